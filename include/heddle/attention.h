@@ -1,0 +1,130 @@
+// Exact attention, forward and backward, over dense, packed and cached keys.
+//
+// Words: B sequences, H query heads, Hkv key/value heads, G = H / Hkv, Sq/Sk lengths, D/Dv head sizes (1..256).
+//   batched   q [B, Sq, H, D]      k [B, Sk, Hkv, D]   v [B, Sk, Hkv, Dv]   o [B, Sq, H, Dv]   lse [B, H, Sq]
+//   packed    q [total_q, H, D]    with cu_seqlens_q;  o [total_q, H, Dv];  lse [H, total_q];  k, v likewise
+//   paged     k [pages, page_size, Hkv, D]   v [pages, page_size, Hkv, Dv]  with page_table
+// q, k, v, o share one dtype (f32, f16 or bf16); lse is f32. Strides are free, except that outputs must not overlap.
+//
+// Meaning (the same on every backend):
+//   s_ij = scale * q_i . k_j;  s = softcap * tanh(s / softcap) if softcap > 0;  s += -slope_h * |i + off - j|;
+//   s += bias_ij;  masks then remove pairs;  p = softmax_j(s);  o_i = sum_j dropout(p_ij) v_j;
+//   lse_i = ln(sum_j exp(s_ij) + exp(sink_h)), before dropout.
+// off = 0 for Causal::top_left, else Sk - Sq (lengths as used). A row without any key gives o = 0 and lse = -inf (with a
+// sink, lse = sink), and zero gradients. FlashAttention: Dao et al., arXiv 2205.14135; 2307.08691.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "heddle/runtime.h"
+#include "heddle/tensor.h"
+
+namespace heddle {
+
+// Which corner the causal diagonal starts from. `j <= i` for top_left, `j <= i + Sk - Sq` for bottom_right.
+enum class Causal : std::uint8_t { none, top_left, bottom_right };
+
+// Bernoulli dropout of the probabilities, Philox4x32-10 keyed by `seed`, counted by (offset, batch, head, i, j): the same
+// mask in forward and backward, on every backend, whatever the tiling.
+struct Dropout {
+  float p = 0.0f;  // probability of dropping, in [0, 1)
+  std::uint64_t seed = 0;
+  std::uint64_t offset = 0;
+};
+
+struct AttentionOptions {
+  std::optional<float> scale;  // default 1 / sqrt(D)
+  Causal causal = Causal::none;
+  std::int64_t window_left = -1;   // keys j >= i + off - window_left; -1: open
+  std::int64_t window_right = -1;  // keys j <= i + off + window_right; -1: open
+  float softcap = 0.0f;            // 0: none
+  TensorView alibi_slopes;         // f32 [H] or [B, H]
+  TensorView bias;                 // q's dtype or f32, [B|1, H|1, Sq|1, Sk|1]; -inf removes a pair
+  TensorView mask;                 // boolean, [B|1, H|1, Sq|1, Sk|1]; true = attend
+  TensorView sink;                 // f32 [H]: a logit in each row's denominator, not scaled
+  Dropout dropout;
+
+  // Packed sequences: int32 [B + 1], from 0 to the total, never decreasing. Bias and mask are then indexed by the position
+  // inside each sequence and have extents max_seqlen_q, max_seqlen_k (or 1).
+  TensorView cu_seqlens_q, cu_seqlens_k;
+  std::int64_t max_seqlen_q = 0, max_seqlen_k = 0;  // upper bounds; 0: found from cu_seqlens
+  TensorView seqused_q, seqused_k;                  // int32 [B]: rows and keys really in use, at most the length
+
+  // Cached keys. page_table: int32 [B, max_pages], page of each page_size keys; cache_batch_idx: int32 [B], the row of
+  // k and v (not paged) that each sequence reads; leftpad: int32 [B], slots to skip before the first key.
+  TensorView page_table, cache_batch_idx, cache_leftpad;
+
+  bool batch_invariant = false;  // a row's bits do not depend on the rest of the batch, also where keys are split
+  bool deterministic = false;    // backward: bitwise repeatable. The CPU is so always
+  std::string method;            // "" (free choice), "flash" or "baseline" (full score matrix)
+  std::string force;             // "": choose; else one candidate's name (see explain_attention)
+};
+
+// Scratch bytes that attention_forward needs for these arguments. Checks them as the operation does; data is not read,
+// except index data on the CPU.
+std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
+                                        const AttentionOptions& options, const Runtime& runtime = {});
+
+// Writes o and, if given, lse. Throws Error on a bad argument before anything is written.
+void attention_forward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+                       const TensorView& lse, const AttentionOptions& options, const Runtime& runtime);
+
+// Gradients to write. A view that is not given is not computed. Each has its tensor's shape; dq, dk, dv have q's dtype,
+// dbias has bias's shape and dtype (summed over broadcast extents), dsink is f32 [H].
+struct AttentionGradients {
+  TensorView dq, dk, dv, dbias, dsink;
+};
+
+std::size_t attention_backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
+                                         const AttentionGradients& gradients, const AttentionOptions& options,
+                                         const Runtime& runtime = {});
+
+// Gradients of a loss whose derivative is d_o with respect to o and, if d_lse is given (f32, lse's shape), d_lse with
+// respect to lse. o and lse are those that attention_forward wrote with the same options. Paged keys, cache_batch_idx and
+// leftpad have no backward and are refused.
+void attention_backward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+                        const TensorView& lse, const TensorView& d_o, const TensorView& d_lse,
+                        const AttentionGradients& gradients, const AttentionOptions& options, const Runtime& runtime);
+
+// Rotary embedding (Su et al., arXiv 2104.09864). cos, sin: f32 or the data's dtype, [max_position, R / 2], R <= D even;
+// dimensions R..D pass through. interleaved: pairs (0, 1), (2, 3), ...; else (0, R/2), (1, R/2 + 1), ...
+struct Rotary {
+  TensorView cos, sin;
+  bool interleaved = false;
+};
+
+// Rotates x [B, S, H, D] into out (may be x itself); row i of sequence b stands at position offsets[b] + i. offsets:
+// int32 [B], or not given: 0.
+void apply_rotary(const TensorView& x, const TensorView& out, const Rotary& rotary, const TensorView& offsets,
+                  const Runtime& runtime);
+
+// Appends k_new [B, Sn, Hkv, D] and v_new [B, Sn, Hkv, Dv] to a cache at positions seqlens[b] .. seqlens[b] + Sn - 1,
+// rotating k_new if rotary is given. The cache is contiguous ([Bc, Smax, Hkv, D], rows chosen by cache_batch_idx) or paged
+// ([pages, page_size, Hkv, D] with page_table). seqlens (int32 [B]) is read, not changed. Positions and pages out of range
+// are refused before anything is written.
+void append_kv_cache(const TensorView& k_new, const TensorView& v_new, const TensorView& k_cache,
+                     const TensorView& v_cache, const TensorView& seqlens, const TensorView& page_table,
+                     const TensorView& cache_batch_idx, const Rotary& rotary, const Runtime& runtime);
+
+// One kernel that could serve a call.
+struct Candidate {
+  std::string name;      // as `force` takes it
+  std::string method;    // "flash", "baseline" or "reference"
+  bool supported = false;
+  std::string reason;    // why not, if not supported
+  double seconds = 0.0;  // estimated, if supported
+  std::size_t workspace = 0;
+  bool chosen = false;
+};
+
+enum class Pass : std::uint8_t { forward, backward };
+
+// The candidates for a call with these arguments, and which one would run. Reads no data but CPU index data.
+std::vector<Candidate> explain_attention(const TensorView& q, const TensorView& k, const TensorView& v,
+                                         const AttentionOptions& options, Pass pass = Pass::forward,
+                                         const Runtime& runtime = {});
+
+}  // namespace heddle

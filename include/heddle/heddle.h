@@ -1,0 +1,9 @@
+// Everything public, in one include.
+#pragma once
+
+#include "heddle/attention.h"
+#include "heddle/error.h"
+#include "heddle/runtime.h"
+#include "heddle/safetensors.h"
+#include "heddle/tensor.h"
+#include "heddle/transformer.h"

@@ -1,0 +1,50 @@
+// Non-owning views of tensors. Heddle never owns or copies a caller's data.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+namespace heddle {
+
+enum class DType : std::uint8_t { f32, f16, bf16, i32, boolean };
+
+// Bytes of one element.
+std::size_t size_of(DType dtype);
+// "float32", "float16", "bfloat16", "int32", "bool".
+const char* name_of(DType dtype);
+
+enum class Device : std::uint8_t { cpu, cuda };
+
+constexpr int kMaxRank = 4;
+
+// A strided view. A default-constructed view is "not given"; a given view has rank >= 1 and may hold 0 elements.
+// Strides are counted in elements and may be 0 (broadcast) or negative for tensors that are only read.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  Device device = Device::cpu;
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> shape{};
+  std::array<std::int64_t, kMaxRank> stride{};
+
+  TensorView() = default;
+  // Row-major contiguous view. Throws Error if the rank is above kMaxRank or an extent is negative.
+  TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape);
+  // View with explicit strides (elements), one for each extent.
+  TensorView(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+             std::initializer_list<std::int64_t> stride);
+
+  bool given() const { return rank > 0; }
+  std::int64_t elements() const;
+  bool contiguous() const;
+  // "[2, 128, 8, 64]"
+  std::string shape_text() const;
+};
+
+// Row-major strides of `shape`.
+std::array<std::int64_t, kMaxRank> contiguous_strides(int rank, const std::array<std::int64_t, kMaxRank>& shape);
+
+}  // namespace heddle

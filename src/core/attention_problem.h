@@ -1,0 +1,125 @@
+// One attention call after its arguments were checked: raw pointers, strides and sizes, all of them trusted.
+// Kernels and the reference see nothing else.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "heddle/attention.h"
+
+namespace heddle {
+
+// A [batch, row, head, dim] operand. Packed operands have stride_b = 0 and are addressed through Sequence::*_begin.
+struct Operand {
+  std::byte* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t stride_b = 0, stride_s = 0, stride_h = 0, stride_d = 0;  // elements
+
+  explicit operator bool() const { return data != nullptr; }
+  std::byte* at(std::int64_t b, std::int64_t s, std::int64_t h) const {
+    return data + (b * stride_b + s * stride_s + h * stride_h) * static_cast<std::int64_t>(size_of(dtype));
+  }
+};
+
+// A tensor read at [b, h, i, j] (or, for lse and d_lse, at [b, h, i]); broadcast extents have stride 0.
+struct Plane {
+  std::byte* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t stride_b = 0, stride_h = 0, stride_i = 0, stride_j = 0;  // elements
+
+  explicit operator bool() const { return data != nullptr; }
+  std::int64_t offset(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j = 0) const {
+    return b * stride_b + h * stride_h + i * stride_i + j * stride_j;
+  }
+  template <class T>
+  T* as() const {
+    return reinterpret_cast<T*>(data);
+  }
+};
+
+// One sequence of the batch.
+struct Sequence {
+  std::int64_t q_begin = 0, k_begin = 0;  // first row in packed (or left-padded) storage
+  std::int64_t sq = 0, sk = 0;            // lengths as used
+  std::int64_t off = 0;                   // key position that row 0 is aligned with
+};
+
+struct AttentionProblem {
+  std::int64_t B = 0, H = 0, Hkv = 0, G = 1;
+  std::int64_t Sq = 0, Sk = 0;  // the longest sequence of each (bounds, for packed data)
+  std::int64_t D = 0, Dv = 0;
+  DType dtype = DType::f32;
+
+  Operand q, k, v, o;
+  Plane lse;  // [b, h, i]; packed: stride_b = 0 and i counts from the packed row
+
+  float scale = 1.0f, softcap = 0.0f;
+  Causal causal = Causal::none;
+  std::int64_t window_left = -1, window_right = -1;  // as the caller gave them; key_range() joins them with `causal`
+  Plane alibi;                                       // f32 [b, h]
+  Plane bias, mask;
+  Plane sink;  // f32 [h]
+  Dropout dropout;
+
+  const std::int32_t* cu_seqlens_q = nullptr;
+  const std::int32_t* cu_seqlens_k = nullptr;
+  const std::int32_t* seqused_q = nullptr;
+  const std::int32_t* seqused_k = nullptr;
+  const std::int32_t* page_table = nullptr;  // [B, ...] row stride page_table_stride
+  std::int64_t page_table_stride = 0, page_size = 0;
+  const std::int32_t* cache_batch_idx = nullptr;
+  const std::int32_t* cache_leftpad = nullptr;
+
+  bool batch_invariant = false, deterministic = false;
+
+  Sequence sequence(std::int64_t b) const {
+    Sequence s;
+    s.q_begin = cu_seqlens_q ? cu_seqlens_q[b] : 0;
+    s.k_begin = cu_seqlens_k ? cu_seqlens_k[b] : 0;
+    s.sq = cu_seqlens_q ? cu_seqlens_q[b + 1] - cu_seqlens_q[b] : Sq;
+    s.sk = cu_seqlens_k ? cu_seqlens_k[b + 1] - cu_seqlens_k[b] : Sk;
+    if (seqused_q) s.sq = seqused_q[b];
+    if (seqused_k) s.sk = seqused_k[b];
+    if (cache_leftpad) {
+      s.k_begin += cache_leftpad[b];
+      s.sk = std::max<std::int64_t>(s.sk - cache_leftpad[b], 0);
+    }
+    s.off = causal == Causal::top_left ? 0 : s.sk - s.sq;
+    return s;
+  }
+
+  // First byte of key (or value) row j of sequence b, head h.
+  std::byte* key_row(const Operand& x, std::int64_t b, const Sequence& s, std::int64_t j, std::int64_t h) const {
+    const std::int64_t slot = s.k_begin + j;
+    if (page_table) {
+      const std::int64_t page = page_table[b * page_table_stride + slot / page_size];
+      return x.at(page, slot % page_size, h);
+    }
+    return x.at(cache_batch_idx ? cache_batch_idx[b] : b, slot, h);
+  }
+
+  // Keys that row i may attend by causality and window: [begin, end), clipped to [0, sk]; begin <= end.
+  struct KeyRange {
+    std::int64_t begin, end;
+  };
+  KeyRange key_range(const Sequence& s, std::int64_t i) const {
+    std::int64_t begin = 0, end = s.sk;
+    if (window_left >= 0) begin = std::max(begin, i + s.off - window_left);
+    if (window_right >= 0) end = std::min(end, i + s.off + window_right + 1);
+    if (causal != Causal::none) end = std::min(end, i + s.off + 1);
+    begin = std::min(begin, s.sk);
+    return {begin, std::max(end, begin)};
+  }
+};
+
+// What a backward call adds to the problem it differentiates.
+struct AttentionBackwardProblem : AttentionProblem {
+  Operand d_o, dq, dk, dv;  // each of dq, dk, dv may be absent
+  Plane d_lse;              // f32 [b, h, i] or absent
+  Plane dbias;              // bias's dtype, broadcast strides 0, or absent
+  std::int64_t bias_batch = 1, bias_heads = 1, bias_rows = 1, bias_columns = 1;  // extents of bias and dbias
+  Plane dsink;                                                                   // f32 [h] or absent
+};
+
+}  // namespace heddle
