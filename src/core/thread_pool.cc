@@ -1,0 +1,191 @@
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <new>
+#include <thread>
+
+#include <sched.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "heddle/runtime.h"
+
+namespace heddle {
+namespace {
+
+// Threads wait on a condition variable between jobs; inside a job they draw indices from one counter.
+class ThreadPool final : public Executor {
+ public:
+  explicit ThreadPool(int threads) : workers_(threads) {
+    for (int worker = 1; worker < threads; ++worker) threads_.emplace_back([this, worker] { serve(worker); });
+  }
+
+  ~ThreadPool() override {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  int workers() const override { return workers_; }
+
+  void parallel_for(std::int64_t count, const std::function<void(std::int64_t, int)>& task) override {
+    if (count <= 0) return;
+    // A task that calls parallel_for would wait for itself; run its loop in place instead, as the worker it already is.
+    if (inside_ == this) {
+      for (std::int64_t i = 0; i < count; ++i) task(i, inside_worker_);
+      return;
+    }
+    std::lock_guard one_caller(caller_);
+    {
+      std::lock_guard lock(mutex_);
+      task_ = &task;
+      count_ = count;
+      next_.store(0, std::memory_order_relaxed);
+      failure_ = nullptr;
+      busy_ = workers_ - 1;
+      ++job_;
+    }
+    if (workers_ > 1) wake_.notify_all();
+    draw(0);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return busy_ == 0; });
+    task_ = nullptr;
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
+
+ private:
+  void draw(int worker) {
+    inside_ = this;
+    inside_worker_ = worker;
+    for (;;) {
+      const std::int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
+      if (index >= count_) break;
+      try {
+        (*task_)(index, worker);
+      } catch (...) {
+        std::lock_guard lock(mutex_);
+        if (!failure_) failure_ = std::current_exception();
+        next_.store(count_, std::memory_order_relaxed);
+      }
+    }
+    inside_ = nullptr;
+  }
+
+  void serve(int worker) {
+    std::uint64_t seen = 0;
+    for (;;) {
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] { return stopping_ || job_ != seen; });
+        if (stopping_) return;
+        seen = job_;
+      }
+      draw(worker);
+      std::lock_guard lock(mutex_);
+      if (--busy_ == 0) done_.notify_one();
+    }
+  }
+
+  static thread_local const ThreadPool* inside_;
+  static thread_local int inside_worker_;
+
+  const int workers_;
+  std::vector<std::thread> threads_;
+  std::mutex caller_, mutex_;
+  std::condition_variable wake_, done_;
+  bool stopping_ = false;
+  std::uint64_t job_ = 0;
+  int busy_ = 0;
+  const std::function<void(std::int64_t, int)>* task_ = nullptr;
+  std::int64_t count_ = 0;
+  std::atomic<std::int64_t> next_{0};
+  std::exception_ptr failure_;
+};
+
+thread_local const ThreadPool* ThreadPool::inside_ = nullptr;
+thread_local int ThreadPool::inside_worker_ = 0;
+
+int processors() {
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
+  return std::max(1u, std::thread::hardware_concurrency());
+}
+
+int threads_from_environment() {
+  const char* value = std::getenv("HEDDLE_NUM_THREADS");
+  if (value == nullptr || *value == '\0') return processors();
+  char* end = nullptr;
+  const long threads = std::strtol(value, &end, 10);
+  if (*end != '\0' || threads < 1 || threads > 4096) {
+    throw RuntimeError(text("HEDDLE_NUM_THREADS is '", value, "': it must be a number of threads from 1 to 4096"));
+  }
+  return static_cast<int>(threads);
+}
+
+// A child process has none of its parent's threads, so a pool inherited through fork() is left alone and replaced.
+struct DefaultPool {
+  std::mutex mutex;
+  std::unique_ptr<Executor> pool;
+  pid_t owner = 0;
+  int threads = 0;
+};
+
+DefaultPool& default_pool() {
+  static auto* pool = new DefaultPool;  // never destroyed: threads of the host may still use it at exit
+  return *pool;
+}
+
+}  // namespace
+
+std::unique_ptr<Executor> make_thread_pool(int threads) {
+  if (threads < 1) throw Error(text("[make_thread_pool] ", threads, " threads: at least 1 is needed"));
+  return std::make_unique<ThreadPool>(threads);
+}
+
+Executor& default_executor() {
+  DefaultPool& shared = default_pool();
+  std::lock_guard lock(shared.mutex);
+  if (shared.threads == 0) shared.threads = threads_from_environment();
+  if (!shared.pool || shared.owner != getpid()) {
+    (void)shared.pool.release();
+    shared.pool = make_thread_pool(shared.threads);
+    shared.owner = getpid();
+  }
+  return *shared.pool;
+}
+
+int num_threads() { return default_executor().workers(); }
+
+void set_num_threads(int threads) {
+  if (threads < 1) throw Error(text("[set_num_threads] ", threads, " threads: at least 1 is needed"));
+  DefaultPool& shared = default_pool();
+  std::lock_guard lock(shared.mutex);
+  if (shared.owner != getpid()) (void)shared.pool.release();
+  shared.threads = threads;
+  shared.pool.reset();
+}
+
+WorkspaceBuffer::~WorkspaceBuffer() { std::free(data_); }
+
+Workspace WorkspaceBuffer::get(std::size_t bytes) {
+  if (bytes > bytes_) {
+    std::free(data_);
+    data_ = nullptr;
+    bytes_ = 0;
+    const std::size_t rounded = (bytes + 63) / 64 * 64;
+    data_ = std::aligned_alloc(64, rounded);
+    if (data_ == nullptr) throw std::bad_alloc();
+    bytes_ = rounded;
+  }
+  return {data_, bytes_};
+}
+
+const char* version() { return HEDDLE_VERSION; }
+
+}  // namespace heddle
