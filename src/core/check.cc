@@ -1,6 +1,5 @@
 #include "core/check.h"
 
-#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -34,13 +33,15 @@ void Check::addressable(const TensorView& view, const char* name) const {
 }
 
 void Check::not_overlapping(const TensorView& view, const char* name) const {
-  std::array<std::pair<std::int64_t, std::int64_t>, kMaxRank> axes;  // |stride|, extent
+  std::array<std::pair<std::int64_t, std::int64_t>, kMaxRank> axes{};  // |stride|, extent; sorted below
   int count = 0;
   for (int i = 0; i < view.rank; ++i) {
     if (view.shape[i] == 0) return;
     if (view.shape[i] > 1) axes[count++] = {view.stride[i] < 0 ? -view.stride[i] : view.stride[i], view.shape[i]};
   }
-  std::sort(axes.begin(), axes.begin() + count);
+  for (int i = 1; i < count; ++i) {
+    for (int j = i; j > 0 && axes[j] < axes[j - 1]; --j) std::swap(axes[j], axes[j - 1]);
+  }
   std::int64_t reach = 1;  // elements that the smaller axes span
   for (int i = 0; i < count; ++i) {
     require(axes[i].first >= reach, name, " is an output whose elements overlap: stride ", axes[i].first,

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
 
 #include <sched.h>
 #include <unistd.h>
