@@ -106,7 +106,7 @@ double measured_peak_flops(int threads) {
   std::vector<float> results(static_cast<std::size_t>(threads) * 16);  // a cache line each
   const std::int64_t runs = threads;
   double best = 0;
-  for (int repeat = 0; repeat < 8; ++repeat) {
+  for (int repeat = 0; repeat < 64; ++repeat) {
     const auto begin = std::chrono::steady_clock::now();
     // The seed is tiny but not a constant, so that the loop must run.
     pool->parallel_for(runs, [&](std::int64_t i, int) {

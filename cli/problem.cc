@@ -27,7 +27,7 @@ void OptionFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"none", "top_left", "bottom_right"}))
       ->capture_default_str();
   app.add_option("--window", window, "Keys that each row sees to its left and right; -1 is open")->expected(2);
-  scale_option = app.add_option("--scale", scale, "Factor of the scores (default: 1 / sqrt(D))");
+  app.add_option("--scale", scale, "Factor of the scores (default: 1 / sqrt(D))");
   app.add_option("--softcap", softcap, "Cap c of the scores: c * tanh(s / c); 0 is none");
   app.add_option("--dropout", dropout, "Probability of dropping a pair");
   app.add_option("--dropout-seed", dropout_seed, "Seed of dropout");
@@ -46,7 +46,7 @@ void OptionFlags::fill(AttentionOptions& options) const {
     options.window_left = window[0];
     options.window_right = window[1];
   }
-  if (scale_option->count() > 0) options.scale = static_cast<float>(scale);
+  if (scale) options.scale = static_cast<float>(*scale);
   options.softcap = static_cast<float>(softcap);
   options.dropout = {static_cast<float>(dropout), dropout_seed, dropout_offset};
   options.method = method;

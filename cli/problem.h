@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <list>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,11 +29,11 @@ struct CommonFlags {
 struct OptionFlags {
   std::string causal = "none";
   std::vector<std::int64_t> window;
-  double scale = 0, softcap = 0, dropout = 0;
+  std::optional<double> scale;
+  double softcap = 0, dropout = 0;
   std::uint64_t dropout_seed = 0, dropout_offset = 0;
   std::string method, force;
   bool batch_invariant = false, deterministic = false;
-  CLI::Option* scale_option = nullptr;
   void add_to(CLI::App& app);
   void fill(AttentionOptions& options) const;
 };
