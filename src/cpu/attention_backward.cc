@@ -1,4 +1,5 @@
-// Launches the backward on the CPU. Work is cut by the problem alone, so every bit is the same with any number of threads.
+// Launches the backward on the CPU. Work is cut by the problem alone, so every bit is the same with any number of
+// threads.
 #include <algorithm>
 #include <cmath>
 
@@ -11,12 +12,14 @@ namespace {
 
 using Problem = AttentionBackwardProblem;
 
-// Tasks that few heads are cut into, so that a machine with several cores has work; each keeps its own sums of dK and dV.
+// Tasks that few heads are cut into, so that a machine with several cores has work; each keeps its own sums of dK and
+// dV.
 constexpr std::int64_t kFewTasks = 16;
 
 std::int64_t splits(const Problem& p) {
   const std::int64_t heads = std::max<std::int64_t>(p.B * p.Hkv, 1);
-  return std::clamp<std::int64_t>(ceil_div(kFewTasks, heads), 1, std::max<std::int64_t>(ceil_div(p.Sq * p.G, kBackwardRows), 1));
+  return std::clamp<std::int64_t>(ceil_div(kFewTasks, heads), 1,
+                                  std::max<std::int64_t>(ceil_div(p.Sq * p.G, kBackwardRows), 1));
 }
 
 std::int64_t dk_floats(const Problem& p) { return round_up(p.Sk, kKeyBlock) * kernels().gradient_width(p.D); }
@@ -103,7 +106,8 @@ void launch(const Problem& p, const Runtime& runtime) {
     }
   }
   if (p.dbias) {
-    const std::int64_t rows = p.bias_rows == 1 ? p.Sq : kBiasRows, tiles = p.bias_rows == 1 ? 1 : ceil_div(p.Sq, kBiasRows);
+    const std::int64_t rows = p.bias_rows == 1 ? p.Sq : kBiasRows,
+                       tiles = p.bias_rows == 1 ? 1 : ceil_div(p.Sq, kBiasRows);
     executor.parallel_for(p.bias_batch * p.bias_heads * tiles, [&](std::int64_t index, int worker) {
       BiasTask task;
       task.bias_b = index / tiles / p.bias_heads;

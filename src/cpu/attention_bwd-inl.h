@@ -1,6 +1,7 @@
-// Backward, after Dao et al., arXiv 2205.14135, appendix B.4, with P recomputed from lse. One tile of query rows against its
-// keys, block by block: S^T and dP^T with rows in lanes, as in the forward; then
-//   dV[key, d] += P^T[key, row] dO[row, d]    dK[key, d] += dS^T[key, row] Q[row, d]    dQ^T[d, row] += K[key, d] dS^T[key, row]
+// Backward, after Dao et al., arXiv 2205.14135, appendix B.4, with P recomputed from lse. One tile of query rows
+// against its keys, block by block: S^T and dP^T with rows in lanes, as in the forward; then
+//   dV[key, d] += P^T[key, row] dO[row, d]    dK[key, d] += dS^T[key, row] Q[row, d]    dQ^T[d, row] += K[key, d]
+//   dS^T[key, row]
 // where P^T and dS^T are the broadcast operand for dV and dK and the lane operand for dQ.
 
 HWY_BEFORE_NAMESPACE();
@@ -71,7 +72,8 @@ class BackwardTile {
   }
 
   // Gradients of the logits of rows [row_begin, row_end) are added to sums[i - row_begin][j]; p.G must be 1.
-  void add_bias_gradient(const Head& head, std::int64_t row_begin, std::int64_t row_end, float* sums, std::int64_t sums_row) {
+  void add_bias_gradient(const Head& head, std::int64_t row_begin, std::int64_t row_end, float* sums,
+                         std::int64_t sums_row) {
     load_rows(head, row_begin, row_end);
     for_blocks(head, [&](std::int64_t block, std::int64_t end) {
       pack(head, block, end);
@@ -130,8 +132,8 @@ class BackwardTile {
     }
   }
 
-  static void InterleaveRows(const std::uint16_t* HWY_RESTRICT even, const std::uint16_t* HWY_RESTRICT odd, std::int64_t count,
-                             T* HWY_RESTRICT out) {
+  static void InterleaveRows(const std::uint16_t* HWY_RESTRICT even, const std::uint16_t* HWY_RESTRICT odd,
+                             std::int64_t count, T* HWY_RESTRICT out) {
     const DU d;
     const hn::Rebind<std::uint16_t, DU> d16;
     for (std::int64_t i = 0; i < count; i += kLanes) {
@@ -179,7 +181,8 @@ class BackwardTile {
     packed_ = round_up(end - block, kPad);
     PackRows<W>(p_, p_.k, p_.D, dp_, head.b, head.s, head.kv_head, block, end - block, packed_, k_);
     PackRows<W>(p_, p_.v, p_.Dv, dvp_, head.b, head.s, head.kv_head, block, end - block, packed_, v_);
-    k_non_finite_ = PackPanels<W>(p_, p_.k, p_.D, dp_, head.b, head.s, head.kv_head, block, end - block, packed_, k_panels_, line_);
+    k_non_finite_ =
+        PackPanels<W>(p_, p_.k, p_.D, dp_, head.b, head.s, head.kv_head, block, end - block, packed_, k_panels_, line_);
   }
 
   // Padded keys [first, last) of the block that the group needs; false if none.
@@ -190,8 +193,8 @@ class BackwardTile {
     return key_begin < key_end;
   }
 
-  // P^T (times the dropout factors) and dS^T of one group into columns [column, column + kGroup) of the tiles. dS is with
-  // respect to scale * q.k if through_softcap, else with respect to the finished logits.
+  // P^T (times the dropout factors) and dS^T of one group into columns [column, column + kGroup) of the tiles. dS is
+  // with respect to scale * q.k if through_softcap, else with respect to the finished logits.
   void probabilities(const Head& head, const GroupRows& g, std::int64_t group, std::int64_t column, std::int64_t block,
                      std::int64_t first, std::int64_t last, bool through_softcap) {
     const DF d;
@@ -201,10 +204,10 @@ class BackwardTile {
     float* s_tile = p_tile_ + column;
     float* dp_tile = ds_tile_ + column;
     for (std::int64_t j = first; j < last; j += kTileM) {
-      TileProduct<W, kTileN, Sum::kStore>(depth, k_ + j * depth, depth, 1, q, kGroup, s_tile + j * kSpanRows, kSpanRows, nullptr,
-                                          nullptr);
-      TileProduct<W, kTileN, Sum::kStore>(depth_v, v_ + j * depth_v, depth_v, 1, d_o, kGroup, dp_tile + j * kSpanRows, kSpanRows,
+      TileProduct<W, kTileN, Sum::kStore>(depth, k_ + j * depth, depth, 1, q, kGroup, s_tile + j * kSpanRows, kSpanRows,
                                           nullptr, nullptr);
+      TileProduct<W, kTileN, Sum::kStore>(depth_v, v_ + j * depth_v, depth_v, 1, d_o, kGroup, dp_tile + j * kSpanRows,
+                                          kSpanRows, nullptr, nullptr);
     }
     s_tile += first * kSpanRows;
     dp_tile += first * kSpanRows;
@@ -218,7 +221,8 @@ class BackwardTile {
     if (p_.dropout.p > 0) DropoutFactors(head, g, block + first, count, factors_);
     const VF factor = hn::Set(d, plain ? p_.scale * kLog2e : 1.0f);
     for (int n = 0; n < kTileN; ++n) {
-      const VF lse = hn::LoadU(d, lse_ + group * kGroup + n * kLanes), delta = hn::LoadU(d, delta_ + group * kGroup + n * kLanes);
+      const VF lse = hn::LoadU(d, lse_ + group * kGroup + n * kLanes),
+               delta = hn::LoadU(d, delta_ + group * kGroup + n * kLanes);
       for (std::int64_t j = 0; j < count; ++j) {
         float* s = s_tile + j * kSpanRows + n * kLanes;
         float* dp = dp_tile + j * kSpanRows + n * kLanes;
@@ -251,7 +255,8 @@ class BackwardTile {
     }
   }
 
-  void add_gradients(const Head& head, std::int64_t group0, std::int64_t block, std::int64_t end, const BackwardTask& task) {
+  void add_gradients(const Head& head, std::int64_t group0, std::int64_t block, std::int64_t end,
+                     const BackwardTask& task) {
     const std::int64_t groups = std::min<std::int64_t>(kSpan, groups_ - group0);
     std::int64_t first = kKeyBlock, last = 0;
     for (std::int64_t k = 0; k < groups; ++k) {
@@ -274,8 +279,10 @@ class BackwardTile {
       round_tile(p_tile_, first, last, depth, p_words_);
       round_tile(ds_tile_, first, last, depth, ds_words_);
     }
-    add_to_keys(first, last, depth, p_tile_, p_words_, do_rows_ + group0 * kGroup * dvl_ / W::kPair, dvl_, task.dv + block * dvl_);
-    add_to_keys(first, last, depth, ds_tile_, ds_words_, q_rows_ + group0 * kGroup * dl_ / W::kPair, dl_, task.dk + block * dl_);
+    add_to_keys(first, last, depth, p_tile_, p_words_, do_rows_ + group0 * kGroup * dvl_ / W::kPair, dvl_,
+                task.dv + block * dvl_);
+    add_to_keys(first, last, depth, ds_tile_, ds_words_, q_rows_ + group0 * kGroup * dl_ / W::kPair, dl_,
+                task.dk + block * dl_);
     for (std::int64_t k = 0; k < groups; ++k) add_to_queries(head, group0 + k, k * kGroup, block, end);
   }
 
@@ -302,8 +309,8 @@ class BackwardTile {
   }
 
   // sums[key][d] += tile[key][row] rows[row][d], keys [first, last) of the block; width in whole vectors.
-  void add_to_keys(std::int64_t first, std::int64_t last, std::int64_t depth, const float* tile, const T* words, const T* rows,
-                   std::int64_t width, float* sums) {
+  void add_to_keys(std::int64_t first, std::int64_t last, std::int64_t depth, const float* tile, const T* words,
+                   const T* rows, std::int64_t width, float* sums) {
     const T* a;
     if constexpr (W::kPair == 1) {
       a = tile;
@@ -318,9 +325,14 @@ class BackwardTile {
         float* c = sums + j * width + n * kLanes;
         const T* at = a + j * a_row;
         switch (std::min<std::int64_t>(kTileN, vectors - n)) {
-          case 1: TileProduct<W, 1, Sum::kAdd>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr); break;
-          case 2: TileProduct<W, 2, Sum::kAdd>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr); break;
-          default: TileProduct<W, 3, Sum::kAdd>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
+          case 1:
+            TileProduct<W, 1, Sum::kAdd>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
+            break;
+          case 2:
+            TileProduct<W, 2, Sum::kAdd>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
+            break;
+          default:
+            TileProduct<W, 3, Sum::kAdd>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
         }
       }
     }
@@ -351,8 +363,9 @@ class BackwardTile {
     }
     if (k_non_finite_) DropUnattended<W>(head, g, block, packed_, dp_, k_panels_);
     for (std::int64_t i = 0; i < dp_; i += kTileM) {
-      TileProduct<W, kTileN, Sum::kAdd>(to - from, k_panels_ + i / kTileM * PanelStride<W>(packed_) + from * kTileM, 1, kTileM,
-                                        lanes + from * ld, ld, dq_ + (group * dp_ + i) * kGroup, kGroup, nullptr, nullptr);
+      TileProduct<W, kTileN, Sum::kAdd>(to - from, k_panels_ + i / kTileM * PanelStride<W>(packed_) + from * kTileM, 1,
+                                        kTileM, lanes + from * ld, ld, dq_ + (group * dp_ + i) * kGroup, kGroup,
+                                        nullptr, nullptr);
     }
     if (k_non_finite_) {
       PackPanels<W>(p_, p_.k, p_.D, dp_, head.b, head.s, head.kv_head, block, end - block, packed_, k_panels_, line_);
@@ -365,8 +378,10 @@ class BackwardTile {
     const VF scale = hn::Set(d, p_.scale);
     for (std::int64_t group = 0; group < groups_; ++group) {
       float* dq = dq_ + group * dp_ * kGroup;
-      for (std::int64_t i = 0; i < dp_ * kGroup; i += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, dq + i), scale), d, dq + i);
-      ScatterRows(p_, p_.dq, p_.D, dp_, head.b, head.s, head.kv_head, rows_[group].begin, rows_[group].count, dq, kGroup, line_);
+      for (std::int64_t i = 0; i < dp_ * kGroup; i += kLanes)
+        hn::StoreU(hn::Mul(hn::LoadU(d, dq + i), scale), d, dq + i);
+      ScatterRows(p_, p_.dq, p_.D, dp_, head.b, head.s, head.kv_head, rows_[group].begin, rows_[group].count, dq,
+                  kGroup, line_);
     }
   }
 
@@ -405,8 +420,8 @@ inline void Backward(const AttentionBackwardProblem& p, const BackwardTask& task
   WithBackwardTile(p, kBackwardRows, memory, [&](auto& tile) { tile.run(task); });
 }
 
-inline void WriteGradient(const AttentionBackwardProblem& p, const Operand& to, std::int64_t width, float factor, std::int64_t b,
-                          std::int64_t kv_head, float* sums, std::int64_t count, std::int64_t stride) {
+inline void WriteGradient(const AttentionBackwardProblem& p, const Operand& to, std::int64_t width, float factor,
+                          std::int64_t b, std::int64_t kv_head, float* sums, std::int64_t count, std::int64_t stride) {
   const DF d;
   const Sequence s = p.sequence(b);
   const std::int64_t padded = GradientWidth(width);
@@ -427,7 +442,8 @@ inline std::int64_t BiasSums(const AttentionBackwardProblem& p) {
   return round_up((p.bias_rows == 1 ? 1 : kBiasRows) * p.Sk, 16);
 }
 inline std::size_t BiasScratch(const AttentionBackwardProblem& p) {
-  return static_cast<std::size_t>(BiasSums(p)) * 4 + WithBackwardTile(p, kBiasRows, nullptr, [](auto& tile) { return tile.bytes(); });
+  return static_cast<std::size_t>(BiasSums(p)) * 4 +
+         WithBackwardTile(p, kBiasRows, nullptr, [](auto& tile) { return tile.bytes(); });
 }
 
 // The bias gradient has its own pass over S and dP: whoever shares an element of the bias then adds in one order.
@@ -436,7 +452,8 @@ inline void BiasGradient(const AttentionBackwardProblem& p, const BiasTask& task
   memory += BiasSums(p) * 4;
   const std::int64_t rows = p.bias_rows == 1 ? 1 : task.row_end - task.row_begin;
   std::memset(sums, 0, static_cast<std::size_t>(rows * p.Sk) * 4);
-  const std::int64_t b_end = p.bias_batch == 1 ? p.B : task.bias_b + 1, h_end = p.bias_heads == 1 ? p.H : task.bias_h + 1;
+  const std::int64_t b_end = p.bias_batch == 1 ? p.B : task.bias_b + 1,
+                     h_end = p.bias_heads == 1 ? p.H : task.bias_h + 1;
   for (std::int64_t b = task.bias_b; b < b_end; ++b) {
     for (std::int64_t h = task.bias_h; h < h_end; ++h) {
       // One query head alone: its kv head becomes the only one.
@@ -451,7 +468,8 @@ inline void BiasGradient(const AttentionBackwardProblem& p, const BiasTask& task
       WithBackwardTile(one, kBiasRows, memory, [&](auto& tile) {
         for (std::int64_t i = task.row_begin; i < std::min(task.row_end, s.sq); i += kBiasRows) {
           float* to = p.bias_rows == 1 ? sums : sums + (i - task.row_begin) * p.Sk;
-          tile.add_bias_gradient(head, i, std::min({i + kBiasRows, task.row_end, s.sq}), to, p.bias_rows == 1 ? 0 : p.Sk);
+          tile.add_bias_gradient(head, i, std::min({i + kBiasRows, task.row_end, s.sq}), to,
+                                 p.bias_rows == 1 ? 0 : p.Sk);
         }
       });
     }
@@ -465,7 +483,8 @@ inline void BiasGradient(const AttentionBackwardProblem& p, const BiasTask& task
       } else {
         for (std::int64_t k = 0; k < p.Sk; ++k) value += sums[i * p.Sk + k];
       }
-      store_element(p.dbias.data, p.dbias.dtype, p.dbias.offset(task.bias_b, task.bias_h, at, j), static_cast<float>(value));
+      store_element(p.dbias.data, p.dbias.dtype, p.dbias.offset(task.bias_b, task.bias_h, at, j),
+                    static_cast<float>(value));
     }
   }
 }

@@ -33,8 +33,8 @@ struct Kernels {
   std::size_t (*backward_scratch)(const AttentionBackwardProblem&);
   void (*backward)(const AttentionBackwardProblem&, const BackwardTask&, std::byte* scratch);
   // Adds `count` sums that stand `stride` f32 apart, in order, and writes them times `factor` as rows of `to`.
-  void (*write_gradient)(const AttentionBackwardProblem&, const Operand& to, std::int64_t width, float factor, std::int64_t b,
-                         std::int64_t kv_head, float* sums, std::int64_t count, std::int64_t stride);
+  void (*write_gradient)(const AttentionBackwardProblem&, const Operand& to, std::int64_t width, float factor,
+                         std::int64_t b, std::int64_t kv_head, float* sums, std::int64_t count, std::int64_t stride);
   std::size_t (*bias_scratch)(const AttentionBackwardProblem&);
   void (*bias_gradient)(const AttentionBackwardProblem&, const BiasTask&, std::byte* scratch);
 };

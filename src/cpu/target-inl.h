@@ -12,13 +12,13 @@
 #include "cpu/simd-inl.h"
 
 // clang-format off: each file uses those above it.
-#include "cpu/gemm-inl.h"
-#include "cpu/rows-inl.h"
-#include "cpu/keys-inl.h"
-#include "cpu/scores-inl.h"
-#include "cpu/attention_fwd-inl.h"
 #include "cpu/attention_baseline-inl.h"
 #include "cpu/attention_bwd-inl.h"
+#include "cpu/attention_fwd-inl.h"
+#include "cpu/gemm-inl.h"
+#include "cpu/keys-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/scores-inl.h"
 // clang-format on
 
 namespace heddle::cpu::HEDDLE_TARGET {
