@@ -201,7 +201,7 @@ class ForwardTile {
       }
     }
     if constexpr (W::kPair == 2) pack_pairs<N>(first, last);
-    if (v_non_finite_) drop_unattended_values(head, g, block);
+    if (v_non_finite_) DropUnattended<W>(head, g, block, packed_, dvp_, v_);
     // Exactly the keys that the group needs (in whole pairs): a value that no row here attends is not even multiplied
     // by 0.
     const std::int64_t from = (key_begin - block) / W::kPair, to = ceil_div(key_end - block, W::kPair);
@@ -252,25 +252,6 @@ class ForwardTile {
         const VU odd = RoundToBf16(hn::LoadU(d, scores_ + (j + 1) * kGroup + n * kLanes));
         const VU word = hn::Or(hn::ShiftRight<16>(even), hn::And(odd, hn::Set(du, 0xffff0000u)));
         hn::StoreU(word, du, reinterpret_cast<std::uint32_t*>(pairs_) + j / 2 * kGroup + n * kLanes);
-      }
-    }
-  }
-
-  // The block holds a non-finite value: values that no row of this group attends are zeroed in the panels for this
-  // step.
-  void drop_unattended_values(const Head& head, const GroupRows& g, std::int64_t block) {
-    bool attended[kKeyBlock];
-    AttendedKeys(head, g, block, std::min(packed_, head.s.sk - block), attended);
-    const std::int64_t panel = PanelStride<W>(packed_);
-    for (std::int64_t j = 0; j < std::min(packed_, head.s.sk - block); ++j) {
-      if (attended[j]) continue;
-      for (std::int64_t i = 0; i < dvp_; ++i) {
-        T& word = v_[i / kTileM * panel + j / W::kPair * kTileM + i % kTileM];
-        if constexpr (W::kPair == 1) {
-          word = 0.0f;
-        } else {
-          word &= j % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
-        }
       }
     }
   }

@@ -10,9 +10,6 @@
 
 namespace heddle::cpu {
 
-struct BackwardTask;
-struct BaselineTask;
-
 struct Kernels {
   const char* name;
   int group;                   // query rows of one register tile
@@ -31,8 +28,15 @@ struct Kernels {
   void (*baseline_softmax)(const AttentionProblem&, const BaselineTask&, std::byte* scratch);
   void (*baseline_output)(const AttentionProblem&, const BaselineTask&, std::byte* scratch);
 
+  // f32 of one key's row of dk or dv sums for head size `width`.
+  std::int64_t (*gradient_width)(std::int64_t width);
   std::size_t (*backward_scratch)(const AttentionBackwardProblem&);
   void (*backward)(const AttentionBackwardProblem&, const BackwardTask&, std::byte* scratch);
+  // Adds `count` sums that stand `stride` f32 apart, in order, and writes them times `factor` as rows of `to`.
+  void (*write_gradient)(const AttentionBackwardProblem&, const Operand& to, std::int64_t width, float factor,
+                         std::int64_t b, std::int64_t kv_head, float* sums, std::int64_t count, std::int64_t stride);
+  std::size_t (*bias_scratch)(const AttentionBackwardProblem&);
+  void (*bias_gradient)(const AttentionBackwardProblem&, const BiasTask&, std::byte* scratch);
 };
 
 // The target in use; targets built into the library that this processor can run, best first.

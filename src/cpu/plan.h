@@ -9,10 +9,12 @@
 
 namespace heddle::cpu {
 
-constexpr std::int64_t kKeyBlock = 128;  // keys between two rescalings of a row's sum
-constexpr std::int64_t kKeyChunk = 512;  // keys of one partial result where keys are split
-constexpr std::int64_t kSplitRows = 64;  // a kv head with at most this many query rows splits its keys
-constexpr std::int64_t kTileRows = 384;  // query rows that share one packed block of keys
+constexpr std::int64_t kKeyBlock = 128;      // keys between two rescalings of a row's sum
+constexpr std::int64_t kKeyChunk = 512;      // keys of one partial result where keys are split
+constexpr std::int64_t kSplitRows = 64;      // a kv head with at most this many query rows splits its keys
+constexpr std::int64_t kTileRows = 384;      // query rows that share one packed block of keys
+constexpr std::int64_t kBackwardRows = 192;  // the same, backward, which keeps five arrays of them
+constexpr std::int64_t kBiasRows = 48;       // positions of one bias gradient task
 
 constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
@@ -32,6 +34,20 @@ struct BaselineTask {
   std::int64_t b = 0, kv_head = 0;
   std::int64_t row_begin = 0, row_end = 0;
   float* scores = nullptr;
+};
+
+// Backward: tiles of query rows `first_tile`, `first_tile + tile_step`, ... of one kv head against all its keys. dk and
+// dv: the f32 sums of this task, [k_rows][D padded] and [k_rows][Dv padded] (see Kernels::gradient_width). A bias task
+// instead walks rows [row_begin, row_end) of each (b, h) that shares one [i, j] plane of the bias.
+struct BackwardTask {
+  std::int64_t b = 0, kv_head = 0;
+  std::int64_t first_tile = 0, tile_step = 1;
+  float *dk = nullptr, *dv = nullptr;
+};
+
+struct BiasTask {
+  std::int64_t bias_b = 0, bias_h = 0;      // element of the bias's batch and head extents
+  std::int64_t row_begin = 0, row_end = 0;  // positions i
 };
 
 // Query rows that split their keys use chunks for their arithmetic even when one worker walks all of them.

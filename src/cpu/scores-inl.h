@@ -91,7 +91,7 @@ inline void DropoutFactors(const Head& head, const GroupRows& g, std::int64_t be
   const AttentionProblem& p = head.p;
   const float keep = 1.0f / (1.0f - p.dropout.p);
   const std::uint32_t threshold = dropout_threshold(p.dropout.p);
-  for (std::int64_t lane = 0; lane < static_cast<std::int64_t>(g.vectors) * kLanes; ++lane) {
+  for (std::int64_t lane = 0; lane < kGroup; ++lane) {
     if (lane >= g.count) {
       for (std::int64_t j = 0; j < count; ++j) factors[j * kGroup + lane] = 0.0f;
       continue;
@@ -122,6 +122,27 @@ inline void AttendedKeys(const Head& head, const GroupRows& g, std::int64_t begi
       any = true;
     }
     attended[j - begin] = any;
+  }
+}
+
+// The block's panels hold a non-finite value: rows that no query of this group attends are zeroed, so that they are not
+// even multiplied by 0. The caller packs the panels again afterwards.
+template <class W>
+void DropUnattended(const Head& head, const GroupRows& g, std::int64_t block, std::int64_t packed, std::int64_t padded,
+                    typename W::T* panels) {
+  bool attended[kKeyBlock];
+  const std::int64_t count = std::min(packed, head.s.sk - block), panel = PanelStride<W>(packed);
+  AttendedKeys(head, g, block, count, attended);
+  for (std::int64_t j = 0; j < count; ++j) {
+    if (attended[j]) continue;
+    for (std::int64_t i = 0; i < padded; ++i) {
+      typename W::T& word = panels[i / kTileM * panel + j / W::kPair * kTileM + i % kTileM];
+      if constexpr (W::kPair == 1) {
+        word = 0.0f;
+      } else {
+        word &= j % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
+      }
+    }
   }
 }
 

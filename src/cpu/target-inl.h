@@ -10,7 +10,8 @@
 
 #include "cpu/kernels.h"
 #include "cpu/simd-inl.h"
-// Order matters below: each file uses those above it.
+
+// clang-format off: each file uses those above it.
 #include "cpu/attention_baseline-inl.h"
 #include "cpu/attention_bwd-inl.h"
 #include "cpu/attention_fwd-inl.h"
@@ -18,6 +19,7 @@
 #include "cpu/keys-inl.h"
 #include "cpu/rows-inl.h"
 #include "cpu/scores-inl.h"
+// clang-format on
 
 namespace heddle::cpu::HEDDLE_TARGET {
 
@@ -36,8 +38,12 @@ const Kernels kKernels = {
     .baseline_scores = BaselineScores,
     .baseline_softmax = BaselineSoftmax,
     .baseline_output = BaselineOutput,
+    .gradient_width = GradientWidth,
     .backward_scratch = BackwardScratch,
     .backward = Backward,
+    .write_gradient = WriteGradient,
+    .bias_scratch = BiasScratch,
+    .bias_gradient = BiasGradient,
 };
 
 }  // namespace heddle::cpu::HEDDLE_TARGET
