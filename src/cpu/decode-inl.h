@@ -3,7 +3,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
-constexpr std::int64_t kFewRows = 8;      // query rows of one kv head up to which a key row is not packed
+constexpr std::int64_t kFewRows = HWY_MIN(8, kLanes);  // query rows of one kv head up to which a key row is not packed
 constexpr std::int64_t kFetchAhead = 12;  // key rows between a prefetch and its use
 
 // Whether a kv head with that many query rows takes this path; a matter of the problem alone.
