@@ -121,6 +121,7 @@ void add_group(const Json& group) {
     }
     std::string name = problem.name();
     std::ranges::replace(name, ' ', '_');
+    std::ranges::replace(name, '/', ':');  // a slash parts the name's fields
     for (const std::string dtype : group.at("dtypes")) {
       problem.dtype = dtype;
       add_problem(group.at("name").get<std::string>() + "/" + name, problem, pass);
@@ -170,7 +171,8 @@ void add_all() {
   const std::string path = other != nullptr ? other : HEDDLE_BENCH_SHAPES;
   std::ifstream file(path);
   if (!file) throw heddle::RuntimeError(path + " cannot be read");
-  for (const Json& group : Json::parse(file).at("groups")) add_group(group);
+  const Json shapes = Json::parse(file);
+  for (const Json& group : shapes.at("groups")) add_group(group);
   for (const heddle::kit::AttentionCase& spec : heddle::kit::attention_cases()) {
     if (spec.purpose != heddle::kit::Purpose::round && spec.purpose != heddle::kit::Purpose::decode) continue;
     add_case(spec, Pass::forward);
