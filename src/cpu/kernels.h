@@ -16,6 +16,11 @@ struct Kernels {
   bool bf16_pairs;             // products of bf16 operands in bf16, two at a time, summed in f32
   double f32_rate, bf16_rate;  // FLOP/s of one core in the matrix products, for estimates
 
+  // Widens `count` elements, `stride` apart, to f32 with zeros up to `padded`; and the reverse, rounding.
+  void (*load_row)(const std::byte* from, DType dtype, std::int64_t stride, std::int64_t count, std::int64_t padded,
+                   float* to);
+  void (*store_row)(const float* from, std::int64_t count, std::byte* to, DType dtype, std::int64_t stride);
+
   // Scratch bytes of one worker, and one task.
   std::size_t (*forward_scratch)(const AttentionProblem&);
   void (*forward)(const AttentionProblem&, const ForwardTask&, std::byte* scratch);

@@ -3,33 +3,13 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/dtypes.h"
+#include "cpu/kernels.h"
 
 namespace heddle::cpu {
 namespace {
 
 // Elements that a task should at least move: below this the hand-over costs more than the work.
 constexpr std::int64_t kTaskElements = std::int64_t{1} << 14;
-
-template <class T, class Convert>
-void convert_row(const T* from, std::int64_t stride, std::int64_t count, float* to, Convert convert) {
-  if (stride == 1) {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = convert(from[i]);
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) to[i] = convert(from[i * stride]);
-  }
-}
-
-void widen_row(const std::byte* from, DType dtype, std::int64_t stride, std::int64_t count, float* to) {
-  switch (dtype) {
-    case DType::f16:
-      return convert_row(reinterpret_cast<const std::uint16_t*>(from), stride, count, to, f16_to_f32);
-    case DType::bf16:
-      return convert_row(reinterpret_cast<const std::uint16_t*>(from), stride, count, to, bf16_to_f32);
-    default:
-      return convert_row(reinterpret_cast<const float*>(from), stride, count, to, [](float x) { return x; });
-  }
-}
 
 // Copies bits, so that NaN payloads survive.
 void copy_row(const std::byte* from, std::int64_t from_stride, std::byte* to, std::int64_t to_stride, DType dtype,
@@ -48,10 +28,12 @@ void copy_row(const std::byte* from, std::int64_t from_stride, std::byte* to, st
 class Rotation {
  public:
   Rotation(const RotaryTables& tables, std::int64_t position)
-      : half_(tables.dims / 2), interleaved_(tables.interleaved) {
+      : kernels_(kernels()), half_(tables.dims / 2), interleaved_(tables.interleaved) {
     const auto size = static_cast<std::int64_t>(size_of(tables.dtype));
-    widen_row(tables.cos + position * tables.cos_row * size, tables.dtype, tables.cos_column, half_, cos_);
-    widen_row(tables.sin + position * tables.sin_row * size, tables.dtype, tables.sin_column, half_, sin_);
+    kernels_.load_row(tables.cos + position * tables.cos_row * size, tables.dtype, tables.cos_column, half_, half_,
+                      cos_);
+    kernels_.load_row(tables.sin + position * tables.sin_row * size, tables.dtype, tables.sin_column, half_, half_,
+                      sin_);
   }
 
   // Rotates one head's row of `dims` elements, which may be written over itself; dimensions from R on are copied.
@@ -60,19 +42,20 @@ class Rotation {
     float x[kMaxRotaryDims];
     const std::int64_t rotated = 2 * half_;
     const auto size = static_cast<std::int64_t>(size_of(dtype));
-    widen_row(from, dtype, from_stride, rotated, x);
+    kernels_.load_row(from, dtype, from_stride, rotated, rotated, x);
     const std::int64_t step = interleaved_ ? 2 : 1, second = interleaved_ ? 1 : half_;
     for (std::int64_t i = 0; i < half_; ++i) {
       const float a = x[i * step], b = x[i * step + second];
       x[i * step] = a * cos_[i] - b * sin_[i];
       x[i * step + second] = b * cos_[i] + a * sin_[i];
     }
-    for (std::int64_t i = 0; i < rotated; ++i) store_element(to, dtype, i * to_stride, x[i]);
+    kernels_.store_row(x, rotated, to, dtype, to_stride);
     copy_row(from + rotated * from_stride * size, from_stride, to + rotated * to_stride * size, to_stride, dtype,
              dims - rotated);
   }
 
  private:
+  const Kernels& kernels_;
   std::int64_t half_;
   bool interleaved_;
   float cos_[kMaxRotaryDims / 2], sin_[kMaxRotaryDims / 2];

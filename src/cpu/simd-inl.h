@@ -29,6 +29,9 @@ constexpr int kTileM = (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON) ? 8 : 
 constexpr int kGroup = kTileN * kLanes;  // query rows of one register tile
 constexpr int kPad = 8;                  // head sizes and key counts are padded to this; a multiple of kTileM
 
+// Highway 1.0.3 emulates f16 conversions on these targets, truncating and without infinities; scalar ones serve there.
+constexpr bool kVectorF16 = HWY_TARGET != HWY_SSE4 && HWY_TARGET != HWY_EMU128;
+
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
@@ -115,7 +118,7 @@ inline void LoadRow(const std::byte* from, DType dtype, std::int64_t stride, std
         const VU wide = hn::ShiftLeft<16>(hn::PromoteTo(DU(), hn::LoadU(d16, p + i)));
         hn::StoreU(hn::BitCast(d, wide), d, to + i);
       }
-    } else {
+    } else if constexpr (kVectorF16) {
       const hn::Rebind<hwy::float16_t, DF> d16;
       const auto* p = reinterpret_cast<const hwy::float16_t*>(from);
       for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::PromoteTo(d, hn::LoadU(d16, p + i)), d, to + i);
@@ -159,9 +162,11 @@ inline void StoreRow(const float* HWY_RESTRICT from, std::int64_t count, std::by
       return;
     }
     if (dtype == DType::f16) {
-      const hn::Rebind<hwy::float16_t, DF> d16;
-      auto* p = reinterpret_cast<hwy::float16_t*>(to);
-      for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::DemoteTo(d16, hn::LoadU(d, from + i)), d16, p + i);
+      if constexpr (kVectorF16) {
+        const hn::Rebind<hwy::float16_t, DF> d16;
+        auto* p = reinterpret_cast<hwy::float16_t*>(to);
+        for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::DemoteTo(d16, hn::LoadU(d, from + i)), d16, p + i);
+      }
     } else {
       const hn::Rebind<std::uint16_t, DF> d16;
       auto* p = reinterpret_cast<std::uint16_t*>(to);

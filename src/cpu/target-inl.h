@@ -32,6 +32,8 @@ const Kernels kKernels = {
     .bf16_pairs = HEDDLE_TARGET_BF16 != 0,
     .f32_rate = HEDDLE_F32_RATE,
     .bf16_rate = HEDDLE_BF16_RATE,
+    .load_row = LoadRow,
+    .store_row = StoreRow,
     .forward_scratch = ForwardScratch,
     .forward = Forward,
     .partial_floats = PartialFloats,

@@ -71,6 +71,24 @@ TEST(ApplyRotary, DoesNotDependOnTheThreads) {
   EXPECT_EQ(one.bytes(), four.bytes());
 }
 
+TEST(ApplyRotary, EveryTargetWritesTheSameBits) {
+  for (const DType dtype : kDTypes) {
+    const Tables tables(dtype, 40, 33);
+    Tensor x(dtype, {2, 7, 3, 71}), first(dtype, {2, 7, 3, 71});
+    x.randomize(9);
+    for (std::int64_t i = 0; i < 71; ++i) x.set({1, 2, 0, i}, std::ldexp(1.0f, static_cast<int>(-i)));  // to subnormal
+    x.set({0, 1, 0, 3}, std::numeric_limits<float>::infinity());
+    apply_rotary(x.view(), first.view(), tables.rotary(false), {}, {});
+    for (const std::string& target : cpu_targets()) {
+      set_cpu_target(target);
+      Tensor out(dtype, {2, 7, 3, 71});
+      apply_rotary(x.view(), out.view(), tables.rotary(false), {}, {});
+      EXPECT_EQ(out.bytes(), first.bytes()) << name_of(dtype) << " on " << target;
+    }
+    set_cpu_target("");
+  }
+}
+
 TEST(ApplyRotary, AcceptsEmptyTensors) {
   const Tables tables(DType::f32, 4, 4);
   for (const auto& shape : {std::vector<std::int64_t>{0, 3, 2, 8}, {2, 0, 2, 8}, {2, 3, 0, 8}}) {
