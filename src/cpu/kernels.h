@@ -19,6 +19,8 @@ struct Kernels {
   // Scratch bytes of one worker, and one task.
   std::size_t (*forward_scratch)(const AttentionProblem&);
   void (*forward)(const AttentionProblem&, const ForwardTask&, std::byte* scratch);
+  // kv heads that one task for sequence `s` does best to take together; 1 unless it has few query rows.
+  std::int64_t (*heads_together)(const AttentionProblem&, const Sequence& s);
   // f32 of one partial result, and the merge of `count` of them, one after the other, into o and lse.
   std::size_t (*partial_floats)(const AttentionProblem&);
   void (*merge)(const AttentionProblem&, const ForwardTask&, std::int64_t count, std::byte* scratch);

@@ -17,6 +17,7 @@
 #include "cpu/rows-inl.h"
 #include "cpu/keys-inl.h"
 #include "cpu/scores-inl.h"
+#include "cpu/softmax-inl.h"
 #include "cpu/decode-inl.h"
 #include "cpu/attention_fwd-inl.h"
 #include "cpu/attention_baseline-inl.h"
@@ -34,6 +35,7 @@ const Kernels kKernels = {
     .bf16_rate = HEDDLE_BF16_RATE,
     .forward_scratch = ForwardScratch,
     .forward = Forward,
+    .heads_together = HeadsTogether,
     .partial_floats = PartialFloats,
     .merge = Merge,
     .baseline_scratch = BaselineScratch,
