@@ -148,7 +148,8 @@ class ForwardTile {
       if (from >= to) continue;
       for (std::int64_t j = 0; j < to - from; ++j) hn::StoreU(hn::Zero(d), d, scores_ + j * kGroup);
       ForFewRows(p_.dtype, g.count, [&]<DType kType, int kRows>(std::int64_t row) {
-        FewScores<kType, kRows>(p_, head.b, head.s, head.kv_head, from, to, last, few_q_ + row * width, width, scores_ + row, line_);
+        FewScores<kType, kRows>(p_, head.b, head.s, head.kv_head, from, to, last, few_q_ + row * width, width,
+                                scores_ + row, line_);
       });
       VF top[1] = {hn::Set(d, -kInfinity)}, alpha[1];
       FinishScores(head, g, from, to - from, scores_, kGroup, extra_, top);
@@ -164,7 +165,8 @@ class ForwardTile {
         }
       }
       ForFewRows(p_.dtype, g.count, [&]<DType kType, int kRows>(std::int64_t row) {
-        FewValuesAll<kType, kRows>(p_, head.b, head.s, head.kv_head, from, to, scores_ + row, few_o_ + row * width, width);
+        FewValuesAll<kType, kRows>(p_, head.b, head.s, head.kv_head, from, to, scores_ + row, few_o_ + row * width,
+                                   width);
       });
     }
     for (std::int64_t lane = 0; lane < g.count; ++lane) {
@@ -253,7 +255,8 @@ class ForwardTile {
     if (v_non_finite_) pack_values(head, block);
   }
 
-  // Joins the maxima `top` with the running ones; leaves in `top` what to subtract, and in `alpha` the shrinking of old sums.
+  // Joins the maxima `top` with the running ones; leaves in `top` what to subtract, and in `alpha` the shrinking of old
+  // sums.
   template <int N>
   HWY_INLINE void update_max(const Running& r, VF* top, VF* alpha) {
     const DF d;
@@ -386,7 +389,8 @@ class ForwardTile {
   float* line_ = nullptr;
   GroupRows* rows_ = nullptr;
   T *q_ = nullptr, *k_ = nullptr, *v_ = nullptr, *pairs_ = nullptr;
-  float *scores_ = nullptr, *extra_ = nullptr, *running_ = nullptr, *chunk_ = nullptr, *few_q_ = nullptr, *few_o_ = nullptr;
+  float *scores_ = nullptr, *extra_ = nullptr, *running_ = nullptr, *chunk_ = nullptr, *few_q_ = nullptr,
+        *few_o_ = nullptr;
 };
 
 // Calls f(ForwardTile<W>) with the word type that the problem's dtype multiplies in.

@@ -1,10 +1,11 @@
-// Few query rows (decode): bound by reading K and V once, so both are read where they lie, with head dimensions in lanes.
+// Few query rows (decode): bound by reading K and V once, so both are read where they lie, with head dimensions in
+// lanes.
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
 constexpr std::int64_t kFewRows = HWY_MIN(8, kLanes);  // query rows of one kv head up to which a key row is not packed
-constexpr std::int64_t kFetchAhead = 12;  // key rows between a prefetch and its use
+constexpr std::int64_t kFetchAhead = 12;               // key rows between a prefetch and its use
 
 // Whether a kv head with that many query rows takes this path; a matter of the problem alone.
 inline bool few_rows(const AttentionProblem& p, const Sequence& s) {
@@ -31,8 +32,8 @@ HWY_INLINE VF LoadWide(const std::byte* row, std::int64_t i) {
   }
 }
 
-// Products of key rows with kRows query rows: scores[j][g] for keys [begin, end). q: [kRows][q_row] f32. The last, partial
-// vector of a key row goes through `line`.
+// Products of key rows with kRows query rows: scores[j][g] for keys [begin, end). q: [kRows][q_row] f32. The last,
+// partial vector of a key row goes through `line`.
 template <DType kType, int kRows>
 void FewScores(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t begin,
                std::int64_t end, std::int64_t fetch_end, const float* HWY_RESTRICT q, std::int64_t q_row,
@@ -64,12 +65,12 @@ void FewScores(const AttentionProblem& p, std::int64_t b, const Sequence& s, std
   }
 }
 
-// o[g][i] += sum_j weights[j][g] v[j][i] for kRows query rows and kVectors vectors from column i on. A key without weight is
-// not read.
+// o[g][i] += sum_j weights[j][g] v[j][i] for kRows query rows and kVectors vectors from column i on. A key without
+// weight is not read.
 template <DType kType, int kRows, int kVectors>
-HWY_INLINE void FewValues(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t begin,
-                          std::int64_t end, const float* HWY_RESTRICT weights, std::int64_t i, float* HWY_RESTRICT o,
-                          std::int64_t o_row) {
+HWY_INLINE void FewValues(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head,
+                          std::int64_t begin, std::int64_t end, const float* HWY_RESTRICT weights, std::int64_t i,
+                          float* HWY_RESTRICT o, std::int64_t o_row) {
   const DF d;
   VF sum[kRows][kVectors];
   HWY_UNROLL(4)
@@ -104,7 +105,8 @@ template <DType kType, int kRows>
 void FewValuesAll(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t begin,
                   std::int64_t end, const float* HWY_RESTRICT weights, float* HWY_RESTRICT o, std::int64_t o_row) {
   std::int64_t i = 0;
-  for (; i + 4 * kLanes <= p.Dv; i += 4 * kLanes) FewValues<kType, kRows, 4>(p, b, s, head, begin, end, weights, i, o, o_row);
+  for (; i + 4 * kLanes <= p.Dv; i += 4 * kLanes)
+    FewValues<kType, kRows, 4>(p, b, s, head, begin, end, weights, i, o, o_row);
   for (; i + kLanes <= p.Dv; i += kLanes) FewValues<kType, kRows, 1>(p, b, s, head, begin, end, weights, i, o, o_row);
   if (i == p.Dv) return;
   for (std::int64_t j = begin; j < end; ++j) {
@@ -123,10 +125,17 @@ void ForFewRows(DType dtype, std::int64_t rows, const F& f) {
   const auto with_rows = [&]<DType kType>() {
     for (std::int64_t g = 0; g < rows; g += 4) {
       switch (std::min<std::int64_t>(rows - g, 4)) {
-        case 1: f.template operator()<kType, 1>(g); break;
-        case 2: f.template operator()<kType, 2>(g); break;
-        case 3: f.template operator()<kType, 3>(g); break;
-        default: f.template operator()<kType, 4>(g);
+        case 1:
+          f.template operator()<kType, 1>(g);
+          break;
+        case 2:
+          f.template operator()<kType, 2>(g);
+          break;
+        case 3:
+          f.template operator()<kType, 3>(g);
+          break;
+        default:
+          f.template operator()<kType, 4>(g);
       }
     }
   };
