@@ -30,9 +30,9 @@ struct EncoderTimes {
 
 class Encoder {
  public:
-  // Reads config.json and model.safetensors of a Hugging Face BERT-family folder. Throws Error when a tensor is missing or
-  // has another shape than the configuration says, or holds NaN or infinity, naming file and tensor; RuntimeError when a
-  // file cannot be read.
+  // Reads config.json and model.safetensors of a Hugging Face BERT-family folder. Throws Error when a tensor is missing
+  // or has another shape than the configuration says, or holds NaN or infinity, naming file and tensor; RuntimeError
+  // when a file cannot be read.
   static Encoder load(const std::string& folder, const EncoderOptions& options = {});
 
   Encoder(Encoder&&) noexcept;
@@ -44,17 +44,20 @@ class Encoder {
   std::size_t weight_bytes() const;
 
   // Scratch bytes of encode() for `total` tokens in `sequences` sequences of at most `longest` tokens.
-  std::size_t workspace(std::int64_t total, std::int64_t sequences, std::int64_t longest, const Runtime& runtime = {}) const;
+  std::size_t workspace(std::int64_t total, std::int64_t sequences, std::int64_t longest,
+                        const Runtime& runtime = {}) const;
 
-  // token_ids int32 [total], cu_seqlens int32 [sequences + 1]; writes f32 embeddings [sequences, hidden]: the mean of the
-  // last layer's rows, scaled to unit length if `normalize`. `hidden_states`, if given, is f32 [total, hidden]: the last
-  // layer's rows. An empty sequence gives zeros. Throws Error for ids outside the vocabulary, sequences longer than the
-  // position table and cu_seqlens that do not run from 0 to total.
+  // token_ids int32 [total], cu_seqlens int32 [sequences + 1]; writes f32 embeddings [sequences, hidden]: the mean of
+  // the last layer's rows, scaled to unit length if `normalize`. `hidden_states`, if given, is f32 [total, hidden]: the
+  // last layer's rows. An empty sequence gives zeros. Throws Error for ids outside the vocabulary, sequences longer
+  // than the position table and cu_seqlens that do not run from 0 to total.
   void encode(const TensorView& token_ids, const TensorView& cu_seqlens, const TensorView& embeddings,
-              const TensorView& hidden_states, bool normalize, const Runtime& runtime, EncoderTimes* times = nullptr) const;
+              const TensorView& hidden_states, bool normalize, const Runtime& runtime,
+              EncoderTimes* times = nullptr) const;
 
  private:
   struct Weights;
+  class Call;
   explicit Encoder(std::unique_ptr<Weights> weights);
   std::unique_ptr<Weights> weights_;
 };
