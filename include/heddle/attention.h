@@ -10,8 +10,8 @@
 //   s_ij = scale * q_i . k_j;  s = softcap * tanh(s / softcap) if softcap > 0;  s += -slope_h * |i + off - j|;
 //   s += bias_ij;  masks then remove pairs;  p = softmax_j(s);  o_i = sum_j dropout(p_ij) v_j;
 //   lse_i = ln(sum_j exp(s_ij) + exp(sink_h)), before dropout.
-// off = 0 for Causal::top_left, else Sk - Sq (lengths as used). A row without any key gives o = 0 and lse = -inf (with a
-// sink, lse = sink), and zero gradients. FlashAttention: Dao et al., arXiv 2205.14135; 2307.08691.
+// off = 0 for Causal::top_left, else Sk - Sq (lengths as used). A row without any key gives o = 0 and lse = -inf (with
+// a sink, lse = sink), and zero gradients. FlashAttention: Dao et al., arXiv 2205.14135; 2307.08691.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ namespace heddle {
 // Which corner the causal diagonal starts from. `j <= i` for top_left, `j <= i + Sk - Sq` for bottom_right.
 enum class Causal : std::uint8_t { none, top_left, bottom_right };
 
-// Bernoulli dropout of the probabilities, Philox4x32-10 keyed by `seed`, counted by (offset, batch, head, i, j): the same
-// mask in forward and backward, on every backend, whatever the tiling.
+// Bernoulli dropout of the probabilities, Philox4x32-10 keyed by `seed`, counted by (offset, batch, head, i, j): the
+// same mask in forward and backward, on every backend, whatever the tiling.
 struct Dropout {
   float p = 0.0f;  // probability of dropping, in [0, 1)
   std::uint64_t seed = 0;
@@ -47,8 +47,8 @@ struct AttentionOptions {
   TensorView sink;                 // f32 [H]: a logit in each row's denominator, not scaled
   Dropout dropout;
 
-  // Packed sequences: int32 [B + 1], from 0 to the total, never decreasing. Bias and mask are then indexed by the position
-  // inside each sequence and have extents max_seqlen_q, max_seqlen_k (or 1).
+  // Packed sequences: int32 [B + 1], from 0 to the total, never decreasing. Bias and mask are then indexed by the
+  // position inside each sequence and have extents max_seqlen_q, max_seqlen_k (or 1).
   TensorView cu_seqlens_q, cu_seqlens_k;
   std::int64_t max_seqlen_q = 0, max_seqlen_k = 0;  // upper bounds; 0: found from cu_seqlens
   TensorView seqused_q, seqused_k;                  // int32 [B]: rows and keys really in use, at most the length
@@ -83,14 +83,14 @@ std::size_t attention_backward_workspace(const TensorView& q, const TensorView& 
                                          const Runtime& runtime = {});
 
 // Gradients of a loss whose derivative is d_o with respect to o and, if d_lse is given (f32, lse's shape), d_lse with
-// respect to lse. o and lse are those that attention_forward wrote with the same options. Paged keys, cache_batch_idx and
-// leftpad have no backward and are refused.
+// respect to lse. o and lse are those that attention_forward wrote with the same options. Paged keys, cache_batch_idx
+// and leftpad have no backward and are refused.
 void attention_backward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                         const TensorView& lse, const TensorView& d_o, const TensorView& d_lse,
                         const AttentionGradients& gradients, const AttentionOptions& options, const Runtime& runtime);
 
-// Rotary embedding (Su et al., arXiv 2104.09864). cos, sin: f32 or the data's dtype, [max_position, R / 2], R <= D even;
-// dimensions R..D pass through. interleaved: pairs (0, 1), (2, 3), ...; else (0, R/2), (1, R/2 + 1), ...
+// Rotary embedding (Su et al., arXiv 2104.09864). cos, sin: f32 or the data's dtype, [max_position, R / 2], R <= D
+// even; dimensions R..D pass through. interleaved: pairs (0, 1), (2, 3), ...; else (0, R/2), (1, R/2 + 1), ...
 struct Rotary {
   TensorView cos, sin;
   bool interleaved = false;
@@ -102,17 +102,18 @@ void apply_rotary(const TensorView& x, const TensorView& out, const Rotary& rota
                   const Runtime& runtime);
 
 // Appends k_new [B, Sn, Hkv, D] and v_new [B, Sn, Hkv, Dv] to a cache at positions seqlens[b] .. seqlens[b] + Sn - 1,
-// rotating k_new if rotary is given. The cache is contiguous ([Bc, Smax, Hkv, D], rows chosen by cache_batch_idx) or paged
-// ([pages, page_size, Hkv, D] with page_table). seqlens (int32 [B]) is read, not changed. Positions and pages out of range
-// are refused before anything is written.
+// rotating k_new if rotary is given. The cache is contiguous ([Bc, Smax, Hkv, D], rows chosen by cache_batch_idx) or
+// paged
+// ([pages, page_size, Hkv, D] with page_table). seqlens (int32 [B]) is read, not changed. Positions and pages out of
+// range are refused before anything is written.
 void append_kv_cache(const TensorView& k_new, const TensorView& v_new, const TensorView& k_cache,
                      const TensorView& v_cache, const TensorView& seqlens, const TensorView& page_table,
                      const TensorView& cache_batch_idx, const Rotary& rotary, const Runtime& runtime);
 
 // One kernel that could serve a call.
 struct Candidate {
-  std::string name;      // as `force` takes it
-  std::string method;    // "flash", "baseline" or "reference"
+  std::string name;    // as `force` takes it
+  std::string method;  // "flash", "baseline" or "reference"
   bool supported = false;
   std::string reason;    // why not, if not supported
   double seconds = 0.0;  // estimated, if supported

@@ -21,7 +21,8 @@ class Executor {
   virtual void parallel_for(std::int64_t count, const std::function<void(std::int64_t index, int worker)>& task) = 0;
 };
 
-// A pool of `threads` persistent threads, the calling one included. Concurrent calls of parallel_for are served in turn.
+// A pool of `threads` persistent threads, the calling one included. Concurrent calls of parallel_for are served in
+// turn.
 std::unique_ptr<Executor> make_thread_pool(int threads);
 
 // The process-wide pool, made at first use with num_threads() threads.
@@ -59,9 +60,9 @@ struct Runtime {
   void* stream = nullptr;        // CUDA stream; unused on the CPU
 };
 
-// The SIMD target that CPU kernels run with: "emu128", "sse4", "avx2", "avx512", "avx512_bf16", "neon". The best one this
-// processor has, or HEDDLE_CPU_TARGET; throws RuntimeError if that names a target that is unknown, not built or not
-// supported here.
+// The SIMD target that CPU kernels run with: "emu128", "sse4", "avx2", "avx512", "avx512_bf16", "neon". The best one
+// this processor has, or HEDDLE_CPU_TARGET; throws RuntimeError if that names a target that is unknown, not built or
+// not supported here.
 std::string cpu_target();
 // All targets built into this library that this processor can run, best first.
 std::vector<std::string> cpu_targets();

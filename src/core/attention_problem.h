@@ -42,7 +42,8 @@ struct Plane {
 struct Sequence {
   std::int64_t q_begin = 0, k_begin = 0;  // first row in packed (or left-padded) storage
   std::int64_t sq = 0, sk = 0;            // lengths as used
-  std::int64_t off = 0;                   // key position that row 0 is aligned with
+  std::int64_t q_rows = 0, k_rows = 0;  // rows stored; those from sq (sk) on hold nothing, and outputs there are empty
+  std::int64_t off = 0;                 // key position that row 0 is aligned with
 };
 
 struct AttentionProblem {
@@ -79,6 +80,8 @@ struct AttentionProblem {
     s.k_begin = cu_seqlens_k ? cu_seqlens_k[b] : 0;
     s.sq = cu_seqlens_q ? cu_seqlens_q[b + 1] - cu_seqlens_q[b] : Sq;
     s.sk = cu_seqlens_k ? cu_seqlens_k[b + 1] - cu_seqlens_k[b] : Sk;
+    s.q_rows = s.sq;
+    s.k_rows = s.sk;
     if (seqused_q) s.sq = seqused_q[b];
     if (seqused_k) s.sk = seqused_k[b];
     if (cache_leftpad) {

@@ -23,17 +23,25 @@ inline std::uint16_t f32_to_f16(float value) { return std::bit_cast<std::uint16_
 // Element `index` of an f32, f16 or bf16 array, widened.
 inline float load_element(const void* data, DType dtype, std::int64_t index) {
   switch (dtype) {
-    case DType::f16: return f16_to_f32(static_cast<const std::uint16_t*>(data)[index]);
-    case DType::bf16: return bf16_to_f32(static_cast<const std::uint16_t*>(data)[index]);
-    default: return static_cast<const float*>(data)[index];
+    case DType::f16:
+      return f16_to_f32(static_cast<const std::uint16_t*>(data)[index]);
+    case DType::bf16:
+      return bf16_to_f32(static_cast<const std::uint16_t*>(data)[index]);
+    default:
+      return static_cast<const float*>(data)[index];
   }
 }
 
 inline void store_element(void* data, DType dtype, std::int64_t index, float value) {
   switch (dtype) {
-    case DType::f16: static_cast<std::uint16_t*>(data)[index] = f32_to_f16(value); return;
-    case DType::bf16: static_cast<std::uint16_t*>(data)[index] = f32_to_bf16(value); return;
-    default: static_cast<float*>(data)[index] = value;
+    case DType::f16:
+      static_cast<std::uint16_t*>(data)[index] = f32_to_f16(value);
+      return;
+    case DType::bf16:
+      static_cast<std::uint16_t*>(data)[index] = f32_to_bf16(value);
+      return;
+    default:
+      static_cast<float*>(data)[index] = value;
   }
 }
 

@@ -24,7 +24,9 @@ inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> coun
 
 // The probability p_ij of query head `head` (counted over the whole batch: b * H + h) is kept if its random word is at
 // least this.
-inline std::uint32_t dropout_threshold(float p) { return static_cast<std::uint32_t>(static_cast<double>(p) * 4294967296.0); }
+inline std::uint32_t dropout_threshold(float p) {
+  return static_cast<std::uint32_t>(static_cast<double>(p) * 4294967296.0);
+}
 
 // Random words of keys 4 * j4 .. 4 * j4 + 3 for row i. Rows and keys below 2^32 each, heads below 2^32.
 inline std::array<std::uint32_t, 4> dropout_words(const Dropout& dropout, std::uint32_t head, std::uint32_t i,

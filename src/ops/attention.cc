@@ -1,0 +1,163 @@
+// attention_forward, attention_backward and explain_attention: check, ask each candidate, choose, launch.
+#include "heddle/attention.h"
+
+#include <cstdlib>
+#include <span>
+
+#include "core/candidate.h"
+#include "cpu/attention.h"
+#include "ops/attention_arguments.h"
+#include "reference/attention.h"
+
+namespace heddle {
+namespace {
+
+std::span<const AttentionForwardKernel* const> candidates(const AttentionProblem*) {
+  static const AttentionForwardKernel* const kernels[] = {&cpu::kAttentionForward, &cpu::kAttentionForwardBaseline,
+                                                          &reference::kAttentionForward};
+  return kernels;
+}
+
+std::span<const AttentionBackwardKernel* const> candidates(const AttentionBackwardProblem*) {
+  static const AttentionBackwardKernel* const kernels[] = {&cpu::kAttentionBackward, &reference::kAttentionBackward};
+  return kernels;
+}
+
+struct Wish {
+  std::string method, force;
+
+  Wish(const Check& check, const AttentionOptions& options) : method(options.method), force(options.force) {
+    check.require(method.empty() || method == "flash" || method == "baseline", "method is '", method,
+                  "': it must be 'flash', 'baseline' or empty for a free choice");
+    if (const char* name = std::getenv("HEDDLE_KERNEL"); force.empty() && name != nullptr) force = name;
+  }
+};
+
+// Why a candidate may not run for this call; empty if it may.
+template <class Kernel, class Problem>
+Refusal refusal(const Kernel& kernel, const Problem& problem, Device device, const Wish& wish) {
+  if (kernel.device != device) return "it runs on another device than the tensors are on";
+  if (Refusal reason = kernel.supports(problem); !reason.empty()) return reason;
+  if (!wish.force.empty()) return wish.force == kernel.name ? "" : "another candidate was asked for by name";
+  if (!wish.method.empty()) return wish.method == kernel.method ? "" : "another method was asked for";
+  return kernel.automatic ? "" : "it runs only when it is asked for by name or method";
+}
+
+template <class Problem>
+auto choose(const Check& check, const Problem& problem, Device device, const Wish& wish, int workers) {
+  const auto kernels = candidates(&problem);
+  std::remove_cvref_t<decltype(kernels[0])> best = nullptr;
+  double best_seconds = 0;
+  std::string reasons, names;
+  for (const auto* kernel : kernels) {
+    names += (names.empty() ? "" : ", ") + std::string(kernel->name);
+    const Refusal reason = refusal(*kernel, problem, device, wish);
+    if (!reason.empty()) {
+      reasons += text("; ", kernel->name, ": ", reason);
+      continue;
+    }
+    const double seconds = kernel->estimate(problem, workers);
+    if (best == nullptr || seconds < best_seconds) {
+      best = kernel;
+      best_seconds = seconds;
+    }
+  }
+  if (best == nullptr && !wish.force.empty()) {
+    bool known = false;
+    for (const auto* kernel : kernels) known |= wish.force == kernel->name;
+    check.require(known, "force is '", wish.force, "': the candidates are ", names);
+  }
+  check.require(best != nullptr, "no candidate can serve this call", reasons);
+  return best;
+}
+
+template <class Kernel, class Problem>
+void run(const Check& check, const Kernel& kernel, const Problem& problem, const Runtime& given) {
+  Runtime runtime = given;
+  if (runtime.executor == nullptr) runtime.executor = &default_executor();
+  const std::size_t needed = kernel.workspace(problem, runtime.executor->workers());
+  check.require(runtime.workspace.bytes >= needed && (needed == 0 || runtime.workspace.data != nullptr),
+                "the workspace has ", runtime.workspace.bytes, " bytes: this call needs ", needed,
+                "; ask the operation's workspace query");
+  check.require(reinterpret_cast<std::uintptr_t>(runtime.workspace.data) % 64 == 0,
+                "the workspace must be aligned to 64 bytes");
+  kernel.launch(problem, runtime);
+}
+
+int workers_of(const Runtime& runtime) {
+  return runtime.executor != nullptr ? runtime.executor->workers() : default_executor().workers();
+}
+
+template <class Problem>
+std::vector<Candidate> explain(const Problem& problem, Device device, const Wish& wish, int workers) {
+  std::vector<Candidate> list;
+  std::size_t best = 0;
+  for (const auto* kernel : candidates(&problem)) {
+    Candidate candidate;
+    candidate.name = kernel->name;
+    candidate.method = kernel->method;
+    candidate.reason = refusal(*kernel, problem, device, wish);
+    candidate.supported = kernel->device == device && kernel->supports(problem).empty();
+    if (candidate.supported) {
+      candidate.seconds = kernel->estimate(problem, workers);
+      candidate.workspace = kernel->workspace(problem, workers);
+    }
+    list.push_back(candidate);
+    const bool eligible = list.back().reason.empty();
+    if (eligible && (best == 0 || candidate.seconds < list[best - 1].seconds)) best = list.size();
+  }
+  if (best > 0) list[best - 1].chosen = true;
+  return list;
+}
+
+}  // namespace
+
+std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
+                                        const AttentionOptions& options, const Runtime& runtime) {
+  const Check check("attention_forward_workspace");
+  const AttentionProblem problem = checked_forward_problem(check, q, k, v, {}, {}, options);
+  const int workers = workers_of(runtime);
+  return choose(check, problem, q.device, Wish(check, options), workers)->workspace(problem, workers);
+}
+
+void attention_forward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+                       const TensorView& lse, const AttentionOptions& options, const Runtime& runtime) {
+  const Check check("attention_forward");
+  check.require(o.given(), "o is missing");
+  const AttentionProblem problem = checked_forward_problem(check, q, k, v, o, lse, options);
+  run(check, *choose(check, problem, q.device, Wish(check, options), workers_of(runtime)), problem, runtime);
+}
+
+std::size_t attention_backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
+                                         const AttentionGradients& gradients, const AttentionOptions& options,
+                                         const Runtime& runtime) {
+  const Check check("attention_backward_workspace");
+  const AttentionBackwardProblem problem = checked_backward_problem(check, q, k, v, {}, {}, {}, {}, gradients, options);
+  const int workers = workers_of(runtime);
+  return choose(check, problem, q.device, Wish(check, options), workers)->workspace(problem, workers);
+}
+
+void attention_backward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+                        const TensorView& lse, const TensorView& d_o, const TensorView& d_lse,
+                        const AttentionGradients& gradients, const AttentionOptions& options, const Runtime& runtime) {
+  const Check check("attention_backward");
+  check.require(o.given(), "o is missing");
+  check.require(lse.given(), "lse is missing: attention_forward writes it");
+  check.require(d_o.given(), "d_o is missing");
+  const AttentionBackwardProblem problem =
+      checked_backward_problem(check, q, k, v, o, lse, d_o, d_lse, gradients, options);
+  run(check, *choose(check, problem, q.device, Wish(check, options), workers_of(runtime)), problem, runtime);
+}
+
+std::vector<Candidate> explain_attention(const TensorView& q, const TensorView& k, const TensorView& v,
+                                         const AttentionOptions& options, Pass pass, const Runtime& runtime) {
+  const Check check("explain_attention");
+  const int workers = workers_of(runtime);
+  if (pass == Pass::forward) {
+    return explain(checked_forward_problem(check, q, k, v, {}, {}, options), q.device, Wish(check, options), workers);
+  }
+  return explain(checked_backward_problem(check, q, k, v, {}, {}, {}, {}, {}, options), q.device, Wish(check, options),
+                 workers);
+}
+
+}  // namespace heddle
