@@ -11,7 +11,7 @@
 #include "core/check.h"
 #include "core/dtypes.h"
 #include "heddle/safetensors.h"
-#include "model/quoted.h"
+#include "model/in_quotes.h"
 
 namespace heddle {
 namespace {
@@ -76,7 +76,7 @@ class ConfigFile {
     const json& value = root_[key];
     check_.require(value.is_string() && value.get_ref<const std::string&>() == expected, path_, ": ", key, " must be '",
                    expected, "'",
-                   value.is_string() ? text("; found ", quoted(value.get_ref<const std::string&>())) : "");
+                   value.is_string() ? text("; found ", in_quotes(value.get_ref<const std::string&>())) : "");
   }
 
   const Check check_{"encoder"};
@@ -163,7 +163,7 @@ std::unique_ptr<Encoder::Weights> Encoder::Weights::load(const std::string& fold
   check.require(options.dtype == DType::f32 || options.dtype == DType::bf16, "dtype is ", name_of(options.dtype),
                 ": it must be float32 or bfloat16");
   check.require(options.method.empty() || options.method == "flash" || options.method == "baseline", "method is ",
-                quoted(options.method), ": it must be 'flash', 'baseline' or empty");
+                in_quotes(options.method), ": it must be 'flash', 'baseline' or empty");
 
   auto weights = std::make_unique<Weights>();
   weights->options = options;

@@ -14,7 +14,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
-#include "model/quoted.h"
+#include "model/in_quotes.h"
 
 namespace heddle {
 namespace {
@@ -61,7 +61,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   }
   bool number_float(number_float_t, const string_t& digits) override {
     if (at_ == At::array) {
-      return fail(text(where(), " holds ", quoted(digits), ": it must be an integer below 2^63"));
+      return fail(text(where(), " holds ", in_quotes(digits), ": it must be an integer below 2^63"));
     }
     return unexpected("a number");
   }
@@ -114,20 +114,20 @@ class HeaderReader : public nlohmann::json_sax<json> {
         } else if (value.empty() || value.size() > kMaxName) {
           return fail(text("a tensor's name has ", value.size(), " bytes: it must have 1 to ", kMaxName));
         } else if (tensors.contains(value)) {
-          return fail(text("tensor ", quoted(value), " appears twice"));
+          return fail(text("tensor ", in_quotes(value), " appears twice"));
         }
         name_ = value;
         break;
       case At::metadata:
-        if (metadata.contains(value)) return fail(text("'__metadata__' has the key ", quoted(value), " twice"));
+        if (metadata.contains(value)) return fail(text("'__metadata__' has the key ", in_quotes(value), " twice"));
         break;
       default:
         if (value != "dtype" && value != "shape" && value != "data_offsets") {
-          return fail(text("tensor ", quoted(name_), " has the unknown field ", quoted(value)));
+          return fail(text("tensor ", in_quotes(name_), " has the unknown field ", in_quotes(value)));
         }
         if ((value == "dtype" && tensor_->dtype) || (value == "shape" && tensor_->shape) ||
             (value == "data_offsets" && tensor_->offsets)) {
-          return fail(text("tensor ", quoted(name_), " has the field ", quoted(value), " twice"));
+          return fail(text("tensor ", in_quotes(name_), " has the field ", in_quotes(value), " twice"));
         }
     }
     key_ = std::move(value);
@@ -140,7 +140,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
  private:
   enum class At { outside, top, tensor, metadata, array };
 
-  std::string where() const { return text("tensor ", quoted(name_), ": ", key_); }
+  std::string where() const { return text("tensor ", in_quotes(name_), ": ", key_); }
   bool fail(std::string sentence) {
     failure = std::move(sentence);
     return false;
@@ -150,9 +150,9 @@ class HeaderReader : public nlohmann::json_sax<json> {
       case At::outside:
         return fail(text("the header is ", found, ": it must be an object"));
       case At::top:
-        return fail(text(quoted(key_), " is ", found, ": it must be an object"));
+        return fail(text(in_quotes(key_), " is ", found, ": it must be an object"));
       case At::metadata:
-        return fail(text("'__metadata__' has ", found, " under ", quoted(key_), ": it maps strings to strings"));
+        return fail(text("'__metadata__' has ", found, " under ", in_quotes(key_), ": it maps strings to strings"));
       case At::array:
         return fail(text(where(), " holds ", found, ": it must hold integers"));
       case At::tensor:
@@ -177,13 +177,13 @@ std::uint64_t read_length(const std::byte* bytes) {
 // Checks one description against the `size` bytes of the data section at `data`.
 SafeTensors::Entry checked_entry(const Check& check, const std::string& source, const std::string& name,
                                  const Described& described, const std::byte* data, std::uint64_t size) {
-  const std::string where = text(source, ": tensor ", quoted(name));
+  const std::string where = text(source, ": tensor ", in_quotes(name));
   check.require(described.dtype.has_value(), where, " has no dtype");
   check.require(described.shape.has_value(), where, " has no shape");
   check.require(described.offsets.has_value(), where, " has no data_offsets");
   const auto* dtype = std::find_if(std::begin(kDTypes), std::end(kDTypes),
                                    [&](const FileDType& known) { return *described.dtype == known.name; });
-  check.require(dtype != std::end(kDTypes), where, " has the unknown dtype ", quoted(*described.dtype));
+  check.require(dtype != std::end(kDTypes), where, " has the unknown dtype ", in_quotes(*described.dtype));
 
   SafeTensors::Entry entry;
   entry.dtype = *described.dtype;
@@ -221,10 +221,10 @@ void check_cover(const Check& check, const std::string& source,
             [](const Range& a, const Range& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
   std::uint64_t covered = 0;
   for (const Range& range : ranges) {
-    check.require(range.begin >= covered, source, ": tensor ", quoted(*range.name), " begins at byte ", range.begin,
+    check.require(range.begin >= covered, source, ": tensor ", in_quotes(*range.name), " begins at byte ", range.begin,
                   ", inside another tensor that ends at ", covered);
     check.require(range.begin == covered, source, ": bytes ", covered, " to ", range.begin,
-                  " of the data section belong to no tensor; the next one is ", quoted(*range.name));
+                  " of the data section belong to no tensor; the next one is ", in_quotes(*range.name));
     covered = range.end;
   }
   check.require(covered == size, source, ": bytes ", covered, " to ", size, " of the data section belong to no tensor");
@@ -250,6 +250,9 @@ SafeTensors SafeTensors::read(const void* bytes, std::size_t size, const std::st
                 " follow it");
   const auto* header = reinterpret_cast<const char*>(begin + 8);
   check.require(length > 0 && header[0] == '{', source, ": the header does not begin with '{'");
+
+  // The JSON lexer takes a zero byte for the end of its input.
+  check.require(std::memchr(header, 0, length) == nullptr, source, ": the header holds a zero byte");
 
   HeaderReader reader;
   if (!json::sax_parse(header, header + length, &reader))
@@ -290,9 +293,9 @@ SafeTensors SafeTensors::open(const std::string& path) {
 TensorView SafeTensors::tensor(const std::string& name) const {
   const Check check("safetensors");
   const auto found = entries_.find(name);
-  check.require(found != entries_.end(), source_, " has no tensor ", quoted(name));
+  check.require(found != entries_.end(), source_, " has no tensor ", in_quotes(name));
   const Entry& entry = found->second;
-  const std::string where = text(source_, ": tensor ", quoted(name));
+  const std::string where = text(source_, ": tensor ", in_quotes(name));
 
   static constexpr std::pair<const char*, DType> kViewable[] = {
       {"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16}, {"I32", DType::i32}, {"BOOL", DType::boolean}};
