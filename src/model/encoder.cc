@@ -120,6 +120,7 @@ class Encoder::Call {
     options.cu_seqlens_q = options.cu_seqlens_k = cu_seqlens;
     options.max_seqlen_q = options.max_seqlen_k = longest;
     options.method = weights_.options.method;
+    options.batch_invariant = true;  // a text's embedding must not depend on its neighbours
     return options;
   }
 

@@ -45,7 +45,7 @@ HWY_INLINE void store(D d, hn::Vec<D> value, float* to) {
 }
 
 template <class D>
-HWY_INLINE void store(D d, hn::Vec<D> value, std::uint16_t* to) {
+HWY_INLINE void store(D, hn::Vec<D> value, std::uint16_t* to) {
   const hn::Rebind<std::uint16_t, D> d16;
   const hn::RebindToUnsigned<D> d32;
   const auto bits = hn::BitCast(d32, value);
