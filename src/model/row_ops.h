@@ -33,4 +33,20 @@ void accumulate(const void* x, std::int64_t count, DType dtype, float* sum);
 void widen(const std::uint16_t* x, std::int64_t count, float* out);
 void narrow(const float* x, std::int64_t count, std::uint16_t* out);
 
+// The same steps as one SIMD target has them (see cpu/kernels.h); bf16 as its bits.
+struct RowKernels {
+  void (*gelu_f32)(const float* x, std::int64_t count, float* out);
+  void (*gelu_bf16)(const float* x, std::int64_t count, std::uint16_t* out);
+  void (*layer_norm_f32)(float* x, const float* residual, std::int64_t rows, const LayerNormRows& norm, float* out);
+  void (*layer_norm_bf16)(float* x, const std::uint16_t* residual, std::int64_t rows, const LayerNormRows& norm,
+                          std::uint16_t* out);
+  void (*add_three_f32)(const float* a, const float* b, const float* c, std::int64_t count, float* out);
+  void (*add_three_bf16)(const std::uint16_t* a, const std::uint16_t* b, const std::uint16_t* c, std::int64_t count,
+                         float* out);
+  void (*accumulate_f32)(const float* x, std::int64_t count, float* sum);
+  void (*accumulate_bf16)(const std::uint16_t* x, std::int64_t count, float* sum);
+  void (*widen)(const std::uint16_t* x, std::int64_t count, float* out);
+  void (*narrow)(const float* x, std::int64_t count, std::uint16_t* out);
+};
+
 }  // namespace heddle
