@@ -5,6 +5,9 @@
 #include <cstdlib>
 
 #include <hwy/detect_compiler_arch.h>
+#if HWY_ARCH_X86
+#include <cpuid.h>
+#endif
 
 #include "core/check.h"
 #include "heddle/runtime.h"
@@ -53,7 +56,9 @@ std::vector<Target> built_targets() {
                          __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
   const bool with_avx512 = with_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
-  const bool with_bf16 = with_avx512 && __builtin_cpu_supports("avx512bf16");
+  // Leaf 7, subleaf 1, EAX bit 5: AVX512_BF16, which clang 14's __builtin_cpu_supports does not know.
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool with_bf16 = with_avx512 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
   targets.push_back({&avx512_bf16::kKernels, with_bf16});
   targets.push_back({&avx512::kKernels, with_avx512});
   targets.push_back({&avx2::kKernels, with_avx2});
