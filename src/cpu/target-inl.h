@@ -17,6 +17,7 @@
 #include "cpu/rows-inl.h"
 #include "cpu/keys-inl.h"
 #include "cpu/scores-inl.h"
+#include "cpu/decode-inl.h"
 #include "cpu/attention_fwd-inl.h"
 #include "cpu/attention_baseline-inl.h"
 #include "cpu/attention_bwd-inl.h"
