@@ -1,5 +1,6 @@
 #include "ops/attention_arguments.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
