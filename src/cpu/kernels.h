@@ -7,6 +7,7 @@
 
 #include "core/attention_problem.h"
 #include "cpu/plan.h"
+#include "model/row_ops.h"
 
 namespace heddle::cpu {
 
@@ -39,6 +40,8 @@ struct Kernels {
                          std::int64_t b, std::int64_t kv_head, float* sums, std::int64_t count, std::int64_t stride);
   std::size_t (*bias_scratch)(const AttentionBackwardProblem&);
   void (*bias_gradient)(const AttentionBackwardProblem&, const BiasTask&, std::byte* scratch);
+
+  RowKernels model_rows;
 };
 
 // The target in use; targets built into the library that this processor can run, best first.

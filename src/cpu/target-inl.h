@@ -22,6 +22,7 @@
 #include "cpu/attention_fwd-inl.h"
 #include "cpu/attention_baseline-inl.h"
 #include "cpu/attention_bwd-inl.h"
+#include "model/row_ops-inl.h"
 // clang-format on
 
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -48,6 +49,7 @@ const Kernels kKernels = {
     .write_gradient = WriteGradient,
     .bias_scratch = BiasScratch,
     .bias_gradient = BiasGradient,
+    .model_rows = kRowKernels,
 };
 
 }  // namespace heddle::cpu::HEDDLE_TARGET
