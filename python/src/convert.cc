@@ -1,13 +1,21 @@
 #include "convert.h"
 
-#include <cstring>
+#include <string_view>
 
 #include "heddle/error.h"
 
 namespace heddle::python {
 namespace {
 
-constexpr const char* kDTypes = "float32, float16, bfloat16, int32 or bool";
+// The dtypes that an argument of this name may have.
+std::string rule_of(std::string_view name) {
+  for (const std::string_view index :
+       {"cu_seqlens", "seqused", "seqlens", "page_table", "cache_", "offsets", "token_"}) {
+    if (name.starts_with(index)) return "it must be int32";
+  }
+  if (name == "mask") return "it must be bool (true = attend); pass numbers that are added as bias";
+  return "it must be float32, float16 or bfloat16";
+}
 
 std::string name_of(nb::dlpack::dtype dtype) {
   const auto code = static_cast<nb::dlpack::dtype_code>(dtype.code);
@@ -54,7 +62,7 @@ TensorView Arguments::view(nb::handle object, const char* name, bool writable) {
 TensorView Arguments::view_of_tuple(const nb::tuple& parts, const char* name) const {
   if (parts.size() != 4) refuse(name, "is a tuple: it must be an array");
   PyObject* dtype = NB_TUPLE_GET_ITEM(parts.ptr(), 1);
-  if (PyUnicode_Check(dtype)) refuse(name, "is " + std::string(PyUnicode_AsUTF8(dtype)) + ": it must be " + kDTypes);
+  if (PyUnicode_Check(dtype)) refuse(name, "is " + std::string(PyUnicode_AsUTF8(dtype)) + ": " + rule_of(name));
   PyObject* shape = NB_TUPLE_GET_ITEM(parts.ptr(), 2);
   PyObject* stride = NB_TUPLE_GET_ITEM(parts.ptr(), 3);
   const Py_ssize_t rank = PyTuple_Size(shape);
@@ -77,8 +85,7 @@ TensorView Arguments::view_of_tuple(const nb::tuple& parts, const char* name) co
 TensorView Arguments::view_of_array(nb::handle object, const char* name, bool writable) {
   nb::ndarray<nb::ro> array;
   if (!nb::try_cast(object, array)) {
-    const nb::str type =
-        nb::steal<nb::str>(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()))).attr("__name__").release());
+    const nb::str type = nb::inst_name(object);
     refuse(name, "is a " + std::string(type.c_str()) + ": it must be an array that supports DLPack, such as numpy's");
   }
   if (writable) {
@@ -90,7 +97,7 @@ TensorView Arguments::view_of_array(nb::handle object, const char* name, bool wr
                      "): this build of Heddle runs on the CPU");
   }
   TensorView view;
-  if (!dtype_of(array.dtype(), &view.dtype)) refuse(name, "is " + name_of(array.dtype()) + ": it must be " + kDTypes);
+  if (!dtype_of(array.dtype(), &view.dtype)) refuse(name, "is " + name_of(array.dtype()) + ": " + rule_of(name));
   if (array.ndim() < 1 || array.ndim() > kMaxRank) {
     refuse(name, "has " + std::to_string(array.ndim()) + " dimensions: it must have 1 to " + std::to_string(kMaxRank));
   }
