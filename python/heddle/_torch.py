@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import _heddle
-from ._torch_ops import check_rank, empty_lse, empty_out, seed_number, view
+from ._torch_ops import AttentionForTransforms, check_rank, empty_lse, empty_out, seed_number, transformed, view
 
 _forward_operator = torch.ops.heddle.attention_forward.default
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -89,7 +89,8 @@ def attention(q, k, v, arrays, numbers, seed, rest, return_lse):
         _heddle.attention_forward(view(q), view(k), view(v), view(out), view(lse), items)
         return (out, lse) if return_lse else out
     _check_tensors(("q", "k", "v"), (q, k, v))
-    out, lse = _forward_operator(q, k, v, *arrays, *numbers, _seed_tensor(seed) if dropout else None, *rest)
+    operator = AttentionForTransforms.apply if transformed() else _forward_operator
+    out, lse = operator(q, k, v, *arrays, *numbers, _seed_tensor(seed) if dropout else None, *rest)
     return (out, lse) if return_lse else out
 
 

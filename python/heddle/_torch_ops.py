@@ -108,6 +108,11 @@ def _backward_cpu(d_o, d_lse, q, k, v, o, lse, wanted, *options):
     return gradients
 
 
+def transformed() -> bool:
+    """Whether one of torch.func's transforms runs this call."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _save_for_backward(ctx, inputs, output):
     q, k, v, *options = inputs
     out, lse = output
@@ -125,9 +130,8 @@ def _backward(ctx, d_o, d_lse):
     wanted = [needs[0], needs[1], needs[2], needs[3 + _BIAS], needs[3 + _SINK]]
     if d_o is None:
         d_o = torch.zeros_like(out)
-    gradients = torch.ops.heddle.attention_backward(
-        d_o, d_lse, q, k, v, out, lse, wanted, *arrays, *before, seed, *after
-    )
+    operator = _AttentionBackwardForTransforms.apply if transformed() else torch.ops.heddle.attention_backward
+    gradients = operator(d_o, d_lse, q, k, v, out, lse, wanted, *arrays, *before, seed, *after)
     dq, dk, dv, dbias, dsink = (x if want else None for x, want in zip(gradients, wanted))
     result = [dq, dk, dv] + [None] * len(ctx.needs_input_grad[3:])
     result[3 + _BIAS], result[3 + _SINK] = dbias, dsink
@@ -136,6 +140,32 @@ def _backward(ctx, d_o, d_lse):
 
 def _no_second_derivative(ctx, *gradients):
     raise RuntimeError("heddle::attention_backward has no derivative: second derivatives are not supported")
+
+
+# torch.func's transforms do not see through register_autograd: under them the operators are called inside these.
+class AttentionForTransforms(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.heddle.attention_forward(*arguments)
+
+    setup_context = staticmethod(_save_for_backward)
+    backward = staticmethod(_backward)
+
+
+class _AttentionBackwardForTransforms(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.heddle.attention_backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_no_second_derivative)
 
 
 def _rotary_fake(x, cos, sin, interleaved, offsets):

@@ -84,7 +84,7 @@ nb::tuple describe(nb::handle object, const std::string& operation, const std::s
 }
 
 // An owning, contiguous array that any DLPack consumer can take: numpy has no bfloat16.
-nb::ndarray<> empty(const std::vector<std::int64_t>& shape, int dtype) {
+nb::ndarray<nb::array_api> empty(const std::vector<std::int64_t>& shape, int dtype) {
   using Code = nb::dlpack::dtype_code;
   const auto kind = static_cast<DType>(dtype);
   const nb::dlpack::dtype type{static_cast<std::uint8_t>(kind == DType::bf16 ? Code::Bfloat : Code::Float),
@@ -95,7 +95,7 @@ nb::ndarray<> empty(const std::vector<std::int64_t>& shape, int dtype) {
   void* data = std::aligned_alloc(64, (bytes + 64) / 64 * 64);
   if (data == nullptr) throw std::bad_alloc();
   nb::capsule owner(data, [](void* memory) noexcept { std::free(memory); });
-  return nb::ndarray<>(data, extents.size(), extents.data(), owner, nullptr, type);
+  return nb::ndarray<nb::array_api>(data, extents.size(), extents.data(), owner, nullptr, type);
 }
 
 }  // namespace

@@ -124,6 +124,7 @@ def test_fake_and_meta_tensors_give_shapes():
     assert heddle.attention(q, q, q).device.type == "meta"
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_functional_transforms():
     q, k, v = tensors()
 
@@ -135,6 +136,8 @@ def test_functional_transforms():
     many = torch.stack([q, q + 1])
     looped = torch.stack([heddle.attention(x, k, v) for x in many])
     torch.testing.assert_close(torch.func.vmap(lambda x: heddle.attention(x, k, v))(many), looped)
+    per_sample = torch.func.vmap(torch.func.grad(loss))(many)
+    torch.testing.assert_close(per_sample, torch.stack([loss_of(loss, [x])[1][0] for x in many]))
 
 
 def test_modes_and_subclasses_see_the_call():
