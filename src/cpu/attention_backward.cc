@@ -1,0 +1,138 @@
+// Launches the backward on the CPU. Work is cut by the problem alone, so every bit is the same with any number of
+// threads.
+#include <algorithm>
+#include <cmath>
+
+#include "core/dtypes.h"
+#include "cpu/attention.h"
+#include "cpu/kernels.h"
+
+namespace heddle::cpu {
+namespace {
+
+using Problem = AttentionBackwardProblem;
+
+// Tasks that few heads are cut into, so that a machine with several cores has work; each keeps its own sums of dK and
+// dV.
+constexpr std::int64_t kFewTasks = 16;
+
+std::int64_t splits(const Problem& p) {
+  const std::int64_t heads = std::max<std::int64_t>(p.B * p.Hkv, 1);
+  return std::clamp<std::int64_t>(ceil_div(kFewTasks, heads), 1,
+                                  std::max<std::int64_t>(ceil_div(p.Sq * p.G, kBackwardRows), 1));
+}
+
+std::int64_t dk_floats(const Problem& p) { return round_up(p.Sk, kKeyBlock) * kernels().gradient_width(p.D); }
+std::int64_t dv_floats(const Problem& p) { return round_up(p.Sk, kKeyBlock) * kernels().gradient_width(p.Dv); }
+std::int64_t sum_floats(const Problem& p) { return round_up(dk_floats(p) + dv_floats(p), 16); }
+
+std::size_t scratch_bytes(const Problem& p) {
+  const std::size_t tile = kernels().backward_scratch(p), bias = p.dbias ? kernels().bias_scratch(p) : 0;
+  return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(std::max(tile, bias)), 64));
+}
+
+// With one split a worker sums one kv head after the other; with more, each task has sums of its own.
+std::int64_t sum_slots(const Problem& p, int workers) {
+  return splits(p) == 1 ? workers : std::max<std::int64_t>(p.B * p.Hkv, 1) * splits(p);
+}
+
+Refusal supports(const Problem&) { return ""; }
+
+double estimate(const Problem& p, int workers) {
+  const Kernels& k = kernels();
+  const double rate = p.dtype == DType::bf16 ? k.bf16_rate : k.f32_rate;
+  const double pairs = static_cast<double>(p.B * p.H) * static_cast<double>(p.Sq) * static_cast<double>(p.Sk) *
+                       (p.causal == Causal::none ? 1.0 : 0.5);
+  return 6e-6 + pairs * (6.0 * static_cast<double>(p.D) + 4.0 * static_cast<double>(p.Dv) + 20.0) / (rate * workers);
+}
+
+std::size_t workspace(const Problem& p, int workers) {
+  return scratch_bytes(p) * static_cast<std::size_t>(workers) +
+         static_cast<std::size_t>(sum_slots(p, workers)) * static_cast<std::size_t>(sum_floats(p)) * 4;
+}
+
+void write(const Kernels& k, const Problem& p, std::int64_t b, std::int64_t kv_head, float* sums, std::int64_t count) {
+  if (p.dk) k.write_gradient(p, p.dk, p.D, p.scale, b, kv_head, sums, count, sum_floats(p));
+  if (p.dv) k.write_gradient(p, p.dv, p.Dv, 1.0f, b, kv_head, sums + dk_floats(p), count, sum_floats(p));
+}
+
+// dL/dsink_h = -sum over rows of p_sink * delta, with p_sink = exp(sink - lse).
+void sink_gradient(const Problem& p, std::int64_t h) {
+  double sum = 0;
+  const double sink = p.sink.as<const float>()[h * p.sink.stride_h];
+  for (std::int64_t b = 0; b < p.B; ++b) {
+    const Sequence s = p.sequence(b);
+    for (std::int64_t i = 0; i < s.sq; ++i) {
+      const std::int64_t row = s.q_begin + i;
+      const double lse = p.lse.as<const float>()[p.lse.offset(b, h, row)];
+      if (std::isinf(lse) && lse < 0) continue;
+      const std::byte *o = p.o.at(b, row, h), *d_o = p.d_o.at(b, row, h);
+      double delta = p.d_lse ? -static_cast<double>(p.d_lse.as<const float>()[p.d_lse.offset(b, h, row)]) : 0.0;
+      for (std::int64_t d = 0; d < p.Dv; ++d) {
+        delta += static_cast<double>(load_element(o, p.o.dtype, d * p.o.stride_d)) *
+                 static_cast<double>(load_element(d_o, p.d_o.dtype, d * p.d_o.stride_d));
+      }
+      sum -= std::exp(sink - lse) * delta;
+    }
+  }
+  p.dsink.as<float>()[h * p.dsink.stride_h] = static_cast<float>(sum);
+}
+
+void launch(const Problem& p, const Runtime& runtime) {
+  const Kernels& k = kernels();
+  Executor& executor = *runtime.executor;
+  auto* memory = static_cast<std::byte*>(runtime.workspace.data);
+  const std::size_t scratch_each = scratch_bytes(p);
+  const auto scratch = [&](int worker) { return memory + scratch_each * static_cast<std::size_t>(worker); };
+  auto* sums = reinterpret_cast<float*>(scratch(executor.workers()));
+  const std::int64_t cuts = splits(p), each = sum_floats(p);
+
+  if (p.dq || p.dk || p.dv) {
+    executor.parallel_for(p.B * p.Hkv * cuts, [&](std::int64_t index, int worker) {
+      BackwardTask task;
+      task.b = index / cuts / p.Hkv;
+      task.kv_head = index / cuts % p.Hkv;
+      task.first_tile = index % cuts;
+      task.tile_step = cuts;
+      task.dk = sums + (cuts == 1 ? worker : index) * each;
+      task.dv = task.dk + dk_floats(p);
+      k.backward(p, task, scratch(worker));
+      if (cuts == 1) write(k, p, task.b, task.kv_head, task.dk, 1);
+    });
+    if (cuts > 1) {
+      executor.parallel_for(p.B * p.Hkv, [&](std::int64_t index, int) {
+        write(k, p, index / p.Hkv, index % p.Hkv, sums + index * cuts * each, cuts);
+      });
+    }
+  }
+  if (p.dbias) {
+    const std::int64_t rows = p.bias_rows == 1 ? p.Sq : kBiasRows,
+                       tiles = p.bias_rows == 1 ? 1 : ceil_div(p.Sq, kBiasRows);
+    executor.parallel_for(p.bias_batch * p.bias_heads * tiles, [&](std::int64_t index, int worker) {
+      BiasTask task;
+      task.bias_b = index / tiles / p.bias_heads;
+      task.bias_h = index / tiles % p.bias_heads;
+      task.row_begin = index % tiles * rows;
+      task.row_end = std::min(task.row_begin + rows, p.Sq);
+      k.bias_gradient(p, task, scratch(worker));
+    });
+  }
+  if (p.dsink) {
+    executor.parallel_for(p.H, [&](std::int64_t h, int) { sink_gradient(p, h); });
+  }
+}
+
+}  // namespace
+
+const AttentionBackwardKernel kAttentionBackward = {
+    .name = "cpu",
+    .method = "flash",
+    .device = Device::cpu,
+    .automatic = true,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .launch = launch,
+};
+
+}  // namespace heddle::cpu

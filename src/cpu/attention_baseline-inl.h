@@ -1,0 +1,245 @@
+// The unfused method in three steps over the full score matrix: S = Q K^T, P = softmax(S), O = P V. It shares the fused
+// kernel's matrix products, packing and exponentials and differs in what it stores: 4 bytes for every pair.
+
+HWY_BEFORE_NAMESPACE();
+namespace heddle::cpu::HEDDLE_TARGET {
+
+template <class W>
+class BaselineTile {
+  using T = typename W::T;
+
+ public:
+  BaselineTile(const AttentionProblem& p, std::byte* memory)
+      : p_(p), dp_(round_up(p.D, kPad)), dvp_(round_up(p.Dv, kPad)), groups_(kTileRows / kGroup) {
+    Scratch scratch(memory);
+    line_ = scratch.take<float>(4 * std::max(dp_, dvp_));
+    q_ = scratch.take<T>(groups_ * dp_ / W::kPair * kGroup);
+    keys_ = scratch.take<T>(kKeyBlock * dp_ / W::kPair);
+    panels_ = scratch.take<T>(dvp_ / kTileM * PanelStride<W>(kKeyBlock));
+    tile_ = scratch.take<float>(kKeyBlock * kGroup);
+    extra_ = scratch.take<float>(kKeyBlock * kGroup);
+    if (W::kPair == 2) pairs_ = scratch.take<T>(kKeyBlock / 2 * kGroup);
+    o_ = scratch.take<float>(groups_ * dvp_ * kGroup);
+    bytes_ = scratch.used();
+  }
+  std::size_t bytes() const { return bytes_; }
+
+  void scores(const BaselineTask& task) {
+    const Sequence s = p_.sequence(task.b);
+    const Head head{p_, task.b, task.kv_head, s};
+    const std::int64_t depth = dp_ / W::kPair;
+    for_groups(head, task, [&](const GroupRows& g, std::int64_t group) {
+      GatherRowsTransposed<W>(p_, p_.q, p_.D, dp_, task.b, s, task.kv_head, g.begin, g.count,
+                              static_cast<std::int64_t>(g.vectors) * kLanes, q_ + group * depth * kGroup, kGroup,
+                              line_);
+    });
+    for (std::int64_t block = 0; block < s.sk; block += kKeyBlock) {
+      const std::int64_t count = std::min(kKeyBlock, s.sk - block);
+      PackRows<W>(p_, p_.k, p_.D, dp_, task.b, s, task.kv_head, block, count, round_up(count, kPad), keys_);
+      for_groups(head, task, [&](const GroupRows& g, std::int64_t group) {
+        for (std::int64_t j = 0; j < count; j += kTileM) {
+          const T *k = keys_ + j * depth, *q = q_ + group * depth * kGroup;
+          const bool direct = g.count == g.vectors * kLanes && j + kTileM <= count;
+          float* to = direct ? at(head, task, g, block + j) : tile_;
+          const std::int64_t ld = direct ? stride(head) : kGroup;
+          if (g.vectors == 1) TileProduct<W, 1, Sum::kStore>(depth, k, depth, 1, q, kGroup, to, ld, nullptr, nullptr);
+          if (g.vectors == 2) TileProduct<W, 2, Sum::kStore>(depth, k, depth, 1, q, kGroup, to, ld, nullptr, nullptr);
+          if (g.vectors == 3) TileProduct<W, 3, Sum::kStore>(depth, k, depth, 1, q, kGroup, to, ld, nullptr, nullptr);
+          if (!direct) put(head, task, g, block + j, std::min<std::int64_t>(kTileM, count - j));
+        }
+      });
+    }
+  }
+
+  void softmax(const BaselineTask& task) {
+    const Sequence s = p_.sequence(task.b);
+    const Head head{p_, task.b, task.kv_head, s};
+    for_groups(head, task, [&](const GroupRows& g, std::int64_t) { softmax_group(head, task, g); });
+  }
+
+  void output(const BaselineTask& task) {
+    const Sequence s = p_.sequence(task.b);
+    const Head head{p_, task.b, task.kv_head, s};
+    std::memset(o_, 0, static_cast<std::size_t>(groups_ * dvp_ * kGroup) * 4);
+    for (std::int64_t block = 0; block < s.sk; block += kKeyBlock) {
+      const std::int64_t count = std::min(kKeyBlock, s.sk - block), padded = round_up(count, kPad);
+      PackPanels<W>(p_, p_.v, p_.Dv, dvp_, task.b, s, task.kv_head, block, count, padded, panels_, line_);
+      for_groups(head, task, [&](const GroupRows& g, std::int64_t group) {
+        add_values(head, task, g, group, block, count, padded);
+      });
+    }
+    for_groups(head, task, [&](const GroupRows& g, std::int64_t group) {
+      ScatterRows(p_, p_.o, p_.Dv, dvp_, task.b, s, task.kv_head, g.begin, g.count, o_ + group * dvp_ * kGroup, kGroup,
+                  line_);
+    });
+  }
+
+ private:
+  template <class F>
+  void for_groups(const Head& head, const BaselineTask& task, const F& f) {
+    for (std::int64_t begin = task.row_begin, group = 0; begin < task.row_end; begin += kGroup, ++group) {
+      PrepareRows(p_, head.b, head.s, head.kv_head, begin, std::min<std::int64_t>(kGroup, task.row_end - begin), rows_);
+      f(rows_, group);
+    }
+  }
+
+  std::int64_t stride(const Head& head) const { return head.s.q_rows * p_.G; }
+  float* at(const Head& head, const BaselineTask& task, const GroupRows& g, std::int64_t key) const {
+    return task.scores + key * stride(head) + g.begin;
+  }
+  // Keys [key, key + count) between the score matrix and the tile, valid lanes only.
+  void get(const Head& head, const BaselineTask& task, const GroupRows& g, std::int64_t key, std::int64_t count) {
+    for (std::int64_t j = 0; j < count; ++j) {
+      std::memcpy(tile_ + j * kGroup, at(head, task, g, key + j), static_cast<std::size_t>(g.count) * 4);
+      std::memset(tile_ + j * kGroup + g.count, 0, static_cast<std::size_t>(kGroup - g.count) * 4);
+    }
+  }
+  void put(const Head& head, const BaselineTask& task, const GroupRows& g, std::int64_t key, std::int64_t count) {
+    for (std::int64_t j = 0; j < count; ++j) {
+      std::memcpy(at(head, task, g, key + j), tile_ + j * kGroup, static_cast<std::size_t>(g.count) * 4);
+    }
+  }
+
+  // Runs f(tile, ld, key, count) over all keys, in place where the group's lanes are whole vectors.
+  template <class F>
+  void for_blocks(const Head& head, const BaselineTask& task, const GroupRows& g, const F& f) {
+    const bool direct = g.count == g.vectors * kLanes;
+    for (std::int64_t key = 0; key < head.s.sk; key += kKeyBlock) {
+      const std::int64_t count = std::min(kKeyBlock, head.s.sk - key);
+      if (!direct) get(head, task, g, key, count);
+      f(direct ? at(head, task, g, key) : tile_, direct ? stride(head) : std::int64_t{kGroup}, key, count);
+      if (!direct) put(head, task, g, key, count);
+    }
+  }
+
+  void softmax_group(const Head& head, const BaselineTask& task, const GroupRows& g) {
+    const DF d;
+    VF max[kTileN], sum[kTileN], factor[kTileN];
+    for (int n = 0; n < kTileN; ++n) {
+      max[n] = hn::Set(d, -kInfinity);
+      sum[n] = hn::Zero(d);
+    }
+    for_blocks(head, task, g, [&](float* tile, std::int64_t ld, std::int64_t key, std::int64_t count) HWY_ATTR {
+      FinishScores(head, g, key, count, tile, ld, extra_, max);
+    });
+    alignas(64) float top[kGroup], total[kGroup], scale[kGroup];
+    for (int n = 0; n < kTileN; ++n) hn::StoreU(max[n], d, top + n * kLanes);
+    for (std::int64_t lane = 0; lane < g.count; ++lane) {
+      const Row row = row_at(p_, head.kv_head, g.begin + lane);
+      if (p_.sink && row.i < head.s.sq) {
+        top[lane] = std::max(top[lane], p_.sink.as<const float>()[row.h * p_.sink.stride_h] * kLog2e);
+      }
+    }
+    for (int n = 0; n < kTileN; ++n) {
+      const VF m = hn::LoadU(d, top + n * kLanes);
+      max[n] = hn::IfThenElse(hn::Eq(m, hn::Set(d, -kInfinity)), hn::Zero(d), m);
+    }
+    for_blocks(head, task, g, [&](float* tile, std::int64_t ld, std::int64_t, std::int64_t count) HWY_ATTR {
+      for (std::int64_t j = 0; j < count; ++j) {
+        for (int n = 0; n < g.vectors; ++n) {
+          const VF e = Exp2(hn::Sub(hn::LoadU(d, tile + j * ld + n * kLanes), max[n]));
+          sum[n] = hn::Add(sum[n], e);
+          hn::StoreU(e, d, tile + j * ld + n * kLanes);
+        }
+      }
+    });
+    for (int n = 0; n < kTileN; ++n) hn::StoreU(sum[n], d, total + n * kLanes);
+    for (std::int64_t lane = 0; lane < kGroup; ++lane) {
+      scale[lane] = 0.0f;
+      if (lane >= g.count) continue;
+      const Row row = row_at(p_, head.kv_head, g.begin + lane);
+      const bool used = row.i < head.s.sq;
+      if (p_.sink && used && top[lane] > -kInfinity) {
+        total[lane] += std::exp2(p_.sink.as<const float>()[row.h * p_.sink.stride_h] * kLog2e - top[lane]);
+      }
+      if (total[lane] != 0.0f) scale[lane] = 1.0f / total[lane];
+      if (p_.lse) {
+        const double lse = (top[lane] + std::log2(static_cast<double>(total[lane]))) * 0.693147180559945309417;
+        p_.lse.as<float>()[p_.lse.offset(head.b, row.h, head.s.q_begin + row.i)] =
+            total[lane] == 0.0f || !used ? -kInfinity : static_cast<float>(lse);
+      }
+    }
+    for (int n = 0; n < kTileN; ++n) factor[n] = hn::LoadU(d, scale + n * kLanes);
+    for_blocks(head, task, g, [&](float* tile, std::int64_t ld, std::int64_t key, std::int64_t count) HWY_ATTR {
+      if (p_.dropout.p > 0) DropoutFactors(head, g, key, count, extra_);
+      for (std::int64_t j = 0; j < count; ++j) {
+        for (int n = 0; n < g.vectors; ++n) {
+          float* x = tile + j * ld + n * kLanes;
+          VF value = hn::Mul(hn::LoadU(d, x), factor[n]);
+          if (p_.dropout.p > 0) value = hn::Mul(value, hn::LoadU(d, extra_ + j * kGroup + n * kLanes));
+          hn::StoreU(value, d, x);
+        }
+      }
+    });
+  }
+
+  void add_values(const Head& head, const BaselineTask& task, const GroupRows& g, std::int64_t group,
+                  std::int64_t block, std::int64_t count, std::int64_t padded) {
+    const DF d;
+    const bool direct = W::kPair == 1 && g.count == g.vectors * kLanes;
+    if (!direct) {
+      get(head, task, g, block, count);
+      std::memset(tile_ + count * kGroup, 0, static_cast<std::size_t>((padded - count) * kGroup) * 4);
+    }
+    const T* weights;
+    std::int64_t ld = kGroup, depth = ceil_div(count, W::kPair);
+    if constexpr (W::kPair == 1) {
+      weights = direct ? at(head, task, g, block) : tile_;
+      if (direct) ld = stride(head);
+    } else {
+      const DU du;
+      for (std::int64_t j = 0; j < padded; j += 2) {
+        for (int n = 0; n < g.vectors; ++n) {
+          const VU even = RoundToBf16(hn::LoadU(d, tile_ + j * kGroup + n * kLanes));
+          const VU odd = RoundToBf16(hn::LoadU(d, tile_ + (j + 1) * kGroup + n * kLanes));
+          hn::StoreU(hn::Or(hn::ShiftRight<16>(even), hn::And(odd, hn::Set(du, 0xffff0000u))), du,
+                     pairs_ + j / 2 * kGroup + n * kLanes);
+        }
+      }
+      weights = pairs_;
+    }
+    for (std::int64_t i = 0; i < dvp_; i += kTileM) {
+      const T* v = panels_ + i / kTileM * PanelStride<W>(padded);
+      float* o = o_ + (group * dvp_ + i) * kGroup;
+      if (g.vectors == 1) TileProduct<W, 1, Sum::kAdd>(depth, v, 1, kTileM, weights, ld, o, kGroup, nullptr, nullptr);
+      if (g.vectors == 2) TileProduct<W, 2, Sum::kAdd>(depth, v, 1, kTileM, weights, ld, o, kGroup, nullptr, nullptr);
+      if (g.vectors == 3) TileProduct<W, 3, Sum::kAdd>(depth, v, 1, kTileM, weights, ld, o, kGroup, nullptr, nullptr);
+    }
+  }
+
+  const AttentionProblem& p_;
+  const std::int64_t dp_, dvp_, groups_;
+  std::size_t bytes_ = 0;
+  GroupRows rows_;
+  float* line_ = nullptr;
+  T *q_ = nullptr, *keys_ = nullptr, *panels_ = nullptr, *pairs_ = nullptr;
+  float *tile_ = nullptr, *extra_ = nullptr, *o_ = nullptr;
+};
+
+template <class F>
+auto WithBaselineTile(const AttentionProblem& p, std::byte* memory, const F& f) {
+#if HEDDLE_TARGET_BF16
+  if (p.dtype == DType::bf16) {
+    BaselineTile<Bf16Word> tile(p, memory);
+    return f(tile);
+  }
+#endif
+  BaselineTile<F32Word> tile(p, memory);
+  return f(tile);
+}
+
+inline std::size_t BaselineScratch(const AttentionProblem& p) {
+  return WithBaselineTile(p, nullptr, [](auto& tile) { return tile.bytes(); });
+}
+inline void BaselineScores(const AttentionProblem& p, const BaselineTask& task, std::byte* memory) {
+  WithBaselineTile(p, memory, [&](auto& tile) { tile.scores(task); });
+}
+inline void BaselineSoftmax(const AttentionProblem& p, const BaselineTask& task, std::byte* memory) {
+  WithBaselineTile(p, memory, [&](auto& tile) { tile.softmax(task); });
+}
+inline void BaselineOutput(const AttentionProblem& p, const BaselineTask& task, std::byte* memory) {
+  WithBaselineTile(p, memory, [&](auto& tile) { tile.output(task); });
+}
+
+}  // namespace heddle::cpu::HEDDLE_TARGET
+HWY_AFTER_NAMESPACE();

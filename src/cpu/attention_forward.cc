@@ -1,0 +1,170 @@
+// Launches the flash forward on the CPU: which rows and keys make one task, and who merges.
+#include <algorithm>
+
+#include "core/check.h"
+#include "cpu/attention.h"
+#include "cpu/kernels.h"
+
+namespace heddle::cpu {
+namespace {
+
+// Tasks before sequence b, for every b; in the workspace.
+struct Layout {
+  std::int64_t tile_rows = kTileRows;  // rows of a tile; moves work only, not bits
+  bool split = false;                  // whether chunks of split sequences are tasks of their own
+};
+
+std::int64_t tiles(const AttentionProblem& p, const Sequence& s, std::int64_t tile_rows) {
+  return ceil_div(s.q_rows * p.G, tile_rows);
+}
+
+std::int64_t chunks(const AttentionProblem& p, const Sequence& s) {
+  return splits_keys(p, s) ? ceil_div(s.sk, kKeyChunk) : 1;
+}
+
+bool any_split(const AttentionProblem& p) {
+  if (p.Sk <= kKeyChunk) return false;
+  for (std::int64_t b = 0; b < p.B; ++b) {
+    if (splits_keys(p, p.sequence(b))) return true;
+  }
+  return false;
+}
+
+Layout layout(const AttentionProblem& p, int workers) {
+  Layout l;
+  const int group = kernels().group;
+  std::int64_t all = 0;
+  for (;;) {
+    all = 0;
+    for (std::int64_t b = 0; b < p.B; ++b) all += p.Hkv * tiles(p, p.sequence(b), l.tile_rows);
+    // Smaller tiles pack each key block more often; worth it only to give every worker something to do.
+    if (all >= 3 * workers || l.tile_rows <= group) break;
+    l.tile_rows = std::max<std::int64_t>(l.tile_rows / 2 / group * group, group);
+  }
+  // Sequences that split their keys have one tile, whatever tile_rows says.
+  l.split = workers > 1 && all < 4 * workers && any_split(p);
+  return l;
+}
+
+std::size_t scratch_bytes(const AttentionProblem& p) {
+  return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(kernels().forward_scratch(p)), 64));
+}
+
+std::size_t prefix_bytes(const AttentionProblem& p) { return static_cast<std::size_t>(round_up((p.B + 1) * 8, 64)); }
+
+// One partial result, with room for the most rows that split their keys.
+std::size_t partial_bytes(const AttentionProblem& p) { return kernels().partial_floats(p) * 4; }
+
+Refusal supports(const AttentionProblem&) { return ""; }
+
+// Pairs of query and key that some row attends, over all heads; causality and windows counted for the longest sequence.
+double pairs(const AttentionProblem& p) {
+  Sequence s;
+  s.sq = p.Sq;
+  s.sk = p.Sk;
+  s.off = p.causal == Causal::top_left ? 0 : p.Sk - p.Sq;
+  double rows = 0;
+  constexpr std::int64_t kSamples = 64;
+  const std::int64_t samples = std::min(p.Sq, kSamples);
+  for (std::int64_t n = 0; n < samples; ++n) {
+    const auto [begin, end] = p.key_range(s, n * p.Sq / samples);
+    rows += static_cast<double>(end - begin);
+  }
+  return samples == 0
+             ? 0
+             : rows / static_cast<double>(samples) * static_cast<double>(p.Sq) * static_cast<double>(p.B * p.H);
+}
+
+double estimate(const AttentionProblem& p, int workers) {
+  const Kernels& k = kernels();
+  const double rate = p.dtype == DType::bf16 ? k.bf16_rate : k.f32_rate;
+  const double work = pairs(p) * (2.0 * static_cast<double>(p.D + p.Dv) + 12.0);
+  return 3e-6 + work / (rate * workers);
+}
+
+std::size_t workspace(const AttentionProblem& p, int workers) {
+  return prefix_bytes(p) + scratch_bytes(p) * static_cast<std::size_t>(workers) +
+         (layout(p, workers).split
+              ? static_cast<std::size_t>(p.B * p.Hkv * ceil_div(p.Sk, kKeyChunk)) * partial_bytes(p)
+              : 0);
+}
+
+void launch(const AttentionProblem& p, const Runtime& runtime) {
+  const Kernels& k = kernels();
+  Executor& executor = *runtime.executor;
+  const int workers = executor.workers();
+  const Layout l = layout(p, workers);
+  auto* memory = static_cast<std::byte*>(runtime.workspace.data);
+  auto* before = reinterpret_cast<std::int64_t*>(memory);
+  std::byte* scratch = memory + prefix_bytes(p);
+  const std::size_t scratch_each = scratch_bytes(p);
+  auto* partials = reinterpret_cast<float*>(scratch + scratch_each * static_cast<std::size_t>(workers));
+  const auto partial_floats = static_cast<std::int64_t>(k.partial_floats(p));
+  const std::int64_t slots = ceil_div(p.Sk, kKeyChunk);  // partial results kept for each kv head of each sequence
+
+  struct Cut {
+    std::int64_t tiles, chunks, tile_rows;
+  };
+  const auto cut = [&](const Sequence& s) {
+    const bool split = splits_keys(p, s);
+    const std::int64_t rows = split ? kSplitRows : l.tile_rows;
+    return Cut{tiles(p, s, rows), split && l.split ? chunks(p, s) : 1, rows};
+  };
+  before[0] = 0;
+  for (std::int64_t b = 0; b < p.B; ++b) {
+    const Cut c = cut(p.sequence(b));
+    before[b + 1] = before[b] + p.Hkv * c.tiles * c.chunks;
+  }
+
+  const auto task_at = [&](std::int64_t index) {
+    ForwardTask task;
+    task.b = std::upper_bound(before, before + p.B + 1, index) - before - 1;
+    const Sequence s = p.sequence(task.b);
+    const Cut c = cut(s);
+    std::int64_t rest = index - before[task.b];
+    const std::int64_t chunk = rest % c.chunks;
+    rest /= c.chunks;
+    const std::int64_t tile = c.tiles - 1 - rest % c.tiles;  // the last rows first: under a causal mask they cost most
+    task.kv_head = rest / c.tiles;
+    task.row_begin = tile * c.tile_rows;
+    task.row_end = std::min(task.row_begin + c.tile_rows, s.q_rows * p.G);
+    task.key_begin = 0;
+    task.key_end = s.sk;
+    if (c.chunks > 1) {
+      task.key_begin = chunk * kKeyChunk;
+      task.key_end = std::min(task.key_begin + kKeyChunk, s.sk);
+      task.partial = partials + ((task.b * p.Hkv + task.kv_head) * slots + chunk) * partial_floats;
+    }
+    return task;
+  };
+
+  executor.parallel_for(before[p.B], [&](std::int64_t index, int worker) {
+    k.forward(p, task_at(index), scratch + scratch_each * static_cast<std::size_t>(worker));
+  });
+  if (!l.split) return;
+  executor.parallel_for(p.B * p.Hkv, [&](std::int64_t index, int worker) {
+    ForwardTask task;
+    task.b = index / p.Hkv;
+    task.kv_head = index % p.Hkv;
+    const Sequence s = p.sequence(task.b);
+    if (cut(s).chunks == 1) return;
+    task.row_end = s.q_rows * p.G;
+    task.partial = partials + (task.b * p.Hkv + task.kv_head) * slots * partial_floats;
+    k.merge(p, task, chunks(p, s), scratch + scratch_each * static_cast<std::size_t>(worker));
+  });
+}
+
+}  // namespace
+
+const AttentionForwardKernel kAttentionForward = {
+    .name = "cpu",
+    .method = "flash",
+    .device = Device::cpu,
+    .automatic = true,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .launch = launch,
+};
+
+}  // namespace heddle::cpu

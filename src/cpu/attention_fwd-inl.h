@@ -1,0 +1,358 @@
+// Forward: one tile of query rows against its keys, block by block, with the online softmax (Milakov and Gimelshein,
+// arXiv 1805.02867; Dao et al., arXiv 2205.14135). Rows lie in vector lanes: O^T[d][lane], S^T[key][lane], maxima and
+// sums are vectors. Logits are kept times log2(e).
+
+HWY_BEFORE_NAMESPACE();
+namespace heddle::cpu::HEDDLE_TARGET {
+
+// Running result of a group of rows: O^T [Dv padded][kGroup], then maxima and sums [kGroup].
+struct Running {
+  float *o, *max, *sum;
+};
+
+template <class W>
+class ForwardTile {
+  using T = typename W::T;
+
+ public:
+  ForwardTile(const AttentionProblem& p, std::int64_t rows, std::byte* memory)
+      : p_(p),
+        dp_(round_up(p.D, kPad)),
+        dvp_(round_up(p.Dv, kPad)),
+        groups_(ceil_div(std::min(rows, kTileRows), kGroup)) {
+    Scratch scratch(memory);
+    line_ = scratch.take<float>(4 * std::max(dp_, dvp_));
+    rows_ = scratch.take<GroupRows>(groups_);
+    q_ = scratch.take<T>(groups_ * dp_ / W::kPair * kGroup);
+    k_ = scratch.take<T>(kKeyBlock * dp_ / W::kPair);
+    v_ = scratch.take<T>(dvp_ / kTileM * PanelStride<W>(kKeyBlock));
+    scores_ = scratch.take<float>(kKeyBlock * kGroup);
+    if (W::kPair == 2) pairs_ = scratch.take<T>(kKeyBlock / 2 * kGroup);
+    if (p.bias || p.mask || p.dropout.p > 0) extra_ = scratch.take<float>(kKeyBlock * kGroup);
+    running_ = scratch.take<float>(groups_ * running_floats());
+    chunk_ = scratch.take<float>(groups_ * running_floats());
+    bytes_ = scratch.used();
+  }
+
+  std::size_t bytes() const { return bytes_; }
+  std::int64_t running_floats() const { return (dvp_ + 2) * kGroup; }
+  std::int64_t partial_floats() const {
+    return ceil_div(std::min(p_.Sq * p_.G, kSplitRows), kGroup) * running_floats();
+  }
+
+  void run(const ForwardTask& task) {
+    const Sequence s = p_.sequence(task.b);
+    const Head head{p_, task.b, task.kv_head, s};
+    load_rows(head, task);
+    if (task.partial != nullptr) {
+      attend(head, task.key_begin, task.key_end, task.partial);
+      return;
+    }
+    if (!splits_keys(p_, s)) {
+      attend(head, task.key_begin, task.key_end, running_);
+    } else {
+      for (std::int64_t begin = 0; begin < s.sk; begin += kKeyChunk) {
+        float* to = begin == 0 ? running_ : chunk_;
+        attend(head, begin, std::min(begin + kKeyChunk, s.sk), to);
+        if (begin > 0) merge(chunk_);
+      }
+    }
+    finish(head);
+  }
+
+  // partials: `count` results of run() with task.partial, in the order of their keys.
+  void merge_partials(const ForwardTask& task, std::int64_t count) {
+    const Sequence s = p_.sequence(task.b);
+    const Head head{p_, task.b, task.kv_head, s};
+    load_ranges(head, task);
+    std::memcpy(running_, task.partial, static_cast<std::size_t>(groups_ * running_floats()) * 4);
+    for (std::int64_t chunk = 1; chunk < count; ++chunk) merge(task.partial + chunk * partial_floats());
+    finish(head);
+  }
+
+ private:
+  Running at(float* base, std::int64_t group) const {
+    float* o = base + group * running_floats();
+    return {o, o + dvp_ * kGroup, o + (dvp_ + 1) * kGroup};
+  }
+
+  void load_ranges(const Head& head, const ForwardTask& task) {
+    groups_ = ceil_div(task.row_end - task.row_begin, kGroup);
+    for (std::int64_t group = 0; group < groups_; ++group) {
+      const std::int64_t begin = task.row_begin + group * kGroup;
+      PrepareRows(p_, head.b, head.s, head.kv_head, begin, std::min<std::int64_t>(kGroup, task.row_end - begin),
+                  rows_[group]);
+    }
+  }
+
+  void load_rows(const Head& head, const ForwardTask& task) {
+    load_ranges(head, task);
+    for (std::int64_t group = 0; group < groups_; ++group) {
+      const GroupRows& g = rows_[group];
+      GatherRowsTransposed<W>(p_, p_.q, p_.D, dp_, head.b, head.s, head.kv_head, g.begin, g.count,
+                              static_cast<std::int64_t>(g.vectors) * kLanes, q_ + group * dp_ / W::kPair * kGroup,
+                              kGroup, line_);
+    }
+  }
+
+  // All groups against keys [begin, end), from nothing, into `result`.
+  void attend(const Head& head, std::int64_t begin, std::int64_t end, float* result) {
+    const DF d;
+    std::int64_t first = end, last = begin;  // keys that any row needs
+    for (std::int64_t group = 0; group < groups_; ++group) {
+      const Running r = at(result, group);
+      const int lanes = rows_[group].vectors * kLanes;
+      for (int lane = 0; lane < lanes; lane += kLanes) {
+        hn::StoreU(hn::Set(d, -kInfinity), d, r.max + lane);
+        hn::StoreU(hn::Zero(d), d, r.sum + lane);
+      }
+      for (std::int64_t i = 0; i < dvp_; ++i) std::memset(r.o + i * kGroup, 0, static_cast<std::size_t>(lanes) * 4);
+      first = std::min(first, rows_[group].key_begin);
+      last = std::max(last, rows_[group].key_end);
+    }
+    // Blocks start at multiples of kKeyBlock whatever the row needs, so that its sums are always grouped alike.
+    first = std::max(first, begin) / kKeyBlock * kKeyBlock;
+    last = std::min(last, end);
+    for (std::int64_t block = first; block < last; block += kKeyBlock) {
+      pack(head, block, std::min(block + kKeyBlock, last));
+      const std::int64_t next = block + kKeyBlock, calls = groups_ * (kKeyBlock + dvp_) / kTileM;
+      Prefetcher prefetcher(p_, head.b, head.s, head.kv_head, next, std::min(next + kKeyBlock, last), calls);
+      for (std::int64_t group = 0; group < groups_; ++group) {
+        step(head, rows_[group], group, block, last, at(result, group), prefetcher);
+      }
+    }
+  }
+
+  void pack(const Head& head, std::int64_t block, std::int64_t end) {
+    packed_ = round_up(end - block, kPad);
+    block_end_ = end;
+    PackRows<W>(p_, p_.k, p_.D, dp_, head.b, head.s, head.kv_head, block, end - block, packed_, k_);
+    pack_values(head, block);
+  }
+
+  void pack_values(const Head& head, std::int64_t block) {
+    v_non_finite_ = PackPanels<W>(p_, p_.v, p_.Dv, dvp_, head.b, head.s, head.kv_head, block, block_end_ - block,
+                                  packed_, v_, line_);
+  }
+
+  void step(const Head& head, const GroupRows& g, std::int64_t group, std::int64_t block, std::int64_t end,
+            const Running& r, Prefetcher& prefetcher) {
+    const std::int64_t key_begin = std::max(block, g.key_begin),
+                       key_end = std::min({block + kKeyBlock, end, g.key_end});
+    if (key_begin >= key_end) return;
+    const std::int64_t first = (key_begin - block) / kPad * kPad, last = round_up(key_end - block, kPad);
+    const bool plain = block + first >= g.full_begin && block + last <= g.full_end && !has_score_options(p_);
+    switch (g.vectors) {
+      case 1:
+        return step_n<1>(head, g, group, block, first, last, key_begin, key_end, plain, r, prefetcher);
+      case 2:
+        return step_n<2>(head, g, group, block, first, last, key_begin, key_end, plain, r, prefetcher);
+      default:
+        return step_n<3>(head, g, group, block, first, last, key_begin, key_end, plain, r, prefetcher);
+    }
+  }
+
+  template <int N>
+  void step_n(const Head& head, const GroupRows& g, std::int64_t group, std::int64_t block, std::int64_t first,
+              std::int64_t last, std::int64_t key_begin, std::int64_t key_end, bool plain, const Running& r,
+              Prefetcher& prefetcher) {
+    const DF d;
+    const T* q = q_ + group * dp_ / W::kPair * kGroup;
+    const std::int64_t depth = dp_ / W::kPair;
+    float* scores = scores_ + first * kGroup;
+    VF top[N];
+    HWY_UNROLL(kTileN)
+    for (int n = 0; n < N; ++n) top[n] = hn::Set(d, -kInfinity);
+    if (plain) {
+      for (std::int64_t j = first; j < last; j += kTileM) {
+        TileProduct<W, N, Sum::kStoreMax>(depth, k_ + j * depth, depth, 1, q, kGroup, scores_ + j * kGroup, kGroup,
+                                          nullptr, top);
+        prefetcher.some();
+      }
+      const VF to_log2 = hn::Set(d, p_.scale * kLog2e);
+      HWY_UNROLL(kTileN)
+      for (int n = 0; n < N; ++n) top[n] = hn::Mul(top[n], to_log2);
+    } else {
+      for (std::int64_t j = first; j < last; j += kTileM) {
+        TileProduct<W, N, Sum::kStore>(depth, k_ + j * depth, depth, 1, q, kGroup, scores_ + j * kGroup, kGroup,
+                                       nullptr, nullptr);
+      }
+      FinishScores(head, g, block + first, last - first, scores, kGroup, extra_, top);
+    }
+    const VF factor = hn::Set(d, plain ? p_.scale * kLog2e : 1.0f);
+    VF alpha[N];
+    HWY_UNROLL(kTileN)
+    for (int n = 0; n < N; ++n) {
+      const VF before = hn::LoadU(d, r.max + n * kLanes);
+      const VF now = hn::Max(before, top[n]);
+      hn::StoreU(now, d, r.max + n * kLanes);
+      // A row without a key so far has maximum -inf; subtract 0 there, so that its exponentials are 0 and not NaN.
+      top[n] = hn::IfThenElse(hn::Eq(now, hn::Set(d, -kInfinity)), hn::Zero(d), now);
+      alpha[n] = Exp2(hn::Sub(before, top[n]));
+    }
+    exponentiate<N>(scores, last - first, factor, top, alpha, r.sum);
+    if (p_.dropout.p > 0) {
+      DropoutFactors(head, g, block + first, last - first, extra_);
+      for (std::int64_t j = 0; j < last - first; ++j) {
+        for (int n = 0; n < N; ++n) {
+          float* x = scores + j * kGroup + n * kLanes;
+          hn::StoreU(hn::Mul(hn::LoadU(d, x), hn::LoadU(d, extra_ + j * kGroup + n * kLanes)), d, x);
+        }
+      }
+    }
+    if constexpr (W::kPair == 2) pack_pairs<N>(first, last);
+    if (v_non_finite_) DropUnattended<W>(head, g, block, packed_, dvp_, v_);
+    // Exactly the keys that the group needs (in whole pairs): a value that no row here attends is not even multiplied
+    // by 0.
+    const std::int64_t from = (key_begin - block) / W::kPair, to = ceil_div(key_end - block, W::kPair);
+    const T* weights;
+    if constexpr (W::kPair == 1) {
+      weights = scores_;
+    } else {
+      weights = pairs_;
+    }
+    const std::int64_t panel = PanelStride<W>(packed_);
+    for (std::int64_t i = 0; i < dvp_; i += kTileM) {
+      TileProduct<W, N, Sum::kScaleAdd>(to - from, v_ + i / kTileM * panel + from * kTileM, 1, kTileM,
+                                        weights + from * kGroup, kGroup, r.o + i * kGroup, kGroup, alpha, nullptr);
+      prefetcher.some();
+    }
+    if (v_non_finite_) pack_values(head, block);
+  }
+
+  // scores -> exp2(scores * factor - max), and the running sums.
+  template <int N>
+  HWY_INLINE void exponentiate(float* HWY_RESTRICT scores, std::int64_t count, VF factor, const VF* max,
+                               const VF* alpha, float* HWY_RESTRICT sums) {
+    const DF d;
+    VF sum[N];
+    HWY_UNROLL(kTileN)
+    for (int n = 0; n < N; ++n) sum[n] = hn::Mul(hn::LoadU(d, sums + n * kLanes), alpha[n]);
+    for (std::int64_t j = 0; j < count; ++j) {
+      HWY_UNROLL(kTileN)
+      for (int n = 0; n < N; ++n) {
+        float* x = scores + j * kGroup + n * kLanes;
+        const VF e = Exp2(hn::MulSub(hn::LoadU(d, x), factor, max[n]));
+        sum[n] = hn::Add(sum[n], e);
+        hn::StoreU(e, d, x);
+      }
+    }
+    HWY_UNROLL(kTileN)
+    for (int n = 0; n < N; ++n) hn::StoreU(sum[n], d, sums + n * kLanes);
+  }
+
+  // Probabilities of keys (j, j + 1) into one word of bf16.
+  template <int N>
+  void pack_pairs(std::int64_t first, std::int64_t last) {
+    const DF d;
+    const DU du;
+    for (std::int64_t j = first; j < last; j += 2) {
+      for (int n = 0; n < N; ++n) {
+        const VU even = RoundToBf16(hn::LoadU(d, scores_ + j * kGroup + n * kLanes));
+        const VU odd = RoundToBf16(hn::LoadU(d, scores_ + (j + 1) * kGroup + n * kLanes));
+        const VU word = hn::Or(hn::ShiftRight<16>(even), hn::And(odd, hn::Set(du, 0xffff0000u)));
+        hn::StoreU(word, du, reinterpret_cast<std::uint32_t*>(pairs_) + j / 2 * kGroup + n * kLanes);
+      }
+    }
+  }
+
+  // running_ and a later partial result become one.
+  void merge(float* part) {
+    const DF d;
+    const VF minus_infinity = hn::Set(d, -kInfinity);
+    for (std::int64_t group = 0; group < groups_; ++group) {
+      const Running a = at(running_, group), b = at(part, group);
+      for (int lane = 0; lane < rows_[group].vectors * kLanes; lane += kLanes) {
+        const VF am = hn::LoadU(d, a.max + lane), bm = hn::LoadU(d, b.max + lane);
+        const VF max = hn::Max(am, bm);
+        const VF base = hn::IfThenElse(hn::Eq(max, minus_infinity), hn::Zero(d), max);
+        const VF aw = Exp2(hn::Sub(am, base)), bw = Exp2(hn::Sub(bm, base));
+        hn::StoreU(max, d, a.max + lane);
+        const VF sum = hn::MulAdd(hn::LoadU(d, a.sum + lane), aw, hn::Mul(hn::LoadU(d, b.sum + lane), bw));
+        hn::StoreU(sum, d, a.sum + lane);
+        for (std::int64_t i = 0; i < dvp_; ++i) {
+          float* o = a.o + i * kGroup + lane;
+          hn::StoreU(hn::MulAdd(hn::LoadU(d, o), aw, hn::Mul(hn::LoadU(d, b.o + i * kGroup + lane), bw)), d, o);
+        }
+      }
+    }
+  }
+
+  // Sinks, normalisation, o and lse.
+  void finish(const Head& head) {
+    const DF d;
+    for (std::int64_t group = 0; group < groups_; ++group) {
+      const GroupRows& g = rows_[group];
+      const Running r = at(running_, group);
+      for (std::int64_t lane = 0; lane < g.count; ++lane) {
+        const Row row = row_at(p_, head.kv_head, g.begin + lane);
+        const bool used = row.i < head.s.sq;
+        float factor = 1.0f;
+        if (p_.sink && used) {
+          const float sink = p_.sink.as<const float>()[row.h * p_.sink.stride_h] * kLog2e;
+          const float max = std::max(r.max[lane], sink);
+          if (max > -kInfinity) {
+            factor = std::exp2(r.max[lane] - max);
+            r.sum[lane] = r.sum[lane] * factor + std::exp2(sink - max);
+            r.max[lane] = max;
+          }
+        }
+        if (p_.lse) {
+          const double lse = (r.max[lane] + std::log2(static_cast<double>(r.sum[lane]))) * 0.693147180559945309417;
+          p_.lse.as<float>()[p_.lse.offset(head.b, row.h, head.s.q_begin + row.i)] =
+              r.sum[lane] == 0.0f ? -kInfinity : static_cast<float>(lse);
+        }
+        r.sum[lane] = r.sum[lane] == 0.0f ? 0.0f : factor / r.sum[lane];
+      }
+      for (std::int64_t i = 0; i < dvp_; ++i) {
+        for (int lane = 0; lane < g.vectors * kLanes; lane += kLanes) {
+          float* o = r.o + i * kGroup + lane;
+          hn::StoreU(hn::Mul(hn::LoadU(d, o), hn::LoadU(d, r.sum + lane)), d, o);
+        }
+      }
+      ScatterRows(p_, p_.o, p_.Dv, dvp_, head.b, head.s, head.kv_head, g.begin, g.count, r.o, kGroup, line_);
+    }
+  }
+
+  const AttentionProblem& p_;
+  const std::int64_t dp_, dvp_;
+  std::int64_t groups_;
+  std::size_t bytes_ = 0;
+  std::int64_t packed_ = 0;     // rows of the packed block, padded
+  std::int64_t block_end_ = 0;  // its last key + 1
+  bool v_non_finite_ = false;
+  float* line_ = nullptr;
+  GroupRows* rows_ = nullptr;
+  T *q_ = nullptr, *k_ = nullptr, *v_ = nullptr, *pairs_ = nullptr;
+  float *scores_ = nullptr, *extra_ = nullptr, *running_ = nullptr, *chunk_ = nullptr;
+};
+
+// Calls f(ForwardTile<W>) with the word type that the problem's dtype multiplies in.
+template <class F>
+auto WithForwardTile(const AttentionProblem& p, std::int64_t rows, std::byte* memory, const F& f) {
+#if HEDDLE_TARGET_BF16
+  if (p.dtype == DType::bf16) {
+    ForwardTile<Bf16Word> tile(p, rows, memory);
+    return f(tile);
+  }
+#endif
+  ForwardTile<F32Word> tile(p, rows, memory);
+  return f(tile);
+}
+
+inline std::size_t ForwardScratch(const AttentionProblem& p) {
+  return WithForwardTile(p, kTileRows, nullptr, [](auto& tile) { return tile.bytes(); });
+}
+inline void Forward(const AttentionProblem& p, const ForwardTask& task, std::byte* memory) {
+  WithForwardTile(p, task.row_end - task.row_begin, memory, [&](auto& tile) { tile.run(task); });
+}
+inline std::size_t PartialFloats(const AttentionProblem& p) {
+  return WithForwardTile(p, kSplitRows, nullptr,
+                         [](auto& tile) { return static_cast<std::size_t>(tile.partial_floats()); });
+}
+inline void Merge(const AttentionProblem& p, const ForwardTask& task, std::int64_t count, std::byte* memory) {
+  WithForwardTile(p, task.row_end - task.row_begin, memory, [&](auto& tile) { tile.merge_partials(task, count); });
+}
+
+}  // namespace heddle::cpu::HEDDLE_TARGET
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,130 @@
+// Which SIMD targets are built in, which this processor runs, and which one is used.
+#include "cpu/kernels.h"
+
+#include <atomic>
+#include <cstdlib>
+
+#include <hwy/detect_compiler_arch.h>
+
+#include "core/check.h"
+#include "heddle/runtime.h"
+
+namespace heddle::cpu {
+
+#if HWY_ARCH_X86
+namespace sse4 {
+extern const Kernels kKernels;
+}
+namespace avx2 {
+extern const Kernels kKernels;
+}
+namespace avx512 {
+extern const Kernels kKernels;
+}
+namespace avx512_bf16 {
+extern const Kernels kKernels;
+}
+#elif HWY_ARCH_ARM
+namespace neon {
+extern const Kernels kKernels;
+}
+#endif
+#ifdef HEDDLE_EMU128
+namespace emu128 {
+extern const Kernels kKernels;
+}
+#endif
+
+namespace {
+
+struct Target {
+  const Kernels* kernels;
+  bool runs_here;
+};
+
+// Best first.
+std::vector<Target> built_targets() {
+  std::vector<Target> targets;
+#if HWY_ARCH_X86
+  __builtin_cpu_init();
+  const bool with_sse4 =
+      __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("aes");
+  const bool with_avx2 = with_sse4 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                         __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+  const bool with_avx512 = with_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+  const bool with_bf16 = with_avx512 && __builtin_cpu_supports("avx512bf16");
+  targets.push_back({&avx512_bf16::kKernels, with_bf16});
+  targets.push_back({&avx512::kKernels, with_avx512});
+  targets.push_back({&avx2::kKernels, with_avx2});
+  targets.push_back({&sse4::kKernels, with_sse4});
+#elif HWY_ARCH_ARM
+  targets.push_back({&neon::kKernels, true});
+#endif
+#ifdef HEDDLE_EMU128
+  targets.push_back({&emu128::kKernels, true});
+#endif
+  return targets;
+}
+
+const Kernels* find(const std::string& name) {
+  std::string known, runs;
+  for (const Target& target : built_targets()) {
+    if (name == target.kernels->name) {
+      if (!target.runs_here) throw RuntimeError(text("CPU target '", name, "': this processor does not support it"));
+      return target.kernels;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(target.kernels->name);
+  }
+  throw RuntimeError(text("CPU target '", name, "' is not built into this library; it has ", known));
+}
+
+const Kernels* default_kernels() {
+  const char* name = std::getenv("HEDDLE_CPU_TARGET");
+  if (name != nullptr && *name != '\0') return find(name);
+  const auto& available = available_kernels();
+  if (available.empty()) throw RuntimeError("no CPU target of this build runs on this processor (SSE4.2 is the least)");
+  return available.front();
+}
+
+std::atomic<const Kernels*> chosen{nullptr};
+
+}  // namespace
+
+const std::vector<const Kernels*>& available_kernels() {
+  static const std::vector<const Kernels*> list = [] {
+    std::vector<const Kernels*> found;
+    for (const Target& target : built_targets()) {
+      if (target.runs_here) found.push_back(target.kernels);
+    }
+    return found;
+  }();
+  return list;
+}
+
+const Kernels& kernels() {
+  const Kernels* now = chosen.load(std::memory_order_acquire);
+  if (now == nullptr) {
+    now = default_kernels();
+    chosen.store(now, std::memory_order_release);
+  }
+  return *now;
+}
+
+}  // namespace heddle::cpu
+
+namespace heddle {
+
+std::string cpu_target() { return cpu::kernels().name; }
+
+std::vector<std::string> cpu_targets() {
+  std::vector<std::string> names;
+  for (const cpu::Kernels* kernels : cpu::available_kernels()) names.emplace_back(kernels->name);
+  return names;
+}
+
+void set_cpu_target(const std::string& name) {
+  cpu::chosen.store(name.empty() ? cpu::default_kernels() : cpu::find(name), std::memory_order_release);
+}
+
+}  // namespace heddle

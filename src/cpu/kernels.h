@@ -1,0 +1,46 @@
+// What one SIMD target offers. Each targets/<name>.cc fills one table from the same source.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "core/attention_problem.h"
+#include "cpu/plan.h"
+
+namespace heddle::cpu {
+
+struct Kernels {
+  const char* name;
+  int group;                   // query rows of one register tile
+  bool bf16_pairs;             // products of bf16 operands in bf16, two at a time, summed in f32
+  double f32_rate, bf16_rate;  // FLOP/s of one core in the matrix products, for estimates
+
+  // Scratch bytes of one worker, and one task.
+  std::size_t (*forward_scratch)(const AttentionProblem&);
+  void (*forward)(const AttentionProblem&, const ForwardTask&, std::byte* scratch);
+  // f32 of one partial result, and the merge of `count` of them, one after the other, into o and lse.
+  std::size_t (*partial_floats)(const AttentionProblem&);
+  void (*merge)(const AttentionProblem&, const ForwardTask&, std::int64_t count, std::byte* scratch);
+
+  std::size_t (*baseline_scratch)(const AttentionProblem&);
+  void (*baseline_scores)(const AttentionProblem&, const BaselineTask&, std::byte* scratch);
+  void (*baseline_softmax)(const AttentionProblem&, const BaselineTask&, std::byte* scratch);
+  void (*baseline_output)(const AttentionProblem&, const BaselineTask&, std::byte* scratch);
+
+  // f32 of one key's row of dk or dv sums for head size `width`.
+  std::int64_t (*gradient_width)(std::int64_t width);
+  std::size_t (*backward_scratch)(const AttentionBackwardProblem&);
+  void (*backward)(const AttentionBackwardProblem&, const BackwardTask&, std::byte* scratch);
+  // Adds `count` sums that stand `stride` f32 apart, in order, and writes them times `factor` as rows of `to`.
+  void (*write_gradient)(const AttentionBackwardProblem&, const Operand& to, std::int64_t width, float factor,
+                         std::int64_t b, std::int64_t kv_head, float* sums, std::int64_t count, std::int64_t stride);
+  std::size_t (*bias_scratch)(const AttentionBackwardProblem&);
+  void (*bias_gradient)(const AttentionBackwardProblem&, const BiasTask&, std::byte* scratch);
+};
+
+// The target in use; targets built into the library that this processor can run, best first.
+const Kernels& kernels();
+const std::vector<const Kernels*>& available_kernels();
+
+}  // namespace heddle::cpu

@@ -1,0 +1,58 @@
+// How a problem is cut for the CPU: row tiles, key blocks, key chunks. The arithmetic of a row depends on (D, Dv,
+// dtype, options, its own keys) only; threads, batch and tile sizes move work between workers without changing a bit.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/attention_problem.h"
+
+namespace heddle::cpu {
+
+constexpr std::int64_t kKeyBlock = 128;      // keys between two rescalings of a row's sum
+constexpr std::int64_t kKeyChunk = 512;      // keys of one partial result where keys are split
+constexpr std::int64_t kSplitRows = 64;      // a kv head with at most this many query rows splits its keys
+constexpr std::int64_t kTileRows = 384;      // query rows that share one packed block of keys
+constexpr std::int64_t kBackwardRows = 192;  // the same, backward, which keeps five arrays of them
+constexpr std::int64_t kBiasRows = 48;       // positions of one bias gradient task
+
+constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
+constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
+
+// The query rows of one kv head are numbered i * G + g, so that a group's heads share their keys and causal limits
+// never decrease along a tile.
+struct ForwardTask {
+  std::int64_t b = 0, kv_head = 0;
+  std::int64_t row_begin = 0, row_end = 0;  // in [0, q_rows * G)
+  std::int64_t key_begin = 0, key_end = 0;  // of the sequence; more than one chunk only if `partial` is null
+  float* partial = nullptr;                 // where keys are split: the partial result of this chunk
+};
+
+// The unfused method: rows [row_begin, row_end) of one kv head and all its keys. scores[key][row] with rows of all the
+// kv head's q_rows * G query rows.
+struct BaselineTask {
+  std::int64_t b = 0, kv_head = 0;
+  std::int64_t row_begin = 0, row_end = 0;
+  float* scores = nullptr;
+};
+
+// Backward: tiles of query rows `first_tile`, `first_tile + tile_step`, ... of one kv head against all its keys. dk and
+// dv: the f32 sums of this task, [k_rows][D padded] and [k_rows][Dv padded] (see Kernels::gradient_width). A bias task
+// instead walks rows [row_begin, row_end) of each (b, h) that shares one [i, j] plane of the bias.
+struct BackwardTask {
+  std::int64_t b = 0, kv_head = 0;
+  std::int64_t first_tile = 0, tile_step = 1;
+  float *dk = nullptr, *dv = nullptr;
+};
+
+struct BiasTask {
+  std::int64_t bias_b = 0, bias_h = 0;      // element of the bias's batch and head extents
+  std::int64_t row_begin = 0, row_end = 0;  // positions i
+};
+
+// Query rows that split their keys use chunks for their arithmetic even when one worker walks all of them.
+inline bool splits_keys(const AttentionProblem& p, const Sequence& s) {
+  return s.q_rows * p.G <= kSplitRows && s.sk > kKeyChunk;
+}
+
+}  // namespace heddle::cpu

@@ -1,0 +1,195 @@
+// Vector helpers of every CPU kernel. Included once for each target, inside targets/<name>.cc, which has set HWY_TARGET
+// and HEDDLE_TARGET (the namespace) before.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "core/attention_problem.h"
+#include "core/dtypes.h"
+#include "core/philox.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heddle::cpu::HEDDLE_TARGET {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = hn::ScalableTag<float>;
+using DI = hn::RebindToSigned<DF>;
+using DU = hn::RebindToUnsigned<DF>;
+using VF = hn::Vec<DF>;
+using VI = hn::Vec<DI>;
+using VU = hn::Vec<DU>;
+
+constexpr int kLanes = HWY_LANES(float);
+// The register tile of the matrix products: kTileM broadcast rows by up to kTileN vectors. AVX-512 and NEON have 32
+// registers: 24 sums, 3 operands, 1 broadcast. The others have 16: 12 sums, 3 operands, 1 broadcast.
+constexpr int kTileN = 3;
+constexpr int kTileM = (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON) ? 8 : 4;
+constexpr int kGroup = kTileN * kLanes;  // query rows of one register tile
+constexpr int kPad = 8;                  // head sizes and key counts are padded to this; a multiple of kTileM
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLog2e = 1.44269504088896340736f;
+constexpr float kLn2 = 0.69314718055994530942f;
+
+// 2^x, x <= ~128; relative error below 1.2e-7; 2^-inf = 0, and results below 2^-126 are flushed to 0. NaN stays NaN.
+HWY_INLINE VF Exp2(VF x) {
+  const DF d;
+  const DI di;
+  const auto tiny = hn::Lt(x, hn::Set(d, -126.0f));
+  const VF magic = hn::Set(d, 12583039.0f);  // 1.5 * 2^23 + 127: adding it leaves round(x) + 127 in the low bits
+  const VF shifted = hn::Add(x, magic);
+  const VF r = hn::Sub(x, hn::Sub(shifted, magic));  // in [-0.5, 0.5]
+  // Degree 6, Chebyshev-fitted for the relative error on that interval, constant term 1.
+  VF p = hn::Set(d, 1.545316294512069e-4f);
+  p = hn::MulAdd(p, r, hn::Set(d, 1.3390863664671234e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 9.618082557277852e-3f));
+  p = hn::MulAdd(p, r, hn::Set(d, 5.550357114219078e-2f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.24022650760568126f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.6931471880262288f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  const VF power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(di, shifted)));
+  return hn::IfThenZeroElse(tiny, hn::Mul(p, power));
+}
+
+// tanh(x), relative error below 2e-7. Near 0 a polynomial (fitted on |x| < 0.625), elsewhere through exp.
+HWY_INLINE VF Tanh(VF x) {
+  const DF d;
+  const VF ax = hn::Abs(x);
+  const VF z = hn::Mul(x, x);
+  VF p = hn::Set(d, 2.292744816178142e-3f);
+  p = hn::MulAdd(p, z, hn::Set(d, -8.343945515839153e-3f));
+  p = hn::MulAdd(p, z, hn::Set(d, 2.176891865102821e-2f));
+  p = hn::MulAdd(p, z, hn::Set(d, -5.3959259577204544e-2f));
+  p = hn::MulAdd(p, z, hn::Set(d, 0.1333330355691574f));
+  p = hn::MulAdd(p, z, hn::Set(d, -0.3333333317214036f));
+  const VF near = hn::MulAdd(hn::Mul(p, z), x, x);
+  const VF e = Exp2(hn::Mul(hn::Min(ax, hn::Set(d, 20.0f)), hn::Set(d, 2.0f * kLog2e)));
+  const VF far = hn::Sub(hn::Set(d, 1.0f), hn::Div(hn::Set(d, 2.0f), hn::Add(e, hn::Set(d, 1.0f))));
+  return hn::IfThenElse(hn::Lt(ax, hn::Set(d, 0.625f)), near, hn::CopySign(far, x));
+}
+
+// f32 bits rounded to bf16 (nearest even), as u32 whose high half is the bf16. Finite inputs.
+HWY_INLINE VU RoundToBf16(VF x) {
+  const DU du;
+  const VU bits = hn::BitCast(du, x);
+  const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  return hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu)));
+}
+
+// One matrix operand element as the register tile sees it: an f32, or a pair of bf16 along the summed dimension.
+struct F32Word {
+  using T = float;
+  static constexpr int kPair = 1;
+  static HWY_INLINE VF Load(const float* p) { return hn::LoadU(DF(), p); }
+  static HWY_INLINE VF Broadcast(const float* p) { return hn::Set(DF(), *p); }
+  static HWY_INLINE VF MulAdd(VF a, VF b, VF sum) { return hn::MulAdd(a, b, sum); }
+};
+
+#if HEDDLE_TARGET_BF16
+struct Bf16Word {
+  using T = std::uint32_t;
+  static constexpr int kPair = 2;
+  static HWY_INLINE VU Load(const std::uint32_t* p) { return hn::LoadU(DU(), p); }
+  static HWY_INLINE VU Broadcast(const std::uint32_t* p) { return hn::Set(DU(), *p); }
+  static HWY_INLINE VF MulAdd(VU a, VU b, VF sum) {
+    return VF{_mm512_dpbf16_ps(sum.raw, reinterpret_cast<__m512bh>(a.raw), reinterpret_cast<__m512bh>(b.raw))};
+  }
+};
+#endif
+
+// Widens (or copies) `count` elements that are `stride` apart to f32 and fills up to `padded` with zeros.
+inline void LoadRow(const std::byte* from, DType dtype, std::int64_t stride, std::int64_t count, std::int64_t padded,
+                    float* HWY_RESTRICT to) {
+  const DF d;
+  std::int64_t i = 0;
+  if (stride == 1) {
+    if (dtype == DType::f32) {
+      std::memcpy(to, from, static_cast<std::size_t>(count) * 4);
+      i = count;
+    } else if (dtype == DType::bf16) {
+      const hn::Rebind<std::uint16_t, DF> d16;
+      const auto* p = reinterpret_cast<const std::uint16_t*>(from);
+      for (; i + kLanes <= count; i += kLanes) {
+        const VU wide = hn::ShiftLeft<16>(hn::PromoteTo(DU(), hn::LoadU(d16, p + i)));
+        hn::StoreU(hn::BitCast(d, wide), d, to + i);
+      }
+    } else {
+      const hn::Rebind<hwy::float16_t, DF> d16;
+      const auto* p = reinterpret_cast<const hwy::float16_t*>(from);
+      for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::PromoteTo(d, hn::LoadU(d16, p + i)), d, to + i);
+    }
+  }
+  for (; i < count; ++i) to[i] = load_element(from, dtype, i * stride);
+  for (; i < padded; ++i) to[i] = 0.0f;
+}
+
+// Copies `width` bf16 that are `stride` apart and fills up to `padded` with zeros.
+inline void CopyBf16Row(const std::byte* from, std::int64_t stride, std::int64_t width, std::int64_t padded,
+                        std::uint16_t* HWY_RESTRICT to) {
+  const auto* source = reinterpret_cast<const std::uint16_t*>(from);
+  if (stride == 1) {
+    std::memcpy(to, source, static_cast<std::size_t>(width) * 2);
+  } else {
+    for (std::int64_t d = 0; d < width; ++d) to[d] = source[d * stride];
+  }
+  std::memset(to + width, 0, static_cast<std::size_t>(padded - width) * 2);
+}
+
+// A row of x as words: f32, or bf16 as they are.
+template <class W>
+HWY_INLINE void LoadWords(const Operand& x, const std::byte* from, std::int64_t width, std::int64_t padded,
+                          typename W::T* HWY_RESTRICT to) {
+  if constexpr (W::kPair == 1) {
+    LoadRow(from, x.dtype, x.stride_d, width, padded, to);
+  } else {
+    CopyBf16Row(from, x.stride_d, width, padded, reinterpret_cast<std::uint16_t*>(to));
+  }
+}
+
+// The reverse of LoadRow: rounds `count` f32 to `dtype`.
+inline void StoreRow(const float* HWY_RESTRICT from, std::int64_t count, std::byte* to, DType dtype,
+                     std::int64_t stride) {
+  const DF d;
+  std::int64_t i = 0;
+  if (stride == 1) {
+    if (dtype == DType::f32) {
+      std::memcpy(to, from, static_cast<std::size_t>(count) * 4);
+      return;
+    }
+    if (dtype == DType::f16) {
+      const hn::Rebind<hwy::float16_t, DF> d16;
+      auto* p = reinterpret_cast<hwy::float16_t*>(to);
+      for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::DemoteTo(d16, hn::LoadU(d, from + i)), d16, p + i);
+    } else {
+      const hn::Rebind<std::uint16_t, DF> d16;
+      auto* p = reinterpret_cast<std::uint16_t*>(to);
+      for (; i + kLanes <= count; i += kLanes) {
+        const VF x = hn::LoadU(d, from + i);
+        const VU quiet = hn::Set(DU(), 0x7fc00000u);
+        const VU bits = hn::IfThenElse(hn::RebindMask(DU(), hn::IsNaN(x)), quiet, RoundToBf16(x));
+        hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(bits)), d16, p + i);
+      }
+    }
+  }
+  for (; i < count; ++i) store_element(to, dtype, i * stride, from[i]);
+}
+
+// out[c * out_row + r] = in[r * in_row + c] for 4 rows and 4 columns of 32-bit elements.
+template <class T>
+HWY_INLINE void Transpose4x4(const T* HWY_RESTRICT in, std::int64_t in_row, T* HWY_RESTRICT out, std::int64_t out_row) {
+  const hn::FixedTag<T, 4> d;
+  const hn::RepartitionToWide<decltype(d)> dw;
+  const auto a = hn::LoadU(d, in), b = hn::LoadU(d, in + in_row);
+  const auto c = hn::LoadU(d, in + 2 * in_row), e = hn::LoadU(d, in + 3 * in_row);
+  const auto ab0 = hn::BitCast(dw, hn::InterleaveLower(d, a, b)), ab1 = hn::BitCast(dw, hn::InterleaveUpper(d, a, b));
+  const auto ce0 = hn::BitCast(dw, hn::InterleaveLower(d, c, e)), ce1 = hn::BitCast(dw, hn::InterleaveUpper(d, c, e));
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, ab0, ce0)), d, out);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, ab0, ce0)), d, out + out_row);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, ab1, ce1)), d, out + 2 * out_row);
+  hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, ab1, ce1)), d, out + 3 * out_row);
+}
+
+}  // namespace heddle::cpu::HEDDLE_TARGET
+HWY_AFTER_NAMESPACE();

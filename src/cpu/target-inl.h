@@ -1,0 +1,49 @@
+// All CPU kernels of one target. targets/<name>.cc sets HWY_TARGET, HEDDLE_TARGET (its namespace), HEDDLE_TARGET_BF16
+// and the rates, and includes this once.
+
+#include <hwy/highway.h>
+#if HEDDLE_TARGET_BF16
+// Highway 1.0.3 has no target with AVX512_BF16; widen its AVX-512 one.
+#undef HWY_TARGET_STR
+#define HWY_TARGET_STR HWY_TARGET_STR_AVX3 ",avx512bf16"
+#endif
+
+#include "cpu/kernels.h"
+#include "cpu/simd-inl.h"
+
+// clang-format off: each file uses those above it.
+#include "cpu/attention_baseline-inl.h"
+#include "cpu/attention_bwd-inl.h"
+#include "cpu/attention_fwd-inl.h"
+#include "cpu/gemm-inl.h"
+#include "cpu/keys-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/scores-inl.h"
+// clang-format on
+
+namespace heddle::cpu::HEDDLE_TARGET {
+
+extern const Kernels kKernels;
+const Kernels kKernels = {
+    .name = HEDDLE_TARGET_NAME,
+    .group = kGroup,
+    .bf16_pairs = HEDDLE_TARGET_BF16 != 0,
+    .f32_rate = HEDDLE_F32_RATE,
+    .bf16_rate = HEDDLE_BF16_RATE,
+    .forward_scratch = ForwardScratch,
+    .forward = Forward,
+    .partial_floats = PartialFloats,
+    .merge = Merge,
+    .baseline_scratch = BaselineScratch,
+    .baseline_scores = BaselineScores,
+    .baseline_softmax = BaselineSoftmax,
+    .baseline_output = BaselineOutput,
+    .gradient_width = GradientWidth,
+    .backward_scratch = BackwardScratch,
+    .backward = Backward,
+    .write_gradient = WriteGradient,
+    .bias_scratch = BiasScratch,
+    .bias_gradient = BiasGradient,
+};
+
+}  // namespace heddle::cpu::HEDDLE_TARGET

@@ -1,0 +1,12 @@
+// x86 with AVX-512 and AVX512_BF16 (Cooper Lake, 2020; Zen 4, 2022, and later).
+#include <hwy/detect_targets.h>
+#if HWY_ARCH_X86
+#undef HWY_TARGET
+#define HWY_TARGET HWY_AVX3
+#define HEDDLE_TARGET avx512_bf16
+#define HEDDLE_TARGET_NAME "avx512_bf16"
+#define HEDDLE_TARGET_BF16 1
+#define HEDDLE_F32_RATE 95e9
+#define HEDDLE_BF16_RATE 170e9
+#include "cpu/target-inl.h"
+#endif

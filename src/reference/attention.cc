@@ -1,0 +1,282 @@
+#include "reference/attention.h"
+
+#include <cmath>
+#include <limits>
+
+#include "core/dtypes.h"
+#include "core/philox.h"
+
+namespace heddle::reference {
+namespace {
+
+using std::int64_t;
+using Row = std::vector<double>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+Row load_row(const std::byte* row, const Operand& x, int64_t width) {
+  Row out(width);
+  for (int64_t d = 0; d < width; ++d) out[d] = load_element(row, x.dtype, d * x.stride_d);
+  return out;
+}
+
+double dot(const Row& x, const Row& y) {
+  double sum = 0;
+  for (std::size_t d = 0; d < x.size(); ++d) sum += x[d] * y[d];
+  return sum;
+}
+
+// Rows of q (and o) and of k (and v) in natural order.
+int64_t total_rows(const AttentionProblem& p) { return p.cu_seqlens_q ? p.cu_seqlens_q[p.B] : p.B * p.Sq; }
+int64_t total_keys(const AttentionProblem& p) { return p.cu_seqlens_k ? p.cu_seqlens_k[p.B] : p.B * p.Sk; }
+
+int64_t row_index(const AttentionProblem& p, int64_t b, const Sequence& s, int64_t i) {
+  return p.cu_seqlens_q ? s.q_begin + i : b * p.Sq + i;
+}
+int64_t key_index(const AttentionProblem& p, int64_t b, const Sequence& s, int64_t j) {
+  return p.cu_seqlens_k ? s.k_begin + j : b * p.Sk + j;
+}
+int64_t lse_index(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i) {
+  return p.cu_seqlens_q ? h * total_rows(p) + s.q_begin + i : (b * p.H + h) * p.Sq + i;
+}
+
+// The keys and values that query head h of sequence b reads.
+struct Keys {
+  std::vector<Row> k, v;  // [sk][D], [sk][Dv]
+
+  Keys(const AttentionProblem& p, int64_t b, const Sequence& s, int64_t h) {
+    for (int64_t j = 0; j < s.sk; ++j) {
+      k.push_back(load_row(p.key_row(p.k, b, s, j, h / p.G), p.k, p.D));
+      v.push_back(load_row(p.key_row(p.v, b, s, j, h / p.G), p.v, p.Dv));
+    }
+  }
+};
+
+// One row of probabilities. Pairs that a mask removes are not among `keys`; nothing is read from them.
+struct Probabilities {
+  std::vector<int64_t> keys;  // attended keys j, ascending; the vectors below run along them
+  Row p;                      // softmax, before dropout
+  Row keep;                   // dropout's factor: 0 or 1 / (1 - p)
+  Row score_slope;            // d s / d (q . k): the scale, and the softcap's derivative
+  double sink = 0;            // probability of the sink
+  double lse = -kInfinity;
+};
+
+bool removed(const AttentionProblem& p, int64_t b, int64_t h, int64_t i, int64_t j) {
+  if (p.mask && p.mask.as<unsigned char>()[p.mask.offset(b, h, i, j)] == 0) return true;
+  return p.bias && load_element(p.bias.data, p.bias.dtype, p.bias.offset(b, h, i, j)) == -kInfinity;
+}
+
+Probabilities softmax_row(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i,
+                          const Keys& keys) {
+  Probabilities out;
+  Row scores;
+  const Row q = load_row(p.q.at(b, s.q_begin + i, h), p.q, p.D);
+  const auto range = p.key_range(s, i);
+  for (int64_t j = range.begin; j < range.end; ++j) {
+    if (removed(p, b, h, i, j)) continue;
+    double score = static_cast<double>(p.scale) * dot(q, keys.k[j]);
+    double slope = p.scale;
+    if (p.softcap > 0) {
+      const double t = std::tanh(score / p.softcap);
+      score = p.softcap * t;
+      slope *= 1 - t * t;
+    }
+    if (p.alibi) {
+      const double alibi = p.alibi.as<float>()[p.alibi.offset(b, h, 0)];
+      score -= alibi * static_cast<double>(std::abs(i + s.off - j));
+    }
+    if (p.bias) score += load_element(p.bias.data, p.bias.dtype, p.bias.offset(b, h, i, j));
+    const bool kept = p.dropout.p == 0 || dropout_keeps(p.dropout, static_cast<std::uint32_t>(b * p.H + h),
+                                                        static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j));
+    out.keys.push_back(j);
+    out.keep.push_back(kept ? 1 / (1 - static_cast<double>(p.dropout.p)) : 0);
+    out.score_slope.push_back(slope);
+    scores.push_back(score);
+  }
+
+  const double sink = p.sink ? p.sink.as<float>()[p.sink.offset(0, h, 0)] : -kInfinity;
+  double largest = sink;
+  for (double score : scores) largest = std::max(largest, score);
+  out.p.assign(scores.size(), 0);
+  if (largest == -kInfinity) return out;  // no key and no sink
+  double sum = std::exp(sink - largest);
+  for (double score : scores) sum += std::exp(score - largest);
+  for (std::size_t n = 0; n < scores.size(); ++n) out.p[n] = std::exp(scores[n] - largest) / sum;
+  out.sink = std::exp(sink - largest) / sum;
+  out.lse = largest + std::log(sum);
+  return out;
+}
+
+// Adds to `out` the gradients of query head h of sequence b.
+void backward_head(const AttentionBackwardProblem& p, int64_t b, int64_t h, Backward& out, double& dsink) {
+  const Sequence s = p.sequence(b);
+  const Keys keys(p, b, s, h);
+  const int64_t kv_head = h / p.G;
+  for (int64_t i = 0; i < s.sq; ++i) {
+    const Probabilities row = softmax_row(p, b, h, s, i, keys);
+    if (row.lse == -kInfinity) continue;
+    const Row q = load_row(p.q.at(b, s.q_begin + i, h), p.q, p.D);
+    const Row d_o = load_row(p.d_o.at(b, s.q_begin + i, h), p.d_o, p.Dv);
+    const double d_lse = p.d_lse ? p.d_lse.as<float>()[p.d_lse.offset(b, h, s.q_begin + i)] : 0;
+
+    // o = sum_j p_j keep_j v_j and lse = ln sum_j exp(s_j), so d s_j = p_j (dp_j - delta + d_lse).
+    Row dp(row.keys.size());
+    double delta = 0;  // sum_j p_j dp_j = d_o . o
+    for (std::size_t n = 0; n < dp.size(); ++n) {
+      if (row.keep[n] != 0) dp[n] = row.keep[n] * dot(d_o, keys.v[row.keys[n]]);
+      delta += row.p[n] * dp[n];
+    }
+    dsink += row.sink * (d_lse - delta);
+
+    double* dq = &out.dq[(row_index(p, b, s, i) * p.H + h) * p.D];
+    for (std::size_t n = 0; n < dp.size(); ++n) {
+      const int64_t j = row.keys[n];
+      const int64_t key = key_index(p, b, s, j) * p.Hkv + kv_head;
+      const double ds = row.p[n] * (dp[n] - delta + d_lse);
+      for (int64_t d = 0; d < p.D; ++d) {
+        dq[d] += ds * row.score_slope[n] * keys.k[j][d];
+        out.dk[key * p.D + d] += ds * row.score_slope[n] * q[d];
+      }
+      for (int64_t d = 0; d < p.Dv; ++d) out.dv[key * p.Dv + d] += row.p[n] * row.keep[n] * d_o[d];
+      if (p.dbias) {
+        const int64_t bias_b = p.bias_batch == 1 ? 0 : b, bias_h = p.bias_heads == 1 ? 0 : h;
+        const int64_t bias_i = p.bias_rows == 1 ? 0 : i, bias_j = p.bias_columns == 1 ? 0 : j;
+        out.dbias[((bias_b * p.bias_heads + bias_h) * p.bias_rows + bias_i) * p.bias_columns + bias_j] += ds;
+      }
+    }
+  }
+}
+
+// Rounds values, [rows of all sequences, heads, width], into x.
+void store(const std::vector<double>& values, const Operand& x, int64_t batch, int64_t rows, int64_t heads,
+           int64_t width) {
+  if (!x) return;
+  auto value = values.begin();
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t h = 0; h < heads; ++h) {
+        for (int64_t d = 0; d < width; ++d) {
+          store_element(x.at(b, i, h), x.dtype, d * x.stride_d, static_cast<float>(*value++));
+        }
+      }
+    }
+  }
+}
+
+// Packed operands are one batch of `total` rows.
+void store_rows(const AttentionProblem& p, const std::vector<double>& values, const Operand& x, int64_t width) {
+  store(values, x, p.cu_seqlens_q ? 1 : p.B, p.cu_seqlens_q ? total_rows(p) : p.Sq, p.H, width);
+}
+void store_keys(const AttentionProblem& p, const std::vector<double>& values, const Operand& x, int64_t width) {
+  store(values, x, p.cu_seqlens_k ? 1 : p.B, p.cu_seqlens_k ? total_keys(p) : p.Sk, p.Hkv, width);
+}
+
+Refusal supports(const AttentionProblem&) { return {}; }
+Refusal supports_backward(const AttentionBackwardProblem&) { return {}; }
+
+double estimate(const AttentionProblem& p, int) {
+  const double pairs = static_cast<double>(p.B) * p.H * p.Sq * p.Sk;
+  return pairs * 2 * (p.D + p.Dv) / 1e9;
+}
+double estimate_backward(const AttentionBackwardProblem& p, int workers) { return 2.5 * estimate(p, workers); }
+
+std::size_t workspace(const AttentionProblem&, int) { return 0; }
+std::size_t workspace_backward(const AttentionBackwardProblem&, int) { return 0; }
+
+void launch(const AttentionProblem& p, const Runtime& runtime) {
+  const Forward result = attention_forward(p, *runtime.executor);
+  store_rows(p, result.o, p.o, p.Dv);
+  if (!p.lse) return;
+  for (int64_t b = 0; b < p.B; ++b) {
+    const Sequence s = p.sequence(b);
+    for (int64_t h = 0; h < p.H; ++h) {
+      for (int64_t i = 0; i < s.q_rows; ++i) {
+        p.lse.as<float>()[p.lse.offset(b, h, s.q_begin + i)] = static_cast<float>(result.lse[lse_index(p, b, h, s, i)]);
+      }
+    }
+  }
+}
+
+void launch_backward(const AttentionBackwardProblem& p, const Runtime& runtime) {
+  const Backward result = attention_backward(p, *runtime.executor);
+  store_rows(p, result.dq, p.dq, p.D);
+  store_keys(p, result.dk, p.dk, p.D);
+  store_keys(p, result.dv, p.dv, p.Dv);
+  if (p.dbias) {
+    auto value = result.dbias.begin();
+    for (int64_t b = 0; b < p.bias_batch; ++b) {
+      for (int64_t h = 0; h < p.bias_heads; ++h) {
+        for (int64_t i = 0; i < p.bias_rows; ++i) {
+          for (int64_t j = 0; j < p.bias_columns; ++j) {
+            store_element(p.dbias.data, p.dbias.dtype, p.dbias.offset(b, h, i, j), static_cast<float>(*value++));
+          }
+        }
+      }
+    }
+  }
+  if (p.dsink) {
+    for (int64_t h = 0; h < p.H; ++h) {
+      p.dsink.as<float>()[p.dsink.offset(0, h, 0)] = static_cast<float>(result.dsink[h]);
+    }
+  }
+}
+
+}  // namespace
+
+Forward attention_forward(const AttentionProblem& p, Executor& executor) {
+  Forward out;
+  out.o.assign(total_rows(p) * p.H * p.Dv, 0);
+  out.lse.assign(total_rows(p) * p.H, -kInfinity);
+  executor.parallel_for(p.B * p.H, [&](int64_t task, int) {
+    const int64_t b = task / p.H, h = task % p.H;
+    const Sequence s = p.sequence(b);
+    const Keys keys(p, b, s, h);
+    for (int64_t i = 0; i < s.sq; ++i) {
+      const Probabilities row = softmax_row(p, b, h, s, i, keys);
+      double* o = &out.o[(row_index(p, b, s, i) * p.H + h) * p.Dv];
+      for (std::size_t n = 0; n < row.keys.size(); ++n) {
+        if (row.keep[n] == 0) continue;
+        for (int64_t d = 0; d < p.Dv; ++d) o[d] += row.p[n] * row.keep[n] * keys.v[row.keys[n]][d];
+      }
+      out.lse[lse_index(p, b, h, s, i)] = row.lse;
+    }
+  });
+  return out;
+}
+
+Backward attention_backward(const AttentionBackwardProblem& p, Executor& executor) {
+  Backward out;
+  out.dq.assign(total_rows(p) * p.H * p.D, 0);
+  out.dk.assign(total_keys(p) * p.Hkv * p.D, 0);
+  out.dv.assign(total_keys(p) * p.Hkv * p.Dv, 0);
+  if (p.dbias) out.dbias.assign(p.bias_batch * p.bias_heads * p.bias_rows * p.bias_columns, 0);
+  std::vector<double> dsink(p.B * p.H, 0);
+
+  // Query heads of one kv head share dk and dv, so a task takes them all, in order.
+  const auto task = [&](int64_t index, int) {
+    const int64_t b = index / p.Hkv, kv_head = index % p.Hkv;
+    for (int64_t h = kv_head * p.G; h < (kv_head + 1) * p.G; ++h) backward_head(p, b, h, out, dsink[b * p.H + h]);
+  };
+  if (p.dbias) {  // may be shared by all heads and sequences
+    for (int64_t index = 0; index < p.B * p.Hkv; ++index) task(index, 0);
+  } else {
+    executor.parallel_for(p.B * p.Hkv, task);
+  }
+
+  if (p.dsink) {
+    out.dsink.assign(p.H, 0);
+    for (int64_t b = 0; b < p.B; ++b) {
+      for (int64_t h = 0; h < p.H; ++h) out.dsink[h] += dsink[b * p.H + h];
+    }
+  }
+  return out;
+}
+
+const AttentionForwardKernel kAttentionForward = {"reference", "reference", Device::cpu, false,
+                                                  supports,    estimate,    workspace,   launch};
+const AttentionBackwardKernel kAttentionBackward = {
+    "reference",       "reference",       Device::cpu,        false,
+    supports_backward, estimate_backward, workspace_backward, launch_backward};
+
+}  // namespace heddle::reference

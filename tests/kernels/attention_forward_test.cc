@@ -1,0 +1,27 @@
+// Every candidate, on every SIMD target, over the whole case table.
+#include <gtest/gtest.h>
+
+#include "kernels/candidates.h"
+
+namespace heddle::kit {
+namespace {
+
+class AttentionForward : public ::testing::TestWithParam<AttentionCase> {};
+
+TEST_P(AttentionForward, MatchesReference) {
+  CaseRunner runner(GetParam());
+  SCOPED_TRACE(runner.data().describe());
+  const std::vector<std::string> candidates = runner.candidates(Pass::forward);
+  ASSERT_FALSE(candidates.empty()) << "only the reference can do this case";
+  on_each_target([&] {
+    for (const std::string& candidate : candidates) {
+      const CaseResult result = runner.check_forward(candidate);
+      EXPECT_TRUE(result.passed) << result.message();
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, AttentionForward, ::testing::ValuesIn(attention_cases()), case_name);
+
+}  // namespace
+}  // namespace heddle::kit

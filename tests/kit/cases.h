@@ -1,0 +1,72 @@
+// The one table of attention cases. Tests, `heddle check` and the benchmark take their rows from here.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "heddle/attention.h"
+#include "kit/host_tensor.h"
+
+namespace heddle::kit {
+
+enum class Purpose : std::uint8_t {
+  round,    // sizes that fill tiles and registers
+  odd,      // sizes one off them
+  corner,   // nothing to attend, one key, extreme values
+  feature,  // each option, and options together
+  decode,   // few rows, many keys
+};
+const char* name_of(Purpose purpose);
+
+// What the numbers look like. All have outliers that make the softmax of some rows peaked.
+enum class Values : std::uint8_t {
+  normal,
+  large_logits,  // scores in the hundreds
+};
+
+enum class Alibi : std::uint8_t { none, per_head, per_batch };
+
+// Which extents of a bias or mask are full; the others are 1.
+struct Extents {
+  bool given = false, batch = false, heads = false, rows = false, columns = false;
+};
+
+struct AttentionCase {
+  std::string name = {};
+  Purpose purpose = Purpose::feature;
+  DType dtype = DType::f32;
+  std::int64_t B = 1, H = 1, Hkv = 1, Sq = 1, Sk = 1, D = 1, Dv = 1;  // lengths are the longest, when packed
+
+  std::optional<float> scale = std::nullopt;
+  Causal causal = Causal::none;
+  std::int64_t window_left = -1, window_right = -1;
+  float softcap = 0;
+  Alibi alibi = Alibi::none;
+  Extents bias = {}, mask = {};
+  bool bias_f32 = false;    // f32 bias beside 16-bit operands
+  bool bias_holes = false;  // some -inf entries; a whole row of them where the bias has rows
+  bool mask_empty = false;  // nothing may be attended
+  bool sink = false;
+  float dropout = 0;
+
+  bool packed_q = false, packed_k = false;
+  bool seqused_q = false, seqused_k = false;
+  std::int64_t page_size = 0;  // 0: not paged
+  bool cache_batch_idx = false, leftpad = false;
+
+  Layout layout_q = Layout::contiguous, layout_k = Layout::contiguous,
+         layout_o = Layout::contiguous;  // layout_k: v too
+  Values values = Values::normal;
+  bool d_lse = false;
+
+  bool has_backward() const { return page_size == 0 && !cache_batch_idx && !leftpad; }
+};
+
+// All rows, in a fixed order, with unique names of letters, digits and underscores.
+const std::vector<AttentionCase>& attention_cases();
+// Throws Error if there is no such row.
+const AttentionCase& attention_case(const std::string& name);
+
+}  // namespace heddle::kit

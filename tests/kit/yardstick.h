@@ -1,0 +1,32 @@
+// The plain, unfused computation in the operands' dtype, whose error sets the bound for every kernel.
+//
+// For 16-bit operands: S = scale * Q K^T with softcap, ALiBi and bias is rounded to the dtype; softmax runs in f32; P
+// is rounded; O = P V is summed in f32 and rounded. Backward likewise: dP, dS and the tanh of the softcap are rounded,
+// the gradients are summed in f32 and rounded once. lse and dsink are f32 throughout. For f32 operands all is done in
+// f32.
+#pragma once
+
+#include <vector>
+
+#include "core/attention_problem.h"
+
+namespace heddle::kit {
+
+// One output tensor, contiguous in natural order, as reference::Forward and reference::Backward.
+struct PlainTensor {
+  std::vector<double> values;
+  double terms = 0;  // largest sum of |terms| of an element, weighted by the condition of its scores; see floor_of()
+  double delta = 0;  // largest |change| of an element per unit relative error of O inside delta = dO . O
+};
+
+struct PlainForward {
+  PlainTensor o, lse;
+};
+PlainForward plain_forward(const AttentionProblem& p);
+
+struct PlainBackward {
+  PlainTensor dq, dk, dv, dbias, dsink;  // dbias, dsink: empty unless the problem asks for them
+};
+PlainBackward plain_backward(const AttentionBackwardProblem& p);
+
+}  // namespace heddle::kit
