@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from . import _heddle
+from ._options import BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, MASK, check_rank, lse_shape
 
 _FLOAT32 = 0  # heddle::DType
 
@@ -31,22 +32,21 @@ def _four(x: Any) -> Any:
     return x[(None,) * (4 - x.ndim)] if isinstance(x, np.ndarray) and x.ndim < 4 else x
 
 
-def attention(q, k, v, arrays, numbers, seed, rest, return_lse):
+def attention(q, k, v, items, return_lse):
     """See heddle.attention."""
-    alibi_slopes, bias, mask, *others = arrays
-    if seed is None:
-        if numbers[5] != 0:
-            raise ValueError(f"[attention] dropout_p is {numbers[5]} and dropout_seed is missing: give a seed")
-        seed = 0
-    items = (alibi_slopes, _four(bias), _four(mask), *others, *numbers, int(seed) & 0xFFFFFFFFFFFFFFFF, *rest)
+    if items[DROPOUT_P] != 0 and items[DROPOUT_SEED] is None:
+        raise ValueError(f"[attention] dropout_p is {items[DROPOUT_P]} and dropout_seed is missing: give a seed")
+    items = list(items)
+    items[BIAS], items[MASK] = _four(items[BIAS]), _four(items[MASK])
     q_shape, code = _heddle.describe(q, "attention_forward", "q")
     v_shape, _ = _heddle.describe(v, "attention_forward", "v")
     out = _empty_like_kind(q, q_shape[:-1] + v_shape[-1:], code)
-    packed = arrays[4] is not None
     lse = None
-    if return_lse and len(q_shape) == (3 if packed else 4):
-        lse = _empty_like_kind(q, (q_shape[1], q_shape[0]) if packed else (q_shape[0], q_shape[2], q_shape[1]), _FLOAT32)
-    _heddle.attention_forward(q, k, v, out, lse, items)
+    if return_lse:
+        packed = items[CU_SEQLENS_Q] is not None
+        check_rank(q_shape, packed)
+        lse = _empty_like_kind(q, lse_shape(q_shape, packed), _FLOAT32)
+    _heddle.attention_forward(q, k, v, out, lse, tuple(items))
     return (_as_kind(q, out), _as_kind(q, lse)) if return_lse else _as_kind(q, out)
 
 

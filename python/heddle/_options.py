@@ -18,7 +18,7 @@ class Causal(enum.Enum):
     bottom_right = "bottom_right"
 
 
-_CAUSAL_CODES = {
+CAUSAL_CODES = {
     "none": 0,
     "top_left": 1,
     "bottom_right": 2,
@@ -27,22 +27,6 @@ _CAUSAL_CODES = {
     Causal.bottom_right: 2,
 }
 
-# The arrays among the options, in the order that the native module and the torch operators take them in.
-TENSOR_NAMES = (
-    "alibi_slopes",
-    "bias",
-    "mask",
-    "sink",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "seqused_q",
-    "seqused_k",
-    "page_table",
-    "cache_batch_idx",
-    "cache_leftpad",
-)
-
-
 def causal_code(causal: Any) -> int:
     """0, 1 or 2 for "none", "top_left" or "bottom_right"."""
     if isinstance(causal, bool):
@@ -50,7 +34,7 @@ def causal_code(causal: Any) -> int:
             f"[attention] causal is {causal}: say which corner the diagonal starts from, 'top_left' (row i attends keys "
             "j <= i, as torch's is_causal) or 'bottom_right' (j <= i + Sk - Sq, as FlashAttention's causal), or 'none'"
         )
-    code = _CAUSAL_CODES.get(causal)
+    code = CAUSAL_CODES.get(causal)
     if code is None:
         raise ValueError(f"[attention] causal is {causal!r}: it must be 'none', 'top_left' or 'bottom_right'")
     return code
@@ -65,8 +49,22 @@ def pair(window: Any) -> tuple[int, int]:
     return left, right
 
 
-# The native module's options tuple is: the eleven arrays of TENSOR_NAMES, then scale, causal, window_left, window_right,
-# softcap, dropout_p, dropout_seed, max_seqlen_q, max_seqlen_k, batch_invariant, deterministic, method, force.
+def check_rank(q_shape: Any, packed: bool) -> None:
+    """lse's shape is read off q's, so this rule comes before the library's own checks."""
+    if len(q_shape) != (3 if packed else 4):
+        rule = "with cu_seqlens_q it must be [total_q, H, D]" if packed else "it must be [B, Sq, H, D]"
+        raise ValueError(f"[attention_forward] q has {len(q_shape)} dimensions: {rule}; found q {list(q_shape)}")
+
+
+def lse_shape(q_shape: Any, packed: bool) -> tuple[int, ...]:
+    """[H, total_q] or [B, H, Sq]."""
+    return (q_shape[1], q_shape[0]) if packed else (q_shape[0], q_shape[2], q_shape[1])
+
+
+# Where some items of the options tuple lie.
+BIAS, MASK, SINK, CU_SEQLENS_Q, ARRAYS, DROPOUT_P, DROPOUT_SEED = 1, 2, 3, 4, 11, 16, 17
+
+
 def pack(
     *,
     scale=None,
@@ -92,24 +90,32 @@ def pack(
     deterministic=False,
     method=None,
     force=None,
-) -> tuple[tuple, tuple, Any, tuple]:
-    """(arrays, numbers before the seed, seed, the rest after it)."""
+) -> tuple:
+    """The options tuple that the native module and the torch operators take: 11 arrays, then 13 other values."""
     left, right = pair(window)
     return (
-        (
-            alibi_slopes,
-            bias,
-            mask,
-            sink,
-            cu_seqlens_q,
-            cu_seqlens_k,
-            seqused_q,
-            seqused_k,
-            page_table,
-            cache_batch_idx,
-            cache_leftpad,
-        ),
-        (scale, causal_code(causal), left, right, softcap, dropout_p),
+        alibi_slopes,
+        bias,
+        mask,
+        sink,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q,
+        seqused_k,
+        page_table,
+        cache_batch_idx,
+        cache_leftpad,
+        scale,
+        causal_code(causal),
+        left,
+        right,
+        softcap,
+        dropout_p,
         dropout_seed,
-        (max_seqlen_q or 0, max_seqlen_k or 0, batch_invariant, deterministic, method or "", force or ""),
+        max_seqlen_q or 0,
+        max_seqlen_k or 0,
+        batch_invariant,
+        deterministic,
+        method or "",
+        force or "",
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from . import _heddle
-from ._torch_ops import AttentionForTransforms, check_rank, empty_lse, empty_out, seed_number, transformed, view
+from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, MASK, check_rank
+from ._torch_ops import AttentionForTransforms, empty_lse, empty_out, transformed
 
 _forward_operator = torch.ops.heddle.attention_forward.default
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -19,13 +20,14 @@ _grad_enabled = torch.is_grad_enabled
 _forward_ad = torch.autograd.forward_ad
 
 
-def _plain(tensor, grad):
-    """A strided CPU tensor whose memory is what its values are, and that no gradient is asked of."""
-    return type(tensor) in _PLAIN_TYPES and tensor.is_cpu and not tensor.is_neg() and not (grad and tensor.requires_grad)
+# The options that sdpa has no words for.
+_NO_ARRAYS = (None,) * (ARRAYS - 3)
+_FREE_CHOICE = (0, 0, False, False, "", "")
 
 
 def _unwatched(q, k, v, arrays):
-    """Whether the dispatcher would only pass the call on: no tracing, compiling, transform, mode, profiler or gradient.
+    """Whether the dispatcher would only pass the call on: no tracing, compiling, transform, mode, profiler or gradient,
+    and strided tensors whose memory is what their values are.
 
     Skipping it then saves more than a short call's own time.
     """
@@ -37,13 +39,15 @@ def _unwatched(q, k, v, arrays):
         or _jit_tracing() is not None
         or _forward_ad._current_level >= 0
         or _profiling()
+        or not q.is_cpu
     ):
         return False
     grad = _grad_enabled()
-    if not (_plain(q, grad) and _plain(k, grad) and _plain(v, grad)):
-        return False
-    for tensor in arrays:
-        if tensor is not None and not _plain(tensor, grad):
+    for x in (q, k, v):
+        if type(x) not in _PLAIN_TYPES or x.is_neg() or (grad and x.requires_grad):
+            return False
+    for x in arrays:
+        if x is not None and (type(x) not in _PLAIN_TYPES or x.is_neg() or (grad and x.requires_grad)):
             return False
     return True
 
@@ -73,31 +77,31 @@ def _seed_tensor(seed):
     return torch.tensor(seed - (1 << 64) if seed >> 63 else seed, dtype=torch.int64)
 
 
-def attention(q, k, v, arrays, numbers, seed, rest, return_lse):
+def attention(q, k, v, items, return_lse):
     """See heddle.attention."""
-    dropout = numbers[5] != 0
-    if arrays[1] is not None or arrays[2] is not None:
-        alibi_slopes, bias, mask, *others = arrays
-        _check_tensors(("bias", "mask"), (bias, mask))
-        arrays = (alibi_slopes, _four(bias), _four(mask), *others)
-    if not dropout and _unwatched(q, k, v, arrays):
-        packed = arrays[4] is not None
-        check_rank(q, packed)
+    if items[BIAS] is not None or items[MASK] is not None:
+        _check_tensors(("bias", "mask"), (items[BIAS], items[MASK]))
+        items = (items[0], _four(items[BIAS]), _four(items[MASK]), *items[MASK + 1 :])
+    if items[DROPOUT_P] == 0 and _unwatched(q, k, v, items[:ARRAYS]):
         out = empty_out(q, v)
-        lse = empty_lse(q, packed) if return_lse else None
-        items = (*map(view, arrays), *numbers, 0, *rest)
-        _heddle.attention_forward(view(q), view(k), view(v), view(out), view(lse), items)
+        lse = None
+        if return_lse:
+            packed = items[CU_SEQLENS_Q] is not None
+            check_rank(q.shape, packed)
+            lse = empty_lse(q, packed)
+        _heddle.attention_forward(q, k, v, out, lse, items)
         return (out, lse) if return_lse else out
     _check_tensors(("q", "k", "v"), (q, k, v))
+    seed = _seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     operator = AttentionForTransforms.apply if transformed() else _forward_operator
-    out, lse = operator(q, k, v, *arrays, *numbers, _seed_tensor(seed) if dropout else None, *rest)
+    out, lse = operator(q, k, v, *items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
     return (out, lse) if return_lse else out
 
 
 def dropout_keep(shape, p, seed):
     """bool [B, H, Sq, Sk]: which probabilities dropout keeps under this seed (an int64 tensor of one element)."""
     keep = torch.empty(shape, dtype=torch.bool)
-    _heddle.dropout_mask(view(keep), p, seed_number(seed))
+    _heddle.dropout_mask(keep, p, int(seed) & 0xFFFFFFFFFFFFFFFF)
     return keep
 
 
@@ -109,7 +113,7 @@ def _batched(x, lead, heads):
 
 def _mask_planes(mask, lead):
     """attn_mask with four extents, each 1 or that of [B, H, L, S]."""
-    if mask.dim() <= 3:
+    if mask.dim() <= 4:
         return _four(mask)
     if all(extent == 1 for extent in mask.shape[:-3]):
         return mask.reshape(1, *mask.shape[-3:])
@@ -121,35 +125,44 @@ def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     _check_tensors(("query", "key", "value", "attn_mask"), (query, key, value, attn_mask))
     if is_causal and attn_mask is not None:
         raise ValueError("[sdpa] is_causal and attn_mask exclude each other: put the causal part into attn_mask")
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if x.dim() < 2:
-            raise ValueError(f"[sdpa] {name} has {x.dim()} dimensions: it must be [..., H, L, E]; found {list(x.shape)}")
     rank = query.dim()
-    query, key, value = (x if x.dim() >= 3 else x[None] for x in (query, key, value))
-    heads, kv_heads = query.shape[-3], key.shape[-3]
-    if not enable_gqa and kv_heads not in (heads, 1):
+    if rank < 2 or key.dim() < 2 or value.dim() < 2:
+        name, x = next((n, x) for n, x in (("query", query), ("key", key), ("value", value)) if x.dim() < 2)
+        raise ValueError(f"[sdpa] {name} has {x.dim()} dimensions: it must be [..., H, L, E]; found {list(x.shape)}")
+    if rank == 2:
+        query = query[None]
+    if key.dim() == 2:
+        key = key[None]
+    if value.dim() == 2:
+        value = value[None]
+    q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
+    heads, kv_heads = q_shape[-3], k_shape[-3]
+    if kv_heads != heads and kv_heads != 1 and not enable_gqa:
         raise ValueError(
             f"[sdpa] key has {kv_heads} heads and query has {heads}: pass enable_gqa=True to share key and value heads; "
-            f"found query {list(query.shape)}, key {list(key.shape)}"
+            f"found query {list(q_shape)}, key {list(k_shape)}"
         )
-    lead = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])
-    shared = kv_heads if enable_gqa else heads
+    lead = q_shape[:-3]
+    simple = rank == 4 and k_shape[:-3] == lead and v_shape[:-3] == lead and v_shape[1] == kv_heads
+    if simple:
+        q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    else:
+        lead = torch.broadcast_shapes(lead, k_shape[:-3], v_shape[:-3])
+        shared = kv_heads if enable_gqa else heads
+        q, k, v = _batched(query, lead, heads), _batched(key, lead, shared), _batched(value, lead, shared)
     bias = mask = None
     if attn_mask is not None:
         planes = _mask_planes(attn_mask, lead)
-        bias, mask = (None, planes) if planes.dtype == torch.bool else (planes, None)
-    out = attention(
-        _batched(query, lead, heads),
-        _batched(key, lead, shared),
-        _batched(value, lead, shared),
-        (None, bias, mask) + (None,) * 8,
-        (scale, 1 if is_causal else 0, -1, -1, 0.0, dropout_p),
-        None,
-        (0, 0, False, False, "", ""),
-        False,
-    )
-    out = out.transpose(1, 2).reshape(*lead, heads, query.shape[-2], value.shape[-1])
-    return out if rank >= 3 else out[0]
+        if planes.dtype == torch.bool:
+            mask = planes
+        else:
+            bias = planes
+    items = (None, bias, mask, *_NO_ARRAYS, scale, 1 if is_causal else 0, -1, -1, 0.0, dropout_p, None, *_FREE_CHOICE)
+    out = attention(q, k, v, items, False).transpose(1, 2)
+    if simple:
+        return out
+    out = out.reshape(*lead, heads, q_shape[-2], v_shape[-1])
+    return out if rank > 2 else out[0]
 
 
 def apply_rotary(x, cos, sin, interleaved, offsets):

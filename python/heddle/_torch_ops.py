@@ -5,26 +5,14 @@ from __future__ import annotations
 import torch
 
 from . import _heddle
+from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_SEED, SINK, check_rank, lse_shape
 
 _LIBRARY = torch.library.Library("heddle", "DEF")
 
 
-class _DTypeCodes(dict):
-    """heddle::DType of a torch dtype; the name of a dtype that Heddle does not know, for the error that follows."""
-
-    def __missing__(self, dtype: torch.dtype) -> str:
-        return str(dtype).removeprefix("torch.")
-
-
-_CODES = _DTypeCodes(
-    {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.bool: 4}
+_heddle.use_torch(
+    torch.Tensor, {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.bool: 4}
 )
-
-
-def view(x):
-    """A tensor taken apart for the native module; None stays None."""
-    return None if x is None else (x.data_ptr(), _CODES[x.dtype], x.shape, x.stride())
-
 
 _OPTIONS = (
     "Tensor? alibi_slopes, Tensor? bias, Tensor? mask, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
@@ -33,8 +21,6 @@ _OPTIONS = (
     "Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, bool batch_invariant, bool deterministic, "
     "str method, str force"
 )
-_SEED = 17  # index of dropout_seed among the options
-_BIAS, _SINK, _CU_SEQLENS_Q = 1, 3, 4
 
 _LIBRARY.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
 # wanted: which of dq, dk, dv, dbias, dsink to compute; the others come back with no elements.
@@ -49,14 +35,10 @@ _LIBRARY.define(
 )
 
 
-def seed_number(seed) -> int:
-    """The 64 bits of a seed tensor (int64, one element) as a number; 0 for None."""
-    return 0 if seed is None else int(seed) & 0xFFFFFFFFFFFFFFFF
-
-
 def _items(options):
-    """The native module's options tuple."""
-    return (*map(view, options[:11]), *options[11:_SEED], seed_number(options[_SEED]), *options[_SEED + 1 :])
+    """The native module's options tuple: the seed, a tensor here, is a number there."""
+    seed = options[DROPOUT_SEED]
+    return options if seed is None else (*options[:DROPOUT_SEED], int(seed), *options[DROPOUT_SEED + 1 :])
 
 
 def empty_out(q, v):
@@ -64,31 +46,23 @@ def empty_out(q, v):
 
 
 def empty_lse(q, packed):
-    shape = (q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[2], q.shape[1])
-    return torch.empty(shape, dtype=torch.float32, device=q.device)
-
-
-def check_rank(q, packed):
-    """lse's shape is read off q's, so this rule comes before the library's own checks."""
-    if q.dim() != (3 if packed else 4):
-        rule = "with cu_seqlens_q it must be [total_q, H, D]" if packed else "it must be [B, Sq, H, D]"
-        raise ValueError(f"[attention_forward] q has {q.dim()} dimensions: {rule}; found q {list(q.shape)}")
+    return torch.empty(lse_shape(q.shape, packed), dtype=torch.float32, device=q.device)
 
 
 def _forward_fake(q, k, v, *options):
-    packed = options[_CU_SEQLENS_Q] is not None
-    check_rank(q, packed)
+    packed = options[CU_SEQLENS_Q] is not None
+    check_rank(q.shape, packed)
     return empty_out(q, v), empty_lse(q, packed)
 
 
 def _forward_cpu(q, k, v, *options):
     out, lse = _forward_fake(q, k, v, *options)
-    _heddle.attention_forward(view(q), view(k), view(v), view(out), view(lse), _items(options))
+    _heddle.attention_forward(q, k, v, out, lse, _items(options))
     return out, lse
 
 
 def _gradient_buffers(q, k, v, wanted, options):
-    tensors = (q, k, v, options[_BIAS], options[_SINK])
+    tensors = (q, k, v, options[BIAS], options[SINK])
     return tuple(
         torch.empty(x.shape, dtype=x.dtype, device=x.device) if want else torch.empty(0, dtype=q.dtype, device=q.device)
         for x, want in zip(tensors, wanted)
@@ -101,10 +75,8 @@ def _backward_fake(d_o, d_lse, q, k, v, o, lse, wanted, *options):
 
 def _backward_cpu(d_o, d_lse, q, k, v, o, lse, wanted, *options):
     gradients = _gradient_buffers(q, k, v, wanted, options)
-    views = (view(x) if want else None for x, want in zip(gradients, wanted))
-    _heddle.attention_backward(
-        view(q), view(k), view(v), view(o), view(lse), view(d_o), view(d_lse), *views, _items(options)
-    )
+    written = (x if want else None for x, want in zip(gradients, wanted))
+    _heddle.attention_backward(q, k, v, o, lse, d_o, d_lse, *written, _items(options))
     return gradients
 
 
@@ -118,8 +90,8 @@ def _save_for_backward(ctx, inputs, output):
     out, lse = output
     if inputs[3] is not None and inputs[3].requires_grad:
         raise ValueError("[attention] alibi_slopes requires a gradient: it has none; give the whole term as bias")
-    ctx.save_for_backward(q, k, v, out, lse, *options[:11], options[_SEED])
-    ctx.numbers = options[11:_SEED], options[_SEED + 1 :]
+    ctx.save_for_backward(q, k, v, out, lse, *options[:ARRAYS], options[DROPOUT_SEED])
+    ctx.numbers = options[ARRAYS:DROPOUT_SEED], options[DROPOUT_SEED + 1 :]
     ctx.set_materialize_grads(False)
 
 
@@ -127,14 +99,14 @@ def _backward(ctx, d_o, d_lse):
     q, k, v, out, lse, *arrays, seed = ctx.saved_tensors
     before, after = ctx.numbers
     needs = ctx.needs_input_grad
-    wanted = [needs[0], needs[1], needs[2], needs[3 + _BIAS], needs[3 + _SINK]]
+    wanted = [needs[0], needs[1], needs[2], needs[3 + BIAS], needs[3 + SINK]]
     if d_o is None:
         d_o = torch.zeros_like(out)
     operator = _AttentionBackwardForTransforms.apply if transformed() else torch.ops.heddle.attention_backward
     gradients = operator(d_o, d_lse, q, k, v, out, lse, wanted, *arrays, *before, seed, *after)
     dq, dk, dv, dbias, dsink = (x if want else None for x, want in zip(gradients, wanted))
     result = [dq, dk, dv] + [None] * len(ctx.needs_input_grad[3:])
-    result[3 + _BIAS], result[3 + _SINK] = dbias, dsink
+    result[3 + BIAS], result[3 + SINK] = dbias, dsink
     return tuple(result)
 
 
@@ -174,7 +146,7 @@ def _rotary_fake(x, cos, sin, interleaved, offsets):
 
 def _rotary_cpu(x, cos, sin, interleaved, offsets):
     out = _rotary_fake(x, cos, sin, interleaved, offsets)
-    _heddle.apply_rotary(view(x), view(out), view(cos), view(sin), interleaved, view(offsets))
+    _heddle.apply_rotary(x, out, cos, sin, interleaved, offsets)
     return out
 
 
@@ -193,15 +165,15 @@ def _rotary_backward(ctx, d_out):
 
 def _append_cpu(k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved):
     _heddle.append_kv_cache(
-        view(k_new),
-        view(v_new),
-        view(k_cache),
-        view(v_cache),
-        view(seqlens),
-        view(page_table),
-        view(cache_batch_idx),
-        view(cos),
-        view(sin),
+        k_new,
+        v_new,
+        k_cache,
+        v_cache,
+        seqlens,
+        page_table,
+        cache_batch_idx,
+        cos,
+        sin,
         interleaved,
     )
     for cache in (k_cache, v_cache):

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from . import _heddle
-from ._options import pack
-from .functional import _is_torch
+from ._options import BIAS, DROPOUT_SEED, MASK, pack
+from .functional import _is_torch, _torch_path
 
 _DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
@@ -97,22 +97,13 @@ def explain(q: Any, k: Any, v: Any, *, backward: bool = False, dtype: str = "flo
     Raises:
       ValueError: a bad argument, as ``attention`` would refuse it.
     """
-    arrays, numbers, seed, rest = pack(**options)
-
-    def view(x: Any) -> Any:
-        if isinstance(x, tuple):
-            return _shape_only(x, dtype)
-        if _is_torch(x):
-            from . import _torch
-
-            return _torch.view(x)
-        return x
-
-    def plane(x: Any) -> Any:
-        return x if x is None or isinstance(x, tuple) or x.ndim >= 4 else x[(None,) * (4 - x.ndim)]
-
-    alibi_slopes, bias, mask, *others = arrays
-    items = tuple(view(x) for x in (alibi_slopes, plane(bias), plane(mask), *others))
-    seed = 0 if seed is None else int(seed) & 0xFFFFFFFFFFFFFFFF
-    found = _heddle.explain_attention(view(q), view(k), view(v), (*items, *numbers, seed, *rest), backward)
-    return Explanation(Candidate(*candidate) for candidate in found)
+    items = list(pack(**options))
+    for i in (BIAS, MASK):
+        if items[i] is not None and items[i].ndim < 4:
+            items[i] = items[i][(None,) * (4 - items[i].ndim)]
+    if _is_torch(items[DROPOUT_SEED]):
+        items[DROPOUT_SEED] = None  # its value chooses nothing
+    if any(map(_is_torch, (q, k, v, *items))):
+        _torch_path()
+    shapes = (_shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
+    return Explanation(Candidate(*found) for found in _heddle.explain_attention(*shapes, tuple(items), backward))

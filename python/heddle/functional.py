@@ -6,13 +6,26 @@ import sys
 from typing import Any
 
 from . import _arrays
-from ._options import Causal, causal_code, pair
+from ._options import CAUSAL_CODES, Causal, causal_code, pair
 
 
 def _is_torch(x: Any) -> bool:
     """Whether x is a torch tensor, of any subclass. Does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
+
+
+_loaded = None
+
+
+def _torch_path() -> Any:
+    """The module for torch tensors, imported when the first one is seen."""
+    global _loaded
+    if _loaded is None:
+        from . import _torch
+
+        _loaded = _torch
+    return _loaded
 
 
 def attention(
@@ -90,8 +103,9 @@ def attention(
 
     Sources: Dao et al., arXiv 2205.14135 and 2307.08691; ALiBi: Press et al., arXiv 2108.12409.
     """
-    left, right = pair(window)
-    arrays = (
+    # As _options.pack(), written out: this is the way of every call, and a short call takes a few microseconds.
+    left, right = window if type(window) is tuple and len(window) == 2 else pair(window)
+    items = (
         alibi_slopes,
         bias,
         mask,
@@ -103,14 +117,23 @@ def attention(
         page_table,
         cache_batch_idx,
         cache_leftpad,
+        scale,
+        CAUSAL_CODES[causal] if type(causal) is str and causal in CAUSAL_CODES else causal_code(causal),
+        left,
+        right,
+        softcap,
+        dropout_p,
+        dropout_seed,
+        max_seqlen_q or 0,
+        max_seqlen_k or 0,
+        batch_invariant,
+        deterministic,
+        method or "",
+        force or "",
     )
-    numbers = (scale, causal_code(causal), left, right, softcap, dropout_p)
-    rest = (max_seqlen_q or 0, max_seqlen_k or 0, batch_invariant, deterministic, method or "", force or "")
     if _is_torch(q):
-        from . import _torch
-
-        return _torch.attention(q, k, v, arrays, numbers, dropout_seed, rest, return_lse)
-    return _arrays.attention(q, k, v, arrays, numbers, dropout_seed, rest, return_lse)
+        return _torch_path().attention(q, k, v, items, return_lse)
+    return _arrays.attention(q, k, v, items, return_lse)
 
 
 def sdpa(
@@ -144,9 +167,7 @@ def sdpa(
     """
     if not _is_torch(query):
         raise TypeError(f"[sdpa] query is a {type(query).__name__}: it must be a torch tensor; see heddle.attention")
-    from . import _torch
-
-    return _torch.sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return _torch_path().sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def apply_rotary(x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offsets: Any = None) -> Any:
@@ -165,9 +186,7 @@ def apply_rotary(x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offse
       ValueError: a bad argument, such as a position outside the table.
     """
     if _is_torch(x):
-        from . import _torch
-
-        return _torch.apply_rotary(x, cos, sin, interleaved, offsets)
+        return _torch_path().apply_rotary(x, cos, sin, interleaved, offsets)
     return _arrays.apply_rotary(x, cos, sin, interleaved, offsets)
 
 
@@ -197,9 +216,7 @@ def append_kv_cache(
       ValueError: a bad argument, or a position or page out of range. Nothing has been written.
     """
     if _is_torch(k_cache):
-        from . import _torch
-
-        return _torch.append_kv_cache(
+        return _torch_path().append_kv_cache(
             k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, rotary_cos, rotary_sin, interleaved
         )
     return _arrays.append_kv_cache(

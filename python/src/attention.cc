@@ -101,6 +101,7 @@ nb::ndarray<nb::array_api> empty(const std::vector<std::int64_t>& shape, int dty
 }  // namespace
 
 void bind_attention(nb::module_& module) {
+  module.def("use_torch", &use_torch, nb::arg("tensor_type"), nb::arg("dtypes"));
   module.def("attention_forward", &forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("o"),
              nb::arg("lse").none(), nb::arg("options"));
   module.def("attention_backward", &backward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("o"), nb::arg("lse"),

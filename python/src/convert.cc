@@ -47,7 +47,46 @@ std::int64_t integer(PyObject* object) {
   return value;
 }
 
+double number(nb::handle object) {
+  const double value = PyFloat_AsDouble(object.ptr());
+  if (value == -1.0 && PyErr_Occurred()) throw nb::python_error();
+  return value;
+}
+
+bool truth(nb::handle object) {
+  const int value = PyObject_IsTrue(object.ptr());
+  if (value < 0) throw nb::python_error();
+  return value != 0;
+}
+
+const char* string(nb::handle object) {
+  const char* text = PyUnicode_AsUTF8(object.ptr());
+  if (text == nullptr) throw nb::python_error();
+  return text;
+}
+
+// What reading a torch tensor needs; empty until torch is in use. Never destroyed: it may outlive the interpreter.
+struct Torch {
+  nb::object type;
+  nb::dict dtypes;
+  nb::str dtype{"dtype"}, data_ptr{"data_ptr"}, shape{"shape"}, stride{"stride"}, is_cpu{"is_cpu"};
+
+  static Torch& get() {
+    static auto* torch = new Torch;
+    return *torch;
+  }
+  bool is_tensor(nb::handle object) const {
+    return type.is_valid() && PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(type.ptr())) != 0;
+  }
+};
+
 }  // namespace
+
+void use_torch(nb::type_object tensor_type, nb::dict dtypes) {
+  Torch& torch = Torch::get();
+  torch.type = tensor_type;
+  torch.dtypes = dtypes;
+}
 
 void Arguments::refuse(const char* name, const std::string& what) const {
   throw Error("[" + std::string(operation_) + "] " + name + " " + what);
@@ -55,31 +94,56 @@ void Arguments::refuse(const char* name, const std::string& what) const {
 
 TensorView Arguments::view(nb::handle object, const char* name, bool writable) {
   if (object.is_none()) return {};
+  if (Torch::get().is_tensor(object)) return view_of_torch(object, name);
   if (PyTuple_CheckExact(object.ptr())) return view_of_tuple(nb::borrow<nb::tuple>(object), name);
   return view_of_array(object, name, writable);
 }
 
-TensorView Arguments::view_of_tuple(const nb::tuple& parts, const char* name) const {
-  if (parts.size() != 4) refuse(name, "is a tuple: it must be an array");
-  PyObject* dtype = NB_TUPLE_GET_ITEM(parts.ptr(), 1);
-  if (PyUnicode_Check(dtype)) refuse(name, "is " + std::string(PyUnicode_AsUTF8(dtype)) + ": " + rule_of(name));
-  PyObject* shape = NB_TUPLE_GET_ITEM(parts.ptr(), 2);
-  PyObject* stride = NB_TUPLE_GET_ITEM(parts.ptr(), 3);
-  const Py_ssize_t rank = PyTuple_Size(shape);
-  if (rank < 0 || PyTuple_Size(stride) != rank) throw nb::python_error();
+TensorView Arguments::view_of(nb::handle data, nb::handle dtype, nb::handle shape, nb::handle stride,
+                              const char* name) const {
+  const Py_ssize_t rank = PyTuple_Size(shape.ptr());
+  if (rank < 0 || PyTuple_Size(stride.ptr()) != rank) throw nb::python_error();
   if (rank < 1 || rank > kMaxRank) {
     refuse(name, "has " + std::to_string(rank) + " dimensions: it must have 1 to " + std::to_string(kMaxRank));
   }
   TensorView view;
-  view.data = PyLong_AsVoidPtr(NB_TUPLE_GET_ITEM(parts.ptr(), 0));
+  view.data = PyLong_AsVoidPtr(data.ptr());
   if (view.data == nullptr && PyErr_Occurred()) throw nb::python_error();
-  view.dtype = static_cast<DType>(integer(dtype));
+  view.dtype = static_cast<DType>(integer(dtype.ptr()));
   view.rank = static_cast<int>(rank);
   for (Py_ssize_t i = 0; i < rank; ++i) {
-    view.shape[i] = integer(NB_TUPLE_GET_ITEM(shape, i));
-    view.stride[i] = integer(NB_TUPLE_GET_ITEM(stride, i));
+    view.shape[i] = integer(NB_TUPLE_GET_ITEM(shape.ptr(), i));
+    view.stride[i] = integer(NB_TUPLE_GET_ITEM(stride.ptr(), i));
   }
   return view;
+}
+
+TensorView Arguments::view_of_tuple(const nb::tuple& parts, const char* name) const {
+  if (parts.size() != 4) refuse(name, "is a tuple: it must be an array");
+  return view_of(parts[0], parts[1], parts[2], parts[3], name);
+}
+
+TensorView Arguments::view_of_torch(nb::handle tensor, const char* name) const {
+  const Torch& torch = Torch::get();
+  if (nb::getattr(tensor, torch.is_cpu).ptr() != Py_True) {
+    refuse(name, "is on " + std::string(nb::str(nb::getattr(tensor, "device")).c_str()) +
+                     ": this build of Heddle runs on the CPU");
+  }
+  const nb::object dtype = nb::getattr(tensor, torch.dtype);
+  PyObject* code = PyDict_GetItemWithError(torch.dtypes.ptr(), dtype.ptr());
+  if (code == nullptr) {
+    if (PyErr_Occurred()) throw nb::python_error();
+    const nb::str full = nb::str(dtype);  // "torch.float64"
+    std::string_view text = full.c_str();
+    if (text.starts_with("torch.")) text.remove_prefix(6);
+    refuse(name, "is " + std::string(text) + ": " + rule_of(name));
+  }
+  const auto call = [&](nb::handle method) {
+    PyObject* result = PyObject_CallMethodNoArgs(tensor.ptr(), method.ptr());
+    if (result == nullptr) throw nb::python_error();
+    return nb::steal(result);
+  };
+  return view_of(call(torch.data_ptr), code, nb::getattr(tensor, torch.shape), call(torch.stride), name);
 }
 
 TensorView Arguments::view_of_array(nb::handle object, const char* name, bool writable) {
@@ -126,19 +190,22 @@ AttentionOptions Arguments::options(const nb::tuple& items) {
   out.page_table = read(item(8), "page_table");
   out.cache_batch_idx = read(item(9), "cache_batch_idx");
   out.cache_leftpad = read(item(10), "cache_leftpad");
-  if (!item(11).is_none()) out.scale = static_cast<float>(nb::cast<double>(item(11)));
-  out.causal = static_cast<Causal>(nb::cast<int>(item(12)));
-  out.window_left = nb::cast<std::int64_t>(item(13));
-  out.window_right = nb::cast<std::int64_t>(item(14));
-  out.softcap = static_cast<float>(nb::cast<double>(item(15)));
-  out.dropout.p = static_cast<float>(nb::cast<double>(item(16)));
-  out.dropout.seed = nb::cast<std::uint64_t>(item(17));
-  out.max_seqlen_q = nb::cast<std::int64_t>(item(18));
-  out.max_seqlen_k = nb::cast<std::int64_t>(item(19));
-  out.batch_invariant = nb::cast<bool>(item(20));
-  out.deterministic = nb::cast<bool>(item(21));
-  out.method = PyUnicode_AsUTF8(nb::cast<nb::str>(item(22)).ptr());
-  out.force = PyUnicode_AsUTF8(nb::cast<nb::str>(item(23)).ptr());
+  if (!item(11).is_none()) out.scale = static_cast<float>(number(item(11)));
+  out.causal = static_cast<Causal>(integer(item(12).ptr()));
+  out.window_left = integer(item(13).ptr());
+  out.window_right = integer(item(14).ptr());
+  out.softcap = static_cast<float>(number(item(15)));
+  out.dropout.p = static_cast<float>(number(item(16)));
+  if (!item(17).is_none()) {
+    out.dropout.seed = PyLong_AsUnsignedLongLongMask(item(17).ptr());
+    if (PyErr_Occurred()) throw nb::python_error();
+  }
+  out.max_seqlen_q = integer(item(18).ptr());
+  out.max_seqlen_k = integer(item(19).ptr());
+  out.batch_invariant = truth(item(20));
+  out.deterministic = truth(item(21));
+  out.method = string(item(22));
+  out.force = string(item(23));
   return out;
 }
 

@@ -27,12 +27,14 @@ class Arguments {
   // As read(), and refuses read-only arrays.
   TensorView write(nb::handle object, const char* name) { return view(object, name, true); }
 
-  // From the tuple that heddle._options.pack() makes; the order of its items is written there.
+  // From the options tuple; heddle._options.pack() says what its items are.
   AttentionOptions options(const nb::tuple& items);
 
  private:
   TensorView view(nb::handle object, const char* name, bool writable);
   TensorView view_of_tuple(const nb::tuple& parts, const char* name) const;
+  TensorView view_of_torch(nb::handle tensor, const char* name) const;
+  TensorView view_of(nb::handle data, nb::handle dtype, nb::handle shape, nb::handle stride, const char* name) const;
   TensorView view_of_array(nb::handle object, const char* name, bool writable);
   [[noreturn]] void refuse(const char* name, const std::string& what) const;
 
@@ -50,6 +52,9 @@ class Scratch {
   Workspace workspace_;
   WorkspaceBuffer large_;
 };
+
+// Makes instances of `tensor_type` be read as torch tensors; dtypes maps torch's dtypes to DType's numbers.
+void use_torch(nb::type_object tensor_type, nb::dict dtypes);
 
 void bind_runtime(nb::module_& module);
 void bind_attention(nb::module_& module);
