@@ -9,16 +9,18 @@
 #endif
 
 #include "cpu/kernels.h"
-#include "cpu/simd-inl.h"
 
-// clang-format off: each file uses those above it.
+// Each file uses those above it.
+// clang-format off
+#include "cpu/simd-inl.h"
+#include "cpu/gemm-inl.h"
+#include "cpu/rows-inl.h"
+#include "cpu/keys-inl.h"
+#include "cpu/scores-inl.h"
+#include "cpu/decode-inl.h"
+#include "cpu/attention_fwd-inl.h"
 #include "cpu/attention_baseline-inl.h"
 #include "cpu/attention_bwd-inl.h"
-#include "cpu/attention_fwd-inl.h"
-#include "cpu/gemm-inl.h"
-#include "cpu/keys-inl.h"
-#include "cpu/rows-inl.h"
-#include "cpu/scores-inl.h"
 // clang-format on
 
 namespace heddle::cpu::HEDDLE_TARGET {

@@ -210,19 +210,19 @@ void add_decode(Rows& rows) {
     rows.push_back(row);
   };
   const auto plain = [](auto&) {};
-  with("decode_1_4096", {1, 2, 2, 1, 4096, 64}, plain);
-  with("decode_gqa4", {1, 8, 2, 1, 2048, 64}, plain);
-  with("decode_gqa8_d128", {1, 8, 1, 1, 1000, 128}, plain);
-  with("decode_rows_4", {1, 4, 1, 4, 777, 64}, plain);
-  with("decode_rows_3_batch", {3, 4, 4, 3, 300, 48}, [](auto& c) { c.seqused_k = true; });
-  with("decode_rows_2_sink", {2, 4, 2, 2, 513, 33}, [](auto& c) { c.sink = true, c.softcap = 15.0f; });
-  with("decode_window", {2, 4, 1, 1, 1500, 40}, [](auto& c) { c.window_left = 600; });
-  with("decode_bias_mask", {2, 4, 2, 2, 700, 32}, [](auto& c) { c.bias = kHeads, c.mask = kBatchColumns; });
-  with("decode_paged_16", {3, 8, 2, 1, 1024, 64}, [](auto& c) { c.page_size = 16, c.seqused_k = true; });
-  with("decode_paged_1", {2, 4, 1, 2, 333, 32}, [](auto& c) { c.page_size = 1, c.seqused_k = true; });
-  with("decode_dropout_alibi", {2, 4, 2, 1, 600, 32}, [](auto& c) { c.dropout = 0.25f, c.alibi = Alibi::per_head; });
-  with("decode_packed", {4, 4, 1, 3, 400, 64}, [](auto& c) { c.packed_q = c.packed_k = true; });
-  with("decode_cache_rows", {3, 4, 1, 1, 600, 64}, [](auto& c) { c.cache_batch_idx = c.seqused_k = true; });
+  with("1_4096", {1, 2, 2, 1, 4096, 64}, plain);
+  with("gqa4", {1, 8, 2, 1, 2048, 64}, plain);
+  with("gqa8_d128", {1, 8, 1, 1, 1000, 128}, plain);
+  with("rows_4", {1, 4, 1, 4, 777, 64}, plain);
+  with("rows_3_batch", {3, 4, 4, 3, 300, 48}, [](auto& c) { c.seqused_k = true; });
+  with("rows_2_sink", {2, 4, 2, 2, 513, 33}, [](auto& c) { c.sink = true, c.softcap = 15.0f; });
+  with("window", {2, 4, 1, 1, 1500, 40}, [](auto& c) { c.window_left = 600; });
+  with("bias_mask", {2, 4, 2, 2, 700, 32}, [](auto& c) { c.bias = kHeads, c.mask = kBatchColumns; });
+  with("paged_16", {3, 8, 2, 1, 1024, 64}, [](auto& c) { c.page_size = 16, c.seqused_k = true; });
+  with("paged_1", {2, 4, 1, 2, 333, 32}, [](auto& c) { c.page_size = 1, c.seqused_k = true; });
+  with("dropout_alibi", {2, 4, 2, 1, 600, 32}, [](auto& c) { c.dropout = 0.25f, c.alibi = Alibi::per_head; });
+  with("packed", {4, 4, 1, 3, 400, 64}, [](auto& c) { c.packed_q = c.packed_k = true; });
+  with("cache_rows", {3, 4, 1, 1, 600, 64}, [](auto& c) { c.cache_batch_idx = c.seqused_k = true; });
 }
 
 // Every row in f32; round rows in both 16-bit formats also, the others in one of them in turn.

@@ -29,14 +29,14 @@ std::string coordinate(std::int64_t n, const std::vector<std::int64_t>& shape) {
 }  // namespace
 
 double floor_of(const PlainTensor& plain, std::span<const double> reference, DType dtype, DType operands) {
-  double floor = 8 * roundoff(DType::f32) * plain.terms;
+  double floor = 2 * roundoff(DType::f32) * plain.terms;
   if (operands != DType::f32) floor += roundoff(operands) * plain.delta;
   if (dtype != DType::f32) {
     double largest = 0;
     for (double x : reference) {
       if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
     }
-    floor += 2 * roundoff(dtype) * largest;
+    floor += roundoff(dtype) * largest;
   }
   if (operands == DType::f16) floor += std::exp2(-24);
   return floor;

@@ -40,6 +40,9 @@ class HostTensor {
   std::vector<double> values() const;
   std::int64_t elements() const { return view_.elements(); }
 
+  // Same memory, bit for bit, elements and poison.
+  bool same_bits(const HostTensor& other) const { return memory_ == other.memory_; }
+
   // Empty if all memory that is not an element still holds the poison; else where the first changed byte lies.
   std::string damage() const;
 

@@ -19,7 +19,7 @@ struct CaseResult {
   bool passed = false;
   std::vector<Comparison> tensors = {};
   std::string damage = {};  // not empty: memory outside an output was written
-  double seconds = 0.0;  // of the operation alone, one run
+  double seconds = 0.0;     // of the operation alone, one run
   // Why it failed, one line for each tensor; empty if it passed.
   std::string message() const;
 };

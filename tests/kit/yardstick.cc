@@ -64,6 +64,19 @@ struct Softmax {
   float condition = 1;  // 1 + the largest sum of |terms| of a score: relative error of exp(s) in roundoffs
 };
 
+// exp(score - largest) and their sum, with the sink's.
+struct Exponentials {
+  float largest, sum = 0;
+  Row exp;
+
+  Exponentials(const Row& score, float sink) : largest(sink), exp(score.size()) {
+    for (float x : score) largest = std::max(largest, x);
+    if (largest == -kInfinity) return;
+    sum = std::exp(sink - largest);
+    for (std::size_t j = 0; j < score.size(); ++j) sum += exp[j] = std::exp(score[j] - largest);
+  }
+};
+
 struct Head {
   const AttentionProblem& p;
   int64_t b, h;
@@ -109,23 +122,12 @@ struct Head {
       out.keep[j] = kept ? 1 / (1 - p.dropout.p) : 0;
     }
     const float sink = p.sink ? p.sink.as<float>()[p.sink.offset(0, h, 0)] : -kInfinity;
-    out.lse = log_sum_exp(exact, sink);
-    const float lse = log_sum_exp(score, sink);
-    if (lse == -kInfinity) return out;
-    const float largest = std::max(sink, *std::max_element(score.begin(), score.end()));
-    for (int64_t j = 0; j < s.sk; ++j) {
-      if (score[j] > -kInfinity) out.p[j] = round_to(p.dtype, std::exp(score[j] - largest) / std::exp(lse - largest));
-    }
+    const Exponentials rounded_row(score, sink), exact_row(exact, sink);
+    out.lse = exact_row.largest + std::log(exact_row.sum);
+    if (rounded_row.largest == -kInfinity) return out;
+    for (int64_t j = 0; j < s.sk; ++j) out.p[j] = round_to(p.dtype, rounded_row.exp[j] / rounded_row.sum);
     out.sink = std::exp(sink - out.lse);
     return out;
-  }
-
-  static float log_sum_exp(const Row& score, float sink) {
-    float largest = sink, sum = 0;
-    for (float x : score) largest = std::max(largest, x);
-    if (largest == -kInfinity) return largest;
-    for (float x : score) sum += std::exp(x - largest);
-    return largest + std::log(sum + std::exp(sink - largest));
   }
 
   // Natural indices of row i and key j.
