@@ -42,6 +42,8 @@ def _items(options):
 
 
 def empty_out(q, v):
+    if q.size(-1) == v.size(-1):
+        return torch.empty_like(q, memory_format=torch.contiguous_format)
     return torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
 
 
