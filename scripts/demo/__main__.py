@@ -36,17 +36,21 @@ def arguments(argv) -> argparse.Namespace:
     return chosen
 
 
-def measure_sweeps(options, progress: Progress) -> dict:
-    """The length sweep (several heads and one head), the axes one at a time, and the best batch size per length."""
-    heads, head_size, timer = options.heads, options.head_size, sweep.Timer(progress)
+def time_lengths(options, timer: sweep.Timer) -> dict:
+    """Time against length, with several heads and with one."""
+    heads, head_size = options.heads, options.head_size
+    timer.progress.stage("Attention alone: time against length", 0.45)
+    several = timer.along([(1, heads, s, head_size) for s in options.lengths], TIMED, 0.5)
+    timer.progress.stage("The same with one head", 0.20)
+    return {"length": several, "one_head": timer.along([(1, 1, s, head_size) for s in options.lengths], KINDS, 0.2)}
+
+
+def time_axes(options, timer: sweep.Timer) -> dict:
+    """Time against batch, heads and head size, one at a time, and the best batch size for each length."""
+    heads, head_size = options.heads, options.head_size
     middle = max((s for s in options.lengths if s <= 1024), default=options.lengths[0])
     found: dict = {"shape": {"batch": 1, "heads": heads, "head_size": head_size, "middle": middle}}
-
-    progress.stage("Attention alone: time against length", 0.45)
-    found["length"] = timer.along([(1, heads, s, head_size) for s in options.lengths], TIMED, 0.5)
-    progress.stage("The same with one head", 0.15)
-    found["one_head"] = timer.along([(1, 1, s, head_size) for s in options.lengths], KINDS, 0.2)
-    progress.stage("Batch, heads and head size, one at a time", 0.35)
+    timer.progress.stage("Batch, heads and head size, one at a time", 0.45)
     axes = {
         "batch": [(b, heads, middle, head_size) for b in (1, 2, 4, 8)],
         "heads": [(1, h, middle, head_size) for h in (1, 2, 4, 8, 16, 32)],
@@ -54,7 +58,7 @@ def measure_sweeps(options, progress: Progress) -> dict:
     }
     for axis, shapes in axes.items():
         found[axis] = timer.along(shapes, KINDS, 0.15)
-    progress.stage("Best batch size at each length", 0.60)
+    timer.progress.stage("Best batch size at each length", 0.95)
     found["batches"] = timer.along(sweep.batch_shapes(options.lengths, heads, head_size, max(options.lengths)), KINDS, 0.1)
     found["best_batch"] = sweep.choose_batch(found["batches"])
     return found
@@ -84,10 +88,12 @@ def run(options) -> dict:
     report["memory"] = memory.sweep(options.lengths, KINDS, 1, options.head_size, progress)
     progress.stage("Error against float64", 0.25)
     report["errors"] = sweep.errors(options.lengths, KINDS, options.heads, options.head_size, progress)
-    report["sweep"] = measure_sweeps(options, progress)
-    progress.stage("Longest sequence that fits", 1.0)
+    timer = sweep.Timer(progress)
+    report["sweep"] = time_lengths(options, timer)
+    progress.stage("Longest sequence that fits", 0.50)
     one_head, free = report["sweep"]["one_head"], machine.memory_bytes()
     report["limits"] = limits.verify(report["memory"], one_head, KINDS, options.head_size, options.limit, free, progress)
+    report["sweep"] |= time_axes(options, timer)
     progress.end_stage()
 
     timed = [p for p in report["sweep"]["length"] if p["method"] != "torch"]

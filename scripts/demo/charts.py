@@ -111,13 +111,13 @@ def lines(name: str, series: list[Series], x_label: str, y_text, base: float = 1
     for x in xs:
         parts.append(f'<line class="notch" x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM + 5}"/>')
         label = x_text(x)
-        half = 3.6 * len(label)
+        half = 4.4 * len(label)
         if px(x) - half > last_end + 4:
             parts.append(f'<text class="tick" x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 19}" text-anchor="middle">{label}</text>')
             last_end = px(x) + half
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>')
     parts.append(f'<text class="axis-name" x="{LEFT + plot_w / 2:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>')
-    ends = _spread([py(s.points[-1][1]) for s in series], 16, HEIGHT - BOTTOM - 2)
+    ends = _spread([py(s.points[-1][1]) for s in series], 18, HEIGHT - BOTTOM - 2)
     for s, end in zip(series, ends):
         path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in s.points)
         dash = ' stroke-dasharray="6 5"' if s.dashed else ""

@@ -33,13 +33,13 @@ def check(ratios: list[dict], score_buffer: dict, fits: list[dict], axes: dict, 
                 faster and faster >= 0.8 * claimed,
             )
         )
-    at = {r["length"]: r["workspace"] for r in score_buffer["rows"] if r["dtype"] == "float32"}
+    at = {r["length"]: r for r in score_buffer["rows"] if r["dtype"] == "float32"}
     for length, mebi in ((512, 1), (2048, 16)):
         rows.append(
             _row(
                 f"At length {length} the score buffer of one head takes {mebi} MB",
-                length in at and f"{at[length] / 2**20:.3f} MiB of workspace",
-                length in at and 1.0 <= at[length] / (mebi * 2**20) <= 1.1,
+                length in at and f"{at[length]['scores'] / 2**20:.3f} MiB, beside {at[length]['scratch'] / 2**20:.2f} MiB of scratch of any length",
+                length in at and abs(at[length]["scores"] / (mebi * 2**20) - 1) <= 0.01,
             )
         )
     base = next((f["seconds"] for f in fits if (f["method"], f["dtype"]) == ("baseline", "float32")), None)

@@ -55,14 +55,19 @@ def header(report: dict) -> str:
         f"<h1>{title}</h1>"
         f'<p class="lede">{escape(m["processor"])}, {m["threads"]} threads, {escape(m["cpu_target"])} kernels, {bytes_text(m["memory_bytes"])} of memory. '
         f"Measured {escape(report['created'][:16].replace('T', ' '))} UTC in {report['seconds']:.0f} seconds.</p>"
-        f'<div class="tiles">{"".join(_tiles(report, far))}</div></header>'
+        f'<div class="tiles">{"".join(_tiles(report))}</div></header>'
     )
 
 
-def _tiles(report: dict, far: dict | None):
+def _tiles(report: dict):
     runs = {(r["method"], r["dtype"]): r for r in report["encoder"]}
-    if far:
-        yield _tile(_times(far["faster"]), f"the baseline's speed at length {far['length']}, fp32, {report['sweep']['shape']['heads']} heads")
+    picked = [r for r in report["recommendation"]["rows"] if r["chosen"]]
+    if picked:
+        row = picked[-1]
+        plain = next((c["seconds"] for c in row["candidates"] if (c["method"], c["dtype"]) == ("baseline", "float32")), None)
+        if plain:
+            kind = sections.kind_text(row["chosen"]["method"], row["chosen"]["dtype"])
+            yield _tile(_times(plain / row["chosen"]["seconds"]), f"the speed of the fp32 baseline at length {row['length']} with the choice below: {kind}")
     limit = {(e["method"], e["dtype"]): e for e in report["limits"]}
     if {("flash", "float32"), ("baseline", "float32")} <= set(limit):
         flash, base = limit["flash", "float32"], limit["baseline", "float32"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import resource
 import time
@@ -62,6 +63,15 @@ def call(function, *arguments, timeout: float = 300.0):
 def _status(key: str) -> int:
     with open("/proc/self/status", encoding="ascii") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":"))
+
+
+def fresh_pages() -> None:
+    """From now on every allocation of 64 KiB or more is a mapping of its own: none finds pages that an earlier one left resident."""
+    libc = ctypes.CDLL(None)
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of glibc's malloc.h
+    if not (libc.mallopt(mmap_threshold, 64 << 10) and libc.mallopt(trim_threshold, 64 << 10)):
+        raise RuntimeError("mallopt refused the thresholds")
+    libc.malloc_trim(0)
 
 
 class Residence:

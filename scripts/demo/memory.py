@@ -19,6 +19,7 @@ def inputs(batch: int, heads: int, length: int, head_size: int, dtype: str, seed
 def _attend_once(shape: tuple, method: str, dtype: str) -> dict:
     import heddle
 
+    isolate.fresh_pages()
     batch, heads, length, head_size = shape
     # Code pages, threads and their stacks become resident at the first call; they are not what is asked for.
     heddle.attention(*inputs(1, heads, 16, head_size, dtype), method=method)

@@ -139,14 +139,13 @@ def length(report: dict) -> str:
         ]
         for e in errors
     ]
+    ratio_of = {(r["length"], r["dtype"]): r for r in report["ratios"]}
+    dtypes = list(dict.fromkeys(r["dtype"] for r in report["ratios"]))
+    keys = (("faster", "faster"), ("smaller_workspace", "less workspace"), ("smaller_resident", "less resident"))
     ratio_rows = [
-        [
-            count_text(r["length"]), DTYPE[r["dtype"]], times_text(r["faster"]),
-            times_text(r["smaller_workspace"]) if r["smaller_workspace"] else NOTHING,
-            times_text(r["smaller_resident"]) if r["smaller_resident"] else NOTHING,
-        ]
-        for r in report["ratios"]
+        [count_text(s), *(_ratio(ratio_of.get((s, d)), key) for key, _ in keys for d in dtypes)] for s in sorted({s for s, _ in ratio_of})
     ]
+    ratio_head = ["length", *(f"{words}, {DTYPE[d]}" for _, words in keys for d in dtypes)]
     return (
         "<h2>Against length</h2>"
         f"<p class='sub'>Batch 1, {shape['heads']} heads, head size {shape['head_size']} for time and error; one head for memory. Both axes are logarithmic, so a power law is a straight line.</p>"
@@ -157,9 +156,13 @@ def length(report: dict) -> str:
         + card("Resident growth", "By how much the process's peak rose during the call: output and workspace.", resident_chart + _details("Memory, allocated and resident", table(["length", "method", "q, k, v", "output", "workspace", "allocated", "resident"], memory_rows, 2)))
         + card("Error", "Against a float64 computation on the same operands, relative (Frobenius).", error_chart + _details("Errors, beside plain torch in the same dtype", table(["length", "method", "error", "plain torch", "ratio", "largest element", "with rounding of q, k, v"], error_rows, 2)))
         + "</div>"
-        + card("How many times faster and smaller flash is", f"Time with {shape['heads']} heads, memory with one.", table(["length", "dtype", "faster", "less workspace", "less resident growth"], ratio_rows, 2), True)
+        + card("How many times faster and smaller flash is", f"Time with {shape['heads']} heads, memory with one.", table(ratio_head, ratio_rows), True)
         + _laws(report)
     )
+
+
+def _ratio(row: dict | None, key: str) -> str:
+    return times_text(row[key]) if row and row[key] else NOTHING
 
 
 def _details(name: str, body: str) -> str:
@@ -175,15 +178,15 @@ def _laws(report: dict) -> str:
         f"{times_text(g['workspace_ratio'])} in {DTYPE[g['dtype']]} while the length grows {times_text(g['length_ratio'])}" for g in checked["flash_growth"]
     )
     buffer = [
-        [count_text(r["length"]), DTYPE[r["dtype"]], bytes_text(r["law"]), bytes_text(r["workspace"]), f"{r['ratio']:.3f}"] for r in checked["rows"]
+        [count_text(r["length"]), DTYPE[r["dtype"]], bytes_text(r["law"]), bytes_text(r["scores"]), f"{r['ratio']:.3f}", bytes_text(r["scratch"]), bytes_text(r["workspace"])] for r in checked["rows"]
     ]
     return card(
         "The laws",
         "Exponents of the length, fitted on logarithms over lengths from 512. 2 means that twice the length takes four times as much.",
         table(["", "time", "time, one head", "workspace", "resident"], rows)
-        + f"<p style='font-size:14.5px;margin:14px 0 6px'>The baseline's workspace is 4·B·H·S² bytes: {_verdict(checked['baseline_holds'])}. "
+        + f"<p style='font-size:14.5px;margin:14px 0 6px'>The baseline's score buffer is 4·B·H·S² bytes: {_verdict(checked['baseline_holds'])}. "
         f"Flash's workspace does not grow as S²: {_verdict(checked['flash_holds'])}{' (' + growth + ')' if growth else ''}.</p>"
-        + _details("The score buffer, law and measured", table(["length", "dtype", "4·B·H·S²", "workspace", "ratio"], buffer, 2)),
+        + _details("The score buffer, law and measured", table(["length", "dtype", "4·B·H·S²", "scores", "ratio", "scratch", "workspace"], buffer, 2)),
         True,
     )
 
