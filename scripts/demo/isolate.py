@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import multiprocessing
 import resource
@@ -91,9 +92,15 @@ class Residence:
         self.grown = max(0, _status("VmHWM") - self._before)
 
 
-def limit_data(extra: int) -> None:
-    """Lets this process have at most `extra` more bytes of private writable memory (RLIMIT_DATA: heap and anonymous maps)."""
-    resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + extra,) * 2)
+@contextlib.contextmanager
+def limited_data(extra: int):
+    """Inside, this process may have at most `extra` more bytes of private writable memory (RLIMIT_DATA: heap and anonymous maps)."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + extra, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def seconds(function) -> tuple[float, object]:

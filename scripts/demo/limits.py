@@ -7,8 +7,7 @@ import math
 from . import isolate
 from .memory import SIZES
 
-ROWS = 64  # query rows that stand for a call which would take hours
-WHOLE_CALL_SECONDS = 20.0  # a call expected to take longer is tried with ROWS query rows
+WHOLE_CALL_SECONDS = 20.0  # a call expected to take longer is tried with its last query rows only
 
 
 def model(points: list[dict], method: str, dtype: str) -> dict:
@@ -39,8 +38,25 @@ def longest(bytes_model: dict, limit: int) -> int:
     return int(2 * room / (b + math.sqrt(b * b + 4 * a * room)))
 
 
-def _attempt(length: int, head_size: int, method: str, dtype: str, limit: int, rows: int) -> dict:
-    """Allocates q, k, v, o and the whole call's workspace under the limit and runs all rows, or the last `rows` of them."""
+def rows_like_the_whole(length: int, head_size: int, method: str, dtype: str) -> int:
+    """The fewest query rows, from 128 in powers of two, that need no more workspace than all of them.
+
+    With fewer the keys are split among the threads, which is another schedule than the whole call's.
+    """
+    import heddle
+
+    def workspace(rows: int) -> int:
+        keys = (1, length, 1, head_size)
+        return heddle.explain((1, rows, 1, head_size), keys, keys, dtype=dtype, method=method).chosen.workspace
+
+    rows, whole = 128, workspace(length)
+    while rows < length and workspace(rows) > whole:
+        rows *= 2
+    return min(rows, length)
+
+
+def _attempt(length: int, head_size: int, method: str, dtype: str, limit: int, whole: bool) -> dict:
+    """Allocates q, k, v, o and the whole call's workspace under the limit and runs all rows, or a few of the last ones."""
     import numpy as np
     import torch
 
@@ -49,28 +65,29 @@ def _attempt(length: int, head_size: int, method: str, dtype: str, limit: int, r
     isolate.fresh_pages()
     torch.set_num_threads(1)  # its threads' stacks would count as well
     kind = getattr(torch, dtype)
+    rows = length if whole else rows_like_the_whole(length, head_size, method, dtype)
     warm = torch.zeros(1, 16, 1, head_size, dtype=kind)
     heddle.attention(warm, warm, warm, method=method)
-    isolate.limit_data(limit)
     try:
-        # Filled in slices: a normal tensor made whole in fp32 and then converted would need more than the call itself.
-        q, k, v = (torch.empty(1, length, 1, head_size, dtype=kind) for _ in range(3))
-        generator = torch.Generator().manual_seed(1)
-        for tensor in (q, k, v):
-            for begin in range(0, length, 8192):
-                part = tensor[:, begin : begin + 8192]
-                part.copy_(torch.randn(part.shape, generator=generator))
-        if rows >= length:
-            seconds, o = isolate.seconds(lambda: heddle.attention(q, k, v, method=method))
-        else:
-            o_whole = torch.zeros(1, length, 1, head_size, dtype=kind)
-            scratch = np.ones(heddle.explain(q, k, v, method=method).chosen.workspace, dtype=np.uint8)
-            tail = q[:, length - rows :]
-            seconds, o = isolate.seconds(lambda: heddle.attention(tail, k, v, method=method))
-            o_whole[:, length - rows :] = o
-            del scratch
+        with isolate.limited_data(limit):
+            # Filled in slices: a normal tensor made whole in fp32 and then converted would need more than the call itself.
+            q, k, v = (torch.empty(1, length, 1, head_size, dtype=kind) for _ in range(3))
+            generator = torch.Generator().manual_seed(1)
+            for tensor in (q, k, v):
+                for begin in range(0, length, 8192):
+                    part = tensor[:, begin : begin + 8192]
+                    part.copy_(torch.randn(part.shape, generator=generator))
+            if rows >= length:
+                seconds, o = isolate.seconds(lambda: heddle.attention(q, k, v, method=method))
+            else:
+                o_whole = torch.ones(1, length, 1, head_size, dtype=kind)
+                scratch = np.ones(heddle.explain(q, k, v, method=method).chosen.workspace, dtype=np.uint8)
+                tail = q[:, length - rows :]
+                seconds, o = isolate.seconds(lambda: heddle.attention(tail, k, v, method=method))
+                del o_whole, scratch
     except (MemoryError, RuntimeError) as error:
         return {"fits": False, "length": length, "error": f"{type(error).__name__}: {error}"[:200]}
+    # The check is no part of what has to fit.
     return {"fits": True, "length": length, "rows": min(rows, length), "seconds": seconds, "error": _row_error(q, k, v, o)}
 
 
@@ -105,7 +122,7 @@ def verify(points, times, kinds, head_size: int, limit: int, free: int, progress
     """For each (method, dtype): bytes per token, the longest S in `free` and in `limit` bytes, and what happened under the limit.
 
     The computed length less 3 % must run; 10 % more must fail. Where a whole call would take longer than WHOLE_CALL_SECONDS every
-    tensor and the whole call's workspace are allocated and the last ROWS query rows run over all keys (`rows` says how many).
+    tensor and the whole call's workspace are allocated and written, and the last query rows run over all keys (`rows`: how many).
     """
     found = []
     for method, dtype in kinds:
@@ -132,17 +149,17 @@ def verify(points, times, kinds, head_size: int, limit: int, free: int, progress
         elif progress.left() <= 0:
             progress.leave_out(name, "out of time")
         else:
-            rows = inside if whole <= WHOLE_CALL_SECONDS else ROWS
-            entry["inside"] = _try(inside, head_size, method, dtype, limit, rows)
-            entry["beyond"] = _try(beyond, head_size, method, dtype, limit, min(rows, ROWS) if rows < inside else beyond)
+            short_enough = whole <= WHOLE_CALL_SECONDS
+            entry["inside"] = _try(inside, head_size, method, dtype, limit, short_enough)
+            entry["beyond"] = _try(beyond, head_size, method, dtype, limit, short_enough)
             progress.step(f"{method} {dtype}: {inside} tokens {_said(entry['inside'])}; {beyond} {_said(entry['beyond'])}")
         found.append(entry)
     return found
 
 
-def _try(length, head_size, method, dtype, limit, rows) -> dict:
+def _try(length: int, head_size: int, method: str, dtype: str, limit: int, whole: bool) -> dict:
     try:
-        return isolate.call(_attempt, length, head_size, method, dtype, limit, rows, timeout=120.0)
+        return isolate.call(_attempt, length, head_size, method, dtype, limit, whole, timeout=120.0)
     except isolate.ChildFailed as failure:
         return {"fits": False, "length": length, "error": str(failure)[:200]}
 

@@ -174,8 +174,8 @@ def _raise():
 
 
 def _allocate_under(limit, size):
-    isolate.limit_data(limit)
-    return int(np.ones(size, dtype=np.uint8)[0])
+    with isolate.limited_data(limit):
+        return int(np.ones(size, dtype=np.uint8)[0])
 
 
 def _die():
@@ -345,7 +345,11 @@ def test_a_length_beyond_the_limit_fails_and_one_inside_runs():
     limit = 64 << 20
     model = {"constant": 0.0, "per_token": 1024.0, "per_pair": 4.0}
     longest = limits.longest(model, limit)
-    inside = limits._try(int(longest * 0.9), 64, "baseline", "float32", limit, 10**9)
+    inside = limits._try(int(longest * 0.9), 64, "baseline", "float32", limit, True)
     assert inside["fits"] and inside["error"] < 1e-5, inside
-    beyond = limits._try(int(longest * 1.2), 64, "baseline", "float32", limit, 10**9)
+    beyond = limits._try(int(longest * 1.2), 64, "baseline", "float32", limit, True)
     assert not beyond["fits"] and beyond["error"], beyond
+    linear = limits.longest({"constant": 2e6, "per_token": 1024.0, "per_pair": 0.0}, limit)
+    some = limits._try(int(linear * 0.9), 64, "flash", "float32", limit, False)
+    assert some["fits"] and some["rows"] < some["length"] and some["error"] < 1e-4, some
+    assert not limits._try(int(linear * 1.2), 64, "flash", "float32", limit, False)["fits"]
