@@ -78,7 +78,7 @@ def run(options) -> dict:
         "machine": machine.describe(),
         "settings": {"accuracy": options.accuracy, "budget_seconds": options.budget, "lengths": options.lengths},
     }
-    progress.stage("all-MiniLM-L6-v2 on real text", 0.40)
+    progress.stage("all-MiniLM-L6-v2 on real text", 0.45)
     packed, report["text"] = encode.prepare(options.text_bytes)
     about = report["text"]
     progress.step(f"{about['bytes'] / 1e3:.0f} kB of {about['source']}: {about['pieces']} pieces, {about['tokens']} tokens")

@@ -23,6 +23,8 @@ class Series:
 
 
 def seconds_text(value: float) -> str:
+    if value >= 120:
+        return f"{_short(value / 3600)} h" if value >= 7200 else f"{_short(value / 60)} min"
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if value >= factor:
             return f"{_short(value / factor)} {unit}"
@@ -147,12 +149,12 @@ def bars(name: str, rows: list[tuple[str, float, str, bool]], text, note=None) -
         y = top + step * i
         width = max(2.0, room * value / most)
         extra = f" · {note[i]}" if note and note[i] else ""
-        parts.append(f'<text class="bar-name" x="0" y="{y + 12}">{escape(label)}</text>')
+        parts.append(f'<text class="bar-name" x="0" y="{y + 12}">{escape(label)}<tspan class="soft">{escape(extra)}</tspan></text>')
         parts.append(
             f'<rect class="bar {colour}{" light" if light else ""}" x="0.75" y="{y + 18}" width="{width:.1f}" height="16" rx="3">'
             f"<title>{escape(label)}: {escape(text(value))}{escape(extra)}</title></rect>"
         )
-        parts.append(f'<text class="bar-value" x="{width + 8:.1f}" y="{y + 31}">{escape(text(value))}<tspan class="soft">{escape(extra)}</tspan></text>')
+        parts.append(f'<text class="bar-value" x="{width + 8:.1f}" y="{y + 31}">{escape(text(value))}</text>')
     return "".join(parts) + "</svg>"
 
 
