@@ -42,9 +42,13 @@ HWY_INLINE VF LoadWide(const std::byte* row, std::int64_t i) {
     const hn::Rebind<std::uint16_t, DF> d16;
     const auto half = hn::LoadU(d16, reinterpret_cast<const std::uint16_t*>(row) + i);
     return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(DU(), half)));
-  } else {
+  } else if constexpr (kVectorF16) {
     const hn::Rebind<hwy::float16_t, DF> d16;
     return hn::PromoteTo(d, hn::LoadU(d16, reinterpret_cast<const hwy::float16_t*>(row) + i));
+  } else {
+    float wide[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) wide[lane] = load_element(row, DType::f16, i + lane);
+    return hn::LoadU(d, wide);
   }
 }
 
