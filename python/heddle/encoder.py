@@ -37,6 +37,10 @@ class Encoder:
         """Bytes of the weights as held in memory."""
         return self._native.weight_bytes
 
+    def workspace(self, total: int, sequences: int, longest: int) -> int:
+        """Scratch bytes of ``encode`` for `total` tokens in `sequences` sequences of at most `longest` tokens."""
+        return self._native.workspace(total, sequences, longest)
+
     def encode(
         self, token_ids: Any, cu_seqlens: Any, *, normalize: bool = True, return_hidden_states: bool = False
     ) -> Any:
