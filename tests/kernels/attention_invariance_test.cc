@@ -1,7 +1,10 @@
 // What a caller may rely on bit for bit: repeats, any number of threads, any workspace contents, the rest of the batch.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 
 #include "kernels/candidates.h"
@@ -217,6 +220,42 @@ TEST(Rounding, OutputsAreRoundedToNearestEven) {
           const std::int64_t at = n % (2 * 37);  // v is [1, 2, 2, 37]
           const double mean = (v.get(at) + v.get(2 * 37 + at)) / 2;
           ASSERT_EQ(out.o.get(n), rounded(mean, dtype)) << candidate << " " << heddle::name_of(dtype) << " of " << mean;
+        }
+      }
+    });
+  }
+}
+
+// What is attended is never hidden: a NaN in v reaches its column of all rows of its heads, one in k its rows and lse;
+// a result beyond the dtype's range is infinite. Other heads stay finite.
+TEST(NonFinite, AttendedValuesShow) {
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    AttentionCase spec{.H = 4, .Hkv = 2, .Sq = 20, .Sk = 30, .D = 16, .Dv = 19};
+    spec.dtype = dtype;
+    const std::int64_t key = 7, kv_head = 1, column = 5;
+    on_each_target([&] {
+      for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+        CaseData in_v(spec), in_k(spec);
+        in_v.v.set((key * 2 + kv_head) * 19 + column, bad);
+        in_k.k.set((key * 2 + kv_head) * 16 + 3, std::nan(""));
+        for (const std::string& candidate : CaseRunner(spec).candidates(Pass::forward)) {
+          SCOPED_TRACE(candidate + " " + heddle::name_of(dtype));
+          HostTensor o = in_v.new_o(), lse = in_v.new_lse(), o_k = in_k.new_o(), lse_k = in_k.new_lse();
+          run({in_v.q.view(), in_v.k.view(), in_v.v.view(), o.view(), lse.view(), in_v.options()}, candidate);
+          run({in_k.q.view(), in_k.k.view(), in_k.v.view(), o_k.view(), lse_k.view(), in_k.options()}, candidate);
+          for (std::int64_t n = 0; n < o.elements(); ++n) {
+            const bool hit = n / 19 % 4 / 2 == kv_head;
+            if (hit && n % 19 == column) {
+              ASSERT_FALSE(std::isfinite(o.get(n))) << n << " is " << o.get(n) << " for " << bad;
+            } else if (!hit) {
+              ASSERT_TRUE(std::isfinite(o.get(n))) << n;
+            }
+            ASSERT_EQ(std::isnan(o_k.get(n)), hit) << n << " is " << o_k.get(n);
+          }
+          for (std::int64_t n = 0; n < lse.elements(); ++n) {
+            ASSERT_TRUE(std::isfinite(lse.get(n)));
+            ASSERT_EQ(std::isnan(lse_k.get(n)), n / 20 / 2 == kv_head) << n << " is " << lse_k.get(n);
+          }
         }
       }
     });

@@ -59,6 +59,7 @@ class CaseData::Maker {
     make_heads();
     if (c_.mask.given) make_mask(p);
     if (c_.bias.given) make_bias(p);
+    if (c_.poison_keys || c_.poison_rows) poison_unattended(data_.problem());
   }
 
  private:
@@ -224,6 +225,41 @@ class CaseData::Maker {
       const bool hole = c_.bias_holes && (uniform(0, 9) == 0 || (c_.bias.rows && n / shape[3] % shape[2] % 5 == 2));
       const double value = normal();
       if (read[n]) data_.bias.set(n, hole ? -std::numeric_limits<double>::infinity() : value);
+    }
+  }
+
+  // Batched, contiguous cases only.
+  void poison_unattended(const AttentionProblem& p) {
+    const auto index = [](const std::vector<int64_t>& s, int64_t b, int64_t h, int64_t i, int64_t j) {
+      return ((b % s[0] * s[1] + h % s[1]) * s[2] + i % s[2]) * s[3] + j % s[3];
+    };
+    const std::vector<int64_t> bias_shape = extents(c_.bias, p), mask_shape = extents(c_.mask, p);
+    std::vector<bool> rows(p.B * p.Sq * p.H), keys(p.B * p.Sk * p.Hkv);
+    for (int64_t b = 0; b < p.B; ++b) {
+      const Sequence s = p.sequence(b);
+      for (int64_t h = 0; h < p.H; ++h) {
+        for (int64_t i = 0; i < s.sq; ++i) {
+          const auto range = p.key_range(s, i);
+          for (int64_t j = range.begin; j < range.end; ++j) {
+            if (c_.mask.given && data_.mask.get(index(mask_shape, b, h, i, j)) == 0) continue;
+            if (c_.bias.given && std::isinf(data_.bias.get(index(bias_shape, b, h, i, j)))) continue;
+            rows[(b * p.Sq + i) * p.H + h] = keys[(b * p.Sk + j) * p.Hkv + h / p.G] = true;
+          }
+        }
+      }
+    }
+    const auto poison = [](HostTensor& x, const std::vector<bool>& attended, int64_t width) {
+      for (int64_t n = 0; n < x.elements(); ++n) {
+        if (!attended[n / width]) x.set(n, std::nan(""));
+      }
+    };
+    if (c_.poison_rows) {
+      poison(data_.q, rows, p.D);
+      poison(data_.d_o, rows, p.Dv);
+    }
+    if (c_.poison_keys) {
+      poison(data_.k, keys, p.D);
+      poison(data_.v, keys, p.Dv);
     }
   }
 

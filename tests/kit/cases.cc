@@ -108,6 +108,22 @@ void add_corner(Rows& rows) {
   with("large_logits", [](auto& c) { c.Sq = 33, c.Sk = 70, c.values = Values::large_logits; });
   with("large_logits_softcap",
        [](auto& c) { c.Sq = 33, c.Sk = 70, c.values = Values::large_logits, c.softcap = 30.0f; });
+  with("idle_rows", [](auto& c) {
+    c.Sq = 170, c.Sk = 33, c.causal = Causal::bottom_right, c.poison_rows = c.sink = c.d_lse = true;
+  });
+  with("idle_rows_mask", [](auto& c) { c.Sq = c.Sk = 70, c.mask = kRows, c.poison_rows = true; });
+  with("unattended_keys",
+       [](auto& c) { c.Sq = 33, c.Sk = 170, c.causal = Causal::top_left, c.poison_keys = c.d_lse = true; });
+  with("unattended_keys_window", [](auto& c) {
+    c.Sq = 60, c.Sk = 300, c.window_left = 7, c.window_right = 3, c.poison_keys = true, c.D = 40, c.Dv = 33;
+  });
+  with("unattended_keys_mask", [](auto& c) { c.Sq = c.Sk = 70, c.mask = kBatchColumns, c.poison_keys = true; });
+  with("unattended_keys_bias",
+       [](auto& c) { c.Sq = c.Sk = 70, c.bias = kColumns, c.bias_holes = c.poison_keys = true, c.dropout = 0.2f; });
+  with("unattended_keys_few_rows", [](auto& c) {
+    c.Sq = 2, c.Sk = 700, c.window_left = 90, c.causal = Causal::bottom_right, c.mask = kBatchColumns;
+    c.poison_keys = true;
+  });
   with("scale_zero", [](auto& c) { c.scale = 0.0f; });
   with("scale_negative", [](auto& c) { c.scale = -0.3f; });
 }

@@ -59,6 +59,8 @@ struct AttentionCase {
   Layout layout_q = Layout::contiguous, layout_k = Layout::contiguous,
          layout_o = Layout::contiguous;  // layout_k: v too
   Values values = Values::normal;
+  bool poison_keys = false;  // NaN also in keys that no row attends
+  bool poison_rows = false;  // NaN also in rows (of q and d_o) that attend no key
   bool d_lse = false;
 
   bool has_backward() const { return page_size == 0 && !cache_batch_idx && !leftpad; }
