@@ -60,8 +60,13 @@ class Encoder:
         """
         lengths = np.asarray(cu_seqlens)
         ids = np.asarray(token_ids)
+        if lengths.ndim != 1 or lengths.size < 1 or lengths[0] != 0 or lengths[-1] != ids.size:
+            raise ValueError(
+                f"[encode] cu_seqlens is {lengths.tolist()}: it must be int32 [sequences + 1], from 0 to the number of "
+                f"token_ids, {ids.size}"
+            )
         hidden = self.config["hidden"]
-        embeddings = np.empty((max(lengths.size - 1, 0), hidden), np.float32)
+        embeddings = np.empty((lengths.size - 1, hidden), np.float32)
         states = np.empty((ids.size, hidden), np.float32) if return_hidden_states else None
         longest = int(np.diff(lengths).max(initial=0))
         self.times = self._native.encode(ids, lengths, embeddings, states, normalize, longest)

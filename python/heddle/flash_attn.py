@@ -345,7 +345,7 @@ def flash_attn_with_kvcache(
       out [B, Sq, H, Dv].
 
     Raises:
-      ValueError: a bad argument, or an append beyond the cache; nothing has been written then.
+      ValueError: a bad argument, or an append beyond the cache, which leaves the cache as it was.
     """
     import torch
 
