@@ -6,8 +6,7 @@ cd "$(dirname "$0")/.."
 root=$PWD
 build=$root/build/consumer
 rm -rf "$build"
-# As in the release build, so that the compiler cache serves all three.
-options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DHEDDLE_EMU128=ON)
+options=(-G Ninja -DCMAKE_BUILD_TYPE=Release)
 if command -v ccache >/dev/null; then options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
 
 # $1: name, rest: arguments of cmake. Configures, builds and runs the user's project.
@@ -23,7 +22,7 @@ mkdir -p "$build"
 for kind in static shared; do
   shared=$([[ $kind == shared ]] && echo ON || echo OFF)
   cmake -S . -B "$build/heddle-$kind" "${options[@]}" -DBUILD_SHARED_LIBS=$shared \
-    -DHEDDLE_BUILD_TESTS=OFF -DHEDDLE_BUILD_CLI=OFF -DHEDDLE_BUILD_BENCH=OFF >"$build/$kind.log"
+    -DHEDDLE_BUILD_TESTS=OFF -DHEDDLE_BUILD_CLI=OFF -DHEDDLE_BUILD_BENCH=OFF -DHEDDLE_EMU128=OFF >"$build/$kind.log"
   cmake --build "$build/heddle-$kind" >>"$build/$kind.log" || { cat "$build/$kind.log"; exit 1; }
   cmake --install "$build/heddle-$kind" --prefix "$build/first-$kind" >/dev/null
   mv "$build/first-$kind" "$build/prefix-$kind"

@@ -16,15 +16,9 @@ inline std::uint16_t f32_to_bf16(float value) {
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-#ifdef __aarch64__
-using Half = __fp16;  // g++ 12 has no _Float16 in C++ here
-#else
-using Half = _Float16;
-#endif
+inline float f16_to_f32(std::uint16_t bits) { return static_cast<float>(std::bit_cast<_Float16>(bits)); }
 
-inline float f16_to_f32(std::uint16_t bits) { return static_cast<float>(std::bit_cast<Half>(bits)); }
-
-inline std::uint16_t f32_to_f16(float value) { return std::bit_cast<std::uint16_t>(static_cast<Half>(value)); }
+inline std::uint16_t f32_to_f16(float value) { return std::bit_cast<std::uint16_t>(static_cast<_Float16>(value)); }
 
 // Element `index` of an f32, f16 or bf16 array, widened.
 inline float load_element(const void* data, DType dtype, std::int64_t index) {
