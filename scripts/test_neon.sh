@@ -7,4 +7,4 @@ build=build/neon
 cmake -S tests/neon -B "$build" -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
   -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ >/dev/null
 cmake --build "$build"
-qemu-aarch64-static "$build/neon_check"
+qemu-aarch64-static "$build/neon_check" "$build/results.json"
