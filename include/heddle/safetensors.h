@@ -2,6 +2,7 @@
 // use.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -22,9 +23,10 @@ class SafeTensors {
     std::size_t bytes = 0;
   };
 
-  // Throws RuntimeError if the file cannot be read, Error if it breaks the format: header longer than 100 MB or than
-  // the file, not a JSON object, duplicate names, an unknown dtype, negative or overflowing shapes, offsets that are
-  // reversed, overlap, leave holes, do not match the shape or pass the end.
+  // Maps the file: no data is copied or read beyond the header. The file must not shrink while it is open. Throws
+  // RuntimeError if the file cannot be read, Error if it breaks the format: header longer than 100 MB or than the file,
+  // not a JSON object of the format's fields, duplicate names, an unknown dtype, negative or overflowing shapes,
+  // offsets that are reversed, overlap, leave holes, do not match the shape or pass the end.
   static SafeTensors open(const std::string& path);
   // The same checks over bytes in memory, which must outlive the result.
   static SafeTensors parse(const void* data, std::size_t bytes);
@@ -33,11 +35,15 @@ class SafeTensors {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   bool contains(const std::string& name) const { return entries_.contains(name); }
   // The tensor as a view (rank 1..4; F32, F16, BF16, I32 or BOOL); throws Error with the name if it is not there or
-  // cannot be viewed so.
+  // cannot be viewed so, which includes data that the file does not align to its dtype.
   TensorView tensor(const std::string& name) const;
 
  private:
+  SafeTensors() = default;
+  static SafeTensors read(const void* data, std::size_t bytes, const std::string& source);
+
   std::shared_ptr<const void> mapping_;
+  std::string source_;  // for messages: the path
   std::map<std::string, Entry> entries_;
   std::map<std::string, std::string> metadata_;
 };

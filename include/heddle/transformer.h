@@ -57,6 +57,7 @@ class Encoder {
 
  private:
   struct Weights;
+  class Call;
   explicit Encoder(std::unique_ptr<Weights> weights);
   std::unique_ptr<Weights> weights_;
 };

@@ -16,9 +16,33 @@ inline std::uint16_t f32_to_bf16(float value) {
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline float f16_to_f32(std::uint16_t bits) { return static_cast<float>(std::bit_cast<_Float16>(bits)); }
+// In integers, since not every compiler here has _Float16.
+inline float f16_to_f32(std::uint16_t half) {
+  const std::uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7fffu;
+  if (magnitude < 0x400u) {  // zero and subnormals: units of 2^-24
+    const float value = static_cast<float>(magnitude) * 0x1p-24f;
+    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(value));
+  }
+  if (magnitude < 0x7c00u) return std::bit_cast<float>(sign | ((magnitude << 13) + 0x38000000u));
+  const std::uint32_t quiet = magnitude > 0x7c00u ? 0x400000u : 0u;
+  return std::bit_cast<float>(sign | 0x7f800000u | (magnitude << 13) | quiet);
+}
 
-inline std::uint16_t f32_to_f16(float value) { return std::bit_cast<std::uint16_t>(static_cast<_Float16>(value)); }
+inline std::uint16_t f32_to_f16(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value), magnitude = bits & 0x7fffffffu;
+  const auto sign = static_cast<std::uint16_t>((bits & 0x80000000u) >> 16);
+  std::uint32_t half;
+  if (magnitude > 0x7f800000u) {
+    half = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  } else if (magnitude >= 0x477ff000u) {  // rounds to 65536 or more
+    half = 0x7c00u;
+  } else if (magnitude < 0x38800000u) {  // below 2^-14; a sum in [0.5, 1) is rounded to units of 2^-24
+    half = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+  } else {
+    half = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  }
+  return static_cast<std::uint16_t>(sign | half);
+}
 
 // Element `index` of an f32, f16 or bf16 array, widened.
 inline float load_element(const void* data, DType dtype, std::int64_t index) {

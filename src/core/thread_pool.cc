@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
@@ -8,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include <hwy/cache_control.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -17,7 +19,8 @@
 namespace heddle {
 namespace {
 
-// Threads wait on a condition variable between jobs; inside a job they draw indices from one counter.
+// Between jobs a thread spins for kSpin, then sleeps: jobs of one model follow each other within microseconds, and waking a
+// sleeper costs tens of them. Inside a job the threads draw indices from one counter.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int threads) : workers_(threads) {
@@ -27,7 +30,7 @@ class ThreadPool final : public Executor {
   ~ThreadPool() override {
     {
       std::lock_guard lock(mutex_);
-      stopping_ = true;
+      stopping_.store(true);
     }
     wake_.notify_all();
     for (std::thread& thread : threads_) thread.join();
@@ -43,27 +46,56 @@ class ThreadPool final : public Executor {
       return;
     }
     std::lock_guard one_caller(caller_);
+    if (workers_ == 1 || count == 1) {
+      const Inside inside(this, 0);
+      for (std::int64_t i = 0; i < count; ++i) task(i, 0);
+      return;
+    }
+    task_ = &task;
+    count_ = count;
+    next_.store(0, std::memory_order_relaxed);
+    failure_ = nullptr;
+    busy_.store(workers_ - 1, std::memory_order_relaxed);
     {
       std::lock_guard lock(mutex_);
-      task_ = &task;
-      count_ = count;
-      next_.store(0, std::memory_order_relaxed);
-      failure_ = nullptr;
-      busy_ = workers_ - 1;
-      ++job_;
+      job_.fetch_add(1, std::memory_order_release);
     }
-    if (workers_ > 1) wake_.notify_all();
+    wake_.notify_all();
     draw(0);
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return busy_ == 0; });
-    task_ = nullptr;
+    const auto finished = [this] { return busy_.load(std::memory_order_acquire) == 0; };
+    if (!spin_until(finished)) {
+      std::unique_lock lock(mutex_);
+      done_.wait(lock, finished);
+    }
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
  private:
+  static constexpr auto kSpin = std::chrono::microseconds(50);
+
+  // Marks the thread as a worker of this pool while it runs tasks.
+  struct Inside {
+    Inside(const ThreadPool* pool, int worker) {
+      inside_ = pool;
+      inside_worker_ = worker;
+    }
+    ~Inside() { inside_ = nullptr; }
+  };
+
+  template <class Condition>
+  static bool spin_until(const Condition& condition) {
+    const auto end = std::chrono::steady_clock::now() + kSpin;
+    do {
+      for (int i = 0; i < 64; ++i) {
+        if (condition()) return true;
+        hwy::Pause();
+      }
+    } while (std::chrono::steady_clock::now() < end);
+    return condition();
+  }
+
   void draw(int worker) {
-    inside_ = this;
-    inside_worker_ = worker;
+    const Inside inside(this, worker);
     for (;;) {
       const std::int64_t index = next_.fetch_add(1, std::memory_order_relaxed);
       if (index >= count_) break;
@@ -75,21 +107,23 @@ class ThreadPool final : public Executor {
         next_.store(count_, std::memory_order_relaxed);
       }
     }
-    inside_ = nullptr;
   }
 
   void serve(int worker) {
     std::uint64_t seen = 0;
+    const auto called = [&] { return stopping_.load() || job_.load(std::memory_order_acquire) != seen; };
     for (;;) {
-      {
+      if (!spin_until(called)) {
         std::unique_lock lock(mutex_);
-        wake_.wait(lock, [&] { return stopping_ || job_ != seen; });
-        if (stopping_) return;
-        seen = job_;
+        wake_.wait(lock, called);
       }
+      if (stopping_.load()) return;
+      seen = job_.load(std::memory_order_acquire);
       draw(worker);
-      std::lock_guard lock(mutex_);
-      if (--busy_ == 0) done_.notify_one();
+      if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+        std::lock_guard lock(mutex_);
+        done_.notify_one();
+      }
     }
   }
 
@@ -100,9 +134,9 @@ class ThreadPool final : public Executor {
   std::vector<std::thread> threads_;
   std::mutex caller_, mutex_;
   std::condition_variable wake_, done_;
-  bool stopping_ = false;
-  std::uint64_t job_ = 0;
-  int busy_ = 0;
+  std::atomic<bool> stopping_{false};
+  std::atomic<std::uint64_t> job_{0};
+  std::atomic<int> busy_{0};
   const std::function<void(std::int64_t, int)>* task_ = nullptr;
   std::int64_t count_ = 0;
   std::atomic<std::int64_t> next_{0};

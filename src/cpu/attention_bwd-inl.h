@@ -65,7 +65,11 @@ class BackwardTile {
       std::memset(dq_, 0, static_cast<std::size_t>(groups_ * kGroup * dp_) * 4);
       for_blocks(head, [&](std::int64_t block, std::int64_t end) {
         pack(head, block, end);
-        for (std::int64_t group = 0; group < groups_; group += kSpan) add_gradients(head, group, block, end, task);
+        const std::int64_t next = block + kKeyBlock, calls = groups_ * (kKeyBlock + dp_) / kTileM;
+        Prefetcher prefetcher(p_, head.b, head.s, head.kv_head, next, std::min(next + kKeyBlock, last_key_), calls);
+        for (std::int64_t group = 0; group < groups_; group += kSpan) {
+          add_gradients(head, group, block, end, task, prefetcher);
+        }
       });
       store_dq(head);
     }
@@ -81,7 +85,8 @@ class BackwardTile {
         const GroupRows& g = rows_[group];
         std::int64_t first, last;
         if (!range(g, block, end, first, last)) continue;
-        probabilities(head, g, group, 0, block, first, last, false);
+        Prefetcher none(p_, head.b, head.s, head.kv_head, 0, 0, 1);
+        probabilities(head, g, group, 0, block, first, last, false, none);
         for (std::int64_t j = block + first; j < std::min(block + last, head.s.sk); ++j) {
           for (std::int64_t lane = 0; lane < g.count; ++lane) {
             sums[(g.begin - row_begin + lane) * sums_row + j] += ds_tile_[(j - block) * kSpanRows + lane];
@@ -172,6 +177,7 @@ class BackwardTile {
       first = std::min(first, rows_[group].key_begin);
       last = std::max(last, rows_[group].key_end);
     }
+    last_key_ = last;
     for (std::int64_t block = first / kKeyBlock * kKeyBlock; block < last; block += kKeyBlock) {
       f(block, std::min(block + kKeyBlock, last));
     }
@@ -181,8 +187,7 @@ class BackwardTile {
     packed_ = round_up(end - block, kPad);
     PackRows<W>(p_, p_.k, p_.D, dp_, head.b, head.s, head.kv_head, block, end - block, packed_, k_);
     PackRows<W>(p_, p_.v, p_.Dv, dvp_, head.b, head.s, head.kv_head, block, end - block, packed_, v_);
-    k_non_finite_ =
-        PackPanels<W>(p_, p_.k, p_.D, dp_, head.b, head.s, head.kv_head, block, end - block, packed_, k_panels_, line_);
+    k_non_finite_ = PanelsFromRows<W>(k_, dp_, packed_, k_panels_);
   }
 
   // Padded keys [first, last) of the block that the group needs; false if none.
@@ -196,7 +201,7 @@ class BackwardTile {
   // P^T (times the dropout factors) and dS^T of one group into columns [column, column + kGroup) of the tiles. dS is
   // with respect to scale * q.k if through_softcap, else with respect to the finished logits.
   void probabilities(const Head& head, const GroupRows& g, std::int64_t group, std::int64_t column, std::int64_t block,
-                     std::int64_t first, std::int64_t last, bool through_softcap) {
+                     std::int64_t first, std::int64_t last, bool through_softcap, Prefetcher& prefetcher) {
     const DF d;
     const T* q = q_ + group * dp_ / W::kPair * kGroup;
     const T* d_o = do_ + group * dvp_ / W::kPair * kGroup;
@@ -208,6 +213,7 @@ class BackwardTile {
                                           nullptr, nullptr);
       TileProduct<W, kTileN, Sum::kStore>(depth_v, v_ + j * depth_v, depth_v, 1, d_o, kGroup, dp_tile + j * kSpanRows,
                                           kSpanRows, nullptr, nullptr);
+      prefetcher.some();
     }
     s_tile += first * kSpanRows;
     dp_tile += first * kSpanRows;
@@ -256,7 +262,7 @@ class BackwardTile {
   }
 
   void add_gradients(const Head& head, std::int64_t group0, std::int64_t block, std::int64_t end,
-                     const BackwardTask& task) {
+                     const BackwardTask& task, Prefetcher& prefetcher) {
     const std::int64_t groups = std::min<std::int64_t>(kSpan, groups_ - group0);
     std::int64_t first = kKeyBlock, last = 0;
     for (std::int64_t k = 0; k < groups; ++k) {
@@ -272,7 +278,7 @@ class BackwardTile {
       if (!range(g, block, end, f, l)) f = l = first;
       clear(first, f, k * kGroup);
       clear(l, last, k * kGroup);
-      if (f < l) probabilities(head, g, group0 + k, k * kGroup, block, f, l, true);
+      if (f < l) probabilities(head, g, group0 + k, k * kGroup, block, f, l, true, prefetcher);
     }
     const std::int64_t depth = groups * kGroup;
     if constexpr (W::kPair == 2) {
@@ -283,7 +289,7 @@ class BackwardTile {
                 task.dv + block * dvl_);
     add_to_keys(first, last, depth, ds_tile_, ds_words_, q_rows_ + group0 * kGroup * dl_ / W::kPair, dl_,
                 task.dk + block * dl_);
-    for (std::int64_t k = 0; k < groups; ++k) add_to_queries(head, group0 + k, k * kGroup, block, end);
+    for (std::int64_t k = 0; k < groups; ++k) add_to_queries(head, group0 + k, k * kGroup, block, end, prefetcher);
   }
 
   // Keys [from, to) of a group's columns that hold no probability.
@@ -318,13 +324,14 @@ class BackwardTile {
       a = words;
     }
     const std::int64_t a_row = kSpanRows / W::kPair;
-    const std::int64_t vectors = width / kLanes;
-    for (std::int64_t n = 0; n < vectors; n += kTileN) {
+    // Vectors in equal shares: 4 as 2 + 2, since a tile of one vector would wait for its loads.
+    const std::int64_t vectors = width / kLanes, share = ceil_div(vectors, ceil_div(vectors, kTileN));
+    for (std::int64_t n = 0; n < vectors; n += share) {
       for (std::int64_t j = first; j < last; j += kTileM) {
         const T* b = rows + n * kLanes;
         float* c = sums + j * width + n * kLanes;
         const T* at = a + j * a_row;
-        switch (std::min<std::int64_t>(kTileN, vectors - n)) {
+        switch (std::min(share, vectors - n)) {
           case 1:
             TileProduct<W, 1, Sum::kAdd>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
             break;
@@ -338,7 +345,8 @@ class BackwardTile {
     }
   }
 
-  void add_to_queries(const Head& head, std::int64_t group, std::int64_t column, std::int64_t block, std::int64_t end) {
+  void add_to_queries(const Head& head, std::int64_t group, std::int64_t column, std::int64_t block, std::int64_t end,
+                      Prefetcher& prefetcher) {
     const GroupRows& g = rows_[group];
     const std::int64_t key_begin = std::max(block, g.key_begin), key_end = std::min(end, g.key_end);
     if (key_begin >= key_end) return;
@@ -366,9 +374,10 @@ class BackwardTile {
       TileProduct<W, kTileN, Sum::kAdd>(to - from, k_panels_ + i / kTileM * PanelStride<W>(packed_) + from * kTileM, 1,
                                         kTileM, lanes + from * ld, ld, dq_ + (group * dp_ + i) * kGroup, kGroup,
                                         nullptr, nullptr);
+      prefetcher.some();
     }
     if (k_non_finite_) {
-      PackPanels<W>(p_, p_.k, p_.D, dp_, head.b, head.s, head.kv_head, block, end - block, packed_, k_panels_, line_);
+      PanelsFromRows<W>(k_, dp_, packed_, k_panels_);
     }
   }
 
@@ -389,7 +398,8 @@ class BackwardTile {
   const std::int64_t dp_, dvp_, dl_, dvl_;
   std::int64_t groups_;
   std::size_t bytes_ = 0;
-  std::int64_t packed_ = 0;
+  std::int64_t packed_ = 0;    // rows of the packed block, padded
+  std::int64_t last_key_ = 0;  // end of the keys that the loaded rows need
   bool k_non_finite_ = false;
   GroupRows* rows_ = nullptr;
   float *line_ = nullptr, *lse_ = nullptr, *delta_ = nullptr;

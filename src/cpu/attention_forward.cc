@@ -36,7 +36,10 @@ Layout layout(const AttentionProblem& p, int workers) {
   std::int64_t all = 0;
   for (;;) {
     all = 0;
-    for (std::int64_t b = 0; b < p.B; ++b) all += p.Hkv * tiles(p, p.sequence(b), l.tile_rows);
+    for (std::int64_t b = 0; b < p.B; ++b) {
+      const Sequence s = p.sequence(b);
+      all += ceil_div(p.Hkv, kernels().heads_together(p, s)) * tiles(p, s, l.tile_rows);
+    }
     // Smaller tiles pack each key block more often; worth it only to give every worker something to do.
     if (all >= 3 * workers || l.tile_rows <= group) break;
     l.tile_rows = std::max<std::int64_t>(l.tile_rows / 2 / group * group, group);
@@ -103,17 +106,17 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   const std::int64_t slots = ceil_div(p.Sk, kKeyChunk);  // partial results kept for each kv head of each sequence
 
   struct Cut {
-    std::int64_t tiles, chunks, tile_rows;
+    std::int64_t tiles, chunks, tile_rows, heads;  // heads: taken together
   };
   const auto cut = [&](const Sequence& s) {
     const bool split = splits_keys(p, s);
     const std::int64_t rows = split ? kSplitRows : l.tile_rows;
-    return Cut{tiles(p, s, rows), split && l.split ? chunks(p, s) : 1, rows};
+    return Cut{tiles(p, s, rows), split && l.split ? chunks(p, s) : 1, rows, k.heads_together(p, s)};
   };
   before[0] = 0;
   for (std::int64_t b = 0; b < p.B; ++b) {
     const Cut c = cut(p.sequence(b));
-    before[b + 1] = before[b] + p.Hkv * c.tiles * c.chunks;
+    before[b + 1] = before[b] + ceil_div(p.Hkv, c.heads) * c.tiles * c.chunks;
   }
 
   const auto task_at = [&](std::int64_t index) {
@@ -125,7 +128,8 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
     const std::int64_t chunk = rest % c.chunks;
     rest /= c.chunks;
     const std::int64_t tile = c.tiles - 1 - rest % c.tiles;  // the last rows first: under a causal mask they cost most
-    task.kv_head = rest / c.tiles;
+    task.kv_head = rest / c.tiles * c.heads;
+    task.kv_heads = std::min(c.heads, p.Hkv - task.kv_head);
     task.row_begin = tile * c.tile_rows;
     task.row_end = std::min(task.row_begin + c.tile_rows, s.q_rows * p.G);
     task.key_begin = 0;
@@ -134,6 +138,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
       task.key_begin = chunk * kKeyChunk;
       task.key_end = std::min(task.key_begin + kKeyChunk, s.sk);
       task.partial = partials + ((task.b * p.Hkv + task.kv_head) * slots + chunk) * partial_floats;
+      task.partial_head_stride = slots * partial_floats;
     }
     return task;
   };

@@ -31,13 +31,10 @@ class ForwardTile {
     if (p.bias || p.mask || p.dropout.p > 0) extra_ = scratch.take<float>(kKeyBlock * kGroup);
     running_ = scratch.take<float>(groups_ * running_floats());
     chunk_ = scratch.take<float>(groups_ * running_floats());
-    few_q_ = scratch.take<float>(kFewRows * few_width());
-    few_o_ = scratch.take<float>(kFewRows * few_width());
     bytes_ = scratch.used();
   }
 
   std::size_t bytes() const { return bytes_; }
-  std::int64_t few_width() const { return round_up(std::max(p_.D, p_.Dv), kLanes); }
   std::int64_t running_floats() const { return (dvp_ + 2) * kGroup; }
   std::int64_t partial_floats() const {
     return ceil_div(std::min(p_.Sq * p_.G, kSplitRows), kGroup) * running_floats();
@@ -63,13 +60,13 @@ class ForwardTile {
     finish(head);
   }
 
-  // partials: `count` results of run() with task.partial, in the order of their keys.
-  void merge_partials(const ForwardTask& task, std::int64_t count) {
+  // task.partial: `count` results of run(), `stride` f32 apart, in the order of their keys.
+  void merge_partials(const ForwardTask& task, std::int64_t count, std::int64_t stride) {
     const Sequence s = p_.sequence(task.b);
     const Head head{p_, task.b, task.kv_head, s};
     load_ranges(head, task);
     std::memcpy(running_, task.partial, static_cast<std::size_t>(groups_ * running_floats()) * 4);
-    for (std::int64_t chunk = 1; chunk < count; ++chunk) merge(task.partial + chunk * partial_floats());
+    for (std::int64_t chunk = 1; chunk < count; ++chunk) merge(task.partial + chunk * stride);
     finish(head);
   }
 
@@ -90,7 +87,6 @@ class ForwardTile {
 
   void load_rows(const Head& head, const ForwardTask& task) {
     load_ranges(head, task);
-    if (few_rows(p_, head.s)) return load_few_rows(head);
     for (std::int64_t group = 0; group < groups_; ++group) {
       const GroupRows& g = rows_[group];
       GatherRowsTransposed<W>(p_, p_.q, p_.D, dp_, head.b, head.s, head.kv_head, g.begin, g.count,
@@ -114,7 +110,6 @@ class ForwardTile {
       first = std::min(first, rows_[group].key_begin);
       last = std::max(last, rows_[group].key_end);
     }
-    if (few_rows(p_, head.s)) return attend_few(head, begin, end, at(result, 0));
     // Blocks start at multiples of kKeyBlock whatever the row needs, so that its sums are always grouped alike.
     first = std::max(first, begin) / kKeyBlock * kKeyBlock;
     last = std::min(last, end);
@@ -125,50 +120,6 @@ class ForwardTile {
       for (std::int64_t group = 0; group < groups_; ++group) {
         step(head, rows_[group], group, block, last, at(result, group), prefetcher);
       }
-    }
-  }
-
-  void load_few_rows(const Head& head) {
-    for (std::int64_t lane = 0; lane < rows_[0].count; ++lane) {
-      const Row row = row_at(p_, head.kv_head, lane);
-      LoadRow(p_.q.at(head.b, head.s.q_begin + row.i, row.h), p_.q.dtype, p_.q.stride_d, p_.D, few_width(),
-              few_q_ + lane * few_width());
-    }
-  }
-
-  // attend() for few rows: the same steps, K and V read in place.
-  void attend_few(const Head& head, std::int64_t begin, std::int64_t end, const Running& r) {
-    const DF d;
-    const GroupRows& g = rows_[0];
-    const std::int64_t width = few_width();
-    std::memset(few_o_, 0, static_cast<std::size_t>(g.count * width) * 4);
-    const std::int64_t last = std::min(end, g.key_end);
-    for (std::int64_t block = std::max(begin, g.key_begin / kKeyBlock * kKeyBlock); block < last; block += kKeyBlock) {
-      const std::int64_t from = std::max(block, g.key_begin), to = std::min(block + kKeyBlock, last);
-      if (from >= to) continue;
-      for (std::int64_t j = 0; j < to - from; ++j) hn::StoreU(hn::Zero(d), d, scores_ + j * kGroup);
-      ForFewRows(p_.dtype, g.count, [&]<DType kType, int kRows>(std::int64_t row) {
-        FewScores<kType, kRows>(p_, head.b, head.s, head.kv_head, from, to, last, few_q_ + row * width, width, scores_ + row, line_);
-      });
-      VF top[1] = {hn::Set(d, -kInfinity)}, alpha[1];
-      FinishScores(head, g, from, to - from, scores_, kGroup, extra_, top);
-      update_max<1>(r, top, alpha);
-      exponentiate<1>(scores_, to - from, hn::Set(d, 1.0f), top, alpha, r.sum);
-      drop<1>(head, g, from, to - from, scores_);
-      alignas(64) float shrink[kLanes];
-      hn::StoreU(alpha[0], d, shrink);
-      for (std::int64_t lane = 0; lane < g.count; ++lane) {
-        for (std::int64_t i = 0; i < width; i += kLanes) {
-          float* o = few_o_ + lane * width + i;
-          hn::StoreU(hn::Mul(hn::LoadU(d, o), hn::Set(d, shrink[lane])), d, o);
-        }
-      }
-      ForFewRows(p_.dtype, g.count, [&]<DType kType, int kRows>(std::int64_t row) {
-        FewValuesAll<kType, kRows>(p_, head.b, head.s, head.kv_head, from, to, scores_ + row, few_o_ + row * width, width);
-      });
-    }
-    for (std::int64_t lane = 0; lane < g.count; ++lane) {
-      for (std::int64_t i = 0; i < p_.Dv; ++i) r.o[i * kGroup + lane] = few_o_[lane * width + i];
     }
   }
 
@@ -230,9 +181,9 @@ class ForwardTile {
     }
     const VF factor = hn::Set(d, plain ? p_.scale * kLog2e : 1.0f);
     VF alpha[N];
-    update_max<N>(r, top, alpha);
-    exponentiate<N>(scores, last - first, factor, top, alpha, r.sum);
-    drop<N>(head, g, block + first, last - first, scores);
+    UpdateMax<N>(r.max, top, alpha);
+    Exponentiate<N>(scores, last - first, factor, top, alpha, r.sum);
+    ApplyDropout<N>(head, g, block + first, last - first, scores, extra_);
     if constexpr (W::kPair == 2) pack_pairs<N>(first, last);
     if (v_non_finite_) DropUnattended<W>(head, g, block, packed_, dvp_, v_);
     // Exactly the keys that the group needs (in whole pairs): a value that no row here attends is not even multiplied
@@ -253,56 +204,6 @@ class ForwardTile {
     if (v_non_finite_) pack_values(head, block);
   }
 
-  // Joins the maxima `top` with the running ones; leaves in `top` what to subtract, and in `alpha` the shrinking of old sums.
-  template <int N>
-  HWY_INLINE void update_max(const Running& r, VF* top, VF* alpha) {
-    const DF d;
-    HWY_UNROLL(kTileN)
-    for (int n = 0; n < N; ++n) {
-      const VF before = hn::LoadU(d, r.max + n * kLanes);
-      const VF now = hn::Max(before, top[n]);
-      hn::StoreU(now, d, r.max + n * kLanes);
-      // A row without a key so far has maximum -inf; subtract 0 there, so that its exponentials are 0 and not NaN.
-      top[n] = hn::IfThenElse(hn::Eq(now, hn::Set(d, -kInfinity)), hn::Zero(d), now);
-      alpha[n] = Exp2(hn::Sub(before, top[n]));
-    }
-  }
-
-  // Dropout of the probabilities, which the running sums have counted already.
-  template <int N>
-  void drop(const Head& head, const GroupRows& g, std::int64_t begin, std::int64_t count, float* HWY_RESTRICT scores) {
-    if (p_.dropout.p == 0) return;
-    const DF d;
-    DropoutFactors(head, g, begin, count, extra_);
-    for (std::int64_t j = 0; j < count; ++j) {
-      for (int n = 0; n < N; ++n) {
-        float* x = scores + j * kGroup + n * kLanes;
-        hn::StoreU(hn::Mul(hn::LoadU(d, x), hn::LoadU(d, extra_ + j * kGroup + n * kLanes)), d, x);
-      }
-    }
-  }
-
-  // scores -> exp2(scores * factor - max), and the running sums.
-  template <int N>
-  HWY_INLINE void exponentiate(float* HWY_RESTRICT scores, std::int64_t count, VF factor, const VF* max,
-                               const VF* alpha, float* HWY_RESTRICT sums) {
-    const DF d;
-    VF sum[N];
-    HWY_UNROLL(kTileN)
-    for (int n = 0; n < N; ++n) sum[n] = hn::Mul(hn::LoadU(d, sums + n * kLanes), alpha[n]);
-    for (std::int64_t j = 0; j < count; ++j) {
-      HWY_UNROLL(kTileN)
-      for (int n = 0; n < N; ++n) {
-        float* x = scores + j * kGroup + n * kLanes;
-        const VF e = Exp2(hn::MulSub(hn::LoadU(d, x), factor, max[n]));
-        sum[n] = hn::Add(sum[n], e);
-        hn::StoreU(e, d, x);
-      }
-    }
-    HWY_UNROLL(kTileN)
-    for (int n = 0; n < N; ++n) hn::StoreU(sum[n], d, sums + n * kLanes);
-  }
-
   // Probabilities of keys (j, j + 1) into one word of bf16.
   template <int N>
   void pack_pairs(std::int64_t first, std::int64_t last) {
@@ -321,17 +222,11 @@ class ForwardTile {
   // running_ and a later partial result become one.
   void merge(float* part) {
     const DF d;
-    const VF minus_infinity = hn::Set(d, -kInfinity);
     for (std::int64_t group = 0; group < groups_; ++group) {
       const Running a = at(running_, group), b = at(part, group);
       for (int lane = 0; lane < rows_[group].vectors * kLanes; lane += kLanes) {
-        const VF am = hn::LoadU(d, a.max + lane), bm = hn::LoadU(d, b.max + lane);
-        const VF max = hn::Max(am, bm);
-        const VF base = hn::IfThenElse(hn::Eq(max, minus_infinity), hn::Zero(d), max);
-        const VF aw = Exp2(hn::Sub(am, base)), bw = Exp2(hn::Sub(bm, base));
-        hn::StoreU(max, d, a.max + lane);
-        const VF sum = hn::MulAdd(hn::LoadU(d, a.sum + lane), aw, hn::Mul(hn::LoadU(d, b.sum + lane), bw));
-        hn::StoreU(sum, d, a.sum + lane);
+        VF aw, bw;
+        MergeStatistics(a.max + lane, a.sum + lane, b.max + lane, b.sum + lane, aw, bw);
         for (std::int64_t i = 0; i < dvp_; ++i) {
           float* o = a.o + i * kGroup + lane;
           hn::StoreU(hn::MulAdd(hn::LoadU(d, o), aw, hn::Mul(hn::LoadU(d, b.o + i * kGroup + lane), bw)), d, o);
@@ -347,24 +242,7 @@ class ForwardTile {
       const GroupRows& g = rows_[group];
       const Running r = at(running_, group);
       for (std::int64_t lane = 0; lane < g.count; ++lane) {
-        const Row row = row_at(p_, head.kv_head, g.begin + lane);
-        const bool used = row.i < head.s.sq;
-        float factor = 1.0f;
-        if (p_.sink && used) {
-          const float sink = p_.sink.as<const float>()[row.h * p_.sink.stride_h] * kLog2e;
-          const float max = std::max(r.max[lane], sink);
-          if (max > -kInfinity) {
-            factor = std::exp2(r.max[lane] - max);
-            r.sum[lane] = r.sum[lane] * factor + std::exp2(sink - max);
-            r.max[lane] = max;
-          }
-        }
-        if (p_.lse) {
-          const double lse = (r.max[lane] + std::log2(static_cast<double>(r.sum[lane]))) * 0.693147180559945309417;
-          p_.lse.as<float>()[p_.lse.offset(head.b, row.h, head.s.q_begin + row.i)] =
-              r.sum[lane] == 0.0f ? -kInfinity : static_cast<float>(lse);
-        }
-        r.sum[lane] = r.sum[lane] == 0.0f ? 0.0f : factor / r.sum[lane];
+        r.sum[lane] = FinishRow(head, row_at(p_, head.kv_head, g.begin + lane), r.max[lane], r.sum[lane]);
       }
       for (std::int64_t i = 0; i < dvp_; ++i) {
         for (int lane = 0; lane < g.vectors * kLanes; lane += kLanes) {
@@ -386,7 +264,7 @@ class ForwardTile {
   float* line_ = nullptr;
   GroupRows* rows_ = nullptr;
   T *q_ = nullptr, *k_ = nullptr, *v_ = nullptr, *pairs_ = nullptr;
-  float *scores_ = nullptr, *extra_ = nullptr, *running_ = nullptr, *chunk_ = nullptr, *few_q_ = nullptr, *few_o_ = nullptr;
+  float *scores_ = nullptr, *extra_ = nullptr, *running_ = nullptr, *chunk_ = nullptr;
 };
 
 // Calls f(ForwardTile<W>) with the word type that the problem's dtype multiplies in.
@@ -403,17 +281,26 @@ auto WithForwardTile(const AttentionProblem& p, std::int64_t rows, std::byte* me
 }
 
 inline std::size_t ForwardScratch(const AttentionProblem& p) {
-  return WithForwardTile(p, kTileRows, nullptr, [](auto& tile) { return tile.bytes(); });
+  const std::size_t tile = WithForwardTile(p, kTileRows, nullptr, [](auto& t) { return t.bytes(); });
+  return std::max(tile, FewTile(p, nullptr).bytes());
 }
 inline void Forward(const AttentionProblem& p, const ForwardTask& task, std::byte* memory) {
+  if (few_rows(p, p.sequence(task.b))) return FewTile(p, memory).run(task);
   WithForwardTile(p, task.row_end - task.row_begin, memory, [&](auto& tile) { tile.run(task); });
 }
 inline std::size_t PartialFloats(const AttentionProblem& p) {
-  return WithForwardTile(p, kSplitRows, nullptr,
-                         [](auto& tile) { return static_cast<std::size_t>(tile.partial_floats()); });
+  std::size_t floats = FewTile(p, nullptr).partial_floats();
+  if (p.Sq * p.G > kFewRows || p.k.stride_d != 1 || p.v.stride_d != 1) {
+    floats = std::max(floats, WithForwardTile(p, kSplitRows, nullptr,
+                                              [](auto& t) { return static_cast<std::size_t>(t.partial_floats()); }));
+  }
+  return floats;
 }
 inline void Merge(const AttentionProblem& p, const ForwardTask& task, std::int64_t count, std::byte* memory) {
-  WithForwardTile(p, task.row_end - task.row_begin, memory, [&](auto& tile) { tile.merge_partials(task, count); });
+  const auto stride = static_cast<std::int64_t>(PartialFloats(p));
+  if (few_rows(p, p.sequence(task.b))) return FewTile(p, memory).merge_partials(task, count, stride);
+  WithForwardTile(p, task.row_end - task.row_begin, memory,
+                  [&](auto& tile) { tile.merge_partials(task, count, stride); });
 }
 
 }  // namespace heddle::cpu::HEDDLE_TARGET

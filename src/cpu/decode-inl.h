@@ -1,19 +1,36 @@
-// Few query rows (decode): bound by reading K and V once, so both are read where they lie, with head dimensions in lanes.
+// Few query rows (decode): bound by reading K and V once, so both are read where they lie, with head dimensions in
+// lanes.
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
 constexpr std::int64_t kFewRows = HWY_MIN(8, kLanes);  // query rows of one kv head up to which a key row is not packed
-constexpr std::int64_t kFetchAhead = 12;  // key rows between a prefetch and its use
+constexpr std::int64_t kManyHeads = 16;                // most heads that one task walks together
+constexpr std::int64_t kFetchAhead = 12;               // key rows between a prefetch and its use
 
 // Whether a kv head with that many query rows takes this path; a matter of the problem alone.
 inline bool few_rows(const AttentionProblem& p, const Sequence& s) {
   return s.q_rows * p.G <= kFewRows && p.k.stride_d == 1 && p.v.stride_d == 1;
 }
 
+// Heads side by side in memory are read together up to kSpanBytes of a key's row.
+inline std::int64_t HeadsTogether(const AttentionProblem& p, const Sequence& s) {
+  constexpr std::int64_t kSpanBytes = 2048;
+  const bool side_by_side = p.k.stride_h == p.D && p.v.stride_h == p.Dv;
+  if (!few_rows(p, s) || !side_by_side) return 1;
+  return std::clamp<std::int64_t>(kSpanBytes / (p.D * static_cast<std::int64_t>(size_of(p.dtype))), 1,
+                                  std::min(p.Hkv, kManyHeads));
+}
+
 inline void PrefetchRow(const std::byte* row, std::int64_t bytes) {
   for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
 }
+
+// What the first of several heads that lie side by side fetches for all of them: bytes of a key row and of a value row;
+// 0: it has been fetched.
+struct Fetch {
+  std::int64_t k_bytes = 0, v_bytes = 0;
+};
 
 // One vector of f32 from kLanes elements of a row.
 template <DType kType>
@@ -31,19 +48,20 @@ HWY_INLINE VF LoadWide(const std::byte* row, std::int64_t i) {
   }
 }
 
-// Products of key rows with kRows query rows: scores[j][g] for keys [begin, end). q: [kRows][q_row] f32. The last, partial
-// vector of a key row goes through `line`.
+// Products of key rows with kRows query rows: scores[j][g] for keys [begin, end). q: [kRows][q_row] f32. The last,
+// partial vector of a key row goes through `line`.
 template <DType kType, int kRows>
 void FewScores(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t begin,
-               std::int64_t end, std::int64_t fetch_end, const float* HWY_RESTRICT q, std::int64_t q_row,
-               float* HWY_RESTRICT scores, float* HWY_RESTRICT line) {
+               std::int64_t end, std::int64_t fetch_end, const Fetch& fetch, const float* HWY_RESTRICT q,
+               std::int64_t q_row, float* HWY_RESTRICT scores, float* HWY_RESTRICT line) {
   const DF d;
   const std::int64_t whole = p.D / kLanes * kLanes, rest = p.D - whole;
   constexpr std::int64_t kBytes = kType == DType::f32 ? 4 : 2;
-  const std::int64_t k_bytes = p.D * kBytes, v_bytes = p.Dv * kBytes;
   for (std::int64_t j = begin; j < end; ++j) {
-    if (j + kFetchAhead < fetch_end) PrefetchRow(p.key_row(p.k, b, s, j + kFetchAhead, head), k_bytes);
-    PrefetchRow(p.key_row(p.v, b, s, j, head), v_bytes);
+    if (fetch.k_bytes > 0 && j + kFetchAhead < fetch_end) {
+      PrefetchRow(p.key_row(p.k, b, s, j + kFetchAhead, head), fetch.k_bytes);
+    }
+    if (fetch.v_bytes > 0) PrefetchRow(p.key_row(p.v, b, s, j, head), fetch.v_bytes);
     const std::byte* k = p.key_row(p.k, b, s, j, head);
     VF sum[kRows];
     HWY_UNROLL(4)
@@ -64,12 +82,12 @@ void FewScores(const AttentionProblem& p, std::int64_t b, const Sequence& s, std
   }
 }
 
-// o[g][i] += sum_j weights[j][g] v[j][i] for kRows query rows and kVectors vectors from column i on. A key without weight is
-// not read.
+// o[g][i] += sum_j weights[j][g] v[j][i] for kRows query rows and kVectors vectors from column i on. A key without
+// weight is not read.
 template <DType kType, int kRows, int kVectors>
-HWY_INLINE void FewValues(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t begin,
-                          std::int64_t end, const float* HWY_RESTRICT weights, std::int64_t i, float* HWY_RESTRICT o,
-                          std::int64_t o_row) {
+HWY_INLINE void FewValues(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head,
+                          std::int64_t begin, std::int64_t end, const float* HWY_RESTRICT weights, std::int64_t i,
+                          float* HWY_RESTRICT o, std::int64_t o_row) {
   const DF d;
   VF sum[kRows][kVectors];
   HWY_UNROLL(4)
@@ -104,7 +122,8 @@ template <DType kType, int kRows>
 void FewValuesAll(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t begin,
                   std::int64_t end, const float* HWY_RESTRICT weights, float* HWY_RESTRICT o, std::int64_t o_row) {
   std::int64_t i = 0;
-  for (; i + 4 * kLanes <= p.Dv; i += 4 * kLanes) FewValues<kType, kRows, 4>(p, b, s, head, begin, end, weights, i, o, o_row);
+  for (; i + 4 * kLanes <= p.Dv; i += 4 * kLanes)
+    FewValues<kType, kRows, 4>(p, b, s, head, begin, end, weights, i, o, o_row);
   for (; i + kLanes <= p.Dv; i += kLanes) FewValues<kType, kRows, 1>(p, b, s, head, begin, end, weights, i, o, o_row);
   if (i == p.Dv) return;
   for (std::int64_t j = begin; j < end; ++j) {
@@ -123,10 +142,17 @@ void ForFewRows(DType dtype, std::int64_t rows, const F& f) {
   const auto with_rows = [&]<DType kType>() {
     for (std::int64_t g = 0; g < rows; g += 4) {
       switch (std::min<std::int64_t>(rows - g, 4)) {
-        case 1: f.template operator()<kType, 1>(g); break;
-        case 2: f.template operator()<kType, 2>(g); break;
-        case 3: f.template operator()<kType, 3>(g); break;
-        default: f.template operator()<kType, 4>(g);
+        case 1:
+          f.template operator()<kType, 1>(g);
+          break;
+        case 2:
+          f.template operator()<kType, 2>(g);
+          break;
+        case 3:
+          f.template operator()<kType, 3>(g);
+          break;
+        default:
+          f.template operator()<kType, 4>(g);
       }
     }
   };
@@ -134,6 +160,159 @@ void ForFewRows(DType dtype, std::int64_t rows, const F& f) {
   if (dtype == DType::bf16) return with_rows.template operator()<DType::bf16>();
   with_rows.template operator()<DType::f16>();
 }
+
+// Few query rows of each of task.kv_heads heads against their keys. Heads that lie side by side are walked together,
+// block by block, so that memory is read in long pieces.
+class FewTile {
+ public:
+  FewTile(const AttentionProblem& p, std::byte* memory)
+      : p_(p), width_(round_up(std::max(p.D, p.Dv), kLanes)), heads_(std::min(p.Hkv, kManyHeads)) {
+    Scratch scratch(memory);
+    line_ = scratch.take<float>(width_);
+    scores_ = scratch.take<float>(kKeyBlock * kGroup);
+    if (p.bias || p.mask || p.dropout.p > 0) extra_ = scratch.take<float>(kKeyBlock * kGroup);
+    rows_ = scratch.take<GroupRows>(heads_);
+    q_ = scratch.take<float>(heads_ * kFewRows * width_);
+    running_ = scratch.take<float>(heads_ * static_cast<std::int64_t>(partial_floats()));
+    chunk_ = scratch.take<float>(heads_ * static_cast<std::int64_t>(partial_floats()));
+    bytes_ = scratch.used();
+  }
+  std::size_t bytes() const { return bytes_; }
+  // o [kFewRows][width], then a vector of maxima and one of sums.
+  std::size_t partial_floats() const { return static_cast<std::size_t>(kFewRows * width_ + 2 * kLanes); }
+
+  void run(const ForwardTask& task) {
+    const Sequence s = p_.sequence(task.b);
+    load(task, s);
+    for (std::int64_t begin = task.key_begin; begin == task.key_begin || begin < task.key_end; begin += kKeyChunk) {
+      // Sequences of one chunk are not cut, so that a chunk's end never lies past the keys.
+      const std::int64_t end = splits_keys(p_, s) ? std::min(begin + kKeyChunk, task.key_end) : task.key_end;
+      float* to = begin == task.key_begin && task.partial == nullptr ? running_ : chunk_;
+      attend(task, s, begin, end, to);
+      if (task.partial == nullptr && to == chunk_) {
+        for (std::int64_t h = 0; h < task.kv_heads; ++h) merge(h, chunk_ + h * step());
+      }
+      if (end == task.key_end) break;
+    }
+    for (std::int64_t h = 0; h < task.kv_heads; ++h) {
+      if (task.partial != nullptr) {
+        std::memcpy(task.partial + h * task.partial_head_stride, chunk_ + h * step(), partial_floats() * 4);
+      } else {
+        finish({p_, task.b, task.kv_head + h, s}, h);
+      }
+    }
+  }
+
+  // task.partial: `count` results of run() for one head, `stride` f32 apart, in the order of their keys.
+  void merge_partials(const ForwardTask& task, std::int64_t count, std::int64_t stride) {
+    const Sequence s = p_.sequence(task.b);
+    PrepareRows(p_, task.b, s, task.kv_head, 0, s.q_rows * p_.G, rows_[0]);
+    std::memcpy(running_, task.partial, partial_floats() * 4);
+    for (std::int64_t chunk = 1; chunk < count; ++chunk) merge(0, task.partial + chunk * stride);
+    finish({p_, task.b, task.kv_head, s}, 0);
+  }
+
+ private:
+  std::int64_t step() const { return static_cast<std::int64_t>(partial_floats()); }
+  static float* max_of(float* part, std::int64_t width) { return part + kFewRows * width; }
+
+  void load(const ForwardTask& task, const Sequence& s) {
+    for (std::int64_t h = 0; h < task.kv_heads; ++h) {
+      PrepareRows(p_, task.b, s, task.kv_head + h, 0, s.q_rows * p_.G, rows_[h]);
+      for (std::int64_t lane = 0; lane < rows_[h].count; ++lane) {
+        const Row row = row_at(p_, task.kv_head + h, lane);
+        LoadRow(p_.q.at(task.b, s.q_begin + row.i, row.h), p_.q.dtype, p_.q.stride_d, p_.D, width_,
+                q_ + (h * kFewRows + lane) * width_);
+      }
+    }
+  }
+
+  void attend(const ForwardTask& task, const Sequence& s, std::int64_t begin, std::int64_t end, float* result) {
+    const DF d;
+    std::int64_t first = end, last = begin;
+    for (std::int64_t h = 0; h < task.kv_heads; ++h) {
+      float* part = result + h * step();
+      std::memset(part, 0, partial_floats() * 4);
+      hn::StoreU(hn::Set(d, -kInfinity), d, max_of(part, width_));
+      first = std::min(first, rows_[h].key_begin);
+      last = std::max(last, rows_[h].key_end);
+    }
+    last = std::min(last, end);
+    const auto bytes = static_cast<std::int64_t>(size_of(p_.dtype)) * task.kv_heads;
+    for (std::int64_t block = std::max(begin, first / kKeyBlock * kKeyBlock); block < last; block += kKeyBlock) {
+      for (std::int64_t h = 0; h < task.kv_heads; ++h) {
+        const Fetch fetch = h == 0 ? Fetch{p_.D * bytes, p_.Dv * bytes} : Fetch{};
+        attend_block({p_, task.b, task.kv_head + h, s}, h, std::max(block, rows_[h].key_begin),
+                     std::min({block + kKeyBlock, last, rows_[h].key_end}), last, fetch, result + h * step());
+      }
+    }
+  }
+
+  void attend_block(const Head& head, std::int64_t h, std::int64_t from, std::int64_t to, std::int64_t last,
+                    const Fetch& fetch, float* part) {
+    if (from >= to) return;
+    const DF d;
+    const GroupRows& g = rows_[h];
+    const float* q = q_ + h * kFewRows * width_;
+    for (std::int64_t j = 0; j < to - from; ++j) hn::StoreU(hn::Zero(d), d, scores_ + j * kGroup);
+    ForFewRows(p_.dtype, g.count, [&]<DType kType, int kRows>(std::int64_t row) {
+      FewScores<kType, kRows>(p_, head.b, head.s, head.kv_head, from, to, last, row == 0 ? fetch : Fetch{},
+                              q + row * width_, width_, scores_ + row, line_);
+    });
+    VF top[1] = {hn::Set(d, -kInfinity)}, alpha[1];
+    FinishScores(head, g, from, to - from, scores_, kGroup, extra_, top);
+    UpdateMax<1>(max_of(part, width_), top, alpha);
+    Exponentiate<1>(scores_, to - from, hn::Set(d, 1.0f), top, alpha, max_of(part, width_) + kLanes);
+    ApplyDropout<1>(head, g, from, to - from, scores_, extra_);
+    alignas(64) float shrink[kLanes];
+    hn::StoreU(alpha[0], d, shrink);
+    for (std::int64_t lane = 0; lane < g.count; ++lane) scale_row(part + lane * width_, shrink[lane]);
+    ForFewRows(p_.dtype, g.count, [&]<DType kType, int kRows>(std::int64_t row) {
+      FewValuesAll<kType, kRows>(p_, head.b, head.s, head.kv_head, from, to, scores_ + row, part + row * width_,
+                                 width_);
+    });
+  }
+
+  void scale_row(float* HWY_RESTRICT o, float factor) {
+    const DF d;
+    for (std::int64_t i = 0; i < width_; i += kLanes)
+      hn::StoreU(hn::Mul(hn::LoadU(d, o + i), hn::Set(d, factor)), d, o + i);
+  }
+
+  // Head h's running result and a later partial one become one.
+  void merge(std::int64_t h, float* part) {
+    const DF d;
+    float *a = running_ + h * step(), *a_max = max_of(a, width_), *b_max = max_of(part, width_);
+    VF aw, bw;
+    MergeStatistics(a_max, a_max + kLanes, b_max, b_max + kLanes, aw, bw);
+    alignas(64) float a_weight[kLanes], b_weight[kLanes];
+    hn::StoreU(aw, d, a_weight);
+    hn::StoreU(bw, d, b_weight);
+    for (std::int64_t lane = 0; lane < rows_[h].count; ++lane) {
+      float* o = a + lane * width_;
+      const VF wa = hn::Set(d, a_weight[lane]), wb = hn::Set(d, b_weight[lane]);
+      for (std::int64_t i = 0; i < width_; i += kLanes) {
+        hn::StoreU(hn::MulAdd(hn::LoadU(d, o + i), wa, hn::Mul(hn::LoadU(d, part + lane * width_ + i), wb)), d, o + i);
+      }
+    }
+  }
+
+  void finish(const Head& head, std::int64_t h) {
+    float *part = running_ + h * step(), *max = max_of(part, width_);
+    for (std::int64_t lane = 0; lane < rows_[h].count; ++lane) {
+      const Row row = row_at(p_, head.kv_head, lane);
+      scale_row(part + lane * width_, FinishRow(head, row, max[lane], max[kLanes + lane]));
+      StoreRow(part + lane * width_, p_.Dv, p_.o.at(head.b, head.s.q_begin + row.i, row.h), p_.o.dtype, p_.o.stride_d);
+    }
+  }
+
+  const AttentionProblem& p_;
+  const std::int64_t width_, heads_;
+  std::size_t bytes_ = 0;
+  float *line_ = nullptr, *scores_ = nullptr, *extra_ = nullptr;
+  GroupRows* rows_ = nullptr;
+  float *q_ = nullptr, *running_ = nullptr, *chunk_ = nullptr;
+};
 
 }  // namespace heddle::cpu::HEDDLE_TARGET
 HWY_AFTER_NAMESPACE();

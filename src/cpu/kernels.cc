@@ -5,6 +5,9 @@
 #include <cstdlib>
 
 #include <hwy/detect_compiler_arch.h>
+#if HWY_ARCH_X86
+#include <cpuid.h>
+#endif
 
 #include "core/check.h"
 #include "heddle/runtime.h"
@@ -47,13 +50,17 @@ std::vector<Target> built_targets() {
   std::vector<Target> targets;
 #if HWY_ARCH_X86
   __builtin_cpu_init();
+  // F16C (leaf 1, ECX bit 29) and AVX512_BF16 (leaf 7.1, EAX bit 5) are unknown to clang 14's __builtin_cpu_supports.
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool has_f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx >> 29 & 1) != 0;
+  const bool has_bf16 = __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0 && (eax >> 5 & 1) != 0;
   const bool with_sse4 =
       __builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("aes");
   const bool with_avx2 = with_sse4 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                         __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
+                         __builtin_cpu_supports("bmi2") && has_f16c;
   const bool with_avx512 = with_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
-  const bool with_bf16 = with_avx512 && __builtin_cpu_supports("avx512bf16");
+  const bool with_bf16 = with_avx512 && has_bf16;
   targets.push_back({&avx512_bf16::kKernels, with_bf16});
   targets.push_back({&avx512::kKernels, with_avx512});
   targets.push_back({&avx2::kKernels, with_avx2});

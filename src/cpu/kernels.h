@@ -7,6 +7,7 @@
 
 #include "core/attention_problem.h"
 #include "cpu/plan.h"
+#include "model/row_ops.h"
 
 namespace heddle::cpu {
 
@@ -19,6 +20,8 @@ struct Kernels {
   // Scratch bytes of one worker, and one task.
   std::size_t (*forward_scratch)(const AttentionProblem&);
   void (*forward)(const AttentionProblem&, const ForwardTask&, std::byte* scratch);
+  // kv heads that one task for sequence `s` does best to take together; 1 unless it has few query rows.
+  std::int64_t (*heads_together)(const AttentionProblem&, const Sequence& s);
   // f32 of one partial result, and the merge of `count` of them, one after the other, into o and lse.
   std::size_t (*partial_floats)(const AttentionProblem&);
   void (*merge)(const AttentionProblem&, const ForwardTask&, std::int64_t count, std::byte* scratch);
@@ -37,6 +40,8 @@ struct Kernels {
                          std::int64_t b, std::int64_t kv_head, float* sums, std::int64_t count, std::int64_t stride);
   std::size_t (*bias_scratch)(const AttentionBackwardProblem&);
   void (*bias_gradient)(const AttentionBackwardProblem&, const BiasTask&, std::byte* scratch);
+
+  RowKernels model_rows;
 };
 
 // The target in use; targets built into the library that this processor can run, best first.

@@ -25,58 +25,88 @@ constexpr std::int64_t PanelStride(std::int64_t padded_rows) {
   return padded_rows / W::kPair * kTileM + 16;
 }
 
-// Rows [begin, begin + count) of v as panels of kTileM columns: out[d / kTileM][j][d % kTileM], panels PanelStride
-// apart; for pairs, word j / 2 holds rows (j, j + 1) of one column. padded columns and padded_rows are zero-filled.
-// Returns whether a value is infinite or NaN. line: 2 * padded f32.
+// Distributes rows over panels of kTileM columns: out[d / kTileM][j][d % kTileM], panels PanelStride apart; for pairs,
+// word j / 2 holds rows (j, j + 1) of one column. Remembers whether a value was infinite or NaN.
+template <class W>
+class PanelWriter {
+  using T = typename W::T;
+
+ public:
+  PanelWriter(std::int64_t padded, std::int64_t padded_rows, T* out)
+      : padded_(padded), stride_(PanelStride<W>(padded_rows)), out_(out) {}
+
+  // Row j, or rows (j, j + 1) that lie one after the other.
+  HWY_INLINE void put(const T* HWY_RESTRICT words, std::int64_t j) {
+    T* HWY_RESTRICT out = out_ + j / W::kPair * kTileM;
+    if constexpr (W::kPair == 1) {
+      for (std::int64_t i = 0; i < padded_; i += kStep) {
+        const auto value = hn::LoadU(DStep(), words + i);
+        bad_ = hn::MulAdd(value, hn::Zero(DStep()), bad_);
+        hn::StoreU(value, DStep(), out + i / kTileM * stride_ + i % kTileM);
+      }
+    }
+#if HEDDLE_TARGET_BF16
+    else {
+      const hn::FixedTag<std::uint16_t, 8> d16;
+      const hn::FixedTag<std::uint32_t, 8> d32;
+      static_assert(kTileM == 8);
+      const auto* half = reinterpret_cast<const std::uint16_t*>(words);
+      const auto exponent = hn::Set(d16, 0x7f80);
+      for (std::int64_t i = 0; i < padded_; i += kTileM) {
+        const auto even = hn::LoadU(d16, half + i), odd = hn::LoadU(d16, half + padded_ + i);
+        const auto fields = hn::Max(hn::And(even, exponent), hn::And(odd, exponent));
+        bad_ = hn::Max(bad_, hn::BitCast(DStep(), hn::PromoteTo(d32, fields)));
+        hn::StoreU(hn::Or(hn::PromoteTo(d32, even), hn::ShiftLeft<16>(hn::PromoteTo(d32, odd))), d32,
+                   out + i / kTileM * stride_);
+      }
+    }
+#endif
+  }
+
+  bool non_finite() const {
+    if constexpr (W::kPair == 1) {
+      return !hn::AllTrue(DStep(), hn::Eq(bad_, hn::Zero(DStep())));  // x * 0 is 0 for finite x and NaN otherwise
+    } else {
+      return !hn::AllFalse(DStep(), hn::Eq(bad_, hn::Set(DStep(), 0x7f80u)));
+    }
+  }
+
+ private:
+  static constexpr int kStep = HWY_MIN(kLanes, kTileM);
+  using DStep = hn::CappedTag<T, kStep>;
+  const std::int64_t padded_, stride_;
+  T* out_;
+  hn::Vec<DStep> bad_ = hn::Zero(DStep());
+};
+
+// Rows [begin, begin + count) of x as panels; padded columns and padded_rows are zero-filled. Returns whether a value
+// is infinite or NaN. line: 2 * padded f32.
 template <class W>
 bool PackPanels(const AttentionProblem& p, const Operand& x, std::int64_t width, std::int64_t padded, std::int64_t b,
                 const Sequence& s, std::int64_t head, std::int64_t begin, std::int64_t count, std::int64_t padded_rows,
-                typename W::T* HWY_RESTRICT out, float* HWY_RESTRICT line) {
-  const std::int64_t stride = PanelStride<W>(padded_rows);
-  if constexpr (W::kPair == 1) {
-    constexpr int kStep = HWY_MIN(kLanes, kTileM);
-    const hn::CappedTag<float, kStep> d;
-    auto bad = hn::Zero(d);  // x * 0 is 0 for finite x and NaN otherwise
-    for (std::int64_t j = 0; j < padded_rows; ++j) {
-      if (j < count) {
-        LoadRow(p.key_row(x, b, s, begin + j, head), x.dtype, x.stride_d, width, padded, line);
-      } else if (j == count) {
-        std::memset(line, 0, static_cast<std::size_t>(padded) * 4);
-      }
-      for (std::int64_t i = 0; i < padded; i += kStep) {
-        const auto value = hn::LoadU(d, line + i);
-        bad = hn::MulAdd(value, hn::Zero(d), bad);
-        hn::StoreU(value, d, out + i / kTileM * stride + j * kTileM + i % kTileM);
+                typename W::T* out, float* HWY_RESTRICT line) {
+  auto* words = reinterpret_cast<typename W::T*>(line);
+  const std::int64_t row_words = padded / W::kPair;
+  PanelWriter<W> panels(padded, padded_rows, out);
+  for (std::int64_t j = 0; j < padded_rows; j += W::kPair) {
+    for (std::int64_t k = 0; k < W::kPair; ++k) {
+      if (j + k < count) {
+        LoadWords<W>(x, p.key_row(x, b, s, begin + j + k, head), width, padded, words + k * row_words);
+      } else {
+        std::memset(words + k * row_words, 0, static_cast<std::size_t>(row_words) * 4);
       }
     }
-    return !hn::AllTrue(d, hn::Eq(bad, hn::Zero(d)));
+    panels.put(words, j);
   }
-#if HEDDLE_TARGET_BF16
-  else {
-    auto* half = reinterpret_cast<std::uint16_t*>(line);
-    const hn::FixedTag<std::uint16_t, 8> d16;
-    const hn::FixedTag<std::uint32_t, 8> d32;
-    static_assert(kTileM == 8);
-    auto top = hn::Zero(d16);  // largest exponent field
-    const auto exponent = hn::Set(d16, 0x7f80);
-    for (std::int64_t j = 0; j < padded_rows; j += 2) {
-      for (std::int64_t k = 0; k < 2; ++k) {
-        if (j + k < count) {
-          CopyBf16Row(p.key_row(x, b, s, begin + j + k, head), x.stride_d, width, padded, half + k * padded);
-        } else {
-          std::memset(half + k * padded, 0, static_cast<std::size_t>(padded) * 2);
-        }
-      }
-      for (std::int64_t i = 0; i < padded; i += kTileM) {
-        const auto even = hn::LoadU(d16, half + i), odd = hn::LoadU(d16, half + padded + i);
-        top = hn::Max(top, hn::Max(hn::And(even, exponent), hn::And(odd, exponent)));
-        const auto word = hn::Or(hn::PromoteTo(d32, even), hn::ShiftLeft<16>(hn::PromoteTo(d32, odd)));
-        hn::StoreU(word, d32, out + i / kTileM * stride + j / 2 * kTileM);
-      }
-    }
-    return !hn::AllFalse(d16, hn::Eq(top, exponent));
-  }
-#endif
+  return panels.non_finite();
+}
+
+// The same from rows that PackRows packed.
+template <class W>
+bool PanelsFromRows(const typename W::T* rows, std::int64_t padded, std::int64_t padded_rows, typename W::T* out) {
+  PanelWriter<W> panels(padded, padded_rows, out);
+  for (std::int64_t j = 0; j < padded_rows; j += W::kPair) panels.put(rows + j * padded / W::kPair, j);
+  return panels.non_finite();
 }
 
 // Spreads the fetching of a block of keys and values over the products on the block before: packing it would otherwise

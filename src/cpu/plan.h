@@ -23,9 +23,11 @@ constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y 
 // never decrease along a tile.
 struct ForwardTask {
   std::int64_t b = 0, kv_head = 0;
+  std::int64_t kv_heads = 1;                // more than one only where few_heads() says so
   std::int64_t row_begin = 0, row_end = 0;  // in [0, q_rows * G)
   std::int64_t key_begin = 0, key_end = 0;  // of the sequence; more than one chunk only if `partial` is null
   float* partial = nullptr;                 // where keys are split: the partial result of this chunk
+  std::int64_t partial_head_stride = 0;     // f32 between the partial results of two heads
 };
 
 // The unfused method: rows [row_begin, row_end) of one kv head and all its keys. scores[key][row] with rows of all the

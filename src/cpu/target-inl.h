@@ -17,10 +17,12 @@
 #include "cpu/rows-inl.h"
 #include "cpu/keys-inl.h"
 #include "cpu/scores-inl.h"
+#include "cpu/softmax-inl.h"
 #include "cpu/decode-inl.h"
 #include "cpu/attention_fwd-inl.h"
 #include "cpu/attention_baseline-inl.h"
 #include "cpu/attention_bwd-inl.h"
+#include "model/row_ops-inl.h"
 // clang-format on
 
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -34,6 +36,7 @@ const Kernels kKernels = {
     .bf16_rate = HEDDLE_BF16_RATE,
     .forward_scratch = ForwardScratch,
     .forward = Forward,
+    .heads_together = HeadsTogether,
     .partial_floats = PartialFloats,
     .merge = Merge,
     .baseline_scratch = BaselineScratch,
@@ -46,6 +49,7 @@ const Kernels kKernels = {
     .write_gradient = WriteGradient,
     .bias_scratch = BiasScratch,
     .bias_gradient = BiasGradient,
+    .model_rows = kRowKernels,
 };
 
 }  // namespace heddle::cpu::HEDDLE_TARGET

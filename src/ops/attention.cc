@@ -114,7 +114,7 @@ std::vector<Candidate> explain(const Problem& problem, Device device, const Wish
 
 std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                         const AttentionOptions& options, const Runtime& runtime) {
-  const Check check("attention_forward_workspace");
+  const Check check("attention_forward");
   const AttentionProblem problem = checked_forward_problem(check, q, k, v, {}, {}, options);
   const int workers = workers_of(runtime);
   return choose(check, problem, q.device, Wish(check, options), workers)->workspace(problem, workers);
@@ -131,7 +131,7 @@ void attention_forward(const TensorView& q, const TensorView& k, const TensorVie
 std::size_t attention_backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                          const AttentionGradients& gradients, const AttentionOptions& options,
                                          const Runtime& runtime) {
-  const Check check("attention_backward_workspace");
+  const Check check("attention_backward");
   const AttentionBackwardProblem problem = checked_backward_problem(check, q, k, v, {}, {}, {}, {}, gradients, options);
   const int workers = workers_of(runtime);
   return choose(check, problem, q.device, Wish(check, options), workers)->workspace(problem, workers);

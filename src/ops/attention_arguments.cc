@@ -1,5 +1,6 @@
 #include "ops/attention_arguments.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -273,8 +274,9 @@ class Builder {
     check_.require(options_.window_left >= -1 && options_.window_right >= -1, "window is (", options_.window_left, ", ",
                    options_.window_right, "): each side must be at least 0, or -1 for open");
     p.causal = options_.causal;
-    p.window_left = options_.window_left;
-    p.window_right = options_.window_right;
+    // Wider than any two positions are apart is the same as open, and keeps sums with positions in range.
+    p.window_left = std::min(options_.window_left, 2 * kMaxLength);
+    p.window_right = std::min(options_.window_right, 2 * kMaxLength);
     const float drop = options_.dropout.p;
     check_.require(drop >= 0 && drop < 1, "dropout.p is ", drop, ": it must be in [0, 1)");
   }

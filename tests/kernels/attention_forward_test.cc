@@ -13,6 +13,9 @@ TEST_P(AttentionForward, MatchesReference) {
   SCOPED_TRACE(runner.data().describe());
   const std::vector<std::string> candidates = runner.candidates(Pass::forward);
   ASSERT_FALSE(candidates.empty()) << "only the reference can do this case";
+  // The reference's own candidate fits its judge: inputs, plain computation, bounds and outputs belong together.
+  const CaseResult own = runner.check_forward("reference");
+  EXPECT_TRUE(own.passed) << own.message();
   on_each_target([&] {
     for (const std::string& candidate : candidates) {
       const CaseResult result = runner.check_forward(candidate);

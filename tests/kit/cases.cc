@@ -223,6 +223,29 @@ void add_decode(Rows& rows) {
   with("dropout_alibi", {2, 4, 2, 1, 600, 32}, [](auto& c) { c.dropout = 0.25f, c.alibi = Alibi::per_head; });
   with("packed", {4, 4, 1, 3, 400, 64}, [](auto& c) { c.packed_q = c.packed_k = true; });
   with("cache_rows", {3, 4, 1, 1, 600, 64}, [](auto& c) { c.cache_batch_idx = c.seqused_k = true; });
+  with("d1", {2, 3, 3, 2, 70, 1}, plain);
+  with("d5_rows_7", {1, 1, 1, 7, 130, 5}, plain);
+  with("d31_dv129", {1, 2, 1, 3, 65, 31}, [](auto& c) { c.Dv = 129; });
+  with("d256_dv1", {1, 2, 2, 1, 97, 256}, [](auto& c) { c.Dv = 1; });
+  with("groups_of_5", {2, 5, 1, 1, 200, 96}, plain);
+  with("chunk_ends", {1, 2, 2, 1, 1024, 16}, plain);
+  with("chunk_and_one", {1, 2, 2, 1, 1025, 16}, plain);
+  with("one_key_few_rows", {2, 4, 2, 2, 1, 40}, [](auto& c) { c.causal = Causal::none; });
+  with("three_keys", {2, 4, 4, 1, 3, 17}, plain);
+  with("top_left", {2, 4, 2, 3, 80, 64}, [](auto& c) { c.causal = Causal::top_left; });
+  with("all_removed_sink", {2, 4, 2, 2, 90, 32}, [](auto& c) { c.mask = kRows, c.mask_empty = c.sink = true; });
+  with("padded_rows", {2, 4, 2, 2, 150, 33},
+       [](auto& c) { c.layout_q = c.layout_k = c.layout_o = Layout::padded_rows; });
+  with("heads_first", {2, 4, 2, 2, 150, 64},
+       [](auto& c) { c.layout_q = c.layout_k = c.layout_o = Layout::heads_first; });
+  with("reversed_k", {2, 4, 2, 1, 99, 24}, [](auto& c) { c.layout_k = Layout::reversed; });
+  with("expanded_k", {2, 4, 4, 1, 99, 24}, [](auto& c) { c.layout_k = Layout::expanded; });
+  with("paged_3_leftpad", {3, 4, 1, 1, 222, 40}, [](auto& c) { c.page_size = 3, c.leftpad = c.seqused_k = true; });
+  with("large_logits", {1, 4, 2, 2, 300, 16}, [](auto& c) { c.values = Values::large_logits; });
+  with("all_scores", {2, 4, 2, 2, 620, 24}, [](auto& c) {
+    c.window_left = 550, c.softcap = 8.0f, c.alibi = Alibi::per_batch, c.bias = kHeads, c.bias_holes = true;
+    c.mask = kBatchColumns, c.sink = c.d_lse = true, c.dropout = 0.1f;
+  });
 }
 
 // Every row in f32; round rows in both 16-bit formats also, the others in one of them in turn.

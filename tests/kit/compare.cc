@@ -29,8 +29,8 @@ std::string coordinate(std::int64_t n, const std::vector<std::int64_t>& shape) {
 }  // namespace
 
 double floor_of(const PlainTensor& plain, std::span<const double> reference, DType dtype, DType operands) {
-  double floor = 2 * roundoff(DType::f32) * plain.terms;
-  if (operands != DType::f32) floor += roundoff(operands) * plain.delta;
+  double floor = 4 * roundoff(DType::f32) * plain.terms;
+  if (operands != DType::f32) floor += 2 * roundoff(operands) * plain.delta;
   if (dtype != DType::f32) {
     double largest = 0;
     for (double x : reference) {

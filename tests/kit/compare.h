@@ -17,9 +17,10 @@ constexpr double kSoftcapGradientFactor = 3;
 // What is allowed beside a multiple of the plain computation's error, since that error may be 0 by luck or by
 // construction (one key: P = 1 exactly), where a tiled computation in the same precision still rounds. With u the unit
 // roundoff (f32 2^-24, f16 2^-11, bf16 2^-9):
-//   2 u_f32 * terms   any order of summation in f32: sums of |terms|, times the condition of the softmax's scores
+//   4 u_f32 * terms   any order of summation in f32, and lse kept in f32 between forward and backward: sums of
+//                     |terms|, times the condition of the softmax's scores
 //   u * max|result|   rounding of a 16-bit result
-//   u * delta         16-bit backward: delta = dO . O takes O as rounded by the forward
+//   2 u * delta       16-bit backward: delta = dO . O takes O as rounded by the forward; errors of rows are independent
 //   2^-24             f16: half-way rounding of subnormal results and probabilities
 // `dtype` is the result's, `operands` that of q.
 double floor_of(const PlainTensor& plain, std::span<const double> reference, DType dtype, DType operands);

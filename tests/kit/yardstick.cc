@@ -41,7 +41,7 @@ Product product(const Row& x, const Row& y) {
 int64_t total_rows(const AttentionProblem& p) { return p.cu_seqlens_q ? p.cu_seqlens_q[p.B] : p.B * p.Sq; }
 int64_t total_keys(const AttentionProblem& p) { return p.cu_seqlens_k ? p.cu_seqlens_k[p.B] : p.B * p.Sk; }
 
-// Sums of one tensor, with the sums of |terms| and of |delta terms| beside them.
+// Sums of one tensor; beside them the sums of |terms| and of the squares of what delta's rounding contributes.
 struct Sums {
   std::vector<float> value, terms, delta;
 
@@ -51,7 +51,7 @@ struct Sums {
     for (std::size_t n = 0; n < value.size(); ++n) {
       out.values.push_back(round_to(dtype, value[n]));
       out.terms = std::max<double>(out.terms, terms[n]);
-      out.delta = std::max<double>(out.delta, std::abs(delta[n]));
+      out.delta = std::max<double>(out.delta, std::sqrt(delta[n]));
     }
     return out;
   }
@@ -142,6 +142,13 @@ void each_head(const AttentionProblem& p, const Visit& visit) {
   }
 }
 
+float square(float x) { return x * x; }
+
+// Natural index of the first entry of dbias that row i adds to.
+int64_t bias_row(const AttentionBackwardProblem& p, int64_t b, int64_t h, int64_t i) {
+  return ((b % p.bias_batch * p.bias_heads + h % p.bias_heads) * p.bias_rows + i % p.bias_rows) * p.bias_columns;
+}
+
 struct BackwardSums {
   Sums dq, dk, dv, dbias, dsink;
 };
@@ -164,26 +171,30 @@ void backward_row(const AttentionBackwardProblem& p, const Head& head, int64_t i
     delta_terms += softmax.p[j] * dp_terms[j];
     for (int64_t d = 0; d < p.Dv; ++d) o[d] += softmax.p[j] * softmax.keep[j] * head.v[j][d];
   }
-  const float o_terms = product(d_o, o).terms;  // |change of delta| per relative error of O
+  float squares = 0;
+  for (int64_t d = 0; d < p.Dv; ++d) squares += d_o[d] * o[d] * d_o[d] * o[d];
+  const float delta_error = std::sqrt(squares);  // of delta = dO . O, in roundoffs of O
+  Row dq_error(p.D), dbias_error(p.bias_columns);
 
   out.dsink.value[h] += softmax.sink * (d_lse - delta);
   out.dsink.terms[h] += softmax.condition * softmax.sink * (std::abs(d_lse) + delta_terms);
-  out.dsink.delta[h] += softmax.sink * o_terms;
+  out.dsink.delta[h] += square(softmax.sink * delta_error);
   for (int64_t j = 0; j < sk; ++j) {
     const float probability = softmax.p[j];
     if (probability == 0) continue;
     const float ds = round_to(p.dtype, probability * (dp[j] - delta + d_lse));
     const float ds_terms = softmax.condition * probability * (dp_terms[j] + delta_terms + std::abs(d_lse));
     const float scaled = round_to(p.dtype, ds * softmax.slope[j]);
-    const float scaled_terms = ds_terms * std::abs(p.scale), scaled_delta = probability * o_terms * softmax.slope[j];
+    const float scaled_terms = ds_terms * std::abs(p.scale),
+                scaled_error = probability * delta_error * softmax.slope[j];
     const int64_t dq = (head.row(i) * p.H + h) * p.D, dk = (head.key(j) * p.Hkv + h / p.G) * p.D;
     for (int64_t d = 0; d < p.D; ++d) {
       out.dq.value[dq + d] += scaled * head.k[j][d];
       out.dq.terms[dq + d] += scaled_terms * std::abs(head.k[j][d]);
-      out.dq.delta[dq + d] += scaled_delta * head.k[j][d];
+      dq_error[d] += scaled_error * head.k[j][d];
       out.dk.value[dk + d] += scaled * q[d];
       out.dk.terms[dk + d] += scaled_terms * std::abs(q[d]);
-      out.dk.delta[dk + d] += std::abs(scaled_delta * q[d]);
+      out.dk.delta[dk + d] += square(scaled_error * q[d]);
     }
     const float dropped = round_to(p.dtype, probability * softmax.keep[j]);
     const int64_t dv = (head.key(j) * p.Hkv + h / p.G) * p.Dv;
@@ -192,13 +203,16 @@ void backward_row(const AttentionBackwardProblem& p, const Head& head, int64_t i
       out.dv.terms[dv + d] += softmax.condition * dropped * std::abs(d_o[d]);
     }
     if (p.dbias) {
-      const int64_t bias_b = b % p.bias_batch, bias_h = h % p.bias_heads, bias_i = i % p.bias_rows;
-      const int64_t at =
-          ((bias_b * p.bias_heads + bias_h) * p.bias_rows + bias_i) * p.bias_columns + j % p.bias_columns;
+      const int64_t at = bias_row(p, b, h, i) + j % p.bias_columns;
       out.dbias.value[at] += ds;
       out.dbias.terms[at] += ds_terms;
-      out.dbias.delta[at] += probability * o_terms;
+      dbias_error[j % p.bias_columns] += probability * delta_error;
     }
+  }
+  for (int64_t d = 0; d < p.D; ++d) out.dq.delta[(head.row(i) * p.H + h) * p.D + d] += square(dq_error[d]);
+  if (p.dbias) {
+    const int64_t at = bias_row(p, b, h, i);
+    for (int64_t j = 0; j < p.bias_columns; ++j) out.dbias.delta[at + j] += square(dbias_error[j]);
   }
 }
 

@@ -16,7 +16,7 @@ namespace heddle::kit {
 struct PlainTensor {
   std::vector<double> values;
   double terms = 0;  // largest sum of |terms| of an element, weighted by the condition of its scores; see floor_of()
-  double delta = 0;  // largest |change| of an element per unit relative error of O inside delta = dO . O
+  double delta = 0;  // largest root of the sum of squares that rounding O inside delta = dO . O adds to an element
 };
 
 struct PlainForward {

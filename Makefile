@@ -1,0 +1,20 @@
+# The habits. Each is one line over the CMake presets and scripts/.
+ACCURACY ?= 1e-2
+BUDGET ?= 570
+
+.PHONY: demo test bench format setup
+
+demo: ## build, run the encoder and the sweeps, write report/index.html; ACCURACY: relative error allowed; BUDGET: seconds in all
+	scripts/demo.sh --accuracy $(ACCURACY) --budget $(BUDGET)
+
+test: ## build from clean and run every test, C++ and Python
+	scripts/test.sh
+
+bench: ## benchmarks against torch and OpenBLAS; never part of the tests
+	scripts/bench.sh
+
+format: ## clang-format over the C++ sources
+	git ls-files '*.h' '*.cc' | xargs clang-format -i
+
+setup: ## install what the others need
+	scripts/setup.sh

@@ -1,0 +1,171 @@
+"""The calls that attention_bench.py times: Heddle's, torch's, and OpenBLAS' sgemm, for one row of shapes.json.
+
+Each row gives a dict of name -> call, and a dict of name -> output for a comparison of results before anything is timed.
+Everybody gets the layout of their own signature: Heddle [B, S, H, D] or packed [total, H, D], torch [B, H, S, D], all
+contiguous and made beforehand.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import dataclasses
+import os
+from collections.abc import Callable
+
+# OpenBLAS' threads otherwise spin for a while after each product and steal the cores of whoever comes next.
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
+import heddle
+import torch
+import torch.nn.functional as F
+
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+@dataclasses.dataclass
+class Row:
+    """One line of the table: what is timed, how much arithmetic it is, and the goal."""
+
+    group: str
+    name: str  # "forward B1 H8 S512 D64 f32"
+    dtype: str
+    flops: float
+    goal: float
+    shape: list
+    calls: Callable[[], dict[str, Callable[[], object]]]  # made only when the row runs
+    rate: bool = False  # the goal is a share of sgemm's rate and not of torch's time
+    rival: str | None = None  # whom the goal is about; None: whoever is fastest
+
+
+def random(*shape, dtype, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def heddle_layout(x):
+    """[B, H, S, D] to a contiguous [B, S, H, D]."""
+    return x.transpose(1, 2).contiguous()
+
+
+def dense(shape, dtype, causal, backward):
+    B, H, S, D = shape
+    q, k, v, d_o = (random(B, H, S, D, dtype=DTYPES[dtype], seed=i) for i in range(4))
+    hq, hk, hv, hd_o = map(heddle_layout, (q, k, v, d_o))
+    how = "top_left" if causal else "none"
+    if not backward:
+        return {
+            "heddle": lambda: heddle.attention(hq, hk, hv, causal=how).transpose(1, 2),
+            "torch": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=causal),
+        }
+    for x in (q, k, v, hq, hk, hv):
+        x.requires_grad_(True)
+    o = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    ho = heddle.attention(hq, hk, hv, causal=how)
+    return {
+        "heddle": lambda: torch.autograd.grad(ho, (hq, hk, hv), hd_o, retain_graph=True)[0].transpose(1, 2),
+        "torch": lambda: torch.autograd.grad(o, (q, k, v), d_o, retain_graph=True)[0],
+    }
+
+
+def packed(shape, dtype):
+    """Documents of different lengths: Heddle packed; torch padded with a mask, and one call for each document."""
+    H, D, lengths = shape
+    longest, total = max(lengths), sum(lengths)
+    q, k, v = (random(total, H, D, dtype=DTYPES[dtype], seed=i) for i in range(3))
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+    documents = [[x[a:b].transpose(0, 1).contiguous()[None] for x in (q, k, v)] for a, b in zip(cu, cu[1:])]
+
+    def padded(parts):
+        out = torch.zeros(len(lengths), H, longest, D, dtype=DTYPES[dtype])
+        for b, part in enumerate(parts):
+            out[b, :, : part.shape[2]] = part[0]
+        return out
+
+    pq, pk, pv = (padded([d[i] for d in documents]) for i in range(3))
+    same = all(n == longest for n in lengths)
+    mask = None if same else (torch.arange(longest)[None] < torch.tensor(lengths)[:, None])[:, None, None]
+
+    def unpadded(out):
+        return torch.cat([out[b, :, :n].transpose(0, 1) for b, n in enumerate(lengths)])
+
+    # The comparison of results needs one layout; its cost stays out of the timing.
+    calls = {
+        "heddle": lambda: heddle.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest,
+                                           max_seqlen_k=longest),  # fmt: skip
+        "torch padded": lambda: F.scaled_dot_product_attention(pq, pk, pv, attn_mask=mask),
+        "torch one by one": lambda: [F.scaled_dot_product_attention(*d) for d in documents],
+    }
+    return calls, {
+        "torch padded": unpadded,
+        "torch one by one": lambda outs: torch.cat([o[0].transpose(0, 1) for o in outs]),
+    }
+
+
+def decode(shape, dtype):
+    """One query row over a long cache; torch once with enable_gqa, and once with the group folded into query rows."""
+    B, H, Hkv, Sk, D = shape
+    q = random(B, H, 1, D, dtype=DTYPES[dtype], seed=0)
+    k, v = (random(B, Hkv, Sk, D, dtype=DTYPES[dtype], seed=i) for i in (1, 2))
+    hq, hk, hv = map(heddle_layout, (q, k, v))
+    folded = q.reshape(B, Hkv, H // Hkv, D)
+    return {
+        "heddle": lambda: heddle.attention(hq, hk, hv).transpose(1, 2),
+        "torch enable_gqa": lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True),
+        "torch folded": lambda: F.scaled_dot_product_attention(folded, k, v),
+    }, {"torch folded": lambda out: out.reshape(B, H, 1, D)}
+
+
+class Sgemm:
+    """OpenBLAS' sgemm, n x n x n, on `threads` threads."""
+
+    def __init__(self, threads, n=2048):
+        path = ctypes.util.find_library("openblas")
+        if path is None:
+            raise RuntimeError("OpenBLAS is not installed: apt-get install libopenblas0")
+        self.library = ctypes.CDLL(path)
+        self.library.openblas_get_corename.restype = ctypes.c_char_p
+        self.core = self.library.openblas_get_corename().decode()
+        self.library.openblas_set_num_threads(threads)
+        self.n, self.flops = n, 2.0 * n**3
+        self.a, self.b, self.c = (random(n, n, dtype=torch.float32, seed=i) for i in range(3))
+
+    def __call__(self):
+        row_major, no_transpose, n = 101, 111, self.n
+        self.library.cblas_sgemm(
+            row_major, no_transpose, no_transpose, n, n, n, ctypes.c_float(1.0), ctypes.c_void_p(self.a.data_ptr()), n,
+            ctypes.c_void_p(self.b.data_ptr()), n, ctypes.c_float(0.0), ctypes.c_void_p(self.c.data_ptr()), n,
+        )  # fmt: skip
+        return self.c
+
+
+def forward_flops(B, H, Sq, Sk, D, causal=False):
+    pairs = Sq * (Sq + 1) / 2 if causal else Sq * Sk
+    return 4.0 * B * H * pairs * D
+
+
+def make_row(group, shape, dtype, threads):
+    """The row of one shape of a group of shapes.json."""
+    kind, causal = group["kind"], group.get("causal", False)
+    backward = group["pass"] == "backward"
+    goal = group["goal"]
+    if kind == "packed":
+        H, D, lengths = shape
+        name = f"H{H} D{D} {len(lengths)} documents of {min(lengths)}..{max(lengths)}"
+        flops = sum(forward_flops(1, H, n, n, D) for n in lengths)
+        calls = lambda: packed(shape, dtype)  # noqa: E731
+    elif kind == "decode":
+        B, H, Hkv, Sk, D = shape
+        name = f"B{B} H{H}/{Hkv} Sk{Sk} D{D}"
+        flops = forward_flops(B, H, 1, Sk, D)
+        calls = lambda: decode(shape, dtype)  # noqa: E731
+    else:
+        B, H, S, D = shape
+        name = f"B{B} H{H} S{S} D{D}"
+        flops = forward_flops(B, H, S, S, D, causal) * (2.5 if backward else 1.0)
+        goal = goal[str(S)] if isinstance(goal, dict) else goal
+        if kind == "sgemm":
+            calls = lambda: ({"heddle": dense(shape, dtype, causal, False)["heddle"], "sgemm": Sgemm(threads)}, {})  # noqa: E731
+        else:
+            calls = lambda: (dense(shape, dtype, causal, backward), {})  # noqa: E731
+    return Row(group["name"], f"{group['name']} {name} {dtype}", dtype, flops, goal, shape, calls, kind == "sgemm",
+               group.get("rival"))  # fmt: skip

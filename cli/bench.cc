@@ -1,0 +1,207 @@
+// heddle bench: how fast attention runs here.
+#include <algorithm>
+#include <chrono>
+#include <iostream>
+#include <memory>
+
+#include "heddle/error.h"
+#include "machine.h"
+#include "output.h"
+#include "problem.h"
+#include "verbs.h"
+
+namespace heddle::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Timing {
+  double median = 0, low = 0, high = 0;  // seconds; low and high are the 10th and 90th percentile
+  int runs = 0;
+};
+
+// Runs `call` once to warm up and then for at least `seconds`, but at least 5 times.
+template <class Call>
+Timing measure(const Call& call, double seconds) {
+  call();
+  std::vector<double> times;
+  for (double total = 0; times.size() < 5 || total < seconds;) {
+    const auto begin = Clock::now();
+    call();
+    times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
+    total += times.back();
+  }
+  std::sort(times.begin(), times.end());
+  const std::size_t n = times.size();
+  return {times[n / 2], times[n / 10], times[n - 1 - n / 10], static_cast<int>(n)};
+}
+
+struct Row {
+  ProblemFlags problem;
+  Pass pass;
+  std::string candidate;
+  std::size_t workspace;
+  Timing timing;
+};
+
+Row run_one(const ProblemFlags& problem, Pass pass, double seconds) {
+  const bool backward = pass == Pass::backward;
+  ProblemTensors t(problem, backward ? ProblemTensors::Memory::backward : ProblemTensors::Memory::forward);
+  Row row{problem, pass, "", 0, {}};
+  for (const Candidate& c : explain_attention(t.q, t.k, t.v, t.options, pass)) {
+    if (c.chosen) row.candidate = c.name;
+  }
+  WorkspaceBuffer buffer, backward_buffer;
+  Runtime runtime;
+  // A candidate forced by name may exist for one pass only; o and lse then come from the free choice.
+  AttentionOptions forward_options = t.options;
+  if (backward) forward_options.force = forward_options.method = "";
+  const std::size_t forward_bytes = attention_forward_workspace(t.q, t.k, t.v, forward_options);
+  runtime.workspace = buffer.get(forward_bytes);
+  const auto forward = [&] { attention_forward(t.q, t.k, t.v, t.o, t.lse, forward_options, runtime); };
+  if (!backward) {
+    row.workspace = forward_bytes;
+    row.timing = measure(forward, seconds);
+    return row;
+  }
+  forward();
+  row.workspace = attention_backward_workspace(t.q, t.k, t.v, t.gradients, t.options);
+  runtime.workspace = backward_buffer.get(row.workspace);
+  row.timing = measure(
+      [&] { attention_backward(t.q, t.k, t.v, t.o, t.lse, t.d_o, {}, t.gradients, t.options, runtime); }, seconds);
+  return row;
+}
+
+// The shapes that are run when none is given: prefill, causal, grouped heads, decode and an encoder's short sequences.
+std::vector<ProblemFlags> built_in_table(const ProblemFlags& given) {
+  struct Shape {
+    std::int64_t B, H, Hkv, Sq, Sk, D;
+    const char* causal;
+  };
+  constexpr Shape kShapes[] = {
+      {1, 8, 8, 512, 512, 64, "none"},         {1, 8, 8, 2048, 2048, 64, "none"},
+      {1, 8, 8, 2048, 2048, 64, "top_left"},   {1, 8, 8, 1024, 1024, 128, "none"},
+      {1, 8, 8, 4096, 4096, 128, "none"},      {1, 8, 8, 4096, 4096, 128, "top_left"},
+      {1, 32, 8, 1024, 1024, 128, "top_left"}, {8, 12, 12, 128, 128, 32, "none"},
+      {4, 12, 12, 512, 512, 32, "none"},       {1, 32, 8, 1, 4096, 128, "none"},
+      {1, 32, 8, 1, 32768, 128, "none"},
+  };
+  std::vector<ProblemFlags> table;
+  for (const Shape& s : kShapes) {
+    ProblemFlags problem = given;
+    problem.batch = s.B;
+    problem.heads = s.H;
+    problem.kv_heads = s.Hkv;
+    problem.length_q = s.Sq;
+    problem.length_k = s.Sk;
+    problem.head_size = s.D;
+    problem.head_size_v = 0;
+    problem.options.causal = s.causal;
+    table.push_back(problem);
+  }
+  return table;
+}
+
+struct Bench {
+  CommonFlags common;
+  ProblemFlags problem;
+  std::string pass = "forward";
+  std::vector<std::string> dtypes;
+  double seconds = 0.5;
+  const CLI::App* verb = nullptr;
+
+  bool shape_given() const {
+    for (const char* flag : {"--batch", "--heads", "--kv-heads", "--length", "--keys", "--head-size", "--head-size-v",
+                             "--page-size", "--packed", "--causal"}) {
+      if (verb->count(flag) > 0) return true;
+    }
+    return false;
+  }
+
+  void run() const {
+    common.apply();
+    const double peak = measured_peak_flops(num_threads());
+    std::vector<ProblemFlags> problems = shape_given() ? std::vector{problem} : built_in_table(problem);
+    std::vector<Pass> passes;
+    if (pass != "backward") passes.push_back(Pass::forward);
+    if (pass != "forward") passes.push_back(Pass::backward);
+    std::vector<std::string> kinds = dtypes;
+    if (kinds.empty())
+      kinds = shape_given() ? std::vector<std::string>{"f32"} : std::vector<std::string>{"f32", "bf16"};
+    std::vector<Row> rows;
+    for (ProblemFlags& p : problems) {
+      for (const std::string& dtype : kinds) {
+        p.dtype = dtype;
+        // Backward of one query row over a long cache is nobody's training step.
+        for (const Pass which : passes) {
+          if (which == Pass::backward && !shape_given() && p.length_q == 1) continue;
+          rows.push_back(run_one(p, which, seconds));
+        }
+      }
+    }
+    common.json ? print_json(rows, peak) : print_text(rows, peak);
+  }
+
+  static double rate(const Row& row) { return flops(row.problem, row.pass) / row.timing.median; }
+
+  void print_json(const std::vector<Row>& rows, double peak) const {
+    Json out = {{"processor", machine().model}, {"threads", num_threads()}, {"target", cpu_target()},
+                {"version", version()},         {"peak_flops", peak},       {"rows", Json::array()}};
+    for (const Row& row : rows) {
+      out["rows"].push_back({{"problem", row.problem.json()},
+                             {"pass", row.pass == Pass::forward ? "forward" : "backward"},
+                             {"candidate", row.candidate},
+                             {"workspace_bytes", row.workspace},
+                             {"seconds", row.timing.median},
+                             {"seconds_p10", row.timing.low},
+                             {"seconds_p90", row.timing.high},
+                             {"runs", row.timing.runs},
+                             {"flops", rate(row)},
+                             {"fraction_of_peak", rate(row) / peak}});
+    }
+    std::cout << out.dump(2) << '\n';
+  }
+
+  void print_text(const std::vector<Row>& rows, double peak) const {
+    std::cout << machine().model << ", " << num_threads() << " threads, " << cpu_target() << ", measured f32 peak "
+              << fixed(peak / 1e9, 0) << " GFLOP/s\n\n";
+    Table table({{"problem"},
+                 {"dtype"},
+                 {"pass"},
+                 {"candidate"},
+                 {"median", Align::right},
+                 {"p10", Align::right},
+                 {"p90", Align::right},
+                 {"runs", Align::right},
+                 {"GFLOP/s", Align::right},
+                 {"of f32 peak", Align::right}});
+    for (const Row& row : rows) {
+      table.add({row.problem.name(), name_of(dtype_named(row.problem.dtype)),
+                 row.pass == Pass::forward ? "forward" : "backward", row.candidate, seconds_text(row.timing.median),
+                 seconds_text(row.timing.low), seconds_text(row.timing.high), std::to_string(row.timing.runs),
+                 fixed(rate(row) / 1e9, 1), fixed(100 * rate(row) / peak, 0) + " %"});
+    }
+    table.print();
+  }
+};
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand("bench", "Time attention for one shape, or for the built-in table");
+  const auto self = std::make_shared<Bench>();
+  self->verb = verb;
+  self->common.add_to(*verb);
+  self->problem.add_to(*verb);
+  verb->remove_option(verb->get_option("--dtype"));
+  verb->add_option("-t,--dtype", self->dtypes, "f32, f16 or bf16, one or more (default: f32; of the table: f32 bf16)");
+  verb->add_option("--pass", self->pass, "forward, backward or both")
+      ->check(CLI::IsMember({"forward", "backward", "both"}))
+      ->capture_default_str();
+  verb->add_option("--seconds", self->seconds, "Time to spend on each row")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 600.0));
+  verb->callback([self] { self->run(); });
+}
+
+}  // namespace heddle::cli

@@ -1,0 +1,198 @@
+// heddle check: candidates against the reference, over the tests' case table.
+#include <algorithm>
+#include <iostream>
+#include <limits>
+#include <memory>
+
+#include "heddle/error.h"
+#include "heddle/runtime.h"
+#include "kit/cases.h"
+#include "kit/run_case.h"
+#include "output.h"
+#include "problem.h"
+#include "verbs.h"
+
+namespace heddle::cli {
+namespace {
+
+struct Verdict {
+  kit::CaseResult result;
+  kit::Purpose purpose;
+  std::string target;
+
+  // The tensor that fails, or else the one that comes closest to its bound.
+  const kit::Comparison* tightest() const {
+    const kit::Comparison* worst = nullptr;
+    for (const kit::Comparison& tensor : result.tensors) {
+      if (worst == nullptr || share(tensor) > share(*worst)) worst = &tensor;
+    }
+    return worst;
+  }
+  static double share(const kit::Comparison& tensor) {
+    if (!tensor.passed) return std::numeric_limits<double>::infinity();
+    return tensor.bound > 0 ? tensor.error / tensor.bound : 0;
+  }
+};
+
+struct CheckVerb {
+  CommonFlags common;
+  std::vector<std::string> purposes, names, candidates, dtypes;
+  std::string pass = "both";
+  bool all_targets = false, list = false;
+
+  std::vector<const kit::AttentionCase*> selection() const {
+    std::vector<DType> wanted;
+    for (const std::string& dtype : dtypes) wanted.push_back(dtype_named(dtype));
+    std::vector<const kit::AttentionCase*> cases;
+    for (const kit::AttentionCase& spec : kit::attention_cases()) {
+      const auto contained = [&](const std::string& part) { return spec.name.find(part) != std::string::npos; };
+      if (!purposes.empty() && std::ranges::find(purposes, kit::name_of(spec.purpose)) == purposes.end()) continue;
+      if (!names.empty() && std::ranges::none_of(names, contained)) continue;
+      if (!wanted.empty() && std::ranges::find(wanted, spec.dtype) == wanted.end()) continue;
+      cases.push_back(&spec);
+    }
+    if (cases.empty()) throw Error("no case of the table is left by --purpose, --name and --dtype");
+    return cases;
+  }
+
+  // The candidates of a case to check: those it has, or those asked for. One asked for that refuses the case is left
+  // out.
+  std::vector<std::string> wanted(const std::vector<std::string>& there) const {
+    std::vector<std::string> chosen;
+    for (const std::string& name : there) {
+      if (candidates.empty() || std::ranges::find(candidates, name) != candidates.end()) chosen.push_back(name);
+    }
+    return chosen;
+  }
+
+  std::vector<Verdict> run_all(const std::vector<const kit::AttentionCase*>& cases) const {
+    std::vector<Pass> passes;
+    if (pass != "backward") passes.push_back(Pass::forward);
+    if (pass != "forward") passes.push_back(Pass::backward);
+    const std::vector<std::string> targets = all_targets ? cpu_targets() : std::vector{cpu_target()};
+    std::vector<Verdict> verdicts;
+    for (const kit::AttentionCase* spec : cases) {
+      kit::CaseRunner runner(*spec);  // the answers are computed once, whatever is judged by them
+      for (const Pass which : passes) {
+        if (which == Pass::backward && !spec->has_backward()) continue;
+        for (const std::string& target : targets) {
+          set_cpu_target(target);
+          for (const std::string& name : wanted(runner.candidates(which))) {
+            verdicts.push_back({runner.check(which, name), spec->purpose, target});
+          }
+        }
+      }
+    }
+    if (verdicts.empty()) throw Error("none of the chosen cases has a candidate to check: see `heddle explain`");
+    return verdicts;
+  }
+
+  void run() const {
+    common.apply();
+    const auto cases = selection();
+    if (list) {
+      print_list(cases);
+      return;
+    }
+    const std::vector<Verdict> verdicts = run_all(cases);
+    const auto failed = std::ranges::count_if(verdicts, [](const Verdict& v) { return !v.result.passed; });
+    common.json ? print_json(verdicts, failed) : print_text(verdicts, failed);
+    if (failed > 0) throw CLI::RuntimeError(1);
+  }
+
+  // Without the name that the line begins with.
+  static std::string described(const kit::AttentionCase& spec) {
+    const std::string line = kit::CaseData(spec).describe();
+    return line.rfind(spec.name + ": ", 0) == 0 ? line.substr(spec.name.size() + 2) : line;
+  }
+
+  void print_list(const std::vector<const kit::AttentionCase*>& cases) const {
+    if (common.json) {
+      Json out = Json::array();
+      for (const auto* spec : cases) out.push_back({{"name", spec->name}, {"purpose", kit::name_of(spec->purpose)}});
+      std::cout << out.dump(2) << '\n';
+      return;
+    }
+    Table table({{"case"}, {"purpose"}, {"what"}});
+    for (const auto* spec : cases) {
+      table.add({spec->name, kit::name_of(spec->purpose), described(*spec)});
+    }
+    table.print();
+  }
+
+  static const char* name_of_pass(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
+
+  static void print_json(const std::vector<Verdict>& verdicts, std::int64_t failed) {
+    Json out = {
+        {"checked", verdicts.size()}, {"failed", failed}, {"threads", num_threads()}, {"results", Json::array()}};
+    for (const Verdict& v : verdicts) {
+      Json tensors = Json::object();
+      for (const kit::Comparison& tensor : v.result.tensors) {
+        tensors[tensor.tensor] = {
+            {"error", tensor.error}, {"bound", tensor.bound},   {"plain_error", tensor.plain_error},
+            {"floor", tensor.floor}, {"passed", tensor.passed}, {"compared", tensor.compared}};
+      }
+      Json entry = {{"case", v.result.case_name},
+                    {"purpose", kit::name_of(v.purpose)},
+                    {"pass", name_of_pass(v.result.pass)},
+                    {"candidate", v.result.candidate},
+                    {"target", v.target},
+                    {"passed", v.result.passed},
+                    {"seconds", v.result.seconds},
+                    {"tensors", tensors}};
+      if (!v.result.passed) entry["message"] = v.result.message();
+      out["results"].push_back(entry);
+    }
+    std::cout << out.dump(2) << '\n';
+  }
+
+  static void print_text(const std::vector<Verdict>& verdicts, std::int64_t failed) {
+    Table table({{"case"},
+                 {"pass"},
+                 {"candidate"},
+                 {"target"},
+                 {"verdict"},
+                 {"tensor"},
+                 {"error", Align::right},
+                 {"bound", Align::right},
+                 {"time", Align::right}});
+    const auto number = [](double value) {
+      char text[32];
+      std::snprintf(text, sizeof text, "%.2e", value);
+      return std::string(text);
+    };
+    for (const Verdict& v : verdicts) {
+      const kit::Comparison* tensor = v.tightest();
+      table.add({v.result.case_name, name_of_pass(v.result.pass), v.result.candidate, v.target,
+                 v.result.passed ? green("ok") : red("FAILED"), tensor != nullptr ? tensor->tensor : "-",
+                 tensor != nullptr ? number(tensor->error) : "-", tensor != nullptr ? number(tensor->bound) : "-",
+                 seconds_text(v.result.seconds)});
+    }
+    table.print();
+    for (const Verdict& v : verdicts) {
+      if (!v.result.passed) std::cout << '\n' << v.target << ": " << v.result.message() << '\n';
+    }
+    std::cout << '\n' << verdicts.size() << " checks, " << failed << " failed\n";
+  }
+};
+
+}  // namespace
+
+void add_check(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand("check", "Candidates against the reference, over the case table");
+  const auto self = std::make_shared<CheckVerb>();
+  self->common.add_to(*verb);
+  verb->add_option("--purpose", self->purposes, "Only cases of these purposes: round, odd, corner, feature, decode")
+      ->check(CLI::IsMember({"round", "odd", "corner", "feature", "decode"}));
+  verb->add_option("--name", self->names, "Only cases whose name contains one of these");
+  verb->add_option("--dtype", self->dtypes, "Only cases of these dtypes");
+  verb->add_option("--candidate", self->candidates, "Only these candidates (default: all but the reference)");
+  verb->add_option("--pass", self->pass, "forward, backward or both")
+      ->check(CLI::IsMember({"forward", "backward", "both"}))
+      ->capture_default_str();
+  verb->add_flag("--all-targets", self->all_targets, "With every SIMD target that runs here, one after the other");
+  verb->add_flag("--list", self->list, "List the cases and run none");
+  verb->callback([self] { self->run(); });
+}
+
+}  // namespace heddle::cli

@@ -1,0 +1,64 @@
+// heddle explain: which candidates could serve a problem, why not the others, and which one would run.
+#include <iostream>
+#include <memory>
+
+#include "output.h"
+#include "problem.h"
+#include "verbs.h"
+
+namespace heddle::cli {
+namespace {
+
+struct Explain {
+  CommonFlags common;
+  ProblemFlags problem;
+  std::string pass = "forward";
+
+  void run() const {
+    common.apply();
+    const ProblemTensors tensors(problem, ProblemTensors::Memory::none);
+    const Pass which = pass == "forward" ? Pass::forward : Pass::backward;
+    const auto candidates = explain_attention(tensors.q, tensors.k, tensors.v, tensors.options, which);
+    if (common.json) {
+      Json out = {{"problem", problem.json()}, {"pass", pass}, {"threads", num_threads()}, {"target", cpu_target()}};
+      out["candidates"] = Json::array();
+      for (const Candidate& c : candidates) {
+        Json entry = {{"name", c.name}, {"method", c.method}, {"supported", c.supported}, {"chosen", c.chosen}};
+        if (!c.reason.empty()) entry["reason"] = c.reason;
+        if (c.supported) {
+          entry["estimated_seconds"] = c.seconds;
+          entry["workspace_bytes"] = c.workspace;
+        }
+        out["candidates"].push_back(entry);
+      }
+      std::cout << out.dump(2) << '\n';
+      return;
+    }
+    std::cout << problem.name() << ", " << name_of(dtype_named(problem.dtype)) << ", " << pass << ", " << num_threads()
+              << " threads, " << cpu_target() << "\n\n";
+    Table table({{"candidate"}, {"method"}, {"estimate", Align::right}, {"workspace", Align::right}, {"verdict"}});
+    for (const Candidate& c : candidates) {
+      table.add({c.name, c.method, c.supported ? seconds_text(c.seconds) : "-",
+                 c.supported ? bytes_text(static_cast<double>(c.workspace)) : "-",
+                 c.chosen           ? green("chosen")
+                 : c.reason.empty() ? "possible"
+                                    : c.reason});
+    }
+    table.print();
+  }
+};
+
+}  // namespace
+
+void add_explain(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand("explain", "Say which kernel would run for a problem, and why");
+  const auto self = std::make_shared<Explain>();
+  self->common.add_to(*verb);
+  self->problem.add_to(*verb);
+  verb->add_option("--pass", self->pass, "forward or backward")
+      ->check(CLI::IsMember({"forward", "backward"}))
+      ->capture_default_str();
+  verb->callback([self] { self->run(); });
+}
+
+}  // namespace heddle::cli

@@ -1,0 +1,163 @@
+// heddle run: attention over tensors in files.
+#include <chrono>
+#include <iostream>
+#include <list>
+#include <memory>
+#include <optional>
+
+#include "heddle/error.h"
+#include "heddle/safetensors.h"
+#include "npy.h"
+#include "output.h"
+#include "problem.h"
+#include "verbs.h"
+
+namespace heddle::cli {
+namespace {
+
+struct Input {
+  const char* name;  // in a safetensors file; the flag is --name with dashes
+  const char* help;
+  TensorView AttentionOptions::*option;  // null for q, k and v
+};
+
+constexpr Input kInputs[] = {
+    {"q", "Queries [B, Sq, H, D], packed [total, H, D]", nullptr},
+    {"k", "Keys [B, Sk, Hkv, D], packed [total, Hkv, D], paged [pages, page_size, Hkv, D]", nullptr},
+    {"v", "Values, as k with Dv", nullptr},
+    {"bias", "Additive bias [B|1, H|1, Sq|1, Sk|1]", &AttentionOptions::bias},
+    {"mask", "Boolean mask, true = attend, [B|1, H|1, Sq|1, Sk|1]", &AttentionOptions::mask},
+    {"sink", "One logit a head, f32 [H]", &AttentionOptions::sink},
+    {"alibi_slopes", "f32 [H] or [B, H]", &AttentionOptions::alibi_slopes},
+    {"cu_seqlens_q", "int32 [B + 1]: q is packed", &AttentionOptions::cu_seqlens_q},
+    {"cu_seqlens_k", "int32 [B + 1]: k and v are packed", &AttentionOptions::cu_seqlens_k},
+    {"seqused_q", "int32 [B]: rows in use", &AttentionOptions::seqused_q},
+    {"seqused_k", "int32 [B]: keys in use", &AttentionOptions::seqused_k},
+    {"page_table", "int32 [B, max_pages]: k and v are paged", &AttentionOptions::page_table},
+    {"cache_batch_idx", "int32 [B]: row of k and v that each sequence reads", &AttentionOptions::cache_batch_idx},
+    {"cache_leftpad", "int32 [B]: slots to skip", &AttentionOptions::cache_leftpad},
+};
+
+std::string flag_of(const char* name) {
+  std::string flag = std::string("--") + name;
+  for (std::size_t i = 2; i < flag.size(); ++i) flag[i] = flag[i] == '_' ? '-' : flag[i];
+  return flag;
+}
+
+class Run {
+ public:
+  void add_to(CLI::App& app) {
+    common_.add_to(app);
+    app.add_option("--tensors", tensors_file_,
+                   "safetensors file with tensors named q, k, v, bias, ... as the flags below");
+    for (std::size_t i = 0; i < std::size(kInputs); ++i) {
+      app.add_option(flag_of(kInputs[i].name), files_[i], std::string(kInputs[i].help) + "; .npy file")
+          ->group("Tensors");
+    }
+    app.add_option("-t,--dtype", dtype_, "Convert q, k and v to f32, f16 or bf16 first (default: as they are)");
+    app.add_option("-o,--out", out_, "Where o goes, .npy (bf16 is written as f32)")->required();
+    app.add_option("--lse", lse_, "Where the log-sum-exp goes, .npy f32");
+    options_.add_to(app);
+  }
+
+  void run() {
+    common_.apply();
+    AttentionOptions options;
+    options_.fill(options);
+    std::optional<SafeTensors> file;
+    if (!tensors_file_.empty()) file = SafeTensors::open(tensors_file_);
+    TensorView qkv[3];
+    for (std::size_t i = 0; i < std::size(kInputs); ++i) {
+      TensorView view = load(i, file);
+      if (kInputs[i].option != nullptr) {
+        options.*kInputs[i].option = view;
+        continue;
+      }
+      if (!view.given()) {
+        throw Error(std::string(kInputs[i].name) + " is missing: give " + flag_of(kInputs[i].name) +
+                    " FILE.npy, or --tensors FILE.safetensors with a tensor of that name");
+      }
+      if (!dtype_.empty()) view = owned_.emplace_back(converted(view, dtype_named(dtype_))).view();
+      qkv[i] = view;
+    }
+    compute(qkv[0], qkv[1], qkv[2], options);
+  }
+
+ private:
+  TensorView load(std::size_t i, const std::optional<SafeTensors>& file) {
+    const bool in_file = file && file->contains(kInputs[i].name);
+    if (!files_[i].empty()) {
+      if (in_file) {
+        throw Error(std::string(kInputs[i].name) + " is given twice: by " + flag_of(kInputs[i].name) + " and in " +
+                    tensors_file_);
+      }
+      return owned_.emplace_back(read_npy(files_[i])).view();
+    }
+    return in_file ? file->tensor(kInputs[i].name) : TensorView();
+  }
+
+  void compute(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options) {
+    const auto candidates = explain_attention(q, k, v, options);  // checks the arguments before anything is allocated
+    std::string chosen;
+    for (const Candidate& c : candidates) {
+      if (c.chosen) chosen = c.name;
+    }
+    std::vector<std::int64_t> shape(q.shape.begin(), q.shape.begin() + q.rank);
+    shape.back() = v.shape[v.rank - 1];
+    const HostTensor o(q.dtype, shape);
+    const bool packed = q.rank == 3;
+    const HostTensor lse(
+        DType::f32, packed ? std::vector{q.shape[1], q.shape[0]} : std::vector{q.shape[0], q.shape[2], q.shape[1]});
+    WorkspaceBuffer buffer;
+    Runtime runtime;
+    const std::size_t workspace = attention_forward_workspace(q, k, v, options);
+    runtime.workspace = buffer.get(workspace);
+    const auto begin = std::chrono::steady_clock::now();
+    attention_forward(q, k, v, o.view(), lse.view(), options, runtime);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    write_npy(out_, o.view());
+    if (!lse_.empty()) write_npy(lse_, lse.view());
+
+    if (common_.json) {
+      const auto extents = [](const TensorView& view) {
+        return std::vector<std::int64_t>(view.shape.begin(), view.shape.begin() + view.rank);
+      };
+      Json out = {{"q", extents(q)},
+                  {"k", extents(k)},
+                  {"v", extents(v)},
+                  {"o", extents(o.view())},
+                  {"dtype", name_of(q.dtype)},
+                  {"candidate", chosen},
+                  {"threads", num_threads()},
+                  {"target", cpu_target()},
+                  {"workspace_bytes", workspace},
+                  {"seconds", seconds},
+                  {"out", out_}};
+      if (!lse_.empty()) out["lse"] = lse_;
+      std::cout << out.dump(2) << '\n';
+      return;
+    }
+    std::cout << "q " << q.shape_text() << ", k " << k.shape_text() << ", v " << v.shape_text() << ", "
+              << name_of(q.dtype) << ": " << chosen << ", " << seconds_text(seconds) << ", workspace "
+              << bytes_text(static_cast<double>(workspace)) << "\no " << o.view().shape_text() << " -> " << out_
+              << '\n';
+    if (!lse_.empty()) std::cout << "lse " << lse.view().shape_text() << " -> " << lse_ << '\n';
+  }
+
+  CommonFlags common_;
+  OptionFlags options_;
+  std::string tensors_file_, dtype_, out_, lse_;
+  std::array<std::string, std::size(kInputs)> files_;
+  std::list<HostTensor> owned_;
+};
+
+}  // namespace
+
+void add_run(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand("run", "Attention over q, k and v in .npy or safetensors files");
+  const auto self = std::make_shared<Run>();
+  self->add_to(*verb);
+  verb->callback([self] { self->run(); });
+}
+
+}  // namespace heddle::cli

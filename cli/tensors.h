@@ -1,0 +1,45 @@
+// Tensors that the command owns, and their conversions.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "heddle/tensor.h"
+
+namespace heddle::cli {
+
+// A contiguous tensor in memory of its own, aligned to 64 bytes.
+class HostTensor {
+ public:
+  HostTensor() = default;
+  // Not initialised. Throws Error for more than kMaxRank extents, std::bad_alloc when the memory cannot be had.
+  HostTensor(DType dtype, const std::vector<std::int64_t>& shape);
+
+  const TensorView& view() const { return view_; }
+  // Reads the memory in the order of the first index fastest (as Fortran lays it out).
+  void reverse_strides();
+  std::size_t bytes() const { return bytes_; }
+  std::byte* data() const { return static_cast<std::byte*>(view_.data); }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const { std::free(p); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  std::size_t bytes_ = 0;
+  TensorView view_;
+};
+
+// A contiguous copy of `from` (any strides), as `dtype`. Only floating-point dtypes convert; others must be equal.
+HostTensor converted(const TensorView& from, DType dtype);
+
+// Fills a floating-point tensor with normal numbers that depend on `seed` alone.
+void fill_normal(const TensorView& view, unsigned seed);
+
+// "f32", "float32", "f16", ... to a dtype; throws Error.
+DType dtype_named(const std::string& name);
+
+}  // namespace heddle::cli

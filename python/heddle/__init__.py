@@ -1,0 +1,40 @@
+"""Heddle: attention for Transformers, exact, forward and backward, over dense, packed and cached keys.
+
+The package is a thin layer on the C++ library of the same name. It takes numpy arrays, any array that supports DLPack,
+and torch tensors (with autograd and ``torch.compile``); torch is not imported before a torch tensor is seen.
+
+>>> import numpy as np, heddle
+>>> q = np.random.rand(2, 128, 8, 64).astype(np.float32)   # [B, S, H, D]
+>>> out = heddle.attention(q, q, q, causal="top_left")
+>>> print(heddle.explain(q, q, q, causal="top_left"))      # which kernel runs, and why
+"""
+
+from __future__ import annotations
+
+from . import flash_attn
+from ._heddle import cpu_target, cpu_targets, num_threads, set_cpu_target, set_num_threads
+from ._heddle import version as _version
+from ._options import Causal
+from .encoder import Encoder
+from .explanation import Candidate, Explanation, explain
+from .functional import append_kv_cache, apply_rotary, attention, sdpa
+
+__version__: str = _version()
+
+__all__ = [
+    "Candidate",
+    "Causal",
+    "Encoder",
+    "Explanation",
+    "append_kv_cache",
+    "apply_rotary",
+    "attention",
+    "cpu_target",
+    "cpu_targets",
+    "explain",
+    "flash_attn",
+    "num_threads",
+    "sdpa",
+    "set_cpu_target",
+    "set_num_threads",
+]

@@ -1,0 +1,121 @@
+"""The options of attention, checked as far as Python's types go and packed for the native module."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+
+class Causal(enum.Enum):
+    """Which corner the causal diagonal starts from, where the lengths Sq and Sk differ.
+
+    ``top_left`` lets row i attend keys j <= i (torch's ``is_causal``); ``bottom_right`` keys j <= i + Sk - Sq
+    (FlashAttention's ``causal``). With Sq == Sk they are the same.
+    """
+
+    none = "none"
+    top_left = "top_left"
+    bottom_right = "bottom_right"
+
+
+CAUSAL_CODES = {
+    "none": 0,
+    "top_left": 1,
+    "bottom_right": 2,
+    Causal.none: 0,
+    Causal.top_left: 1,
+    Causal.bottom_right: 2,
+}
+
+def causal_code(causal: Any) -> int:
+    """0, 1 or 2 for "none", "top_left" or "bottom_right"."""
+    if isinstance(causal, bool):
+        raise TypeError(
+            f"[attention] causal is {causal}: say which corner the diagonal starts from, 'top_left' (row i attends keys "
+            "j <= i, as torch's is_causal) or 'bottom_right' (j <= i + Sk - Sq, as FlashAttention's causal), or 'none'"
+        )
+    code = CAUSAL_CODES.get(causal)
+    if code is None:
+        raise ValueError(f"[attention] causal is {causal!r}: it must be 'none', 'top_left' or 'bottom_right'")
+    return code
+
+
+def pair(window: Any) -> tuple[int, int]:
+    """The window's two sides."""
+    try:
+        left, right = window
+    except (TypeError, ValueError):
+        raise TypeError(f"[attention] window is {window!r}: it must be a pair (left, right), -1 for an open side") from None
+    return left, right
+
+
+def check_rank(q_shape: Any, packed: bool) -> None:
+    """lse's shape is read off q's, so this rule comes before the library's own checks."""
+    if len(q_shape) != (3 if packed else 4):
+        rule = "with cu_seqlens_q it must be [total_q, H, D]" if packed else "it must be [B, Sq, H, D]"
+        raise ValueError(f"[attention_forward] q has {len(q_shape)} dimensions: {rule}; found q {list(q_shape)}")
+
+
+def lse_shape(q_shape: Any, packed: bool) -> tuple[int, ...]:
+    """[H, total_q] or [B, H, Sq]."""
+    return (q_shape[1], q_shape[0]) if packed else (q_shape[0], q_shape[2], q_shape[1])
+
+
+# Where some items of the options tuple lie.
+BIAS, MASK, SINK, CU_SEQLENS_Q, ARRAYS, DROPOUT_P, DROPOUT_SEED = 1, 2, 3, 4, 11, 16, 17
+
+
+def pack(
+    *,
+    scale=None,
+    causal="none",
+    window=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    bias=None,
+    mask=None,
+    sink=None,
+    dropout_p=0.0,
+    dropout_seed=None,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    max_seqlen_q=None,
+    max_seqlen_k=None,
+    seqused_q=None,
+    seqused_k=None,
+    page_table=None,
+    cache_batch_idx=None,
+    cache_leftpad=None,
+    batch_invariant=False,
+    deterministic=False,
+    method=None,
+    force=None,
+) -> tuple:
+    """The options tuple that the native module and the torch operators take: 11 arrays, then 13 other values."""
+    left, right = pair(window)
+    return (
+        alibi_slopes,
+        bias,
+        mask,
+        sink,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q,
+        seqused_k,
+        page_table,
+        cache_batch_idx,
+        cache_leftpad,
+        scale,
+        causal_code(causal),
+        left,
+        right,
+        softcap,
+        dropout_p,
+        dropout_seed,
+        max_seqlen_q or 0,
+        max_seqlen_k or 0,
+        batch_invariant,
+        deterministic,
+        method or "",
+        force or "",
+    )

@@ -1,0 +1,205 @@
+"""The torch operators ``heddle::*``: schemas, CPU kernels, shapes for tracing, and gradients."""
+
+from __future__ import annotations
+
+import torch
+
+from . import _heddle
+from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_SEED, SINK, check_rank, lse_shape
+
+_LIBRARY = torch.library.Library("heddle", "DEF")
+
+
+_heddle.use_torch(
+    torch.Tensor, {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.bool: 4}
+)
+
+_OPTIONS = (
+    "Tensor? alibi_slopes, Tensor? bias, Tensor? mask, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "Tensor? seqused_q, Tensor? seqused_k, Tensor? page_table, Tensor? cache_batch_idx, Tensor? cache_leftpad, "
+    "float? scale, int causal, SymInt window_left, SymInt window_right, float softcap, float dropout_p, "
+    "Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, bool batch_invariant, bool deterministic, "
+    "str method, str force"
+)
+
+_LIBRARY.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
+# wanted: which of dq, dk, dv, dbias, dsink to compute; the others come back with no elements.
+_LIBRARY.define(
+    "attention_backward(Tensor d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool[5] wanted, "
+    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define("apply_rotary(Tensor x, Tensor cos, Tensor sin, bool interleaved, Tensor? offsets) -> Tensor")
+_LIBRARY.define(
+    "append_kv_cache(Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor seqlens, "
+    "Tensor? page_table, Tensor? cache_batch_idx, Tensor? cos, Tensor? sin, bool interleaved) -> ()"
+)
+
+
+def _items(options):
+    """The native module's options tuple: the seed, a tensor here, is a number there."""
+    seed = options[DROPOUT_SEED]
+    return options if seed is None else (*options[:DROPOUT_SEED], int(seed), *options[DROPOUT_SEED + 1 :])
+
+
+def empty_out(q, v):
+    if q.size(-1) == v.size(-1):
+        return torch.empty_like(q, memory_format=torch.contiguous_format)
+    return torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
+
+
+def empty_lse(q, packed):
+    return torch.empty(lse_shape(q.shape, packed), dtype=torch.float32, device=q.device)
+
+
+def _forward_fake(q, k, v, *options):
+    packed = options[CU_SEQLENS_Q] is not None
+    check_rank(q.shape, packed)
+    return empty_out(q, v), empty_lse(q, packed)
+
+
+def _forward_cpu(q, k, v, *options):
+    out, lse = _forward_fake(q, k, v, *options)
+    _heddle.attention_forward(q, k, v, out, lse, _items(options))
+    return out, lse
+
+
+def _gradient_buffers(q, k, v, wanted, options):
+    tensors = (q, k, v, options[BIAS], options[SINK])
+    return tuple(
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) if want else torch.empty(0, dtype=q.dtype, device=q.device)
+        for x, want in zip(tensors, wanted)
+    )
+
+
+def _backward_fake(d_o, d_lse, q, k, v, o, lse, wanted, *options):
+    return _gradient_buffers(q, k, v, wanted, options)
+
+
+def _backward_cpu(d_o, d_lse, q, k, v, o, lse, wanted, *options):
+    gradients = _gradient_buffers(q, k, v, wanted, options)
+    written = (x if want else None for x, want in zip(gradients, wanted))
+    _heddle.attention_backward(q, k, v, o, lse, d_o, d_lse, *written, _items(options))
+    return gradients
+
+
+def transformed() -> bool:
+    """Whether one of torch.func's transforms runs this call."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _save_for_backward(ctx, inputs, output):
+    q, k, v, *options = inputs
+    out, lse = output
+    if inputs[3] is not None and inputs[3].requires_grad:
+        raise ValueError("[attention] alibi_slopes requires a gradient: it has none; give the whole term as bias")
+    ctx.save_for_backward(q, k, v, out, lse, *options[:ARRAYS], options[DROPOUT_SEED])
+    ctx.numbers = options[ARRAYS:DROPOUT_SEED], options[DROPOUT_SEED + 1 :]
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, d_o, d_lse):
+    q, k, v, out, lse, *arrays, seed = ctx.saved_tensors
+    before, after = ctx.numbers
+    needs = ctx.needs_input_grad
+    wanted = [needs[0], needs[1], needs[2], needs[3 + BIAS], needs[3 + SINK]]
+    if d_o is None:
+        d_o = torch.zeros_like(out)
+    operator = _AttentionBackwardForTransforms.apply if transformed() else torch.ops.heddle.attention_backward
+    gradients = operator(d_o, d_lse, q, k, v, out, lse, wanted, *arrays, *before, seed, *after)
+    dq, dk, dv, dbias, dsink = (x if want else None for x, want in zip(gradients, wanted))
+    result = [dq, dk, dv] + [None] * len(ctx.needs_input_grad[3:])
+    result[3 + BIAS], result[3 + SINK] = dbias, dsink
+    return tuple(result)
+
+
+def _no_second_derivative(ctx, *gradients):
+    raise RuntimeError("heddle::attention_backward has no derivative: second derivatives are not supported")
+
+
+# torch.func's transforms do not see through register_autograd: under them the operators are called inside these.
+class AttentionForTransforms(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.heddle.attention_forward(*arguments)
+
+    setup_context = staticmethod(_save_for_backward)
+    backward = staticmethod(_backward)
+
+
+class _AttentionBackwardForTransforms(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return torch.ops.heddle.attention_backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_no_second_derivative)
+
+
+def _rotary_fake(x, cos, sin, interleaved, offsets):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _rotary_cpu(x, cos, sin, interleaved, offsets):
+    out = _rotary_fake(x, cos, sin, interleaved, offsets)
+    _heddle.apply_rotary(x, out, cos, sin, interleaved, offsets)
+    return out
+
+
+def _rotary_save(ctx, inputs, output):
+    _, cos, sin, ctx.interleaved, offsets = inputs
+    if cos.requires_grad or sin.requires_grad:
+        raise ValueError("[apply_rotary] cos or sin requires a gradient: they have none; detach them")
+    ctx.save_for_backward(cos, sin, offsets)
+
+
+def _rotary_backward(ctx, d_out):
+    cos, sin, offsets = ctx.saved_tensors
+    # The inverse of a rotation is the rotation by the opposite angle.
+    return torch.ops.heddle.apply_rotary(d_out, cos, -sin, ctx.interleaved, offsets), None, None, None, None
+
+
+def _append_cpu(k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved):
+    _heddle.append_kv_cache(
+        k_new,
+        v_new,
+        k_cache,
+        v_cache,
+        seqlens,
+        page_table,
+        cache_batch_idx,
+        cos,
+        sin,
+        interleaved,
+    )
+    for cache in (k_cache, v_cache):
+        if not cache.is_inference():
+            torch.autograd.graph.increment_version(cache)
+
+
+def _append_fake(*arguments):
+    return None
+
+
+for _name, _cpu, _fake in (
+    ("attention_forward", _forward_cpu, _forward_fake),
+    ("attention_backward", _backward_cpu, _backward_fake),
+    ("apply_rotary", _rotary_cpu, _rotary_fake),
+    ("append_kv_cache", _append_cpu, _append_fake),
+):
+    _LIBRARY.impl(_name, _cpu, "CPU")
+    torch.library.register_fake(f"heddle::{_name}", _fake, lib=_LIBRARY)
+
+torch.library.register_autograd(
+    "heddle::attention_forward", _backward, setup_context=_save_for_backward, lib=_LIBRARY
+)
+torch.library.register_autograd("heddle::attention_backward", _no_second_derivative, lib=_LIBRARY)
+torch.library.register_autograd(
+    "heddle::apply_rotary", _rotary_backward, setup_context=_rotary_save, lib=_LIBRARY
+)

@@ -1,0 +1,109 @@
+"""Which kernel a call would run, and why not the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from . import _heddle
+from ._options import BIAS, DROPOUT_SEED, MASK, pack
+from .functional import _is_torch, _torch_path
+
+_DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One kernel that could serve a call.
+
+    Attributes:
+      name: what ``force`` takes. method: "flash", "baseline" or "reference".
+      supported: whether it can compute the call at all.
+      reason: why it may not run, if it may not.
+      seconds: estimated time, workspace: scratch bytes; 0 if not supported.
+      chosen: whether the call would run it.
+    """
+
+    name: str
+    method: str
+    supported: bool
+    reason: str
+    seconds: float
+    workspace: int
+    chosen: bool
+
+
+class Explanation(list):
+    """A list of ``Candidate``; prints as a table."""
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """The candidate that would run; None if the call would be refused."""
+        return next((candidate for candidate in self if candidate.chosen), None)
+
+    def __str__(self) -> str:
+        head = ("", "candidate", "method", "estimate", "workspace", "why not")
+        rows = [
+            (
+                "*" if c.chosen else "",
+                c.name,
+                c.method,
+                _time(c.seconds) if c.supported else "-",
+                _bytes(c.workspace) if c.supported else "-",
+                c.reason,
+            )
+            for c in self
+        ]
+        widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [head, *rows]]
+        return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
+
+
+def _shape_only(shape: tuple[int, ...], dtype: str) -> tuple:
+    """A view for an operation that does not read the data: a stand-in address, aligned as an allocator's."""
+    code = _DTYPE_CODES.get(dtype)
+    if code is None:
+        raise ValueError(f"[explain] dtype is {dtype!r}: it must be 'float32', 'float16' or 'bfloat16'")
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return (64, code, tuple(shape), tuple(reversed(strides)))
+
+
+def explain(q: Any, k: Any, v: Any, *, backward: bool = False, dtype: str = "float32", **options: Any) -> Explanation:
+    """The candidates for ``heddle.attention(q, k, v, **options)`` and which one would run.
+
+    Args:
+      q, k, v: arrays as for ``attention``, or only their shapes as tuples, of dtype `dtype`.
+      backward: explain the gradient's kernels instead of the forward's.
+      dtype: "float32", "float16" or "bfloat16", for q, k and v given as shapes.
+      options: as ``attention`` takes them. Data is not read, except index data.
+
+    Raises:
+      ValueError: a bad argument, as ``attention`` would refuse it.
+    """
+    items = list(pack(**options))
+    for i in (BIAS, MASK):
+        if items[i] is not None and items[i].ndim < 4:
+            items[i] = items[i][(None,) * (4 - items[i].ndim)]
+    if _is_torch(items[DROPOUT_SEED]):
+        items[DROPOUT_SEED] = None  # its value chooses nothing
+    if any(map(_is_torch, (q, k, v, *items))):
+        _torch_path()
+    shapes = (_shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
+    return Explanation(Candidate(*found) for found in _heddle.explain_attention(*shapes, tuple(items), backward))

@@ -1,0 +1,224 @@
+"""The operations: attention, sdpa, rotary embedding, and appending to a cache of keys and values."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from . import _arrays
+from ._options import CAUSAL_CODES, Causal, causal_code, pair
+
+
+def _is_torch(x: Any) -> bool:
+    """Whether x is a torch tensor, of any subclass. Does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+_loaded = None
+
+
+def _torch_path() -> Any:
+    """The module for torch tensors, imported when the first one is seen."""
+    global _loaded
+    if _loaded is None:
+        from . import _torch
+
+        _loaded = _torch
+    return _loaded
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    scale: float | None = None,
+    causal: str | Causal = "none",
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Any = None,
+    bias: Any = None,
+    mask: Any = None,
+    sink: Any = None,
+    dropout_p: float = 0.0,
+    dropout_seed: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Any = None,
+    seqused_k: Any = None,
+    page_table: Any = None,
+    cache_batch_idx: Any = None,
+    cache_leftpad: Any = None,
+    return_lse: bool = False,
+    batch_invariant: bool = False,
+    deterministic: bool = False,
+    method: str | None = None,
+    force: str | None = None,
+) -> Any:
+    """Exact attention: ``softmax(scale * q k^T + ...) v``, without the matrix of scores in memory.
+
+    B sequences, H query heads, Hkv key/value heads (H a multiple of Hkv), Sq and Sk lengths, D and Dv head sizes (1 to
+    256). float32, float16 or bfloat16; sums are float32. Strides are free. Torch tensors go through a torch operator
+    with gradients of q, k, v, bias and sink, also through the returned lse; other arrays are forward only.
+
+    Args:
+      q: [B, Sq, H, D], or packed [total_q, H, D] with cu_seqlens_q.
+      k: [B, Sk, Hkv, D], packed [total_k, Hkv, D] with cu_seqlens_k, or pages [pages, page_size, Hkv, D] with page_table.
+      v: as k, with head size Dv.
+      scale: of the scores; 1 / sqrt(D) if None.
+      causal: "none", "top_left" (row i attends keys j <= i) or "bottom_right" (j <= i + Sk - Sq), or a ``Causal``.
+      window: (left, right): row i attends keys from i + off - left to i + off + right, where off is 0 for top_left and
+        Sk - Sq otherwise; -1 leaves a side open.
+      softcap: scores become softcap * tanh(scores / softcap); 0 for none.
+      alibi_slopes: float32 [H] or [B, H]; adds -slope * |i + off - j|. No gradient.
+      bias: added to the scores; float32 or q's dtype, broadcastable to [B, H, Sq, Sk]; -inf removes a pair.
+      mask: bool, broadcastable to [B, H, Sq, Sk]; True = attend.
+      sink: float32 [H], one more logit in each row's denominator, not scaled.
+      dropout_p: probability of dropping each softmax probability, in [0, 1).
+      dropout_seed: int (64 bits), or an int64 tensor of one element. None draws one from torch's default generator;
+        other arrays than torch's need a seed. One seed gives one mask, whatever the kernel.
+      cu_seqlens_q, cu_seqlens_k: int32 [B + 1], starts of the packed sequences, from 0 to the total.
+      max_seqlen_q, max_seqlen_k: upper bounds of the packed lengths; found from cu_seqlens if None.
+      seqused_q, seqused_k: int32 [B], rows and keys in use.
+      page_table: int32 [B, max_pages], the page of each page_size keys.
+      cache_batch_idx: int32 [B], the row of k and v that each sequence reads (not with page_table).
+      cache_leftpad: int32 [B], slots to skip before each sequence's first key.
+      return_lse: also return the log-sum-exp of each row's scores.
+      batch_invariant: a row's bits do not depend on the rest of the batch, also where keys are split.
+      deterministic: bitwise repeatable gradients (the CPU's are so always).
+      method: "flash" or "baseline" (the full score matrix); None chooses.
+      force: a candidate's name, as ``heddle.explain`` lists it; None chooses.
+
+    Returns:
+      out [B, Sq, H, Dv] (packed: [total_q, H, Dv]), of q's dtype and kind of array; with return_lse a pair with lse,
+      float32 [B, H, Sq] (packed: [H, total_q]). A row without any key gives 0 and lse -inf (with a sink, lse = sink).
+
+    Raises:
+      ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written.
+      TypeError: a bool as ``causal``, an object that is no array.
+      RuntimeError: something outside the arguments failed.
+
+    Sources: Dao et al., arXiv 2205.14135 and 2307.08691; ALiBi: Press et al., arXiv 2108.12409.
+    """
+    # As _options.pack(), written out: this is the way of every call, and a short call takes a few microseconds.
+    left, right = window if type(window) is tuple and len(window) == 2 else pair(window)
+    items = (
+        alibi_slopes,
+        bias,
+        mask,
+        sink,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        seqused_q,
+        seqused_k,
+        page_table,
+        cache_batch_idx,
+        cache_leftpad,
+        scale,
+        CAUSAL_CODES[causal] if type(causal) is str and causal in CAUSAL_CODES else causal_code(causal),
+        left,
+        right,
+        softcap,
+        dropout_p,
+        dropout_seed,
+        max_seqlen_q or 0,
+        max_seqlen_k or 0,
+        batch_invariant,
+        deterministic,
+        method or "",
+        force or "",
+    )
+    if _is_torch(q):
+        return _torch_path().attention(q, k, v, items, return_lse)
+    return _arrays.attention(q, k, v, items, return_lse)
+
+
+def sdpa(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """``torch.nn.functional.scaled_dot_product_attention`` on Heddle's kernels: same signature, shapes and rules.
+
+    Args:
+      query: torch tensor [..., H, L, E]; with 3 dimensions [H, L, E].
+      key: [..., Hkv, S, E]; its leading dimensions broadcast against query's.
+      value: [..., Hkv, S, Ev].
+      attn_mask: broadcastable to [..., H, L, S]: bool (True = attend), or float32 or query's dtype, added to the
+        scores, with its gradient.
+      dropout_p: probability of dropping; the seed comes from torch's default generator.
+      is_causal: row i attends keys j <= i (top-left, as torch), also if L != S. Not together with attn_mask.
+      scale: of the scores; 1 / sqrt(E) if None.
+      enable_gqa: allow H to be a multiple of Hkv.
+
+    Returns:
+      [..., H, L, Ev]. Rows that are masked fully give 0.
+
+    Raises:
+      ValueError: a bad argument. TypeError: not torch tensors.
+    """
+    if not _is_torch(query):
+        raise TypeError(f"[sdpa] query is a {type(query).__name__}: it must be a torch tensor; see heddle.attention")
+    return _torch_path().sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+
+def apply_rotary(x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offsets: Any = None) -> Any:
+    """Rotary position embedding (Su et al., arXiv 2104.09864).
+
+    Args:
+      x: [B, S, H, D]; row i of sequence b stands at position offsets[b] + i.
+      cos, sin: [max_position, R / 2], R <= D even, float32 or x's dtype; dimensions R to D pass through. No gradient.
+      interleaved: rotate pairs (0, 1), (2, 3), ... (GPT-J); else (0, R / 2), (1, R / 2 + 1), ... (GPT-NeoX).
+      offsets: int32 [B]; 0 if None.
+
+    Returns:
+      The rotated x, contiguous; for torch tensors with the gradient of x.
+
+    Raises:
+      ValueError: a bad argument, such as a position outside the table.
+    """
+    if _is_torch(x):
+        return _torch_path().apply_rotary(x, cos, sin, interleaved, offsets)
+    return _arrays.apply_rotary(x, cos, sin, interleaved, offsets)
+
+
+def append_kv_cache(
+    k_new: Any,
+    v_new: Any,
+    k_cache: Any,
+    v_cache: Any,
+    seqlens: Any,
+    *,
+    page_table: Any = None,
+    cache_batch_idx: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    interleaved: bool = False,
+) -> None:
+    """Writes new keys and values into a cache, in place, at positions seqlens[b] .. seqlens[b] + Sn - 1.
+
+    Args:
+      k_new, v_new: [B, Sn, Hkv, D], [B, Sn, Hkv, Dv].
+      k_cache, v_cache: [Bc, Smax, Hkv, D or Dv], or pages [pages, page_size, Hkv, D or Dv] with page_table.
+      seqlens: int32 [B], keys already in the cache; not changed.
+      page_table: int32 [B, max_pages]. cache_batch_idx: int32 [B], each sequence's row of the cache.
+      rotary_cos, rotary_sin, interleaved: rotate k_new by its position first; see apply_rotary.
+
+    Raises:
+      ValueError: a bad argument, or a position or page out of range. Nothing has been written.
+    """
+    if _is_torch(k_cache):
+        return _torch_path().append_kv_cache(
+            k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, rotary_cos, rotary_sin, interleaved
+        )
+    return _arrays.append_kv_cache(
+        k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, rotary_cos, rotary_sin, interleaved
+    )

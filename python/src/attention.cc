@@ -1,0 +1,117 @@
+#include "heddle/attention.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstdlib>
+#include <new>
+
+#include "convert.h"
+#include "core/philox.h"
+#include "heddle/error.h"
+
+namespace heddle::python {
+namespace {
+
+void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, const nb::tuple& items) {
+  Arguments arguments("attention_forward");
+  const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
+  const TensorView o_view = arguments.write(o, "o"), lse_view = arguments.write(lse, "lse");
+  const AttentionOptions options = arguments.options(items);
+  nb::gil_scoped_release released;
+  const Scratch scratch(attention_forward_workspace(q_view, k_view, v_view, options));
+  attention_forward(q_view, k_view, v_view, o_view, lse_view, options, scratch);
+}
+
+void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::handle d_o, nb::handle d_lse,
+              nb::handle dq, nb::handle dk, nb::handle dv, nb::handle dbias, nb::handle dsink, const nb::tuple& items) {
+  Arguments arguments("attention_backward");
+  const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
+  const TensorView o_view = arguments.read(o, "o"), lse_view = arguments.read(lse, "lse");
+  const TensorView d_o_view = arguments.read(d_o, "d_o"), d_lse_view = arguments.read(d_lse, "d_lse");
+  AttentionGradients gradients;
+  gradients.dq = arguments.write(dq, "dq");
+  gradients.dk = arguments.write(dk, "dk");
+  gradients.dv = arguments.write(dv, "dv");
+  gradients.dbias = arguments.write(dbias, "dbias");
+  gradients.dsink = arguments.write(dsink, "dsink");
+  const AttentionOptions options = arguments.options(items);
+  nb::gil_scoped_release released;
+  const Scratch scratch(attention_backward_workspace(q_view, k_view, v_view, gradients, options));
+  attention_backward(q_view, k_view, v_view, o_view, lse_view, d_o_view, d_lse_view, gradients, options, scratch);
+}
+
+nb::list explain(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& items, bool backward_pass) {
+  Arguments arguments("explain_attention");
+  const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
+  const AttentionOptions options = arguments.options(items);
+  nb::list out;
+  for (const Candidate& candidate :
+       explain_attention(q_view, k_view, v_view, options, backward_pass ? Pass::backward : Pass::forward)) {
+    out.append(nb::make_tuple(candidate.name, candidate.method, candidate.supported, candidate.reason,
+                              candidate.seconds, candidate.workspace, candidate.chosen));
+  }
+  return out;
+}
+
+// keep: bool [B, H, Sq, Sk]; true where dropout keeps the probability.
+void dropout_mask(nb::handle keep, double p, std::uint64_t seed) {
+  Arguments arguments("dropout_mask");
+  const TensorView view = arguments.write(keep, "keep");
+  if (view.rank != 4 || view.dtype != DType::boolean) throw Error("[dropout_mask] keep must be bool [B, H, Sq, Sk]");
+  const Dropout dropout{static_cast<float>(p), seed, 0};
+  nb::gil_scoped_release released;
+  for (std::int64_t head = 0; head < view.shape[0] * view.shape[1]; ++head) {
+    auto* plane =
+        static_cast<bool*>(view.data) + head / view.shape[1] * view.stride[0] + head % view.shape[1] * view.stride[1];
+    for (std::int64_t i = 0; i < view.shape[2]; ++i) {
+      for (std::int64_t j = 0; j < view.shape[3]; ++j) {
+        plane[i * view.stride[2] + j * view.stride[3]] = dropout_keeps(
+            dropout, static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j));
+      }
+    }
+  }
+}
+
+// (shape, dtype code) of any array that Heddle can read.
+nb::tuple describe(nb::handle object, const std::string& operation, const std::string& name) {
+  Arguments arguments(operation.c_str());
+  const TensorView view = arguments.read(object, name.c_str());
+  if (!view.given()) throw Error("[" + operation + "] " + name + " is missing");
+  nb::list shape;
+  for (int i = 0; i < view.rank; ++i) shape.append(view.shape[i]);
+  return nb::make_tuple(nb::tuple(shape), static_cast<int>(view.dtype));
+}
+
+// An owning, contiguous array that any DLPack consumer can take: numpy has no bfloat16.
+nb::ndarray<nb::array_api> empty(const std::vector<std::int64_t>& shape, int dtype) {
+  using Code = nb::dlpack::dtype_code;
+  const auto kind = static_cast<DType>(dtype);
+  const nb::dlpack::dtype type{static_cast<std::uint8_t>(kind == DType::bf16 ? Code::Bfloat : Code::Float),
+                               static_cast<std::uint8_t>(8 * size_of(kind)), 1};
+  std::vector<std::size_t> extents(shape.begin(), shape.end());
+  std::size_t bytes = size_of(kind);
+  for (const std::size_t extent : extents) bytes *= extent;
+  void* data = std::aligned_alloc(64, (bytes + 64) / 64 * 64);
+  if (data == nullptr) throw std::bad_alloc();
+  nb::capsule owner(data, [](void* memory) noexcept { std::free(memory); });
+  return nb::ndarray<nb::array_api>(data, extents.size(), extents.data(), owner, nullptr, type);
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& module) {
+  module.def("use_torch", &use_torch, nb::arg("tensor_type"), nb::arg("dtypes"));
+  module.def("attention_forward", &forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("o"),
+             nb::arg("lse").none(), nb::arg("options"));
+  module.def("attention_backward", &backward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("o"), nb::arg("lse"),
+             nb::arg("d_o"), nb::arg("d_lse").none(), nb::arg("dq").none(), nb::arg("dk").none(), nb::arg("dv").none(),
+             nb::arg("dbias").none(), nb::arg("dsink").none(), nb::arg("options"));
+  module.def("explain_attention", &explain, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("options"),
+             nb::arg("backward"));
+  module.def("dropout_mask", &dropout_mask, nb::arg("keep"), nb::arg("p"), nb::arg("seed"));
+  module.def("describe", &describe, nb::arg("array").none(), nb::arg("operation"), nb::arg("name"));
+  module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"));
+}
+
+}  // namespace heddle::python

@@ -1,0 +1,224 @@
+#include "convert.h"
+
+#include <string_view>
+
+#include "heddle/error.h"
+
+namespace heddle::python {
+namespace {
+
+// The dtypes that an argument of this name may have.
+std::string rule_of(std::string_view name) {
+  for (const std::string_view index :
+       {"cu_seqlens", "seqused", "seqlens", "page_table", "cache_", "offsets", "token_"}) {
+    if (name.starts_with(index)) return "it must be int32";
+  }
+  if (name == "mask") return "it must be bool (true = attend); pass numbers that are added as bias";
+  return "it must be float32, float16 or bfloat16";
+}
+
+std::string name_of(nb::dlpack::dtype dtype) {
+  const auto code = static_cast<nb::dlpack::dtype_code>(dtype.code);
+  const char* kind = code == nb::dlpack::dtype_code::Float     ? "float"
+                     : code == nb::dlpack::dtype_code::Bfloat  ? "bfloat"
+                     : code == nb::dlpack::dtype_code::Int     ? "int"
+                     : code == nb::dlpack::dtype_code::UInt    ? "uint"
+                     : code == nb::dlpack::dtype_code::Complex ? "complex"
+                                                               : nullptr;
+  if (kind == nullptr) return "of an unknown dtype (DLPack code " + std::to_string(dtype.code) + ")";
+  return kind + std::to_string(dtype.bits);
+}
+
+bool dtype_of(nb::dlpack::dtype dtype, DType* out) {
+  using Code = nb::dlpack::dtype_code;
+  const auto code = static_cast<Code>(dtype.code);
+  if (dtype.lanes != 1) return false;
+  if (code == Code::Float && dtype.bits == 32) return *out = DType::f32, true;
+  if (code == Code::Float && dtype.bits == 16) return *out = DType::f16, true;
+  if (code == Code::Bfloat && dtype.bits == 16) return *out = DType::bf16, true;
+  if (code == Code::Int && dtype.bits == 32) return *out = DType::i32, true;
+  if (code == Code::Bool && dtype.bits == 8) return *out = DType::boolean, true;
+  return false;
+}
+
+std::int64_t integer(PyObject* object) {
+  const long long value = PyLong_AsLongLong(object);
+  if (value == -1 && PyErr_Occurred()) throw nb::python_error();
+  return value;
+}
+
+double number(nb::handle object) {
+  const double value = PyFloat_AsDouble(object.ptr());
+  if (value == -1.0 && PyErr_Occurred()) throw nb::python_error();
+  return value;
+}
+
+bool truth(nb::handle object) {
+  const int value = PyObject_IsTrue(object.ptr());
+  if (value < 0) throw nb::python_error();
+  return value != 0;
+}
+
+const char* string(nb::handle object) {
+  const char* text = PyUnicode_AsUTF8(object.ptr());
+  if (text == nullptr) throw nb::python_error();
+  return text;
+}
+
+// What reading a torch tensor needs; empty until torch is in use. Never destroyed: it may outlive the interpreter.
+struct Torch {
+  nb::object type;
+  nb::dict dtypes;
+  nb::str dtype{"dtype"}, data_ptr{"data_ptr"}, shape{"shape"}, stride{"stride"}, is_cpu{"is_cpu"};
+
+  static Torch& get() {
+    static auto* torch = new Torch;
+    return *torch;
+  }
+  bool is_tensor(nb::handle object) const {
+    return type.is_valid() && PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(type.ptr())) != 0;
+  }
+};
+
+}  // namespace
+
+void use_torch(nb::type_object tensor_type, nb::dict dtypes) {
+  Torch& torch = Torch::get();
+  torch.type = tensor_type;
+  torch.dtypes = dtypes;
+}
+
+void Arguments::refuse(const char* name, const std::string& what) const {
+  throw Error("[" + std::string(operation_) + "] " + name + " " + what);
+}
+
+TensorView Arguments::view(nb::handle object, const char* name, bool writable) {
+  if (object.is_none()) return {};
+  if (Torch::get().is_tensor(object)) return view_of_torch(object, name);
+  if (PyTuple_CheckExact(object.ptr())) return view_of_tuple(nb::borrow<nb::tuple>(object), name);
+  return view_of_array(object, name, writable);
+}
+
+TensorView Arguments::view_of(nb::handle data, nb::handle dtype, nb::handle shape, nb::handle stride,
+                              const char* name) const {
+  const Py_ssize_t rank = PyTuple_Size(shape.ptr());
+  if (rank < 0 || PyTuple_Size(stride.ptr()) != rank) throw nb::python_error();
+  if (rank < 1 || rank > kMaxRank) {
+    refuse(name, "has " + std::to_string(rank) + " dimensions: it must have 1 to " + std::to_string(kMaxRank));
+  }
+  TensorView view;
+  view.data = PyLong_AsVoidPtr(data.ptr());
+  if (view.data == nullptr && PyErr_Occurred()) throw nb::python_error();
+  view.dtype = static_cast<DType>(integer(dtype.ptr()));
+  view.rank = static_cast<int>(rank);
+  for (Py_ssize_t i = 0; i < rank; ++i) {
+    view.shape[i] = integer(NB_TUPLE_GET_ITEM(shape.ptr(), i));
+    view.stride[i] = integer(NB_TUPLE_GET_ITEM(stride.ptr(), i));
+  }
+  return view;
+}
+
+TensorView Arguments::view_of_tuple(const nb::tuple& parts, const char* name) const {
+  if (parts.size() != 4) refuse(name, "is a tuple: it must be an array");
+  return view_of(parts[0], parts[1], parts[2], parts[3], name);
+}
+
+TensorView Arguments::view_of_torch(nb::handle tensor, const char* name) const {
+  const Torch& torch = Torch::get();
+  if (nb::getattr(tensor, torch.is_cpu).ptr() != Py_True) {
+    refuse(name, "is on " + std::string(nb::str(nb::getattr(tensor, "device")).c_str()) +
+                     ": this build of Heddle runs on the CPU");
+  }
+  const nb::object dtype = nb::getattr(tensor, torch.dtype);
+  PyObject* code = PyDict_GetItemWithError(torch.dtypes.ptr(), dtype.ptr());
+  if (code == nullptr) {
+    if (PyErr_Occurred()) throw nb::python_error();
+    const nb::str full = nb::str(dtype);  // "torch.float64"
+    std::string_view text = full.c_str();
+    if (text.starts_with("torch.")) text.remove_prefix(6);
+    refuse(name, "is " + std::string(text) + ": " + rule_of(name));
+  }
+  const auto call = [&](nb::handle method) {
+    PyObject* result = PyObject_CallMethodNoArgs(tensor.ptr(), method.ptr());
+    if (result == nullptr) throw nb::python_error();
+    return nb::steal(result);
+  };
+  return view_of(call(torch.data_ptr), code, nb::getattr(tensor, torch.shape), call(torch.stride), name);
+}
+
+TensorView Arguments::view_of_array(nb::handle object, const char* name, bool writable) {
+  nb::ndarray<nb::ro> array;
+  if (!nb::try_cast(object, array)) {
+    const nb::str type = nb::inst_name(object);
+    refuse(name, "is a " + std::string(type.c_str()) + ": it must be an array that supports DLPack, such as numpy's");
+  }
+  if (writable) {
+    nb::ndarray<> checked;
+    if (!nb::try_cast(object, checked)) refuse(name, "is read-only: it is written, so it must be writable");
+  }
+  if (array.device_type() != nb::device::cpu::value) {
+    refuse(name, "is not in CPU memory (DLPack device " + std::to_string(array.device_type()) +
+                     "): this build of Heddle runs on the CPU");
+  }
+  TensorView view;
+  if (!dtype_of(array.dtype(), &view.dtype)) refuse(name, "is " + name_of(array.dtype()) + ": " + rule_of(name));
+  if (array.ndim() < 1 || array.ndim() > kMaxRank) {
+    refuse(name, "has " + std::to_string(array.ndim()) + " dimensions: it must have 1 to " + std::to_string(kMaxRank));
+  }
+  view.data = const_cast<void*>(static_cast<const void*>(array.data()));
+  view.rank = static_cast<int>(array.ndim());
+  for (int i = 0; i < view.rank; ++i) {
+    view.shape[i] = static_cast<std::int64_t>(array.shape(i));
+    view.stride[i] = array.stride(i);
+  }
+  held_.push_back(std::move(array));
+  return view;
+}
+
+AttentionOptions Arguments::options(const nb::tuple& items) {
+  if (items.size() != 24) throw Error("[heddle] the options must be a tuple of 24 items");
+  const auto item = [&](int i) { return nb::handle(NB_TUPLE_GET_ITEM(items.ptr(), i)); };
+  AttentionOptions out;
+  out.alibi_slopes = read(item(0), "alibi_slopes");
+  out.bias = read(item(1), "bias");
+  out.mask = read(item(2), "mask");
+  out.sink = read(item(3), "sink");
+  out.cu_seqlens_q = read(item(4), "cu_seqlens_q");
+  out.cu_seqlens_k = read(item(5), "cu_seqlens_k");
+  out.seqused_q = read(item(6), "seqused_q");
+  out.seqused_k = read(item(7), "seqused_k");
+  out.page_table = read(item(8), "page_table");
+  out.cache_batch_idx = read(item(9), "cache_batch_idx");
+  out.cache_leftpad = read(item(10), "cache_leftpad");
+  if (!item(11).is_none()) out.scale = static_cast<float>(number(item(11)));
+  out.causal = static_cast<Causal>(integer(item(12).ptr()));
+  out.window_left = integer(item(13).ptr());
+  out.window_right = integer(item(14).ptr());
+  out.softcap = static_cast<float>(number(item(15)));
+  out.dropout.p = static_cast<float>(number(item(16)));
+  if (!item(17).is_none()) {
+    out.dropout.seed = PyLong_AsUnsignedLongLongMask(item(17).ptr());
+    if (PyErr_Occurred()) throw nb::python_error();
+  }
+  out.max_seqlen_q = integer(item(18).ptr());
+  out.max_seqlen_k = integer(item(19).ptr());
+  out.batch_invariant = truth(item(20));
+  out.deterministic = truth(item(21));
+  out.method = string(item(22));
+  out.force = string(item(23));
+  return out;
+}
+
+Scratch::Scratch(std::size_t bytes) {
+  constexpr std::size_t kKept = std::size_t{32} << 20;
+  thread_local WorkspaceBuffer small;
+  if (bytes > 0) workspace_ = bytes <= kKept ? small.get(bytes) : large_.get(bytes);
+}
+
+Scratch::operator Runtime() const {
+  Runtime runtime;
+  runtime.workspace = workspace_;
+  return runtime;
+}
+
+}  // namespace heddle::python

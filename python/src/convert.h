@@ -1,0 +1,64 @@
+// Python objects to Heddle's views and options. Two ways in: a tuple (pointer, dtype, shape, strides) that a
+// framework's adapter has taken apart, which costs no import protocol; and any object that nanobind can read through
+// DLPack or the buffer protocol.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <string>
+#include <vector>
+
+#include "heddle/attention.h"
+#include "heddle/runtime.h"
+#include "heddle/tensor.h"
+
+namespace heddle::python {
+
+namespace nb = nanobind;
+
+// The arrays of one call. Holds what the views point into; destroy it with the GIL held, after the operation.
+class Arguments {
+ public:
+  explicit Arguments(const char* operation) : operation_(operation) {}
+
+  // None gives a view that is not given.
+  TensorView read(nb::handle object, const char* name) { return view(object, name, false); }
+  // As read(), and refuses read-only arrays.
+  TensorView write(nb::handle object, const char* name) { return view(object, name, true); }
+
+  // From the options tuple; heddle._options.pack() says what its items are.
+  AttentionOptions options(const nb::tuple& items);
+
+ private:
+  TensorView view(nb::handle object, const char* name, bool writable);
+  TensorView view_of_tuple(const nb::tuple& parts, const char* name) const;
+  TensorView view_of_torch(nb::handle tensor, const char* name) const;
+  TensorView view_of(nb::handle data, nb::handle dtype, nb::handle shape, nb::handle stride, const char* name) const;
+  TensorView view_of_array(nb::handle object, const char* name, bool writable);
+  [[noreturn]] void refuse(const char* name, const std::string& what) const;
+
+  const char* operation_;
+  std::vector<nb::ndarray<nb::ro>> held_;
+};
+
+// Scratch for one call, kept by each thread while it is small and freed after the call when it is not.
+class Scratch {
+ public:
+  explicit Scratch(std::size_t bytes);
+  operator Runtime() const;
+
+ private:
+  Workspace workspace_;
+  WorkspaceBuffer large_;
+};
+
+// Makes instances of `tensor_type` be read as torch tensors; dtypes maps torch's dtypes to DType's numbers.
+void use_torch(nb::type_object tensor_type, nb::dict dtypes);
+
+void bind_runtime(nb::module_& module);
+void bind_attention(nb::module_& module);
+void bind_kv_cache(nb::module_& module);
+void bind_transformer(nb::module_& module);
+
+}  // namespace heddle::python

@@ -1,0 +1,9 @@
+// The module heddle._heddle: conversions and calls, no policy. The package around it decides what to allocate.
+#include "convert.h"
+
+NB_MODULE(_heddle, module) {
+  heddle::python::bind_runtime(module);
+  heddle::python::bind_attention(module);
+  heddle::python::bind_kv_cache(module);
+  heddle::python::bind_transformer(module);
+}

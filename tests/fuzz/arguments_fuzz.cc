@@ -1,0 +1,360 @@
+// Calls the attention operations with arguments made from bytes: each call throws heddle::Error or runs clean under the
+// sanitizers. A zero byte means "as it should be", so that most calls come close to passing the checks; other bytes
+// bend ranks, shapes, strides, dtypes, options and index data. Every view lies inside a heap block of exactly the bytes
+// it spans, so an access outside it is caught.
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "heddle/attention.h"
+#include "heddle/error.h"
+
+namespace {
+
+using namespace heddle;
+
+class Bytes {
+ public:
+  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+  std::uint8_t next() { return at_ < size_ ? data_[at_++] : 0; }
+  // True once in `one_in` bytes; never for a zero byte.
+  bool rarely(int one_in) { return next() % one_in == one_in - 1; }
+  std::int64_t below(std::int64_t bound) { return next() % bound; }
+
+ private:
+  const std::uint8_t* data_;
+  std::size_t size_, at_ = 0;
+};
+
+class Call {
+ public:
+  Call(const std::uint8_t* data, std::size_t size) : bytes_(data, size) {}
+
+  void run() {
+    const std::int64_t kind = bytes_.below(4);
+    choose_sizes();
+    try {
+      switch (kind) {
+        case 0:
+          forward();
+          break;
+        case 1:
+          backward();
+          break;
+        case 2:
+          append();
+          break;
+        default:
+          rotary();
+          break;
+      }
+    } catch (const Error&) {
+    }
+  }
+
+ private:
+  using Shape = std::vector<std::int64_t>;
+
+  void choose_sizes() {
+    dtype_ = std::array{DType::f32, DType::bf16, DType::f16}[bytes_.below(3)];
+    B_ = 1 + bytes_.below(3);
+    Hkv_ = 1 + bytes_.below(2);
+    H_ = Hkv_ * (1 + bytes_.below(3));
+    Sq_ = 1 + bytes_.below(9);
+    Sk_ = 1 + bytes_.below(17);
+    D_ = 1 + bytes_.below(20);
+    Dv_ = bytes_.rarely(4) ? 1 + bytes_.below(20) : D_;
+    if (bytes_.rarely(16)) Sq_ = 0;
+    if (bytes_.rarely(16)) Sk_ = 0;
+  }
+
+  // A view of its own block, in which elements count up from small values.
+  TensorView view(Shape shape, DType dtype, bool output = false) {
+    if (bytes_.rarely(64)) return {};
+    if (bytes_.rarely(32)) dtype = static_cast<DType>(bytes_.below(5));
+    if (bytes_.rarely(32) && shape.size() < kMaxRank) shape.insert(shape.begin(), bytes_.below(3));
+    if (bytes_.rarely(32) && shape.size() > 1) shape.pop_back();
+    if (bytes_.rarely(16)) shape[bytes_.below(shape.size())] = bytes_.below(24);
+    TensorView out;
+    out.dtype = dtype;
+    out.rank = static_cast<int>(shape.size());
+    std::copy(shape.begin(), shape.end(), out.shape.begin());
+    out.stride = contiguous_strides(out.rank, out.shape);
+    if (bytes_.rarely(8)) {
+      for (int i = 0; i < out.rank; ++i) {
+        const std::int64_t bend = bytes_.below(8);
+        if (bend == 1) out.stride[i] = 0;
+        if (bend == 2) out.stride[i] *= 2;
+        if (bend == 3) out.stride[i] = -out.stride[i];
+        if (bend == 4) out.stride[i] += bytes_.below(5);
+      }
+    }
+    std::int64_t low = 0, high = 0;
+    bool empty = false;
+    for (int i = 0; i < out.rank; ++i) {
+      const std::int64_t reach = out.stride[i] * (out.shape[i] - 1);
+      empty |= out.shape[i] == 0;
+      (reach < 0 ? low : high) += reach;
+    }
+    const std::size_t count = empty ? 0 : static_cast<std::size_t>(high - low + 1);
+    if (count > kMaxElements) return {};
+    blocks_.push_back(std::make_unique<std::byte[]>(count * size_of(dtype)));
+    std::byte* data = blocks_.back().get();
+    if (!output) fill(data, count, dtype);
+    // Impossible strides and extents, which must be refused before anything is read.
+    if (bytes_.rarely(64)) out.stride[bytes_.below(out.rank)] = INT64_MAX - bytes_.below(3);
+    if (bytes_.rarely(64)) out.shape[bytes_.below(out.rank)] = bytes_.rarely(2) ? -1 : INT64_MAX;
+    out.data = bytes_.rarely(128) ? nullptr : data - low * static_cast<std::int64_t>(size_of(dtype));
+    return sound(out, count) ? out : poisoned(out);
+  }
+
+  // Whether every element of the view lies in a block of `count` elements.
+  static bool sound(const TensorView& v, std::size_t count) {
+    __int128 span = 1;
+    for (int i = 0; i < v.rank; ++i) {
+      if (v.shape[i] < 0) return false;
+      if (v.shape[i] == 0) return true;
+    }
+    for (int i = 0; i < v.rank; ++i) {
+      const __int128 stride = v.stride[i] < 0 ? -static_cast<__int128>(v.stride[i]) : v.stride[i];
+      span += stride * (v.shape[i] - 1);
+    }
+    return span <= static_cast<__int128>(count);
+  }
+  // Views that promise more than their block has are only fair if the checks must refuse them: those with a negative
+  // extent, or that span more than any memory.
+  static TensorView poisoned(TensorView v) {
+    __int128 span = 0;
+    for (int i = 0; i < v.rank; ++i) {
+      if (v.shape[i] < 0) return v;
+      const __int128 stride = v.stride[i] < 0 ? -static_cast<__int128>(v.stride[i]) : v.stride[i];
+      if (v.shape[i] > 1) span += stride * (v.shape[i] - 1);
+      if (span > (static_cast<__int128>(1) << 58)) return v;
+    }
+    return {};
+  }
+
+  void fill(std::byte* data, std::size_t count, DType dtype) {
+    const int salt = bytes_.next();
+    for (std::size_t i = 0; i < count; ++i) {
+      const int value = static_cast<int>((i * 7 + static_cast<std::size_t>(salt)) % 13) - 6;
+      switch (dtype) {
+        case DType::f32:
+          reinterpret_cast<float*>(data)[i] = static_cast<float>(value) / 4;
+          break;
+        case DType::i32:
+          reinterpret_cast<std::int32_t*>(data)[i] = value;
+          break;
+        case DType::boolean:
+          data[i] = static_cast<std::byte>(value > -4);
+          break;
+        // Exponents near 1 in both 16-bit formats.
+        default:
+          reinterpret_cast<std::uint16_t*>(data)[i] = static_cast<std::uint16_t>(0x3c00 + value * 16);
+          break;
+      }
+    }
+    if (salt == 255 && dtype == DType::f32 && count > 0) {
+      const std::uint32_t special = bytes_.rarely(2) ? 0x7fc00000u : 0x7f800000u;
+      std::memcpy(data, &special, 4);
+    }
+  }
+
+  // Index data: `values`, unless bytes bend one of them, the dtype or the length.
+  TensorView indices(std::vector<std::int32_t> values, Shape shape) {
+    for (auto& value : values) {
+      if (bytes_.rarely(32)) value = static_cast<std::int8_t>(bytes_.next());
+      if (bytes_.rarely(128)) value = INT32_MAX;
+      if (bytes_.rarely(128)) value = INT32_MIN;
+    }
+    if (bytes_.rarely(32)) {
+      values.resize(values.size() + 1);
+      shape = {static_cast<std::int64_t>(values.size())};
+    }
+    blocks_.push_back(std::make_unique<std::byte[]>(values.size() * 4));
+    std::memcpy(blocks_.back().get(), values.data(), values.size() * 4);
+    TensorView out;
+    out.data = blocks_.back().get();
+    out.dtype = bytes_.rarely(64) ? DType::f32 : DType::i32;
+    out.rank = static_cast<int>(shape.size());
+    std::copy(shape.begin(), shape.end(), out.shape.begin());
+    out.stride = contiguous_strides(out.rank, out.shape);
+    return out;
+  }
+
+  std::vector<std::int32_t> lengths(std::int64_t most) {
+    std::vector<std::int32_t> out;
+    for (std::int64_t b = 0; b < B_; ++b) out.push_back(static_cast<std::int32_t>(bytes_.below(most + 1)));
+    return out;
+  }
+  std::vector<std::int32_t> offsets(std::int64_t total) {
+    std::vector<std::int32_t> out = lengths(total);
+    out.insert(out.begin(), 0);
+    std::sort(out.begin(), out.end());
+    out.back() = static_cast<std::int32_t>(total);
+    return out;
+  }
+
+  // Leaves q, k, v and their options as one of: batched, packed, packed queries over a paged or batched cache.
+  void tensors() {
+    packed_q_ = bytes_.rarely(3);
+    packed_k_ = packed_q_ && !bytes_.rarely(2);
+    const bool paged = !packed_k_ && bytes_.rarely(3);
+    const std::int64_t page = 1 + bytes_.below(5), pages = 4;
+    q_shape_ = packed_q_ ? Shape{Sq_, H_, D_} : Shape{B_, Sq_, H_, D_};
+    Shape k_shape = packed_k_ ? Shape{Sk_, Hkv_, D_} : Shape{paged ? pages : B_, paged ? page : Sk_, Hkv_, D_};
+    q_ = view(q_shape_, dtype_);
+    k_ = view(k_shape, dtype_);
+    k_shape.back() = Dv_;
+    v_ = view(k_shape, dtype_);
+    if (packed_q_) options_.cu_seqlens_q = indices(offsets(Sq_), {B_ + 1});
+    if (packed_k_) options_.cu_seqlens_k = indices(offsets(Sk_), {B_ + 1});
+    if (paged) {
+      const std::int64_t columns = 1 + bytes_.below(3);
+      std::vector<std::int32_t> table;
+      for (std::int64_t i = 0; i < B_ * columns; ++i) table.push_back(static_cast<std::int32_t>(bytes_.below(pages)));
+      options_.page_table = indices(table, {B_, columns});
+      Sk_ = columns * page;
+    }
+    if (!packed_k_ && !paged && bytes_.rarely(8)) options_.cache_batch_idx = indices(lengths(B_ - 1), {B_});
+    if (bytes_.rarely(8)) options_.cache_leftpad = indices(lengths(Sk_), {B_});
+    if (bytes_.rarely(8)) options_.seqused_q = indices(lengths(packed_q_ ? 1 : Sq_), {B_});
+    if (paged || bytes_.rarely(8)) options_.seqused_k = indices(lengths(packed_k_ ? 1 : Sk_), {B_});
+    if (bytes_.rarely(8)) options_.max_seqlen_q = bytes_.below(12) - 1;
+    if (bytes_.rarely(8)) options_.max_seqlen_k = bytes_.below(20) - 1;
+  }
+
+  void choose_options() {
+    options_.causal = static_cast<Causal>(bytes_.below(3));
+    if (bytes_.rarely(4)) options_.window_left = bytes_.below(10) - 2;
+    if (bytes_.rarely(4)) options_.window_right = bytes_.rarely(8) ? INT64_MAX : bytes_.below(10) - 2;
+    if (bytes_.rarely(4)) options_.softcap = static_cast<float>(bytes_.below(30) - 2);
+    if (bytes_.rarely(8)) options_.scale = static_cast<float>(bytes_.below(20) - 4) / 4;
+    if (bytes_.rarely(4)) options_.alibi_slopes = view(bytes_.rarely(2) ? Shape{B_, H_} : Shape{H_}, DType::f32);
+    const auto extent = [&](std::int64_t full) { return bytes_.rarely(4) ? 1 : full; };
+    if (bytes_.rarely(4)) {
+      options_.bias = view({extent(B_), extent(H_), extent(Sq_), extent(Sk_)}, bytes_.rarely(2) ? DType::f32 : dtype_);
+    }
+    if (bytes_.rarely(4)) options_.mask = view({extent(B_), extent(H_), extent(Sq_), extent(Sk_)}, DType::boolean);
+    if (bytes_.rarely(4)) options_.sink = view({H_}, DType::f32);
+    if (bytes_.rarely(4)) options_.dropout = {static_cast<float>(bytes_.below(12)) / 10, bytes_.next(), bytes_.next()};
+    options_.batch_invariant = bytes_.rarely(2);
+    static const std::string methods[] = {"", "flash", "baseline", "other"};
+    static const std::string names[] = {"", "cpu", "cpu_baseline", "reference", "other"};
+    options_.method = methods[bytes_.below(4)];
+    options_.force = bytes_.rarely(2) ? names[bytes_.below(5)] : "";
+  }
+
+  // Exactly the bytes asked for, or now and then one too few.
+  Runtime runtime(std::size_t needed) {
+    Runtime out;
+    const std::size_t given = bytes_.rarely(32) && needed > 0 ? needed - 1 : needed;
+    workspace_ = std::unique_ptr<void, void (*)(void*)>(std::aligned_alloc(64, (given + 63) / 64 * 64), std::free);
+    out.workspace = {workspace_.get(), given};
+    return out;
+  }
+
+  TensorView output_like_q(std::int64_t width) {
+    Shape shape = q_shape_;
+    shape.back() = width;
+    return view(shape, dtype_, true);
+  }
+  TensorView row_values(bool output) {
+    if (!output && bytes_.rarely(2)) return {};
+    return view(packed_q_ ? Shape{H_, Sq_} : Shape{B_, H_, Sq_}, DType::f32, output);
+  }
+
+  void forward() {
+    tensors();
+    choose_options();
+    const TensorView o = output_like_q(Dv_), lse = row_values(true);
+    const Runtime with = runtime(attention_forward_workspace(q_, k_, v_, options_));
+    attention_forward(q_, k_, v_, o, lse, options_, with);
+    explain_attention(q_, k_, v_, options_);
+  }
+
+  void backward() {
+    tensors();
+    choose_options();
+    const TensorView o = output_like_q(Dv_), lse = row_values(true);
+    attention_forward(q_, k_, v_, o, lse, options_, runtime(attention_forward_workspace(q_, k_, v_, options_)));
+    const TensorView d_o = output_like_q(Dv_), d_lse = row_values(false);
+    AttentionGradients gradients;
+    const auto like = [&](const TensorView& model) {
+      if (!model.given() || bytes_.rarely(4)) return TensorView{};
+      return view(Shape(model.shape.begin(), model.shape.begin() + model.rank), model.dtype, true);
+    };
+    gradients.dq = like(q_);
+    gradients.dk = like(k_);
+    gradients.dv = like(v_);
+    gradients.dbias = like(options_.bias);
+    gradients.dsink = like(options_.sink);
+    const Runtime with = runtime(attention_backward_workspace(q_, k_, v_, gradients, options_));
+    attention_backward(q_, k_, v_, o, lse, d_o, d_lse, gradients, options_, with);
+  }
+
+  void append() {
+    const bool paged = bytes_.rarely(2);
+    const std::int64_t page = 1 + bytes_.below(5), pages = 6, columns = 1 + bytes_.below(4);
+    const std::int64_t rows = 1 + bytes_.below(4);
+    const auto cache = [&](std::int64_t width) {
+      return view(paged ? Shape{pages, page, Hkv_, width} : Shape{B_, Sk_, Hkv_, width}, dtype_);
+    };
+    const TensorView k_new = view({B_, rows, Hkv_, D_}, dtype_), v_new = view({B_, rows, Hkv_, Dv_}, dtype_);
+    const TensorView k_cache = cache(D_), v_cache = cache(Dv_);
+    const std::int64_t slots = paged ? page * columns : Sk_;
+    const TensorView seqlens = indices(lengths(std::max<std::int64_t>(slots - rows, 0)), {B_});
+    TensorView table, batch;
+    if (paged) {
+      std::vector<std::int32_t> values;
+      for (std::int64_t i = 0; i < B_ * columns; ++i) values.push_back(static_cast<std::int32_t>(bytes_.below(pages)));
+      table = indices(values, {B_, columns});
+    } else if (bytes_.rarely(4)) {
+      batch = indices(lengths(B_ - 1), {B_});
+    }
+    const Rotary rotary = bytes_.rarely(2) ? make_rotary(slots + 1) : Rotary{};
+    append_kv_cache(k_new, v_new, k_cache, v_cache, seqlens, table, batch, rotary, {});
+  }
+
+  void rotary() {
+    const TensorView x = view({B_, Sq_, H_, D_}, dtype_);
+    const TensorView out = bytes_.rarely(2) ? x : view({B_, Sq_, H_, D_}, dtype_, true);
+    const TensorView positions = bytes_.rarely(2) ? indices(lengths(9), {B_}) : TensorView{};
+    apply_rotary(x, out, make_rotary(Sq_ + 9), positions, {});
+  }
+
+  Rotary make_rotary(std::int64_t positions) {
+    const std::int64_t half = bytes_.rarely(4) ? 1 + bytes_.below(12) : std::max<std::int64_t>(D_ / 2, 1);
+    const DType dtype = bytes_.rarely(2) ? dtype_ : DType::f32;
+    Rotary out;
+    out.cos = view({positions, half}, dtype);
+    out.sin = view({positions, half}, dtype);
+    out.interleaved = bytes_.rarely(2);
+    return out;
+  }
+
+  static constexpr std::size_t kMaxElements = 1 << 18;
+
+  Bytes bytes_;
+  std::vector<std::unique_ptr<std::byte[]>> blocks_;
+  std::unique_ptr<void, void (*)(void*)> workspace_{nullptr, std::free};
+  DType dtype_ = DType::f32;
+  std::int64_t B_ = 1, H_ = 1, Hkv_ = 1, Sq_ = 1, Sk_ = 1, D_ = 1, Dv_ = 1;
+  bool packed_q_ = false, packed_k_ = false;
+  Shape q_shape_;
+  TensorView q_, k_, v_;
+  AttentionOptions options_;
+};
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  Call(data, size).run();
+  return 0;
+}

@@ -1,0 +1,216 @@
+"""heddle.attention on torch tensors, forward and gradients, against a double-precision computation."""
+
+import math
+
+import heddle
+import pytest
+import torch
+from heddle import _torch
+from kit import DTYPES, assert_accurate, leaf, plain
+
+# name: (B, Sq, Sk, H, Hkv, D, Dv, dtype, options)
+CASES = {
+    "plain": (2, 64, 64, 4, 4, 32, 32, "f32", {}),
+    "bf16": (2, 64, 64, 4, 4, 64, 64, "bf16", {}),
+    "f16": (1, 48, 80, 2, 2, 64, 64, "f16", {}),
+    "one row": (2, 1, 77, 8, 2, 64, 64, "bf16", {}),
+    "odd sizes": (3, 37, 53, 3, 1, 17, 9, "f32", {}),
+    "large head": (1, 20, 33, 2, 1, 256, 256, "f32", {}),
+    "head of one": (1, 20, 33, 2, 1, 1, 3, "f32", {}),
+    "scale": (1, 33, 33, 2, 2, 16, 16, "f32", {"scale": 0.3}),
+    "top-left, more keys": (2, 31, 50, 4, 2, 32, 32, "f32", {"causal": "top_left"}),
+    "bottom-right, more keys": (2, 31, 50, 4, 2, 32, 32, "f32", {"causal": "bottom_right"}),
+    "top-left, more rows": (2, 50, 31, 4, 2, 32, 32, "f32", {"causal": "top_left"}),
+    "bottom-right, rows without keys": (2, 50, 31, 4, 2, 32, 32, "f32", {"causal": "bottom_right"}),
+    "window": (1, 70, 70, 2, 2, 32, 32, "f32", {"window": (7, 3)}),
+    "window, causal": (1, 70, 90, 2, 2, 32, 32, "bf16", {"window": (12, -1), "causal": "bottom_right"}),
+    "softcap": (1, 40, 40, 2, 2, 32, 32, "f32", {"softcap": 1.5}),
+    "alibi": (2, 40, 50, 4, 2, 32, 32, "f32", {"alibi_slopes": "H", "causal": "bottom_right"}),
+    "alibi per sequence": (2, 40, 50, 4, 2, 32, 32, "f32", {"alibi_slopes": "BH"}),
+    "bias": (2, 33, 45, 4, 2, 16, 16, "f32", {"bias": (2, 4, 33, 45)}),
+    "bias, broadcast": (2, 33, 45, 4, 2, 16, 16, "f32", {"bias": (4, 1, 45)}),
+    "bias of two dimensions": (2, 33, 45, 4, 2, 16, 16, "bf16", {"bias": (33, 45)}),
+    "mask": (2, 33, 45, 4, 2, 16, 16, "f32", {"mask": (2, 1, 33, 45)}),
+    "sink": (2, 33, 45, 4, 2, 16, 16, "f32", {"sink": True}),
+    "sink, rows without keys": (1, 45, 33, 4, 2, 16, 16, "f32", {"sink": True, "causal": "bottom_right"}),
+    "dropout": (2, 33, 45, 4, 2, 16, 16, "f32", {"dropout_p": 0.25}),
+    "everything": (
+        2, 40, 48, 4, 2, 24, 20, "bf16",
+        {"causal": "bottom_right", "window": (30, -1), "softcap": 5.0, "alibi_slopes": "H", "bias": (1, 4, 40, 48),
+         "mask": (2, 1, 1, 48), "sink": True, "dropout_p": 0.1, "scale": 0.2},
+    ),
+}  # fmt: skip
+
+
+def make(case):
+    """Inputs of a case, and its options with their tensors drawn."""
+    B, Sq, Sk, H, Hkv, D, Dv, dtype, wishes = case
+    torch.manual_seed(7)
+    dtype = DTYPES[dtype]
+    q, k, v = torch.randn(B, Sq, H, D), torch.randn(B, Sk, Hkv, D), torch.randn(B, Sk, Hkv, Dv)
+    options = dict(wishes)
+    if "alibi_slopes" in options:
+        options["alibi_slopes"] = torch.rand(*((H,) if wishes["alibi_slopes"] == "H" else (B, H)))
+    if "bias" in options:
+        options["bias"] = torch.randn(wishes["bias"]).to(dtype)
+    if "mask" in options:
+        options["mask"] = torch.rand(wishes["mask"]) > 0.3
+        options["mask"][..., :5, :] &= wishes["mask"][-2] == 1  # rows without any key
+    if "sink" in options:
+        options["sink"] = torch.randn(H)
+    return q.to(dtype), k.to(dtype), v.to(dtype), options
+
+
+def run(function, q, k, v, options, weight, lse_weight, dtype):
+    """out, lse and the gradients of sum(out * weight) + sum(finite lse * lse_weight), computed in `dtype`."""
+    q, k, v = leaf(q, dtype), leaf(k, dtype), leaf(v, dtype)
+    options = dict(options)
+    inputs = [q, k, v]
+    for name in ("bias", "sink"):
+        if options.get(name) is not None:
+            options[name] = leaf(options[name], dtype if function is plain or name == "bias" else None)
+            inputs.append(options[name])
+    out, lse = function(q, k, v, **options)
+    loss = (out * weight.to(out.dtype)).sum() + torch.where(torch.isfinite(lse), lse * lse_weight.to(lse.dtype), 0).sum()
+    return [out, lse, *torch.autograd.grad(loss, inputs)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_forward_and_gradients(name):
+    case = CASES[name]
+    q, k, v, options = make(case)
+    dtype = q.dtype
+    B, Sq, H = q.shape[:3]
+    weight, lse_weight = torch.randn(B, Sq, H, v.shape[-1]), torch.randn(B, H, Sq)
+    kept = {}
+    if "dropout_p" in options:
+        seed = 2**63 + 11  # the sign bit of the int64 that carries it
+        kept = {"kept": _torch.dropout_keep((B, H, Sq, k.shape[1]), options["dropout_p"], torch.tensor(seed - 2**64))}
+
+    def ours(q, k, v, **options):
+        extra = {"dropout_seed": seed} if kept else {}
+        return heddle.attention(q, k, v, return_lse=True, **extra, **options)
+
+    exact = run(plain, q, k, v, {**options, **kept}, weight, lse_weight, torch.float64)
+    rough = run(plain, q, k, v, {**options, **kept}, weight, lse_weight, dtype)
+    found = run(ours, q, k, v, options, weight, lse_weight, dtype)
+    names = ["out", "lse", "dq", "dk", "dv"] + ["dbias"] * ("bias" in options) + ["dsink"] * ("sink" in options)
+    assert found[0].dtype == dtype and found[1].dtype == torch.float32
+    for label, x, e, r in zip(names, found, exact, rough):
+        assert_accurate(label, x, e, r, x.dtype, factor=3 if "softcap" in options and label[0] == "d" else 2)
+
+
+def packed_case():
+    lengths_q, lengths_k = [5, 0, 17, 30], [9, 4, 0, 41]
+    torch.manual_seed(3)
+    q, k, v = torch.randn(52, 4, 16), torch.randn(54, 2, 16), torch.randn(54, 2, 24)
+    cu_q = torch.tensor([0, 5, 5, 22, 52], dtype=torch.int32)
+    cu_k = torch.tensor([0, 9, 13, 13, 54], dtype=torch.int32)
+    return lengths_q, lengths_k, q, k, v, cu_q, cu_k
+
+
+@pytest.mark.parametrize("causal", ["none", "top_left", "bottom_right"])
+def test_packed_equals_each_sequence_alone(causal):
+    lengths_q, lengths_k, q, k, v, cu_q, cu_k = packed_case()
+
+    def alone(q, k, v, sink):
+        outs, lses = [], []
+        for x, y, z in zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k)):
+            out, lse = plain(x[None], y[None], z[None], causal=causal, sink=sink)
+            outs.append(out[0])
+            lses.append(lse[0])
+        return torch.cat(outs), torch.cat(lses, 1)
+
+    def ours(q, k, v, sink):
+        return heddle.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=causal, sink=sink, return_lse=True)
+
+    sink, weight, lse_weight = torch.randn(4), torch.randn(52, 4, 24), torch.randn(4, 52)
+    results = []
+    for function, dtype in ((alone, torch.float64), (alone, torch.float32), (ours, torch.float32)):
+        inputs = [leaf(x, dtype) for x in (q, k, v, sink)]
+        out, lse = function(*inputs)
+        loss = (out * weight).sum() + (lse * lse_weight).sum()
+        results.append([out, lse, *torch.autograd.grad(loss, inputs)])
+    for name, e, r, x in zip(("out", "lse", "dq", "dk", "dv", "dsink"), *results):
+        assert_accurate(name, x, e, r, torch.float32)
+
+
+def test_seqused_limits_rows_and_keys():
+    torch.manual_seed(5)
+    q, k, v = torch.randn(2, 9, 2, 8), torch.randn(2, 12, 2, 8), torch.randn(2, 12, 2, 8)
+    k[0, 7:], v[0, 7:] = math.nan, math.nan  # beyond a length: must not be read
+    used_q, used_k = torch.tensor([9, 4], dtype=torch.int32), torch.tensor([7, 12], dtype=torch.int32)
+    out = heddle.attention(q, k, v, seqused_q=used_q, seqused_k=used_k, causal="bottom_right")
+    for b in range(2):
+        i, j = used_q[b], used_k[b]
+        alone = heddle.attention(q[b : b + 1, :i], k[b : b + 1, :j], v[b : b + 1, :j], causal="bottom_right")
+        torch.testing.assert_close(out[b : b + 1, :i], alone)
+
+
+def test_strides_are_free():
+    torch.manual_seed(5)
+    base = torch.randn(2, 4, 30, 3, 32)
+    q, k, v = (base[:, :, :, i, ::2].transpose(1, 2) for i in range(3))  # nothing contiguous, last stride 2
+    expected = heddle.attention(q.contiguous(), k.contiguous(), v.contiguous(), causal="top_left")
+    torch.testing.assert_close(heddle.attention(q, k, v, causal="top_left"), expected)
+    one = torch.randn(1, 30, 1, 16)
+    shared = one.expand(2, 30, 4, 16)  # strides 0
+    bias = torch.randn(1, 1, 1, 30).expand(2, 4, 30, 30)
+    torch.testing.assert_close(
+        heddle.attention(q, shared, shared, bias=bias),
+        heddle.attention(q, shared.contiguous(), shared.contiguous(), bias=bias.contiguous()),
+    )
+    x = leaf(one)
+    heddle.attention(x.expand(2, 30, 4, 16), x.expand(2, 30, 4, 16), x.expand(2, 30, 4, 16)).sum().backward()
+    y = leaf(one, torch.float64)
+    plain(*[y.expand(2, 30, 4, 16)] * 3)[0].sum().backward()
+    torch.testing.assert_close(x.grad.double(), y.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_empty_extents():
+    assert heddle.attention(torch.empty(0, 4, 2, 8), torch.empty(0, 4, 2, 8), torch.empty(0, 4, 2, 8)).shape == (0, 4, 2, 8)
+    q = torch.randn(1, 3, 2, 8, requires_grad=True)
+    out, lse = heddle.attention(q, torch.empty(1, 0, 2, 8), torch.empty(1, 0, 2, 8), return_lse=True)
+    assert torch.equal(out, torch.zeros(1, 3, 2, 8)) and torch.equal(lse, torch.full((1, 2, 3), -math.inf))
+    out.sum().backward()
+    assert torch.equal(q.grad, torch.zeros_like(q))
+    assert heddle.attention(torch.empty(2, 0, 2, 8), torch.randn(2, 5, 2, 8), torch.randn(2, 5, 2, 8)).shape == (2, 0, 2, 8)
+
+
+def test_dropout_follows_its_seed():
+    torch.manual_seed(1)
+    q = torch.randn(1, 40, 2, 8)
+    once = heddle.attention(q, q, q, dropout_p=0.5, dropout_seed=4)
+    assert torch.equal(once, heddle.attention(q, q, q, dropout_p=0.5, dropout_seed=torch.tensor(4)))
+    assert not torch.equal(once, heddle.attention(q, q, q, dropout_p=0.5, dropout_seed=5))
+    torch.manual_seed(9)
+    drawn = heddle.attention(q, q, q, dropout_p=0.5)
+    assert not torch.equal(drawn, heddle.attention(q, q, q, dropout_p=0.5))
+    torch.manual_seed(9)
+    assert torch.equal(drawn, heddle.attention(q, q, q, dropout_p=0.5))
+    # v = identity shows the probabilities: those kept are scaled by 1 / (1 - p), and about half are kept.
+    p = heddle.attention(torch.zeros(1, 64, 4, 8), torch.zeros(1, 64, 4, 8), torch.eye(64)[None, :, None].expand(1, 64, 4, 64),
+                         dropout_p=0.5, dropout_seed=0)  # fmt: skip
+    assert set(p.mul(64).round(decimals=3).unique().tolist()) == {0.0, 2.0}
+    assert 0.45 < (p > 0).float().mean() < 0.55
+
+
+@pytest.mark.parametrize("name", ["plain", "bf16", "bottom-right, more keys", "mask", "sink"])
+def test_methods_and_forced_candidates_agree(name):
+    q, k, v, options = make(CASES[name])
+    exact = plain(*(x.double() for x in (q, k, v)), **options)[0]
+    rough = plain(q, k, v, **options)[0]
+    for candidate in heddle.explain(q, k, v, **options):
+        if candidate.supported:
+            assert_accurate(candidate.name, heddle.attention(q, k, v, force=candidate.name, **options), exact, rough, q.dtype)
+    for method in ("flash", "baseline"):
+        assert_accurate(method, heddle.attention(q, k, v, method=method, **options), exact, rough, q.dtype)
+
+
+def test_batch_invariant_rows_do_not_depend_on_the_batch():
+    torch.manual_seed(2)
+    q, k, v = torch.randn(3, 1, 8, 32), torch.randn(3, 700, 2, 32), torch.randn(3, 700, 2, 32)
+    together = heddle.attention(q, k, v, batch_invariant=True)
+    for b in range(3):
+        alone = heddle.attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], batch_invariant=True)
+        assert torch.equal(together[b : b + 1], alone)

@@ -1,0 +1,94 @@
+"""Imports without torch, threads, and forked processes."""
+
+import multiprocessing
+import subprocess
+import sys
+import threading
+
+import heddle
+import numpy as np
+import torch
+
+
+def run(code):
+    """Runs `code` in a fresh interpreter."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_works_where_torch_cannot_be_imported():
+    out = run(
+        "import sys; sys.modules['torch'] = None\n"
+        "import numpy as np, heddle, heddle.flash_attn\n"
+        "q = np.ones((1, 4, 2, 8), np.float32)\n"
+        "print(heddle.attention(q, q, q, causal='top_left').sum(), heddle.explain(q, q, q).chosen.name)\n"
+        "try: heddle.sdpa(q, q, q)\n"
+        "except TypeError as error: print(error)\n"
+    )
+    assert out.startswith("64.0 ") and "it must be a torch tensor" in out
+
+
+def test_importing_does_not_import_torch():
+    assert run("import sys, heddle; print('torch' in sys.modules)").strip() == "False"
+
+
+def test_first_call_may_be_a_compiled_one():
+    code = (
+        "import heddle, torch\n"
+        "f = torch.compile(lambda q: heddle.attention(q, q, q).sum(), fullgraph=True, backend='aot_eager')\n"
+        "q = torch.ones(1, 4, 2, 8, requires_grad=True)\n"
+        "f(q).backward(); print(q.grad.shape)\n"
+    )
+    assert run(code).strip() == "torch.Size([1, 4, 2, 8])"
+
+
+def test_threads_at_once():
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, 100 + 30 * n, 4, 32, requires_grad=True) for n in range(3)]
+
+    def gradient(q):
+        return torch.autograd.grad(heddle.attention(q, q, q, causal="top_left").square().sum(), q)[0]
+
+    expected = [gradient(q) for q in inputs]
+    failures = []
+
+    def work(n):
+        try:
+            for _ in range(10):
+                assert torch.equal(gradient(inputs[n]), expected[n])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def _child(queue, q):
+    queue.put((heddle.attention(q, q, q), heddle.num_threads()))
+
+
+def test_a_forked_process_can_call():
+    q = np.random.default_rng(0).standard_normal((2, 200, 4, 32)).astype(np.float32)
+    expected = heddle.attention(q, q, q)  # the parent's pool has started
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=_child, args=(queue, q))
+    process.start()
+    found, threads = queue.get(timeout=60)
+    process.join(timeout=60)
+    assert process.exitcode == 0 and threads == heddle.num_threads()
+    assert np.array_equal(found, expected)
+    assert np.array_equal(heddle.attention(q, q, q), expected)
+
+
+def test_enum_and_candidates_can_be_pickled():
+    import pickle
+
+    assert pickle.loads(pickle.dumps(heddle.Causal.top_left)) is heddle.Causal.top_left
+    found = heddle.explain((1, 4, 2, 8), (1, 4, 2, 8), (1, 4, 2, 8))
+    assert pickle.loads(pickle.dumps(found)) == found

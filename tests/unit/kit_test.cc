@@ -1,0 +1,216 @@
+// The kit can fail: poison, guards, comparison and bounds notice what they are there to notice.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <set>
+
+#include "heddle/error.h"
+#include "kit/run_case.h"
+
+namespace heddle::kit {
+namespace {
+
+TEST(HostTensor, LayoutsHoldTheSameValues) {
+  for (Layout layout :
+       {Layout::contiguous, Layout::heads_first, Layout::padded_rows, Layout::strided_dim, Layout::reversed}) {
+    for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      HostTensor x = HostTensor::input(dtype, {2, 3, 2, 5}, layout);
+      for (std::int64_t n = 0; n < x.elements(); ++n) EXPECT_TRUE(std::isnan(x.get(n)));
+      for (std::int64_t n = 0; n < x.elements(); ++n) x.set(n, static_cast<double>(n));
+      for (std::int64_t n = 0; n < x.elements(); ++n) EXPECT_EQ(x.get(n), n) << static_cast<int>(layout);
+      EXPECT_EQ(x.damage(), "");
+    }
+  }
+  HostTensor shared = HostTensor::input(DType::f32, {2, 3, 2, 5}, Layout::expanded);
+  shared.set(0, 7);
+  EXPECT_EQ(shared.get(5), 7);              // other head
+  EXPECT_EQ(shared.get(30), 7);             // other batch
+  EXPECT_TRUE(std::isnan(shared.get(10)));  // other row
+}
+
+TEST(HostTensor, DamageOutsideIsSeen) {
+  for (Layout layout : {Layout::contiguous, Layout::padded_rows, Layout::strided_dim}) {
+    HostTensor out = HostTensor::output(DType::f32, {2, 3, 2, 5}, layout);
+    EXPECT_EQ(out.damage(), "");
+    auto* first = static_cast<float*>(out.view().data);
+    first[-1] = 0;
+    EXPECT_NE(out.damage(), "");
+  }
+  HostTensor padded = HostTensor::output(DType::bf16, {3, 2, 5}, Layout::padded_rows);
+  static_cast<std::uint16_t*>(padded.view().data)[5] = 0;  // the gap behind the first row
+  EXPECT_NE(padded.damage(), "");
+}
+
+Comparison compare_values(std::vector<double> out, std::vector<double> reference, double factor = 2) {
+  PlainTensor plain;
+  plain.values = reference;
+  for (double& x : plain.values) x += std::isfinite(x) ? 0.01 : 0;
+  return compare("x", out, reference, plain, {static_cast<std::int64_t>(reference.size())}, DType::f32, DType::f32,
+                 factor);
+}
+
+TEST(Compare, BoundIsAMultipleOfThePlainError) {
+  EXPECT_TRUE(compare_values({1, 2.0199}, {1, 2}).passed);
+  EXPECT_FALSE(compare_values({1, 2.0201}, {1, 2}).passed);
+  EXPECT_TRUE(compare_values({1, 2.0201}, {1, 2}, 3).passed);
+  const Comparison worst = compare_values({1, 2, 5}, {1, 2, 3});
+  EXPECT_EQ(worst.worst, "x[2] is 5, the reference 3");
+  EXPECT_DOUBLE_EQ(worst.error, 2);
+}
+
+TEST(Compare, InfinitiesAndNansMustMatch) {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
+  EXPECT_TRUE(compare_values({inf, -inf, nan}, {inf, -inf, nan}).passed);
+  EXPECT_FALSE(compare_values({nan, 1}, {0, 1}).passed);
+  EXPECT_FALSE(compare_values({nan, 1}, {-inf, 1}).passed);
+  EXPECT_FALSE(compare_values({inf, 1}, {-inf, 1}).passed);
+  EXPECT_FALSE(compare_values({1e30, 1}, {inf, 1}).passed);
+  EXPECT_FALSE(compare_values({0, 1}, {nan, 1}).passed);
+  EXPECT_EQ(compare_values({0, nan, 9}, {0, 0, 0}).worst, "x[1] is nan, the reference 0");
+}
+
+TEST(CaseTable, NamesAreUniqueAndSizesCovered) {
+  std::set<std::string> names;
+  std::set<std::int64_t> lengths, head_sizes;
+  std::set<Purpose> purposes;
+  for (const AttentionCase& row : attention_cases()) {
+    EXPECT_TRUE(names.insert(row.name).second) << row.name;
+    lengths.insert({row.Sq, row.Sk});
+    head_sizes.insert({row.D, row.Dv});
+    purposes.insert(row.purpose);
+  }
+  for (int length : {0, 1, 3, 7, 15, 16, 17, 31, 33, 47, 48, 49, 63, 65, 95, 97, 127, 129, 191, 193, 200, 257, 4096}) {
+    EXPECT_TRUE(lengths.contains(length)) << length;
+  }
+  for (int size : {1, 3, 5, 8, 31, 32, 33, 40, 64, 80, 96, 128, 129, 192, 256}) {
+    EXPECT_TRUE(head_sizes.contains(size)) << size;
+  }
+  EXPECT_EQ(purposes.size(), 5u);
+  EXPECT_THROW(attention_case("no_such_row"), Error);
+}
+
+// A kernel with one small mistake: exact in all else, it must still fail. Each mistake is the reference run on a case
+// that differs in one option, judged as the original case.
+struct Mistake {
+  const char* name;
+  const char* row;  // of the case table
+  std::function<void(AttentionCase&)> change;
+  std::function<void(CaseData&)> spoil = {};
+  bool backward = true;
+  bool only_f32 = false;  // too small for the bounds of 16-bit rows
+};
+
+void PrintTo(const Mistake& mistake, std::ostream* out) { *out << mistake.name; }
+
+class Mistakes : public ::testing::TestWithParam<Mistake> {};
+
+TEST_P(Mistakes, AreNoticed) {
+  for (const char* dtype : {"_f32", "_bf16", "_f16"}) {
+    bool there = false;
+    for (const AttentionCase& row : attention_cases()) there |= row.name == std::string(GetParam().row) + dtype;
+    if (!there || (GetParam().only_f32 && std::string(dtype) != "_f32")) continue;
+    const AttentionCase& spec = attention_case(std::string(GetParam().row) + dtype);
+    SCOPED_TRACE(spec.name);
+    const CaseData right(spec);
+    AttentionCase wrong_spec = spec;
+    if (GetParam().change) GetParam().change(wrong_spec);
+    CaseData wrong(wrong_spec);
+    if (GetParam().spoil) GetParam().spoil(wrong);
+
+    const auto passes = [&](const std::vector<double>& out, const std::vector<double>& reference,
+                            const PlainTensor& plain, double factor) {
+      std::vector<double> rounded_out;
+      for (double x : out) rounded_out.push_back(rounded(x, spec.dtype));
+      return compare("x", rounded_out, reference, plain, {static_cast<std::int64_t>(out.size())}, spec.dtype,
+                     spec.dtype, factor)
+          .passed;
+    };
+    const reference::Forward out = reference::attention_forward(wrong.problem(), default_executor());
+    const reference::Forward expected = reference::attention_forward(right.problem(), default_executor());
+    EXPECT_FALSE(passes(out.o, expected.o, plain_forward(right.problem()).o, kFactor));
+    if (!GetParam().backward) continue;
+    const Gradients right_outputs = right.new_gradients(), wrong_outputs = wrong.new_gradients();
+    const AttentionBackwardProblem p = right.backward_problem(right_outputs);
+    const reference::Backward gradient = reference::attention_backward(p, default_executor());
+    const reference::Backward wrong_gradient =
+        reference::attention_backward(wrong.backward_problem(wrong_outputs), default_executor());
+    const PlainBackward plain = plain_backward(p);
+    const double factor = spec.softcap > 0 ? kSoftcapGradientFactor : kFactor;
+    EXPECT_FALSE(passes(wrong_gradient.dq, gradient.dq, plain.dq, factor));
+    EXPECT_FALSE(passes(wrong_gradient.dk, gradient.dk, plain.dk, factor));
+    EXPECT_FALSE(passes(wrong_gradient.dv, gradient.dv, plain.dv, factor));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kit, Mistakes,
+    ::testing::Values(Mistake{"causal_from_the_other_corner", "corner_bottom_right_more_rows",
+                              [](auto& c) { c.causal = Causal::top_left; }},
+                      Mistake{"no_causal", "round_s256_d64_causal", [](auto& c) { c.causal = Causal::none; }},
+                      Mistake{"window_one_wider", "feature_window_left", [](auto& c) { ++c.window_left; }},
+                      Mistake{"window_one_narrower", "feature_window_both", [](auto& c) { --c.window_right; }},
+                      Mistake{"no_softcap", "feature_softcap", [](auto& c) { c.softcap = 0; }},
+                      Mistake{"softcap_twice_as_wide", "feature_softcap_d128", [](auto& c) { c.softcap *= 2; }},
+                      Mistake{"slopes_of_the_next_head",
+                              "feature_alibi",
+                              {},
+                              [](CaseData& d) {
+                                const double first = d.alibi.get(0);
+                                for (std::int64_t h = 0; h + 1 < d.alibi.elements(); ++h)
+                                  d.alibi.set(h, d.alibi.get(h + 1));
+                                d.alibi.set(d.alibi.elements() - 1, first);
+                              }},
+                      Mistake{"no_sink",
+                              "feature_sink",
+                              {},
+                              [](CaseData& d) {
+                                for (std::int64_t h = 0; h < d.sink.elements(); ++h) d.sink.set(h, -1e30);
+                              },
+                              true,
+                              true},
+                      Mistake{"another_dropout_mask", "feature_dropout", [](auto& c) { c.dropout = 0.21f; }},
+                      Mistake{"one_mask_bit",
+                              "feature_mask_full",
+                              {},
+                              [](CaseData& d) {
+                                for (std::int64_t j = 0; j < 75; ++j) d.mask.set(j, d.mask.get(j) == 0);
+                              }},
+                      Mistake{"one_bias_row",
+                              "feature_bias_full",
+                              {},
+                              [](CaseData& d) {
+                                for (std::int64_t j = 0; j < 75; ++j) d.bias.set(j, -d.bias.get(j));
+                              }},
+                      Mistake{"last_key_left_out",
+                              "odd_head_size_33_33",
+                              {},
+                              [](CaseData& d) {
+                                d.seqused_k = HostTensor::input(DType::i32, {1}), d.seqused_k.set(0, 36);
+                              }},
+                      Mistake{"one_key_more",
+                              "feature_used_keys",
+                              {},
+                              [](CaseData& d) {
+                                d.seqused_k.set(0, d.seqused_k.get(0) + 1);
+                                for (HostTensor* x : {&d.k, &d.v}) {
+                                  for (std::int64_t n = 0; n < 64; ++n) x->set((74 * 2) * 32 + n, 0.0);
+                                }
+                              },
+                              true,
+                              true},
+                      Mistake{"scale_off_by_3_percent", "round_s64_d64", [](auto& c) { c.scale = 0.125f * 1.03f; }},
+                      Mistake{"page_swapped",
+                              "feature_paged_16",
+                              {},
+                              [](CaseData& d) {
+                                const double page = d.page_table.get(0);
+                                d.page_table.set(0, d.page_table.get(7));
+                                d.page_table.set(7, page);
+                              },
+                              false}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace heddle::kit

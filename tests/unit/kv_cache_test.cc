@@ -1,0 +1,265 @@
+// append_kv_cache against a plain loop: the whole cache is compared, bit by bit where nothing may be written.
+#include "core/overlap.h"
+#include "unit/kv_cache_tensors.h"
+
+namespace heddle::kv_cache_tests {
+namespace {
+
+// A cache of `pages` pages; a contiguous one has one page a row.
+struct Cache {
+  Tensor k, v;
+  Cache(DType dtype, std::int64_t pages, std::int64_t page_size, std::int64_t heads, std::int64_t D, std::int64_t Dv,
+        std::vector<int> order = {}, std::int64_t pad = 0)
+      : k(dtype, {pages, page_size, heads, D}, order, pad), v(dtype, {pages, page_size, heads, Dv}, order, pad) {
+    k.randomize(21);
+    v.randomize(22);
+  }
+};
+
+// Runs an append and compares the whole cache: new rows where `slot(b, position)` says, old bits elsewhere.
+struct AppendCase {
+  DType dtype = DType::f32;
+  std::int64_t B = 2, S = 3, Hkv = 2, D = 8, Dv = 6, half = 0;
+  bool interleaved = false;
+  std::vector<std::int32_t> seqlens, table, batch_idx;
+  std::int64_t pages = 2, page_size = 16;
+  std::vector<int> order;
+  std::int64_t pad = 0;
+  int threads = 2;
+};
+
+void check_append(const AppendCase& c) {
+  Cache cache(c.dtype, c.pages, c.page_size, c.Hkv, c.D, c.Dv, c.order, c.pad);
+  Cache expected = cache;
+  Tensor k_new(c.dtype, {c.B, c.S, c.Hkv, c.D}, {0, 2, 1, 3}, 1), v_new(c.dtype, {c.B, c.S, c.Hkv, c.Dv}, {}, 2);
+  k_new.randomize(31);
+  v_new.randomize(32);
+  const Tables tables(DType::f32, 400, c.half);
+  const std::int64_t max_pages = c.table.empty() ? 0 : static_cast<std::int64_t>(c.table.size()) / c.B;
+  const TensorView table = c.table.empty() ? TensorView() : TensorView(c.table.data(), DType::i32, {c.B, max_pages});
+  const auto pool = make_thread_pool(c.threads);
+  append_kv_cache(k_new.view(), v_new.view(), cache.k.view(), cache.v.view(), indices(c.seqlens), table,
+                  c.batch_idx.empty() ? TensorView() : indices(c.batch_idx),
+                  c.half > 0 ? tables.rotary(c.interleaved) : Rotary{}, {{}, pool.get(), nullptr});
+  EXPECT_TRUE(cache.k.guards_intact());
+  EXPECT_TRUE(cache.v.guards_intact());
+  for (std::int64_t b = 0; b < c.B; ++b) {
+    for (std::int64_t i = 0; i < c.S; ++i) {
+      const std::int64_t position = c.seqlens[b] + i;
+      const std::int64_t page = !c.table.empty()       ? c.table[b * max_pages + position / c.page_size]
+                                : !c.batch_idx.empty() ? c.batch_idx[b]
+                                                       : b;
+      const std::int64_t slot = position % c.page_size;
+      for (std::int64_t h = 0; h < c.Hkv; ++h) {
+        const auto row = [&](std::int64_t d) { return k_new.get({b, i, h, d}); };
+        for (std::int64_t d = 0; d < c.D; ++d) {
+          expect_near(cache.k, {page, slot, h, d}, rotated(row, tables, c.half, c.interleaved, position, d));
+          expected.k.set({page, slot, h, d}, static_cast<float>(cache.k.get({page, slot, h, d})));
+        }
+        for (std::int64_t d = 0; d < c.Dv; ++d) {
+          expected.v.set({page, slot, h, d}, static_cast<float>(v_new.get({b, i, h, d})));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(cache.k.bytes(), expected.k.bytes());
+  EXPECT_EQ(cache.v.bytes(), expected.v.bytes());
+}
+
+TEST(AppendKvCache, ContiguousPagedAndByBatchIndex) {
+  for (const DType dtype : kDTypes) {
+    for (const std::int64_t half : {0, 3, 4}) {
+      for (const bool interleaved : {false, true}) {
+        SCOPED_TRACE(std::string(name_of(dtype)) + " half " + std::to_string(half));
+        AppendCase c;
+        c.dtype = dtype;
+        c.half = half;
+        c.interleaved = interleaved;
+        c.seqlens = {0, 13};
+        check_append(c);  // the last row of sequence 1 fills the cache
+        c.pages = 5;
+        c.batch_idx = {3, 1};
+        c.order = {2, 0, 1, 3};
+        c.pad = 3;
+        check_append(c);
+        c.batch_idx = {4, 4};  // one cache row for both, at other positions
+        c.seqlens = {3, 6};
+        check_append(c);
+        c.batch_idx = {};
+        c.order = {};
+        for (const std::int64_t page_size : {1, 2, 5, 16}) {
+          c.page_size = page_size;
+          c.pages = 20;
+          c.table = {7, 2, 19, 0, 11, 4, 3, 8, 5, 6, 9, 10, 1, 12, 13, 14};
+          c.seqlens = {4, 1};
+          check_append(c);
+        }
+        c.table = {};
+        c.page_size = 16;
+      }
+    }
+  }
+}
+
+TEST(AppendKvCache, ManyRowsOnManyThreads) {
+  AppendCase c;
+  c.B = 3;
+  c.S = 100;
+  c.D = 64;
+  c.Dv = 64;
+  c.half = 32;
+  c.Hkv = 4;
+  c.page_size = 7;
+  c.pages = 60;
+  c.threads = 4;
+  for (int i = 0; i < 60; ++i) c.table.push_back((i * 37) % 60);
+  c.seqlens = {0, 33, 40};
+  check_append(c);
+}
+
+TEST(AppendKvCache, AcceptsNothingToAppend) {
+  AppendCase c;
+  c.S = 0;
+  c.seqlens = {16, 0};
+  check_append(c);
+  c.B = 0;
+  c.pages = 0;
+  c.seqlens = {};
+  check_append(c);
+}
+
+TEST(AppendKvCache, AcceptsOneFusedCacheTensor) {
+  // [pages, 2, page_size, heads, D]: keys and values of a page lie beside each other.
+  std::vector<float> fused(3 * 2 * 4 * 2 * 8, -1.0f);
+  const TensorView k(fused.data(), DType::f32, {3, 4, 2, 8}, {128, 16, 8, 1});
+  const TensorView v(fused.data() + 64, DType::f32, {3, 4, 2, 8}, {128, 16, 8, 1});
+  Tensor k_new(DType::f32, {1, 2, 2, 8}), v_new(DType::f32, {1, 2, 2, 8});
+  k_new.randomize(1);
+  v_new.randomize(2);
+  const std::vector<std::int32_t> table = {2, 0}, seqlens = {3};
+  append_kv_cache(k_new.view(), v_new.view(), k, v, indices(seqlens), TensorView(table.data(), DType::i32, {1, 2}), {},
+                  {}, {});
+  EXPECT_EQ(std::count(fused.begin(), fused.end(), -1.0f), 3 * 128 - 4 * 16);
+  EXPECT_EQ(fused[2 * 128 + 3 * 16], static_cast<float>(k_new.get({0, 0, 0, 0})));
+  EXPECT_EQ(fused[64 + 15], static_cast<float>(v_new.get({0, 1, 1, 7})));
+}
+
+class AppendRefuses : public testing::Test {
+ protected:
+  Tensor k_new_{DType::f16, {2, 3, 2, 8}}, v_new_{DType::f16, {2, 3, 2, 6}};
+  Cache cache_{DType::f16, 4, 5, 2, 8, 6};
+  const Cache before_ = cache_;
+
+  std::string contiguous(const std::vector<std::int32_t>& seqlens, const std::vector<std::int32_t>& batch_idx,
+                         const Rotary& rotary = {}) {
+    return message([&] {
+      append_kv_cache(k_new_.view(), v_new_.view(), cache_.k.view(), cache_.v.view(), indices(seqlens), {},
+                      batch_idx.empty() ? TensorView() : indices(batch_idx), rotary, {});
+    });
+  }
+  std::string paged(const std::vector<std::int32_t>& seqlens, const std::vector<std::int32_t>& table) {
+    return message([&] {
+      append_kv_cache(k_new_.view(), v_new_.view(), cache_.k.view(), cache_.v.view(), indices(seqlens),
+                      TensorView(table.data(), DType::i32, {2, static_cast<std::int64_t>(table.size()) / 2}), {}, {},
+                      {});
+    });
+  }
+  void TearDown() override {
+    EXPECT_EQ(cache_.k.bytes(), before_.k.bytes());
+    EXPECT_EQ(cache_.v.bytes(), before_.v.bytes());
+  }
+};
+
+TEST_F(AppendRefuses, PositionsPastTheCache) {
+  EXPECT_EQ(
+      contiguous({0, 3}, {0, 1}),
+      "[append_kv_cache] seqlens[1] is 3: with 3 rows sequence 1 ends at position 6, and the cache's rows hold 5");
+  EXPECT_EQ(contiguous({-1, 0}, {0, 1}), "[append_kv_cache] seqlens[0] is -1: it must be at least 0");
+  EXPECT_EQ(contiguous({2147483647, 0}, {0, 1}),
+            "[append_kv_cache] seqlens[0] is 2147483647: with 3 rows sequence 0 ends at position 2147483650, and the "
+            "cache's rows hold 5");
+  EXPECT_EQ(paged({0, 8}, {0, 1, 2, 3}),
+            "[append_kv_cache] seqlens[1] is 8: with 3 rows sequence 1 ends at position 11, and page_table's pages "
+            "hold 10");
+  const Tables tables(DType::f32, 4, 4);
+  EXPECT_EQ(contiguous({2, 0}, {0, 1}, tables.rotary(false)),
+            "[append_kv_cache] seqlens[0] is 2: with 3 rows sequence 0 ends at position 5, and cos's rows number 4");
+}
+
+TEST_F(AppendRefuses, PagesOutOfRange) {
+  EXPECT_EQ(paged({0, 4}, {0, -1, 2, -1}),
+            "[append_kv_cache] page_table[1, 1] is -1: it must be from 0 to 3 (k_cache has 4 pages)");
+  EXPECT_EQ(paged({0, 4}, {0, -1, 2, 4}),
+            "[append_kv_cache] page_table[1, 1] is 4: it must be from 0 to 3 (k_cache has 4 pages)");
+  EXPECT_EQ(paged({0, 0}, {-2147483647 - 1, 0, 2, 1}),
+            "[append_kv_cache] page_table[0, 0] is -2147483648: it must be from 0 to 3 (k_cache has 4 pages)");
+  EXPECT_EQ(contiguous({0, 0}, {0, 4}),
+            "[append_kv_cache] cache_batch_idx[1] is 4: it must be from 0 to 3 (k_cache has 4 rows)");
+  EXPECT_SAYS(contiguous({0, 0}, {}), "k_cache has 4 rows and k_new has 2 sequences");
+}
+
+TEST_F(AppendRefuses, TwoRowsForOneSlot) {
+  EXPECT_EQ(contiguous({0, 2}, {3, 3}),
+            "[append_kv_cache] position 2 of sequence 0 and position 2 of sequence 1 are both slot 2 of cache row 3: "
+            "the rows of one call must go to slots of their own");
+  EXPECT_EQ(paged({4, 1}, {0, 2, 2, 1}),
+            "[append_kv_cache] position 6 of sequence 0 and position 1 of sequence 1 are both slot 1 of page 2: the "
+            "rows of one call must go to slots of their own");
+}
+
+TEST_F(AppendRefuses, TwoRowsOfOneSequenceForOneSlot) {
+  Tensor k_new(DType::f16, {1, 6, 2, 8}), v_new(DType::f16, {1, 6, 2, 6});
+  const std::vector<std::int32_t> seqlens = {0}, table = {1, 1};
+  EXPECT_EQ(message([&] {
+              append_kv_cache(k_new.view(), v_new.view(), cache_.k.view(), cache_.v.view(), indices(seqlens),
+                              TensorView(table.data(), DType::i32, {1, 2}), {}, {}, {});
+            }),
+            "[append_kv_cache] position 0 of sequence 0 and position 5 of sequence 0 are both slot 0 of page 1: the "
+            "rows of one call must go to slots of their own");
+}
+
+TEST_F(AppendRefuses, ShapesDtypesAndSharedMemory) {
+  const std::vector<std::int32_t> seqlens = {0, 0}, rows = {0, 1};
+  const auto call = [&](const TensorView& k_new, const TensorView& v_new, const TensorView& k, const TensorView& v) {
+    return message([&] { append_kv_cache(k_new, v_new, k, v, indices(seqlens), {}, indices(rows), {}, {}); });
+  };
+  const TensorView k = cache_.k.view(), v = cache_.v.view();
+  EXPECT_SAYS(call(k_new_.view(), v_new_.view(), {}, v), "k_cache is missing");
+  EXPECT_SAYS(call(k_new_.view(), Tensor(DType::bf16, {2, 3, 2, 6}).view(), k, v),
+              "v_new is bfloat16 and k_new is float16: they must be equal");
+  EXPECT_SAYS(call(k_new_.view(), Tensor(DType::f16, {2, 4, 2, 6}).view(), k, v), "dimension 1 must be equal");
+  EXPECT_SAYS(call(Tensor(DType::f16, {2, 3, 1, 8}).view(), v_new_.view(), k, v), "heads and head size must be equal");
+  EXPECT_SAYS(call(k_new_.view(), v_new_.view(), k, Tensor(DType::f16, {4, 6, 2, 6}).view()),
+              "v_cache is [4, 6, 2, 6] and k_cache is [4, 5, 2, 8]: dimension 1 must be equal");
+  TensorView inside = k;
+  inside.shape = {2, 3, 2, 8};
+  EXPECT_SAYS(call(inside, v_new_.view(), k, v), "k_cache shares memory with k_new");
+  TensorView on_keys = v;
+  on_keys.data = k.data;
+  EXPECT_SAYS(call(k_new_.view(), v_new_.view(), k, on_keys), "v_cache shares memory with k_cache");
+  const TensorView in_cache(k.data, DType::i32, {2});
+  std::memset(k.data, 0, 8);  // index data that would pass, were it not about to be overwritten
+  std::memset(const_cast<std::byte*>(before_.k.bytes().data()) + 128, 0, 8);
+  EXPECT_SAYS(
+      message([&] { append_kv_cache(k_new_.view(), v_new_.view(), k, v, in_cache, {}, indices(rows), {}, {}); }),
+      "k_cache shares memory with seqlens");
+}
+
+TEST(MayShareMemory, IsExactForSlicesOfOneTensor) {
+  std::vector<float> data(4 * 3 * 2 * 8);
+  const auto slice = [&](std::int64_t part, std::int64_t width) {
+    return TensorView(data.data() + part, DType::f32, {4, 2, width}, {48, 8, 1});
+  };
+  EXPECT_FALSE(may_share_memory(slice(0, 8), slice(16, 8)));
+  EXPECT_FALSE(may_share_memory(slice(0, 3), slice(3, 5)));
+  EXPECT_TRUE(may_share_memory(slice(0, 4), slice(3, 5)));
+  EXPECT_TRUE(may_share_memory(slice(3, 5), slice(0, 4)));
+  EXPECT_TRUE(may_share_memory(slice(0, 1), slice(48, 1)));
+  EXPECT_FALSE(may_share_memory(slice(0, 1), TensorView(data.data() + 1, DType::f32, {4, 2, 0})));
+  const TensorView reversed(data.data() + 7, DType::f32, {8}, {-1});
+  EXPECT_TRUE(may_share_memory(reversed, TensorView(data.data(), DType::f32, {1})));
+  EXPECT_FALSE(may_share_memory(reversed, TensorView(data.data() + 8, DType::f32, {1})));
+}
+
+}  // namespace
+}  // namespace heddle::kv_cache_tests
