@@ -49,7 +49,7 @@ sanitize() {
 
 # A minute in all, on the seeds and on what earlier runs found worth keeping.
 fuzz() {
-  cmake --preset fuzz -DHEDDLE_ONEDNN=OFF
+  cmake --preset fuzz
   cmake --build --preset fuzz
   local targets target name
   targets=(build/fuzz/tests/fuzz/*_fuzz)
