@@ -33,8 +33,15 @@ for kind in static shared; do
   consume "find_package-$kind" -DCMAKE_PREFIX_PATH="$build/prefix-$kind"
 
   pc=$(dirname "$(find "$build/prefix-$kind" -name heddle.pc)")
-  # shellcheck disable=SC2046  # the flags are words
-  "${CXX:-g++}" tests/consumer/main.cc -o "$build/pkg-config-$kind" $(PKG_CONFIG_PATH=$pc pkg-config --cflags --libs heddle)
+  flags=$(PKG_CONFIG_PATH=$pc pkg-config --cflags --libs heddle)
+  # shellcheck disable=SC2086  # the flags are words
+  "${CXX:-g++}" tests/consumer/main.cc -o "$build/pkg-config-$kind" $flags
   echo "pkg-config-$kind: $(LD_LIBRARY_PATH=$(dirname "$pc") "$build/pkg-config-$kind")"
 done
+# README's example, with the flags that pkg-config last gave.
+sed -n '/^```cpp$/,/^```$/{/^```/d;p}' README.md >"$build/readme.cc"
+# shellcheck disable=SC2086
+"${CXX:-g++}" "$build/readme.cc" -o "$build/readme" $flags
+LD_LIBRARY_PATH=$(dirname "$pc") "$build/readme"
+echo "README's example: ran"
 consume add_subdirectory -DHEDDLE_SOURCE="$root" -DHEDDLE_BUILD_TESTS=OFF
