@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what Heddle's build, demo and tests need on Debian 12: packages with apt (as root; otherwise prints the line to run and
-# stops), then Python packages in .venv. Does nothing when all is there. `--dev` adds clang and what the golden file is made with.
+# stops), then Python packages in .venv. Does nothing when all is there. `--dev` adds what the tests need besides (clang and its
+# runtime, an Arm compiler and emulator) and what the golden file is made with.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,7 +13,7 @@ python=${PYTHON:-/usr/bin/python3}
 
 for argument in "$@"; do
   case $argument in
-    --dev) packages+=(clang clang-format) extra+=(transformers) ;;
+    --dev) packages+=(clang clang-format g++-aarch64-linux-gnu libclang-rt-14-dev pkg-config qemu-user-static) extra+=(transformers) ;;
     *) echo "setup.sh: unknown option $argument; there is only --dev" >&2; exit 2 ;;
   esac
 done

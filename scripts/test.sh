@@ -1,23 +1,75 @@
 #!/usr/bin/env bash
-# Builds from clean and runs every test: C++, Python, then C++ again under the sanitizers; fuzzes for a minute where clang is.
+# Builds from clean and runs every test. The long quiet steps come first and print only when they fail; the closing lines
+# of ctest and pytest come last.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/setup.sh
-rm -rf build/release build/sanitize build/fuzz
-cmake --preset release
-cmake --build --preset release
-ctest --preset release
-PYTHONPATH=build/release/python .venv/bin/python -m pytest -q tests/python
-cmake --preset sanitize
-cmake --build --preset sanitize
-ctest --preset sanitize
-if command -v clang++ >/dev/null; then
+scripts/setup.sh --dev
+python=.venv/bin/python
+rm -rf build
+mkdir -p build/logs
+
+# $1: name, rest: command. Prints the time it took, and its output if it fails.
+step() {
+  local name=$1 begun=$SECONDS
+  shift
+  if ! "$@" >"build/logs/$name.log" 2>&1; then
+    tail -n 100 "build/logs/$name.log"
+    echo "FAILED: $name ($*); all of its output is in build/logs/$name.log" >&2
+    exit 1
+  fi
+  printf '%-12s %4d s\n' "$name" $((SECONDS - begun))
+}
+
+format() { git ls-files '*.h' '*.cc' | xargs clang-format --dry-run --Werror; }
+
+release() {
+  cmake --preset release
+  cmake --build --preset release
+}
+
+# The package as a user installs it, not the one in the build folder.
+package() { "$python" -m pip install --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .; }
+
+# -O1: the fastest sum of building and running. One thread for each half of the tests.
+sanitize() {
+  cmake --preset sanitize -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
+  cmake --build --preset sanitize --target heddle_tests
+  local tests shard pids=()
+  tests=$(find build/sanitize -name heddle_tests -type f -executable)
+  for shard in 0 1; do
+    GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=$shard "$tests" --gtest_brief=1 >"build/logs/sanitize.$shard.log" 2>&1 &
+    pids+=($!)
+  done
+  local failed=0
+  for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+  cat build/logs/sanitize.[01].log
+  return $failed
+}
+
+# A minute in all, on the seeds and on what earlier runs found worth keeping.
+fuzz() {
   cmake --preset fuzz
   cmake --build --preset fuzz
-  for target in build/fuzz/tests/fuzz/*_fuzz; do
-    "$target" -max_total_time=30 -print_final_stats=1
+  local targets target name
+  targets=(build/fuzz/tests/fuzz/*_fuzz)
+  for target in "${targets[@]}"; do
+    name=$(basename "$target" _fuzz)
+    mkdir -p "build/fuzz/found/$name"
+    "$target" -max_total_time=$((60 / ${#targets[@]})) -print_final_stats=1 -artifact_prefix="build/fuzz/" \
+      "build/fuzz/found/$name" "build/fuzz/tests/fuzz/seeds/$name"
   done
-else
-  echo "clang++ is not installed: the fuzz targets were not run (scripts/setup.sh --dev installs it)."
-fi
+}
+
+step format format
+step links "$python" scripts/check_links.py
+step release release
+step consumer scripts/test_consumer.sh
+step sanitize sanitize
+step fuzz fuzz
+step neon scripts/test_neon.sh
+step package package
+step tables "$python" scripts/support_table.py --check
+
+ctest --preset release -j2 --progress
+HEDDLE_CLI=$PWD/build/release/cli/heddle "$python" -m pytest -q tests/python tests/cli

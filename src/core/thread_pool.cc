@@ -19,8 +19,8 @@
 namespace heddle {
 namespace {
 
-// Between jobs a thread spins for kSpin, then sleeps: jobs of one model follow each other within microseconds, and waking a
-// sleeper costs tens of them. Inside a job the threads draw indices from one counter.
+// Between jobs a thread spins for kSpin, then sleeps: jobs of one model follow each other within microseconds, and
+// waking a sleeper costs tens of them. Inside a job the threads draw indices from one counter.
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int threads) : workers_(threads) {

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# A user's project builds against Heddle: installed static, installed shared (both moved after the install), by
+# pkg-config, and as a subdirectory with the tests off.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+build=$root/build/consumer
+rm -rf "$build"
+options=(-G Ninja -DCMAKE_BUILD_TYPE=Release)
+if command -v ccache >/dev/null; then options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
+
+# $1: name, rest: arguments of cmake. Configures, builds and runs the user's project.
+consume() {
+  local name=$1
+  shift
+  cmake -S tests/consumer -B "$build/$name" "${options[@]}" "$@" >"$build/$name.log"
+  cmake --build "$build/$name" >>"$build/$name.log" || { cat "$build/$name.log"; exit 1; }
+  echo "$name: $("$build/$name/consumer")"
+}
+
+mkdir -p "$build"
+for kind in static shared; do
+  shared=$([[ $kind == shared ]] && echo ON || echo OFF)
+  cmake -S . -B "$build/heddle-$kind" "${options[@]}" -DBUILD_SHARED_LIBS=$shared \
+    -DHEDDLE_BUILD_TESTS=OFF -DHEDDLE_BUILD_CLI=OFF -DHEDDLE_BUILD_BENCH=OFF -DHEDDLE_EMU128=OFF >"$build/$kind.log"
+  cmake --build "$build/heddle-$kind" >>"$build/$kind.log" || { cat "$build/$kind.log"; exit 1; }
+  cmake --install "$build/heddle-$kind" --prefix "$build/first-$kind" >/dev/null
+  mv "$build/first-$kind" "$build/prefix-$kind"
+  if grep -rIl -e "$root" "$build/prefix-$kind"; then
+    echo "these installed files name the source folder" >&2
+    exit 1
+  fi
+  consume "find_package-$kind" -DCMAKE_PREFIX_PATH="$build/prefix-$kind"
+
+  pc=$(dirname "$(find "$build/prefix-$kind" -name heddle.pc)")
+  flags=$(PKG_CONFIG_PATH=$pc pkg-config --cflags --libs heddle)
+  # shellcheck disable=SC2086  # the flags are words
+  "${CXX:-g++}" tests/consumer/main.cc -o "$build/pkg-config-$kind" $flags
+  echo "pkg-config-$kind: $(LD_LIBRARY_PATH=$(dirname "$pc") "$build/pkg-config-$kind")"
+done
+# README's example, with the flags that pkg-config last gave.
+sed -n '/^```cpp$/,/^```$/{/^```/d;p}' README.md >"$build/readme.cc"
+# shellcheck disable=SC2086
+"${CXX:-g++}" "$build/readme.cc" -o "$build/readme" $flags
+LD_LIBRARY_PATH=$(dirname "$pc") "$build/readme"
+echo "README's example: ran"
+consume add_subdirectory -DHEDDLE_SOURCE="$root" -DHEDDLE_BUILD_TESTS=OFF

@@ -1,0 +1,57 @@
+// Every candidate on the NEON target over the case table, forward and backward, without a test framework: one line for
+// each failure and a total. Exit status 1 if anything failed or nothing ran. With an argument, the results go to that
+// file in the form of `heddle check --json`.
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "heddle/runtime.h"
+#include "kit/cases.h"
+#include "kit/run_case.h"
+
+namespace {
+
+nlohmann::json entry(const heddle::kit::CaseResult& result) {
+  nlohmann::json tensors = nlohmann::json::object();
+  for (const auto& tensor : result.tensors) tensors[tensor.tensor] = {{"error", tensor.error}, {"bound", tensor.bound}};
+  return {{"case", result.case_name},      {"pass", result.pass == heddle::Pass::forward ? "forward" : "backward"},
+          {"candidate", result.candidate}, {"target", "neon"},
+          {"passed", result.passed},       {"tensors", tensors}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace heddle;
+  if (cpu_target() != "neon") {
+    std::printf("the target is %s, not neon\n", cpu_target().c_str());
+    return 1;
+  }
+  nlohmann::json results = nlohmann::json::array();
+  int failures = 0;
+  const auto check = [&](kit::CaseRunner& runner, Pass pass) {
+    for (const std::string& candidate : runner.candidates(pass)) {
+      const kit::CaseResult result = runner.check(pass, candidate);
+      results.push_back(entry(result));
+      if (result.passed) continue;
+      ++failures;
+      std::printf("%s", result.message().c_str());
+    }
+  };
+  for (const kit::AttentionCase& spec : kit::attention_cases()) {
+    try {
+      kit::CaseRunner runner(spec);
+      check(runner, Pass::forward);
+      if (spec.has_backward()) check(runner, Pass::backward);
+    } catch (const std::exception& error) {
+      ++failures;
+      std::printf("%s: %s\n", spec.name.c_str(), error.what());
+    }
+  }
+  std::printf("neon: %zu checks, %d failed\n", results.size(), failures);
+  if (argc > 1) std::ofstream(argv[1]) << nlohmann::json({{"results", results}}).dump(1) << '\n';
+  return failures == 0 && !results.empty() ? 0 : 1;
+}
