@@ -1,16 +1,9 @@
 #!/usr/bin/env bash
-# Builds and runs the benchmarks. Arguments go to each of them.
+# Builds Heddle and runs the benchmark against torch and OpenBLAS. Arguments go to bench/attention_bench.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/setup.sh
 cmake --preset release
-cmake --build --preset release
-for program in build/release/bench/*_bench; do
-  "$program" "$@"
-done
-if compgen -G "bench/*.py" >/dev/null; then
-  for script in bench/*.py; do
-    PYTHONPATH=build/release/python .venv/bin/python "$script" "$@"
-  done
-fi
+cmake --build --preset demo
+PYTHONPATH=build/release/python exec .venv/bin/python bench/attention_bench.py "$@"

