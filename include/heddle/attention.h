@@ -11,7 +11,7 @@
 //   s += bias_ij;  masks then remove pairs;  p = softmax_j(s);  o_i = sum_j dropout(p_ij) v_j;
 //   lse_i = ln(sum_j exp(s_ij) + exp(sink_h)), before dropout.
 // off = 0 for Causal::top_left, else Sk - Sq (lengths as used). A row without any key gives o = 0 and lse = -inf (with
-// a sink, lse = sink), and zero gradients. FlashAttention: Dao et al., arXiv 2205.14135; 2307.08691.
+// a sink, lse = sink), and no gradient for q, k and v. FlashAttention: Dao et al., arXiv 2205.14135; 2307.08691.
 #pragma once
 
 #include <cstdint>

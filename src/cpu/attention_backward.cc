@@ -69,8 +69,9 @@ void sink_gradient(const Problem& p, std::int64_t h) {
       const std::byte *o = p.o.at(b, row, h), *d_o = p.d_o.at(b, row, h);
       double delta = p.d_lse ? -static_cast<double>(p.d_lse.as<const float>()[p.d_lse.offset(b, h, row)]) : 0.0;
       for (std::int64_t d = 0; d < p.Dv; ++d) {
-        delta += static_cast<double>(load_element(o, p.o.dtype, d * p.o.stride_d)) *
-                 static_cast<double>(load_element(d_o, p.d_o.dtype, d * p.d_o.stride_d));
+        const double out = load_element(o, p.o.dtype, d * p.o.stride_d);
+        // A row without keys has o = 0, and its d_o may hold anything.
+        if (out != 0) delta += out * static_cast<double>(load_element(d_o, p.d_o.dtype, d * p.d_o.stride_d));
       }
       sum -= std::exp(sink - lse) * delta;
     }

@@ -63,9 +63,14 @@ class BaselineTile {
     std::memset(o_, 0, static_cast<std::size_t>(groups_ * dvp_ * kGroup) * 4);
     for (std::int64_t block = 0; block < s.sk; block += kKeyBlock) {
       const std::int64_t count = std::min(kKeyBlock, s.sk - block), padded = round_up(count, kPad);
-      PackPanels<W>(p_, p_.v, p_.Dv, dvp_, task.b, s, task.kv_head, block, count, padded, panels_, line_);
+      const auto pack = [&] {
+        return PackPanels<W>(p_, p_.v, p_.Dv, dvp_, task.b, s, task.kv_head, block, count, padded, panels_, line_);
+      };
+      const bool non_finite = pack();
       for_groups(head, task, [&](const GroupRows& g, std::int64_t group) {
+        if (non_finite) DropUnattended<W>(head, g, block, padded, dvp_, panels_);
         add_values(head, task, g, group, block, count, padded);
+        if (non_finite) pack();
       });
     }
     for_groups(head, task, [&](const GroupRows& g, std::int64_t group) {

@@ -103,22 +103,23 @@ class BackwardTile {
       GroupRows& g = rows_[group];
       const std::int64_t at = begin + group * kGroup, lanes = kGroup;
       PrepareRows(p_, head.b, head.s, head.kv_head, at, std::min<std::int64_t>(kGroup, end - at), g);
+      load_statistics(head, g, lse_ + group * kGroup, delta_ + group * kGroup);
       GatherRowsTransposed<W>(p_, p_.q, p_.D, dp_, head.b, head.s, head.kv_head, at, g.count, lanes,
                               q_ + group * dp_ / W::kPair * kGroup, kGroup, line_);
       GatherRowsTransposed<W>(p_, p_.d_o, p_.Dv, dvp_, head.b, head.s, head.kv_head, at, g.count, lanes,
                               do_ + group * dvp_ / W::kPair * kGroup, kGroup, line_);
-      gather_rows(head, p_.q, p_.D, dl_, g, q_rows_ + group * kGroup * dl_ / W::kPair);
-      gather_rows(head, p_.d_o, p_.Dv, dvl_, g, do_rows_ + group * kGroup * dvl_ / W::kPair);
-      load_statistics(head, g, lse_ + group * kGroup, delta_ + group * kGroup);
+      gather_rows(head, p_.q, p_.D, dl_, g, lse_ + group * kGroup, q_rows_ + group * kGroup * dl_ / W::kPair);
+      gather_rows(head, p_.d_o, p_.Dv, dvl_, g, lse_ + group * kGroup, do_rows_ + group * kGroup * dvl_ / W::kPair);
     }
   }
 
-  // Rows as they lie, [row][d]; for pairs, word [row / 2][d] holds rows (row, row + 1).
+  // Rows as they lie, [row][d]; for pairs, word [row / 2][d] holds rows (row, row + 1). Rows without a probability may
+  // hold anything and become zeros.
   void gather_rows(const Head& head, const Operand& x, std::int64_t width, std::int64_t padded, const GroupRows& g,
-                   T* HWY_RESTRICT out) {
+                   const float* lse, T* HWY_RESTRICT out) {
     for (std::int64_t lane = 0; lane < kGroup; ++lane) {
       const Row row = row_at(p_, head.kv_head, g.begin + lane);
-      const bool used = lane < g.count && row.i < head.s.sq;
+      const bool used = !(lse[lane] == kInfinity);
       if constexpr (W::kPair == 1) {
         if (used) {
           LoadWords<W>(x, x.at(head.b, head.s.q_begin + row.i, row.h), width, padded, out + lane * padded);
@@ -165,6 +166,13 @@ class BackwardTile {
       VF sum = hn::Zero(d);
       for (std::int64_t i = 0; i < dvl_; i += kLanes) sum = hn::MulAdd(hn::LoadU(d, o + i), hn::LoadU(d, d_o + i), sum);
       delta[lane] = hn::GetLane(hn::SumOfLanes(d, sum));
+      // o = 0 and all of the denominator from the sink: the row attends no key, and its dO may hold anything.
+      if (p_.sink && value == p_.sink.as<const float>()[row.h * p_.sink.stride_h] &&
+          std::all_of(o, o + p_.Dv, [](float x) { return x == 0.0f; })) {
+        lse[lane] = kInfinity;
+        delta[lane] = 0.0f;
+        continue;
+      }
       if (p_.d_lse) delta[lane] -= p_.d_lse.as<const float>()[p_.d_lse.offset(head.b, row.h, at)];
     }
   }
@@ -229,10 +237,12 @@ class BackwardTile {
     for (int n = 0; n < kTileN; ++n) {
       const VF lse = hn::LoadU(d, lse_ + group * kGroup + n * kLanes),
                delta = hn::LoadU(d, delta_ + group * kGroup + n * kLanes);
+      const auto idle = hn::Eq(lse, hn::Set(d, kInfinity));
       for (std::int64_t j = 0; j < count; ++j) {
         float* s = s_tile + j * kSpanRows + n * kLanes;
         float* dp = dp_tile + j * kSpanRows + n * kLanes;
-        const VF p = Exp2(hn::MulSub(hn::LoadU(d, s), factor, lse));
+        // Lanes without a probability (lse = +inf) may hold anything.
+        const VF p = hn::IfThenZeroElse(idle, Exp2(hn::MulSub(hn::LoadU(d, s), factor, lse)));
         VF dropped = p, dprob = hn::LoadU(d, dp);
         if (p_.dropout.p > 0) {
           const VF keep = hn::LoadU(d, factors_ + j * kGroup + n * kLanes);

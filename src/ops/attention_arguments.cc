@@ -2,7 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
+#include <utility>
+
+#include "core/overlap.h"
 
 namespace heddle {
 namespace {
@@ -210,6 +214,8 @@ class Builder {
       check_.require(table.stride[1] == 1 || table.shape[1] <= 1, "page_table's rows must be contiguous");
       p.page_size = k_.shape[1];
       check_.require(p.page_size >= 1, "k has pages of 0 keys: page_size must be at least 1; found k ", k_);
+      check_.require(table.shape[1] <= kMaxLength / p.page_size, "page_table has ", table.shape[1], " pages of ",
+                     p.page_size, " keys for a sequence: it must have fewer than 2^31 keys");
       p.Sk = table.shape[1] * p.page_size;
       p.page_table = static_cast<const std::int32_t*>(table.data);
       p.page_table_stride = table.stride[0];
@@ -225,6 +231,8 @@ class Builder {
       check_.require(k_.shape[0] == p.B, "k has ", k_.shape[0], " sequences and q has ", p.B,
                      ": they must be equal; found q ", q_, ", k ", k_);
     }
+    check_.require(p.B <= kMaxLength && p.H <= kMaxLength, "q has ", p.B, " sequences and ", p.H,
+                   " heads: each must be below 2^31");
     check_.require(p.Sq <= kMaxLength && p.Sk <= kMaxLength, "sequences of ", p.Sq, " rows and ", p.Sk,
                    " keys: lengths must be below 2^31");
   }
@@ -319,6 +327,18 @@ class Builder {
   const TensorView &q_, &k_, &v_;
 };
 
+// Outputs that are written in the same call must be apart.
+void apart(const Check& check, std::initializer_list<std::pair<const char*, const TensorView*>> outputs) {
+  for (auto a = outputs.begin(); a != outputs.end(); ++a) {
+    for (auto b = a + 1; b != outputs.end(); ++b) {
+      const bool both = a->second->given() && b->second->given();
+      check.require(!both || !may_share_memory(*a->second, *b->second), a->first, " and ", b->first,
+                    " share memory: outputs must be apart; found ", a->first, " ", *a->second, ", ", b->first, " ",
+                    *b->second);
+    }
+  }
+}
+
 }  // namespace
 
 AttentionProblem checked_forward_problem(const Check& check, const TensorView& q, const TensorView& k,
@@ -335,6 +355,7 @@ AttentionProblem checked_forward_problem(const Check& check, const TensorView& q
     p.lse = builder.per_row(p, lse, "lse");
     check.not_overlapping(lse, "lse");
   }
+  apart(check, {{"o", &o}, {"lse", &lse}});
   return p;
 }
 
@@ -389,6 +410,11 @@ AttentionBackwardProblem checked_backward_problem(const Check& check, const Tens
     p.dsink.data = static_cast<std::byte*>(gradients.dsink.data);
     p.dsink.stride_h = gradients.dsink.stride[0];
   }
+  apart(check, {{"dq", &gradients.dq},
+                {"dk", &gradients.dk},
+                {"dv", &gradients.dv},
+                {"dbias", &gradients.dbias},
+                {"dsink", &gradients.dsink}});
   return p;
 }
 

@@ -107,6 +107,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadArgument{"q_missing", [](Call& c) { c.q = {}; }, "q is missing"},
         BadArgument{"k_missing", [](Call& c) { c.k = {}; }, "k is missing"},
         BadArgument{"o_missing", [](Call& c) { c.o = {}; }, "o is missing"},
+        BadArgument{"lse_in_o", [](Call& c) { c.lse.data = c.o.data; },
+                    "o and lse share memory: outputs must be apart"},
         BadArgument{"q_null", [](Call& c) { c.q.data = nullptr; }, "q has no data: its pointer is null"},
         BadArgument{"q_rank",
                     [](Call& c) {
@@ -336,6 +338,12 @@ INSTANTIATE_TEST_SUITE_P(
                     "cache_batch_idx[0] is -1"},
         BadArgument{"page_past_end", [](Call& c) { c.page(), c.index[3] = 6; },
                     "page_table[1, 1] is 6: it must be from 0 to 5 (k has 6 pages)"},
+        BadArgument{"pages_beyond_positions",
+                    [](Call& c) {
+                      c.page();
+                      c.options.page_table = TensorView(c.index.data(), DType::i32, {2, std::int64_t{1} << 40}, {0, 1});
+                    },
+                    "it must have fewer than 2^31 keys"},
         BadArgument{"page_negative", [](Call& c) { c.page(), c.index[0] = -1; }, "page_table[0, 0] is -1"},
         BadArgument{"page_table_rows", [](Call& c) { c.page(), c.options.page_table.shape[0] = 1; },
                     "page_table is [1, 2]: it must have one row for each of 2 sequences"},
@@ -390,6 +398,8 @@ INSTANTIATE_TEST_SUITE_P(
                                   "dbias is [1, 1, 5, 7]: it must have the shape of bias, [1, 4, 5, 7]", true},
                       BadArgument{"dsink_alone", [](Call& c) { c.gradients.dsink = c.floats({4}); },
                                   "dsink is given but sink is not", true},
+                      BadArgument{"dv_in_dk", [](Call& c) { c.gradients.dv.data = c.gradients.dk.data; },
+                                  "dk and dv share memory: outputs must be apart", true},
                       BadArgument{"paged", [](Call& c) { c.page(); }, "page_table has no backward", true},
                       BadArgument{"cache_rows",
                                   [](Call& c) {

@@ -30,7 +30,7 @@ const char* const kRows[] = {"round_s128_d128_f32",
                              "decode_gqa8_d128_f32",
                              "decode_rows_3_batch_f32",
                              "decode_paged_16_f32",
-                             "decode_window_f16",
+                             "decode_window_bf16",
                              "decode_bias_mask_f32"};
 
 bool same_bits(const ForwardOutputs& x, const ForwardOutputs& y) {

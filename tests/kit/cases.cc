@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 
 #include "core/check.h"
 
@@ -264,13 +265,13 @@ void add_decode(Rows& rows) {
   });
 }
 
-// Every row in f32; round rows in both 16-bit formats also, the others in one of them in turn.
+// Every row in f32; round and corner rows in both 16-bit formats also, the others in one of them in turn.
 Rows expand(const Rows& rows) {
   Rows out;
-  int turn = 0;
+  std::map<Purpose, int> turns;  // of each purpose, so that a new row renames none of another purpose
   for (const AttentionCase& row : rows) {
-    std::vector<DType> dtypes = {DType::f32, ++turn % 2 ? DType::bf16 : DType::f16};
-    if (row.purpose == Purpose::round) dtypes = {DType::f32, DType::bf16, DType::f16};
+    std::vector<DType> dtypes = {DType::f32, turns[row.purpose]++ % 2 ? DType::f16 : DType::bf16};
+    if (row.purpose == Purpose::round || row.purpose == Purpose::corner) dtypes = {DType::f32, DType::bf16, DType::f16};
     for (DType dtype : dtypes) {
       AttentionCase typed = row;
       typed.dtype = dtype;

@@ -172,7 +172,9 @@ void backward_row(const AttentionBackwardProblem& p, const Head& head, int64_t i
     for (int64_t d = 0; d < p.Dv; ++d) o[d] += softmax.p[j] * softmax.keep[j] * head.v[j][d];
   }
   float squares = 0;
-  for (int64_t d = 0; d < p.Dv; ++d) squares += d_o[d] * o[d] * d_o[d] * o[d];
+  for (int64_t d = 0; d < p.Dv; ++d) {
+    if (o[d] != 0) squares += square(d_o[d] * o[d]);  // a row without keys may hold anything in dO
+  }
   const float delta_error = std::sqrt(squares);  // of delta = dO . O, in roundoffs of O
   Row dq_error(p.D), dbias_error(p.bias_columns);
 
