@@ -67,7 +67,8 @@ void bind_transformer(nb::module_& module) {
       .def_static("load", &load, nb::arg("folder"), nb::arg("dtype"), nb::arg("method"), nb::rv_policy::take_ownership)
       .def_prop_ro("config", &config)
       .def_prop_ro("weight_bytes", &Encoder::weight_bytes)
-      .def("workspace", [](const Encoder& e, std::int64_t t, std::int64_t s, std::int64_t l) { return e.workspace(t, s, l); })
+      .def("workspace",
+           [](const Encoder& e, std::int64_t t, std::int64_t s, std::int64_t l) { return e.workspace(t, s, l); })
       .def("encode", &encode, nb::arg("token_ids"), nb::arg("cu_seqlens"), nb::arg("embeddings"),
            nb::arg("hidden_states").none(), nb::arg("normalize"), nb::arg("longest"));
 }

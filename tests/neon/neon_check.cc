@@ -17,9 +17,13 @@ namespace {
 nlohmann::json entry(const heddle::kit::CaseResult& result) {
   nlohmann::json tensors = nlohmann::json::object();
   for (const auto& tensor : result.tensors) tensors[tensor.tensor] = {{"error", tensor.error}, {"bound", tensor.bound}};
-  return {{"case", result.case_name},      {"pass", result.pass == heddle::Pass::forward ? "forward" : "backward"},
-          {"candidate", result.candidate}, {"target", "neon"},
-          {"passed", result.passed},       {"tensors", tensors}};
+  return {{"case", result.case_name},
+          {"pass", result.pass == heddle::Pass::forward ? "forward" : "backward"},
+          {"candidate", result.candidate},
+          {"target", "neon"},
+          {"passed", result.passed},
+          {"message", result.message()},
+          {"tensors", tensors}};
 }
 
 }  // namespace
