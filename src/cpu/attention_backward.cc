@@ -19,7 +19,7 @@ constexpr std::int64_t kFewTasks = 16;
 std::int64_t splits(const Problem& p) {
   const std::int64_t heads = std::max<std::int64_t>(p.B * p.Hkv, 1);
   return std::clamp<std::int64_t>(ceil_div(kFewTasks, heads), 1,
-                                  std::max<std::int64_t>(ceil_div(p.Sq * p.G, kBackwardRows), 1));
+                                  std::max<std::int64_t>(ceil_div(p.Sq * p.G, backward_rows(p)), 1));
 }
 
 std::int64_t dk_floats(const Problem& p) { return round_up(p.Sk, kKeyBlock) * kernels().gradient_width(p.D); }

@@ -10,7 +10,7 @@ class BaselineTile {
 
  public:
   BaselineTile(const AttentionProblem& p, std::byte* memory)
-      : p_(p), dp_(round_up(p.D, kPad)), dvp_(round_up(p.Dv, kPad)), groups_(kTileRows / kGroup) {
+      : p_(p), dp_(round_up(p.D, kPad)), dvp_(round_up(p.Dv, kPad)), groups_(tile_rows(p) / kGroup) {
     Scratch scratch(memory);
     line_ = scratch.take<float>(4 * std::max(dp_, dvp_));
     q_ = scratch.take<T>(groups_ * dp_ / W::kPair * kGroup);

@@ -44,7 +44,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   const std::size_t scratch_each = scratch_bytes(p);
   auto* scores = reinterpret_cast<float*>(scratch + scratch_each * static_cast<std::size_t>(executor.workers()));
 
-  const auto tiles = [&](const Sequence& s) { return ceil_div(s.q_rows * p.G, kTileRows); };
+  const auto tiles = [&](const Sequence& s) { return ceil_div(s.q_rows * p.G, tile_rows(p)); };
   tasks_before[0] = pairs_before[0] = 0;
   for (std::int64_t b = 0; b < p.B; ++b) {
     const Sequence s = p.sequence(b);
@@ -58,8 +58,8 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
       const Sequence s = p.sequence(task.b);
       const std::int64_t rest = index - tasks_before[task.b], rows = s.q_rows * p.G;
       task.kv_head = rest / tiles(s);
-      task.row_begin = rest % tiles(s) * kTileRows;
-      task.row_end = std::min(task.row_begin + kTileRows, rows);
+      task.row_begin = rest % tiles(s) * tile_rows(p);
+      task.row_end = std::min(task.row_begin + tile_rows(p), rows);
       task.scores = scores + pairs_before[task.b] + task.kv_head * rows * s.sk;
       step(p, task, scratch + scratch_each * static_cast<std::size_t>(worker));
     });

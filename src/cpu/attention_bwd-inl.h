@@ -59,9 +59,9 @@ class BackwardTile {
     const Head head{p_, task.b, task.kv_head, s};
     std::memset(task.dk, 0, static_cast<std::size_t>(s.k_rows * dl_) * 4);
     std::memset(task.dv, 0, static_cast<std::size_t>(s.k_rows * dvl_) * 4);
-    const std::int64_t all = s.q_rows * p_.G;
-    for (std::int64_t begin = task.first_tile * kBackwardRows; begin < all; begin += task.tile_step * kBackwardRows) {
-      load_rows(head, begin, std::min(begin + kBackwardRows, all));
+    const std::int64_t all = s.q_rows * p_.G, tile = backward_rows(p_);
+    for (std::int64_t begin = task.first_tile * tile; begin < all; begin += task.tile_step * tile) {
+      load_rows(head, begin, std::min(begin + tile, all));
       std::memset(dq_, 0, static_cast<std::size_t>(groups_ * kGroup * dp_) * 4);
       for_blocks(head, [&](std::int64_t block, std::int64_t end) {
         pack(head, block, end);
@@ -434,10 +434,10 @@ auto WithBackwardTile(const AttentionBackwardProblem& p, std::int64_t row_limit,
 inline std::int64_t GradientWidth(std::int64_t width) { return PadLanes(round_up(width, kPad)); }
 
 inline std::size_t BackwardScratch(const AttentionBackwardProblem& p) {
-  return WithBackwardTile(p, kBackwardRows, nullptr, [](auto& tile) { return tile.bytes(); });
+  return WithBackwardTile(p, backward_rows(p), nullptr, [](auto& tile) { return tile.bytes(); });
 }
 inline void Backward(const AttentionBackwardProblem& p, const BackwardTask& task, std::byte* memory) {
-  WithBackwardTile(p, kBackwardRows, memory, [&](auto& tile) { tile.run(task); });
+  WithBackwardTile(p, backward_rows(p), memory, [&](auto& tile) { tile.run(task); });
 }
 
 inline void WriteGradient(const AttentionBackwardProblem& p, const Operand& to, std::int64_t width, float factor,

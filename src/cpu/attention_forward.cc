@@ -10,8 +10,8 @@ namespace {
 
 // Tasks before sequence b, for every b; in the workspace.
 struct Layout {
-  std::int64_t tile_rows = kTileRows;  // rows of a tile; moves work only, not bits
-  bool split = false;                  // whether chunks of split sequences are tasks of their own
+  std::int64_t tile_rows = 0;  // rows of a tile; moves work only, not bits
+  bool split = false;          // whether chunks of split sequences are tasks of their own
 };
 
 std::int64_t tiles(const AttentionProblem& p, const Sequence& s, std::int64_t tile_rows) {
@@ -31,7 +31,7 @@ bool any_split(const AttentionProblem& p) {
 }
 
 Layout layout(const AttentionProblem& p, int workers) {
-  Layout l;
+  Layout l{.tile_rows = tile_rows(p)};
   const int group = kernels().group;
   std::int64_t all = 0;
   for (;;) {

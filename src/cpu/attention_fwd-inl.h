@@ -19,7 +19,7 @@ class ForwardTile {
       : p_(p),
         dp_(round_up(p.D, kPad)),
         dvp_(round_up(p.Dv, kPad)),
-        groups_(ceil_div(std::min(rows, kTileRows), kGroup)) {
+        groups_(ceil_div(std::min(rows, tile_rows(p)), kGroup)) {
     Scratch scratch(memory);
     line_ = scratch.take<float>(4 * std::max(dp_, dvp_));
     rows_ = scratch.take<GroupRows>(groups_);
@@ -281,7 +281,7 @@ auto WithForwardTile(const AttentionProblem& p, std::int64_t rows, std::byte* me
 }
 
 inline std::size_t ForwardScratch(const AttentionProblem& p) {
-  const std::size_t tile = WithForwardTile(p, kTileRows, nullptr, [](auto& t) { return t.bytes(); });
+  const std::size_t tile = WithForwardTile(p, tile_rows(p), nullptr, [](auto& t) { return t.bytes(); });
   return std::max(tile, FewTile(p, nullptr).bytes());
 }
 inline void Forward(const AttentionProblem& p, const ForwardTask& task, std::byte* memory) {

@@ -9,15 +9,27 @@
 
 namespace heddle::cpu {
 
-constexpr std::int64_t kKeyBlock = 128;      // keys between two rescalings of a row's sum
-constexpr std::int64_t kKeyChunk = 512;      // keys of one partial result where keys are split
-constexpr std::int64_t kSplitRows = 64;      // a kv head with at most this many query rows splits its keys
-constexpr std::int64_t kTileRows = 384;      // query rows that share one packed block of keys
-constexpr std::int64_t kBackwardRows = 192;  // the same, backward, which keeps five arrays of them
-constexpr std::int64_t kBiasRows = 48;       // positions of one bias gradient task
+constexpr std::int64_t kKeyBlock = 128;  // keys between two rescalings of a row's sum
+constexpr std::int64_t kKeyChunk = 512;  // keys of one partial result where keys are split
+constexpr std::int64_t kSplitRows = 64;  // a kv head with at most this many query rows splits its keys
+constexpr std::int64_t kTileFloats =
+    98304;  // of Q and O in a tile of query rows: with K, V and P they fit a 1 MB cache
+constexpr std::int64_t kBackwardFloats = 122880;  // of Q and dO, each in two layouts, and dQ in a backward tile
+constexpr std::int64_t kBiasRows = 48;            // positions of one bias gradient task
 
 constexpr std::int64_t round_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 constexpr std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
+
+// Query rows of a tile, which share one packed block of keys: the more, the less packing. A multiple of 48, so of every
+// register tile's rows.
+inline std::int64_t tile_rows(const AttentionProblem& p) {
+  return std::clamp<std::int64_t>(kTileFloats / (round_up(p.D, 8) + round_up(p.Dv, 8)) / 48 * 48, 48, 1536);
+}
+
+// The same, backward; a multiple of 96, so of two register tiles' rows.
+inline std::int64_t backward_rows(const AttentionProblem& p) {
+  return std::clamp<std::int64_t>(kBackwardFloats / (3 * round_up(p.D, 8) + 2 * round_up(p.Dv, 8)) / 96 * 96, 96, 768);
+}
 
 // The query rows of one kv head are numbered i * G + g, so that a group's heads share their keys and causal limits
 // never decrease along a tile.

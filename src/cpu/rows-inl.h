@@ -29,6 +29,24 @@ inline Row row_at(const AttentionProblem& p, std::int64_t kv_head, std::int64_t 
   return {row / p.G, kv_head * p.G + row % p.G};
 }
 
+// Rows are far apart in memory and each is touched once: fetched this many rows before their use.
+constexpr std::int64_t kRowsAhead = 12;
+
+// Fetches rows [lane, lane + 4) + kRowsAhead of a tile, for writing if kWrite.
+template <int kWrite>
+HWY_INLINE void FetchRows(const AttentionProblem& p, const Operand& x, std::int64_t width, std::int64_t b,
+                          const Sequence& s, std::int64_t kv_head, std::int64_t row_begin, std::int64_t lane,
+                          std::int64_t count) {
+  if (x.stride_d != 1) return;
+  for (std::int64_t r = lane + kRowsAhead; r < std::min(lane + kRowsAhead + 4, count); ++r) {
+    const Row row = row_at(p, kv_head, row_begin + r);
+    const std::byte* at = x.at(b, s.q_begin + row.i, row.h);
+    for (std::int64_t n = 0; n < width * static_cast<std::int64_t>(size_of(x.dtype)); n += 64) {
+      __builtin_prefetch(at + n, kWrite, 3);
+    }
+  }
+}
+
 // Writes rows [row_begin, row_begin + count) of x (a [.., H, width] operand with q's rows) as columns: out[d][lane],
 // lanes `ld` apart, d padded to `padded` with zeros, lanes padded to `lanes`. For a Word of pairs, out[d / 2][lane]
 // holds (d, d+1). line: 4 * padded f32.
@@ -41,6 +59,7 @@ void GatherRowsTransposed(const AttentionProblem& p, const Operand& x, std::int6
   T* words = reinterpret_cast<T*>(line);
   const std::int64_t row_words = padded / W::kPair;
   for (std::int64_t lane = 0; lane < lanes; lane += 4) {
+    FetchRows<0>(p, x, width, b, s, kv_head, row_begin, lane, count);
     for (std::int64_t k = 0; k < 4; ++k) {
       T* to = words + k * row_words;
       const Row row = row_at(p, kv_head, row_begin + lane + k);
@@ -59,6 +78,7 @@ inline void ScatterRows(const AttentionProblem& p, const Operand& x, std::int64_
                         std::int64_t b, const Sequence& s, std::int64_t kv_head, std::int64_t row_begin,
                         std::int64_t count, const float* HWY_RESTRICT in, std::int64_t ld, float* HWY_RESTRICT line) {
   for (std::int64_t lane = 0; lane < count; lane += 4) {
+    FetchRows<1>(p, x, width, b, s, kv_head, row_begin, lane, count);
     for (std::int64_t d = 0; d < padded; d += 4) Transpose4x4(in + d * ld + lane, ld, line + d, padded);
     for (std::int64_t k = 0; k < 4 && lane + k < count; ++k) {
       const Row row = row_at(p, kv_head, row_begin + lane + k);

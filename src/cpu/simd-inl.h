@@ -109,8 +109,8 @@ inline void LoadRow(const std::byte* from, DType dtype, std::int64_t stride, std
   std::int64_t i = 0;
   if (stride == 1) {
     if (dtype == DType::f32) {
-      std::memcpy(to, from, static_cast<std::size_t>(count) * 4);
-      i = count;
+      const auto* p = reinterpret_cast<const float*>(from);
+      for (; i + kLanes <= count; i += kLanes) hn::StoreU(hn::LoadU(d, p + i), d, to + i);
     } else if (dtype == DType::bf16) {
       const hn::Rebind<std::uint16_t, DF> d16;
       const auto* p = reinterpret_cast<const std::uint16_t*>(from);
