@@ -6,7 +6,8 @@ namespace heddle::cpu::HEDDLE_TARGET {
 
 constexpr std::int64_t kFewRows = HWY_MIN(8, kLanes);  // query rows of one kv head up to which a key row is not packed
 constexpr std::int64_t kManyHeads = 16;                // most heads that one task walks together
-constexpr std::int64_t kFetchAhead = 12;               // key rows between a prefetch and its use
+constexpr std::int64_t kFewBlock = 32;  // keys between two rescalings: 32 rows of 4 KB, K and V, stay in a core's cache
+constexpr std::int64_t kFetchAhead = 12;  // key rows between a prefetch and its use
 
 // Whether a kv head with that many query rows takes this path; a matter of the problem alone.
 inline bool few_rows(const AttentionProblem& p, const Sequence& s) {
@@ -15,7 +16,7 @@ inline bool few_rows(const AttentionProblem& p, const Sequence& s) {
 
 // Heads side by side in memory are read together up to kSpanBytes of a key's row.
 inline std::int64_t HeadsTogether(const AttentionProblem& p, const Sequence& s) {
-  constexpr std::int64_t kSpanBytes = 2048;
+  constexpr std::int64_t kSpanBytes = 8192;
   const bool side_by_side = p.k.stride_h == p.D && p.v.stride_h == p.Dv;
   if (!few_rows(p, s) || !side_by_side) return 1;
   return std::clamp<std::int64_t>(kSpanBytes / (p.D * static_cast<std::int64_t>(size_of(p.dtype))), 1,
@@ -173,8 +174,8 @@ class FewTile {
       : p_(p), width_(round_up(std::max(p.D, p.Dv), kLanes)), heads_(std::min(p.Hkv, kManyHeads)) {
     Scratch scratch(memory);
     line_ = scratch.take<float>(width_);
-    scores_ = scratch.take<float>(kKeyBlock * kGroup);
-    if (p.bias || p.mask || p.dropout.p > 0) extra_ = scratch.take<float>(kKeyBlock * kGroup);
+    scores_ = scratch.take<float>(kFewBlock * kGroup);
+    if (p.bias || p.mask || p.dropout.p > 0) extra_ = scratch.take<float>(kFewBlock * kGroup);
     rows_ = scratch.take<GroupRows>(heads_);
     q_ = scratch.take<float>(heads_ * kFewRows * width_);
     running_ = scratch.take<float>(heads_ * static_cast<std::int64_t>(partial_floats()));
@@ -243,11 +244,11 @@ class FewTile {
     }
     last = std::min(last, end);
     const auto bytes = static_cast<std::int64_t>(size_of(p_.dtype)) * task.kv_heads;
-    for (std::int64_t block = std::max(begin, first / kKeyBlock * kKeyBlock); block < last; block += kKeyBlock) {
+    for (std::int64_t block = std::max(begin, first / kFewBlock * kFewBlock); block < last; block += kFewBlock) {
       for (std::int64_t h = 0; h < task.kv_heads; ++h) {
         const Fetch fetch = h == 0 ? Fetch{p_.D * bytes, p_.Dv * bytes} : Fetch{};
         attend_block({p_, task.b, task.kv_head + h, s}, h, std::max(block, rows_[h].key_begin),
-                     std::min({block + kKeyBlock, last, rows_[h].key_end}), last, fetch, result + h * step());
+                     std::min({block + kFewBlock, last, rows_[h].key_end}), last, fetch, result + h * step());
       }
     }
   }
