@@ -180,7 +180,6 @@ class BaselineTile {
 
   void add_values(const Head& head, const BaselineTask& task, const GroupRows& g, std::int64_t group,
                   std::int64_t block, std::int64_t count, std::int64_t padded) {
-    const DF d;
     const bool direct = W::kPair == 1 && g.count == g.vectors * kLanes;
     if (!direct) {
       get(head, task, g, block, count);
@@ -192,15 +191,7 @@ class BaselineTile {
       weights = direct ? at(head, task, g, block) : tile_;
       if (direct) ld = stride(head);
     } else {
-      const DU du;
-      for (std::int64_t j = 0; j < padded; j += 2) {
-        for (int n = 0; n < g.vectors; ++n) {
-          const VU even = RoundToBf16(hn::LoadU(d, tile_ + j * kGroup + n * kLanes));
-          const VU odd = RoundToBf16(hn::LoadU(d, tile_ + (j + 1) * kGroup + n * kLanes));
-          hn::StoreU(hn::Or(hn::ShiftRight<16>(even), hn::And(odd, hn::Set(du, 0xffff0000u))), du,
-                     pairs_ + j / 2 * kGroup + n * kLanes);
-        }
-      }
+      PairRows(tile_, kGroup, 0, padded / 2, g.vectors, pairs_);
       weights = pairs_;
     }
     for (std::int64_t i = 0; i < dvp_; i += kTileM) {

@@ -184,7 +184,7 @@ class ForwardTile {
     UpdateMax<N>(r.max, top, alpha);
     Exponentiate<N>(scores, last - first, factor, top, alpha, r.sum);
     ApplyDropout<N>(head, g, block + first, last - first, scores, extra_);
-    if constexpr (W::kPair == 2) pack_pairs<N>(first, last);
+    if constexpr (W::kPair == 2) PairRows(scores_, kGroup, first / 2, last / 2, N, pairs_);
     if (v_non_finite_) DropUnattended<W>(head, g, block, packed_, dvp_, v_);
     // Exactly the keys that the group needs (in whole pairs): a value that no row here attends is not even multiplied
     // by 0.
@@ -202,21 +202,6 @@ class ForwardTile {
       prefetcher.some();
     }
     if (v_non_finite_) pack_values(head, block);
-  }
-
-  // Probabilities of keys (j, j + 1) into one word of bf16.
-  template <int N>
-  void pack_pairs(std::int64_t first, std::int64_t last) {
-    const DF d;
-    const DU du;
-    for (std::int64_t j = first; j < last; j += 2) {
-      for (int n = 0; n < N; ++n) {
-        const VU even = RoundToBf16(hn::LoadU(d, scores_ + j * kGroup + n * kLanes));
-        const VU odd = RoundToBf16(hn::LoadU(d, scores_ + (j + 1) * kGroup + n * kLanes));
-        const VU word = hn::Or(hn::ShiftRight<16>(even), hn::And(odd, hn::Set(du, 0xffff0000u)));
-        hn::StoreU(word, du, reinterpret_cast<std::uint32_t*>(pairs_) + j / 2 * kGroup + n * kLanes);
-      }
-    }
   }
 
   // running_ and a later partial result become one.

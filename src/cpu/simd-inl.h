@@ -81,6 +81,21 @@ HWY_INLINE VU RoundToBf16(VF x) {
   return hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu)));
 }
 
+// Rows (2 j, 2 j + 1) of tile[row][lane], `ld` apart, rounded to bf16 as words out[j][lane] for j in [begin, end).
+inline void PairRows(const float* HWY_RESTRICT tile, std::int64_t ld, std::int64_t begin, std::int64_t end, int vectors,
+                     std::uint32_t* HWY_RESTRICT out) {
+  const DF d;
+  const DU du;
+  for (std::int64_t j = begin; j < end; ++j) {
+    for (int n = 0; n < vectors; ++n) {
+      const float* at = tile + 2 * j * ld + n * kLanes;
+      const VU even = RoundToBf16(hn::LoadU(d, at)), odd = RoundToBf16(hn::LoadU(d, at + ld));
+      const VU word = hn::Or(hn::ShiftRight<16>(even), hn::And(odd, hn::Set(du, 0xffff0000u)));
+      hn::StoreU(word, du, out + j * kGroup + n * kLanes);
+    }
+  }
+}
+
 // One matrix operand element as the register tile sees it: an f32, or a pair of bf16 along the summed dimension.
 struct F32Word {
   using T = float;

@@ -22,6 +22,7 @@
 #include "cpu/attention_fwd-inl.h"
 #include "cpu/attention_baseline-inl.h"
 #include "cpu/attention_bwd-inl.h"
+#include "cpu/bias_gradient-inl.h"
 #include "model/row_ops-inl.h"
 // clang-format on
 

@@ -1,0 +1,58 @@
+// The gradient of the additive bias, a pass of its own over S and dP: whoever shares an element of the bias then adds
+// in one order, whatever the threads.
+
+HWY_BEFORE_NAMESPACE();
+namespace heddle::cpu::HEDDLE_TARGET {
+
+inline std::int64_t BiasSums(const AttentionBackwardProblem& p) {
+  return round_up((p.bias_rows == 1 ? 1 : kBiasRows) * p.Sk, 16);
+}
+inline std::size_t BiasScratch(const AttentionBackwardProblem& p) {
+  return static_cast<std::size_t>(BiasSums(p)) * 4 +
+         WithBackwardTile(p, kBiasRows, nullptr, [](auto& tile) { return tile.bytes(); });
+}
+
+inline void BiasGradient(const AttentionBackwardProblem& p, const BiasTask& task, std::byte* memory) {
+  auto* sums = reinterpret_cast<float*>(memory);
+  memory += BiasSums(p) * 4;
+  const std::int64_t rows = p.bias_rows == 1 ? 1 : task.row_end - task.row_begin;
+  std::memset(sums, 0, static_cast<std::size_t>(rows * p.Sk) * 4);
+  const std::int64_t b_end = p.bias_batch == 1 ? p.B : task.bias_b + 1,
+                     h_end = p.bias_heads == 1 ? p.H : task.bias_h + 1;
+  for (std::int64_t b = task.bias_b; b < b_end; ++b) {
+    for (std::int64_t h = task.bias_h; h < h_end; ++h) {
+      // One query head alone: its kv head becomes the only one.
+      AttentionBackwardProblem one = p;
+      one.G = 1;
+      for (Operand* x : {&one.k, &one.v}) {
+        x->data += h / p.G * x->stride_h * static_cast<std::int64_t>(size_of(x->dtype));
+        x->stride_h = 0;
+      }
+      const Sequence s = p.sequence(b);
+      const Head head{one, b, h, s};
+      WithBackwardTile(one, kBiasRows, memory, [&](auto& tile) {
+        for (std::int64_t i = task.row_begin; i < std::min(task.row_end, s.sq); i += kBiasRows) {
+          float* to = p.bias_rows == 1 ? sums : sums + (i - task.row_begin) * p.Sk;
+          tile.add_bias_gradient(head, i, std::min({i + kBiasRows, task.row_end, s.sq}), to,
+                                 p.bias_rows == 1 ? 0 : p.Sk);
+        }
+      });
+    }
+  }
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const std::int64_t at = p.bias_rows == 1 ? 0 : task.row_begin + i;
+    for (std::int64_t j = 0; j < p.bias_columns; ++j) {
+      double value = 0;
+      if (p.bias_columns == p.Sk) {
+        value = sums[i * p.Sk + j];
+      } else {
+        for (std::int64_t k = 0; k < p.Sk; ++k) value += sums[i * p.Sk + k];
+      }
+      store_element(p.dbias.data, p.dbias.dtype, p.dbias.offset(task.bias_b, task.bias_h, at, j),
+                    static_cast<float>(value));
+    }
+  }
+}
+
+}  // namespace heddle::cpu::HEDDLE_TARGET
+HWY_AFTER_NAMESPACE();
