@@ -7,7 +7,6 @@ namespace heddle::cpu::HEDDLE_TARGET {
 constexpr std::int64_t kFewRows = HWY_MIN(8, kLanes);  // query rows of one kv head up to which a key row is not packed
 constexpr std::int64_t kManyHeads = 16;                // most heads that one task walks together
 constexpr std::int64_t kFewBlock = 32;  // keys between two rescalings: 32 rows of 4 KB, K and V, stay in a core's cache
-constexpr std::int64_t kFetchAhead = 12;  // key rows between a prefetch and its use
 
 // Whether a kv head with that many query rows takes this path; a matter of the problem alone.
 inline bool few_rows(const AttentionProblem& p, const Sequence& s) {
@@ -23,14 +22,49 @@ inline std::int64_t HeadsTogether(const AttentionProblem& p, const Sequence& s) 
                                   std::min(p.Hkv, kManyHeads));
 }
 
-inline void PrefetchRow(const std::byte* row, std::int64_t bytes) {
-  for (std::int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at, 0, 3);
-}
+// Fetches the next block of keys and values, all heads that are walked together, in the order of memory and spread
+// evenly over the work on the block before: in bursts, memory and arithmetic would wait for each other.
+class Fetcher {
+ public:
+  // Keys [begin, end) of `heads` heads from `head` on, over `steps` calls of some().
+  Fetcher(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t heads,
+          std::int64_t begin, std::int64_t end, std::int64_t steps)
+      : p_(p), s_(s), b_(b), head_(head), next_(begin), end_(end), steps_(std::max<std::int64_t>(steps, 1)) {
+    const auto bytes = heads * static_cast<std::int64_t>(size_of(p.dtype));
+    k_bytes_ = p.D * bytes;
+    v_bytes_ = p.Dv * bytes;
+    lines_ = std::max<std::int64_t>(end - begin, 0) * (ceil_div(k_bytes_, kLine) + ceil_div(v_bytes_, kLine));
+  }
 
-// What the first of several heads that lie side by side fetches for all of them: bytes of a key row and of a value row;
-// 0: it has been fetched.
-struct Fetch {
-  std::int64_t k_bytes = 0, v_bytes = 0;
+  HWY_INLINE void some() {
+    for (due_ += lines_; due_ >= steps_; due_ -= steps_) line();
+  }
+  void all() {
+    while (next_ < end_) line();
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64;
+
+  HWY_INLINE void line() {
+    if (left_ <= 0) {
+      if (next_ >= end_) return;
+      at_ = p_.key_row(values_ ? p_.v : p_.k, b_, s_, next_, head_);
+      left_ = values_ ? v_bytes_ : k_bytes_;
+      next_ += values_ ? 1 : 0;
+      values_ = !values_;
+    }
+    __builtin_prefetch(at_, 0, 2);
+    at_ += kLine;
+    left_ -= kLine;
+  }
+
+  const AttentionProblem& p_;
+  const Sequence& s_;
+  const std::int64_t b_, head_;
+  std::int64_t next_, end_, steps_, k_bytes_ = 0, v_bytes_ = 0, lines_ = 0, due_ = 0, left_ = 0;
+  bool values_ = false;
+  const std::byte* at_ = nullptr;
 };
 
 // One vector of f32 from kLanes elements of a row.
@@ -57,16 +91,13 @@ HWY_INLINE VF LoadWide(const std::byte* row, std::int64_t i) {
 // partial vector of a key row goes through `line`.
 template <DType kType, int kRows>
 void FewScores(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t begin,
-               std::int64_t end, std::int64_t fetch_end, const Fetch& fetch, const float* HWY_RESTRICT q,
-               std::int64_t q_row, float* HWY_RESTRICT scores, float* HWY_RESTRICT line) {
+               std::int64_t end, Fetcher& fetcher, const float* HWY_RESTRICT q, std::int64_t q_row,
+               float* HWY_RESTRICT scores, float* HWY_RESTRICT line) {
   const DF d;
   const std::int64_t whole = p.D / kLanes * kLanes, rest = p.D - whole;
   constexpr std::int64_t kBytes = kType == DType::f32 ? 4 : 2;
   for (std::int64_t j = begin; j < end; ++j) {
-    if (fetch.k_bytes > 0 && j + kFetchAhead < fetch_end) {
-      PrefetchRow(p.key_row(p.k, b, s, j + kFetchAhead, head), fetch.k_bytes);
-    }
-    if (fetch.v_bytes > 0) PrefetchRow(p.key_row(p.v, b, s, j, head), fetch.v_bytes);
+    fetcher.some();
     const std::byte* k = p.key_row(p.k, b, s, j, head);
     VF sum[kRows];
     HWY_UNROLL(4)
@@ -243,26 +274,29 @@ class FewTile {
       last = std::max(last, rows_[h].key_end);
     }
     last = std::min(last, end);
-    const auto bytes = static_cast<std::int64_t>(size_of(p_.dtype)) * task.kv_heads;
-    for (std::int64_t block = std::max(begin, first / kFewBlock * kFewBlock); block < last; block += kFewBlock) {
+    first = std::max(begin, first / kFewBlock * kFewBlock);
+    Fetcher(p_, task.b, s, task.kv_head, task.kv_heads, first, std::min(first + kFewBlock, last), 1).all();
+    for (std::int64_t block = first; block < last; block += kFewBlock) {
+      const std::int64_t next = block + kFewBlock, passes = ceil_div(s.q_rows * p_.G, 4);
+      Fetcher fetcher(p_, task.b, s, task.kv_head, task.kv_heads, next, std::min(next + kFewBlock, last),
+                      task.kv_heads * passes * kFewBlock);
       for (std::int64_t h = 0; h < task.kv_heads; ++h) {
-        const Fetch fetch = h == 0 ? Fetch{p_.D * bytes, p_.Dv * bytes} : Fetch{};
         attend_block({p_, task.b, task.kv_head + h, s}, h, std::max(block, rows_[h].key_begin),
-                     std::min({block + kFewBlock, last, rows_[h].key_end}), last, fetch, result + h * step());
+                     std::min({next, last, rows_[h].key_end}), fetcher, result + h * step());
       }
     }
   }
 
-  void attend_block(const Head& head, std::int64_t h, std::int64_t from, std::int64_t to, std::int64_t last,
-                    const Fetch& fetch, float* part) {
+  void attend_block(const Head& head, std::int64_t h, std::int64_t from, std::int64_t to, Fetcher& fetcher,
+                    float* part) {
     if (from >= to) return;
     const DF d;
     const GroupRows& g = rows_[h];
     const float* q = q_ + h * kFewRows * width_;
     for (std::int64_t j = 0; j < to - from; ++j) hn::StoreU(hn::Zero(d), d, scores_ + j * kGroup);
     ForFewRows(p_.dtype, g.count, [&]<DType kType, int kRows>(std::int64_t row) {
-      FewScores<kType, kRows>(p_, head.b, head.s, head.kv_head, from, to, last, row == 0 ? fetch : Fetch{},
-                              q + row * width_, width_, scores_ + row, line_);
+      FewScores<kType, kRows>(p_, head.b, head.s, head.kv_head, from, to, fetcher, q + row * width_, width_,
+                              scores_ + row, line_);
     });
     VF top[1] = {hn::Set(d, -kInfinity)}, alpha[1];
     FinishScores(head, g, from, to - from, scores_, kGroup, extra_, top);
