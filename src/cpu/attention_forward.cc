@@ -49,8 +49,9 @@ Layout layout(const AttentionProblem& p, int workers) {
   return l;
 }
 
-std::size_t scratch_bytes(const AttentionProblem& p) {
-  return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(kernels().forward_scratch(p)), 64));
+std::size_t scratch_bytes(const AttentionProblem& p, const Layout& l) {
+  const std::int64_t rows = std::min(std::max(l.tile_rows, kSplitRows), p.Sq * p.G);
+  return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(kernels().forward_scratch(p, rows)), 64));
 }
 
 std::size_t prefix_bytes(const AttentionProblem& p) { return static_cast<std::size_t>(round_up((p.B + 1) * 8, 64)); }
@@ -86,10 +87,10 @@ double estimate(const AttentionProblem& p, int workers) {
 }
 
 std::size_t workspace(const AttentionProblem& p, int workers) {
-  return prefix_bytes(p) + scratch_bytes(p) * static_cast<std::size_t>(workers) +
-         (layout(p, workers).split
-              ? static_cast<std::size_t>(p.B * p.Hkv * ceil_div(p.Sk, kKeyChunk)) * partial_bytes(p)
-              : 0);
+  const Layout l = layout(p, workers);
+  const std::int64_t partials = l.split ? p.B * p.Hkv * ceil_div(p.Sk, kKeyChunk) : 0;
+  return prefix_bytes(p) + scratch_bytes(p, l) * static_cast<std::size_t>(workers) +
+         static_cast<std::size_t>(partials) * partial_bytes(p);
 }
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {
@@ -100,7 +101,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   auto* memory = static_cast<std::byte*>(runtime.workspace.data);
   auto* before = reinterpret_cast<std::int64_t*>(memory);
   std::byte* scratch = memory + prefix_bytes(p);
-  const std::size_t scratch_each = scratch_bytes(p);
+  const std::size_t scratch_each = scratch_bytes(p, l);
   auto* partials = reinterpret_cast<float*>(scratch + scratch_each * static_cast<std::size_t>(workers));
   const auto partial_floats = static_cast<std::int64_t>(k.partial_floats(p));
   const std::int64_t slots = ceil_div(p.Sk, kKeyChunk);  // partial results kept for each kv head of each sequence

@@ -265,8 +265,8 @@ auto WithForwardTile(const AttentionProblem& p, std::int64_t rows, std::byte* me
   return f(tile);
 }
 
-inline std::size_t ForwardScratch(const AttentionProblem& p) {
-  const std::size_t tile = WithForwardTile(p, tile_rows(p), nullptr, [](auto& t) { return t.bytes(); });
+inline std::size_t ForwardScratch(const AttentionProblem& p, std::int64_t rows) {
+  const std::size_t tile = WithForwardTile(p, rows, nullptr, [](auto& t) { return t.bytes(); });
   return std::max(tile, FewTile(p, nullptr).bytes());
 }
 inline void Forward(const AttentionProblem& p, const ForwardTask& task, std::byte* memory) {

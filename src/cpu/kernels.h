@@ -23,7 +23,7 @@ struct Kernels {
   void (*store_row)(const float* from, std::int64_t count, std::byte* to, DType dtype, std::int64_t stride);
 
   // Scratch bytes of one worker, and one task.
-  std::size_t (*forward_scratch)(const AttentionProblem&);
+  std::size_t (*forward_scratch)(const AttentionProblem&, std::int64_t rows);  // tasks of at most `rows` query rows
   void (*forward)(const AttentionProblem&, const ForwardTask&, std::byte* scratch);
   // kv heads that one task for sequence `s` does best to take together; 1 unless it has few query rows.
   std::int64_t (*heads_together)(const AttentionProblem&, const Sequence& s);
