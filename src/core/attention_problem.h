@@ -51,6 +51,7 @@ struct AttentionProblem {
   std::int64_t Sq = 0, Sk = 0;  // the longest sequence of each (bounds, for packed data)
   std::int64_t D = 0, Dv = 0;
   DType dtype = DType::f32;
+  Device device = Device::cpu;  // where all data is, index data too
 
   Operand q, k, v, o;
   Plane lse;  // [b, h, i]; packed: stride_b = 0 and i counts from the packed row
@@ -74,6 +75,7 @@ struct AttentionProblem {
 
   bool batch_invariant = false, deterministic = false;
 
+  // Reads index data: for problems on the CPU only.
   Sequence sequence(std::int64_t b) const {
     Sequence s;
     s.q_begin = cu_seqlens_q ? cu_seqlens_q[b] : 0;

@@ -6,6 +6,7 @@
 
 #include "core/candidate.h"
 #include "cpu/attention.h"
+#include "cuda/attention.h"
 #include "ops/attention_arguments.h"
 #include "reference/attention.h"
 
@@ -14,7 +15,8 @@ namespace {
 
 std::span<const AttentionForwardKernel* const> candidates(const AttentionProblem*) {
   static const AttentionForwardKernel* const kernels[] = {&cpu::kAttentionForward, &cpu::kAttentionForwardBaseline,
-                                                          &reference::kAttentionForward};
+                                                          &reference::kAttentionForward,
+                                                          &cuda::kSm90AttentionForward};
   return kernels;
 }
 

@@ -113,6 +113,9 @@ class Builder {
   }
 
  private:
+  // Whether index data may be read here: on a GPU it is not, because that would wait for the stream.
+  bool readable() const { return q_.device == Device::cpu; }
+
   void same_kind(const TensorView& view, const char* name, int rank) const {
     check_.tensor(view, name, q_.dtype, q_.device, rank);
   }
@@ -129,6 +132,7 @@ class Builder {
     same_kind(k_, "k", k_rank);
     same_kind(v_, "v", k_rank);
     p.dtype = q_.dtype;
+    p.device = q_.device;
     p.H = q_.shape[q_rank - 2];
     p.D = q_.shape[q_rank - 1];
     p.Hkv = k_.shape[k_rank - 2];
@@ -177,8 +181,14 @@ class Builder {
   std::int64_t packed_length(const TensorView& cu, const char* name, const TensorView& x, const char* x_name,
                              std::int64_t bound, const char* bound_name) const {
     check_.require(cu.rank == 1 && cu.shape[0] >= 1, name, " is ", cu, ": it must be int32 [B + 1]");
-    const std::int64_t found = longest(cu, name, x.shape[0], x_name);
     check_.require(bound >= 0, bound_name, " is ", bound, ": it must be at least 0");
+    if (!readable()) {
+      indices(cu, name, cu.shape[0]);
+      check_.require(bound > 0 || x.shape[0] == 0, bound_name, " is 0: ", name,
+                     " is on a GPU, where lengths are not read, so an upper bound must be given");
+      return std::min(bound, x.shape[0]);
+    }
+    const std::int64_t found = longest(cu, name, x.shape[0], x_name);
     check_.require(bound == 0 || bound >= found, bound_name, " is ", bound, ": the longest sequence has ", found);
     return bound == 0 ? found : bound;
   }
@@ -223,7 +233,7 @@ class Builder {
     } else if (options_.cache_batch_idx.given()) {
       check_.require(!packed_k(), "cache_batch_idx and cu_seqlens_k exclude each other");
       p.cache_batch_idx = indices(options_.cache_batch_idx, "cache_batch_idx", p.B);
-      for (std::int64_t b = 0; b < p.B; ++b) {
+      for (std::int64_t b = 0; readable() && b < p.B; ++b) {
         check_.require(p.cache_batch_idx[b] >= 0 && p.cache_batch_idx[b] < k_.shape[0], "cache_batch_idx[", b, "] is ",
                        p.cache_batch_idx[b], ": it must be from 0 to ", k_.shape[0] - 1);
       }
@@ -244,7 +254,7 @@ class Builder {
       check_.require(!packed_k(), "cache_leftpad and cu_seqlens_k exclude each other");
       p.cache_leftpad = indices(options_.cache_leftpad, "cache_leftpad", p.B);
     }
-    for (std::int64_t b = 0; b < p.B; ++b) {
+    for (std::int64_t b = 0; readable() && b < p.B; ++b) {
       const std::int64_t rows = p.cu_seqlens_q ? p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b] : p.Sq;
       const std::int64_t keys = p.cu_seqlens_k ? p.cu_seqlens_k[b + 1] - p.cu_seqlens_k[b] : p.Sk;
       if (p.seqused_q) {

@@ -232,7 +232,7 @@ INSTANTIATE_TEST_SUITE_P(
                     },
                     "mask is [1, 1, 5, 8]: dimension 3 must be 1 or 7"},
         BadArgument{"method", [](Call& c) { c.options.method = "fast"; }, "method is 'fast'"},
-        BadArgument{"force", [](Call& c) { c.options.force = "sm90"; }, "force is 'sm90': the candidates are "}),
+        BadArgument{"force", [](Call& c) { c.options.force = "sm70"; }, "force is 'sm70': the candidates are "}),
     name_of_test);
 
 INSTANTIATE_TEST_SUITE_P(

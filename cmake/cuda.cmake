@@ -1,0 +1,23 @@
+# Decides whether the GPU kernels are built: HEDDLE_CUDA_FOUND.
+set(HEDDLE_CUDA_FOUND OFF)
+if(NOT HEDDLE_CUDA STREQUAL "OFF")
+  # Each kernel names the chips it is for; CMake is to add none. The compiler check must not need any either.
+  set(CMAKE_CUDA_ARCHITECTURES OFF)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit QUIET)
+    if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8 AND CUDAToolkit_FOUND)
+      set(HEDDLE_CUDA_FOUND ON)
+      # CMake 3.25 does not know that nvcc has C++20.
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
+  endif()
+  if(NOT HEDDLE_CUDA_FOUND AND NOT HEDDLE_CUDA STREQUAL "AUTO")
+    message(FATAL_ERROR "HEDDLE_CUDA is ${HEDDLE_CUDA}, but there is no nvcc 12.8 or later; "
+      "put it on the PATH, or name it with CUDACXX or CMAKE_CUDA_COMPILER")
+  endif()
+endif()
+message(STATUS "GPU kernels: ${HEDDLE_CUDA_FOUND}")

@@ -1,0 +1,10 @@
+// The GPU's candidates for attention. In a build without CUDA they are there and refuse (src/stubs/cuda.cc).
+#pragma once
+
+#include "core/candidate.h"
+
+namespace heddle::cuda {
+
+extern const AttentionForwardKernel kSm90AttentionForward;  // "sm90": wgmma and TMA, for Hopper
+
+}  // namespace heddle::cuda

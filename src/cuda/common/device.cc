@@ -1,0 +1,49 @@
+#include "cuda/common/device.h"
+
+#include <array>
+#include <mutex>
+
+#include "core/check.h"
+
+namespace heddle::cuda {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+DeviceProperties read(int ordinal) {
+  DeviceProperties device{.ordinal = ordinal};
+  const auto get = [&](cudaDeviceAttr attribute) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, attribute, ordinal), "device attributes");
+    return value;
+  };
+  device.major = get(cudaDevAttrComputeCapabilityMajor);
+  device.minor = get(cudaDevAttrComputeCapabilityMinor);
+  device.multiprocessors = get(cudaDevAttrMultiProcessorCount);
+  device.shared_memory = get(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  device.l2_bytes = get(cudaDevAttrL2CacheSize);
+  return device;
+}
+
+}  // namespace
+
+const DeviceProperties& current_device() {
+  static const DeviceProperties none;
+  int ordinal = 0;
+  if (cudaGetDevice(&ordinal) != cudaSuccess || ordinal >= kMaxDevices) {
+    cudaGetLastError();  // no driver, or no GPU: an answer, not an error to leave behind
+    return none;
+  }
+  static std::array<DeviceProperties, kMaxDevices> devices;
+  static std::array<std::once_flag, kMaxDevices> once;
+  std::call_once(once[ordinal], [&] { devices[ordinal] = read(ordinal); });
+  return devices[ordinal];
+}
+
+void check(cudaError_t status, std::string_view what) {
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // not left for the next call to trip over
+  throw RuntimeError(text("[", what, "] CUDA: ", cudaGetErrorString(status), " (", cudaGetErrorName(status), ")"));
+}
+
+}  // namespace heddle::cuda

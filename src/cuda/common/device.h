@@ -1,0 +1,24 @@
+// What the host asks of the GPU.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string_view>
+
+namespace heddle::cuda {
+
+struct DeviceProperties {
+  int ordinal = -1;
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  int shared_memory = 0;  // bytes that one block may have
+  int l2_bytes = 0;
+};
+
+// Of the current device, asked once for each. major is 0 if there is no usable GPU; nothing is thrown then.
+const DeviceProperties& current_device();
+
+// Throws RuntimeError "[what] CUDA: ..." unless `status` is success.
+void check(cudaError_t status, std::string_view what);
+
+}  // namespace heddle::cuda

@@ -1,0 +1,23 @@
+# The GPU kernels, or the file that stands in for them.
+if(NOT HEDDLE_CUDA_FOUND)
+  target_sources(heddle PRIVATE ${CMAKE_CURRENT_SOURCE_DIR}/stubs/cuda.cc)
+  return()
+endif()
+
+set(heddle_code_any -gencode=arch=compute_80,code=[sm_80,compute_80])
+set(heddle_code_sm80 -gencode=arch=compute_80,code=[sm_80,compute_80])
+set(heddle_code_sm90 -gencode=arch=compute_90a,code=sm_90a)
+
+file(GLOB_RECURSE heddle_cuda_host CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cc)
+target_sources(heddle PRIVATE ${heddle_cuda_host})
+foreach(room IN ITEMS any sm80 sm90)
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/${room}/*.cu)
+  target_sources(heddle PRIVATE ${sources})
+  set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${heddle_code_${room}}")
+endforeach()
+target_compile_options(heddle PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall>)
+set_target_properties(heddle PROPERTIES
+  CUDA_RUNTIME_LIBRARY Static
+  CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/cmake/strict_ptxas.sh;${CMAKE_CXX_COMPILER_LAUNCHER}")
+target_link_libraries(heddle PRIVATE CUDA::cudart_static)
+target_include_directories(heddle PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

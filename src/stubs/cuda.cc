@@ -1,0 +1,28 @@
+// The GPU candidates of a build without CUDA: listed, so that `explain` says why they do not run.
+#include "cuda/attention.h"
+#include "heddle/error.h"
+
+namespace heddle::cuda {
+namespace {
+
+Refusal refuse(const AttentionProblem&) { return "this heddle was built without CUDA: build it with HEDDLE_CUDA=ON"; }
+double no_estimate(const AttentionProblem&, int) { return 0.0; }
+std::size_t no_workspace(const AttentionProblem&, int) { return 0; }
+void no_launch(const AttentionProblem& problem, const Runtime&) { throw RuntimeError(refuse(problem)); }
+
+constexpr AttentionForwardKernel absent(const char* name, const char* method) {
+  return {.name = name,
+          .method = method,
+          .device = Device::cuda,
+          .automatic = true,
+          .supports = refuse,
+          .estimate = no_estimate,
+          .workspace = no_workspace,
+          .launch = no_launch};
+}
+
+}  // namespace
+
+const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash");
+
+}  // namespace heddle::cuda
