@@ -103,6 +103,9 @@ __device__ inline void tma_load_5d(void* to, const CUtensorMap& map, Barrier& ba
       : "memory");
 }
 
+// Orders this thread's earlier accesses to shared memory before later ones of the asynchronous proxy (TMA, wgmma).
+__device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // ---- Matrices of 8x8 16-bit elements between registers and shared memory; row addresses come from the lanes in turn
 
 __device__ inline void store_matrix_x4(void* row, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,

@@ -6,7 +6,6 @@
 
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_fwd/epilogue.cuh"
-#include "cuda/sm90/attention_fwd/mask.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
@@ -54,11 +53,7 @@ template <class C>
 class Consumer {
  public:
   __device__ Consumer(const Params& params, SharedMemory<C>& memory, int number)
-      : p(params),
-        shared(memory),
-        warpgroup(number),
-        lane(static_cast<int>(threadIdx.x) % 32),
-        warp_row(static_cast<int>(threadIdx.x) % 128 / 32 * 16) {}
+      : p(params), shared(memory), warpgroup(number), lane(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ void run() {
     if (!next_work()) return;
@@ -68,7 +63,7 @@ class Consumer {
     wgmma_wait<0>();
     take_s(shared.work[slot].k_end - 1);
     float correction[2];
-    softmax(s, state, correction, p.scale_log2);
+    softmax(s, state, correction, C::kScoreOptions ? 1.0f : p.scale_log2);
     round_probabilities();
     for (;;) {
       bool accumulate = false;
@@ -79,7 +74,7 @@ class Consumer {
         accumulate = true;
         wgmma_wait<1>();
         take_s(tile);
-        softmax(s, state, correction, p.scale_log2);
+        softmax(s, state, correction, C::kScoreOptions ? 1.0f : p.scale_log2);
         keep(s);
         // Each branch has its own wait: one in front of the branch, the assembler would move in front of the softmax.
         if (__any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f)) {
@@ -100,10 +95,10 @@ class Consumer {
       float inverse[2];
       if (!next_work()) {
         issue_pv(accumulate);
-        finish_rows(p, done, first_position(done), recomputed(warp_row + lane / 4), sums, inverse);
+        finish_rows(p, done, thread_rows(done), sums, inverse);
         wgmma_wait<0>();
         keep(o);
-        store_rows<C>(p, staging(), done, first_position(done), recomputed(warp_row), o, inverse);
+        store_rows<C>(p, staging(), done, first_position(done), warp_row(), o, inverse);
         return;
       }
       take_q();
@@ -113,13 +108,13 @@ class Consumer {
       wgmma_wait<1>();
       take_s(shared.work[slot].k_end - 1);
       state = {};
-      softmax(s, state, correction, p.scale_log2);
+      softmax(s, state, correction, C::kScoreOptions ? 1.0f : p.scale_log2);
       keep(s);
-      finish_rows(p, done, first_position(done), recomputed(warp_row + lane / 4), sums, inverse);
+      finish_rows(p, done, thread_rows(done), sums, inverse);
       wgmma_wait<0>();
       keep(o);
       release_v();
-      store_rows<C>(p, staging(), done, first_position(done), recomputed(warp_row), o, inverse);
+      store_rows<C>(p, staging(), done, first_position(done), warp_row(), o, inverse);
       release(shared.work_free[done_slot]);
       round_probabilities();
     }
@@ -139,7 +134,10 @@ class Consumer {
   }
 
   __device__ int first_position(const Work& w) const { return w.position + warpgroup * p.positions; }
-  __device__ auto& staging() { return shared.o[4 * warpgroup + warp_row / 16]; }
+  __device__ ThreadRows thread_rows(const Work& w) const { return {first_position(w), warp_row() + lane / 4}; }
+  // The first of this warp's 16 rows of the warpgroup's 64.
+  __device__ int warp_row() const { return recomputed(static_cast<int>(threadIdx.x)) % 128 / 32 * 16; }
+  __device__ auto& staging() { return shared.o[4 * warpgroup + warp_row() / 16]; }
 
   // Learns what the next tile is; false if there is none.
   __device__ bool next_work() {
@@ -157,7 +155,7 @@ class Consumer {
     ptx::barrier_wait(shared.q_ready[warpgroup], q_phase);
     q_phase ^= 1;
     if constexpr (C::kQInRegisters) {
-      const int row = warp_row + lane % 16;
+      const int row = warp_row() + lane % 16;
 #pragma unroll
       for (int step = 0; step < C::kHeadSize / 16; ++step) {
         // 16-byte chunk c of row r lies at chunk c ^ (r % 8).
@@ -203,9 +201,9 @@ class Consumer {
     if constexpr (!C::kQInRegisters) {
       if (tile == k_begin) release(shared.q_free[warpgroup]);
     }
-    if (tile < whole_begin || tile >= whole_end) {
-      mask_band<C>(p, first_position(shared.work[slot]), recomputed(warp_row + lane / 4), tile, s);
-    }
+    const Work& w = shared.work[slot];
+    if constexpr (C::kScoreOptions) apply_score_options<C>(p, w, thread_rows(w), tile, s);
+    if (tile < whole_begin || tile >= whole_end) mask_band<C>(p, w, thread_rows(w), tile, s);
   }
 
   __device__ void release_v() {
@@ -221,7 +219,6 @@ class Consumer {
   const Params& p;
   SharedMemory<C>& shared;
   const int warpgroup, lane;
-  const int warp_row;                                         // the first of this warp's 16 rows of the warpgroup's 64
   int slot = 0, k_begin = 0, whole_begin = 0, whole_end = 0;  // of the tile at hand
   RowState state;
   std::uint32_t q_phase = 0;
