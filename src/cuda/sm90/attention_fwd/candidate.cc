@@ -99,7 +99,7 @@ Plan plan(const AttentionProblem& p, const Variant& v) {
   const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
   const bool packed = p.cu_seqlens_q != nullptr, uneven = packed || p.cu_seqlens_k || p.seqused_k || p.seqused_q;
   // Below, dealing tiles out in turn balances well enough, and costs no counter.
-  plan.dynamic = uneven || (band && p.Sk > 2048);
+  plan.dynamic = uneven || (band && p.Sk > 1024);
   // Half of the L2 cache for keys and values; a power of two, so that the last section is not a small one.
   const std::int64_t bytes = p.Sk * (p.D + p.Dv) * 2;
   const auto heads = static_cast<std::uint64_t>(
@@ -122,7 +122,10 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
 }
 
 ScorePlane score_plane(const Plane& plane) {
-  return {plane.data, plane.stride_b, plane.stride_h, plane.stride_i, plane.stride_j};
+  const auto word = 2 * static_cast<std::int64_t>(size_of(plane.dtype));
+  const bool pairs = plane.stride_j == 1 && reinterpret_cast<std::uintptr_t>(plane.data) % word == 0 &&
+                     plane.stride_b % 2 == 0 && plane.stride_h % 2 == 0 && plane.stride_i % 2 == 0;
+  return {plane.data, pairs, plane.stride_b, plane.stride_h, plane.stride_i, plane.stride_j};
 }
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {

@@ -22,8 +22,8 @@ struct Config {
   static constexpr bool kQInRegisters = kQInRegisters_;  // else wgmma reads q from shared memory for every key tile
   static constexpr bool kScoreOptions = kScoreOptions_;  // softcap, ALiBi, bias, mask, scales that are not positive
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kScoreOptions ? 56 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kScoreOptions ? 224 : 232;
 };
 
 // A [rows, columns] tile in panels of 64 columns.
@@ -41,6 +41,7 @@ struct alignas(16) Work {
   int q_row, k_row;           // the sequence's first row in packed q and k; 0 if they are not
   int rows, used_rows, keys;  // stored rows, rows and keys in use
   int off;
+  int begin, end;              // keys that some row attends are in [begin, end)
   int k_begin, k_end;          // key tiles, k_end > k_begin
   int whole_begin, whole_end;  // those that every row attends wholly
 };

@@ -4,6 +4,8 @@
 // between query tiles either: while one tile's O is written, the first S of the next is computed.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_fwd/epilogue.cuh"
 
@@ -60,6 +62,7 @@ class Consumer {
     take_q();
     ptx::barrier_wait(shared.k_ready[k.index], k.phase);
     issue_qk();
+    prefetch_scores(shared.work[slot].k_end - 1);
     wgmma_wait<0>();
     take_s(shared.work[slot].k_end - 1);
     float correction[2];
@@ -72,6 +75,7 @@ class Consumer {
         issue_qk();
         issue_pv(accumulate);
         accumulate = true;
+        prefetch_scores(tile);
         wgmma_wait<1>();
         take_s(tile);
         softmax(s, state, correction, C::kScoreOptions ? 1.0f : p.scale_log2);
@@ -105,6 +109,7 @@ class Consumer {
       ptx::barrier_wait(shared.k_ready[k.index], k.phase);
       issue_qk();
       issue_pv(accumulate);
+      prefetch_scores(shared.work[slot].k_end - 1);
       wgmma_wait<1>();
       take_s(shared.work[slot].k_end - 1);
       state = {};
@@ -193,6 +198,13 @@ class Consumer {
     wgmma_commit();
   }
 
+  __device__ void prefetch_scores(int tile) {
+    if constexpr (C::kScoreOptions && C::kValueSize <= 128) {  // above, there are no registers for it
+      const Work& w = shared.work[slot];
+      prefetched.load(p, w, thread_rows(w), tile);
+    }
+  }
+
   // After a wait for S. The last one of a tile is done with q.
   __device__ void take_s(int tile) {
     keep(s);
@@ -202,7 +214,7 @@ class Consumer {
       if (tile == k_begin) release(shared.q_free[warpgroup]);
     }
     const Work& w = shared.work[slot];
-    if constexpr (C::kScoreOptions) apply_score_options<C>(p, w, thread_rows(w), tile, s);
+    if constexpr (C::kScoreOptions) apply_score_options<C>(p, w, thread_rows(w), tile, prefetched, s);
     if (tile < whole_begin || tile >= whole_end) mask_band<C>(p, w, thread_rows(w), tile, s);
   }
 
@@ -224,6 +236,8 @@ class Consumer {
   std::uint32_t q_phase = 0;
   RingPosition<kWorkSlots> next;
   RingPosition<C::kStages> k, v;
+  struct Nothing {};
+  std::conditional_t<C::kScoreOptions, Prefetched<C>, Nothing> prefetched;
   float s[C::kTileK / 2];
   float o[C::kValueSize / 2];
   std::uint32_t probabilities[C::kTileK / 16][4];

@@ -18,11 +18,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
   if (threadIdx.x == 0) {
     for (const auto* map : {&p.q, &p.k, &p.v}) ptx::prefetch_tensor_map(*map);
     constexpr int kConsumerWarps = 4 * C::kConsumers;
-    // The consumers, the producers of keys and of q, and the warp that clears tails, where there are any.
-    const int readers = kConsumerWarps + 2 + (p.cu_seqlens_k != nullptr || p.seqused_k != nullptr);
     for (int i = 0; i < kWorkSlots; ++i) {
       ptx::barrier_init(shared.work_ready[i], 1);
-      ptx::barrier_init(shared.work_free[i], readers);
+      ptx::barrier_init(shared.work_free[i], kConsumerWarps + 3);
     }
     for (int c = 0; c < C::kConsumers; ++c) {
       ptx::barrier_init(shared.q_ready[c], 1);
@@ -44,7 +42,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
     if (threadIdx.x == 0) produce_keys<C>(p, shared);
     if (threadIdx.x == 32) produce_q<C>(p, shared);
     if (threadIdx.x / 32 == 2) schedule<C>(p, shared);
-    if (threadIdx.x / 32 == 3) clear_tails<C>(p, shared);
+    if (threadIdx.x / 32 == 3) guard_values<C>(p, shared);
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();
     Consumer<C>(p, shared, warpgroup - 1).run();

@@ -10,6 +10,7 @@ namespace heddle::cuda::sm90::attention_fwd {
 // A tensor read at [b, h, i, j]; strides in elements, 0 where it is broadcast.
 struct ScorePlane {
   const void* data;  // or null
+  bool pairs;        // two neighbours in j are one aligned word
   std::int64_t stride_b, stride_h, stride_i, stride_j;
 };
 

@@ -1,17 +1,9 @@
 // The threads that bring q, k and v to shared memory.
 #pragma once
 
-#include "cuda/sm90/attention_fwd/config.h"
-#include "cuda/sm90/attention_fwd/params.h"
+#include "cuda/sm90/attention_fwd/guard.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
-
-// Whether the last key tile holds rows beyond the sequence's keys that the copy does not replace by zeros, because they
-// are other sequences' rows, or unused ones. Their values may be anything, NaN too.
-template <class C>
-__device__ inline bool has_tail(const Params& p, const Work& w) {
-  return (p.cu_seqlens_k != nullptr || p.seqused_k != nullptr) && w.k_end * C::kTileK > w.keys;
-}
 
 template <class Tile>
 __device__ void load_keys(Tile& tile, const CUtensorMap& map, ptx::Barrier& ready, int row, int h, int b) {
@@ -33,9 +25,7 @@ __device__ void produce_keys(const Params& p, SharedMemory<C>& shared) {
     if (w.position < 0) return;
     const int h = w.h / p.kv_divisor, b = p.cu_seqlens_k != nullptr ? 0 : w.sequence, count = w.k_end - w.k_begin;
     int row = w.k_row + (w.k_end - 1) * C::kTileK;  // of the tile of k
-    bool tail = has_tail<C>(p, w);
-    ptx::barrier_arrive(shared.work_free[slot.index]);
-#pragma unroll 1  // the producers have few registers
+#pragma unroll 1                                    // the producers have few registers
     for (int n = 0; n <= count; ++n, row -= C::kTileK) {
       if (n < count) {
         ptx::barrier_wait(shared.k_free[k.index], k.phase ^ 1);
@@ -44,50 +34,13 @@ __device__ void produce_keys(const Params& p, SharedMemory<C>& shared) {
       }
       if (n > 0) {
         ptx::barrier_wait(shared.v_free[v.index], v.phase ^ 1);
-        load_keys(shared.v[v.index], p.v, tail ? shared.v_landed[v.index] : shared.v_ready[v.index], row + C::kTileK, h,
-                  b);
+        load_keys(shared.v[v.index], p.v,
+                  passes_guard<C>(p, w, w.k_end - n) ? shared.v_landed[v.index] : shared.v_ready[v.index],
+                  row + C::kTileK, h, b);
         v.next();
-        tail = false;
       }
     }
-  }
-}
-
-// One warp. A tile of v with a tail goes through it: P is zero there, but zero times NaN is not.
-template <class C>
-__device__ void clear_tails(const Params& p, SharedMemory<C>& shared) {
-  if (p.cu_seqlens_k == nullptr && p.seqused_k == nullptr) return;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  std::uint32_t landed[C::kStages] = {};  // phases
-  int stage = 0;                          // of the next work's first tile of v
-  for (RingPosition<kWorkSlots> slot;; slot.next()) {
-    ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
-    const Work& w = shared.work[slot.index];
-    if (w.position < 0) return;
-    const bool tail = has_tail<C>(p, w);
-    const int keys = max(w.keys - (w.k_end - 1) * C::kTileK, 0), count = w.k_end - w.k_begin;
-    __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(shared.work_free[slot.index]);
-    if (tail) {
-#pragma unroll
-      for (int s = 0; s < C::kStages; ++s) {
-        if (s != stage) continue;
-        ptx::barrier_wait(shared.v_landed[s], landed[s]);
-        landed[s] ^= 1;
-      }
-      auto& tile = shared.v[stage];
-      constexpr int kChunks = kPanel * sizeof(tile.panel[0][0][0]) / sizeof(uint4);  // in a row of a panel
-#pragma unroll 1
-      for (int i = lane; i < tile.kPanels * (C::kTileK - keys) * kChunks; i += 32) {
-        const int chunk = i % kChunks, row = keys + i / kChunks % (C::kTileK - keys);
-        const int panel = i / kChunks / (C::kTileK - keys);
-        reinterpret_cast<uint4*>(tile.panel[panel][row])[chunk] = make_uint4(0, 0, 0, 0);
-      }
-      ptx::fence_async_shared();
-      __syncwarp();
-      if (lane == 0) ptx::barrier_arrive(shared.v_ready[stage]);
-    }
-    stage = (stage + count) % C::kStages;
+    ptx::barrier_arrive(shared.work_free[slot.index]);
   }
 }
 

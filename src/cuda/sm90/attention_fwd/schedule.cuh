@@ -84,10 +84,12 @@ __device__ void describe_tile(const Params& p, const TileIndex& t, Work& w) {
   const int begin = max(from - p.left, 0), end = position < used ? min(to + p.right + 1, keys) : 0;
   // A tile without keys meets one key tile beyond the end, which arrives as zeros: that keeps the pipeline simple.
   w.k_row = begin < end ? k_row : p.k_rows;
+  w.begin = begin;
+  w.end = end;
   w.k_begin = begin < end ? begin / C::kTileK : 0;
   w.k_end = begin < end ? (end + C::kTileK - 1) / C::kTileK : 1;
   w.whole_begin = (max(to - p.left, 0) + C::kTileK - 1) / C::kTileK;
-  w.whole_end = begin < end && position + rows <= used ? min(from + p.right + 1, keys) / C::kTileK : 0;
+  w.whole_end = begin < end && min(position + rows, stored) <= used ? min(from + p.right + 1, keys) / C::kTileK : 0;
 }
 
 // Where tiles differ in cost, p.next_tile deals them out as CTAs become free; a CTA then claims its next tile not

@@ -6,6 +6,29 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
+// The bits that are all set in NaN and infinity.
+template <class T>
+struct Exponent;
+template <>
+struct Exponent<__nv_bfloat16> {
+  static constexpr unsigned kMask = 0x7F80;
+};
+template <>
+struct Exponent<__half> {
+  static constexpr unsigned kMask = 0x7C00;
+};
+
+template <class T>
+__device__ float2 to_float2(std::uint32_t word);
+template <>
+__device__ inline float2 to_float2<__nv_bfloat16>(std::uint32_t word) {
+  return {__uint_as_float(word << 16), __uint_as_float(word & 0xFFFF0000)};
+}
+template <>
+__device__ inline float2 to_float2<__half>(std::uint32_t word) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&word));
+}
+
 // Which of its warpgroup's rows this thread works on: lane_row and lane_row + 8. first: the position of row 0.
 struct ThreadRows {
   int first, lane_row;
@@ -36,33 +59,100 @@ __device__ inline void mask_band(const Params& p, const Work& w, const ThreadRow
   }
 }
 
-// Scale, softcap, ALiBi, bias, mask; logits come out in log2 units. Pairs outside the band are left to mask_band, and
-// bias and mask are not read there.
+// A plane's elements at a thread's rows and columns of a key tile. What lies outside the used rows and keys is not
+// read; those pairs are outside the band, too.
+template <class C>
+class PlaneElements {
+ public:
+  static constexpr int kPairs = C::kTileK / 8;
+
+  __device__ PlaneElements(const ScorePlane& score_plane, const Params& p, const Work& w, const ThreadRows& rows,
+                           int k_tile)
+      : plane(score_plane), column(k_tile * C::kTileK + 2 * static_cast<int>(threadIdx.x % 4)), keys(w.keys) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int position = min(rows.position(p, r), w.used_rows - 1);
+      row[r] = w.sequence * plane.stride_b + rows.head(p, w, r) * plane.stride_h + position * plane.stride_i;
+    }
+  }
+  // Whether whole words may be read at all columns.
+  __device__ bool whole() const { return plane.pairs && column / C::kTileK * C::kTileK + C::kTileK <= keys; }
+
+  // Word: two elements.
+  template <class Word>
+  __device__ Word pair(int r, int j) const {
+    return *reinterpret_cast<const Word*>(static_cast<const char*>(plane.data) +
+                                          (row[r] + column + 8 * j) * (sizeof(Word) / 2));
+  }
+  template <class T>
+  __device__ T element(int r, int j, int c) const {
+    return static_cast<const T*>(plane.data)[row[r] + (column + 8 * j + c) * plane.stride_j];
+  }
+  __device__ bool exists(int j, int c) const { return column + 8 * j + c < keys; }
+
+ private:
+  const ScorePlane& plane;
+  const int column, keys;
+  std::int64_t row[2];
+};
+
+// Bias or mask of a key tile, loaded while its products run. Only what is read as pairs of 16-bit biases or of mask
+// bytes; the rest is read when it is needed.
+template <class C>
+struct Prefetched {
+  std::uint32_t words[2][C::kTileK / 8];
+  bool bias = false, mask = false;
+
+  __device__ void load(const Params& p, const Work& w, const ThreadRows& rows, int k_tile) {
+    bias = mask = false;
+    if (w.used_rows == 0 || w.keys == 0) return;
+    if (p.bias.data != nullptr) {
+      if (p.bias_is_float) return;
+      const PlaneElements<C> elements(p.bias, p, w, rows, k_tile);
+      if (!elements.whole()) return;
+      bias = true;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int j = 0; j < C::kTileK / 8; ++j) words[r][j] = elements.template pair<std::uint32_t>(r, j);
+      }
+    } else if (p.mask.data != nullptr) {
+      const PlaneElements<C> elements(p.mask, p, w, rows, k_tile);
+      if (!elements.whole()) return;
+      mask = true;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+#pragma unroll
+        for (int j = 0; j < C::kTileK / 8; ++j) words[r][j] = elements.template pair<std::uint16_t>(r, j);
+      }
+    }
+  }
+};
+
+// Scale, softcap, ALiBi, bias, mask; logits come out in log2 units. Pairs outside the band are left to mask_band.
 template <class C>
 __device__ inline void apply_score_options(const Params& p, const Work& w, const ThreadRows& rows, int k_tile,
-                                           float (&s)[C::kTileK / 2]) {
+                                           const Prefetched<C>& prefetched, float (&s)[C::kTileK / 2]) {
   using T = typename C::Element;
   constexpr float kLog2e = 1.44269504088896341f;
-  const int column = k_tile * C::kTileK + 2 * static_cast<int>(threadIdx.x % 4);
+  constexpr int kPairs = C::kTileK / 8;
   if (p.softcap > 0.0f) {
-    // softcap tanh(x) = softcap (1 - 2 / (e^2x + 1)): the hardware's tanh is too coarse for a logit.
-    const float to_exponent = 2.0f * kLog2e * p.scale / p.softcap, cap = p.softcap * kLog2e;
+    // The hardware's tanh is right to 2^-11, as far as a logit rounded to 16 bits.
+    const float inside = p.scale / p.softcap, cap = p.softcap * kLog2e;
 #pragma unroll
-    for (float& x : s) {
-      const float e = ptx::exp2_approx(x * to_exponent);
-      x = fmaf(-2.0f * cap, __fdividef(1.0f, e + 1.0f), cap);
-    }
+    for (float& x : s) x = cap * ptx::tanh_approx(x * inside);
   } else {
 #pragma unroll
     for (float& x : s) x *= p.scale_log2;
   }
   if (p.alibi != nullptr) {
+    const int column = k_tile * C::kTileK + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float slope = kLog2e * p.alibi[w.sequence * p.alibi_stride_b + rows.head(p, w, r) * p.alibi_stride_h];
       const int distance = rows.position(p, r) + w.off - column;
 #pragma unroll
-      for (int j = 0; j < C::kTileK / 8; ++j) {
+      for (int j = 0; j < kPairs; ++j) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
           s[4 * j + 2 * r + c] = fmaf(-slope, fabsf(static_cast<float>(distance - 8 * j - c)), s[4 * j + 2 * r + c]);
@@ -70,39 +160,44 @@ __device__ inline void apply_score_options(const Params& p, const Work& w, const
       }
     }
   }
-  if (p.bias.data == nullptr && p.mask.data == nullptr) return;
+  if (prefetched.bias) {
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int position = rows.position(p, r);
-    const bool used = position < w.used_rows;
-    const auto offset = [&](const ScorePlane& plane) {
-      return w.sequence * plane.stride_b + rows.head(p, w, r) * plane.stride_h + position * plane.stride_i +
-             column * plane.stride_j;
-    };
-    if (p.bias.data != nullptr) {
-      const std::int64_t at = offset(p.bias), step = p.bias.stride_j;
+    for (int i = 0; i < 2 * kPairs; ++i) {
+      const float2 pair = to_float2<T>(prefetched.words[i % 2][i / 2]);
+      s[2 * i] = fmaf(pair.x, kLog2e, s[2 * i]);
+      s[2 * i + 1] = fmaf(pair.y, kLog2e, s[2 * i + 1]);
+    }
+  }
+  if (prefetched.mask) {
 #pragma unroll
-      for (int j = 0; j < C::kTileK / 8; ++j) {
+    for (int i = 0; i < 2 * kPairs; ++i) {
+      const std::uint32_t word = prefetched.words[i % 2][i / 2];
+      if ((word & 0xFF) == 0) s[2 * i] = -INFINITY;
+      if ((word & 0xFF00) == 0) s[2 * i + 1] = -INFINITY;
+    }
+  }
+  if (w.used_rows == 0) return;
+  if (p.bias.data != nullptr && !prefetched.bias) {
+    const PlaneElements<C> elements(p.bias, p, w, rows, k_tile);
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          if (!used || column + 8 * j + c >= w.keys) continue;
-          const std::int64_t here = at + (8 * j + c) * step;
-          const float bias = p.bias_is_float ? static_cast<const float*>(p.bias.data)[here]
-                                             : static_cast<float>(static_cast<const T*>(p.bias.data)[here]);
-          s[4 * j + 2 * r + c] = fmaf(bias, kLog2e, s[4 * j + 2 * r + c]);
-        }
+    for (int i = 0; i < 2 * kPairs; ++i) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        if (!elements.exists(i / 2, c)) continue;
+        const float bias = p.bias_is_float ? elements.template element<float>(i % 2, i / 2, c)
+                                           : static_cast<float>(elements.template element<T>(i % 2, i / 2, c));
+        s[2 * i + c] = fmaf(bias, kLog2e, s[2 * i + c]);
       }
     }
-    if (p.mask.data != nullptr) {
-      const std::int64_t at = offset(p.mask), step = p.mask.stride_j;
+  }
+  if (p.mask.data != nullptr && !prefetched.mask) {
+    const PlaneElements<C> elements(p.mask, p, w, rows, k_tile);
 #pragma unroll
-      for (int j = 0; j < C::kTileK / 8; ++j) {
+    for (int i = 0; i < 2 * kPairs; ++i) {
 #pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          if (!used || column + 8 * j + c >= w.keys) continue;
-          if (static_cast<const unsigned char*>(p.mask.data)[at + (8 * j + c) * step] == 0) {
-            s[4 * j + 2 * r + c] = -INFINITY;
-          }
+      for (int c = 0; c < 2; ++c) {
+        if (elements.exists(i / 2, c) && elements.template element<unsigned char>(i % 2, i / 2, c) == 0) {
+          s[2 * i + c] = -INFINITY;
         }
       }
     }
