@@ -22,8 +22,9 @@ struct Config {
   static constexpr bool kQInRegisters = kQInRegisters_;  // else wgmma reads q from shared memory for every key tile
   static constexpr bool kScoreOptions = kScoreOptions_;  // softcap, ALiBi, bias, mask, scales that are not positive
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kScoreOptions ? 56 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kScoreOptions ? 224 : 232;
+  static constexpr bool kWideProducers = kScoreOptions;  // the guard looks masks up
+  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kWideProducers ? 56 : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kWideProducers ? 224 : 232;
 };
 
 // A [rows, columns] tile in panels of 64 columns.

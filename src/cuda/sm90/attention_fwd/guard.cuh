@@ -65,29 +65,39 @@ __device__ void clear_rows(Tile& tile, int from, int to) {
   }
 }
 
+// Whether 16-bit words hold a NaN or an infinity: adding one to an exponent of all ones carries into the sign's place.
+template <class T>
+__device__ inline std::uint32_t not_finite(const uint4& words) {
+  constexpr std::uint32_t kExponents = Exponent<T>::kMask * 0x10001u,
+                          kOne = (Exponent<T>::kMask & -Exponent<T>::kMask) * 0x10001u;
+  std::uint32_t carries = 0;
+  for (const std::uint32_t word : {words.x, words.y, words.z, words.w}) carries |= (word & kExponents) + kOne;
+  return carries & 0x80008000u;
+}
+
 // Clears those rows of [from, to) that hold a NaN or an infinity and that nobody attends. The whole warp.
 template <class C, class Tile>
 __device__ void clear_unattended(const Params& p, const Work& w, Tile& tile, int first_key, int from, int to) {
-  constexpr int kChunks = sizeof(tile.panel[0][0]) / sizeof(uint4), kRowsAtOnce = 32 / kChunks;
-  constexpr unsigned kExponent = Exponent<typename C::Element>::kMask;
+  using T = typename C::Element;
+  constexpr int kChunks = sizeof(tile.panel[0][0]) / sizeof(uint4);
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  // Nearly always all of the tile is finite, which one pass over it tells.
+  std::uint32_t found = 0;
 #pragma unroll 1
-  for (int row = from; row < to; row += kRowsAtOnce) {
-    const int mine = row + lane / kChunks;
-    bool finite = true;
-#pragma unroll
-    for (int panel = 0; panel < Tile::kPanels; ++panel) {
-      if (mine >= to) continue;
-      const uint4 words = reinterpret_cast<const uint4*>(tile.panel[panel][mine])[lane % kChunks];
-      for (const unsigned word : {words.x, words.y, words.z, words.w}) {
-        finite &= (word & kExponent) != kExponent && (word >> 16 & kExponent) != kExponent;
-      }
-    }
-    if (__all_sync(0xffffffff, finite)) continue;
+  for (int panel = 0; panel < Tile::kPanels; ++panel) {
+    const auto* chunks = reinterpret_cast<const uint4*>(tile.panel[panel]);
+#pragma unroll 4
+    for (int i = lane; i < C::kTileK * kChunks; i += 32) found |= not_finite<T>(chunks[i]);
+  }
+  if (!__any_sync(0xffffffff, found != 0)) return;
 #pragma unroll 1
-    for (int r = row; r < min(row + kRowsAtOnce, to); ++r) {
-      if (!anyone_attends<C>(p, w, first_key + r)) clear_rows(tile, r, r + 1);
+  for (int row = from; row < to; ++row) {
+    found = 0;
+#pragma unroll 1
+    for (int i = lane; i < Tile::kPanels * kChunks; i += 32) {
+      found |= not_finite<T>(reinterpret_cast<const uint4*>(tile.panel[i / kChunks][row])[i % kChunks]);
     }
+    if (__any_sync(0xffffffff, found != 0) && !anyone_attends<C>(p, w, first_key + row)) clear_rows(tile, row, row + 1);
   }
 }
 

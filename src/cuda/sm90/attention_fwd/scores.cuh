@@ -1,6 +1,8 @@
 // From products q.k to logits: masks, and the score options. s as a consumer's accumulators of a key tile.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/sm90/attention_fwd/config.h"
 #include "cuda/sm90/attention_fwd/params.h"
 
@@ -137,10 +139,17 @@ __device__ inline void apply_score_options(const Params& p, const Work& w, const
   constexpr float kLog2e = 1.44269504088896341f;
   constexpr int kPairs = C::kTileK / 8;
   if (p.softcap > 0.0f) {
-    // The hardware's tanh is right to 2^-11, as far as a logit rounded to 16 bits.
-    const float inside = p.scale / p.softcap, cap = p.softcap * kLog2e;
+    const float cap = p.softcap * kLog2e;
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      // The hardware's tanh is right to 2^-11: finer than bfloat16, but not than float16.
+      const float inside = p.scale / p.softcap;
 #pragma unroll
-    for (float& x : s) x = cap * ptx::tanh_approx(x * inside);
+      for (float& x : s) x = cap * ptx::tanh_approx(x * inside);
+    } else {
+      const float to_exponent = 2.0f * kLog2e * p.scale / p.softcap;  // tanh(x) = 1 - 2 / (e^2x + 1)
+#pragma unroll
+      for (float& x : s) x = fmaf(-2.0f * cap, __fdividef(1.0f, ptx::exp2_approx(x * to_exponent) + 1.0f), cap);
+    }
   } else {
 #pragma unroll
     for (float& x : s) x *= p.scale_log2;
