@@ -18,7 +18,7 @@ namespace {
 struct Verdict {
   kit::CaseResult result;
   kit::Purpose purpose;
-  std::string target;
+  std::string target;  // of the CPU, or the GPU's name
 
   // The tensor that fails, or else the one that comes closest to its bound.
   const kit::Comparison* tightest() const {
@@ -37,7 +37,7 @@ struct Verdict {
 struct CheckVerb {
   CommonFlags common;
   std::vector<std::string> purposes, names, candidates, dtypes;
-  std::string pass = "both";
+  std::string pass = "both", device = "cpu";
   bool all_targets = false, list = false;
 
   std::vector<const kit::AttentionCase*> selection() const {
@@ -65,19 +65,27 @@ struct CheckVerb {
     return chosen;
   }
 
-  std::vector<Verdict> run_all(const std::vector<const kit::AttentionCase*>& cases) const {
+  // Counts in `unserved` the passes of cases that none of the wanted candidates takes.
+  std::vector<Verdict> run_all(const std::vector<const kit::AttentionCase*>& cases, std::int64_t& unserved) const {
     std::vector<Pass> passes;
     if (pass != "backward") passes.push_back(Pass::forward);
     if (pass != "forward") passes.push_back(Pass::backward);
-    const std::vector<std::string> targets = all_targets ? cpu_targets() : std::vector{cpu_target()};
+    const bool gpu = device == "cuda";
+    if (gpu && kit::current_gpu().name.empty()) throw RuntimeError(kit::current_gpu().absence);
+    const std::vector<std::string> targets = gpu           ? std::vector{kit::current_gpu().name}
+                                             : all_targets ? cpu_targets()
+                                                           : std::vector{cpu_target()};
     std::vector<Verdict> verdicts;
     for (const kit::AttentionCase* spec : cases) {
-      kit::CaseRunner runner(*spec);  // the answers are computed once, whatever is judged by them
+      // The answers are computed once, whatever is judged by them.
+      kit::CaseRunner runner(*spec, 1, gpu ? Device::cuda : Device::cpu);
       for (const Pass which : passes) {
         if (which == Pass::backward && !spec->has_backward()) continue;
+        const std::vector<std::string> names = wanted(runner.candidates(which));
+        if (names.empty()) ++unserved;
         for (const std::string& target : targets) {
-          set_cpu_target(target);
-          for (const std::string& name : wanted(runner.candidates(which))) {
+          if (!gpu) set_cpu_target(target);
+          for (const std::string& name : names) {
             verdicts.push_back({runner.check(which, name), spec->purpose, target});
           }
         }
@@ -94,9 +102,10 @@ struct CheckVerb {
       print_list(cases);
       return;
     }
-    const std::vector<Verdict> verdicts = run_all(cases);
+    std::int64_t unserved = 0;
+    const std::vector<Verdict> verdicts = run_all(cases, unserved);
     const auto failed = std::ranges::count_if(verdicts, [](const Verdict& v) { return !v.result.passed; });
-    common.json ? print_json(verdicts, failed) : print_text(verdicts, failed);
+    common.json ? print_json(verdicts, failed, unserved) : print_text(verdicts, failed, unserved);
     if (failed > 0) throw CLI::RuntimeError(1);
   }
 
@@ -122,9 +131,12 @@ struct CheckVerb {
 
   static const char* name_of_pass(Pass pass) { return pass == Pass::forward ? "forward" : "backward"; }
 
-  static void print_json(const std::vector<Verdict>& verdicts, std::int64_t failed) {
-    Json out = {
-        {"checked", verdicts.size()}, {"failed", failed}, {"threads", num_threads()}, {"results", Json::array()}};
+  static void print_json(const std::vector<Verdict>& verdicts, std::int64_t failed, std::int64_t unserved) {
+    Json out = {{"checked", verdicts.size()},
+                {"failed", failed},
+                {"unserved", unserved},
+                {"threads", num_threads()},
+                {"results", Json::array()}};
     for (const Verdict& v : verdicts) {
       Json tensors = Json::object();
       for (const kit::Comparison& tensor : v.result.tensors) {
@@ -146,7 +158,7 @@ struct CheckVerb {
     std::cout << out.dump(2) << '\n';
   }
 
-  static void print_text(const std::vector<Verdict>& verdicts, std::int64_t failed) {
+  static void print_text(const std::vector<Verdict>& verdicts, std::int64_t failed, std::int64_t unserved) {
     Table table({{"case"},
                  {"pass"},
                  {"candidate"},
@@ -172,7 +184,9 @@ struct CheckVerb {
     for (const Verdict& v : verdicts) {
       if (!v.result.passed) std::cout << '\n' << v.target << ": " << v.result.message() << '\n';
     }
-    std::cout << '\n' << verdicts.size() << " checks, " << failed << " failed\n";
+    std::cout << '\n' << verdicts.size() << " checks, " << failed << " failed";
+    if (unserved > 0) std::cout << "; " << unserved << " passes of cases have no such candidate";
+    std::cout << '\n';
   }
 };
 
@@ -189,6 +203,9 @@ void add_check(CLI::App& app) {
   verb->add_option("--candidate", self->candidates, "Only these candidates (default: all but the reference)");
   verb->add_option("--pass", self->pass, "forward, backward or both")
       ->check(CLI::IsMember({"forward", "backward", "both"}))
+      ->capture_default_str();
+  verb->add_option("--device", self->device, "Candidates of the CPU or of the current GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   verb->add_flag("--all-targets", self->all_targets, "With every SIMD target that runs here, one after the other");
   verb->add_flag("--list", self->list, "List the cases and run none");

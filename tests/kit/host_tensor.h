@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -39,6 +40,10 @@ class HostTensor {
   // Natural order. Boolean and i32 elements are converted.
   std::vector<double> values() const;
   std::int64_t elements() const { return view_.elements(); }
+
+  // All of it: elements, gaps and guards.
+  std::span<const std::byte> memory() const { return memory_; }
+  std::span<std::byte> memory() { return memory_; }
 
   // Same memory, bit for bit, elements and poison.
   bool same_bits(const HostTensor& other) const { return memory_ == other.memory_; }

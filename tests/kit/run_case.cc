@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <optional>
 
 #include "core/check.h"
 
@@ -22,15 +23,49 @@ void fill(HostTensor& out, const std::vector<double>& values) {
   for (std::size_t n = 0; n < values.size(); ++n) out.set(static_cast<std::int64_t>(n), values[n]);
 }
 
-Runtime runtime_with(WorkspaceBuffer& buffer, std::size_t bytes, int garbage, Executor* executor) {
-  Runtime runtime;
-  runtime.executor = executor;
-  if (bytes > 0) {
-    runtime.workspace = {buffer.get(bytes).data, bytes};
-    std::memset(runtime.workspace.data, garbage, bytes);
+// Scratch of exactly the size a call asks for, on either device, and the stream to run it on.
+class CallRuntime {
+ public:
+  CallRuntime(Device device, std::size_t bytes, int garbage, Executor* executor) {
+    runtime_.executor = executor;
+    if (device == Device::cuda) {
+      stream_.emplace();
+      runtime_.stream = stream_->get();
+      device_memory_ = DeviceMemory(bytes, garbage);
+      if (bytes > 0) runtime_.workspace = {device_memory_.data(), bytes};
+    } else if (bytes > 0) {
+      runtime_.workspace = {host_memory_.get(bytes).data, bytes};
+      std::memset(runtime_.workspace.data, garbage, bytes);
+    }
   }
-  return runtime;
-}
+
+  operator const Runtime&() const { return runtime_; }
+  void finish() const {
+    if (stream_) stream_->synchronize();
+  }
+
+ private:
+  Runtime runtime_;
+  std::optional<DeviceStream> stream_;
+  DeviceMemory device_memory_;
+  WorkspaceBuffer host_memory_;
+};
+
+// An output where the candidate writes it: the host tensor itself, or its mirror, read back by finish().
+class Output {
+ public:
+  Output(Device device, HostTensor& host) : host_(host) {
+    if (device == Device::cuda) mirror_.emplace(host);
+  }
+  const TensorView& view() const { return mirror_ ? mirror_->view() : host_.view(); }
+  void finish() {
+    if (mirror_ && host_.given()) mirror_->read(host_);
+  }
+
+ private:
+  HostTensor& host_;
+  std::optional<DeviceTensor> mirror_;
+};
 
 template <class Operation>
 double seconds_of(const Operation& operation) {
@@ -64,46 +99,89 @@ std::string CaseResult::message() const {
   return out;
 }
 
-CaseRunner::CaseRunner(const AttentionCase& spec, std::uint64_t seed) : data_(spec, seed) {}
+CaseRunner::CaseRunner(const AttentionCase& spec, std::uint64_t seed, Device device)
+    : data_(spec, seed), device_(device), inputs_{data_.q.view(),   data_.k.view(),     data_.v.view(),
+                                                  data_.d_o.view(), data_.d_lse.view(), data_.options()} {
+  if (device == Device::cuda) mirror();
+}
+
+void CaseRunner::mirror() {
+  const auto move = [&](TensorView& view, const HostTensor& host) {
+    mirrors_.emplace_back(host);
+    view = mirrors_.back().view();
+  };
+  move(inputs_.q, data_.q);
+  move(inputs_.k, data_.k);
+  move(inputs_.v, data_.v);
+  move(inputs_.d_o, data_.d_o);
+  move(inputs_.d_lse, data_.d_lse);
+  AttentionOptions& options = inputs_.options;
+  move(options.alibi_slopes, data_.alibi);
+  move(options.bias, data_.bias);
+  move(options.mask, data_.mask);
+  move(options.sink, data_.sink);
+  move(options.cu_seqlens_q, data_.cu_seqlens_q);
+  move(options.cu_seqlens_k, data_.cu_seqlens_k);
+  move(options.seqused_q, data_.seqused_q);
+  move(options.seqused_k, data_.seqused_k);
+  move(options.page_table, data_.page_table);
+  move(options.cache_batch_idx, data_.cache_batch_idx);
+  move(options.cache_leftpad, data_.leftpad);
+  // Lengths are not read on a GPU.
+  if (data_.spec.packed_q) options.max_seqlen_q = data_.spec.Sq;
+  if (data_.spec.packed_k) options.max_seqlen_k = data_.spec.Sk;
+}
+
+std::vector<Candidate> CaseRunner::explain(Pass pass) const {
+  return explain_attention(inputs_.q, inputs_.k, inputs_.v, inputs_.options, pass);
+}
 
 std::vector<std::string> CaseRunner::candidates(Pass pass) const {
   std::vector<std::string> names;
-  for (const Candidate& candidate :
-       explain_attention(data_.q.view(), data_.k.view(), data_.v.view(), data_.options(), pass)) {
+  for (const Candidate& candidate : explain(pass)) {
     if (candidate.supported && candidate.method != "reference") names.push_back(candidate.name);
   }
   return names;
 }
 
 ForwardOutputs CaseRunner::run_forward(const std::string& candidate, Executor* executor, int garbage) const {
-  AttentionOptions options = data_.options();
+  AttentionOptions options = inputs_.options;
   options.force = candidate;
-  const TensorView &q = data_.q.view(), &k = data_.k.view(), &v = data_.v.view();
+  const auto& [q, k, v, d_o, d_lse, unforced] = inputs_;
   Runtime query;
   query.executor = executor;
-  WorkspaceBuffer buffer;
-  const Runtime runtime = runtime_with(buffer, attention_forward_workspace(q, k, v, options, query), garbage, executor);
+  const CallRuntime runtime(device_, attention_forward_workspace(q, k, v, options, query), garbage, executor);
   ForwardOutputs out{data_.new_o(), data_.new_lse()};
-  out.seconds = seconds_of([&] { attention_forward(q, k, v, out.o.view(), out.lse.view(), options, runtime); });
+  Output o(device_, out.o), lse(device_, out.lse);
+  out.seconds = seconds_of([&] {
+    attention_forward(q, k, v, o.view(), lse.view(), options, runtime);
+    runtime.finish();
+  });
+  o.finish();
+  lse.finish();
   return out;
 }
 
 BackwardOutputs CaseRunner::run_backward(const std::string& candidate, Executor* executor, int garbage) {
   const BackwardAnswer& answer = backward_answer();
-  AttentionOptions options = data_.options();
+  AttentionOptions options = inputs_.options;
   options.force = candidate;
-  const TensorView &q = data_.q.view(), &k = data_.k.view(), &v = data_.v.view();
+  const auto& [q, k, v, d_o, d_lse, unforced] = inputs_;
   BackwardOutputs out{data_.new_gradients()};
-  const AttentionGradients gradients = out.gradients.views();
+  HostTensor o_in = answer.o, lse_in = answer.lse;
+  const Output o(device_, o_in), lse(device_, lse_in);
+  Gradients& g = out.gradients;
+  Output dq(device_, g.dq), dk(device_, g.dk), dv(device_, g.dv), dbias(device_, g.dbias), dsink(device_, g.dsink);
+  const AttentionGradients gradients{dq.view(), dk.view(), dv.view(), dbias.view(), dsink.view()};
   Runtime query;
   query.executor = executor;
-  WorkspaceBuffer buffer;
-  const Runtime runtime =
-      runtime_with(buffer, attention_backward_workspace(q, k, v, gradients, options, query), garbage, executor);
+  const CallRuntime runtime(device_, attention_backward_workspace(q, k, v, gradients, options, query), garbage,
+                            executor);
   out.seconds = seconds_of([&] {
-    attention_backward(q, k, v, answer.o.view(), answer.lse.view(), data_.d_o.view(), data_.d_lse.view(), gradients,
-                       options, runtime);
+    attention_backward(q, k, v, o.view(), lse.view(), d_o, d_lse, gradients, options, runtime);
+    runtime.finish();
   });
+  for (Output* gradient : {&dq, &dk, &dv, &dbias, &dsink}) gradient->finish();
   return out;
 }
 

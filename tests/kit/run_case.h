@@ -8,6 +8,7 @@
 #include "heddle/attention.h"
 #include "kit/case_data.h"
 #include "kit/compare.h"
+#include "kit/device_mirror.h"
 #include "reference/attention.h"
 
 namespace heddle::kit {
@@ -19,7 +20,7 @@ struct CaseResult {
   bool passed = false;
   std::vector<Comparison> tensors = {};
   std::string damage = {};  // not empty: memory outside an output was written
-  double seconds = 0.0;     // of the operation alone, one run
+  double seconds = 0.0;     // of the operation alone, one run, to its end
   // Why it failed, one line for each tensor; empty if it passed.
   std::string message() const;
 };
@@ -35,17 +36,28 @@ struct BackwardOutputs {
 };
 
 // A case with its answers: the reference and the plain computation run once, when they are first needed; any number of
-// candidates (and SIMD targets, thread counts) are then judged by them.
+// candidates (and SIMD targets, thread counts) are then judged by them. On a GPU the candidates read mirrors of the
+// case's tensors and write mirrors of the outputs, which come back whole.
 class CaseRunner {
  public:
-  explicit CaseRunner(const AttentionCase& spec, std::uint64_t seed = 1);
+  explicit CaseRunner(const AttentionCase& spec, std::uint64_t seed = 1, Device device = Device::cpu);
 
   const CaseData& data() const { return data_; }
 
+  // What a call takes, on the runner's device.
+  struct Inputs {
+    TensorView q, k, v, d_o, d_lse;
+    AttentionOptions options;
+  };
+  const Inputs& inputs() const { return inputs_; }
+
+  // What explain_attention says of this case.
+  std::vector<Candidate> explain(Pass pass) const;
   // The candidates that support this case, without the reference.
   std::vector<std::string> candidates(Pass pass) const;
 
-  // Runs `candidate` (null executor: the default one). The workspace is filled with `garbage` bytes before the call.
+  // Runs `candidate` (null executor: the default one) to its end. The workspace is filled with `garbage` bytes before
+  // the call.
   ForwardOutputs run_forward(const std::string& candidate, Executor* executor = nullptr, int garbage = 0xFF) const;
   // o and lse are the reference's, rounded.
   BackwardOutputs run_backward(const std::string& candidate, Executor* executor = nullptr, int garbage = 0xFF);
@@ -66,8 +78,12 @@ class CaseRunner {
   };
   const ForwardAnswer& forward_answer();
   const BackwardAnswer& backward_answer();
+  void mirror();
 
   CaseData data_;
+  Device device_;
+  std::vector<DeviceTensor> mirrors_;
+  Inputs inputs_;
   std::unique_ptr<ForwardAnswer> forward_;
   std::unique_ptr<BackwardAnswer> backward_;
 };

@@ -1,0 +1,69 @@
+// Every candidate of the GPU over the whole case table.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iostream>
+#include <map>
+#include <vector>
+
+#include "gpu/device_call.h"
+
+namespace heddle::kit {
+namespace {
+
+// Rows of the table that no candidate took on a Hopper GPU. May fall; a row that was served is not given up.
+constexpr std::int64_t kUnservedOnHopper = 10000;
+
+std::string refusals(const CaseRunner& runner) {
+  std::string out;
+  const std::vector<std::string> cpu = CaseRunner(runner.data().spec).candidates(Pass::forward);
+  for (const Candidate& candidate : runner.explain(Pass::forward)) {
+    const bool of_cpu = candidate.method == "reference" || std::ranges::find(cpu, candidate.name) != cpu.end();
+    if (!of_cpu) out += (out.empty() ? "" : "; ") + candidate.name + ": " + candidate.reason;
+  }
+  return out;
+}
+
+class GpuForward : public ::testing::TestWithParam<AttentionCase> {};
+
+TEST_P(GpuForward, MatchesReference) {
+  CaseRunner runner(GetParam(), 1, Device::cuda);
+  SCOPED_TRACE(runner.data().describe());
+  const std::vector<std::string> candidates = runner.candidates(Pass::forward);
+  if (candidates.empty()) GTEST_SKIP() << "no candidate of the GPU takes it: " << refusals(runner);
+  for (const std::string& candidate : candidates) {
+    const CaseResult result = runner.check_forward(candidate);
+    EXPECT_TRUE(result.passed) << result.message();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GpuForward, ::testing::ValuesIn(attention_cases()), case_name);
+
+// What is not served is said, with the sentence that a user would read, and does not grow.
+TEST(GpuCoverage, UnservedRowsAreListed) {
+  std::map<std::string, std::vector<std::string>> unserved;  // by refusal
+  std::int64_t count = 0;
+  for (const AttentionCase& spec : attention_cases()) {
+    const CaseRunner runner(spec, 1, Device::cuda);
+    if (!runner.candidates(Pass::forward).empty()) continue;
+    const std::string why = refusals(runner);
+    EXPECT_FALSE(why.empty()) << spec.name << " is refused without a sentence";
+    unserved[why].push_back(spec.name);
+    ++count;
+  }
+  for (const auto& [why, names] : unserved) {
+    std::cout << names.size() << " rows: " << why << "\n   ";
+    for (const std::string& name : names) std::cout << ' ' << name;
+    std::cout << '\n';
+  }
+  const auto rows = static_cast<std::int64_t>(attention_cases().size());
+  std::cout << count << " of " << rows << " rows have no candidate of this GPU\n";
+  RecordProperty("unserved_rows", static_cast<int>(count));
+  EXPECT_LT(count, rows) << "no row at all is served";
+  if (current_gpu().major == 9) {
+    EXPECT_LE(count, kUnservedOnHopper) << "rows that were served are refused now";
+  }
+}
+
+}  // namespace
+}  // namespace heddle::kit

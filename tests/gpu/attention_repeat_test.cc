@@ -1,0 +1,213 @@
+// What a caller of the GPU may rely on bit for bit: repeats, workspace contents, the rest of the batch, parallel calls.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <optional>
+#include <thread>
+
+#include "core/check.h"
+#include "gpu/device_call.h"
+
+namespace heddle::kit {
+namespace {
+
+// More tiles than the GPU has multiprocessors, of uneven length, and several tiles of keys: what races need.
+AttentionCase large(std::int64_t length, std::int64_t heads, std::int64_t size, Causal causal) {
+  AttentionCase spec{.B = 1, .H = heads, .Hkv = heads / 2, .Sq = length, .Sk = length, .D = size, .Dv = size};
+  spec.name = text("s", length, "_d", size);
+  spec.dtype = DType::bf16;
+  spec.causal = causal;
+  return spec;
+}
+
+void expect_repeats(const AttentionCase& spec) {
+  SCOPED_TRACE(spec.name);
+  DeviceCase at(spec);
+  const std::vector<std::string> candidates = at.runner.candidates(Pass::forward);
+  ASSERT_FALSE(candidates.empty());
+  for (const std::string& candidate : candidates) {
+    at.call.options.force = candidate;
+    const DeviceStream stream;
+    std::optional<ForwardOutputs> expected;
+    for (int garbage : {0xFF, 0x00}) {
+      DeviceMemory memory(at.call.workspace(), garbage);
+      for (int n = 0; n < 100; ++n) {
+        at.poison();
+        at.call.launch(stream, memory);
+        stream.synchronize();
+        const ForwardOutputs out = at.read();
+        if (!expected) expected = out;
+        ASSERT_TRUE(same_bits(*expected, out)) << candidate << ": repeat " << n << " has other bits";
+      }
+    }
+  }
+}
+
+TEST(GpuRepeats, TableRows) {
+  for (const char* name :
+       {"round_s128_d128_bf16", "round_s256_d64_causal_f16", "round_s96_d80_gqa4_bf16", "round_s64_d256_f16"}) {
+    expect_repeats(attention_case(name));
+  }
+}
+
+TEST(GpuRepeats, LargeCausal) { expect_repeats(large(2304, 6, 64, Causal::bottom_right)); }
+TEST(GpuRepeats, Large) { expect_repeats(large(1100, 8, 128, Causal::none)); }
+
+DeviceTensor device_indices(std::int64_t count) {
+  HostTensor host = HostTensor::input(DType::i32, {2});
+  host.set(0, 0);
+  host.set(1, static_cast<double>(count));
+  return DeviceTensor(host);
+}
+
+// The call of sequence b alone, writing where the batch's call writes. `held` keeps index data alive.
+DeviceCall alone(const DeviceCase& at, std::int64_t b, std::vector<DeviceTensor>& held) {
+  const CaseData& data = at.runner.data();
+  DeviceCall call = at.call;
+  const auto cut = [&](const HostTensor& cu, TensorView& lengths, std::initializer_list<TensorView*> rows) {
+    const auto begin = static_cast<std::int64_t>(cu.get(b));
+    const std::int64_t count = static_cast<std::int64_t>(cu.get(b + 1)) - begin;
+    held.push_back(device_indices(count));
+    lengths = held.back().view();
+    for (TensorView* x : rows) *x = part(*x, 0, begin, count);
+    return std::pair(begin, count);
+  };
+  if (data.cu_seqlens_q.given()) {
+    const auto [begin, count] = cut(data.cu_seqlens_q, call.options.cu_seqlens_q, {&call.q, &call.o});
+    call.lse = part(call.lse, 1, begin, count);
+  } else {
+    for (TensorView* x : {&call.q, &call.o, &call.lse}) *x = part(*x, 0, b, 1);
+  }
+  if (data.cu_seqlens_k.given()) {
+    cut(data.cu_seqlens_k, call.options.cu_seqlens_k, {&call.k, &call.v});
+  } else if (!data.page_table.given() && !data.cache_batch_idx.given()) {
+    for (TensorView* x : {&call.k, &call.v}) *x = part(*x, 0, b, 1);
+  }
+  AttentionOptions& options = call.options;
+  for (TensorView* x : {&options.bias, &options.mask, &options.seqused_q, &options.seqused_k, &options.page_table,
+                        &options.cache_batch_idx, &options.cache_leftpad}) {
+    if (x->given() && x->shape[0] == data.spec.B) *x = part(*x, 0, b, 1);
+  }
+  if (options.alibi_slopes.rank == 2) options.alibi_slopes = part(options.alibi_slopes, 0, b, 1);
+  return call;
+}
+
+class GpuBatchInvariance : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(GpuBatchInvariance, SequencesAlone) {
+  AttentionCase spec = attention_case(GetParam());
+  DeviceCase at(spec);
+  at.call.options.batch_invariant = true;
+  const std::vector<std::string> candidates = at.runner.candidates(Pass::forward);
+  if (candidates.empty()) GTEST_SKIP() << "no candidate of the GPU takes " << GetParam();
+  for (const std::string& candidate : candidates) {
+    at.call.options.force = candidate;
+    at.poison();
+    at.call.run();
+    const ForwardOutputs together = at.read();
+    at.poison();
+    for (std::int64_t b = 0; b < spec.B; ++b) {
+      std::vector<DeviceTensor> held;
+      alone(at, b, held).run();
+    }
+    EXPECT_TRUE(same_bits(together, at.read())) << candidate << ": a sequence alone has other bits";
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GpuBatchInvariance,
+                         ::testing::Values("round_s64_d64_bf16", "round_s128_d32_encoder_f16", "round_s96_d80_gqa4_f16",
+                                           "feature_alibi_per_batch_causal_f16", "feature_bias_full_f16",
+                                           "feature_mask_columns_bf16", "feature_packed_f16",
+                                           "feature_packed_causal_bf16", "feature_used_both_causal_f16",
+                                           "feature_paged_64_f16", "feature_cache_batch_idx_f16",
+                                           "feature_leftpad_bf16", "decode_rows_3_batch_bf16", "decode_paged_16_f16",
+                                           "decode_packed_bf16"),
+                         [](const auto& info) { return std::string(info.param); });
+
+// More sequences and more heads fill the GPU otherwise; no row may notice.
+TEST(GpuBatchInvariance, CopiesInABatch) {
+  AttentionCase spec = large(700, 4, 64, Causal::bottom_right);
+  spec.B = 9;
+  spec.layout_q = spec.layout_k = Layout::expanded;  // all sequences and heads are the same
+  DeviceCase at(spec);
+  for (const std::string& candidate : at.runner.candidates(Pass::forward)) {
+    at.call.options.force = candidate;
+    at.poison();
+    at.call.run();
+    const ForwardOutputs out = at.read();
+    const std::int64_t row = spec.Dv, rows = spec.Sq * spec.H;
+    for (std::int64_t n = 0; n < out.o.elements(); ++n) {
+      const std::int64_t i = n / (row * spec.H) % spec.Sq;
+      ASSERT_EQ(out.o.get(n), out.o.get(i * spec.H * row + n % row))
+          << candidate << ", element " << n << " of " << rows;
+    }
+  }
+}
+
+TEST(GpuStreams, TwoThreadsOnTwoStreams) {
+  DeviceCase first(large(600, 4, 128, Causal::none)), second(large(2200, 4, 64, Causal::bottom_right), "", 2);
+  const auto repeat = [](DeviceCase& at, int times, ForwardOutputs& out, bool& same) {
+    const DeviceStream stream;
+    const DeviceMemory memory(at.call.workspace(), 0xFF);
+    for (int n = 0; n < times; ++n) {
+      at.call.launch(stream, memory);
+      if (n % 10 != 9) continue;
+      stream.synchronize();
+      ForwardOutputs now = at.read();
+      if (n == 9 && times == 10)
+        out = std::move(now);
+      else
+        same = same && same_bits(out, now);
+    }
+  };
+  ForwardOutputs first_out, second_out;
+  bool first_same = true, second_same = true;
+  repeat(first, 10, first_out, first_same);
+  repeat(second, 10, second_out, second_same);
+  std::thread other([&] { repeat(second, 200, second_out, second_same); });
+  repeat(first, 200, first_out, first_same);
+  other.join();
+  EXPECT_TRUE(first_same) << "another thread's calls change the bits";
+  EXPECT_TRUE(second_same) << "another thread's calls change the bits";
+}
+
+// A captured call is one: replayed on other data in the same memory, it gives what a call gives.
+TEST(GpuGraph, CaptureAndReplay) {
+  for (const AttentionCase& spec : {large(300, 4, 128, Causal::none), large(2200, 4, 64, Causal::bottom_right)}) {
+    DeviceCase at(spec);
+    const CaseData other(spec, 2);
+    DeviceTensor q(other.q);
+    for (const std::string& candidate : at.runner.candidates(Pass::forward)) {
+      SCOPED_TRACE(candidate + " on " + spec.name);
+      at.call.q = q.view();
+      at.call.options.force = candidate;
+      at.poison();
+      at.call.run();
+      const ForwardOutputs of_second = at.read();
+      q.write(at.runner.data().q);
+      at.poison();
+      at.call.run();
+      const ForwardOutputs of_first = at.read();
+      ASSERT_FALSE(same_bits(of_first, of_second));
+
+      const DeviceStream stream;
+      const DeviceMemory memory(at.call.workspace(), 0xFF);
+      at.poison();
+      const DeviceGraph graph(stream, [&] { at.call.launch(stream, memory); });
+      stream.synchronize();
+      EXPECT_EQ(at.read().o.damage(), "");
+      EXPECT_TRUE(at.read().o.same_bits(at.host_o)) << "capture ran something";
+      for (int n = 0; n < 3; ++n) graph.replay(stream);
+      stream.synchronize();
+      EXPECT_TRUE(same_bits(at.read(), of_first)) << "a replay gives other bits than a call";
+      q.write(other.q);
+      at.poison();
+      graph.replay(stream);
+      stream.synchronize();
+      EXPECT_TRUE(same_bits(at.read(), of_second)) << "a replay does not read what is there now";
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heddle::kit
