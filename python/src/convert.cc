@@ -2,6 +2,7 @@
 
 #include <string_view>
 
+#include "cuda/backend.h"
 #include "heddle/error.h"
 
 namespace heddle::python {
@@ -69,7 +70,9 @@ const char* string(nb::handle object) {
 struct Torch {
   nb::object type;
   nb::dict dtypes;
-  nb::str dtype{"dtype"}, data_ptr{"data_ptr"}, shape{"shape"}, stride{"stride"}, is_cpu{"is_cpu"};
+  nb::callable allocate;
+  nb::str dtype{"dtype"}, data_ptr{"data_ptr"}, shape{"shape"}, stride{"stride"}, is_cpu{"is_cpu"}, is_cuda{"is_cuda"},
+      get_device{"get_device"};
 
   static Torch& get() {
     static auto* torch = new Torch;
@@ -80,12 +83,24 @@ struct Torch {
   }
 };
 
+nb::object call(nb::handle object, nb::handle method) {
+  PyObject* result = PyObject_CallMethodNoArgs(object.ptr(), method.ptr());
+  if (result == nullptr) throw nb::python_error();
+  return nb::steal(result);
+}
+
+// Where this build runs, for tensors that are somewhere else.
+const char* runs_on() {
+  return cuda::built() ? "Heddle runs on the CPU and on NVIDIA GPUs" : "this build of Heddle runs on the CPU";
+}
+
 }  // namespace
 
-void use_torch(nb::type_object tensor_type, nb::dict dtypes) {
+void use_torch(nb::type_object tensor_type, nb::dict dtypes, nb::callable allocate) {
   Torch& torch = Torch::get();
   torch.type = tensor_type;
   torch.dtypes = dtypes;
+  torch.allocate = allocate;
 }
 
 void Arguments::refuse(const char* name, const std::string& what) const {
@@ -123,12 +138,23 @@ TensorView Arguments::view_of_tuple(const nb::tuple& parts, const char* name) co
   return view_of(parts[0], parts[1], parts[2], parts[3], name);
 }
 
-TensorView Arguments::view_of_torch(nb::handle tensor, const char* name) const {
+Device Arguments::device_of_torch(nb::handle tensor, const char* name) {
   const Torch& torch = Torch::get();
-  if (nb::getattr(tensor, torch.is_cpu).ptr() != Py_True) {
-    refuse(name, "is on " + std::string(nb::str(nb::getattr(tensor, "device")).c_str()) +
-                     ": this build of Heddle runs on the CPU");
+  if (nb::getattr(tensor, torch.is_cpu).ptr() == Py_True) return Device::cpu;
+  const auto where = [&] { return "is on " + std::string(nb::str(nb::getattr(tensor, "device")).c_str()); };
+  if (!cuda::built() || nb::getattr(tensor, torch.is_cuda).ptr() != Py_True) refuse(name, where() + ": " + runs_on());
+  if (devices_ == Devices::cpu) refuse(name, where() + ": this operation runs on the CPU");
+  const std::int64_t gpu = integer(call(tensor, torch.get_device).ptr());
+  if (gpu_ >= 0 && gpu != gpu_) {
+    refuse(name, where() + " and another tensor on cuda:" + std::to_string(gpu_) + ": they must be on one GPU");
   }
+  gpu_ = gpu;
+  return Device::cuda;
+}
+
+TensorView Arguments::view_of_torch(nb::handle tensor, const char* name) {
+  const Torch& torch = Torch::get();
+  const Device device = device_of_torch(tensor, name);
   const nb::object dtype = nb::getattr(tensor, torch.dtype);
   PyObject* code = PyDict_GetItemWithError(torch.dtypes.ptr(), dtype.ptr());
   if (code == nullptr) {
@@ -138,12 +164,10 @@ TensorView Arguments::view_of_torch(nb::handle tensor, const char* name) const {
     if (text.starts_with("torch.")) text.remove_prefix(6);
     refuse(name, "is " + std::string(text) + ": " + rule_of(name));
   }
-  const auto call = [&](nb::handle method) {
-    PyObject* result = PyObject_CallMethodNoArgs(tensor.ptr(), method.ptr());
-    if (result == nullptr) throw nb::python_error();
-    return nb::steal(result);
-  };
-  return view_of(call(torch.data_ptr), code, nb::getattr(tensor, torch.shape), call(torch.stride), name);
+  TensorView view =
+      view_of(call(tensor, torch.data_ptr), code, nb::getattr(tensor, torch.shape), call(tensor, torch.stride), name);
+  view.device = device;
+  return view;
 }
 
 TensorView Arguments::view_of_array(nb::handle object, const char* name, bool writable) {
@@ -158,7 +182,7 @@ TensorView Arguments::view_of_array(nb::handle object, const char* name, bool wr
   }
   if (array.device_type() != nb::device::cpu::value) {
     refuse(name, "is not in CPU memory (DLPack device " + std::to_string(array.device_type()) +
-                     "): this build of Heddle runs on the CPU");
+                     "): " + (cuda::built() ? "of arrays in GPU memory, Heddle reads torch tensors" : runs_on()));
   }
   TensorView view;
   if (!dtype_of(array.dtype(), &view.dtype)) refuse(name, "is " + name_of(array.dtype()) + ": " + rule_of(name));
@@ -219,6 +243,14 @@ Scratch::operator Runtime() const {
   Runtime runtime;
   runtime.workspace = workspace_;
   return runtime;
+}
+
+DeviceScratch::DeviceScratch(std::size_t bytes, std::uintptr_t stream) {
+  runtime_.stream = reinterpret_cast<void*>(stream);
+  if (bytes == 0) return;
+  const Torch& torch = Torch::get();
+  tensor_ = torch.allocate(bytes);
+  runtime_.workspace = {PyLong_AsVoidPtr(call(tensor_, torch.data_ptr).ptr()), bytes};
 }
 
 }  // namespace heddle::python

@@ -15,8 +15,7 @@ namespace {
 
 std::span<const AttentionForwardKernel* const> candidates(const AttentionProblem*) {
   static const AttentionForwardKernel* const kernels[] = {&cpu::kAttentionForward, &cpu::kAttentionForwardBaseline,
-                                                          &reference::kAttentionForward,
-                                                          &cuda::kSm90AttentionForward};
+                                                          &reference::kAttentionForward, &cuda::kSm90AttentionForward};
   return kernels;
 }
 
@@ -45,31 +44,35 @@ Refusal refusal(const Kernel& kernel, const Problem& problem, Device device, con
   return kernel.automatic ? "" : "it runs only when it is asked for by name or method";
 }
 
+// Throws what every candidate has to say. Apart from choose(), whose time counts in each call.
+template <class Problem>
+[[noreturn]] void refuse(const Check& check, const Problem& problem, Device device, const Wish& wish) {
+  bool known = wish.force.empty();
+  std::string reasons, names;
+  for (const auto* kernel : candidates(&problem)) {
+    known |= wish.force == kernel->name;
+    names += (names.empty() ? "" : ", ") + std::string(kernel->name);
+    reasons += text("; ", kernel->name, ": ", refusal(*kernel, problem, device, wish));
+  }
+  check.require(known, "force is '", wish.force, "': the candidates are ", names);
+  check.require(false, "no candidate can serve this call", reasons);
+  std::abort();  // not reached: require() throws
+}
+
 template <class Problem>
 auto choose(const Check& check, const Problem& problem, Device device, const Wish& wish, int workers) {
   const auto kernels = candidates(&problem);
   std::remove_cvref_t<decltype(kernels[0])> best = nullptr;
   double best_seconds = 0;
-  std::string reasons, names;
   for (const auto* kernel : kernels) {
-    names += (names.empty() ? "" : ", ") + std::string(kernel->name);
-    const Refusal reason = refusal(*kernel, problem, device, wish);
-    if (!reason.empty()) {
-      reasons += text("; ", kernel->name, ": ", reason);
-      continue;
-    }
+    if (!refusal(*kernel, problem, device, wish).empty()) continue;
     const double seconds = kernel->estimate(problem, workers);
     if (best == nullptr || seconds < best_seconds) {
       best = kernel;
       best_seconds = seconds;
     }
   }
-  if (best == nullptr && !wish.force.empty()) {
-    bool known = false;
-    for (const auto* kernel : kernels) known |= wish.force == kernel->name;
-    check.require(known, "force is '", wish.force, "': the candidates are ", names);
-  }
-  check.require(best != nullptr, "no candidate can serve this call", reasons);
+  if (best == nullptr) refuse(check, problem, device, wish);
   return best;
 }
 
