@@ -9,6 +9,7 @@
 #include "convert.h"
 #include "core/philox.h"
 #include "heddle/error.h"
+#include "ops/attention.h"
 
 namespace heddle::python {
 namespace {
@@ -20,15 +21,14 @@ void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle 
   const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
   const TensorView o_view = arguments.write(o, "o"), lse_view = arguments.write(lse, "lse");
   const AttentionOptions options = arguments.options(items);
-  if (q_view.device == Device::cuda) {
-    const DeviceScratch scratch(attention_forward_workspace(q_view, k_view, v_view, options), stream);
-    nb::gil_scoped_release released;
-    attention_forward(q_view, k_view, v_view, o_view, lse_view, options, scratch);
-    return;
-  }
+  Runtime runtime;
+  runtime.stream = reinterpret_cast<void*>(stream);
+  Scratch scratch;
+  DeviceScratch device_scratch;  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  const Scratch scratch(attention_forward_workspace(q_view, k_view, v_view, options));
-  attention_forward(q_view, k_view, v_view, o_view, lse_view, options, scratch);
+  attention_forward_with(q_view, k_view, v_view, o_view, lse_view, options, runtime, [&](std::size_t bytes) {
+    return q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
+  });
 }
 
 void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::handle d_o, nb::handle d_lse,
@@ -45,15 +45,14 @@ void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle
   gradients.dbias = arguments.write(dbias, "dbias");
   gradients.dsink = arguments.write(dsink, "dsink");
   const AttentionOptions options = arguments.options(items);
-  if (q_view.device == Device::cuda) {
-    const DeviceScratch scratch(attention_backward_workspace(q_view, k_view, v_view, gradients, options), stream);
-    nb::gil_scoped_release released;
-    attention_backward(q_view, k_view, v_view, o_view, lse_view, d_o_view, d_lse_view, gradients, options, scratch);
-    return;
-  }
+  Runtime runtime;
+  runtime.stream = reinterpret_cast<void*>(stream);
+  Scratch scratch;
+  DeviceScratch device_scratch;
   nb::gil_scoped_release released;
-  const Scratch scratch(attention_backward_workspace(q_view, k_view, v_view, gradients, options));
-  attention_backward(q_view, k_view, v_view, o_view, lse_view, d_o_view, d_lse_view, gradients, options, scratch);
+  const std::size_t bytes = attention_backward_workspace(q_view, k_view, v_view, gradients, options, runtime);
+  runtime.workspace = q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
+  attention_backward(q_view, k_view, v_view, o_view, lse_view, d_o_view, d_lse_view, gradients, options, runtime);
 }
 
 nb::list explain(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& items, bool backward_pass) {

@@ -39,6 +39,8 @@ class Arguments {
   TensorView view(nb::handle object, const char* name, bool writable);
   TensorView view_of_tuple(const nb::tuple& parts, const char* name) const;
   TensorView view_of_torch(nb::handle tensor, const char* name);
+  bool borrow_torch(nb::handle tensor, const char* name, TensorView* view);
+  void use_gpu(std::int64_t gpu, const char* name);
   Device device_of_torch(nb::handle tensor, const char* name);
   TensorView view_of(nb::handle data, nb::handle dtype, nb::handle shape, nb::handle stride, const char* name) const;
   TensorView view_of_array(nb::handle object, const char* name, bool writable);
@@ -53,7 +55,9 @@ class Arguments {
 // Scratch for one call on the CPU, kept by each thread while it is small and freed after the call when it is not.
 class Scratch {
  public:
-  explicit Scratch(std::size_t bytes);
+  Scratch() = default;
+  explicit Scratch(std::size_t bytes) { get(bytes); }
+  Workspace get(std::size_t bytes);
   operator Runtime() const;
 
  private:
@@ -65,11 +69,10 @@ class Scratch {
 // of the current stream. Made and destroyed with the GIL held.
 class DeviceScratch {
  public:
-  DeviceScratch(std::size_t bytes, std::uintptr_t stream);
-  operator const Runtime&() const { return runtime_; }
+  // With or without the GIL.
+  Workspace get(std::size_t bytes);
 
  private:
-  Runtime runtime_;
   nb::object tensor_;
 };
 

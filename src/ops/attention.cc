@@ -1,5 +1,5 @@
 // attention_forward, attention_backward and explain_attention: check, ask each candidate, choose, launch.
-#include "heddle/attention.h"
+#include "ops/attention.h"
 
 #include <cstdlib>
 #include <span>
@@ -77,10 +77,9 @@ auto choose(const Check& check, const Problem& problem, Device device, const Wis
 }
 
 template <class Kernel, class Problem>
-void run(const Check& check, const Kernel& kernel, const Problem& problem, const Runtime& given) {
+void run(const Check& check, const Kernel& kernel, const Problem& problem, const Runtime& given, std::size_t needed) {
   Runtime runtime = given;
   if (runtime.executor == nullptr) runtime.executor = &default_executor();
-  const std::size_t needed = kernel.workspace(problem, runtime.executor->workers());
   check.require(runtime.workspace.bytes >= needed && (needed == 0 || runtime.workspace.data != nullptr),
                 "the workspace has ", runtime.workspace.bytes, " bytes: this call needs ", needed,
                 "; ask the operation's workspace query");
@@ -127,10 +126,21 @@ std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k
 
 void attention_forward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                        const TensorView& lse, const AttentionOptions& options, const Runtime& runtime) {
+  attention_forward_with(q, k, v, o, lse, options, runtime, [&](std::size_t) { return runtime.workspace; });
+}
+
+void attention_forward_with(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+                            const TensorView& lse, const AttentionOptions& options, const Runtime& runtime,
+                            const std::function<Workspace(std::size_t bytes)>& scratch) {
   const Check check("attention_forward");
   check.require(o.given(), "o is missing");
   const AttentionProblem problem = checked_forward_problem(check, q, k, v, o, lse, options);
-  run(check, *choose(check, problem, q.device, Wish(check, options), workers_of(runtime)), problem, runtime);
+  const int workers = workers_of(runtime);
+  const AttentionForwardKernel& kernel = *choose(check, problem, q.device, Wish(check, options), workers);
+  const std::size_t needed = kernel.workspace(problem, workers);
+  Runtime with = runtime;
+  with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  run(check, kernel, problem, with, needed);
 }
 
 std::size_t attention_backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
@@ -151,7 +161,9 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
   check.require(d_o.given(), "d_o is missing");
   const AttentionBackwardProblem problem =
       checked_backward_problem(check, q, k, v, o, lse, d_o, d_lse, gradients, options);
-  run(check, *choose(check, problem, q.device, Wish(check, options), workers_of(runtime)), problem, runtime);
+  const int workers = workers_of(runtime);
+  const AttentionBackwardKernel& kernel = *choose(check, problem, q.device, Wish(check, options), workers);
+  run(check, kernel, problem, runtime, kernel.workspace(problem, workers));
 }
 
 std::vector<Candidate> explain_attention(const TensorView& q, const TensorView& k, const TensorView& v,

@@ -118,10 +118,10 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuBatchInvariance,
                          ::testing::Values("round_s64_d64_bf16", "round_s128_d32_encoder_f16", "round_s96_d80_gqa4_f16",
                                            "feature_alibi_per_batch_causal_f16", "feature_bias_full_f16",
                                            "feature_mask_columns_bf16", "feature_packed_f16",
-                                           "feature_packed_causal_bf16", "feature_used_both_causal_f16",
-                                           "feature_paged_64_f16", "feature_cache_batch_idx_f16",
-                                           "feature_leftpad_bf16", "decode_rows_3_batch_bf16", "decode_paged_16_f16",
-                                           "decode_packed_bf16"),
+                                           "feature_packed_causal_bf16", "feature_used_both_causal_bf16",
+                                           "feature_paged_64_f16", "feature_cache_batch_idx_bf16",
+                                           "feature_leftpad_f16", "decode_rows_3_batch_bf16", "decode_paged_16_bf16",
+                                           "decode_packed_f16"),
                          [](const auto& info) { return std::string(info.param); });
 
 // More sequences and more heads fill the GPU otherwise; no row may notice.
