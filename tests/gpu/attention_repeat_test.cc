@@ -36,7 +36,7 @@ void expect_repeats(const AttentionCase& spec) {
         at.call.launch(stream, memory);
         stream.synchronize();
         const ForwardOutputs out = at.read();
-        if (!expected) expected = out;
+        if (!expected) expect_finite(*(expected = out));
         ASSERT_TRUE(same_bits(*expected, out)) << candidate << ": repeat " << n << " has other bits";
       }
     }
@@ -131,15 +131,15 @@ TEST(GpuBatchInvariance, CopiesInABatch) {
   spec.layout_q = spec.layout_k = Layout::expanded;  // all sequences and heads are the same
   DeviceCase at(spec);
   for (const std::string& candidate : at.runner.candidates(Pass::forward)) {
+    SCOPED_TRACE(candidate);
     at.call.options.force = candidate;
     at.poison();
     at.call.run();
     const ForwardOutputs out = at.read();
-    const std::int64_t row = spec.Dv, rows = spec.Sq * spec.H;
+    expect_finite(out);
     for (std::int64_t n = 0; n < out.o.elements(); ++n) {
-      const std::int64_t i = n / (row * spec.H) % spec.Sq;
-      ASSERT_EQ(out.o.get(n), out.o.get(i * spec.H * row + n % row))
-          << candidate << ", element " << n << " of " << rows;
+      const std::int64_t i = n / (spec.Dv * spec.H) % spec.Sq;
+      ASSERT_EQ(out.o.get(n), out.o.get(i * spec.H * spec.Dv + n % spec.Dv)) << "element " << n;
     }
   }
 }
@@ -164,6 +164,8 @@ TEST(GpuStreams, TwoThreadsOnTwoStreams) {
   bool first_same = true, second_same = true;
   repeat(first, 10, first_out, first_same);
   repeat(second, 10, second_out, second_same);
+  expect_finite(first_out);
+  expect_finite(second_out);
   std::thread other([&] { repeat(second, 200, second_out, second_same); });
   repeat(first, 200, first_out, first_same);
   other.join();
@@ -188,6 +190,7 @@ TEST(GpuGraph, CaptureAndReplay) {
       at.poison();
       at.call.run();
       const ForwardOutputs of_first = at.read();
+      expect_finite(of_first);
       ASSERT_FALSE(same_bits(of_first, of_second));
 
       const DeviceStream stream;
