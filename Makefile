@@ -2,7 +2,7 @@
 ACCURACY ?= 1e-2
 BUDGET ?= 570
 
-.PHONY: demo test bench format setup
+.PHONY: demo test test-gpu stage bench format setup
 
 demo: ## build, run the encoder and the sweeps, write report/index.html; ACCURACY: relative error allowed; BUDGET: seconds in all
 	scripts/demo.sh --accuracy $(ACCURACY) --budget $(BUDGET)
@@ -10,11 +10,17 @@ demo: ## build, run the encoder and the sweeps, write report/index.html; ACCURAC
 test: ## build from clean and run every test, C++ and Python
 	scripts/test.sh
 
+test-gpu: ## the tests that need a GPU, also under compute-sanitizer; SHARD=i/n runs a part
+	scripts/test_gpu.sh
+
+stage: ## build/stage, to be copied to a machine with a GPU and no compiler
+	scripts/stage.sh
+
 bench: ## benchmarks against torch and OpenBLAS; never part of the tests
 	scripts/bench.sh
 
-format: ## clang-format over the C++ sources
-	git ls-files '*.h' '*.cc' | xargs clang-format -i
+format: ## clang-format over the C++ and CUDA sources
+	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i
 
 setup: ## install what the others need
 	scripts/setup.sh

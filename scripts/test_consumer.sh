@@ -34,6 +34,7 @@ for kind in static shared; do
 
   pc=$(dirname "$(find "$build/prefix-$kind" -name heddle.pc)")
   flags=$(PKG_CONFIG_PATH=$pc pkg-config --cflags --libs heddle)
+  if [[ $flags == *cudart_static* ]]; then flags+=" -L$(scripts/nvcc.sh)/../lib64 -L/usr/local/cuda/lib64"; fi
   # shellcheck disable=SC2086  # the flags are words
   "${CXX:-g++}" tests/consumer/main.cc -o "$build/pkg-config-$kind" $flags
   echo "pkg-config-$kind: $(LD_LIBRARY_PATH=$(dirname "$pc") "$build/pkg-config-$kind")"

@@ -6,7 +6,7 @@ import torch
 
 from . import _heddle
 from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, MASK, check_rank
-from ._torch_ops import AttentionForTransforms, empty_lse, empty_out, transformed
+from ._torch_ops import AttentionForTransforms, empty_lse, empty_out, native, transformed
 
 _forward_operator = torch.ops.heddle.attention_forward.default
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -20,6 +20,8 @@ _grad_enabled = torch.is_grad_enabled
 _forward_ad = torch.autograd.forward_ad
 
 
+_cuda_built = _heddle.cuda_built()
+_DEVICES = ("cpu", "meta", "cuda") if _cuda_built else ("cpu", "meta")
 # The options that sdpa has no words for.
 _NO_ARRAYS = (None,) * (ARRAYS - 3)
 _FREE_CHOICE = (0, 0, False, False, "", "")
@@ -39,7 +41,7 @@ def _unwatched(q, k, v, arrays):
         or _jit_tracing() is not None
         or _forward_ad._current_level >= 0
         or _profiling()
-        or not q.is_cpu
+        or not (q.is_cuda or q.is_cpu)
     ):
         return False
     grad = _grad_enabled()
@@ -58,8 +60,9 @@ def _check_tensors(names, tensors):
             continue
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"[attention] {name} is a {type(tensor).__name__}: it must be a torch tensor, as q is")
-        if tensor.device.type not in ("cpu", "meta"):
-            raise ValueError(f"[attention] {name} is on {tensor.device}: this build of Heddle runs on the CPU")
+        if tensor.device.type not in _DEVICES:
+            where = "Heddle runs on the CPU and on NVIDIA GPUs" if _cuda_built else "this build of Heddle runs on the CPU"
+            raise ValueError(f"[attention] {name} is on {tensor.device}: {where}")
 
 
 def _four(x):
@@ -89,7 +92,7 @@ def attention(q, k, v, items, return_lse):
             packed = items[CU_SEQLENS_Q] is not None
             check_rank(q.shape, packed)
             lse = empty_lse(q, packed)
-        _heddle.attention_forward(q, k, v, out, lse, items)
+        native(_heddle.attention_forward, q, k, v, out, lse, items)
         return (out, lse) if return_lse else out
     _check_tensors(("q", "k", "v"), (q, k, v))
     seed = _seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None

@@ -1,4 +1,4 @@
-"""The torch operators ``heddle::*``: schemas, CPU kernels, shapes for tracing, and gradients."""
+"""The torch operators ``heddle::*``: schemas, kernels, shapes for tracing, and gradients."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_SEED, SINK, check_rank
 _LIBRARY = torch.library.Library("heddle", "DEF")
 
 
+def _device_memory(size):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
 _heddle.use_torch(
-    torch.Tensor, {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.bool: 4}
+    torch.Tensor,
+    {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.bool: 4},
+    _device_memory,
 )
 
 _OPTIONS = (
@@ -57,9 +63,25 @@ def _forward_fake(q, k, v, *options):
     return empty_out(q, v), empty_lse(q, packed)
 
 
-def _forward_cpu(q, k, v, *options):
+# Absent from a torch without CUDA, which has no tensors to ask them about.
+_current_gpu = getattr(torch._C, "_cuda_getDevice", None)
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def native(function, q, *arguments):
+    """Calls one of the native module's functions on the device and the current stream of q."""
+    if not q.is_cuda or _raw_stream is None:
+        return function(q, *arguments)
+    gpu = q.get_device()
+    if gpu == _current_gpu():
+        return function(q, *arguments, _raw_stream(gpu))
+    with torch.cuda.device(gpu):
+        return function(q, *arguments, _raw_stream(gpu))
+
+
+def _forward(q, k, v, *options):
     out, lse = _forward_fake(q, k, v, *options)
-    _heddle.attention_forward(q, k, v, out, lse, _items(options))
+    native(_heddle.attention_forward, q, k, v, out, lse, _items(options))
     return out, lse
 
 
@@ -75,10 +97,10 @@ def _backward_fake(d_o, d_lse, q, k, v, o, lse, wanted, *options):
     return _gradient_buffers(q, k, v, wanted, options)
 
 
-def _backward_cpu(d_o, d_lse, q, k, v, o, lse, wanted, *options):
+def _backward_gradients(d_o, d_lse, q, k, v, o, lse, wanted, *options):
     gradients = _gradient_buffers(q, k, v, wanted, options)
     written = (x if want else None for x, want in zip(gradients, wanted))
-    _heddle.attention_backward(q, k, v, o, lse, d_o, d_lse, *written, _items(options))
+    native(_heddle.attention_backward, q, k, v, o, lse, d_o, d_lse, *written, _items(options))
     return gradients
 
 
@@ -146,7 +168,7 @@ def _rotary_fake(x, cos, sin, interleaved, offsets):
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-def _rotary_cpu(x, cos, sin, interleaved, offsets):
+def _rotary(x, cos, sin, interleaved, offsets):
     out = _rotary_fake(x, cos, sin, interleaved, offsets)
     _heddle.apply_rotary(x, out, cos, sin, interleaved, offsets)
     return out
@@ -165,7 +187,7 @@ def _rotary_backward(ctx, d_out):
     return torch.ops.heddle.apply_rotary(d_out, cos, -sin, ctx.interleaved, offsets), None, None, None, None
 
 
-def _append_cpu(k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved):
+def _append(k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved):
     _heddle.append_kv_cache(
         k_new,
         v_new,
@@ -187,13 +209,14 @@ def _append_fake(*arguments):
     return None
 
 
-for _name, _cpu, _fake in (
-    ("attention_forward", _forward_cpu, _forward_fake),
-    ("attention_backward", _backward_cpu, _backward_fake),
-    ("apply_rotary", _rotary_cpu, _rotary_fake),
-    ("append_kv_cache", _append_cpu, _append_fake),
+for _name, _kernel, _fake in (
+    ("attention_forward", _forward, _forward_fake),
+    ("attention_backward", _backward_gradients, _backward_fake),
+    ("apply_rotary", _rotary, _rotary_fake),
+    ("append_kv_cache", _append, _append_fake),
 ):
-    _LIBRARY.impl(_name, _cpu, "CPU")
+    for _device in ("CPU", "CUDA"):  # what does not run there yet is refused by the native module, by name
+        _LIBRARY.impl(_name, _kernel, _device)
     torch.library.register_fake(f"heddle::{_name}", _fake, lib=_LIBRARY)
 
 torch.library.register_autograd(

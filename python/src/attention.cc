@@ -9,23 +9,32 @@
 #include "convert.h"
 #include "core/philox.h"
 #include "heddle/error.h"
+#include "ops/attention.h"
 
 namespace heddle::python {
 namespace {
 
-void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, const nb::tuple& items) {
-  Arguments arguments("attention_forward");
+// stream: the CUDA stream of tensors on a GPU, which is then the current one.
+void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, const nb::tuple& items,
+             std::uintptr_t stream) {
+  Arguments arguments("attention_forward", Arguments::Devices::any);
   const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
   const TensorView o_view = arguments.write(o, "o"), lse_view = arguments.write(lse, "lse");
   const AttentionOptions options = arguments.options(items);
+  Runtime runtime;
+  runtime.stream = reinterpret_cast<void*>(stream);
+  Scratch scratch;
+  DeviceScratch device_scratch;  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  const Scratch scratch(attention_forward_workspace(q_view, k_view, v_view, options));
-  attention_forward(q_view, k_view, v_view, o_view, lse_view, options, scratch);
+  attention_forward_with(q_view, k_view, v_view, o_view, lse_view, options, runtime, [&](std::size_t bytes) {
+    return q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
+  });
 }
 
 void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::handle d_o, nb::handle d_lse,
-              nb::handle dq, nb::handle dk, nb::handle dv, nb::handle dbias, nb::handle dsink, const nb::tuple& items) {
-  Arguments arguments("attention_backward");
+              nb::handle dq, nb::handle dk, nb::handle dv, nb::handle dbias, nb::handle dsink, const nb::tuple& items,
+              std::uintptr_t stream) {
+  Arguments arguments("attention_backward", Arguments::Devices::any);
   const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
   const TensorView o_view = arguments.read(o, "o"), lse_view = arguments.read(lse, "lse");
   const TensorView d_o_view = arguments.read(d_o, "d_o"), d_lse_view = arguments.read(d_lse, "d_lse");
@@ -36,13 +45,18 @@ void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle
   gradients.dbias = arguments.write(dbias, "dbias");
   gradients.dsink = arguments.write(dsink, "dsink");
   const AttentionOptions options = arguments.options(items);
+  Runtime runtime;
+  runtime.stream = reinterpret_cast<void*>(stream);
+  Scratch scratch;
+  DeviceScratch device_scratch;
   nb::gil_scoped_release released;
-  const Scratch scratch(attention_backward_workspace(q_view, k_view, v_view, gradients, options));
-  attention_backward(q_view, k_view, v_view, o_view, lse_view, d_o_view, d_lse_view, gradients, options, scratch);
+  const std::size_t bytes = attention_backward_workspace(q_view, k_view, v_view, gradients, options, runtime);
+  runtime.workspace = q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
+  attention_backward(q_view, k_view, v_view, o_view, lse_view, d_o_view, d_lse_view, gradients, options, runtime);
 }
 
 nb::list explain(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& items, bool backward_pass) {
-  Arguments arguments("explain_attention");
+  Arguments arguments("explain_attention", Arguments::Devices::any);
   const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
   const AttentionOptions options = arguments.options(items);
   nb::list out;
@@ -101,12 +115,12 @@ nb::ndarray<nb::array_api> empty(const std::vector<std::int64_t>& shape, int dty
 }  // namespace
 
 void bind_attention(nb::module_& module) {
-  module.def("use_torch", &use_torch, nb::arg("tensor_type"), nb::arg("dtypes"));
+  module.def("use_torch", &use_torch, nb::arg("tensor_type"), nb::arg("dtypes"), nb::arg("allocate"));
   module.def("attention_forward", &forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("o"),
-             nb::arg("lse").none(), nb::arg("options"));
+             nb::arg("lse").none(), nb::arg("options"), nb::arg("stream") = 0);
   module.def("attention_backward", &backward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("o"), nb::arg("lse"),
              nb::arg("d_o"), nb::arg("d_lse").none(), nb::arg("dq").none(), nb::arg("dk").none(), nb::arg("dv").none(),
-             nb::arg("dbias").none(), nb::arg("dsink").none(), nb::arg("options"));
+             nb::arg("dbias").none(), nb::arg("dsink").none(), nb::arg("options"), nb::arg("stream") = 0);
   module.def("explain_attention", &explain, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("options"),
              nb::arg("backward"));
   module.def("dropout_mask", &dropout_mask, nb::arg("keep"), nb::arg("p"), nb::arg("seed"));

@@ -1,7 +1,10 @@
 #include "convert.h"
 
+#include <algorithm>
 #include <string_view>
 
+#include "cuda/backend.h"
+#include "dlpack_exchange.h"
 #include "heddle/error.h"
 
 namespace heddle::python {
@@ -69,7 +72,10 @@ const char* string(nb::handle object) {
 struct Torch {
   nb::object type;
   nb::dict dtypes;
-  nb::str dtype{"dtype"}, data_ptr{"data_ptr"}, shape{"shape"}, stride{"stride"}, is_cpu{"is_cpu"};
+  nb::callable allocate;
+  nb::str dtype{"dtype"}, data_ptr{"data_ptr"}, shape{"shape"}, stride{"stride"}, is_cpu{"is_cpu"}, is_cuda{"is_cuda"},
+      get_device{"get_device"};
+  int (*borrow)(void* object, dlpack::Tensor* out) = nullptr;  // absent from old versions
 
   static Torch& get() {
     static auto* torch = new Torch;
@@ -80,12 +86,29 @@ struct Torch {
   }
 };
 
+nb::object call(nb::handle object, nb::handle method) {
+  PyObject* result = PyObject_CallMethodNoArgs(object.ptr(), method.ptr());
+  if (result == nullptr) throw nb::python_error();
+  return nb::steal(result);
+}
+
+// Where this build runs, for tensors that are somewhere else.
+const char* runs_on() {
+  return cuda::built() ? "Heddle runs on the CPU and on NVIDIA GPUs" : "this build of Heddle runs on the CPU";
+}
+
 }  // namespace
 
-void use_torch(nb::type_object tensor_type, nb::dict dtypes) {
+void use_torch(nb::type_object tensor_type, nb::dict dtypes, nb::callable allocate) {
   Torch& torch = Torch::get();
   torch.type = tensor_type;
   torch.dtypes = dtypes;
+  torch.allocate = allocate;
+  if (!nb::hasattr(tensor_type, dlpack::kAttribute)) return;
+  const nb::object capsule = nb::getattr(tensor_type, dlpack::kAttribute);
+  if (PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsule) == 0) return;
+  const auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule));
+  if (api->version.major == 1) torch.borrow = api->borrow;
 }
 
 void Arguments::refuse(const char* name, const std::string& what) const {
@@ -123,12 +146,48 @@ TensorView Arguments::view_of_tuple(const nb::tuple& parts, const char* name) co
   return view_of(parts[0], parts[1], parts[2], parts[3], name);
 }
 
-TensorView Arguments::view_of_torch(nb::handle tensor, const char* name) const {
+Device Arguments::device_of_torch(nb::handle tensor, const char* name) {
   const Torch& torch = Torch::get();
-  if (nb::getattr(tensor, torch.is_cpu).ptr() != Py_True) {
-    refuse(name, "is on " + std::string(nb::str(nb::getattr(tensor, "device")).c_str()) +
-                     ": this build of Heddle runs on the CPU");
+  if (nb::getattr(tensor, torch.is_cpu).ptr() == Py_True) return Device::cpu;
+  const auto where = [&] { return "is on " + std::string(nb::str(nb::getattr(tensor, "device")).c_str()); };
+  if (!cuda::built() || nb::getattr(tensor, torch.is_cuda).ptr() != Py_True) refuse(name, where() + ": " + runs_on());
+  if (devices_ == Devices::cpu) refuse(name, where() + ": this operation runs on the CPU");
+  use_gpu(integer(call(tensor, torch.get_device).ptr()), name);
+  return Device::cuda;
+}
+
+void Arguments::use_gpu(std::int64_t gpu, const char* name) {
+  if (gpu_ >= 0 && gpu != gpu_) {
+    refuse(name, "is on cuda:" + std::to_string(gpu) + " and another tensor on cuda:" + std::to_string(gpu_) +
+                     ": they must be on one GPU");
   }
+  gpu_ = gpu;
+}
+
+// Without Python calls. False for whatever is not plain: view_of_torch() then finds the words.
+bool Arguments::borrow_torch(nb::handle tensor, const char* name, TensorView* view) {
+  dlpack::Tensor found{};
+  if (Torch::get().borrow(tensor.ptr(), &found) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const bool gpu = found.device_type == dlpack::kCuda && cuda::built() && devices_ == Devices::any;
+  if (!gpu && found.device_type != dlpack::kCpu) return false;
+  if (found.ndim < 1 || found.ndim > kMaxRank) return false;
+  if (!dtype_of({found.dtype.code, found.dtype.bits, found.dtype.lanes}, &view->dtype)) return false;
+  if (gpu) use_gpu(found.device_id, name);
+  view->device = gpu ? Device::cuda : Device::cpu;
+  view->data = static_cast<std::byte*>(found.data) + found.byte_offset;
+  view->rank = found.ndim;
+  std::copy_n(found.shape, found.ndim, view->shape.begin());
+  std::copy_n(found.strides, found.ndim, view->stride.begin());
+  return true;
+}
+
+TensorView Arguments::view_of_torch(nb::handle tensor, const char* name) {
+  const Torch& torch = Torch::get();
+  if (TensorView plain; torch.borrow != nullptr && borrow_torch(tensor, name, &plain)) return plain;
+  const Device device = device_of_torch(tensor, name);
   const nb::object dtype = nb::getattr(tensor, torch.dtype);
   PyObject* code = PyDict_GetItemWithError(torch.dtypes.ptr(), dtype.ptr());
   if (code == nullptr) {
@@ -138,12 +197,10 @@ TensorView Arguments::view_of_torch(nb::handle tensor, const char* name) const {
     if (text.starts_with("torch.")) text.remove_prefix(6);
     refuse(name, "is " + std::string(text) + ": " + rule_of(name));
   }
-  const auto call = [&](nb::handle method) {
-    PyObject* result = PyObject_CallMethodNoArgs(tensor.ptr(), method.ptr());
-    if (result == nullptr) throw nb::python_error();
-    return nb::steal(result);
-  };
-  return view_of(call(torch.data_ptr), code, nb::getattr(tensor, torch.shape), call(torch.stride), name);
+  TensorView view =
+      view_of(call(tensor, torch.data_ptr), code, nb::getattr(tensor, torch.shape), call(tensor, torch.stride), name);
+  view.device = device;
+  return view;
 }
 
 TensorView Arguments::view_of_array(nb::handle object, const char* name, bool writable) {
@@ -158,7 +215,7 @@ TensorView Arguments::view_of_array(nb::handle object, const char* name, bool wr
   }
   if (array.device_type() != nb::device::cpu::value) {
     refuse(name, "is not in CPU memory (DLPack device " + std::to_string(array.device_type()) +
-                     "): this build of Heddle runs on the CPU");
+                     "): " + (cuda::built() ? "of arrays in GPU memory, Heddle reads torch tensors" : runs_on()));
   }
   TensorView view;
   if (!dtype_of(array.dtype(), &view.dtype)) refuse(name, "is " + name_of(array.dtype()) + ": " + rule_of(name));
@@ -209,16 +266,25 @@ AttentionOptions Arguments::options(const nb::tuple& items) {
   return out;
 }
 
-Scratch::Scratch(std::size_t bytes) {
+Workspace Scratch::get(std::size_t bytes) {
   constexpr std::size_t kKept = std::size_t{32} << 20;
   thread_local WorkspaceBuffer small;
   if (bytes > 0) workspace_ = bytes <= kKept ? small.get(bytes) : large_.get(bytes);
+  return workspace_;
 }
 
 Scratch::operator Runtime() const {
   Runtime runtime;
   runtime.workspace = workspace_;
   return runtime;
+}
+
+Workspace DeviceScratch::get(std::size_t bytes) {
+  if (bytes == 0) return {};
+  nb::gil_scoped_acquire held;
+  const Torch& torch = Torch::get();
+  tensor_ = torch.allocate(bytes);
+  return {PyLong_AsVoidPtr(call(tensor_, torch.data_ptr).ptr()), bytes};
 }
 
 }  // namespace heddle::python

@@ -6,6 +6,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,11 @@ namespace nb = nanobind;
 // The arrays of one call. Holds what the views point into; destroy it with the GIL held, after the operation.
 class Arguments {
  public:
-  explicit Arguments(const char* operation) : operation_(operation) {}
+  // Where the operation can run.
+  enum class Devices : std::uint8_t { cpu, any };
+
+  explicit Arguments(const char* operation, Devices devices = Devices::cpu)
+      : operation_(operation), devices_(devices) {}
 
   // None gives a view that is not given.
   TensorView read(nb::handle object, const char* name) { return view(object, name, false); }
@@ -33,19 +38,26 @@ class Arguments {
  private:
   TensorView view(nb::handle object, const char* name, bool writable);
   TensorView view_of_tuple(const nb::tuple& parts, const char* name) const;
-  TensorView view_of_torch(nb::handle tensor, const char* name) const;
+  TensorView view_of_torch(nb::handle tensor, const char* name);
+  bool borrow_torch(nb::handle tensor, const char* name, TensorView* view);
+  void use_gpu(std::int64_t gpu, const char* name);
+  Device device_of_torch(nb::handle tensor, const char* name);
   TensorView view_of(nb::handle data, nb::handle dtype, nb::handle shape, nb::handle stride, const char* name) const;
   TensorView view_of_array(nb::handle object, const char* name, bool writable);
   [[noreturn]] void refuse(const char* name, const std::string& what) const;
 
   const char* operation_;
+  Devices devices_;
+  std::int64_t gpu_ = -1;  // the one that all tensors on a GPU are on; -1: none seen
   std::vector<nb::ndarray<nb::ro>> held_;
 };
 
-// Scratch for one call, kept by each thread while it is small and freed after the call when it is not.
+// Scratch for one call on the CPU, kept by each thread while it is small and freed after the call when it is not.
 class Scratch {
  public:
-  explicit Scratch(std::size_t bytes);
+  Scratch() = default;
+  explicit Scratch(std::size_t bytes) { get(bytes); }
+  Workspace get(std::size_t bytes);
   operator Runtime() const;
 
  private:
@@ -53,8 +65,20 @@ class Scratch {
   WorkspaceBuffer large_;
 };
 
-// Makes instances of `tensor_type` be read as torch tensors; dtypes maps torch's dtypes to DType's numbers.
-void use_torch(nb::type_object tensor_type, nb::dict dtypes);
+// Scratch for one call on the current GPU, from torch's allocator: it is given back at once and used again in the order
+// of the current stream. Made and destroyed with the GIL held.
+class DeviceScratch {
+ public:
+  // With or without the GIL.
+  Workspace get(std::size_t bytes);
+
+ private:
+  nb::object tensor_;
+};
+
+// Makes instances of `tensor_type` be read as torch tensors; dtypes maps torch's dtypes to DType's numbers;
+// allocate(bytes) gives a tensor in the current GPU's memory.
+void use_torch(nb::type_object tensor_type, nb::dict dtypes, nb::callable allocate);
 
 void bind_runtime(nb::module_& module);
 void bind_attention(nb::module_& module);

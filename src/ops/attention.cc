@@ -1,5 +1,5 @@
 // attention_forward, attention_backward and explain_attention: check, ask each candidate, choose, launch.
-#include "heddle/attention.h"
+#include "ops/attention.h"
 
 #include <cstdlib>
 #include <span>
@@ -15,8 +15,7 @@ namespace {
 
 std::span<const AttentionForwardKernel* const> candidates(const AttentionProblem*) {
   static const AttentionForwardKernel* const kernels[] = {&cpu::kAttentionForward, &cpu::kAttentionForwardBaseline,
-                                                          &reference::kAttentionForward,
-                                                          &cuda::kSm90AttentionForward};
+                                                          &reference::kAttentionForward, &cuda::kSm90AttentionForward};
   return kernels;
 }
 
@@ -45,39 +44,42 @@ Refusal refusal(const Kernel& kernel, const Problem& problem, Device device, con
   return kernel.automatic ? "" : "it runs only when it is asked for by name or method";
 }
 
+// Throws what every candidate has to say. Apart from choose(), whose time counts in each call.
+template <class Problem>
+[[noreturn]] void refuse(const Check& check, const Problem& problem, Device device, const Wish& wish) {
+  bool known = wish.force.empty();
+  std::string reasons, names;
+  for (const auto* kernel : candidates(&problem)) {
+    known |= wish.force == kernel->name;
+    names += (names.empty() ? "" : ", ") + std::string(kernel->name);
+    reasons += text("; ", kernel->name, ": ", refusal(*kernel, problem, device, wish));
+  }
+  check.require(known, "force is '", wish.force, "': the candidates are ", names);
+  check.require(false, "no candidate can serve this call", reasons);
+  std::abort();  // not reached: require() throws
+}
+
 template <class Problem>
 auto choose(const Check& check, const Problem& problem, Device device, const Wish& wish, int workers) {
   const auto kernels = candidates(&problem);
   std::remove_cvref_t<decltype(kernels[0])> best = nullptr;
   double best_seconds = 0;
-  std::string reasons, names;
   for (const auto* kernel : kernels) {
-    names += (names.empty() ? "" : ", ") + std::string(kernel->name);
-    const Refusal reason = refusal(*kernel, problem, device, wish);
-    if (!reason.empty()) {
-      reasons += text("; ", kernel->name, ": ", reason);
-      continue;
-    }
+    if (!refusal(*kernel, problem, device, wish).empty()) continue;
     const double seconds = kernel->estimate(problem, workers);
     if (best == nullptr || seconds < best_seconds) {
       best = kernel;
       best_seconds = seconds;
     }
   }
-  if (best == nullptr && !wish.force.empty()) {
-    bool known = false;
-    for (const auto* kernel : kernels) known |= wish.force == kernel->name;
-    check.require(known, "force is '", wish.force, "': the candidates are ", names);
-  }
-  check.require(best != nullptr, "no candidate can serve this call", reasons);
+  if (best == nullptr) refuse(check, problem, device, wish);
   return best;
 }
 
 template <class Kernel, class Problem>
-void run(const Check& check, const Kernel& kernel, const Problem& problem, const Runtime& given) {
+void run(const Check& check, const Kernel& kernel, const Problem& problem, const Runtime& given, std::size_t needed) {
   Runtime runtime = given;
   if (runtime.executor == nullptr) runtime.executor = &default_executor();
-  const std::size_t needed = kernel.workspace(problem, runtime.executor->workers());
   check.require(runtime.workspace.bytes >= needed && (needed == 0 || runtime.workspace.data != nullptr),
                 "the workspace has ", runtime.workspace.bytes, " bytes: this call needs ", needed,
                 "; ask the operation's workspace query");
@@ -124,10 +126,21 @@ std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k
 
 void attention_forward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                        const TensorView& lse, const AttentionOptions& options, const Runtime& runtime) {
+  attention_forward_with(q, k, v, o, lse, options, runtime, [&](std::size_t) { return runtime.workspace; });
+}
+
+void attention_forward_with(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+                            const TensorView& lse, const AttentionOptions& options, const Runtime& runtime,
+                            const std::function<Workspace(std::size_t bytes)>& scratch) {
   const Check check("attention_forward");
   check.require(o.given(), "o is missing");
   const AttentionProblem problem = checked_forward_problem(check, q, k, v, o, lse, options);
-  run(check, *choose(check, problem, q.device, Wish(check, options), workers_of(runtime)), problem, runtime);
+  const int workers = workers_of(runtime);
+  const AttentionForwardKernel& kernel = *choose(check, problem, q.device, Wish(check, options), workers);
+  const std::size_t needed = kernel.workspace(problem, workers);
+  Runtime with = runtime;
+  with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  run(check, kernel, problem, with, needed);
 }
 
 std::size_t attention_backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
@@ -148,7 +161,9 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
   check.require(d_o.given(), "d_o is missing");
   const AttentionBackwardProblem problem =
       checked_backward_problem(check, q, k, v, o, lse, d_o, d_lse, gradients, options);
-  run(check, *choose(check, problem, q.device, Wish(check, options), workers_of(runtime)), problem, runtime);
+  const int workers = workers_of(runtime);
+  const AttentionBackwardKernel& kernel = *choose(check, problem, q.device, Wish(check, options), workers);
+  run(check, kernel, problem, runtime, kernel.workspace(problem, workers));
 }
 
 std::vector<Candidate> explain_attention(const TensorView& q, const TensorView& k, const TensorView& v,

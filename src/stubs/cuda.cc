@@ -1,5 +1,6 @@
 // The GPU candidates of a build without CUDA: listed, so that `explain` says why they do not run.
 #include "cuda/attention.h"
+#include "cuda/backend.h"
 #include "heddle/error.h"
 
 namespace heddle::cuda {
@@ -22,6 +23,8 @@ constexpr AttentionForwardKernel absent(const char* name, const char* method) {
 }
 
 }  // namespace
+
+bool built() { return false; }
 
 const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash");
 

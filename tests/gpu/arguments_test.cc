@@ -51,7 +51,7 @@ TEST_F(GpuArguments, Devices) {
 }
 
 TEST_F(GpuArguments, PackedLengthsAreNotRead) {
-  const DeviceCase packed(attention_case("feature_packed_bf16"));
+  const DeviceCase packed(attention_case("feature_packed_f16"));
   DeviceCall call = packed.call;
   call.options.max_seqlen_q = 0;
   refused(call, "max_seqlen_q is 0: cu_seqlens_q is on a GPU, where lengths are not read");

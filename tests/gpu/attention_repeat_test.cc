@@ -36,7 +36,7 @@ void expect_repeats(const AttentionCase& spec) {
         at.call.launch(stream, memory);
         stream.synchronize();
         const ForwardOutputs out = at.read();
-        if (!expected) expected = out;
+        if (!expected) expect_finite(*(expected = out));
         ASSERT_TRUE(same_bits(*expected, out)) << candidate << ": repeat " << n << " has other bits";
       }
     }
@@ -118,10 +118,10 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuBatchInvariance,
                          ::testing::Values("round_s64_d64_bf16", "round_s128_d32_encoder_f16", "round_s96_d80_gqa4_f16",
                                            "feature_alibi_per_batch_causal_f16", "feature_bias_full_f16",
                                            "feature_mask_columns_bf16", "feature_packed_f16",
-                                           "feature_packed_causal_bf16", "feature_used_both_causal_f16",
-                                           "feature_paged_64_f16", "feature_cache_batch_idx_f16",
-                                           "feature_leftpad_bf16", "decode_rows_3_batch_bf16", "decode_paged_16_f16",
-                                           "decode_packed_bf16"),
+                                           "feature_packed_causal_bf16", "feature_used_both_causal_bf16",
+                                           "feature_paged_64_f16", "feature_cache_batch_idx_bf16",
+                                           "feature_leftpad_f16", "decode_rows_3_batch_bf16", "decode_paged_16_bf16",
+                                           "decode_packed_f16"),
                          [](const auto& info) { return std::string(info.param); });
 
 // More sequences and more heads fill the GPU otherwise; no row may notice.
@@ -131,15 +131,15 @@ TEST(GpuBatchInvariance, CopiesInABatch) {
   spec.layout_q = spec.layout_k = Layout::expanded;  // all sequences and heads are the same
   DeviceCase at(spec);
   for (const std::string& candidate : at.runner.candidates(Pass::forward)) {
+    SCOPED_TRACE(candidate);
     at.call.options.force = candidate;
     at.poison();
     at.call.run();
     const ForwardOutputs out = at.read();
-    const std::int64_t row = spec.Dv, rows = spec.Sq * spec.H;
+    expect_finite(out);
     for (std::int64_t n = 0; n < out.o.elements(); ++n) {
-      const std::int64_t i = n / (row * spec.H) % spec.Sq;
-      ASSERT_EQ(out.o.get(n), out.o.get(i * spec.H * row + n % row))
-          << candidate << ", element " << n << " of " << rows;
+      const std::int64_t i = n / (spec.Dv * spec.H) % spec.Sq;
+      ASSERT_EQ(out.o.get(n), out.o.get(i * spec.H * spec.Dv + n % spec.Dv)) << "element " << n;
     }
   }
 }
@@ -164,6 +164,8 @@ TEST(GpuStreams, TwoThreadsOnTwoStreams) {
   bool first_same = true, second_same = true;
   repeat(first, 10, first_out, first_same);
   repeat(second, 10, second_out, second_same);
+  expect_finite(first_out);
+  expect_finite(second_out);
   std::thread other([&] { repeat(second, 200, second_out, second_same); });
   repeat(first, 200, first_out, first_same);
   other.join();
@@ -188,6 +190,7 @@ TEST(GpuGraph, CaptureAndReplay) {
       at.poison();
       at.call.run();
       const ForwardOutputs of_first = at.read();
+      expect_finite(of_first);
       ASSERT_FALSE(same_bits(of_first, of_second));
 
       const DeviceStream stream;

@@ -1,8 +1,11 @@
 // One forward call on device tensors, as the tests of the GPU put it together.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "heddle/attention.h"
 #include "kernels/candidates.h"
@@ -61,6 +64,16 @@ struct DeviceCase {
 
 inline bool same_bits(const ForwardOutputs& x, const ForwardOutputs& y) {
   return x.o.same_bits(y.o) && x.lse.same_bits(y.lse);
+}
+
+// Bits alone would let NaN pass, which is as repeatable as anything.
+inline void expect_finite(const ForwardOutputs& out) {
+  for (const HostTensor* x : {&out.o, &out.lse}) {
+    const std::vector<double> values = x->values();
+    const auto bad = std::ranges::find_if_not(values, [](double value) { return std::isfinite(value); });
+    ASSERT_EQ(bad, values.end()) << (x == &out.o ? "o" : "lse") << " has " << *bad << " at element "
+                                 << bad - values.begin();
+  }
 }
 
 // Part `begin` .. `begin + count` of a view's extent.

@@ -26,6 +26,11 @@ enum class Layout : std::uint8_t {
 class HostTensor {
  public:
   HostTensor() = default;
+  HostTensor(HostTensor&&) = default;
+  HostTensor& operator=(HostTensor&&) = default;
+  // A copy has memory of its own, and a view of that.
+  HostTensor(const HostTensor& other) : memory_(other.memory_), view_(other.view_) { rebase(other); }
+  HostTensor& operator=(const HostTensor& other) { return *this = HostTensor(other); }
   // Uninitialised values: every 16-bit half of the memory is 0xFFA5, a NaN in each floating-point dtype. An input ends
   // where its memory ends, so that a sanitizer sees reads past it; an output has `guard` elements on both sides.
   static HostTensor input(DType dtype, std::vector<std::int64_t> shape, Layout layout = Layout::contiguous);
@@ -54,6 +59,10 @@ class HostTensor {
  private:
   static HostTensor make(DType dtype, const std::vector<std::int64_t>& shape, Layout layout, std::int64_t guard);
   std::int64_t offset(std::int64_t natural) const;
+  void rebase(const HostTensor& other) {
+    if (!given()) return;
+    view_.data = memory_.data() + (static_cast<const std::byte*>(other.view_.data) - other.memory_.data());
+  }
 
   std::vector<std::byte> memory_;
   TensorView view_;

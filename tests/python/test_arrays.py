@@ -108,7 +108,7 @@ ERRORS = {
     "window": (dict(window=(-2, 0)), r"window is \(-2, 0\): each side must be at least 0, or -1"),
     "dropout": (dict(dropout_p=1.0, dropout_seed=0), r"it must be in \[0, 1\)"),
     "method": (dict(method="fast"), "method is 'fast': it must be 'flash', 'baseline'"),
-    "force": (dict(force="sm90"), "force is 'sm90': the candidates are"),
+    "force": (dict(force="sm70"), "force is 'sm70': the candidates are"),
     "softcap": (dict(softcap=float("nan")), "softcap is nan: it must be finite"),
     "pages": (dict(page_table=np.array([[0, 5], [1, 0]], np.int32)), r"page_table\[0, 1\] is 5: it must be from 0 to 1"),
 }  # fmt: skip

@@ -43,6 +43,20 @@ TEST(HostTensor, DamageOutsideIsSeen) {
   EXPECT_NE(padded.damage(), "");
 }
 
+TEST(HostTensor, CopiesHaveMemoryOfTheirOwn) {
+  HostTensor first = HostTensor::output(DType::f32, {2, 3}, Layout::padded_rows);
+  first.set(4, 7);
+  HostTensor copy = first;
+  EXPECT_TRUE(copy.same_bits(first));
+  copy.set(4, 8);
+  EXPECT_EQ(first.get(4), 7);
+  EXPECT_EQ(copy.get(4), 8);
+  first = copy;
+  copy.set(4, 9);
+  EXPECT_EQ(first.get(4), 8);
+  EXPECT_EQ(first.damage(), "");
+}
+
 Comparison compare_values(std::vector<double> out, std::vector<double> reference, double factor = 2) {
   PlainTensor plain;
   plain.values = reference;

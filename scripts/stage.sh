@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Builds build/stage: what a machine with a GPU and no compiler needs to run `make test-gpu` and the Python tests. Copy the
+# folder there, then run scripts/test_gpu.sh in it. PYTHON_STAGE: the interpreter to build the Python module for, of that
+# machine's version (default: python3.12; without it the stage has no Python). One file for one chip: the kernels of
+# compute capability 9.0, and those of 8.0, which later ones can run too.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+root=$PWD
+build=$root/build/stage-build
+stage=$root/build/stage
+limit_mib=45
+
+nvcc=$(scripts/nvcc.sh) || { echo "stage.sh: there is no nvcc 12.8 or later; scripts/setup.sh --dev installs one" >&2; exit 1; }
+export PATH=$nvcc:$PATH
+tools=${PYTHON:-.venv/bin/python}
+options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DHEDDLE_CUDA=ON -DHEDDLE_ONEDNN=OFF -DHEDDLE_EMU128=OFF -DHEDDLE_BUILD_BENCH=OFF)
+targets=(heddle_cli heddle_gpu_tests)
+python=$(command -v "${PYTHON_STAGE:-python3.12}" || true)
+if [[ -n $python ]] && "$python" -c 'import sysconfig, os; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; then
+  options+=(-DHEDDLE_BUILD_PYTHON=ON "-DPython_EXECUTABLE=$("$python" -c 'import sys; print(sys.executable)')"
+    "-Dnanobind_ROOT=$("$tools" -m nanobind --cmake_dir)")
+  targets+=(_heddle)
+elif [[ -n ${PYTHON_STAGE:-} ]]; then
+  echo "stage.sh: PYTHON_STAGE is $PYTHON_STAGE, which is no interpreter with its headers" >&2
+  exit 1
+else
+  echo "stage.sh: there is no python3.12 with its headers: the stage has no Python module (see PYTHON_STAGE)" >&2
+  python=
+fi
+
+cmake -S . -B "$build" "${options[@]}"
+cmake --build "$build" --target "${targets[@]}"
+
+rm -rf "$stage"
+mkdir -p "$stage"/{bin,tests/gpu,scripts}
+install -s "$build/cli/heddle" "$stage/bin/"
+install -s "$build/tests/heddle_gpu_tests" "$stage/tests/"
+cp scripts/test_gpu.sh "$stage/scripts/"
+cp tests/gpu/racecheck_known.txt "$stage/tests/gpu/"
+if [[ -n $python ]]; then
+  mkdir -p "$stage/python/heddle" "$stage/tests/python"
+  cp python/heddle/*.py python/heddle/py.typed "$stage/python/heddle/"
+  install -s "$build"/python/heddle/_heddle*.so "$stage/python/heddle/"
+  cp tests/python/kit.py tests/python/test_cuda.py "$stage/tests/python/"
+fi
+
+for binary in "$stage/bin/heddle" "$stage/tests/heddle_gpu_tests"; do
+  if readelf -d "$binary" | grep NEEDED | grep -vE 'lib(stdc\+\+|m|gcc_s|c|pthread|dl|rt)\.so|ld-linux'; then
+    echo "stage.sh: $binary needs these libraries, which a bare machine does not have" >&2
+    exit 1
+  fi
+done
+mib=$(du -sm "$stage" | cut -f1)
+echo "$stage: $mib MiB"
+if ((mib > limit_mib)); then
+  echo "stage.sh: more than $limit_mib MiB" >&2
+  exit 1
+fi

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# The tests that need a GPU, then the same kernels under compute-sanitizer: memcheck must be clean, racecheck may report only
+# what tests/gpu/racecheck_known.txt explains. Runs in the tree, after a build, and in the folder that scripts/stage.sh makes.
+# SHARD=i/n: the i-th of n parts, i from 0. FILTER, MEMCHECK_FILTER and RACECHECK_FILTER: other GoogleTest filters than its own.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tests=
+for place in tests/heddle_gpu_tests build/release/tests/heddle_gpu_tests; do
+  if [[ -x $place ]]; then tests=$place && break; fi
+done
+if [[ -z $tests ]]; then
+  echo "test_gpu.sh: there is no heddle_gpu_tests: build the release preset with HEDDLE_CUDA=ON, or run in build/stage" >&2
+  exit 1
+fi
+if [[ -n ${SHARD:-} ]]; then
+  [[ $SHARD =~ ^([0-9]+)/([0-9]+)$ ]] && ((BASH_REMATCH[1] < BASH_REMATCH[2])) ||
+    { echo "test_gpu.sh: SHARD is $SHARD: it must be i/n with i from 0 to n - 1" >&2; exit 2; }
+  export GTEST_SHARD_INDEX=${BASH_REMATCH[1]} GTEST_TOTAL_SHARDS=${BASH_REMATCH[2]}
+fi
+logs=${LOGS:-build/logs}
+mkdir -p "$logs"
+
+"$tests" --gtest_brief=1 --gtest_filter="${FILTER:-*}" 2>&1 | tee "$logs/gpu.log"
+# Without a GPU (HEDDLE_ALLOW_NO_GPU), no kernel runs and there is nothing to watch.
+if grep -q 'no test was run' "$logs/gpu.log"; then exit 0; fi
+
+sanitizer=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || true)}
+if [[ -z $sanitizer ]]; then
+  for place in "${CUDA_HOME:-/usr/local/cuda}"/{bin,compute-sanitizer}/compute-sanitizer; do
+    if [[ -x $place ]]; then sanitizer=$place && break; fi
+  done
+fi
+if [[ -z $sanitizer ]]; then
+  echo "test_gpu.sh: there is no compute-sanitizer; put it on the PATH, or name it with COMPUTE_SANITIZER" >&2
+  exit 1
+fi
+
+# $1: tool, $2: filter, rest: options. The tests' own failures count too.
+watch() {
+  local tool=$1 filter=$2
+  shift 2
+  echo "compute-sanitizer $tool"
+  "$sanitizer" --tool "$tool" --log-file "$logs/$tool.log" "$@" \
+    "$tests" --gtest_brief=1 --gtest_filter="$filter"
+}
+
+# First of all: does it see an error that is there?
+env -u GTEST_SHARD_INDEX -u GTEST_TOTAL_SHARDS \
+  "$sanitizer" --tool memcheck --log-file "$logs/planted.log" "$tests" --gtest_also_run_disabled_tests \
+  --gtest_filter='*WritesPastItsMemory' >/dev/null 2>&1 || true
+if ! grep -q 'Invalid __global__ write' "$logs/planted.log"; then
+  echo "test_gpu.sh: memcheck does not see the error that was planted for it; see $logs/planted.log" >&2
+  exit 1
+fi
+
+watch memcheck "${MEMCHECK_FILTER:-*-*GpuAddresses*:GpuRepeats*:GpuCoverage*:GpuStreams*:GpuKit.Failures*}" --leak-check no
+tail -n 1 "$logs/memcheck.log"
+if ! grep -q 'ERROR SUMMARY: 0 errors' "$logs/memcheck.log"; then
+  head -n 60 "$logs/memcheck.log" >&2
+  echo "test_gpu.sh: memcheck found errors; all of them are in $logs/memcheck.log" >&2
+  exit 1
+fi
+
+watch racecheck "${RACECHECK_FILTER:-Cases/GpuForward.*:GpuGraph*}" --racecheck-report analysis
+tail -n 1 "$logs/racecheck.log"
+known=tests/gpu/racecheck_known.txt
+if grep -E '=========     ?(Error|Warning): ' "$logs/racecheck.log" |
+  grep -vFf <(grep -vE '^(#|$)' "$known" || echo '(nothing is known)') >"$logs/racecheck_new.log"; then
+  sort "$logs/racecheck_new.log" | uniq -c | head -20 >&2
+  echo "test_gpu.sh: racecheck found what $known does not explain" >&2
+  exit 1
+fi

@@ -1,0 +1,191 @@
+"""torch tensors on a GPU: results, streams, memory, tracing, and what is refused."""
+
+import pytest
+import torch
+
+import heddle
+from heddle import _heddle
+from kit import assert_accurate, plain
+
+if not torch.cuda.is_available():
+    pytest.skip("torch sees no GPU here", allow_module_level=True)
+if not _heddle.cuda_built():
+    pytest.skip("this build of heddle has no GPU kernels", allow_module_level=True)
+
+HALF = {"f16": torch.float16, "bf16": torch.bfloat16}
+
+
+def inputs(b=2, h=4, hkv=None, sq=96, sk=None, d=64, dv=None, dtype=torch.bfloat16, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    shapes = (b, sq, h, d), (b, sk or sq, hkv or h, d), (b, sk or sq, hkv or h, dv or d)
+    return [torch.randn(shape, generator=random).to("cuda", dtype) for shape in shapes]
+
+
+def check(out, lse, tensors, **options):
+    host = [x.cpu() for x in tensors]
+    exact, exact_lse = plain(*(x.double() for x in host), **options)
+    rough, rough_lse = plain(*host, **options)
+    assert_accurate("out", out.cpu(), exact, rough, out.dtype)
+    assert_accurate("lse", lse.cpu(), exact_lse, rough_lse, lse.dtype)
+
+
+@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        dict(),
+        dict(b=1, h=3, sq=1, sk=33),
+        dict(h=8, hkv=2, sq=70, sk=130, d=128),
+        dict(d=96, dv=32),
+        dict(b=1, sq=257, d=256),
+        dict(sk=5),
+    ],
+)
+@pytest.mark.parametrize("causal", ["none", "top_left", "bottom_right"])
+def test_matches_plain(name, sizes, causal):
+    tensors = inputs(dtype=HALF[name], **sizes)
+    out, lse = heddle.attention(*tensors, causal=causal, return_lse=True)
+    assert out.device == tensors[0].device and lse.device == out.device and lse.dtype == torch.float32
+    check(out, lse, tensors, causal=causal)
+    assert torch.equal(heddle.attention(*tensors, causal=causal), out)
+
+
+def test_sdpa_and_strides():
+    q, k, v = (x.transpose(1, 2) for x in inputs())
+    assert torch.equal(heddle.sdpa(q, k, v), heddle.attention(*inputs()).transpose(1, 2))
+    wide = torch.zeros(2, 96, 4, 192, device="cuda", dtype=torch.bfloat16)
+    parts = wide.split(64, dim=-1)
+    for part, x in zip(parts, inputs()):
+        part.copy_(x)
+    assert torch.equal(heddle.attention(*parts), heddle.attention(*inputs()))
+
+
+def test_explain_names_the_candidate_of_the_gpu():
+    chosen = heddle.explain(*inputs()).chosen
+    assert chosen is not None
+    assert not any(c.supported for c in heddle.explain(*inputs()) if c.name in ("cpu", "baseline", "reference"))
+    out = heddle.attention(*inputs(), force=chosen.name)
+    assert torch.equal(out, heddle.attention(*inputs()))
+
+
+def test_runs_on_the_current_stream():
+    """The copy into q is held up on a side stream: only a call on that stream comes after it."""
+    q, k, v = inputs()
+    expected = heddle.attention(q, k, v)
+    late = torch.zeros_like(q)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(200_000_000)
+        late.copy_(q)
+        out = heddle.attention(late, k, v)
+        operator = torch.ops.heddle.attention_forward(late, k, v, *_items())[0]
+    side.synchronize()
+    assert torch.equal(out, expected) and torch.equal(operator, expected)
+
+
+def _items():
+    return (None,) * 12 + (0, -1, -1, 0.0, 0.0, None, 0, 0, False, False, "", "")
+
+
+def test_allocates_what_it_asks_for_from_torch():
+    def allocations(**options):
+        tensors = inputs(b=1, sq=2304)
+        heddle.attention(*tensors, **options)
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        out = heddle.attention(*tensors, **options)
+        assert out.shape == tensors[0].shape
+        return torch.cuda.memory_stats()["allocation.all.allocated"] - before
+
+    for causal in ("none", "bottom_right"):
+        workspace = heddle.explain(*inputs(b=1, sq=2304), causal=causal).chosen.workspace
+        assert allocations(causal=causal) == 1 + (workspace > 0)
+
+
+@pytest.mark.parametrize("causal, sq", [("none", 96), ("bottom_right", 2304)])
+def test_capture_into_a_graph(causal, sq):
+    tensors = inputs(b=1, sq=sq)
+    other = inputs(b=1, sq=sq, seed=1)
+    expected = heddle.attention(*other, causal=causal)
+    heddle.attention(*tensors, causal=causal)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = heddle.attention(*tensors, causal=causal)
+    for x, new in zip(tensors, other):
+        x.copy_(new)
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
+def test_traced_by_torch_compile():
+    def double(q, k, v):
+        return heddle.attention(q, k, v, causal="top_left") * 2
+
+    compiled = torch.compile(double, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(*inputs()), double(*inputs()))
+
+
+def test_operator_is_registered_well():
+    torch.library.opcheck(
+        torch.ops.heddle.attention_forward.default,
+        (*inputs(), *_items()),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+def test_gradients():
+    """As on the CPU where a candidate has them, and refused with the candidates' sentences where none has."""
+    tensors = [x.requires_grad_() for x in inputs()]
+    out = heddle.attention(*tensors)
+    assert out.requires_grad
+    if heddle.explain(*tensors, backward=True).chosen is None:
+        with pytest.raises(ValueError, match="no candidate can serve this call; cpu: it runs on another device"):
+            out.float().sum().backward()
+        return
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to("cuda", out.dtype)
+    out.backward(weight)
+    exact = [x.detach().cpu().double().requires_grad_() for x in tensors]
+    rough = [x.detach().cpu().requires_grad_() for x in tensors]
+    for leaves in (exact, rough):
+        plain(*leaves)[0].backward(weight.cpu().to(leaves[0].dtype))
+    for name, x, want, near in zip(("dq", "dk", "dv"), tensors, exact, rough):
+        assert_accurate(name, x.grad.cpu(), want.grad, near.grad, x.dtype)
+
+
+def test_refusals():
+    q, k, v = inputs()
+    with pytest.raises(ValueError, match=r"\[attention_forward\] k is on another device than q"):
+        heddle.attention(q, k.cpu(), v)
+    with pytest.raises(ValueError, match=r"\[attention_forward\] k is on another device than q"):
+        heddle.attention(q.cpu(), k, v)
+    with pytest.raises(ValueError, match=r"\[attention_forward\] sink is on another device than q"):
+        heddle.attention(q, k, v, sink=torch.zeros(4))
+    with pytest.raises(ValueError, match="q is float64: it must be float32, float16 or bfloat16"):
+        heddle.attention(q.double(), k.double(), v.double())
+    with pytest.raises(ValueError, match="reference: it runs on another device than the tensors are on"):
+        heddle.attention(q, k, v, force="reference")
+    cu = torch.tensor([0, 96], dtype=torch.int32, device="cuda")
+    with pytest.raises(ValueError, match="max_seqlen_q is 0: cu_seqlens_q is on a GPU, where lengths are not read"):
+        heddle.attention(q[0], k[0], v[0], cu_seqlens_q=cu, cu_seqlens_k=cu)
+    table = torch.ones(96, 32, device="cuda")
+    with pytest.raises(ValueError, match=r"\[apply_rotary\] x is on cuda:0: this operation runs on the CPU"):
+        heddle.apply_rotary(q, table, table)
+
+
+def test_other_arrays_on_the_gpu_are_refused():
+    class Array:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __dlpack__(self, **options):
+            return self.tensor.__dlpack__(**options)
+
+        def __dlpack_device__(self):
+            return self.tensor.__dlpack_device__()
+
+    q, k, v = map(Array, inputs())
+    with pytest.raises(ValueError, match="q is not in CPU memory .*of arrays in GPU memory, Heddle reads torch tensors"):
+        heddle.attention(q, k, v)
