@@ -2,7 +2,7 @@
 ACCURACY ?= 1e-2
 BUDGET ?= 570
 
-.PHONY: demo test test-gpu stage bench format setup
+.PHONY: demo test test-gpu stage bench bench-gpu format setup
 
 demo: ## build, run the encoder and the sweeps, write report/index.html; ACCURACY: relative error allowed; BUDGET: seconds in all
 	scripts/demo.sh --accuracy $(ACCURACY) --budget $(BUDGET)
@@ -18,6 +18,9 @@ stage: ## build/stage, to be copied to a machine with a GPU and no compiler
 
 bench: ## benchmarks against torch and OpenBLAS; never part of the tests
 	scripts/bench.sh
+
+bench-gpu: ## benchmarks on a GPU against what torch brings; SHARD=i/n runs a part
+	scripts/bench_gpu.sh
 
 format: ## clang-format over the C++ and CUDA sources
 	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i

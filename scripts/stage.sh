@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds build/stage: what a machine with a GPU and no compiler needs to run `make test-gpu` and the Python tests. Copy the
+# Builds build/stage: what a machine with a GPU and no compiler needs to run `make test-gpu`, `make bench-gpu` and the Python tests. Copy the
 # folder there, then run scripts/test_gpu.sh in it. PYTHON_STAGE: the interpreter to build the Python module for, of that
 # machine's version (default: python3.12; without it the stage has no Python). One file for one chip: the kernels of
 # compute capability 9.0, and those of 8.0, which later ones can run too.
@@ -42,6 +42,9 @@ if [[ -n $python ]]; then
   cp python/heddle/*.py python/heddle/py.typed "$stage/python/heddle/"
   install -s "$build"/python/heddle/_heddle*.so "$stage/python/heddle/"
   cp tests/python/kit.py tests/python/test_cuda.py "$stage/tests/python/"
+  mkdir -p "$stage/bench"
+  cp bench/attention_bench_gpu.py bench/peers_h200.json "$stage/bench/"
+  cp scripts/bench_gpu.sh "$stage/scripts/"
 fi
 
 for binary in "$stage/bin/heddle" "$stage/tests/heddle_gpu_tests"; do

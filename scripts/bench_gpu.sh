@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Benchmarks on a GPU against what torch brings. Runs in the tree, after a build with the Python module, and in the folder that
+# scripts/stage.sh makes. SHARD=i/n: the i-th of n parts, i from 0. Arguments go to bench/attention_bench_gpu.py.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-python3}
+for place in python build/release/python; do
+  if compgen -G "$place/heddle/_heddle*.so" >/dev/null; then
+    PYTHONPATH=$place${PYTHONPATH:+:$PYTHONPATH} exec "$python" bench/attention_bench_gpu.py --shard "${SHARD:-0/1}" "$@"
+  fi
+done
+echo "bench_gpu.sh: there is no Python module: build the release preset, or run in build/stage" >&2
+exit 1
