@@ -150,6 +150,8 @@ class Builder {
                      k_.shape[i], ": they must be equal; found k ", k_, ", v ", v_);
     }
     p.G = p.H / p.Hkv;
+    p.q_rows = q_.shape[q_rank - 3];
+    p.k_rows = k_.shape[k_rank - 3];
     p.q = operand(q_, packed_q());
     p.k = operand(k_, packed_k());
     p.v = operand(v_, packed_k());

@@ -103,6 +103,9 @@ __device__ inline void tma_load_5d(void* to, const CUtensorMap& map, Barrier& ba
       : "memory");
 }
 
+// Orders this thread's earlier accesses to shared memory before later ones of the asynchronous proxy (TMA, wgmma).
+__device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
 // ---- Matrices of 8x8 16-bit elements between registers and shared memory; row addresses come from the lanes in turn
 
 __device__ inline void store_matrix_x4(void* row, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
@@ -125,6 +128,13 @@ __device__ inline void load_matrix_x4(std::uint32_t (&r)[4], const void* row) {
 __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Largest relative error 2^-11.
+__device__ inline float tanh_approx(float x) {
+  float y;
+  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 

@@ -34,21 +34,14 @@ Refusal supports(const AttentionProblem& p) {
   const auto refusal = [](const char* name) {
     return text(name, "'s rows must be contiguous, with address and strides in multiples of 16 bytes");
   };
-  if (p.B > 0 && p.Sq > 0) {
+  if (p.B > 0 && p.q_rows > 0) {
     if (!aligned(p.q)) return refusal("q");
     if (p.o && !aligned(p.o)) return refusal("o");
-    if (p.Sk > 0 && !aligned(p.k)) return refusal("k");
-    if (p.Sk > 0 && !aligned(p.v)) return refusal("v");
+    if (p.k_rows > 0 && !aligned(p.k)) return refusal("k");
+    if (p.k_rows > 0 && !aligned(p.v)) return refusal("v");
   }
-  if (p.Sq > kMaxLength || p.Sk > kMaxLength) return text("sequences must be shorter than ", kMaxLength);
-  if (!(p.scale > 0)) return text("scale must be above 0; found ", p.scale);
-  if (p.softcap != 0) return "it has no softcap";
-  if (p.alibi) return "it has no ALiBi";
-  if (p.bias) return "it has no bias";
-  if (p.mask) return "it has no boolean mask";
+  if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
   if (p.dropout.p != 0) return "it has no dropout";
-  if (p.cu_seqlens_q || p.cu_seqlens_k) return "it has no packed sequences";
-  if (p.seqused_q || p.seqused_k) return "it has no seqused";
   if (p.page_table || p.cache_batch_idx || p.cache_leftpad) return "it has no cached keys";
   return "";
 }
@@ -66,22 +59,23 @@ double pairs(const AttentionProblem& p) {
   return samples == 0 ? 0 : keys / static_cast<double>(samples) * static_cast<double>(p.Sq);
 }
 
+struct Variants {
+  const Variant &d64, &d64_wide, &d96, &d128, &d192, &d256, &d64_options, &d128_options, &d256_options;
+};
+constexpr Variants kBf16 = {kBf16D64,  kBf16D64Wide,    kBf16D96,         kBf16D128,       kBf16D192,
+                            kBf16D256, kBf16D64Options, kBf16D128Options, kBf16D256Options};
+constexpr Variants kF16 = {kF16D64,  kF16D64Wide,    kF16D96,         kF16D128,       kF16D192,
+                           kF16D256, kF16D64Options, kF16D128Options, kF16D256Options};
+
 const Variant& variant_for(const AttentionProblem& p) {
-  // D 64 has two: two warpgroups with q in registers start sooner, three need less of the L2 cache.
+  const Variants& all = p.dtype == DType::bf16 ? kBf16 : kF16;
   const std::int64_t size = std::max(p.D, p.Dv);
-  const bool wide = p.Sk > (p.causal == Causal::none ? 1024 : 2048);
-  if (p.dtype == DType::bf16) {
-    return size <= 64    ? wide ? kBf16D64Wide : kBf16D64
-           : size <= 96  ? kBf16D96
-           : size <= 128 ? kBf16D128
-           : size <= 192 ? kBf16D192
-                         : kBf16D256;
+  if (p.softcap != 0 || p.alibi || p.bias || p.mask || !(p.scale > 0)) {
+    return size <= 64 ? all.d64_options : size <= 128 ? all.d128_options : all.d256_options;
   }
-  return size <= 64    ? wide ? kF16D64Wide : kF16D64
-         : size <= 96  ? kF16D96
-         : size <= 128 ? kF16D128
-         : size <= 192 ? kF16D192
-                       : kF16D256;
+  // D 64 has two: two warpgroups with q in registers start sooner, three need less of the L2 cache.
+  if (size <= 64) return p.Sk > (p.causal == Causal::none ? 1024 : 2048) ? all.d64_wide : all.d64;
+  return size <= 96 ? all.d96 : size <= 128 ? all.d128 : size <= 192 ? all.d192 : all.d256;
 }
 
 struct Plan {
@@ -103,8 +97,9 @@ Plan plan(const AttentionProblem& p, const Variant& v) {
   const int rows = v.consumers * plan.positions;
   plan.q_tiles = static_cast<int>((p.Sq + rows - 1) / rows);
   const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
+  const bool packed = p.cu_seqlens_q != nullptr, uneven = packed || p.cu_seqlens_k || p.seqused_k || p.seqused_q;
   // Below, dealing tiles out in turn balances well enough, and costs no counter.
-  plan.dynamic = band && p.Sk > 2048;
+  plan.dynamic = uneven || (band && p.Sk > 1024);
   // Half of the L2 cache for keys and values; a power of two, so that the last section is not a small one.
   const std::int64_t bytes = p.Sk * (p.D + p.Dv) * 2;
   const auto heads = static_cast<std::uint64_t>(
@@ -126,20 +121,29 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
   return plan(p, variant_for(p)).dynamic ? sizeof(int) : 0;
 }
 
+ScorePlane score_plane(const Plane& plane) {
+  const auto word = 2 * static_cast<std::int64_t>(size_of(plane.dtype));
+  const bool pairs = plane.stride_j == 1 && reinterpret_cast<std::uintptr_t>(plane.data) % word == 0 &&
+                     plane.stride_b % 2 == 0 && plane.stride_h % 2 == 0 && plane.stride_i % 2 == 0;
+  return {plane.data, pairs, plane.stride_b, plane.stride_h, plane.stride_i, plane.stride_j};
+}
+
 void launch(const AttentionProblem& p, const Runtime& runtime) {
-  if (p.B == 0 || p.Sq == 0) return;
+  if (p.B == 0 || p.q_rows == 0) return;
   const Variant& v = variant_for(p);
   const Plan plan = cuda::plan(p, v);
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
+  const bool packed_q = p.cu_seqlens_q != nullptr, packed_k = p.cu_seqlens_k != nullptr;
+  const std::int64_t q_rows = p.q_rows, k_rows = p.k_rows, q_batch = packed_q ? 1 : p.B, k_batch = packed_k ? 1 : p.B;
   Params params{};
   params.q =
       make_tensor_map(p.q.data, p.dtype,
-                      TensorMapShape<5>{.extent = {p.D, plan.pack, p.Sq, plan.units, p.B},
+                      TensorMapShape<5>{.extent = {p.D, plan.pack, q_rows, plan.units, q_batch},
                                         .stride = {p.q.stride_h, p.q.stride_s, p.q.stride_h * plan.pack, p.q.stride_b},
                                         .box = {64, plan.pack, plan.positions, 1, 1}});
   const auto key_map = [&](const Operand& x, std::int64_t size) {
-    return make_tensor_map(p.Sk > 0 ? x.data : p.q.data, p.dtype,  // without keys, nothing is read
-                           TensorMapShape<4>{.extent = {size, p.Sk, p.Hkv, p.B},
+    return make_tensor_map(k_rows > 0 ? x.data : p.q.data, p.dtype,  // without keys, nothing is read
+                           TensorMapShape<4>{.extent = {size, k_rows, p.Hkv, k_batch},
                                              .stride = {x.stride_s, x.stride_h, x.stride_b},
                                              .box = {64, v.tile_k, 1, 1}});
   };
@@ -159,6 +163,12 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.Sk = static_cast<int>(p.Sk);
   params.Dv = static_cast<int>(p.Dv);
   params.B = static_cast<int>(p.B);
+  params.q_rows = static_cast<int>(q_rows);
+  params.k_rows = static_cast<int>(std::max<std::int64_t>(k_rows, 1));
+  params.cu_seqlens_q = p.cu_seqlens_q;
+  params.cu_seqlens_k = p.cu_seqlens_k;
+  params.seqused_q = p.seqused_q;
+  params.seqused_k = p.seqused_k;
   params.heads = plan.units;
   params.pack = plan.pack;
   params.pack_inverse = (65536 + plan.pack - 1) / plan.pack;
@@ -167,13 +177,22 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.q_tiles = plan.q_tiles;
   const std::int64_t tiles = std::int64_t{plan.q_tiles} * plan.units * p.B;
   if (tiles > (1 << 30)) throw RuntimeError(text("[attention_forward] ", tiles, " tiles are more than 2^30"));
+  // How many tiles packed sequences have, only the kernel knows; this bounds them, and the CTAs worth starting.
   params.tiles = static_cast<int>(tiles);
   params.section = plan.section;
-  params.off = static_cast<int>(p.causal == Causal::top_left ? 0 : p.Sk - p.Sq);
+  params.top_left = p.causal == Causal::top_left;
   params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
   params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
   if (p.causal != Causal::none) params.right = std::min(params.right, 0);
   params.scale_log2 = p.scale * 1.44269504088896341f;
+  params.scale = p.scale;
+  params.softcap = p.softcap;
+  params.alibi = p.alibi.as<float>();
+  params.alibi_stride_b = p.alibi.stride_b;
+  params.alibi_stride_h = p.alibi.stride_h;
+  params.bias = score_plane(p.bias);
+  params.mask = score_plane(p.mask);
+  params.bias_is_float = p.bias.dtype == DType::f32;
   if (plan.dynamic) {
     params.next_tile = static_cast<int*>(runtime.workspace.data);
     check(cudaMemsetAsync(params.next_tile, 0, sizeof(int), stream), "attention_forward");

@@ -4,9 +4,10 @@
 // between query tiles either: while one tile's O is written, the first S of the next is computed.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_fwd/epilogue.cuh"
-#include "cuda/sm90/attention_fwd/mask.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
@@ -54,21 +55,18 @@ template <class C>
 class Consumer {
  public:
   __device__ Consumer(const Params& params, SharedMemory<C>& memory, int number)
-      : p(params),
-        shared(memory),
-        warpgroup(number),
-        lane(static_cast<int>(threadIdx.x) % 32),
-        warp_row(static_cast<int>(threadIdx.x) % 128 / 32 * 16) {}
+      : p(params), shared(memory), warpgroup(number), lane(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ void run() {
     if (!next_work()) return;
     take_q();
     ptx::barrier_wait(shared.k_ready[k.index], k.phase);
     issue_qk();
+    prefetch_scores(shared.work[slot].k_end - 1);
     wgmma_wait<0>();
     take_s(shared.work[slot].k_end - 1);
     float correction[2];
-    softmax(s, state, correction, p.scale_log2);
+    softmax(s, state, correction, C::kScoreOptions ? 1.0f : p.scale_log2);
     round_probabilities();
     for (;;) {
       bool accumulate = false;
@@ -77,9 +75,10 @@ class Consumer {
         issue_qk();
         issue_pv(accumulate);
         accumulate = true;
+        prefetch_scores(tile);
         wgmma_wait<1>();
         take_s(tile);
-        softmax(s, state, correction, p.scale_log2);
+        softmax(s, state, correction, C::kScoreOptions ? 1.0f : p.scale_log2);
         keep(s);
         // Each branch has its own wait: one in front of the branch, the assembler would move in front of the softmax.
         if (__any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f)) {
@@ -100,26 +99,27 @@ class Consumer {
       float inverse[2];
       if (!next_work()) {
         issue_pv(accumulate);
-        finish_rows(p, done, first_position(done), recomputed(warp_row + lane / 4), sums, inverse);
+        finish_rows(p, done, thread_rows(done), sums, inverse);
         wgmma_wait<0>();
         keep(o);
-        store_rows<C>(p, staging(), done, first_position(done), recomputed(warp_row), o, inverse);
+        store_rows<C>(p, staging(), done, first_position(done), warp_row(), o, inverse);
         return;
       }
       take_q();
       ptx::barrier_wait(shared.k_ready[k.index], k.phase);
       issue_qk();
       issue_pv(accumulate);
+      prefetch_scores(shared.work[slot].k_end - 1);
       wgmma_wait<1>();
       take_s(shared.work[slot].k_end - 1);
       state = {};
-      softmax(s, state, correction, p.scale_log2);
+      softmax(s, state, correction, C::kScoreOptions ? 1.0f : p.scale_log2);
       keep(s);
-      finish_rows(p, done, first_position(done), recomputed(warp_row + lane / 4), sums, inverse);
+      finish_rows(p, done, thread_rows(done), sums, inverse);
       wgmma_wait<0>();
       keep(o);
       release_v();
-      store_rows<C>(p, staging(), done, first_position(done), recomputed(warp_row), o, inverse);
+      store_rows<C>(p, staging(), done, first_position(done), warp_row(), o, inverse);
       release(shared.work_free[done_slot]);
       round_probabilities();
     }
@@ -139,7 +139,10 @@ class Consumer {
   }
 
   __device__ int first_position(const Work& w) const { return w.position + warpgroup * p.positions; }
-  __device__ auto& staging() { return shared.o[4 * warpgroup + warp_row / 16]; }
+  __device__ ThreadRows thread_rows(const Work& w) const { return {first_position(w), warp_row() + lane / 4}; }
+  // The first of this warp's 16 rows of the warpgroup's 64.
+  __device__ int warp_row() const { return recomputed(static_cast<int>(threadIdx.x)) % 128 / 32 * 16; }
+  __device__ auto& staging() { return shared.o[4 * warpgroup + warp_row() / 16]; }
 
   // Learns what the next tile is; false if there is none.
   __device__ bool next_work() {
@@ -157,7 +160,7 @@ class Consumer {
     ptx::barrier_wait(shared.q_ready[warpgroup], q_phase);
     q_phase ^= 1;
     if constexpr (C::kQInRegisters) {
-      const int row = warp_row + lane % 16;
+      const int row = warp_row() + lane % 16;
 #pragma unroll
       for (int step = 0; step < C::kHeadSize / 16; ++step) {
         // 16-byte chunk c of row r lies at chunk c ^ (r % 8).
@@ -195,6 +198,13 @@ class Consumer {
     wgmma_commit();
   }
 
+  __device__ void prefetch_scores(int tile) {
+    if constexpr (C::kScoreOptions && C::kValueSize <= 128) {  // above, there are no registers for it
+      const Work& w = shared.work[slot];
+      prefetched.load(p, w, thread_rows(w), tile);
+    }
+  }
+
   // After a wait for S. The last one of a tile is done with q.
   __device__ void take_s(int tile) {
     keep(s);
@@ -203,9 +213,9 @@ class Consumer {
     if constexpr (!C::kQInRegisters) {
       if (tile == k_begin) release(shared.q_free[warpgroup]);
     }
-    if (tile < whole_begin || tile >= whole_end) {
-      mask_band<C>(p, first_position(shared.work[slot]), recomputed(warp_row + lane / 4), tile, s);
-    }
+    const Work& w = shared.work[slot];
+    if constexpr (C::kScoreOptions) apply_score_options<C>(p, w, thread_rows(w), tile, prefetched, s);
+    if (tile < whole_begin || tile >= whole_end) mask_band<C>(p, w, thread_rows(w), tile, s);
   }
 
   __device__ void release_v() {
@@ -221,12 +231,13 @@ class Consumer {
   const Params& p;
   SharedMemory<C>& shared;
   const int warpgroup, lane;
-  const int warp_row;                                         // the first of this warp's 16 rows of the warpgroup's 64
   int slot = 0, k_begin = 0, whole_begin = 0, whole_end = 0;  // of the tile at hand
   RowState state;
   std::uint32_t q_phase = 0;
   RingPosition<kWorkSlots> next;
   RingPosition<C::kStages> k, v;
+  struct Nothing {};
+  std::conditional_t<C::kScoreOptions, Prefetched<C>, Nothing> prefetched;
   float s[C::kTileK / 2];
   float o[C::kValueSize / 2];
   std::uint32_t probabilities[C::kTileK / 16][4];

@@ -1,8 +1,7 @@
 // The end of a tile: lse, and O normalised, rounded and written from the registers.
 #pragma once
 
-#include "cuda/sm90/attention_fwd/config.h"
-#include "cuda/sm90/attention_fwd/params.h"
+#include "cuda/sm90/attention_fwd/scores.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
@@ -13,18 +12,8 @@ struct RowState {
   float sum[2] = {0.0f, 0.0f};
 };
 
-// Where a warpgroup's row belongs. first: the position of its row 0.
-struct OutputRow {
-  int position, head;
-  bool exists;
-  __device__ OutputRow(const Params& p, int first, int h, int row)
-      : position(first + (row * p.pack_inverse >> 16)),
-        head((h - (row * p.pack_inverse >> 16)) * p.pack + row),
-        exists(row < p.positions * p.pack && position < p.Sq) {}
-};
-
-// Writes lse; returns by `inverse` what O must be multiplied with. lane_row: this thread's first row.
-__device__ inline void finish_rows(const Params& p, const Work& w, int first, int lane_row, const RowState& state,
+// Writes lse; returns by `inverse` what O must be multiplied with.
+__device__ inline void finish_rows(const Params& p, const Work& w, const ThreadRows& rows, const RowState& state,
                                    float (&inverse)[2]) {
   constexpr float kLn2 = 0.693147180559945309f, kLog2e = 1.44269504088896341f;
 #pragma unroll
@@ -32,23 +21,20 @@ __device__ inline void finish_rows(const Params& p, const Work& w, int first, in
     float sum = state.sum[r], max = state.max[r];
     sum += __shfl_xor_sync(0xffffffff, sum, 1);
     sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    const OutputRow row(p, first, w.h, lane_row + 8 * r);
-    if (p.sink != nullptr && row.exists) {
-      // The sink joins the sum; the common factor 2^max is the larger of both, so that nothing overflows.
-      const float sink = p.sink[row.head * p.sink_stride] * kLog2e;
-      const float top = fmaxf(max, sink);
+    const int position = rows.position(p, r), head = rows.head(p, w, r);
+    const bool exists = rows.lane_row + 8 * r < p.positions * p.pack && position < w.rows;
+    inverse[r] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+    if (p.sink != nullptr && exists && position < w.used_rows) {
+      // The sink joins the sum; the common factor is the larger of both, so that nothing overflows.
+      const float sink = p.sink[head * p.sink_stride] * kLog2e, top = fmaxf(max, sink);
       if (top > -INFINITY) {
         sum = sum * ptx::exp2_approx(max - top) + ptx::exp2_approx(sink - top);
         inverse[r] = __fdividef(ptx::exp2_approx(max - top), sum);
         max = top;
-      } else {
-        inverse[r] = 0.0f;
       }
-    } else {
-      inverse[r] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
     }
-    if (p.lse != nullptr && row.exists && threadIdx.x % 4 == 0) {
-      p.lse[w.b * p.lse_stride_b + row.head * p.lse_stride_h + row.position * p.lse_stride_s] =
+    if (p.lse != nullptr && exists && threadIdx.x % 4 == 0) {
+      p.lse[w.sequence * p.lse_stride_b + head * p.lse_stride_h + (w.q_row + position) * p.lse_stride_s] =
           sum == 0.0f ? -INFINITY : max * kLn2 + __logf(sum);
     }
   }
@@ -64,10 +50,12 @@ __device__ void store_rows(const Params& p, typename C::Element (&staging)[16][k
   T* to[4];
 #pragma unroll
   for (int n = 0; n < 4; ++n) {
-    const OutputRow row(p, first, w.h, warp_row + lane / 8 + 4 * n);
-    to[n] = row.exists ? static_cast<T*>(p.o) + w.b * p.o_stride_b + row.position * p.o_stride_s +
-                             row.head * p.o_stride_h + 8 * chunk
-                       : nullptr;
+    const ThreadRows row{first, warp_row + lane / 8 + 4 * n};
+    const int position = row.position(p, 0);
+    const bool exists = row.lane_row < p.positions * p.pack && position < w.rows;
+    to[n] = !exists ? nullptr
+                    : static_cast<T*>(p.o) + w.sequence * p.o_stride_b + (w.q_row + position) * p.o_stride_s +
+                          row.head(p, w, 0) * p.o_stride_h + 8 * chunk;
   }
 #pragma unroll
   for (int panel = 0; panel < (C::kValueSize + kPanel - 1) / kPanel; ++panel) {

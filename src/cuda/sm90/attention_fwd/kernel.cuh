@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
     constexpr int kConsumerWarps = 4 * C::kConsumers;
     for (int i = 0; i < kWorkSlots; ++i) {
       ptx::barrier_init(shared.work_ready[i], 1);
-      ptx::barrier_init(shared.work_free[i], 2 + kConsumerWarps);
+      ptx::barrier_init(shared.work_free[i], kConsumerWarps + 3);
     }
     for (int c = 0; c < C::kConsumers; ++c) {
       ptx::barrier_init(shared.q_ready[c], 1);
@@ -29,6 +29,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
     for (int i = 0; i < C::kStages; ++i) {
       ptx::barrier_init(shared.k_ready[i], 1);
       ptx::barrier_init(shared.v_ready[i], 1);
+      ptx::barrier_init(shared.v_landed[i], 1);
       ptx::barrier_init(shared.k_free[i], kConsumerWarps);
       ptx::barrier_init(shared.v_free[i], kConsumerWarps);
     }
@@ -40,7 +41,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
     ptx::registers_decrease<C::kProducerRegisters>();
     if (threadIdx.x == 0) produce_keys<C>(p, shared);
     if (threadIdx.x == 32) produce_q<C>(p, shared);
-    if (threadIdx.x == 64) schedule<C>(p, shared);
+    if (threadIdx.x / 32 == 2) schedule<C>(p, shared);
+    if (threadIdx.x / 32 == 3) guard_values<C>(p, shared);
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();
     Consumer<C>(p, shared, warpgroup - 1).run();

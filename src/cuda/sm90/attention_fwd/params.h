@@ -7,10 +7,17 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
+// A tensor read at [b, h, i, j]; strides in elements, 0 where it is broadcast.
+struct ScorePlane {
+  const void* data;  // or null
+  bool pairs;        // two neighbours in j are one aligned word
+  std::int64_t stride_b, stride_h, stride_i, stride_j;
+};
+
 struct Params {
-  // [B, H / pack, Sq, pack, D]; innermost first: D, pack, Sq, H / pack, B
+  // [B, H / pack, Sq, pack, D], innermost first: D, pack, Sq, H / pack, B. Packed sequences: B = 1, Sq is the total.
   CUtensorMap q;
-  // [B, S, Hkv, D], innermost first: D, S, Hkv, B
+  // [B, S, Hkv, D], innermost first: D, S, Hkv, B. Packed sequences: B = 1, S is the total.
   CUtensorMap k, v;
   void* o;
   float* lse;         // or null
@@ -18,18 +25,28 @@ struct Params {
   std::int64_t o_stride_b, o_stride_s, o_stride_h;
   std::int64_t lse_stride_b, lse_stride_h, lse_stride_s;
   std::int64_t sink_stride;
-  int Sq, Sk, Dv, B;
-  int heads;  // head units, H / pack
-  int pack;   // query heads of a group that share a tile: a warpgroup's row r is position r / pack, head r % pack
+  int Sq, Sk, Dv, B;                       // Sq, Sk: the longest sequence's
+  int q_rows, k_rows;                      // extents of the second dimension of q and of k and v
+  const int *cu_seqlens_q, *cu_seqlens_k;  // [B + 1] or null; whatever they hold, no row beyond q_rows is written
+  const int *seqused_q, *seqused_k;        // [B] or null
+  int heads;                               // head units, H / pack
+  int pack;  // query heads of a group that share a tile: a warpgroup's row r is position r / pack, head r % pack
   int pack_inverse;    // ceil(2^16 / pack): row / pack = row * pack_inverse >> 16 for rows of a warpgroup
   int kv_divisor;      // head units to a kv head
   int positions;       // of a warpgroup: kRows / pack
-  int q_tiles, tiles;  // of one head unit, of all
+  int q_tiles, tiles;  // of one head unit (packed sequences: of the longest one), of all (packed: unknown, 2^30)
   int section;         // head units (of all sequences) whose keys and values the L2 cache holds together
   int* next_tile;      // 0 at the start; or null: tiles are dealt out in turn
-  // Row i attends keys j with i + off - left <= j <= i + off + right.
-  int off, left, right;
+  // Row i attends keys j with i + off - left <= j <= i + off + right, off = Sk - Sq (as used) or 0 if top_left.
+  bool top_left;
+  int left, right;
   float scale_log2;  // scale * log2(e)
+  // The rest is for kernels with score options.
+  float scale, softcap;  // softcap 0: none
+  const float* alibi;    // [B, H] or null
+  std::int64_t alibi_stride_b, alibi_stride_h;
+  ScorePlane bias, mask;  // bias: 16-bit like q, or f32; mask: bytes
+  bool bias_is_float;
 };
 
 constexpr int kOpen = 1 << 30;  // a window without an edge

@@ -1,4 +1,4 @@
-// The thread that decides which tiles this CTA computes, and in which order, and announces them to the others.
+// The warp that decides which tiles this CTA computes, and in which order, and announces them to the others.
 #pragma once
 
 #include "cuda/sm90/attention_fwd/config.h"
@@ -6,50 +6,125 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-// Tiles in sections of heads whose keys stay in the L2 cache; in each the last rows first: under a causal mask they
-// have most keys, and short tiles at the end let all CTAs finish together.
-template <class C>
-__device__ void describe_tile(const Params& p, int tile, Work& w) {
+// A tile as a number of rows down (in query tiles), a head unit and a sequence.
+struct TileIndex {
+  int q_tile, h, sequence;
+};
+
+// Equal lengths: tiles in sections of heads whose keys stay in the L2 cache; in each the last rows first: under a
+// causal mask they have most keys, and short tiles at the end let all CTAs finish together.
+__device__ inline TileIndex tile_of_batch(const Params& p, int tile) {
   const int size = p.section * p.q_tiles, first = tile / size * p.section, rest = tile % size;
   const int units = min(p.section, p.heads * p.B - first);
   const int unit = first + rest % units;
-  constexpr int kWarpgroups = C::kConsumers;
-  w.position = (p.q_tiles - 1 - rest / units) * kWarpgroups * p.positions;
-  w.h = unit % p.heads;
-  w.b = unit / p.heads;
-  const int from = w.position + p.off, to = min(w.position + kWarpgroups * p.positions, p.Sq) - 1 + p.off;
-  const int begin = max(from - p.left, 0), end = min(to + p.right + 1, p.Sk);
-  // A tile without keys meets one key tile beyond the end, which arrives as zeros: that keeps the pipeline simple.
-  w.k_begin = begin < end ? begin / C::kTileK : p.Sk / C::kTileK + 1;
-  w.k_end = begin < end ? (end + C::kTileK - 1) / C::kTileK : w.k_begin + 1;
-  w.whole_begin = (max(to - p.left, 0) + C::kTileK - 1) / C::kTileK;
-  w.whole_end = min(from + p.right + 1, p.Sk) / C::kTileK;
+  return {p.q_tiles - 1 - rest / units, unit % p.heads, unit / p.heads};
 }
 
-// One thread. Where tiles differ much in cost, p.next_tile deals them out as CTAs become free; a CTA then claims its
-// next tile not before it has written out the last but one, or the end would be uneven.
+// Packed sequences: the last rows of the longest first, then those of all sequences that reach as far, and so on;
+// within a row of tiles by sequence, then by head. The warp keeps its place: tiles only grow.
+class PackedTiles {
+ public:
+  __device__ PackedTiles(const Params& params, int tile_rows) : p(params), rows(tile_rows), q_tile(params.q_tiles) {}
+
+  // q_tile < 0: there is no such tile.
+  __device__ TileIndex find(int tile) {
+    const int rank = tile / p.heads;  // among the (row of tiles, sequence) pairs
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    for (;;) {
+      if (chunk >= p.B || q_tile == p.q_tiles) {
+        if (--q_tile < 0) return {-1, 0, 0};
+        chunk = 0;
+      }
+      const int b = chunk + lane;
+      const bool reaches = b < p.B && p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b] > q_tile * rows;
+      const unsigned all = __ballot_sync(0xffffffff, reaches);
+      const int count = __popc(all);
+      if (rank < before + count) {
+        const bool it = reaches && before + __popc(all & ((1u << lane) - 1)) == rank;
+        const int found = __ffs(__ballot_sync(0xffffffff, it)) - 1;
+        return {q_tile, tile % p.heads, chunk + found};
+      }
+      before += count;
+      chunk += 32;
+    }
+  }
+
+ private:
+  const Params& p;
+  const int rows;
+  int q_tile, chunk = 0, before = 0;
+};
+
+// All that the other roles must know. One thread.
+template <class C>
+__device__ void describe_tile(const Params& p, const TileIndex& t, Work& w) {
+  const int rows = C::kConsumers * p.positions, s = t.sequence;
+  int q_row = 0, k_row = 0, stored = p.Sq, keys = p.Sk;
+  if (p.cu_seqlens_q != nullptr) {
+    q_row = min(max(p.cu_seqlens_q[s], 0), p.q_rows);
+    stored = min(max(p.cu_seqlens_q[s + 1], q_row), p.q_rows) - q_row;
+  }
+  if (p.cu_seqlens_k != nullptr) {
+    k_row = min(max(p.cu_seqlens_k[s], 0), p.k_rows);
+    keys = min(max(p.cu_seqlens_k[s + 1], k_row), p.k_rows) - k_row;
+  }
+  const int used = p.seqused_q != nullptr ? min(max(p.seqused_q[s], 0), stored) : stored;
+  if (p.seqused_k != nullptr) keys = min(max(p.seqused_k[s], 0), keys);
+  const int off = p.top_left ? 0 : keys - used;
+  const int position = t.q_tile * rows;
+  w.position = position;
+  w.h = t.h;
+  w.sequence = s;
+  w.q_row = q_row;
+  w.rows = stored;
+  w.used_rows = used;
+  w.keys = keys;
+  w.off = off;
+  const int from = position + off, to = min(position + rows, used) - 1 + off;
+  const int begin = max(from - p.left, 0), end = position < used ? min(to + p.right + 1, keys) : 0;
+  // A tile without keys meets one key tile beyond the end, which arrives as zeros: that keeps the pipeline simple.
+  w.k_row = begin < end ? k_row : p.k_rows;
+  w.begin = begin;
+  w.end = end;
+  w.k_begin = begin < end ? begin / C::kTileK : 0;
+  w.k_end = begin < end ? (end + C::kTileK - 1) / C::kTileK : 1;
+  w.whole_begin = (max(to - p.left, 0) + C::kTileK - 1) / C::kTileK;
+  w.whole_end = begin < end && min(position + rows, stored) <= used ? min(from + p.right + 1, keys) / C::kTileK : 0;
+}
+
+// Where tiles differ in cost, p.next_tile deals them out as CTAs become free; a CTA then claims its next tile not
+// before it has written out the last but one, or the end would be uneven.
 template <class C>
 __device__ void schedule(const Params& p, SharedMemory<C>& shared) {
+  const bool first_lane = threadIdx.x % 32 == 0;
   const int grid = static_cast<int>(gridDim.x);
+  PackedTiles packed(p, C::kConsumers * p.positions);
   RingPosition<kWorkSlots> slot, last_but_one;
   int tile = static_cast<int>(blockIdx.x);
   for (bool first = true; tile < p.tiles; first = false) {
-    describe_tile<C>(p, tile, shared.work[slot.index]);
-    ptx::barrier_arrive(shared.work_ready[slot.index]);
+    const TileIndex index = p.cu_seqlens_q != nullptr ? packed.find(tile) : tile_of_batch(p, tile);
+    if (index.q_tile < 0) break;
+    if (first_lane) {
+      describe_tile<C>(p, index, shared.work[slot.index]);
+      ptx::barrier_arrive(shared.work_ready[slot.index]);
+    }
     slot.next();
     if (p.next_tile != nullptr) {
       if (!first) {
         ptx::barrier_wait(shared.work_free[last_but_one.index], last_but_one.phase);
         last_but_one.next();
       }
-      tile = grid + atomicAdd(p.next_tile, 1);
+      if (first_lane) tile = grid + atomicAdd(p.next_tile, 1);
+      tile = __shfl_sync(0xffffffff, tile, 0);
     } else {
       ptx::barrier_wait(shared.work_free[slot.index], slot.phase ^ 1);
       tile += grid;
     }
   }
-  shared.work[slot.index].position = -1;
-  ptx::barrier_arrive(shared.work_ready[slot.index]);
+  if (first_lane) {
+    shared.work[slot.index].position = -1;
+    ptx::barrier_arrive(shared.work_ready[slot.index]);
+  }
 }
 
 }  // namespace heddle::cuda::sm90::attention_fwd

@@ -1,0 +1,136 @@
+// The warp that keeps values which no row of a tile attends out of P V: P is zero there, but zero times NaN is not.
+#pragma once
+
+#include "cuda/sm90/attention_fwd/scores.cuh"
+
+namespace heddle::cuda::sm90::attention_fwd {
+
+// Rows of a tile of v that some row may attend by its band: [begin, end), in the tile.
+template <class C>
+struct AttendedRows {
+  int begin, end;
+  __device__ AttendedRows(const Work& w, int tile)
+      : begin(max(w.begin - tile * C::kTileK, 0)), end(max(min(w.end - tile * C::kTileK, C::kTileK), 0)) {}
+};
+
+// Whether a tile of v goes through the guard on its way to the consumers: where rows of it lie outside what is attended
+// and are not zeros because they lie outside the tensor; and wherever a mask or a bias may remove any pair.
+template <class C>
+__device__ inline bool passes_guard(const Params& p, const Work& w, int tile) {
+  if (C::kScoreOptions && (p.bias.data != nullptr || p.mask.data != nullptr)) return true;
+  const AttendedRows<C> rows(w, tile);
+  const bool zeros_follow = w.k_row + w.end >= p.k_rows;
+  return rows.begin > 0 || (rows.end < C::kTileK && !zeros_follow);
+}
+
+// Whether any row of the tile attends this key, by band, bias and mask. The whole warp.
+template <class C>
+__device__ bool anyone_attends(const Params& p, const Work& w, int key) {
+  using T = typename C::Element;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  bool attends = false;
+#pragma unroll 1
+  for (int row = lane; row < C::kConsumers * kRows; row += 32) {
+    const ThreadRows at{w.position + row / kRows * p.positions, row % kRows};
+    const int position = at.position(p, 0), i = position + w.off;
+    if (at.lane_row >= p.positions * p.pack || position >= w.used_rows || key < i - p.left || key > i + p.right)
+      continue;
+    const auto offset = [&](const ScorePlane& plane) {
+      return w.sequence * plane.stride_b + at.head(p, w, 0) * plane.stride_h + position * plane.stride_i +
+             key * plane.stride_j;
+    };
+    bool here = true;
+    if (p.mask.data != nullptr) here = static_cast<const unsigned char*>(p.mask.data)[offset(p.mask)] != 0;
+    if (p.bias.data != nullptr) {
+      const float bias = p.bias_is_float ? static_cast<const float*>(p.bias.data)[offset(p.bias)]
+                                         : static_cast<float>(static_cast<const T*>(p.bias.data)[offset(p.bias)]);
+      here &= bias != -INFINITY;
+    }
+    attends |= here;
+  }
+  return __any_sync(0xffffffff, attends);
+}
+
+// Rows [from, to) of a tile become zeros. The whole warp.
+template <class Tile>
+__device__ void clear_rows(Tile& tile, int from, int to) {
+  constexpr int kChunks = sizeof(tile.panel[0][0]) / sizeof(uint4);
+#pragma unroll 1
+  for (int panel = 0; panel < Tile::kPanels; ++panel) {
+    auto* chunks = reinterpret_cast<uint4*>(tile.panel[panel]);
+#pragma unroll 1
+    for (int i = from * kChunks + static_cast<int>(threadIdx.x) % 32; i < to * kChunks; i += 32) {
+      chunks[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+// Whether 16-bit words hold a NaN or an infinity: adding one to an exponent of all ones carries into the sign's place.
+template <class T>
+__device__ inline std::uint32_t not_finite(const uint4& words) {
+  constexpr std::uint32_t kExponents = Exponent<T>::kMask * 0x10001u,
+                          kOne = (Exponent<T>::kMask & -Exponent<T>::kMask) * 0x10001u;
+  std::uint32_t carries = 0;
+  for (const std::uint32_t word : {words.x, words.y, words.z, words.w}) carries |= (word & kExponents) + kOne;
+  return carries & 0x80008000u;
+}
+
+// Clears those rows of [from, to) that hold a NaN or an infinity and that nobody attends. The whole warp.
+template <class C, class Tile>
+__device__ void clear_unattended(const Params& p, const Work& w, Tile& tile, int first_key, int from, int to) {
+  using T = typename C::Element;
+  constexpr int kChunks = sizeof(tile.panel[0][0]) / sizeof(uint4);
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  // Nearly always all of the tile is finite, which one pass over it tells.
+  std::uint32_t found = 0;
+#pragma unroll 1
+  for (int panel = 0; panel < Tile::kPanels; ++panel) {
+    const auto* chunks = reinterpret_cast<const uint4*>(tile.panel[panel]);
+#pragma unroll 4
+    for (int i = lane; i < C::kTileK * kChunks; i += 32) found |= not_finite<T>(chunks[i]);
+  }
+  if (!__any_sync(0xffffffff, found != 0)) return;
+#pragma unroll 1
+  for (int row = from; row < to; ++row) {
+    found = 0;
+#pragma unroll 1
+    for (int i = lane; i < Tile::kPanels * kChunks; i += 32) {
+      found |= not_finite<T>(reinterpret_cast<const uint4*>(tile.panel[i / kChunks][row])[i % kChunks]);
+    }
+    if (__any_sync(0xffffffff, found != 0) && !anyone_attends<C>(p, w, first_key + row)) clear_rows(tile, row, row + 1);
+  }
+}
+
+// The whole warp.
+template <class C>
+__device__ void guard_values(const Params& p, SharedMemory<C>& shared) {
+  const bool first_lane = threadIdx.x % 32 == 0;
+  std::uint32_t landed = 0;  // a bit for each stage: the phase to wait for
+  int stage = 0;
+  for (RingPosition<kWorkSlots> slot;; slot.next()) {
+    ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
+    const Work& w = shared.work[slot.index];
+    if (w.position < 0) return;
+#pragma unroll 1
+    for (int tile = w.k_end - 1; tile >= w.k_begin; --tile, stage = (stage + 1) % C::kStages) {
+      if (!passes_guard<C>(p, w, tile)) continue;
+      ptx::barrier_wait(shared.v_landed[stage], landed >> stage & 1);
+      landed ^= 1u << stage;
+      const AttendedRows<C> rows(w, tile);
+      clear_rows(shared.v[stage], 0, min(rows.begin, C::kTileK));
+      clear_rows(shared.v[stage], rows.end, C::kTileK);
+      if constexpr (C::kScoreOptions) {
+        if (p.bias.data != nullptr || p.mask.data != nullptr) {
+          clear_unattended<C>(p, w, shared.v[stage], tile * C::kTileK, rows.begin, rows.end);
+        }
+      }
+      ptx::fence_async_shared();
+      __syncwarp();
+      if (first_lane) ptx::barrier_arrive(shared.v_ready[stage]);
+    }
+    __syncwarp();
+    if (first_lane) ptx::barrier_arrive(shared.work_free[slot.index]);
+  }
+}
+
+}  // namespace heddle::cuda::sm90::attention_fwd
