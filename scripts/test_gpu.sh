@@ -20,6 +20,7 @@ if [[ -n ${SHARD:-} ]]; then
 fi
 logs=${LOGS:-build/logs}
 mkdir -p "$logs"
+rm -f "$logs"/{gpu,planted,memcheck,racecheck}.log
 
 "$tests" --gtest_brief=1 --gtest_filter="${FILTER:-*}" 2>&1 | tee "$logs/gpu.log"
 # Without a GPU (HEDDLE_ALLOW_NO_GPU), no kernel runs and there is nothing to watch.
@@ -45,15 +46,18 @@ watch() {
     "$tests" --gtest_brief=1 --gtest_filter="$filter"
 }
 
-# First of all: does it see an error that is there?
-env -u GTEST_SHARD_INDEX -u GTEST_TOTAL_SHARDS \
-  "$sanitizer" --tool memcheck --log-file "$logs/planted.log" "$tests" --gtest_also_run_disabled_tests \
-  --gtest_filter='*WritesPastItsMemory' >/dev/null 2>&1 || true
-if ! grep -q 'Invalid __global__ write' "$logs/planted.log"; then
-  echo "test_gpu.sh: memcheck does not see the error that was planted for it; see $logs/planted.log" >&2
-  exit 1
-fi
+# $1: tool, $2: what it must report, $3: the disabled test with an error planted for it.
+prove() {
+  env -u GTEST_SHARD_INDEX -u GTEST_TOTAL_SHARDS "$sanitizer" --tool "$1" --log-file "$logs/planted.log" \
+    "$tests" --gtest_also_run_disabled_tests --gtest_filter="GpuKit.DISABLED_$3" >/dev/null 2>&1 || true
+  if ! grep -q "$2" "$logs/planted.log"; then
+    echo "test_gpu.sh: $1 does not see the error that was planted for it; see $logs/planted.log" >&2
+    exit 1
+  fi
+  rm "$logs/planted.log"
+}
 
+prove memcheck 'Invalid __global__ write' WritesPastItsMemory
 watch memcheck "${MEMCHECK_FILTER:-*-*GpuAddresses*:GpuRepeats*:GpuCoverage*:GpuStreams*:GpuKit.Failures*}" --leak-check no
 tail -n 1 "$logs/memcheck.log"
 if ! grep -q 'ERROR SUMMARY: 0 errors' "$logs/memcheck.log"; then
@@ -62,6 +66,7 @@ if ! grep -q 'ERROR SUMMARY: 0 errors' "$logs/memcheck.log"; then
   exit 1
 fi
 
+prove racecheck 'Race reported' Races
 watch racecheck "${RACECHECK_FILTER:-Cases/GpuForward.*:GpuGraph*}" --racecheck-report analysis
 tail -n 1 "$logs/racecheck.log"
 known=tests/gpu/racecheck_known.txt

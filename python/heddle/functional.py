@@ -62,7 +62,8 @@ def attention(
 
     B sequences, H query heads, Hkv key/value heads (H a multiple of Hkv), Sq and Sk lengths, D and Dv head sizes (1 to
     256). float32, float16 or bfloat16; sums are float32. Strides are free. Torch tensors go through a torch operator
-    with gradients of q, k, v, bias and sink, also through the returned lse; other arrays are forward only.
+    with gradients of q, k, v, bias and sink, also through the returned lse; other arrays are forward only. Torch
+    tensors on a GPU run there, on the current stream, as far as a candidate takes them (see ``heddle.explain``).
 
     Args:
       q: [B, Sq, H, D], or packed [total_q, H, D] with cu_seqlens_q.
@@ -81,7 +82,8 @@ def attention(
       dropout_seed: int (64 bits), or an int64 tensor of one element. None draws one from torch's default generator;
         other arrays than torch's need a seed. One seed gives one mask, whatever the kernel.
       cu_seqlens_q, cu_seqlens_k: int32 [B + 1], starts of the packed sequences, from 0 to the total.
-      max_seqlen_q, max_seqlen_k: upper bounds of the packed lengths; found from cu_seqlens if None.
+      max_seqlen_q, max_seqlen_k: upper bounds of the packed lengths; found from cu_seqlens if None, but to be given on a
+        GPU, whose index data is not read here.
       seqused_q, seqused_k: int32 [B], rows and keys in use.
       page_table: int32 [B, max_pages], the page of each page_size keys.
       cache_batch_idx: int32 [B], the row of k and v that each sequence reads (not with page_table).

@@ -307,16 +307,16 @@ def test_memory_counts_tensors_and_scores():
     assert out["tensors"]["k"] == 2 * 2 * 2048 * 2 * 64
     assert out["tensors"]["lse"] == 4 * 2 * 8 * 512
     assert out["kv_cache_bytes"] == 12 * (out["tensors"]["k"] + out["tensors"]["v"])
-    serving = [c for c in out["candidates"] if "total_bytes" in c]
-    assert {c["name"] for c in serving} >= {"cpu", "cpu_baseline"}
-    for candidate in serving:
+    served = [c for c in out["candidates"] if "refusal" not in c]
+    assert {"cpu", "cpu_baseline"} <= {c["name"] for c in served}
+    for candidate in served:
         assert candidate["total_bytes"] == out["tensors"]["total"] + candidate["workspace_bytes"]
 
 
 def test_memory_finds_the_longest_sequence_that_fits():
     limit = 256 << 20
     out = run_json("memory", "--heads", 4, "--limit", "256MiB")
-    by_name = {c["name"]: c for c in out["candidates"] if "longest_within_limit" in c}
+    by_name = {c["name"]: c for c in out["candidates"] if "refusal" not in c}
     assert by_name["cpu"]["longest_within_limit"] > 4 * by_name["cpu_baseline"]["longest_within_limit"]
     for name, candidate in by_name.items():
         longest = candidate["longest_within_limit"]

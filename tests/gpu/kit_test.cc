@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "gpu/device_call.h"
+#include "gpu/planted_race.h"
 #include "heddle/error.h"
 
 namespace heddle::kit {
@@ -34,12 +35,19 @@ TEST(GpuKit, WritesIntoGuardsAreSeen) {
 
 TEST(GpuKit, FailuresOnTheGpuAreThrown) { EXPECT_THROW(DeviceMemory(std::size_t{1} << 50), RuntimeError); }
 
-// For scripts/test_gpu.sh: a memory checker that does not see this one sees nothing.
+// For scripts/test_gpu.sh: a checker that does not see these sees nothing.
 TEST(GpuKit, DISABLED_WritesPastItsMemory) {
   DeviceCase at(attention_case("round_s64_d64_bf16"));
   const DeviceMemory half(at.call.lse.elements() * sizeof(float) / 2);
   at.call.lse.data = half.data();
   at.call.run();
+}
+
+TEST(GpuKit, DISABLED_Races) {
+  const DeviceStream stream;
+  const DeviceMemory out(256 * sizeof(int));
+  ASSERT_TRUE(run_planted_race(static_cast<int*>(out.data()), stream.get()));
+  stream.synchronize();
 }
 
 }  // namespace

@@ -1,0 +1,8 @@
+#pragma once
+
+namespace heddle::kit {
+
+// `out`: 256 ints on the GPU. False if the launch failed.
+bool run_planted_race(int* out, void* stream);
+
+}  // namespace heddle::kit
