@@ -23,6 +23,7 @@ constexpr AttentionForwardKernel absent(const char* name, const char* method) {
 
 }  // namespace
 
+const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash");
 const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash");
 
 }  // namespace heddle::cuda

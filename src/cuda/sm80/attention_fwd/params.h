@@ -1,0 +1,26 @@
+// What a launch tells the kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "core/attention_problem.h"
+
+namespace heddle::cuda::sm80::attention_fwd {
+
+struct Params {
+  AttentionProblem problem;
+  int heads, group;  // H, G
+  int units;         // B * H
+  int q_tiles;       // of the longest sequence
+  int section;       // heads whose keys and values the L2 cache holds together
+  // Row i attends keys j with i + off - left <= j <= i + off + right.
+  int left, right;
+  float scale_log2;          // scale * log2(e)
+  bool o_aligned;            // rows of o may be written in pieces of 16 bytes
+  std::uint32_t drop_below;  // a probability whose random word is less is dropped
+};
+
+constexpr int kOpen = 1 << 30;  // a window without an edge
+constexpr float kLog2e = 1.44269504088896341f;
+
+}  // namespace heddle::cuda::sm80::attention_fwd

@@ -1,0 +1,152 @@
+// From products q . k to logits in log2 units, and dropout. A warp's scores of one key tile, s[group][n][4], lie as
+// mma_16816 leaves them: element 2 r + c of block n is (row lane / 4 + 8 r of the group, key 8 n + 2 (lane % 4) + c).
+//
+// Masking selects: whatever a masked score was, NaN included, it becomes -inf.
+#pragma once
+
+#include "core/philox.h"
+#include "cuda/common/ptx.cuh"
+#include "cuda/sm80/attention_fwd/schedule.cuh"
+
+namespace heddle::cuda::sm80::attention_fwd {
+
+// Keys [begin, begin + length) that row i attends by causality, window and lengths.
+struct KeyRange {
+  int begin;
+  unsigned length;
+  __device__ KeyRange(const Params& p, const Work& w, int i) {
+    begin = max(i + w.off - p.left, w.begin);
+    const int end = i < w.sq ? min(i + w.off + p.right + 1, w.end) : 0;
+    length = static_cast<unsigned>(max(end - begin, 0));
+  }
+  __device__ bool has(int j) const { return static_cast<unsigned>(j - begin) < length; }
+};
+
+// Calls visit(score, i, j, key range of row i) for each score. row: the position of this lane's first row; key: that of
+// its first column.
+template <class C, class Visit>
+__device__ inline void for_each_score(const Params& p, const Work& w, int row, int key,
+                                      float (&s)[C::kGroups][C::kTileK / 8][4], Visit visit) {
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = row + kGroupRows * g + 8 * r;
+      const KeyRange range(p, w, i);
+#pragma unroll
+      for (int n = 0; n < C::kTileK / 8; ++n) {
+        visit(s[g][n][2 * r], i, key + 8 * n, range);
+        visit(s[g][n][2 * r + 1], i, key + 8 * n + 1, range);
+      }
+    }
+  }
+}
+
+template <class C>
+__device__ inline void mask_band(const Params& p, const Work& w, int row, int key,
+                                 float (&s)[C::kGroups][C::kTileK / 8][4]) {
+  for_each_score<C>(p, w, row, key, s, [](float& x, int, int j, const KeyRange& range) {
+    if (!range.has(j)) x = -INFINITY;
+  });
+}
+
+// softcap * tanh(x / softcap) from one exponential; its error is 2^-22 of softcap, not of x.
+__device__ inline float soft_cap(float x, float to_exponent, float twice) {
+  return 0.5f * twice - __fdividef(twice, 1.0f + ptx::exp2_approx(x * to_exponent));
+}
+
+template <class C, class Bias>
+__device__ inline void add_bias(const Params& p, const Work& w, int row, int key,
+                                float (&s)[C::kGroups][C::kTileK / 8][4]) {
+  const Plane& bias = p.problem.bias;
+  const Bias* plane = reinterpret_cast<const Bias*>(bias.data) + (w.b * bias.stride_b + w.h * bias.stride_h);
+  for_each_score<C>(p, w, row, key, s, [&](float& x, int i, int j, const KeyRange& range) {
+    if (!range.has(j)) return;
+    const float added = static_cast<float>(plane[i * bias.stride_i + j * bias.stride_j]);
+    x = added == -INFINITY ? -INFINITY : fmaf(added, kLog2e, x);
+  });
+}
+
+// Scale, softcap, ALiBi, bias and boolean mask, each if it is given. Pairs outside a row's range come out as anything.
+template <class C>
+__device__ inline void apply_options(const Params& p, const Work& w, int row, int key,
+                                     float (&s)[C::kGroups][C::kTileK / 8][4]) {
+  const AttentionProblem& a = p.problem;
+  if (a.softcap > 0) {
+    const float to_exponent = 2 * p.scale_log2 / a.softcap, twice = 2 * a.softcap * kLog2e;
+    for_each_score<C>(p, w, row, key, s,
+                      [=](float& x, int, int, const KeyRange&) { x = soft_cap(x, to_exponent, twice); });
+  } else {
+    for_each_score<C>(p, w, row, key, s, [&](float& x, int, int, const KeyRange&) { x *= p.scale_log2; });
+  }
+  if (a.alibi.data != nullptr) {
+    const float slope =
+        reinterpret_cast<const float*>(a.alibi.data)[w.b * a.alibi.stride_b + w.h * a.alibi.stride_h] * kLog2e;
+    for_each_score<C>(p, w, row, key, s, [&](float& x, int i, int j, const KeyRange&) {
+      x = fmaf(-slope, static_cast<float>(abs(i + w.off - j)), x);
+    });
+  }
+  if (a.bias.data != nullptr) {
+    if (a.bias.dtype == DType::f32) {
+      add_bias<C, float>(p, w, row, key, s);
+    } else {
+      add_bias<C, typename C::Element>(p, w, row, key, s);
+    }
+  }
+  if (a.mask.data != nullptr) {
+    const auto* plane =
+        reinterpret_cast<const std::uint8_t*>(a.mask.data) + (w.b * a.mask.stride_b + w.h * a.mask.stride_h);
+    for_each_score<C>(p, w, row, key, s, [&](float& x, int i, int j, const KeyRange& range) {
+      if (range.has(j) && plane[i * a.mask.stride_i + j * a.mask.stride_j] == 0) x = -INFINITY;
+    });
+  }
+}
+
+// Which keys any of the warp's rows attends: bit 2 n + c for this lane's column c of block n.
+template <class C>
+__device__ inline std::uint32_t attended_keys(const float (&s)[C::kGroups][C::kTileK / 8][4]) {
+  std::uint32_t attended = 0;
+#pragma unroll
+  for (int n = 0; n < C::kTileK / 8; ++n) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      bool any = false;
+#pragma unroll
+      for (int g = 0; g < C::kGroups; ++g) any |= s[g][n][c] != -INFINITY || s[g][n][2 + c] != -INFINITY;
+      attended |= static_cast<std::uint32_t>(any) << (2 * n + c);
+    }
+  }
+  for (int lanes = 4; lanes < 32; lanes *= 2) attended |= __shfl_xor_sync(0xffffffff, attended, lanes);
+  return attended;
+}
+
+// Zeroes dropped probabilities. Two lanes side by side hold one quad of keys for two rows each: one draws the random
+// words of the first row, the other those of the second, and they swap halves.
+template <class C>
+__device__ inline void drop(const Params& p, const Work& w, int row, int key,
+                            float (&s)[C::kGroups][C::kTileK / 8][4]) {
+  const Dropout& dropout = p.problem.dropout;
+  const auto head = static_cast<std::uint32_t>(w.b * p.heads + w.h);
+  const bool odd = threadIdx.x % 2 != 0;
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+    const int i = row + kGroupRows * g;
+#pragma unroll
+    for (int n = 0; n < C::kTileK / 8; ++n) {
+      const auto words = dropout_words(dropout, head, static_cast<std::uint32_t>(odd ? i + 8 : i),
+                                       static_cast<std::uint32_t>(key + 8 * n) / 4);
+      const bool keep[4] = {words[0] >= p.drop_below, words[1] >= p.drop_below, words[2] >= p.drop_below,
+                            words[3] >= p.drop_below};
+      const int given = odd ? keep[0] | keep[1] << 1 : keep[2] | keep[3] << 1;
+      const int taken = __shfl_xor_sync(0xffffffff, given, 1);
+      const int kept = odd ? keep[2] | keep[3] << 1 : keep[0] | keep[1] << 1;
+      const int row0 = odd ? taken : kept, row8 = odd ? kept : taken;
+      if ((row0 & 1) == 0) s[g][n][0] = 0.0f;
+      if ((row0 & 2) == 0) s[g][n][1] = 0.0f;
+      if ((row8 & 1) == 0) s[g][n][2] = 0.0f;
+      if ((row8 & 2) == 0) s[g][n][3] = 0.0f;
+    }
+  }
+}
+
+}  // namespace heddle::cuda::sm80::attention_fwd
