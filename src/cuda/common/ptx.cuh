@@ -136,9 +136,13 @@ __device__ inline void load_matrix_x4(std::uint32_t (&r)[4], std::uint32_t row) 
 
 // ---- Asynchronous copies of 16 bytes (sm_80)
 
-// The first `bytes` come from global memory and the rest are zeros; with 0, nothing is read there.
-__device__ inline void copy_async_16(std::uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+// Unless `exists`, zeros arrive and nothing is read.
+__device__ inline void copy_async_16(std::uint32_t to, const void* from, bool exists) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.eq.u32 p, %2, 0;\n"
+      " cp.async.cg.shared.global.L2::128B [%0], [%1], 16, p;\n}" ::"r"(to),
+      "l"(from), "r"(static_cast<std::uint32_t>(exists))
+      : "memory");
 }
 
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -29,7 +29,7 @@ const Variant& variant_for(const AttentionProblem& p) {
                              : size <= 128 ? bf16 ? kBf16D128 : kF16D128
                              : bf16        ? kBf16D256
                                            : kF16D256;
-  if (!aligned(p.q) || !aligned(p.k) || !aligned(p.v)) return variants.strided;
+  if (p.D % 8 != 0 || p.Dv % 8 != 0 || !aligned(p.q) || !aligned(p.k) || !aligned(p.v)) return variants.strided;
   // Plain rows take their maximum before the scale, and multiply -inf by it.
   const bool plain = p.scale >= std::numeric_limits<float>::min() && p.softcap == 0 && !p.alibi && !p.bias && !p.mask &&
                      p.dropout.p == 0;
@@ -76,6 +76,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
   params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
   if (p.causal != Causal::none) params.right = std::min(params.right, 0);
+  if (p.page_table) params.page_size = Divisor(static_cast<unsigned>(p.page_size));
   params.scale_log2 = p.scale * kLog2e;
   params.o_aligned = aligned(p.o);
   params.drop_below = dropout_threshold(p.dropout.p);

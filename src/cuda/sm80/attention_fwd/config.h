@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace heddle::cuda::sm80::attention_fwd {
@@ -13,7 +14,7 @@ constexpr int kThreads = 32 * kWarps;
 constexpr int kGroupRows = 16;  // the M of mma.m16n8k16
 
 // How rows come from global to shared memory (loader.cuh).
-struct AlignedRows;  // contiguous, addresses and strides in multiples of 16 bytes
+struct AlignedRows;  // contiguous; addresses, strides and sizes in multiples of 16 bytes
 struct StridedRows;  // anything
 
 template <class T, int kHeadSize_, int kGroups_, int kTileK_, int kBlocks_, bool kScoreOptions_, class Rows_>
@@ -35,20 +36,20 @@ struct alignas(1024) Tile {
   T row[kRows][kColumns];
 };
 
-__device__ inline std::uint32_t swizzled(std::uint32_t pitch, int row, int chunk) {
-  return static_cast<std::uint32_t>(row) * pitch + (static_cast<std::uint32_t>(chunk ^ (row % 8)) << 4);
+__device__ inline std::uint32_t swizzled(std::uint32_t pitch, unsigned row, unsigned chunk) {
+  return row * pitch + ((chunk ^ (row % 8)) << 4);
 }
 
 // Which query tile a CTA computes, and which keys that tile meets.
 struct Work {
-  int b, h, kv_head;
-  int k_b;                     // row of a cache that is not paged
+  int b, h;
   int first;                   // position of the tile's row 0 in its sequence
   int q_rows, sq, off;         // as in Sequence
   int begin, end;              // keys that any row of the tile attends
   int k_begin, k_end;          // key tiles that hold them
   int whole_begin, whole_end;  // those that every row attends wholly
   int q_row, k_slot;           // of position 0 and key 0 in their storage
+  const std::byte *k, *v;      // this head's: key 0; in a paged cache, slot 0 of page 0
 };
 
 template <class C>
@@ -59,11 +60,8 @@ struct SharedMemory {
   Work work;  // here rather than in registers, which the products need
 };
 
-// The same value, of which the compiler knows nothing: what is computed from it inside a loop stays inside, where
-// registers are scarcer than instructions.
-__device__ inline int recomputed(int value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
+// The same value, of which the compiler believes that it changes with the tile (which is never negative): what is
+// computed from it inside a loop stays inside, where registers are scarcer than instructions.
+__device__ inline unsigned recomputed(unsigned value, int tile) { return value + (tile >> 31); }
 
 }  // namespace heddle::cuda::sm80::attention_fwd

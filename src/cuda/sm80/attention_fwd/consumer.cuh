@@ -1,6 +1,8 @@
 // What a warp does with its 16 * kGroups query rows and one key tile: S = Q K^T, softmax, O += P V.
 #pragma once
 
+#include <cfloat>
+
 #include "cuda/common/ptx.cuh"
 #include "cuda/sm80/attention_fwd/scores.cuh"
 
@@ -13,8 +15,8 @@ constexpr float kRescaleLog2 = 8;
 template <class C>
 class Consumer {
  public:
-  // Statistics of the rows lane / 4 + 8 r of each group. max is in log2 units, after the scale; sum counts this lane's
-  // columns only.
+  // Statistics of the rows lane / 4 + 8 r of each group. max is in log2 units, after the scale, and finite: what is
+  // subtracted from -inf must not be -inf. sum counts this lane's columns only, and is 0 until a key is met.
   float max[C::kGroups][2], sum[C::kGroups][2];
   float o[C::kGroups][C::kHeadSize / 8][4];
 
@@ -22,21 +24,21 @@ class Consumer {
       : p(params),
         w(work),
         shared(memory),
-        lane(static_cast<int>(threadIdx.x) % 32),
-        warp_row(static_cast<int>(threadIdx.x) / 32 * kGroupRows * C::kGroups) {
+        lane(threadIdx.x % 32),
+        warp_row(threadIdx.x / 32 * kGroupRows * C::kGroups) {
 #pragma unroll
     for (int g = 0; g < C::kGroups; ++g) {
-      max[g][0] = max[g][1] = -INFINITY;
+      max[g][0] = max[g][1] = -FLT_MAX;
       sum[g][0] = sum[g][1] = 0.0f;
 #pragma unroll
       for (int n = 0; n < C::kHeadSize / 8; ++n) o[g][n][0] = o[g][n][1] = o[g][n][2] = o[g][n][3] = 0.0f;
     }
   }
 
-  __device__ void multiply_qk() {
+  __device__ void multiply_qk(int tile) {
     // Matrices of q: rows 0-7 and 8-15 of 8 dimensions, then of the next 8. Of k: 8 dimensions of keys 0-7, the next 8,
     // then keys 8-15. A step of 16 dimensions is two chunks further, and the swizzle is an exclusive or.
-    const int lane = recomputed(this->lane);
+    const unsigned lane = recomputed(this->lane, tile);
     const std::uint32_t q_at = ptx::shared_address(&shared.q) + swizzled(kPitch, warp_row + lane % 16, lane / 16);
     const std::uint32_t k_at =
         ptx::shared_address(&shared.k) + swizzled(kPitch, lane % 8 + lane / 16 * 8, lane / 8 % 2);
@@ -64,18 +66,17 @@ class Consumer {
   }
 
   __device__ void finish_scores(int tile) {
-    const int lane = recomputed(this->lane), row = w.first + warp_row + lane / 4,
-              key = tile * C::kTileK + 2 * (lane % 4);
+    const unsigned lane = recomputed(this->lane, tile);
+    const int row = w.first + warp_row + lane / 4, key = tile * C::kTileK + 2 * (lane % 4);
     if constexpr (C::kScoreOptions) apply_options<C>(p, w, row, key, s);
     if (tile < w.whole_begin || tile >= w.whole_end) mask_band<C>(p, w, row, key, s);
     if constexpr (C::kScoreOptions) attended = attended_keys<C>(s);
   }
 
-  // Turns s into exp2(s - max), brings max and sum up to date, and rescales o.
-  __device__ void softmax(int tile) {
-    const float scale = C::kScoreOptions ? 1.0f : p.scale_log2;
+  // Brings the maxima up to date, and sums and o to their scale.
+  __device__ void rescale() {
     float correction[C::kGroups][2];
-    bool rescale = false;
+    bool changed = false;
 #pragma unroll
     for (int g = 0; g < C::kGroups; ++g) {
 #pragma unroll
@@ -84,29 +85,19 @@ class Consumer {
 #pragma unroll
         for (int n = 1; n < C::kTileK / 8; ++n) top = fmaxf(top, fmaxf(s[g][n][2 * r], s[g][n][2 * r + 1]));
         top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)) * scale;
+        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)) * scale();
         const float before = max[g][r];
         if (top > before + kRescaleLog2) max[g][r] = top;
-        const float base = max[g][r] == -INFINITY ? 0.0f : max[g][r];
-        correction[g][r] = ptx::exp2_approx(before - base);
-        rescale |= correction[g][r] != 1.0f;
-        float total = 0.0f;
-#pragma unroll
-        for (int n = 0; n < C::kTileK / 8; ++n) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            float& x = s[g][n][2 * r + c];
-            x = ptx::exp2_approx(fmaf(x, scale, -base));
-            total += x;
-          }
-        }
-        sum[g][r] = sum[g][r] * correction[g][r] + total;
+        correction[g][r] = ptx::exp2_approx(before - max[g][r]);
+        changed |= correction[g][r] != 1.0f;
       }
     }
     // A factor of 1 changes nothing, so a row's bits do not depend on its neighbours.
-    if (__any_sync(0xffffffff, rescale)) {
+    if (__any_sync(0xffffffff, changed)) {
 #pragma unroll
       for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) sum[g][r] *= correction[g][r];
 #pragma unroll
         for (int n = 0; n < C::kHeadSize / 8; ++n) {
 #pragma unroll
@@ -114,17 +105,19 @@ class Consumer {
         }
       }
     }
-    if constexpr (C::kScoreOptions) {
-      if (p.drop_below > 0) drop<C>(p, w, w.first + warp_row + lane / 4, tile * C::kTileK + 2 * (lane % 4), s);
-    }
   }
 
-  __device__ void multiply_pv() {
+  // O += P V. The exponentials of 16 keys are computed while the tensor cores multiply those before.
+  __device__ void multiply_pv(int tile) {
     // Matrices of v: 8 columns of keys 0-7 and 8-15, then the next 8.
-    const int lane = recomputed(this->lane);
+    const unsigned lane = recomputed(this->lane, tile);
     const std::uint32_t v_at = ptx::shared_address(&shared.v) + swizzled(kPitch, lane % 16, lane / 16);
 #pragma unroll
     for (int step = 0; step < C::kTileK / 16; ++step) {
+      exponentials(step);
+      if constexpr (C::kScoreOptions) {
+        if (p.drop_below > 0) drop<C>(p, w, w.first + warp_row + lane / 4, tile * C::kTileK + 2 * (lane % 4), step, s);
+      }
       std::uint32_t probabilities[C::kGroups][4];
 #pragma unroll
       for (int g = 0; g < C::kGroups; ++g) {
@@ -157,6 +150,21 @@ class Consumer {
   using T = typename C::Element;
   static constexpr std::uint32_t kPitch = C::kHeadSize * sizeof(T);
 
+  __device__ float scale() const { return C::kScoreOptions ? 1.0f : p.scale_log2; }
+
+  // Turns the scores of 16 keys into exp2(s - max).
+  __device__ void exponentials(int step) {
+#pragma unroll
+    for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        float& x = s[g][2 * step + i / 4][i % 4];
+        x = ptx::exp2_approx(fmaf(x, scale(), -max[g][i % 4 / 2]));
+        sum[g][i % 4 / 2] += x;
+      }
+    }
+  }
+
   // A word whose low and high half are all ones where bit 0 and bit 1 are set.
   __device__ static std::uint32_t halves(std::uint32_t bits) {
     return ((bits & 1) != 0 ? 0x0000ffffu : 0) | ((bits & 2) != 0 ? 0xffff0000u : 0);
@@ -165,7 +173,7 @@ class Consumer {
   const Params& p;
   const Work& w;
   SharedMemory<C>& shared;
-  const int lane, warp_row;
+  const unsigned lane, warp_row;
   std::uint32_t attended = 0;
   float s[C::kGroups][C::kTileK / 8][4];
 };

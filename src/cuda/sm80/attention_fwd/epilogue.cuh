@@ -25,14 +25,11 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const Consume
       if (a.sink.data != nullptr) {
         // The sink joins the sum; the common factor 2^max is the larger of both, so that nothing overflows.
         const float sink = reinterpret_cast<const float*>(a.sink.data)[w.h * a.sink.stride_h] * kLog2e;
-        const float top = fmaxf(max, sink);
-        if (top > -INFINITY) {
-          const float factor = ptx::exp2_approx(max - top);
-          const bool keys = sum != 0.0f;
-          sum = sum * factor + ptx::exp2_approx(sink - top);
-          inverse[g][r] = keys ? __fdividef(keep * factor, sum) : 0.0f;
-          max = top;
-        }
+        const float top = fmaxf(max, sink), factor = ptx::exp2_approx(max - top);
+        inverse[g][r] = sum == 0.0f ? 0.0f : keep * factor;
+        sum = sum * factor + ptx::exp2_approx(sink - top);
+        inverse[g][r] = sum == 0.0f ? 0.0f : __fdividef(inverse[g][r], sum);
+        max = top;
       }
       if (i >= w.sq) sum = inverse[g][r] = 0.0f;
       if (a.lse.data != nullptr && i < w.q_rows && lane % 4 == 0) {

@@ -15,39 +15,43 @@ template <class C>
 __global__ void __launch_bounds__(kThreads, C::kBlocks) attention_fwd_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
-  const AttentionProblem& a = p.problem;
   const Work& w = shared.work;
   if (threadIdx.x == 0) shared.work = describe_work<C>(p);
   __syncthreads();
   if (w.first >= w.q_rows) return;
-  const auto arrive = [] {  // all copies of all threads; and all threads are done with what they read before
-    ptx::copy_async_wait<0>();
-    __syncthreads();
-  };
 
   Consumer<C> rows(p, w, shared);
-  if (w.k_begin < w.k_end) {
+  const int first = w.k_end - 1, last = w.k_begin;
+  if (first >= last) {
     load_q<C>(p, w, shared);
-    load_keys<C>(p, w, a.k, a.D, w.k_end - 1, shared.k);
+    load_k<C>(p, w, first, shared);
     ptx::copy_async_commit();
+    load_v<C>(p, w, first, shared);
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<1>();
+    __syncthreads();
   }
 #pragma unroll 1
-  for (int tile = w.k_end - 1, last = w.k_begin; tile >= last; --tile) {
-    arrive();
-    load_keys<C>(p, w, a.v, a.Dv, tile, shared.v);
-    ptx::copy_async_commit();
-    rows.multiply_qk();
+  for (int tile = first; tile >= last; --tile) {
+    rows.multiply_qk(tile);
     rows.finish_scores(tile);
-    arrive();
+    ptx::copy_async_wait<0>();
+    __syncthreads();
     if (tile > last) {
-      load_keys<C>(p, w, a.k, a.D, tile - 1, shared.k);
+      load_k<C>(p, w, tile - 1, shared);
       ptx::copy_async_commit();
     }
-    rows.softmax(tile);
-    rows.multiply_pv();
+    rows.rescale();
+    rows.multiply_pv(tile);
+    if (tile > last) {
+      ptx::copy_async_wait<0>();
+      __syncthreads();
+      load_v<C>(p, w, tile - 1, shared);
+      ptx::copy_async_commit();
+    }
   }
 
-  const int warp_row = static_cast<int>(threadIdx.x) / 32 * kGroupRows * C::kGroups;
+  const int warp_row = threadIdx.x / 32 * kGroupRows * C::kGroups;
   float inverse[C::kGroups][2];
   finish_rows<C>(p, w, rows, warp_row, inverse);
   store_rows<C>(p, w, rows, warp_row, inverse, shared);

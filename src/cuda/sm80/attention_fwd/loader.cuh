@@ -11,8 +11,6 @@ namespace heddle::cuda::sm80::attention_fwd {
 struct DenseRows {
   const std::byte* row;
   std::int64_t stride;  // bytes
-  __device__ DenseRows(const std::byte* data, std::int64_t bytes, int first)
-      : row(data + first * bytes), stride(bytes) {}
   __device__ const std::byte* get(bool) const { return row; }
   __device__ void advance(int rows) { row += rows * stride; }
 };
@@ -22,32 +20,32 @@ struct PagedRows {
   const std::byte* data;
   const Operand& x;
   const std::int32_t* pages;
-  unsigned page_size, slot;
+  const Divisor& page_size;
+  unsigned slot;
   // The page table is read for rows that exist only.
   __device__ const std::byte* get(bool exists) const {
     if (!exists) return data;
-    const unsigned page = slot / page_size;
-    return data + 2 * (pages[page] * x.stride_b + (slot - page * page_size) * x.stride_s);
+    const unsigned page = page_size.quotient(slot);
+    return data + 2 * (pages[page] * x.stride_b + (slot - page * page_size.divisor) * x.stride_s);
   }
   __device__ void advance(int rows) { slot += rows; }
 };
 
 struct AlignedRows {
-  // make_source(j): one that stands at row j. first: the row that goes to row 0 of the tile.
+  // make_source(j, bytes): one that stands so far into row j. first: the row that goes to row 0 of the tile.
   template <class T, int kRows, int kColumns, class MakeSource>
   __device__ static void load(Tile<T, kRows, kColumns>& tile, const Operand&, int size, int first, int begin, int end,
                               MakeSource make_source) {
-    constexpr int kChunks = kColumns / 8, kPass = kThreads / kChunks;
-    const int thread = recomputed(static_cast<int>(threadIdx.x)), chunk = thread % kChunks, row = thread / kChunks;
-    const int bytes = min(max(2 * (size - 8 * chunk), 0), 16);
-    const std::uint32_t to = ptx::shared_address(&tile);
-    const int from_begin = first + row - begin;
-    auto source = make_source(first + row);
+    constexpr unsigned kChunks = kColumns / 8, kPass = kThreads / kChunks;
+    const unsigned thread = recomputed(threadIdx.x, first), chunk = thread % kChunks, row = thread / kChunks;
+    const std::uint32_t to = ptx::shared_address(&tile) + swizzled(tile.kPitch, row, chunk);
+    const unsigned from_begin = first + row - begin, length = 8 * static_cast<int>(chunk) < size ? end - begin : 0;
+    auto source = make_source(first + static_cast<int>(row), 16 * chunk);
 #pragma unroll
-    for (int i = 0; i < kRows; i += kPass) {
-      const bool exists = static_cast<unsigned>(from_begin + i) < static_cast<unsigned>(end - begin);
-      ptx::copy_async_16(to + swizzled(tile.kPitch, row + i, chunk), source.get(exists) + 16 * chunk,
-                         exists ? bytes : 0);
+    for (unsigned i = 0; i < kRows; i += kPass) {
+      const bool exists = from_begin + i < length;
+      // Row row + i has the swizzle (row ^ i) % 8, as i is a multiple of kPass.
+      ptx::copy_async_16((to ^ (i % 8) << 4) + i * tile.kPitch, source.get(exists), exists);
       source.advance(kPass);
     }
   }
@@ -58,8 +56,8 @@ struct StridedRows {
   __device__ static void load(Tile<T, kRows, kColumns>& tile, const Operand& x, int size, int first, int begin, int end,
                               MakeSource make_source) {
     constexpr int kChunks = kColumns / 8, kPass = kThreads / kChunks;
-    const int chunk = static_cast<int>(threadIdx.x) % kChunks, row = static_cast<int>(threadIdx.x) / kChunks;
-    auto source = make_source(first + row);
+    const int thread = static_cast<int>(threadIdx.x), chunk = thread % kChunks, row = thread / kChunks;
+    auto source = make_source(first + row, 0);
 #pragma unroll 1
     for (int i = 0; i < kRows; i += kPass, source.advance(kPass)) {
       std::uint16_t element[8] = {};
@@ -85,29 +83,37 @@ template <class C>
 __device__ void load_q(const Params& p, const Work& w, SharedMemory<C>& shared) {
   const Operand& q = p.problem.q;
   const std::byte* head = q.data + 2 * (w.b * q.stride_b + w.q_row * q.stride_s + w.h * q.stride_h);
-  C::Rows::load(shared.q, q, static_cast<int>(p.problem.D), w.first, 0, w.sq,
-                [&](int i) { return DenseRows(head, 2 * q.stride_s, i); });
+  C::Rows::load(shared.q, q, static_cast<int>(p.problem.D), w.first, 0, w.sq, [&](int i, unsigned bytes) {
+    return DenseRows{head + bytes + i * (2 * q.stride_s), 2 * q.stride_s};
+  });
 }
 
-// One key tile of k or v.
+// One key tile of k or v. data: as in Work.
 template <class C>
-__device__ void load_keys(const Params& p, const Work& w, const Operand& x, std::int64_t size, int tile,
-                          Tile<typename C::Element, C::kTileK, C::kHeadSize>& to) {
+__device__ void load_keys(const Params& p, const Work& w, const Operand& x, const std::byte* data, std::int64_t size,
+                          int tile, Tile<typename C::Element, C::kTileK, C::kHeadSize>& to) {
   const AttentionProblem& a = p.problem;
-  const std::byte* head = x.data + 2 * (w.kv_head * x.stride_h);
   const auto load = [&](auto make_source) {
     C::Rows::load(to, x, static_cast<int>(size), tile * C::kTileK, w.begin, w.end, make_source);
   };
   if (a.page_table != nullptr) {
-    load([&](int j) {
-      return PagedRows{head, x, a.page_table + w.b * a.page_table_stride, static_cast<unsigned>(a.page_size),
+    load([&](int j, unsigned bytes) {
+      return PagedRows{data + bytes, x, a.page_table + w.b * a.page_table_stride, p.page_size,
                        static_cast<unsigned>(w.k_slot + j)};
     });
   } else {
-    load([&](int j) {
-      return DenseRows(head + 2 * (w.k_b * x.stride_b), 2 * x.stride_s, static_cast<int>(w.k_slot) + j);
-    });
+    load([&](int j, unsigned bytes) { return DenseRows{data + bytes + j * (2 * x.stride_s), 2 * x.stride_s}; });
   }
+}
+
+template <class C>
+__device__ void load_k(const Params& p, const Work& w, int tile, SharedMemory<C>& shared) {
+  load_keys<C>(p, w, p.problem.k, w.k, p.problem.D, tile, shared.k);
+}
+
+template <class C>
+__device__ void load_v(const Params& p, const Work& w, int tile, SharedMemory<C>& shared) {
+  load_keys<C>(p, w, p.problem.v, w.v, p.problem.Dv, tile, shared.v);
 }
 
 }  // namespace heddle::cuda::sm80::attention_fwd

@@ -1,18 +1,33 @@
 // What a launch tells the kernel.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
+#include <bit>
 #include <cstdint>
 
 #include "core/attention_problem.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
 
+// Quotients of numbers below 2^31 without a division (Granlund and Montgomery, PLDI 1994).
+struct Divisor {
+  unsigned divisor = 1, factor = 1;
+  int shift = 0;
+  Divisor() = default;
+  explicit Divisor(unsigned d) : divisor(d), shift(static_cast<int>(std::bit_width(d - 1))) {
+    factor = static_cast<unsigned>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - d)) / d + 1);
+  }
+  __device__ unsigned quotient(unsigned n) const { return (__umulhi(n, factor) + n) >> shift; }
+};
+
 struct Params {
   AttentionProblem problem;
   int heads, group;  // H, G
   int units;         // B * H
   int q_tiles;       // of the longest sequence
-  int section;       // heads whose keys and values the L2 cache holds together
+  Divisor page_size;
+  int section;  // heads whose keys and values the L2 cache holds together
   // Row i attends keys j with i + off - left <= j <= i + off + right.
   int left, right;
   float scale_log2;          // scale * log2(e)

@@ -17,8 +17,6 @@ __device__ inline Work describe_work(const Params& p) {
   Work w;
   w.b = unit / p.heads;
   w.h = unit % p.heads;
-  w.kv_head = w.h / p.group;
-  w.k_b = p.problem.cache_batch_idx != nullptr ? p.problem.cache_batch_idx[w.b] : w.b;
   w.first = (p.q_tiles - 1 - rest / units) * C::kTileQ;
   const Sequence s = p.problem.sequence(w.b);
   const int sk = static_cast<int>(s.sk);
@@ -27,6 +25,14 @@ __device__ inline Work describe_work(const Params& p) {
   w.off = static_cast<int>(s.off);
   w.q_row = static_cast<int>(s.q_begin);
   w.k_slot = static_cast<int>(s.k_begin);
+  const auto key0 = [&](const Operand& x) {
+    const std::int64_t head = w.h / p.group * x.stride_h;
+    if (p.problem.page_table != nullptr) return x.data + 2 * head;
+    const std::int64_t b = p.problem.cache_batch_idx != nullptr ? p.problem.cache_batch_idx[w.b] : w.b;
+    return x.data + 2 * (head + b * x.stride_b + s.k_begin * x.stride_s);
+  };
+  w.k = key0(p.problem.k);
+  w.v = key0(p.problem.v);
   const int from = w.first + w.off, to = min(w.first + C::kTileQ, w.sq) - 1 + w.off;
   w.begin = max(from - p.left, 0);
   w.end = w.first < w.sq ? min(to + p.right + 1, sk) : 0;

@@ -120,10 +120,10 @@ __device__ inline std::uint32_t attended_keys(const float (&s)[C::kGroups][C::kT
   return attended;
 }
 
-// Zeroes dropped probabilities. Two lanes side by side hold one quad of keys for two rows each: one draws the random
-// words of the first row, the other those of the second, and they swap halves.
+// Zeroes dropped probabilities of the 16 keys of a step. Two lanes side by side hold one quad of keys for two rows
+// each: one draws the random words of the first row, the other those of the second, and they swap halves.
 template <class C>
-__device__ inline void drop(const Params& p, const Work& w, int row, int key,
+__device__ inline void drop(const Params& p, const Work& w, int row, int key, int step,
                             float (&s)[C::kGroups][C::kTileK / 8][4]) {
   const Dropout& dropout = p.problem.dropout;
   const auto head = static_cast<std::uint32_t>(w.b * p.heads + w.h);
@@ -132,7 +132,7 @@ __device__ inline void drop(const Params& p, const Work& w, int row, int key,
   for (int g = 0; g < C::kGroups; ++g) {
     const int i = row + kGroupRows * g;
 #pragma unroll
-    for (int n = 0; n < C::kTileK / 8; ++n) {
+    for (int n = 2 * step; n < 2 * step + 2; ++n) {
       const auto words = dropout_words(dropout, head, static_cast<std::uint32_t>(odd ? i + 8 : i),
                                        static_cast<std::uint32_t>(key + 8 * n) / 4);
       const bool keep[4] = {words[0] >= p.drop_below, words[1] >= p.drop_below, words[2] >= p.drop_below,
