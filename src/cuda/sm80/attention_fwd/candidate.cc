@@ -22,6 +22,12 @@ bool aligned(const Operand& x) {
          x.stride_s % 8 == 0 && x.stride_h % 8 == 0;
 }
 
+// Columns 2 n and 2 n + 1 of every row lie side by side, aligned to both.
+bool in_pairs(const Plane& x) {
+  return reinterpret_cast<std::uintptr_t>(x.data) % (2 * size_of(x.dtype)) == 0 && x.stride_j == 1 &&
+         x.stride_b % 2 == 0 && x.stride_h % 2 == 0 && x.stride_i % 2 == 0;
+}
+
 const Variant& variant_for(const AttentionProblem& p) {
   const bool bf16 = p.dtype == DType::bf16;
   const std::int64_t size = std::max(p.D, p.Dv);
@@ -78,6 +84,8 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.causal != Causal::none) params.right = std::min(params.right, 0);
   if (p.page_table) params.page_size = Divisor(static_cast<unsigned>(p.page_size));
   params.scale_log2 = p.scale * kLog2e;
+  params.bias_pairs = in_pairs(p.bias);
+  params.mask_pairs = in_pairs(p.mask);
   params.o_aligned = aligned(p.o);
   params.drop_below = dropout_threshold(p.dropout.p);
   v.launch(params, static_cast<cudaStream_t>(runtime.stream));

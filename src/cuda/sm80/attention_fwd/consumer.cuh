@@ -68,9 +68,16 @@ class Consumer {
   __device__ void finish_scores(int tile) {
     const unsigned lane = recomputed(this->lane, tile);
     const int row = w.first + warp_row + lane / 4, key = tile * C::kTileK + 2 * (lane % 4);
-    if constexpr (C::kScoreOptions) apply_options<C>(p, w, row, key, s);
-    if (tile < w.whole_begin || tile >= w.whole_end) mask_band<C>(p, w, row, key, s);
-    if constexpr (C::kScoreOptions) attended = attended_keys<C>(s);
+    const bool whole = w.whole_begin <= tile && tile < w.whole_end;
+    if constexpr (C::kScoreOptions) scale_scores<C>(p, w, row, key, s);
+    if (!whole) mask_band<C>(p, w, row, key, s);
+    if constexpr (C::kScoreOptions) {
+      attended = ~0u;
+      if (p.problem.bias.data != nullptr || p.problem.mask.data != nullptr) {
+        add_planes<C>(p, w, whole, row, key, s);
+        attended = attended_keys<C>(s);
+      }
+    }
   }
 
   // Brings the maxima up to date, and sums and o to their scale.

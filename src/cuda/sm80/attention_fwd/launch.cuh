@@ -26,10 +26,10 @@ constexpr Variant variant() {
 // Plain: kGroups, kTileK and kBlocks of Config. The others have smaller tiles, which leaves registers for options.
 template <class T, int kHeadSize, int kGroups, int kTileK, int kBlocks>
 constexpr Variants variants() {
-  constexpr int kSmall = kHeadSize <= 128 ? 64 : 32;
+  constexpr int kSmall = kHeadSize <= 128 ? 64 : 32, kSmallBlocks = kHeadSize <= 64 ? 3 : 2;
   return {.plain = variant<Config<T, kHeadSize, kGroups, kTileK, kBlocks, false, AlignedRows>>(),
-          .options = variant<Config<T, kHeadSize, 1, kSmall, 2, true, AlignedRows>>(),
-          .strided = variant<Config<T, kHeadSize, 1, kSmall, 2, true, StridedRows>>()};
+          .options = variant<Config<T, kHeadSize, 1, kSmall, kSmallBlocks, true, AlignedRows>>(),
+          .strided = variant<Config<T, kHeadSize, 1, kSmall, kSmallBlocks, true, StridedRows>>()};
 }
 
 }  // namespace heddle::cuda::sm80::attention_fwd

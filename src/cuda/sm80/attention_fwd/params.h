@@ -1,8 +1,6 @@
 // What a launch tells the kernel.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
 #include <bit>
 #include <cstdint>
 
@@ -18,7 +16,9 @@ struct Divisor {
   explicit Divisor(unsigned d) : divisor(d), shift(static_cast<int>(std::bit_width(d - 1))) {
     factor = static_cast<unsigned>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - d)) / d + 1);
   }
-  __device__ unsigned quotient(unsigned n) const { return (__umulhi(n, factor) + n) >> shift; }
+  constexpr unsigned quotient(unsigned n) const {
+    return (static_cast<unsigned>(std::uint64_t{n} * factor >> 32) + n) >> shift;
+  }
 };
 
 struct Params {
@@ -30,9 +30,10 @@ struct Params {
   int section;  // heads whose keys and values the L2 cache holds together
   // Row i attends keys j with i + off - left <= j <= i + off + right.
   int left, right;
-  float scale_log2;          // scale * log2(e)
-  bool o_aligned;            // rows of o may be written in pieces of 16 bytes
-  std::uint32_t drop_below;  // a probability whose random word is less is dropped
+  float scale_log2;             // scale * log2(e)
+  bool bias_pairs, mask_pairs;  // two columns may be read at once
+  bool o_aligned;               // rows of o may be written in pieces of 16 bytes
+  std::uint32_t drop_below;     // a probability whose random word is less is dropped
 };
 
 constexpr int kOpen = 1 << 30;  // a window without an edge

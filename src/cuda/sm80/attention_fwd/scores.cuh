@@ -10,44 +10,38 @@
 
 namespace heddle::cuda::sm80::attention_fwd {
 
-// Keys [begin, begin + length) that row i attends by causality, window and lengths.
-struct KeyRange {
-  int begin;
-  unsigned length;
-  __device__ KeyRange(const Params& p, const Work& w, int i) {
-    begin = max(i + w.off - p.left, w.begin);
-    const int end = i < w.sq ? min(i + w.off + p.right + 1, w.end) : 0;
-    length = static_cast<unsigned>(max(end - begin, 0));
-  }
-  __device__ bool has(int j) const { return static_cast<unsigned>(j - begin) < length; }
-};
-
-// Calls visit(score, i, j, key range of row i) for each score. row: the position of this lane's first row; key: that of
-// its first column.
+// Calls visit(score, i, j) for each score. row: the position of this lane's first row; key: that of its first column.
 template <class C, class Visit>
-__device__ inline void for_each_score(const Params& p, const Work& w, int row, int key,
-                                      float (&s)[C::kGroups][C::kTileK / 8][4], Visit visit) {
+__device__ inline void for_each_score(int row, int key, float (&s)[C::kGroups][C::kTileK / 8][4], Visit visit) {
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+    for (int n = 0; n < C::kTileK / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) visit(s[g][n][i], row + kGroupRows * g + i / 2 * 8, key + 8 * n + i % 2);
+    }
+  }
+}
+
+// Causality, window and lengths: row i attends one run of keys.
+template <class C>
+__device__ inline void mask_band(const Params& p, const Work& w, int row, int key,
+                                 float (&s)[C::kGroups][C::kTileK / 8][4]) {
 #pragma unroll
   for (int g = 0; g < C::kGroups; ++g) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int i = row + kGroupRows * g + 8 * r;
-      const KeyRange range(p, w, i);
+      const int begin = max(i + w.off - p.left, w.begin), end = i < w.sq ? min(i + w.off + p.right + 1, w.end) : 0;
+      const auto length = static_cast<unsigned>(max(end - begin, 0));
 #pragma unroll
       for (int n = 0; n < C::kTileK / 8; ++n) {
-        visit(s[g][n][2 * r], i, key + 8 * n, range);
-        visit(s[g][n][2 * r + 1], i, key + 8 * n + 1, range);
+        const auto from = static_cast<unsigned>(key + 8 * n - begin);
+        if (from >= length) s[g][n][2 * r] = -INFINITY;
+        if (from + 1 >= length) s[g][n][2 * r + 1] = -INFINITY;
       }
     }
   }
-}
-
-template <class C>
-__device__ inline void mask_band(const Params& p, const Work& w, int row, int key,
-                                 float (&s)[C::kGroups][C::kTileK / 8][4]) {
-  for_each_score<C>(p, w, row, key, s, [](float& x, int, int j, const KeyRange& range) {
-    if (!range.has(j)) x = -INFINITY;
-  });
 }
 
 // softcap * tanh(x / softcap) from one exponential; its error is 2^-22 of softcap, not of x.
@@ -55,49 +49,89 @@ __device__ inline float soft_cap(float x, float to_exponent, float twice) {
   return 0.5f * twice - __fdividef(twice, 1.0f + ptx::exp2_approx(x * to_exponent));
 }
 
-template <class C, class Bias>
-__device__ inline void add_bias(const Params& p, const Work& w, int row, int key,
-                                float (&s)[C::kGroups][C::kTileK / 8][4]) {
-  const Plane& bias = p.problem.bias;
-  const Bias* plane = reinterpret_cast<const Bias*>(bias.data) + (w.b * bias.stride_b + w.h * bias.stride_h);
-  for_each_score<C>(p, w, row, key, s, [&](float& x, int i, int j, const KeyRange& range) {
-    if (!range.has(j)) return;
-    const float added = static_cast<float>(plane[i * bias.stride_i + j * bias.stride_j]);
-    x = added == -INFINITY ? -INFINITY : fmaf(added, kLog2e, x);
-  });
-}
-
-// Scale, softcap, ALiBi, bias and boolean mask, each if it is given. Pairs outside a row's range come out as anything.
+// Scale, softcap and ALiBi.
 template <class C>
-__device__ inline void apply_options(const Params& p, const Work& w, int row, int key,
-                                     float (&s)[C::kGroups][C::kTileK / 8][4]) {
+__device__ inline void scale_scores(const Params& p, const Work& w, int row, int key,
+                                    float (&s)[C::kGroups][C::kTileK / 8][4]) {
   const AttentionProblem& a = p.problem;
   if (a.softcap > 0) {
     const float to_exponent = 2 * p.scale_log2 / a.softcap, twice = 2 * a.softcap * kLog2e;
-    for_each_score<C>(p, w, row, key, s,
-                      [=](float& x, int, int, const KeyRange&) { x = soft_cap(x, to_exponent, twice); });
+    for_each_score<C>(row, key, s, [=](float& x, int, int) { x = soft_cap(x, to_exponent, twice); });
   } else {
-    for_each_score<C>(p, w, row, key, s, [&](float& x, int, int, const KeyRange&) { x *= p.scale_log2; });
+    for_each_score<C>(row, key, s, [&](float& x, int, int) { x *= p.scale_log2; });
   }
   if (a.alibi.data != nullptr) {
     const float slope =
         reinterpret_cast<const float*>(a.alibi.data)[w.b * a.alibi.stride_b + w.h * a.alibi.stride_h] * kLog2e;
-    for_each_score<C>(p, w, row, key, s, [&](float& x, int i, int j, const KeyRange&) {
-      x = fmaf(-slope, static_cast<float>(abs(i + w.off - j)), x);
-    });
+    for_each_score<C>(row, key, s,
+                      [=](float& x, int i, int j) { x = fmaf(-slope, static_cast<float>(abs(i + w.off - j)), x); });
   }
+}
+
+// Calls visit(score, element of plane) for each score. pairs: every element of the tile exists, and two columns may be
+// read at once; else those of scores that are -inf already are not read, since they may not exist.
+template <class C, class Element, class Visit>
+__device__ inline void for_each_element(const Plane& plane, bool pairs, const Work& w, int row, int key,
+                                        float (&s)[C::kGroups][C::kTileK / 8][4], Visit visit) {
+  struct alignas(2 * sizeof(Element)) Pair {
+    Element column[2];
+  };
+  const Element* head = reinterpret_cast<const Element*>(plane.data) + (w.b * plane.stride_b + w.h * plane.stride_h);
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Element* at = head + ((row + kGroupRows * g + 8 * r) * plane.stride_i + key * plane.stride_j);
+      constexpr int kBatch = 4;  // blocks whose elements are on their way together
+#pragma unroll
+      for (int first = 0; first < C::kTileK / 8; first += kBatch) {
+        Pair pair[kBatch];
+        if (pairs) {
+#pragma unroll
+          for (int n = 0; n < kBatch; ++n) pair[n] = *reinterpret_cast<const Pair*>(at + 8 * (first + n));
+        } else {
+#pragma unroll
+          for (int n = 0; n < kBatch; ++n) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+              if (s[g][first + n][2 * r + c] != -INFINITY) {
+                pair[n].column[c] = at[(8 * (first + n) + c) * plane.stride_j];
+              }
+            }
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < kBatch; ++n) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            float& x = s[g][first + n][2 * r + c];
+            if (x != -INFINITY) visit(x, pair[n].column[c]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Bias and boolean mask. whole: every row attends every key of the tile.
+template <class C>
+__device__ inline void add_planes(const Params& p, const Work& w, bool whole, int row, int key,
+                                  float (&s)[C::kGroups][C::kTileK / 8][4]) {
+  const AttentionProblem& a = p.problem;
+  const auto add = [](float& x, auto bias) {
+    const float added = static_cast<float>(bias);
+    x = added == -INFINITY ? -INFINITY : fmaf(added, kLog2e, x);
+  };
   if (a.bias.data != nullptr) {
     if (a.bias.dtype == DType::f32) {
-      add_bias<C, float>(p, w, row, key, s);
+      for_each_element<C, float>(a.bias, whole && p.bias_pairs, w, row, key, s, add);
     } else {
-      add_bias<C, typename C::Element>(p, w, row, key, s);
+      for_each_element<C, typename C::Element>(a.bias, whole && p.bias_pairs, w, row, key, s, add);
     }
   }
   if (a.mask.data != nullptr) {
-    const auto* plane =
-        reinterpret_cast<const std::uint8_t*>(a.mask.data) + (w.b * a.mask.stride_b + w.h * a.mask.stride_h);
-    for_each_score<C>(p, w, row, key, s, [&](float& x, int i, int j, const KeyRange& range) {
-      if (range.has(j) && plane[i * a.mask.stride_i + j * a.mask.stride_j] == 0) x = -INFINITY;
+    for_each_element<C, std::uint8_t>(a.mask, whole && p.mask_pairs, w, row, key, s, [](float& x, std::uint8_t attend) {
+      if (attend == 0) x = -INFINITY;
     });
   }
 }
