@@ -41,7 +41,7 @@ __device__ inline Work describe_work(const Params& p) {
   w.k_end = any ? (w.end + C::kTileK - 1) / C::kTileK : 0;
   w.whole_begin = (max(to - p.left, 0) + C::kTileK - 1) / C::kTileK;
   w.whole_end = min(max(from + p.right + 1, 0), sk) / C::kTileK;
-  // With options, rows that do not exist must not count as attending (see attended_keys).
+  // Rows that do not exist have no bias or mask to read.
   if (C::kScoreOptions && w.first + C::kTileQ > w.sq) w.whole_end = 0;
   return w;
 }
