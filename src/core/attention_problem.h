@@ -77,8 +77,8 @@ struct AttentionProblem {
 
   bool batch_invariant = false, deterministic = false;
 
-  // Reads index data: for problems on the CPU only.
-  Sequence sequence(std::int64_t b) const {
+  // Reads index data, so it belongs where the data is: for problems on a GPU, inside kernels (hence constexpr).
+  constexpr Sequence sequence(std::int64_t b) const {
     Sequence s;
     s.q_begin = cu_seqlens_q ? cu_seqlens_q[b] : 0;
     s.k_begin = cu_seqlens_k ? cu_seqlens_k[b] : 0;

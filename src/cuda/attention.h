@@ -5,6 +5,7 @@
 
 namespace heddle::cuda {
 
+extern const AttentionForwardKernel kSm80AttentionForward;  // "sm80": mma.sync, every option, for Ampere and later
 extern const AttentionForwardKernel kSm90AttentionForward;  // "sm90": wgmma and TMA, for Hopper
 
 }  // namespace heddle::cuda

@@ -15,7 +15,8 @@ namespace {
 
 std::span<const AttentionForwardKernel* const> candidates(const AttentionProblem*) {
   static const AttentionForwardKernel* const kernels[] = {&cpu::kAttentionForward, &cpu::kAttentionForwardBaseline,
-                                                          &reference::kAttentionForward, &cuda::kSm90AttentionForward};
+                                                          &reference::kAttentionForward, &cuda::kSm90AttentionForward,
+                                                          &cuda::kSm80AttentionForward};
   return kernels;
 }
 

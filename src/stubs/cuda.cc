@@ -26,6 +26,7 @@ constexpr AttentionForwardKernel absent(const char* name, const char* method) {
 
 bool built() { return false; }
 
+const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash");
 const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash");
 
 }  // namespace heddle::cuda

@@ -122,6 +122,67 @@ __device__ inline void load_matrix_x4(std::uint32_t (&r)[4], const void* row) {
                : "memory");
 }
 
+// Each 8x8 matrix transposed.
+__device__ inline void load_matrix_x4_transposed(std::uint32_t (&r)[4], std::uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+
+__device__ inline void load_matrix_x4(std::uint32_t (&r)[4], std::uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(row)
+               : "memory");
+}
+
+// ---- Asynchronous copies of 16 bytes (sm_80)
+
+// Unless `exists`, zeros arrive and nothing is read.
+__device__ inline void copy_async_16(std::uint32_t to, const void* from, bool exists) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.eq.u32 p, %2, 0;\n"
+      " cp.async.cg.shared.global.L2::128B [%0], [%1], 16, p;\n}" ::"r"(to),
+      "l"(from), "r"(static_cast<std::uint32_t>(exists))
+      : "memory");
+}
+
+__device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all but the newest `kPending` committed groups of this thread have landed.
+template <int kPending>
+__device__ inline void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// ---- Matrix products of a warp (sm_80): D[16, 8] += A[16, 16] B[16, 8]
+//
+// With row = lane / 4 and column = 2 (lane % 4), two elements a register: d0, d1 (row, column), (row, column + 1); d2,
+// d3 (row + 8, ...); a0 (row, k), a1 (row + 8, k), a2 (row, k + 8), a3 (row + 8, k + 8) with k = column; b0 (k, n), b1
+// (k + 8, n) with n = lane / 4.
+
+template <class T>
+__device__ void mma_16816(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1);
+
+template <>
+__device__ inline void mma_16816<__nv_bfloat16>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                                std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <>
+__device__ inline void mma_16816<__half>(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                         std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // ---- Arithmetic
 
 // 2^x, largest relative error 2^-22.

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "cuda/attention.h"
 #include "cuda/common/device.h"
+#include "cuda/common/pairs.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/sm90/attention_fwd/launch.h"
 
@@ -44,19 +45,6 @@ Refusal supports(const AttentionProblem& p) {
   if (p.dropout.p != 0) return "it has no dropout";
   if (p.page_table || p.cache_batch_idx || p.cache_leftpad) return "it has no cached keys";
   return "";
-}
-
-// Keys that the rows of one head attend, the band's corners cut off.
-double pairs(const AttentionProblem& p) {
-  const Sequence s{.sq = p.Sq, .sk = p.Sk, .off = p.causal == Causal::top_left ? 0 : p.Sk - p.Sq};
-  constexpr std::int64_t kSamples = 64;
-  const std::int64_t samples = std::min(p.Sq, kSamples);
-  double keys = 0;
-  for (std::int64_t n = 0; n < samples; ++n) {
-    const auto [begin, end] = p.key_range(s, (2 * n + 1) * p.Sq / (2 * samples));
-    keys += static_cast<double>(end - begin);
-  }
-  return samples == 0 ? 0 : keys / static_cast<double>(samples) * static_cast<double>(p.Sq);
 }
 
 struct Variants {
@@ -113,7 +101,7 @@ Plan plan(const AttentionProblem& p, const Variant& v) {
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
   // Measured on an H200: 600 TFLOP/s at D 128, and what a launch takes.
-  const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * pairs(p) * static_cast<double>(p.B * p.H);
+  const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
   return 4e-6 + flops / 600e12;
 }
 

@@ -1,0 +1,107 @@
+// The candidate "sm80": what it takes, which instantiation, and the launch.
+#include <algorithm>
+#include <limits>
+
+#include "core/check.h"
+#include "core/philox.h"
+#include "cuda/attention.h"
+#include "cuda/common/device.h"
+#include "cuda/common/pairs.h"
+#include "cuda/sm80/attention_fwd/launch.h"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace sm80::attention_fwd;
+
+constexpr std::int64_t kMaxLength = kOpen / 2, kMaxTiles = 1 << 30;
+
+// Rows can be moved in pieces of 16 bytes.
+bool aligned(const Operand& x) {
+  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && x.stride_b % 8 == 0 &&
+         x.stride_s % 8 == 0 && x.stride_h % 8 == 0;
+}
+
+// Columns 2 n and 2 n + 1 of every row lie side by side, aligned to both.
+bool in_pairs(const Plane& x) {
+  return reinterpret_cast<std::uintptr_t>(x.data) % (2 * size_of(x.dtype)) == 0 && x.stride_j == 1 &&
+         x.stride_b % 2 == 0 && x.stride_h % 2 == 0 && x.stride_i % 2 == 0;
+}
+
+const Variant& variant_for(const AttentionProblem& p) {
+  const bool bf16 = p.dtype == DType::bf16;
+  const std::int64_t size = std::max(p.D, p.Dv);
+  const Variants& variants = size <= 64    ? bf16 ? kBf16D64 : kF16D64
+                             : size <= 128 ? bf16 ? kBf16D128 : kF16D128
+                             : bf16        ? kBf16D256
+                                           : kF16D256;
+  if (p.D % 8 != 0 || p.Dv % 8 != 0 || !aligned(p.q) || !aligned(p.k) || !aligned(p.v)) return variants.strided;
+  // Plain rows take their maximum before the scale, and multiply -inf by it.
+  const bool plain = p.scale >= std::numeric_limits<float>::min() && p.softcap == 0 && !p.alibi && !p.bias && !p.mask &&
+                     p.dropout.p == 0;
+  return plain ? variants.plain : variants.options;
+}
+
+std::int64_t q_tiles(const AttentionProblem& p, const Variant& v) { return (p.Sq + v.tile_q - 1) / v.tile_q; }
+
+Refusal supports(const AttentionProblem& p) {
+  const DeviceProperties& device = current_device();
+  if (device.major == 0) return "there is no usable NVIDIA GPU or driver";
+  if (device.major < 8) {
+    return text("it needs an Ampere GPU or a newer one (compute capability 8.0); this one has ", device.major, ".",
+                device.minor);
+  }
+  if (p.dtype == DType::f32) return "it takes float16 and bfloat16, not float32";
+  if (p.Sq > kMaxLength || p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
+  if (p.B * p.H > kMaxTiles / std::max<std::int64_t>(q_tiles(p, variant_for(p)), 1)) {
+    return text("q has more tiles of ", variant_for(p).tile_q, " rows than 2^30");
+  }
+  return "";
+}
+
+double estimate(const AttentionProblem& p, int /*workers*/) {
+  const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
+  return 5e-6 + flops / 300e12;
+}
+
+std::size_t workspace(const AttentionProblem&, int /*workers*/) { return 0; }
+
+void launch(const AttentionProblem& p, const Runtime& runtime) {
+  if (p.B == 0 || p.Sq == 0) return;
+  const Variant& v = variant_for(p);
+  Params params{.problem = p};
+  params.heads = static_cast<int>(p.H);
+  params.group = static_cast<int>(p.G);
+  params.units = static_cast<int>(p.B * p.H);
+  params.q_tiles = static_cast<int>(q_tiles(p, v));
+  // With a band, tiles differ in cost, and those of several heads are dealt out by it; half of the L2 cache for keys.
+  const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
+  const std::int64_t bytes = std::max<std::int64_t>(p.Sk * (p.D + p.Dv) * 2, 1);
+  const std::int64_t heads = std::clamp<std::int64_t>(current_device().l2_bytes / 2 / bytes, 1, params.units);
+  params.section = static_cast<int>(std::min<std::int64_t>(band ? heads * p.G : 1, params.units));
+  params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
+  params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
+  if (p.causal != Causal::none) params.right = std::min(params.right, 0);
+  if (p.page_table) params.page_size = Divisor(static_cast<unsigned>(p.page_size));
+  params.scale_log2 = p.scale * kLog2e;
+  params.bias_pairs = in_pairs(p.bias);
+  params.mask_pairs = in_pairs(p.mask);
+  params.o_aligned = aligned(p.o);
+  params.drop_below = dropout_threshold(p.dropout.p);
+  v.launch(params, static_cast<cudaStream_t>(runtime.stream));
+}
+
+}  // namespace
+
+const AttentionForwardKernel kSm80AttentionForward = {
+    .name = "sm80",
+    .method = "flash",
+    .device = Device::cuda,
+    .automatic = true,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .launch = launch,
+};
+
+}  // namespace heddle::cuda

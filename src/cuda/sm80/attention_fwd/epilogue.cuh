@@ -1,0 +1,87 @@
+// The end of a tile: lse, and O normalised, rounded and written.
+#pragma once
+
+#include "cuda/sm80/attention_fwd/consumer.cuh"
+
+namespace heddle::cuda::sm80::attention_fwd {
+
+// Writes lse; returns by `inverse` what O must be multiplied with, 0 for rows without keys.
+template <class C>
+__device__ inline void finish_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
+                                   float (&inverse)[C::kGroups][2]) {
+  constexpr float kLn2 = 0.693147180559945309f;
+  const AttentionProblem& a = p.problem;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float keep = C::kScoreOptions ? 1.0f / (1.0f - a.dropout.p) : 1.0f;
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = w.first + warp_row + kGroupRows * g + 8 * r + lane / 4;
+      float sum = rows.sum[g][r], max = rows.max[g][r];
+      sum += __shfl_xor_sync(0xffffffff, sum, 1);
+      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      inverse[g][r] = sum == 0.0f ? 0.0f : __fdividef(keep, sum);
+      if (a.sink.data != nullptr) {
+        // The sink joins the sum; the common factor 2^max is the larger of both, so that nothing overflows.
+        const float sink = reinterpret_cast<const float*>(a.sink.data)[w.h * a.sink.stride_h] * kLog2e;
+        const float top = fmaxf(max, sink), factor = ptx::exp2_approx(max - top);
+        inverse[g][r] = sum == 0.0f ? 0.0f : keep * factor;
+        sum = sum * factor + ptx::exp2_approx(sink - top);
+        inverse[g][r] = sum == 0.0f ? 0.0f : __fdividef(inverse[g][r], sum);
+        max = top;
+      }
+      if (i >= w.sq) sum = inverse[g][r] = 0.0f;
+      if (a.lse.data != nullptr && i < w.q_rows && lane % 4 == 0) {
+        reinterpret_cast<float*>(
+            a.lse.data)[w.b * a.lse.stride_b + w.h * a.lse.stride_h + (w.q_row + i) * a.lse.stride_i] =
+            sum == 0.0f ? -INFINITY : max * kLn2 + __logf(sum);
+      }
+    }
+  }
+}
+
+// A warp's rows of O through its rows of the q tile, so that they go out in pieces of 16 bytes where o allows.
+template <class C>
+__device__ void store_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
+                           const float (&inverse)[C::kGroups][2], SharedMemory<C>& shared) {
+  using T = typename C::Element;
+  constexpr std::uint32_t kPitch = C::kHeadSize * sizeof(T);
+  constexpr int kChunks = C::kHeadSize / 8, kRows = kGroupRows * C::kGroups;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  std::byte* const staging = reinterpret_cast<std::byte*>(&shared.q) + warp_row * kPitch;
+  __syncwarp();
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = kGroupRows * g + 8 * r + lane / 4;
+      const float factor = inverse[g][r];
+#pragma unroll
+      for (int n = 0; n < kChunks; ++n) {
+        // Selected, not multiplied: a row without keys is 0 beside any neighbour.
+        const float x = factor == 0.0f ? 0.0f : rows.o[g][n][2 * r] * factor;
+        const float y = factor == 0.0f ? 0.0f : rows.o[g][n][2 * r + 1] * factor;
+        *reinterpret_cast<std::uint32_t*>(staging + swizzled(kPitch, row, n) + 4 * (lane % 4)) = ptx::pack2<T>(x, y);
+      }
+    }
+  }
+  __syncwarp();
+  const Operand& o = p.problem.o;
+  const int size = static_cast<int>(p.problem.Dv);
+  T* const head = reinterpret_cast<T*>(o.data) + (w.b * o.stride_b + w.h * o.stride_h);
+#pragma unroll 4
+  for (int n = lane; n < kRows * kChunks; n += 32) {
+    const int row = n / kChunks, chunk = n % kChunks, i = w.first + warp_row + row;
+    if (i >= w.q_rows || 8 * chunk >= size) continue;
+    const std::byte* from = staging + swizzled(kPitch, row, chunk);
+    T* const to = head + std::int64_t{w.q_row + i} * o.stride_s + 8 * chunk * o.stride_d;
+    if (p.o_aligned && 8 * chunk + 8 <= size) {
+      *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
+    } else {
+      for (int d = 0; d < 8 && 8 * chunk + d < size; ++d) to[d * o.stride_d] = reinterpret_cast<const T*>(from)[d];
+    }
+  }
+}
+
+}  // namespace heddle::cuda::sm80::attention_fwd

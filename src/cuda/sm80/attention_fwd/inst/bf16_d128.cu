@@ -1,0 +1,7 @@
+#include "cuda/sm80/attention_fwd/launch.cuh"
+
+namespace heddle::cuda::sm80::attention_fwd {
+
+const Variants kBf16D128 = variants<__nv_bfloat16, 128, 2, 64, 2>();
+
+}  // namespace heddle::cuda::sm80::attention_fwd

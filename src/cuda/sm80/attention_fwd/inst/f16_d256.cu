@@ -1,0 +1,7 @@
+#include "cuda/sm80/attention_fwd/launch.cuh"
+
+namespace heddle::cuda::sm80::attention_fwd {
+
+const Variants kF16D256 = variants<__half, 256, 1, 64, 2>();
+
+}  // namespace heddle::cuda::sm80::attention_fwd

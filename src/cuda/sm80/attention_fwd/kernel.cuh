@@ -1,0 +1,60 @@
+// Exact attention forward on tensor cores with mma.sync, every option. One CTA takes one query tile; each warp owns its
+// rows from the first product to the last store. See docs/kernels/sm80_attention_fwd.md.
+#pragma once
+
+#include "cuda/sm80/attention_fwd/consumer.cuh"
+#include "cuda/sm80/attention_fwd/epilogue.cuh"
+#include "cuda/sm80/attention_fwd/loader.cuh"
+#include "cuda/sm80/attention_fwd/schedule.cuh"
+
+namespace heddle::cuda::sm80::attention_fwd {
+
+// While S = Q K^T is computed, the values of the same key tile are on their way; while softmax and P V are, the keys of
+// the next. One buffer each is enough, and two CTAs on a multiprocessor fill each other's waits.
+template <class C>
+__global__ void __launch_bounds__(kThreads, C::kBlocks) attention_fwd_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
+  const Work& w = shared.work;
+  if (threadIdx.x == 0) shared.work = describe_work<C>(p);
+  __syncthreads();
+  if (w.first >= w.q_rows) return;
+
+  Consumer<C> rows(p, w, shared);
+  const int first = w.k_end - 1, last = w.k_begin;
+  if (first >= last) {
+    load_q<C>(p, w, shared);
+    load_k<C>(p, w, first, shared);
+    ptx::copy_async_commit();
+    load_v<C>(p, w, first, shared);
+    ptx::copy_async_commit();
+    ptx::copy_async_wait<1>();
+    __syncthreads();
+  }
+#pragma unroll 1
+  for (int tile = first; tile >= last; --tile) {
+    rows.multiply_qk(tile);
+    rows.finish_scores(tile);
+    ptx::copy_async_wait<0>();
+    __syncthreads();
+    if (tile > last) {
+      load_k<C>(p, w, tile - 1, shared);
+      ptx::copy_async_commit();
+    }
+    rows.rescale();
+    rows.multiply_pv(tile);
+    if (tile > last) {
+      ptx::copy_async_wait<0>();
+      __syncthreads();
+      load_v<C>(p, w, tile - 1, shared);
+      ptx::copy_async_commit();
+    }
+  }
+
+  const int warp_row = threadIdx.x / 32 * kGroupRows * C::kGroups;
+  float inverse[C::kGroups][2];
+  finish_rows<C>(p, w, rows, warp_row, inverse);
+  store_rows<C>(p, w, rows, warp_row, inverse, shared);
+}
+
+}  // namespace heddle::cuda::sm80::attention_fwd

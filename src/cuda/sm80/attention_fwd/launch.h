@@ -1,0 +1,27 @@
+// The instantiations of the kernel, for the host.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm80/attention_fwd/params.h"
+
+namespace heddle::cuda::sm80::attention_fwd {
+
+// One instantiation: the query rows of its tile, and how to start it.
+struct Variant {
+  int tile_q;
+  void (*launch)(const Params& params, cudaStream_t stream);
+};
+
+// All of one dtype and head size.
+struct Variants {
+  Variant plain;    // scale > 0, rows of 16-byte pieces, none of the score options
+  Variant options;  // any scale and all options, rows of 16-byte pieces
+  Variant strided;  // everything
+};
+
+// Defined one file each in inst/, by the largest head size they take.
+extern const Variants kBf16D64, kBf16D128, kBf16D256;
+extern const Variants kF16D64, kF16D128, kF16D256;
+
+}  // namespace heddle::cuda::sm80::attention_fwd

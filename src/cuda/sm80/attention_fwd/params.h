@@ -1,0 +1,42 @@
+// What a launch tells the kernel.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "core/attention_problem.h"
+
+namespace heddle::cuda::sm80::attention_fwd {
+
+// Quotients of numbers below 2^31 without a division (Granlund and Montgomery, PLDI 1994).
+struct Divisor {
+  unsigned divisor = 1, factor = 1;
+  int shift = 0;
+  Divisor() = default;
+  explicit Divisor(unsigned d) : divisor(d), shift(static_cast<int>(std::bit_width(d - 1))) {
+    factor = static_cast<unsigned>(((std::uint64_t{1} << 32) * ((std::uint64_t{1} << shift) - d)) / d + 1);
+  }
+  constexpr unsigned quotient(unsigned n) const {
+    return (static_cast<unsigned>(std::uint64_t{n} * factor >> 32) + n) >> shift;
+  }
+};
+
+struct Params {
+  AttentionProblem problem;
+  int heads, group;  // H, G
+  int units;         // B * H
+  int q_tiles;       // of the longest sequence
+  Divisor page_size;
+  int section;  // heads whose keys and values the L2 cache holds together
+  // Row i attends keys j with i + off - left <= j <= i + off + right.
+  int left, right;
+  float scale_log2;             // scale * log2(e)
+  bool bias_pairs, mask_pairs;  // two columns may be read at once
+  bool o_aligned;               // rows of o may be written in pieces of 16 bytes
+  std::uint32_t drop_below;     // a probability whose random word is less is dropped
+};
+
+constexpr int kOpen = 1 << 30;  // a window without an edge
+constexpr float kLog2e = 1.44269504088896341f;
+
+}  // namespace heddle::cuda::sm80::attention_fwd

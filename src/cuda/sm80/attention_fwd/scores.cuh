@@ -1,0 +1,186 @@
+// From products q . k to logits in log2 units, and dropout. A warp's scores of one key tile, s[group][n][4], lie as
+// mma_16816 leaves them: element 2 r + c of block n is (row lane / 4 + 8 r of the group, key 8 n + 2 (lane % 4) + c).
+//
+// Masking selects: whatever a masked score was, NaN included, it becomes -inf.
+#pragma once
+
+#include "core/philox.h"
+#include "cuda/common/ptx.cuh"
+#include "cuda/sm80/attention_fwd/schedule.cuh"
+
+namespace heddle::cuda::sm80::attention_fwd {
+
+// Calls visit(score, i, j) for each score. row: the position of this lane's first row; key: that of its first column.
+template <class C, class Visit>
+__device__ inline void for_each_score(int row, int key, float (&s)[C::kGroups][C::kTileK / 8][4], Visit visit) {
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+    for (int n = 0; n < C::kTileK / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) visit(s[g][n][i], row + kGroupRows * g + i / 2 * 8, key + 8 * n + i % 2);
+    }
+  }
+}
+
+// Causality, window and lengths: row i attends one run of keys.
+template <class C>
+__device__ inline void mask_band(const Params& p, const Work& w, int row, int key,
+                                 float (&s)[C::kGroups][C::kTileK / 8][4]) {
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = row + kGroupRows * g + 8 * r;
+      const int begin = max(i + w.off - p.left, w.begin), end = i < w.sq ? min(i + w.off + p.right + 1, w.end) : 0;
+      const auto length = static_cast<unsigned>(max(end - begin, 0));
+#pragma unroll
+      for (int n = 0; n < C::kTileK / 8; ++n) {
+        const auto from = static_cast<unsigned>(key + 8 * n - begin);
+        if (from >= length) s[g][n][2 * r] = -INFINITY;
+        if (from + 1 >= length) s[g][n][2 * r + 1] = -INFINITY;
+      }
+    }
+  }
+}
+
+// softcap * tanh(x / softcap) from one exponential; its error is 2^-22 of softcap, not of x.
+__device__ inline float soft_cap(float x, float to_exponent, float twice) {
+  return 0.5f * twice - __fdividef(twice, 1.0f + ptx::exp2_approx(x * to_exponent));
+}
+
+// Scale, softcap and ALiBi.
+template <class C>
+__device__ inline void scale_scores(const Params& p, const Work& w, int row, int key,
+                                    float (&s)[C::kGroups][C::kTileK / 8][4]) {
+  const AttentionProblem& a = p.problem;
+  if (a.softcap > 0) {
+    const float to_exponent = 2 * p.scale_log2 / a.softcap, twice = 2 * a.softcap * kLog2e;
+    for_each_score<C>(row, key, s, [=](float& x, int, int) { x = soft_cap(x, to_exponent, twice); });
+  } else {
+    for_each_score<C>(row, key, s, [&](float& x, int, int) { x *= p.scale_log2; });
+  }
+  if (a.alibi.data != nullptr) {
+    const float slope =
+        reinterpret_cast<const float*>(a.alibi.data)[w.b * a.alibi.stride_b + w.h * a.alibi.stride_h] * kLog2e;
+    for_each_score<C>(row, key, s,
+                      [=](float& x, int i, int j) { x = fmaf(-slope, static_cast<float>(abs(i + w.off - j)), x); });
+  }
+}
+
+// Calls visit(score, element of plane) for each score. pairs: every element of the tile exists, and two columns may be
+// read at once; else those of scores that are -inf already are not read, since they may not exist.
+template <class C, class Element, class Visit>
+__device__ inline void for_each_element(const Plane& plane, bool pairs, const Work& w, int row, int key,
+                                        float (&s)[C::kGroups][C::kTileK / 8][4], Visit visit) {
+  struct alignas(2 * sizeof(Element)) Pair {
+    Element column[2];
+  };
+  const Element* head = reinterpret_cast<const Element*>(plane.data) + (w.b * plane.stride_b + w.h * plane.stride_h);
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const Element* at = head + ((row + kGroupRows * g + 8 * r) * plane.stride_i + key * plane.stride_j);
+      constexpr int kBatch = 4;  // blocks whose elements are on their way together
+#pragma unroll
+      for (int first = 0; first < C::kTileK / 8; first += kBatch) {
+        Pair pair[kBatch];
+        if (pairs) {
+#pragma unroll
+          for (int n = 0; n < kBatch; ++n) pair[n] = *reinterpret_cast<const Pair*>(at + 8 * (first + n));
+        } else {
+#pragma unroll
+          for (int n = 0; n < kBatch; ++n) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+              if (s[g][first + n][2 * r + c] != -INFINITY) {
+                pair[n].column[c] = at[(8 * (first + n) + c) * plane.stride_j];
+              }
+            }
+          }
+        }
+#pragma unroll
+        for (int n = 0; n < kBatch; ++n) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            float& x = s[g][first + n][2 * r + c];
+            if (x != -INFINITY) visit(x, pair[n].column[c]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Bias and boolean mask. whole: every row attends every key of the tile.
+template <class C>
+__device__ inline void add_planes(const Params& p, const Work& w, bool whole, int row, int key,
+                                  float (&s)[C::kGroups][C::kTileK / 8][4]) {
+  const AttentionProblem& a = p.problem;
+  const auto add = [](float& x, auto bias) {
+    const float added = static_cast<float>(bias);
+    x = added == -INFINITY ? -INFINITY : fmaf(added, kLog2e, x);
+  };
+  if (a.bias.data != nullptr) {
+    if (a.bias.dtype == DType::f32) {
+      for_each_element<C, float>(a.bias, whole && p.bias_pairs, w, row, key, s, add);
+    } else {
+      for_each_element<C, typename C::Element>(a.bias, whole && p.bias_pairs, w, row, key, s, add);
+    }
+  }
+  if (a.mask.data != nullptr) {
+    for_each_element<C, std::uint8_t>(a.mask, whole && p.mask_pairs, w, row, key, s, [](float& x, std::uint8_t attend) {
+      if (attend == 0) x = -INFINITY;
+    });
+  }
+}
+
+// Which keys any of the warp's rows attends: bit 2 n + c for this lane's column c of block n.
+template <class C>
+__device__ inline std::uint32_t attended_keys(const float (&s)[C::kGroups][C::kTileK / 8][4]) {
+  std::uint32_t attended = 0;
+#pragma unroll
+  for (int n = 0; n < C::kTileK / 8; ++n) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      bool any = false;
+#pragma unroll
+      for (int g = 0; g < C::kGroups; ++g) any |= s[g][n][c] != -INFINITY || s[g][n][2 + c] != -INFINITY;
+      attended |= static_cast<std::uint32_t>(any) << (2 * n + c);
+    }
+  }
+  for (int lanes = 4; lanes < 32; lanes *= 2) attended |= __shfl_xor_sync(0xffffffff, attended, lanes);
+  return attended;
+}
+
+// Zeroes dropped probabilities of the 16 keys of a step. Two lanes side by side hold one quad of keys for two rows
+// each: one draws the random words of the first row, the other those of the second, and they swap halves.
+template <class C>
+__device__ inline void drop(const Params& p, const Work& w, int row, int key, int step,
+                            float (&s)[C::kGroups][C::kTileK / 8][4]) {
+  const Dropout& dropout = p.problem.dropout;
+  const auto head = static_cast<std::uint32_t>(w.b * p.heads + w.h);
+  const bool odd = threadIdx.x % 2 != 0;
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+    const int i = row + kGroupRows * g;
+#pragma unroll
+    for (int n = 2 * step; n < 2 * step + 2; ++n) {
+      const auto words = dropout_words(dropout, head, static_cast<std::uint32_t>(odd ? i + 8 : i),
+                                       static_cast<std::uint32_t>(key + 8 * n) / 4);
+      const bool keep[4] = {words[0] >= p.drop_below, words[1] >= p.drop_below, words[2] >= p.drop_below,
+                            words[3] >= p.drop_below};
+      const int given = odd ? keep[0] | keep[1] << 1 : keep[2] | keep[3] << 1;
+      const int taken = __shfl_xor_sync(0xffffffff, given, 1);
+      const int kept = odd ? keep[2] | keep[3] << 1 : keep[0] | keep[1] << 1;
+      const int row0 = odd ? taken : kept, row8 = odd ? kept : taken;
+      if ((row0 & 1) == 0) s[g][n][0] = 0.0f;
+      if ((row0 & 2) == 0) s[g][n][1] = 0.0f;
+      if ((row8 & 1) == 0) s[g][n][2] = 0.0f;
+      if ((row8 & 2) == 0) s[g][n][3] = 0.0f;
+    }
+  }
+}
+
+}  // namespace heddle::cuda::sm80::attention_fwd
