@@ -70,15 +70,16 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.Sq == 0) return;
   const Variant& v = variant_for(p);
   Params params{.problem = p};
-  params.heads = static_cast<int>(p.H);
-  params.group = static_cast<int>(p.G);
+  params.heads = Divisor(static_cast<unsigned>(p.H));
+  params.group = Divisor(static_cast<unsigned>(p.G));
   params.units = static_cast<int>(p.B * p.H);
   params.q_tiles = static_cast<int>(q_tiles(p, v));
   // With a band, tiles differ in cost, and those of several heads are dealt out by it; half of the L2 cache for keys.
   const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
   const std::int64_t bytes = std::max<std::int64_t>(p.Sk * (p.D + p.Dv) * 2, 1);
   const std::int64_t heads = std::clamp<std::int64_t>(current_device().l2_bytes / 2 / bytes, 1, params.units);
-  params.section = static_cast<int>(std::min<std::int64_t>(band ? heads * p.G : 1, params.units));
+  params.section = Divisor(static_cast<unsigned>(std::min<std::int64_t>(band ? heads * p.G : 1, params.units)));
+  params.section_tiles = Divisor(params.section.divisor * params.q_tiles);
   params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
   params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
   if (p.causal != Causal::none) params.right = std::min(params.right, 0);

@@ -23,11 +23,12 @@ struct Divisor {
 
 struct Params {
   AttentionProblem problem;
-  int heads, group;  // H, G
-  int units;         // B * H
-  int q_tiles;       // of the longest sequence
+  Divisor heads, group;   // H, G
+  int units;              // B * H
+  int q_tiles;            // of the longest sequence
+  Divisor section;        // heads whose keys and values the L2 cache holds together
+  Divisor section_tiles;  // section * q_tiles
   Divisor page_size;
-  int section;  // heads whose keys and values the L2 cache holds together
   // Row i attends keys j with i + off - left <= j <= i + off + right.
   int left, right;
   float scale_log2;             // scale * log2(e)

@@ -10,14 +10,16 @@ namespace heddle::cuda::sm80::attention_fwd {
 // have most keys, and short tiles at the end let all multiprocessors finish together.
 template <class C>
 __device__ inline Work describe_work(const Params& p) {
-  const int tile = static_cast<int>(blockIdx.x);
-  const int size = p.section * p.q_tiles, from_unit = tile / size * p.section, rest = tile % size;
-  const int units = min(p.section, p.units - from_unit);
-  const int unit = from_unit + rest % units;
+  // Divisions would be most of what this takes; only a last section of fewer heads needs one.
+  const unsigned tile = blockIdx.x, section = p.section_tiles.quotient(tile);
+  const unsigned rest = tile - section * p.section_tiles.divisor, from_unit = section * p.section.divisor;
+  const unsigned left_over = p.units - from_unit, units = min(p.section.divisor, left_over);
+  const unsigned row = units == p.section.divisor ? p.section.quotient(rest) : rest / units;
+  const unsigned unit = from_unit + rest - row * units, b = p.heads.quotient(unit);
   Work w;
-  w.b = unit / p.heads;
-  w.h = unit % p.heads;
-  w.first = (p.q_tiles - 1 - rest / units) * C::kTileQ;
+  w.b = static_cast<int>(b);
+  w.h = static_cast<int>(unit - b * p.heads.divisor);
+  w.first = (p.q_tiles - 1 - static_cast<int>(row)) * C::kTileQ;
   const Sequence s = p.problem.sequence(w.b);
   const int sk = static_cast<int>(s.sk);
   w.q_rows = static_cast<int>(s.q_rows);
@@ -26,7 +28,7 @@ __device__ inline Work describe_work(const Params& p) {
   w.q_row = static_cast<int>(s.q_begin);
   w.k_slot = static_cast<int>(s.k_begin);
   const auto key0 = [&](const Operand& x) {
-    const std::int64_t head = w.h / p.group * x.stride_h;
+    const std::int64_t head = p.group.quotient(w.h) * x.stride_h;
     if (p.problem.page_table != nullptr) return x.data + 2 * head;
     const std::int64_t b = p.problem.cache_batch_idx != nullptr ? p.problem.cache_batch_idx[w.b] : w.b;
     return x.data + 2 * (head + b * x.stride_b + s.k_begin * x.stride_s);

@@ -160,7 +160,7 @@ template <class C>
 __device__ inline void drop(const Params& p, const Work& w, int row, int key, int step,
                             float (&s)[C::kGroups][C::kTileK / 8][4]) {
   const Dropout& dropout = p.problem.dropout;
-  const auto head = static_cast<std::uint32_t>(w.b * p.heads + w.h);
+  const auto head = w.b * p.heads.divisor + w.h;
   const bool odd = threadIdx.x % 2 != 0;
 #pragma unroll
   for (int g = 0; g < C::kGroups; ++g) {
