@@ -48,7 +48,7 @@ struct Sequence {
 
 struct AttentionProblem {
   std::int64_t B = 0, H = 0, Hkv = 0, G = 1;
-  std::int64_t Sq = 0, Sk = 0;  // the longest sequence of each (bounds, for packed data)
+  std::int64_t Sq = 0, Sk = 0;          // the longest sequence of each (bounds, for packed data)
   std::int64_t q_rows = 0, k_rows = 0;  // extents of q's and k's row dimension: Sq and Sk, the totals if packed, or a
                                         // page's size
   std::int64_t D = 0, Dv = 0;
