@@ -45,4 +45,4 @@ sed -n '/^```cpp$/,/^```$/{/^```/d;p}' README.md >"$build/readme.cc"
 "${CXX:-g++}" "$build/readme.cc" -o "$build/readme" $flags
 LD_LIBRARY_PATH=$(dirname "$pc") "$build/readme"
 echo "README's example: ran"
-consume add_subdirectory -DHEDDLE_SOURCE="$root" -DHEDDLE_BUILD_TESTS=OFF
+consume add_subdirectory -DHEDDLE_SOURCE="$root" -DHEDDLE_BUILD_TESTS=OFF -DHEDDLE_CUDA=OFF

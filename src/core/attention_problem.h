@@ -38,6 +38,11 @@ struct Plane {
   }
 };
 
+// std::clamp by value: its references cost kernels memory.
+constexpr std::int64_t clamped(std::int64_t x, std::int64_t low, std::int64_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+
 // One sequence of the batch.
 struct Sequence {
   std::int64_t q_begin = 0, k_begin = 0;  // first row in packed (or left-padded) storage
@@ -77,20 +82,26 @@ struct AttentionProblem {
 
   bool batch_invariant = false, deterministic = false;
 
-  // Reads index data, so it belongs where the data is: for problems on a GPU, inside kernels (hence constexpr).
+  // Reads index data, so it belongs where the data is: for problems on a GPU, inside kernels (hence constexpr). Nobody
+  // has checked the data there: it is clamped, so that no row outside the tensors is named.
   constexpr Sequence sequence(std::int64_t b) const {
     Sequence s;
-    s.q_begin = cu_seqlens_q ? cu_seqlens_q[b] : 0;
-    s.k_begin = cu_seqlens_k ? cu_seqlens_k[b] : 0;
-    s.sq = cu_seqlens_q ? cu_seqlens_q[b + 1] - cu_seqlens_q[b] : Sq;
-    s.sk = cu_seqlens_k ? cu_seqlens_k[b + 1] - cu_seqlens_k[b] : Sk;
-    s.q_rows = s.sq;
-    s.k_rows = s.sk;
-    if (seqused_q) s.sq = seqused_q[b];
-    if (seqused_k) s.sk = seqused_k[b];
+    s.q_rows = Sq;
+    s.k_rows = Sk;
+    if (cu_seqlens_q) {
+      s.q_begin = clamped(cu_seqlens_q[b], 0, q_rows);
+      s.q_rows = clamped(cu_seqlens_q[b + 1], s.q_begin, q_rows) - s.q_begin;
+    }
+    if (cu_seqlens_k) {
+      s.k_begin = clamped(cu_seqlens_k[b], 0, k_rows);
+      s.k_rows = clamped(cu_seqlens_k[b + 1], s.k_begin, k_rows) - s.k_begin;
+    }
+    s.sq = seqused_q ? clamped(seqused_q[b], 0, s.q_rows) : s.q_rows;
+    s.sk = seqused_k ? clamped(seqused_k[b], 0, s.k_rows) : s.k_rows;
     if (cache_leftpad) {
-      s.k_begin += cache_leftpad[b];
-      s.sk = std::max<std::int64_t>(s.sk - cache_leftpad[b], 0);
+      const std::int64_t skipped = clamped(cache_leftpad[b], 0, s.sk);
+      s.k_begin += skipped;
+      s.sk -= skipped;
     }
     s.off = causal == Causal::top_left ? 0 : s.sk - s.sq;
     return s;
