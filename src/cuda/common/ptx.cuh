@@ -14,13 +14,6 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// True in one lane of a converged warp.
-__device__ inline bool elect_one() {
-  std::uint32_t elected;
-  asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
-  return elected != 0;
-}
-
 // ---- mbarrier: a phase ends when `arrivals` have arrived and all expected bytes have landed.
 
 using Barrier = std::uint64_t;
@@ -76,7 +69,6 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap& map) {
 
 // What the L2 cache should do with lines that a copy touches.
 enum class L2 : std::uint64_t {
-  evict_normal = 0x1000000000000000,
   evict_first = 0x12F0000000000000,
   evict_last = 0x14F0000000000000,
 };
