@@ -5,6 +5,8 @@
 //   packed    q [total_q, H, D]    with cu_seqlens_q;  o [total_q, H, Dv];  lse [H, total_q];  k, v likewise
 //   paged     k [pages, page_size, Hkv, D]   v [pages, page_size, Hkv, Dv]  with page_table
 // q, k, v, o share one dtype (f32, f16 or bf16); lse is f32. Strides are free, except that outputs must not overlap.
+// k and v may also be f8e4m3 beside 16-bit q and o (a cache in 8 bits), or q, k and v all f8e4m3 with o f16 or bf16; a
+// stored x then stands for x * scale (q_scale, k_scale, v_scale), and every formula is about what it stands for.
 //
 // Meaning (the same on every backend):
 //   s_ij = scale * q_i . k_j;  s = softcap * tanh(s / softcap) if softcap > 0;  s += -slope_h * |i + off - j|;
@@ -35,6 +37,10 @@ struct Dropout {
   std::uint64_t offset = 0;
 };
 
+// How f32 operands are multiplied on a GPU; 16-bit operands and the CPU do not ask. f32: as f32 arithmetic rounds, by
+// three tf32 products (3xTF32: Ootomo and Yokota, arXiv 2203.03341). tf32: one product of operands of 11 bits.
+enum class Precision : std::uint8_t { f32, tf32 };
+
 struct AttentionOptions {
   std::optional<float> scale;  // default 1 / sqrt(D)
   Causal causal = Causal::none;
@@ -45,6 +51,9 @@ struct AttentionOptions {
   TensorView bias;                 // q's dtype or f32, [B|1, H|1, Sq|1, Sk|1]; -inf removes a pair
   TensorView mask;                 // boolean, [B|1, H|1, Sq|1, Sk|1]; true = attend
   TensorView sink;                 // f32 [H]: a logit in each row's denominator, not scaled
+  // int32 [B, Sq], Sq <= 32, for drafts to verify: bit t of entry [b, i] lets row i attend the key at position
+  // Sk - Sq + t (lengths as used: the last Sq keys are the draft's own). Earlier keys are not its business.
+  TensorView draft_mask;
   Dropout dropout;
 
   // Packed sequences: int32 [B + 1], from 0 to the total, never decreasing. Bias and mask are then indexed by the
@@ -57,6 +66,11 @@ struct AttentionOptions {
   // k and v (not paged) that each sequence reads; leftpad: int32 [B], slots to skip before the first key.
   TensorView page_table, cache_batch_idx, cache_leftpad;
 
+  // f32, beside f8e4m3 operands: the shape of q (k, v) without its last extent, each extent that or 1. So [1, 1, 1] is
+  // one number, [B, 1, H] one for each head of each sequence, [B, Sq, H] one for each row. Not given: 1.
+  TensorView q_scale, k_scale, v_scale;
+
+  Precision precision = Precision::f32;
   bool batch_invariant = false;  // a row's bits do not depend on the rest of the batch, also where keys are split
   bool deterministic = false;    // backward: bitwise repeatable. The CPU is so always
   std::string method;            // "" (free choice), "flash" or "baseline" (full score matrix)

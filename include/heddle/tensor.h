@@ -9,11 +9,13 @@
 
 namespace heddle {
 
-enum class DType : std::uint8_t { f32, f16, bf16, i32, boolean };
+// f8e4m3: 4 bits of exponent, 3 of mantissa, no infinity, largest 448 ("E4M3" of Micikevicius et al., arXiv
+// 2209.05433).
+enum class DType : std::uint8_t { f32, f16, bf16, i32, boolean, f8e4m3 };
 
 // Bytes of one element.
 std::size_t size_of(DType dtype);
-// "float32", "float16", "bfloat16", "int32", "bool".
+// "float32", "float16", "bfloat16", "int32", "bool", "float8_e4m3fn".
 const char* name_of(DType dtype);
 
 enum class Device : std::uint8_t { cpu, cuda };

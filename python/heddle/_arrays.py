@@ -9,7 +9,7 @@ import numpy as np
 from . import _heddle
 from ._options import BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, MASK, check_rank, lse_shape
 
-_FLOAT32 = 0  # heddle::DType
+_FLOAT32, _BFLOAT16, _FLOAT8 = 0, 2, 5  # heddle::DType
 
 
 def _empty_like_kind(model: Any, shape: tuple[int, ...], code: int) -> Any:
@@ -40,7 +40,7 @@ def attention(q, k, v, items, return_lse):
     items[BIAS], items[MASK] = _four(items[BIAS]), _four(items[MASK])
     q_shape, code = _heddle.describe(q, "attention_forward", "q")
     v_shape, _ = _heddle.describe(v, "attention_forward", "v")
-    out = _empty_like_kind(q, q_shape[:-1] + v_shape[-1:], code)
+    out = _empty_like_kind(q, q_shape[:-1] + v_shape[-1:], _BFLOAT16 if code == _FLOAT8 else code)
     lse = None
     if return_lse:
         packed = items[CU_SEQLENS_Q] is not None

@@ -61,8 +61,19 @@ def lse_shape(q_shape: Any, packed: bool) -> tuple[int, ...]:
     return (q_shape[1], q_shape[0]) if packed else (q_shape[0], q_shape[2], q_shape[1])
 
 
+PRECISION_CODES = {"f32": 0, "tf32": 1}
+
+
+def precision_code(precision: Any) -> int:
+    """0 or 1 for "f32" or "tf32"."""
+    code = PRECISION_CODES.get(precision)
+    if code is None:
+        raise ValueError(f"[attention] precision is {precision!r}: it must be 'f32' or 'tf32'")
+    return code
+
+
 # Where some items of the options tuple lie.
-BIAS, MASK, SINK, CU_SEQLENS_Q, ARRAYS, DROPOUT_P, DROPOUT_SEED = 1, 2, 3, 4, 11, 16, 17
+BIAS, MASK, SINK, CU_SEQLENS_Q, ARRAYS, DROPOUT_P, DROPOUT_SEED = 1, 2, 3, 4, 15, 20, 21
 
 
 def pack(
@@ -86,12 +97,17 @@ def pack(
     page_table=None,
     cache_batch_idx=None,
     cache_leftpad=None,
+    draft_mask=None,
+    q_scale=None,
+    k_scale=None,
+    v_scale=None,
     batch_invariant=False,
     deterministic=False,
+    precision="f32",
     method=None,
     force=None,
 ) -> tuple:
-    """The options tuple that the native module and the torch operators take: 11 arrays, then 13 other values."""
+    """The options tuple that the native module and the torch operators take: 15 arrays, then 14 other values."""
     left, right = pair(window)
     return (
         alibi_slopes,
@@ -105,6 +121,10 @@ def pack(
         page_table,
         cache_batch_idx,
         cache_leftpad,
+        draft_mask,
+        q_scale,
+        k_scale,
+        v_scale,
         scale,
         causal_code(causal),
         left,
@@ -116,6 +136,7 @@ def pack(
         max_seqlen_k or 0,
         batch_invariant,
         deterministic,
+        precision_code(precision),
         method or "",
         force or "",
     )

@@ -24,7 +24,7 @@ _cuda_built = _heddle.cuda_built()
 _DEVICES = ("cpu", "meta", "cuda") if _cuda_built else ("cpu", "meta")
 # The options that sdpa has no words for.
 _NO_ARRAYS = (None,) * (ARRAYS - 3)
-_FREE_CHOICE = (0, 0, False, False, "", "")
+_FREE_CHOICE = (0, 0, False, False, 0, "", "")
 
 
 def _unwatched(q, k, v, arrays):

@@ -16,15 +16,15 @@ def _device_memory(size):
 
 _heddle.use_torch(
     torch.Tensor,
-    {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.bool: 4},
+    {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.bool: 4, torch.float8_e4m3fn: 5},
     _device_memory,
 )
 
 _OPTIONS = (
     "Tensor? alibi_slopes, Tensor? bias, Tensor? mask, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
     "Tensor? seqused_q, Tensor? seqused_k, Tensor? page_table, Tensor? cache_batch_idx, Tensor? cache_leftpad, "
-    "float? scale, int causal, SymInt window_left, SymInt window_right, float softcap, float dropout_p, "
-    "Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, bool batch_invariant, bool deterministic, "
+    "Tensor? draft_mask, Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, float? scale, int causal, SymInt window_left, SymInt window_right, float softcap, float dropout_p, "
+    "Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, bool batch_invariant, bool deterministic, int precision, "
     "str method, str force"
 )
 
@@ -48,9 +48,10 @@ def _items(options):
 
 
 def empty_out(q, v):
+    dtype = torch.bfloat16 if q.dtype is torch.float8_e4m3fn else q.dtype
     if q.size(-1) == v.size(-1):
-        return torch.empty_like(q, memory_format=torch.contiguous_format)
-    return torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
+        return torch.empty_like(q, dtype=dtype, memory_format=torch.contiguous_format)
+    return torch.empty((*q.shape[:-1], v.shape[-1]), dtype=dtype, device=q.device)
 
 
 def empty_lse(q, packed):

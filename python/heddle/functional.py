@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from . import _arrays
-from ._options import CAUSAL_CODES, Causal, causal_code, pair
+from ._options import CAUSAL_CODES, PRECISION_CODES, Causal, causal_code, pair, precision_code
 
 
 def _is_torch(x: Any) -> bool:
@@ -52,16 +52,22 @@ def attention(
     page_table: Any = None,
     cache_batch_idx: Any = None,
     cache_leftpad: Any = None,
+    draft_mask: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
     deterministic: bool = False,
+    precision: str = "f32",
     method: str | None = None,
     force: str | None = None,
 ) -> Any:
     """Exact attention: ``softmax(scale * q k^T + ...) v``, without the matrix of scores in memory.
 
     B sequences, H query heads, Hkv key/value heads (H a multiple of Hkv), Sq and Sk lengths, D and Dv head sizes (1 to
-    256). float32, float16 or bfloat16; sums are float32. Strides are free. Torch tensors go through a torch operator
+    256). float32, float16 or bfloat16; sums are float32. k and v may be torch.float8_e4m3fn beside 16-bit q (a cache in 8
+    bits), or all three, with a bfloat16 result. Strides are free. Torch tensors go through a torch operator
     with gradients of q, k, v, bias and sink, also through the returned lse; other arrays are forward only. Torch
     tensors on a GPU run there, on the current stream, as far as a candidate takes them (see ``heddle.explain``).
 
@@ -88,9 +94,14 @@ def attention(
       page_table: int32 [B, max_pages], the page of each page_size keys.
       cache_batch_idx: int32 [B], the row of k and v that each sequence reads (not with page_table).
       cache_leftpad: int32 [B], slots to skip before each sequence's first key.
+      draft_mask: int32 [B, Sq], Sq <= 32: bit t of entry [b, i] lets row i attend the key at position Sk - Sq + t, the
+        last Sq keys (lengths as used) being the draft's own.
+      q_scale, k_scale, v_scale: float32, beside float8_e4m3fn: the shape of q (k, v) without its last extent, each extent
+        that or 1; a stored x stands for x * scale. 1 if None.
       return_lse: also return the log-sum-exp of each row's scores.
       batch_invariant: a row's bits do not depend on the rest of the batch, also where keys are split.
       deterministic: bitwise repeatable gradients (the CPU's are so always).
+      precision: of products of float32 on a GPU: "f32" (as float32 rounds) or "tf32" (11 bits, faster).
       method: "flash" or "baseline" (the full score matrix); None chooses.
       force: a candidate's name, as ``heddle.explain`` lists it; None chooses.
 
@@ -119,6 +130,10 @@ def attention(
         page_table,
         cache_batch_idx,
         cache_leftpad,
+        draft_mask,
+        q_scale,
+        k_scale,
+        v_scale,
         scale,
         CAUSAL_CODES[causal] if type(causal) is str and causal in CAUSAL_CODES else causal_code(causal),
         left,
@@ -130,6 +145,7 @@ def attention(
         max_seqlen_k or 0,
         batch_invariant,
         deterministic,
+        PRECISION_CODES[precision] if precision in PRECISION_CODES else precision_code(precision),
         method or "",
         force or "",
     )

@@ -13,7 +13,7 @@ namespace {
 // The dtypes that an argument of this name may have.
 std::string rule_of(std::string_view name) {
   for (const std::string_view index :
-       {"cu_seqlens", "seqused", "seqlens", "page_table", "cache_", "offsets", "token_"}) {
+       {"cu_seqlens", "seqused", "seqlens", "page_table", "cache_", "offsets", "token_", "draft_"}) {
     if (name.starts_with(index)) return "it must be int32";
   }
   if (name == "mask") return "it must be bool (true = attend); pass numbers that are added as bias";
@@ -40,6 +40,7 @@ bool dtype_of(nb::dlpack::dtype dtype, DType* out) {
   if (code == Code::Float && dtype.bits == 16) return *out = DType::f16, true;
   if (code == Code::Bfloat && dtype.bits == 16) return *out = DType::bf16, true;
   if (code == Code::Int && dtype.bits == 32) return *out = DType::i32, true;
+  if (dtype.code == dlpack::kFloat8E4m3fn && dtype.bits == 8) return *out = DType::f8e4m3, true;
   if (code == Code::Bool && dtype.bits == 8) return *out = DType::boolean, true;
   return false;
 }
@@ -233,7 +234,7 @@ TensorView Arguments::view_of_array(nb::handle object, const char* name, bool wr
 }
 
 AttentionOptions Arguments::options(const nb::tuple& items) {
-  if (items.size() != 24) throw Error("[heddle] the options must be a tuple of 24 items");
+  if (items.size() != 29) throw Error("[heddle] the options must be a tuple of 29 items");
   const auto item = [&](int i) { return nb::handle(NB_TUPLE_GET_ITEM(items.ptr(), i)); };
   AttentionOptions out;
   out.alibi_slopes = read(item(0), "alibi_slopes");
@@ -247,22 +248,27 @@ AttentionOptions Arguments::options(const nb::tuple& items) {
   out.page_table = read(item(8), "page_table");
   out.cache_batch_idx = read(item(9), "cache_batch_idx");
   out.cache_leftpad = read(item(10), "cache_leftpad");
-  if (!item(11).is_none()) out.scale = static_cast<float>(number(item(11)));
-  out.causal = static_cast<Causal>(integer(item(12).ptr()));
-  out.window_left = integer(item(13).ptr());
-  out.window_right = integer(item(14).ptr());
-  out.softcap = static_cast<float>(number(item(15)));
-  out.dropout.p = static_cast<float>(number(item(16)));
-  if (!item(17).is_none()) {
-    out.dropout.seed = PyLong_AsUnsignedLongLongMask(item(17).ptr());
+  out.draft_mask = read(item(11), "draft_mask");
+  out.q_scale = read(item(12), "q_scale");
+  out.k_scale = read(item(13), "k_scale");
+  out.v_scale = read(item(14), "v_scale");
+  if (!item(15).is_none()) out.scale = static_cast<float>(number(item(15)));
+  out.causal = static_cast<Causal>(integer(item(16).ptr()));
+  out.window_left = integer(item(17).ptr());
+  out.window_right = integer(item(18).ptr());
+  out.softcap = static_cast<float>(number(item(19)));
+  out.dropout.p = static_cast<float>(number(item(20)));
+  if (!item(21).is_none()) {
+    out.dropout.seed = PyLong_AsUnsignedLongLongMask(item(21).ptr());
     if (PyErr_Occurred()) throw nb::python_error();
   }
-  out.max_seqlen_q = integer(item(18).ptr());
-  out.max_seqlen_k = integer(item(19).ptr());
-  out.batch_invariant = truth(item(20));
-  out.deterministic = truth(item(21));
-  out.method = string(item(22));
-  out.force = string(item(23));
+  out.max_seqlen_q = integer(item(22).ptr());
+  out.max_seqlen_k = integer(item(23).ptr());
+  out.batch_invariant = truth(item(24));
+  out.deterministic = truth(item(25));
+  out.precision = static_cast<Precision>(integer(item(26).ptr()));
+  out.method = string(item(27));
+  out.force = string(item(28));
   return out;
 }
 

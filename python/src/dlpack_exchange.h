@@ -7,6 +7,7 @@
 namespace heddle::python::dlpack {
 
 enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2 };
+constexpr std::uint8_t kFloat8E4m3fn = 10;  // a dtype code, newer than nanobind's list
 
 struct Tensor {
   void* data;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/rotary.h"
 #include "heddle/attention.h"
 
 namespace heddle {
@@ -19,6 +20,18 @@ struct Operand {
   explicit operator bool() const { return data != nullptr; }
   std::byte* at(std::int64_t b, std::int64_t s, std::int64_t h) const {
     return data + (b * stride_b + s * stride_s + h * stride_h) * static_cast<std::int64_t>(size_of(dtype));
+  }
+};
+
+// What stored f8e4m3 values are multiplied with, [batch, row, head] as their operand is addressed; broadcast extents
+// have stride 0. Absent: 1.
+struct Scales {
+  const float* data = nullptr;
+  std::int64_t stride_b = 0, stride_s = 0, stride_h = 0;
+
+  constexpr explicit operator bool() const { return data != nullptr; }
+  constexpr float at(std::int64_t b, std::int64_t s, std::int64_t h) const {
+    return data == nullptr ? 1.0f : data[b * stride_b + s * stride_s + h * stride_h];
   }
 };
 
@@ -51,11 +64,22 @@ struct Sequence {
   std::int64_t off = 0;                 // key position that row 0 is aligned with
 };
 
+// New keys that a call writes into the cache before it attends: row i of sequence b goes to position seqused_k[b] + i,
+// and nowhere if that is outside the cache.
+struct Append {
+  Operand k_new, v_new;  // [B, Sn, Hkv, D], [B, Sn, Hkv, Dv]
+  RotaryTables rotary;   // of k_new and q
+  bool by_row = false;   // q's row i stands at position seqused_k[b] + i; else each row at seqused_k[b]
+
+  explicit operator bool() const { return static_cast<bool>(k_new); }
+};
+
 struct AttentionProblem {
   std::int64_t B = 0, H = 0, Hkv = 0, G = 1;
   std::int64_t Sq = 0, Sk = 0;          // the longest sequence of each (bounds, for packed data)
   std::int64_t q_rows = 0, k_rows = 0;  // extents of q's and k's row dimension: Sq and Sk, the totals if packed, or a
                                         // page's size
+  std::int64_t k_batches = 0;           // extent of k's batch dimension: B, rows of the cache, pages, or 1 if packed
   std::int64_t D = 0, Dv = 0;
   DType dtype = DType::f32;
   Device device = Device::cpu;  // where all data is, index data too
@@ -68,7 +92,11 @@ struct AttentionProblem {
   std::int64_t window_left = -1, window_right = -1;  // as the caller gave them; key_range() joins them with `causal`
   Plane alibi;                                       // f32 [b, h]
   Plane bias, mask;
-  Plane sink;  // f32 [h]
+  Plane sink;                                // f32 [h]
+  const std::int32_t* draft_mask = nullptr;  // [b, i], row stride draft_mask_stride: bits of the last sq keys
+  std::int64_t draft_mask_stride = 0;
+  Scales q_scale, k_scale, v_scale;
+  Precision precision = Precision::f32;
   Dropout dropout;
 
   const std::int32_t* cu_seqlens_q = nullptr;
@@ -79,6 +107,9 @@ struct AttentionProblem {
   std::int64_t page_table_stride = 0, page_size = 0;
   const std::int32_t* cache_batch_idx = nullptr;
   const std::int32_t* cache_leftpad = nullptr;
+
+  std::int64_t k_appended = 0;  // keys that this call adds behind seqused_k
+  Append append;                // who writes them, if it is the kernel itself
 
   bool batch_invariant = false, deterministic = false;
 
@@ -97,7 +128,7 @@ struct AttentionProblem {
       s.k_rows = clamped(cu_seqlens_k[b + 1], s.k_begin, k_rows) - s.k_begin;
     }
     s.sq = seqused_q ? clamped(seqused_q[b], 0, s.q_rows) : s.q_rows;
-    s.sk = seqused_k ? clamped(seqused_k[b], 0, s.k_rows) : s.k_rows;
+    s.sk = seqused_k ? clamped(seqused_k[b] + k_appended, 0, s.k_rows) : s.k_rows;
     if (cache_leftpad) {
       const std::int64_t skipped = clamped(cache_leftpad[b], 0, s.sk);
       s.k_begin += skipped;
@@ -107,14 +138,28 @@ struct AttentionProblem {
     return s;
   }
 
-  // First byte of key (or value) row j of sequence b, head h.
-  std::byte* key_row(const Operand& x, std::int64_t b, const Sequence& s, std::int64_t j, std::int64_t h) const {
+  // Where key (and value) j of sequence b is stored: k.at(batch, row, h). Indices are clamped, as lengths are.
+  struct Slot {
+    std::int64_t batch, row;
+  };
+  constexpr Slot key_slot(std::int64_t b, const Sequence& s, std::int64_t j) const {
     const std::int64_t slot = s.k_begin + j;
     if (page_table) {
-      const std::int64_t page = page_table[b * page_table_stride + slot / page_size];
-      return x.at(page, slot % page_size, h);
+      return {clamped(page_table[b * page_table_stride + slot / page_size], 0, k_batches - 1), slot % page_size};
     }
-    return x.at(cache_batch_idx ? cache_batch_idx[b] : b, slot, h);
+    return {cache_batch_idx ? clamped(cache_batch_idx[b], 0, k_batches - 1) : b, slot};
+  }
+
+  // First byte of key (or value) row j of sequence b, head h.
+  std::byte* key_row(const Operand& x, std::int64_t b, const Sequence& s, std::int64_t j, std::int64_t h) const {
+    const Slot at = key_slot(b, s, j);
+    return x.at(at.batch, at.row, h);
+  }
+
+  // Whether the draft's mask keeps row i from key j.
+  constexpr bool draft_removes(std::int64_t b, const Sequence& s, std::int64_t i, std::int64_t j) const {
+    const std::int64_t t = j - (s.sk - s.sq);
+    return draft_mask != nullptr && t >= 0 && (draft_mask[b * draft_mask_stride + i] >> t & 1) == 0;
   }
 
   // Keys that row i may attend by causality and window: [begin, end), clipped to [0, sk]; begin <= end.

@@ -11,6 +11,13 @@ namespace heddle {
 // Empty: supported. Otherwise the sentence that says why not.
 using Refusal = std::string;
 
+// What a call may ask for and few kernels have; a candidate names those it knows, and is refused for the others.
+enum Extra : unsigned {
+  kE4m3 = 1,       // f8e4m3 operands
+  kDraftMask = 2,  // draft_mask
+  kAppend = 4,     // writing new keys into the cache in the same launch
+};
+
 struct AttentionForwardKernel {
   const char* name;    // what `force` takes
   const char* method;  // "flash", "baseline", "reference"
@@ -20,6 +27,7 @@ struct AttentionForwardKernel {
   double (*estimate)(const AttentionProblem&, int workers);  // seconds
   std::size_t (*workspace)(const AttentionProblem&, int workers);
   void (*launch)(const AttentionProblem&, const Runtime&);  // runtime.executor and workspace are set and large enough
+  unsigned extras = 0;                                      // set of Extra
 };
 
 struct AttentionBackwardKernel {

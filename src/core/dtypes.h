@@ -1,4 +1,4 @@
-// Conversions between f32 and the 16-bit floating-point formats, round to nearest even, on the CPU, scalar.
+// Conversions between f32 and the narrower floating-point formats, round to nearest even, on the CPU, scalar.
 #pragma once
 
 #include <bit>
@@ -44,13 +44,43 @@ inline std::uint16_t f32_to_f16(float value) {
   return static_cast<std::uint16_t>(sign | half);
 }
 
-// Element `index` of an f32, f16 or bf16 array, widened.
+// E4M3 of the OCP 8-bit formats: bias 7, subnormals in units of 2^-9, no infinity, NaN 0x7f.
+inline float f8e4m3_to_f32(std::uint8_t bits) {
+  const std::uint32_t sign = (bits & 0x80u) << 24, magnitude = bits & 0x7fu;
+  if (magnitude == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
+  if (magnitude < 8u) {
+    const float value = static_cast<float>(magnitude) * 0x1p-9f;
+    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(value));
+  }
+  return std::bit_cast<float>(sign | ((magnitude << 20) + 0x3c000000u));
+}
+
+// Saturates: what is beyond 448, infinities included, becomes 448.
+inline std::uint8_t f32_to_f8e4m3(float value) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(value), magnitude = bits & 0x7fffffffu;
+  const auto sign = static_cast<std::uint8_t>((bits >> 24) & 0x80u);
+  std::uint32_t narrow;
+  if (magnitude > 0x7f800000u) {
+    narrow = 0x7fu;
+  } else if (magnitude >= 0x43e00000u) {  // 448
+    narrow = 0x7eu;
+  } else if (magnitude < 0x3c800000u) {  // below 2^-6; a sum in [2^14, 2^15) is rounded to units of 2^-9
+    narrow = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 16384.0f) - 0x46800000u;
+  } else {
+    narrow = (magnitude - 0x3c000000u + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20;
+  }
+  return static_cast<std::uint8_t>(sign | narrow);
+}
+
+// Element `index` of an array of one of the floating-point dtypes, widened.
 inline float load_element(const void* data, DType dtype, std::int64_t index) {
   switch (dtype) {
     case DType::f16:
       return f16_to_f32(static_cast<const std::uint16_t*>(data)[index]);
     case DType::bf16:
       return bf16_to_f32(static_cast<const std::uint16_t*>(data)[index]);
+    case DType::f8e4m3:
+      return f8e4m3_to_f32(static_cast<const std::uint8_t*>(data)[index]);
     default:
       return static_cast<const float*>(data)[index];
   }
@@ -63,6 +93,9 @@ inline void store_element(void* data, DType dtype, std::int64_t index, float val
       return;
     case DType::bf16:
       static_cast<std::uint16_t*>(data)[index] = f32_to_bf16(value);
+      return;
+    case DType::f8e4m3:
+      static_cast<std::uint8_t*>(data)[index] = f32_to_f8e4m3(value);
       return;
     default:
       static_cast<float*>(data)[index] = value;

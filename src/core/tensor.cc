@@ -15,6 +15,7 @@ std::size_t size_of(DType dtype) {
     case DType::bf16:
       return 2;
     case DType::boolean:
+    case DType::f8e4m3:
       return 1;
   }
   return 0;
@@ -30,6 +31,8 @@ const char* name_of(DType dtype) {
       return "bfloat16";
     case DType::i32:
       return "int32";
+    case DType::f8e4m3:
+      return "float8_e4m3fn";
     case DType::boolean:
       return "bool";
   }

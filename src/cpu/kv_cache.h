@@ -5,20 +5,9 @@
 #include <cstdint>
 
 #include "core/attention_problem.h"
+#include "core/rotary.h"
 
 namespace heddle::cpu {
-
-constexpr std::int64_t kMaxRotaryDims = 256;
-
-// cos and sin [max_position, dims / 2], both of one dtype; strides in elements.
-struct RotaryTables {
-  const std::byte* cos = nullptr;
-  const std::byte* sin = nullptr;
-  DType dtype = DType::f32;
-  std::int64_t cos_row = 0, cos_column = 0, sin_row = 0, sin_column = 0;
-  std::int64_t dims = 0;  // R; 0: nothing is rotated
-  bool interleaved = false;
-};
 
 struct RotaryProblem {
   Operand x, out;  // [B, S, H, D]

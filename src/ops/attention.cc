@@ -35,11 +35,28 @@ struct Wish {
   }
 };
 
+// Extras that the call asks for and `kernel` does not know, in words.
+Refusal missing_extra(const AttentionForwardKernel& kernel, const AttentionProblem& p) {
+  const auto lacks = [&](Extra extra) { return (kernel.extras & extra) == 0; };
+  if (p.k.dtype == DType::f8e4m3 && lacks(kE4m3)) return "it does not read float8_e4m3fn";
+  if (p.draft_mask && lacks(kDraftMask)) return "it has no draft_mask";
+  if (p.append && lacks(kAppend)) return "it does not append keys";
+  return "";
+}
+Refusal missing_extra(const AttentionBackwardKernel&, const AttentionBackwardProblem&) { return ""; }
+
+// Why `kernel` cannot serve this problem.
+template <class Kernel, class Problem>
+Refusal unsupported(const Kernel& kernel, const Problem& problem) {
+  Refusal reason = missing_extra(kernel, problem);
+  return reason.empty() ? kernel.supports(problem) : reason;
+}
+
 // Why a candidate may not run for this call; empty if it may.
 template <class Kernel, class Problem>
 Refusal refusal(const Kernel& kernel, const Problem& problem, Device device, const Wish& wish) {
   if (kernel.device != device) return "it runs on another device than the tensors are on";
-  if (Refusal reason = kernel.supports(problem); !reason.empty()) return reason;
+  if (Refusal reason = unsupported(kernel, problem); !reason.empty()) return reason;
   if (!wish.force.empty()) return wish.force == kernel.name ? "" : "another candidate was asked for by name";
   if (!wish.method.empty()) return wish.method == kernel.method ? "" : "another method was asked for";
   return kernel.automatic ? "" : "it runs only when it is asked for by name or method";
@@ -102,7 +119,7 @@ std::vector<Candidate> explain(const Problem& problem, Device device, const Wish
     candidate.name = kernel->name;
     candidate.method = kernel->method;
     candidate.reason = refusal(*kernel, problem, device, wish);
-    candidate.supported = kernel->device == device && kernel->supports(problem).empty();
+    candidate.supported = kernel->device == device && unsupported(*kernel, problem).empty();
     if (candidate.supported) {
       candidate.seconds = kernel->estimate(problem, workers);
       candidate.workspace = kernel->workspace(problem, workers);

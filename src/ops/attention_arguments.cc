@@ -43,6 +43,9 @@ class Builder {
     scores(p);
     per_head(p);
     planes(p);
+    draft(p);
+    all_scales(p);
+    p.precision = options_.precision;
     p.dropout = options_.dropout;
     p.batch_invariant = options_.batch_invariant;
     p.deterministic = options_.deterministic;
@@ -53,7 +56,13 @@ class Builder {
 
   // An o-shaped (q's rows and heads, Dv columns) or q-shaped tensor.
   Operand rows_like_q(const AttentionProblem& p, const TensorView& view, const char* name, std::int64_t width) const {
-    same_kind(view, name, q_.rank);
+    if (q_.dtype == DType::f8e4m3) {
+      check_.require(view.dtype == DType::bf16 || view.dtype == DType::f16, name, " is ", name_of(view.dtype),
+                     ": beside q of float8_e4m3fn it must be bfloat16 or float16");
+      check_.tensor(view, name, view.dtype, q_.device, q_.rank);
+    } else {
+      same_kind(view, name, q_.rank);
+    }
     for (int i = 0; i < q_.rank - 1; ++i) {
       check_.require(view.shape[i] == q_.shape[i], name, " is ", view, ": dimension ", i, " must be q's, ", q_.shape[i],
                      "; found q ", q_);
@@ -122,15 +131,19 @@ class Builder {
 
   void operands(AttentionProblem& p) const {
     check_.require(q_.given(), "q is missing");
-    check_.require(q_.dtype == DType::f32 || q_.dtype == DType::f16 || q_.dtype == DType::bf16, "q is ",
-                   name_of(q_.dtype), ": attention takes float32, float16 or bfloat16");
+    const bool narrow = q_.dtype == DType::f16 || q_.dtype == DType::bf16;
+    check_.require(q_.dtype == DType::f32 || narrow || q_.dtype == DType::f8e4m3, "q is ", name_of(q_.dtype),
+                   ": attention takes float32, float16, bfloat16 or float8_e4m3fn");
     const int q_rank = packed_q() ? 3 : 4, k_rank = packed_k() ? 3 : 4;
     check_.require(q_.rank == q_rank, "q has ", q_.rank, " dimensions: ",
                    packed_q() ? "with cu_seqlens_q it must be [total_q, H, D]" : "it must be [B, Sq, H, D]",
                    "; found q ", q_);
     check_.addressable(q_, "q");
-    same_kind(k_, "k", k_rank);
-    same_kind(v_, "v", k_rank);
+    const DType k_dtype = narrow && k_.dtype == DType::f8e4m3 ? k_.dtype : q_.dtype;
+    check_.tensor(k_, "k", k_dtype, q_.device, k_rank);
+    check_.require(v_.dtype == k_.dtype, "v is ", name_of(v_.dtype), " and k is ", name_of(k_.dtype),
+                   ": they must be equal");
+    check_.tensor(v_, "v", k_dtype, q_.device, k_rank);
     p.dtype = q_.dtype;
     p.device = q_.device;
     p.H = q_.shape[q_rank - 2];
@@ -152,6 +165,7 @@ class Builder {
     p.G = p.H / p.Hkv;
     p.q_rows = q_.shape[q_rank - 3];
     p.k_rows = k_.shape[k_rank - 3];
+    p.k_batches = packed_k() ? 1 : k_.shape[0];
     p.q = operand(q_, packed_q());
     p.k = operand(k_, packed_k());
     p.v = operand(v_, packed_k());
@@ -323,8 +337,10 @@ class Builder {
 
   void planes(AttentionProblem& p) const {
     if (options_.bias.given()) {
-      check_.require(options_.bias.dtype == p.dtype || options_.bias.dtype == DType::f32, "bias is ",
-                     name_of(options_.bias.dtype), ": it must be float32 or q's dtype, ", name_of(p.dtype));
+      check_.require((options_.bias.dtype == p.dtype && p.dtype != DType::f8e4m3) || options_.bias.dtype == DType::f32,
+                     "bias is ", name_of(options_.bias.dtype), ": it must be float32",
+                     p.dtype == DType::f8e4m3 ? "" : " or q's dtype, ",
+                     p.dtype == DType::f8e4m3 ? "" : name_of(p.dtype));
       p.bias = plane(p, options_.bias, "bias");
     }
     if (options_.mask.given()) {
@@ -332,6 +348,40 @@ class Builder {
                      ": it must be bool (true = attend); pass numbers that are added as bias");
       p.mask = plane(p, options_.mask, "mask");
     }
+  }
+
+  void draft(AttentionProblem& p) const {
+    const TensorView& mask = options_.draft_mask;
+    if (!mask.given()) return;
+    check_.tensor(mask, "draft_mask", DType::i32, q_.device, 2);
+    check_.require(p.Sq <= 32, "draft_mask is given and q has ", p.Sq, " rows a sequence: a draft has at most 32");
+    check_.require(mask.shape[0] == p.B && mask.shape[1] == p.Sq, "draft_mask is ", mask, ": it must be [B, Sq] = [",
+                   p.B, ", ", p.Sq, "]");
+    check_.require(mask.stride[1] == 1 || p.Sq <= 1, "draft_mask's rows must be contiguous");
+    p.draft_mask = static_cast<const std::int32_t*>(mask.data);
+    p.draft_mask_stride = mask.stride[0];
+  }
+
+  // The shape of `data` without its last extent, each extent that or 1.
+  Scales scales(const TensorView& view, const char* name, const TensorView& data, const char* data_name,
+                bool packed) const {
+    if (!view.given()) return {};
+    check_.require(data.dtype == DType::f8e4m3, name, " is given and ", data_name, " is ", name_of(data.dtype),
+                   ": scales belong to float8_e4m3fn");
+    check_.tensor(view, name, DType::f32, q_.device, data.rank - 1);
+    for (int i = 0; i < data.rank - 1; ++i) {
+      check_.require(view.shape[i] == data.shape[i] || view.shape[i] == 1, name, " is ", view, ": dimension ", i,
+                     " must be 1 or ", data_name, "'s, ", data.shape[i], "; found ", data_name, " ", data);
+    }
+    const auto stride = [&](int i) { return view.shape[i] == 1 ? 0 : view.stride[i]; };
+    const int row = packed ? 0 : 1;
+    return {static_cast<const float*>(view.data), packed ? 0 : stride(0), stride(row), stride(row + 1)};
+  }
+
+  void all_scales(AttentionProblem& p) const {
+    p.q_scale = scales(options_.q_scale, "q_scale", q_, "q", packed_q());
+    p.k_scale = scales(options_.k_scale, "k_scale", k_, "k", packed_k());
+    p.v_scale = scales(options_.v_scale, "v_scale", v_, "v", packed_k());
   }
 
   const Check& check_;
@@ -379,6 +429,8 @@ AttentionBackwardProblem checked_backward_problem(const Check& check, const Tens
   AttentionBackwardProblem p;
   Builder builder(check, q, k, v, options);
   builder.build(p);
+  check.require(k.dtype != DType::f8e4m3, "k is float8_e4m3fn, which has no backward");
+  check.require(!p.draft_mask, "draft_mask has no backward: give the pairs as mask");
   check.require(!p.page_table, "page_table has no backward: gather the keys first");
   check.require(!p.cache_batch_idx, "cache_batch_idx has no backward: gather the keys first");
   check.require(!p.cache_leftpad, "cache_leftpad has no backward: gather the keys first");

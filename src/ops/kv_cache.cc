@@ -52,7 +52,7 @@ void check_apart(const Check& check, const TensorView& written, const char* writ
 }
 
 // `data` is what is rotated, [.., D].
-cpu::RotaryTables check_rotary(const Check& check, const Rotary& rotary, const TensorView& data, const char* name) {
+RotaryTables check_rotary(const Check& check, const Rotary& rotary, const TensorView& data, const char* name) {
   check.require(rotary.cos.given() && rotary.sin.given(), rotary.cos.given() ? "sin" : "cos",
                 " is missing: rotary needs both cos and sin");
   check.require(rotary.cos.dtype == DType::f32 || rotary.cos.dtype == data.dtype, "cos is ", name_of(rotary.cos.dtype),
@@ -64,7 +64,7 @@ cpu::RotaryTables check_rotary(const Check& check, const Rotary& rotary, const T
   const std::int64_t dims = 2 * std::min(rotary.cos.shape[1], kMaxHeadSize);
   check.require(dims <= data.shape[3], "cos has ", rotary.cos.shape[1], " columns, for R = 2 * ", rotary.cos.shape[1],
                 " rotated dimensions: R must be at most ", name, "'s head size, ", data.shape[3]);
-  cpu::RotaryTables tables;
+  RotaryTables tables;
   tables.cos = static_cast<const std::byte*>(rotary.cos.data);
   tables.sin = static_cast<const std::byte*>(rotary.sin.data);
   tables.dtype = rotary.cos.dtype;
@@ -72,6 +72,7 @@ cpu::RotaryTables check_rotary(const Check& check, const Rotary& rotary, const T
   tables.cos_column = rotary.cos.stride[1];
   tables.sin_row = rotary.sin.stride[0];
   tables.sin_column = rotary.sin.stride[1];
+  tables.positions = rotary.cos.shape[0];
   tables.dims = dims;
   tables.interleaved = rotary.interleaved;
   return tables;

@@ -14,9 +14,9 @@ using Row = std::vector<double>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-Row load_row(const std::byte* row, const Operand& x, int64_t width) {
+Row load_row(const std::byte* row, const Operand& x, int64_t width, double scale = 1) {
   Row out(width);
-  for (int64_t d = 0; d < width; ++d) out[d] = load_element(row, x.dtype, d * x.stride_d);
+  for (int64_t d = 0; d < width; ++d) out[d] = scale * load_element(row, x.dtype, d * x.stride_d);
   return out;
 }
 
@@ -46,8 +46,10 @@ struct Keys {
 
   Keys(const AttentionProblem& p, int64_t b, const Sequence& s, int64_t h) {
     for (int64_t j = 0; j < s.sk; ++j) {
-      k.push_back(load_row(p.key_row(p.k, b, s, j, h / p.G), p.k, p.D));
-      v.push_back(load_row(p.key_row(p.v, b, s, j, h / p.G), p.v, p.Dv));
+      const auto [batch, row] = p.key_slot(b, s, j);
+      const int64_t kv_head = h / p.G;
+      k.push_back(load_row(p.k.at(batch, row, kv_head), p.k, p.D, p.k_scale.at(batch, row, kv_head)));
+      v.push_back(load_row(p.v.at(batch, row, kv_head), p.v, p.Dv, p.v_scale.at(batch, row, kv_head)));
     }
   }
 };
@@ -62,7 +64,8 @@ struct Probabilities {
   double lse = -kInfinity;
 };
 
-bool removed(const AttentionProblem& p, int64_t b, int64_t h, int64_t i, int64_t j) {
+bool removed(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i, int64_t j) {
+  if (p.draft_removes(b, s, i, j)) return true;
   if (p.mask && p.mask.as<unsigned char>()[p.mask.offset(b, h, i, j)] == 0) return true;
   return p.bias && load_element(p.bias.data, p.bias.dtype, p.bias.offset(b, h, i, j)) == -kInfinity;
 }
@@ -71,10 +74,10 @@ Probabilities softmax_row(const AttentionProblem& p, int64_t b, int64_t h, const
                           const Keys& keys) {
   Probabilities out;
   Row scores;
-  const Row q = load_row(p.q.at(b, s.q_begin + i, h), p.q, p.D);
+  const Row q = load_row(p.q.at(b, s.q_begin + i, h), p.q, p.D, p.q_scale.at(b, s.q_begin + i, h));
   const auto range = p.key_range(s, i);
   for (int64_t j = range.begin; j < range.end; ++j) {
-    if (removed(p, b, h, i, j)) continue;
+    if (removed(p, b, h, s, i, j)) continue;
     double score = static_cast<double>(p.scale) * dot(q, keys.k[j]);
     double slope = p.scale;
     if (p.softcap > 0) {
@@ -273,8 +276,8 @@ Backward attention_backward(const AttentionBackwardProblem& p, Executor& executo
   return out;
 }
 
-const AttentionForwardKernel kAttentionForward = {"reference", "reference", Device::cpu, false,
-                                                  supports,    estimate,    workspace,   launch};
+const AttentionForwardKernel kAttentionForward = {
+    "reference", "reference", Device::cpu, false, supports, estimate, workspace, launch, kE4m3 | kDraftMask};
 const AttentionBackwardKernel kAttentionBackward = {
     "reference",       "reference",       Device::cpu,        false,
     supports_backward, estimate_backward, workspace_backward, launch_backward};

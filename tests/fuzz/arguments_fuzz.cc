@@ -77,7 +77,7 @@ class Call {
   // A view of its own block, in which elements count up from small values.
   TensorView view(Shape shape, DType dtype, bool output = false) {
     if (bytes_.rarely(64)) return {};
-    if (bytes_.rarely(32)) dtype = static_cast<DType>(bytes_.below(5));
+    if (bytes_.rarely(32)) dtype = static_cast<DType>(bytes_.below(6));
     if (bytes_.rarely(32) && shape.size() < kMaxRank) shape.insert(shape.begin(), bytes_.below(3));
     if (bytes_.rarely(32) && shape.size() > 1) shape.pop_back();
     if (bytes_.rarely(16)) shape[bytes_.below(shape.size())] = bytes_.below(24);
@@ -154,6 +154,9 @@ class Call {
         case DType::boolean:
           data[i] = static_cast<std::byte>(value > -4);
           break;
+        case DType::f8e4m3:
+          data[i] = static_cast<std::byte>(0x38 + value);
+          break;
         // Exponents near 1 in both 16-bit formats.
         default:
           reinterpret_cast<std::uint16_t*>(data)[i] = static_cast<std::uint16_t>(0x3c00 + value * 16);
@@ -210,9 +213,17 @@ class Call {
     q_shape_ = packed_q_ ? Shape{Sq_, H_, D_} : Shape{B_, Sq_, H_, D_};
     Shape k_shape = packed_k_ ? Shape{Sk_, Hkv_, D_} : Shape{paged ? pages : B_, paged ? page : Sk_, Hkv_, D_};
     q_ = view(q_shape_, dtype_);
-    k_ = view(k_shape, dtype_);
+    const bool narrow = dtype_ != DType::f32 && bytes_.rarely(8);
+    const DType k_dtype = narrow ? DType::f8e4m3 : dtype_;
+    k_ = view(k_shape, k_dtype);
     k_shape.back() = Dv_;
-    v_ = view(k_shape, dtype_);
+    v_ = view(k_shape, k_dtype);
+    if (narrow) {
+      k_shape.pop_back();
+      if (bytes_.rarely(2)) k_shape[bytes_.below(k_shape.size())] = 1;
+      options_.k_scale = view(k_shape, DType::f32);
+      options_.v_scale = view(k_shape, DType::f32);
+    }
     if (packed_q_) options_.cu_seqlens_q = indices(offsets(Sq_), {B_ + 1});
     if (packed_k_) options_.cu_seqlens_k = indices(offsets(Sk_), {B_ + 1});
     if (paged) {
@@ -244,6 +255,7 @@ class Call {
     if (bytes_.rarely(4)) options_.mask = view({extent(B_), extent(H_), extent(Sq_), extent(Sk_)}, DType::boolean);
     if (bytes_.rarely(4)) options_.sink = view({H_}, DType::f32);
     if (bytes_.rarely(4)) options_.dropout = {static_cast<float>(bytes_.below(12)) / 10, bytes_.next(), bytes_.next()};
+    if (bytes_.rarely(8)) options_.draft_mask = view({B_, Sq_}, DType::i32);
     options_.batch_invariant = bytes_.rarely(2);
     static const std::string methods[] = {"", "flash", "baseline", "other"};
     static const std::string names[] = {"", "cpu", "cpu_baseline", "reference", "other"};

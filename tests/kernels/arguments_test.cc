@@ -116,7 +116,7 @@ INSTANTIATE_TEST_SUITE_P(
                     },
                     "q has 3 dimensions: it must be [B, Sq, H, D]; found q [5, 4, 8]"},
         BadArgument{"q_integers", [](Call& c) { c.q.dtype = DType::i32; },
-                    "q is int32: attention takes float32, float16 or bfloat16"},
+                    "q is int32: attention takes float32, float16, bfloat16 or float8_e4m3fn"},
         BadArgument{"k_other_dtype", [](Call& c) { c.k.dtype = DType::bf16; }, "k is bfloat16: it must be float32"},
         BadArgument{"o_other_dtype", [](Call& c) { c.o.dtype = DType::f16; }, "o is float16: it must be float32"},
         BadArgument{"groups",
@@ -364,6 +364,51 @@ INSTANTIATE_TEST_SUITE_P(
                       c.page(), c.options.cache_batch_idx = c.indices({0, 1});
                     },
                     "cache_batch_idx and page_table exclude each other"}),
+    name_of_test);
+
+INSTANTIATE_TEST_SUITE_P(
+    NarrowAndDrafts, BadArguments,
+    ::testing::Values(
+        BadArgument{"f8_keys_beside_f32", [](Call& c) { c.k.dtype = c.v.dtype = DType::f8e4m3; },
+                    "k is float8_e4m3fn: it must be float32"},
+        BadArgument{"f8_keys_alone",
+                    [](Call& c) { c.q.dtype = c.o.dtype = c.v.dtype = DType::bf16, c.k.dtype = DType::f8e4m3; },
+                    "v is bfloat16 and k is float8_e4m3fn: they must be equal"},
+        BadArgument{"f8_output", [](Call& c) { c.q.dtype = c.k.dtype = c.v.dtype = c.o.dtype = DType::f8e4m3; },
+                    "o is float8_e4m3fn: beside q of float8_e4m3fn it must be bfloat16 or float16"},
+        BadArgument{"scale_of_f32",
+                    [](Call& c) {
+                      c.options.k_scale = c.floats({1, 1, 1});
+                    },
+                    "k_scale is given and k is float32: scales belong to float8_e4m3fn"},
+        BadArgument{"scale_shape",
+                    [](Call& c) {
+                      c.q.dtype = c.o.dtype = DType::f16, c.k.dtype = c.v.dtype = DType::f8e4m3;
+                      c.options.v_scale = c.floats({2, 3, 2});
+                    },
+                    "v_scale is [2, 3, 2]: dimension 1 must be 1 or v's, 7"},
+        BadArgument{"f8_on_the_cpu",
+                    [](Call& c) { c.q.dtype = c.o.dtype = DType::f16, c.k.dtype = c.v.dtype = DType::f8e4m3; },
+                    "cpu: it does not read float8_e4m3fn"},
+        BadArgument{"draft_shape",
+                    [](Call& c) {
+                      c.options.draft_mask = TensorView(c.index.data(), DType::i32, {2, 4});
+                    },
+                    "draft_mask is [2, 4]: it must be [B, Sq] = [2, 5]"},
+        BadArgument{"draft_long",
+                    [](Call& c) {
+                      c.q = c.floats({2, 33, 4, 8}),
+                      c.options.draft_mask = TensorView(c.index.data(), DType::i32, {2, 33}, {0, 1});
+                    },
+                    "q has 33 rows a sequence: a draft has at most 32"},
+        BadArgument{"f8_backward",
+                    [](Call& c) { c.q.dtype = c.o.dtype = DType::f16, c.k.dtype = c.v.dtype = DType::f8e4m3; },
+                    "k is float8_e4m3fn, which has no backward", true},
+        BadArgument{"draft_backward",
+                    [](Call& c) {
+                      c.options.draft_mask = TensorView(c.index.data(), DType::i32, {2, 5});
+                    },
+                    "draft_mask has no backward: give the pairs as mask", true}),
     name_of_test);
 
 INSTANTIATE_TEST_SUITE_P(

@@ -45,18 +45,24 @@ class CaseData::Maker {
 
     const int64_t q_total = std::accumulate(q_lengths.begin(), q_lengths.end(), int64_t{0});
     const int64_t k_total = std::accumulate(k_lengths.begin(), k_lengths.end(), int64_t{0});
-    data_.q = rows(c_.packed_q, q_total, c_.Sq, c_.H, c_.D, c_.layout_q);
+    data_.q = rows(c_.dtype, c_.packed_q, q_total, c_.Sq, c_.H, c_.D, c_.layout_q);
     make_keys(k_total, k_used);
+    if (c_.scaling != Scaling::none) {
+      if (c_.dtype == DType::f8e4m3) data_.q_scale = scales(data_.q, c_.packed_q);
+      data_.k_scale = scales(data_.k, c_.packed_k);
+      data_.v_scale = scales(data_.v, c_.packed_k);
+    }
     AttentionProblem p = data_.problem();
     fill_rows(p, data_.q, c_.D, c_.values == Values::large_logits ? 10 : 1, 4);
     fill_keys(p, data_.k, c_.D, c_.values == Values::large_logits ? 10 : 1, 3);
     fill_keys(p, data_.v, c_.Dv, 1, 8);
     if (c_.has_backward()) {
-      data_.d_o = rows(c_.packed_q, q_total, c_.Sq, c_.H, c_.Dv, c_.layout_o);
+      data_.d_o = rows(c_.dtype, c_.packed_q, q_total, c_.Sq, c_.H, c_.Dv, c_.layout_o);
       fill_rows(p, data_.d_o, c_.Dv, 1, 2);
       if (c_.d_lse) make_d_lse(p);
     }
     make_heads();
+    if (c_.draft_mask) make_draft_mask();
     if (c_.mask.given) make_mask(p);
     if (c_.bias.given) make_bias(p);
     if (c_.poison_keys || c_.poison_rows) poison_unattended(data_.problem());
@@ -93,9 +99,21 @@ class CaseData::Maker {
     return out;
   }
 
-  HostTensor rows(bool packed, int64_t total, int64_t longest, int64_t heads, int64_t width, Layout layout) {
-    if (packed) return HostTensor::input(c_.dtype, {total, heads, width}, layout);
-    return HostTensor::input(c_.dtype, {c_.B, longest, heads, width}, layout);
+  HostTensor rows(DType dtype, bool packed, int64_t total, int64_t longest, int64_t heads, int64_t width,
+                  Layout layout) {
+    if (packed) return HostTensor::input(dtype, {total, heads, width}, layout);
+    return HostTensor::input(dtype, {c_.B, longest, heads, width}, layout);
+  }
+
+  // From 0.5 to 2, so that a forgotten or a misplaced one shows. Rows that hold nothing have a scale too.
+  HostTensor scales(const HostTensor& data, bool packed) {
+    const TensorView& view = data.view();
+    std::vector<int64_t> shape(view.shape.begin(), view.shape.begin() + view.rank - 1);
+    if (c_.scaling != Scaling::rows) shape[packed ? 0 : 1] = 1;
+    if (c_.scaling == Scaling::one) std::fill(shape.begin(), shape.end(), 1);
+    HostTensor out = HostTensor::input(DType::f32, shape);
+    for (int64_t n = 0; n < out.elements(); ++n) out.set(n, std::exp2(static_cast<double>(uniform(-8, 8)) / 8));
+    return out;
   }
 
   void make_keys(int64_t total, const std::vector<int64_t>& used) {
@@ -106,11 +124,11 @@ class CaseData::Maker {
       std::vector<int64_t> row_of(c_.B);
       for (int64_t& row : row_of) row = uniform(0, cache_rows - 1);  // two sequences may read one row
       data_.cache_batch_idx = indices(row_of);
-      data_.k = HostTensor::input(c_.dtype, {cache_rows, c_.Sk, c_.Hkv, c_.D}, c_.layout_k);
-      data_.v = HostTensor::input(c_.dtype, {cache_rows, c_.Sk, c_.Hkv, c_.Dv}, c_.layout_k);
+      data_.k = HostTensor::input(c_.k_dtype(), {cache_rows, c_.Sk, c_.Hkv, c_.D}, c_.layout_k);
+      data_.v = HostTensor::input(c_.k_dtype(), {cache_rows, c_.Sk, c_.Hkv, c_.Dv}, c_.layout_k);
     } else {
-      data_.k = rows(c_.packed_k, total, c_.Sk, c_.Hkv, c_.D, c_.layout_k);
-      data_.v = rows(c_.packed_k, total, c_.Sk, c_.Hkv, c_.Dv, c_.layout_k);
+      data_.k = rows(c_.k_dtype(), c_.packed_k, total, c_.Sk, c_.Hkv, c_.D, c_.layout_k);
+      data_.v = rows(c_.k_dtype(), c_.packed_k, total, c_.Sk, c_.Hkv, c_.Dv, c_.layout_k);
     }
   }
 
@@ -126,8 +144,8 @@ class CaseData::Maker {
       const bool in_use = n % columns * c_.page_size < used[n / columns];
       data_.page_table.set(n, in_use ? static_cast<double>(order[n]) : kGarbageIndex);
     }
-    data_.k = HostTensor::input(c_.dtype, {pages, c_.page_size, c_.Hkv, c_.D}, c_.layout_k);
-    data_.v = HostTensor::input(c_.dtype, {pages, c_.page_size, c_.Hkv, c_.Dv}, c_.layout_k);
+    data_.k = HostTensor::input(c_.k_dtype(), {pages, c_.page_size, c_.Hkv, c_.D}, c_.layout_k);
+    data_.v = HostTensor::input(c_.k_dtype(), {pages, c_.page_size, c_.Hkv, c_.Dv}, c_.layout_k);
   }
 
   // Rows 3, 10, 17, ... are `outlier` times as large: their softmax is peaked.
@@ -189,6 +207,16 @@ class CaseData::Maker {
     }
   }
 
+  // A tree of drafts: each row sees itself and some of those before it; every fifth row sees no draft at all.
+  void make_draft_mask() {
+    data_.draft_mask = HostTensor::input(DType::i32, {c_.B, c_.Sq});
+    for (int64_t n = 0; n < c_.B * c_.Sq; ++n) {
+      const int64_t row = n % c_.Sq, before = uniform(0, (int64_t{1} << row) - 1);
+      const auto bits = static_cast<std::uint32_t>(row % 5 == 4 ? 0 : before | int64_t{1} << row);
+      data_.draft_mask.set(n, static_cast<std::int32_t>(bits));
+    }
+  }
+
   void make_mask(const AttentionProblem& p) {
     const std::vector<int64_t> shape = extents(c_.mask, p);
     data_.mask = HostTensor::input(DType::boolean, shape);
@@ -202,7 +230,8 @@ class CaseData::Maker {
   // Entries that only pairs outside the sequences, the causal range, the window or the mask would read stay NaN.
   void make_bias(const AttentionProblem& p) {
     const std::vector<int64_t> shape = extents(c_.bias, p);
-    data_.bias = HostTensor::input(c_.bias_f32 ? DType::f32 : c_.dtype, shape, c_.layout_q);
+    data_.bias =
+        HostTensor::input(c_.bias_f32 || c_.dtype == DType::f8e4m3 ? DType::f32 : c_.dtype, shape, c_.layout_q);
     std::vector<bool> read(data_.bias.elements());
     const auto index = [](const std::vector<int64_t>& s, int64_t b, int64_t h, int64_t i, int64_t j) {
       return ((b % s[0] * s[1] + h % s[1]) * s[2] + i % s[2]) * s[3] + j % s[3];
@@ -290,13 +319,17 @@ AttentionOptions CaseData::options() const {
   out.page_table = page_table.view();
   out.cache_batch_idx = cache_batch_idx.view();
   out.cache_leftpad = leftpad.view();
+  out.draft_mask = draft_mask.view();
+  out.q_scale = q_scale.view();
+  out.k_scale = k_scale.view();
+  out.v_scale = v_scale.view();
   return out;
 }
 
 HostTensor CaseData::new_o() const {
   const auto& shape = q.view().shape;
-  if (spec.packed_q) return HostTensor::output(spec.dtype, {shape[0], spec.H, spec.Dv}, spec.layout_o);
-  return HostTensor::output(spec.dtype, {spec.B, spec.Sq, spec.H, spec.Dv}, spec.layout_o);
+  if (spec.packed_q) return HostTensor::output(spec.o_dtype(), {shape[0], spec.H, spec.Dv}, spec.layout_o);
+  return HostTensor::output(spec.o_dtype(), {spec.B, spec.Sq, spec.H, spec.Dv}, spec.layout_o);
 }
 
 HostTensor CaseData::new_lse() const {
@@ -343,7 +376,11 @@ std::string CaseData::describe() const {
                                                                {"seqused_k", &seqused_k},
                                                                {"page_table", &page_table},
                                                                {"cache_batch_idx", &cache_batch_idx},
-                                                               {"leftpad", &leftpad}};
+                                                               {"leftpad", &leftpad},
+                                                               {"draft_mask", &draft_mask},
+                                                               {"q_scale", &q_scale},
+                                                               {"k_scale", &k_scale},
+                                                               {"v_scale", &v_scale}};
   for (const auto& [name, tensor] : tensors) {
     if (tensor->given()) out += text(", ", name, " ", tensor->view());
   }

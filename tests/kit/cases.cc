@@ -259,6 +259,20 @@ void add_decode(Rows& rows) {
   with("expanded_k", {2, 4, 4, 1, 99, 24}, [](auto& c) { c.layout_k = Layout::expanded; });
   with("paged_3_leftpad", {3, 4, 1, 1, 222, 40}, [](auto& c) { c.page_size = 3, c.leftpad = c.seqused_k = true; });
   with("large_logits", {1, 4, 2, 2, 300, 16}, [](auto& c) { c.values = Values::large_logits; });
+  with("draft_7", {2, 4, 2, 7, 230, 64}, [](auto& c) { c.draft_mask = true, c.causal = Causal::none; });
+  with("draft_16_window", {3, 4, 1, 16, 300, 128},
+       [](auto& c) { c.draft_mask = c.seqused_k = true, c.window_left = 100, c.sink = true; });
+  with("draft_5_paged", {3, 8, 2, 5, 400, 64},
+       [](auto& c) { c.draft_mask = c.seqused_k = true, c.page_size = 16, c.causal = Causal::none; });
+  with("f8_cache", {2, 8, 2, 1, 515, 128}, [](auto& c) { c.f8_cache = true; });
+  with("f8_cache_scaled_heads", {3, 4, 1, 2, 333, 64},
+       [](auto& c) { c.f8_cache = c.seqused_k = true, c.scaling = Scaling::heads; });
+  with("f8_cache_scaled_rows", {2, 4, 2, 3, 270, 128}, [](auto& c) { c.f8_cache = true, c.scaling = Scaling::rows; });
+  with("f8_cache_paged", {3, 8, 2, 1, 500, 128},
+       [](auto& c) { c.f8_cache = c.seqused_k = true, c.page_size = 16, c.scaling = Scaling::one; });
+  with("f8_cache_paged_scaled_rows", {2, 4, 1, 4, 200, 64}, [](auto& c) {
+    c.f8_cache = c.seqused_k = true, c.page_size = 48, c.scaling = Scaling::rows, c.softcap = 20.0f;
+  });
   with("all_scores", {2, 4, 2, 2, 620, 24}, [](auto& c) {
     c.window_left = 550, c.softcap = 8.0f, c.alibi = Alibi::per_batch, c.bias = kHeads, c.bias_holes = true;
     c.mask = kBatchColumns, c.sink = c.d_lse = true, c.dropout = 0.1f;
@@ -272,6 +286,7 @@ Rows expand(const Rows& rows) {
   for (const AttentionCase& row : rows) {
     std::vector<DType> dtypes = {DType::f32, turns[row.purpose]++ % 2 ? DType::f16 : DType::bf16};
     if (row.purpose == Purpose::round || row.purpose == Purpose::corner) dtypes = {DType::f32, DType::bf16, DType::f16};
+    if (row.f8_cache) dtypes.erase(dtypes.begin());  // beside 16-bit q only
     for (DType dtype : dtypes) {
       AttentionCase typed = row;
       typed.dtype = dtype;

@@ -28,6 +28,10 @@ enum class Values : std::uint8_t {
 
 enum class Alibi : std::uint8_t { none, per_head, per_batch };
 
+// Scales of f8e4m3 operands: one number, one for each head of each sequence (of each page, of each cache row), or one
+// for each row of each head.
+enum class Scaling : std::uint8_t { none, one, heads, rows };
+
 // Which extents of a bias or mask are full; the others are 1.
 struct Extents {
   bool given = false, batch = false, heads = false, rows = false, columns = false;
@@ -50,6 +54,9 @@ struct AttentionCase {
   bool mask_empty = false;  // nothing may be attended
   bool sink = false;
   float dropout = 0;
+  bool draft_mask = false;
+  bool f8_cache = false;  // k and v in f8e4m3 beside 16-bit q
+  Scaling scaling = Scaling::none;
 
   bool packed_q = false, packed_k = false;
   bool seqused_q = false, seqused_k = false;
@@ -63,7 +70,12 @@ struct AttentionCase {
   bool poison_rows = false;  // NaN also in rows (of q and d_o) that attend no key
   bool d_lse = false;
 
-  bool has_backward() const { return page_size == 0 && !cache_batch_idx && !leftpad; }
+  // k's and v's.
+  DType k_dtype() const { return f8_cache ? DType::f8e4m3 : dtype; }
+  DType o_dtype() const { return dtype == DType::f8e4m3 ? DType::bf16 : dtype; }
+  bool has_backward() const {
+    return page_size == 0 && !cache_batch_idx && !leftpad && !draft_mask && k_dtype() != DType::f8e4m3;
+  }
 };
 
 // All rows, in a fixed order, with unique names of letters, digits and underscores.

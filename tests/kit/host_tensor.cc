@@ -12,7 +12,10 @@ namespace heddle::kit {
 namespace {
 
 constexpr std::int64_t kGuard = 64;  // elements, wider than any vector register
-constexpr std::byte kPoison[2] = {std::byte{0xA5}, std::byte{0xFF}};
+// Every 16-bit half is a NaN of f16 and bf16, and so is every byte of f8e4m3.
+constexpr std::byte poison(DType dtype, std::size_t byte) {
+  return byte % 2 == 0 && dtype != DType::f8e4m3 ? std::byte{0xA5} : std::byte{0xFF};
+}
 
 // The storage order of the axes, outermost first, and the gap behind each axis's block.
 struct Plan {
@@ -43,6 +46,8 @@ double rounded(double value, DType dtype) {
       return f16_to_f32(f32_to_f16(static_cast<float>(value)));
     case DType::bf16:
       return bf16_to_f32(f32_to_bf16(static_cast<float>(value)));
+    case DType::f8e4m3:
+      return f8e4m3_to_f32(f32_to_f8e4m3(static_cast<float>(value)));
     default:
       return static_cast<float>(value);
   }
@@ -87,7 +92,7 @@ HostTensor HostTensor::make(DType dtype, const std::vector<std::int64_t>& shape,
 
   const auto width = static_cast<std::int64_t>(size_of(dtype));
   out.memory_.resize(size * width);
-  for (std::size_t n = 0; n < out.memory_.size(); ++n) out.memory_[n] = kPoison[n % 2];
+  for (std::size_t n = 0; n < out.memory_.size(); ++n) out.memory_[n] = poison(dtype, n);
   view.data = view.elements() == 0 ? out.memory_.data() : out.memory_.data() + first * width;
   return out;
 }
@@ -141,7 +146,7 @@ std::string HostTensor::damage() const {
     for (std::int64_t byte = 0; byte < width; ++byte) element[at - memory_.data() + byte] = true;
   }
   for (std::size_t n = 0; n < memory_.size(); ++n) {
-    if (!element[n] && memory_[n] != kPoison[n % 2]) {
+    if (!element[n] && memory_[n] != poison(view_.dtype, n)) {
       const auto distance = static_cast<const std::byte*>(view_.data) - memory_.data();
       return text("memory outside the tensor was written, ", static_cast<std::int64_t>(n) - distance,
                   " bytes from its first element");

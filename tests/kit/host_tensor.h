@@ -31,7 +31,7 @@ class HostTensor {
   // A copy has memory of its own, and a view of that.
   HostTensor(const HostTensor& other) : memory_(other.memory_), view_(other.view_) { rebase(other); }
   HostTensor& operator=(const HostTensor& other) { return *this = HostTensor(other); }
-  // Uninitialised values: every 16-bit half of the memory is 0xFFA5, a NaN in each floating-point dtype. An input ends
+  // Uninitialised values: every 16-bit half of the memory is 0xFFA5 (f8e4m3: 0xFFFF), a NaN of its dtype. An input ends
   // where its memory ends, so that a sanitizer sees reads past it; an output has `guard` elements on both sides.
   static HostTensor input(DType dtype, std::vector<std::int64_t> shape, Layout layout = Layout::contiguous);
   static HostTensor output(DType dtype, std::vector<std::int64_t> shape, Layout layout = Layout::contiguous);

@@ -127,6 +127,10 @@ void CaseRunner::mirror() {
   move(options.page_table, data_.page_table);
   move(options.cache_batch_idx, data_.cache_batch_idx);
   move(options.cache_leftpad, data_.leftpad);
+  move(options.draft_mask, data_.draft_mask);
+  move(options.q_scale, data_.q_scale);
+  move(options.k_scale, data_.k_scale);
+  move(options.v_scale, data_.v_scale);
   // Lengths are not read on a GPU.
   if (data_.spec.packed_q) options.max_seqlen_q = data_.spec.Sq;
   if (data_.spec.packed_k) options.max_seqlen_k = data_.spec.Sk;

@@ -20,9 +20,9 @@ float round_to(DType dtype, float value) {
   return dtype == DType::f32 ? value : static_cast<float>(rounded(value, dtype));
 }
 
-Row load(const std::byte* row, const Operand& x, int64_t width) {
+Row load(const std::byte* row, const Operand& x, int64_t width, float scale = 1) {
   Row out(width);
-  for (int64_t d = 0; d < width; ++d) out[d] = load_element(row, x.dtype, d * x.stride_d);
+  for (int64_t d = 0; d < width; ++d) out[d] = scale * load_element(row, x.dtype, d * x.stride_d);
   return out;
 }
 
@@ -86,12 +86,14 @@ struct Head {
   Head(const AttentionProblem& problem, int64_t batch, int64_t head)
       : p(problem), b(batch), h(head), s(problem.sequence(batch)) {
     for (int64_t j = 0; j < s.sk; ++j) {
-      k.push_back(load(p.key_row(p.k, b, s, j, h / p.G), p.k, p.D));
-      v.push_back(load(p.key_row(p.v, b, s, j, h / p.G), p.v, p.Dv));
+      const auto [slots, row] = p.key_slot(b, s, j);
+      const int64_t kv_head = h / p.G;
+      k.push_back(load(p.k.at(slots, row, kv_head), p.k, p.D, p.k_scale.at(slots, row, kv_head)));
+      v.push_back(load(p.v.at(slots, row, kv_head), p.v, p.Dv, p.v_scale.at(slots, row, kv_head)));
     }
   }
 
-  Row q(int64_t i) const { return load(p.q.at(b, s.q_begin + i, h), p.q, p.D); }
+  Row q(int64_t i) const { return load(p.q.at(b, s.q_begin + i, h), p.q, p.D, p.q_scale.at(b, s.q_begin + i, h)); }
 
   Softmax softmax(int64_t i) const {
     Softmax out;
@@ -103,6 +105,7 @@ struct Head {
     const auto range = p.key_range(s, i);
     for (int64_t j = range.begin; j < range.end; ++j) {
       if (p.mask && p.mask.as<unsigned char>()[p.mask.offset(b, h, i, j)] == 0) continue;
+      if (p.draft_removes(b, s, i, j)) continue;
       const float bias = p.bias ? load_element(p.bias.data, p.bias.dtype, p.bias.offset(b, h, i, j)) : 0.0f;
       if (bias == -kInfinity) continue;
       const Product dot = product(query, k[j]);
