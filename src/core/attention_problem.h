@@ -156,6 +156,9 @@ struct AttentionProblem {
     return x.at(at.batch, at.row, h);
   }
 
+  // Whether scores depend on pairs in more than their distance.
+  bool has_planes() const { return bias || mask || draft_mask; }
+
   // Whether the draft's mask keeps row i from key j.
   constexpr bool draft_removes(std::int64_t b, const Sequence& s, std::int64_t i, std::int64_t j) const {
     const std::int64_t t = j - (s.sk - s.sq);

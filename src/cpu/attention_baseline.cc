@@ -80,6 +80,7 @@ const AttentionForwardKernel kAttentionForwardBaseline = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .extras = kDraftMask,
 };
 
 }  // namespace heddle::cpu

@@ -47,7 +47,7 @@ class BackwardTile {
       ds_words_ = scratch.take<T>(kKeyBlock * kSpanRows / 2);
       ds_pairs_ = scratch.take<T>(kKeyBlock / 2 * kGroup);
     }
-    if (p.bias || p.mask) extra_ = scratch.take<float>(kKeyBlock * kGroup);
+    if (p.has_planes()) extra_ = scratch.take<float>(kKeyBlock * kGroup);
     if (p.dropout.p > 0) factors_ = scratch.take<float>(kKeyBlock * kGroup);
     if (p.softcap > 0) slope_ = scratch.take<float>(kKeyBlock * kGroup);
     bytes_ = scratch.used();

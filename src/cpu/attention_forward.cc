@@ -171,6 +171,7 @@ const AttentionForwardKernel kAttentionForward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .extras = kDraftMask,
 };
 
 }  // namespace heddle::cpu

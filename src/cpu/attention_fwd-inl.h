@@ -28,7 +28,7 @@ class ForwardTile {
     v_ = scratch.take<T>(dvp_ / kTileM * PanelStride<W>(kKeyBlock));
     scores_ = scratch.take<float>(kKeyBlock * kGroup);
     if (W::kPair == 2) pairs_ = scratch.take<T>(kKeyBlock / 2 * kGroup);
-    if (p.bias || p.mask || p.dropout.p > 0) extra_ = scratch.take<float>(kKeyBlock * kGroup);
+    if (p.has_planes() || p.dropout.p > 0) extra_ = scratch.take<float>(kKeyBlock * kGroup);
     running_ = scratch.take<float>(groups_ * running_floats());
     chunk_ = scratch.take<float>(groups_ * running_floats());
     bytes_ = scratch.used();

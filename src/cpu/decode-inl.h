@@ -206,7 +206,7 @@ class FewTile {
     Scratch scratch(memory);
     line_ = scratch.take<float>(width_);
     scores_ = scratch.take<float>(kFewBlock * kGroup);
-    if (p.bias || p.mask || p.dropout.p > 0) extra_ = scratch.take<float>(kFewBlock * kGroup);
+    if (p.has_planes() || p.dropout.p > 0) extra_ = scratch.take<float>(kFewBlock * kGroup);
     rows_ = scratch.take<GroupRows>(heads_);
     q_ = scratch.take<float>(heads_ * kFewRows * width_);
     running_ = scratch.take<float>(heads_ * static_cast<std::int64_t>(partial_floats()));

@@ -13,7 +13,7 @@ struct Head {
 
 // Anything beyond scale and key ranges changes the logits.
 inline bool has_score_options(const AttentionProblem& p) {
-  return p.softcap > 0 || p.alibi || p.bias || p.mask || !(p.scale > 0);
+  return p.softcap > 0 || p.alibi || p.has_planes() || !(p.scale > 0);
 }
 
 // extra[key][lane] = bias, -inf where the mask removes the pair; keys [begin, begin + count).
@@ -37,6 +37,7 @@ inline void LoadBiasAndMask(const Head& head, const GroupRows& g, std::int64_t b
       if (j < end) {
         if (p.bias) value = load_element(p.bias.data, p.bias.dtype, p.bias.offset(head.b, row.h, row.i, j));
         if (p.mask && p.mask.as<const std::uint8_t>()[p.mask.offset(head.b, row.h, row.i, j)] == 0) value = -kInfinity;
+        if (p.draft_removes(head.b, head.s, row.i, j)) value = -kInfinity;
       }
       extra[(j - begin) * kGroup + lane] = value;
     }
@@ -44,13 +45,13 @@ inline void LoadBiasAndMask(const Head& head, const GroupRows& g, std::int64_t b
 }
 
 // tile: raw products of keys [begin, begin + count) -> logits * log2(e), -inf where a pair is removed. max[n]: running
-// maxima. extra: count * kGroup f32 if there is a bias or a mask. ld: distance of the tile's rows.
+// maxima. extra: count * kGroup f32 if p.has_planes(). ld: distance of the tile's rows.
 inline void FinishScores(const Head& head, const GroupRows& g, std::int64_t begin, std::int64_t count,
                          float* HWY_RESTRICT tile, std::int64_t ld, float* HWY_RESTRICT extra, VF* max) {
   const DF d;
   const DI di;
   const AttentionProblem& p = head.p;
-  const bool planes = p.bias || p.mask;
+  const bool planes = p.has_planes();
   if (planes) LoadBiasAndMask(head, g, begin, count, extra);
   const VF minus_infinity = hn::Set(d, -kInfinity);
   const VF cap = hn::Set(d, p.softcap), log2e = hn::Set(d, kLog2e);
@@ -119,6 +120,7 @@ inline void AttendedKeys(const Head& head, const GroupRows& g, std::int64_t begi
       if (p.mask && p.mask.as<const std::uint8_t>()[p.mask.offset(head.b, row.h, row.i, j)] == 0) continue;
       if (p.bias && load_element(p.bias.data, p.bias.dtype, p.bias.offset(head.b, row.h, row.i, j)) == -kInfinity)
         continue;
+      if (p.draft_removes(head.b, head.s, row.i, j)) continue;
       any = true;
     }
     attended[j - begin] = any;
