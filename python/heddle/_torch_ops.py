@@ -171,7 +171,7 @@ def _rotary_fake(x, cos, sin, interleaved, offsets):
 
 def _rotary(x, cos, sin, interleaved, offsets):
     out = _rotary_fake(x, cos, sin, interleaved, offsets)
-    _heddle.apply_rotary(x, out, cos, sin, interleaved, offsets)
+    native(_heddle.apply_rotary, x, out, cos, sin, interleaved, offsets)
     return out
 
 
@@ -189,7 +189,8 @@ def _rotary_backward(ctx, d_out):
 
 
 def _append(k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved):
-    _heddle.append_kv_cache(
+    native(
+        _heddle.append_kv_cache,
         k_new,
         v_new,
         k_cache,
@@ -216,7 +217,7 @@ for _name, _kernel, _fake in (
     ("apply_rotary", _rotary, _rotary_fake),
     ("append_kv_cache", _append, _append_fake),
 ):
-    for _device in ("CPU", "CUDA"):  # what does not run there yet is refused by the native module, by name
+    for _device in ("CPU", "CUDA"):  # what does not run there is refused by the native module, by name
         _LIBRARY.impl(_name, _kernel, _device)
     torch.library.register_fake(f"heddle::{_name}", _fake, lib=_LIBRARY)
 

@@ -201,7 +201,8 @@ def apply_rotary(x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offse
       The rotated x, contiguous; for torch tensors with the gradient of x.
 
     Raises:
-      ValueError: a bad argument, such as a position outside the table.
+      ValueError: a bad argument, such as a position outside the table. On a GPU positions are not read before; the
+        table's nearest row serves those outside.
     """
     if _is_torch(x):
         return _torch_path().apply_rotary(x, cos, sin, interleaved, offsets)
@@ -231,7 +232,8 @@ def append_kv_cache(
       rotary_cos, rotary_sin, interleaved: rotate k_new by its position first; see apply_rotary.
 
     Raises:
-      ValueError: a bad argument, or a position or page out of range. Nothing has been written.
+      ValueError: a bad argument, or a position or page out of range. Nothing has been written. On a GPU positions and
+        pages are not read before; rows outside the cache are dropped.
     """
     if _is_torch(k_cache):
         return _torch_path().append_kv_cache(
