@@ -37,7 +37,8 @@ _LIBRARY.define(
 _LIBRARY.define("apply_rotary(Tensor x, Tensor cos, Tensor sin, bool interleaved, Tensor? offsets) -> Tensor")
 _LIBRARY.define(
     "append_kv_cache(Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor seqlens, "
-    "Tensor? page_table, Tensor? cache_batch_idx, Tensor? cos, Tensor? sin, bool interleaved) -> ()"
+    "Tensor? page_table, Tensor? cache_batch_idx, Tensor? cos, Tensor? sin, bool interleaved, Tensor? k_scale=None, "
+    "Tensor? v_scale=None) -> ()"
 )
 
 
@@ -188,7 +189,9 @@ def _rotary_backward(ctx, d_out):
     return torch.ops.heddle.apply_rotary(d_out, cos, -sin, ctx.interleaved, offsets), None, None, None, None
 
 
-def _append(k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved):
+def _append(
+    k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale=None, v_scale=None
+):
     native(
         _heddle.append_kv_cache,
         k_new,
@@ -201,6 +204,8 @@ def _append(k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx
         cos,
         sin,
         interleaved,
+        k_scale,
+        v_scale,
     )
     for cache in (k_cache, v_cache):
         if not cache.is_inference():

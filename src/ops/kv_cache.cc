@@ -34,11 +34,14 @@ struct First {
   bool readable() const { return device == Device::cpu; }
 };
 
-// A rank 4 tensor of a floating-point dtype.
-void check_data(const Check& check, const TensorView& view, const char* name, const char* layout, const First& first) {
+// A rank 4 tensor of a floating-point dtype (for a cache also f8e4m3).
+void check_data(const Check& check, const TensorView& view, const char* name, const char* layout, const First& first,
+                bool narrow = false) {
   check.require(view.given(), name, " is missing");
-  check.require(view.dtype == DType::f32 || view.dtype == DType::f16 || view.dtype == DType::bf16, name, " is ",
-                name_of(view.dtype), ": it must be float32, float16 or bfloat16");
+  check.require(view.dtype == DType::f32 || view.dtype == DType::f16 || view.dtype == DType::bf16 ||
+                    (narrow && view.dtype == DType::f8e4m3),
+                name, " is ", name_of(view.dtype), ": it must be float32, float16 or bfloat16",
+                narrow ? " (or float8_e4m3fn beside 16-bit rows)" : "");
   check.require(view.device == first.device, name, " is on another device than ", first.name);
   check.require(view.rank == 4, name, " has ", view.rank, " dimensions: it must be ", layout, "; found ", name, " ",
                 view);
@@ -188,11 +191,14 @@ void check_paged(const Check& check, AppendProblem& p, const TensorView& k_cache
 void check_pair(const Check& check, const TensorView& new_, const char* new_name, const TensorView& cache,
                 const char* cache_name, const TensorView& k_new, const TensorView& k_cache, const First& first) {
   check_data(check, new_, new_name, "[B, Sn, Hkv, D]", first);
-  check_data(check, cache, cache_name, "[B, Smax, Hkv, D] or [pages, page_size, Hkv, D]", first);
+  check_data(check, cache, cache_name, "[B, Smax, Hkv, D] or [pages, page_size, Hkv, D]", first,
+             k_new.dtype != DType::f32);
   check.require(new_.dtype == k_new.dtype, new_name, " is ", name_of(new_.dtype), " and k_new is ",
                 name_of(k_new.dtype), ": they must be equal");
-  check.require(cache.dtype == k_new.dtype, cache_name, " is ", name_of(cache.dtype), " and k_new is ",
-                name_of(k_new.dtype), ": they must be equal");
+  check.require(cache.dtype == k_cache.dtype, cache_name, " is ", name_of(cache.dtype), " and k_cache is ",
+                name_of(k_cache.dtype), ": they must be equal");
+  check.require(cache.dtype == k_new.dtype || cache.dtype == DType::f8e4m3, cache_name, " is ", name_of(cache.dtype),
+                " and k_new is ", name_of(k_new.dtype), ": they must be equal");
   check.require(cache.shape[2] == new_.shape[2] && cache.shape[3] == new_.shape[3], cache_name, " is ", cache, " and ",
                 new_name, " is ", new_, ": heads and head size must be equal");
   for (int i = 0; i < 3; ++i) {
@@ -204,6 +210,17 @@ void check_pair(const Check& check, const TensorView& new_, const char* new_name
                   i, " must be equal");
   }
   check.not_overlapping(cache, cache_name);
+}
+
+Scales check_scale(const Check& check, const TensorView& scale, const char* name, const TensorView& cache,
+                   const First& first) {
+  if (!scale.given()) return {};
+  check.require(cache.dtype == DType::f8e4m3, name, " is given and the cache is ", name_of(cache.dtype),
+                ": scales are for a float8_e4m3fn cache");
+  check.tensor(scale, name, DType::f32, first.device, 3, first.name);
+  check.require(scale.shape[0] == 1 && scale.shape[1] == 1 && (scale.shape[2] == 1 || scale.shape[2] == cache.shape[2]),
+                name, " is ", scale, ": it must be [1, 1, Hkv] = [1, 1, ", cache.shape[2], "] or [1, 1, 1]");
+  return {static_cast<const float*>(scale.data), 0, 0, scale.shape[2] == 1 ? 0 : scale.stride[2]};
 }
 
 }  // namespace
@@ -242,7 +259,8 @@ void apply_rotary(const TensorView& x, const TensorView& out, const Rotary& rota
 
 void append_kv_cache(const TensorView& k_new, const TensorView& v_new, const TensorView& k_cache,
                      const TensorView& v_cache, const TensorView& seqlens, const TensorView& page_table,
-                     const TensorView& cache_batch_idx, const Rotary& rotary, const Runtime& runtime) {
+                     const TensorView& cache_batch_idx, const Rotary& rotary, const Runtime& runtime,
+                     const TensorView& k_scale, const TensorView& v_scale) {
   const Check check("append_kv_cache");
   const First first{"k_new", k_new.device};
   check_pair(check, k_new, "k_new", k_cache, "k_cache", k_new, k_cache, first);
@@ -260,6 +278,8 @@ void append_kv_cache(const TensorView& k_new, const TensorView& v_new, const Ten
   p.Dv = v_new.shape[3];
   p.seqlens = check_indices(check, seqlens, "seqlens", p.B, first);
   p.pages = k_cache.shape[0];
+  p.k_scale = check_scale(check, k_scale, "k_scale", k_cache, first);
+  p.v_scale = check_scale(check, v_scale, "v_scale", v_cache, first);
   if (page_table.given()) {
     check_paged(check, p, k_cache, page_table, cache_batch_idx, first);
   } else {
@@ -281,6 +301,8 @@ void append_kv_cache(const TensorView& k_new, const TensorView& v_new, const Ten
     check_apart(check, *cache, name, cache_batch_idx, "cache_batch_idx");
     check_apart(check, *cache, name, rotary.cos, "cos");
     check_apart(check, *cache, name, rotary.sin, "sin");
+    check_apart(check, *cache, name, k_scale, "k_scale");
+    check_apart(check, *cache, name, v_scale, "v_scale");
   }
   check.require(!may_share_memory(k_cache, v_cache), "v_cache shares memory with k_cache: both are written");
   if (first.device == Device::cuda) return cuda::append_kv_cache(p, runtime.stream);

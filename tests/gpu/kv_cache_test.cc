@@ -147,21 +147,25 @@ struct AppendCase {
   std::vector<std::int32_t> seqlens = {}, table = {}, batch_idx = {};
   std::int64_t pages = 2, page_size = 16;
   Shape shape = {};
+  bool narrow = false;  // a cache of f8e4m3, with scales
 };
 
 // The tensors of a case; `run` appends sequences as they are, on the CPU or with all that is mirrored on the GPU.
 struct Append {
   const AppendCase c;
+  const DType stored;
   Tensor k_new, v_new, k_cache, v_cache;
   Tables tables;
-  TensorView table, batch_idx;
+  TensorView table, batch_idx, k_scale, v_scale;
+  const std::vector<float> scales = {0.37f, 1.0f, 0.002f, 5.5f};
 
   explicit Append(const AppendCase& spec)
       : c(spec),
+        stored(c.narrow ? DType::f8e4m3 : c.dtype),
         k_new(c.dtype, {c.B, c.S, c.Hkv, c.D}, c.shape.order, c.shape.pad),
         v_new(c.dtype, {c.B, c.S, c.Hkv, c.Dv}, c.shape.order, c.shape.pad),
-        k_cache(c.dtype, {c.pages, c.page_size, c.Hkv, c.D}, c.shape.order, c.shape.pad),
-        v_cache(c.dtype, {c.pages, c.page_size, c.Hkv, c.Dv}, c.shape.order, c.shape.pad),
+        k_cache(stored, {c.pages, c.page_size, c.Hkv, c.D}, c.shape.order, c.shape.pad),
+        v_cache(stored, {c.pages, c.page_size, c.Hkv, c.Dv}, c.shape.order, c.shape.pad),
         tables(DType::f32, 400, c.half) {
     k_new.randomize(31);
     v_new.randomize(32);
@@ -170,28 +174,34 @@ struct Append {
     if (!c.table.empty()) {
       table = TensorView(c.table.data(), DType::i32, {c.B, static_cast<std::int64_t>(c.table.size()) / c.B});
     }
+    if (c.narrow) {
+      k_scale = TensorView(scales.data(), DType::f32, {1, 1, c.Hkv});
+      v_scale = TensorView(scales.data() + 3, DType::f32, {1, 1, 1});
+    }
     if (!c.batch_idx.empty()) batch_idx = indices(c.batch_idx);
   }
 
   void on_cpu(const TensorView& new_k, const TensorView& new_v, const TensorView& seqlens, const TensorView& pages,
               const TensorView& rows) {
     append_kv_cache(new_k, new_v, k_cache.view(), v_cache.view(), seqlens, pages, rows,
-                    c.half > 0 ? tables.rotary(c.interleaved) : Rotary{}, {});
+                    c.half > 0 ? tables.rotary(c.interleaved) : Rotary{}, {}, k_scale, v_scale);
   }
   void on_gpu_equals_cpu(const std::function<void()>& cpu) {
     SCOPED_TRACE(text(name_of(c.dtype), ", half ", c.half, c.interleaved ? ", interleaved" : "", ", pages of ",
                       c.page_size, ", size ", c.D, ", pad ", c.shape.pad));
     const Mirror k_new_there(k_new), v_new_there(v_new), k_there(k_cache), v_there(v_cache), cos(tables.cos),
-        sin(tables.sin), seqlens(indices(c.seqlens)), table_there(table), batch_idx_there(batch_idx);
+        sin(tables.sin), seqlens(indices(c.seqlens)), table_there(table), batch_idx_there(batch_idx),
+        k_scale_there(k_scale), v_scale_there(v_scale);
     on_stream([&](const Runtime& runtime) {
       append_kv_cache(k_new_there.view(), v_new_there.view(), k_there.view(), v_there.view(), seqlens.view(),
                       table_there.view(), batch_idx_there.view(),
-                      c.half > 0 ? Rotary{cos.view(), sin.view(), c.interleaved} : Rotary{}, runtime);
+                      c.half > 0 ? Rotary{cos.view(), sin.view(), c.interleaved} : Rotary{}, runtime,
+                      k_scale_there.view(), v_scale_there.view());
     });
     const std::vector<std::byte> before = k_cache.bytes();
     cpu();
-    expect_equal(k_there.bytes(), k_cache.bytes(), c.dtype, c.half > 0 ? 1 : 0, "k_cache");
-    expect_equal(v_there.bytes(), v_cache.bytes(), c.dtype, 0, "v_cache");
+    expect_equal(k_there.bytes(), k_cache.bytes(), stored, c.half > 0 ? 1 : 0, "k_cache");
+    expect_equal(v_there.bytes(), v_cache.bytes(), stored, 0, "v_cache");
     EXPECT_NE(k_cache.bytes(), before) << "the case appends nothing";
   }
 };
@@ -227,6 +237,27 @@ TEST(GpuAppend, AsOnTheCpu) {
           check_append(c);
         }
       }
+    }
+  }
+}
+
+TEST(GpuAppend, IntoEightBits) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const auto& [half, interleaved] : {std::pair{0, false}, {16, false}, {32, true}, {5, false}}) {
+      AppendCase c;
+      c.dtype = dtype;
+      c.half = half;
+      c.interleaved = interleaved;
+      c.narrow = true;
+      c.seqlens = {4, 1};
+      check_append(c);
+      c.shape = {{3, 0, 1, 2}, 3};
+      check_append(c);
+      c.shape = {};
+      c.page_size = 5;
+      c.pages = 20;
+      c.table = {7, 2, 19, 0};
+      check_append(c);
     }
   }
 }

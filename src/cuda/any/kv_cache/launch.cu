@@ -18,6 +18,14 @@ struct KindOfData {
   __device__ Kind v(int) const { return {}; }
 };
 
+template <class T>
+struct E4m3 {
+  using Kind = InE4m3<T>;
+  Scales k_scale, v_scale;
+  __device__ Kind k(int h) const { return {k_scale.at(0, 0, h)}; }
+  __device__ Kind v(int h) const { return {v_scale.at(0, 0, h)}; }
+};
+
 // Rows can be moved in pieces of `width` elements.
 bool in_pieces(const Operand& x, int width) {
   return reinterpret_cast<std::uintptr_t>(x.data) % (width * size_of(x.dtype)) == 0 && x.stride_d == 1 &&
@@ -39,14 +47,21 @@ void rotate(const RotaryProblem& p, cudaStream_t stream) {
   (wide ? rotary_kernel<T, kWidth> : rotary_kernel<T, 1>)<<<blocks(p.B * p.S), kThreads, 0, stream>>>(p);
 }
 
-template <class T>
-void append(const AppendProblem& p, cudaStream_t stream) {
+template <class T, class Kinds>
+void append_as(const AppendProblem& p, const Kinds& kinds, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T);
   const bool wide = in_pieces(p.k_new, kWidth) && in_pieces(p.v_new, kWidth) && in_pieces(p.k_cache, kWidth) &&
                     in_pieces(p.v_cache, kWidth) && in_pieces(p.D, p.rotary.dims, kWidth) && in_pieces(p.Dv, 0, kWidth);
-  using Kind = KindOfData<T>;
-  (wide ? append_kernel<T, Kind, kWidth> : append_kernel<T, Kind, 1>)<<<blocks(p.B * p.S), kThreads, 0, stream>>>(
-      p, Kind());
+  const auto kernel = wide ? append_kernel<T, Kinds, kWidth> : append_kernel<T, Kinds, 1>;
+  kernel<<<blocks(p.B * p.S), kThreads, 0, stream>>>(p, kinds);
+}
+
+template <class T>
+void append(const AppendProblem& p, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    if (p.k_cache.dtype == DType::f8e4m3) return append_as<T>(p, E4m3<T>{p.k_scale, p.v_scale}, stream);
+  }
+  append_as<T>(p, KindOfData<T>(), stream);
 }
 
 }  // namespace
