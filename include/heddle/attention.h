@@ -111,18 +111,22 @@ struct Rotary {
 };
 
 // Rotates x [B, S, H, D] into out (may be x itself); row i of sequence b stands at position offsets[b] + i. offsets:
-// int32 [B], or not given: 0.
+// int32 [B], or not given: 0. Positions outside the tables are refused; on a GPU, where they are not read before, the
+// table's nearest row serves them.
 void apply_rotary(const TensorView& x, const TensorView& out, const Rotary& rotary, const TensorView& offsets,
                   const Runtime& runtime);
 
 // Appends k_new [B, Sn, Hkv, D] and v_new [B, Sn, Hkv, Dv] to a cache at positions seqlens[b] .. seqlens[b] + Sn - 1,
 // rotating k_new if rotary is given. The cache is contiguous ([Bc, Smax, Hkv, D], rows chosen by cache_batch_idx) or
-// paged
-// ([pages, page_size, Hkv, D] with page_table). seqlens (int32 [B]) is read, not changed. Positions and pages out of
-// range are refused before anything is written.
+// paged ([pages, page_size, Hkv, D] with page_table). An f8e4m3 cache beside f16 or bf16 rows gets values / scale,
+// rounded to nearest even and saturating (k_scale, v_scale: f32 [1, 1, Hkv|1], not given: 1). seqlens (int32 [B]) is
+// read, not changed. Positions and pages out of range, and two rows for one slot, are refused before anything is
+// written. On a GPU index data is not read before: there rows out of range are dropped, and which of two rows for one
+// slot stays is not said.
 void append_kv_cache(const TensorView& k_new, const TensorView& v_new, const TensorView& k_cache,
                      const TensorView& v_cache, const TensorView& seqlens, const TensorView& page_table,
-                     const TensorView& cache_batch_idx, const Rotary& rotary, const Runtime& runtime);
+                     const TensorView& cache_batch_idx, const Rotary& rotary, const Runtime& runtime,
+                     const TensorView& k_scale = {}, const TensorView& v_scale = {});
 
 // One kernel that could serve a call.
 struct Candidate {

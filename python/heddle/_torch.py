@@ -174,10 +174,10 @@ def apply_rotary(x, cos, sin, interleaved, offsets):
 
 
 def append_kv_cache(
-    k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, rotary_cos, rotary_sin, interleaved
+    k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale, v_scale
 ):
     """See heddle.append_kv_cache."""
     with torch.no_grad():
         torch.ops.heddle.append_kv_cache(
-            k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, rotary_cos, rotary_sin, interleaved
+            k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale, v_scale
         )

@@ -37,7 +37,8 @@ _LIBRARY.define(
 _LIBRARY.define("apply_rotary(Tensor x, Tensor cos, Tensor sin, bool interleaved, Tensor? offsets) -> Tensor")
 _LIBRARY.define(
     "append_kv_cache(Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor seqlens, "
-    "Tensor? page_table, Tensor? cache_batch_idx, Tensor? cos, Tensor? sin, bool interleaved) -> ()"
+    "Tensor? page_table, Tensor? cache_batch_idx, Tensor? cos, Tensor? sin, bool interleaved, Tensor? k_scale=None, "
+    "Tensor? v_scale=None) -> ()"
 )
 
 
@@ -171,7 +172,7 @@ def _rotary_fake(x, cos, sin, interleaved, offsets):
 
 def _rotary(x, cos, sin, interleaved, offsets):
     out = _rotary_fake(x, cos, sin, interleaved, offsets)
-    _heddle.apply_rotary(x, out, cos, sin, interleaved, offsets)
+    native(_heddle.apply_rotary, x, out, cos, sin, interleaved, offsets)
     return out
 
 
@@ -188,8 +189,11 @@ def _rotary_backward(ctx, d_out):
     return torch.ops.heddle.apply_rotary(d_out, cos, -sin, ctx.interleaved, offsets), None, None, None, None
 
 
-def _append(k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved):
-    _heddle.append_kv_cache(
+def _append(
+    k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale=None, v_scale=None
+):
+    native(
+        _heddle.append_kv_cache,
         k_new,
         v_new,
         k_cache,
@@ -200,6 +204,8 @@ def _append(k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx
         cos,
         sin,
         interleaved,
+        k_scale,
+        v_scale,
     )
     for cache in (k_cache, v_cache):
         if not cache.is_inference():
@@ -216,7 +222,7 @@ for _name, _kernel, _fake in (
     ("apply_rotary", _rotary, _rotary_fake),
     ("append_kv_cache", _append, _append_fake),
 ):
-    for _device in ("CPU", "CUDA"):  # what does not run there yet is refused by the native module, by name
+    for _device in ("CPU", "CUDA"):  # what does not run there is refused by the native module, by name
         _LIBRARY.impl(_name, _kernel, _device)
     torch.library.register_fake(f"heddle::{_name}", _fake, lib=_LIBRARY)
 

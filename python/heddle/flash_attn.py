@@ -345,7 +345,8 @@ def flash_attn_with_kvcache(
       out [B, Sq, H, Dv].
 
     Raises:
-      ValueError: a bad argument, or an append beyond the cache, which leaves the cache as it was.
+      ValueError: a bad argument, or an append beyond the cache, which leaves the cache as it was. (On a GPU lengths are not
+        read before: rows beyond the cache are dropped.)
     """
     import torch
 

@@ -201,7 +201,8 @@ def apply_rotary(x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offse
       The rotated x, contiguous; for torch tensors with the gradient of x.
 
     Raises:
-      ValueError: a bad argument, such as a position outside the table.
+      ValueError: a bad argument, such as a position outside the table. On a GPU positions are not read before; the
+        table's nearest row serves those outside.
     """
     if _is_torch(x):
         return _torch_path().apply_rotary(x, cos, sin, interleaved, offsets)
@@ -220,6 +221,8 @@ def append_kv_cache(
     rotary_cos: Any = None,
     rotary_sin: Any = None,
     interleaved: bool = False,
+    k_scale: Any = None,
+    v_scale: Any = None,
 ) -> None:
     """Writes new keys and values into a cache, in place, at positions seqlens[b] .. seqlens[b] + Sn - 1.
 
@@ -229,14 +232,39 @@ def append_kv_cache(
       seqlens: int32 [B], keys already in the cache; not changed.
       page_table: int32 [B, max_pages]. cache_batch_idx: int32 [B], each sequence's row of the cache.
       rotary_cos, rotary_sin, interleaved: rotate k_new by its position first; see apply_rotary.
+      k_scale, v_scale: of a torch.float8_e4m3fn cache, float32 [1, 1, Hkv or 1]: it holds values / scale, rounded to
+        nearest even and saturating. 1 if None.
 
     Raises:
-      ValueError: a bad argument, or a position or page out of range. Nothing has been written.
+      ValueError: a bad argument, or a position or page out of range. Nothing has been written. On a GPU positions and
+        pages are not read before; rows outside the cache are dropped.
     """
     if _is_torch(k_cache):
         return _torch_path().append_kv_cache(
-            k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, rotary_cos, rotary_sin, interleaved
+            k_new,
+            v_new,
+            k_cache,
+            v_cache,
+            seqlens,
+            page_table,
+            cache_batch_idx,
+            rotary_cos,
+            rotary_sin,
+            interleaved,
+            k_scale,
+            v_scale,
         )
     return _arrays.append_kv_cache(
-        k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, rotary_cos, rotary_sin, interleaved
+        k_new,
+        v_new,
+        k_cache,
+        v_cache,
+        seqlens,
+        page_table,
+        cache_batch_idx,
+        rotary_cos,
+        rotary_sin,
+        interleaved,
+        k_scale,
+        v_scale,
     )

@@ -1,21 +1,32 @@
+#include <cstdint>
+
 #include "convert.h"
 #include "heddle/attention.h"
 
 namespace heddle::python {
 namespace {
 
-void rotary(nb::handle x, nb::handle out, nb::handle cos, nb::handle sin, bool interleaved, nb::handle offsets) {
-  Arguments arguments("apply_rotary");
+Runtime on(std::uintptr_t stream) {
+  Runtime runtime;
+  runtime.stream = reinterpret_cast<void*>(stream);
+  return runtime;
+}
+
+// stream: the CUDA stream of tensors on a GPU, which is then the current one.
+void rotary(nb::handle x, nb::handle out, nb::handle cos, nb::handle sin, bool interleaved, nb::handle offsets,
+            std::uintptr_t stream) {
+  Arguments arguments("apply_rotary", Arguments::Devices::any);
   const TensorView x_view = arguments.read(x, "x"), out_view = arguments.write(out, "out");
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
   const TensorView offsets_view = arguments.read(offsets, "offsets");
   nb::gil_scoped_release released;
-  apply_rotary(x_view, out_view, table, offsets_view, {});
+  apply_rotary(x_view, out_view, table, offsets_view, on(stream));
 }
 
 void append(nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v_cache, nb::handle seqlens,
-            nb::handle page_table, nb::handle cache_batch_idx, nb::handle cos, nb::handle sin, bool interleaved) {
-  Arguments arguments("append_kv_cache");
+            nb::handle page_table, nb::handle cache_batch_idx, nb::handle cos, nb::handle sin, bool interleaved,
+            nb::handle k_scale, nb::handle v_scale, std::uintptr_t stream) {
+  Arguments arguments("append_kv_cache", Arguments::Devices::any);
   const TensorView k_view = arguments.read(k_new, "k_new"), v_view = arguments.read(v_new, "v_new");
   const TensorView k_cache_view = arguments.write(k_cache, "k_cache"),
                    v_cache_view = arguments.write(v_cache, "v_cache");
@@ -23,18 +34,21 @@ void append(nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v
   const TensorView pages_view = arguments.read(page_table, "page_table");
   const TensorView rows_view = arguments.read(cache_batch_idx, "cache_batch_idx");
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
+  const TensorView k_scale_view = arguments.read(k_scale, "k_scale"), v_scale_view = arguments.read(v_scale, "v_scale");
   nb::gil_scoped_release released;
-  append_kv_cache(k_view, v_view, k_cache_view, v_cache_view, seqlens_view, pages_view, rows_view, table, {});
+  append_kv_cache(k_view, v_view, k_cache_view, v_cache_view, seqlens_view, pages_view, rows_view, table, on(stream),
+                  k_scale_view, v_scale_view);
 }
 
 }  // namespace
 
 void bind_kv_cache(nb::module_& module) {
   module.def("apply_rotary", &rotary, nb::arg("x"), nb::arg("out"), nb::arg("cos"), nb::arg("sin"),
-             nb::arg("interleaved"), nb::arg("offsets").none());
+             nb::arg("interleaved"), nb::arg("offsets").none(), nb::arg("stream") = 0);
   module.def("append_kv_cache", &append, nb::arg("k_new"), nb::arg("v_new"), nb::arg("k_cache"), nb::arg("v_cache"),
              nb::arg("seqlens"), nb::arg("page_table").none(), nb::arg("cache_batch_idx").none(), nb::arg("cos").none(),
-             nb::arg("sin").none(), nb::arg("interleaved"));
+             nb::arg("sin").none(), nb::arg("interleaved"), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
+             nb::arg("stream") = 0);
 }
 
 }  // namespace heddle::python

@@ -5,11 +5,12 @@
 
 namespace heddle {
 
-void Check::tensor(const TensorView& view, const char* name, DType dtype, Device device, int rank) const {
+void Check::tensor(const TensorView& view, const char* name, DType dtype, Device device, int rank,
+                   const char* first) const {
   require(view.given(), name, " is missing");
   require(view.rank == rank, name, " has ", view.rank, " dimensions: it must have ", rank, "; found ", name, " ", view);
   require(view.dtype == dtype, name, " is ", name_of(view.dtype), ": it must be ", name_of(dtype));
-  require(view.device == device, name, " is on another device than q");
+  require(view.device == device, name, " is on another device than ", first);
   addressable(view, name);
 }
 

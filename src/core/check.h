@@ -30,8 +30,9 @@ class Check {
     if (!condition) throw Error(text("[", operation_, "] ", parts...));
   }
 
-  // `view` must be given, of that dtype, on `device` and of that rank.
-  void tensor(const TensorView& view, const char* name, DType dtype, Device device, int rank) const;
+  // `view` must be given, of that dtype, on `device`, which is that of `first`, and of that rank.
+  void tensor(const TensorView& view, const char* name, DType dtype, Device device, int rank,
+              const char* first = "q") const;
   // `view`, if it holds anything, has data; extents are not negative; element offsets fit 63 bits.
   void addressable(const TensorView& view, const char* name) const;
   // No two elements of an output share memory.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/dtypes.h"
 #include "cpu/kernels.h"
 
 namespace heddle::cpu {
@@ -43,15 +44,20 @@ class Rotation {
     const std::int64_t rotated = 2 * half_;
     const auto size = static_cast<std::int64_t>(size_of(dtype));
     kernels_.load_row(from, dtype, from_stride, rotated, rotated, x);
+    turn(x);
+    kernels_.store_row(x, rotated, to, dtype, to_stride);
+    copy_row(from + rotated * from_stride * size, from_stride, to + rotated * to_stride * size, to_stride, dtype,
+             dims - rotated);
+  }
+
+  // Rotates a head's first R elements.
+  void turn(float* x) const {
     const std::int64_t step = interleaved_ ? 2 : 1, second = interleaved_ ? 1 : half_;
     for (std::int64_t i = 0; i < half_; ++i) {
       const float a = x[i * step], b = x[i * step + second];
       x[i * step] = a * cos_[i] - b * sin_[i];
       x[i * step + second] = b * cos_[i] + a * sin_[i];
     }
-    kernels_.store_row(x, rotated, to, dtype, to_stride);
-    copy_row(from + rotated * from_stride * size, from_stride, to + rotated * to_stride * size, to_stride, dtype,
-             dims - rotated);
   }
 
  private:
@@ -78,6 +84,19 @@ void for_each_row(std::int64_t sequences, std::int64_t rows, std::int64_t row_el
   });
 }
 
+// Row (b, i) of k or v, f16 or bf16, to an f8e4m3 cache. rotation: null for none.
+void append_e4m3(const Rotation* rotation, const Operand& from, std::int64_t b, std::int64_t i, const Operand& to,
+                 std::int64_t page, std::int64_t slot, const Scales& scale, std::int64_t heads, std::int64_t dims) {
+  for (std::int64_t h = 0; h < heads; ++h) {
+    float x[kMaxRotaryDims];
+    for (std::int64_t d = 0; d < dims; ++d) x[d] = load_element(from.at(b, i, h), from.dtype, d * from.stride_d);
+    if (rotation != nullptr) rotation->turn(x);
+    for (std::int64_t d = 0; d < dims; ++d) {
+      store_element(to.at(page, slot, h), to.dtype, d * to.stride_d, x[d] / scale.at(0, 0, h));
+    }
+  }
+}
+
 }  // namespace
 
 void apply_rotary(const RotaryProblem& p, Executor& executor) {
@@ -93,6 +112,12 @@ void append_kv_cache(const AppendProblem& p, Executor& executor) {
   for_each_row(p.B, p.S, p.Hkv * (p.D + p.Dv), executor, [&p](std::int64_t b, std::int64_t i) {
     const std::int64_t position = p.seqlens[b] + i;
     const std::int64_t page = p.page(b, position), slot = position % p.page_size;
+    if (p.k_cache.dtype == DType::f8e4m3) {
+      const Rotation rotation(p.rotary, position);
+      append_e4m3(p.rotary.dims > 0 ? &rotation : nullptr, p.k_new, b, i, p.k_cache, page, slot, p.k_scale, p.Hkv, p.D);
+      append_e4m3(nullptr, p.v_new, b, i, p.v_cache, page, slot, p.v_scale, p.Hkv, p.Dv);
+      return;
+    }
     if (p.rotary.dims > 0) {
       const Rotation rotation(p.rotary, position);
       for (std::int64_t h = 0; h < p.Hkv; ++h) {

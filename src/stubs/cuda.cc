@@ -1,12 +1,16 @@
 // The GPU candidates of a build without CUDA: listed, so that `explain` says why they do not run.
+#include "core/check.h"
 #include "cuda/attention.h"
 #include "cuda/backend.h"
+#include "cuda/kv_cache.h"
 #include "heddle/error.h"
 
 namespace heddle::cuda {
 namespace {
 
-Refusal refuse(const AttentionProblem&) { return "this heddle was built without CUDA: build it with HEDDLE_CUDA=ON"; }
+constexpr const char* kWithout = "this heddle was built without CUDA: build it with HEDDLE_CUDA=ON";
+
+Refusal refuse(const AttentionProblem&) { return kWithout; }
 double no_estimate(const AttentionProblem&, int) { return 0.0; }
 std::size_t no_workspace(const AttentionProblem&, int) { return 0; }
 void no_launch(const AttentionProblem& problem, const Runtime&) { throw RuntimeError(refuse(problem)); }
@@ -25,6 +29,9 @@ constexpr AttentionForwardKernel absent(const char* name, const char* method) {
 }  // namespace
 
 bool built() { return false; }
+
+void apply_rotary(const RotaryProblem&, void*) { throw RuntimeError(text("[apply_rotary] ", kWithout)); }
+void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[append_kv_cache] ", kWithout)); }
 
 const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash");
 const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash");

@@ -170,9 +170,91 @@ def test_refusals():
     cu = torch.tensor([0, 96], dtype=torch.int32, device="cuda")
     with pytest.raises(ValueError, match="max_seqlen_q is 0: cu_seqlens_q is on a GPU, where lengths are not read"):
         heddle.attention(q[0], k[0], v[0], cu_seqlens_q=cu, cu_seqlens_k=cu)
-    table = torch.ones(96, 32, device="cuda")
-    with pytest.raises(ValueError, match=r"\[apply_rotary\] x is on cuda:0: this operation runs on the CPU"):
+    table = torch.ones(96, 32)
+    with pytest.raises(ValueError, match=r"\[apply_rotary\] cos is on another device than x"):
         heddle.apply_rotary(q, table, table)
+    with pytest.raises(ValueError, match=r"\[append_kv_cache\] seqlens is on another device than k_new"):
+        heddle.append_kv_cache(k, v, k.clone(), v.clone(), torch.zeros(2, dtype=torch.int32))
+
+
+def angles(positions=256, half=32, dtype=torch.float32):
+    angle = torch.outer(torch.arange(positions), 0.01 ** (torch.arange(half) / half)).to("cuda")
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotary_as_on_the_cpu(dtype, interleaved):
+    x = inputs(dtype=dtype)[0].requires_grad_()
+    cos, sin = angles(half=16)
+    offsets = torch.tensor([3, 70], dtype=torch.int32, device="cuda")
+    out = heddle.apply_rotary(x, cos, sin, interleaved=interleaved, offsets=offsets)
+    on_cpu = heddle.apply_rotary(x.detach().cpu(), cos.cpu(), sin.cpu(), interleaved=interleaved, offsets=offsets.cpu())
+    unit = torch.finfo(dtype).eps
+    torch.testing.assert_close(out.cpu(), on_cpu, rtol=unit, atol=unit / 1024)
+    (back,) = torch.autograd.grad(out, x, out.detach())
+    torch.testing.assert_close(back, x.detach(), rtol=4 * unit, atol=4 * unit)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+def test_append_as_on_the_cpu(paged):
+    k_new, v_new = inputs(b=2, h=2, sq=5)[1:]
+    seqlens = torch.tensor([0, 27], dtype=torch.int32, device="cuda")
+    cos, sin = angles()
+    pages = torch.tensor([[5, 2], [0, 4]], dtype=torch.int32, device="cuda") if paged else None
+    caches = [torch.zeros(6 if paged else 2, 16 if paged else 32, 2, 64, device="cuda", dtype=k_new.dtype) for _ in "kv"]
+    host = [x.cpu() for x in caches]
+    version = caches[0]._version
+    heddle.append_kv_cache(k_new, v_new, *caches, seqlens, page_table=pages, rotary_cos=cos, rotary_sin=sin)
+    assert caches[0]._version > version
+    heddle.append_kv_cache(
+        k_new.cpu(),
+        v_new.cpu(),
+        *host,
+        seqlens.cpu(),
+        page_table=pages.cpu() if paged else None,
+        rotary_cos=cos.cpu(),
+        rotary_sin=sin.cpu(),
+    )
+    torch.testing.assert_close(caches[0].cpu(), host[0], rtol=2**-8, atol=2**-18)
+    assert torch.equal(caches[1].cpu(), host[1]) and host[1].count_nonzero() > 0
+
+
+def test_append_on_the_current_stream():
+    """The new rows arrive late on a side stream: only a call on that stream comes after them."""
+    k_new, v_new = inputs(b=2, h=2, sq=5)[1:]
+    late = torch.zeros_like(k_new)
+    caches = [torch.zeros(2, 8, 2, 64, device="cuda", dtype=k_new.dtype) for _ in "kv"]
+    seqlens = torch.ones(2, dtype=torch.int32, device="cuda")
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)
+        late.copy_(k_new)
+        heddle.append_kv_cache(late, v_new, *caches, seqlens)
+    side.synchronize()
+    assert torch.equal(caches[0][:, 1:6], k_new)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_flash_attn_with_kvcache(causal):
+    from heddle.flash_attn import flash_attn_with_kvcache
+
+    q, k_new, v_new = inputs(b=2, h=4, hkv=2, sq=3)
+    caches = [torch.randn(6, 16, 2, 64, generator=torch.Generator().manual_seed(5)).to("cuda", q.dtype) for _ in "kv"]
+    table = torch.tensor([[5, 2, 1], [0, 4, 3]], dtype=torch.int32, device="cuda")
+    lengths = torch.tensor([17, 40], dtype=torch.int32, device="cuda")
+    cos, sin = angles()
+    host = [x.cpu() for x in (q, *caches, k_new, v_new, cos, sin)]
+    out, lse = flash_attn_with_kvcache(
+        q, *caches, k_new, v_new, cos, sin, cache_seqlens=lengths, block_table=table, causal=causal, return_softmax_lse=True
+    )
+    expected, expected_lse = flash_attn_with_kvcache(
+        *host, cache_seqlens=lengths.cpu(), block_table=table.cpu(), causal=causal, return_softmax_lse=True
+    )
+    torch.testing.assert_close(out.cpu(), expected, rtol=2**-6, atol=2**-8)
+    torch.testing.assert_close(lse.cpu(), expected_lse, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(caches[0].cpu(), host[1], rtol=2**-8, atol=2**-18)
 
 
 def test_other_arrays_on_the_gpu_are_refused():

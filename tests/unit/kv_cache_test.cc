@@ -117,6 +117,38 @@ TEST(AppendKvCache, ManyRowsOnManyThreads) {
   check_append(c);
 }
 
+TEST(AppendKvCache, IntoEightBits) {
+  for (const std::int64_t half : {0, 3}) {
+    Tensor k_new(DType::bf16, {2, 3, 2, 8}), v_new(DType::bf16, {2, 3, 2, 6});
+    Cache cache(DType::f8e4m3, 2, 16, 2, 8, 6), expected = cache;
+    k_new.randomize(31);
+    v_new.randomize(32);
+    k_new.set({0, 0, 1, 7}, 3e5f);  // saturates
+    const Tables tables(DType::f32, 40, half);
+    const std::vector<std::int32_t> seqlens = {0, 13};
+    const std::vector<float> scales = {0.25f, 1.7f};
+    append_kv_cache(k_new.view(), v_new.view(), cache.k.view(), cache.v.view(), indices(seqlens), {}, {},
+                    half > 0 ? tables.rotary(false) : Rotary{}, {}, TensorView(scales.data(), DType::f32, {1, 1, 2}),
+                    TensorView(scales.data(), DType::f32, {1, 1, 1}));
+    k_new.for_each([&](const auto& at) {
+      const auto row = [&](std::int64_t d) { return k_new.get({at[0], at[1], at[2], d}); };
+      const std::int64_t position = seqlens[at[0]] + at[1];
+      const double x = rotated(row, tables, half, false, position, at[3]).value / scales[at[2]];
+      const double stored = cache.k.get({at[0], position, at[2], at[3]});
+      // Half a unit of 4 significant bits, or of 2^-9.
+      EXPECT_TRUE(std::abs(stored - std::clamp(x, -448.0, 448.0)) <=
+                  std::max(std::abs(x) * 0x1.00001p-4, 0x1.00001p-10));
+      expected.k.set({at[0], position, at[2], at[3]}, static_cast<float>(stored));
+    });
+    v_new.for_each([&](const auto& at) {
+      expected.v.set({at[0], seqlens[at[0]] + at[1], at[2], at[3]}, static_cast<float>(v_new.get(at)) / scales[0]);
+    });
+    EXPECT_EQ(cache.k.get({0, 0, 1, 7}), 448);
+    EXPECT_EQ(cache.k.bytes(), expected.k.bytes());
+    EXPECT_EQ(cache.v.bytes(), expected.v.bytes());
+  }
+}
+
 TEST(AppendKvCache, AcceptsNothingToAppend) {
   AppendCase c;
   c.S = 0;
@@ -216,6 +248,25 @@ TEST_F(AppendRefuses, TwoRowsOfOneSequenceForOneSlot) {
             }),
             "[append_kv_cache] position 0 of sequence 0 and position 5 of sequence 0 are both slot 0 of page 1: the "
             "rows of one call must go to slots of their own");
+}
+
+TEST_F(AppendRefuses, ScalesAndEightBits) {
+  const std::vector<std::int32_t> seqlens = {0, 0}, rows = {0, 1};
+  const std::vector<float> scales = {1, 1, 1, 1};
+  const auto call = [&](const Tensor& k_new, const Tensor& v_new, const Cache& cache, const TensorView& scale) {
+    return message([&] {
+      append_kv_cache(k_new.view(), v_new.view(), cache.k.view(), cache.v.view(), indices(seqlens), {}, indices(rows),
+                      {}, {}, scale);
+    });
+  };
+  EXPECT_SAYS(call(k_new_, v_new_, cache_, TensorView(scales.data(), DType::f32, {1, 1, 2})),
+              "k_scale is given and the cache is float16: scales are for a float8_e4m3fn cache");
+  const Cache narrow(DType::f8e4m3, 4, 5, 2, 8, 6);
+  EXPECT_SAYS(call(k_new_, v_new_, narrow, TensorView(scales.data(), DType::f32, {2, 1, 2})),
+              "k_scale is [2, 1, 2]: it must be [1, 1, Hkv] = [1, 1, 2] or [1, 1, 1]");
+  EXPECT_SAYS(call(Tensor(DType::f32, {2, 3, 2, 8}), Tensor(DType::f32, {2, 3, 2, 6}), narrow, {}),
+              "k_cache is float8_e4m3fn: it must be float32, float16 or bfloat16");
+  EXPECT_SAYS(call(Tensor(DType::f8e4m3, {2, 3, 2, 8}), v_new_, narrow, {}), "k_new is float8_e4m3fn");
 }
 
 TEST_F(AppendRefuses, ShapesDtypesAndSharedMemory) {

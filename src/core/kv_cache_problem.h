@@ -1,0 +1,34 @@
+// apply_rotary and append_kv_cache after their arguments were checked (src/ops/kv_cache.cc).
+#pragma once
+
+#include "core/attention_problem.h"
+#include "core/rotary.h"
+
+namespace heddle {
+
+struct RotaryProblem {
+  Operand x, out;  // [B, S, H, D]
+  std::int64_t B = 0, S = 0, H = 0, D = 0;
+  RotaryTables rotary;
+  const std::int32_t* offsets = nullptr;  // [B], or null: 0
+};
+
+struct AppendProblem {
+  Operand k_new, v_new;      // [B, S, Hkv, D], [B, S, Hkv, Dv]
+  Operand k_cache, v_cache;  // [pages, page_size, Hkv, D | Dv]; a contiguous cache is one page per row
+  std::int64_t B = 0, S = 0, Hkv = 0, D = 0, Dv = 0;
+  Scales k_scale, v_scale;  // of an f8e4m3 cache, by head at most: it holds values / scale
+  RotaryTables rotary;
+  const std::int32_t* seqlens = nullptr;     // [B]
+  const std::int32_t* page_table = nullptr;  // [B, max_pages], or null: contiguous
+  std::int64_t page_table_stride = 0, page_size = 1;
+  std::int64_t pages = 0, capacity = 0;           // positions of a sequence lie below `capacity`
+  const std::int32_t* cache_batch_idx = nullptr;  // [B], or null: b
+
+  constexpr std::int64_t page(std::int64_t b, std::int64_t position) const {
+    if (page_table != nullptr) return page_table[b * page_table_stride + position / page_size];
+    return cache_batch_idx != nullptr ? cache_batch_idx[b] : b;
+  }
+};
+
+}  // namespace heddle
