@@ -23,7 +23,8 @@ constexpr AttentionForwardKernel absent(const char* name, const char* method) {
           .supports = refuse,
           .estimate = no_estimate,
           .workspace = no_workspace,
-          .launch = no_launch};
+          .launch = no_launch,
+          .extras = kE4m3 | kDraftMask | kAppend};
 }
 
 }  // namespace

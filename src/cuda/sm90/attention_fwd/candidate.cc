@@ -157,6 +157,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.cu_seqlens_k = p.cu_seqlens_k;
   params.seqused_q = p.seqused_q;
   params.seqused_k = p.seqused_k;
+  params.k_appended = static_cast<int>(p.k_appended);
   params.heads = plan.units;
   params.pack = plan.pack;
   params.pack_inverse = (65536 + plan.pack - 1) / plan.pack;
