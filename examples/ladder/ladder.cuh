@@ -32,7 +32,7 @@ struct Problem {
 inline void check(cudaError_t status) {
   if (status == cudaSuccess) return;
   std::fprintf(stderr, "CUDA: %s\n", cudaGetErrorString(status));
-  std::exit(2);
+  std::exit(status == cudaErrorNoKernelImageForDevice ? 3 : 2);  // 3: not a rung for this GPU
 }
 
 // Starts `kernel` with as much shared memory as it asks for.
