@@ -8,4 +8,8 @@ namespace heddle::cuda {
 extern const AttentionForwardKernel kSm80AttentionForward;  // "sm80": mma.sync, every option, for Ampere and later
 extern const AttentionForwardKernel kSm90AttentionForward;  // "sm90": wgmma and TMA, for Hopper
 
+// Run when they are asked for, on Ampere and later; every dtype and option.
+extern const AttentionForwardKernel kNaiveAttentionForward;     // "naive_cuda": the four steps in their plain form
+extern const AttentionForwardKernel kAttentionForwardBaseline;  // "baseline_cuda": the full score matrix
+
 }  // namespace heddle::cuda

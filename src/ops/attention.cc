@@ -14,9 +14,11 @@ namespace heddle {
 namespace {
 
 std::span<const AttentionForwardKernel* const> candidates(const AttentionProblem*) {
-  static const AttentionForwardKernel* const kernels[] = {&cpu::kAttentionForward, &cpu::kAttentionForwardBaseline,
-                                                          &reference::kAttentionForward, &cuda::kSm90AttentionForward,
-                                                          &cuda::kSm80AttentionForward};
+  static const AttentionForwardKernel* const kernels[] = {
+      &cpu::kAttentionForward,       &cpu::kAttentionForwardBaseline, &reference::kAttentionForward,
+      &cuda::kSm90AttentionForward,  &cuda::kSm80AttentionForward,    &cuda::kAttentionForwardBaseline,
+      &cuda::kNaiveAttentionForward,
+  };
   return kernels;
 }
 
