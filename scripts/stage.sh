@@ -44,7 +44,7 @@ if [[ -n $python ]]; then
   install -s "$build"/python/heddle/_heddle*.so "$stage/python/heddle/"
   cp tests/python/kit.py tests/python/test_cuda.py "$stage/tests/python/"
   mkdir -p "$stage/bench"
-  cp bench/attention_bench_gpu.py bench/gpu_rows.py bench/peers_h200.json "$stage/bench/"
+  cp bench/attention_bench_gpu.py bench/gpu_rows.py bench/ladder_gpu.py bench/peers_h200.json "$stage/bench/"
   cp scripts/bench_gpu.sh "$stage/scripts/"
 fi
 

@@ -51,7 +51,7 @@ Refusal supports(const AttentionProblem& p) {
 }
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
-  // S is written, read and written as P, and read again.
+  // S is written, read and written as P, and read again. Counted, with rates that were not measured for this kernel.
   const double pairs = static_cast<double>(p.B) * static_cast<double>(p.H * p.Sq) * static_cast<double>(p.Sk);
   const double rate = p.dtype == DType::f32 ? 25e12 : 200e12;
   return 12e-6 + pairs * (16.0 / 3e12 + 2.0 * static_cast<double>(p.D + p.Dv) / rate);
