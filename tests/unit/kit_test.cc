@@ -121,7 +121,7 @@ void PrintTo(const Mistake& mistake, std::ostream* out) { *out << mistake.name; 
 class Mistakes : public ::testing::TestWithParam<Mistake> {};
 
 TEST_P(Mistakes, AreNoticed) {
-  for (const char* dtype : {"_f32", "_bf16", "_f16"}) {
+  for (const char* dtype : {"_f32", "_bf16", "_f16", "_e4m3"}) {
     bool there = false;
     for (const AttentionCase& row : attention_cases()) there |= row.name == std::string(GetParam().row) + dtype;
     if (!there || (GetParam().only_f32 && std::string(dtype) != "_f32")) continue;
@@ -136,8 +136,8 @@ TEST_P(Mistakes, AreNoticed) {
     const auto passes = [&](const std::vector<double>& out, const std::vector<double>& reference,
                             const PlainTensor& plain, double factor) {
       std::vector<double> rounded_out;
-      for (double x : out) rounded_out.push_back(rounded(x, spec.dtype));
-      return compare("x", rounded_out, reference, plain, {static_cast<std::int64_t>(out.size())}, spec.dtype,
+      for (double x : out) rounded_out.push_back(rounded(x, spec.o_dtype()));
+      return compare("x", rounded_out, reference, plain, {static_cast<std::int64_t>(out.size())}, spec.o_dtype(),
                      spec.dtype, factor)
           .passed;
     };
@@ -222,6 +222,36 @@ INSTANTIATE_TEST_SUITE_P(
                                 const double page = d.page_table.get(0);
                                 d.page_table.set(0, d.page_table.get(7));
                                 d.page_table.set(7, page);
+                              },
+                              false},
+                      Mistake{"no_causal_e4m3",
+                              "feature_e4m3_causal",
+                              [](auto& c) { c.causal = Causal::none; },
+                              {},
+                              false},
+                      Mistake{"one_scale_of_k_forgotten",
+                              "feature_e4m3_scaled_heads",
+                              {},
+                              [](CaseData& d) { d.k_scale.set(0, 1.0); },
+                              false},
+                      Mistake{"scales_of_q_of_the_next_head",
+                              "feature_e4m3_scaled_heads",
+                              {},
+                              [](CaseData& d) {
+                                const double first = d.q_scale.get(0);
+                                for (std::int64_t h = 0; h < 3; ++h) d.q_scale.set(h, d.q_scale.get(h + 1));
+                                d.q_scale.set(3, first);
+                              },
+                              false},
+                      Mistake{"two_dims_of_v_swapped",
+                              "feature_e4m3_d64",
+                              {},
+                              [](CaseData& d) {
+                                for (std::int64_t n = 0; n < d.v.elements(); n += 64) {
+                                  const double first = d.v.get(n + 1);
+                                  d.v.set(n + 1, d.v.get(n + 2));
+                                  d.v.set(n + 2, first);
+                                }
                               },
                               false}),
     [](const auto& info) { return std::string(info.param.name); });

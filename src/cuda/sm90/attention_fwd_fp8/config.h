@@ -15,7 +15,7 @@ using attention_fwd::Work;
 
 constexpr int kRowBytes = 128;  // of every tile: head sizes are padded to it, and 128 keys fill a row of V^T
 
-template <class Output_, int kHeadSize_, int kValueSize_, int kStages_, bool kTokenScales_ = false>
+template <class Output_, int kHeadSize_, int kValueSize_, int kStages_>
 struct Config {
   using Element = __nv_fp8_e4m3;
   using Output = Output_;
@@ -23,13 +23,12 @@ struct Config {
   static constexpr int kValueSize = kValueSize_;  // a multiple of 16
   static constexpr int kTileK = 128;
   static constexpr int kStages = kStages_;  // of K, V and V^T
-  static constexpr bool kTokenScales = kTokenScales_;  // k_scale, v_scale differ between keys
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kTransposers = 2;  // warps
   static constexpr bool kScoreOptions = false;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = kValueSize > 96 ? 40 : 56;
+  static constexpr int kConsumerRegisters = kValueSize > 96 ? 232 : 224;
 };
 
 // [kHeight] rows of 128 bytes, swizzled. As a 16-bit tile of one panel it is one of the 16-bit kernel's.
@@ -42,7 +41,6 @@ struct SharedMemory {
   Tile<C::kTileK> k[C::kStages];
   Tile<C::kTileK> v[C::kStages];                // as it comes: [key, dim]
   Tile<C::kValueSize + 8> transposed[C::kStages];  // [dim, key], both in the order that transpose() says; 8 rows of ones
-  float k_scale[C::kStages][C::kTokenScales ? C::kTileK : 1], v_scale[C::kStages][C::kTokenScales ? C::kTileK : 1];
   float2 factor[128 * C::kConsumers];  // a thread's own: registers are scarcer
   Work work[kWorkSlots];
   ptx::Barrier work_ready[kWorkSlots], work_free[kWorkSlots];
@@ -50,7 +48,6 @@ struct SharedMemory {
   ptx::Barrier k_ready[C::kStages], k_free[C::kStages];
   ptx::Barrier v_landed[C::kStages], v_taken[C::kStages];
   ptx::Barrier v_ready[C::kStages], v_free[C::kStages];  // of V^T
-  ptx::Barrier scales_ready[C::kStages];
 };
 
 }  // namespace heddle::cuda::sm90::attention_fwd_fp8

@@ -14,15 +14,7 @@
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
-#ifndef PROMOTE
-#define PROMOTE 4
-#endif
-#ifdef NOPACK
-#define PACK(a, b, c, d) __byte_perm(__float_as_uint(a) + __float_as_uint(c), __float_as_uint(b) + __float_as_uint(d), 0x7632)
-#else
-#define PACK ptx::pack4_e4m3
-#endif
-constexpr int kPartialTiles = PROMOTE;
+constexpr int kPartialTiles = 4;
 
 // wgmma_wait<0>() in other words, so that the compiler does not merge the two.
 __device__ inline void wgmma_wait_without_promotion() {
@@ -125,17 +117,14 @@ class Consumer {
     for (int r = 0; r < 2; ++r) {
       scale[r] = shared_scale;
       const int position = rows.position(p, r);
-      if (p.q_scale.data != nullptr && position < w.used_rows) {
-        scale[r] *= p.q_scale.data[w.sequence * p.q_scale.stride_b + (w.q_row + position) * p.q_scale.stride_s +
-                                   rows.head(p, w, r) * p.q_scale.stride_h];
-      }
+      if (position < w.used_rows) scale[r] *= p.q_scale.at(w.sequence, w.q_row + position, rows.head(p, w, r));
     }
     return true;
   }
 
   // Scales of k and v belong to heads.
   __device__ float head_scale(const Scales& x, const Work& w) const {
-    return x.data == nullptr ? 1.0f : x.data[w.sequence * x.stride_b + w.h / p.kv_divisor * x.stride_h];
+    return x.at(w.sequence, 0, w.h / p.kv_divisor);
   }
 
   __device__ void take_q() {
@@ -216,7 +205,7 @@ class Consumer {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
         const float* x = s + 16 * i + r / 2 * 8 + r % 2 * 2;
-        probabilities[i][r] = PACK(x[0], x[1], x[4], x[5]);
+        probabilities[i][r] = ptx::pack4_e4m3(x[0], x[1], x[4], x[5]);
       }
     }
   }

@@ -34,7 +34,6 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_fp8_kernel(const
       ptx::barrier_init(shared.v_taken[i], C::kTransposers);
       ptx::barrier_init(shared.v_ready[i], C::kTransposers);
       ptx::barrier_init(shared.v_free[i], kConsumerWarps);
-      ptx::barrier_init(shared.scales_ready[i], 32 * C::kTransposers);
     }
     ptx::fence_barrier_init();
   }

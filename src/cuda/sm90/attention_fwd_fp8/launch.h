@@ -15,8 +15,8 @@ struct Variant {
   void (*launch)(const Params& params, int grid, cudaStream_t stream);
 };
 
-// Defined one file each in inst/; named after the output. "Tokens": scales of k and v that differ between keys.
-extern const Variant kBf16D64, kBf16D96, kBf16D128, kBf16D128Tokens;
-extern const Variant kF16D64, kF16D96, kF16D128, kF16D128Tokens;
+// Defined one file each in inst/; named after the output.
+extern const Variant kBf16D64, kBf16D96, kBf16D128;
+extern const Variant kF16D64, kF16D96, kF16D128;
 
 }  // namespace heddle::cuda::sm90::attention_fwd_fp8

@@ -11,11 +11,6 @@
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
 using attention_fwd::RowState;
-#ifdef NOEXP
-#define EXP(x) (x)
-#else
-#define EXP ptx::exp2_approx
-#endif
 
 // P is exp2(s - max + kShift): 2^3 at the maximum, and no more than 448, e4m3's largest, if a thread's share of a row, 32
 // elements, has at most kLargestSum. Equal scores sum to 256. Below 2^-9 of the maximum P is subnormal.
@@ -42,7 +37,7 @@ __device__ inline float2 exponentiate(float (&s)[kCount], const RowState& state,
   const float base[2] = {shift - state.max[0], shift - state.max[1]};
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    s[i] = EXP(fmaf(s[i], scale[i / 2 % 2], base[i / 2 % 2]));
+    s[i] = ptx::exp2_approx(fmaf(s[i], scale[i / 2 % 2], base[i / 2 % 2]));
     sum[i % 4] += s[i];
   }
   return {sum[0] + sum[1], sum[2] + sum[3]};

@@ -18,9 +18,9 @@ __device__ void transpose(const Tile<C::kTileK>& v, Tile<C::kValueSize + 8>& tra
   const std::uint32_t from = ptx::shared_address(&v) + (key + lane) * kRowBytes + lane % 8 * 16;
   const std::uint32_t row = lane % 16, chunk = (key / 16 + lane / 16) ^ (row % 8);
   const std::uint32_t to = ptx::shared_address(&transposed) + row * kRowBytes + chunk * 16;
-  constexpr int kBlocks = C::kValueSize / 16, kBatch = BATCH;
+  constexpr int kBlocks = C::kValueSize / 16, kBatch = 2;
 #pragma unroll 1
-  for (int first = 0; first < (NOTR ? 0 : kBlocks); first += kBatch) {
+  for (int first = 0; first < kBlocks; first += kBatch) {
     // r[][i]: dims 2 n, 2 n + 1 of key 8 i + 2 q, then of key 8 i + 2 q + 1; n = lane / 4, q = lane % 4.
     std::uint32_t r[kBatch][4];
 #pragma unroll
