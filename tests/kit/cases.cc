@@ -295,7 +295,7 @@ void add_e4m3(Rows& rows) {
   with("s128", [](auto& c) { c.Sq = c.Sk = 128, c.B = 1; });
   with("d64", [](auto& c) { c.D = c.Dv = 64; });
   with("d96", [](auto& c) { c.D = c.Dv = 96; });
-  with("d80_dv40", [](auto& c) { c.D = 80, c.Dv = 40, c.Sq = 65, c.Sk = 257; });
+  with("d80_dv48", [](auto& c) { c.D = 80, c.Dv = 48, c.Sq = 65, c.Sk = 257; });
   with("d32_dv128", [](auto& c) { c.D = 32, c.Sq = 127, c.Sk = 129; });
   with("d16", [](auto& c) { c.D = c.Dv = 16, c.Sq = 3, c.Sk = 7; });
   with("causal", [](auto& c) { c.Sq = 300, c.Sk = 300, c.causal = Causal::bottom_right, c.D = c.Dv = 64; });

@@ -7,8 +7,8 @@
 // A in registers: a0 (row, k), a1 (row + 8, k), a2 (row, k + 8), a3 (row + 8, k + 8) with k = 2 (t % 4), two elements
 // each: so the accumulators of one product, rounded and packed in pairs, are the A of the next.
 //
-// e4m3: a0 (row, k), a1 (row + 8, k), a2 (row, k + 16), a3 (row + 8, k + 16) with k = 4 (t % 4), four elements each: not
-// the accumulators' order. Sums keep about 14 bits: every addition truncates to 2^-13 of the larger operand or so.
+// e4m3: a0 (row, k), a1 (row + 8, k), a2 (row, k + 16), a3 (row + 8, k + 16) with k = 4 (t % 4), four elements each:
+// not the accumulators' order. Sums keep about 14 bits: every addition truncates to 2^-13 of the larger operand or so.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -135,24 +135,24 @@ struct Wgmma;
   HEDDLE_WGMMA(__half, "f16", __VA_ARGS__)
 
 // 8-bit operands in shared memory are K-major, all of them.
-#define HEDDLE_WGMMA_E4M3(kWidth, kLast, r0, r1, r2, r3, r4, r5)                                                      \
-  template <>                                                                                                         \
-  struct Wgmma<__nv_fp8_e4m3, kWidth> {                                                                               \
-    static __device__ inline void shared_shared(float (&d)[kWidth / 2], std::uint64_t a, std::uint64_t b,             \
-                                                bool accumulate) {                                                    \
-      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #r2 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #kWidth      \
-                   "k32.f32.e4m3.e4m3 {" HEDDLE_N##kLast "}, %" #r0 ", %" #r1 ", p, 1, 1;\n}"                         \
-                   : HEDDLE_D##kLast                                                                                  \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                              \
-    }                                                                                                                 \
-    static __device__ inline void registers_shared(float (&d)[kWidth / 2], const std::uint32_t (&a)[4],               \
-                                                   std::uint64_t b, bool accumulate) {                                \
-      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #r5 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #kWidth      \
-                   "k32.f32.e4m3.e4m3 {" HEDDLE_N##kLast "}, {%" #r0 ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4         \
-                   ", p, 1, 1;\n}"                                                                                    \
-                   : HEDDLE_D##kLast                                                                                  \
-                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));          \
-    }                                                                                                                 \
+#define HEDDLE_WGMMA_E4M3(kWidth, kLast, r0, r1, r2, r3, r4, r5)                                                 \
+  template <>                                                                                                    \
+  struct Wgmma<__nv_fp8_e4m3, kWidth> {                                                                          \
+    static __device__ inline void shared_shared(float (&d)[kWidth / 2], std::uint64_t a, std::uint64_t b,        \
+                                                bool accumulate) {                                               \
+      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #r2 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #kWidth \
+                   "k32.f32.e4m3.e4m3 {" HEDDLE_N##kLast "}, %" #r0 ", %" #r1 ", p, 1, 1;\n}"                    \
+                   : HEDDLE_D##kLast                                                                             \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                         \
+    }                                                                                                            \
+    static __device__ inline void registers_shared(float (&d)[kWidth / 2], const std::uint32_t (&a)[4],          \
+                                                   std::uint64_t b, bool accumulate) {                           \
+      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #r5 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #kWidth \
+                   "k32.f32.e4m3.e4m3 {" HEDDLE_N##kLast "}, {%" #r0 ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4    \
+                                                         ", p, 1, 1;\n}"                                         \
+                   : HEDDLE_D##kLast                                                                             \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));     \
+    }                                                                                                            \
   };
 
 HEDDLE_WGMMA_E4M3(72, 3H, 36, 37, 38, 39, 40, 41)

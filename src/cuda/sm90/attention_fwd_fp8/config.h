@@ -39,9 +39,9 @@ template <class C>
 struct SharedMemory {
   Tile<kRows> q[C::kConsumers];
   Tile<C::kTileK> k[C::kStages];
-  Tile<C::kTileK> v[C::kStages];                // as it comes: [key, dim]
-  Tile<C::kValueSize + 8> transposed[C::kStages];  // [dim, key], both in the order that transpose() says; 8 rows of ones
-  float2 factor[128 * C::kConsumers];  // a thread's own: registers are scarcer
+  Tile<C::kTileK> v[C::kStages];                   // as it comes: [key, dim]
+  Tile<C::kValueSize + 8> transposed[C::kStages];  // [dim, key], in the orders of transposer.cuh; then 8 rows of ones
+  float2 factor[128 * C::kConsumers];              // a thread's own: registers are scarcer
   Work work[kWorkSlots];
   ptx::Barrier work_ready[kWorkSlots], work_free[kWorkSlots];
   ptx::Barrier q_ready[C::kConsumers], q_free[C::kConsumers];

@@ -4,7 +4,8 @@
 // between query tiles either: while one tile's O is written, the first S of the next is computed.
 //
 // The tensor cores add e4m3 products with about 14 bits, so P V is summed there over a few key tiles only (`partial`)
-// and then added to O in fp32.
+// and then added to O in fp32. Ones beside V sum the rounded P in the same way: O is divided by that, so that the
+// roundings of P that a whole row shares, and half of what truncation loses, cancel. lse comes from P before rounding.
 #pragma once
 
 #include "cuda/common/wgmma.cuh"
@@ -14,7 +15,7 @@
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
-constexpr int kPartialTiles = 4;
+constexpr int kPartialTiles = 4;  // between promotions of P V to fp32
 
 // wgmma_wait<0>() in other words, so that the compiler does not merge the two.
 __device__ inline void wgmma_wait_without_promotion() {
@@ -122,10 +123,8 @@ class Consumer {
     return true;
   }
 
-  // Scales of k and v belong to heads.
-  __device__ float head_scale(const Scales& x, const Work& w) const {
-    return x.at(w.sequence, 0, w.h / p.kv_divisor);
-  }
+  // Of k and v.
+  __device__ float head_scale(const Scales& x, const Work& w) const { return x.at(w.sequence, 0, w.h / p.kv_divisor); }
 
   __device__ void take_q() {
     ptx::barrier_wait(shared.q_ready[warpgroup], q_phase);
@@ -222,7 +221,7 @@ class Consumer {
     for (float& x : partial) x = 0.0f;
   }
 
-  // Not by wgmma's predicate, which all warps of a warpgroup must agree on.
+  // partial is cleared here, not by wgmma's predicate: all warps of a warpgroup must agree on that.
   __device__ void promote(const float (&correction)[2]) {
 #pragma unroll
     for (int i = 0; i < kOutputs + 4; ++i) {
@@ -264,7 +263,7 @@ class Consumer {
   SharedMemory<C>& shared;
   const int warpgroup;
   int slot = 0, k_begin = 0, whole_begin = 0, whole_end = 0;  // of the tile at hand
-  bool started = false;  // every row of the warpgroup has met a key
+  bool started = false;                                       // every row of the warpgroup has met a key
   RowState state;
   float scale[2];
   std::uint32_t q_phase = 0;

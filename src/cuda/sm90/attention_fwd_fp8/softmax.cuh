@@ -12,8 +12,8 @@ namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
 using attention_fwd::RowState;
 
-// P is exp2(s - max + kShift): 2^3 at the maximum, and no more than 448, e4m3's largest, if a thread's share of a row, 32
-// elements, has at most kLargestSum. Equal scores sum to 256. Below 2^-9 of the maximum P is subnormal.
+// P is exp2(s - max + kShift): 2^3 at the maximum, and no more than 448, e4m3's largest, if a thread's share of a row,
+// 32 elements, has at most kLargestSum. Equal scores sum to 256. Below 2^-9 of the maximum P is subnormal.
 constexpr float kShift = 3, kLargestSum = 430;
 
 // Row r's largest element of s among the thread's and its quad's.
@@ -31,8 +31,7 @@ __device__ inline float row_maximum(const float (&s)[kCount], int r) {
 
 // Turns s, in place, into exp2(s * scale - max + shift). Returns the sums of the thread's elements.
 template <int kCount>
-__device__ inline float2 exponentiate(float (&s)[kCount], const RowState& state, const float (&scale)[2],
-                                      float shift) {
+__device__ inline float2 exponentiate(float (&s)[kCount], const RowState& state, const float (&scale)[2], float shift) {
   float sum[4] = {};
   const float base[2] = {shift - state.max[0], shift - state.max[1]};
 #pragma unroll

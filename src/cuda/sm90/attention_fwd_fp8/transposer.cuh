@@ -34,7 +34,8 @@ __device__ void transpose(const Tile<C::kTileK>& v, Tile<C::kValueSize + 8>& tra
   }
 }
 
-// The last 8 rows of V^T are ones: their products are the row sums of P as rounded. The swizzle leaves them as they are.
+// The last 8 rows of V^T are ones: their products are the row sums of P as rounded. The swizzle leaves them as they
+// are.
 template <class C>
 __device__ void write_ones(SharedMemory<C>& shared, int number) {
   constexpr std::uint32_t kOnes = 0x38383838;
