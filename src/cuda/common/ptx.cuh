@@ -49,6 +49,20 @@ __device__ inline void barrier_wait(Barrier& barrier, std::uint32_t parity) {
   }
 }
 
+// ---- Barriers by number, of whole warps
+
+// Whether `mine` holds for all of the `threads` that meet there.
+__device__ inline bool barrier_all(int number, int threads, bool mine) {
+  std::uint32_t all;
+  asm volatile(
+      "{\n .reg .pred p, q;\n setp.ne.u32 p, %3, 0;\n barrier.cta.red.and.pred q, %1, %2, p;\n"
+      " selp.u32 %0, 1, 0, q;\n}"
+      : "=r"(all)
+      : "r"(number), "r"(threads), "r"(static_cast<std::uint32_t>(mine))
+      : "memory");
+  return __all_sync(0xffffffff, all != 0);  // as it does anyway: so that the compiler knows it to be uniform
+}
+
 // ---- Registers of a warpgroup
 
 template <int kRegisters>
@@ -104,6 +118,13 @@ __device__ inline void store_matrix_x4(void* row, std::uint32_t r0, std::uint32_
                                        std::uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(r0),
                "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
+
+__device__ inline void store_matrix_x4(std::uint32_t row, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
+                                       std::uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2),
+               "r"(r3)
                : "memory");
 }
 
@@ -184,6 +205,12 @@ __device__ inline float exp2_approx(float x) {
   return y;
 }
 
+__device__ inline float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Largest relative error 2^-11.
 __device__ inline float tanh_approx(float x) {
   float y;
@@ -206,6 +233,16 @@ template <>
 __device__ inline std::uint32_t pack2<__half>(float low, float high) {
   std::uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Four floats as e4m3, rounded to nearest even, saturating; the first in the lowest byte.
+__device__ inline std::uint32_t pack4_e4m3(float x0, float x1, float x2, float x3) {
+  std::uint32_t packed;
+  asm("{\n .reg .b16 low, high;\n cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n mov.b32 %0, {low, high};\n}"
+      : "=r"(packed)
+      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
   return packed;
 }
 
