@@ -35,5 +35,6 @@ void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[ap
 
 const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash");
 const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash");
+const AttentionForwardKernel kSm90AttentionDecode = absent("sm90_decode", "flash");
 
 }  // namespace heddle::cuda
