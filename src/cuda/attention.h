@@ -7,6 +7,6 @@ namespace heddle::cuda {
 
 extern const AttentionForwardKernel kSm80AttentionForward;  // "sm80": mma.sync, every option, for Ampere and later
 extern const AttentionForwardKernel kSm90AttentionForward;  // "sm90": wgmma and TMA, for Hopper
-extern const AttentionForwardKernel kSm90AttentionDecode;  // "sm90_decode": few rows, keys split, for Hopper
+extern const AttentionForwardKernel kSm90AttentionDecode;   // "sm90_decode": few rows, keys split, for Hopper
 
 }  // namespace heddle::cuda

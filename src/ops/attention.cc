@@ -16,6 +16,7 @@ namespace {
 std::span<const AttentionForwardKernel* const> candidates(const AttentionProblem*) {
   static const AttentionForwardKernel* const kernels[] = {&cpu::kAttentionForward, &cpu::kAttentionForwardBaseline,
                                                           &reference::kAttentionForward, &cuda::kSm90AttentionForward,
+                                                          &cuda::kSm90AttentionDecode,
                                                           &cuda::kSm80AttentionForward};
   return kernels;
 }

@@ -270,7 +270,9 @@ __device__ inline float2 unpack2<__half>(std::uint32_t words) {
 // The two values in the low half of `pair`, exactly.
 __device__ inline std::uint32_t e4m3x2_to_f16x2(std::uint32_t pair) {
   std::uint32_t words;
-  asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, low;\n}" : "=r"(words) : "r"(pair));
+  asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, low;\n}"
+      : "=r"(words)
+      : "r"(pair));
   return words;
 }
 

@@ -15,7 +15,8 @@ namespace {
 using namespace sm90::attention_decode;
 
 constexpr std::int64_t kMaxLength = kOpen / 2, kMaxQueries = 16;
-constexpr int kWarps = 8, kRowTile = 16, kKeyTile = 16, kBlockRows = 128;  // as in config.h; keys of all heads of a block
+constexpr int kWarps = 8, kRowTile = 16, kKeyTile = 16,
+              kBlockRows = 128;      // as in config.h; keys of all heads of a block
 constexpr int kInvariantKeys = 512;  // an item's keys where the cut must not depend on the batch
 constexpr int kSharedBytes = 227 * 1024, kQueryBytes = 34 * 1024;
 
@@ -28,6 +29,25 @@ bool aligned(const Operand& x) {
 }
 
 bool narrow(const AttentionProblem& p) { return p.k.dtype == DType::f8e4m3; }
+
+struct Variants {
+  const Variant &d64, &d64_wide, &d128, &d128_wide, &d256;
+};
+constexpr Variants kBf16 = {kBf16D64, kBf16D64Wide, kBf16D128, kBf16D128Wide, kBf16D256};
+constexpr Variants kF16 = {kF16D64, kF16D64Wide, kF16D128, kF16D128Wide, kF16D256};
+constexpr Variants kNarrow = {kE4m3D64, kE4m3D64Wide, kE4m3D128, kE4m3D128Wide, kE4m3D256};
+
+const Variant& variant_for(const AttentionProblem& p) {
+  const Variants& all = narrow(p) ? kNarrow : p.dtype == DType::bf16 ? kBf16 : kF16;
+  const std::int64_t size = std::max(p.D, p.Dv);
+  const bool wide = p.G * p.Sq > kRowTile;
+  if (size <= 64) return wide ? all.d64_wide : all.d64;
+  if (size <= 128) return wide ? all.d128_wide : all.d128;
+  return all.d256;
+}
+
+// Rows of a kv head that one unit may have.
+int row_limit(const Variant& v) { return std::min(kWarps * kRowTile * v.row_tiles, v.size == 256 ? 64 : 256); }
 
 Refusal supports(const AttentionProblem& p) {
   const DeviceProperties& device = current_device();
@@ -54,24 +74,12 @@ Refusal supports(const AttentionProblem& p) {
   if (p.B * p.Hkv * std::max<std::int64_t>(p.Sk / kKeyTile, 1) * p.G > (std::int64_t{1} << 30)) {
     return "the batch has too many keys: more than 2^34 over all query heads";
   }
+  if (p.append && p.G * p.Sq > row_limit(variant_for(p))) {
+    return text("it appends keys for at most ", row_limit(variant_for(p)), " query rows of a kv head; found ",
+                p.G * p.Sq);
+  }
   if (p.dropout.p != 0) return "it has no dropout";
   return "";
-}
-
-struct Variants {
-  const Variant &d64, &d64_wide, &d128, &d128_wide, &d256;
-};
-constexpr Variants kBf16 = {kBf16D64, kBf16D64Wide, kBf16D128, kBf16D128Wide, kBf16D256};
-constexpr Variants kF16 = {kF16D64, kF16D64Wide, kF16D128, kF16D128Wide, kF16D256};
-constexpr Variants kNarrow = {kE4m3D64, kE4m3D64Wide, kE4m3D128, kE4m3D128Wide, kE4m3D256};
-
-const Variant& variant_for(const AttentionProblem& p) {
-  const Variants& all = narrow(p) ? kNarrow : p.dtype == DType::bf16 ? kBf16 : kF16;
-  const std::int64_t size = std::max(p.D, p.Dv);
-  const bool wide = p.G * p.Sq > kRowTile;
-  if (size <= 64) return wide ? all.d64_wide : all.d64;
-  if (size <= 128) return wide ? all.d128_wide : all.d128;
-  return all.d256;
 }
 
 int ceil_div(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
@@ -81,9 +89,8 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
   Plan plan{};
   const int all_rows = static_cast<int>(p.G * p.Sq), processors = current_device().multiprocessors;
   const int tile_rows = kRowTile * v.row_tiles;  // of a warp
-  const int row_limit = std::min(kWarps * tile_rows, v.size == 256 ? 64 : 256);
-  plan.row_units = ceil_div(all_rows, row_limit);
-  plan.rows = plan.row_units == 1 ? all_rows : row_limit;
+  plan.row_units = ceil_div(all_rows, row_limit(v));
+  plan.rows = plan.row_units == 1 ? all_rows : row_limit(v);
   plan.row_groups = static_cast<int>(std::bit_ceil(static_cast<unsigned>(ceil_div(plan.rows, tile_rows))));
 
   // Keys that one copy may bring: those of a page, or any number.
@@ -107,22 +114,24 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
          p.B * plan.head_groups * plan.row_units * ceil_div(p.Sk, plan.block) < processors) {
     plan.block /= 2;
   }
-  plan.key_splits = std::min(plan.key_splits, plan.block / kKeyTile);
-  plan.box = std::min(page, plan.block);
-  plan.box_shift = std::countr_zero(static_cast<unsigned>(plan.box));
-  plan.box_pitch = plan.heads * plan.box + (8 - (plan.heads - 1) * plan.box % 8) % 8;
-  plan.panel_bytes = ceil_to(plan.block / plan.box * plan.box_pitch, 8) * 128;
-  plan.item_blocks = p.batch_invariant ? std::max(kInvariantKeys / plan.block, 2) : 1;
-
   plan.q_offset = ceil_to(v.control_bytes, 128);
   plan.merge_offset = ceil_to(plan.q_offset + plan.heads * plan.rows * v.q_pitch, 128);
   plan.tiles_offset = ceil_to(plan.merge_offset + v.merge_bytes, 1024);
-  const int tile_bytes = v.panels * plan.panel_bytes;
-  plan.stages = std::min((kSharedBytes - plan.tiles_offset) / tile_bytes, 16);
-  plan.shared_bytes = plan.tiles_offset + plan.stages * tile_bytes;
+  for (;; plan.block /= 2) {
+    plan.box = std::min(page, plan.block);
+    plan.box_shift = std::countr_zero(static_cast<unsigned>(plan.box));
+    // Of 8 neighbouring keys of a head, no two may lie in rows alike modulo 8.
+    plan.box_pitch = plan.box * (plan.heads > 1 && plan.box < 8 ? plan.heads + 1 : plan.heads);
+    plan.panel_bytes = ceil_to(plan.block / plan.box * plan.box_pitch, 8) * 128;
+    plan.stages = std::min((kSharedBytes - plan.tiles_offset) / (v.panels * plan.panel_bytes), 16);
+    if (plan.stages >= 4 || plan.block == kKeyTile) break;
+  }
+  plan.shared_bytes = plan.tiles_offset + plan.stages * v.panels * plan.panel_bytes;
+  plan.key_splits = std::min(plan.key_splits, plan.block / kKeyTile);
+  plan.item_blocks = p.batch_invariant ? std::max(kInvariantKeys / plan.block, 2) : 1;
 
-  const std::int64_t items = p.B * plan.head_groups * plan.row_units *
-                             std::max(ceil_div(ceil_div(p.Sk, plan.block) + 1, plan.item_blocks), 1);
+  const std::int64_t items =
+      p.B * plan.head_groups * plan.row_units * std::max(ceil_div(ceil_div(p.Sk, plan.block) + 1, plan.item_blocks), 1);
   plan.ctas = static_cast<int>(std::min<std::int64_t>(items, processors));
   plan.slot_words = plan.heads * plan.rows * (static_cast<int>(p.Dv) / 2 + 1);
   plan.slots = plan.item_blocks > 1 ? static_cast<int>(items) : 2 * plan.ctas;
@@ -131,7 +140,7 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
   // Measured on an H200.
-  constexpr double kBandwidth = 4.1e12, kFixed = 5e-6, kRate = 300e12;
+  constexpr double kBandwidth = 4.1e12, kFixed = 12e-6, kRate = 115e12;
   double keys = static_cast<double>(p.Sk);
   if (p.window_left >= 0) keys = std::min(keys, static_cast<double>(p.window_left + p.Sq));
   const auto heads = static_cast<double>(p.B * p.Hkv);
@@ -147,9 +156,7 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
   return std::size_t{16} * static_cast<std::size_t>(plan.slots) * static_cast<std::size_t>(plan.slot_words);
 }
 
-int window(std::int64_t size) {
-  return static_cast<int>(size < 0 ? kOpen : std::min<std::int64_t>(size, kOpen));
-}
+int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min<std::int64_t>(size, kOpen)); }
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.q_rows == 0) return;

@@ -29,25 +29,26 @@ struct Config {
   static constexpr int kPanelElements = kPanel / kKeyBytes;
   static constexpr int kQPitch = 2 * kSize + 16;  // bytes of a row of q; the 16 spread rows over the banks
   static constexpr bool kQInRegisters = kRowTiles == 1 && kSize <= 128;
-  static constexpr int kPassColumns = kSize < 128 ? kSize : 128;  // of O, merged at a time
-  static constexpr int kMergePitch = kPassColumns + 8;            // floats; the 8 spread rows over the banks
-  static constexpr int kServiceRegisters = 88, kConsumerRegisters = 208;
+  static constexpr bool kManyRegisters = kRowTiles * kSize > 128;  // in O alone 128
+  static constexpr int kPassColumns = kSize < 128 ? kSize : 128;   // of O, merged at a time
+  static constexpr int kMergePitch = kPassColumns + 8;             // floats; the 8 spread rows over the banks
+  static constexpr int kServiceRegisters = 72, kConsumerRegisters = 216;
   static constexpr int kMergeBytes = kConsumerWarps * 8 * kMergePitch * 4;
 };
 
 // What a CTA computes before it turns to another unit.
 struct alignas(16) Piece {
-  int sequence;  // < 0: no more pieces
+  int sequence;   // < 0: no more pieces
   int head, row;  // first kv head, first row of each
   int q_begin, q_rows, sq, sk, off;
-  int cache_row;               // of caches that are not paged
-  int k_begin;                 // slot of key 0; slots count from the start of the sequence's storage (packed: of all)
-  int first_slot, end_slot;    // of the first block; behind the last slot that may be read
+  int cache_row;             // of caches that are not paged
+  int k_begin;               // slot of key 0; slots count from the start of the sequence's storage (packed: of all)
+  int first_slot, end_slot;  // of the first block; behind the last slot that may be read
   int blocks;
-  int begin, end;              // keys that some row attends
-  int whole_begin, whole_end;  // keys that every row attends by its band
-  int new_slot;                // keys from this slot on are written by this launch
-  int slot;                    // where the partial result goes; < 0: it is complete
+  int begin, end;                           // keys that some row attends
+  int whole_begin, whole_end;               // keys that every row attends by its band
+  int new_slot;                             // keys from this slot on are written by this launch
+  int slot;                                 // where the partial result goes; < 0: it is complete
   enum Merge { kNone, kNow, kLast } merge;  // what to do with the unit's partial results after this piece
   int merge_first, merge_stride, merge_count;
 };
@@ -79,6 +80,13 @@ struct SharedMemory {
     return base + plan.tiles_offset + stage * (C::kPanels * plan.panel_bytes);
   }
 };
+
+// The same value, of which the compiler knows nothing: what is computed from it inside a loop stays inside. Registers
+// are scarcer here than the few instructions that hoisting would save.
+__device__ inline int recomputed(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
 
 // Position in a ring of buffers, and the parity of its barriers' phases.
 struct RingPosition {

@@ -16,7 +16,6 @@ class Consumer {
         shared(memory),
         control(memory.control()),
         warp(number),
-        lane(static_cast<int>(threadIdx.x) % 32),
         head(number / (params.plan.row_groups * params.plan.key_splits)),
         first_row(number / params.plan.key_splits % params.plan.row_groups * (kRowTile * C::kRowTiles)),
         split(number % params.plan.key_splits),
@@ -34,6 +33,7 @@ class Consumer {
       if (more) {
         clear();
         ptx::barrier_wait(control.q_ready, phase);
+        load_factors();
         if constexpr (C::kQInRegisters) {
           load_q(0, 0);
           release(control.q_free);
@@ -44,7 +44,7 @@ class Consumer {
         if constexpr (!C::kQInRegisters) release(control.q_free);
         merge = piece.merge == Piece::kNow ? &piece : nullptr;
         if (piece.merge == Piece::kLast) {
-          if (warp == 0 && lane == 0) control.last = piece;
+          if (warp == 0 && lane() == 0) control.last = piece;
           last = &control.last;
         }
       }
@@ -59,9 +59,11 @@ class Consumer {
   using T = typename C::Element;
   static constexpr int kTiles = C::kRowTiles, kSteps = C::kSize / 16, kColumns = C::kSize / 8;
 
+  static __device__ int lane() { return recomputed(static_cast<int>(threadIdx.x)) % 32; }
+
   __device__ void release(ptx::Barrier& barrier) {
     __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(barrier);
+    if (lane() == 0) ptx::barrier_arrive(barrier);
   }
 
   // This warp's part of the merge buffer.
@@ -80,10 +82,20 @@ class Consumer {
     }
   }
 
+  __device__ void load_factors() {
+    if constexpr (C::kE4m3) {
+#pragma unroll
+      for (int n = 0; n < 2 * kTiles; ++n) {
+        const int row = min(first_row + 8 * n + lane() / 4, p.plan.rows - 1);
+        factor[n] = control.row_factor[head % p.plan.heads * p.plan.rows + row];
+      }
+    }
+  }
+
   // Fragments of row tile m for all steps (in registers) or for one.
   __device__ void load_q(int m, int step) {
-    const int row = head % p.plan.heads * p.plan.rows + min(first_row + kRowTile * m + lane % 16, p.plan.rows - 1);
-    const std::uint32_t address = ptx::shared_address(shared.q()) + row * C::kQPitch + lane / 16 * 16;
+    const int row = head % p.plan.heads * p.plan.rows + min(first_row + kRowTile * m + lane() % 16, p.plan.rows - 1);
+    const std::uint32_t address = ptx::shared_address(shared.q()) + row * C::kQPitch + lane() / 16 * 16;
     if constexpr (C::kQInRegisters) {
 #pragma unroll
       for (int n = 0; n < kSteps; ++n) ptx::load_matrix_x4(q[n], address + 32 * n);
@@ -157,7 +169,7 @@ class Consumer {
     }
     if constexpr (C::kE4m3) {
       // A lane reads 16 columns of keys lane / 4 and lane / 4 + 8 at once: four steps' worth.
-      const int row0 = rows.row(key + lane / 4), row1 = rows.row(key + lane / 4 + 8);
+      const int lane = Consumer::lane(), row0 = rows.row(key + lane / 4), row1 = rows.row(key + lane / 4 + 8);
 #pragma unroll
       for (int chunk = 0; chunk < kSteps / 4; ++chunk) {
         const std::uint32_t panel = tile + chunk / 2 * p.plan.panel_bytes;
@@ -174,12 +186,11 @@ class Consumer {
       }
     } else {
       // Lanes 0-7 and 8-15 name keys 0-7, columns 0-7 and 8-15 of a step; 16-31 keys 8-15.
-      const int row = rows.row(key + lane / 16 * 8 + lane % 8);
-#pragma unroll
+      const int lane = Consumer::lane(), row = rows.row(key + lane / 16 * 8 + lane % 8);
+#pragma unroll C::kQInRegisters ? kSteps : 4
       for (int step = 0; step < kSteps; ++step) {
         std::uint32_t b[4];
-        ptx::load_matrix_x4(
-            b, chunk_address(tile + step / 4 * p.plan.panel_bytes, row, step % 4 * 2 + lane / 8 % 2));
+        ptx::load_matrix_x4(b, chunk_address(tile + step / 4 * p.plan.panel_bytes, row, step % 4 * 2 + lane / 8 % 2));
         multiply(step, b, s);
       }
     }
@@ -205,10 +216,8 @@ class Consumer {
       if constexpr (C::kE4m3) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const int row = min(first_row + kRowTile * m + lane / 4 + 8 * r, p.plan.rows - 1);
-          const float factor = control.row_factor[head * p.plan.rows + row];
 #pragma unroll
-          for (int n = 0; n < 4; ++n) s[m][n / 2][2 * r + n % 2] *= factor;
+          for (int n = 0; n < 4; ++n) s[m][n / 2][2 * r + n % 2] *= factor[2 * m + r];
         }
         if (p.scales_by_key) {
 #pragma unroll
@@ -245,7 +254,7 @@ class Consumer {
 
   // Of key n of this thread's four.
   __device__ float key_scale(const Scales& scales, const Piece& piece, int first_key, int n) const {
-    const int key = first_key + lane % 4 * 2 + n / 2 * 8 + n % 2;
+    const int key = first_key + lane() % 4 * 2 + n / 2 * 8 + n % 2;
     Sequence s;
     s.k_begin = piece.k_begin;
     const AttentionProblem::Slot at =
@@ -280,13 +289,13 @@ class Consumer {
   __device__ void add_values(std::uint32_t tile, const KeyRows& rows, int key,
                              const std::uint32_t (&probabilities)[kTiles][4], const std::uint32_t (&kept)[2]) {
     // Lanes 0-7 and 8-15 name keys 0-7 and 8-15 of one 16-byte chunk; 16-31 of the next.
-    const int row = rows.row(key + lane % 16);
+    const int lane = Consumer::lane(), row = rows.row(key + lane % 16);
     constexpr int kChunks = C::kSize * C::kKeyBytes / 16;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; chunk += 2) {
       std::uint32_t v[4];
-      ptx::load_matrix_x4_transposed(
-          v, chunk_address(tile + chunk / 8 * p.plan.panel_bytes, row, chunk % 8 + lane / 16));
+      ptx::load_matrix_x4_transposed(v,
+                                     chunk_address(tile + chunk / 8 * p.plan.panel_bytes, row, chunk % 8 + lane / 16));
       if constexpr (C::kE4m3) {
         // A word holds two columns of each of two keys: the even one's pair of keys, and the odd one's.
 #pragma unroll
@@ -323,9 +332,9 @@ class Consumer {
         float sum = state[m].sum[r];
         sum += __shfl_xor_sync(0xffffffff, sum, 1);
         sum += __shfl_xor_sync(0xffffffff, sum, 2);
-        if (lane % 4 == 0) {
-          control.max[warp][kRowTile * m + 8 * r + lane / 4] = state[m].max[r];
-          control.sum[warp][kRowTile * m + 8 * r + lane / 4] = sum;
+        if (lane() % 4 == 0) {
+          control.max[warp][kRowTile * m + 8 * r + lane() / 4] = state[m].max[r];
+          control.sum[warp][kRowTile * m + 8 * r + lane() / 4] = sum;
         }
       }
     }
@@ -335,6 +344,7 @@ class Consumer {
     for (int part = 0; part < 2 * kTiles * kPasses; ++part) {
       const int row = part / kPasses * 8, pass = part % kPasses;
       if (row >= p.plan.rows) break;  // no warp has rows here
+      const int lane = Consumer::lane();
       float* to = merge_rows() + lane / 4 * C::kMergePitch;
 #pragma unroll
       for (int n = 0; n < kColumnsOfPass; n += 2) {
@@ -365,11 +375,12 @@ class Consumer {
   const Params& p;
   const SharedMemory<C> shared;
   Control& control;
-  const int warp, lane;
+  const int warp;
   const int head, first_row, split;  // what is this warp's of a unit
   const bool active;
   RingPosition stage;
   RowState state[kTiles];
+  float factor[2 * kTiles];  // of the scores of this thread's rows; e4m3 only
   float value_unit[kTiles];  // O counts in these; 1 unless scales differ from key to key
   float o[kTiles][kColumns][4];
   std::uint32_t q[C::kQInRegisters ? kSteps : 1][4];

@@ -1,5 +1,5 @@
-// Decode attention on Hopper: few rows, many keys, all of them read once. One CTA an SM takes an equal share of all keys;
-// one warp copies, three bring q, eight attend. See docs/kernels/sm90_attention_decode.md.
+// Decode attention on Hopper: few rows, many keys, all of them read once. One CTA an SM takes an equal share of all
+// keys; one warp copies, three bring q, eight attend. See docs/kernels/sm90_attention_decode.md.
 #pragma once
 
 #include "cuda/sm90/attention_decode/consumer.cuh"

@@ -9,11 +9,11 @@ namespace heddle::cuda::sm90::attention_decode {
 
 // One instantiation: its tiles, and how to start it.
 struct Variant {
-  int size;             // of a head, at most
-  int row_tiles;        // of 16 rows, for each warp
-  int panels;           // 128-byte wide parts of a key
+  int size;       // of a head, at most
+  int row_tiles;  // of 16 rows, for each warp
+  int panels;     // 128-byte wide parts of a key
   int panel_elements;
-  int q_pitch;          // bytes of a row of q in shared memory
+  int q_pitch;  // bytes of a row of q in shared memory
   int control_bytes, merge_bytes;
   void (*launch)(const Params& params, int grid, cudaStream_t stream);
 };

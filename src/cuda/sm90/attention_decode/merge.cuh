@@ -20,15 +20,13 @@ template <class C>
 class Merger {
  public:
   __device__ Merger(const Params& params, SharedMemory<C> memory)
-      : p(params),
-        shared(memory),
-        control(memory.control()),
-        thread(static_cast<int>(threadIdx.x) - kServiceThreads) {}
+      : p(params), shared(memory), control(memory.control()), thread(static_cast<int>(threadIdx.x) - kServiceThreads) {}
 
   // From the merge buffer: 8 rows of each warp (those from `row` on of its row tiles), kPassColumns columns from
   // `column` on.
   __device__ void join_warps(const Piece& piece, int row, int column) {
     constexpr int kQuads = C::kPassColumns / 4;
+    constexpr int kUnroll = C::kManyRegisters ? 1 : 4;  // O is still in the registers
     const int splits = p.plan.key_splits, items = p.plan.heads * p.plan.row_groups * 8 * kQuads;
 #pragma unroll 1
     for (int n = thread; n < items; n += kConsumers) {
@@ -38,13 +36,15 @@ class Merger {
       if (unit_row >= p.plan.rows) continue;
       const int first = group * splits;  // warp
       float max = -INFINITY;
+#pragma unroll kUnroll
       for (int s = 0; s < splits; ++s) max = fmaxf(max, control.max[first + s][row + in_tile]);
       float sum = 0.0f;
       float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll kUnroll
       for (int s = 0; s < splits; ++s) {
         const float factor = max == -INFINITY ? 0.0f : ptx::exp2_approx(control.max[first + s][row + in_tile] - max);
-        const float4 part = *reinterpret_cast<const float4*>(
-            shared.merge() + ((first + s) * 8 + in_tile) * C::kMergePitch + 4 * quad);
+        const float4 part =
+            *reinterpret_cast<const float4*>(shared.merge() + ((first + s) * 8 + in_tile) * C::kMergePitch + 4 * quad);
         sum += factor * control.sum[first + s][row + in_tile];
         o.x += factor * part.x;
         o.y += factor * part.y;
@@ -66,7 +66,7 @@ class Merger {
   __device__ void merge(const Piece& piece) {
     const int quads = static_cast<int>(p.problem.Dv) / 4, rows = p.plan.heads * p.plan.rows, items = rows * quads;
     const int count = piece.merge_count;
-    constexpr int kBatch = C::kRowTiles == 1 ? 4 : 2;
+    constexpr int kBatch = C::kManyRegisters ? 2 : 4;
 #pragma unroll 1
     for (int n = thread; n < items; n += kConsumers) {
       const int quad = n % quads, row = n / quads;

@@ -58,15 +58,15 @@ class QueryWarp {
  private:
   using T = typename C::Element;
   static constexpr int kEach = C::kSize / 32;  // elements of a row that a lane moves, side by side
-  static constexpr int kBatch = 4;             // rows on their way at once
+  static constexpr int kBatch = 16 / kEach;    // rows on their way at once
 
   __device__ void arrive(ptx::Barrier& barrier) {
     __syncwarp();
     if (lane == 0) ptx::barrier_arrive(barrier);
   }
 
-  // Where an element of q lies in its row in shared memory. With e4m3 keys a lane reads 16 of their elements at once and
-  // takes them in that order for the products' columns; q follows.
+  // Where an element of q lies in its row in shared memory. With e4m3 keys a lane reads 16 of their elements at once
+  // and takes them in that order for the products' columns; q follows.
   static __device__ int column(int d) {
     if (!C::kE4m3) return d;
     return d / 64 * 64 + d % 16 / 4 * 16 + d % 4 / 2 * 8 + d % 64 / 16 * 2 + d % 2;
@@ -134,7 +134,8 @@ class QueryWarp {
       for (int n = 0; n < kEach / 2; ++n) words[n] = reinterpret_cast<const std::uint32_t*>(from)[first / 2 + n];
 #pragma unroll
       for (int n = 0; n < kEach / 2; ++n) {
-        const float2 pair = dtype == DType::bf16 ? ptx::unpack2<__nv_bfloat16>(words[n]) : ptx::unpack2<__half>(words[n]);
+        const float2 pair =
+            dtype == DType::bf16 ? ptx::unpack2<__nv_bfloat16>(words[n]) : ptx::unpack2<__half>(words[n]);
         x[2 * n] = pair.x;
         x[2 * n + 1] = pair.y;
       }

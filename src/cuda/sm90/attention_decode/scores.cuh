@@ -72,11 +72,14 @@ __device__ inline void apply_options(const Params& p, const Piece& piece, const 
       x = fmaf(-2.0f * cap, __fdividef(1.0f, ptx::exp2_approx(x * (2.0f / problem.softcap)) + 1.0f), cap);
     }
     if (problem.alibi.data != nullptr) {
-      const float slope = reinterpret_cast<const float*>(
-          problem.alibi.data)[b * problem.alibi.stride_b + h * problem.alibi.stride_h];
+      const float slope =
+          reinterpret_cast<const float*>(problem.alibi.data)[b * problem.alibi.stride_b + h * problem.alibi.stride_h];
       x = fmaf(-slope * kLog2e, fabsf(static_cast<float>(i + piece.off - j)), x);
     }
-    if (problem.bias.data != nullptr) x = fmaf(load_value(problem.bias, b, h, i, j), kLog2e, x);
+    if (problem.bias.data != nullptr) {
+      const float bias = load_value(problem.bias, b, h, i, j);
+      x = bias == -INFINITY ? bias : fmaf(bias, kLog2e, x);  // a removed pair's score may be NaN
+    }
     if (problem.mask.data != nullptr && !load_flag(problem.mask, b, h, i, j)) x = -INFINITY;
     if (problem.draft_mask != nullptr && j >= draft) {
       const int bits = problem.draft_mask[b * problem.draft_mask_stride + i];

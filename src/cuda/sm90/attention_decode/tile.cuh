@@ -1,6 +1,6 @@
-// Where keys lie in a tile in shared memory: rows of 128 bytes, [panel][box][head][key]; 16-byte chunk c of row r lies at
-// chunk c ^ (r % 8). The boxes' pitch makes 8 neighbouring keys differ in r % 8, so that their chunks lie in different
-// banks.
+// Where keys lie in a tile in shared memory: rows of 128 bytes, [panel][box][head][key]; 16-byte chunk c of row r lies
+// at chunk c ^ (r % 8). The boxes' pitch makes 8 neighbouring keys differ in r % 8, so that their chunks lie in
+// different banks.
 #pragma once
 
 #include "cuda/sm90/attention_decode/config.h"
