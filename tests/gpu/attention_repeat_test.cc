@@ -51,6 +51,20 @@ TEST(GpuRepeats, TableRows) {
   }
 }
 
+// Keys of a row split over many multiprocessors, in parts that lie anywhere.
+TEST(GpuRepeats, Decode) {
+  for (const char* name : {"decode_long_bf16", "decode_pages_16_many_bf16", "decode_rows_5_of_16_heads_bf16"}) {
+    AttentionCase spec = attention_case("decode_long_f32");
+    for (const AttentionCase& row : attention_cases()) {
+      if (row.name.starts_with(std::string(name).substr(0, std::string(name).rfind('_') + 1)) &&
+          row.dtype != DType::f32) {
+        spec = row;
+      }
+    }
+    expect_repeats(spec);
+  }
+}
+
 TEST(GpuRepeats, LargeCausal) { expect_repeats(large(2304, 6, 64, Causal::bottom_right)); }
 TEST(GpuRepeats, Large) { expect_repeats(large(1100, 8, 128, Causal::none)); }
 

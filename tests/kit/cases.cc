@@ -277,6 +277,30 @@ void add_decode(Rows& rows) {
     c.window_left = 550, c.softcap = 8.0f, c.alibi = Alibi::per_batch, c.bias = kHeads, c.bias_holes = true;
     c.mask = kBatchColumns, c.sink = c.d_lse = true, c.dropout = 0.1f;
   });
+  // Pages of sizes that divide a tile of keys, are divided by one, and share a factor with it; kv heads read together.
+  const auto used = [](std::int64_t page) { return [page](auto& c) { c.seqused_k = true, c.page_size = page; }; };
+  with("pages_1", {9, 16, 8, 1, 120, 128}, used(1));
+  with("pages_2", {9, 16, 8, 2, 90, 64}, used(2));
+  with("pages_4", {5, 8, 4, 1, 150, 128}, used(4));
+  with("pages_8", {70, 8, 8, 1, 40, 64}, used(8));
+  with("pages_16", {3, 32, 8, 1, 700, 128}, used(16));
+  with("pages_16_many", {18, 32, 8, 1, 130, 128}, used(16));
+  with("pages_48", {5, 16, 4, 2, 500, 128}, used(48));
+  with("pages_64_window", {2, 8, 2, 3, 640, 128},
+       [](auto& c) { c.seqused_k = true, c.page_size = 64, c.window_left = 77; });
+  with("pages_256", {4, 8, 2, 1, 1000, 128}, used(256));
+  with("pages_1_f8", {9, 16, 8, 1, 100, 128}, [](auto& c) { c.seqused_k = c.f8_cache = true, c.page_size = 1; });
+  with("rows_16_of_16_heads", {2, 16, 1, 16, 300, 128}, plain);
+  with("rows_5_of_16_heads", {1, 32, 2, 5, 400, 128}, plain);
+  with("rows_4_of_16_heads", {2, 16, 1, 4, 260, 64}, plain);
+  with("rows_4_of_8_heads", {2, 64, 8, 4, 200, 128}, [](auto& c) { c.f8_cache = true, c.scaling = Scaling::heads; });
+  with("rows_4_d256", {1, 8, 1, 4, 515, 256}, plain);
+  with("rows_16_d256", {1, 16, 1, 16, 200, 256}, plain);
+  with("rows_16_of_40_heads", {2, 40, 1, 16, 150, 64}, plain);
+  with("many_short", {80, 8, 8, 1, 50, 64}, [](auto& c) { c.seqused_k = true; });
+  with("leftpad_window", {4, 8, 2, 3, 300, 128},
+       [](auto& c) { c.leftpad = c.seqused_k = true, c.window_left = 50, c.sink = true; });
+  with("long", {1, 4, 1, 1, 9000, 128}, plain);
 }
 
 // q, k and v in f8e4m3. Head sizes and lengths about those of tiles; more than four tiles of keys, where sums go from

@@ -63,6 +63,45 @@ __device__ inline bool barrier_all(int number, int threads, bool mine) {
   return __all_sync(0xffffffff, all != 0);  // as it does anyway: so that the compiler knows it to be uniform
 }
 
+// ---- Barriers among some of a CTA's threads
+
+// The `kThreads` threads that come to barrier number `kBarrier` wait for each other.
+template <int kBarrier, int kThreads>
+__device__ inline void barrier_sync() {
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
+}
+
+// ---- Words of 16 bytes
+
+// Written and read as a whole, at the L2 cache; not ordered with other accesses.
+__device__ inline void store_relaxed_16(uint4* to, const uint4& words) {
+  asm volatile(
+      "{\n .reg .b64 low, high;\n .reg .b128 all;\n mov.b64 low, {%1, %2};\n mov.b64 high, {%3, %4};\n"
+      " mov.b128 all, {low, high};\n st.relaxed.gpu.global.b128 [%0], all;\n}" ::"l"(to),
+      "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+      : "memory");
+}
+
+__device__ inline uint4 load_relaxed_16(const uint4* from) {
+  uint4 words;
+  asm volatile(
+      "{\n .reg .b64 low, high;\n .reg .b128 all;\n ld.relaxed.gpu.global.b128 all, [%4];\n"
+      " mov.b128 {low, high}, all;\n mov.b64 {%0, %1}, low;\n mov.b64 {%2, %3}, high;\n}"
+      : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+      : "l"(from)
+      : "memory");
+  return words;
+}
+
+__device__ inline uint4 load_shared_16(std::uint32_t from) {
+  uint4 words;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(from)
+               : "memory");
+  return words;
+}
+
 // ---- Registers of a warpgroup
 
 template <int kRegisters>
@@ -111,6 +150,9 @@ __device__ inline void tma_load_5d(void* to, const CUtensorMap& map, Barrier& ba
 
 // Orders this thread's earlier accesses to shared memory before later ones of the asynchronous proxy (TMA, wgmma).
 __device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Orders this thread's earlier accesses, to global memory too, before later ones of the asynchronous proxy.
+__device__ inline void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
 
 // ---- Matrices of 8x8 16-bit elements between registers and shared memory; row addresses come from the lanes in turn
 
@@ -244,6 +286,38 @@ __device__ inline std::uint32_t pack4_e4m3(float x0, float x1, float x2, float x
       : "=r"(packed)
       : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
   return packed;
+}
+
+// Two 16-bit floats, the low half first.
+template <class T>
+__device__ float2 unpack2(std::uint32_t words);
+
+template <>
+__device__ inline float2 unpack2<__nv_bfloat16>(std::uint32_t words) {
+  return {__uint_as_float(words << 16), __uint_as_float(words & 0xFFFF0000)};
+}
+
+template <>
+__device__ inline float2 unpack2<__half>(std::uint32_t words) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&words));
+}
+
+// ---- E4M3
+
+// The two values in the low half of `pair`, exactly.
+__device__ inline std::uint32_t e4m3x2_to_f16x2(std::uint32_t pair) {
+  std::uint32_t words;
+  asm("{\n .reg .b16 low, high;\n mov.b32 {low, high}, %1;\n cvt.rn.f16x2.e4m3x2 %0, low;\n}"
+      : "=r"(words)
+      : "r"(pair));
+  return words;
+}
+
+// Rounded to nearest even; what is beyond 448 becomes 448.
+__device__ inline std::uint8_t float_to_e4m3(float x) {
+  std::uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
+  return static_cast<std::uint8_t>(pair);
 }
 
 }  // namespace heddle::cuda::ptx

@@ -38,9 +38,9 @@ CUtensorMap encode(const void* data, DType dtype, const TensorMapShape<kRank>& s
     // A dimension of one element has no stride to speak of; whatever the caller's view says there, 16 bytes will do.
     if (i > 0) strides[i - 1] = extents[i] == 1 ? 16 : static_cast<cuuint64_t>(shape.stride[i - 1] * bytes);
   }
-  const auto type = dtype == DType::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                    : dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                          : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  const auto type = dtype == DType::bf16     ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                    : dtype == DType::f8e4m3 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
+                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   CUtensorMap map;
   const CUresult status = encoder()(&map, type, kRank, const_cast<void*>(data), extents.data(), strides.data(),
                                     box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

@@ -1,0 +1,202 @@
+// The candidate "sm90_decode": what it takes, how a call is cut up, and the launch.
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "core/check.h"
+#include "cuda/attention.h"
+#include "cuda/common/device.h"
+#include "cuda/common/tensor_map.h"
+#include "cuda/sm90/attention_decode/launch.h"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace sm90::attention_decode;
+
+constexpr std::int64_t kMaxLength = kOpen / 2, kMaxQueries = 16;
+constexpr int kWarps = 8, kRowTile = 16, kKeyTile = 16,
+              kBlockRows = 128;      // as in config.h; keys of all heads of a block
+constexpr int kInvariantKeys = 512;  // an item's keys where the cut must not depend on the batch
+constexpr int kSharedBytes = 227 * 1024, kQueryBytes = 34 * 1024;
+
+bool aligned(const Operand& x) {
+  const auto fits = [&](std::int64_t stride) {
+    return stride >= 0 && stride * static_cast<std::int64_t>(size_of(x.dtype)) % 16 == 0;
+  };
+  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && fits(x.stride_b) &&
+         fits(x.stride_s) && fits(x.stride_h);
+}
+
+bool narrow(const AttentionProblem& p) { return p.k.dtype == DType::f8e4m3; }
+
+struct Variants {
+  const Variant &d64, &d64_wide, &d128, &d128_wide, &d256;
+};
+constexpr Variants kBf16 = {kBf16D64, kBf16D64Wide, kBf16D128, kBf16D128Wide, kBf16D256};
+constexpr Variants kF16 = {kF16D64, kF16D64Wide, kF16D128, kF16D128Wide, kF16D256};
+constexpr Variants kNarrow = {kE4m3D64, kE4m3D64Wide, kE4m3D128, kE4m3D128Wide, kE4m3D256};
+
+const Variant& variant_for(const AttentionProblem& p) {
+  const Variants& all = narrow(p) ? kNarrow : p.dtype == DType::bf16 ? kBf16 : kF16;
+  const std::int64_t size = std::max(p.D, p.Dv);
+  const bool wide = p.G * p.Sq > kRowTile;
+  if (size <= 64) return wide ? all.d64_wide : all.d64;
+  if (size <= 128) return wide ? all.d128_wide : all.d128;
+  return all.d256;
+}
+
+// Rows of a kv head that one unit may have.
+int row_limit(const Variant& v) { return std::min(kWarps * kRowTile * v.row_tiles, v.size == 256 ? 64 : 256); }
+
+Refusal supports(const AttentionProblem& p) {
+  const DeviceProperties& device = current_device();
+  if (device.major == 0) return "there is no usable NVIDIA GPU or driver";
+  if (device.major != 9) {
+    return text("it needs a Hopper GPU (compute capability 9.0); this one has ", device.major, ".", device.minor);
+  }
+  if (p.dtype == DType::f32) return "it takes float16, bfloat16 and float8_e4m3fn, not float32";
+  if (p.Sq > kMaxQueries) return text("it is for at most ", kMaxQueries, " queries a sequence; found ", p.Sq);
+  if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
+  const auto refusal = [](const char* name) {
+    return text(name, "'s rows must be contiguous, with address and strides in multiples of 16 bytes");
+  };
+  if (p.B > 0 && p.q_rows > 0) {
+    if (!aligned(p.q)) return refusal("q");
+    if (p.o && !aligned(p.o)) return refusal("o");
+    if (p.k_rows > 0 && !aligned(p.k)) return refusal("k");
+    if (p.k_rows > 0 && !aligned(p.v)) return refusal("v");
+    if (p.k_rows > 0 && narrow(p) && (p.D % 16 != 0 || p.Dv % 16 != 0)) {
+      return text("head sizes of float8_e4m3fn must be multiples of 16; found ", p.D, " and ", p.Dv);
+    }
+  }
+  if (p.Sq > kMaxLength || p.Sk > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
+  if (p.B * p.Hkv * std::max<std::int64_t>(p.Sk / kKeyTile, 1) * p.G > (std::int64_t{1} << 30)) {
+    return "the batch has too many keys: more than 2^34 over all query heads";
+  }
+  if (p.append && p.G * p.Sq > row_limit(variant_for(p))) {
+    return text("it appends keys for at most ", row_limit(variant_for(p)), " query rows of a kv head; found ",
+                p.G * p.Sq);
+  }
+  if (p.dropout.p != 0) return "it has no dropout";
+  return "";
+}
+
+int ceil_div(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
+int ceil_to(int a, int b) { return (a + b - 1) / b * b; }
+
+Plan plan_for(const AttentionProblem& p, const Variant& v) {
+  Plan plan{};
+  const int all_rows = static_cast<int>(p.G * p.Sq), processors = current_device().multiprocessors;
+  const int tile_rows = kRowTile * v.row_tiles;  // of a warp
+  plan.row_units = ceil_div(all_rows, row_limit(v));
+  plan.rows = plan.row_units == 1 ? all_rows : row_limit(v);
+  plan.row_groups = static_cast<int>(std::bit_ceil(static_cast<unsigned>(ceil_div(plan.rows, tile_rows))));
+
+  // Keys that one copy may bring: those of a page, or any number.
+  const int page = p.page_table ? static_cast<int>(std::gcd(p.page_size, std::int64_t{kBlockRows})) : kBlockRows;
+  // Several kv heads beside each other make a row of the cache one piece of memory; fewer make more units to share out,
+  // and fewer parts of each to merge.
+  const bool interleaved = p.k.stride_h <= p.k.stride_s, small_pages = page < kKeyTile;
+  const int most = !interleaved ? 1 : p.batch_invariant && !small_pages ? 2 : kWarps;
+  const std::int64_t units = small_pages ? 8 : processors / 2;
+  plan.heads = 1;
+  while (2 * plan.heads <= most && 2 * plan.heads * plan.row_groups <= kWarps && p.Hkv % (2 * plan.heads) == 0 &&
+         2 * plan.heads * plan.rows * v.q_pitch <= kQueryBytes &&
+         (p.batch_invariant || p.B * p.Hkv / (2 * plan.heads) * plan.row_units >= units)) {
+    plan.heads *= 2;
+  }
+  plan.head_groups = static_cast<int>(p.Hkv / plan.heads);
+  plan.block = kBlockRows / plan.heads;
+  plan.key_splits = kWarps / (plan.heads * plan.row_groups);
+  // Few keys: smaller blocks, for more CTAs.
+  while (!p.batch_invariant && plan.block > 2 * kKeyTile &&
+         p.B * plan.head_groups * plan.row_units * ceil_div(p.Sk, plan.block) < processors) {
+    plan.block /= 2;
+  }
+  plan.q_offset = ceil_to(v.control_bytes, 128);
+  plan.merge_offset = ceil_to(plan.q_offset + plan.heads * plan.rows * v.q_pitch, 128);
+  plan.tiles_offset = ceil_to(plan.merge_offset + v.merge_bytes, 1024);
+  for (;; plan.block /= 2) {
+    plan.box = std::min(page, plan.block);
+    plan.box_shift = std::countr_zero(static_cast<unsigned>(plan.box));
+    // Of 8 neighbouring keys of a head, no two may lie in rows alike modulo 8.
+    plan.box_pitch = plan.box * (plan.heads > 1 && plan.box < 8 ? plan.heads + 1 : plan.heads);
+    plan.panel_bytes = ceil_to(plan.block / plan.box * plan.box_pitch, 8) * 128;
+    plan.stages = std::min((kSharedBytes - plan.tiles_offset) / (v.panels * plan.panel_bytes), 16);
+    if (plan.stages >= 4 || plan.block == kKeyTile) break;
+  }
+  plan.shared_bytes = plan.tiles_offset + plan.stages * v.panels * plan.panel_bytes;
+  plan.key_splits = std::min(plan.key_splits, plan.block / kKeyTile);
+  plan.item_blocks = p.batch_invariant ? std::max(kInvariantKeys / plan.block, 2) : 1;
+
+  const std::int64_t items =
+      p.B * plan.head_groups * plan.row_units * std::max(ceil_div(ceil_div(p.Sk, plan.block) + 1, plan.item_blocks), 1);
+  plan.ctas = static_cast<int>(std::min<std::int64_t>(items, processors));
+  plan.slot_words = plan.heads * plan.rows * (static_cast<int>(p.Dv) / 2 + 1);
+  plan.slots = plan.item_blocks > 1 ? static_cast<int>(items) : 2 * plan.ctas;
+  return plan;
+}
+
+double estimate(const AttentionProblem& p, int /*workers*/) {
+  // Measured on an H200.
+  constexpr double kBandwidth = 4.1e12, kFixed = 12e-6, kRate = 115e12;
+  double keys = static_cast<double>(p.Sk);
+  if (p.window_left >= 0) keys = std::min(keys, static_cast<double>(p.window_left + p.Sq));
+  const auto heads = static_cast<double>(p.B * p.Hkv);
+  const double bytes = heads * keys * static_cast<double>((p.D + p.Dv) * static_cast<std::int64_t>(size_of(p.k.dtype)));
+  const double rows = ceil_to(static_cast<int>(p.G * p.Sq), kRowTile);
+  const double flops = 2 * heads * keys * rows * static_cast<double>(p.D + p.Dv);
+  return kFixed + std::max(bytes / kBandwidth, flops / kRate);
+}
+
+std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
+  if (p.B == 0 || p.q_rows == 0) return 0;
+  const Plan plan = plan_for(p, variant_for(p));
+  return std::size_t{16} * static_cast<std::size_t>(plan.slots) * static_cast<std::size_t>(plan.slot_words);
+}
+
+int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min<std::int64_t>(size, kOpen)); }
+
+void launch(const AttentionProblem& p, const Runtime& runtime) {
+  if (p.B == 0 || p.q_rows == 0) return;
+  const Variant& v = variant_for(p);
+  Params params{};
+  params.problem = p;
+  params.plan = plan_for(p, v);
+  const Plan& plan = params.plan;
+  const auto cache_map = [&](const Operand& x, std::int64_t size) {
+    const std::int64_t rows = p.k_rows, batches = p.k_batches;
+    return make_tensor_map(rows > 0 ? x.data : p.q.data, x.dtype,  // without keys, nothing is read
+                           TensorMapShape<4>{.extent = {size, rows, p.Hkv, batches},
+                                             .stride = {x.stride_s, x.stride_h, x.stride_b},
+                                             .box = {v.panel_elements, plan.box, plan.heads, 1}});
+  };
+  params.k = cache_map(p.k, p.D);
+  params.v = cache_map(p.v, p.Dv);
+  params.slots = static_cast<uint4*>(runtime.workspace.data);
+  params.left = window(p.window_left);
+  params.right = p.causal != Causal::none ? 0 : window(p.window_right);
+  params.scale_log2 = p.scale * kLog2e;
+  params.equal_lengths = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_q && !p.seqused_k && !p.cache_leftpad;
+  params.plain = p.softcap == 0 && !p.alibi && !p.bias && !p.mask && !p.draft_mask;
+  params.scales_by_key = (p.k_scale && (p.k_scale.stride_s != 0 || (p.page_table && p.k_scale.stride_b != 0))) ||
+                         (p.v_scale && (p.v_scale.stride_s != 0 || (p.page_table && p.v_scale.stride_b != 0)));
+  v.launch(params, plan.ctas, static_cast<cudaStream_t>(runtime.stream));
+}
+
+}  // namespace
+
+const AttentionForwardKernel kSm90AttentionDecode = {
+    .name = "sm90_decode",
+    .method = "flash",
+    .device = Device::cuda,
+    .automatic = true,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .launch = launch,
+    .extras = heddle::kE4m3 | kDraftMask | kAppend,
+};
+
+}  // namespace heddle::cuda

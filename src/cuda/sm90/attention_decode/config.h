@@ -1,0 +1,103 @@
+// Tiles, roles and shared memory of the decode kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/common/ptx.cuh"
+#include "cuda/sm90/attention_decode/params.h"
+
+namespace heddle::cuda::sm90::attention_decode {
+
+constexpr int kConsumerWarps = 8, kQueryWarps = 3;
+constexpr int kServiceThreads = 128;  // the producer's warp and the query warps
+constexpr int kConsumers = 32 * kConsumerWarps;
+constexpr int kThreads = kServiceThreads + kConsumers;
+constexpr int kRowTile = 16, kKeyTile = 16;  // what one product takes
+constexpr int kPanel = 128;                  // bytes, the width of the swizzle
+constexpr int kMaxStages = 16, kPieces = 4;
+constexpr int kMaxRows = 256;  // of a unit, over all its heads
+
+// T: element type of the products. An e4m3 cache is widened to f16 on its way from shared memory to the registers.
+template <class T, int kSize_, int kRowTiles_, bool kE4m3_>
+struct Config {
+  using Element = T;
+  static constexpr int kSize = kSize_;          // of a head, at most
+  static constexpr int kRowTiles = kRowTiles_;  // of a warp
+  static constexpr bool kE4m3 = kE4m3_;
+  static constexpr int kKeyBytes = kE4m3 ? 1 : 2;
+  static constexpr int kPanels = kSize * kKeyBytes <= kPanel ? 1 : kSize * kKeyBytes / kPanel;
+  static constexpr int kPanelElements = kPanel / kKeyBytes;
+  static constexpr int kQPitch = 2 * kSize + 16;  // bytes of a row of q; the 16 spread rows over the banks
+  static constexpr bool kQInRegisters = kRowTiles == 1 && kSize <= 128;
+  static constexpr bool kManyRegisters = kRowTiles * kSize > 128;  // in O alone 128
+  static constexpr int kPassColumns = kSize < 128 ? kSize : 128;   // of O, merged at a time
+  static constexpr int kMergePitch = kPassColumns + 8;             // floats; the 8 spread rows over the banks
+  static constexpr int kServiceRegisters = 72, kConsumerRegisters = 216;
+  static constexpr int kMergeBytes = kConsumerWarps * 8 * kMergePitch * 4;
+};
+
+// What a CTA computes before it turns to another unit.
+struct alignas(16) Piece {
+  int sequence;   // < 0: no more pieces
+  int head, row;  // first kv head, first row of each
+  int q_begin, q_rows, sq, sk, off;
+  int cache_row;             // of caches that are not paged
+  int k_begin;               // slot of key 0; slots count from the start of the sequence's storage (packed: of all)
+  int first_slot, end_slot;  // of the first block; behind the last slot that may be read
+  int blocks;
+  int begin, end;                           // keys that some row attends
+  int whole_begin, whole_end;               // keys that every row attends by its band
+  int new_slot;                             // keys from this slot on are written by this launch
+  int slot;                                 // where the partial result goes; < 0: it is complete
+  enum Merge { kNone, kNow, kLast } merge;  // what to do with the unit's partial results after this piece
+  int merge_first, merge_stride, merge_count;
+};
+
+// Partial result n of a unit. Equal shares: a CTA's first slot holds the piece of a unit that began in an earlier CTA,
+// its second one the piece of a unit that goes on in the next.
+__device__ inline int merge_slot(const Piece& piece, int n) {
+  return piece.merge_first + n * piece.merge_stride + (n == 0 && piece.merge_stride == 2 ? 1 : 0);
+}
+
+// The fixed part of the shared memory; q, the merge buffer and the tiles follow (Plan).
+struct Control {
+  Piece pieces[kPieces], last;  // last: whose merge waits for the end
+  ptx::Barrier piece_ready[kPieces], piece_free[kPieces];
+  ptx::Barrier q_ready, q_free, appended;
+  ptx::Barrier full[kMaxStages], empty[kMaxStages];
+  float row_factor[kMaxRows];  // of scores: the scale, and what an e4m3 kernel took out of q
+  float max[kConsumerWarps][2 * kRowTile], sum[kConsumerWarps][2 * kRowTile];
+};
+
+template <class C>
+struct SharedMemory {
+  std::byte* base;
+  const Plan& plan;
+  __device__ Control& control() const { return *reinterpret_cast<Control*>(base); }
+  __device__ std::byte* q() const { return base + plan.q_offset; }
+  __device__ float* merge() const { return reinterpret_cast<float*>(base + plan.merge_offset); }
+  __device__ std::byte* tile(int stage) const {
+    return base + plan.tiles_offset + stage * (C::kPanels * plan.panel_bytes);
+  }
+};
+
+// The same value, of which the compiler knows nothing: what is computed from it inside a loop stays inside. Registers
+// are scarcer here than the few instructions that hoisting would save.
+__device__ inline int recomputed(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// Position in a ring of buffers, and the parity of its barriers' phases.
+struct RingPosition {
+  int index = 0;
+  std::uint32_t phase = 0;
+  __device__ void next(int size) {
+    if (++index == size) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+}  // namespace heddle::cuda::sm90::attention_decode

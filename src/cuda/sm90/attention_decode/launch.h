@@ -1,0 +1,26 @@
+// The instantiations of the kernel, for the host.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/attention_decode/params.h"
+
+namespace heddle::cuda::sm90::attention_decode {
+
+// One instantiation: its tiles, and how to start it.
+struct Variant {
+  int size;       // of a head, at most
+  int row_tiles;  // of 16 rows, for each warp
+  int panels;     // 128-byte wide parts of a key
+  int panel_elements;
+  int q_pitch;  // bytes of a row of q in shared memory
+  int control_bytes, merge_bytes;
+  void (*launch)(const Params& params, int grid, cudaStream_t stream);
+};
+
+// Defined one file each in inst/. "Wide": two row tiles a warp.
+extern const Variant kBf16D64, kBf16D64Wide, kBf16D128, kBf16D128Wide, kBf16D256;
+extern const Variant kF16D64, kF16D64Wide, kF16D128, kF16D128Wide, kF16D256;
+extern const Variant kE4m3D64, kE4m3D64Wide, kE4m3D128, kE4m3D128Wide, kE4m3D256;
+
+}  // namespace heddle::cuda::sm90::attention_decode

@@ -1,0 +1,80 @@
+// The warp that cuts the work and copies K and V to shared memory.
+#pragma once
+
+#include "cuda/sm90/attention_decode/schedule.cuh"
+
+namespace heddle::cuda::sm90::attention_decode {
+
+template <class C>
+class Producer {
+ public:
+  __device__ Producer(const Params& params, SharedMemory<C> memory)
+      : p(params), shared(memory), control(memory.control()), lane(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ void run() {
+    Schedule schedule(p);
+    RingPosition slot;
+    std::uint32_t appended_phase = 0;
+    for (;;) {
+      Piece piece;
+      const bool more = schedule.next(piece);
+      ptx::barrier_wait(control.piece_free[slot.index], slot.phase ^ 1);
+      if (!more) piece.sequence = -1;
+      if (lane == 0) {
+        control.pieces[slot.index] = piece;
+        ptx::barrier_arrive(control.piece_ready[slot.index]);
+      }
+      if (!more) return;
+      slot.next(kPieces);
+      bool waits = p.problem.append.k_new.data != nullptr;  // once a piece, before the first block with new keys
+#pragma unroll 1
+      for (int block = 0; block < piece.blocks; ++block) {
+        const int from = piece.first_slot + block * p.plan.block;
+        if (waits && (from + p.plan.block > piece.new_slot || block == piece.blocks - 1)) {
+          ptx::barrier_wait(control.appended, appended_phase);
+          waits = false;
+        }
+        load(p.k, piece, from);
+        load(p.v, piece, from);
+      }
+      if (waits) ptx::barrier_wait(control.appended, appended_phase);
+      appended_phase ^= 1;
+    }
+  }
+
+ private:
+  // One tile of keys or values from slot `from` on.
+  __device__ void load(const CUtensorMap& map, const Piece& piece, int from) {
+    const Plan& plan = p.plan;
+    const AttentionProblem& problem = p.problem;
+    const int boxes = min(plan.block, piece.end_slot - from + plan.box - 1) >> plan.box_shift;
+    ptx::barrier_wait(control.empty[stage.index], stage.phase ^ 1);
+    ptx::Barrier& full = control.full[stage.index];
+    if (lane == 0) ptx::barrier_arrive_expect(full, boxes * C::kPanels * plan.box * plan.heads * kPanel);
+    __syncwarp();
+    std::byte* tile = shared.tile(stage.index);
+#pragma unroll 1
+    for (int n = lane; n < boxes * C::kPanels; n += 32) {
+      const int box = n / C::kPanels, panel = n % C::kPanels;
+      int row = from + (box << plan.box_shift), batch = piece.cache_row;
+      if (problem.page_table != nullptr) {
+        const int size = static_cast<int>(problem.page_size), page = row / size;
+        batch = static_cast<int>(
+            clamped(problem.page_table[piece.sequence * problem.page_table_stride + page], 0, problem.k_batches - 1));
+        row -= page * size;
+      }
+      ptx::tma_load_4d(tile + panel * plan.panel_bytes + box * plan.box_pitch * kPanel, map, full,
+                       panel * C::kPanelElements, row, piece.head, batch, ptx::L2::evict_first);
+    }
+    __syncwarp();
+    stage.next(plan.stages);
+  }
+
+  const Params& p;
+  const SharedMemory<C> shared;
+  Control& control;
+  const int lane;
+  RingPosition stage;
+};
+
+}  // namespace heddle::cuda::sm90::attention_decode

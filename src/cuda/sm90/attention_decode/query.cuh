@@ -1,0 +1,213 @@
+// The warps that bring q to shared memory, rotated and in the products' type, and write new keys into the cache.
+#pragma once
+
+#include "cuda/sm90/attention_decode/address.cuh"
+#include "cuda/sm90/attention_decode/config.h"
+
+namespace heddle::cuda::sm90::attention_decode {
+
+// Element n of a row at `position`, rotated.
+__device__ inline float load_rotated(const std::byte* row, DType dtype, int n, const RotaryTables& tables,
+                                     std::int64_t position) {
+  const float x = load_value(row, dtype, n);
+  const int half = static_cast<int>(tables.dims) / 2;
+  if (n >= 2 * half) return x;
+  const bool second = tables.interleaved ? n % 2 == 1 : n >= half;
+  const int pair = tables.interleaved ? n / 2 : second ? n - half : n;
+  const int partner = tables.interleaved ? n ^ 1 : second ? n - half : n + half;
+  const std::int64_t at = clamped(position, 0, tables.positions - 1);
+  const float y = load_value(row, dtype, partner);
+  const float c = load_value(tables.cos, tables.dtype, at * tables.cos_row + pair * tables.cos_column);
+  const float s = load_value(tables.sin, tables.dtype, at * tables.sin_row + pair * tables.sin_column);
+  return second ? x * c + y * s : x * c - y * s;
+}
+
+template <class C>
+class QueryWarp {
+ public:
+  __device__ QueryWarp(const Params& params, SharedMemory<C> memory, int number)
+      : p(params), shared(memory), control(memory.control()), warp(number), lane(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ void run() {
+    const bool rotates = p.problem.append.rotary.dims > 0;
+    std::uint32_t phase = 0;
+    for (RingPosition slot;; slot.next(kPieces), phase ^= 1) {
+      ptx::barrier_wait(control.piece_ready[slot.index], slot.phase);
+      const Piece& piece = control.pieces[slot.index];
+      if (piece.sequence < 0) return;
+      ptx::barrier_wait(control.q_free, phase ^ 1);
+      const int rows = p.plan.heads * p.plan.rows;
+#pragma unroll 1
+      for (int row = warp; row < rows; row += rotates ? kQueryWarps : kBatch * kQueryWarps) {
+        if (rotates) {
+          load_rotated_row(piece, row);
+        } else {
+          load_rows(piece, row, rows);
+        }
+      }
+      arrive(control.q_ready);
+      if (p.problem.append.k_new.data != nullptr) {
+        append(piece);
+        ptx::fence_async();  // the copy engine reads what was written
+        arrive(control.appended);
+      }
+      arrive(control.piece_free[slot.index]);
+    }
+  }
+
+ private:
+  using T = typename C::Element;
+  static constexpr int kEach = C::kSize / 32;  // elements of a row that a lane moves, side by side
+  static constexpr int kBatch = 16 / kEach;    // rows on their way at once
+
+  __device__ void arrive(ptx::Barrier& barrier) {
+    __syncwarp();
+    if (lane == 0) ptx::barrier_arrive(barrier);
+  }
+
+  // Where an element of q lies in its row in shared memory. With e4m3 keys a lane reads 16 of their elements at once
+  // and takes them in that order for the products' columns; q follows.
+  static __device__ int column(int d) {
+    if (!C::kE4m3) return d;
+    return d / 64 * 64 + d % 16 / 4 * 16 + d % 4 / 2 * 8 + d % 64 / 16 * 2 + d % 2;
+  }
+
+  __device__ void load_rows(const Piece& piece, int first_row, int rows) {
+    float x[kBatch][kEach];
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      const int row = first_row + n * kQueryWarps;
+      if (row < rows) read_row(piece, row, x[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      const int row = first_row + n * kQueryWarps;
+      if (row < rows) write_row(piece, row, x[n]);
+    }
+  }
+
+  __device__ void load_rotated_row(const Piece& piece, int row) {
+    const AttentionProblem& problem = p.problem;
+    const Row at(p, piece, row);
+    const std::byte* from = row_of(problem.q, piece.sequence, piece.q_begin + at.i, at.h);
+    const std::int64_t position = problem.seqused_k[piece.sequence] + (problem.append.by_row ? at.i : 0);
+    const int first = lane * kEach;
+    float x[kEach] = {};
+    const bool exists = at.i < piece.sq;
+#pragma unroll 1
+    for (int n = 0; n < kEach; ++n) {
+      const float value = exists && first + n < problem.D
+                              ? load_rotated(from, problem.q.dtype, first + n, problem.append.rotary, position)
+                              : 0.0f;
+#pragma unroll
+      for (int m = 0; m < kEach; ++m) x[m] = m == n ? value : x[m];
+    }
+    write_row(piece, row, x);
+  }
+
+  struct Row {
+    int kv_head, i, h;
+    __device__ Row(const Params& p, const Piece& piece, int row) {
+      const int r = piece.row + row % p.plan.rows, group = static_cast<int>(p.problem.G);
+      kv_head = piece.head + row / p.plan.rows;
+      i = r / group;
+      h = kv_head * group + r % group;
+    }
+  };
+
+  // Rows that do not exist, and what lies behind the head's size, become zeros.
+  __device__ void read_row(const Piece& piece, int row, float (&x)[kEach]) {
+    const AttentionProblem& problem = p.problem;
+    const Row at(p, piece, row);
+    const int first = lane * kEach, size = static_cast<int>(problem.D);
+#pragma unroll
+    for (int n = 0; n < kEach; ++n) x[n] = 0.0f;
+    if (at.i >= piece.sq || first >= size) return;
+    const std::byte* from = row_of(problem.q, piece.sequence, piece.q_begin + at.i, at.h);
+    const DType dtype = problem.q.dtype;
+    if (dtype == DType::f8e4m3) {
+#pragma unroll
+      for (int n = 0; n < kEach; ++n) x[n] = load_value(from, dtype, first + n);
+    } else {  // sizes are multiples of 8 elements, rows lie at multiples of 16 bytes
+      std::uint32_t words[kEach / 2];
+#pragma unroll
+      for (int n = 0; n < kEach / 2; ++n) words[n] = reinterpret_cast<const std::uint32_t*>(from)[first / 2 + n];
+#pragma unroll
+      for (int n = 0; n < kEach / 2; ++n) {
+        const float2 pair =
+            dtype == DType::bf16 ? ptx::unpack2<__nv_bfloat16>(words[n]) : ptx::unpack2<__half>(words[n]);
+        x[2 * n] = pair.x;
+        x[2 * n + 1] = pair.y;
+      }
+    }
+  }
+
+  __device__ void write_row(const Piece& piece, int row, float (&x)[kEach]) {
+    const AttentionProblem& problem = p.problem;
+    const int first = lane * kEach;
+    float factor = p.scale_log2;
+    if constexpr (C::kE4m3) {
+      const Row at(p, piece, row);
+      // A power of two brings the row's largest element to [1, 2): any bfloat16 row then fits float16.
+      float largest = 0.0f;
+#pragma unroll
+      for (int n = 0; n < kEach; ++n) largest = fmaxf(largest, fabsf(x[n]));
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+      const bool usual = largest > 1e-30f && largest < 1e30f;  // else it stays as it is
+      const std::uint32_t exponent = usual ? __float_as_uint(largest) & 0x7F800000u : 0x3F800000u;
+      const float shrink = __uint_as_float(0x7F000000u - exponent);
+#pragma unroll
+      for (int n = 0; n < kEach; ++n) x[n] *= shrink;
+      factor *= __uint_as_float(exponent) * problem.q_scale.at(piece.sequence, piece.q_begin + at.i, at.h);
+      if (!p.scales_by_key) factor *= problem.k_scale.at(piece.cache_row, 0, at.kv_head);
+    }
+    if (lane == 0) control.row_factor[row] = factor;
+    auto* to = reinterpret_cast<T*>(shared.q() + row * C::kQPitch);
+#pragma unroll
+    for (int n = 0; n < kEach; n += 2) {
+      *reinterpret_cast<std::uint32_t*>(to + column(first + n)) = ptx::pack2<T>(x[n], x[n + 1]);
+    }
+  }
+
+  // Writes those new keys and values that lie in this piece's blocks.
+  __device__ void append(const Piece& piece) {
+    const AttentionProblem& problem = p.problem;
+    if (piece.row != 0) return;
+    const int length = problem.seqused_k[piece.sequence], count = static_cast<int>(problem.k_appended);
+    const int from = max(max(length, piece.first_slot), 0);
+    const int to = min(min(length + count, piece.first_slot + piece.blocks * p.plan.block), piece.end_slot);
+    const int rows = max(to - from, 0) * p.plan.heads;
+#pragma unroll 1
+    for (int n = warp; n < rows; n += kQueryWarps) {
+      const int slot = from + n / p.plan.heads, h = piece.head + n % p.plan.heads;
+      const AttentionProblem::Slot at = problem.key_slot(piece.sequence, Sequence{}, slot);
+      store_row(row_of(problem.append.k_new, piece.sequence, slot - length, h), problem.append.k_new.dtype,
+                row_of(problem.k, at.batch, at.row, h), static_cast<int>(problem.D), problem.append.rotary, slot,
+                problem.k_scale.at(at.batch, at.row, h));
+      store_row(row_of(problem.append.v_new, piece.sequence, slot - length, h), problem.append.v_new.dtype,
+                row_of(problem.v, at.batch, at.row, h), static_cast<int>(problem.Dv), RotaryTables{}, slot,
+                problem.v_scale.at(at.batch, at.row, h));
+    }
+  }
+
+  __device__ void store_row(const std::byte* from, DType dtype, std::byte* to, int size, const RotaryTables& tables,
+                            int position, float scale) {
+#pragma unroll 1
+    for (int n = lane; n < size; n += 32) {
+      const float x = load_rotated(from, dtype, n, tables, position);
+      if constexpr (C::kE4m3) {
+        reinterpret_cast<std::uint8_t*>(to)[n] = ptx::float_to_e4m3(x / scale);
+      } else {
+        reinterpret_cast<T*>(to)[n] = static_cast<T>(x);
+      }
+    }
+  }
+
+  const Params& p;
+  const SharedMemory<C> shared;
+  Control& control;
+  const int warp, lane;
+};
+
+}  // namespace heddle::cuda::sm90::attention_decode

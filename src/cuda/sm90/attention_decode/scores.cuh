@@ -1,0 +1,121 @@
+// From products to probabilities: scale, options, masks, softmax, over a tile of 16 rows and 16 keys.
+//
+// A warp's tile s[2][4] as the products leave it: s[n][c] and s[n][2 + c] are rows lane / 4 and lane / 4 + 8, key
+// 8 n + 2 (lane % 4) + c.
+#pragma once
+
+#include "cuda/sm90/attention_decode/address.cuh"
+#include "cuda/sm90/attention_decode/config.h"
+
+namespace heddle::cuda::sm90::attention_decode {
+
+using ScoreTile = float[2][4];
+
+// O is rescaled only when a row's maximum has grown by more than this (log2): until then P may reach 2^8, which fp32
+// sums and 16-bit floats hold as exactly as values below 1. (The conditional rescaling of FlashAttention-4.)
+constexpr float kRescaleLog2 = 8;
+
+// The two rows of a tile that a thread works on, and what they may attend.
+struct TileRows {
+  int i[2], h[2];        // query position, query head
+  int begin[2], end[2];  // keys by causality and window; none for rows that do not exist
+
+  // row: the first one of the tile, among the rows of the unit's kv head.
+  __device__ TileRows(const Params& p, const Piece& piece, int kv_head, int row) {
+    const int group = static_cast<int>(p.problem.G), lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int in_unit = row + lane / 4 + 8 * r, n = piece.row + in_unit;
+      i[r] = n / group;
+      h[r] = kv_head * group + n % group;
+      const bool exists = in_unit < p.plan.rows && i[r] < piece.sq;
+      begin[r] = max(i[r] + piece.off - p.left, 0);
+      end[r] = exists ? min(i[r] + piece.off + p.right + 1, piece.sk) : 0;
+    }
+  }
+};
+
+__device__ inline void mask_band(const TileRows& rows, int first_key, ScoreTile& s) {
+  const int key = first_key + 2 * static_cast<int>(threadIdx.x % 4);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const auto length = static_cast<unsigned>(max(rows.end[r] - rows.begin[r], 0));
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        // Masking selects: whatever a masked score was, NaN included, it becomes -inf.
+        if (static_cast<unsigned>(key + 8 * n + c - rows.begin[r]) >= length) s[n][2 * r + c] = -INFINITY;
+      }
+    }
+  }
+}
+
+// Softcap, ALiBi, bias, mask, draft mask. s: scaled, in log2 units. Pairs outside the band are left to mask_band. The
+// elements go through `stash`, 8 words for each lane, one after the other: there are no registers for all at once.
+__device__ inline void apply_options(const Params& p, const Piece& piece, const TileRows& rows, int first_key,
+                                     float* stash, ScoreTile& s) {
+  const AttentionProblem& problem = p.problem;
+  const int lane = static_cast<int>(threadIdx.x) % 32, b = piece.sequence, draft = piece.sk - piece.sq;
+  stash += lane;
+#pragma unroll
+  for (int e = 0; e < 8; ++e) stash[32 * e] = s[e / 4][e % 4];
+#pragma unroll 1
+  for (int e = 0; e < 8; ++e) {
+    const bool lower = e % 4 < 2;
+    const int i = lower ? rows.i[0] : rows.i[1], h = lower ? rows.h[0] : rows.h[1];
+    const int j = first_key + lane % 4 * 2 + e / 4 * 8 + e % 2;
+    if (j < (lower ? rows.begin[0] : rows.begin[1]) || j >= (lower ? rows.end[0] : rows.end[1])) continue;
+    float x = stash[32 * e];
+    if (problem.softcap > 0.0f) {
+      const float cap = problem.softcap * kLog2e;  // tanh(x) = 1 - 2 / (e^2x + 1)
+      x = fmaf(-2.0f * cap, __fdividef(1.0f, ptx::exp2_approx(x * (2.0f / problem.softcap)) + 1.0f), cap);
+    }
+    if (problem.alibi.data != nullptr) {
+      const float slope =
+          reinterpret_cast<const float*>(problem.alibi.data)[b * problem.alibi.stride_b + h * problem.alibi.stride_h];
+      x = fmaf(-slope * kLog2e, fabsf(static_cast<float>(i + piece.off - j)), x);
+    }
+    if (problem.bias.data != nullptr) {
+      const float bias = load_value(problem.bias, b, h, i, j);
+      x = bias == -INFINITY ? bias : fmaf(bias, kLog2e, x);  // a removed pair's score may be NaN
+    }
+    if (problem.mask.data != nullptr && !load_flag(problem.mask, b, h, i, j)) x = -INFINITY;
+    if (problem.draft_mask != nullptr && j >= draft) {
+      const int bits = problem.draft_mask[b * problem.draft_mask_stride + i];
+      if ((bits >> (j - draft) & 1) == 0) x = -INFINITY;
+    }
+    stash[32 * e] = x;
+  }
+#pragma unroll
+  for (int e = 0; e < 8; ++e) s[e / 4][e % 4] = stash[32 * e];
+}
+
+// Running statistics of the two rows, which a thread shares with three others. max is in log2 units; sum counts this
+// thread's columns only.
+struct RowState {
+  float max[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {0.0f, 0.0f};
+};
+
+// Turns s into exp2(s - max); returns by `correction` what O must be multiplied with.
+__device__ inline void softmax(ScoreTile& s, RowState& state, float (&correction)[2]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+    const float before = state.max[r];
+    if (top > before + kRescaleLog2) state.max[r] = top;
+    const float base = state.max[r] == -INFINITY ? 0.0f : state.max[r];
+    correction[r] = state.max[r] == -INFINITY ? 1.0f : ptx::exp2_approx(before - base);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) s[n][2 * r + c] = ptx::exp2_approx(s[n][2 * r + c] - base);
+    }
+    state.sum[r] = state.sum[r] * correction[r] + ((s[0][2 * r] + s[0][2 * r + 1]) + (s[1][2 * r] + s[1][2 * r + 1]));
+  }
+}
+
+}  // namespace heddle::cuda::sm90::attention_decode
