@@ -36,6 +36,7 @@ void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[ap
 
 const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
 const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash", true);
+const AttentionForwardKernel kSm80AttentionDecode = absent("sm80_decode", "flash", true);
 const AttentionForwardKernel kNaiveAttentionForward = absent("naive_cuda", "flash", false);
 const AttentionForwardKernel kAttentionForwardBaseline = absent("baseline_cuda", "baseline", false);
 
