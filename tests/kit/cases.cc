@@ -277,6 +277,11 @@ void add_decode(Rows& rows) {
     c.window_left = 550, c.softcap = 8.0f, c.alibi = Alibi::per_batch, c.bias = kHeads, c.bias_holes = true;
     c.mask = kBatchColumns, c.sink = c.d_lse = true, c.dropout = 0.1f;
   });
+  with("uneven_lengths", {4, 8, 2, 2, 5000, 128}, [](auto& c) { c.seqused_k = true; });
+  with("all_scores_but_dropout", {2, 6, 2, 3, 1300, 64}, [](auto& c) {
+    c.window_left = 1100, c.softcap = 8.0f, c.alibi = Alibi::per_batch, c.bias = kHeads, c.bias_holes = true;
+    c.mask = kBatchColumns, c.sink = true, c.poison_keys = true;
+  });
 }
 
 // Every row in f32; round and corner rows in both 16-bit formats also, the others in one of them in turn.

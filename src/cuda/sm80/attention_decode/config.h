@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 namespace heddle::cuda::sm80::attention_decode {
 
@@ -31,6 +32,8 @@ struct Config {
   static constexpr int kPiece = 16 / sizeof(Stored);
   static constexpr int kKeyPieces = kHeadSize / (4 * kPiece), kValuePieces = kHeadSize / (8 * kPiece);
   static constexpr bool kQueryInRegisters = kHeadSize <= 128;
+  // Until it is in registers, the query stands where the last stage is filled first when the loop begins.
+  static constexpr bool kQueryInStage = kQueryInRegisters && !kE4m3;
 };
 
 // A step of a warp. Every lane reads back what it wrote itself: shared memory stands in for registers that loads could
@@ -54,15 +57,31 @@ struct WarpResult {
 };
 
 template <class C>
+struct Query {
+  typename C::Element row[kRows][C::kHeadSize + 8];
+};
+
+struct Nothing {};
+
+template <class C>
 struct alignas(128) SharedMemory {
   union {
     Stage<C> stage[C::kWarps][C::kStages];
     WarpResult<C> result[C::kWarps];
   };
   StageScales scales[C::kE4m3 ? C::kWarps : 1][C::kE4m3 ? C::kStages : 1];
-  typename C::Element q[kRows][C::kHeadSize + 8];
+  std::conditional_t<C::kQueryInStage, Nothing, Query<C>> q;
   std::int64_t sums[C::kWarps];  // of a scan
   std::int64_t found[2];
+
+  __device__ Query<C>& query() {
+    if constexpr (C::kQueryInStage) {
+      static_assert(sizeof(Query<C>) <= sizeof(Stage<C>));
+      return *reinterpret_cast<Query<C>*>(&stage[0][C::kStages - 1]);
+    } else {
+      return q;
+    }
+  }
 };
 
 }  // namespace heddle::cuda::sm80::attention_decode

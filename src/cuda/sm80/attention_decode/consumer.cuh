@@ -55,7 +55,7 @@ class Consumer {
   __device__ void load_query_piece(int c, QueryPiece& piece) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const T* row = &shared.q[lane / 4 + 8 * r][C::kPiece * (4 * c + lane % 4)];
+      const T* row = &shared.query().row[lane / 4 + 8 * r][C::kPiece * (4 * c + lane % 4)];
 #pragma unroll
       for (int n = 0; n < C::kPiece / 8; ++n) {
         const uint4 words = reinterpret_cast<const uint4*>(row)[n];

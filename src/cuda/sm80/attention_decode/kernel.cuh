@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_decode_kern
     load_query<C>(p, e, s, shared);
     __syncthreads();
     Consumer<C> consumer(p, e, s, shared);
+    if constexpr (C::kQueryInStage) __syncthreads();
     int stage = 0;
 #pragma unroll 1
     for (int first = s.begin + kStepKeys * warp; first < s.end; first += C::kWarps * kStepKeys) {

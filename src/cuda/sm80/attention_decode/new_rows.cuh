@@ -132,7 +132,7 @@ __device__ void load_query(const Params& p, const Extent& e, const Segment& s, S
   for (int n = static_cast<int>(threadIdx.x); n < kRows * kPieces; n += C::kThreads) {
     const int row = n / kPieces, d = n % kPieces * 8;
     const PackedRow packed(p, s, row);
-    uint4* const to = reinterpret_cast<uint4*>(&shared.q[row][d]);
+    uint4* const to = reinterpret_cast<uint4*>(&shared.query().row[row][d]);
     if (packed.i >= e.sq || d >= size) {
       *to = uint4{};
       continue;
@@ -147,9 +147,9 @@ __device__ void load_query(const Params& p, const Extent& e, const Segment& s, S
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      shared.q[row][d + i] = d + i >= size         ? as_element<T>(0.0f)
-                             : from.rotates(d + i) ? as_element<T>(from.rotated(d + i))
-                                                   : from.plain(d + i);
+      shared.query().row[row][d + i] = d + i >= size         ? as_element<T>(0.0f)
+                                       : from.rotates(d + i) ? as_element<T>(from.rotated(d + i))
+                                                             : from.plain(d + i);
     }
   }
 }
