@@ -12,8 +12,8 @@ namespace {
 
 using namespace sm80::attention_decode;
 
-constexpr std::int64_t kMaxRows = 16, kMaxLength = kOpen / 2, kMaxCells = std::int64_t{1} << 31;
-constexpr int kLeastCells = 2;
+constexpr std::int64_t kMaxRows = 16, kMaxLength = kOpen / 2, kMaxCells = (std::int64_t{1} << 31) - 1;
+constexpr int kLeastCells = 4, kMostAbreast = 16;
 
 bool e4m3(const AttentionProblem& p) { return p.k.dtype == DType::f8e4m3; }
 
@@ -59,6 +59,7 @@ Refusal supports(const AttentionProblem& p) {
   if (!aligned(p.k) || !aligned(p.v)) return "rows of k and v must be contiguous and begin at multiples of 16 bytes";
   if (p.dropout.p != 0) return "it has no dropout";
   if (p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
+  if (p.k_batches > kMaxCells) return "the cache has too many rows or pages";
   if (p.Hkv * row_tiles(p) * (p.Sk / kCellKeys + 1) > kMaxCells) return "a sequence has too many heads and keys";
   return "";
 }
@@ -76,6 +77,15 @@ unsigned ctas_for(const Variant& v) {
   constexpr int kReserved = 1024;  // of shared memory, for each CTA
   const int fitting = device.multiprocessor_shared_memory / (v.shared_bytes + kReserved);
   return static_cast<unsigned>(device.multiprocessors * std::clamp(fitting, 1, v.blocks));
+}
+
+// The largest divisor of `units` for groups of CTAs, of which whole ones fill the grid well.
+int abreast(int units, int ctas) {
+  int best = 1;
+  for (int n = 2; n <= std::min({units, ctas, kMostAbreast}); ++n) {
+    if (units % n == 0) best = n;
+  }
+  return best;
 }
 
 // Where partial results lie.
@@ -105,8 +115,10 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.k_batches == 0) params.problem.Sk = 0;  // no page or cache row could be read
   params.group = Divisor(static_cast<unsigned>(p.G));
   if (p.page_table) params.page_size = Divisor(static_cast<unsigned>(p.page_size));
+  params.last_batch = static_cast<int>(std::max<std::int64_t>(p.k_batches, 1) - 1);
   params.row_tiles = static_cast<int>(row_tiles(p));
   params.units = static_cast<int>(p.Hkv) * params.row_tiles;
+  params.abreast = abreast(params.units, static_cast<int>(ctas_for(v)));
   params.uniform = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_q && !p.seqused_k && !p.cache_leftpad;
   params.least_cells = kLeastCells;
   params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
@@ -114,7 +126,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.causal != Causal::none) params.right = std::min(params.right, 0);
   params.scale_log2 = p.scale * kLog2e;
   params.q_aligned = aligned(p.q);
-  params.planes = p.bias || p.mask || p.draft_mask != nullptr;
+  params.score_options = p.softcap > 0 || p.alibi || p.bias || p.mask || p.draft_mask != nullptr;
   const Layout layout(p);
   auto* memory = static_cast<std::byte*>(runtime.workspace.data);
   params.max_chunks = layout.max_chunks;

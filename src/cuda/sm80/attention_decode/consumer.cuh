@@ -43,9 +43,20 @@ class Consumer {
     float factor[2][2], value_factor[2][2], x[2][4];
     load_factors(stage, factor, value_factor);
     multiply_qk(keys, x);
-    const std::uint32_t attended = scores.finish(first, factor, x);
-    rescale(x);
-    multiply_pv(keys, attended, value_factor, x);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n][i] *= factor[n][i % 2];
+    }
+    // The usual step as one run of instructions.
+    if (scores.plain(first)) {
+      rescale(x);
+      multiply_pv<true>(keys, 0, value_factor, x);
+    } else {
+      const std::uint32_t attended = scores.finish(first, x);
+      rescale(x);
+      multiply_pv<false>(keys, attended, value_factor, x);
+    }
   }
 
  private:
@@ -146,6 +157,8 @@ class Consumer {
     }
   }
 
+  // attended: as Scores::finish() gives it, unless every key is.
+  template <bool kAll>
   __device__ void multiply_pv(const Stage<C>& keys, std::uint32_t attended, const float (&value_factor)[2][2],
                               float (&x)[2][4]) {
     std::uint32_t a[4];
@@ -168,7 +181,7 @@ class Consumer {
       uint4 v[4];
 #pragma unroll
       for (int n = 0; n < 4; ++n) v[n] = keys.v[n][g][lane];
-      if (attended != ~0u) {
+      if constexpr (!kAll) {
         // Zero times NaN is not zero: values that no row attends must not reach the product.
 #pragma unroll
         for (int n = 0; n < 4; ++n) {

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_decode_kern
     const Extent e = schedule.e;
     Loader<C> loader(p, e, s, shared);
     int coming = s.begin + kStepKeys * warp;
-#pragma unroll
+#pragma unroll 1
     for (int stage = 0; stage < C::kStages - 1; ++stage, coming += C::kWarps * kStepKeys) loader.start(coming, stage);
     load_query<C>(p, e, s, shared);
     __syncthreads();

@@ -75,7 +75,7 @@ __device__ float* partial_o(const Params& p, std::int64_t slot, int row, int d) 
 template <class C>
 __device__ Result of_segments(const Params& p, const Segment& s, int row, int d) {
   Result all;
-#pragma unroll 8
+#pragma unroll 16
   for (int i = 0; i < s.count; ++i) {
     const std::int64_t slot = Schedule<C>::slot_of(s, i);
     // Written in this launch by other multiprocessors: not through this one's first cache.

@@ -7,27 +7,37 @@
 
 namespace heddle::cuda::sm80::attention_decode {
 
-// A row of the cache: the page or cache row, and the slot in it.
+// A slot of a paged cache, as the page table has it.
+struct Paged {
+  int page, row;
+};
+
+__device__ inline Paged paged(const Params& p, int b, int slot) {
+  const unsigned n = p.page_size.quotient(static_cast<unsigned>(slot));
+  return {p.problem.page_table[b * p.problem.page_table_stride + n], slot - static_cast<int>(n * p.page_size.divisor)};
+}
+
+// Pages and cache rows outside the cache are not read.
+__device__ inline int clamped_page(const Params& p, int page) { return min(max(page, 0), p.last_batch); }
+
+// Where a slot is stored: in which page or cache row, and where in it. valid: the index data named one that exists.
 struct Place {
   std::int64_t batch;
   int row;
-  bool valid;  // the page is one of the cache's; else `batch` is one that can be read
+  bool valid;
 };
 
 __device__ inline Place place_of(const Params& p, int b, int slot) {
   const AttentionProblem& a = p.problem;
   if (a.cu_seqlens_k != nullptr) return {0, slot, true};
-  std::int64_t batch = b;
-  int row = slot;
+  Paged at{b, slot};
   if (a.page_table != nullptr) {
-    const unsigned page = p.page_size.quotient(static_cast<unsigned>(slot));
-    row = slot - static_cast<int>(page * p.page_size.divisor);
-    batch = a.page_table[b * a.page_table_stride + page];
+    at = paged(p, b, slot);
   } else if (a.cache_batch_idx != nullptr) {
-    batch = a.cache_batch_idx[b];
+    at.page = a.cache_batch_idx[b];
   }
-  const std::int64_t inside = clamped(batch, 0, a.k_batches - 1);
-  return {inside, row, inside == batch};
+  const int inside = clamped_page(p, at.page);
+  return {inside, at.row, inside == at.page};
 }
 
 template <class T>

@@ -18,15 +18,17 @@ struct Params {
   AttentionProblem problem;
   Divisor group;  // G
   Divisor page_size;
+  int last_batch;   // of the pages, or of the rows of the cache
   int row_tiles;    // of the longest sequence
   int units;        // of a sequence: Hkv * row_tiles
+  int abreast;      // units whose same keys are read by neighbouring CTAs at the same time; divides `units`
   bool uniform;     // all sequences have the same lengths
   int least_cells;  // for which a CTA is worth its start
   // Row i attends keys j with i + off - left <= j <= i + off + right.
   int left, right;
   float scale_log2;         // scale * log2(e)
   bool q_aligned;           // rows of q may be read in pieces of 16 bytes
-  bool planes;              // there are planes that remove single pairs
+  bool score_options;       // softcap, ALiBi, bias or masks
   std::int64_t max_chunks;  // cells of a unit at most, if batch_invariant; else 0
   // Partial results, one slot for each (workspace): rows of o, [slot][tile_rows][kHeadSize], not normalised; their
   // maxima and sums; and whether they are there.

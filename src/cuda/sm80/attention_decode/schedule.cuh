@@ -1,5 +1,8 @@
 // Which CTA computes what. Lengths are known here only, so that every CTA counts the cells of all sequences and takes
 // its share: the same number of keys for each, whatever the lengths.
+//
+// `abreast` CTAs form a group that walks through the same cells together, each for a unit of its own: the heads of a
+// key lie side by side in memory, and DRAM likes them to be read at about the same time.
 #pragma once
 
 #include "cuda/sm80/attention_decode/config.h"
@@ -51,45 +54,45 @@ __device__ inline Extent extent_of(const Params& p, int b) {
 
 // A run of cells of one unit: what a CTA computes in one go.
 struct Segment {
-  int b, head, tile;   // of kv heads; of packed rows
-  int begin, end;      // slots
-  bool whole;          // all of the unit
-  std::int64_t slot;   // of the partial result, unless whole,
-  std::int64_t first;  // and those of the unit's: first, first + step, ...
-  int step, count;
+  int b, head, tile;         // of kv heads; of packed rows
+  int begin, end;            // slots
+  bool whole;                // all of the unit; else there is
+  std::int64_t slot;         // where its partial result goes,
+  std::int64_t first, step;  // and those of the unit are: see slot_of()
+  int count;
 };
 
 template <class C>
 class Schedule {
  public:
-  __device__ Schedule(const Params& params, SharedMemory<C>& shared) : p(params) {
+  __device__ Schedule(const Params& params, SharedMemory<C>& shared)
+      : p(params), blocks(p.units / p.abreast), group(blockIdx.x / p.abreast), member(blockIdx.x % p.abreast) {
     std::int64_t before = 0;
-    int b = 0;
     if (p.uniform) {
       e = extent_of(p, 0);
-      total = p.problem.B * p.units * e.cells;
+      total = p.problem.B * blocks * e.cells;
       share();
-      b = static_cast<int>(at / (std::int64_t{p.units} * e.cells));
-      before = std::int64_t{b} * e.cells;
+      sequence = static_cast<int>(at / (std::int64_t{blocks} * e.cells));
+      before = std::int64_t{sequence} * e.cells;
     } else {
-      total = count_all(shared) * p.units;
+      total = count_all(shared) * blocks;
       share();
-      if (at < end) find(shared, b, before);
+      if (at < end) find(shared, sequence, before);
     }
-    sequence = b;
-    unit_base = before * p.units;
-    if (at < end) e = extent_of(p, b);
+    base = before * blocks;
+    if (at < end) e = extent_of(p, sequence);
   }
 
   // The next segment of this CTA; false if there is none.
   __device__ bool next(Segment& s) {
     if (at >= end) return false;
-    while (at >= unit_base + std::int64_t{p.units} * e.cells) {
-      unit_base += std::int64_t{p.units} * e.cells;
+    while (at >= base + std::int64_t{blocks} * e.cells) {
+      base += std::int64_t{blocks} * e.cells;
       e = extent_of(p, ++sequence);
     }
-    const auto from = static_cast<unsigned>(at - unit_base);
-    const int unit = static_cast<int>(from / e.cells), cell = static_cast<int>(from - unit * e.cells);
+    const auto from = static_cast<unsigned>(at - base);
+    const int block = static_cast<int>(from / e.cells), cell = static_cast<int>(from - block * e.cells);
+    const int unit = block * p.abreast + member;
     const int left = static_cast<int>(end - at < e.cells ? end - at : e.cells);
     const int cells = p.max_chunks > 0 ? 1 : min(e.cells - cell, left);
     s.b = sequence;
@@ -103,37 +106,37 @@ class Schedule {
       s.slot = s.first + cell;
       s.step = 1;
       s.count = e.cells;
-    } else {
+    } else if (!s.whole) {
       // Each CTA has two slots: for a unit that others began, and for one that others end.
-      const std::int64_t unit_begin = at - cell;
-      const int first = owner(unit_begin), last = owner(unit_begin + e.cells - 1);
-      s.first = 2 * first + 1;
+      const int first = owner(at - cell), last = owner(at - cell + e.cells - 1);
+      s.step = 2 * p.abreast;
+      s.first = first * s.step + 2 * member + 1;
       s.slot = cell == 0 ? s.first : 2 * static_cast<int>(blockIdx.x);
-      s.step = 2;
       s.count = last - first + 1;
     }
     at += cells;
     return true;
   }
 
-  // Slot number i of those of a unit.
+  // Slot number i of those of a unit: chunk i's, or that of the i-th CTA.
   __device__ static std::int64_t slot_of(const Segment& s, int i) {
-    return s.step == 1 ? s.first + i : i == 0 ? s.first : s.first - 1 + 2 * i;
+    return s.first + i * s.step - (s.step > 1 && i > 0 ? 1 : 0);
   }
 
   Extent e;  // of the segment's sequence
 
  private:
-  // Cells [at, end) of all are this CTA's.
+  // Cells [at, end) of all are this group's.
   __device__ void share() {
     const std::int64_t worth = total / p.least_cells;
-    ctas = static_cast<int>(worth < 1 ? 1 : worth < gridDim.x ? worth : gridDim.x);
-    at = blockIdx.x < ctas ? begin_of(blockIdx.x) : 0;
-    end = blockIdx.x < ctas ? begin_of(blockIdx.x + 1) : 0;
+    const int all = static_cast<int>(gridDim.x) / p.abreast;
+    groups = static_cast<int>(worth < 1 ? 1 : worth < all ? worth : all);
+    at = group < groups ? begin_of(group) : 0;
+    end = group < groups ? begin_of(group + 1) : 0;
   }
-  __device__ std::int64_t begin_of(int cta) const { return total * cta / ctas; }
-  // The CTA whose share holds this cell.
-  __device__ int owner(std::int64_t cell) const { return static_cast<int>(((cell + 1) * ctas - 1) / total); }
+  __device__ std::int64_t begin_of(int group) const { return total * group / groups; }
+  // The group whose share holds this cell.
+  __device__ int owner(std::int64_t cell) const { return static_cast<int>(((cell + 1) * groups - 1) / total); }
 
   // Sum of `cells` over this thread and those before it; the block's by `sum`.
   __device__ static std::int64_t scan(SharedMemory<C>& shared, std::int64_t cells, std::int64_t& sum) {
@@ -163,7 +166,7 @@ class Schedule {
     return sum;
   }
 
-  // The sequence that holds cell `at`, and the cells of a unit of all sequences before it.
+  // The sequence that holds cell `at`, and the cells of one unit of each sequence before it.
   __device__ void find(SharedMemory<C>& shared, int& b, std::int64_t& before) const {
     before = 0;
 #pragma unroll 1
@@ -171,8 +174,8 @@ class Schedule {
       const int mine = first + static_cast<int>(threadIdx.x), cells = cells_of(mine);
       std::int64_t sum;
       const std::int64_t to = before + scan(shared, cells, sum), from = to - cells;
-      if (at < (before + sum) * p.units) {
-        if (from * p.units <= at && at < to * p.units) {
+      if (at < (before + sum) * blocks) {
+        if (from * blocks <= at && at < to * blocks) {
           shared.found[0] = mine;
           shared.found[1] = from;
         }
@@ -186,8 +189,9 @@ class Schedule {
   }
 
   const Params& p;
-  std::int64_t total, at, end, unit_base;
-  int ctas, sequence;
+  const int blocks, group, member;  // of units; of CTAs; in it
+  std::int64_t total, at, end, base;
+  int groups, sequence = 0;
 };
 
 }  // namespace heddle::cuda::sm80::attention_decode

@@ -14,51 +14,56 @@ __device__ inline float soft_cap(float x, float to_exponent, float twice) {
   return 0.5f * twice - __fdividef(twice, 1.0f + ptx::exp2_approx(x * to_exponent));
 }
 
-// What the scores of a lane's two rows need, by slot: row r attends the slots [begin[r], end[r]).
+// One of a lane's two packed rows: it attends the slots [begin, end).
+struct ScoreRow {
+  PackedRow at;
+  int begin, end;
+
+  __device__ ScoreRow(const Params& p, const Extent& e, const Segment& s, int row) : at(p, s, row) {
+    begin = e.first_slot + max(at.i + e.off - p.left, 0);
+    end = at.i < e.sq ? e.first_slot + min(at.i + e.off + p.right + 1, e.sk) : 0;
+  }
+};
+
 template <class C>
 class Scores {
  public:
   __device__ Scores(const Params& params, const Extent& extent, const Segment& segment)
       : p(params), e(extent), s(segment) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    int latest_begin = 0, first_end = kOpen + (kOpen - 1);
+    int latest_begin = 0, first_end = s.end;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const PackedRow row(p, s, lane / 4 + 8 * r);
-      i[r] = row.i;
-      h[r] = row.h;
-      begin[r] = e.first_slot + max(row.i + e.off - p.left, 0);
-      end[r] = row.i < e.sq ? e.first_slot + min(row.i + e.off + p.right + 1, e.sk) : 0;
-      // Rows beyond the last do not call for a mask: nobody reads them.
-      if (row.i < e.sq) {
-        latest_begin = max(latest_begin, begin[r]);
-        first_end = min(first_end, end[r]);
-      }
+      const ScoreRow row = row_of(r, 0);
+      if (row.at.i >= e.sq) continue;  // rows beyond the last call for no mask: nobody reads them
+      latest_begin = max(latest_begin, row.begin);
+      first_end = min(first_end, row.end);
     }
     for (int lanes = 4; lanes < 32; lanes *= 2) {
       latest_begin = max(latest_begin, __shfl_xor_sync(0xffffffff, latest_begin, lanes));
       first_end = min(first_end, __shfl_xor_sync(0xffffffff, first_end, lanes));
     }
     whole_begin = latest_begin;
-    whole_end = min(first_end, s.end);
+    whole_end = p.score_options ? 0 : first_end;
   }
 
-  // Finishes the scores of the keys from slot `first` on. factor: by which the products of a key are multiplied first.
-  // Returns which of the lane's keys any row attends: bit 2 n + c.
-  __device__ std::uint32_t finish(int first, const float (&factor)[2][2], float (&x)[2][4]) const {
+  // Whether nothing is to be done to the scores of the 16 keys from `first` on but to scale them.
+  __device__ bool plain(int first) const { return whole_begin <= first && first + kStepKeys <= whole_end; }
+
+  // Softcap, ALiBi and masks for the scores of the keys from slot `first` on. Returns which of the lane's keys any row
+  // attends: bit 2 n + c.
+  __device__ std::uint32_t finish(int first, float (&x)[2][4]) const {
     const int slot = first + 2 * (static_cast<int>(threadIdx.x) % 4);
     const AttentionProblem& a = p.problem;
-    for_each(slot, x, [&](float& y, int, int, int n, int c) { y *= factor[n][c]; });
     if (a.softcap > 0) {
       const float to_exponent = 2 / a.softcap, twice = 2 * a.softcap * kLog2e;
       for_each(slot, x, [=](float& y, int, int, int, int) { y = soft_cap(y, to_exponent, twice); });
     }
-    if (a.alibi.data != nullptr) add_alibi(slot, x);
-    if (whole_begin <= first && first + kStepKeys <= whole_end && !p.planes) return ~0u;
+    const ScoreRow rows[2] = {row_of(0, first), row_of(1, first)};
+    if (a.alibi.data != nullptr) add_alibi(rows, slot, x);
     for_each(slot, x, [&](float& y, int r, int at, int, int) {
-      if (at < begin[r] || at >= min(end[r], s.end)) y = -INFINITY;
+      if (at < rows[r].begin || at >= min(rows[r].end, s.end)) y = -INFINITY;
     });
-    if (p.planes) add_planes(slot, x);
+    if (a.bias.data != nullptr || a.mask.data != nullptr || a.draft_mask != nullptr) add_planes(rows, slot, x);
     std::uint32_t attended = 0;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -72,6 +77,11 @@ class Scores {
   }
 
  private:
+  // Computed where it is needed, which is rare, rather than kept: first, which is never negative, ties it to the step.
+  __device__ ScoreRow row_of(int r, int first) const {
+    return ScoreRow(p, e, s, static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r + (first >> 31));
+  }
+
   // Calls visit(score, r, slot, n, c) for each.
   template <class Visit>
   __device__ static void for_each(int slot, float (&x)[2][4], Visit visit) {
@@ -82,36 +92,39 @@ class Scores {
     }
   }
 
-  __device__ void add_alibi(int slot, float (&x)[2][4]) const {
+  __device__ void add_alibi(const ScoreRow (&rows)[2], int slot, float (&x)[2][4]) const {
     const Plane& alibi = p.problem.alibi;
     float slope[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      slope[r] = i[r] < e.sq
-                     ? reinterpret_cast<const float*>(alibi.data)[s.b * alibi.stride_b + h[r] * alibi.stride_h] * kLog2e
-                     : 0.0f;
+      slope[r] =
+          rows[r].at.i < e.sq
+              ? reinterpret_cast<const float*>(alibi.data)[s.b * alibi.stride_b + rows[r].at.h * alibi.stride_h] *
+                    kLog2e
+              : 0.0f;
     }
     for_each(slot, x, [&](float& y, int r, int at, int, int) {
-      y = fmaf(-slope[r], static_cast<float>(abs(i[r] + e.off - (at - e.first_slot))), y);
+      y = fmaf(-slope[r], static_cast<float>(abs(rows[r].at.i + e.off - (at - e.first_slot))), y);
     });
   }
 
   // Bias, boolean mask and the draft's mask. What is -inf already is not looked up, since it may not exist.
-  __device__ void add_planes(int slot, float (&x)[2][4]) const {
+  __device__ void add_planes(const ScoreRow (&rows)[2], int slot, float (&x)[2][4]) const {
     const AttentionProblem& a = p.problem;
     for_each(slot, x, [&](float& y, int r, int at, int, int) {
       if (y == -INFINITY) return;
       const int j = at - e.first_slot;
-      if (a.draft_mask != nullptr && a.draft_removes(s.b, {.sq = e.sq, .sk = e.sk}, i[r], j)) {
+      if (a.draft_mask != nullptr && a.draft_removes(s.b, {.sq = e.sq, .sk = e.sk}, rows[r].at.i, j)) {
         y = -INFINITY;
         return;
       }
-      if (a.mask.data != nullptr && reinterpret_cast<const std::uint8_t*>(a.mask.data)[offset(a.mask, r, j)] == 0) {
+      if (a.mask.data != nullptr &&
+          reinterpret_cast<const std::uint8_t*>(a.mask.data)[offset(a.mask, rows[r].at, j)] == 0) {
         y = -INFINITY;
         return;
       }
       if (a.bias.data != nullptr) {
-        const std::int64_t n = offset(a.bias, r, j);
+        const std::int64_t n = offset(a.bias, rows[r].at, j);
         const float bias = a.bias.dtype == DType::f32
                                ? reinterpret_cast<const float*>(a.bias.data)[n]
                                : to_float(reinterpret_cast<const typename C::Element*>(a.bias.data)[n]);
@@ -120,14 +133,14 @@ class Scores {
     });
   }
 
-  __device__ std::int64_t offset(const Plane& plane, int r, int j) const {
-    return s.b * plane.stride_b + h[r] * plane.stride_h + i[r] * plane.stride_i + j * plane.stride_j;
+  __device__ std::int64_t offset(const Plane& plane, const PackedRow& row, int j) const {
+    return s.b * plane.stride_b + row.h * plane.stride_h + row.i * plane.stride_i + j * plane.stride_j;
   }
 
   const Params& p;
   const Extent& e;
   const Segment& s;
-  int i[2], h[2], begin[2], end[2], whole_begin, whole_end;
+  int whole_begin, whole_end;  // slots that every row attends, if that is all
 };
 
 }  // namespace heddle::cuda::sm80::attention_decode
