@@ -5,8 +5,9 @@
 
 namespace heddle::cuda {
 
-extern const AttentionForwardKernel kSm80AttentionForward;     // "sm80": mma.sync, every option, for Ampere and later
-extern const AttentionForwardKernel kSm90AttentionForward;     // "sm90": wgmma and TMA, for Hopper
+extern const AttentionForwardKernel kSm80AttentionForward;  // "sm80": mma.sync, every option, for Ampere and later
+extern const AttentionForwardKernel kSm80AttentionDecode;   // "sm80_decode": few rows, keys split, for Ampere and later
+extern const AttentionForwardKernel kSm90AttentionForward;  // "sm90": wgmma and TMA, for Hopper
 extern const AttentionForwardKernel kSm90AttentionForwardFp8;  // "sm90_fp8": the same with q, k and v in e4m3
 extern const AttentionForwardKernel kSm90AttentionDecode;      // "sm90_decode": few rows, keys split, for Hopper
 

@@ -15,9 +15,10 @@ namespace {
 
 std::span<const AttentionForwardKernel* const> candidates(const AttentionProblem*) {
   static const AttentionForwardKernel* const kernels[] = {
-      &cpu::kAttentionForward,      &cpu::kAttentionForwardBaseline,  &reference::kAttentionForward,
-      &cuda::kSm90AttentionForward, &cuda::kSm90AttentionForwardFp8,  &cuda::kSm90AttentionDecode,
-      &cuda::kSm80AttentionForward, &cuda::kAttentionForwardBaseline, &cuda::kNaiveAttentionForward,
+      &cpu::kAttentionForward,       &cpu::kAttentionForwardBaseline, &reference::kAttentionForward,
+      &cuda::kSm90AttentionForward,  &cuda::kSm90AttentionForwardFp8, &cuda::kSm90AttentionDecode,
+      &cuda::kSm80AttentionForward,  &cuda::kSm80AttentionDecode,     &cuda::kAttentionForwardBaseline,
+      &cuda::kNaiveAttentionForward,
   };
   return kernels;
 }

@@ -36,6 +36,9 @@ void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[ap
 
 const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
 const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash", true);
+const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
+const AttentionForwardKernel kSm80AttentionDecode = absent("sm80_decode", "flash", true);
+const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash", true);
 const AttentionForwardKernel kSm90AttentionForwardFp8 = absent("sm90_fp8", "flash", true);
 const AttentionForwardKernel kSm90AttentionDecode = absent("sm90_decode", "flash", true);
 const AttentionForwardKernel kNaiveAttentionForward = absent("naive_cuda", "flash", false);

@@ -277,6 +277,11 @@ void add_decode(Rows& rows) {
     c.window_left = 550, c.softcap = 8.0f, c.alibi = Alibi::per_batch, c.bias = kHeads, c.bias_holes = true;
     c.mask = kBatchColumns, c.sink = c.d_lse = true, c.dropout = 0.1f;
   });
+  with("uneven_lengths", {4, 8, 2, 2, 5000, 128}, [](auto& c) { c.seqused_k = true; });
+  with("all_scores_but_dropout", {2, 6, 2, 3, 1300, 64}, [](auto& c) {
+    c.window_left = 1100, c.softcap = 8.0f, c.alibi = Alibi::per_batch, c.bias = kHeads, c.bias_holes = true;
+    c.mask = kBatchColumns, c.sink = true, c.poison_keys = true;
+  });
   // Pages of sizes that divide a tile of keys, are divided by one, and share a factor with it; kv heads read together.
   const auto used = [](std::int64_t page) { return [page](auto& c) { c.seqused_k = true, c.page_size = page; }; };
   with("pages_1", {9, 16, 8, 1, 120, 128}, used(1));

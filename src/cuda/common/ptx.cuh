@@ -203,6 +203,15 @@ __device__ inline void copy_async_16(std::uint32_t to, const void* from, bool ex
       : "memory");
 }
 
+// Four bytes; unless `exists`, a zero arrives and nothing is read.
+__device__ inline void copy_async_4(std::uint32_t to, const void* from, bool exists) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.eq.u32 p, %2, 0;\n"
+      " cp.async.ca.shared.global [%0], [%1], 4, p;\n}" ::"r"(to),
+      "l"(from), "r"(static_cast<std::uint32_t>(exists))
+      : "memory");
+}
+
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the newest `kPending` committed groups of this thread have landed.
@@ -236,6 +245,18 @@ __device__ inline void mma_16816<__half>(float (&d)[4], const std::uint32_t (&a)
       "%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// ---- Words that other CTAs read and write meanwhile (sm_70)
+
+__device__ inline void store_relaxed(std::uint64_t* to, std::uint64_t value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+__device__ inline std::uint64_t load_relaxed(const std::uint64_t* from) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
 }
 
 // ---- Arithmetic
