@@ -66,7 +66,7 @@ class Merger {
   __device__ void merge(const Piece& piece) {
     const int quads = static_cast<int>(p.problem.Dv) / 4, rows = p.plan.heads * p.plan.rows, items = rows * quads;
     const int count = piece.merge_count;
-    constexpr int kBatch = C::kManyRegisters ? 2 : 4;
+    constexpr int kBatch = C::kManyRegisters ? 2 : 8;  // on their way at once
 #pragma unroll 1
     for (int n = thread; n < items; n += kConsumers) {
       const int quad = n % quads, row = n / quads;
