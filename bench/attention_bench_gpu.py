@@ -1,9 +1,11 @@
 """Heddle against the kernels in torch (cuDNN, FlashAttention-2) on this GPU, in one run: what `make bench-gpu` runs.
 
-Each sample is one call between two CUDA events; for each contender, the median of 20 after 5 that are not counted. Contenders
-follow each other in alternating order, with a pause before each, so that all start on an equally cool chip. Outputs are
-compared first. FlashAttention-3 is not in torch: its stored figures (peers_h200.json) are scaled by the rate of a matrix
-product measured here and there. The figures go to bench/results/<gpu>.json with the conditions they were taken under.
+Each sample is one call between two CUDA events; for each contender, the median of 20 after 5 that are not counted. Short
+calls and decoding run in CUDA graphs of at least 20 calls, caches taken in turn so that they come from memory; Python's calls
+are timed from Python. Contenders follow each other in alternating order, with a pause before each, so that all start on an
+equally cool chip. Outputs are compared first. FlashAttention-3 is not in torch: its stored figures (peers_h200.json) are
+scaled by the rate of a matrix product measured here and there. The figures go to bench/results/<gpu>.json with the conditions
+they were taken under.
 
   python bench/attention_bench_gpu.py --filter D128 --shard 0/2
 """
@@ -22,15 +24,13 @@ import subprocess
 import sys
 import time
 
-import heddle
 import torch
-import torch.nn.functional as functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from gpu_rows import rows
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAUSE = 0.06
 ROUNDS = 2
-LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+OWN = ("heddle", "baseline", "f32", "tf32")  # not rivals: Heddle itself
 
 
 def median_ms(call, samples=20, warm=5):
@@ -47,102 +47,50 @@ def median_ms(call, samples=20, warm=5):
     return statistics.median(times)
 
 
+def graph_ms(call, rotations):
+    count = max(20, rotations)
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        for n in range(rotations):
+            call(n) if rotations > 1 else call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for n in range(count):
+            call(n % rotations) if rotations > 1 else call()
+    return median_ms(graph.replay, 7, 2) / count
+
+
+def host_ms(call, count=300):
+    for _ in range(50):
+        call()
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(count):
+            call()
+        torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - begin) / count)
+    return statistics.median(times)
+
+
+def milliseconds(row, call):
+    if row.how == "graph":
+        return graph_ms(call, row.rotations)
+    return host_ms(call) if row.how == "host" else median_ms(call)
+
+
+# What the machine reaches in the same minute: a bf16 product of 8192 cubed, in TFLOP/s, or a copy of 2 GiB, in TB/s.
 def gemm_tflops():
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     time.sleep(4 * PAUSE)
     return 2 * 8192**3 / median_ms(lambda: a @ a) / 1e9
 
 
-def random(*shape):
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
-
-
-def sdpa(q, k, v, backend, **options):
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-
-    def call():
-        with sdpa_kernel(backend):
-            return functional.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
-
-    return call
-
-
-def batched(batch, length, heads, kv_heads, size, causal):
-    """Rows that all contenders have: equal lengths, with or without causality."""
-    q, k, v = random(batch, length, heads, size), random(batch, length, kv_heads, size), random(batch, length, kv_heads, size)
-    options = {"is_causal": causal, "enable_gqa": heads != kv_heads}
-    calls = {
-        "heddle": lambda: heddle.attention(q, k, v, causal="bottom_right" if causal else "none"),
-        "cudnn": sdpa(q, k, v, SDPBackend.CUDNN_ATTENTION, **options),
-        "fa2": sdpa(q, k, v, SDPBackend.FLASH_ATTENTION, **options),
-    }
-    return calls, 4 * batch * heads * length * length * size / (2 if causal else 1)
-
-
-def windowed(length, heads, size, window):
-    q, k, v = random(1, length, heads, size), random(1, length, heads, size), random(1, length, heads, size)
-    lengths = torch.tensor([0, length], dtype=torch.int32, device="cuda")
-    packed = [x[0] for x in (q, k, v)]
-    calls = {
-        "heddle": lambda: heddle.attention(q, k, v, causal="bottom_right", window=(window - 1, -1)),
-        "fa2": lambda: torch.ops.aten._flash_attention_forward(
-            *packed, lengths, lengths, length, length, 0.0, True, False, window_size_left=window - 1, window_size_right=0
-        )[0][None],
-    }
-    return calls, 4 * heads * size * (window * length - window * (window - 1) / 2)
-
-
-def documents(total, heads, size, causal):
-    """Packed documents of 128 to 8192 tokens, lengths spread evenly on a log scale."""
-    generator = torch.Generator().manual_seed(0)
-    lengths = []
-    while sum(lengths) < total:
-        lengths.append(min(int(2 ** (7 + 6 * torch.rand(1, generator=generator).item())), total - sum(lengths)))
-    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device="cuda")
-    longest = max(lengths)
-    q, k, v = random(total, heads, size), random(total, heads, size), random(total, heads, size)
-    calls = {
-        "heddle": lambda: heddle.attention(
-            q, k, v, causal="bottom_right" if causal else "none", cu_seqlens_q=starts, cu_seqlens_k=starts,
-            max_seqlen_q=longest, max_seqlen_k=longest
-        ),
-        "fa2": lambda: torch.ops.aten._flash_attention_forward(
-            q, k, v, starts, starts, longest, longest, 0.0, causal, False
-        )[0],
-    }
-    return calls, 4 * heads * size * sum(n * n for n in lengths) / (2 if causal else 1)
-
-
-def option(name, length=8192, batch=2, heads=16, size=128):
-    """Score options, which no contender in torch has: only Heddle's own rate."""
-    q, k, v = random(batch, length, heads, size), random(batch, length, heads, size), random(batch, length, heads, size)
-    options = {
-        "softcap": lambda: {"softcap": 30.0},
-        "alibi": lambda: {"alibi_slopes": torch.rand(heads, device="cuda")},
-        "bias": lambda: {"bias": random(1, heads, length, length)},
-        "key_mask": lambda: {"mask": torch.rand(batch, 1, 1, length, device="cuda") < 0.9},
-        "sink": lambda: {"sink": torch.randn(heads, device="cuda")},
-    }[name]()
-    return {"heddle": lambda: heddle.attention(q, k, v, **options)}, 4 * batch * heads * length * length * size
-
-
-def rows():
-    """name -> maker of (contenders, FLOP)."""
-    out = {}
-    for size in (64, 128, 256):
-        for causal in (False, True):
-            for length in LENGTHS:
-                name = f"forward D{size} {'causal' if causal else 'none'} S{length}"
-                batch, heads = 16384 // length, 2048 // size
-                out[name] = lambda b=batch, n=length, h=heads, d=size, c=causal: batched(b, n, h, h, d, c)
-    for length in LENGTHS[3:]:
-        out[f"gqa 64/8 D128 causal S{length}"] = lambda n=length: batched(1, n, 64, 8, 128, True)
-    out["window 1024 D128 causal S16384"] = lambda: windowed(16384, 16, 128, 1024)
-    for causal in (False, True):
-        out[f"documents D128 {'causal' if causal else 'none'}"] = lambda c=causal: documents(32768, 16, 128, c)
-    for name in ("softcap", "alibi", "bias", "key_mask", "sink"):
-        out[f"option {name} D128 S8192"] = lambda n=name: option(n)
-    return out
+def copy_tbs():
+    a = torch.empty(1 << 31, device="cuda", dtype=torch.uint8)
+    b = torch.empty_like(a)
+    return 2 * a.numel() / median_ms(lambda: b.copy_(a), 9, 2) / 1e9
 
 
 def stored_fa3(name, gemm):
@@ -168,23 +116,38 @@ def difference(calls):
 
 
 def measure(name, make):
-    calls, flop = make()
-    distance = difference(calls)
-    times = {contender: [] for contender in calls}
+    row = make()
+    distance = difference(row.calls)
+    times = {contender: [] for contender in row.calls}
     for turn in range(ROUNDS):
-        for contender in list(calls) if turn % 2 == 0 else list(calls)[::-1]:
+        for contender in list(row.calls) if turn % 2 == 0 else list(row.calls)[::-1]:
             time.sleep(PAUSE)
-            times[contender].append(median_ms(calls[contender]))
-    gemm = gemm_tflops()
-    tflops = {contender: flop / statistics.mean(each) / 1e9 for contender, each in times.items()}
-    row = {"name": name, "milliseconds": times, "tflops": tflops, "gemm_tflops": gemm, "difference": distance}
-    peers = {contender: rate for contender, rate in tflops.items() if contender != "heddle"}
-    if (fa3 := stored_fa3(name, gemm)) is not None:
-        peers["fa3_stored"] = row["tflops"]["fa3_stored"] = fa3
+            times[contender].append(milliseconds(row, row.calls[contender]))
+    rates = {contender: 1e3 * row.work / statistics.mean(each) for contender, each in times.items()}
+    out = {"name": name, "unit": row.unit, "timed": row.how, "milliseconds": times, "rates": rates, "difference": distance}
+    if row.unit == "TFLOP/s":
+        out["gemm_tflops"] = gemm_tflops()
+    elif row.unit == "TB/s":
+        out["copy_tbs"] = copy_tbs()
+    peers = {contender: rate for contender, rate in rates.items() if contender not in OWN}
+    if row.unit == "TFLOP/s" and (fa3 := stored_fa3(name, out["gemm_tflops"])) is not None:
+        peers["fa3_stored"] = rates["fa3_stored"] = fa3
     if peers:
-        row["rival"] = max(peers, key=peers.get)
-        row["ratio"] = tflops["heddle"] / peers[row["rival"]]
-    return row
+        out["rival"] = max(peers, key=peers.get)
+        out["ratio"] = rates["heddle"] / peers[out["rival"]]
+    return out
+
+
+def show(row):
+    """One line: rates in the row's unit (calls: microseconds), what the machine reaches, and the ratio to the best rival."""
+    calls = row["unit"] == "calls/s"
+    digits = 1 if calls else 2 if row["unit"] == "TB/s" else 0
+    rates = "  ".join(f"{name} {1e6 / rate if calls else rate:6.{digits}f}" for name, rate in row["rates"].items())
+    if row["unit"] == "TB/s":
+        rates += f"  ({1e3 * statistics.mean(row['milliseconds']['heddle']):.1f} us)"
+    beside = "".join(f"  {label} {row[key]:.{n}f}" for key, label, n in (("gemm_tflops", "gemm", 0), ("copy_tbs", "copy", 2)) if key in row)
+    ratio = f"{row['ratio']:.2f} of {row['rival']}" if "ratio" in row else ""
+    print(f"{row['name']:34} {rates} {'us' if calls else row['unit']}{beside}  {ratio}", flush=True)
 
 
 def query(fields):
@@ -217,9 +180,7 @@ def main():
     for name, make in list(chosen.items())[index::count]:
         row = measure(name, make)
         results.append(row)
-        rates = "  ".join(f"{contender} {rate:5.0f}" for contender, rate in row["tflops"].items())
-        ratio = f"{row['ratio']:.2f} of {row['rival']}" if "ratio" in row else ""
-        print(f"{name:34} {rates}  gemm {row['gemm_tflops']:4.0f}  {ratio}", flush=True)
+        show(row)
     ratios = [row["ratio"] for row in results if row["name"].startswith("forward")]
     if ratios:
         print(f"forward: ratios {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}")

@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
   heddle::cli::add_run(app);
   heddle::cli::add_bench(app);
   heddle::cli::add_check(app);
+  heddle::cli::add_tune(app);
   heddle::cli::add_explain(app);
   heddle::cli::add_memory(app);
   try {

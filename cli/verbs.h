@@ -10,6 +10,7 @@ void add_info(CLI::App& app);
 void add_run(CLI::App& app);
 void add_bench(CLI::App& app);
 void add_check(CLI::App& app);
+void add_tune(CLI::App& app);
 void add_explain(CLI::App& app);
 void add_memory(CLI::App& app);
 

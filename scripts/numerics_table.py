@@ -18,7 +18,8 @@ DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 
 
 def dtype_of(case: str) -> str:
-    return DTYPES[case.rsplit("_", 1)[1]]
+    suffix = case.rsplit("_", 1)[1]
+    return DTYPES.get(suffix, suffix)
 
 
 def shares(results: list[dict]) -> dict[tuple, dict[str, float]]:

@@ -14,7 +14,7 @@ nvcc=$(scripts/nvcc.sh) || { echo "stage.sh: there is no nvcc 12.8 or later; scr
 export PATH=$nvcc:$PATH
 tools=${PYTHON:-.venv/bin/python}
 options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DHEDDLE_CUDA=ON -DHEDDLE_ONEDNN=OFF -DHEDDLE_EMU128=OFF -DHEDDLE_BUILD_BENCH=OFF)
-targets=(heddle_cli heddle_gpu_tests)
+targets=(heddle_cli heddle_gpu_tests ladder)
 python=$(command -v "${PYTHON_STAGE:-python3.12}" || true)
 if [[ -n $python ]] && "$python" -c 'import sysconfig, os; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; then
   options+=(-DHEDDLE_BUILD_PYTHON=ON "-DPython_EXECUTABLE=$("$python" -c 'import sys; print(sys.executable)')"
@@ -32,9 +32,10 @@ cmake -S . -B "$build" "${options[@]}"
 cmake --build "$build" --target "${targets[@]}"
 
 rm -rf "$stage"
-mkdir -p "$stage"/{bin,tests/gpu,scripts}
+mkdir -p "$stage"/{bin,tests/gpu,scripts,examples/ladder}
 install -s "$build/cli/heddle" "$stage/bin/"
 install -s "$build/tests/heddle_gpu_tests" "$stage/tests/"
+install -s "$build"/examples/ladder/* "$stage/examples/ladder/"
 cp scripts/test_gpu.sh "$stage/scripts/"
 cp tests/gpu/racecheck_known.txt "$stage/tests/gpu/"
 if [[ -n $python ]]; then
@@ -43,7 +44,7 @@ if [[ -n $python ]]; then
   install -s "$build"/python/heddle/_heddle*.so "$stage/python/heddle/"
   cp tests/python/kit.py tests/python/test_cuda.py "$stage/tests/python/"
   mkdir -p "$stage/bench"
-  cp bench/attention_bench_gpu.py bench/peers_h200.json "$stage/bench/"
+  cp bench/attention_bench_gpu.py bench/gpu_rows.py bench/ladder_gpu.py bench/peers_h200.json "$stage/bench/"
   cp scripts/bench_gpu.sh "$stage/scripts/"
 fi
 

@@ -22,7 +22,7 @@ mkdir -p "$build"
 for kind in static shared; do
   shared=$([[ $kind == shared ]] && echo ON || echo OFF)
   cmake -S . -B "$build/heddle-$kind" "${options[@]}" -DBUILD_SHARED_LIBS=$shared \
-    -DHEDDLE_BUILD_TESTS=OFF -DHEDDLE_BUILD_CLI=OFF -DHEDDLE_BUILD_BENCH=OFF -DHEDDLE_EMU128=OFF >"$build/$kind.log"
+    -DHEDDLE_BUILD_TESTS=OFF -DHEDDLE_BUILD_CLI=OFF -DHEDDLE_BUILD_BENCH=OFF -DHEDDLE_BUILD_EXAMPLES=OFF -DHEDDLE_EMU128=OFF >"$build/$kind.log"
   cmake --build "$build/heddle-$kind" >>"$build/$kind.log" || { cat "$build/$kind.log"; exit 1; }
   cmake --install "$build/heddle-$kind" --prefix "$build/first-$kind" >/dev/null
   mv "$build/first-$kind" "$build/prefix-$kind"

@@ -26,6 +26,27 @@ rm -f "$logs"/{gpu,planted,memcheck,racecheck}.log
 # Without a GPU (HEDDLE_ALLOW_NO_GPU), no kernel runs and there is nothing to watch.
 if grep -q 'no test was run' "$logs/gpu.log"; then exit 0; fi
 
+# Each rung of the ladder judges its own result. 3: it has no code for this GPU.
+ladder=()
+if [[ ${GTEST_SHARD_INDEX:-0} == 0 ]]; then
+  for place in examples/ladder build/release/examples/ladder; do
+    if [[ -x $place/1_naive ]]; then ladder=("$place"/[1-9]_*) && break; fi
+  done
+  if ((${#ladder[@]} == 0)); then
+    echo "test_gpu.sh: there is no ladder: build the release preset with HEDDLE_CUDA=ON, or run in build/stage" >&2
+    exit 1
+  fi
+fi
+climb() {  # "$@": what runs a rung
+  for rung in "${ladder[@]}"; do
+    for problem in "128 0 1" "384 0 2" "384 1 2"; do
+      # shellcheck disable=SC2086
+      "$@" "$rung" $problem || (($? == 3)) || { echo "test_gpu.sh: $rung $problem failed" >&2 && exit 1; }
+    done
+  done
+}
+climb env
+
 sanitizer=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || true)}
 if [[ -z $sanitizer ]]; then
   for place in "${CUDA_HOME:-/usr/local/cuda}"/{bin,compute-sanitizer}/compute-sanitizer; do
@@ -65,6 +86,8 @@ if ! grep -q 'ERROR SUMMARY: 0 errors' "$logs/memcheck.log"; then
   echo "test_gpu.sh: memcheck found errors; all of them are in $logs/memcheck.log" >&2
   exit 1
 fi
+
+climb "$sanitizer" --tool memcheck --error-exitcode 9 --log-file "$logs/ladder_memcheck.log" >/dev/null
 
 prove racecheck 'Race reported' Races
 watch racecheck "${RACECHECK_FILTER:-Cases/GpuForward.*:GpuGraph*}" --racecheck-report analysis

@@ -128,6 +128,21 @@ void append_kv_cache(const TensorView& k_new, const TensorView& v_new, const Ten
                      const TensorView& cache_batch_idx, const Rotary& rotary, const Runtime& runtime,
                      const TensorView& k_scale = {}, const TensorView& v_scale = {});
 
+// Decoding in one call: appends k_new and v_new to the cache as append_kv_cache does, at positions seqused_k[b] on
+// (options.seqused_k: lengths before the append), rotates q if rotary is given (row i at position seqused_k[b] + i if
+// causal or windowed, else at seqused_k[b]), and attends seqused_k[b] + Sn keys. options says where the cache's rows
+// are (page_table, cache_batch_idx); leftpad counts slots, and positions are slots. On a GPU lengths are not read by
+// the host: rows that would fall outside the cache are dropped there. One launch where a candidate can.
+void attention_with_kv_cache(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
+                             const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
+                             const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,
+                             const Runtime& runtime);
+
+std::size_t attention_with_kv_cache_workspace(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
+                                              const TensorView& k_cache, const TensorView& v_cache,
+                                              const Rotary& rotary, const AttentionOptions& options,
+                                              const Runtime& runtime = {});
+
 // One kernel that could serve a call.
 struct Candidate {
   std::string name;    // as `force` takes it

@@ -14,7 +14,10 @@ namespace heddle {
 enum class DType : std::uint8_t { f32, f16, bf16, i32, boolean, f8e4m3 };
 
 // Bytes of one element.
-std::size_t size_of(DType dtype);
+constexpr std::size_t size_of(DType dtype) {
+  if (dtype == DType::boolean || dtype == DType::f8e4m3) return 1;
+  return dtype == DType::f16 || dtype == DType::bf16 ? 2 : 4;
+}
 // "float32", "float16", "bfloat16", "int32", "bool", "float8_e4m3fn".
 const char* name_of(DType dtype);
 

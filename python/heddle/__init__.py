@@ -17,7 +17,7 @@ from ._heddle import version as _version
 from ._options import Causal
 from .encoder import Encoder
 from .explanation import Candidate, Explanation, explain
-from .functional import append_kv_cache, apply_rotary, attention, sdpa
+from .functional import append_kv_cache, apply_rotary, attention, attention_with_kv_cache, sdpa
 
 __version__: str = _version()
 
@@ -29,6 +29,7 @@ __all__ = [
     "append_kv_cache",
     "apply_rotary",
     "attention",
+    "attention_with_kv_cache",
     "cpu_target",
     "cpu_targets",
     "explain",

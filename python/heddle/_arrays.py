@@ -65,3 +65,14 @@ def append_kv_cache(
     _heddle.append_kv_cache(
         k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale, v_scale
     )
+
+
+def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse):
+    """See heddle.attention_with_kv_cache."""
+    q_shape, code = _heddle.describe(q, "attention_with_kv_cache", "q")
+    v_shape, _ = _heddle.describe(v_cache, "attention_with_kv_cache", "v_cache")
+    check_rank(q_shape, False)
+    out = _empty_like_kind(q, q_shape[:-1] + v_shape[-1:], code)
+    lse = _empty_like_kind(q, lse_shape(q_shape, False), _FLOAT32) if return_lse else None
+    _heddle.attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, out, lse, cos, sin, interleaved, items)
+    return (_as_kind(q, out), _as_kind(q, lse)) if return_lse else _as_kind(q, out)

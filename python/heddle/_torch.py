@@ -181,3 +181,14 @@ def append_kv_cache(
         torch.ops.heddle.append_kv_cache(
             k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale, v_scale
         )
+
+
+def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse):
+    """See heddle.attention_with_kv_cache."""
+    with torch.no_grad():
+        seed = _seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
+        items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
+        out, lse = torch.ops.heddle.attention_with_kv_cache(
+            q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *items
+        )
+    return (out, lse) if return_lse else out

@@ -41,6 +41,11 @@ _LIBRARY.define(
     "Tensor? v_scale=None) -> ()"
 )
 
+_LIBRARY.define(
+    "attention_with_kv_cache(Tensor q, Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? cos, "
+    f"Tensor? sin, bool interleaved, {_OPTIONS}) -> (Tensor, Tensor)"
+)
+
 
 def _items(options):
     """The native module's options tuple: the seed, a tensor here, is a number there."""
@@ -207,13 +212,32 @@ def _append(
         k_scale,
         v_scale,
     )
-    for cache in (k_cache, v_cache):
-        if not cache.is_inference():
-            torch.autograd.graph.increment_version(cache)
+    _changed(k_cache, v_cache)
 
 
 def _append_fake(*arguments):
     return None
+
+
+def _changed(*tensors):
+    for x in tensors:
+        if not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+
+
+def _cached_fake(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options):
+    check_rank(q.shape, False)
+    return empty_out(q, v_cache), empty_lse(q, False)
+
+
+def _cached(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options):
+    out, lse = _cached_fake(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options)
+    native(
+        _heddle.attention_with_kv_cache,
+        q, k_new, v_new, k_cache, v_cache, out, lse, cos, sin, interleaved, _items(options),
+    )  # fmt: skip
+    _changed(k_cache, v_cache)
+    return out, lse
 
 
 for _name, _kernel, _fake in (
@@ -221,6 +245,7 @@ for _name, _kernel, _fake in (
     ("attention_backward", _backward_gradients, _backward_fake),
     ("apply_rotary", _rotary, _rotary_fake),
     ("append_kv_cache", _append, _append_fake),
+    ("attention_with_kv_cache", _cached, _cached_fake),
 ):
     for _device in ("CPU", "CUDA"):  # what does not run there is refused by the native module, by name
         _LIBRARY.impl(_name, _kernel, _device)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .functional import append_kv_cache, apply_rotary, attention
+from .functional import attention, attention_with_kv_cache
 
 if TYPE_CHECKING:
     import torch
@@ -364,37 +364,29 @@ def flash_attn_with_kvcache(
         lengths = cache_seqlens
         if isinstance(lengths, int):
             lengths = torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
-        if k is not None:
-            append_kv_cache(
-                k,
-                v,
-                k_cache,
-                v_cache,
-                lengths,
-                page_table=block_table,
-                cache_batch_idx=cache_batch_idx,
-                rotary_cos=rotary_cos,
-                rotary_sin=rotary_sin,
-                interleaved=rotary_interleaved,
-            )
-            if rotary_cos is not None:
-                rows = q if causal or tuple(window_size) != (-1, -1) else q.reshape(q.shape[0], 1, -1, q.shape[-1])
-                rows = apply_rotary(rows, rotary_cos, rotary_sin, interleaved=rotary_interleaved, offsets=lengths)
-                q = rows.reshape(q.shape)
-            lengths = lengths + k.shape[1]
-        return attention(
-            q,
-            k_cache,
-            v_cache,
+        options = dict(
             scale=softmax_scale,
             causal=_causal(causal),
             window=window_size,
             softcap=softcap,
             alibi_slopes=alibi_slopes,
-            seqused_k=lengths,
             page_table=block_table,
             cache_batch_idx=cache_batch_idx,
             cache_leftpad=cache_leftpad,
             batch_invariant=num_splits == 1,
             return_lse=return_softmax_lse,
+        )
+        if k is None:
+            return attention(q, k_cache, v_cache, seqused_k=lengths, **options)
+        return attention_with_kv_cache(
+            q,
+            k,
+            v,
+            k_cache,
+            v_cache,
+            lengths,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            interleaved=rotary_interleaved,
+            **options,
         )

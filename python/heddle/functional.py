@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from . import _arrays
-from ._options import CAUSAL_CODES, PRECISION_CODES, Causal, causal_code, pair, precision_code
+from ._options import CAUSAL_CODES, PRECISION_CODES, Causal, causal_code, pack, pair, precision_code
 
 
 def _is_torch(x: Any) -> bool:
@@ -267,4 +267,49 @@ def append_kv_cache(
         interleaved,
         k_scale,
         v_scale,
+    )
+
+
+def attention_with_kv_cache(
+    q: Any,
+    k_new: Any,
+    v_new: Any,
+    k_cache: Any,
+    v_cache: Any,
+    seqlens: Any,
+    *,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    interleaved: bool = False,
+    return_lse: bool = False,
+    **options: Any,
+) -> Any:
+    """One step of decoding: ``append_kv_cache``, rotary embedding of q, and ``attention`` over the longer cache.
+
+    One launch where a candidate writes new keys itself; otherwise one after the other. For inference: no gradient.
+
+    Args:
+      q: [B, Sq, H, D].
+      k_new, v_new: [B, Sn, Hkv, D], [B, Sn, Hkv, Dv], written in place to k_cache, v_cache at positions seqlens[b] on.
+      k_cache, v_cache: [Bc, Smax, Hkv, D or Dv], or pages [pages, page_size, Hkv, D or Dv] with page_table; may be
+        torch.float8_e4m3fn beside 16-bit q, then with k_scale, v_scale of [1, 1, Hkv or 1].
+      seqlens: int32 [B], keys in the cache before the append; not changed. seqlens[b] + Sn keys are attended.
+      rotary_cos, rotary_sin, interleaved: rotate k_new by its position, and q: row i by seqlens[b] + i if causal or
+        windowed, else each row by seqlens[b]; see apply_rotary.
+      options: those of ``attention``, except cu_seqlens_q, cu_seqlens_k and seqused_k.
+
+    Returns:
+      out [B, Sq, H, Dv], with return_lse a pair with lse, float32 [B, H, Sq].
+
+    Raises:
+      ValueError: a bad argument; nothing has been written. On a GPU positions and pages are not read before: rows
+        outside the cache are dropped.
+    """
+    for name in ("bias", "mask"):
+        if (x := options.get(name)) is not None and len(x.shape) < 4:
+            options[name] = x[(None,) * (4 - len(x.shape))]
+    items = pack(seqused_k=seqlens, **options)
+    path = _torch_path() if _is_torch(q) else _arrays
+    return path.attention_with_kv_cache(
+        q, k_new, v_new, k_cache, v_cache, rotary_cos, rotary_sin, interleaved, items, return_lse
     )

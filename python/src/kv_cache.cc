@@ -2,6 +2,7 @@
 
 #include "convert.h"
 #include "heddle/attention.h"
+#include "ops/attention.h"
 
 namespace heddle::python {
 namespace {
@@ -40,6 +41,27 @@ void append(nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v
                   k_scale_view, v_scale_view);
 }
 
+// As attention_forward, with an append before it.
+void attend(nb::handle q, nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v_cache, nb::handle o,
+            nb::handle lse, nb::handle cos, nb::handle sin, bool interleaved, const nb::tuple& items,
+            std::uintptr_t stream) {
+  Arguments arguments("attention_with_kv_cache", Arguments::Devices::any);
+  const TensorView q_view = arguments.read(q, "q");
+  const TensorView k_view = arguments.read(k_new, "k_new"), v_view = arguments.read(v_new, "v_new");
+  const TensorView k_cache_view = arguments.write(k_cache, "k_cache"),
+                   v_cache_view = arguments.write(v_cache, "v_cache");
+  const TensorView o_view = arguments.write(o, "o"), lse_view = arguments.write(lse, "lse");
+  const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
+  const AttentionOptions options = arguments.options(items);
+  Scratch scratch;
+  DeviceScratch device_scratch;  // outlives what follows: given back with the GIL held
+  nb::gil_scoped_release released;
+  attention_with_kv_cache_with(q_view, k_view, v_view, k_cache_view, v_cache_view, o_view, lse_view, table, options,
+                               on(stream), [&](std::size_t bytes) {
+                                 return q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
+                               });
+}
+
 }  // namespace
 
 void bind_kv_cache(nb::module_& module) {
@@ -49,6 +71,9 @@ void bind_kv_cache(nb::module_& module) {
              nb::arg("seqlens"), nb::arg("page_table").none(), nb::arg("cache_batch_idx").none(), nb::arg("cos").none(),
              nb::arg("sin").none(), nb::arg("interleaved"), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
              nb::arg("stream") = 0);
+  module.def("attention_with_kv_cache", &attend, nb::arg("q"), nb::arg("k_new"), nb::arg("v_new"), nb::arg("k_cache"),
+             nb::arg("v_cache"), nb::arg("o"), nb::arg("lse").none(), nb::arg("cos").none(), nb::arg("sin").none(),
+             nb::arg("interleaved"), nb::arg("options"), nb::arg("stream") = 0);
 }
 
 }  // namespace heddle::python

@@ -2,7 +2,6 @@
 // Kernels and the reference see nothing else.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -18,7 +17,7 @@ struct Operand {
   std::int64_t stride_b = 0, stride_s = 0, stride_h = 0, stride_d = 0;  // elements
 
   explicit operator bool() const { return data != nullptr; }
-  std::byte* at(std::int64_t b, std::int64_t s, std::int64_t h) const {
+  constexpr std::byte* at(std::int64_t b, std::int64_t s, std::int64_t h) const {
     return data + (b * stride_b + s * stride_s + h * stride_h) * static_cast<std::int64_t>(size_of(dtype));
   }
 };
@@ -42,7 +41,7 @@ struct Plane {
   std::int64_t stride_b = 0, stride_h = 0, stride_i = 0, stride_j = 0;  // elements
 
   explicit operator bool() const { return data != nullptr; }
-  std::int64_t offset(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j = 0) const {
+  constexpr std::int64_t offset(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j = 0) const {
     return b * stride_b + h * stride_h + i * stride_i + j * stride_j;
   }
   template <class T>
@@ -118,7 +117,7 @@ struct AttentionProblem {
   constexpr Sequence sequence(std::int64_t b) const {
     Sequence s;
     s.q_rows = Sq;
-    s.k_rows = Sk;
+    s.k_rows = k_batches > 0 ? Sk : 0;
     if (cu_seqlens_q) {
       s.q_begin = clamped(cu_seqlens_q[b], 0, q_rows);
       s.q_rows = clamped(cu_seqlens_q[b + 1], s.q_begin, q_rows) - s.q_begin;
@@ -151,7 +150,8 @@ struct AttentionProblem {
   }
 
   // First byte of key (or value) row j of sequence b, head h.
-  std::byte* key_row(const Operand& x, std::int64_t b, const Sequence& s, std::int64_t j, std::int64_t h) const {
+  constexpr std::byte* key_row(const Operand& x, std::int64_t b, const Sequence& s, std::int64_t j,
+                               std::int64_t h) const {
     const Slot at = key_slot(b, s, j);
     return x.at(at.batch, at.row, h);
   }
@@ -169,13 +169,11 @@ struct AttentionProblem {
   struct KeyRange {
     std::int64_t begin, end;
   };
-  KeyRange key_range(const Sequence& s, std::int64_t i) const {
-    std::int64_t begin = 0, end = s.sk;
-    if (window_left >= 0) begin = std::max(begin, i + s.off - window_left);
-    if (window_right >= 0) end = std::min(end, i + s.off + window_right + 1);
-    if (causal != Causal::none) end = std::min(end, i + s.off + 1);
-    begin = std::min(begin, s.sk);
-    return {begin, std::max(end, begin)};
+  constexpr KeyRange key_range(const Sequence& s, std::int64_t i) const {
+    const std::int64_t begin = window_left >= 0 ? clamped(i + s.off - window_left, 0, s.sk) : 0;
+    std::int64_t end = window_right >= 0 ? clamped(i + s.off + window_right + 1, begin, s.sk) : s.sk;
+    if (causal != Causal::none) end = clamped(i + s.off + 1, begin, end);
+    return {begin, end};
   }
 };
 

@@ -45,7 +45,7 @@ inline std::uint16_t f32_to_f16(float value) {
 }
 
 // E4M3 of the OCP 8-bit formats: bias 7, subnormals in units of 2^-9, no infinity, NaN 0x7f.
-inline float f8e4m3_to_f32(std::uint8_t bits) {
+constexpr float f8e4m3_to_f32(std::uint8_t bits) {
   const std::uint32_t sign = (bits & 0x80u) << 24, magnitude = bits & 0x7fu;
   if (magnitude == 0x7fu) return std::bit_cast<float>(sign | 0x7fc00000u);
   if (magnitude < 8u) {
@@ -56,7 +56,7 @@ inline float f8e4m3_to_f32(std::uint8_t bits) {
 }
 
 // Saturates: what is beyond 448, infinities included, becomes 448.
-inline std::uint8_t f32_to_f8e4m3(float value) {
+constexpr std::uint8_t f32_to_f8e4m3(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value), magnitude = bits & 0x7fffffffu;
   const auto sign = static_cast<std::uint8_t>((bits >> 24) & 0x80u);
   std::uint32_t narrow;

@@ -6,21 +6,6 @@
 
 namespace heddle {
 
-std::size_t size_of(DType dtype) {
-  switch (dtype) {
-    case DType::f32:
-    case DType::i32:
-      return 4;
-    case DType::f16:
-    case DType::bf16:
-      return 2;
-    case DType::boolean:
-    case DType::f8e4m3:
-      return 1;
-  }
-  return 0;
-}
-
 const char* name_of(DType dtype) {
   switch (dtype) {
     case DType::f32:

@@ -4,7 +4,7 @@ if(NOT HEDDLE_CUDA_FOUND)
   return()
 endif()
 
-set(heddle_code_any -gencode=arch=compute_80,code=[sm_80,compute_80])
+set(heddle_code_any -gencode=arch=compute_80,code=[sm_80,compute_80] -gencode=arch=compute_90,code=sm_90)
 set(heddle_code_sm80 -gencode=arch=compute_80,code=[sm_80,compute_80])
 set(heddle_code_sm90 -gencode=arch=compute_90a,code=sm_90a)
 

@@ -14,10 +14,12 @@ namespace heddle {
 namespace {
 
 std::span<const AttentionForwardKernel* const> candidates(const AttentionProblem*) {
-  static const AttentionForwardKernel* const kernels[] = {&cpu::kAttentionForward, &cpu::kAttentionForwardBaseline,
-                                                          &reference::kAttentionForward, &cuda::kSm90AttentionForward,
-                                                          &cuda::kSm90AttentionDecode,
-                                                          &cuda::kSm80AttentionForward};
+  static const AttentionForwardKernel* const kernels[] = {
+      &cpu::kAttentionForward,       &cpu::kAttentionForwardBaseline, &reference::kAttentionForward,
+      &cuda::kSm90AttentionForward,  &cuda::kSm90AttentionForwardFp8, &cuda::kSm90AttentionDecode,
+      &cuda::kSm80AttentionForward,  &cuda::kSm80AttentionDecode,     &cuda::kAttentionForwardBaseline,
+      &cuda::kNaiveAttentionForward,
+  };
   return kernels;
 }
 
@@ -78,8 +80,9 @@ template <class Problem>
   std::abort();  // not reached: require() throws
 }
 
+// Null: none can serve the call.
 template <class Problem>
-auto choose(const Check& check, const Problem& problem, Device device, const Wish& wish, int workers) {
+auto find(const Problem& problem, Device device, const Wish& wish, int workers) {
   const auto kernels = candidates(&problem);
   std::remove_cvref_t<decltype(kernels[0])> best = nullptr;
   double best_seconds = 0;
@@ -91,6 +94,12 @@ auto choose(const Check& check, const Problem& problem, Device device, const Wis
       best_seconds = seconds;
     }
   }
+  return best;
+}
+
+template <class Problem>
+auto choose(const Check& check, const Problem& problem, Device device, const Wish& wish, int workers) {
+  const auto best = find(problem, device, wish, workers);
   if (best == nullptr) refuse(check, problem, device, wish);
   return best;
 }
@@ -99,16 +108,8 @@ template <class Kernel, class Problem>
 void run(const Check& check, const Kernel& kernel, const Problem& problem, const Runtime& given, std::size_t needed) {
   Runtime runtime = given;
   if (runtime.executor == nullptr) runtime.executor = &default_executor();
-  check.require(runtime.workspace.bytes >= needed && (needed == 0 || runtime.workspace.data != nullptr),
-                "the workspace has ", runtime.workspace.bytes, " bytes: this call needs ", needed,
-                "; ask the operation's workspace query");
-  check.require(reinterpret_cast<std::uintptr_t>(runtime.workspace.data) % 64 == 0,
-                "the workspace must be aligned to 64 bytes");
+  check_workspace(check, runtime.workspace, needed);
   kernel.launch(problem, runtime);
-}
-
-int workers_of(const Runtime& runtime) {
-  return runtime.executor != nullptr ? runtime.executor->workers() : default_executor().workers();
 }
 
 template <class Problem>
@@ -134,6 +135,32 @@ std::vector<Candidate> explain(const Problem& problem, Device device, const Wish
 }
 
 }  // namespace
+
+void check_workspace(const Check& check, const Workspace& workspace, std::size_t needed) {
+  check.require(workspace.bytes >= needed && (needed == 0 || workspace.data != nullptr), "the workspace has ",
+                workspace.bytes, " bytes: this call needs ", needed, "; ask the operation's workspace query");
+  check.require(reinterpret_cast<std::uintptr_t>(workspace.data) % 64 == 0,
+                "the workspace must be aligned to 64 bytes");
+}
+
+int workers_of(const Runtime& runtime) {
+  return runtime.executor != nullptr ? runtime.executor->workers() : default_executor().workers();
+}
+
+const AttentionForwardKernel* find_forward(const Check& check, const AttentionProblem& problem,
+                                           const AttentionOptions& options, int workers) {
+  return find(problem, problem.device, Wish(check, options), workers);
+}
+
+const AttentionForwardKernel& choose_forward(const Check& check, const AttentionProblem& problem,
+                                             const AttentionOptions& options, int workers) {
+  return *choose(check, problem, problem.device, Wish(check, options), workers);
+}
+
+void run_forward(const Check& check, const AttentionForwardKernel& kernel, const AttentionProblem& problem,
+                 const Runtime& runtime, std::size_t needed) {
+  run(check, kernel, problem, runtime, needed);
+}
 
 std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                         const AttentionOptions& options, const Runtime& runtime) {

@@ -1,8 +1,10 @@
-// What bindings call beside the public API.
+// What bindings and other operations call beside the public API.
 #pragma once
 
 #include <functional>
 
+#include "core/candidate.h"
+#include "core/check.h"
 #include "heddle/attention.h"
 
 namespace heddle {
@@ -12,5 +14,23 @@ namespace heddle {
 void attention_forward_with(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                             const TensorView& lse, const AttentionOptions& options, const Runtime& runtime,
                             const std::function<Workspace(std::size_t bytes)>& scratch);
+
+// The same for attention_with_kv_cache().
+void attention_with_kv_cache_with(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
+                                  const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
+                                  const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,
+                                  const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch);
+
+// Throws unless `workspace` has `needed` bytes, aligned to 64.
+void check_workspace(const Check& check, const Workspace& workspace, std::size_t needed);
+// The candidate that serves `problem`; null if none can, or throws what each of them has to say.
+const AttentionForwardKernel* find_forward(const Check& check, const AttentionProblem& problem,
+                                           const AttentionOptions& options, int workers);
+const AttentionForwardKernel& choose_forward(const Check& check, const AttentionProblem& problem,
+                                             const AttentionOptions& options, int workers);
+// Launches with a workspace of `needed` bytes, which is checked.
+void run_forward(const Check& check, const AttentionForwardKernel& kernel, const AttentionProblem& problem,
+                 const Runtime& runtime, std::size_t needed);
+int workers_of(const Runtime& runtime);
 
 }  // namespace heddle

@@ -15,15 +15,16 @@ double no_estimate(const AttentionProblem&, int) { return 0.0; }
 std::size_t no_workspace(const AttentionProblem&, int) { return 0; }
 void no_launch(const AttentionProblem& problem, const Runtime&) { throw RuntimeError(refuse(problem)); }
 
-constexpr AttentionForwardKernel absent(const char* name, const char* method) {
+constexpr AttentionForwardKernel absent(const char* name, const char* method, bool automatic) {
   return {.name = name,
           .method = method,
           .device = Device::cuda,
-          .automatic = true,
+          .automatic = automatic,
           .supports = refuse,
           .estimate = no_estimate,
           .workspace = no_workspace,
-          .launch = no_launch};
+          .launch = no_launch,
+          .extras = kE4m3 | kDraftMask | kAppend};
 }
 
 }  // namespace
@@ -33,8 +34,14 @@ bool built() { return false; }
 void apply_rotary(const RotaryProblem&, void*) { throw RuntimeError(text("[apply_rotary] ", kWithout)); }
 void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[append_kv_cache] ", kWithout)); }
 
-const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash");
-const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash");
-const AttentionForwardKernel kSm90AttentionDecode = absent("sm90_decode", "flash");
+const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
+const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash", true);
+const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
+const AttentionForwardKernel kSm80AttentionDecode = absent("sm80_decode", "flash", true);
+const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash", true);
+const AttentionForwardKernel kSm90AttentionForwardFp8 = absent("sm90_fp8", "flash", true);
+const AttentionForwardKernel kSm90AttentionDecode = absent("sm90_decode", "flash", true);
+const AttentionForwardKernel kNaiveAttentionForward = absent("naive_cuda", "flash", false);
+const AttentionForwardKernel kAttentionForwardBaseline = absent("baseline_cuda", "baseline", false);
 
 }  // namespace heddle::cuda

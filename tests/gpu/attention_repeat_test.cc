@@ -45,7 +45,8 @@ void expect_repeats(const AttentionCase& spec) {
 
 TEST(GpuRepeats, TableRows) {
   for (const char* name :
-       {"round_s128_d128_bf16", "round_s256_d64_causal_f16", "round_s96_d80_gqa4_bf16", "round_s64_d256_f16"}) {
+       {"round_s128_d128_bf16", "round_s256_d64_causal_f16", "round_s96_d80_gqa4_bf16", "round_s64_d256_f16",
+        "feature_e4m3_d128_e4m3", "feature_e4m3_causal_e4m3", "feature_e4m3_large_logits_e4m3"}) {
     expect_repeats(attention_case(name));
   }
 }
@@ -60,6 +61,13 @@ TEST(GpuRepeats, Decode) {
 
 TEST(GpuRepeats, LargeCausal) { expect_repeats(large(2304, 6, 64, Causal::bottom_right)); }
 TEST(GpuRepeats, Large) { expect_repeats(large(1100, 8, 128, Causal::none)); }
+
+// Keys split over the whole GPU, which finishes them in another order each time.
+TEST(GpuRepeats, SplitKeys) {
+  for (const char* name : {"decode_uneven_lengths_f16", "decode_1_4096_bf16", "decode_f8_cache_scaled_rows_f16"}) {
+    expect_repeats(attention_case(name));
+  }
+}
 
 DeviceTensor device_indices(std::int64_t count) {
   HostTensor host = HostTensor::input(DType::i32, {2});
@@ -129,8 +137,10 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuBatchInvariance,
                                            "feature_packed_causal_bf16", "feature_used_both_causal_bf16",
                                            "feature_paged_64_f16", "feature_cache_batch_idx_bf16",
                                            "feature_leftpad_f16", "decode_rows_3_batch_bf16", "decode_paged_16_bf16",
-                                           "decode_packed_f16", "decode_pages_16_f16", "decode_pages_256_f16",
-                                           "decode_f8_cache_paged_bf16"),
+                                           "decode_packed_f16", "feature_e4m3_d128_e4m3",
+                                           "feature_e4m3_packed_causal_e4m3", "feature_e4m3_used_both_causal_e4m3",
+                                           "decode_uneven_lengths_f16", "decode_f8_cache_scaled_heads_bf16",
+                                           "decode_pages_16_f16", "decode_pages_256_f16", "decode_f8_cache_paged_bf16"),
                          [](const auto& info) { return std::string(info.param); });
 
 // More sequences and more heads fill the GPU otherwise; no row may notice.

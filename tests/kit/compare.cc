@@ -10,6 +10,9 @@ namespace {
 
 double roundoff(DType dtype) { return std::exp2(dtype == DType::f32 ? -24 : dtype == DType::f16 ? -11 : -9); }
 
+// Of sums of products: tensor cores add e4m3 products with 14 bits, cutting off the rest.
+double roundoff_of_sums(DType operands) { return operands == DType::f8e4m3 ? std::exp2(-13) : roundoff(DType::f32); }
+
 // |x - y|; 0 where both are the same infinity or both NaN, NaN where only one of them is finite.
 double difference(double x, double y) {
   if (std::isfinite(x) && std::isfinite(y)) return std::abs(x - y);
@@ -29,8 +32,8 @@ std::string coordinate(std::int64_t n, const std::vector<std::int64_t>& shape) {
 }  // namespace
 
 double floor_of(const PlainTensor& plain, std::span<const double> reference, DType dtype, DType operands) {
-  double floor = 4 * roundoff(DType::f32) * plain.terms;
-  if (operands != DType::f32) floor += 2 * roundoff(operands) * plain.delta;
+  double floor = 4 * roundoff_of_sums(operands) * plain.terms;
+  if (operands == DType::bf16 || operands == DType::f16) floor += 2 * roundoff(operands) * plain.delta;
   if (dtype != DType::f32) {
     double largest = 0;
     for (double x : reference) {

@@ -18,7 +18,8 @@ constexpr double kSoftcapGradientFactor = 3;
 // construction (one key: P = 1 exactly), where a tiled computation in the same precision still rounds. With u the unit
 // roundoff (f32 2^-24, f16 2^-11, bf16 2^-9):
 //   4 u_f32 * terms   any order of summation in f32, and lse kept in f32 between forward and backward: sums of
-//                     |terms|, times the condition of the softmax's scores
+//                     |terms|, times the condition of the softmax's scores; f8e4m3 operands: 2^-13 for u_f32, as
+//                     Hopper's tensor cores keep 14 bits of such sums
 //   u * max|result|   rounding of a 16-bit result
 //   2 u * delta       16-bit backward: delta = dO . O takes O as rounded by the forward; errors of rows are independent
 //   2^-24             f16: half-way rounding of subnormal results and probabilities

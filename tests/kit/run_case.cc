@@ -196,7 +196,8 @@ CaseResult CaseRunner::check_forward(const std::string& candidate, Executor* exe
   result.seconds = out.seconds;
   const DType dtype = data_.spec.dtype;
   result.tensors.push_back(compare_tensor("o", out.o, answer.reference.o, answer.plain.o, dtype, kFactor));
-  result.tensors.push_back(compare_tensor("lse", out.lse, answer.reference.lse, answer.plain.lse, DType::f32, kFactor));
+  result.tensors.push_back(compare_tensor("lse", out.lse, answer.reference.lse, answer.plain.lse,
+                                          dtype == DType::f8e4m3 ? dtype : DType::f32, kFactor));
   judge(result, {{"o", &out.o}, {"lse", &out.lse}});
   return result;
 }

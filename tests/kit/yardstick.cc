@@ -20,6 +20,11 @@ float round_to(DType dtype, float value) {
   return dtype == DType::f32 ? value : static_cast<float>(rounded(value, dtype));
 }
 
+// P as it enters P V.
+float round_probability(DType dtype, float value) {
+  return dtype == DType::f8e4m3 ? round_to(dtype, 256 * value) / 256 : round_to(dtype, value);
+}
+
 Row load(const std::byte* row, const Operand& x, int64_t width, float scale = 1) {
   Row out(width);
   for (int64_t d = 0; d < width; ++d) out[d] = scale * load_element(row, x.dtype, d * x.stride_d);
@@ -118,7 +123,7 @@ struct Head {
         out.slope[j] = p.scale * (1 - saved * saved);
       }
       exact[j] += bias - alibi;
-      score[j] = round_to(p.dtype, exact[j]);
+      score[j] = p.dtype == DType::f8e4m3 ? exact[j] : round_to(p.dtype, exact[j]);
       out.condition = std::max(out.condition, 1 + std::abs(p.scale) * dot.terms + std::abs(alibi) + std::abs(bias));
       const bool kept = p.dropout.p == 0 || dropout_keeps(p.dropout, static_cast<std::uint32_t>(b * p.H + h),
                                                           static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j));
@@ -128,7 +133,7 @@ struct Head {
     const Exponentials rounded_row(score, sink), exact_row(exact, sink);
     out.lse = exact_row.largest + std::log(exact_row.sum);
     if (rounded_row.largest == -kInfinity) return out;
-    for (int64_t j = 0; j < s.sk; ++j) out.p[j] = round_to(p.dtype, rounded_row.exp[j] / rounded_row.sum);
+    for (int64_t j = 0; j < s.sk; ++j) out.p[j] = round_probability(p.dtype, rounded_row.exp[j] / rounded_row.sum);
     out.sink = std::exp(sink - out.lse);
     return out;
   }
@@ -231,7 +236,7 @@ PlainForward plain_forward(const AttentionProblem& p) {
       const Softmax softmax = head.softmax(i);
       const int64_t row = (head.row(i) * p.H + head.h) * p.Dv;
       for (int64_t j = 0; j < head.s.sk; ++j) {
-        const float dropped = round_to(p.dtype, softmax.p[j] * softmax.keep[j]);
+        const float dropped = round_probability(p.dtype, softmax.p[j] * softmax.keep[j]);
         if (dropped == 0) continue;
         for (int64_t d = 0; d < p.Dv; ++d) {
           o.value[row + d] += dropped * head.v[j][d];
@@ -244,7 +249,8 @@ PlainForward plain_forward(const AttentionProblem& p) {
       if (softmax.lse > -kInfinity) lse.terms[at] = softmax.condition + std::abs(softmax.lse);
     }
   });
-  return {o.finish(p.dtype), lse.finish(DType::f32)};
+  const DType o_dtype = p.dtype != DType::f8e4m3 ? p.dtype : p.o ? p.o.dtype : DType::bf16;
+  return {o.finish(o_dtype), lse.finish(DType::f32)};
 }
 
 PlainBackward plain_backward(const AttentionBackwardProblem& p) {

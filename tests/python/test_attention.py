@@ -214,3 +214,62 @@ def test_batch_invariant_rows_do_not_depend_on_the_batch():
     for b in range(3):
         alone = heddle.attention(q[b : b + 1], k[b : b + 1], v[b : b + 1], batch_invariant=True)
         assert torch.equal(together[b : b + 1], alone)
+
+
+def test_draft_mask_is_the_mask_that_it_describes():
+    torch.manual_seed(4)
+    q, k, v = torch.randn(2, 5, 4, 32), torch.randn(2, 60, 2, 32), torch.randn(2, 60, 2, 32)
+    tree = torch.tensor([[1, 3, 5, 11, 17]] * 2, dtype=torch.int32)  # row i sees the drafts whose bits are set
+    mask = torch.ones(2, 1, 5, 60, dtype=torch.bool)
+    mask[:, 0, :, 55:] = (tree[..., None] >> torch.arange(5)) & 1 == 1
+    torch.testing.assert_close(heddle.attention(q, k, v, draft_mask=tree), heddle.attention(q, k, v, mask=mask))
+    with pytest.raises(ValueError, match=r"draft_mask is \[2, 4\]: it must be \[B, Sq\] = \[2, 5\]"):
+        heddle.attention(q, k, v, draft_mask=tree[:, :4].contiguous())
+
+
+@pytest.mark.parametrize("narrow_q", [False, True])
+def test_eight_bit_operands_stand_for_their_scaled_values(narrow_q):
+    torch.manual_seed(5)
+    k, v = (torch.randn(2, 40, 2, 32).to(torch.float8_e4m3fn) for _ in range(2))
+    q = torch.randn(2, 7, 4, 32).to(torch.float8_e4m3fn if narrow_q else torch.bfloat16)
+    scales = {"k_scale": torch.rand(2, 1, 2) + 0.5, "v_scale": torch.rand(2, 40, 2) + 0.5}
+    wide_q = q.double()
+    if narrow_q:
+        scales["q_scale"] = torch.rand(1, 1, 1) + 0.5
+        wide_q = wide_q * scales["q_scale"][..., None]
+    wide_k, wide_v = k.double() * scales["k_scale"][..., None], v.double() * scales["v_scale"][..., None]
+    found = heddle.attention(q, k, v, force="reference", **scales)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), plain(wide_q, wide_k, wide_v)[0], rtol=2**-8, atol=1e-3)
+    with pytest.raises(ValueError, match="it does not read float8_e4m3fn"):
+        heddle.attention(q, k, v, force="cpu", **scales)
+    with pytest.raises(ValueError, match=r"k_scale is given and k is bfloat16: scales belong to float8_e4m3fn"):
+        heddle.attention(wide_q.bfloat16(), k.bfloat16(), v.bfloat16(), k_scale=scales["k_scale"])
+
+
+def test_precision_is_one_of_two_words():
+    q = torch.randn(1, 4, 2, 8)
+    torch.testing.assert_close(heddle.attention(q, q, q, precision="tf32"), heddle.attention(q, q, q))
+    with pytest.raises(ValueError, match="precision is 'high': it must be 'f32' or 'tf32'"):
+        heddle.attention(q, q, q, precision="high")
+
+
+def test_attention_with_kv_cache_is_append_rotate_attend():
+    torch.manual_seed(6)
+    q, new = torch.randn(2, 3, 4, 16), torch.randn(2, 3, 2, 16)
+    caches = torch.randn(2, 30, 2, 16), torch.randn(2, 30, 2, 16)
+    at = torch.tensor([20, 5], dtype=torch.int32)
+    cos, sin = torch.randn(30, 8), torch.randn(30, 8)
+    table = {"rotary_cos": cos, "rotary_sin": sin}
+    k, v = (x.clone() for x in caches)
+    heddle.append_kv_cache(new, new, k, v, at, **table)
+    rotated = heddle.apply_rotary(q, cos, sin, offsets=at)
+    expected = heddle.attention(rotated, k, v, seqused_k=at + 3, causal="bottom_right", return_lse=True)
+    for kind in (lambda x: x, lambda x: x.numpy()):
+        k_cache, v_cache = (x.clone() for x in caches)
+        out, lse = heddle.attention_with_kv_cache(
+            kind(q), kind(new), kind(new), kind(k_cache), kind(v_cache), kind(at), causal="bottom_right", return_lse=True,
+            **{name: kind(x) for name, x in table.items()},
+        )  # fmt: skip
+        assert torch.equal(torch.as_tensor(out), expected[0]) and torch.equal(torch.as_tensor(lse), expected[1])
+        assert torch.equal(k_cache, k) and torch.equal(v_cache, v)

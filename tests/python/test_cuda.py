@@ -68,6 +68,26 @@ def test_explain_names_the_candidate_of_the_gpu():
     assert torch.equal(out, heddle.attention(*inputs()))
 
 
+def test_float8_with_scales():
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the kernel for float8_e4m3fn is Hopper's")
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in inputs(h=8, hkv=2, sq=70, sk=600, d=128))
+    scales = [0.5 + torch.rand(shape, device="cuda") for shape in ((2, 70, 8), (2, 1, 2), (1, 1, 2))]
+    options = dict(zip(("q_scale", "k_scale", "v_scale"), scales))
+    out, lse = heddle.attention(q, k, v, return_lse=True, force="sm90_fp8", **options)
+    assert out.dtype == torch.bfloat16 and heddle.explain(q, k, v, **options).chosen.name == "sm90_fp8"
+    q, k, v = ((x.double() * s[..., None]).transpose(1, 2) for x, s in zip((q, k, v), scales))
+    k, v = (x.repeat_interleave(4, dim=1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) / 128**0.5
+    p = scores.softmax(-1)
+    exact = (p @ v).transpose(1, 2)
+    rough = ((p * 256).float().to(torch.float8_e4m3fn).double() / 256 @ v).transpose(1, 2)
+    terms = (q.abs() @ k.abs().transpose(2, 3) / 128**0.5).max().item()  # of sums that are cut off after 14 bits
+    error, allowed = ((x.double() - exact).abs().max().item() for x in (out, rough))
+    assert error <= 2 * allowed + 2**-9 * exact.abs().max().item()
+    assert (lse.double() - scores.logsumexp(-1)).abs().max().item() <= 2**-11 * terms
+
+
 def test_runs_on_the_current_stream():
     """The copy into q is held up on a side stream: only a call on that stream comes after it."""
     q, k, v = inputs()

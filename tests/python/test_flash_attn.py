@@ -220,7 +220,7 @@ def test_kvcache_errors_leave_the_cache_alone():
     q, k, v = tensors(Sq=2)
     new = torch.randn(2, 2, 2, 16)
     before = k.clone()
-    with pytest.raises(ValueError, match="append_kv_cache"):
+    with pytest.raises(ValueError, match="attention_with_kv_cache"):
         flash_attn.flash_attn_with_kvcache(q, k, v, new, new, cache_seqlens=torch.tensor([5, 32], dtype=torch.int32))
     assert torch.equal(k, before)
     for message, given in {

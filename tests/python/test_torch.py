@@ -15,8 +15,8 @@ def tensors(B=2, S=9, H=4, Hkv=2, D=8, dtype=torch.float32):
 
 
 def arguments(bias=None, sink=None, seed=None, p=0.0, cu=None, longest=0):
-    arrays = (None, bias, None, sink, cu, cu, None, None, None, None, None)
-    return (*arrays, None, 1, -1, -1, 0.0, p, seed, longest, longest, False, False, "", "")
+    arrays = (None, bias, None, sink, cu, cu, *(None,) * 9)
+    return (*arrays, None, 1, -1, -1, 0.0, p, seed, longest, longest, False, False, 0, "", "")
 
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")

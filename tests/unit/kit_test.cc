@@ -121,7 +121,7 @@ void PrintTo(const Mistake& mistake, std::ostream* out) { *out << mistake.name; 
 class Mistakes : public ::testing::TestWithParam<Mistake> {};
 
 TEST_P(Mistakes, AreNoticed) {
-  for (const char* dtype : {"_f32", "_bf16", "_f16"}) {
+  for (const char* dtype : {"_f32", "_bf16", "_f16", "_e4m3"}) {
     bool there = false;
     for (const AttentionCase& row : attention_cases()) there |= row.name == std::string(GetParam().row) + dtype;
     if (!there || (GetParam().only_f32 && std::string(dtype) != "_f32")) continue;
@@ -136,8 +136,8 @@ TEST_P(Mistakes, AreNoticed) {
     const auto passes = [&](const std::vector<double>& out, const std::vector<double>& reference,
                             const PlainTensor& plain, double factor) {
       std::vector<double> rounded_out;
-      for (double x : out) rounded_out.push_back(rounded(x, spec.dtype));
-      return compare("x", rounded_out, reference, plain, {static_cast<std::int64_t>(out.size())}, spec.dtype,
+      for (double x : out) rounded_out.push_back(rounded(x, spec.o_dtype()));
+      return compare("x", rounded_out, reference, plain, {static_cast<std::int64_t>(out.size())}, spec.o_dtype(),
                      spec.dtype, factor)
           .passed;
     };
@@ -160,70 +160,94 @@ TEST_P(Mistakes, AreNoticed) {
 
 INSTANTIATE_TEST_SUITE_P(
     Kit, Mistakes,
-    ::testing::Values(Mistake{"causal_from_the_other_corner", "corner_bottom_right_more_rows",
-                              [](auto& c) { c.causal = Causal::top_left; }},
-                      Mistake{"no_causal", "round_s256_d64_causal", [](auto& c) { c.causal = Causal::none; }},
-                      Mistake{"window_one_wider", "feature_window_left", [](auto& c) { ++c.window_left; }},
-                      Mistake{"window_one_narrower", "feature_window_both", [](auto& c) { --c.window_right; }},
-                      Mistake{"no_softcap", "feature_softcap", [](auto& c) { c.softcap = 0; }},
-                      Mistake{"softcap_twice_as_wide", "feature_softcap_d128", [](auto& c) { c.softcap *= 2; }},
-                      Mistake{"slopes_of_the_next_head",
-                              "feature_alibi",
-                              {},
-                              [](CaseData& d) {
-                                const double first = d.alibi.get(0);
-                                for (std::int64_t h = 0; h + 1 < d.alibi.elements(); ++h)
-                                  d.alibi.set(h, d.alibi.get(h + 1));
-                                d.alibi.set(d.alibi.elements() - 1, first);
-                              }},
-                      Mistake{"no_sink",
-                              "feature_sink",
-                              {},
-                              [](CaseData& d) {
-                                for (std::int64_t h = 0; h < d.sink.elements(); ++h) d.sink.set(h, -1e30);
-                              },
-                              true,
-                              true},
-                      Mistake{"another_dropout_mask", "feature_dropout", [](auto& c) { c.dropout = 0.21f; }},
-                      Mistake{"one_mask_bit",
-                              "feature_mask_full",
-                              {},
-                              [](CaseData& d) {
-                                for (std::int64_t j = 0; j < 75; ++j) d.mask.set(j, d.mask.get(j) == 0);
-                              }},
-                      Mistake{"one_bias_row",
-                              "feature_bias_full",
-                              {},
-                              [](CaseData& d) {
-                                for (std::int64_t j = 0; j < 75; ++j) d.bias.set(j, -d.bias.get(j));
-                              }},
-                      Mistake{"last_key_left_out",
-                              "odd_head_size_33_33",
-                              {},
-                              [](CaseData& d) {
-                                d.seqused_k = HostTensor::input(DType::i32, {1}), d.seqused_k.set(0, 36);
-                              }},
-                      Mistake{"one_key_more",
-                              "feature_used_keys",
-                              {},
-                              [](CaseData& d) {
-                                d.seqused_k.set(0, d.seqused_k.get(0) + 1);
-                                for (HostTensor* x : {&d.k, &d.v}) {
-                                  for (std::int64_t n = 0; n < 64; ++n) x->set((74 * 2) * 32 + n, 0.0);
-                                }
-                              },
-                              true,
-                              true},
-                      Mistake{"scale_off_by_3_percent", "round_s64_d64", [](auto& c) { c.scale = 0.125f * 1.03f; }},
-                      Mistake{"page_swapped",
-                              "feature_paged_16",
-                              {},
-                              [](CaseData& d) {
-                                const double page = d.page_table.get(0);
-                                d.page_table.set(0, d.page_table.get(7));
-                                d.page_table.set(7, page);
-                              },
-                              false}),
+    ::testing::Values(
+        Mistake{"causal_from_the_other_corner", "corner_bottom_right_more_rows",
+                [](auto& c) { c.causal = Causal::top_left; }},
+        Mistake{"no_causal", "round_s256_d64_causal", [](auto& c) { c.causal = Causal::none; }},
+        Mistake{"window_one_wider", "feature_window_left", [](auto& c) { ++c.window_left; }},
+        Mistake{"window_one_narrower", "feature_window_both", [](auto& c) { --c.window_right; }},
+        Mistake{"no_softcap", "feature_softcap", [](auto& c) { c.softcap = 0; }},
+        Mistake{"softcap_twice_as_wide", "feature_softcap_d128", [](auto& c) { c.softcap *= 2; }},
+        Mistake{"slopes_of_the_next_head",
+                "feature_alibi",
+                {},
+                [](CaseData& d) {
+                  const double first = d.alibi.get(0);
+                  for (std::int64_t h = 0; h + 1 < d.alibi.elements(); ++h) d.alibi.set(h, d.alibi.get(h + 1));
+                  d.alibi.set(d.alibi.elements() - 1, first);
+                }},
+        Mistake{"no_sink",
+                "feature_sink",
+                {},
+                [](CaseData& d) {
+                  for (std::int64_t h = 0; h < d.sink.elements(); ++h) d.sink.set(h, -1e30);
+                },
+                true,
+                true},
+        Mistake{"another_dropout_mask", "feature_dropout", [](auto& c) { c.dropout = 0.21f; }},
+        Mistake{"one_mask_bit",
+                "feature_mask_full",
+                {},
+                [](CaseData& d) {
+                  for (std::int64_t j = 0; j < 75; ++j) d.mask.set(j, d.mask.get(j) == 0);
+                }},
+        Mistake{"one_bias_row",
+                "feature_bias_full",
+                {},
+                [](CaseData& d) {
+                  for (std::int64_t j = 0; j < 75; ++j) d.bias.set(j, -d.bias.get(j));
+                }},
+        Mistake{"last_key_left_out",
+                "odd_head_size_33_33",
+                {},
+                [](CaseData& d) { d.seqused_k = HostTensor::input(DType::i32, {1}), d.seqused_k.set(0, 36); }},
+        Mistake{"one_key_more",
+                "feature_used_keys",
+                {},
+                [](CaseData& d) {
+                  d.seqused_k.set(0, d.seqused_k.get(0) + 1);
+                  for (HostTensor* x : {&d.k, &d.v}) {
+                    for (std::int64_t n = 0; n < 64; ++n) x->set((74 * 2) * 32 + n, 0.0);
+                  }
+                },
+                true,
+                true},
+        Mistake{"scale_off_by_3_percent", "round_s64_d64", [](auto& c) { c.scale = 0.125f * 1.03f; }},
+        Mistake{"page_swapped",
+                "feature_paged_16",
+                {},
+                [](CaseData& d) {
+                  const double page = d.page_table.get(0);
+                  d.page_table.set(0, d.page_table.get(7));
+                  d.page_table.set(7, page);
+                },
+                false},
+        Mistake{"no_causal_e4m3", "feature_e4m3_causal", [](auto& c) { c.causal = Causal::none; }, {}, false},
+        Mistake{"one_scale_of_k_forgotten",
+                "feature_e4m3_scaled_heads",
+                {},
+                [](CaseData& d) { d.k_scale.set(0, 1.0); },
+                false},
+        Mistake{"scales_of_q_of_the_next_head",
+                "feature_e4m3_scaled_heads",
+                {},
+                [](CaseData& d) {
+                  const double first = d.q_scale.get(0);
+                  for (std::int64_t h = 0; h < 3; ++h) d.q_scale.set(h, d.q_scale.get(h + 1));
+                  d.q_scale.set(3, first);
+                },
+                false},
+        Mistake{"two_dims_of_v_swapped",
+                "feature_e4m3_d64",
+                {},
+                [](CaseData& d) {
+                  for (std::int64_t n = 0; n < d.v.elements(); n += 64) {
+                    const double first = d.v.get(n + 1);
+                    d.v.set(n + 1, d.v.get(n + 2));
+                    d.v.set(n + 2, first);
+                  }
+                },
+                false}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

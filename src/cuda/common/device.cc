@@ -22,6 +22,7 @@ DeviceProperties read(int ordinal) {
   device.minor = get(cudaDevAttrComputeCapabilityMinor);
   device.multiprocessors = get(cudaDevAttrMultiProcessorCount);
   device.shared_memory = get(cudaDevAttrMaxSharedMemoryPerBlockOptin);
+  device.multiprocessor_shared_memory = get(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
   device.l2_bytes = get(cudaDevAttrL2CacheSize);
   return device;
 }

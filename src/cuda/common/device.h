@@ -12,6 +12,7 @@ struct DeviceProperties {
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
   int shared_memory = 0;  // bytes that one block may have
+  int multiprocessor_shared_memory = 0;
   int l2_bytes = 0;
 };
 

@@ -49,6 +49,20 @@ __device__ inline void barrier_wait(Barrier& barrier, std::uint32_t parity) {
   }
 }
 
+// ---- Barriers by number, of whole warps
+
+// Whether `mine` holds for all of the `threads` that meet there.
+__device__ inline bool barrier_all(int number, int threads, bool mine) {
+  std::uint32_t all;
+  asm volatile(
+      "{\n .reg .pred p, q;\n setp.ne.u32 p, %3, 0;\n barrier.cta.red.and.pred q, %1, %2, p;\n"
+      " selp.u32 %0, 1, 0, q;\n}"
+      : "=r"(all)
+      : "r"(number), "r"(threads), "r"(static_cast<std::uint32_t>(mine))
+      : "memory");
+  return __all_sync(0xffffffff, all != 0);  // as it does anyway: so that the compiler knows it to be uniform
+}
+
 // ---- Barriers among some of a CTA's threads
 
 // The `kThreads` threads that come to barrier number `kBarrier` wait for each other.
@@ -149,6 +163,13 @@ __device__ inline void store_matrix_x4(void* row, std::uint32_t r0, std::uint32_
                : "memory");
 }
 
+__device__ inline void store_matrix_x4(std::uint32_t row, std::uint32_t r0, std::uint32_t r1, std::uint32_t r2,
+                                       std::uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2),
+               "r"(r3)
+               : "memory");
+}
+
 __device__ inline void load_matrix_x4(std::uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -178,6 +199,15 @@ __device__ inline void copy_async_16(std::uint32_t to, const void* from, bool ex
   asm volatile(
       "{\n .reg .pred p;\n setp.eq.u32 p, %2, 0;\n"
       " cp.async.cg.shared.global.L2::128B [%0], [%1], 16, p;\n}" ::"r"(to),
+      "l"(from), "r"(static_cast<std::uint32_t>(exists))
+      : "memory");
+}
+
+// Four bytes; unless `exists`, a zero arrives and nothing is read.
+__device__ inline void copy_async_4(std::uint32_t to, const void* from, bool exists) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.eq.u32 p, %2, 0;\n"
+      " cp.async.ca.shared.global [%0], [%1], 4, p;\n}" ::"r"(to),
       "l"(from), "r"(static_cast<std::uint32_t>(exists))
       : "memory");
 }
@@ -217,12 +247,30 @@ __device__ inline void mma_16816<__half>(float (&d)[4], const std::uint32_t (&a)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// ---- Words that other CTAs read and write meanwhile (sm_70)
+
+__device__ inline void store_relaxed(std::uint64_t* to, std::uint64_t value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
+__device__ inline std::uint64_t load_relaxed(const std::uint64_t* from) {
+  std::uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+
 // ---- Arithmetic
 
 // 2^x, largest relative error 2^-22.
 __device__ inline float exp2_approx(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ inline float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
@@ -248,6 +296,16 @@ template <>
 __device__ inline std::uint32_t pack2<__half>(float low, float high) {
   std::uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Four floats as e4m3, rounded to nearest even, saturating; the first in the lowest byte.
+__device__ inline std::uint32_t pack4_e4m3(float x0, float x1, float x2, float x3) {
+  std::uint32_t packed;
+  asm("{\n .reg .b16 low, high;\n cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n mov.b32 %0, {low, high};\n}"
+      : "=r"(packed)
+      : "f"(x0), "f"(x1), "f"(x2), "f"(x3));
   return packed;
 }
 

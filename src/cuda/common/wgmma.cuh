@@ -1,11 +1,17 @@
-// Matrix products of a warpgroup (Hopper): D[64, N] (+)= A[64, 16] B[16, N], fp32 accumulators.
+// Matrix products of a warpgroup (Hopper): D[64, N] (+)= A[64, 16] B[16, N], fp32 accumulators; 32 instead of 16 for
+// e4m3.
 //
 // Thread t of the warpgroup holds, with row = 16 (t / 32) + (t % 32) / 4 and column = 8 j + 2 (t % 4):
 //   d[4 j + 0], d[4 j + 1]   (row, column), (row, column + 1)
 //   d[4 j + 2], d[4 j + 3]   (row + 8, column), (row + 8, column + 1)
 // A in registers: a0 (row, k), a1 (row + 8, k), a2 (row, k + 8), a3 (row + 8, k + 8) with k = 2 (t % 4), two elements
 // each: so the accumulators of one product, rounded and packed in pairs, are the A of the next.
+//
+// e4m3: a0 (row, k), a1 (row + 8, k), a2 (row, k + 16), a3 (row + 8, k + 16) with k = 4 (t % 4), four elements each:
+// not the accumulators' order. Sums keep about 14 bits: every addition truncates to 2^-13 of the larger operand or so.
 #pragma once
+
+#include <cuda_fp8.h>
 
 #include "cuda/common/ptx.cuh"
 
@@ -93,6 +99,15 @@ struct Wgmma;
 #define HEDDLE_D14 HEDDLE_D13, HEDDLE_D(14)
 #define HEDDLE_D15 HEDDLE_D14, HEDDLE_D(15)
 
+// Eight columns more: the e4m3 product's row sums.
+#define HEDDLE_N3H HEDDLE_N3 ", %32, %33, %34, %35"
+#define HEDDLE_N5H HEDDLE_N5 ", %48, %49, %50, %51"
+#define HEDDLE_N7H HEDDLE_N7 ", %64, %65, %66, %67"
+#define HEDDLE_H(i) "+f"(d[8 * (i)]), "+f"(d[8 * (i) + 1]), "+f"(d[8 * (i) + 2]), "+f"(d[8 * (i) + 3])
+#define HEDDLE_D3H HEDDLE_D3, HEDDLE_H(4)
+#define HEDDLE_D5H HEDDLE_D5, HEDDLE_H(6)
+#define HEDDLE_D7H HEDDLE_D7, HEDDLE_H(8)
+
 // kLast: index of the last group of 8 accumulators, N / 16 - 1. r0...r5: the operands' numbers after the accumulators.
 #define HEDDLE_WGMMA(type, name, kWidth, kLast, r0, r1, r2, r3, r4, r5, r6)                                           \
   template <>                                                                                                         \
@@ -118,6 +133,32 @@ struct Wgmma;
 #define HEDDLE_WGMMA_16BIT(...)                    \
   HEDDLE_WGMMA(__nv_bfloat16, "bf16", __VA_ARGS__) \
   HEDDLE_WGMMA(__half, "f16", __VA_ARGS__)
+
+// 8-bit operands in shared memory are K-major, all of them.
+#define HEDDLE_WGMMA_E4M3(kWidth, kLast, r0, r1, r2, r3, r4, r5)                                                 \
+  template <>                                                                                                    \
+  struct Wgmma<__nv_fp8_e4m3, kWidth> {                                                                          \
+    static __device__ inline void shared_shared(float (&d)[kWidth / 2], std::uint64_t a, std::uint64_t b,        \
+                                                bool accumulate) {                                               \
+      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #r2 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #kWidth \
+                   "k32.f32.e4m3.e4m3 {" HEDDLE_N##kLast "}, %" #r0 ", %" #r1 ", p, 1, 1;\n}"                    \
+                   : HEDDLE_D##kLast                                                                             \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                         \
+    }                                                                                                            \
+    static __device__ inline void registers_shared(float (&d)[kWidth / 2], const std::uint32_t (&a)[4],          \
+                                                   std::uint64_t b, bool accumulate) {                           \
+      asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #r5 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #kWidth \
+                   "k32.f32.e4m3.e4m3 {" HEDDLE_N##kLast "}, {%" #r0 ", %" #r1 ", %" #r2 ", %" #r3 "}, %" #r4    \
+                                                         ", p, 1, 1;\n}"                                         \
+                   : HEDDLE_D##kLast                                                                             \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));     \
+    }                                                                                                            \
+  };
+
+HEDDLE_WGMMA_E4M3(72, 3H, 36, 37, 38, 39, 40, 41)
+HEDDLE_WGMMA_E4M3(104, 5H, 52, 53, 54, 55, 56, 57)
+HEDDLE_WGMMA_E4M3(128, 7, 64, 65, 66, 67, 68, 69)
+HEDDLE_WGMMA_E4M3(136, 7H, 68, 69, 70, 71, 72, 73)
 
 HEDDLE_WGMMA_16BIT(48, 2, 24, 25, 26, 27, 28, 29, 30)
 HEDDLE_WGMMA_16BIT(64, 3, 32, 33, 34, 35, 36, 37, 38)

@@ -1,28 +1,17 @@
 // The candidate "sm90": what it takes, which instantiation, and the launch.
 #include <algorithm>
-#include <bit>
-#include <cmath>
 
 #include "core/check.h"
 #include "cuda/attention.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
-#include "cuda/common/tensor_map.h"
 #include "cuda/sm90/attention_fwd/launch.h"
+#include "cuda/sm90/attention_fwd/plan.h"
 
 namespace heddle::cuda {
 namespace {
 
 using namespace sm90::attention_fwd;
-
-constexpr int kRows = 64;  // of a warpgroup
-constexpr std::int64_t kMaxLength = kOpen / 2;
-
-bool aligned(const Operand& x) {
-  const auto fits = [](std::int64_t stride) { return stride >= 0 && stride % 8 == 0; };
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && fits(x.stride_b) &&
-         fits(x.stride_s) && fits(x.stride_h);
-}
 
 Refusal supports(const AttentionProblem& p) {
   const DeviceProperties& device = current_device();
@@ -32,16 +21,7 @@ Refusal supports(const AttentionProblem& p) {
   }
   if (p.dtype == DType::f32) return "it takes float16 and bfloat16, not float32";
   if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
-  const auto refusal = [](const char* name) {
-    return text(name, "'s rows must be contiguous, with address and strides in multiples of 16 bytes");
-  };
-  if (p.B > 0 && p.q_rows > 0) {
-    if (!aligned(p.q)) return refusal("q");
-    if (p.o && !aligned(p.o)) return refusal("o");
-    if (p.k_rows > 0 && !aligned(p.k)) return refusal("k");
-    if (p.k_rows > 0 && !aligned(p.v)) return refusal("v");
-  }
-  if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
+  if (Refusal reason = refuse_layout(p); !reason.empty()) return reason;
   if (p.dropout.p != 0) return "it has no dropout";
   if (p.page_table || p.cache_batch_idx || p.cache_leftpad) return "it has no cached keys";
   return "";
@@ -66,39 +46,6 @@ const Variant& variant_for(const AttentionProblem& p) {
   return size <= 96 ? all.d96 : size <= 128 ? all.d128 : size <= 192 ? all.d192 : all.d256;
 }
 
-struct Plan {
-  int pack, positions, units, q_tiles, section;
-  bool dynamic;  // tiles are dealt out while the kernel runs
-};
-
-Plan plan(const AttentionProblem& p, const Variant& v) {
-  Plan plan{};
-  const auto tiles = [&](int pack) {
-    const std::int64_t positions = std::int64_t{v.consumers} * (kRows / pack);
-    return (p.Sq + positions - 1) / positions * (p.H / pack);
-  };
-  // The heads of a group share tiles where that takes fewer of them: short q, mostly.
-  const int group = static_cast<int>(std::min<std::int64_t>(p.G, kRows));
-  plan.pack = p.G == group && tiles(group) < tiles(1) ? group : 1;
-  plan.positions = kRows / plan.pack;
-  plan.units = static_cast<int>(p.H / plan.pack);
-  const int rows = v.consumers * plan.positions;
-  plan.q_tiles = static_cast<int>((p.Sq + rows - 1) / rows);
-  const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
-  const bool packed = p.cu_seqlens_q != nullptr, uneven = packed || p.cu_seqlens_k || p.seqused_k || p.seqused_q;
-  // Below, dealing tiles out in turn balances well enough, and costs no counter.
-  plan.dynamic = uneven || (band && p.Sk > 1024);
-  // Half of the L2 cache for keys and values; a power of two, so that the last section is not a small one.
-  const std::int64_t bytes = p.Sk * (p.D + p.Dv) * 2;
-  const auto heads = static_cast<std::uint64_t>(
-      std::max<std::int64_t>(current_device().l2_bytes * 9 / 16 / std::max<std::int64_t>(bytes, 1), 1));
-  const std::int64_t section = plan.dynamic ? static_cast<std::int64_t>(std::bit_floor(heads)) * (p.G / plan.pack)
-                               : band       ? 4
-                                            : 1;
-  plan.section = static_cast<int>(std::min<std::int64_t>(section, plan.units * p.B));
-  return plan;
-}
-
 double estimate(const AttentionProblem& p, int /*workers*/) {
   // Measured on an H200: 600 TFLOP/s at D 128, and what a launch takes.
   const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
@@ -106,7 +53,7 @@ double estimate(const AttentionProblem& p, int /*workers*/) {
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
-  return plan(p, variant_for(p)).dynamic ? sizeof(int) : 0;
+  return make_plan(p, variant_for(p).consumers).dynamic ? sizeof(int) : 0;
 }
 
 ScorePlane score_plane(const Plane& plane) {
@@ -119,60 +66,10 @@ ScorePlane score_plane(const Plane& plane) {
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.q_rows == 0) return;
   const Variant& v = variant_for(p);
-  const Plan plan = cuda::plan(p, v);
+  const Plan plan = make_plan(p, v.consumers);
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
-  const bool packed_q = p.cu_seqlens_q != nullptr, packed_k = p.cu_seqlens_k != nullptr;
-  const std::int64_t q_rows = p.q_rows, k_rows = p.k_rows, q_batch = packed_q ? 1 : p.B, k_batch = packed_k ? 1 : p.B;
   Params params{};
-  params.q =
-      make_tensor_map(p.q.data, p.dtype,
-                      TensorMapShape<5>{.extent = {p.D, plan.pack, q_rows, plan.units, q_batch},
-                                        .stride = {p.q.stride_h, p.q.stride_s, p.q.stride_h * plan.pack, p.q.stride_b},
-                                        .box = {64, plan.pack, plan.positions, 1, 1}});
-  const auto key_map = [&](const Operand& x, std::int64_t size) {
-    return make_tensor_map(k_rows > 0 ? x.data : p.q.data, p.dtype,  // without keys, nothing is read
-                           TensorMapShape<4>{.extent = {size, k_rows, p.Hkv, k_batch},
-                                             .stride = {x.stride_s, x.stride_h, x.stride_b},
-                                             .box = {64, v.tile_k, 1, 1}});
-  };
-  params.k = key_map(p.k, p.D);
-  params.v = key_map(p.v, p.Dv);
-  params.o = p.o.data;
-  params.o_stride_b = p.o.stride_b;
-  params.o_stride_s = p.o.stride_s;
-  params.o_stride_h = p.o.stride_h;
-  params.lse = p.lse.as<float>();
-  params.lse_stride_b = p.lse.stride_b;
-  params.lse_stride_h = p.lse.stride_h;
-  params.lse_stride_s = p.lse.stride_i;
-  params.sink = p.sink.as<float>();
-  params.sink_stride = p.sink.stride_h;
-  params.Sq = static_cast<int>(p.Sq);
-  params.Sk = static_cast<int>(p.Sk);
-  params.Dv = static_cast<int>(p.Dv);
-  params.B = static_cast<int>(p.B);
-  params.q_rows = static_cast<int>(q_rows);
-  params.k_rows = static_cast<int>(std::max<std::int64_t>(k_rows, 1));
-  params.cu_seqlens_q = p.cu_seqlens_q;
-  params.cu_seqlens_k = p.cu_seqlens_k;
-  params.seqused_q = p.seqused_q;
-  params.seqused_k = p.seqused_k;
-  params.heads = plan.units;
-  params.pack = plan.pack;
-  params.pack_inverse = (65536 + plan.pack - 1) / plan.pack;
-  params.kv_divisor = static_cast<int>(p.G / plan.pack);
-  params.positions = plan.positions;
-  params.q_tiles = plan.q_tiles;
-  const std::int64_t tiles = std::int64_t{plan.q_tiles} * plan.units * p.B;
-  if (tiles > (1 << 30)) throw RuntimeError(text("[attention_forward] ", tiles, " tiles are more than 2^30"));
-  // How many tiles packed sequences have, only the kernel knows; this bounds them, and the CTAs worth starting.
-  params.tiles = static_cast<int>(tiles);
-  params.section = plan.section;
-  params.top_left = p.causal == Causal::top_left;
-  params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
-  params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
-  if (p.causal != Causal::none) params.right = std::min(params.right, 0);
-  params.scale_log2 = p.scale * 1.44269504088896341f;
+  fill(params, p, plan, v.tile_k);
   params.scale = p.scale;
   params.softcap = p.softcap;
   params.alibi = p.alibi.as<float>();
@@ -181,10 +78,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.bias = score_plane(p.bias);
   params.mask = score_plane(p.mask);
   params.bias_is_float = p.bias.dtype == DType::f32;
-  if (plan.dynamic) {
-    params.next_tile = static_cast<int*>(runtime.workspace.data);
-    check(cudaMemsetAsync(params.next_tile, 0, sizeof(int), stream), "attention_forward");
-  }
+  if (plan.dynamic) params.next_tile = new_counter(runtime.workspace.data, stream);
   v.launch(params, std::min(params.tiles, current_device().multiprocessors), stream);
 }
 

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
     ptx::registers_decrease<C::kProducerRegisters>();
     if (threadIdx.x == 0) produce_keys<C>(p, shared);
     if (threadIdx.x == 32) produce_q<C>(p, shared);
-    if (threadIdx.x / 32 == 2) schedule<C>(p, shared);
+    if (threadIdx.x / 32 == 2) schedule<C>(p, shared, [](const Work&) {});
     if (threadIdx.x / 32 == 3) guard_values<C>(p, shared);
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();

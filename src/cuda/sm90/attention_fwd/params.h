@@ -29,6 +29,7 @@ struct Params {
   int q_rows, k_rows;                      // extents of the second dimension of q and of k and v
   const int *cu_seqlens_q, *cu_seqlens_k;  // [B + 1] or null; whatever they hold, no row beyond q_rows is written
   const int *seqused_q, *seqused_k;        // [B] or null
+  int k_appended;                          // keys behind seqused_k
   int heads;                               // head units, H / pack
   int pack;  // query heads of a group that share a tile: a warpgroup's row r is position r / pack, head r % pack
   int pack_inverse;    // ceil(2^16 / pack): row / pack = row * pack_inverse >> 16 for rows of a warpgroup

@@ -69,7 +69,7 @@ __device__ void describe_tile(const Params& p, const TileIndex& t, Work& w) {
     keys = min(max(p.cu_seqlens_k[s + 1], k_row), p.k_rows) - k_row;
   }
   const int used = p.seqused_q != nullptr ? min(max(p.seqused_q[s], 0), stored) : stored;
-  if (p.seqused_k != nullptr) keys = min(max(p.seqused_k[s], 0), keys);
+  if (p.seqused_k != nullptr) keys = min(max(p.seqused_k[s] + p.k_appended, 0), keys);
   const int off = p.top_left ? 0 : keys - used;
   const int position = t.q_tile * rows;
   w.position = position;
@@ -93,9 +93,10 @@ __device__ void describe_tile(const Params& p, const TileIndex& t, Work& w) {
 }
 
 // Where tiles differ in cost, p.next_tile deals them out as CTAs become free; a CTA then claims its next tile not
-// before it has written out the last but one, or the end would be uneven.
-template <class C>
-__device__ void schedule(const Params& p, SharedMemory<C>& shared) {
+// before it has written out the last but one, or the end would be uneven. `announced` is called by the whole warp for
+// each tile.
+template <class C, class Memory, class Announced>
+__device__ void schedule(const Params& p, Memory& shared, const Announced& announced) {
   const bool first_lane = threadIdx.x % 32 == 0;
   const int grid = static_cast<int>(gridDim.x);
   PackedTiles packed(p, C::kConsumers * p.positions);
@@ -108,6 +109,7 @@ __device__ void schedule(const Params& p, SharedMemory<C>& shared) {
       describe_tile<C>(p, index, shared.work[slot.index]);
       ptx::barrier_arrive(shared.work_ready[slot.index]);
     }
+    announced(shared.work[slot.index]);
     slot.next();
     if (p.next_tile != nullptr) {
       if (!first) {

@@ -1,0 +1,229 @@
+"""What `make bench-gpu` times: for each row the contenders' calls, the work of one call, and how it is timed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import heddle
+import torch
+import torch.nn.functional as functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
+ROTATED_BYTES = 256 << 20  # of inputs, several times the L2 cache
+
+
+@dataclasses.dataclass
+class Row:
+    calls: dict[str, Callable]
+    work: float  # of one call, in units
+    unit: str = "TFLOP/s"  # "TFLOP/s", "TB/s" (of keys and values read) or "calls/s"
+    how: str = "events"  # "events": one call between two events; "graph": many in a CUDA graph; "host": as Python sees it
+    rotations: int = 1  # distinct inputs that calls(n) takes in turn, for graphs
+
+
+def random(*shape, dtype=torch.bfloat16):
+    x = torch.randn(*shape, device="cuda", dtype=torch.float32 if dtype == torch.float32 else torch.bfloat16)
+    return x.to(dtype)
+
+
+def sdpa(q, k, v, backend, **options):
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+
+    def call():
+        with sdpa_kernel(backend):
+            return functional.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
+
+    return call
+
+
+def batched(batch, length, heads, kv_heads, size, causal, force=None):
+    """Rows that all contenders have: equal lengths, with or without causality."""
+    q, k, v = random(batch, length, heads, size), random(batch, length, kv_heads, size), random(batch, length, kv_heads, size)
+    options = {"is_causal": causal, "enable_gqa": heads != kv_heads}
+    calls = {
+        "heddle": lambda: heddle.attention(q, k, v, causal="bottom_right" if causal else "none", force=force),
+        "cudnn": sdpa(q, k, v, SDPBackend.CUDNN_ATTENTION, **options),
+        "fa2": sdpa(q, k, v, SDPBackend.FLASH_ATTENTION, **options),
+    }
+    if force is not None:
+        del calls["cudnn"]
+    return Row(calls, 4e-12 * batch * heads * length * length * size / (2 if causal else 1))
+
+
+def windowed(length, heads, size, window):
+    q, k, v = random(1, length, heads, size), random(1, length, heads, size), random(1, length, heads, size)
+    lengths = torch.tensor([0, length], dtype=torch.int32, device="cuda")
+    packed = [x[0] for x in (q, k, v)]
+    calls = {
+        "heddle": lambda: heddle.attention(q, k, v, causal="bottom_right", window=(window - 1, -1)),
+        "fa2": lambda: torch.ops.aten._flash_attention_forward(
+            *packed, lengths, lengths, length, length, 0.0, True, False, window_size_left=window - 1, window_size_right=0
+        )[0][None],
+    }
+    return Row(calls, 4e-12 * heads * size * (window * length - window * (window - 1) / 2))
+
+
+def documents(total, heads, size, causal):
+    """Packed documents of 128 to 8192 tokens, lengths spread evenly on a log scale."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = []
+    while sum(lengths) < total:
+        lengths.append(min(int(2 ** (7 + 6 * torch.rand(1, generator=generator).item())), total - sum(lengths)))
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device="cuda")
+    longest = max(lengths)
+    q, k, v = random(total, heads, size), random(total, heads, size), random(total, heads, size)
+    calls = {
+        "heddle": lambda: heddle.attention(
+            q, k, v, causal="bottom_right" if causal else "none", cu_seqlens_q=starts, cu_seqlens_k=starts,
+            max_seqlen_q=longest, max_seqlen_k=longest
+        ),
+        "fa2": lambda: torch.ops.aten._flash_attention_forward(
+            q, k, v, starts, starts, longest, longest, 0.0, causal, False
+        )[0],
+    }
+    return Row(calls, 4e-12 * heads * size * sum(n * n for n in lengths) / (2 if causal else 1))
+
+
+def option(name, length=8192, batch=2, heads=16, size=128):
+    """Score options, which no contender in torch has: only Heddle's own rate."""
+    q, k, v = random(batch, length, heads, size), random(batch, length, heads, size), random(batch, length, heads, size)
+    options = {
+        "softcap": lambda: {"softcap": 30.0},
+        "alibi": lambda: {"alibi_slopes": torch.rand(heads, device="cuda")},
+        "bias": lambda: {"bias": random(1, heads, length, length)},
+        "key_mask": lambda: {"mask": torch.rand(batch, 1, 1, length, device="cuda") < 0.9},
+        "sink": lambda: {"sink": torch.randn(heads, device="cuda")},
+    }[name]()
+    return Row({"heddle": lambda: heddle.attention(q, k, v, **options)}, 4e-12 * batch * heads * length * length * size)
+
+
+def narrow(batch, length, heads, size, causal, scaling):
+    """e4m3 operands: no contender in torch has them."""
+    q, k, v = (random(batch, length, heads, size, dtype=torch.float8_e4m3fn) for _ in range(3))
+    shape = {"none": None, "heads": (batch, 1, heads), "rows": (batch, length, heads)}[scaling]
+    scales = {} if shape is None else {n: torch.rand(shape, device="cuda") + 0.5 for n in ("q_scale", "k_scale", "v_scale")}
+    call = lambda: heddle.attention(q, k, v, causal="bottom_right" if causal else "none", **scales)
+    return Row({"heddle": call}, 4e-12 * batch * heads * length * length * size / (2 if causal else 1))
+
+
+def single(length, precision, batch=2, heads=16, size=128):
+    """float32: torch's memory-efficient kernel, which multiplies in tf32 where torch is allowed to."""
+    q, k, v = (random(batch, length, heads, size, dtype=torch.float32) for _ in range(3))
+
+    def efficient():
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        return peer()
+
+    peer = sdpa(q, k, v, SDPBackend.EFFICIENT_ATTENTION)
+    calls = {"heddle": lambda: heddle.attention(q, k, v, precision=precision), "efficient": efficient}
+    return Row(calls, 4e-12 * batch * heads * length * length * size)
+
+
+def unfused(length, batch=1, heads=8, size=64):
+    """What fusing gains: torch's math kernel writes the scores."""
+    q, k, v = (random(batch, length, heads, size) for _ in range(3))
+    calls = {"heddle": lambda: heddle.attention(q, k, v), "math": sdpa(q, k, v, SDPBackend.MATH)}
+    calls["baseline"] = lambda: heddle.attention(q, k, v, method="baseline")
+    return Row(calls, 1, "calls/s", "graph")
+
+
+def half(length, batch=1, heads=8, size=64):
+    """What 16 bits gain over float32."""
+    q, k, v = (random(batch, length, heads, size) for _ in range(3))
+    wide = [x.float() for x in (q, k, v)]
+    calls = {
+        "heddle": lambda: heddle.attention(q, k, v),
+        "f32": lambda: heddle.attention(*wide),
+        "tf32": lambda: heddle.attention(*wide, precision="tf32"),
+    }
+    return Row(calls, 1, "calls/s", "graph")
+
+
+def python_call(length):
+    """What a Python user waits for a short call, launch included."""
+    q, k, v = (random(1, length, 4, 64) for _ in range(3))
+    calls = {"heddle": lambda: heddle.attention(q, k, v)}
+    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("fa2", SDPBackend.FLASH_ATTENTION)):
+        calls[name] = sdpa(q, k, v, backend)
+    return Row(calls, 1, "calls/s", "host")
+
+
+def decode(batch, heads, kv_heads, length, page=None, cache=torch.bfloat16, rows=1, force=None, size=128):
+    """`rows` queries a sequence over a cache that lies outside the L2 cache."""
+    width = torch.empty((), dtype=cache).element_size()
+    each = 2 * batch * kv_heads * length * size * width
+    rotations = max(1, -(-ROTATED_BYTES // each))
+    inputs = []
+    for _ in range(rotations):
+        k, v = (random(batch, length, kv_heads, size, dtype=cache) for _ in range(2))
+        inputs.append((random(batch, rows, heads, size), k, v))
+    options = {"causal": "bottom_right", "force": force}
+    if page is not None:
+        order = torch.randperm(batch * length // page, device="cuda", dtype=torch.int32).reshape(batch, -1)
+        options["page_table"] = order
+
+    def mine(n=0):
+        q, k, v = inputs[n % rotations]
+        if page is not None:
+            k, v = (x.reshape(-1, page, kv_heads, size) for x in (k, v))
+        return heddle.attention(q, k, v, **options)
+
+    calls = {"heddle": mine}
+    if page is None and cache == torch.bfloat16 and rows == 1:
+        for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("fa2", SDPBackend.FLASH_ATTENTION)):
+            peers = [sdpa(*x, backend, enable_gqa=True) for x in inputs]
+            calls[name] = lambda n=0, peers=peers: peers[n % rotations]()
+    return Row(calls, 1e-12 * each, "TB/s", "graph", rotations)
+
+
+def rows():
+    """name -> maker of (contenders, FLOP)."""
+    out = {}
+    for size in (64, 128, 256):
+        for causal in (False, True):
+            for length in LENGTHS:
+                name = f"forward D{size} {'causal' if causal else 'none'} S{length}"
+                batch, heads = 16384 // length, 2048 // size
+                out[name] = lambda b=batch, n=length, h=heads, d=size, c=causal: batched(b, n, h, h, d, c)
+    for length in LENGTHS[3:]:
+        out[f"gqa 64/8 D128 causal S{length}"] = lambda n=length: batched(1, n, 64, 8, 128, True)
+    out["window 1024 D128 causal S16384"] = lambda: windowed(16384, 16, 128, 1024)
+    for causal in (False, True):
+        out[f"documents D128 {'causal' if causal else 'none'}"] = lambda c=causal: documents(32768, 16, 128, c)
+    for name in ("softcap", "alibi", "bias", "key_mask", "sink"):
+        out[f"option {name} D128 S8192"] = lambda n=name: option(n)
+    for size in (64, 128, 256):
+        for causal in (False, True):
+            for length in (512, 2048, 8192):
+                name = f"sm80 D{size} {'causal' if causal else 'none'} S{length}"
+                batch, heads = 16384 // length, 2048 // size
+                out[name] = lambda b=batch, n=length, h=heads, d=size, c=causal: batched(b, n, h, h, d, c, "sm80")
+    for size in (64, 128):
+        for causal in (False, True):
+            for length in LENGTHS[2:]:
+                name = f"fp8 D{size} {'causal' if causal else 'none'} S{length}"
+                batch, heads = 16384 // length, 2048 // size
+                out[name] = lambda b=batch, n=length, h=heads, d=size, c=causal: narrow(b, n, h, d, c, "none")
+    for scaling in ("heads", "rows"):
+        out[f"fp8 D128 none S8192, scales by {scaling}"] = lambda s=scaling: narrow(2, 8192, 16, 128, False, s)
+    for precision in ("f32", "tf32"):
+        out[f"float32 {precision} D128 S4096"] = lambda p=precision: single(4096, p)
+    for length in (1024, 4096, 8192, 32768):
+        out[f"decode B1 32/8 {length}"] = lambda n=length: decode(1, 32, 8, n)
+    for batch, heads, kv_heads, length in ((16, 32, 8, 8192), (64, 32, 8, 8192), (128, 64, 8, 4096)):
+        out[f"decode B{batch} {heads}/{kv_heads} {length}"] = lambda x=(batch, heads, kv_heads, length): decode(*x)
+    for page in (1, 16, 64, 256):
+        out[f"decode B64 32/8 8192, pages of {page}"] = lambda p=page: decode(64, 32, 8, 8192, p)
+    out["decode B64 32/8 8192, e4m3"] = lambda: decode(64, 32, 8, 8192, cache=torch.float8_e4m3fn)
+    out["decode B64 32/8 8192, 4 rows"] = lambda: decode(64, 32, 8, 8192, rows=4)
+    out["decode B64 32/8 8192, 16 rows"] = lambda: decode(64, 32, 8, 8192, rows=16)
+    for batch in (1, 64):
+        out[f"sm80 decode B{batch} 32/8 8192"] = lambda b=batch: decode(b, 32, 8, 8192, force="sm80_decode")
+    for length in (128, 256, 512, 1024, 2048, 4096):
+        out[f"unfused S{length}"] = lambda n=length: unfused(n)
+        out[f"half S{length}"] = lambda n=length: half(n)
+    for length in (128, 256, 512, 1024):
+        out[f"python call S{length}"] = lambda n=length: python_call(n)
+    return out

@@ -1,0 +1,172 @@
+// heddle tune: measures on the current GPU what the candidates' estimates are made of.
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <thread>
+
+#include "heddle/error.h"
+#include "kit/device_mirror.h"
+#include "output.h"
+#include "problem.h"
+#include "verbs.h"
+
+namespace heddle::cli {
+namespace {
+
+// A line of the table, the candidate that it describes, and the call that shows its rate.
+struct Line {
+  const char* name;
+  const char* candidate;
+  DType dtype, cache;
+  Precision precision;
+  std::int64_t B, H, Hkv, Sq, Sk, D;
+};
+
+constexpr DType kBf16 = DType::bf16, kF32 = DType::f32, kF8 = DType::f8e4m3;
+constexpr Precision kExact = Precision::f32;
+constexpr Line kLines[] = {
+    {"sm90 d64", "sm90", kBf16, kBf16, kExact, 4, 32, 32, 4096, 4096, 64},
+    {"sm90 d128", "sm90", kBf16, kBf16, kExact, 4, 16, 16, 4096, 4096, 128},
+    {"sm90 d256", "sm90", kBf16, kBf16, kExact, 4, 8, 8, 4096, 4096, 256},
+    {"sm80 d64", "sm80", kBf16, kBf16, kExact, 4, 32, 32, 4096, 4096, 64},
+    {"sm80 d128", "sm80", kBf16, kBf16, kExact, 4, 16, 16, 4096, 4096, 128},
+    {"sm80 d256", "sm80", kBf16, kBf16, kExact, 4, 8, 8, 4096, 4096, 256},
+    {"sm80 f32", "sm80", kF32, kF32, kExact, 2, 16, 16, 4096, 4096, 128},
+    {"sm80 tf32", "sm80", kF32, kF32, Precision::tf32, 2, 16, 16, 4096, 4096, 128},
+    {"sm90_fp8 d64", "sm90_fp8", kF8, kF8, kExact, 4, 32, 32, 4096, 4096, 64},
+    {"sm90_fp8 d128", "sm90_fp8", kF8, kF8, kExact, 4, 16, 16, 4096, 4096, 128},
+    {"sm90_decode", "sm90_decode", kBf16, kBf16, kExact, 64, 32, 8, 1, 8192, 128},
+    {"sm80_decode", "sm80_decode", kBf16, kBf16, kExact, 64, 32, 8, 1, 8192, 128},
+    {"naive_cuda", "naive_cuda", kBf16, kBf16, kExact, 1, 16, 16, 1024, 1024, 128},
+    {"baseline_cuda", "baseline_cuda", kBf16, kBf16, kExact, 1, 16, 16, 4096, 4096, 128},
+};
+
+// Random numbers: how fast products run depends on the power that they draw, and so on their operands.
+kit::DeviceMemory random_memory(std::size_t bytes, DType dtype) {
+  constexpr std::int64_t kBlock = 1 << 20;
+  const HostTensor block(dtype == DType::f8e4m3 ? kBf16 : dtype, {kBlock});
+  fill_normal(block.view(), 1);
+  if (dtype == DType::f8e4m3) {  // any bytes but NaN's
+    for (std::size_t n = 0; n < block.bytes(); ++n) block.data()[n] &= std::byte{0xBF};
+  }
+  kit::DeviceMemory memory(bytes);
+  for (std::size_t at = 0; at < bytes; at += block.bytes()) {
+    memory.write(at, block.data(), std::min(block.bytes(), bytes - at));
+  }
+  return memory;
+}
+
+class Call {
+ public:
+  // Seconds of one call, and its estimate so far.
+  double seconds = 0, estimate = 0;
+  std::string refusal;  // not empty: the candidate does not run here
+
+  Call(const Line& line, std::int64_t B, std::int64_t H, std::int64_t Hkv, std::int64_t Sq, std::int64_t Sk) {
+    options_.force = line.candidate;
+    options_.precision = line.precision;
+    q_ = tensor({B, Sq, H, line.D}, line.dtype);
+    k_ = tensor({B, Sk, Hkv, line.D}, line.cache);
+    v_ = tensor({B, Sk, Hkv, line.D}, line.cache);
+    o_ = tensor({B, Sq, H, line.D}, line.dtype == kF8 ? kBf16 : line.dtype);
+    for (const Candidate& candidate : explain_attention(q_, k_, v_, options_)) {
+      if (candidate.name != line.candidate) continue;
+      refusal = candidate.reason;
+      estimate = candidate.seconds;
+    }
+    if (refusal.empty()) seconds = measure();
+  }
+
+ private:
+  TensorView tensor(std::initializer_list<std::int64_t> shape, DType dtype) {
+    TensorView view(nullptr, dtype, shape);
+    memory_.push_back(random_memory(static_cast<std::size_t>(view.elements()) * size_of(dtype), dtype));
+    view.data = memory_.back().data();
+    view.device = Device::cuda;
+    return view;
+  }
+
+  // The median of rounds of several milliseconds, after pauses in which the chip cools.
+  double measure() const {
+    const kit::DeviceStream stream;
+    const kit::DeviceMemory workspace(attention_forward_workspace(q_, k_, v_, options_));
+    Runtime runtime;
+    runtime.stream = stream.get();
+    runtime.workspace = {workspace.data(), workspace.bytes()};
+    const auto launch = [&] { attention_forward(q_, k_, v_, o_, {}, options_, runtime); };
+    launch();
+    stream.synchronize();
+    const auto timed = [&](int repeats) {
+      const kit::DeviceGraph graph(stream, [&] {
+        for (int n = 0; n < repeats; ++n) launch();
+      });
+      graph.replay(stream);
+      stream.synchronize();
+      std::vector<double> times;
+      for (int round = 0; round < 7; ++round) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        const auto begin = std::chrono::steady_clock::now();
+        graph.replay(stream);
+        stream.synchronize();
+        times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / repeats);
+      }
+      std::sort(times.begin(), times.end());
+      return times[times.size() / 2];
+    };
+    const double once = timed(1);
+    return once > 2e-3 ? once : timed(std::clamp(static_cast<int>(2e-3 / once), 2, 200));
+  }
+
+  std::vector<kit::DeviceMemory> memory_;
+  TensorView q_, k_, v_, o_;
+  AttentionOptions options_;
+};
+
+void tune(const std::string& out) {
+  const kit::Gpu gpu = kit::current_gpu();
+  if (gpu.name.empty()) throw RuntimeError("[tune] " + gpu.absence);
+  Json kernels = Json::object();
+  Table table({{"kernel"},
+               {"fixed", Align::right},
+               {"TFLOP/s", Align::right},
+               {"TB/s", Align::right},
+               {"estimated", Align::right},
+               {"measured", Align::right}});
+  for (const Line& line : kLines) {
+    const bool decode = line.Sq == 1;
+    const Call large(line, line.B, line.H, line.Hkv, line.Sq, line.Sk);
+    if (!large.refusal.empty()) {
+      std::cerr << line.name << ": " << large.refusal << '\n';
+      continue;
+    }
+    const Call small(line, 1, line.H / line.Hkv, 1, decode ? 1 : 16, 16);
+    const double work = large.seconds - small.seconds;
+    const auto rows = static_cast<double>(line.B * line.H * line.Sq), keys = static_cast<double>(line.Sk);
+    const double flops = 4 * rows * keys * static_cast<double>(line.D) / work;
+    const double bytes = 2 * static_cast<double>(line.B * line.Hkv) * keys * static_cast<double>(line.D) *
+                         static_cast<double>(size_of(line.cache)) / work;
+    kernels[line.name] = {{"fixed", small.seconds}, {decode ? "bytes" : "flops", decode ? bytes : flops}};
+    table.add({line.name, seconds_text(small.seconds), decode ? "-" : fixed(flops / 1e12, 1),
+               decode ? fixed(bytes / 1e12, 2) : "-", seconds_text(large.estimate), seconds_text(large.seconds)});
+  }
+  std::cout << gpu.name << "\n\n";
+  table.print();
+  if (out.empty()) return;
+  std::ofstream file(out);
+  file << Json{{"gpu", gpu.name}, {"version", version()}, {"kernels", kernels}}.dump(2) << '\n';
+  if (!file.flush()) throw RuntimeError("[tune] " + out + " cannot be written");
+  std::cout << "\nwritten to " << out << "; to use it: HEDDLE_TUNING=" << out << '\n';
+}
+
+}  // namespace
+
+void add_tune(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand("tune", "Measure, on the current GPU, what the choice among candidates rests on");
+  const auto out = std::make_shared<std::string>();
+  verb->add_option("--out", *out, "A file for HEDDLE_TUNING to name");
+  verb->callback([out] { tune(*out); });
+}
+
+}  // namespace heddle::cli

@@ -1,0 +1,95 @@
+// The candidate "baseline_cuda": what it takes, the score buffer, and the launch.
+#include <limits>
+
+#include "core/check.h"
+#include "core/philox.h"
+#include "cuda/any/attention_baseline/launch.h"
+#include "cuda/attention.h"
+#include "cuda/common/device.h"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace any::attention_baseline;
+
+std::int64_t tiles(std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile; }
+std::int64_t pitch(const AttentionProblem& p) { return (p.Sk + 3) / 4 * 4; }
+
+// Bytes of the score buffer; false if 63 bits do not hold them.
+bool buffer_bytes(const AttentionProblem& p, std::int64_t& bytes) {
+  bytes = sizeof(float);
+  for (const std::int64_t extent : {p.B, p.H, p.Sq, pitch(p)}) {
+    if (__builtin_mul_overflow(bytes, extent, &bytes)) return false;
+  }
+  return true;
+}
+
+// Rows can be read in pieces of 16 bytes, as they are.
+bool in_pieces(const Operand& x, std::int64_t size) {
+  if (x.dtype == DType::f8e4m3) return false;
+  const std::int64_t piece = 16 / static_cast<std::int64_t>(size_of(x.dtype));
+  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && x.stride_b % piece == 0 &&
+         x.stride_s % piece == 0 && x.stride_h % piece == 0 && size % piece == 0;
+}
+
+Refusal supports(const AttentionProblem& p) {
+  const DeviceProperties& device = current_device();
+  if (device.major == 0) return "there is no usable NVIDIA GPU or driver";
+  if (device.major < 8) {
+    return text("it needs an Ampere GPU or a newer one (compute capability 8.0); this one has ", device.major, ".",
+                device.minor);
+  }
+  std::int64_t bytes;
+  if (!buffer_bytes(p, bytes)) {
+    return text("its score buffer, [B, H, Sq, Sk] = [", p.B, ", ", p.H, ", ", p.Sq, ", ", p.Sk,
+                "] in float32, has more bytes than 63 bits can count");
+  }
+  constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t blocks = tiles(p.Sq, kRows) * (tiles(p.Sk, kKeys) + 16);  // of one head, in any kernel
+  if (blocks > 0 && p.B * p.H > kMaxBlocks / blocks) return text("its score buffer has more tiles than ", kMaxBlocks);
+  return "";
+}
+
+double estimate(const AttentionProblem& p, int /*workers*/) {
+  // S is written, read and written as P, and read again. Counted, with rates that were not measured for this kernel.
+  const double pairs = static_cast<double>(p.B) * static_cast<double>(p.H * p.Sq) * static_cast<double>(p.Sk);
+  const double rate = p.dtype == DType::f32 ? 25e12 : 200e12;
+  return 12e-6 + pairs * (16.0 / 3e12 + 2.0 * static_cast<double>(p.D + p.Dv) / rate);
+}
+
+std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
+  std::int64_t bytes;
+  return buffer_bytes(p, bytes) ? static_cast<std::size_t>(bytes) : 0;
+}
+
+void launch(const AttentionProblem& p, const Runtime& runtime) {
+  if (p.B == 0 || p.Sq == 0) return;
+  Params params{};
+  params.problem = p;
+  params.scores = static_cast<float*>(runtime.workspace.data);
+  params.pitch = pitch(p);
+  params.q_tiles = tiles(p.Sq, kRows);
+  params.k_tiles = tiles(p.Sk, kKeys);
+  params.q_pieces = in_pieces(p.q, p.D);
+  params.k_pieces = in_pieces(p.k, p.D);
+  params.v_pieces = in_pieces(p.v, p.Dv);
+  params.drop_below = dropout_threshold(p.dropout.p);
+  const auto start = p.o.dtype == DType::f32 ? launch_f32 : p.o.dtype == DType::f16 ? launch_f16 : launch_bf16;
+  start(params, static_cast<cudaStream_t>(runtime.stream));
+}
+
+}  // namespace
+
+const AttentionForwardKernel kAttentionForwardBaseline = {
+    .name = "baseline_cuda",
+    .method = "baseline",
+    .device = Device::cuda,
+    .automatic = false,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .launch = launch,
+    .extras = kE4m3 | kDraftMask,
+};
+
+}  // namespace heddle::cuda

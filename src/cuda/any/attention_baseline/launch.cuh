@@ -1,0 +1,29 @@
+// Starts the three kernels for one dtype.
+#pragma once
+
+#include "cuda/any/attention_baseline/launch.h"
+#include "cuda/any/attention_baseline/output.cuh"
+#include "cuda/any/attention_baseline/scores.cuh"
+#include "cuda/any/attention_baseline/softmax.cuh"
+#include "cuda/common/device.h"
+
+namespace heddle::cuda::any::attention_baseline {
+
+template <class T>
+void launch(const Params& params, cudaStream_t stream) {
+  const AttentionProblem& p = params.problem;
+  const std::int64_t tiles = p.B * p.H * params.q_tiles, rows = p.B * p.H * p.Sq;
+  const auto start = [&](void (*kernel)(Params), std::int64_t blocks) {
+    if (blocks > 0) kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);
+    check(cudaGetLastError(), "attention_forward");
+  };
+  start(scores_kernel<T>, tiles * params.k_tiles);
+  start(softmax_kernel<T>, (rows + kThreads / 32 - 1) / (kThreads / 32));
+  if (p.Dv <= 64) {
+    start(output_kernel<T, 64>, tiles);
+  } else {
+    start(output_kernel<T, 128>, tiles * (p.Dv > 128 ? 2 : 1));
+  }
+}
+
+}  // namespace heddle::cuda::any::attention_baseline

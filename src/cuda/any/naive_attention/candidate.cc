@@ -1,0 +1,56 @@
+// The candidate "naive_cuda": what it takes, and the launch.
+#include <limits>
+
+#include "core/check.h"
+#include "core/philox.h"
+#include "cuda/any/naive_attention/launch.h"
+#include "cuda/attention.h"
+#include "cuda/common/device.h"
+#include "cuda/common/pairs.h"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace any::naive_attention;
+
+Refusal supports(const AttentionProblem& p) {
+  const DeviceProperties& device = current_device();
+  if (device.major == 0) return "there is no usable NVIDIA GPU or driver";
+  if (device.major < 8) {
+    return text("it needs an Ampere GPU or a newer one (compute capability 8.0); this one has ", device.major, ".",
+                device.minor);
+  }
+  constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
+  if (p.Sq > 0 && p.B * p.H > kMaxBlocks / p.Sq) return text("q has more rows, all heads counted, than ", kMaxBlocks);
+  return "";
+}
+
+double estimate(const AttentionProblem& p, int /*workers*/) {
+  const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
+  return 5e-6 + flops / 0.95e12;  // measured on an H200
+}
+
+std::size_t workspace(const AttentionProblem&, int /*workers*/) { return 0; }
+
+void launch(const AttentionProblem& p, const Runtime& runtime) {
+  if (p.B == 0 || p.Sq == 0) return;
+  const Params params{p, dropout_threshold(p.dropout.p)};
+  const auto start = p.o.dtype == DType::f32 ? launch_f32 : p.o.dtype == DType::f16 ? launch_f16 : launch_bf16;
+  start(params, static_cast<cudaStream_t>(runtime.stream));
+}
+
+}  // namespace
+
+const AttentionForwardKernel kNaiveAttentionForward = {
+    .name = "naive_cuda",
+    .method = "flash",
+    .device = Device::cuda,
+    .automatic = false,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .launch = launch,
+    .extras = kE4m3 | kDraftMask,
+};
+
+}  // namespace heddle::cuda

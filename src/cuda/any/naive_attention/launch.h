@@ -1,0 +1,15 @@
+// The instantiations of the kernel, for the host.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/any/naive_attention/params.h"
+
+namespace heddle::cuda::any::naive_attention {
+
+// Defined one file each in inst/.
+void launch_f32(const Params& params, cudaStream_t stream);
+void launch_f16(const Params& params, cudaStream_t stream);
+void launch_bf16(const Params& params, cudaStream_t stream);
+
+}  // namespace heddle::cuda::any::naive_attention

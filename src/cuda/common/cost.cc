@@ -1,0 +1,85 @@
+#include "cuda/common/cost.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/check.h"
+#include "cuda/common/device.h"
+
+namespace heddle::cuda {
+namespace {
+
+struct Line {
+  std::string_view name;
+  Cost cost;
+};
+
+using Table = std::array<Line, 14>;
+
+// heddle tune, H200.
+constexpr Table kMeasured = {{
+    {"sm90 d64", {4.0e-6, 480e12, 0}},
+    {"sm90 d128", {4.0e-6, 690e12, 0}},
+    {"sm90 d256", {4.5e-6, 780e12, 0}},
+    {"sm80 d64", {4.5e-6, 300e12, 0}},
+    {"sm80 d128", {4.5e-6, 340e12, 0}},
+    {"sm80 d256", {6.0e-6, 320e12, 0}},
+    {"sm80 f32", {6.0e-6, 60e12, 0}},
+    {"sm80 tf32", {6.0e-6, 150e12, 0}},
+    {"sm90_fp8 d64", {4.5e-6, 600e12, 0}},
+    {"sm90_fp8 d128", {4.5e-6, 950e12, 0}},
+    {"sm90_decode", {5.5e-6, 300e12, 4.1e12}},
+    {"sm80_decode", {8.0e-6, 150e12, 3.5e12}},
+    {"naive_cuda", {5.0e-6, 2e12, 0}},
+    {"baseline_cuda", {12.0e-6, 40e12, 0}},
+}};
+
+Table tuned(const char* path) {
+  Table table = kMeasured;
+  const auto require = [&](bool good, const std::string& what) {
+    if (!good) throw Error(text("[heddle] HEDDLE_TUNING is ", path, ": ", what, "; `heddle tune` writes such a file"));
+  };
+  std::ifstream file(path);
+  require(file.good(), "there is no such file that can be read");
+  const nlohmann::json json = nlohmann::json::parse(file, nullptr, false);
+  require(json.is_object() && json.contains("kernels") && json["kernels"].is_object(), "it has no object 'kernels'");
+  for (const auto& [name, values] : json["kernels"].items()) {
+    const auto line =
+        std::find_if(table.begin(), table.end(), [&, &key = name](const Line& x) { return x.name == key; });
+    require(line != table.end(), text("'", name, "' is no kernel of this version"));
+    const auto number = [&, &key = name, &object = values](const char* field, double& out, double least) {
+      if (object.is_object() && !object.contains(field)) return;
+      require(object.is_object() && object[field].is_number() && object[field].template get<double>() >= least,
+              text("'", key, "' must be an object whose ", field, " is a number of at least ", least));
+      out = object[field].template get<double>();
+    };
+    number("fixed", line->cost.fixed, 0.0);
+    number("flops", line->cost.flops, 1.0);
+    number("bytes", line->cost.bytes, 1.0);
+  }
+  return table;
+}
+
+}  // namespace
+
+const Cost& cost_of(std::string_view name) {
+  static const Table table = [] {
+    const char* path = std::getenv("HEDDLE_TUNING");
+    return path != nullptr && *path != '\0' ? tuned(path) : kMeasured;
+  }();
+  for (const Line& line : table) {
+    if (line.name == name) return line.cost;
+  }
+  throw RuntimeError(text("[heddle] there is no cost of '", name, "'"));
+}
+
+double tiled_seconds(const Cost& cost, double tiles, double flops) {
+  const double multiprocessors = std::max(current_device().multiprocessors, 1);
+  return cost.fixed + std::ceil(tiles / multiprocessors) * multiprocessors * flops / cost.flops;
+}
+
+}  // namespace heddle::cuda

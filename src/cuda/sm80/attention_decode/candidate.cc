@@ -1,0 +1,154 @@
+// The candidate "sm80_decode": what it takes, which instantiation, and the launch.
+#include <algorithm>
+
+#include "core/check.h"
+#include "cuda/attention.h"
+#include "cuda/common/device.h"
+#include "cuda/sm80/attention_decode/config.h"
+#include "cuda/sm80/attention_decode/launch.h"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace sm80::attention_decode;
+
+constexpr std::int64_t kMaxRows = 16, kMaxLength = kOpen / 2, kMaxCells = (std::int64_t{1} << 31) - 1;
+constexpr int kLeastCells = 4, kMostAbreast = 16;
+
+bool e4m3(const AttentionProblem& p) { return p.k.dtype == DType::f8e4m3; }
+
+// Rows can be moved in pieces of 16 bytes.
+bool aligned(const Operand& x) {
+  const std::int64_t piece = 16 / static_cast<std::int64_t>(size_of(x.dtype));
+  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && x.stride_b % piece == 0 &&
+         x.stride_s % piece == 0 && x.stride_h % piece == 0;
+}
+
+const Variant& variant_for(const AttentionProblem& p) {
+  const bool bf16 = p.dtype == DType::bf16;
+  const std::int64_t size = std::max(p.D, p.Dv);
+  if (e4m3(p)) {
+    return size <= 128 ? bf16 ? kBf16E4m3D128 : kF16E4m3D128 : bf16 ? kBf16E4m3D256 : kF16E4m3D256;
+  }
+  return size <= 64    ? bf16 ? kBf16D64 : kF16D64
+         : size <= 128 ? bf16 ? kBf16D128 : kF16D128
+         : bf16        ? kBf16D256
+                       : kF16D256;
+}
+
+// One at least: new keys are written also where no row attends them.
+std::int64_t row_tiles(const AttentionProblem& p) {
+  return std::max<std::int64_t>((p.Sq * p.G + kRows - 1) / kRows, 1);
+}
+
+Refusal supports(const AttentionProblem& p) {
+  const DeviceProperties& device = current_device();
+  if (device.major == 0) return "there is no usable NVIDIA GPU or driver";
+  if (device.major < 8) {
+    return text("it needs an Ampere GPU or a newer one (compute capability 8.0); this one has ", device.major, ".",
+                device.minor);
+  }
+  if (p.dtype != DType::f16 && p.dtype != DType::bf16) {
+    return text("it takes queries in float16 and bfloat16, not ", name_of(p.dtype));
+  }
+  if (p.Sq > kMaxRows) return text("it is for decoding: at most ", kMaxRows, " query rows a sequence, not ", p.Sq);
+  const std::int64_t piece = e4m3(p) ? 16 : 8;
+  if (p.D % piece != 0 || p.Dv % piece != 0) {
+    return text("head sizes must be multiples of ", piece, ", not ", p.D, " and ", p.Dv);
+  }
+  if (!aligned(p.k) || !aligned(p.v)) return "rows of k and v must be contiguous and begin at multiples of 16 bytes";
+  if (p.dropout.p != 0) return "it has no dropout";
+  if (p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
+  if (p.k_batches > kMaxCells) return "the cache has too many rows or pages";
+  if (p.Hkv * row_tiles(p) * (p.Sk / kCellKeys + 1) > kMaxCells) return "a sequence has too many heads and keys";
+  return "";
+}
+
+// Keys and values are read once for each tile of query rows, at what was reached on an H200 for long calls; the rest is
+// what a short call takes.
+double estimate(const AttentionProblem& p, int /*workers*/) {
+  const double bytes = static_cast<double>(p.B * p.Hkv * row_tiles(p)) * static_cast<double>(p.Sk * (p.D + p.Dv)) *
+                       static_cast<double>(size_of(p.k.dtype));
+  return 9e-6 + bytes / 3.5e12;
+}
+
+unsigned ctas_for(const Variant& v) {
+  const DeviceProperties& device = current_device();
+  constexpr int kReserved = 1024;  // of shared memory, for each CTA
+  const int fitting = device.multiprocessor_shared_memory / (v.shared_bytes + kReserved);
+  return static_cast<unsigned>(device.multiprocessors * std::clamp(fitting, 1, v.blocks));
+}
+
+// The largest divisor of `units` for groups of CTAs, of which whole ones fill the grid well.
+int abreast(int units, int ctas) {
+  int best = 1;
+  for (int n = 2; n <= std::min({units, ctas, kMostAbreast}); ++n) {
+    if (units % n == 0) best = n;
+  }
+  return best;
+}
+
+// Where partial results lie.
+struct Layout {
+  std::int64_t slots, max_chunks, tile_rows;
+  std::size_t statistics, o, bytes;  // offsets
+
+  explicit Layout(const AttentionProblem& p) {
+    const Variant& v = variant_for(p);
+    max_chunks = p.batch_invariant ? std::clamp<std::int64_t>((p.Sk + kChunkKeys - 1) / kChunkKeys, 1, kMaxChunks) : 0;
+    slots = p.batch_invariant ? p.B * p.Hkv * row_tiles(p) * max_chunks : std::int64_t{2} * ctas_for(v);
+    tile_rows = std::clamp<std::int64_t>(p.Sq * p.G, 1, kRows);
+    const auto padded = [](std::int64_t n) { return static_cast<std::size_t>((n + 63) / 64 * 64); };
+    statistics = padded(slots * static_cast<std::int64_t>(sizeof(std::uint64_t)));
+    o = statistics + padded(slots * kRows * static_cast<std::int64_t>(sizeof(float2)));
+    bytes = o + padded(slots * tile_rows * v.head_size * static_cast<std::int64_t>(sizeof(float)));
+  }
+};
+
+std::size_t workspace(const AttentionProblem& p, int /*workers*/) { return p.B == 0 ? 0 : Layout(p).bytes; }
+
+void launch(const AttentionProblem& p, const Runtime& runtime) {
+  if (p.B == 0 || (p.Sq == 0 && !p.append)) return;
+  const Variant& v = variant_for(p);
+  Params params{};
+  params.problem = p;
+  if (p.k_batches == 0) params.problem.Sk = 0;  // no page or cache row could be read
+  params.group = Divisor(static_cast<unsigned>(p.G));
+  if (p.page_table) params.page_size = Divisor(static_cast<unsigned>(p.page_size));
+  params.last_batch = static_cast<int>(std::max<std::int64_t>(p.k_batches, 1) - 1);
+  params.row_tiles = static_cast<int>(row_tiles(p));
+  params.units = static_cast<int>(p.Hkv) * params.row_tiles;
+  params.abreast = abreast(params.units, static_cast<int>(ctas_for(v)));
+  params.uniform = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_q && !p.seqused_k && !p.cache_leftpad;
+  params.least_cells = kLeastCells;
+  params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
+  params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
+  if (p.causal != Causal::none) params.right = std::min(params.right, 0);
+  params.scale_log2 = p.scale * kLog2e;
+  params.q_aligned = aligned(p.q);
+  params.score_options = p.softcap > 0 || p.alibi || p.bias || p.mask || p.draft_mask != nullptr;
+  const Layout layout(p);
+  auto* memory = static_cast<std::byte*>(runtime.workspace.data);
+  params.max_chunks = layout.max_chunks;
+  params.tile_rows = static_cast<int>(layout.tile_rows);
+  params.ready = reinterpret_cast<std::uint64_t*>(memory);
+  params.partial_statistics = reinterpret_cast<float2*>(memory + layout.statistics);
+  params.partial_o = reinterpret_cast<float*>(memory + layout.o);
+  v.launch(params, ctas_for(v), static_cast<cudaStream_t>(runtime.stream));
+}
+
+}  // namespace
+
+const AttentionForwardKernel kSm80AttentionDecode = {
+    .name = "sm80_decode",
+    .method = "flash",
+    .device = Device::cuda,
+    .automatic = true,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .launch = launch,
+    .extras = kE4m3 | kDraftMask | kAppend,
+};
+
+}  // namespace heddle::cuda

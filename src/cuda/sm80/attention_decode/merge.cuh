@@ -1,0 +1,176 @@
+// From the warps' results to the segment's, from the segments' to the unit's, and from there to o and lse. Results are
+// merged in the order of their keys, so that bits do not depend on which CTA comes last.
+#pragma once
+
+#include "cuda/sm80/attention_decode/consumer.cuh"
+
+namespace heddle::cuda::sm80::attention_decode {
+
+// Four dimensions of a row, not normalised, with the row's statistics.
+struct Result {
+  float max = -FLT_MAX, sum = 0.0f;
+  float4 o{};
+
+  __device__ void add(const float2& statistics, const float4& other) {
+    const float top = fmaxf(max, statistics.x);
+    const float mine = ptx::exp2_approx(max - top), its = ptx::exp2_approx(statistics.x - top);
+    max = top;
+    sum = sum * mine + statistics.y * its;
+    o.x = o.x * mine + other.x * its;
+    o.y = o.y * mine + other.y * its;
+    o.z = o.z * mine + other.z * its;
+    o.w = o.w * mine + other.w * its;
+  }
+};
+
+// Calls visit(row, d) for each four dimensions of the tile's rows, dealt out to the threads.
+template <class C, class Visit>
+__device__ void for_each_four(int rows, Visit visit) {
+  constexpr int kFours = C::kHeadSize / 4;
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < rows * kFours; n += C::kThreads) visit(n / kFours, n % kFours * 4);
+}
+
+template <class C>
+__device__ void put_down(const Consumer<C>& rows, WarpResult<C>& to) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = lane / 4 + 8 * r;
+    float sum = rows.sum[r];
+    sum += __shfl_xor_sync(0xffffffff, sum, 1);
+    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    if (lane % 4 == 0) to.statistics[row] = {rows.max[r], sum};
+#pragma unroll
+    for (int g = 0; g < C::kValuePieces; ++g) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+#pragma unroll
+        for (int j = 0; j < C::kPiece; j += 4) {
+          const int n = C::kPiece * g + j, i = 2 * r + c;
+          *reinterpret_cast<float4*>(&to.o[row][C::kPiece * (8 * g + 2 * (lane % 4) + c) + j]) = {
+              rows.o[n][i], rows.o[n + 1][i], rows.o[n + 2][i], rows.o[n + 3][i]};
+        }
+      }
+    }
+  }
+}
+
+template <class C>
+__device__ Result of_warps(const SharedMemory<C>& shared, int row, int d) {
+  Result all;
+#pragma unroll
+  for (int w = 0; w < C::kWarps; ++w) {
+    const WarpResult<C>& one = shared.result[w];
+    all.add(one.statistics[row], *reinterpret_cast<const float4*>(&one.o[row][d]));
+  }
+  return all;
+}
+
+template <class C>
+__device__ float* partial_o(const Params& p, std::int64_t slot, int row, int d) {
+  return p.partial_o + ((slot * p.tile_rows + row) * C::kHeadSize + d);
+}
+
+template <class C>
+__device__ Result of_segments(const Params& p, const Segment& s, int row, int d) {
+  Result all;
+#pragma unroll 16
+  for (int i = 0; i < s.count; ++i) {
+    const std::int64_t slot = Schedule<C>::slot_of(s, i);
+    // Written in this launch by other multiprocessors: not through this one's first cache.
+    all.add(__ldcg(p.partial_statistics + slot * kRows + row),
+            __ldcg(reinterpret_cast<const float4*>(partial_o<C>(p, slot, row, d))));
+  }
+  return all;
+}
+
+// Four dimensions of a row of o, and lse with the first of them.
+template <class C>
+__device__ void write_row(const Params& p, const Extent& e, const Segment& s, int row, int d, const Result& result) {
+  constexpr float kLn2 = 0.693147180559945309f;
+  using T = typename C::Element;
+  const AttentionProblem& a = p.problem;
+  const PackedRow at(p, s, row);
+  if (at.i >= e.q_rows) return;
+  float sum = at.i < e.sq ? result.sum : 0.0f, top = result.max;
+  float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+  if (a.sink.data != nullptr && at.i < e.sq) {
+    // The sink joins the sum; the common factor 2^top is the larger of both, so that nothing overflows.
+    const float sink = reinterpret_cast<const float*>(a.sink.data)[at.h * a.sink.stride_h] * kLog2e;
+    top = fmaxf(result.max, sink);
+    const float factor = ptx::exp2_approx(result.max - top);
+    const bool any = sum != 0.0f;
+    sum = sum * factor + ptx::exp2_approx(sink - top);
+    inverse = any ? __fdividef(factor, sum) : 0.0f;
+  }
+  if (d == 0 && a.lse.data != nullptr) {
+    reinterpret_cast<float*>(
+        a.lse.data)[s.b * a.lse.stride_b + at.h * a.lse.stride_h + (e.q_row + at.i) * a.lse.stride_i] =
+        sum == 0.0f ? -INFINITY : top * kLn2 + __logf(sum);
+  }
+  T* const to = reinterpret_cast<T*>(a.o.data) +
+                (s.b * a.o.stride_b + (e.q_row + at.i) * a.o.stride_s + at.h * a.o.stride_h + d * a.o.stride_d);
+  const float o[4] = {result.o.x, result.o.y, result.o.z, result.o.w};
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    // Selected, not multiplied: a row without keys is 0.
+    if (d + n < a.Dv) to[n * a.o.stride_d] = static_cast<T>(inverse == 0.0f ? 0.0f : o[n] * inverse);
+  }
+}
+
+// Says that this segment's partial result is there; true for the CTA that finds all of its unit's there (for the last
+// one at least, perhaps for more: they write the same).
+//
+// Nothing was zeroed before the launch. A slot's word means "ready" only if it is the one below, which no other use of
+// the memory leaves there, and whoever merges takes the words away.
+__device__ inline std::uint64_t ready_word(std::int64_t slot) {
+  return 0x9E6C63D0876A9A47u ^ static_cast<std::uint64_t>(slot) << 1;
+}
+
+template <class C>
+__device__ bool is_last(const Params& p, const Segment& s) {
+  __threadfence();
+  __syncthreads();
+  bool all = true;
+  if (threadIdx.x < 32) {
+    if (threadIdx.x == 0) ptx::store_relaxed(p.ready + s.slot, ready_word(s.slot));
+    __syncwarp();
+    __threadfence();
+    for (int i = static_cast<int>(threadIdx.x); i < s.count; i += 32) {
+      const std::int64_t slot = Schedule<C>::slot_of(s, i);
+      all &= ptx::load_relaxed(p.ready + slot) == ready_word(slot);
+    }
+  }
+  const bool last = __syncthreads_and(all);
+  if (last) {
+    __threadfence();
+    for (int i = static_cast<int>(threadIdx.x); i < s.count; i += C::kThreads) {
+      ptx::store_relaxed(p.ready + Schedule<C>::slot_of(s, i), 0);
+    }
+  }
+  return last;
+}
+
+// The end of a segment.
+template <class C>
+__device__ void finish_segment(const Params& p, const Extent& e, const Segment& s, const Consumer<C>& consumer,
+                               SharedMemory<C>& shared) {
+  __syncthreads();  // all warps are done with their stages, where results go
+  put_down<C>(consumer, shared.result[threadIdx.x / 32]);
+  __syncthreads();
+  const int rows = min(kRows, e.q_rows * static_cast<int>(p.group.divisor) - kRows * s.tile);
+  if (s.whole) {
+    for_each_four<C>(rows, [&](int row, int d) { write_row<C>(p, e, s, row, d, of_warps<C>(shared, row, d)); });
+    return;
+  }
+  for_each_four<C>(rows, [&](int row, int d) {
+    const Result result = of_warps<C>(shared, row, d);
+    __stcg(reinterpret_cast<float4*>(partial_o<C>(p, s.slot, row, d)), result.o);
+    if (d == 0) __stcg(p.partial_statistics + s.slot * kRows + row, {result.max, result.sum});
+  });
+  if (!is_last<C>(p, s)) return;
+  for_each_four<C>(rows, [&](int row, int d) { write_row<C>(p, e, s, row, d, of_segments<C>(p, s, row, d)); });
+}
+
+}  // namespace heddle::cuda::sm80::attention_decode

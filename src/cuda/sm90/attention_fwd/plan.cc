@@ -1,0 +1,131 @@
+#include "cuda/sm90/attention_fwd/plan.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "core/check.h"
+#include "cuda/common/device.h"
+#include "cuda/common/tensor_map.h"
+
+namespace heddle::cuda::sm90::attention_fwd {
+namespace {
+
+constexpr int kRows = 64;  // of a warpgroup
+constexpr std::int64_t kMaxLength = kOpen / 2;
+
+bool aligned(const Operand& x) {
+  const auto fits = [&](std::int64_t stride) {
+    return stride >= 0 && stride * static_cast<std::int64_t>(size_of(x.dtype)) % 16 == 0;
+  };
+  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && fits(x.stride_b) &&
+         fits(x.stride_s) && fits(x.stride_h);
+}
+
+}  // namespace
+
+Refusal refuse_layout(const AttentionProblem& p) {
+  const auto refusal = [](const char* name) {
+    return text(name, "'s rows must be contiguous, with address and strides in multiples of 16 bytes");
+  };
+  if (p.B > 0 && p.q_rows > 0) {
+    if (!aligned(p.q)) return refusal("q");
+    if (p.o && !aligned(p.o)) return refusal("o");
+    if (p.k_rows > 0 && !aligned(p.k)) return refusal("k");
+    if (p.k_rows > 0 && !aligned(p.v)) return refusal("v");
+  }
+  if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
+  return "";
+}
+
+Plan make_plan(const AttentionProblem& p, int consumers) {
+  Plan plan{};
+  const auto tiles = [&](int pack) {
+    const std::int64_t positions = std::int64_t{consumers} * (kRows / pack);
+    return (p.Sq + positions - 1) / positions * (p.H / pack);
+  };
+  // The heads of a group share tiles where that takes fewer of them: short q, mostly.
+  const int group = static_cast<int>(std::min<std::int64_t>(p.G, kRows));
+  plan.pack = p.G == group && tiles(group) < tiles(1) ? group : 1;
+  plan.positions = kRows / plan.pack;
+  plan.units = static_cast<int>(p.H / plan.pack);
+  const int rows = consumers * plan.positions;
+  plan.q_tiles = static_cast<int>((p.Sq + rows - 1) / rows);
+  const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
+  const bool packed = p.cu_seqlens_q != nullptr, uneven = packed || p.cu_seqlens_k || p.seqused_k || p.seqused_q;
+  // Below, dealing tiles out in turn balances well enough, and costs no counter.
+  plan.dynamic = uneven || (band && p.Sk > 1024);
+  // Half of the L2 cache for keys and values; a power of two, so that the last section is not a small one.
+  const std::int64_t bytes = p.Sk * (p.D + p.Dv) * static_cast<std::int64_t>(size_of(p.k.dtype));
+  const auto heads = static_cast<std::uint64_t>(
+      std::max<std::int64_t>(current_device().l2_bytes * 9 / 16 / std::max<std::int64_t>(bytes, 1), 1));
+  const std::int64_t section = plan.dynamic ? static_cast<std::int64_t>(std::bit_floor(heads)) * (p.G / plan.pack)
+                               : band       ? 4
+                                            : 1;
+  plan.section = static_cast<int>(std::min<std::int64_t>(section, plan.units * p.B));
+  return plan;
+}
+
+void fill(Params& params, const AttentionProblem& p, const Plan& plan, int tile_k) {
+  const bool packed_q = p.cu_seqlens_q != nullptr, packed_k = p.cu_seqlens_k != nullptr;
+  const std::int64_t q_rows = p.q_rows, k_rows = p.k_rows, q_batch = packed_q ? 1 : p.B, k_batch = packed_k ? 1 : p.B;
+  const int columns = 128 / static_cast<int>(size_of(p.q.dtype));
+  params.q =
+      make_tensor_map(p.q.data, p.q.dtype,
+                      TensorMapShape<5>{.extent = {p.D, plan.pack, q_rows, plan.units, q_batch},
+                                        .stride = {p.q.stride_h, p.q.stride_s, p.q.stride_h * plan.pack, p.q.stride_b},
+                                        .box = {columns, plan.pack, plan.positions, 1, 1}});
+  const auto key_map = [&](const Operand& x, std::int64_t size) {
+    return make_tensor_map(k_rows > 0 ? x.data : p.q.data, x.dtype,  // without keys, nothing is read
+                           TensorMapShape<4>{.extent = {size, k_rows, p.Hkv, k_batch},
+                                             .stride = {x.stride_s, x.stride_h, x.stride_b},
+                                             .box = {columns, tile_k, 1, 1}});
+  };
+  params.k = key_map(p.k, p.D);
+  params.v = key_map(p.v, p.Dv);
+  params.o = p.o.data;
+  params.o_stride_b = p.o.stride_b;
+  params.o_stride_s = p.o.stride_s;
+  params.o_stride_h = p.o.stride_h;
+  params.lse = p.lse.as<float>();
+  params.lse_stride_b = p.lse.stride_b;
+  params.lse_stride_h = p.lse.stride_h;
+  params.lse_stride_s = p.lse.stride_i;
+  params.sink = p.sink.as<float>();
+  params.sink_stride = p.sink.stride_h;
+  params.Sq = static_cast<int>(p.Sq);
+  params.Sk = static_cast<int>(p.Sk);
+  params.Dv = static_cast<int>(p.Dv);
+  params.B = static_cast<int>(p.B);
+  params.q_rows = static_cast<int>(q_rows);
+  params.k_rows = static_cast<int>(std::max<std::int64_t>(k_rows, 1));
+  params.cu_seqlens_q = p.cu_seqlens_q;
+  params.cu_seqlens_k = p.cu_seqlens_k;
+  params.seqused_q = p.seqused_q;
+  params.seqused_k = p.seqused_k;
+  params.k_appended = static_cast<int>(p.k_appended);
+  params.heads = plan.units;
+  params.pack = plan.pack;
+  params.pack_inverse = (65536 + plan.pack - 1) / plan.pack;
+  params.kv_divisor = static_cast<int>(p.G / plan.pack);
+  params.positions = plan.positions;
+  params.q_tiles = plan.q_tiles;
+  const std::int64_t tiles = std::int64_t{plan.q_tiles} * plan.units * p.B;
+  if (tiles > (1 << 30)) throw RuntimeError(text("[attention_forward] ", tiles, " tiles are more than 2^30"));
+  // How many tiles packed sequences have, only the kernel knows; this bounds them, and the CTAs worth starting.
+  params.tiles = static_cast<int>(tiles);
+  params.section = plan.section;
+  params.top_left = p.causal == Causal::top_left;
+  params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
+  params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
+  if (p.causal != Causal::none) params.right = std::min(params.right, 0);
+  params.scale_log2 = p.scale * 1.44269504088896341f;
+}
+
+int* new_counter(void* memory, cudaStream_t stream) {
+  auto* const counter = static_cast<int*>(memory);
+  check(cudaMemsetAsync(counter, 0, sizeof(int), stream), "attention_forward");
+  return counter;
+}
+
+}  // namespace heddle::cuda::sm90::attention_fwd

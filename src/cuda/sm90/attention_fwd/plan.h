@@ -1,0 +1,29 @@
+// What the host decides about a call before its launch; the kernels of this family share it.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "core/attention_problem.h"
+#include "core/candidate.h"
+#include "cuda/sm90/attention_fwd/params.h"
+
+namespace heddle::cuda::sm90::attention_fwd {
+
+struct Plan {
+  int pack, positions, units, q_tiles, section;
+  bool dynamic;  // tiles are dealt out while the kernel runs: a counter in the workspace
+};
+
+// Empty if q, k, v and o lie as the tensor memory accelerator and 16-byte stores need them.
+Refusal refuse_layout(const AttentionProblem& p);
+
+// consumers: warpgroups of 64 query rows.
+Plan make_plan(const AttentionProblem& p, int consumers);
+
+// All but score options, scales and next_tile.
+void fill(Params& params, const AttentionProblem& p, const Plan& plan, int tile_k);
+
+// The counter that tiles are dealt out by, set to 0 on the stream.
+int* new_counter(void* memory, cudaStream_t stream);
+
+}  // namespace heddle::cuda::sm90::attention_fwd

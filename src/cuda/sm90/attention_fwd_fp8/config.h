@@ -1,0 +1,53 @@
+// Tiles, stages and shared memory of the e4m3 forward on Hopper.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include "cuda/sm90/attention_fwd/config.h"
+#include "cuda/sm90/attention_fwd_fp8/params.h"
+
+namespace heddle::cuda::sm90::attention_fwd_fp8 {
+
+using attention_fwd::kRows;
+using attention_fwd::kWorkSlots;
+using attention_fwd::RingPosition;
+using attention_fwd::Work;
+
+constexpr int kRowBytes = 128;  // of every tile: head sizes are padded to it, and 128 keys fill a row of V^T
+
+template <class Output_, int kHeadSize_, int kValueSize_, int kStages_>
+struct Config {
+  using Element = __nv_fp8_e4m3;
+  using Output = Output_;
+  static constexpr int kHeadSize = kHeadSize_;    // a multiple of 32
+  static constexpr int kValueSize = kValueSize_;  // a multiple of 16
+  static constexpr int kTileK = 128;
+  static constexpr int kStages = kStages_;  // of K, V and V^T
+  static constexpr int kConsumers = 2;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kTransposers = 2;  // warps
+  static constexpr bool kScoreOptions = false;
+  static constexpr int kProducerRegisters = kValueSize > 96 ? 40 : 56;
+  static constexpr int kConsumerRegisters = kValueSize > 96 ? 232 : 224;
+};
+
+// [kHeight] rows of 128 bytes, swizzled. As a 16-bit tile of one panel it is one of the 16-bit kernel's.
+template <int kHeight>
+using Tile = attention_fwd::Tile<std::uint16_t, kHeight, kRowBytes / 2>;
+
+template <class C>
+struct SharedMemory {
+  Tile<kRows> q[C::kConsumers];
+  Tile<C::kTileK> k[C::kStages];
+  Tile<C::kTileK> v[C::kStages];                   // as it comes: [key, dim]
+  Tile<C::kValueSize + 8> transposed[C::kStages];  // [dim, key], in the orders of transposer.cuh; then 8 rows of ones
+  float2 factor[128 * C::kConsumers];              // a thread's own: registers are scarcer
+  Work work[kWorkSlots];
+  ptx::Barrier work_ready[kWorkSlots], work_free[kWorkSlots];
+  ptx::Barrier q_ready[C::kConsumers], q_free[C::kConsumers];
+  ptx::Barrier k_ready[C::kStages], k_free[C::kStages];
+  ptx::Barrier v_landed[C::kStages], v_taken[C::kStages];
+  ptx::Barrier v_ready[C::kStages], v_free[C::kStages];  // of V^T
+};
+
+}  // namespace heddle::cuda::sm90::attention_fwd_fp8

@@ -1,0 +1,30 @@
+// Starts one instantiation.
+#pragma once
+
+#include "cuda/common/device.h"
+#include "cuda/sm90/attention_fwd_fp8/kernel.cuh"
+#include "cuda/sm90/attention_fwd_fp8/launch.h"
+
+namespace heddle::cuda::sm90::attention_fwd_fp8 {
+
+template <class C>
+void launch(const Params& params, int grid, cudaStream_t stream) {
+  constexpr int kBytes = sizeof(SharedMemory<C>);
+  static_assert(kBytes <= 227 * 1024, "more shared memory than a Hopper block can have");
+  const auto kernel = attention_fwd_fp8_kernel<C>;
+  // More than 48 KB must be asked for, on each device; asking again is harmless and takes well under a microsecond.
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "attention_forward");
+  kernel<<<grid, C::kThreads, kBytes, stream>>>(params);
+  check(cudaGetLastError(), "attention_forward");
+}
+
+template <class C>
+constexpr Variant variant() {
+  return {.head_size = C::kHeadSize,
+          .value_size = C::kValueSize,
+          .consumers = C::kConsumers,
+          .tile_k = C::kTileK,
+          .launch = launch<C>};
+}
+
+}  // namespace heddle::cuda::sm90::attention_fwd_fp8

@@ -1,0 +1,14 @@
+// What a launch tells the kernel.
+#pragma once
+
+#include "core/attention_problem.h"
+#include "cuda/sm90/attention_fwd/params.h"
+
+namespace heddle::cuda::sm90::attention_fwd_fp8 {
+
+// q, k, v: maps of bytes, 128 in a row. Scales of k and v belong to heads, those of q to rows of heads.
+struct Params : attention_fwd::Params {
+  Scales q_scale, k_scale, v_scale;
+};
+
+}  // namespace heddle::cuda::sm90::attention_fwd_fp8

@@ -1,0 +1,79 @@
+// Softmax of a key tile, with P in the range of e4m3.
+//
+// Maxima are needed so that nothing overflows, not for exactness: any number near a row's largest score will do. So the
+// maximum of a row is taken from its first tile, and later tiles are exponentiated without asking for theirs. Their
+// sums, which are wanted anyway, tell whether that went well.
+#pragma once
+
+#include "cuda/sm90/attention_fwd/epilogue.cuh"
+#include "cuda/sm90/attention_fwd_fp8/config.h"
+
+namespace heddle::cuda::sm90::attention_fwd_fp8 {
+
+using attention_fwd::RowState;
+
+// P is exp2(s - max + kShift): 2^3 at the maximum, and no more than 448, e4m3's largest, if a thread's share of a row,
+// 32 elements, has at most kLargestSum. Equal scores sum to 256. Below 2^-9 of the maximum P is subnormal.
+constexpr float kShift = 3, kLargestSum = 430;
+
+// Row r's largest element of s among the thread's and its quad's.
+template <int kCount>
+__device__ inline float row_maximum(const float (&s)[kCount], int r) {
+  float top0 = fmaxf(s[2 * r], s[2 * r + 1]), top1 = fmaxf(s[2 * r + 4], s[2 * r + 5]);
+#pragma unroll
+  for (int i = 8; i < kCount; i += 8) {
+    top0 = fmaxf(top0, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+    top1 = fmaxf(top1, fmaxf(s[i + 2 * r + 4], s[i + 2 * r + 5]));
+  }
+  const float top = fmaxf(top0, top1), pair = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
+  return fmaxf(pair, __shfl_xor_sync(0xffffffff, pair, 2));
+}
+
+// Turns s, in place, into exp2(s * scale - max + shift). Returns the sums of the thread's elements.
+template <int kCount>
+__device__ inline float2 exponentiate(float (&s)[kCount], const RowState& state, const float (&scale)[2], float shift) {
+  float sum[4] = {};
+  const float base[2] = {shift - state.max[0], shift - state.max[1]};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    s[i] = ptx::exp2_approx(fmaf(s[i], scale[i / 2 % 2], base[i / 2 % 2]));
+    sum[i % 4] += s[i];
+  }
+  return {sum[0] + sum[1], sum[2] + sum[3]};
+}
+
+// With the exact maxima of this tile and those before; s: logits in log2 units. Returns by `correction` what O must be
+// multiplied with.
+template <int kCount>
+__device__ inline void exact_softmax(float (&s)[kCount], RowState& state, float (&correction)[2], float shift) {
+  RowState finite;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float before = state.max[r];
+    state.max[r] = fmaxf(before, row_maximum(s, r));
+    finite.max[r] = state.max[r] == -INFINITY ? 0.0f : state.max[r];
+    correction[r] = ptx::exp2_approx(before - finite.max[r]);
+  }
+  const float2 sums = exponentiate(s, finite, {1.0f, 1.0f}, shift);
+  state.sum[0] = state.sum[0] * correction[0] + sums.x;
+  state.sum[1] = state.sum[1] * correction[1] + sums.y;
+}
+
+// For exponentials that are finite, but too large: brings those of rows with more than 2^shift back to that.
+template <int kCount>
+__device__ inline void lower(float (&s)[kCount], RowState& state, float (&correction)[2], float2 sums, float shift) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float above = fmaxf(ptx::log2_approx(row_maximum(s, r)) - shift, 0.0f);
+    state.max[r] += above;
+    correction[r] = ptx::exp2_approx(-above);
+#pragma unroll
+    for (int i = 2 * r; i < kCount; i += 4) {
+      s[i] *= correction[r];
+      s[i + 1] *= correction[r];
+    }
+    state.sum[r] = (state.sum[r] + (r == 0 ? sums.x : sums.y)) * correction[r];
+  }
+}
+
+}  // namespace heddle::cuda::sm90::attention_fwd_fp8

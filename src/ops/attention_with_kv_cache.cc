@@ -1,0 +1,121 @@
+// attention_with_kv_cache: one launch where a candidate appends by itself, else append, rotate, attend.
+#include "ops/attention.h"
+#include "ops/attention_arguments.h"
+#include "ops/kv_cache.h"
+#include "ops/kv_cache_arguments.h"
+
+namespace heddle {
+namespace {
+
+struct Call {
+  AttentionProblem problem;  // over the cache, the new keys counted; with `append` if the kernel writes them itself
+  AppendProblem append;
+  RotaryProblem rotary;  // of q, into the workspace
+  const AttentionForwardKernel* kernel = nullptr;
+  std::size_t kernel_bytes = 0, rotated_bytes = 0;  // of the workspace; q's copy comes first
+};
+
+// A q of its own, contiguous, aligned as the workspace is.
+Operand contiguous_rows(const AttentionProblem& p, void* data) {
+  Operand x = p.q;
+  x.data = static_cast<std::byte*>(data);
+  x.stride_d = 1;
+  x.stride_h = p.D;
+  x.stride_s = p.H * p.D;
+  x.stride_b = p.Sq * p.H * p.D;
+  return x;
+}
+
+Call checked_call(const Check& check, const TensorView& q, const TensorView& k_new, const TensorView& v_new,
+                  const TensorView& k_cache, const TensorView& v_cache, const TensorView& o, const TensorView& lse,
+                  const Rotary& rotary, const AttentionOptions& options, const Runtime& runtime) {
+  check.require(options.seqused_k.given(), "seqused_k is missing: it says where each sequence's new keys go");
+  check.require(!options.cu_seqlens_q.given() && !options.cu_seqlens_k.given(),
+                "cu_seqlens_q and cu_seqlens_k are not taken: q is [B, Sq, H, D] and keys are in a cache");
+  Call call;
+  AttentionProblem& p = call.problem;
+  p = checked_forward_problem(check, q, k_cache, v_cache, o, lse, options);
+  check.require(k_new.given() && k_new.rank == 4 && k_new.shape[0] == p.B, "k_new is ", k_new,
+                ": it must be [B, Sn, Hkv, D] with q's B, ", p.B);
+  check.require(k_new.dtype == q.dtype, "k_new is ", name_of(k_new.dtype), ": it must have q's dtype, ",
+                name_of(q.dtype));
+  call.append = checked_append_problem(check, k_new, v_new, k_cache, v_cache, options.seqused_k, options.page_table,
+                                       options.cache_batch_idx, rotary, options.k_scale, options.v_scale);
+  p.k_appended = call.append.S;
+  const bool rotates = call.append.rotary.dims > 0;
+  const bool by_row = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
+  if (rotates) {
+    // Rows that all stand at one position are rotated one by one.
+    TensorView rows = q;
+    if (!by_row) rows.shape[1] = std::min<std::int64_t>(rows.shape[1], 1);
+    call.rotary = checked_rotary_problem(check, rows, rows, rotary, options.seqused_k);
+  }
+
+  const int workers = workers_of(runtime);
+  p.append = {call.append.k_new, call.append.v_new, call.append.rotary, by_row};
+  call.kernel = find_forward(check, p, options, workers);
+  if (call.kernel == nullptr) {
+    p.append = {};
+    if (rotates) {
+      call.rotated_bytes = (static_cast<std::size_t>(p.B * p.Sq * p.H * p.D) * size_of(p.dtype) + 63) / 64 * 64;
+      // Where it will be is not known yet; that it is aligned is.
+      alignas(64) static std::byte somewhere[64];
+      p.q = contiguous_rows(p, somewhere);
+    }
+    call.kernel = &choose_forward(check, p, options, workers);
+  }
+  call.kernel_bytes = call.kernel->workspace(p, workers);
+  return call;
+}
+
+void rotate_rows(Call& call, std::int64_t rows, const Runtime& runtime) {
+  AttentionProblem& p = call.problem;
+  p.q = contiguous_rows(p, runtime.workspace.data);
+  RotaryProblem step = call.rotary;
+  for (std::int64_t i = 0; i < rows; i += step.S) {
+    step.x.data = call.rotary.x.at(0, i, 0);
+    step.out = p.q;
+    step.out.data = p.q.at(0, i, 0);
+    run(step, p.device, runtime);
+  }
+}
+
+}  // namespace
+
+std::size_t attention_with_kv_cache_workspace(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
+                                              const TensorView& k_cache, const TensorView& v_cache,
+                                              const Rotary& rotary, const AttentionOptions& options,
+                                              const Runtime& runtime) {
+  const Check check("attention_with_kv_cache");
+  const Call call = checked_call(check, q, k_new, v_new, k_cache, v_cache, {}, {}, rotary, options, runtime);
+  return call.rotated_bytes + call.kernel_bytes;
+}
+
+void attention_with_kv_cache(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
+                             const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
+                             const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,
+                             const Runtime& runtime) {
+  attention_with_kv_cache_with(q, k_new, v_new, k_cache, v_cache, o, lse, rotary, options, runtime,
+                               [&](std::size_t) { return runtime.workspace; });
+}
+
+void attention_with_kv_cache_with(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
+                                  const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
+                                  const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,
+                                  const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch) {
+  const Check check("attention_with_kv_cache");
+  check.require(o.given(), "o is missing");
+  Call call = checked_call(check, q, k_new, v_new, k_cache, v_cache, o, lse, rotary, options, runtime);
+  const std::size_t needed = call.rotated_bytes + call.kernel_bytes;
+  Runtime with = runtime;
+  with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  check_workspace(check, with.workspace, needed);
+  if (!call.problem.append) {
+    run(call.append, q.device, with);
+    if (call.rotated_bytes > 0) rotate_rows(call, q.shape[1], with);
+  }
+  with.workspace = {static_cast<std::byte*>(with.workspace.data) + call.rotated_bytes, call.kernel_bytes};
+  run_forward(check, *call.kernel, call.problem, with, call.kernel_bytes);
+}
+
+}  // namespace heddle

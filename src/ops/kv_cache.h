@@ -1,0 +1,12 @@
+// Checked rotary and append problems, run where their data is.
+#pragma once
+
+#include "core/kv_cache_problem.h"
+#include "heddle/runtime.h"
+
+namespace heddle {
+
+void run(const RotaryProblem& problem, Device device, const Runtime& runtime);
+void run(const AppendProblem& problem, Device device, const Runtime& runtime);
+
+}  // namespace heddle

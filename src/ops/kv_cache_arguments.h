@@ -1,0 +1,18 @@
+// The checks of rotary embedding and of appends to a cache.
+#pragma once
+
+#include "core/check.h"
+#include "core/kv_cache_problem.h"
+#include "heddle/attention.h"
+
+namespace heddle {
+
+// Throw Error on a bad argument. Index data is read on the CPU only.
+RotaryProblem checked_rotary_problem(const Check& check, const TensorView& x, const TensorView& out,
+                                     const Rotary& rotary, const TensorView& offsets);
+AppendProblem checked_append_problem(const Check& check, const TensorView& k_new, const TensorView& v_new,
+                                     const TensorView& k_cache, const TensorView& v_cache, const TensorView& seqlens,
+                                     const TensorView& page_table, const TensorView& cache_batch_idx,
+                                     const Rotary& rotary, const TensorView& k_scale, const TensorView& v_scale);
+
+}  // namespace heddle

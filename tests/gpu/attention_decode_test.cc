@@ -1,0 +1,197 @@
+// Decode attention with its parts fused: what one launch writes is what append_kv_cache, apply_rotary and
+// attention_forward write one after the other, bit for bit. Where new keys lie outside those that are attended, keys
+// are cut into other parts, and o and lse agree as far as rounding lets them.
+#include <gtest/gtest.h>
+
+#include "core/candidate.h"
+#include "core/check.h"
+#include "cuda/attention.h"
+#include "gpu/kv_cache_mirror.h"
+#include "ops/attention_arguments.h"
+
+namespace heddle::kv_cache_tests {
+namespace {
+
+struct DecodeCase {
+  const char* name;
+  std::int64_t B = 2, Sq = 1, Sn = 1, H = 8, Hkv = 2, D = 128, Dv = 128, half = 64;
+  std::vector<std::int32_t> seqlens = {700, 33};
+  bool interleaved = false, by_row = true, narrow = false;
+  Causal causal = Causal::bottom_right;
+  std::int64_t window_left = -1;
+  std::int64_t page_size = 0;  // 0: contiguous rows of 1024 slots
+  bool rows_elsewhere = false, left_padded = false, invariant = false;
+  DType dtype = DType::bf16;
+  bool same_parts = true;
+};
+void PrintTo(const DecodeCase& c, std::ostream* out) { *out << c.name; }
+
+Operand operand(const TensorView& view) {
+  return {
+      static_cast<std::byte*>(view.data), view.dtype, view.stride[0], view.stride[1], view.stride[2], view.stride[3]};
+}
+
+// The elements of two copies of a tensor's memory.
+void expect_close(const std::vector<std::byte>& out, const std::vector<std::byte>& expected, const Tensor& layout,
+                  double tolerance, const char* name) {
+  const TensorView view = layout.view();
+  const auto first = static_cast<const std::byte*>(view.data) - layout.bytes().data();
+  layout.for_each([&](const auto& index) {
+    const double x = load_element(&out[first], view.dtype, layout.at(index));
+    const double y = load_element(&expected[first], view.dtype, layout.at(index));
+    ASSERT_TRUE(x == y || std::abs(x - y) <= tolerance) << name << " is " << x << " and not " << y;
+  });
+}
+
+class GpuDecode : public ::testing::TestWithParam<DecodeCase> {
+ protected:
+  static constexpr std::int64_t kSlots = 1024;
+  const DecodeCase c = GetParam();
+  const std::int64_t page = c.page_size > 0 ? c.page_size : kSlots;
+  const std::int64_t table_pages = kSlots / page;
+  const std::int64_t pages = c.page_size > 0 ? c.B* table_pages + 3 : c.B + 2;
+  const DType stored = c.narrow ? DType::f8e4m3 : c.dtype;
+  Tensor q{c.dtype, {c.B, c.Sq, c.H, c.D}}, k_new{c.dtype, {c.B, c.Sn, c.Hkv, c.D}},
+      v_new{c.dtype, {c.B, c.Sn, c.Hkv, c.Dv}}, k_cache{stored, {pages, page, c.Hkv, c.D}},
+      v_cache{stored, {pages, page, c.Hkv, c.Dv}}, o{c.dtype, {c.B, c.Sq, c.H, c.Dv}},
+      lse{DType::f32, {c.B, c.H, c.Sq}};
+  Tables tables{DType::f32, 2000, c.half};
+  std::vector<std::int32_t> table, rows, leftpad, after;
+  const std::vector<float> scales = {0.6f, 1.0f, 0.03f, 2.5f};
+
+  void SetUp() override {
+    unsigned seed = 1;
+    for (Tensor* x : {&q, &k_new, &v_new, &k_cache, &v_cache}) x->randomize(seed++);
+    for (std::int64_t n = 0; n < c.B * table_pages; ++n) {
+      table.push_back(static_cast<std::int32_t>((n * 7919 + 3) % (c.B * table_pages)));
+    }
+    for (std::int64_t b = 0; b < c.B; ++b) {
+      rows.push_back(static_cast<std::int32_t>(c.B + 1 - b));
+      leftpad.push_back(static_cast<std::int32_t>(5 + 11 * b));
+      after.push_back(static_cast<std::int32_t>(c.seqlens[b] + c.Sn));
+    }
+  }
+
+  TensorView table_view() const {
+    return c.page_size > 0 ? TensorView(table.data(), DType::i32, {c.B, table_pages}) : TensorView();
+  }
+  // What attends: the cache's first c.B rows, unless rows are chosen.
+  TensorView attended(TensorView cache) const {
+    if (c.page_size == 0 && !c.rows_elsewhere) cache.shape[0] = c.B;
+    return cache;
+  }
+};
+
+TEST_P(GpuDecode, OneLaunchIsThreeOperations) {
+  const Mirror q_there(q), k_new_there(k_new), v_new_there(v_new), cos(tables.cos), sin(tables.sin);
+  const Mirror k_one(k_cache), v_one(v_cache), o_one(o), lse_one(lse);
+  const Mirror k_three(k_cache), v_three(v_cache), o_three(o), lse_three(lse), turned(q);
+  const Mirror seqlens(indices(c.seqlens)), seqlens_after(indices(after)), pages_there(table_view()),
+      rows_there(c.rows_elsewhere ? indices(rows) : TensorView()),
+      leftpad_there(c.left_padded ? indices(leftpad) : TensorView()),
+      scales_there(TensorView(scales.data(), DType::f32, {1, 1, c.Hkv}));
+  const TensorView scale = c.narrow ? scales_there.view() : TensorView();
+  const Rotary rotary = c.half > 0 ? Rotary{cos.view(), sin.view(), c.interleaved} : Rotary{};
+  AttentionOptions options;
+  options.causal = c.causal;
+  options.window_left = c.window_left;
+  options.page_table = pages_there.view();
+  options.cache_batch_idx = rows_there.view();
+  options.cache_leftpad = leftpad_there.view();
+  options.k_scale = options.v_scale = scale;
+  options.batch_invariant = c.invariant;
+  options.force = "sm80_decode";
+
+  options.seqused_k = seqlens.view();
+  const Check check("test");
+  AttentionProblem p = checked_forward_problem(check, q_there.view(), attended(k_one.view()), attended(v_one.view()),
+                                               o_one.view(), lse_one.view(), options);
+  p.k_appended = c.Sn;
+  p.append.k_new = operand(k_new_there.view());
+  p.append.v_new = operand(v_new_there.view());
+  p.append.by_row = c.by_row;
+  if (c.half > 0) {
+    RotaryTables& t = p.append.rotary;
+    t.cos = static_cast<const std::byte*>(cos.view().data);
+    t.sin = static_cast<const std::byte*>(sin.view().data);
+    t.cos_row = cos.view().stride[0];
+    t.cos_column = cos.view().stride[1];
+    t.sin_row = sin.view().stride[0];
+    t.sin_column = sin.view().stride[1];
+    t.positions = cos.view().shape[0];
+    t.dims = 2 * c.half;
+    t.interleaved = c.interleaved;
+  }
+  const AttentionForwardKernel& kernel = cuda::kSm80AttentionDecode;
+  ASSERT_EQ(kernel.supports(p), "");
+  const DeviceMemory memory(kernel.workspace(p, 1), 0xFF);
+  on_stream([&](Runtime runtime) {
+    runtime.workspace = {memory.data(), memory.bytes()};
+    kernel.launch(p, runtime);
+  });
+
+  options.seqused_k = seqlens_after.view();
+  on_stream([&](Runtime runtime) {
+    append_kv_cache(k_new_there.view(), v_new_there.view(), attended(k_three.view()), attended(v_three.view()),
+                    seqlens.view(), pages_there.view(), rows_there.view(), rotary, runtime, scale, scale);
+    TensorView turned_rows = turned.view();
+    if (c.half > 0) {
+      if (!c.by_row) {
+        turned_rows.shape = {c.B, 1, c.Sq * c.H, c.D};
+        turned_rows.stride[1] = turned_rows.stride[0];
+      }
+      apply_rotary(turned_rows, turned_rows, rotary, seqlens.view(), runtime);
+    }
+    runtime.workspace = {memory.data(), memory.bytes()};
+    attention_forward(turned.view(), attended(k_three.view()), attended(v_three.view()), o_three.view(),
+                      lse_three.view(), options, runtime);
+  });
+  EXPECT_NE(k_one.bytes(), k_cache.bytes());
+  expect_equal(k_one.bytes(), k_three.bytes(), stored, 0, "k_cache");
+  expect_equal(v_one.bytes(), v_three.bytes(), stored, 0, "v_cache");
+  EXPECT_NE(o_one.bytes(), o.bytes());
+  if (c.same_parts) {
+    expect_equal(o_one.bytes(), o_three.bytes(), c.dtype, 0, "o");
+    expect_equal(lse_one.bytes(), lse_three.bytes(), DType::f32, 0, "lse");
+  } else {
+    expect_close(o_one.bytes(), o_three.bytes(), o, 0.02, "o");
+    expect_close(lse_one.bytes(), lse_three.bytes(), lse, 1e-4, "lse");
+  }
+}
+
+std::vector<DecodeCase> cases() {
+  std::vector<DecodeCase> all;
+  const auto with = [&](const char* name, auto change) {
+    DecodeCase c{.name = name};
+    change(c);
+    all.push_back(c);
+  };
+  with("plain", [](auto&) {});
+  with("f16_interleaved", [](auto& c) { c.dtype = DType::f16, c.interleaved = true, c.half = 20; });
+  with("no_rotary", [](auto& c) { c.half = 0, c.D = 64, c.Dv = 64; });
+  with("several_rows", [](auto& c) { c.Sq = c.Sn = 5; });
+  with("two_tiles", [](auto& c) { c.Sq = c.Sn = 7, c.seqlens = {1000, 0}; });
+  with("rows_at_one_position", [](auto& c) { c.Sq = 3, c.by_row = false, c.causal = Causal::none; });
+  with("paged_16", [](auto& c) { c.page_size = 16, c.Sn = c.Sq = 4; });
+  with("paged_1", [](auto& c) { c.page_size = 1, c.D = 96, c.Dv = 40, c.half = 24; });
+  with("chosen_rows_left_padded", [](auto& c) { c.rows_elsewhere = c.left_padded = true; });
+  with("more_padding_than_keys", [](auto& c) {
+    c.left_padded = true, c.seqlens = {2, 9}, c.Sn = 8, c.same_parts = false;
+  });
+  with("new_keys_that_nobody_attends",
+       [](auto& c) { c.causal = Causal::top_left, c.Sq = 2, c.Sn = 20, c.same_parts = false; });
+  with("window", [](auto& c) { c.window_left = 10, c.Sq = 2, c.Sn = 40, c.same_parts = false; });
+  with("size_256", [](auto& c) { c.D = c.Dv = 256, c.half = 128, c.Sn = c.Sq = 2; });
+  with("past_the_end", [](auto& c) { c.seqlens = {1023, 1024}, c.Sn = 3; });
+  with("eight_bits", [](auto& c) { c.narrow = true, c.Sq = c.Sn = 3; });
+  with("eight_bits_f16_paged_256",
+       [](auto& c) { c.narrow = true, c.dtype = DType::f16, c.page_size = 8, c.D = c.Dv = 256, c.half = 64; });
+  with("batch_invariant", [](auto& c) { c.invariant = true; });
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GpuDecode, ::testing::ValuesIn(cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace heddle::kv_cache_tests
