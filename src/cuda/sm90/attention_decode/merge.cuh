@@ -149,7 +149,7 @@ class Merger {
       }
     }
     if (C::kE4m3 && !p.scales_by_key) inverse *= problem.v_scale.at(piece.cache_row, 0, kv_head);
-    std::byte* to = row_of(problem.o, piece.sequence, piece.q_begin + i, h) + 2 * column;
+    std::byte* to = problem.o.at(piece.sequence, piece.q_begin + i, h) + 2 * column;
     uint2 words;
     if (problem.o.dtype == DType::bf16) {
       words.x = ptx::pack2<__nv_bfloat16>(o.x * inverse, o.y * inverse);
