@@ -53,15 +53,9 @@ TEST(GpuRepeats, TableRows) {
 
 // Keys of a row split over many multiprocessors, in parts that lie anywhere.
 TEST(GpuRepeats, Decode) {
-  for (const char* name : {"decode_long_bf16", "decode_pages_16_many_bf16", "decode_rows_5_of_16_heads_bf16"}) {
-    AttentionCase spec = attention_case("decode_long_f32");
-    for (const AttentionCase& row : attention_cases()) {
-      if (row.name.starts_with(std::string(name).substr(0, std::string(name).rfind('_') + 1)) &&
-          row.dtype != DType::f32) {
-        spec = row;
-      }
-    }
-    expect_repeats(spec);
+  for (const char* name :
+       {"decode_long_bf16", "decode_pages_16_many_bf16", "decode_rows_5_of_16_heads_bf16", "decode_pages_1_f8_bf16"}) {
+    expect_repeats(attention_case(name));
   }
 }
 
@@ -145,7 +139,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuBatchInvariance,
                                            "feature_leftpad_f16", "decode_rows_3_batch_bf16", "decode_paged_16_bf16",
                                            "decode_packed_f16", "feature_e4m3_d128_e4m3",
                                            "feature_e4m3_packed_causal_e4m3", "feature_e4m3_used_both_causal_e4m3",
-                                           "decode_uneven_lengths_f16", "decode_f8_cache_scaled_heads_bf16"),
+                                           "decode_uneven_lengths_f16", "decode_f8_cache_scaled_heads_bf16",
+                                           "decode_pages_16_f16", "decode_pages_256_f16", "decode_f8_cache_paged_bf16"),
                          [](const auto& info) { return std::string(info.param); });
 
 // More sequences and more heads fill the GPU otherwise; no row may notice.

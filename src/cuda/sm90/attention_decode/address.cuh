@@ -6,12 +6,6 @@
 
 namespace heddle::cuda::sm90::attention_decode {
 
-__device__ inline int bytes_of(DType dtype) { return dtype == DType::f32 ? 4 : dtype == DType::f8e4m3 ? 1 : 2; }
-
-__device__ inline std::byte* row_of(const Operand& x, std::int64_t b, std::int64_t s, std::int64_t h) {
-  return x.data + (b * x.stride_b + s * x.stride_s + h * x.stride_h) * bytes_of(x.dtype);
-}
-
 __device__ inline float load_value(const std::byte* data, DType dtype, std::int64_t n) {
   switch (dtype) {
     case DType::bf16:
@@ -26,11 +20,11 @@ __device__ inline float load_value(const std::byte* data, DType dtype, std::int6
 }
 
 __device__ inline float load_value(const Plane& x, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
-  return load_value(x.data, x.dtype, b * x.stride_b + h * x.stride_h + i * x.stride_i + j * x.stride_j);
+  return load_value(x.data, x.dtype, x.offset(b, h, i, j));
 }
 
 __device__ inline bool load_flag(const Plane& x, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
-  return static_cast<unsigned char>(x.data[b * x.stride_b + h * x.stride_h + i * x.stride_i + j * x.stride_j]) != 0;
+  return x.data[x.offset(b, h, i, j)] != std::byte{0};
 }
 
 }  // namespace heddle::cuda::sm90::attention_decode

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "cuda/attention.h"
+#include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/sm90/attention_decode/launch.h"
@@ -83,6 +84,7 @@ Refusal supports(const AttentionProblem& p) {
 }
 
 int ceil_div(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
+int log2_of(int power) { return std::countr_zero(static_cast<unsigned>(power)); }
 int ceil_to(int a, int b) { return (a + b - 1) / b * b; }
 
 Plan plan_for(const AttentionProblem& p, const Variant& v) {
@@ -119,7 +121,7 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
   plan.tiles_offset = ceil_to(plan.merge_offset + v.merge_bytes, 1024);
   for (;; plan.block /= 2) {
     plan.box = std::min(page, plan.block);
-    plan.box_shift = std::countr_zero(static_cast<unsigned>(plan.box));
+    plan.box_shift = log2_of(plan.box);
     // Of 8 neighbouring keys of a head, no two may lie in rows alike modulo 8.
     plan.box_pitch = plan.box * (plan.heads > 1 && plan.box < 8 ? plan.heads + 1 : plan.heads);
     plan.panel_bytes = ceil_to(plan.block / plan.box * plan.box_pitch, 8) * 128;
@@ -129,6 +131,8 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
   plan.shared_bytes = plan.tiles_offset + plan.stages * v.panels * plan.panel_bytes;
   plan.key_splits = std::min(plan.key_splits, plan.block / kKeyTile);
   plan.item_blocks = p.batch_invariant ? std::max(kInvariantKeys / plan.block, 2) : 1;
+  plan.block_shift = log2_of(plan.block);
+  plan.item_shift = log2_of(plan.item_blocks);
 
   const std::int64_t items =
       p.B * plan.head_groups * plan.row_units * std::max(ceil_div(ceil_div(p.Sk, plan.block) + 1, plan.item_blocks), 1);
@@ -139,15 +143,14 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
 }
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
-  // Measured on an H200.
-  constexpr double kBandwidth = 4.1e12, kFixed = 12e-6, kRate = 115e12;
+  const Cost& cost = cost_of("sm90_decode");
   double keys = static_cast<double>(p.Sk);
   if (p.window_left >= 0) keys = std::min(keys, static_cast<double>(p.window_left + p.Sq));
   const auto heads = static_cast<double>(p.B * p.Hkv);
   const double bytes = heads * keys * static_cast<double>((p.D + p.Dv) * static_cast<std::int64_t>(size_of(p.k.dtype)));
   const double rows = ceil_to(static_cast<int>(p.G * p.Sq), kRowTile);
   const double flops = 2 * heads * keys * rows * static_cast<double>(p.D + p.Dv);
-  return kFixed + std::max(bytes / kBandwidth, flops / kRate);
+  return cost.fixed + std::max(bytes / cost.bytes, flops / cost.flops);
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
@@ -179,6 +182,11 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.right = p.causal != Causal::none ? 0 : window(p.window_right);
   params.scale_log2 = p.scale * kLog2e;
   params.equal_lengths = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_q && !p.seqused_k && !p.cache_leftpad;
+  if (params.equal_lengths) {
+    params.equal = span_of(p, plan, params.left, params.right, 0);
+    params.equal_total = params.equal.items * plan.head_groups * plan.row_units * static_cast<int>(p.B);
+    params.equal_share = ceil_div(params.equal_total, plan.ctas);
+  }
   params.plain = p.softcap == 0 && !p.alibi && !p.bias && !p.mask && !p.draft_mask;
   params.scales_by_key = (p.k_scale && (p.k_scale.stride_s != 0 || (p.page_table && p.k_scale.stride_b != 0))) ||
                          (p.v_scale && (p.v_scale.stride_s != 0 || (p.page_table && p.v_scale.stride_b != 0)));
@@ -191,7 +199,7 @@ const AttentionForwardKernel kSm90AttentionDecode = {
     .name = "sm90_decode",
     .method = "flash",
     .device = Device::cuda,
-    .automatic = true,
+    .automatic = false,  // until its last changes have passed the tests on a GPU
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,

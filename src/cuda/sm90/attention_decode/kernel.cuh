@@ -8,6 +8,22 @@
 
 namespace heddle::cuda::sm90::attention_decode {
 
+__device__ inline void init_barriers(Control& control, int stages) {
+  for (int i = 0; i < kPieces; ++i) {
+    ptx::barrier_init(control.piece_ready[i], 1);
+    ptx::barrier_init(control.piece_free[i], kConsumerWarps + kQueryWarps);
+  }
+  ptx::barrier_init(control.q_ready, kQueryWarps);
+  ptx::barrier_init(control.q_free, kConsumerWarps);
+  ptx::barrier_init(control.appended, kQueryWarps);
+#pragma unroll 1
+  for (int i = 0; i < stages; ++i) {
+    ptx::barrier_init(control.full[i], 1);
+    ptx::barrier_init(control.empty[i], kConsumerWarps);
+  }
+  ptx::fence_barrier_init();
+}
+
 template <class C>
 __global__ void __launch_bounds__(kThreads, 1) attention_decode_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
@@ -16,32 +32,21 @@ __global__ void __launch_bounds__(kThreads, 1) attention_decode_kernel(const __g
   // Through a shuffle, so that the compiler knows it to be uniform.
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
 
-  if (threadIdx.x == 0) {
-    for (const auto* map : {&p.k, &p.v}) ptx::prefetch_tensor_map(*map);
-    for (int i = 0; i < kPieces; ++i) {
-      ptx::barrier_init(control.piece_ready[i], 1);
-      ptx::barrier_init(control.piece_free[i], kConsumerWarps + kQueryWarps);
-    }
-    ptx::barrier_init(control.q_ready, kQueryWarps);
-    ptx::barrier_init(control.q_free, kConsumerWarps);
-    ptx::barrier_init(control.appended, kQueryWarps);
-    for (int i = 0; i < p.plan.stages; ++i) {
-      ptx::barrier_init(control.full[i], 1);
-      ptx::barrier_init(control.empty[i], kConsumerWarps);
-    }
-    ptx::fence_barrier_init();
-  }
-  __syncthreads();
-
   if (warp < kServiceThreads / 32) {
     ptx::registers_decrease<C::kServiceRegisters>();
     if (warp == 0) {
-      Producer<C>(p, shared).run();
+      // Where this CTA's work lies is found out while the barriers are made.
+      Producer<C> producer(p, shared);
+      __syncthreads();
+      producer.run();
     } else {
+      if (threadIdx.x == 32) init_barriers(control, p.plan.stages);
+      __syncthreads();
       QueryWarp<C>(p, shared, warp - 1).run();
     }
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();
+    __syncthreads();
     Consumer<C>(p, shared, warp - kServiceThreads / 32).run();
   }
 }

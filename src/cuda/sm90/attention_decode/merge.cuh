@@ -66,7 +66,7 @@ class Merger {
   __device__ void merge(const Piece& piece) {
     const int quads = static_cast<int>(p.problem.Dv) / 4, rows = p.plan.heads * p.plan.rows, items = rows * quads;
     const int count = piece.merge_count;
-    constexpr int kBatch = C::kManyRegisters ? 2 : 4;
+    constexpr int kBatch = C::kManyRegisters ? 2 : 8;  // on their way at once
 #pragma unroll 1
     for (int n = thread; n < items; n += kConsumers) {
       const int quad = n % quads, row = n / quads;
@@ -149,7 +149,7 @@ class Merger {
       }
     }
     if (C::kE4m3 && !p.scales_by_key) inverse *= problem.v_scale.at(piece.cache_row, 0, kv_head);
-    std::byte* to = row_of(problem.o, piece.sequence, piece.q_begin + i, h) + 2 * column;
+    std::byte* to = problem.o.at(piece.sequence, piece.q_begin + i, h) + 2 * column;
     uint2 words;
     if (problem.o.dtype == DType::bf16) {
       words.x = ptx::pack2<__nv_bfloat16>(o.x * inverse, o.y * inverse);

@@ -16,20 +16,67 @@ namespace heddle::cuda::sm90::attention_decode {
 //   piece   blocks of one unit that a CTA takes one after the other
 // Row r of a kv head is query position r / G, head r % G of its group.
 struct Plan {
-  int heads, head_groups;  // kv heads of a unit; units beside each other, Hkv / heads
-  int rows, row_units;     // rows of a kv head in one unit; units that all G * Sq rows need
-  int row_groups;          // warps beside each other along the rows
-  int key_splits;          // warps that share a block's keys
-  int block;               // keys; a power of two
-  int box, box_shift;      // keys that one copy brings, and their log2: block, or what divides a page, too
-  int box_pitch;           // 128-byte rows from one box to the next; not heads * box where that would cost banks
-  int panel_bytes;         // of one 128-byte wide panel of a tile
-  int stages;              // tiles in flight
-  int item_blocks;         // 1; a fixed chunk where the cut must not depend on the batch
-  int ctas, slots;         // bounds on the CTAs that get work and the partial results
+  int heads, head_groups;       // kv heads of a unit; units beside each other, Hkv / heads
+  int rows, row_units;          // rows of a kv head in one unit; units that all G * Sq rows need
+  int row_groups;               // warps beside each other along the rows
+  int key_splits;               // warps that share a block's keys
+  int block, block_shift;       // keys, a power of two, and its log2
+  int box, box_shift;           // keys that one copy brings, and their log2: block, or what divides a page, too
+  int box_pitch;                // 128-byte rows from one box to the next; not heads * box where that would cost banks
+  int panel_bytes;              // of one 128-byte wide panel of a tile
+  int stages;                   // tiles in flight
+  int item_blocks, item_shift;  // 1; a fixed chunk where the cut must not depend on the batch
+  int ctas, slots;              // bounds on the CTAs that get work and the partial results
   int q_offset, merge_offset, tiles_offset, shared_bytes;  // of the shared memory
   int slot_words;                                          // 16-byte words of a partial result in the workspace
 };
+
+constexpr int kOpen = 1 << 30;  // a window without an edge
+constexpr float kLog2e = 1.44269504088896341f;
+
+// One sequence, as any of its units sees it.
+struct Span {
+  int q_begin, q_rows, sq, sk, off, k_begin;  // as in Sequence
+  int begin, end;                             // keys that some row attends
+  int whole_begin, whole_end;                 // keys that every row attends
+  int first_slot, end_slot;                   // blocks start at first_slot
+  int new_slot;                               // keys from this slot on are written by the launch
+  int blocks, items;
+};
+
+// Row i attends keys j with i + off - left <= j <= i + off + right.
+constexpr Span span_of(const AttentionProblem& p, const Plan& plan, int left, int right, int b) {
+  const Sequence s = p.sequence(b);
+  const auto within = [](int x, int high) { return x < 0 ? 0 : x > high ? high : x; };
+  Span span{};
+  span.q_begin = static_cast<int>(s.q_begin);
+  span.q_rows = static_cast<int>(s.q_rows);
+  span.sq = static_cast<int>(s.sq);
+  span.sk = static_cast<int>(s.sk);
+  span.off = static_cast<int>(s.off);
+  span.k_begin = static_cast<int>(s.k_begin);
+  span.begin = within(span.off - left, span.sk);
+  span.end = span.sq == 0 ? 0 : within(span.sq + span.off + right, span.sk);
+  if (span.end < span.begin) span.end = span.begin;
+  span.whole_begin = within(span.sq - 1 + span.off - left, span.sk);
+  span.whole_end = within(span.off + right + 1, span.sk);
+  int from = span.k_begin + span.begin;
+  span.end_slot = span.k_begin + span.end;
+  span.new_slot = kOpen;
+  if (p.append.k_new.data != nullptr) {  // new keys are written with the blocks that hold them, attended or not
+    const int rows = static_cast<int>(s.k_rows);
+    span.new_slot = within(p.seqused_k[b], rows);
+    span.end_slot = within(p.seqused_k[b] + static_cast<int>(p.k_appended), rows);
+    if (from > span.new_slot) from = span.new_slot;
+  }
+  // Blocks start at multiples of their size, as pages do; in packed storage, from the sequence's own start.
+  const int base = p.cu_seqlens_k != nullptr ? span.k_begin : 0;
+  span.first_slot = base + ((from - base) & -plan.block);
+  span.blocks = span.end_slot > from ? (span.end_slot - span.first_slot + plan.block - 1) >> plan.block_shift : 0;
+  span.items = (span.blocks + plan.item_blocks - 1) >> plan.item_shift;
+  if (span.items == 0) span.items = 1;  // rows without keys are written, too
+  return span;
+}
 
 struct Params {
   // Caches as [batch, head, row, dim], innermost first: dim, row, head, batch (a row of the cache or a page).
@@ -39,12 +86,11 @@ struct Params {
   uint4* slots;        // partial results
   int left, right;     // row i attends keys j with i + off - left <= j <= i + off + right
   float scale_log2;    // scale * log2(e)
-  bool equal_lengths;  // no sequence differs from the others
-  bool plain;          // scores are only scaled, and masked by band
-  bool scales_by_key;  // k_scale or v_scale differ from key to key
+  bool equal_lengths;  // no sequence differs from the others: all are `equal`
+  Span equal;
+  int equal_total, equal_share;  // items of all sequences, and of each CTA
+  bool plain;                    // scores are only scaled, and masked by band
+  bool scales_by_key;            // k_scale or v_scale differ from key to key
 };
-
-constexpr int kOpen = 1 << 30;  // a window without an edge
-constexpr float kLog2e = 1.44269504088896341f;
 
 }  // namespace heddle::cuda::sm90::attention_decode

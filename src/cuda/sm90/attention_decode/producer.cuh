@@ -9,10 +9,17 @@ template <class C>
 class Producer {
  public:
   __device__ Producer(const Params& params, SharedMemory<C> memory)
-      : p(params), shared(memory), control(memory.control()), lane(static_cast<int>(threadIdx.x) % 32) {}
+      : p(params),
+        shared(memory),
+        control(memory.control()),
+        lane(static_cast<int>(threadIdx.x) % 32),
+        schedule(params) {
+    if (lane == 0) {
+      for (const auto* map : {&p.k, &p.v}) ptx::prefetch_tensor_map(*map);
+    }
+  }
 
   __device__ void run() {
-    Schedule schedule(p);
     RingPosition slot;
     std::uint32_t appended_phase = 0;
     for (;;) {
@@ -74,6 +81,7 @@ class Producer {
   const SharedMemory<C> shared;
   Control& control;
   const int lane;
+  Schedule schedule;
   RingPosition stage;
 };
 

@@ -89,7 +89,7 @@ class QueryWarp {
   __device__ void load_rotated_row(const Piece& piece, int row) {
     const AttentionProblem& problem = p.problem;
     const Row at(p, piece, row);
-    const std::byte* from = row_of(problem.q, piece.sequence, piece.q_begin + at.i, at.h);
+    const std::byte* from = problem.q.at(piece.sequence, piece.q_begin + at.i, at.h);
     const std::int64_t position = problem.seqused_k[piece.sequence] + (problem.append.by_row ? at.i : 0);
     const int first = lane * kEach;
     float x[kEach] = {};
@@ -123,7 +123,7 @@ class QueryWarp {
 #pragma unroll
     for (int n = 0; n < kEach; ++n) x[n] = 0.0f;
     if (at.i >= piece.sq || first >= size) return;
-    const std::byte* from = row_of(problem.q, piece.sequence, piece.q_begin + at.i, at.h);
+    const std::byte* from = problem.q.at(piece.sequence, piece.q_begin + at.i, at.h);
     const DType dtype = problem.q.dtype;
     if (dtype == DType::f8e4m3) {
 #pragma unroll
@@ -182,11 +182,11 @@ class QueryWarp {
     for (int n = warp; n < rows; n += kQueryWarps) {
       const int slot = from + n / p.plan.heads, h = piece.head + n % p.plan.heads;
       const AttentionProblem::Slot at = problem.key_slot(piece.sequence, Sequence{}, slot);
-      store_row(row_of(problem.append.k_new, piece.sequence, slot - length, h), problem.append.k_new.dtype,
-                row_of(problem.k, at.batch, at.row, h), static_cast<int>(problem.D), problem.append.rotary, slot,
+      store_row(problem.append.k_new.at(piece.sequence, slot - length, h), problem.append.k_new.dtype,
+                problem.k.at(at.batch, at.row, h), static_cast<int>(problem.D), problem.append.rotary, slot,
                 problem.k_scale.at(at.batch, at.row, h));
-      store_row(row_of(problem.append.v_new, piece.sequence, slot - length, h), problem.append.v_new.dtype,
-                row_of(problem.v, at.batch, at.row, h), static_cast<int>(problem.Dv), RotaryTables{}, slot,
+      store_row(problem.append.v_new.at(piece.sequence, slot - length, h), problem.append.v_new.dtype,
+                problem.v.at(at.batch, at.row, h), static_cast<int>(problem.Dv), RotaryTables{}, slot,
                 problem.v_scale.at(at.batch, at.row, h));
     }
   }

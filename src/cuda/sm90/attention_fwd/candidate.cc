@@ -1,5 +1,6 @@
 // The candidate "sm90": what it takes, which instantiation, and the launch.
 #include <algorithm>
+#include <cmath>
 
 #include "core/check.h"
 #include "cuda/attention.h"
@@ -48,8 +49,15 @@ const Variant& variant_for(const AttentionProblem& p) {
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
   // Measured on an H200: 600 TFLOP/s at D 128, and what a launch takes.
-  const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
-  return 4e-6 + flops / 600e12;
+  constexpr double kFixed = 4e-6, kRate = 600e12;
+  const double pairs = attended_pairs(p), width = 2.0 * static_cast<double>(p.D + p.Dv);
+  const Variant& v = variant_for(p);
+  const Plan plan = make_plan(p, v.consumers);
+  if (plan.q_tiles != 1 || p.Sq == 0) return kFixed + width * pairs * static_cast<double>(p.B * p.H) / kRate;
+  // Few rows: a tile takes as long as a full one, and one multiprocessor reads all its keys.
+  const double processors = current_device().multiprocessors, tiles = static_cast<double>(p.B * plan.units);
+  const double tile = width * pairs / static_cast<double>(p.Sq) * v.consumers * 64;
+  return kFixed + std::ceil(tiles / processors) * processors * tile / kRate;
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
