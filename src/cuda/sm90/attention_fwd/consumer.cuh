@@ -250,7 +250,9 @@ class Consumer {
     float scale = p.scale_log2;
     if constexpr (C::kOptions != 0) {
       auto* scratch = reinterpret_cast<float*>(&staging());
-      scale = options.apply(p, w, thread_rows(w), first_position(w) + warp_row(), tile, planes(), scratch, s);
+      const bool own = tile >= whole_begin && tile < whole_end && p.positions * p.pack == kRows &&
+                       w.position + C::kConsumers * p.positions <= w.rows;
+      scale = options.apply(p, w, thread_rows(w), first_position(w) + warp_row(), tile, own, planes(), scratch, s);
     }
     if (tile < whole_begin || tile >= whole_end) mask_band<C>(p, w, thread_rows(w), tile, s);
     return scale;

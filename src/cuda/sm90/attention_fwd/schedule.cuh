@@ -148,8 +148,9 @@ class Scheduler {
   __device__ bool repeat() {
     if constexpr (!C::kRemovesPairs) return false;
     Work& w = shared.work[slot.index];
-    if (w.spoiled == 0) return false;
+    const bool spoiled = w.spoiled != 0;
     __syncwarp();
+    if (!spoiled) return false;
     if (first_lane) {
       w.careful = 1;
       w.spoiled = 0;

@@ -45,11 +45,12 @@ class ScoreOptions {
     if (by_keys(p.mask)) key_mask.template load<std::uint8_t>(p.mask, w, k_tile, 1);
   }
 
-  // Returns what s must be multiplied with to be in log2 units.
+  // own: all rows and keys of the tile are this sequence's. Returns what s must be multiplied with to be in log2 units.
   __device__ __forceinline__ float apply(const Params& p, const Work& w, const ThreadRows& rows, int first_row,
-                                         int k_tile, PlaneTiles<C>& tiles, float* scratch, float (&s)[C::kTileK / 2]) {
+                                         int k_tile, bool own, PlaneTiles<C>& tiles, float* scratch,
+                                         float (&s)[C::kTileK / 2]) {
     float unit = p.scale;
-    if (has(kSoftcap) && p.softcap.inside != 0.0f) cap(p.softcap, s);
+    if (has(kSoftcap) && p.softcap.inside != 0.0f) cap(p.softcap, own, s);
     if (has(kAnyPlanes) && !(unit > 0.0f)) {  // the softmax takes the largest of s before it scales
 #pragma unroll
       for (int i = 0; i < C::kTileK / 2; ++i) s[i] *= unit;
@@ -99,12 +100,14 @@ class ScoreOptions {
     ptx::copy_async_commit();
   }
 
-  static __device__ __forceinline__ void cap(const Softcap& softcap, Scores s) {
+  // By the polynomial if the warp's scores allow it. What they are elsewhere must not decide on a row's bits: among
+  // scores that are not the sequence's own, the polynomial is not tried.
+  static __device__ __forceinline__ void cap(const Softcap& softcap, bool own, Scores s) {
     const float(&c)[5] = softcap.series;
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < C::kTileK / 2; ++i) largest = fmaxf(largest, fabsf(s[i]));
-    if (__any_sync(0xffffffff, largest > softcap.limit)) {
+    if (!own || __any_sync(0xffffffff, largest > softcap.limit)) {
       const float to_exponent = 2.0f * kLog2e * softcap.inside;
 #pragma unroll
       for (int i = 0; i < C::kTileK / 2; ++i) {  // tanh(y) = 1 - 2 / (e^2y + 1)
@@ -227,20 +230,21 @@ class ScoreOptions {
   static __device__ __forceinline__ void add_elements(const ScorePlane& plane, bool is_mask, const Params& p,
                                                       const Work& w, int first, int warp_row, int k_tile,
                                                       float* scratch, float unit, Scores s) {
+    constexpr int kTogether = C::kValueSize <= 128 ? 4 : 2;  // loads in flight: as many as there are registers for
     const int lane = recomputed(static_cast<int>(threadIdx.x)) % 32;
 #pragma unroll
     for (int piece = 0; piece < C::kTileK / 32; ++piece) {
 #pragma unroll 1
-      for (int begin = 0; begin < 16; begin += 4) {  // loads in flight together
-        std::int64_t at[4];
-        float values[4];
+      for (int begin = 0; begin < 16; begin += kTogether) {
+        std::int64_t at[kTogether];
+        float values[kTogether];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < kTogether; ++i) {
           at[i] = plane_offset(plane, p, w, {first, warp_row + begin + i}, k_tile * C::kTileK + 32 * piece + lane);
         }
         load_elements<T>(plane, is_mask, p.bias_is_float, at, values);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) scratch[32 * (begin + i) + (lane ^ 8 * i)] = values[i];
+        for (int i = 0; i < kTogether; ++i) scratch[32 * (begin + i) + (lane ^ 8 * ((begin + i) % 4))] = values[i];
       }
       __syncwarp();
 #pragma unroll
