@@ -212,6 +212,16 @@ __device__ inline void copy_async_4(std::uint32_t to, const void* from, bool exi
       : "memory");
 }
 
+// The first `bytes` of kBytes (4 or 16) are copied, the rest become zeros and are not read.
+template <int kBytes>
+__device__ inline void copy_async(std::uint32_t to, const void* from, int bytes) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  }
+}
+
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the newest `kPending` committed groups of this thread have landed.
