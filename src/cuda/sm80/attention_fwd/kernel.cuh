@@ -5,6 +5,8 @@
 #include "cuda/sm80/attention_fwd/consumer.cuh"
 #include "cuda/sm80/attention_fwd/epilogue.cuh"
 #include "cuda/sm80/attention_fwd/loader.cuh"
+#include "cuda/sm80/attention_fwd/products_16bit.cuh"
+#include "cuda/sm80/attention_fwd/products_tf32.cuh"
 #include "cuda/sm80/attention_fwd/schedule.cuh"
 
 namespace heddle::cuda::sm80::attention_fwd {
@@ -12,7 +14,7 @@ namespace heddle::cuda::sm80::attention_fwd {
 // While S = Q K^T is computed, the values of the same key tile are on their way; while softmax and P V are, the keys of
 // the next. One buffer each is enough, and two CTAs on a multiprocessor fill each other's waits.
 template <class C>
-__global__ void __launch_bounds__(kThreads, C::kBlocks) attention_fwd_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_fwd_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
   const Work& w = shared.work;
@@ -33,7 +35,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks) attention_fwd_kernel(con
   }
 #pragma unroll 1
   for (int tile = first; tile >= last; --tile) {
-    rows.multiply_qk(tile);
+    multiply_qk(rows, tile);
     rows.finish_scores(tile);
     ptx::copy_async_wait<0>();
     __syncthreads();
@@ -42,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks) attention_fwd_kernel(con
       ptx::copy_async_commit();
     }
     rows.rescale();
-    rows.multiply_pv(tile);
+    multiply_pv(rows, tile);
     if (tile > last) {
       ptx::copy_async_wait<0>();
       __syncthreads();
