@@ -146,6 +146,10 @@ __device__ inline void copy_async_16(std::uint32_t to, const void* from, bool ex
       : "memory");
 }
 
+__device__ inline void copy_async_16(std::uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until all but the newest `kPending` committed groups of this thread have landed.

@@ -19,7 +19,8 @@ struct Tiling {
   int warps;
   int groups;  // of 16 query rows, owned by one warp
   int tile_k;
-  int blocks;  // on a multiprocessor, as registers allow
+  int blocks;            // on a multiprocessor, as registers allow
+  int kept_steps = 0;  // of 16 dimensions of q that stay in registers, where there is room (16-bit operands)
 };
 
 // kProducts: of the tensor cores for one of elements. 1, or 3 for float32 with its own precision (products_tf32.cuh).
@@ -32,6 +33,7 @@ struct Config {
   static constexpr int kThreads = 32 * kTiling.warps, kGroups = kTiling.groups, kBlocks = kTiling.blocks;
   static constexpr int kTileQ = kTiling.warps * kGroups * kGroupRows, kTileK = kTiling.tile_k;
   static constexpr bool kScoreOptions = kScoreOptions_;  // softcap, ALiBi, bias, mask, dropout, any scale
+  static constexpr int kKeptSteps = kTiling.kept_steps;
   static constexpr std::uint32_t kPitch = kHeadSize * sizeof(T);  // bytes of a row in shared memory
 };
 

@@ -25,6 +25,7 @@ struct Consumer {
   float max[C::kGroups][2], sum[C::kGroups][2];
   float s[C::kGroups][C::kTileK / 8][4];
   float o[C::kGroups][C::kHeadSize / 8][4];
+  std::uint32_t q[C::kKeptSteps > 0 ? C::kKeptSteps : 1][C::kGroups][4];
   // Keys that some row of the warp attends, as attended_keys() says. Values of the others may be anything, and
   // 0 * NaN is NaN: products of P and V leave them out.
   std::uint32_t attended = ~0u;

@@ -23,29 +23,29 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_fwd_kernel(
   if (w.first >= w.q_rows) return;
 
   Consumer<C> rows(p, w, shared);
-  const int first = w.k_end - 1, last = w.k_begin;
-  if (first >= last) {
+  if (w.k_end > w.k_begin) {
     load_q<C>(p, w, shared);
-    load_k<C>(p, w, first, shared);
+    load_k<C>(p, w, w.k_end - 1, shared);
     ptx::copy_async_commit();
-    load_v<C>(p, w, first, shared);
+    load_v<C>(p, w, w.k_end - 1, shared);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     __syncthreads();
+    if constexpr (C::kKeptSteps > 0) keep_q(rows);
   }
 #pragma unroll 1
-  for (int tile = first; tile >= last; --tile) {
+  for (int tile = w.k_end - 1; tile >= w.k_begin; --tile) {
     multiply_qk(rows, tile);
     rows.finish_scores(tile);
     ptx::copy_async_wait<0>();
     __syncthreads();
-    if (tile > last) {
+    if (tile > w.k_begin) {
       load_k<C>(p, w, tile - 1, shared);
       ptx::copy_async_commit();
     }
     rows.rescale();
     multiply_pv(rows, tile);
-    if (tile > last) {
+    if (tile > w.k_begin) {
       ptx::copy_async_wait<0>();
       __syncthreads();
       load_v<C>(p, w, tile - 1, shared);

@@ -42,14 +42,20 @@ struct AlignedRows {
     constexpr unsigned kChunks = tile.kChunks, kPass = kThreads / kChunks;
     const unsigned thread = recomputed(threadIdx.x, first), chunk = thread % kChunks, row = thread / kChunks;
     const std::uint32_t to = ptx::shared_address(&tile) + swizzled(tile.kPitch, row, chunk);
-    const unsigned from_begin = first + row - begin, length = tile.kPerChunk * static_cast<int>(chunk) < size ? end - begin : 0;
     auto source = make_source(first + static_cast<int>(row), 16 * chunk);
+    // Row row + i has the swizzle (row ^ i) % 8, as i is a multiple of kPass.
+    const auto to_row = [&](unsigned i) { return (to ^ (i % 8) << 4) + i * tile.kPitch; };
+    if (first >= begin && first + kRows <= end && size == kColumns) {
 #pragma unroll
-    for (unsigned i = 0; i < kRows; i += kPass) {
-      const bool exists = from_begin + i < length;
-      // Row row + i has the swizzle (row ^ i) % 8, as i is a multiple of kPass.
-      ptx::copy_async_16((to ^ (i % 8) << 4) + i * tile.kPitch, source.get(exists), exists);
-      source.advance(kPass);
+      for (unsigned i = 0; i < kRows; i += kPass, source.advance(kPass)) ptx::copy_async_16(to_row(i), source.get(true));
+    } else {
+      const unsigned from_begin = first + row - begin;
+      const unsigned length = tile.kPerChunk * static_cast<int>(chunk) < size ? end - begin : 0;
+#pragma unroll
+      for (unsigned i = 0; i < kRows; i += kPass, source.advance(kPass)) {
+        const bool exists = from_begin + i < length;
+        ptx::copy_async_16(to_row(i), source.get(exists), exists);
+      }
     }
   }
 };

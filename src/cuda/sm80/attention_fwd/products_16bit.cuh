@@ -5,16 +5,29 @@
 
 namespace heddle::cuda::sm80::attention_fwd {
 
+// 16 dimensions of q: matrices of rows 0-7 and 8-15 of 8 dimensions, then of the next 8.
+template <class C>
+__device__ inline void load_q_step(const Consumer<C>& rows, unsigned lane, int step, std::uint32_t (&q)[C::kGroups][4]) {
+  const std::uint32_t q_at =
+      ptx::shared_address(&rows.shared.q) + swizzled(C::kPitch, rows.warp_row + lane % 16, lane / 16);
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) ptx::load_matrix_x4(q[g], (q_at ^ step << 5) + g * kGroupRows * C::kPitch);
+}
+
+template <class C>
+__device__ inline void keep_q(Consumer<C>& rows) {
+#pragma unroll
+  for (int step = 0; step < C::kKeptSteps; ++step) load_q_step(rows, rows.lane, step, rows.q[step]);
+}
+
 // S = Q K^T.
 template <class C>
   requires(!Float32<C>)
 __device__ inline void multiply_qk(Consumer<C>& rows, int tile) {
   using T = typename C::Element;
-  // Matrices of q: rows 0-7 and 8-15 of 8 dimensions, then of the next 8. Of k: 8 dimensions of keys 0-7, the next 8,
-  // then keys 8-15. A step of 16 dimensions is two chunks further, and the swizzle is an exclusive or.
+  // Matrices of k: 8 dimensions of keys 0-7, the next 8, then keys 8-15. A step of 16 dimensions is two chunks further,
+  // and the swizzle is an exclusive or.
   const unsigned lane = recomputed(rows.lane, tile);
-  const std::uint32_t q_at =
-      ptx::shared_address(&rows.shared.q) + swizzled(C::kPitch, rows.warp_row + lane % 16, lane / 16);
   const std::uint32_t k_at =
       ptx::shared_address(&rows.shared.k) + swizzled(C::kPitch, lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
@@ -26,9 +39,10 @@ __device__ inline void multiply_qk(Consumer<C>& rows, int tile) {
   }
 #pragma unroll
   for (int step = 0; step < C::kHeadSize / 16; ++step) {
-    std::uint32_t q[C::kGroups][4];
-#pragma unroll
-    for (int g = 0; g < C::kGroups; ++g) ptx::load_matrix_x4(q[g], (q_at ^ step << 5) + g * kGroupRows * C::kPitch);
+    std::uint32_t loaded[C::kGroups][4];
+    const bool kept = step < C::kKeptSteps;
+    auto& q = kept ? rows.q[kept ? step : 0] : loaded;
+    if (!kept) load_q_step(rows, lane, step, q);
 #pragma unroll
     for (int n = 0; n < C::kTileK / 16; ++n) {
       std::uint32_t k[4];

@@ -86,8 +86,9 @@ __device__ inline void multiply_qk(Consumer<C>& rows, int tile) {
       rows.s[g][n][0] = rows.s[g][n][1] = rows.s[g][n][2] = rows.s[g][n][3] = 0.0f;
     }
   }
+  const int q_size = static_cast<int>(rows.p.problem.D);
 #pragma unroll 1
-  for (int d = 0; d < C::kHeadSize / 16; ++d) {
+  for (int d = 0; 16 * d < q_size; ++d) {
     Tf32<8> q[C::kGroups];
 #pragma unroll
     for (int g = 0; g < C::kGroups; ++g) {
@@ -118,6 +119,7 @@ template <class C>
 __device__ inline void multiply_pv(Consumer<C>& rows, int tile) {
   const unsigned lane = recomputed(rows.lane, tile);
   const std::uint32_t v_at = ptx::shared_address(&rows.shared.v) + swizzled(C::kPitch, lane % 4 * 2, lane / 4);
+  const int v_size = static_cast<int>(rows.p.problem.Dv);
 #pragma unroll
   for (int step = 0; step < C::kTileK / 16; ++step) {
     rows.exponentials(tile, step);
@@ -131,6 +133,7 @@ __device__ inline void multiply_pv(Consumer<C>& rows, int tile) {
     }
 #pragma unroll
     for (int j = 0; j < C::kHeadSize / 32; ++j) {
+      if (32 * j >= v_size) break;
       std::uint32_t words[4][4];  // block, then keys 2 (lane % 4), the next, and those of the next 8 keys
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
