@@ -42,6 +42,7 @@ TEST_P(GpuForward, MatchesReference) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, GpuForward, ::testing::ValuesIn(attention_cases()), case_name);
+INSTANTIATE_TEST_SUITE_P(Tf32, GpuForward, ::testing::ValuesIn(in_tf32(attention_cases())), case_name);
 
 // What is not served is said, with the sentence that a user would read, and does not grow.
 TEST(GpuCoverage, UnservedRowsAreListed) {

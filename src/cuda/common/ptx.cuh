@@ -131,7 +131,10 @@ __device__ inline void load_matrix_x4(std::uint32_t (&r)[4], std::uint32_t row) 
 
 __device__ inline uint4 load_shared_16(std::uint32_t from) {
   uint4 x;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(from) : "memory");
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
   return x;
 }
 
@@ -144,10 +147,6 @@ __device__ inline void copy_async_16(std::uint32_t to, const void* from, bool ex
       " cp.async.cg.shared.global.L2::128B [%0], [%1], 16, p;\n}" ::"r"(to),
       "l"(from), "r"(static_cast<std::uint32_t>(exists))
       : "memory");
-}
-
-__device__ inline void copy_async_16(std::uint32_t to, const void* from) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

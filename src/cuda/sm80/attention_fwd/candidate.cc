@@ -16,7 +16,9 @@ using namespace sm80::attention_fwd;
 
 constexpr std::int64_t kMaxLength = kOpen / 2, kMaxTiles = 1 << 30;
 
-std::int64_t elements_of_16_bytes(const AttentionProblem& p) { return 16 / static_cast<std::int64_t>(size_of(p.dtype)); }
+std::int64_t elements_of_16_bytes(const AttentionProblem& p) {
+  return 16 / static_cast<std::int64_t>(size_of(p.dtype));
+}
 
 // Rows can be moved in pieces of 16 bytes.
 bool aligned(const AttentionProblem& p, const Operand& x) {
@@ -74,7 +76,7 @@ Refusal supports(const AttentionProblem& p) {
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
   // Measured on an H200 at D 128.
-  const double rate = p.dtype != DType::f32 ? 340e12 : tf32(p) ? 150e12 : 60e12;
+  const double rate = p.dtype != DType::f32 ? 360e12 : tf32(p) ? 150e12 : 60e12;
   return 5e-6 + flops / rate;
 }
 
@@ -91,7 +93,8 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.q_tiles = static_cast<int>(q_tiles(p, v));
   // With a band, tiles differ in cost, and those of several heads are dealt out by it; half of the L2 cache for keys.
   const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
-  const std::int64_t bytes = std::max<std::int64_t>(p.Sk * (p.D + p.Dv) * static_cast<std::int64_t>(size_of(p.dtype)), 1);
+  const std::int64_t bytes =
+      std::max<std::int64_t>(p.Sk * (p.D + p.Dv) * static_cast<std::int64_t>(size_of(p.dtype)), 1);
   const std::int64_t heads = std::clamp<std::int64_t>(current_device().l2_bytes / 2 / bytes, 1, params.units);
   params.section = Divisor(static_cast<unsigned>(std::min<std::int64_t>(band ? heads * p.G : 1, params.units)));
   params.section_tiles = Divisor(params.section.divisor * params.q_tiles);
@@ -113,7 +116,7 @@ const AttentionForwardKernel kSm80AttentionForward = {
     .name = "sm80",
     .method = "flash",
     .device = Device::cuda,
-    .automatic = false,  // until its last changes have passed the tests on a GPU
+    .automatic = true,
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,

@@ -19,7 +19,7 @@ struct Tiling {
   int warps;
   int groups;  // of 16 query rows, owned by one warp
   int tile_k;
-  int blocks;            // on a multiprocessor, as registers allow
+  int blocks;          // on a multiprocessor, as registers allow
   int kept_steps = 0;  // of 16 dimensions of q that stay in registers, where there is room (16-bit operands)
 };
 

@@ -1,5 +1,5 @@
-// A warp's 16 * kGroups query rows and what it does with them between the products S = Q K^T and O += P V of a key tile:
-// scores, maxima, exponentials. The products are functions: products_16bit.cuh, products_tf32.cuh.
+// A warp's 16 * kGroups query rows and what it does with them between the products S = Q K^T and O += P V of a key
+// tile: scores, maxima, exponentials. The products are functions: products_16bit.cuh, products_tf32.cuh.
 #pragma once
 
 #include <cfloat>

@@ -43,9 +43,8 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const Consume
 
 // A warp's rows of O through its rows of the q tile, so that they go out in pieces of 16 bytes where o allows.
 template <class C>
-  requires(!Float32<C>)
-__device__ void store_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
-                           const float (&inverse)[C::kGroups][2], SharedMemory<C>& shared) {
+requires(!Float32<C>) __device__ void store_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
+                                                 const float (&inverse)[C::kGroups][2], SharedMemory<C>& shared) {
   using T = typename C::Element;
   constexpr std::uint32_t kPitch = C::kPitch;
   constexpr int kChunks = C::kHeadSize / 8, kRows = kGroupRows * C::kGroups;
@@ -87,9 +86,8 @@ __device__ void store_rows(const Params& p, const Work& w, const Consumer<C>& ro
 
 // A warp's rows of O. With the columns as multiply_pv() leaves them, a lane has four side by side.
 template <class C>
-  requires Float32<C>
-__device__ void store_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
-                           const float (&inverse)[C::kGroups][2], SharedMemory<C>&) {
+requires Float32<C> __device__ void store_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
+                                               const float (&inverse)[C::kGroups][2], SharedMemory<C>&) {
   const Operand& o = p.problem.o;
   const int size = static_cast<int>(p.problem.Dv), lane = static_cast<int>(threadIdx.x) % 32;
   float* const head = reinterpret_cast<float*>(o.data) + (w.b * o.stride_b + w.h * o.stride_h);

@@ -24,12 +24,14 @@ struct PagedRows {
   const Operand& x;
   const std::int32_t* pages;
   const Divisor& page_size;
+  int last;  // page
   unsigned slot;
   // The page table is read for rows that exist only.
   __device__ const std::byte* get(bool exists) const {
     if (!exists) return data;
     const unsigned page = page_size.quotient(slot);
-    return data + std::int64_t{sizeof(T)} * (pages[page] * x.stride_b + (slot - page * page_size.divisor) * x.stride_s);
+    return data + std::int64_t{sizeof(T)} * (std::int64_t{min(max(pages[page], 0), last)} * x.stride_b +
+                                             (slot - page * page_size.divisor) * x.stride_s);
   }
   __device__ void advance(int rows) { slot += rows; }
 };
@@ -42,20 +44,15 @@ struct AlignedRows {
     constexpr unsigned kChunks = tile.kChunks, kPass = kThreads / kChunks;
     const unsigned thread = recomputed(threadIdx.x, first), chunk = thread % kChunks, row = thread / kChunks;
     const std::uint32_t to = ptx::shared_address(&tile) + swizzled(tile.kPitch, row, chunk);
+    const unsigned from_begin = first + row - begin;
+    const unsigned length = tile.kPerChunk * static_cast<int>(chunk) < size ? end - begin : 0;
     auto source = make_source(first + static_cast<int>(row), 16 * chunk);
-    // Row row + i has the swizzle (row ^ i) % 8, as i is a multiple of kPass.
-    const auto to_row = [&](unsigned i) { return (to ^ (i % 8) << 4) + i * tile.kPitch; };
-    if (first >= begin && first + kRows <= end && size == kColumns) {
 #pragma unroll
-      for (unsigned i = 0; i < kRows; i += kPass, source.advance(kPass)) ptx::copy_async_16(to_row(i), source.get(true));
-    } else {
-      const unsigned from_begin = first + row - begin;
-      const unsigned length = tile.kPerChunk * static_cast<int>(chunk) < size ? end - begin : 0;
-#pragma unroll
-      for (unsigned i = 0; i < kRows; i += kPass, source.advance(kPass)) {
-        const bool exists = from_begin + i < length;
-        ptx::copy_async_16(to_row(i), source.get(exists), exists);
-      }
+    for (unsigned i = 0; i < kRows; i += kPass) {
+      const bool exists = from_begin + i < length;
+      // Row row + i has the swizzle (row ^ i) % 8, as i is a multiple of kPass.
+      ptx::copy_async_16((to ^ (i % 8) << 4) + i * tile.kPitch, source.get(exists), exists);
+      source.advance(kPass);
     }
   }
 };
@@ -116,11 +113,17 @@ __device__ void load_keys(const Params& p, const Work& w, const Operand& x, cons
   };
   if (a.page_table != nullptr) {
     load([&](int j, unsigned bytes) {
-      return PagedRows<T>{data + bytes, x, a.page_table + w.b * a.page_table_stride, p.page_size,
-                       static_cast<unsigned>(w.k_slot + j)};
+      return PagedRows<T>{data + bytes,
+                          x,
+                          a.page_table + w.b * a.page_table_stride,
+                          p.page_size,
+                          static_cast<int>(a.k_batches) - 1,
+                          static_cast<unsigned>(w.k_slot + j)};
     });
   } else {
-    load([&](int j, unsigned bytes) { return DenseRows{data + bytes + j * (kBytes * x.stride_s), kBytes * x.stride_s}; });
+    load([&](int j, unsigned bytes) {
+      return DenseRows{data + bytes + j * (kBytes * x.stride_s), kBytes * x.stride_s};
+    });
   }
 }
 

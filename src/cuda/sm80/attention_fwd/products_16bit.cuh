@@ -7,7 +7,8 @@ namespace heddle::cuda::sm80::attention_fwd {
 
 // 16 dimensions of q: matrices of rows 0-7 and 8-15 of 8 dimensions, then of the next 8.
 template <class C>
-__device__ inline void load_q_step(const Consumer<C>& rows, unsigned lane, int step, std::uint32_t (&q)[C::kGroups][4]) {
+__device__ inline void load_q_step(const Consumer<C>& rows, unsigned lane, int step,
+                                   std::uint32_t (&q)[C::kGroups][4]) {
   const std::uint32_t q_at =
       ptx::shared_address(&rows.shared.q) + swizzled(C::kPitch, rows.warp_row + lane % 16, lane / 16);
 #pragma unroll
@@ -22,8 +23,7 @@ __device__ inline void keep_q(Consumer<C>& rows) {
 
 // S = Q K^T.
 template <class C>
-  requires(!Float32<C>)
-__device__ inline void multiply_qk(Consumer<C>& rows, int tile) {
+requires(!Float32<C>) __device__ inline void multiply_qk(Consumer<C>& rows, int tile) {
   using T = typename C::Element;
   // Matrices of k: 8 dimensions of keys 0-7, the next 8, then keys 8-15. A step of 16 dimensions is two chunks further,
   // and the swizzle is an exclusive or.
@@ -63,8 +63,7 @@ __device__ inline std::uint32_t halves(std::uint32_t bits) {
 
 // O += P V. The exponentials of 16 keys are computed while the tensor cores multiply those before.
 template <class C>
-  requires(!Float32<C>)
-__device__ inline void multiply_pv(Consumer<C>& rows, int tile) {
+requires(!Float32<C>) __device__ inline void multiply_pv(Consumer<C>& rows, int tile) {
   using T = typename C::Element;
   // Matrices of v: 8 columns of keys 0-7 and 8-15, then the next 8.
   const unsigned lane = recomputed(rows.lane, tile);

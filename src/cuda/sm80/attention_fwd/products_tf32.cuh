@@ -2,8 +2,8 @@
 // mantissa. The tensor cores ignore the other 13 bits, and truncate each sum.
 //
 // kProducts = 1 rounds both operands. kProducts = 3 ("3xTF32": Ootomo and Yokota, arXiv 2203.03341) splits each into
-// high + low, 11 significant bits each, and leaves out low * low alone; the sum of 16 terms, small products before large
-// ones, is then added in float32 where it would be truncated again and again.
+// high + low, 11 significant bits each, and leaves out low * low alone; the sum of 16 terms, small products before
+// large ones, is then added in float32 where it would be truncated again and again.
 #pragma once
 
 #include "cuda/sm80/attention_fwd/consumer.cuh"
@@ -21,8 +21,8 @@ __device__ inline Tf32<kCount> to_tf32(const std::uint32_t* x) {
 #pragma unroll
   for (int n = 0; n < kCount; ++n) {
     if constexpr (kProducts == 1) {
-      // Truncation after adding 1/3 to 2/3 of the last place, as the mantissa says: an error of at most 2/3 of it, near 0
-      // in the mean; what tf32 holds stays as it is, and so do NaN and infinity. One instruction.
+      // Truncation after adding 1/3 to 2/3 of the last place, as the mantissa says: an error of at most 2/3 of it, near
+      // 0 in the mean; what tf32 holds stays as it is, and so do NaN and infinity. One instruction.
       out.high[n] = __float_as_uint(__uint_as_float(x[n]) * (1.0f + 0x1p-10f / 3));
     } else {
       // To nearest. NaN may become a number in high, but not in low.
@@ -37,41 +37,41 @@ __device__ inline Tf32<kCount> to_tf32(const std::uint32_t* x) {
 template <int kProducts, int kGroups, int kBlocks>
 __device__ inline void multiply_add(float (*d)[4], int group_stride, const Tf32<8> (&a)[kGroups],
                                     const Tf32<4> (&b)[kBlocks]) {
-  float part[kGroups][kBlocks][4] = {};
-  const auto each = [&](auto&& multiply) {
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-      for (int n = 0; n < kBlocks; ++n) multiply(kProducts == 1 ? d[g * group_stride + n] : part[g][n], a[g], b[n]);
-    }
-  };
-  if constexpr (kProducts == 3) {
+  const auto each = [&](auto visit) {
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
-      each([&](float(&x)[4], const auto& ag, const auto& bn) { ptx::mma_1688(x, ag.low + 4 * step, bn.high + 2 * step); });
-      each([&](float(&x)[4], const auto& ag, const auto& bn) { ptx::mma_1688(x, ag.high + 4 * step, bn.low + 2 * step); });
-    }
-  }
 #pragma unroll
-  for (int step = 0; step < 2; ++step) {
-    each([&](float(&x)[4], const auto& ag, const auto& bn) { ptx::mma_1688(x, ag.high + 4 * step, bn.high + 2 * step); });
-  }
-  if constexpr (kProducts == 3) {
+      for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-    for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-      for (int n = 0; n < kBlocks; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) d[g * group_stride + n][i] += part[g][n][i];
+        for (int n = 0; n < kBlocks; ++n) visit(step, g, n);
       }
     }
+  };
+  if constexpr (kProducts == 1) {
+    each([&](int step, int g, int n) {
+      ptx::mma_1688(d[g * group_stride + n], a[g].high + 4 * step, b[n].high + 2 * step);
+    });
+  } else {
+    // A product takes as long as five others, so a lone group has a sum for each step.
+    constexpr int kSums = kGroups == 1 ? 2 : 1;
+    float sum[kSums][kGroups][kBlocks][4] = {};
+    const auto add = [&](int step, int g, int n, const std::uint32_t* x, const std::uint32_t* y) {
+      ptx::mma_1688(sum[step % kSums][g][n], x + 4 * step, y + 2 * step);
+    };
+    each([&](int step, int g, int n) { add(step, g, n, a[g].low, b[n].high); });
+    each([&](int step, int g, int n) { add(step, g, n, a[g].high, b[n].low); });
+    each([&](int step, int g, int n) { add(step, g, n, a[g].high, b[n].high); });
+    each([&](int step, int g, int n) {
+      if (step >= kSums) return;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) d[g * group_stride + n][i] += sum[step][g][n][i];
+    });
   }
 }
 
 // S = Q K^T.
 template <class C>
-  requires Float32<C>
-__device__ inline void multiply_qk(Consumer<C>& rows, int tile) {
+requires Float32<C> __device__ inline void multiply_qk(Consumer<C>& rows, int tile) {
   // Matrices of 8 rows and 4 dimensions. q: rows 0-7, rows 8-15, then of the next 4 dimensions. k: 16 dimensions of 8
   // keys.
   const unsigned lane = recomputed(rows.lane, tile);
@@ -111,12 +111,11 @@ __device__ inline void multiply_qk(Consumer<C>& rows, int tile) {
   }
 }
 
-// O += P V. The order of the keys in a product is free: that of P's registers as S left them, two keys side by side in a
-// lane. The order of O's columns is free too: a lane reads four columns of V at once, one for each of four blocks, and
-// block 4 j + m of o has columns 32 j + 4 n + m.
+// O += P V. The order of the keys in a product is free: that of P's registers as S left them, two keys side by side in
+// a lane. The order of O's columns is free too: a lane reads four columns of V at once, one for each of four blocks,
+// and block 4 j + m of o has columns 32 j + 4 n + m.
 template <class C>
-  requires Float32<C>
-__device__ inline void multiply_pv(Consumer<C>& rows, int tile) {
+requires Float32<C> __device__ inline void multiply_pv(Consumer<C>& rows, int tile) {
   const unsigned lane = recomputed(rows.lane, tile);
   const std::uint32_t v_at = ptx::shared_address(&rows.shared.v) + swizzled(C::kPitch, lane % 4 * 2, lane / 4);
   const int v_size = static_cast<int>(rows.p.problem.Dv);
@@ -150,7 +149,6 @@ __device__ inline void multiply_pv(Consumer<C>& rows, int tile) {
 #pragma unroll
       for (int m = 0; m < 4; ++m) v[m] = to_tf32<C::kProducts, 4>(words[m]);
       multiply_add<C::kProducts>(&rows.o[0][4 * j], C::kHeadSize / 8, probabilities, v);
-
     }
   }
 }

@@ -31,7 +31,7 @@ __device__ inline Work describe_work(const Params& p) {
     const std::int64_t head = p.group.quotient(w.h) * x.stride_h;
     constexpr std::int64_t kBytes = sizeof(typename C::Element);
     if (p.problem.page_table != nullptr) return x.data + kBytes * head;
-    const std::int64_t b = p.problem.cache_batch_idx != nullptr ? p.problem.cache_batch_idx[w.b] : w.b;
+    const std::int64_t b = p.problem.key_slot(w.b, s, 0).batch;
     return x.data + kBytes * (head + b * x.stride_b + s.k_begin * x.stride_s);
   };
   w.k = key0(p.problem.k);
