@@ -44,8 +44,8 @@ void expect_repeats(const AttentionCase& spec) {
 }
 
 TEST(GpuRepeats, TableRows) {
-  for (const char* name :
-       {"round_s128_d128_bf16", "round_s256_d64_causal_f16", "round_s96_d80_gqa4_bf16", "round_s64_d256_f16"}) {
+  for (const char* name : {"round_s128_d128_bf16", "round_s256_d64_causal_f16", "round_s96_d80_gqa4_bf16",
+                           "round_s64_d256_f16", "round_s256_d64_causal_f32", "round_s64_d256_f32"}) {
     expect_repeats(attention_case(name));
   }
 }
@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuBatchInvariance,
                                            "feature_packed_causal_bf16", "feature_used_both_causal_bf16",
                                            "feature_paged_64_f16", "feature_cache_batch_idx_bf16",
                                            "feature_leftpad_f16", "decode_rows_3_batch_bf16", "decode_paged_16_bf16",
-                                           "decode_packed_f16"),
+                                           "decode_packed_f16", "feature_packed_causal_f32", "feature_paged_64_f32"),
                          [](const auto& info) { return std::string(info.param); });
 
 // More sequences and more heads fill the GPU otherwise; no row may notice.

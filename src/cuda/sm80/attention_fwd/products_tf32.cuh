@@ -2,8 +2,8 @@
 // mantissa. The tensor cores ignore the other 13 bits, and truncate each sum.
 //
 // kProducts = 1 rounds both operands. kProducts = 3 ("3xTF32": Ootomo and Yokota, arXiv 2203.03341) splits each into
-// high + low, 11 significant bits each, and leaves out low * low alone; the sum of 16 terms, small products before
-// large ones, is then added in float32 where it would be truncated again and again.
+// high + low, 11 significant bits each, and leaves out low * low alone. Sums of 16 terms, small products before large
+// ones, are then added to the whole in float32, rounded to nearest. The bounds: docs/numerics.md.
 #pragma once
 
 #include "cuda/sm80/attention_fwd/consumer.cuh"
