@@ -5,7 +5,7 @@ if(NOT HEDDLE_CUDA_FOUND)
 endif()
 
 set(heddle_code_any -gencode=arch=compute_80,code=[sm_80,compute_80] -gencode=arch=compute_90,code=sm_90)
-set(heddle_code_sm80 -gencode=arch=compute_80,code=[sm_80,compute_80])
+set(heddle_code_sm80 -gencode=arch=compute_80,code=[sm_80,sm_90,compute_80])
 set(heddle_code_sm90 -gencode=arch=compute_90a,code=sm_90a)
 
 file(GLOB_RECURSE heddle_cuda_host CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cc)

@@ -453,6 +453,17 @@ const std::vector<AttentionCase>& attention_cases() {
   return cases;
 }
 
+std::vector<AttentionCase> in_tf32(const std::vector<AttentionCase>& rows) {
+  Rows out;
+  for (const AttentionCase& row : rows) {
+    if (row.dtype != DType::f32) continue;
+    out.push_back(row);
+    out.back().precision = Precision::tf32;
+    out.back().name += "_tf32";
+  }
+  return out;
+}
+
 const AttentionCase& attention_case(const std::string& name) {
   for (const AttentionCase& row : attention_cases()) {
     if (row.name == name) return row;
