@@ -13,6 +13,8 @@ namespace heddle::kit {
 // Allowed multiples of the plain computation's error.
 constexpr double kFactor = 2;
 constexpr double kSoftcapGradientFactor = 3;
+// Under Precision::tf32 a kernel may round operands to 2/3 of the last place, where the plain computation has 1/2.
+constexpr double kTf32Factor = kFactor * 4 / 3;
 
 // What is allowed beside a multiple of the plain computation's error, since that error may be 0 by luck or by
 // construction (one key: P = 1 exactly), where a tiled computation in the same precision still rounds. With u the unit

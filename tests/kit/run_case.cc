@@ -195,9 +195,10 @@ CaseResult CaseRunner::check_forward(const std::string& candidate, Executor* exe
   CaseResult result{data_.spec.name, candidate, Pass::forward};
   result.seconds = out.seconds;
   const DType dtype = data_.spec.dtype;
-  result.tensors.push_back(compare_tensor("o", out.o, answer.reference.o, answer.plain.o, dtype, kFactor));
+  const double factor = answer.plain.o.tf32 ? kTf32Factor : kFactor;
+  result.tensors.push_back(compare_tensor("o", out.o, answer.reference.o, answer.plain.o, dtype, factor));
   result.tensors.push_back(compare_tensor("lse", out.lse, answer.reference.lse, answer.plain.lse,
-                                          dtype == DType::f8e4m3 ? dtype : DType::f32, kFactor));
+                                          dtype == DType::f8e4m3 ? dtype : DType::f32, factor));
   judge(result, {{"o", &out.o}, {"lse", &out.lse}});
   return result;
 }
