@@ -37,35 +37,34 @@ __device__ inline Tf32<kCount> to_tf32(const std::uint32_t* x) {
 template <int kProducts, int kGroups, int kBlocks>
 __device__ inline void multiply_add(float (*d)[4], int group_stride, const Tf32<8> (&a)[kGroups],
                                     const Tf32<4> (&b)[kBlocks]) {
+  float sum[kGroups][kBlocks][4] = {};
   const auto each = [&](auto visit) {
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
+    for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
-      for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n) visit(step, g, n);
-      }
+      for (int n = 0; n < kBlocks; ++n) visit(kProducts == 1 ? d[g * group_stride + n] : sum[g][n], a[g], b[n]);
     }
   };
-  if constexpr (kProducts == 1) {
-    each([&](int step, int g, int n) {
-      ptx::mma_1688(d[g * group_stride + n], a[g].high + 4 * step, b[n].high + 2 * step);
-    });
-  } else {
-    // A product takes as long as five others, so a lone group has a sum for each step.
-    constexpr int kSums = kGroups == 1 ? 2 : 1;
-    float sum[kSums][kGroups][kBlocks][4] = {};
-    const auto add = [&](int step, int g, int n, const std::uint32_t* x, const std::uint32_t* y) {
-      ptx::mma_1688(sum[step % kSums][g][n], x + 4 * step, y + 2 * step);
-    };
-    each([&](int step, int g, int n) { add(step, g, n, a[g].low, b[n].high); });
-    each([&](int step, int g, int n) { add(step, g, n, a[g].high, b[n].low); });
-    each([&](int step, int g, int n) { add(step, g, n, a[g].high, b[n].high); });
-    each([&](int step, int g, int n) {
-      if (step >= kSums) return;
+  if constexpr (kProducts == 3) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) d[g * group_stride + n][i] += sum[step][g][n][i];
-    });
+    for (int step = 0; step < 2; ++step) {
+      each([&](auto& x, const auto& y, const auto& z) { ptx::mma_1688(x, y.low + 4 * step, z.high + 2 * step); });
+      each([&](auto& x, const auto& y, const auto& z) { ptx::mma_1688(x, y.high + 4 * step, z.low + 2 * step); });
+    }
+  }
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    each([&](auto& x, const auto& y, const auto& z) { ptx::mma_1688(x, y.high + 4 * step, z.high + 2 * step); });
+  }
+  if constexpr (kProducts == 3) {
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+      for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) d[g * group_stride + n][i] += sum[g][n][i];
+      }
+    }
   }
 }
 
