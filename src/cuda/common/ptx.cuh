@@ -192,15 +192,6 @@ __device__ inline void load_matrix_x4(std::uint32_t (&r)[4], std::uint32_t row) 
                : "memory");
 }
 
-__device__ inline uint4 load_shared_16(std::uint32_t from) {
-  uint4 x;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(from)
-               : "memory");
-  return x;
-}
-
 // ---- Asynchronous copies of 16 bytes (sm_80)
 
 // Unless `exists`, zeros arrive and nothing is read.
