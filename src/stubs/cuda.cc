@@ -35,12 +35,10 @@ void apply_rotary(const RotaryProblem&, void*) { throw RuntimeError(text("[apply
 void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[append_kv_cache] ", kWithout)); }
 
 const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
-const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash", true);
-const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
 const AttentionForwardKernel kSm80AttentionDecode = absent("sm80_decode", "flash", true);
 const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash", true);
 const AttentionForwardKernel kSm90AttentionForwardFp8 = absent("sm90_fp8", "flash", true);
-const AttentionForwardKernel kSm90AttentionDecode = absent("sm90_decode", "flash", true);
+const AttentionForwardKernel kSm90AttentionDecode = absent("sm90_decode", "flash", false);
 const AttentionForwardKernel kNaiveAttentionForward = absent("naive_cuda", "flash", false);
 const AttentionForwardKernel kAttentionForwardBaseline = absent("baseline_cuda", "baseline", false);
 
