@@ -86,17 +86,30 @@ def documents(total, heads, size, causal):
     return Row(calls, 4e-12 * heads * size * sum(n * n for n in lengths) / (2 if causal else 1))
 
 
-def option(name, length=8192, batch=2, heads=16, size=128):
+OPTIONS = ("softcap", "alibi", "bias", "shared_bias", "key_bias", "mask", "key_mask", "padding", "shared_bias_key_mask", "sink")
+
+
+def option(name, size, length=8192, batch=2):
     """Score options, which no contender in torch has: only Heddle's own rate."""
-    q, k, v = random(batch, length, heads, size), random(batch, length, heads, size), random(batch, length, heads, size)
+    heads = 2048 // size
+    q, k, v = (random(batch, length, heads, size) for _ in range(3))
+    open_keys = torch.arange(length, device="cuda") < length - 700
     options = {
         "softcap": lambda: {"softcap": 30.0},
         "alibi": lambda: {"alibi_slopes": torch.rand(heads, device="cuda")},
         "bias": lambda: {"bias": random(1, heads, length, length)},
+        "shared_bias": lambda: {"bias": random(1, 1, length, length)},
+        "key_bias": lambda: {"bias": random(batch, 1, 1, length)},
+        "mask": lambda: {"mask": torch.rand(1, heads, length, length, device="cuda") < 0.9},
         "key_mask": lambda: {"mask": torch.rand(batch, 1, 1, length, device="cuda") < 0.9},
+        "padding": lambda: {"mask": open_keys.expand(batch, 1, 1, length)},
+        "shared_bias_key_mask": lambda: {
+            "bias": random(1, 1, length, length), "mask": torch.rand(batch, 1, 1, length, device="cuda") < 0.9
+        },
         "sink": lambda: {"sink": torch.randn(heads, device="cuda")},
-    }[name]()
-    return Row({"heddle": lambda: heddle.attention(q, k, v, **options)}, 4e-12 * batch * heads * length * length * size)
+    }
+    chosen = options[name]()
+    return Row({"heddle": lambda: heddle.attention(q, k, v, **chosen)}, 4e-12 * batch * heads * length * length * size)
 
 
 def narrow(batch, length, heads, size, causal, scaling):
@@ -192,8 +205,9 @@ def rows():
     out["window 1024 D128 causal S16384"] = lambda: windowed(16384, 16, 128, 1024)
     for causal in (False, True):
         out[f"documents D128 {'causal' if causal else 'none'}"] = lambda c=causal: documents(32768, 16, 128, c)
-    for name in ("softcap", "alibi", "bias", "key_mask", "sink"):
-        out[f"option {name} D128 S8192"] = lambda n=name: option(n)
+    for size in (64, 128, 256):
+        for name in OPTIONS:
+            out[f"option {name} D{size} S8192"] = lambda n=name, d=size: option(n, d)
     for size in (64, 128, 256):
         for causal in (False, True):
             for length in (512, 2048, 8192):

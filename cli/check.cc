@@ -37,14 +37,15 @@ struct Verdict {
 struct CheckVerb {
   CommonFlags common;
   std::vector<std::string> purposes, names, candidates, dtypes;
-  std::string pass = "both", device = "cpu";
+  std::string pass = "both", device = "cpu", precision = "f32";
   bool all_targets = false, list = false;
 
   std::vector<const kit::AttentionCase*> selection() const {
     std::vector<DType> wanted;
     for (const std::string& dtype : dtypes) wanted.push_back(dtype_named(dtype));
     std::vector<const kit::AttentionCase*> cases;
-    for (const kit::AttentionCase& spec : kit::attention_cases()) {
+    static const std::vector<kit::AttentionCase> tf32 = kit::in_tf32(kit::attention_cases());
+    for (const kit::AttentionCase& spec : precision == "tf32" ? tf32 : kit::attention_cases()) {
       const auto contained = [&](const std::string& part) { return spec.name.find(part) != std::string::npos; };
       if (!purposes.empty() && std::ranges::find(purposes, kit::name_of(spec.purpose)) == purposes.end()) continue;
       if (!names.empty() && std::ranges::none_of(names, contained)) continue;
@@ -206,6 +207,9 @@ void add_check(CLI::App& app) {
       ->capture_default_str();
   verb->add_option("--device", self->device, "Candidates of the CPU or of the current GPU")
       ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+  verb->add_option("--precision", self->precision, "tf32: the rows in float32, multiplied in tf32 (on a GPU)")
+      ->check(CLI::IsMember({"f32", "tf32"}))
       ->capture_default_str();
   verb->add_flag("--all-targets", self->all_targets, "With every SIMD target that runs here, one after the other");
   verb->add_flag("--list", self->list, "List the cases and run none");

@@ -36,10 +36,6 @@ class MmaRows {
   // 8 n + 2 (lane % 4) + c; after rounding they are the left operand of P V without moving.
   __device__ void step(const Tile<kRows>& q, const Tile<kKeys>& k, const Tile<kKeys>& v, int first_key) {
     float s[kGroups][kKeys / 8][4] = {};
-    unsigned lane = threadIdx.x;  // again for each tile: the products need the registers
-    asm volatile("" : "+r"(lane));
-    const unsigned warp_row = lane / 32 * 16 * kGroups;
-    lane %= 32;
     const std::uint32_t q_at = address(q, warp_row + lane % 16, lane / 16 * 8);
     const std::uint32_t k_at = address(k, lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8);
     const std::uint32_t v_at = address(v, lane % 16, lane / 16 * 8);

@@ -5,7 +5,7 @@ if(NOT HEDDLE_CUDA_FOUND)
 endif()
 
 set(heddle_code_any -gencode=arch=compute_80,code=[sm_80,compute_80] -gencode=arch=compute_90,code=sm_90)
-set(heddle_code_sm80 -gencode=arch=compute_80,code=[sm_80,compute_80])
+set(heddle_code_sm80 -gencode=arch=compute_80,code=[sm_80,sm_90,compute_80])
 set(heddle_code_sm90 -gencode=arch=compute_90a,code=sm_90a)
 
 file(GLOB_RECURSE heddle_cuda_host CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cc)
@@ -15,6 +15,10 @@ foreach(room IN ITEMS any sm80 sm90)
   target_sources(heddle PRIVATE ${sources})
   set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${heddle_code_${room}}")
 endforeach()
+# From sm_89 on, one instruction widens e4m3.
+file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attention_decode/inst/*_e4m3_*.cu)
+set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS
+  "${heddle_code_sm80};-gencode=arch=compute_89,code=[sm_89,compute_89]")
 target_compile_options(heddle PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall>)
 set_target_properties(heddle PROPERTIES
   CUDA_RUNTIME_LIBRARY Static

@@ -44,9 +44,9 @@ void expect_repeats(const AttentionCase& spec) {
 }
 
 TEST(GpuRepeats, TableRows) {
-  for (const char* name :
-       {"round_s128_d128_bf16", "round_s256_d64_causal_f16", "round_s96_d80_gqa4_bf16", "round_s64_d256_f16",
-        "feature_e4m3_d128_e4m3", "feature_e4m3_causal_e4m3", "feature_e4m3_large_logits_e4m3"}) {
+  for (const char* name : {"round_s128_d128_bf16", "round_s256_d64_causal_f16", "round_s96_d80_gqa4_bf16",
+                           "round_s64_d256_f16", "round_s256_d64_causal_f32", "round_s64_d256_f32",
+                           "feature_e4m3_d128_e4m3", "feature_e4m3_causal_e4m3", "feature_e4m3_large_logits_e4m3"}) {
     expect_repeats(attention_case(name));
   }
 }
@@ -140,7 +140,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuBatchInvariance,
                                            "decode_packed_f16", "feature_e4m3_d128_e4m3",
                                            "feature_e4m3_packed_causal_e4m3", "feature_e4m3_used_both_causal_e4m3",
                                            "decode_uneven_lengths_f16", "decode_f8_cache_scaled_heads_bf16",
-                                           "decode_pages_16_f16", "decode_pages_256_f16", "decode_f8_cache_paged_bf16"),
+                                           "decode_pages_16_f16", "decode_pages_256_f16", "decode_f8_cache_paged_bf16",
+                                           "feature_packed_causal_f32", "feature_paged_64_f32"),
                          [](const auto& info) { return std::string(info.param); });
 
 // More sequences and more heads fill the GPU otherwise; no row may notice.

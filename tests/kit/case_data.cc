@@ -319,6 +319,7 @@ AttentionOptions CaseData::options() const {
   out.page_table = page_table.view();
   out.cache_batch_idx = cache_batch_idx.view();
   out.cache_leftpad = leftpad.view();
+  out.precision = spec.precision;
   out.draft_mask = draft_mask.view();
   out.q_scale = q_scale.view();
   out.k_scale = k_scale.view();

@@ -125,6 +125,47 @@ void add_corner(Rows& rows) {
     c.Sq = 2, c.Sk = 700, c.window_left = 90, c.causal = Causal::bottom_right, c.mask = kBatchColumns;
     c.poison_keys = true;
   });
+  // Bias and mask over several tiles of rows and keys, with rows of 16, 8, 4 and 2 bytes' multiple.
+  const auto tiles = [](auto& c, std::int64_t sq, std::int64_t sk, std::int64_t d) {
+    c.B = 1, c.Hkv = c.H, c.Sq = sq, c.Sk = sk, c.D = c.Dv = d;
+  };
+  with("bias_tiles", [&](auto& c) { tiles(c, 200, 264, 64), c.B = 2, c.bias = kFull, c.bias_holes = true; });
+  with("bias_tiles_words", [&](auto& c) { tiles(c, 70, 270, 64), c.bias = kHeads, c.causal = Causal::bottom_right; });
+  with("bias_tiles_odd", [&](auto& c) { tiles(c, 70, 267, 64), c.bias = kFull; });
+  with("bias_tiles_f32", [&](auto& c) { tiles(c, 70, 300, 128), c.bias = kFull, c.bias_f32 = c.bias_holes = true; });
+  with("bias_tiles_d128", [&](auto& c) { tiles(c, 140, 520, 128), c.bias = kRowsColumns, c.softcap = 20.0f; });
+  with("bias_tiles_d256", [&](auto& c) { tiles(c, 140, 264, 256), c.bias = kFull, c.alibi = Alibi::per_head; });
+  with("mask_tiles", [&](auto& c) { tiles(c, 140, 400, 64), c.B = 2, c.mask = kFull; });
+  with("mask_tiles_words", [&](auto& c) { tiles(c, 70, 300, 128), c.mask = kFull, c.causal = Causal::top_left; });
+  with("mask_tiles_odd", [&](auto& c) { tiles(c, 70, 301, 128), c.mask = kRowsColumns; });
+  with("mask_tiles_d256", [&](auto& c) { tiles(c, 70, 272, 256), c.mask = kFull; });
+  with("mask_bias_tiles_d128", [&](auto& c) { tiles(c, 140, 400, 128), c.mask = kRowsColumns, c.bias = kFull; });
+  with("mask_bias_tiles_d256", [&](auto& c) { tiles(c, 70, 144, 256), c.mask = kFull, c.bias = kFull; });
+  with("mask_bias_tiles_keys", [&](auto& c) { tiles(c, 70, 301, 64), c.mask = kBatchColumns, c.bias = kHeads; });
+  with("mask_keys_bias_tiles", [&](auto& c) { tiles(c, 140, 304, 128), c.mask = kBatchColumns, c.bias = kFull; });
+  with("softcap_tiles", [&](auto& c) { tiles(c, 140, 300, 128), c.softcap = 30.0f; });
+  with("softcap_tiles_exceeded",
+       [&](auto& c) { tiles(c, 70, 300, 64), c.softcap = 1.0f, c.causal = Causal::top_left; });
+  with("softcap_alibi_tiles_d256",
+       [&](auto& c) { tiles(c, 70, 300, 256), c.softcap = 3.0f, c.alibi = Alibi::per_head; });
+  with("alibi_tiles", [&](auto& c) { tiles(c, 140, 300, 128), c.alibi = Alibi::per_head; });
+  with("mask_bias_tiles_groups", [&](auto& c) {
+    tiles(c, 30, 200, 64), c.H = 4, c.Hkv = 1, c.mask = kFull, c.bias = kHeads, c.causal = Causal::bottom_right;
+  });
+  with("mask_bias_tiles_used", [&](auto& c) {
+    tiles(c, 140, 400, 64), c.B = 3, c.mask = kFull, c.bias = kFull, c.seqused_q = c.seqused_k = true;
+  });
+  // Not finite values in keys that a mask removes, in more tiles than a GPU computes at once.
+  with("unattended_keys_tiles",
+       [&](auto& c) { tiles(c, 140, 400, 128), c.B = 2, c.mask = kBatchColumns, c.poison_keys = true; });
+  with("unattended_keys_tiles_d256", [&](auto& c) {
+    tiles(c, 70, 400, 256), c.mask = kColumns, c.bias = kColumns, c.bias_f32 = c.bias_holes = c.poison_keys = true;
+  });
+  with("unattended_keys_many_tiles",
+       [&](auto& c) { tiles(c, 300, 40, 8), c.B = 8, c.H = c.Hkv = 32, c.mask = kBatchColumns, c.poison_keys = true; });
+  with("unattended_keys_many_tiles_used", [&](auto& c) {
+    tiles(c, 300, 40, 8), c.B = 8, c.H = c.Hkv = 32, c.mask = kBatchColumns, c.poison_keys = c.seqused_k = true;
+  });
   with("scale_zero", [](auto& c) { c.scale = 0.0f; });
   with("scale_negative", [](auto& c) { c.scale = -0.3f; });
 }
@@ -410,6 +451,17 @@ const std::vector<AttentionCase>& attention_cases() {
     return expand(rows);
   }();
   return cases;
+}
+
+std::vector<AttentionCase> in_tf32(const std::vector<AttentionCase>& rows) {
+  Rows out;
+  for (const AttentionCase& row : rows) {
+    if (row.dtype != DType::f32) continue;
+    out.push_back(row);
+    out.back().precision = Precision::tf32;
+    out.back().name += "_tf32";
+  }
+  return out;
 }
 
 const AttentionCase& attention_case(const std::string& name) {

@@ -41,6 +41,7 @@ struct AttentionCase {
   std::string name = {};
   Purpose purpose = Purpose::feature;
   DType dtype = DType::f32;
+  Precision precision = Precision::f32;                               // tf32 in no row of the table: see in_tf32()
   std::int64_t B = 1, H = 1, Hkv = 1, Sq = 1, Sk = 1, D = 1, Dv = 1;  // lengths are the longest, when packed
 
   std::optional<float> scale = std::nullopt;
@@ -80,6 +81,8 @@ struct AttentionCase {
 
 // All rows, in a fixed order, with unique names of letters, digits and underscores.
 const std::vector<AttentionCase>& attention_cases();
+// The f32 rows once more under Precision::tf32, "_tf32" at the end of their names: for GPUs, as the CPU does not ask.
+std::vector<AttentionCase> in_tf32(const std::vector<AttentionCase>& rows);
 // Throws Error if there is no such row.
 const AttentionCase& attention_case(const std::string& name);
 

@@ -8,6 +8,8 @@
 namespace heddle::kit {
 namespace {
 
+constexpr double kRoundoffTf32 = 0x1p-11;
+
 double roundoff(DType dtype) { return std::exp2(dtype == DType::f32 ? -24 : dtype == DType::f16 ? -11 : -9); }
 
 // Of sums of products: tensor cores add e4m3 products with 14 bits, cutting off the rest.
@@ -34,12 +36,13 @@ std::string coordinate(std::int64_t n, const std::vector<std::int64_t>& shape) {
 double floor_of(const PlainTensor& plain, std::span<const double> reference, DType dtype, DType operands) {
   double floor = 4 * roundoff_of_sums(operands) * plain.terms;
   if (operands == DType::bf16 || operands == DType::f16) floor += 2 * roundoff(operands) * plain.delta;
-  if (dtype != DType::f32) {
+  if (dtype != DType::f32 || plain.tf32) {
     double largest = 0;
     for (double x : reference) {
       if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
     }
-    floor += roundoff(dtype) * largest;
+    if (dtype != DType::f32) floor += roundoff(dtype) * largest;
+    if (plain.tf32) floor += 3 * kRoundoffTf32 * largest;
   }
   if (operands == DType::f16) floor += std::exp2(-24);
   return floor;

@@ -22,6 +22,9 @@ constexpr double kSoftcapGradientFactor = 3;
 //                     Hopper's tensor cores keep 14 bits of such sums
 //   u * max|result|   rounding of a 16-bit result
 //   2 u * delta       16-bit backward: delta = dO . O takes O as rounded by the forward; errors of rows are independent
+//   3 u_tf32 * max|result|   Precision::tf32 (u 2^-11): a product alone, whose operands a kernel may round to 2/3 of
+//   the
+//                     last place instead of 1/2, each in its own direction
 //   2^-24             f16: half-way rounding of subnormal results and probabilities
 // `dtype` is the result's, `operands` that of q.
 double floor_of(const PlainTensor& plain, std::span<const double> reference, DType dtype, DType operands);

@@ -31,6 +31,21 @@ Row load(const std::byte* row, const Operand& x, int64_t width, float scale = 1)
   return out;
 }
 
+bool tf32(const AttentionProblem& p) { return p.dtype == DType::f32 && p.precision == Precision::tf32; }
+
+// x as a product of the problem takes it: in tf32 to 11 significant bits, to nearest.
+float operand(const AttentionProblem& p, float x) {
+  if (!tf32(p) || !std::isfinite(x)) return x;
+  int exponent = 0;
+  const float mantissa = std::frexp(x, &exponent);
+  return std::ldexp(std::nearbyint(std::ldexp(mantissa, 11)), exponent - 11);
+}
+
+Row operands(const AttentionProblem& p, Row row) {
+  for (float& x : row) x = operand(p, x);
+  return row;
+}
+
 struct Product {
   float sum = 0, terms = 0;  // sum of x y, of |x y|
 };
@@ -93,12 +108,14 @@ struct Head {
     for (int64_t j = 0; j < s.sk; ++j) {
       const auto [slots, row] = p.key_slot(b, s, j);
       const int64_t kv_head = h / p.G;
-      k.push_back(load(p.k.at(slots, row, kv_head), p.k, p.D, p.k_scale.at(slots, row, kv_head)));
-      v.push_back(load(p.v.at(slots, row, kv_head), p.v, p.Dv, p.v_scale.at(slots, row, kv_head)));
+      k.push_back(operands(p, load(p.k.at(slots, row, kv_head), p.k, p.D, p.k_scale.at(slots, row, kv_head))));
+      v.push_back(operands(p, load(p.v.at(slots, row, kv_head), p.v, p.Dv, p.v_scale.at(slots, row, kv_head))));
     }
   }
 
-  Row q(int64_t i) const { return load(p.q.at(b, s.q_begin + i, h), p.q, p.D, p.q_scale.at(b, s.q_begin + i, h)); }
+  Row q(int64_t i) const {
+    return operands(p, load(p.q.at(b, s.q_begin + i, h), p.q, p.D, p.q_scale.at(b, s.q_begin + i, h)));
+  }
 
   Softmax softmax(int64_t i) const {
     Softmax out;
@@ -236,7 +253,7 @@ PlainForward plain_forward(const AttentionProblem& p) {
       const Softmax softmax = head.softmax(i);
       const int64_t row = (head.row(i) * p.H + head.h) * p.Dv;
       for (int64_t j = 0; j < head.s.sk; ++j) {
-        const float dropped = round_probability(p.dtype, softmax.p[j] * softmax.keep[j]);
+        const float dropped = operand(p, round_probability(p.dtype, softmax.p[j] * softmax.keep[j]));
         if (dropped == 0) continue;
         for (int64_t d = 0; d < p.Dv; ++d) {
           o.value[row + d] += dropped * head.v[j][d];
@@ -250,7 +267,9 @@ PlainForward plain_forward(const AttentionProblem& p) {
     }
   });
   const DType o_dtype = p.dtype != DType::f8e4m3 ? p.dtype : p.o ? p.o.dtype : DType::bf16;
-  return {o.finish(o_dtype), lse.finish(DType::f32)};
+  PlainForward out{o.finish(o_dtype), lse.finish(DType::f32)};
+  out.o.tf32 = out.lse.tf32 = tf32(p);
+  return out;
 }
 
 PlainBackward plain_backward(const AttentionBackwardProblem& p) {

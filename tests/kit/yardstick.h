@@ -3,8 +3,9 @@
 // For 16-bit operands: S = scale * Q K^T with softcap, ALiBi and bias is rounded to the dtype; softmax runs in f32; P
 // is rounded; O = P V is summed in f32 and rounded. Backward likewise: dP, dS and the tanh of the softcap are rounded,
 // the gradients are summed in f32 and rounded once. lse and dsink are f32 throughout. For f32 operands all is done in
-// f32. For f8e4m3 operands (forward only), scores stay in f32, P is rounded as f8e4m3 after a multiplication with 2^8,
-// and O is rounded to its own dtype.
+// f32; under Precision::tf32 the forward rounds q, k, v and P to 11 significant bits before it multiplies. For f8e4m3
+// operands (forward only), scores stay in f32, P is rounded as f8e4m3 after a multiplication with 2^8, and O is rounded
+// to its own dtype.
 #pragma once
 
 #include <vector>
@@ -16,8 +17,9 @@ namespace heddle::kit {
 // One output tensor, contiguous in natural order, as reference::Forward and reference::Backward.
 struct PlainTensor {
   std::vector<double> values;
-  double terms = 0;  // largest sum of |terms| of an element, weighted by the condition of its scores; see floor_of()
-  double delta = 0;  // largest root of the sum of squares that rounding O inside delta = dO . O adds to an element
+  double terms = 0;   // largest sum of |terms| of an element, weighted by the condition of its scores; see floor_of()
+  double delta = 0;   // largest root of the sum of squares that rounding O inside delta = dO . O adds to an element
+  bool tf32 = false;  // operands of the products were rounded to tf32
 };
 
 struct PlainForward {

@@ -13,6 +13,7 @@ if not _heddle.cuda_built():
     pytest.skip("this build of heddle has no GPU kernels", allow_module_level=True)
 
 HALF = {"f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {**HALF, "f32": torch.float32}
 
 
 def inputs(b=2, h=4, hkv=None, sq=96, sk=None, d=64, dv=None, dtype=torch.bfloat16, seed=0):
@@ -29,7 +30,7 @@ def check(out, lse, tensors, **options):
     assert_accurate("lse", lse.cpu(), exact_lse, rough_lse, lse.dtype)
 
 
-@pytest.mark.parametrize("name", HALF)
+@pytest.mark.parametrize("name", DTYPES)
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -43,11 +44,22 @@ def check(out, lse, tensors, **options):
 )
 @pytest.mark.parametrize("causal", ["none", "top_left", "bottom_right"])
 def test_matches_plain(name, sizes, causal):
-    tensors = inputs(dtype=HALF[name], **sizes)
+    tensors = inputs(dtype=DTYPES[name], **sizes)
     out, lse = heddle.attention(*tensors, causal=causal, return_lse=True)
     assert out.device == tensors[0].device and lse.device == out.device and lse.dtype == torch.float32
     check(out, lse, tensors, causal=causal)
     assert torch.equal(heddle.attention(*tensors, causal=causal), out)
+
+
+def test_precision_of_float32():
+    tensors = inputs(dtype=torch.float32, sq=500)
+    exact = plain(*(x.cpu().double() for x in tensors))[0]
+
+    def error(**options):
+        return ((heddle.attention(*tensors, **options).cpu().double() - exact).norm() / exact.norm()).item()
+
+    assert error() == error(precision="f32") < 1e-6
+    assert 1e-5 < error(precision="tf32") < 2e-3
 
 
 def test_sdpa_and_strides():

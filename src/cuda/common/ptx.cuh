@@ -192,6 +192,15 @@ __device__ inline void load_matrix_x4(std::uint32_t (&r)[4], std::uint32_t row) 
                : "memory");
 }
 
+__device__ inline uint4 load_shared_16(std::uint32_t from) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+
 // ---- Asynchronous copies of 16 bytes (sm_80)
 
 // Unless `exists`, zeros arrive and nothing is read.
@@ -210,6 +219,16 @@ __device__ inline void copy_async_4(std::uint32_t to, const void* from, bool exi
       " cp.async.ca.shared.global [%0], [%1], 4, p;\n}" ::"r"(to),
       "l"(from), "r"(static_cast<std::uint32_t>(exists))
       : "memory");
+}
+
+// The first `bytes` of kBytes (4 or 16) are copied, the rest become zeros and are not read.
+template <int kBytes>
+__device__ inline void copy_async(std::uint32_t to, const void* from, int bytes) {
+  if constexpr (kBytes == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  }
 }
 
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
@@ -257,6 +276,15 @@ __device__ inline std::uint64_t load_relaxed(const std::uint64_t* from) {
   std::uint64_t value;
   asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
   return value;
+}
+
+// D[16, 8] += A[16, 8] B[8, 8] in tf32, which takes registers of float32 and ignores their lowest 13 bits: a0 (row, k),
+// a1 (row + 8, k), a2 (row, k + 4), a3 (row + 8, k + 4), b0 (k, n), b1 (k + 4, n) with k = lane % 4; d as above.
+__device__ inline void mma_1688(float (&d)[4], const std::uint32_t* a, const std::uint32_t* b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 // ---- Arithmetic

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "cuda/attention.h"
+#include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/sm80/attention_decode/config.h"
 #include "cuda/sm80/attention_decode/launch.h"
@@ -13,7 +14,7 @@ namespace {
 using namespace sm80::attention_decode;
 
 constexpr std::int64_t kMaxRows = 16, kMaxLength = kOpen / 2, kMaxCells = (std::int64_t{1} << 31) - 1;
-constexpr int kLeastCells = 4, kMostAbreast = 16;
+constexpr int kLeastCells = 2, kMostAbreast = 16;
 
 bool e4m3(const AttentionProblem& p) { return p.k.dtype == DType::f8e4m3; }
 
@@ -64,12 +65,13 @@ Refusal supports(const AttentionProblem& p) {
   return "";
 }
 
-// Keys and values are read once for each tile of query rows, at what was reached on an H200 for long calls; the rest is
-// what a short call takes.
+// Keys and values are read once for each tile of query rows; the cache's capacity stands for lengths that only the GPU
+// knows.
 double estimate(const AttentionProblem& p, int /*workers*/) {
-  const double bytes = static_cast<double>(p.B * p.Hkv * row_tiles(p)) * static_cast<double>(p.Sk * (p.D + p.Dv)) *
-                       static_cast<double>(size_of(p.k.dtype));
-  return 9e-6 + bytes / 3.5e12;
+  const Cost& cost = cost_of("sm80_decode");
+  const double elements = static_cast<double>(p.B * p.Hkv * row_tiles(p)) * static_cast<double>(p.Sk * (p.D + p.Dv));
+  const double bytes = elements * static_cast<double>(size_of(p.k.dtype)), flops = 2 * kRows * elements;
+  return cost.fixed + std::max(bytes / cost.bytes, flops / cost.flops);
 }
 
 unsigned ctas_for(const Variant& v) {

@@ -74,13 +74,23 @@ __device__ float* partial_o(const Params& p, std::int64_t slot, int row, int d) 
 
 template <class C>
 __device__ Result of_segments(const Params& p, const Segment& s, int row, int d) {
+  constexpr int kBatch = 16;  // on their way together
   Result all;
-#pragma unroll 16
-  for (int i = 0; i < s.count; ++i) {
-    const std::int64_t slot = Schedule<C>::slot_of(s, i);
-    // Written in this launch by other multiprocessors: not through this one's first cache.
-    all.add(__ldcg(p.partial_statistics + slot * kRows + row),
-            __ldcg(reinterpret_cast<const float4*>(partial_o<C>(p, slot, row, d))));
+#pragma unroll 1
+  for (int first = 0; first < s.count; first += kBatch) {
+    float2 statistics[kBatch];
+    float4 o[kBatch];
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      const std::int64_t slot = Schedule<C>::slot_of(s, min(first + n, s.count - 1));
+      // Written in this launch by other multiprocessors: not through this one's first cache.
+      statistics[n] = __ldcg(p.partial_statistics + slot * kRows + row);
+      o[n] = __ldcg(reinterpret_cast<const float4*>(partial_o<C>(p, slot, row, d)));
+    }
+#pragma unroll
+    for (int n = 0; n < kBatch; ++n) {
+      if (first + n < s.count) all.add(statistics[n], o[n]);
+    }
   }
   return all;
 }

@@ -16,10 +16,15 @@ using namespace sm80::attention_fwd;
 
 constexpr std::int64_t kMaxLength = kOpen / 2, kMaxTiles = 1 << 30;
 
+std::int64_t elements_of_16_bytes(const AttentionProblem& p) {
+  return 16 / static_cast<std::int64_t>(size_of(p.dtype));
+}
+
 // Rows can be moved in pieces of 16 bytes.
-bool aligned(const Operand& x) {
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && x.stride_b % 8 == 0 &&
-         x.stride_s % 8 == 0 && x.stride_h % 8 == 0;
+bool aligned(const AttentionProblem& p, const Operand& x) {
+  const std::int64_t piece = elements_of_16_bytes(p);
+  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && x.stride_b % piece == 0 &&
+         x.stride_s % piece == 0 && x.stride_h % piece == 0;
 }
 
 // Columns 2 n and 2 n + 1 of every row lie side by side, aligned to both.
@@ -28,14 +33,24 @@ bool in_pairs(const Plane& x) {
          x.stride_b % 2 == 0 && x.stride_h % 2 == 0 && x.stride_i % 2 == 0;
 }
 
-const Variant& variant_for(const AttentionProblem& p) {
-  const bool bf16 = p.dtype == DType::bf16;
+bool tf32(const AttentionProblem& p) { return p.dtype == DType::f32 && p.precision == Precision::tf32; }
+
+const Variants& variants_for(const AttentionProblem& p) {
   const std::int64_t size = std::max(p.D, p.Dv);
-  const Variants& variants = size <= 64    ? bf16 ? kBf16D64 : kF16D64
-                             : size <= 128 ? bf16 ? kBf16D128 : kF16D128
-                             : bf16        ? kBf16D256
-                                           : kF16D256;
-  if (p.D % 8 != 0 || p.Dv % 8 != 0 || !aligned(p.q) || !aligned(p.k) || !aligned(p.v)) return variants.strided;
+  const auto by_size = [&](const Variants& d64, const Variants& d128, const Variants& d256) -> const Variants& {
+    return size <= 64 ? d64 : size <= 128 ? d128 : d256;
+  };
+  if (tf32(p)) return by_size(kTf32D64, kTf32D128, kTf32D256);
+  if (p.dtype == DType::f32) return by_size(kF32D64, kF32D128, kF32D256);
+  return p.dtype == DType::bf16 ? by_size(kBf16D64, kBf16D128, kBf16D256) : by_size(kF16D64, kF16D128, kF16D256);
+}
+
+const Variant& variant_for(const AttentionProblem& p) {
+  const Variants& variants = variants_for(p);
+  const std::int64_t piece = elements_of_16_bytes(p);
+  if (p.D % piece != 0 || p.Dv % piece != 0 || !aligned(p, p.q) || !aligned(p, p.k) || !aligned(p, p.v)) {
+    return variants.strided;
+  }
   // Plain rows take their maximum before the scale, and multiply -inf by it.
   const bool plain = p.scale >= std::numeric_limits<float>::min() && p.softcap == 0 && !p.alibi && !p.bias && !p.mask &&
                      p.dropout.p == 0;
@@ -51,7 +66,6 @@ Refusal supports(const AttentionProblem& p) {
     return text("it needs an Ampere GPU or a newer one (compute capability 8.0); this one has ", device.major, ".",
                 device.minor);
   }
-  if (p.dtype == DType::f32) return "it takes float16 and bfloat16, not float32";
   if (p.Sq > kMaxLength || p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
   if (p.B * p.H > kMaxTiles / std::max<std::int64_t>(q_tiles(p, variant_for(p)), 1)) {
     return text("q has more tiles of ", variant_for(p).tile_q, " rows than 2^30");
@@ -61,7 +75,9 @@ Refusal supports(const AttentionProblem& p) {
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
-  return 5e-6 + flops / 300e12;
+  // Measured on an H200 at D 128.
+  const double rate = p.dtype != DType::f32 ? 360e12 : tf32(p) ? 150e12 : 60e12;
+  return 5e-6 + flops / rate;
 }
 
 std::size_t workspace(const AttentionProblem&, int /*workers*/) { return 0; }
@@ -77,7 +93,8 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.q_tiles = static_cast<int>(q_tiles(p, v));
   // With a band, tiles differ in cost, and those of several heads are dealt out by it; half of the L2 cache for keys.
   const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
-  const std::int64_t bytes = std::max<std::int64_t>(p.Sk * (p.D + p.Dv) * 2, 1);
+  const std::int64_t bytes =
+      std::max<std::int64_t>(p.Sk * (p.D + p.Dv) * static_cast<std::int64_t>(size_of(p.dtype)), 1);
   const std::int64_t heads = std::clamp<std::int64_t>(current_device().l2_bytes / 2 / bytes, 1, params.units);
   params.section = Divisor(static_cast<unsigned>(std::min<std::int64_t>(band ? heads * p.G : 1, params.units)));
   params.section_tiles = Divisor(params.section.divisor * params.q_tiles);
@@ -88,7 +105,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.scale_log2 = p.scale * kLog2e;
   params.bias_pairs = in_pairs(p.bias);
   params.mask_pairs = in_pairs(p.mask);
-  params.o_aligned = aligned(p.o);
+  params.o_aligned = aligned(p, p.o);
   params.drop_below = dropout_threshold(p.dropout.p);
   v.launch(params, static_cast<cudaStream_t>(runtime.stream));
 }
@@ -99,7 +116,7 @@ const AttentionForwardKernel kSm80AttentionForward = {
     .name = "sm80",
     .method = "flash",
     .device = Device::cuda,
-    .automatic = false,  // until its last changes have passed the tests on a GPU
+    .automatic = true,
     .supports = supports,
     .estimate = estimate,
     .workspace = workspace,

@@ -9,30 +9,42 @@
 
 namespace heddle::cuda::sm80::attention_fwd {
 
-constexpr int kWarps = 4;
-constexpr int kThreads = 32 * kWarps;
-constexpr int kGroupRows = 16;  // the M of mma.m16n8k16
+constexpr int kGroupRows = 16;  // the M of mma.m16n8k16 and mma.m16n8k8
 
 // How rows come from global to shared memory (loader.cuh).
 struct AlignedRows;  // contiguous; addresses, strides and sizes in multiples of 16 bytes
 struct StridedRows;  // anything
 
-template <class T, int kHeadSize_, int kGroups_, int kTileK_, int kBlocks_, bool kScoreOptions_, class Rows_>
+struct Tiling {
+  int warps;
+  int groups;  // of 16 query rows, owned by one warp
+  int tile_k;
+  int blocks;          // on a multiprocessor, as registers allow
+  int kept_steps = 0;  // of 16 dimensions of q that stay in registers, where there is room (16-bit operands)
+};
+
+// kProducts: of the tensor cores for one of elements. 1, or 3 for float32 with its own precision (products_tf32.cuh).
+template <class T, int kProducts_, int kHeadSize_, Tiling kTiling, bool kScoreOptions_, class Rows_>
 struct Config {
   using Element = T;
   using Rows = Rows_;
+  static constexpr int kProducts = kProducts_;
   static constexpr int kHeadSize = kHeadSize_;  // the larger of D and Dv, rounded up
-  static constexpr int kGroups = kGroups_;      // of 16 query rows, owned by one warp
-  static constexpr int kTileQ = kWarps * kGroups * kGroupRows;
-  static constexpr int kTileK = kTileK_;
-  static constexpr int kBlocks = kBlocks_;               // on a multiprocessor, as registers allow
+  static constexpr int kThreads = 32 * kTiling.warps, kGroups = kTiling.groups, kBlocks = kTiling.blocks;
+  static constexpr int kTileQ = kTiling.warps * kGroups * kGroupRows, kTileK = kTiling.tile_k;
   static constexpr bool kScoreOptions = kScoreOptions_;  // softcap, ALiBi, bias, mask, dropout, any scale
+  static constexpr int kKeptSteps = kTiling.kept_steps;
+  static constexpr std::uint32_t kPitch = kHeadSize * sizeof(T);  // bytes of a row in shared memory
 };
+
+template <class C>
+concept Float32 = sizeof(typename C::Element) == 4;
 
 // Rows of 16-byte chunks; chunk c of row r lies at c ^ (r % 8), so that eight rows of one column meet all banks.
 template <class T, int kRows, int kColumns>
 struct alignas(1024) Tile {
   static constexpr std::uint32_t kPitch = kColumns * sizeof(T);
+  static constexpr int kPerChunk = 16 / sizeof(T), kChunks = kColumns / kPerChunk;
   T row[kRows][kColumns];
 };
 
@@ -55,7 +67,7 @@ struct Work {
 template <class C>
 struct SharedMemory {
   using T = typename C::Element;
-  Tile<T, C::kTileQ, C::kHeadSize> q;  // at the end, O on its way out
+  Tile<T, C::kTileQ, C::kHeadSize> q;  // at the end, 16-bit rows of O on their way out
   Tile<T, C::kTileK, C::kHeadSize> k, v;
   Work work;  // here rather than in registers, which the products need
 };

@@ -1,4 +1,5 @@
-// What a warp does with its 16 * kGroups query rows and one key tile: S = Q K^T, softmax, O += P V.
+// A warp's 16 * kGroups query rows and what it does with them between the products S = Q K^T and O += P V of a key
+// tile: scores, maxima, exponentials. The products are functions: products_16bit.cuh, products_tf32.cuh.
 #pragma once
 
 #include <cfloat>
@@ -13,12 +14,21 @@ namespace heddle::cuda::sm80::attention_fwd {
 constexpr float kRescaleLog2 = 8;
 
 template <class C>
-class Consumer {
- public:
+struct Consumer {
+  const Params& p;
+  const Work& w;
+  SharedMemory<C>& shared;
+  const unsigned lane, warp_row;
+
   // Statistics of the rows lane / 4 + 8 r of each group. max is in log2 units, after the scale, and finite: what is
   // subtracted from -inf must not be -inf. sum counts this lane's columns only, and is 0 until a key is met.
   float max[C::kGroups][2], sum[C::kGroups][2];
+  float s[C::kGroups][C::kTileK / 8][4];
   float o[C::kGroups][C::kHeadSize / 8][4];
+  std::uint32_t q[C::kKeptSteps > 0 ? C::kKeptSteps : 1][C::kGroups][4];
+  // Keys that some row of the warp attends, as attended_keys() says. Values of the others may be anything, and
+  // 0 * NaN is NaN: products of P and V leave them out.
+  std::uint32_t attended = ~0u;
 
   __device__ Consumer(const Params& params, const Work& work, SharedMemory<C>& memory)
       : p(params),
@@ -32,36 +42,6 @@ class Consumer {
       sum[g][0] = sum[g][1] = 0.0f;
 #pragma unroll
       for (int n = 0; n < C::kHeadSize / 8; ++n) o[g][n][0] = o[g][n][1] = o[g][n][2] = o[g][n][3] = 0.0f;
-    }
-  }
-
-  __device__ void multiply_qk(int tile) {
-    // Matrices of q: rows 0-7 and 8-15 of 8 dimensions, then of the next 8. Of k: 8 dimensions of keys 0-7, the next 8,
-    // then keys 8-15. A step of 16 dimensions is two chunks further, and the swizzle is an exclusive or.
-    const unsigned lane = recomputed(this->lane, tile);
-    const std::uint32_t q_at = ptx::shared_address(&shared.q) + swizzled(kPitch, warp_row + lane % 16, lane / 16);
-    const std::uint32_t k_at =
-        ptx::shared_address(&shared.k) + swizzled(kPitch, lane % 8 + lane / 16 * 8, lane / 8 % 2);
-#pragma unroll
-    for (int g = 0; g < C::kGroups; ++g) {
-#pragma unroll
-      for (int n = 0; n < C::kTileK / 8; ++n) s[g][n][0] = s[g][n][1] = s[g][n][2] = s[g][n][3] = 0.0f;
-    }
-#pragma unroll
-    for (int step = 0; step < C::kHeadSize / 16; ++step) {
-      std::uint32_t q[C::kGroups][4];
-#pragma unroll
-      for (int g = 0; g < C::kGroups; ++g) ptx::load_matrix_x4(q[g], (q_at ^ step << 5) + g * kGroupRows * kPitch);
-#pragma unroll
-      for (int n = 0; n < C::kTileK / 16; ++n) {
-        std::uint32_t k[4];
-        ptx::load_matrix_x4(k, (k_at ^ step << 5) + n * 16 * kPitch);
-#pragma unroll
-        for (int g = 0; g < C::kGroups; ++g) {
-          ptx::mma_16816<T>(s[g][2 * n], q[g], k[0], k[1]);
-          ptx::mma_16816<T>(s[g][2 * n + 1], q[g], k[2], k[3]);
-        }
-      }
     }
   }
 
@@ -114,53 +94,8 @@ class Consumer {
     }
   }
 
-  // O += P V. The exponentials of 16 keys are computed while the tensor cores multiply those before.
-  __device__ void multiply_pv(int tile) {
-    // Matrices of v: 8 columns of keys 0-7 and 8-15, then the next 8.
-    const unsigned lane = recomputed(this->lane, tile);
-    const std::uint32_t v_at = ptx::shared_address(&shared.v) + swizzled(kPitch, lane % 16, lane / 16);
-#pragma unroll
-    for (int step = 0; step < C::kTileK / 16; ++step) {
-      exponentials(step);
-      if constexpr (C::kScoreOptions) {
-        if (p.drop_below > 0) drop<C>(p, w, w.first + warp_row + lane / 4, tile * C::kTileK + 2 * (lane % 4), step, s);
-      }
-      std::uint32_t probabilities[C::kGroups][4];
-#pragma unroll
-      for (int g = 0; g < C::kGroups; ++g) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float* x = &s[g][2 * step + i / 2][i % 2 * 2];
-          probabilities[g][i] = ptx::pack2<T>(x[0], x[1]);
-        }
-      }
-#pragma unroll
-      for (int n = 0; n < C::kHeadSize / 16; ++n) {
-        std::uint32_t v[4];
-        ptx::load_matrix_x4_transposed(v, (v_at ^ n << 5) + step * 16 * kPitch);
-        if constexpr (C::kScoreOptions) {
-          // Values of keys that no row attends may be anything, and 0 * NaN is NaN. A lane's rows of v are its columns
-          // of s.
-#pragma unroll
-          for (int i = 0; i < 4; ++i) v[i] &= halves(attended >> (4 * step + i % 2 * 2));
-        }
-#pragma unroll
-        for (int g = 0; g < C::kGroups; ++g) {
-          ptx::mma_16816<T>(o[g][2 * n], probabilities[g], v[0], v[1]);
-          ptx::mma_16816<T>(o[g][2 * n + 1], probabilities[g], v[2], v[3]);
-        }
-      }
-    }
-  }
-
- private:
-  using T = typename C::Element;
-  static constexpr std::uint32_t kPitch = C::kHeadSize * sizeof(T);
-
-  __device__ float scale() const { return C::kScoreOptions ? 1.0f : p.scale_log2; }
-
-  // Turns the scores of 16 keys into exp2(s - max).
-  __device__ void exponentials(int step) {
+  // Turns the scores of 16 keys into exp2(s - max), some of them dropped.
+  __device__ void exponentials(int tile, int step) {
 #pragma unroll
     for (int g = 0; g < C::kGroups; ++g) {
 #pragma unroll
@@ -170,19 +105,13 @@ class Consumer {
         sum[g][i % 4 / 2] += x;
       }
     }
+    if constexpr (C::kScoreOptions) {
+      const unsigned lane = recomputed(this->lane, tile);
+      if (p.drop_below > 0) drop<C>(p, w, w.first + warp_row + lane / 4, tile * C::kTileK + 2 * (lane % 4), step, s);
+    }
   }
 
-  // A word whose low and high half are all ones where bit 0 and bit 1 are set.
-  __device__ static std::uint32_t halves(std::uint32_t bits) {
-    return ((bits & 1) != 0 ? 0x0000ffffu : 0) | ((bits & 2) != 0 ? 0xffff0000u : 0);
-  }
-
-  const Params& p;
-  const Work& w;
-  SharedMemory<C>& shared;
-  const unsigned lane, warp_row;
-  std::uint32_t attended = 0;
-  float s[C::kGroups][C::kTileK / 8][4];
+  __device__ float scale() const { return C::kScoreOptions ? 1.0f : p.scale_log2; }
 };
 
 }  // namespace heddle::cuda::sm80::attention_fwd

@@ -43,10 +43,10 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const Consume
 
 // A warp's rows of O through its rows of the q tile, so that they go out in pieces of 16 bytes where o allows.
 template <class C>
-__device__ void store_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
-                           const float (&inverse)[C::kGroups][2], SharedMemory<C>& shared) {
+requires(!Float32<C>) __device__ void store_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
+                                                 const float (&inverse)[C::kGroups][2], SharedMemory<C>& shared) {
   using T = typename C::Element;
-  constexpr std::uint32_t kPitch = C::kHeadSize * sizeof(T);
+  constexpr std::uint32_t kPitch = C::kPitch;
   constexpr int kChunks = C::kHeadSize / 8, kRows = kGroupRows * C::kGroups;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   std::byte* const staging = reinterpret_cast<std::byte*>(&shared.q) + warp_row * kPitch;
@@ -80,6 +80,40 @@ __device__ void store_rows(const Params& p, const Work& w, const Consumer<C>& ro
       *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
     } else {
       for (int d = 0; d < 8 && 8 * chunk + d < size; ++d) to[d * o.stride_d] = reinterpret_cast<const T*>(from)[d];
+    }
+  }
+}
+
+// A warp's rows of O. With the columns as multiply_pv() leaves them, a lane has four side by side.
+template <class C>
+requires Float32<C> __device__ void store_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
+                                               const float (&inverse)[C::kGroups][2], SharedMemory<C>&) {
+  const Operand& o = p.problem.o;
+  const int size = static_cast<int>(p.problem.Dv), lane = static_cast<int>(threadIdx.x) % 32;
+  float* const head = reinterpret_cast<float*>(o.data) + (w.b * o.stride_b + w.h * o.stride_h);
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = w.first + warp_row + kGroupRows * g + 8 * r + lane / 4;
+      const float factor = inverse[g][r];
+      if (i >= w.q_rows) continue;
+      float* const row = head + std::int64_t{w.q_row + i} * o.stride_s;
+#pragma unroll
+      for (int n = 0; n < C::kHeadSize / 16; ++n) {
+        const int column = n / 2 * 32 + lane % 4 * 8 + n % 2 * 4;
+        float x[4];
+#pragma unroll
+        for (int m = 0; m < 4; ++m) x[m] = factor == 0.0f ? 0.0f : rows.o[g][n / 2 * 4 + m][2 * r + n % 2] * factor;
+        if (p.o_aligned && column + 4 <= size) {
+          *reinterpret_cast<float4*>(row + column) = {x[0], x[1], x[2], x[3]};
+        } else {
+#pragma unroll
+          for (int m = 0; m < 4; ++m) {
+            if (column + m < size) row[(column + m) * o.stride_d] = x[m];
+          }
+        }
+      }
     }
   }
 }

@@ -5,6 +5,8 @@
 #include "cuda/sm80/attention_fwd/consumer.cuh"
 #include "cuda/sm80/attention_fwd/epilogue.cuh"
 #include "cuda/sm80/attention_fwd/loader.cuh"
+#include "cuda/sm80/attention_fwd/products_16bit.cuh"
+#include "cuda/sm80/attention_fwd/products_tf32.cuh"
 #include "cuda/sm80/attention_fwd/schedule.cuh"
 
 namespace heddle::cuda::sm80::attention_fwd {
@@ -12,7 +14,7 @@ namespace heddle::cuda::sm80::attention_fwd {
 // While S = Q K^T is computed, the values of the same key tile are on their way; while softmax and P V are, the keys of
 // the next. One buffer each is enough, and two CTAs on a multiprocessor fill each other's waits.
 template <class C>
-__global__ void __launch_bounds__(kThreads, C::kBlocks) attention_fwd_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_fwd_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
   const Work& w = shared.work;
@@ -21,29 +23,29 @@ __global__ void __launch_bounds__(kThreads, C::kBlocks) attention_fwd_kernel(con
   if (w.first >= w.q_rows) return;
 
   Consumer<C> rows(p, w, shared);
-  const int first = w.k_end - 1, last = w.k_begin;
-  if (first >= last) {
+  if (w.k_end > w.k_begin) {
     load_q<C>(p, w, shared);
-    load_k<C>(p, w, first, shared);
+    load_k<C>(p, w, w.k_end - 1, shared);
     ptx::copy_async_commit();
-    load_v<C>(p, w, first, shared);
+    load_v<C>(p, w, w.k_end - 1, shared);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     __syncthreads();
+    if constexpr (C::kKeptSteps > 0) keep_q(rows);
   }
 #pragma unroll 1
-  for (int tile = first; tile >= last; --tile) {
-    rows.multiply_qk(tile);
+  for (int tile = w.k_end - 1; tile >= w.k_begin; --tile) {
+    multiply_qk(rows, tile);
     rows.finish_scores(tile);
     ptx::copy_async_wait<0>();
     __syncthreads();
-    if (tile > last) {
+    if (tile > w.k_begin) {
       load_k<C>(p, w, tile - 1, shared);
       ptx::copy_async_commit();
     }
     rows.rescale();
-    rows.multiply_pv(tile);
-    if (tile > last) {
+    multiply_pv(rows, tile);
+    if (tile > w.k_begin) {
       ptx::copy_async_wait<0>();
       __syncthreads();
       load_v<C>(p, w, tile - 1, shared);

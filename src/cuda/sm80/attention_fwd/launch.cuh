@@ -14,7 +14,7 @@ void launch(const Params& params, cudaStream_t stream) {
   const auto kernel = attention_fwd_kernel<C>;
   // More than 48 KB must be asked for, on each device; asking again is harmless and takes well under a microsecond.
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "attention_forward");
-  kernel<<<static_cast<unsigned>(params.q_tiles) * params.units, kThreads, kBytes, stream>>>(params);
+  kernel<<<static_cast<unsigned>(params.q_tiles) * params.units, C::kThreads, kBytes, stream>>>(params);
   check(cudaGetLastError(), "attention_forward");
 }
 
@@ -23,13 +23,12 @@ constexpr Variant variant() {
   return {.tile_q = C::kTileQ, .launch = launch<C>};
 }
 
-// Plain: kGroups, kTileK and kBlocks of Config. The others have smaller tiles, which leaves registers for options.
-template <class T, int kHeadSize, int kGroups, int kTileK, int kBlocks>
+// kOptions: smaller tiles, which leave registers for options.
+template <class T, int kProducts, int kHeadSize, Tiling kPlain, Tiling kOptions>
 constexpr Variants variants() {
-  constexpr int kSmall = kHeadSize <= 128 ? 64 : 32, kSmallBlocks = kHeadSize <= 64 ? 3 : 2;
-  return {.plain = variant<Config<T, kHeadSize, kGroups, kTileK, kBlocks, false, AlignedRows>>(),
-          .options = variant<Config<T, kHeadSize, 1, kSmall, kSmallBlocks, true, AlignedRows>>(),
-          .strided = variant<Config<T, kHeadSize, 1, kSmall, kSmallBlocks, true, StridedRows>>()};
+  return {.plain = variant<Config<T, kProducts, kHeadSize, kPlain, false, AlignedRows>>(),
+          .options = variant<Config<T, kProducts, kHeadSize, kOptions, true, AlignedRows>>(),
+          .strided = variant<Config<T, kProducts, kHeadSize, kOptions, true, StridedRows>>()};
 }
 
 }  // namespace heddle::cuda::sm80::attention_fwd

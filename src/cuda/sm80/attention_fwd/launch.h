@@ -23,5 +23,7 @@ struct Variants {
 // Defined one file each in inst/, by the largest head size they take.
 extern const Variants kBf16D64, kBf16D128, kBf16D256;
 extern const Variants kF16D64, kF16D128, kF16D256;
+extern const Variants kF32D64, kF32D128, kF32D256;     // three tf32 products
+extern const Variants kTf32D64, kTf32D128, kTf32D256;  // one
 
 }  // namespace heddle::cuda::sm80::attention_fwd

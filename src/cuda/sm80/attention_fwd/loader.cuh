@@ -2,6 +2,8 @@
 // zeros and are not read: whatever lies there, NaN included, meets no product.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/common/ptx.cuh"
 #include "cuda/sm80/attention_fwd/schedule.cuh"
 
@@ -16,30 +18,34 @@ struct DenseRows {
 };
 
 // Keys in pages. data: page 0, slot 0.
+template <class T>
 struct PagedRows {
   const std::byte* data;
   const Operand& x;
   const std::int32_t* pages;
   const Divisor& page_size;
+  int last;  // page
   unsigned slot;
   // The page table is read for rows that exist only.
   __device__ const std::byte* get(bool exists) const {
     if (!exists) return data;
     const unsigned page = page_size.quotient(slot);
-    return data + 2 * (pages[page] * x.stride_b + (slot - page * page_size.divisor) * x.stride_s);
+    return data + std::int64_t{sizeof(T)} * (std::int64_t{min(max(pages[page], 0), last)} * x.stride_b +
+                                             (slot - page * page_size.divisor) * x.stride_s);
   }
   __device__ void advance(int rows) { slot += rows; }
 };
 
 struct AlignedRows {
   // make_source(j, bytes): one that stands so far into row j. first: the row that goes to row 0 of the tile.
-  template <class T, int kRows, int kColumns, class MakeSource>
+  template <int kThreads, class T, int kRows, int kColumns, class MakeSource>
   __device__ static void load(Tile<T, kRows, kColumns>& tile, const Operand&, int size, int first, int begin, int end,
                               MakeSource make_source) {
-    constexpr unsigned kChunks = kColumns / 8, kPass = kThreads / kChunks;
+    constexpr unsigned kChunks = tile.kChunks, kPass = kThreads / kChunks;
     const unsigned thread = recomputed(threadIdx.x, first), chunk = thread % kChunks, row = thread / kChunks;
     const std::uint32_t to = ptx::shared_address(&tile) + swizzled(tile.kPitch, row, chunk);
-    const unsigned from_begin = first + row - begin, length = 8 * static_cast<int>(chunk) < size ? end - begin : 0;
+    const unsigned from_begin = first + row - begin;
+    const unsigned length = tile.kPerChunk * static_cast<int>(chunk) < size ? end - begin : 0;
     auto source = make_source(first + static_cast<int>(row), 16 * chunk);
 #pragma unroll
     for (unsigned i = 0; i < kRows; i += kPass) {
@@ -52,28 +58,33 @@ struct AlignedRows {
 };
 
 struct StridedRows {
-  template <class T, int kRows, int kColumns, class MakeSource>
+  template <int kThreads, class T, int kRows, int kColumns, class MakeSource>
   __device__ static void load(Tile<T, kRows, kColumns>& tile, const Operand& x, int size, int first, int begin, int end,
                               MakeSource make_source) {
-    constexpr int kChunks = kColumns / 8, kPass = kThreads / kChunks;
+    using Bits = std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>;
+    constexpr int kPerChunk = tile.kPerChunk, kChunks = tile.kChunks, kPass = kThreads / kChunks;
     const int thread = static_cast<int>(threadIdx.x), chunk = thread % kChunks, row = thread / kChunks;
     auto source = make_source(first + row, 0);
 #pragma unroll 1
     for (int i = 0; i < kRows; i += kPass, source.advance(kPass)) {
-      std::uint16_t element[8] = {};
+      Bits element[kPerChunk] = {};
       const int j = first + row + i;
       if (begin <= j && j < end) {
-        const auto* from = reinterpret_cast<const std::uint16_t*>(source.get(true));
+        const auto* from = reinterpret_cast<const Bits*>(source.get(true));
 #pragma unroll
-        for (int d = 0; d < 8; ++d) {
-          if (8 * chunk + d < size) element[d] = from[(8 * chunk + d) * x.stride_d];
+        for (int d = 0; d < kPerChunk; ++d) {
+          if (kPerChunk * chunk + d < size) element[d] = from[(kPerChunk * chunk + d) * x.stride_d];
         }
       }
       uint4 words;
-      words.x = element[0] | element[1] << 16;
-      words.y = element[2] | element[3] << 16;
-      words.z = element[4] | element[5] << 16;
-      words.w = element[6] | element[7] << 16;
+      if constexpr (sizeof(T) == 2) {
+        words.x = element[0] | element[1] << 16;
+        words.y = element[2] | element[3] << 16;
+        words.z = element[4] | element[5] << 16;
+        words.w = element[6] | element[7] << 16;
+      } else {
+        words = {element[0], element[1], element[2], element[3]};
+      }
       *reinterpret_cast<uint4*>(reinterpret_cast<std::byte*>(&tile) + swizzled(tile.kPitch, row + i, chunk)) = words;
     }
   }
@@ -81,28 +92,38 @@ struct StridedRows {
 
 template <class C>
 __device__ void load_q(const Params& p, const Work& w, SharedMemory<C>& shared) {
+  constexpr std::int64_t kBytes = sizeof(typename C::Element);
   const Operand& q = p.problem.q;
-  const std::byte* head = q.data + 2 * (w.b * q.stride_b + w.q_row * q.stride_s + w.h * q.stride_h);
-  C::Rows::load(shared.q, q, static_cast<int>(p.problem.D), w.first, 0, w.sq, [&](int i, unsigned bytes) {
-    return DenseRows{head + bytes + i * (2 * q.stride_s), 2 * q.stride_s};
-  });
+  const std::byte* head = q.data + kBytes * (w.b * q.stride_b + w.q_row * q.stride_s + w.h * q.stride_h);
+  const auto make_source = [&](int i, unsigned bytes) {
+    return DenseRows{head + bytes + i * (kBytes * q.stride_s), kBytes * q.stride_s};
+  };
+  C::Rows::template load<C::kThreads>(shared.q, q, static_cast<int>(p.problem.D), w.first, 0, w.sq, make_source);
 }
 
 // One key tile of k or v. data: as in Work.
 template <class C>
 __device__ void load_keys(const Params& p, const Work& w, const Operand& x, const std::byte* data, std::int64_t size,
                           int tile, Tile<typename C::Element, C::kTileK, C::kHeadSize>& to) {
+  using T = typename C::Element;
+  constexpr std::int64_t kBytes = sizeof(T);
   const AttentionProblem& a = p.problem;
   const auto load = [&](auto make_source) {
-    C::Rows::load(to, x, static_cast<int>(size), tile * C::kTileK, w.begin, w.end, make_source);
+    C::Rows::template load<C::kThreads>(to, x, static_cast<int>(size), tile * C::kTileK, w.begin, w.end, make_source);
   };
   if (a.page_table != nullptr) {
     load([&](int j, unsigned bytes) {
-      return PagedRows{data + bytes, x, a.page_table + w.b * a.page_table_stride, p.page_size,
-                       static_cast<unsigned>(w.k_slot + j)};
+      return PagedRows<T>{data + bytes,
+                          x,
+                          a.page_table + w.b * a.page_table_stride,
+                          p.page_size,
+                          static_cast<int>(a.k_batches) - 1,
+                          static_cast<unsigned>(w.k_slot + j)};
     });
   } else {
-    load([&](int j, unsigned bytes) { return DenseRows{data + bytes + j * (2 * x.stride_s), 2 * x.stride_s}; });
+    load([&](int j, unsigned bytes) {
+      return DenseRows{data + bytes + j * (kBytes * x.stride_s), kBytes * x.stride_s};
+    });
   }
 }
 

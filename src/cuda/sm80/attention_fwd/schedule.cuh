@@ -29,9 +29,10 @@ __device__ inline Work describe_work(const Params& p) {
   w.k_slot = static_cast<int>(s.k_begin);
   const auto key0 = [&](const Operand& x) {
     const std::int64_t head = p.group.quotient(w.h) * x.stride_h;
-    if (p.problem.page_table != nullptr) return x.data + 2 * head;
-    const std::int64_t b = p.problem.cache_batch_idx != nullptr ? p.problem.cache_batch_idx[w.b] : w.b;
-    return x.data + 2 * (head + b * x.stride_b + s.k_begin * x.stride_s);
+    constexpr std::int64_t kBytes = sizeof(typename C::Element);
+    if (p.problem.page_table != nullptr) return x.data + kBytes * head;
+    const std::int64_t b = p.problem.key_slot(w.b, s, 0).batch;
+    return x.data + kBytes * (head + b * x.stride_b + s.k_begin * x.stride_s);
   };
   w.k = key0(p.problem.k);
   w.v = key0(p.problem.v);

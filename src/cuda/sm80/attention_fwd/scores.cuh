@@ -44,7 +44,7 @@ __device__ inline void mask_band(const Params& p, const Work& w, int row, int ke
   }
 }
 
-// softcap * tanh(x / softcap) from one exponential; its error is 2^-22 of softcap, not of x.
+// softcap * tanh(x / softcap) from one exponential; its error is 2^-22 of softcap, not of x: for 16-bit operands.
 __device__ inline float soft_cap(float x, float to_exponent, float twice) {
   return 0.5f * twice - __fdividef(twice, 1.0f + ptx::exp2_approx(x * to_exponent));
 }
@@ -56,7 +56,13 @@ __device__ inline void scale_scores(const Params& p, const Work& w, int row, int
   const AttentionProblem& a = p.problem;
   if (a.softcap > 0) {
     const float to_exponent = 2 * p.scale_log2 / a.softcap, twice = 2 * a.softcap * kLog2e;
-    for_each_score<C>(row, key, s, [=](float& x, int, int) { x = soft_cap(x, to_exponent, twice); });
+    for_each_score<C>(row, key, s, [=](float& x, int, int) {
+      if constexpr (Float32<C>) {
+        x = 0.5f * twice * tanhf(x * (to_exponent * (0.5f / kLog2e)));
+      } else {
+        x = soft_cap(x, to_exponent, twice);
+      }
+    });
   } else {
     for_each_score<C>(row, key, s, [&](float& x, int, int) { x *= p.scale_log2; });
   }
@@ -123,7 +129,7 @@ __device__ inline void add_planes(const Params& p, const Work& w, bool whole, in
     x = added == -INFINITY ? -INFINITY : fmaf(added, kLog2e, x);
   };
   if (a.bias.data != nullptr) {
-    if (a.bias.dtype == DType::f32) {
+    if (Float32<C> || a.bias.dtype == DType::f32) {
       for_each_element<C, float>(a.bias, whole && p.bias_pairs, w, row, key, s, add);
     } else {
       for_each_element<C, typename C::Element>(a.bias, whole && p.bias_pairs, w, row, key, s, add);

@@ -8,6 +8,7 @@
 
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_fwd/epilogue.cuh"
+#include "cuda/sm90/attention_fwd/score_options.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
@@ -58,15 +59,40 @@ class Consumer {
       : p(params), shared(memory), warpgroup(number), lane(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ void run() {
-    if (!next_work()) return;
+    bool tile = next_work();
+    if constexpr (!C::kRemovesPairs) {
+      if (tile) compute_tiles();
+    } else {
+      for (;;) {
+        if (tile) compute_tiles();
+        if (shared.work[slot].position == kNoMoreTiles) return;
+        __syncwarp();
+        release(shared.work_free[slot]);  // of a pause
+        tile = next_work();
+      }
+    }
+  }
+
+ private:
+  using T = typename C::Element;
+  using QTile = Tile<T, kRows, C::kHeadSize>;
+  using KTile = Tile<T, C::kTileK, C::kHeadSize>;
+  using VTile = Tile<T, C::kTileK, C::kValueSize>;
+  using QK = Wgmma<T, C::kTileK>;
+  using PV = Wgmma<T, C::kValueSize>;
+
+  // The tile at hand and those after it, until next_work() has none.
+  __device__ __forceinline__ void compute_tiles() {
     take_q();
+    begin_score_options();
     ptx::barrier_wait(shared.k_ready[k.index], k.phase);
     issue_qk();
-    prefetch_scores(shared.work[slot].k_end - 1);
+    load_score_options(shared.work[slot].k_end - 1);
     wgmma_wait<0>();
-    take_s(shared.work[slot].k_end - 1);
+    float scale = take_s(shared.work[slot].k_end - 1);
     float correction[2];
-    softmax(s, state, correction, C::kScoreOptions ? 1.0f : p.scale_log2);
+    state = {};
+    softmax(s, state, correction, scale);
     round_probabilities();
     for (;;) {
       bool accumulate = false;
@@ -75,10 +101,10 @@ class Consumer {
         issue_qk();
         issue_pv(accumulate);
         accumulate = true;
-        prefetch_scores(tile);
+        load_score_options(tile);
         wgmma_wait<1>();
-        take_s(tile);
-        softmax(s, state, correction, C::kScoreOptions ? 1.0f : p.scale_log2);
+        scale = take_s(tile);
+        softmax(s, state, correction, scale);
         keep(s);
         // Each branch has its own wait: one in front of the branch, the assembler would move in front of the softmax.
         if (__any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f)) {
@@ -102,36 +128,35 @@ class Consumer {
         finish_rows(p, done, thread_rows(done), sums, inverse);
         wgmma_wait<0>();
         keep(o);
+        if constexpr (C::kRemovesPairs) release_v();
         store_rows<C>(p, staging(), done, first_position(done), warp_row(), o, inverse);
+        if constexpr (C::kRemovesPairs) {
+          ask_again_if_spoiled(done_slot);
+          release(shared.work_free[done_slot]);
+        }
         return;
       }
       take_q();
+      begin_score_options();
       ptx::barrier_wait(shared.k_ready[k.index], k.phase);
       issue_qk();
       issue_pv(accumulate);
-      prefetch_scores(shared.work[slot].k_end - 1);
+      load_score_options(shared.work[slot].k_end - 1);
       wgmma_wait<1>();
-      take_s(shared.work[slot].k_end - 1);
+      scale = take_s(shared.work[slot].k_end - 1);
       state = {};
-      softmax(s, state, correction, C::kScoreOptions ? 1.0f : p.scale_log2);
+      softmax(s, state, correction, scale);
       keep(s);
       finish_rows(p, done, thread_rows(done), sums, inverse);
       wgmma_wait<0>();
       keep(o);
       release_v();
       store_rows<C>(p, staging(), done, first_position(done), warp_row(), o, inverse);
+      ask_again_if_spoiled(done_slot);
       release(shared.work_free[done_slot]);
       round_probabilities();
     }
   }
-
- private:
-  using T = typename C::Element;
-  using QTile = Tile<T, kRows, C::kHeadSize>;
-  using KTile = Tile<T, C::kTileK, C::kHeadSize>;
-  using VTile = Tile<T, C::kTileK, C::kValueSize>;
-  using QK = Wgmma<T, C::kTileK>;
-  using PV = Wgmma<T, C::kValueSize>;
 
   // One lane a warp tells the producer.
   __device__ void release(ptx::Barrier& free) {
@@ -143,6 +168,7 @@ class Consumer {
   // The first of this warp's 16 rows of the warpgroup's 64.
   __device__ int warp_row() const { return recomputed(static_cast<int>(threadIdx.x)) % 128 / 32 * 16; }
   __device__ auto& staging() { return shared.o[4 * warpgroup + warp_row() / 16]; }
+  __device__ auto& planes() { return shared.planes[4 * warpgroup + warp_row() / 16]; }
 
   // Learns what the next tile is; false if there is none.
   __device__ bool next_work() {
@@ -198,15 +224,22 @@ class Consumer {
     wgmma_commit();
   }
 
-  __device__ void prefetch_scores(int tile) {
-    if constexpr (C::kScoreOptions && C::kValueSize <= 128) {  // above, there are no registers for it
+  __device__ void begin_score_options() {
+    if constexpr (C::kOptions != 0) {
       const Work& w = shared.work[slot];
-      prefetched.load(p, w, thread_rows(w), tile);
+      options.begin(p, planes(), w, first_position(w) + warp_row());
     }
   }
 
-  // After a wait for S. The last one of a tile is done with q.
-  __device__ void take_s(int tile) {
+  __device__ void load_score_options(int tile) {
+    if constexpr (C::kOptions != 0) {
+      const Work& w = shared.work[slot];
+      options.load(p, w, thread_rows(w), tile);
+    }
+  }
+
+  // After a wait for S. The last one of a tile is done with q. Returns the factor that makes s logits in log2 units.
+  __device__ __forceinline__ float take_s(int tile) {
     keep(s);
     release(shared.k_free[k.index]);
     k.next();
@@ -214,8 +247,30 @@ class Consumer {
       if (tile == k_begin) release(shared.q_free[warpgroup]);
     }
     const Work& w = shared.work[slot];
-    if constexpr (C::kScoreOptions) apply_score_options<C>(p, w, thread_rows(w), tile, prefetched, s);
+    float scale = p.scale_log2;
+    if constexpr (C::kOptions != 0) {
+      auto* scratch = reinterpret_cast<float*>(&staging());
+      const bool own = tile >= whole_begin && tile < whole_end && p.positions * p.pack == kRows &&
+                       w.position + C::kConsumers * p.positions <= w.rows;
+      scale = options.apply(p, w, thread_rows(w), first_position(w) + warp_row(), tile, own, planes(), scratch, s);
+    }
     if (tile < whole_begin || tile >= whole_end) mask_band<C>(p, w, thread_rows(w), tile, s);
+    return scale;
+  }
+
+  // P V has NaN where values are not finite. Where pairs may have been removed, nobody need have attended those: the
+  // guard then finds out.
+  __device__ void ask_again_if_spoiled(int done_slot) {
+    if constexpr (C::kRemovesPairs) {
+      Work& done = shared.work[done_slot];
+      if (done.careful) return;
+      float sums[4] = {};
+#pragma unroll
+      for (int i = 0; i < C::kValueSize / 2; ++i) sums[i % 4] += o[i];
+      const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+      if (sum != sum) atomicOr(&done.spoiled, 1);
+      __syncwarp();
+    }
   }
 
   __device__ void release_v() {
@@ -237,7 +292,7 @@ class Consumer {
   RingPosition<kWorkSlots> next;
   RingPosition<C::kStages> k, v;
   struct Nothing {};
-  std::conditional_t<C::kScoreOptions, Prefetched<C>, Nothing> prefetched;
+  std::conditional_t<C::kOptions != 0, ScoreOptions<C>, Nothing> options;
   float s[C::kTileK / 2];
   float o[C::kValueSize / 2];
   std::uint32_t probabilities[C::kTileK / 16][4];

@@ -1,7 +1,9 @@
 // The warp that keeps values which no row of a tile attends out of P V: P is zero there, but zero times NaN is not.
+// Values outside a tile's band are cleared beforehand. Those that a bias or mask removes are not looked at, as they are
+// finite nearly always: where O came out as NaN, the tile is computed again, and then the guard looks at all of them.
 #pragma once
 
-#include "cuda/sm90/attention_fwd/scores.cuh"
+#include "cuda/sm90/attention_fwd/planes.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
@@ -14,10 +16,10 @@ struct AttendedRows {
 };
 
 // Whether a tile of v goes through the guard on its way to the consumers: where rows of it lie outside what is attended
-// and are not zeros because they lie outside the tensor; and wherever a mask or a bias may remove any pair.
+// and are not zeros because they lie outside the tensor; and when it is computed again.
 template <class C>
 __device__ inline bool passes_guard(const Params& p, const Work& w, int tile) {
-  if (C::kScoreOptions && (p.bias.data != nullptr || p.mask.data != nullptr)) return true;
+  if (C::kRemovesPairs && w.careful) return true;
   const AttendedRows<C> rows(w, tile);
   const bool zeros_follow = w.k_row + w.end >= p.k_rows;
   return rows.begin > 0 || (rows.end < C::kTileK && !zeros_follow);
@@ -26,7 +28,6 @@ __device__ inline bool passes_guard(const Params& p, const Work& w, int tile) {
 // Whether any row of the tile attends this key, by band, bias and mask. The whole warp.
 template <class C>
 __device__ bool anyone_attends(const Params& p, const Work& w, int key) {
-  using T = typename C::Element;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   bool attends = false;
 #pragma unroll 1
@@ -35,18 +36,14 @@ __device__ bool anyone_attends(const Params& p, const Work& w, int key) {
     const int position = at.position(p, 0), i = position + w.off;
     if (at.lane_row >= p.positions * p.pack || position >= w.used_rows || key < i - p.left || key > i + p.right)
       continue;
-    const auto offset = [&](const ScorePlane& plane) {
-      return w.sequence * plane.stride_b + at.head(p, w, 0) * plane.stride_h + position * plane.stride_i +
-             key * plane.stride_j;
+    const auto open = [&](const ScorePlane& plane, bool is_mask) {
+      if (plane.data == nullptr) return true;
+      const std::int64_t offset[1] = {plane_offset(plane, p, w, at, key)};
+      float value[1];
+      load_elements<typename C::Element>(plane, is_mask, p.bias_is_float, offset, value);
+      return value[0] != -INFINITY;
     };
-    bool here = true;
-    if (p.mask.data != nullptr) here = static_cast<const unsigned char*>(p.mask.data)[offset(p.mask)] != 0;
-    if (p.bias.data != nullptr) {
-      const float bias = p.bias_is_float ? static_cast<const float*>(p.bias.data)[offset(p.bias)]
-                                         : static_cast<float>(static_cast<const T*>(p.bias.data)[offset(p.bias)]);
-      here &= bias != -INFINITY;
-    }
-    attends |= here;
+    attends |= open(p.bias, false) && open(p.mask, true);
   }
   return __any_sync(0xffffffff, attends);
 }
@@ -81,7 +78,7 @@ __device__ void clear_unattended(const Params& p, const Work& w, Tile& tile, int
   using T = typename C::Element;
   constexpr int kChunks = sizeof(tile.panel[0][0]) / sizeof(uint4);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  // Nearly always all of the tile is finite, which one pass over it tells.
+  // Most tiles are finite, which one pass tells.
   std::uint32_t found = 0;
 #pragma unroll 1
   for (int panel = 0; panel < Tile::kPanels; ++panel) {
@@ -110,7 +107,7 @@ __device__ void guard_values(const Params& p, SharedMemory<C>& shared) {
   for (RingPosition<kWorkSlots> slot;; slot.next()) {
     ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
     const Work& w = shared.work[slot.index];
-    if (w.position < 0) return;
+    if (w.position == kNoMoreTiles) return;
 #pragma unroll 1
     for (int tile = w.k_end - 1; tile >= w.k_begin; --tile, stage = (stage + 1) % C::kStages) {
       if (!passes_guard<C>(p, w, tile)) continue;
@@ -119,10 +116,8 @@ __device__ void guard_values(const Params& p, SharedMemory<C>& shared) {
       const AttendedRows<C> rows(w, tile);
       clear_rows(shared.v[stage], 0, min(rows.begin, C::kTileK));
       clear_rows(shared.v[stage], rows.end, C::kTileK);
-      if constexpr (C::kScoreOptions) {
-        if (p.bias.data != nullptr || p.mask.data != nullptr) {
-          clear_unattended<C>(p, w, shared.v[stage], tile * C::kTileK, rows.begin, rows.end);
-        }
+      if constexpr (C::kRemovesPairs) {
+        if (w.careful) clear_unattended<C>(p, w, shared.v[stage], tile * C::kTileK, rows.begin, rows.end);
       }
       ptx::fence_async_shared();
       __syncwarp();

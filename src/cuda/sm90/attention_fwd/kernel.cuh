@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
     for (int i = 0; i < kWorkSlots; ++i) {
       ptx::barrier_init(shared.work_ready[i], 1);
       ptx::barrier_init(shared.work_free[i], kConsumerWarps + 3);
+      shared.work[i].spoiled = 0;
     }
     for (int c = 0; c < C::kConsumers; ++c) {
       ptx::barrier_init(shared.q_ready[c], 1);
@@ -41,7 +42,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
     ptx::registers_decrease<C::kProducerRegisters>();
     if (threadIdx.x == 0) produce_keys<C>(p, shared);
     if (threadIdx.x == 32) produce_q<C>(p, shared);
-    if (threadIdx.x / 32 == 2) schedule<C>(p, shared, [](const Work&) {});
+    if (threadIdx.x / 32 == 2) Scheduler<C, SharedMemory<C>>(p, shared).run([](const Work&) {});
     if (threadIdx.x / 32 == 3) guard_values<C>(p, shared);
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();

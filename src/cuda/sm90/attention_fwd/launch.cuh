@@ -25,6 +25,7 @@ constexpr Variant variant(DType dtype) {
           .value_size = C::kValueSize,
           .consumers = C::kConsumers,
           .tile_k = C::kTileK,
+          .planes = C::kPlanes,
           .launch = launch<C>};
 }
 

@@ -7,11 +7,27 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
+// How the consumers come by a bias or mask.
+enum class PlaneAccess : int {
+  none,    // there is none
+  keys,    // all rows of a tile share one value a key: each warp reads a tile's keys once
+  copies,  // asynchronous copies of 16 or 4 bytes to shared memory, ahead of their use
+  direct,  // element by element, when it is needed
+};
+
 // A tensor read at [b, h, i, j]; strides in elements, 0 where it is broadcast.
 struct ScorePlane {
-  const void* data;  // or null
-  bool pairs;        // two neighbours in j are one aligned word
+  const void* data;
+  PlaneAccess access;
+  int copy_bytes;  // of one copy
   std::int64_t stride_b, stride_h, stride_i, stride_j;
+};
+
+// x -> tanh(inside x) / inside. Where inside |x| is small everywhere, as an odd polynomial.
+struct Softcap {
+  float inside, outside;  // scale / softcap, or 0: none; the inverse
+  float limit;            // of |x|
+  float series[5];
 };
 
 struct Params {
@@ -43,8 +59,9 @@ struct Params {
   int left, right;
   float scale_log2;  // scale * log2(e)
   // The rest is for kernels with score options.
-  float scale, softcap;  // softcap 0: none
-  const float* alibi;    // [B, H] or null
+  float scale;
+  Softcap softcap;
+  const float* alibi;  // [B, H] or null
   std::int64_t alibi_stride_b, alibi_stride_h;
   ScorePlane bias, mask;  // bias: 16-bit like q, or f32; mask: bytes
   bool bias_is_float;

@@ -59,9 +59,12 @@ Plan make_plan(const AttentionProblem& p, int consumers) {
   const std::int64_t bytes = p.Sk * (p.D + p.Dv) * static_cast<std::int64_t>(size_of(p.k.dtype));
   const auto heads = static_cast<std::uint64_t>(
       std::max<std::int64_t>(current_device().l2_bytes * 9 / 16 / std::max<std::int64_t>(bytes, 1), 1));
-  const std::int64_t section = plan.dynamic ? static_cast<std::int64_t>(std::bit_floor(heads)) * (p.G / plan.pack)
-                               : band       ? 4
-                                            : 1;
+  // Heads that share a bias or mask read it together, too.
+  const auto shared = [](const Plane& x) { return x && x.stride_i != 0 && x.stride_h == 0; };
+  const std::int64_t section = plan.dynamic || shared(p.bias) || shared(p.mask)
+                                   ? static_cast<std::int64_t>(std::bit_floor(heads)) * (p.G / plan.pack)
+                               : band ? 4
+                                      : 1;
   plan.section = static_cast<int>(std::min<std::int64_t>(section, plan.units * p.B));
   return plan;
 }

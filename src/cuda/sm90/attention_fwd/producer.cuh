@@ -22,7 +22,7 @@ __device__ void produce_keys(const Params& p, SharedMemory<C>& shared) {
   for (RingPosition<kWorkSlots> slot;; slot.next()) {
     ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
     const Work& w = shared.work[slot.index];
-    if (w.position < 0) return;
+    if (w.position == kNoMoreTiles) return;  // a pause has no keys
     const int h = w.h / p.kv_divisor, b = p.cu_seqlens_k != nullptr ? 0 : w.sequence, count = w.k_end - w.k_begin;
     int row = w.k_row + (w.k_end - 1) * C::kTileK;  // of the tile of k
 #pragma unroll 1                                    // the producers have few registers
@@ -48,12 +48,14 @@ __device__ void produce_keys(const Params& p, SharedMemory<C>& shared) {
 template <class C>
 __device__ void produce_q(const Params& p, SharedMemory<C>& shared) {
   std::uint32_t phase = 0;
-  for (RingPosition<kWorkSlots> slot;; slot.next(), phase ^= 1) {
+  for (RingPosition<kWorkSlots> slot;; slot.next()) {
     ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
     const Work& w = shared.work[slot.index];
-    if (w.position < 0) return;
-    const int h = w.h, b = p.cu_seqlens_q != nullptr ? 0 : w.sequence, row = w.q_row + w.position;
+    const int position = w.position;
+    if (position == kNoMoreTiles) return;
+    const int h = w.h, b = p.cu_seqlens_q != nullptr ? 0 : w.sequence, row = w.q_row + position;
     ptx::barrier_arrive(shared.work_free[slot.index]);
+    if (C::kRemovesPairs && position == kPause) continue;
 #pragma unroll 1
     for (int c = 0; c < C::kConsumers; ++c) {
       auto& q = shared.q[c];
@@ -65,6 +67,7 @@ __device__ void produce_q(const Params& p, SharedMemory<C>& shared) {
                          ptx::L2::evict_first);
       }
     }
+    phase ^= 1;
   }
 }
 

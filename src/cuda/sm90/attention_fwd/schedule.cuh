@@ -88,45 +88,111 @@ __device__ void describe_tile(const Params& p, const TileIndex& t, Work& w) {
   w.end = end;
   w.k_begin = begin < end ? begin / C::kTileK : 0;
   w.k_end = begin < end ? (end + C::kTileK - 1) / C::kTileK : 1;
+  w.careful = w.spoiled = 0;
   w.whole_begin = (max(to - p.left, 0) + C::kTileK - 1) / C::kTileK;
   w.whole_end = begin < end && min(position + rows, stored) <= used ? min(from + p.right + 1, keys) / C::kTileK : 0;
 }
 
 // Where tiles differ in cost, p.next_tile deals them out as CTAs become free; a CTA then claims its next tile not
-// before it has written out the last but one, or the end would be uneven. `announced` is called by the whole warp for
-// each tile.
-template <class C, class Memory, class Announced>
-__device__ void schedule(const Params& p, Memory& shared, const Announced& announced) {
-  const bool first_lane = threadIdx.x % 32 == 0;
-  const int grid = static_cast<int>(gridDim.x);
-  PackedTiles packed(p, C::kConsumers * p.positions);
-  RingPosition<kWorkSlots> slot, last_but_one;
-  int tile = static_cast<int>(blockIdx.x);
-  for (bool first = true; tile < p.tiles; first = false) {
-    const TileIndex index = p.cu_seqlens_q != nullptr ? packed.find(tile) : tile_of_batch(p, tile);
-    if (index.q_tile < 0) break;
-    if (first_lane) {
-      describe_tile<C>(p, index, shared.work[slot.index]);
-      ptx::barrier_arrive(shared.work_ready[slot.index]);
-    }
-    announced(shared.work[slot.index]);
-    slot.next();
-    if (p.next_tile != nullptr) {
-      if (!first) {
-        ptx::barrier_wait(shared.work_free[last_but_one.index], last_but_one.phase);
-        last_but_one.next();
+// before it has written out the last but one, or the end would be uneven.
+template <class C, class Memory>
+class Scheduler {
+ public:
+  __device__ Scheduler(const Params& params, Memory& memory)
+      : p(params),
+        shared(memory),
+        first_lane(threadIdx.x % 32 == 0),
+        packed(params, C::kConsumers * params.positions) {}
+
+  // The whole warp; it calls announced(work) for each tile.
+  template <class Announced>
+  __device__ void run(const Announced& announced) {
+    const int grid = static_cast<int>(gridDim.x), ahead = p.next_tile != nullptr ? 2 : kWorkSlots;
+    int tile = static_cast<int>(blockIdx.x);
+    for (;;) {
+      const bool repeated = repeat();
+      if (!repeated) {
+        if (tile >= p.tiles) break;
+        const TileIndex index = p.cu_seqlens_q != nullptr ? packed.find(tile) : tile_of_batch(p, tile);
+        if (index.q_tile < 0) break;
+        if (first_lane) describe_tile<C>(p, index, shared.work[slot.index]);
       }
-      if (first_lane) tile = grid + atomicAdd(p.next_tile, 1);
-      tile = __shfl_sync(0xffffffff, tile, 0);
-    } else {
-      ptx::barrier_wait(shared.work_free[slot.index], slot.phase ^ 1);
-      tile += grid;
+      const Work& work = shared.work[slot.index];
+      announce();
+      announced(work);
+      settle(ahead - 1);
+      if (repeated) continue;
+      if (p.next_tile != nullptr) {
+        if (first_lane) tile = grid + atomicAdd(p.next_tile, 1);
+        tile = __shfl_sync(0xffffffff, tile, 0);
+      } else {
+        tile += grid;
+      }
+    }
+    if constexpr (C::kRemovesPairs) repeat_last();
+    if (first_lane) shared.work[slot.index].position = kNoMoreTiles;
+    announce();
+  }
+
+ private:
+  __device__ void announce() {
+    if (first_lane) ptx::barrier_arrive(shared.work_ready[slot.index]);
+    slot.next();
+    ++pending;
+  }
+  // Waits until all but `most` announced tiles are written out.
+  __device__ void settle(int most) {
+    for (; pending > most; --pending) {
+      ptx::barrier_wait(shared.work_free[oldest.index], oldest.phase);
+      oldest.next();
     }
   }
-  if (first_lane) {
-    shared.work[slot.index].position = -1;
-    ptx::barrier_arrive(shared.work_ready[slot.index]);
+  // Whether the tile that was in this slot must be computed again; the slot then says so.
+  __device__ bool repeat() {
+    if constexpr (!C::kRemovesPairs) return false;
+    Work& w = shared.work[slot.index];
+    const bool spoiled = w.spoiled != 0;
+    __syncwarp();
+    if (!spoiled) return false;
+    if (first_lane) {
+      w.careful = 1;
+      w.spoiled = 0;
+    }
+    return true;
   }
-}
+  __device__ void pause() {
+    if (first_lane) {
+      Work& w = shared.work[slot.index];
+      w.position = kPause;
+      w.k_begin = w.k_end = 0;
+    }
+    announce();
+  }
+  // The last tiles are known to be good only when they are written out, for which the consumers must not wait for
+  // another one.
+  __device__ void repeat_last() {
+    pause();
+    settle(0);
+    bool any = false;
+    for (const Work& w : shared.work) any |= w.spoiled != 0;
+    if (!any) return;
+#pragma unroll 1
+    for (int i = 0; i < kWorkSlots; ++i) {
+      if (repeat()) {
+        announce();
+      } else {
+        pause();
+      }
+    }
+    settle(kWorkSlots - 1);
+  }
+
+  const Params& p;
+  Memory& shared;
+  const bool first_lane;
+  PackedTiles packed;
+  RingPosition<kWorkSlots> slot, oldest;
+  int pending = 0;
+};
 
 }  // namespace heddle::cuda::sm90::attention_fwd

@@ -26,7 +26,8 @@ struct Config {
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kTransposers = 2;  // warps
-  static constexpr bool kScoreOptions = false;
+  static constexpr unsigned kOptions = 0;  // of attention_fwd::ScoreOption
+  static constexpr bool kRemovesPairs = false;
   static constexpr int kProducerRegisters = kValueSize > 96 ? 40 : 56;
   static constexpr int kConsumerRegisters = kValueSize > 96 ? 232 : 224;
 };

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_fp8_kernel(const
     if (threadIdx.x == 0) produce_keys<C>(p, shared);
     if (warp == 1) {
       QProducer<C> q(p, shared);
-      attention_fwd::schedule<C>(p, shared, [&](const Work& w) { q.bring(w); });
+      attention_fwd::Scheduler<C, SharedMemory<C>>(p, shared).run([&](const Work& w) { q.bring(w); });
     }
     if (warp >= 2) transpose_values<C>(p, shared, warp - 2);
   } else {

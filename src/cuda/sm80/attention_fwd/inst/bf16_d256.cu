@@ -2,6 +2,6 @@
 
 namespace heddle::cuda::sm80::attention_fwd {
 
-const Variants kBf16D256 = variants<__nv_bfloat16, 256, 1, 64, 2>();
+const Variants kBf16D256 = variants<__nv_bfloat16, 1, 256, Tiling{4, 1, 64, 2, 8}, Tiling{4, 1, 32, 2}>();
 
 }  // namespace heddle::cuda::sm80::attention_fwd

@@ -2,6 +2,6 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-const Variant kBf16D128Options = variant<Config<__nv_bfloat16, 128, 128, 96, 2, 2, false, true>>(DType::bf16);
+const Variant kBf16D128Options = variant<Config<__nv_bfloat16, 128, 128, 128, 2, 2, false, kAllOptions>>(DType::bf16);
 
 }  // namespace heddle::cuda::sm90::attention_fwd

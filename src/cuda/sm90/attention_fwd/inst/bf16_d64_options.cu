@@ -2,6 +2,6 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-const Variant kBf16D64Options = variant<Config<__nv_bfloat16, 64, 64, 128, 2, 2, false, true>>(DType::bf16);
+const Variant kBf16D64Options = variant<Config<__nv_bfloat16, 64, 64, 128, 2, 2, true, kAllOptions>>(DType::bf16);
 
 }  // namespace heddle::cuda::sm90::attention_fwd

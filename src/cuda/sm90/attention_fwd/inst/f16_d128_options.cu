@@ -2,6 +2,6 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-const Variant kF16D128Options = variant<Config<__half, 128, 128, 96, 2, 2, false, true>>(DType::f16);
+const Variant kF16D128Options = variant<Config<__half, 128, 128, 128, 2, 2, false, kAllOptions>>(DType::f16);
 
 }  // namespace heddle::cuda::sm90::attention_fwd

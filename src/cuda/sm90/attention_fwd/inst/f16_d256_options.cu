@@ -2,6 +2,6 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-const Variant kF16D256Options = variant<Config<__half, 256, 256, 48, 2, 2, false, true>>(DType::f16);
+const Variant kF16D256Options = variant<Config<__half, 256, 256, 64, 2, 2, false, kAllOptions>>(DType::f16);
 
 }  // namespace heddle::cuda::sm90::attention_fwd

@@ -1,0 +1,7 @@
+#include "cuda/sm90/attention_fwd/launch.cuh"
+
+namespace heddle::cuda::sm90::attention_fwd {
+
+const Variant kBf16D128Alibi = variant<Config<__nv_bfloat16, 128, 128, 128, 2, 2, true, kAlibi>>(DType::bf16);
+
+}  // namespace heddle::cuda::sm90::attention_fwd
