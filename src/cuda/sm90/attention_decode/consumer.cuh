@@ -170,7 +170,7 @@ class Consumer {
     if constexpr (C::kE4m3) {
       // A lane reads 16 columns of keys lane / 4 and lane / 4 + 8 at once: four steps' worth.
       const int lane = Consumer::lane(), row0 = rows.row(key + lane / 4), row1 = rows.row(key + lane / 4 + 8);
-#pragma unroll
+#pragma unroll C::kQInRegisters ? kSteps / 4 : 1
       for (int chunk = 0; chunk < kSteps / 4; ++chunk) {
         const std::uint32_t panel = tile + chunk / 2 * p.plan.panel_bytes;
         const int c = chunk % 2 * 4 + lane % 4;

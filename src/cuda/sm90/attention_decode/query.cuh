@@ -57,8 +57,8 @@ class QueryWarp {
 
  private:
   using T = typename C::Element;
-  static constexpr int kEach = C::kSize / 32;  // elements of a row that a lane moves, side by side
-  static constexpr int kBatch = 16 / kEach;    // rows on their way at once
+  static constexpr int kEach = C::kSize / 32;                 // elements of a row that a lane moves, side by side
+  static constexpr int kBatch = (C::kE4m3 ? 8 : 16) / kEach;  // rows on their way at once
 
   __device__ void arrive(ptx::Barrier& barrier) {
     __syncwarp();
