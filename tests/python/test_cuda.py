@@ -252,6 +252,19 @@ def test_append_as_on_the_cpu(paged):
     assert torch.equal(caches[1].cpu(), host[1]) and host[1].count_nonzero() > 0
 
 
+def test_append_eight_bits_as_on_the_cpu():
+    k_new, v_new = inputs(b=2, h=2, sq=5)[1:]
+    seqlens = torch.tensor([0, 27], dtype=torch.int32, device="cuda")
+    scale = torch.tensor([[[0.02, 0.5]]], device="cuda")
+    caches = [torch.zeros(2, 32, 2, 64, device="cuda").to(torch.float8_e4m3fn) for _ in "kv"]
+    host = [x.cpu() for x in caches]
+    heddle.append_kv_cache(k_new, v_new, *caches, seqlens, k_scale=scale, v_scale=scale)
+    new = k_new.cpu(), v_new.cpu()
+    heddle.append_kv_cache(*new, *host, seqlens.cpu(), k_scale=scale.cpu(), v_scale=scale.cpu())
+    for there, here in zip(caches, host):
+        assert torch.equal(there.cpu().view(torch.uint8), here.view(torch.uint8)) and here.float().count_nonzero() > 0
+
+
 def test_append_on_the_current_stream():
     """The new rows arrive late on a side stream: only a call on that stream comes after them."""
     k_new, v_new = inputs(b=2, h=2, sq=5)[1:]

@@ -140,21 +140,23 @@ __device__ inline std::uint64_t ready_word(std::int64_t slot) {
 
 template <class C>
 __device__ bool is_last(const Params& p, const Segment& s) {
-  __threadfence();
   __syncthreads();
   bool all = true;
   if (threadIdx.x < 32) {
-    if (threadIdx.x == 0) ptx::store_relaxed(p.ready + s.slot, ready_word(s.slot));
+    if (threadIdx.x == 0) {
+      __threadfence();  // after all threads' results
+      ptx::store_relaxed(p.ready + s.slot, ready_word(s.slot));
+    }
     __syncwarp();
-    __threadfence();
+    __threadfence();  // this CTA's word is written before others' are read: of two that do so, one sees both
     for (int i = static_cast<int>(threadIdx.x); i < s.count; i += 32) {
       const std::int64_t slot = Schedule<C>::slot_of(s, i);
       all &= ptx::load_relaxed(p.ready + slot) == ready_word(slot);
     }
+    __threadfence();  // before what the words stand for is read
   }
   const bool last = __syncthreads_and(all);
   if (last) {
-    __threadfence();
     for (int i = static_cast<int>(threadIdx.x); i < s.count; i += C::kThreads) {
       ptx::store_relaxed(p.ready + Schedule<C>::slot_of(s, i), 0);
     }
