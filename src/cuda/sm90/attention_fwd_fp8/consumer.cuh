@@ -116,9 +116,10 @@ class Consumer {
     const ThreadRows rows = thread_rows(w);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      scale[r] = shared_scale;
       const int position = rows.position(p, r);
-      if (position < w.used_rows) scale[r] *= p.q_scale.at(w.sequence, w.q_row + position, rows.head(p, w, r));
+      // q of other rows may be anything: 0 keeps them from moving a maximum, which others of the tile would notice.
+      const bool exists = rows.lane_row + 8 * r < p.positions * p.pack && position < w.used_rows;
+      scale[r] = exists ? shared_scale * p.q_scale.at(w.sequence, w.q_row + position, rows.head(p, w, r)) : 0.0f;
     }
     return true;
   }
@@ -163,10 +164,10 @@ class Consumer {
   __device__ bool take_s(int tile, float (&correction)[2]) {
     if (started && tile >= whole_begin && tile < whole_end) {
       const float2 sums = exponentiate(s, state, scale, kShift);
-      // The warpgroup multiplies as one, so it must also know as one.
-      if (ptx::barrier_all(1 + warpgroup, 128, sums.x < INFINITY && sums.y < INFINITY)) {
+      // The warpgroup multiplies as one, so it must also know as one. NaN stays NaN either way.
+      if (ptx::barrier_all(1 + warpgroup, 128, !(sums.x == INFINITY || sums.y == INFINITY))) {
         release_k(tile);
-        if (__all_sync(0xffffffff, sums.x <= kLargestSum && sums.y <= kLargestSum)) {
+        if (__all_sync(0xffffffff, !(sums.x > kLargestSum || sums.y > kLargestSum))) {
           state.sum[0] += sums.x;
           state.sum[1] += sums.y;
           correction[0] = correction[1] = 1.0f;
@@ -186,7 +187,7 @@ class Consumer {
   __device__ void take_s_exactly(int tile, float (&correction)[2]) {
     release_k(tile);
 #pragma unroll
-    for (int i = 0; i < C::kTileK / 2; ++i) s[i] *= scale[i / 2 % 2];
+    for (int i = 0; i < C::kTileK / 2; ++i) s[i] = scale[i / 2 % 2] == 0.0f ? 0.0f : s[i] * scale[i / 2 % 2];
     const Work& w = shared.work[slot];
     if (tile < whole_begin || tile >= whole_end) attention_fwd::mask_band<C>(p, w, thread_rows(w), tile, s);
     exact_softmax(s, state, correction, kShift);
