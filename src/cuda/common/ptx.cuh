@@ -93,6 +93,15 @@ __device__ inline uint4 load_relaxed_16(const uint4* from) {
   return words;
 }
 
+__device__ inline uint4 load_shared_16(std::uint32_t from) {
+  uint4 words;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(from)
+               : "memory");
+  return words;
+}
+
 // ---- Registers of a warpgroup
 
 template <int kRegisters>
