@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import json
 import os
 import pathlib
@@ -150,11 +151,6 @@ def show(row):
     print(f"{row['name']:34} {rates} {'us' if calls else row['unit']}{beside}  {ratio}", flush=True)
 
 
-def query(fields):
-    out = subprocess.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True)
-    return out.stdout.strip().split("\n")[0]
-
-
 def commit():
     if "HEDDLE_COMMIT" in os.environ:
         return os.environ["HEDDLE_COMMIT"]
@@ -165,9 +161,25 @@ def commit():
     return "unknown"
 
 
+def conditions():
+    clocks, maximum, power, driver = query("clocks.sm,clocks.max.sm,power.limit,driver_version").split(", ")
+    return {
+        "gpu": torch.cuda.get_device_name(), "driver": driver, "sm_clock": clocks, "sm_clock_maximum": maximum,
+        "power_limit": power, "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
+        "commit": commit(), "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "method": " ".join(__doc__.split("\n\n")[1].split()),
+    }  # fmt: skip
+
+
+@functools.cache
+def query(fields):
+    out = subprocess.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True)
+    return out.stdout.strip().split("\n")[0]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--filter", default="", help="only rows whose name contains this")
+    parser.add_argument("--filter", default="", help="only rows whose name contains this; a|b: those with a, then those with b")
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts, i from 0")
     parser.add_argument("--out", type=pathlib.Path, help="the results file (default: bench/results/<gpu>.json)")
     arguments = parser.parse_args()
@@ -175,26 +187,22 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("attention_bench_gpu.py: torch sees no GPU")
     torch.manual_seed(1)
-    chosen = {name: make for name, make in rows().items() if arguments.filter in name}
+    known = rows()
+    chosen = {name: known[name] for part in arguments.filter.split("|") for name in known if part in name}
+    gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
+    out = arguments.out or HERE / "results" / f"{gpu}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
     results = []
     for name, make in list(chosen.items())[index::count]:
         row = measure(name, make)
         results.append(row)
         show(row)
+        # After each row: what was measured is not lost with what comes after.
+        out.write_text(json.dumps({"conditions": conditions(), "rows": results}, indent=1) + "\n", encoding="utf-8")
+        torch.cuda.empty_cache()
     ratios = [row["ratio"] for row in results if row["name"].startswith("forward")]
     if ratios:
         print(f"forward: ratios {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}")
-    clocks, maximum, power, driver = query("clocks.sm,clocks.max.sm,power.limit,driver_version").split(", ")
-    conditions = {
-        "gpu": torch.cuda.get_device_name(), "driver": driver, "sm_clock_after": clocks, "sm_clock_maximum": maximum,
-        "power_limit": power, "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
-        "commit": commit(), "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "method": " ".join(__doc__.split("\n\n")[1].split()),
-    }  # fmt: skip
-    gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
-    out = arguments.out or HERE / "results" / f"{gpu}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps({"conditions": conditions, "rows": results}, indent=1) + "\n", encoding="utf-8")
     print("written to", out)
 
 
