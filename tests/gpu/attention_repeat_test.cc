@@ -97,7 +97,9 @@ DeviceCall alone(const DeviceCase& at, std::int64_t b, std::vector<DeviceTensor>
   if (data.cu_seqlens_k.given()) {
     cut(data.cu_seqlens_k, call.options.cu_seqlens_k, {&call.k, &call.v});
   } else if (!data.page_table.given() && !data.cache_batch_idx.given()) {
-    for (TensorView* x : {&call.k, &call.v}) *x = part(*x, 0, b, 1);
+    for (TensorView* x : {&call.k, &call.v, &call.options.k_scale, &call.options.v_scale}) {
+      if (x->given() && x->shape[0] == data.spec.B) *x = part(*x, 0, b, 1);
+    }
   }
   AttentionOptions& options = call.options;
   for (TensorView* x : {&options.bias, &options.mask, &options.seqused_q, &options.seqused_k, &options.page_table,
