@@ -53,8 +53,8 @@ TEST(GpuRepeats, TableRows) {
 
 // Keys of a row split over many multiprocessors, in parts that lie anywhere.
 TEST(GpuRepeats, Decode) {
-  for (const char* name :
-       {"decode_long_bf16", "decode_pages_16_many_bf16", "decode_rows_5_of_16_heads_bf16", "decode_pages_1_f8_bf16"}) {
+  for (const char* name : {"decode_long_bf16", "decode_pages_16_many_bf16", "decode_rows_5_of_16_heads_bf16",
+                           "decode_rows_4_of_8_heads_bf16"}) {
     expect_repeats(attention_case(name));
   }
 }
