@@ -146,7 +146,7 @@ std::size_t attention_with_kv_cache_workspace(const TensorView& q, const TensorV
 // One kernel that could serve a call.
 struct Candidate {
   std::string name;    // as `force` takes it
-  std::string method;  // "flash", "baseline" or "reference"
+  std::string method;  // "flash", "baseline", "naive" or "reference"
   bool supported = false;
   std::string reason;    // why not, if not supported
   double seconds = 0.0;  // estimated, if supported

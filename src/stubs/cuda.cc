@@ -39,7 +39,7 @@ const AttentionForwardKernel kSm80AttentionDecode = absent("sm80_decode", "flash
 const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash", true);
 const AttentionForwardKernel kSm90AttentionForwardFp8 = absent("sm90_fp8", "flash", true);
 const AttentionForwardKernel kSm90AttentionDecode = absent("sm90_decode", "flash", false);
-const AttentionForwardKernel kNaiveAttentionForward = absent("naive_cuda", "flash", false);
+const AttentionForwardKernel kNaiveAttentionForward = absent("naive_cuda", "naive", false);
 const AttentionForwardKernel kAttentionForwardBaseline = absent("baseline_cuda", "baseline", false);
 
 }  // namespace heddle::cuda

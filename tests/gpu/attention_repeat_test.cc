@@ -93,6 +93,7 @@ DeviceCall alone(const DeviceCase& at, std::int64_t b, std::vector<DeviceTensor>
     call.lse = part(call.lse, 1, begin, count);
   } else {
     for (TensorView* x : {&call.q, &call.o, &call.lse}) *x = part(*x, 0, b, 1);
+    if (TensorView& x = call.options.q_scale; x.given() && x.shape[0] == data.spec.B) x = part(x, 0, b, 1);
   }
   if (data.cu_seqlens_k.given()) {
     cut(data.cu_seqlens_k, call.options.cu_seqlens_k, {&call.k, &call.v});

@@ -117,7 +117,7 @@ def test_runs_on_the_current_stream():
 
 
 def _items():
-    return (None,) * 12 + (0, -1, -1, 0.0, 0.0, None, 0, 0, False, False, "", "")
+    return (None,) * 16 + (0, -1, -1, 0.0, 0.0, None, 0, 0, False, False, 0, "", "")
 
 
 def test_allocates_what_it_asks_for_from_torch():

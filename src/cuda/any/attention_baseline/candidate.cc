@@ -5,6 +5,7 @@
 #include "core/philox.h"
 #include "cuda/any/attention_baseline/launch.h"
 #include "cuda/attention.h"
+#include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 
 namespace heddle::cuda {
@@ -51,10 +52,9 @@ Refusal supports(const AttentionProblem& p) {
 }
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
-  // S is written, read and written as P, and read again. Counted, with rates that were not measured for this kernel.
   const double pairs = static_cast<double>(p.B) * static_cast<double>(p.H * p.Sq) * static_cast<double>(p.Sk);
-  const double rate = p.dtype == DType::f32 ? 25e12 : 200e12;
-  return 12e-6 + pairs * (16.0 / 3e12 + 2.0 * static_cast<double>(p.D + p.Dv) / rate);
+  const Cost& cost = cost_of("baseline_cuda");
+  return cost.fixed + 2.0 * static_cast<double>(p.D + p.Dv) * pairs / cost.flops;
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {

@@ -5,6 +5,7 @@
 #include "core/philox.h"
 #include "cuda/any/naive_attention/launch.h"
 #include "cuda/attention.h"
+#include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 
@@ -27,7 +28,8 @@ Refusal supports(const AttentionProblem& p) {
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
-  return 5e-6 + flops / 0.95e12;  // measured on an H200
+  const Cost& cost = cost_of("naive_cuda");
+  return cost.fixed + flops / cost.flops;
 }
 
 std::size_t workspace(const AttentionProblem&, int /*workers*/) { return 0; }
@@ -43,7 +45,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
 
 const AttentionForwardKernel kNaiveAttentionForward = {
     .name = "naive_cuda",
-    .method = "flash",
+    .method = "naive",
     .device = Device::cuda,
     .automatic = false,
     .supports = supports,

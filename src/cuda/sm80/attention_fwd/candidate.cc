@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "core/philox.h"
 #include "cuda/attention.h"
+#include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 #include "cuda/sm80/attention_fwd/launch.h"
@@ -75,9 +76,12 @@ Refusal supports(const AttentionProblem& p) {
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
-  // Measured on an H200 at D 128.
-  const double rate = p.dtype != DType::f32 ? 360e12 : tf32(p) ? 150e12 : 60e12;
-  return 5e-6 + flops / rate;
+  const std::int64_t size = std::max(p.D, p.Dv);
+  const Cost& cost = cost_of(p.dtype == DType::f32 ? tf32(p) ? "sm80 tf32" : "sm80 f32"
+                             : size <= 64          ? "sm80 d64"
+                             : size <= 128         ? "sm80 d128"
+                                                   : "sm80 d256");
+  return cost.fixed + flops / cost.flops;
 }
 
 std::size_t workspace(const AttentionProblem&, int /*workers*/) { return 0; }

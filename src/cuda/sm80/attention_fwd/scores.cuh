@@ -88,7 +88,7 @@ __device__ inline void for_each_element(const Plane& plane, bool pairs, const Wo
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const Element* at = head + ((row + kGroupRows * g + 8 * r) * plane.stride_i + key * plane.stride_j);
-      constexpr int kBatch = 4;  // blocks whose elements are on their way together
+      constexpr int kBatch = C::kTileK < 32 ? C::kTileK / 8 : 4;  // blocks whose elements are on their way together
 #pragma unroll
       for (int first = 0; first < C::kTileK / 8; first += kBatch) {
         Pair pair[kBatch];

@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "cuda/attention.h"
+#include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 #include "cuda/sm90/attention_fwd/launch.h"
@@ -86,16 +87,16 @@ const Variant& specialised(const AttentionProblem& p, const Variant& general, co
 }
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
-  // Measured on an H200: 600 TFLOP/s at D 128, and what a launch takes.
-  constexpr double kFixed = 4e-6, kRate = 600e12;
+  const std::int64_t size = std::max(p.D, p.Dv);
+  const Cost& cost = cost_of(size <= 64 ? "sm90 d64" : size <= 128 ? "sm90 d128" : "sm90 d256");
   const double pairs = attended_pairs(p), width = 2.0 * static_cast<double>(p.D + p.Dv);
   const Variant& v = variant_for(p);
   const Plan plan = make_plan(p, v.consumers);
-  if (plan.q_tiles != 1 || p.Sq == 0) return kFixed + width * pairs * static_cast<double>(p.B * p.H) / kRate;
+  if (plan.q_tiles != 1 || p.Sq == 0) return cost.fixed + width * pairs * static_cast<double>(p.B * p.H) / cost.flops;
   // Few rows: a tile takes as long as a full one, and one multiprocessor reads all its keys.
-  const double processors = current_device().multiprocessors, tiles = static_cast<double>(p.B * plan.units);
+  const auto tiles = static_cast<double>(p.B * plan.units);
   const double tile = width * pairs / static_cast<double>(p.Sq) * v.consumers * 64;
-  return kFixed + std::ceil(tiles / processors) * processors * tile / kRate;
+  return tiled_seconds(cost, tiles, tile);
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "cuda/attention.h"
+#include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 #include "cuda/sm90/attention_fwd/plan.h"
@@ -28,6 +29,8 @@ Refusal supports(const AttentionProblem& p) {
   if (p.k_scale.stride_s != 0 || p.v_scale.stride_s != 0) return "it has no scales of k and v by token, only of q";
   if (p.softcap != 0) return "it has no softcap";
   if (p.alibi) return "it has no ALiBi";
+  // Which heads share a tile depends on the longest sequence, and a row's guessed maximum on its tile.
+  if (p.batch_invariant && p.cu_seqlens_q) return "bits of its packed sequences may depend on the batch";
   if (p.bias) return "it has no bias";
   if (p.mask) return "it has no mask";
   if (p.dropout.p != 0) return "it has no dropout";
@@ -44,9 +47,9 @@ const Variant& variant_for(const AttentionProblem& p) {
 }
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
-  // Measured on an H200: 850 TFLOP/s at D 128, and what a launch takes.
   const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
-  return 4e-6 + flops / 850e12;
+  const Cost& cost = cost_of(std::max(p.D, p.Dv) <= 64 ? "sm90_fp8 d64" : "sm90_fp8 d128");
+  return cost.fixed + flops / cost.flops;
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
