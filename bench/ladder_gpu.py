@@ -1,9 +1,9 @@
-"""The figures of docs/ladder.md on this GPU: each rung's time, its counters by Nsight Compute, and fused against unfused attention.
+"""The figures of docs/ladder.md on this GPU: each rung's time, and its counters by Nsight Compute.
 
 Runs in the tree, after a build, and in the folder that scripts/stage.sh makes; scripts/ladder_tables.py writes the page from
-the results. A part that cannot be measured here (no ncu, no torch) is left out, and said.
+the results. Without ncu there are no counters, which is said.
 
-  PYTHONPATH=build/release/python python bench/ladder_gpu.py ladder.json
+  python bench/ladder_gpu.py ladder.json
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import argparse
 import csv
 import datetime
 import json
-import math
 import pathlib
 import re
 import shutil
-import statistics
 import subprocess
 import sys
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-LENGTH, TOTAL, PAUSE = 4096, 16384, 0.08
+LENGTH, TOTAL = 4096, 16384
 LINE = re.compile(r"S +(\d+) +causal (\d) +([\d.]+) ms +([\d.]+) TFLOP/s +error (\S+), allowed (\S+): (\w+)")
 METRICS = {
     "registers": "launch__registers_per_thread",
@@ -74,63 +72,6 @@ def counters(rung):
     return {name: float(found[metric].replace(",", "")) for name, metric in METRICS.items()}
 
 
-def graph_ms(torch, call, data):
-    """Median time of one call, from a graph of several over inputs in turn, so that short calls are not all launches."""
-    call(*data[0])
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    call(*data[1])
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - begin
-    count = max(1, min(24, int(1e-3 / seconds)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for n in range(count):
-            call(*data[n % len(data)])
-    graph.replay()
-    torch.cuda.synchronize()
-    time.sleep(PAUSE)
-    samples = []
-    for _ in range(20 if seconds < 5e-3 else 3):
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        first.record()
-        graph.replay()
-        last.record()
-        torch.cuda.synchronize()
-        samples.append(first.elapsed_time(last) / count)
-    return statistics.median(samples)
-
-
-def unfused(torch, heddle, batch, heads, length, size):
-    """bfloat16, no mask: the fused kernel that heddle.attention chooses beside methods that keep the score matrix."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    def math_sdpa(q, k, v):
-        with sdpa_kernel(SDPBackend.MATH):
-            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-
-    def three_steps(q, k, v):
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        return (torch.softmax((q @ k.transpose(-1, -2)) / math.sqrt(size), -1) @ v).transpose(1, 2)
-
-    calls = {
-        "fused": heddle.attention,
-        "baseline_cuda": lambda q, k, v: heddle.attention(q, k, v, method="baseline"),
-        "torch_math": math_sdpa,
-        "torch_steps": three_steps,
-    }
-    data = [[torch.randn(batch, length, heads, size, device="cuda", dtype=torch.bfloat16) for _ in range(3)] for _ in range(3)]
-    expected = calls["torch_math"](*data[0]).float()
-    row = {"B": batch, "H": heads, "S": length, "D": size}
-    for name, call in calls.items():
-        error = (call(*data[0]).float() - expected).abs().max().item()
-        if not error < 0.05:
-            sys.exit(f"ladder_gpu.py: {name} differs by {error} at {row}")
-        row[name] = graph_ms(torch, call, data)
-    return row
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=pathlib.Path)
@@ -138,7 +79,7 @@ def main():
     output = (arguments := parser.parse_args()).output
     gpu = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True,
                          text=True, check=True).stdout.split("\n")[0]
-    results = {"conditions": {"gpu": gpu, "date": datetime.date.today().isoformat()}, "rungs": [], "counters": {}, "unfused": []}
+    results = {"conditions": {"gpu": gpu, "date": datetime.date.today().isoformat()}, "rungs": [], "counters": {}}
     found = rungs()
     for length in arguments.lengths:
         for causal in (0, 1):
@@ -147,17 +88,6 @@ def main():
         results["counters"] = {rung.name: values for rung in found if (values := counters(rung))}
     else:
         print("there is no ncu: no counters", file=sys.stderr)
-    output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    try:
-        import heddle
-        import torch
-    except ImportError as error:
-        print(f"{error}: no comparison with unfused attention", file=sys.stderr)
-    else:
-        results["conditions"]["torch"] = torch.__version__
-        for size, heads in ((64, 1), (64, 32), (128, 16)):
-            for length in (128, 512, 2048, 4096):
-                results["unfused"].append(unfused(torch, heddle, 1 if heads == 1 else TOTAL // length, heads, length, size))
     output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {output}")
 

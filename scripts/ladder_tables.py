@@ -1,6 +1,6 @@
-"""Writes the tables of docs/ladder.md from the results of bench/ladder_gpu.py.
+"""Writes the tables of docs/ladder.md from the results of bench/ladder_gpu.py and of `make bench-gpu`.
 
-  python scripts/ladder_tables.py bench/results/ladder-nvidia-h200.json
+  python scripts/ladder_tables.py bench/results/ladder-nvidia-h200.json bench/results/nvidia-h200.json
 """
 
 import argparse
@@ -43,21 +43,24 @@ def counters(results):
 
 
 def unfused(results):
-    if not results["unfused"]:
-        return "Not measured yet."
-    rows = [["B", "H", "S", "D", "fused, µs", "`baseline_cuda`, µs", "torch math, µs", "torch in three steps, µs", "promised", "`baseline_cuda` / fused", "torch steps / fused"]]
-    for r in results["unfused"]:
-        rows.append([*(str(r[key]) for key in "BHSD"), *(f"{1000 * r[key]:.1f}" for key in ("fused", "baseline_cuda", "torch_math", "torch_steps")),
-                     f"{PROMISED[r['S']]}", f"{r['baseline_cuda'] / r['fused']:.1f}", f"{r['torch_steps'] / r['fused']:.1f}"])
-    return table(rows)
+    rows = [["S", "fused, µs", "`baseline_cuda`, µs", "torch math, µs", "promised", "`baseline_cuda` / fused", "torch math / fused"]]
+    for r in results["rows"]:
+        if not r["name"].startswith("unfused S"):
+            continue
+        length, us = int(r["name"].split("S")[1]), {name: 1e6 / rate for name, rate in r["rates"].items()}
+        rows.append([str(length), *(f"{us[name]:.1f}" for name in ("heddle", "baseline", "math")), str(PROMISED.get(length, "")),
+                     f"{us['baseline'] / us['heddle']:.1f}", f"{us['math'] / us['heddle']:.1f}"])
+    return f"{results['conditions']['gpu']}, {results['conditions']['date'][:10]}, B = 1, H = 8, D = 64, CUDA graphs.\n\n" + table(rows)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
-    results = json.loads(parser.parse_args().results.read_text(encoding="utf-8"))
-    for name, write in (("times", times), ("counters", counters), ("unfused", unfused)):
-        update(PAGE, name, write(results), check=False)
+    parser.add_argument("ladder", type=Path)
+    parser.add_argument("bench", type=Path)
+    arguments = parser.parse_args()
+    ladder, bench = (json.loads(path.read_text(encoding="utf-8")) for path in (arguments.ladder, arguments.bench))
+    for name, text in (("times", times(ladder)), ("counters", counters(ladder)), ("unfused", unfused(bench))):
+        update(PAGE, name, text, check=False)
 
 
 if __name__ == "__main__":
