@@ -25,7 +25,7 @@ struct Config {
   static constexpr int kStages = kStages_;  // of K, V and V^T
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kTransposers = 2;  // warps
+  static constexpr int kTransposers = 2;   // warps
   static constexpr unsigned kOptions = 0;  // of attention_fwd::ScoreOption
   static constexpr bool kRemovesPairs = false;
   static constexpr int kProducerRegisters = kValueSize > 96 ? 40 : 56;
