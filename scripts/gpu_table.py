@@ -1,0 +1,80 @@
+"""Writes README's table of GPU figures from the results of `make bench-gpu`.
+
+  python scripts/gpu_table.py bench/results/nvidia-h200.json
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+from marked_block import table, update
+
+ROOT = Path(__file__).resolve().parent.parent
+# Words, and the names of the rows that they stand for begin so.
+GROUPS = [
+    *((f"forward, D {d}, {words}", f"forward D{d} {name} ") for d in (64, 128, 256) for words, name in (("no mask", "none"), ("causal", "causal"))),
+    ("grouped heads 64/8, D 128, causal, 4k to 16k", "gqa "),
+    ("window of 1024, D 128, S 16384", "window "),
+    ("packed documents of 128 to 8192, D 128", "documents "),
+    ("e4m3 operands, D 128, no mask, 2k to 16k", "fp8 D128 none S"),
+    ("e4m3 operands, D 64, no mask, 2k to 16k", "fp8 D64 none S"),
+    *((f"the Ampere kernel on this chip, D {d}", f"sm80 D{d} ") for d in (64, 128, 256)),
+    ("float32, three tf32 products, D 128", "float32 f32"),
+    ("float32, precision tf32, D 128", "float32 tf32"),
+    *((f"score option at D 128, S 8192: {name.replace('_', ' ')}", f"option {name} D128") for name in
+      ("softcap", "alibi", "bias", "mask", "key_bias", "key_mask", "padding", "sink")),
+]  # fmt: skip
+DECODE = ["decode B1 32/8 1024", "decode B1 32/8 4096", "decode B1 32/8 32768", "decode B16 32/8 8192", "decode B64 32/8 8192",
+          "decode B128 64/8 4096", "decode B64 32/8 8192, pages of 16", "decode B64 32/8 8192, pages of 1",
+          "decode B64 32/8 8192, e4m3", "decode B64 32/8 8192, 16 rows"]  # fmt: skip
+
+
+def span(values, form):
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def rates(rows):
+    plain = next(row for row in rows if row["name"] == "forward D128 none S8192")["rates"]["heddle"]
+    lines = [["", "rows", "TFLOP/s", "times the best rival", "median", "rivals"]]
+    for words, begin in GROUPS:
+        group = [row for row in rows if row["name"].startswith(begin)]
+        ratios = [row["ratio"] for row in group if "ratio" in row]
+        rivals = ", ".join(sorted({row["rival"].removesuffix("_stored") for row in group if "rival" in row}))
+        beside = span(ratios, "{:.2f}") if ratios else f"{group[0]['rates']['heddle'] / plain:.2f} of plain" if "option" in begin else "none"
+        lines.append([words, str(len(group)), span([row["rates"]["heddle"] for row in group], "{:.0f}"), beside,
+                      f"{statistics.median(ratios):.2f}" if ratios else "", rivals])  # fmt: skip
+    return table(lines)
+
+
+def decoding(rows):
+    lines = [["one query a sequence, bfloat16, D 128", "µs", "TB/s of keys and values", "cuDNN, µs", "times cuDNN"]]
+    for name in DECODE:
+        row = next(row for row in rows if row["name"] == name)
+        us = {contender: 1000 * statistics.mean(times) for contender, times in row["milliseconds"].items()}
+        lines.append([name.removeprefix("decode "), f"{us['heddle']:.1f}", f"{row['rates']['heddle']:.2f}",
+                      f"{us['cudnn']:.1f}" if "cudnn" in us else "", f"{us['cudnn'] / us['heddle']:.2f}" if "cudnn" in us else ""])  # fmt: skip
+    return table(lines)
+
+
+def calls(rows):
+    us = {row["name"]: 1e6 / row["rates"]["heddle"] for row in rows if row["name"].startswith("python call")}
+    short = [value for name, value in us.items() if int(name.split("S")[1]) <= 512]
+    return f"A Python call at B 1, H 4, D 64, S up to 512 takes {span(short, '{:.0f}')} µs, launch included."
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path)
+    path = parser.parse_args().results
+    results = json.loads(path.read_text(encoding="utf-8"))
+    c, rows = results["conditions"], results["rows"]
+    text = (f"{c['gpu']}, driver {c['driver']}, CUDA {c['cuda']}, torch {c['torch']}, commit {c['commit']}, {c['date'][:10]}, bfloat16 where nothing "
+            f"else is said; method and all rows are in [`{path.name}`](bench/results/{path.name}). Rivals: cuDNN and FlashAttention-2 as torch brings "
+            "them, in the same run; FlashAttention-3 from figures measured apart and scaled by a matrix product beside each.\n\n")  # fmt: skip
+    update(ROOT / "README.md", "measured gpu", text + rates(rows) + "\n\n" + decoding(rows) + "\n\n" + calls(rows), check=False)
+
+
+if __name__ == "__main__":
+    main()
