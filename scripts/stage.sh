@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Builds build/stage: what a machine with a GPU and no compiler needs to run `make test-gpu`, `make bench-gpu` and the Python tests. Copy the
 # folder there, then run scripts/test_gpu.sh in it. PYTHON_STAGE: the interpreter to build the Python module for, of that
-# machine's version (default: python3.12; without it the stage has no Python). One file for one chip: the kernels of
-# compute capability 9.0, and those of 8.0, which later ones can run too.
+# machine's version (default: python3.12; without it the stage has no Python). The kernels are those of every build.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -13,7 +12,9 @@ limit_mib=45
 nvcc=$(scripts/nvcc.sh) || { echo "stage.sh: there is no nvcc 12.8 or later; scripts/setup.sh --dev installs one" >&2; exit 1; }
 export PATH=$nvcc:$PATH
 tools=${PYTHON:-.venv/bin/python}
-options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DHEDDLE_CUDA=ON -DHEDDLE_ONEDNN=OFF -DHEDDLE_EMU128=OFF -DHEDDLE_BUILD_BENCH=OFF)
+# One library for all that runs there, found beside it.
+options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DHEDDLE_CUDA=ON -DHEDDLE_ONEDNN=OFF -DHEDDLE_EMU128=OFF -DHEDDLE_BUILD_BENCH=OFF
+  -DBUILD_SHARED_LIBS=ON -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON "-DCMAKE_INSTALL_RPATH=\$ORIGIN/../lib;\$ORIGIN/../../lib")
 targets=(heddle_cli heddle_gpu_tests ladder)
 python=$(command -v "${PYTHON_STAGE:-python3.12}" || true)
 if [[ -n $python ]] && "$python" -c 'import sysconfig, os; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; then
@@ -32,7 +33,8 @@ cmake -S . -B "$build" "${options[@]}"
 cmake --build "$build" --target "${targets[@]}"
 
 rm -rf "$stage"
-mkdir -p "$stage"/{bin,tests/gpu,scripts,examples/ladder}
+mkdir -p "$stage"/{bin,lib,tests/gpu,scripts,examples/ladder}
+install -s "$build"/src/libheddle.so.? "$stage/lib/"
 install -s "$build/cli/heddle" "$stage/bin/"
 install -s "$build/tests/heddle_gpu_tests" "$stage/tests/"
 install -s "$build"/examples/ladder/* "$stage/examples/ladder/"
@@ -48,8 +50,8 @@ if [[ -n $python ]]; then
   cp scripts/bench_gpu.sh "$stage/scripts/"
 fi
 
-for binary in "$stage/bin/heddle" "$stage/tests/heddle_gpu_tests"; do
-  if readelf -d "$binary" | grep NEEDED | grep -vE 'lib(stdc\+\+|m|gcc_s|c|pthread|dl|rt)\.so|ld-linux'; then
+for binary in "$stage"/{lib/libheddle.so.?,bin/heddle,tests/heddle_gpu_tests}; do
+  if readelf -d "$binary" | grep NEEDED | grep -vE 'lib(heddle|stdc\+\+|m|gcc_s|c|pthread|dl|rt)\.so|ld-linux'; then
     echo "stage.sh: $binary needs these libraries, which a bare machine does not have" >&2
     exit 1
   fi

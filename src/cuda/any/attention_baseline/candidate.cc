@@ -6,7 +6,7 @@
 #include "cuda/any/attention_baseline/launch.h"
 #include "cuda/attention.h"
 #include "cuda/common/cost.h"
-#include "cuda/common/device.h"
+#include "cuda/common/requirements.h"
 
 namespace heddle::cuda {
 namespace {
@@ -34,12 +34,7 @@ bool in_pieces(const Operand& x, std::int64_t size) {
 }
 
 Refusal supports(const AttentionProblem& p) {
-  const DeviceProperties& device = current_device();
-  if (device.major == 0) return "there is no usable NVIDIA GPU or driver";
-  if (device.major < 8) {
-    return text("it needs an Ampere GPU or a newer one (compute capability 8.0); this one has ", device.major, ".",
-                device.minor);
-  }
+  if (Refusal reason = refuse_before_ampere(); !reason.empty()) return reason;
   std::int64_t bytes;
   if (!buffer_bytes(p, bytes)) {
     return text("its score buffer, [B, H, Sq, Sk] = [", p.B, ", ", p.H, ", ", p.Sq, ", ", p.Sk,

@@ -6,8 +6,8 @@
 #include "cuda/any/naive_attention/launch.h"
 #include "cuda/attention.h"
 #include "cuda/common/cost.h"
-#include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
+#include "cuda/common/requirements.h"
 
 namespace heddle::cuda {
 namespace {
@@ -15,12 +15,7 @@ namespace {
 using namespace any::naive_attention;
 
 Refusal supports(const AttentionProblem& p) {
-  const DeviceProperties& device = current_device();
-  if (device.major == 0) return "there is no usable NVIDIA GPU or driver";
-  if (device.major < 8) {
-    return text("it needs an Ampere GPU or a newer one (compute capability 8.0); this one has ", device.major, ".",
-                device.minor);
-  }
+  if (Refusal reason = refuse_before_ampere(); !reason.empty()) return reason;
   constexpr std::int64_t kMaxBlocks = std::numeric_limits<std::int32_t>::max();
   if (p.Sq > 0 && p.B * p.H > kMaxBlocks / p.Sq) return text("q has more rows, all heads counted, than ", kMaxBlocks);
   return "";

@@ -5,6 +5,7 @@
 #include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
+#include "cuda/common/requirements.h"
 #include "cuda/sm80/attention_decode/config.h"
 #include "cuda/sm80/attention_decode/launch.h"
 
@@ -17,13 +18,6 @@ constexpr std::int64_t kMaxRows = 16, kMaxLength = kOpen / 2, kMaxCells = (std::
 constexpr int kLeastCells = 2, kMostAbreast = 16;
 
 bool e4m3(const AttentionProblem& p) { return p.k.dtype == DType::f8e4m3; }
-
-// Rows can be moved in pieces of 16 bytes.
-bool aligned(const Operand& x) {
-  const std::int64_t piece = 16 / static_cast<std::int64_t>(size_of(x.dtype));
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && x.stride_b % piece == 0 &&
-         x.stride_s % piece == 0 && x.stride_h % piece == 0;
-}
 
 const Variant& variant_for(const AttentionProblem& p) {
   const bool bf16 = p.dtype == DType::bf16;
@@ -43,12 +37,7 @@ std::int64_t row_tiles(const AttentionProblem& p) {
 }
 
 Refusal supports(const AttentionProblem& p) {
-  const DeviceProperties& device = current_device();
-  if (device.major == 0) return "there is no usable NVIDIA GPU or driver";
-  if (device.major < 8) {
-    return text("it needs an Ampere GPU or a newer one (compute capability 8.0); this one has ", device.major, ".",
-                device.minor);
-  }
+  if (Refusal reason = refuse_before_ampere(); !reason.empty()) return reason;
   if (p.dtype != DType::f16 && p.dtype != DType::bf16) {
     return text("it takes queries in float16 and bfloat16, not ", name_of(p.dtype));
   }
@@ -57,7 +46,8 @@ Refusal supports(const AttentionProblem& p) {
   if (p.D % piece != 0 || p.Dv % piece != 0) {
     return text("head sizes must be multiples of ", piece, ", not ", p.D, " and ", p.Dv);
   }
-  if (!aligned(p.k) || !aligned(p.v)) return "rows of k and v must be contiguous and begin at multiples of 16 bytes";
+  if (!has_rows_of_16_bytes(p.k) || !has_rows_of_16_bytes(p.v))
+    return "rows of k and v must be contiguous and begin at multiples of 16 bytes";
   if (p.dropout.p != 0) return "it has no dropout";
   if (p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
   if (p.k_batches > kMaxCells) return "the cache has too many rows or pages";
@@ -127,7 +117,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
   if (p.causal != Causal::none) params.right = std::min(params.right, 0);
   params.scale_log2 = p.scale * kLog2e;
-  params.q_aligned = aligned(p.q);
+  params.q_aligned = has_rows_of_16_bytes(p.q);
   params.score_options = p.softcap > 0 || p.alibi || p.bias || p.mask || p.draft_mask != nullptr;
   const Layout layout(p);
   auto* memory = static_cast<std::byte*>(runtime.workspace.data);

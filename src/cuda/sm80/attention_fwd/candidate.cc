@@ -8,6 +8,7 @@
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
+#include "cuda/common/requirements.h"
 #include "cuda/sm80/attention_fwd/launch.h"
 
 namespace heddle::cuda {
@@ -19,13 +20,6 @@ constexpr std::int64_t kMaxLength = kOpen / 2, kMaxTiles = 1 << 30;
 
 std::int64_t elements_of_16_bytes(const AttentionProblem& p) {
   return 16 / static_cast<std::int64_t>(size_of(p.dtype));
-}
-
-// Rows can be moved in pieces of 16 bytes.
-bool aligned(const AttentionProblem& p, const Operand& x) {
-  const std::int64_t piece = elements_of_16_bytes(p);
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && x.stride_b % piece == 0 &&
-         x.stride_s % piece == 0 && x.stride_h % piece == 0;
 }
 
 // Columns 2 n and 2 n + 1 of every row lie side by side, aligned to both.
@@ -49,7 +43,8 @@ const Variants& variants_for(const AttentionProblem& p) {
 const Variant& variant_for(const AttentionProblem& p) {
   const Variants& variants = variants_for(p);
   const std::int64_t piece = elements_of_16_bytes(p);
-  if (p.D % piece != 0 || p.Dv % piece != 0 || !aligned(p, p.q) || !aligned(p, p.k) || !aligned(p, p.v)) {
+  if (p.D % piece != 0 || p.Dv % piece != 0 || !has_rows_of_16_bytes(p.q) || !has_rows_of_16_bytes(p.k) ||
+      !has_rows_of_16_bytes(p.v)) {
     return variants.strided;
   }
   // Plain rows take their maximum before the scale, and multiply -inf by it.
@@ -61,12 +56,7 @@ const Variant& variant_for(const AttentionProblem& p) {
 std::int64_t q_tiles(const AttentionProblem& p, const Variant& v) { return (p.Sq + v.tile_q - 1) / v.tile_q; }
 
 Refusal supports(const AttentionProblem& p) {
-  const DeviceProperties& device = current_device();
-  if (device.major == 0) return "there is no usable NVIDIA GPU or driver";
-  if (device.major < 8) {
-    return text("it needs an Ampere GPU or a newer one (compute capability 8.0); this one has ", device.major, ".",
-                device.minor);
-  }
+  if (Refusal reason = refuse_before_ampere(); !reason.empty()) return reason;
   if (p.Sq > kMaxLength || p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
   if (p.B * p.H > kMaxTiles / std::max<std::int64_t>(q_tiles(p, variant_for(p)), 1)) {
     return text("q has more tiles of ", variant_for(p).tile_q, " rows than 2^30");
@@ -109,7 +99,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.scale_log2 = p.scale * kLog2e;
   params.bias_pairs = in_pairs(p.bias);
   params.mask_pairs = in_pairs(p.mask);
-  params.o_aligned = aligned(p, p.o);
+  params.o_aligned = has_rows_of_16_bytes(p.o);
   params.drop_below = dropout_threshold(p.dropout.p);
   v.launch(params, static_cast<cudaStream_t>(runtime.stream));
 }

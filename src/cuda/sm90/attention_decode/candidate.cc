@@ -7,6 +7,7 @@
 #include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
+#include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/sm90/attention_decode/launch.h"
 
@@ -20,14 +21,6 @@ constexpr int kWarps = 8, kRowTile = 16, kKeyTile = 16,
               kBlockRows = 128;      // as in config.h; keys of all heads of a block
 constexpr int kInvariantKeys = 512;  // an item's keys where the cut must not depend on the batch
 constexpr int kSharedBytes = 227 * 1024, kQueryBytes = 34 * 1024;
-
-bool aligned(const Operand& x) {
-  const auto fits = [&](std::int64_t stride) {
-    return stride >= 0 && stride * static_cast<std::int64_t>(size_of(x.dtype)) % 16 == 0;
-  };
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && fits(x.stride_b) &&
-         fits(x.stride_s) && fits(x.stride_h);
-}
 
 bool narrow(const AttentionProblem& p) { return p.k.dtype == DType::f8e4m3; }
 
@@ -51,25 +44,13 @@ const Variant& variant_for(const AttentionProblem& p) {
 int row_limit(const Variant& v) { return std::min(kWarps * kRowTile * v.row_tiles, v.size == 256 ? 64 : 256); }
 
 Refusal supports(const AttentionProblem& p) {
-  const DeviceProperties& device = current_device();
-  if (device.major == 0) return "there is no usable NVIDIA GPU or driver";
-  if (device.major != 9) {
-    return text("it needs a Hopper GPU (compute capability 9.0); this one has ", device.major, ".", device.minor);
-  }
+  if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
   if (p.dtype == DType::f32) return "it takes float16, bfloat16 and float8_e4m3fn, not float32";
   if (p.Sq > kMaxQueries) return text("it is for at most ", kMaxQueries, " queries a sequence; found ", p.Sq);
   if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
-  const auto refusal = [](const char* name) {
-    return text(name, "'s rows must be contiguous, with address and strides in multiples of 16 bytes");
-  };
-  if (p.B > 0 && p.q_rows > 0) {
-    if (!aligned(p.q)) return refusal("q");
-    if (p.o && !aligned(p.o)) return refusal("o");
-    if (p.k_rows > 0 && !aligned(p.k)) return refusal("k");
-    if (p.k_rows > 0 && !aligned(p.v)) return refusal("v");
-    if (p.k_rows > 0 && narrow(p) && (p.D % 16 != 0 || p.Dv % 16 != 0)) {
-      return text("head sizes of float8_e4m3fn must be multiples of 16; found ", p.D, " and ", p.Dv);
-    }
+  if (Refusal reason = refuse_unmappable(p); !reason.empty()) return reason;
+  if (p.k_rows > 0 && narrow(p) && (p.D % 16 != 0 || p.Dv % 16 != 0)) {
+    return text("head sizes of float8_e4m3fn must be multiples of 16; found ", p.D, " and ", p.Dv);
   }
   if (p.Sq > kMaxLength || p.Sk > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
   if (p.B * p.Hkv * std::max<std::int64_t>(p.Sk / kKeyTile, 1) * p.G > (std::int64_t{1} << 30)) {

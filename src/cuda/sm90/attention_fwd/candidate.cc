@@ -7,6 +7,7 @@
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
+#include "cuda/common/requirements.h"
 #include "cuda/sm90/attention_fwd/launch.h"
 #include "cuda/sm90/attention_fwd/plan.h"
 
@@ -16,11 +17,7 @@ namespace {
 using namespace sm90::attention_fwd;
 
 Refusal supports(const AttentionProblem& p) {
-  const DeviceProperties& device = current_device();
-  if (device.major == 0) return "there is no usable NVIDIA GPU or driver";
-  if (device.major != 9) {
-    return text("it needs a Hopper GPU (compute capability 9.0); this one has ", device.major, ".", device.minor);
-  }
+  if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
   if (p.dtype == DType::f32) return "it takes float16 and bfloat16, not float32";
   if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
   if (Refusal reason = refuse_layout(p); !reason.empty()) return reason;

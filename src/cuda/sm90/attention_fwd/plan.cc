@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "cuda/common/device.h"
+#include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 
 namespace heddle::cuda::sm90::attention_fwd {
@@ -14,26 +15,10 @@ namespace {
 constexpr int kRows = 64;  // of a warpgroup
 constexpr std::int64_t kMaxLength = kOpen / 2;
 
-bool aligned(const Operand& x) {
-  const auto fits = [&](std::int64_t stride) {
-    return stride >= 0 && stride * static_cast<std::int64_t>(size_of(x.dtype)) % 16 == 0;
-  };
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && fits(x.stride_b) &&
-         fits(x.stride_s) && fits(x.stride_h);
-}
-
 }  // namespace
 
 Refusal refuse_layout(const AttentionProblem& p) {
-  const auto refusal = [](const char* name) {
-    return text(name, "'s rows must be contiguous, with address and strides in multiples of 16 bytes");
-  };
-  if (p.B > 0 && p.q_rows > 0) {
-    if (!aligned(p.q)) return refusal("q");
-    if (p.o && !aligned(p.o)) return refusal("o");
-    if (p.k_rows > 0 && !aligned(p.k)) return refusal("k");
-    if (p.k_rows > 0 && !aligned(p.v)) return refusal("v");
-  }
+  if (Refusal reason = refuse_unmappable(p); !reason.empty()) return reason;
   if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
   return "";
 }

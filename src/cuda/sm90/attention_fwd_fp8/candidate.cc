@@ -6,6 +6,7 @@
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
+#include "cuda/common/requirements.h"
 #include "cuda/sm90/attention_fwd/plan.h"
 #include "cuda/sm90/attention_fwd_fp8/launch.h"
 
@@ -17,11 +18,7 @@ using sm90::attention_fwd::make_plan;
 using sm90::attention_fwd::Plan;
 
 Refusal supports(const AttentionProblem& p) {
-  const DeviceProperties& device = current_device();
-  if (device.major == 0) return "there is no usable NVIDIA GPU or driver";
-  if (device.major != 9) {
-    return text("it needs a Hopper GPU (compute capability 9.0); this one has ", device.major, ".", device.minor);
-  }
+  if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
   if (p.q.dtype != DType::f8e4m3 || p.k.dtype != DType::f8e4m3) return "it takes q, k and v of float8_e4m3fn only";
   if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
   if (p.D > 128 || p.Dv > 128) return text("head sizes must be at most 128; found ", p.D, " and ", p.Dv);
