@@ -263,13 +263,14 @@ class Consumer {
   __device__ void ask_again_if_spoiled(int done_slot) {
     if constexpr (C::kRemovesPairs) {
       Work& done = shared.work[done_slot];
-      if (done.careful) return;
-      float sums[4] = {};
+      if (!done.careful) {
+        float sums[4] = {};
 #pragma unroll
-      for (int i = 0; i < C::kValueSize / 2; ++i) sums[i % 4] += o[i];
-      const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-      if (sum != sum) atomicOr(&done.spoiled, 1);
-      __syncwarp();
+        for (int i = 0; i < C::kValueSize / 2; ++i) sums[i % 4] += o[i];
+        const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        if (sum != sum) atomicOr(&done.spoiled, 1);
+      }
+      __syncwarp();  // one lane then gives back what all have read
     }
   }
 

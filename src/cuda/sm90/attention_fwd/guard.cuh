@@ -94,7 +94,9 @@ __device__ void clear_unattended(const Params& p, const Work& w, Tile& tile, int
     for (int i = lane; i < Tile::kPanels * kChunks; i += 32) {
       found |= not_finite<T>(reinterpret_cast<const uint4*>(tile.panel[i / kChunks][row])[i % kChunks]);
     }
-    if (__any_sync(0xffffffff, found != 0) && !anyone_attends<C>(p, w, first_key + row)) clear_rows(tile, row, row + 1);
+    if (!__any_sync(0xffffffff, found != 0) || anyone_attends<C>(p, w, first_key + row)) continue;
+    __syncwarp();  // what other lanes have read is theirs no more
+    clear_rows(tile, row, row + 1);
   }
 }
 
