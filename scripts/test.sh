@@ -8,6 +8,8 @@ scripts/setup.sh --dev
 python=.venv/bin/python
 PATH=$(scripts/nvcc.sh):$PATH  # the GPU kernels are compiled; running them takes `make test-gpu`
 export PATH
+# nvcc's -gencode looks like a debugging flag to ccache, which would then keep each build folder's kernels apart.
+export CCACHE_NOHASHDIR=1
 rm -rf build
 mkdir -p build/logs
 
