@@ -127,7 +127,7 @@ void add_corner(Rows& rows) {
   });
   // Bias and mask over several tiles of rows and keys, with rows of 16, 8, 4 and 2 bytes' multiple.
   const auto tiles = [](auto& c, std::int64_t sq, std::int64_t sk, std::int64_t d) {
-    c.B = 1, c.Hkv = c.H, c.Sq = sq, c.Sk = sk, c.D = c.Dv = d;
+    c.B = 1, c.Hkv = c.H, c.Sq = sq, c.Sk = sk, c.D = c.Dv = d, c.forward_only = true;
   };
   with("bias_tiles", [&](auto& c) { tiles(c, 200, 264, 64), c.B = 2, c.bias = kFull, c.bias_holes = true; });
   with("bias_tiles_words", [&](auto& c) { tiles(c, 70, 270, 64), c.bias = kHeads, c.causal = Causal::bottom_right; });
@@ -318,7 +318,7 @@ void add_decode(Rows& rows) {
     c.window_left = 550, c.softcap = 8.0f, c.alibi = Alibi::per_batch, c.bias = kHeads, c.bias_holes = true;
     c.mask = kBatchColumns, c.sink = c.d_lse = true, c.dropout = 0.1f;
   });
-  with("uneven_lengths", {4, 8, 2, 2, 5000, 128}, [](auto& c) { c.seqused_k = true; });
+  with("uneven_lengths", {4, 8, 2, 2, 5000, 128}, [](auto& c) { c.seqused_k = c.forward_only = true; });
   with("all_scores_but_dropout", {2, 6, 2, 3, 1300, 64}, [](auto& c) {
     c.window_left = 1100, c.softcap = 8.0f, c.alibi = Alibi::per_batch, c.bias = kHeads, c.bias_holes = true;
     c.mask = kBatchColumns, c.sink = true, c.poison_keys = true;
@@ -343,10 +343,10 @@ void add_decode(Rows& rows) {
   with("rows_4_d256", {1, 8, 1, 4, 515, 256}, plain);
   with("rows_16_d256", {1, 16, 1, 16, 200, 256}, plain);
   with("rows_16_of_40_heads", {2, 40, 1, 16, 150, 64}, plain);
-  with("many_short", {80, 8, 8, 1, 50, 64}, [](auto& c) { c.seqused_k = true; });
+  with("many_short", {80, 8, 8, 1, 50, 64}, [](auto& c) { c.seqused_k = c.forward_only = true; });
   with("leftpad_window", {4, 8, 2, 3, 300, 128},
        [](auto& c) { c.leftpad = c.seqused_k = true, c.window_left = 50, c.sink = true; });
-  with("long", {1, 4, 1, 1, 9000, 128}, plain);
+  with("long", {1, 4, 1, 1, 9000, 128}, [](auto& c) { c.forward_only = true; });
 }
 
 // q, k and v in f8e4m3. Head sizes and lengths about those of tiles; more than four tiles of keys, where sums go from

@@ -70,12 +70,13 @@ struct AttentionCase {
   bool poison_keys = false;  // NaN also in keys that no row attends
   bool poison_rows = false;  // NaN also in rows (of q and d_o) that attend no key
   bool d_lse = false;
+  bool forward_only = false;  // large for the tiles of a GPU's forward: a backward would take the CPU's tests too long
 
   // k's and v's.
   DType k_dtype() const { return f8_cache ? DType::f8e4m3 : dtype; }
   DType o_dtype() const { return dtype == DType::f8e4m3 ? DType::bf16 : dtype; }
   bool has_backward() const {
-    return page_size == 0 && !cache_batch_idx && !leftpad && !draft_mask && k_dtype() != DType::f8e4m3;
+    return !forward_only && page_size == 0 && !cache_batch_idx && !leftpad && !draft_mask && k_dtype() != DType::f8e4m3;
   }
 };
 
