@@ -293,13 +293,6 @@ __device__ inline float log2_approx(float x) {
   return y;
 }
 
-// Largest relative error 2^-11.
-__device__ inline float tanh_approx(float x) {
-  float y;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // Two floats, rounded to nearest even, `low` in the low half.
 template <class T>
 __device__ std::uint32_t pack2(float low, float high);
