@@ -233,7 +233,7 @@ TensorView Arguments::view_of_array(nb::handle object, const char* name, bool wr
   return view;
 }
 
-AttentionOptions Arguments::options(const nb::tuple& items) {
+AttentionOptions Arguments::options(const nb::tuple& items, const char* seqused_k_name) {
   if (items.size() != 29) throw Error("[heddle] the options must be a tuple of 29 items");
   const auto item = [&](int i) { return nb::handle(NB_TUPLE_GET_ITEM(items.ptr(), i)); };
   AttentionOptions out;
@@ -244,7 +244,7 @@ AttentionOptions Arguments::options(const nb::tuple& items) {
   out.cu_seqlens_q = read(item(4), "cu_seqlens_q");
   out.cu_seqlens_k = read(item(5), "cu_seqlens_k");
   out.seqused_q = read(item(6), "seqused_q");
-  out.seqused_k = read(item(7), "seqused_k");
+  out.seqused_k = read(item(7), seqused_k_name);
   out.page_table = read(item(8), "page_table");
   out.cache_batch_idx = read(item(9), "cache_batch_idx");
   out.cache_leftpad = read(item(10), "cache_leftpad");

@@ -33,7 +33,8 @@ class Arguments {
   TensorView write(nb::handle object, const char* name) { return view(object, name, true); }
 
   // From the options tuple; heddle._options.pack() says what its items are.
-  AttentionOptions options(const nb::tuple& items);
+  // seqused_k_name: what the caller calls the lengths of k.
+  AttentionOptions options(const nb::tuple& items, const char* seqused_k_name = "seqused_k");
 
  private:
   TensorView view(nb::handle object, const char* name, bool writable);

@@ -41,10 +41,11 @@ void append(nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v
                   k_scale_view, v_scale_view);
 }
 
-// As attention_forward, with an append before it.
+// As attention_forward, with an append before it. Python names the lengths as append_kv_cache does.
 void attend(nb::handle q, nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v_cache, nb::handle o,
             nb::handle lse, nb::handle cos, nb::handle sin, bool interleaved, const nb::tuple& items,
             std::uintptr_t stream) {
+  constexpr const char* kLengthsName = "seqlens";
   Arguments arguments("attention_with_kv_cache", Arguments::Devices::any);
   const TensorView q_view = arguments.read(q, "q");
   const TensorView k_view = arguments.read(k_new, "k_new"), v_view = arguments.read(v_new, "v_new");
@@ -52,14 +53,14 @@ void attend(nb::handle q, nb::handle k_new, nb::handle v_new, nb::handle k_cache
                    v_cache_view = arguments.write(v_cache, "v_cache");
   const TensorView o_view = arguments.write(o, "o"), lse_view = arguments.write(lse, "lse");
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
-  const AttentionOptions options = arguments.options(items);
+  const AttentionOptions options = arguments.options(items, kLengthsName);
   Scratch scratch;
   DeviceScratch device_scratch;  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  attention_with_kv_cache_with(q_view, k_view, v_view, k_cache_view, v_cache_view, o_view, lse_view, table, options,
-                               on(stream), [&](std::size_t bytes) {
-                                 return q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
-                               });
+  attention_with_kv_cache_with(
+      q_view, k_view, v_view, k_cache_view, v_cache_view, o_view, lse_view, table, options, on(stream),
+      [&](std::size_t bytes) { return q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes); },
+      kLengthsName);
 }
 
 }  // namespace

@@ -15,11 +15,12 @@ void attention_forward_with(const TensorView& q, const TensorView& k, const Tens
                             const TensorView& lse, const AttentionOptions& options, const Runtime& runtime,
                             const std::function<Workspace(std::size_t bytes)>& scratch);
 
-// The same for attention_with_kv_cache().
+// The same for attention_with_kv_cache(). lengths_name: what errors call options.seqused_k.
 void attention_with_kv_cache_with(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
                                   const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
                                   const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,
-                                  const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch);
+                                  const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch,
+                                  const char* lengths_name);
 
 // Throws unless `workspace` has `needed` bytes, aligned to 64.
 void check_workspace(const Check& check, const Workspace& workspace, std::size_t needed);

@@ -6,10 +6,15 @@
 
 namespace heddle {
 
+// What errors call arguments that not every operation, or not every language, names alike.
+struct KeyNames {
+  const char *k = "k", *v = "v", *seqused_k = "seqused_k";
+};
+
 // o and lse may be absent (not given) in workspace and explain queries. Throws Error.
 AttentionProblem checked_forward_problem(const Check& check, const TensorView& q, const TensorView& k,
                                          const TensorView& v, const TensorView& o, const TensorView& lse,
-                                         const AttentionOptions& options);
+                                         const AttentionOptions& options, const KeyNames& names = {});
 
 // d_o, o, lse and d_lse may be absent in queries.
 AttentionBackwardProblem checked_backward_problem(const Check& check, const TensorView& q, const TensorView& k,

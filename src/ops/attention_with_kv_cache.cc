@@ -7,6 +7,8 @@
 namespace heddle {
 namespace {
 
+constexpr const char* kLengthsName = "seqused_k";
+
 struct Call {
   AttentionProblem problem;  // over the cache, the new keys counted; with `append` if the kernel writes them itself
   AppendProblem append;
@@ -28,19 +30,21 @@ Operand contiguous_rows(const AttentionProblem& p, void* data) {
 
 Call checked_call(const Check& check, const TensorView& q, const TensorView& k_new, const TensorView& v_new,
                   const TensorView& k_cache, const TensorView& v_cache, const TensorView& o, const TensorView& lse,
-                  const Rotary& rotary, const AttentionOptions& options, const Runtime& runtime) {
-  check.require(options.seqused_k.given(), "seqused_k is missing: it says where each sequence's new keys go");
+                  const Rotary& rotary, const AttentionOptions& options, const Runtime& runtime,
+                  const char* lengths_name) {
+  check.require(options.seqused_k.given(), lengths_name, " is missing: it says where each sequence's new keys go");
   check.require(!options.cu_seqlens_q.given() && !options.cu_seqlens_k.given(),
                 "cu_seqlens_q and cu_seqlens_k are not taken: q is [B, Sq, H, D] and keys are in a cache");
   Call call;
   AttentionProblem& p = call.problem;
-  p = checked_forward_problem(check, q, k_cache, v_cache, o, lse, options);
+  p = checked_forward_problem(check, q, k_cache, v_cache, o, lse, options,
+                              {.k = "k_cache", .v = "v_cache", .seqused_k = lengths_name});
   check.require(k_new.given() && k_new.rank == 4 && k_new.shape[0] == p.B, "k_new is ", k_new,
                 ": it must be [B, Sn, Hkv, D] with q's B, ", p.B);
   check.require(k_new.dtype == q.dtype, "k_new is ", name_of(k_new.dtype), ": it must have q's dtype, ",
                 name_of(q.dtype));
   call.append = checked_append_problem(check, k_new, v_new, k_cache, v_cache, options.seqused_k, options.page_table,
-                                       options.cache_batch_idx, rotary, options.k_scale, options.v_scale);
+                                       options.cache_batch_idx, rotary, options.k_scale, options.v_scale, lengths_name);
   p.k_appended = call.append.S;
   const bool rotates = call.append.rotary.dims > 0;
   const bool by_row = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
@@ -48,7 +52,8 @@ Call checked_call(const Check& check, const TensorView& q, const TensorView& k_n
     // Rows that all stand at one position are rotated one by one.
     TensorView rows = q;
     if (!by_row) rows.shape[1] = std::min<std::int64_t>(rows.shape[1], 1);
-    call.rotary = checked_rotary_problem(check, rows, rows, rotary, options.seqused_k);
+    call.rotary =
+        checked_rotary_problem(check, rows, rows, rotary, options.seqused_k, {.x = "q", .offsets = lengths_name});
   }
 
   const int workers = workers_of(runtime);
@@ -87,7 +92,8 @@ std::size_t attention_with_kv_cache_workspace(const TensorView& q, const TensorV
                                               const Rotary& rotary, const AttentionOptions& options,
                                               const Runtime& runtime) {
   const Check check("attention_with_kv_cache");
-  const Call call = checked_call(check, q, k_new, v_new, k_cache, v_cache, {}, {}, rotary, options, runtime);
+  const Call call =
+      checked_call(check, q, k_new, v_new, k_cache, v_cache, {}, {}, rotary, options, runtime, kLengthsName);
   return call.rotated_bytes + call.kernel_bytes;
 }
 
@@ -95,17 +101,19 @@ void attention_with_kv_cache(const TensorView& q, const TensorView& k_new, const
                              const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
                              const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,
                              const Runtime& runtime) {
-  attention_with_kv_cache_with(q, k_new, v_new, k_cache, v_cache, o, lse, rotary, options, runtime,
-                               [&](std::size_t) { return runtime.workspace; });
+  attention_with_kv_cache_with(
+      q, k_new, v_new, k_cache, v_cache, o, lse, rotary, options, runtime,
+      [&](std::size_t) { return runtime.workspace; }, kLengthsName);
 }
 
 void attention_with_kv_cache_with(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
                                   const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
                                   const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,
-                                  const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch) {
+                                  const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch,
+                                  const char* lengths_name) {
   const Check check("attention_with_kv_cache");
   check.require(o.given(), "o is missing");
-  Call call = checked_call(check, q, k_new, v_new, k_cache, v_cache, o, lse, rotary, options, runtime);
+  Call call = checked_call(check, q, k_new, v_new, k_cache, v_cache, o, lse, rotary, options, runtime, lengths_name);
   const std::size_t needed = call.rotated_bytes + call.kernel_bytes;
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};

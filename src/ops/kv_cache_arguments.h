@@ -7,12 +7,18 @@
 
 namespace heddle {
 
+// What errors call the arguments of a rotation: an operation that rotates has its own names for them.
+struct RotaryNames {
+  const char *x = "x", *offsets = "offsets";
+};
+
 // Throw Error on a bad argument. Index data is read on the CPU only.
 RotaryProblem checked_rotary_problem(const Check& check, const TensorView& x, const TensorView& out,
-                                     const Rotary& rotary, const TensorView& offsets);
+                                     const Rotary& rotary, const TensorView& offsets, const RotaryNames& names = {});
 AppendProblem checked_append_problem(const Check& check, const TensorView& k_new, const TensorView& v_new,
                                      const TensorView& k_cache, const TensorView& v_cache, const TensorView& seqlens,
                                      const TensorView& page_table, const TensorView& cache_batch_idx,
-                                     const Rotary& rotary, const TensorView& k_scale, const TensorView& v_scale);
+                                     const Rotary& rotary, const TensorView& k_scale, const TensorView& v_scale,
+                                     const char* seqlens_name = "seqlens");
 
 }  // namespace heddle

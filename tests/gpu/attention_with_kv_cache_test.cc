@@ -1,7 +1,9 @@
-// attention_with_kv_cache on the GPU: every candidate, in one launch or in three.
+// attention_with_kv_cache on the GPU: every candidate, whether it writes new keys itself or not, against the case
+// table's judge; and one call against append_kv_cache, apply_rotary and attention_forward one after the other.
 #include <gtest/gtest.h>
 
 #include "gpu/device_call.h"
+#include "gpu/kv_cache_mirror.h"
 #include "kernels/cache_step.h"
 
 namespace heddle::kit {
@@ -36,21 +38,22 @@ struct DeviceStep {
     return held.back().view();
   }
 
-  void run(const Rotary& rotary) const {
+  void run() const {
     const DeviceStream stream;
     const DeviceMemory memory(
-        attention_with_kv_cache_workspace(q, k_new, v_new, k_cache.view(), v_cache.view(), rotary, options), 0xFF);
+        attention_with_kv_cache_workspace(q, k_new, v_new, k_cache.view(), v_cache.view(), {}, options), 0xFF);
     Runtime runtime;
     runtime.stream = stream.get();
     runtime.workspace = {memory.data(), memory.bytes()};
-    attention_with_kv_cache(q, k_new, v_new, k_cache.view(), v_cache.view(), o.view(), {}, rotary, options, runtime);
+    attention_with_kv_cache(q, k_new, v_new, k_cache.view(), v_cache.view(), o.view(), {}, {}, options, runtime);
     stream.synchronize();
   }
 };
 
-std::vector<std::string> candidates_of(const DeviceStep& call) {
+std::vector<std::string> candidates_of(const TensorView& q, const TensorView& k_cache, const TensorView& v_cache,
+                                       const AttentionOptions& options) {
   std::vector<std::string> names;
-  for (const Candidate& candidate : explain_attention(call.q, call.k_cache.view(), call.v_cache.view(), call.options)) {
+  for (const Candidate& candidate : explain_attention(q, k_cache, v_cache, options)) {
     if (candidate.supported) names.push_back(candidate.name);
   }
   return names;
@@ -58,13 +61,14 @@ std::vector<std::string> candidates_of(const DeviceStep& call) {
 
 TEST_P(GpuCacheStep, EveryCandidateAppendsAndAttends) {
   const CacheStep step(GetParam(), 3);
-  const std::vector<std::string> names = candidates_of(DeviceStep(step));
+  const DeviceStep any(step);
+  const std::vector<std::string> names = candidates_of(any.q, any.k_cache.view(), any.v_cache.view(), any.options);
   ASSERT_FALSE(names.empty());
   for (const std::string& name : names) {
     SCOPED_TRACE(name);
     DeviceStep call(step);
     call.options.force = name;
-    call.run({});
+    call.run();
     HostTensor o = step.data.new_o(), k = step.k_cache, v = step.v_cache;
     call.o.read(o);
     call.k_cache.read(k);
@@ -73,53 +77,184 @@ TEST_P(GpuCacheStep, EveryCandidateAppendsAndAttends) {
   }
 }
 
-// Against the CPU: the same rounding of rotated rows, then attention that differs by its own rounding.
-TEST_P(GpuCacheStep, EveryCandidateRotates) {
-  const CacheStep step(GetParam(), 3);
-  const AttentionCase& spec = step.data.spec;
-  const std::int64_t half = spec.D / 2;
-  HostTensor cos = HostTensor::input(DType::f32, {spec.Sk + 8, half}), sin = cos;
-  for (std::int64_t n = 0; n < cos.elements(); ++n) {
-    const double angle = static_cast<double>(n / half) * std::pow(0.01, static_cast<double>(n % half) / half);
-    cos.set(n, std::cos(angle));
-    sin.set(n, std::sin(angle));
-  }
-  const Rotary on_cpu{cos.view(), sin.view(), false};
-  HostTensor expected = step.data.new_o(), k_cpu = step.k_cache, v_cpu = step.v_cache;
-  {
-    AttentionOptions options = step.data.options();
-    options.seqused_k = step.seqlens.view();
-    options.force = "reference";
-    WorkspaceBuffer buffer;
-    Runtime runtime;
-    runtime.workspace = buffer.get(attention_with_kv_cache_workspace(
-        step.data.q.view(), step.k_new.view(), step.v_new.view(), k_cpu.view(), v_cpu.view(), on_cpu, options));
-    attention_with_kv_cache(step.data.q.view(), step.k_new.view(), step.v_new.view(), k_cpu.view(), v_cpu.view(),
-                            expected.view(), {}, on_cpu, options, runtime);
-  }
-  double largest = 0;
-  for (const double x : expected.values()) largest = std::max(largest, std::abs(x));
-  for (const std::string& name : candidates_of(DeviceStep(step))) {
-    SCOPED_TRACE(name);
-    DeviceStep call(step);
-    call.options.force = name;
-    const Rotary rotary{call.mirror(cos), call.mirror(sin), false};
-    call.run(rotary);
-    HostTensor o = step.data.new_o();
-    call.o.read(o);
-    EXPECT_EQ(o.damage(), "");
-    const std::vector<double> found = o.values(), wanted = expected.values();
-    double worst = 0;
-    for (std::size_t n = 0; n < found.size(); ++n) {
-      const double error = std::abs(found[n] - wanted[n]);
-      worst = error <= worst ? worst : error;  // NaN stays
+INSTANTIATE_TEST_SUITE_P(Steps, GpuCacheStep, ::testing::ValuesIn(cache_step_cases()), case_name);
+
+using kv_cache_tests::expect_equal;
+using kv_cache_tests::indices;
+using kv_cache_tests::Mirror;
+using kv_cache_tests::on_stream;
+using kv_cache_tests::Tables;
+using kv_cache_tests::Tensor;
+
+struct CacheCall {
+  const char* name;
+  std::int64_t B = 2, Sq = 1, Sn = 1, H = 8, Hkv = 2, D = 128, Dv = 128, half = 64;
+  std::vector<std::int32_t> seqlens = {700, 33};
+  bool interleaved = false, by_row = true, narrow = false;
+  Causal causal = Causal::bottom_right;
+  std::int64_t window_left = -1;
+  std::int64_t page_size = 0;  // 0: contiguous rows of 1024 slots
+  bool rows_elsewhere = false, left_padded = false, invariant = false;
+  DType dtype = DType::bf16;
+  bool same_parts = true;
+};
+void PrintTo(const CacheCall& c, std::ostream* out) { *out << c.name; }
+
+// The elements of two copies of a tensor's memory.
+void expect_close(const std::vector<std::byte>& out, const std::vector<std::byte>& expected, const Tensor& layout,
+                  double tolerance, const char* name) {
+  const TensorView view = layout.view();
+  const auto first = static_cast<const std::byte*>(view.data) - layout.bytes().data();
+  layout.for_each([&](const auto& index) {
+    const double x = load_element(&out[first], view.dtype, layout.at(index));
+    const double y = load_element(&expected[first], view.dtype, layout.at(index));
+    ASSERT_TRUE(x == y || std::abs(x - y) <= tolerance) << name << " is " << x << " and not " << y;
+  });
+}
+
+class GpuCacheCall : public ::testing::TestWithParam<CacheCall> {
+ protected:
+  static constexpr std::int64_t kSlots = 1024;
+  const CacheCall c = GetParam();
+  const std::int64_t page = c.page_size > 0 ? c.page_size : kSlots;
+  const std::int64_t table_pages = kSlots / page;
+  const std::int64_t pages = c.page_size > 0 ? c.B* table_pages + 3 : c.B + 2;
+  const DType stored = c.narrow ? DType::f8e4m3 : c.dtype;
+  Tensor q{c.dtype, {c.B, c.Sq, c.H, c.D}}, k_new{c.dtype, {c.B, c.Sn, c.Hkv, c.D}},
+      v_new{c.dtype, {c.B, c.Sn, c.Hkv, c.Dv}}, k_cache{stored, {pages, page, c.Hkv, c.D}},
+      v_cache{stored, {pages, page, c.Hkv, c.Dv}}, o{c.dtype, {c.B, c.Sq, c.H, c.Dv}},
+      lse{DType::f32, {c.B, c.H, c.Sq}};
+  Tables tables{DType::f32, 2000, c.half};
+  std::vector<std::int32_t> table, rows, leftpad, after;
+  const std::vector<float> scales = {0.6f, 1.0f, 0.03f, 2.5f};
+
+  void SetUp() override {
+    unsigned seed = 1;
+    for (Tensor* x : {&q, &k_new, &v_new, &k_cache, &v_cache}) x->randomize(seed++);
+    for (std::int64_t n = 0; n < c.B * table_pages; ++n) {
+      table.push_back(static_cast<std::int32_t>((n * 7919 + 3) % (c.B * table_pages)));
     }
-    // Rounding of o, of p, and of q and k, which a fused multiply-add may round the other way: some of 2^-9 each.
-    EXPECT_LE(worst, largest / 64);
+    for (std::int64_t b = 0; b < c.B; ++b) {
+      rows.push_back(static_cast<std::int32_t>(c.B + 1 - b));
+      leftpad.push_back(static_cast<std::int32_t>(5 + 11 * b));
+      after.push_back(static_cast<std::int32_t>(c.seqlens[b] + c.Sn));
+    }
+  }
+
+  TensorView table_view() const {
+    return c.page_size > 0 ? TensorView(table.data(), DType::i32, {c.B, table_pages}) : TensorView();
+  }
+  // What attends: the cache's first c.B rows, unless rows are chosen.
+  TensorView attended(TensorView cache) const {
+    if (c.page_size == 0 && !c.rows_elsewhere) cache.shape[0] = c.B;
+    return cache;
+  }
+};
+
+// What one call writes is what the three operations write, bit for bit: new keys always, o and lse if the candidate
+// cuts keys into the same parts both times. Else they agree as far as rounding lets them.
+TEST_P(GpuCacheCall, IsThreeOperations) {
+  const Mirror q_there(q), k_new_there(k_new), v_new_there(v_new), cos(tables.cos), sin(tables.sin);
+  const Mirror seqlens(indices(c.seqlens)), seqlens_after(indices(after)), pages_there(table_view()),
+      rows_there(c.rows_elsewhere ? indices(rows) : TensorView()),
+      leftpad_there(c.left_padded ? indices(leftpad) : TensorView()),
+      scales_there(TensorView(scales.data(), DType::f32, {1, 1, c.Hkv}));
+  const TensorView scale = c.narrow ? scales_there.view() : TensorView();
+  const Rotary rotary = c.half > 0 ? Rotary{cos.view(), sin.view(), c.interleaved} : Rotary{};
+  AttentionOptions options;
+  options.causal = c.causal;
+  options.window_left = c.window_left;
+  options.page_table = pages_there.view();
+  options.cache_batch_idx = rows_there.view();
+  options.cache_leftpad = leftpad_there.view();
+  options.k_scale = options.v_scale = scale;
+  options.batch_invariant = c.invariant;
+  options.seqused_k = seqlens.view();
+  const Mirror k_any(k_cache), v_any(v_cache);
+  const std::vector<std::string> names =
+      candidates_of(q_there.view(), attended(k_any.view()), attended(v_any.view()), options);
+  ASSERT_FALSE(names.empty());
+  for (const std::string& name : names) {
+    SCOPED_TRACE(name);
+    options.force = name;
+    const Mirror k_one(k_cache), v_one(v_cache), o_one(o), lse_one(lse);
+    const Mirror k_three(k_cache), v_three(v_cache), o_three(o), lse_three(lse), turned(q);
+
+    options.seqused_k = seqlens.view();
+    const DeviceMemory memory(
+        attention_with_kv_cache_workspace(q_there.view(), k_new_there.view(), v_new_there.view(),
+                                          attended(k_one.view()), attended(v_one.view()), rotary, options),
+        0xFF);
+    on_stream([&](Runtime runtime) {
+      runtime.workspace = {memory.data(), memory.bytes()};
+      attention_with_kv_cache(q_there.view(), k_new_there.view(), v_new_there.view(), attended(k_one.view()),
+                              attended(v_one.view()), o_one.view(), lse_one.view(), rotary, options, runtime);
+    });
+
+    options.seqused_k = seqlens_after.view();
+    const TensorView k_after = attended(k_three.view()), v_after = attended(v_three.view());
+    const DeviceMemory after_memory(attention_forward_workspace(turned.view(), k_after, v_after, options), 0xFF);
+    on_stream([&](Runtime runtime) {
+      append_kv_cache(k_new_there.view(), v_new_there.view(), k_after, v_after, seqlens.view(), pages_there.view(),
+                      rows_there.view(), rotary, runtime, scale, scale);
+      TensorView turned_rows = turned.view();
+      if (c.half > 0) {
+        if (!c.by_row) {
+          turned_rows.shape = {c.B, 1, c.Sq * c.H, c.D};
+          turned_rows.stride[1] = turned_rows.stride[0];
+        }
+        apply_rotary(turned_rows, turned_rows, rotary, seqlens.view(), runtime);
+      }
+      runtime.workspace = {after_memory.data(), after_memory.bytes()};
+      attention_forward(turned.view(), k_after, v_after, o_three.view(), lse_three.view(), options, runtime);
+    });
+    EXPECT_NE(k_one.bytes(), k_cache.bytes());
+    expect_equal(k_one.bytes(), k_three.bytes(), stored, 0, "k_cache");
+    expect_equal(v_one.bytes(), v_three.bytes(), stored, 0, "v_cache");
+    EXPECT_NE(o_one.bytes(), o.bytes());
+    if (c.same_parts) {
+      expect_equal(o_one.bytes(), o_three.bytes(), c.dtype, 0, "o");
+      expect_equal(lse_one.bytes(), lse_three.bytes(), DType::f32, 0, "lse");
+    } else {
+      expect_close(o_one.bytes(), o_three.bytes(), o, 0.02, "o");
+      expect_close(lse_one.bytes(), lse_three.bytes(), lse, 1e-4, "lse");
+    }
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Steps, GpuCacheStep, ::testing::ValuesIn(cache_step_cases()), case_name);
+std::vector<CacheCall> cache_calls() {
+  std::vector<CacheCall> all;
+  const auto with = [&](const char* name, auto change) {
+    CacheCall c{.name = name};
+    change(c);
+    all.push_back(c);
+  };
+  with("plain", [](auto&) {});
+  with("f16_interleaved", [](auto& c) { c.dtype = DType::f16, c.interleaved = true, c.half = 20; });
+  with("no_rotary", [](auto& c) { c.half = 0, c.D = 64, c.Dv = 64; });
+  with("several_rows", [](auto& c) { c.Sq = c.Sn = 5; });
+  with("two_tiles", [](auto& c) { c.Sq = c.Sn = 7, c.seqlens = {1000, 0}; });
+  with("rows_at_one_position", [](auto& c) { c.Sq = 3, c.by_row = false, c.causal = Causal::none; });
+  with("paged_16", [](auto& c) { c.page_size = 16, c.Sn = c.Sq = 4; });
+  with("paged_1", [](auto& c) { c.page_size = 1, c.D = 96, c.Dv = 40, c.half = 24; });
+  with("chosen_rows_left_padded", [](auto& c) { c.rows_elsewhere = c.left_padded = true; });
+  with("more_padding_than_keys", [](auto& c) {
+    c.left_padded = true, c.seqlens = {2, 9}, c.Sn = 8, c.same_parts = false;
+  });
+  with("new_keys_that_nobody_attends",
+       [](auto& c) { c.causal = Causal::top_left, c.Sq = 2, c.Sn = 20, c.same_parts = false; });
+  with("window", [](auto& c) { c.window_left = 10, c.Sq = 2, c.Sn = 40, c.same_parts = false; });
+  with("size_256", [](auto& c) { c.D = c.Dv = 256, c.half = 128, c.Sn = c.Sq = 2; });
+  with("past_the_end", [](auto& c) { c.seqlens = {1023, 1024}, c.Sn = 3; });
+  with("eight_bits", [](auto& c) { c.narrow = true, c.Sq = c.Sn = 3; });
+  with("eight_bits_f16_paged_256",
+       [](auto& c) { c.narrow = true, c.dtype = DType::f16, c.page_size = 8, c.D = c.Dv = 256, c.half = 64; });
+  with("batch_invariant", [](auto& c) { c.invariant = true; });
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Calls, GpuCacheCall, ::testing::ValuesIn(cache_calls()),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace heddle::kit

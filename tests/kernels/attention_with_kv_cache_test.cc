@@ -94,7 +94,11 @@ TEST(CacheStepArguments, BadOnesAreRefusedBeforeAnythingIsWritten) {
   HostTensor late = step.seqlens;
   late.set(1, static_cast<double>(step.data.spec.Sk - 1));
   options.seqused_k = late.view();
-  refused(options, "seqlens[1] is 149: with 3 rows sequence 1 ends at position 152");
+  refused(options, "seqused_k[1] is 149: with 3 rows sequence 1 ends at position 152");
+  late.set(1, -1);
+  refused(options, "seqused_k[1] is -1: it must be from 0");
+  options.seqused_k.shape[0] = 2;
+  refused(options, "seqused_k has 2 entries: it must have 3");
   options = options_of(step);
   options.softcap = -1;
   refused(options, "softcap is -1");

@@ -1,6 +1,7 @@
 // What the estimates of the GPU's candidates are made of. `heddle tune` measures it.
 #pragma once
 
+#include <array>
 #include <string_view>
 
 namespace heddle::cuda {
@@ -10,6 +11,15 @@ struct Cost {
   double flops = 0;  // of products, a second, with every multiprocessor busy
   double bytes = 0;  // of keys and values read from memory, a second
 };
+
+struct CostLine {
+  std::string_view name;
+  Cost cost;
+};
+using CostTable = std::array<CostLine, 14>;
+
+// On an H200.
+const CostTable& measured_costs();
 
 // Of one line of the table, such as "sm90 d128": as measured on an H200, or as the file says that HEDDLE_TUNING names.
 // Throws Error if that file is none of `heddle tune`.

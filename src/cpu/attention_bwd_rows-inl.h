@@ -1,0 +1,157 @@
+// The query rows of a backward tile: q and dO, each with rows in lanes (for S^T and dP^T) and as they lie (for dK and
+// dV), and the statistics from which P and dS follow.
+
+HWY_BEFORE_NAMESPACE();
+namespace heddle::cpu::HEDDLE_TARGET {
+
+constexpr std::int64_t PadLanes(std::int64_t width) { return round_up(width, kLanes); }
+
+// Head sizes, padded: for lane operands (dp, dvp), and in whole vectors (dl, dvl).
+struct BackwardWidths {
+  explicit BackwardWidths(const AttentionProblem& p)
+      : dp(round_up(p.D, kPad)), dvp(round_up(p.Dv, kPad)), dl(PadLanes(dp)), dvl(PadLanes(dvp)) {}
+  const std::int64_t dp, dvp, dl, dvl;
+};
+
+template <class W>
+class BackwardRows {
+  using T = typename W::T;
+
+ public:
+  // limit: most groups loaded at a time.
+  BackwardRows(const AttentionBackwardProblem& p, std::int64_t limit, Scratch& scratch) : p_(p), w_(p) {
+    const std::int64_t rows = limit * kGroup;
+    line_ = scratch.take<float>(4 * std::max(w_.dl, w_.dvl));
+    rows_ = scratch.take<GroupRows>(limit);
+    lse_ = scratch.take<float>(rows);
+    delta_ = scratch.take<float>(rows);
+    q_ = scratch.take<T>(rows * w_.dp / W::kPair);
+    do_ = scratch.take<T>(rows * w_.dvp / W::kPair);
+    q_rows_ = scratch.take<T>(rows * w_.dl / W::kPair);
+    do_rows_ = scratch.take<T>(rows * w_.dvl / W::kPair);
+  }
+
+  void load(const Head& head, std::int64_t begin, std::int64_t end) {
+    groups_ = ceil_div(end - begin, kGroup);
+    key_begin_ = head.s.sk;
+    key_end_ = 0;
+    for (std::int64_t group = 0; group < groups_; ++group) {
+      GroupRows& g = rows_[group];
+      const std::int64_t at = begin + group * kGroup, lanes = kGroup;
+      PrepareRows(p_, head.b, head.s, head.kv_head, at, std::min<std::int64_t>(kGroup, end - at), g);
+      load_statistics(head, g, lse_ + group * kGroup, delta_ + group * kGroup);
+      GatherRowsTransposed<W>(p_, p_.q, p_.D, w_.dp, head.b, head.s, head.kv_head, at, g.count, lanes,
+                              q_ + group * w_.dp / W::kPair * kGroup, kGroup, line_);
+      GatherRowsTransposed<W>(p_, p_.d_o, p_.Dv, w_.dvp, head.b, head.s, head.kv_head, at, g.count, lanes,
+                              do_ + group * w_.dvp / W::kPair * kGroup, kGroup, line_);
+      gather_rows(head, p_.q, p_.D, w_.dl, g, lse(group), q_rows_ + group * kGroup * w_.dl / W::kPair);
+      gather_rows(head, p_.d_o, p_.Dv, w_.dvl, g, lse(group), do_rows_ + group * kGroup * w_.dvl / W::kPair);
+      key_begin_ = std::min(key_begin_, g.key_begin);
+      key_end_ = std::max(key_end_, g.key_end);
+    }
+  }
+
+  std::int64_t groups() const { return groups_; }
+  // Keys that a loaded row needs.
+  std::int64_t key_begin() const { return key_begin_; }
+  std::int64_t key_end() const { return key_end_; }
+  const GroupRows& group(std::int64_t group) const { return rows_[group]; }
+  const float* lse(std::int64_t group) const { return lse_ + group * kGroup; }
+  const float* delta(std::int64_t group) const { return delta_ + group * kGroup; }
+  // Rows in lanes, [d][kGroup].
+  const T* q(std::int64_t group) const { return q_ + group * w_.dp / W::kPair * kGroup; }
+  const T* d_o(std::int64_t group) const { return do_ + group * w_.dvp / W::kPair * kGroup; }
+  // Rows as they lie, [row][dl] and [row][dvl].
+  const T* q_rows(std::int64_t group) const { return q_rows_ + group * kGroup * w_.dl / W::kPair; }
+  const T* do_rows(std::int64_t group) const { return do_rows_ + group * kGroup * w_.dvl / W::kPair; }
+
+  // Padded keys [first, last) of the block that the group needs; false if none.
+  bool range(std::int64_t group, std::int64_t block, std::int64_t end, std::int64_t& first, std::int64_t& last) const {
+    const std::int64_t begin = std::max(block, rows_[group].key_begin), stop = std::min(end, rows_[group].key_end);
+    first = (begin - block) / kPad * kPad;
+    last = round_up(stop - block, kPad);
+    return begin < stop;
+  }
+
+  // dq [d][kGroup] of the group, to memory.
+  void store_dq(const Head& head, std::int64_t group, const float* dq) const {
+    ScatterRows(p_, p_.dq, p_.D, w_.dp, head.b, head.s, head.kv_head, rows_[group].begin, rows_[group].count, dq,
+                kGroup, line_);
+  }
+
+ private:
+  // Rows as they lie, [row][d]; for pairs, word [row / 2][d] holds rows (row, row + 1). Rows without a probability may
+  // hold anything and become zeros.
+  void gather_rows(const Head& head, const Operand& x, std::int64_t width, std::int64_t padded, const GroupRows& g,
+                   const float* lse, T* HWY_RESTRICT out) {
+    for (std::int64_t lane = 0; lane < kGroup; ++lane) {
+      const Row row = row_at(p_, head.kv_head, g.begin + lane);
+      const bool used = !(lse[lane] == kInfinity);
+      if constexpr (W::kPair == 1) {
+        if (used) {
+          LoadWords<W>(x, x.at(head.b, head.s.q_begin + row.i, row.h), width, padded, out + lane * padded);
+        } else {
+          std::memset(out + lane * padded, 0, static_cast<std::size_t>(padded) * 4);
+        }
+      } else {
+        auto* half = reinterpret_cast<std::uint16_t*>(line_) + lane % 2 * padded;
+        if (used) {
+          CopyBf16Row(x.at(head.b, head.s.q_begin + row.i, row.h), x.stride_d, width, padded, half);
+        } else {
+          std::memset(half, 0, static_cast<std::size_t>(padded) * 2);
+        }
+        if (lane % 2 == 1) InterleaveRows(half - padded, half, padded, out + lane / 2 * padded);
+      }
+    }
+  }
+
+  static void InterleaveRows(const std::uint16_t* HWY_RESTRICT even, const std::uint16_t* HWY_RESTRICT odd,
+                             std::int64_t count, T* HWY_RESTRICT out) {
+    const DU d;
+    const hn::Rebind<std::uint16_t, DU> d16;
+    for (std::int64_t i = 0; i < count; i += kLanes) {
+      const VU low = hn::PromoteTo(d, hn::LoadU(d16, even + i)), high = hn::PromoteTo(d, hn::LoadU(d16, odd + i));
+      hn::StoreU(hn::Or(low, hn::ShiftLeft<16>(high)), d, reinterpret_cast<std::uint32_t*>(out) + i);
+    }
+  }
+
+  // lse * log2(e), +inf for lanes without a probability; delta = sum_d dO O - d_lse.
+  void load_statistics(const Head& head, const GroupRows& g, float* HWY_RESTRICT lse, float* HWY_RESTRICT delta) {
+    const DF d;
+    for (std::int64_t lane = 0; lane < kGroup; ++lane) {
+      lse[lane] = kInfinity;
+      delta[lane] = 0.0f;
+      const Row row = row_at(p_, head.kv_head, g.begin + lane);
+      if (lane >= g.count || row.i >= head.s.sq) continue;
+      const std::int64_t at = head.s.q_begin + row.i;
+      const float value = p_.lse.as<const float>()[p_.lse.offset(head.b, row.h, at)];
+      if (value == -kInfinity) continue;
+      lse[lane] = value * kLog2e;
+      float *o = line_, *d_o = line_ + w_.dvl;
+      LoadRow(p_.o.at(head.b, at, row.h), p_.o.dtype, p_.o.stride_d, p_.Dv, w_.dvl, o);
+      LoadRow(p_.d_o.at(head.b, at, row.h), p_.d_o.dtype, p_.d_o.stride_d, p_.Dv, w_.dvl, d_o);
+      VF sum = hn::Zero(d);
+      for (std::int64_t i = 0; i < w_.dvl; i += kLanes)
+        sum = hn::MulAdd(hn::LoadU(d, o + i), hn::LoadU(d, d_o + i), sum);
+      delta[lane] = hn::GetLane(hn::SumOfLanes(d, sum));
+      // o = 0 and all of the denominator from the sink: the row attends no key, and its dO may hold anything.
+      if (p_.sink && value == p_.sink.as<const float>()[row.h * p_.sink.stride_h] &&
+          std::all_of(o, o + p_.Dv, [](float x) { return x == 0.0f; })) {
+        lse[lane] = kInfinity;
+        delta[lane] = 0.0f;
+        continue;
+      }
+      if (p_.d_lse) delta[lane] -= p_.d_lse.as<const float>()[p_.d_lse.offset(head.b, row.h, at)];
+    }
+  }
+
+  const AttentionBackwardProblem& p_;
+  const BackwardWidths w_;
+  std::int64_t groups_ = 0, key_begin_ = 0, key_end_ = 0;
+  GroupRows* rows_ = nullptr;
+  float *line_ = nullptr, *lse_ = nullptr, *delta_ = nullptr;
+  T *q_ = nullptr, *do_ = nullptr, *q_rows_ = nullptr, *do_rows_ = nullptr;
+};
+
+}  // namespace heddle::cpu::HEDDLE_TARGET
+HWY_AFTER_NAMESPACE();

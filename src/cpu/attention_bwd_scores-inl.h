@@ -1,0 +1,108 @@
+// From q, k, v and dO to P and dS, a block of keys at a time.
+
+HWY_BEFORE_NAMESPACE();
+namespace heddle::cpu::HEDDLE_TARGET {
+
+// Groups whose P^T and dS^T stand side by side, so that the sums over rows run over 2 * kGroup of them at a time.
+constexpr int kSpan = 2;
+constexpr std::int64_t kSpanRows = kSpan * kGroup;
+
+template <class W>
+class BackwardScores {
+  using T = typename W::T;
+
+ public:
+  BackwardScores(const AttentionBackwardProblem& p, Scratch& scratch) : p_(p), w_(p) {
+    p_tile_ = scratch.take<float>(kKeyBlock * kSpanRows);
+    ds_tile_ = scratch.take<float>(kKeyBlock * kSpanRows);
+    if (p.has_planes()) extra_ = scratch.take<float>(kKeyBlock * kGroup);
+    if (p.dropout.p > 0) factors_ = scratch.take<float>(kKeyBlock * kGroup);
+    if (p.softcap > 0) slope_ = scratch.take<float>(kKeyBlock * kGroup);
+  }
+
+  // [key][kSpanRows]: P^T times the dropout factors, and dS^T.
+  const float* p() const { return p_tile_; }
+  const float* ds() const { return ds_tile_; }
+
+  // One group's rows against keys [first, last) of the block, packed as k and v, into columns [column, column +
+  // kGroup). dS is with respect to scale * q.k if through_softcap, else with respect to the finished logits.
+  void compute(const Head& head, const BackwardRows<W>& rows, std::int64_t group, std::int64_t column, const T* k,
+               const T* v, std::int64_t block, std::int64_t first, std::int64_t last, bool through_softcap,
+               Prefetcher& prefetcher) {
+    const DF d;
+    const GroupRows& g = rows.group(group);
+    const T *q = rows.q(group), *d_o = rows.d_o(group);
+    const std::int64_t depth = w_.dp / W::kPair, depth_v = w_.dvp / W::kPair, count = last - first;
+    float* s_tile = p_tile_ + column;
+    float* dp_tile = ds_tile_ + column;
+    for (std::int64_t j = first; j < last; j += kTileM) {
+      TileProduct<W, kTileN, Sum::kStore>(depth, k + j * depth, depth, 1, q, kGroup, s_tile + j * kSpanRows, kSpanRows,
+                                          nullptr, nullptr);
+      TileProduct<W, kTileN, Sum::kStore>(depth_v, v + j * depth_v, depth_v, 1, d_o, kGroup, dp_tile + j * kSpanRows,
+                                          kSpanRows, nullptr, nullptr);
+      prefetcher.some();
+    }
+    s_tile += first * kSpanRows;
+    dp_tile += first * kSpanRows;
+    const bool plain = block + first >= g.full_begin && block + last <= g.full_end && !has_score_options(p_);
+    const bool capped = p_.softcap > 0 && through_softcap;
+    if (capped) softcap_slopes(s_tile, count);
+    if (!plain) {
+      VF unused[kTileN] = {hn::Zero(d), hn::Zero(d), hn::Zero(d)};
+      FinishScores(head, g, block + first, count, s_tile, kSpanRows, extra_, unused);
+    }
+    if (p_.dropout.p > 0) DropoutFactors(head, g, block + first, count, factors_);
+    const VF factor = hn::Set(d, plain ? p_.scale * kLog2e : 1.0f);
+    for (int n = 0; n < kTileN; ++n) {
+      const VF lse = hn::LoadU(d, rows.lse(group) + n * kLanes), delta = hn::LoadU(d, rows.delta(group) + n * kLanes);
+      const auto idle = hn::Eq(lse, hn::Set(d, kInfinity));
+      for (std::int64_t j = 0; j < count; ++j) {
+        float* s = s_tile + j * kSpanRows + n * kLanes;
+        float* dp = dp_tile + j * kSpanRows + n * kLanes;
+        // Lanes without a probability (lse = +inf) may hold anything.
+        const VF p = hn::IfThenZeroElse(idle, Exp2(hn::MulSub(hn::LoadU(d, s), factor, lse)));
+        VF dropped = p, dprob = hn::LoadU(d, dp);
+        if (p_.dropout.p > 0) {
+          const VF keep = hn::LoadU(d, factors_ + j * kGroup + n * kLanes);
+          dropped = hn::Mul(p, keep);
+          dprob = hn::Mul(dprob, keep);
+        }
+        VF ds = hn::Mul(p, hn::Sub(dprob, delta));
+        // A pair without probability has no gradient, whatever its value holds.
+        ds = hn::IfThenZeroElse(hn::Eq(p, hn::Zero(d)), ds);
+        if (capped) ds = hn::Mul(ds, hn::LoadU(d, slope_ + j * kGroup + n * kLanes));
+        hn::StoreU(dropped, d, s);
+        hn::StoreU(ds, d, dp);
+      }
+    }
+  }
+
+  // Keys [from, to) of a group's columns that hold no probability.
+  void clear(std::int64_t from, std::int64_t to, std::int64_t column) {
+    for (std::int64_t j = from; j < to; ++j) {
+      std::memset(p_tile_ + j * kSpanRows + column, 0, kGroup * 4);
+      std::memset(ds_tile_ + j * kSpanRows + column, 0, kGroup * 4);
+    }
+  }
+
+ private:
+  // slope = d softcap(x) / dx = 1 - tanh(x / softcap)^2, from raw products.
+  void softcap_slopes(const float* HWY_RESTRICT products, std::int64_t count) {
+    const DF d;
+    const VF to_tanh = hn::Set(d, p_.scale / p_.softcap);
+    for (std::int64_t j = 0; j < count; ++j) {
+      for (int n = 0; n < kTileN; ++n) {
+        const VF t = Tanh(hn::Mul(hn::LoadU(d, products + j * kSpanRows + n * kLanes), to_tanh));
+        hn::StoreU(hn::NegMulAdd(t, t, hn::Set(d, 1.0f)), d, slope_ + j * kGroup + n * kLanes);
+      }
+    }
+  }
+
+  const AttentionBackwardProblem& p_;
+  const BackwardWidths w_;
+  float *p_tile_ = nullptr, *ds_tile_ = nullptr;
+  float *extra_ = nullptr, *factors_ = nullptr, *slope_ = nullptr;
+};
+
+}  // namespace heddle::cpu::HEDDLE_TARGET
+HWY_AFTER_NAMESPACE();

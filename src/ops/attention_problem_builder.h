@@ -1,0 +1,81 @@
+// The steps of checking an attention call, each for some of its arguments: they fill an AttentionProblem.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "core/attention_problem.h"
+#include "core/check.h"
+#include "ops/attention_arguments.h"
+
+namespace heddle {
+
+class ProblemBuilder {
+ public:
+  ProblemBuilder(const Check& check, const TensorView& q, const TensorView& k, const TensorView& v,
+                 const AttentionOptions& options, const KeyNames& names = {})
+      : check_(check), options_(options), q_(q), k_(k), v_(v), names_(names) {}
+
+  void build(AttentionProblem& p) const {
+    operands(p);
+    lengths(p);
+    cache(p);
+    used(p);
+    scores(p);
+    per_head(p);
+    planes(p);
+    draft(p);
+    all_scales(p);
+    p.precision = options_.precision;
+    p.batch_invariant = options_.batch_invariant;
+    p.deterministic = options_.deterministic;
+  }
+
+  bool packed_q() const { return options_.cu_seqlens_q.given(); }
+  bool packed_k() const { return options_.cu_seqlens_k.given(); }
+
+  // An o-shaped (q's rows and heads, Dv columns) or q-shaped tensor.
+  Operand rows_like_q(const AttentionProblem& p, const TensorView& view, const char* name, std::int64_t width) const;
+  Operand like(const TensorView& view, const char* name, const TensorView& model, const char* model_name,
+               bool packed) const;
+  // f32 [B, H, Sq], packed [H, total].
+  Plane per_row(const AttentionProblem& p, const TensorView& view, const char* name) const;
+  // [B|1, H|1, Sq|1, Sk|1]
+  Plane plane(const AttentionProblem& p, const TensorView& view, const char* name) const;
+
+ private:
+  static constexpr std::int64_t kMaxLength = std::numeric_limits<std::int32_t>::max();  // index data is 32-bit
+
+  // Whether index data may be read here: on a GPU it is not, because that would wait for the stream.
+  bool readable() const { return q_.device == Device::cpu; }
+
+  // attention_operands.cc
+  void operands(AttentionProblem& p) const;
+  void same_kind(const TensorView& view, const char* name, int rank) const;
+  Scales scales(const TensorView& view, const char* name, const TensorView& data, const char* data_name,
+                bool packed) const;
+  void all_scales(AttentionProblem& p) const;
+
+  // attention_lengths.cc
+  const std::int32_t* indices(const TensorView& view, const char* name, std::int64_t length) const;
+  std::int64_t longest(const TensorView& cu, const char* name, std::int64_t total, const char* packed_name) const;
+  std::int64_t packed_length(const TensorView& cu, const char* name, const TensorView& x, const char* x_name,
+                             std::int64_t bound, const char* bound_name) const;
+  void lengths(AttentionProblem& p) const;
+  void cache(AttentionProblem& p) const;
+  void used(AttentionProblem& p) const;
+  void check_pages(const AttentionProblem& p, std::int64_t b, std::int64_t slots) const;
+
+  // attention_score_options.cc
+  void scores(AttentionProblem& p) const;
+  void per_head(AttentionProblem& p) const;
+  void planes(AttentionProblem& p) const;
+  void draft(AttentionProblem& p) const;
+
+  const Check& check_;
+  const AttentionOptions& options_;
+  const TensorView &q_, &k_, &v_;
+  const KeyNames names_;
+};
+
+}  // namespace heddle
