@@ -273,3 +273,18 @@ def test_attention_with_kv_cache_is_append_rotate_attend():
         )  # fmt: skip
         assert torch.equal(torch.as_tensor(out), expected[0]) and torch.equal(torch.as_tensor(lse), expected[1])
         assert torch.equal(k_cache, k) and torch.equal(v_cache, v)
+
+
+def test_attention_with_kv_cache_names_its_own_arguments():
+    q, new, cache = torch.zeros(2, 1, 4, 8), torch.zeros(2, 1, 2, 8), torch.zeros(2, 30, 2, 8)
+
+    def refused(match, seqlens, k_cache=cache):
+        with pytest.raises(ValueError, match=r"\[attention_with_kv_cache\] " + match):
+            heddle.attention_with_kv_cache(q, new, new, k_cache, cache.clone(), seqlens)
+
+    refused(r"seqlens\[1\] is 30: with 1 rows sequence 1 ends at position 31", torch.tensor([20, 30], dtype=torch.int32))
+    refused(r"seqlens\[0\] is 31: it must be from 0", torch.tensor([31, 30], dtype=torch.int32))
+    refused("seqlens has 3 entries: it must have 2", torch.zeros(3, dtype=torch.int32))
+    refused("seqlens is int64: it must be int32", torch.tensor([20, 30]))
+    refused("seqlens is missing", None)
+    refused("k_cache has head size 7 and q has 8", torch.zeros(2, dtype=torch.int32), cache[..., :7])

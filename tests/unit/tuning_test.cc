@@ -73,7 +73,7 @@ TEST_F(Tuning, MissingOrEmptyFile) {
     EXPECT_EQ(unframed(error.what()), unreadable);
   }
   EXPECT_EQ(refusal(""), unreadable);
-  EXPECT_THROW(read_tuning(::testing::TempDir(), measured_costs()), Error);
+  EXPECT_THROW(read_tuning(::testing::TempDir(), measured_costs()), Error);  // a folder
 }
 
 TEST_F(Tuning, WhatIsNoJson) {
@@ -83,7 +83,7 @@ TEST_F(Tuning, WhatIsNoJson) {
     return end != std::string::npos && what.size() > end + rule.size() ? what.substr(0, end) : what;
   };
   EXPECT_EQ(line_of("fixed = 3\n"), "line 1");
-  EXPECT_EQ(line_of("{\n\"kernels\": {\n\"sm90 d64\": {\"flops\": 1e12,\n"), "line 4");  // truncated
+  EXPECT_EQ(line_of("{\n\"kernels\": {\n\"sm90 d64\": {\"flops\": 1e12,\n"), "line 3");  // truncated
   EXPECT_EQ(line_of("{\n\"kernels\": {\n\"sm90 d64\": {\"flops\" 1e12}}}\n"), "line 3");
   EXPECT_EQ(line_of("{\n\"kernels\": {\n\"sm90 d64\": {\n\"flops\": NaN}}}\n"), "line 4");
   EXPECT_EQ(line_of("{\n\"kernels\": {\n\"sm90 d64\": {\n\"flops\": 1e999\n}}}\n"), "line 4");

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <vector>
 
 #include "core/check.h"
@@ -46,9 +47,10 @@ class Reader {
 class TuningFile {
  public:
   explicit TuningFile(const std::string& path) : path_(path) {
-    std::ifstream file(path);
-    if (file) text_.assign(std::istreambuf_iterator<char>(file), {});
-    if (!file || text_.empty()) refuse("there is no such file that can be read, or it is empty");
+    std::ostringstream content;
+    content << std::ifstream(path).rdbuf();  // fails, and does not throw, where nothing can be read: a folder too
+    text_ = content.str();
+    if (!content || text_.empty()) refuse("there is no such file that can be read, or it is empty");
     last_ = text_.data();
     parse();
   }

@@ -5,7 +5,7 @@
 #include "cuda/any/attention_baseline/output.cuh"
 #include "cuda/any/attention_baseline/scores.cuh"
 #include "cuda/any/attention_baseline/softmax.cuh"
-#include "cuda/common/device.h"
+#include "cuda/common/launch.cuh"
 
 namespace heddle::cuda::any::attention_baseline {
 
@@ -13,16 +13,15 @@ template <class T>
 void launch(const Params& params, cudaStream_t stream) {
   const AttentionProblem& p = params.problem;
   const std::int64_t tiles = p.B * p.H * params.q_tiles, rows = p.B * p.H * p.Sq;
-  const auto start = [&](void (*kernel)(Params), std::int64_t blocks) {
-    if (blocks > 0) kernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(params);
-    check(cudaGetLastError(), "attention_forward");
+  const auto run = [&](void (*kernel)(Params), std::int64_t blocks) {
+    start("attention_forward", kernel, {static_cast<unsigned>(blocks), kThreads}, stream, params);
   };
-  start(scores_kernel<T>, tiles * params.k_tiles);
-  start(softmax_kernel<T>, (rows + kThreads / 32 - 1) / (kThreads / 32));
+  run(scores_kernel<T>, tiles * params.k_tiles);
+  run(softmax_kernel<T>, (rows + kThreads / 32 - 1) / (kThreads / 32));
   if (p.Dv <= 64) {
-    start(output_kernel<T, 64>, tiles);
+    run(output_kernel<T, 64>, tiles);
   } else {
-    start(output_kernel<T, 128>, tiles * (p.Dv > 128 ? 2 : 1));
+    run(output_kernel<T, 128>, tiles * (p.Dv > 128 ? 2 : 1));
   }
 }
 

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "cuda/any/kv_cache/kernel.cuh"
-#include "cuda/common/device.h"
+#include "cuda/common/launch.cuh"
 #include "cuda/kv_cache.h"
 
 namespace heddle::cuda {
@@ -44,7 +44,8 @@ template <class T>
 void rotate(const RotaryProblem& p, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T);
   const bool wide = in_pieces(p.x, kWidth) && in_pieces(p.out, kWidth) && in_pieces(p.D, p.rotary.dims, kWidth);
-  (wide ? rotary_kernel<T, kWidth> : rotary_kernel<T, 1>)<<<blocks(p.B * p.S), kThreads, 0, stream>>>(p);
+  start("apply_rotary", wide ? rotary_kernel<T, kWidth> : rotary_kernel<T, 1>, {blocks(p.B * p.S), kThreads}, stream,
+        p);
 }
 
 template <class T, class Kinds>
@@ -53,7 +54,7 @@ void append_as(const AppendProblem& p, const Kinds& kinds, cudaStream_t stream) 
   const bool wide = in_pieces(p.k_new, kWidth) && in_pieces(p.v_new, kWidth) && in_pieces(p.k_cache, kWidth) &&
                     in_pieces(p.v_cache, kWidth) && in_pieces(p.D, p.rotary.dims, kWidth) && in_pieces(p.Dv, 0, kWidth);
   const auto kernel = wide ? append_kernel<T, Kinds, kWidth> : append_kernel<T, Kinds, 1>;
-  kernel<<<blocks(p.B * p.S), kThreads, 0, stream>>>(p, kinds);
+  start("append_kv_cache", kernel, {blocks(p.B * p.S), kThreads}, stream, p, kinds);
 }
 
 template <class T>
@@ -72,7 +73,6 @@ void apply_rotary(const RotaryProblem& p, void* stream) {
                       : p.x.dtype == DType::f16 ? rotate<__half>
                                                 : rotate<__nv_bfloat16>;
   launch(p, static_cast<cudaStream_t>(stream));
-  check(cudaGetLastError(), "apply_rotary");
 }
 
 void append_kv_cache(const AppendProblem& p, void* stream) {
@@ -81,7 +81,6 @@ void append_kv_cache(const AppendProblem& p, void* stream) {
                       : p.k_new.dtype == DType::f16 ? append<__half>
                                                     : append<__nv_bfloat16>;
   launch(p, static_cast<cudaStream_t>(stream));
-  check(cudaGetLastError(), "append_kv_cache");
 }
 
 }  // namespace heddle::cuda

@@ -1,7 +1,7 @@
 // Starts one instantiation.
 #pragma once
 
-#include "cuda/common/device.h"
+#include "cuda/common/launch.cuh"
 #include "cuda/sm90/attention_decode/kernel.cuh"
 #include "cuda/sm90/attention_decode/launch.h"
 
@@ -9,12 +9,9 @@ namespace heddle::cuda::sm90::attention_decode {
 
 template <class C>
 void launch(const Params& params, int grid, cudaStream_t stream) {
-  const auto kernel = attention_decode_kernel<C>;
-  // More than 48 KB must be asked for, on each device; asking again is harmless and takes well under a microsecond.
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, params.plan.shared_bytes),
-        "attention_forward");
-  kernel<<<grid, kThreads, params.plan.shared_bytes, stream>>>(params);
-  check(cudaGetLastError(), "attention_forward");
+  const auto bytes = static_cast<std::size_t>(params.plan.shared_bytes);
+  start("attention_forward", attention_decode_kernel<C>, {static_cast<unsigned>(grid), kThreads, bytes}, stream,
+        params);
 }
 
 template <class C>

@@ -1,7 +1,7 @@
 // Starts one instantiation.
 #pragma once
 
-#include "cuda/common/device.h"
+#include "cuda/common/launch.cuh"
 #include "cuda/sm90/attention_fwd_fp8/kernel.cuh"
 #include "cuda/sm90/attention_fwd_fp8/launch.h"
 
@@ -9,13 +9,9 @@ namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
 template <class C>
 void launch(const Params& params, int grid, cudaStream_t stream) {
-  constexpr int kBytes = sizeof(SharedMemory<C>);
-  static_assert(kBytes <= 227 * 1024, "more shared memory than a Hopper block can have");
-  const auto kernel = attention_fwd_fp8_kernel<C>;
-  // More than 48 KB must be asked for, on each device; asking again is harmless and takes well under a microsecond.
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "attention_forward");
-  kernel<<<grid, C::kThreads, kBytes, stream>>>(params);
-  check(cudaGetLastError(), "attention_forward");
+  static_assert(sizeof(SharedMemory<C>) <= kHopperSharedBytes, "more shared memory than a block can have");
+  start("attention_forward", attention_fwd_fp8_kernel<C>,
+        {static_cast<unsigned>(grid), C::kThreads, sizeof(SharedMemory<C>)}, stream, params);
 }
 
 template <class C>
