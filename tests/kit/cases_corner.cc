@@ -94,11 +94,6 @@ void add_corner(Rows& rows) {
   with("unattended_keys_many_tiles_used", [&](auto& c) {
     tiles(c, 300, 40, 8), c.B = 8, c.H = c.Hkv = 32, c.mask = kBatchColumns, c.poison_keys = c.seqused_k = true;
   });
-  // More query tiles than a GPU computes at once, some without rows or keys.
-  const auto many = [&](auto& c) { tiles(c, 130, 70, 256), c.B = 3, c.H = 40, c.Hkv = 8; };
-  with("many_tiles_d256", [&](auto& c) { many(c), c.causal = Causal::top_left; });
-  with("many_tiles_d256_no_keys", [&](auto& c) { many(c), c.causal = Causal::bottom_right, c.sink = true; });
-  with("many_tiles_d256_packed", [&](auto& c) { many(c), c.packed_q = c.packed_k = c.seqused_q = c.seqused_k = true; });
   with("scale_zero", [](auto& c) { c.scale = 0.0f; });
   with("scale_negative", [](auto& c) { c.scale = -0.3f; });
 }
