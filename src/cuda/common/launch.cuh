@@ -22,13 +22,11 @@ struct Grid {
 template <class... Parameters>
 void start(std::string_view operation, void (*kernel)(Parameters...), const Grid& grid, cudaStream_t stream,
            const std::type_identity_t<Parameters>&... parameters) {
-  constexpr std::size_t kUnasked = 48 * 1024;
   if (grid.blocks == 0) return;
-  // More must be asked for, on each device; asking again is harmless and takes well under a microsecond.
-  if (grid.shared_bytes > kUnasked) {
-    check(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(grid.shared_bytes)),
-        operation);
+  // More than 48 KB must be asked for, on each device; asking again is harmless and takes well under a microsecond.
+  if (grid.shared_bytes > 0) {
+    const int bytes = static_cast<int>(grid.shared_bytes);
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), operation);
   }
   kernel<<<grid.blocks, grid.threads, grid.shared_bytes, stream>>>(parameters...);
   check(cudaGetLastError(), operation);
