@@ -16,6 +16,43 @@ constexpr std::size_t kHopperSharedBytes = 227 * 1024;
 struct Grid {
   unsigned blocks, threads;
   std::size_t shared_bytes = 0;  // dynamic
+  unsigned cluster = 1;          // blocks that share a part of the chip, and read each other's shared memory
+  bool overlaps = false;         // it may start while the grid before it ends, and waits for that one's results itself
+};
+
+// The grid as the runtime wants it, and the kernel made ready for it.
+struct PreparedLaunch {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+
+  template <class... Parameters>
+  PreparedLaunch(std::string_view operation, void (*kernel)(Parameters...), const Grid& grid, cudaStream_t stream) {
+    constexpr unsigned kPortableCluster = 8;
+    config.gridDim = grid.blocks;
+    config.blockDim = grid.threads;
+    config.dynamicSmemBytes = grid.shared_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    if (grid.overlaps) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      attribute.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (grid.cluster > 1) {
+      cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim = {grid.cluster, 1, 1};
+    }
+    // More than 48 KB, static memory included, and clusters of more than 8 must be asked for, on each device; asking
+    // again is harmless and takes well under a microsecond.
+    const auto set = [&](cudaFuncAttribute attribute, std::size_t value) {
+      check(cudaFuncSetAttribute(kernel, attribute, static_cast<int>(value)), operation);
+    };
+    if (grid.shared_bytes > 0) set(cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_bytes);
+    if (grid.cluster > kPortableCluster) set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  PreparedLaunch(const PreparedLaunch&) = delete;  // config points to attributes
+  PreparedLaunch& operator=(const PreparedLaunch&) = delete;
 };
 
 // Errors are those of `operation`. Nothing is started where there are no blocks.
@@ -23,13 +60,17 @@ template <class... Parameters>
 void start(std::string_view operation, void (*kernel)(Parameters...), const Grid& grid, cudaStream_t stream,
            const std::type_identity_t<Parameters>&... parameters) {
   if (grid.blocks == 0) return;
-  // More than 48 KB must be asked for, on each device; asking again is harmless and takes well under a microsecond.
-  if (grid.shared_bytes > 0) {
-    const int bytes = static_cast<int>(grid.shared_bytes);
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes), operation);
-  }
-  kernel<<<grid.blocks, grid.threads, grid.shared_bytes, stream>>>(parameters...);
-  check(cudaGetLastError(), operation);
+  const PreparedLaunch launch(operation, kernel, grid, stream);
+  check(cudaLaunchKernelEx(&launch.config, kernel, parameters...), operation);
+}
+
+// How many clusters of the grid's size the current GPU holds at once.
+template <class... Parameters>
+int clusters_at_once(std::string_view operation, void (*kernel)(Parameters...), const Grid& grid) {
+  const PreparedLaunch launch(operation, kernel, grid, nullptr);
+  int count = 0;
+  check(cudaOccupancyMaxActiveClusters(&count, kernel, &launch.config), operation);
+  return count;
 }
 
 }  // namespace heddle::cuda

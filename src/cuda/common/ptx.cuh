@@ -49,6 +49,49 @@ __device__ inline void barrier_wait(Barrier& barrier, std::uint32_t parity) {
   }
 }
 
+// ---- Clusters
+
+__device__ inline int cluster_rank() {
+  int rank;
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+
+// All threads of the cluster that have not ended meet; what they wrote to shared memory is there for each other.
+__device__ inline void cluster_meet() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where CTA `rank` of the cluster has what this one has at `address` in shared memory.
+__device__ inline std::uint32_t remote_address(std::uint32_t address, int rank) {
+  std::uint32_t remote;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+
+__device__ inline float4 load_remote_float4(std::uint32_t from) {
+  float4 x;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+               : "r"(from)
+               : "memory");
+  return x;
+}
+
+__device__ inline float2 load_remote_float2(std::uint32_t from) {
+  float2 x;
+  asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+  return x;
+}
+
+// ---- Grids that follow each other (programmatic dependent launch)
+
+// Returns when all that the grids before this one have written can be read.
+__device__ inline void previous_grid_wait() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Lets the next grid's CTAs start where there is room, up to their own previous_grid_wait().
+__device__ inline void next_grid_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
 // ---- Barriers by number, of whole warps
 
 // Whether `mine` holds for all of the `threads` that meet there.
@@ -125,6 +168,14 @@ enum class L2 : std::uint64_t {
   evict_first = 0x12F0000000000000,
   evict_last = 0x14F0000000000000,
 };
+
+// `bytes` neighbouring bytes, which count at `barrier`; all in multiples of 16.
+__device__ inline void bulk_load(void* to, const void* from, std::uint32_t bytes, Barrier& barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(&barrier))
+               : "memory");
+}
 
 // Box at `c` (innermost first) of a 4-D tensor into shared memory; its bytes count at `barrier`. Elements outside the
 // tensor arrive as zeros and count too.

@@ -41,10 +41,11 @@ CUtensorMap encode(const void* data, DType dtype, const TensorMapShape<kRank>& s
   const auto type = dtype == DType::bf16     ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                     : dtype == DType::f8e4m3 ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  const auto promotion = shape.streamed ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
   CUtensorMap map;
   const CUresult status = encoder()(&map, type, kRank, const_cast<void*>(data), extents.data(), strides.data(),
                                     box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                                    promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     throw RuntimeError(text("[tensor map] the driver refuses it (CUresult ", static_cast<int>(status), ")"));
   }

@@ -18,6 +18,7 @@ struct TensorMapShape {
   std::array<std::int64_t, kRank> extent;
   std::array<std::int64_t, kRank - 1> stride;
   std::array<int, kRank> box;
+  bool streamed = false;  // far more than the L2 cache holds, read once: fetched by 128 bytes, not by 256
 };
 
 CUtensorMap make_tensor_map(const void* data, DType dtype, const TensorMapShape<4>& shape);

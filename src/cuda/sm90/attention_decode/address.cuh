@@ -3,6 +3,7 @@
 
 #include "core/attention_problem.h"
 #include "cuda/common/ptx.cuh"
+#include "cuda/sm90/attention_decode/config.h"
 
 namespace heddle::cuda::sm90::attention_decode {
 
@@ -18,6 +19,21 @@ __device__ inline float load_value(const std::byte* data, DType dtype, std::int6
       return reinterpret_cast<const float*>(data)[n];
   }
 }
+
+// Row `row` of a unit, counted over its kv heads: which query row that is.
+struct QueryRow {
+  int kv_head, i, h;
+  __device__ QueryRow(const Params& p, const Piece& piece, int row) {
+    const int in_unit = p.plan.by_rows.quotient(row), r = piece.row + row - in_unit * p.plan.rows;
+    const int group = static_cast<int>(p.problem.G);
+    kv_head = piece.head + in_unit;
+    i = p.plan.by_group.quotient(r);
+    h = kv_head * group + r - i * group;
+  }
+  __device__ const std::byte* address(const Params& p, const Piece& piece) const {
+    return p.problem.q.at(piece.sequence, piece.q_begin + i, h);
+  }
+};
 
 __device__ inline float load_value(const Plane& x, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
   return load_value(x.data, x.dtype, x.offset(b, h, i, j));

@@ -64,9 +64,33 @@ Refusal supports(const AttentionProblem& p) {
   return "";
 }
 
+// All sequences are as long as the tensors.
+bool equal_lengths(const AttentionProblem& p) {
+  return !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_q && !p.seqused_k && !p.cache_leftpad;
+}
+
 int ceil_div(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 1) / b); }
 int log2_of(int power) { return std::countr_zero(static_cast<unsigned>(power)); }
 int ceil_to(int a, int b) { return (a + b - 1) / b * b; }
+
+// Whether a cluster of CTAs shares each unit, and of how many: their merge costs a third of one through the workspace.
+// The smallest one that needs no more blocks in turn than the largest; none if much of the chip would have nothing to
+// do.
+void choose_cluster(const AttentionProblem& p, const Variant& v, Plan& plan) {
+  const int units = static_cast<int>(p.B) * plan.head_groups * plan.row_units;
+  const int processors = current_device().multiprocessors;
+  int most = std::min(kMaxCluster, processors / units);
+  while (most > 1 && v.clusters_at_once(most) < units) --most;
+  const std::int64_t keys = p.window_left < 0 ? p.Sk : std::min(p.Sk, p.window_left + p.Sq);
+  if (most <= 1 || keys <= 2 * kKeyTile) return;
+  int block = plan.block;
+  while (block > 2 * kKeyTile && ceil_div(keys, block / 2) <= most) block /= 2;
+  const int blocks = ceil_div(keys, block), in_turn = ceil_div(blocks, most), size = ceil_div(blocks, in_turn);
+  if (size <= 1 || (in_turn > 2 && size < 8 && 10 * units * size < 9 * processors)) return;
+  plan.block = block;
+  plan.cluster = size;
+  plan.lane_shift = log2_of(static_cast<int>(std::bit_ceil(static_cast<unsigned>(size))));
+}
 
 Plan plan_for(const AttentionProblem& p, const Variant& v) {
   Plan plan{};
@@ -92,9 +116,11 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
   plan.head_groups = static_cast<int>(p.Hkv / plan.heads);
   plan.block = kBlockRows / plan.heads;
   plan.key_splits = kWarps / (plan.heads * plan.row_groups);
+  plan.cluster = 1;
+  if (!p.batch_invariant && (p.B == 1 || equal_lengths(p))) choose_cluster(p, v, plan);
   // Few keys: smaller blocks, for more CTAs.
-  while (!p.batch_invariant && plan.block > 2 * kKeyTile &&
-         p.B * plan.head_groups * plan.row_units * ceil_div(p.Sk, plan.block) < processors) {
+  while (plan.cluster == 1 && !p.batch_invariant && plan.block > 2 * kKeyTile &&
+         p.B * plan.head_groups * plan.row_units * ceil_div(p.Sk, plan.block) * 10 < 9 * processors) {
     plan.block /= 2;
   }
   plan.q_offset = ceil_to(v.control_bytes, 128);
@@ -109,16 +135,26 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
     plan.stages = std::min((kSharedBytes - plan.tiles_offset) / (v.panels * plan.panel_bytes), 16);
     if (plan.stages >= 4 || plan.block == kKeyTile) break;
   }
+  const int partial = 4 * plan.heads * plan.rows * static_cast<int>(p.Dv + 2) + 16;  // of a CTA, as in merge.cuh
+  if (partial > plan.stages * v.panels * plan.panel_bytes) plan.cluster = 1;
   plan.shared_bytes = plan.tiles_offset + plan.stages * v.panels * plan.panel_bytes;
   plan.key_splits = std::min(plan.key_splits, plan.block / kKeyTile);
   plan.item_blocks = p.batch_invariant ? std::max(kInvariantKeys / plan.block, 2) : 1;
   plan.block_shift = log2_of(plan.block);
+  plan.row_shift = log2_of(plan.row_groups);
   plan.item_shift = log2_of(plan.item_blocks);
+  plan.by_rows = Divisor::by(plan.rows);
+  plan.by_group = Divisor::by(p.G);
+  plan.by_quads = Divisor::by(p.Dv / 4);
 
   const std::int64_t items =
       p.B * plan.head_groups * plan.row_units * std::max(ceil_div(ceil_div(p.Sk, plan.block) + 1, plan.item_blocks), 1);
-  plan.ctas = static_cast<int>(std::min<std::int64_t>(items, processors));
-  plan.slot_words = plan.heads * plan.rows * (static_cast<int>(p.Dv) / 2 + 1);
+  plan.ctas = plan.cluster > 1 ? static_cast<int>(p.B) * plan.head_groups * plan.row_units * plan.cluster
+                               : static_cast<int>(std::min<std::int64_t>(items, processors));
+  const int quads = plan.heads * plan.rows * ceil_div(p.Dv, 4);
+  while (plan.merge_shift < 3 && quads << (plan.merge_shift + 1) <= 32 * kWarps) ++plan.merge_shift;
+  plan.cluster_items = ceil_div(quads, plan.cluster);
+  plan.slot_words = 3 * quads;
   plan.slots = plan.item_blocks > 1 ? static_cast<int>(items) : 2 * plan.ctas;
   return plan;
 }
@@ -154,7 +190,8 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
     return make_tensor_map(rows > 0 ? x.data : p.q.data, x.dtype,  // without keys, nothing is read
                            TensorMapShape<4>{.extent = {size, rows, p.Hkv, batches},
                                              .stride = {x.stride_s, x.stride_h, x.stride_b},
-                                             .box = {v.panel_elements, plan.box, plan.heads, 1}});
+                                             .box = {v.panel_elements, plan.box, plan.heads, 1},
+                                             .streamed = true});
   };
   params.k = cache_map(p.k, p.D);
   params.v = cache_map(p.v, p.Dv);
@@ -162,12 +199,13 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.left = window(p.window_left);
   params.right = p.causal != Causal::none ? 0 : window(p.window_right);
   params.scale_log2 = p.scale * kLog2e;
-  params.equal_lengths = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_q && !p.seqused_k && !p.cache_leftpad;
+  params.equal_lengths = equal_lengths(p);
   if (params.equal_lengths) {
     params.equal = span_of(p, plan, params.left, params.right, 0);
     params.equal_total = params.equal.items * plan.head_groups * plan.row_units * static_cast<int>(p.B);
     params.equal_share = ceil_div(params.equal_total, plan.ctas);
   }
+  params.copies_q = !p.append;
   params.plain = p.softcap == 0 && !p.alibi && !p.bias && !p.mask && !p.draft_mask;
   params.scales_by_key = (p.k_scale && (p.k_scale.stride_s != 0 || (p.page_table && p.k_scale.stride_b != 0))) ||
                          (p.v_scale && (p.v_scale.stride_s != 0 || (p.page_table && p.v_scale.stride_b != 0)));

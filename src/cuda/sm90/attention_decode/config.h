@@ -32,7 +32,7 @@ struct Config {
   static constexpr bool kManyRegisters = kRowTiles * kSize > 128;  // in O alone 128
   static constexpr int kPassColumns = kSize < 128 ? kSize : 128;   // of O, merged at a time
   static constexpr int kMergePitch = kPassColumns + 8;             // floats; the 8 spread rows over the banks
-  static constexpr int kServiceRegisters = 72, kConsumerRegisters = 216;
+  static constexpr int kServiceRegisters = kManyRegisters ? 72 : 88, kConsumerRegisters = kManyRegisters ? 216 : 208;
   static constexpr int kMergeBytes = kConsumerWarps * 8 * kMergePitch * 4;
 };
 
@@ -45,11 +45,12 @@ struct alignas(16) Piece {
   int k_begin;               // slot of key 0; slots count from the start of the sequence's storage (packed: of all)
   int first_slot, end_slot;  // of the first block; behind the last slot that may be read
   int blocks;
-  int begin, end;                           // keys that some row attends
-  int whole_begin, whole_end;               // keys that every row attends by its band
-  int new_slot;                             // keys from this slot on are written by this launch
-  int slot;                                 // where the partial result goes; < 0: it is complete
-  enum Merge { kNone, kNow, kLast } merge;  // what to do with the unit's partial results after this piece
+  int begin, end;              // keys that some row attends
+  int whole_begin, whole_end;  // keys that every row attends by its band
+  int new_slot;                // keys from this slot on are written by this launch
+  int slot;                    // where the partial result goes; < 0: it is complete
+  // What to do with the unit's partial results after this piece. kCluster: they are in the cluster's shared memory.
+  enum Merge { kNone, kNow, kLast, kCluster } merge;
   int merge_first, merge_stride, merge_count;
 };
 
@@ -63,7 +64,7 @@ __device__ inline int merge_slot(const Piece& piece, int n) {
 struct Control {
   Piece pieces[kPieces], last;  // last: whose merge waits for the end
   ptx::Barrier piece_ready[kPieces], piece_free[kPieces];
-  ptx::Barrier q_ready, q_free, appended;
+  ptx::Barrier q_requested, q_ready, q_free, appended;
   ptx::Barrier full[kMaxStages], empty[kMaxStages];
   float row_factor[kMaxRows];  // of scores: the scale, and what an e4m3 kernel took out of q
   float max[kConsumerWarps][2 * kRowTile], sum[kConsumerWarps][2 * kRowTile];
@@ -76,10 +77,24 @@ struct SharedMemory {
   __device__ Control& control() const { return *reinterpret_cast<Control*>(base); }
   __device__ std::byte* q() const { return base + plan.q_offset; }
   __device__ float* merge() const { return reinterpret_cast<float*>(base + plan.merge_offset); }
+  // A CTA's partial result for its cluster, once its only piece is done: {max, sum} of each row, then the rows.
+  __device__ float* partial() const { return reinterpret_cast<float*>(base + plan.tiles_offset); }
   __device__ std::byte* tile(int stage) const {
     return base + plan.tiles_offset + stage * (C::kPanels * plan.panel_bytes);
   }
 };
+
+// Whether the producer copies q itself; else query warps bring it.
+template <class C>
+__device__ inline bool copies_q(const Params& p) {
+  return C::kQInRegisters && !C::kE4m3 && p.copies_q;
+}
+
+// Every thread comes here once: the barriers are made, and what earlier grids wrote is there.
+__device__ inline void start() {
+  ptx::previous_grid_wait();
+  __syncthreads();
+}
 
 // The same value, of which the compiler knows nothing: what is computed from it inside a loop stays inside. Registers
 // are scarcer here than the few instructions that hoisting would save.

@@ -1,4 +1,4 @@
-// Decode attention on Hopper: few rows, many keys, all of them read once. One CTA an SM takes an equal share of all
+// Decode attention on Hopper: few rows, many keys, all of them read once. One CTA an SM takes an equal share of the
 // keys; one warp copies, three bring q, eight attend. See docs/kernels/sm90_attention_decode.md.
 #pragma once
 
@@ -8,13 +8,14 @@
 
 namespace heddle::cuda::sm90::attention_decode {
 
-__device__ inline void init_barriers(Control& control, int stages) {
+__device__ inline void init_barriers(Control& control, int stages, bool copies_q) {
   for (int i = 0; i < kPieces; ++i) {
     ptx::barrier_init(control.piece_ready[i], 1);
-    ptx::barrier_init(control.piece_free[i], kConsumerWarps + kQueryWarps);
+    ptx::barrier_init(control.piece_free[i], kConsumerWarps + (copies_q ? 0 : kQueryWarps));
   }
-  ptx::barrier_init(control.q_ready, kQueryWarps);
-  ptx::barrier_init(control.q_free, kConsumerWarps);
+  ptx::barrier_init(control.q_requested, kQueryWarps);
+  ptx::barrier_init(control.q_ready, copies_q ? 1 : 32 * kQueryWarps);
+  ptx::barrier_init(control.q_free, kConsumers);
   ptx::barrier_init(control.appended, kQueryWarps);
 #pragma unroll 1
   for (int i = 0; i < stages; ++i) {
@@ -32,21 +33,23 @@ __global__ void __launch_bounds__(kThreads, 1) attention_decode_kernel(const __g
   // Through a shuffle, so that the compiler knows it to be uniform.
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
 
+  ptx::next_grid_start();
   if (warp < kServiceThreads / 32) {
     ptx::registers_decrease<C::kServiceRegisters>();
     if (warp == 0) {
       // Where this CTA's work lies is found out while the barriers are made.
-      Producer<C> producer(p, shared);
-      __syncthreads();
-      producer.run();
+      if (!p.equal_lengths || p.problem.cache_batch_idx != nullptr) ptx::previous_grid_wait();
+      Producer<C>(p, shared).run();
     } else {
-      if (threadIdx.x == 32) init_barriers(control, p.plan.stages);
-      __syncthreads();
-      QueryWarp<C>(p, shared, warp - 1).run();
+      if (threadIdx.x == 32) init_barriers(control, p.plan.stages, copies_q<C>(p));
+      QueryWarp<C> query(p, shared, warp - 1);
+      if (copies_q<C>(p)) query.clear_columns();
+      start();
+      if (!copies_q<C>(p)) query.run();
     }
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();
-    __syncthreads();
+    start();
     Consumer<C>(p, shared, warp - kServiceThreads / 32).run();
   }
 }

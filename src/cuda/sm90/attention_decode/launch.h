@@ -16,6 +16,8 @@ struct Variant {
   int q_pitch;  // bytes of a row of q in shared memory
   int control_bytes, merge_bytes;
   void (*launch)(const Params& params, int grid, cudaStream_t stream);
+  // How many clusters of `size` CTAs, up to kMaxCluster, the current GPU holds at once.
+  int (*clusters_at_once)(int size);
 };
 
 // Defined one file each in inst/. "Wide": two row tiles a warp.

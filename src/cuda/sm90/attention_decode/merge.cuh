@@ -1,9 +1,10 @@
 // Putting results of parts of the keys together: those of the warps that shared a block, then those of the CTAs that
 // shared a unit, always in the same order.
 //
-// Partial results travel through the workspace as 16-byte words {two floats, kTag}. A word is written and read at once,
-// so a reader that finds the tag has the floats: no fence, no counter, nothing to be set before the launch. Readers
-// erase what they have read, so that no tag is left for the next launch.
+// CTAs of a cluster read each other's shared memory. Others leave partial results in the workspace, as 16-byte words
+// {two floats, kTag}. A word is written and read at once, so a reader that finds the tag has the floats: no fence, no
+// counter, nothing to be set before the launch. Every word has one reader, who erases it, so that no tag is left for
+// the next launch.
 #pragma once
 
 #include "cuda/sm90/attention_decode/address.cuh"
@@ -16,159 +17,219 @@ constexpr std::uint32_t kTagLow = 0x8D3A61C7, kTagHigh = 0xB52F9E04;  // 64 bits
 // All consumer warps have come here.
 __device__ inline void consumers_meet() { ptx::barrier_sync<1, kConsumers>(); }
 
+// Four columns of a row's O over some of its keys, not normalised, with the row's maximum (log2 units) and sum there.
+struct Partial {
+  float max = -INFINITY, sum = 0.0f;
+  float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
+
+  __device__ void join(const Partial& other) {
+    const float now = fmaxf(max, other.max);
+    const float before = now == -INFINITY ? 0.0f : ptx::exp2_approx(max - now);
+    const float factor = now == -INFINITY ? 0.0f : ptx::exp2_approx(other.max - now);
+    sum = sum * before + factor * other.sum;
+    o.x = o.x * before + factor * other.o.x;
+    o.y = o.y * before + factor * other.o.y;
+    o.z = o.z * before + factor * other.o.z;
+    o.w = o.w * before + factor * other.o.w;
+    max = now;
+  }
+
+  // With those of `count` neighbouring lanes, a power of two. The whole warp.
+  __device__ void join_lanes(int count) {
+#pragma unroll 1
+    for (int step = 1; step < count; step *= 2) {
+      const auto from = [step](float x) { return __shfl_xor_sync(0xffffffff, x, step); };
+      join({from(max), from(sum), make_float4(from(o.x), from(o.y), from(o.z), from(o.w))});
+    }
+  }
+};
+
 template <class C>
 class Merger {
  public:
   __device__ Merger(const Params& params, SharedMemory<C> memory)
-      : p(params), shared(memory), control(memory.control()), thread(static_cast<int>(threadIdx.x) - kServiceThreads) {}
+      : p(params), shared(memory), control(memory.control()) {}
 
   // From the merge buffer: 8 rows of each warp (those from `row` on of its row tiles), kPassColumns columns from
   // `column` on.
   __device__ void join_warps(const Piece& piece, int row, int column) {
+    const int thread = thread_index(), quads = quad_count();
     constexpr int kQuads = C::kPassColumns / 4;
-    constexpr int kUnroll = C::kManyRegisters ? 1 : 4;  // O is still in the registers
+    constexpr int kUnroll = C::kManyRegisters ? 1 : 8;  // O is still in the registers
     const int splits = p.plan.key_splits, items = p.plan.heads * p.plan.row_groups * 8 * kQuads;
 #pragma unroll 1
     for (int n = thread; n < items; n += kConsumers) {
       const int quad = n % kQuads, in_tile = n / kQuads % 8, group = n / (8 * kQuads);
-      const int head = group / p.plan.row_groups;
-      const int unit_row = group % p.plan.row_groups * (kRowTile * C::kRowTiles) + row + in_tile;
-      if (unit_row >= p.plan.rows) continue;
+      const int head = group >> p.plan.row_shift;
+      const int unit_row = (group & (p.plan.row_groups - 1)) * (kRowTile * C::kRowTiles) + row + in_tile;
+      if (unit_row >= p.plan.rows || column / 4 + quad >= quads) continue;
       const int first = group * splits;  // warp
-      float max = -INFINITY;
+      Partial x;
 #pragma unroll kUnroll
-      for (int s = 0; s < splits; ++s) max = fmaxf(max, control.max[first + s][row + in_tile]);
-      float sum = 0.0f;
-      float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      for (int s = 0; s < splits; ++s) x.max = fmaxf(x.max, control.max[first + s][row + in_tile]);
 #pragma unroll kUnroll
       for (int s = 0; s < splits; ++s) {
-        const float factor = max == -INFINITY ? 0.0f : ptx::exp2_approx(control.max[first + s][row + in_tile] - max);
+        const float factor =
+            x.max == -INFINITY ? 0.0f : ptx::exp2_approx(control.max[first + s][row + in_tile] - x.max);
         const float4 part =
             *reinterpret_cast<const float4*>(shared.merge() + ((first + s) * 8 + in_tile) * C::kMergePitch + 4 * quad);
-        sum += factor * control.sum[first + s][row + in_tile];
-        o.x += factor * part.x;
-        o.y += factor * part.y;
-        o.z += factor * part.z;
-        o.w += factor * part.w;
+        x.sum += factor * control.sum[first + s][row + in_tile];
+        x.o.x += factor * part.x;
+        x.o.y += factor * part.y;
+        x.o.z += factor * part.z;
+        x.o.w += factor * part.w;
       }
-      if (piece.slot < 0) {
-        store(piece, head, unit_row, column + 4 * quad, max, sum, o);
-      } else if (column + 4 * quad < p.problem.Dv) {
-        uint4* words = slot_row(piece.slot, head * p.plan.rows + unit_row) + 1 + (column + 4 * quad) / 2;
-        put(words, o.x, o.y);
-        put(words + 1, o.z, o.w);
-        if (column + quad == 0) put(words - 1, max, sum);
+      const int r = head * p.plan.rows + unit_row, q = column / 4 + quad;
+      if (p.plan.cluster > 1) {
+        *reinterpret_cast<float4*>(cluster_quad(r, q)) = x.o;
+        if (q == 0) *reinterpret_cast<float2*>(shared.partial() + 2 * r) = make_float2(x.max, x.sum);
+      } else if (piece.slot < 0) {
+        store(piece, r, q, x);
+      } else {
+        put(piece.slot, r, q, x);
       }
     }
   }
 
-  // All partial results of the unit that ends with this piece.
+  // All partial results of the unit that ends with this piece, which lie in the workspace.
   __device__ void merge(const Piece& piece) {
-    const int quads = static_cast<int>(p.problem.Dv) / 4, rows = p.plan.heads * p.plan.rows, items = rows * quads;
-    const int count = piece.merge_count;
-    constexpr int kBatch = C::kManyRegisters ? 2 : 8;  // on their way at once
+    const int thread = thread_index(), rows = row_count(), quads = quad_count();
+    const int items = rows * quads, shift = p.plan.merge_shift, ways = 1 << shift, way = thread & (ways - 1);
 #pragma unroll 1
-    for (int n = thread; n < items; n += kConsumers) {
-      const int quad = n % quads, row = n / quads;
-      float max = -INFINITY, sum = 0.0f;
-      float4 o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    for (int begin = 0; begin < items; begin += kConsumers >> shift) {
+      const int item = begin + (thread >> shift), n = min(item, items - 1), row = p.plan.by_quads.quotient(n);
+      Partial x;
+      if (item < items) add_parts(piece, row, n - row * quads, way, ways, x);
+      x.join_lanes(ways);
+      if (item < items && way == 0) store(piece, row, n - row * quads, x);
+    }
+    consumers_meet();  // nothing needs it but the wide kernels' registers: without it they spill
+  }
+
+  // The partial results of this cluster's CTAs. Each CTA has a part of the elements, and a lane of it one CTA's share.
+  __device__ void gather(const Piece& piece) {
+    const int thread = thread_index(), rows = row_count(), quads = quad_count();
+    const int ctas = p.plan.cluster, shift = p.plan.lane_shift, items = rows * quads, each = p.plan.cluster_items;
+    const int from = ptx::cluster_rank() * each, to = min(from + each, items), other = thread & ((1 << shift) - 1);
+    ptx::cluster_meet();
 #pragma unroll 1
-      for (int first = 0; first < count; first += kBatch) {
-        uint4 words[kBatch][3];
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          const uint4* from = slot_row(merge_slot(piece, min(first + k, count - 1)), row);
-          words[k][0] = ptx::load_relaxed_16(from);
-          words[k][1] = ptx::load_relaxed_16(from + 1 + 2 * quad);
-          words[k][2] = ptx::load_relaxed_16(from + 2 + 2 * quad);
-        }
-#pragma unroll
-        for (int k = 0; k < kBatch; ++k) {
-          if (first + k < count) {
-            uint4* from = slot_row(merge_slot(piece, first + k), row);
-            await(words[k][0], from);
-            await(words[k][1], from + 1 + 2 * quad);
-            await(words[k][2], from + 2 + 2 * quad);
-            const uint4 nothing = make_uint4(0, 0, 0, 0);
-            from[1 + 2 * quad] = nothing;
-            from[2 + 2 * quad] = nothing;
-            const float part_max = __uint_as_float(words[k][0].x), now = fmaxf(max, part_max);
-            const float before = now == -INFINITY ? 0.0f : ptx::exp2_approx(max - now);
-            const float factor = now == -INFINITY ? 0.0f : ptx::exp2_approx(part_max - now);
-            sum = sum * before + factor * __uint_as_float(words[k][0].y);
-            o.x = o.x * before + factor * __uint_as_float(words[k][1].x);
-            o.y = o.y * before + factor * __uint_as_float(words[k][1].y);
-            o.z = o.z * before + factor * __uint_as_float(words[k][2].x);
-            o.w = o.w * before + factor * __uint_as_float(words[k][2].y);
-            max = now;
-          }
-        }
+    for (int begin = from; begin < to; begin += kConsumers >> shift) {
+      const int item = begin + (thread >> shift), n = min(item, to - 1);
+      const int row = p.plan.by_quads.quotient(n), quad = n - row * quads;
+      Partial x;
+      if (other < ctas) {
+        const auto remote = [&](const float* at) { return ptx::remote_address(ptx::shared_address(at), other); };
+        const float2 statistics = ptx::load_remote_float2(remote(shared.partial() + 2 * row));
+        x = {statistics.x, statistics.y, ptx::load_remote_float4(remote(cluster_quad(row, quad)))};
       }
-      store(piece, row / p.plan.rows, row % p.plan.rows, 4 * quad, max, sum, o);
+      x.join_lanes(1 << shift);
+      if (item < to && other == 0) store(piece, row, quad, x);
     }
-    consumers_meet();  // all have read the maxima and sums
-#pragma unroll 1
-    for (int n = thread; n < rows * count; n += kConsumers) {
-      *slot_row(merge_slot(piece, n / rows), n % rows) = make_uint4(0, 0, 0, 0);
-    }
+    ptx::cluster_meet();  // nobody ends while others read its memory
   }
 
  private:
-  // A row's words: {max, sum}, then its columns in pairs. row: among the rows of all heads of the unit.
-  __device__ uint4* slot_row(int slot, int row) const {
-    const int words = static_cast<int>(p.problem.Dv) / 2 + 1;
-    return p.slots + static_cast<unsigned>(slot * p.plan.slot_words + row * words);
+  // Computed anew where they are wanted: registers are scarce.
+  __device__ static int thread_index() { return recomputed(static_cast<int>(threadIdx.x)) - kServiceThreads; }
+  __device__ int row_count() const { return p.plan.heads * p.plan.rows; }           // of all heads of a unit
+  __device__ int quad_count() const { return static_cast<int>(p.problem.Dv) / 4; }  // pieces of four columns in one
+
+  // Of partial(): the quads of all rows, behind the rows' statistics.
+  __device__ float* cluster_quad(int row, int quad) const {
+    return shared.partial() + (2 * row_count() + 3) / 4 * 4 + 4 * (row * quad_count() + quad);
   }
 
-  static __device__ void put(uint4* to, float x, float y) {
-    ptx::store_relaxed_16(to, make_uint4(__float_as_uint(x), __float_as_uint(y), kTagLow, kTagHigh));
+  // The first of three words: {max, sum}, then two columns each, a distance of word_step() from one to the next, so
+  // that neighbouring lanes read neighbouring words. row: among the rows of all heads of the unit.
+  __device__ uint4* slot_quad(int slot, int row, int quad) const {
+    return p.slots + static_cast<unsigned>(slot * p.plan.slot_words + row * quad_count() + quad);
+  }
+  __device__ int word_step() const { return row_count() * quad_count(); }
+
+  __device__ void put(int slot, int row, int quad, const Partial& x) const {
+    uint4* to = slot_quad(slot, row, quad);
+    const auto word = [](float a, float b) {
+      return make_uint4(__float_as_uint(a), __float_as_uint(b), kTagLow, kTagHigh);
+    };
+    ptx::store_relaxed_16(to, word(x.max, x.sum));
+    ptx::store_relaxed_16(to + word_step(), word(x.o.x, x.o.y));
+    ptx::store_relaxed_16(to + 2 * word_step(), word(x.o.z, x.o.w));
+  }
+
+  // Parts first, first + step, .. of the unit's partial results.
+  __device__ void add_parts(const Piece& piece, int row, int quad, int first, int step, Partial& x) const {
+    constexpr int kBatch = C::kManyRegisters ? 2 : 8;  // on their way at once
+    const int count = piece.merge_count;
+#pragma unroll 1
+    for (; first < count; first += kBatch * step) {
+      uint4 words[kBatch][3];
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        const uint4* from = slot_quad(merge_slot(piece, min(first + k * step, count - 1)), row, quad);
+#pragma unroll
+        for (int n = 0; n < 3; ++n) words[k][n] = ptx::load_relaxed_16(from + n * word_step());
+      }
+#pragma unroll
+      for (int k = 0; k < kBatch; ++k) {
+        if (first + k * step < count) {
+          uint4* from = slot_quad(merge_slot(piece, first + k * step), row, quad);
+#pragma unroll
+          for (int n = 0; n < 3; ++n) {
+            await(words[k][n], from + n * word_step());
+            from[n * word_step()] = make_uint4(0, 0, 0, 0);
+          }
+          const auto value = [](std::uint32_t bits) { return __uint_as_float(bits); };
+          x.join({value(words[k][0].x), value(words[k][0].y),
+                  make_float4(value(words[k][1].x), value(words[k][1].y), value(words[k][2].x), value(words[k][2].y))});
+        }
+      }
+    }
   }
 
   static __device__ void await(uint4& word, const uint4* from) {
     while (word.z != kTagLow || word.w != kTagHigh) word = ptx::load_relaxed_16(from);
   }
 
-  // Four columns of a finished row: normalised, with its sink, and lse beside the first.
-  __device__ void store(const Piece& piece, int head, int row, int column, float max, float sum, float4 o) {
+  // Of a finished row: normalised, with its sink, and lse beside the first columns.
+  __device__ void store(const Piece& piece, int unit_row, int quad, Partial x) const {
     constexpr float kLn2 = 0.693147180559945309f;
     const AttentionProblem& problem = p.problem;
-    const int group = static_cast<int>(problem.G), n = piece.row + row, i = n / group;
-    const int kv_head = piece.head + head, h = kv_head * group + n % group;
-    if (i >= piece.q_rows || column >= problem.Dv) return;
-    const bool used = i < piece.sq && sum > 0.0f;
-    float inverse = used ? __fdividef(1.0f, sum) : 0.0f;
-    float lse = used ? max * kLn2 + __logf(sum) : -INFINITY;
-    if (problem.sink.data != nullptr && i < piece.sq) {
+    const QueryRow at(p, piece, unit_row);
+    if (at.i >= piece.q_rows) return;
+    if (at.i >= piece.sq) x.o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // whatever its q was
+    const bool used = at.i < piece.sq && x.sum > 0.0f;
+    float inverse = used ? __fdividef(1.0f, x.sum) : 0.0f;
+    float lse = used ? x.max * kLn2 + __logf(x.sum) : -INFINITY;
+    if (problem.sink.data != nullptr && at.i < piece.sq) {
       // The sink joins the sum; the common factor is the larger of both, so that nothing overflows.
-      const float sink = reinterpret_cast<const float*>(problem.sink.data)[h * problem.sink.stride_h] * kLog2e;
-      const float top = fmaxf(max, sink);
+      const float sink = reinterpret_cast<const float*>(problem.sink.data)[at.h * problem.sink.stride_h] * kLog2e;
+      const float top = fmaxf(x.max, sink);
       if (top > -INFINITY) {
-        const float all = sum * ptx::exp2_approx(max - top) + ptx::exp2_approx(sink - top);
-        inverse = __fdividef(ptx::exp2_approx(max - top), all);
+        const float all = x.sum * ptx::exp2_approx(x.max - top) + ptx::exp2_approx(sink - top);
+        inverse = __fdividef(ptx::exp2_approx(x.max - top), all);
         lse = top * kLn2 + __logf(all);
       }
     }
-    if (C::kE4m3 && !p.scales_by_key) inverse *= problem.v_scale.at(piece.cache_row, 0, kv_head);
-    std::byte* to = problem.o.at(piece.sequence, piece.q_begin + i, h) + 2 * column;
+    if (C::kE4m3 && !p.scales_by_key) inverse *= problem.v_scale.at(piece.cache_row, 0, at.kv_head);
     uint2 words;
     if (problem.o.dtype == DType::bf16) {
-      words.x = ptx::pack2<__nv_bfloat16>(o.x * inverse, o.y * inverse);
-      words.y = ptx::pack2<__nv_bfloat16>(o.z * inverse, o.w * inverse);
+      words.x = ptx::pack2<__nv_bfloat16>(x.o.x * inverse, x.o.y * inverse);
+      words.y = ptx::pack2<__nv_bfloat16>(x.o.z * inverse, x.o.w * inverse);
     } else {
-      words.x = ptx::pack2<__half>(o.x * inverse, o.y * inverse);
-      words.y = ptx::pack2<__half>(o.z * inverse, o.w * inverse);
+      words.x = ptx::pack2<__half>(x.o.x * inverse, x.o.y * inverse);
+      words.y = ptx::pack2<__half>(x.o.z * inverse, x.o.w * inverse);
     }
-    *reinterpret_cast<uint2*>(to) = words;
-    if (column == 0 && problem.lse.data != nullptr) {
-      reinterpret_cast<float*>(problem.lse.data)[piece.sequence * problem.lse.stride_b + h * problem.lse.stride_h +
-                                                 (piece.q_begin + i) * problem.lse.stride_i] = lse;
+    const int row = piece.q_begin + at.i;
+    reinterpret_cast<uint2*>(problem.o.at(piece.sequence, row, at.h))[quad] = words;
+    if (quad == 0 && problem.lse.data != nullptr) {
+      reinterpret_cast<float*>(problem.lse.data)[piece.sequence * problem.lse.stride_b + at.h * problem.lse.stride_h +
+                                                 row * problem.lse.stride_i] = lse;
     }
   }
 
   const Params& p;
   const SharedMemory<C> shared;
   Control& control;
-  const int thread;
 };
 
 }  // namespace heddle::cuda::sm90::attention_decode

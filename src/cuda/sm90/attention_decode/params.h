@@ -9,6 +9,18 @@
 
 namespace heddle::cuda::sm90::attention_decode {
 
+// Division by multiplying: exact for n * divisor < 2^31.
+struct Divisor {
+  std::uint32_t multiplier = 0;
+  static constexpr Divisor by(std::int64_t divisor) {
+    const std::int64_t d = divisor > 1 ? divisor : 1;
+    return {static_cast<std::uint32_t>(((std::int64_t{1} << 31) + d - 1) / d)};
+  }
+  constexpr int quotient(int n) const {
+    return static_cast<int>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(n)) * multiplier >> 31);
+  }
+};
+
 // How a call is cut up, decided from extents alone: the lengths are read by the kernel.
 //   unit    all keys of one sequence, for `heads` kv heads and `rows` query rows of each
 //   block   `block` keys of a unit, what one stage of K or V holds
@@ -18,7 +30,7 @@ namespace heddle::cuda::sm90::attention_decode {
 struct Plan {
   int heads, head_groups;       // kv heads of a unit; units beside each other, Hkv / heads
   int rows, row_units;          // rows of a kv head in one unit; units that all G * Sq rows need
-  int row_groups;               // warps beside each other along the rows
+  int row_groups, row_shift;    // warps beside each other along the rows, a power of two, and its log2
   int key_splits;               // warps that share a block's keys
   int block, block_shift;       // keys, a power of two, and its log2
   int box, box_shift;           // keys that one copy brings, and their log2: block, or what divides a page, too
@@ -28,10 +40,16 @@ struct Plan {
   int item_blocks, item_shift;  // 1; a fixed chunk where the cut must not depend on the batch
   int ctas, slots;              // bounds on the CTAs that get work and the partial results
   int q_offset, merge_offset, tiles_offset, shared_bytes;  // of the shared memory
-  int slot_words;                                          // 16-byte words of a partial result in the workspace
+  int cluster, lane_shift;              // CTAs that share a unit as a cluster, and log2 of the lanes that has in the
+                                        // merge; 1: no clusters, but equal shares of all items
+  Divisor by_rows, by_group, by_quads;  // by rows, by G, by Dv / 4
+  int merge_shift;                      // log2 of the threads that share an item of a merge through the workspace
+  int cluster_items;                    // of a unit's quads, those that each CTA of a cluster writes
+  int slot_words;                       // 16-byte words of a partial result in the workspace
 };
 
-constexpr int kOpen = 1 << 30;  // a window without an edge
+constexpr int kMaxCluster = 16;  // CTAs; more than eight is not portable, but every Hopper GPU has it
+constexpr int kOpen = 1 << 30;   // a window without an edge
 constexpr float kLog2e = 1.44269504088896341f;
 
 // One sequence, as any of its units sees it.
@@ -89,6 +107,7 @@ struct Params {
   bool equal_lengths;  // no sequence differs from the others: all are `equal`
   Span equal;
   int equal_total, equal_share;  // items of all sequences, and of each CTA
+  bool copies_q;                 // q needs no rotation, and no new keys come with it
   bool plain;                    // scores are only scaled, and masked by band
   bool scales_by_key;            // k_scale or v_scale differ from key to key
 };

@@ -1,6 +1,7 @@
 // The warp that cuts the work and copies K and V to shared memory.
 #pragma once
 
+#include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/schedule.cuh"
 
 namespace heddle::cuda::sm90::attention_decode {
@@ -19,37 +20,68 @@ class Producer {
     }
   }
 
+  // start() is called when the first piece is found.
   __device__ void run() {
-    RingPosition slot;
-    std::uint32_t appended_phase = 0;
-    for (;;) {
+    bool started = false;
+    std::uint32_t phase = 0;
+    for (RingPosition slot;; slot.next(kPieces), phase ^= 1) {
       Piece piece;
       const bool more = schedule.next(piece);
-      ptx::barrier_wait(control.piece_free[slot.index], slot.phase ^ 1);
       if (!more) piece.sequence = -1;
-      if (lane == 0) {
-        control.pieces[slot.index] = piece;
-        ptx::barrier_arrive(control.piece_ready[slot.index]);
+      if (!started) start();
+      started = true;
+      const auto publish = [&] {
+        ptx::barrier_wait(control.piece_free[slot.index], slot.phase ^ 1);
+        if (lane == 0) {
+          control.pieces[slot.index] = piece;
+          ptx::barrier_arrive(control.piece_ready[slot.index]);
+        }
+      };
+      // The queries are asked for before the keys: behind keys they would wait for all that is on its way. With both
+      // asked for, the others may know.
+      bool published = !copies_q<C>(p) || piece.blocks <= 0 || !more;
+      if (copies_q<C>(p) && more) {
+        ptx::barrier_wait(control.q_free, phase ^ 1);
+        copy_q(piece);
       }
+      if (published) publish();
       if (!more) return;
-      slot.next(kPieces);
+      if (C::kQInRegisters && !copies_q<C>(p)) ptx::barrier_wait(control.q_requested, phase);
       bool waits = p.problem.append.k_new.data != nullptr;  // once a piece, before the first block with new keys
 #pragma unroll 1
       for (int block = 0; block < piece.blocks; ++block) {
         const int from = piece.first_slot + block * p.plan.block;
         if (waits && (from + p.plan.block > piece.new_slot || block == piece.blocks - 1)) {
-          ptx::barrier_wait(control.appended, appended_phase);
+          ptx::barrier_wait(control.appended, phase);
           waits = false;
         }
         load(p.k, piece, from);
         load(p.v, piece, from);
+        if (!published) publish();
+        published = true;
       }
-      if (waits) ptx::barrier_wait(control.appended, appended_phase);
-      appended_phase ^= 1;
+      if (waits) ptx::barrier_wait(control.appended, phase);
     }
   }
 
  private:
+  // Rows that do not exist stay what they are: nothing of theirs reaches o.
+  __device__ void copy_q(const Piece& piece) {
+    const int rows = p.plan.heads * p.plan.rows, bytes = static_cast<int>(p.problem.D) * 2;
+    int copied = 0;
+#pragma unroll 1
+    for (int first = 0; first < rows; first += 32) {
+      const QueryRow row(p, piece, first + lane);
+      const bool exists = first + lane < rows && row.i < piece.sq;
+      if (exists) {
+        ptx::bulk_load(shared.q() + (first + lane) * C::kQPitch, row.address(p, piece), bytes, control.q_ready);
+      }
+      copied += __popc(__ballot_sync(0xffffffff, exists));
+    }
+    if (lane == 0) ptx::barrier_arrive_expect(control.q_ready, copied * bytes);
+    __syncwarp();
+  }
+
   // One tile of keys or values from slot `from` on.
   __device__ void load(const CUtensorMap& map, const Piece& piece, int from) {
     const Plan& plan = p.plan;

@@ -28,6 +28,18 @@ class QueryWarp {
   __device__ QueryWarp(const Params& params, SharedMemory<C> memory, int number)
       : p(params), shared(memory), control(memory.control()), warp(number), lane(static_cast<int>(threadIdx.x) % 32) {}
 
+  // Before start(): what copies of q leave out, columns behind the head's size, is zero.
+  __device__ void clear_columns() {
+    const int size = static_cast<int>(p.problem.D);
+#pragma unroll 1
+    for (int row = warp; row < p.plan.heads * p.plan.rows; row += kQueryWarps) {
+#pragma unroll 1
+      for (int n = size + 2 * lane; n < C::kSize; n += 64) {
+        *reinterpret_cast<std::uint32_t*>(shared.q() + row * C::kQPitch + 2 * n) = 0;
+      }
+    }
+  }
+
   __device__ void run() {
     const bool rotates = p.problem.append.rotary.dims > 0;
     std::uint32_t phase = 0;
@@ -37,15 +49,20 @@ class QueryWarp {
       if (piece.sequence < 0) return;
       ptx::barrier_wait(control.q_free, phase ^ 1);
       const int rows = p.plan.heads * p.plan.rows;
+      if (rotates) {
 #pragma unroll 1
-      for (int row = warp; row < rows; row += rotates ? kQueryWarps : kBatch * kQueryWarps) {
-        if (rotates) {
-          load_rotated_row(piece, row);
-        } else {
-          load_rows(piece, row, rows);
+        for (int row = warp; row < rows; row += kQueryWarps) load_rotated_row(piece, row);
+        arrive(control.q_requested);
+      } else {
+#pragma unroll 1
+        for (int row = warp; row < rows || row == warp; row += kBatch * kQueryWarps) {
+          Words words[kBatch];
+          request_rows(piece, row, rows, words);
+          if (row == warp) arrive(control.q_requested);
+          place_rows(piece, row, rows, words);
         }
       }
-      arrive(control.q_ready);
+      ptx::barrier_arrive(control.q_ready);
       if (p.problem.append.k_new.data != nullptr) {
         append(piece);
         ptx::fence_async();  // the copy engine reads what was written
@@ -57,8 +74,9 @@ class QueryWarp {
 
  private:
   using T = typename C::Element;
-  static constexpr int kEach = C::kSize / 32;                 // elements of a row that a lane moves, side by side
-  static constexpr int kBatch = (C::kE4m3 ? 8 : 16) / kEach;  // rows on their way at once
+  static constexpr int kEach = C::kSize / 32;  // elements of a row that a lane moves, side by side
+  static constexpr int kBatch = 32 / kEach;    // rows on their way at once
+  using Words = std::uint32_t[kEach / 2];      // what a lane moves, as it is stored
 
   __device__ void arrive(ptx::Barrier& barrier) {
     __syncwarp();
@@ -72,24 +90,30 @@ class QueryWarp {
     return d / 64 * 64 + d % 16 / 4 * 16 + d % 4 / 2 * 8 + d % 64 / 16 * 2 + d % 2;
   }
 
-  __device__ void load_rows(const Piece& piece, int first_row, int rows) {
-    float x[kBatch][kEach];
+  // Loads that nothing waits for yet.
+  __device__ void request_rows(const Piece& piece, int first_row, int rows, Words (&words)[kBatch]) {
 #pragma unroll
     for (int n = 0; n < kBatch; ++n) {
       const int row = first_row + n * kQueryWarps;
-      if (row < rows) read_row(piece, row, x[n]);
+      if (row < rows) request_row(piece, row, words[n]);
     }
+  }
+
+  __device__ void place_rows(const Piece& piece, int first_row, int rows, const Words (&words)[kBatch]) {
 #pragma unroll
     for (int n = 0; n < kBatch; ++n) {
       const int row = first_row + n * kQueryWarps;
-      if (row < rows) write_row(piece, row, x[n]);
+      if (row >= rows) continue;
+      float x[kEach];
+      unpack(words[n], x);
+      write_row(piece, row, x);
     }
   }
 
   __device__ void load_rotated_row(const Piece& piece, int row) {
     const AttentionProblem& problem = p.problem;
-    const Row at(p, piece, row);
-    const std::byte* from = problem.q.at(piece.sequence, piece.q_begin + at.i, at.h);
+    const QueryRow at(p, piece, row);
+    const std::byte* from = at.address(p, piece);
     const std::int64_t position = problem.seqused_k[piece.sequence] + (problem.append.by_row ? at.i : 0);
     const int first = lane * kEach;
     float x[kEach] = {};
@@ -105,40 +129,39 @@ class QueryWarp {
     write_row(piece, row, x);
   }
 
-  struct Row {
-    int kv_head, i, h;
-    __device__ Row(const Params& p, const Piece& piece, int row) {
-      const int r = piece.row + row % p.plan.rows, group = static_cast<int>(p.problem.G);
-      kv_head = piece.head + row / p.plan.rows;
-      i = r / group;
-      h = kv_head * group + r % group;
-    }
-  };
-
-  // Rows that do not exist, and what lies behind the head's size, become zeros.
-  __device__ void read_row(const Piece& piece, int row, float (&x)[kEach]) {
+  // Rows that do not exist, and what lies behind the head's size, become zeros. Rows lie at multiples of 16 bytes, and
+  // sizes are multiples of 8 elements (e4m3: 16).
+  __device__ void request_row(const Piece& piece, int row, Words& words) {
     const AttentionProblem& problem = p.problem;
-    const Row at(p, piece, row);
-    const int first = lane * kEach, size = static_cast<int>(problem.D);
+    const QueryRow at(p, piece, row);
+    const int first = lane * kEach;
 #pragma unroll
-    for (int n = 0; n < kEach; ++n) x[n] = 0.0f;
-    if (at.i >= piece.sq || first >= size) return;
-    const std::byte* from = problem.q.at(piece.sequence, piece.q_begin + at.i, at.h);
-    const DType dtype = problem.q.dtype;
-    if (dtype == DType::f8e4m3) {
+    for (std::uint32_t& word : words) word = 0;
+    if (at.i >= piece.sq || first >= static_cast<int>(problem.D)) return;
+    const std::byte* from = at.address(p, piece);
+    if (problem.q.dtype != DType::f8e4m3) {
+      const auto* place = reinterpret_cast<const volatile std::uint32_t*>(from) + first / 2;
 #pragma unroll
-      for (int n = 0; n < kEach; ++n) x[n] = load_value(from, dtype, first + n);
-    } else {  // sizes are multiples of 8 elements, rows lie at multiples of 16 bytes
-      std::uint32_t words[kEach / 2];
+      for (int n = 0; n < kEach / 2; ++n) words[n] = place[n];
+    } else if constexpr (kEach == 2) {
+      words[0] = reinterpret_cast<const volatile std::uint16_t*>(from)[first / 2];
+    } else {
+      const auto* place = reinterpret_cast<const volatile std::uint32_t*>(from) + first / 4;
 #pragma unroll
-      for (int n = 0; n < kEach / 2; ++n) words[n] = reinterpret_cast<const std::uint32_t*>(from)[first / 2 + n];
+      for (int n = 0; n < kEach / 4; ++n) words[n] = place[n];
+    }
+  }
+
+  __device__ void unpack(const Words& words, float (&x)[kEach]) const {
+    const DType dtype = p.problem.q.dtype;
 #pragma unroll
-      for (int n = 0; n < kEach / 2; ++n) {
-        const float2 pair =
-            dtype == DType::bf16 ? ptx::unpack2<__nv_bfloat16>(words[n]) : ptx::unpack2<__half>(words[n]);
-        x[2 * n] = pair.x;
-        x[2 * n + 1] = pair.y;
-      }
+    for (int n = 0; n < kEach / 2; ++n) {
+      const std::uint32_t narrow = words[n / 2] >> 16 * (n % 2);
+      const float2 pair = dtype == DType::bf16  ? ptx::unpack2<__nv_bfloat16>(words[n])
+                          : dtype == DType::f16 ? ptx::unpack2<__half>(words[n])
+                                                : ptx::unpack2<__half>(ptx::e4m3x2_to_f16x2(narrow));
+      x[2 * n] = pair.x;
+      x[2 * n + 1] = pair.y;
     }
   }
 
@@ -147,7 +170,7 @@ class QueryWarp {
     const int first = lane * kEach;
     float factor = p.scale_log2;
     if constexpr (C::kE4m3) {
-      const Row at(p, piece, row);
+      const QueryRow at(p, piece, row);
       // A power of two brings the row's largest element to [1, 2): any bfloat16 row then fits float16.
       float largest = 0.0f;
 #pragma unroll

@@ -10,6 +10,17 @@ namespace heddle::cuda::sm90::attention_decode {
 class Schedule {
  public:
   __device__ explicit Schedule(const Params& params) : p(params) {
+    if (p.plan.cluster > 1) {  // a unit for each cluster, an equal share of it for each CTA
+      const int unit = static_cast<int>(blockIdx.x / static_cast<unsigned>(p.plan.cluster)), rank = ptx::cluster_rank();
+      sequence = static_cast<int>(static_cast<unsigned>(unit) / static_cast<unsigned>(units()));
+      in_sequence = unit - sequence * units();
+      const int items = (p.equal_lengths ? p.equal : span(sequence)).items;
+      share =
+          static_cast<int>(static_cast<unsigned>(items + p.plan.cluster - 1) / static_cast<unsigned>(p.plan.cluster));
+      at = min(rank * share, items);
+      end = min(at + share, items);
+      return;
+    }
     if (p.equal_lengths) {
       share = p.equal_share;
       start = at = static_cast<int>(blockIdx.x) * share;
@@ -58,10 +69,28 @@ class Schedule {
 
   // Where the next piece lies; false if there is none.
   __device__ bool next(Piece& piece) {
+    if (p.plan.cluster > 1) {
+      if (end < 0) return false;
+      describe(piece, p.equal_lengths ? p.equal : span(sequence), in_sequence, at,
+               end - at);  // also if that is nothing
+      piece.slot = -1;
+      piece.merge = Piece::kCluster;
+      end = -1;
+      return true;
+    }
     if (at >= end) return false;
     for (;; ++sequence) {
       const Span found = p.equal_lengths ? p.equal : span(sequence);
-      if (in_sequence < found.items * units()) return describe(piece, found);
+      if (in_sequence < found.items * units()) {
+        const int unit = static_cast<int>(static_cast<unsigned>(in_sequence) / static_cast<unsigned>(found.items));
+        const int item = in_sequence - unit * found.items;
+        const int count = p.plan.item_blocks > 1 ? 1 : min(found.items - item, end - at);
+        describe(piece, found, unit, item, count);
+        divide(piece, found, item, count);
+        at += count;
+        in_sequence += count;
+        return true;
+      }
       in_sequence -= found.items * units();
     }
   }
@@ -70,12 +99,9 @@ class Schedule {
   __device__ int units() const { return p.plan.head_groups * p.plan.row_units; }
   __device__ Span span(int b) const { return span_of(p.problem, p.plan, p.left, p.right, b); }
 
-  __device__ bool describe(Piece& piece, const Span& span) {
+  // `count` items of a unit of the sequence, from `item` on.
+  __device__ void describe(Piece& piece, const Span& span, int unit, int item, int count) {
     const Plan& plan = p.plan;
-    const int unit = static_cast<int>(static_cast<unsigned>(in_sequence) / static_cast<unsigned>(span.items));
-    const int item = in_sequence - unit * span.items;
-    const int count = plan.item_blocks > 1 ? 1 : min(span.items - item, end - at);
-    const bool whole = count == span.items, ends = item + count == span.items;
     const int block = item * plan.item_blocks;
     piece.sequence = sequence;
     const int row_unit = static_cast<int>(static_cast<unsigned>(unit) / static_cast<unsigned>(plan.head_groups));
@@ -94,14 +120,19 @@ class Schedule {
     piece.k_begin = span.k_begin;
     piece.first_slot = span.first_slot + block * plan.block;
     piece.end_slot = span.end_slot;
-    piece.blocks = min(count * plan.item_blocks, span.blocks - block);
+    piece.blocks = max(min(count * plan.item_blocks, span.blocks - block), 0);
     piece.begin = span.begin;
     piece.end = span.end;
     piece.whole_begin = span.whole_begin;
     piece.whole_end = span.whole_end;
     piece.new_slot = span.new_slot;
+  }
+
+  // Whose the other items of the piece's unit are, and who merges.
+  __device__ void divide(Piece& piece, const Span& span, int item, int count) const {
+    const bool whole = count == span.items, ends = item + count == span.items;
     const int unit_start = at - item;
-    if (plan.item_blocks > 1) {  // a slot for every item
+    if (p.plan.item_blocks > 1) {  // a slot for every item
       piece.slot = whole ? -1 : at;
       piece.merge = whole || !ends ? Piece::kNone : unit_start >= start ? Piece::kNow : Piece::kLast;
       piece.merge_first = unit_start;
@@ -116,9 +147,6 @@ class Schedule {
       piece.merge_stride = 2;
       piece.merge_count = cta - first + 1;
     }
-    at += count;
-    in_sequence += count;
-    return true;
   }
 
   const Params& p;

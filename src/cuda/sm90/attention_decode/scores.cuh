@@ -26,8 +26,8 @@ struct TileRows {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int in_unit = row + lane / 4 + 8 * r, n = piece.row + in_unit;
-      i[r] = n / group;
-      h[r] = kv_head * group + n % group;
+      i[r] = p.plan.by_group.quotient(n);
+      h[r] = kv_head * group + n - i[r] * group;
       const bool exists = in_unit < p.plan.rows && i[r] < piece.sq;
       begin[r] = max(i[r] + piece.off - p.left, 0);
       end[r] = exists ? min(i[r] + piece.off + p.right + 1, piece.sk) : 0;
