@@ -45,6 +45,10 @@ void add_e4m3(Rows& rows) {
   with("scale_negative", [](auto& c) { c.scale = -0.1f, c.scaling = Scaling::heads; });
   with("scale_zero", [](auto& c) { c.scale = 0.0f; });
   with("large_logits", [](auto& c) { c.values = Values::large_logits; });
+  // Tiles computed again while others wait: more than four for each of a large GPU's multiprocessors.
+  with("large_logits_many_tiles", [](auto& c) {
+    c.B = 12, c.H = c.Hkv = 24, c.Sq = 129, c.Sk = 260, c.D = c.Dv = 16, c.values = Values::large_logits;
+  });
   with("no_keys", [](auto& c) { c.Sk = 0; });
   with("unattended_keys", [](auto& c) { c.Sq = 33, c.Sk = 300, c.causal = Causal::top_left, c.poison_keys = true; });
   with("unattended_keys_window", [](auto& c) { c.window_left = 7, c.window_right = 3, c.poison_keys = true; });

@@ -43,6 +43,16 @@ __device__ inline bool barrier_try_wait(Barrier& barrier, std::uint32_t parity) 
   return done != 0;
 }
 
+// Whether the phase of this parity has ended, without waiting at all.
+__device__ inline bool barrier_test(Barrier& barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(shared_address(&barrier)), "r"(parity)
+               : "memory");
+  return __all_sync(0xffffffff, done != 0);
+}
+
 // Waits until the phase of this parity has ended.
 __device__ inline void barrier_wait(Barrier& barrier, std::uint32_t parity) {
   while (!barrier_try_wait(barrier, parity)) {
@@ -92,18 +102,13 @@ __device__ inline void previous_grid_wait() { asm volatile("griddepcontrol.wait;
 // Lets the next grid's CTAs start where there is room, up to their own previous_grid_wait().
 __device__ inline void next_grid_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
-// ---- Barriers by number, of whole warps
+// ---- Warps
 
-// Whether `mine` holds for all of the `threads` that meet there.
-__device__ inline bool barrier_all(int number, int threads, bool mine) {
-  std::uint32_t all;
-  asm volatile(
-      "{\n .reg .pred p, q;\n setp.ne.u32 p, %3, 0;\n barrier.cta.red.and.pred q, %1, %2, p;\n"
-      " selp.u32 %0, 1, 0, q;\n}"
-      : "=r"(all)
-      : "r"(number), "r"(threads), "r"(static_cast<std::uint32_t>(mine))
-      : "memory");
-  return __all_sync(0xffffffff, all != 0);  // as it does anyway: so that the compiler knows it to be uniform
+// True in one lane of a whole warp. Cheaper than looking at the lane's number.
+__device__ inline bool elect_one() {
+  std::uint32_t elected;
+  asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xffffffff;\n selp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+  return elected != 0;
 }
 
 // ---- Barriers among some of a CTA's threads

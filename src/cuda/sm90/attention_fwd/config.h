@@ -35,6 +35,8 @@ struct Config {
   static constexpr bool kQInRegisters = kQInRegisters_;  // else wgmma reads q from shared memory for every key tile
   static constexpr unsigned kOptions = kOptions_;        // of ScoreOption
   static constexpr bool kRemovesPairs = (kOptions & (kKeyPlanes | kTilePlanes | kAnyPlanes)) != 0;
+  static constexpr bool kRepeatsTiles = kRemovesPairs;  // that came out spoiled
+  static constexpr bool kGuessesMaxima = false;         // of rows, and repeats tiles where that went wrong
   // Bias and mask tiles that shared memory has a place for (2: one of each), and stages of each.
   static constexpr int kPlanes = kHeadSize <= 128 ? 2 : 1;
   static constexpr int kPlaneStages = kHeadSize <= 64 ? 2 : 1;
@@ -79,8 +81,8 @@ struct alignas(16) Work {
   int begin, end;              // keys that some row attends are in [begin, end)
   int k_begin, k_end;          // key tiles, k_end > k_begin
   int whole_begin, whole_end;  // those that every row attends wholly
-  int careful;                 // every tile of v passes the guard
-  int spoiled;                 // O came out as NaN: the consumers ask for the tile again, careful
+  int careful;                 // every tile of v passes the guard, no maximum is guessed
+  int spoiled;                 // something is not finite: the consumers ask for the tile again, careful
 };
 
 constexpr int kWorkSlots = 4;  // announced tiles that are not yet written out

@@ -129,7 +129,7 @@ class Scheduler {
         tile += grid;
       }
     }
-    if constexpr (C::kRemovesPairs) repeat_last();
+    if constexpr (C::kRepeatsTiles) repeat_last(announced);
     if (first_lane) shared.work[slot.index].position = kNoMoreTiles;
     announce();
   }
@@ -149,13 +149,14 @@ class Scheduler {
   }
   // Whether the tile that was in this slot must be computed again; the slot then says so.
   __device__ bool repeat() {
-    if constexpr (!C::kRemovesPairs) return false;
+    if constexpr (!C::kRepeatsTiles) return false;
     Work& w = shared.work[slot.index];
     const bool spoiled = w.spoiled != 0;
     __syncwarp();
     if (!spoiled) return false;
     if (first_lane) {
       w.careful = 1;
+      if constexpr (C::kGuessesMaxima) w.whole_end = 0;  // they are guessed where a tile is whole
       w.spoiled = 0;
     }
     return true;
@@ -170,7 +171,8 @@ class Scheduler {
   }
   // The last tiles are known to be good only when they are written out, for which the consumers must not wait for
   // another one.
-  __device__ void repeat_last() {
+  template <class Announced>
+  __device__ void repeat_last(const Announced& announced) {
     pause();
     settle(0);
     bool any = false;
@@ -179,7 +181,9 @@ class Scheduler {
 #pragma unroll 1
     for (int i = 0; i < kWorkSlots; ++i) {
       if (repeat()) {
+        const Work& work = shared.work[slot.index];
         announce();
+        announced(work);
       } else {
         pause();
       }

@@ -28,6 +28,8 @@ struct Config {
   static constexpr int kTransposers = 2;   // warps
   static constexpr unsigned kOptions = 0;  // of attention_fwd::ScoreOption
   static constexpr bool kRemovesPairs = false;
+  static constexpr bool kRepeatsTiles = true;   // where exponentials overflowed
+  static constexpr bool kGuessesMaxima = true;  // see softmax.cuh
   static constexpr int kProducerRegisters = kValueSize > 96 ? 40 : 56;
   static constexpr int kConsumerRegisters = kValueSize > 96 ? 232 : 224;
 };
@@ -36,13 +38,20 @@ struct Config {
 template <int kHeight>
 using Tile = attention_fwd::Tile<std::uint16_t, kHeight, kRowBytes / 2>;
 
+// A computing thread's own, needed once a tile: registers are scarcer.
+struct alignas(16) Parked {
+  float factor[2];  // O, over the sum of P, must be multiplied with it
+  unsigned works;   // tiles and pauses that the thread has heard of
+  std::uint32_t q_phase;
+};
+
 template <class C>
 struct SharedMemory {
   Tile<kRows> q[C::kConsumers];
   Tile<C::kTileK> k[C::kStages];
   Tile<C::kTileK> v[C::kStages];                   // as it comes: [key, dim]
   Tile<C::kValueSize + 8> transposed[C::kStages];  // [dim, key], in the orders of transposer.cuh; then 8 rows of ones
-  float2 factor[128 * C::kConsumers];              // a thread's own: registers are scarcer
+  Parked parked[128 * C::kConsumers];
   Work work[kWorkSlots];
   ptx::Barrier work_ready[kWorkSlots], work_free[kWorkSlots];
   ptx::Barrier q_ready[C::kConsumers], q_free[C::kConsumers];

@@ -3,9 +3,12 @@
 // Two products are in flight: while the softmax of key tile n runs, P(n-1) V(n-1) does. The pipeline does not drain
 // between query tiles either: while one tile's O is written, the first S of the next is computed.
 //
-// The tensor cores add e4m3 products with about 14 bits, so P V is summed there over a few key tiles only (`partial`)
-// and then added to O in fp32. Ones beside V sum the rounded P in the same way: O is divided by that, so that the
-// roundings of P that a whole row shares, and half of what truncation loses, cancel. lse comes from P before rounding.
+// The tensor cores add e4m3 products with about 14 bits, so P V is summed there over one key tile only (`partial`) and
+// then added to O in fp32. Ones beside V sum the rounded P in the same way: O is divided by that, so that the roundings
+// of P that a whole row shares cancel. lse comes from P before rounding.
+//
+// A warp waits for the others of its warpgroup at the products only: asking them about overflow in every tile of keys
+// took a tenth of the time. Where exponentials overflow, the whole query tile is computed again.
 #pragma once
 
 #include "cuda/common/wgmma.cuh"
@@ -15,13 +18,6 @@
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
-constexpr int kPartialTiles = 4;  // between promotions of P V to fp32
-
-// wgmma_wait<0>() in other words, so that the compiler does not merge the two.
-__device__ inline void wgmma_wait_without_promotion() {
-  asm volatile("wgmma.wait_group.sync.aligned 0;  // nothing to promote" ::: "memory");
-}
-
 template <class C>
 class Consumer {
  public:
@@ -29,45 +25,55 @@ class Consumer {
       : p(params), shared(memory), warpgroup(number) {}
 
   __device__ void run() {
-    if (!next_work()) return;
+    parked() = {};
+    for (;;) {
+      if (next_work()) compute_tiles();
+      if (__all_sync(0xffffffff, shared.work[slot()].position == attention_fwd::kNoMoreTiles)) return;
+      __syncwarp();
+      release(shared.work_free[slot()]);  // of a pause
+    }
+  }
+
+ private:
+  using QK = Wgmma<__nv_fp8_e4m3, C::kTileK>;
+  using PV = Wgmma<__nv_fp8_e4m3, C::kValueSize + 8>;
+  static constexpr int kScores = C::kTileK / 2, kOutputs = C::kValueSize / 2;
+
+  // The tile at hand and those after it, until next_work() has none.
+  __device__ __forceinline__ void compute_tiles() {
     take_q();
     ptx::barrier_wait(shared.k_ready[k.index], k.phase);
     issue_qk();
     wgmma_wait<0>();
     keep(s);
-    float correction[2];
-    take_first_s(correction);
-    round_probabilities();
+    take_first_s();
     for (;;) {
       clear_o();
-      for (int tile = shared.work[slot].k_end - 2; tile >= k_begin; --tile) {
-        ptx::barrier_wait(shared.k_ready[k.index], k.phase);
+      int tile = shared.work[slot()].k_end - 1;
+      for (Outlook next_tile = look_ahead(tile); vote(next_tile.exists);) {
+        --tile;
+        const bool guess = vote(next_tile.whole) && started();
+        if (!next_tile.k_there) ptx::barrier_wait(shared.k_ready[k.index], k.phase);
         issue_qk();
         issue_pv();
         wgmma_wait<1>();
         keep(s);
-        const bool moved = take_s(tile, correction);
-        keep(s);
-        // Each branch has its own wait: one in front of the branch, the assembler would move in front of the softmax.
-        if (moved || tile % kPartialTiles == 0) {
-          wgmma_wait<0>();
-          keep(partial);
-          promote(correction);
+        release_k(vote(next_tile.last));
+        if (guess) {
+          next_tile = take_s(tile);
         } else {
-          wgmma_wait_without_promotion();
-          keep(partial);
+          wgmma_wait<0>();
+          add_pv();
+          take_s_exactly(tile);
+          next_tile = look_ahead(tile);
         }
-        release_v();
-        round_probabilities();
       }
-      const int done_slot = slot;
-      const Work& done = shared.work[done_slot];
-      finish(done);
+      finish(shared.work[slot()]);
       if (!next_work()) {
         issue_pv();
         wgmma_wait<0>();
-        keep(partial);
-        write_o(done);
+        add_pv();
+        write_o();
         return;
       }
       take_q();
@@ -75,24 +81,34 @@ class Consumer {
       issue_qk();
       issue_pv();
       wgmma_wait<0>();
-      keep(partial);
-      release_v();
-      write_o(done);
-      release(shared.work_free[done_slot]);
+      add_pv();
+      write_o();
       keep(s);
-      take_first_s(correction);
-      round_probabilities();
+      take_first_s();
     }
   }
 
- private:
-  using QK = Wgmma<__nv_fp8_e4m3, C::kTileK>;
-  using PV = Wgmma<__nv_fp8_e4m3, C::kValueSize + 8>;
-  static constexpr int kOutputs = C::kValueSize / 2;
+  // What is known of the next tile of keys before its turn: then nobody waits for it to be looked up.
+  struct Outlook {
+    bool exists, last, whole;  // whole: all rows attend it wholly
+    bool k_there;              // or else it must be waited for
+  };
+  __device__ Outlook look_ahead(int tile) {
+    const Work& w = shared.work[slot()];
+    return {tile > w.k_begin, tile - 1 == w.k_begin, tile > w.whole_begin && tile <= w.whole_end,
+            ptx::barrier_test(shared.k_ready[k.index], k.phase)};
+  }
+
+  // Whether x, which is the same for the whole warp: so that the compiler knows, and keeps other such in registers of
+  // the warp.
+  __device__ static bool vote(bool x) { return __all_sync(0xffffffff, x); }
+
+  // Whether every row of the warp has met a key: maxima may be guessed.
+  __device__ bool started() const { return vote(state.max[0] > -INFINITY && state.max[1] > -INFINITY); }
 
   // One lane a warp tells the producer.
   __device__ void release(ptx::Barrier& free) {
-    if (thread() % 32 == 0) ptx::barrier_arrive(free);
+    if (ptx::elect_one()) ptx::barrier_arrive(free);
   }
 
   __device__ ThreadRows thread_rows(const Work& w) const {
@@ -102,16 +118,15 @@ class Consumer {
   __device__ int warp_row() const { return thread() % 128 / 32 * 16; }
   __device__ static int thread() { return attention_fwd::recomputed(static_cast<int>(threadIdx.x)); }
 
+  // Of the tile that next_work() has announced last, or of one before it.
+  __device__ unsigned slot(unsigned before = 0) { return (parked().works - 1 - before) % kWorkSlots; }
+
   // Learns what the next tile is; false if there is none.
   __device__ bool next_work() {
-    ptx::barrier_wait(shared.work_ready[next.index], next.phase);
-    slot = next.index;
-    next.next();
-    const Work& w = shared.work[slot];
-    if (w.position < 0) return false;
-    k_begin = w.k_begin;
-    whole_begin = w.whole_begin;
-    whole_end = w.whole_end;
+    const unsigned works = parked().works++;
+    ptx::barrier_wait(shared.work_ready[works % kWorkSlots], works / kWorkSlots % 2);
+    const Work& w = shared.work[slot()];
+    if (__all_sync(0xffffffff, w.position < 0)) return false;
     const float shared_scale = p.scale_log2 * head_scale(p.k_scale, w);
     const ThreadRows rows = thread_rows(w);
 #pragma unroll
@@ -128,8 +143,8 @@ class Consumer {
   __device__ float head_scale(const Scales& x, const Work& w) const { return x.at(w.sequence, 0, w.h / p.kv_divisor); }
 
   __device__ void take_q() {
-    ptx::barrier_wait(shared.q_ready[warpgroup], q_phase);
-    q_phase ^= 1;
+    ptx::barrier_wait(shared.q_ready[warpgroup], parked().q_phase);
+    parked().q_phase ^= 1;
   }
 
   __device__ void issue_qk() {
@@ -142,61 +157,67 @@ class Consumer {
     wgmma_commit();
   }
 
+  // Whoever made P has waited for V^T.
   __device__ void issue_pv() {
-    ptx::barrier_wait(shared.v_ready[v.index], v.phase);
     const Swizzled128 v_tile(shared.transposed[v.index].panel);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < C::kTileK / 32; ++step) {
-      PV::registers_shared(partial, probabilities[step], v_tile.at(step * 32), true);
+      PV::registers_shared(partial, probabilities[step], v_tile.at(step * 32), step > 0);
     }
     wgmma_commit();
+    v.next();
   }
 
   // The tile of k is done with, and after the last one q is.
-  __device__ void release_k(int tile) {
+  __device__ void release_k(bool last) {
     release(shared.k_free[k.index]);
     k.next();
-    if (tile == k_begin) release(shared.q_free[warpgroup]);
+    if (last) release(shared.q_free[warpgroup]);
   }
 
-  // From S of a tile to its P, unrounded. Returns whether O must be multiplied with `correction`.
-  __device__ bool take_s(int tile, float (&correction)[2]) {
-    if (started && tile >= whole_begin && tile < whole_end) {
-      const float2 sums = exponentiate(s, state, scale, kShift);
-      // The warpgroup multiplies as one, so it must also know as one. NaN stays NaN either way.
-      if (ptx::barrier_all(1 + warpgroup, 128, !(sums.x == INFINITY || sums.y == INFINITY))) {
-        release_k(tile);
-        if (__all_sync(0xffffffff, !(sums.x > kLargestSum || sums.y > kLargestSum))) {
-          state.sum[0] += sums.x;
-          state.sum[1] += sums.y;
-          correction[0] = correction[1] = 1.0f;
-          return false;
-        }
-        lower(s, state, correction, sums, kShift);
-        return true;
-      }
-      issue_qk();  // once more: S is lost
-      wgmma_wait<0>();
-      keep(s);
+  // From S of a whole tile to its P; adds P V of the tile before to O.
+  __device__ Outlook take_s(int tile) {
+    // As many exponentials take longer than P V. The others run beside the sums and the roundings.
+    constexpr int kEarly = 40;
+    const bool v_there = ptx::barrier_test(shared.v_ready[v.index], v.phase);
+    float sum[2] = {};
+    exponentiate<0, kEarly>(s, state, scale, kShift, sum);
+    if (!v_there || !known(sum[0] + sum[1])) ptx::barrier_wait(shared.v_ready[v.index], v.phase);
+    wgmma_wait<0>();
+    add_pv();
+    const Outlook next_tile = look_ahead(tile);
+    exponentiate<kEarly, kScores>(s, state, scale, kShift, sum);
+    round_probabilities();
+    if (__all_sync(0xffffffff, !(sum[0] > kLargestSum || sum[1] > kLargestSum))) {
+      state.sum[0] += sum[0];
+      state.sum[1] += sum[1];
+    } else {
+      float correction[2];
+      lower(s, state, correction, sum, kShift);
+      correct_o(correction);
+      round_probabilities();
     }
-    take_s_exactly(tile, correction);
-    return __any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f);
+    return next_tile;
   }
 
-  __device__ void take_s_exactly(int tile, float (&correction)[2]) {
-    release_k(tile);
+  __device__ void take_s_exactly(int tile) {
+    const Work& w = shared.work[slot()];
 #pragma unroll
-    for (int i = 0; i < C::kTileK / 2; ++i) s[i] = scale[i / 2 % 2] == 0.0f ? 0.0f : s[i] * scale[i / 2 % 2];
-    const Work& w = shared.work[slot];
-    if (tile < whole_begin || tile >= whole_end) attention_fwd::mask_band<C>(p, w, thread_rows(w), tile, s);
+    for (int i = 0; i < kScores; ++i) s[i] = scale[i / 2 % 2] == 0.0f ? 0.0f : s[i] * scale[i / 2 % 2];
+    if (tile < w.whole_begin || tile >= w.whole_end) attention_fwd::mask_band<C>(p, w, thread_rows(w), tile, s);
+    float correction[2];
     exact_softmax(s, state, correction, kShift);
-    started = ptx::barrier_all(1 + warpgroup, 128, state.max[0] > -INFINITY && state.max[1] > -INFINITY);
+    correct_o(correction);
+    round_probabilities();
+    ptx::barrier_wait(shared.v_ready[v.index], v.phase);
   }
 
-  __device__ void release_v() {
-    release(shared.v_free[v.index]);
-    v.next();
+  __device__ void take_first_s() {
+    const int tile = shared.work[slot()].k_end - 1;
+    state = {};
+    release_k(vote(tile == shared.work[slot()].k_begin));
+    take_s_exactly(tile);
   }
 
   __device__ void round_probabilities() {
@@ -210,68 +231,73 @@ class Consumer {
     }
   }
 
-  __device__ void take_first_s(float (&correction)[2]) {
-    state = {};
-    take_s_exactly(shared.work[slot].k_end - 1, correction);
-  }
-
   __device__ void clear_o() {
 #pragma unroll
     for (float& x : o) x = 0.0f;
-#pragma unroll
-    for (float& x : partial) x = 0.0f;
+    rounded[0] = rounded[1] = 0.0f;
   }
 
-  // partial is cleared here, not by wgmma's predicate: all warps of a warpgroup must agree on that.
-  __device__ void promote(const float (&correction)[2]) {
+  // When P V is there.
+  __device__ void add_pv() {
+    keep(partial);
 #pragma unroll
-    for (int i = 0; i < kOutputs + 4; ++i) {
-      o[i] = (o[i] + partial[i]) * correction[i / 2 % 2];
-      partial[i] = 0.0f;
-    }
+    for (int i = 0; i < kOutputs; ++i) o[i] += partial[i];
+    rounded[0] += partial[kOutputs];
+    rounded[1] += partial[kOutputs + 2];
+    release(shared.v_free[(v.index == 0 ? C::kStages : v.index) - 1]);
   }
 
-  // Writes lse; leaves what O over the sum of P must be multiplied with.
-  __device__ void finish(const Work& w) {
+  __device__ void correct_o(const float (&correction)[2]) {
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) o[i] *= correction[i / 2 % 2];
+    rounded[0] *= correction[0];
+    rounded[1] *= correction[1];
+  }
+
+  // Writes lse; leaves what O over the sum of P must be multiplied with. Where exponentials overflowed, asks for the
+  // tile again.
+  __device__ void finish(Work& w) {
     float factor[2];
     state.max[0] -= kShift;
     state.max[1] -= kShift;
     finish_rows(p, w, thread_rows(w), state, factor);
     const float v_scale = head_scale(p.v_scale, w);
+    bool finite = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = state.sum[r];
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      factor[r] *= sum * v_scale;  // v_scale, but for a sink
+      finite = finite && (sum < INFINITY || scale[r] == 0.0f);  // 0: there is no such row
+      factor[r] *= sum * v_scale;                               // v_scale, but for a sink
     }
-    parked_factor() = {factor[0], factor[1]};
+    if (!finite && !w.careful) atomicOr(&w.spoiled, 1);
+    parked().factor[0] = factor[0];
+    parked().factor[1] = factor[1];
   }
 
-  __device__ void write_o(const Work& w) {
-    constexpr float kOne[2] = {1.0f, 1.0f};
-    promote(kOne);
-    const float2 parked = parked_factor();
-    const float upper = o[kOutputs], lower = o[kOutputs + 2];
-    const float factor[2] = {upper == 0.0f ? 0.0f : __fdividef(parked.x, upper),
-                             lower == 0.0f ? 0.0f : __fdividef(parked.y, lower)};
+  // Of the tile before the one that next_work() has announced.
+  __device__ void write_o() {
+    const unsigned done = slot(1);
+    const Work& w = shared.work[done];
+    const float factor[2] = {rounded[0] == 0.0f ? 0.0f : __fdividef(parked().factor[0], rounded[0]),
+                             rounded[1] == 0.0f ? 0.0f : __fdividef(parked().factor[1], rounded[1])};
     store_rows<C>(p, w, thread_rows(w), o, factor);
+    __syncwarp();  // one lane then gives back what all have read
+    release(shared.work_free[done]);
   }
 
-  __device__ float2& parked_factor() { return shared.factor[thread() - 128]; }
+  __device__ Parked& parked() { return shared.parked[thread() - 128]; }
 
   const Params& p;
   SharedMemory<C>& shared;
   const int warpgroup;
-  int slot = 0, k_begin = 0, whole_begin = 0, whole_end = 0;  // of the tile at hand
-  bool started = false;                                       // every row of the warpgroup has met a key
   RowState state;
   float scale[2];
-  std::uint32_t q_phase = 0;
-  RingPosition<kWorkSlots> next;
   RingPosition<C::kStages> k, v;
-  float s[C::kTileK / 2];
-  float o[kOutputs + 4], partial[kOutputs + 4];  // the last four: sums of P as rounded
+  float s[kScores];
+  float o[kOutputs], rounded[2];  // rounded: sums of P as rounded
+  float partial[kOutputs + 4];    // P V of one key tile; the last four are sums of P
   std::uint32_t probabilities[C::kTileK / 32][4];
 };
 

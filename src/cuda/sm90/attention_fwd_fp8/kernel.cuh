@@ -22,6 +22,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_fp8_kernel(const
     for (int i = 0; i < kWorkSlots; ++i) {
       ptx::barrier_init(shared.work_ready[i], 1);
       ptx::barrier_init(shared.work_free[i], kConsumerWarps + C::kTransposers + 1);
+      shared.work[i].spoiled = 0;
     }
     for (int c = 0; c < C::kConsumers; ++c) {
       ptx::barrier_init(shared.q_ready[c], 1);

@@ -6,6 +6,7 @@
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
+using attention_fwd::kNoMoreTiles;
 using attention_fwd::load_keys;
 
 // One thread. Keys come from the last tile of a row of tiles to the first; k runs one tile ahead of v, as the consumers
@@ -16,7 +17,7 @@ __device__ void produce_keys(const Params& p, SharedMemory<C>& shared) {
   for (RingPosition<kWorkSlots> slot;; slot.next()) {
     ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
     const Work& w = shared.work[slot.index];
-    if (w.position < 0) return;
+    if (w.position == kNoMoreTiles) return;  // a pause has no keys
     const int h = w.h / p.kv_divisor, b = p.cu_seqlens_k != nullptr ? 0 : w.sequence, count = w.k_end - w.k_begin;
     int row = w.k_row + (w.k_end - 1) * C::kTileK;  // of the tile of k
 #pragma unroll 1                                    // the producers have few registers

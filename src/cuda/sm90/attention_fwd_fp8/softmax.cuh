@@ -29,17 +29,26 @@ __device__ inline float row_maximum(const float (&s)[kCount], int r) {
   return fmaxf(pair, __shfl_xor_sync(0xffffffff, pair, 2));
 }
 
-// Turns s, in place, into exp2(s * scale - max + shift). Returns the sums of the thread's elements.
-template <int kCount>
-__device__ inline float2 exponentiate(float (&s)[kCount], const RowState& state, const float (&scale)[2], float shift) {
-  float sum[4] = {};
+// True, but not before this sum of exponentials is known: the assembler moves exponentials behind whatever does not
+// need them. No such sum is subnormal, which the assembler does not know.
+__device__ inline bool known(float sum) {
+  std::uint32_t subnormal;
+  asm volatile("{\n .reg .pred p;\n setp.eq.f32 p, %1, 0f00000200;\n selp.u32 %0, 1, 0, p;\n}"
+               : "=r"(subnormal)
+               : "f"(sum));
+  return subnormal == 0;
+}
+
+// Turns elements [kFrom, kTo) of s, in place, into exp2(s * scale - max + shift), and adds each row's to its sum.
+template <int kFrom, int kTo, int kCount>
+__device__ inline void exponentiate(float (&s)[kCount], const RowState& state, const float (&scale)[2], float shift,
+                                    float (&sum)[2]) {
   const float base[2] = {shift - state.max[0], shift - state.max[1]};
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
+  for (int i = kFrom; i < kTo; ++i) {
     s[i] = ptx::exp2_approx(fmaf(s[i], scale[i / 2 % 2], base[i / 2 % 2]));
-    sum[i % 4] += s[i];
+    sum[i / 2 % 2] += s[i];
   }
-  return {sum[0] + sum[1], sum[2] + sum[3]};
 }
 
 // With the exact maxima of this tile and those before; s: logits in log2 units. Returns by `correction` what O must be
@@ -54,14 +63,16 @@ __device__ inline void exact_softmax(float (&s)[kCount], RowState& state, float 
     finite.max[r] = state.max[r] == -INFINITY ? 0.0f : state.max[r];
     correction[r] = ptx::exp2_approx(before - finite.max[r]);
   }
-  const float2 sums = exponentiate(s, finite, {1.0f, 1.0f}, shift);
-  state.sum[0] = state.sum[0] * correction[0] + sums.x;
-  state.sum[1] = state.sum[1] * correction[1] + sums.y;
+  float sum[2] = {};
+  exponentiate<0, kCount>(s, finite, {1.0f, 1.0f}, shift, sum);
+  state.sum[0] = state.sum[0] * correction[0] + sum[0];
+  state.sum[1] = state.sum[1] * correction[1] + sum[1];
 }
 
 // For exponentials that are finite, but too large: brings those of rows with more than 2^shift back to that.
 template <int kCount>
-__device__ inline void lower(float (&s)[kCount], RowState& state, float (&correction)[2], float2 sums, float shift) {
+__device__ inline void lower(float (&s)[kCount], RowState& state, float (&correction)[2], const float (&sum)[2],
+                             float shift) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const float above = fmaxf(ptx::log2_approx(row_maximum(s, r)) - shift, 0.0f);
@@ -72,7 +83,7 @@ __device__ inline void lower(float (&s)[kCount], RowState& state, float (&correc
       s[i] *= correction[r];
       s[i + 1] *= correction[r];
     }
-    state.sum[r] = (state.sum[r] + (r == 0 ? sums.x : sums.y)) * correction[r];
+    state.sum[r] = (state.sum[r] + sum[r]) * correction[r];
   }
 }
 

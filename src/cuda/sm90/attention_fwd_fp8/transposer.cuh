@@ -56,7 +56,7 @@ __device__ void transpose_values(const Params& p, SharedMemory<C>& shared, int n
   for (RingPosition<kWorkSlots> slot;; slot.next()) {
     ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
     const Work& w = shared.work[slot.index];
-    if (w.position < 0) return;
+    if (w.position == attention_fwd::kNoMoreTiles) return;
 #pragma unroll 1
     for (int tile = w.k_end - 1; tile >= w.k_begin; --tile, v.next()) {
       ptx::barrier_wait(shared.v_free[v.index], v.phase ^ 1);
