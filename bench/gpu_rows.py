@@ -115,7 +115,7 @@ def option(name, size, length=8192, batch=2):
 def narrow(batch, length, heads, size, causal, scaling):
     """e4m3 operands: no contender in torch has them."""
     q, k, v = (random(batch, length, heads, size, dtype=torch.float8_e4m3fn) for _ in range(3))
-    shape = {"none": None, "heads": (batch, 1, heads)}[scaling]
+    shape = {"none": None, "heads": (batch, 1, heads), "tokens": (batch, length, heads)}[scaling]
     scales = {} if shape is None else {n: torch.rand(shape, device="cuda") + 0.5 for n in ("q_scale", "k_scale", "v_scale")}
     call = lambda: heddle.attention(q, k, v, causal="bottom_right" if causal else "none", **scales)
     return Row({"heddle": call}, 4e-12 * batch * heads * length * length * size / (2 if causal else 1))
@@ -220,7 +220,8 @@ def rows():
                 name = f"fp8 D{size} {'causal' if causal else 'none'} S{length}"
                 batch, heads = 16384 // length, 2048 // size
                 out[name] = lambda b=batch, n=length, h=heads, d=size, c=causal: narrow(b, n, h, d, c, "none")
-    out["fp8 D128 none S8192, scales by heads"] = lambda: narrow(2, 8192, 16, 128, False, "heads")
+    for scaling in ("heads", "tokens"):
+        out[f"fp8 D128 none S8192, scales by {scaling}"] = lambda s=scaling: narrow(2, 8192, 16, 128, False, s)
     for precision in ("f32", "tf32"):
         out[f"float32 {precision} D128 S4096"] = lambda p=precision: single(4096, p)
     for length in (1024, 4096, 8192, 32768):

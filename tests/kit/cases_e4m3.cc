@@ -42,6 +42,18 @@ void add_e4m3(Rows& rows) {
   with("packed_used", [](auto& c) { c.B = 4, c.packed_q = c.packed_k = c.seqused_q = c.seqused_k = true; });
   with("scaled_one", [](auto& c) { c.scaling = Scaling::one; });
   with("scaled_heads", [](auto& c) { c.scaling = Scaling::heads; });
+  with("scaled_rows", [](auto& c) { c.scaling = Scaling::rows; });
+  with("scaled_rows_d64_causal", [](auto& c) {
+    c.Sq = c.Sk = 300, c.causal = Causal::bottom_right, c.D = c.Dv = 64, c.scaling = Scaling::rows, c.sink = true;
+  });
+  with("scaled_rows_d80_window", [](auto& c) {
+    c.window_left = 70, c.window_right = 3, c.D = 80, c.Dv = 48, c.scaling = Scaling::rows, c.poison_keys = true;
+  });
+  with("scaled_rows_packed",
+       [](auto& c) { c.B = 4, c.packed_q = c.packed_k = c.seqused_q = c.seqused_k = true, c.scaling = Scaling::rows; });
+  with("scaled_rows_mqa",
+       [](auto& c) { c.H = 6, c.Hkv = 1, c.Sq = 5, c.causal = Causal::bottom_right, c.scaling = Scaling::rows; });
+  with("scaled_rows_large_logits", [](auto& c) { c.values = Values::large_logits, c.scaling = Scaling::rows; });
   with("scale_negative", [](auto& c) { c.scale = -0.1f, c.scaling = Scaling::heads; });
   with("scale_zero", [](auto& c) { c.scale = 0.0f; });
   with("large_logits", [](auto& c) { c.values = Values::large_logits; });

@@ -80,11 +80,14 @@ def test_explain_names_the_candidate_of_the_gpu():
     assert torch.equal(out, heddle.attention(*inputs()))
 
 
-def test_float8_with_scales():
+@pytest.mark.parametrize(
+    "shapes", [((2, 70, 8), (2, 1, 2), (1, 1, 2)), ((2, 70, 8), (2, 600, 2), (2, 600, 1))], ids=["heads", "tokens"]
+)
+def test_float8_with_scales(shapes):
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("the kernel for float8_e4m3fn is Hopper's")
     q, k, v = (x.to(torch.float8_e4m3fn) for x in inputs(h=8, hkv=2, sq=70, sk=600, d=128))
-    scales = [0.5 + torch.rand(shape, device="cuda") for shape in ((2, 70, 8), (2, 1, 2), (1, 1, 2))]
+    scales = [0.5 + torch.rand(shape, device="cuda") for shape in shapes]
     options = dict(zip(("q_scale", "k_scale", "v_scale"), scales))
     out, lse = heddle.attention(q, k, v, return_lse=True, force="sm90_fp8", **options)
     assert out.dtype == torch.bfloat16 and heddle.explain(q, k, v, **options).chosen.name == "sm90_fp8"

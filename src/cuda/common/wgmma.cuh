@@ -155,6 +155,7 @@ struct Wgmma;
     }                                                                                                            \
   };
 
+HEDDLE_WGMMA_E4M3(64, 3, 32, 33, 34, 35, 36, 37)
 HEDDLE_WGMMA_E4M3(72, 3H, 36, 37, 38, 39, 40, 41)
 HEDDLE_WGMMA_E4M3(104, 5H, 52, 53, 54, 55, 56, 57)
 HEDDLE_WGMMA_E4M3(128, 7, 64, 65, 66, 67, 68, 69)

@@ -23,7 +23,6 @@ Refusal supports(const AttentionProblem& p) {
   if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
   if (p.D > 128 || p.Dv > 128) return text("head sizes must be at most 128; found ", p.D, " and ", p.Dv);
   if (Refusal reason = sm90::attention_fwd::refuse_layout(p); !reason.empty()) return reason;
-  if (p.k_scale.stride_s != 0 || p.v_scale.stride_s != 0) return "it has no scales of k and v by token, only of q";
   if (p.softcap != 0) return "it has no softcap";
   if (p.alibi) return "it has no ALiBi";
   // Which heads share a tile depends on the longest sequence, and a row's guessed maximum on its tile.
@@ -38,6 +37,10 @@ Refusal supports(const AttentionProblem& p) {
 const Variant& variant_for(const AttentionProblem& p) {
   const bool bf16 = p.o.dtype == DType::bf16;
   const std::int64_t size = std::max(p.D, p.Dv);
+  if (p.k_scale.stride_s != 0 || p.v_scale.stride_s != 0) {
+    if (size <= 64) return bf16 ? kBf16D64Tokens : kF16D64Tokens;
+    return bf16 ? kBf16D128Tokens : kF16D128Tokens;
+  }
   if (size <= 64) return bf16 ? kBf16D64 : kF16D64;
   if (size <= 96) return bf16 ? kBf16D96 : kF16D96;
   return bf16 ? kBf16D128 : kF16D128;

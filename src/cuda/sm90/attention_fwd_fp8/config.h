@@ -3,6 +3,8 @@
 
 #include <cuda_fp8.h>
 
+#include <type_traits>
+
 #include "cuda/sm90/attention_fwd/config.h"
 #include "cuda/sm90/attention_fwd_fp8/params.h"
 
@@ -15,14 +17,15 @@ using attention_fwd::Work;
 
 constexpr int kRowBytes = 128;  // of every tile: head sizes are padded to it, and 128 keys fill a row of V^T
 
-template <class Output_, int kHeadSize_, int kValueSize_, int kStages_>
+template <class Output_, int kHeadSize_, int kValueSize_, int kStages_, bool kTokenScales_ = false>
 struct Config {
   using Element = __nv_fp8_e4m3;
   using Output = Output_;
   static constexpr int kHeadSize = kHeadSize_;    // a multiple of 32
   static constexpr int kValueSize = kValueSize_;  // a multiple of 16
   static constexpr int kTileK = 128;
-  static constexpr int kStages = kStages_;  // of K, V and V^T
+  static constexpr int kStages = kStages_;             // of K, V and V^T
+  static constexpr bool kTokenScales = kTokenScales_;  // of k and v; else they belong to heads
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kTransposers = 2;   // warps
@@ -45,6 +48,13 @@ struct alignas(16) Parked {
   std::uint32_t q_phase;
 };
 
+// Of a tile of keys; see token_scales.cuh.
+template <class C>
+struct alignas(16) TokenScales {
+  float k[C::kTileK], v[C::kTileK];  // v: over the largest magnitude
+  float largest_v;
+};
+
 template <class C>
 struct SharedMemory {
   Tile<kRows> q[C::kConsumers];
@@ -58,6 +68,8 @@ struct SharedMemory {
   ptx::Barrier k_ready[C::kStages], k_free[C::kStages];
   ptx::Barrier v_landed[C::kStages], v_taken[C::kStages];
   ptx::Barrier v_ready[C::kStages], v_free[C::kStages];  // of V^T
+  struct Nothing {};
+  std::conditional_t<C::kTokenScales, TokenScales<C>, Nothing> scales[C::kStages];  // with v
 };
 
 }  // namespace heddle::cuda::sm90::attention_fwd_fp8

@@ -5,7 +5,8 @@
 //
 // The tensor cores add e4m3 products with about 14 bits, so P V is summed there over one key tile only (`partial`) and
 // then added to O in fp32. Ones beside V sum the rounded P in the same way: O is divided by that, so that the roundings
-// of P that a whole row shares cancel. lse comes from P before rounding.
+// of P that a whole row shares cancel. lse comes from P before rounding. With scales by token, P is rounded together
+// with v's, and O is divided by the sum of P before rounding.
 //
 // A warp waits for the others of its warpgroup at the products only: asking them about overflow in every tile of keys
 // took a tenth of the time. Where exponentials overflow, the whole query tile is computed again.
@@ -36,7 +37,8 @@ class Consumer {
 
  private:
   using QK = Wgmma<__nv_fp8_e4m3, C::kTileK>;
-  using PV = Wgmma<__nv_fp8_e4m3, C::kValueSize + 8>;
+  static constexpr int kOnes = C::kTokenScales ? 0 : 8;  // columns of P V that are sums of P
+  using PV = Wgmma<__nv_fp8_e4m3, C::kValueSize + kOnes>;
   static constexpr int kScores = C::kTileK / 2, kOutputs = C::kValueSize / 2;
 
   // The tile at hand and those after it, until next_work() has none.
@@ -127,7 +129,7 @@ class Consumer {
     ptx::barrier_wait(shared.work_ready[works % kWorkSlots], works / kWorkSlots % 2);
     const Work& w = shared.work[slot()];
     if (__all_sync(0xffffffff, w.position < 0)) return false;
-    const float shared_scale = p.scale_log2 * head_scale(p.k_scale, w);
+    const float shared_scale = p.scale_log2 * (C::kTokenScales ? 1.0f : head_scale(p.k_scale, w));
     const ThreadRows rows = thread_rows(w);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -179,13 +181,19 @@ class Consumer {
   // From S of a whole tile to its P; adds P V of the tile before to O.
   __device__ Outlook take_s(int tile) {
     // As many exponentials take longer than P V. The others run beside the sums and the roundings.
-    constexpr int kEarly = 40;
-    const bool v_there = ptx::barrier_test(shared.v_ready[v.index], v.phase);
+    constexpr int kEarly = C::kTokenScales ? 0 : 40;
     float sum[2] = {};
-    exponentiate<0, kEarly>(s, state, scale, kShift, sum);
-    if (!v_there || !known(sum[0] + sum[1])) ptx::barrier_wait(shared.v_ready[v.index], v.phase);
-    wgmma_wait<0>();
-    add_pv();
+    if constexpr (C::kTokenScales) {
+      wgmma_wait<0>();
+      add_pv();
+      scale_scores();
+    } else {
+      const bool v_there = ptx::barrier_test(shared.v_ready[v.index], v.phase);
+      exponentiate<0, kEarly>(s, state, scale, kShift, sum);
+      if (!v_there || !known(sum[0] + sum[1])) ptx::barrier_wait(shared.v_ready[v.index], v.phase);
+      wgmma_wait<0>();
+      add_pv();
+    }
     const Outlook next_tile = look_ahead(tile);
     exponentiate<kEarly, kScores>(s, state, scale, kShift, sum);
     round_probabilities();
@@ -202,6 +210,7 @@ class Consumer {
   }
 
   __device__ void take_s_exactly(int tile) {
+    if constexpr (C::kTokenScales) scale_scores();
     const Work& w = shared.work[slot()];
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = scale[i / 2 % 2] == 0.0f ? 0.0f : s[i] * scale[i / 2 % 2];
@@ -210,7 +219,19 @@ class Consumer {
     exact_softmax(s, state, correction, kShift);
     correct_o(correction);
     round_probabilities();
+    if constexpr (!C::kTokenScales) ptx::barrier_wait(shared.v_ready[v.index], v.phase);
+  }
+
+  // Multiplies S with k's scales, which come with V^T.
+  __device__ void scale_scores() {
     ptx::barrier_wait(shared.v_ready[v.index], v.phase);
+    const float* const scales = shared.scales[v.index].k + 2 * (thread() % 4);
+#pragma unroll
+    for (int j = 0; j < C::kTileK / 8; ++j) {
+      const float2 of = *reinterpret_cast<const float2*>(scales + 8 * j);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[4 * j + i] *= i % 2 == 0 ? of.x : of.y;
+    }
   }
 
   __device__ void take_first_s() {
@@ -225,8 +246,16 @@ class Consumer {
     for (int i = 0; i < C::kTileK / 32; ++i) {
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        const float* x = s + 16 * i + r / 2 * 8 + r % 2 * 2;
-        probabilities[i][r] = ptx::pack4_e4m3(x[0], x[1], x[4], x[5]);
+        const int first = 16 * i + r / 2 * 8;  // of 16 keys
+        const float* x = s + first + r % 2 * 2;
+        if constexpr (C::kTokenScales) {
+          const float* const scales = shared.scales[v.index].v + 2 * (thread() % 4) + 2 * first;
+          const float2 left = *reinterpret_cast<const float2*>(scales);
+          const float2 right = *reinterpret_cast<const float2*>(scales + 8);
+          probabilities[i][r] = ptx::pack4_e4m3(x[0] * left.x, x[1] * left.y, x[4] * right.x, x[5] * right.y);
+        } else {
+          probabilities[i][r] = ptx::pack4_e4m3(x[0], x[1], x[4], x[5]);
+        }
       }
     }
   }
@@ -240,18 +269,28 @@ class Consumer {
   // When P V is there.
   __device__ void add_pv() {
     keep(partial);
+    const int stage = (v.index == 0 ? C::kStages : v.index) - 1;
+    if constexpr (C::kTokenScales) {
+      const float largest = shared.scales[stage].largest_v;
 #pragma unroll
-    for (int i = 0; i < kOutputs; ++i) o[i] += partial[i];
-    rounded[0] += partial[kOutputs];
-    rounded[1] += partial[kOutputs + 2];
-    release(shared.v_free[(v.index == 0 ? C::kStages : v.index) - 1]);
+      for (int i = 0; i < kOutputs; ++i) o[i] = fmaf(partial[i], largest, o[i]);
+      __syncwarp();  // one lane then gives back what all have read
+    } else {
+#pragma unroll
+      for (int i = 0; i < kOutputs; ++i) o[i] += partial[i];
+      rounded[0] += partial[kOutputs];
+      rounded[1] += partial[kOutputs + 2];
+    }
+    release(shared.v_free[stage]);
   }
 
   __device__ void correct_o(const float (&correction)[2]) {
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) o[i] *= correction[i / 2 % 2];
-    rounded[0] *= correction[0];
-    rounded[1] *= correction[1];
+    if constexpr (!C::kTokenScales) {
+      rounded[0] *= correction[0];
+      rounded[1] *= correction[1];
+    }
   }
 
   // Writes lse; leaves what O over the sum of P must be multiplied with. Where exponentials overflowed, asks for the
@@ -261,15 +300,15 @@ class Consumer {
     state.max[0] -= kShift;
     state.max[1] -= kShift;
     finish_rows(p, w, thread_rows(w), state, factor);
-    const float v_scale = head_scale(p.v_scale, w);
+    const float v_scale = C::kTokenScales ? 1.0f : head_scale(p.v_scale, w);
     bool finite = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float sum = state.sum[r];
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
-      finite = finite && (sum < INFINITY || scale[r] == 0.0f);  // 0: there is no such row
-      factor[r] *= sum * v_scale;                               // v_scale, but for a sink
+      finite = finite && (sum < INFINITY || scale[r] == 0.0f);     // 0: there is no such row
+      if constexpr (!C::kTokenScales) factor[r] *= sum * v_scale;  // v_scale, but for a sink
     }
     if (!finite && !w.careful) atomicOr(&w.spoiled, 1);
     parked().factor[0] = factor[0];
@@ -280,8 +319,11 @@ class Consumer {
   __device__ void write_o() {
     const unsigned done = slot(1);
     const Work& w = shared.work[done];
-    const float factor[2] = {rounded[0] == 0.0f ? 0.0f : __fdividef(parked().factor[0], rounded[0]),
-                             rounded[1] == 0.0f ? 0.0f : __fdividef(parked().factor[1], rounded[1])};
+    float factor[2] = {parked().factor[0], parked().factor[1]};
+    if constexpr (!C::kTokenScales) {
+      factor[0] = rounded[0] == 0.0f ? 0.0f : __fdividef(factor[0], rounded[0]);
+      factor[1] = rounded[1] == 0.0f ? 0.0f : __fdividef(factor[1], rounded[1]);
+    }
     store_rows<C>(p, w, thread_rows(w), o, factor);
     __syncwarp();  // one lane then gives back what all have read
     release(shared.work_free[done]);
@@ -296,8 +338,8 @@ class Consumer {
   float scale[2];
   RingPosition<C::kStages> k, v;
   float s[kScores];
-  float o[kOutputs], rounded[2];  // rounded: sums of P as rounded
-  float partial[kOutputs + 4];    // P V of one key tile; the last four are sums of P
+  float o[kOutputs], rounded[2];        // rounded: sums of P as rounded
+  float partial[kOutputs + kOnes / 2];  // P V of one key tile; the last four are sums of P
   std::uint32_t probabilities[C::kTileK / 32][4];
 };
 

@@ -15,8 +15,10 @@ struct Variant {
   void (*launch)(const Params& params, int grid, cudaStream_t stream);
 };
 
-// Defined one file each in inst/; named after the output.
+// Defined one file each in inst/; named after the output. Tokens: scales of k and v by token.
 extern const Variant kBf16D64, kBf16D96, kBf16D128;
 extern const Variant kF16D64, kF16D96, kF16D128;
+extern const Variant kBf16D64Tokens, kBf16D128Tokens;
+extern const Variant kF16D64Tokens, kF16D128Tokens;
 
 }  // namespace heddle::cuda::sm90::attention_fwd_fp8

@@ -6,7 +6,8 @@
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
-// q, k, v: maps of bytes, 128 in a row. Scales of k and v belong to heads, those of q to rows of heads.
+// q, k, v: maps of bytes, 128 in a row. Scales of q belong to rows of heads, those of k and v to heads or to keys of
+// heads.
 struct Params : attention_fwd::Params {
   Scales q_scale, k_scale, v_scale;
 };

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cuda/sm90/attention_fwd/guard.cuh"
-#include "cuda/sm90/attention_fwd_fp8/config.h"
+#include "cuda/sm90/attention_fwd_fp8/token_scales.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
@@ -60,6 +60,7 @@ __device__ void transpose_values(const Params& p, SharedMemory<C>& shared, int n
 #pragma unroll 1
     for (int tile = w.k_end - 1; tile >= w.k_begin; --tile, v.next()) {
       ptx::barrier_wait(shared.v_free[v.index], v.phase ^ 1);
+      if constexpr (C::kTokenScales) bring_scales<C>(p, w, tile, number, shared.scales[v.index]);
       ptx::barrier_wait(shared.v_landed[v.index], v.phase);
       // P is zero where no row attends, but zero times NaN is not.
       if (attention_fwd::passes_guard<C>(p, w, tile)) {
