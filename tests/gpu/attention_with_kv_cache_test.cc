@@ -152,7 +152,8 @@ class GpuCacheCall : public ::testing::TestWithParam<CacheCall> {
 };
 
 // What one call writes is what the three operations write, bit for bit: new keys always, o and lse if the candidate
-// cuts keys into the same parts both times. Else they agree as far as rounding lets them.
+// cuts keys into the same parts both times. Else they agree as far as rounding lets them. sm90_decode agrees that far
+// only: it does not round q between rotation and scale, and its fused multiply-adds may round a new key the other way.
 TEST_P(GpuCacheCall, IsThreeOperations) {
   const Mirror q_there(q), k_new_there(k_new), v_new_there(v_new), cos(tables.cos), sin(tables.sin);
   const Mirror seqlens(indices(c.seqlens)), seqlens_after(indices(after)), pages_there(table_view()),
@@ -209,15 +210,16 @@ TEST_P(GpuCacheCall, IsThreeOperations) {
       attention_forward(turned.view(), k_after, v_after, o_three.view(), lse_three.view(), options, runtime);
     });
     EXPECT_NE(k_one.bytes(), k_cache.bytes());
-    expect_equal(k_one.bytes(), k_three.bytes(), stored, 0, "k_cache");
+    const bool exact = name != "sm90_decode";
+    expect_equal(k_one.bytes(), k_three.bytes(), stored, exact ? 0 : 1, "k_cache");
     expect_equal(v_one.bytes(), v_three.bytes(), stored, 0, "v_cache");
     EXPECT_NE(o_one.bytes(), o.bytes());
-    if (c.same_parts) {
+    if (c.same_parts && exact) {
       expect_equal(o_one.bytes(), o_three.bytes(), c.dtype, 0, "o");
       expect_equal(lse_one.bytes(), lse_three.bytes(), DType::f32, 0, "lse");
     } else {
       expect_close(o_one.bytes(), o_three.bytes(), o, 0.02, "o");
-      expect_close(lse_one.bytes(), lse_three.bytes(), lse, 1e-4, "lse");
+      expect_close(lse_one.bytes(), lse_three.bytes(), lse, exact ? 1e-4 : 0.01, "lse");
     }
   }
 }
