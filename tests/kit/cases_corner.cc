@@ -64,6 +64,10 @@ void add_corner(Rows& rows) {
   with("bias_tiles_d128", [&](auto& c) { tiles(c, 140, 520, 128), c.bias = kRowsColumns, c.softcap = 20.0f; });
   with("bias_tiles_d256", [&](auto& c) { tiles(c, 140, 264, 256), c.bias = kFull, c.alibi = Alibi::per_head; });
   with("mask_tiles", [&](auto& c) { tiles(c, 140, 400, 64), c.B = 2, c.mask = kFull; });
+  with("bias_tiles_causal_d128", [&](auto& c) {
+    tiles(c, 140, 520, 128), c.B = 2, c.bias = kFull, c.bias_holes = true, c.causal = Causal::bottom_right;
+  });
+  with("mask_tiles_d128", [&](auto& c) { tiles(c, 140, 400, 128), c.B = 2, c.mask = kFull; });
   with("mask_tiles_words", [&](auto& c) { tiles(c, 70, 300, 128), c.mask = kFull, c.causal = Causal::top_left; });
   with("mask_tiles_odd", [&](auto& c) { tiles(c, 70, 301, 128), c.mask = kRowsColumns; });
   with("mask_tiles_d256", [&](auto& c) { tiles(c, 70, 272, 256), c.mask = kFull; });
@@ -77,6 +81,15 @@ void add_corner(Rows& rows) {
   with("softcap_alibi_tiles_d256",
        [&](auto& c) { tiles(c, 70, 300, 256), c.softcap = 3.0f, c.alibi = Alibi::per_head; });
   with("alibi_tiles", [&](auto& c) { tiles(c, 140, 300, 128), c.alibi = Alibi::per_head; });
+  // Keys left and right of the rows.
+  with("alibi_tiles_keys", [&](auto& c) {
+    tiles(c, 400, 700, 64), c.B = 2, c.alibi = Alibi::per_head, c.mask = kBatchColumns;
+    c.bias = kColumns, c.bias_f32 = c.bias_holes = true, c.causal = Causal::none;
+  });
+  with("alibi_tiles_groups", [&](auto& c) {
+    tiles(c, 30, 500, 128), c.B = 2, c.H = 4, c.Hkv = 1, c.alibi = Alibi::per_batch, c.mask = kBatchColumns;
+    c.poison_keys = true, c.causal = Causal::bottom_right;
+  });
   with("mask_bias_tiles_groups", [&](auto& c) {
     tiles(c, 30, 200, 64), c.H = 4, c.Hkv = 1, c.mask = kFull, c.bias = kHeads, c.causal = Causal::bottom_right;
   });
