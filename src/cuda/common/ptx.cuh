@@ -119,6 +119,14 @@ __device__ inline void barrier_sync() {
   asm volatile("barrier.cta.sync.aligned %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
 }
 
+// Of number `number`: waits until `threads`, this warp's among them, have come or arrived.
+__device__ inline void barrier_sync(int number, int threads) {
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+__device__ inline void barrier_arrive(int number, int threads) {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
+}
+
 // ---- Words of 16 bytes
 
 // Written and read as a whole, at the L2 cache; not ordered with other accesses.
@@ -170,6 +178,7 @@ __device__ inline void prefetch_tensor_map(const CUtensorMap& map) {
 
 // What the L2 cache should do with lines that a copy touches.
 enum class L2 : std::uint64_t {
+  evict_normal = 0x1000000000000000,
   evict_first = 0x12F0000000000000,
   evict_last = 0x14F0000000000000,
 };

@@ -57,6 +57,15 @@ class Swizzled128 {
   std::uint32_t low_;
 };
 
+// K-major operand of 16 columns without a swizzle, [2][rows][8] 16-bit elements.
+__device__ inline std::uint64_t unswizzled_columns(const void* shared, std::uint32_t rows) {
+  std::uint64_t descriptor;
+  asm("mov.b64 %0, {%1, %2};"
+      : "=l"(descriptor)
+      : "r"((ptx::shared_address(shared) & 0x3FFFF) >> 4 | rows << 16), "r"(8 * 16 >> 4));
+  return descriptor;
+}
+
 // Products with element type T. A from shared memory is K-major, and so is B then; beside A from registers, B is
 // MN-major if kTransposedB. With accumulate = false, D is overwritten.
 template <class T, int kN>

@@ -8,6 +8,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
+#include "cuda/common/tensor_map.h"
 #include "cuda/sm90/attention_fwd/launch.h"
 #include "cuda/sm90/attention_fwd/plan.h"
 
@@ -26,9 +27,10 @@ Refusal supports(const AttentionProblem& p) {
   return "";
 }
 
-// Of one range of head sizes; the same tiles.
+// Of one range of head sizes: fast ones, each for some options, and one for all.
 struct OptionVariants {
-  const Variant &softcap, &alibi, &planes, &all;
+  const Variant* fast[3];
+  const Variant& all;
 };
 struct Variants {
   const Variant &d64, &d64_wide, &d96, &d128, &d192, &d256;
@@ -40,47 +42,83 @@ constexpr Variants kBf16 = {kBf16D64,
                             kBf16D128,
                             kBf16D192,
                             kBf16D256,
-                            {kBf16D64Softcap, kBf16D64Alibi, kBf16D64Planes, kBf16D64Options},
-                            {kBf16D128Softcap, kBf16D128Alibi, kBf16D128Planes, kBf16D128Options},
-                            {kBf16D256Softcap, kBf16D256Alibi, kBf16D256Planes, kBf16D256Options}};
+                            {{&kBf16D64Softcap, &kBf16D64Keys, &kBf16D64Planes}, kBf16D64Options},
+                            {{&kBf16D128Softcap, &kBf16D128Keys, &kBf16D128Planes}, kBf16D128Options},
+                            {{&kBf16D256Softcap, &kBf16D256Alibi, &kBf16D256Planes}, kBf16D256Options}};
 constexpr Variants kF16 = {kF16D64,
                            kF16D64Wide,
                            kF16D96,
                            kF16D128,
                            kF16D192,
                            kF16D256,
-                           {kF16D64Softcap, kF16D64Alibi, kF16D64Planes, kF16D64Options},
-                           {kF16D128Softcap, kF16D128Alibi, kF16D128Planes, kF16D128Options},
-                           {kF16D256Softcap, kF16D256Alibi, kF16D256Planes, kF16D256Options}};
+                           {{&kF16D64Softcap, &kF16D64Keys, &kF16D64Planes}, kF16D64Options},
+                           {{&kF16D128Softcap, &kF16D128Keys, &kF16D128Planes}, kF16D128Options},
+                           {{&kF16D256Softcap, &kF16D256Alibi, &kF16D256Planes}, kF16D256Options}};
 
 bool has_score_options(const AttentionProblem& p) {
   return p.softcap != 0 || p.alibi || p.bias || p.mask || !(p.scale > 0);
 }
 
-// The one for all score options, if there are any.
-const Variant& variant_for(const AttentionProblem& p) {
-  const Variants& all = p.dtype == DType::bf16 ? kBf16 : kF16;
-  const std::int64_t size = std::max(p.D, p.Dv);
-  if (has_score_options(p)) {
-    return (size <= 64 ? all.d64_options : size <= 128 ? all.d128_options : all.d256_options).all;
-  }
-  // D 64 has two: two warpgroups with q in registers start sooner, three need less of the L2 cache.
-  if (size <= 64) return p.Sk > (p.causal == Causal::none ? 1024 : 2048) ? all.d64_wide : all.d64;
-  return size <= 96 ? all.d96 : size <= 128 ? all.d128 : size <= 192 ? all.d192 : all.d256;
+// Whether its rows are at multiples of so many bytes.
+bool is_aligned(const Plane& x, std::int64_t bytes) {
+  const auto multiple = [&](std::int64_t stride) {
+    return stride >= 0 && stride * static_cast<std::int64_t>(size_of(x.dtype)) % bytes == 0;
+  };
+  return reinterpret_cast<std::uintptr_t>(x.data) % static_cast<std::uintptr_t>(bytes) == 0 && multiple(x.stride_b) &&
+         multiple(x.stride_h) && multiple(x.stride_i);
 }
 
-// A faster one, if it does.
-const Variant& specialised(const AttentionProblem& p, const Variant& general, const ScorePlane& bias,
-                           const ScorePlane& mask) {
-  if (!has_score_options(p) || !(p.scale > 0)) return general;
-  const Variants& all = p.dtype == DType::bf16 ? kBf16 : kF16;
-  const OptionVariants& options = general.head_size <= 64    ? all.d64_options
-                                  : general.head_size <= 128 ? all.d128_options
-                                                             : all.d256_options;
-  const bool planes = p.bias || p.mask;
-  const int kinds = (p.softcap != 0) + static_cast<bool>(p.alibi) + planes;
-  if (kinds != 1 || bias.access == PlaneAccess::direct || mask.access == PlaneAccess::direct) return general;
-  return planes ? options.planes : p.alibi ? options.alibi : options.softcap;
+// How a variant whose options these are reads a bias or mask; direct is for all that remains.
+PlaneAccess access_to(const Plane& x, unsigned options, int pack) {
+  if (!x) return PlaneAccess::none;
+  if (x.stride_i == 0 && (pack == 1 || x.stride_h == 0)) return PlaneAccess::keys;
+  const bool dense = pack == 1 && x.stride_j == 1 && size_of(x.dtype) <= 2;
+  if ((options & kBulkPlane) != 0 && dense && is_aligned(x, 16)) return PlaneAccess::bulk;
+  if ((options & kTilePlanes) != 0 && dense && is_aligned(x, 4)) return PlaneAccess::copies;
+  return PlaneAccess::direct;
+}
+
+// Whether a fast variant does all that p asks for.
+bool takes(const Variant& v, const AttentionProblem& p, int pack) {
+  const unsigned o = v.options;
+  const PlaneAccess bias = access_to(p.bias, o, pack), mask = access_to(p.mask, o, pack);
+  const auto reads = [&](PlaneAccess access, unsigned by_keys) {
+    return access == PlaneAccess::none || (access == PlaneAccess::keys && (o & by_keys) != 0) ||
+           (access == PlaneAccess::bulk && (o & kBulkPlane) != 0) ||
+           (access == PlaneAccess::copies && (o & kTilePlanes) != 0);
+  };
+  if (!reads(bias, kKeyTerms | kKeyPlanes) || !reads(mask, kKeyTerms | kKeyPlanes | kBulkPlane)) return false;
+  if (bias == PlaneAccess::bulk && mask == PlaneAccess::bulk) return false;
+  if (bias == PlaneAccess::copies && mask == PlaneAccess::copies && v.planes < 2) return false;
+  return (p.softcap == 0 || (o & kSoftcap) != 0) && (!p.alibi || (o & (kAlibi | kAlibiTerms)) != 0);
+}
+
+const Variants& variants(const AttentionProblem& p) { return p.dtype == DType::bf16 ? kBf16 : kF16; }
+const OptionVariants& option_variants(const AttentionProblem& p) {
+  const Variants& all = variants(p);
+  const std::int64_t size = std::max(p.D, p.Dv);
+  return size <= 64 ? all.d64_options : size <= 128 ? all.d128_options : all.d256_options;
+}
+
+const Variant& variant_for(const AttentionProblem& p) {
+  const Variants& all = variants(p);
+  const std::int64_t size = std::max(p.D, p.Dv);
+  if (has_score_options(p)) {
+    if (p.scale > 0) {
+      for (const Variant* v : option_variants(p).fast) {
+        if (takes(*v, p, make_plan(p, v->consumers).pack)) return *v;
+      }
+    }
+    return option_variants(p).all;
+  }
+  if (size <= 64) {
+    // Two warpgroups with q in registers start sooner, and compute less beside a window; three need less of the L2
+    // cache.
+    const std::int64_t right = p.causal != Causal::none ? 0 : p.window_right;
+    const bool narrow = p.window_left >= 0 && right >= 0 && p.window_left + right <= 2048;
+    return narrow || p.Sk <= (p.causal == Causal::none ? 1024 : 2048) ? all.d64 : all.d64_wide;
+  }
+  return size <= 96 ? all.d96 : size <= 128 ? all.d128 : size <= 192 ? all.d192 : all.d256;
 }
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
@@ -103,50 +141,55 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
 Softcap softcap(const AttentionProblem& p) {
   Softcap cap{};
   if (!(p.softcap > 0)) return cap;
-  // tanh(y) / y in y^2, for |y| <= 0.75, right to 6e-7.
-  constexpr double kSeries[] = {0.9999994349, -0.3332825153, 0.1325898322, -0.05005630265, 0.01292963238};
+  // tanh(y) / y in y^2, for |y| <= 0.5, right to 6e-7.
+  constexpr double kSeries[] = {0.9999994558, -0.3332631795, 0.1319029664, -0.04440222626};
   const double inside = static_cast<double>(p.scale) / p.softcap;
   cap.inside = static_cast<float>(inside);
   cap.outside = static_cast<float>(1 / inside);
-  cap.limit = static_cast<float>(0.75 / std::abs(inside));
-  for (int k = 0; k < 5; ++k) cap.series[k] = static_cast<float>(kSeries[k] * std::pow(inside, 2 * k));
+  cap.limit = static_cast<float>(0.5 / std::abs(inside));
+  for (int k = 0; k < 4; ++k) {
+    const double c = kSeries[k] * std::pow(inside, 2 * k);
+    cap.series[k] = static_cast<float>(c);
+    cap.log2_series[k] = static_cast<float>(c * static_cast<double>(p.scale) * 1.4426950408889634);
+  }
   return cap;
 }
 
-// in_memory: whether shared memory has a place for it.
-ScorePlane score_plane(const Plane& plane, int pack, bool in_memory) {
-  if (!plane) return {};
-  const auto multiple_of = [&](std::int64_t bytes) {
-    const auto size = static_cast<std::int64_t>(size_of(plane.dtype));
-    return reinterpret_cast<std::uintptr_t>(plane.data) % bytes == 0 && plane.stride_b * size % bytes == 0 &&
-           plane.stride_h * size % bytes == 0 && plane.stride_i * size % bytes == 0;
-  };
-  const int copy_bytes = multiple_of(16) ? 16 : multiple_of(4) ? 4 : 0;
-  const bool copies = in_memory && pack == 1 && plane.stride_j == 1 && size_of(plane.dtype) <= 2 && copy_bytes > 0;
-  const PlaneAccess access = plane.stride_i == 0 && (pack == 1 || plane.stride_h == 0) ? PlaneAccess::keys
-                             : copies                                                  ? PlaneAccess::copies
-                                                                                       : PlaneAccess::direct;
-  return {plane.data, access, copy_bytes, plane.stride_b, plane.stride_h, plane.stride_i, plane.stride_j};
+ScorePlane score_plane(const Plane& x, PlaneAccess access) {
+  if (!x) return {};
+  return {x.data, access, is_aligned(x, 16) ? 16 : 4, x.stride_b, x.stride_h, x.stride_i, x.stride_j};
+}
+
+// rows: of a warpgroup.
+CUtensorMap plane_map(const AttentionProblem& p, const Plane& x, int rows) {
+  // Mask bytes are copied as they are.
+  return make_tensor_map(x.data, x.dtype == DType::boolean ? DType::f8e4m3 : x.dtype,
+                         TensorMapShape<4>{.extent = {p.Sk, p.Sq, x.stride_h == 0 ? 1 : p.H, x.stride_b == 0 ? 1 : p.B},
+                                           .stride = {x.stride_i, x.stride_h, x.stride_b},
+                                           .box = {128 / static_cast<int>(size_of(x.dtype)), rows, 1, 1}});
 }
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.q_rows == 0) return;
-  const Variant& general = variant_for(p);
-  const Plan plan = make_plan(p, general.consumers);
-  const ScorePlane bias = score_plane(p.bias, plan.pack, general.planes > 0),
-                   mask = score_plane(p.mask, plan.pack, general.planes > (bias.access == PlaneAccess::copies ? 1 : 0));
-  const Variant& v = specialised(p, general, bias, mask);
+  const Variant& v = variant_for(p);
+  const Plan plan = make_plan(p, v.consumers);
+  PlaneAccess bias = access_to(p.bias, v.options, plan.pack), mask = access_to(p.mask, v.options, plan.pack);
+  // One that shared memory has no place for.
+  if (bias == PlaneAccess::copies && mask == PlaneAccess::copies && v.planes < 2) mask = PlaneAccess::direct;
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   Params params{};
   fill(params, p, plan, v.tile_k);
   params.scale = p.scale;
+  params.scale_inverse = 1 / p.scale;
   params.softcap = softcap(p);
   params.alibi = p.alibi.as<float>();
   params.alibi_stride_b = p.alibi.stride_b;
   params.alibi_stride_h = p.alibi.stride_h;
-  params.bias = bias;
-  params.mask = mask;
+  params.bias = score_plane(p.bias, bias);
+  params.mask = score_plane(p.mask, mask);
   params.bias_is_float = p.bias.dtype == DType::f32;
+  if (bias == PlaneAccess::bulk) params.plane = plane_map(p, p.bias, plan.positions);
+  if (mask == PlaneAccess::bulk) params.plane = plane_map(p, p.mask, plan.positions);
   if (plan.dynamic) params.next_tile = new_counter(runtime.workspace.data, stream);
   v.launch(params, std::min(params.tiles, current_device().multiprocessors), stream);
 }

@@ -6,22 +6,12 @@
 #include <type_traits>
 
 #include "cuda/common/ptx.cuh"
+#include "cuda/sm90/attention_fwd/params.h"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
 constexpr int kRows = 64;   // of a warpgroup: the M of wgmma
 constexpr int kPanel = 64;  // 16-bit elements in a row of the 128-byte swizzle
-
-// What a kernel can do to scores. Each makes the loop over keys longer, and its code is too long for the instruction
-// caches as it is: a jump over an option that is not used costs about 80 cycles.
-enum ScoreOption : unsigned {
-  kSoftcap = 1,
-  kAlibi = 2,
-  kKeyPlanes = 4,   // bias or mask by PlaneAccess::keys
-  kTilePlanes = 8,  // by PlaneAccess::copies
-  kAnyPlanes = 16,  // by PlaneAccess::direct; also scales that are not positive
-  kAllOptions = 31,
-};
 
 template <class T, int kHeadSize_, int kValueSize_, int kTileK_, int kConsumers_, int kStages_, bool kQInRegisters_,
           unsigned kOptions_ = 0>
@@ -34,15 +24,28 @@ struct Config {
   static constexpr int kStages = kStages_;               // of K and of V
   static constexpr bool kQInRegisters = kQInRegisters_;  // else wgmma reads q from shared memory for every key tile
   static constexpr unsigned kOptions = kOptions_;        // of ScoreOption
-  static constexpr bool kRemovesPairs = (kOptions & (kKeyPlanes | kTilePlanes | kAnyPlanes)) != 0;
+  static constexpr bool kRemovesPairs =
+      (kOptions & (kKeyPlanes | kTilePlanes | kAnyPlanes | kKeyTerms | kBulkPlane)) != 0;
+  static constexpr bool kByElement = (kOptions & kAllOptions) != 0;  // what ScoreOptions does
+  static constexpr bool kHasKeyTerms = (kOptions & kKeyTerms) != 0;
+  static constexpr bool kHasAlibiTerms = (kOptions & kAlibiTerms) != 0;
+  static constexpr bool kHasTerms = kHasKeyTerms || kHasAlibiTerms;
+  static constexpr bool kHasBulkPlane = (kOptions & kBulkPlane) != 0;
   static constexpr bool kRepeatsTiles = kRemovesPairs;  // that came out spoiled
   static constexpr bool kGuessesMaxima = false;         // of rows, and repeats tiles where that went wrong
   // Bias and mask tiles that shared memory has a place for (2: one of each), and stages of each.
   static constexpr int kPlanes = kHeadSize <= 128 ? 2 : 1;
   static constexpr int kPlaneStages = kHeadSize <= 64 ? 2 : 1;
+  // To issue products: where the softmax is longer than the other warpgroup's products, they fall into step otherwise.
+  static constexpr bool kTakesTurns =
+      kConsumers == 2 && kHeadSize == 128 && (kOptions == kSoftcap || kOptions == kBulkPlane);
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : kRemovesPairs ? 56 : 40;
-  static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kRemovesPairs ? 224 : 232;
+  static constexpr int kProducerRegisters = kConsumers == 3                                 ? 32
+                                            : kRemovesPairs && !kHasTerms && !kHasBulkPlane ? 56
+                                                                                            : 40;
+  static constexpr int kConsumerRegisters = kConsumers == 3                                 ? 160
+                                            : kRemovesPairs && !kHasTerms && !kHasBulkPlane ? 224
+                                                                                            : 232;
 };
 
 // A [rows, columns] tile in panels of 64 columns.
@@ -68,6 +71,27 @@ struct alignas(128) PlaneTiles {
   }
 };
 
+// Columns of k for what is added to scores key by key: a step of the product more. See terms.cuh. Core matrices of 8
+// keys and 8 columns, 128 bytes each.
+template <class C>
+struct alignas(128) KeyTerms {
+  typename C::Element columns[2][C::kTileK][8];
+};
+
+// The columns of q beside them; with ALiBi for keys left of the rows, on both sides, and right.
+template <class C>
+struct alignas(128) RowTerms {
+  typename C::Element columns[C::kHasAlibiTerms ? 3 : 1][2][kRows][8];
+  float slope[C::kHasAlibiTerms ? kRows : 1];  // in log2 units
+};
+
+// Bias or mask of a warpgroup's rows and a key tile, as the tensor memory accelerator brings it: panels of 64 elements
+// of a bias, or of 128 bytes of a mask, with the 128-byte swizzle.
+template <class C>
+struct alignas(1024) BulkTile {
+  std::byte bytes[kRows * C::kTileK * 2];
+};
+
 // Announcements that are no tile. Pause: finish what is there and come back; shared memory is then quiet.
 constexpr int kNoMoreTiles = -1, kPause = -2;
 
@@ -82,9 +106,13 @@ struct alignas(16) Work {
   int k_begin, k_end;          // key tiles, k_end > k_begin
   int whole_begin, whole_end;  // those that every row attends wholly
   int careful;                 // every tile of v passes the guard, no maximum is guessed
+  unsigned first_number;       // of key tile k_end - 1: a CTA's key tiles are counted in the order of their use
   int spoiled;                 // something is not finite: the consumers ask for the tile again, careful
+
+  __device__ unsigned number_of(int k_tile) const { return first_number + static_cast<unsigned>(k_end - 1 - k_tile); }
 };
 
+constexpr int kKeyTiles = 4;   // of which the guard's word is kept
 constexpr int kWorkSlots = 4;  // announced tiles that are not yet written out
 
 template <class C>
@@ -99,8 +127,15 @@ struct SharedMemory {
   ptx::Barrier q_ready[C::kConsumers], q_free[C::kConsumers];
   ptx::Barrier k_ready[C::kStages], k_free[C::kStages];
   ptx::Barrier v_ready[C::kStages], v_free[C::kStages], v_landed[C::kStages];
+  std::uint32_t v_phase[C::kStages];  // to wait for at v_landed: the guard's, which has few registers
   struct Nothing {};
-  std::conditional_t<C::kOptions != 0, PlaneTiles<C>, Nothing> planes[4 * C::kConsumers];
+  std::conditional_t<(C::kOptions & kTilePlanes) != 0, PlaneTiles<C>, Nothing> planes[4 * C::kConsumers];
+  std::conditional_t<C::kHasBulkPlane, BulkTile<C>, Nothing> bulk[C::kConsumers][C::kPlaneStages];
+  ptx::Barrier bulk_ready[C::kConsumers][C::kPlaneStages], bulk_free[C::kConsumers][C::kPlaneStages];
+  std::conditional_t<C::kHasTerms, KeyTerms<C>, Nothing> key_terms[kKeyTiles];
+  std::conditional_t<C::kHasTerms, RowTerms<C>, Nothing> row_terms[C::kHasAlibiTerms ? C::kConsumers : 1];
+  // Which keys of a tile are closed for all rows: for 8 j + 2 a + c bit 2 j + c of word a.
+  std::uint32_t closed_keys[kKeyTiles][4];
 };
 
 // The same value, of which the compiler knows nothing: what is computed from it inside a loop stays inside. Registers

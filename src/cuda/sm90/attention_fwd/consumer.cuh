@@ -7,45 +7,12 @@
 #include <type_traits>
 
 #include "cuda/common/wgmma.cuh"
-#include "cuda/sm90/attention_fwd/epilogue.cuh"
+#include "cuda/sm90/attention_fwd/bulk_plane.cuh"
 #include "cuda/sm90/attention_fwd/score_options.cuh"
+#include "cuda/sm90/attention_fwd/softmax.cuh"
+#include "cuda/sm90/attention_fwd/terms.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
-
-// O is rescaled only when a row's maximum has grown by more than this (log2): until then P may reach 2^8, which fp32
-// sums and 16-bit floats hold as exactly as values below 1. (The conditional rescaling of FlashAttention-4.)
-constexpr float kRescaleLog2 = 8;
-
-// Turns s, in place, into exp2(s * scale_log2 - max) and brings the rows' maxima and sums up to date. Returns by
-// `correction` what O must be multiplied with.
-template <int kCount>
-__device__ inline void softmax(float (&s)[kCount], RowState& state, float (&correction)[2], float scale_log2) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float top0 = fmaxf(s[2 * r], s[2 * r + 1]), top1 = fmaxf(s[2 * r + 4], s[2 * r + 5]);
-#pragma unroll
-    for (int i = 8; i < kCount; i += 8) {
-      top0 = fmaxf(top0, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
-      top1 = fmaxf(top1, fmaxf(s[i + 2 * r + 4], s[i + 2 * r + 5]));
-    }
-    float top = fmaxf(top0, top1);
-    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)) * scale_log2;
-    const float before = state.max[r];
-    if (top > before + kRescaleLog2) state.max[r] = top;
-    const float base = state.max[r] == -INFINITY ? 0.0f : state.max[r];
-    correction[r] = ptx::exp2_approx(before - base);
-    float sum0 = 0.0f, sum1 = 0.0f;
-#pragma unroll
-    for (int i = 2 * r; i < kCount; i += 4) {
-      s[i] = ptx::exp2_approx(fmaf(s[i], scale_log2, -base));
-      s[i + 1] = ptx::exp2_approx(fmaf(s[i + 1], scale_log2, -base));
-      sum0 += s[i];
-      sum1 += s[i + 1];
-    }
-    state.sum[r] = state.sum[r] * correction[r] + (sum0 + sum1);
-  }
-}
 
 // wgmma_wait<0>() in other words, so that the compiler does not merge the two.
 __device__ inline void wgmma_wait_without_rescale() {
@@ -59,6 +26,7 @@ class Consumer {
       : p(params), shared(memory), warpgroup(number), lane(static_cast<int>(threadIdx.x) % 32) {}
 
   __device__ void run() {
+    if (C::kTakesTurns && warpgroup == 1) end_turn();
     bool tile = next_work();
     if constexpr (!C::kRemovesPairs) {
       if (tile) compute_tiles();
@@ -74,6 +42,7 @@ class Consumer {
   }
 
  private:
+  static constexpr int kTurn = 1, kRowTerms = 3;  // numbers of barriers, one a warpgroup
   using T = typename C::Element;
   using QTile = Tile<T, kRows, C::kHeadSize>;
   using KTile = Tile<T, C::kTileK, C::kHeadSize>;
@@ -86,25 +55,27 @@ class Consumer {
     take_q();
     begin_score_options();
     ptx::barrier_wait(shared.k_ready[k.index], k.phase);
-    issue_qk();
+    begin_turn();
+    issue_qk(shared.work[slot].k_end - 1);
+    end_turn();
     load_score_options(shared.work[slot].k_end - 1);
     wgmma_wait<0>();
-    float scale = take_s(shared.work[slot].k_end - 1);
     float correction[2];
     state = {};
-    softmax(s, state, correction, scale);
+    softmax_of(shared.work[slot].k_end - 1, correction);
     round_probabilities();
     for (;;) {
       bool accumulate = false;
-      for (int tile = shared.work[slot].k_end - 2; tile >= k_begin; --tile) {
+      for (int tile = shared.work[slot].k_end - 2; tile >= first_tile(); --tile) {
         ptx::barrier_wait(shared.k_ready[k.index], k.phase);
-        issue_qk();
+        begin_turn();
+        issue_qk(tile);
         issue_pv(accumulate);
+        end_turn();
         accumulate = true;
         load_score_options(tile);
         wgmma_wait<1>();
-        scale = take_s(tile);
-        softmax(s, state, correction, scale);
+        softmax_of(tile, correction);
         keep(s);
         // Each branch has its own wait: one in front of the branch, the assembler would move in front of the softmax.
         if (__any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f)) {
@@ -139,13 +110,14 @@ class Consumer {
       take_q();
       begin_score_options();
       ptx::barrier_wait(shared.k_ready[k.index], k.phase);
-      issue_qk();
+      begin_turn();
+      issue_qk(shared.work[slot].k_end - 1);
       issue_pv(accumulate);
+      end_turn();
       load_score_options(shared.work[slot].k_end - 1);
       wgmma_wait<1>();
-      scale = take_s(shared.work[slot].k_end - 1);
       state = {};
-      softmax(s, state, correction, scale);
+      softmax_of(shared.work[slot].k_end - 1, correction);
       keep(s);
       finish_rows(p, done, thread_rows(done), sums, inverse);
       wgmma_wait<0>();
@@ -158,6 +130,14 @@ class Consumer {
     }
   }
 
+  // Two warpgroups take turns to issue, if kTakesTurns: one's products then run beside the other's softmax.
+  __device__ void begin_turn() {
+    if constexpr (C::kTakesTurns) ptx::barrier_sync(kTurn + warpgroup, 256);
+  }
+  __device__ void end_turn() {
+    if constexpr (C::kTakesTurns) ptx::barrier_arrive(kTurn + 1 - warpgroup, 256);
+  }
+
   // One lane a warp tells the producer.
   __device__ void release(ptx::Barrier& free) {
     if (lane == 0) ptx::barrier_arrive(free);
@@ -168,13 +148,13 @@ class Consumer {
   // The first of this warp's 16 rows of the warpgroup's 64.
   __device__ int warp_row() const { return recomputed(static_cast<int>(threadIdx.x)) % 128 / 32 * 16; }
   __device__ auto& staging() { return shared.o[4 * warpgroup + warp_row() / 16]; }
-  __device__ auto& planes() { return shared.planes[4 * warpgroup + warp_row() / 16]; }
+  __device__ auto& row_terms() { return shared.row_terms[C::kHasAlibiTerms ? warpgroup : 0]; }
+  __device__ auto& planes() { return reinterpret_cast<PlaneTiles<C>&>(shared.planes[4 * warpgroup + warp_row() / 16]); }
 
   // Learns what the next tile is; false if there is none.
   __device__ bool next_work() {
-    ptx::barrier_wait(shared.work_ready[next.index], next.phase);
-    slot = next.index;
-    next.next();
+    ptx::barrier_wait(shared.work_ready[announced % kWorkSlots], announced / kWorkSlots & 1);
+    slot = static_cast<int>(announced++ % kWorkSlots);
     const Work& work = shared.work[slot];
     k_begin = work.k_begin;
     whole_begin = work.whole_begin;
@@ -197,8 +177,10 @@ class Consumer {
     }
   }
 
-  __device__ void issue_qk() {
+  __device__ void issue_qk(int tile) {
     const Swizzled128 k_tile(shared.k[k.index].panel), q_tile(shared.q[warpgroup].panel);
+    const Work& w = shared.work[slot];
+    const Side side = side_of_keys<C>(p, w, first_position(w), tile);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < C::kHeadSize / 16; ++step) {
@@ -209,6 +191,10 @@ class Consumer {
       } else {
         QK::shared_shared(s, q_tile.at(panel * QTile::kPanelBytes + bytes), b, step > 0);
       }
+    }
+    if constexpr (C::kHasTerms) {
+      QK::shared_shared(s, unswizzled_columns(row_terms().columns[static_cast<int>(side)], kRows),
+                        unswizzled_columns(shared.key_terms[w.number_of(tile) % kKeyTiles].columns, C::kTileK), true);
     }
     wgmma_commit();
   }
@@ -225,37 +211,106 @@ class Consumer {
   }
 
   __device__ void begin_score_options() {
-    if constexpr (C::kOptions != 0) {
-      const Work& w = shared.work[slot];
-      options.begin(p, planes(), w, first_position(w) + warp_row());
+    const Work& w = shared.work[slot];
+    if constexpr (C::kByElement) options.begin(p, planes(), w, first_position(w) + warp_row());
+    if constexpr (C::kHasAlibiTerms) {
+      if (p.alibi != nullptr) {
+        write_row_terms<C>(p, row_terms(), w, first_position(w), warp_row(), kRowTerms + warpgroup);
+      }
     }
   }
 
   __device__ void load_score_options(int tile) {
-    if constexpr (C::kOptions != 0) {
+    if constexpr (C::kByElement) {
       const Work& w = shared.work[slot];
       options.load(p, w, thread_rows(w), tile);
     }
   }
 
-  // After a wait for S. The last one of a tile is done with q. Returns the factor that makes s logits in log2 units.
-  __device__ __forceinline__ float take_s(int tile) {
+  // After a wait for S. The last one of a tile is done with q.
+  __device__ __forceinline__ void softmax_of(int tile, float (&correction)[2]) {
     keep(s);
     release(shared.k_free[k.index]);
     k.next();
     if constexpr (!C::kQInRegisters) {
-      if (tile == k_begin) release(shared.q_free[warpgroup]);
+      if (tile == first_tile()) release(shared.q_free[warpgroup]);
     }
     const Work& w = shared.work[slot];
-    float scale = p.scale_log2;
-    if constexpr (C::kOptions != 0) {
-      auto* scratch = reinterpret_cast<float*>(&staging());
-      const bool own = tile >= whole_begin && tile < whole_end && p.positions * p.pack == kRows &&
-                       w.position + C::kConsumers * p.positions <= w.rows;
-      scale = options.apply(p, w, thread_rows(w), first_position(w) + warp_row(), tile, own, planes(), scratch, s);
+    if constexpr (C::kOptions == kSoftcap) {
+      if (whole(tile) && own(w) && small_for(p.softcap, s)) {
+        softmax(s, state, correction, Capped{p.softcap.log2_series});
+        return;
+      }
     }
-    if (tile < whole_begin || tile >= whole_end) mask_band<C>(p, w, thread_rows(w), tile, s);
-    return scale;
+    Shifted units = {p.scale_log2, {0.0f, 0.0f}};
+    if constexpr (C::kByElement) {
+      auto* scratch = reinterpret_cast<float*>(&staging());
+      units.scale = options.apply(p, w, thread_rows(w), first_position(w) + warp_row(), tile, whole(tile) && own(w),
+                                  planes(), scratch, s);
+    }
+    if constexpr (C::kHasAlibiTerms) {
+      if (p.alibi != nullptr) take_alibi(tile, units);
+    }
+    if constexpr (C::kHasBulkPlane) take_plane(tile, units);
+    if (!whole(tile)) mask_band<C>(p, w, thread_rows(w), tile, s);
+    if constexpr (C::kHasKeyTerms) {
+      // What is not finite in q or k leaves more than -inf of a closed key.
+      if (w.careful && has_key_values<C>(p)) {
+        remove_closed<C>(shared.closed_keys[w.number_of(tile) % kKeyTiles][lane % 4], s);
+      }
+    }
+    if constexpr (C::kHasAlibiTerms) {
+      softmax(s, state, correction, units);
+    } else {
+      softmax(s, state, correction, Scaled{units.scale});
+    }
+  }
+
+  // Whether all rows of the tile are this sequence's.
+  __device__ bool own(const Work& w) const {
+    return p.positions * p.pack == kRows && w.position + C::kConsumers * p.positions <= w.rows;
+  }
+  // The last key tile to come.
+  __device__ int first_tile() const { return C::kOptions == 0 ? k_begin : shared.work[slot].k_begin; }
+  // Whether all of its rows attend all keys of the key tile.
+  __device__ bool whole(int tile) const {
+    if constexpr (C::kOptions == 0) return tile >= whole_begin && tile < whole_end;
+    const Work& w = shared.work[slot];  // registers are scarcer
+    return tile >= w.whole_begin && tile < w.whole_end;
+  }
+
+  // Beside the columns of the product: a constant of each row, or all of it where the distance changes its sign.
+  __device__ __forceinline__ void take_alibi(int tile, Shifted& units) {
+    const Work& w = shared.work[slot];
+    const ThreadRows rows = thread_rows(w);
+    const float slope[2] = {row_terms().slope[rows.lane_row], row_terms().slope[rows.lane_row + 8]};
+    if (side_of_keys<C>(p, w, first_position(w), tile) == Side::both) {
+      add_alibi<C>(p, w, rows, tile, slope, units.scale, s);
+      units.scale = 1.0f;
+    } else {
+      const int middle = tile * C::kTileK + C::kTileK / 2;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        units.shift[r] = -slope[r] * fabsf(static_cast<float>(rows.position(p, r) + w.off - middle));
+      }
+    }
+  }
+
+  __device__ __forceinline__ void take_plane(int tile, Shifted& units) {
+    if (p.bias.access != PlaneAccess::bulk && p.mask.access != PlaneAccess::bulk) return;
+    const Work& w = shared.work[slot];
+    const unsigned n = w.number_of(tile), stage = n % C::kPlaneStages;
+    ptx::barrier_wait(shared.bulk_ready[warpgroup][stage], n / C::kPlaneStages & 1);
+    const BulkTile<C>& bulk = shared.bulk[warpgroup][stage];
+    if (p.bias.access == PlaneAccess::bulk) {
+      add_bulk_bias<C>(bulk, warp_row(), p.scale, s);
+      units.scale = 1.44269504088896341f;
+    } else {
+      remove_by_bulk_mask<C>(bulk, warp_row(), s);
+    }
+    __syncwarp();
+    release(shared.bulk_free[warpgroup][stage]);
+    if (p.mask.access == PlaneAccess::keys) remove_closed<C>(shared.closed_keys[n % kKeyTiles][lane % 4], s);
   }
 
   // P V has NaN where values are not finite. Where pairs may have been removed, nobody need have attended those: the
@@ -290,10 +345,10 @@ class Consumer {
   int slot = 0, k_begin = 0, whole_begin = 0, whole_end = 0;  // of the tile at hand
   RowState state;
   std::uint32_t q_phase = 0;
-  RingPosition<kWorkSlots> next;
+  unsigned announced = 0;  // tiles, so far
   RingPosition<C::kStages> k, v;
   struct Nothing {};
-  std::conditional_t<C::kOptions != 0, ScoreOptions<C>, Nothing> options;
+  std::conditional_t<C::kByElement, ScoreOptions<C>, Nothing> options;
   float s[C::kTileK / 2];
   float o[C::kValueSize / 2];
   std::uint32_t probabilities[C::kTileK / 16][4];

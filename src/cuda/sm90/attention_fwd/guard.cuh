@@ -3,7 +3,7 @@
 // finite nearly always: where O came out as NaN, the tile is computed again, and then the guard looks at all of them.
 #pragma once
 
-#include "cuda/sm90/attention_fwd/planes.cuh"
+#include "cuda/sm90/attention_fwd/terms.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
@@ -100,33 +100,58 @@ __device__ void clear_unattended(const Params& p, const Work& w, Tile& tile, int
   }
 }
 
-// The whole warp.
+// Values of one tile. The whole warp.
 template <class C>
-__device__ void guard_values(const Params& p, SharedMemory<C>& shared) {
-  const bool first_lane = threadIdx.x % 32 == 0;
-  std::uint32_t landed = 0;  // a bit for each stage: the phase to wait for
-  int stage = 0;
-  for (RingPosition<kWorkSlots> slot;; slot.next()) {
-    ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
-    const Work& w = shared.work[slot.index];
+__device__ __forceinline__ void guard_values(const Params& p, const Work& w, SharedMemory<C>& shared, int tile,
+                                             int stage) {
+  if (!passes_guard<C>(p, w, tile)) return;
+  const std::uint32_t phase = shared.v_phase[stage];
+  __syncwarp();
+  ptx::barrier_wait(shared.v_landed[stage], phase);
+  if (threadIdx.x % 32 == 0) shared.v_phase[stage] = phase ^ 1;
+  const AttendedRows<C> rows(w, tile);
+  clear_rows(shared.v[stage], 0, min(rows.begin, C::kTileK));
+  clear_rows(shared.v[stage], rows.end, C::kTileK);
+  if constexpr (C::kRemovesPairs) {
+    if (w.careful) clear_unattended<C>(p, w, shared.v[stage], tile * C::kTileK, rows.begin, rows.end);
+  }
+  ptx::fence_async_shared();
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.v_ready[stage]);
+}
+
+// What is known of a tile's keys, for the consumers. Their place in its ring is free: the tile of four before is done
+// with where that of two before was waited for.
+template <class C>
+__device__ __forceinline__ void serve_keys(const Params& p, const Work& w, SharedMemory<C>& shared, int tile) {
+  const unsigned n = w.number_of(tile);
+  KeyTileValues<C>(p, w, tile).write(shared, static_cast<int>(n % kKeyTiles));
+  ptx::fence_async_shared();
+  ptx::barrier_wait(shared.k_free[n % C::kStages], ~(n / C::kStages) & 1);
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.k_ready[n % C::kStages]);
+}
+
+// The whole warp. In the producer's order: k runs one tile ahead of v.
+template <class C>
+__device__ void guard_tiles(const Params& p, SharedMemory<C>& shared) {
+  constexpr int kAhead = C::kHasKeyTerms || C::kHasBulkPlane ? 1 : 0;
+  unsigned works = 0;  // behind us: the ring's position and phase follow, and registers are few
+#pragma unroll 1
+  for (;; ++works) {
+    ptx::barrier_wait(shared.work_ready[works % kWorkSlots], works / kWorkSlots & 1);
+    const Work& w = shared.work[works % kWorkSlots];
     if (w.position == kNoMoreTiles) return;
 #pragma unroll 1
-    for (int tile = w.k_end - 1; tile >= w.k_begin; --tile, stage = (stage + 1) % C::kStages) {
-      if (!passes_guard<C>(p, w, tile)) continue;
-      ptx::barrier_wait(shared.v_landed[stage], landed >> stage & 1);
-      landed ^= 1u << stage;
-      const AttendedRows<C> rows(w, tile);
-      clear_rows(shared.v[stage], 0, min(rows.begin, C::kTileK));
-      clear_rows(shared.v[stage], rows.end, C::kTileK);
-      if constexpr (C::kRemovesPairs) {
-        if (w.careful) clear_unattended<C>(p, w, shared.v[stage], tile * C::kTileK, rows.begin, rows.end);
+    for (int tile = w.k_end - 1; tile >= w.k_begin - kAhead; --tile) {
+      if constexpr (kAhead > 0) {
+        if (has_key_values<C>(p) && tile >= w.k_begin) serve_keys<C>(p, w, shared, tile);
       }
-      ptx::fence_async_shared();
-      __syncwarp();
-      if (first_lane) ptx::barrier_arrive(shared.v_ready[stage]);
+      if (tile + kAhead == w.k_end) continue;
+      guard_values<C>(p, w, shared, tile + kAhead, static_cast<int>(w.number_of(tile + kAhead) % C::kStages));
     }
     __syncwarp();
-    if (first_lane) ptx::barrier_arrive(shared.work_free[slot.index]);
+    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.work_free[recomputed(static_cast<int>(works)) % kWorkSlots]);
   }
 }
 

@@ -21,20 +21,31 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
     for (int i = 0; i < kWorkSlots; ++i) {
       ptx::barrier_init(shared.work_ready[i], 1);
       ptx::barrier_init(shared.work_free[i], kConsumerWarps + 3);
-      shared.work[i].spoiled = 0;
+      shared.work[i] = {};
     }
     for (int c = 0; c < C::kConsumers; ++c) {
       ptx::barrier_init(shared.q_ready[c], 1);
       ptx::barrier_init(shared.q_free[c], 4);
     }
     for (int i = 0; i < C::kStages; ++i) {
-      ptx::barrier_init(shared.k_ready[i], 1);
+      ptx::barrier_init(shared.k_ready[i], has_key_values<C>(p) ? 2 : 1);
       ptx::barrier_init(shared.v_ready[i], 1);
       ptx::barrier_init(shared.v_landed[i], 1);
+      shared.v_phase[i] = 0;
       ptx::barrier_init(shared.k_free[i], kConsumerWarps);
       ptx::barrier_init(shared.v_free[i], kConsumerWarps);
     }
+    if constexpr (C::kHasBulkPlane) {
+      ptx::prefetch_tensor_map(p.plane);
+      for (int c = 0; c < C::kConsumers; ++c) {
+        for (auto& ready : shared.bulk_ready[c]) ptx::barrier_init(ready, 1);
+        for (auto& free : shared.bulk_free[c]) ptx::barrier_init(free, 4);
+      }
+    }
     ptx::fence_barrier_init();
+  }
+  if constexpr (C::kHasTerms) {
+    if (threadIdx.x / 32 == 3) begin_terms<C>(shared);
   }
   __syncthreads();
 
@@ -43,7 +54,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
     if (threadIdx.x == 0) produce_keys<C>(p, shared);
     if (threadIdx.x == 32) produce_q<C>(p, shared);
     if (threadIdx.x / 32 == 2) Scheduler<C, SharedMemory<C>>(p, shared).run([](const Work&) {});
-    if (threadIdx.x / 32 == 3) guard_values<C>(p, shared);
+    if (threadIdx.x / 32 == 3) guard_tiles<C>(p, shared);
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();
     Consumer<C>(p, shared, warpgroup - 1).run();

@@ -21,6 +21,7 @@ constexpr Variant variant(DType dtype) {
           .value_size = C::kValueSize,
           .consumers = C::kConsumers,
           .tile_k = C::kTileK,
+          .options = C::kOptions,
           .planes = C::kPlanes,
           .launch = launch<C>};
 }

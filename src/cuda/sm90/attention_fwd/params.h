@@ -7,10 +7,26 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
+// What a kernel can do to scores. Each makes the loop over keys longer, and its code is too long for the instruction
+// caches as it is: a jump over an option that is not used costs about 80 cycles.
+enum ScoreOption : unsigned {
+  kSoftcap = 1,
+  kAlibi = 2,
+  kKeyPlanes = 4,   // bias or mask by PlaneAccess::keys
+  kTilePlanes = 8,  // by PlaneAccess::copies
+  kAnyPlanes = 16,  // by PlaneAccess::direct; also scales that are not positive
+  kAllOptions = 31,
+  // In kernels of their own:
+  kKeyTerms = 32,    // bias or mask by PlaneAccess::keys, as columns of the product
+  kAlibiTerms = 64,  // ALiBi, likewise
+  kBulkPlane = 128,  // bias or mask by PlaneAccess::bulk
+};
+
 // How the consumers come by a bias or mask.
 enum class PlaneAccess : int {
   none,    // there is none
   keys,    // all rows of a tile share one value a key: each warp reads a tile's keys once
+  bulk,    // tiles by the tensor memory accelerator
   copies,  // asynchronous copies of 16 or 4 bytes to shared memory, ahead of their use
   direct,  // element by element, when it is needed
 };
@@ -27,7 +43,8 @@ struct ScorePlane {
 struct Softcap {
   float inside, outside;  // scale / softcap, or 0: none; the inverse
   float limit;            // of |x|
-  float series[5];
+  float series[4];
+  float log2_series[4];  // times scale_log2
 };
 
 struct Params {
@@ -35,6 +52,8 @@ struct Params {
   CUtensorMap q;
   // [B, S, Hkv, D], innermost first: D, S, Hkv, B. Packed sequences: B = 1, S is the total.
   CUtensorMap k, v;
+  // Of a bias or mask by PlaneAccess::bulk: Sk, Sq, H, B, the last two 1 where it is broadcast.
+  CUtensorMap plane;
   void* o;
   float* lse;         // or null
   const float* sink;  // [H] or null
@@ -59,7 +78,7 @@ struct Params {
   int left, right;
   float scale_log2;  // scale * log2(e)
   // The rest is for kernels with score options.
-  float scale;
+  float scale, scale_inverse;
   Softcap softcap;
   const float* alibi;  // [B, H] or null
   std::int64_t alibi_stride_b, alibi_stride_h;

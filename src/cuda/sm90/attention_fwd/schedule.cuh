@@ -136,7 +136,11 @@ class Scheduler {
 
  private:
   __device__ void announce() {
-    if (first_lane) ptx::barrier_arrive(shared.work_ready[slot.index]);
+    if (first_lane) {
+      const Work& last = shared.work[(slot.index + kWorkSlots - 1) % kWorkSlots];
+      shared.work[slot.index].first_number = last.first_number + static_cast<unsigned>(last.k_end - last.k_begin);
+      ptx::barrier_arrive(shared.work_ready[slot.index]);
+    }
     slot.next();
     ++pending;
   }

@@ -5,6 +5,16 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
+// Whether a warp's scores are where the softcap's series is right. What scores elsewhere are must not decide on a row's
+// bits: among scores that are not the sequence's own, the series is not tried.
+template <int kCount>
+__device__ __forceinline__ bool small_for(const Softcap& softcap, const float (&s)[kCount]) {
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) largest = fmaxf(largest, fabsf(s[i]));
+  return !__any_sync(0xffffffff, largest > softcap.limit);
+}
+
 // What a consumer thread keeps for them. Scores stay q.k, which the softmax scales beside its subtraction, until
 // something is added to them. Pairs outside the band are left to mask_band.
 template <class C>
@@ -56,7 +66,10 @@ class ScoreOptions {
       for (int i = 0; i < C::kTileK / 2; ++i) s[i] *= unit;
       unit = 1.0f;
     }
-    if (has(kAlibi) && p.alibi != nullptr) add_alibi(p, w, rows, k_tile, unit, s);
+    if (has(kAlibi) && p.alibi != nullptr) {
+      add_alibi<C>(p, w, rows, k_tile, slope, unit, s);
+      unit = 1.0f;
+    }
     // First what is added, then what removes pairs: a bias may be NaN where a mask is false.
     bool open[kPerLane];
 #pragma unroll
@@ -100,14 +113,8 @@ class ScoreOptions {
     ptx::copy_async_commit();
   }
 
-  // By the polynomial if the warp's scores allow it. What they are elsewhere must not decide on a row's bits: among
-  // scores that are not the sequence's own, the polynomial is not tried.
   static __device__ __forceinline__ void cap(const Softcap& softcap, bool own, Scores s) {
-    const float(&c)[5] = softcap.series;
-    float largest = 0.0f;
-#pragma unroll
-    for (int i = 0; i < C::kTileK / 2; ++i) largest = fmaxf(largest, fabsf(s[i]));
-    if (!own || __any_sync(0xffffffff, largest > softcap.limit)) {
+    if (C::kOptions == kSoftcap || !own || !small_for(softcap, s)) {
       const float to_exponent = 2.0f * kLog2e * softcap.inside;
 #pragma unroll
       for (int i = 0; i < C::kTileK / 2; ++i) {  // tanh(y) = 1 - 2 / (e^2y + 1)
@@ -116,30 +123,12 @@ class ScoreOptions {
       }
       return;
     }
+    const float(&c)[4] = softcap.series;
 #pragma unroll
     for (int i = 0; i < C::kTileK / 2; ++i) {
       const float square = s[i] * s[i];
-      const float tail = fmaf(fmaf(c[4], square, c[3]), square, c[2]);
-      s[i] *= fmaf(fmaf(tail, square, c[1]), square, c[0]);
+      s[i] *= fmaf(fmaf(fmaf(c[3], square, c[2]), square, c[1]), square, c[0]);
     }
-  }
-
-  __device__ __forceinline__ void add_alibi(const Params& p, const Work& w, const ThreadRows& rows, int k_tile,
-                                            float& unit, Scores s) const {
-    const int column = k_tile * C::kTileK + 2 * (recomputed(static_cast<int>(threadIdx.x)) % 4);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float down = -slope[r], distance = static_cast<float>(rows.position(p, r) + w.off - column);
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& x = s[4 * j + 2 * r + c];
-          x = fmaf(x, unit, down * fabsf(distance - static_cast<float>(8 * j + c)));
-        }
-      }
-    }
-    unit = 1.0f;
   }
 
   // Through `scratch`, C::kTileK floats of this warp. A bias of -inf closes its key, so that no NaN of k gets past it.

@@ -41,6 +41,25 @@ struct ThreadRows {
   }
 };
 
+// s = s unit - slope |distance of positions|, per row.
+template <class C>
+__device__ __forceinline__ void add_alibi(const Params& p, const Work& w, const ThreadRows& rows, int k_tile,
+                                          const float (&slope)[2], float unit, float (&s)[C::kTileK / 2]) {
+  const int column = k_tile * C::kTileK + 2 * (recomputed(static_cast<int>(threadIdx.x)) % 4);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float down = -slope[r], distance = static_cast<float>(rows.position(p, r) + w.off - column);
+#pragma unroll
+    for (int j = 0; j < C::kTileK / 8; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float& x = s[4 * j + 2 * r + c];
+        x = fmaf(x, unit, down * fabsf(distance - static_cast<float>(8 * j + c)));
+      }
+    }
+  }
+}
+
 // Causality, a window, and the end of the keys: each row attends one run of keys. Masking selects: whatever a masked
 // score was, NaN included, it becomes -inf.
 template <class C>

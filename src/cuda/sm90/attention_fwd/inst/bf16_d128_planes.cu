@@ -2,7 +2,6 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-const Variant kBf16D128Planes =
-    variant<Config<__nv_bfloat16, 128, 128, 128, 2, 2, false, kKeyPlanes | kTilePlanes>>(DType::bf16);
+const Variant kBf16D128Planes = variant<Config<__nv_bfloat16, 128, 128, 128, 2, 2, true, kBulkPlane>>(DType::bf16);
 
 }  // namespace heddle::cuda::sm90::attention_fwd

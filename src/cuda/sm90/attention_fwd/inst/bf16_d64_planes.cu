@@ -2,7 +2,6 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-const Variant kBf16D64Planes =
-    variant<Config<__nv_bfloat16, 64, 64, 128, 2, 2, true, kKeyPlanes | kTilePlanes>>(DType::bf16);
+const Variant kBf16D64Planes = variant<Config<__nv_bfloat16, 64, 64, 128, 3, 2, false, kBulkPlane>>(DType::bf16);
 
 }  // namespace heddle::cuda::sm90::attention_fwd

@@ -2,7 +2,6 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-const Variant kF16D128Planes =
-    variant<Config<__half, 128, 128, 128, 2, 2, false, kKeyPlanes | kTilePlanes>>(DType::f16);
+const Variant kF16D128Planes = variant<Config<__half, 128, 128, 128, 2, 2, true, kBulkPlane>>(DType::f16);
 
 }  // namespace heddle::cuda::sm90::attention_fwd

@@ -2,6 +2,7 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-const Variant kF16D64Alibi = variant<Config<__half, 64, 64, 128, 2, 2, true, kAlibi>>(DType::f16);
+const Variant kBf16D64Keys =
+    variant<Config<__nv_bfloat16, 64, 64, 128, 3, 2, false, kKeyTerms | kAlibiTerms>>(DType::bf16);
 
 }  // namespace heddle::cuda::sm90::attention_fwd

@@ -2,6 +2,7 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-const Variant kBf16D64Alibi = variant<Config<__nv_bfloat16, 64, 64, 128, 2, 2, true, kAlibi>>(DType::bf16);
+const Variant kBf16D128Keys =
+    variant<Config<__nv_bfloat16, 128, 128, 128, 2, 2, true, kKeyTerms | kAlibiTerms>>(DType::bf16);
 
 }  // namespace heddle::cuda::sm90::attention_fwd

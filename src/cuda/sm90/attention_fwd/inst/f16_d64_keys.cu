@@ -2,6 +2,6 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-const Variant kBf16D128Alibi = variant<Config<__nv_bfloat16, 128, 128, 128, 2, 2, true, kAlibi>>(DType::bf16);
+const Variant kF16D64Keys = variant<Config<__half, 64, 64, 128, 3, 2, false, kKeyTerms | kAlibiTerms>>(DType::f16);
 
 }  // namespace heddle::cuda::sm90::attention_fwd

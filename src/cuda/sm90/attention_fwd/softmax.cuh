@@ -1,0 +1,66 @@
+// The softmax of a key tile's accumulators, and the ways in which they are logits.
+#pragma once
+
+#include "cuda/sm90/attention_fwd/epilogue.cuh"
+
+namespace heddle::cuda::sm90::attention_fwd {
+
+// O is rescaled only when a row's maximum has grown by more than this (log2): until then P may reach 2^8, which fp32
+// sums and 16-bit floats hold as exactly as values below 1. (The conditional rescaling of FlashAttention-4.)
+constexpr float kRescaleLog2 = 8;
+
+// How accumulators become logits in log2 units, and how far below a row's base one is.
+struct Scaled {
+  float scale;
+  __device__ float logit(float x, int /*row*/) const { return x * scale; }
+  __device__ float above(float x, int /*row*/, float base) const { return fmaf(x, scale, -base); }
+};
+struct Shifted {
+  float scale, shift[2];
+  __device__ float logit(float x, int row) const { return fmaf(x, scale, shift[row]); }
+  __device__ float above(float x, int row, float base) const { return fmaf(x, scale, shift[row] - base); }
+};
+// By Softcap's series.
+struct Capped {
+  const float (&series)[4];
+  __device__ float factor(float x) const {
+    const float square = x * x;
+    return fmaf(fmaf(fmaf(series[3], square, series[2]), square, series[1]), square, series[0]);
+  }
+  __device__ float logit(float x, int /*row*/) const { return x * factor(x); }
+  __device__ float above(float x, int /*row*/, float base) const { return fmaf(x, factor(x), -base); }
+};
+
+// Turns s, in place, into exp2(logit - max) and brings the rows' maxima and sums up to date. Returns by `correction`
+// what O must be multiplied with. Logits must grow with s.
+template <class Logits, int kCount>
+__device__ __forceinline__ void softmax(float (&s)[kCount], RowState& state, float (&correction)[2],
+                                        const Logits& logits) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float top0 = fmaxf(s[2 * r], s[2 * r + 1]), top1 = fmaxf(s[2 * r + 4], s[2 * r + 5]);
+#pragma unroll
+    for (int i = 8; i < kCount; i += 8) {
+      top0 = fmaxf(top0, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+      top1 = fmaxf(top1, fmaxf(s[i + 2 * r + 4], s[i + 2 * r + 5]));
+    }
+    float top = fmaxf(top0, top1);
+    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
+    top = logits.logit(fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)), r);
+    const float before = state.max[r];
+    if (top > before + kRescaleLog2) state.max[r] = top;
+    const float base = state.max[r] == -INFINITY ? 0.0f : state.max[r];
+    correction[r] = ptx::exp2_approx(before - base);
+    float sum0 = 0.0f, sum1 = 0.0f;
+#pragma unroll
+    for (int i = 2 * r; i < kCount; i += 4) {
+      s[i] = ptx::exp2_approx(logits.above(s[i], r, base));
+      s[i + 1] = ptx::exp2_approx(logits.above(s[i + 1], r, base));
+      sum0 += s[i];
+      sum1 += s[i + 1];
+    }
+    state.sum[r] = state.sum[r] * correction[r] + (sum0 + sum1);
+  }
+}
+
+}  // namespace heddle::cuda::sm90::attention_fwd
