@@ -35,7 +35,7 @@ class Consumer {
         if (tile) compute_tiles();
         if (shared.work[slot].position == kNoMoreTiles) return;
         __syncwarp();
-        release(shared.work_free[slot]);  // of a pause
+        ptx::barrier_arrive(shared.work_free[slot]);  // of a pause
         tile = next_work();
       }
     }
@@ -103,7 +103,7 @@ class Consumer {
         store_rows<C>(p, staging(), done, first_position(done), warp_row(), o, inverse);
         if constexpr (C::kRemovesPairs) {
           ask_again_if_spoiled(done_slot);
-          release(shared.work_free[done_slot]);
+          ptx::barrier_arrive(shared.work_free[done_slot]);
         }
         return;
       }
@@ -125,7 +125,7 @@ class Consumer {
       release_v();
       store_rows<C>(p, staging(), done, first_position(done), warp_row(), o, inverse);
       ask_again_if_spoiled(done_slot);
-      release(shared.work_free[done_slot]);
+      ptx::barrier_arrive(shared.work_free[done_slot]);
       round_probabilities();
     }
   }

@@ -151,7 +151,7 @@ __device__ void guard_tiles(const Params& p, SharedMemory<C>& shared) {
       guard_values<C>(p, w, shared, tile + kAhead, static_cast<int>(w.number_of(tile + kAhead) % C::kStages));
     }
     __syncwarp();
-    if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.work_free[recomputed(static_cast<int>(works)) % kWorkSlots]);
+    ptx::barrier_arrive(shared.work_free[recomputed(static_cast<int>(works)) % kWorkSlots]);
   }
 }
 

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
     constexpr int kConsumerWarps = 4 * C::kConsumers;
     for (int i = 0; i < kWorkSlots; ++i) {
       ptx::barrier_init(shared.work_ready[i], 1);
-      ptx::barrier_init(shared.work_free[i], kConsumerWarps + 3);
+      ptx::barrier_init(shared.work_free[i], 32 * (kConsumerWarps + 1) + 2);  // every thread that reads it
       shared.work[i] = {};
     }
     for (int c = 0; c < C::kConsumers; ++c) {

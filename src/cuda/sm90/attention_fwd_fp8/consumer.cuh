@@ -31,7 +31,7 @@ class Consumer {
       if (next_work()) compute_tiles();
       if (__all_sync(0xffffffff, shared.work[slot()].position == attention_fwd::kNoMoreTiles)) return;
       __syncwarp();
-      release(shared.work_free[slot()]);  // of a pause
+      ptx::barrier_arrive(shared.work_free[slot()]);  // of a pause
     }
   }
 
@@ -325,8 +325,7 @@ class Consumer {
       factor[1] = rounded[1] == 0.0f ? 0.0f : __fdividef(factor[1], rounded[1]);
     }
     store_rows<C>(p, w, thread_rows(w), o, factor);
-    __syncwarp();  // one lane then gives back what all have read
-    release(shared.work_free[done]);
+    ptx::barrier_arrive(shared.work_free[done]);
   }
 
   __device__ Parked& parked() { return shared.parked[thread() - 128]; }

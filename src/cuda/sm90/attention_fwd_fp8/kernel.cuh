@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_fp8_kernel(const
     constexpr int kConsumerWarps = 4 * C::kConsumers;
     for (int i = 0; i < kWorkSlots; ++i) {
       ptx::barrier_init(shared.work_ready[i], 1);
-      ptx::barrier_init(shared.work_free[i], kConsumerWarps + C::kTransposers + 1);
+      ptx::barrier_init(shared.work_free[i],
+                        32 * (kConsumerWarps + C::kTransposers) + 1);  // every thread that reads it
       shared.work[i].spoiled = 0;
     }
     for (int c = 0; c < C::kConsumers; ++c) {

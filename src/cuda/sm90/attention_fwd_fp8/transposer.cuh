@@ -82,7 +82,7 @@ __device__ void transpose_values(const Params& p, SharedMemory<C>& shared, int n
       }
     }
     __syncwarp();
-    if (first_lane) ptx::barrier_arrive(shared.work_free[slot.index]);
+    ptx::barrier_arrive(shared.work_free[slot.index]);
   }
 }
 
