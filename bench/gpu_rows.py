@@ -127,7 +127,9 @@ def single(length, precision, batch=2, heads=16, size=128):
 
     def efficient():
         torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-        return peer()
+        out = peer()
+        torch.backends.cuda.matmul.allow_tf32 = False
+        return out
 
     peer = sdpa(q, k, v, SDPBackend.EFFICIENT_ATTENTION)
     calls = {"heddle": lambda: heddle.attention(q, k, v, precision=precision), "efficient": efficient}

@@ -6,28 +6,28 @@
 
 #include "core/check.h"
 #include "cuda/common/device.h"
+#include "cuda/common/pairs.h"
 #include "cuda/common/tuning.h"
 
 namespace heddle::cuda {
 namespace {
 
-// H200: `heddle tune`, but for decode, whose fixed costs are those of one sequence of 8192 keys in the benchmark;
-// sm90_decode's products were fitted to calls of many rows, sm80_decode's are a guess.
+// H200: `heddle tune`. The products of sm90_decode are those of 64 rows a kv head; those of sm80_decode are a guess.
 constexpr CostTable kMeasured = {{
-    {"sm90 d64", {6.1e-6, 520e12, 0}},
-    {"sm90 d128", {6.9e-6, 708e12, 0}},
-    {"sm90 d256", {6.8e-6, 789e12, 0}},
-    {"sm80 d64", {7.7e-6, 332e12, 0}},
-    {"sm80 d128", {7.8e-6, 377e12, 0}},
-    {"sm80 d256", {8.1e-6, 332e12, 0}},
-    {"sm80 f32", {10.5e-6, 63.5e12, 0}},
-    {"sm80 tf32", {7.9e-6, 153e12, 0}},
-    {"sm90_fp8 d64", {6.6e-6, 510e12, 0}},
-    {"sm90_fp8 d128", {7.3e-6, 805e12, 0}},
-    {"sm90_decode", {12.7e-6, 115e12, 4.07e12}},
-    {"sm80_decode", {12.9e-6, 150e12, 3.46e12}},
+    {"sm90 d64", {6.2e-6, 516e12, 0}},
+    {"sm90 d128", {7.0e-6, 703e12, 0}},
+    {"sm90 d256", {6.8e-6, 781e12, 0}},
+    {"sm80 d64", {6.4e-6, 328e12, 0}},
+    {"sm80 d128", {6.3e-6, 381e12, 0}},
+    {"sm80 d256", {6.8e-6, 339e12, 0}},
+    {"sm80 f32", {10.9e-6, 62.9e12, 0}},
+    {"sm80 tf32", {8.4e-6, 152e12, 0}},
+    {"sm90_fp8 d64", {7.7e-6, 529e12, 0}},
+    {"sm90_fp8 d128", {7.9e-6, 860e12, 0}},
+    {"sm90_decode", {5.4e-6, 172e12, 4.31e12}},
+    {"sm80_decode", {12.3e-6, 150e12, 3.51e12}},
     {"naive_cuda", {15.5e-6, 0.568e12, 0}},
-    {"baseline_cuda", {19.3e-6, 31.7e12, 0}},
+    {"baseline_cuda", {19.3e-6, 31.8e12, 0}},
 }};
 
 }  // namespace
@@ -45,9 +45,14 @@ const Cost& cost_of(std::string_view name) {
   throw RuntimeError(text("[heddle] there is no cost of '", name, "'"));
 }
 
-double tiled_seconds(const Cost& cost, double tiles, double flops) {
+double few_rows_seconds(const AttentionProblem& p, const Cost& cost, const Cost& decode, double tiles, int tile_rows) {
+  constexpr double kShareOfDecode = 0.85;  // of its bandwidth; a guess: tiles are not spread evenly, nor keys split
   const double multiprocessors = std::max(current_device().multiprocessors, 1);
-  return cost.fixed + std::ceil(tiles / multiprocessors) * multiprocessors * flops / cost.flops;
+  const double keys = attended_pairs(p) / static_cast<double>(p.Sq), width = static_cast<double>(p.D + p.Dv);
+  const double tile = 2 * width * keys * tile_rows;
+  const double bytes = static_cast<double>(p.B * p.Hkv) * keys * width * static_cast<double>(size_of(p.k.dtype));
+  return cost.fixed + std::max(std::ceil(tiles / multiprocessors) * multiprocessors * tile / cost.flops,
+                               bytes / (kShareOfDecode * decode.bytes));
 }
 
 }  // namespace heddle::cuda

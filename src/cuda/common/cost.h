@@ -4,6 +4,8 @@
 #include <array>
 #include <string_view>
 
+#include "core/attention_problem.h"
+
 namespace heddle::cuda {
 
 struct Cost {
@@ -25,7 +27,9 @@ const CostTable& measured_costs();
 // Throws Error if that file is none of `heddle tune`.
 const Cost& cost_of(std::string_view line);
 
-// Seconds for `tiles` pieces of `flops` each, a multiprocessor taking one after the other.
-double tiled_seconds(const Cost& cost, double tiles, double flops);
+// Seconds of a kernel with tiles of rows where a sequence has too few for one: each of the `tiles` takes as long as one
+// of all its `tile_rows`, and one multiprocessor after the other reads all its keys. They come no faster than to a
+// kernel for few rows, whose cost is `decode`.
+double few_rows_seconds(const AttentionProblem& p, const Cost& cost, const Cost& decode, double tiles, int tile_rows);
 
 }  // namespace heddle::cuda

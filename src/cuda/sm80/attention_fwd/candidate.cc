@@ -65,12 +65,16 @@ Refusal supports(const AttentionProblem& p) {
 }
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
-  const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
   const std::int64_t size = std::max(p.D, p.Dv);
   const Cost& cost = cost_of(p.dtype == DType::f32 ? tf32(p) ? "sm80 tf32" : "sm80 f32"
                              : size <= 64          ? "sm80 d64"
                              : size <= 128         ? "sm80 d128"
                                                    : "sm80 d256");
+  const Variant& v = variant_for(p);
+  if (q_tiles(p, v) == 1) {
+    return few_rows_seconds(p, cost, cost_of("sm80_decode"), static_cast<double>(p.B * p.H), v.tile_q);
+  }
+  const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
   return cost.fixed + flops / cost.flops;
 }
 

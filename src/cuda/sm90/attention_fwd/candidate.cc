@@ -124,14 +124,13 @@ const Variant& variant_for(const AttentionProblem& p) {
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const std::int64_t size = std::max(p.D, p.Dv);
   const Cost& cost = cost_of(size <= 64 ? "sm90 d64" : size <= 128 ? "sm90 d128" : "sm90 d256");
-  const double pairs = attended_pairs(p), width = 2.0 * static_cast<double>(p.D + p.Dv);
   const Variant& v = variant_for(p);
   const Plan plan = make_plan(p, v.consumers);
-  if (plan.q_tiles != 1 || p.Sq == 0) return cost.fixed + width * pairs * static_cast<double>(p.B * p.H) / cost.flops;
-  // Few rows: a tile takes as long as a full one, and one multiprocessor reads all its keys.
-  const auto tiles = static_cast<double>(p.B * plan.units);
-  const double tile = width * pairs / static_cast<double>(p.Sq) * v.consumers * 64;
-  return tiled_seconds(cost, tiles, tile);
+  if (plan.q_tiles == 1) {
+    return few_rows_seconds(p, cost, cost_of("sm90_decode"), static_cast<double>(p.B * plan.units), v.consumers * 64);
+  }
+  const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
+  return cost.fixed + flops / cost.flops;
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
