@@ -13,6 +13,11 @@ std::vector<int64_t> extents(const Extents& given, const AttentionProblem& p) {
   return {given.batch ? p.B : 1, given.heads ? p.H : 1, given.rows ? p.Sq : 1, given.columns ? p.Sk : 1};
 }
 
+// Of an element in a bias or mask with extents e.
+int64_t index(const std::vector<int64_t>& e, int64_t b, int64_t h, int64_t i, int64_t j) {
+  return ((b % e[0] * e[1] + h % e[1]) * e[2] + i % e[2]) * e[3] + j % e[3];
+}
+
 }  // namespace
 
 // Rows 3, 10, 17, ... are `outlier` times as large: their softmax is peaked.
@@ -99,9 +104,6 @@ void CaseData::Maker::make_bias(const AttentionProblem& p) {
   const std::vector<int64_t> shape = extents(c_.bias, p);
   data_.bias = HostTensor::input(c_.bias_f32 || c_.dtype == DType::f8e4m3 ? DType::f32 : c_.dtype, shape, c_.layout_q);
   std::vector<bool> read(data_.bias.elements());
-  const auto index = [](const std::vector<int64_t>& s, int64_t b, int64_t h, int64_t i, int64_t j) {
-    return ((b % s[0] * s[1] + h % s[1]) * s[2] + i % s[2]) * s[3] + j % s[3];
-  };
   const std::vector<int64_t> mask_shape = extents(c_.mask, p);
   for (int64_t b = 0; b < p.B; ++b) {
     const Sequence s = p.sequence(b);
@@ -125,9 +127,6 @@ void CaseData::Maker::make_bias(const AttentionProblem& p) {
 
 // Batched, contiguous cases only.
 void CaseData::Maker::poison_unattended(const AttentionProblem& p) {
-  const auto index = [](const std::vector<int64_t>& s, int64_t b, int64_t h, int64_t i, int64_t j) {
-    return ((b % s[0] * s[1] + h % s[1]) * s[2] + i % s[2]) * s[3] + j % s[3];
-  };
   const std::vector<int64_t> bias_shape = extents(c_.bias, p), mask_shape = extents(c_.mask, p);
   std::vector<bool> rows(p.B * p.Sq * p.H), keys(p.B * p.Sk * p.Hkv);
   for (int64_t b = 0; b < p.B; ++b) {

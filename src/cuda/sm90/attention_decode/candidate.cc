@@ -17,6 +17,8 @@ namespace {
 using namespace sm90::attention_decode;
 
 constexpr std::int64_t kMaxLength = kOpen / 2, kMaxQueries = 16;
+// Query heads of a kv head: rows times these stay below 2^31, as Divisor needs.
+constexpr std::int64_t kMaxGroup = 8192;
 constexpr int kWarps = 8, kRowTile = 16, kKeyTile = 16,
               kBlockRows = 128;      // as in config.h; keys of all heads of a block
 constexpr int kInvariantKeys = 512;  // an item's keys where the cut must not depend on the batch
@@ -47,6 +49,7 @@ Refusal supports(const AttentionProblem& p) {
   if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
   if (p.dtype == DType::f32) return "it takes float16, bfloat16 and float8_e4m3fn, not float32";
   if (p.Sq > kMaxQueries) return text("it is for at most ", kMaxQueries, " queries a sequence; found ", p.Sq);
+  if (p.G > kMaxGroup) return text("it takes at most ", kMaxGroup, " query heads a kv head; found ", p.G);
   if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
   if (Refusal reason = refuse_unmappable(p); !reason.empty()) return reason;
   if (p.k_rows > 0 && narrow(p) && (p.D % 16 != 0 || p.Dv % 16 != 0)) {
