@@ -28,6 +28,11 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// wgmma_wait<0>() in other words, so that the compiler does not merge the two.
+__device__ inline void wgmma_wait_without_rescale() {
+  asm volatile("wgmma.wait_group.sync.aligned 0;  // nothing to rescale" ::: "memory");
+}
+
 // Keeps the compiler from moving uses of these registers across this line: it does not know that an asynchronous
 // product still writes them.
 template <int kCount>

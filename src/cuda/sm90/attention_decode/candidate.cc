@@ -26,24 +26,40 @@ constexpr int kSharedBytes = 227 * 1024, kQueryBytes = 34 * 1024;
 
 bool narrow(const AttentionProblem& p) { return p.k.dtype == DType::f8e4m3; }
 
-struct Variants {
-  const Variant &d64, &d64_wide, &d128, &d128_wide, &d256;
-};
-constexpr Variants kBf16 = {kBf16D64, kBf16D64Wide, kBf16D128, kBf16D128Wide, kBf16D256};
-constexpr Variants kF16 = {kF16D64, kF16D64Wide, kF16D128, kF16D128Wide, kF16D256};
-constexpr Variants kNarrow = {kE4m3D64, kE4m3D64Wide, kE4m3D128, kE4m3D128Wide, kE4m3D256};
-
-const Variant& variant_for(const AttentionProblem& p) {
-  const Variants& all = narrow(p) ? kNarrow : p.dtype == DType::bf16 ? kBf16 : kF16;
-  const std::int64_t size = std::max(p.D, p.Dv);
-  const bool wide = p.G * p.Sq > kRowTile;
-  if (size <= 64) return wide ? all.d64_wide : all.d64;
-  if (size <= 128) return wide ? all.d128_wide : all.d128;
-  return all.d256;
+// Keys that one copy may bring: those of a page, or any number.
+int keys_together(const AttentionProblem& p) {
+  return p.page_table ? static_cast<int>(std::gcd(p.page_size, std::int64_t{kBlockRows})) : kBlockRows;
 }
+
+struct Variants {
+  const Variant &few, &wide, &warpgroup;
+};
+constexpr Variants kBf16[] = {{kBf16D64, kBf16D64Wide, kBf16D64Warpgroup},
+                              {kBf16D128, kBf16D128Wide, kBf16D128Warpgroup},
+                              {kBf16D256, kBf16D256, kBf16D256}};
+constexpr Variants kF16[] = {{kF16D64, kF16D64Wide, kF16D64Warpgroup},
+                             {kF16D128, kF16D128Wide, kF16D128Warpgroup},
+                             {kF16D256, kF16D256, kF16D256}};
+constexpr Variants kNarrow[] = {{kE4m3D64, kE4m3D64Wide, kE4m3D64Wide},
+                                {kE4m3D128, kE4m3D128Wide, kE4m3D128Wide},
+                                {kE4m3D256, kE4m3D256, kE4m3D256}};
 
 // Rows of a kv head that one unit may have.
 int row_limit(const Variant& v) { return std::min(kWarps * kRowTile * v.row_tiles, v.size == 256 ? 64 : 256); }
+
+const Variant& variant_for(const AttentionProblem& p) {
+  const std::int64_t size = std::max(p.D, p.Dv), rows = p.G * p.Sq;
+  const Variants& all = (narrow(p)                ? kNarrow
+                         : p.dtype == DType::bf16 ? kBf16
+                                                  : kF16)[size <= 64    ? 0
+                                                          : size <= 128 ? 1
+                                                                        : 2];
+  if (rows <= kRowTile) return all.few;
+  // A warpgroup's keys lie side by side, so a unit over pages has one head; the smallest are better copied for several.
+  // And units that append have all rows.
+  if (keys_together(p) < kKeyTile || (p.append && rows > row_limit(all.warpgroup))) return all.wide;
+  return all.warpgroup;
+}
 
 Refusal supports(const AttentionProblem& p) {
   if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
@@ -76,6 +92,9 @@ int ceil_div(std::int64_t a, std::int64_t b) { return static_cast<int>((a + b - 
 int log2_of(int power) { return std::countr_zero(static_cast<unsigned>(power)); }
 int ceil_to(int a, int b) { return (a + b - 1) / b * b; }
 
+// Keys of the smallest blocks that are worth a copy, or that a product takes.
+int least_block(const Variant& v) { return std::max(2 * kKeyTile, v.keys); }
+
 // Whether a cluster of CTAs shares each unit, and of how many: their merge costs a third of one through the workspace.
 // The smallest one that needs no more blocks in turn than the largest; none if much of the chip would have nothing to
 // do.
@@ -85,9 +104,9 @@ void choose_cluster(const AttentionProblem& p, const Variant& v, Plan& plan) {
   int most = std::min(kMaxCluster, processors / units);
   while (most > 1 && v.clusters_at_once(most) < units) --most;
   const std::int64_t keys = p.window_left < 0 ? p.Sk : std::min(p.Sk, p.window_left + p.Sq);
-  if (most <= 1 || keys <= 2 * kKeyTile) return;
+  if (most <= 1 || keys <= least_block(v)) return;
   int block = plan.block;
-  while (block > 2 * kKeyTile && ceil_div(keys, block / 2) <= most) block /= 2;
+  while (block > least_block(v) && ceil_div(keys, block / 2) <= most) block /= 2;
   const int blocks = ceil_div(keys, block), in_turn = ceil_div(blocks, most), size = ceil_div(blocks, in_turn);
   if (size <= 1 || (in_turn > 2 && size < 8 && 10 * units * size < 9 * processors)) return;
   plan.block = block;
@@ -101,14 +120,14 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
   const int tile_rows = kRowTile * v.row_tiles;  // of a warp
   plan.row_units = ceil_div(all_rows, row_limit(v));
   plan.rows = plan.row_units == 1 ? all_rows : row_limit(v);
-  plan.row_groups = static_cast<int>(std::bit_ceil(static_cast<unsigned>(ceil_div(plan.rows, tile_rows))));
+  plan.row_groups =
+      std::max(static_cast<int>(std::bit_ceil(static_cast<unsigned>(ceil_div(plan.rows, tile_rows)))), v.warps);
 
-  // Keys that one copy may bring: those of a page, or any number.
-  const int page = p.page_table ? static_cast<int>(std::gcd(p.page_size, std::int64_t{kBlockRows})) : kBlockRows;
+  const int page = keys_together(p);
   // Several kv heads beside each other make a row of the cache one piece of memory; fewer make more units to share out,
   // and fewer parts of each to merge.
   const bool interleaved = p.k.stride_h <= p.k.stride_s, small_pages = page < kKeyTile;
-  const int most = !interleaved ? 1 : p.batch_invariant && !small_pages ? 2 : kWarps;
+  const int most = !interleaved || (v.warps > 1 && page < v.keys) ? 1 : p.batch_invariant && !small_pages ? 2 : kWarps;
   const std::int64_t units = small_pages ? 8 : processors / 2;
   plan.heads = 1;
   while (2 * plan.heads <= most && 2 * plan.heads * plan.row_groups <= kWarps && p.Hkv % (2 * plan.heads) == 0 &&
@@ -117,12 +136,12 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
     plan.heads *= 2;
   }
   plan.head_groups = static_cast<int>(p.Hkv / plan.heads);
-  plan.block = kBlockRows / plan.heads;
   plan.key_splits = kWarps / (plan.heads * plan.row_groups);
+  plan.block = v.warps > 1 ? plan.key_splits * v.keys : kBlockRows / plan.heads;
   plan.cluster = 1;
   if (!p.batch_invariant && (p.B == 1 || equal_lengths(p))) choose_cluster(p, v, plan);
   // Few keys: smaller blocks, for more CTAs.
-  while (plan.cluster == 1 && !p.batch_invariant && plan.block > 2 * kKeyTile &&
+  while (plan.cluster == 1 && !p.batch_invariant && plan.block > least_block(v) &&
          p.B * plan.head_groups * plan.row_units * ceil_div(p.Sk, plan.block) * 10 < 9 * processors) {
     plan.block /= 2;
   }
@@ -136,12 +155,12 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
     plan.box_pitch = plan.box * (plan.heads > 1 && plan.box < 8 ? plan.heads + 1 : plan.heads);
     plan.panel_bytes = ceil_to(plan.block / plan.box * plan.box_pitch, 8) * 128;
     plan.stages = std::min((kSharedBytes - plan.tiles_offset) / (v.panels * plan.panel_bytes), 16);
-    if (plan.stages >= 4 || plan.block == kKeyTile) break;
+    if (plan.stages >= 4 || plan.block == v.keys) break;
   }
   const int partial = 4 * plan.heads * plan.rows * static_cast<int>(p.Dv + 2) + 16;  // of a CTA, as in merge.cuh
   if (partial > plan.stages * v.panels * plan.panel_bytes) plan.cluster = 1;
   plan.shared_bytes = plan.tiles_offset + plan.stages * v.panels * plan.panel_bytes;
-  plan.key_splits = std::min(plan.key_splits, plan.block / kKeyTile);
+  plan.key_splits = std::min(plan.key_splits, plan.block / v.keys);
   plan.item_blocks = p.batch_invariant ? std::max(kInvariantKeys / plan.block, 2) : 1;
   plan.block_shift = log2_of(plan.block);
   plan.row_shift = log2_of(plan.row_groups);

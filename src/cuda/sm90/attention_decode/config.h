@@ -12,18 +12,21 @@ constexpr int kConsumerWarps = 8, kQueryWarps = 3;
 constexpr int kServiceThreads = 128;  // the producer's warp and the query warps
 constexpr int kConsumers = 32 * kConsumerWarps;
 constexpr int kThreads = kServiceThreads + kConsumers;
-constexpr int kRowTile = 16, kKeyTile = 16;  // what one product takes
+constexpr int kRowTile = 16, kKeyTile = 16;  // what a warp's product takes
+constexpr int kGroupKeys = 64;               // what a warpgroup's takes, with a row tile for each of its four warps
 constexpr int kPanel = 128;                  // bytes, the width of the swizzle
 constexpr int kMaxStages = 16, kPieces = 4;
 constexpr int kMaxRows = 256;  // of a unit, over all its heads
 
 // T: element type of the products. An e4m3 cache is widened to f16 on its way from shared memory to the registers.
-template <class T, int kSize_, int kRowTiles_, bool kE4m3_>
+// kWarpgroups: the four warps of a warpgroup multiply as one, and read K and V in shared memory once for all.
+template <class T, int kSize_, int kRowTiles_, bool kE4m3_, bool kWarpgroups_ = false>
 struct Config {
   using Element = T;
   static constexpr int kSize = kSize_;          // of a head, at most
   static constexpr int kRowTiles = kRowTiles_;  // of a warp
   static constexpr bool kE4m3 = kE4m3_;
+  static constexpr bool kWarpgroups = kWarpgroups_;
   static constexpr int kKeyBytes = kE4m3 ? 1 : 2;
   static constexpr int kPanels = kSize * kKeyBytes <= kPanel ? 1 : kSize * kKeyBytes / kPanel;
   static constexpr int kPanelElements = kPanel / kKeyBytes;
@@ -33,7 +36,9 @@ struct Config {
   static constexpr int kPassColumns = kSize < 128 ? kSize : 128;   // of O, merged at a time
   static constexpr int kMergePitch = kPassColumns + 8;             // floats; the 8 spread rows over the banks
   static constexpr int kServiceRegisters = kManyRegisters ? 72 : 88, kConsumerRegisters = kManyRegisters ? 216 : 208;
-  static constexpr int kMergeBytes = kConsumerWarps * 8 * kMergePitch * 4;
+  static constexpr int kStashWords = 32 * (kWarpgroups ? kGroupKeys / 2 : 8);  // of a warp: all scores of a product
+  static constexpr int kMergeBytes =
+      kConsumerWarps * 4 * (8 * kMergePitch > kStashWords ? 8 * kMergePitch : kStashWords);
 };
 
 // What a CTA computes before it turns to another unit.
@@ -68,6 +73,8 @@ struct Control {
   ptx::Barrier full[kMaxStages], empty[kMaxStages];
   float row_factor[kMaxRows];  // of scores: the scale, and what an e4m3 kernel took out of q
   float max[kConsumerWarps][2 * kRowTile], sum[kConsumerWarps][2 * kRowTile];
+  // Which keys of a product some row of a warp attends: of key 8 n + 2 a + c, bit 2 n + c of word a. For warpgroups.
+  std::uint32_t attended[kConsumerWarps][4];
 };
 
 template <class C>

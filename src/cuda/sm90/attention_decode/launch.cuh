@@ -40,6 +40,8 @@ template <class C>
 constexpr Variant variant() {
   return {.size = C::kSize,
           .row_tiles = C::kRowTiles,
+          .warps = C::kWarpgroups ? 4 : 1,
+          .keys = C::kWarpgroups ? kGroupKeys : kKeyTile,
           .panels = C::kPanels,
           .panel_elements = C::kPanelElements,
           .q_pitch = C::kQPitch,

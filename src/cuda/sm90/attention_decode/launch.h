@@ -11,6 +11,8 @@ namespace heddle::cuda::sm90::attention_decode {
 struct Variant {
   int size;       // of a head, at most
   int row_tiles;  // of 16 rows, for each warp
+  int warps;      // that multiply as one, with neighbouring row tiles: 1, or a warpgroup's 4
+  int keys;       // of such a product
   int panels;     // 128-byte wide parts of a key
   int panel_elements;
   int q_pitch;  // bytes of a row of q in shared memory
@@ -20,9 +22,9 @@ struct Variant {
   int (*clusters_at_once)(int size);
 };
 
-// Defined one file each in inst/. "Wide": two row tiles a warp.
-extern const Variant kBf16D64, kBf16D64Wide, kBf16D128, kBf16D128Wide, kBf16D256;
-extern const Variant kF16D64, kF16D64Wide, kF16D128, kF16D128Wide, kF16D256;
+// Defined one file each in inst/. "Wide": two row tiles a warp. "Warpgroup": four warps multiply as one.
+extern const Variant kBf16D64, kBf16D64Wide, kBf16D64Warpgroup, kBf16D128, kBf16D128Wide, kBf16D128Warpgroup, kBf16D256;
+extern const Variant kF16D64, kF16D64Wide, kF16D64Warpgroup, kF16D128, kF16D128Wide, kF16D128Warpgroup, kF16D256;
 extern const Variant kE4m3D64, kE4m3D64Wide, kE4m3D128, kE4m3D128Wide, kE4m3D256;
 
 }  // namespace heddle::cuda::sm90::attention_decode

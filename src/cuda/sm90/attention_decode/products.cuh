@@ -2,34 +2,20 @@
 // M as they come and keys in N.
 #pragma once
 
-#include "cuda/sm90/attention_decode/scores.cuh"
+#include "cuda/sm90/attention_decode/fragments.cuh"
 #include "cuda/sm90/attention_decode/tile.cuh"
 
 namespace heddle::cuda::sm90::attention_decode {
 
 template <class C>
-class Products {
+class Products : protected Fragments<C> {
  protected:
-  using T = typename C::Element;
-  static constexpr int kTiles = C::kRowTiles, kSteps = C::kSize / 16, kColumns = C::kSize / 8;
+  using Base = Fragments<C>;
+  using Base::kSteps, Base::kTiles, Base::o, Base::p, Base::q;
+  using typename Base::T;
+  using ScoreTile = float[kKeyTile / 8][4];
 
-  // head, row: of the unit's kv heads, and the warp's first row of that.
-  __device__ Products(const Params& params, SharedMemory<C> memory, int unit_head, int row)
-      : p(params), shared(memory), head(unit_head), first_row(row) {}
-
-  static __device__ int lane() { return recomputed(static_cast<int>(threadIdx.x)) % 32; }
-
-  // Fragments of row tile m for all steps (in registers) or for one.
-  __device__ void load_q(int m, int step) {
-    const int row = head % p.plan.heads * p.plan.rows + min(first_row + kRowTile * m + lane() % 16, p.plan.rows - 1);
-    const std::uint32_t address = ptx::shared_address(shared.q()) + row * C::kQPitch + lane() / 16 * 16;
-    if constexpr (C::kQInRegisters) {
-#pragma unroll
-      for (int n = 0; n < kSteps; ++n) ptx::load_matrix_x4(q[n], address + 32 * n);
-    } else {
-      ptx::load_matrix_x4(q[0], address + 32 * step);
-    }
-  }
+  using Base::Base;
 
   // S of 16 keys from `key` on.
   __device__ void score(std::uint32_t tile, const KeyRows& rows, int key, ScoreTile (&s)[kTiles]) {
@@ -43,7 +29,7 @@ class Products {
     ScoreTile second[kTiles] = {};
     if constexpr (C::kE4m3) {
       // A lane reads 16 columns of keys lane / 4 and lane / 4 + 8 at once: four steps' worth.
-      const int lane = Products::lane(), row0 = rows.row(key + lane / 4), row1 = rows.row(key + lane / 4 + 8);
+      const int lane = Base::lane(), row0 = rows.row(key + lane / 4), row1 = rows.row(key + lane / 4 + 8);
 #pragma unroll C::kQInRegisters ? kSteps / 4 : 1
       for (int chunk = 0; chunk < kSteps / 4; ++chunk) {
         const std::uint32_t panel = tile + chunk / 2 * p.plan.panel_bytes;
@@ -60,7 +46,7 @@ class Products {
       }
     } else {
       // Lanes 0-7 and 8-15 name keys 0-7, columns 0-7 and 8-15 of a step; 16-31 keys 8-15.
-      const int lane = Products::lane(), row = rows.row(key + lane / 16 * 8 + lane % 8);
+      const int lane = Base::lane(), row = rows.row(key + lane / 16 * 8 + lane % 8);
 #pragma unroll C::kQInRegisters ? kSteps : 4
       for (int step = 0; step < kSteps; ++step) {
         std::uint32_t b[4];
@@ -83,7 +69,7 @@ class Products {
   __device__ void add_values(std::uint32_t tile, const KeyRows& rows, int key,
                              const std::uint32_t (&probabilities)[kTiles][4], const std::uint32_t (&kept)[2]) {
     // Lanes 0-7 and 8-15 name keys 0-7 and 8-15 of one 16-byte chunk; 16-31 of the next.
-    const int lane = Products::lane(), row = rows.row(key + lane % 16);
+    const int lane = Base::lane(), row = rows.row(key + lane % 16);
     constexpr int kChunks = C::kSize * C::kKeyBytes / 16;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; chunk += 2) {
@@ -106,16 +92,11 @@ class Products {
     }
   }
 
-  const Params& p;
-  const SharedMemory<C> shared;
-  const int head, first_row;
-  float o[kTiles][kColumns][4];
-
  private:
   __device__ void multiply(int step, const std::uint32_t (&b)[4], ScoreTile (&s)[kTiles]) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
-      if constexpr (!C::kQInRegisters) load_q(m, step);
+      if constexpr (!C::kQInRegisters) this->load_q(m, step);
       const auto& a = q[C::kQInRegisters ? step : 0];
       ptx::mma_16816<T>(s[m][0], a, b[0], b[1]);
       ptx::mma_16816<T>(s[m][1], a, b[2], b[3]);
@@ -132,8 +113,6 @@ class Products {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) ptx::mma_16816<T>(o[m][column], probabilities[m], b0, b1);
   }
-
-  std::uint32_t q[C::kQInRegisters ? kSteps : 1][4];
 };
 
 }  // namespace heddle::cuda::sm90::attention_decode

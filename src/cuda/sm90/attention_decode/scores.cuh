@@ -1,15 +1,13 @@
-// From products to probabilities: scale, options, masks, softmax, over a tile of 16 rows and 16 keys.
+// From products to probabilities: scale, options, masks, softmax, over a tile of 16 rows and 8 * kColumns keys.
 //
-// A warp's tile s[2][4] as the products leave it: s[n][c] and s[n][2 + c] are rows lane / 4 and lane / 4 + 8, key
-// 8 n + 2 (lane % 4) + c.
+// A warp's tile s[kColumns][4] as the products leave it, mma and wgmma alike: s[n][c] and s[n][2 + c] are rows lane / 4
+// and lane / 4 + 8, key 8 n + 2 (lane % 4) + c.
 #pragma once
 
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/config.h"
 
 namespace heddle::cuda::sm90::attention_decode {
-
-using ScoreTile = float[2][4];
 
 // O is rescaled only when a row's maximum has grown by more than this (log2): until then P may reach 2^8, which fp32
 // sums and 16-bit floats hold as exactly as values below 1. (The conditional rescaling of FlashAttention-4.)
@@ -35,13 +33,14 @@ struct TileRows {
   }
 };
 
-__device__ inline void mask_band(const TileRows& rows, int first_key, ScoreTile& s) {
+template <int kColumns>
+__device__ __forceinline__ void mask_band(const TileRows& rows, int first_key, float (&s)[kColumns][4]) {
   const int key = first_key + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const auto length = static_cast<unsigned>(max(rows.end[r] - rows.begin[r], 0));
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         // Masking selects: whatever a masked score was, NaN included, it becomes -inf.
@@ -52,16 +51,18 @@ __device__ inline void mask_band(const TileRows& rows, int first_key, ScoreTile&
 }
 
 // Softcap, ALiBi, bias, mask, draft mask. s: scaled, in log2 units. Pairs outside the band are left to mask_band. The
-// elements go through `stash`, 8 words for each lane, one after the other: there are no registers for all at once.
-__device__ inline void apply_options(const Params& p, const Piece& piece, const TileRows& rows, int first_key,
-                                     float* stash, ScoreTile& s) {
+// elements go through `stash`, a word for each of a lane's, one after the other: there are no registers for all at
+// once.
+template <int kColumns>
+__device__ __forceinline__ void apply_options(const Params& p, const Piece& piece, const TileRows& rows, int first_key,
+                                              float* stash, float (&s)[kColumns][4]) {
   const AttentionProblem& problem = p.problem;
   const int lane = static_cast<int>(threadIdx.x) % 32, b = piece.sequence, draft = piece.sk - piece.sq;
   stash += lane;
 #pragma unroll
-  for (int e = 0; e < 8; ++e) stash[32 * e] = s[e / 4][e % 4];
+  for (int e = 0; e < 4 * kColumns; ++e) stash[32 * e] = s[e / 4][e % 4];
 #pragma unroll 1
-  for (int e = 0; e < 8; ++e) {
+  for (int e = 0; e < 4 * kColumns; ++e) {
     const bool lower = e % 4 < 2;
     const int i = lower ? rows.i[0] : rows.i[1], h = lower ? rows.h[0] : rows.h[1];
     const int j = first_key + lane % 4 * 2 + e / 4 * 8 + e % 2;
@@ -88,7 +89,7 @@ __device__ inline void apply_options(const Params& p, const Piece& piece, const 
     stash[32 * e] = x;
   }
 #pragma unroll
-  for (int e = 0; e < 8; ++e) s[e / 4][e % 4] = stash[32 * e];
+  for (int e = 0; e < 4 * kColumns; ++e) s[e / 4][e % 4] = stash[32 * e];
 }
 
 // Running statistics of the two rows, which a thread shares with three others. max is in log2 units; sum counts this
@@ -99,22 +100,32 @@ struct RowState {
 };
 
 // Turns s into exp2(s - max); returns by `correction` what O must be multiplied with.
-__device__ inline void softmax(ScoreTile& s, RowState& state, float (&correction)[2]) {
+template <int kColumns>
+__device__ __forceinline__ void softmax(float (&s)[kColumns][4], RowState& state, float (&correction)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float top = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+    float tops[2];  // two chains, half as long
+#pragma unroll
+    for (int n = 0; n < kColumns; ++n) {
+      const float larger = fmaxf(s[n][2 * r], s[n][2 * r + 1]);
+      tops[n % 2] = n < 2 ? larger : fmaxf(tops[n % 2], larger);
+    }
+    float top = fmaxf(tops[0], tops[1]);
     top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
     const float before = state.max[r];
     if (top > before + kRescaleLog2) state.max[r] = top;
     const float base = state.max[r] == -INFINITY ? 0.0f : state.max[r];
     correction[r] = state.max[r] == -INFINITY ? 1.0f : ptx::exp2_approx(before - base);
+    float sums[2];
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) s[n][2 * r + c] = ptx::exp2_approx(s[n][2 * r + c] - base);
+      const float two = s[n][2 * r] + s[n][2 * r + 1];
+      sums[n % 2] = n < 2 ? two : sums[n % 2] + two;
     }
-    state.sum[r] = state.sum[r] * correction[r] + ((s[0][2 * r] + s[0][2 * r + 1]) + (s[1][2 * r] + s[1][2 * r + 1]));
+    state.sum[r] = state.sum[r] * correction[r] + (sums[0] + sums[1]);
   }
 }
 

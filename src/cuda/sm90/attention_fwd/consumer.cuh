@@ -14,11 +14,6 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-// wgmma_wait<0>() in other words, so that the compiler does not merge the two.
-__device__ inline void wgmma_wait_without_rescale() {
-  asm volatile("wgmma.wait_group.sync.aligned 0;  // nothing to rescale" ::: "memory");
-}
-
 template <class C>
 class Consumer {
  public:

@@ -1,0 +1,164 @@
+// A warp's blocks: S = Q K^T, softmax, O += P V, over 16 keys of one kv head at a time.
+#pragma once
+
+#include "cuda/sm90/attention_decode/products.cuh"
+
+namespace heddle::cuda::sm90::attention_decode {
+
+template <class C>
+class WarpBlocks : protected Products<C> {
+ protected:
+  using Base = Products<C>;
+  using Base::Base;
+  using Base::control, Base::factor, Base::first_row, Base::head, Base::kColumns, Base::kTiles, Base::lane, Base::o,
+      Base::p, Base::shared, Base::split, Base::state, Base::value_unit;
+  using typename Base::ScoreTile;
+  using typename Base::T;
+
+  __device__ void attend(const Piece& piece) {
+#pragma unroll 1
+    for (int block = 0; block < piece.blocks; ++block) attend(piece, piece.first_slot + block * p.plan.block);
+  }
+
+ private:
+  // One block's keys and values, which lie from slot `from` on.
+  __device__ void attend(const Piece& piece, int from) {
+    const int k_stage = stage.index;
+    const std::uint32_t k_phase = stage.phase;
+    stage.next(p.plan.stages);
+    const int v_stage = stage.index;
+    const std::uint32_t v_phase = stage.phase;
+    stage.next(p.plan.stages);
+    const bool active = head < p.plan.heads && first_row < p.plan.rows;
+    const int groups = active ? p.plan.block / kKeyTile : 0;
+    const KeyRows rows(p.plan, head);
+    ptx::barrier_wait(control.full[k_stage], k_phase);
+    if (split >= groups) {
+      this->release(control.empty[k_stage]);
+      ptx::barrier_wait(control.full[v_stage], v_phase);
+      this->release(control.empty[v_stage]);
+      return;
+    }
+#pragma unroll 1
+    for (int group = split; group < groups; group += p.plan.key_splits) {
+      const bool last = group + p.plan.key_splits >= groups;
+      const int slot = from + group * kKeyTile, first_key = slot - piece.k_begin;
+      ScoreTile s[kTiles];
+      this->score(ptx::shared_address(shared.tile(k_stage)), rows, group * kKeyTile, s);
+      if (last) this->release(control.empty[k_stage]);
+      const bool whole = p.plain && first_key >= piece.whole_begin && first_key + kKeyTile <= piece.whole_end;
+      std::uint32_t kept[2] = {0xFFFFFFFF, 0xFFFFFFFF};
+      finish_scores(piece, first_key, whole, s, kept);
+      std::uint32_t probabilities[kTiles][4];
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        float correction[2];
+        softmax(s[m], state[m], correction);
+        if constexpr (C::kE4m3) {
+          if (p.scales_by_key) scale_probabilities(piece, first_key, m, s[m], correction);
+        }
+        if (__any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f)) {
+#pragma unroll
+          for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+            for (int c = 0; c < 4; ++c) o[m][n][c] *= correction[c / 2];
+          }
+        }
+        probabilities[m][0] = ptx::pack2<T>(s[m][0][0], s[m][0][1]);
+        probabilities[m][1] = ptx::pack2<T>(s[m][0][2], s[m][0][3]);
+        probabilities[m][2] = ptx::pack2<T>(s[m][1][0], s[m][1][1]);
+        probabilities[m][3] = ptx::pack2<T>(s[m][1][2], s[m][1][3]);
+      }
+      ptx::barrier_wait(control.full[v_stage], v_phase);
+      if (whole) {
+        this->template add_values<false>(ptx::shared_address(shared.tile(v_stage)), rows, group * kKeyTile,
+                                         probabilities, kept);
+      } else {
+        this->template add_values<true>(ptx::shared_address(shared.tile(v_stage)), rows, group * kKeyTile,
+                                        probabilities, kept);
+      }
+    }
+    this->release(control.empty[v_stage]);
+  }
+
+  // Scales, options and masks. kept: which of this thread's values (those of two neighbouring keys in the halves of a
+  // word, keys 8 further in the second) some row of the warp attends.
+  __device__ void finish_scores(const Piece& piece, int first_key, bool whole, ScoreTile (&s)[kTiles],
+                                std::uint32_t (&kept)[2]) {
+    const int kv_head = piece.head + head;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      if constexpr (C::kE4m3) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+#pragma unroll
+          for (int n = 0; n < 4; ++n) s[m][n / 2][2 * r + n % 2] *= factor[2 * m + r];
+        }
+        if (p.scales_by_key) {
+#pragma unroll
+          for (int n = 0; n < 4; ++n) {
+            const float scale = key_scale(p.problem.k_scale, piece, first_key, n);
+            s[m][n / 2][n % 2] *= scale;
+            s[m][n / 2][2 + n % 2] *= scale;
+          }
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < 8; ++n) s[m][n / 4][n % 4] *= p.scale_log2;
+      }
+    }
+    if (whole) return;
+    unsigned attended = 0;  // bits: key of this thread
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      const TileRows rows(p, piece, kv_head, first_row + kRowTile * m);
+      if (!p.plain) apply_options(p, piece, rows, first_key, this->stash(), s[m]);
+      mask_band(rows, first_key, s[m]);
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        if (s[m][n / 2][n % 2] != -INFINITY || s[m][n / 2][2 + n % 2] != -INFINITY) attended |= 1u << n;
+      }
+    }
+#pragma unroll
+    for (int step = 4; step < 32; step *= 2) attended |= __shfl_xor_sync(0xffffffff, attended, step);
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      kept[n] = (attended >> (2 * n) & 1 ? 0x0000FFFFu : 0u) | (attended >> (2 * n + 1) & 1 ? 0xFFFF0000u : 0u);
+    }
+  }
+
+  // Of key n of this thread's four.
+  __device__ float key_scale(const Scales& scales, const Piece& piece, int first_key, int n) const {
+    const int key = first_key + lane() % 4 * 2 + n / 2 * 8 + n % 2;
+    Sequence s;
+    s.k_begin = piece.k_begin;
+    const AttentionProblem::Slot at =
+        p.problem.key_slot(piece.sequence, s, min(max(key, piece.begin), max(piece.end - 1, piece.begin)));
+    return scales.at(p.problem.page_table != nullptr ? at.batch : piece.cache_row, at.row, piece.head + head);
+  }
+
+  // P times the values' scales. O counts in units of the largest scale so far, so that float16 holds what P becomes.
+  __device__ void scale_probabilities(const Piece& piece, int first_key, int m, ScoreTile& s, float (&correction)[2]) {
+    float scale[4], largest = 0.0f;
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      scale[n] = key_scale(p.problem.v_scale, piece, first_key, n);
+      largest = fmaxf(largest, fabsf(scale[n]));
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+    const float before = value_unit[m];
+    value_unit[m] = fmaxf(before, largest);
+    const float inverse = value_unit[m] > 0.0f ? __fdividef(1.0f, value_unit[m]) : 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (before != value_unit[m]) correction[r] *= before * inverse;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) s[n / 2][2 * r + n % 2] *= scale[n] * inverse;
+    }
+  }
+
+  RingPosition stage;
+};
+
+}  // namespace heddle::cuda::sm90::attention_decode
