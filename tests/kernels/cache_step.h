@@ -79,6 +79,8 @@ inline std::vector<AttentionCase> cache_step_cases() {
   with("by_rows", [](auto& c) { c.cache_batch_idx = true, c.B = 1, c.window_left = 60; });
   with("paged_16", [](auto& c) { c.page_size = 16, c.Sk = 160, c.causal = Causal::bottom_right; });
   with("paged_1", [](auto& c) { c.page_size = 1, c.sink = true; });
+  with("paged_32_rows_64",
+       [](auto& c) { c.H = 32, c.D = c.Dv = 128, c.page_size = 32, c.Sk = 160, c.causal = Causal::bottom_right; });
   with("draft", [](auto& c) { c.draft_mask = true; });
   with("f8_paged", [](auto& c) { c.f8_cache = true, c.page_size = 32, c.Sk = 320, c.scaling = Scaling::one; });
   return out;

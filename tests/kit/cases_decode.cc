@@ -92,6 +92,30 @@ void add_decode(Rows& rows) {
   with("rows_4_d256", {1, 8, 1, 4, 515, 256}, plain);
   with("rows_16_d256", {1, 16, 1, 16, 200, 256}, plain);
   with("rows_16_of_40_heads", {2, 40, 1, 16, 150, 64}, plain);
+  // More than 16 rows of a kv head: one head or two of a unit, one row tile to two warpgroups, halves of a block.
+  with("rows_20", {1, 5, 1, 4, 300, 128}, plain);
+  with("rows_32_of_two_heads", {34, 16, 4, 8, 100, 64}, [](auto& c) { c.seqused_k = c.forward_only = true; });
+  with("rows_64", {3, 8, 2, 16, 500, 128}, [](auto& c) { c.seqused_k = true; });
+  with("rows_64_pages_16", {3, 8, 2, 16, 400, 128}, used(16));
+  with("rows_48_pages_48", {3, 12, 2, 8, 300, 96}, used(48));
+  with("rows_32_pages_64", {34, 16, 4, 8, 150, 128},
+       [](auto& c) { c.seqused_k = c.forward_only = true, c.page_size = 64; });
+  with("rows_64_pages_8", {2, 16, 2, 8, 200, 128}, used(8));
+  with("rows_150", {1, 30, 2, 10, 180, 80}, plain);
+  with("rows_64_dv", {2, 16, 2, 8, 300, 64}, [](auto& c) { c.Dv = 128; });
+  with("rows_64_one_key", {2, 16, 2, 8, 1, 128}, [](auto& c) { c.causal = Causal::none; });
+  with("rows_64_large_logits", {1, 16, 2, 8, 600, 128}, [](auto& c) { c.values = Values::large_logits; });
+  with("rows_32_packed", {4, 16, 4, 8, 300, 64}, [](auto& c) { c.packed_q = c.packed_k = true; });
+  with("rows_80_window_leftpad", {3, 20, 2, 8, 410, 128},
+       [](auto& c) { c.leftpad = c.seqused_k = c.sink = c.poison_keys = true, c.window_left = 90; });
+  with("rows_96_draft_pages", {3, 12, 2, 16, 200, 128},
+       [](auto& c) { c.draft_mask = c.seqused_k = true, c.page_size = 32, c.causal = Causal::none; });
+  with("rows_64_mask_columns", {2, 16, 2, 8, 500, 128},
+       [](auto& c) { c.mask = kColumns, c.poison_keys = true, c.causal = Causal::none; });
+  with("rows_100_bias_mask", {2, 20, 2, 10, 290, 128},
+       [](auto& c) { c.bias = kHeads, c.mask = kBatchColumns, c.bias_holes = c.poison_keys = c.sink = true; });
+  with("rows_100_bias_mask_softcap", {2, 20, 2, 10, 290, 64},
+       [](auto& c) { c.bias = kHeads, c.mask = kFull, c.bias_holes = c.poison_keys = true, c.softcap = 9.0f; });
   with("many_short", {80, 8, 8, 1, 50, 64}, [](auto& c) { c.seqused_k = c.forward_only = true; });
   with("leftpad_window", {4, 8, 2, 3, 300, 128},
        [](auto& c) { c.leftpad = c.seqused_k = true, c.window_left = 50, c.sink = true; });

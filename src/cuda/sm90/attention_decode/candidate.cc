@@ -127,7 +127,9 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
   // Several kv heads beside each other make a row of the cache one piece of memory; fewer make more units to share out,
   // and fewer parts of each to merge.
   const bool interleaved = p.k.stride_h <= p.k.stride_s, small_pages = page < kKeyTile;
-  const int most = !interleaved || (v.warps > 1 && page < v.keys) ? 1 : p.batch_invariant && !small_pages ? 2 : kWarps;
+  // With many rows, what a CTA has to merge at its end counts for more; and a warpgroup's keys lie side by side.
+  const bool many_rows = v.warps > 1 && (page < v.keys || 2 * plan.rows > kWarps / 2 * kRowTile);
+  const int most = !interleaved || many_rows ? 1 : p.batch_invariant && !small_pages ? 2 : kWarps;
   const std::int64_t units = small_pages ? 8 : processors / 2;
   plan.heads = 1;
   while (2 * plan.heads <= most && 2 * plan.heads * plan.row_groups <= kWarps && p.Hkv % (2 * plan.heads) == 0 &&

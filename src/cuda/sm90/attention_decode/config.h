@@ -36,9 +36,10 @@ struct Config {
   static constexpr int kPassColumns = kSize < 128 ? kSize : 128;   // of O, merged at a time
   static constexpr int kMergePitch = kPassColumns + 8;             // floats; the 8 spread rows over the banks
   static constexpr int kServiceRegisters = kManyRegisters ? 72 : 88, kConsumerRegisters = kManyRegisters ? 216 : 208;
-  static constexpr int kStashWords = 32 * (kWarpgroups ? kGroupKeys / 2 : 8);  // of a warp: all scores of a product
-  static constexpr int kMergeBytes =
-      kConsumerWarps * 4 * (8 * kMergePitch > kStashWords ? 8 * kMergePitch : kStashWords);
+  // Words of a warp in the merge buffer; while it attends, they hold the scores of a product, one by one (scores.cuh).
+  static constexpr int kScoreWords = 32 * (kWarpgroups ? kGroupKeys / 2 : 8);
+  static constexpr int kMergeWords = 8 * kMergePitch > kScoreWords ? 8 * kMergePitch : kScoreWords;
+  static constexpr int kMergeBytes = kConsumerWarps * kMergeWords * 4;
 };
 
 // What a CTA computes before it turns to another unit.

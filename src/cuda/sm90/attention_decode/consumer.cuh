@@ -59,9 +59,6 @@ class Consumer : Blocks<C> {
   using Base::control, Base::factor, Base::first_row, Base::head, Base::kColumns, Base::kTiles, Base::lane, Base::o,
       Base::p, Base::shared, Base::state, Base::value_unit, Base::warp;
 
-  // This warp's part of the merge buffer.
-  __device__ float* merge_rows() const { return shared.merge() + warp * 8 * C::kMergePitch; }
-
   __device__ void clear() {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
@@ -107,7 +104,7 @@ class Consumer : Blocks<C> {
       const int row = part / kPasses * 8, pass = part % kPasses;
       if (row >= p.plan.rows) break;  // no warp has rows here
       const int lane = Base::lane();
-      float* to = merge_rows() + lane / 4 * C::kMergePitch;
+      float* to = this->merge_rows() + lane / 4 * C::kMergePitch;
 #pragma unroll
       for (int n = 0; n < kColumnsOfPass; n += 2) {
         float2 even = make_float2(0.0f, 0.0f), odd = even;

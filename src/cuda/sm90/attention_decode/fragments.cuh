@@ -37,8 +37,8 @@ class Fragments {
 
   static __device__ int lane() { return recomputed(static_cast<int>(threadIdx.x)) % 32; }
 
-  // This warp's words for apply_options(): of the merge buffer, which is idle then.
-  __device__ float* stash() const { return shared.merge() + warp * C::kStashWords; }
+  // This warp's part of the merge buffer, idle while it attends.
+  __device__ float* merge_rows() const { return shared.merge() + warp * C::kMergeWords; }
 
   __device__ void release(ptx::Barrier& barrier) {
     __syncwarp();

@@ -71,8 +71,8 @@ class Merger {
       for (int s = 0; s < splits; ++s) {
         const float factor =
             x.max == -INFINITY ? 0.0f : ptx::exp2_approx(control.max[first + s][row + in_tile] - x.max);
-        const float4 part =
-            *reinterpret_cast<const float4*>(shared.merge() + ((first + s) * 8 + in_tile) * C::kMergePitch + 4 * quad);
+        const float4 part = *reinterpret_cast<const float4*>(shared.merge() + (first + s) * C::kMergeWords +
+                                                             in_tile * C::kMergePitch + 4 * quad);
         x.sum += factor * control.sum[first + s][row + in_tile];
         x.o.x += factor * part.x;
         x.o.y += factor * part.y;

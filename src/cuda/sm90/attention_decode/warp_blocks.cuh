@@ -112,7 +112,7 @@ class WarpBlocks : protected Products<C> {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       const TileRows rows(p, piece, kv_head, first_row + kRowTile * m);
-      if (!p.plain) apply_options(p, piece, rows, first_key, this->stash(), s[m]);
+      if (!p.plain) apply_options(p, piece, rows, first_key, this->merge_rows(), s[m]);
       mask_band(rows, first_key, s[m]);
 #pragma unroll
       for (int n = 0; n < 4; ++n) {

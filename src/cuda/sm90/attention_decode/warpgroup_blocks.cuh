@@ -139,7 +139,7 @@ class WarpgroupBlocks : protected Fragments<C> {
     }
     if (whole) return;
     const TileRows rows(p, piece, piece.head + head, first_row);
-    if (!p.plain) apply_options(p, piece, rows, first_key, this->stash(), s);
+    if (!p.plain) apply_options(p, piece, rows, first_key, this->merge_rows(), s);
     mask_band(rows, first_key, s);
     std::uint32_t attended = 0;
 #pragma unroll
