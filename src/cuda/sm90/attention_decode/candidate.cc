@@ -36,10 +36,10 @@ struct Variants {
 };
 constexpr Variants kBf16[] = {{kBf16D64, kBf16D64Wide, kBf16D64Warpgroup},
                               {kBf16D128, kBf16D128Wide, kBf16D128Warpgroup},
-                              {kBf16D256, kBf16D256, kBf16D256}};
+                              {kBf16D256, kBf16D256, kBf16D256Warpgroup}};
 constexpr Variants kF16[] = {{kF16D64, kF16D64Wide, kF16D64Warpgroup},
                              {kF16D128, kF16D128Wide, kF16D128Warpgroup},
-                             {kF16D256, kF16D256, kF16D256}};
+                             {kF16D256, kF16D256, kF16D256Warpgroup}};
 constexpr Variants kNarrow[] = {{kE4m3D64, kE4m3D64Wide, kE4m3D64Wide},
                                 {kE4m3D128, kE4m3D128Wide, kE4m3D128Wide},
                                 {kE4m3D256, kE4m3D256, kE4m3D256}};
@@ -131,9 +131,10 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
   const bool many_rows = v.warps > 1 && (page < v.keys || 2 * plan.rows > kWarps / 2 * kRowTile);
   const int most = !interleaved || many_rows ? 1 : p.batch_invariant && !small_pages ? 2 : kWarps;
   const std::int64_t units = small_pages ? 8 : processors / 2;
+  const int q_bytes = ceil_to(plan.rows, v.q_rows) * v.q_pitch;  // of a head
   plan.heads = 1;
   while (2 * plan.heads <= most && 2 * plan.heads * plan.row_groups <= kWarps && p.Hkv % (2 * plan.heads) == 0 &&
-         2 * plan.heads * plan.rows * v.q_pitch <= kQueryBytes &&
+         2 * plan.heads * q_bytes <= kQueryBytes &&
          (p.batch_invariant || p.B * p.Hkv / (2 * plan.heads) * plan.row_units >= units)) {
     plan.heads *= 2;
   }
@@ -147,8 +148,8 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
          p.B * plan.head_groups * plan.row_units * ceil_div(p.Sk, plan.block) * 10 < 9 * processors) {
     plan.block /= 2;
   }
-  plan.q_offset = ceil_to(v.control_bytes, 128);
-  plan.merge_offset = ceil_to(plan.q_offset + plan.heads * plan.rows * v.q_pitch, 128);
+  plan.q_offset = ceil_to(v.control_bytes, v.q_rows > 1 ? 1024 : 128);  // swizzled tiles begin at 1024
+  plan.merge_offset = ceil_to(plan.q_offset + plan.heads * q_bytes, 128);
   plan.tiles_offset = ceil_to(plan.merge_offset + v.merge_bytes, 1024);
   for (;; plan.block /= 2) {
     plan.box = std::min(page, plan.block);

@@ -12,9 +12,9 @@ constexpr int kConsumerWarps = 8, kQueryWarps = 3;
 constexpr int kServiceThreads = 128;  // the producer's warp and the query warps
 constexpr int kConsumers = 32 * kConsumerWarps;
 constexpr int kThreads = kServiceThreads + kConsumers;
-constexpr int kRowTile = 16, kKeyTile = 16;  // what a warp's product takes
-constexpr int kGroupKeys = 64;               // what a warpgroup's takes, with a row tile for each of its four warps
-constexpr int kPanel = 128;                  // bytes, the width of the swizzle
+constexpr int kRowTile = 16, kKeyTile = 16;      // what a warp's product takes
+constexpr int kGroupRows = 64, kGroupKeys = 64;  // what a warpgroup's takes, a row tile for each of its four warps
+constexpr int kPanel = 128;                      // bytes, the width of the swizzle
 constexpr int kMaxStages = 16, kPieces = 4;
 constexpr int kMaxRows = 256;  // of a unit, over all its heads
 
@@ -30,8 +30,12 @@ struct Config {
   static constexpr int kKeyBytes = kE4m3 ? 1 : 2;
   static constexpr int kPanels = kSize * kKeyBytes <= kPanel ? 1 : kSize * kKeyBytes / kPanel;
   static constexpr int kPanelElements = kPanel / kKeyBytes;
-  static constexpr int kQPitch = 2 * kSize + 16;  // bytes of a row of q; the 16 spread rows over the banks
   static constexpr bool kQInRegisters = kRowTiles == 1 && kSize <= 128;
+  // Of a warpgroup, q that has no place in registers is an operand in shared memory: [panel][row], swizzled as keys
+  // are.
+  static constexpr bool kQSwizzled = kWarpgroups && !kQInRegisters;
+  static constexpr int kQPitch =
+      2 * kSize + (kQSwizzled ? 0 : 16);  // bytes of a row of q; the 16 spread rows over the banks
   static constexpr bool kManyRegisters = kRowTiles * kSize > 128;  // in O alone 128
   static constexpr int kPassColumns = kSize < 128 ? kSize : 128;   // of O, merged at a time
   static constexpr int kMergePitch = kPassColumns + 8;             // floats; the 8 spread rows over the banks

@@ -45,6 +45,7 @@ constexpr Variant variant() {
           .panels = C::kPanels,
           .panel_elements = C::kPanelElements,
           .q_pitch = C::kQPitch,
+          .q_rows = C::kQSwizzled ? kGroupRows : 1,
           .control_bytes = sizeof(Control),
           .merge_bytes = C::kMergeBytes,
           .launch = launch<C>,

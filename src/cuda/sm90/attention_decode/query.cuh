@@ -62,6 +62,7 @@ class QueryWarp {
           place_rows(piece, row, rows, words);
         }
       }
+      if constexpr (C::kQSwizzled) ptx::fence_async_shared();  // products read what was written
       ptx::barrier_arrive(control.q_ready);
       if (p.problem.append.k_new.data != nullptr) {
         append(piece);
@@ -186,10 +187,18 @@ class QueryWarp {
       if (!p.scales_by_key) factor *= problem.k_scale.at(piece.cache_row, 0, at.kv_head);
     }
     if (lane == 0) control.row_factor[row] = factor;
-    auto* to = reinterpret_cast<T*>(shared.q() + row * C::kQPitch);
+    if constexpr (C::kQSwizzled) {
+      static_assert(kEach == 8);  // one 16-byte chunk of a panel's row
+      const int panel = lane / 8;
+      auto* to = reinterpret_cast<uint4*>(shared.q() + (panel * kGroupRows + row) * kPanel) + (lane % 8 ^ row % 8);
+      *to = make_uint4(ptx::pack2<T>(x[0], x[1]), ptx::pack2<T>(x[2], x[3]), ptx::pack2<T>(x[4], x[5]),
+                       ptx::pack2<T>(x[6], x[7]));
+    } else {
+      auto* to = reinterpret_cast<T*>(shared.q() + row * C::kQPitch);
 #pragma unroll
-    for (int n = 0; n < kEach; n += 2) {
-      *reinterpret_cast<std::uint32_t*>(to + column(first + n)) = ptx::pack2<T>(x[n], x[n + 1]);
+      for (int n = 0; n < kEach; n += 2) {
+        *reinterpret_cast<std::uint32_t*>(to + column(first + n)) = ptx::pack2<T>(x[n], x[n + 1]);
+      }
     }
   }
 

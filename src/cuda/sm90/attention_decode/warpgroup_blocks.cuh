@@ -1,5 +1,5 @@
 // A warpgroup's blocks: S = Q K^T, softmax, O += P V with 64 rows and 64 keys of one kv head at a time. K and V are
-// read where the copies put them, once for all rows; q, P and O are in registers, 16 rows a warp.
+// read where the copies put them, once for all rows; P, O and, up to D 128, q are in registers, 16 rows a warp.
 //
 // A block is one product for each warpgroup: both have halves of its keys, or a kv head each, or 64 rows each.
 #pragma once
@@ -103,12 +103,16 @@ class WarpgroupBlocks : protected Fragments<C> {
 
   __device__ void issue_scores() {
     ptx::barrier_wait(control.full[k.index], k.phase);
-    const Swizzled128 tile(shared.tile(k.index));
+    const Swizzled128 tile(shared.tile(k.index)), q_tile(shared.q());
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const std::uint32_t at = step / 4 * p.plan.panel_bytes + tile_row() * kPanel + step % 4 * 32;
-      QK::template registers_shared<false>(flat(s), q[step], tile.at(at), step > 0);
+      const std::uint64_t keys = tile.at(step / 4 * p.plan.panel_bytes + tile_row() * kPanel + step % 4 * 32);
+      if constexpr (C::kQSwizzled) {
+        QK::shared_shared(flat(s), q_tile.at(step / 4 * (kGroupRows * kPanel) + step % 4 * 32), keys, step > 0);
+      } else {
+        QK::template registers_shared<false>(flat(s), q[step], keys, step > 0);
+      }
     }
     wgmma_commit();
   }
