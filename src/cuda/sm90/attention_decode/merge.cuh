@@ -93,15 +93,12 @@ class Merger {
 
   // All partial results of the unit that ends with this piece, which lie in the workspace.
   __device__ void merge(const Piece& piece) {
-    const int thread = thread_index(), rows = row_count(), quads = quad_count();
-    const int items = rows * quads, shift = p.plan.merge_shift, ways = 1 << shift, way = thread & (ways - 1);
-#pragma unroll 1
-    for (int begin = 0; begin < items; begin += kConsumers >> shift) {
-      const int item = begin + (thread >> shift), n = min(item, items - 1), row = p.plan.by_quads.quotient(n);
-      Partial x;
-      if (item < items) add_parts(piece, row, n - row * quads, way, ways, x);
-      x.join_lanes(ways);
-      if (item < items && way == 0) store(piece, row, n - row * quads, x);
+    if (C::kManyRegisters) {
+      merge_parts<1, 2>(piece);
+    } else if (piece.merge_count <= 2 && p.plan.merge_shift == 0) {
+      merge_parts<4, 2>(piece);
+    } else {
+      merge_parts<1, 8>(piece);
     }
     consumers_meet();  // nothing needs it but the wide kernels' registers: without it they spill
   }
@@ -156,32 +153,54 @@ class Merger {
     ptx::store_relaxed_16(to + 2 * word_step(), word(x.o.z, x.o.w));
   }
 
-  // Parts first, first + step, .. of the unit's partial results.
-  __device__ void add_parts(const Piece& piece, int row, int quad, int first, int step, Partial& x) const {
-    constexpr int kBatch = C::kManyRegisters ? 2 : 8;  // on their way at once
-    const int count = piece.merge_count;
+  // On their way at once for a thread: kParts parts of each of kItems items. Too many are not free: those that do not
+  // exist are read, too, from the last one's place.
+  template <int kItems, int kParts>
+  __device__ void merge_parts(const Piece& piece) const {
+    const int thread = thread_index(), quads = quad_count(), items = row_count() * quads, count = piece.merge_count;
+    const int shift = p.plan.merge_shift, ways = 1 << shift, way = thread & (ways - 1);
+    constexpr int kApart = kConsumers;  // items of a thread that has several, and then shares none
 #pragma unroll 1
-    for (; first < count; first += kBatch * step) {
-      uint4 words[kBatch][3];
+    for (int begin = 0; begin < items; begin += kItems * (kConsumers >> shift)) {
+      const int item = begin + (thread >> shift);
+      Partial x[kItems];
+#pragma unroll 1
+      for (int first = item < items ? way : count; first < count; first += kParts * ways) {
+        uint4 words[kItems][kParts][3];
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        const uint4* from = slot_quad(merge_slot(piece, min(first + k * step, count - 1)), row, quad);
+        for (int i = 0; i < kItems; ++i) {
+          const int n = min(item + i * kApart, items - 1), row = p.plan.by_quads.quotient(n);
 #pragma unroll
-        for (int n = 0; n < 3; ++n) words[k][n] = ptx::load_relaxed_16(from + n * word_step());
+          for (int k = 0; k < kParts; ++k) {
+            const uint4* from = slot_quad(merge_slot(piece, min(first + k * ways, count - 1)), row, n - row * quads);
+#pragma unroll
+            for (int w = 0; w < 3; ++w) words[i][k][w] = ptx::load_relaxed_16(from + w * word_step());
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kItems; ++i) {
+          const int n = item + i * kApart, row = p.plan.by_quads.quotient(n);
+#pragma unroll
+          for (int k = 0; k < kParts; ++k) {
+            if (n >= items || first + k * ways >= count) continue;
+            uint4* from = slot_quad(merge_slot(piece, first + k * ways), row, n - row * quads);
+#pragma unroll
+            for (int w = 0; w < 3; ++w) {
+              await(words[i][k][w], from + w * word_step());
+              from[w * word_step()] = make_uint4(0, 0, 0, 0);
+            }
+            const auto value = [](std::uint32_t bits) { return __uint_as_float(bits); };
+            x[i].join({value(words[i][k][0].x), value(words[i][k][0].y),
+                       make_float4(value(words[i][k][1].x), value(words[i][k][1].y), value(words[i][k][2].x),
+                                   value(words[i][k][2].y))});
+          }
+        }
       }
 #pragma unroll
-      for (int k = 0; k < kBatch; ++k) {
-        if (first + k * step < count) {
-          uint4* from = slot_quad(merge_slot(piece, first + k * step), row, quad);
-#pragma unroll
-          for (int n = 0; n < 3; ++n) {
-            await(words[k][n], from + n * word_step());
-            from[n * word_step()] = make_uint4(0, 0, 0, 0);
-          }
-          const auto value = [](std::uint32_t bits) { return __uint_as_float(bits); };
-          x.join({value(words[k][0].x), value(words[k][0].y),
-                  make_float4(value(words[k][1].x), value(words[k][1].y), value(words[k][2].x), value(words[k][2].y))});
-        }
+      for (int i = 0; i < kItems; ++i) {
+        const int n = item + i * kApart, row = p.plan.by_quads.quotient(n);
+        x[i].join_lanes(ways);
+        if (n < items && way == 0) store(piece, row, n - row * quads, x[i]);
       }
     }
   }
