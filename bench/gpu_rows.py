@@ -235,6 +235,9 @@ def rows():
     out["decode B64 32/8 8192, e4m3"] = lambda: decode(64, 32, 8, 8192, cache=torch.float8_e4m3fn)
     out["decode B64 32/8 8192, 4 rows"] = lambda: decode(64, 32, 8, 8192, rows=4)
     out["decode B64 32/8 8192, 16 rows"] = lambda: decode(64, 32, 8, 8192, rows=16)
+    for heads, queries in ((32, 8), (32, 16), (64, 16)):  # 32, 64 and 128 rows of a kv head, whatever the estimate says
+        out[f"sm90 decode B64 {heads}/8 8192, {queries} rows"] = lambda h=heads, n=queries: decode(
+            64, h, 8, 8192, rows=n, force="sm90_decode")
     for batch in (1, 64):
         out[f"sm80 decode B{batch} 32/8 8192"] = lambda b=batch: decode(b, 32, 8, 8192, force="sm80_decode")
     for length in (128, 256, 512, 1024, 2048, 4096):
