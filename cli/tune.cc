@@ -38,6 +38,7 @@ constexpr Line kLines[] = {
     {"sm90_fp8 d64", "sm90_fp8", kF8, kF8, kExact, 4, 32, 32, 4096, 4096, 64},
     {"sm90_fp8 d128", "sm90_fp8", kF8, kF8, kExact, 4, 16, 16, 4096, 4096, 128},
     {"sm90_decode", "sm90_decode", kBf16, kBf16, kExact, 64, 32, 8, 1, 8192, 128},
+    {"sm90_decode rows", "sm90_decode", kBf16, kBf16, kExact, 64, 64, 8, 16, 8192, 128},
     {"sm80_decode", "sm80_decode", kBf16, kBf16, kExact, 64, 32, 8, 1, 8192, 128},
     {"naive_cuda", "naive_cuda", kBf16, kBf16, kExact, 1, 16, 16, 1024, 1024, 128},
     {"baseline_cuda", "baseline_cuda", kBf16, kBf16, kExact, 1, 16, 16, 4096, 4096, 128},

@@ -61,8 +61,8 @@ TEST(GpuRepeats, Decode) {
 
 // Warpgroups that have a head each, halves of the keys, or rows each and values to clear together.
 TEST(GpuRepeats, DecodeOfManyRows) {
-  for (const char* name : {"decode_rows_32_of_two_heads_f16", "decode_rows_64_bf16", "decode_rows_64_pages_16_f16",
-                           "decode_rows_100_bias_mask_f16", "decode_rows_16_d256_bf16"}) {
+  for (const char* name : {"decode_rows_32_of_two_heads_bf16", "decode_rows_64_f16", "decode_rows_64_pages_16_bf16",
+                           "decode_rows_100_bias_mask_bf16", "decode_rows_16_d256_bf16"}) {
     expect_repeats(attention_case(name));
   }
 }

@@ -92,6 +92,10 @@ void add_decode(Rows& rows) {
   with("rows_4_d256", {1, 8, 1, 4, 515, 256}, plain);
   with("rows_16_d256", {1, 16, 1, 16, 200, 256}, plain);
   with("rows_16_of_40_heads", {2, 40, 1, 16, 150, 64}, plain);
+  with("many_short", {80, 8, 8, 1, 50, 64}, [](auto& c) { c.seqused_k = c.forward_only = true; });
+  with("leftpad_window", {4, 8, 2, 3, 300, 128},
+       [](auto& c) { c.leftpad = c.seqused_k = true, c.window_left = 50, c.sink = true; });
+  with("long", {1, 4, 1, 1, 9000, 128}, [](auto& c) { c.forward_only = true; });
   // More than 16 rows of a kv head: one head or two of a unit, one row tile to two warpgroups, halves of a block.
   with("rows_20", {1, 5, 1, 4, 300, 128}, plain);
   with("rows_32_of_two_heads", {34, 16, 4, 8, 100, 64}, [](auto& c) { c.seqused_k = c.forward_only = true; });
@@ -116,10 +120,6 @@ void add_decode(Rows& rows) {
        [](auto& c) { c.bias = kHeads, c.mask = kBatchColumns, c.bias_holes = c.poison_keys = c.sink = true; });
   with("rows_100_bias_mask_softcap", {2, 20, 2, 10, 290, 64},
        [](auto& c) { c.bias = kHeads, c.mask = kFull, c.bias_holes = c.poison_keys = true, c.softcap = 9.0f; });
-  with("many_short", {80, 8, 8, 1, 50, 64}, [](auto& c) { c.seqused_k = c.forward_only = true; });
-  with("leftpad_window", {4, 8, 2, 3, 300, 128},
-       [](auto& c) { c.leftpad = c.seqused_k = true, c.window_left = 50, c.sink = true; });
-  with("long", {1, 4, 1, 1, 9000, 128}, [](auto& c) { c.forward_only = true; });
 }
 
 }  // namespace heddle::kit

@@ -3,9 +3,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <string_view>
 
 namespace heddle::cuda {
+
+// Shared memory that a block may have.
+constexpr std::size_t kAmpereSharedBytes = 99 * 1024;  // sm_86 and sm_89, the least of those that run code for sm_80
+constexpr std::size_t kHopperSharedBytes = 227 * 1024;
 
 struct DeviceProperties {
   int ordinal = -1;

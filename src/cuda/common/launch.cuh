@@ -9,10 +9,6 @@
 
 namespace heddle::cuda {
 
-// What a block may have.
-constexpr std::size_t kAmpereSharedBytes = 99 * 1024;  // sm_86 and sm_89, the least of those that run code for sm_80
-constexpr std::size_t kHopperSharedBytes = 227 * 1024;
-
 struct Grid {
   unsigned blocks, threads;
   std::size_t shared_bytes = 0;  // dynamic

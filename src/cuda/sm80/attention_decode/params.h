@@ -8,7 +8,6 @@
 
 namespace heddle::cuda::sm80::attention_decode {
 
-using attention_fwd::Divisor;
 using attention_fwd::kLog2e;
 using attention_fwd::kOpen;
 

@@ -17,12 +17,10 @@ namespace {
 using namespace sm90::attention_decode;
 
 constexpr std::int64_t kMaxLength = kOpen / 2, kMaxQueries = 16;
-// Query heads of a kv head: rows times these stay below 2^31, as Divisor needs.
-constexpr std::int64_t kMaxGroup = 8192;
 constexpr int kWarps = 8, kRowTile = 16, kKeyTile = 16,
               kBlockRows = 128;      // as in config.h; keys of all heads of a block
 constexpr int kInvariantKeys = 512;  // an item's keys where the cut must not depend on the batch
-constexpr int kSharedBytes = 227 * 1024, kQueryBytes = 34 * 1024;
+constexpr int kSharedBytes = kHopperSharedBytes, kQueryBytes = 34 * 1024;
 
 bool narrow(const AttentionProblem& p) { return p.k.dtype == DType::f8e4m3; }
 
@@ -65,7 +63,6 @@ Refusal supports(const AttentionProblem& p) {
   if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
   if (p.dtype == DType::f32) return "it takes float16, bfloat16 and float8_e4m3fn, not float32";
   if (p.Sq > kMaxQueries) return text("it is for at most ", kMaxQueries, " queries a sequence; found ", p.Sq);
-  if (p.G > kMaxGroup) return text("it takes at most ", kMaxGroup, " query heads a kv head; found ", p.G);
   if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
   if (Refusal reason = refuse_unmappable(p); !reason.empty()) return reason;
   if (p.k_rows > 0 && narrow(p) && (p.D % 16 != 0 || p.Dv % 16 != 0)) {
@@ -168,9 +165,9 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
   plan.block_shift = log2_of(plan.block);
   plan.row_shift = log2_of(plan.row_groups);
   plan.item_shift = log2_of(plan.item_blocks);
-  plan.by_rows = Divisor::by(plan.rows);
-  plan.by_group = Divisor::by(p.G);
-  plan.by_quads = Divisor::by(p.Dv / 4);
+  plan.by_rows = Divisor(static_cast<unsigned>(plan.rows));
+  plan.by_group = Divisor(static_cast<unsigned>(p.G));
+  plan.by_quads = Divisor(static_cast<unsigned>(std::max<std::int64_t>(p.Dv / 4, 1)));
 
   const std::int64_t items =
       p.B * plan.head_groups * plan.row_units * std::max(ceil_div(ceil_div(p.Sk, plan.block) + 1, plan.item_blocks), 1);
@@ -186,13 +183,17 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const Cost& cost = cost_of("sm90_decode");
+  const Cost& by_warpgroups = cost_of("sm90_decode rows");
   double keys = static_cast<double>(p.Sk);
   if (p.window_left >= 0) keys = std::min(keys, static_cast<double>(p.window_left + p.Sq));
   const auto heads = static_cast<double>(p.B * p.Hkv);
   const double bytes = heads * keys * static_cast<double>((p.D + p.Dv) * static_cast<std::int64_t>(size_of(p.k.dtype)));
-  const double rows = ceil_to(static_cast<int>(p.G * p.Sq), kRowTile);
+  const Variant& v = variant_for(p);
+  const int rows = ceil_to(static_cast<int>(p.G * p.Sq), v.warps * kRowTile);
   const double flops = 2 * heads * keys * rows * static_cast<double>(p.D + p.Dv);
-  return cost.fixed + std::max(bytes / cost.bytes, flops / cost.flops);
+  if (v.warps == 1) return cost.fixed + std::max(bytes / cost.bytes, flops / cost.flops);
+  constexpr double kShareOfFew = 0.92;  // of the bandwidth with few rows: what their merge costs
+  return cost.fixed + std::max(bytes / (kShareOfFew * cost.bytes), flops / by_warpgroups.flops);
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {

@@ -6,20 +6,9 @@
 #include <cstdint>
 
 #include "core/attention_problem.h"
+#include "cuda/common/divisor.h"
 
 namespace heddle::cuda::sm90::attention_decode {
-
-// Division by multiplying: exact for n * divisor < 2^31.
-struct Divisor {
-  std::uint32_t multiplier = 0;
-  static constexpr Divisor by(std::int64_t divisor) {
-    const std::int64_t d = divisor > 1 ? divisor : 1;
-    return {static_cast<std::uint32_t>(((std::int64_t{1} << 31) + d - 1) / d)};
-  }
-  constexpr int quotient(int n) const {
-    return static_cast<int>(static_cast<std::uint64_t>(static_cast<std::uint32_t>(n)) * multiplier >> 31);
-  }
-};
 
 // How a call is cut up, decided from extents alone: the lengths are read by the kernel.
 //   unit    all keys of one sequence, for `heads` kv heads and `rows` query rows of each

@@ -184,10 +184,16 @@ class WarpgroupBlocks : protected Fragments<C> {
   // The number of this warp among the consumers.
   static __device__ int warp_number() { return (recomputed(static_cast<int>(threadIdx.x)) - kServiceThreads) / 32; }
 
-  // The warps whose rows meet the same keys: all, or a warpgroup.
+  // The warps whose rows meet the same keys: all, or a warpgroup. Barriers are named by constants: racecheck loses
+  // count of one that is named by a register.
   static __device__ void meet(int first_warp, int sharers) {
-    constexpr int kFirst = 2;  // barrier 1 is consumers_meet()
-    ptx::barrier_sync(kFirst + first_warp / 4, 32 * sharers);
+    if (sharers == kConsumerWarps) {
+      consumers_meet();
+    } else if (first_warp == 0) {
+      ptx::barrier_sync<2, 128>();
+    } else {
+      ptx::barrier_sync<3, 128>();
+    }
   }
 
   RingPosition k, v;  // tiles to come

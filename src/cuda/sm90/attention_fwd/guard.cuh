@@ -113,6 +113,7 @@ __device__ __forceinline__ void guard_values(const Params& p, const Work& w, Sha
   clear_rows(shared.v[stage], 0, min(rows.begin, C::kTileK));
   clear_rows(shared.v[stage], rows.end, C::kTileK);
   if constexpr (C::kRemovesPairs) {
+    __syncwarp();  // rows are looked at four at a time, those just cleared among them
     if (w.careful) clear_unattended<C>(p, w, shared.v[stage], tile * C::kTileK, rows.begin, rows.end);
   }
   ptx::fence_async_shared();

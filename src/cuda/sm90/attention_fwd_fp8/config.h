@@ -26,6 +26,8 @@ struct Config {
   static constexpr int kTileK = 128;
   static constexpr int kStages = kStages_;             // of K, V and V^T
   static constexpr bool kTokenScales = kTokenScales_;  // of k and v; else they belong to heads
+  // Of a warp at barriers of values. Scales are written and read by every lane, for itself.
+  static constexpr int kArrivals = kTokenScales ? 32 : 1;
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kTransposers = 2;   // warps

@@ -281,7 +281,11 @@ class Consumer {
       rounded[0] += partial[kOutputs];
       rounded[1] += partial[kOutputs + 2];
     }
-    release(shared.v_free[stage]);
+    if constexpr (C::kTokenScales) {
+      ptx::barrier_arrive(shared.v_free[stage]);
+    } else {
+      release(shared.v_free[stage]);
+    }
   }
 
   __device__ void correct_o(const float (&correction)[2]) {

@@ -34,8 +34,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_fp8_kernel(const
       ptx::barrier_init(shared.k_free[i], kConsumerWarps);
       ptx::barrier_init(shared.v_landed[i], 1);
       ptx::barrier_init(shared.v_taken[i], C::kTransposers);
-      ptx::barrier_init(shared.v_ready[i], C::kTransposers);
-      ptx::barrier_init(shared.v_free[i], kConsumerWarps);
+      ptx::barrier_init(shared.v_ready[i], C::kArrivals * C::kTransposers);
+      ptx::barrier_init(shared.v_free[i], C::kArrivals * kConsumerWarps);
     }
     ptx::fence_barrier_init();
   }

@@ -76,10 +76,8 @@ __device__ void transpose_values(const Params& p, SharedMemory<C>& shared, int n
       }
       ptx::fence_async_shared();
       __syncwarp();
-      if (first_lane) {
-        ptx::barrier_arrive(shared.v_ready[v.index]);
-        ptx::barrier_arrive(shared.v_taken[v.index]);
-      }
+      if (C::kTokenScales || first_lane) ptx::barrier_arrive(shared.v_ready[v.index]);
+      if (first_lane) ptx::barrier_arrive(shared.v_taken[v.index]);
     }
     __syncwarp();
     ptx::barrier_arrive(shared.work_free[slot.index]);
