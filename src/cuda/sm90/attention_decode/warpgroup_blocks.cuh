@@ -187,9 +187,9 @@ class WarpgroupBlocks : protected Fragments<C> {
   // The warps whose rows meet the same keys: all, or a warpgroup. Barriers are named by constants: racecheck loses
   // count of one that is named by a register.
   static __device__ void meet(int first_warp, int sharers) {
-    if (sharers == kConsumerWarps) {
+    if (C::kSize <= 128 && sharers == kConsumerWarps) {
       consumers_meet();
-    } else if (first_warp == 0) {
+    } else if (C::kSize > 128 || first_warp == 0) {  // above 128, one warpgroup does all
       ptx::barrier_sync<2, 128>();
     } else {
       ptx::barrier_sync<3, 128>();
