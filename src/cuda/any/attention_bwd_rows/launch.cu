@@ -1,0 +1,29 @@
+// Which instantiation, and the launch.
+#include "cuda/any/attention_bwd_rows/kernel.cuh"
+#include "cuda/any/attention_bwd_rows/launch.h"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/requirements.h"
+
+namespace heddle::cuda::any::attention_bwd_rows {
+
+void launch_rows(const AttentionBackwardProblem& p, const Rows& rows, cudaStream_t stream) {
+  const std::int64_t piece = 16 / static_cast<std::int64_t>(size_of(p.dtype));
+  const Params params = {
+      .problem = p,
+      .rows = rows,
+      .blocks_per_sequence = round_up_to_tile(p.Sq) / kBlockRows,
+      .in_pieces = p.Dv % piece == 0 && has_rows_of_16_bytes(p.o) && has_rows_of_16_bytes(p.d_o),
+  };
+  const auto kernel = p.dtype == DType::f32   ? rows_kernel<float>
+                      : p.dtype == DType::f16 ? rows_kernel<__half>
+                                              : rows_kernel<__nv_bfloat16>;
+  start("attention_backward", kernel, {static_cast<unsigned>(p.B * p.H * params.blocks_per_sequence), kThreads}, stream,
+        params);
+}
+
+void launch_sink_gradient(const AttentionBackwardProblem& p, const Rows& rows, cudaStream_t stream) {
+  start("attention_backward", sink_gradient_kernel, {static_cast<unsigned>(p.H), kSinkThreads}, stream,
+        Params{.problem = p, .rows = rows, .blocks_per_sequence = 0, .in_pieces = false});
+}
+
+}  // namespace heddle::cuda::any::attention_bwd_rows
