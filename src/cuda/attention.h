@@ -11,6 +11,8 @@ extern const AttentionForwardKernel kSm90AttentionForward;  // "sm90": wgmma and
 extern const AttentionForwardKernel kSm90AttentionForwardFp8;  // "sm90_fp8": the same with q, k and v in e4m3
 extern const AttentionForwardKernel kSm90AttentionDecode;      // "sm90_decode": few rows, keys split, for Hopper
 
+extern const AttentionBackwardKernel kSm90AttentionBackward;  // "sm90": wgmma and TMA, for Hopper
+
 // Run when they are asked for, on Ampere and later; every dtype and option.
 extern const AttentionForwardKernel kNaiveAttentionForward;     // "naive_cuda": the four steps in their plain form
 extern const AttentionForwardKernel kAttentionForwardBaseline;  // "baseline_cuda": the full score matrix

@@ -24,7 +24,8 @@ std::span<const AttentionForwardKernel* const> candidates(const AttentionProblem
 }
 
 std::span<const AttentionBackwardKernel* const> candidates(const AttentionBackwardProblem*) {
-  static const AttentionBackwardKernel* const kernels[] = {&cpu::kAttentionBackward, &reference::kAttentionBackward};
+  static const AttentionBackwardKernel* const kernels[] = {&cpu::kAttentionBackward, &reference::kAttentionBackward,
+                                                           &cuda::kSm90AttentionBackward};
   return kernels;
 }
 

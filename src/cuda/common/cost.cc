@@ -28,6 +28,8 @@ constexpr CostTable kMeasured = {{
     {"sm90_decode", {5.4e-6, 172e12, 4.31e12}},
     {"sm90_decode rows", {17.7e-6, 418e12, 0}},
     {"sm80_decode", {12.3e-6, 150e12, 3.51e12}},
+    {"sm90_bwd d64", {15.0e-6, 400e12, 0}},
+    {"sm90_bwd d128", {15.0e-6, 500e12, 0}},
     {"naive_cuda", {15.5e-6, 0.568e12, 0}},
     {"baseline_cuda", {19.3e-6, 31.8e12, 0}},
 }};

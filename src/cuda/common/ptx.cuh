@@ -129,6 +129,13 @@ __device__ inline void barrier_arrive(int number, int threads) {
 
 // ---- Words of 16 bytes
 
+// Adds in global memory, each of the four for itself (Hopper).
+__device__ inline void add_global(float4* to, const float4& x) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z),
+               "f"(x.w)
+               : "memory");
+}
+
 // Written and read as a whole, at the L2 cache; not ordered with other accesses.
 __device__ inline void store_relaxed_16(uint4* to, const uint4& words) {
   asm volatile(
@@ -238,6 +245,13 @@ __device__ inline void store_matrix_x4(std::uint32_t row, std::uint32_t r0, std:
                                        std::uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r0), "r"(r1), "r"(r2),
                "r"(r3)
+               : "memory");
+}
+
+// Each 8x8 matrix transposed.
+__device__ inline void store_matrix_x4_transposed(std::uint32_t row, const std::uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
                : "memory");
 }
 

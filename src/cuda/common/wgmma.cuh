@@ -71,8 +71,8 @@ __device__ inline std::uint64_t unswizzled_columns(const void* shared, std::uint
   return descriptor;
 }
 
-// Products with element type T. A from shared memory is K-major, and so is B then; beside A from registers, B is
-// MN-major if kTransposedB. With accumulate = false, D is overwritten.
+// Products with element type T. A from shared memory is K-major; B is MN-major if kTransposedB, else K-major. With
+// accumulate = false, D is overwritten.
 template <class T, int kN>
 struct Wgmma;
 
@@ -126,12 +126,13 @@ struct Wgmma;
 #define HEDDLE_WGMMA(type, name, kWidth, kLast, r0, r1, r2, r3, r4, r5, r6)                                           \
   template <>                                                                                                         \
   struct Wgmma<type, kWidth> {                                                                                        \
+    template <bool kTransposedB = false>                                                                              \
     static __device__ inline void shared_shared(float (&d)[kWidth / 2], std::uint64_t a, std::uint64_t b,             \
                                                 bool accumulate) {                                                    \
       asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, %" #r2 ", 0;\n wgmma.mma_async.sync.aligned.m64n" #kWidth      \
-                   "k16.f32." name "." name " {" HEDDLE_N##kLast "}, %" #r0 ", %" #r1 ", p, 1, 1, 0, 0;\n}"           \
+                   "k16.f32." name "." name " {" HEDDLE_N##kLast "}, %" #r0 ", %" #r1 ", p, 1, 1, 0, %" #r3 ";\n}"    \
                    : HEDDLE_D##kLast                                                                                  \
-                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));                                              \
+                   : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kTransposedB)));         \
     }                                                                                                                 \
     template <bool kTransposedB>                                                                                      \
     static __device__ inline void registers_shared(float (&d)[kWidth / 2], const std::uint32_t (&a)[4],               \

@@ -1,0 +1,130 @@
+// The candidate "sm90" of the backward: what it takes, how a call is cut up, and the launches.
+#include <algorithm>
+
+#include "core/check.h"
+#include "cuda/any/attention_bwd_rows/launch.h"
+#include "cuda/attention.h"
+#include "cuda/common/cost.h"
+#include "cuda/common/device.h"
+#include "cuda/common/pairs.h"
+#include "cuda/common/requirements.h"
+#include "cuda/common/tensor_map.h"
+#include "cuda/sm90/attention_bwd/launch.h"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace sm90::attention_bwd;
+using any::attention_bwd_rows::rows_per_head;
+using any::attention_bwd_rows::statistics_bytes;
+
+constexpr std::int64_t kMaxLength = kOpen / 2, kMaxSize = 128;
+
+Refusal refuse_rows(const char* name, const Operand& x) {
+  return !x || has_rows_of_16_bytes(x) ? "" : text(name, "'s rows must be contiguous and at multiples of 16 bytes");
+}
+
+Refusal supports(const AttentionBackwardProblem& p) {
+  if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
+  if (p.dtype == DType::f32) return "it takes float16 and bfloat16, not float32";
+  if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
+  if (std::max(p.D, p.Dv) > kMaxSize) return text("it takes head sizes to ", kMaxSize, "; found ", p.D, " and ", p.Dv);
+  if (Refusal reason = refuse_unmappable(p); !reason.empty()) return reason;
+  for (const auto& [name, x] : {std::pair{"d_o", p.d_o}, {"dq", p.dq}, {"dk", p.dk}, {"dv", p.dv}}) {
+    if (Refusal reason = refuse_rows(name, x); !reason.empty()) return reason;
+  }
+  if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
+  if (p.softcap != 0) return "it has no softcap";
+  if (p.alibi) return "it has no alibi_slopes";
+  if (p.bias) return "it has no bias";
+  if (p.mask) return "it has no mask";
+  if (p.dropout.p != 0) return "it has no dropout";
+  if (p.deterministic) return "it has no deterministic mode";
+  return "";
+}
+
+const Variant& variant_for(const AttentionBackwardProblem& p) {
+  const bool small = std::max(p.D, p.Dv) <= 64;
+  return p.dtype == DType::bf16 ? (small ? kBf16D64 : kBf16D128) : (small ? kF16D64 : kF16D128);
+}
+
+double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
+  const Cost& cost = cost_of(variant_for(p).head_size == 64 ? "sm90_bwd d64" : "sm90_bwd d128");
+  const double flops = 5.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
+  return cost.fixed + flops / cost.flops;
+}
+
+std::int64_t sums_bytes(const AttentionBackwardProblem& p, const Variant& v) {
+  return p.H * rows_per_head(p) * v.head_size * static_cast<std::int64_t>(sizeof(float));
+}
+
+std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
+  return static_cast<std::size_t>(2 * statistics_bytes(p) + sums_bytes(p, variant_for(p)));
+}
+
+int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min<std::int64_t>(size, kOpen)); }
+
+void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
+  if (p.B == 0) return;
+  const Variant& v = variant_for(p);
+  const auto stream = static_cast<cudaStream_t>(runtime.stream);
+  auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
+  const std::int64_t statistics = statistics_bytes(p), row_bytes = v.head_size * static_cast<std::int64_t>(sizeof(float));
+  const any::attention_bwd_rows::Rows rows = {
+      .lse_log2 = reinterpret_cast<float*>(memory),
+      .delta = reinterpret_cast<float*>(memory + statistics),
+      .sums = reinterpret_cast<uint4*>(memory + 2 * statistics),
+      .words_per_row = row_bytes / static_cast<std::int64_t>(sizeof(uint4)),
+  };
+  if (p.q_rows > 0) launch_rows(p, rows, stream);
+  if (p.dsink) launch_sink_gradient(p, rows, stream);
+
+  Params params{};
+  params.problem = p;
+  const auto map = [&](const Operand& x, std::int64_t size, std::int64_t extent, std::int64_t heads,
+                       std::int64_t batches, int box) {
+    return make_tensor_map(extent > 0 ? x.data : memory, p.dtype,  // of no rows, nothing is read
+                           TensorMapShape<4>{.extent = {size, extent, heads, batches},
+                                             .stride = {x.stride_s, x.stride_h, x.stride_b},
+                                             .box = {64, box, 1, 1}});
+  };
+  const std::int64_t q_batches = p.cu_seqlens_q ? 1 : p.B, k_batches = p.cu_seqlens_k ? 1 : p.B;
+  if (p.k_rows > 0) {
+    params.q = map(p.q, p.D, p.q_rows, p.H, q_batches, v.tile_q);
+    params.d_o = map(p.d_o, p.Dv, p.q_rows, p.H, q_batches, v.tile_q);
+    params.k = map(p.k, p.D, p.k_rows, p.Hkv, k_batches, kTileK);
+    params.v = map(p.v, p.Dv, p.k_rows, p.Hkv, k_batches, kTileK);
+  }
+  params.lse_log2 = rows.lse_log2;
+  params.delta = rows.delta;
+  params.dq = reinterpret_cast<float4*>(rows.sums);
+  params.rows_per_head = rows_per_head(p);
+  params.scale_log2 = p.scale * 1.44269504088896341f;
+  params.left = window(p.window_left);
+  params.right = p.causal != Causal::none ? 0 : window(p.window_right);
+  const std::int64_t tiles = (p.Sk + kTileK - 1) / kTileK;
+  params.k_tiles = static_cast<int>(tiles);
+  params.units = static_cast<int>(p.B * p.Hkv);
+  // Half of the L2 cache for q, dO and the sums of dQ.
+  const std::int64_t unit_bytes = p.G * p.Sq * (2 * (p.D + p.Dv) + row_bytes);
+  params.section = static_cast<int>(std::clamp<std::int64_t>(
+      current_device().l2_bytes / 2 / std::max<std::int64_t>(unit_bytes, 1), 1, params.units));
+  const std::int64_t grid = p.cu_seqlens_k ? (p.k_rows / kTileK + p.B) * p.Hkv : tiles * params.units;
+  if (p.k_rows > 0) v.launch(params, static_cast<int>(grid), stream);
+  if (p.dq && p.q_rows > 0) v.launch_dq(params, stream);
+}
+
+}  // namespace
+
+const AttentionBackwardKernel kSm90AttentionBackward = {
+    .name = "sm90",
+    .method = "flash",
+    .device = Device::cuda,
+    .automatic = true,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .launch = launch,
+};
+
+}  // namespace heddle::cuda

@@ -1,0 +1,45 @@
+// Exact attention backward on Hopper. A CTA takes 128 keys of one kv head and walks over the query tiles that attend
+// them, of all heads of the group: dK and dV stay in registers; dQ is summed in memory, in f32, and rounded by a second
+// kernel. See docs/kernels/sm90_attention_bwd.md.
+#pragma once
+
+#include "cuda/sm90/attention_bwd/consumer.cuh"
+#include "cuda/sm90/attention_bwd/producer.cuh"
+#include "cuda/sm90/attention_bwd/schedule.cuh"
+
+namespace heddle::cuda::sm90::attention_bwd {
+
+template <class C>
+__global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
+  // Through a shuffle, so that the compiler knows it to be uniform.
+  const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
+
+  if (threadIdx.x / 32 == 0) {
+    const bool found = find_work<C>(p, static_cast<int>(blockIdx.x), shared.work);
+    if (threadIdx.x == 0) shared.exists = found;
+  } else if (threadIdx.x == 32) {
+    for (const auto* map : {&p.q, &p.d_o, &p.k, &p.v}) ptx::prefetch_tensor_map(*map);
+    for (auto* barrier : {&shared.k_ready, &shared.v_ready}) ptx::barrier_init(*barrier, 1);
+    for (int i = 0; i < kStages; ++i) {
+      ptx::barrier_init(shared.q_ready[i], 1);
+      ptx::barrier_init(shared.d_o_ready[i], 1);
+      ptx::barrier_init(shared.landed[i], 2);
+      ptx::barrier_init(shared.free[i], 4 * kConsumers);
+    }
+    ptx::fence_barrier_init();
+  }
+  __syncthreads();
+  if (!shared.exists) return;
+
+  if (warpgroup == 0) {
+    ptx::registers_decrease<kProducerRegisters>();
+    if (threadIdx.x / 32 == 0) produce<C>(p, shared);
+  } else {
+    ptx::registers_increase<kConsumerRegisters>();
+    Consumer<C>(p, shared, warpgroup - 1).run();
+  }
+}
+
+}  // namespace heddle::cuda::sm90::attention_bwd

@@ -1,0 +1,82 @@
+// The warp that brings k and v once, and q, dO and their statistics tile by tile.
+#pragma once
+
+#include "cuda/sm90/attention_bwd/config.h"
+
+namespace heddle::cuda::sm90::attention_bwd {
+
+// Box after box of 64 dims; their bytes count at `ready`.
+template <class Tile>
+__device__ void load_tile(Tile& tile, const CUtensorMap& map, ptx::Barrier& ready, int row, int h, int b,
+                          ptx::L2 hint) {
+#pragma unroll
+  for (int panel = 0; panel < Tile::kPanels; ++panel) {
+    ptx::tma_load_4d(tile.panel[panel], map, ready, panel * kPanel, row, h, b, hint);
+  }
+}
+
+// Rows from `from` on become zeros, by `threads` threads of which this is number `thread`.
+template <class Tile>
+__device__ void clear_rows_from(Tile& tile, int from, int to, int thread, int threads) {
+  constexpr int kChunks = sizeof(tile.panel[0][0]) / sizeof(uint4);
+#pragma unroll 1
+  for (int panel = 0; panel < Tile::kPanels; ++panel) {
+    auto* chunks = reinterpret_cast<uint4*>(tile.panel[panel]);
+#pragma unroll 1
+    for (int i = from * kChunks + thread; i < to * kChunks; i += threads) chunks[i] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// One warp.
+template <class C>
+__device__ void produce(const Params& p, SharedMemory<C>& shared) {
+  const Work& w = shared.work;
+  const bool first_lane = threadIdx.x % 32 == 0;
+  if (first_lane) {
+    ptx::barrier_arrive_expect(shared.k_ready, sizeof(shared.k.panel));
+    load_tile(shared.k, p.k, shared.k_ready, w.k_row + w.first_key, w.kv_head, w.k_batch, ptx::L2::evict_first);
+    ptx::barrier_arrive_expect(shared.v_ready, sizeof(shared.v.panel));
+    load_tile(shared.v, p.v, shared.v_ready, w.k_row + w.first_key, w.kv_head, w.k_batch, ptx::L2::evict_first);
+  }
+  constexpr std::uint32_t kRowBytes = C::kTileQ * sizeof(float);
+  const int group = static_cast<int>(p.problem.G), last_tile = w.first_tile + w.tiles;
+  RingPosition<kStages> stage;
+  std::uint32_t landed = 0;  // phases, a bit for each stage
+#pragma unroll 1
+  for (int g = 0; g < group; ++g) {
+    const int h = w.kv_head * group + g;
+    const std::int64_t statistics = h * p.rows_per_head + w.statistics_row;
+#pragma unroll 1
+    for (int tile = w.first_tile; tile < last_tile; ++tile, stage.next()) {
+      const int n = stage.index, row = tile * C::kTileQ;
+      const bool clears = w.clears_rows && row + C::kTileQ > w.sq;
+      ptx::barrier_wait(shared.free[n], stage.phase ^ 1);
+      if (first_lane) {
+        auto& q_ready = clears ? shared.landed[n] : shared.q_ready[n];
+        ptx::barrier_arrive_expect(q_ready, sizeof(shared.q[n].panel) + kRowBytes);
+        load_tile(shared.q[n], p.q, q_ready, w.q_row + row, h, w.q_batch, ptx::L2::evict_last);
+        ptx::bulk_load(shared.lse[n], p.lse_log2 + statistics + row, kRowBytes, q_ready);
+        auto& d_o_ready = clears ? shared.landed[n] : shared.d_o_ready[n];
+        ptx::barrier_arrive_expect(d_o_ready, sizeof(shared.d_o[n].panel) + kRowBytes);
+        load_tile(shared.d_o[n], p.d_o, d_o_ready, w.q_row + row, h, w.q_batch, ptx::L2::evict_last);
+        ptx::bulk_load(shared.delta[n], p.delta + statistics + row, kRowBytes, d_o_ready);
+      }
+      if (clears) {
+        __syncwarp();
+        ptx::barrier_wait(shared.landed[n], landed >> n & 1);
+        landed ^= 1u << n;
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        clear_rows_from(shared.q[n], w.sq - row, C::kTileQ, lane, 32);
+        clear_rows_from(shared.d_o[n], w.sq - row, C::kTileQ, lane, 32);
+        ptx::fence_async_shared();
+        __syncwarp();
+        if (first_lane) {
+          ptx::barrier_arrive(shared.q_ready[n]);
+          ptx::barrier_arrive(shared.d_o_ready[n]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace heddle::cuda::sm90::attention_bwd

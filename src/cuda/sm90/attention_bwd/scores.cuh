@@ -1,0 +1,40 @@
+// Which pairs of a tile of S^T take part.
+//
+// Thread t of a warpgroup has in s[4 j + 2 r + c]: key 16 (t / 32) + (t % 32) / 4 + 8 r of the warpgroup's, query
+// 8 j + 2 (t % 4) + c of the tile.
+#pragma once
+
+#include "cuda/sm90/attention_bwd/config.h"
+
+namespace heddle::cuda::sm90::attention_bwd {
+
+// The first query of a thread, and the first of its two keys, in the tile.
+__device__ inline int first_query() { return 2 * static_cast<int>(threadIdx.x % 4); }
+__device__ inline int first_key_of_warpgroup() { return static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4); }
+
+// Whether all rows [row, row + kTileQ) attend all keys [key, key + kKeys).
+template <class C>
+__device__ inline bool attends_all(const Params& p, const Work& w, int row, int key) {
+  return key + kKeys <= w.first_key + w.keys && key >= row + C::kTileQ - 1 + w.off - p.left &&
+         key + kKeys - 1 <= row + w.off + p.right;
+}
+
+template <int kCount>
+__device__ __forceinline__ void mask_band(const Params& p, const Work& w, int row, int key, float (&s)[kCount]) {
+  const int column = first_query();
+  key += first_key_of_warpgroup();
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int j = key + 8 * r, begin = j - w.off - p.right - row, end = j - w.off + p.left - row + 1;
+    const auto length = static_cast<unsigned>(j < w.first_key + w.keys ? end - begin : 0);
+#pragma unroll
+    for (int n = 0; n < kCount / 4; ++n) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        if (static_cast<unsigned>(column + 8 * n + c - begin) >= length) s[4 * n + 2 * r + c] = -INFINITY;
+      }
+    }
+  }
+}
+
+}  // namespace heddle::cuda::sm90::attention_bwd
