@@ -97,7 +97,7 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   }
   params.lse_log2 = rows.lse_log2;
   params.delta = rows.delta;
-  params.dq = reinterpret_cast<float4*>(rows.sums);
+  params.dq = reinterpret_cast<float*>(rows.sums);
   params.rows_per_head = rows_per_head(p);
   params.scale_log2 = p.scale * 1.44269504088896341f;
   params.left = window(p.window_left);

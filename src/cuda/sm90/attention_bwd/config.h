@@ -44,12 +44,17 @@ struct SharedMemory {
   Tile<T, kTileK, C::kHeadSize> k, v;
   Tile<T, C::kTileQ, C::kHeadSize> q[kStages], d_o[kStages];
   Tile<T, C::kTileQ, kTileK> ds[2];  // dS, keys running fastest: a panel for each warpgroup
-  T out[4 * kConsumers][16][kPanel];  // a warp's rows of dK or dV on their way out
+  // A warp's 16 rows on their way out: of dQ sums, and at the end of dK and dV, 64 columns at a time.
+  union alignas(128) Staging {
+    float dq[16 * 64];
+    T rows[16][kPanel];
+  } staging[4 * kConsumers];
   alignas(16) float lse[kStages][C::kTileQ], delta[kStages][C::kTileQ];
   Work work;
   bool exists;  // work
   ptx::Barrier k_ready, v_ready;
   ptx::Barrier q_ready[kStages], d_o_ready[kStages], landed[kStages], free[kStages];
+  ptx::Barrier ds_ready[2], ds_free[2];  // for both warpgroups' dQ, by each of their warps
 };
 
 }  // namespace heddle::cuda::sm90::attention_bwd

@@ -25,14 +25,25 @@ class Consumer {
     for (int i = 0; i < kAccumulators; ++i) dk[i] = dv[i] = 0.0f;
     prepare_keys();
     if (count > 0) {
-      int tile = w.first_tile, head = w.kv_head * static_cast<int>(p.problem.G);
       ptx::barrier_wait(shared.q_ready[0], 0);
       issue_scores(0);
+      float* last = nullptr;  // dQ of the tile before
+      int tile = w.first_tile, head = w.kv_head * static_cast<int>(p.problem.G);
 #pragma unroll 1
       for (int n = count; n > 0; --n) {
-        step(head, tile * C::kTileQ, n > 1);
+        step(tile * C::kTileQ, n > 1, last);
+        last = dq_of(head, tile * C::kTileQ);
         if (++tile == w.first_tile + w.tiles) tile = w.first_tile, ++head;
       }
+      float dq[32];
+      const int buffer = ds.index ^ 1;
+      ptx::barrier_wait(shared.ds_ready[buffer], ds.phase ^ (ds.index == 0));
+      issue_query_gradient(buffer, dq);
+      wgmma_wait<0>();
+      keep(dq);
+      add(dq, last);
+      if (thread() % 32 == 0) ptx::bulk_wait();
+      __syncwarp();
     }
     store();
   }
@@ -41,8 +52,8 @@ class Consumer {
   using T = typename C::Element;
   static constexpr int kScores = C::kTileQ / 2, kAccumulators = C::kHeadSize / 2, kSteps = C::kHeadSize / 16;
   static constexpr int kQuerySteps = C::kTileQ / 16;
-  static constexpr bool kKeepsScores = C::kTileQ <= 64;  // P in f32 until dS; else as it was rounded
-  using ScoreProduct = Wgmma<T, C::kTileQ>;
+  // Query rows that dP is computed of at a time: more have no registers.
+  static constexpr int kPartQ = 64, kParts = C::kTileQ / kPartQ;
   using GradientProduct = Wgmma<T, C::kHeadSize>;
   using QueryProduct = Wgmma<T, 64>;
   static constexpr std::uint32_t kRowBytes = kPanel * sizeof(T);  // of a panel
@@ -61,31 +72,35 @@ class Consumer {
     consumers_meet();
   }
 
+  // S^T of a tile: this warpgroup's keys times its rows.
   __device__ void issue_scores(int n) {
-    issue_products(shared.k, shared.q[n], s);
+    issue_products<C::kTileQ>(shared.k, shared.q[n], 0, s);
   }
-
-  // This warpgroup's keys (or values) times a tile of q (or dO), transposed.
-  template <class Keys, class Queries>
-  __device__ void issue_products(const Keys& keys, const Queries& queries, float (&to)[kScores]) {
-    const Swizzled128 a(keys.panel[0][warpgroup * kKeys]), b(queries.panel);
+  // dP^T of part of a tile: values times rows of dO.
+  __device__ void issue_value_scores(int n, int part, float (&dp)[kPartQ / 2]) {
+    issue_products<kPartQ>(shared.v, shared.d_o[n], part * kPartQ, dp);
+  }
+  template <int kRows, class Keys, class Queries>
+  __device__ void issue_products(const Keys& keys, const Queries& queries, int row, float (&to)[kRows / 2]) {
+    const Swizzled128 a(keys.panel[0][warpgroup * kKeys]), b(queries.panel[0][row]);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      ScoreProduct::shared_shared(to, a.at(step / 4 * Keys::kPanelBytes + step % 4 * 32),
-                                  b.at(step / 4 * Queries::kPanelBytes + step % 4 * 32), step > 0);
+      Wgmma<T, kRows>::shared_shared(to, a.at(step / 4 * Keys::kPanelBytes + step % 4 * 32),
+                                     b.at(step / 4 * Queries::kPanelBytes + step % 4 * 32), step > 0);
     }
     wgmma_commit();
   }
 
-  // Accumulates `pairs`, P^T or dS^T, times a tile of dO or q.
+  // Accumulates `pairs`, P^T or dS^T of part of a tile, times its rows of dO or q.
   template <class Queries>
-  __device__ void issue_gradient(const std::uint32_t (&pairs)[kQuerySteps][4], const Queries& queries,
+  __device__ void issue_gradient(const std::uint32_t (&pairs)[kQuerySteps][4], const Queries& queries, int part,
                                  float (&to)[kAccumulators]) {
     const Swizzled128 b(queries.panel, Queries::kPanelBytes);
     wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < kQuerySteps; ++step) {
+    for (int n = 0; n < kPartQ / 16; ++n) {
+      const int step = part * kPartQ / 16 + n;
       GradientProduct::template registers_shared<true>(to, pairs[step], b.at(step * 16 * kRowBytes), true);
     }
     wgmma_commit();
@@ -107,91 +122,138 @@ class Consumer {
     wgmma_commit();
   }
 
-  // One query tile, whose scores are under way. Leaves those of the next under way, if `more`.
-  __device__ __forceinline__ void step(int head, int row, bool more) {
+  // One query tile, whose scores are under way. Leaves those of the next under way, if `more`; and adds to the tile
+  // before what dQ it gets from these keys. So a warpgroup waits for no dS that the other one has just computed: they
+  // may be half a tile apart, and one's exponentials run under the other's products.
+  __device__ __forceinline__ void step(int row, bool more, float* last) {
     const Work& w = shared.work;
     const int n = stage.index;
-    float dp[kScores];
     ptx::barrier_wait(shared.d_o_ready[n], stage.phase);
-    issue_products(shared.v, shared.d_o[n], dp);
-
-    wgmma_wait<1>();
-    keep(s);
-    const int key = w.first_key + warpgroup * kKeys;
-    if (!attends_all<C>(p, w, row, key)) mask_band(p, w, row, key, s);
-    std::uint32_t pairs[kQuerySteps][4];
-    const float* lse = shared.lse[n] + first_query();
+    std::uint32_t pairs_ds[kQuerySteps][4];
 #pragma unroll
-    for (int j = 0; j < kScores / 4; ++j) {
-      const float2 base = *reinterpret_cast<const float2*>(lse + 8 * j);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float* x = s + 4 * j + 2 * r;
-        x[0] = ptx::exp2_approx(fmaf(x[0], p.scale_log2, -base.x));
-        x[1] = ptx::exp2_approx(fmaf(x[1], p.scale_log2, -base.y));
-        pairs[j / 2][j % 2 * 2 + r] = ptx::pack2<T>(x[0], x[1]);
+    for (int part = 0; part < kParts; ++part) {
+      float dp[kPartQ / 2];
+      issue_value_scores(n, part, dp);
+      if (part == 0) {
+        wgmma_wait<1>();
+        keep(s);
       }
-    }
-    issue_gradient(pairs, shared.d_o[n], dv);
-
-    wgmma_wait<1>();
-    keep(dp);
-    std::uint32_t ds[kQuerySteps][4];
-    const float* delta = shared.delta[n] + first_query();
-#pragma unroll
-    for (int j = 0; j < kScores / 4; ++j) {
-      const float2 base = *reinterpret_cast<const float2*>(delta + 8 * j);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int i = 4 * j + 2 * r;
-        const float2 probability =
-            kKeepsScores ? make_float2(s[i], s[i + 1]) : ptx::unpack2<T>(pairs[j / 2][j % 2 * 2 + r]);
-        ds[j / 2][j % 2 * 2 + r] =
-            ptx::pack2<T>(probability.x * (dp[i] - base.x), probability.y * (dp[i + 1] - base.y));
+      auto& x = reinterpret_cast<float(&)[kPartQ / 2]>(s[part * kPartQ / 2]);
+      const int key = w.first_key + warpgroup * kKeys, from = row + part * kPartQ;
+      if (!attends_all<kPartQ>(p, w, from, key)) mask_band(p, w, from, key, x);
+      std::uint32_t pairs[kQuerySteps][4];
+      probabilities(n, part, x, pairs);
+      issue_gradient(pairs, shared.d_o[n], part, dv);
+      if (part == 0) ptx::barrier_wait(shared.ds_free[ds.index], ds.phase ^ 1);
+      wgmma_wait<1>();
+      keep(dp);
+      score_gradients(n, part, x, dp, pairs_ds);
+      if (part == kParts - 1) {
+        ptx::fence_async_shared();
+        __syncwarp();
+        if (ptx::elect_one()) ptx::barrier_arrive(shared.ds_ready[ds.index]);
       }
-      if (j % 2 == 1) ptx::store_matrix_x4_transposed(ds_address() + j / 2 * (16 * kRowBytes), ds[j / 2]);
+      issue_gradient(pairs_ds, shared.q[n], part, dk);
     }
-    ptx::fence_async_shared();
-    issue_gradient(ds, shared.q[n], dk);
 
-    // After the last tile, one that is there already is computed once more, for nothing.
-    RingPosition<kStages> next = stage;
-    next.next();
-    const int following = more ? next.index : n;
-    ptx::barrier_wait(shared.q_ready[following], more ? next.phase : stage.phase);
-    issue_scores(following);
-
-    consumers_meet();
-    // dS is free then: there are no registers for it beside S, dQ, dK and dV.
+    // dQ of the tile before; at the first tile this one's, for nothing.
+    const bool first = last == nullptr;
+    const int buffer = first ? 0 : ds.index ^ 1;
+    ptx::barrier_wait(shared.ds_ready[buffer], first ? 0 : ds.phase ^ (ds.index == 0));
+    float dq[32];
+    issue_query_gradient(buffer, dq);
     wgmma_wait<1>();
     keep(dk);
     keep(dv);
-    float dq[32];
-    issue_query_gradient(buffer, dq);
-    wgmma_wait<0>();
-    keep(dq);
-    keep(s);
     if (ptx::elect_one()) ptx::barrier_arrive(shared.free[n]);
-    float4* to = p.dq + ((head * p.rows_per_head + w.statistics_row + row) * (C::kHeadSize / 4) + warpgroup * 1024 +
-                         thread());
+    // After the last tile, one that is there already is computed once more, for nothing.
+    const RingPosition<kStages> current = stage;
+    stage.next();
+    const int following = more ? stage.index : n;
+    ptx::barrier_wait(shared.q_ready[following], more ? stage.phase : current.phase);
+    issue_scores(following);
+    wgmma_wait<1>();
+    keep(dq);
+    if (!first) {
+      if (ptx::elect_one()) ptx::barrier_arrive(shared.ds_free[buffer]);
+      add(dq, last);
+    }
+    ds.next();
+    wgmma_wait<0>();  // under way from one round of the loop to the next, products would be serialised
+    keep(s);
+  }
+
+  // Where this warp's 16 rows of the warpgroup's block of dQ are summed.
+  __device__ float* dq_of(int head, int row) const {
+    return p.dq + ((head * p.rows_per_head + shared.work.statistics_row + row) * C::kHeadSize + warpgroup * 4096 +
+                   thread() / 32 * 1024);
+  }
+  // Through shared memory, for the copying engine to add: added from the registers, they would hold up what the warp
+  // wants of shared memory.
+  __device__ void add(const float (&dq)[32], float* to) {
+    float* const staging = shared.staging[4 * warpgroup + thread() / 32].dq;
+    const bool elected = thread() % 32 == 0;  // always the same thread: it waits for what it has committed
+    if (elected) ptx::bulk_wait_read();
+    __syncwarp();
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
-      ptx::add_global(to + 128 * m, make_float4(dq[4 * m], dq[4 * m + 1], dq[4 * m + 2], dq[4 * m + 3]));
+      reinterpret_cast<float4*>(staging)[32 * m + thread() % 32] =
+          make_float4(dq[4 * m], dq[4 * m + 1], dq[4 * m + 2], dq[4 * m + 3]);
     }
-    stage = next;
-    buffer ^= 1;
+    ptx::fence_async_shared();
+    __syncwarp();
+    if (elected) {
+      ptx::bulk_add(to, staging, 1024 * sizeof(float));
+      ptx::bulk_commit();
+    }
+  }
+
+  // x: scores of part of a tile, which become probabilities. pairs: those rounded, of its steps.
+  __device__ __forceinline__ void probabilities(int n, int part, float (&x)[kPartQ / 2],
+                                                std::uint32_t (&pairs)[kQuerySteps][4]) {
+    const float* lse = shared.lse[n] + part * kPartQ + first_query();
+#pragma unroll
+    for (int j = 0; j < kPartQ / 8; ++j) {
+      const float2 base = *reinterpret_cast<const float2*>(lse + 8 * j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = 4 * j + 2 * r;
+        x[i] = ptx::exp2_approx(fmaf(x[i], p.scale_log2, -base.x));
+        x[i + 1] = ptx::exp2_approx(fmaf(x[i + 1], p.scale_log2, -base.y));
+        pairs[part * kPartQ / 16 + j / 2][j % 2 * 2 + r] = ptx::pack2<T>(x[i], x[i + 1]);
+      }
+    }
+  }
+
+  // dS = P (dP - delta) of part of a tile: rounded, and in shared memory too.
+  __device__ __forceinline__ void score_gradients(int n, int part, const float (&x)[kPartQ / 2],
+                                                  const float (&dp)[kPartQ / 2],
+                                                  std::uint32_t (&pairs)[kQuerySteps][4]) {
+    const float* delta = shared.delta[n] + part * kPartQ + first_query();
+    const std::uint32_t to = ds_address();
+#pragma unroll
+    for (int j = 0; j < kPartQ / 8; ++j) {
+      const float2 base = *reinterpret_cast<const float2*>(delta + 8 * j);
+      const int step = part * kPartQ / 16 + j / 2;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = 4 * j + 2 * r;
+        pairs[step][j % 2 * 2 + r] = ptx::pack2<T>(x[i] * (dp[i] - base.x), x[i + 1] * (dp[i + 1] - base.y));
+      }
+      if (j % 2 == 1) ptx::store_matrix_x4_transposed(to + step * (16 * kRowBytes), pairs[step]);
+    }
   }
 
   // Where this lane's row of a matrix goes: of two steps of 8 queries and the warp's 16 keys.
   __device__ std::uint32_t ds_address() const {
     const int lane = thread() % 32, warp = thread() / 32;
-    return ptx::shared_address(shared.ds[buffer].panel[warpgroup]) + (lane / 16 * 8 + lane % 8) * kRowBytes +
+    return ptx::shared_address(shared.ds[ds.index].panel[warpgroup]) + (lane / 16 * 8 + lane % 8) * kRowBytes +
            ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16;
   }
 
   __device__ void store() {
     const Work& w = shared.work;
-    auto& staging = shared.out[4 * warpgroup + thread() / 32];
+    auto& staging = shared.staging[4 * warpgroup + thread() / 32].rows;
     const int first = warpgroup * kKeys + thread() / 32 * 16;
     const AttentionBackwardProblem& problem = p.problem;
     const int rows = w.stored_keys - first;
@@ -210,7 +272,7 @@ class Consumer {
   SharedMemory<C>& shared;
   const int warpgroup;
   RingPosition<kStages> stage;
-  int buffer = 0;
+  RingPosition<2> ds;
   float s[kScores], dk[kAccumulators], dv[kAccumulators];
 };
 

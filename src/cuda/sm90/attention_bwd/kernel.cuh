@@ -28,6 +28,10 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
       ptx::barrier_init(shared.landed[i], 2);
       ptx::barrier_init(shared.free[i], 4 * kConsumers);
     }
+    for (int i = 0; i < 2; ++i) {
+      ptx::barrier_init(shared.ds_ready[i], 4 * kConsumers);
+      ptx::barrier_init(shared.ds_free[i], 4 * kConsumers);
+    }
     ptx::fence_barrier_init();
   }
   __syncthreads();
