@@ -30,6 +30,7 @@ constexpr CostTable kMeasured = {{
     {"sm80_decode", {12.3e-6, 150e12, 3.51e12}},
     {"sm90_bwd d64", {15.0e-6, 400e12, 0}},
     {"sm90_bwd d128", {15.0e-6, 500e12, 0}},
+    {"sm90_bwd d256", {15.0e-6, 400e12, 0}},
     {"naive_cuda", {15.5e-6, 0.568e12, 0}},
     {"baseline_cuda", {19.3e-6, 31.8e12, 0}},
 }};

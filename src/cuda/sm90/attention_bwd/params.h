@@ -8,7 +8,6 @@
 
 namespace heddle::cuda::sm90::attention_bwd {
 
-constexpr int kTileK = 128;    // keys of a CTA
 constexpr int kOpen = 1 << 30;  // a window without an edge
 
 struct Params {
