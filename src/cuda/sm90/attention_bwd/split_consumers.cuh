@@ -7,9 +7,6 @@
 
 namespace heddle::cuda::sm90::attention_bwd {
 
-template <class C>
-constexpr int kQueryPanels = C::kHeadSize / kPanel;
-
 // S, P, dV, and even panels of the dQ of the tile before: their dS has been there for a while.
 template <class C>
 class ProbabilityConsumer : Warpgroup<C> {
@@ -23,23 +20,21 @@ class ProbabilityConsumer : Warpgroup<C> {
     if (tiles.left > 0) {
       ptx::barrier_wait(shared.q_ready[0], 0);
       issue_scores(0);
-      float* last = nullptr;  // dQ of the tile before
 #pragma unroll 1
-      for (; tiles.left > 0; tiles.next()) {
-        step(tiles.tile * C::kTileQ, tiles.left > 1, last);
-        last = this->dq_of(tiles.head, tiles.tile * C::kTileQ, 0);
+      for (bool first = true; tiles.left > 0; tiles.next(), first = false) {
+        step(tiles.tile * C::kTileQ, tiles.left > 1, first);
       }
       const int buffer = ds.index ^ 1;
       ptx::barrier_wait(shared.ds_ready[buffer], ds.phase ^ (ds.index == 0));
 #pragma unroll 1
-      for (int panel = 0; panel < kQueryPanels<C>; panel += 2) {
+      for (int panel = 0; panel < C::kHeadSize / kPanel; panel += 2) {
         typename Base::Block dq;
         this->issue_query_gradient(buffer, 0, panel, dq);
         wgmma_wait<0>();
         keep(dq);
-        this->add(dq, last + panel * (64 * 64));
+        this->hand_over(dq);
       }
-      this->finish_adding();
+      this->await_staging();
     }
     this->store(p.problem.dv, p.problem.Dv, dv, 1.0f);
   }
@@ -50,7 +45,7 @@ class ProbabilityConsumer : Warpgroup<C> {
 
   __device__ void issue_scores(int n) { this->template issue_products<C::kTileQ>(shared.k, shared.q[n], 0, s); }
 
-  __device__ __forceinline__ void step(int row, bool more, float* last) {
+  __device__ __forceinline__ void step(int row, bool more, bool first) {
     const int n = q.index;
     wgmma_wait<0>();
     keep(s);
@@ -68,7 +63,6 @@ class ProbabilityConsumer : Warpgroup<C> {
     this->issue_gradient(pairs, shared.d_o[0], 0, dv);
 
     // At the first tile there is none before: this one's, for nothing.
-    const bool first = last == nullptr;
     const int buffer = first ? 0 : ds.index ^ 1;
     ptx::barrier_wait(shared.ds_ready[buffer], first ? 0 : ds.phase ^ (ds.index == 0));
     typename Base::Block dq;
@@ -77,7 +71,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     keep(dv);
     keep(dq);
     Base::release(shared.d_o_free[0]);
-    if (!first) this->add(dq, last);
+    if (!first) this->hand_over(dq);
     this->issue_query_gradient(buffer, 0, 2, dq);
     const RingPosition<C::kStages> current = q;
     q.next();
@@ -88,7 +82,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     keep(dq);
     if (!first) {
       Base::release(shared.ds_free[buffer]);
-      this->add(dq, last + 2 * (64 * 64));
+      this->hand_over(dq);
     }
     ds.next();
     phase ^= 1;
@@ -114,8 +108,8 @@ class GradientConsumer : Warpgroup<C> {
     this->prepare_keys();
     QueryTiles tiles(p, shared.work);
 #pragma unroll 1
-    for (; tiles.left > 0; tiles.next()) step(this->dq_of(tiles.head, tiles.tile * C::kTileQ, 1));
-    this->finish_adding();
+    for (; tiles.left > 0; tiles.next()) step();
+    this->await_staging();
     this->store(p.problem.dk, p.problem.D, dk, p.problem.scale);
   }
 
@@ -123,7 +117,7 @@ class GradientConsumer : Warpgroup<C> {
   using Base = Warpgroup<C>;
   using Base::p, Base::shared;
 
-  __device__ __forceinline__ void step(float* to) {
+  __device__ __forceinline__ void step() {
     typename Base::Part dp;
     ptx::barrier_wait(shared.d_o_ready[0], phase);
     this->template issue_products<C::kTileQ>(shared.v, shared.d_o[0], 0, dp);
@@ -148,7 +142,7 @@ class GradientConsumer : Warpgroup<C> {
     this->issue_gradient(gradients, shared.q[q.index], 0, dk);
     ptx::barrier_wait(shared.ds_ready[ds.index], ds.phase);
 #pragma unroll
-    for (int panel = 1; panel < kQueryPanels<C>; panel += 2) {
+    for (int panel = 1; panel < C::kHeadSize / kPanel; panel += 2) {
       typename Base::Block dq;
       this->issue_query_gradient(ds.index, 0, panel, dq);
       wgmma_wait<0>();
@@ -157,7 +151,7 @@ class GradientConsumer : Warpgroup<C> {
         keep(dk);
         Base::release(shared.q_free[q.index]);
       }
-      this->add(dq, to + (panel - 1) * (64 * 64));
+      this->hand_over(dq);
     }
     Base::release(shared.ds_free[ds.index]);
     ds.next();

@@ -142,35 +142,19 @@ class Warpgroup {
     release(barrier);
   }
 
-  // Where this warp's 16 rows of block `number` of a tile of dQ are summed.
-  __device__ float* dq_of(int head, int row, int number) const {
-    return p.dq + ((head * p.rows_per_head + shared.work.statistics_row + row) * C::kHeadSize + number * (64 * 64) +
-                   thread() / 32 * (16 * 64));
-  }
-  // Through shared memory, for the copying engine to add: added from the registers, they would hold up what the warp
-  // wants of shared memory.
-  __device__ void add(const Block& dq, float* to) {
-    auto& staging = shared.staging[4 * warpgroup + thread() / 32].dq;
-    const bool elected = thread() % 32 == 0;  // always the same thread: it waits for what it has committed
-    if (elected) ptx::bulk_wait_read();
-    __syncwarp();
+  // Hands a block of dQ over to be added.
+  __device__ void hand_over(const Block& dq) {
+    await_staging();
+    auto* const to = reinterpret_cast<float4*>(shared.staging[4 * warpgroup + thread() / 32].dq) + thread() % 32;
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
-      reinterpret_cast<float4*>(staging)[32 * m + thread() % 32] =
-          make_float4(dq[4 * m], dq[4 * m + 1], dq[4 * m + 2], dq[4 * m + 3]);
+      to[32 * m] = make_float4(dq[4 * m], dq[4 * m + 1], dq[4 * m + 2], dq[4 * m + 3]);
     }
-    ptx::fence_async_shared();
-    __syncwarp();
-    if (elected) {
-      ptx::bulk_add(to, staging, sizeof(staging));
-      ptx::bulk_commit();
-    }
+    publish(shared.staged[warpgroup]);
+    handed_over ^= 1;
   }
-  // Until all of it is there, and the place free.
-  __device__ void finish_adding() {
-    if (thread() % 32 == 0) ptx::bulk_wait();
-    __syncwarp();
-  }
+  // Until what was handed over has left shared memory.
+  __device__ void await_staging() { ptx::barrier_wait(shared.staging_free[warpgroup], handed_over ^ 1); }
 
   // dK or dV of this warpgroup's keys. size: dims that exist.
   __device__ void store(const Operand& to, std::int64_t size, const Accumulators& x, float factor) {
@@ -184,22 +168,7 @@ class Warpgroup {
   const Params& p;
   SharedMemory<C>& shared;
   const int warpgroup, key_row;
-};
-
-// The query tiles that a warpgroup walks over: of all heads of the group, one after the other.
-struct QueryTiles {
-  int tile, head, left;
-  const int first, end;
-  __device__ QueryTiles(const Params& p, const Work& w)
-      : tile(w.first_tile),
-        head(w.kv_head * static_cast<int>(p.problem.G)),
-        left(w.tiles * static_cast<int>(p.problem.G)),
-        first(w.first_tile),
-        end(w.first_tile + w.tiles) {}
-  __device__ void next() {
-    --left;
-    if (++tile == end) tile = first, ++head;
-  }
+  std::uint32_t handed_over = 0;  // blocks, modulo 2
 };
 
 }  // namespace heddle::cuda::sm90::attention_bwd
