@@ -1,5 +1,6 @@
-// The warp that adds one consumer warpgroup's blocks of dQ to their sums in memory, by the copying engine: added from the
-// registers, they would hold up what the consumers want of shared memory.
+// Deterministic sums of dQ: a thread for each consumer warpgroup adds what that hands over, each tile when its turn has
+// come, and passes the turn on when the sum is there. Turns are known to be there only after microseconds; no consumer
+// waits for them.
 #pragma once
 
 #include "cuda/sm90/attention_bwd/schedule.cuh"
@@ -10,38 +11,42 @@ namespace heddle::cuda::sm90::attention_bwd {
 template <class C>
 constexpr int kQueryBlocks = C::kTileQ * C::kHeadSize / (64 * 64);
 
-// One thread. Where sums are to be deterministic, it waits for its turn with each tile and passes it on when the sum is
-// there.
+__device__ inline void pass_turn(int* turn) {
+  ptx::bulk_wait();
+  ptx::fence_async();
+  ptx::add_release(turn, 1);
+}
+
+// One thread.
 template <class C>
-__device__ void add_query_gradients(const Params& p, SharedMemory<C>& shared, int warpgroup) {
+__device__ void add_in_turns(const Params& p, SharedMemory<C>& shared, int warpgroup) {
   const Work& w = shared.work;
   std::uint32_t phase = 0;
+  int* before = nullptr;  // the turn to be passed on
 #pragma unroll 1
   for (QueryTiles tiles(p, w); tiles.left > 0; tiles.next()) {
     const std::int64_t row = tiles.head * p.rows_per_head + w.statistics_row + tiles.tile * C::kTileQ;
     int* const turn = p.turns + (row / C::kTileQ * kConsumers + warpgroup);
-    if (p.turns != nullptr) {
-      const int place = place_in_order<C>(p, w, tiles.tile);
-      while (ptx::load_acquire(turn) != place) {
-      }
-      ptx::fence_async();
-    }
+    const int place = place_in_order<C>(p, w, tiles.tile);
+    int come = ptx::load_acquire(turn);
+    if (before != nullptr) pass_turn(before);
+    while (come != place) come = ptx::load_acquire(turn);
+    ptx::fence_async();
 #pragma unroll 1
     for (int block = warpgroup; block < kQueryBlocks<C>; block += kConsumers, phase ^= 1) {
       ptx::barrier_wait(shared.staged[warpgroup], phase);
-      ptx::bulk_add(p.dq + row * C::kHeadSize + block * (64 * 64), shared.staging[4 * warpgroup].dq,
-                    64 * 64 * sizeof(float));
+#pragma unroll
+      for (int warp = 0; warp < 4; ++warp) {
+        ptx::bulk_add(p.dq + row * C::kHeadSize + block * (64 * 64) + warp * (16 * 64),
+                      shared.staging[4 * warpgroup + warp].dq, sizeof(shared.staging[0].dq));
+      }
       ptx::bulk_commit();
       ptx::bulk_wait_read();
       ptx::barrier_arrive(shared.staging_free[warpgroup]);
     }
-    if (p.turns != nullptr) {
-      ptx::bulk_wait();
-      ptx::fence_async();
-      ptx::add_release(turn, 1);
-    }
+    before = turn;
   }
-  ptx::bulk_wait();
+  if (before != nullptr) pass_turn(before);
 }
 
 }  // namespace heddle::cuda::sm90::attention_bwd

@@ -19,15 +19,17 @@ class Consumer : Warpgroup<C> {
     if (tiles.left > 0) {
       ptx::barrier_wait(shared.q_ready[0], 0);
       issue_scores(0);
+      float* last = nullptr;  // dQ of the tile before
 #pragma unroll 1
-      for (bool first = true; tiles.left > 0; tiles.next(), first = false) {
-        step(tiles.tile * C::kTileQ, tiles.left > 1, first);
+      for (; tiles.left > 0; tiles.next()) {
+        step(tiles.tile * C::kTileQ, tiles.left > 1, last);
+        last = this->sum_of(tiles.head, tiles.tile, warpgroup);
       }
       typename Base::Block dq;
       issue_last_query_gradient(dq, false);
       wgmma_wait<0>();
       keep(dq);
-      this->hand_over(dq);
+      this->add(dq, last);
       this->await_staging();
     }
     this->store(p.problem.dv, p.problem.Dv, dv, 1.0f);
@@ -52,7 +54,7 @@ class Consumer : Warpgroup<C> {
   // One query tile, whose scores are under way. Leaves those of the next under way, if `more`; and adds to the tile
   // before what dQ it gets from these keys. So a warpgroup waits for no dS that the other one has just computed: they
   // may be half a tile apart, and one's exponentials run under the other's products.
-  __device__ __forceinline__ void step(int row, bool more, bool first) {
+  __device__ __forceinline__ void step(int row, bool more, float* last) {
     const int n = stage.index;
     ptx::barrier_wait(shared.d_o_ready[n], stage.phase);
     typename Base::Pairs gradients;
@@ -77,6 +79,7 @@ class Consumer : Warpgroup<C> {
       this->issue_gradient(gradients, shared.q[n], part, dk);
     }
 
+    const bool first = last == nullptr;
     typename Base::Block dq;
     const int buffer = issue_last_query_gradient(dq, first);
     wgmma_wait<1>();
@@ -94,7 +97,7 @@ class Consumer : Warpgroup<C> {
     keep(dq);
     if (!first) {
       Base::release(shared.ds_free[buffer]);
-      this->hand_over(dq);
+      this->add(dq, last);
     }
     ds.next();
     wgmma_wait<0>();  // under way from one round of the loop to the next, products would be serialised

@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
   if (warpgroup == 0) {
     ptx::registers_decrease<kProducerRegisters>();
     if (threadIdx.x / 32 == 0) produce<C>(p, shared);
-    if (threadIdx.x == 32 || threadIdx.x == 64) {
-      add_query_gradients<C>(p, shared, static_cast<int>(threadIdx.x) / 32 - 1);
+    if (p.turns != nullptr && (threadIdx.x == 32 || threadIdx.x == 64)) {
+      add_in_turns<C>(p, shared, static_cast<int>(threadIdx.x) / 32 - 1);
     }
   } else {
     ptx::registers_increase<kConsumerRegisters>();

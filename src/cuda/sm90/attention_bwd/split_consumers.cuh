@@ -20,9 +20,11 @@ class ProbabilityConsumer : Warpgroup<C> {
     if (tiles.left > 0) {
       ptx::barrier_wait(shared.q_ready[0], 0);
       issue_scores(0);
+      float* last = nullptr;  // dQ of the tile before
 #pragma unroll 1
-      for (bool first = true; tiles.left > 0; tiles.next(), first = false) {
-        step(tiles.tile * C::kTileQ, tiles.left > 1, first);
+      for (; tiles.left > 0; tiles.next()) {
+        step(tiles.tile * C::kTileQ, tiles.left > 1, last);
+        last = this->sum_of(tiles.head, tiles.tile, 0);
       }
       const int buffer = ds.index ^ 1;
       ptx::barrier_wait(shared.ds_ready[buffer], ds.phase ^ (ds.index == 0));
@@ -32,7 +34,7 @@ class ProbabilityConsumer : Warpgroup<C> {
         this->issue_query_gradient(buffer, 0, panel, dq);
         wgmma_wait<0>();
         keep(dq);
-        this->hand_over(dq);
+        this->add(dq, last + panel * (64 * 64));
       }
       this->await_staging();
     }
@@ -45,7 +47,7 @@ class ProbabilityConsumer : Warpgroup<C> {
 
   __device__ void issue_scores(int n) { this->template issue_products<C::kTileQ>(shared.k, shared.q[n], 0, s); }
 
-  __device__ __forceinline__ void step(int row, bool more, bool first) {
+  __device__ __forceinline__ void step(int row, bool more, float* last) {
     const int n = q.index;
     wgmma_wait<0>();
     keep(s);
@@ -63,6 +65,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     this->issue_gradient(pairs, shared.d_o[0], 0, dv);
 
     // At the first tile there is none before: this one's, for nothing.
+    const bool first = last == nullptr;
     const int buffer = first ? 0 : ds.index ^ 1;
     ptx::barrier_wait(shared.ds_ready[buffer], first ? 0 : ds.phase ^ (ds.index == 0));
     typename Base::Block dq;
@@ -71,7 +74,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     keep(dv);
     keep(dq);
     Base::release(shared.d_o_free[0]);
-    if (!first) this->hand_over(dq);
+    if (!first) this->add(dq, last);
     this->issue_query_gradient(buffer, 0, 2, dq);
     const RingPosition<C::kStages> current = q;
     q.next();
@@ -82,7 +85,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     keep(dq);
     if (!first) {
       Base::release(shared.ds_free[buffer]);
-      this->hand_over(dq);
+      this->add(dq, last + 2 * (64 * 64));
     }
     ds.next();
     phase ^= 1;
@@ -108,7 +111,7 @@ class GradientConsumer : Warpgroup<C> {
     this->prepare_keys();
     QueryTiles tiles(p, shared.work);
 #pragma unroll 1
-    for (; tiles.left > 0; tiles.next()) step();
+    for (; tiles.left > 0; tiles.next()) step(this->sum_of(tiles.head, tiles.tile, 0));
     this->await_staging();
     this->store(p.problem.dk, p.problem.D, dk, p.problem.scale);
   }
@@ -117,7 +120,7 @@ class GradientConsumer : Warpgroup<C> {
   using Base = Warpgroup<C>;
   using Base::p, Base::shared;
 
-  __device__ __forceinline__ void step() {
+  __device__ __forceinline__ void step(float* sum) {
     typename Base::Part dp;
     ptx::barrier_wait(shared.d_o_ready[0], phase);
     this->template issue_products<C::kTileQ>(shared.v, shared.d_o[0], 0, dp);
@@ -151,7 +154,7 @@ class GradientConsumer : Warpgroup<C> {
         keep(dk);
         Base::release(shared.q_free[q.index]);
       }
-      this->hand_over(dq);
+      this->add(dq, sum + panel * (64 * 64));
     }
     Base::release(shared.ds_free[ds.index]);
     ds.next();

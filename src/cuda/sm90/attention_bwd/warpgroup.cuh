@@ -142,19 +142,42 @@ class Warpgroup {
     release(barrier);
   }
 
-  // Hands a block of dQ over to be added.
-  __device__ void hand_over(const Block& dq) {
+  // Where this warp's 16 rows of block `number` of a tile of dQ are summed.
+  __device__ float* sum_of(int head, int tile, int number) const {
+    const std::int64_t row = head * p.rows_per_head + shared.work.statistics_row + tile * C::kTileQ;
+    return p.dq + (row * C::kHeadSize + number * (64 * 64) + thread() / 32 * (16 * 64));
+  }
+  // Has a block of dQ added by the copying engine: added from the registers, it would hold up what the warps want of
+  // shared memory. Deterministic sums: by the thread that waits for turns.
+  __device__ void add(const Block& dq, float* sum) {
+    auto& staging = shared.staging[4 * warpgroup + thread() / 32].dq;
     await_staging();
-    auto* const to = reinterpret_cast<float4*>(shared.staging[4 * warpgroup + thread() / 32].dq) + thread() % 32;
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
-      to[32 * m] = make_float4(dq[4 * m], dq[4 * m + 1], dq[4 * m + 2], dq[4 * m + 3]);
+      reinterpret_cast<float4*>(staging)[32 * m + thread() % 32] =
+          make_float4(dq[4 * m], dq[4 * m + 1], dq[4 * m + 2], dq[4 * m + 3]);
     }
-    publish(shared.staged[warpgroup]);
+    ptx::fence_async_shared();
+    __syncwarp();
+    if (thread() % 32 == 0) {  // always the same thread: it waits for what it has committed
+      if (p.turns == nullptr) {
+        ptx::bulk_add(sum, staging, sizeof(staging));
+        ptx::bulk_commit();
+      } else {
+        ptx::barrier_arrive(shared.staged[warpgroup]);
+      }
+    }
     handed_over ^= 1;
   }
-  // Until what was handed over has left shared memory.
-  __device__ void await_staging() { ptx::barrier_wait(shared.staging_free[warpgroup], handed_over ^ 1); }
+  // Until what was added has left shared memory.
+  __device__ void await_staging() {
+    if (p.turns != nullptr) {
+      ptx::barrier_wait(shared.staging_free[warpgroup], handed_over ^ 1);
+    } else if (thread() % 32 == 0) {
+      ptx::bulk_wait_read();
+    }
+    __syncwarp();
+  }
 
   // dK or dV of this warpgroup's keys. size: dims that exist.
   __device__ void store(const Operand& to, std::int64_t size, const Accumulators& x, float factor) {
