@@ -62,9 +62,8 @@ std::int64_t sums_bytes(const AttentionBackwardProblem& p, const Variant& v) {
   return p.H * rows_per_head(p) * v.head_size * static_cast<std::int64_t>(sizeof(float));
 }
 
-constexpr std::int64_t kAdders = 2;  // to each tile of dQ
 std::int64_t turns_bytes(const AttentionBackwardProblem& p, const Variant& v) {
-  return p.deterministic ? p.H * rows_per_head(p) / v.tile_q * kAdders * static_cast<std::int64_t>(sizeof(int)) : 0;
+  return p.deterministic ? p.H * rows_per_head(p) / v.tile_q * static_cast<std::int64_t>(sizeof(int)) : 0;
 }
 
 std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
@@ -114,8 +113,8 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   const std::int64_t tiles = (p.Sk + v.tile_k - 1) / v.tile_k;
   params.k_tiles = static_cast<int>(tiles);
   params.units = static_cast<int>(p.B * p.Hkv);
-  // Half of the L2 cache for q, dO and the sums of dQ.
-  const std::int64_t unit_bytes = p.G * p.Sq * (2 * (p.D + p.Dv) + row_bytes);
+  // Half of the L2 cache for q, dO and the sums of dQ, of one head of a group: they come one after the other.
+  const std::int64_t unit_bytes = p.Sq * (2 * (p.D + p.Dv) + row_bytes);
   params.section = static_cast<int>(std::clamp<std::int64_t>(
       current_device().l2_bytes / 2 / std::max<std::int64_t>(unit_bytes, 1), 1, params.units));
   if (p.deterministic) {

@@ -72,7 +72,7 @@ struct SharedMemory {
   ptx::Barrier d_o_ready[C::kOutputStages], d_o_free[C::kOutputStages];
   ptx::Barrier ds_ready[2], ds_free[2];  // for both warpgroups' dQ
   ptx::Barrier p_ready, p_free;
-  ptx::Barrier staged[kConsumers], staging_free[kConsumers];  // a warpgroup's block of dQ
+  ptx::Barrier staged[kConsumers][2], staging_free[kConsumers];  // a warpgroup's block of dQ, of even and odd tiles
 };
 
 }  // namespace heddle::cuda::sm90::attention_bwd

@@ -29,7 +29,7 @@ class Consumer : Warpgroup<C> {
       issue_last_query_gradient(dq, false);
       wgmma_wait<0>();
       keep(dq);
-      this->add(dq, last);
+      this->add(dq, last, ds.index ^ 1);
       this->await_staging();
     }
     this->store(p.problem.dv, p.problem.Dv, dv, 1.0f);
@@ -97,7 +97,7 @@ class Consumer : Warpgroup<C> {
     keep(dq);
     if (!first) {
       Base::release(shared.ds_free[buffer]);
-      this->add(dq, last);
+      this->add(dq, last, buffer);
     }
     ds.next();
     wgmma_wait<0>();  // under way from one round of the loop to the next, products would be serialised

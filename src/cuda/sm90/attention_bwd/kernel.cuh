@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
     ptx::barrier_init(shared.p_ready, 4);
     ptx::barrier_init(shared.p_free, 4);
     for (int c = 0; c < kConsumers; ++c) {
-      ptx::barrier_init(shared.staged[c], 4);
+      for (auto& staged : shared.staged[c]) ptx::barrier_init(staged, 4);
       ptx::barrier_init(shared.staging_free[c], 1);
     }
     ptx::fence_barrier_init();

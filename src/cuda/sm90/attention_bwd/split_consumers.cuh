@@ -34,7 +34,7 @@ class ProbabilityConsumer : Warpgroup<C> {
         this->issue_query_gradient(buffer, 0, panel, dq);
         wgmma_wait<0>();
         keep(dq);
-        this->add(dq, last + panel * (64 * 64));
+        this->add(dq, last + panel * (64 * 64), buffer);
       }
       this->await_staging();
     }
@@ -74,7 +74,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     keep(dv);
     keep(dq);
     Base::release(shared.d_o_free[0]);
-    if (!first) this->add(dq, last);
+    if (!first) this->add(dq, last, buffer);
     this->issue_query_gradient(buffer, 0, 2, dq);
     const RingPosition<C::kStages> current = q;
     q.next();
@@ -85,7 +85,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     keep(dq);
     if (!first) {
       Base::release(shared.ds_free[buffer]);
-      this->add(dq, last + 2 * (64 * 64));
+      this->add(dq, last + 2 * (64 * 64), buffer);
     }
     ds.next();
     phase ^= 1;
@@ -154,7 +154,7 @@ class GradientConsumer : Warpgroup<C> {
         keep(dk);
         Base::release(shared.q_free[q.index]);
       }
-      this->add(dq, sum + panel * (64 * 64));
+      this->add(dq, sum + panel * (64 * 64), ds.index);
     }
     Base::release(shared.ds_free[ds.index]);
     ds.next();

@@ -148,8 +148,8 @@ class Warpgroup {
     return p.dq + (row * C::kHeadSize + number * (64 * 64) + thread() / 32 * (16 * 64));
   }
   // Has a block of dQ added by the copying engine: added from the registers, it would hold up what the warps want of
-  // shared memory. Deterministic sums: by the thread that waits for turns.
-  __device__ void add(const Block& dq, float* sum) {
+  // shared memory. Deterministic sums: by the threads that wait for turns. parity: of the tile, in this CTA's order.
+  __device__ void add(const Block& dq, float* sum, int parity) {
     auto& staging = shared.staging[4 * warpgroup + thread() / 32].dq;
     await_staging();
 #pragma unroll
@@ -164,7 +164,7 @@ class Warpgroup {
         ptx::bulk_add(sum, staging, sizeof(staging));
         ptx::bulk_commit();
       } else {
-        ptx::barrier_arrive(shared.staged[warpgroup]);
+        ptx::barrier_arrive(shared.staged[warpgroup][parity]);
       }
     }
     handed_over ^= 1;
