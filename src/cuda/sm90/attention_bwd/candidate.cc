@@ -20,18 +20,21 @@ using any::attention_bwd_rows::statistics_bytes;
 
 constexpr std::int64_t kMaxLength = kOpen / 4, kMaxSize = 256;
 
-Refusal refuse_rows(const char* name, const Operand& x) {
-  return !x || has_rows_of_16_bytes(x) ? "" : text(name, "'s rows must be contiguous and at multiples of 16 bytes");
-}
-
 Refusal supports(const AttentionBackwardProblem& p) {
   if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
   if (p.dtype == DType::f32) return "it takes float16 and bfloat16, not float32";
   if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
   if (std::max(p.D, p.Dv) > kMaxSize) return text("it takes head sizes to ", kMaxSize, "; found ", p.D, " and ", p.Dv);
   if (Refusal reason = refuse_unmappable(p); !reason.empty()) return reason;
-  for (const auto& [name, x] : {std::pair{"d_o", p.d_o}, {"dq", p.dq}, {"dk", p.dk}, {"dv", p.dv}}) {
-    if (Refusal reason = refuse_rows(name, x); !reason.empty()) return reason;
+  if (p.B > 0 && p.q_rows > 0) {
+    for (const auto& [name, x] : {std::pair{"d_o", p.d_o}, {"dq", p.dq}}) {
+      if (Refusal reason = refuse_unmappable(name, x); !reason.empty()) return reason;
+    }
+  }
+  if (p.B > 0 && p.k_rows > 0) {
+    for (const auto& [name, x] : {std::pair{"dk", p.dk}, {"dv", p.dv}}) {
+      if (Refusal reason = refuse_unmappable(name, x); !reason.empty()) return reason;
+    }
   }
   if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
   if (p.softcap != 0) return "it has no softcap";
@@ -74,7 +77,6 @@ std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
 int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min<std::int64_t>(size, kOpen)); }
 
 void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
-  if (p.B == 0) return;
   const Variant& v = variant_for(p);
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
@@ -85,8 +87,9 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
       .sums = reinterpret_cast<uint4*>(memory + 2 * statistics),
       .words_per_row = row_bytes / static_cast<std::int64_t>(sizeof(uint4)),
   };
-  if (p.q_rows > 0) launch_rows(p, rows, stream);
+  if (p.B > 0 && p.q_rows > 0) launch_rows(p, rows, stream);
   if (p.dsink) launch_sink_gradient(p, rows, stream);
+  if (p.B == 0) return;
 
   Params params{};
   params.problem = p;
