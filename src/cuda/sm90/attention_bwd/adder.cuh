@@ -1,6 +1,6 @@
-// Deterministic sums of dQ: two threads take the tiles in turn, add what the consumer warpgroups hand over when the tile
-// awaits these keys, and let the next keys have it when the sum is there. That is known only microseconds later, and no
-// consumer waits for it.
+// Deterministic sums of dQ: two threads take the tiles in turn, add what the consumer warpgroups hand over when the
+// tile awaits these keys, and let the next keys have it when the sum is there. That is known only microseconds later,
+// and no consumer waits for it.
 #pragma once
 
 #include "cuda/sm90/attention_bwd/schedule.cuh"
@@ -9,7 +9,7 @@ namespace heddle::cuda::sm90::attention_bwd {
 
 // Blocks of 64 rows and 64 dims that a tile's dQ has; those of one warpgroup are every other one.
 template <class C>
-constexpr int kQueryBlocks = C::kTileQ * C::kHeadSize / (64 * 64);
+constexpr int kQueryBlocks = C::kTileQ* C::kHeadSize / (64 * 64);
 
 // One of two threads: the tiles of this parity.
 template <class C>

@@ -20,6 +20,10 @@ using any::attention_bwd_rows::statistics_bytes;
 
 constexpr std::int64_t kMaxLength = kOpen / 4, kMaxSize = 256;
 
+// What needs scores that are scaled before they are masked: what changes them pair by pair, softcap apart, and a scale
+// that would not leave -inf alone.
+bool has_planes(const AttentionProblem& p) { return p.alibi || p.bias || p.mask || (!(p.scale > 0) && p.softcap == 0); }
+
 Refusal supports(const AttentionBackwardProblem& p) {
   if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
   if (p.dtype == DType::f32) return "it takes float16 and bfloat16, not float32";
@@ -37,20 +41,24 @@ Refusal supports(const AttentionBackwardProblem& p) {
     }
   }
   if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
-  if (p.softcap != 0) return "it has no softcap";
-  if (p.alibi) return "it has no alibi_slopes";
-  if (p.bias) return "it has no bias";
-  if (p.mask) return "it has no mask";
+  if (p.dbias) return "it has no gradient of bias";
+  if (p.softcap != 0 && has_planes(p)) return "it has no softcap beside alibi_slopes, a bias or a mask";
   if (p.dropout.p != 0) return "it has no dropout";
   return "";
 }
 
-constexpr const Variant* kBf16[] = {&kBf16D64, &kBf16D128, &kBf16D192, &kBf16D256};
-constexpr const Variant* kF16[] = {&kF16D64, &kF16D128, &kF16D192, &kF16D256};
+// By head size: plain, with a softcap, with ALiBi, a bias or a mask.
+constexpr const Variant* kBf16[3][4] = {{&kBf16D64, &kBf16D128, &kBf16D192, &kBf16D256},
+                                        {&kBf16D64Softcap, &kBf16D128Softcap, &kBf16D256Softcap, &kBf16D256Softcap},
+                                        {&kBf16D64Planes, &kBf16D128Planes, &kBf16D256Planes, &kBf16D256Planes}};
+constexpr const Variant* kF16[3][4] = {{&kF16D64, &kF16D128, &kF16D192, &kF16D256},
+                                       {&kF16D64Softcap, &kF16D128Softcap, &kF16D256Softcap, &kF16D256Softcap},
+                                       {&kF16D64Planes, &kF16D128Planes, &kF16D256Planes, &kF16D256Planes}};
 
 const Variant& variant_for(const AttentionBackwardProblem& p) {
   const std::int64_t size = std::max(p.D, p.Dv);
-  return *(p.dtype == DType::bf16 ? kBf16 : kF16)[size <= 64 ? 0 : size <= 128 ? 1 : size <= 192 ? 2 : 3];
+  const int options = has_planes(p) ? 2 : p.softcap != 0 ? 1 : 0;
+  return *(p.dtype == DType::bf16 ? kBf16 : kF16)[options][size <= 64 ? 0 : size <= 128 ? 1 : size <= 192 ? 2 : 3];
 }
 
 double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
@@ -80,7 +88,8 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   const Variant& v = variant_for(p);
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
-  const std::int64_t statistics = statistics_bytes(p), row_bytes = v.head_size * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t statistics = statistics_bytes(p),
+                     row_bytes = v.head_size * static_cast<std::int64_t>(sizeof(float));
   const any::attention_bwd_rows::Rows rows = {
       .lse_log2 = reinterpret_cast<float*>(memory),
       .delta = reinterpret_cast<float*>(memory + statistics),
@@ -118,8 +127,8 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   params.units = static_cast<int>(p.B * p.Hkv);
   // Half of the L2 cache for q, dO and the sums of dQ, of one head of a group: they come one after the other.
   const std::int64_t unit_bytes = p.Sq * (2 * (p.D + p.Dv) + row_bytes);
-  params.section = static_cast<int>(std::clamp<std::int64_t>(
-      current_device().l2_bytes / 2 / std::max<std::int64_t>(unit_bytes, 1), 1, params.units));
+  params.section = static_cast<int>(
+      std::clamp<std::int64_t>(current_device().l2_bytes / 2 / std::max<std::int64_t>(unit_bytes, 1), 1, params.units));
   if (p.deterministic) {
     std::byte* const turns = memory + 2 * statistics + sums_bytes(p, v);
     check(cudaMemsetAsync(turns, 0, static_cast<std::size_t>(turns_bytes(p, v)), stream), "attention_backward");
@@ -129,7 +138,9 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
     // Chunks of one unit wait for each other: others between them.
     if (params.chunk > 0 && params.chunk < params.k_tiles) params.section = std::max(params.section, 4);
   }
-  params.scale_log2 = p.scale * 1.44269504088896341f;
+  params.scale_log2 = p.scale * kLog2e;
+  params.softcap_inside = p.softcap > 0 ? 2 * params.scale_log2 / p.softcap : 0;
+  params.softcap_log2 = p.softcap * kLog2e;
   const std::int64_t grid = p.cu_seqlens_k ? (p.k_rows / v.tile_k + p.B) * p.Hkv : tiles * params.units;
   if (p.k_rows > 0) v.launch(params, static_cast<int>(grid), stream);
   if (p.dq && p.q_rows > 0) v.launch_dq(params, stream);

@@ -19,11 +19,15 @@ constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
 
-template <class T, int kHeadSize_, int kTileQ_>
+// What is done to scores pair by pair. kPlanes: ALiBi, bias, mask.
+enum class Option { kNone, kSoftcap, kPlanes };
+
+template <class T, int kHeadSize_, int kTileQ_, Option kOption_ = Option::kNone>
 struct Config {
   using Element = T;
   static constexpr int kHeadSize = kHeadSize_;  // D and Dv, at most
   static constexpr int kTileQ = kTileQ_;
+  static constexpr Option kOption = kOption_;
   // Head sizes up to 128: each warpgroup has 64 keys, and half of dQ. Above, dK and dV of 64 keys take all registers:
   // one warpgroup computes P and dV, the other one dS and dK.
   static constexpr bool kSplit = kHeadSize > 128;
@@ -35,19 +39,20 @@ struct Config {
 // What this CTA computes.
 struct Work {
   int sequence, kv_head;
-  int q_batch, q_row;        // of the sequence's first row in the tensors of q
+  int q_batch, q_row;  // of the sequence's first row in the tensors of q
   int k_batch, k_row;
-  int statistics_row;        // of the sequence's first row in lse_log2 and delta, in its head
+  int statistics_row;  // of the sequence's first row in lse_log2 and delta, in its head
   int sq, off;
-  int first_key, keys;       // of the tile; keys in use from there on, at most a tile's
-  int stored_keys;           // rows of dk and dv to be written
-  int first_tile, tiles;     // query tiles of each head that attend keys of this tile
-  int start;                 // the one to begin with; after the last comes the first
+  int first_key;          // of the tile
+  int begin, keys;        // those that some row attends by its band: from first_key + begin, to first_key + keys
+  int stored_keys;        // rows of dk and dv to be written
+  int first_tile, tiles;  // query tiles of each head that attend keys of this tile
+  int start;              // the one to begin with; after the last comes the first
   // In a deterministic sum, this tile of keys is the one after `place` others at a query tile. In a chunk of tiles that
   // start apart: number `place` of `chunk`, of the chunk that begins with tile chunk_first.
   int tile, chunk, place, chunk_first;
-  int last_key;              // tile of keys in use
-  bool clears_rows;          // rows from sq on may hold anything in the last tile
+  int last_key;      // tile of keys in use
+  bool clears_rows;  // rows from sq on may hold anything in the last tile
 };
 
 template <class C>

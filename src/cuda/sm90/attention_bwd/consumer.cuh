@@ -22,7 +22,7 @@ class Consumer : Warpgroup<C> {
       float* last = nullptr;  // dQ of the tile before
 #pragma unroll 1
       for (; tiles.left > 0; tiles.next()) {
-        step(tiles.tile * C::kTileQ, tiles.left > 1, last);
+        step(tiles.head, tiles.tile * C::kTileQ, tiles.left > 1, last);
         last = this->sum_of(tiles.head, tiles.tile, warpgroup);
       }
       typename Base::Block dq;
@@ -54,7 +54,7 @@ class Consumer : Warpgroup<C> {
   // One query tile, whose scores are under way. Leaves those of the next under way, if `more`; and adds to the tile
   // before what dQ it gets from these keys. So a warpgroup waits for no dS that the other one has just computed: they
   // may be half a tile apart, and one's exponentials run under the other's products.
-  __device__ __forceinline__ void step(int row, bool more, float* last) {
+  __device__ __forceinline__ void step(int head, int row, bool more, float* last) {
     const int n = stage.index;
     ptx::barrier_wait(shared.d_o_ready[n], stage.phase);
     typename Base::Pairs gradients;
@@ -68,7 +68,7 @@ class Consumer : Warpgroup<C> {
       }
       auto& x = reinterpret_cast<typename Base::Part&>(s[part * kPartQ / 2]);
       typename Base::Pairs pairs;
-      this->probabilities(shared.lse[n], row, part, x, pairs);
+      this->probabilities(shared.lse[n], head, row, part, x, pairs);
       this->issue_gradient(pairs, shared.d_o[n], part, dv);
       if (part == 0) ptx::barrier_wait(shared.ds_free[ds.index], ds.phase ^ 1);
       wgmma_wait<1>();

@@ -15,8 +15,11 @@ struct Variant {
   void (*launch_dq)(const Params& params, cudaStream_t stream);  // after that, on the same stream
 };
 
-// Defined one file each in inst/.
+// Defined one file each in inst/. "Planes": ALiBi, bias, mask.
 extern const Variant kBf16D64, kBf16D128, kBf16D192, kBf16D256;
 extern const Variant kF16D64, kF16D128, kF16D192, kF16D256;
+extern const Variant kBf16D64Softcap, kBf16D128Softcap, kBf16D256Softcap, kF16D64Softcap, kF16D128Softcap,
+    kF16D256Softcap;
+extern const Variant kBf16D64Planes, kBf16D128Planes, kBf16D256Planes, kF16D64Planes, kF16D128Planes, kF16D256Planes;
 
 }  // namespace heddle::cuda::sm90::attention_bwd

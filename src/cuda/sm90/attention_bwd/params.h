@@ -9,6 +9,7 @@
 namespace heddle::cuda::sm90::attention_bwd {
 
 constexpr int kOpen = 1 << 30;  // a window without an edge
+constexpr float kLog2e = 1.44269504088896341f;
 
 struct Params {
   // [batch, head, row, dim], innermost first: dim, row, head, batch; boxes of 64 dims.
@@ -21,12 +22,15 @@ struct Params {
   std::int64_t rows_per_head;  // of these
   // Deterministic only, else null: how many have added to a tile of dQ, [head][tile].
   int* turns;
-  int chunk;                   // key tiles that start at different query tiles, see schedule.cuh
-  int k_tiles;                 // of the longest sequence; of all, if packed
-  int units;                   // B * Hkv, or Hkv if packed
-  int section;                 // units whose q, dO and dq the L2 cache holds together
-  float scale_log2;            // scale * log2(e)
-  int left, right;             // row i attends keys j with i + off - left <= j <= i + off + right
+  int chunk;         // key tiles that start at different query tiles, see schedule.cuh
+  int k_tiles;       // of the longest sequence; of all, if packed
+  int units;         // B * Hkv, or Hkv if packed
+  int section;       // units whose q, dO and dq the L2 cache holds together
+  float scale_log2;  // scale * log2(e)
+  // softcap * tanh(y) = softcap * (1 - 2 / (e^2y + 1)), y = scale / softcap times a product: 2 log2(e) scale / softcap,
+  // and softcap * log2(e).
+  float softcap_inside, softcap_log2;
+  int left, right;  // row i attends keys j with i + off - left <= j <= i + off + right
 };
 
 }  // namespace heddle::cuda::sm90::attention_bwd

@@ -15,9 +15,9 @@ __device__ void load_tile(Tile& tile, const CUtensorMap& map, ptx::Barrier& read
   }
 }
 
-// Rows from `from` on become zeros, by `threads` threads of which this is number `thread`.
+// Rows [from, to) become zeros, by `threads` threads of which this is number `thread`.
 template <class Tile>
-__device__ void clear_rows_from(Tile& tile, int from, int to, int thread, int threads) {
+__device__ void clear_rows(Tile& tile, int from, int to, int thread, int threads) {
   constexpr int kChunks = sizeof(tile.panel[0][0]) / sizeof(uint4);
 #pragma unroll 1
   for (int panel = 0; panel < Tile::kPanels; ++panel) {
@@ -66,8 +66,8 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
     ptx::barrier_wait(shared.landed[q.index], landed >> q.index & 1);
     landed ^= 1u << q.index;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    clear_rows_from(shared.q[q.index], w.sq - row, C::kTileQ, lane, 32);
-    clear_rows_from(shared.d_o[d_o.index], w.sq - row, C::kTileQ, lane, 32);
+    clear_rows(shared.q[q.index], w.sq - row, C::kTileQ, lane, 32);
+    clear_rows(shared.d_o[d_o.index], w.sq - row, C::kTileQ, lane, 32);
     ptx::fence_async_shared();
     __syncwarp();
     if (first_lane) {

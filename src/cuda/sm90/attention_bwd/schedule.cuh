@@ -14,8 +14,8 @@ struct TileIndex {
 // In each the first keys first, which a causal mask leaves most rows. Deterministic sums: tiles that meet a query tile
 // take turns, and wait only for tiles that started before them or that start without waiting for them. Where a band
 // makes each tile of keys begin at another query tile, the last tiles get there first, so they go first. Without, all
-// would begin with the same query tile; so the tiles of a chunk begin at different ones and go round, and all of a chunk
-// run at once: it has fewer than there are multiprocessors.
+// would begin with the same query tile; so the tiles of a chunk begin at different ones and go round, and all of a
+// chunk run at once: it has fewer than there are multiprocessors.
 __device__ inline TileIndex tile_of_batch(const Params& p, int tile) {
   const int size = p.section * p.k_tiles, first = tile / size * p.section, rest = tile % size;
   const int units = min(p.section, p.units - first), heads = static_cast<int>(p.problem.Hkv);
@@ -79,7 +79,10 @@ __device__ bool find_work(const Params& p, int tile, Work& w) {
   w.statistics_row = static_cast<int>(any::attention_bwd_rows::first_row(problem, at.sequence, s));
   w.sq = sq;
   w.off = off;
-  w.keys = max(min(sk - w.first_key, C::kTileK), 0);
+  // A key that no row attends is as one beyond the length: what lies there may be anything.
+  const int end = p.right == kOpen ? sk : min(sk, sq + off + p.right);
+  w.keys = max(min(end - w.first_key, C::kTileK), 0);
+  w.begin = min(max(off - p.left - w.first_key, 0), w.keys);
   const int first = max(w.first_key - off - p.right, 0);
   const int last = min(w.first_key + w.keys - 1 - off + p.left, sq - 1);
   w.first_tile = first / C::kTileQ;
@@ -87,7 +90,7 @@ __device__ bool find_work(const Params& p, int tile, Work& w) {
   w.start = w.first_tile;
   w.clears_rows = s.q_begin + s.sq < problem.q_rows;
   if (p.turns != nullptr) {
-    const int tiles = (sk + C::kTileK - 1) / C::kTileK;
+    const int tiles = (max(end, 0) + C::kTileK - 1) / C::kTileK;
     w.tile = at.tile;
     w.last_key = tiles - 1;
     w.chunk = 0;

@@ -10,7 +10,9 @@ namespace heddle::cuda::sm90::attention_bwd {
 
 // The first query of a thread, and the first of its two keys, in the tile.
 __device__ inline int first_query() { return 2 * static_cast<int>(threadIdx.x % 4); }
-__device__ inline int first_key_of_warpgroup() { return static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4); }
+__device__ inline int first_key_of_warpgroup() {
+  return static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4);
+}
 
 // Whether all of kRows rows from `row` on attend all of a warpgroup's keys from `key` on.
 template <int kRows>

@@ -23,7 +23,7 @@ class ProbabilityConsumer : Warpgroup<C> {
       float* last = nullptr;  // dQ of the tile before
 #pragma unroll 1
       for (; tiles.left > 0; tiles.next()) {
-        step(tiles.tile * C::kTileQ, tiles.left > 1, last);
+        step(tiles.head, tiles.tile * C::kTileQ, tiles.left > 1, last);
         last = this->sum_of(tiles.head, tiles.tile, 0);
       }
       const int buffer = ds.index ^ 1;
@@ -47,17 +47,25 @@ class ProbabilityConsumer : Warpgroup<C> {
 
   __device__ void issue_scores(int n) { this->template issue_products<C::kTileQ>(shared.k, shared.q[n], 0, s); }
 
-  __device__ __forceinline__ void step(int row, bool more, float* last) {
+  __device__ __forceinline__ void step(int head, int row, bool more, float* last) {
     const int n = q.index;
     wgmma_wait<0>();
     keep(s);
     typename Base::Pairs pairs;
-    this->probabilities(shared.lse[n], row, 0, s, pairs);
+    this->probabilities(shared.lse[n], head, row, 0, s, pairs);
     Base::release(shared.q_free[n]);
     ptx::barrier_wait(shared.p_free, phase ^ 1);
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
-      shared.probabilities[m][Base::thread()] = make_uint4(pairs[m][0], pairs[m][1], pairs[m][2], pairs[m][3]);
+      typename Base::Pairs with_factors;  // of dS
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        with_factors[m][n] = C::kOption == Option::kSoftcap
+                                 ? ptx::pack2<typename Base::T>(s[8 * m + 2 * n], s[8 * m + 2 * n + 1])
+                                 : pairs[m][n];
+      }
+      shared.probabilities[m][Base::thread()] =
+          make_uint4(with_factors[m][0], with_factors[m][1], with_factors[m][2], with_factors[m][3]);
     }
     __syncwarp();
     Base::release(shared.p_ready);

@@ -1,11 +1,12 @@
-// What every consuming warpgroup can do. Keys are on M: S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T are operands
-// in registers as they come, for dV += P^T dO and dK += dS^T Q. Only dS goes through shared memory, for dQ = dS K.
+// What every consuming warpgroup can do. Keys are on M: S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T are
+// operands in registers as they come, for dV += P^T dO and dK += dS^T Q. Only dS goes through shared memory, for dQ =
+// dS K.
 #pragma once
 
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_bwd/epilogue.cuh"
 #include "cuda/sm90/attention_bwd/producer.cuh"
-#include "cuda/sm90/attention_bwd/scores.cuh"
+#include "cuda/sm90/attention_bwd/score_options.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {
 
@@ -40,14 +41,17 @@ class Warpgroup {
     if (ptx::elect_one()) ptx::barrier_arrive(barrier);
   }
 
-  // Keys and values that are not in use become zeros: dS is zero for them, but zero times NaN is not.
+  // Keys and values that nobody attends become zeros: dS is zero for them, but zero times NaN is not.
   __device__ void prepare_keys() {
     const Work& w = shared.work;
     ptx::barrier_wait(shared.k_ready, 0);
     ptx::barrier_wait(shared.v_ready, 0);
-    if (w.keys == C::kTileK) return;
-    clear_rows_from(shared.k, w.keys, C::kTileK, static_cast<int>(threadIdx.x) - 128, 128 * kConsumers);
-    clear_rows_from(shared.v, w.keys, C::kTileK, static_cast<int>(threadIdx.x) - 128, 128 * kConsumers);
+    if (w.begin == 0 && w.keys == C::kTileK) return;
+    const int thread = static_cast<int>(threadIdx.x) - 128;
+    for (auto* tile : {&shared.k, &shared.v}) {
+      clear_rows(*tile, 0, w.begin, thread, 128 * kConsumers);
+      clear_rows(*tile, w.keys, C::kTileK, thread, 128 * kConsumers);
+    }
     ptx::fence_async_shared();
     consumers_meet();
   }
@@ -85,29 +89,53 @@ class Warpgroup {
 #pragma unroll
     for (int step = 0; step < C::kTileK / 16; ++step) {
       Wgmma<T, 64>::template shared_shared<true>(
-          dq, a.at(step / 4 * Tile<T, C::kTileQ, C::kTileK>::kPanelBytes + step % 4 * 32),
-          b.at(step * 16 * kRowBytes), step > 0);
+          dq, a.at(step / 4 * Tile<T, C::kTileQ, C::kTileK>::kPanelBytes + step % 4 * 32), b.at(step * 16 * kRowBytes),
+          step > 0);
     }
     wgmma_commit();
   }
 
-  // x: scores of part of a tile, of whose query rows the first is `row`; they become probabilities. pairs: those
-  // rounded. lse: of the tile.
-  __device__ __forceinline__ void probabilities(const float* lse, int row, int part, Part& x, Pairs& pairs) {
+  // Under a softcap not ahead of its use, for which there are no registers.
+  __device__ static float2 two_of(const float* x) {
+    if constexpr (C::kOption == Option::kSoftcap) {
+      const volatile float* now = x;
+      return make_float2(now[0], now[1]);
+    } else {
+      return *reinterpret_cast<const float2*>(x);
+    }
+  }
+
+  // x: scores of part of a tile, of whose query rows the first is `row`; they become probabilities, under a softcap
+  // with the factors of dS. pairs: the probabilities, rounded. lse: of the tile.
+  __device__ __forceinline__ void probabilities(const float* lse, int head, int row, int part, Part& x, Pairs& pairs) {
     const Work& w = shared.work;
     const int key = w.first_key + key_row;
     row += part * kPartQ;
+    if constexpr (C::kOption == Option::kPlanes) {
+      apply_planes<C>(p, w, head, row + first_query(), key + first_key_of_warpgroup(), x);
+    }
     if (!attends_all<kPartQ>(p, w, row, key)) mask_band(p, w, row, key, x);
     lse += part * kPartQ + first_query();
 #pragma unroll
     for (int j = 0; j < kPartQ / 8; ++j) {
-      const float2 base = *reinterpret_cast<const float2*>(lse + 8 * j);
+      const float2 base = two_of(lse + 8 * j);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int i = 4 * j + 2 * r;
-        x[i] = ptx::exp2_approx(fmaf(x[i], p.scale_log2, -base.x));
-        x[i + 1] = ptx::exp2_approx(fmaf(x[i + 1], p.scale_log2, -base.y));
-        pairs[part * kPartQ / 16 + j / 2][j % 2 * 2 + r] = ptx::pack2<T>(x[i], x[i + 1]);
+        float(&pair)[2] = reinterpret_cast<float(&)[2]>(x[4 * j + 2 * r]);
+        float derivative[2] = {1.0f, 1.0f};
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const float subtract = c == 0 ? base.x : base.y;
+          if constexpr (C::kOption == Option::kNone) {
+            pair[c] = ptx::exp2_approx(fmaf(pair[c], p.scale_log2, -subtract));
+          } else if constexpr (C::kOption == Option::kSoftcap) {
+            pair[c] = ptx::exp2_approx(cap_softly(p, pair[c], derivative[c]) - subtract);
+          } else {
+            pair[c] = ptx::exp2_approx(pair[c] - subtract);
+          }
+        }
+        pairs[part * kPartQ / 16 + j / 2][j % 2 * 2 + r] = ptx::pack2<T>(pair[0], pair[1]);
+        if constexpr (C::kOption == Option::kSoftcap) pair[0] *= derivative[0], pair[1] *= derivative[1];
       }
     }
   }
