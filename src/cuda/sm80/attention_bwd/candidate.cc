@@ -40,8 +40,11 @@ const Variant& variant_for(const AttentionProblem& p) {
   // Masked scores are -inf before the plain variant multiplies them with the scale.
   const bool plain = p.scale >= std::numeric_limits<float>::min() && p.softcap == 0 && !p.alibi && !p.bias && !p.mask &&
                      p.dropout.p == 0;
-  const bool fits = variants.plain.shared_bytes <= static_cast<std::size_t>(current_device().shared_memory);
-  return plain && fits ? variants.plain : variants.options;
+  const auto fits = [](const Variant& v) {
+    return v.shared_bytes <= static_cast<std::size_t>(current_device().shared_memory);
+  };
+  if (plain && fits(variants.plain)) return variants.plain;
+  return fits(variants.options) ? variants.options : variants.everywhere;
 }
 
 std::int64_t tiles(std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile; }
@@ -54,7 +57,7 @@ Refusal supports(const AttentionBackwardProblem& p) {
   if (p.B * p.H > kMaxTiles / std::max<std::int64_t>({tiles(p.Sq, 16), tiles(p.Sk, v.tile_k), 1})) {
     return text("q or k have more tiles than 2^30");
   }
-  const Variant& bias = variants_for(p).options;
+  const Variant& bias = variants_for(p).everywhere;
   if (p.dbias && p.bias_batch * p.bias_heads >
                      kMaxTiles / std::max<std::int64_t>(tiles(p.Sq, bias.tile_q) * tiles(p.Sk, bias.tile_k), 1)) {
     return text("bias has more tiles than 2^30");
@@ -187,8 +190,8 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   if (p.dq || p.dk || p.dv) v.launch(params, stream);
   if (p.dq) v.launch_finish_dq(params, stream);
   if (p.dbias) {
-    const Variant& bias = variants_for(p).options;
-    bias.launch_dbias(params_for(p, bias, memory), stream);
+    const Variants& variants = variants_for(p);
+    variants.launch_dbias(params_for(p, variants.everywhere, memory), stream);
   }
 }
 

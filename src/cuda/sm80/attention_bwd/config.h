@@ -14,10 +14,11 @@ using attention_fwd::Tile;
 struct Tiling {
   int warps, tile_q, tile_k;
   // How many warps share the rows of each matrix of sums; the others share its columns.
-  int score_warps;  // S and dP [tile_q, tile_k]
-  int key_warps;    // dK and dV [tile_k, head size]
-  int row_warps;    // dQ [tile_q, head size]
-  int blocks;       // on a multiprocessor, as registers allow
+  int score_warps;                   // S and dP [tile_q, tile_k]
+  int key_warps;                     // dK and dV [tile_k, head size]
+  int row_warps;                     // dQ [tile_q, head size]
+  int blocks;                        // on a multiprocessor, as registers allow
+  int q_stages = 1, d_o_stages = 1;  // buffers for rows on their way: 2 if those of the next step have their own
 };
 
 // A warp's share of a matrix of sums [kRows, kColumns]: groups of 16 rows, blocks of 8 columns.
@@ -29,6 +30,15 @@ struct Share {
   __device__ static unsigned first_column(unsigned warp) { return warp / kRowWarps * (8 * kBlocks); }
 };
 
+template <int kGroups, int kBlocks>
+__device__ inline void clear(float (&sums)[kGroups][kBlocks][4]) {
+#pragma unroll
+  for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+    for (int n = 0; n < kBlocks; ++n) sums[g][n][0] = sums[g][n][1] = sums[g][n][2] = sums[g][n][3] = 0.0f;
+  }
+}
+
 // kProducts: of the tensor cores for one of elements, as in the forward.
 template <class T, int kProducts_, int kHeadSize_, Tiling kTiling, bool kScoreOptions_>
 struct Config {
@@ -37,6 +47,7 @@ struct Config {
   static constexpr int kHeadSize = kHeadSize_;  // the larger of D and Dv, rounded up
   static constexpr int kThreads = 32 * kTiling.warps, kBlocks = kTiling.blocks;
   static constexpr int kTileQ = kTiling.tile_q, kTileK = kTiling.tile_k;
+  static constexpr int kQStages = kTiling.q_stages, kOStages = kTiling.d_o_stages;
   static constexpr bool kScoreOptions = kScoreOptions_;           // softcap, ALiBi, bias, mask, dropout, any scale
   static constexpr std::uint32_t kPitch = kHeadSize * sizeof(T);  // bytes of a row in shared memory
 
@@ -74,13 +85,19 @@ template <class C>
 struct SharedMemory {
   using T = typename C::Element;
   Tile<T, C::kTileK, C::kHeadSize> k, v;
-  Tile<T, C::kTileQ, C::kHeadSize> q, d_o;
+  Tile<T, C::kTileQ, C::kHeadSize> q[C::kQStages], d_o[C::kOStages];
   Tile<T, C::kTileQ, C::kPairColumns> p, ds;
-  alignas(16) float lse_log2[C::kTileQ], delta[C::kTileQ];
+  struct Statistics {
+    alignas(16) float lse_log2[C::kTileQ], delta[C::kTileQ];
+  } statistics[C::kQStages];
   // Keys that a row of the query tile attends, in turn for even and odd steps: bit 2 n + c of word t is column 2 t + c
   // of block n.
   std::uint32_t attended[2][4];
   Work work;  // here rather than in registers, which the products need
 };
+
+// A warp's rows of dS, to be multiplied with the columns of K in pieces.
+template <class C, int kGroups>
+struct Left;
 
 }  // namespace heddle::cuda::sm80::attention_bwd

@@ -9,19 +9,34 @@
 
 namespace heddle::cuda::sm80::attention_bwd {
 
-// dQ = dS K of a query tile, from shared memory to the sums in global memory.
+constexpr int kDqBlocks = 2;  // of dQ, of 8 columns, that a warp multiplies at a time
+
+// dQ = dS K of a query tile, from shared memory to the sums in global memory: a piece of the columns is added while the
+// next is multiplied.
 template <class C>
-__device__ inline void add_dq(const Params& p, const Work& w, int h, int tile, int parity, SharedMemory<C>& shared) {
+__device__ inline void add_dq(const Params& p, const Work& w, int h, int tile, int stage, SharedMemory<C>& shared) {
+  constexpr int kGroups = C::Rows::kGroups, kBlocks = Float32<C> ? C::Rows::kBlocks : kDqBlocks;
+  constexpr int kPieces = C::Rows::kBlocks / kBlocks;
   const unsigned warp = threadIdx.x / 32, lane = recomputed(threadIdx.x % 32, tile);
-  const std::uint32_t attended = C::kScoreOptions ? shared.attended[parity][lane % 4] : ~0u;
+  const std::uint32_t attended = C::kScoreOptions ? shared.attended[stage][lane % 4] : ~0u;
   int* const turns = p.turns != nullptr ? p.turns + (h * p.rows_per_head + w.stored_row) / C::kTileQ + tile : nullptr;
-  typename C::Rows::Sums dq;
-  clear(dq);
-  multiply<C>(dq, ptx::shared_address(&shared.ds) + C::Rows::first_row(warp) * C::kPairPitch,
-              ptx::shared_address(&shared.k), C::Rows::first_column(warp), lane, attended);
-  if (turns != nullptr) wait_for_turn(turns, turn_of<C>(p, w, tile));
-  for_each_fragment<C>(dq_sums_of<C>(p, w.stored_row, h, tile), dq,
-                       [&](float* to, const float(&sums)[4]) { add_fragment(to, lane, sums); });
+  float* const share = dq_sums_of<C>(p, w.stored_row, h, tile);
+  const Left<C, kGroups> ds(ptx::shared_address(&shared.ds) + C::Rows::first_row(warp) * C::kPairPitch, lane);
+  float sums[2][kGroups][kBlocks][4];
+#pragma unroll
+  for (int piece = 0; piece <= kPieces; ++piece) {
+    if (piece < kPieces) {
+      multiply<C>(sums[piece % 2], ds, ptx::shared_address(&shared.k),
+                  C::Rows::first_column(warp) + 8 * kBlocks * piece, lane, attended);
+    }
+    if (piece == 0) {
+      if (turns != nullptr) wait_for_turn(turns, turn_of<C>(p, w, tile));
+    } else {
+      for_each_fragment<C>(share, kBlocks * (piece - 1), sums[1 - piece % 2],
+                           [&](float* to, const float(&x)[4]) { add_fragment(to, lane, x); });
+      __syncwarp();  // or the compiler gathers all additions at the end
+    }
+  }
   if (turns != nullptr) end_turn(turns);
 }
 
@@ -46,41 +61,60 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
   int h = w.kv_head * group, left = begin < end ? group * (end - begin) : 0, tile = begin;
   if (left > 0) {
     load_keys<C>(p, w, shared);
-    load_rows<C>(p, w, h, tile, shared);
+    load_q<C>(p, w, h, tile, left % 2, shared);
+    load_d_o<C>(p, w, h, tile, left % 2, shared);
     ptx::copy_async_commit();
   }
 #pragma unroll 1
   for (; left > 0; --left) {
-    const int parity = left % 2;
+    const int stage = left % 2, this_h = h, this_tile = tile;
     ptx::copy_async_wait<0>();
     if (threadIdx.x == 0) shared.work.scores.h = h;
     __syncthreads();
-    if constexpr (C::kScoreOptions) {
-      if (threadIdx.x < 4) shared.attended[1 - parity][threadIdx.x] = 0;
-    }
-    clear_idle_rows<C>(w, tile, shared);
-    if (C::kThreads == 32 * C::kScoreWarps || warp < C::kScoreWarps) {
-      typename C::Scores::Sums s, ds;
-      compute_pairs<C, true>(p, w, tile, parity, s, ds, shared);
-      store_pairs<C>(s, ds, tile, shared);
-    }
-    __syncthreads();
-
-    const unsigned lane = recomputed(threadIdx.x % 32, tile);
-    const unsigned key = C::Keys::first_row(warp), column = C::Keys::first_column(warp);
-    multiply_transposed<C>(dv, ptx::shared_address(&shared.p), key, ptx::shared_address(&shared.d_o), column, lane);
-    multiply_transposed<C>(dk, ptx::shared_address(&shared.ds), key, ptx::shared_address(&shared.q), column, lane);
-    __syncthreads();
-    const int this_h = h, this_tile = tile;
     if (++tile == end) {
       tile = begin;
       ++h;
     }
-    if (left > 1) {
-      load_rows<C>(p, w, h, tile, shared);
-      ptx::copy_async_commit();
+    const bool more = left > 1;
+    if (C::kQStages == 2 && more) load_q<C>(p, w, h, tile, 1 - stage, shared);
+    if (C::kOStages == 2 && more) load_d_o<C>(p, w, h, tile, 1 - stage, shared);
+    if constexpr (C::kScoreOptions) {
+      if (threadIdx.x < 4) shared.attended[1 - stage][threadIdx.x] = 0;
     }
-    if (p.dq_sums != nullptr) add_dq<C>(p, w, this_h, this_tile, parity, shared);
+    clear_idle_rows<C>(w, this_tile, stage, shared);
+    if (C::kThreads == 32 * C::kScoreWarps || warp < C::kScoreWarps) {
+      typename C::Scores::Sums s, ds;
+      compute_pairs<C, true>(p, w, this_tile, stage, s, ds, shared);
+      store_pairs<C>(s, ds, this_tile, shared);
+    }
+    __syncthreads();
+
+    const unsigned lane = recomputed(threadIdx.x % 32, this_tile);
+    const unsigned key = C::Keys::first_row(warp), column = C::Keys::first_column(warp);
+    multiply_transposed<C>(dv, ptx::shared_address(&shared.p), key,
+                           ptx::shared_address(&shared.d_o[stage % C::kOStages]), column, lane);
+    const auto add_dk = [&] {
+      multiply_transposed<C>(dk, ptx::shared_address(&shared.ds), key,
+                             ptx::shared_address(&shared.q[stage % C::kQStages]), column, lane);
+    };
+    if constexpr (C::kQStages == 1) {
+      add_dk();
+      __syncthreads();
+      if (more) {
+        load_q<C>(p, w, h, tile, 1 - stage, shared);
+        load_d_o<C>(p, w, h, tile, 1 - stage, shared);
+      }
+      ptx::copy_async_commit();
+      if (p.dq_sums != nullptr) add_dq<C>(p, w, this_h, this_tile, stage, shared);
+    } else {
+      if constexpr (C::kOStages == 1) {
+        __syncthreads();
+        if (more) load_d_o<C>(p, w, h, tile, 1 - stage, shared);
+      }
+      ptx::copy_async_commit();
+      if (p.dq_sums != nullptr) add_dq<C>(p, w, this_h, this_tile, stage, shared);
+      add_dk();
+    }
   }
   store_keys<C>(p, w, dk, p.dk_scale, p.dk, p.scores.problem.D);
   store_keys<C>(p, w, dv, p.dv_scale, p.dv, p.scores.problem.Dv);
@@ -100,7 +134,7 @@ __global__ void __launch_bounds__(C::kThreads) finish_dq_kernel(const __grid_con
   const std::int64_t stored_row = any::attention_bwd_rows::first_row(a, b, s);
   std::byte* const row0 = p.dq.at(b, s.q_begin + std::int64_t{tile} * C::kTileQ, h);
   typename C::Rows::Sums sums;
-  for_each_fragment<C>(dq_sums_of<C>(p, stored_row, h, tile), sums,
+  for_each_fragment<C>(dq_sums_of<C>(p, stored_row, h, tile), 0, sums,
                        [](const float* from, float(&x)[4]) { load_fragment(from, threadIdx.x % 32, x); });
   store_sums<C, typename C::Rows>(p, sums, a.scale, p.dq, row0, rows, a.D);
 }

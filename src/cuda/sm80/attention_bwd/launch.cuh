@@ -33,31 +33,43 @@ void launch_dbias(const Params& params, cudaStream_t stream) {
 
 template <class C>
 constexpr Variant variant() {
-  Variant v{.tile_q = C::kTileQ,
-            .tile_k = C::kTileK,
-            .head_size = C::kHeadSize,
-            .shared_bytes = sizeof(SharedMemory<C>),
-            .launch = launch<C>,
-            .launch_finish_dq = launch_finish_dq<C>,
-            .launch_dbias = nullptr};
-  if constexpr (C::kScoreOptions) {
-    static_assert(sizeof(SharedMemory<C>) <= kAmpereSharedBytes, "more shared memory than each block can have");
-    v.launch_dbias = launch_dbias<C>;
-  }
-  return v;
+  return {.tile_q = C::kTileQ,
+          .tile_k = C::kTileK,
+          .head_size = C::kHeadSize,
+          .shared_bytes = sizeof(SharedMemory<C>),
+          .launch = launch<C>,
+          .launch_finish_dq = launch_finish_dq<C>};
 }
 
+// Everywhere: a config with all options.
+template <class Plain, class Options, class Everywhere>
+constexpr Variants variants_of() {
+  static_assert(sizeof(SharedMemory<Everywhere>) <= kAmpereSharedBytes, "more shared memory than each block can have");
+  return {.plain = variant<Plain>(),
+          .options = variant<Options>(),
+          .everywhere = variant<Everywhere>(),
+          .launch_dbias = launch_dbias<Everywhere>};
+}
+
+// kOptions: smaller tiles, which leave registers for options.
 template <class T, int kHeadSize, Tiling kPlain, Tiling kOptions>
 constexpr Variants variants() {
-  return {.plain = variant<Config<T, 1, kHeadSize, kPlain, false>>(),
-          .options = variant<Config<T, 1, kHeadSize, kOptions, true>>()};
+  using Options = Config<T, 1, kHeadSize, kOptions, true>;
+  return variants_of<Config<T, 1, kHeadSize, kPlain, false>, Options, Options>();
+}
+
+// kLarge: tiles that not each GPU has the shared memory for.
+template <class T, int kHeadSize, Tiling kLarge, Tiling kEverywhere>
+constexpr Variants variants_large() {
+  return variants_of<Config<T, 1, kHeadSize, kLarge, false>, Config<T, 1, kHeadSize, kLarge, true>,
+                     Config<T, 1, kHeadSize, kEverywhere, true>>();
 }
 
 // float32: one tiling for all calls.
 template <int kProducts, int kHeadSize, Tiling kTiling>
 constexpr Variants variants_f32() {
-  constexpr Variant kAll = variant<Config<float, kProducts, kHeadSize, kTiling, true>>();
-  return {.plain = kAll, .options = kAll};
+  using All = Config<float, kProducts, kHeadSize, kTiling, true>;
+  return variants_of<All, All, All>();
 }
 
 }  // namespace heddle::cuda::sm80::attention_bwd

@@ -13,13 +13,14 @@ struct Variant {
   std::size_t shared_bytes;
   void (*launch)(const Params& params, cudaStream_t stream);            // dk, dv and the sums of dq
   void (*launch_finish_dq)(const Params& params, cudaStream_t stream);  // dq
-  void (*launch_dbias)(const Params& params, cudaStream_t stream);      // null: another variant does it
 };
 
 // All of one dtype and head size.
 struct Variants {
-  Variant plain;    // none of the score options; may need more shared memory than each GPU has
-  Variant options;  // everything, everywhere
+  Variant plain;       // none of the score options; may need more shared memory than each GPU has
+  Variant options;     // everything, and may need as much
+  Variant everywhere;  // everything
+  void (*launch_dbias)(const Params& params, cudaStream_t stream);  // by the tiles of `everywhere`
 };
 
 // Defined one file each in inst/, by the largest head size they take.

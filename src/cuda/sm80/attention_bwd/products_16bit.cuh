@@ -63,20 +63,34 @@ requires(!Float32<C>) __device__
   }
 }
 
-// sums += A B over the keys of a tile. a: rows of dS; b: keys, from column `b_column` on. attended: this lane's word of
-// SharedMemory::attended; other keys may hold anything and are left out.
+template <class C, int kGroups>
+requires(!Float32<C>) struct Left<C, kGroups> {
+  std::uint32_t x[C::kTileK / 16][kGroups][4];
+
+  // a: the first row.
+  __device__ Left(std::uint32_t a, unsigned lane) {
+    const std::uint32_t a_at = a + swizzled(C::kPairPitch, lane % 16, lane / 16);
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 16; ++step) {
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) {
+        ptx::load_matrix_x4(x[step][g], (a_at ^ step << 5) + g * kGroupRows * C::kPairPitch);
+      }
+    }
+  }
+};
+
+// sums = A B over the keys of a tile. b: keys, from column `b_column` on, a multiple of what the sums have. attended:
+// this lane's word of SharedMemory::attended; other keys may hold anything and are left out.
 template <class C, int kGroups, int kBlocks>
 requires(!Float32<C>) __device__
-    inline void multiply(float (&sums)[kGroups][kBlocks][4], std::uint32_t a, std::uint32_t b, unsigned b_column,
-                         unsigned lane, std::uint32_t attended) {
+    inline void multiply(float (&sums)[kGroups][kBlocks][4], const Left<C, kGroups>& a, std::uint32_t b,
+                         unsigned b_column, unsigned lane, std::uint32_t attended) {
   using T = typename C::Element;
-  const std::uint32_t a_at = a + swizzled(C::kPairPitch, lane % 16, lane / 16);
   const std::uint32_t b_at = b + swizzled(C::kPitch, lane % 16, b_column / 8 + lane / 16);
+  clear(sums);
 #pragma unroll
   for (int step = 0; step < C::kTileK / 16; ++step) {
-    std::uint32_t x[kGroups][4];
-#pragma unroll
-    for (int g = 0; g < kGroups; ++g) ptx::load_matrix_x4(x[g], (a_at ^ step << 5) + g * kGroupRows * C::kPairPitch);
 #pragma unroll
     for (int n = 0; n < kBlocks / 2; ++n) {
       std::uint32_t y[4];
@@ -87,8 +101,8 @@ requires(!Float32<C>) __device__
       }
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {
-        ptx::mma_16816<T>(sums[g][2 * n], x[g], y[0], y[1]);
-        ptx::mma_16816<T>(sums[g][2 * n + 1], x[g], y[2], y[3]);
+        ptx::mma_16816<T>(sums[g][2 * n], a.x[step][g], y[0], y[1]);
+        ptx::mma_16816<T>(sums[g][2 * n + 1], a.x[step][g], y[2], y[3]);
       }
     }
   }

@@ -101,10 +101,19 @@ requires Float32<C> __device__ inline void multiply_transposed(float (&sums)[kGr
   }
 }
 
+template <class C, int kGroups>
+requires Float32<C>
+struct Left<C, kGroups> {
+  std::uint32_t a;
+  __device__ Left(std::uint32_t first_row, unsigned) : a(first_row) {}
+};
+
 template <class C, int kGroups, int kBlocks>
-requires Float32<C> __device__ inline void multiply(float (&sums)[kGroups][kBlocks][4], std::uint32_t a,
+requires Float32<C> __device__ inline void multiply(float (&sums)[kGroups][kBlocks][4], const Left<C, kGroups>& left,
                                                     std::uint32_t b, unsigned b_column, unsigned lane,
                                                     std::uint32_t attended) {
+  const std::uint32_t a = left.a;
+  clear(sums);
   const std::uint32_t b_at = blocks_address<C>(b, b_column, lane);
 #pragma unroll 1
   for (int step = 0; step < C::kTileK / 16; ++step) {

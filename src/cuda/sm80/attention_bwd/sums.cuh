@@ -6,15 +6,6 @@
 
 namespace heddle::cuda::sm80::attention_bwd {
 
-template <int kGroups, int kBlocks>
-__device__ inline void clear(float (&sums)[kGroups][kBlocks][4]) {
-#pragma unroll
-  for (int g = 0; g < kGroups; ++g) {
-#pragma unroll
-    for (int n = 0; n < kBlocks; ++n) sums[g][n][0] = sums[g][n][1] = sums[g][n][2] = sums[g][n][3] = 0.0f;
-  }
-}
-
 // This warp's share of a query tile's sums of dQ: fragments of 128 floats, so that additions are whole lines.
 template <class C>
 __device__ inline float* dq_sums_of(const Params& p, std::int64_t stored_row, int h, int tile) {
@@ -24,13 +15,14 @@ __device__ inline float* dq_sums_of(const Params& p, std::int64_t stored_row, in
   return p.dq_sums + (row * C::kHeadSize + warp * kOfWarp);
 }
 
-// Calls visit(fragment, sums of it) for a warp's share.
-template <class C, class Sums, class Visit>
-__device__ inline void for_each_fragment(float* sums_of_warp, Sums& sums, Visit visit) {
+// Calls visit(fragment, sums of it) for the blocks of a warp's share from `first` on.
+template <class C, int kBlocks, class Visit>
+__device__ inline void for_each_fragment(float* share, int first, float (&sums)[C::Rows::kGroups][kBlocks][4],
+                                         Visit visit) {
 #pragma unroll
   for (int g = 0; g < C::Rows::kGroups; ++g) {
 #pragma unroll
-    for (int n = 0; n < C::Rows::kBlocks; ++n) visit(sums_of_warp + (g * C::Rows::kBlocks + n) * 128, sums[g][n]);
+    for (int n = 0; n < kBlocks; ++n) visit(share + (g * C::Rows::kBlocks + first + n) * 128, sums[g][n]);
   }
 }
 
