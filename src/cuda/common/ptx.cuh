@@ -129,14 +129,6 @@ __device__ inline void barrier_arrive(int number, int threads) {
 
 // ---- Words of 16 bytes
 
-// Adds in global memory, each of the four for itself (Hopper).
-__device__ inline void add_global(float4* to, const float4& x) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y), "f"(x.z),
-               "f"(x.w)
-               : "memory");
-}
-
-// Written and read as a whole, at the L2 cache; not ordered with other accesses.
 __device__ inline void store_relaxed_16(uint4* to, const uint4& words) {
   asm volatile(
       "{\n .reg .b64 low, high;\n .reg .b128 all;\n mov.b64 low, {%1, %2};\n mov.b64 high, {%3, %4};\n"
@@ -203,6 +195,19 @@ __device__ inline void bulk_load(void* to, const void* from, std::uint32_t bytes
                "l"(from), "r"(bytes), "r"(shared_address(&barrier))
                : "memory");
 }
+
+// Adds `bytes` neighbouring bytes of floats in shared memory to those in global memory; in multiples of 16. This thread
+// commits and waits for it.
+__device__ inline void bulk_add(float* to, const void* from, std::uint32_t bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+__device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Until what this thread has committed has left shared memory; or is done.
+__device__ inline void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ inline void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // Box at `c` (innermost first) of a 4-D tensor into shared memory; its bytes count at `barrier`. Elements outside the
 // tensor arrive as zeros and count too.

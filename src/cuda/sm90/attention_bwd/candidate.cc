@@ -18,7 +18,7 @@ using namespace sm90::attention_bwd;
 using any::attention_bwd_rows::rows_per_head;
 using any::attention_bwd_rows::statistics_bytes;
 
-constexpr std::int64_t kMaxLength = kOpen / 2, kMaxSize = 128;
+constexpr std::int64_t kMaxLength = kOpen / 2, kMaxSize = 256;
 
 Refusal refuse_rows(const char* name, const Operand& x) {
   return !x || has_rows_of_16_bytes(x) ? "" : text(name, "'s rows must be contiguous and at multiples of 16 bytes");
@@ -44,12 +44,15 @@ Refusal supports(const AttentionBackwardProblem& p) {
 }
 
 const Variant& variant_for(const AttentionBackwardProblem& p) {
-  const bool small = std::max(p.D, p.Dv) <= 64;
-  return p.dtype == DType::bf16 ? (small ? kBf16D64 : kBf16D128) : (small ? kF16D64 : kF16D128);
+  const std::int64_t size = std::max(p.D, p.Dv);
+  if (p.dtype == DType::bf16) return size <= 64 ? kBf16D64 : size <= 128 ? kBf16D128 : size <= 192 ? kBf16D192 : kBf16D256;
+  return size <= 64 ? kF16D64 : size <= 128 ? kF16D128 : size <= 192 ? kF16D192 : kF16D256;
 }
 
 double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
-  const Cost& cost = cost_of(variant_for(p).head_size == 64 ? "sm90_bwd d64" : "sm90_bwd d128");
+  const Cost& cost = cost_of(variant_for(p).head_size <= 64    ? "sm90_bwd d64"
+                             : variant_for(p).head_size <= 128 ? "sm90_bwd d128"
+                                                               : "sm90_bwd d256");
   const double flops = 5.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
   return cost.fixed + flops / cost.flops;
 }
@@ -92,24 +95,24 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   if (p.k_rows > 0) {
     params.q = map(p.q, p.D, p.q_rows, p.H, q_batches, v.tile_q);
     params.d_o = map(p.d_o, p.Dv, p.q_rows, p.H, q_batches, v.tile_q);
-    params.k = map(p.k, p.D, p.k_rows, p.Hkv, k_batches, kTileK);
-    params.v = map(p.v, p.Dv, p.k_rows, p.Hkv, k_batches, kTileK);
+    params.k = map(p.k, p.D, p.k_rows, p.Hkv, k_batches, v.tile_k);
+    params.v = map(p.v, p.Dv, p.k_rows, p.Hkv, k_batches, v.tile_k);
   }
   params.lse_log2 = rows.lse_log2;
   params.delta = rows.delta;
-  params.dq = reinterpret_cast<float4*>(rows.sums);
+  params.dq = reinterpret_cast<float*>(rows.sums);
   params.rows_per_head = rows_per_head(p);
   params.scale_log2 = p.scale * 1.44269504088896341f;
   params.left = window(p.window_left);
   params.right = p.causal != Causal::none ? 0 : window(p.window_right);
-  const std::int64_t tiles = (p.Sk + kTileK - 1) / kTileK;
+  const std::int64_t tiles = (p.Sk + v.tile_k - 1) / v.tile_k;
   params.k_tiles = static_cast<int>(tiles);
   params.units = static_cast<int>(p.B * p.Hkv);
   // Half of the L2 cache for q, dO and the sums of dQ.
   const std::int64_t unit_bytes = p.G * p.Sq * (2 * (p.D + p.Dv) + row_bytes);
   params.section = static_cast<int>(std::clamp<std::int64_t>(
       current_device().l2_bytes / 2 / std::max<std::int64_t>(unit_bytes, 1), 1, params.units));
-  const std::int64_t grid = p.cu_seqlens_k ? (p.k_rows / kTileK + p.B) * p.Hkv : tiles * params.units;
+  const std::int64_t grid = p.cu_seqlens_k ? (p.k_rows / v.tile_k + p.B) * p.Hkv : tiles * params.units;
   if (p.k_rows > 0) v.launch(params, static_cast<int>(grid), stream);
   if (p.dq && p.q_rows > 0) v.launch_dq(params, stream);
 }

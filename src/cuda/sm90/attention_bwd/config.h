@@ -1,6 +1,8 @@
 // Tiles and shared memory of the Hopper backward.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/sm90/attention_bwd/params.h"
 #include "cuda/sm90/attention_fwd/config.h"
 
@@ -10,19 +12,22 @@ using attention_fwd::kPanel;
 using attention_fwd::RingPosition;
 using attention_fwd::Tile;
 
-constexpr int kConsumers = 2;        // warpgroups
-constexpr int kKeys = kTileK / 2;    // of one: the M of its products
+constexpr int kConsumers = 2;  // warpgroups
+constexpr int kKeys = 64;      // the M of their products
 constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
-constexpr int kStages = 2;  // of q and dO
 
 template <class T, int kHeadSize_, int kTileQ_>
 struct Config {
   using Element = T;
   static constexpr int kHeadSize = kHeadSize_;  // D and Dv, at most
   static constexpr int kTileQ = kTileQ_;
-  // dQ of a tile is two blocks of 64 rows and 64 dims, one a warpgroup.
-  static_assert(kHeadSize * kTileQ == 2 * 64 * 64);
+  // Head sizes up to 128: each warpgroup has 64 keys, and half of dQ. Above, dK and dV of 64 keys take all registers:
+  // one warpgroup computes P and dV, the other one dS and dK.
+  static constexpr bool kSplit = kHeadSize > 128;
+  static constexpr int kTileK = kSplit ? kKeys : kConsumers * kKeys;
+  static constexpr int kStages = 2, kOutputStages = kSplit ? 1 : 2;  // of q and of dO
+  static_assert(kSplit ? kTileQ == 64 : kHeadSize * kTileQ == kConsumers * 64 * 64);
 };
 
 // What this CTA computes.
@@ -32,7 +37,7 @@ struct Work {
   int k_batch, k_row;
   int statistics_row;        // of the sequence's first row in lse_log2 and delta, in its head
   int sq, off;
-  int first_key, keys;       // of the tile; keys in use from there on, at most kTileK
+  int first_key, keys;       // of the tile; keys in use from there on, at most a tile's
   int stored_keys;           // rows of dk and dv to be written
   int first_tile, tiles;     // query tiles of each head that attend keys of this tile
   bool clears_rows;          // rows from sq on may hold anything in the last tile
@@ -41,15 +46,25 @@ struct Work {
 template <class C>
 struct SharedMemory {
   using T = typename C::Element;
-  Tile<T, kTileK, C::kHeadSize> k, v;
-  Tile<T, C::kTileQ, C::kHeadSize> q[kStages], d_o[kStages];
-  Tile<T, C::kTileQ, kTileK> ds[2];  // dS, keys running fastest: a panel for each warpgroup
-  T out[4 * kConsumers][16][kPanel];  // a warp's rows of dK or dV on their way out
-  alignas(16) float lse[kStages][C::kTileQ], delta[kStages][C::kTileQ];
+  Tile<T, C::kTileK, C::kHeadSize> k, v;
+  Tile<T, C::kTileQ, C::kHeadSize> q[C::kStages], d_o[C::kOutputStages];
+  Tile<T, C::kTileQ, C::kTileK> ds[2];  // dS, keys running fastest: a panel for each warpgroup that writes it
+  // A warp's 16 rows on their way out: of dQ sums, and at the end of dK and dV, 64 columns at a time.
+  union alignas(128) Staging {
+    float dq[16 * 64];
+    T rows[16][kPanel];
+  } staging[4 * kConsumers];
+  struct Nothing {};
+  // P from one warpgroup's registers to the other's: what thread t has in registers 4 m to 4 m + 3.
+  std::conditional_t<C::kSplit, uint4[4][128], Nothing> probabilities;
+  alignas(16) float lse[C::kStages][C::kTileQ], delta[C::kOutputStages][C::kTileQ];
   Work work;
   bool exists;  // work
   ptx::Barrier k_ready, v_ready;
-  ptx::Barrier q_ready[kStages], d_o_ready[kStages], landed[kStages], free[kStages];
+  ptx::Barrier q_ready[C::kStages], q_free[C::kStages], landed[C::kStages];
+  ptx::Barrier d_o_ready[C::kOutputStages], d_o_free[C::kOutputStages];
+  ptx::Barrier ds_ready[2], ds_free[2];  // for both warpgroups' dQ
+  ptx::Barrier p_ready, p_free;
 };
 
 }  // namespace heddle::cuda::sm90::attention_bwd

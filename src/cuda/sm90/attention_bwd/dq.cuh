@@ -16,16 +16,14 @@ __global__ void __launch_bounds__(kDqThreads) dq_kernel(const __grid_constant__ 
   const Sequence s = problem.sequence(b);
   if (row >= s.q_rows) return;
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const float4* from = p.dq +
-                       (h * p.rows_per_head + any::attention_bwd_rows::first_row(problem, b, s) + row) *
-                           (kHeadSize / 4) +
-                       threadIdx.x;
+  const std::int64_t first = h * p.rows_per_head + any::attention_bwd_rows::first_row(problem, b, s) + row;
+  const float4* from = reinterpret_cast<const float4*>(p.dq + first * kHeadSize) + warp * 256 + threadIdx.x % 32;
 #pragma unroll 1
   for (int panel = 0; panel < kHeadSize / kPanel; ++panel, from += kDqRows * kPanel / 4) {
     float d[32];
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
-      const float4 x = from[128 * m];
+      const float4 x = from[32 * m];
       d[4 * m] = x.x, d[4 * m + 1] = x.y, d[4 * m + 2] = x.z, d[4 * m + 3] = x.w;
     }
     store_rows<T>(staging[warp],

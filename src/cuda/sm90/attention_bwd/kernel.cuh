@@ -6,6 +6,7 @@
 #include "cuda/sm90/attention_bwd/consumer.cuh"
 #include "cuda/sm90/attention_bwd/producer.cuh"
 #include "cuda/sm90/attention_bwd/schedule.cuh"
+#include "cuda/sm90/attention_bwd/split_consumers.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {
 
@@ -22,12 +23,22 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
   } else if (threadIdx.x == 32) {
     for (const auto* map : {&p.q, &p.d_o, &p.k, &p.v}) ptx::prefetch_tensor_map(*map);
     for (auto* barrier : {&shared.k_ready, &shared.v_ready}) ptx::barrier_init(*barrier, 1);
-    for (int i = 0; i < kStages; ++i) {
+    constexpr int kWarps = 4 * kConsumers;
+    for (int i = 0; i < C::kStages; ++i) {
       ptx::barrier_init(shared.q_ready[i], 1);
-      ptx::barrier_init(shared.d_o_ready[i], 1);
+      ptx::barrier_init(shared.q_free[i], kWarps);
       ptx::barrier_init(shared.landed[i], 2);
-      ptx::barrier_init(shared.free[i], 4 * kConsumers);
     }
+    for (int i = 0; i < C::kOutputStages; ++i) {
+      ptx::barrier_init(shared.d_o_ready[i], 1);
+      ptx::barrier_init(shared.d_o_free[i], kWarps);
+    }
+    for (int i = 0; i < 2; ++i) {
+      ptx::barrier_init(shared.ds_ready[i], C::kSplit ? 4 : kWarps);
+      ptx::barrier_init(shared.ds_free[i], kWarps);
+    }
+    ptx::barrier_init(shared.p_ready, 4);
+    ptx::barrier_init(shared.p_free, 4);
     ptx::fence_barrier_init();
   }
   __syncthreads();
@@ -38,7 +49,13 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
     if (threadIdx.x / 32 == 0) produce<C>(p, shared);
   } else {
     ptx::registers_increase<kConsumerRegisters>();
-    Consumer<C>(p, shared, warpgroup - 1).run();
+    if constexpr (!C::kSplit) {
+      Consumer<C>(p, shared, warpgroup - 1).run();
+    } else if (warpgroup == 1) {
+      ProbabilityConsumer<C>(p, shared).run();
+    } else {
+      GradientConsumer<C>(p, shared).run();
+    }
   }
 }
 

@@ -25,7 +25,11 @@ void launch_dq(const Params& params, cudaStream_t stream) {
 
 template <class C>
 constexpr Variant variant() {
-  return {.head_size = C::kHeadSize, .tile_q = C::kTileQ, .launch = launch<C>, .launch_dq = launch_dq<C>};
+  return {.head_size = C::kHeadSize,
+          .tile_q = C::kTileQ,
+          .tile_k = C::kTileK,
+          .launch = launch<C>,
+          .launch_dq = launch_dq<C>};
 }
 
 }  // namespace heddle::cuda::sm90::attention_bwd

@@ -8,7 +8,6 @@
 
 namespace heddle::cuda::sm90::attention_bwd {
 
-constexpr int kTileK = 128;    // keys of a CTA
 constexpr int kOpen = 1 << 30;  // a window without an edge
 
 struct Params {
@@ -16,9 +15,9 @@ struct Params {
   CUtensorMap q, d_o, k, v;
   AttentionBackwardProblem problem;
   const float *lse_log2, *delta;  // of each query row, as any/attention_bwd_rows lays them out
-  // Sums of dS K, f32, in blocks of 64 query rows and 64 dims [head][row / 64][dim / 64]; in each, what thread t of a
-  // warpgroup has in registers 4 m to 4 m + 3 of a product lies at word 128 m + t.
-  float4* dq;
+  // Sums of dS K in blocks of 64 query rows and 64 dims, [head][row / 64][dim / 64]: in each, what lane l of warp w has
+  // in registers 4 m to 4 m + 3 of a product lies at word 256 w + 32 m + l of 16 bytes.
+  float* dq;
   std::int64_t rows_per_head;  // of these
   int k_tiles;                 // of the longest sequence; of all, if packed
   int units;                   // B * Hkv, or Hkv if packed

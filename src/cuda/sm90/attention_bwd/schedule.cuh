@@ -19,14 +19,15 @@ __device__ inline TileIndex tile_of_batch(const Params& p, int tile) {
 }
 
 // Packed keys: by sequence, then by head, then by tile. The whole warp.
-__device__ inline TileIndex tile_of_packed(const Params& p, int tile) {
+template <class C>
+__device__ TileIndex tile_of_packed(const Params& p, int tile) {
   const int lane = static_cast<int>(threadIdx.x) % 32, heads = static_cast<int>(p.problem.Hkv);
   const int batch = static_cast<int>(p.problem.B);
 #pragma unroll 1
   for (int from = 0; from < batch; from += 32) {
     const int b = from + lane;
     const int rows = b < batch ? max(p.problem.cu_seqlens_k[b + 1] - p.problem.cu_seqlens_k[b], 0) : 0;
-    const int tiles = (rows + kTileK - 1) / kTileK * heads;
+    const int tiles = (rows + C::kTileK - 1) / C::kTileK * heads;
     int before = tiles;  // of the sequences up to this lane's
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -49,12 +50,12 @@ __device__ inline TileIndex tile_of_packed(const Params& p, int tile) {
 template <class C>
 __device__ bool find_work(const Params& p, int tile, Work& w) {
   const AttentionBackwardProblem& problem = p.problem;
-  const TileIndex at = problem.cu_seqlens_k != nullptr ? tile_of_packed(p, tile) : tile_of_batch(p, tile);
+  const TileIndex at = problem.cu_seqlens_k != nullptr ? tile_of_packed<C>(p, tile) : tile_of_batch(p, tile);
   if (at.sequence < 0) return false;
   const Sequence s = problem.sequence(at.sequence);
   const int sq = static_cast<int>(s.sq), sk = static_cast<int>(s.sk), off = static_cast<int>(s.off);
-  w.first_key = at.tile * kTileK;
-  w.stored_keys = min(static_cast<int>(s.k_rows) - w.first_key, kTileK);
+  w.first_key = at.tile * C::kTileK;
+  w.stored_keys = min(static_cast<int>(s.k_rows) - w.first_key, C::kTileK);
   if (w.stored_keys <= 0) return false;
   w.sequence = at.sequence;
   w.kv_head = at.kv_head;
@@ -65,7 +66,7 @@ __device__ bool find_work(const Params& p, int tile, Work& w) {
   w.statistics_row = static_cast<int>(any::attention_bwd_rows::first_row(problem, at.sequence, s));
   w.sq = sq;
   w.off = off;
-  w.keys = max(min(sk - w.first_key, kTileK), 0);
+  w.keys = max(min(sk - w.first_key, C::kTileK), 0);
   const int first = max(w.first_key - off - p.right, 0);
   const int last = min(w.first_key + w.keys - 1 - off + p.left, sq - 1);
   w.first_tile = first / C::kTileQ;

@@ -12,10 +12,10 @@ namespace heddle::cuda::sm90::attention_bwd {
 __device__ inline int first_query() { return 2 * static_cast<int>(threadIdx.x % 4); }
 __device__ inline int first_key_of_warpgroup() { return static_cast<int>(threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4); }
 
-// Whether all rows [row, row + kTileQ) attend all keys [key, key + kKeys).
-template <class C>
+// Whether all of kRows rows from `row` on attend all of a warpgroup's keys from `key` on.
+template <int kRows>
 __device__ inline bool attends_all(const Params& p, const Work& w, int row, int key) {
-  return key + kKeys <= w.first_key + w.keys && key >= row + C::kTileQ - 1 + w.off - p.left &&
+  return key + kKeys <= w.first_key + w.keys && key >= row + kRows - 1 + w.off - p.left &&
          key + kKeys - 1 <= row + w.off + p.right;
 }
 

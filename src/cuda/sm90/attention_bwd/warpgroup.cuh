@@ -1,0 +1,205 @@
+// What every consuming warpgroup can do. Keys are on M: S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T are operands
+// in registers as they come, for dV += P^T dO and dK += dS^T Q. Only dS goes through shared memory, for dQ = dS K.
+#pragma once
+
+#include "cuda/common/wgmma.cuh"
+#include "cuda/sm90/attention_bwd/epilogue.cuh"
+#include "cuda/sm90/attention_bwd/producer.cuh"
+#include "cuda/sm90/attention_bwd/scores.cuh"
+
+namespace heddle::cuda::sm90::attention_bwd {
+
+__device__ inline void consumers_meet() { ptx::barrier_sync<1, 128 * kConsumers>(); }
+
+template <class C>
+class Warpgroup {
+ protected:
+  using T = typename C::Element;
+  static constexpr int kScores = C::kTileQ / 2, kAccumulators = C::kHeadSize / 2, kSteps = C::kHeadSize / 16;
+  static constexpr int kQuerySteps = C::kTileQ / 16;
+  static constexpr std::uint32_t kRowBytes = kPanel * sizeof(T);  // of a panel
+  // Query rows that dP is computed of at a time: more have no registers.
+  static constexpr int kPartQ = 64, kParts = C::kTileQ / kPartQ;
+  using Scores = float[kScores];
+  using Part = float[kPartQ / 2];
+  using Accumulators = float[kAccumulators];
+  using Pairs = std::uint32_t[kQuerySteps][4];  // P^T or dS^T of a tile, rounded: operands of its steps
+  using Block = float[32];                      // 64 rows and 64 columns of dQ
+
+  __device__ Warpgroup(const Params& params, SharedMemory<C>& memory, int number)
+      : p(params), shared(memory), warpgroup(number), key_row(C::kSplit ? 0 : number * kKeys) {}
+
+  __device__ static int thread() { return attention_fwd::recomputed(static_cast<int>(threadIdx.x)) % 128; }
+
+  __device__ static void clear(Accumulators& x) {
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) x[i] = 0.0f;
+  }
+
+  __device__ static void release(ptx::Barrier& barrier) {
+    if (ptx::elect_one()) ptx::barrier_arrive(barrier);
+  }
+
+  // Keys and values that are not in use become zeros: dS is zero for them, but zero times NaN is not.
+  __device__ void prepare_keys() {
+    const Work& w = shared.work;
+    ptx::barrier_wait(shared.k_ready, 0);
+    ptx::barrier_wait(shared.v_ready, 0);
+    if (w.keys == C::kTileK) return;
+    clear_rows_from(shared.k, w.keys, C::kTileK, static_cast<int>(threadIdx.x) - 128, 128 * kConsumers);
+    clear_rows_from(shared.v, w.keys, C::kTileK, static_cast<int>(threadIdx.x) - 128, 128 * kConsumers);
+    ptx::fence_async_shared();
+    consumers_meet();
+  }
+
+  // This warpgroup's keys (values) times kRows rows of q (dO) from `row` on.
+  template <int kRows, class Keys, class Queries>
+  __device__ void issue_products(const Keys& keys, const Queries& queries, int row, float (&to)[kRows / 2]) {
+    const Swizzled128 a(keys.panel[0][key_row]), b(queries.panel[0][row]);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      Wgmma<T, kRows>::shared_shared(to, a.at(step / 4 * Keys::kPanelBytes + step % 4 * 32),
+                                     b.at(step / 4 * Queries::kPanelBytes + step % 4 * 32), step > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Accumulates `pairs` of part of a tile times its rows of dO or q.
+  template <class Queries>
+  __device__ void issue_gradient(const Pairs& pairs, const Queries& queries, int part, Accumulators& to) {
+    const Swizzled128 b(queries.panel, Queries::kPanelBytes);
+    wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < kPartQ / 16; ++n) {
+      const int step = part * kPartQ / 16 + n;
+      Wgmma<T, C::kHeadSize>::template registers_shared<true>(to, pairs[step], b.at(step * 16 * kRowBytes), true);
+    }
+    wgmma_commit();
+  }
+
+  // A block of dQ: rows from `row` on, dims of this panel.
+  __device__ void issue_query_gradient(int buffer, int row, int panel, Block& dq) {
+    const Swizzled128 a(shared.ds[buffer].panel[0][row]), b(shared.k.panel[panel]);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 16; ++step) {
+      Wgmma<T, 64>::template shared_shared<true>(
+          dq, a.at(step / 4 * Tile<T, C::kTileQ, C::kTileK>::kPanelBytes + step % 4 * 32),
+          b.at(step * 16 * kRowBytes), step > 0);
+    }
+    wgmma_commit();
+  }
+
+  // x: scores of part of a tile, of whose query rows the first is `row`; they become probabilities. pairs: those
+  // rounded. lse: of the tile.
+  __device__ __forceinline__ void probabilities(const float* lse, int row, int part, Part& x, Pairs& pairs) {
+    const Work& w = shared.work;
+    const int key = w.first_key + key_row;
+    row += part * kPartQ;
+    if (!attends_all<kPartQ>(p, w, row, key)) mask_band(p, w, row, key, x);
+    lse += part * kPartQ + first_query();
+#pragma unroll
+    for (int j = 0; j < kPartQ / 8; ++j) {
+      const float2 base = *reinterpret_cast<const float2*>(lse + 8 * j);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = 4 * j + 2 * r;
+        x[i] = ptx::exp2_approx(fmaf(x[i], p.scale_log2, -base.x));
+        x[i + 1] = ptx::exp2_approx(fmaf(x[i + 1], p.scale_log2, -base.y));
+        pairs[part * kPartQ / 16 + j / 2][j % 2 * 2 + r] = ptx::pack2<T>(x[i], x[i + 1]);
+      }
+    }
+  }
+
+  // dS = P (dP - delta) of part of a tile: rounded, and in shared memory too. probability(i): of registers i and i + 1.
+  template <class Probability>
+  __device__ __forceinline__ void score_gradients(const float* delta, int part, int buffer, const Part& dp,
+                                                  const Probability& probability, Pairs& pairs) {
+    delta += part * kPartQ + first_query();
+    const int lane = thread() % 32, warp = thread() / 32;
+    // Where this lane's row of a matrix goes: of two steps of 8 queries and the warp's 16 keys.
+    const std::uint32_t to = ptx::shared_address(shared.ds[buffer].panel[key_row / kKeys]) +
+                             (lane / 16 * 8 + lane % 8) * kRowBytes + ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16;
+#pragma unroll
+    for (int j = 0; j < kPartQ / 8; ++j) {
+      const float2 base = *reinterpret_cast<const float2*>(delta + 8 * j);
+      const int step = part * kPartQ / 16 + j / 2;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int i = 4 * j + 2 * r;
+        const float2 x = probability(i);
+        pairs[step][j % 2 * 2 + r] = ptx::pack2<T>(x.x * (dp[i] - base.x), x.y * (dp[i + 1] - base.y));
+      }
+      if (j % 2 == 1) ptx::store_matrix_x4_transposed(to + step * (16 * kRowBytes), pairs[step]);
+    }
+  }
+
+  // Makes this warp's stores to shared memory known to products, and tells so.
+  __device__ static void publish(ptx::Barrier& barrier) {
+    ptx::fence_async_shared();
+    __syncwarp();
+    release(barrier);
+  }
+
+  // Where this warp's 16 rows of block `number` of a tile of dQ are summed.
+  __device__ float* dq_of(int head, int row, int number) const {
+    return p.dq + ((head * p.rows_per_head + shared.work.statistics_row + row) * C::kHeadSize + number * (64 * 64) +
+                   thread() / 32 * (16 * 64));
+  }
+  // Through shared memory, for the copying engine to add: added from the registers, they would hold up what the warp
+  // wants of shared memory.
+  __device__ void add(const Block& dq, float* to) {
+    auto& staging = shared.staging[4 * warpgroup + thread() / 32].dq;
+    const bool elected = thread() % 32 == 0;  // always the same thread: it waits for what it has committed
+    if (elected) ptx::bulk_wait_read();
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < 8; ++m) {
+      reinterpret_cast<float4*>(staging)[32 * m + thread() % 32] =
+          make_float4(dq[4 * m], dq[4 * m + 1], dq[4 * m + 2], dq[4 * m + 3]);
+    }
+    ptx::fence_async_shared();
+    __syncwarp();
+    if (elected) {
+      ptx::bulk_add(to, staging, sizeof(staging));
+      ptx::bulk_commit();
+    }
+  }
+  // Until all of it is there, and the place free.
+  __device__ void finish_adding() {
+    if (thread() % 32 == 0) ptx::bulk_wait();
+    __syncwarp();
+  }
+
+  // dK or dV of this warpgroup's keys. size: dims that exist.
+  __device__ void store(const Operand& to, std::int64_t size, const Accumulators& x, float factor) {
+    if (to.data == nullptr) return;
+    const Work& w = shared.work;
+    const int warp = thread() / 32, first = key_row + 16 * warp;
+    store_rows<T>(shared.staging[4 * warpgroup + warp].rows, to.at(w.k_batch, w.k_row + w.first_key + first, w.kv_head),
+                  to.stride_s, static_cast<int>(size), w.stored_keys - first, x, factor);
+  }
+
+  const Params& p;
+  SharedMemory<C>& shared;
+  const int warpgroup, key_row;
+};
+
+// The query tiles that a warpgroup walks over: of all heads of the group, one after the other.
+struct QueryTiles {
+  int tile, head, left;
+  const int first, end;
+  __device__ QueryTiles(const Params& p, const Work& w)
+      : tile(w.first_tile),
+        head(w.kv_head * static_cast<int>(p.problem.G)),
+        left(w.tiles * static_cast<int>(p.problem.G)),
+        first(w.first_tile),
+        end(w.first_tile + w.tiles) {}
+  __device__ void next() {
+    --left;
+    if (++tile == end) tile = first, ++head;
+  }
+};
+
+}  // namespace heddle::cuda::sm90::attention_bwd
