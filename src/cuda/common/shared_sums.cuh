@@ -1,7 +1,7 @@
 // Sums in global memory that many CTAs add to, in any order or in turns.
 #pragma once
 
-#include "cuda/common/ptx.cuh"
+#include <cuda_runtime_api.h>
 
 namespace heddle::cuda {
 
@@ -10,7 +10,9 @@ namespace heddle::cuda {
 #if __CUDA_ARCH__ >= 900
 
 __device__ inline void add_fragment(float* fragment, unsigned lane, const float (&x)[4]) {
-  ptx::add_global(reinterpret_cast<float4*>(fragment) + lane, {x[0], x[1], x[2], x[3]});
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(fragment + 4 * lane), "f"(x[0]),
+               "f"(x[1]), "f"(x[2]), "f"(x[3])
+               : "memory");
 }
 
 __device__ inline void load_fragment(const float* fragment, unsigned lane, float (&x)[4]) {

@@ -1,6 +1,8 @@
 // What a launch tells the kernels, and how the rows lie that they write: for every backward kernel that reads them.
 #pragma once
 
+#include <vector_types.h>
+
 #include "core/attention_problem.h"
 
 namespace heddle::cuda::any::attention_bwd_rows {
