@@ -35,12 +35,11 @@ struct BiasTile {
 template <class C>
 __device__ inline void add_tile(const Params& p, const Work& w, int tile, typename C::Scores::Sums& sums,
                                 SharedMemory<C>& shared) {
-  load_q<C>(p, w, w.scores.h, tile, 0, shared);
-  load_d_o<C>(p, w, w.scores.h, tile, 0, shared);
+  load_rows<C>(p, w, w.scores.h, tile, shared);
   ptx::copy_async_commit();
   ptx::copy_async_wait<0>();
   __syncthreads();
-  clear_idle_rows<C>(w, tile, 0, shared);
+  clear_idle_rows<C>(w, tile, shared);
   if (threadIdx.x / 32 < C::kScoreWarps) {
     typename C::Scores::Sums s, ds;
     compute_pairs<C, false>(p, w, tile, 0, s, ds, shared);

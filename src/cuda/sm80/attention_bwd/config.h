@@ -14,11 +14,10 @@ using attention_fwd::Tile;
 struct Tiling {
   int warps, tile_q, tile_k;
   // How many warps share the rows of each matrix of sums; the others share its columns.
-  int score_warps;                   // S and dP [tile_q, tile_k]
-  int key_warps;                     // dK and dV [tile_k, head size]
-  int row_warps;                     // dQ [tile_q, head size]
-  int blocks;                        // on a multiprocessor, as registers allow
-  int q_stages = 1, d_o_stages = 1;  // buffers for rows on their way: 2 if those of the next step have their own
+  int score_warps;  // S and dP [tile_q, tile_k]
+  int key_warps;    // dK and dV [tile_k, head size]
+  int row_warps;    // dQ [tile_q, head size]
+  int blocks;       // on a multiprocessor, as registers allow
 };
 
 // A warp's share of a matrix of sums [kRows, kColumns]: groups of 16 rows, blocks of 8 columns.
@@ -47,7 +46,6 @@ struct Config {
   static constexpr int kHeadSize = kHeadSize_;  // the larger of D and Dv, rounded up
   static constexpr int kThreads = 32 * kTiling.warps, kBlocks = kTiling.blocks;
   static constexpr int kTileQ = kTiling.tile_q, kTileK = kTiling.tile_k;
-  static constexpr int kQStages = kTiling.q_stages, kOStages = kTiling.d_o_stages;
   static constexpr bool kScoreOptions = kScoreOptions_;           // softcap, ALiBi, bias, mask, dropout, any scale
   static constexpr std::uint32_t kPitch = kHeadSize * sizeof(T);  // bytes of a row in shared memory
 
@@ -85,11 +83,9 @@ template <class C>
 struct SharedMemory {
   using T = typename C::Element;
   Tile<T, C::kTileK, C::kHeadSize> k, v;
-  Tile<T, C::kTileQ, C::kHeadSize> q[C::kQStages], d_o[C::kOStages];
+  Tile<T, C::kTileQ, C::kHeadSize> q, d_o;
   Tile<T, C::kTileQ, C::kPairColumns> p, ds;
-  struct Statistics {
-    alignas(16) float lse_log2[C::kTileQ], delta[C::kTileQ];
-  } statistics[C::kQStages];
+  alignas(16) float lse_log2[C::kTileQ], delta[C::kTileQ];
   // Keys that a row of the query tile attends, in turn for even and odd steps: bit 2 n + c of word t is column 2 t + c
   // of block n.
   std::uint32_t attended[2][4];

@@ -14,11 +14,11 @@ constexpr int kDqBlocks = 2;  // of dQ, of 8 columns, that a warp multiplies at 
 // dQ = dS K of a query tile, from shared memory to the sums in global memory: a piece of the columns is added while the
 // next is multiplied.
 template <class C>
-__device__ inline void add_dq(const Params& p, const Work& w, int h, int tile, int stage, SharedMemory<C>& shared) {
+__device__ inline void add_dq(const Params& p, const Work& w, int h, int tile, int parity, SharedMemory<C>& shared) {
   constexpr int kGroups = C::Rows::kGroups, kBlocks = Float32<C> ? C::Rows::kBlocks : kDqBlocks;
   constexpr int kPieces = C::Rows::kBlocks / kBlocks;
   const unsigned warp = threadIdx.x / 32, lane = recomputed(threadIdx.x % 32, tile);
-  const std::uint32_t attended = C::kScoreOptions ? shared.attended[stage][lane % 4] : ~0u;
+  const std::uint32_t attended = C::kScoreOptions ? shared.attended[parity][lane % 4] : ~0u;
   int* const turns = p.turns != nullptr ? p.turns + (h * p.rows_per_head + w.stored_row) / C::kTileQ + tile : nullptr;
   float* const share = dq_sums_of<C>(p, w.stored_row, h, tile);
   const Left<C, kGroups> ds(ptx::shared_address(&shared.ds) + C::Rows::first_row(warp) * C::kPairPitch, lane);
@@ -61,13 +61,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
   int h = w.kv_head * group, left = begin < end ? group * (end - begin) : 0, tile = begin;
   if (left > 0) {
     load_keys<C>(p, w, shared);
-    load_q<C>(p, w, h, tile, left % 2, shared);
-    load_d_o<C>(p, w, h, tile, left % 2, shared);
+    load_rows<C>(p, w, h, tile, shared);
     ptx::copy_async_commit();
   }
 #pragma unroll 1
   for (; left > 0; --left) {
-    const int stage = left % 2, this_h = h, this_tile = tile;
+    const int parity = left % 2, this_h = h, this_tile = tile;
     ptx::copy_async_wait<0>();
     if (threadIdx.x == 0) shared.work.scores.h = h;
     __syncthreads();
@@ -75,46 +74,25 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
       tile = begin;
       ++h;
     }
-    const bool more = left > 1;
-    if (C::kQStages == 2 && more) load_q<C>(p, w, h, tile, 1 - stage, shared);
-    if (C::kOStages == 2 && more) load_d_o<C>(p, w, h, tile, 1 - stage, shared);
     if constexpr (C::kScoreOptions) {
-      if (threadIdx.x < 4) shared.attended[1 - stage][threadIdx.x] = 0;
+      if (threadIdx.x < 4) shared.attended[1 - parity][threadIdx.x] = 0;
     }
-    clear_idle_rows<C>(w, this_tile, stage, shared);
+    clear_idle_rows<C>(w, this_tile, shared);
     if (C::kThreads == 32 * C::kScoreWarps || warp < C::kScoreWarps) {
       typename C::Scores::Sums s, ds;
-      compute_pairs<C, true>(p, w, this_tile, stage, s, ds, shared);
+      compute_pairs<C, true>(p, w, this_tile, parity, s, ds, shared);
       store_pairs<C>(s, ds, this_tile, shared);
     }
     __syncthreads();
 
     const unsigned lane = recomputed(threadIdx.x % 32, this_tile);
     const unsigned key = C::Keys::first_row(warp), column = C::Keys::first_column(warp);
-    multiply_transposed<C>(dv, ptx::shared_address(&shared.p), key,
-                           ptx::shared_address(&shared.d_o[stage % C::kOStages]), column, lane);
-    const auto add_dk = [&] {
-      multiply_transposed<C>(dk, ptx::shared_address(&shared.ds), key,
-                             ptx::shared_address(&shared.q[stage % C::kQStages]), column, lane);
-    };
-    if constexpr (C::kQStages == 1) {
-      add_dk();
-      __syncthreads();
-      if (more) {
-        load_q<C>(p, w, h, tile, 1 - stage, shared);
-        load_d_o<C>(p, w, h, tile, 1 - stage, shared);
-      }
-      ptx::copy_async_commit();
-      if (p.dq_sums != nullptr) add_dq<C>(p, w, this_h, this_tile, stage, shared);
-    } else {
-      if constexpr (C::kOStages == 1) {
-        __syncthreads();
-        if (more) load_d_o<C>(p, w, h, tile, 1 - stage, shared);
-      }
-      ptx::copy_async_commit();
-      if (p.dq_sums != nullptr) add_dq<C>(p, w, this_h, this_tile, stage, shared);
-      add_dk();
-    }
+    multiply_transposed<C>(dv, ptx::shared_address(&shared.p), key, ptx::shared_address(&shared.d_o), column, lane);
+    multiply_transposed<C>(dk, ptx::shared_address(&shared.ds), key, ptx::shared_address(&shared.q), column, lane);
+    __syncthreads();
+    if (left > 1) load_rows<C>(p, w, h, tile, shared);
+    ptx::copy_async_commit();
+    if (p.dq_sums != nullptr) add_dq<C>(p, w, this_h, this_tile, parity, shared);
   }
   store_keys<C>(p, w, dk, p.dk_scale, p.dk, p.scores.problem.D);
   store_keys<C>(p, w, dv, p.dv_scale, p.dv, p.scores.problem.Dv);

@@ -30,51 +30,45 @@ __device__ inline void load_keys(const Params& p, const Work& w, SharedMemory<C>
   load_tile<C>(p, a.v, w.v, a.Dv, w.first_key, w.attended_begin, w.attended_end, shared.v);
 }
 
+// q, d_o and the statistics of a query tile.
 template <class C>
-__device__ inline void load_d_o(const Params& p, const Work& w, int h, int tile, int stage, SharedMemory<C>& shared) {
-  load_tile<C>(p, p.d_o, p.d_o.at(w.scores.b, w.scores.q_row, h), p.scores.problem.Dv, tile * C::kTileQ, 0, w.scores.sq,
-               shared.d_o[stage % C::kOStages]);
-}
-
-// q and the statistics of a query tile.
-template <class C>
-__device__ inline void load_q(const Params& p, const Work& w, int h, int tile, int stage, SharedMemory<C>& shared) {
+__device__ inline void load_rows(const Params& p, const Work& w, int h, int tile, SharedMemory<C>& shared) {
   const AttentionProblem& a = p.scores.problem;
   const int first = tile * C::kTileQ;
-  load_tile<C>(p, a.q, a.q.at(w.scores.b, w.scores.q_row, h), a.D, first, 0, w.scores.sq,
-               shared.q[stage % C::kQStages]);
+  const auto row0 = [&](const Operand& x) { return x.at(w.scores.b, w.scores.q_row, h); };
+  load_tile<C>(p, a.q, row0(a.q), a.D, first, 0, w.scores.sq, shared.q);
   constexpr unsigned kPieces = C::kTileQ / 4;
   static_assert(2 * kPieces <= C::kThreads);
   if (threadIdx.x < 2 * kPieces) {
-    auto& to = shared.statistics[stage % C::kQStages];
     const unsigned piece = threadIdx.x % kPieces;
     const float* from = threadIdx.x < kPieces ? p.lse_log2 : p.delta;
-    ptx::copy_async_16(ptx::shared_address((threadIdx.x < kPieces ? to.lse_log2 : to.delta) + 4 * piece),
+    float* to = threadIdx.x < kPieces ? shared.lse_log2 : shared.delta;
+    ptx::copy_async_16(ptx::shared_address(to + 4 * piece),
                        from + h * p.rows_per_head + w.stored_row + first + 4 * piece, true);
   }
+  load_tile<C>(p, p.d_o, row0(p.d_o), a.Dv, first, 0, w.scores.sq, shared.d_o);
 }
 
 // Rows without keys may hold anything, which no product may meet: zeros take their place. All threads, of a tile that
 // has landed; nearly always there is no such row.
 template <class C>
-__device__ inline void clear_idle_rows(const Work& w, int tile, int stage, SharedMemory<C>& shared) {
-  const float* const lse_log2 = shared.statistics[stage % C::kQStages].lse_log2;
+__device__ inline void clear_idle_rows(const Work& w, int tile, SharedMemory<C>& shared) {
   const int lane = static_cast<int>(threadIdx.x) % 32, existing = w.scores.sq - tile * C::kTileQ;
   bool idle = false;
 #pragma unroll
   for (int from = 0; from < C::kTileQ; from += 32) {
     const int row = from + lane;
-    if (row < C::kTileQ) idle |= row < existing && lse_log2[row] == INFINITY;
+    if (row < C::kTileQ) idle |= row < existing && shared.lse_log2[row] == INFINITY;
   }
   if (!__any_sync(0xffffffff, idle)) return;  // one answer in all warps
 #pragma unroll 1
   for (int row = static_cast<int>(threadIdx.x) / 32; row < C::kTileQ; row += C::kThreads / 32) {
-    if (lse_log2[row] != INFINITY) continue;
+    if (shared.lse_log2[row] != INFINITY) continue;
 #pragma unroll 1
     for (unsigned chunk = lane; chunk < C::kPitch / 16; chunk += 32) {
       const std::uint32_t at = swizzled(C::kPitch, row, chunk);
-      ptx::store_shared_16(ptx::shared_address(&shared.q[stage % C::kQStages]) + at, {0, 0, 0, 0});
-      ptx::store_shared_16(ptx::shared_address(&shared.d_o[stage % C::kOStages]) + at, {0, 0, 0, 0});
+      ptx::store_shared_16(ptx::shared_address(&shared.q) + at, {0, 0, 0, 0});
+      ptx::store_shared_16(ptx::shared_address(&shared.d_o) + at, {0, 0, 0, 0});
     }
   }
   __syncthreads();

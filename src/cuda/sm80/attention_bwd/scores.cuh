@@ -71,7 +71,7 @@ struct Pairs {
   float lse[C::Scores::kGroups][2], delta[C::Scores::kGroups][2];
   std::uint32_t kept[C::Scores::kGroups];  // by dropout
 
-  __device__ Pairs(const Params& params, const Work& work, int q_tile, const typename SharedMemory<C>::Statistics& rows)
+  __device__ Pairs(const Params& params, const Work& work, int q_tile, const SharedMemory<C>& rows)
       : p(params),
         w(work),
         tile(q_tile),
@@ -147,23 +147,21 @@ struct Pairs {
 };
 
 // P (in s) and dS (in ds) of a tile that lies in shared memory. kThroughSoftcap: dS is with respect to scale * q . k;
-// else to the finished scores. stage: 0 and 1 in turn.
+// else to the finished scores. parity: of the step.
 template <class C, bool kThroughSoftcap>
-__device__ inline void compute_pairs(const Params& p, const Work& w, int tile, int stage, typename C::Scores::Sums& s,
+__device__ inline void compute_pairs(const Params& p, const Work& w, int tile, int parity, typename C::Scores::Sums& s,
                                      typename C::Scores::Sums& ds, SharedMemory<C>& shared) {
-  Pairs<C> pairs(p, w, tile, shared.statistics[stage % C::kQStages]);
+  Pairs<C> pairs(p, w, tile, shared);
   const unsigned row0 = C::Scores::first_row(pairs.warp), key0 = C::Scores::first_column(pairs.warp);
   const AttentionProblem& a = p.scores.problem;
   const auto at = [](const auto& tile, unsigned row) { return ptx::shared_address(&tile) + row * C::kPitch; };
   const auto multiply_qk = [&] {
     for_each_pair<C>([&](int g, int n, int i) { s[g][n][i] = 0.0f; });
-    multiply_by_transposed<C>(s, at(shared.q[stage % C::kQStages], row0), at(shared.k, key0), pairs.lane,
-                              static_cast<int>(a.D));
+    multiply_by_transposed<C>(s, at(shared.q, row0), at(shared.k, key0), pairs.lane, static_cast<int>(a.D));
   };
   const auto multiply_dov = [&] {
     pairs.begin_dp(ds);
-    multiply_by_transposed<C>(ds, at(shared.d_o[stage % C::kOStages], row0), at(shared.v, key0), pairs.lane,
-                              static_cast<int>(a.Dv));
+    multiply_by_transposed<C>(ds, at(shared.d_o, row0), at(shared.v, key0), pairs.lane, static_cast<int>(a.Dv));
   };
   std::uint32_t attended = ~0u;
   if constexpr (C::kScoreOptions) {
@@ -173,7 +171,7 @@ __device__ inline void compute_pairs(const Params& p, const Work& w, int tile, i
     pairs.finish_dp(s, ds, kThroughSoftcap);
     pairs.finish_p(s, attended);
     constexpr std::uint32_t kMine = C::Scores::kBlocks < 16 ? (1u << 2 * C::Scores::kBlocks) - 1 : ~0u;
-    if (pairs.lane < 4) atomicOr(&shared.attended[stage][pairs.lane], (attended & kMine) << key0 / 4);
+    if (pairs.lane < 4) atomicOr(&shared.attended[parity][pairs.lane], (attended & kMine) << key0 / 4);
   } else {
     // Exponentials are computed while the tensor cores multiply.
     multiply_qk();
