@@ -127,6 +127,17 @@ __device__ inline void barrier_arrive(int number, int threads) {
   asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
+// ---- Between CTAs, in global memory
+
+__device__ inline int load_acquire(const int* from) {
+  int x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+__device__ inline void add_release(int* to, int x) {
+  asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
 // ---- Words of 16 bytes
 
 __device__ inline void store_relaxed_16(uint4* to, const uint4& words) {

@@ -35,16 +35,18 @@ bool has_rows_of_16_bytes(const Operand& x) {
          x.stride_s % piece == 0 && x.stride_h % piece == 0;
 }
 
+Refusal refuse_unmappable(const char* name, const Operand& x) {
+  if (!x || mappable(x)) return "";
+  return text(name, "'s rows must be contiguous, with address and strides in multiples of 16 bytes");
+}
+
 Refusal refuse_unmappable(const AttentionProblem& p) {
   if (p.B == 0 || p.q_rows == 0) return "";
-  const auto refusal = [](const char* name) {
-    return text(name, "'s rows must be contiguous, with address and strides in multiples of 16 bytes");
-  };
-  if (!mappable(p.q)) return refusal("q");
-  if (p.o && !mappable(p.o)) return refusal("o");
-  if (p.k_rows > 0 && !mappable(p.k)) return refusal("k");
-  if (p.k_rows > 0 && !mappable(p.v)) return refusal("v");
-  return "";
+  if (Refusal reason = refuse_unmappable("q", p.q); !reason.empty()) return reason;
+  if (Refusal reason = refuse_unmappable("o", p.o); !reason.empty()) return reason;
+  if (p.k_rows == 0) return "";
+  if (Refusal reason = refuse_unmappable("k", p.k); !reason.empty()) return reason;
+  return refuse_unmappable("v", p.v);
 }
 
 }  // namespace heddle::cuda

@@ -13,5 +13,6 @@ Refusal refuse_other_than_hopper();
 bool has_rows_of_16_bytes(const Operand& x);
 // q, k, v and o must have such rows, and no negative strides: tensor maps take no others.
 Refusal refuse_unmappable(const AttentionProblem& p);
+Refusal refuse_unmappable(const char* name, const Operand& x);
 
 }  // namespace heddle::cuda

@@ -18,11 +18,7 @@ using namespace sm90::attention_bwd;
 using any::attention_bwd_rows::rows_per_head;
 using any::attention_bwd_rows::statistics_bytes;
 
-constexpr std::int64_t kMaxLength = kOpen / 2, kMaxSize = 256;
-
-Refusal refuse_rows(const char* name, const Operand& x) {
-  return !x || has_rows_of_16_bytes(x) ? "" : text(name, "'s rows must be contiguous and at multiples of 16 bytes");
-}
+constexpr std::int64_t kMaxLength = kOpen / 4, kMaxSize = 256;
 
 Refusal supports(const AttentionBackwardProblem& p) {
   if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
@@ -30,8 +26,15 @@ Refusal supports(const AttentionBackwardProblem& p) {
   if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
   if (std::max(p.D, p.Dv) > kMaxSize) return text("it takes head sizes to ", kMaxSize, "; found ", p.D, " and ", p.Dv);
   if (Refusal reason = refuse_unmappable(p); !reason.empty()) return reason;
-  for (const auto& [name, x] : {std::pair{"d_o", p.d_o}, {"dq", p.dq}, {"dk", p.dk}, {"dv", p.dv}}) {
-    if (Refusal reason = refuse_rows(name, x); !reason.empty()) return reason;
+  if (p.B > 0 && p.q_rows > 0) {
+    for (const auto& [name, x] : {std::pair{"d_o", p.d_o}, {"dq", p.dq}}) {
+      if (Refusal reason = refuse_unmappable(name, x); !reason.empty()) return reason;
+    }
+  }
+  if (p.B > 0 && p.k_rows > 0) {
+    for (const auto& [name, x] : {std::pair{"dk", p.dk}, {"dv", p.dv}}) {
+      if (Refusal reason = refuse_unmappable(name, x); !reason.empty()) return reason;
+    }
   }
   if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
   if (p.softcap != 0) return "it has no softcap";
@@ -39,14 +42,15 @@ Refusal supports(const AttentionBackwardProblem& p) {
   if (p.bias) return "it has no bias";
   if (p.mask) return "it has no mask";
   if (p.dropout.p != 0) return "it has no dropout";
-  if (p.deterministic) return "it has no deterministic mode";
   return "";
 }
 
+constexpr const Variant* kBf16[] = {&kBf16D64, &kBf16D128, &kBf16D192, &kBf16D256};
+constexpr const Variant* kF16[] = {&kF16D64, &kF16D128, &kF16D192, &kF16D256};
+
 const Variant& variant_for(const AttentionBackwardProblem& p) {
   const std::int64_t size = std::max(p.D, p.Dv);
-  if (p.dtype == DType::bf16) return size <= 64 ? kBf16D64 : size <= 128 ? kBf16D128 : size <= 192 ? kBf16D192 : kBf16D256;
-  return size <= 64 ? kF16D64 : size <= 128 ? kF16D128 : size <= 192 ? kF16D192 : kF16D256;
+  return *(p.dtype == DType::bf16 ? kBf16 : kF16)[size <= 64 ? 0 : size <= 128 ? 1 : size <= 192 ? 2 : 3];
 }
 
 double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
@@ -61,14 +65,18 @@ std::int64_t sums_bytes(const AttentionBackwardProblem& p, const Variant& v) {
   return p.H * rows_per_head(p) * v.head_size * static_cast<std::int64_t>(sizeof(float));
 }
 
+std::int64_t turns_bytes(const AttentionBackwardProblem& p, const Variant& v) {
+  return p.deterministic ? p.H * rows_per_head(p) / v.tile_q * static_cast<std::int64_t>(sizeof(int)) : 0;
+}
+
 std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
-  return static_cast<std::size_t>(2 * statistics_bytes(p) + sums_bytes(p, variant_for(p)));
+  const Variant& v = variant_for(p);
+  return static_cast<std::size_t>(2 * statistics_bytes(p) + sums_bytes(p, v) + turns_bytes(p, v));
 }
 
 int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min<std::int64_t>(size, kOpen)); }
 
 void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
-  if (p.B == 0) return;
   const Variant& v = variant_for(p);
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
@@ -79,8 +87,9 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
       .sums = reinterpret_cast<uint4*>(memory + 2 * statistics),
       .words_per_row = row_bytes / static_cast<std::int64_t>(sizeof(uint4)),
   };
-  if (p.q_rows > 0) launch_rows(p, rows, stream);
+  if (p.B > 0 && p.q_rows > 0) launch_rows(p, rows, stream);
   if (p.dsink) launch_sink_gradient(p, rows, stream);
+  if (p.B == 0) return;
 
   Params params{};
   params.problem = p;
@@ -98,20 +107,29 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
     params.k = map(p.k, p.D, p.k_rows, p.Hkv, k_batches, v.tile_k);
     params.v = map(p.v, p.Dv, p.k_rows, p.Hkv, k_batches, v.tile_k);
   }
+  params.left = window(p.window_left);
+  params.right = p.causal != Causal::none ? 0 : window(p.window_right);
   params.lse_log2 = rows.lse_log2;
   params.delta = rows.delta;
   params.dq = reinterpret_cast<float*>(rows.sums);
   params.rows_per_head = rows_per_head(p);
-  params.scale_log2 = p.scale * 1.44269504088896341f;
-  params.left = window(p.window_left);
-  params.right = p.causal != Causal::none ? 0 : window(p.window_right);
   const std::int64_t tiles = (p.Sk + v.tile_k - 1) / v.tile_k;
   params.k_tiles = static_cast<int>(tiles);
   params.units = static_cast<int>(p.B * p.Hkv);
-  // Half of the L2 cache for q, dO and the sums of dQ.
-  const std::int64_t unit_bytes = p.G * p.Sq * (2 * (p.D + p.Dv) + row_bytes);
+  // Half of the L2 cache for q, dO and the sums of dQ, of one head of a group: they come one after the other.
+  const std::int64_t unit_bytes = p.Sq * (2 * (p.D + p.Dv) + row_bytes);
   params.section = static_cast<int>(std::clamp<std::int64_t>(
       current_device().l2_bytes / 2 / std::max<std::int64_t>(unit_bytes, 1), 1, params.units));
+  if (p.deterministic) {
+    std::byte* const turns = memory + 2 * statistics + sums_bytes(p, v);
+    check(cudaMemsetAsync(turns, 0, static_cast<std::size_t>(turns_bytes(p, v)), stream), "attention_backward");
+    params.turns = reinterpret_cast<int*>(turns);
+    const bool band = params.left < kOpen || params.right < kOpen;
+    params.chunk = band ? 0 : std::max(current_device().multiprocessors / 2, 1);
+    // Chunks of one unit wait for each other: others between them.
+    if (params.chunk > 0 && params.chunk < params.k_tiles) params.section = std::max(params.section, 4);
+  }
+  params.scale_log2 = p.scale * 1.44269504088896341f;
   const std::int64_t grid = p.cu_seqlens_k ? (p.k_rows / v.tile_k + p.B) * p.Hkv : tiles * params.units;
   if (p.k_rows > 0) v.launch(params, static_cast<int>(grid), stream);
   if (p.dq && p.q_rows > 0) v.launch_dq(params, stream);

@@ -15,7 +15,9 @@ using attention_fwd::Tile;
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kKeys = 64;      // the M of their products
 constexpr int kThreads = 128 * (1 + kConsumers);
+// Three times 168 in all: what a thread is launched with. More would be waited for forever.
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
 
 template <class T, int kHeadSize_, int kTileQ_>
 struct Config {
@@ -40,6 +42,11 @@ struct Work {
   int first_key, keys;       // of the tile; keys in use from there on, at most a tile's
   int stored_keys;           // rows of dk and dv to be written
   int first_tile, tiles;     // query tiles of each head that attend keys of this tile
+  int start;                 // the one to begin with; after the last comes the first
+  // In a deterministic sum, this tile of keys is the one after `place` others at a query tile. In a chunk of tiles that
+  // start apart: number `place` of `chunk`, of the chunk that begins with tile chunk_first.
+  int tile, chunk, place, chunk_first;
+  int last_key;              // tile of keys in use
   bool clears_rows;          // rows from sq on may hold anything in the last tile
 };
 
@@ -65,6 +72,7 @@ struct SharedMemory {
   ptx::Barrier d_o_ready[C::kOutputStages], d_o_free[C::kOutputStages];
   ptx::Barrier ds_ready[2], ds_free[2];  // for both warpgroups' dQ
   ptx::Barrier p_ready, p_free;
+  ptx::Barrier staged[kConsumers][2], staging_free[kConsumers];  // a warpgroup's block of dQ, of even and odd tiles
 };
 
 }  // namespace heddle::cuda::sm90::attention_bwd

@@ -23,14 +23,14 @@ class Consumer : Warpgroup<C> {
 #pragma unroll 1
       for (; tiles.left > 0; tiles.next()) {
         step(tiles.tile * C::kTileQ, tiles.left > 1, last);
-        last = this->dq_of(tiles.head, tiles.tile * C::kTileQ, warpgroup);
+        last = this->sum_of(tiles.head, tiles.tile, warpgroup);
       }
       typename Base::Block dq;
       issue_last_query_gradient(dq, false);
       wgmma_wait<0>();
       keep(dq);
-      this->add(dq, last);
-      this->finish_adding();
+      this->add(dq, last, ds.index ^ 1);
+      this->await_staging();
     }
     this->store(p.problem.dv, p.problem.Dv, dv, 1.0f);
     this->store(p.problem.dk, p.problem.D, dk, p.problem.scale);
@@ -97,7 +97,7 @@ class Consumer : Warpgroup<C> {
     keep(dq);
     if (!first) {
       Base::release(shared.ds_free[buffer]);
-      this->add(dq, last);
+      this->add(dq, last, buffer);
     }
     ds.next();
     wgmma_wait<0>();  // under way from one round of the loop to the next, products would be serialised

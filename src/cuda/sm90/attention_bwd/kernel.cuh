@@ -3,6 +3,7 @@
 // kernel. See docs/kernels/sm90_attention_bwd.md.
 #pragma once
 
+#include "cuda/sm90/attention_bwd/adder.cuh"
 #include "cuda/sm90/attention_bwd/consumer.cuh"
 #include "cuda/sm90/attention_bwd/producer.cuh"
 #include "cuda/sm90/attention_bwd/schedule.cuh"
@@ -39,6 +40,10 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
     }
     ptx::barrier_init(shared.p_ready, 4);
     ptx::barrier_init(shared.p_free, 4);
+    for (int c = 0; c < kConsumers; ++c) {
+      for (auto& staged : shared.staged[c]) ptx::barrier_init(staged, 4);
+      ptx::barrier_init(shared.staging_free[c], 1);
+    }
     ptx::fence_barrier_init();
   }
   __syncthreads();
@@ -47,6 +52,9 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
   if (warpgroup == 0) {
     ptx::registers_decrease<kProducerRegisters>();
     if (threadIdx.x / 32 == 0) produce<C>(p, shared);
+    if (p.turns != nullptr && (threadIdx.x == 32 || threadIdx.x == 64)) {
+      add_in_turns<C>(p, shared, static_cast<int>(threadIdx.x) / 32 - 1);
+    }
   } else {
     ptx::registers_increase<kConsumerRegisters>();
     if constexpr (!C::kSplit) {

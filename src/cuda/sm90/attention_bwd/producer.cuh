@@ -1,7 +1,7 @@
 // The warp that brings k and v once, and q, dO and their statistics tile by tile.
 #pragma once
 
-#include "cuda/sm90/attention_bwd/config.h"
+#include "cuda/sm90/attention_bwd/schedule.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {
 
@@ -39,45 +39,40 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
     load_tile(shared.v, p.v, shared.v_ready, w.k_row + w.first_key, w.kv_head, w.k_batch, ptx::L2::evict_first);
   }
   constexpr std::uint32_t kRowBytes = C::kTileQ * sizeof(float);
-  const int group = static_cast<int>(p.problem.G), last_tile = w.first_tile + w.tiles;
   RingPosition<C::kStages> q;
   RingPosition<C::kOutputStages> d_o;
   std::uint32_t landed = 0;  // phases, a bit for each stage
 #pragma unroll 1
-  for (int g = 0; g < group; ++g) {
-    const int h = w.kv_head * group + g;
+  for (QueryTiles tiles(p, w); tiles.left > 0; tiles.next(), q.next(), d_o.next()) {
+    const int h = tiles.head, row = tiles.tile * C::kTileQ;
     const std::int64_t statistics = h * p.rows_per_head + w.statistics_row;
-#pragma unroll 1
-    for (int tile = w.first_tile; tile < last_tile; ++tile, q.next(), d_o.next()) {
-      const int row = tile * C::kTileQ;
-      const bool clears = w.clears_rows && row + C::kTileQ > w.sq;
-      ptx::barrier_wait(shared.q_free[q.index], q.phase ^ 1);
-      if (first_lane) {
-        auto& ready = clears ? shared.landed[q.index] : shared.q_ready[q.index];
-        ptx::barrier_arrive_expect(ready, sizeof(shared.q[0].panel) + kRowBytes);
-        load_tile(shared.q[q.index], p.q, ready, w.q_row + row, h, w.q_batch, ptx::L2::evict_last);
-        ptx::bulk_load(shared.lse[q.index], p.lse_log2 + statistics + row, kRowBytes, ready);
-      }
-      ptx::barrier_wait(shared.d_o_free[d_o.index], d_o.phase ^ 1);
-      if (first_lane) {
-        auto& ready = clears ? shared.landed[q.index] : shared.d_o_ready[d_o.index];
-        ptx::barrier_arrive_expect(ready, sizeof(shared.d_o[0].panel) + kRowBytes);
-        load_tile(shared.d_o[d_o.index], p.d_o, ready, w.q_row + row, h, w.q_batch, ptx::L2::evict_last);
-        ptx::bulk_load(shared.delta[d_o.index], p.delta + statistics + row, kRowBytes, ready);
-      }
-      if (!clears) continue;
-      __syncwarp();
-      ptx::barrier_wait(shared.landed[q.index], landed >> q.index & 1);
-      landed ^= 1u << q.index;
-      const int lane = static_cast<int>(threadIdx.x) % 32;
-      clear_rows_from(shared.q[q.index], w.sq - row, C::kTileQ, lane, 32);
-      clear_rows_from(shared.d_o[d_o.index], w.sq - row, C::kTileQ, lane, 32);
-      ptx::fence_async_shared();
-      __syncwarp();
-      if (first_lane) {
-        ptx::barrier_arrive(shared.q_ready[q.index]);
-        ptx::barrier_arrive(shared.d_o_ready[d_o.index]);
-      }
+    const bool clears = w.clears_rows && row + C::kTileQ > w.sq;
+    ptx::barrier_wait(shared.q_free[q.index], q.phase ^ 1);
+    if (first_lane) {
+      auto& ready = clears ? shared.landed[q.index] : shared.q_ready[q.index];
+      ptx::barrier_arrive_expect(ready, sizeof(shared.q[0].panel) + kRowBytes);
+      load_tile(shared.q[q.index], p.q, ready, w.q_row + row, h, w.q_batch, ptx::L2::evict_last);
+      ptx::bulk_load(shared.lse[q.index], p.lse_log2 + statistics + row, kRowBytes, ready);
+    }
+    ptx::barrier_wait(shared.d_o_free[d_o.index], d_o.phase ^ 1);
+    if (first_lane) {
+      auto& ready = clears ? shared.landed[q.index] : shared.d_o_ready[d_o.index];
+      ptx::barrier_arrive_expect(ready, sizeof(shared.d_o[0].panel) + kRowBytes);
+      load_tile(shared.d_o[d_o.index], p.d_o, ready, w.q_row + row, h, w.q_batch, ptx::L2::evict_last);
+      ptx::bulk_load(shared.delta[d_o.index], p.delta + statistics + row, kRowBytes, ready);
+    }
+    if (!clears) continue;
+    __syncwarp();
+    ptx::barrier_wait(shared.landed[q.index], landed >> q.index & 1);
+    landed ^= 1u << q.index;
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    clear_rows_from(shared.q[q.index], w.sq - row, C::kTileQ, lane, 32);
+    clear_rows_from(shared.d_o[d_o.index], w.sq - row, C::kTileQ, lane, 32);
+    ptx::fence_async_shared();
+    __syncwarp();
+    if (first_lane) {
+      ptx::barrier_arrive(shared.q_ready[q.index]);
+      ptx::barrier_arrive(shared.d_o_ready[d_o.index]);
     }
   }
 }

@@ -9,13 +9,25 @@ struct TileIndex {
   int tile, kv_head, sequence;  // sequence < 0: there is no such tile
 };
 
-// Equal lengths: in sections of heads whose rows stay in the L2 cache; in each the first keys first, which a causal
-// mask leaves most rows.
+// Equal lengths: in sections of heads whose rows stay in the L2 cache.
+//
+// In each the first keys first, which a causal mask leaves most rows. Deterministic sums: tiles that meet a query tile
+// take turns, and wait only for tiles that started before them or that start without waiting for them. Where a band
+// makes each tile of keys begin at another query tile, the last tiles get there first, so they go first. Without, all
+// would begin with the same query tile; so the tiles of a chunk begin at different ones and go round, and all of a chunk
+// run at once: it has fewer than there are multiprocessors.
 __device__ inline TileIndex tile_of_batch(const Params& p, int tile) {
   const int size = p.section * p.k_tiles, first = tile / size * p.section, rest = tile % size;
-  const int units = min(p.section, p.units - first), unit = first + rest % units;
-  const int heads = static_cast<int>(p.problem.Hkv);
-  return {rest / units, unit % heads, unit / heads};
+  const int units = min(p.section, p.units - first), heads = static_cast<int>(p.problem.Hkv);
+  int unit = first + rest % units, at = rest / units;
+  if (p.turns != nullptr && p.chunk == 0) at = p.k_tiles - 1 - at;
+  if (p.turns != nullptr && p.chunk > 0) {
+    const int chunk = rest / (units * p.chunk), of_chunk = rest - chunk * units * p.chunk;
+    const int length = min(p.chunk, p.k_tiles - chunk * p.chunk);
+    unit = first + of_chunk / length;
+    at = chunk * p.chunk + of_chunk % length;
+  }
+  return {at, unit % heads, unit / heads};
 }
 
 // Packed keys: by sequence, then by head, then by tile. The whole warp.
@@ -39,7 +51,8 @@ __device__ TileIndex tile_of_packed(const Params& p, int tile) {
       const int owner = __ffs(static_cast<int>(reaches)) - 1;
       const int first = __shfl_sync(0xffffffff, before - tiles, owner);
       const int of_head = __shfl_sync(0xffffffff, tiles, owner) / heads, rest = tile - first;
-      return {rest % of_head, rest / of_head, from + owner};
+      const int at = rest % of_head;
+      return {p.turns != nullptr && p.chunk == 0 ? of_head - 1 - at : at, rest / of_head, from + owner};
     }
     tile -= __shfl_sync(0xffffffff, before, 31);
   }
@@ -71,8 +84,53 @@ __device__ bool find_work(const Params& p, int tile, Work& w) {
   const int last = min(w.first_key + w.keys - 1 - off + p.left, sq - 1);
   w.first_tile = first / C::kTileQ;
   w.tiles = w.keys > 0 && last >= first ? last / C::kTileQ - w.first_tile + 1 : 0;
+  w.start = w.first_tile;
   w.clears_rows = s.q_begin + s.sq < problem.q_rows;
+  if (p.turns != nullptr) {
+    const int tiles = (sk + C::kTileK - 1) / C::kTileK;
+    w.tile = at.tile;
+    w.last_key = tiles - 1;
+    w.chunk = 0;
+    if (p.chunk > 0) {
+      w.chunk_first = at.tile / p.chunk * p.chunk;
+      w.chunk = max(min(p.chunk, tiles - w.chunk_first), 1);
+      w.place = at.tile - w.chunk_first;
+      w.start = w.place * w.tiles / w.chunk;
+    }
+  }
   return true;
 }
+
+// How many tiles of keys add to this query tile before this one does.
+template <class C>
+__device__ inline int place_in_order(const Params& p, const Work& w, int query_tile) {
+  if (w.chunk > 0) {
+    // The tile that begins here, or last before, comes first; then those that began before it, the last one first.
+    const int owner = min(((query_tile + 1) * w.chunk + w.tiles - 1) / w.tiles, w.chunk) - 1, after = owner - w.place;
+    return w.chunk_first + (after < 0 ? after + w.chunk : after);
+  }
+  const int last_row = min((query_tile + 1) * C::kTileQ, w.sq) - 1;
+  const int last = p.right == kOpen ? w.last_key : min((last_row + w.off + p.right) / C::kTileK, w.last_key);
+  return last - w.tile;
+}
+
+// The query tiles that a CTA walks over: of all heads of the group, one after the other.
+struct QueryTiles {
+  int tile, head, left;  // left: with this one
+
+  __device__ QueryTiles(const Params& p, const Work& work)
+      : tile(work.start),
+        head(work.kv_head * static_cast<int>(p.problem.G)),
+        left(work.tiles * static_cast<int>(p.problem.G)),
+        w(work) {}
+  __device__ void next() {
+    --left;
+    if (++tile == w.first_tile + w.tiles) tile = w.first_tile;
+    if (tile == w.start) ++head;
+  }
+
+ private:
+  const Work& w;
+};
 
 }  // namespace heddle::cuda::sm90::attention_bwd

@@ -7,9 +7,6 @@
 
 namespace heddle::cuda::sm90::attention_bwd {
 
-template <class C>
-constexpr int kQueryPanels = C::kHeadSize / kPanel;
-
 // S, P, dV, and even panels of the dQ of the tile before: their dS has been there for a while.
 template <class C>
 class ProbabilityConsumer : Warpgroup<C> {
@@ -27,19 +24,19 @@ class ProbabilityConsumer : Warpgroup<C> {
 #pragma unroll 1
       for (; tiles.left > 0; tiles.next()) {
         step(tiles.tile * C::kTileQ, tiles.left > 1, last);
-        last = this->dq_of(tiles.head, tiles.tile * C::kTileQ, 0);
+        last = this->sum_of(tiles.head, tiles.tile, 0);
       }
       const int buffer = ds.index ^ 1;
       ptx::barrier_wait(shared.ds_ready[buffer], ds.phase ^ (ds.index == 0));
 #pragma unroll 1
-      for (int panel = 0; panel < kQueryPanels<C>; panel += 2) {
+      for (int panel = 0; panel < C::kHeadSize / kPanel; panel += 2) {
         typename Base::Block dq;
         this->issue_query_gradient(buffer, 0, panel, dq);
         wgmma_wait<0>();
         keep(dq);
-        this->add(dq, last + panel * (64 * 64));
+        this->add(dq, last + panel * (64 * 64), buffer);
       }
-      this->finish_adding();
+      this->await_staging();
     }
     this->store(p.problem.dv, p.problem.Dv, dv, 1.0f);
   }
@@ -77,7 +74,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     keep(dv);
     keep(dq);
     Base::release(shared.d_o_free[0]);
-    if (!first) this->add(dq, last);
+    if (!first) this->add(dq, last, buffer);
     this->issue_query_gradient(buffer, 0, 2, dq);
     const RingPosition<C::kStages> current = q;
     q.next();
@@ -88,7 +85,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     keep(dq);
     if (!first) {
       Base::release(shared.ds_free[buffer]);
-      this->add(dq, last + 2 * (64 * 64));
+      this->add(dq, last + 2 * (64 * 64), buffer);
     }
     ds.next();
     phase ^= 1;
@@ -114,8 +111,8 @@ class GradientConsumer : Warpgroup<C> {
     this->prepare_keys();
     QueryTiles tiles(p, shared.work);
 #pragma unroll 1
-    for (; tiles.left > 0; tiles.next()) step(this->dq_of(tiles.head, tiles.tile * C::kTileQ, 1));
-    this->finish_adding();
+    for (; tiles.left > 0; tiles.next()) step(this->sum_of(tiles.head, tiles.tile, 0));
+    this->await_staging();
     this->store(p.problem.dk, p.problem.D, dk, p.problem.scale);
   }
 
@@ -123,7 +120,7 @@ class GradientConsumer : Warpgroup<C> {
   using Base = Warpgroup<C>;
   using Base::p, Base::shared;
 
-  __device__ __forceinline__ void step(float* to) {
+  __device__ __forceinline__ void step(float* sum) {
     typename Base::Part dp;
     ptx::barrier_wait(shared.d_o_ready[0], phase);
     this->template issue_products<C::kTileQ>(shared.v, shared.d_o[0], 0, dp);
@@ -148,7 +145,7 @@ class GradientConsumer : Warpgroup<C> {
     this->issue_gradient(gradients, shared.q[q.index], 0, dk);
     ptx::barrier_wait(shared.ds_ready[ds.index], ds.phase);
 #pragma unroll
-    for (int panel = 1; panel < kQueryPanels<C>; panel += 2) {
+    for (int panel = 1; panel < C::kHeadSize / kPanel; panel += 2) {
       typename Base::Block dq;
       this->issue_query_gradient(ds.index, 0, panel, dq);
       wgmma_wait<0>();
@@ -157,7 +154,7 @@ class GradientConsumer : Warpgroup<C> {
         keep(dk);
         Base::release(shared.q_free[q.index]);
       }
-      this->add(dq, to + (panel - 1) * (64 * 64));
+      this->add(dq, sum + panel * (64 * 64), ds.index);
     }
     Base::release(shared.ds_free[ds.index]);
     ds.next();

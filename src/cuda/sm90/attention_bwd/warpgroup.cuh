@@ -143,17 +143,15 @@ class Warpgroup {
   }
 
   // Where this warp's 16 rows of block `number` of a tile of dQ are summed.
-  __device__ float* dq_of(int head, int row, int number) const {
-    return p.dq + ((head * p.rows_per_head + shared.work.statistics_row + row) * C::kHeadSize + number * (64 * 64) +
-                   thread() / 32 * (16 * 64));
+  __device__ float* sum_of(int head, int tile, int number) const {
+    const std::int64_t row = head * p.rows_per_head + shared.work.statistics_row + tile * C::kTileQ;
+    return p.dq + (row * C::kHeadSize + number * (64 * 64) + thread() / 32 * (16 * 64));
   }
-  // Through shared memory, for the copying engine to add: added from the registers, they would hold up what the warp
-  // wants of shared memory.
-  __device__ void add(const Block& dq, float* to) {
+  // Has a block of dQ added by the copying engine: added from the registers, it would hold up what the warps want of
+  // shared memory. Deterministic sums: by the threads that wait for turns. parity: of the tile, in this CTA's order.
+  __device__ void add(const Block& dq, float* sum, int parity) {
     auto& staging = shared.staging[4 * warpgroup + thread() / 32].dq;
-    const bool elected = thread() % 32 == 0;  // always the same thread: it waits for what it has committed
-    if (elected) ptx::bulk_wait_read();
-    __syncwarp();
+    await_staging();
 #pragma unroll
     for (int m = 0; m < 8; ++m) {
       reinterpret_cast<float4*>(staging)[32 * m + thread() % 32] =
@@ -161,14 +159,23 @@ class Warpgroup {
     }
     ptx::fence_async_shared();
     __syncwarp();
-    if (elected) {
-      ptx::bulk_add(to, staging, sizeof(staging));
-      ptx::bulk_commit();
+    if (thread() % 32 == 0) {  // always the same thread: it waits for what it has committed
+      if (p.turns == nullptr) {
+        ptx::bulk_add(sum, staging, sizeof(staging));
+        ptx::bulk_commit();
+      } else {
+        ptx::barrier_arrive(shared.staged[warpgroup][parity]);
+      }
     }
+    handed_over ^= 1;
   }
-  // Until all of it is there, and the place free.
-  __device__ void finish_adding() {
-    if (thread() % 32 == 0) ptx::bulk_wait();
+  // Until what was added has left shared memory.
+  __device__ void await_staging() {
+    if (p.turns != nullptr) {
+      ptx::barrier_wait(shared.staging_free[warpgroup], handed_over ^ 1);
+    } else if (thread() % 32 == 0) {
+      ptx::bulk_wait_read();
+    }
     __syncwarp();
   }
 
@@ -184,22 +191,7 @@ class Warpgroup {
   const Params& p;
   SharedMemory<C>& shared;
   const int warpgroup, key_row;
-};
-
-// The query tiles that a warpgroup walks over: of all heads of the group, one after the other.
-struct QueryTiles {
-  int tile, head, left;
-  const int first, end;
-  __device__ QueryTiles(const Params& p, const Work& w)
-      : tile(w.first_tile),
-        head(w.kv_head * static_cast<int>(p.problem.G)),
-        left(w.tiles * static_cast<int>(p.problem.G)),
-        first(w.first_tile),
-        end(w.first_tile + w.tiles) {}
-  __device__ void next() {
-    --left;
-    if (++tile == end) tile = first, ++head;
-  }
+  std::uint32_t handed_over = 0;  // blocks, modulo 2
 };
 
 }  // namespace heddle::cuda::sm90::attention_bwd

@@ -1,0 +1,49 @@
+// Deterministic sums of dQ: two threads take the tiles in turn, add what the consumer warpgroups hand over when the tile
+// awaits these keys, and let the next keys have it when the sum is there. That is known only microseconds later, and no
+// consumer waits for it.
+#pragma once
+
+#include "cuda/sm90/attention_bwd/schedule.cuh"
+
+namespace heddle::cuda::sm90::attention_bwd {
+
+// Blocks of 64 rows and 64 dims that a tile's dQ has; those of one warpgroup are every other one.
+template <class C>
+constexpr int kQueryBlocks = C::kTileQ * C::kHeadSize / (64 * 64);
+
+// One of two threads: the tiles of this parity.
+template <class C>
+__device__ void add_in_turns(const Params& p, SharedMemory<C>& shared, int parity) {
+  const Work& w = shared.work;
+  std::uint32_t phases = 0;  // of each warpgroup's hand-overs, a bit each
+  int n = 0;
+#pragma unroll 1
+  for (QueryTiles tiles(p, w); tiles.left > 0; tiles.next(), n ^= 1) {
+    if (n != parity) continue;
+    const std::int64_t row = tiles.head * p.rows_per_head + w.statistics_row + tiles.tile * C::kTileQ;
+    int* const turn = p.turns + row / C::kTileQ;
+    const int place = place_in_order<C>(p, w, tiles.tile);
+    while (ptx::load_acquire(turn) != place) {
+    }
+    ptx::fence_async();
+#pragma unroll 1
+    for (int block = 0; block < kQueryBlocks<C>; ++block) {
+      const int warpgroup = block % kConsumers;
+      ptx::barrier_wait(shared.staged[warpgroup][parity], phases >> warpgroup & 1);
+      phases ^= 1u << warpgroup;
+#pragma unroll
+      for (int warp = 0; warp < 4; ++warp) {
+        ptx::bulk_add(p.dq + row * C::kHeadSize + block * (64 * 64) + warp * (16 * 64),
+                      shared.staging[4 * warpgroup + warp].dq, sizeof(shared.staging[0].dq));
+      }
+      ptx::bulk_commit();
+      ptx::bulk_wait_read();
+      ptx::barrier_arrive(shared.staging_free[warpgroup]);
+    }
+    ptx::bulk_wait();
+    ptx::fence_async();
+    ptx::add_release(turn, 1);
+  }
+}
+
+}  // namespace heddle::cuda::sm90::attention_bwd
