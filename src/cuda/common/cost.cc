@@ -13,8 +13,7 @@ namespace heddle::cuda {
 namespace {
 
 // H200: `heddle tune`. The products of sm90_decode are those of mma.sync at 64 rows a kv head, the line after it is of
-// warpgroups at 128; the products of sm80_decode are a guess. sm80_bwd: at 8192 rows and keys (f32:
-// 2048); its fixed seconds, and tf32, are guesses.
+// warpgroups at 128; the products of sm80_decode are a guess.
 constexpr CostTable kMeasured = {{
     {"sm90 d64", {6.2e-6, 516e12, 0}},
     {"sm90 d128", {7.0e-6, 703e12, 0}},
@@ -32,6 +31,7 @@ constexpr CostTable kMeasured = {{
     {"sm90_bwd d64", {15.0e-6, 400e12, 0}},
     {"sm90_bwd d128", {15.0e-6, 500e12, 0}},
     {"sm90_bwd d256", {15.0e-6, 400e12, 0}},
+    // At 8192 rows and keys, f32 at 2048. Fixed seconds, and tf32, are guesses.
     {"sm80_bwd d64", {25.0e-6, 286e12, 0}},
     {"sm80_bwd d128", {25.0e-6, 316e12, 0}},
     {"sm80_bwd d256", {25.0e-6, 254e12, 0}},
