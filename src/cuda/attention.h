@@ -11,6 +11,7 @@ extern const AttentionForwardKernel kSm90AttentionForward;  // "sm90": wgmma and
 extern const AttentionForwardKernel kSm90AttentionForwardFp8;  // "sm90_fp8": the same with q, k and v in e4m3
 extern const AttentionForwardKernel kSm90AttentionDecode;      // "sm90_decode": few rows, keys split, for Hopper
 
+extern const AttentionBackwardKernel kSm80AttentionBackward;  // "sm80": mma.sync, every option, for Ampere and later
 extern const AttentionBackwardKernel kSm90AttentionBackward;  // "sm90": wgmma and TMA, for Hopper
 
 // Run when they are asked for, on Ampere and later; every dtype and option.

@@ -18,6 +18,9 @@ endforeach()
 # Hopper runs it for what sm90 refuses: code for it, so that no first call waits for a compiler.
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attention_fwd/inst/*.cu)
 set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS -gencode=arch=compute_80,code=[sm_80,sm_90,compute_80])
+# On Hopper it adds in vectors, an instruction that code for sm_80 has not.
+file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attention_bwd/inst/*.cu)
+set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${heddle_code_any}")
 # From sm_89 on, one instruction widens e4m3.
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attention_decode/inst/*_e4m3_*.cu)
 set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS

@@ -25,7 +25,8 @@ std::span<const AttentionForwardKernel* const> candidates(const AttentionProblem
 
 std::span<const AttentionBackwardKernel* const> candidates(const AttentionBackwardProblem*) {
   static const AttentionBackwardKernel* const kernels[] = {&cpu::kAttentionBackward, &reference::kAttentionBackward,
-                                                           &cuda::kSm90AttentionBackward};
+                                                           &cuda::kSm90AttentionBackward,
+                                                           &cuda::kSm80AttentionBackward};
   return kernels;
 }
 

@@ -27,6 +27,17 @@ constexpr AttentionForwardKernel absent(const char* name, const char* method, bo
           .extras = kE4m3 | kDraftMask | kAppend};
 }
 
+constexpr AttentionBackwardKernel absent_backward(const char* name) {
+  return {.name = name,
+          .method = "flash",
+          .device = Device::cuda,
+          .automatic = true,
+          .supports = [](const AttentionBackwardProblem& p) { return refuse(p); },
+          .estimate = [](const AttentionBackwardProblem&, int) { return 0.0; },
+          .workspace = [](const AttentionBackwardProblem&, int) { return std::size_t{0}; },
+          .launch = [](const AttentionBackwardProblem& p, const Runtime& runtime) { no_launch(p, runtime); }};
+}
+
 }  // namespace
 
 bool built() { return false; }
@@ -41,5 +52,7 @@ const AttentionForwardKernel kSm90AttentionForwardFp8 = absent("sm90_fp8", "flas
 const AttentionForwardKernel kSm90AttentionDecode = absent("sm90_decode", "flash", false);
 const AttentionForwardKernel kNaiveAttentionForward = absent("naive_cuda", "naive", false);
 const AttentionForwardKernel kAttentionForwardBaseline = absent("baseline_cuda", "baseline", false);
+const AttentionBackwardKernel kSm80AttentionBackward = absent_backward("sm80");
+const AttentionBackwardKernel kSm90AttentionBackward = absent_backward("sm90");
 
 }  // namespace heddle::cuda

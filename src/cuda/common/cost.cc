@@ -31,6 +31,12 @@ constexpr CostTable kMeasured = {{
     {"sm90_bwd d64", {15.0e-6, 400e12, 0}},
     {"sm90_bwd d128", {15.0e-6, 500e12, 0}},
     {"sm90_bwd d256", {15.0e-6, 400e12, 0}},
+    // At 8192 rows and keys, f32 at 2048. Fixed seconds, and tf32, are guesses.
+    {"sm80_bwd d64", {25.0e-6, 286e12, 0}},
+    {"sm80_bwd d128", {25.0e-6, 316e12, 0}},
+    {"sm80_bwd d256", {25.0e-6, 254e12, 0}},
+    {"sm80_bwd f32", {40.0e-6, 44e12, 0}},
+    {"sm80_bwd tf32", {40.0e-6, 90e12, 0}},
     {"naive_cuda", {15.5e-6, 0.568e12, 0}},
     {"baseline_cuda", {19.3e-6, 31.8e12, 0}},
 }};

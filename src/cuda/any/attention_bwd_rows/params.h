@@ -1,25 +1,11 @@
-// What a launch tells the kernels, and how the rows lie that they write: for every backward kernel that reads them.
+// What a launch tells the kernels.
 #pragma once
 
-#include "core/attention_problem.h"
+#include <vector_types.h>
+
+#include "cuda/any/attention_bwd_rows/layout.h"
 
 namespace heddle::cuda::any::attention_bwd_rows {
-
-// Rows are stored head by head, [H][rows_per_head]; a sequence's begin at a multiple of kRowTile, and what is stored of
-// it goes on to the next: tiles of up to kRowTile rows can be copied whole, in pieces of 16 bytes.
-constexpr std::int64_t kRowTile = 128;
-
-constexpr std::int64_t round_up_to_tile(std::int64_t rows) { return (rows + kRowTile - 1) / kRowTile * kRowTile; }
-
-// Without reading index data.
-constexpr std::int64_t rows_per_head(const AttentionProblem& p) {
-  return p.cu_seqlens_q ? round_up_to_tile(p.q_rows + kRowTile * p.B) : p.B * round_up_to_tile(p.Sq);
-}
-
-// Of sequence b in a head.
-constexpr std::int64_t first_row(const AttentionProblem& p, std::int64_t b, const Sequence& s) {
-  return p.cu_seqlens_q ? (s.q_begin + kRowTile * b) / kRowTile * kRowTile : b * round_up_to_tile(p.Sq);
-}
 
 // Where the results go. A row that attends no key, by lengths or by its lse, has lse_log2 = +inf: so P = exp2(s -
 // lse_log2) is 0. What lies in q, dO and O of such a row is not read here and may be anything.

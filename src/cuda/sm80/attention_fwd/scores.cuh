@@ -160,31 +160,35 @@ __device__ inline std::uint32_t attended_keys(const float (&s)[C::kGroups][C::kT
   return attended;
 }
 
-// Zeroes dropped probabilities of the 16 keys of a step. Two lanes side by side hold one quad of keys for two rows
-// each: one draws the random words of the first row, the other those of the second, and they swap halves.
+// Which pairs of a block dropout keeps: bit 2 r + c for row i + 8 r and key + c, of this lane. Two lanes side by side
+// hold one quad of keys for two rows each: one draws the random words of the first row, the other those of the second,
+// and they swap halves.
+__device__ inline unsigned kept_pairs(const Params& p, const Work& w, int i, int key) {
+  const auto head = w.b * p.heads.divisor + w.h;
+  const bool odd = threadIdx.x % 2 != 0;
+  const auto words = dropout_words(p.problem.dropout, head, static_cast<std::uint32_t>(odd ? i + 8 : i),
+                                   static_cast<std::uint32_t>(key) / 4);
+  const bool keep[4] = {words[0] >= p.drop_below, words[1] >= p.drop_below, words[2] >= p.drop_below,
+                        words[3] >= p.drop_below};
+  const unsigned given = odd ? keep[0] | keep[1] << 1 : keep[2] | keep[3] << 1;
+  const unsigned taken = __shfl_xor_sync(0xffffffff, given, 1);
+  const unsigned kept = odd ? keep[2] | keep[3] << 1 : keep[0] | keep[1] << 1;
+  return odd ? taken | kept << 2 : kept | taken << 2;
+}
+
+// Zeroes dropped probabilities of the 16 keys of a step.
 template <class C>
 __device__ inline void drop(const Params& p, const Work& w, int row, int key, int step,
                             float (&s)[C::kGroups][C::kTileK / 8][4]) {
-  const Dropout& dropout = p.problem.dropout;
-  const auto head = w.b * p.heads.divisor + w.h;
-  const bool odd = threadIdx.x % 2 != 0;
 #pragma unroll
   for (int g = 0; g < C::kGroups; ++g) {
-    const int i = row + kGroupRows * g;
 #pragma unroll
     for (int n = 2 * step; n < 2 * step + 2; ++n) {
-      const auto words = dropout_words(dropout, head, static_cast<std::uint32_t>(odd ? i + 8 : i),
-                                       static_cast<std::uint32_t>(key + 8 * n) / 4);
-      const bool keep[4] = {words[0] >= p.drop_below, words[1] >= p.drop_below, words[2] >= p.drop_below,
-                            words[3] >= p.drop_below};
-      const int given = odd ? keep[0] | keep[1] << 1 : keep[2] | keep[3] << 1;
-      const int taken = __shfl_xor_sync(0xffffffff, given, 1);
-      const int kept = odd ? keep[2] | keep[3] << 1 : keep[0] | keep[1] << 1;
-      const int row0 = odd ? taken : kept, row8 = odd ? kept : taken;
-      if ((row0 & 1) == 0) s[g][n][0] = 0.0f;
-      if ((row0 & 2) == 0) s[g][n][1] = 0.0f;
-      if ((row8 & 1) == 0) s[g][n][2] = 0.0f;
-      if ((row8 & 2) == 0) s[g][n][3] = 0.0f;
+      const unsigned kept = kept_pairs(p, w, row + kGroupRows * g, key + 8 * n);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if ((kept >> i & 1) == 0) s[g][n][i] = 0.0f;
+      }
     }
   }
 }

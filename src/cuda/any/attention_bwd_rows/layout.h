@@ -1,0 +1,24 @@
+// How the rows lie that the kernels write, for every backward that reads them.
+#pragma once
+
+#include "core/attention_problem.h"
+
+namespace heddle::cuda::any::attention_bwd_rows {
+
+// Rows are stored head by head, [H][rows_per_head]; a sequence's begin at a multiple of kRowTile, and what is stored of
+// it goes on to the next: tiles of up to kRowTile rows can be copied whole, in pieces of 16 bytes.
+constexpr std::int64_t kRowTile = 128;
+
+constexpr std::int64_t round_up_to_tile(std::int64_t rows) { return (rows + kRowTile - 1) / kRowTile * kRowTile; }
+
+// Without reading index data.
+constexpr std::int64_t rows_per_head(const AttentionProblem& p) {
+  return p.cu_seqlens_q ? round_up_to_tile(p.q_rows + kRowTile * p.B) : p.B * round_up_to_tile(p.Sq);
+}
+
+// Of sequence b in a head.
+constexpr std::int64_t first_row(const AttentionProblem& p, std::int64_t b, const Sequence& s) {
+  return p.cu_seqlens_q ? (s.q_begin + kRowTile * b) / kRowTile * kRowTile : b * round_up_to_tile(p.Sq);
+}
+
+}  // namespace heddle::cuda::any::attention_bwd_rows

@@ -1,0 +1,211 @@
+// The candidate "sm80" of the backward: what it takes, which instantiation, the workspace, and the launches.
+#include <algorithm>
+#include <limits>
+
+#include "core/check.h"
+#include "core/philox.h"
+#include "cuda/any/attention_bwd_rows/launch.h"
+#include "cuda/attention.h"
+#include "cuda/common/cost.h"
+#include "cuda/common/device.h"
+#include "cuda/common/pairs.h"
+#include "cuda/common/requirements.h"
+#include "cuda/sm80/attention_bwd/launch.h"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace sm80::attention_bwd;
+using any::attention_bwd_rows::kRowTile;
+using any::attention_bwd_rows::rows_per_head;
+using any::attention_bwd_rows::statistics_bytes;
+
+constexpr std::int64_t kOpen = sm80::attention_fwd::kOpen;
+constexpr std::int64_t kMaxLength = kOpen / 2, kMaxTiles = 1 << 30;
+
+bool tf32(const AttentionProblem& p) { return p.dtype == DType::f32 && p.precision == Precision::tf32; }
+
+const Variants& variants_for(const AttentionProblem& p) {
+  const std::int64_t size = std::max(p.D, p.Dv);
+  const auto by_size = [&](const Variants& d64, const Variants& d128, const Variants& d256) -> const Variants& {
+    return size <= 64 ? d64 : size <= 128 ? d128 : d256;
+  };
+  if (tf32(p)) return by_size(kTf32D64, kTf32D128, kTf32D256);
+  if (p.dtype == DType::f32) return by_size(kF32D64, kF32D128, kF32D256);
+  return p.dtype == DType::bf16 ? by_size(kBf16D64, kBf16D128, kBf16D256) : by_size(kF16D64, kF16D128, kF16D256);
+}
+
+const Variant& variant_for(const AttentionProblem& p) {
+  const Variants& variants = variants_for(p);
+  // Masked scores are -inf before the plain variant multiplies them with the scale.
+  const bool plain = p.scale >= std::numeric_limits<float>::min() && p.softcap == 0 && !p.alibi && !p.bias && !p.mask &&
+                     p.dropout.p == 0;
+  const auto fits = [](const Variant& v) {
+    return v.shared_bytes <= static_cast<std::size_t>(current_device().shared_memory);
+  };
+  if (plain && fits(variants.plain)) return variants.plain;
+  return fits(variants.options) ? variants.options : variants.everywhere;
+}
+
+std::int64_t tiles(std::int64_t length, std::int64_t tile) { return (length + tile - 1) / tile; }
+
+Refusal supports(const AttentionBackwardProblem& p) {
+  if (Refusal reason = refuse_before_ampere(); !reason.empty()) return reason;
+  if (p.Sq > kMaxLength || p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
+  const Variant& v = variant_for(p);
+  // 16 rows are the fewest that a block of any of the kernels takes.
+  if (p.B * p.H > kMaxTiles / std::max<std::int64_t>({tiles(p.Sq, 16), tiles(p.Sk, v.tile_k), 1})) {
+    return text("q or k have more tiles than 2^30");
+  }
+  const Variant& bias = variants_for(p).everywhere;
+  if (p.dbias && p.bias_batch * p.bias_heads >
+                     kMaxTiles / std::max<std::int64_t>(tiles(p.Sq, bias.tile_q) * tiles(p.Sk, bias.tile_k), 1)) {
+    return text("bias has more tiles than 2^30");
+  }
+  return "";
+}
+
+double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
+  const std::int64_t size = std::max(p.D, p.Dv);
+  const Cost& cost = cost_of(p.dtype == DType::f32 ? tf32(p) ? "sm80_bwd tf32" : "sm80_bwd f32"
+                             : size <= 64          ? "sm80_bwd d64"
+                             : size <= 128         ? "sm80_bwd d128"
+                                                   : "sm80_bwd d256");
+  // Five products of the forward's two, and two more for dbias.
+  const double products = p.dbias ? 7.0 : 5.0;
+  const double flops = products * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
+  return cost.fixed + flops / cost.flops;
+}
+
+// Where everything lies in the workspace, in bytes from its begin.
+struct Layout {
+  std::int64_t lse_log2 = 0, delta, dq_sums, turns, bytes;
+
+  Layout(const AttentionBackwardProblem& p, const Variant& v) {
+    const std::int64_t rows = p.H * rows_per_head(p), words = sizeof(float);
+    delta = lse_log2 + statistics_bytes(p);
+    dq_sums = delta + statistics_bytes(p);
+    turns = dq_sums + (p.dq ? rows * v.head_size * words : 0);
+    bytes = turns + turns_bytes(p, v);
+  }
+
+  // A counter for each query tile of each head, and the ticket.
+  static std::int64_t turns_bytes(const AttentionBackwardProblem& p, const Variant& v) {
+    return p.dq && p.deterministic ? (p.H * rows_per_head(p) / v.tile_q + 1) * static_cast<std::int64_t>(sizeof(int))
+                                   : 0;
+  }
+};
+
+std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
+  return static_cast<std::size_t>(Layout(p, variant_for(p)).bytes);
+}
+
+// Columns 2 n and 2 n + 1 of every row lie side by side, aligned to both.
+bool in_pairs(const Plane& x) {
+  return reinterpret_cast<std::uintptr_t>(x.data) % (2 * size_of(x.dtype)) == 0 && x.stride_j == 1 &&
+         x.stride_b % 2 == 0 && x.stride_h % 2 == 0 && x.stride_i % 2 == 0;
+}
+bool in_pairs(const Operand& x) {
+  return !x || (reinterpret_cast<std::uintptr_t>(x.data) % (2 * size_of(x.dtype)) == 0 && x.stride_d == 1 &&
+                x.stride_b % 2 == 0 && x.stride_s % 2 == 0 && x.stride_h % 2 == 0);
+}
+
+int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min(size, kOpen)); }
+
+Params params_for(const AttentionBackwardProblem& p, const Variant& v, std::byte* memory) {
+  const Layout layout(p, v);
+  Params params{};
+  sm80::attention_fwd::Params& scores = params.scores;
+  scores.problem = p;
+  scores.heads = Divisor(static_cast<unsigned>(p.H));
+  scores.group = Divisor(static_cast<unsigned>(p.G));
+  scores.left = window(p.window_left);
+  scores.right = p.causal != Causal::none ? 0 : window(p.window_right);
+  scores.scale_log2 = p.scale * sm80::attention_fwd::kLog2e;
+  scores.bias_pairs = in_pairs(p.bias);
+  scores.mask_pairs = in_pairs(p.mask);
+  scores.drop_below = dropout_threshold(p.dropout.p);
+
+  params.d_o = p.d_o;
+  params.dq = p.dq;
+  params.dk = p.dk;
+  params.dv = p.dv;
+  params.lse_log2 = reinterpret_cast<const float*>(memory + layout.lse_log2);
+  params.delta = reinterpret_cast<const float*>(memory + layout.delta);
+  params.dq_sums = p.dq ? reinterpret_cast<float*>(memory + layout.dq_sums) : nullptr;
+  params.rows_per_head = rows_per_head(p);
+  params.units = static_cast<int>(p.B * p.Hkv);
+  params.k_tiles = static_cast<int>(tiles(p.Sk, v.tile_k));
+  params.q_tiles = static_cast<int>(tiles(p.Sq, v.tile_q));
+  params.kv_heads = Divisor(static_cast<unsigned>(p.Hkv));
+  if (Layout::turns_bytes(p, v) > 0) {
+    params.ticket = reinterpret_cast<int*>(memory + layout.turns);
+    params.turns = params.ticket + 1;
+  }
+  params.last_keys_first = params.turns != nullptr;
+  // With a band, tiles differ in cost, and those of several heads are dealt out by it; where they take turns at the
+  // rows of a head, other heads go on meanwhile. Half of the L2 cache for q, dO and the sums of dQ.
+  const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
+  const std::int64_t element = static_cast<std::int64_t>(size_of(p.dtype)),
+                     row = (p.D + p.Dv) * element + v.head_size * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t heads = std::clamp<std::int64_t>(
+      current_device().l2_bytes / 2 / std::max<std::int64_t>(p.G * p.Sq * row, 1), 1, std::max(params.units, 1));
+  params.section = Divisor(static_cast<unsigned>(band || params.turns != nullptr ? heads : 1));
+  params.section_tiles = Divisor(std::max(params.section.divisor * static_cast<unsigned>(params.k_tiles), 1u));
+  const std::int64_t piece = 16 / element;
+  params.in_pieces = p.D % piece == 0 && p.Dv % piece == 0 && has_rows_of_16_bytes(p.q) && has_rows_of_16_bytes(p.k) &&
+                     has_rows_of_16_bytes(p.v) && has_rows_of_16_bytes(p.d_o);
+  params.pairs = in_pairs(p.dq) && in_pairs(p.dk) && in_pairs(p.dv);
+  params.keep_scale = 1.0f / (1.0f - p.dropout.p);
+  params.dk_scale = p.scale;
+  params.dv_scale = params.keep_scale;
+  params.dbias = p.dbias;
+  params.bias_batch = p.bias_batch;
+  params.bias_heads = p.bias_heads;
+  params.bias_rows = p.bias_rows;
+  params.bias_columns = p.bias_columns;
+  return params;
+}
+
+void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
+  if (p.B == 0) return;
+  const Variant& v = variant_for(p);
+  const auto stream = static_cast<cudaStream_t>(runtime.stream);
+  auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
+  const Layout layout(p, v);
+  const any::attention_bwd_rows::Rows rows = {
+      .lse_log2 = reinterpret_cast<float*>(memory + layout.lse_log2),
+      .delta = reinterpret_cast<float*>(memory + layout.delta),
+      .sums = p.dq ? reinterpret_cast<uint4*>(memory + layout.dq_sums) : nullptr,
+      .words_per_row = v.head_size / 4,
+  };
+  launch_rows(p, rows, stream);
+  if (p.dsink) launch_sink_gradient(p, rows, stream);
+
+  const Params params = params_for(p, v, memory);
+  if (params.turns != nullptr) {
+    check(cudaMemsetAsync(params.ticket, 0, static_cast<std::size_t>(Layout::turns_bytes(p, v)), stream),
+          "attention_backward");
+  }
+  if (p.dq || p.dk || p.dv) v.launch(params, stream);
+  if (p.dq) v.launch_finish_dq(params, stream);
+  if (p.dbias) {
+    const Variants& variants = variants_for(p);
+    variants.launch_dbias(params_for(p, variants.everywhere, memory), stream);
+  }
+}
+
+}  // namespace
+
+const AttentionBackwardKernel kSm80AttentionBackward = {
+    .name = "sm80",
+    .method = "flash",
+    .device = Device::cuda,
+    .automatic = true,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .launch = launch,
+};
+
+}  // namespace heddle::cuda

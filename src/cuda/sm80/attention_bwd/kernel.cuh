@@ -1,0 +1,120 @@
+// Exact attention backward on tensor cores with mma.sync, every option. One CTA takes one tile of keys of a kv head and
+// walks over all query tiles that attend it, those of the head's whole group one after the other: dK and dV stay in
+// registers, dQ is added up in global memory. See docs/kernels/sm80_attention_bwd.md.
+#pragma once
+
+#include "cuda/sm80/attention_bwd/loader.cuh"
+#include "cuda/sm80/attention_bwd/scores.cuh"
+#include "cuda/sm80/attention_bwd/sums.cuh"
+
+namespace heddle::cuda::sm80::attention_bwd {
+
+constexpr int kDqBlocks = 2;  // of dQ, of 8 columns, that a warp multiplies at a time
+
+// dQ = dS K of a query tile, from shared memory to the sums in global memory: a piece of the columns is added while the
+// next is multiplied.
+template <class C>
+__device__ inline void add_dq(const Params& p, const Work& w, int h, int tile, int parity, SharedMemory<C>& shared) {
+  constexpr int kGroups = C::Rows::kGroups, kBlocks = Float32<C> ? C::Rows::kBlocks : kDqBlocks;
+  constexpr int kPieces = C::Rows::kBlocks / kBlocks;
+  const unsigned warp = threadIdx.x / 32, lane = recomputed(threadIdx.x % 32, tile);
+  const std::uint32_t attended = C::kScoreOptions ? shared.attended[parity][lane % 4] : ~0u;
+  int* const turns = p.turns != nullptr ? p.turns + (h * p.rows_per_head + w.stored_row) / C::kTileQ + tile : nullptr;
+  float* const share = dq_sums_of<C>(p, w.stored_row, h, tile);
+  const Left<C, kGroups> ds(ptx::shared_address(&shared.ds) + C::Rows::first_row(warp) * C::kPairPitch, lane);
+  float sums[2][kGroups][kBlocks][4];
+#pragma unroll
+  for (int piece = 0; piece <= kPieces; ++piece) {
+    if (piece < kPieces) {
+      multiply<C>(sums[piece % 2], ds, ptx::shared_address(&shared.k),
+                  C::Rows::first_column(warp) + 8 * kBlocks * piece, lane, attended);
+    }
+    if (piece == 0) {
+      if (turns != nullptr) wait_for_turn(turns, turn_of<C>(p, w, tile));
+    } else {
+      for_each_fragment<C>(share, kBlocks * (piece - 1), sums[1 - piece % 2],
+                           [&](float* to, const float(&x)[4]) { add_fragment(to, lane, x); });
+      __syncwarp();  // or the compiler gathers all additions at the end
+    }
+  }
+  if (turns != nullptr) end_turn(turns);
+}
+
+// In each step S = Q Kᵀ and dP = dO Vᵀ share one way of dividing a matrix among the warps, dV += Pᵀ dO and dK += dSᵀ Q
+// another, and dQ = dS K a third; P and dS change hands in shared memory. While dQ is computed and added, the rows of
+// the next step are on their way, and two CTAs on a multiprocessor fill each other's waits.
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
+  const Work& w = shared.work;
+  if (threadIdx.x == 0) shared.work = describe_work<C>(p);
+  if (threadIdx.x < 8) shared.attended[threadIdx.x / 4][threadIdx.x % 4] = 0;
+  __syncthreads();
+  if (w.first_key >= w.k_rows) return;
+
+  const unsigned warp = threadIdx.x / 32;
+  typename C::Keys::Sums dk, dv;
+  clear(dk);
+  clear(dv);
+  const int group = static_cast<int>(p.scores.group.divisor), begin = w.tile_begin, end = w.tile_end;
+  int h = w.kv_head * group, left = begin < end ? group * (end - begin) : 0, tile = begin;
+  if (left > 0) {
+    load_keys<C>(p, w, shared);
+    load_rows<C>(p, w, h, tile, shared);
+    ptx::copy_async_commit();
+  }
+#pragma unroll 1
+  for (; left > 0; --left) {
+    const int parity = left % 2, this_h = h, this_tile = tile;
+    ptx::copy_async_wait<0>();
+    if (threadIdx.x == 0) shared.work.scores.h = h;
+    __syncthreads();
+    if (++tile == end) {
+      tile = begin;
+      ++h;
+    }
+    if constexpr (C::kScoreOptions) {
+      if (threadIdx.x < 4) shared.attended[1 - parity][threadIdx.x] = 0;
+    }
+    clear_idle_rows<C>(w, this_tile, shared);
+    if (C::kThreads == 32 * C::kScoreWarps || warp < C::kScoreWarps) {
+      typename C::Scores::Sums s, ds;
+      compute_pairs<C, true>(p, w, this_tile, parity, s, ds, shared);
+      store_pairs<C>(s, ds, this_tile, shared);
+    }
+    __syncthreads();
+
+    const unsigned lane = recomputed(threadIdx.x % 32, this_tile);
+    const unsigned key = C::Keys::first_row(warp), column = C::Keys::first_column(warp);
+    multiply_transposed<C>(dv, ptx::shared_address(&shared.p), key, ptx::shared_address(&shared.d_o), column, lane);
+    multiply_transposed<C>(dk, ptx::shared_address(&shared.ds), key, ptx::shared_address(&shared.q), column, lane);
+    __syncthreads();
+    if (left > 1) load_rows<C>(p, w, h, tile, shared);
+    ptx::copy_async_commit();
+    if (p.dq_sums != nullptr) add_dq<C>(p, w, this_h, this_tile, parity, shared);
+  }
+  store_keys<C>(p, w, dk, p.dk_scale, p.dk, p.scores.problem.D);
+  store_keys<C>(p, w, dv, p.dv_scale, p.dv, p.scores.problem.Dv);
+}
+
+// dQ of a query tile a CTA: scaled, rounded and written.
+template <class C>
+__global__ void __launch_bounds__(C::kThreads) finish_dq_kernel(const __grid_constant__ Params p) {
+  const unsigned tiles = static_cast<unsigned>(p.q_tiles), unit = blockIdx.x / tiles;
+  const int tile = static_cast<int>(blockIdx.x - unit * tiles);
+  const unsigned b = p.scores.heads.quotient(unit);
+  const int h = static_cast<int>(unit - b * p.scores.heads.divisor);
+  const AttentionProblem& a = p.scores.problem;
+  const Sequence s = a.sequence(b);
+  const int rows = static_cast<int>(s.q_rows) - tile * C::kTileQ;
+  if (rows <= 0) return;
+  const std::int64_t stored_row = any::attention_bwd_rows::first_row(a, b, s);
+  std::byte* const row0 = p.dq.at(b, s.q_begin + std::int64_t{tile} * C::kTileQ, h);
+  typename C::Rows::Sums sums;
+  for_each_fragment<C>(dq_sums_of<C>(p, stored_row, h, tile), 0, sums,
+                       [](const float* from, float(&x)[4]) { load_fragment(from, threadIdx.x % 32, x); });
+  store_sums<C, typename C::Rows>(p, sums, a.scale, p.dq, row0, rows, a.D);
+}
+
+}  // namespace heddle::cuda::sm80::attention_bwd

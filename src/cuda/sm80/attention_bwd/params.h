@@ -1,0 +1,34 @@
+// What a launch tells the kernels.
+#pragma once
+
+#include "cuda/any/attention_bwd_rows/params.h"
+#include "cuda/sm80/attention_fwd/params.h"
+
+namespace heddle::cuda::sm80::attention_bwd {
+
+struct Params {
+  attention_fwd::Params scores;  // as in the forward: all that concerns scores, and q, k and v
+  Operand d_o, dq, dk, dv;
+  const float *lse_log2, *delta;  // as attention_bwd_rows wrote them
+  float* dq_sums;                 // [H][rows_per_head][head size of the instantiation], in fragments; null: no dq
+  std::int64_t rows_per_head;
+  int units;              // B * Hkv
+  int k_tiles;            // of the longest sequence
+  Divisor kv_heads;       // Hkv
+  Divisor section;        // kv heads whose rows the L2 cache holds together
+  Divisor section_tiles;  // section * k_tiles
+  bool last_keys_first;
+  // Deterministic: how many key tiles have added to each query tile, [H][rows_per_head / tile_q]; null: any order.
+  int* turns;
+  int* ticket;                           // which CTA comes next, beside turns
+  bool in_pieces;                        // rows of q, k, v and d_o may be read in pieces of 16 bytes
+  bool pairs;                            // columns 2 n and 2 n + 1 of dq, dk and dv may be written at once
+  float dk_scale, dv_scale, keep_scale;  // of the sums of dK, of dV; of a dP that dropout keeps
+
+  // dbias
+  Plane dbias;
+  std::int64_t bias_batch, bias_heads, bias_rows, bias_columns;
+  int q_tiles;
+};
+
+}  // namespace heddle::cuda::sm80::attention_bwd

@@ -1,0 +1,73 @@
+// Which CTA has which keys.
+#pragma once
+
+#include "cuda/common/ptx.cuh"
+#include "cuda/sm80/attention_bwd/config.h"
+#include "cuda/sm80/attention_bwd/params.h"
+
+namespace heddle::cuda::sm80::attention_bwd {
+
+// What is known of a sequence and a head before a key tile is chosen.
+template <class C>
+__device__ inline Work describe_sequence(const Params& p, int b, int kv_head) {
+  const AttentionProblem& a = p.scores.problem;
+  const Sequence s = a.sequence(b);
+  Work w{};
+  w.kv_head = kv_head;
+  w.scores.b = b;
+  w.scores.h = kv_head * static_cast<int>(p.scores.group.divisor);
+  w.scores.q_rows = static_cast<int>(s.q_rows);
+  w.scores.sq = static_cast<int>(s.sq);
+  w.scores.off = static_cast<int>(s.off);
+  w.scores.q_row = static_cast<int>(s.q_begin);
+  w.scores.k_slot = static_cast<int>(s.k_begin);
+  w.scores.begin = 0;
+  w.scores.end = static_cast<int>(s.sk);
+  w.k_rows = static_cast<int>(s.k_rows);
+  const bool any = w.scores.sq > 0;
+  w.attended_begin = max(w.scores.off - p.scores.left, 0);
+  w.attended_end = any ? min(w.scores.sq + w.scores.off + p.scores.right, w.scores.end) : 0;
+  w.stored_row = any::attention_bwd_rows::first_row(a, b, s);
+  constexpr std::int64_t kBytes = sizeof(typename C::Element);
+  const auto key0 = [&](const Operand& x) {
+    return x.data + kBytes * (b * x.stride_b + s.k_begin * x.stride_s + kv_head * x.stride_h);
+  };
+  w.k = key0(a.k);
+  w.v = key0(a.v);
+  return w;
+}
+
+template <class C>
+__device__ inline void choose_keys(const Params& p, int k_tile, Work& w) {
+  w.first_key = k_tile * C::kTileK;
+  const int last = min(w.first_key + C::kTileK, w.scores.end), off = w.scores.off;
+  const int begin = max(w.first_key - off - p.scores.right, 0), end = min(last - off + p.scores.left, w.scores.sq);
+  const bool any = w.first_key < last && begin < end;
+  w.tile_begin = any ? begin / C::kTileQ : 0;
+  w.tile_end = any ? (end + C::kTileQ - 1) / C::kTileQ : 0;
+}
+
+// Tiles in sections of heads whose rows stay in the L2 cache. In each, under a causal mask the first keys have most
+// rows and come first, so that short tiles at the end let all multiprocessors finish together. Where key tiles take
+// turns at the rows, those come first that add first: a CTA waits only for CTAs that have started.
+template <class C>
+__device__ inline Work describe_work(const Params& p) {
+  const unsigned index = p.ticket != nullptr ? atomicAdd(p.ticket, 1) : blockIdx.x;
+  const unsigned section = p.section_tiles.quotient(index), rest = index - section * p.section_tiles.divisor;
+  const unsigned from_unit = section * p.section.divisor, units = min(p.section.divisor, p.units - from_unit);
+  const unsigned row = units == p.section.divisor ? p.section.quotient(rest) : rest / units;
+  const unsigned unit = from_unit + rest - row * units, b = p.kv_heads.quotient(unit);
+  Work w = describe_sequence<C>(p, static_cast<int>(b), static_cast<int>(unit - b * p.kv_heads.divisor));
+  choose_keys<C>(p, p.last_keys_first ? p.k_tiles - 1 - static_cast<int>(row) : static_cast<int>(row), w);
+  return w;
+}
+
+// How many key tiles add to a query tile before this one does: those with later keys.
+template <class C>
+__device__ inline int turn_of(const Params& p, const Work& w, int q_tile) {
+  const int to = min((q_tile + 1) * C::kTileQ, w.scores.sq) - 1 + w.scores.off;
+  const int end = min(to + p.scores.right + 1, w.scores.end);
+  return (end + C::kTileK - 1) / C::kTileK - 1 - w.first_key / C::kTileK;
+}
+
+}  // namespace heddle::cuda::sm80::attention_bwd
