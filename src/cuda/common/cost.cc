@@ -28,9 +28,9 @@ constexpr CostTable kMeasured = {{
     {"sm90_decode", {5.4e-6, 172e12, 4.31e12}},
     {"sm90_decode rows", {17.7e-6, 418e12, 0}},
     {"sm80_decode", {12.3e-6, 150e12, 3.51e12}},
-    {"sm90_bwd d64", {15.0e-6, 400e12, 0}},
-    {"sm90_bwd d128", {15.0e-6, 500e12, 0}},
-    {"sm90_bwd d256", {15.0e-6, 400e12, 0}},
+    {"sm90_bwd d64", {15.0e-6, 520e12, 0}},
+    {"sm90_bwd d128", {15.0e-6, 600e12, 0}},
+    {"sm90_bwd d256", {15.0e-6, 490e12, 0}},
     // At 8192 rows and keys, f32 at 2048. Fixed seconds, and tf32, are guesses.
     {"sm80_bwd d64", {25.0e-6, 286e12, 0}},
     {"sm80_bwd d128", {25.0e-6, 316e12, 0}},
