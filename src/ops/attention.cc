@@ -202,6 +202,14 @@ std::size_t attention_backward_workspace(const TensorView& q, const TensorView& 
 void attention_backward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                         const TensorView& lse, const TensorView& d_o, const TensorView& d_lse,
                         const AttentionGradients& gradients, const AttentionOptions& options, const Runtime& runtime) {
+  attention_backward_with(q, k, v, o, lse, d_o, d_lse, gradients, options, runtime,
+                          [&](std::size_t) { return runtime.workspace; });
+}
+
+void attention_backward_with(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+                             const TensorView& lse, const TensorView& d_o, const TensorView& d_lse,
+                             const AttentionGradients& gradients, const AttentionOptions& options,
+                             const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch) {
   const Check check("attention_backward");
   check.require(o.given(), "o is missing");
   check.require(lse.given(), "lse is missing: attention_forward writes it");
@@ -210,7 +218,10 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
       checked_backward_problem(check, q, k, v, o, lse, d_o, d_lse, gradients, options);
   const int workers = workers_of(runtime);
   const AttentionBackwardKernel& kernel = *choose(check, problem, q.device, Wish(check, options), workers);
-  run(check, kernel, problem, runtime, kernel.workspace(problem, workers));
+  const std::size_t needed = kernel.workspace(problem, workers);
+  Runtime with = runtime;
+  with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  run(check, kernel, problem, with, needed);
 }
 
 std::vector<Candidate> explain_attention(const TensorView& q, const TensorView& k, const TensorView& v,
