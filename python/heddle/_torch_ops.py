@@ -115,8 +115,14 @@ def _backward_fake(d_o, d_lse, q, k, v, o, lse, wanted, *options):
 
 
 def readable(d_o):
-    """d_o as a GPU's kernels read it: the gradient of a sum has one element for all."""
-    return d_o.contiguous() if d_o.is_cuda and d_o.stride(-1) != 1 else d_o
+    """d_o, on a GPU with rows of 16 bytes' multiples. Autograd makes others, of one element for a sum, of parts for a
+    concatenation, and a copy costs less than a kernel that takes them.
+    """
+    if not d_o.is_cuda or d_o.is_contiguous():
+        return d_o
+    *strides, last = d_o.stride()
+    whole = last == 1 and not any(stride * d_o.element_size() % 16 for stride in strides)
+    return d_o if whole else d_o.contiguous()
 
 
 def _backward_gradients(d_o, d_lse, q, k, v, o, lse, wanted, *options):
