@@ -90,12 +90,17 @@ def deterministic(batch, length, heads, kv_heads, size):
 
 
 def single(length, precision, batch=2, heads=16, size=128):
-    """float32, beside torch's memory-efficient kernel."""
+    """float32: torch's memory-efficient kernel, which multiplies in tf32 where torch is allowed to."""
     leaves = [random(batch, length, heads, size, dtype=torch.float32).requires_grad_() for _ in range(3)]
-    calls = {
-        "heddle": gradients(attention(leaves, precision=precision), leaves),
-        "efficient": gradients(sdpa(*leaves, SDPBackend.EFFICIENT_ATTENTION), leaves),
-    }
+    peer = gradients(sdpa(*leaves, SDPBackend.EFFICIENT_ATTENTION), leaves)
+
+    def efficient():
+        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+        out = peer()
+        torch.backends.cuda.matmul.allow_tf32 = False
+        return out
+
+    calls = {"heddle": gradients(attention(leaves, precision=precision), leaves), "efficient": efficient}
     return Row(calls, WORK * batch * heads * length * length * size, how="queued")
 
 
