@@ -24,6 +24,7 @@ def main(arguments=None):
     parser.add_argument("--attention", nargs="+", default=["heddle", "torch"])
     parser.add_argument("--tokens", type=int, default=16384, help="of a step (default 16384)")
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--heads", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20, help="of each run, half of them timed (default 20)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--out", type=pathlib.Path, help="a JSON file of runs, for report.py")
@@ -32,7 +33,7 @@ def main(arguments=None):
     for length in given.lengths:
         for precision in PRECISIONS:
             for attention in given.attention:
-                shape = Shape(given.layers, context=length)
+                shape = Shape(given.layers, given.heads, context=length)
                 run = train(Settings(attention, precision, False, given.device, shape, given.tokens // length, given.steps), corpus)
                 run["name"] += f" S{length}"
                 memory = "" if run["peak_mib"] is None else f", {run['peak_mib']:.0f} MiB"

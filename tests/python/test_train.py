@@ -84,7 +84,7 @@ def test_commands_and_their_report(tmp_path, capsys, monkeypatch):
     more = ["--heads", "2", "--head-size", "16", "--context", "64", "--batch", "2", "--steps", "12"]
     train.main([*small, *more, "--attention", "all", "--precision", "fp32", "--checkpointing", "both"])
     train.main([*small, *more, "--attention", "both", "--precision", "bf16"])
-    lengths.main([*small, "--lengths", "32", "64", "--tokens", "64", "--steps", "2"])
+    lengths.main([*small, "--heads", "1", "--lengths", "32", "64", "--tokens", "64", "--steps", "2"])
     assert "tokens/s" in capsys.readouterr().out
     found = json.loads(out.read_text())
     assert [len(found[kind]) for kind in ("runs", "lengths")] == [8, 12]
