@@ -1,6 +1,7 @@
 // attention_forward, attention_backward and explain_attention: check, ask each candidate, choose, launch.
 #include "ops/attention.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <span>
 
@@ -196,7 +197,13 @@ std::size_t attention_backward_workspace(const TensorView& q, const TensorView& 
   const Check check("attention_backward");
   const AttentionBackwardProblem problem = checked_backward_problem(check, q, k, v, {}, {}, {}, {}, gradients, options);
   const int workers = workers_of(runtime);
-  return choose(check, problem, q.device, Wish(check, options), workers)->workspace(problem, workers);
+  const Wish wish(check, options);
+  // Which candidate runs may depend on how o and d_o lie, which is not known here: enough for each that may.
+  std::size_t bytes = choose(check, problem, q.device, wish, workers)->workspace(problem, workers);
+  for (const AttentionBackwardKernel* kernel : candidates(&problem)) {
+    if (refusal(*kernel, problem, q.device, wish).empty()) bytes = std::max(bytes, kernel->workspace(problem, workers));
+  }
+  return bytes;
 }
 
 void attention_backward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
