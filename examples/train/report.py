@@ -90,14 +90,15 @@ def main(arguments=None):
         curves = {run["name"]: smooth(run["losses"]) for run in report["runs"] if not run["checkpointing"] and run["attention"] != "math"}
         svg = chart.lines("Training loss, means of 10 steps", "step", "nats per byte", {n: line for n, line in curves.items() if line})
         (given.page.parent / "loss.svg").write_text(svg, encoding="utf-8")
-        update(given.page, "runs", where(report) + comparison(report["runs"]), check=False)
+        update(given.page, "runs", where(report) + comparison(report["runs"]) + "\n\n![Training loss](loss.svg)", check=False)
     if report["lengths"]:
         lines = {}
         for run in report["lengths"]:
             lines.setdefault(f"{run['precision']} {run['attention']}", []).append((run["context"], run["tokens_per_second"]))
         svg = chart.lines("Training steps over the length of the text", "context", "tokens/s", lines, doubling=True)
         (given.page.parent / "lengths.svg").write_text(svg, encoding="utf-8")
-        update(given.page, "lengths", where(report) + by_length(report["lengths"]), check=False)
+        block = where(report) + by_length(report["lengths"]) + "\n\n![Tokens per second over the length of the text](lengths.svg)"
+        update(given.page, "lengths", block, check=False)
 
 
 if __name__ == "__main__":
