@@ -34,8 +34,8 @@ class Settings:
     checkpointing: bool = False
     device: str = "cuda"
     shape: Shape = Shape()
-    batch: int = 16
-    steps: int = 300
+    batch: int = 8
+    steps: int = 200
     seed: int = 1
     rate: float = 6e-4
 
@@ -124,7 +124,7 @@ def main(arguments=None):
     parser.add_argument("--precision", choices=[*PRECISIONS, "all"], default="bf16")
     parser.add_argument("--checkpointing", choices=["off", "on", "both"], default="off", help="compute activations again in the backward")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    for name, value in (("layers", 6), ("heads", 8), ("head-size", 64), ("context", 2048), ("batch", 16), ("steps", 300), ("seed", 1)):
+    for name, value in (("layers", 6), ("heads", 8), ("head-size", 64), ("context", 2048), ("batch", 8), ("steps", 200), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
     parser.add_argument("--deterministic", action="store_true", help="torch.use_deterministic_algorithms: a repeat has the same bits")
     parser.add_argument("--out", type=pathlib.Path, help="a JSON file of runs, for report.py")

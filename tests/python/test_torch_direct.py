@@ -249,3 +249,19 @@ def test_compiled_under_autocast_and_deterministic_algorithms():
         torch.testing.assert_close(torch.autograd.grad(compiled(q, k, v), (q, k, v)), expected)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_backward_under_compiled_autograd():
+    q, k, v = tensors()
+    expected = torch.autograd.grad(heddle.attention(q, k, v, causal="top_left").square().sum(), (q, k, v))
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        heddle.attention(q, k, v, causal="top_left").square().sum().backward()
+    for x, y in zip((q, k, v), expected):
+        torch.testing.assert_close(x.grad, y)
+
+
+def test_empty_inputs_have_empty_gradients():
+    for shape in ((0, 9, 4, 8), (1, 0, 4, 8)):
+        x = torch.randn(shape, requires_grad=True)
+        heddle.attention(x, x, x).sum().backward()
+        assert x.grad.shape == shape
