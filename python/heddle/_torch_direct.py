@@ -8,7 +8,7 @@ import torch
 
 from . import _heddle
 from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_SEED, SINK, check_rank, lse_shape
-from ._torch_ops import backward_operator, empty_out, native, readable, seed_tensor
+from ._torch_ops import backward_operator, empty_out, native, out_dtype, readable, seed_tensor
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -55,7 +55,7 @@ def _outputs(q, v, items, with_lse, heads_first):
         batch, heads, rows, _ = q.shape
         size = v.shape[-1]
         strides = (rows * heads * size, size, heads * size, 1)
-        out = torch.empty_strided((batch, heads, rows, size), strides, dtype=q.dtype, device=q.device)
+        out = torch.empty_strided((batch, heads, rows, size), strides, dtype=out_dtype(q), device=q.device)
         return out, torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device) if with_lse else None
     out = empty_out(q, v)
     if not with_lse:

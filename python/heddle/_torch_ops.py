@@ -53,8 +53,12 @@ def _items(options):
     return options if seed is None else (*options[:DROPOUT_SEED], int(seed), *options[DROPOUT_SEED + 1 :])
 
 
+def out_dtype(q):
+    return torch.bfloat16 if q.dtype is torch.float8_e4m3fn else q.dtype
+
+
 def empty_out(q, v):
-    dtype = torch.bfloat16 if q.dtype is torch.float8_e4m3fn else q.dtype
+    dtype = out_dtype(q)
     if q.size(-1) == v.size(-1):
         if dtype is q.dtype and q.is_contiguous():
             return torch.empty_like(q)

@@ -92,6 +92,13 @@ def test_gradients_lie_as_their_tensors():
     torch.testing.assert_close(packed.grad, torch.stack([x.grad for x in parts], 2))
 
 
+def test_sdpa_of_eight_bits():
+    q, k, v = (x.detach().transpose(1, 2).to(torch.float8_e4m3fn) for x in tensors(Hkv=4))
+    out = heddle.sdpa(q, k, v)
+    expected = heddle.attention(*(x.transpose(1, 2) for x in (q, k, v)))
+    assert out.dtype == torch.bfloat16 and torch.equal(out.transpose(1, 2), expected)
+
+
 def test_only_what_is_needed_is_computed(monkeypatch):
     asked = []
     native = direct.native
