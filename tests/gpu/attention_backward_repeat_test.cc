@@ -1,4 +1,5 @@
-// What a caller of the GPU's backward may rely on: bits in deterministic mode, the workspace's size, graphs, refusals.
+// What a caller of the GPU's backward may rely on: bits in deterministic mode, the same gradients but for rounding in
+// the other; the workspace's size, graphs, refusals.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -24,20 +25,40 @@ AttentionCase large(std::int64_t length, std::int64_t heads, std::int64_t size, 
 
 constexpr const char* kNone = "no candidate of the GPU takes it";
 
-// Puts the case's call into deterministic mode; who takes it then.
-std::vector<std::string> deterministic(BackwardCase& at) {
-  at.call.forward.options.deterministic = true;
-  return candidates(at.call);
+// A candidate in one of the modes that it has.
+struct Way {
+  std::string candidate;
+  bool deterministic;
+
+  void take(BackwardCase& at) const {
+    at.call.forward.options.force = candidate;
+    at.call.forward.options.deterministic = deterministic;
+  }
+  // Whether it may give `y` where it gave `x`.
+  bool same(const Gradients& x, const Gradients& y) const { return deterministic ? same_bits(x, y) : close(x, y); }
+};
+void PrintTo(const Way& way, std::ostream* out) {
+  *out << way.candidate << (way.deterministic ? ", deterministic" : "");
+}
+
+std::vector<Way> ways(BackwardCase& at) {
+  std::vector<Way> out;
+  for (bool deterministic : {true, false}) {
+    at.call.forward.options.deterministic = deterministic;
+    for (const std::string& candidate : candidates(at.call)) out.push_back({candidate, deterministic});
+  }
+  return out;
 }
 
 class GpuBackwardRepeats : public ::testing::TestWithParam<AttentionCase> {};
 
-TEST_P(GpuBackwardRepeats, Deterministic) {
+TEST_P(GpuBackwardRepeats, AnyContentsOfTheWorkspace) {
   BackwardCase at(GetParam());
-  const std::vector<std::string> names = deterministic(at);
-  if (names.empty()) GTEST_SKIP() << kNone;
-  for (const std::string& candidate : names) {
-    at.call.forward.options.force = candidate;
+  const std::vector<Way> all = ways(at);
+  if (all.empty()) GTEST_SKIP() << kNone;
+  for (const Way& way : all) {
+    SCOPED_TRACE(::testing::PrintToString(way));
+    way.take(at);
     const DeviceStream stream;
     std::optional<Gradients> expected;
     for (int garbage : {0xFF, 0x00, 0x7F, 0x3C}) {
@@ -47,11 +68,12 @@ TEST_P(GpuBackwardRepeats, Deterministic) {
         at.call.launch(stream, memory);
         stream.synchronize();
         Gradients out = at.read();
-        if (!expected) expect_finite(out);
-        if (!expected)
+        if (!expected) {
+          expect_finite(out);
           expected = std::move(out);
-        else
-          ASSERT_TRUE(same_bits(*expected, out)) << candidate << ": repeat " << n << " has other bits";
+        } else {
+          ASSERT_TRUE(way.same(*expected, out)) << "repeat " << n << " differs";
+        }
       }
     }
   }
@@ -78,33 +100,37 @@ std::vector<AttentionCase> repeated_cases() {
 INSTANTIATE_TEST_SUITE_P(Cases, GpuBackwardRepeats, ::testing::ValuesIn(repeated_cases()), case_name);
 
 // Another stream's kernels take multiprocessors away, so that blocks run in another order.
-TEST(GpuBackwardStreams, DeterministicBesideAnotherStream) {
+TEST(GpuBackwardStreams, TwoThreadsOnTwoStreams) {
   BackwardCase first(large(1100, 4, 128, Causal::none)), second(large(2200, 4, 64, Causal::bottom_right), 2);
-  const std::vector<std::string> names = deterministic(first);
-  if (names.empty()) GTEST_SKIP() << kNone;
-  ASSERT_FALSE(deterministic(second).empty());
-  const auto repeat = [](BackwardCase& at, int times, const Gradients* expected) {
-    const DeviceStream stream;
-    const DeviceMemory memory(at.call.workspace(), 0xFF);
-    for (int n = 0; n < times; ++n) {
-      at.call.launch(stream, memory);
-      if (n % 10 != 9) continue;
-      stream.synchronize();
-      if (expected != nullptr && !same_bits(*expected, at.read())) return false;
-    }
-    return true;
-  };
-  repeat(first, 10, nullptr);
-  repeat(second, 10, nullptr);
-  const Gradients of_first = first.read(), of_second = second.read();
-  expect_finite(of_first);
-  expect_finite(of_second);
-  bool second_same = false;
-  std::thread other([&] { second_same = repeat(second, 200, &of_second); });
-  const bool first_same = repeat(first, 200, &of_first);
-  other.join();
-  EXPECT_TRUE(first_same) << "another stream's calls change the bits";
-  EXPECT_TRUE(second_same) << "another stream's calls change the bits";
+  const std::vector<Way> all = ways(first);
+  if (all.empty()) GTEST_SKIP() << kNone;
+  for (const Way& way : all) {
+    SCOPED_TRACE(::testing::PrintToString(way));
+    way.take(first);
+    way.take(second);
+    const auto repeat = [&](BackwardCase& at, int times, const Gradients* expected) {
+      const DeviceStream stream;
+      const DeviceMemory memory(at.call.workspace(), 0xFF);
+      for (int n = 0; n < times; ++n) {
+        at.call.launch(stream, memory);
+        if (n % 10 != 9) continue;
+        stream.synchronize();
+        if (expected != nullptr && !way.same(*expected, at.read())) return false;
+      }
+      return true;
+    };
+    repeat(first, 10, nullptr);
+    repeat(second, 10, nullptr);
+    const Gradients of_first = first.read(), of_second = second.read();
+    expect_finite(of_first);
+    expect_finite(of_second);
+    bool second_same = false;
+    std::thread other([&] { second_same = repeat(second, 200, &of_second); });
+    const bool first_same = repeat(first, 200, &of_first);
+    other.join();
+    EXPECT_TRUE(first_same) << "another stream's calls change the gradients";
+    EXPECT_TRUE(second_same) << "another stream's calls change the gradients";
+  }
 }
 
 class GpuBackwardWorkspace : public ::testing::TestWithParam<const char*> {};
@@ -114,29 +140,27 @@ TEST_P(GpuBackwardWorkspace, BetweenGuards) {
   constexpr std::size_t kGuard = 4096;
   constexpr int kPattern = 0xA5;
   BackwardCase at(attention_case(GetParam()));
-  const std::vector<std::string> names = deterministic(at);
-  if (names.empty()) GTEST_SKIP() << kNone;
-  for (bool deterministic : {false, true}) {
-    for (const std::string& candidate : names) {
-      at.call.forward.options.deterministic = deterministic;
-      at.call.forward.options.force = candidate;
-      const std::size_t bytes = at.call.workspace();
-      const DeviceMemory memory(bytes + 2 * kGuard, kPattern);
-      const DeviceStream stream;
-      at.poison();
-      at.call.launch(stream, Workspace{static_cast<std::byte*>(memory.data()) + kGuard, bytes});
-      stream.synchronize();
-      expect_finite(at.read());
-      for (std::size_t offset : {std::size_t{0}, kGuard + bytes}) {
-        std::vector<unsigned char> guard(kGuard);
-        memory.read(offset, guard.data(), kGuard);
-        EXPECT_EQ(std::ranges::count(guard, kPattern), static_cast<std::ptrdiff_t>(kGuard))
-            << candidate << " writes " << (offset == 0 ? "before" : "behind") << " its workspace of " << bytes;
-      }
-      if (bytes == 0) continue;
-      EXPECT_THROW(at.call.launch(stream, Workspace{memory.data(), bytes - 1}), Error) << candidate;
-      EXPECT_THROW(at.call.launch(stream, Workspace{static_cast<std::byte*>(memory.data()) + 4, bytes}), Error);
+  const std::vector<Way> all = ways(at);
+  if (all.empty()) GTEST_SKIP() << kNone;
+  for (const Way& way : all) {
+    SCOPED_TRACE(::testing::PrintToString(way));
+    way.take(at);
+    const std::size_t bytes = at.call.workspace();
+    const DeviceMemory memory(bytes + 2 * kGuard, kPattern);
+    const DeviceStream stream;
+    at.poison();
+    at.call.launch(stream, Workspace{static_cast<std::byte*>(memory.data()) + kGuard, bytes});
+    stream.synchronize();
+    expect_finite(at.read());
+    for (std::size_t offset : {std::size_t{0}, kGuard + bytes}) {
+      std::vector<unsigned char> guard(kGuard);
+      memory.read(offset, guard.data(), kGuard);
+      EXPECT_EQ(std::ranges::count(guard, kPattern), static_cast<std::ptrdiff_t>(kGuard))
+          << "it writes " << (offset == 0 ? "before" : "behind") << " its workspace of " << bytes;
     }
+    if (bytes == 0) continue;
+    EXPECT_THROW(at.call.launch(stream, Workspace{memory.data(), bytes - 1}), Error);
+    EXPECT_THROW(at.call.launch(stream, Workspace{static_cast<std::byte*>(memory.data()) + 4, bytes}), Error);
   }
 }
 
@@ -151,14 +175,14 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuBackwardWorkspace,
 TEST(GpuBackwardGraph, CaptureAndReplay) {
   for (const AttentionCase& spec : {large(300, 4, 128, Causal::none), large(700, 4, 64, Causal::bottom_right)}) {
     BackwardCase at(spec);
-    const std::vector<std::string> names = deterministic(at);
-    if (names.empty()) GTEST_SKIP() << kNone;
+    const std::vector<Way> all = ways(at);
+    if (all.empty()) GTEST_SKIP() << kNone;
     const CaseData other(spec, 2);
     DeviceTensor d_o(other.d_o);
     at.call.d_o = d_o.view();
-    for (const std::string& candidate : names) {
-      SCOPED_TRACE(candidate + " on " + spec.name);
-      at.call.forward.options.force = candidate;
+    for (const Way& way : all) {
+      SCOPED_TRACE(::testing::PrintToString(way) + " on " + spec.name);
+      way.take(at);
       const auto run = [&](const HostTensor& data) {
         d_o.write(data);
         at.poison();
@@ -167,7 +191,7 @@ TEST(GpuBackwardGraph, CaptureAndReplay) {
       };
       const Gradients of_second = run(other.d_o), of_first = run(at.forward.runner.data().d_o);
       expect_finite(of_first);
-      ASSERT_FALSE(same_bits(of_first, of_second));
+      ASSERT_FALSE(close(of_first, of_second));
 
       const DeviceStream stream;
       const DeviceMemory memory(at.call.workspace(), 0xFF);
@@ -177,12 +201,12 @@ TEST(GpuBackwardGraph, CaptureAndReplay) {
       EXPECT_TRUE(same_bits(at.read(), at.host)) << "capture ran something";
       for (int n = 0; n < 3; ++n) graph.replay(stream);
       stream.synchronize();
-      EXPECT_TRUE(same_bits(at.read(), of_first)) << "a replay gives other bits than a call";
+      EXPECT_TRUE(way.same(at.read(), of_first)) << "a replay gives other gradients than a call";
       d_o.write(other.d_o);
       at.poison();
       graph.replay(stream);
       stream.synchronize();
-      EXPECT_TRUE(same_bits(at.read(), of_second)) << "a replay does not read what is there now";
+      EXPECT_TRUE(way.same(at.read(), of_second)) << "a replay does not read what is there now";
     }
   }
 }
@@ -190,8 +214,7 @@ TEST(GpuBackwardGraph, CaptureAndReplay) {
 // Refused with words, before anything is written.
 TEST(GpuBackwardArguments, Devices) {
   BackwardCase at(attention_case("feature_all_scores_f32"));
-  const std::vector<std::string> names = deterministic(at);
-  if (names.empty()) GTEST_SKIP() << kNone;
+  if (ways(at).empty()) GTEST_SKIP() << kNone;
   const CaseData host(at.forward.runner.data().spec);
   const Gradients gradients = host.new_gradients();
   const auto refused = [&](const BackwardCall& call, const std::string& words) {
