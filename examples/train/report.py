@@ -63,7 +63,8 @@ def comparison(runs):
 
 def by_length(runs):
     speed = {(run["attention"], run["precision"], run["context"]): run["tokens_per_second"] for run in runs}
-    lengths = sorted({run["context"] for run in runs})
+    wanted = [(attention, precision) for attention in ("heddle", "torch") for precision in ("fp32", "bf16", "fp16")]
+    lengths = [n for n in sorted({run["context"] for run in runs}) if all((*each, n) in speed for each in wanted)]
     rows = [["S", "fp32, tokens/s", "bf16", "fp16", "bf16 / fp32", "fp16 / fp32", "torch, fp32", "bf16", "fp16", "Heddle / torch, fp32", "bf16",
              "fp16"]]  # fmt: skip
     for length in lengths:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -17,8 +18,11 @@ def commit():
     if "HEDDLE_COMMIT" in os.environ:
         return os.environ["HEDDLE_COMMIT"]
     here = pathlib.Path(__file__).resolve().parent
-    done = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else "unknown"
+    with contextlib.suppress(OSError):  # there may be no git
+        done = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True)
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return "unknown"
 
 
 def conditions(corpus):
