@@ -17,7 +17,7 @@ def short(value):
     return f"{value:.3g}"
 
 
-def linear_ticks(low, high, count=6):
+def linear_ticks(low, high, count=8):
     rough = (high - low) / count or 1.0
     power = 10 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= rough)
@@ -26,6 +26,11 @@ def linear_ticks(low, high, count=6):
 
 def doubling_ticks(low, high):
     return [2.0**n for n in range(math.ceil(math.log2(low) - 1e-9), math.floor(math.log2(high) + 1e-9) + 1)]
+
+
+def decade_ticks(low, high):
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    return [m * 10.0**n for n in decades for m in (1, 2, 5) if low <= m * 10.0**n <= high]
 
 
 def lines(title, x_name, y_name, series, doubling=False):
@@ -47,7 +52,7 @@ def lines(title, x_name, y_name, series, doubling=False):
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
     out.append(f'<style>{STYLE}</style><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>')
     out.append(f'<text class="title" x="{LEFT}" y="20">{escape(title)}</text>')
-    for y in doubling_ticks(y_low, y_high) if doubling else linear_ticks(y_low, y_high):
+    for y in decade_ticks(y_low, y_high) if doubling else linear_ticks(y_low, y_high):
         out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}"/>')
         out.append(f'<text x="{LEFT - 8}" y="{at_y(y) + 4:.1f}" text-anchor="end">{short(y)}</text>')
     for x in doubling_ticks(x_low, x_high) if doubling else linear_ticks(x_low, x_high):

@@ -99,5 +99,5 @@ def test_commands_and_their_report(tmp_path, capsys, monkeypatch):
 
 def test_chart_marks_what_it_shows():
     svg = chart.lines("t", "x", "y", {"a one": [(128, 10.0), (1024, 80.0)], "a two": [(128, 20.0), (1024, 20.0)]}, doubling=True)
-    assert svg.count("<polyline") == 2 and ">512<" in svg and ">64<" in svg and ">a two<" in svg
+    assert svg.count("<polyline") == 2 and ">512<" in svg and ">50<" in svg and ">a two<" in svg
     assert report.distance([1.0, 2.0], [1.0, 4.0]) == pytest.approx(2**0.5)
