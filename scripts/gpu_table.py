@@ -1,6 +1,7 @@
 """Writes README's table of GPU figures from the results of `make bench-gpu`.
 
   python scripts/gpu_table.py bench/results/nvidia-h200.json
+  python scripts/gpu_table.py bench/results/nvidia-h200.json bench/results/nvidia-h200-backward.json   # gradients of another run
 """
 
 import argparse
@@ -111,12 +112,19 @@ def calls(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    path = parser.parse_args().results
+    parser.add_argument("gradients", type=Path, nargs="?", help="a run with `--filter backward`, if it is another")
+    given = parser.parse_args()
+    path, other = given.results, ""
     results = json.loads(path.read_text(encoding="utf-8"))
     c, rows = results["conditions"], results["rows"]
+    if given.gradients is not None:
+        second = json.loads(given.gradients.read_text(encoding="utf-8"))
+        rows = [row for row in rows if "backward" not in row["name"]] + second["rows"]
+        other = (f" Gradients: commit {second['conditions']['commit']}, {second['conditions']['date'][:10]}, "
+                 f"[`{given.gradients.name}`](bench/results/{given.gradients.name}).")  # fmt: skip
     text = (f"{c['gpu']}, driver {c['driver']}, CUDA {c['cuda']}, torch {c['torch']}, commit {c['commit']}, {c['date'][:10]}, bfloat16 where nothing "
             f"else is said; method and all rows are in [`{path.name}`](bench/results/{path.name}). Rivals: cuDNN and FlashAttention-2 as torch brings "
-            "them, in the same run; FlashAttention-3 from figures measured apart and scaled by a matrix product beside each.\n\n")  # fmt: skip
+            f"them, in the same run; FlashAttention-3 from figures measured apart and scaled by a matrix product beside each.{other}\n\n")  # fmt: skip
     parts = [rates(rows), gradients(rows), training(rows), decoding(rows), calls(rows)]
     update(ROOT / "README.md", "measured gpu", text + "\n\n".join(part for part in parts if part), check=False)
 
