@@ -2,7 +2,8 @@
 
 Each sample is one call between two CUDA events; for each contender, the median of 20 after 5 that are not counted. Short
 calls and decoding run in CUDA graphs of at least 20 calls, caches taken in turn so that they come from memory; Python's calls
-are timed from Python. Contenders follow each other in alternating order, with a pause before each, so that all start on an
+are timed from Python. Gradients are taken by torch.autograd.grad of a forward that ran before, queued behind a pause of the GPU so
+that the host's part does not count. Contenders follow each other in alternating order, with a pause before each, so that all start on an
 equally cool chip. Outputs are compared first. FlashAttention-3 is not in torch: its stored figures (peers_h200.json) are
 scaled by the rate of a matrix product measured here and there. The figures go to bench/results/<gpu>.json with the conditions
 they were taken under.
@@ -25,21 +26,25 @@ import subprocess
 import sys
 import time
 
+import gpu_backward_rows
+import gpu_rows
 import torch
-from gpu_rows import rows
 
 HERE = pathlib.Path(__file__).resolve().parent
 PAUSE = 0.06
 ROUNDS = 2
-OWN = ("heddle", "baseline", "f32", "tf32")  # not rivals: Heddle itself
+OWN = ("heddle", "baseline", "f32", "tf32", "default", "deterministic")  # not rivals: Heddle itself
+HEAD_START = 500_000  # cycles that the GPU waits, longer than Python takes to put a call on the stream
 
 
-def median_ms(call, samples=20, warm=5):
+def median_ms(call, samples=20, warm=5, queued=False):
     for _ in range(warm):
         call()
     times = []
     for _ in range(samples):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if queued:
+            torch.cuda._sleep(HEAD_START)
         begin.record()
         call()
         end.record()
@@ -78,7 +83,7 @@ def host_ms(call, count=300):
 def milliseconds(row, call):
     if row.how == "graph":
         return graph_ms(call, row.rotations)
-    return host_ms(call) if row.how == "host" else median_ms(call)
+    return host_ms(call) if row.how == "host" else median_ms(call, queued=row.how == "queued")
 
 
 # What the machine reaches in the same minute: a bf16 product of 8192 cubed, in TFLOP/s, or a copy of 2 GiB, in TB/s.
@@ -95,29 +100,48 @@ def copy_tbs():
 
 
 def stored_fa3(name, gemm):
-    match = re.fullmatch(r"forward D(\d+) (none|causal) S(\d+)", name)
+    match = re.fullmatch(r"(forward|backward) D(\d+) (none|causal) S(\d+)", name)
     peers = json.loads((HERE / "peers_h200.json").read_text(encoding="utf-8"))
-    if not match or "H200" not in torch.cuda.get_device_name() or match[1] not in peers["forward"]:
+    if not match or "H200" not in torch.cuda.get_device_name() or match[2] not in peers[match[1]]:
         return None
-    figure = peers["forward"][match[1]][match[2]][peers["lengths"].index(int(match[3]))]
+    figure = peers[match[1]][match[2]][match[3]][peers["lengths"].index(int(match[4]))]
     return figure * gemm / peers["gemm_tflops"]
 
 
 def difference(calls):
-    """Largest relative distance of a contender's output from Heddle's."""
+    """Largest relative distance of a contender's output, or of a gradient, from Heddle's."""
     outputs = {name: call() for name, call in calls.items()}
-    mine = outputs["heddle"].float()
+    each = {name: out if isinstance(out, tuple) else (out,) for name, out in outputs.items()}
     worst = 0.0
-    for other in outputs.values():
-        distance = ((other.float() - mine).norm() / mine.norm()).item()
-        if not distance <= 0.02:
-            raise SystemExit(f"outputs differ by {distance}")
-        worst = max(worst, distance)
+    for name, tensors in each.items():
+        for mine, other in zip(each["heddle"], tensors, strict=True):
+            distance = ((other.float() - mine.float()).norm() / mine.float().norm()).item()
+            if not distance <= 0.02:
+                raise SystemExit(f"the outputs of heddle and {name} differ by {distance}")
+            worst = max(worst, distance)
     return worst
+
+
+def peak_mib(call):
+    """The most memory that torch had given out during a call, beyond what was given before."""
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
+def measure_memory(name, row):
+    mib = {contender: peak_mib(call) for contender, call in row.calls.items()}
+    return {"name": name, "unit": row.unit, "timed": row.how, "rates": mib}
 
 
 def measure(name, make):
     row = make()
+    if row.how == "memory":
+        return measure_memory(name, row)
     distance = difference(row.calls)
     times = {contender: [] for contender in row.calls}
     for turn in range(ROUNDS):
@@ -187,7 +211,7 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("attention_bench_gpu.py: torch sees no GPU")
     torch.manual_seed(1)
-    known = rows()
+    known = gpu_rows.rows() | gpu_backward_rows.rows()
     chosen = {name: known[name] for part in arguments.filter.split("|") for name in known if part in name}
     gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
     out = arguments.out or HERE / "results" / f"{gpu}.json"
@@ -200,9 +224,10 @@ def main():
         # After each row: what was measured is not lost with what comes after.
         out.write_text(json.dumps({"conditions": conditions(), "rows": results}, indent=1) + "\n", encoding="utf-8")
         torch.cuda.empty_cache()
-    ratios = [row["ratio"] for row in results if row["name"].startswith("forward")]
-    if ratios:
-        print(f"forward: ratios {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}")
+    for direction in ("forward", "backward"):
+        ratios = [row["ratio"] for row in results if re.match(rf"{direction} D\d", row["name"])]
+        if ratios:
+            print(f"{direction}: ratios {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}")
     print("written to", out)
 
 

@@ -18,8 +18,10 @@ ROTATED_BYTES = 256 << 20  # of inputs, several times the L2 cache
 class Row:
     calls: dict[str, Callable]
     work: float  # of one call, in units
-    unit: str = "TFLOP/s"  # "TFLOP/s", "TB/s" (of keys and values read) or "calls/s"
-    how: str = "events"  # "events": one call between two events; "graph": many in a CUDA graph; "host": as Python sees it
+    unit: str = "TFLOP/s"  # "TFLOP/s", "TB/s" (of keys and values read), "calls/s" or "MiB"
+    # "events": one call between two events; "queued": the same while the host is ahead; "graph": many in a CUDA graph;
+    # "host": as Python sees it; "memory": not timed, the most that a call had of torch's memory
+    how: str = "events"
     rotations: int = 1  # distinct inputs that calls(n) takes in turn, for graphs
 
 
@@ -65,13 +67,17 @@ def windowed(length, heads, size, window):
     return Row(calls, 4e-12 * heads * size * (window * length - window * (window - 1) / 2))
 
 
-def documents(total, heads, size, causal):
-    """Packed documents of 128 to 8192 tokens, lengths spread evenly on a log scale."""
+def spread_lengths(total):
+    """Lengths from 128 to 8192 tokens, spread evenly on a log scale, and the starts of such documents when packed."""
     generator = torch.Generator().manual_seed(0)
     lengths = []
     while sum(lengths) < total:
         lengths.append(min(int(2 ** (7 + 6 * torch.rand(1, generator=generator).item())), total - sum(lengths)))
-    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device="cuda")
+    return lengths, torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device="cuda")
+
+
+def documents(total, heads, size, causal):
+    lengths, starts = spread_lengths(total)
     longest = max(lengths)
     q, k, v = random(total, heads, size), random(total, heads, size), random(total, heads, size)
     calls = {

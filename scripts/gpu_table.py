@@ -1,6 +1,7 @@
 """Writes README's table of GPU figures from the results of `make bench-gpu`.
 
   python scripts/gpu_table.py bench/results/nvidia-h200.json
+  python scripts/gpu_table.py bench/results/nvidia-h200.json bench/results/nvidia-h200-backward.json   # gradients of another run
 """
 
 import argparse
@@ -29,6 +30,17 @@ GROUPS = [
 DECODE = ["decode B1 32/8 1024", "decode B1 32/8 4096", "decode B1 32/8 32768", "decode B16 32/8 8192", "decode B64 32/8 8192",
           "decode B128 64/8 4096", "decode B64 32/8 8192, pages of 16", "decode B64 32/8 8192, pages of 1",
           "decode B64 32/8 8192, e4m3", "decode B64 32/8 8192, 16 rows"]  # fmt: skip
+GRADIENTS = [
+    *((f"D {d}, {words}", f"backward D{d} {name} ") for d in (64, 128, 256) for words, name in (("no mask", "none"), ("causal", "causal"))),
+    ("grouped heads 64/8, D 128, causal, 4k to 16k", "backward gqa "),
+    ("window of 1024, D 128, S 16384", "backward window "),
+    ("packed documents of 128 to 8192, D 128", "backward documents "),
+    *((f"the Ampere kernel on this chip, D {d}", f"backward sm80 D{d} ") for d in (64, 128, 256)),
+    ("float32, three tf32 products, D 128", "backward float32 f32"),
+    ("float32, precision tf32, D 128", "backward float32 tf32"),
+    *((f"deterministic, D {d}, causal, S 4096", f"backward deterministic D{d} ") for d in (64, 128, 256)),
+    ("deterministic, grouped heads 64/8, D 128, causal, S 4096", "backward deterministic gqa "),
+]  # fmt: skip
 
 
 def span(values, form):
@@ -47,6 +59,36 @@ def rates(rows):
         lines.append([words, str(len(group)), span([row["rates"]["heddle"] for row in group], "{:.0f}"), beside,
                       f"{statistics.median(ratios):.2f}" if ratios else "", rivals])  # fmt: skip
     return table(lines)
+
+
+def gradients(rows):
+    lines = [["gradients", "rows", "TFLOP/s", "times the best rival", "median", "rivals"]]
+    for words, begin in GRADIENTS:
+        group = [row for row in rows if row["name"].startswith(begin)]
+        if not group:  # a run may have left them out
+            continue
+        ratios = [row["ratio"] for row in group if "ratio" in row]
+        rivals = ", ".join(sorted({row["rival"].removesuffix("_stored") for row in group if "rival" in row}))
+        own = [row["rates"]["heddle"] / row["rates"]["default"] for row in group if "default" in row["rates"]]
+        beside = span(ratios, "{:.2f}") if ratios else f"{span(own, '{:.2f}')} of the default" if own else "none"
+        lines.append([words, str(len(group)), span([row["rates"]["heddle"] for row in group], "{:.0f}"), beside,
+                      f"{statistics.median(ratios):.2f}" if ratios else "", rivals])  # fmt: skip
+    return table(lines) if len(lines) > 1 else ""
+
+
+def training(rows):
+    """Forward and backward as Python sees them, and what they need of memory."""
+    known, text = {row["name"]: row for row in rows}, []
+    short = {name.split("S")[1]: row for name, row in known.items() if name.startswith("python forward and backward S")}
+    for length, row in short.items():
+        us = {contender: 1e6 / rate for contender, rate in row["rates"].items()}
+        text.append(f"S {length}: {us['heddle']:.0f} µs (FlashAttention-2 {us['fa2']:.0f}, cuDNN {us['cudnn']:.0f})")
+    out = f"Forward and backward through autograd at B 1, H 4, D 64, launches included: {'; '.join(text)}." if text else ""
+    if (row := known.get("memory of forward and backward S16384")) is not None:
+        mib = row["rates"]
+        out += (f" Peak memory of both at B 1, H 8, D 64, S 16384, causal: {mib['heddle']:.0f} MiB, deterministic {mib['deterministic']:.0f}, "
+                f"FlashAttention-2 {mib['fa2']:.0f}, torch's unfused computation {mib['math']:.0f}.")  # fmt: skip
+    return out
 
 
 def decoding(rows):
@@ -70,13 +112,21 @@ def calls(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    path = parser.parse_args().results
+    parser.add_argument("gradients", type=Path, nargs="?", help="a run with `--filter backward`, if it is another")
+    given = parser.parse_args()
+    path, other = given.results, ""
     results = json.loads(path.read_text(encoding="utf-8"))
     c, rows = results["conditions"], results["rows"]
+    if given.gradients is not None:
+        second = json.loads(given.gradients.read_text(encoding="utf-8"))
+        rows = [row for row in rows if "backward" not in row["name"]] + second["rows"]
+        other = (f" Gradients: commit {second['conditions']['commit']}, {second['conditions']['date'][:10]}, "
+                 f"[`{given.gradients.name}`](bench/results/{given.gradients.name}).")  # fmt: skip
     text = (f"{c['gpu']}, driver {c['driver']}, CUDA {c['cuda']}, torch {c['torch']}, commit {c['commit']}, {c['date'][:10]}, bfloat16 where nothing "
             f"else is said; method and all rows are in [`{path.name}`](bench/results/{path.name}). Rivals: cuDNN and FlashAttention-2 as torch brings "
-            "them, in the same run; FlashAttention-3 from figures measured apart and scaled by a matrix product beside each.\n\n")  # fmt: skip
-    update(ROOT / "README.md", "measured gpu", text + rates(rows) + "\n\n" + decoding(rows) + "\n\n" + calls(rows), check=False)
+            f"them, in the same run; FlashAttention-3 from figures measured apart and scaled by a matrix product beside each.{other}\n\n")  # fmt: skip
+    parts = [rates(rows), gradients(rows), training(rows), decoding(rows), calls(rows)]
+    update(ROOT / "README.md", "measured gpu", text + "\n\n".join(part for part in parts if part), check=False)
 
 
 if __name__ == "__main__":

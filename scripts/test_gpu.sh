@@ -79,7 +79,7 @@ prove() {
 }
 
 prove memcheck 'Invalid __global__ write' WritesPastItsMemory
-watch memcheck "${MEMCHECK_FILTER:-*-*GpuAddresses*:GpuRepeats*:GpuCoverage*:GpuStreams*:GpuKit.Failures*}" --leak-check no
+watch memcheck "${MEMCHECK_FILTER:-*-*Addresses.*:*Repeats.*:*Coverage.*:*Streams.*:GpuKit.Failures*}" --leak-check no
 tail -n 1 "$logs/memcheck.log"
 if ! grep -q 'ERROR SUMMARY: 0 errors' "$logs/memcheck.log"; then
   head -n 60 "$logs/memcheck.log" >&2
@@ -92,7 +92,10 @@ climb "$sanitizer" --tool memcheck --error-exitcode 9 --log-file "$logs/ladder_m
 prove racecheck 'Race reported' Races
 # racecheck takes a hundred times as long as the test alone: one row of each kind, of the dtypes that tell kernels apart.
 rows='Cases/GpuForward.*'
-some="$rows/round_*:$rows/feature_*_f16:$rows/feature_*_e4m3:$rows/decode_*_bf16:$rows/decode_f8_*:GpuGraph*"
+back='Cases/GpuBackward.MatchesReference'
+gradients="$back/round_s256_d64_causal_bf16:$back/round_s128_d128_f16:$back/round_s96_d80_gqa4_bf16:$back/round_s64_d256_f16"
+gradients+=":$back/round_s64_d64_f32:$back/feature_all_scores_f*:$back/feature_packed_all_bf16:$back/feature_bias_columns_bf16"
+some="$rows/round_*:$rows/feature_*_f16:$rows/feature_*_e4m3:$rows/decode_*_bf16:$rows/decode_f8_*:GpuGraph*:$gradients"
 watch racecheck "${RACECHECK_FILTER:-$some}" --racecheck-report analysis
 tail -n 1 "$logs/racecheck.log"
 known=tests/gpu/racecheck_known.txt

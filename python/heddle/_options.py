@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from typing import Any
 
 
@@ -72,6 +73,12 @@ def precision_code(precision: Any) -> int:
     return code
 
 
+def torch_is_deterministic() -> bool:
+    """What torch.use_deterministic_algorithms() was last told. Does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.are_deterministic_algorithms_enabled()
+
+
 # Where some items of the options tuple lie.
 BIAS, MASK, SINK, CU_SEQLENS_Q, ARRAYS, DROPOUT_P, DROPOUT_SEED = 1, 2, 3, 4, 15, 20, 21
 
@@ -102,7 +109,7 @@ def pack(
     k_scale=None,
     v_scale=None,
     batch_invariant=False,
-    deterministic=False,
+    deterministic=None,
     precision="f32",
     method=None,
     force=None,
@@ -135,7 +142,7 @@ def pack(
         max_seqlen_q or 0,
         max_seqlen_k or 0,
         batch_invariant,
-        deterministic,
+        torch_is_deterministic() if deterministic is None else deterministic,
         precision_code(precision),
         method or "",
         force or "",

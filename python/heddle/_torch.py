@@ -1,57 +1,24 @@
-"""Operations on torch tensors: a direct call where nothing watches, the torch operators where something does."""
+"""Operations on torch tensors: a direct call where at most autograd watches, the torch operators where more does."""
 
 from __future__ import annotations
 
 import torch
 
 from . import _heddle
-from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, MASK, check_rank
-from ._torch_ops import AttentionForTransforms, empty_lse, empty_out, native, transformed
+from . import _torch_direct as direct
+from ._options import ARRAYS, BIAS, DROPOUT_P, DROPOUT_SEED, MASK, SINK
+from ._torch_ops import AttentionForTransforms, seed_tensor, transformed
 
 _forward_operator = torch.ops.heddle.attention_forward.default
-_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_functorch_level = torch._C._functorch.peek_interpreter_stack
-_jit_tracing = torch._C._get_tracing_state
-_profiling = torch.autograd._profiler_enabled
+_any_autocast = torch._C._is_any_autocast_enabled
 _compiling = torch.compiler.is_compiling
-_grad_enabled = torch.is_grad_enabled
-_forward_ad = torch.autograd.forward_ad
-
+_profiling = torch.autograd._profiler_enabled
 
 _cuda_built = _heddle.cuda_built()
 _DEVICES = ("cpu", "meta", "cuda") if _cuda_built else ("cpu", "meta")
 # The options that sdpa has no words for.
 _NO_ARRAYS = (None,) * (ARRAYS - 3)
-_FREE_CHOICE = (0, 0, False, False, 0, "", "")
-
-
-def _unwatched(q, k, v, arrays):
-    """Whether the dispatcher would only pass the call on: no tracing, compiling, transform, mode, profiler or gradient,
-    and strided tensors whose memory is what their values are.
-
-    Skipping it then saves more than a short call's own time.
-    """
-    if (
-        _compiling()
-        or _dispatch_modes()
-        or _function_modes()
-        or _functorch_level() is not None
-        or _jit_tracing() is not None
-        or _forward_ad._current_level >= 0
-        or _profiling()
-        or not (q.is_cuda or q.is_cpu)
-    ):
-        return False
-    grad = _grad_enabled()
-    for x in (q, k, v):
-        if type(x) not in _PLAIN_TYPES or x.is_neg() or (grad and x.requires_grad):
-            return False
-    for x in arrays:
-        if x is not None and (type(x) not in _PLAIN_TYPES or x.is_neg() or (grad and x.requires_grad)):
-            return False
-    return True
+_FREE_CHOICE = (0, "", "")
 
 
 def _check_tensors(names, tensors):
@@ -70,34 +37,51 @@ def _four(x):
     return x if x is None or x.dim() >= 4 else x[(None,) * (4 - x.dim())]
 
 
-def _seed_tensor(seed):
-    """int64 of one element, from an int, such a tensor, or torch's default generator."""
-    if seed is None:
-        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)
-    if isinstance(seed, torch.Tensor):
-        return seed
-    seed &= 0xFFFFFFFFFFFFFFFF
-    return torch.tensor(seed - (1 << 64) if seed >> 63 else seed, dtype=torch.int64)
+# What autocast casts, as it does for torch's own attention; float8_e4m3fn is a choice of the caller.
+_CAST = frozenset((torch.float32, torch.float16, torch.bfloat16))
 
 
-def attention(q, k, v, items, return_lse):
-    """See heddle.attention."""
+def _cast(q, k, v, items):
+    """The operands as torch.autocast wants them. A float32 bias stays: it may stand beside any operands."""
+    device = q.device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return q, k, v, items
+    dtype = torch.get_autocast_dtype(device)
+    q, k, v = (x.to(dtype) if x.dtype in _CAST else x for x in (q, k, v))
+    bias = items[BIAS]
+    if bias is not None and bias.dtype in _CAST and bias.dtype != torch.float32:
+        items = (*items[:BIAS], bias.to(dtype), *items[BIAS + 1 :])
+    return q, k, v, items
+
+
+def _direct(q, k, v, items, return_lse, heads_first):
+    if items[DROPOUT_P] != 0:
+        seed = int(seed_tensor(items[DROPOUT_SEED])) & 0xFFFFFFFFFFFFFFFF
+        items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
+    return direct.attention(q, k, v, items, return_lse, heads_first)
+
+
+def attention(q, k, v, items, return_lse, heads_first=False):
+    """See heddle.attention. heads_first: q, k, v and the result are [B, H, S, D]."""
     if items[BIAS] is not None or items[MASK] is not None:
         _check_tensors(("bias", "mask"), (items[BIAS], items[MASK]))
         items = (items[0], _four(items[BIAS]), _four(items[MASK]), *items[MASK + 1 :])
-    if items[DROPOUT_P] == 0 and _unwatched(q, k, v, items[:ARRAYS]):
-        out = empty_out(q, v)
-        lse = None
-        if return_lse:
-            packed = items[CU_SEQLENS_Q] is not None
-            check_rank(q.shape, packed)
-            lse = empty_lse(q, packed)
-        native(_heddle.attention_forward, q, k, v, out, lse, items)
-        return (out, lse) if return_lse else out
+    if _compiling() or _any_autocast():
+        _check_tensors(("q", "k", "v"), (q, k, v))
+        q, k, v, items = _cast(q, k, v, items)
+    if direct.is_direct(q, k, v, items):
+        if not _profiling():
+            return _direct(q, k, v, items, return_lse, heads_first)
+        with torch.autograd.profiler.record_function("heddle::attention_forward"):
+            return _direct(q, k, v, items, return_lse, heads_first)
     _check_tensors(("q", "k", "v"), (q, k, v))
-    seed = _seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
+    seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     operator = AttentionForTransforms.apply if transformed() else _forward_operator
+    if heads_first:
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     out, lse = operator(q, k, v, *items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
+    if heads_first:
+        out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
 
 
@@ -147,9 +131,7 @@ def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         )
     lead = q_shape[:-3]
     simple = rank == 4 and k_shape[:-3] == lead and v_shape[:-3] == lead and v_shape[1] == kv_heads
-    if simple:
-        q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    else:
+    if not simple:
         lead = torch.broadcast_shapes(lead, k_shape[:-3], v_shape[:-3])
         shared = kv_heads if enable_gqa else heads
         q, k, v = _batched(query, lead, heads), _batched(key, lead, shared), _batched(value, lead, shared)
@@ -160,10 +142,13 @@ def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
             mask = planes
         else:
             bias = planes
-    items = (None, bias, mask, *_NO_ARRAYS, scale, 1 if is_causal else 0, -1, -1, 0.0, dropout_p, None, *_FREE_CHOICE)
-    out = attention(q, k, v, items, False).transpose(1, 2)
+    causal, deterministic = 1 if is_causal else 0, torch.are_deterministic_algorithms_enabled()
+    items = (
+        None, bias, mask, *_NO_ARRAYS, scale, causal, -1, -1, 0.0, dropout_p, None, 0, 0, False, deterministic, *_FREE_CHOICE
+    )  # fmt: skip
     if simple:
-        return out
+        return attention(query, key, value, items, False, heads_first=True)
+    out = attention(q, k, v, items, False).transpose(1, 2)
     out = out.reshape(*lead, heads, q_shape[-2], v_shape[-1])
     return out if rank > 2 else out[0]
 
@@ -186,7 +171,7 @@ def append_kv_cache(
 def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse):
     """See heddle.attention_with_kv_cache."""
     with torch.no_grad():
-        seed = _seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
+        seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
         items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
         out, lse = torch.ops.heddle.attention_with_kv_cache(
             q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *items

@@ -53,9 +53,15 @@ def _items(options):
     return options if seed is None else (*options[:DROPOUT_SEED], int(seed), *options[DROPOUT_SEED + 1 :])
 
 
+def out_dtype(q):
+    return torch.bfloat16 if q.dtype is torch.float8_e4m3fn else q.dtype
+
+
 def empty_out(q, v):
-    dtype = torch.bfloat16 if q.dtype is torch.float8_e4m3fn else q.dtype
+    dtype = out_dtype(q)
     if q.size(-1) == v.size(-1):
+        if dtype is q.dtype and q.is_contiguous():
+            return torch.empty_like(q)
         return torch.empty_like(q, dtype=dtype, memory_format=torch.contiguous_format)
     return torch.empty((*q.shape[:-1], v.shape[-1]), dtype=dtype, device=q.device)
 
@@ -75,15 +81,26 @@ _current_gpu = getattr(torch._C, "_cuda_getDevice", None)
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
-def native(function, q, *arguments):
+def native(function, q, *arguments, heads_first=False):
     """Calls one of the native module's functions on the device and the current stream of q."""
+    layout = (True,) if heads_first else ()
     if not q.is_cuda or _raw_stream is None:
-        return function(q, *arguments)
+        return function(q, *arguments, 0, *layout)
     gpu = q.get_device()
     if gpu == _current_gpu():
-        return function(q, *arguments, _raw_stream(gpu))
+        return function(q, *arguments, _raw_stream(gpu), *layout)
     with torch.cuda.device(gpu):
-        return function(q, *arguments, _raw_stream(gpu))
+        return function(q, *arguments, _raw_stream(gpu), *layout)
+
+
+def seed_tensor(seed):
+    """int64 of one element, from an int, such a tensor, or torch's default generator."""
+    if seed is None:
+        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)
+    if isinstance(seed, torch.Tensor):
+        return seed
+    seed &= 0xFFFFFFFFFFFFFFFF
+    return torch.tensor(seed - (1 << 64) if seed >> 63 else seed, dtype=torch.int64)
 
 
 def _forward(q, k, v, *options):
@@ -94,20 +111,28 @@ def _forward(q, k, v, *options):
 
 def _gradient_buffers(q, k, v, wanted, options):
     tensors = (q, k, v, options[BIAS], options[SINK])
-    return tuple(
-        torch.empty(x.shape, dtype=x.dtype, device=x.device) if want else torch.empty(0, dtype=q.dtype, device=q.device)
-        for x, want in zip(tensors, wanted)
-    )
+    return tuple(torch.empty_like(x) if want else q.new_empty(0) for x, want in zip(tensors, wanted))
 
 
 def _backward_fake(d_o, d_lse, q, k, v, o, lse, wanted, *options):
     return _gradient_buffers(q, k, v, wanted, options)
 
 
+def readable(d_o):
+    """d_o, on a GPU with rows of 16 bytes' multiples. Autograd makes others, of one element for a sum, of parts for a
+    concatenation, and a copy costs less than a kernel that takes them.
+    """
+    if not d_o.is_cuda or d_o.is_contiguous():
+        return d_o
+    *strides, last = d_o.stride()
+    whole = last == 1 and not any(stride * d_o.element_size() % 16 for stride in strides)
+    return d_o if whole else d_o.contiguous()
+
+
 def _backward_gradients(d_o, d_lse, q, k, v, o, lse, wanted, *options):
     gradients = _gradient_buffers(q, k, v, wanted, options)
     written = (x if want else None for x, want in zip(gradients, wanted))
-    native(_heddle.attention_backward, q, k, v, o, lse, d_o, d_lse, *written, _items(options))
+    native(_heddle.attention_backward, q, k, v, o, lse, readable(d_o), d_lse, *written, _items(options))
     return gradients
 
 
@@ -133,12 +158,15 @@ def _backward(ctx, d_o, d_lse):
     wanted = [needs[0], needs[1], needs[2], needs[3 + BIAS], needs[3 + SINK]]
     if d_o is None:
         d_o = torch.zeros_like(out)
-    operator = _AttentionBackwardForTransforms.apply if transformed() else torch.ops.heddle.attention_backward
-    gradients = operator(d_o, d_lse, q, k, v, out, lse, wanted, *arrays, *before, seed, *after)
+    gradients = backward_operator()(d_o, d_lse, q, k, v, out, lse, wanted, *arrays, *before, seed, *after)
     dq, dk, dv, dbias, dsink = (x if want else None for x, want in zip(gradients, wanted))
     result = [dq, dk, dv] + [None] * len(ctx.needs_input_grad[3:])
     result[3 + BIAS], result[3 + SINK] = dbias, dsink
     return tuple(result)
+
+
+def backward_operator():
+    return _AttentionBackwardForTransforms.apply if transformed() else torch.ops.heddle.attention_backward
 
 
 def _no_second_derivative(ctx, *gradients):

@@ -91,7 +91,7 @@ def _run(q, k, v, dropout_p, return_attn_probs, **options):
         return out, lse, q.new_empty(0)
     if options.get("page_table") is not None:
         raise ValueError("[flash_attn] return_attn_probs with dropout does not take a block_table: gather the keys first")
-    seed = _torch._seed_tensor(None)
+    seed = _torch.seed_tensor(None)
     out, lse = attention(q, k, v, dropout_p=dropout_p, dropout_seed=seed, return_lse=True, **options)
     longest = (options["max_seqlen_q"], options["max_seqlen_k"]) if "max_seqlen_q" in options else ()
     return out, lse, _dropout_matrix(q, k, seed, {**options, "drop": dropout_p}, *longest)
@@ -119,7 +119,7 @@ def flash_attn_func(
       window_size: (left, right), -1 open: row i attends keys from i + Sk - Sq - left to i + Sk - Sq + right.
       softcap: 0 for none.
       alibi_slopes: float32 [H] or [B, H]; adds -slope * |i + Sk - Sq - j|.
-      deterministic: bitwise repeatable gradients.
+      deterministic: bitwise repeatable gradients; so are they under torch.use_deterministic_algorithms.
       return_attn_probs: return (out, softmax_lse float32 [B, H, Sq], S_dmask); see the module's text.
 
     Returns:
@@ -139,7 +139,7 @@ def flash_attn_func(
         window=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
-        deterministic=deterministic,
+        deterministic=deterministic or None,
     )
 
 
@@ -219,7 +219,7 @@ def flash_attn_varlen_func(
         window=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
-        deterministic=deterministic,
+        deterministic=deterministic or None,
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
     )

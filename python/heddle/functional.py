@@ -6,7 +6,16 @@ import sys
 from typing import Any
 
 from . import _arrays
-from ._options import CAUSAL_CODES, PRECISION_CODES, Causal, causal_code, pack, pair, precision_code
+from ._options import (
+    CAUSAL_CODES,
+    PRECISION_CODES,
+    Causal,
+    causal_code,
+    pack,
+    pair,
+    precision_code,
+    torch_is_deterministic,
+)
 
 
 def _is_torch(x: Any) -> bool:
@@ -58,7 +67,7 @@ def attention(
     v_scale: Any = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
-    deterministic: bool = False,
+    deterministic: bool | None = None,
     precision: str = "f32",
     method: str | None = None,
     force: str | None = None,
@@ -69,7 +78,8 @@ def attention(
     256). float32, float16 or bfloat16; sums are float32. k and v may be torch.float8_e4m3fn beside 16-bit q (a cache in 8
     bits), or all three, with a bfloat16 result. Strides are free. Torch tensors go through a torch operator
     with gradients of q, k, v, bias and sink, also through the returned lse; other arrays are forward only. Torch
-    tensors on a GPU run there, on the current stream, as far as a candidate takes them (see ``heddle.explain``).
+    tensors on a GPU run there, on the current stream, as far as a candidate takes them (see ``heddle.explain``). Under
+    ``torch.autocast`` q, k and v are cast to its dtype, as for torch's own attention; a float32 bias stays as it is.
 
     Args:
       q: [B, Sq, H, D], or packed [total_q, H, D] with cu_seqlens_q.
@@ -100,7 +110,8 @@ def attention(
         that or 1; a stored x stands for x * scale. 1 if None.
       return_lse: also return the log-sum-exp of each row's scores.
       batch_invariant: a row's bits do not depend on the rest of the batch, also where keys are split.
-      deterministic: bitwise repeatable gradients (the CPU's are so always).
+      deterministic: bitwise repeatable gradients (the CPU's are so always). None follows
+        ``torch.use_deterministic_algorithms``.
       precision: of products of float32 on a GPU: "f32" (as float32 rounds) or "tf32" (11 bits, faster).
       method: "flash" or "baseline" (the full score matrix); None chooses.
       force: a candidate's name, as ``heddle.explain`` lists it; None chooses.
@@ -144,7 +155,7 @@ def attention(
         max_seqlen_q or 0,
         max_seqlen_k or 0,
         batch_invariant,
-        deterministic,
+        torch_is_deterministic() if deterministic is None else deterministic,
         PRECISION_CODES[precision] if precision in PRECISION_CODES else precision_code(precision),
         method or "",
         force or "",
@@ -176,6 +187,9 @@ def sdpa(
       is_causal: row i attends keys j <= i (top-left, as torch), also if L != S. Not together with attn_mask.
       scale: of the scores; 1 / sqrt(E) if None.
       enable_gqa: allow H to be a multiple of Hkv.
+
+    Gradients are bitwise repeatable under ``torch.use_deterministic_algorithms``; ``torch.autocast`` casts as for
+    ``heddle.attention``.
 
     Returns:
       [..., H, L, Ev]. Rows that are masked fully give 0.

@@ -14,12 +14,23 @@
 namespace heddle::python {
 namespace {
 
-// stream: the CUDA stream of tensors on a GPU, which is then the current one.
+// [B, H, S, D] as [B, S, H, D] if that is how the tensor lies. Other ranks stay, for the checks to refuse.
+TensorView rows_first(TensorView view, bool heads_first) {
+  if (heads_first && view.rank == 4) {
+    std::swap(view.shape[1], view.shape[2]);
+    std::swap(view.stride[1], view.stride[2]);
+  }
+  return view;
+}
+
+// stream: the CUDA stream of tensors on a GPU, which is then the current one. heads_first: q, k, v, o and their
+// gradients are [B, H, S, D].
 void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, const nb::tuple& items,
-             std::uintptr_t stream) {
+             std::uintptr_t stream, bool heads_first) {
   Arguments arguments("attention_forward", Arguments::Devices::any);
-  const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
-  const TensorView o_view = arguments.write(o, "o"), lse_view = arguments.write(lse, "lse");
+  const auto read = [&](nb::handle x, const char* name) { return rows_first(arguments.read(x, name), heads_first); };
+  const TensorView q_view = read(q, "q"), k_view = read(k, "k"), v_view = read(v, "v");
+  const TensorView o_view = rows_first(arguments.write(o, "o"), heads_first), lse_view = arguments.write(lse, "lse");
   const AttentionOptions options = arguments.options(items);
   Runtime runtime;
   runtime.stream = reinterpret_cast<void*>(stream);
@@ -33,15 +44,17 @@ void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle 
 
 void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::handle d_o, nb::handle d_lse,
               nb::handle dq, nb::handle dk, nb::handle dv, nb::handle dbias, nb::handle dsink, const nb::tuple& items,
-              std::uintptr_t stream) {
+              std::uintptr_t stream, bool heads_first) {
   Arguments arguments("attention_backward", Arguments::Devices::any);
-  const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
-  const TensorView o_view = arguments.read(o, "o"), lse_view = arguments.read(lse, "lse");
-  const TensorView d_o_view = arguments.read(d_o, "d_o"), d_lse_view = arguments.read(d_lse, "d_lse");
+  const auto read = [&](nb::handle x, const char* name) { return rows_first(arguments.read(x, name), heads_first); };
+  const auto write = [&](nb::handle x, const char* name) { return rows_first(arguments.write(x, name), heads_first); };
+  const TensorView q_view = read(q, "q"), k_view = read(k, "k"), v_view = read(v, "v"), o_view = read(o, "o");
+  const TensorView lse_view = arguments.read(lse, "lse");
+  const TensorView d_o_view = read(d_o, "d_o"), d_lse_view = arguments.read(d_lse, "d_lse");
   AttentionGradients gradients;
-  gradients.dq = arguments.write(dq, "dq");
-  gradients.dk = arguments.write(dk, "dk");
-  gradients.dv = arguments.write(dv, "dv");
+  gradients.dq = write(dq, "dq");
+  gradients.dk = write(dk, "dk");
+  gradients.dv = write(dv, "dv");
   gradients.dbias = arguments.write(dbias, "dbias");
   gradients.dsink = arguments.write(dsink, "dsink");
   const AttentionOptions options = arguments.options(items);
@@ -50,9 +63,10 @@ void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle
   Scratch scratch;
   DeviceScratch device_scratch;
   nb::gil_scoped_release released;
-  const std::size_t bytes = attention_backward_workspace(q_view, k_view, v_view, gradients, options, runtime);
-  runtime.workspace = q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
-  attention_backward(q_view, k_view, v_view, o_view, lse_view, d_o_view, d_lse_view, gradients, options, runtime);
+  attention_backward_with(q_view, k_view, v_view, o_view, lse_view, d_o_view, d_lse_view, gradients, options, runtime,
+                          [&](std::size_t bytes) {
+                            return q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
+                          });
 }
 
 nb::list explain(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& items, bool backward_pass) {
@@ -117,10 +131,11 @@ nb::ndarray<nb::array_api> empty(const std::vector<std::int64_t>& shape, int dty
 void bind_attention(nb::module_& module) {
   module.def("use_torch", &use_torch, nb::arg("tensor_type"), nb::arg("dtypes"), nb::arg("allocate"));
   module.def("attention_forward", &forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("o"),
-             nb::arg("lse").none(), nb::arg("options"), nb::arg("stream") = 0);
+             nb::arg("lse").none(), nb::arg("options"), nb::arg("stream") = 0, nb::arg("heads_first") = false);
   module.def("attention_backward", &backward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("o"), nb::arg("lse"),
              nb::arg("d_o"), nb::arg("d_lse").none(), nb::arg("dq").none(), nb::arg("dk").none(), nb::arg("dv").none(),
-             nb::arg("dbias").none(), nb::arg("dsink").none(), nb::arg("options"), nb::arg("stream") = 0);
+             nb::arg("dbias").none(), nb::arg("dsink").none(), nb::arg("options"), nb::arg("stream") = 0,
+             nb::arg("heads_first") = false);
   module.def("explain_attention", &explain, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("options"),
              nb::arg("backward"));
   module.def("dropout_mask", &dropout_mask, nb::arg("keep"), nb::arg("p"), nb::arg("seed"));

@@ -1,6 +1,7 @@
 // attention_forward, attention_backward and explain_attention: check, ask each candidate, choose, launch.
 #include "ops/attention.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <span>
 
@@ -197,12 +198,26 @@ std::size_t attention_backward_workspace(const TensorView& q, const TensorView& 
   const Check check("attention_backward");
   const AttentionBackwardProblem problem = checked_backward_problem(check, q, k, v, {}, {}, {}, {}, gradients, options);
   const int workers = workers_of(runtime);
-  return choose(check, problem, q.device, Wish(check, options), workers)->workspace(problem, workers);
+  const Wish wish(check, options);
+  // Which candidate runs may depend on how o and d_o lie, which is not known here: enough for each that may.
+  std::size_t bytes = choose(check, problem, q.device, wish, workers)->workspace(problem, workers);
+  for (const AttentionBackwardKernel* kernel : candidates(&problem)) {
+    if (refusal(*kernel, problem, q.device, wish).empty()) bytes = std::max(bytes, kernel->workspace(problem, workers));
+  }
+  return bytes;
 }
 
 void attention_backward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                         const TensorView& lse, const TensorView& d_o, const TensorView& d_lse,
                         const AttentionGradients& gradients, const AttentionOptions& options, const Runtime& runtime) {
+  attention_backward_with(q, k, v, o, lse, d_o, d_lse, gradients, options, runtime,
+                          [&](std::size_t) { return runtime.workspace; });
+}
+
+void attention_backward_with(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+                             const TensorView& lse, const TensorView& d_o, const TensorView& d_lse,
+                             const AttentionGradients& gradients, const AttentionOptions& options,
+                             const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch) {
   const Check check("attention_backward");
   check.require(o.given(), "o is missing");
   check.require(lse.given(), "lse is missing: attention_forward writes it");
@@ -211,7 +226,10 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
       checked_backward_problem(check, q, k, v, o, lse, d_o, d_lse, gradients, options);
   const int workers = workers_of(runtime);
   const AttentionBackwardKernel& kernel = *choose(check, problem, q.device, Wish(check, options), workers);
-  run(check, kernel, problem, runtime, kernel.workspace(problem, workers));
+  const std::size_t needed = kernel.workspace(problem, workers);
+  Runtime with = runtime;
+  with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  run(check, kernel, problem, with, needed);
 }
 
 std::vector<Candidate> explain_attention(const TensorView& q, const TensorView& k, const TensorView& v,

@@ -9,11 +9,17 @@
 
 namespace heddle {
 
-// attention_forward() with scratch that is asked for when the kernel is chosen: one check of the arguments instead of
-// two, which a short call notices. `scratch` is called once, if any is needed; runtime.workspace is not looked at.
+// attention_forward() and attention_backward() with scratch that is asked for when the kernel is chosen: one check of
+// the arguments instead of two, which a short call notices. `scratch` is called once, if any is needed;
+// runtime.workspace is not looked at.
 void attention_forward_with(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                             const TensorView& lse, const AttentionOptions& options, const Runtime& runtime,
                             const std::function<Workspace(std::size_t bytes)>& scratch);
+
+void attention_backward_with(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
+                             const TensorView& lse, const TensorView& d_o, const TensorView& d_lse,
+                             const AttentionGradients& gradients, const AttentionOptions& options,
+                             const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch);
 
 // The same for attention_with_kv_cache(). lengths_name: what errors call options.seqused_k.
 void attention_with_kv_cache_with(const TensorView& q, const TensorView& k_new, const TensorView& v_new,

@@ -32,6 +32,24 @@ TEST_P(AttentionBackward, MatchesReference) {
   });
 }
 
+// A gradient that is not asked for is not there to be written, and the others are what they are with it.
+TEST(AttentionBackwardWanted, EachAloneAndAllButEach) {
+  CaseRunner runner(attention_case("feature_all_scores_f32"));
+  for (bool Wanted::*one : {&Wanted::dq, &Wanted::dk, &Wanted::dv, &Wanted::dbias, &Wanted::dsink}) {
+    Wanted alone{false, false, false, false, false}, others;
+    alone.*one = true;
+    others.*one = false;
+    for (const Wanted& wanted : {alone, others}) {
+      for (const std::string& candidate : runner.candidates(Pass::backward)) {
+        const CaseResult result = runner.check_backward(candidate, nullptr, wanted);
+        EXPECT_TRUE(result.passed) << result.message();
+        EXPECT_EQ(result.tensors.size(),
+                  static_cast<std::size_t>(wanted.dq + wanted.dk + wanted.dv + wanted.dbias + wanted.dsink));
+      }
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, AttentionBackward, ::testing::ValuesIn(differentiable_cases()), case_name);
 
 }  // namespace

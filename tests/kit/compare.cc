@@ -42,7 +42,7 @@ double floor_of(const PlainTensor& plain, std::span<const double> reference, DTy
       if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
     }
     if (dtype != DType::f32) floor += roundoff(dtype) * largest;
-    if (plain.tf32) floor += 3 * kRoundoffTf32 * largest;
+    if (plain.tf32) floor += kRoundoffTf32 * (3 * largest + 4 * plain.delta);
   }
   if (operands == DType::f16) floor += std::exp2(-24);
   return floor;

@@ -27,6 +27,7 @@ constexpr double kTf32Factor = kFactor * 4 / 3;
 //   3 u_tf32 * max|result|   Precision::tf32 (u 2^-11): a product alone, whose operands a kernel may round to 2/3 of
 //   the
 //                     last place instead of 1/2, each in its own direction
+//   4 u_tf32 * delta  backward under Precision::tf32: dP = dO . V is such a product, delta = dO . O is not
 //   2^-24             f16: half-way rounding of subnormal results and probabilities
 // `dtype` is the result's, `operands` that of q.
 double floor_of(const PlainTensor& plain, std::span<const double> reference, DType dtype, DType operands);

@@ -166,7 +166,8 @@ ForwardOutputs CaseRunner::run_forward(const std::string& candidate, Executor* e
   return out;
 }
 
-BackwardOutputs CaseRunner::run_backward(const std::string& candidate, Executor* executor, int garbage) {
+BackwardOutputs CaseRunner::run_backward(const std::string& candidate, Executor* executor, int garbage,
+                                         const Wanted& wanted) {
   const BackwardAnswer& answer = backward_answer();
   AttentionOptions options = inputs_.options;
   options.force = candidate;
@@ -181,6 +182,11 @@ BackwardOutputs CaseRunner::run_backward(const std::string& candidate, Executor*
   }
   const Output o(device_, o_in), lse(device_, lse_in);
   Gradients& g = out.gradients;
+  const std::pair<HostTensor*, bool> wishes[] = {
+      {&g.dq, wanted.dq}, {&g.dk, wanted.dk}, {&g.dv, wanted.dv}, {&g.dbias, wanted.dbias}, {&g.dsink, wanted.dsink}};
+  for (const auto& [gradient, wish] : wishes) {
+    if (!wish) *gradient = {};
+  }
   Output dq(device_, g.dq), dk(device_, g.dk), dv(device_, g.dv), dbias(device_, g.dbias), dsink(device_, g.dsink);
   const AttentionGradients gradients{dq.view(), dk.view(), dv.view(), dbias.view(), dsink.view()};
   Runtime query;
@@ -209,12 +215,13 @@ CaseResult CaseRunner::check_forward(const std::string& candidate, Executor* exe
   return result;
 }
 
-CaseResult CaseRunner::check_backward(const std::string& candidate, Executor* executor) {
-  const BackwardOutputs run = run_backward(candidate, executor);
+CaseResult CaseRunner::check_backward(const std::string& candidate, Executor* executor, const Wanted& wanted) {
+  const BackwardOutputs run = run_backward(candidate, executor, 0xFF, wanted);
   const BackwardAnswer& answer = backward_answer();
   CaseResult result{data_.spec.name, candidate, Pass::backward};
   result.seconds = run.seconds;
-  const double factor = data_.spec.softcap > 0 ? kSoftcapGradientFactor : kFactor;
+  const double factor =
+      (data_.spec.softcap > 0 ? kSoftcapGradientFactor : kFactor) * (answer.plain.dq.tf32 ? kTf32Factor / kFactor : 1);
   const Gradients& out = run.gradients;
   const auto add = [&](const char* name, const HostTensor& tensor, const std::vector<double>& reference,
                        const PlainTensor& plain) {

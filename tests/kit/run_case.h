@@ -35,6 +35,11 @@ struct BackwardOutputs {
   double seconds = 0.0;
 };
 
+// Which gradients a backward call asks for, of those that the case has.
+struct Wanted {
+  bool dq = true, dk = true, dv = true, dbias = true, dsink = true;
+};
+
 // A case with its answers: the reference and the plain computation run once, when they are first needed; any number of
 // candidates (and SIMD targets, thread counts) are then judged by them. On a GPU the candidates read mirrors of the
 // case's tensors and write mirrors of the outputs, which come back whole.
@@ -50,6 +55,8 @@ class CaseRunner {
     AttentionOptions options;
   };
   const Inputs& inputs() const { return inputs_; }
+  // To ask the candidates for more than the case does: deterministic, batch_invariant.
+  AttentionOptions& options() { return inputs_.options; }
 
   // What explain_attention says of this case.
   std::vector<Candidate> explain(Pass pass) const;
@@ -60,10 +67,11 @@ class CaseRunner {
   // the call.
   ForwardOutputs run_forward(const std::string& candidate, Executor* executor = nullptr, int garbage = 0xFF) const;
   // o and lse are the reference's, rounded; under Precision::tf32, those of the free choice's forward.
-  BackwardOutputs run_backward(const std::string& candidate, Executor* executor = nullptr, int garbage = 0xFF);
+  BackwardOutputs run_backward(const std::string& candidate, Executor* executor = nullptr, int garbage = 0xFF,
+                               const Wanted& wanted = {});
 
   CaseResult check_forward(const std::string& candidate, Executor* executor = nullptr);
-  CaseResult check_backward(const std::string& candidate, Executor* executor = nullptr);
+  CaseResult check_backward(const std::string& candidate, Executor* executor = nullptr, const Wanted& wanted = {});
   CaseResult check(Pass pass, const std::string& candidate, Executor* executor = nullptr);
 
  private:

@@ -182,7 +182,7 @@ void backward_row(const AttentionBackwardProblem& p, const Head& head, int64_t i
   const int64_t b = head.b, h = head.h, sk = head.s.sk;
   const Softmax softmax = head.softmax(i);
   if (softmax.lse == -kInfinity) return;
-  const Row q = head.q(i), d_o = load(p.d_o.at(b, head.s.q_begin + i, h), p.d_o, p.Dv);
+  const Row q = head.q(i), d_o = operands(p, load(p.d_o.at(b, head.s.q_begin + i, h), p.d_o, p.Dv));
   const float d_lse = p.d_lse ? p.d_lse.as<float>()[p.d_lse.offset(b, h, head.s.q_begin + i)] : 0.0f;
 
   Row dp(sk), dp_terms(sk), o(p.Dv);
@@ -211,7 +211,7 @@ void backward_row(const AttentionBackwardProblem& p, const Head& head, int64_t i
     if (probability == 0) continue;
     const float ds = round_to(p.dtype, probability * (dp[j] - delta + d_lse));
     const float ds_terms = softmax.condition * probability * (dp_terms[j] + delta_terms + std::abs(d_lse));
-    const float scaled = round_to(p.dtype, ds * softmax.slope[j]);
+    const float scaled = operand(p, round_to(p.dtype, ds * softmax.slope[j]));
     const float scaled_terms = ds_terms * std::abs(p.scale),
                 scaled_error = probability * delta_error * softmax.slope[j];
     const int64_t dq = (head.row(i) * p.H + h) * p.D, dk = (head.key(j) * p.Hkv + h / p.G) * p.D;
@@ -223,7 +223,7 @@ void backward_row(const AttentionBackwardProblem& p, const Head& head, int64_t i
       out.dk.terms[dk + d] += scaled_terms * std::abs(q[d]);
       out.dk.delta[dk + d] += square(scaled_error * q[d]);
     }
-    const float dropped = round_to(p.dtype, probability * softmax.keep[j]);
+    const float dropped = operand(p, round_to(p.dtype, probability * softmax.keep[j]));
     const int64_t dv = (head.key(j) * p.Hkv + h / p.G) * p.Dv;
     for (int64_t d = 0; d < p.Dv; ++d) {
       out.dv.value[dv + d] += dropped * d_o[d];
@@ -282,6 +282,7 @@ PlainBackward plain_backward(const AttentionBackwardProblem& p) {
   PlainBackward out{sums.dq.finish(p.dtype), sums.dk.finish(p.dtype), sums.dv.finish(p.dtype), {}, {}};
   if (p.dbias) out.dbias = sums.dbias.finish(p.bias.dtype);
   if (p.dsink) out.dsink = sums.dsink.finish(DType::f32);
+  for (PlainTensor* x : {&out.dq, &out.dk, &out.dv, &out.dbias, &out.dsink}) x->tf32 = tf32(p);
   return out;
 }
 

@@ -3,9 +3,9 @@
 // For 16-bit operands: S = scale * Q K^T with softcap, ALiBi and bias is rounded to the dtype; softmax runs in f32; P
 // is rounded; O = P V is summed in f32 and rounded. Backward likewise: dP, dS and the tanh of the softcap are rounded,
 // the gradients are summed in f32 and rounded once. lse and dsink are f32 throughout. For f32 operands all is done in
-// f32; under Precision::tf32 the forward rounds q, k, v and P to 11 significant bits before it multiplies. For f8e4m3
-// operands (forward only), scores stay in f32, P is rounded as f8e4m3 after a multiplication with 2^8, and O is rounded
-// to its own dtype.
+// f32; under Precision::tf32 q, k, v, P, dO and dS are rounded to 11 significant bits before they are multiplied. For
+// f8e4m3 operands (forward only), scores stay in f32, P is rounded as f8e4m3 after a multiplication with 2^8, and O is
+// rounded to its own dtype.
 #pragma once
 
 #include <vector>

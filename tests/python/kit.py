@@ -15,12 +15,12 @@ def scores_and_mask(q, k, *, scale=None, causal="none", window=(-1, -1), softcap
     if softcap:
         s = softcap * torch.tanh(s / softcap)
     off = 0 if causal == "top_left" else keys - rows
-    distance = torch.arange(keys)[None, :] - (torch.arange(rows)[:, None] + off)
+    distance = torch.arange(keys, device=q.device)[None, :] - (torch.arange(rows, device=q.device)[:, None] + off)
     if alibi_slopes is not None:
         slopes = alibi_slopes.to(s.dtype)
         slopes = slopes[None] if slopes.dim() == 1 else slopes
         s = s - slopes[:, :, None, None] * distance.abs().to(s.dtype)
-    keep = torch.ones(rows, keys, dtype=torch.bool)
+    keep = torch.ones(rows, keys, dtype=torch.bool, device=q.device)
     if causal != "none":
         keep = keep & (distance <= 0)
     if window[0] >= 0:
@@ -80,3 +80,17 @@ def assert_accurate(name, found, exact, rough, dtype, factor=2):
 
 def leaf(x, dtype=None):
     return x.detach().to(dtype or x.dtype).requires_grad_()
+
+
+def differentiate(function, q, k, v, options, weight, lse_weight, dtype):
+    """out, lse and the gradients of sum(out * weight) + sum(finite lse * lse_weight), computed in `dtype`."""
+    q, k, v = leaf(q, dtype), leaf(k, dtype), leaf(v, dtype)
+    options = dict(options)
+    inputs = [q, k, v]
+    for name in ("bias", "sink"):
+        if options.get(name) is not None:
+            options[name] = leaf(options[name], dtype if function is plain or name == "bias" else None)
+            inputs.append(options[name])
+    out, lse = function(q, k, v, **options)
+    loss = (out * weight.to(out.dtype)).sum() + torch.where(torch.isfinite(lse), lse * lse_weight.to(lse.dtype), 0).sum()
+    return [out, lse, *torch.autograd.grad(loss, inputs)]

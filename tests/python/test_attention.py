@@ -6,7 +6,7 @@ import heddle
 import pytest
 import torch
 from heddle import _torch
-from kit import DTYPES, assert_accurate, leaf, plain
+from kit import DTYPES, assert_accurate, differentiate, leaf, plain
 
 # name: (B, Sq, Sk, H, Hkv, D, Dv, dtype, options)
 CASES = {
@@ -61,20 +61,6 @@ def make(case):
     return q.to(dtype), k.to(dtype), v.to(dtype), options
 
 
-def run(function, q, k, v, options, weight, lse_weight, dtype):
-    """out, lse and the gradients of sum(out * weight) + sum(finite lse * lse_weight), computed in `dtype`."""
-    q, k, v = leaf(q, dtype), leaf(k, dtype), leaf(v, dtype)
-    options = dict(options)
-    inputs = [q, k, v]
-    for name in ("bias", "sink"):
-        if options.get(name) is not None:
-            options[name] = leaf(options[name], dtype if function is plain or name == "bias" else None)
-            inputs.append(options[name])
-    out, lse = function(q, k, v, **options)
-    loss = (out * weight.to(out.dtype)).sum() + torch.where(torch.isfinite(lse), lse * lse_weight.to(lse.dtype), 0).sum()
-    return [out, lse, *torch.autograd.grad(loss, inputs)]
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_forward_and_gradients(name):
     case = CASES[name]
@@ -91,9 +77,9 @@ def test_forward_and_gradients(name):
         extra = {"dropout_seed": seed} if kept else {}
         return heddle.attention(q, k, v, return_lse=True, **extra, **options)
 
-    exact = run(plain, q, k, v, {**options, **kept}, weight, lse_weight, torch.float64)
-    rough = run(plain, q, k, v, {**options, **kept}, weight, lse_weight, dtype)
-    found = run(ours, q, k, v, options, weight, lse_weight, dtype)
+    exact = differentiate(plain, q, k, v, {**options, **kept}, weight, lse_weight, torch.float64)
+    rough = differentiate(plain, q, k, v, {**options, **kept}, weight, lse_weight, dtype)
+    found = differentiate(ours, q, k, v, options, weight, lse_weight, dtype)
     names = ["out", "lse", "dq", "dk", "dv"] + ["dbias"] * ("bias" in options) + ["dsink"] * ("sink" in options)
     assert found[0].dtype == dtype and found[1].dtype == torch.float32
     for label, x, e, r in zip(names, found, exact, rough):

@@ -82,12 +82,15 @@ std::vector<AttentionCase> small_cases() {
   add("scale", [](auto& c) { c.scale = -0.7f; });
   add("causal_bottom_right", [](auto& c) { c.causal = Causal::bottom_right, c.Sq = 7; });
   add("causal_top_left", [](auto& c) { c.causal = Causal::top_left; });
+  add("window_right", [](auto& c) { c.window_right = 1, c.Hkv = 2, c.d_lse = true; });
+  add("window_top_left", [](auto& c) { c.window_left = c.window_right = 1, c.causal = Causal::top_left, c.Sq = 9; });
   add("window", [](auto& c) { c.window_left = 2, c.window_right = 1; });
   add("softcap", [](auto& c) { c.softcap = 1.5f, c.d_lse = true; });
   add("alibi", [](auto& c) { c.alibi = Alibi::per_batch; });
   add("bias", [=](auto& c) { c.bias = kFull; });
   add("bias_per_head", [](auto& c) { c.bias = {true, false, true, true, true}, c.d_lse = true; });
   add("bias_columns", [](auto& c) { c.bias = {true, true, false, false, true}, c.bias_holes = true; });
+  add("bias_row_of_holes", [=](auto& c) { c.bias = kFull, c.bias_holes = c.d_lse = true; });
   add("bias_rows", [](auto& c) { c.bias = {true, false, false, true, false}; });
   add("bias_scalar", [](auto& c) { c.bias = {true}, c.d_lse = true; });
   add("bias_masked", [=](auto& c) { c.bias = c.mask = kFull, c.softcap = 3.0f; });
@@ -96,6 +99,12 @@ std::vector<AttentionCase> small_cases() {
   add("sink_empty_rows",
       [=](auto& c) { c.sink = c.d_lse = true, c.mask = kFull, c.causal = Causal::bottom_right, c.Sk = 3; });
   add("dropout", [](auto& c) { c.dropout = 0.4f, c.d_lse = true; });
+  add("dropout_sink_packed_used", [](auto& c) {
+    c.B = 3, c.dropout = 0.3f, c.sink = c.packed_q = c.packed_k = c.seqused_q = c.seqused_k = c.d_lse = true;
+  });
+  add("no_keys", [](auto& c) { c.Sk = 0, c.sink = c.d_lse = true; });
+  add("one_key", [](auto& c) { c.Sk = 1, c.d_lse = true; });
+  add("groups_of_3", [](auto& c) { c.H = 3, c.alibi = Alibi::per_head, c.mask = {true, true, false, false, true}; });
   add("packed", [](auto& c) { c.B = 3, c.packed_q = c.packed_k = c.d_lse = true, c.causal = Causal::bottom_right; });
   add("used", [=](auto& c) { c.B = 3, c.seqused_q = c.seqused_k = c.sink = c.d_lse = true, c.bias = kFull; });
   add("strided", [](auto& c) { c.layout_q = Layout::heads_first, c.layout_k = Layout::reversed; });
