@@ -10,6 +10,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
+#include "cuda/sm80/attention_bwd/bias_gradient.h"
 #include "cuda/sm80/attention_bwd/launch.h"
 
 namespace heddle::cuda {
@@ -57,12 +58,7 @@ Refusal supports(const AttentionBackwardProblem& p) {
   if (p.B * p.H > kMaxTiles / std::max<std::int64_t>({tiles(p.Sq, 16), tiles(p.Sk, v.tile_k), 1})) {
     return text("q or k have more tiles than 2^30");
   }
-  const Variant& bias = variants_for(p).everywhere;
-  if (p.dbias && p.bias_batch * p.bias_heads >
-                     kMaxTiles / std::max<std::int64_t>(tiles(p.Sq, bias.tile_q) * tiles(p.Sk, bias.tile_k), 1)) {
-    return text("bias has more tiles than 2^30");
-  }
-  return "";
+  return refuse_bias_gradient(p);
 }
 
 double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
@@ -112,8 +108,9 @@ bool in_pairs(const Operand& x) {
 
 int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min(size, kOpen)); }
 
-Params params_for(const AttentionBackwardProblem& p, const Variant& v, std::byte* memory) {
-  const Layout layout(p, v);
+// ticket: the counters of a deterministic sum, or null.
+Params params_for(const AttentionBackwardProblem& p, const Variant& v, const any::attention_bwd_rows::Rows& rows,
+                  int* ticket) {
   Params params{};
   sm80::attention_fwd::Params& scores = params.scores;
   scores.problem = p;
@@ -130,19 +127,17 @@ Params params_for(const AttentionBackwardProblem& p, const Variant& v, std::byte
   params.dq = p.dq;
   params.dk = p.dk;
   params.dv = p.dv;
-  params.lse_log2 = reinterpret_cast<const float*>(memory + layout.lse_log2);
-  params.delta = reinterpret_cast<const float*>(memory + layout.delta);
-  params.dq_sums = p.dq ? reinterpret_cast<float*>(memory + layout.dq_sums) : nullptr;
+  params.lse_log2 = rows.lse_log2;
+  params.delta = rows.delta;
+  params.dq_sums = p.dq ? reinterpret_cast<float*>(rows.sums) : nullptr;
   params.rows_per_head = rows_per_head(p);
   params.units = static_cast<int>(p.B * p.Hkv);
   params.k_tiles = static_cast<int>(tiles(p.Sk, v.tile_k));
   params.q_tiles = static_cast<int>(tiles(p.Sq, v.tile_q));
   params.kv_heads = Divisor(static_cast<unsigned>(p.Hkv));
-  if (Layout::turns_bytes(p, v) > 0) {
-    params.ticket = reinterpret_cast<int*>(memory + layout.turns);
-    params.turns = params.ticket + 1;
-  }
-  params.last_keys_first = params.turns != nullptr;
+  params.ticket = ticket;
+  params.turns = ticket != nullptr ? ticket + 1 : nullptr;
+  params.last_keys_first = ticket != nullptr;
   // With a band, tiles differ in cost, and those of several heads are dealt out by it; where they take turns at the
   // rows of a head, other heads go on meanwhile. Half of the L2 cache for q, dO and the sums of dQ.
   const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
@@ -168,7 +163,6 @@ Params params_for(const AttentionBackwardProblem& p, const Variant& v, std::byte
 }
 
 void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
-  if (p.B == 0) return;
   const Variant& v = variant_for(p);
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
@@ -179,23 +173,41 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
       .sums = p.dq ? reinterpret_cast<uint4*>(memory + layout.dq_sums) : nullptr,
       .words_per_row = v.head_size / 4,
   };
-  launch_rows(p, rows, stream);
+  if (p.B > 0) launch_rows(p, rows, stream);
   if (p.dsink) launch_sink_gradient(p, rows, stream);
+  if (p.B == 0) return;
 
-  const Params params = params_for(p, v, memory);
-  if (params.turns != nullptr) {
-    check(cudaMemsetAsync(params.ticket, 0, static_cast<std::size_t>(Layout::turns_bytes(p, v)), stream),
-          "attention_backward");
+  const std::int64_t turns_bytes = Layout::turns_bytes(p, v);
+  int* const ticket = turns_bytes > 0 ? reinterpret_cast<int*>(memory + layout.turns) : nullptr;
+  if (ticket != nullptr) {
+    check(cudaMemsetAsync(ticket, 0, static_cast<std::size_t>(turns_bytes), stream), "attention_backward");
   }
+  const Params params = params_for(p, v, rows, ticket);
   if (p.dq || p.dk || p.dv) v.launch(params, stream);
   if (p.dq) v.launch_finish_dq(params, stream);
-  if (p.dbias) {
-    const Variants& variants = variants_for(p);
-    variants.launch_dbias(params_for(p, variants.everywhere, memory), stream);
-  }
+  if (p.dbias) launch_bias_gradient(p, rows, stream);
 }
 
 }  // namespace
+
+namespace sm80::attention_bwd {
+
+Refusal refuse_bias_gradient(const AttentionBackwardProblem& p) {
+  const Variant& v = variants_for(p).everywhere;
+  if (p.dbias && p.bias_batch * p.bias_heads >
+                     kMaxTiles / std::max<std::int64_t>(tiles(p.Sq, v.tile_q) * tiles(p.Sk, v.tile_k), 1)) {
+    return text("bias has more tiles than 2^30");
+  }
+  return "";
+}
+
+void launch_bias_gradient(const AttentionBackwardProblem& p, const any::attention_bwd_rows::Rows& rows,
+                          cudaStream_t stream) {
+  const Variants& variants = variants_for(p);
+  variants.launch_dbias(params_for(p, variants.everywhere, rows, nullptr), stream);
+}
+
+}  // namespace sm80::attention_bwd
 
 const AttentionBackwardKernel kSm80AttentionBackward = {
     .name = "sm80",

@@ -9,6 +9,7 @@
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
+#include "cuda/sm80/attention_bwd/bias_gradient.h"
 #include "cuda/sm90/attention_bwd/launch.h"
 
 namespace heddle::cuda {
@@ -41,7 +42,7 @@ Refusal supports(const AttentionBackwardProblem& p) {
     }
   }
   if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
-  if (p.dbias) return "it has no gradient of bias";
+  if (Refusal reason = sm80::attention_bwd::refuse_bias_gradient(p); !reason.empty()) return reason;
   if (p.softcap != 0 && has_planes(p)) return "it has no softcap beside alibi_slopes, a bias or a mask";
   if (p.dropout.p != 0) return "it has no dropout";
   return "";
@@ -144,6 +145,7 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   const std::int64_t grid = p.cu_seqlens_k ? (p.k_rows / v.tile_k + p.B) * p.Hkv : tiles * params.units;
   if (p.k_rows > 0) v.launch(params, static_cast<int>(grid), stream);
   if (p.dq && p.q_rows > 0) v.launch_dq(params, stream);
+  if (p.dbias) sm80::attention_bwd::launch_bias_gradient(p, rows, stream);
 }
 
 }  // namespace

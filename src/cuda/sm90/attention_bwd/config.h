@@ -51,8 +51,9 @@ struct Work {
   // In a deterministic sum, this tile of keys is the one after `place` others at a query tile. In a chunk of tiles that
   // start apart: number `place` of `chunk`, of the chunk that begins with tile chunk_first.
   int tile, chunk, place, chunk_first;
-  int last_key;      // tile of keys in use
-  bool clears_rows;  // rows from sq on may hold anything in the last tile
+  int last_key;             // tile of keys in use
+  int first_row, last_row;  // the rows that attend some key lie between
+  bool clears_end;          // what follows last_row may be anything; else it is zero
 };
 
 template <class C>
@@ -71,7 +72,8 @@ struct SharedMemory {
   std::conditional_t<C::kSplit, uint4[4][128], Nothing> probabilities;
   alignas(16) float lse[C::kStages][C::kTileQ], delta[C::kOutputStages][C::kTileQ];
   Work work;
-  bool exists;  // work
+  bool exists;                        // work
+  bool suspect[C::kTileK], attended;  // closed_keys.cuh
   ptx::Barrier k_ready, v_ready;
   ptx::Barrier q_ready[C::kStages], q_free[C::kStages], landed[C::kStages];
   ptx::Barrier d_o_ready[C::kOutputStages], d_o_free[C::kOutputStages];

@@ -27,6 +27,23 @@ __device__ void clear_rows(Tile& tile, int from, int to, int thread, int threads
   }
 }
 
+// Rows of q and dO that attend no key become zeros: P and dS are zero for them, but zero times NaN is not. The whole
+// warp.
+template <class C>
+__device__ void clear_idle_rows(SharedMemory<C>& shared, int q, int d_o) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1
+  for (int from = 0; from < C::kTileQ; from += 32) {
+    unsigned idle = __ballot_sync(0xffffffff, shared.lse[q][from + lane] == INFINITY);
+#pragma unroll 1
+    for (; idle != 0; idle &= idle - 1) {
+      const int row = from + __ffs(static_cast<int>(idle)) - 1;
+      clear_rows(shared.q[q], row, row + 1, lane, 32);
+      clear_rows(shared.d_o[d_o], row, row + 1, lane, 32);
+    }
+  }
+}
+
 // One warp.
 template <class C>
 __device__ void produce(const Params& p, SharedMemory<C>& shared) {
@@ -46,7 +63,9 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
   for (QueryTiles tiles(p, w); tiles.left > 0; tiles.next(), q.next(), d_o.next()) {
     const int h = tiles.head, row = tiles.tile * C::kTileQ;
     const std::int64_t statistics = h * p.rows_per_head + w.statistics_row;
-    const bool clears = w.clears_rows && row + C::kTileQ > w.sq;
+    // A bias or mask may leave any row without keys.
+    const bool clears =
+        C::kOption == Option::kPlanes || row < w.first_row || (row + C::kTileQ > w.last_row && w.clears_end);
     ptx::barrier_wait(shared.q_free[q.index], q.phase ^ 1);
     if (first_lane) {
       auto& ready = clears ? shared.landed[q.index] : shared.q_ready[q.index];
@@ -65,9 +84,7 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
     __syncwarp();
     ptx::barrier_wait(shared.landed[q.index], landed >> q.index & 1);
     landed ^= 1u << q.index;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    clear_rows(shared.q[q.index], w.sq - row, C::kTileQ, lane, 32);
-    clear_rows(shared.d_o[d_o.index], w.sq - row, C::kTileQ, lane, 32);
+    clear_idle_rows(shared, q.index, d_o.index);
     ptx::fence_async_shared();
     __syncwarp();
     if (first_lane) {

@@ -88,7 +88,9 @@ __device__ bool find_work(const Params& p, int tile, Work& w) {
   w.first_tile = first / C::kTileQ;
   w.tiles = w.keys > 0 && last >= first ? last / C::kTileQ - w.first_tile + 1 : 0;
   w.start = w.first_tile;
-  w.clears_rows = s.q_begin + s.sq < problem.q_rows;
+  w.first_row = p.right == kOpen ? 0 : max(-off - p.right, 0);
+  w.last_row = p.left == kOpen ? sq : min(sq, sk + p.left - off);
+  w.clears_end = s.q_begin + w.last_row < problem.q_rows;
   if (p.turns != nullptr) {
     const int tiles = (max(end, 0) + C::kTileK - 1) / C::kTileK;
     w.tile = at.tile;

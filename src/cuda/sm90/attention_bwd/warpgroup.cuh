@@ -4,13 +4,12 @@
 #pragma once
 
 #include "cuda/common/wgmma.cuh"
+#include "cuda/sm90/attention_bwd/closed_keys.cuh"
 #include "cuda/sm90/attention_bwd/epilogue.cuh"
 #include "cuda/sm90/attention_bwd/producer.cuh"
 #include "cuda/sm90/attention_bwd/score_options.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {
-
-__device__ inline void consumers_meet() { ptx::barrier_sync<1, 128 * kConsumers>(); }
 
 template <class C>
 class Warpgroup {
@@ -46,11 +45,15 @@ class Warpgroup {
     const Work& w = shared.work;
     ptx::barrier_wait(shared.k_ready, 0);
     ptx::barrier_wait(shared.v_ready, 0);
-    if (w.begin == 0 && w.keys == C::kTileK) return;
+    if (C::kOption != Option::kPlanes && w.begin == 0 && w.keys == C::kTileK) return;
     const int thread = static_cast<int>(threadIdx.x) - 128;
     for (auto* tile : {&shared.k, &shared.v}) {
       clear_rows(*tile, 0, w.begin, thread, 128 * kConsumers);
       clear_rows(*tile, w.keys, C::kTileK, thread, 128 * kConsumers);
+    }
+    if constexpr (C::kOption == Option::kPlanes) {
+      consumers_meet();
+      clear_closed_keys(p, shared);
     }
     ptx::fence_async_shared();
     consumers_meet();
