@@ -42,6 +42,10 @@ Refusal supports(const AttentionBackwardProblem& p) {
     }
   }
   if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
+  constexpr std::int64_t kMaxTiles = 1 << 30, kFewest = 64;  // rows and keys of the smallest blocks
+  if (p.B * p.H > kMaxTiles / std::max<std::int64_t>((std::max(p.Sq, p.Sk) + kFewest - 1) / kFewest, 1)) {
+    return text("q or k have more tiles than ", kMaxTiles);
+  }
   if (Refusal reason = sm80::attention_bwd::refuse_bias_gradient(p); !reason.empty()) return reason;
   if (p.softcap != 0 && has_planes(p)) return "it has no softcap beside alibi_slopes, a bias or a mask";
   if (p.dropout.p != 0) return "it has no dropout";
