@@ -18,7 +18,7 @@ __device__ void add_in_turns(const Params& p, SharedMemory<C>& shared, int parit
   std::uint32_t phases = 0;  // of each warpgroup's hand-overs, a bit each
   int n = 0;
 #pragma unroll 1
-  for (QueryTiles tiles(p, w); tiles.left > 0; tiles.next(), n ^= 1) {
+  for (QueryTiles tiles(w); tiles.left > 0; tiles.next(), n ^= 1) {
     if (n != parity) continue;
     const std::int64_t row = tiles.head * p.rows_per_head + w.statistics_row + tiles.tile * C::kTileQ;
     int* const turn = p.turns + row / C::kTileQ;

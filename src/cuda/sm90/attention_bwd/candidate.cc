@@ -74,17 +74,33 @@ double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
   return cost.fixed + flops / cost.flops;
 }
 
-std::int64_t sums_bytes(const AttentionBackwardProblem& p, const Variant& v) {
-  return p.H * rows_per_head(p) * v.head_size * static_cast<std::int64_t>(sizeof(float));
+// How many CTAs share the heads of a kv head: where there are few tiles of keys, and a CTA has many query tiles.
+int parts_of_group(const AttentionBackwardProblem& p, const Variant& v) {
+  const std::int64_t enough = 4 * current_device().multiprocessors, tiles = (p.Sk + v.tile_k - 1) / v.tile_k;
+  std::int64_t parts = 1;
+  while (p.G % (2 * parts) == 0 && p.B * p.Hkv * tiles * parts < enough) parts *= 2;
+  return static_cast<int>(parts);
 }
 
-std::int64_t turns_bytes(const AttentionBackwardProblem& p, const Variant& v) {
-  return p.deterministic ? p.H * rows_per_head(p) / v.tile_q * static_cast<std::int64_t>(sizeof(int)) : 0;
-}
+// Where everything lies in the workspace, in bytes from its begin.
+struct Layout {
+  std::int64_t lse_log2 = 0, delta, dq, dk, dv, turns, turns_bytes, bytes;
+
+  Layout(const AttentionBackwardProblem& p, const Variant& v) {
+    const std::int64_t word = sizeof(float), row = v.head_size * word, parts = parts_of_group(p, v);
+    const std::int64_t key_sums = parts > 1 ? parts * p.Hkv * key_rows_per_head(p) * row : 0;
+    delta = lse_log2 + statistics_bytes(p);
+    dq = delta + statistics_bytes(p);
+    dk = dq + p.H * rows_per_head(p) * row;
+    dv = dk + key_sums;
+    turns = dv + key_sums;
+    turns_bytes = p.deterministic ? p.H * rows_per_head(p) / v.tile_q * word : 0;
+    bytes = turns + turns_bytes;
+  }
+};
 
 std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
-  const Variant& v = variant_for(p);
-  return static_cast<std::size_t>(2 * statistics_bytes(p) + sums_bytes(p, v) + turns_bytes(p, v));
+  return static_cast<std::size_t>(Layout(p, variant_for(p)).bytes);
 }
 
 int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min<std::int64_t>(size, kOpen)); }
@@ -93,12 +109,13 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   const Variant& v = variant_for(p);
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
-  const std::int64_t statistics = statistics_bytes(p),
-                     row_bytes = v.head_size * static_cast<std::int64_t>(sizeof(float));
+  const Layout layout(p, v);
+  const auto floats = [&](std::int64_t at) { return reinterpret_cast<float*>(memory + at); };
+  const std::int64_t row_bytes = v.head_size * static_cast<std::int64_t>(sizeof(float));
   const any::attention_bwd_rows::Rows rows = {
-      .lse_log2 = reinterpret_cast<float*>(memory),
-      .delta = reinterpret_cast<float*>(memory + statistics),
-      .sums = reinterpret_cast<uint4*>(memory + 2 * statistics),
+      .lse_log2 = floats(layout.lse_log2),
+      .delta = floats(layout.delta),
+      .sums = reinterpret_cast<uint4*>(memory + layout.dq),
       .words_per_row = row_bytes / static_cast<std::int64_t>(sizeof(uint4)),
   };
   if (p.B > 0 && p.q_rows > 0) launch_rows(p, rows, stream);
@@ -109,7 +126,7 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   params.problem = p;
   const auto map = [&](const Operand& x, std::int64_t size, std::int64_t extent, std::int64_t heads,
                        std::int64_t batches, int box) {
-    return make_tensor_map(extent > 0 ? x.data : memory, p.dtype,  // of no rows, nothing is read
+    return make_tensor_map(extent > 0 ? x.data : p.k.data, p.dtype,  // of no rows, nothing is read
                            TensorMapShape<4>{.extent = {size, extent, heads, batches},
                                              .stride = {x.stride_s, x.stride_h, x.stride_b},
                                              .box = {64, box, 1, 1}});
@@ -125,18 +142,22 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   params.right = p.causal != Causal::none ? 0 : window(p.window_right);
   params.lse_log2 = rows.lse_log2;
   params.delta = rows.delta;
-  params.dq = reinterpret_cast<float*>(rows.sums);
+  params.dq = floats(layout.dq);
+  params.dk = floats(layout.dk);
+  params.dv = floats(layout.dv);
+  params.parts = parts_of_group(p, v);
+  params.key_rows_per_head = key_rows_per_head(p);
   params.rows_per_head = rows_per_head(p);
   const std::int64_t tiles = (p.Sk + v.tile_k - 1) / v.tile_k;
   params.k_tiles = static_cast<int>(tiles);
-  params.units = static_cast<int>(p.B * p.Hkv);
+  params.units = static_cast<int>(p.B * p.Hkv) * params.parts;
   // Half of the L2 cache for q, dO and the sums of dQ, of one head of a group: they come one after the other.
   const std::int64_t unit_bytes = p.Sq * (2 * (p.D + p.Dv) + row_bytes);
   params.section = static_cast<int>(
       std::clamp<std::int64_t>(current_device().l2_bytes / 2 / std::max<std::int64_t>(unit_bytes, 1), 1, params.units));
   if (p.deterministic) {
-    std::byte* const turns = memory + 2 * statistics + sums_bytes(p, v);
-    check(cudaMemsetAsync(turns, 0, static_cast<std::size_t>(turns_bytes(p, v)), stream), "attention_backward");
+    std::byte* const turns = memory + layout.turns;
+    check(cudaMemsetAsync(turns, 0, static_cast<std::size_t>(layout.turns_bytes), stream), "attention_backward");
     params.turns = reinterpret_cast<int*>(turns);
     const bool band = params.left < kOpen || params.right < kOpen;
     params.chunk = band ? 0 : std::max(current_device().multiprocessors / 2, 1);
@@ -146,9 +167,37 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   params.scale_log2 = p.scale * kLog2e;
   params.softcap_inside = p.softcap > 0 ? 2 * params.scale_log2 / p.softcap : 0;
   params.softcap_log2 = p.softcap * kLog2e;
-  const std::int64_t grid = p.cu_seqlens_k ? (p.k_rows / v.tile_k + p.B) * p.Hkv : tiles * params.units;
+  const std::int64_t grid = p.cu_seqlens_k ? (p.k_rows / v.tile_k + p.B) * p.Hkv * params.parts : tiles * params.units;
   if (p.k_rows > 0) v.launch(params, static_cast<int>(grid), stream);
-  if (p.dq && p.q_rows > 0) v.launch_dq(params, stream);
+  if (p.dq && p.q_rows > 0) {
+    v.round(params,
+            {.data = params.dq,
+             .parts = 1,
+             .of_keys = false,
+             .heads = p.H,
+             .rows_per_head = params.rows_per_head,
+             .longest = p.Sq,
+             .to = p.dq,
+             .size = static_cast<int>(p.D),
+             .factor = p.scale},
+            stream);
+  }
+  const auto round_parts = [&](const float* sums, const Operand& to, std::int64_t size, float factor) {
+    if (!to || params.parts == 1 || p.k_rows == 0) return;
+    v.round(params,
+            {.data = sums,
+             .parts = params.parts,
+             .of_keys = true,
+             .heads = p.Hkv,
+             .rows_per_head = params.key_rows_per_head,
+             .longest = p.Sk,
+             .to = to,
+             .size = static_cast<int>(size),
+             .factor = factor},
+            stream);
+  };
+  round_parts(params.dk, p.dk, p.D, p.scale);
+  round_parts(params.dv, p.dv, p.Dv, 1.0f);
   if (p.dbias) sm80::attention_bwd::launch_bias_gradient(p, rows, stream);
 }
 

@@ -13,10 +13,8 @@ __device__ inline void consumers_meet() { ptx::barrier_sync<1, 128 * kConsumers>
 template <class C>
 __device__ bool some_row_attends(const Params& p, const Work& w, int key, int thread, int threads) {
   const AttentionBackwardProblem& problem = p.problem;
-  const int group = static_cast<int>(problem.G);
 #pragma unroll 1
-  for (int g = 0; g < group; ++g) {
-    const int h = w.kv_head * group + g;
+  for (int h = w.head; h < w.head + w.heads; ++h) {
 #pragma unroll 1
     for (int i = thread; i < w.sq; i += threads) {
       if (key < i + w.off - p.left || key > i + w.off + p.right) continue;

@@ -38,7 +38,9 @@ struct Config {
 
 // What this CTA computes.
 struct Work {
-  int sequence, kv_head;
+  int sequence, kv_head, part;
+  int head, heads;     // the first query head, and how many
+  int key_sums_row;    // of the sequence's first key in the sums of dk and dv, in its head
   int q_batch, q_row;  // of the sequence's first row in the tensors of q
   int k_batch, k_row;
   int statistics_row;  // of the sequence's first row in lse_log2 and delta, in its head

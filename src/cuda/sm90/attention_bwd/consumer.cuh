@@ -15,7 +15,7 @@ class Consumer : Warpgroup<C> {
     Base::clear(dk);
     Base::clear(dv);
     this->prepare_keys();
-    QueryTiles tiles(p, shared.work);
+    QueryTiles tiles(shared.work);
     if (tiles.left > 0) {
       ptx::barrier_wait(shared.q_ready[0], 0);
       issue_scores(0);
@@ -32,8 +32,8 @@ class Consumer : Warpgroup<C> {
       this->add(dq, last, ds.index ^ 1);
       this->await_staging();
     }
-    this->store(p.problem.dv, p.problem.Dv, dv, 1.0f);
-    this->store(p.problem.dk, p.problem.D, dk, p.problem.scale);
+    this->store(p.problem.dv, p.dv, p.problem.Dv, dv, 1.0f);
+    this->store(p.problem.dk, p.dk, p.problem.D, dk, p.problem.scale);
   }
 
  private:

@@ -38,8 +38,9 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
       ptx::barrier_init(shared.ds_ready[i], C::kSplit ? 4 : kWarps);
       ptx::barrier_init(shared.ds_free[i], kWarps);
     }
-    ptx::barrier_init(shared.p_ready, 4);
-    ptx::barrier_init(shared.p_free, 4);
+    // Every thread that writes or reads it: racecheck carries no meeting of a warp through a barrier.
+    ptx::barrier_init(shared.p_ready, 128);
+    ptx::barrier_init(shared.p_free, 128);
     for (int c = 0; c < kConsumers; ++c) {
       for (auto& staged : shared.staged[c]) ptx::barrier_init(staged, 4);
       ptx::barrier_init(shared.staging_free[c], 1);

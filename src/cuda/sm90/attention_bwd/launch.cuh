@@ -2,9 +2,9 @@
 #pragma once
 
 #include "cuda/common/launch.cuh"
-#include "cuda/sm90/attention_bwd/dq.cuh"
 #include "cuda/sm90/attention_bwd/kernel.cuh"
 #include "cuda/sm90/attention_bwd/launch.h"
+#include "cuda/sm90/attention_bwd/sums.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {
 
@@ -16,20 +16,16 @@ void launch(const Params& params, int grid, cudaStream_t stream) {
 }
 
 template <class C>
-void launch_dq(const Params& params, cudaStream_t stream) {
-  const AttentionBackwardProblem& p = params.problem;
-  const std::int64_t blocks = p.B * p.H * ((p.Sq + kDqRows - 1) / kDqRows);
-  start("attention_backward", dq_kernel<typename C::Element, C::kHeadSize>, {static_cast<unsigned>(blocks), kDqThreads},
-        stream, params);
+void round_sums(const Params& params, const Sums& sums, cudaStream_t stream) {
+  const std::int64_t blocks = params.problem.B * sums.heads * ((sums.longest + kSumRows - 1) / kSumRows);
+  start("attention_backward", round_sums_kernel<typename C::Element, C::kHeadSize>,
+        {static_cast<unsigned>(blocks), kSumThreads}, stream, params, sums);
 }
 
 template <class C>
 constexpr Variant variant() {
-  return {.head_size = C::kHeadSize,
-          .tile_q = C::kTileQ,
-          .tile_k = C::kTileK,
-          .launch = launch<C>,
-          .launch_dq = launch_dq<C>};
+  return {
+      .head_size = C::kHeadSize, .tile_q = C::kTileQ, .tile_k = C::kTileK, .launch = launch<C>, .round = round_sums<C>};
 }
 
 }  // namespace heddle::cuda::sm90::attention_bwd

@@ -12,7 +12,7 @@ struct Variant {
   int head_size;  // the largest that it takes
   int tile_q, tile_k;
   void (*launch)(const Params& params, int grid, cudaStream_t stream);
-  void (*launch_dq)(const Params& params, cudaStream_t stream);  // after that, on the same stream
+  void (*round)(const Params& params, const Sums& sums, cudaStream_t stream);  // after that, on the same stream
 };
 
 // Defined one file each in inst/. "Planes": ALiBi, bias, mask.

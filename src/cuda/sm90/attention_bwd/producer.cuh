@@ -60,7 +60,7 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
   RingPosition<C::kOutputStages> d_o;
   std::uint32_t landed = 0;  // phases, a bit for each stage
 #pragma unroll 1
-  for (QueryTiles tiles(p, w); tiles.left > 0; tiles.next(), q.next(), d_o.next()) {
+  for (QueryTiles tiles(w); tiles.left > 0; tiles.next(), q.next(), d_o.next()) {
     const int h = tiles.head, row = tiles.tile * C::kTileQ;
     const std::int64_t statistics = h * p.rows_per_head + w.statistics_row;
     // A bias or mask may leave any row without keys.

@@ -6,7 +6,7 @@
 namespace heddle::cuda::sm90::attention_bwd {
 
 struct TileIndex {
-  int tile, kv_head, sequence;  // sequence < 0: there is no such tile
+  int tile, head, sequence;  // head: kv head and part; sequence < 0: there is no such tile
 };
 
 // Equal lengths: in sections of heads whose rows stay in the L2 cache.
@@ -18,7 +18,7 @@ struct TileIndex {
 // chunk run at once: it has fewer than there are multiprocessors.
 __device__ inline TileIndex tile_of_batch(const Params& p, int tile) {
   const int size = p.section * p.k_tiles, first = tile / size * p.section, rest = tile % size;
-  const int units = min(p.section, p.units - first), heads = static_cast<int>(p.problem.Hkv);
+  const int units = min(p.section, p.units - first), heads = static_cast<int>(p.problem.Hkv) * p.parts;
   int unit = first + rest % units, at = rest / units;
   if (p.turns != nullptr && p.chunk == 0) at = p.k_tiles - 1 - at;
   if (p.turns != nullptr && p.chunk > 0) {
@@ -33,7 +33,7 @@ __device__ inline TileIndex tile_of_batch(const Params& p, int tile) {
 // Packed keys: by sequence, then by head, then by tile. The whole warp.
 template <class C>
 __device__ TileIndex tile_of_packed(const Params& p, int tile) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, heads = static_cast<int>(p.problem.Hkv);
+  const int lane = static_cast<int>(threadIdx.x) % 32, heads = static_cast<int>(p.problem.Hkv) * p.parts;
   const int batch = static_cast<int>(p.problem.B);
 #pragma unroll 1
   for (int from = 0; from < batch; from += 32) {
@@ -59,19 +59,23 @@ __device__ TileIndex tile_of_packed(const Params& p, int tile) {
   return {0, 0, -1};
 }
 
-// The whole warp. False: there is nothing to do.
+// The whole warp; its first lane writes w. False: there is nothing to do, or this is another lane.
 template <class C>
 __device__ bool find_work(const Params& p, int tile, Work& w) {
   const AttentionBackwardProblem& problem = p.problem;
   const TileIndex at = problem.cu_seqlens_k != nullptr ? tile_of_packed<C>(p, tile) : tile_of_batch(p, tile);
-  if (at.sequence < 0) return false;
+  if (at.sequence < 0 || threadIdx.x % 32 != 0) return false;
   const Sequence s = problem.sequence(at.sequence);
   const int sq = static_cast<int>(s.sq), sk = static_cast<int>(s.sk), off = static_cast<int>(s.off);
   w.first_key = at.tile * C::kTileK;
   w.stored_keys = min(static_cast<int>(s.k_rows) - w.first_key, C::kTileK);
   if (w.stored_keys <= 0) return false;
   w.sequence = at.sequence;
-  w.kv_head = at.kv_head;
+  w.kv_head = at.head / p.parts;
+  w.part = at.head % p.parts;
+  w.heads = static_cast<int>(problem.G) / p.parts;
+  w.head = at.head * w.heads;
+  w.key_sums_row = static_cast<int>(first_key_row(problem, at.sequence, s));
   w.q_batch = problem.cu_seqlens_q != nullptr ? 0 : at.sequence;
   w.k_batch = problem.cu_seqlens_k != nullptr ? 0 : at.sequence;
   w.q_row = static_cast<int>(s.q_begin);
@@ -119,15 +123,12 @@ __device__ inline int place_in_order(const Params& p, const Work& w, int query_t
   return last - w.tile;
 }
 
-// The query tiles that a CTA walks over: of all heads of the group, one after the other.
+// The query tiles that a CTA walks over: of its heads, one after the other.
 struct QueryTiles {
   int tile, head, left;  // left: with this one
 
-  __device__ QueryTiles(const Params& p, const Work& work)
-      : tile(work.start),
-        head(work.kv_head * static_cast<int>(p.problem.G)),
-        left(work.tiles * static_cast<int>(p.problem.G)),
-        w(work) {}
+  __device__ explicit QueryTiles(const Work& work)
+      : tile(work.start), head(work.head), left(work.tiles * work.heads), w(work) {}
   __device__ void next() {
     --left;
     if (++tile == w.first_tile + w.tiles) tile = w.first_tile;

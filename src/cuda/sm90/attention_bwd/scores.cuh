@@ -28,7 +28,8 @@ __device__ __forceinline__ void mask_band(const Params& p, const Work& w, int ro
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int j = key + 8 * r, begin = j - w.off - p.right - row, end = j - w.off + p.left - row + 1;
-    const auto length = static_cast<unsigned>(j < w.first_key + w.keys ? end - begin : 0);
+    const unsigned length =
+        j < w.first_key + w.keys ? static_cast<unsigned>(end) - static_cast<unsigned>(begin) : 0;  // to 2^31
 #pragma unroll
     for (int n = 0; n < kCount / 4; ++n) {
 #pragma unroll

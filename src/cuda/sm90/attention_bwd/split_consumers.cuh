@@ -16,7 +16,7 @@ class ProbabilityConsumer : Warpgroup<C> {
   __device__ void run() {
     Base::clear(dv);
     this->prepare_keys();
-    QueryTiles tiles(p, shared.work);
+    QueryTiles tiles(shared.work);
     if (tiles.left > 0) {
       ptx::barrier_wait(shared.q_ready[0], 0);
       issue_scores(0);
@@ -38,7 +38,7 @@ class ProbabilityConsumer : Warpgroup<C> {
       }
       this->await_staging();
     }
-    this->store(p.problem.dv, p.problem.Dv, dv, 1.0f);
+    this->store(p.problem.dv, p.dv, p.problem.Dv, dv, 1.0f);
   }
 
  private:
@@ -67,8 +67,7 @@ class ProbabilityConsumer : Warpgroup<C> {
       shared.probabilities[m][Base::thread()] =
           make_uint4(with_factors[m][0], with_factors[m][1], with_factors[m][2], with_factors[m][3]);
     }
-    __syncwarp();
-    Base::release(shared.p_ready);
+    ptx::barrier_arrive(shared.p_ready);
     ptx::barrier_wait(shared.d_o_ready[0], phase);
     this->issue_gradient(pairs, shared.d_o[0], 0, dv);
 
@@ -117,11 +116,11 @@ class GradientConsumer : Warpgroup<C> {
   __device__ void run() {
     Base::clear(dk);
     this->prepare_keys();
-    QueryTiles tiles(p, shared.work);
+    QueryTiles tiles(shared.work);
 #pragma unroll 1
     for (; tiles.left > 0; tiles.next()) step(this->sum_of(tiles.head, tiles.tile, 0));
     this->await_staging();
-    this->store(p.problem.dk, p.problem.D, dk, p.problem.scale);
+    this->store(p.problem.dk, p.dk, p.problem.D, dk, p.problem.scale);
   }
 
  private:
@@ -139,8 +138,7 @@ class GradientConsumer : Warpgroup<C> {
       const uint4 words = shared.probabilities[m][Base::thread()];
       pairs[m][0] = words.x, pairs[m][1] = words.y, pairs[m][2] = words.z, pairs[m][3] = words.w;
     }
-    __syncwarp();
-    Base::release(shared.p_free);
+    ptx::barrier_arrive(shared.p_free);
     ptx::barrier_wait(shared.ds_free[ds.index], ds.phase ^ 1);
     wgmma_wait<0>();
     keep(dp);

@@ -210,13 +210,24 @@ class Warpgroup {
     __syncwarp();
   }
 
-  // dK or dV of this warpgroup's keys. size: dims that exist.
-  __device__ void store(const Operand& to, std::int64_t size, const Accumulators& x, float factor) {
+  // dK or dV of this warpgroup's keys, or this CTA's part of its sum. size: dims that exist.
+  __device__ void store(const Operand& to, float* sums, std::int64_t size, const Accumulators& x, float factor) {
     if (to.data == nullptr) return;
     const Work& w = shared.work;
     const int warp = thread() / 32, first = key_row + 16 * warp;
-    store_rows<T>(shared.staging[4 * warpgroup + warp].rows, to.at(w.k_batch, w.k_row + w.first_key + first, w.kv_head),
-                  to.stride_s, static_cast<int>(size), w.stored_keys - first, x, factor);
+    if (p.parts == 1) {
+      store_rows<T>(shared.staging[4 * warpgroup + warp].rows,
+                    to.at(w.k_batch, w.k_row + w.first_key + first, w.kv_head), to.stride_s, static_cast<int>(size),
+                    w.stored_keys - first, x, factor);
+      return;
+    }
+    const std::int64_t row =
+        (w.part * p.problem.Hkv + w.kv_head) * p.key_rows_per_head + w.key_sums_row + w.first_key + key_row;
+    auto* const words = reinterpret_cast<float4*>(sums + row * C::kHeadSize) + warp * 256 + thread() % 32;
+#pragma unroll
+    for (int m = 0; m < kAccumulators / 4; ++m) {
+      words[m / 8 * 1024 + m % 8 * 32] = make_float4(x[4 * m], x[4 * m + 1], x[4 * m + 2], x[4 * m + 3]);
+    }
   }
 
   const Params& p;
