@@ -184,8 +184,7 @@ class WarpgroupBlocks : protected Fragments<C> {
   // The number of this warp among the consumers.
   static __device__ int warp_number() { return (recomputed(static_cast<int>(threadIdx.x)) - kServiceThreads) / 32; }
 
-  // The warps whose rows meet the same keys: all, or a warpgroup. Barriers are named by constants: racecheck loses
-  // count of one that is named by a register.
+  // The warps whose rows meet the same keys: all, or a warpgroup.
   static __device__ void meet(int first_warp, int sharers) {
     if (C::kSize <= 128 && sharers == kConsumerWarps) {
       consumers_meet();
