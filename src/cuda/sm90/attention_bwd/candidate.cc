@@ -94,7 +94,7 @@ struct Layout {
     dk = dq + p.H * rows_per_head(p) * row;
     dv = dk + key_sums;
     turns = dv + key_sums;
-    turns_bytes = p.deterministic ? p.H * rows_per_head(p) / v.tile_q * word : 0;
+    turns_bytes = p.deterministic ? (1 + p.H * rows_per_head(p) / v.tile_q) * word : 0;  // with the ticket
     bytes = turns + turns_bytes;
   }
 };
@@ -158,7 +158,8 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   if (p.deterministic) {
     std::byte* const turns = memory + layout.turns;
     check(cudaMemsetAsync(turns, 0, static_cast<std::size_t>(layout.turns_bytes), stream), "attention_backward");
-    params.turns = reinterpret_cast<int*>(turns);
+    params.ticket = reinterpret_cast<int*>(turns);
+    params.turns = params.ticket + 1;
     const bool band = params.left < kOpen || params.right < kOpen;
     params.chunk = band ? 0 : std::max(current_device().multiprocessors / 2, 1);
     // Chunks of one unit wait for each other: others between them.

@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
 
   if (threadIdx.x / 32 == 0) {
-    const bool found = find_work<C>(p, static_cast<int>(blockIdx.x), shared.work);
+    const bool found = find_work<C>(p, number_of_start(p), shared.work);
     if (threadIdx.x == 0) shared.exists = found;
   } else if (threadIdx.x == 32) {
     for (const auto* map : {&p.q, &p.d_o, &p.k, &p.v}) ptx::prefetch_tensor_map(*map);

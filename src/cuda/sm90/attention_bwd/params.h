@@ -20,8 +20,8 @@ struct Params {
   // in registers 4 m to 4 m + 3 of a product lies at word 256 w + 32 m + l of 16 bytes.
   float* dq;
   std::int64_t rows_per_head;  // of these
-  // Deterministic only, else null: how many have added to a tile of dQ, [head][tile].
-  int* turns;
+  // Deterministic only, else null: how many have added to a tile of dQ, [head][tile]; how many CTAs have started.
+  int *turns, *ticket;
   int chunk;    // key tiles that start at different query tiles, see schedule.cuh
   int k_tiles;  // of the longest sequence; of all, if packed
   // CTAs that share the query heads of a kv head. More than one: each writes what it has of dK and dV to sums of its

@@ -9,6 +9,17 @@ struct TileIndex {
   int tile, head, sequence;  // head: kv head and part; sequence < 0: there is no such tile
 };
 
+// Which CTA this is in the order of work: in a deterministic sum in that of their starts, since they wait for those
+// before them. The whole warp.
+__device__ inline int number_of_start(const Params& p) {
+  int number = static_cast<int>(blockIdx.x);
+  if (p.ticket != nullptr) {
+    if (threadIdx.x == 0) number = atomicAdd(p.ticket, 1);
+    number = __shfl_sync(0xffffffff, number, 0);
+  }
+  return number;
+}
+
 // Equal lengths: in sections of heads whose rows stay in the L2 cache.
 //
 // In each the first keys first, which a causal mask leaves most rows. Deterministic sums: tiles that meet a query tile
