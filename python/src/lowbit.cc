@@ -38,9 +38,12 @@ QuantizedMatrix matrix_of(Arguments& arguments, const nb::tuple& parts, bool wri
     return written ? arguments.write(parts[i], name) : arguments.read(parts[i], name);
   };
   QuantizedMatrix m;
-  m.format = lowbit::format_named(nb::cast<std::string>(parts[0]));
-  m.rows = nb::cast<std::int64_t>(parts[1]);
-  m.columns = nb::cast<std::int64_t>(parts[2]);
+  std::string format;
+  if (!nb::try_cast(parts[0], format)) throw Error("[lowbit] format is no string: it must be a format's name");
+  if (!nb::try_cast(parts[1], m.rows) || !nb::try_cast(parts[2], m.columns)) {
+    throw Error("[lowbit] shape is no pair of 64-bit integers: it must be (N, K)");
+  }
+  m.format = lowbit::format_named(format);
   const bool e4m3_codes = m.format.element == lowbit::Element::e4m3;
   const bool e4m3_scales = m.format.scale == lowbit::ScaleType::e4m3;
   m.codes = as_stored(view(3, "codes"), e4m3_codes ? DType::f8e4m3 : DType::u8);
