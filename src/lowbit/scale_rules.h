@@ -1,6 +1,6 @@
 // Which scales a rule considers for a group of weights: a function of their range alone. Quantisation takes the one
-// with the least squared error, the first of equal ones. Shared by the reference and the kernels; docs/formats.md says
-// the same in formulas.
+// with the least squared error, the first of equal ones; the plain rule's scale is the first. Shared by the reference
+// and the kernels; docs/formats.md says the same in formulas.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,10 @@ struct Candidates {
 // Grid of the mse rule for f32 and f16 scales: factors 48/32 down to 9/32 of the plain scale. More than 1 helps tables
 // whose largest step is their last.
 constexpr int kFactors = 40;
-constexpr float factor(int i) { return static_cast<float>(48 - i) / 32.0f; }
+constexpr float factor(int i) {
+  if (i == 0) return 1.0f;
+  return static_cast<float>(i <= 16 ? 49 - i : 48 - i) / 32.0f;
+}
 
 // Of the mse rule for e4m3 scales: codes around that of amax / 6. Seven up is 1.83 or more times the scale, amax / 3.3.
 constexpr int kCodesBelow = 4, kCodesAbove = 7;
@@ -61,11 +64,11 @@ inline void add_e4m3(ScaleRule rule, float amax, float global, Candidates& out) 
     out.add(scale.bits, scale.value() * global);
   };
   const int six = E4M3::nearest(amax / (6.0f * global)).bits;
-  if (rule == ScaleRule::mse && amax > 0.0f) {
-    for (int step = -kCodesBelow; step <= kCodesAbove; ++step) add(std::min(std::max(six + step, 1), 126));
-  } else {
-    add(six);
-    if (rule == ScaleRule::four_six) add(E4M3::nearest(amax / (4.0f * global)).bits);
+  add(six);
+  if (rule == ScaleRule::four_six) add(E4M3::nearest(amax / (4.0f * global)).bits);
+  if (rule != ScaleRule::mse || amax == 0.0f) return;
+  for (int step = -kCodesBelow; step <= kCodesAbove; ++step) {
+    if (step != 0) add(std::min(std::max(six + step, 1), 126));
   }
 }
 
@@ -78,16 +81,20 @@ inline void add_e8m0(ScaleRule rule, float amax, Candidates& out) {
   const auto exponent = [&](std::uint32_t carry) {
     return static_cast<int>((std::bit_cast<std::uint32_t>(amax) + carry) >> 23) - 127 - 2;
   };
+  const int up = exponent(0x3fffffu);  // carries above 1.5 * 2^e = 6 * 2^(e - 2)
   switch (rule) {
     case ScaleRule::floor:
       return add(exponent(0));
     case ScaleRule::even:  // carries from 1.75 * 2^e on
       return add(exponent(0x200000u));
     case ScaleRule::mse:
-      for (int step = -1; step <= 2; ++step) add(exponent(0) + step);
+      add(up);
+      for (int step = -1; step <= 2; ++step) {
+        if (exponent(0) + step != up) add(exponent(0) + step);
+      }
       return;
-    default:  // carries above 1.5 * 2^e = 6 * 2^(e - 2)
-      return add(exponent(0x3fffffu));
+    default:
+      return add(up);
   }
 }
 

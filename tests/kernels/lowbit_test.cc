@@ -21,56 +21,10 @@ using kit::HostTensor;
 using kit::Layout;
 using kit::QuantizedMemory;
 
-// The global scale as docs/formats.md defines it.
-float plain_global_scale(const HostTensor& weights, ScaleRule rule) {
-  float amax = 0;
-  for (std::int64_t i = 0; i < weights.elements(); ++i)
-    amax = std::max(amax, static_cast<float>(std::abs(weights.get(i))));
-  const float scale = amax / (rule == ScaleRule::plain ? 6.0f * 448.0f : 6.0f * 256.0f);
-  return scale > 0 ? scale : 1.0f;
-}
-
-QuantizedMemory by_reference(const HostTensor& weights, const QuantizeOptions& options, const Format& format) {
-  QuantizedMemory out(format, weights.view().shape[0], weights.view().shape[1]);
-  QuantizeProblem problem = checked_problem(Check("test"), weights.view(), options, out.matrix());
-  if (problem.global_scale == 0) problem.global_scale = plain_global_scale(weights, options.rule);
-  reference::quantize(problem);
-  return out;
-}
-
-std::vector<std::string> rules_of(const Format& format) {
-  std::vector<std::string> names;
-  for (const char* name : {"plain", "four_six", "mse", "floor", "round_up", "even"}) {
-    if (has_rule(format, rule_named(name))) names.emplace_back(name);
-  }
-  return names;
-}
-
 void expect_reference_bits(const HostTensor& weights, const QuantizeOptions& options, const Format& format) {
-  const std::int64_t N = weights.view().shape[0], K = weights.view().shape[1];
-  const QuantizedMemory expected = by_reference(weights, options, format);
-  ASSERT_TRUE(expected.guards_intact());
-  std::vector<float> values(static_cast<std::size_t>(N * K));
-  const Matrix matrix = checked_matrix(Check("test"), expected.matrix(), "matrix");
-  for (std::int64_t i = 0; i < N * K; ++i) values[i] = reference::dequantized(matrix, i / K, i % K);
-  kit::on_each_target([&] {
-    QuantizedMemory found(format, N, K);
-    quantize(weights.view(), options, found.matrix());
-    ASSERT_TRUE(found.guards_intact());
-    ASSERT_EQ(found.difference(expected), "");
-    for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-      const HostTensor out =
-          HostTensor::output(dtype, {N, K}, dtype == DType::bf16 ? Layout::padded_rows : Layout::contiguous);
-      dequantize(found.matrix(), out.view());
-      ASSERT_EQ(out.damage(), "");
-      for (std::int64_t i = 0; i < N * K; ++i) {
-        std::byte wanted[4];
-        store_element(wanted, dtype, 0, values[i]);
-        ASSERT_EQ(out.get(i), static_cast<double>(load_element(wanted, dtype, 0)))
-            << name_of(dtype) << " row " << i / K << " column " << i % K;
-      }
-    }
-  });
+  const kit::QuantizedByReference expected(weights, options, format);
+  ASSERT_TRUE(expected.memory.guards_intact());
+  kit::on_each_target([&] { ASSERT_EQ(expected.difference(weights, options), ""); });
 }
 
 class LowbitFormats : public ::testing::TestWithParam<std::string> {
@@ -86,18 +40,18 @@ class LowbitFormats : public ::testing::TestWithParam<std::string> {
 
 TEST_P(LowbitFormats, BitsOfTheReference) {
   std::uint32_t seed = 0;
-  for (const std::string& rule : rules_of(format())) {
+  for (const ScaleRule rule : kit::rules_of(format())) {
     for (const Draw draw : {Draw::gaussian, Draw::ties, Draw::signs, Draw::outliers, Draw::tiny, Draw::huge}) {
       for (const std::int64_t K : widths()) {
         for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
           if (dtype != DType::f32 && K == widths().back()) continue;
-          SCOPED_TRACE(rule + " draw " + std::to_string(static_cast<int>(draw)) + " K " + std::to_string(K) + " " +
-                       name_of(dtype));
+          SCOPED_TRACE(name_of(rule) + std::string(" draw ") + std::to_string(static_cast<int>(draw)) + " K " +
+                       std::to_string(K) + " " + name_of(dtype));
           const Layout layout = seed % 3 == 1   ? Layout::strided_dim
                                 : seed % 3 == 2 ? Layout::reversed
                                                 : Layout::contiguous;
           const HostTensor weights = kit::draw_weights(draw, dtype, 3, K, format().element, ++seed, layout);
-          expect_reference_bits(weights, {.rule = rule_named(rule), .importance = {}}, format());
+          expect_reference_bits(weights, {.rule = rule, .importance = {}}, format());
           if (HasFailure()) return;
         }
       }
@@ -110,18 +64,16 @@ TEST_P(LowbitFormats, ImportanceCountsAsTheReferenceSays) {
   std::mt19937 random(5);
   std::vector<float> importance(static_cast<std::size_t>(K));
   for (float& h : importance) h = random() % 5 == 0 ? 0.0f : std::exp(std::normal_distribution<float>()(random));
-  for (const std::string& rule : rules_of(format())) {
-    if (!searches(rule_named(rule))) continue;
-    SCOPED_TRACE(rule);
+  for (const ScaleRule rule : kit::rules_of(format())) {
+    if (!searches(rule)) continue;
+    SCOPED_TRACE(name_of(rule));
     const HostTensor weights = kit::draw_weights(Draw::student, DType::f32, 3, K, format().element, 9);
-    const QuantizeOptions options{.rule = rule_named(rule),
-                                  .importance = TensorView(importance.data(), DType::f32, {K})};
+    const QuantizeOptions options{.rule = rule, .importance = TensorView(importance.data(), DType::f32, {K})};
     expect_reference_bits(weights, options, format());
     // Not the same as without, but for row formats, where one factor may be best for both.
     if (format().group == 0) continue;
-    EXPECT_NE(by_reference(weights, options, format())
-                  .difference(by_reference(weights, {.rule = rule_named(rule), .importance = {}}, format())),
-              "");
+    const kit::QuantizedByReference with(weights, options, format());
+    EXPECT_NE(with.difference(weights, {.rule = rule, .importance = {}}), "");
   }
 }
 

@@ -4,7 +4,12 @@
 #include <cmath>
 #include <random>
 
+#include "core/check.h"
+#include "core/dtypes.h"
 #include "lowbit/formats.h"
+#include "lowbit/scale_rules.h"
+#include "ops/lowbit_arguments.h"
+#include "reference/lowbit.h"
 
 namespace heddle::kit {
 namespace {
@@ -126,6 +131,60 @@ std::string QuantizedMemory::difference(const QuantizedMemory& other) const {
            std::to_string(static_cast<int>(*at)) + " and " + std::to_string(static_cast<int>(*there));
   }
   return "";
+}
+
+namespace {
+
+// The global scale as docs/formats.md defines it.
+float plain_global_scale(const HostTensor& weights, lowbit::ScaleRule rule) {
+  float amax = 0;
+  for (std::int64_t i = 0; i < weights.elements(); ++i) {
+    amax = std::max(amax, static_cast<float>(std::abs(weights.get(i))));
+  }
+  const float scale = amax / (rule == lowbit::ScaleRule::plain ? 6.0f * 448.0f : 6.0f * 256.0f);
+  return scale > 0 ? scale : 1.0f;
+}
+
+}  // namespace
+
+QuantizedByReference::QuantizedByReference(const HostTensor& weights, const lowbit::QuantizeOptions& options,
+                                           const lowbit::Format& format)
+    : memory(format, weights.view().shape[0], weights.view().shape[1]) {
+  const Check check("reference");
+  lowbit::QuantizeProblem problem = lowbit::checked_problem(check, weights.view(), options, memory.matrix());
+  if (problem.global_scale == 0) problem.global_scale = plain_global_scale(weights, options.rule);
+  reference::quantize(problem);
+  for (std::int64_t n = 0; n < problem.out.N; ++n) {
+    for (std::int64_t k = 0; k < problem.out.K; ++k) values.push_back(reference::dequantized(problem.out, n, k));
+  }
+}
+
+std::string QuantizedByReference::difference(const HostTensor& weights, const lowbit::QuantizeOptions& options) const {
+  const std::int64_t N = memory.matrix().rows, K = memory.matrix().columns;
+  QuantizedMemory found(memory.matrix().format, N, K);
+  lowbit::quantize(weights.view(), options, found.matrix());
+  if (!found.guards_intact()) return "memory beside the storage was written";
+  if (const std::string bytes = found.difference(memory); !bytes.empty()) return bytes;
+  for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const Layout layout = dtype == DType::bf16 ? Layout::padded_rows : Layout::contiguous;
+    const HostTensor out = HostTensor::output(dtype, {N, K}, layout);
+    lowbit::dequantize(found.matrix(), out.view());
+    if (!out.damage().empty()) return out.damage();
+    for (std::int64_t i = 0; i < N * K; ++i) {
+      const double wanted = rounded(values[static_cast<std::size_t>(i)], dtype);
+      if (out.get(i) == wanted) continue;
+      return text(name_of(dtype), " [", i / K, ", ", i % K, "] decodes to ", out.get(i), " for ", wanted);
+    }
+  }
+  return {};
+}
+
+std::vector<lowbit::ScaleRule> rules_of(const lowbit::Format& format) {
+  std::vector<lowbit::ScaleRule> rules;
+  for (int i = 0; i < 6; ++i) {
+    if (const auto rule = static_cast<lowbit::ScaleRule>(i); lowbit::has_rule(format, rule)) rules.push_back(rule);
+  }
+  return rules;
 }
 
 }  // namespace heddle::kit

@@ -43,4 +43,19 @@ class QuantizedMemory {
   lowbit::QuantizedMatrix matrix_;
 };
 
+// What the reference makes of weights, and what that decodes to.
+struct QuantizedByReference {
+  QuantizedByReference(const HostTensor& weights, const lowbit::QuantizeOptions& options, const lowbit::Format& format);
+
+  // Quantises the same with the target in use, and dequantises to every dtype. Empty if all bytes and values are the
+  // reference's; else the first that is not.
+  std::string difference(const HostTensor& weights, const lowbit::QuantizeOptions& options) const;
+
+  QuantizedMemory memory;
+  std::vector<float> values;  // [N, K]
+};
+
+// Rules that the format has.
+std::vector<lowbit::ScaleRule> rules_of(const lowbit::Format& format);
+
 }  // namespace heddle::kit

@@ -214,7 +214,10 @@ TEST(Rules, PowersOfTwoAsTheirFormulasSay) {
       EXPECT_EQ(exponents(ScaleRule::round_up, amax), std::vector<int>{up}) << amax;
       EXPECT_EQ(exponents(ScaleRule::plain, amax), std::vector<int>{up}) << amax;
       EXPECT_EQ(exponents(ScaleRule::even, amax), std::vector<int>{even}) << amax;
-      EXPECT_EQ(exponents(ScaleRule::mse, amax), (std::vector<int>{floor - 1, floor, floor + 1, floor + 2})) << amax;
+      std::vector<int> found = exponents(ScaleRule::mse, amax);
+      EXPECT_EQ(found[0], up);
+      std::ranges::sort(found);
+      EXPECT_EQ(found, (std::vector<int>{floor - 1, floor, floor + 1, floor + 2})) << amax;
     }
   }
   EXPECT_EQ(exponents(ScaleRule::plain, 0.0f), std::vector<int>{-127});
@@ -237,9 +240,11 @@ TEST(Rules, NvScalesAroundTheLargestWeight) {
   EXPECT_EQ(candidates.scale[1], 3.0f);
   find_candidates(format, ScaleRule::mse, {.high = 6.0f}, 1.0f, candidates);
   ASSERT_EQ(candidates.count, 12);
-  for (int i = 0; i < 12; ++i) EXPECT_EQ(candidates.stored[i], E4M3::nearest(1.0f).bits + i - 4u);
+  EXPECT_EQ(candidates.stored[0], E4M3::nearest(1.0f).bits);
+  std::sort(candidates.stored.begin(), candidates.stored.begin() + 12);
+  for (unsigned i = 0; i < 12; ++i) EXPECT_EQ(candidates.stored[i], E4M3::nearest(1.0f).bits + i - 4u);
   find_candidates(format, ScaleRule::mse, {.high = 1e-30f}, 1.0f, candidates);  // below the least scale
-  for (int i = 0; i < candidates.count; ++i) EXPECT_GE(candidates.stored[i], 1u);
+  for (int i = 1; i < candidates.count; ++i) EXPECT_GE(candidates.stored[i], 1u);
   find_candidates(format, ScaleRule::mse, {.high = 6e6f}, 1.0f, candidates);  // above the largest
   for (int i = 0; i < candidates.count; ++i) EXPECT_LE(candidates.stored[i], 126u);
   find_candidates(format, ScaleRule::mse, {.high = 0.0f}, 1.0f, candidates);
@@ -255,10 +260,10 @@ TEST(Rules, ZeroPointsAndGrids) {
   EXPECT_EQ(candidates.zero[0], 5.0f);
   find_candidates(format_named("int4_g32"), ScaleRule::mse, {.high = 7.0f}, 0, candidates);
   ASSERT_EQ(candidates.count, kFactors);
-  EXPECT_EQ(candidates.scale[0], 1.5f);
-  EXPECT_EQ(candidates.scale[16], 1.0f);
-  EXPECT_EQ(candidates.scale[kFactors - 1], 0.28125f);
-  EXPECT_EQ(candidates.zero[16], 8.0f);
+  EXPECT_EQ(candidates.scale[0], 1.0f);
+  EXPECT_EQ(candidates.zero[0], 8.0f);
+  std::sort(candidates.scale.begin(), candidates.scale.begin() + kFactors);
+  for (int i = 0; i < kFactors; ++i) EXPECT_EQ(candidates.scale[i], static_cast<float>(i + 9) / 32);
   find_candidates(format_named("e2m1_row"), ScaleRule::plain, {.high = 0.0f}, 0, candidates);
   EXPECT_EQ(candidates.scale[0], 1e-8f);
 }

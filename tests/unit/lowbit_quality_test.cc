@@ -110,6 +110,20 @@ TEST(LowbitQuality, NoErrorIsInfinite) {
   EXPECT_TRUE(std::isinf(error_of(weights, "int8_row", "plain").sqnr));
 }
 
+// Where nothing counts the plain rule's scale stays, on every format.
+TEST(LowbitQuality, NoImportanceAtAllIsThePlainScale) {
+  const HostTensor weights = kit::draw_weights(Draw::gaussian, DType::f32, 8, 256, Element::e2m1, 6);
+  const std::vector<float> importance(256, 0.0f);
+  for (const std::string& name : format_names()) {
+    if (name == "nvfp4") continue;  // another global scale
+    QuantizedMemory plain(format_named(name), 8, 256), searched(format_named(name), 8, 256);
+    quantize(weights.view(), {}, plain.matrix());
+    quantize(weights.view(), {.rule = ScaleRule::mse, .importance = TensorView(importance.data(), DType::f32, {256})},
+             searched.matrix());
+    EXPECT_EQ(plain.difference(searched), "") << name;
+  }
+}
+
 // A search with importance errs less where it counts, and more elsewhere.
 TEST(LowbitQuality, ImportanceMovesTheError) {
   const HostTensor weights = kit::draw_weights(Draw::student, DType::f32, 64, 256, Element::e2m1, 6);
