@@ -28,6 +28,7 @@
 #include "cpu/bias_gradient-inl.h"
 #include "model/row_ops-inl.h"
 #include "cpu/lowbit_elements-inl.h"
+#include "cpu/lowbit_search-inl.h"
 #include "cpu/lowbit_encode-inl.h"
 #include "cpu/lowbit_decode-inl.h"
 // clang-format on

@@ -75,6 +75,22 @@ TEST(Tables, ScalesOfOneByte) {
   }
 }
 
+// What kernels on tensor cores rest on: without the global scale nothing is lost in 16 bits.
+TEST(Tables, BlockScaledE2m1FitsSixteenBits) {
+  for (unsigned code = 0; code < 16; ++code) {
+    const float value = E2M1{static_cast<std::uint8_t>(code)}.value();
+    for (unsigned bits = 0; bits < 127; ++bits) {
+      const float product = value * kE4M3Values[bits];
+      EXPECT_EQ(f16_to_f32(f32_to_f16(product)), product);
+      EXPECT_EQ(bf16_to_f32(f32_to_bf16(product)), product);
+    }
+    for (unsigned bits = 2; bits < 252; ++bits) {  // 4 * 2^125 would leave bfloat16's range, as float32's
+      const float product = value * kE8M0Values[bits];
+      EXPECT_EQ(bf16_to_f32(f32_to_bf16(product)), product);
+    }
+  }
+}
+
 // Nearest by brute force over all codes; of equally near ones the lower magnitude, then the lower value.
 template <class Element>
 int nearest_code(double x, bool signed_magnitude) {
