@@ -3,6 +3,7 @@
 // registers, dQ is added up in global memory. See docs/kernels/sm80_attention_bwd.md.
 #pragma once
 
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_bwd/loader.cuh"
 #include "cuda/sm80/attention_bwd/scores.cuh"
 #include "cuda/sm80/attention_bwd/sums.cuh"

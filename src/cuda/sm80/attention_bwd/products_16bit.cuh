@@ -3,6 +3,8 @@
 // swizzle is an exclusive or. What sums[g][n] holds: group g of 16 rows, block n of 8 columns.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/matrix.cuh"
 #include "cuda/sm80/attention_bwd/config.h"
 #include "cuda/sm80/attention_fwd/products_16bit.cuh"
 

@@ -2,6 +2,8 @@
 // forward's products_tf32.cuh.
 #pragma once
 
+#include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_bwd/config.h"
 #include "cuda/sm80/attention_fwd/products_tf32.cuh"
 

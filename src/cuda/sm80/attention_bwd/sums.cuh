@@ -1,6 +1,7 @@
 // What becomes of sums in registers: dQ is added up in global memory, dK and dV are rounded and written.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/shared_sums.cuh"
 #include "cuda/sm80/attention_bwd/scores.cuh"
 

@@ -3,6 +3,9 @@
 // and no consumer waits for it.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_bwd/schedule.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_bwd/params.h"
 #include "cuda/sm90/attention_fwd/config.h"
 

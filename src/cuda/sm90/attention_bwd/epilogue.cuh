@@ -1,6 +1,8 @@
 // Gradients on their way from registers to memory.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/matrix.cuh"
 #include "cuda/sm90/attention_bwd/config.h"
 
 namespace heddle::cuda::sm90::attention_bwd {

@@ -3,6 +3,8 @@
 // kernel. See docs/kernels/sm90_attention_bwd.md.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_bwd/adder.cuh"
 #include "cuda/sm90/attention_bwd/consumer.cuh"
 #include "cuda/sm90/attention_bwd/producer.cuh"

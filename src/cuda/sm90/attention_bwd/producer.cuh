@@ -1,6 +1,8 @@
 // The warp that brings k and v once, and q, dO and their statistics tile by tile.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_bwd/schedule.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {

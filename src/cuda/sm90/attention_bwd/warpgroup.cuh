@@ -3,6 +3,11 @@
 // dS K.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_bwd/closed_keys.cuh"
 #include "cuda/sm90/attention_bwd/epilogue.cuh"
