@@ -32,6 +32,7 @@ DECODE = ["decode B1 32/8 1024", "decode B1 32/8 4096", "decode B1 32/8 32768", 
           "decode B64 32/8 8192, e4m3", "decode B64 32/8 8192, 16 rows"]  # fmt: skip
 GRADIENTS = [
     *((f"D {d}, {words}", f"backward D{d} {name} ") for d in (64, 128, 256) for words, name in (("no mask", "none"), ("causal", "causal"))),
+    *((f"D 96, {words}, S 4096", f"backward head size 96, {name} ") for words, name in (("no mask", "none"), ("causal", "causal"))),
     ("grouped heads 64/8, D 128, causal, 4k to 16k", "backward gqa "),
     ("window of 1024, D 128, S 16384", "backward window "),
     ("packed documents of 128 to 8192, D 128", "backward documents "),

@@ -18,14 +18,14 @@ void launch(const Params& params, int grid, cudaStream_t stream) {
 template <class C>
 void round_sums(const Params& params, const Sums& sums, cudaStream_t stream) {
   const std::int64_t blocks = params.problem.B * sums.heads * ((sums.longest + kSumRows - 1) / kSumRows);
-  start("attention_backward", round_sums_kernel<typename C::Element, C::kHeadSize>,
+  start("attention_backward", round_sums_kernel<typename C::Element, C::kColumns>,
         {static_cast<unsigned>(blocks), kSumThreads}, stream, params, sums);
 }
 
 template <class C>
 constexpr Variant variant() {
   return {
-      .head_size = C::kHeadSize, .tile_q = C::kTileQ, .tile_k = C::kTileK, .launch = launch<C>, .round = round_sums<C>};
+      .columns = C::kColumns, .tile_q = C::kTileQ, .tile_k = C::kTileK, .launch = launch<C>, .round = round_sums<C>};
 }
 
 }  // namespace heddle::cuda::sm90::attention_bwd
