@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch
 
 from . import _heddle
-from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, SINK, check_rank, lse_shape
-from ._torch_ops import backward_operator, empty_out, native, out_dtype, seed_tensor
+from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, SINK, check_rank
+from ._torch_ops import backward_operator, empty_lse, empty_out, native, out_dtype, seed_tensor
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -18,6 +18,7 @@ _legacy_batched = torch._C._functorch.is_legacy_batchedtensor  # what is_grads_b
 _jit_tracing = torch._C._get_tracing_state
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+_LSE_DTYPE = torch.float32
 _forward_ad = torch.autograd.forward_ad
 
 
@@ -40,7 +41,12 @@ def plain(x):
 
 def is_direct(q, k, v):
     """Whether the dispatcher would only pass the call on, to autograd at most."""
-    return not watched() and plain(q) and plain(k) and plain(v) and (q.is_cuda or q.is_cpu)
+    if watched():
+        return False
+    for x in (q, k, v):  # plain(), written out: this is the way of every call
+        if type(x) not in _PLAIN_TYPES or x.is_neg() or _legacy_batched(x):
+            return False
+    return q.is_cuda or q.is_cpu
 
 
 def are_direct(arrays):
@@ -60,14 +66,14 @@ def forward(q, k, v, items, with_lse, heads_first):
         size = v.shape[-1]
         strides = (rows * heads * size, size, heads * size, 1)
         out = q.new_empty_strided((batch, heads, rows, size), strides, dtype=out_dtype(q))
-        if with_lse:
-            lse = q.new_empty((batch, heads, rows), dtype=torch.float32)
+        if with_lse:  # contiguous, by the function that is at hand
+            lse = q.new_empty_strided((batch, heads, rows), (heads * rows, rows, 1), dtype=_LSE_DTYPE)
     else:
         out = empty_out(q, v)
         if with_lse:
             packed = items[CU_SEQLENS_Q] is not None
             check_rank(q.shape, packed)
-            lse = q.new_empty(lse_shape(q.shape, packed), dtype=torch.float32)
+            lse = empty_lse(q, packed)
     native(_heddle.attention_forward, q, k, v, out, lse, items, heads_first)
     return out, lse
 

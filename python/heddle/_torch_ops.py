@@ -53,8 +53,12 @@ def _items(options):
     return options if seed is None else (*options[:DROPOUT_SEED], int(seed), *options[DROPOUT_SEED + 1 :])
 
 
+_FLOAT8 = torch.float8_e4m3fn
+
+
 def out_dtype(q):
-    return torch.bfloat16 if q.dtype is torch.float8_e4m3fn else q.dtype
+    dtype = q.dtype
+    return torch.bfloat16 if dtype is _FLOAT8 else dtype
 
 
 def empty_out(q, v):

@@ -23,8 +23,8 @@ TensorView rows_first(TensorView view, bool heads_first) {
   return view;
 }
 
-// A gradient that came from autograd, on a GPU with rows of 16 bytes' multiples. Autograd makes others, of one element for
-// a sum, of parts for a concatenation, and a copy costs less than a kernel that takes them.
+// A gradient that came from autograd, on a GPU with rows of 16 bytes' multiples. Autograd makes others, of one element
+// for a sum, of parts for a concatenation, and a copy costs less than a kernel that takes them.
 TensorView read_gradient(Arguments& arguments, nb::object& d_o) {
   const TensorView view = arguments.read(d_o, "d_o");
   if (view.device != Device::cuda) return view;
@@ -48,7 +48,7 @@ void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle 
   Runtime runtime;
   runtime.stream = reinterpret_cast<void*>(stream);
   Scratch scratch;
-  DeviceScratch device_scratch;  // outlives what follows: given back with the GIL held
+  DeviceScratch device_scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
   attention_forward_with(q_view, k_view, v_view, o_view, lse_view, options, runtime, [&](std::size_t bytes) {
     return q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
@@ -75,7 +75,7 @@ void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle
   Runtime runtime;
   runtime.stream = reinterpret_cast<void*>(stream);
   Scratch scratch;
-  DeviceScratch device_scratch;
+  DeviceScratch device_scratch(arguments.gpu());
   nb::gil_scoped_release released;
   attention_backward_with(q_view, k_view, v_view, o_view, lse_view, d_o_view, d_lse_view, gradients, options, runtime,
                           [&](std::size_t bytes) {
