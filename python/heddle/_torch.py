@@ -6,7 +6,7 @@ import torch
 
 from . import _heddle
 from . import _torch_direct as direct
-from ._options import ARRAYS, BIAS, DROPOUT_P, DROPOUT_SEED, MASK, SINK
+from ._options import ARRAYS, BIAS, DROPOUT_P, DROPOUT_SEED, MASK
 from ._torch_ops import AttentionForTransforms, seed_tensor, transformed
 
 _forward_operator = torch.ops.heddle.attention_forward.default
