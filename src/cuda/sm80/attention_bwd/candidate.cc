@@ -44,6 +44,8 @@ const Variant& variant_for(const AttentionProblem& p) {
   const auto fits = [](const Variant& v) {
     return v.shared_bytes <= static_cast<std::size_t>(current_device().shared_memory);
   };
+  // Rows up to the smaller tile would leave half of the larger one idle.
+  if (plain && fits(variants.large) && p.Sq > variants.plain.tile_q) return variants.large;
   if (plain && fits(variants.plain)) return variants.plain;
   return fits(variants.options) ? variants.options : variants.everywhere;
 }

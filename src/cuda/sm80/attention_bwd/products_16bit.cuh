@@ -121,8 +121,8 @@ requires(!Float32<C>) __device__
 // 16 bytes of a row of an output, this lane's of four blocks of sums from `n` on, times `scale`: all 8 columns of block
 // n + lane % 4. i: of the row's first element in a block. The four lanes of a row exchange pairs of columns. All lanes.
 template <class C, int kBlocks>
-requires(!Float32<C>) __device__
-    inline uint4 piece_of(const float (&sums)[kBlocks][4], int n, int i, int lane, float scale) {
+requires(!Float32<C>) __device__ inline uint4
+    piece_of(const float (&sums)[kBlocks][4], int n, int i, int lane, float scale) {
   const auto pair = [&](int j) {
     return ptx::pack2<typename C::Element>(sums[n + j][i] * scale, sums[n + j][i + 1] * scale);
   };
