@@ -49,6 +49,7 @@ __device__ inline void store_elements(T* to, std::int64_t stride, uint4 piece, i
 template <class C, class ShareOfWarp>
 __device__ inline void store_sums(const Params& p, const typename ShareOfWarp::Sums& sums, float scale,
                                   const Operand& x, std::byte* row0, int rows, std::int64_t size) {
+  static_assert(ShareOfWarp::kBlocks % 4 == 0);
   using T = typename C::Element;
   constexpr int kPieces = sizeof(T) / 2, kPiece = 16 / sizeof(T);  // a lane's, of four blocks; elements of one
   const unsigned warp = threadIdx.x / 32;
