@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/any/attention_bwd_rows/params.h"
+#include "cuda/common/overlap.cuh"
 
 namespace heddle::cuda::any::attention_bwd_rows {
 
@@ -62,6 +63,7 @@ __device__ inline bool is_sink(float lse, float sink) { return fabsf(lse - sink)
 // follow each other, as their rows do in memory.
 template <class T>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ Params params) {
+  let_next_grid_start();
   const AttentionBackwardProblem& p = params.problem;
   const unsigned heads = static_cast<unsigned>(p.H), blocks = params.blocks_per_sequence;
   const unsigned unit = blockIdx.x / heads, h = blockIdx.x - unit * heads, b = unit / blocks;

@@ -3,7 +3,7 @@
 // registers, dQ is added up in global memory. See docs/kernels/sm80_attention_bwd.md.
 #pragma once
 
-#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_bwd/loader.cuh"
 #include "cuda/sm80/attention_bwd/scores.cuh"
@@ -42,14 +42,6 @@ __device__ inline void add_dq(const Params& p, const Work& w, int h, int tile, i
   if (turns != nullptr) end_turn(turns);
 }
 
-// What grids before this one wrote can be read from here on; without code for it the stream has seen to that. Every CTA
-// comes here: so a grid that has ended says that those before it have.
-__device__ inline void wait_for_previous_grid() {
-#if __CUDA_ARCH__ >= 900
-  ptx::previous_grid_wait();
-#endif
-}
-
 // In each step S = Q Kᵀ and dP = dO Vᵀ share one way of dividing a matrix among the warps, dV += Pᵀ dO and dK += dSᵀ Q
 // another, and dQ = dS K a third; P and dS change hands in shared memory. While dQ is computed and added, the rows of
 // the next step are on their way, and two CTAs on a multiprocessor fill each other's waits.
@@ -58,6 +50,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
   extern __shared__ __align__(1024) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
   const Work& w = shared.work;
+  let_next_grid_start();
   if (threadIdx.x == 0) shared.work = describe_work<C>(p);
   if (threadIdx.x < 8) shared.attended[threadIdx.x / 4][threadIdx.x % 4] = 0;
   __syncthreads();
