@@ -1,7 +1,7 @@
 """Writes README's table of GPU figures from the results of `make bench-gpu`.
 
   python scripts/gpu_table.py bench/results/nvidia-h200.json
-  python scripts/gpu_table.py bench/results/nvidia-h200.json bench/results/nvidia-h200-backward.json   # rows measured later
+  python scripts/gpu_table.py bench/results/nvidia-h200.json bench/results/nvidia-h200-*.json   # rows measured later
 """
 
 import argparse
