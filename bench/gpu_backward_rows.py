@@ -146,6 +146,9 @@ def rows():
             for length in LENGTHS:
                 name = f"backward D{size} {'causal' if causal else 'none'} S{length}"
                 out[name] = functools.partial(batched, 16384 // length, length, 2048 // size, 2048 // size, size, causal)
+    for causal in (False, True):
+        name = f"backward head size 96, {'causal' if causal else 'none'} S4096"
+        out[name] = functools.partial(batched, 4, 4096, 16, 16, 96, causal)
     for length in LENGTHS[3:]:
         out[f"backward gqa 64/8 D128 causal S{length}"] = functools.partial(batched, 1, length, 64, 8, 128, True)
     out["backward window 1024 D128 causal S16384"] = functools.partial(windowed, 16384, 16, 128, 1024)

@@ -1,5 +1,6 @@
 // Rung 5: the same products, but the next tile is on its way while this one is computed: cp.async from global to shared
 // memory, past the registers, into the second of two buffers.
+#include "cuda/common/ptx/memory.cuh"
 #include "mma_rows.cuh"
 
 namespace ladder {

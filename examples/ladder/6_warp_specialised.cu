@@ -1,6 +1,9 @@
 // Rung 6: Hopper's own instructions. One thread copies tiles by the tensor memory accelerator; two warpgroups multiply
 // by wgmma, whose operands are in shared memory, and which runs while the warpgroup goes on: the softmax of one tile
 // beside P V of the one before. Registers move from the warpgroup that copies to those that compute.
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/common/tensor_map.h"
 #include "wgmma_rows.cuh"
 

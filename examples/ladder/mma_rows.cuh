@@ -1,7 +1,9 @@
 // What rungs 4 and 5 share: a warp that owns 32 query rows, and does both products on tensor cores with mma.sync.
 #pragma once
 
-#include "cuda/common/ptx.cuh"
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/ptx/memory.cuh"
 #include "ladder.cuh"
 
 namespace ladder {

@@ -1,6 +1,8 @@
 // A warpgroup of rung 6, which owns 64 query rows: its two products and its softmax.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "ladder.cuh"
 

@@ -26,6 +26,12 @@ file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attent
 set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS
   "${heddle_code_sm80};-gencode=arch=compute_89,code=[sm_89,compute_89]")
 target_compile_options(heddle PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall>)
+# A quarter of the size. A kernel is unpacked when it is first called.
+include(CheckCompilerFlag)
+check_compiler_flag(CUDA --compress-mode=size HEDDLE_NVCC_COMPRESSES)
+if(HEDDLE_NVCC_COMPRESSES)
+  target_compile_options(heddle PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--compress-mode=size>)
+endif()
 set_target_properties(heddle PROPERTIES
   CUDA_RUNTIME_LIBRARY Static
   CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/cmake/strict_ptxas.sh;${CMAKE_CXX_COMPILER_LAUNCHER}")

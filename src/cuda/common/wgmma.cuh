@@ -13,7 +13,7 @@
 
 #include <cuda_fp8.h>
 
-#include "cuda/common/ptx.cuh"
+#include "cuda/common/ptx/memory.cuh"
 
 namespace heddle::cuda {
 

@@ -4,7 +4,8 @@
 #pragma once
 
 #include "cuda/any/attention_baseline/tile.cuh"
-#include "cuda/common/ptx.cuh"
+#include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/ptx/memory.cuh"
 
 namespace heddle::cuda::any::attention_baseline {
 

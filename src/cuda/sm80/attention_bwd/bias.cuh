@@ -2,6 +2,7 @@
 // order.
 #pragma once
 
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_bwd/loader.cuh"
 #include "cuda/sm80/attention_bwd/scores.cuh"
 

@@ -2,6 +2,7 @@
 // no row attends, arrive as zeros.
 #pragma once
 
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_bwd/schedule.cuh"
 #include "cuda/sm80/attention_fwd/loader.cuh"
 

@@ -1,7 +1,6 @@
 // Which CTA has which keys.
 #pragma once
 
-#include "cuda/common/ptx.cuh"
 #include "cuda/sm80/attention_bwd/config.h"
 #include "cuda/sm80/attention_bwd/params.h"
 

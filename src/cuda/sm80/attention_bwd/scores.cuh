@@ -2,6 +2,8 @@
 // forward's functions; a warp's share is C::Scores.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_bwd/products_16bit.cuh"
 #include "cuda/sm80/attention_bwd/products_tf32.cuh"
 #include "cuda/sm80/attention_bwd/schedule.cuh"

@@ -5,7 +5,8 @@
 #include <cfloat>
 
 #include "cuda/common/e4m3.cuh"
-#include "cuda/common/ptx.cuh"
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/matrix.cuh"
 #include "cuda/sm80/attention_decode/scores.cuh"
 
 namespace heddle::cuda::sm80::attention_decode {

@@ -2,6 +2,7 @@
 // are on their own until a segment ends. See docs/kernels/sm80_attention_decode.md.
 #pragma once
 
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_decode/loader.cuh"
 #include "cuda/sm80/attention_decode/merge.cuh"
 

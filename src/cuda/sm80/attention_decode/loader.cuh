@@ -2,7 +2,7 @@
 // whatever lies there, NaN included, meets no product.
 #pragma once
 
-#include "cuda/common/ptx.cuh"
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_decode/new_rows.cuh"
 
 namespace heddle::cuda::sm80::attention_decode {

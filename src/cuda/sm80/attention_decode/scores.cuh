@@ -4,7 +4,7 @@
 // Masking selects: whatever a masked score was, NaN included, it becomes -inf.
 #pragma once
 
-#include "cuda/common/ptx.cuh"
+#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_decode/new_rows.cuh"
 
 namespace heddle::cuda::sm80::attention_decode {

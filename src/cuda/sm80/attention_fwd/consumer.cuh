@@ -4,7 +4,7 @@
 
 #include <cfloat>
 
-#include "cuda/common/ptx.cuh"
+#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_fwd/scores.cuh"
 
 namespace heddle::cuda::sm80::attention_fwd {

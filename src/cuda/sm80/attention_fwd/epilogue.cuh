@@ -1,6 +1,7 @@
 // The end of a tile: lse, and O normalised, rounded and written.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_fwd/consumer.cuh"
 
 namespace heddle::cuda::sm80::attention_fwd {

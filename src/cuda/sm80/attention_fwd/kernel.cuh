@@ -2,6 +2,7 @@
 // rows from the first product to the last store. See docs/kernels/sm80_attention_fwd.md.
 #pragma once
 
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_fwd/consumer.cuh"
 #include "cuda/sm80/attention_fwd/epilogue.cuh"
 #include "cuda/sm80/attention_fwd/loader.cuh"

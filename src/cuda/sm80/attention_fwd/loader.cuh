@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "cuda/common/ptx.cuh"
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_fwd/schedule.cuh"
 
 namespace heddle::cuda::sm80::attention_fwd {

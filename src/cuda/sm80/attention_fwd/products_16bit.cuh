@@ -1,6 +1,9 @@
 // The products of a key tile with 16-bit operands, mma.m16n8k16.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_fwd/consumer.cuh"
 
 namespace heddle::cuda::sm80::attention_fwd {

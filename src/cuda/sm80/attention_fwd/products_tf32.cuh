@@ -6,6 +6,8 @@
 // ones, are then added to the whole in float32, rounded to nearest. The bounds: docs/numerics.md.
 #pragma once
 
+#include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_fwd/consumer.cuh"
 
 namespace heddle::cuda::sm80::attention_fwd {

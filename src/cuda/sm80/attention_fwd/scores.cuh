@@ -5,7 +5,7 @@
 #pragma once
 
 #include "core/philox.h"
-#include "cuda/common/ptx.cuh"
+#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_fwd/schedule.cuh"
 
 namespace heddle::cuda::sm80::attention_fwd {

@@ -3,13 +3,16 @@
 // and no consumer waits for it.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_bwd/schedule.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {
 
 // Blocks of 64 rows and 64 dims that a tile's dQ has; those of one warpgroup are every other one.
 template <class C>
-constexpr int kQueryBlocks = C::kTileQ* C::kHeadSize / (64 * 64);
+constexpr int kQueryBlocks = C::kTileQ* C::kColumns / (64 * 64);
 
 // One of two threads: the tiles of this parity.
 template <class C>
@@ -33,7 +36,7 @@ __device__ void add_in_turns(const Params& p, SharedMemory<C>& shared, int parit
       phases ^= 1u << warpgroup;
 #pragma unroll
       for (int warp = 0; warp < 4; ++warp) {
-        ptx::bulk_add(p.dq + row * C::kHeadSize + block * (64 * 64) + warp * (16 * 64),
+        ptx::bulk_add(p.dq + row * C::kColumns + block * (64 * 64) + warp * (16 * 64),
                       shared.staging[4 * warpgroup + warp].dq, sizeof(shared.staging[0].dq));
       }
       ptx::bulk_commit();

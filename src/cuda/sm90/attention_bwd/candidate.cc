@@ -52,24 +52,27 @@ Refusal supports(const AttentionBackwardProblem& p) {
   return "";
 }
 
-// By head size: plain, with a softcap, with ALiBi, a bias or a mask.
-constexpr const Variant* kBf16[3][4] = {{&kBf16D64, &kBf16D128, &kBf16D192, &kBf16D256},
-                                        {&kBf16D64Softcap, &kBf16D128Softcap, &kBf16D256Softcap, &kBf16D256Softcap},
-                                        {&kBf16D64Planes, &kBf16D128Planes, &kBf16D256Planes, &kBf16D256Planes}};
-constexpr const Variant* kF16[3][4] = {{&kF16D64, &kF16D128, &kF16D192, &kF16D256},
-                                       {&kF16D64Softcap, &kF16D128Softcap, &kF16D256Softcap, &kF16D256Softcap},
-                                       {&kF16D64Planes, &kF16D128Planes, &kF16D256Planes, &kF16D256Planes}};
+// By head size, to 64, 96, 128, 192, 256: plain, with a softcap, with ALiBi, a bias or a mask.
+constexpr const Variant* kBf16[3][5] = {
+    {&kBf16D64, &kBf16D96, &kBf16D128, &kBf16D192, &kBf16D256},
+    {&kBf16D64Softcap, &kBf16D128Softcap, &kBf16D128Softcap, &kBf16D256Softcap, &kBf16D256Softcap},
+    {&kBf16D64Planes, &kBf16D128Planes, &kBf16D128Planes, &kBf16D256Planes, &kBf16D256Planes}};
+constexpr const Variant* kF16[3][5] = {
+    {&kF16D64, &kF16D96, &kF16D128, &kF16D192, &kF16D256},
+    {&kF16D64Softcap, &kF16D128Softcap, &kF16D128Softcap, &kF16D256Softcap, &kF16D256Softcap},
+    {&kF16D64Planes, &kF16D128Planes, &kF16D128Planes, &kF16D256Planes, &kF16D256Planes}};
 
 const Variant& variant_for(const AttentionBackwardProblem& p) {
   const std::int64_t size = std::max(p.D, p.Dv);
   const int options = has_planes(p) ? 2 : p.softcap != 0 ? 1 : 0;
-  return *(p.dtype == DType::bf16 ? kBf16 : kF16)[options][size <= 64 ? 0 : size <= 128 ? 1 : size <= 192 ? 2 : 3];
+  const int number = size <= 64 ? 0 : size <= 96 ? 1 : size <= 128 ? 2 : size <= 192 ? 3 : 4;
+  return *(p.dtype == DType::bf16 ? kBf16 : kF16)[options][number];
 }
 
 double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
-  const Cost& cost = cost_of(variant_for(p).head_size <= 64    ? "sm90_bwd d64"
-                             : variant_for(p).head_size <= 128 ? "sm90_bwd d128"
-                                                               : "sm90_bwd d256");
+  const Cost& cost = cost_of(variant_for(p).columns <= 64    ? "sm90_bwd d64"
+                             : variant_for(p).columns <= 128 ? "sm90_bwd d128"
+                                                             : "sm90_bwd d256");
   const double flops = 5.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
   return cost.fixed + flops / cost.flops;
 }
@@ -87,7 +90,7 @@ struct Layout {
   std::int64_t lse_log2 = 0, delta, dq, dk, dv, turns, turns_bytes, bytes;
 
   Layout(const AttentionBackwardProblem& p, const Variant& v) {
-    const std::int64_t word = sizeof(float), row = v.head_size * word, parts = parts_of_group(p, v);
+    const std::int64_t word = sizeof(float), row = v.columns * word, parts = parts_of_group(p, v);
     const std::int64_t key_sums = parts > 1 ? parts * p.Hkv * key_rows_per_head(p) * row : 0;
     delta = lse_log2 + statistics_bytes(p);
     dq = delta + statistics_bytes(p);
@@ -111,7 +114,7 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
   const Layout layout(p, v);
   const auto floats = [&](std::int64_t at) { return reinterpret_cast<float*>(memory + at); };
-  const std::int64_t row_bytes = v.head_size * static_cast<std::int64_t>(sizeof(float));
+  const std::int64_t row_bytes = v.columns * static_cast<std::int64_t>(sizeof(float));
   const any::attention_bwd_rows::Rows rows = {
       .lse_log2 = floats(layout.lse_log2),
       .delta = floats(layout.delta),

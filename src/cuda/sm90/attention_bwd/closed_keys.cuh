@@ -1,6 +1,7 @@
 // Keys and values that a bias or mask keeps from every row: their probabilities are zero, but zero times NaN is not.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_bwd/producer.cuh"
 #include "cuda/sm90/attention_bwd/score_options.cuh"
 #include "cuda/sm90/attention_fwd/guard.cuh"

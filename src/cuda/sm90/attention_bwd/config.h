@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_bwd/params.h"
 #include "cuda/sm90/attention_fwd/config.h"
 
@@ -25,7 +26,8 @@ enum class Option { kNone, kSoftcap, kPlanes };
 template <class T, int kHeadSize_, int kTileQ_, Option kOption_ = Option::kNone>
 struct Config {
   using Element = T;
-  static constexpr int kHeadSize = kHeadSize_;  // D and Dv, at most
+  static constexpr int kHeadSize = kHeadSize_;                                 // D and Dv, at most
+  static constexpr int kColumns = (kHeadSize + kPanel - 1) / kPanel * kPanel;  // as stored, zeros behind the head size
   static constexpr int kTileQ = kTileQ_;
   static constexpr Option kOption = kOption_;
   // Head sizes up to 128: each warpgroup has 64 keys, and half of dQ. Above, dK and dV of 64 keys take all registers:
@@ -33,7 +35,7 @@ struct Config {
   static constexpr bool kSplit = kHeadSize > 128;
   static constexpr int kTileK = kSplit ? kKeys : kConsumers * kKeys;
   static constexpr int kStages = 2, kOutputStages = kSplit ? 1 : 2;  // of q and of dO
-  static_assert(kSplit ? kTileQ == 64 : kHeadSize * kTileQ == kConsumers * 64 * 64);
+  static_assert(kSplit ? kTileQ == 64 : kColumns * kTileQ == kConsumers * 64 * 64);
 };
 
 // What this CTA computes.

@@ -2,6 +2,7 @@
 // tile's dQ, which sums over the keys of both warpgroups.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_bwd/warpgroup.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {

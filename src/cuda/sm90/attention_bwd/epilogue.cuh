@@ -1,6 +1,8 @@
 // Gradients on their way from registers to memory.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/matrix.cuh"
 #include "cuda/sm90/attention_bwd/config.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
@@ -13,10 +15,10 @@ __device__ __forceinline__ void store_rows(T (&staging)[16][kPanel], std::byte* 
   const int lane = attention_fwd::recomputed(static_cast<int>(threadIdx.x) % 32), chunk = lane % 8;
   T* const out = reinterpret_cast<T*>(to);
 #pragma unroll
-  for (int panel = 0; panel < kCount / 32; ++panel) {
+  for (int panel = 0; panel < (kCount + 31) / 32; ++panel) {
     // Lanes 0-15 name the rows of the left 8 columns, 16-31 of the right. Chunk c of row r lies at chunk c ^ (r % 8).
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
+    for (int j = 0; j < 4 && 32 * panel + 8 * j < kCount; ++j) {
       const float* x = d + 32 * panel + 8 * j;
       ptx::store_matrix_x4(&staging[lane % 16][8 * ((2 * j + lane / 16) ^ (lane % 8))],
                            ptx::pack2<T>(x[0] * factor, x[1] * factor), ptx::pack2<T>(x[2] * factor, x[3] * factor),

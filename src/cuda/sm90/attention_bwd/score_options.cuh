@@ -1,6 +1,7 @@
 // What changes scores pair by pair: softcap, ALiBi, bias, mask.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_bwd/scores.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {

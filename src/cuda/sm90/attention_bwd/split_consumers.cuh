@@ -3,6 +3,8 @@
 // the same thread of both holds the same pairs.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_bwd/warpgroup.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {

@@ -1,6 +1,7 @@
 // Gradients from their sums in f32: scaled, rounded, and put into rows. A block takes 64 rows of a head.
 #pragma once
 
+#include "cuda/common/overlap.cuh"
 #include "cuda/sm90/attention_bwd/epilogue.cuh"
 #include "cuda/sm90/attention_bwd/schedule.cuh"
 
@@ -8,10 +9,11 @@ namespace heddle::cuda::sm90::attention_bwd {
 
 constexpr int kSumThreads = 128, kSumRows = 64;
 
-template <class T, int kHeadSize>
+template <class T, int kColumns>
 __global__ void __launch_bounds__(kSumThreads)
     round_sums_kernel(const __grid_constant__ Params p, const __grid_constant__ Sums sums) {
   __shared__ alignas(16) T staging[4][16][kPanel];
+  wait_for_previous_grid();
   const AttentionBackwardProblem& problem = p.problem;
   const std::int64_t blocks = (sums.longest + kSumRows - 1) / kSumRows, unit = blockIdx.x / blocks;
   const std::int64_t b = unit / sums.heads, h = unit - b * sums.heads, row = (blockIdx.x - unit * blocks) * kSumRows;
@@ -22,13 +24,13 @@ __global__ void __launch_bounds__(kSumThreads)
   const std::int64_t first =
       h * sums.rows_per_head + row +
       (sums.of_keys ? first_key_row(problem, b, s) : any::attention_bwd_rows::first_row(problem, b, s));
-  const float4* from = reinterpret_cast<const float4*>(sums.data + first * kHeadSize) + warp * 256 + threadIdx.x % 32;
+  const float4* from = reinterpret_cast<const float4*>(sums.data + first * kColumns) + warp * 256 + threadIdx.x % 32;
 #pragma unroll 1
-  for (int panel = 0; panel < kHeadSize / kPanel; ++panel, from += kSumRows * kPanel / 4) {
+  for (int panel = 0; panel < kColumns / kPanel; ++panel, from += kSumRows * kPanel / 4) {
     float d[32] = {};
 #pragma unroll 1
     for (int part = 0; part < sums.parts; ++part) {
-      const float4* const of_part = from + part * (sums.heads * sums.rows_per_head * (kHeadSize / 4));
+      const float4* const of_part = from + part * (sums.heads * sums.rows_per_head * (kColumns / 4));
 #pragma unroll
       for (int m = 0; m < 8; ++m) {
         const float4 x = of_part[32 * m];

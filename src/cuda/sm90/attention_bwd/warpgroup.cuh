@@ -3,6 +3,11 @@
 // dS K.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_bwd/closed_keys.cuh"
 #include "cuda/sm90/attention_bwd/epilogue.cuh"
@@ -176,7 +181,7 @@ class Warpgroup {
   // Where this warp's 16 rows of block `number` of a tile of dQ are summed.
   __device__ float* sum_of(int head, int tile, int number) const {
     const std::int64_t row = head * p.rows_per_head + shared.work.statistics_row + tile * C::kTileQ;
-    return p.dq + (row * C::kHeadSize + number * (64 * 64) + thread() / 32 * (16 * 64));
+    return p.dq + (row * C::kColumns + number * (64 * 64) + thread() / 32 * (16 * 64));
   }
   // Has a block of dQ added by the copying engine: added from the registers, it would hold up what the warps want of
   // shared memory. Deterministic sums: by the threads that wait for turns. parity: of the tile, in this CTA's order.
@@ -223,7 +228,7 @@ class Warpgroup {
     }
     const std::int64_t row =
         (w.part * p.problem.Hkv + w.kv_head) * p.key_rows_per_head + w.key_sums_row + w.first_key + key_row;
-    auto* const words = reinterpret_cast<float4*>(sums + row * C::kHeadSize) + warp * 256 + thread() % 32;
+    auto* const words = reinterpret_cast<float4*>(sums + row * C::kColumns) + warp * 256 + thread() % 32;
 #pragma unroll
     for (int m = 0; m < kAccumulators / 4; ++m) {
       words[m / 8 * 1024 + m % 8 * 32] = make_float4(x[4 * m], x[4 * m + 1], x[4 * m + 2], x[4 * m + 3]);

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/attention_problem.h"
-#include "cuda/common/ptx.cuh"
+#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_decode/config.h"
 
 namespace heddle::cuda::sm90::attention_decode {

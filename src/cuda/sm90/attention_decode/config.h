@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/common/ptx.cuh"
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_decode/params.h"
 
 namespace heddle::cuda::sm90::attention_decode {

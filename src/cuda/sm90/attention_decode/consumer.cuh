@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_decode/merge.cuh"
 #include "cuda/sm90/attention_decode/warp_blocks.cuh"
 #include "cuda/sm90/attention_decode/warpgroup_blocks.cuh"

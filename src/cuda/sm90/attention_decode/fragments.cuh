@@ -1,6 +1,9 @@
 // What a consumer warp holds while a piece lasts: its place in the unit, q, O and the rows' statistics.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm90/attention_decode/scores.cuh"
 
 namespace heddle::cuda::sm90::attention_decode {

@@ -2,6 +2,7 @@
 // keys; one warp copies, three bring q, eight attend. See docs/kernels/sm90_attention_decode.md.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_decode/consumer.cuh"
 #include "cuda/sm90/attention_decode/producer.cuh"
 #include "cuda/sm90/attention_decode/query.cuh"

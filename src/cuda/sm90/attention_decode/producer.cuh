@@ -1,6 +1,8 @@
 // The warp that cuts the work and copies K and V to shared memory.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/schedule.cuh"
 

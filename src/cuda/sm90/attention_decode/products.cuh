@@ -2,6 +2,9 @@
 // M as they come and keys in N.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm90/attention_decode/fragments.cuh"
 #include "cuda/sm90/attention_decode/tile.cuh"
 

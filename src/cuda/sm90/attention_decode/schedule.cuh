@@ -2,6 +2,7 @@
 // neighbours; whoever has a unit's end merges it, and so waits for CTAs of lower index only.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_decode/config.h"
 
 namespace heddle::cuda::sm90::attention_decode {

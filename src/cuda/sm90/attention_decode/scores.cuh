@@ -4,6 +4,7 @@
 // and lane / 4 + 8, key 8 n + 2 (lane % 4) + c.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/config.h"
 

@@ -1,6 +1,9 @@
 // A warp's blocks: S = Q K^T, softmax, O += P V, over 16 keys of one kv head at a time.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm90/attention_decode/products.cuh"
 
 namespace heddle::cuda::sm90::attention_decode {

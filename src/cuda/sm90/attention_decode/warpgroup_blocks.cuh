@@ -4,6 +4,10 @@
 // A block is one product for each warpgroup: both have halves of its keys, or a kv head each, or 64 rows each.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_decode/fragments.cuh"
 

@@ -1,6 +1,7 @@
 // A bias or mask with rows as the tensor memory accelerator brings it: from a warpgroup's tile to a warp's scores.
 #pragma once
 
+#include "cuda/common/ptx/matrix.cuh"
 #include "cuda/sm90/attention_fwd/scores.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {

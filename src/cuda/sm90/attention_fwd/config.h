@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "cuda/common/ptx.cuh"
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_fwd/params.h"
 
 namespace heddle::cuda::sm90::attention_fwd {

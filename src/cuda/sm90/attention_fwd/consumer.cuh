@@ -6,6 +6,9 @@
 
 #include <type_traits>
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_fwd/bulk_plane.cuh"
 #include "cuda/sm90/attention_fwd/score_options.cuh"

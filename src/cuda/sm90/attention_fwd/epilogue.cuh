@@ -1,6 +1,8 @@
 // The end of a tile: lse, and O normalised, rounded and written from the registers.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/matrix.cuh"
 #include "cuda/sm90/attention_fwd/scores.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {

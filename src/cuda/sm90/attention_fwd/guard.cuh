@@ -3,6 +3,8 @@
 // finite nearly always: where O came out as NaN, the tile is computed again, and then the guard looks at all of them.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_fwd/terms.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {

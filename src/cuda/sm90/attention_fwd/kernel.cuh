@@ -2,6 +2,8 @@
 // the others compute. See docs/kernels/sm90_attention_fwd.md.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_fwd/consumer.cuh"
 #include "cuda/sm90/attention_fwd/producer.cuh"
 #include "cuda/sm90/attention_fwd/schedule.cuh"

@@ -1,6 +1,7 @@
 // Bias and mask of a consumer warp's rows and a key tile: how they reach the warp. See PlaneAccess.
 #pragma once
 
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm90/attention_fwd/scores.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {

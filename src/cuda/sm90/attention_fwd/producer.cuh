@@ -1,6 +1,8 @@
 // The threads that bring q, k and v to shared memory.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_fwd/guard.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {

@@ -1,6 +1,7 @@
 // The warp that decides which tiles this CTA computes, and in which order, and announces them to the others.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_fwd/config.h"
 #include "cuda/sm90/attention_fwd/params.h"
 

@@ -1,6 +1,9 @@
 // From products q.k to logits: scale, softcap, ALiBi, bias and mask.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm90/attention_fwd/planes.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {

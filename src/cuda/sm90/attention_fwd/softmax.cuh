@@ -1,6 +1,7 @@
 // The softmax of a key tile's accumulators, and the ways in which they are logits.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_fwd/epilogue.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {

@@ -10,6 +10,9 @@
 // k is not finite leaves NaN in O, and the tile is computed again: see guard.cuh.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_fwd/planes.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {

@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_fwd/config.h"
 #include "cuda/sm90/attention_fwd_fp8/params.h"
 

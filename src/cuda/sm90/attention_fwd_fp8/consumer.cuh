@@ -12,6 +12,8 @@
 // took a tenth of the time. Where exponentials overflow, the whole query tile is computed again.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_fwd/scores.cuh"
 #include "cuda/sm90/attention_fwd_fp8/epilogue.cuh"

@@ -1,6 +1,7 @@
 // The end of a tile: O normalised, rounded and written from the registers.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_fwd/epilogue.cuh"
 #include "cuda/sm90/attention_fwd_fp8/config.h"
 

@@ -2,6 +2,8 @@
 // warpgroup moves data and turns V over, the others compute. See docs/kernels/sm90_attention_fwd_fp8.md.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_fwd/schedule.cuh"
 #include "cuda/sm90/attention_fwd_fp8/consumer.cuh"
 #include "cuda/sm90/attention_fwd_fp8/producer.cuh"

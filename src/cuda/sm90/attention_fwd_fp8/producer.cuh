@@ -1,6 +1,8 @@
 // The threads that bring q, k and v to shared memory.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_fwd/producer.cuh"
 #include "cuda/sm90/attention_fwd_fp8/config.h"
 

@@ -5,6 +5,7 @@
 // sums, which are wanted anyway, tell whether that went well.
 #pragma once
 
+#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_fwd/epilogue.cuh"
 #include "cuda/sm90/attention_fwd_fp8/config.h"
 

@@ -5,6 +5,10 @@
 // P V. In each 16 dims, its row 8 a + n holds dim 2 n + a: the epilogue finds four neighbours in a thread.
 #pragma once
 
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_fwd/guard.cuh"
 #include "cuda/sm90/attention_fwd_fp8/token_scales.cuh"
 
