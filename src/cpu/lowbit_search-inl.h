@@ -127,14 +127,15 @@ HWY_INLINE int Best(LowbitRow& row, std::int64_t begin, std::int64_t end, const 
   return best;
 }
 
-// Groups that a search takes together, so that few candidates fill the lanes too: `per` lanes for each.
+// Groups that a search takes together, so that few candidates fill the lanes too: `per` lanes for each. Gathers of 8
+// lanes and fewer cost what the fuller lanes gain.
 struct Batch {
   int groups, per;
 };
 HWY_INLINE Batch BatchOf(const lowbit::Format& format, lowbit::ScaleRule rule) {
   int per = kLanes;
-  if (rule == lowbit::ScaleRule::four_six) per = 2;
-  if (format.scale == lowbit::ScaleType::e8m0 && rule == lowbit::ScaleRule::mse) per = 4;
+  if (kLanes == 16 && rule == lowbit::ScaleRule::four_six) per = 2;
+  if (kLanes == 16 && format.scale == lowbit::ScaleType::e8m0 && rule == lowbit::ScaleRule::mse) per = 4;
   return {kLanes / per, per};
 }
 
