@@ -63,7 +63,7 @@ struct QuantizedMatrix {
   std::int64_t rows = 0, columns = 0;  // N, K
   TensorView codes;         // u8 [N, K/2] (odd K: (K+1)/2, padded with code 0); int8: i8 [N, K]; e4m3: [N, K]
   TensorView scales;        // f32, f16, f8e4m3 or u8 (e8m0) [N, K / group], [N, 1] for one a row
-  TensorView zeros;         // u8 [N, K / group], values 0..15; only with zero points
+  TensorView zeros;         // u8 [N, K / group], 0..15 from quantize(); only with zero points
   TensorView global_scale;  // f32 [1]; only with a global scale
 };
 

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <map>
+#include <ostream>
 
 #include "kit/lowbit_weights.h"
 
@@ -33,6 +34,8 @@ struct Row {
   const char *format, *rule;
   double gaussian, student, uniform;  // dB
 };
+
+void PrintTo(const Row& row, std::ostream* out) { *out << row.format << ' ' << row.rule; }
 
 class LowbitQuality : public ::testing::TestWithParam<Row> {};
 
