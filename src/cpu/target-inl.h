@@ -31,6 +31,9 @@
 #include "cpu/lowbit_search-inl.h"
 #include "cpu/lowbit_encode-inl.h"
 #include "cpu/lowbit_decode-inl.h"
+#include "cpu/linear_codes-inl.h"
+#include "cpu/linear_products-inl.h"
+#include "cpu/linear-inl.h"
 // clang-format on
 
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -61,6 +64,7 @@ const Kernels kKernels = {
     .bias_gradient = BiasGradient,
     .model_rows = kRowKernels,
     .lowbit = {.largest = LargestWeight, .encode = EncodeRow, .decode = DecodeRow},
+    .linear = {.scratch = LinearScratch, .forward = LinearForward},
 };
 
 }  // namespace heddle::cpu::HEDDLE_TARGET
