@@ -6,30 +6,65 @@ namespace heddle::cpu::HEDDLE_TARGET {
 
 constexpr int kSlices = static_cast<int>(lowbit::kPanelRows) / kLanes;
 
-// values[code] for the code in the low four bits of each lane, whatever is above them.
+// Whether the last 16 bits of all values are zeros.
+constexpr bool AreShort(const std::array<float, 16>& values) {
+  for (const float value : values) {
+    if ((std::bit_cast<std::uint32_t>(value) & 0xffffu) != 0) return false;
+  }
+  return true;
+}
+
+// values[code] for the code in the low four bits of each lane, whatever is above them. kShort: AreShort(values).
+template <bool kShort>
 class NibbleTable {
  public:
-  explicit NibbleTable(const float* values)
-      : values_(values), low_(hn::LoadU(DF(), values)), high_(hn::LoadU(DF(), values + 16 - kLanes)) {}
+#if HWY_TARGET == HWY_AVX3  // the permutation looks at four bits of an index itself
+  explicit NibbleTable(const float* values) : values_(hn::LoadU(DF(), values)) {}
+  HWY_INLINE VF operator()(VU word) const { return VF{_mm512_permutexvar_ps(word.raw, values_.raw)}; }
 
+ private:
+  VF values_;
+#elif HWY_TARGET == HWY_AVX2  // at three of them, and the blend at the sign
+  explicit NibbleTable(const float* values) : low_(hn::LoadU(DF(), values)), high_(hn::LoadU(DF(), values + kLanes)) {}
   HWY_INLINE VF operator()(VU word) const {
-#if HWY_TARGET == HWY_AVX3  // looks at four bits of an index itself
-    return VF{_mm512_permutexvar_ps(word.raw, low_.raw)};
-#elif HWY_TARGET == HWY_AVX2  // at three bits of it, and the blend at the sign
     const __m256 low = _mm256_permutevar8x32_ps(low_.raw, word.raw);
     const __m256 high = _mm256_permutevar8x32_ps(high_.raw, word.raw);
     return VF{_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(word.raw, 28)))};
-#else
-    return hn::GatherIndex(DF(), values_, hn::BitCast(DI(), hn::And(word, hn::Set(DU(), 15u))));
-#endif
   }
 
  private:
-  const float* values_;
   VF low_, high_;
+#else  // Sixteen bytes at a time: the code to all bytes of its lane, and for each byte of a float a table of its own.
+  explicit NibbleTable(const float* values) {
+    for (int byte = 0; byte < 4; ++byte) {
+      alignas(16) std::uint8_t plane[16];
+      for (int code = 0; code < 16; ++code) {
+        plane[code] = static_cast<std::uint8_t>(std::bit_cast<std::uint32_t>(values[code]) >> 8 * byte);
+      }
+      planes_[byte] = hn::Load(D8(), plane);
+    }
+  }
+  HWY_INLINE VF operator()(VU word) const {
+    alignas(16) static constexpr std::uint8_t kFirstOfLane[16] = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};
+    const DU du;
+    const auto code = hn::BitCast(D8(), hn::And(word, hn::Set(du, 15u)));
+    const auto index = hn::TableLookupBytes(code, hn::Load(D8(), kFirstOfLane));
+    const auto byte = [&](int n) HWY_ATTR {
+      return hn::And(hn::BitCast(du, hn::TableLookupBytes(planes_[n], index)), hn::Set(du, 0xffu << 8 * n));
+    };
+    VU bits = hn::Or(byte(2), byte(3));
+    if constexpr (!kShort) bits = hn::Or(bits, hn::Or(byte(0), byte(1)));
+    return hn::BitCast(DF(), bits);
+  }
+
+ private:
+  using D8 = hn::Repartition<std::uint8_t, DF>;
+  hn::Vec<D8> planes_[4];
+#endif
 };
 
 // Codes of eight columns: Load() of what lies there, then Value() of one column after the other.
+template <bool kShort>
 struct NibbleCodes {
   using Word = VU;
   static constexpr bool kZeros = false;
@@ -42,11 +77,11 @@ struct NibbleCodes {
     word = hn::ShiftRight<4>(word);
     return value;
   }
-  NibbleTable table;
+  NibbleTable<kShort> table;
 };
 
 // Less a zero point, exactly: a sum of codes alone would cancel against it.
-struct ZeroPointCodes : NibbleCodes {
+struct ZeroPointCodes : NibbleCodes<true> {
   using NibbleCodes::NibbleCodes;
   static constexpr bool kZeros = true;
   HWY_INLINE VF Value(Word& word, VF zero) const { return hn::Sub(NibbleCodes::Value(word, zero), zero); }
@@ -138,23 +173,26 @@ inline constexpr std::array<float, 16> kUint4Values = [] {
   return values;
 }();
 
+static_assert(AreShort(kE2m1Values) && AreShort(kInt4Values) && AreShort(kUint4Values));
+
 // Calls run(codes, scales) with the types of the format. global: what its global scale is taken to be.
 template <class Run>
 HWY_INLINE void WithFormat(const lowbit::Panels& w, float global, const Run& run) {
   using lowbit::Element;
   switch (w.format.element) {
     case Element::e2m1:
-      if (w.format.scale == lowbit::ScaleType::e4m3) return run(NibbleCodes(kE2m1Values.data()), E4m3Scales(global));
-      return run(NibbleCodes(kE2m1Values.data()), E8m0Scales());
+      if (w.format.scale == lowbit::ScaleType::e4m3)
+        return run(NibbleCodes<true>(kE2m1Values.data()), E4m3Scales(global));
+      return run(NibbleCodes<true>(kE2m1Values.data()), E8m0Scales());
     case Element::e2m1_row:
-      return run(NibbleCodes(kE2m1Values.data()), F32Scales());
+      return run(NibbleCodes<true>(kE2m1Values.data()), F32Scales());
     case Element::nf4:
-      return run(NibbleCodes(lowbit::NF4::kValues.data()), F32Scales());
+      return run(NibbleCodes<false>(lowbit::NF4::kValues.data()), F32Scales());
     case Element::fp4_bnb:
-      return run(NibbleCodes(kFp4BnbValues.data()), F32Scales());
+      return run(NibbleCodes<false>(kFp4BnbValues.data()), F32Scales());
     case Element::int4:
       if (w.format.zero_points) return run(ZeroPointCodes(kUint4Values.data()), F16Scales());
-      return run(NibbleCodes(kInt4Values.data()), F16Scales());
+      return run(NibbleCodes<true>(kInt4Values.data()), F16Scales());
     case Element::int8:
       return run(Int8Codes(), F32Scales());
     case Element::e4m3:
