@@ -12,6 +12,7 @@
 
 #include "core/dtypes.h"
 #include "heddle/heddle.h"
+#include "lowbit/packed.h"
 
 namespace {
 
@@ -67,12 +68,15 @@ const Layers& layers_of(const std::string& format) {
 
 void add_all() {
   for (const std::string& format : lowbit::format_names()) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const auto& [dtype, int8] : {std::pair{DType::f32, false}, {DType::bf16, false}, {DType::bf16, true}}) {
+      if (int8 && !lowbit::has_integers(lowbit::format_named(format))) continue;
+      LinearOptions options;
+      options.int8_x = int8;
       for (const std::int64_t M : {1, 2, 4, 8, 16, 32, 64, 128, 512}) {
-        const std::string name = format + "/" + name_of(dtype) + "/" + std::to_string(M);
+        const std::string name = format + "/" + name_of(dtype) + (int8 ? "_int8/" : "/") + std::to_string(M);
         benchmark::RegisterBenchmark(
             name.c_str(),
-            [=](benchmark::State& state) {
+            [=, dtype = dtype](benchmark::State& state) {
               const Layers& layers = layers_of(format);
               std::vector<std::byte> x(static_cast<std::size_t>(M * kExtent) * size_of(dtype)), y(x.size());
               std::mt19937 random(1);
@@ -81,9 +85,9 @@ void add_all() {
               const TensorView from(x.data(), dtype, {M, kExtent}), to(y.data(), dtype, {M, kExtent});
               WorkspaceBuffer buffer;
               Runtime runtime;
-              runtime.workspace = buffer.get(linear_forward_workspace(from, layers.weights[0]));
+              runtime.workspace = buffer.get(linear_forward_workspace(from, layers.weights[0], options));
               std::size_t turn = 0;
-              for (auto _ : state) linear_forward(from, layers.weights[turn++ % kMatrices], to, {}, runtime);
+              for (auto _ : state) linear_forward(from, layers.weights[turn++ % kMatrices], to, options, runtime);
               state.SetBytesProcessed(state.iterations() * layers.weights[0].data.shape[0]);
               state.counters["FLOP/s"] = benchmark::Counter(2.0 * static_cast<double>(M) * kExtent * kExtent,
                                                             benchmark::Counter::kIsIterationInvariantRate);

@@ -55,6 +55,9 @@ struct LinearOptions {
   Activation activation = Activation::none;
   TensorView bias;      // [N], of x's dtype, contiguous
   TensorView residual;  // as y; may be y itself
+  // x is rounded to 8 bits, a row's largest number being 127 of its scale, and multiplied in integers: faster and, with
+  // x in 8 bits, less exact. For formats whose codes are integers or halves: nvfp4, mxfp4, e2m1_row and int4.
+  bool int8_x = false;
   // A row's bits then depend on that row, W and the processor alone, not on how many rows there are. Without it,
   // bfloat16 products of more than 8 rows are taken in pairs where the processor has them, W rounded to bfloat16.
   bool batch_invariant = false;

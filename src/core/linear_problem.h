@@ -35,7 +35,7 @@ struct LinearProblem {
   RowsOf x, y, residual;            // residual.data: null if there is none
   const std::byte* bias = nullptr;  // [N], or null
   Activation activation = Activation::none;
-  bool batch_invariant = false;
+  bool int8_x = false, batch_invariant = false;
 };
 
 struct LinearKernel {

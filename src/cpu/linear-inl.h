@@ -105,6 +105,10 @@ inline void LinearForward(const LinearProblem& p, const LinearTask& task, std::b
   const int vectors = static_cast<int>(std::min(kLinearPanels, w.layout.panels - first)) * kSlices;
   const std::int64_t rows = round_up(task.m_count, kTileM);
   if (w.layout.columns == 0) std::fill_n(memory.sums, kLinearChunk * kLinearTile, 0.0f);
+  if (task.int8.words != nullptr) {
+    if (w.layout.columns > 0) MultiplyInt8(w, task.int8, task.m_count, first, vectors, memory.sums);
+    return WriteOutputs(p, task, memory, 1.0f);
+  }
   // Pairs are exact without the global scale.
   const float global = w.format.global_scale ? w.global_scale() : 1.0f;
 #if HEDDLE_TARGET_BF16

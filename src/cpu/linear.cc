@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/int8_rows.h"
 #include "cpu/kernels.h"
 
 namespace heddle::cpu {
@@ -18,7 +19,7 @@ constexpr std::int64_t kTaskElements = std::int64_t{1} << 15;
 
 // Whether products are taken in bf16 pairs.
 bool pairs(const LinearProblem& p) {
-  return kernels().bf16_pairs && p.dtype == DType::bf16 && !p.batch_invariant && p.M > kLinearFewRows;
+  return kernels().bf16_pairs && p.dtype == DType::bf16 && !p.batch_invariant && !p.int8_x && p.M > kLinearFewRows;
 }
 
 // Bytes of one row of x, widened, or of bf16 as it is, up to whole steps of columns.
@@ -26,10 +27,33 @@ std::size_t row_bytes(const LinearProblem& p, bool in_pairs) {
   return static_cast<std::size_t>(p.weights.layout.columns) * (in_pairs ? 2 : 4);
 }
 
-std::size_t x_bytes(const LinearProblem& p) {
-  const std::int64_t rows = round_up(std::min(p.M, kLinearChunk), kRowStep);
-  return static_cast<std::size_t>(round_up(rows * static_cast<std::int64_t>(row_bytes(p, pairs(p))), 64));
-}
+// What is made of up to kLinearChunk rows of x.
+struct Staged {
+  std::byte* rows = nullptr;    // f32, or bf16 for pairs
+  std::int8_t* int8 = nullptr;  // [rows][columns], as Int8Rows says
+  float *scales = nullptr, *totals = nullptr;
+  std::int64_t spans = 0;
+  std::size_t bytes = 0;
+
+  Staged(const LinearProblem& p, std::byte* at) {
+    const lowbit::PanelLayout& l = p.weights.layout;
+    const std::int64_t count = round_up(std::min(p.M, kLinearChunk), kRowStep);
+    spans = l.groups * ((std::min(l.group, l.columns) + kInt8Columns - 1) / kInt8Columns);
+    rows = at;
+    std::int64_t end = round_up(count * static_cast<std::int64_t>(row_bytes(p, pairs(p))), 64);
+    if (p.int8_x) {
+      int8 = reinterpret_cast<std::int8_t*>(at + end);
+      end += round_up(count * l.columns, 64);
+      scales = reinterpret_cast<float*>(at + end);
+      end += round_up(count * 4, 64);
+      totals = reinterpret_cast<float*>(at + end);
+      end += round_up(count * spans * 4, 64);
+    }
+    bytes = static_cast<std::size_t>(end);
+  }
+};
+
+std::size_t x_bytes(const LinearProblem& p) { return Staged(p, nullptr).bytes; }
 
 std::size_t scratch_each() {
   return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(kernels().linear.scratch()), 64));
@@ -51,14 +75,32 @@ std::size_t workspace(const LinearProblem& p, int workers) {
   return x_bytes(p) + scratch_each() * static_cast<std::size_t>(workers);
 }
 
+// f32 to row i of int8, its scale and its totals.
+void stage_int8(const LinearProblem& p, const Staged& staged, std::int64_t i, const float* x) {
+  const lowbit::PanelLayout& l = p.weights.layout;
+  std::int8_t* q = staged.int8 + i * l.columns;
+  staged.scales[i] = round_to_int8(x, l.columns, q);
+  float* total = staged.totals + i * staged.spans;
+  for (std::int64_t k = 0; k < l.columns;) {
+    const std::int64_t end = std::min({l.columns, k + kInt8Columns, (k / l.group + 1) * l.group});
+    std::int32_t sum = 0;
+    for (; k < end; ++k) sum += q[k];
+    *total++ = static_cast<float>(sum);
+  }
+  for (std::int64_t k = 0; k < l.columns; k += lowbit::kPanelStep) {
+    const std::int8_t eight[8] = {q[k], q[k + 2], q[k + 4], q[k + 6], q[k + 1], q[k + 3], q[k + 5], q[k + 7]};
+    std::memcpy(q + k, eight, sizeof eight);
+  }
+}
+
 // Rows [begin, begin + count) of x, and rows of zeros up to whole steps.
-void stage(const LinearProblem& p, std::int64_t begin, std::int64_t count, bool in_pairs, std::byte* to,
-           Executor& executor) {
+void stage(const LinearProblem& p, std::int64_t begin, std::int64_t count, const Staged& staged, Executor& executor) {
   const Kernels& k = kernels();
+  const bool in_pairs = pairs(p);
   const std::size_t bytes = row_bytes(p, in_pairs);
   const std::int64_t columns = p.weights.layout.columns;
   const auto row = [&](std::int64_t i) {
-    std::byte* at = to + static_cast<std::size_t>(i) * bytes;
+    std::byte* at = staged.rows + static_cast<std::size_t>(i) * bytes;
     if (i >= count) {
       std::memset(at, 0, bytes);
     } else if (in_pairs) {
@@ -68,6 +110,7 @@ void stage(const LinearProblem& p, std::int64_t begin, std::int64_t count, bool 
     } else {
       k.load_row(p.x.row(begin + i), p.dtype, 1, p.K, columns, reinterpret_cast<float*>(at));
     }
+    if (p.int8_x) stage_int8(p, staged, i, reinterpret_cast<const float*>(at));
   };
   const std::int64_t rows = round_up(count, kRowStep);
   if (count * columns < kTaskElements) {
@@ -80,18 +123,20 @@ void stage(const LinearProblem& p, std::int64_t begin, std::int64_t count, bool 
 void launch(const LinearProblem& p, const Runtime& runtime) {
   if (p.M == 0 || p.N == 0) return;
   const LinearKernels& kernel = kernels().linear;
-  const bool in_pairs = pairs(p);
   const std::size_t scratch = scratch_each();
-  auto* memory = static_cast<std::byte*>(runtime.workspace.data);
-  std::byte* scratches = memory + x_bytes(p);
+  const Staged staged(p, static_cast<std::byte*>(runtime.workspace.data));
+  std::byte* scratches = staged.rows + staged.bytes;
   const std::int64_t tiles = (p.N + kLinearTile - 1) / kLinearTile;
   for (std::int64_t begin = 0; begin < p.M; begin += kLinearChunk) {
     LinearTask task;
     task.m_begin = begin;
     task.m_count = std::min(kLinearChunk, p.M - begin);
-    task.pairs = in_pairs;
-    task.x = memory;
-    stage(p, begin, task.m_count, in_pairs, memory, *runtime.executor);
+    task.pairs = pairs(p);
+    task.x = staged.rows;
+    if (p.int8_x) {
+      task.int8 = {reinterpret_cast<const std::uint32_t*>(staged.int8), staged.scales, staged.totals, staged.spans};
+    }
+    stage(p, begin, task.m_count, staged, *runtime.executor);
     runtime.executor->parallel_for(tiles, [&](std::int64_t tile, int worker) {
       LinearTask mine = task;
       mine.tile = tile;

@@ -5,7 +5,7 @@
 #if HEDDLE_TARGET_BF16
 // Highway 1.0.3 has no target with AVX512_BF16; widen its AVX-512 one.
 #undef HWY_TARGET_STR
-#define HWY_TARGET_STR HWY_TARGET_STR_AVX3 ",avx512bf16"
+#define HWY_TARGET_STR HWY_TARGET_STR_AVX3 ",avx512bf16,avx512vnni"
 #endif
 
 #include "cpu/kernels.h"
@@ -33,6 +33,7 @@
 #include "cpu/lowbit_decode-inl.h"
 #include "cpu/linear_codes-inl.h"
 #include "cpu/linear_products-inl.h"
+#include "cpu/linear_int8-inl.h"
 #include "cpu/linear-inl.h"
 // clang-format on
 

@@ -42,6 +42,11 @@ struct Panels {
   }
 };
 
+// Whether codes of four bits stand for integers, or halves of them.
+constexpr bool has_integers(const Format& format) {
+  return format.element == Element::e2m1 || format.element == Element::e2m1_row || format.element == Element::int4;
+}
+
 // Writes panel `index` to `to`, which is Panels::panel(index).
 void pack_panel(const Matrix& matrix, const PanelLayout& layout, std::int64_t index, std::uint8_t* to);
 

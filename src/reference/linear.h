@@ -7,7 +7,4 @@ namespace heddle::reference {
 
 extern const LinearKernel kLinear;
 
-// y[m, j] before it is rounded.
-double linear_output(const LinearProblem& problem, std::int64_t m, std::int64_t j);
-
 }  // namespace heddle::reference

@@ -160,6 +160,13 @@ INSTANTIATE_TEST_SUITE_P(
               c.weights().rows = 5;
             },
             "rows is 5: gated weights have a gate and an up row of each output, so an even number"},
+        Bad{"int8_for_other_formats",
+            [](Call& c) {
+              c.options.int8_x = true;
+              c.weights().format = lowbit::format_named("nf4");
+              c.weights().data.shape = packed_storage(c.weights().format, 6, 64).data.shape;
+            },
+            "int8_x is set and weights are nf4: products in integers take nvfp4, mxfp4, e2m1_row and int4"},
         Bad{"small_workspace", [](Call& c) { c.missing = 64; }, "the workspace has 64 bytes: this call needs"},
         Bad{"unknown_candidate", [](Call& c) { c.options.force = "sm90"; },
             "force is 'sm90': the candidates are cpu, reference"}),

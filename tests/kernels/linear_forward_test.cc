@@ -32,7 +32,7 @@ std::string words(const LinearCase& c) {
   for (const std::int64_t extent : c.rows) rows += std::to_string(extent) + " ";
   return c.format + " rows " + rows + "N " + std::to_string(c.N) + " K " + std::to_string(c.K) + " " +
          name_of(c.dtype) + " " + name_of(c.activation) + (c.bias ? " bias" : "") + (c.residual ? " residual" : "") +
-         " layout " + std::to_string(static_cast<int>(c.layout));
+         (c.int8_x ? " int8 x" : "") + " layout " + std::to_string(static_cast<int>(c.layout));
 }
 
 void expect_right(const LinearCase& c) {
@@ -205,6 +205,80 @@ TEST(LinearForward, EveryActivationWithEverything) {
                       .seed = 5});
       }
     }
+  }
+}
+
+TEST(LinearForward, ProductsInIntegers) {
+  std::uint32_t turn = 0;
+  for (const char* format : {"nvfp4", "mxfp4", "int4_g32", "int4_g128", "int4_g32_zp", "int4_g128_zp", "e2m1_row"}) {
+    const std::int64_t group = lowbit::format_named(format).group;
+    for (const std::int64_t M : {0, 1, 2, 3, 4, 7, 33, 130}) {
+      for (const DType dtype : kDtypes) {
+        const std::int64_t widths[] = {group == 0 ? 7 : group, group == 0 ? 4096 + 301 : 3 * group};
+        LinearCase c{.format = format, .rows = {M}, .N = 51, .K = widths[turn % 2], .dtype = dtype};
+        c.activation = kActivations[turn % std::size(kActivations)];
+        c.N += c.activation == Activation::swiglu;
+        c.bias = turn % 2 == 0;
+        c.residual = turn % 3 == 0;
+        c.int8_x = true;
+        c.seed = ++turn;
+        expect_right(c);
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
+// The largest x has 127 and zeros have 0: such rows are exact, as are sums of codes below 2^24.
+TEST(LinearForward, ProductsInIntegersAreExact) {
+  const std::int64_t K = 4096 + 128, N = 20;
+  for (const char* format : {"e2m1_row", "int4_g128_zp", "int4_g128"}) {
+    LinearCase c{.format = format, .rows = {3}, .N = N, .K = K};
+    const LinearLayer layer(c);
+    HostTensor x = HostTensor::input(DType::f32, {3, K});
+    for (std::int64_t i = 0; i < 3 * K; ++i) x.set(i, i / K == 2 ? 0 : (i % 2 == 0) == (i / K == 0) ? 2 : -2);
+    LinearOptions slow;
+    slow.force = "reference";
+    const HostTensor wanted = HostTensor::output(DType::f32, {3, N});
+    kit::call_linear(x.view(), layer.packed.weights(), wanted.view(), slow);
+    kit::on_each_target([&] {
+      LinearOptions options;
+      options.int8_x = true;
+      const HostTensor y = HostTensor::output(DType::f32, {3, N});
+      kit::call_linear(x.view(), layer.packed.weights(), y.view(), options);
+      for (std::int64_t i = 0; i < 3 * N; ++i) ASSERT_NEAR(y.get(i), wanted.get(i), 2e-5 * 2 * 64) << format << i;
+      for (std::int64_t n = 0; n < N; ++n) ASSERT_EQ(y.get(2 * N + n), 0) << format << n;
+    });
+  }
+}
+
+TEST(LinearForward, RowsInIntegersDoNotDependOnTheOthers) {
+  const std::int64_t N = 50, K = 384, M = 133;
+  for (const DType dtype : kDtypes) {
+    LinearCase c{.format = "int4_g128_zp", .rows = {M}, .N = N, .K = K, .dtype = dtype};
+    LinearLayer layer(c);
+    layer.x.set(7 * K + 3, std::nan(""));
+    layer.x.set(9 * K + 3, INFINITY);
+    LinearOptions options;
+    options.int8_x = true;
+    kit::on_each_target([&] {
+      const HostTensor all = HostTensor::output(dtype, {M, N});
+      kit::call_linear(layer.x.view(), layer.packed.weights(), all.view(), options);
+      for (std::int64_t m = 0; m < M; ++m) {
+        TensorView row = layer.x.view();
+        row.data = static_cast<std::byte*>(row.data) + m * K * static_cast<std::int64_t>(size_of(dtype));
+        row.shape[0] = 1;
+        const HostTensor y = HostTensor::output(dtype, {1, N});
+        kit::call_linear(row, layer.packed.weights(), y.view(), options);
+        for (std::int64_t n = 0; n < N; ++n) {
+          if (m == 7 || m == 9) {
+            ASSERT_TRUE(std::isnan(y.get(n)) && std::isnan(all.get(m * N + n))) << m;
+          } else {
+            ASSERT_EQ(y.get(n), all.get(m * N + n)) << m << " " << n;
+          }
+        }
+      }
+    });
   }
 }
 

@@ -44,6 +44,17 @@ std::vector<std::int64_t> with(std::vector<std::int64_t> rows, std::int64_t widt
   return rows;
 }
 
+// x as LinearOptions::int8_x rounds it.
+void round_row(std::vector<double>& row) {
+  float largest = 0;
+  for (const double x : row) largest = std::max(largest, static_cast<float>(std::abs(x)));
+  const float scale = largest / 127.0f;
+  for (double& x : row) {
+    const float quotient = scale > 0 ? static_cast<float>(x) / scale : 0.0f;
+    x = std::min(127.0, std::max(-127.0, std::rint(static_cast<double>(quotient)))) * scale;
+  }
+}
+
 void draw(HostTensor& tensor, std::mt19937& random) {
   std::normal_distribution<double> normal;
   for (std::int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, normal(random));
@@ -110,6 +121,7 @@ std::vector<std::int64_t> LinearLayer::shape() const { return with(c_.rows, outp
 LinearOptions LinearLayer::options() const {
   LinearOptions options;
   options.activation = c_.activation;
+  options.int8_x = c_.int8_x;
   if (c_.bias) options.bias = bias.view();
   if (c_.residual) options.residual = residual.view();
   return options;
@@ -146,6 +158,7 @@ void LinearLayer::compute() {
   };
   for (std::int64_t m = 0; m < M_; ++m) {
     for (std::int64_t k = 0; k < c_.K; ++k) row[static_cast<std::size_t>(k)] = x.get(m * c_.K + k);
+    if (c_.int8_x) round_row(row);
     for (std::int64_t j = 0; j < outputs_; ++j) {
       Sum y;
       if (c_.activation == Activation::swiglu) {

@@ -39,6 +39,7 @@ struct LinearCase {
   DType dtype = DType::f32;
   Activation activation = Activation::none;
   bool bias = false, residual = false, in_place = false;  // in_place: y is the residual
+  bool int8_x = false;
   Layout layout = Layout::contiguous;
   std::uint32_t seed = 1;
 };
