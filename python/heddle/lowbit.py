@@ -266,6 +266,7 @@ def linear(
     bias: Any = None,
     residual: Any = None,
     out: Any = None,
+    int8_x: bool = False,
     batch_invariant: bool = False,
     force: str = "",
 ) -> Any:
@@ -278,6 +279,8 @@ def linear(
       bias: [N], of x's dtype.
       residual: as the result, of x's dtype.
       out: where to write the result; may be the residual itself.
+      int8_x: x is rounded to 8 bits, a scale for each row, and multiplied in integers: faster, and less exact. For nvfp4,
+        mxfp4, e2m1_row and int4.
       batch_invariant: a row's bits do not depend on how many rows x has. float32 and float16 promise it without; bfloat16
         is slower with it on processors that multiply it in pairs.
       force: a candidate by name: "cpu" or "reference".
@@ -304,7 +307,7 @@ def linear(
         out = np.empty(shape, x.dtype) if torch is None else torch.empty(shape, dtype=x.dtype)
     parts = (weights.format, rows, columns, weights.gated, weights.data)
     x, bias, residual, y = _plain(x), _plain(bias), _plain(residual), _plain(out)
-    _heddle.linear_forward(x, parts, y, activation, bias, residual, batch_invariant, force)
+    _heddle.linear_forward(x, parts, y, activation, bias, residual, int8_x, batch_invariant, force)
     return out
 
 

@@ -30,20 +30,21 @@ struct Call {
   LinearOptions options;
 
   Call(Arguments& arguments, nb::handle from, const nb::tuple& packed, const std::string& activation, nb::handle bias,
-       nb::handle residual, bool batch_invariant, const std::string& force)
+       nb::handle residual, bool int8_x, bool batch_invariant, const std::string& force)
       : x(arguments.read(from, "x")), weights(packed_of(arguments, packed)) {
     options.activation = activation_named(activation);
     options.bias = arguments.read(bias, "bias");
     options.residual = arguments.read(residual, "residual");
+    options.int8_x = int8_x;
     options.batch_invariant = batch_invariant;
     options.force = force;
   }
 };
 
 void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const std::string& activation, nb::handle bias,
-             nb::handle residual, bool batch_invariant, const std::string& force) {
+             nb::handle residual, bool int8_x, bool batch_invariant, const std::string& force) {
   Arguments arguments("linear_forward");
-  const Call call(arguments, x, packed, activation, bias, residual, batch_invariant, force);
+  const Call call(arguments, x, packed, activation, bias, residual, int8_x, batch_invariant, force);
   const TensorView to = arguments.write(y, "y");
   nb::gil_scoped_release released;
   const Scratch scratch(linear_forward_workspace(call.x, call.weights, call.options));
@@ -54,8 +55,8 @@ void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const std::str
 
 void bind_linear(nb::module_& module) {
   module.def("linear_forward", &forward, nb::arg("x").none(), nb::arg("weights"), nb::arg("y").none(),
-             nb::arg("activation"), nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("batch_invariant"),
-             nb::arg("force"));
+             nb::arg("activation"), nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("int8_x"),
+             nb::arg("batch_invariant"), nb::arg("force"));
 }
 
 }  // namespace heddle::python

@@ -66,6 +66,16 @@ def test_rows_anywhere_and_results_in_place():
     assert lowbit.linear(x[:0], p).shape == (0, 5, 32)
 
 
+def test_rows_in_8_bits():
+    q = lowbit.quantize(normal(48, 256), "int4_g128")
+    p, x = lowbit.pack(q), normal(5, 256)
+    scale = np.abs(x).max(1, keepdims=True) / np.float32(127)
+    rounded = np.rint(x / scale) * scale
+    y = lowbit.linear(x, p, int8_x=True)
+    expected = rounded.astype(np.float64) @ q.dequantize().astype(np.float64).T
+    assert np.abs(y - expected).max() < 1e-5 * np.abs(expected).max() and not np.array_equal(y, lowbit.linear(x, p))
+
+
 def test_gradients_are_refused_and_not_lost():
     p = lowbit.pack(lowbit.quantize(torch.from_numpy(normal(16, 32)), "mxfp4"))
     x = torch.ones(2, 32, requires_grad=True)
@@ -90,6 +100,8 @@ def test_refusals():
         (r"x is \[2, 31\] and weights have 32 columns", lambda: lowbit.linear(x[:, :31], p)),
         ("activation is 'gelu': it must be one of none, relu", lambda: lowbit.linear(x, p, activation="gelu")),
         ("swiglu takes weights packed as gated", lambda: lowbit.linear(x, p, activation="swiglu")),
+        ("int8_x is set and weights are nf4",
+         lambda: lowbit.linear(normal(2, 64), lowbit.pack(lowbit.quantize(normal(16, 64), "nf4")), int8_x=True)),
         (r"bias is \[15\]: it must be \[N\] = \[16\]", lambda: lowbit.linear(x, p, bias=normal(15))),
         (r"residual is \[2, 15\]", lambda: lowbit.linear(x, p, residual=normal(2, 15))),
         (r"y is \[2, 15\]", lambda: lowbit.linear(x, p, out=normal(2, 15))),
