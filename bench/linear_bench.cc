@@ -1,7 +1,7 @@
 // heddle_linear_bench: a linear layer of 4096 x 4096 weights by format, dtype and rows of x. Several matrices take
 // turns, so that weights come from memory and not from a cache. Rates: FLOP/s, and bytes of packed weights.
 //   heddle_linear_bench --benchmark_filter='nvfp4/bfloat16/1/'
-// HEDDLE_CPU_TARGET and HEDDLE_NUM_THREADS are obeyed. linear_bench.py, beside it, measures torch's layers.
+// HEDDLE_CPU_TARGET and HEDDLE_NUM_THREADS are obeyed. linear_bench.py, beside it, compares with torch.
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>

@@ -1,42 +1,56 @@
-"""torch's linear layers of the same sizes as heddle_linear_bench: ms a call, several weights taking turns.
+"""Linear layers of 4096 x 4096 weights, torch's and Heddle's over packed weights, call by call in turn in one process.
 
-python bench/linear_bench.py [--threads 2] [--seconds 1]
+PYTHONPATH=build/release/python python bench/linear_bench.py [--threads 2] [--seconds 2] [--format nvfp4]
+
+Several weights take turns, so that they come from memory. Prints the least and the median time of a call in ms: on a
+machine that others use too, the least is the one to compare.
 """
 
 import argparse
 import statistics
 import time
 
+import heddle
 import torch
+from heddle import lowbit
 
 EXTENT, MATRICES = 4096, 4
-
-
-def milliseconds(layers, x, seconds):
-    times, turn, end = [], 0, time.perf_counter() + seconds
-    for layer in layers:
-        torch.nn.functional.linear(x, layer)
-    while len(times) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        torch.nn.functional.linear(x, layers[turn % len(layers)])
-        times.append(1e3 * (time.perf_counter() - start))
-        turn += 1
-    return statistics.median(times)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--rows", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--format", default="nvfp4")
+    parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32, 128])
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    for dtype in (torch.float32, torch.bfloat16):
-        layers = [torch.randn(EXTENT, EXTENT).div_(50).to(dtype) for _ in range(MATRICES)]
-        for rows in options.rows:
-            x = torch.randn(rows, EXTENT).to(dtype)
-            with torch.no_grad():
-                print(f"{dtype} {rows:4} {milliseconds(layers, x, options.seconds):8.3f} ms", flush=True)
+    heddle.set_num_threads(options.threads)
+    weights = torch.randn(EXTENT, EXTENT) / 50
+    packed = [lowbit.pack(lowbit.quantize(weights, options.format)) for _ in range(MATRICES)]
+    plain = {dtype: [weights.to(dtype).clone() for _ in range(MATRICES)] for dtype in (torch.float32, torch.bfloat16)}
+
+    print(f"{options.format}, {options.threads} threads, {heddle.cpu_target()}: least / median ms")
+    for rows in options.rows:
+        x = {dtype: torch.randn(rows, EXTENT).to(dtype) for dtype in plain}
+        calls = {}
+        for dtype in plain:
+            name = str(dtype).removeprefix("torch.")
+            calls[f"torch {name}"] = lambda i, d=dtype: torch.nn.functional.linear(x[d], plain[d][i])
+            calls[f"heddle {name}"] = lambda i, d=dtype: lowbit.linear(x[d], packed[i])
+        if options.format in ("nvfp4", "mxfp4", "e2m1_row") or options.format.startswith("int4"):
+            calls["heddle bfloat16, int8_x"] = lambda i: lowbit.linear(x[torch.bfloat16], packed[i], int8_x=True)
+        times = {name: [] for name in calls}
+        end, turn = time.perf_counter() + options.seconds, 0
+        with torch.no_grad():
+            while turn < 5 or time.perf_counter() < end:
+                for name, call in calls.items():
+                    start = time.perf_counter()
+                    call(turn % MATRICES)
+                    times[name].append(1e3 * (time.perf_counter() - start))
+                turn += 1
+        for name, t in times.items():
+            print(f"{rows:4} rows  {name:24} {min(t):8.3f} {statistics.median(t):8.3f}", flush=True)
 
 
 if __name__ == "__main__":
