@@ -2,6 +2,7 @@
 #pragma once
 
 #include "heddle/attention.h"
+#include "heddle/checkpoint.h"
 #include "heddle/error.h"
 #include "heddle/lowbit.h"
 #include "heddle/runtime.h"
