@@ -83,6 +83,10 @@ class Describer {
     }
     throw Error(text("[checkpoint] ", found.where, " is ", found.entry->dtype, ": it must be ", known));
   }
+  void refuse(const char* suffix, const char* rule) const {
+    const FoundTensor found = find_(name_ + suffix);
+    check_.require(found.entry == nullptr, found.where, " is there: ", rule);
+  }
   void need_rank(const FoundTensor& tensor, std::size_t rank, const char* shape) const {
     const Shape& found = tensor.entry->shape;
     check_.require(found.size() == rank, tensor.where, " is ", shape_text(found), ": it must be ", shape);
@@ -153,6 +157,7 @@ class Describer {
     const FoundTensor packed = need(".weight_packed", {"U8", "I32"});
     if (packed.entry->dtype == "I32") return compressed_tensors_int4(packed);
     const FoundTensor scales = need(".weight_scale", {"F8_E4M3", "U8", "F8_E8M0"});
+    refuse(".weight_zero_point", "nvfp4 and mxfp4 have no zero points");
     if (scales.entry->dtype == "F8_E4M3") {
       const FoundTensor global = need(".weight_global_scale", {"F32"});
       const std::int64_t columns = nvfp4_columns(packed, scales);
@@ -173,8 +178,7 @@ class Describer {
     check_.require(shape[1] % 16 == 0, packed.where, " is ", shape_text(shape), ", K = ", 2 * shape[1],
                    ": K must be a multiple of 32");
     need_shape(scales, {shape[0], shape[1] / 16}, "[N, K/32]");
-    const FoundTensor global = find_(name_ + ".weight_global_scale");
-    check_.require(global.entry == nullptr, global.where, " is there: mxfp4 has no global scale");
+    refuse(".weight_global_scale", "mxfp4 has no global scale");
     set(Layout::compressed_tensors_mxfp4, "it has .weight_packed of bytes and .weight_scale of exponents", "mxfp4",
         shape[0], 2 * shape[1]);
     take(packed, CodeOrder::plain, scales, ScaleSource::e8m0, shape[1] / 16);

@@ -1,6 +1,8 @@
 // Moves a layer's bits into plain storage: first a look at every scale and zero point, then the writing.
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -13,6 +15,9 @@
 namespace heddle::lowbit {
 namespace {
 
+// Words of checkpoints are little-endian; their bytes are the storage's then.
+static_assert(std::endian::native == std::endian::little);
+
 // Rows of a task: a line of 64 bytes holds 16 words of GPTQ and 4 kB hold the scales that such rows share lines of.
 constexpr std::int64_t kTaskRows = 64;
 
@@ -24,6 +29,20 @@ Value value_at(const std::byte* data, std::int64_t index) {
   Value value;
   std::memcpy(&value, data + index * static_cast<std::int64_t>(sizeof value), sizeof value);
   return value;
+}
+
+// Nibble j of word i becomes nibble i of word j: blocks of 4, of 2 and of 1 change places across the diagonal.
+void transpose_nibbles(std::array<std::uint32_t, 8>& words) {
+  constexpr std::uint32_t kLowBlocks[] = {0x0000ffffu, 0x00ff00ffu, 0x0f0f0f0fu};
+  for (int step = 0, size = 4; size > 0; ++step, size /= 2) {
+    for (int i = 0; i < 8; ++i) {
+      if ((i & size) != 0) continue;
+      std::uint32_t &upper = words[i], &lower = words[i + size];
+      const std::uint32_t exchanged = (upper >> (4 * size) ^ lower) & kLowBlocks[step];
+      lower ^= exchanged;
+      upper ^= exchanged << (4 * size);
+    }
+  }
 }
 
 // The layer's matrix, one expert's where it has several.
@@ -92,24 +111,33 @@ struct Source {
     }
   }
 
-  // The code of column k in row n, for layers whose columns change places.
-  unsigned code(std::int64_t n, std::int64_t k) const {
-    const std::int64_t word = layer.code_order == CodeOrder::gptq ? k / 8 * N + n : n * (K / 8) + k / 8;
-    return value_at<std::uint32_t>(codes, word) >> (4 * (k % 8)) & 15u;
+  // Eight columns of the file to a word of the storage, for layers whose columns change places. Both gptq's and
+  // compressed-tensors' words hold eight columns of a row.
+  void write_reordered(std::int64_t begin, std::int64_t end, std::uint8_t* out) const {
+    const std::int32_t* order = layer.layer.column_order.data();
+    const bool rows_adjacent = layer.code_order == CodeOrder::gptq;
+    const std::int64_t row_step = rows_adjacent ? 1 : K / 8, column_step = rows_adjacent ? N : 1;
+    for (std::int64_t w = 0; w < K / 8; ++w) {
+      std::uint32_t words[kTaskRows] = {};
+      for (int i = 0; i < 8; ++i) {
+        const std::int64_t k = order[8 * w + i], first = k / 8 * column_step + begin * row_step;
+        const int shift = static_cast<int>(4 * (k % 8));
+        for (std::int64_t r = 0; r < end - begin; ++r) {
+          words[r] |= (value_at<std::uint32_t>(codes, first + r * row_step) >> shift & 15u) << (4 * i);
+        }
+      }
+      for (std::int64_t r = 0; r < end - begin; ++r) store_word(words[r], out, begin + r, w);
+    }
+  }
+  // Columns 8w to 8w + 7 of a row.
+  void store_word(std::uint32_t word, std::uint8_t* out, std::int64_t n, std::int64_t w) const {
+    std::memcpy(out + n * (K / 2) + 4 * w, &word, sizeof word);
   }
 
   // Codes of rows [begin, end), to `out`, the storage's row 0.
   void write_codes(std::int64_t begin, std::int64_t end, std::uint8_t* out) const {
     const std::int64_t row_bytes = K / 2;
-    if (!layer.layer.column_order.empty()) {
-      const std::int32_t* order = layer.layer.column_order.data();
-      for (std::int64_t j = 0; j < row_bytes; ++j) {
-        for (std::int64_t n = begin; n < end; ++n) {
-          out[n * row_bytes + j] = NibblePair::of(code(n, order[2 * j]), code(n, order[2 * j + 1])).byte;
-        }
-      }
-      return;
-    }
+    if (!layer.layer.column_order.empty()) return write_reordered(begin, end, out);
     switch (layer.code_order) {
       case CodeOrder::plain:
         std::memcpy(out + begin * row_bytes, codes + begin * row_bytes,
@@ -128,15 +156,13 @@ struct Source {
           }
         }
         break;
-      case CodeOrder::awq:  // begin and end are multiples of 8, as N is
-        for (std::int64_t j = 0; j < row_bytes; ++j) {
+      case CodeOrder::awq:  // N is a multiple of 8, and so are begin and end
+        for (std::int64_t w = 0; w < K / 8; ++w) {
           for (std::int64_t n = begin; n < end; n += 8) {
-            const auto even = value_at<std::uint32_t>(codes, 2 * j * (N / 8) + n / 8);
-            const auto odd = value_at<std::uint32_t>(codes, (2 * j + 1) * (N / 8) + n / 8);
-            for (int r = 0; r < 8; ++r) {
-              const int shift = 4 * kAwqNibble[r];
-              out[(n + r) * row_bytes + j] = NibblePair::of(even >> shift, odd >> shift & 15u).byte;
-            }
+            std::array<std::uint32_t, 8> words;
+            for (int i = 0; i < 8; ++i) words[i] = value_at<std::uint32_t>(codes, ((8 * w + i) * N + n) / 8);
+            transpose_nibbles(words);
+            for (int r = 0; r < 8; ++r) store_word(words[kAwqNibble[r]], out, n + r, w);
           }
         }
         break;

@@ -69,7 +69,6 @@ class BentFile {
         const bool nested = bytes_.rarely(2);
         tensor("l.weight", "U8", {N * K / 2, 1}, 1);
         tensor("l.weight.absmax", nested ? "U8" : "F32", {N * G}, nested ? 1 : 4);
-        // fp4's table is 0 but for exact values; zero bytes below write them.
         std::string map;
         for (int code = 0; code < 16; ++code) {
           const float magnitudes[] = {0, 0.0625f / 12, 8.0f / 12, 1, 4.0f / 12, 0.5f, 2.0f / 12, 0.25f};
