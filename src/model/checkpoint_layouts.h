@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -10,6 +11,14 @@
 #include "heddle/checkpoint.h"
 
 namespace heddle::lowbit {
+
+// Value `index` at `data`, which may have any alignment.
+template <class Value>
+Value value_at(const std::byte* data, std::int64_t index) {
+  Value value;
+  std::memcpy(&value, data + index * static_cast<std::int64_t>(sizeof value), sizeof value);
+  return value;
+}
 
 // A tensor of a checkpoint; data may have any alignment.
 struct FoundTensor {

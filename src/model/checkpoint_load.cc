@@ -24,13 +24,6 @@ constexpr std::int64_t kTaskRows = 64;
 // Where awq puts row r of 8 in a word.
 constexpr int kAwqNibble[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
-template <class Value>
-Value value_at(const std::byte* data, std::int64_t index) {
-  Value value;
-  std::memcpy(&value, data + index * static_cast<std::int64_t>(sizeof value), sizeof value);
-  return value;
-}
-
 // Nibble j of word i becomes nibble i of word j: blocks of 4, of 2 and of 1 change places across the diagonal.
 void transpose_nibbles(std::array<std::uint32_t, 8>& words) {
   constexpr std::uint32_t kLowBlocks[] = {0x0000ffffu, 0x00ff00ffu, 0x0f0f0f0fu};
