@@ -1,5 +1,6 @@
 // Layers of nf4 and fp4 by bitsandbytes, whose state is a JSON object in a tensor of bytes.
 #include <cmath>
+#include <limits>
 
 #include <nlohmann/json.hpp>
 
@@ -41,8 +42,8 @@ void need_nested(LayerReader& r, const json& fields, const FoundTensor& state, s
   const std::int64_t block = integer(r, state, "nested_blocksize", fields.value("nested_blocksize", json()));
   r.need_shape(absmax, {(blocks + block - 1) / block}, "[ceil(N K / blocksize / nested_blocksize)]");
   const json offset = fields.value("nested_offset", json());
-  r.check.require(offset.is_number() && std::isfinite(static_cast<float>(offset.get<double>())), state.where,
-                  ": nested_offset is ", in_quotes(dumped(offset)), ": it must be a finite number");
+  r.check.require(offset.is_number() && std::abs(offset.get<double>()) <= std::numeric_limits<float>::max(),
+                  state.where, ": nested_offset is ", in_quotes(dumped(offset)), ": it must be a finite number");
   r.out.nested = {map.bytes(), absmax.bytes(), block, static_cast<float>(offset.get<double>())};
 }
 

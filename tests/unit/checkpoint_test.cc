@@ -181,6 +181,24 @@ TEST(Checkpoint, ColumnsAreOrderedByTheirGroupIfTheCallerAllowsIt) {
   expect_holds<std::uint16_t>(loaded(Opened(files[1]).checkpoint, "l"), m, true);
 }
 
+TEST(Checkpoint, ColumnsOfLargerGroupsAreOrderedToo) {
+  const PlainMatrix m(16, 512, 256, kF16[0], kF16[1]);
+  FileBytes bytes = gptq(m, 2);
+  for (std::int32_t k = 0; k < 512; ++k) {  // odd columns are the second group
+    const std::int32_t group = k % 2;
+    std::memcpy(bytes.at("l.g_idx").data.data() + 4 * k, &group, 4);
+  }
+  const Storage out = loaded(Opened(bytes, 2).checkpoint, "l", {.reorder_columns = true});
+  ASSERT_EQ(name_of(out.matrix.format), "int4_g128_zp");
+  for (std::int64_t n = 0; n < m.N; ++n) {
+    for (std::int64_t j = 0; j < m.K; ++j) ASSERT_EQ(out.code(n, j), m.code(n, 2 * (j % 256) + j / 256));
+    for (std::int64_t g = 0; g < 4; ++g) {
+      ASSERT_EQ(out.at<std::uint16_t>(1, n * 4 + g), m.scale(n, g / 2));
+      ASSERT_EQ(out.at<std::uint8_t>(2, n * 4 + g), m.zero(n, g / 2));
+    }
+  }
+}
+
 TEST(Checkpoint, ScalesOfOtherDtypesAreTakenWhereFloat16HoldsThem) {
   const PlainMatrix m = int4_matrix();
   FileBytes file = compressed_int4(m, false);
