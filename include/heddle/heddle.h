@@ -3,6 +3,7 @@
 
 #include "heddle/attention.h"
 #include "heddle/candidate.h"
+#include "heddle/checkpoint.h"
 #include "heddle/error.h"
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
