@@ -5,7 +5,6 @@
 #include <benchmark/benchmark.h>
 
 #include <cstdlib>
-#include <iostream>
 #include <memory>
 #include <random>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "core/dtypes.h"
 #include "heddle/heddle.h"
 #include "lowbit/packed.h"
+#include "run.h"
 
 namespace {
 
@@ -101,18 +101,4 @@ void add_all() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  try {
-    benchmark::AddCustomContext("heddle", version());
-    benchmark::AddCustomContext("target", cpu_target());
-    benchmark::AddCustomContext("threads", std::to_string(num_threads()));
-    add_all();
-    benchmark::RunSpecifiedBenchmarks();
-  } catch (const std::exception& error) {
-    std::cerr << "heddle_linear_bench: " << error.what() << '\n';
-    return 3;
-  }
-  benchmark::Shutdown();
-}
+int main(int argc, char** argv) { return heddle::bench::run(argc, argv, "heddle_linear_bench", add_all); }
