@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import _heddle
-from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_SEED, SINK, check_rank, lse_shape
+from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_SEED, K_SCALE, SINK, V_SCALE, check_rank, lse_shape
 
 _LIBRARY = torch.library.Library("heddle", "DEF")
 
@@ -46,13 +46,15 @@ _LIBRARY.define(
 _LIBRARY.define("apply_rotary(Tensor x, Tensor cos, Tensor sin, bool interleaved, Tensor? offsets) -> Tensor")
 _LIBRARY.define(
     "append_kv_cache(Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor seqlens, "
-    "Tensor? page_table, Tensor? cache_batch_idx, Tensor? cos, Tensor? sin, bool interleaved, Tensor? k_scale=None, "
-    "Tensor? v_scale=None) -> ()"
+    "Tensor? page_table, Tensor? cache_batch_idx, Tensor? cos, Tensor? sin, bool interleaved, "
+    "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None) -> ()"
 )
 
+# Scales for each slot of a cache are written.
+_CACHE_OPTIONS = _OPTIONS.replace("Tensor? k_scale", "Tensor(c!)? k_scale").replace("Tensor? v_scale", "Tensor(d!)? v_scale")
 _LIBRARY.define(
     "attention_with_kv_cache(Tensor q, Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? cos, "
-    f"Tensor? sin, bool interleaved, {_OPTIONS}) -> (Tensor, Tensor)"
+    f"Tensor? sin, bool interleaved, {_CACHE_OPTIONS}) -> (Tensor, Tensor)"
 )
 
 
@@ -241,7 +243,7 @@ def _append(
         k_scale,
         v_scale,
     )
-    _changed(k_cache, v_cache)
+    _changed(k_cache, v_cache, k_scale, v_scale)
 
 
 def _append_fake(*arguments):
@@ -250,7 +252,7 @@ def _append_fake(*arguments):
 
 def _changed(*tensors):
     for x in tensors:
-        if not x.is_inference():
+        if x is not None and not x.is_inference():
             torch.autograd.graph.increment_version(x)
 
 
@@ -265,7 +267,7 @@ def _cached(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options):
         _heddle.attention_with_kv_cache,
         q, k_new, v_new, k_cache, v_cache, out, lse, cos, sin, interleaved, _items(options),
     )  # fmt: skip
-    _changed(k_cache, v_cache)
+    _changed(k_cache, v_cache, options[K_SCALE], options[V_SCALE])
     return out, lse
 
 

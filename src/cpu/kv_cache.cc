@@ -1,6 +1,7 @@
 #include "cpu/kv_cache.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/dtypes.h"
@@ -86,13 +87,22 @@ void for_each_row(std::int64_t sequences, std::int64_t rows, std::int64_t row_el
 
 // Row (b, i) of k or v, f16 or bf16, to an f8e4m3 cache. rotation: null for none.
 void append_e4m3(const Rotation* rotation, const Operand& from, std::int64_t b, std::int64_t i, const Operand& to,
-                 std::int64_t page, std::int64_t slot, const Scales& scale, std::int64_t heads, std::int64_t dims) {
+                 std::int64_t page, std::int64_t slot, const Scales& scales, bool finds_scale, std::int64_t heads,
+                 std::int64_t dims) {
   for (std::int64_t h = 0; h < heads; ++h) {
     float x[kMaxRotaryDims];
     for (std::int64_t d = 0; d < dims; ++d) x[d] = load_element(from.at(b, i, h), from.dtype, d * from.stride_d);
     if (rotation != nullptr) rotation->turn(x);
+    float scale;
+    if (finds_scale) {
+      float largest = 0.0f;
+      for (std::int64_t d = 0; d < dims; ++d) largest = std::abs(x[d]) > largest ? std::abs(x[d]) : largest;  // no NaN
+      *scales.place(page, slot, h) = scale = row_scale(largest);
+    } else {
+      scale = scales.at(0, 0, h);
+    }
     for (std::int64_t d = 0; d < dims; ++d) {
-      store_element(to.at(page, slot, h), to.dtype, d * to.stride_d, x[d] / scale.at(0, 0, h));
+      store_element(to.at(page, slot, h), to.dtype, d * to.stride_d, x[d] / scale);
     }
   }
 }
@@ -114,8 +124,9 @@ void append_kv_cache(const AppendProblem& p, Executor& executor) {
     const std::int64_t page = p.page(b, position), slot = position % p.page_size;
     if (p.k_cache.dtype == DType::f8e4m3) {
       const Rotation rotation(p.rotary, position);
-      append_e4m3(p.rotary.dims > 0 ? &rotation : nullptr, p.k_new, b, i, p.k_cache, page, slot, p.k_scale, p.Hkv, p.D);
-      append_e4m3(nullptr, p.v_new, b, i, p.v_cache, page, slot, p.v_scale, p.Hkv, p.Dv);
+      append_e4m3(p.rotary.dims > 0 ? &rotation : nullptr, p.k_new, b, i, p.k_cache, page, slot, p.k_scale,
+                  p.finds_k_scale, p.Hkv, p.D);
+      append_e4m3(nullptr, p.v_new, b, i, p.v_cache, page, slot, p.v_scale, p.finds_v_scale, p.Hkv, p.Dv);
       return;
     }
     if (p.rotary.dims > 0) {

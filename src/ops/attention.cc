@@ -45,6 +45,7 @@ struct Wish {
 Refusal missing_extra(const AttentionForwardKernel& kernel, const AttentionProblem& p) {
   const auto lacks = [&](Extra extra) { return (kernel.extras & extra) == 0; };
   if (p.k.dtype == DType::f8e4m3 && lacks(kE4m3)) return "it does not read float8_e4m3fn";
+  if (p.int4 && lacks(kInt4)) return "it does not read a cache in 4 bits";
   if (p.draft_mask && lacks(kDraftMask)) return "it has no draft_mask";
   if (p.append && lacks(kAppend)) return "it does not append keys";
   return "";

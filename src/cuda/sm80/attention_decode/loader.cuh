@@ -41,7 +41,7 @@ class Loader {
     if (first < s.end) {
       Stage<C>& to = shared.stage[warp][stage];
       if (first + kStepKeys > e.new_begin) {
-        add_new(first, to);
+        add_new(first, stage, to);
       } else if (p.problem.page_table == nullptr) {
         copy(first, to, [](const Source& x, int slot, bool) { return x.first + slot * x.row; });
       } else {
@@ -99,6 +99,8 @@ class Loader {
     const Scales& scales = lane < kStepKeys ? p.problem.k_scale : p.problem.v_scale;
     const int slot = first + static_cast<int>(lane) % kStepKeys;
     const bool exists = slot < s.end && scales.data != nullptr;
+    const Append& append = p.problem.append;
+    if (exists && slot >= e.new_begin && (lane < kStepKeys ? append.finds_k_scale : append.finds_v_scale)) return;
     const float* from = scales.data;
     if (exists) {
       const Place at = place_of(p, s.b, slot);
@@ -110,7 +112,7 @@ class Loader {
 
   // As copy(), where appended rows are among the 16. They are computed here rather than read from the cache, where only
   // the CTAs of tile 0 write them.
-  __device__ void add_new(int first, Stage<C>& to) const {
+  __device__ void add_new(int first, int stage, Stage<C>& to) const {
     const AttentionProblem& a = p.problem;
     const auto old = [&](const Source& x, int slot, auto copy) {
       const bool exists = slot < s.end;
@@ -126,8 +128,16 @@ class Loader {
             [&](const std::byte* from, int columns) { copy_row<C::kKeyPieces, 4 * C::kPiece>(from, columns, put); });
         continue;
       }
-      const NewRow<C> row(a.append.k_new, a.k, a.k_scale, a.append.rotary, static_cast<int>(a.append.rotary.dims), s,
-                          slot - e.new_begin, slot, static_cast<int>(a.D), place_of(p, s.b, slot));
+      const Place place = place_of(p, s.b, slot);
+      NewRow<C> row(a.append.k_new, a.k, a.k_scale, a.append.rotary, a.append.finds_k_scale,
+                    static_cast<int>(a.append.rotary.dims), s, slot - e.new_begin, slot, static_cast<int>(a.D), place);
+      if constexpr (C::kE4m3) {
+        if (a.append.finds_k_scale) {
+          row.template find_scale<C::kKeyPieces, 4 * C::kPiece, 1, 4>(C::kPiece * (static_cast<int>(lane) % 4),
+                                                                      a.k_scale, s, place,
+                                                                      &shared.scales[warp][stage].k[slot - first]);
+        }
+      }
 #pragma unroll 1
       for (int c = 0; c < C::kKeyPieces; ++c) {
         row.piece(C::kPiece * (4 * c + static_cast<int>(lane) % 4), put + 32 * c);
@@ -142,8 +152,16 @@ class Loader {
             [&](const std::byte* from, int columns) { copy_row<C::kValuePieces, 8 * C::kPiece>(from, columns, put); });
         continue;
       }
-      const NewRow<C> row(a.append.v_new, a.v, a.v_scale, a.append.rotary, 0, s, slot - e.new_begin, slot,
-                          static_cast<int>(a.Dv), place_of(p, s.b, slot));
+      const Place place = place_of(p, s.b, slot);
+      NewRow<C> row(a.append.v_new, a.v, a.v_scale, a.append.rotary, a.append.finds_v_scale, 0, s, slot - e.new_begin,
+                    slot, static_cast<int>(a.Dv), place);
+      if constexpr (C::kE4m3) {
+        if (a.append.finds_v_scale) {
+          row.template find_scale<C::kValuePieces, 8 * C::kPiece, 4, 32>(C::kPiece * (static_cast<int>(lane) / 4),
+                                                                         a.v_scale, s, place,
+                                                                         &shared.scales[warp][stage].v[slot - first]);
+        }
+      }
 #pragma unroll 1
       for (int c = 0; c < C::kValuePieces; ++c) {
         row.piece(C::kPiece * (8 * c + static_cast<int>(lane) / 4), put + 32 * c);

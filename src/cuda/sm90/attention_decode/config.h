@@ -39,7 +39,9 @@ struct Config {
   static constexpr bool kManyRegisters = kRowTiles * kSize > 128;  // in O alone 128
   static constexpr int kPassColumns = kSize < 128 ? kSize : 128;   // of O, merged at a time
   static constexpr int kMergePitch = kPassColumns + 8;             // floats; the 8 spread rows over the banks
-  static constexpr int kServiceRegisters = kManyRegisters ? 72 : 88, kConsumerRegisters = kManyRegisters ? 216 : 208;
+  // Appends to an e4m3 cache find scales, which takes the query warps some more.
+  static constexpr int kServiceRegisters = (kManyRegisters ? 72 : 88) + (kE4m3 ? 16 : 0);
+  static constexpr int kConsumerRegisters = (kManyRegisters ? 216 : 208) - (kE4m3 ? 8 : 0);
   // Words of a warp in the merge buffer; while it attends, they hold the scores of a product, one by one (scores.cuh).
   static constexpr int kScoreWords = 32 * (kWarpgroups ? kGroupKeys / 2 : 8);
   static constexpr int kMergeWords = 8 * kMergePitch > kScoreWords ? 8 * kMergePitch : kScoreWords;

@@ -19,6 +19,8 @@ class WarpBlocks : protected Products<C> {
   using typename Base::T;
 
   __device__ void attend(const Piece& piece) {
+    if (C::kE4m3 && p.scales_by_key && head < p.plan.heads && piece.blocks > 0)
+      scales = load_scale(piece, piece.first_slot + split * kKeyTile);
 #pragma unroll 1
     for (int block = 0; block < piece.blocks; ++block) attend(piece, piece.first_slot + block * p.plan.block);
   }
@@ -46,6 +48,8 @@ class WarpBlocks : protected Products<C> {
     for (int group = split; group < groups; group += p.plan.key_splits) {
       const bool last = group + p.plan.key_splits >= groups;
       const int slot = from + group * kKeyTile, first_key = slot - piece.k_begin;
+      // What this launch writes itself is there only when the keys are.
+      if (C::kE4m3 && p.scales_by_key && slot + kKeyTile > piece.new_slot) scales = load_scale(piece, slot);
       ScoreTile s[kTiles];
       this->score(ptx::shared_address(shared.tile(k_stage)), rows, group * kKeyTile, s);
       if (last) this->release(control.empty[k_stage]);
@@ -58,7 +62,7 @@ class WarpBlocks : protected Products<C> {
         float correction[2];
         softmax(s[m], state[m], correction);
         if constexpr (C::kE4m3) {
-          if (p.scales_by_key) scale_probabilities(piece, first_key, m, s[m], correction);
+          if (p.scales_by_key) scale_probabilities(m, s[m], correction);
         }
         if (__any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f)) {
 #pragma unroll
@@ -71,6 +75,10 @@ class WarpBlocks : protected Products<C> {
         probabilities[m][1] = ptx::pack2<T>(s[m][0][2], s[m][0][3]);
         probabilities[m][2] = ptx::pack2<T>(s[m][1][0], s[m][1][1]);
         probabilities[m][3] = ptx::pack2<T>(s[m][1][2], s[m][1][3]);
+      }
+      // Those of this warp's next keys, a block ahead: nothing else asks for them, and they come from far.
+      if (C::kE4m3 && p.scales_by_key) {
+        scales = load_scale(piece, last ? from + p.plan.block + split * kKeyTile : slot + p.plan.key_splits * kKeyTile);
       }
       ptx::barrier_wait(control.full[v_stage], v_phase);
       if (whole) {
@@ -100,7 +108,7 @@ class WarpBlocks : protected Products<C> {
         if (p.scales_by_key) {
 #pragma unroll
           for (int n = 0; n < 4; ++n) {
-            const float scale = key_scale(p.problem.k_scale, piece, first_key, n);
+            const float scale = key_scale(0, n);
             s[m][n / 2][n % 2] *= scale;
             s[m][n / 2][2 + n % 2] *= scale;
           }
@@ -130,22 +138,36 @@ class WarpBlocks : protected Products<C> {
     }
   }
 
-  // Of key n of this thread's four.
-  __device__ float key_scale(const Scales& scales, const Piece& piece, int first_key, int n) const {
-    const int key = first_key + lane() % 4 * 2 + n / 2 * 8 + n % 2;
-    Sequence s;
-    s.k_begin = piece.k_begin;
-    const AttentionProblem::Slot at =
-        p.problem.key_slot(piece.sequence, s, min(max(key, piece.begin), max(piece.end - 1, piece.begin)));
-    return scales.at(p.problem.page_table != nullptr ? at.batch : piece.cache_row, at.row, piece.head + head);
+  // Of 16 keys from slot `from` on, the scales of K in lanes 0 to 15 and those of V in the others. Slots that no row
+  // attends may not exist: their neighbours' are read.
+  __device__ float load_scale(const Piece& piece, int from) const {
+    const AttentionProblem& problem = p.problem;
+    const Scales& of = recomputed(lane()) >= kKeyTile ? problem.v_scale : problem.k_scale;
+    const int rows = static_cast<int>(problem.page_table != nullptr ? problem.Sk : problem.k_rows);
+    const int end = min(piece.k_begin + piece.end, rows);
+    int slot = max(min(max(from + lane() % kKeyTile, piece.k_begin + piece.begin), end - 1), 0),
+        batch = piece.cache_row;
+    if (problem.page_table != nullptr) {
+      const unsigned page =
+          static_cast<unsigned>(slot) / static_cast<unsigned>(recomputed(static_cast<int>(problem.page_size)));
+      const int last = static_cast<int>(problem.k_batches) - 1;
+      batch = min(max(problem.page_table[piece.sequence * problem.page_table_stride + page], 0), last);
+      slot -= static_cast<int>(page * static_cast<unsigned>(problem.page_size));
+    }
+    return of.at(batch, slot, recomputed(piece.head + head));
+  }
+
+  // Of key n of this thread's four: of K, or, from lane 16 on, of V.
+  __device__ float key_scale(int first_lane, int n) const {
+    return __shfl_sync(0xffffffff, scales, first_lane + lane() % 4 * 2 + n / 2 * 8 + n % 2);
   }
 
   // P times the values' scales. O counts in units of the largest scale so far, so that float16 holds what P becomes.
-  __device__ void scale_probabilities(const Piece& piece, int first_key, int m, ScoreTile& s, float (&correction)[2]) {
+  __device__ void scale_probabilities(int m, ScoreTile& s, float (&correction)[2]) {
     float scale[4], largest = 0.0f;
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      scale[n] = key_scale(p.problem.v_scale, piece, first_key, n);
+      scale[n] = key_scale(kKeyTile, n);
       largest = fmaxf(largest, fabsf(scale[n]));
     }
     largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
@@ -162,6 +184,7 @@ class WarpBlocks : protected Products<C> {
   }
 
   RingPosition stage;
+  float scales;  // of this warp's keys, where they differ from key to key: see load_scale()
 };
 
 }  // namespace heddle::cuda::sm90::attention_decode
