@@ -17,8 +17,8 @@ Real int4_element(const std::byte* block, const Int4Block& format, bool of_value
     std::memcpy(&bits, block + at, 2);
     return static_cast<double>(f16_to_f32(bits));
   };
-  const std::int64_t at = of_values ? format.v_code(row, d) : format.k_code(row, d), odd = of_values ? row % 2 : d % 2;
-  const int code = static_cast<int>(block[at]) >> 4 * odd & 15;
+  const int bit = of_values ? format.v_bit(row, d) : format.k_bit(row, d);
+  const int code = static_cast<int>(block[of_values ? format.v_code(row, d) : format.k_code(row, d)]) >> bit & 15;
   const std::int64_t group = of_values ? format.v_scale(row, d) : 2 * d;
   const double scale = half((of_values ? format.v_scales() : format.k_scales()) + group);
   return static_cast<Real>(half((of_values ? format.v_zeros() : format.k_zeros()) + group) + code * scale);

@@ -74,17 +74,16 @@ class KeyWidener {
       float scale[kInt4Keys], zero[kInt4Keys];
       halves(block + format_.v_scales() + format_.v_scale(first, from), rows, scale);
       halves(block + format_.v_zeros() + format_.v_scale(first, from), rows, zero);
-      const std::int64_t end = std::min(from + kInt4Channels, p_.Dv);
       for (std::int64_t n = 0; n < rows; ++n) {
-        const auto* codes = reinterpret_cast<const std::uint8_t*>(block + format_.v_code(first + n, 0));
-        const std::int64_t shift = (first + n) % 2 * 4;
-        for (std::int64_t d = from; d < end; d += 16) {  // of a key, the codes of 8 channels lie 64 bytes apart
-          const std::uint8_t* line = codes + d / 16 * 512;
-          float* HWY_RESTRICT out = to + n * padded + d;
-          for (std::int64_t c = 0; c < 8; ++c) {
-            out[c] = zero[n] + static_cast<float>(line[64 * c] >> shift & 15) * scale[n];
-            out[c + 8] = zero[n] + static_cast<float>(line[64 * c + 8] >> shift & 15) * scale[n];
-          }
+        const std::int64_t key = first + n;
+        // A pair of channels lies in 16 bytes; the next pair of the eight 512 bytes further, the next eight 64.
+        const auto* codes = reinterpret_cast<const std::uint8_t*>(block + format_.v_code(key, from));
+        const int bit = Int4Block::v_bit(key, 0);
+        float* HWY_RESTRICT out = to + n * padded + from;
+        for (std::int64_t d = 0; d < kInt4Channels; d += 2) {
+          const std::uint8_t* pair = codes + d % 8 / 2 * 512 + d / 8 * 64;
+          out[d] = zero[n] + static_cast<float>(pair[0] >> bit & 15) * scale[n];
+          out[d + 1] = zero[n] + static_cast<float>(pair[8] >> bit & 15) * scale[n];
         }
       }
     }

@@ -162,6 +162,11 @@ const AttentionForwardKernel& choose_forward(const Check& check, const Attention
   return *choose(check, problem, problem.device, Wish(check, options), workers);
 }
 
+std::vector<Candidate> explain_forward(const Check& check, const AttentionProblem& problem,
+                                       const AttentionOptions& options, int workers) {
+  return explain(problem, problem.device, Wish(check, options), workers);
+}
+
 void run_forward(const Check& check, const AttentionForwardKernel& kernel, const AttentionProblem& problem,
                  const Runtime& runtime, std::size_t needed) {
   run(check, kernel, problem, runtime, needed);
@@ -239,7 +244,7 @@ std::vector<Candidate> explain_attention(const TensorView& q, const TensorView& 
   const Check check("explain_attention");
   const int workers = workers_of(runtime);
   if (pass == Pass::forward) {
-    return explain(checked_forward_problem(check, q, k, v, {}, {}, options), q.device, Wish(check, options), workers);
+    return explain_forward(check, checked_forward_problem(check, q, k, v, {}, {}, options), options, workers);
   }
   return explain(checked_backward_problem(check, q, k, v, {}, {}, {}, {}, {}, options), q.device, Wish(check, options),
                  workers);
