@@ -18,6 +18,7 @@ from ._options import Causal
 from .encoder import Encoder
 from .explanation import Candidate, Explanation, explain
 from .functional import append_kv_cache, apply_rotary, attention, attention_with_kv_cache, sdpa
+from .int4_cache import Int4Cache
 
 __version__: str = _version()
 
@@ -26,6 +27,7 @@ __all__ = [
     "Causal",
     "Encoder",
     "Explanation",
+    "Int4Cache",
     "append_kv_cache",
     "apply_rotary",
     "attention",

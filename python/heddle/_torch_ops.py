@@ -58,6 +58,16 @@ _LIBRARY.define(
 )
 
 
+_LIBRARY.define(
+    "append_int4_cache(Tensor k_new, Tensor v_new, Tensor(a!) blocks, Tensor(b!) k_tail, Tensor(c!) v_tail, "
+    "Tensor? block_table, Tensor? row_idx, Tensor seqlens, Tensor? cos, Tensor? sin, bool interleaved) -> ()"
+)
+_LIBRARY.define(
+    "attention_over_int4_cache(Tensor q, Tensor blocks, Tensor k_tail, Tensor v_tail, Tensor? block_table, "
+    f"Tensor? row_idx, {_OPTIONS}) -> (Tensor, Tensor)"
+)
+
+
 def _items(options):
     """The native module's options tuple: the seed, a tensor here, is a number there."""
     seed = options[DROPOUT_SEED]
@@ -271,12 +281,32 @@ def _cached(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options):
     return out, lse
 
 
+def _append_int4(k_new, v_new, blocks, k_tail, v_tail, *rest):
+    native(_heddle.append_int4_cache, k_new, v_new, blocks, k_tail, v_tail, *rest)
+    _changed(blocks, k_tail, v_tail)
+
+
+def _over_int4_fake(q, blocks, k_tail, v_tail, block_table, row_idx, *options):
+    check_rank(q.shape, False)
+    return empty_out(q, v_tail), empty_lse(q, False)
+
+
+def _over_int4(q, blocks, k_tail, v_tail, block_table, row_idx, *options):
+    out, lse = _over_int4_fake(q, blocks, k_tail, v_tail, block_table, row_idx, *options)
+    native(
+        _heddle.attention_over_int4_cache, q, blocks, k_tail, v_tail, block_table, row_idx, out, lse, _items(options)
+    )
+    return out, lse
+
+
 for _name, _kernel, _fake in (
     ("attention_forward", _forward, _forward_fake),
     ("attention_backward", _backward_gradients, _backward_fake),
     ("apply_rotary", _rotary, _rotary_fake),
     ("append_kv_cache", _append, _append_fake),
     ("attention_with_kv_cache", _cached, _cached_fake),
+    ("append_int4_cache", _append_int4, _append_fake),
+    ("attention_over_int4_cache", _over_int4, _over_int4_fake),
 ):
     for _device in ("CPU", "CUDA"):  # what does not run there is refused by the native module, by name
         _LIBRARY.impl(_name, _kernel, _device)

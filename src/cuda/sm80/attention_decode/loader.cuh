@@ -17,7 +17,9 @@ struct Source {
   template <class C>
   __device__ static Source of(const Params& p, const Segment& s, const Operand& x, int head_size, int column) {
     constexpr std::int64_t kBytes = sizeof(typename C::Stored);
-    const std::int64_t batch = p.problem.page_table != nullptr ? 0 : place_of(p, s.b, 0).batch;
+    const std::int64_t batch = C::kInt4                          ? p.problem.int4_row(s.b)
+                               : p.problem.page_table != nullptr ? 0
+                                                                 : place_of(p, s.b, 0).batch;
     return {x.data + (batch * x.stride_b + s.head * x.stride_h + column) * kBytes, x.stride_s * kBytes,
             x.stride_b * kBytes, head_size - column};
   }
@@ -36,11 +38,13 @@ class Loader {
         k(Source::of<C>(p, s, p.problem.k, static_cast<int>(p.problem.D), C::kPiece * (lane % 4))),
         v(Source::of<C>(p, s, p.problem.v, static_cast<int>(p.problem.Dv), C::kPiece * (lane / 4))) {}
 
-  // Starts the copies of the 16 keys from `first` on into a stage, as one group.
+  // Starts the copies of the 16 keys from `first` on into a stage, as one group. Of a cache in 4 bits, from the ring.
   __device__ void start(int first, int stage) const {
     if (first < s.end) {
       Stage<C>& to = shared.stage[warp][stage];
-      if (first + kStepKeys > e.new_begin) {
+      if constexpr (C::kInt4) {
+        copy(first, to, [](const Source& x, int slot, bool) { return x.first + slot % kInt4Tail * x.row; });
+      } else if (first + kStepKeys > e.new_begin) {
         add_new(first, stage, to);
       } else if (p.problem.page_table == nullptr) {
         copy(first, to, [](const Source& x, int slot, bool) { return x.first + slot * x.row; });
