@@ -94,7 +94,7 @@ TEST_P(GpuInt4Cache, AttentionMatchesReference) {
   }
   o_there.read(o);
   lse_there.read(lse);
-  EXPECT_EQ(c.verdict(o, lse), "");
+  EXPECT_EQ(c.verdict(o, lse, true), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Caches, GpuInt4Cache, ::testing::ValuesIn(int4_specs(true)),

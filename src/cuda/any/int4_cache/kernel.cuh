@@ -6,7 +6,11 @@
 
 namespace heddle::cuda::any::int4_cache {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32, kKeys = static_cast<int>(kInt4Keys);
+constexpr int kThreads = 256, kWarps = kThreads / 32, kKeys = static_cast<int>(kInt4Keys), kMaxHeadSize = 256;
+
+// The keys (values) of a block.
+template <class T>
+using Rows = T[kKeys][kMaxHeadSize];
 
 // A kv head of a sequence, before and after the append. Nobody has checked lengths, rows and pages here.
 struct Head {
@@ -38,13 +42,22 @@ __device__ T new_element(const Head& head, bool of_values, std::int64_t j, int d
   return static_cast<T>(first ? a : b);  // to nearest even
 }
 
-// Of any key behind the blocks: from the ring, or new.
+// Keys from `first` on, which are behind the blocks: from the ring, or new.
 template <class T>
-__device__ float element(const Head& head, bool of_values, std::int64_t j, int d) {
-  if (j >= head.before) return to_float(new_element<T>(head, of_values, j, d));
+__device__ void gather(const Head& head, bool of_values, std::int64_t first, Rows<T>& rows) {
   const Operand& x = of_values ? head.p.v_tail : head.p.k_tail;
-  return to_float(reinterpret_cast<const T*>(
-      x.data)[head.row * x.stride_b + j % kInt4Tail * x.stride_s + head.h * x.stride_h + d * x.stride_d]);
+  const int width = static_cast<int>(of_values ? head.p.Dv : head.p.D);
+#pragma unroll 8
+  for (int n = static_cast<int>(threadIdx.x); n < kKeys * width; n += kThreads) {
+    const int key = n / width, d = n % width;
+    const std::int64_t j = first + key;
+    rows[key][d] =
+        j >= head.before
+            ? new_element<T>(head, of_values, j, d)
+            : reinterpret_cast<const T*>(
+                  x.data)[head.row * x.stride_b + j % kInt4Tail * x.stride_s + head.h * x.stride_h + d * x.stride_d];
+  }
+  __syncthreads();
 }
 
 // As Int4Range and Int4Scale of core/int4_codes.h have it, step by step.
@@ -87,18 +100,18 @@ struct Scale {
 
 // A thread takes channels, and all keys of each; two lanes write a byte.
 template <class T>
-__device__ void encode_keys(const Head& head, std::int64_t first, const Int4Block& format, std::byte* block) {
+__device__ void encode_keys(const Rows<T>& rows, const Int4Block& format, std::byte* block) {
 #pragma unroll 1
   for (int d = static_cast<int>(threadIdx.x); d < format.D; d += kThreads) {  // whole warps: D is a multiple of 64
     Group group;
 #pragma unroll 4
-    for (int j = 0; j < kKeys; ++j) group.add(element<T>(head, false, first + j, d));
+    for (int j = 0; j < kKeys; ++j) group.add(to_float(rows[j][d]));
     const Scale scale(group);
     reinterpret_cast<__half*>(block + format.k_scales())[d] = scale.scale_bits;
     reinterpret_cast<__half*>(block + format.k_zeros())[d] = scale.zero_bits;
 #pragma unroll 4
     for (int j = 0; j < kKeys; ++j) {
-      const int code = scale.code(element<T>(head, false, first + j, d));
+      const int code = scale.code(to_float(rows[j][d]));
       const int next = __shfl_down_sync(0xffffffff, code, 1);
       if (d % 2 == 0) block[format.k_code(j, d)] = static_cast<std::byte>(code | next << 4);
     }
@@ -107,7 +120,7 @@ __device__ void encode_keys(const Head& head, std::int64_t first, const Int4Bloc
 
 // A warp takes the two keys that lie in one byte, eight apart, and 64 channels; a lane two of those.
 template <class T>
-__device__ void encode_values(const Head& head, std::int64_t first, const Int4Block& format, std::byte* block) {
+__device__ void encode_values(const Rows<T>& rows, const Int4Block& format, std::byte* block) {
   const int lane = static_cast<int>(threadIdx.x) % 32, groups = static_cast<int>(format.v_groups());
 #pragma unroll 1
   for (int task = static_cast<int>(threadIdx.x) / 32; task < kKeys / 2 * groups; task += kWarps) {
@@ -115,8 +128,8 @@ __device__ void encode_values(const Head& head, std::int64_t first, const Int4Bl
     int codes[2] = {0, 0};
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      const float x[2] = {element<T>(head, true, first + key + 8 * n, from + 2 * lane),
-                          element<T>(head, true, first + key + 8 * n, from + 2 * lane + 1)};
+      const T* const row = rows[key + 8 * n] + from + 2 * lane;
+      const float x[2] = {to_float(row[0]), to_float(row[1])};
       Group group;
       group.add(x[0]);
       group.add(x[1]);
@@ -139,6 +152,7 @@ __device__ void encode_values(const Head& head, std::int64_t first, const Int4Bl
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     encode_kernel(const __grid_constant__ Int4AppendProblem p, std::int64_t filled) {
+  __shared__ Rows<T> rows;
 #pragma unroll 1
   for (std::int64_t task = blockIdx.x; task < p.B * p.Hkv * filled; task += gridDim.x) {
     const Head head(p, task / filled / p.Hkv, task / filled % p.Hkv);
@@ -148,8 +162,12 @@ __global__ void __launch_bounds__(kThreads)
     if (p.page_table != nullptr && (page < 0 || page >= p.blocks.pages)) continue;
     std::byte* const block = p.block(head.b, page, head.h);
     const Int4Block format{p.D, p.Dv};
-    encode_keys<T>(head, n * kInt4Keys, format, block);
-    encode_values<T>(head, n * kInt4Keys, format, block);
+    gather<T>(head, false, n * kInt4Keys, rows);
+    encode_keys<T>(rows, format, block);
+    __syncthreads();
+    gather<T>(head, true, n * kInt4Keys, rows);
+    encode_values<T>(rows, format, block);
+    __syncthreads();
   }
 }
 

@@ -188,7 +188,7 @@ class QueryWarp {
 #pragma unroll
       for (int n = 0; n < kEach; ++n) x[n] *= shrink;
       factor *= __uint_as_float(exponent) * problem.q_scale.at(piece.sequence, piece.q_begin + at.i, at.h);
-      if (!p.scales_by_key) factor *= problem.k_scale.at(piece.cache_row, 0, at.kv_head);
+      if (!C::kKeyScales) factor *= problem.k_scale.at(piece.cache_row, 0, at.kv_head);
     }
     if (lane == 0) control.row_factor[row] = factor;
     if constexpr (C::kQSwizzled) {
@@ -232,7 +232,7 @@ class QueryWarp {
                             int position, float* place, bool finds) {
     float scale = 1.0f;
     if constexpr (C::kE4m3) {
-      if (finds) {
+      if (C::kKeyScales && finds) {
         float largest = 0.0f;
 #pragma unroll 1
         for (int n = lane; n < size; n += 32) {

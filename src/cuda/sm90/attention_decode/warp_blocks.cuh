@@ -19,13 +19,16 @@ class WarpBlocks : protected Products<C> {
   using typename Base::T;
 
   __device__ void attend(const Piece& piece) {
-    if (C::kE4m3 && p.scales_by_key && head < p.plan.heads && piece.blocks > 0)
-      scales = load_scale(piece, piece.first_slot + split * kKeyTile);
+    if (C::kKeyScales && head < p.plan.heads && piece.blocks > 0) {
+      scales = scale_at(scale_place(piece, piece.first_slot + split * kKeyTile));
+    }
 #pragma unroll 1
     for (int block = 0; block < piece.blocks; ++block) attend(piece, piece.first_slot + block * p.plan.block);
   }
 
  private:
+  static constexpr int kScaleBlocksAhead = 6;  // of scales, brought to the L2 cache
+
   // One block's keys and values, which lie from slot `from` on.
   __device__ void attend(const Piece& piece, int from) {
     const int k_stage = stage.index;
@@ -49,7 +52,7 @@ class WarpBlocks : protected Products<C> {
       const bool last = group + p.plan.key_splits >= groups;
       const int slot = from + group * kKeyTile, first_key = slot - piece.k_begin;
       // What this launch writes itself is there only when the keys are.
-      if (C::kE4m3 && p.scales_by_key && slot + kKeyTile > piece.new_slot) scales = load_scale(piece, slot);
+      if (C::kKeyScales && slot + kKeyTile > piece.new_slot) scales = scale_at(scale_place(piece, slot));
       ScoreTile s[kTiles];
       this->score(ptx::shared_address(shared.tile(k_stage)), rows, group * kKeyTile, s);
       if (last) this->release(control.empty[k_stage]);
@@ -57,13 +60,12 @@ class WarpBlocks : protected Products<C> {
       std::uint32_t kept[2] = {0xFFFFFFFF, 0xFFFFFFFF};
       finish_scores(piece, first_key, whole, s, kept);
       std::uint32_t probabilities[kTiles][4];
+      if constexpr (C::kKeyScales) measure_values();
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
         float correction[2];
         softmax(s[m], state[m], correction);
-        if constexpr (C::kE4m3) {
-          if (p.scales_by_key) scale_probabilities(m, s[m], correction);
-        }
+        if constexpr (C::kKeyScales) scale_probabilities(s[m]);
         if (__any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f)) {
 #pragma unroll
           for (int n = 0; n < kColumns; ++n) {
@@ -76,9 +78,18 @@ class WarpBlocks : protected Products<C> {
         probabilities[m][2] = ptx::pack2<T>(s[m][1][0], s[m][1][1]);
         probabilities[m][3] = ptx::pack2<T>(s[m][1][2], s[m][1][3]);
       }
-      // Those of this warp's next keys, a block ahead: nothing else asks for them, and they come from far.
-      if (C::kE4m3 && p.scales_by_key) {
-        scales = load_scale(piece, last ? from + p.plan.block + split * kKeyTile : slot + p.plan.key_splits * kKeyTile);
+      if constexpr (C::kKeyScales) {
+        // Those of this warp's next keys, which are asked to come near several blocks ahead: they come from far.
+        const int next = last ? from + p.plan.block + split * kKeyTile : slot + p.plan.key_splits * kKeyTile;
+#pragma unroll 1
+        for (int ahead = kScaleBlocksAhead; ahead >= 0; ahead -= kScaleBlocksAhead) {
+          const float* const at = scale_place(piece, next + ahead * p.plan.block);
+          if (ahead == 0) {
+            scales = scale_at(at);
+          } else if (at != nullptr) {
+            ptx::prefetch_l2(at);
+          }
+        }
       }
       ptx::barrier_wait(control.full[v_stage], v_phase);
       if (whole) {
@@ -105,7 +116,7 @@ class WarpBlocks : protected Products<C> {
 #pragma unroll
           for (int n = 0; n < 4; ++n) s[m][n / 2][2 * r + n % 2] *= factor[2 * m + r];
         }
-        if (p.scales_by_key) {
+        if constexpr (C::kKeyScales) {
 #pragma unroll
           for (int n = 0; n < 4; ++n) {
             const float scale = key_scale(0, n);
@@ -138,23 +149,25 @@ class WarpBlocks : protected Products<C> {
     }
   }
 
-  // Of 16 keys from slot `from` on, the scales of K in lanes 0 to 15 and those of V in the others. Slots that no row
-  // attends may not exist: their neighbours' are read.
-  __device__ float load_scale(const Piece& piece, int from) const {
+  __device__ static float scale_at(const float* place) { return place != nullptr ? *place : 1.0f; }
+
+  // Where a lane's scale of the 16 keys from slot `from` on lies: of K for lanes 0 to 15, of V for the others. Slots
+  // that no row attends may not exist: others' are read. Null if there are
+  // none.
+  __device__ const float* scale_place(const Piece& piece, int from) const {
     const AttentionProblem& problem = p.problem;
-    const Scales& of = recomputed(lane()) >= kKeyTile ? problem.v_scale : problem.k_scale;
-    const int rows = static_cast<int>(problem.page_table != nullptr ? problem.Sk : problem.k_rows);
-    const int end = min(piece.k_begin + piece.end, rows);
-    int slot = max(min(max(from + lane() % kKeyTile, piece.k_begin + piece.begin), end - 1), 0),
+    const int mine = lane();
+    const Scales& of = mine < kKeyTile ? problem.k_scale : problem.v_scale;
+    if (!of) return nullptr;
+    int slot = min(max(from + mine % kKeyTile, piece.k_begin + piece.begin), piece.end_slot - 1),
         batch = piece.cache_row;
     if (problem.page_table != nullptr) {
-      const unsigned page =
-          static_cast<unsigned>(slot) / static_cast<unsigned>(recomputed(static_cast<int>(problem.page_size)));
+      const auto size = static_cast<unsigned>(problem.page_size), page = static_cast<unsigned>(slot) / size;
       const int last = static_cast<int>(problem.k_batches) - 1;
       batch = min(max(problem.page_table[piece.sequence * problem.page_table_stride + page], 0), last);
-      slot -= static_cast<int>(page * static_cast<unsigned>(problem.page_size));
+      slot -= static_cast<int>(page * size);
     }
-    return of.at(batch, slot, recomputed(piece.head + head));
+    return of.place(batch, slot, piece.head + head);
   }
 
   // Of key n of this thread's four: of K, or, from lane 16 on, of V.
@@ -162,29 +175,41 @@ class WarpBlocks : protected Products<C> {
     return __shfl_sync(0xffffffff, scales, first_lane + lane() % 4 * 2 + n / 2 * 8 + n % 2);
   }
 
-  // P times the values' scales. O counts in units of the largest scale so far, so that float16 holds what P becomes.
-  __device__ void scale_probabilities(int m, ScoreTile& s, float (&correction)[2]) {
-    float scale[4], largest = 0.0f;
+  // O counts in units of a power of two above the largest scale of V so far, so that float16 holds what P becomes. From
+  // here on lanes 16 to 31 have their scales in units.
+  __device__ void measure_values() {
+    const bool of_values = lane() >= kKeyTile;
+    if (__any_sync(0xffffffff, of_values && fabsf(scales) > value_unit[0])) {
+      float largest = of_values ? fabsf(scales) : 0.0f;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+      const float unit = __uint_as_float((__float_as_uint(largest) & 0x7F800000u) + 0x00800000u);
+      const float shrink = value_unit[0] / unit;
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        value_unit[m] = unit;
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) o[m][n][c] *= shrink;
+        }
+      }
+    }
+    if (of_values) scales *= __uint_as_float(0x7F000000u - __float_as_uint(value_unit[0]));
+  }
+
+  // P times the values' scales.
+  __device__ void scale_probabilities(ScoreTile& s) const {
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      scale[n] = key_scale(kKeyTile, n);
-      largest = fmaxf(largest, fabsf(scale[n]));
-    }
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    const float before = value_unit[m];
-    value_unit[m] = fmaxf(before, largest);
-    const float inverse = value_unit[m] > 0.0f ? __fdividef(1.0f, value_unit[m]) : 0.0f;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (before != value_unit[m]) correction[r] *= before * inverse;
-#pragma unroll
-      for (int n = 0; n < 4; ++n) s[n / 2][2 * r + n % 2] *= scale[n] * inverse;
+      const float scale = key_scale(kKeyTile, n);
+      s[n / 2][n % 2] *= scale;
+      s[n / 2][2 + n % 2] *= scale;
     }
   }
 
   RingPosition stage;
-  float scales;  // of this warp's keys, where they differ from key to key: see load_scale()
+  float scales;  // of this warp's 16 keys, a lane each, where they differ from key to key; see scale_place()
 };
 
 }  // namespace heddle::cuda::sm90::attention_decode
