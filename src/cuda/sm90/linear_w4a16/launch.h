@@ -1,0 +1,17 @@
+// The instantiations of the kernel, for the host.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/linear_w4a16/params.h"
+
+namespace heddle::cuda::sm90::linear_w4a16 {
+
+struct Variant {
+  int tokens, consumers;
+  void (*launch)(const Params& params, int clusters, cudaStream_t stream);
+};
+
+extern const Variant kBf16T16, kBf16T32, kBf16T64, kBf16T128, kBf16T256;
+
+}  // namespace heddle::cuda::sm90::linear_w4a16
