@@ -26,17 +26,19 @@ static_assert(sizeof(WeightBlock) == 4608);
 
 constexpr float kScaleFactor = 128;  // of the scales stored
 
-enum class Activation { kNone, kRelu, kGeluErf, kGeluTanh, kSilu };
+// kSwiglu: outputs are half as many as rows, silu(gate) * up. In each 16 rows the first 8 are gates, the others the ups
+// of the same outputs; output j has the bias's elements 2 j and 2 j + 1.
+enum class Activation { kNone, kRelu, kGeluErf, kGeluTanh, kSilu, kSwiglu };
 
 struct Params {
   CUtensorMap x;  // [M, K], boxes of 64 columns
   const WeightBlock* weights;
   const float* row_scales;  // [N], rounded up to whole blocks
   // y[m, n] = activation(row_scales[n] * sum + bias[n]) + residual[m, n]
-  const void *bias, *residual;  // [N] and [M, N], of y's type, or null
+  const void *bias, *residual;  // [N] and [M, n], of y's type, or null
   void* y;
   std::int64_t residual_stride, y_stride;  // of rows, in elements
-  int m, n;
+  int m, n;                                // n: outputs
   int k_blocks;
   int row_blocks;  // CTA tiles of rows of W
   int splits;      // CTAs of a cluster, which share out the columns
