@@ -6,18 +6,20 @@ import torch
 
 from . import _heddle
 from . import _torch_direct as direct
-from ._options import ARRAYS, BIAS, DROPOUT_P, DROPOUT_SEED, MASK, SINK
+from ._options import ARRAYS, BIAS, DROPOUT_P, DROPOUT_SEED, MASK
 from ._torch_ops import AttentionForTransforms, seed_tensor, transformed
 
 _forward_operator = torch.ops.heddle.attention_forward.default
 _any_autocast = torch._C._is_any_autocast_enabled
+_deterministic = torch.are_deterministic_algorithms_enabled
 _compiling = torch.compiler.is_compiling
 _profiling = torch.autograd._profiler_enabled
 
 _cuda_built = _heddle.cuda_built()
 _DEVICES = ("cpu", "meta", "cuda") if _cuda_built else ("cpu", "meta")
 # The options that sdpa has no words for.
-_NO_ARRAYS = (None,) * (ARRAYS - 3)
+_NO_ARRAYS = (None,) * ARRAYS
+_NO_SEED = (None, 0, 0, False)
 _FREE_CHOICE = (0, "", "")
 
 
@@ -54,13 +56,6 @@ def _cast(q, k, v, items):
     return q, k, v, items
 
 
-def _direct(q, k, v, items, return_lse, heads_first):
-    if items[DROPOUT_P] != 0:
-        seed = int(seed_tensor(items[DROPOUT_SEED])) & 0xFFFFFFFFFFFFFFFF
-        items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
-    return direct.attention(q, k, v, items, return_lse, heads_first)
-
-
 def attention(q, k, v, items, return_lse, heads_first=False):
     """See heddle.attention. heads_first: q, k, v and the result are [B, H, S, D]."""
     if items[BIAS] is not None or items[MASK] is not None:
@@ -69,11 +64,11 @@ def attention(q, k, v, items, return_lse, heads_first=False):
     if _compiling() or _any_autocast():
         _check_tensors(("q", "k", "v"), (q, k, v))
         q, k, v, items = _cast(q, k, v, items)
-    if direct.is_direct(q, k, v, items):
+    if direct.is_direct(q, k, v) and direct.are_direct(items[:ARRAYS]):
         if not _profiling():
-            return _direct(q, k, v, items, return_lse, heads_first)
+            return direct.attention(q, k, v, items, return_lse, heads_first)
         with torch.autograd.profiler.record_function("heddle::attention_forward"):
-            return _direct(q, k, v, items, return_lse, heads_first)
+            return direct.attention(q, k, v, items, return_lse, heads_first)
     _check_tensors(("q", "k", "v"), (q, k, v))
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     operator = AttentionForTransforms.apply if transformed() else _forward_operator
@@ -109,6 +104,11 @@ def _mask_planes(mask, lead):
 
 def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     """See heddle.sdpa."""
+    # What most calls are, with as little ado as may be: their kernels take a few microseconds.
+    if attn_mask is None and direct.is_direct(query, key, value) and not _any_autocast() and not _profiling():
+        if query.dim() == 4 and query.shape == key.shape == value.shape:
+            items = (*_NO_ARRAYS, scale, 1 if is_causal else 0, -1, -1, 0.0, dropout_p, *_NO_SEED, _deterministic(), *_FREE_CHOICE)
+            return direct.attention(query, key, value, items, False, True)
     _check_tensors(("query", "key", "value", "attn_mask"), (query, key, value, attn_mask))
     if is_causal and attn_mask is not None:
         raise ValueError("[sdpa] is_causal and attn_mask exclude each other: put the causal part into attn_mask")
@@ -142,9 +142,9 @@ def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
             mask = planes
         else:
             bias = planes
-    causal, deterministic = 1 if is_causal else 0, torch.are_deterministic_algorithms_enabled()
+    causal, deterministic = 1 if is_causal else 0, _deterministic()
     items = (
-        None, bias, mask, *_NO_ARRAYS, scale, causal, -1, -1, 0.0, dropout_p, None, 0, 0, False, deterministic, *_FREE_CHOICE
+        None, bias, mask, *_NO_ARRAYS[3:], scale, causal, -1, -1, 0.0, dropout_p, *_NO_SEED, deterministic, *_FREE_CHOICE
     )  # fmt: skip
     if simple:
         return attention(query, key, value, items, False, heads_first=True)

@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch
 
 from . import _heddle
-from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_SEED, SINK, check_rank, lse_shape
-from ._torch_ops import backward_operator, empty_out, native, out_dtype, readable, seed_tensor
+from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, SINK, check_rank
+from ._torch_ops import backward_operator, empty_lse, empty_out, native, out_dtype, seed_tensor
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -18,6 +18,7 @@ _legacy_batched = torch._C._functorch.is_legacy_batchedtensor  # what is_grads_b
 _jit_tracing = torch._C._get_tracing_state
 _compiling = torch.compiler.is_compiling
 _grad_enabled = torch.is_grad_enabled
+_LSE_DTYPE = torch.float32
 _forward_ad = torch.autograd.forward_ad
 
 
@@ -38,36 +39,42 @@ def plain(x):
     return type(x) in _PLAIN_TYPES and not x.is_neg() and not _legacy_batched(x)
 
 
-def is_direct(q, k, v, items):
+def is_direct(q, k, v):
     """Whether the dispatcher would only pass the call on, to autograd at most."""
-    if watched() or not (q.is_cuda or q.is_cpu) or not (plain(q) and plain(k) and plain(v)):
+    if watched():
         return False
-    for x in items[:ARRAYS]:
-        # Of the options' arrays two have gradients; the operator says so of the others.
-        if x is not None and (not plain(x) or (x.requires_grad and x is not items[BIAS] and x is not items[SINK])):
+    for x in (q, k, v):  # plain(), written out: this is the way of every call
+        if type(x) not in _PLAIN_TYPES or x.is_neg() or _legacy_batched(x):
+            return False
+    return q.is_cuda or q.is_cpu
+
+
+def are_direct(arrays):
+    """As is_direct(), of the options' arrays."""
+    for x in arrays:
+        # Two of them have gradients; the operator says so of the others.
+        if x is not None and (not plain(x) or (x.requires_grad and x is not arrays[BIAS] and x is not arrays[SINK])):
             return False
     return True
 
 
-def _outputs(q, v, items, with_lse, heads_first):
+def forward(q, k, v, items, with_lse, heads_first):
     """(out, lse or None). out lies in memory as [B, S, H, D], also where q is [B, H, S, D]."""
+    lse = None
     if heads_first:
         batch, heads, rows, _ = q.shape
         size = v.shape[-1]
         strides = (rows * heads * size, size, heads * size, 1)
-        out = torch.empty_strided((batch, heads, rows, size), strides, dtype=out_dtype(q), device=q.device)
-        return out, torch.empty((batch, heads, rows), dtype=torch.float32, device=q.device) if with_lse else None
-    out = empty_out(q, v)
-    if not with_lse:
-        return out, None
-    packed = items[CU_SEQLENS_Q] is not None
-    check_rank(q.shape, packed)
-    return out, torch.empty(lse_shape(q.shape, packed), dtype=torch.float32, device=q.device)
-
-
-def forward(q, k, v, items, with_lse, heads_first):
-    out, lse = _outputs(q, v, items, with_lse, heads_first)
-    native(_heddle.attention_forward, q, k, v, out, lse, items, heads_first=heads_first)
+        out = q.new_empty_strided((batch, heads, rows, size), strides, dtype=out_dtype(q))
+        if with_lse:  # contiguous, by the function that is at hand
+            lse = q.new_empty_strided((batch, heads, rows), (heads * rows, rows, 1), dtype=_LSE_DTYPE)
+    else:
+        out = empty_out(q, v)
+        if with_lse:
+            packed = items[CU_SEQLENS_Q] is not None
+            check_rank(q.shape, packed)
+            lse = empty_lse(q, packed)
+    native(_heddle.attention_forward, q, k, v, out, lse, items, heads_first)
     return out, lse
 
 
@@ -107,9 +114,8 @@ class _Attention(torch.autograd.Function):
         dbias = torch.empty_like(items[BIAS]) if len(needs) > 6 and needs[6] else None
         dsink = torch.empty_like(items[SINK]) if len(needs) > 6 and needs[7] else None
         native(
-            _heddle.attention_backward, q, k, v, out, lse, readable(d_o), d_lse, dq, dk, dv, dbias, dsink, items,
-            heads_first=ctx.heads_first,
-        )  # fmt: skip
+            _heddle.attention_backward, q, k, v, out, lse, d_o, d_lse, dq, dk, dv, dbias, dsink, items, ctx.heads_first
+        )
         return (dq, dk, dv, None, None, None, dbias, dsink)[: len(needs)]
 
 
@@ -119,6 +125,9 @@ _apply = super(torch.autograd.Function, _Attention).apply
 
 def attention(q, k, v, items, return_lse, heads_first):
     """The call and its gradients, for what is_direct(). heads_first: q, k, v and out are [B, H, S, D]."""
+    if items[DROPOUT_P] != 0:
+        seed = int(seed_tensor(items[DROPOUT_SEED])) & 0xFFFFFFFFFFFFFFFF
+        items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
     if _grad_enabled():
         bias, sink = items[BIAS], items[SINK]
         if (bias is not None and bias.requires_grad) or (sink is not None and sink.requires_grad):

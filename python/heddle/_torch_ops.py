@@ -53,8 +53,12 @@ def _items(options):
     return options if seed is None else (*options[:DROPOUT_SEED], int(seed), *options[DROPOUT_SEED + 1 :])
 
 
+_FLOAT8 = torch.float8_e4m3fn
+
+
 def out_dtype(q):
-    return torch.bfloat16 if q.dtype is torch.float8_e4m3fn else q.dtype
+    dtype = q.dtype
+    return torch.bfloat16 if dtype is _FLOAT8 else dtype
 
 
 def empty_out(q, v):
@@ -81,16 +85,15 @@ _current_gpu = getattr(torch._C, "_cuda_getDevice", None)
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
-def native(function, q, *arguments, heads_first=False):
+def native(function, q, *arguments):
     """Calls one of the native module's functions on the device and the current stream of q."""
-    layout = (True,) if heads_first else ()
     if not q.is_cuda or _raw_stream is None:
-        return function(q, *arguments, 0, *layout)
+        return function(q, *arguments, 0)
     gpu = q.get_device()
     if gpu == _current_gpu():
-        return function(q, *arguments, _raw_stream(gpu), *layout)
+        return function(q, *arguments, _raw_stream(gpu))
     with torch.cuda.device(gpu):
-        return function(q, *arguments, _raw_stream(gpu), *layout)
+        return function(q, *arguments, _raw_stream(gpu))
 
 
 def seed_tensor(seed):
@@ -105,7 +108,7 @@ def seed_tensor(seed):
 
 def _forward(q, k, v, *options):
     out, lse = _forward_fake(q, k, v, *options)
-    native(_heddle.attention_forward, q, k, v, out, lse, _items(options))
+    native(_heddle.attention_forward, q, k, v, out, lse, _items(options), False)
     return out, lse
 
 
@@ -118,21 +121,10 @@ def _backward_fake(d_o, d_lse, q, k, v, o, lse, wanted, *options):
     return _gradient_buffers(q, k, v, wanted, options)
 
 
-def readable(d_o):
-    """d_o, on a GPU with rows of 16 bytes' multiples. Autograd makes others, of one element for a sum, of parts for a
-    concatenation, and a copy costs less than a kernel that takes them.
-    """
-    if not d_o.is_cuda or d_o.is_contiguous():
-        return d_o
-    *strides, last = d_o.stride()
-    whole = last == 1 and not any(stride * d_o.element_size() % 16 for stride in strides)
-    return d_o if whole else d_o.contiguous()
-
-
 def _backward_gradients(d_o, d_lse, q, k, v, o, lse, wanted, *options):
     gradients = _gradient_buffers(q, k, v, wanted, options)
     written = (x if want else None for x, want in zip(gradients, wanted))
-    native(_heddle.attention_backward, q, k, v, o, lse, readable(d_o), d_lse, *written, _items(options))
+    native(_heddle.attention_backward, q, k, v, o, lse, d_o, d_lse, *written, _items(options), False)
     return gradients
 
 

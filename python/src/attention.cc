@@ -23,10 +23,23 @@ TensorView rows_first(TensorView view, bool heads_first) {
   return view;
 }
 
+// A gradient that came from autograd, on a GPU with rows of 16 bytes' multiples. Autograd makes others, of one element
+// for a sum, of parts for a concatenation, and a copy costs less than a kernel that takes them.
+TensorView read_gradient(Arguments& arguments, nb::object& d_o) {
+  const TensorView view = arguments.read(d_o, "d_o");
+  if (view.device != Device::cuda) return view;
+  const auto row = 16 / static_cast<std::int64_t>(size_of(view.dtype));
+  bool whole = view.stride[view.rank - 1] == 1;
+  for (int i = 0; i < view.rank - 1; ++i) whole &= view.stride[i] % row == 0;
+  if (whole) return view;
+  d_o = d_o.attr("contiguous")();
+  return arguments.read(d_o, "d_o");
+}
+
 // stream: the CUDA stream of tensors on a GPU, which is then the current one. heads_first: q, k, v, o and their
 // gradients are [B, H, S, D].
 void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, const nb::tuple& items,
-             std::uintptr_t stream, bool heads_first) {
+             bool heads_first, std::uintptr_t stream) {
   Arguments arguments("attention_forward", Arguments::Devices::any);
   const auto read = [&](nb::handle x, const char* name) { return rows_first(arguments.read(x, name), heads_first); };
   const TensorView q_view = read(q, "q"), k_view = read(k, "k"), v_view = read(v, "v");
@@ -35,22 +48,23 @@ void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle 
   Runtime runtime;
   runtime.stream = reinterpret_cast<void*>(stream);
   Scratch scratch;
-  DeviceScratch device_scratch;  // outlives what follows: given back with the GIL held
+  DeviceScratch device_scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
   attention_forward_with(q_view, k_view, v_view, o_view, lse_view, options, runtime, [&](std::size_t bytes) {
     return q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
   });
 }
 
-void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::handle d_o, nb::handle d_lse,
+void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::object d_o, nb::handle d_lse,
               nb::handle dq, nb::handle dk, nb::handle dv, nb::handle dbias, nb::handle dsink, const nb::tuple& items,
-              std::uintptr_t stream, bool heads_first) {
+              bool heads_first, std::uintptr_t stream) {
   Arguments arguments("attention_backward", Arguments::Devices::any);
   const auto read = [&](nb::handle x, const char* name) { return rows_first(arguments.read(x, name), heads_first); };
   const auto write = [&](nb::handle x, const char* name) { return rows_first(arguments.write(x, name), heads_first); };
   const TensorView q_view = read(q, "q"), k_view = read(k, "k"), v_view = read(v, "v"), o_view = read(o, "o");
   const TensorView lse_view = arguments.read(lse, "lse");
-  const TensorView d_o_view = read(d_o, "d_o"), d_lse_view = arguments.read(d_lse, "d_lse");
+  const TensorView d_o_view = rows_first(read_gradient(arguments, d_o), heads_first),
+                   d_lse_view = arguments.read(d_lse, "d_lse");
   AttentionGradients gradients;
   gradients.dq = write(dq, "dq");
   gradients.dk = write(dk, "dk");
@@ -61,7 +75,7 @@ void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle
   Runtime runtime;
   runtime.stream = reinterpret_cast<void*>(stream);
   Scratch scratch;
-  DeviceScratch device_scratch;
+  DeviceScratch device_scratch(arguments.gpu());
   nb::gil_scoped_release released;
   attention_backward_with(q_view, k_view, v_view, o_view, lse_view, d_o_view, d_lse_view, gradients, options, runtime,
                           [&](std::size_t bytes) {
@@ -131,11 +145,11 @@ nb::ndarray<nb::array_api> empty(const std::vector<std::int64_t>& shape, int dty
 void bind_attention(nb::module_& module) {
   module.def("use_torch", &use_torch, nb::arg("tensor_type"), nb::arg("dtypes"), nb::arg("allocate"));
   module.def("attention_forward", &forward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("o"),
-             nb::arg("lse").none(), nb::arg("options"), nb::arg("stream") = 0, nb::arg("heads_first") = false);
+             nb::arg("lse").none(), nb::arg("options"), nb::arg("heads_first") = false, nb::arg("stream") = 0);
   module.def("attention_backward", &backward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("o"), nb::arg("lse"),
              nb::arg("d_o"), nb::arg("d_lse").none(), nb::arg("dq").none(), nb::arg("dk").none(), nb::arg("dv").none(),
-             nb::arg("dbias").none(), nb::arg("dsink").none(), nb::arg("options"), nb::arg("stream") = 0,
-             nb::arg("heads_first") = false);
+             nb::arg("dbias").none(), nb::arg("dsink").none(), nb::arg("options"), nb::arg("heads_first") = false,
+             nb::arg("stream") = 0);
   module.def("explain_attention", &explain, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("options"),
              nb::arg("backward"));
   module.def("dropout_mask", &dropout_mask, nb::arg("keep"), nb::arg("p"), nb::arg("seed"));

@@ -76,7 +76,7 @@ struct Torch {
   nb::callable allocate;
   nb::str dtype{"dtype"}, data_ptr{"data_ptr"}, shape{"shape"}, stride{"stride"}, is_cpu{"is_cpu"}, is_cuda{"is_cuda"},
       get_device{"get_device"};
-  int (*borrow)(void* object, dlpack::Tensor* out) = nullptr;  // absent from old versions
+  const dlpack::ExchangeApi* api = nullptr;  // absent from old versions
 
   static Torch& get() {
     static auto* torch = new Torch;
@@ -109,7 +109,7 @@ void use_torch(nb::type_object tensor_type, nb::dict dtypes, nb::callable alloca
   const nb::object capsule = nb::getattr(tensor_type, dlpack::kAttribute);
   if (PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsule) == 0) return;
   const auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsule));
-  if (api->version.major == 1) torch.borrow = api->borrow;
+  if (api->version.major == 1) torch.api = api;
 }
 
 void Arguments::refuse(const char* name, const std::string& what) const {
@@ -168,7 +168,7 @@ void Arguments::use_gpu(std::int64_t gpu, const char* name) {
 // Without Python calls. False for whatever is not plain: view_of_torch() then finds the words.
 bool Arguments::borrow_torch(nb::handle tensor, const char* name, TensorView* view) {
   dlpack::Tensor found{};
-  if (Torch::get().borrow(tensor.ptr(), &found) != 0) {
+  if (Torch::get().api->borrow(tensor.ptr(), &found) != 0) {
     PyErr_Clear();
     return false;
   }
@@ -187,7 +187,8 @@ bool Arguments::borrow_torch(nb::handle tensor, const char* name, TensorView* vi
 
 TensorView Arguments::view_of_torch(nb::handle tensor, const char* name) {
   const Torch& torch = Torch::get();
-  if (TensorView plain; torch.borrow != nullptr && borrow_torch(tensor, name, &plain)) return plain;
+  if (TensorView plain; torch.api != nullptr && torch.api->borrow != nullptr && borrow_torch(tensor, name, &plain))
+    return plain;
   const Device device = device_of_torch(tensor, name);
   const nb::object dtype = nb::getattr(tensor, torch.dtype);
   PyObject* code = PyDict_GetItemWithError(torch.dtypes.ptr(), dtype.ptr());
@@ -285,10 +286,25 @@ Scratch::operator Runtime() const {
   return runtime;
 }
 
+DeviceScratch::~DeviceScratch() {
+  if (managed_ != nullptr) managed_->deleter(managed_);
+}
+
 Workspace DeviceScratch::get(std::size_t bytes) {
   if (bytes == 0) return {};
-  nb::gil_scoped_acquire held;
   const Torch& torch = Torch::get();
+  if (torch.api != nullptr) {
+    auto extent = static_cast<std::int64_t>(bytes);
+    dlpack::Tensor prototype{.device_type = dlpack::kCuda,
+                             .device_id = static_cast<std::int32_t>(gpu_),
+                             .ndim = 1,
+                             .dtype = {.code = dlpack::kUnsigned, .bits = 8, .lanes = 1},
+                             .shape = &extent};
+    const auto ignore = [](void*, const char*, const char*) {};  // Python's allocator, asked next, has better words
+    if (torch.api->allocate(&prototype, &managed_, nullptr, ignore) == 0) return {managed_->tensor.data, bytes};
+    managed_ = nullptr;
+  }
+  nb::gil_scoped_acquire held;
   tensor_ = torch.allocate(bytes);
   return {PyLong_AsVoidPtr(call(tensor_, torch.data_ptr).ptr()), bytes};
 }

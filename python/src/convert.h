@@ -18,6 +18,10 @@ namespace heddle::python {
 
 namespace nb = nanobind;
 
+namespace dlpack {
+struct ManagedTensor;
+}
+
 // The arrays of one call. Holds what the views point into; destroy it with the GIL held, after the operation.
 class Arguments {
  public:
@@ -36,6 +40,9 @@ class Arguments {
   // seqused_k_name: what the caller calls the lengths of k.
   AttentionOptions options(const nb::tuple& items, const char* seqused_k_name = "seqused_k");
 
+  // The one that all tensors on a GPU are on; -1: none was read.
+  std::int64_t gpu() const { return gpu_; }
+
  private:
   TensorView view(nb::handle object, const char* name, bool writable);
   TensorView view_of_tuple(const nb::tuple& parts, const char* name) const;
@@ -49,7 +56,7 @@ class Arguments {
 
   const char* operation_;
   Devices devices_;
-  std::int64_t gpu_ = -1;  // the one that all tensors on a GPU are on; -1: none seen
+  std::int64_t gpu_ = -1;
   std::vector<nb::ndarray<nb::ro>> held_;
 };
 
@@ -70,11 +77,18 @@ class Scratch {
 // of the current stream. Made and destroyed with the GIL held.
 class DeviceScratch {
  public:
+  // gpu: the current one. For calls on a CPU, whatever it is.
+  explicit DeviceScratch(std::int64_t gpu) : gpu_(gpu) {}
+  DeviceScratch(const DeviceScratch&) = delete;
+  DeviceScratch& operator=(const DeviceScratch&) = delete;
+  ~DeviceScratch();
   // With or without the GIL.
   Workspace get(std::size_t bytes);
 
  private:
-  nb::object tensor_;
+  std::int64_t gpu_;
+  dlpack::ManagedTensor* managed_ = nullptr;
+  nb::object tensor_;  // where torch's allocator has to be called through Python
 };
 
 // Makes instances of `tensor_type` be read as torch tensors; dtypes maps torch's dtypes to DType's numbers;

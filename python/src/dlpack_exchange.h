@@ -1,5 +1,5 @@
-// The part of DLPack's exchange interface (version 1) that reads a tensor without Python calls: a table of functions
-// that a framework hangs on its tensor type as `__dlpack_c_exchange_api__`. See github.com/dmlc/dlpack.
+// The part of DLPack's exchange interface (version 1) that reads and allocates tensors without Python calls: a table of
+// functions that a framework hangs on its tensor type as `__dlpack_c_exchange_api__`. See github.com/dmlc/dlpack.
 #pragma once
 
 #include <cstdint>
@@ -7,26 +7,40 @@
 namespace heddle::python::dlpack {
 
 enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2 };
-constexpr std::uint8_t kFloat8E4m3fn = 10;  // a dtype code, newer than nanobind's list
+constexpr std::uint8_t kUnsigned = 1, kFloat8E4m3fn = 10;  // dtype codes, the last newer than nanobind's list
 
 struct Tensor {
-  void* data;
-  std::int32_t device_type, device_id;
-  std::int32_t ndim;
+  void* data = nullptr;
+  std::int32_t device_type = 0, device_id = 0;
+  std::int32_t ndim = 0;
   struct {
     std::uint8_t code, bits;
     std::uint16_t lanes;
-  } dtype;
-  std::int64_t *shape, *strides;
-  std::uint64_t byte_offset;
+  } dtype = {};
+  std::int64_t *shape = nullptr, *strides = nullptr;
+  std::uint64_t byte_offset = 0;
+};
+
+struct Version {
+  std::uint32_t major, minor;
+};
+
+// A tensor that its holder gives back by calling deleter(itself).
+struct ManagedTensor {
+  Version version;
+  void* context;
+  void (*deleter)(ManagedTensor* self);
+  std::uint64_t flags;
+  Tensor tensor;
 };
 
 struct ExchangeApi {
-  struct {
-    std::uint32_t major, minor;
-  } version;
+  Version version;
   ExchangeApi* previous;
-  void *allocate, *from_object, *to_object;
+  // A contiguous tensor of `prototype`'s device, dtype and shape. Not 0: set_error was called.
+  int (*allocate)(Tensor* prototype, ManagedTensor** out, void* context,
+                  void (*set_error)(void* context, const char* kind, const char* message));
+  void *from_object, *to_object;
   // Fills `out` with what `object` holds, alive as long as that is unchanged. Not 0: a Python error is set. May be
   // null.
   int (*borrow)(void* object, Tensor* out);

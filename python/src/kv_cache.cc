@@ -55,7 +55,7 @@ void attend(nb::handle q, nb::handle k_new, nb::handle v_new, nb::handle k_cache
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
   const AttentionOptions options = arguments.options(items, kLengthsName);
   Scratch scratch;
-  DeviceScratch device_scratch;  // outlives what follows: given back with the GIL held
+  DeviceScratch device_scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
   attention_with_kv_cache_with(
       q_view, k_view, v_view, k_cache_view, v_cache_view, o_view, lse_view, table, options, on(stream),

@@ -90,6 +90,7 @@ auto find(const Problem& problem, Device device, const Wish& wish, int workers) 
   std::remove_cvref_t<decltype(kernels[0])> best = nullptr;
   double best_seconds = 0;
   for (const auto* kernel : kernels) {
+    if (kernel->device != device) continue;  // as refusal(), with less ado
     if (!refusal(*kernel, problem, device, wish).empty()) continue;
     const double seconds = kernel->estimate(problem, workers);
     if (best == nullptr || seconds < best_seconds) {
