@@ -3,6 +3,7 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/sm90/linear_w4a16/decode.cuh"
 #include "cuda/sm90/linear_w4a16/params.h"
 
 namespace heddle::cuda::sm90::linear_w4a16 {
@@ -13,9 +14,13 @@ constexpr int kPanel = 64;  // columns of x in a row of the 128-byte swizzle
 template <class T, int kTokens_, int kConsumers_>
 struct Config {
   using Element = T;
+  using Output = T;
   static constexpr int kTokens = kTokens_, kConsumers = kConsumers_;
+  static constexpr bool kTokenScales = false;
+  static constexpr int kRowBlocks = 1;  // of a warpgroup
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kAccumulators = kTokens / 2;
+  static constexpr float kFactor = 1.0f / (kOperandFactor<T> * kScaleFactor);  // of the sums
   static constexpr int kStageBytes =
       kTokens * kBlockColumns * static_cast<int>(sizeof(T)) + kConsumers * static_cast<int>(sizeof(WeightBlock));
   static constexpr int kMost = (static_cast<int>(kHopperSharedBytes) - 2048 - kConsumers * 4 * 512) / kStageBytes;

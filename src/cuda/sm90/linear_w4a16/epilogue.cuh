@@ -1,29 +1,48 @@
-// From sums to y: the cluster's parts are added up, then scale, bias, activation, residual, one rounding.
+// Which part a CTA has, and from sums to y: the cluster's parts are added up, then scale, bias, activation, residual,
+// one rounding. Of the kernels with other products too, which bring SharedMemory, Params and Work of their own.
 #pragma once
 
 #include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/matrix.cuh"
-#include "cuda/sm90/linear_w4a16/decode.cuh"
-#include "cuda/sm90/linear_w4a16/producer.cuh"
+#include "cuda/sm90/linear_w4a16/params.h"
 
 namespace heddle::cuda::sm90::linear_w4a16 {
 
-// Adds what the other CTAs of the cluster have of these sums, in the order of their ranks, where this one finishes
-// them: a warpgroup's rows are finished by the CTA of rank (warpgroup mod splits). Returns whether that is this one.
-// All threads of the cluster.
 template <class C>
-__device__ inline bool gather_sums(int splits, SharedMemory<C>& shared, int consumer, float (&sums)[C::kAccumulators]) {
-  const int thread = static_cast<int>(threadIdx.x) % 128, rank = ptx::cluster_rank(), owner = consumer % splits;
+__device__ inline Work describe_work(const Parts& parts) {
+  const int tile = static_cast<int>(blockIdx.x) / parts.splits, rank = static_cast<int>(blockIdx.x) % parts.splits;
+  return {.token = tile / parts.row_tiles * C::kTokens,
+          .row_block = tile % parts.row_tiles * (C::kConsumers * C::kRowBlocks),
+          .begin = parts.k_blocks * rank / parts.splits,
+          .end = parts.k_blocks * (rank + 1) / parts.splits};
+}
+
+// Whether this CTA of the cluster finishes a block of 64 rows: each has some of them.
+__device__ inline bool finishes(int splits, int block) { return splits == 1 || block % splits == ptx::cluster_rank(); }
+
+// Adds what the other CTAs of the cluster have of the blocks that this one finishes, the next rank's first. first: of
+// this warpgroup's blocks. All threads of the cluster, those without sums by cluster_meet().
+constexpr int kMeetings = 3;
+template <class C, class Shared>
+__device__ inline void gather_sums(int splits, Shared& shared, int first,
+                                   float (&sums)[C::kRowBlocks][C::kAccumulators]) {
+  const int thread = static_cast<int>(threadIdx.x) % 128, rank = ptx::cluster_rank();
   ptx::cluster_meet();  // no copy is under way, no product reads the stages
-  if (owner != rank) {
+#pragma unroll
+  for (int block = 0; block < C::kRowBlocks; ++block) {
+    if (finishes(splits, first + block)) continue;
 #pragma unroll
     for (int i = 0; i < C::kAccumulators / 4; ++i) {
-      shared.sums[consumer][i][thread] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+      const float* const x = sums[block] + 4 * i;
+      shared.sums[first + block][i][thread] = make_float4(x[0], x[1], x[2], x[3]);
     }
   }
   ptx::cluster_meet();
-  if (owner == rank) {
-    const std::uint32_t address = ptx::shared_address(&shared.sums[consumer][0][thread]);
+#pragma unroll
+  for (int block = 0; block < C::kRowBlocks; ++block) {
+    if (!finishes(splits, first + block)) continue;
+    const std::uint32_t address = ptx::shared_address(&shared.sums[first + block][0][thread]);
 #pragma unroll 1
     for (int other = 1; other < splits; ++other) {
       const int next = rank + other < splits ? rank + other : rank + other - splits;
@@ -31,12 +50,12 @@ __device__ inline bool gather_sums(int splits, SharedMemory<C>& shared, int cons
 #pragma unroll
       for (int i = 0; i < C::kAccumulators / 4; ++i) {
         const float4 x = ptx::load_remote_float4(from + i * (128 * sizeof(float4)));
-        sums[4 * i] += x.x, sums[4 * i + 1] += x.y, sums[4 * i + 2] += x.z, sums[4 * i + 3] += x.w;
+        float* const to = sums[block] + 4 * i;
+        to[0] += x.x, to[1] += x.y, to[2] += x.z, to[3] += x.w;
       }
     }
   }
   ptx::cluster_meet();  // what is read remotely stays till then
-  return owner == rank;
 }
 
 template <class Function>
@@ -69,41 +88,41 @@ __device__ inline void activate(Activation activation, float (&x)[8]) {
 
 // What a thread adds to the sums of its two rows.
 template <class T>
-__device__ inline float2 biases_of(const Params& p, int row) {
-  if (p.bias == nullptr) return make_float2(0.0f, 0.0f);
-  const T* const from = static_cast<const T*>(p.bias);
-  const bool gated = p.activation == Activation::kSwiglu;
+__device__ inline float2 biases_of(const Output& out, int row) {
+  if (out.bias == nullptr) return make_float2(0.0f, 0.0f);
+  const T* const from = static_cast<const T*>(out.bias);
+  const bool gated = out.activation == Activation::kSwiglu;
   const int first = gated ? row / 16 * 16 + 2 * (row % 16) : row, second = gated ? first + 1 : row + 8;
-  const int rows = gated ? 2 * p.n : p.n;
+  const int rows = gated ? 2 * out.n : out.n;
   return make_float2(first < rows ? static_cast<float>(from[first]) : 0.0f,
                      second < rows ? static_cast<float>(from[second]) : 0.0f);
 }
 
-template <class C>
-__device__ inline void store(const Params& p, const Work& w, SharedMemory<C>& shared, int consumer,
+template <class C, class Shared>
+__device__ inline void store(const Output& out, const Work& w, Shared& shared, int block,
                              const float (&sums)[C::kAccumulators]) {
-  using T = typename C::Element;
+  using T = typename C::Output;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
-  const int first_row = (w.row_block + consumer) * kBlockRows + 16 * warp, row = first_row + lane / 4;
-  const bool gated = p.activation == Activation::kSwiglu;
-  constexpr float kFactor = 1.0f / (kOperandFactor<T> * kScaleFactor);
-  const float scale[2] = {p.row_scales[row] * kFactor, p.row_scales[row + 8] * kFactor};
-  const float2 biases = biases_of<T>(p, row);
-  auto& staging = shared.staging[4 * consumer + warp];
+  const int first_row = (w.row_block + block) * kBlockRows + 16 * warp, row = first_row + lane / 4;
+  const bool gated = out.activation == Activation::kSwiglu;
+  const float scale[2] = {out.row_scales[row] * C::kFactor, out.row_scales[row + 8] * C::kFactor};
+  const float2 biases = biases_of<T>(out, row);
+  auto& staging = shared.staging[static_cast<int>(threadIdx.x) / 32 - 4];
   // Each lane copies 8 outputs of a token.
   const int token_of_lane = lane / 2, output = (gated ? first_row / 2 : first_row) + lane % 2 * 8;
-  const bool exists = output < p.n && !(gated && lane % 2 == 1);
+  const bool exists = output < out.n && !(gated && lane % 2 == 1);
 #pragma unroll
   for (int i = 0; i < C::kTokens / 16; ++i) {
     const int token = w.token + 16 * i;
-    if (token >= p.m) return;  // one answer in the warp
-    const bool mine = exists && token + token_of_lane < p.m;
+    if (token >= out.m) return;  // one answer in the warp
+    const bool mine = exists && token + token_of_lane < out.m;
     // Lanes 0-7 and 16-23 name the tokens of the first 8 outputs, the others those of the next 8.
     const std::uint32_t matrix = ptx::shared_address(&staging[lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
     auto* const piece = reinterpret_cast<uint4*>(&staging[token_of_lane][lane % 2 * 8]);
     std::uint32_t residual[4] = {0, 0, 0, 0};
-    if (p.residual != nullptr) {
-      const T* const from = static_cast<const T*>(p.residual) + (token + token_of_lane) * p.residual_stride + output;
+    if (out.residual != nullptr) {
+      const T* const from =
+          static_cast<const T*>(out.residual) + (token + token_of_lane) * out.residual_stride + output;
       *piece = mine ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
       __syncwarp();
       ptx::load_matrix_x4_transposed(residual, matrix);
@@ -112,10 +131,20 @@ __device__ inline void store(const Params& p, const Work& w, SharedMemory<C>& sh
     // Of two blocks of 8 tokens, two rows, two tokens each.
     float y[8];
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      y[n] = n / 2 % 2 == 0 ? fmaf(sums[8 * i + n], scale[0], biases.x) : fmaf(sums[8 * i + n], scale[1], biases.y);
+    for (int j = 0; j < 2; ++j) {
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float of_token = 1.0f;
+        if constexpr (C::kTokenScales) {
+          const int number = token + 8 * j + 2 * (lane % 4) + c;
+          of_token = number < out.m ? out.token_scales[number] : 0.0f;
+        }
+        const float* const x = sums + 8 * i + 4 * j + c;
+        y[4 * j + c] = fmaf(x[0] * of_token, scale[0], biases.x);
+        y[4 * j + 2 + c] = fmaf(x[2] * of_token, scale[1], biases.y);
+      }
     }
-    activate(p.activation, y);
+    activate(out.activation, y);
     std::uint32_t pairs[4];
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
@@ -125,7 +154,7 @@ __device__ inline void store(const Params& p, const Work& w, SharedMemory<C>& sh
     ptx::store_matrix_x4_transposed(matrix, pairs);
     __syncwarp();
     if (mine) {
-      *reinterpret_cast<uint4*>(static_cast<T*>(p.y) + (token + token_of_lane) * p.y_stride + output) = *piece;
+      *reinterpret_cast<uint4*>(static_cast<T*>(out.y) + (token + token_of_lane) * out.y_stride + output) = *piece;
     }
     __syncwarp();
   }

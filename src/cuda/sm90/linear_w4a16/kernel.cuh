@@ -13,13 +13,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_w4a16_kernel(const __gr
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
   // Through a shuffle, so that the compiler knows it to be uniform. 0 is the producer.
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
-  const int splits = p.splits, tile = static_cast<int>(blockIdx.x) / splits;
-  Work w;
-  w.row_block = tile % p.row_blocks * C::kConsumers;
-  w.token = tile / p.row_blocks * C::kTokens;
-  const int rank = static_cast<int>(blockIdx.x) - tile * splits;
-  w.begin = p.k_blocks * rank / splits;
-  w.end = p.k_blocks * (rank + 1) / splits;
+  const Work w = describe_work<C>(p.parts);
 
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(p.x);
@@ -35,15 +29,16 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_w4a16_kernel(const __gr
     ptx::registers_decrease<C::kProducerRegisters>();
     if (threadIdx.x == 0) produce<C>(p, w, shared);
     __syncwarp();
-    if (p.splits > 1) {
-      for (int i = 0; i < 3; ++i) ptx::cluster_meet();
+    if (p.parts.splits > 1) {
+      for (int i = 0; i < kMeetings; ++i) ptx::cluster_meet();
     }
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();
-    float sums[C::kAccumulators];
-    multiply<C>(w, shared, warpgroup - 1, sums);
-    if (p.splits > 1 && !gather_sums<C>(p.splits, shared, warpgroup - 1, sums)) return;
-    store<C>(p, w, shared, warpgroup - 1, sums);
+    const int block = warpgroup - 1;
+    float sums[1][C::kAccumulators];
+    multiply<C>(w, shared, block, sums[0]);
+    if (p.parts.splits > 1) gather_sums<C>(p.parts.splits, shared, block, sums);
+    if (finishes(p.parts.splits, block)) store<C>(p.out, w, shared, block, sums[0]);
   }
 }
 

@@ -11,8 +11,8 @@ template <class C>
 void launch(const Params& params, int clusters, cudaStream_t stream) {
   static_assert(sizeof(SharedMemory<C>) <= kHopperSharedBytes, "more shared memory than a block can have");
   start("linear", linear_w4a16_kernel<C>,
-        {static_cast<unsigned>(clusters * params.splits), C::kThreads, sizeof(SharedMemory<C>),
-         static_cast<unsigned>(params.splits)},
+        {static_cast<unsigned>(clusters * params.parts.splits), C::kThreads, sizeof(SharedMemory<C>),
+         static_cast<unsigned>(params.parts.splits)},
         stream, params);
 }
 

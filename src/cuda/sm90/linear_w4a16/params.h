@@ -30,19 +30,34 @@ constexpr float kScaleFactor = 128;  // of the scales stored
 // of the same outputs; output j has the bias's elements 2 j and 2 j + 1.
 enum class Activation { kNone, kRelu, kGeluErf, kGeluTanh, kSilu, kSwiglu };
 
-struct Params {
-  CUtensorMap x;  // [M, K], boxes of 64 columns
-  const WeightBlock* weights;
-  const float* row_scales;  // [N], rounded up to whole blocks
-  // y[m, n] = activation(row_scales[n] * sum + bias[n]) + residual[m, n]
+// y[m, n] = activation(row_scales[n] * token_scales[m] * sum + bias[n]) + residual[m, n]
+struct Output {
+  const float* row_scales;      // [N], rounded up to whole blocks
+  const float* token_scales;    // [M], or null: 1
   const void *bias, *residual;  // [N] and [M, n], of y's type, or null
   void* y;
   std::int64_t residual_stride, y_stride;  // of rows, in elements
   int m, n;                                // n: outputs
-  int k_blocks;
-  int row_blocks;  // CTA tiles of rows of W
-  int splits;      // CTAs of a cluster, which share out the columns
   Activation activation;
+};
+
+// Which part of the sums CTAs compute: tiles of rows of W, tiles of tokens, and of the columns one part for each CTA of
+// a cluster.
+struct Parts {
+  int k_blocks, row_tiles, splits;
+};
+
+struct Params {
+  CUtensorMap x;  // [M, K], boxes of 64 columns
+  const WeightBlock* weights;
+  Output out;
+  Parts parts;
+};
+
+// What a CTA computes.
+struct Work {
+  int token, row_block;  // the first of each
+  int begin, end;        // blocks of columns
 };
 
 }  // namespace heddle::cuda::sm90::linear_w4a16

@@ -6,12 +6,6 @@
 
 namespace heddle::cuda::sm90::linear_w4a16 {
 
-// What a CTA computes.
-struct Work {
-  int token, row_block;  // the first of each
-  int begin, end;        // blocks of columns
-};
-
 // One thread.
 template <class C>
 __device__ inline void produce(const Params& p, const Work& w, SharedMemory<C>& shared) {
@@ -24,8 +18,8 @@ __device__ inline void produce(const Params& p, const Work& w, SharedMemory<C>& 
 #pragma unroll
     for (int c = 0; c < C::kConsumers; ++c) {
       ptx::bulk_load(&shared.stages.weights[n][c],
-                     p.weights + (static_cast<std::int64_t>(w.row_block + c) * p.k_blocks + block), sizeof(WeightBlock),
-                     shared.ready[n]);
+                     p.weights + (static_cast<std::int64_t>(w.row_block + c) * p.parts.k_blocks + block),
+                     sizeof(WeightBlock), shared.ready[n]);
     }
 #pragma unroll
     for (int panel = 0; panel < kBlockColumns / kPanel; ++panel) {

@@ -1,0 +1,24 @@
+// Starts one instantiation.
+#pragma once
+
+#include "cuda/common/launch.cuh"
+#include "cuda/sm90/linear_w4a8/kernel.cuh"
+#include "cuda/sm90/linear_w4a8/launch.h"
+
+namespace heddle::cuda::sm90::linear_w4a8 {
+
+template <class C>
+void launch(const Params& params, int clusters, cudaStream_t stream) {
+  static_assert(sizeof(SharedMemory<C>) <= kHopperSharedBytes, "more shared memory than a block can have");
+  start("linear", linear_w4a8_kernel<C>,
+        {static_cast<unsigned>(clusters * params.parts.splits), C::kThreads, sizeof(SharedMemory<C>),
+         static_cast<unsigned>(params.parts.splits)},
+        stream, params);
+}
+
+template <class C>
+constexpr Variant variant() {
+  return {.tokens = C::kTokens, .row_blocks = C::kConsumers * C::kRowBlocks, .launch = launch<C>};
+}
+
+}  // namespace heddle::cuda::sm90::linear_w4a8

@@ -1,0 +1,17 @@
+// The instantiations of the kernel, for the host.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/linear_w4a8/params.h"
+
+namespace heddle::cuda::sm90::linear_w4a8 {
+
+struct Variant {
+  int tokens, row_blocks;  // of a CTA
+  void (*launch)(const Params& params, int clusters, cudaStream_t stream);
+};
+
+extern const Variant kBf16T64, kBf16T128;
+
+}  // namespace heddle::cuda::sm90::linear_w4a8
