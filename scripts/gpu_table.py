@@ -1,7 +1,7 @@
 """Writes README's table of GPU figures from the results of `make bench-gpu`.
 
   python scripts/gpu_table.py bench/results/nvidia-h200.json
-  python scripts/gpu_table.py bench/results/nvidia-h200.json bench/results/nvidia-h200-backward.json   # gradients of another run
+  python scripts/gpu_table.py bench/results/nvidia-h200.json bench/results/nvidia-h200-*.json   # rows measured later
 """
 
 import argparse
@@ -113,16 +113,16 @@ def calls(rows):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("gradients", type=Path, nargs="?", help="a run with `--filter backward`, if it is another")
+    parser.add_argument("later", type=Path, nargs="*", help="runs of other commits, whose rows replace those of the same names")
     given = parser.parse_args()
     path, other = given.results, ""
     results = json.loads(path.read_text(encoding="utf-8"))
     c, rows = results["conditions"], results["rows"]
-    if given.gradients is not None:
-        second = json.loads(given.gradients.read_text(encoding="utf-8"))
-        rows = [row for row in rows if "backward" not in row["name"]] + second["rows"]
-        other = (f" Gradients: commit {second['conditions']['commit']}, {second['conditions']['date'][:10]}, "
-                 f"[`{given.gradients.name}`](bench/results/{given.gradients.name}).")  # fmt: skip
+    for later in given.later:
+        run = json.loads(later.read_text(encoding="utf-8"))
+        names = {row["name"] for row in run["rows"]}
+        rows = [row for row in rows if row["name"] not in names] + run["rows"]
+        other += f" {len(names)} rows are of commit {run['conditions']['commit']}, {run['conditions']['date'][:10]}: [`{later.name}`](bench/results/{later.name})."
     text = (f"{c['gpu']}, driver {c['driver']}, CUDA {c['cuda']}, torch {c['torch']}, commit {c['commit']}, {c['date'][:10]}, bfloat16 where nothing "
             f"else is said; method and all rows are in [`{path.name}`](bench/results/{path.name}). Rivals: cuDNN and FlashAttention-2 as torch brings "
             f"them, in the same run; FlashAttention-3 from figures measured apart and scaled by a matrix product beside each.{other}\n\n")  # fmt: skip

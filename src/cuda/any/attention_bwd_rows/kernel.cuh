@@ -5,97 +5,123 @@
 #include <cuda_fp16.h>
 
 #include "cuda/any/attention_bwd_rows/params.h"
+#include "cuda/common/overlap.cuh"
 
 namespace heddle::cuda::any::attention_bwd_rows {
 
-constexpr int kThreads = 256, kLanes = 8;      // kLanes read one row: 128 bytes at a time
-constexpr int kBlockRows = kThreads / kLanes;  // divides kRowTile
+constexpr int kThreads = 256;
+constexpr int kRowsAtOnce = 4;  // of a group of lanes: enough loads on their way for rows of 128 bytes too
 constexpr int kSinkThreads = 1024;
 constexpr float kLog2e = 1.44269504088896341f;
 
+// Rows of a block whose groups have so many lanes: divides kRowTile.
+constexpr int block_rows(int lanes) { return kThreads / lanes * kRowsAtOnce; }
+
 __device__ inline float* floats(const Plane& x) { return reinterpret_cast<float*>(x.data); }
 
-// Sum of dO * O over this lane's share of a row. any: whether an element of O there is not 0.
-template <class T>
-__device__ inline float share_of_delta(const AttentionBackwardProblem& p, bool in_pieces, const std::byte* o_row,
-                                       const std::byte* d_o_row, int lane, bool& any) {
-  const T *o = reinterpret_cast<const T*>(o_row), *d_o = reinterpret_cast<const T*>(d_o_row);
-  const int size = static_cast<int>(p.Dv);
-  float sum = 0.0f;
-  any = false;
-  const auto add = [&](T x, T y) {
-    const auto value = static_cast<float>(x);
-    any |= value != 0.0f;
-    sum = fmaf(value, static_cast<float>(y), sum);
-  };
-  if (in_pieces) {
-    constexpr int kPiece = 16 / sizeof(T);
-    struct alignas(16) Piece {
-      T element[kPiece];
-    };
-#pragma unroll 4
-    for (int d = lane * kPiece; d < size; d += kLanes * kPiece) {
-      const Piece x = *reinterpret_cast<const Piece*>(o + d), y = *reinterpret_cast<const Piece*>(d_o + d);
-#pragma unroll
-      for (int n = 0; n < kPiece; ++n) add(x.element[n], y.element[n]);
-    }
-  } else {
-#pragma unroll 4
-    for (int d = lane; d < size; d += kLanes) add(o[d * p.o.stride_d], d_o[d * p.d_o.stride_d]);
-  }
-  return sum;
-}
+// This lane's share of a group's rows: sums of dO * O, and whether an element of O is not 0.
+struct Shares {
+  float sum[kRowsAtOnce] = {};
+  bool any[kRowsAtOnce] = {};
+};
 
-// Sums over the lanes of a row, in one order for all of them.
-__device__ inline float sum_of_row(float x) {
+// o, d_o: the group's first row. reads: bit j says whether row j is read. All loads of a piece are on their way before
+// the first is used.
+template <class T, int kPiece>
+__device__ inline void add_pieces(const AttentionBackwardProblem& p, const T* o, const T* d_o, unsigned reads, int lane,
+                                  int lanes, Shares& shares) {
+  struct alignas(kPiece * sizeof(T)) Piece {
+    T element[kPiece];
+  };
+  const int size = static_cast<int>(p.Dv);
+#pragma unroll 1
+  for (int d = lane * kPiece; d < size; d += lanes * kPiece) {
+    Piece x[kRowsAtOnce], y[kRowsAtOnce];
 #pragma unroll
-  for (int lanes = 1; lanes < kLanes; lanes *= 2) x += __shfl_xor_sync(0xffffffff, x, lanes);
-  return x;
+    for (int j = 0; j < kRowsAtOnce; ++j) {
+      x[j] = y[j] = Piece{};
+      if ((reads >> j & 1) == 0) continue;
+      x[j] = *reinterpret_cast<const Piece*>(o + j * p.o.stride_s + d * p.o.stride_d);
+      y[j] = *reinterpret_cast<const Piece*>(d_o + j * p.d_o.stride_s + d * p.d_o.stride_d);
+    }
+#pragma unroll
+    for (int j = 0; j < kRowsAtOnce; ++j) {
+#pragma unroll
+      for (int n = 0; n < kPiece; ++n) {
+        const auto value = static_cast<float>(x[j].element[n]);
+        shares.any[j] |= value != 0.0f;
+        shares.sum[j] = fmaf(value, static_cast<float>(y[j].element[n]), shares.sum[j]);
+      }
+    }
+  }
 }
 
 // Whether all of a row's denominator came from the sink. lse was then computed from the sink, and rounded.
 __device__ inline bool is_sink(float lse, float sink) { return fabsf(lse - sink) <= 0x1p-22f * fabsf(sink); }
 
+// A group of lanes has four rows, a block block_rows() neighbouring rows of a head; the heads' blocks of the same rows
+// follow each other, as their rows do in memory.
 template <class T>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ Params params) {
+  let_next_grid_start();
   const AttentionBackwardProblem& p = params.problem;
-  const std::int64_t unit = blockIdx.x / params.blocks_per_sequence, b = unit / p.H, h = unit - b * p.H;
+  const unsigned heads = static_cast<unsigned>(p.H), blocks = params.blocks_per_sequence;
+  const unsigned unit = blockIdx.x / heads, h = blockIdx.x - unit * heads, b = unit / blocks;
   const Sequence s = p.sequence(b);
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const std::int64_t i =
-      (blockIdx.x - unit * params.blocks_per_sequence) * kBlockRows + static_cast<int>(threadIdx.x) / kLanes;
-  if (i >= round_up_to_tile(s.q_rows)) return;  // for a block as a whole
+  const int lanes = params.lanes, lane = static_cast<int>(threadIdx.x) % lanes;
+  const std::int64_t block_row = std::int64_t{unit - b * blocks} * block_rows(lanes);
+  if (block_row >= round_up_to_tile(s.q_rows)) return;
+  const std::int64_t block_at = h * rows_per_head(p) + first_row(p, b, s) + block_row;
+  const int group_row = static_cast<int>(threadIdx.x) / lanes * kRowsAtOnce;  // in the block
+  const std::int64_t i = block_row + group_row, row = s.q_begin + i;
 
-  float lse = -INFINITY, delta = 0.0f;
-  bool any = false;
-  const std::int64_t row = s.q_begin + i;
-  if (i < s.sq) lse = floats(p.lse)[p.lse.offset(b, h, row)];
-  if (lse != -INFINITY) {
-    delta = share_of_delta<T>(p, params.in_pieces, p.o.at(b, row, h), p.d_o.at(b, row, h), lane, any);
-  }
-  delta = sum_of_row(delta);
-  const unsigned with_output = __ballot_sync(0xffffffff, any) >> (threadIdx.x % 32 / kLanes * kLanes) & 0xff;
-
-  const std::int64_t at = h * rows_per_head(p) + first_row(p, b, s) + i;
-  if (lane == 0) {
-    // A finite lse must not become the mark of a row without keys, nor may an infinite one.
-    float lse_log2 = lse * kLog2e;
-    if (lse_log2 == INFINITY) lse_log2 = NAN;
-    const bool only_sink =
-        p.sink.data != nullptr && with_output == 0 && is_sink(lse, floats(p.sink)[h * p.sink.stride_h]);
-    if (lse == -INFINITY || only_sink) {
-      lse_log2 = INFINITY;
-      delta = 0.0f;
-    } else if (p.d_lse.data != nullptr) {
-      delta -= floats(p.d_lse)[p.d_lse.offset(b, h, row)];
-    }
-    params.rows.lse_log2[at] = lse_log2;
-    params.rows.delta[at] = delta;
-  }
+  // Lane j of a group has row j's statistics.
+  float lse = -INFINITY;
+  if (lane < kRowsAtOnce && i + lane < s.sq) lse = floats(p.lse)[p.lse.offset(b, h, row + lane)];
   if (params.rows.sums != nullptr) {
-    uint4* const words = params.rows.sums + at * params.rows.words_per_row;
-    for (std::int64_t n = lane; n < params.rows.words_per_row; n += kLanes) words[n] = uint4{0, 0, 0, 0};
+    uint4* const words = params.rows.sums + block_at * params.rows.words_per_row;
+    const int count = block_rows(lanes) * static_cast<int>(params.rows.words_per_row);
+#pragma unroll 4
+    for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads) words[n] = uint4{0, 0, 0, 0};
   }
+  const unsigned first_lane = threadIdx.x % 32 / lanes * lanes;
+  const unsigned reads = __ballot_sync(0xffffffff, lse != -INFINITY) >> first_lane;
+  Shares shares;
+  const T *o = reinterpret_cast<const T*>(p.o.at(b, row, h)), *d_o = reinterpret_cast<const T*>(p.d_o.at(b, row, h));
+  if (params.in_pieces) {
+    add_pieces<T, 16 / sizeof(T)>(p, o, d_o, reads, lane, lanes, shares);
+  } else {
+    add_pieces<T, 1>(p, o, d_o, reads, lane, lanes, shares);
+  }
+#pragma unroll 1
+  for (int distance = 1; distance < lanes; distance *= 2) {
+#pragma unroll
+    for (int j = 0; j < kRowsAtOnce; ++j) shares.sum[j] += __shfl_xor_sync(0xffffffff, shares.sum[j], distance);
+  }
+  float delta = 0.0f;
+  bool with_output = false;
+#pragma unroll
+  for (int j = 0; j < kRowsAtOnce; ++j) {
+    const unsigned any = __ballot_sync(0xffffffff, shares.any[j]) >> first_lane;
+    if (lane == j) {
+      delta = shares.sum[j];
+      with_output = lanes < 32 ? any << (32 - lanes) != 0 : any != 0;
+    }
+  }
+  if (lane >= kRowsAtOnce) return;
+
+  // A finite lse must not become the mark of a row without keys, nor may an infinite one.
+  float lse_log2 = lse * kLog2e;
+  if (lse_log2 == INFINITY) lse_log2 = NAN;
+  const bool only_sink = p.sink.data != nullptr && !with_output && is_sink(lse, floats(p.sink)[h * p.sink.stride_h]);
+  if (lse == -INFINITY || only_sink) {
+    lse_log2 = INFINITY;
+    delta = 0.0f;
+  } else if (p.d_lse.data != nullptr) {
+    delta -= floats(p.d_lse)[p.d_lse.offset(b, h, row + lane)];
+  }
+  params.rows.lse_log2[block_at + group_row + lane] = lse_log2;
+  params.rows.delta[block_at + group_row + lane] = delta;
 }
 
 // dsink[h] = -sum over rows of exp(sink - lse) * delta. One block a head, each thread's rows and the threads' sums in a

@@ -8,10 +8,12 @@ namespace heddle::cuda::any::attention_bwd_rows {
 
 void launch_rows(const AttentionBackwardProblem& p, const Rows& rows, cudaStream_t stream) {
   const std::int64_t piece = 16 / static_cast<std::int64_t>(size_of(p.dtype));
+  const int lanes = p.Dv <= 8 * piece ? 8 : p.Dv <= 16 * piece ? 16 : 32;  // a piece each, where that is enough
   const Params params = {
       .problem = p,
       .rows = rows,
-      .blocks_per_sequence = round_up_to_tile(p.Sq) / kBlockRows,
+      .blocks_per_sequence = static_cast<unsigned>(round_up_to_tile(p.Sq) / block_rows(lanes)),
+      .lanes = lanes,
       .in_pieces = p.Dv % piece == 0 && has_rows_of_16_bytes(p.o) && has_rows_of_16_bytes(p.d_o),
   };
   const auto kernel = p.dtype == DType::f32   ? rows_kernel<float>
@@ -23,7 +25,7 @@ void launch_rows(const AttentionBackwardProblem& p, const Rows& rows, cudaStream
 
 void launch_sink_gradient(const AttentionBackwardProblem& p, const Rows& rows, cudaStream_t stream) {
   start("attention_backward", sink_gradient_kernel, {static_cast<unsigned>(p.H), kSinkThreads}, stream,
-        Params{.problem = p, .rows = rows, .blocks_per_sequence = 0, .in_pieces = false});
+        Params{.problem = p, .rows = rows, .blocks_per_sequence = 0, .lanes = 0, .in_pieces = false});
 }
 
 }  // namespace heddle::cuda::any::attention_bwd_rows

@@ -19,8 +19,9 @@ struct Rows {
 struct Params {
   AttentionBackwardProblem problem;
   Rows rows;
-  std::int64_t blocks_per_sequence;
-  bool in_pieces;  // rows of o and d_o may be read in pieces of 16 bytes
+  unsigned blocks_per_sequence;  // and head
+  int lanes;                     // that read a row: 8, 16 or 32
+  bool in_pieces;                // rows of o and d_o may be read in pieces of 16 bytes
 };
 
 }  // namespace heddle::cuda::any::attention_bwd_rows

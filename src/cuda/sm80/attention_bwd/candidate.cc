@@ -44,6 +44,8 @@ const Variant& variant_for(const AttentionProblem& p) {
   const auto fits = [](const Variant& v) {
     return v.shared_bytes <= static_cast<std::size_t>(current_device().shared_memory);
   };
+  // Rows up to the smaller tile would leave half of the larger one idle.
+  if (plain && fits(variants.large) && p.Sq > variants.plain.tile_q) return variants.large;
   if (plain && fits(variants.plain)) return variants.plain;
   return fits(variants.options) ? variants.options : variants.everywhere;
 }
@@ -101,10 +103,6 @@ bool in_pairs(const Plane& x) {
   return reinterpret_cast<std::uintptr_t>(x.data) % (2 * size_of(x.dtype)) == 0 && x.stride_j == 1 &&
          x.stride_b % 2 == 0 && x.stride_h % 2 == 0 && x.stride_i % 2 == 0;
 }
-bool in_pairs(const Operand& x) {
-  return !x || (reinterpret_cast<std::uintptr_t>(x.data) % (2 * size_of(x.dtype)) == 0 && x.stride_d == 1 &&
-                x.stride_b % 2 == 0 && x.stride_s % 2 == 0 && x.stride_h % 2 == 0);
-}
 
 int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min(size, kOpen)); }
 
@@ -148,9 +146,11 @@ Params params_for(const AttentionBackwardProblem& p, const Variant& v, const any
   params.section = Divisor(static_cast<unsigned>(band || params.turns != nullptr ? heads : 1));
   params.section_tiles = Divisor(std::max(params.section.divisor * static_cast<unsigned>(params.k_tiles), 1u));
   const std::int64_t piece = 16 / element;
-  params.in_pieces = p.D % piece == 0 && p.Dv % piece == 0 && has_rows_of_16_bytes(p.q) && has_rows_of_16_bytes(p.k) &&
-                     has_rows_of_16_bytes(p.v) && has_rows_of_16_bytes(p.d_o);
-  params.pairs = in_pairs(p.dq) && in_pairs(p.dk) && in_pairs(p.dv);
+  const bool pieces = p.D % piece == 0 && p.Dv % piece == 0;
+  const auto absent_or_aligned = [](const Operand& x) { return !x || has_rows_of_16_bytes(x); };
+  params.in_pieces = pieces && has_rows_of_16_bytes(p.q) && has_rows_of_16_bytes(p.k) && has_rows_of_16_bytes(p.v) &&
+                     has_rows_of_16_bytes(p.d_o);
+  params.out_pieces = pieces && absent_or_aligned(p.dq) && absent_or_aligned(p.dk) && absent_or_aligned(p.dv);
   params.keep_scale = 1.0f / (1.0f - p.dropout.p);
   params.dk_scale = p.scale;
   params.dv_scale = params.keep_scale;

@@ -3,6 +3,7 @@
 // registers, dQ is added up in global memory. See docs/kernels/sm80_attention_bwd.md.
 #pragma once
 
+#include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_bwd/loader.cuh"
 #include "cuda/sm80/attention_bwd/scores.cuh"
@@ -49,9 +50,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
   extern __shared__ __align__(1024) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
   const Work& w = shared.work;
+  let_next_grid_start();
   if (threadIdx.x == 0) shared.work = describe_work<C>(p);
   if (threadIdx.x < 8) shared.attended[threadIdx.x / 4][threadIdx.x % 4] = 0;
   __syncthreads();
+  wait_for_previous_grid();
   if (w.first_key >= w.k_rows) return;
 
   const unsigned warp = threadIdx.x / 32;
@@ -102,6 +105,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
 // dQ of a query tile a CTA: scaled, rounded and written.
 template <class C>
 __global__ void __launch_bounds__(C::kThreads) finish_dq_kernel(const __grid_constant__ Params p) {
+  wait_for_previous_grid();
   const unsigned tiles = static_cast<unsigned>(p.q_tiles), unit = blockIdx.x / tiles;
   const int tile = static_cast<int>(blockIdx.x - unit * tiles);
   const unsigned b = p.scores.heads.quotient(unit);

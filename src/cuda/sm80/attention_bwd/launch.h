@@ -17,7 +17,8 @@ struct Variant {
 
 // All of one dtype and head size.
 struct Variants {
-  Variant plain;       // none of the score options; may need more shared memory than each GPU has
+  Variant large;       // none of the score options; may need the shared memory of Hopper
+  Variant plain;       // the same; may need more shared memory than Ada has
   Variant options;     // everything, and may need as much
   Variant everywhere;  // everything
   void (*launch_dbias)(const Params& params, cudaStream_t stream);  // by the tiles of `everywhere`

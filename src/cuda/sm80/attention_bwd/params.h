@@ -22,7 +22,7 @@ struct Params {
   int* turns;
   int* ticket;                           // which CTA comes next, beside turns
   bool in_pieces;                        // rows of q, k, v and d_o may be read in pieces of 16 bytes
-  bool pairs;                            // columns 2 n and 2 n + 1 of dq, dk and dv may be written at once
+  bool out_pieces;                       // and those of dq, dk and dv be written so
   float dk_scale, dv_scale, keep_scale;  // of the sums of dK, of dV; of a dP that dropout keeps
 
   // dbias

@@ -118,8 +118,27 @@ requires(!Float32<C>) __device__
       ptx::pack2<typename C::Element>(x, y);
 }
 
-// The column of the head that element i of sums[.][n] stands for, less the warp's first.
-template <class C>
-requires(!Float32<C>) __device__ inline int column_of(int n, int i, int lane) { return 8 * n + 2 * (lane % 4) + i % 2; }
+// 16 bytes of a row of an output, this lane's of four blocks of sums from `n` on, times `scale`: all 8 columns of block
+// n + lane % 4. i: of the row's first element in a block. The four lanes of a row exchange pairs of columns. All lanes.
+template <class C, int kBlocks>
+requires(!Float32<C>) __device__ inline uint4
+    piece_of(const float (&sums)[kBlocks][4], int n, int i, int lane, float scale) {
+  const auto pair = [&](int j) {
+    return ptx::pack2<typename C::Element>(sums[n + j][i] * scale, sums[n + j][i + 1] * scale);
+  };
+  std::uint32_t even[2], odd[2];  // of columns that an even and an odd lane had: blocks (lane % 2) and 2 + (lane % 2)
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const std::uint32_t left = pair(2 * j), right = pair(2 * j + 1);
+    const bool is_odd = lane % 2 != 0;
+    const std::uint32_t other = __shfl_xor_sync(0xffffffff, is_odd ? left : right, 1);
+    even[j] = is_odd ? other : left;
+    odd[j] = is_odd ? right : other;
+  }
+  const bool high = lane % 4 >= 2;
+  const std::uint32_t other_even = __shfl_xor_sync(0xffffffff, high ? even[0] : even[1], 2);
+  const std::uint32_t other_odd = __shfl_xor_sync(0xffffffff, high ? odd[0] : odd[1], 2);
+  return high ? uint4{other_even, other_odd, even[1], odd[1]} : uint4{even[0], odd[0], other_even, other_odd};
+}
 
 }  // namespace heddle::cuda::sm80::attention_bwd

@@ -1,7 +1,6 @@
 // What becomes of sums in registers: dQ is added up in global memory, dK and dV are rounded and written.
 #pragma once
 
-#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/shared_sums.cuh"
 #include "cuda/sm80/attention_bwd/scores.cuh"
 
@@ -27,40 +26,54 @@ __device__ inline void for_each_fragment(float* share, int first, float (&sums)[
   }
 }
 
-// Two sums of block n, less `first_column`, to a row of an output with `size` columns. pairs: neighbours may be written
-// at once.
-template <class C>
-__device__ inline void store_two(typename C::Element* row, std::int64_t stride, bool pairs, int first_column, int n,
-                                 int lane, int size, float x, float y) {
-  using T = typename C::Element;
-  const int c0 = first_column + column_of<C>(n, 0, lane), c1 = first_column + column_of<C>(n, 1, lane);
-  if constexpr (!Float32<C>) {
-    if (pairs && c1 < size) {
-      *reinterpret_cast<std::uint32_t*>(row + c0) = ptx::pack2<T>(x, y);
-      return;
+// The first `count` elements of a piece, one by one.
+template <class T>
+__device__ inline void store_elements(T* to, std::int64_t stride, uint4 piece, int count) {
+#pragma unroll 1
+  for (int n = 0; n < count; ++n, to += stride) {
+    if constexpr (sizeof(T) == 2) {
+      *reinterpret_cast<std::uint16_t*>(to) = static_cast<std::uint16_t>(piece.x);
+      piece.x = __funnelshift_r(piece.x, piece.y, 16);
+      piece.y = __funnelshift_r(piece.y, piece.z, 16);
+      piece.z = __funnelshift_r(piece.z, piece.w, 16);
+      piece.w >>= 16;
+    } else {
+      *reinterpret_cast<std::uint32_t*>(to) = piece.x;
+      piece = {piece.y, piece.z, piece.w, 0};
     }
   }
-  if (c0 < size) row[c0 * stride] = static_cast<T>(x);
-  if (c1 < size) row[c1 * stride] = static_cast<T>(y);
 }
 
-// A warp's share of sums, times `scale`, to the rows below `rows` of an output's head. row0: its row 0.
+// A warp's share of sums, times `scale`, to the rows below `rows` of an output's head with `size` columns. row0: its
+// row 0. A row leaves in runs of 64 bytes (float32: 128) from four lanes.
 template <class C, class ShareOfWarp>
 __device__ inline void store_sums(const Params& p, const typename ShareOfWarp::Sums& sums, float scale,
                                   const Operand& x, std::byte* row0, int rows, std::int64_t size) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  static_assert(ShareOfWarp::kBlocks % 4 == 0);
+  using T = typename C::Element;
+  constexpr int kPieces = sizeof(T) / 2, kPiece = 16 / sizeof(T);  // a lane's, of four blocks; elements of one
   const unsigned warp = threadIdx.x / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first_column = static_cast<int>(ShareOfWarp::first_column(warp)) + kPiece * kPieces * (lane % 4);
 #pragma unroll
   for (int g = 0; g < ShareOfWarp::kGroups; ++g) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = static_cast<int>(ShareOfWarp::first_row(warp)) + kGroupRows * g + 8 * r + lane / 4;
-      if (row >= rows) continue;
-      auto* const to = reinterpret_cast<typename C::Element*>(row0) + row * x.stride_s;
+      T* const to = reinterpret_cast<T*>(row0) + row * x.stride_s;
 #pragma unroll
-      for (int n = 0; n < ShareOfWarp::kBlocks; ++n) {
-        store_two<C>(to, x.stride_d, p.pairs, static_cast<int>(ShareOfWarp::first_column(warp)), n, lane,
-                     static_cast<int>(size), sums[g][n][2 * r] * scale, sums[g][n][2 * r + 1] * scale);
+      for (int n = 0; n < ShareOfWarp::kBlocks; n += 4) {
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+          const uint4 piece = piece_of<C>(sums[g], n, 2 * r + i, lane, scale);
+          const int column = first_column + 8 * n + kPiece * i;
+          if (row >= rows || column >= size) continue;
+          if (p.out_pieces) {
+            *reinterpret_cast<uint4*>(to + column) = piece;
+          } else {
+            store_elements(to + column * x.stride_d, x.stride_d, piece, min(static_cast<int>(size) - column, kPiece));
+          }
+        }
       }
     }
   }

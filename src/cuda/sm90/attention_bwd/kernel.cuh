@@ -3,6 +3,7 @@
 // kernel. See docs/kernels/sm90_attention_bwd.md.
 #pragma once
 
+#include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_bwd/adder.cuh"
@@ -20,6 +21,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
   // Through a shuffle, so that the compiler knows it to be uniform.
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
 
+  let_next_grid_start();
   if (threadIdx.x / 32 == 0) {
     const bool found = find_work<C>(p, number_of_start(p), shared.work);
     if (threadIdx.x == 0) shared.exists = found;
@@ -50,7 +52,10 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
     ptx::fence_barrier_init();
   }
   __syncthreads();
-  if (!shared.exists) return;
+  if (!shared.exists) {
+    wait_for_previous_grid();
+    return;
+  }
 
   if (warpgroup == 0) {
     ptx::registers_decrease<kProducerRegisters>();
@@ -60,6 +65,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
     }
   } else {
     ptx::registers_increase<kConsumerRegisters>();
+    wait_for_previous_grid();
     if constexpr (!C::kSplit) {
       Consumer<C>(p, shared, warpgroup - 1).run();
     } else if (warpgroup == 1) {

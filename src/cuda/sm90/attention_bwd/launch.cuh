@@ -8,18 +8,25 @@
 
 namespace heddle::cuda::sm90::attention_bwd {
 
+// Each waits for the grid before it itself: that of the rows, if there are any; not for what clears turns.
+inline bool overlaps(const Params& params) { return params.turns == nullptr && params.problem.q_rows > 0; }
+
 template <class C>
 void launch(const Params& params, int grid, cudaStream_t stream) {
   static_assert(sizeof(SharedMemory<C>) <= kHopperSharedBytes, "more shared memory than a block can have");
-  start("attention_backward", attention_bwd_kernel<C>, {static_cast<unsigned>(grid), kThreads, sizeof(SharedMemory<C>)},
-        stream, params);
+  const Grid shape = {.blocks = static_cast<unsigned>(grid),
+                      .threads = kThreads,
+                      .shared_bytes = sizeof(SharedMemory<C>),
+                      .overlaps = overlaps(params)};
+  start("attention_backward", attention_bwd_kernel<C>, shape, stream, params);
 }
 
 template <class C>
 void round_sums(const Params& params, const Sums& sums, cudaStream_t stream) {
   const std::int64_t blocks = params.problem.B * sums.heads * ((sums.longest + kSumRows - 1) / kSumRows);
   start("attention_backward", round_sums_kernel<typename C::Element, C::kColumns>,
-        {static_cast<unsigned>(blocks), kSumThreads}, stream, params, sums);
+        {.blocks = static_cast<unsigned>(blocks), .threads = kSumThreads, .overlaps = overlaps(params)}, stream, params,
+        sums);
 }
 
 template <class C>

@@ -1,6 +1,7 @@
 // The warp that brings k and v once, and q, dO and their statistics tile by tile.
 #pragma once
 
+#include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_bwd/schedule.cuh"
@@ -57,6 +58,7 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
     ptx::barrier_arrive_expect(shared.v_ready, sizeof(shared.v.panel));
     load_tile(shared.v, p.v, shared.v_ready, w.k_row + w.first_key, w.kv_head, w.k_batch, ptx::L2::evict_first);
   }
+  wait_for_previous_grid();  // of the rows' statistics
   constexpr std::uint32_t kRowBytes = C::kTileQ * sizeof(float);
   RingPosition<C::kStages> q;
   RingPosition<C::kOutputStages> d_o;

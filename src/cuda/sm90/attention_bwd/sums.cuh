@@ -1,6 +1,7 @@
 // Gradients from their sums in f32: scaled, rounded, and put into rows. A block takes 64 rows of a head.
 #pragma once
 
+#include "cuda/common/overlap.cuh"
 #include "cuda/sm90/attention_bwd/epilogue.cuh"
 #include "cuda/sm90/attention_bwd/schedule.cuh"
 
@@ -12,6 +13,7 @@ template <class T, int kColumns>
 __global__ void __launch_bounds__(kSumThreads)
     round_sums_kernel(const __grid_constant__ Params p, const __grid_constant__ Sums sums) {
   __shared__ alignas(16) T staging[4][16][kPanel];
+  wait_for_previous_grid();
   const AttentionBackwardProblem& problem = p.problem;
   const std::int64_t blocks = (sums.longest + kSumRows - 1) / kSumRows, unit = blockIdx.x / blocks;
   const std::int64_t b = unit / sums.heads, h = unit - b * sums.heads, row = (blockIdx.x - unit * blocks) * kSumRows;
