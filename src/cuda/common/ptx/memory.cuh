@@ -55,6 +55,14 @@ __device__ inline int load_acquire(const int* from) {
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
   return x;
 }
+__device__ inline std::uint64_t load_acquire(const std::uint64_t* from) {
+  std::uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
+  return value;
+}
+__device__ inline void store_release(std::uint64_t* to, std::uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
 __device__ inline void add_release(int* to, int x) {
   asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }

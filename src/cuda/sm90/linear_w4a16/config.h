@@ -15,18 +15,17 @@ template <class T, int kTokens_, int kConsumers_>
 struct Config {
   using Element = T;
   using Output = T;
-  static constexpr int kTokens = kTokens_, kConsumers = kConsumers_;
+  static constexpr int kTokens = kTokens_, kConsumers = kConsumers_, kRowBlocks = 1;
   static constexpr bool kTokenScales = false;
-  static constexpr int kRowBlocks = 1;  // of a warpgroup
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kAccumulators = kTokens / 2;
   static constexpr float kFactor = 1.0f / (kOperandFactor<T> * kScaleFactor);  // of the sums
-  static constexpr int kStageBytes =
-      kTokens * kBlockColumns * static_cast<int>(sizeof(T)) + kConsumers * static_cast<int>(sizeof(WeightBlock));
+  static constexpr int kStageBytes = kTokens * kBlockColumns * static_cast<int>(sizeof(T)) +
+                                     kConsumers * kRowBlocks * static_cast<int>(sizeof(WeightBlock));
   static constexpr int kMost = (static_cast<int>(kHopperSharedBytes) - 2048 - kConsumers * 4 * 512) / kStageBytes;
   static constexpr int kStages = kMost < 8 ? kMost : 8;
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 112;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
 };
 
 struct Position {
@@ -41,15 +40,8 @@ struct Position {
 template <class C>
 struct SharedMemory {
   using T = typename C::Element;
-  struct Stages {
-    alignas(1024) T x[C::kStages][kBlockColumns / kPanel][C::kTokens][kPanel];
-    alignas(128) WeightBlock weights[C::kStages][C::kConsumers];
-  };
-  union {
-    Stages stages;
-    // Afterwards: sums of a CTA that another one of the cluster finishes.
-    float4 sums[C::kConsumers][C::kAccumulators / 4][128];
-  };
+  alignas(1024) T x[C::kStages][kBlockColumns / kPanel][C::kTokens][kPanel];
+  alignas(128) WeightBlock weights[C::kStages][C::kConsumers * C::kRowBlocks];
   // A warp's 16 tokens and 16 rows on their way out.
   alignas(16) T staging[4 * C::kConsumers][16][16];
   ptx::Barrier ready[C::kStages], free[C::kStages];

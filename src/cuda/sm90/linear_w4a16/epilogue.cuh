@@ -1,62 +1,11 @@
-// Which part a CTA has, and from sums to y: the cluster's parts are added up, then scale, bias, activation, residual,
-// one rounding. Of the kernels with other products too, which bring SharedMemory, Params and Work of their own.
+// From sums to y: scale, bias, activation, residual, one rounding. Of kernels with other products too.
 #pragma once
 
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/matrix.cuh"
-#include "cuda/sm90/linear_w4a16/params.h"
+#include "cuda/sm90/linear_w4a16/schedule.cuh"
 
 namespace heddle::cuda::sm90::linear_w4a16 {
-
-template <class C>
-__device__ inline Work describe_work(const Parts& parts) {
-  const int tile = static_cast<int>(blockIdx.x) / parts.splits, rank = static_cast<int>(blockIdx.x) % parts.splits;
-  return {.token = tile / parts.row_tiles * C::kTokens,
-          .row_block = tile % parts.row_tiles * (C::kConsumers * C::kRowBlocks),
-          .begin = parts.k_blocks * rank / parts.splits,
-          .end = parts.k_blocks * (rank + 1) / parts.splits};
-}
-
-// Whether this CTA of the cluster finishes a block of 64 rows: each has some of them.
-__device__ inline bool finishes(int splits, int block) { return splits == 1 || block % splits == ptx::cluster_rank(); }
-
-// Adds what the other CTAs of the cluster have of the blocks that this one finishes, the next rank's first. first: of
-// this warpgroup's blocks. All threads of the cluster, those without sums by cluster_meet().
-constexpr int kMeetings = 3;
-template <class C, class Shared>
-__device__ inline void gather_sums(int splits, Shared& shared, int first,
-                                   float (&sums)[C::kRowBlocks][C::kAccumulators]) {
-  const int thread = static_cast<int>(threadIdx.x) % 128, rank = ptx::cluster_rank();
-  ptx::cluster_meet();  // no copy is under way, no product reads the stages
-#pragma unroll
-  for (int block = 0; block < C::kRowBlocks; ++block) {
-    if (finishes(splits, first + block)) continue;
-#pragma unroll
-    for (int i = 0; i < C::kAccumulators / 4; ++i) {
-      const float* const x = sums[block] + 4 * i;
-      shared.sums[first + block][i][thread] = make_float4(x[0], x[1], x[2], x[3]);
-    }
-  }
-  ptx::cluster_meet();
-#pragma unroll
-  for (int block = 0; block < C::kRowBlocks; ++block) {
-    if (!finishes(splits, first + block)) continue;
-    const std::uint32_t address = ptx::shared_address(&shared.sums[first + block][0][thread]);
-#pragma unroll 1
-    for (int other = 1; other < splits; ++other) {
-      const int next = rank + other < splits ? rank + other : rank + other - splits;
-      const std::uint32_t from = ptx::remote_address(address, next);
-#pragma unroll
-      for (int i = 0; i < C::kAccumulators / 4; ++i) {
-        const float4 x = ptx::load_remote_float4(from + i * (128 * sizeof(float4)));
-        float* const to = sums[block] + 4 * i;
-        to[0] += x.x, to[1] += x.y, to[2] += x.z, to[3] += x.w;
-      }
-    }
-  }
-  ptx::cluster_meet();  // what is read remotely stays till then
-}
 
 template <class Function>
 __device__ inline void for_each(float (&x)[8], Function function) {
@@ -98,8 +47,9 @@ __device__ inline float2 biases_of(const Output& out, int row) {
                      second < rows ? static_cast<float>(from[second]) : 0.0f);
 }
 
+// block: of 64 rows in the tile.
 template <class C, class Shared>
-__device__ inline void store(const Output& out, const Work& w, Shared& shared, int block,
+__device__ inline void store(const Output& out, const Part& w, Shared& shared, int block,
                              const float (&sums)[C::kAccumulators]) {
   using T = typename C::Output;
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;

@@ -1,5 +1,6 @@
 // y = activation(x Wᵀ + bias) + residual with 4-bit weights and 16-bit x on Hopper, as Yᵀ = W Xᵀ: weights are decoded
-// in registers and multiplied from there, x comes through shared memory. The CTAs of a cluster share out the columns.
+// in registers and multiplied from there, x comes through shared memory. A CTA for each multiprocessor, which go over
+// parts of tiles.
 #pragma once
 
 #include "cuda/sm90/linear_w4a16/consumer.cuh"
@@ -13,8 +14,6 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_w4a16_kernel(const __gr
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
   // Through a shuffle, so that the compiler knows it to be uniform. 0 is the producer.
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
-  const Work w = describe_work<C>(p.parts);
-
   if (threadIdx.x == 0) {
     ptx::prefetch_tensor_map(p.x);
     for (int i = 0; i < C::kStages; ++i) {
@@ -27,18 +26,29 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_w4a16_kernel(const __gr
 
   if (warpgroup == 0) {
     ptx::registers_decrease<C::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<C>(p, w, shared);
-    __syncwarp();
-    if (p.parts.splits > 1) {
-      for (int i = 0; i < kMeetings; ++i) ptx::cluster_meet();
-    }
+    if (threadIdx.x == 0) produce<C>(p, shared);
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();
-    const int block = warpgroup - 1;
-    float sums[1][C::kAccumulators];
-    multiply<C>(w, shared, block, sums[0]);
-    if (p.parts.splits > 1) gather_sums<C>(p.parts.splits, shared, block, sums);
-    if (finishes(p.parts.splits, block)) store<C>(p.out, w, shared, block, sums[0]);
+    const int number = warpgroup - 1;
+    Consumer<C> consumer(shared, number);
+#pragma unroll 1
+    for (int n = 0;; ++n) {
+      const int blocks = blocks_of<C>(p.schedule, n);
+      if (blocks == 0) return;
+      Sums<C> sums;
+      consumer.multiply(blocks, sums);
+      const Part part = part_of<C>(p.schedule, recomputed(n));
+      if (part.end < p.schedule.k_blocks) {
+        leave_partials<C>(p.schedule, number, sums);
+        continue;
+      }
+      if (part.begin > 0) add_partials<C>(p.schedule, part.begin, number, sums);
+#pragma unroll
+      for (int r = 0; r < C::kRowBlocks; ++r) {
+        const int block = number * C::kRowBlocks + r;
+        if (part.row_block + block < p.schedule.row_blocks) store<C>(p.out, part, shared, block, sums[r]);
+      }
+    }
   }
 }
 

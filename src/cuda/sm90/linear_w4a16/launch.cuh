@@ -8,17 +8,15 @@
 namespace heddle::cuda::sm90::linear_w4a16 {
 
 template <class C>
-void launch(const Params& params, int clusters, cudaStream_t stream) {
+void launch(const Params& params, int grid, cudaStream_t stream) {
   static_assert(sizeof(SharedMemory<C>) <= kHopperSharedBytes, "more shared memory than a block can have");
-  start("linear", linear_w4a16_kernel<C>,
-        {static_cast<unsigned>(clusters * params.parts.splits), C::kThreads, sizeof(SharedMemory<C>),
-         static_cast<unsigned>(params.parts.splits)},
-        stream, params);
+  start("linear", linear_w4a16_kernel<C>, {static_cast<unsigned>(grid), C::kThreads, sizeof(SharedMemory<C>)}, stream,
+        params);
 }
 
 template <class C>
 constexpr Variant variant() {
-  return {.tokens = C::kTokens, .consumers = C::kConsumers, .launch = launch<C>};
+  return {.tokens = C::kTokens, .row_blocks = C::kConsumers * C::kRowBlocks, .launch = launch<C>};
 }
 
 }  // namespace heddle::cuda::sm90::linear_w4a16

@@ -8,8 +8,8 @@
 namespace heddle::cuda::sm90::linear_w4a16 {
 
 struct Variant {
-  int tokens, consumers;
-  void (*launch)(const Params& params, int clusters, cudaStream_t stream);
+  int tokens, row_blocks;  // of a tile
+  void (*launch)(const Params& params, int grid, cudaStream_t stream);
 };
 
 extern const Variant kBf16T16, kBf16T32, kBf16T64, kBf16T128, kBf16T256;

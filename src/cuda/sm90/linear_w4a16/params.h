@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cuda.h>
+#include <vector_types.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -41,23 +42,23 @@ struct Output {
   Activation activation;
 };
 
-// Which part of the sums CTAs compute: tiles of rows of W, tiles of tokens, and of the columns one part for each CTA of
-// a cluster.
-struct Parts {
-  int k_blocks, row_tiles, splits;
+// How the work is dealt out. The sums are tiles of rows and tokens, and units of one block of columns of a tile. Of the
+// first `shared_tiles` tiles each CTA has the same number of units, one after the other, whatever tiles they belong to;
+// of the others it has whole tiles, every grid-th. The CTA that has a tile's last columns finishes the tile; one that
+// has others of them leaves its sums in `partials`.
+struct Schedule {
+  int k_blocks, row_blocks;  // of the weights
+  int row_tiles, tiles, shared_tiles;
+  float4* partials;      // [CTA][block of 64 rows][accumulators / 4][128]
+  std::uint64_t* marks;  // [CTA][warpgroup]: `mark` where partials are there, till they are read
+  std::uint64_t mark;    // of this launch, such that no memory has it by chance
 };
 
 struct Params {
   CUtensorMap x;  // [M, K], boxes of 64 columns
   const WeightBlock* weights;
   Output out;
-  Parts parts;
-};
-
-// What a CTA computes.
-struct Work {
-  int token, row_block;  // the first of each
-  int begin, end;        // blocks of columns
+  Schedule schedule;
 };
 
 }  // namespace heddle::cuda::sm90::linear_w4a16

@@ -31,15 +31,8 @@ struct Config {
 template <class C>
 struct SharedMemory {
   using T = typename C::Output;
-  struct Stages {
-    alignas(1024) std::uint8_t x[C::kStages][C::kTokens][kBlockColumns];
-    alignas(128) WeightBlock weights[C::kStages][C::kConsumers * C::kRowBlocks];
-  };
-  union {
-    Stages stages;
-    // Afterwards: sums of a CTA that another one of the cluster finishes.
-    float4 sums[C::kConsumers * C::kRowBlocks][C::kAccumulators / 4][128];
-  };
+  alignas(1024) std::uint8_t x[C::kStages][C::kTokens][kBlockColumns];
+  alignas(128) WeightBlock weights[C::kStages][C::kConsumers * C::kRowBlocks];
   // A warp's 16 tokens and 16 rows on their way out.
   alignas(16) T staging[4 * C::kConsumers][16][16];
   ptx::Barrier ready[C::kStages], free[C::kStages];

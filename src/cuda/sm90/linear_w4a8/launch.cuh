@@ -8,12 +8,10 @@
 namespace heddle::cuda::sm90::linear_w4a8 {
 
 template <class C>
-void launch(const Params& params, int clusters, cudaStream_t stream) {
+void launch(const Params& params, int grid, cudaStream_t stream) {
   static_assert(sizeof(SharedMemory<C>) <= kHopperSharedBytes, "more shared memory than a block can have");
-  start("linear", linear_w4a8_kernel<C>,
-        {static_cast<unsigned>(clusters * params.parts.splits), C::kThreads, sizeof(SharedMemory<C>),
-         static_cast<unsigned>(params.parts.splits)},
-        stream, params);
+  start("linear", linear_w4a8_kernel<C>, {static_cast<unsigned>(grid), C::kThreads, sizeof(SharedMemory<C>)}, stream,
+        params);
 }
 
 template <class C>

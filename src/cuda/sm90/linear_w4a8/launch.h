@@ -8,8 +8,8 @@
 namespace heddle::cuda::sm90::linear_w4a8 {
 
 struct Variant {
-  int tokens, row_blocks;  // of a CTA
-  void (*launch)(const Params& params, int clusters, cudaStream_t stream);
+  int tokens, row_blocks;  // of a tile
+  void (*launch)(const Params& params, int grid, cudaStream_t stream);
 };
 
 extern const Variant kBf16T64, kBf16T128;

@@ -8,8 +8,7 @@ namespace heddle::cuda::sm90::linear_w4a8 {
 using linear_w4a16::kBlockColumns;
 using linear_w4a16::kBlockRows;
 using linear_w4a16::Output;
-using linear_w4a16::Parts;
-using linear_w4a16::Work;
+using linear_w4a16::Schedule;
 
 constexpr int kStepColumns = 32, kSteps = kBlockColumns / kStepColumns;
 
@@ -31,7 +30,7 @@ struct Params {
   CUtensorMap x;  // e4m3 [M, K], boxes of 128 columns
   const WeightBlock* weights;
   Output out;
-  Parts parts;
+  Schedule schedule;
 };
 
 }  // namespace heddle::cuda::sm90::linear_w4a8
