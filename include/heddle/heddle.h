@@ -3,6 +3,7 @@
 
 #include "heddle/attention.h"
 #include "heddle/error.h"
+#include "heddle/lowbit.h"
 #include "heddle/runtime.h"
 #include "heddle/safetensors.h"
 #include "heddle/tensor.h"

@@ -10,15 +10,15 @@
 namespace heddle {
 
 // f8e4m3: 4 bits of exponent, 3 of mantissa, no infinity, largest 448 ("E4M3" of Micikevicius et al., arXiv
-// 2209.05433).
-enum class DType : std::uint8_t { f32, f16, bf16, i32, boolean, f8e4m3 };
+// 2209.05433). u8 and i8 are codes and small integers of low-bit weights; attention takes neither.
+enum class DType : std::uint8_t { f32, f16, bf16, i32, boolean, f8e4m3, u8, i8 };
 
 // Bytes of one element.
 constexpr std::size_t size_of(DType dtype) {
-  if (dtype == DType::boolean || dtype == DType::f8e4m3) return 1;
-  return dtype == DType::f16 || dtype == DType::bf16 ? 2 : 4;
+  if (dtype == DType::f32 || dtype == DType::i32) return 4;
+  return dtype == DType::f16 || dtype == DType::bf16 ? 2 : 1;
 }
-// "float32", "float16", "bfloat16", "int32", "bool", "float8_e4m3fn".
+// "float32", "float16", "bfloat16", "int32", "bool", "float8_e4m3fn", "uint8", "int8".
 const char* name_of(DType dtype);
 
 enum class Device : std::uint8_t { cpu, cuda };

@@ -11,7 +11,7 @@ and torch tensors (with autograd and ``torch.compile``); torch is not imported b
 
 from __future__ import annotations
 
-from . import flash_attn
+from . import flash_attn, lowbit
 from ._heddle import cpu_target, cpu_targets, num_threads, set_cpu_target, set_num_threads
 from ._heddle import version as _version
 from ._options import Causal
@@ -34,6 +34,7 @@ __all__ = [
     "cpu_targets",
     "explain",
     "flash_attn",
+    "lowbit",
     "num_threads",
     "sdpa",
     "set_cpu_target",

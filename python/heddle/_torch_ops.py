@@ -16,7 +16,16 @@ def _device_memory(size):
 
 _heddle.use_torch(
     torch.Tensor,
-    {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int32: 3, torch.bool: 4, torch.float8_e4m3fn: 5},
+    {
+        torch.float32: 0,
+        torch.float16: 1,
+        torch.bfloat16: 2,
+        torch.int32: 3,
+        torch.bool: 4,
+        torch.float8_e4m3fn: 5,
+        torch.uint8: 6,
+        torch.int8: 7,
+    },
     _device_memory,
 )
 

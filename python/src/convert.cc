@@ -16,6 +16,9 @@ std::string rule_of(std::string_view name) {
        {"cu_seqlens", "seqused", "seqlens", "page_table", "cache_", "offsets", "token_", "draft_"}) {
     if (name.starts_with(index)) return "it must be int32";
   }
+  for (const std::string_view stored : {"codes", "scales", "zeros", "global_scale"}) {
+    if (name == stored) return "see heddle.lowbit.QuantizedTensor";
+  }
   if (name == "mask") return "it must be bool (true = attend); pass numbers that are added as bias";
   return "it must be float32, float16 or bfloat16";
 }
@@ -42,6 +45,8 @@ bool dtype_of(nb::dlpack::dtype dtype, DType* out) {
   if (code == Code::Int && dtype.bits == 32) return *out = DType::i32, true;
   if (dtype.code == dlpack::kFloat8E4m3fn && dtype.bits == 8) return *out = DType::f8e4m3, true;
   if (code == Code::Bool && dtype.bits == 8) return *out = DType::boolean, true;
+  if (code == Code::UInt && dtype.bits == 8) return *out = DType::u8, true;
+  if (code == Code::Int && dtype.bits == 8) return *out = DType::i8, true;
   return false;
 }
 

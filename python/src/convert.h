@@ -99,5 +99,6 @@ void bind_runtime(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_kv_cache(nb::module_& module);
 void bind_transformer(nb::module_& module);
+void bind_lowbit(nb::module_& module);
 
 }  // namespace heddle::python

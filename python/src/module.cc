@@ -6,4 +6,5 @@ NB_MODULE(_heddle, module) {
   heddle::python::bind_attention(module);
   heddle::python::bind_kv_cache(module);
   heddle::python::bind_transformer(module);
+  heddle::python::bind_lowbit(module);
 }

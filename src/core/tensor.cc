@@ -20,6 +20,10 @@ const char* name_of(DType dtype) {
       return "float8_e4m3fn";
     case DType::boolean:
       return "bool";
+    case DType::u8:
+      return "uint8";
+    case DType::i8:
+      return "int8";
   }
   return "unknown";
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/attention_problem.h"
+#include "cpu/lowbit_kernels.h"
 #include "cpu/plan.h"
 #include "model/row_ops.h"
 
@@ -47,6 +48,7 @@ struct Kernels {
   void (*bias_gradient)(const AttentionBackwardProblem&, const BiasTask&, std::byte* scratch);
 
   RowKernels model_rows;
+  LowbitKernels lowbit;
 };
 
 // The target in use; targets built into the library that this processor can run, best first.

@@ -27,6 +27,10 @@
 #include "cpu/attention_bwd-inl.h"
 #include "cpu/bias_gradient-inl.h"
 #include "model/row_ops-inl.h"
+#include "cpu/lowbit_elements-inl.h"
+#include "cpu/lowbit_search-inl.h"
+#include "cpu/lowbit_encode-inl.h"
+#include "cpu/lowbit_decode-inl.h"
 // clang-format on
 
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -56,6 +60,7 @@ const Kernels kKernels = {
     .bias_scratch = BiasScratch,
     .bias_gradient = BiasGradient,
     .model_rows = kRowKernels,
+    .lowbit = {.largest = LargestWeight, .encode = EncodeRow, .decode = DecodeRow},
 };
 
 }  // namespace heddle::cpu::HEDDLE_TARGET

@@ -77,7 +77,7 @@ class Call {
   // A view of its own block, in which elements count up from small values.
   TensorView view(Shape shape, DType dtype, bool output = false) {
     if (bytes_.rarely(64)) return {};
-    if (bytes_.rarely(32)) dtype = static_cast<DType>(bytes_.below(6));
+    if (bytes_.rarely(32)) dtype = static_cast<DType>(bytes_.below(8));
     if (bytes_.rarely(32) && shape.size() < kMaxRank) shape.insert(shape.begin(), bytes_.below(3));
     if (bytes_.rarely(32) && shape.size() > 1) shape.pop_back();
     if (bytes_.rarely(16)) shape[bytes_.below(shape.size())] = bytes_.below(24);
@@ -155,6 +155,8 @@ class Call {
           data[i] = static_cast<std::byte>(value > -4);
           break;
         case DType::f8e4m3:
+        case DType::u8:
+        case DType::i8:
           data[i] = static_cast<std::byte>(0x38 + value);
           break;
         // Exponents near 1 in both 16-bit formats.

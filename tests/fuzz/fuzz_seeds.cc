@@ -1,4 +1,4 @@
-// Writes the seed corpora: fuzz_seeds <folder> fills <folder>/safetensors and <folder>/arguments.
+// Writes the seed corpora: fuzz_seeds <folder> fills <folder>/safetensors, arguments and lowbit.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   const std::filesystem::path root = argv[1];
   std::filesystem::create_directories(root / "safetensors");
   std::filesystem::create_directories(root / "arguments");
+  std::filesystem::create_directories(root / "lowbit");
 
   write(root / "safetensors/empty", safetensors("{}", 0));
   write(root / "safetensors/one", safetensors(R"({"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}})", 24));
@@ -47,5 +48,7 @@ int main(int argc, char** argv) {
     bytes[0] = static_cast<char>(seed % 4);
     for (int i = 0; i < seed; ++i) bytes[random() % bytes.size()] = static_cast<char>(random());
     write(root / "arguments" / std::to_string(seed), bytes);
+    bytes[0] = static_cast<char>(seed % 13);  // the format
+    write(root / "lowbit" / std::to_string(seed), bytes);
   }
 }

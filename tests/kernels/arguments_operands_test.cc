@@ -18,6 +18,8 @@ INSTANTIATE_TEST_SUITE_P(
                       c.q = c.floats({5, 4, 8});
                     },
                     "q has 3 dimensions: it must be [B, Sq, H, D]; found q [5, 4, 8]"},
+        BadArgument{"q_codes", [](Call& c) { c.q.dtype = DType::u8; },
+                    "q is uint8: attention takes float32, float16, bfloat16 or float8_e4m3fn"},
         BadArgument{"q_integers", [](Call& c) { c.q.dtype = DType::i32; },
                     "q is int32: attention takes float32, float16, bfloat16 or float8_e4m3fn"},
         BadArgument{"k_other_dtype", [](Call& c) { c.k.dtype = DType::bf16; }, "k is bfloat16: it must be float32"},

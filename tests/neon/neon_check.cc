@@ -1,15 +1,17 @@
-// Every candidate on the NEON target over the case table, forward and backward, without a test framework: one line for
-// each failure and a total. Exit status 1 if anything failed or nothing ran. With an argument, the results go to that
-// file in the form of `heddle check --json`.
+// Every candidate on the NEON target over the case table, forward and backward, and every format and rule of low-bit
+// weights, without a test framework: one line for each failure and a total. Exit status 1 if anything failed or nothing
+// ran. With an argument, the results go to that file in the form of `heddle check --json`.
 #include <cstdio>
 #include <exception>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
 #include "heddle/runtime.h"
 #include "kit/cases.h"
+#include "kit/lowbit_weights.h"
 #include "kit/run_case.h"
 
 namespace {
@@ -24,6 +26,31 @@ nlohmann::json entry(const heddle::kit::CaseResult& result) {
           {"passed", result.passed},
           {"message", result.message()},
           {"tensors", tensors}};
+}
+
+// Formats, rules and draws whose bytes are not the reference's.
+int failed_quantisations(int* checks) {
+  using namespace heddle;
+  int failures = 0;
+  std::vector<std::string> names = lowbit::format_names();
+  names.emplace_back("nf4_b4096");
+  for (const std::string& name : names) {
+    const lowbit::Format format = lowbit::format_named(name);
+    for (const lowbit::ScaleRule rule : kit::rules_of(format)) {
+      for (const kit::Draw draw :
+           {kit::Draw::gaussian, kit::Draw::ties, kit::Draw::signs, kit::Draw::outliers, kit::Draw::tiny}) {
+        const std::int64_t K = format.group == 0 ? 4099 : 4096 + format.group % 4096;
+        const kit::HostTensor weights = kit::draw_weights(draw, DType::f32, 2, K, format.element, ++*checks);
+        const lowbit::QuantizeOptions options{.rule = rule, .importance = {}};
+        const std::string difference = kit::QuantizedByReference(weights, options, format).difference(weights, options);
+        if (difference.empty()) continue;
+        ++failures;
+        std::printf("%s, %s, draw %d: %s\n", name.c_str(), lowbit::name_of(rule), static_cast<int>(draw),
+                    difference.c_str());
+      }
+    }
+  }
+  return failures;
 }
 
 }  // namespace
@@ -55,7 +82,9 @@ int main(int argc, char** argv) {
       std::printf("%s: %s\n", spec.name.c_str(), error.what());
     }
   }
-  std::printf("neon: %zu checks, %d failed\n", results.size(), failures);
+  int quantisations = 0;
+  failures += failed_quantisations(&quantisations);
+  std::printf("neon: %zu checks and %d quantisations, %d failed\n", results.size(), quantisations, failures);
   if (argc > 1) std::ofstream(argv[1]) << nlohmann::json({{"results", results}}).dump(1) << '\n';
   return failures == 0 && !results.empty() ? 0 : 1;
 }

@@ -1,0 +1,99 @@
+// Quantisation of weights and back: check everything, then write.
+#include "heddle/lowbit.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "core/overlap.h"
+#include "cpu/lowbit.h"
+#include "lowbit/scale_rules.h"
+#include "ops/lowbit_arguments.h"
+
+namespace heddle::lowbit {
+namespace {
+
+Executor& executor_of(const Runtime& runtime) {
+  return runtime.executor != nullptr ? *runtime.executor : default_executor();
+}
+
+double decibels(double signal, double noise) {
+  return noise == 0 ? std::numeric_limits<double>::infinity() : 10 * std::log10(signal / noise);
+}
+
+}  // namespace
+
+void quantize(const TensorView& weights, const QuantizeOptions& options, const QuantizedMatrix& out,
+              const Runtime& runtime) {
+  const Check check("quantize");
+  QuantizeProblem p = checked_problem(check, weights, options, out);
+  Executor& executor = executor_of(runtime);
+  const std::uint32_t largest = cpu::largest_weight(p.weights, p.out.N, p.out.K, executor);
+  check_values(check, p, largest);
+  if (p.out.format.global_scale && p.global_scale == 0.0f) {
+    p.global_scale = own_global_scale(p.rule, std::bit_cast<float>(largest));
+  }
+  cpu::quantize(p, executor);
+}
+
+void dequantize(const QuantizedMatrix& matrix, const TensorView& out, const Runtime& runtime) {
+  const Check check("dequantize");
+  const Weights to = checked_weights(check, out, "out");
+  check.require(out.shape[0] == matrix.rows && out.shape[1] == matrix.columns, "out is ", out, ": it must be [",
+                matrix.rows, ", ", matrix.columns, "], as the matrix is");
+  check.not_overlapping(out, "out");
+  const Matrix from = checked_matrix(check, matrix, "matrix");
+  for (const TensorView* view : {&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale}) {
+    check.require(!view->given() || !may_share_memory(out, *view), "out shares memory with the matrix");
+  }
+  cpu::dequantize(from, to, executor_of(runtime));
+}
+
+std::size_t quantization_error_workspace(std::int64_t rows) {
+  return static_cast<std::size_t>(std::max<std::int64_t>(rows, 0)) * sizeof(cpu::RowError);
+}
+
+QuantizationError quantization_error(const TensorView& weights, const QuantizedMatrix& matrix,
+                                     const TensorView& row_sqnr, const TensorView& row_max, const Runtime& runtime) {
+  const Check check("quantization_error");
+  const Weights from = checked_weights(check, weights, "weights");
+  check.require(matrix.rows == weights.shape[0] && matrix.columns == weights.shape[1], "matrix is [", matrix.rows, ", ",
+                matrix.columns, "] and weights is ", weights, ": they must be equal");
+  const Matrix m = checked_matrix(check, matrix, "matrix");
+  for (const auto& [view, name] : {std::pair{&row_sqnr, "row_sqnr"}, std::pair{&row_max, "row_max"}}) {
+    if (!view->given()) continue;
+    check.tensor(*view, name, DType::f32, Device::cpu, 1, "weights");
+    check.require(view->shape[0] == m.N, name, " is ", *view, ": it must be [N] = [", m.N, "]");
+    check.not_overlapping(*view, name);
+  }
+  const std::size_t needed = quantization_error_workspace(m.N);
+  check.require(runtime.workspace.bytes >= needed, "the workspace has ", runtime.workspace.bytes, " bytes: ", needed,
+                " are needed, as quantization_error_workspace says");
+  auto* rows = static_cast<cpu::RowError*>(runtime.workspace.data);
+  cpu::row_errors(from, m, rows, executor_of(runtime));
+
+  QuantizationError total;
+  double signal = 0, noise = 0, magnitude = 0;
+  for (std::int64_t n = 0; n < m.N; ++n) {
+    signal += rows[n].signal;
+    noise += rows[n].noise;
+    magnitude += rows[n].magnitude;
+    if (!(rows[n].max <= total.max) && !std::isnan(total.max)) {
+      total.max = rows[n].max;
+      total.max_row = n;
+      total.max_column = rows[n].max_column;
+    }
+    const auto set = [n](const TensorView& view, double value) {
+      if (view.given()) static_cast<float*>(view.data)[n * view.stride[0]] = static_cast<float>(value);
+    };
+    set(row_sqnr, decibels(rows[n].signal, rows[n].noise));
+    set(row_max, rows[n].max);
+  }
+  total.sqnr = decibels(signal, noise);
+  total.mean = m.N * m.K > 0 ? magnitude / static_cast<double>(m.N * m.K) : 0.0;
+  return total;
+}
+
+}  // namespace heddle::lowbit
