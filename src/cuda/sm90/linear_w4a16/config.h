@@ -19,7 +19,7 @@ struct Config {
   static constexpr bool kTokenScales = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kAccumulators = kTokens / 2;
-  static constexpr float kFactor = 1.0f / (kOperandFactor<T> * kScaleFactor);  // of the sums
+  static constexpr float kFactor = 1.0f / (kOperandFactor<T> * WeightBlock::kScaleFactor);  // of the sums
   static constexpr int kStageBytes = kTokens * kBlockColumns * static_cast<int>(sizeof(T)) +
                                      kConsumers * kRowBlocks * static_cast<int>(sizeof(WeightBlock));
   static constexpr int kMost = (static_cast<int>(kHopperSharedBytes) - 2048 - kConsumers * 4 * 512) / kStageBytes;

@@ -8,7 +8,7 @@
 
 namespace heddle::cuda::sm90::linear_w4a16 {
 
-// What an operand is of the weight, times kScaleFactor.
+// What an operand is of the weight, times WeightBlock::kScaleFactor.
 template <class T>
 constexpr float kOperandFactor = 0;
 template <>

@@ -1,31 +1,18 @@
-// What a launch tells the kernel, and how weights lie in memory.
+// What a launch tells the kernel.
 #pragma once
 
 #include <cuda.h>
 #include <vector_types.h>
 
-#include <cstddef>
 #include <cstdint>
+
+#include "lowbit/fragments.h"
 
 namespace heddle::cuda::sm90::linear_w4a16 {
 
-// Weights [N, K] in blocks of 64 rows and 128 columns, [N / 64][K / 128]; what is missing of the last ones is zero.
-constexpr int kBlockRows = 64, kBlockColumns = 128, kGroup = 16, kSteps = kBlockColumns / 16;
-
-// A block as a warpgroup reads it: thread t has 8 weights of a product's step of 16 columns in one word, those that the
-// product wants in its four operand registers (wgmma.cuh), E2M1 each. The halves of the word are the two elements of a
-// register; in each, bit 15 and bits 8 to 6 are sign and magnitude of register 0, bits 12 and 5 to 3 of register 1,
-// bits 9 and 2 to 0 of register 2, bits 14, 13, 11 and 10 of register 3. So most of them are one shift and one mask
-// away from a bfloat16, times 2^-126.
-struct WeightBlock {
-  std::uint32_t codes[kSteps / 4][128][4];  // a thread's words of four steps side by side
-  // Of 16 columns of a row: 5 bits of exponent, 3 of mantissa, (1 + m / 8) 2^(e - 15). An E4M3 scale times 2^7,
-  // exactly, also where that is subnormal.
-  std::uint8_t scales[kBlockRows][kBlockColumns / kGroup];
-};
-static_assert(sizeof(WeightBlock) == 4608);
-
-constexpr float kScaleFactor = 128;  // of the scales stored
+using lowbit::kBlockColumns, lowbit::kBlockRows;
+using WeightBlock = lowbit::FragmentBlock;
+constexpr int kSteps = WeightBlock::kSteps;
 
 // kSwiglu: outputs are half as many as rows, silu(gate) * up. In each 16 rows the first 8 are gates, the others the ups
 // of the same outputs; output j has the bias's elements 2 j and 2 j + 1.
