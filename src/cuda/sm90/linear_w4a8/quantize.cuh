@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   for (const float other : of_warp) largest = larger(largest, other);
   const bool finite = largest < INFINITY;
   if (thread == 0) scales[row] = finite ? largest / kLargest : NAN;
-  const float factor = finite && largest > 0.0f ? kLargest / largest : 0.0f;
+  const float factor = finite && largest > 0.0f ? fminf(kLargest / largest, 3.0e38f) : 0.0f;  // not infinite
   uint2* const out = reinterpret_cast<uint2*>(to + row * columns);
 #pragma unroll 4
   for (int i = thread; i < pieces; i += kQuantizeThreads) {
