@@ -9,12 +9,12 @@
 #include <cstdlib>
 #include <fstream>
 #include <functional>
-#include <iostream>
 #include <memory>
 
 #include "heddle/heddle.h"
 #include "kit/case_data.h"
 #include "problem.h"
+#include "run.h"
 
 namespace {
 
@@ -182,18 +182,4 @@ void add_all() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  try {
-    benchmark::AddCustomContext("heddle", heddle::version());
-    benchmark::AddCustomContext("target", heddle::cpu_target());
-    benchmark::AddCustomContext("threads", std::to_string(heddle::num_threads()));
-    add_all();
-    benchmark::RunSpecifiedBenchmarks();
-  } catch (const std::exception& error) {
-    std::cerr << "heddle_bench: " << error.what() << '\n';
-    return 3;
-  }
-  benchmark::Shutdown();
-}
+int main(int argc, char** argv) { return heddle::bench::run(argc, argv, "heddle_bench", add_all); }

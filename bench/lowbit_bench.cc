@@ -5,12 +5,12 @@
 #include <benchmark/benchmark.h>
 
 #include <cstring>
-#include <iostream>
 #include <memory>
 #include <random>
 
 #include "core/dtypes.h"
 #include "heddle/heddle.h"
+#include "run.h"
 
 namespace {
 
@@ -102,18 +102,4 @@ void add_all() {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  try {
-    benchmark::AddCustomContext("heddle", version());
-    benchmark::AddCustomContext("target", cpu_target());
-    benchmark::AddCustomContext("threads", std::to_string(num_threads()));
-    add_all();
-    benchmark::RunSpecifiedBenchmarks();
-  } catch (const std::exception& error) {
-    std::cerr << "heddle_lowbit_bench: " << error.what() << '\n';
-    return 3;
-  }
-  benchmark::Shutdown();
-}
+int main(int argc, char** argv) { return heddle::bench::run(argc, argv, "heddle_lowbit_bench", add_all); }

@@ -21,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "heddle/candidate.h"
 #include "heddle/runtime.h"
 #include "heddle/tensor.h"
 
@@ -142,17 +143,6 @@ std::size_t attention_with_kv_cache_workspace(const TensorView& q, const TensorV
                                               const TensorView& k_cache, const TensorView& v_cache,
                                               const Rotary& rotary, const AttentionOptions& options,
                                               const Runtime& runtime = {});
-
-// One kernel that could serve a call.
-struct Candidate {
-  std::string name;    // as `force` takes it
-  std::string method;  // "flash", "baseline", "naive" or "reference"
-  bool supported = false;
-  std::string reason;    // why not, if not supported
-  double seconds = 0.0;  // estimated, if supported
-  std::size_t workspace = 0;
-  bool chosen = false;
-};
 
 enum class Pass : std::uint8_t { forward, backward };
 

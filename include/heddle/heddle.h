@@ -2,7 +2,10 @@
 #pragma once
 
 #include "heddle/attention.h"
+#include "heddle/candidate.h"
+#include "heddle/checkpoint.h"
 #include "heddle/error.h"
+#include "heddle/linear.h"
 #include "heddle/lowbit.h"
 #include "heddle/runtime.h"
 #include "heddle/safetensors.h"

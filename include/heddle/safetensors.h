@@ -33,6 +33,8 @@ class SafeTensors {
 
   const std::map<std::string, Entry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  // For messages: the path, or "bytes in memory".
+  const std::string& source() const { return source_; }
   bool contains(const std::string& name) const { return entries_.contains(name); }
   // The tensor as a view (rank 1..4; F32, F16, BF16, I32 or BOOL); throws Error with the name if it is not there or
   // cannot be viewed so, which includes data that the file does not align to its dtype.
@@ -43,7 +45,7 @@ class SafeTensors {
   static SafeTensors read(const void* data, std::size_t bytes, const std::string& source);
 
   std::shared_ptr<const void> mapping_;
-  std::string source_;  // for messages: the path
+  std::string source_;
   std::map<std::string, Entry> entries_;
   std::map<std::string, std::string> metadata_;
 };

@@ -100,5 +100,6 @@ void bind_attention(nb::module_& module);
 void bind_kv_cache(nb::module_& module);
 void bind_transformer(nb::module_& module);
 void bind_lowbit(nb::module_& module);
+void bind_linear(nb::module_& module);
 
 }  // namespace heddle::python

@@ -4,7 +4,9 @@
 #include <nanobind/stl/vector.h>
 
 #include "convert.h"
+#include "heddle/checkpoint.h"
 #include "heddle/error.h"
+#include "heddle/linear.h"
 
 namespace heddle::python {
 namespace {
@@ -89,6 +91,53 @@ nb::tuple error(nb::handle weights, const nb::tuple& matrix, nb::handle row_sqnr
   return nb::make_tuple(found.sqnr, found.mean, found.max, found.max_row, found.max_column);
 }
 
+std::int64_t packed_bytes(const std::string& format, std::int64_t rows, std::int64_t columns, bool gated) {
+  return packed_storage(lowbit::format_named(format), rows, columns, gated).data.shape[0];
+}
+
+void pack(const nb::tuple& matrix, bool gated, nb::handle data) {
+  Arguments arguments("pack_weights");
+  const QuantizedMatrix from = matrix_of(arguments, matrix, false);
+  PackedWeights to = packed_storage(from.format, from.rows, from.columns, gated);
+  to.data = arguments.write(data, "data");
+  nb::gil_scoped_release released;
+  pack_weights(from, to);
+}
+
+lowbit::Checkpoint* open_checkpoint(const std::vector<std::string>& paths, int gptq_version) {
+  nb::gil_scoped_release released;
+  return new lowbit::Checkpoint(lowbit::Checkpoint::open(paths, {.gptq_version = gptq_version}));
+}
+
+// The fields of heddle.lowbit.StoredLayer; column_order as bytes of int32.
+nb::tuple describe_layer(const lowbit::StoredLayer& layer) {
+  const bool known = layer.refusal.empty();
+  const auto* order = reinterpret_cast<const char*>(layer.column_order.data());
+  return nb::make_tuple(layer.name, known ? nb::cast(lowbit::name_of(layer.layout)) : nb::none(), layer.reason,
+                        known ? nb::cast(lowbit::name_of(layer.format)) : nb::none(), layer.rows, layer.columns,
+                        layer.experts, layer.gate_up_interleaved, nb::bytes(order, layer.column_order.size() * 4),
+                        layer.refusal);
+}
+
+nb::list stored_layers(const lowbit::Checkpoint& checkpoint) {
+  std::vector<lowbit::StoredLayer> layers;
+  {
+    nb::gil_scoped_release released;
+    layers = checkpoint.layers();
+  }
+  nb::list out;
+  for (const lowbit::StoredLayer& layer : layers) out.append(describe_layer(layer));
+  return out;
+}
+
+void load_layer(const lowbit::Checkpoint& checkpoint, const std::string& name, const nb::tuple& out,
+                std::int64_t expert, bool reorder_columns) {
+  Arguments arguments("checkpoint");
+  const QuantizedMatrix to = matrix_of(arguments, out, true);
+  nb::gil_scoped_release released;
+  checkpoint.load(name, to, {.expert = expert, .reorder_columns = reorder_columns});
+}
+
 }  // namespace
 
 void bind_lowbit(nb::module_& module) {
@@ -99,6 +148,14 @@ void bind_lowbit(nb::module_& module) {
   module.def("lowbit_dequantize", &dequantize, nb::arg("matrix"), nb::arg("out").none());
   module.def("lowbit_error", &error, nb::arg("weights").none(), nb::arg("matrix"), nb::arg("row_sqnr").none(),
              nb::arg("row_max").none());
+  module.def("lowbit_packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
+             nb::arg("gated"));
+  module.def("lowbit_pack", &pack, nb::arg("matrix"), nb::arg("gated"), nb::arg("data"));
+  nb::class_<lowbit::Checkpoint>(module, "Checkpoint")
+      .def_static("open", &open_checkpoint, nb::arg("paths"), nb::arg("gptq_version"), nb::rv_policy::take_ownership)
+      .def("layers", &stored_layers)
+      .def("layer", [](const lowbit::Checkpoint& c, const std::string& name) { return describe_layer(c.layer(name)); })
+      .def("load", &load_layer, nb::arg("name"), nb::arg("out"), nb::arg("expert"), nb::arg("reorder_columns"));
 }
 
 }  // namespace heddle::python

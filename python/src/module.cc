@@ -7,4 +7,5 @@ NB_MODULE(_heddle, module) {
   heddle::python::bind_kv_cache(module);
   heddle::python::bind_transformer(module);
   heddle::python::bind_lowbit(module);
+  heddle::python::bind_linear(module);
 }

@@ -60,7 +60,7 @@ std::vector<Target> built_targets() {
                          __builtin_cpu_supports("bmi2") && has_f16c;
   const bool with_avx512 = with_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
-  const bool with_bf16 = with_avx512 && has_bf16;
+  const bool with_bf16 = with_avx512 && has_bf16 && __builtin_cpu_supports("avx512vnni");  // all that have the one
   // Zen 4 multiplies bf16 pairs at twice the rate of f32; on Sapphire Rapids they were measured at 0.6 of it, so
   // Intel's processors widen to f32.
   const Target wide{&avx512::kKernels, with_avx512}, pairs{&avx512_bf16::kKernels, with_bf16};

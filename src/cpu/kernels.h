@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/attention_problem.h"
+#include "cpu/linear_kernels.h"
 #include "cpu/lowbit_kernels.h"
 #include "cpu/plan.h"
 #include "model/row_ops.h"
@@ -49,6 +50,7 @@ struct Kernels {
 
   RowKernels model_rows;
   LowbitKernels lowbit;
+  LinearKernels linear;
 };
 
 // The target in use; targets built into the library that this processor can run, best first.

@@ -114,6 +114,20 @@ struct Int8Decoder {
   }
 };
 
+// E4M3 bits, one to a lane.
+HWY_INLINE VF E4m3Value(VI bits) {
+  const DF d;
+  const DI di;
+  const VI magnitude = hn::And(bits, hn::Set(di, 127));
+  const VI sign = hn::ShiftLeft<24>(hn::AndNot(hn::Set(di, 127), bits));
+  const VF normal = hn::BitCast(d, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(di, 0x3c000000)));
+  const VF small = hn::Mul(hn::ConvertTo(d, magnitude), hn::Set(d, 0x1p-9f));
+  VF value = hn::IfThenElse(hn::RebindMask(d, hn::Lt(magnitude, hn::Set(di, 8))), small, normal);
+  const auto nan = hn::RebindMask(d, hn::Eq(magnitude, hn::Set(di, 127)));
+  value = hn::IfThenElse(nan, hn::BitCast(d, hn::Set(di, 0x7fc00000)), value);
+  return hn::Or(value, hn::BitCast(d, sign));
+}
+
 struct E4m3Decoder {
   template <bool kTail>
   HWY_INLINE void Span(const std::uint8_t* codes, std::int64_t count, float scale, float, float* to) const {
@@ -123,14 +137,8 @@ struct E4m3Decoder {
     const VF factor = hn::Set(d, scale);
     std::int64_t k = 0;
     for (; k + kLanes <= count; k += kLanes) {
-      const VI bits = hn::PromoteTo(di, hn::LoadU(d8, codes + k)), magnitude = hn::And(bits, hn::Set(di, 127));
-      const VI sign = hn::ShiftLeft<24>(hn::AndNot(hn::Set(di, 127), bits));
-      const VF normal = hn::BitCast(d, hn::Add(hn::ShiftLeft<20>(magnitude), hn::Set(di, 0x3c000000)));
-      const VF small = hn::Mul(hn::ConvertTo(d, magnitude), hn::Set(d, 0x1p-9f));
-      VF value = hn::IfThenElse(hn::RebindMask(d, hn::Lt(magnitude, hn::Set(di, 8))), small, normal);
-      const auto nan = hn::RebindMask(d, hn::Eq(magnitude, hn::Set(di, 127)));
-      value = hn::IfThenElse(nan, hn::BitCast(d, hn::Set(di, 0x7fc00000)), value);
-      hn::StoreU(hn::Mul(hn::Or(value, hn::BitCast(d, sign)), factor), d, to + k);
+      const VF value = E4m3Value(hn::PromoteTo(di, hn::LoadU(d8, codes + k)));
+      hn::StoreU(hn::Mul(value, factor), d, to + k);
     }
     for (; kTail && k < count; ++k) to[k] = f8e4m3_to_f32(codes[k]) * scale;
   }

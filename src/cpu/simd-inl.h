@@ -1,6 +1,7 @@
 // Vector helpers of every CPU kernel. Included once for each target, inside targets/<name>.cc, which has set HWY_TARGET
 // and HEDDLE_TARGET (the namespace) before.
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>

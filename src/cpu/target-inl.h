@@ -5,7 +5,7 @@
 #if HEDDLE_TARGET_BF16
 // Highway 1.0.3 has no target with AVX512_BF16; widen its AVX-512 one.
 #undef HWY_TARGET_STR
-#define HWY_TARGET_STR HWY_TARGET_STR_AVX3 ",avx512bf16"
+#define HWY_TARGET_STR HWY_TARGET_STR_AVX3 ",avx512bf16,avx512vnni"
 #endif
 
 #include "cpu/kernels.h"
@@ -31,6 +31,10 @@
 #include "cpu/lowbit_search-inl.h"
 #include "cpu/lowbit_encode-inl.h"
 #include "cpu/lowbit_decode-inl.h"
+#include "cpu/linear_codes-inl.h"
+#include "cpu/linear_products-inl.h"
+#include "cpu/linear_int8-inl.h"
+#include "cpu/linear-inl.h"
 // clang-format on
 
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -61,6 +65,7 @@ const Kernels kKernels = {
     .bias_gradient = BiasGradient,
     .model_rows = kRowKernels,
     .lowbit = {.largest = LargestWeight, .encode = EncodeRow, .decode = DecodeRow},
+    .linear = {.scratch = LinearScratch, .forward = LinearForward},
 };
 
 }  // namespace heddle::cpu::HEDDLE_TARGET

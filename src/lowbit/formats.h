@@ -192,6 +192,26 @@ constexpr std::array<float, 256> all_values() {
 }
 inline constexpr std::array<float, 256> kE4M3Values = all_values<E4M3>(), kE8M0Values = all_values<E8M0>();
 
+// What a code stands for, without its scale.
+inline float value_of(Element element, std::uint8_t code, float zero) {
+  switch (element) {
+    case Element::e2m1:
+    case Element::e2m1_row:
+      return E2M1{code}.value();
+    case Element::nf4:
+      return NF4{code}.value();
+    case Element::fp4_bnb:
+      return FP4Bnb{code}.value();
+    case Element::int4:
+      return static_cast<float>(code) - zero;
+    case Element::int8:
+      return static_cast<float>(static_cast<std::int8_t>(code));
+    case Element::e4m3:
+      return E4M3{code}.value();
+  }
+  return 0;
+}
+
 // Scale `index` of an array, without a global scale.
 inline float load_scale(const void* scales, ScaleType type, std::int64_t index) {
   switch (type) {

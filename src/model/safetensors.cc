@@ -29,9 +29,9 @@ struct FileDType {
   const char* name;
   std::uint64_t bytes;
 };
-constexpr FileDType kDTypes[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
-                                 {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},
-                                 {"U32", 4},  {"F32", 4}, {"F64", 8}, {"I64", 8},     {"U64", 8}};
+constexpr FileDType kDTypes[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
+                                 {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},     {"U32", 4},
+                                 {"F32", 4},  {"F64", 8}, {"I64", 8}, {"U64", 8}};
 
 // One tensor as the header describes it; nothing in it is checked against the data yet.
 struct Described {

@@ -42,26 +42,6 @@ std::uint8_t code_of(Element element, float x, float zero) {
   return 0;
 }
 
-// What a code stands for, without its scale.
-float value_of(Element element, std::uint8_t code, float zero) {
-  switch (element) {
-    case Element::e2m1:
-    case Element::e2m1_row:
-      return E2M1{code}.value();
-    case Element::nf4:
-      return NF4{code}.value();
-    case Element::fp4_bnb:
-      return FP4Bnb{code}.value();
-    case Element::int4:
-      return static_cast<float>(code) - zero;
-    case Element::int8:
-      return static_cast<float>(static_cast<std::int8_t>(code));
-    case Element::e4m3:
-      return E4M3{code}.value();
-  }
-  return 0;
-}
-
 Range range_of(const std::vector<float>& group, bool zero_points) {
   Range range;
   for (const float w : group) {

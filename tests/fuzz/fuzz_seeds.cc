@@ -1,4 +1,4 @@
-// Writes the seed corpora: fuzz_seeds <folder> fills <folder>/safetensors, arguments and lowbit.
+// Writes the seed corpora: fuzz_seeds <folder> fills <folder>/safetensors, checkpoint, arguments and lowbit.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -27,6 +27,7 @@ int main(int argc, char** argv) {
   }
   const std::filesystem::path root = argv[1];
   std::filesystem::create_directories(root / "safetensors");
+  std::filesystem::create_directories(root / "checkpoint");
   std::filesystem::create_directories(root / "arguments");
   std::filesystem::create_directories(root / "lowbit");
 
@@ -51,4 +52,17 @@ int main(int argc, char** argv) {
     bytes[0] = static_cast<char>(seed % 13);  // the format
     write(root / "lowbit" / std::to_string(seed), bytes);
   }
+
+  // A made file in each layout, as it should be and a little bent; then a whole file.
+  for (int seed = 0; seed < 64; ++seed) {
+    std::string bytes(96, '\0');
+    bytes[1] = static_cast<char>(seed % 3);
+    for (int i = 0; i < seed / 8; ++i) bytes[2 + random() % (bytes.size() - 2)] = static_cast<char>(random());
+    bytes[4] = static_cast<char>(seed % 8);  // the layout
+    write(root / "checkpoint" / std::to_string(seed), bytes);
+  }
+  const std::string nvfp4 = R"({"l.weight":{"dtype":"U8","shape":[2,8],"data_offsets":[0,16]},)"
+                            R"("l.weight_scale":{"dtype":"F8_E4M3","shape":[2,1],"data_offsets":[16,18]},)"
+                            R"("l.weight_scale_2":{"dtype":"F32","shape":[],"data_offsets":[18,22]}})";
+  write(root / "checkpoint/file", std::string("f\x01") + safetensors(nvfp4, 22));
 }

@@ -9,25 +9,15 @@
 #include <string>
 #include <vector>
 
+#include "bytes.h"
 #include "heddle/error.h"
 #include "heddle/lowbit.h"
 
 namespace {
 
 using namespace heddle;
+using fuzz::Bytes;
 using namespace heddle::lowbit;
-
-class Bytes {
- public:
-  Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
-  std::uint8_t next() { return at_ < size_ ? data_[at_++] : 0; }
-  bool rarely(int one_in) { return next() % one_in == one_in - 1; }
-  std::int64_t below(std::int64_t bound) { return next() % bound; }
-
- private:
-  const std::uint8_t* data_;
-  std::size_t size_, at_ = 0;
-};
 
 class Call {
  public:

@@ -1,6 +1,7 @@
 // Every candidate on the NEON target over the case table, forward and backward, and every format and rule of low-bit
-// weights, without a test framework: one line for each failure and a total. Exit status 1 if anything failed or nothing
-// ran. With an argument, the results go to that file in the form of `heddle check --json`.
+// weights and linear layers over them, without a test framework: one line for each failure and a total. Exit status 1
+// if anything failed or nothing ran. With an argument, the results go to that file in the form of `heddle check
+// --json`.
 #include <cstdio>
 #include <exception>
 #include <fstream>
@@ -11,6 +12,7 @@
 
 #include "heddle/runtime.h"
 #include "kit/cases.h"
+#include "kit/linear_layer.h"
 #include "kit/lowbit_weights.h"
 #include "kit/run_case.h"
 
@@ -53,6 +55,35 @@ int failed_quantisations(int* checks) {
   return failures;
 }
 
+// Linear layers whose results are off by more than the rule allows.
+int failed_layers(int* checks) {
+  using namespace heddle;
+  int failures = 0;
+  for (const std::string& name : lowbit::format_names()) {
+    const std::int64_t group = lowbit::format_named(name).group;
+    for (const std::int64_t M : {1, 2, 4, 8, 9, 33}) {
+      for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+        const auto turn = static_cast<std::uint32_t>(++*checks);
+        const kit::LinearLayer layer({.format = name,
+                                      .rows = {M},
+                                      .N = 114,
+                                      .K = group == 0 ? 301 : 3 * group,
+                                      .dtype = dtype,
+                                      .activation = static_cast<Activation>(turn % 6),
+                                      .bias = true,
+                                      .residual = true,
+                                      .seed = turn});
+        const kit::Comparison verdict = layer.run();
+        if (verdict.passed) continue;
+        ++failures;
+        std::printf("linear, %s, M %d, %s: %s\n", name.c_str(), static_cast<int>(M), name_of(dtype),
+                    verdict.worst.c_str());
+      }
+    }
+  }
+  return failures;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -82,9 +113,11 @@ int main(int argc, char** argv) {
       std::printf("%s: %s\n", spec.name.c_str(), error.what());
     }
   }
-  int quantisations = 0;
+  int quantisations = 0, layers = 0;
   failures += failed_quantisations(&quantisations);
-  std::printf("neon: %zu checks and %d quantisations, %d failed\n", results.size(), quantisations, failures);
+  failures += failed_layers(&layers);
+  std::printf("neon: %zu checks, %d quantisations and %d linear layers, %d failed\n", results.size(), quantisations,
+              layers, failures);
   if (argc > 1) std::ofstream(argv[1]) << nlohmann::json({{"results", results}}).dump(1) << '\n';
   return failures == 0 && !results.empty() ? 0 : 1;
 }

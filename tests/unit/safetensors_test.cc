@@ -81,9 +81,9 @@ TEST(SafeTensors, ViewsOutliveTheObjectTheyWereCopiedFrom) {
 }
 
 TEST(SafeTensors, EveryDTypeHasItsSize) {
-  const std::pair<const char*, int> sizes[] = {{"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1},
-                                               {"I16", 2},  {"U16", 2}, {"F16", 2}, {"BF16", 2},    {"I32", 4},
-                                               {"U32", 4},  {"F32", 4}, {"F64", 8}, {"I64", 8},     {"U64", 8}};
+  const std::pair<const char*, int> sizes[] = {
+      {"BOOL", 1}, {"U8", 1},   {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1}, {"I16", 2}, {"U16", 2},
+      {"F16", 2},  {"BF16", 2}, {"I32", 4}, {"U32", 4},     {"F32", 4},     {"F64", 8},     {"I64", 8}, {"U64", 8}};
   for (const auto& [dtype, size] : sizes) {
     const int bytes = 3 * size;
     const std::string content = file_bytes(one(dtype, "[3,1]", "[0," + std::to_string(bytes) + "]"), bytes);

@@ -1,0 +1,20 @@
+// What explain_*() answers.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+namespace heddle {
+
+// One kernel that could serve a call.
+struct Candidate {
+  std::string name;    // as `force` takes it
+  std::string method;  // "flash", "baseline", "naive", "linear" or "reference"
+  bool supported = false;
+  std::string reason;    // why not, if not supported
+  double seconds = 0.0;  // estimated, if supported
+  std::size_t workspace = 0;
+  bool chosen = false;
+};
+
+}  // namespace heddle

@@ -1,0 +1,79 @@
+// Linear layers whose weights are quantised: y = activation(x W^T + bias) + residual, W decoded inside the product.
+// Weights are packed once, on load, into the order that a device's kernels read; docs/linear.md says what results
+// promise and what they cost.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "heddle/candidate.h"
+#include "heddle/lowbit.h"
+#include "heddle/runtime.h"
+#include "heddle/tensor.h"
+
+namespace heddle {
+
+// swiglu: rows 2 j and 2 j + 1 of W are gate and up of output j = silu(gate) * up, so y has N / 2 columns.
+enum class Activation : std::uint8_t {
+  none,
+  relu,
+  gelu_erf,   // x/2 (1 + erf(x / sqrt(2)))
+  gelu_tanh,  // x/2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))
+  silu,       // x / (1 + e^-x)
+  swiglu,
+};
+// "none", "relu", ...; Error, listing them, for another.
+Activation activation_named(std::string_view name);
+const char* name_of(Activation activation);
+
+// The order of packed weights.
+enum class WeightOrder : std::uint8_t {
+  rows16,  // for CPUs, of every instruction set: 16 rows interleaved
+};
+
+// Weights [N, K] of a layer as kernels read them.
+struct PackedWeights {
+  lowbit::Format format;
+  std::int64_t rows = 0, columns = 0;  // N, K
+  bool gated = false;                  // for swiglu, and for nothing else; N is even then
+  Device device = Device::cpu;
+  WeightOrder order = WeightOrder::rows16;
+  TensorView data;  // u8 [bytes], aligned to 64 bytes
+};
+
+// What packing such a matrix needs, with null data: the caller allocates data.shape[0] bytes. Throws Error on a shape
+// that the format does not have.
+PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, std::int64_t columns, bool gated = false);
+
+// Writes out.data. Throws Error on a bad argument, and on a scale or a code that is NaN or infinite, naming it.
+void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out, const Runtime& runtime = {});
+
+struct LinearOptions {
+  Activation activation = Activation::none;
+  TensorView bias;      // [N], of x's dtype, contiguous
+  TensorView residual;  // as y; may be y itself
+  // x is rounded to 8 bits, a row's largest number being 127 of its scale, and multiplied in integers: faster and, with
+  // x in 8 bits, less exact. For formats whose codes are integers or halves: nvfp4, mxfp4, e2m1_row and int4.
+  bool int8_x = false;
+  // A row's bits then depend on that row, W and the processor alone, not on how many rows there are. Without it,
+  // bfloat16 products of more than 8 rows are taken in pairs where the processor has them, W rounded to bfloat16.
+  bool batch_invariant = false;
+  std::string force;  // a candidate's name
+};
+
+// x: [..., K], rank 1 to 4, f32, f16 or bf16; y: [..., N], [..., N / 2] with swiglu, of x's dtype. Rows may lie
+// anywhere, the last dimension is contiguous. Sums are f32 and y is rounded once. x may have no rows.
+void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
+                    const LinearOptions& options = {}, const Runtime& runtime = {});
+
+std::size_t linear_forward_workspace(const TensorView& x, const PackedWeights& weights,
+                                     const LinearOptions& options = {}, const Runtime& runtime = {});
+
+// The candidates for such a call, and which one would run. Reads no data.
+std::vector<Candidate> explain_linear(const TensorView& x, const PackedWeights& weights,
+                                      const LinearOptions& options = {}, const Runtime& runtime = {});
+
+}  // namespace heddle

@@ -1,0 +1,118 @@
+"""Linear layers over packed weights. heddle.lowbit is their public name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _heddle
+from ._lowbit_tensor import QuantizedTensor, kind, plain
+
+#: What ``linear`` may apply to its sums.
+ACTIVATIONS: tuple[str, ...] = ("none", "relu", "gelu_erf", "gelu_tanh", "silu", "swiglu")
+
+
+@dataclass(frozen=True, eq=False)
+class PackedTensor:
+    """Weights of a linear layer in the order that the CPU's kernels read; ``pack`` makes them.
+
+    Attributes:
+      format, shape: those of the quantised matrix.
+      gated: whether its rows are gates and ups, for "swiglu".
+      data: uint8 [bytes], numpy or torch, aligned to 64 bytes. The order may change with any version: store what
+        ``quantize`` gives and pack it on load.
+    """
+
+    format: str
+    shape: tuple[int, int]
+    gated: bool
+    data: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data."""
+        return self.data.nbytes
+
+    def __repr__(self) -> str:
+        rows, columns = self.shape
+        return f"PackedTensor({self.format}, [{rows}, {columns}]{', gated' if self.gated else ''}, {self.nbytes} bytes)"
+
+
+def pack(matrix: QuantizedTensor, *, gated: bool = False) -> PackedTensor:
+    """A quantised matrix in the order that linear layers read on a CPU.
+
+    Args:
+      matrix: a QuantizedTensor on the CPU; it is not needed afterwards.
+      gated: rows 2j and 2j + 1 are gate and up of output j, for activation "swiglu".
+
+    Raises:
+      ValueError: tensors that are not what the format has, a NaN or an infinity among scales or codes, or an odd number
+        of gated rows.
+    """
+    torch = kind(matrix.codes, "pack_weights", "codes")
+    rows, columns = map(int, matrix.shape)
+    count = _heddle.lowbit_packed_bytes(matrix.format, rows, columns, gated)
+    if torch is None:
+        memory = np.empty(count + 63, np.uint8)
+        address = memory.ctypes.data
+    else:
+        memory = torch.empty(count + 63, dtype=torch.uint8)
+        address = memory.data_ptr()
+    data = memory[-address % 64 :][:count]
+    _heddle.lowbit_pack(matrix._parts(), gated, data)
+    return PackedTensor(matrix.format, (rows, columns), gated, data)
+
+
+def linear(
+    x: Any,
+    weights: PackedTensor,
+    *,
+    activation: str = "none",
+    bias: Any = None,
+    residual: Any = None,
+    out: Any = None,
+    int8_x: bool = False,
+    batch_invariant: bool = False,
+    force: str = "",
+) -> Any:
+    """activation(x @ W.T + bias) + residual, W decoded inside the product; on the CPU, without gradients.
+
+    Args:
+      x: [..., K], up to four dimensions; float32, float16 or, of torch, bfloat16; the last dimension contiguous.
+      weights: a PackedTensor of [N, K].
+      activation: one of ``ACTIVATIONS``. "swiglu" takes gated weights and gives N / 2 columns, silu(gate) * up.
+      bias: [N], of x's dtype.
+      residual: as the result, of x's dtype.
+      out: where to write the result; may be the residual itself.
+      int8_x: x is rounded to 8 bits, a scale for each row, and multiplied in integers: faster, and less exact. For nvfp4,
+        mxfp4, e2m1_row and int4.
+      batch_invariant: a row's bits do not depend on how many rows x has. float32 and float16 promise it without; bfloat16
+        is slower with it on processors that multiply it in pairs.
+      force: a candidate by name: "cpu" or "reference".
+
+    Returns:
+      [..., N] or [..., N / 2] of x's dtype; a numpy array or a torch tensor as x is.
+
+    Raises:
+      ValueError: a bad argument; the message names it. RuntimeError: a tensor that requires a gradient while torch records
+        them. TypeError: no array.
+    """
+    torch = kind(x, "linear_forward", "x")
+    if torch is not None and torch.is_grad_enabled():
+        for name, tensor in (("x", x), ("bias", bias), ("residual", residual)):
+            if tensor is not None and tensor.requires_grad:
+                raise RuntimeError(f"[linear_forward] {name} requires a gradient, which this operation does not have: "
+                                   "call it under torch.no_grad()")  # fmt: skip
+    rows, columns = map(int, weights.shape)
+    if out is None:
+        if len(x.shape) == 0 or x.shape[-1] != columns:  # before memory for the result is asked for
+            raise ValueError(f"[linear_forward] x is {list(x.shape)} and weights have {columns} columns: x must be "
+                             f"[..., {columns}]")  # fmt: skip
+        shape = (*x.shape[:-1], rows // 2 if weights.gated else rows)
+        out = np.empty(shape, x.dtype) if torch is None else torch.empty(shape, dtype=x.dtype)
+    parts = (weights.format, rows, columns, weights.gated, weights.data)
+    x, bias, residual, y = plain(x), plain(bias), plain(residual), plain(out)
+    _heddle.linear_forward(x, parts, y, activation, bias, residual, int8_x, batch_invariant, force)
+    return out

@@ -1,0 +1,156 @@
+// x W^T in integers: rows of x in 8 bits with a scale each, four columns of a row of W in a lane. Codes are taken as
+// u8 = value / step + offset, so that a group's sum is step * scale * (sum of u8 x - offset * sum of x).
+
+HWY_BEFORE_NAMESPACE();
+namespace heddle::cpu::HEDDLE_TARGET {
+
+using D8 = hn::Repartition<std::uint8_t, DF>;
+using V8 = hn::Vec<D8>;
+
+// sum + the four products of each lane; codes u8 up to 24, x s8.
+HWY_INLINE VI DotBytes(VI sum, V8 codes, V8 x) {
+#if HEDDLE_TARGET_BF16  // and with it VNNI
+  return VI{_mm512_dpbusd_epi32(sum.raw, codes.raw, x.raw)};
+#elif HWY_TARGET == HWY_AVX3  // pairs of products are at most 24 * 127 * 2
+  const __m512i pairs = _mm512_maddubs_epi16(codes.raw, x.raw);
+  return hn::Add(sum, VI{_mm512_madd_epi16(pairs, _mm512_set1_epi16(1))});
+#elif HWY_TARGET == HWY_AVX2
+  const __m256i pairs = _mm256_maddubs_epi16(codes.raw, x.raw);
+  return hn::Add(sum, VI{_mm256_madd_epi16(pairs, _mm256_set1_epi16(1))});
+#elif HWY_TARGET == HWY_SSE4
+  const __m128i pairs = _mm_maddubs_epi16(codes.raw, x.raw);
+  return hn::Add(sum, VI{_mm_madd_epi16(pairs, _mm_set1_epi16(1))});
+#else
+  alignas(16) std::uint8_t a[16];
+  alignas(16) std::int8_t b[16];
+  alignas(16) std::int32_t out[4];
+  hn::Store(codes, D8(), a);
+  hn::Store(hn::BitCast(hn::RebindToSigned<D8>(), x), hn::RebindToSigned<D8>(), b);
+  for (int i = 0; i < 4; ++i) {
+    out[i] = 0;
+    for (int j = 4 * i; j < 4 * i + 4; ++j) out[i] += a[j] * b[j];
+  }
+  return hn::Add(sum, hn::Load(DI(), out));
+#endif
+}
+
+// E2M1 in halves: 12 + 2 * value. INT4 codes are such numbers already.
+struct HalvesOfE2m1 {
+  static constexpr float kStep = 0.5f, kOffset = 12;
+  static constexpr bool kZeros = false;
+  HalvesOfE2m1() {
+    alignas(16) std::uint8_t values[16];
+    for (int code = 0; code < 16; ++code) values[code] = static_cast<std::uint8_t>(12 + 2 * kE2m1Values[code]);
+    table = hn::LoadDup128(D8(), values);
+  }
+  HWY_INLINE V8 operator()(V8 codes) const { return hn::TableLookupBytes(table, codes); }
+  V8 table;
+};
+template <bool kStored>
+struct Int4Numbers {
+  static constexpr float kStep = 1, kOffset = lowbit::kInt4Zero;
+  static constexpr bool kZeros = kStored;
+  HWY_INLINE V8 operator()(V8 codes) const { return codes; }
+};
+
+// As DotRows, of rows m0 and on of x. A span is a group, or kInt8Columns of it.
+template <int M, int V, class Numbers, class Scales>
+HWY_NOINLINE void DotInt8Rows(const Numbers& given_numbers, const Scales& given_scales, const lowbit::Panels& w,
+                              const Int8Rows& x, std::int64_t m0, std::int64_t first, int vector,
+                              float* HWY_RESTRICT sums) {
+  const DF d;
+  const DI di;
+  const DU du;
+  const lowbit::PanelLayout& l = w.layout;
+  const Numbers numbers = given_numbers;
+  const Scales scales = given_scales;
+  const std::int64_t columns = l.columns, row_words = columns / 4;
+  const std::uint32_t* words = x.words + m0 * row_words;
+  VF sum[M][V];
+  HWY_UNROLL(8)
+  for (int m = 0; m < M; ++m) {
+    HWY_UNROLL(3)
+    for (int v = 0; v < V; ++v) sum[m][v] = hn::Zero(d);
+  }
+  const SlicePlace place[3] = {{w, first, vector}, {w, first, vector + (V > 1 ? 1 : 0)}, {w, first, vector + V - 1}};
+  const V8 nibble = hn::Set(D8(), std::uint8_t{15});
+  const std::int64_t span = std::min(l.group, kInt8Columns);
+  for (std::int64_t k = 0, s = 0; k < columns; ++s) {
+    VI dot[M][V];
+    HWY_UNROLL(8)
+    for (int m = 0; m < M; ++m) {
+      HWY_UNROLL(3)
+      for (int v = 0; v < V; ++v) dot[m][v] = hn::Zero(di);
+    }
+    const std::int64_t g = k / l.group;
+    for (const std::int64_t end = std::min({columns, k + span, (g + 1) * l.group}); k < end; k += lowbit::kPanelStep) {
+      V8 even[V], odd[V];
+      HWY_UNROLL(3)
+      for (int v = 0; v < V; ++v) {
+        const auto* at = reinterpret_cast<const std::uint32_t*>(place[v].step(l, k)) + place[v].slice * kLanes;
+        const VU word = hn::LoadU(du, at);
+        even[v] = numbers(hn::And(hn::BitCast(D8(), word), nibble));
+        odd[v] = numbers(hn::And(hn::BitCast(D8(), hn::ShiftRight<4>(word)), nibble));
+      }
+      HWY_UNROLL(8)
+      for (int m = 0; m < M; ++m) {
+        const std::uint32_t* pair = words + m * row_words + k / 4;
+        const V8 evens = hn::BitCast(D8(), hn::Set(du, pair[0])), odds = hn::BitCast(D8(), hn::Set(du, pair[1]));
+        HWY_UNROLL(3)
+        for (int v = 0; v < V; ++v) dot[m][v] = DotBytes(DotBytes(dot[m][v], even[v], evens), odd[v], odds);
+      }
+    }
+    HWY_UNROLL(3)
+    for (int v = 0; v < V; ++v) {
+      const VF step = hn::Set(d, Numbers::kStep);
+      const VF scale = hn::Mul(scales.Load(place[v].panel + l.scales, place[v].scale_index(g)), step);
+      VF offset = hn::Set(d, Numbers::kOffset);
+      if constexpr (Numbers::kZeros) offset = place[v].template Zero<Numbers>(l, g);
+      HWY_UNROLL(8)
+      for (int m = 0; m < M; ++m) {
+        const VF total = hn::Set(d, x.totals[(m0 + m) * x.spans + s]);
+        const VF exact = hn::NegMulAdd(offset, total, hn::ConvertTo(d, dot[m][v]));
+        sum[m][v] = hn::MulAdd(exact, scale, sum[m][v]);
+      }
+    }
+  }
+  HWY_UNROLL(8)
+  for (int m = 0; m < M; ++m) {
+    const VF scale = hn::Set(d, x.scales[m0 + m]);
+    HWY_UNROLL(3)
+    for (int v = 0; v < V; ++v) hn::StoreU(hn::Mul(sum[m][v], scale), d, sums + m * kLinearTile + v * kLanes);
+  }
+}
+
+template <int M, class Numbers, class Scales>
+void DotInt8Tile(const Numbers& numbers, const Scales& scales, const lowbit::Panels& w, const Int8Rows& x,
+                 std::int64_t m0, std::int64_t first, int vectors, float* sums) {
+  constexpr int V = M == 8 ? 1 : kRegisters == 32 ? 3 : M == 1 ? 2 : 1;
+  int n = 0;
+  for (; n + V <= vectors; n += V) DotInt8Rows<M, V>(numbers, scales, w, x, m0, first, n, sums + n * kLanes);
+  for (; n < vectors; ++n) DotInt8Rows<M, 1>(numbers, scales, w, x, m0, first, n, sums + n * kLanes);
+}
+
+// The whole product of one task: `count` rows of x.
+inline void MultiplyInt8(const lowbit::Panels& w, const Int8Rows& x, std::int64_t count, std::int64_t first,
+                         int vectors, float* sums) {
+  using lowbit::Element;
+  const auto run = [&](const auto& numbers, const auto& scales) HWY_ATTR {
+    if (count == 1) return DotInt8Tile<1>(numbers, scales, w, x, 0, first, vectors, sums);
+    if (count == 2) return DotInt8Tile<2>(numbers, scales, w, x, 0, first, vectors, sums);
+    for (std::int64_t m = 0; m < count; m += 4) {
+      DotInt8Tile<4>(numbers, scales, w, x, m, first, vectors, sums + m * kLinearTile);
+    }
+  };
+  const float global = w.format.global_scale ? w.global_scale() : 1.0f;
+  if (w.format.element == Element::int4) {
+    if (w.format.zero_points) return run(Int4Numbers<true>(), F16Scales());
+    return run(Int4Numbers<false>(), F16Scales());
+  }
+  if (w.format.scale == lowbit::ScaleType::e4m3) return run(HalvesOfE2m1(), E4m3Scales(global));
+  if (w.format.scale == lowbit::ScaleType::e8m0) return run(HalvesOfE2m1(), E8m0Scales());
+  run(HalvesOfE2m1(), F32Scales());
+}
+
+}  // namespace heddle::cpu::HEDDLE_TARGET
+HWY_AFTER_NAMESPACE();

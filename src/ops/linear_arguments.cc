@@ -1,0 +1,145 @@
+#include "ops/linear_arguments.h"
+
+#include "core/overlap.h"
+#include "lowbit/formats.h"
+
+namespace heddle {
+namespace {
+
+// The leading dimensions of `view` as rows.
+RowsOf rows_of(const TensorView& view) {
+  RowsOf rows;
+  rows.data = static_cast<std::byte*>(view.data);
+  rows.dtype = view.dtype;
+  for (int i = 0; i + 1 < view.rank; ++i) {
+    const int at = 3 - (view.rank - 1) + i;
+    rows.shape[at] = view.shape[i];
+    rows.stride[at] = view.stride[i];
+  }
+  return rows;
+}
+
+std::int64_t count_of(const RowsOf& rows) { return rows.shape[0] * rows.shape[1] * rows.shape[2]; }
+
+class LinearChecks {
+ public:
+  LinearChecks(const Check& check, const TensorView& x, const PackedWeights& weights, const TensorView& y,
+               const LinearOptions& options)
+      : check_(check), x_(x), weights_(weights), y_(y), options_(options) {}
+
+  LinearProblem problem() const {
+    LinearProblem p;
+    p.weights = checked_panels(check_, weights_, "weights");
+    p.N = weights_.rows;
+    p.K = weights_.columns;
+    check_x();
+    p.dtype = x_.dtype;
+    p.x = rows_of(x_);
+    p.M = count_of(p.x);
+    p.activation = options_.activation;
+    const bool gated = p.activation == Activation::swiglu;
+    check_.require(gated == weights_.gated, "activation is ", name_of(p.activation), " and weights are packed ",
+                   weights_.gated ? "for swiglu" : "without gates", ": swiglu takes weights packed as gated, and no ",
+                   "other activation does");
+    p.outputs = gated ? p.N / 2 : p.N;
+    if (y_.given()) {
+      like_x(y_, "y", p.outputs);
+      check_.not_overlapping(y_, "y");
+      apart("x", x_);
+      apart("weights.data", weights_.data);
+      p.y = rows_of(y_);
+    }
+    if (options_.bias.given()) p.bias = bias(p.N);
+    if (options_.residual.given()) p.residual = residual(p.outputs);
+    p.int8_x = options_.int8_x;
+    check_.require(!p.int8_x || lowbit::has_integers(weights_.format), "int8_x is set and weights are ",
+                   lowbit::name_of(weights_.format), ": products in integers take nvfp4, mxfp4, e2m1_row and int4");
+    p.batch_invariant = options_.batch_invariant;
+    return p;
+  }
+
+ private:
+  void check_x() const {
+    check_.require(x_.given(), "x is missing");
+    check_.require(x_.dtype == DType::f32 || x_.dtype == DType::f16 || x_.dtype == DType::bf16, "x is ",
+                   name_of(x_.dtype), ": it must be float32, float16 or bfloat16");
+    check_.require(x_.device == weights_.device, "x is on another device than weights");
+    check_.addressable(x_, "x");
+    check_.require(x_.shape[x_.rank - 1] == weights_.columns, "x is ", x_, " and weights have ", weights_.columns,
+                   " columns: x must be [..., ", weights_.columns, "]");
+    contiguous_rows(x_, "x");
+  }
+
+  void contiguous_rows(const TensorView& view, const char* name) const {
+    const int last = view.rank - 1;
+    check_.require(view.shape[last] <= 1 || view.stride[last] == 1, name, "'s last dimension has stride ",
+                   view.stride[last], ": it must be 1");
+  }
+
+  // [..., width], with x's leading dimensions, dtype and device.
+  void like_x(const TensorView& view, const char* name, std::int64_t width) const {
+    check_.tensor(view, name, x_.dtype, x_.device, x_.rank, "x");
+    TensorView wanted = x_;
+    wanted.shape[x_.rank - 1] = width;
+    check_.require(view.shape == wanted.shape, name, " is ", view, ": it must be ", wanted, " for x ", x_,
+                   " and weights of ", weights_.rows, " rows", weights_.gated ? ", gated" : "");
+    contiguous_rows(view, name);
+  }
+
+  void apart(const char* name, const TensorView& read) const {
+    check_.require(!may_share_memory(y_, read), "y shares memory with ", name);
+  }
+
+  const std::byte* bias(std::int64_t N) const {
+    const TensorView& bias = options_.bias;
+    check_.tensor(bias, "bias", x_.dtype, x_.device, 1, "x");
+    check_.require(bias.shape[0] == N, "bias is ", bias, ": it must be [N] = [", N, "]");
+    check_.require(N <= 1 || bias.stride[0] == 1, "bias has stride ", bias.stride[0], ": it must be contiguous");
+    if (y_.given()) apart("bias", bias);
+    return static_cast<const std::byte*>(bias.data);
+  }
+
+  RowsOf residual(std::int64_t width) const {
+    const TensorView& residual = options_.residual;
+    like_x(residual, "residual", width);
+    if (y_.given()) {
+      const bool in_place = residual.data == y_.data && residual.stride == y_.stride;
+      check_.require(in_place || !may_share_memory(y_, residual),
+                     "y shares memory with residual: it must be the residual itself or lie apart");
+    }
+    return rows_of(residual);
+  }
+
+  const Check& check_;
+  const TensorView& x_;
+  const PackedWeights& weights_;
+  const TensorView& y_;
+  const LinearOptions& options_;
+};
+
+}  // namespace
+
+lowbit::Panels checked_panels(const Check& check, const PackedWeights& weights, const char* name) {
+  const PackedWeights wanted = packed_storage(weights.format, weights.rows, weights.columns, weights.gated);
+  check.require(weights.device == Device::cpu && weights.order == wanted.order, name,
+                " are not packed for the CPU: pack them with packed_storage()'s order");
+  const std::string data = std::string(name) + ".data";
+  check.require(weights.data.given(), data, " is missing: it must be uint8 ", wanted.data);
+  check.require(weights.data.dtype == DType::u8, data, " is ", name_of(weights.data.dtype), ": it must be uint8");
+  check.require(weights.data.device == weights.device, data, " is on another device than ", name, " say");
+  check.require(weights.data.rank == 1 && weights.data.shape == wanted.data.shape, data, " is ", weights.data,
+                ": it must be ", wanted.data, " for ", lowbit::name_of(weights.format), " [", weights.rows, ", ",
+                weights.columns, "]");
+  check.require(weights.data.contiguous(), data, " is not contiguous: it must be");
+  check.addressable(weights.data, data.c_str());
+  check.require(reinterpret_cast<std::uintptr_t>(weights.data.data) % 64 == 0, data, " must be aligned to 64 bytes");
+  return {weights.format, lowbit::panel_layout(weights.format, weights.rows, weights.columns),
+          static_cast<const std::uint8_t*>(weights.data.data)};
+}
+
+LinearProblem checked_linear_problem(const Check& check, const TensorView& x, const PackedWeights& weights,
+                                     const TensorView& y, const LinearOptions& options) {
+  return LinearChecks(check, x, weights, y, options).problem();
+}
+
+}  // namespace heddle

@@ -1,0 +1,76 @@
+// One linear layer over packed weights for tests: its tensors, its double-precision result and the plain computation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "heddle/linear.h"
+#include "kit/compare.h"
+#include "kit/host_tensor.h"
+#include "kit/lowbit_weights.h"
+
+namespace heddle::kit {
+
+// Packed weights between guard zones.
+class PackedMemory {
+ public:
+  explicit PackedMemory(const PackedWeights& described);
+  explicit PackedMemory(const lowbit::QuantizedMatrix& matrix, bool gated = false);
+
+  const PackedWeights& weights() const { return weights_; }
+  PackedWeights& weights() { return weights_; }
+  bool guards_intact() const;
+  bool untouched() const;
+
+ private:
+  static constexpr std::size_t kGuard = 64;
+  static constexpr std::byte kPoison{0xA5};
+  std::vector<std::byte> memory_;
+  PackedWeights weights_;
+};
+
+struct LinearCase {
+  std::string format = "nvfp4";
+  std::vector<std::int64_t> rows = {1};  // x is [rows..., K]
+  std::int64_t N = 64, K = 64;
+  DType dtype = DType::f32;
+  Activation activation = Activation::none;
+  bool bias = false, residual = false, in_place = false;  // in_place: y is the residual
+  bool int8_x = false;
+  Layout layout = Layout::contiguous;
+  std::uint32_t seed = 1;
+};
+
+class LinearLayer {
+ public:
+  explicit LinearLayer(const LinearCase& c);
+
+  LinearOptions options() const;
+  std::vector<std::int64_t> shape() const;  // of y
+  HostTensor output() const;                // what y is before the call
+
+  // Runs with the target in use; the verdict names the worst element and what else went wrong.
+  Comparison run(const LinearOptions& options) const;
+  Comparison run() const { return run(options()); }
+
+  HostTensor x, bias, residual;
+  QuantizedMemory quantized;
+  PackedMemory packed;
+
+ private:
+  void compute();
+
+  LinearCase c_;
+  std::int64_t M_ = 1, outputs_ = 0;
+  std::vector<double> reference_;
+  PlainTensor plain_;
+};
+
+// linear_forward() with a workspace of exactly what it asks for, on `executor`.
+void call_linear(const TensorView& x, const PackedWeights& weights, const TensorView& y, const LinearOptions& options,
+                 Executor* executor = nullptr);
+
+}  // namespace heddle::kit
