@@ -48,13 +48,10 @@ std::uint8_t widened(std::uint8_t e4m3) {
   return static_cast<std::uint8_t>((exponent - 1 + 15) << 3 | static_cast<int>(fraction * 16) % 8);
 }
 
-// Halves of a word, of the codes of four registers.
+// Half of a word, of the codes of four registers.
 std::uint32_t half_word(const unsigned (&code)[4]) {
-  const auto put = [](unsigned c, int sign, int high, int middle, int low) {
-    return (c >> 3 & 1) << sign | (c >> 2 & 1) << high | (c >> 1 & 1) << middle | (c & 1) << low;
-  };
-  return put(code[0], 15, 8, 7, 6) | put(code[1], 12, 5, 4, 3) | put(code[2], 9, 2, 1, 0) |
-         put(code[3], 14, 13, 11, 10);
+  const auto put = [](unsigned c, int sign, int magnitude) { return (c >> 3 & 1) << sign | (c & 7) << magnitude; };
+  return put(code[0], 15, 6) | put(code[1], 12, 3) | put(code[2], 13, 0) | put(code[3], 14, 9);
 }
 
 // Calls visit(block, thread, the thread's first place) for all blocks, those of a row of blocks one after the other.

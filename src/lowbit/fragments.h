@@ -19,8 +19,8 @@ constexpr int kBlockRows = 64, kBlockColumns = 128;
 //   register 0: row r, columns c and c + 1          1: row r + 8, columns c and c + 1
 //            2: row r, columns c + 8 and c + 9      3: row r + 8, columns c + 8 and c + 9
 // An E2M1 has sign and magnitude of register 0 in bits 15 and 8 to 6 of a half, of register 1 in bits 12 and 5 to 3, of
-// register 2 in bits 9 and 2 to 0, of register 3 in bits 14, 13, 11 and 10: most are one shift and one mask away from a
-// bfloat16, times 2^-126.
+// register 2 in bits 13 and 2 to 0, of register 3 in bits 14 and 11 to 9: shifts and masks away from a bfloat16, times
+// 2^-126, or from a float16, times 2^-14.
 struct FragmentBlock {
   static constexpr int kSteps = kBlockColumns / 16, kGroup = 16;
   std::uint32_t codes[kSteps / 4][128][4];  // a thread's words of four steps side by side

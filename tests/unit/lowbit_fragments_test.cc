@@ -60,9 +60,9 @@ float bf16(std::uint32_t bits) { return bf16_to_f32(static_cast<std::uint16_t>(b
 // exponents of both factors moved so that they are normal numbers but for 0.5.
 double operand(const FragmentBlock& block, int thread, int step, int i, int half) {
   const std::uint32_t q = block.codes[step / 4][thread][step % 4];
-  constexpr std::uint32_t kMask = 0x81C081C0;
-  const std::uint32_t x[4] = {q & kMask, q << 3 & kMask, q << 6 & kMask,
-                              (q << 1 & 0x80008000) | (q >> 4 & 0x00C000C0) | (q >> 5 & 0x01000100)};
+  constexpr std::uint32_t kSign = 0x80008000, kMagnitude = 0x01C001C0;
+  const std::uint32_t x[4] = {q & (kSign | kMagnitude), q << 3 & (kSign | kMagnitude),
+                              (q << 2 & kSign) | (q << 6 & kMagnitude), (q << 1 & kSign) | (q >> 3 & kMagnitude)};
   const int row = thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
   const std::uint32_t scale = block.scales[row][step] * 16u + ((110 + 127 - 15) << 7);
   const float product = bf16(x[i] >> 16 * half & 0xFFFF) * bf16(scale);
@@ -75,8 +75,7 @@ double operand_f16(const FragmentBlock& block, int thread, int step, int i, int 
   const std::uint32_t q = block.codes[step / 4][thread][step % 4];
   constexpr std::uint32_t kSign = 0x80008000, kMagnitude = 0x0E000E00;
   const std::uint32_t x[4] = {(q & kSign) | (q << 3 & kMagnitude), (q << 3 & kSign) | (q << 6 & kMagnitude),
-                              (q << 6 & kSign) | (q << 9 & kMagnitude),
-                              (q << 1 & kSign) | (q >> 1 & 0x06000600) | (q >> 2 & 0x08000800)};
+                              (q << 2 & kSign) | (q << 9 & kMagnitude), (q << 1 & kSign) | (q & kMagnitude)};
   const int row = thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
   const float product = f16_to_f32(static_cast<std::uint16_t>(x[i] >> 16 * half)) *
                         f16_to_f32(static_cast<std::uint16_t>(block.scales[row][step] << 7));

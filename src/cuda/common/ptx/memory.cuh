@@ -42,6 +42,12 @@ __device__ inline uint4 load_shared_16(std::uint32_t from) {
   return words;
 }
 
+__device__ inline std::uint32_t load_shared_4(std::uint32_t from) {
+  std::uint32_t word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(from) : "memory");
+  return word;
+}
+
 __device__ inline void store_shared_16(std::uint32_t to, const uint4& words) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words.x), "r"(words.y), "r"(words.z),
                "r"(words.w)

@@ -3,8 +3,10 @@
 // parts of tiles.
 #pragma once
 
-#include "cuda/sm90/linear_w4a16/consumer.cuh"
-#include "cuda/sm90/linear_w4a16/epilogue.cuh"
+#include "cuda/sm90/linear/epilogue.cuh"
+#include "cuda/sm90/linear_w4a16/gather.cuh"
+#include "cuda/sm90/linear_w4a16/warp_consumer.cuh"
+#include "cuda/sm90/linear_w4a16/warpgroup_consumer.cuh"
 
 namespace heddle::cuda::sm90::linear_w4a16 {
 
@@ -15,6 +17,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_w4a16_kernel(const __gr
   // Through a shuffle, so that the compiler knows it to be uniform. 0 is the producer.
   const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   if (threadIdx.x == 0) {
+    let_next_grid_start();
     ptx::prefetch_tensor_map(p.x);
     for (int i = 0; i < C::kStages; ++i) {
       ptx::barrier_init(shared.ready[i], 1);
@@ -26,28 +29,20 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_w4a16_kernel(const __gr
 
   if (warpgroup == 0) {
     ptx::registers_decrease<C::kProducerRegisters>();
-    if (threadIdx.x == 0) produce<C>(p, shared);
+    if (threadIdx.x == 0) linear::produce<C>(p, shared);
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();
-    const int number = warpgroup - 1;
-    Consumer<C> consumer(shared, number);
+    const int row = (warpgroup - 1) / C::kColumnGroups, column = (warpgroup - 1) % C::kColumnGroups;
+    using Consumer = std::conditional_t<C::kWarpgroups, WarpgroupConsumer<C>, WarpConsumer<C>>;
+    Consumer consumer(shared, row, column);
 #pragma unroll 1
     for (int n = 0;; ++n) {
-      const int blocks = blocks_of<C>(p.schedule, n);
-      if (blocks == 0) return;
-      Sums<C> sums;
-      consumer.multiply(blocks, sums);
-      const Part part = part_of<C>(p.schedule, recomputed(n));
-      if (part.end < p.schedule.k_blocks) {
-        leave_partials<C>(p.schedule, number, sums);
-        continue;
-      }
-      if (part.begin > 0) add_partials<C>(p.schedule, part.begin, number, sums);
-#pragma unroll
-      for (int r = 0; r < C::kRowBlocks; ++r) {
-        const int block = number * C::kRowBlocks + r;
-        if (part.row_block + block < p.schedule.row_blocks) store<C>(p.out, part, shared, block, sums[r]);
-      }
+      const linear::Part part = linear::part_of<C>(p.schedule, n);
+      if (part.begin == part.end) return;
+      linear::Sums<C> sums;
+      consumer.multiply(part.end - part.begin, sums);
+      if (gather(shared, n, row, column, sums))
+        linear::finish<C>(p.out, p.schedule, shared, linear::recomputed(n), row, sums);
     }
   }
 }

@@ -3,15 +3,19 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/sm90/linear/plan.h"
 #include "cuda/sm90/linear_w4a16/params.h"
 
 namespace heddle::cuda::sm90::linear_w4a16 {
 
 struct Variant {
-  int tokens, row_blocks;  // of a tile
+  linear::TileShape tile;
+  struct {
+    int columns, panels;
+  } x_box;  // of x in a stage
   void (*launch)(const Params& params, int grid, cudaStream_t stream);
 };
 
-extern const Variant kBf16T16, kBf16T32, kBf16T64, kBf16T128, kBf16T256;
+extern const Variant kBf16T8, kBf16T16, kBf16T32, kBf16T32R1, kBf16T64, kBf16T128, kBf16T128R2, kBf16T256;
 
 }  // namespace heddle::cuda::sm90::linear_w4a16

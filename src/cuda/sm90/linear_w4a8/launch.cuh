@@ -10,13 +10,24 @@ namespace heddle::cuda::sm90::linear_w4a8 {
 template <class C>
 void launch(const Params& params, int grid, cudaStream_t stream) {
   static_assert(sizeof(SharedMemory<C>) <= kHopperSharedBytes, "more shared memory than a block can have");
-  start("linear", linear_w4a8_kernel<C>, {static_cast<unsigned>(grid), C::kThreads, sizeof(SharedMemory<C>)}, stream,
-        params);
+  start("linear_forward", linear_w4a8_kernel<C>,
+        {.blocks = static_cast<unsigned>(grid),
+         .threads = C::kThreads,
+         .shared_bytes = sizeof(SharedMemory<C>),
+         .overlaps = true},
+        stream, params);
 }
 
 template <class C>
 constexpr Variant variant() {
-  return {.tokens = C::kTokens, .row_blocks = C::kConsumers * C::kRowBlocks, .launch = launch<C>};
+  return {.tile = {.tokens = C::kTokens,
+                   .row_blocks = C::kTileBlocks,
+                   .unit_blocks = C::kUnitBlocks,
+                   .row_groups = C::kRowGroups,
+                   .accumulators = C::kAccumulators,
+                   .slices = linear::kSlices<C>},
+          .x_box = {C::kPanelColumns, C::kUnitBlocks * C::kBlockPanels},
+          .launch = launch<C>};
 }
 
 }  // namespace heddle::cuda::sm90::linear_w4a8

@@ -3,12 +3,16 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/sm90/linear/plan.h"
 #include "cuda/sm90/linear_w4a8/params.h"
 
 namespace heddle::cuda::sm90::linear_w4a8 {
 
 struct Variant {
-  int tokens, row_blocks;  // of a tile
+  linear::TileShape tile;
+  struct {
+    int columns, panels;
+  } x_box;  // of x in a stage
   void (*launch)(const Params& params, int grid, cudaStream_t stream);
 };
 

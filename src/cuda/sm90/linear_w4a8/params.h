@@ -1,23 +1,18 @@
 // What a launch tells the kernel.
 #pragma once
 
-#include "cuda/sm90/linear_w4a16/params.h"
+#include <cuda.h>
+
+#include "cuda/sm90/linear/params.h"
 
 namespace heddle::cuda::sm90::linear_w4a8 {
 
-using linear_w4a16::kBlockColumns;
-using linear_w4a16::kBlockRows;
-using linear_w4a16::Output;
-using linear_w4a16::Schedule;
-
-using WeightBlock = lowbit::FragmentBlock8;
-constexpr int kSteps = WeightBlock::kSteps, kStepColumns = kBlockColumns / kSteps;
-
 struct Params {
-  CUtensorMap x;  // e4m3 [M, K], boxes of 128 columns
-  const WeightBlock* weights;
-  Output out;
-  Schedule schedule;
+  CUtensorMap x;  // e4m3 [M, K] as [K / 128][M][128], boxes of all that a stage has; by_panel is false
+  bool x_by_panel;
+  const lowbit::FragmentBlock8* weights;
+  linear::Output out;
+  linear::Schedule schedule;
 };
 
 }  // namespace heddle::cuda::sm90::linear_w4a8

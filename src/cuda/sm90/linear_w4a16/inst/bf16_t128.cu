@@ -3,5 +3,5 @@
 #include "cuda/sm90/linear_w4a16/launch.cuh"
 
 namespace heddle::cuda::sm90::linear_w4a16 {
-const Variant kBf16T128 = variant<Config<__nv_bfloat16, 128, 3>>();
+const Variant kBf16T128 = variant<Config<__nv_bfloat16, true, 128, 3, 1>>();
 }  // namespace heddle::cuda::sm90::linear_w4a16

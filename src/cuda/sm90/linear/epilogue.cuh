@@ -1,11 +1,11 @@
-// From sums to y: scale, bias, activation, residual, one rounding. Of kernels with other products too.
+// From sums to y: scale, bias, activation, residual, one rounding.
 #pragma once
 
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
-#include "cuda/sm90/linear_w4a16/schedule.cuh"
+#include "cuda/sm90/linear/schedule.cuh"
 
-namespace heddle::cuda::sm90::linear_w4a16 {
+namespace heddle::cuda::sm90::linear {
 
 template <class Function>
 __device__ inline void for_each(float (&x)[8], Function function) {
@@ -47,25 +47,33 @@ __device__ inline float2 biases_of(const Output& out, int row) {
                      second < rows ? static_cast<float>(from[second]) : 0.0f);
 }
 
-// block: of 64 rows in the tile.
-template <class C, class Shared>
-__device__ inline void store(const Output& out, const Part& w, Shared& shared, int block,
-                             const float (&sums)[C::kAccumulators]) {
+// A warp's 16 tokens and 16 rows on their way out.
+template <class T>
+using Staging = T[16][16];
+
+// Of 16 rows of a warp in a block of 64.
+template <class C>
+class Epilogue {
+ public:
   using T = typename C::Output;
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
-  const int first_row = (w.row_block + block) * kBlockRows + 16 * warp, row = first_row + lane / 4;
-  const bool gated = out.activation == Activation::kSwiglu;
-  const float scale[2] = {out.row_scales[row] * C::kFactor, out.row_scales[row + 8] * C::kFactor};
-  const float2 biases = biases_of<T>(out, row);
-  auto& staging = shared.staging[static_cast<int>(threadIdx.x) / 32 - 4];
-  // Each lane copies 8 outputs of a token.
-  const int token_of_lane = lane / 2, output = (gated ? first_row / 2 : first_row) + lane % 2 * 8;
-  const bool exists = output < out.n && !(gated && lane % 2 == 1);
-#pragma unroll
-  for (int i = 0; i < C::kTokens / 16; ++i) {
-    const int token = w.token + 16 * i;
-    if (token >= out.m) return;  // one answer in the warp
-    const bool mine = exists && token + token_of_lane < out.m;
+
+  // staging: this warp's.
+  __device__ Epilogue(const Output& output, int row_block, Staging<T>& memory)
+      : out(output),
+        staging(memory),
+        lane(this_thread() % 32),
+        first_row(row_block * kBlockRows + this_thread() / 32 * 16),
+        scale{out.row_scales[first_row + lane / 4] * C::kFactor, out.row_scales[first_row + lane / 4 + 8] * C::kFactor},
+        biases(biases_of<T>(out, first_row + lane / 4)) {}
+
+  // sums: of 16 tokens from `token` on, or of 8; those from `end` on are not there. False: all after these, too.
+  template <int kSums>
+  __device__ __forceinline__ bool store(int token, int end, const float (&sums)[kSums]) const {
+    if (token >= end) return false;  // one answer in the warp
+    const bool gated = out.activation == Activation::kSwiglu;
+    // Each lane copies 8 outputs of a token.
+    const int token_of_lane = lane / 2, output = (gated ? first_row / 2 : first_row) + lane % 2 * 8;
+    const bool mine = output < out.n && !(gated && lane % 2 == 1) && token + token_of_lane < end;
     // Lanes 0-7 and 16-23 name the tokens of the first 8 outputs, the others those of the next 8.
     const std::uint32_t matrix = ptx::shared_address(&staging[lane / 16 * 8 + lane % 8][lane / 8 % 2 * 8]);
     auto* const piece = reinterpret_cast<uint4*>(&staging[token_of_lane][lane % 2 * 8]);
@@ -79,17 +87,17 @@ __device__ inline void store(const Output& out, const Part& w, Shared& shared, i
       __syncwarp();
     }
     // Of two blocks of 8 tokens, two rows, two tokens each.
-    float y[8];
+    float y[8] = {};
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
+    for (int j = 0; j < kSums / 4; ++j) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float of_token = 1.0f;
         if constexpr (C::kTokenScales) {
           const int number = token + 8 * j + 2 * (lane % 4) + c;
-          of_token = number < out.m ? out.token_scales[number] : 0.0f;
+          of_token = number < end ? out.token_scales[number] : 0.0f;
         }
-        const float* const x = sums + 8 * i + 4 * j + c;
+        const float* const x = sums + 4 * j + c;
         y[4 * j + c] = fmaf(x[0] * of_token, scale[0], biases.x);
         y[4 * j + 2 + c] = fmaf(x[2] * of_token, scale[1], biases.y);
       }
@@ -107,7 +115,49 @@ __device__ inline void store(const Output& out, const Part& w, Shared& shared, i
       *reinterpret_cast<uint4*>(static_cast<T*>(out.y) + (token + token_of_lane) * out.y_stride + output) = *piece;
     }
     __syncwarp();
+    return true;
+  }
+
+ private:
+  const Output& out;
+  Staging<T>& staging;
+  const int lane, first_row;
+  const float scale[2];
+  const float2 biases;
+};
+
+// What a warpgroup does with the sums of a part: all of a tile's, or some that others have more of.
+template <class C, class Shared>
+__device__ __forceinline__ void finish(const Output& out, const Schedule& s, Shared& shared, int n, int group,
+                                       const Sums<C>& sums) {
+  const int shared_tiles = shared_parts(s, this_cta());
+  auto& staging = shared.staging[group * 4 + this_thread() / 32];
+  if (n < shared_tiles) {
+    leave_partials<C>(s, n, group, sums);
+    if (n + 1 < shared_tiles) return;
+    finish_shares<C>(s, group, [&](int tile, int block, int slice, const float(&x)[kSliceSums<C>]) {
+      const int row_block = tile % s.row_tiles * C::kTileBlocks + group * C::kRowBlocks + block;
+      if (row_block >= s.row_blocks) return;
+      const int token = tile / s.row_tiles * C::kTokens;
+      Epilogue<C>(out, row_block, staging).store(token + 16 * slice, min(out.m, token + C::kTokens), x);
+    });
+    return;
+  }
+  const Part part = part_of<C>(s, recomputed(n));
+#pragma unroll
+  for (int block = 0; block < C::kRowBlocks; ++block) {
+    const int row_block = part.row_block + group * C::kRowBlocks + block;
+    if (row_block >= s.row_blocks) return;
+    const Epilogue<C> epilogue(out, row_block, staging);
+    const int end = min(out.m, part.token + C::kTokens);
+#pragma unroll
+    for (int slice = 0; slice < kSlices<C>; ++slice) {
+      float x[kSliceSums<C>];
+#pragma unroll
+      for (int i = 0; i < kSliceSums<C>; ++i) x[i] = sums[block][kSliceSums<C> * slice + i];
+      if (!epilogue.store(part.token + 16 * slice, end, x)) break;
+    }
   }
 }
 
-}  // namespace heddle::cuda::sm90::linear_w4a16
+}  // namespace heddle::cuda::sm90::linear
