@@ -31,24 +31,33 @@ const char* name_of(Activation activation);
 
 // The order of packed weights.
 enum class WeightOrder : std::uint8_t {
-  rows16,  // for CPUs, of every instruction set: 16 rows interleaved
+  rows16,       // for CPUs, of every instruction set: 16 rows interleaved
+  fragments16,  // for GPUs, x in 16 bits: nvfp4, mxfp4 and e2m1_row
+  fragments8,   // for GPUs, x rounded to e4m3 with a scale for each row: mxfp4 and e2m1_row
 };
+// "rows16", ...; Error, listing them, for another.
+WeightOrder weight_order_named(std::string_view name);
+const char* name_of(WeightOrder order);
 
 // Weights [N, K] of a layer as kernels read them.
 struct PackedWeights {
   lowbit::Format format;
   std::int64_t rows = 0, columns = 0;  // N, K
   bool gated = false;                  // for swiglu, and for nothing else; N is even then
-  Device device = Device::cpu;
+  Device device = Device::cpu;         // where data is: weights in an order for GPUs are packed on the CPU and copied
   WeightOrder order = WeightOrder::rows16;
   TensorView data;  // u8 [bytes], aligned to 64 bytes
 };
 
 // What packing such a matrix needs, with null data: the caller allocates data.shape[0] bytes. Throws Error on a shape
-// that the format does not have.
-PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, std::int64_t columns, bool gated = false);
+// that the format does not have, and on a format that the order does not have.
+PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, std::int64_t columns, bool gated = false,
+                             WeightOrder order = WeightOrder::rows16);
 
-// Writes out.data. Throws Error on a bad argument, and on a scale or a code that is NaN or infinite, naming it.
+// Writes out.data, on the CPU. Throws Error on a bad argument, and on a scale or a code that is NaN or infinite, naming
+// it. Weights keep their values to the bit but for mxfp4 in GPUs' orders: in fragments16 what is less than 2^-29 of its
+// row's largest scale becomes 0; in fragments8 weights whose scale is less than 2^-11 of the row's largest are rounded
+// to multiples of half that 2^-11.
 void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out, const Runtime& runtime = {});
 
 struct LinearOptions {
@@ -65,7 +74,8 @@ struct LinearOptions {
 };
 
 // x: [..., K], rank 1 to 4, f32, f16 or bf16; y: [..., N], [..., N / 2] with swiglu, of x's dtype. Rows may lie
-// anywhere, the last dimension is contiguous. Sums are f32 and y is rounded once. x may have no rows.
+// anywhere, the last dimension is contiguous. Sums are f32 and y is rounded once. x may have no rows. On a GPU x is f16
+// or bf16, rows of x, y and residual lie one stride apart, and begin at multiples of 16 bytes.
 void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
                     const LinearOptions& options = {}, const Runtime& runtime = {});
 

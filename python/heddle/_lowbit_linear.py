@@ -16,11 +16,12 @@ ACTIVATIONS: tuple[str, ...] = ("none", "relu", "gelu_erf", "gelu_tanh", "silu",
 
 @dataclass(frozen=True, eq=False)
 class PackedTensor:
-    """Weights of a linear layer in the order that the CPU's kernels read; ``pack`` makes them.
+    """Weights of a linear layer in the order that a device's kernels read; ``pack`` makes them.
 
     Attributes:
       format, shape: those of the quantised matrix.
       gated: whether its rows are gates and ups, for "swiglu".
+      order: "rows16" for CPUs, "fragments16" or "fragments8" for GPUs.
       data: uint8 [bytes], numpy or torch, aligned to 64 bytes. The order may change with any version: store what
         ``quantize`` gives and pack it on load.
     """
@@ -28,6 +29,7 @@ class PackedTensor:
     format: str
     shape: tuple[int, int]
     gated: bool
+    order: str
     data: Any
 
     @property
@@ -40,20 +42,29 @@ class PackedTensor:
         return f"PackedTensor({self.format}, [{rows}, {columns}]{', gated' if self.gated else ''}, {self.nbytes} bytes)"
 
 
-def pack(matrix: QuantizedTensor, *, gated: bool = False) -> PackedTensor:
-    """A quantised matrix in the order that linear layers read on a CPU.
+def pack(matrix: QuantizedTensor, *, gated: bool = False, device: Any = "cpu", fp8_x: bool = False) -> PackedTensor:
+    """A quantised matrix in the order that linear layers read on a device.
 
     Args:
       matrix: a QuantizedTensor on the CPU; it is not needed afterwards.
       gated: rows 2j and 2j + 1 are gate and up of output j, for activation "swiglu".
+      device: "cpu", or of torch a CUDA device: nvfp4, mxfp4 and e2m1_row on Hopper.
+      fp8_x: on a GPU, layers round x to float8_e4m3fn, a scale for each row, and multiply in 8 bits: faster from 64 rows
+        on, and less exact. For mxfp4 and e2m1_row.
 
     Raises:
-      ValueError: tensors that are not what the format has, a NaN or an infinity among scales or codes, or an odd number
-        of gated rows.
+      ValueError: tensors that are not what the format has, a NaN or an infinity among scales or codes, an odd number of
+        gated rows, or a format that the device's order does not have.
     """
     torch = kind(matrix.codes, "pack_weights", "codes")
+    gpu = str(device) != "cpu"
+    if gpu and torch is None:
+        raise ValueError(f"[pack_weights] device is {str(device)!r}: weights of numpy are packed for 'cpu'")
+    if fp8_x and not gpu:
+        raise ValueError("[pack_weights] fp8_x is set and device is 'cpu': it is for GPUs; CPUs have linear's int8_x")
+    order = ("fragments8" if fp8_x else "fragments16") if gpu else "rows16"
     rows, columns = map(int, matrix.shape)
-    count = _heddle.lowbit_packed_bytes(matrix.format, rows, columns, gated)
+    count = _heddle.lowbit_packed_bytes(matrix.format, rows, columns, gated, order)
     if torch is None:
         memory = np.empty(count + 63, np.uint8)
         address = memory.ctypes.data
@@ -61,8 +72,8 @@ def pack(matrix: QuantizedTensor, *, gated: bool = False) -> PackedTensor:
         memory = torch.empty(count + 63, dtype=torch.uint8)
         address = memory.data_ptr()
     data = memory[-address % 64 :][:count]
-    _heddle.lowbit_pack(matrix._parts(), gated, data)
-    return PackedTensor(matrix.format, (rows, columns), gated, data)
+    _heddle.lowbit_pack(matrix._parts(), gated, order, data)
+    return PackedTensor(matrix.format, (rows, columns), gated, order, data.to(device) if gpu else data)
 
 
 def linear(
@@ -77,20 +88,22 @@ def linear(
     batch_invariant: bool = False,
     force: str = "",
 ) -> Any:
-    """activation(x @ W.T + bias) + residual, W decoded inside the product; on the CPU, without gradients.
+    """activation(x @ W.T + bias) + residual, W decoded inside the product; without gradients. On a GPU it runs on the
+    current stream and can be captured in a CUDA graph.
 
     Args:
-      x: [..., K], up to four dimensions; float32, float16 or, of torch, bfloat16; the last dimension contiguous.
-      weights: a PackedTensor of [N, K].
+      x: [..., K], up to four dimensions; float32, float16 or, of torch, bfloat16; the last dimension contiguous. On a
+        GPU float16 or bfloat16, rows one stride apart, K and N in multiples of 8.
+      weights: a PackedTensor of [N, K], on x's device.
       activation: one of ``ACTIVATIONS``. "swiglu" takes gated weights and gives N / 2 columns, silu(gate) * up.
       bias: [N], of x's dtype.
       residual: as the result, of x's dtype.
       out: where to write the result; may be the residual itself.
       int8_x: x is rounded to 8 bits, a scale for each row, and multiplied in integers: faster, and less exact. For nvfp4,
-        mxfp4, e2m1_row and int4.
+        mxfp4, e2m1_row and int4 on a CPU; on a GPU see ``pack``'s fp8_x.
       batch_invariant: a row's bits do not depend on how many rows x has. float32 and float16 promise it without; bfloat16
         is slower with it on processors that multiply it in pairs.
-      force: a candidate by name: "cpu" or "reference".
+      force: a candidate by name: "cpu", "reference", "sm90_w4a16" or "sm90_w4a8".
 
     Returns:
       [..., N] or [..., N / 2] of x's dtype; a numpy array or a torch tensor as x is.
@@ -111,8 +124,14 @@ def linear(
             raise ValueError(f"[linear_forward] x is {list(x.shape)} and weights have {columns} columns: x must be "
                              f"[..., {columns}]")  # fmt: skip
         shape = (*x.shape[:-1], rows // 2 if weights.gated else rows)
-        out = np.empty(shape, x.dtype) if torch is None else torch.empty(shape, dtype=x.dtype)
-    parts = (weights.format, rows, columns, weights.gated, weights.data)
-    x, bias, residual, y = plain(x), plain(bias), plain(residual), plain(out)
-    _heddle.linear_forward(x, parts, y, activation, bias, residual, int8_x, batch_invariant, force)
+        out = np.empty(shape, x.dtype) if torch is None else torch.empty(shape, dtype=x.dtype, device=x.device)
+    parts = (weights.format, rows, columns, weights.gated, weights.order, weights.data)
+    bias, residual, y = plain(bias), plain(residual), plain(out)
+    arguments = (parts, y, activation, bias, residual, int8_x, batch_invariant, force)
+    if torch is None:
+        _heddle.linear_forward(x, *arguments)
+    else:
+        from ._torch_ops import native
+
+        native(_heddle.linear_forward, plain(x), *arguments)
     return out

@@ -91,14 +91,15 @@ nb::tuple error(nb::handle weights, const nb::tuple& matrix, nb::handle row_sqnr
   return nb::make_tuple(found.sqnr, found.mean, found.max, found.max_row, found.max_column);
 }
 
-std::int64_t packed_bytes(const std::string& format, std::int64_t rows, std::int64_t columns, bool gated) {
-  return packed_storage(lowbit::format_named(format), rows, columns, gated).data.shape[0];
+std::int64_t packed_bytes(const std::string& format, std::int64_t rows, std::int64_t columns, bool gated,
+                          const std::string& order) {
+  return packed_storage(lowbit::format_named(format), rows, columns, gated, weight_order_named(order)).data.shape[0];
 }
 
-void pack(const nb::tuple& matrix, bool gated, nb::handle data) {
+void pack(const nb::tuple& matrix, bool gated, const std::string& order, nb::handle data) {
   Arguments arguments("pack_weights");
   const QuantizedMatrix from = matrix_of(arguments, matrix, false);
-  PackedWeights to = packed_storage(from.format, from.rows, from.columns, gated);
+  PackedWeights to = packed_storage(from.format, from.rows, from.columns, gated, weight_order_named(order));
   to.data = arguments.write(data, "data");
   nb::gil_scoped_release released;
   pack_weights(from, to);
@@ -149,8 +150,8 @@ void bind_lowbit(nb::module_& module) {
   module.def("lowbit_error", &error, nb::arg("weights").none(), nb::arg("matrix"), nb::arg("row_sqnr").none(),
              nb::arg("row_max").none());
   module.def("lowbit_packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
-             nb::arg("gated"));
-  module.def("lowbit_pack", &pack, nb::arg("matrix"), nb::arg("gated"), nb::arg("data"));
+             nb::arg("gated"), nb::arg("order"));
+  module.def("lowbit_pack", &pack, nb::arg("matrix"), nb::arg("gated"), nb::arg("order"), nb::arg("data"));
   nb::class_<lowbit::Checkpoint>(module, "Checkpoint")
       .def_static("open", &open_checkpoint, nb::arg("paths"), nb::arg("gptq_version"), nb::rv_policy::take_ownership)
       .def("layers", &stored_layers)

@@ -9,6 +9,7 @@
 
 #include "heddle/linear.h"
 #include "heddle/runtime.h"
+#include "lowbit/fragments.h"
 #include "lowbit/packed.h"
 
 namespace heddle {
@@ -31,7 +32,11 @@ struct LinearProblem {
   std::int64_t outputs = 0;  // columns of y: N, or N / 2
   DType dtype = DType::f32;  // of x, y, bias and residual
   Device device = Device::cpu;
-  lowbit::Panels weights;
+  lowbit::Format format;
+  WeightOrder order = WeightOrder::rows16;
+  lowbit::Panels weights;            // of that order
+  lowbit::FragmentLayout fragments;  // of another, and where they are
+  const std::byte* fragment_data = nullptr;
   RowsOf x, y, residual;            // residual.data: null if there is none
   const std::byte* bias = nullptr;  // [N], or null
   Activation activation = Activation::none;

@@ -79,6 +79,18 @@ void for_each_group(const Matrix& m, Visit visit) {
 
 }  // namespace
 
+FragmentLayout fragment_layout(WeightOrder order, std::int64_t rows, std::int64_t columns) {
+  constexpr std::int64_t kAlignment = 256;
+  const bool narrow = order == WeightOrder::fragments8;
+  FragmentLayout l;
+  l.row_blocks = blocks_of_rows(rows);
+  l.column_blocks = blocks_of_columns(columns);
+  l.blocks = (l.row_blocks * kBlockRows * 4 + kAlignment - 1) / kAlignment * kAlignment;
+  l.bytes = l.blocks + l.row_blocks * l.column_blocks *
+                           static_cast<std::int64_t>(narrow ? sizeof(FragmentBlock8) : sizeof(FragmentBlock));
+  return l;
+}
+
 void pack(const Matrix& m, bool gated, FragmentBlock* blocks, float* row_scales, Executor& executor) {
   constexpr int kLeast = -29,
                 kTop = 30;  // of 5 bits of exponent: the largest scale's, and how far below it others may be

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/lowbit_problem.h"
+#include "heddle/linear.h"
 #include "heddle/runtime.h"
 
 namespace heddle::lowbit {
@@ -47,15 +48,22 @@ static_assert(sizeof(FragmentBlock8) == 4352);
 constexpr std::int64_t blocks_of_rows(std::int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows; }
 constexpr std::int64_t blocks_of_columns(std::int64_t columns) { return (columns + kBlockColumns - 1) / kBlockColumns; }
 
+// Packed weights of such an order: a scale for each place of a row, f32 [row_blocks][64], then the blocks,
+// [row_blocks][column_blocks].
+struct FragmentLayout {
+  std::int64_t row_blocks = 0, column_blocks = 0, blocks = 0, bytes = 0;  // blocks: where they begin, bytes
+};
+FragmentLayout fragment_layout(WeightOrder order, std::int64_t rows, std::int64_t columns);
+
 // Which row of W stands where a kernel has row `place`. Gated: W's rows are gates and ups in turn; of 16 places the
 // first 8 have gates, the others the ups of the same outputs.
 constexpr std::int64_t row_at(std::int64_t place, bool gated) {
   return gated ? place / 16 * 16 + place % 8 * 2 + place % 16 / 8 : place;
 }
 
-// E2M1 formats: nvfp4, mxfp4 and e2m1_row. blocks: [blocks_of_rows][blocks_of_columns]. row_scales: f32, of
-// blocks_of_rows * 64 places; weights are code * scale * row scale. Exact, except that in mxfp4 a block whose scale is
-// less than 2^-29 of the row's largest becomes 0, and a scale that is NaN spoils its row. Scales are not negative.
+// E2M1 formats: nvfp4, mxfp4 and e2m1_row. Weights are code * scale * row scale. Exact, except that in mxfp4 a block
+// whose scale is less than 2^-29 of the row's largest becomes 0, and a scale that is NaN spoils its row. Scales are not
+// negative.
 void pack(const Matrix& matrix, bool gated, FragmentBlock* blocks, float* row_scales, Executor& executor);
 // mxfp4 and e2m1_row. Exact where the scales of a row span at most kMaxExponent binades; weights of smaller ones are
 // rounded to multiples of half the row scale.

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "cpu/linear.h"
+#include "cuda/linear.h"
 #include "ops/attention.h"
 #include "ops/linear_arguments.h"
 #include "reference/linear.h"
@@ -10,7 +11,8 @@
 namespace heddle {
 namespace {
 
-constexpr const LinearKernel* kCandidates[] = {&cpu::kLinear, &reference::kLinear};
+constexpr const LinearKernel* kCandidates[] = {&cpu::kLinear, &reference::kLinear, &cuda::kSm90LinearW4A16,
+                                               &cuda::kSm90LinearW4A8};
 
 struct NamedActivation {
   const char* name;

@@ -29,10 +29,22 @@ class LinearChecks {
 
   LinearProblem problem() const {
     LinearProblem p;
-    p.weights = checked_panels(check_, weights_, "weights");
+    check_packed(check_, weights_, "weights");
+    const bool for_cpu = weights_.order == WeightOrder::rows16;
+    check_.require(for_cpu == (weights_.device == Device::cpu), "weights are in order ", name_of(weights_.order),
+                   " on a ", for_cpu ? "GPU" : "CPU", ": order rows16 is for CPUs, the others are for GPUs");
+    p.format = weights_.format;
+    p.order = weights_.order;
+    if (for_cpu) {
+      p.weights = panels_of(weights_);
+    } else {
+      p.fragments = lowbit::fragment_layout(weights_.order, weights_.rows, weights_.columns);
+      p.fragment_data = static_cast<const std::byte*>(weights_.data.data);
+    }
     p.N = weights_.rows;
     p.K = weights_.columns;
     check_x();
+    p.device = x_.device;
     p.dtype = x_.dtype;
     p.x = rows_of(x_);
     p.M = count_of(p.x);
@@ -119,20 +131,22 @@ class LinearChecks {
 
 }  // namespace
 
-lowbit::Panels checked_panels(const Check& check, const PackedWeights& weights, const char* name) {
-  const PackedWeights wanted = packed_storage(weights.format, weights.rows, weights.columns, weights.gated);
-  check.require(weights.device == Device::cpu && weights.order == wanted.order, name,
-                " are not packed for the CPU: pack them with packed_storage()'s order");
+void check_packed(const Check& check, const PackedWeights& weights, const char* name) {
+  const PackedWeights wanted =
+      packed_storage(weights.format, weights.rows, weights.columns, weights.gated, weights.order);
   const std::string data = std::string(name) + ".data";
   check.require(weights.data.given(), data, " is missing: it must be uint8 ", wanted.data);
   check.require(weights.data.dtype == DType::u8, data, " is ", name_of(weights.data.dtype), ": it must be uint8");
   check.require(weights.data.device == weights.device, data, " is on another device than ", name, " say");
   check.require(weights.data.rank == 1 && weights.data.shape == wanted.data.shape, data, " is ", weights.data,
                 ": it must be ", wanted.data, " for ", lowbit::name_of(weights.format), " [", weights.rows, ", ",
-                weights.columns, "]");
+                weights.columns, "] in order ", name_of(weights.order));
   check.require(weights.data.contiguous(), data, " is not contiguous: it must be");
   check.addressable(weights.data, data.c_str());
   check.require(reinterpret_cast<std::uintptr_t>(weights.data.data) % 64 == 0, data, " must be aligned to 64 bytes");
+}
+
+lowbit::Panels panels_of(const PackedWeights& weights) {
   return {weights.format, lowbit::panel_layout(weights.format, weights.rows, weights.columns),
           static_cast<const std::uint8_t*>(weights.data.data)};
 }

@@ -10,7 +10,9 @@ namespace heddle {
 LinearProblem checked_linear_problem(const Check& check, const TensorView& x, const PackedWeights& weights,
                                      const TensorView& y, const LinearOptions& options);
 
-// `weights` against what packed_storage() says of it.
-lowbit::Panels checked_panels(const Check& check, const PackedWeights& weights, const char* name);
+// `weights.data` against what packed_storage() says of it.
+void check_packed(const Check& check, const PackedWeights& weights, const char* name);
+// Of order rows16, checked.
+lowbit::Panels panels_of(const PackedWeights& weights);
 
 }  // namespace heddle

@@ -18,7 +18,8 @@ namespace heddle::kit {
 class PackedMemory {
  public:
   explicit PackedMemory(const PackedWeights& described);
-  explicit PackedMemory(const lowbit::QuantizedMatrix& matrix, bool gated = false);
+  explicit PackedMemory(const lowbit::QuantizedMatrix& matrix, bool gated = false,
+                        WeightOrder order = WeightOrder::rows16);
 
   const PackedWeights& weights() const { return weights_; }
   PackedWeights& weights() { return weights_; }
@@ -40,6 +41,7 @@ struct LinearCase {
   Activation activation = Activation::none;
   bool bias = false, residual = false, in_place = false;  // in_place: y is the residual
   bool int8_x = false;
+  WeightOrder order = WeightOrder::rows16;  // fragments8: x is rounded to e4m3
   Layout layout = Layout::contiguous;
   std::uint32_t seed = 1;
 };
@@ -55,6 +57,8 @@ class LinearLayer {
   // Runs with the target in use; the verdict names the worst element and what else went wrong.
   Comparison run(const LinearOptions& options) const;
   Comparison run() const { return run(options()); }
+  // What a call has written, from output().
+  Comparison compare(const HostTensor& y) const;
 
   HostTensor x, bias, residual;
   QuantizedMemory quantized;

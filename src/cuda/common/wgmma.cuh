@@ -76,7 +76,6 @@ __device__ inline std::uint64_t unswizzled_columns(const void* shared, std::uint
 template <class T, int kN>
 struct Wgmma;
 
-#define HEDDLE_NH "%0, %1, %2, %3"
 #define HEDDLE_N0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define HEDDLE_N1 HEDDLE_N0 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define HEDDLE_N2 HEDDLE_N1 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -119,7 +118,6 @@ struct Wgmma;
 #define HEDDLE_N5H HEDDLE_N5 ", %48, %49, %50, %51"
 #define HEDDLE_N7H HEDDLE_N7 ", %64, %65, %66, %67"
 #define HEDDLE_H(i) "+f"(d[8 * (i)]), "+f"(d[8 * (i) + 1]), "+f"(d[8 * (i) + 2]), "+f"(d[8 * (i) + 3])
-#define HEDDLE_DH HEDDLE_H(0)
 #define HEDDLE_D3H HEDDLE_D3, HEDDLE_H(4)
 #define HEDDLE_D5H HEDDLE_D5, HEDDLE_H(6)
 #define HEDDLE_D7H HEDDLE_D7, HEDDLE_H(8)
@@ -178,9 +176,6 @@ HEDDLE_WGMMA_E4M3(104, 5H, 52, 53, 54, 55, 56, 57)
 HEDDLE_WGMMA_E4M3(128, 7, 64, 65, 66, 67, 68, 69)
 HEDDLE_WGMMA_E4M3(136, 7H, 68, 69, 70, 71, 72, 73)
 
-HEDDLE_WGMMA_16BIT(8, H, 4, 5, 6, 7, 8, 9, 10)
-HEDDLE_WGMMA_16BIT(16, 0, 8, 9, 10, 11, 12, 13, 14)
-HEDDLE_WGMMA_16BIT(32, 1, 16, 17, 18, 19, 20, 21, 22)
 HEDDLE_WGMMA_16BIT(48, 2, 24, 25, 26, 27, 28, 29, 30)
 HEDDLE_WGMMA_16BIT(64, 3, 32, 33, 34, 35, 36, 37, 38)
 HEDDLE_WGMMA_16BIT(96, 5, 48, 49, 50, 51, 52, 53, 54)

@@ -16,27 +16,22 @@ __device__ inline void barrier_init(Barrier& barrier, std::uint32_t arrivals) {
 // Makes barrier_init visible to the asynchronous proxy and to the other CTAs of a cluster.
 __device__ inline void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// Of the barrier at `address` in shared memory.
-__device__ inline void barrier_arrive_at(std::uint32_t address) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+__device__ inline void barrier_arrive(Barrier& barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&barrier)) : "memory");
 }
-__device__ inline void barrier_arrive(Barrier& barrier) { barrier_arrive_at(shared_address(&barrier)); }
 
 __device__ inline void barrier_arrive_expect(Barrier& barrier, std::uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes)
                : "memory");
 }
 
-__device__ inline bool barrier_try_wait_at(std::uint32_t address, std::uint32_t parity) {
+__device__ inline bool barrier_try_wait(Barrier& barrier, std::uint32_t parity) {
   std::uint32_t done;
   asm volatile("{\n .reg .pred p;\n mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
                : "=r"(done)
-               : "r"(address), "r"(parity)
+               : "r"(shared_address(&barrier)), "r"(parity)
                : "memory");
   return done != 0;
-}
-__device__ inline bool barrier_try_wait(Barrier& barrier, std::uint32_t parity) {
-  return barrier_try_wait_at(shared_address(&barrier), parity);
 }
 
 // Whether the phase of this parity has ended, without waiting at all.
@@ -50,12 +45,9 @@ __device__ inline bool barrier_test(Barrier& barrier, std::uint32_t parity) {
 }
 
 // Waits until the phase of this parity has ended.
-__device__ inline void barrier_wait_at(std::uint32_t address, std::uint32_t parity) {
-  while (!barrier_try_wait_at(address, parity)) {
-  }
-}
 __device__ inline void barrier_wait(Barrier& barrier, std::uint32_t parity) {
-  barrier_wait_at(shared_address(&barrier), parity);
+  while (!barrier_try_wait(barrier, parity)) {
+  }
 }
 
 // ---- Barriers among some of a CTA's threads

@@ -18,15 +18,15 @@ __device__ inline float silu(float x) { return x / (1.0f + __expf(-x)); }
 // x: of two blocks of tokens two rows, two tokens each.
 __device__ inline void activate(Activation activation, float (&x)[8]) {
   constexpr float kRootOfHalf = 0.70710678f, kTwoRootsOfTwoByPi = 1.59576912f;
-  if (activation == Activation::kRelu) {
+  if (activation == Activation::relu) {
     for_each(x, [](float y) { return fmaxf(y, 0.0f); });
-  } else if (activation == Activation::kGeluErf) {
+  } else if (activation == Activation::gelu_erf) {
     for_each(x, [](float y) { return 0.5f * y * (1.0f + erff(y * kRootOfHalf)); });
-  } else if (activation == Activation::kGeluTanh) {
+  } else if (activation == Activation::gelu_tanh) {
     for_each(x, [](float y) { return y / (1.0f + __expf(-kTwoRootsOfTwoByPi * (y + 0.044715f * y * y * y))); });
-  } else if (activation == Activation::kSilu) {
+  } else if (activation == Activation::silu) {
     for_each(x, silu);
-  } else if (activation == Activation::kSwiglu) {
+  } else if (activation == Activation::swiglu) {
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
 #pragma unroll
@@ -40,7 +40,7 @@ template <class T>
 __device__ inline float2 biases_of(const Output& out, int row) {
   if (out.bias == nullptr) return make_float2(0.0f, 0.0f);
   const T* const from = static_cast<const T*>(out.bias);
-  const bool gated = out.activation == Activation::kSwiglu;
+  const bool gated = out.activation == Activation::swiglu;
   const int first = gated ? row / 16 * 16 + 2 * (row % 16) : row, second = gated ? first + 1 : row + 8;
   const int rows = gated ? 2 * out.n : out.n;
   return make_float2(first < rows ? static_cast<float>(from[first]) : 0.0f,
@@ -70,7 +70,7 @@ class Epilogue {
   template <int kSums>
   __device__ __forceinline__ bool store(int token, int end, const float (&sums)[kSums]) const {
     if (token >= end) return false;  // one answer in the warp
-    const bool gated = out.activation == Activation::kSwiglu;
+    const bool gated = out.activation == Activation::swiglu;
     // Each lane copies 8 outputs of a token.
     const int token_of_lane = lane / 2, output = (gated ? first_row / 2 : first_row) + lane % 2 * 8;
     const bool mine = output < out.n && !(gated && lane % 2 == 1) && token + token_of_lane < end;

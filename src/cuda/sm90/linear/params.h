@@ -11,11 +11,8 @@ namespace heddle::cuda::sm90::linear {
 
 using lowbit::kBlockColumns, lowbit::kBlockRows;
 
-// kSwiglu: outputs are half as many as rows, silu(gate) * up. In each 16 rows the first 8 are gates, the others the ups
-// of the same outputs; output j has the bias's elements 2 j and 2 j + 1.
-enum class Activation { kNone, kRelu, kGeluErf, kGeluTanh, kSilu, kSwiglu };
-
-// y[m, n] = activation(row_scales[n] * token_scales[m] * sum + bias[n]) + residual[m, n]
+// y[m, n] = activation(row_scales[n] * token_scales[m] * sum + bias[n]) + residual[m, n]. swiglu: in each 16 rows the
+// first 8 are gates, the others the ups of the same outputs; output j has the bias's elements 2 j and 2 j + 1.
 struct Output {
   const float* row_scales;      // [N], rounded up to whole blocks
   const float* token_scales;    // [M], or null: 1

@@ -44,4 +44,12 @@ constexpr Plan plan_of(const TileShape& tile, std::int64_t m, std::int64_t row_b
   return plan;
 }
 
+// The same tiles, each of one CTA.
+constexpr Plan unshared(Plan plan, int multiprocessors) {
+  plan.shared_tiles = 0;
+  plan.partial_bytes = plan.mark_bytes = 0;
+  plan.grid = plan.tiles < multiprocessors ? plan.tiles : multiprocessors;
+  return plan;
+}
+
 }  // namespace heddle::cuda::sm90::linear

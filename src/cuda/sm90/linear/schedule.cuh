@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/common/ptx/barrier.cuh"
-#include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/ptx/flags.cuh"
 #include "cuda/sm90/linear/params.h"
 
 namespace heddle::cuda::sm90::linear {
@@ -118,35 +118,39 @@ __device__ inline void finish_shares(const Schedule& s, int group, Store store) 
 #pragma unroll
       for (int i = 0; i < kWords; ++i) x[i] = __ldcg(from + 128 * i);
     };
-    // The first two's of the next item are on their way while this one is finished.
-    float4 one[kWords], two[kWords];
+    // Of several items the first two's are asked for at once: what is on its way bounds the rate.
+    constexpr int kAtOnce = C::kConsumerRegisters > 200 ? 4 : 2;
     const int items = C::kRowBlocks * slices;
-    const auto load_two = [&](int item) {
-      load(first, item, one);
-      if (count > 1) load(first + 1, item, two);
-    };
-    for (float4& x : two) x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (items > 0) load_two(0);
 #pragma unroll 1
-    for (int item = 0; item < items; ++item) {
-      float sums[kSliceSums<C>];
-      const auto add = [&](const float4(&x)[kWords]) {
+    for (int begin = 0; begin < items; begin += kAtOnce) {
+      float4 one[kAtOnce][kWords], two[kAtOnce][kWords];
 #pragma unroll
-        for (int i = 0; i < kWords; ++i) {
-          sums[4 * i] += x[i].x, sums[4 * i + 1] += x[i].y, sums[4 * i + 2] += x[i].z, sums[4 * i + 3] += x[i].w;
-        }
-      };
-#pragma unroll
-      for (float& x : sums) x = 0.0f;
-      add(one), add(two);
-#pragma unroll 4
-      for (int other = first + 2; other < first + count; ++other) {
-        float4 x[kWords];
-        load(other, item, x);
-        add(x);
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int item = min(begin + i, items - 1);
+        load(first, item, one[i]);
+        load(first + min(1, count - 1), item, two[i]);
       }
-      if (item + 1 < items) load_two(item + 1);
-      store(tile, item / slices, first_slice + item % slices * count, sums);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int item = begin + i;
+        if (item >= items) break;
+        float sums[kSliceSums<C>] = {};
+        const auto add = [&](const float4(&x)[kWords]) {
+#pragma unroll
+          for (int j = 0; j < kWords; ++j) {
+            sums[4 * j] += x[j].x, sums[4 * j + 1] += x[j].y, sums[4 * j + 2] += x[j].z, sums[4 * j + 3] += x[j].w;
+          }
+        };
+        add(one[i]);
+        if (count > 1) add(two[i]);
+#pragma unroll 4
+        for (int other = first + 2; other < first + count; ++other) {
+          float4 x[kWords];
+          load(other, item, x);
+          add(x);
+        }
+        store(tile, item / slices, first_slice + item % slices * count, sums);
+      }
     }
   }
 }

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/ptx/shared.cuh"
 #include "lowbit/fragments.h"
 
 namespace heddle::cuda::sm90::linear_w4a16 {

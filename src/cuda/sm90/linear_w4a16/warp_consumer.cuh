@@ -14,13 +14,13 @@ class WarpConsumer {
   __device__ WarpConsumer(SharedMemory<C>& memory, int row_group, int column_group) {
     const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32, token = lane % 8;
     const std::uint32_t block = ptx::shared_address(&memory.weights[0][row_group * C::kRowBlocks][column_group]);
-    codes = pinned(block + codes_at(thread));
-    scales = pinned(block + scales_at(thread));
+    codes = ptx::pinned(block + codes_at(thread));
+    scales = ptx::pinned(block + scales_at(thread));
     // Lanes 8 i to 8 i + 7 name the rows of matrix i, 8 tokens by 8 columns: in a row of the swizzle piece i for the
     // first two of four steps, and the one with a bit changed for the others.
-    x = pinned(ptx::shared_address(memory.x[0][C::kBlockPanels * column_group]) + token * 128 +
-               ((lane / 8) ^ token) * 16);
-    ready = pinned(ptx::shared_address(memory.ready));
+    x = ptx::pinned(ptx::shared_address(memory.x[0][C::kBlockPanels * column_group]) + token * 128 +
+                    ((lane / 8) ^ token) * 16);
+    ready = ptx::pinned(ptx::shared_address(memory.ready));
     static_assert(sizeof(memory.ready) == C::kStages * sizeof(ptx::Barrier));  // and free lies behind it
   }
 
@@ -66,12 +66,6 @@ class WarpConsumer {
     HalfBlock weights[C::kRowBlocks];
     std::uint32_t x[2][C::kTokens / 8][4];  // of two steps each
   };
-
-  // Keeps it in a register, where the compiler would compute it again each time.
-  static __device__ std::uint32_t pinned(std::uint32_t address) {
-    asm volatile("" : "+r"(address));
-    return address;
-  }
 
   __device__ __forceinline__ void load(int half, Half& to) const {
     constexpr int kStageWeights = C::kTileBlocks * C::kUnitBlocks * sizeof(typename C::WeightBlock);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/common/ptx/barrier.cuh"
-#include "cuda/common/wgmma.cuh"
+#include "cuda/common/wgmma_narrow.cuh"
 #include "cuda/sm90/linear/producer.cuh"
 #include "cuda/sm90/linear_w4a16/config.h"
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 
 namespace heddle::cuda::sm90::linear_w4a8 {
@@ -16,11 +17,14 @@ __device__ inline float larger(float x, float y) {
   return most;
 }
 
-// One block a row. x: [M, columns], rows `stride` elements apart and aligned to 16 bytes; columns: a multiple of 16.
-// to: [M, columns], contiguous. scales: [M]; NaN where a row is not finite, which spoils the row of y as it should.
+// One block a row. x: [M, columns], rows `stride` elements apart and aligned to 16 bytes; columns: a multiple of 8.
+// to: [M, pitch], zeros behind the columns. scales: [M]; NaN where a row is not finite, which spoils the row of y as it
+// should.
 template <class T>
 __global__ void __launch_bounds__(kQuantizeThreads)
-    quantize_rows_kernel(const T* x, std::int64_t stride, int columns, std::uint8_t* to, float* scales) {
+    quantize_rows_kernel(const T* x, std::int64_t stride, int columns, int pitch, std::uint8_t* to, float* scales) {
+  let_next_grid_start();
+  wait_for_previous_grid();
   constexpr float kLargest = 448.0f;
   constexpr int kPiece = 8;
   __shared__ float of_warp[kQuantizeThreads / 32];
@@ -48,7 +52,7 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   const bool finite = largest < INFINITY;
   if (thread == 0) scales[row] = finite ? largest / kLargest : NAN;
   const float factor = finite && largest > 0.0f ? fminf(kLargest / largest, 3.0e38f) : 0.0f;  // not infinite
-  uint2* const out = reinterpret_cast<uint2*>(to + row * columns);
+  uint2* const out = reinterpret_cast<uint2*>(to + row * pitch);
 #pragma unroll 4
   for (int i = thread; i < pieces; i += kQuantizeThreads) {
     const uint4 words = from[i];
@@ -57,6 +61,7 @@ __global__ void __launch_bounds__(kQuantizeThreads)
     out[i] = make_uint2(ptx::pack4_e4m3(a.x * factor, a.y * factor, b.x * factor, b.y * factor),
                         ptx::pack4_e4m3(c.x * factor, c.y * factor, d.x * factor, d.y * factor));
   }
+  for (int i = pieces + thread; i < pitch / kPiece; i += kQuantizeThreads) out[i] = make_uint2(0, 0);
 }
 
 }  // namespace heddle::cuda::sm90::linear_w4a8
