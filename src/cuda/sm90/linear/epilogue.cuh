@@ -126,23 +126,15 @@ class Epilogue {
   const float2 biases;
 };
 
-// What a warpgroup does with the sums of a part: all of a tile's, or some that others have more of.
+// What a warpgroup does with the sums of part `n`: all of a tile's, or some that others have more of.
 template <class C, class Shared>
 __device__ __forceinline__ void finish(const Output& out, const Schedule& s, Shared& shared, int n, int group,
                                        const Sums<C>& sums) {
-  const int shared_tiles = shared_parts(s, this_cta());
-  auto& staging = shared.staging[group * 4 + this_thread() / 32];
-  if (n < shared_tiles) {
+  if (n < shared_parts(s, this_cta())) {
     leave_partials<C>(s, n, group, sums);
-    if (n + 1 < shared_tiles) return;
-    finish_shares<C>(s, group, [&](int tile, int block, int slice, const float(&x)[kSliceSums<C>]) {
-      const int row_block = tile % s.row_tiles * C::kTileBlocks + group * C::kRowBlocks + block;
-      if (row_block >= s.row_blocks) return;
-      const int token = tile / s.row_tiles * C::kTokens;
-      Epilogue<C>(out, row_block, staging).store(token + 16 * slice, min(out.m, token + C::kTokens), x);
-    });
     return;
   }
+  auto& staging = shared.staging[group * 4 + this_thread() / 32];
   const Part part = part_of<C>(s, recomputed(n));
 #pragma unroll
   for (int block = 0; block < C::kRowBlocks; ++block) {
@@ -158,6 +150,19 @@ __device__ __forceinline__ void finish(const Output& out, const Schedule& s, Sha
       if (!epilogue.store(part.token + 16 * slice, end, x)) break;
     }
   }
+}
+
+// After all parts, when what others have left is long there.
+template <class C, class Shared>
+__device__ __forceinline__ void finish_shared(const Output& out, const Schedule& s, Shared& shared, int group) {
+  if (s.shared_tiles == 0) return;
+  auto& staging = shared.staging[group * 4 + this_thread() / 32];
+  finish_shares<C>(s, group, [&](int tile, int block, int slice, const float(&x)[kSliceSums<C>]) {
+    const int row_block = tile % s.row_tiles * C::kTileBlocks + group * C::kRowBlocks + block;
+    if (row_block >= s.row_blocks) return;
+    const int token = tile / s.row_tiles * C::kTokens;
+    Epilogue<C>(out, row_block, staging).store(token + 16 * slice, min(out.m, token + C::kTokens), x);
+  });
 }
 
 }  // namespace heddle::cuda::sm90::linear

@@ -87,8 +87,7 @@ __device__ inline void leave_partials(const Schedule& s, int part, int group, co
       __stcg(to, make_float4(x[0], x[1], x[2], x[3]));
     }
   }
-  __threadfence();
-  ptx::barrier_sync(1 + group, 128);
+  ptx::barrier_sync(1 + group, 128);  // the release covers what others have written before it
   if (thread < kSlices<C>) ptx::store_release(marks_of<C>(s, cta, part, group) + thread, s.mark);
 }
 

@@ -38,12 +38,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_w4a16_kernel(const __gr
 #pragma unroll 1
     for (int n = 0;; ++n) {
       const linear::Part part = linear::part_of<C>(p.schedule, n);
-      if (part.begin == part.end) return;
+      if (part.begin == part.end) break;
       linear::Sums<C> sums;
       consumer.multiply(part.end - part.begin, sums);
-      if (gather(shared, n, row, column, sums))
+      if (gather(shared, n, row, column, sums)) {
         linear::finish<C>(p.out, p.schedule, shared, linear::recomputed(n), row, sums);
+      }
     }
+    if (column == 0) linear::finish_shared<C>(p.out, p.schedule, shared, row);
   }
 }
 

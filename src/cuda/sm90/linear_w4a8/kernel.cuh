@@ -35,11 +35,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_w4a8_kernel(const __gri
 #pragma unroll 1
     for (int n = 0;; ++n) {
       const linear::Part part = linear::part_of<C>(p.schedule, n);
-      if (part.begin == part.end) return;
+      if (part.begin == part.end) break;
       linear::Sums<C> sums;
       consumer.multiply(part.end - part.begin, sums);
       linear::finish<C>(p.out, p.schedule, shared, linear::recomputed(n), group, sums);
     }
+    linear::finish_shared<C>(p.out, p.schedule, shared, group);
   }
 }
 
