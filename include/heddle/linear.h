@@ -1,6 +1,6 @@
-// Linear layers whose weights are quantised: y = activation(x W^T + bias) + residual, W decoded inside the product.
-// Weights are packed once, on load, into the order that a device's kernels read; docs/linear.md says what results
-// promise and what they cost.
+// Linear layers whose weights are quantised: y = activation(norm(x) W^T + bias) + residual, W decoded inside the
+// product, and their gradients, of all but W. Weights are packed once, on load, into the order that a device's kernels
+// read; docs/linear.md says what results promise and what they cost.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,14 @@ enum class Activation : std::uint8_t {
 Activation activation_named(std::string_view name);
 const char* name_of(Activation activation);
 
+// What is done to each row of x before the product: in f64, the result rounded to f32.
+//   layer_norm   (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
+//   rms_norm     x / sqrt(mean(x^2) + eps) * weight
+enum class Norm : std::uint8_t { none, layer_norm, rms_norm };
+// "none", "layer_norm", "rms_norm"; Error, listing them, for another.
+Norm norm_named(std::string_view name);
+const char* name_of(Norm norm);
+
 // The order of packed weights.
 enum class WeightOrder : std::uint8_t {
   rows16,  // for CPUs, of every instruction set: 16 rows interleaved
@@ -55,6 +63,10 @@ struct LinearOptions {
   Activation activation = Activation::none;
   TensorView bias;      // [N], of x's dtype, contiguous
   TensorView residual;  // as y; may be y itself
+  Norm norm = Norm::none;
+  TensorView norm_weight;  // [K], of x's dtype, contiguous; not given: ones
+  TensorView norm_bias;    // the same, for layer_norm only; not given: zeros
+  float norm_eps = 1e-5f;  // finite, >= 0
   // x is rounded to 8 bits, a row's largest number being 127 of its scale, and multiplied in integers: faster and, with
   // x in 8 bits, less exact. For formats whose codes are integers or halves: nvfp4, mxfp4, e2m1_row and int4.
   bool int8_x = false;

@@ -12,6 +12,8 @@ from ._lowbit_tensor import QuantizedTensor, kind, plain
 
 #: What ``linear`` may apply to its sums.
 ACTIVATIONS: tuple[str, ...] = ("none", "relu", "gelu_erf", "gelu_tanh", "silu", "swiglu")
+#: What it may do to each row of x before the product.
+NORMS: tuple[str, ...] = ("none", "layer_norm", "rms_norm")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +74,16 @@ def linear(
     activation: str = "none",
     bias: Any = None,
     residual: Any = None,
+    norm: str = "none",
+    norm_weight: Any = None,
+    norm_bias: Any = None,
+    eps: float = 1e-5,
     out: Any = None,
     int8_x: bool = False,
     batch_invariant: bool = False,
     force: str = "",
 ) -> Any:
-    """activation(x @ W.T + bias) + residual, W decoded inside the product; on the CPU, without gradients.
+    """activation(norm(x) @ W.T + bias) + residual, W decoded inside the product; on the CPU, without gradients.
 
     Args:
       x: [..., K], up to four dimensions; float32, float16 or, of torch, bfloat16; the last dimension contiguous.
@@ -85,6 +91,9 @@ def linear(
       activation: one of ``ACTIVATIONS``. "swiglu" takes gated weights and gives N / 2 columns, silu(gate) * up.
       bias: [N], of x's dtype.
       residual: as the result, of x's dtype.
+      norm: one of ``NORMS``, applied to each row of x before the product, once a row.
+      norm_weight, norm_bias: [K], of x's dtype; ones and zeros if None. The bias is layer_norm's only.
+      eps: added to the row's variance, or its mean square.
       out: where to write the result; may be the residual itself.
       int8_x: x is rounded to 8 bits, a scale for each row, and multiplied in integers: faster, and less exact. For nvfp4,
         mxfp4, e2m1_row and int4.
@@ -101,7 +110,8 @@ def linear(
     """
     torch = kind(x, "linear_forward", "x")
     if torch is not None and torch.is_grad_enabled():
-        for name, tensor in (("x", x), ("bias", bias), ("residual", residual)):
+        tensors = {"x": x, "bias": bias, "residual": residual, "norm_weight": norm_weight, "norm_bias": norm_bias}
+        for name, tensor in tensors.items():
             if tensor is not None and tensor.requires_grad:
                 raise RuntimeError(f"[linear_forward] {name} requires a gradient, which this operation does not have: "
                                    "call it under torch.no_grad()")  # fmt: skip
@@ -113,6 +123,7 @@ def linear(
         shape = (*x.shape[:-1], rows // 2 if weights.gated else rows)
         out = np.empty(shape, x.dtype) if torch is None else torch.empty(shape, dtype=x.dtype)
     parts = (weights.format, rows, columns, weights.gated, weights.data)
-    x, bias, residual, y = plain(x), plain(bias), plain(residual), plain(out)
-    _heddle.linear_forward(x, parts, y, activation, bias, residual, int8_x, batch_invariant, force)
+    options = (activation, plain(bias), plain(residual), norm, plain(norm_weight), plain(norm_bias), eps, int8_x,
+               batch_invariant, force)  # fmt: skip
+    _heddle.linear_forward(plain(x), parts, plain(out), options)
     return out

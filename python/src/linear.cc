@@ -24,39 +24,44 @@ PackedWeights packed_of(Arguments& arguments, const nb::tuple& parts) {
   return packed;
 }
 
-struct Call {
-  TensorView x;
-  PackedWeights weights;
+// The options as heddle._lowbit_linear packs them: activation, bias, residual, norm, norm_weight, norm_bias, norm_eps,
+// int8_x, batch_invariant, force.
+LinearOptions options_of(Arguments& arguments, const nb::tuple& items) {
+  if (items.size() != 10) throw Error("[linear] options must be a tuple of 10 items");
   LinearOptions options;
-
-  Call(Arguments& arguments, nb::handle from, const nb::tuple& packed, const std::string& activation, nb::handle bias,
-       nb::handle residual, bool int8_x, bool batch_invariant, const std::string& force)
-      : x(arguments.read(from, "x")), weights(packed_of(arguments, packed)) {
-    options.activation = activation_named(activation);
-    options.bias = arguments.read(bias, "bias");
-    options.residual = arguments.read(residual, "residual");
-    options.int8_x = int8_x;
-    options.batch_invariant = batch_invariant;
-    options.force = force;
+  std::string activation, norm;
+  if (!nb::try_cast(items[0], activation)) throw Error("[linear] activation is no string");
+  if (!nb::try_cast(items[3], norm)) throw Error("[linear] norm is no string");
+  if (!nb::try_cast(items[6], options.norm_eps)) throw Error("[linear] norm_eps is no number");
+  if (!nb::try_cast(items[7], options.int8_x) || !nb::try_cast(items[8], options.batch_invariant)) {
+    throw Error("[linear] int8_x and batch_invariant must be bool");
   }
-};
+  if (!nb::try_cast(items[9], options.force)) throw Error("[linear] force is no string");
+  options.activation = activation_named(activation);
+  options.bias = arguments.read(items[1], "bias");
+  options.residual = arguments.read(items[2], "residual");
+  options.norm = norm_named(norm);
+  options.norm_weight = arguments.read(items[4], "norm_weight");
+  options.norm_bias = arguments.read(items[5], "norm_bias");
+  return options;
+}
 
-void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const std::string& activation, nb::handle bias,
-             nb::handle residual, bool int8_x, bool batch_invariant, const std::string& force) {
+void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const nb::tuple& items) {
   Arguments arguments("linear_forward");
-  const Call call(arguments, x, packed, activation, bias, residual, int8_x, batch_invariant, force);
+  const TensorView from = arguments.read(x, "x");
+  const PackedWeights weights = packed_of(arguments, packed);
+  const LinearOptions options = options_of(arguments, items);
   const TensorView to = arguments.write(y, "y");
   nb::gil_scoped_release released;
-  const Scratch scratch(linear_forward_workspace(call.x, call.weights, call.options));
-  linear_forward(call.x, call.weights, to, call.options, scratch);
+  const Scratch scratch(linear_forward_workspace(from, weights, options));
+  linear_forward(from, weights, to, options, scratch);
 }
 
 }  // namespace
 
 void bind_linear(nb::module_& module) {
   module.def("linear_forward", &forward, nb::arg("x").none(), nb::arg("weights"), nb::arg("y").none(),
-             nb::arg("activation"), nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("int8_x"),
-             nb::arg("batch_invariant"), nb::arg("force"));
+             nb::arg("options"));
 }
 
 }  // namespace heddle::python

@@ -26,6 +26,13 @@ struct RowsOf {
   }
 };
 
+// The norm in front of the product.
+struct RowNorm {
+  Norm kind = Norm::none;
+  double eps = 0;
+  const std::byte *weight = nullptr, *bias = nullptr;  // [K] of x's dtype; null: ones, zeros
+};
+
 struct LinearProblem {
   std::int64_t M = 0, N = 0, K = 0;
   std::int64_t outputs = 0;  // columns of y: N, or N / 2
@@ -35,6 +42,7 @@ struct LinearProblem {
   RowsOf x, y, residual;            // residual.data: null if there is none
   const std::byte* bias = nullptr;  // [N], or null
   Activation activation = Activation::none;
+  RowNorm norm;
   bool int8_x = false, batch_invariant = false;
 };
 
@@ -47,6 +55,7 @@ struct LinearKernel {
   double (*estimate)(const LinearProblem&, int workers);  // seconds
   std::size_t (*workspace)(const LinearProblem&, int workers);
   void (*launch)(const LinearProblem&, const Runtime&);  // runtime.executor and workspace are set and large enough
+  bool norms = false;                                    // takes a norm in front of the product
 };
 
 }  // namespace heddle

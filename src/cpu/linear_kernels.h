@@ -35,9 +35,19 @@ struct LinearTask {
       nullptr;  // rows [m_begin, ..): f32, pairs: bf16; [m_count up to eights][layout.columns], zeros beyond
 };
 
+// A norm in front of the product, its parameters widened.
+struct NormParameters {
+  Norm kind = Norm::none;
+  double eps = 0;
+  const float *weight = nullptr, *bias = nullptr;  // [K]; null: ones, zeros
+};
+
 struct LinearKernels {
   std::size_t (*scratch)();  // bytes of one task
   void (*forward)(const LinearProblem&, const LinearTask&, std::byte* scratch);
+  // The norm of one row, written as f32 or bf16.
+  void (*norm_row)(const NormParameters&, const std::byte* x, DType dtype, std::int64_t K, std::byte* to,
+                   DType to_dtype);
 };
 
 }  // namespace heddle::cpu

@@ -31,6 +31,7 @@
 #include "cpu/lowbit_search-inl.h"
 #include "cpu/lowbit_encode-inl.h"
 #include "cpu/lowbit_decode-inl.h"
+#include "cpu/linear_norm-inl.h"
 #include "cpu/linear_codes-inl.h"
 #include "cpu/linear_products-inl.h"
 #include "cpu/linear_int8-inl.h"
@@ -65,7 +66,7 @@ const Kernels kKernels = {
     .bias_gradient = BiasGradient,
     .model_rows = kRowKernels,
     .lowbit = {.largest = LargestWeight, .encode = EncodeRow, .decode = DecodeRow},
-    .linear = {.scratch = LinearScratch, .forward = LinearForward},
+    .linear = {.scratch = LinearScratch, .forward = LinearForward, .norm_row = NormRow},
 };
 
 }  // namespace heddle::cpu::HEDDLE_TARGET

@@ -20,9 +20,15 @@ constexpr NamedActivation kActivations[] = {{"none", Activation::none},         
                                             {"gelu_erf", Activation::gelu_erf}, {"gelu_tanh", Activation::gelu_tanh},
                                             {"silu", Activation::silu},         {"swiglu", Activation::swiglu}};
 
+constexpr struct {
+  const char* name;
+  Norm norm;
+} kNorms[] = {{"none", Norm::none}, {"layer_norm", Norm::layer_norm}, {"rms_norm", Norm::rms_norm}};
+
 // Why a candidate may not run for this call; empty if it may.
 std::string refusal(const LinearKernel& kernel, const LinearProblem& problem, const std::string& force) {
   if (kernel.device != problem.device) return "it runs on another device than the tensors are on";
+  if (problem.norm.kind != Norm::none && !kernel.norms) return "it has no norm in front of the product";
   if (std::string reason = kernel.supports(problem); !reason.empty()) return reason;
   if (!force.empty()) return force == kernel.name ? "" : "another candidate was asked for by name";
   return kernel.automatic ? "" : "it runs only when it is asked for by name";
@@ -69,6 +75,22 @@ const char* name_of(Activation activation) {
   return "unknown";
 }
 
+Norm norm_named(std::string_view name) {
+  std::string known;
+  for (const auto& named : kNorms) {
+    if (name == named.name) return named.norm;
+    known += (known.empty() ? "" : ", ") + std::string(named.name);
+  }
+  throw Error(text("[linear] norm is '", name, "': it must be one of ", known));
+}
+
+const char* name_of(Norm norm) {
+  for (const auto& named : kNorms) {
+    if (norm == named.norm) return named.name;
+  }
+  return "unknown";
+}
+
 void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
                     const LinearOptions& options, const Runtime& given) {
   const Check check("linear_forward");
@@ -103,7 +125,8 @@ std::vector<Candidate> explain_linear(const TensorView& x, const PackedWeights& 
     c.name = kernel->name;
     c.method = kernel->method;
     c.reason = refusal(*kernel, problem, options.force);
-    c.supported = kernel->device == problem.device && kernel->supports(problem).empty();
+    c.supported = kernel->device == problem.device && (problem.norm.kind == Norm::none || kernel->norms) &&
+                  kernel->supports(problem).empty();
     if (!c.supported) continue;
     c.seconds = kernel->estimate(problem, workers);
     c.workspace = kernel->workspace(problem, workers);

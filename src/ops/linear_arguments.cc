@@ -1,5 +1,7 @@
 #include "ops/linear_arguments.h"
 
+#include <cmath>
+
 #include "core/overlap.h"
 #include "lowbit/formats.h"
 
@@ -49,7 +51,8 @@ class LinearChecks {
       apart("weights.data", weights_.data);
       p.y = rows_of(y_);
     }
-    if (options_.bias.given()) p.bias = bias(p.N);
+    if (options_.bias.given()) p.bias = vector(options_.bias, "bias", "[N]", p.N);
+    p.norm = norm();
     if (options_.residual.given()) p.residual = residual(p.outputs);
     p.int8_x = options_.int8_x;
     check_.require(!p.int8_x || lowbit::has_integers(weights_.format), "int8_x is set and weights are ",
@@ -90,13 +93,30 @@ class LinearChecks {
     check_.require(!may_share_memory(y_, read), "y shares memory with ", name);
   }
 
-  const std::byte* bias(std::int64_t N) const {
-    const TensorView& bias = options_.bias;
-    check_.tensor(bias, "bias", x_.dtype, x_.device, 1, "x");
-    check_.require(bias.shape[0] == N, "bias is ", bias, ": it must be [N] = [", N, "]");
-    check_.require(N <= 1 || bias.stride[0] == 1, "bias has stride ", bias.stride[0], ": it must be contiguous");
-    if (y_.given()) apart("bias", bias);
-    return static_cast<const std::byte*>(bias.data);
+  const std::byte* vector(const TensorView& given, const char* name, const char* shape, std::int64_t count) const {
+    check_.tensor(given, name, x_.dtype, x_.device, 1, "x");
+    check_.require(given.shape[0] == count, name, " is ", given, ": it must be ", shape, " = [", count, "]");
+    check_.require(count <= 1 || given.stride[0] == 1, name, " has stride ", given.stride[0],
+                   ": it must be contiguous");
+    if (y_.given()) apart(name, given);
+    return static_cast<const std::byte*>(given.data);
+  }
+
+  RowNorm norm() const {
+    RowNorm norm;
+    norm.kind = options_.norm;
+    norm.eps = static_cast<double>(options_.norm_eps);
+    const bool none = norm.kind == Norm::none;
+    check_.require(norm.kind <= Norm::rms_norm, "norm is ", static_cast<int>(norm.kind), ": it is none of the norms");
+    check_.require(!none || !options_.norm_weight.given(), "norm_weight is given and norm is none");
+    check_.require(norm.kind == Norm::layer_norm || !options_.norm_bias.given(), "norm_bias is given and norm is ",
+                   name_of(norm.kind), ": only layer_norm has one");
+    check_.require(none || (norm.eps >= 0 && std::isfinite(norm.eps)), "norm_eps is ", norm.eps,
+                   ": it must be finite and not negative");
+    const std::int64_t K = weights_.columns;
+    if (options_.norm_weight.given()) norm.weight = vector(options_.norm_weight, "norm_weight", "[K]", K);
+    if (options_.norm_bias.given()) norm.bias = vector(options_.norm_bias, "norm_bias", "[K]", K);
+    return norm;
   }
 
   RowsOf residual(std::int64_t width) const {

@@ -26,11 +26,31 @@ double activated(Activation activation, double x) {
   }
 }
 
-// x[m], as it is multiplied.
-std::vector<double> row_of(const LinearProblem& p, std::int64_t m) {
-  std::vector<float> x(static_cast<std::size_t>(p.K));
+// x[m] after its norm.
+std::vector<double> normed_row(const LinearProblem& p, std::int64_t m) {
+  std::vector<double> x(static_cast<std::size_t>(p.K));
   for (std::int64_t k = 0; k < p.K; ++k) x[static_cast<std::size_t>(k)] = load_element(p.x.row(m), p.dtype, k);
-  if (!p.int8_x) return {x.begin(), x.end()};
+  if (p.norm.kind == Norm::none) return x;
+  const auto count = static_cast<double>(p.K);
+  double mean = 0, squares = 0;
+  if (p.norm.kind == Norm::layer_norm) {
+    for (const double value : x) mean += value / count;
+  }
+  for (const double value : x) squares += (value - mean) * (value - mean);
+  for (std::int64_t k = 0; k < p.K; ++k) {
+    double& value = x[static_cast<std::size_t>(k)];
+    value = (value - mean) / std::sqrt(squares / count + p.norm.eps);
+    if (p.norm.weight != nullptr) value *= load_element(p.norm.weight, p.dtype, k);
+    if (p.norm.bias != nullptr) value += load_element(p.norm.bias, p.dtype, k);
+  }
+  return x;
+}
+
+// x[m], as it is multiplied: with int8_x, the f32 nearest to it is rounded.
+std::vector<double> row_of(const LinearProblem& p, std::int64_t m) {
+  const std::vector<double> normed = normed_row(p, m);
+  if (!p.int8_x) return normed;
+  const std::vector<float> x(normed.begin(), normed.end());
   std::vector<std::int8_t> q(x.size());
   const double scale = round_to_int8(x.data(), p.K, q.data());
   std::vector<double> row(q.begin(), q.end());
@@ -78,6 +98,7 @@ const LinearKernel kLinear = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .norms = true,
 };
 
 }  // namespace heddle::reference

@@ -40,6 +40,10 @@ struct LinearCase {
   Activation activation = Activation::none;
   bool bias = false, residual = false, in_place = false;  // in_place: y is the residual
   bool int8_x = false;
+  Norm norm = Norm::none;
+  bool norm_weight = true, norm_bias = true;  // the bias of layer_norm only
+  float norm_eps = 1e-5f;
+  double x_mean = 0;  // what is added to every x
   Layout layout = Layout::contiguous;
   std::uint32_t seed = 1;
 };
@@ -56,12 +60,13 @@ class LinearLayer {
   Comparison run(const LinearOptions& options) const;
   Comparison run() const { return run(options()); }
 
-  HostTensor x, bias, residual;
+  HostTensor x, bias, residual, norm_weight, norm_bias;
   QuantizedMemory quantized;
   PackedMemory packed;
 
  private:
   void compute();
+  std::vector<double> normed(std::int64_t m, bool plain) const;
 
   LinearCase c_;
   std::int64_t M_ = 1, outputs_ = 0;

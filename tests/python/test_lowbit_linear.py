@@ -76,6 +76,26 @@ def test_rows_in_8_bits():
     assert np.abs(y - expected).max() < 1e-5 * np.abs(expected).max() and not np.array_equal(y, lowbit.linear(x, p))
 
 
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_in_front(norm, dtype):
+    q = lowbit.quantize(torch.from_numpy(normal(48, 96)) / 10, "int8_row")
+    p, x = lowbit.pack(q), torch.from_numpy(normal(3, 20, 96) + 5).to(dtype)
+    weight, bias = (torch.from_numpy(normal(96)).to(dtype) for _ in range(2))
+    xd, wd = x.double(), weight.double()
+    if norm == "layer_norm":
+        rows = torch.nn.functional.layer_norm(xd, (96,), wd, bias.double(), 1e-3)
+        parameters = {"norm_weight": weight, "norm_bias": bias}
+    else:
+        rows, parameters = torch.nn.functional.rms_norm(xd, (96,), wd, 1e-3), {"norm_weight": weight}
+    y = lowbit.linear(x, p, norm=norm, eps=1e-3, **parameters)
+    expected = rows @ q.dequantize().double().T
+    assert y.dtype == dtype and (y - expected).abs().max() <= max(2e-6, torch.finfo(dtype).eps * expected.abs().max())
+    plain = lowbit.linear(x.float().numpy(), lowbit.pack(lowbit.quantize(q.dequantize().numpy(), "int8_row")), norm=norm)
+    rows = torch.nn.functional.layer_norm(xd, (96,)) if norm == "layer_norm" else xd / (xd**2).mean(-1, True).add(1e-5).sqrt()
+    assert np.abs(plain - (rows @ q.dequantize().double().T).numpy()).max() < 1e-5
+
+
 def test_gradients_are_refused_and_not_lost():
     p = lowbit.pack(lowbit.quantize(torch.from_numpy(normal(16, 32)), "mxfp4"))
     x = torch.ones(2, 32, requires_grad=True)
@@ -103,6 +123,12 @@ def test_refusals():
         ("int8_x is set and weights are nf4",
          lambda: lowbit.linear(normal(2, 64), lowbit.pack(lowbit.quantize(normal(16, 64), "nf4")), int8_x=True)),
         (r"bias is \[15\]: it must be \[N\] = \[16\]", lambda: lowbit.linear(x, p, bias=normal(15))),
+        ("norm is 'batch': it must be one of none, layer_norm, rms_norm", lambda: lowbit.linear(x, p, norm="batch")),
+        (r"norm_weight is \[31\]: it must be \[K\] = \[32\]",
+         lambda: lowbit.linear(x, p, norm="rms_norm", norm_weight=normal(31))),
+        ("norm_bias is given and norm is rms_norm",
+         lambda: lowbit.linear(x, p, norm="rms_norm", norm_bias=normal(32))),
+        ("norm_eps is -1: it must be finite", lambda: lowbit.linear(x, p, norm="rms_norm", eps=-1)),
         (r"residual is \[2, 15\]", lambda: lowbit.linear(x, p, residual=normal(2, 15))),
         (r"y is \[2, 15\]", lambda: lowbit.linear(x, p, out=normal(2, 15))),
         ("last dimension has stride 2", lambda: lowbit.linear(normal(2, 64)[:, ::2], p)),
