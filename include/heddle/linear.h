@@ -88,4 +88,26 @@ std::size_t linear_forward_workspace(const TensorView& x, const PackedWeights& w
 std::vector<Candidate> explain_linear(const TensorView& x, const PackedWeights& weights,
                                       const LinearOptions& options = {}, const Runtime& runtime = {});
 
+// Gradients to write; a view that is not given is not computed. All have x's dtype; vectors are contiguous.
+struct LinearGradients {
+  TensorView dx;                        // as x
+  TensorView dbias;                     // [N]
+  TensorView dnorm_weight, dnorm_bias;  // [K]; with layer_norm both, with rms_norm the weight's
+};
+
+// Gradients of a loss whose derivative with respect to y is dy. W has none, and the residual's is dy itself. options
+// are the forward's; residual is not read. With an activation the sums x W^T + bias are computed again from x; with a
+// norm x is read too; with neither it may be absent (not given), so that nothing need be kept of the forward. The
+// rounding of int8_x passes gradients on as they are. Sums are f32, gradients are rounded once.
+void linear_backward(const TensorView& dy, const TensorView& x, const PackedWeights& weights,
+                     const LinearGradients& gradients, const LinearOptions& options = {}, const Runtime& runtime = {});
+
+std::size_t linear_backward_workspace(const TensorView& dy, const TensorView& x, const PackedWeights& weights,
+                                      const LinearGradients& gradients, const LinearOptions& options = {},
+                                      const Runtime& runtime = {});
+
+std::vector<Candidate> explain_linear_backward(const TensorView& dy, const TensorView& x, const PackedWeights& weights,
+                                               const LinearGradients& gradients, const LinearOptions& options = {},
+                                               const Runtime& runtime = {});
+
 }  // namespace heddle

@@ -57,11 +57,31 @@ void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const nb::tupl
   linear_forward(from, weights, to, options, scratch);
 }
 
+// gradients: (dx, dbias, dnorm_weight, dnorm_bias), each of them None if it is not wanted.
+void backward(nb::handle dy, nb::handle x, const nb::tuple& packed, const nb::tuple& gradients,
+              const nb::tuple& items) {
+  Arguments arguments("linear_backward");
+  if (gradients.size() != 4) throw Error("[linear_backward] gradients must be a tuple of 4 items");
+  const TensorView from = arguments.read(dy, "dy"), rows = arguments.read(x, "x");
+  const PackedWeights weights = packed_of(arguments, packed);
+  const LinearOptions options = options_of(arguments, items);
+  LinearGradients to;
+  to.dx = arguments.write(gradients[0], "dx");
+  to.dbias = arguments.write(gradients[1], "dbias");
+  to.dnorm_weight = arguments.write(gradients[2], "dnorm_weight");
+  to.dnorm_bias = arguments.write(gradients[3], "dnorm_bias");
+  nb::gil_scoped_release released;
+  const Scratch scratch(linear_backward_workspace(from, rows, weights, to, options));
+  linear_backward(from, rows, weights, to, options, scratch);
+}
+
 }  // namespace
 
 void bind_linear(nb::module_& module) {
   module.def("linear_forward", &forward, nb::arg("x").none(), nb::arg("weights"), nb::arg("y").none(),
              nb::arg("options"));
+  module.def("linear_backward", &backward, nb::arg("dy").none(), nb::arg("x").none(), nb::arg("weights"),
+             nb::arg("gradients"), nb::arg("options"));
 }
 
 }  // namespace heddle::python

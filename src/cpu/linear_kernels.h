@@ -42,12 +42,37 @@ struct NormParameters {
   const float *weight = nullptr, *bias = nullptr;  // [K]; null: ones, zeros
 };
 
+// Columns of dx of one task.
+constexpr std::int64_t kGradientColumns = 64;
+
+// The backward of up to kLinearChunk rows: dz, the gradients of the sums x W^T + bias, rows of x in lanes.
+struct LinearGradientRows {
+  std::int64_t m_begin = 0, m_count = 0, lanes = 0;  // lanes: m_count up to whole vectors of every target
+  bool pairs = false;                                // dz in bf16, and products of pairs
+  void* dz = nullptr;       // [N up to tiles][lanes] f32; pairs: [.. / 2][lanes] words of two neighbouring sums
+  float* dbias = nullptr;   // [N up to tiles], added to; or null
+  float* normed = nullptr;  // [m_count][columns]: gradients of rows with their norm; null: they are dx
+};
+
 struct LinearKernels {
   std::size_t (*scratch)();  // bytes of one task
   void (*forward)(const LinearProblem&, const LinearTask&, std::byte* scratch);
   // The norm of one row, written as f32 or bf16.
   void (*norm_row)(const NormParameters&, const std::byte* x, DType dtype, std::int64_t K, std::byte* to,
                    DType to_dtype);
+  std::size_t (*gradient_scratch)();  // bytes of one task of the backward
+  // dz of rows kLinearTile * task.tile and on of W; task is the forward's, of the same rows of x.
+  void (*sums_gradient)(const LinearBackwardProblem&, const LinearTask& task, const LinearGradientRows&,
+                        std::byte* scratch);
+  // Columns kGradientColumns * block and on of dz W, to `normed` or to dx.
+  void (*rows_gradient)(const LinearBackwardProblem&, const LinearGradientRows&, std::int64_t block,
+                        std::byte* scratch);
+  // Row m of dx through the norm; statistics: its mean and 1 / deviation, which it writes. to: null if not wanted.
+  void (*norm_gradient)(const NormParameters&, const std::byte* x, DType dtype, std::int64_t K, const float* normed,
+                        std::byte* to, double statistics[2]);
+  // Adds sums over m_count rows, of columns [begin, begin + count), to [K] dnorm_weight and dnorm_bias, if not null.
+  void (*norm_parameters_gradient)(const LinearBackwardProblem&, const LinearGradientRows&, const double* statistics,
+                                   std::int64_t begin, std::int64_t count, float* dnorm_weight, float* dnorm_bias);
 };
 
 }  // namespace heddle::cpu

@@ -92,5 +92,69 @@ inline void NormRow(const NormParameters& norm, const std::byte* x, DType dtype,
   });
 }
 
+// With h = d * weight and x^ the row without weight and bias: inverse * (h - mean(h) - x^ mean(h x^)), where rms_norm
+// has no mean(h).
+inline void NormGradient(const NormParameters& norm, const std::byte* x, DType dtype, std::int64_t K,
+                         const float* normed, std::byte* to, double statistics[2]) {
+  const DD d;
+  const RowStatistics row = StatisticsOf(norm, x, dtype, K);
+  statistics[0] = row.mean;
+  statistics[1] = row.inverse;
+  if (to == nullptr) return;
+  const auto h = [&](std::int64_t k) HWY_ATTR {
+    const VD value = LoadWide(normed + k);
+    return norm.weight != nullptr ? hn::Mul(value, LoadWide(norm.weight + k)) : value;
+  };
+  const auto h_one = [&](std::int64_t k) -> double {
+    return norm.weight != nullptr ? static_cast<double>(normed[k]) * norm.weight[k] : normed[k];
+  };
+  const VD mean = hn::Set(d, row.mean), inverse = hn::Set(d, row.inverse);
+  const auto count = static_cast<double>(K);
+  double h_mean = 0;
+  if (norm.kind == Norm::layer_norm) {
+    h_mean = SumOfRow(
+                 x, dtype, K, [&](VD, std::int64_t k) HWY_ATTR { return h(k); },
+                 [&](double, std::int64_t k) { return h_one(k); }) /
+             count;
+  }
+  const double along =
+      SumOfRow(
+          x, dtype, K,
+          [&](VD value, std::int64_t k) HWY_ATTR { return hn::Mul(h(k), hn::Mul(hn::Sub(value, mean), inverse)); },
+          [&](double value, std::int64_t k) { return h_one(k) * ((value - row.mean) * row.inverse); }) /
+      count;
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  ForEachBlock(x, dtype, K, [&](float* values, std::int64_t k, std::int64_t elements) HWY_ATTR {
+    std::int64_t i = 0;
+    for (; i + kWideLanes <= elements; i += kWideLanes) {
+      const VD unit = hn::Mul(hn::Sub(LoadWide(values + i), mean), inverse);
+      const VD rest = hn::NegMulAdd(unit, hn::Set(d, along), hn::Sub(h(k + i), hn::Set(d, h_mean)));
+      StoreNarrow(hn::Mul(rest, inverse), values + i);
+    }
+    for (; i < elements; ++i) {
+      const double unit = (values[i] - row.mean) * row.inverse;
+      values[i] = static_cast<float>((h_one(k + i) - h_mean - unit * along) * row.inverse);
+    }
+    StoreRow(values, elements, to + k * size, dtype, 1);
+  });
+}
+
+inline void NormParametersGradient(const LinearBackwardProblem& p, const LinearGradientRows& g,
+                                   const double* statistics, std::int64_t begin, std::int64_t count,
+                                   float* dnorm_weight, float* dnorm_bias) {
+  const LinearProblem& f = p.forward;
+  alignas(64) float x[kNormBlock];
+  const auto size = static_cast<std::int64_t>(size_of(f.dtype));
+  for (std::int64_t m = 0; m < g.m_count; ++m) {
+    LoadRow(f.x.row(g.m_begin + m) + begin * size, f.dtype, 1, count, count, x);
+    const float* d = g.normed + m * f.weights.layout.columns + begin;
+    const double mean = statistics[2 * m], inverse = statistics[2 * m + 1];
+    for (std::int64_t i = 0; dnorm_weight != nullptr && i < count; ++i) {
+      dnorm_weight[begin + i] += d[i] * static_cast<float>((x[i] - mean) * inverse);
+    }
+    for (std::int64_t i = 0; dnorm_bias != nullptr && i < count; ++i) dnorm_bias[begin + i] += d[i];
+  }
+}
+
 }  // namespace heddle::cpu::HEDDLE_TARGET
 HWY_AFTER_NAMESPACE();

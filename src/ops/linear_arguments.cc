@@ -8,19 +8,6 @@
 namespace heddle {
 namespace {
 
-// The leading dimensions of `view` as rows.
-RowsOf rows_of(const TensorView& view) {
-  RowsOf rows;
-  rows.data = static_cast<std::byte*>(view.data);
-  rows.dtype = view.dtype;
-  for (int i = 0; i + 1 < view.rank; ++i) {
-    const int at = 3 - (view.rank - 1) + i;
-    rows.shape[at] = view.shape[i];
-    rows.stride[at] = view.stride[i];
-  }
-  return rows;
-}
-
 std::int64_t count_of(const RowsOf& rows) { return rows.shape[0] * rows.shape[1] * rows.shape[2]; }
 
 class LinearChecks {
@@ -64,19 +51,12 @@ class LinearChecks {
  private:
   void check_x() const {
     check_.require(x_.given(), "x is missing");
-    check_.require(x_.dtype == DType::f32 || x_.dtype == DType::f16 || x_.dtype == DType::bf16, "x is ",
-                   name_of(x_.dtype), ": it must be float32, float16 or bfloat16");
+    check_linear_dtype(check_, x_, "x");
     check_.require(x_.device == weights_.device, "x is on another device than weights");
     check_.addressable(x_, "x");
     check_.require(x_.shape[x_.rank - 1] == weights_.columns, "x is ", x_, " and weights have ", weights_.columns,
                    " columns: x must be [..., ", weights_.columns, "]");
-    contiguous_rows(x_, "x");
-  }
-
-  void contiguous_rows(const TensorView& view, const char* name) const {
-    const int last = view.rank - 1;
-    check_.require(view.shape[last] <= 1 || view.stride[last] == 1, name, "'s last dimension has stride ",
-                   view.stride[last], ": it must be 1");
+    check_contiguous_rows(check_, x_, "x");
   }
 
   // [..., width], with x's leading dimensions, dtype and device.
@@ -86,7 +66,7 @@ class LinearChecks {
     wanted.shape[x_.rank - 1] = width;
     check_.require(view.shape == wanted.shape, name, " is ", view, ": it must be ", wanted, " for x ", x_,
                    " and weights of ", weights_.rows, " rows", weights_.gated ? ", gated" : "");
-    contiguous_rows(view, name);
+    check_contiguous_rows(check_, view, name);
   }
 
   void apart(const char* name, const TensorView& read) const {
@@ -138,6 +118,29 @@ class LinearChecks {
 };
 
 }  // namespace
+
+RowsOf rows_of(const TensorView& view) {
+  RowsOf rows;
+  rows.data = static_cast<std::byte*>(view.data);
+  rows.dtype = view.dtype;
+  for (int i = 0; i + 1 < view.rank; ++i) {
+    const int at = 3 - (view.rank - 1) + i;
+    rows.shape[at] = view.shape[i];
+    rows.stride[at] = view.stride[i];
+  }
+  return rows;
+}
+
+void check_contiguous_rows(const Check& check, const TensorView& view, const char* name) {
+  const int last = view.rank - 1;
+  check.require(view.shape[last] <= 1 || view.stride[last] == 1, name, "'s last dimension has stride ",
+                view.stride[last], ": it must be 1");
+}
+
+void check_linear_dtype(const Check& check, const TensorView& view, const char* name) {
+  check.require(view.dtype == DType::f32 || view.dtype == DType::f16 || view.dtype == DType::bf16, name, " is ",
+                name_of(view.dtype), ": it must be float32, float16 or bfloat16");
+}
 
 lowbit::Panels checked_panels(const Check& check, const PackedWeights& weights, const char* name) {
   const PackedWeights wanted = packed_storage(weights.format, weights.rows, weights.columns, weights.gated);

@@ -44,7 +44,13 @@ std::vector<std::int64_t> with(std::vector<std::int64_t> rows, std::int64_t widt
   return rows;
 }
 
-// x as LinearOptions::int8_x rounds it.
+void draw(HostTensor& tensor, std::mt19937& random) {
+  std::normal_distribution<double> normal;
+  for (std::int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, normal(random));
+}
+
+}  // namespace
+
 void round_row(std::vector<double>& row) {
   float largest = 0;
   for (const double x : row) largest = std::max(largest, static_cast<float>(std::abs(x)));
@@ -54,13 +60,6 @@ void round_row(std::vector<double>& row) {
     x = std::min(127.0, std::max(-127.0, std::rint(static_cast<double>(quotient)))) * scale;
   }
 }
-
-void draw(HostTensor& tensor, std::mt19937& random) {
-  std::normal_distribution<double> normal;
-  for (std::int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, normal(random));
-}
-
-}  // namespace
 
 PackedMemory::PackedMemory(const PackedWeights& described) : weights_(described) {
   const auto bytes = static_cast<std::size_t>(described.data.shape[0]);
@@ -144,7 +143,6 @@ HostTensor LinearLayer::output() const {
   return c_.in_place ? residual : HostTensor::output(c_.dtype, shape(), c_.layout);
 }
 
-// Row m of x after the norm, in double; plain: in f32, and rounded to x's dtype.
 std::vector<double> LinearLayer::normed(std::int64_t m, bool plain) const {
   std::vector<double> row(static_cast<std::size_t>(c_.K));
   for (std::int64_t k = 0; k < c_.K; ++k) row[static_cast<std::size_t>(k)] = x.get(m * c_.K + k);
@@ -173,9 +171,9 @@ std::vector<double> LinearLayer::normed(std::int64_t m, bool plain) const {
 void LinearLayer::compute() {
   const lowbit::Matrix matrix = lowbit::checked_matrix(Check("test"), quantized.matrix(), "matrix");
   const auto round = [this](double value) { return rounded(value, c_.dtype); };
-  std::vector<double> weights(static_cast<std::size_t>(c_.N * c_.K));
+  weights_.resize(static_cast<std::size_t>(c_.N * c_.K));
   for (std::int64_t i = 0; i < c_.N * c_.K; ++i) {
-    weights[static_cast<std::size_t>(i)] = reference::dequantized(matrix, i / c_.K, i % c_.K);
+    weights_[static_cast<std::size_t>(i)] = reference::dequantized(matrix, i / c_.K, i % c_.K);
   }
   struct Sum {
     double exact, plain, terms;
@@ -185,7 +183,7 @@ void LinearLayer::compute() {
     Sum s{0, 0, 0};
     float plain = 0;
     for (std::int64_t k = 0; k < c_.K; ++k) {
-      const double w = weights[static_cast<std::size_t>(n * c_.K + k)], v = row[static_cast<std::size_t>(k)];
+      const double w = weights_[static_cast<std::size_t>(n * c_.K + k)], v = row[static_cast<std::size_t>(k)];
       s.exact += v * w;
       s.terms += std::abs(v * w);
       plain += static_cast<float>(plain_row[static_cast<std::size_t>(k)]) * static_cast<float>(round(w));

@@ -60,19 +60,29 @@ class LinearLayer {
   Comparison run(const LinearOptions& options) const;
   Comparison run() const { return run(options()); }
 
+  const LinearCase& given() const { return c_; }
+  std::int64_t rows() const { return M_; }
+
+  // Row m of x after the norm, in double; plain: in f32, and rounded to x's dtype.
+  std::vector<double> normed(std::int64_t m, bool plain) const;
+  // The stored weights, [N, K].
+  const std::vector<double>& weights() const { return weights_; }
+
   HostTensor x, bias, residual, norm_weight, norm_bias;
   QuantizedMemory quantized;
   PackedMemory packed;
 
  private:
   void compute();
-  std::vector<double> normed(std::int64_t m, bool plain) const;
 
   LinearCase c_;
   std::int64_t M_ = 1, outputs_ = 0;
-  std::vector<double> reference_;
+  std::vector<double> weights_, reference_;
   PlainTensor plain_;
 };
+
+// x as LinearOptions::int8_x rounds it.
+void round_row(std::vector<double>& row);
 
 // linear_forward() with a workspace of exactly what it asks for, on `executor`.
 void call_linear(const TensorView& x, const PackedWeights& weights, const TensorView& y, const LinearOptions& options,
