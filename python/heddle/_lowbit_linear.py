@@ -83,7 +83,11 @@ def linear(
     batch_invariant: bool = False,
     force: str = "",
 ) -> Any:
-    """activation(norm(x) @ W.T + bias) + residual, W decoded inside the product; on the CPU, without gradients.
+    """activation(norm(x) @ W.T + bias) + residual, W decoded inside the product; on the CPU.
+
+    Torch tensors have gradients of x, bias, residual, norm_weight and norm_bias, not of the weights: adapters train
+    over frozen layers. With an activation the backward computes the sums again, so that only x is kept for it; without
+    activation and norm nothing is.
 
     Args:
       x: [..., K], up to four dimensions; float32, float16 or, of torch, bfloat16; the last dimension contiguous.
@@ -94,7 +98,7 @@ def linear(
       norm: one of ``NORMS``, applied to each row of x before the product, once a row.
       norm_weight, norm_bias: [K], of x's dtype; ones and zeros if None. The bias is layer_norm's only.
       eps: added to the row's variance, or its mean square.
-      out: where to write the result; may be the residual itself.
+      out: where to write the result; may be the residual itself. Without gradients.
       int8_x: x is rounded to 8 bits, a scale for each row, and multiplied in integers: faster, and less exact. For nvfp4,
         mxfp4, e2m1_row and int4.
       batch_invariant: a row's bits do not depend on how many rows x has. float32 and float16 promise it without; bfloat16
@@ -105,23 +109,28 @@ def linear(
       [..., N] or [..., N / 2] of x's dtype; a numpy array or a torch tensor as x is.
 
     Raises:
-      ValueError: a bad argument; the message names it. RuntimeError: a tensor that requires a gradient while torch records
-        them. TypeError: no array.
+      ValueError: a bad argument; the message names it. RuntimeError: `out` beside a tensor that requires a gradient while
+        torch records them; second derivatives. TypeError: no array.
     """
     torch = kind(x, "linear_forward", "x")
+    rows, columns = map(int, weights.shape)
+    if torch is not None and out is None:
+        from . import _torch_linear
+
+        data = weights.data if isinstance(weights.data, torch.Tensor) else torch.from_numpy(weights.data)
+        options = (weights.format, rows, columns, weights.gated, activation, norm, eps, int8_x, batch_invariant, force)
+        return _torch_linear.linear(x, bias, residual, norm_weight, norm_bias, data, options)
     if torch is not None and torch.is_grad_enabled():
         tensors = {"x": x, "bias": bias, "residual": residual, "norm_weight": norm_weight, "norm_bias": norm_bias}
         for name, tensor in tensors.items():
             if tensor is not None and tensor.requires_grad:
-                raise RuntimeError(f"[linear_forward] {name} requires a gradient, which this operation does not have: "
-                                   "call it under torch.no_grad()")  # fmt: skip
-    rows, columns = map(int, weights.shape)
+                raise RuntimeError(f"[linear_forward] {name} requires a gradient, which a call with `out` does not have: "
+                                   "leave it out, or call under torch.no_grad()")  # fmt: skip
     if out is None:
         if len(x.shape) == 0 or x.shape[-1] != columns:  # before memory for the result is asked for
             raise ValueError(f"[linear_forward] x is {list(x.shape)} and weights have {columns} columns: x must be "
                              f"[..., {columns}]")  # fmt: skip
-        shape = (*x.shape[:-1], rows // 2 if weights.gated else rows)
-        out = np.empty(shape, x.dtype) if torch is None else torch.empty(shape, dtype=x.dtype)
+        out = np.empty((*x.shape[:-1], rows // 2 if weights.gated else rows), x.dtype)
     parts = (weights.format, rows, columns, weights.gated, weights.data)
     options = (activation, plain(bias), plain(residual), norm, plain(norm_weight), plain(norm_bias), eps, int8_x,
                batch_invariant, force)  # fmt: skip
