@@ -68,7 +68,7 @@ struct LinearOptions {
   TensorView norm_bias;    // the same, for layer_norm only; not given: zeros
   float norm_eps = 1e-5f;  // finite, >= 0
   // x is rounded to 8 bits, a row's largest number being 127 of its scale, and multiplied in integers: faster and, with
-  // x in 8 bits, less exact. For formats whose codes are integers or halves: nvfp4, mxfp4, e2m1_row and int4.
+  // x in 8 bits, less exact. For formats whose codes are integers or halves: nvfp4, mxfp4, e2m1_row, int4 and int8_row.
   bool int8_x = false;
   // A row's bits then depend on that row, W and the processor alone, not on how many rows there are. Without it,
   // bfloat16 products of more than 8 rows are taken in pairs where the processor has them, W rounded to bfloat16.

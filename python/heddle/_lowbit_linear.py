@@ -100,7 +100,7 @@ def linear(
       eps: added to the row's variance, or its mean square.
       out: where to write the result; may be the residual itself. Without gradients.
       int8_x: x is rounded to 8 bits, a scale for each row, and multiplied in integers: faster, and less exact. For nvfp4,
-        mxfp4, e2m1_row and int4.
+        mxfp4, e2m1_row, int4 and int8_row (W8A8).
       batch_invariant: a row's bits do not depend on how many rows x has. float32 and float16 promise it without; bfloat16
         is slower with it on processors that multiply it in pairs.
       force: a candidate by name: "cpu" or "reference".

@@ -18,6 +18,7 @@ from typing import Any
 
 from ._lowbit_checkpoint import StoredLayer, layers, layout_of, load
 from ._lowbit_linear import ACTIVATIONS, NORMS, PackedTensor, linear, pack
+from ._lowbit_smooth import smooth
 from ._lowbit_tensor import FORMATS, RULES, QuantizationError, QuantizedTensor, dequantize, quantize, torch_of
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "load",
     "pack",
     "quantize",
+    "smooth",
 ]
 
 

@@ -15,10 +15,11 @@ constexpr std::int64_t kLinearFewRows = 8;
 // Rows of W of one task: panels of 16 that make whole register tiles on every target.
 constexpr std::int64_t kLinearPanels = 3, kLinearTile = kLinearPanels * lowbit::kPanelRows;
 
-// Columns whose sums of products in 8 bits stay below 2^24 and are exact in f32.
+// Columns whose sums of products in 8 bits stay below 2^24 and are exact in f32; with weights of 8 bits below 2^31.
 constexpr std::int64_t kInt8Columns = 4096;
 
-// Rows of x in 8 bits: [rows up to eights][columns / 8][even, odd columns of eight, four bytes each].
+// Rows of x in 8 bits: [rows up to eights][columns / 8][even, odd columns of eight, four bytes each]; with weights of 8
+// bits in the order of the columns.
 struct Int8Rows {
   const std::uint32_t* words = nullptr;
   const float* scales = nullptr;  // [rows]

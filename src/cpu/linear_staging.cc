@@ -5,6 +5,7 @@
 
 #include "core/int8_rows.h"
 #include "cpu/kernels.h"
+#include "lowbit/formats.h"
 
 namespace heddle::cpu {
 namespace {
@@ -68,6 +69,7 @@ void StagedRows::stage_int8(const LinearProblem& p, std::int64_t i, const float*
     for (; k < end; ++k) sum += q[k];
     *total++ = static_cast<float>(sum);
   }
+  if (lowbit::bits_of(p.weights.format.element) == 8) return;
   for (std::int64_t k = 0; k < l.columns; k += lowbit::kPanelStep) {
     const std::int8_t eight[8] = {q[k], q[k + 2], q[k + 4], q[k + 6], q[k + 1], q[k + 3], q[k + 5], q[k + 7]};
     std::memcpy(q + k, eight, sizeof eight);

@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(
               c.weights().format = lowbit::format_named("nf4");
               c.weights().data.shape = packed_storage(c.weights().format, 6, 64).data.shape;
             },
-            "int8_x is set and weights are nf4: products in integers take nvfp4, mxfp4, e2m1_row and int4"},
+            "int8_x is set and weights are nf4: products in integers take nvfp4, mxfp4, e2m1_row, int4 and int8_row"},
         Bad{"norm_weight_without_norm", [](Call& c) { c.options.norm_weight = c.view({64}); },
             "norm_weight is given and norm is none"},
         Bad{"norm_bias_of_rms_norm",

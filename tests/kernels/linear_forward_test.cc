@@ -211,7 +211,8 @@ TEST(LinearForward, EveryActivationWithEverything) {
 
 TEST(LinearForward, ProductsInIntegers) {
   std::uint32_t turn = 0;
-  for (const char* format : {"nvfp4", "mxfp4", "int4_g32", "int4_g128", "int4_g32_zp", "int4_g128_zp", "e2m1_row"}) {
+  for (const char* format :
+       {"nvfp4", "mxfp4", "int4_g32", "int4_g128", "int4_g32_zp", "int4_g128_zp", "e2m1_row", "int8_row"}) {
     const std::int64_t group = lowbit::format_named(format).group;
     for (const std::int64_t M : {0, 1, 2, 3, 4, 7, 33, 130}) {
       for (const DType dtype : kDtypes) {
@@ -329,7 +330,7 @@ TEST(LinearForward, NormedRowsDoNotDependOnTheOthers) {
 // The largest x has 127 and zeros have 0: such rows are exact, as are sums of codes below 2^24.
 TEST(LinearForward, ProductsInIntegersAreExact) {
   const std::int64_t K = 4096 + 128, N = 20;
-  for (const char* format : {"e2m1_row", "int4_g128_zp", "int4_g128"}) {
+  for (const char* format : {"e2m1_row", "int4_g128_zp", "int4_g128", "int8_row"}) {
     LinearCase c{.format = format, .rows = {3}, .N = N, .K = K};
     const LinearLayer layer(c);
     HostTensor x = HostTensor::input(DType::f32, {3, K});
@@ -349,10 +350,50 @@ TEST(LinearForward, ProductsInIntegersAreExact) {
   }
 }
 
+// Products of the largest numbers, -128 among the weights, which quantize() does not write and a checkpoint may.
+TEST(LinearForward, ProductsInIntegersOfTheLargestNumbers) {
+  const std::int64_t K = 3 * 4096 + 40, N = 35;
+  QuantizedMemory memory(lowbit::format_named("int8_row"), N, K);
+  const lowbit::QuantizedMatrix& m = memory.matrix();
+  for (std::int64_t i = 0; i < N * K; ++i) {
+    const std::int64_t n = i / K, pattern = n % 5;
+    static_cast<std::int8_t*>(m.codes.data)[i] = static_cast<std::int8_t>(pattern == 0   ? -128
+                                                                          : pattern == 1 ? 127
+                                                                          : pattern == 2 ? (i % 2 == 0 ? -128 : 127)
+                                                                                         : i * 37 % 256 - 128);
+  }
+  for (std::int64_t n = 0; n < N; ++n) static_cast<float*>(m.scales.data)[n] = 1.0f;
+  const PackedMemory packed(m);
+  HostTensor x = HostTensor::input(DType::f32, {5, K});
+  for (std::int64_t i = 0; i < 5 * K; ++i) {
+    x.set(i, i / K == 0   ? 127
+             : i / K == 1 ? -127
+             : i / K == 2 ? (i % 2 == 0 ? -127 : 127)
+             : i % K == 0 ? 127
+                          : i % 254 - 127);
+  }
+  kit::on_each_target([&] {
+    LinearOptions options;
+    options.int8_x = true;
+    const HostTensor y = HostTensor::output(DType::f32, {5, N});
+    kit::call_linear(x.view(), packed.weights(), y.view(), options);
+    for (std::int64_t i = 0; i < 5 * N; ++i) {
+      std::int64_t exact = 0;
+      for (std::int64_t k = 0; k < K; ++k) {
+        exact += static_cast<std::int64_t>(x.get(i / N * K + k)) *
+                 static_cast<const std::int8_t*>(m.codes.data)[i % N * K + k];
+      }
+      // Four spans, each rounded to f32, and their sum.
+      ASSERT_NEAR(y.get(i), static_cast<double>(exact), 4 * 0x1p-24 * 128 * 127 * static_cast<double>(K)) << i;
+    }
+  });
+}
+
 TEST(LinearForward, RowsInIntegersDoNotDependOnTheOthers) {
   const std::int64_t N = 50, K = 384, M = 133;
   for (const DType dtype : kDtypes) {
-    LinearCase c{.format = "int4_g128_zp", .rows = {M}, .N = N, .K = K, .dtype = dtype};
+    LinearCase c{
+        .format = dtype == DType::f16 ? "int8_row" : "int4_g128_zp", .rows = {M}, .N = N, .K = K, .dtype = dtype};
     LinearLayer layer(c);
     layer.x.set(7 * K + 3, std::nan(""));
     layer.x.set(9 * K + 3, INFINITY);

@@ -96,6 +96,68 @@ def test_a_norm_in_front(norm, dtype):
     assert np.abs(plain - (rows @ q.dequantize().double().T).numpy()).max() < 1e-5
 
 
+def outlying(rows, columns, generator):
+    """x whose columns differ in size, a few by 50, as behind the norms of trained models."""
+    size = torch.exp(0.5 * torch.randn(columns, generator=generator))
+    size[::37] *= 50
+    return torch.randn(rows, columns, generator=generator) * size
+
+
+def test_smooth_is_exact_in_floats_and_helps_8_bits():
+    generator = torch.Generator().manual_seed(1)
+    x, weight = outlying(64, 256, generator), torch.randn(256, generator=generator)
+    w = torch.randn(96, 256, generator=generator) / 16
+    rows = torch.nn.functional.rms_norm(x, (256,), weight)
+    s = lowbit.smooth(w, rows.abs().amax(0))
+    assert s.dtype == torch.float32 and bool((torch.frexp(s)[0] == 0.5).all())
+    smoothed = torch.nn.functional.rms_norm(x, (256,), weight / s)
+    assert torch.equal(smoothed * s, rows) and torch.equal((smoothed * s)[:, None] * w, rows[:, None] * w)
+    products = (smoothed[:, None] * (w * s)[None], rows[:, None] * w[None])
+    assert torch.equal(*products)
+
+    exact = rows.double() @ w.double().T
+    errors = {}
+    for name, matrix, parameter in (("plain", w, weight), ("smooth", w * s, weight / s)):
+        p = lowbit.pack(lowbit.quantize(matrix, "int8_row"))
+        y = lowbit.linear(x, p, norm="rms_norm", norm_weight=parameter, eps=torch.finfo(torch.float32).eps, int8_x=True)
+        errors[name] = ((y - exact).norm() / exact.norm()).item()
+    assert errors["smooth"] < 0.4 * errors["plain"], errors
+
+
+def test_smooth_by_its_definition():
+    w = [normal(5, 8), 3 * normal(7, 8)]
+    largest = np.abs(np.concatenate(w)).max(0)
+    x_absmax = np.exp(normal(8))
+    w[0][:, 3] = w[1][:, 3] = 0
+    x_absmax[5] = 0
+    for alpha in (0, 0.3, 0.5, 1):
+        s = lowbit.smooth(w, x_absmax, alpha)
+        assert s.dtype == np.float32 and s[3] == s[5] == 1
+        used, w_absmax, factors = (np.delete(a.astype(np.float64), [3, 5]) for a in (x_absmax, largest, s))
+        ratio = factors / (used**alpha / w_absmax ** (1 - alpha))
+        assert (ratio >= 2**-0.5001).all() and (ratio <= 2**0.5001).all()
+    for match, call in [
+        ("alpha is 1.5", lambda: lowbit.smooth(w, x_absmax, 1.5)),
+        (r"weights are \[5, 7\]: they must be \[N, 8\]", lambda: lowbit.smooth(w[0][:, :7], x_absmax)),
+        (r"x_absmax is \[8, 1\]", lambda: lowbit.smooth(w, x_absmax[:, None])),
+        ("x_absmax has a negative number", lambda: lowbit.smooth(w, x_absmax - 9)),
+        ("weights has a NaN", lambda: lowbit.smooth(w[0] * np.nan, x_absmax)),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_w8a8(dtype):
+    q = lowbit.quantize(torch.from_numpy(normal(50, 4096 + 33)), "int8_row")
+    p, x = lowbit.pack(q), torch.from_numpy(normal(5, 4096 + 33)).to(dtype)
+    scale = x.float().abs().amax(1, keepdim=True) / 127
+    integers = (x.float() / scale).round().to(torch.int64) @ q.codes.to(torch.int64).T
+    expected = integers.double() * scale.double() * q.scales.double().T
+    y = lowbit.linear(x, p, int8_x=True)
+    assert (y - expected).abs().max() <= max(torch.finfo(dtype).eps, 5e-7) * expected.abs().max()
+
+
 def double_layer(q, activation, norm, eps):
     """The layer in torch, in double, on the stored weights."""
     w = q.dequantize().double()
