@@ -43,7 +43,8 @@ class LinearChecks {
     if (options_.residual.given()) p.residual = residual(p.outputs);
     p.int8_x = options_.int8_x;
     check_.require(!p.int8_x || lowbit::has_integers(weights_.format), "int8_x is set and weights are ",
-                   lowbit::name_of(weights_.format), ": products in integers take nvfp4, mxfp4, e2m1_row, int4 and int8_row");
+                   lowbit::name_of(weights_.format),
+                   ": products in integers take nvfp4, mxfp4, e2m1_row, int4 and int8_row");
     p.batch_invariant = options_.batch_invariant;
     return p;
   }
