@@ -22,7 +22,7 @@ def weights(n, k, format, fp8_x):
     packed = heddle.lowbit.pack(quantized, device="cuda", fp8_x=fp8_x)
     plain = quantized.dequantize(torch.bfloat16).cuda()
     copies = max(2, -(-ROTATED_BYTES // packed.nbytes))
-    of_packed = [heddle.lowbit.PackedTensor(format, (n, k), False, packed.order, packed.data.clone()) for _ in range(copies)]
+    of_packed = [heddle.lowbit.PackedTensor(format, (n, k), False, packed.data.clone(), packed.order) for _ in range(copies)]
     return of_packed, [plain.clone() for _ in range(max(2, -(-ROTATED_BYTES // (2 * n * k))))]
 
 

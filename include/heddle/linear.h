@@ -1,6 +1,6 @@
-// Linear layers whose weights are quantised: y = activation(x W^T + bias) + residual, W decoded inside the product.
-// Weights are packed once, on load, into the order that a device's kernels read; docs/linear.md says what results
-// promise and what they cost.
+// Linear layers whose weights are quantised: y = activation(norm(x) W^T + bias) + residual, W decoded inside the
+// product, and their gradients, of all but W. Weights are packed once, on load, into the order that a device's kernels
+// read; docs/linear.md says what results promise and what they cost.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +28,14 @@ enum class Activation : std::uint8_t {
 // "none", "relu", ...; Error, listing them, for another.
 Activation activation_named(std::string_view name);
 const char* name_of(Activation activation);
+
+// What is done to each row of x before the product: in f64, the result rounded to f32.
+//   layer_norm   (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
+//   rms_norm     x / sqrt(mean(x^2) + eps) * weight
+enum class Norm : std::uint8_t { none, layer_norm, rms_norm };
+// "none", "layer_norm", "rms_norm"; Error, listing them, for another.
+Norm norm_named(std::string_view name);
+const char* name_of(Norm norm);
 
 // The order of packed weights.
 enum class WeightOrder : std::uint8_t {
@@ -64,8 +72,12 @@ struct LinearOptions {
   Activation activation = Activation::none;
   TensorView bias;      // [N], of x's dtype, contiguous
   TensorView residual;  // as y; may be y itself
+  Norm norm = Norm::none;
+  TensorView norm_weight;  // [K], of x's dtype, contiguous; not given: ones
+  TensorView norm_bias;    // the same, for layer_norm only; not given: zeros
+  float norm_eps = 1e-5f;  // finite, >= 0
   // x is rounded to 8 bits, a row's largest number being 127 of its scale, and multiplied in integers: faster and, with
-  // x in 8 bits, less exact. For formats whose codes are integers or halves: nvfp4, mxfp4, e2m1_row and int4.
+  // x in 8 bits, less exact. For formats whose codes are integers or halves: nvfp4, mxfp4, e2m1_row, int4 and int8_row.
   bool int8_x = false;
   // A row's bits then depend on that row, W and the processor alone, not on how many rows there are. Without it,
   // bfloat16 products of more than 8 rows are taken in pairs where the processor has them, W rounded to bfloat16.
@@ -85,5 +97,27 @@ std::size_t linear_forward_workspace(const TensorView& x, const PackedWeights& w
 // The candidates for such a call, and which one would run. Reads no data.
 std::vector<Candidate> explain_linear(const TensorView& x, const PackedWeights& weights,
                                       const LinearOptions& options = {}, const Runtime& runtime = {});
+
+// Gradients to write; a view that is not given is not computed. All have x's dtype; vectors are contiguous.
+struct LinearGradients {
+  TensorView dx;                        // as x
+  TensorView dbias;                     // [N]
+  TensorView dnorm_weight, dnorm_bias;  // [K]; with layer_norm both, with rms_norm the weight's
+};
+
+// Gradients of a loss whose derivative with respect to y is dy. W has none, and the residual's is dy itself. options
+// are the forward's; residual is not read. With an activation the sums x W^T + bias are computed again from x; with a
+// norm x is read too; with neither it may be absent (not given), so that nothing need be kept of the forward. The
+// rounding of int8_x passes gradients on as they are. Sums are f32, gradients are rounded once.
+void linear_backward(const TensorView& dy, const TensorView& x, const PackedWeights& weights,
+                     const LinearGradients& gradients, const LinearOptions& options = {}, const Runtime& runtime = {});
+
+std::size_t linear_backward_workspace(const TensorView& dy, const TensorView& x, const PackedWeights& weights,
+                                      const LinearGradients& gradients, const LinearOptions& options = {},
+                                      const Runtime& runtime = {});
+
+std::vector<Candidate> explain_linear_backward(const TensorView& dy, const TensorView& x, const PackedWeights& weights,
+                                               const LinearGradients& gradients, const LinearOptions& options = {},
+                                               const Runtime& runtime = {});
 
 }  // namespace heddle

@@ -21,6 +21,15 @@ from .functional import append_kv_cache, apply_rotary, attention, attention_with
 
 __version__: str = _version()
 
+
+def __getattr__(name):
+    if name == "nn":  # it imports torch
+        import importlib
+
+        return importlib.import_module(".nn", __name__)
+    raise AttributeError(f"module 'heddle' has no attribute {name!r}")
+
+
 __all__ = [
     "Candidate",
     "Causal",

@@ -12,6 +12,8 @@ from ._lowbit_tensor import QuantizedTensor, kind, plain
 
 #: What ``linear`` may apply to its sums.
 ACTIVATIONS: tuple[str, ...] = ("none", "relu", "gelu_erf", "gelu_tanh", "silu", "swiglu")
+#: What it may do to each row of x before the product.
+NORMS: tuple[str, ...] = ("none", "layer_norm", "rms_norm")
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,16 +23,16 @@ class PackedTensor:
     Attributes:
       format, shape: those of the quantised matrix.
       gated: whether its rows are gates and ups, for "swiglu".
-      order: "rows16" for CPUs, "fragments16" or "fragments8" for GPUs.
       data: uint8 [bytes], numpy or torch, aligned to 64 bytes. The order may change with any version: store what
         ``quantize`` gives and pack it on load.
+      order: "rows16" for CPUs, "fragments16" or "fragments8" for GPUs.
     """
 
     format: str
     shape: tuple[int, int]
     gated: bool
-    order: str
     data: Any
+    order: str = "rows16"
 
     @property
     def nbytes(self) -> int:
@@ -73,7 +75,7 @@ def pack(matrix: QuantizedTensor, *, gated: bool = False, device: Any = "cpu", f
         address = memory.data_ptr()
     data = memory[-address % 64 :][:count]
     _heddle.lowbit_pack(matrix._parts(), gated, order, data)
-    return PackedTensor(matrix.format, (rows, columns), gated, order, data.to(device) if gpu else data)
+    return PackedTensor(matrix.format, (rows, columns), gated, data.to(device) if gpu else data, order)
 
 
 def linear(
@@ -83,13 +85,21 @@ def linear(
     activation: str = "none",
     bias: Any = None,
     residual: Any = None,
+    norm: str = "none",
+    norm_weight: Any = None,
+    norm_bias: Any = None,
+    eps: float = 1e-5,
     out: Any = None,
     int8_x: bool = False,
     batch_invariant: bool = False,
     force: str = "",
 ) -> Any:
-    """activation(x @ W.T + bias) + residual, W decoded inside the product; without gradients. On a GPU it runs on the
-    current stream and can be captured in a CUDA graph.
+    """activation(norm(x) @ W.T + bias) + residual, W decoded inside the product.
+
+    On the CPU, torch tensors have gradients of x, bias, residual, norm_weight and norm_bias, not of the weights: adapters
+    train over frozen layers. With an activation the backward computes the sums again, so that only x is kept for it;
+    without activation and norm nothing is. On a GPU there is the forward, without norm, on the current stream; it can be
+    captured in a CUDA graph.
 
     Args:
       x: [..., K], up to four dimensions; float32, float16 or, of torch, bfloat16; the last dimension contiguous. On a
@@ -98,9 +108,12 @@ def linear(
       activation: one of ``ACTIVATIONS``. "swiglu" takes gated weights and gives N / 2 columns, silu(gate) * up.
       bias: [N], of x's dtype.
       residual: as the result, of x's dtype.
-      out: where to write the result; may be the residual itself.
+      norm: one of ``NORMS``, applied to each row of x before the product, once a row.
+      norm_weight, norm_bias: [K], of x's dtype; ones and zeros if None. The bias is layer_norm's only.
+      eps: added to the row's variance, or its mean square.
+      out: where to write the result; may be the residual itself. Without gradients.
       int8_x: x is rounded to 8 bits, a scale for each row, and multiplied in integers: faster, and less exact. For nvfp4,
-        mxfp4, e2m1_row and int4 on a CPU; on a GPU see ``pack``'s fp8_x.
+        mxfp4, e2m1_row, int4 and int8_row (W8A8) on a CPU; on a GPU see ``pack``'s fp8_x.
       batch_invariant: a row's bits do not depend on how many rows x has. float32 and float16 promise it without; bfloat16
         is slower with it on processors that multiply it in pairs.
       force: a candidate by name: "cpu", "reference", "sm90_w4a16" or "sm90_w4a8".
@@ -109,29 +122,37 @@ def linear(
       [..., N] or [..., N / 2] of x's dtype; a numpy array or a torch tensor as x is.
 
     Raises:
-      ValueError: a bad argument; the message names it. RuntimeError: a tensor that requires a gradient while torch records
-        them. TypeError: no array.
+      ValueError: a bad argument; the message names it. RuntimeError: `out` beside a tensor that requires a gradient while
+        torch records them; second derivatives. TypeError: no array.
     """
     torch = kind(x, "linear_forward", "x")
-    if torch is not None and torch.is_grad_enabled():
-        for name, tensor in (("x", x), ("bias", bias), ("residual", residual)):
-            if tensor is not None and tensor.requires_grad:
-                raise RuntimeError(f"[linear_forward] {name} requires a gradient, which this operation does not have: "
-                                   "call it under torch.no_grad()")  # fmt: skip
     rows, columns = map(int, weights.shape)
+    if torch is not None and out is None:
+        from . import _torch_linear
+
+        data = weights.data if isinstance(weights.data, torch.Tensor) else torch.from_numpy(weights.data)
+        options = (weights.format, rows, columns, weights.gated, weights.order, activation, norm, eps, int8_x, batch_invariant,
+                   force)  # fmt: skip
+        return _torch_linear.linear(x, bias, residual, norm_weight, norm_bias, data, options)
+    if torch is not None and torch.is_grad_enabled():
+        tensors = {"x": x, "bias": bias, "residual": residual, "norm_weight": norm_weight, "norm_bias": norm_bias}
+        for name, tensor in tensors.items():
+            if tensor is not None and tensor.requires_grad:
+                raise RuntimeError(f"[linear_forward] {name} requires a gradient, which a call with `out` does not have: "
+                                   "leave it out, or call under torch.no_grad()")  # fmt: skip
     if out is None:
         if len(x.shape) == 0 or x.shape[-1] != columns:  # before memory for the result is asked for
             raise ValueError(f"[linear_forward] x is {list(x.shape)} and weights have {columns} columns: x must be "
                              f"[..., {columns}]")  # fmt: skip
         shape = (*x.shape[:-1], rows // 2 if weights.gated else rows)
-        out = np.empty(shape, x.dtype) if torch is None else torch.empty(shape, dtype=x.dtype, device=x.device)
+        out = np.empty(shape, x.dtype)
     parts = (weights.format, rows, columns, weights.gated, weights.order, weights.data)
-    bias, residual, y = plain(bias), plain(residual), plain(out)
-    arguments = (parts, y, activation, bias, residual, int8_x, batch_invariant, force)
+    options = (activation, plain(bias), plain(residual), norm, plain(norm_weight), plain(norm_bias), eps, int8_x,
+               batch_invariant, force)  # fmt: skip
     if torch is None:
-        _heddle.linear_forward(x, *arguments)
+        _heddle.linear_forward(x, parts, out, options)
     else:
         from ._torch_ops import native
 
-        native(_heddle.linear_forward, plain(x), *arguments)
+        native(_heddle.linear_forward, plain(x), parts, plain(out), options)
     return out

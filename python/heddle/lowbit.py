@@ -17,12 +17,14 @@ import math
 from typing import Any
 
 from ._lowbit_checkpoint import StoredLayer, layers, layout_of, load
-from ._lowbit_linear import ACTIVATIONS, PackedTensor, linear, pack
+from ._lowbit_linear import ACTIVATIONS, NORMS, PackedTensor, linear, pack
+from ._lowbit_smooth import smooth
 from ._lowbit_tensor import FORMATS, RULES, QuantizationError, QuantizedTensor, dequantize, quantize, torch_of
 
 __all__ = [
     "ACTIVATIONS",
     "FORMATS",
+    "NORMS",
     "RULES",
     "FP4Codec",
     "PackedTensor",
@@ -36,6 +38,7 @@ __all__ = [
     "load",
     "pack",
     "quantize",
+    "smooth",
 ]
 
 
