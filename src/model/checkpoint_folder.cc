@@ -40,6 +40,18 @@ bool holds_weights(const std::string& name) {
                      [&](std::string_view suffix) { return name.ends_with(suffix); });
 }
 
+// "1_Pooling": a module of sentence-transformers behind the encoder.
+bool is_module(const std::string& name) {
+  const std::size_t digits = name.find_first_not_of("0123456789");
+  return digits != std::string::npos && digits > 0 && name[digits] == '_';
+}
+
+void add_files_below(const fs::path& folder, const std::string& name, std::vector<std::string>* out) {
+  for (const auto& entry : fs::recursive_directory_iterator(folder / name)) {
+    if (entry.is_regular_file()) out->push_back(fs::relative(entry.path(), folder).string());
+  }
+}
+
 // The files that the index names, each tensor in the one it says.
 std::vector<std::string> files_of_index(const ModelFolder& model) {
   const std::string where = (model.folder / model.index_name).string();
@@ -92,6 +104,7 @@ ModelFolder ModelFolder::open(const std::string& path) {
     for (auto entry = fs::directory_iterator(given, failure); !failure && entry != fs::directory_iterator();
          entry.increment(failure)) {
       const std::string name = entry->path().filename().string();
+      if (entry->is_directory() && is_module(name)) add_files_below(given, name, &model.others);
       if (!entry->is_regular_file()) continue;
       if (name.ends_with(kIndex)) {
         kCheck.require(model.index_name.empty(), path, " has two indices, ", in_quotes(model.index_name), " and ",

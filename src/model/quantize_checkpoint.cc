@@ -82,6 +82,7 @@ class Work {
     std::sort(report_.layers.begin(), report_.layers.end(),
               [](const LayerReport& a, const LayerReport& b) { return a.name < b.name; });
     const auto put = [&](const std::string& name, const std::string& content) {
+      std::filesystem::create_directories(std::filesystem::path(folder.file(name)).parent_path());
       write_file(folder.file(name), content);
       report_.files.push_back(name);
     };

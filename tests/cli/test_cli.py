@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import signal
 import struct
 import subprocess
 
@@ -492,3 +493,20 @@ def test_quantize_leaves_nothing_of_a_disk_that_is_full(checkpoint):
     )
     assert done.returncode == 3 and "model.safetensors: File too large" in done.stderr
     assert [p.name for p in checkpoint.parent.iterdir()] == ["model.safetensors"]
+
+
+def test_quantize_leaves_nothing_when_it_is_interrupted(tmp_path):
+    random = np.random.default_rng(5)
+    weights = random.standard_normal((512, 1024))
+    write_safetensors(tmp_path / "model.safetensors", **{f"h.{i}.fc1.weight": weights for i in range(24)})
+    process = subprocess.Popen(
+        [CLI, "quantize", tmp_path / "model.safetensors", "--format", "nf4", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "[1/24]" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=300)
+    assert process.returncode == 3 and "interrupted" in rest
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]

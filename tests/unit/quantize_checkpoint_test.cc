@@ -220,6 +220,8 @@ TEST(QuantizeCheckpoint, ShardsAndTheirIndex) {
   folder.write("in/consolidated.safetensors", "not a file of the index");
   folder.write("in/pytorch_model.bin", "other weights");
   folder.write("in/tokenizer.json", "{}");
+  folder.write("in/1_Pooling/config.json", "{1}");
+  folder.write("in/onnx/model.json", "other weights");
   folder.write("in/config.json", R"({"model_type": "llama", "torch_dtype": "float32"})");
   json index = {{"metadata", {{"total_size", 1}, {"note", "kept"}}}, {"weight_map", json::object()}};
   index["weight_map"]["model.layers.0.mlp.gate_proj.weight"] = "a-00001.safetensors";
@@ -245,6 +247,8 @@ TEST(QuantizeCheckpoint, ShardsAndTheirIndex) {
   EXPECT_EQ(config["model_type"], "llama");
   EXPECT_EQ(config["quantization_config"]["format"], "nvfp4-pack-quantized");
   EXPECT_EQ(folder.read("out/tokenizer.json"), "{}");
+  EXPECT_EQ(folder.read("out/1_Pooling/config.json"), "{1}");
+  EXPECT_FALSE(fs::exists(folder.at("out/onnx")));
   EXPECT_FALSE(fs::exists(folder.at("out/pytorch_model.bin")));
   EXPECT_FALSE(fs::exists(folder.at("out/consolidated.safetensors")));
 }
