@@ -195,8 +195,9 @@ def layer_accuracy(draws: int = 4) -> list[dict]:
     ]
 
 
-def _least(function, rounds: int = 5) -> float:
-    function()  # warm
+def _least(function, rounds: int = 5, warm: bool = False) -> float:
+    if not warm:
+        function()
     return min(isolate.seconds(function)[0] for _ in range(rounds))
 
 
@@ -218,8 +219,8 @@ def layer_speed() -> dict:
         return (few @ vh[:rank].T * s[:rank]) @ u[:, :rank].T
 
     with torch.inference_mode():
-        plain = _least(lambda: torch.nn.functional.gelu(x @ w.T), 3)
-        fp4 = _least(lambda: lowbit.linear(x, packed, activation="gelu_erf"), 3)
+        plain = _least(lambda: torch.nn.functional.gelu(x @ w.T), 2)
+        fp4 = _least(lambda: lowbit.linear(x, packed, activation="gelu_erf"), 2)
         product = _least(lambda: few @ w.T)
         svd = isolate.seconds(decomposed)[0]
     return {"rows": 4096, "torch": plain, "fp4": fp4, "few": 64, "product": product, "svd": svd,
@@ -270,7 +271,7 @@ def block(batch: int = 4, length: int = 1024, hidden: int = 768, heads: int = 12
             encoder = heddle.Encoder(name, layers=rules)
             states = encoder.encode(ids, starts, return_hidden_states=True)[1].astype(np.float64)
             base = states if base is None else base
-            seconds = _least(lambda: encoder.encode(ids, starts), 3)
+            seconds = _least(lambda: encoder.encode(ids, starts), 2, warm=True)
             found[key] = {"seconds": seconds, "kept": float(100 * (1 - np.abs(states - base).mean() / np.abs(base).mean()))}
     return found
 
@@ -289,7 +290,7 @@ def study(progress) -> dict:
     found = {}
     parts = (("layer", layer_accuracy), ("attention", attention_memory), ("speed", layer_speed), ("block", block))
     for name, measure in parts:
-        if progress.left() < 3:
+        if progress.left() < 2:
             progress.leave_out(f"the study's {name}", "out of time")
             continue
         found[name] = isolate.call(measure) if name != "attention" else measure()

@@ -20,7 +20,7 @@ def _base(report: dict) -> dict | None:
 
 
 def _label(run: dict) -> str:
-    return f"chosen for an error of {run['allowed']:g}" if "allowed" in run else run["name"]
+    return f"formats chosen for {100 * run['allowed']:g} % error" if "allowed" in run else run["name"]
 
 
 def _saved(run: dict, base: dict) -> float:
@@ -105,7 +105,7 @@ def policies(report: dict) -> str:
     ]
     most = base["retrieval"]["neighbours"]
     near_head = ["", "mean cosine", "worst", "error", f"top {most}", "worst", "nearest", "Spearman", "worst"]
-    rules = [[escape(_label(r)), _rules(r), r["dtype"]] for r in runs]
+    rules = [[escape(r["name"]), _rules(r), r["dtype"]] for r in runs]
     chosen = next((r for r in runs if "allowed" in r), None)
     said = (
         f" The last was chosen by measured sensitivity for an error of {100 * chosen['allowed']:g} %: {100 * chosen['sample_error']:.2f} % on {chosen['sample']} sample pieces, "

@@ -328,7 +328,7 @@ def test_low_bit_page_is_whole_and_finds_the_smallest_that_is_good():
     report = small_report()
     page = check_page(html.lowbit(report))
     shown = "".join(page.text)
-    assert "With chosen for an error of 0.05, the encoder's linear layers take 78 % fewer bytes" in shown  # 9 of 40 MB, cosine 0.99899
+    assert "With formats chosen for 5 % error, the encoder's linear layers take 78 % fewer bytes" in shown  # 9 of 40 MB, cosine 0.99899
     assert "8.00×" in shown and "policy <x>" in shown and "<nvfp4>" in shown and "a & b" not in shown
     assert "4.00 % on 3 sample pieces" in shown and "reproduced" in shown
     assert [a["href"] for tag, a in page.seen if tag == "a"] == [html.INDEX]
