@@ -15,7 +15,7 @@ from . import flash_attn, lowbit
 from ._heddle import cpu_target, cpu_targets, num_threads, set_cpu_target, set_num_threads
 from ._heddle import version as _version
 from ._options import Causal
-from .encoder import Encoder
+from .encoder import Encoder, EncoderLayer, PrecisionChoice, PrecisionTrial
 from .explanation import Candidate, Explanation, explain
 from .functional import append_kv_cache, apply_rotary, attention, attention_with_kv_cache, sdpa
 
@@ -34,7 +34,10 @@ __all__ = [
     "Candidate",
     "Causal",
     "Encoder",
+    "EncoderLayer",
     "Explanation",
+    "PrecisionChoice",
+    "PrecisionTrial",
     "append_kv_cache",
     "apply_rotary",
     "attention",

@@ -144,7 +144,9 @@ class Linear(nn.Module):
         """Keeps the packed weights alone, half of the memory. The state is then one for this version of Heddle and for CPUs,
         and ``quantized`` and ``dequantized`` are gone."""
         self._require_plain("drop_plain")
-        packed = self.packed
+        if not self.codes.is_cpu:
+            raise ValueError("[Linear.drop_plain] the layer is on a GPU: what would be left is for CPUs")
+        packed = self._packed_weights().data
         for name in (*_PLAIN, "packed"):
             delattr(self, name)
         self.register_buffer("packed", packed)
