@@ -98,8 +98,8 @@ def linear(
 
     On the CPU, torch tensors have gradients of x, bias, residual, norm_weight and norm_bias, not of the weights: adapters
     train over frozen layers. With an activation the backward computes the sums again, so that only x is kept for it;
-    without activation and norm nothing is. On a GPU there is the forward, without norm, on the current stream; it can be
-    captured in a CUDA graph.
+    without activation and norm nothing is. On a GPU there is the forward, on the current stream; it can be captured in a
+    CUDA graph.
 
     Args:
       x: [..., K], up to four dimensions; float32, float16 or, of torch, bfloat16; the last dimension contiguous. On a

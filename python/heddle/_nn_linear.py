@@ -180,7 +180,7 @@ class Linear(nn.Module):
             y = self._in_floats(x if norm is None else norm(x))
             return y if residual is None else y + residual
         arguments = norm_arguments(norm, self.in_features, x.dtype)
-        if arguments is None or (norm is not None and x.is_cuda):  # GPUs have no norm in front of the product
+        if arguments is None:
             x, arguments = norm(x), {}
         lead, flat = x.shape[:-1], x.dim() > 4
         if flat:

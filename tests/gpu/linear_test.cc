@@ -19,6 +19,8 @@ class LayerOnGpu {
         x(layer.x),
         bias(layer.bias),
         residual(layer.residual),
+        norm_weight(layer.norm_weight),
+        norm_bias(layer.norm_bias),
         y(y_),
         weights(layer.packed.weights()),
         memory_(static_cast<std::size_t>(weights.data.shape[0])),
@@ -32,6 +34,8 @@ class LayerOnGpu {
     LinearOptions options = layer_.options();
     if (options.bias.given()) options.bias = bias.view();
     if (options.residual.given()) options.residual = in_place ? y.view() : residual.view();
+    if (options.norm_weight.given()) options.norm_weight = norm_weight.view();
+    if (options.norm_bias.given()) options.norm_bias = norm_bias.view();
     return options;
   }
 
@@ -58,7 +62,7 @@ class LayerOnGpu {
   HostTensor y_;
 
  public:
-  const DeviceTensor x, bias, residual;
+  const DeviceTensor x, bias, residual, norm_weight, norm_bias;
   DeviceTensor y;
   PackedWeights weights;
 
@@ -114,6 +118,29 @@ TEST(GpuLinear, Epilogues) {
         c.in_place = true;
         c.dtype = DType::f16;
         check(c);
+      }
+    }
+  }
+}
+
+TEST(GpuLinear, NormInFront) {
+  for (const WeightOrder order : kOrders) {
+    for (const Norm norm : {Norm::layer_norm, Norm::rms_norm}) {
+      for (const DType dtype : {DType::bf16, DType::f16}) {
+        for (const std::int64_t rows : {1, 20, 130}) {
+          LinearCase c{.format = "mxfp4",
+                       .rows = {rows},
+                       .N = 136,
+                       .K = 288,
+                       .dtype = dtype,
+                       .bias = true,
+                       .norm = norm,
+                       .x_mean = 2};
+          c.order = order;
+          check(c);
+          c.norm_weight = c.norm_bias = false;
+          check(c);
+        }
       }
     }
   }

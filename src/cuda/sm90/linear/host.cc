@@ -58,8 +58,32 @@ std::string refuse(const LinearProblem& p) {
   if (p.K == 0 || p.K > kMostColumns) return text("K must be 1 to ", kMostColumns, "; found ", p.K);
   if (p.M * p.N > kMostSums) return text("y has more than ", kMostSums, " sums");
   if (std::string reason = refuse_rows("x", p.x, p.K); !reason.empty()) return reason;
+  for (const std::byte* parameters : {p.norm.weight, p.norm.bias}) {
+    if (reinterpret_cast<std::uintptr_t>(parameters) % 16 != 0)
+      return "the norm's parameters must be aligned to 16 bytes";
+  }
   if (std::string reason = refuse_rows("y", p.y, p.outputs); !reason.empty()) return reason;
   return refuse_rows("residual", p.residual, p.outputs);
+}
+
+RowsPass rows_pass(const LinearProblem& p, std::int64_t pitch, std::byte* to, float* scales) {
+  return {.dtype = p.dtype,
+          .x = p.x.data,
+          .stride = row_stride(p.x).value_or(0),
+          .rows = static_cast<int>(p.M),
+          .columns = static_cast<int>(p.K),
+          .pitch = static_cast<int>(pitch),
+          .norm = p.norm.kind,
+          .weight = p.norm.weight,
+          .bias = p.norm.bias,
+          .eps = static_cast<float>(p.norm.eps),
+          .to = to,
+          .scales = scales};
+}
+
+double rows_seconds(const LinearProblem& p) {
+  constexpr double kLaunch = 2.5e-6, kBytesASecond = 2.5e12;
+  return kLaunch + 4.0 * static_cast<double>(p.M) * static_cast<double>(p.K) / kBytesASecond;
 }
 
 Output output_of(const LinearProblem& p) {

@@ -8,6 +8,7 @@
 #include "core/linear_problem.h"
 #include "cuda/sm90/linear/params.h"
 #include "cuda/sm90/linear/plan.h"
+#include "cuda/sm90/linear/rows.h"
 
 namespace heddle::cuda::sm90::linear {
 
@@ -17,12 +18,19 @@ std::optional<std::int64_t> row_stride(const RowsOf& rows);
 // What no candidate here takes; empty if there is nothing.
 std::string refuse(const LinearProblem& problem);
 
+// The pass over x to `to`, with a norm if the problem has one; scales: null, or of e4m3.
+RowsPass rows_pass(const LinearProblem& problem, std::int64_t pitch, std::byte* to, float* scales);
+
 // Everything but token_scales.
 Output output_of(const LinearProblem& problem);
 
 // Where a launch leaves partial sums. mark: not used before by this process.
 Schedule schedule_of(const LinearProblem& problem, const Plan& plan, std::byte* workspace);
 std::size_t workspace_of(const Plan& plan);
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Seconds of the pass over x: a launch, and what it reads and writes.
+double rows_seconds(const LinearProblem& problem);
 
 // An instantiation, and what was measured of it on an H200.
 template <class Variant>

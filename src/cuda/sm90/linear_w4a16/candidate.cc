@@ -34,10 +34,20 @@ std::string supports(const LinearProblem& p) {
 
 bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
 
-double estimate(const LinearProblem& p, int /*workers*/) { return nothing(p) ? 0.0 : choice(p).seconds; }
+bool normed(const LinearProblem& p) { return p.norm.kind != Norm::none; }
+std::int64_t pitch_of(const LinearProblem& p) { return (p.K + 7) / 8 * 8; }
+// Rows after the norm.
+std::size_t x_bytes(const LinearProblem& p) {
+  return normed(p) ? sm90::linear::aligned(static_cast<std::size_t>(p.M * pitch_of(p)) * size_of(p.dtype)) : 0;
+}
+
+double estimate(const LinearProblem& p, int /*workers*/) {
+  if (nothing(p)) return 0.0;
+  return choice(p).seconds + (normed(p) ? sm90::linear::rows_seconds(p) : 0.0);
+}
 
 std::size_t workspace(const LinearProblem& p, int /*workers*/) {
-  return nothing(p) ? 0 : sm90::linear::workspace_of(choice(p).plan);
+  return nothing(p) ? 0 : x_bytes(p) + sm90::linear::workspace_of(choice(p).plan);
 }
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
@@ -45,10 +55,14 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   if (nothing(p)) return;
   const Choice<Variant> chosen = choice(p);
   const Variant& v = *chosen.variant;
-  const std::int64_t stride = p.M > 1 ? *sm90::linear::row_stride(p.x) : (p.K + 7) / 8 * 8;
+  const auto stream = static_cast<cudaStream_t>(runtime.stream);
+  auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
+  if (normed(p)) run_rows_pass(sm90::linear::rows_pass(p, pitch_of(p), memory, nullptr), stream);
+  const std::byte* const x = normed(p) ? memory : p.x.data;
+  const std::int64_t stride = p.M > 1 && !normed(p) ? *sm90::linear::row_stride(p.x) : pitch_of(p);
   Params params{};
   params.x_by_panel = p.K % kPanel != 0;
-  params.x = make_tensor_map(p.x.data, p.dtype,
+  params.x = make_tensor_map(x, p.dtype,
                              params.x_by_panel ? TensorMapShape<4>{.extent = {p.K, p.M, 1, 1},
                                                                    .stride = {stride, p.M * stride, p.M * stride},
                                                                    .box = {kPanel, v.tile.tokens, 1, 1}}
@@ -57,8 +71,8 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
                                                                    .box = {kPanel, v.tile.tokens, v.x_box.panels, 1}});
   params.weights = reinterpret_cast<const lowbit::FragmentBlock*>(p.fragment_data + p.fragments.blocks);
   params.out = sm90::linear::output_of(p);
-  params.schedule = schedule_of(p, chosen.plan, static_cast<std::byte*>(runtime.workspace.data));
-  v.launch(params, chosen.plan.grid, static_cast<cudaStream_t>(runtime.stream));
+  params.schedule = schedule_of(p, chosen.plan, memory + x_bytes(p));
+  v.launch(params, chosen.plan.grid, stream);
 }
 
 }  // namespace
@@ -70,6 +84,7 @@ const LinearKernel kSm90LinearW4A16 = {.name = "sm90_w4a16",
                                        .supports = supports,
                                        .estimate = estimate,
                                        .workspace = workspace,
-                                       .launch = launch};
+                                       .launch = launch,
+                                       .norms = true};
 
 }  // namespace heddle::cuda

@@ -15,15 +15,13 @@ using sm90::linear::Measured;
 
 constexpr Measured<Variant> kBf16[] = {{&kBf16T64, 0.89e-6, 0.1e-6}, {&kBf16T128, 1.04e-6, 0.1e-6}};
 constexpr Measured<Variant> kF16[] = {{&kF16T64, 0.89e-6, 0.1e-6}, {&kF16T128, 1.04e-6, 0.1e-6}};
-// The pass over x: a launch, and what it reads and writes.
-constexpr double kQuantizeSeconds = 2.5e-6, kQuantizeBytes = 2.5e12;
 
 Choice<Variant> choice(const LinearProblem& p) {
   const bool bf16 = p.dtype == DType::bf16;
   return choose(p, bf16 ? kBf16 : kF16, bf16 ? &kBf16T64 : &kF16T64, current_device().multiprocessors);
 }
 
-std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+using sm90::linear::aligned;
 
 std::int64_t pitch_of(const LinearProblem& p) { return p.fragments.column_blocks * lowbit::kBlockColumns; }
 std::size_t x_bytes(const LinearProblem& p) { return aligned(static_cast<std::size_t>(p.M * pitch_of(p))); }
@@ -36,9 +34,7 @@ std::string supports(const LinearProblem& p) {
 bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
 
 double estimate(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return 0.0;
-  const double moved = 3.0 * static_cast<double>(p.M) * static_cast<double>(p.K);
-  return kQuantizeSeconds + moved / kQuantizeBytes + choice(p).seconds;
+  return nothing(p) ? 0.0 : sm90::linear::rows_seconds(p) + choice(p).seconds;
 }
 
 // x in e4m3, its scales, partial sums.
@@ -57,8 +53,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   auto* const x = static_cast<std::byte*>(runtime.workspace.data);
   auto* const scales = reinterpret_cast<float*>(x + x_bytes(p));
   std::byte* const rest = x + x_bytes(p) + aligned(static_cast<std::size_t>(p.M) * sizeof(float));
-  quantize_rows(p.dtype, p.x.data, *sm90::linear::row_stride(p.x), static_cast<int>(p.M), static_cast<int>(p.K),
-                static_cast<int>(pitch), reinterpret_cast<std::uint8_t*>(x), scales, stream);
+  run_rows_pass(sm90::linear::rows_pass(p, pitch, x, scales), stream);
   Params params{};
   params.x = make_tensor_map(x, DType::f8e4m3,
                              TensorMapShape<4>{.extent = {kPanel, p.M, pitch / kPanel, 1},
@@ -80,6 +75,7 @@ const LinearKernel kSm90LinearW4A8 = {.name = "sm90_w4a8",
                                       .supports = supports,
                                       .estimate = estimate,
                                       .workspace = workspace,
-                                      .launch = launch};
+                                      .launch = launch,
+                                      .norms = true};
 
 }  // namespace heddle::cuda
