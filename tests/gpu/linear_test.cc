@@ -123,6 +123,20 @@ TEST(GpuLinear, Epilogues) {
   }
 }
 
+// Columns that a unit of four blocks lacks, where shared memory still holds infinities that a call before has left.
+TEST(GpuLinear, MissingColumnsMeetNothing) {
+  for (const WeightOrder order : kOrders) {
+    LinearLayer spoiler({.format = "mxfp4", .rows = {40}, .N = 9000, .K = 512, .dtype = DType::f16, .order = order});
+    for (std::int64_t i = 0; i < spoiler.x.elements(); ++i) spoiler.x.set(i, i % 2 == 0 ? INFINITY : NAN);
+    LayerOnGpu gpu(spoiler);
+    gpu.run(gpu.options());
+    for (const std::int64_t rows : {1, 12, 30, 64, 100}) {
+      check({.format = "mxfp4", .rows = {rows}, .N = 264, .K = 64, .dtype = DType::f16, .order = order});
+      check({.format = "mxfp4", .rows = {rows}, .N = 264, .K = 320, .dtype = DType::f16, .order = order});
+    }
+  }
+}
+
 TEST(GpuLinear, NormInFront) {
   for (const WeightOrder order : kOrders) {
     for (const Norm norm : {Norm::layer_norm, Norm::rms_norm}) {

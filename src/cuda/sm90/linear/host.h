@@ -51,7 +51,7 @@ struct Choice {
 template <class Variant, std::size_t kCount>
 Choice<Variant> choose(const LinearProblem& p, const Measured<Variant> (&variants)[kCount], const Variant* invariant,
                        int multiprocessors) {
-  constexpr double kFixed = 3.3e-6, kMerge = 2.0e-6;
+  constexpr double kFixed = 3.3e-6, kMerge = 3.0e-6;
   Choice<Variant> best;
   for (const Measured<Variant>& v : variants) {
     if (p.batch_invariant && v.variant != invariant) continue;

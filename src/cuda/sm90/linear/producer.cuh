@@ -37,15 +37,20 @@ __device__ inline void produce(const P& p, Shared& shared) {
   using WeightBlock = typename C::WeightBlock;
   const Schedule& s = p.schedule;
   const auto load_weights = [&](const Cursor<C>& at, int n) {
+    constexpr int kBytes = sizeof(WeightBlock);
     const int first = at.unit * C::kUnitBlocks, blocks = min(C::kUnitBlocks, s.k_blocks - first);
-    ptx::barrier_arrive_expect(shared.ready[n],
-                               static_cast<int>(sizeof(shared.x[0]) + C::kTileBlocks * sizeof(WeightBlock) * blocks));
+    ptx::barrier_arrive_expect(shared.ready[n], sizeof(shared.x[0]) + C::kTileBlocks * C::kUnitBlocks * kBytes);
 #pragma unroll 1
     for (int r = 0; r < C::kTileBlocks; ++r) {
-      // Behind the last rows these once more, for nothing.
+      // Behind the last rows these once more, for nothing; behind the last columns the first of the unit: x is zero
+      // there, but must not meet an infinity that shared memory may hold.
       const std::int64_t row_block = min(at.part.row_block + r, s.row_blocks - 1);
-      ptx::bulk_load(&shared.weights[n][r], p.weights + (row_block * s.k_blocks + first), blocks * sizeof(WeightBlock),
-                     shared.ready[n]);
+      const WeightBlock* const from = p.weights + (row_block * s.k_blocks + first);
+      ptx::bulk_load(&shared.weights[n][r], from, blocks * kBytes, shared.ready[n]);
+#pragma unroll 1
+      for (int i = blocks; i < C::kUnitBlocks; ++i) {
+        ptx::bulk_load(&shared.weights[n][r][i], from, kBytes, shared.ready[n]);
+      }
     }
   };
   const auto load_x = [&](const Cursor<C>& at, int n) {

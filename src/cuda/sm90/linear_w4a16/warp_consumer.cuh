@@ -24,8 +24,7 @@ class WarpConsumer {
     static_assert(sizeof(memory.ready) == C::kStages * sizeof(ptx::Barrier));  // and free lies behind it
   }
 
-  // The next `units`. Where a unit has no block of columns for this warpgroup, x is zero and what is left of older
-  // weights, or of anything, is a finite number.
+  // The next `units`. Where a unit has no block of columns for this warpgroup, x is zero and the weights are others.
   __device__ __forceinline__ void multiply(int units, linear::Sums<C>& sums) {
     linear::Sums<C> odd;  // of the second half of each block: half as many products wait for one another
     const auto for_each_sum = [](auto visit) {

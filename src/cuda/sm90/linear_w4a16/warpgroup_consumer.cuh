@@ -15,8 +15,7 @@ class WarpgroupConsumer {
   __device__ WarpgroupConsumer(SharedMemory<C>& memory, int row_group, int column_group)
       : shared(memory), row(row_group), column(column_group), thread(static_cast<int>(threadIdx.x) % 128) {}
 
-  // The next `units`. Where a unit has no block of columns for this warpgroup, x is zero and what is left of older
-  // weights, or of anything, is a finite number.
+  // The next `units`. Where a unit has no block of columns for this warpgroup, x is zero and the weights are others.
   __device__ __forceinline__ void multiply(int units, linear::Sums<C>& sums) {
 #pragma unroll
     for (int i = 0; i < C::kAccumulators; ++i) sums[0][i] = 0.0f;
