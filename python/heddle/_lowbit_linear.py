@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +35,9 @@ class PackedTensor:
     gated: bool
     data: Any
     order: str = "rows16"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_described", (self.format, *map(int, self.shape), self.gated, self.order))
 
     @property
     def nbytes(self) -> int:
@@ -76,6 +81,13 @@ def pack(matrix: QuantizedTensor, *, gated: bool = False, device: Any = "cpu", f
     data = memory[-address % 64 :][:count]
     _heddle.lowbit_pack(matrix._parts(), gated, order, data)
     return PackedTensor(matrix.format, (rows, columns), gated, data.to(device) if gpu else data, order)
+
+
+@functools.cache
+def _torch_way() -> Any:
+    from . import _torch_linear
+
+    return _torch_linear.linear
 
 
 def linear(
@@ -125,15 +137,13 @@ def linear(
       ValueError: a bad argument; the message names it. RuntimeError: `out` beside a tensor that requires a gradient while
         torch records them; second derivatives. TypeError: no array.
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and out is None and isinstance(x, torch.Tensor):  # the way of most calls: as short as can be
+        options = (*weights._described, activation, norm, eps, int8_x, batch_invariant, force)
+        data = weights.data if isinstance(weights.data, torch.Tensor) else torch.from_numpy(weights.data)
+        return _torch_way()(x, bias, residual, norm_weight, norm_bias, data, options)
     torch = kind(x, "linear_forward", "x")
     rows, columns = map(int, weights.shape)
-    if torch is not None and out is None:
-        from . import _torch_linear
-
-        data = weights.data if isinstance(weights.data, torch.Tensor) else torch.from_numpy(weights.data)
-        options = (weights.format, rows, columns, weights.gated, weights.order, activation, norm, eps, int8_x, batch_invariant,
-                   force)  # fmt: skip
-        return _torch_linear.linear(x, bias, residual, norm_weight, norm_bias, data, options)
     if torch is not None and torch.is_grad_enabled():
         tensors = {"x": x, "bias": bias, "residual": residual, "norm_weight": norm_weight, "norm_bias": norm_bias}
         for name, tensor in tensors.items():
@@ -146,7 +156,7 @@ def linear(
                              f"[..., {columns}]")  # fmt: skip
         shape = (*x.shape[:-1], rows // 2 if weights.gated else rows)
         out = np.empty(shape, x.dtype)
-    parts = (weights.format, rows, columns, weights.gated, weights.order, weights.data)
+    parts = (*weights._described, weights.data)
     options = (activation, plain(bias), plain(residual), norm, plain(norm_weight), plain(norm_bias), eps, int8_x,
                batch_invariant, force)  # fmt: skip
     if torch is None:

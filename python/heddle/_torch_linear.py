@@ -34,11 +34,12 @@ def _native_options(bias, residual, norm_weight, norm_bias, options):
 
 
 def _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, *options):
-    _, rows, columns, gated = options[:4]
-    if x.dim() == 0 or x.shape[-1] != columns:
-        raise ValueError(f"[linear_forward] x is {list(x.shape)} and weights have {columns} columns: x must be "
+    rows, columns, gated = options[1:4]
+    shape = x.shape
+    if len(shape) == 0 or shape[-1] != columns:
+        raise ValueError(f"[linear_forward] x is {list(shape)} and weights have {columns} columns: x must be "
                          f"[..., {columns}]")  # fmt: skip
-    return x.new_empty((*x.shape[:-1], rows // 2 if gated else rows))
+    return x.new_empty((*shape[:-1], rows // 2 if gated else rows))
 
 
 def _forward(x, bias, residual, norm_weight, norm_bias, weights, *options):
@@ -122,10 +123,14 @@ torch.library.register_autograd("heddle::linear_backward", _no_second_derivative
 
 def linear(x, bias, residual, norm_weight, norm_bias, weights, options):
     """options: as the operator's, from format on."""
-    tensors = (x, bias, residual, norm_weight, norm_bias)
-    inputs = (*tensors, weights, *options)
-    if watched() or not all(t is None or plain(t) for t in (*tensors, weights)):
-        return torch.ops.heddle.linear_forward(*inputs)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return _Linear.apply(*inputs)
-    return _forward(*(t if t is None else t.detach() for t in tensors), weights, *options)
+    others = [t for t in (bias, residual, norm_weight, norm_bias) if t is not None]
+    if watched() or not plain(x) or not all(map(plain, others)):
+        return torch.ops.heddle.linear_forward(x, bias, residual, norm_weight, norm_bias, weights, *options)
+    needs = x.requires_grad or any(t.requires_grad for t in others)
+    if needs and torch.is_grad_enabled():
+        return _Linear.apply(x, bias, residual, norm_weight, norm_bias, weights, *options)
+    if needs:
+        x, bias, residual, norm_weight, norm_bias = (
+            t if t is None else t.detach() for t in (x, bias, residual, norm_weight, norm_bias)
+        )
+    return _forward(x, bias, residual, norm_weight, norm_bias, weights, *options)

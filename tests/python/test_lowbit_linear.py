@@ -215,7 +215,7 @@ def test_gradients_by_every_way():
         return lowbit.linear(x, p, activation="silu", bias=bias, norm="rms_norm", norm_weight=weight)
 
     def operator(x, bias, weight):
-        options = (p.format, 32, 64, False, "silu", "rms_norm", 1e-5, False, False, "")
+        options = (p.format, 32, 64, False, p.order, "silu", "rms_norm", 1e-5, False, False, "")
         return torch.ops.heddle.linear_forward(x, bias, None, weight, None, p.data, *options)
 
     ways = {
@@ -235,7 +235,7 @@ def test_gradients_by_every_way():
     assert torch.equal(dx, results["autograd"][1])
     assert torch.library.opcheck(
         torch.ops.heddle.linear_forward,
-        (x, bias, None, weight, None, p.data, p.format, 32, 64, False, "silu", "rms_norm", 1e-5, False, False, ""),
+        (x, bias, None, weight, None, p.data, p.format, 32, 64, False, p.order, "silu", "rms_norm", 1e-5, False, False, ""),
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )
 
