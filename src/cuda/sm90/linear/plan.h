@@ -19,6 +19,7 @@ struct Plan {
   std::size_t partial_bytes = 0, mark_bytes = 0;
 };
 
+// Where tiles are shared, every CTA has a unit at least: those that share one wait for all from the first to the last.
 constexpr Plan plan_of(const TileShape& tile, std::int64_t m, std::int64_t row_blocks, std::int64_t k_blocks,
                        int multiprocessors) {
   const auto pieces = [](std::int64_t n, std::int64_t size) { return static_cast<int>((n + size - 1) / size); };
@@ -35,7 +36,8 @@ constexpr Plan plan_of(const TileShape& tile, std::int64_t m, std::int64_t row_b
     plan.shared_tiles = plan.grid == plan.tiles ? 0 : plan.tiles;
   } else {
     const int left = plan.tiles % multiprocessors;  // too few for a round of their own
-    plan.shared_tiles = left * 10 >= multiprocessors * 9 ? 0 : left;
+    const bool few_idle = left * 10 >= multiprocessors * 9, too_few = left * plan.units < multiprocessors;
+    plan.shared_tiles = few_idle || too_few ? 0 : left;
   }
   if (plan.shared_tiles > 0) {
     plan.partial_bytes = std::size_t{2} * plan.grid * tile.row_blocks * tile.accumulators * 128 * sizeof(float);
