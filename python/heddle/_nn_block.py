@@ -85,7 +85,8 @@ class TransformerBlock(nn.Module):
         elif isinstance(layer.activation, (nn.ReLU, nn.SiLU)):
             activation = "relu" if isinstance(layer.activation, nn.ReLU) else "silu"
         if activation is None:
-            raise ValueError(f"[TransformerBlock.from_torch] activation is {layer.activation}: it must be ReLU, GELU or SiLU")
+            raise ValueError(f"[TransformerBlock.from_torch] activation is {layer.activation}: it must be ReLU, GELU or "
+                             "SiLU")  # fmt: skip
         block = cls(
             attend.embed_dim,
             attend.num_heads,

@@ -173,7 +173,8 @@ class Linear(nn.Module):
     def forward(
         self, x: torch.Tensor, *, norm: nn.Module | None = None, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """norm: a module that is applied to x first; a LayerNorm or RMSNorm over K is done in the same call. residual: as y."""
+        """norm: a module that is applied to x first; a LayerNorm or RMSNorm over K is part of the same call. residual: as
+        y."""
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         if self.format is None:

@@ -212,7 +212,8 @@ def choose_policy(
     layers = linear_layers(module)
     if not layers or "" in layers:
         raise ValueError("[choose_policy] module has no linear layers inside: it must be a model or a block")
-    calls = [c if isinstance(c, tuple) else (c,) for c in (sample_inputs if isinstance(sample_inputs, list) else [sample_inputs])]
+    samples = sample_inputs if isinstance(sample_inputs, list) else [sample_inputs]
+    calls = [sample if isinstance(sample, tuple) else (sample,) for sample in samples]
 
     def outputs():
         return [t.double() for call in calls for t in _tensors(module(*call)) if t.is_floating_point()]

@@ -35,17 +35,15 @@ HWY_INLINE VI DotBytes(VI sum, V8 codes, V8 x) {
 #endif
 }
 
-// Two words of each row for eight columns; which columns a word has is the order in which x is staged.
-struct WordPair {
-  V8 first, second;
-};
+// Load() gives two words of each row for eight columns; which columns a word has is the order in which x is staged.
 
 // Codes of four bits: even columns, odd columns.
 struct Nibbles {
-  HWY_INLINE WordPair Load(const std::uint8_t* step, int slice) const {
+  HWY_INLINE void Load(const std::uint8_t* step, int slice, V8& first, V8& second) const {
     const VU word = hn::LoadU(DU(), reinterpret_cast<const std::uint32_t*>(step) + slice * kLanes);
     const V8 nibble = hn::Set(D8(), std::uint8_t{15});
-    return {hn::And(hn::BitCast(D8(), word), nibble), hn::And(hn::BitCast(D8(), hn::ShiftRight<4>(word)), nibble)};
+    first = hn::And(hn::BitCast(D8(), word), nibble);
+    second = hn::And(hn::BitCast(D8(), hn::ShiftRight<4>(word)), nibble);
   }
   HWY_INLINE VI Dot(VI sum, V8 codes, V8 x) const { return DotBytes(sum, codes, x); }
   // dot - offset * total, exact below 2^24
@@ -63,9 +61,10 @@ struct HalvesOfE2m1 : Nibbles {
     for (int code = 0; code < 16; ++code) values[code] = static_cast<std::uint8_t>(12 + 2 * kE2m1Values[code]);
     table = hn::LoadDup128(D8(), values);
   }
-  HWY_INLINE WordPair Load(const std::uint8_t* step, int slice) const {
-    const WordPair codes = Nibbles::Load(step, slice);
-    return {hn::TableLookupBytes(table, codes.first), hn::TableLookupBytes(table, codes.second)};
+  HWY_INLINE void Load(const std::uint8_t* step, int slice, V8& first, V8& second) const {
+    Nibbles::Load(step, slice, first, second);
+    first = hn::TableLookupBytes(table, first);
+    second = hn::TableLookupBytes(table, second);
   }
   V8 table;
 };
@@ -117,9 +116,10 @@ struct Int8Numbers {
     const V8 word = hn::TableLookupBytes(hn::BitCast(D8(), rows), turn);
     return kOffset == 0 ? word : hn::Xor(word, hn::Set(D8(), std::uint8_t{0x80}));
   }
-  HWY_INLINE WordPair Load(const std::uint8_t* step, int slice) const {
+  HWY_INLINE void Load(const std::uint8_t* step, int slice, V8& first, V8& second) const {
     const std::uint8_t* from = step + slice * kLanes;
-    return {Word(from), Word(from + 4 * lowbit::kPanelRows)};
+    first = Word(from);
+    second = Word(from + 4 * lowbit::kPanelRows);
   }
   // |w| is at most 128, so that pairs of products fit 16 bits.
   HWY_INLINE VI Dot(VI sum, V8 w, V8 x) const {
@@ -177,16 +177,16 @@ HWY_NOINLINE void DotInt8Rows(const Numbers& given_numbers, const Scales& given_
     }
     const std::int64_t g = k / l.group;
     for (const std::int64_t end = std::min({columns, k + span, (g + 1) * l.group}); k < end; k += lowbit::kPanelStep) {
-      WordPair w8[V];
+      V8 first_words[V], second_words[V];
       HWY_UNROLL(3)
-      for (int v = 0; v < V; ++v) w8[v] = numbers.Load(place[v].step(l, k), place[v].slice);
+      for (int v = 0; v < V; ++v) numbers.Load(place[v].step(l, k), place[v].slice, first_words[v], second_words[v]);
       HWY_UNROLL(8)
       for (int m = 0; m < M; ++m) {
         const std::uint32_t* pair = words + m * row_words + k / 4;
-        const V8 first = hn::BitCast(D8(), hn::Set(du, pair[0])), second = hn::BitCast(D8(), hn::Set(du, pair[1]));
+        const V8 x0 = hn::BitCast(D8(), hn::Set(du, pair[0])), x1 = hn::BitCast(D8(), hn::Set(du, pair[1]));
         HWY_UNROLL(3)
         for (int v = 0; v < V; ++v) {
-          dot[m][v] = numbers.Dot(numbers.Dot(dot[m][v], w8[v].first, first), w8[v].second, second);
+          dot[m][v] = numbers.Dot(numbers.Dot(dot[m][v], first_words[v], x0), second_words[v], x1);
         }
       }
     }

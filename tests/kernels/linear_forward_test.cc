@@ -6,10 +6,12 @@
 #include <cmath>
 #include <random>
 
+#include "cpu/linear.h"
 #include "kernels/candidates.h"
 #include "kit/linear_layer.h"
 #include "lowbit/packed.h"
 #include "ops/linear_arguments.h"
+#include "ops/linear_choice.h"
 #include "ops/lowbit_arguments.h"
 #include "reference/lowbit.h"
 
@@ -298,6 +300,17 @@ TEST(LinearForward, NormsOfConstantRows) {
       }
     });
   }
+}
+
+// A kernel that knows nothing of norms must not run without one.
+TEST(LinearForward, ACandidateWithoutNormsRefusesThem) {
+  LinearKernel kernel = cpu::kLinear;
+  kernel.norms = false;
+  LinearProblem problem;
+  EXPECT_EQ(refusal(kernel, problem, ""), "");
+  problem.norm.kind = Norm::rms_norm;
+  EXPECT_EQ(refusal(kernel, problem, ""), "it has no norm in front of the product");
+  EXPECT_EQ(refusal(cpu::kLinear, problem, ""), "");
 }
 
 // A row's bits do not depend on how many rows are staged, nor by whom.
