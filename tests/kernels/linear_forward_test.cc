@@ -450,7 +450,7 @@ TEST(LinearForward, TheReferenceIsACandidate) {
   const kit::Comparison verdict = layer.run(options);
   EXPECT_LE(verdict.error, 0x1p-24 * 512) << verdict.worst;  // one rounding of what is below 512
   const std::vector<Candidate> list = explain_linear(layer.x.view(), layer.packed.weights(), options);
-  ASSERT_EQ(list.size(), 2u);
+  ASSERT_GE(list.size(), 2u);
   EXPECT_FALSE(list[0].chosen);
   EXPECT_EQ(list[0].reason, "another candidate was asked for by name");
   EXPECT_TRUE(list[1].chosen);
