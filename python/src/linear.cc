@@ -79,8 +79,8 @@ nb::list explain(nb::handle x, const nb::tuple& packed, const nb::tuple& items) 
 }
 
 // gradients: (dx, dbias, dnorm_weight, dnorm_bias), each of them None if it is not wanted.
-void backward(nb::handle dy, nb::handle x, const nb::tuple& packed, const nb::tuple& gradients,
-              const nb::tuple& items, std::uintptr_t stream) {
+void backward(nb::handle dy, nb::handle x, const nb::tuple& packed, const nb::tuple& gradients, const nb::tuple& items,
+              std::uintptr_t stream) {
   Arguments arguments("linear_backward", Arguments::Devices::any);
   if (gradients.size() != 4) throw Error("[linear_backward] gradients must be a tuple of 4 items");
   const TensorView from = arguments.read(dy, "dy"), rows = arguments.read(x, "x");
