@@ -30,7 +30,7 @@ class FileBytes {
   FileBytes& add(const std::string& name, const std::string& dtype, std::vector<std::int64_t> shape,
                  const std::vector<Value>& values) {
     std::string data(values.size() * sizeof(Value), '\0');
-    std::memcpy(data.data(), values.data(), data.size());
+    if (!values.empty()) std::memcpy(data.data(), values.data(), data.size());
     tensors.push_back({name, dtype, std::move(shape), std::move(data)});
     return *this;
   }
