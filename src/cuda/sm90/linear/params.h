@@ -1,6 +1,7 @@
 // What launches of the linear layers' kernels have in common: what they write, and who computes what.
 #pragma once
 
+#include <cuda.h>
 #include <vector_types.h>
 
 #include <cstdint>
@@ -36,6 +37,18 @@ struct Schedule {
   std::uint64_t*
       marks;           // [CTA][first or second][warpgroup][slice]: `mark` where partials are there, till they are read
   std::uint64_t mark;  // of this launch, such that no memory has it by chance
+};
+
+// What a launch tells the kernel.
+template <class WeightBlock>
+struct Params {
+  // [M, K] as [K / panel][M][panel], panels of 128 bytes, boxes of all that a stage has; by_panel: as [M, K], boxes of
+  // a panel.
+  CUtensorMap x;
+  bool x_by_panel;
+  const WeightBlock* weights;
+  Output out;
+  Schedule schedule;
 };
 
 }  // namespace heddle::cuda::sm90::linear

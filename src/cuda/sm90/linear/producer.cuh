@@ -32,8 +32,8 @@ struct Cursor {
 };
 
 // One thread. Weights may come before the grid before this one has ended; x may be what that one writes.
-template <class C, class P, class Shared>
-__device__ inline void produce(const P& p, Shared& shared) {
+template <class C, class Shared>
+__device__ inline void produce(const Params<typename C::WeightBlock>& p, Shared& shared) {
   using WeightBlock = typename C::WeightBlock;
   const Schedule& s = p.schedule;
   const auto load_weights = [&](const Cursor<C>& at, int n) {

@@ -60,7 +60,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   if (normed(p)) run_rows_pass(sm90::linear::rows_pass(p, pitch_of(p), memory, nullptr), stream);
   const std::byte* const x = normed(p) ? memory : p.x.data;
   const std::int64_t stride = p.M > 1 && !normed(p) ? *sm90::linear::row_stride(p.x) : pitch_of(p);
-  Params params{};
+  sm90::linear::Params<lowbit::FragmentBlock> params{};
   params.x_by_panel = p.K % kPanel != 0;
   params.x = make_tensor_map(x, p.dtype,
                              params.x_by_panel ? TensorMapShape<4>{.extent = {p.K, p.M, 1, 1},

@@ -3,8 +3,8 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/sm90/linear/params.h"
 #include "cuda/sm90/linear_w4a16/decode.cuh"
-#include "cuda/sm90/linear_w4a16/params.h"
 
 namespace heddle::cuda::sm90::linear_w4a16 {
 

@@ -11,6 +11,8 @@ namespace heddle::cuda::sm90::linear_w4a16 {
 template <class C>
 class WarpConsumer {
  public:
+  using Memory = SharedMemory<C>;
+
   __device__ WarpConsumer(SharedMemory<C>& memory, int row_group, int column_group) {
     const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32, token = lane % 8;
     const std::uint32_t block = ptx::shared_address(&memory.weights[0][row_group * C::kRowBlocks][column_group]);

@@ -12,6 +12,8 @@ namespace heddle::cuda::sm90::linear_w4a16 {
 template <class C>
 class WarpgroupConsumer {
  public:
+  using Memory = SharedMemory<C>;
+
   __device__ WarpgroupConsumer(SharedMemory<C>& memory, int row_group, int column_group)
       : shared(memory), row(row_group), column(column_group), thread(static_cast<int>(threadIdx.x) % 128) {}
 

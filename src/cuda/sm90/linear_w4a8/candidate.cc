@@ -54,7 +54,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   auto* const scales = reinterpret_cast<float*>(x + x_bytes(p));
   std::byte* const rest = x + x_bytes(p) + aligned(static_cast<std::size_t>(p.M) * sizeof(float));
   run_rows_pass(sm90::linear::rows_pass(p, pitch, x, scales), stream);
-  Params params{};
+  sm90::linear::Params<lowbit::FragmentBlock8> params{};
   params.x = make_tensor_map(x, DType::f8e4m3,
                              TensorMapShape<4>{.extent = {kPanel, p.M, pitch / kPanel, 1},
                                                .stride = {pitch, kPanel, p.M * pitch},

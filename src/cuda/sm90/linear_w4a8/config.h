@@ -5,7 +5,7 @@
 
 #include "cuda/common/device.h"
 #include "cuda/common/ptx/barrier.cuh"
-#include "cuda/sm90/linear_w4a8/params.h"
+#include "cuda/sm90/linear/params.h"
 
 namespace heddle::cuda::sm90::linear_w4a8 {
 
@@ -21,7 +21,7 @@ struct Config {
   static constexpr int kUnitBlocks = kUnitBlocks_;  // of columns whose products are summed in the tensor cores
   static constexpr int kPanelColumns = lowbit::kBlockColumns, kBlockPanels = 1;
   static constexpr bool kTokenScales = true;
-  static constexpr int kThreads = 128 * (1 + kRowGroups);
+  static constexpr int kColumnGroups = 1, kConsumers = kRowGroups, kThreads = 128 * (1 + kConsumers);
   static constexpr int kAccumulators = kTokens / 2;
   static constexpr float kFactor = 32;  // E4M3 holds weights times 2^-5
   static constexpr int kStageBytes =

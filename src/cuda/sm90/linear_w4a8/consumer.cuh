@@ -12,7 +12,9 @@ namespace heddle::cuda::sm90::linear_w4a8 {
 template <class C>
 class Consumer {
  public:
-  __device__ Consumer(SharedMemory<C>& memory, int group) : shared(memory) {
+  using Memory = SharedMemory<C>;
+
+  __device__ Consumer(SharedMemory<C>& memory, int group, int /*column_group*/) : shared(memory) {
     const lowbit::FragmentBlock8& first = memory.weights[0][group * C::kRowBlocks][0];
     const unsigned thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
     weights = reinterpret_cast<const std::byte*>(first.codes[0][thread]);

@@ -1,20 +1,11 @@
-// The instantiations of the kernel, for the host.
+// The instantiations of the kernel.
 #pragma once
 
-#include <cuda_runtime_api.h>
-
-#include "cuda/sm90/linear/plan.h"
-#include "cuda/sm90/linear_w4a8/params.h"
+#include "cuda/sm90/linear/launch.h"
 
 namespace heddle::cuda::sm90::linear_w4a8 {
 
-struct Variant {
-  linear::TileShape tile;
-  struct {
-    int columns, panels;
-  } x_box;  // of x in a stage
-  void (*launch)(const Params& params, int grid, cudaStream_t stream);
-};
+using Variant = linear::Variant<lowbit::FragmentBlock8>;
 
 extern const Variant kBf16T64, kBf16T128;
 extern const Variant kF16T64, kF16T128;

@@ -3,16 +3,15 @@
 
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/linear/schedule.cuh"
-#include "cuda/sm90/linear_w4a16/config.h"
 
-namespace heddle::cuda::sm90::linear_w4a16 {
+namespace heddle::cuda::sm90::linear {
 
 // Adds them up in the first column group; true there. n: number of the part.
-template <class C>
-__device__ __forceinline__ bool gather(SharedMemory<C>& shared, int n, int row, int column, linear::Sums<C>& sums) {
+template <class C, class Shared>
+__device__ __forceinline__ bool gather(Shared& shared, int n, int row, int column, Sums<C>& sums) {
   if constexpr (C::kColumnGroups > 1) {
     constexpr int kThreads = 128 * C::kColumnGroups, kWords = C::kAccumulators / 4;
-    const int full = 1 + C::kRowGroups + row, empty = full + C::kRowGroups, thread = linear::this_thread();
+    const int full = 1 + C::kRowGroups + row, empty = full + C::kRowGroups, thread = this_thread();
     if (column > 0) {
       if (n > 0) ptx::barrier_sync(empty, kThreads);
 #pragma unroll
@@ -44,4 +43,4 @@ __device__ __forceinline__ bool gather(SharedMemory<C>& shared, int n, int row, 
   return true;
 }
 
-}  // namespace heddle::cuda::sm90::linear_w4a16
+}  // namespace heddle::cuda::sm90::linear
