@@ -213,7 +213,8 @@ std::string quantization_config_of(const std::map<std::string, Format>& layers, 
                                    const std::string& compute_dtype) {
   std::vector<std::pair<Format, std::vector<std::string>>> groups;
   for (const auto& [name, format] : layers) {
-    auto group = std::find_if(groups.begin(), groups.end(), [&](const auto& g) { return g.first == format; });
+    auto group =
+        std::find_if(groups.begin(), groups.end(), [&, &wanted = format](const auto& g) { return g.first == wanted; });
     if (group == groups.end()) group = groups.insert(groups.end(), {format, {}});
     group->second.push_back(name);
   }
