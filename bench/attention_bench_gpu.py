@@ -27,6 +27,7 @@ import sys
 import time
 
 import gpu_backward_rows
+import gpu_linear_rows
 import gpu_rows
 import torch
 
@@ -108,15 +109,16 @@ def stored_fa3(name, gemm):
     return figure * gemm / peers["gemm_tflops"]
 
 
-def difference(calls):
+def difference(row):
     """Largest relative distance of a contender's output, or of a gradient, from Heddle's."""
+    calls = row.calls
     outputs = {name: call() for name, call in calls.items()}
     each = {name: out if isinstance(out, tuple) else (out,) for name, out in outputs.items()}
     worst = 0.0
     for name, tensors in each.items():
         for mine, other in zip(each["heddle"], tensors, strict=True):
             distance = ((other.float() - mine.float()).norm() / mine.float().norm()).item()
-            if not distance <= 0.02:
+            if not distance <= row.tolerance:
                 raise SystemExit(f"the outputs of heddle and {name} differ by {distance}")
             worst = max(worst, distance)
     return worst
@@ -142,7 +144,7 @@ def measure(name, make):
     row = make()
     if row.how == "memory":
         return measure_memory(name, row)
-    distance = difference(row.calls)
+    distance = difference(row)
     times = {contender: [] for contender in row.calls}
     for turn in range(ROUNDS):
         for contender in list(row.calls) if turn % 2 == 0 else list(row.calls)[::-1]:
@@ -211,7 +213,7 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("attention_bench_gpu.py: torch sees no GPU")
     torch.manual_seed(1)
-    known = gpu_rows.rows() | gpu_backward_rows.rows()
+    known = gpu_rows.rows() | gpu_backward_rows.rows() | gpu_linear_rows.rows()
     chosen = {name: known[name] for part in arguments.filter.split("|") for name in known if part in name}
     gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
     out = arguments.out or HERE / "results" / f"{gpu}.json"

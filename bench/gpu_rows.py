@@ -23,6 +23,7 @@ class Row:
     # "host": as Python sees it; "memory": not timed, the most that a call had of torch's memory
     how: str = "events"
     rotations: int = 1  # distinct inputs that calls(n) takes in turn, for graphs
+    tolerance: float = 0.02  # of a contender's output from Heddle's, relative
 
 
 def random(*shape, dtype=torch.bfloat16):

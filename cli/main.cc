@@ -1,5 +1,5 @@
-// heddle: exact attention from the command line. Exit codes: 0 done, 1 a check failed, 2 bad arguments or data, 3 the
-// machine said no (a file, memory, a target).
+// heddle: exact attention and low-bit weights from the command line. Exit codes: 0 done, 1 a check failed, 2 bad
+// arguments or data, 3 the machine said no (a file, memory, a target).
 #include <iostream>
 #include <new>
 
@@ -8,7 +8,7 @@
 #include "verbs.h"
 
 int main(int argc, char** argv) {
-  CLI::App app("Heddle: exact attention, forward and backward", "heddle");
+  CLI::App app("Heddle: exact attention, forward and backward, and low-bit weights", "heddle");
   app.set_version_flag("--version", std::string("heddle ") + heddle::version());
   app.require_subcommand(1);
   heddle::cli::add_info(app);
@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   heddle::cli::add_tune(app);
   heddle::cli::add_explain(app);
   heddle::cli::add_memory(app);
+  heddle::cli::add_quantize(app);
   try {
     app.parse(argc, argv);
     std::cout.flush();

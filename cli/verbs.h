@@ -13,5 +13,6 @@ void add_check(CLI::App& app);
 void add_tune(CLI::App& app);
 void add_explain(CLI::App& app);
 void add_memory(CLI::App& app);
+void add_quantize(CLI::App& app);
 
 }  // namespace heddle::cli

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds Heddle and runs the demo: report/index.html. `--budget` is the time in seconds for both; the rest goes to the demo.
+# Builds Heddle and runs the demo: report/index.html and lowbit.html. `--budget` is the time in seconds for both; the rest goes to the demo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -1,9 +1,12 @@
 // Low-bit weights as other tools write them into safetensors files, read into plain storage (heddle/lowbit.h). Bits are
 // moved, nothing is quantised again: what plain storage cannot hold exactly is refused with the tensor, the value and
-// the rule. docs/formats.md, "Reading checkpoints", lists what is read and what is not.
+// the rule. docs/formats.md, "Reading checkpoints", lists what is read and what is not. And whole checkpoints quantised
+// and written in these layouts: docs/quantize.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -21,6 +24,8 @@ enum class Layout : std::uint8_t {
   compressed_tensors_nvfp4,  // x.weight_packed, x.weight_scale, x.weight_global_scale
   compressed_tensors_mxfp4,  // x.weight_packed, x.weight_scale
   compressed_tensors_int4,   // x.weight_packed of int32, x.weight_scale, x.weight_shape ("pack-quantized")
+  compressed_tensors_int8,   // the same with 4 codes to a word, or x.weight of I8 ("int-quantized"); a scale a row
+  compressed_tensors_fp8,    // x.weight of F8_E4M3, x.weight_scale of each row ("float-quantized")
   bitsandbytes,              // x.weight, x.weight.absmax, x.weight.quant_state.bitsandbytes__nf4 or __fp4
   gptq,                      // x.qweight [K/8, N], x.qzeros, x.scales, x.g_idx
   awq,                       // x.qweight [K, N/8], x.qzeros, x.scales
@@ -78,5 +83,64 @@ class Checkpoint {
   std::map<std::string, std::size_t> file_of_;  // by tensor
   int gptq_version_ = 0;
 };
+
+// What becomes of the layers whose name matches `pattern` ("*" stands for any characters, dots too, "?" for one).
+struct LayerRule {
+  std::string pattern;
+  // "keep": as it is; "16bit": f32 becomes bf16, what has 16 bits stays; or a format's name, or one with a scale rule:
+  // "int4_g64:mse".
+  std::string format;
+};
+
+// Before each tensor, and at the end.
+struct QuantizeProgress {
+  std::string tensor;                           // the next one; "" at the end
+  std::string format;                           // what it becomes; "" if it stays
+  std::size_t bytes_done = 0, bytes_total = 0;  // of the input
+  std::size_t layers_done = 0, layers_total = 0;
+};
+
+struct QuantizeCheckpointOptions {
+  std::string format = "nvfp4";  // of layers that no rule names and linear_layer() is true for; as LayerRule::format
+  ScaleRule rule = ScaleRule::mse;
+  // The first that matches decides, also over layers that linear_layer() would leave out. Each must match a layer.
+  std::vector<LayerRule> layers;
+  // f32 [K] by a layer's name, or a view that is not given: QuantizeOptions::importance.
+  std::function<TensorView(const std::string& layer)> importance;
+  // What it throws ends the work; nothing is left written then.
+  std::function<void(const QuantizeProgress&)> progress;
+};
+
+struct LayerReport {
+  std::string name, file;
+  std::string format;  // name of a format, or "bfloat16"
+  std::string rule;    // "" for bfloat16
+  std::int64_t rows = 0, columns = 0;
+  QuantizationError error;
+  std::size_t bytes_before = 0, bytes_after = 0;  // in the files: codes, scales and what else belongs to the layer
+  float global_scale = 0;                         // 0: it has none
+};
+
+struct QuantizeReport {
+  std::vector<LayerReport> layers;                // changed, in the order of their names
+  std::vector<std::string> kept;                  // names of 2-D weights that stay as they are
+  std::vector<std::string> files;                 // in the output folder
+  std::size_t bytes_before = 0, bytes_after = 0;  // of all tensors
+  std::string quantization_config;                // JSON, as in the output's config.json
+};
+
+// Whether a weight of this name, less ".weight", is a linear layer of a Transformer: it lies in a numbered layer, and
+// is no embedding, norm, convolution, router or position table. docs/quantize.md has the list.
+bool linear_layer(const std::string& name);
+
+// Quantises the 2-D weights of a checkpoint and writes the result as a folder that Hugging Face's tools load and this
+// file's Checkpoint reads back to the bit. `input`: a safetensors file, or a folder of them with or without an index;
+// `output` must not exist. One tensor at a time is in memory. Layers whose products run as one (q, k and v; gate and
+// up) share an nvfp4 global scale. Throws Error naming file and tensor for a layer whose K is no multiple of the group,
+// that is not floating point or holds a NaN or an infinity, for formats without a layout (e2m1_row) or whose layouts
+// exclude each other, for a checkpoint that is quantised already; RuntimeError where a file cannot be read or written.
+// Nothing is left written then: the folder is written under another name beside `output` and renamed at the end.
+QuantizeReport quantize_checkpoint(const std::string& input, const std::string& output,
+                                   const QuantizeCheckpointOptions& options = {}, const Runtime& runtime = {});
 
 }  // namespace heddle::lowbit

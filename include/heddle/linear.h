@@ -1,6 +1,6 @@
-// Linear layers whose weights are quantised: y = activation(x W^T + bias) + residual, W decoded inside the product.
-// Weights are packed once, on load, into the order that a device's kernels read; docs/linear.md says what results
-// promise and what they cost.
+// Linear layers whose weights are quantised: y = activation(norm(x) W^T + bias) + residual, W decoded inside the
+// product, and their gradients, of all but W. Weights are packed once, on load, into the order that a device's kernels
+// read; docs/linear.md says what results promise and what they cost.
 #pragma once
 
 #include <cstddef>
@@ -29,34 +29,55 @@ enum class Activation : std::uint8_t {
 Activation activation_named(std::string_view name);
 const char* name_of(Activation activation);
 
+// What is done to each row of x before the product: in f64, the result rounded to f32.
+//   layer_norm   (x - mean(x)) / sqrt(mean((x - mean(x))^2) + eps) * weight + bias
+//   rms_norm     x / sqrt(mean(x^2) + eps) * weight
+enum class Norm : std::uint8_t { none, layer_norm, rms_norm };
+// "none", "layer_norm", "rms_norm"; Error, listing them, for another.
+Norm norm_named(std::string_view name);
+const char* name_of(Norm norm);
+
 // The order of packed weights.
 enum class WeightOrder : std::uint8_t {
-  rows16,  // for CPUs, of every instruction set: 16 rows interleaved
+  rows16,       // for CPUs, of every instruction set: 16 rows interleaved
+  fragments16,  // for GPUs, x in 16 bits: nvfp4, mxfp4 and e2m1_row
+  fragments8,   // for GPUs, x rounded to e4m3 with a scale for each row: mxfp4 and e2m1_row
 };
+// "rows16", ...; Error, listing them, for another.
+WeightOrder weight_order_named(std::string_view name);
+const char* name_of(WeightOrder order);
 
 // Weights [N, K] of a layer as kernels read them.
 struct PackedWeights {
   lowbit::Format format;
   std::int64_t rows = 0, columns = 0;  // N, K
   bool gated = false;                  // for swiglu, and for nothing else; N is even then
-  Device device = Device::cpu;
+  Device device = Device::cpu;         // where data is: weights in an order for GPUs are packed on the CPU and copied
   WeightOrder order = WeightOrder::rows16;
   TensorView data;  // u8 [bytes], aligned to 64 bytes
 };
 
 // What packing such a matrix needs, with null data: the caller allocates data.shape[0] bytes. Throws Error on a shape
-// that the format does not have.
-PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, std::int64_t columns, bool gated = false);
+// that the format does not have, and on a format that the order does not have.
+PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, std::int64_t columns, bool gated = false,
+                             WeightOrder order = WeightOrder::rows16);
 
-// Writes out.data. Throws Error on a bad argument, and on a scale or a code that is NaN or infinite, naming it.
+// Writes out.data, on the CPU. Throws Error on a bad argument, and on a scale or a code that is NaN or infinite, naming
+// it. Weights keep their values to the bit but for mxfp4 in GPUs' orders: in fragments16 what is less than 2^-29 of its
+// row's largest scale becomes 0; in fragments8 weights whose scale is less than 2^-11 of the row's largest are rounded
+// to multiples of half that 2^-11.
 void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out, const Runtime& runtime = {});
 
 struct LinearOptions {
   Activation activation = Activation::none;
   TensorView bias;      // [N], of x's dtype, contiguous
   TensorView residual;  // as y; may be y itself
+  Norm norm = Norm::none;
+  TensorView norm_weight;  // [K], of x's dtype, contiguous; not given: ones
+  TensorView norm_bias;    // the same, for layer_norm only; not given: zeros
+  float norm_eps = 1e-5f;  // finite, >= 0
   // x is rounded to 8 bits, a row's largest number being 127 of its scale, and multiplied in integers: faster and, with
-  // x in 8 bits, less exact. For formats whose codes are integers or halves: nvfp4, mxfp4, e2m1_row and int4.
+  // x in 8 bits, less exact. For formats whose codes are integers or halves: nvfp4, mxfp4, e2m1_row, int4 and int8_row.
   bool int8_x = false;
   // A row's bits then depend on that row, W and the processor alone, not on how many rows there are. Without it,
   // bfloat16 products of more than 8 rows are taken in pairs where the processor has them, W rounded to bfloat16.
@@ -65,7 +86,8 @@ struct LinearOptions {
 };
 
 // x: [..., K], rank 1 to 4, f32, f16 or bf16; y: [..., N], [..., N / 2] with swiglu, of x's dtype. Rows may lie
-// anywhere, the last dimension is contiguous. Sums are f32 and y is rounded once. x may have no rows.
+// anywhere, the last dimension is contiguous. Sums are f32 and y is rounded once. x may have no rows. On a GPU x is f16
+// or bf16, rows of x, y and residual lie one stride apart, and begin at multiples of 16 bytes.
 void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
                     const LinearOptions& options = {}, const Runtime& runtime = {});
 
@@ -75,5 +97,27 @@ std::size_t linear_forward_workspace(const TensorView& x, const PackedWeights& w
 // The candidates for such a call, and which one would run. Reads no data.
 std::vector<Candidate> explain_linear(const TensorView& x, const PackedWeights& weights,
                                       const LinearOptions& options = {}, const Runtime& runtime = {});
+
+// Gradients to write; a view that is not given is not computed. All have x's dtype; vectors are contiguous.
+struct LinearGradients {
+  TensorView dx;                        // as x
+  TensorView dbias;                     // [N]
+  TensorView dnorm_weight, dnorm_bias;  // [K]; with layer_norm both, with rms_norm the weight's
+};
+
+// Gradients of a loss whose derivative with respect to y is dy. W has none, and the residual's is dy itself. options
+// are the forward's; residual is not read. With an activation the sums x W^T + bias are computed again from x; with a
+// norm x is read too; with neither it may be absent (not given), so that nothing need be kept of the forward. The
+// rounding of int8_x passes gradients on as they are. Sums are f32, gradients are rounded once.
+void linear_backward(const TensorView& dy, const TensorView& x, const PackedWeights& weights,
+                     const LinearGradients& gradients, const LinearOptions& options = {}, const Runtime& runtime = {});
+
+std::size_t linear_backward_workspace(const TensorView& dy, const TensorView& x, const PackedWeights& weights,
+                                      const LinearGradients& gradients, const LinearOptions& options = {},
+                                      const Runtime& runtime = {});
+
+std::vector<Candidate> explain_linear_backward(const TensorView& dy, const TensorView& x, const PackedWeights& weights,
+                                               const LinearGradients& gradients, const LinearOptions& options = {},
+                                               const Runtime& runtime = {});
 
 }  // namespace heddle

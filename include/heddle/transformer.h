@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "heddle/attention.h"
+#include "heddle/checkpoint.h"
 #include "heddle/runtime.h"
 #include "heddle/tensor.h"
 
@@ -21,6 +23,19 @@ struct EncoderConfig {
 struct EncoderOptions {
   DType dtype = DType::f32;  // weights and activations: f32 or bf16; layer norms, softmax and sums are f32
   std::string method;        // of attention: "" (flash), "flash" or "baseline"
+  // The precision of linear layers by name, "encoder.layer.0.attention.self.query", of the first pattern that matches:
+  // "float32" or "bfloat16", which products are then taken in, or a low-bit format with or without a rule for its
+  // scales ("nvfp4", "int4_g64:mse"; plain where none is said), quantised on load. Layers that no pattern names are in
+  // `dtype`, or as the file has them where it has them in a low-bit layout; those may be named "float32" or "bfloat16".
+  std::vector<lowbit::LayerRule> layers = {};
+};
+
+// A linear layer as an encoder holds it.
+struct EncoderLayerInfo {
+  std::string name;
+  std::string format;  // "float32", "bfloat16" or a low-bit format's name
+  std::int64_t rows = 0, columns = 0;
+  std::size_t weight_bytes = 0;  // with the bias, as packed
 };
 
 // Per-stage wall time of the last encode() call, seconds.
@@ -30,9 +45,10 @@ struct EncoderTimes {
 
 class Encoder {
  public:
-  // Reads config.json and model.safetensors of a Hugging Face BERT-family folder. Throws Error when a tensor is missing
-  // or has another shape than the configuration says, or holds NaN or infinity, naming file and tensor; RuntimeError
-  // when a file cannot be read.
+  // Reads config.json and model.safetensors of a Hugging Face BERT-family folder, whose linear layers may be in a
+  // layout of heddle/checkpoint.h. Throws Error when a tensor is missing or has another shape than the configuration
+  // says, or holds NaN or infinity, or cannot have the precision that a rule asks for, naming file and tensor;
+  // RuntimeError when a file cannot be read.
   static Encoder load(const std::string& folder, const EncoderOptions& options = {});
 
   Encoder(Encoder&&) noexcept;
@@ -40,8 +56,10 @@ class Encoder {
   ~Encoder();
 
   const EncoderConfig& config() const;
-  // Bytes of the weights as held in memory.
+  // Bytes of the weights as held in memory: embeddings, norms and linear layers, packed as they are.
   std::size_t weight_bytes() const;
+  // The linear layers, in the order in which they run.
+  std::vector<EncoderLayerInfo> layers() const;
 
   // Scratch bytes of encode() for `total` tokens in `sequences` sequences of at most `longest` tokens.
   std::size_t workspace(std::int64_t total, std::int64_t sequences, std::int64_t longest,
@@ -56,10 +74,38 @@ class Encoder {
               EncoderTimes* times = nullptr) const;
 
  private:
+  friend class EncoderTrials;
   struct Weights;
   class Call;
   explicit Encoder(std::unique_ptr<Weights> weights);
   std::unique_ptr<Weights> weights_;
 };
+
+// Precisions chosen by what each layer's costs on sample text.
+struct PrecisionOptions {
+  // Allowed difference of the embeddings, of unit length, from those in f32: sqrt(sum |e - f|^2 / sum |f|^2).
+  double error = 0.05;
+  // Those to choose from, beside float32; as EncoderOptions::layers takes them.
+  std::vector<std::string> formats = {"nvfp4:mse", "int4_g32:mse", "int8_row", "bfloat16"};
+};
+
+struct PrecisionChoice {
+  struct Trial {
+    std::string layers;  // a pattern: the layer, or "encoder.layer.0.attention.self.*", which have one format
+    std::string format;
+    std::size_t weight_bytes = 0;
+    double error = 0;  // of the embeddings with these layers alone in that format
+  };
+  std::vector<lowbit::LayerRule> layers;  // for EncoderOptions
+  std::vector<Trial> trials;
+  double error = 0;              // of the embeddings with all of them: measured, at most the one that was allowed
+  std::size_t weight_bytes = 0;  // of the whole encoder then
+};
+
+// Tries each format on each layer of the model in `folder` over the packed sample, alone, and takes the smallest
+// weights whose squared errors add up to no more than is allowed; then measures all together, and takes less where that
+// is more. The sample should be like what will be encoded; the error holds on it.
+PrecisionChoice choose_precisions(const std::string& folder, const TensorView& token_ids, const TensorView& cu_seqlens,
+                                  const PrecisionOptions& options = {}, const Runtime& runtime = {});
 
 }  // namespace heddle

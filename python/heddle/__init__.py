@@ -15,19 +15,31 @@ from . import flash_attn, lowbit
 from ._heddle import cpu_target, cpu_targets, num_threads, set_cpu_target, set_num_threads
 from ._heddle import version as _version
 from ._options import Causal
-from .encoder import Encoder
+from .encoder import Encoder, EncoderLayer, PrecisionChoice, PrecisionTrial
 from .explanation import Candidate, Explanation, explain
 from .functional import append_kv_cache, apply_rotary, attention, attention_with_kv_cache, sdpa
 from .int4_cache import Int4Cache
 
 __version__: str = _version()
 
+
+def __getattr__(name):
+    if name == "nn":  # it imports torch
+        import importlib
+
+        return importlib.import_module(".nn", __name__)
+    raise AttributeError(f"module 'heddle' has no attribute {name!r}")
+
+
 __all__ = [
     "Candidate",
     "Causal",
     "Encoder",
+    "EncoderLayer",
     "Explanation",
     "Int4Cache",
+    "PrecisionChoice",
+    "PrecisionTrial",
     "append_kv_cache",
     "apply_rotary",
     "attention",

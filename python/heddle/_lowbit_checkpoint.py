@@ -20,7 +20,8 @@ class StoredLayer:
     Attributes:
       name: what its tensors' names begin with.
       layout: who wrote it and how: "gpt_oss_mxfp4", "modelopt_nvfp4", "compressed_tensors_nvfp4",
-        "compressed_tensors_mxfp4", "compressed_tensors_int4", "bitsandbytes", "gptq" or "awq"; None if it is refused.
+        "compressed_tensors_mxfp4", "compressed_tensors_int4", "compressed_tensors_int8", "compressed_tensors_fp8",
+        "bitsandbytes", "gptq" or "awq"; None if it is refused.
       reason: what the layout was told by.
       format: the format that it loads into, see ``FORMATS``; None if it is refused.
       shape: (N, K), of one expert's matrix where there are several.

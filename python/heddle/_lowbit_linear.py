@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,23 +14,30 @@ from ._lowbit_tensor import QuantizedTensor, kind, plain
 
 #: What ``linear`` may apply to its sums.
 ACTIVATIONS: tuple[str, ...] = ("none", "relu", "gelu_erf", "gelu_tanh", "silu", "swiglu")
+#: What it may do to each row of x before the product.
+NORMS: tuple[str, ...] = ("none", "layer_norm", "rms_norm")
 
 
 @dataclass(frozen=True, eq=False)
 class PackedTensor:
-    """Weights of a linear layer in the order that the CPU's kernels read; ``pack`` makes them.
+    """Weights of a linear layer in the order that a device's kernels read; ``pack`` makes them.
 
     Attributes:
       format, shape: those of the quantised matrix.
       gated: whether its rows are gates and ups, for "swiglu".
       data: uint8 [bytes], numpy or torch, aligned to 64 bytes. The order may change with any version: store what
         ``quantize`` gives and pack it on load.
+      order: "rows16" for CPUs, "fragments16" or "fragments8" for GPUs.
     """
 
     format: str
     shape: tuple[int, int]
     gated: bool
     data: Any
+    order: str = "rows16"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_described", (self.format, *map(int, self.shape), self.gated, self.order))
 
     @property
     def nbytes(self) -> int:
@@ -40,20 +49,29 @@ class PackedTensor:
         return f"PackedTensor({self.format}, [{rows}, {columns}]{', gated' if self.gated else ''}, {self.nbytes} bytes)"
 
 
-def pack(matrix: QuantizedTensor, *, gated: bool = False) -> PackedTensor:
-    """A quantised matrix in the order that linear layers read on a CPU.
+def pack(matrix: QuantizedTensor, *, gated: bool = False, device: Any = "cpu", fp8_x: bool = False) -> PackedTensor:
+    """A quantised matrix in the order that linear layers read on a device.
 
     Args:
       matrix: a QuantizedTensor on the CPU; it is not needed afterwards.
       gated: rows 2j and 2j + 1 are gate and up of output j, for activation "swiglu".
+      device: "cpu", or of torch a CUDA device: nvfp4, mxfp4 and e2m1_row on Hopper.
+      fp8_x: on a GPU, layers round x to float8_e4m3fn, a scale for each row, and multiply in 8 bits: faster from 64 rows
+        on, and less exact. For mxfp4 and e2m1_row.
 
     Raises:
-      ValueError: tensors that are not what the format has, a NaN or an infinity among scales or codes, or an odd number
-        of gated rows.
+      ValueError: tensors that are not what the format has, a NaN or an infinity among scales or codes, an odd number of
+        gated rows, or a format that the device's order does not have.
     """
     torch = kind(matrix.codes, "pack_weights", "codes")
+    gpu = str(device) != "cpu"
+    if gpu and torch is None:
+        raise ValueError(f"[pack_weights] device is {str(device)!r}: weights of numpy are packed for 'cpu'")
+    if fp8_x and not gpu:
+        raise ValueError("[pack_weights] fp8_x is set and device is 'cpu': it is for GPUs; CPUs have linear's int8_x")
+    order = ("fragments8" if fp8_x else "fragments16") if gpu else "rows16"
     rows, columns = map(int, matrix.shape)
-    count = _heddle.lowbit_packed_bytes(matrix.format, rows, columns, gated)
+    count = _heddle.lowbit_packed_bytes(matrix.format, rows, columns, gated, order)
     if torch is None:
         memory = np.empty(count + 63, np.uint8)
         address = memory.ctypes.data
@@ -61,8 +79,15 @@ def pack(matrix: QuantizedTensor, *, gated: bool = False) -> PackedTensor:
         memory = torch.empty(count + 63, dtype=torch.uint8)
         address = memory.data_ptr()
     data = memory[-address % 64 :][:count]
-    _heddle.lowbit_pack(matrix._parts(), gated, data)
-    return PackedTensor(matrix.format, (rows, columns), gated, data)
+    _heddle.lowbit_pack(matrix._parts(), gated, order, data)
+    return PackedTensor(matrix.format, (rows, columns), gated, data.to(device) if gpu else data, order)
+
+
+@functools.cache
+def _torch_way() -> Any:
+    from . import _torch_linear
+
+    return _torch_linear.linear
 
 
 def linear(
@@ -72,47 +97,72 @@ def linear(
     activation: str = "none",
     bias: Any = None,
     residual: Any = None,
+    norm: str = "none",
+    norm_weight: Any = None,
+    norm_bias: Any = None,
+    eps: float = 1e-5,
     out: Any = None,
     int8_x: bool = False,
     batch_invariant: bool = False,
     force: str = "",
 ) -> Any:
-    """activation(x @ W.T + bias) + residual, W decoded inside the product; on the CPU, without gradients.
+    """activation(norm(x) @ W.T + bias) + residual, W decoded inside the product.
+
+    On the CPU, torch tensors have gradients of x, bias, residual, norm_weight and norm_bias, not of the weights: adapters
+    train over frozen layers. With an activation the backward computes the sums again, so that only x is kept for it;
+    without activation and norm nothing is. On a GPU there is the forward, on the current stream; it can be captured in a
+    CUDA graph.
 
     Args:
-      x: [..., K], up to four dimensions; float32, float16 or, of torch, bfloat16; the last dimension contiguous.
-      weights: a PackedTensor of [N, K].
+      x: [..., K], up to four dimensions; float32, float16 or, of torch, bfloat16; the last dimension contiguous. On a
+        GPU float16 or bfloat16, rows one stride apart, K and N in multiples of 8.
+      weights: a PackedTensor of [N, K], on x's device.
       activation: one of ``ACTIVATIONS``. "swiglu" takes gated weights and gives N / 2 columns, silu(gate) * up.
       bias: [N], of x's dtype.
       residual: as the result, of x's dtype.
-      out: where to write the result; may be the residual itself.
+      norm: one of ``NORMS``, applied to each row of x before the product, once a row.
+      norm_weight, norm_bias: [K], of x's dtype; ones and zeros if None. The bias is layer_norm's only.
+      eps: added to the row's variance, or its mean square.
+      out: where to write the result; may be the residual itself. Without gradients.
       int8_x: x is rounded to 8 bits, a scale for each row, and multiplied in integers: faster, and less exact. For nvfp4,
-        mxfp4, e2m1_row and int4.
+        mxfp4, e2m1_row, int4 and int8_row (W8A8) on a CPU; on a GPU see ``pack``'s fp8_x.
       batch_invariant: a row's bits do not depend on how many rows x has. float32 and float16 promise it without; bfloat16
         is slower with it on processors that multiply it in pairs.
-      force: a candidate by name: "cpu" or "reference".
+      force: a candidate by name: "cpu", "reference", "sm90_w4a16" or "sm90_w4a8".
 
     Returns:
       [..., N] or [..., N / 2] of x's dtype; a numpy array or a torch tensor as x is.
 
     Raises:
-      ValueError: a bad argument; the message names it. RuntimeError: a tensor that requires a gradient while torch records
-        them. TypeError: no array.
+      ValueError: a bad argument; the message names it. RuntimeError: `out` beside a tensor that requires a gradient while
+        torch records them; second derivatives. TypeError: no array.
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and out is None and isinstance(x, torch.Tensor):  # the way of most calls: as short as can be
+        options = (*weights._described, activation, norm, eps, int8_x, batch_invariant, force)
+        data = weights.data if isinstance(weights.data, torch.Tensor) else torch.from_numpy(weights.data)
+        return _torch_way()(x, bias, residual, norm_weight, norm_bias, data, options)
     torch = kind(x, "linear_forward", "x")
-    if torch is not None and torch.is_grad_enabled():
-        for name, tensor in (("x", x), ("bias", bias), ("residual", residual)):
-            if tensor is not None and tensor.requires_grad:
-                raise RuntimeError(f"[linear_forward] {name} requires a gradient, which this operation does not have: "
-                                   "call it under torch.no_grad()")  # fmt: skip
     rows, columns = map(int, weights.shape)
+    if torch is not None and torch.is_grad_enabled():
+        tensors = {"x": x, "bias": bias, "residual": residual, "norm_weight": norm_weight, "norm_bias": norm_bias}
+        for name, tensor in tensors.items():
+            if tensor is not None and tensor.requires_grad:
+                raise RuntimeError(f"[linear_forward] {name} requires a gradient, which a call with `out` does not have: "
+                                   "leave it out, or call under torch.no_grad()")  # fmt: skip
     if out is None:
         if len(x.shape) == 0 or x.shape[-1] != columns:  # before memory for the result is asked for
             raise ValueError(f"[linear_forward] x is {list(x.shape)} and weights have {columns} columns: x must be "
                              f"[..., {columns}]")  # fmt: skip
         shape = (*x.shape[:-1], rows // 2 if weights.gated else rows)
-        out = np.empty(shape, x.dtype) if torch is None else torch.empty(shape, dtype=x.dtype)
-    parts = (weights.format, rows, columns, weights.gated, weights.data)
-    x, bias, residual, y = plain(x), plain(bias), plain(residual), plain(out)
-    _heddle.linear_forward(x, parts, y, activation, bias, residual, int8_x, batch_invariant, force)
+        out = np.empty(shape, x.dtype)
+    parts = (*weights._described, weights.data)
+    options = (activation, plain(bias), plain(residual), norm, plain(norm_weight), plain(norm_bias), eps, int8_x,
+               batch_invariant, force)  # fmt: skip
+    if torch is None:
+        _heddle.linear_forward(x, parts, out, options)
+    else:
+        from ._torch_ops import native
+
+        native(_heddle.linear_forward, plain(x), parts, plain(out), options)
     return out

@@ -3,11 +3,51 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from . import _heddle
+
+
+@dataclass(frozen=True)
+class EncoderLayer:
+    """A linear layer as an ``Encoder`` holds it: format is "float32", "bfloat16" or a low-bit format's name; weight_bytes
+    are those of weights, as packed, and bias."""
+
+    name: str
+    format: str
+    shape: tuple[int, int]
+    weight_bytes: int
+
+
+@dataclass(frozen=True)
+class PrecisionTrial:
+    """The error of the embeddings with some layers alone in a format, and the bytes of those layers' weights then."""
+
+    layers: str
+    format: str
+    weight_bytes: int
+    error: float
+
+
+@dataclass(frozen=True)
+class PrecisionChoice:
+    """What ``Encoder.choose_precisions`` found.
+
+    Attributes:
+      layers: {pattern: format}, to give to ``Encoder``.
+      trials: what was measured of each layer and format, alone.
+      error: of the embeddings with all of them, measured: at most the one that was allowed.
+      weight_bytes: of the whole encoder.
+    """
+
+    layers: dict[str, str]
+    trials: list[PrecisionTrial]
+    error: float
+    weight_bytes: int
 
 
 class Encoder:
@@ -17,25 +57,72 @@ class Encoder:
     layer's rows (Reimers and Gurevych, arXiv 1908.10084).
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, dtype: str = "float32", method: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        dtype: str = "float32",
+        method: str | None = None,
+        layers: str | Mapping[str, str] | Iterable[tuple[str, str]] = (),
+    ) -> None:
         """Loads ``config.json`` and ``model.safetensors`` of a Hugging Face BERT-family folder.
 
         Args:
-          folder: where the two files lie.
+          folder: where the two files lie. Linear layers may be in a layout that ``heddle.lowbit.load`` reads, as
+            ``heddle.lowbit.quantize_checkpoint`` writes them: they stay in that format.
           dtype: of weights and activations, "float32" or "bfloat16".
           method: of attention: None (flash), "flash" or "baseline".
+          layers: {pattern: format}, the precision of linear layers by name ("encoder.layer.0.intermediate.dense"); the first
+            pattern that matches decides, "*" stands for any characters, "?" for one. A format is "float32", "bfloat16", or
+            one of ``heddle.lowbit.FORMATS``, quantised on load, with a rule for its scales if wanted: "nvfp4:mse". A string
+            alone is the format of all.
 
         Raises:
-          ValueError: a tensor is missing, has a wrong shape or holds NaN. RuntimeError: a file cannot be read.
+          ValueError: a tensor is missing, has a wrong shape, holds NaN or cannot have its format. RuntimeError: a file cannot
+            be read.
         """
-        self._native = _heddle.Encoder.load(os.fspath(folder), dtype, method or "")
+        rules = [("*", layers)] if isinstance(layers, str) else list(layers.items() if isinstance(layers, Mapping) else layers)
+        self._native = _heddle.Encoder.load(os.fspath(folder), dtype, method or "", rules)
         self.config: dict[str, Any] = self._native.config
         self.times: dict[str, float] = {}
 
+    @staticmethod
+    def choose_precisions(
+        folder: str | os.PathLike[str],
+        token_ids: Any,
+        cu_seqlens: Any,
+        *,
+        error: float = 0.05,
+        formats: Iterable[str] = ("nvfp4:mse", "int4_g32:mse", "int8_row", "bfloat16"),
+    ) -> PrecisionChoice:
+        """The smallest weights whose embeddings stay within an error of those in float32, on sample text.
+
+        Each format is tried on each layer alone (q, k and v of a layer together); squared errors are taken to add up, and
+        what was chosen is measured as a whole and made more exact until it holds.
+
+        Args:
+          folder: of a model in floating point. token_ids, cu_seqlens: packed sample text, see ``encode``.
+          error: sqrt(sum (e - f)**2 / sum f**2) over embeddings e of unit length and those in float32, f, that is allowed.
+            For small errors the mean cosine is then at least 1 - error**2 / 2.
+          formats: to choose from, beside float32.
+
+        Raises:
+          ValueError: as ``Encoder``, and an empty sample or a bad error.
+        """
+        rules, trials, found, weight_bytes = _heddle.Encoder.choose_precisions(
+            os.fspath(folder), np.asarray(token_ids), np.asarray(cu_seqlens), error, list(formats)
+        )
+        return PrecisionChoice(dict(rules), [PrecisionTrial(*trial) for trial in trials], found, weight_bytes)
+
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights as held in memory."""
+        """Bytes of the weights as held in memory: embeddings, norms and linear layers, packed as they are."""
         return self._native.weight_bytes
+
+    @property
+    def layers(self) -> list[EncoderLayer]:
+        """The linear layers, in the order in which they run."""
+        return [EncoderLayer(name, format, (rows, columns), held) for name, format, rows, columns, held in self._native.layers]
 
     def workspace(self, total: int, sequences: int, longest: int) -> int:
         """Scratch bytes of ``encode`` for `total` tokens in `sequences` sequences of at most `longest` tokens."""

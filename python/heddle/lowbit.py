@@ -1,5 +1,5 @@
-"""Weights in 4 and 8 bits: formats, quantisation, its undoing, its error; linear layers; what checkpoints hold.
-docs/formats.md has every format to the bit.
+"""Weights in 4 and 8 bits: formats, quantisation, its undoing, its error; linear layers; what checkpoints hold,
+and checkpoints quantised. docs/formats.md has every format to the bit.
 
 >>> import numpy as np, heddle
 >>> w = np.random.standard_normal((256, 1024)).astype(np.float32)   # [N, K]: y = x @ w.T
@@ -17,25 +17,33 @@ import math
 from typing import Any
 
 from ._lowbit_checkpoint import StoredLayer, layers, layout_of, load
-from ._lowbit_linear import ACTIVATIONS, PackedTensor, linear, pack
+from ._lowbit_convert import LayerReport, QuantizeReport, linear_layer, quantize_checkpoint
+from ._lowbit_linear import ACTIVATIONS, NORMS, PackedTensor, linear, pack
+from ._lowbit_smooth import smooth
 from ._lowbit_tensor import FORMATS, RULES, QuantizationError, QuantizedTensor, dequantize, quantize, torch_of
 
 __all__ = [
     "ACTIVATIONS",
     "FORMATS",
+    "NORMS",
     "RULES",
     "FP4Codec",
+    "LayerReport",
     "PackedTensor",
     "QuantizationError",
+    "QuantizeReport",
     "QuantizedTensor",
     "StoredLayer",
     "dequantize",
     "layers",
     "layout_of",
     "linear",
+    "linear_layer",
     "load",
     "pack",
     "quantize",
+    "quantize_checkpoint",
+    "smooth",
 ]
 
 

@@ -9,54 +9,106 @@
 namespace heddle::python {
 namespace {
 
-// Packed weights as Python hands them over: format, rows, columns, gated, data.
+// Packed weights as Python hands them over: format, rows, columns, gated, order, data.
 PackedWeights packed_of(Arguments& arguments, const nb::tuple& parts) {
-  if (parts.size() != 5) throw Error("[heddle] packed weights must be a tuple of 5 items");
-  std::string format;
+  if (parts.size() != 6) throw Error("[heddle] packed weights must be a tuple of 6 items");
+  std::string format, order;
   std::int64_t rows = 0, columns = 0;
   bool gated = false;
   if (!nb::try_cast(parts[0], format) || !nb::try_cast(parts[1], rows) || !nb::try_cast(parts[2], columns) ||
-      !nb::try_cast(parts[3], gated)) {
-    throw Error("[linear] weights must have a format's name, a shape (N, K) of 64-bit integers and gated, a bool");
+      !nb::try_cast(parts[3], gated) || !nb::try_cast(parts[4], order)) {
+    throw Error(
+        "[linear] weights must have a format's name, a shape (N, K) of 64-bit integers, gated, a bool, and an " +
+        std::string("order's name"));
   }
-  PackedWeights packed = packed_storage(lowbit::format_named(format), rows, columns, gated);
-  packed.data = arguments.read(parts[4], "weights.data");
+  PackedWeights packed = packed_storage(lowbit::format_named(format), rows, columns, gated, weight_order_named(order));
+  packed.data = arguments.read(parts[5], "weights.data");
+  packed.device = packed.data.device;
   return packed;
 }
 
-struct Call {
-  TensorView x;
-  PackedWeights weights;
+// The options as heddle._lowbit_linear packs them: activation, bias, residual, norm, norm_weight, norm_bias, norm_eps,
+// int8_x, batch_invariant, force.
+LinearOptions options_of(Arguments& arguments, const nb::tuple& items) {
+  if (items.size() != 10) throw Error("[linear] options must be a tuple of 10 items");
   LinearOptions options;
-
-  Call(Arguments& arguments, nb::handle from, const nb::tuple& packed, const std::string& activation, nb::handle bias,
-       nb::handle residual, bool int8_x, bool batch_invariant, const std::string& force)
-      : x(arguments.read(from, "x")), weights(packed_of(arguments, packed)) {
-    options.activation = activation_named(activation);
-    options.bias = arguments.read(bias, "bias");
-    options.residual = arguments.read(residual, "residual");
-    options.int8_x = int8_x;
-    options.batch_invariant = batch_invariant;
-    options.force = force;
+  std::string activation, norm;
+  if (!nb::try_cast(items[0], activation)) throw Error("[linear] activation is no string");
+  if (!nb::try_cast(items[3], norm)) throw Error("[linear] norm is no string");
+  if (!nb::try_cast(items[6], options.norm_eps)) throw Error("[linear] norm_eps is no number");
+  if (!nb::try_cast(items[7], options.int8_x) || !nb::try_cast(items[8], options.batch_invariant)) {
+    throw Error("[linear] int8_x and batch_invariant must be bool");
   }
-};
+  if (!nb::try_cast(items[9], options.force)) throw Error("[linear] force is no string");
+  options.activation = activation_named(activation);
+  options.bias = arguments.read(items[1], "bias");
+  options.residual = arguments.read(items[2], "residual");
+  options.norm = norm_named(norm);
+  options.norm_weight = arguments.read(items[4], "norm_weight");
+  options.norm_bias = arguments.read(items[5], "norm_bias");
+  return options;
+}
 
-void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const std::string& activation, nb::handle bias,
-             nb::handle residual, bool int8_x, bool batch_invariant, const std::string& force) {
-  Arguments arguments("linear_forward");
-  const Call call(arguments, x, packed, activation, bias, residual, int8_x, batch_invariant, force);
+// stream: the CUDA stream of tensors on a GPU, which is then the current one.
+void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const nb::tuple& items, std::uintptr_t stream) {
+  Arguments arguments("linear_forward", Arguments::Devices::any);
+  const TensorView from = arguments.read(x, "x");
+  const PackedWeights weights = packed_of(arguments, packed);
+  const LinearOptions options = options_of(arguments, items);
   const TensorView to = arguments.write(y, "y");
+  Runtime runtime;
+  runtime.stream = reinterpret_cast<void*>(stream);
+  Scratch scratch;
+  DeviceScratch device_scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  const Scratch scratch(linear_forward_workspace(call.x, call.weights, call.options));
-  linear_forward(call.x, call.weights, to, call.options, scratch);
+  const std::size_t bytes = linear_forward_workspace(from, weights, options, runtime);
+  runtime.workspace = from.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
+  linear_forward(from, weights, to, options, runtime);
+}
+
+// Name, method, whether it could run, why it does not, seconds, bytes of workspace, chosen.
+nb::list explain(nb::handle x, const nb::tuple& packed, const nb::tuple& items) {
+  Arguments arguments("explain_linear", Arguments::Devices::any);
+  const TensorView from = arguments.read(x, "x");
+  const PackedWeights weights = packed_of(arguments, packed);
+  nb::list out;
+  for (const Candidate& c : explain_linear(from, weights, options_of(arguments, items))) {
+    out.append(nb::make_tuple(c.name, c.method, c.supported, c.reason, c.seconds, c.workspace, c.chosen));
+  }
+  return out;
+}
+
+// gradients: (dx, dbias, dnorm_weight, dnorm_bias), each of them None if it is not wanted.
+void backward(nb::handle dy, nb::handle x, const nb::tuple& packed, const nb::tuple& gradients, const nb::tuple& items,
+              std::uintptr_t stream) {
+  Arguments arguments("linear_backward", Arguments::Devices::any);
+  if (gradients.size() != 4) throw Error("[linear_backward] gradients must be a tuple of 4 items");
+  const TensorView from = arguments.read(dy, "dy"), rows = arguments.read(x, "x");
+  const PackedWeights weights = packed_of(arguments, packed);
+  const LinearOptions options = options_of(arguments, items);
+  LinearGradients to;
+  to.dx = arguments.write(gradients[0], "dx");
+  to.dbias = arguments.write(gradients[1], "dbias");
+  to.dnorm_weight = arguments.write(gradients[2], "dnorm_weight");
+  to.dnorm_bias = arguments.write(gradients[3], "dnorm_bias");
+  Runtime runtime;
+  runtime.stream = reinterpret_cast<void*>(stream);
+  Scratch scratch;
+  DeviceScratch device_scratch(arguments.gpu());
+  nb::gil_scoped_release released;
+  const std::size_t bytes = linear_backward_workspace(from, rows, weights, to, options, runtime);
+  runtime.workspace = from.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
+  linear_backward(from, rows, weights, to, options, runtime);
 }
 
 }  // namespace
 
 void bind_linear(nb::module_& module) {
   module.def("linear_forward", &forward, nb::arg("x").none(), nb::arg("weights"), nb::arg("y").none(),
-             nb::arg("activation"), nb::arg("bias").none(), nb::arg("residual").none(), nb::arg("int8_x"),
-             nb::arg("batch_invariant"), nb::arg("force"));
+             nb::arg("options"), nb::arg("stream") = 0);
+  module.def("explain_linear", &explain, nb::arg("x").none(), nb::arg("weights"), nb::arg("options"));
+  module.def("linear_backward", &backward, nb::arg("dy").none(), nb::arg("x").none(), nb::arg("weights"),
+             nb::arg("gradients"), nb::arg("options"), nb::arg("stream") = 0);
 }
 
 }  // namespace heddle::python

@@ -1,5 +1,6 @@
 #include "heddle/lowbit.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -91,14 +92,15 @@ nb::tuple error(nb::handle weights, const nb::tuple& matrix, nb::handle row_sqnr
   return nb::make_tuple(found.sqnr, found.mean, found.max, found.max_row, found.max_column);
 }
 
-std::int64_t packed_bytes(const std::string& format, std::int64_t rows, std::int64_t columns, bool gated) {
-  return packed_storage(lowbit::format_named(format), rows, columns, gated).data.shape[0];
+std::int64_t packed_bytes(const std::string& format, std::int64_t rows, std::int64_t columns, bool gated,
+                          const std::string& order) {
+  return packed_storage(lowbit::format_named(format), rows, columns, gated, weight_order_named(order)).data.shape[0];
 }
 
-void pack(const nb::tuple& matrix, bool gated, nb::handle data) {
+void pack(const nb::tuple& matrix, bool gated, const std::string& order, nb::handle data) {
   Arguments arguments("pack_weights");
   const QuantizedMatrix from = matrix_of(arguments, matrix, false);
-  PackedWeights to = packed_storage(from.format, from.rows, from.columns, gated);
+  PackedWeights to = packed_storage(from.format, from.rows, from.columns, gated, weight_order_named(order));
   to.data = arguments.write(data, "data");
   nb::gil_scoped_release released;
   pack_weights(from, to);
@@ -138,6 +140,44 @@ void load_layer(const lowbit::Checkpoint& checkpoint, const std::string& name, c
   checkpoint.load(name, to, {.expert = expert, .reorder_columns = reorder_columns});
 }
 
+// layers: (pattern, format) pairs. importance: None, or layer's name -> array or None. progress: None, or called with
+// (tensor, format, bytes_done, bytes_total, layers_done, layers_total). Returns (layers, kept, files, bytes_before,
+// bytes_after, quantization_config).
+nb::tuple quantize_checkpoint(const std::string& input, const std::string& output, const std::string& format,
+                              const std::string& rule, const std::vector<std::pair<std::string, std::string>>& layers,
+                              const nb::object& importance, const nb::object& progress) {
+  lowbit::QuantizeCheckpointOptions options;
+  options.format = format;
+  options.rule = lowbit::rule_named(rule);
+  for (const auto& [pattern, wanted] : layers) options.layers.push_back({pattern, wanted});
+  Arguments arguments("quantize_checkpoint");  // holds the importance of every layer until all is done
+  if (!importance.is_none()) {
+    options.importance = [&](const std::string& layer) {
+      const nb::gil_scoped_acquire held;
+      return arguments.read(importance(layer), "importance");
+    };
+  }
+  options.progress = [&](const lowbit::QuantizeProgress& at) {
+    const nb::gil_scoped_acquire held;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (progress.is_none()) return;
+    progress(at.tensor, at.format, at.bytes_done, at.bytes_total, at.layers_done, at.layers_total);
+  };
+  lowbit::QuantizeReport report;
+  {
+    nb::gil_scoped_release released;
+    report = lowbit::quantize_checkpoint(input, output, options);
+  }
+  nb::list changed;
+  for (const lowbit::LayerReport& r : report.layers) {
+    changed.append(nb::make_tuple(r.name, r.file, r.format, r.rule, nb::make_tuple(r.rows, r.columns), r.error.sqnr,
+                                  r.error.mean, r.error.max, nb::make_tuple(r.error.max_row, r.error.max_column),
+                                  r.bytes_before, r.bytes_after, r.global_scale));
+  }
+  return nb::make_tuple(changed, report.kept, report.files, report.bytes_before, report.bytes_after,
+                        report.quantization_config);
+}
+
 }  // namespace
 
 void bind_lowbit(nb::module_& module) {
@@ -149,8 +189,11 @@ void bind_lowbit(nb::module_& module) {
   module.def("lowbit_error", &error, nb::arg("weights").none(), nb::arg("matrix"), nb::arg("row_sqnr").none(),
              nb::arg("row_max").none());
   module.def("lowbit_packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
-             nb::arg("gated"));
-  module.def("lowbit_pack", &pack, nb::arg("matrix"), nb::arg("gated"), nb::arg("data"));
+             nb::arg("gated"), nb::arg("order"));
+  module.def("lowbit_pack", &pack, nb::arg("matrix"), nb::arg("gated"), nb::arg("order"), nb::arg("data"));
+  module.def("quantize_checkpoint", &quantize_checkpoint, nb::arg("input"), nb::arg("output"), nb::arg("format"),
+             nb::arg("rule"), nb::arg("layers"), nb::arg("importance").none(), nb::arg("progress").none());
+  module.def("lowbit_linear_layer", &lowbit::linear_layer, nb::arg("name"));
   nb::class_<lowbit::Checkpoint>(module, "Checkpoint")
       .def_static("open", &open_checkpoint, nb::arg("paths"), nb::arg("gptq_version"), nb::rv_policy::take_ownership)
       .def("layers", &stored_layers)

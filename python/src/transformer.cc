@@ -1,8 +1,12 @@
 #include "heddle/transformer.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "convert.h"
 #include "heddle/error.h"
@@ -10,7 +14,9 @@
 namespace heddle::python {
 namespace {
 
-Encoder* load(const std::string& folder, const std::string& dtype, const std::string& method) {
+using Rules = std::vector<std::pair<std::string, std::string>>;  // (pattern, format)
+
+Encoder* load(const std::string& folder, const std::string& dtype, const std::string& method, const Rules& layers) {
   EncoderOptions options;
   if (dtype == "float32") {
     options.dtype = DType::f32;
@@ -20,6 +26,7 @@ Encoder* load(const std::string& folder, const std::string& dtype, const std::st
     throw Error("[encoder_load] dtype is '" + dtype + "': it must be 'float32' or 'bfloat16'");
   }
   options.method = method;
+  for (const auto& [pattern, format] : layers) options.layers.push_back({pattern, format});
   nb::gil_scoped_release released;
   return new Encoder(Encoder::load(folder, options));
 }
@@ -36,6 +43,37 @@ nb::dict config(const Encoder& encoder) {
   out["token_types"] = values.token_types;
   out["layer_norm_epsilon"] = values.layer_norm_epsilon;
   return out;
+}
+
+// (name, format, rows, columns, weight_bytes)
+nb::list layers(const Encoder& encoder) {
+  nb::list out;
+  for (const EncoderLayerInfo& layer : encoder.layers()) {
+    out.append(nb::make_tuple(layer.name, layer.format, layer.rows, layer.columns, layer.weight_bytes));
+  }
+  return out;
+}
+
+// ((pattern, format)..., (layers, format, weight_bytes, error)..., error, weight_bytes)
+nb::tuple choose(const std::string& folder, nb::handle token_ids, nb::handle cu_seqlens, double error,
+                 const std::vector<std::string>& formats) {
+  Arguments arguments("choose_precisions");
+  const TensorView ids = arguments.read(token_ids, "token_ids"), lengths = arguments.read(cu_seqlens, "cu_seqlens");
+  PrecisionOptions options;
+  options.error = error;
+  options.formats = formats;
+  PrecisionChoice choice;
+  {
+    nb::gil_scoped_release released;
+    choice = choose_precisions(folder, ids, lengths, options);
+  }
+  Rules rules;
+  for (const lowbit::LayerRule& rule : choice.layers) rules.emplace_back(rule.pattern, rule.format);
+  nb::list trials;
+  for (const PrecisionChoice::Trial& trial : choice.trials) {
+    trials.append(nb::make_tuple(trial.layers, trial.format, trial.weight_bytes, trial.error));
+  }
+  return nb::make_tuple(rules, trials, choice.error, choice.weight_bytes);
 }
 
 // Returns the stage times in seconds.
@@ -64,7 +102,11 @@ nb::dict encode(const Encoder& encoder, nb::handle token_ids, nb::handle cu_seql
 
 void bind_transformer(nb::module_& module) {
   nb::class_<Encoder>(module, "Encoder")
-      .def_static("load", &load, nb::arg("folder"), nb::arg("dtype"), nb::arg("method"), nb::rv_policy::take_ownership)
+      .def_static("load", &load, nb::arg("folder"), nb::arg("dtype"), nb::arg("method"), nb::arg("layers"),
+                  nb::rv_policy::take_ownership)
+      .def_static("choose_precisions", &choose, nb::arg("folder"), nb::arg("token_ids"), nb::arg("cu_seqlens"),
+                  nb::arg("error"), nb::arg("formats"))
+      .def_prop_ro("layers", &layers)
       .def_prop_ro("config", &config)
       .def_prop_ro("weight_bytes", &Encoder::weight_bytes)
       .def("workspace",

@@ -1,4 +1,4 @@
-"""Runs the demo: encoder, sweeps, limits, recommendation, report."""
+"""Runs the demo: encoder, low-bit layers, sweeps, limits, recommendation, report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from . import claims, encode, html, isolate, laws, limits, machine, memory, recommend, sweep
+from . import claims, encode, html, isolate, laws, limits, lowbit, machine, memory, recommend, sweep
 from .progress import Progress
 
 SCHEMA = 1
@@ -22,7 +22,7 @@ def arguments(argv) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scripts.demo", description=__doc__)
     parser.add_argument("--accuracy", type=float, default=1e-2, help="largest relative error the recommendation allows (default %(default)s)")
     parser.add_argument("--budget", type=float, default=270.0, help="seconds to spend; what does not fit is left out and said (default %(default)s)")
-    parser.add_argument("--out", type=Path, default=machine.ROOT / "report", help="folder of index.html and report.json (default: report)")
+    parser.add_argument("--out", type=Path, default=machine.ROOT / "report", help="folder of index.html, lowbit.html and report.json (default: report)")
     parser.add_argument("--lengths", type=lambda s: [int(x) for x in s.split(",")], default=LENGTHS, help="lengths of the sweep")
     parser.add_argument("--heads", type=int, default=8, help="heads of the sweep (default %(default)s)")
     parser.add_argument("--head-size", type=int, default=64, help="head size of the sweep (default %(default)s)")
@@ -78,11 +78,17 @@ def run(options) -> dict:
         "machine": machine.describe(),
         "settings": {"accuracy": options.accuracy, "budget_seconds": options.budget, "lengths": options.lengths},
     }
-    progress.stage("all-MiniLM-L6-v2 on real text", 0.45)
+    progress.stage("all-MiniLM-L6-v2 on real text", 0.35)
     packed, report["text"] = encode.prepare(options.text_bytes)
     about = report["text"]
     progress.step(f"{about['bytes'] / 1e3:.0f} kB of {about['source']}: {about['pieces']} pieces, {about['tokens']} tokens")
     report["encoder"] = encode.run(packed, progress)
+
+    progress.stage("The encoder with low-bit layers", 0.40)
+    rate = next((r["tokens_per_second"] for r in report["encoder"] if (r["method"], r["dtype"]) == ("flash", "float32")), 1000.0)
+    report["lowbit"] = {"policies": lowbit.policies(packed, rate, progress)}
+    progress.stage("An early study of FP4 layers, measured here", 0.15)
+    report["lowbit"]["study"] = lowbit.study(progress)
 
     progress.stage("Memory of one attention call (one head)", 0.15)
     report["memory"] = memory.sweep(options.lengths, KINDS, 1, options.head_size, progress)
@@ -120,9 +126,9 @@ def run(options) -> dict:
 
 
 def write(folder: Path, report: dict) -> None:
-    """report.json and index.html, each replaced whole."""
+    """report.json and the pages, each replaced whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (("report.json", json.dumps(report, indent=1)), ("index.html", html.page(report))):
+    for name, content in (("report.json", json.dumps(report, indent=1)), (html.INDEX, html.page(report)), (html.LOWBIT, html.lowbit(report))):
         fresh = folder / (name + ".new")
         fresh.write_text(content, encoding="utf-8")
         os.replace(fresh, folder / name)

@@ -1,11 +1,11 @@
-"""The report as one page that needs nothing else: text, tables and charts from the contents of report.json."""
+"""The report as pages that need nothing else: text, tables and charts from the contents of report.json."""
 
 from __future__ import annotations
 
 from html import escape
 from pathlib import Path
 
-from . import sections
+from . import lowbit_page, sections
 from .charts import bytes_text, count_text
 
 HERE = Path(__file__).parent
@@ -28,10 +28,36 @@ def page(report: dict) -> str:
         sections.claims(report),
         sections.conditions(report),
     ]
+    return document(f"Heddle: attention on {escape(report['machine']['processor'])}", body)
+
+
+def lowbit(report: dict) -> str:
+    """The page on low-bit weights, beside the first."""
+    body = [brand(report, LOWBIT), lowbit_page.header(report), lowbit_page.policies(report), lowbit_page.layer(report), lowbit_page.study(report), lowbit_page.conditions(report)]
+    return document(f"Heddle: low-bit weights on {escape(report['machine']['processor'])}", body)
+
+
+def document(title: str, body: list[str]) -> str:
+    """`title` and `body` are HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Heddle: attention on {escape(report['machine']['processor'])}</title>\n<style>\n{(HERE / 'page.css').read_text()}</style></head>\n"
+        f"<title>{title}</title>\n<style>\n{(HERE / 'page.css').read_text()}</style></head>\n"
         f'<body><main>\n{chr(10).join(body)}\n</main><div id="tip"></div>\n<script>\n{(HERE / "page.js").read_text()}</script></body></html>\n'
+    )
+
+
+INDEX, LOWBIT = "index.html", "lowbit.html"
+PAGES = {INDEX: "attention", LOWBIT: "low-bit weights"}
+
+
+def brand(report: dict, here: str) -> str:
+    """Whose page this is, of which commit, and the way to the other one."""
+    m = report["machine"]
+    changed = ", with uncommitted changes" if m["commit_changed"] else ""
+    pages = " ".join(f"<b>{name}</b>" if page == here else f'<a href="{page}">{name}</a>' for page, name in PAGES.items())
+    return (
+        f'<div class="brand">{LOGO}<span><b>Heddle {escape(m["heddle"])}</b> · commit {escape(m["commit"] or "unknown")}{changed}</span>'
+        f"<nav>{pages}</nav></div>"
     )
 
 
@@ -49,9 +75,8 @@ def header(report: dict) -> str:
         )
         if faster < 1:
             title = f"At length {far['length']}, flash needs <em>{_times(smaller)} less</em> scratch memory, at {_times(faster)} the speed"
-    changed = ", with uncommitted changes" if m["commit_changed"] else ""
     return (
-        f'<header><div class="brand">{LOGO}<span><b>Heddle {escape(m["heddle"])}</b> · commit {escape(m["commit"] or "unknown")}{changed}</span></div>'
+        f"<header>{brand(report, INDEX)}"
         f"<h1>{title}</h1>"
         f'<p class="lede">{escape(m["processor"])}, {m["threads"]} threads, {escape(m["cpu_target"])} kernels, {bytes_text(m["memory_bytes"])} of memory. '
         f"Measured {escape(report['created'][:16].replace('T', ' '))} UTC in {report['seconds']:.0f} seconds.</p>"

@@ -1,5 +1,5 @@
-// A linear layer after its arguments were checked (src/ops/linear_arguments.cc), and how its kernels present
-// themselves.
+// A linear layer, or its gradients, after its arguments were checked (src/ops/linear_arguments.cc), and how its kernels
+// present themselves.
 #pragma once
 
 #include <array>
@@ -9,6 +9,7 @@
 
 #include "heddle/linear.h"
 #include "heddle/runtime.h"
+#include "lowbit/fragments.h"
 #include "lowbit/packed.h"
 
 namespace heddle {
@@ -26,27 +27,55 @@ struct RowsOf {
   }
 };
 
+// The norm in front of the product.
+struct RowNorm {
+  Norm kind = Norm::none;
+  double eps = 0;
+  const std::byte *weight = nullptr, *bias = nullptr;  // [K] of x's dtype; null: ones, zeros
+};
+
 struct LinearProblem {
   std::int64_t M = 0, N = 0, K = 0;
   std::int64_t outputs = 0;  // columns of y: N, or N / 2
   DType dtype = DType::f32;  // of x, y, bias and residual
   Device device = Device::cpu;
-  lowbit::Panels weights;
+  lowbit::Format format;
+  WeightOrder order = WeightOrder::rows16;
+  lowbit::Panels weights;            // of that order
+  lowbit::FragmentLayout fragments;  // of another, and where they are
+  const std::byte* fragment_data = nullptr;
   RowsOf x, y, residual;            // residual.data: null if there is none
   const std::byte* bias = nullptr;  // [N], or null
   Activation activation = Activation::none;
+  RowNorm norm;
   bool int8_x = false, batch_invariant = false;
 };
 
-struct LinearKernel {
+struct LinearBackwardProblem {
+  LinearProblem forward;  // without y and residual; x.data: null if it is not read
+  RowsOf dy, dx;          // dx.data: null if it is not wanted, as the others
+  std::byte *dbias = nullptr, *dnorm_weight = nullptr, *dnorm_bias = nullptr;
+
+  bool activated() const { return forward.activation != Activation::none; }
+  bool normed() const { return forward.norm.kind != Norm::none; }
+  // Of the rows after the norm.
+  bool wants_rows() const { return dx.data != nullptr || dnorm_weight != nullptr || dnorm_bias != nullptr; }
+};
+
+// How a kernel presents itself, of the forward or the backward.
+template <class Problem>
+struct LinearCandidate {
   const char* name;    // what `force` takes
   const char* method;  // "linear", "reference"
   Device device;
-  bool automatic;                                         // false: runs only when asked for by name
-  std::string (*supports)(const LinearProblem&);          // empty, or the sentence that says why not
-  double (*estimate)(const LinearProblem&, int workers);  // seconds
-  std::size_t (*workspace)(const LinearProblem&, int workers);
-  void (*launch)(const LinearProblem&, const Runtime&);  // runtime.executor and workspace are set and large enough
+  bool automatic;                                   // false: runs only when asked for by name
+  std::string (*supports)(const Problem&);          // empty, or the sentence that says why not
+  double (*estimate)(const Problem&, int workers);  // seconds
+  std::size_t (*workspace)(const Problem&, int workers);
+  void (*launch)(const Problem&, const Runtime&);  // runtime.executor and workspace are set and large enough
+  bool norms = false;                              // takes a norm in front of the product
 };
+using LinearKernel = LinearCandidate<LinearProblem>;
+using LinearBackwardKernel = LinearCandidate<LinearBackwardProblem>;
 
 }  // namespace heddle

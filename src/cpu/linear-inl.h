@@ -98,26 +98,27 @@ inline void WriteOutputs(const LinearProblem& p, const LinearTask& task, const L
   }
 }
 
-inline void LinearForward(const LinearProblem& p, const LinearTask& task, std::byte* scratch) {
-  const LinearMemory memory(scratch);
-  const lowbit::Panels& w = p.weights;
+// The task's sums of products, and what they are still to be multiplied by.
+inline float MultiplyTask(const lowbit::Panels& w, const LinearTask& task, const LinearMemory& memory) {
   const std::int64_t first = task.tile * kLinearPanels;
   const int vectors = static_cast<int>(std::min(kLinearPanels, w.layout.panels - first)) * kSlices;
   const std::int64_t rows = round_up(task.m_count, kTileM);
-  if (w.layout.columns == 0) std::fill_n(memory.sums, kLinearChunk * kLinearTile, 0.0f);
-  if (task.int8.words != nullptr) {
-    if (w.layout.columns > 0) MultiplyInt8(w, task.int8, task.m_count, first, vectors, memory.sums);
-    return WriteOutputs(p, task, memory, 1.0f);
+  if (w.layout.columns == 0) {
+    std::fill_n(memory.sums, kLinearChunk * kLinearTile, 0.0f);
+    return 1.0f;
   }
-  // Pairs are exact without the global scale.
+  if (task.int8.words != nullptr) {
+    MultiplyInt8(w, task.int8, task.m_count, first, vectors, memory.sums);
+    return 1.0f;
+  }
   const float global = w.format.global_scale ? w.global_scale() : 1.0f;
 #if HEDDLE_TARGET_BF16
-  if (task.pairs) {
+  if (task.pairs) {  // exact without the global scale
     WithFormat(w, 1.0f, [&](const auto& codes, const auto& scales) HWY_ATTR {
       MultiplyTile<Bf16Word>(codes, scales, w, static_cast<const std::uint32_t*>(task.x), rows, first, vectors,
                              reinterpret_cast<std::uint32_t*>(memory.block), memory.sums);
     });
-    return WriteOutputs(p, task, memory, global);
+    return global;
   }
 #endif
   const auto* x = static_cast<const float*>(task.x);
@@ -130,7 +131,13 @@ inline void LinearForward(const LinearProblem& p, const LinearTask& task, std::b
       return DotTile<kLinearFewRows>(codes, scales, w, x, first, vectors, memory.sums);
     MultiplyTile<F32Word>(codes, scales, w, x, rows, first, vectors, memory.block, memory.sums);
   });
-  WriteOutputs(p, task, memory, 1.0f);
+  return 1.0f;
+}
+
+inline void LinearForward(const LinearProblem& p, const LinearTask& task, std::byte* scratch) {
+  const LinearMemory memory(scratch);
+  const float factor = MultiplyTask(p.weights, task, memory);
+  WriteOutputs(p, task, memory, factor);
 }
 
 }  // namespace heddle::cpu::HEDDLE_TARGET

@@ -1,10 +1,11 @@
-// The CPU's candidate for linear layers over packed weights.
+// The CPU's candidates for linear layers over packed weights.
 #pragma once
 
 #include "core/linear_problem.h"
 
 namespace heddle::cpu {
 
-extern const LinearKernel kLinear;  // "cpu"
+extern const LinearKernel kLinear;                  // "cpu"
+extern const LinearBackwardKernel kLinearBackward;  // "cpu"
 
 }  // namespace heddle::cpu

@@ -1,5 +1,6 @@
 // x W^T in integers: rows of x in 8 bits with a scale each, four columns of a row of W in a lane. Codes are taken as
-// u8 = value / step + offset, so that a group's sum is step * scale * (sum of u8 x - offset * sum of x).
+// u8 = value / step + offset, so that a group's sum is step * scale * (sum of u8 x - offset * sum of x). Weights of 8
+// bits keep their sign where products of u8 would overflow.
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -34,8 +35,25 @@ HWY_INLINE VI DotBytes(VI sum, V8 codes, V8 x) {
 #endif
 }
 
+// Load() gives two words of each row for eight columns; which columns a word has is the order in which x is staged.
+
+// Codes of four bits: even columns, odd columns.
+struct Nibbles {
+  HWY_INLINE void Load(const std::uint8_t* step, int slice, V8& first, V8& second) const {
+    const VU word = hn::LoadU(DU(), reinterpret_cast<const std::uint32_t*>(step) + slice * kLanes);
+    const V8 nibble = hn::Set(D8(), std::uint8_t{15});
+    first = hn::And(hn::BitCast(D8(), word), nibble);
+    second = hn::And(hn::BitCast(D8(), hn::ShiftRight<4>(word)), nibble);
+  }
+  HWY_INLINE VI Dot(VI sum, V8 codes, V8 x) const { return DotBytes(sum, codes, x); }
+  // dot - offset * total, exact below 2^24
+  HWY_INLINE VF Exact(VI dot, VF offset, float total) const {
+    return hn::NegMulAdd(offset, hn::Set(DF(), total), hn::ConvertTo(DF(), dot));
+  }
+};
+
 // E2M1 in halves: 12 + 2 * value. INT4 codes are such numbers already.
-struct HalvesOfE2m1 {
+struct HalvesOfE2m1 : Nibbles {
   static constexpr float kStep = 0.5f, kOffset = 12;
   static constexpr bool kZeros = false;
   HalvesOfE2m1() {
@@ -43,14 +61,90 @@ struct HalvesOfE2m1 {
     for (int code = 0; code < 16; ++code) values[code] = static_cast<std::uint8_t>(12 + 2 * kE2m1Values[code]);
     table = hn::LoadDup128(D8(), values);
   }
-  HWY_INLINE V8 operator()(V8 codes) const { return hn::TableLookupBytes(table, codes); }
+  HWY_INLINE void Load(const std::uint8_t* step, int slice, V8& first, V8& second) const {
+    Nibbles::Load(step, slice, first, second);
+    first = hn::TableLookupBytes(table, first);
+    second = hn::TableLookupBytes(table, second);
+  }
   V8 table;
 };
 template <bool kStored>
-struct Int4Numbers {
+struct Int4Numbers : Nibbles {
   static constexpr float kStep = 1, kOffset = lowbit::kInt4Zero;
   static constexpr bool kZeros = kStored;
-  HWY_INLINE V8 operator()(V8 codes) const { return codes; }
+};
+
+// kLanes bytes of each of four columns, which are 16 apart.
+HWY_INLINE V8 LoadFourColumns(const std::uint8_t* from) {
+#if HWY_TARGET == HWY_AVX2
+  const auto two = [](const std::uint8_t* at) HWY_ATTR {
+    return _mm_unpacklo_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)),
+                              _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at + 16)));
+  };
+  return V8{_mm256_inserti128_si256(_mm256_castsi128_si256(two(from)), two(from + 32), 1)};
+#else
+  if constexpr (kLanes == lowbit::kPanelRows) return hn::LoadU(D8(), from);
+  alignas(64) std::uint8_t bytes[4 * kLanes];
+  for (int c = 0; c < 4; ++c) std::memcpy(bytes + c * kLanes, from + c * lowbit::kPanelRows, kLanes);
+  return hn::Load(D8(), bytes);
+#endif
+}
+
+// INT8: columns 0 to 3, columns 4 to 7.
+struct Int8Numbers {
+  static constexpr float kStep = 1;
+  static constexpr bool kZeros = false;
+#if HEDDLE_TARGET_BF16  // u8 = value + 128, for VNNI
+  static constexpr float kOffset = 128;
+#else
+  static constexpr float kOffset = 0;
+#endif
+  Int8Numbers() {
+    // Four rows of a column lie in a word: to the columns of four rows, and within those to a row's columns.
+    alignas(64) std::uint32_t words[kLanes];
+    for (int row = 0; row < kLanes / 4; ++row) {
+      for (int c = 0; c < 4; ++c) words[4 * row + c] = static_cast<std::uint32_t>(c * (kLanes / 4) + row);
+    }
+    gather = hn::Load(DU(), words);
+    alignas(16) std::uint8_t bytes[16];
+    for (int i = 0; i < 16; ++i) bytes[i] = static_cast<std::uint8_t>(i % 4 * 4 + i / 4);
+    turn = hn::LoadDup128(D8(), bytes);
+  }
+  HWY_INLINE V8 Word(const std::uint8_t* from) const {
+    const VU columns = hn::BitCast(DU(), LoadFourColumns(from));
+    const VU rows = kLanes == 4 ? columns : hn::TableLookupLanes(columns, hn::IndicesFromVec(DU(), gather));
+    const V8 word = hn::TableLookupBytes(hn::BitCast(D8(), rows), turn);
+    return kOffset == 0 ? word : hn::Xor(word, hn::Set(D8(), std::uint8_t{0x80}));
+  }
+  HWY_INLINE void Load(const std::uint8_t* step, int slice, V8& first, V8& second) const {
+    const std::uint8_t* from = step + slice * kLanes;
+    first = Word(from);
+    second = Word(from + 4 * lowbit::kPanelRows);
+  }
+  // |w| is at most 128, so that pairs of products fit 16 bits.
+  HWY_INLINE VI Dot(VI sum, V8 w, V8 x) const {
+#if HEDDLE_TARGET_BF16
+    return DotBytes(sum, w, x);
+#elif HWY_TARGET == HWY_AVX3
+    const __m512i turned = _mm512_mask_sub_epi8(x.raw, _mm512_movepi8_mask(w.raw), _mm512_setzero_si512(), x.raw);
+    return DotBytes(sum, V8{_mm512_abs_epi8(w.raw)}, V8{turned});
+#elif HWY_TARGET == HWY_AVX2
+    return DotBytes(sum, V8{_mm256_abs_epi8(w.raw)}, V8{_mm256_sign_epi8(x.raw, w.raw)});
+#elif HWY_TARGET == HWY_SSE4
+    return DotBytes(sum, V8{_mm_abs_epi8(w.raw)}, V8{_mm_sign_epi8(x.raw, w.raw)});
+#else
+    const hn::RebindToSigned<D8> d8;
+    const auto value = hn::BitCast(d8, w), given = hn::BitCast(d8, x);
+    const auto turned = hn::IfThenElse(hn::Lt(value, hn::Zero(d8)), hn::Neg(given), given);
+    return DotBytes(sum, hn::BitCast(D8(), hn::Abs(value)), hn::BitCast(D8(), turned));
+#endif
+  }
+  HWY_INLINE VF Exact(VI dot, VF, float total) const {
+    constexpr auto kWhole = static_cast<std::int32_t>(kOffset);
+    return hn::ConvertTo(DF(), hn::Sub(dot, hn::Set(DI(), kWhole * static_cast<std::int32_t>(total))));
+  }
+  VU gather;
+  V8 turn;
 };
 
 // As DotRows, of rows m0 and on of x. A span is a group, or kInt8Columns of it.
@@ -73,7 +167,6 @@ HWY_NOINLINE void DotInt8Rows(const Numbers& given_numbers, const Scales& given_
     for (int v = 0; v < V; ++v) sum[m][v] = hn::Zero(d);
   }
   const SlicePlace place[3] = {{w, first, vector}, {w, first, vector + (V > 1 ? 1 : 0)}, {w, first, vector + V - 1}};
-  const V8 nibble = hn::Set(D8(), std::uint8_t{15});
   const std::int64_t span = std::min(l.group, kInt8Columns);
   for (std::int64_t k = 0, s = 0; k < columns; ++s) {
     VI dot[M][V];
@@ -84,20 +177,17 @@ HWY_NOINLINE void DotInt8Rows(const Numbers& given_numbers, const Scales& given_
     }
     const std::int64_t g = k / l.group;
     for (const std::int64_t end = std::min({columns, k + span, (g + 1) * l.group}); k < end; k += lowbit::kPanelStep) {
-      V8 even[V], odd[V];
+      V8 first_words[V], second_words[V];
       HWY_UNROLL(3)
-      for (int v = 0; v < V; ++v) {
-        const auto* at = reinterpret_cast<const std::uint32_t*>(place[v].step(l, k)) + place[v].slice * kLanes;
-        const VU word = hn::LoadU(du, at);
-        even[v] = numbers(hn::And(hn::BitCast(D8(), word), nibble));
-        odd[v] = numbers(hn::And(hn::BitCast(D8(), hn::ShiftRight<4>(word)), nibble));
-      }
+      for (int v = 0; v < V; ++v) numbers.Load(place[v].step(l, k), place[v].slice, first_words[v], second_words[v]);
       HWY_UNROLL(8)
       for (int m = 0; m < M; ++m) {
         const std::uint32_t* pair = words + m * row_words + k / 4;
-        const V8 evens = hn::BitCast(D8(), hn::Set(du, pair[0])), odds = hn::BitCast(D8(), hn::Set(du, pair[1]));
+        const V8 x0 = hn::BitCast(D8(), hn::Set(du, pair[0])), x1 = hn::BitCast(D8(), hn::Set(du, pair[1]));
         HWY_UNROLL(3)
-        for (int v = 0; v < V; ++v) dot[m][v] = DotBytes(DotBytes(dot[m][v], even[v], evens), odd[v], odds);
+        for (int v = 0; v < V; ++v) {
+          dot[m][v] = numbers.Dot(numbers.Dot(dot[m][v], first_words[v], x0), second_words[v], x1);
+        }
       }
     }
     HWY_UNROLL(3)
@@ -108,8 +198,7 @@ HWY_NOINLINE void DotInt8Rows(const Numbers& given_numbers, const Scales& given_
       if constexpr (Numbers::kZeros) offset = place[v].template Zero<Numbers>(l, g);
       HWY_UNROLL(8)
       for (int m = 0; m < M; ++m) {
-        const VF total = hn::Set(d, x.totals[(m0 + m) * x.spans + s]);
-        const VF exact = hn::NegMulAdd(offset, total, hn::ConvertTo(d, dot[m][v]));
+        const VF exact = numbers.Exact(dot[m][v], offset, x.totals[(m0 + m) * x.spans + s]);
         sum[m][v] = hn::MulAdd(exact, scale, sum[m][v]);
       }
     }
@@ -143,6 +232,7 @@ inline void MultiplyInt8(const lowbit::Panels& w, const Int8Rows& x, std::int64_
     }
   };
   const float global = w.format.global_scale ? w.global_scale() : 1.0f;
+  if (w.format.element == Element::int8) return run(Int8Numbers(), F32Scales());
   if (w.format.element == Element::int4) {
     if (w.format.zero_points) return run(Int4Numbers<true>(), F16Scales());
     return run(Int4Numbers<false>(), F16Scales());

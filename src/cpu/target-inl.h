@@ -32,10 +32,12 @@
 #include "cpu/attention_bwd-inl.h"
 #include "cpu/bias_gradient-inl.h"
 #include "model/row_ops-inl.h"
+#include "cpu/linear_norm-inl.h"
 #include "cpu/linear_codes-inl.h"
 #include "cpu/linear_products-inl.h"
 #include "cpu/linear_int8-inl.h"
 #include "cpu/linear-inl.h"
+#include "cpu/linear_bwd-inl.h"
 // clang-format on
 
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -66,7 +68,14 @@ const Kernels kKernels = {
     .bias_gradient = BiasGradient,
     .model_rows = kRowKernels,
     .lowbit = {.largest = LargestWeight, .encode = EncodeRow, .decode = DecodeRow},
-    .linear = {.scratch = LinearScratch, .forward = LinearForward},
+    .linear = {.scratch = LinearScratch,
+               .forward = LinearForward,
+               .norm_row = NormRow,
+               .gradient_scratch = LinearGradientScratch,
+               .sums_gradient = SumsGradient,
+               .rows_gradient = RowsGradient,
+               .norm_gradient = NormGradient,
+               .norm_parameters_gradient = NormParametersGradient},
 };
 
 }  // namespace heddle::cpu::HEDDLE_TARGET

@@ -42,9 +42,10 @@ struct Panels {
   }
 };
 
-// Whether codes of four bits stand for integers, or halves of them.
+// Whether codes stand for integers, or halves of them.
 constexpr bool has_integers(const Format& format) {
-  return format.element == Element::e2m1 || format.element == Element::e2m1_row || format.element == Element::int4;
+  return format.element == Element::int8 || format.element == Element::e2m1 || format.element == Element::e2m1_row ||
+         format.element == Element::int4;
 }
 
 // Writes panel `index` to `to`, which is Panels::panel(index).

@@ -30,6 +30,8 @@ constexpr NamedLayout kLayouts[] = {{Layout::gpt_oss_mxfp4, "gpt_oss_mxfp4"},
                                     {Layout::compressed_tensors_nvfp4, "compressed_tensors_nvfp4"},
                                     {Layout::compressed_tensors_mxfp4, "compressed_tensors_mxfp4"},
                                     {Layout::compressed_tensors_int4, "compressed_tensors_int4"},
+                                    {Layout::compressed_tensors_int8, "compressed_tensors_int8"},
+                                    {Layout::compressed_tensors_fp8, "compressed_tensors_fp8"},
                                     {Layout::bitsandbytes, "bitsandbytes"},
                                     {Layout::gptq, "gptq"},
                                     {Layout::awq, "awq"}};

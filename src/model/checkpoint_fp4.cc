@@ -48,7 +48,7 @@ void read_modelopt(LayerReader& r) {
 
 void read_compressed_tensors(LayerReader& r) {
   const FoundTensor packed = r.need(".weight_packed", {"U8", "I32"});
-  if (packed.entry->dtype == "I32") return read_compressed_tensors_int4(r, packed);
+  if (packed.entry->dtype == "I32") return read_compressed_tensors_words(r, packed);
   const FoundTensor scales = r.need(".weight_scale", {"F8_E4M3", "U8", "F8_E8M0"});
   r.refuse(".weight_zero_point", "nvfp4 and mxfp4 have no zero points");
   if (scales.entry->dtype == "F8_E4M3") {

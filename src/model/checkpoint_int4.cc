@@ -1,4 +1,4 @@
-// Layers of int4 in words of 32 bits: compressed-tensors, GPTQ, AWQ.
+// Layers of int4 in words of 32 bits: compressed-tensors, GPTQ, AWQ; and those of 8 bits.
 #include "model/checkpoint_reader.h"
 
 namespace heddle::lowbit {
@@ -54,9 +54,28 @@ void order_columns(LayerReader& r, const char* suffix, std::int64_t groups) {
   r.out.layer.column_order = std::move(order);
 }
 
+// Codes of 8 bits: storage has one scale a row, and no zero points.
+void take_eight_bits(LayerReader& r, Layout layout, std::string reason, const FoundTensor& codes, CodeOrder order,
+                     const FoundTensor& scales, std::int64_t rows, std::int64_t columns) {
+  r.need_shape(scales, {rows, 1}, "[N, 1], one scale a row,");
+  r.refuse(".weight_zero_point", "storage of 8 bits has no zero points");
+  r.set(layout, std::move(reason), layout == Layout::compressed_tensors_fp8 ? "fp8_row" : "int8_row", rows, columns);
+  r.take(codes, order, scales, float_source(scales), 1);
+}
+
 }  // namespace
 
-void read_compressed_tensors_int4(LayerReader& r, const FoundTensor& packed) {
+void read_compressed_tensors_bytes(LayerReader& r) {
+  const FoundTensor codes = r.need(".weight", {"I8", "F8_E4M3"});
+  const FoundTensor scales = r.need(".weight_scale", {"F32", "F16", "BF16"});
+  r.need_rank(codes, 2, "[N, K]");
+  const bool fp8 = codes.entry->dtype == "F8_E4M3";
+  take_eight_bits(r, fp8 ? Layout::compressed_tensors_fp8 : Layout::compressed_tensors_int8,
+                  text("it has .weight of ", codes.entry->dtype, " and .weight_scale"), codes, CodeOrder::plain, scales,
+                  codes.entry->shape[0], codes.entry->shape[1]);
+}
+
+void read_compressed_tensors_words(LayerReader& r, const FoundTensor& packed) {
   const FoundTensor scales = r.need(".weight_scale", {"F16", "BF16", "F32"});
   const FoundTensor shape = r.need(".weight_shape", {"I64", "I32"});
   r.need_rank(packed, 2, "[N, K/8]");
@@ -68,8 +87,13 @@ void read_compressed_tensors_int4(LayerReader& r, const FoundTensor& packed) {
                                              : value_at<std::int32_t>(shape.bytes(), i);
   }
   const std::int64_t rows = packed.entry->shape[0], columns = packed.entry->shape[1] * kWordCodes;
-  r.check.require(extents[1] != columns / 2, packed.where, " is ", shape_text(packed.entry->shape),
-                  " for weights of K = ", extents[1], ": these are codes of 8 bits, only those of 4 are read");
+  constexpr std::int64_t kWordBytes = 4;
+  if (extents[1] != columns && extents[0] == rows && extents[1] > 0 && extents[1] <= kLargestExtent &&
+      (extents[1] + kWordBytes - 1) / kWordBytes == packed.entry->shape[1]) {
+    return take_eight_bits(r, Layout::compressed_tensors_int8,
+                           "it has .weight_packed of int32, four columns of .weight_shape to a word", packed,
+                           CodeOrder::words_int8, scales, rows, extents[1]);
+  }
   r.check.require(extents[0] == rows && extents[1] == columns, shape.where, " is [", extents[0], ", ", extents[1],
                   "]: it must be [N, K] = [", rows, ", ", columns, "], 8 columns to a word of .weight_packed");
   r.check.require(scales.entry->shape[0] == rows, scales.where, " is ", shape_text(scales.entry->shape),

@@ -33,6 +33,7 @@ using FindTensor = std::function<FoundTensor(const std::string& name)>;
 
 enum class CodeOrder : std::uint8_t {
   plain,       // as in storage
+  words_int8,  // int32 [N, ceil(K/4)], byte i of a word is column 4w + i, plus 128
   high_first,  // bytes with halves exchanged
   gptq,        // int32 [K/8, N], nibble i of a word is column 8w + i
   awq,         // int32 [K, N/8], nibbles of a word are rows, in awq's order

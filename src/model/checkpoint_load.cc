@@ -54,6 +54,8 @@ struct Source {
     if (source.layer.experts > 0) scales += expert * N * source.file_groups;
   }
 
+  // Of a row of the storage.
+  std::int64_t code_bytes() const { return K * bits_of(layer.layer.format.element) / 8; }
   // In the file's tensor of scales.
   std::int64_t scale_index(std::int64_t n, std::int64_t g) const {
     return layer.scales_transposed ? g * N + n : n * layer.file_groups + g;
@@ -129,13 +131,23 @@ struct Source {
 
   // Codes of rows [begin, end), to `out`, the storage's row 0.
   void write_codes(std::int64_t begin, std::int64_t end, std::uint8_t* out) const {
-    const std::int64_t row_bytes = K / 2;
+    const std::int64_t row_bytes = code_bytes();
     if (!layer.layer.column_order.empty()) return write_reordered(begin, end, out);
     switch (layer.code_order) {
       case CodeOrder::plain:
         std::memcpy(out + begin * row_bytes, codes + begin * row_bytes,
                     static_cast<std::size_t>((end - begin) * row_bytes));
         break;
+      case CodeOrder::words_int8: {
+        const std::int64_t file_bytes = (row_bytes + 3) / 4 * 4;
+        for (std::int64_t n = begin; n < end; ++n) {
+          const std::byte* from = codes + n * file_bytes;
+          for (std::int64_t k = 0; k < row_bytes; ++k) {
+            out[n * row_bytes + k] = std::to_integer<std::uint8_t>(from[k] ^ std::byte{0x80});
+          }
+        }
+        break;
+      }
       case CodeOrder::high_first:
         for (std::int64_t i = begin * row_bytes; i < end * row_bytes; ++i) {
           const auto byte = std::to_integer<unsigned>(codes[i]);

@@ -89,7 +89,8 @@ class LayerReader {
 void read_gpt_oss(LayerReader& reader);
 void read_modelopt(LayerReader& reader);
 void read_compressed_tensors(LayerReader& reader);
-void read_compressed_tensors_int4(LayerReader& reader, const FoundTensor& packed);
+void read_compressed_tensors_words(LayerReader& reader, const FoundTensor& packed);  // of int32
+void read_compressed_tensors_bytes(LayerReader& reader);                             // int8 and fp8 codes as they are
 void read_bitsandbytes(LayerReader& reader);
 void read_gptq_or_awq(LayerReader& reader);
 

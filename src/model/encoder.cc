@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
@@ -95,7 +96,8 @@ class Encoder::Call {
     at = 0;
     std::size_t linear_bytes = 0;
     for (const EncoderLayer& layer : weights_.layers) {
-      for (const Linear* linear : {&layer.qkv, &layer.attention_output, &layer.intermediate, &layer.output}) {
+      linear_bytes = std::max(linear_bytes, layer.qkv.scratch_bytes());
+      for (const EncoderLinear* linear : {&layer.attention_output, &layer.intermediate, &layer.output}) {
         linear_bytes = std::max(linear_bytes, linear->scratch_bytes());
       }
     }
@@ -214,23 +216,27 @@ class Encoder::Call {
     const bool last = index + 1 == weights_.layers.size();
     over_rows([&](std::int64_t first, std::int64_t rows, int worker) {
       std::byte* scratch = worker_at(worker);
-      auto* wide = reinterpret_cast<float*>(scratch + plan_.wide);
-      auto* projected = reinterpret_cast<float*>(scratch + plan_.projected);
+      std::byte* wide = scratch + plan_.wide;
+      std::byte* projected = scratch + plan_.projected;
       std::byte* activated = scratch + plan_.activated;
       std::byte* x = row(plan_.x, first, config_.hidden);
       StageTimes& times = stage_times(worker);
       Laps laps(timed_);
-      layer.attention_output.run(row(plan_.context, first, config_.hidden), projected, rows, scratch + plan_.linear);
-      laps.add(times.linear);
-      residual_layer_norm(projected, x, rows, layer.attention_norm.rows(), dtype_, x);
+      // y = layer_norm(input W^T + b + x) into x; low-bit layers have added x already.
+      const auto add_and_norm = [&](const EncoderLinear& linear, const LayerNormWeights& norm, const std::byte* input) {
+        linear.run(input, x, projected, config_.hidden, rows, scratch + plan_.linear);
+        laps.add(times.linear);
+        residual_layer_norm(reinterpret_cast<float*>(projected), linear.fused() ? nullptr : x, rows, norm.rows(),
+                            dtype_, x);
+      };
+      add_and_norm(layer.attention_output, layer.attention_norm, row(plan_.context, first, config_.hidden));
       laps.add(times.norm_and_activation);
-      layer.intermediate.run(x, wide, rows, scratch + plan_.linear);
+      const bool fused = layer.intermediate.fused();
+      layer.intermediate.run(x, nullptr, fused ? activated : wide, config_.intermediate, rows, scratch + plan_.linear);
       laps.add(times.linear);
-      gelu(wide, rows * config_.intermediate, dtype_, activated);
+      if (!fused) gelu(reinterpret_cast<const float*>(wide), rows * config_.intermediate, dtype_, activated);
       laps.add(times.norm_and_activation);
-      layer.output.run(activated, projected, rows, scratch + plan_.linear);
-      laps.add(times.linear);
-      residual_layer_norm(projected, x, rows, layer.output_norm.rows(), dtype_, x);
+      add_and_norm(layer.output, layer.output_norm, activated);
       if (last && hidden_states.given()) {
         auto* out = static_cast<float*>(hidden_states.data) + first * config_.hidden;
         if (dtype_ == DType::bf16) {
@@ -307,7 +313,26 @@ Encoder Encoder::load(const std::string& folder, const EncoderOptions& options) 
 
 const EncoderConfig& Encoder::config() const { return weights_->config; }
 
-std::size_t Encoder::weight_bytes() const { return weights_->bytes; }
+std::size_t Encoder::weight_bytes() const { return weights_->bytes(); }
+
+std::vector<EncoderLayerInfo> Encoder::layers() const {
+  std::vector<EncoderLayerInfo> out;
+  for (std::size_t i = 0; i < weights_->layers.size(); ++i) {
+    const EncoderLayer& layer = weights_->layers[i];
+    const std::string prefix = EncoderLayers::prefix(static_cast<std::int64_t>(i));
+    const std::int64_t hidden = weights_->config.hidden;
+    for (int part = 0; part < 3; ++part) {
+      out.push_back({prefix + EncoderLayers::kProjections[part], layer.qkv.format(part), hidden, hidden,
+                     layer.qkv.weight_bytes(part)});
+    }
+    for (const auto& [linear, name] : {std::pair{&layer.attention_output, EncoderLayers::kAttentionOutput},
+                                       {&layer.intermediate, EncoderLayers::kIntermediate},
+                                       {&layer.output, EncoderLayers::kOutput}}) {
+      out.push_back({prefix + name, linear->format(), linear->shape().out, linear->shape().in, linear->weight_bytes()});
+    }
+  }
+  return out;
+}
 
 std::size_t Encoder::workspace(std::int64_t total, std::int64_t sequences, std::int64_t longest,
                                const Runtime& runtime) const {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <set>
 
 #include <nlohmann/json.hpp>
 
@@ -12,6 +13,7 @@
 #include "core/dtypes.h"
 #include "heddle/safetensors.h"
 #include "model/in_quotes.h"
+#include "model/quantize_rules.h"
 
 namespace heddle {
 namespace {
@@ -84,12 +86,41 @@ class ConfigFile {
   json root_;
 };
 
-// Reads tensors of the model file as f32, with their shapes and values checked.
-class TensorReader {
+std::vector<std::byte> held_as(DType dtype, const std::vector<float>& values) {
+  std::vector<std::byte> out(values.size() * size_of(dtype));
+  if (dtype == DType::f32) {
+    std::memcpy(out.data(), values.data(), out.size());
+  } else {
+    narrow(values.data(), static_cast<std::int64_t>(values.size()), reinterpret_cast<std::uint16_t*>(out.data()));
+  }
+  return out;
+}
+
+// A matrix of low bits with memory of its own.
+struct OwnedMatrix {
+  lowbit::QuantizedMatrix matrix;
+  std::vector<std::byte> memory[4];
+
+  OwnedMatrix(const lowbit::Format& format, std::int64_t rows, std::int64_t columns)
+      : matrix(lowbit::storage(format, rows, columns)) {
+    TensorView* parts[] = {&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale};
+    for (std::size_t i = 0; i < std::size(parts); ++i) {
+      if (!parts[i]->given()) continue;
+      memory[i].resize(static_cast<std::size_t>(parts[i]->elements()) * size_of(parts[i]->dtype));
+      parts[i]->data = memory[i].data();
+    }
+  }
+};
+
+}  // namespace
+
+// Tensors of the model file as f32, with their shapes and values checked, and its low-bit layers.
+class EncoderLayers::File {
  public:
-  TensorReader(const std::string& path, DType dtype) : path_(path), file_(SafeTensors::open(path)) {
+  File(const std::string& path, DType dtype) : path_(path), checkpoint_({SafeTensors::open(path)}) {
+    for (const lowbit::StoredLayer& layer : checkpoint_.layers()) stored_.insert(layer.name);
     // Task-specific checkpoints keep the encoder under "bert.".
-    if (file_.contains("bert.embeddings.word_embeddings.weight")) prefix_ = "bert.";
+    if (file().contains("bert.embeddings.word_embeddings.weight")) prefix_ = "bert.";
     // Absolute values from here on are not finite once held in `dtype`.
     limit_ = dtype == DType::bf16 ? 0x7f7f8000u : 0x7f800000u;
   }
@@ -97,8 +128,8 @@ class TensorReader {
   // A tensor of `columns`, or of rows x columns if rows > 0, appended to `out`.
   void append(const std::string& name, std::int64_t rows, std::int64_t columns, std::vector<float>& out) const {
     const std::string full = prefix_ + name;
-    check_.require(file_.contains(full), path_, ": tensor '", full, "' is missing");
-    const TensorView view = file_.tensor(full);
+    check_.require(file().contains(full), path_, ": tensor '", full, "' is missing");
+    const TensorView view = file().tensor(full);
     const TensorView expected =
         rows > 0 ? TensorView(nullptr, DType::f32, {rows, columns}) : TensorView(nullptr, DType::f32, {columns});
     check_.require(view.rank == expected.rank && view.shape == expected.shape, path_, ": tensor '", full,
@@ -124,6 +155,19 @@ class TensorReader {
   }
   std::vector<float> vector(const std::string& name, std::int64_t columns) const { return matrix(name, 0, columns); }
 
+  bool stored_low_bit(const std::string& name) const { return stored_.contains(prefix_ + name); }
+  const std::string& path() const { return path_; }
+  // A layer that is stored so, of that shape.
+  OwnedMatrix low_bit(const std::string& name, std::int64_t rows, std::int64_t columns) const {
+    const lowbit::StoredLayer layer = checkpoint_.layer(prefix_ + name);
+    check_.require(layer.rows == rows && layer.columns == columns && layer.experts == 0, path_, ": layer ",
+                   in_quotes(prefix_ + name), " is [", layer.rows, ", ", layer.columns, "]: the configuration needs [",
+                   rows, ", ", columns, "]");
+    OwnedMatrix out(layer.format, rows, columns);
+    checkpoint_.load(prefix_ + name, out.matrix);
+    return out;
+  }
+
   LayerNormWeights layer_norm(const std::string& name, const EncoderConfig& config) const {
     return {vector(name + ".weight", config.hidden), vector(name + ".bias", config.hidden), config.layer_norm_epsilon};
   }
@@ -140,23 +184,123 @@ class TensorReader {
                    ": weights must be finite in the encoder's dtype");
   }
 
+  const SafeTensors& file() const { return checkpoint_.files()[0]; }
+
   const Check check_{"encoder"};
   std::string path_, prefix_;
-  SafeTensors file_;
+  lowbit::Checkpoint checkpoint_;
+  std::set<std::string> stored_;
   std::uint32_t limit_ = 0;
 };
 
-std::vector<std::byte> held_as(DType dtype, const std::vector<float>& values) {
-  std::vector<std::byte> out(values.size() * size_of(dtype));
-  if (dtype == DType::f32) {
-    std::memcpy(out.data(), values.data(), out.size());
-  } else {
-    narrow(values.data(), static_cast<std::int64_t>(values.size()), reinterpret_cast<std::uint16_t*>(out.data()));
+EncoderLayers::EncoderLayers(const std::string& path, const EncoderConfig& config, const EncoderOptions& options)
+    : config_(config), dtype_(options.dtype), file_(std::make_unique<File>(path, options.dtype)) {
+  set_rules(options.layers);
+}
+EncoderLayers::~EncoderLayers() = default;
+
+std::string EncoderLayers::prefix(std::int64_t i) { return text("encoder.layer.", i, "."); }
+
+void EncoderLayers::set_rules(std::vector<lowbit::LayerRule> rules) {
+  for (const lowbit::LayerRule& rule : rules) {
+    if (rule.format == "float32" || rule.format == "bfloat16") continue;
+    const std::size_t colon = rule.format.find(':');
+    lowbit::format_named(rule.format.substr(0, colon));
+    if (colon != std::string::npos) lowbit::rule_named(rule.format.substr(colon + 1));
   }
-  return out;
+  rules_ = std::move(rules);
+  matched_.assign(rules_.size(), false);
 }
 
-}  // namespace
+void EncoderLayers::require_all_matched() const {
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
+    Check("encoder").require(matched_[i], "pattern ", in_quotes(rules_[i].pattern),
+                             " decides over no layer: names are encoder.layer.0.attention.self.query, ",
+                             "...attention.output.dense, ...intermediate.dense, ...output.dense and the like");
+  }
+}
+
+// What the first rule that matches says, or "".
+std::string EncoderLayers::precision_of(const std::string& name) {
+  for (std::size_t i = 0; i < rules_.size(); ++i) {
+    if (!lowbit::matches(rules_[i].pattern, name)) continue;
+    matched_[i] = true;
+    return rules_[i].format;
+  }
+  return {};
+}
+
+EncoderLinear EncoderLayers::make(const std::string& name, std::int64_t out, std::int64_t in, LinearRole role) {
+  const Check check("encoder");
+  const EncoderLinear::Shape shape{.out = out, .in = in, .dtype = dtype_, .role = role};
+  const std::string wanted = precision_of(name);
+  const bool floating = wanted == "float32" || wanted == "bfloat16";
+  const DType precision = floating ? (wanted == "float32" ? DType::f32 : DType::bf16) : dtype_;
+  const std::vector<float> bias = file_->vector(name + ".bias", out);
+  if (file_->stored_low_bit(name)) {
+    const OwnedMatrix held = file_->low_bit(name, out, in);
+    if (!floating) {
+      const std::string format = lowbit::name_of(held.matrix.format);
+      check.require(wanted.empty() || wanted == format, file_->path(), ": layer ", in_quotes(name), " is in ", format,
+                    " and a rule asks for ", in_quotes(wanted), ": weights are not quantised twice");
+      return EncoderLinear(shape, held.matrix, bias.data());
+    }
+    std::vector<float> weight(static_cast<std::size_t>(out * in));
+    lowbit::dequantize(held.matrix, TensorView(weight.data(), DType::f32, {out, in}));
+    return EncoderLinear(shape, weight.data(), bias.data(), precision);
+  }
+  const std::vector<float> weight = file_->matrix(name + ".weight", out, in);
+  if (floating || wanted.empty()) return EncoderLinear(shape, weight.data(), bias.data(), precision);
+  const std::size_t colon = wanted.find(':');
+  const lowbit::Format format = lowbit::format_named(wanted.substr(0, colon));
+  check.require(format.group == 0 || in % format.group == 0, file_->path(), ": tensor ", in_quotes(name + ".weight"),
+                " is [", out, ", ", in, "]: K = ", in, " is no multiple of ", format.group, ", the group of ",
+                lowbit::name_of(format));
+  const OwnedMatrix quantized(format, out, in);
+  lowbit::QuantizeOptions options;
+  if (colon != std::string::npos) options.rule = lowbit::rule_named(wanted.substr(colon + 1));
+  lowbit::quantize(TensorView(weight.data(), DType::f32, {out, in}), options, quantized.matrix);
+  return EncoderLinear(shape, quantized.matrix, bias.data());
+}
+
+EncoderProjections EncoderLayers::projections(std::int64_t i) {
+  const std::int64_t hidden = config_.hidden;
+  bool together = true;
+  for (const char* part : kProjections) {
+    const std::string name = prefix(i) + part, wanted = precision_of(name);
+    together = together && (wanted.empty() || wanted == name_of(dtype_)) && !file_->stored_low_bit(name);
+  }
+  if (together) {
+    std::vector<float> matrix, bias;
+    for (const char* part : kProjections) {
+      file_->append(prefix(i) + part + ".weight", hidden, hidden, matrix);
+      file_->append(prefix(i) + part + ".bias", 0, hidden, bias);
+    }
+    return EncoderProjections(Linear(matrix.data(), bias.data(), 3 * hidden, hidden, dtype_, dtype_), dtype_);
+  }
+  std::vector<EncoderLinear> parts;
+  for (const char* part : kProjections) parts.push_back(make(prefix(i) + part, hidden, hidden, LinearRole::project));
+  return EncoderProjections(std::move(parts));
+}
+
+EncoderLinear EncoderLayers::attention_output(std::int64_t i) {
+  return make(prefix(i) + kAttentionOutput, config_.hidden, config_.hidden, LinearRole::sum);
+}
+EncoderLinear EncoderLayers::intermediate(std::int64_t i) {
+  return make(prefix(i) + kIntermediate, config_.intermediate, config_.hidden, LinearRole::gelu);
+}
+EncoderLinear EncoderLayers::output(std::int64_t i) {
+  return make(prefix(i) + kOutput, config_.hidden, config_.intermediate, LinearRole::sum);
+}
+
+std::size_t Encoder::Weights::bytes() const {
+  std::size_t total = other_bytes;
+  for (const EncoderLayer& layer : layers) {
+    total += layer.qkv.weight_bytes() + layer.attention_output.weight_bytes() + layer.intermediate.weight_bytes() +
+             layer.output.weight_bytes();
+  }
+  return total;
+}
 
 std::unique_ptr<Encoder::Weights> Encoder::Weights::load(const std::string& folder, const EncoderOptions& options) {
   const Check check("encoder");
@@ -168,33 +312,17 @@ std::unique_ptr<Encoder::Weights> Encoder::Weights::load(const std::string& fold
   auto weights = std::make_unique<Weights>();
   weights->options = options;
   const EncoderConfig config = weights->config = ConfigFile(folder + "/config.json").read();
-  const TensorReader reader(folder + "/model.safetensors", options.dtype);
+  EncoderLayers layers(folder + "/model.safetensors", weights->config, options);
+  const EncoderLayers::File& reader = layers.file();
 
-  std::size_t bytes = 0;
   const auto embedding = [&](const char* name, std::int64_t rows) {
     auto held = held_as(options.dtype, reader.matrix(text("embeddings.", name, ".weight"), rows, config.hidden));
-    bytes += held.size();
+    weights->other_bytes += held.size();
     return held;
   };
   const auto norm = [&](const std::string& name) {
-    bytes += 2 * sizeof(float) * config.hidden;
+    weights->other_bytes += 2 * sizeof(float) * static_cast<std::size_t>(config.hidden);
     return reader.layer_norm(name, config);
-  };
-  const auto linear = [&](const std::string& name, std::int64_t out, std::int64_t in) {
-    Linear layer(reader.matrix(name + ".weight", out, in).data(), reader.vector(name + ".bias", out).data(), out, in,
-                 options.dtype, DType::f32);
-    bytes += layer.weight_bytes();
-    return layer;
-  };
-  const auto fused_qkv = [&](const std::string& prefix) {
-    std::vector<float> matrix, bias;
-    for (const char* part : {"query", "key", "value"}) {
-      reader.append(prefix + part + ".weight", config.hidden, config.hidden, matrix);
-      reader.append(prefix + part + ".bias", 0, config.hidden, bias);
-    }
-    Linear layer(matrix.data(), bias.data(), 3 * config.hidden, config.hidden, options.dtype, options.dtype);
-    bytes += layer.weight_bytes();
-    return layer;
   };
 
   weights->word = embedding("word_embeddings", config.vocabulary);
@@ -202,14 +330,12 @@ std::unique_ptr<Encoder::Weights> Encoder::Weights::load(const std::string& fold
   weights->token_type = embedding("token_type_embeddings", config.token_types);
   weights->embedding_norm = norm("embeddings.LayerNorm");
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    const std::string prefix = text("encoder.layer.", i, ".");
-    weights->layers.push_back(
-        {fused_qkv(prefix + "attention.self."), linear(prefix + "attention.output.dense", config.hidden, config.hidden),
-         norm(prefix + "attention.output.LayerNorm"),
-         linear(prefix + "intermediate.dense", config.intermediate, config.hidden),
-         linear(prefix + "output.dense", config.hidden, config.intermediate), norm(prefix + "output.LayerNorm")});
+    const std::string prefix = EncoderLayers::prefix(i);
+    weights->layers.push_back({layers.projections(i), layers.attention_output(i),
+                               norm(prefix + "attention.output.LayerNorm"), layers.intermediate(i), layers.output(i),
+                               norm(prefix + "output.LayerNorm")});
   }
-  weights->bytes = bytes;
+  layers.require_all_matched();
   return weights;
 }
 

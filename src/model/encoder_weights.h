@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "heddle/transformer.h"
-#include "model/linear.h"
+#include "model/encoder_linear.h"
 #include "model/row_ops.h"
 
 namespace heddle {
@@ -21,11 +21,11 @@ struct LayerNormWeights {
 };
 
 struct EncoderLayer {
-  Linear qkv;               // hidden -> 3 * hidden: queries, keys, values
-  Linear attention_output;  // hidden -> hidden, f32 out
+  EncoderProjections qkv;          // hidden -> 3 * hidden: queries, keys, values
+  EncoderLinear attention_output;  // hidden -> hidden
   LayerNormWeights attention_norm;
-  Linear intermediate;  // hidden -> intermediate, f32 out
-  Linear output;        // intermediate -> hidden, f32 out
+  EncoderLinear intermediate;  // hidden -> intermediate
+  EncoderLinear output;        // intermediate -> hidden
   LayerNormWeights output_norm;
 };
 
@@ -35,9 +35,47 @@ struct Encoder::Weights {
   std::vector<std::byte> word, position, token_type;  // [n, hidden] in options.dtype
   LayerNormWeights embedding_norm;
   std::vector<EncoderLayer> layers;
-  std::size_t bytes = 0;
+  std::size_t other_bytes = 0;  // of embeddings and norms
 
+  std::size_t bytes() const;
   static std::unique_ptr<Weights> load(const std::string& folder, const EncoderOptions& options);
+};
+
+// Makes the linear layers of a model's file.
+class EncoderLayers {
+ public:
+  EncoderLayers(const std::string& path, const EncoderConfig& config, const EncoderOptions& options);
+  ~EncoderLayers();
+
+  // Of layer i, as the options' rules say.
+  EncoderProjections projections(std::int64_t i);
+  EncoderLinear attention_output(std::int64_t i);
+  EncoderLinear intermediate(std::int64_t i);
+  EncoderLinear output(std::int64_t i);
+  // For the layers made from now on.
+  void set_rules(std::vector<lowbit::LayerRule> rules);
+  // Throws Error for a rule that no layer has matched.
+  void require_all_matched() const;
+
+  // "encoder.layer.3."
+  static std::string prefix(std::int64_t i);
+  static constexpr const char* kProjections[] = {"attention.self.query", "attention.self.key", "attention.self.value"};
+  static constexpr const char* kAttentionOutput = "attention.output.dense";
+  static constexpr const char* kIntermediate = "intermediate.dense";
+  static constexpr const char* kOutput = "output.dense";
+
+  class File;
+  const File& file() const { return *file_; }
+
+ private:
+  EncoderLinear make(const std::string& name, std::int64_t out, std::int64_t in, LinearRole role);
+  std::string precision_of(const std::string& name);
+
+  const EncoderConfig& config_;
+  DType dtype_;
+  std::unique_ptr<File> file_;
+  std::vector<lowbit::LayerRule> rules_;
+  std::vector<bool> matched_;
 };
 
 }  // namespace heddle

@@ -3,14 +3,17 @@
 
 #include "core/check.h"
 #include "cpu/linear.h"
+#include "cuda/linear.h"
 #include "ops/attention.h"
 #include "ops/linear_arguments.h"
+#include "ops/linear_choice.h"
 #include "reference/linear.h"
 
 namespace heddle {
 namespace {
 
-constexpr const LinearKernel* kCandidates[] = {&cpu::kLinear, &reference::kLinear};
+constexpr const LinearKernel* kCandidates[] = {&cpu::kLinear, &reference::kLinear, &cuda::kSm90LinearW4A16,
+                                               &cuda::kSm90LinearW4A8};
 
 struct NamedActivation {
   const char* name;
@@ -20,36 +23,10 @@ constexpr NamedActivation kActivations[] = {{"none", Activation::none},         
                                             {"gelu_erf", Activation::gelu_erf}, {"gelu_tanh", Activation::gelu_tanh},
                                             {"silu", Activation::silu},         {"swiglu", Activation::swiglu}};
 
-// Why a candidate may not run for this call; empty if it may.
-std::string refusal(const LinearKernel& kernel, const LinearProblem& problem, const std::string& force) {
-  if (kernel.device != problem.device) return "it runs on another device than the tensors are on";
-  if (std::string reason = kernel.supports(problem); !reason.empty()) return reason;
-  if (!force.empty()) return force == kernel.name ? "" : "another candidate was asked for by name";
-  return kernel.automatic ? "" : "it runs only when it is asked for by name";
-}
-
-const LinearKernel& choose(const Check& check, const LinearProblem& problem, const std::string& force, int workers) {
-  const LinearKernel* best = nullptr;
-  double best_seconds = 0;
-  std::string reasons, names;
-  bool known = force.empty();
-  for (const LinearKernel* kernel : kCandidates) {
-    known |= force == kernel->name;
-    names += (names.empty() ? "" : ", ") + std::string(kernel->name);
-    if (const std::string reason = refusal(*kernel, problem, force); !reason.empty()) {
-      reasons += text("; ", kernel->name, ": ", reason);
-      continue;
-    }
-    const double seconds = kernel->estimate(problem, workers);
-    if (best == nullptr || seconds < best_seconds) {
-      best = kernel;
-      best_seconds = seconds;
-    }
-  }
-  check.require(known, "force is '", force, "': the candidates are ", names);
-  check.require(best != nullptr, "no candidate can serve this call", reasons);
-  return *best;
-}
+constexpr struct {
+  const char* name;
+  Norm norm;
+} kNorms[] = {{"none", Norm::none}, {"layer_norm", Norm::layer_norm}, {"rms_norm", Norm::rms_norm}};
 
 }  // namespace
 
@@ -69,6 +46,22 @@ const char* name_of(Activation activation) {
   return "unknown";
 }
 
+Norm norm_named(std::string_view name) {
+  std::string known;
+  for (const auto& named : kNorms) {
+    if (name == named.name) return named.norm;
+    known += (known.empty() ? "" : ", ") + std::string(named.name);
+  }
+  throw Error(text("[linear] norm is '", name, "': it must be one of ", known));
+}
+
+const char* name_of(Norm norm) {
+  for (const auto& named : kNorms) {
+    if (norm == named.norm) return named.name;
+  }
+  return "unknown";
+}
+
 void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
                     const LinearOptions& options, const Runtime& given) {
   const Check check("linear_forward");
@@ -77,7 +70,7 @@ void linear_forward(const TensorView& x, const PackedWeights& weights, const Ten
   Runtime runtime = given;
   if (runtime.executor == nullptr) runtime.executor = &default_executor();
   const int workers = runtime.executor->workers();
-  const LinearKernel& kernel = choose(check, problem, options.force, workers);
+  const LinearKernel& kernel = choose(check, kCandidates, problem, options.force, workers);
   check_workspace(check, runtime.workspace, kernel.workspace(problem, workers));
   kernel.launch(problem, runtime);
 }
@@ -87,30 +80,14 @@ std::size_t linear_forward_workspace(const TensorView& x, const PackedWeights& w
   const Check check("linear_forward");
   const LinearProblem problem = checked_linear_problem(check, x, weights, {}, options);
   const int workers = workers_of(runtime);
-  return choose(check, problem, options.force, workers).workspace(problem, workers);
+  return choose(check, kCandidates, problem, options.force, workers).workspace(problem, workers);
 }
 
 std::vector<Candidate> explain_linear(const TensorView& x, const PackedWeights& weights, const LinearOptions& options,
                                       const Runtime& runtime) {
   const Check check("explain_linear");
   const LinearProblem problem = checked_linear_problem(check, x, weights, {}, options);
-  const int workers = workers_of(runtime);
-  std::vector<Candidate> list;
-  Candidate* best = nullptr;
-  list.reserve(std::size(kCandidates));
-  for (const LinearKernel* kernel : kCandidates) {
-    Candidate& c = list.emplace_back();
-    c.name = kernel->name;
-    c.method = kernel->method;
-    c.reason = refusal(*kernel, problem, options.force);
-    c.supported = kernel->device == problem.device && kernel->supports(problem).empty();
-    if (!c.supported) continue;
-    c.seconds = kernel->estimate(problem, workers);
-    c.workspace = kernel->workspace(problem, workers);
-    if (c.reason.empty() && (best == nullptr || c.seconds < best->seconds)) best = &c;
-  }
-  if (best != nullptr) best->chosen = true;
-  return list;
+  return explained(kCandidates, problem, options.force, workers_of(runtime));
 }
 
 }  // namespace heddle

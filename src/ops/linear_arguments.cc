@@ -1,23 +1,12 @@
 #include "ops/linear_arguments.h"
 
+#include <cmath>
+
 #include "core/overlap.h"
 #include "lowbit/formats.h"
 
 namespace heddle {
 namespace {
-
-// The leading dimensions of `view` as rows.
-RowsOf rows_of(const TensorView& view) {
-  RowsOf rows;
-  rows.data = static_cast<std::byte*>(view.data);
-  rows.dtype = view.dtype;
-  for (int i = 0; i + 1 < view.rank; ++i) {
-    const int at = 3 - (view.rank - 1) + i;
-    rows.shape[at] = view.shape[i];
-    rows.stride[at] = view.stride[i];
-  }
-  return rows;
-}
 
 std::int64_t count_of(const RowsOf& rows) { return rows.shape[0] * rows.shape[1] * rows.shape[2]; }
 
@@ -29,10 +18,22 @@ class LinearChecks {
 
   LinearProblem problem() const {
     LinearProblem p;
-    p.weights = checked_panels(check_, weights_, "weights");
+    check_packed(check_, weights_, "weights");
+    const bool for_cpu = weights_.order == WeightOrder::rows16;
+    check_.require(for_cpu == (weights_.device == Device::cpu), "weights are in order ", name_of(weights_.order),
+                   " on a ", for_cpu ? "GPU" : "CPU", ": order rows16 is for CPUs, the others are for GPUs");
+    p.format = weights_.format;
+    p.order = weights_.order;
+    if (for_cpu) {
+      p.weights = panels_of(weights_);
+    } else {
+      p.fragments = lowbit::fragment_layout(weights_.order, weights_.rows, weights_.columns);
+      p.fragment_data = static_cast<const std::byte*>(weights_.data.data);
+    }
     p.N = weights_.rows;
     p.K = weights_.columns;
     check_x();
+    p.device = x_.device;
     p.dtype = x_.dtype;
     p.x = rows_of(x_);
     p.M = count_of(p.x);
@@ -49,11 +50,13 @@ class LinearChecks {
       apart("weights.data", weights_.data);
       p.y = rows_of(y_);
     }
-    if (options_.bias.given()) p.bias = bias(p.N);
+    if (options_.bias.given()) p.bias = vector(options_.bias, "bias", "[N]", p.N);
+    p.norm = norm();
     if (options_.residual.given()) p.residual = residual(p.outputs);
     p.int8_x = options_.int8_x;
     check_.require(!p.int8_x || lowbit::has_integers(weights_.format), "int8_x is set and weights are ",
-                   lowbit::name_of(weights_.format), ": products in integers take nvfp4, mxfp4, e2m1_row and int4");
+                   lowbit::name_of(weights_.format),
+                   ": products in integers take nvfp4, mxfp4, e2m1_row, int4 and int8_row");
     p.batch_invariant = options_.batch_invariant;
     return p;
   }
@@ -61,19 +64,12 @@ class LinearChecks {
  private:
   void check_x() const {
     check_.require(x_.given(), "x is missing");
-    check_.require(x_.dtype == DType::f32 || x_.dtype == DType::f16 || x_.dtype == DType::bf16, "x is ",
-                   name_of(x_.dtype), ": it must be float32, float16 or bfloat16");
+    check_linear_dtype(check_, x_, "x");
     check_.require(x_.device == weights_.device, "x is on another device than weights");
     check_.addressable(x_, "x");
     check_.require(x_.shape[x_.rank - 1] == weights_.columns, "x is ", x_, " and weights have ", weights_.columns,
                    " columns: x must be [..., ", weights_.columns, "]");
-    contiguous_rows(x_, "x");
-  }
-
-  void contiguous_rows(const TensorView& view, const char* name) const {
-    const int last = view.rank - 1;
-    check_.require(view.shape[last] <= 1 || view.stride[last] == 1, name, "'s last dimension has stride ",
-                   view.stride[last], ": it must be 1");
+    check_contiguous_rows(check_, x_, "x");
   }
 
   // [..., width], with x's leading dimensions, dtype and device.
@@ -83,20 +79,37 @@ class LinearChecks {
     wanted.shape[x_.rank - 1] = width;
     check_.require(view.shape == wanted.shape, name, " is ", view, ": it must be ", wanted, " for x ", x_,
                    " and weights of ", weights_.rows, " rows", weights_.gated ? ", gated" : "");
-    contiguous_rows(view, name);
+    check_contiguous_rows(check_, view, name);
   }
 
   void apart(const char* name, const TensorView& read) const {
     check_.require(!may_share_memory(y_, read), "y shares memory with ", name);
   }
 
-  const std::byte* bias(std::int64_t N) const {
-    const TensorView& bias = options_.bias;
-    check_.tensor(bias, "bias", x_.dtype, x_.device, 1, "x");
-    check_.require(bias.shape[0] == N, "bias is ", bias, ": it must be [N] = [", N, "]");
-    check_.require(N <= 1 || bias.stride[0] == 1, "bias has stride ", bias.stride[0], ": it must be contiguous");
-    if (y_.given()) apart("bias", bias);
-    return static_cast<const std::byte*>(bias.data);
+  const std::byte* vector(const TensorView& given, const char* name, const char* shape, std::int64_t count) const {
+    check_.tensor(given, name, x_.dtype, x_.device, 1, "x");
+    check_.require(given.shape[0] == count, name, " is ", given, ": it must be ", shape, " = [", count, "]");
+    check_.require(count <= 1 || given.stride[0] == 1, name, " has stride ", given.stride[0],
+                   ": it must be contiguous");
+    if (y_.given()) apart(name, given);
+    return static_cast<const std::byte*>(given.data);
+  }
+
+  RowNorm norm() const {
+    RowNorm norm;
+    norm.kind = options_.norm;
+    norm.eps = static_cast<double>(options_.norm_eps);
+    const bool none = norm.kind == Norm::none;
+    check_.require(norm.kind <= Norm::rms_norm, "norm is ", static_cast<int>(norm.kind), ": it is none of the norms");
+    check_.require(!none || !options_.norm_weight.given(), "norm_weight is given and norm is none");
+    check_.require(norm.kind == Norm::layer_norm || !options_.norm_bias.given(), "norm_bias is given and norm is ",
+                   name_of(norm.kind), ": only layer_norm has one");
+    check_.require(none || (norm.eps >= 0 && std::isfinite(norm.eps)), "norm_eps is ", norm.eps,
+                   ": it must be finite and not negative");
+    const std::int64_t K = weights_.columns;
+    if (options_.norm_weight.given()) norm.weight = vector(options_.norm_weight, "norm_weight", "[K]", K);
+    if (options_.norm_bias.given()) norm.bias = vector(options_.norm_bias, "norm_bias", "[K]", K);
+    return norm;
   }
 
   RowsOf residual(std::int64_t width) const {
@@ -119,20 +132,45 @@ class LinearChecks {
 
 }  // namespace
 
-lowbit::Panels checked_panels(const Check& check, const PackedWeights& weights, const char* name) {
-  const PackedWeights wanted = packed_storage(weights.format, weights.rows, weights.columns, weights.gated);
-  check.require(weights.device == Device::cpu && weights.order == wanted.order, name,
-                " are not packed for the CPU: pack them with packed_storage()'s order");
+RowsOf rows_of(const TensorView& view) {
+  RowsOf rows;
+  rows.data = static_cast<std::byte*>(view.data);
+  rows.dtype = view.dtype;
+  for (int i = 0; i + 1 < view.rank; ++i) {
+    const int at = 3 - (view.rank - 1) + i;
+    rows.shape[at] = view.shape[i];
+    rows.stride[at] = view.stride[i];
+  }
+  return rows;
+}
+
+void check_contiguous_rows(const Check& check, const TensorView& view, const char* name) {
+  const int last = view.rank - 1;
+  check.require(view.shape[last] <= 1 || view.stride[last] == 1, name, "'s last dimension has stride ",
+                view.stride[last], ": it must be 1");
+}
+
+void check_linear_dtype(const Check& check, const TensorView& view, const char* name) {
+  check.require(view.dtype == DType::f32 || view.dtype == DType::f16 || view.dtype == DType::bf16, name, " is ",
+                name_of(view.dtype), ": it must be float32, float16 or bfloat16");
+}
+
+void check_packed(const Check& check, const PackedWeights& weights, const char* name) {
+  const PackedWeights wanted =
+      packed_storage(weights.format, weights.rows, weights.columns, weights.gated, weights.order);
   const std::string data = std::string(name) + ".data";
   check.require(weights.data.given(), data, " is missing: it must be uint8 ", wanted.data);
   check.require(weights.data.dtype == DType::u8, data, " is ", name_of(weights.data.dtype), ": it must be uint8");
   check.require(weights.data.device == weights.device, data, " is on another device than ", name, " say");
   check.require(weights.data.rank == 1 && weights.data.shape == wanted.data.shape, data, " is ", weights.data,
                 ": it must be ", wanted.data, " for ", lowbit::name_of(weights.format), " [", weights.rows, ", ",
-                weights.columns, "]");
+                weights.columns, "] in order ", name_of(weights.order));
   check.require(weights.data.contiguous(), data, " is not contiguous: it must be");
   check.addressable(weights.data, data.c_str());
   check.require(reinterpret_cast<std::uintptr_t>(weights.data.data) % 64 == 0, data, " must be aligned to 64 bytes");
+}
+
+lowbit::Panels panels_of(const PackedWeights& weights) {
   return {weights.format, lowbit::panel_layout(weights.format, weights.rows, weights.columns),
           static_cast<const std::uint8_t*>(weights.data.data)};
 }

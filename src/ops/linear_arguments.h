@@ -6,11 +6,23 @@
 
 namespace heddle {
 
+// The leading dimensions of `view` as rows.
+RowsOf rows_of(const TensorView& view);
+// The last dimension of a tensor of rows must be contiguous.
+void check_contiguous_rows(const Check& check, const TensorView& view, const char* name);
+void check_linear_dtype(const Check& check, const TensorView& view, const char* name);
+
 // y may be absent (not given) in queries. Throws Error.
 LinearProblem checked_linear_problem(const Check& check, const TensorView& x, const PackedWeights& weights,
                                      const TensorView& y, const LinearOptions& options);
 
-// `weights` against what packed_storage() says of it.
-lowbit::Panels checked_panels(const Check& check, const PackedWeights& weights, const char* name);
+// `weights.data` against what packed_storage() says of it.
+void check_packed(const Check& check, const PackedWeights& weights, const char* name);
+// Of order rows16, checked.
+lowbit::Panels panels_of(const PackedWeights& weights);
+// x may be absent where it is not read.
+LinearBackwardProblem checked_linear_backward_problem(const Check& check, const TensorView& dy, const TensorView& x,
+                                                      const PackedWeights& weights, const LinearGradients& gradients,
+                                                      const LinearOptions& options);
 
 }  // namespace heddle

@@ -5,6 +5,7 @@
 #include "core/overlap.h"
 #include "heddle/linear.h"
 #include "lowbit/formats.h"
+#include "lowbit/fragments.h"
 #include "lowbit/packed.h"
 #include "ops/linear_arguments.h"
 #include "ops/lowbit_arguments.h"
@@ -31,19 +32,79 @@ void check_finite(const Check& check, const Matrix& m) {
   }
 }
 
+void pack_panels(const Matrix& from, const PackedWeights& out, Executor& executor) {
+  const lowbit::Panels panels = panels_of(out);
+  auto* to = static_cast<std::uint8_t*>(out.data.data);
+  const float global = from.format.global_scale ? *from.global_scale : 1.0f;
+  std::memset(to, 0, lowbit::PanelLayout::kHeader);
+  std::memcpy(to, &global, sizeof global);
+  executor.parallel_for(panels.layout.panels, [&](std::int64_t index, int) {
+    lowbit::pack_panel(from, panels.layout, index,
+                       to + lowbit::PanelLayout::kHeader + index * panels.layout.panel_bytes);
+  });
+}
+
+void pack_fragments(const Matrix& from, const PackedWeights& out, Executor& executor) {
+  const lowbit::FragmentLayout layout = lowbit::fragment_layout(out.order, out.rows, out.columns);
+  auto* const data = static_cast<std::byte*>(out.data.data);
+  auto* const scales = reinterpret_cast<float*>(data);
+  std::memset(data, 0, static_cast<std::size_t>(layout.blocks));
+  if (out.order == WeightOrder::fragments8) {
+    pack(from, out.gated, reinterpret_cast<lowbit::FragmentBlock8*>(data + layout.blocks), scales, executor);
+  } else {
+    pack(from, out.gated, reinterpret_cast<lowbit::FragmentBlock*>(data + layout.blocks), scales, executor);
+  }
+}
+
+struct NamedOrder {
+  const char* name;
+  WeightOrder order;
+};
+constexpr NamedOrder kOrders[] = {{"rows16", WeightOrder::rows16},
+                                  {"fragments16", WeightOrder::fragments16},
+                                  {"fragments8", WeightOrder::fragments8}};
+
+bool has_order(const lowbit::Format& format, WeightOrder order) {
+  if (order == WeightOrder::rows16) return true;
+  const bool e2m1 = format.element == lowbit::Element::e2m1 || format.element == lowbit::Element::e2m1_row;
+  return e2m1 && (order == WeightOrder::fragments16 || format.scale != lowbit::ScaleType::e4m3);
+}
+
 }  // namespace
 
-PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, std::int64_t columns, bool gated) {
+WeightOrder weight_order_named(std::string_view name) {
+  std::string known;
+  for (const NamedOrder& named : kOrders) {
+    if (name == named.name) return named.order;
+    known += (known.empty() ? "" : ", ") + std::string(named.name);
+  }
+  throw Error(text("[linear] order is '", name, "': it must be one of ", known));
+}
+
+const char* name_of(WeightOrder order) {
+  for (const NamedOrder& named : kOrders) {
+    if (order == named.order) return named.name;
+  }
+  return "unknown";
+}
+
+PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, std::int64_t columns, bool gated,
+                             WeightOrder order) {
+  const Check check("packed_storage");
   lowbit::storage(format, rows, columns);  // throws if there is no such matrix
-  Check("packed_storage")
-      .require(!gated || rows % 2 == 0, "rows is ", rows, ": gated weights have a gate and an up row of each output, ",
-               "so an even number");
+  check.require(!gated || rows % 2 == 0, "rows is ", rows, ": gated weights have a gate and an up row of each output, ",
+                "so an even number");
+  check.require(has_order(format, order), "format is ", lowbit::name_of(format), ": order ", name_of(order), " has ",
+                order == WeightOrder::fragments8 ? "" : "nvfp4, ", "mxfp4 and e2m1_row");
   PackedWeights packed;
   packed.format = format;
   packed.rows = rows;
   packed.columns = columns;
   packed.gated = gated;
-  packed.data = TensorView(nullptr, DType::u8, {lowbit::panel_layout(format, rows, columns).bytes()});
+  packed.order = order;
+  packed.data = TensorView(nullptr, DType::u8,
+                           {order == WeightOrder::rows16 ? lowbit::panel_layout(format, rows, columns).bytes()
+                                                         : lowbit::fragment_layout(order, rows, columns).bytes});
   return packed;
 }
 
@@ -52,20 +113,14 @@ void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& ou
   const Matrix from = lowbit::checked_matrix(check, matrix, "matrix");
   check.require(out.format == matrix.format && out.rows == matrix.rows && out.columns == matrix.columns,
                 "out is for another matrix: its format, rows and columns must be matrix's");
-  const lowbit::Panels panels = checked_panels(check, out, "out");
+  check_packed(check, out, "out");
+  check.require(out.device == Device::cpu, "out is on a GPU: weights are packed on the CPU and copied");
   for (const TensorView* view : {&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale}) {
     check.require(!view->given() || !may_share_memory(out.data, *view), "out.data shares memory with matrix");
   }
   check_finite(check, from);
-  auto* to = static_cast<std::uint8_t*>(out.data.data);
-  const float global = from.format.global_scale ? *from.global_scale : 1.0f;
-  std::memset(to, 0, lowbit::PanelLayout::kHeader);
-  std::memcpy(to, &global, sizeof global);
   Executor& executor = runtime.executor != nullptr ? *runtime.executor : default_executor();
-  executor.parallel_for(panels.layout.panels, [&](std::int64_t index, int) {
-    lowbit::pack_panel(from, panels.layout, index,
-                       to + lowbit::PanelLayout::kHeader + index * panels.layout.panel_bytes);
-  });
+  (out.order == WeightOrder::rows16 ? pack_panels : pack_fragments)(from, out, executor);
 }
 
 }  // namespace heddle

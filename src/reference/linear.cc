@@ -26,25 +26,6 @@ double activated(Activation activation, double x) {
   }
 }
 
-// x[m], as it is multiplied.
-std::vector<double> row_of(const LinearProblem& p, std::int64_t m) {
-  std::vector<float> x(static_cast<std::size_t>(p.K));
-  for (std::int64_t k = 0; k < p.K; ++k) x[static_cast<std::size_t>(k)] = load_element(p.x.row(m), p.dtype, k);
-  if (!p.int8_x) return {x.begin(), x.end()};
-  std::vector<std::int8_t> q(x.size());
-  const double scale = round_to_int8(x.data(), p.K, q.data());
-  std::vector<double> row(q.begin(), q.end());
-  for (double& value : row) value *= scale;
-  return row;
-}
-
-// (x W^T + bias)[m, n]
-double sum_of(const LinearProblem& p, const std::vector<double>& x, std::int64_t n) {
-  double sum = p.bias != nullptr ? load_element(p.bias, p.dtype, n) : 0.0;
-  for (std::int64_t k = 0; k < p.K; ++k) sum += x[static_cast<std::size_t>(k)] * packed_value(p.weights, n, k);
-  return sum;
-}
-
 // y[m, j] before it is rounded; x is row m.
 double output(const LinearProblem& p, const std::vector<double>& x, std::int64_t m, std::int64_t j) {
   const double y = p.activation == Activation::swiglu ? silu(sum_of(p, x, 2 * j)) * sum_of(p, x, 2 * j + 1)
@@ -69,6 +50,46 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
 
 }  // namespace
 
+NormedRow normed_row(const LinearProblem& p, std::int64_t m) {
+  NormedRow row;
+  row.unit.resize(static_cast<std::size_t>(p.K));
+  for (std::int64_t k = 0; k < p.K; ++k) row.unit[static_cast<std::size_t>(k)] = load_element(p.x.row(m), p.dtype, k);
+  row.values = row.unit;
+  if (p.norm.kind == Norm::none) return row;
+  const auto count = static_cast<double>(p.K);
+  double mean = 0, squares = 0;
+  if (p.norm.kind == Norm::layer_norm) {
+    for (const double value : row.unit) mean += value / count;
+  }
+  for (const double value : row.unit) squares += (value - mean) * (value - mean);
+  row.inverse = 1 / std::sqrt(squares / count + p.norm.eps);
+  for (std::int64_t k = 0; k < p.K; ++k) {
+    const double unit = row.unit[static_cast<std::size_t>(k)] =
+        (row.values[static_cast<std::size_t>(k)] - mean) * row.inverse;
+    const double weight = p.norm.weight != nullptr ? load_element(p.norm.weight, p.dtype, k) : 1.0;
+    const double bias = p.norm.bias != nullptr ? load_element(p.norm.bias, p.dtype, k) : 0.0;
+    row.values[static_cast<std::size_t>(k)] = unit * weight + bias;
+  }
+  return row;
+}
+
+std::vector<double> row_of(const LinearProblem& p, std::int64_t m) {
+  const std::vector<double> normed = normed_row(p, m).values;
+  if (!p.int8_x) return normed;
+  const std::vector<float> x(normed.begin(), normed.end());
+  std::vector<std::int8_t> q(x.size());
+  const double scale = round_to_int8(x.data(), p.K, q.data());
+  std::vector<double> row(q.begin(), q.end());
+  for (double& value : row) value *= scale;
+  return row;
+}
+
+double sum_of(const LinearProblem& p, const std::vector<double>& x, std::int64_t n) {
+  double sum = p.bias != nullptr ? load_element(p.bias, p.dtype, n) : 0.0;
+  for (std::int64_t k = 0; k < p.K; ++k) sum += x[static_cast<std::size_t>(k)] * packed_value(p.weights, n, k);
+  return sum;
+}
+
 const LinearKernel kLinear = {
     .name = "reference",
     .method = "reference",
@@ -78,6 +99,7 @@ const LinearKernel kLinear = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .norms = true,
 };
 
 }  // namespace heddle::reference

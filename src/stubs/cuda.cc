@@ -3,6 +3,7 @@
 #include "cuda/attention.h"
 #include "cuda/backend.h"
 #include "cuda/kv_cache.h"
+#include "cuda/linear.h"
 #include "heddle/error.h"
 
 namespace heddle::cuda {
@@ -38,6 +39,17 @@ constexpr AttentionBackwardKernel absent_backward(const char* name) {
           .launch = [](const AttentionBackwardProblem& p, const Runtime& runtime) { no_launch(p, runtime); }};
 }
 
+constexpr LinearKernel absent_linear(const char* name) {
+  return {.name = name,
+          .method = "linear",
+          .device = Device::cuda,
+          .automatic = true,
+          .supports = [](const LinearProblem&) -> std::string { return kWithout; },
+          .estimate = [](const LinearProblem&, int) { return 0.0; },
+          .workspace = [](const LinearProblem&, int) { return std::size_t{0}; },
+          .launch = [](const LinearProblem&, const Runtime&) { throw RuntimeError(kWithout); }};
+}
+
 }  // namespace
 
 bool built() { return false; }
@@ -55,5 +67,7 @@ const AttentionForwardKernel kNaiveAttentionForward = absent("naive_cuda", "naiv
 const AttentionForwardKernel kAttentionForwardBaseline = absent("baseline_cuda", "baseline", false);
 const AttentionBackwardKernel kSm80AttentionBackward = absent_backward("sm80");
 const AttentionBackwardKernel kSm90AttentionBackward = absent_backward("sm90");
+const LinearKernel kSm90LinearW4A16 = absent_linear("sm90_w4a16");
+const LinearKernel kSm90LinearW4A8 = absent_linear("sm90_w4a8");
 
 }  // namespace heddle::cuda

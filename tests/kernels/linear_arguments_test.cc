@@ -148,7 +148,11 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"signed_weights", [](Call& c) { c.weights().data.dtype = DType::i8; },
             "weights.data is int8: it must be uint8"},
         Bad{"weights_of_a_gpu", [](Call& c) { c.weights().device = Device::cuda; },
-            "weights are not packed for the CPU"},
+            "weights.data is on another device than weights say"},
+        Bad{"weights_moved_to_a_gpu", [](Call& c) { c.weights().device = c.weights().data.device = Device::cuda; },
+            "weights are in order rows16 on a GPU"},
+        Bad{"bytes_of_another_order", [](Call& c) { c.weights().order = WeightOrder::fragments16; },
+            "weights.data is ["},
         Bad{"misaligned_weights",
             [](Call& c) { c.weights().data.data = static_cast<std::byte*>(c.weights().data.data) + 32; },
             "weights.data must be aligned to 64 bytes"},
@@ -166,7 +170,47 @@ INSTANTIATE_TEST_SUITE_P(
               c.weights().format = lowbit::format_named("nf4");
               c.weights().data.shape = packed_storage(c.weights().format, 6, 64).data.shape;
             },
-            "int8_x is set and weights are nf4: products in integers take nvfp4, mxfp4, e2m1_row and int4"},
+            "int8_x is set and weights are nf4: products in integers take nvfp4, mxfp4, e2m1_row, int4 and int8_row"},
+        Bad{"norm_weight_without_norm", [](Call& c) { c.options.norm_weight = c.view({64}); },
+            "norm_weight is given and norm is none"},
+        Bad{"norm_bias_of_rms_norm",
+            [](Call& c) {
+              c.options.norm = Norm::rms_norm;
+              c.options.norm_bias = c.view({64});
+            },
+            "norm_bias is given and norm is rms_norm: only layer_norm has one"},
+        Bad{"short_norm_weight",
+            [](Call& c) {
+              c.options.norm = Norm::rms_norm;
+              c.options.norm_weight = c.view({6});
+            },
+            "norm_weight is [6]: it must be [K] = [64]"},
+        Bad{"half_norm_bias",
+            [](Call& c) {
+              c.options.norm = Norm::layer_norm;
+              c.options.norm_bias = c.view({64});
+              c.options.norm_bias.dtype = DType::f16;
+            },
+            "norm_bias is float16: it must be float32"},
+        Bad{"norm_weight_in_y",
+            [](Call& c) {
+              c.options.norm = Norm::layer_norm;
+              c.options.norm_weight = c.view({64});
+              c.options.norm_weight.data = c.y_data.data() + 3;
+            },
+            "y shares memory with norm_weight"},
+        Bad{"negative_eps",
+            [](Call& c) {
+              c.options.norm = Norm::rms_norm;
+              c.options.norm_eps = -1;
+            },
+            "norm_eps is -1: it must be finite and not negative"},
+        Bad{"nan_eps",
+            [](Call& c) {
+              c.options.norm = Norm::rms_norm;
+              c.options.norm_eps = std::nanf("");
+            },
+            "norm_eps is nan: it must be finite and not negative"},
         Bad{"small_workspace", [](Call& c) { c.missing = 64; }, "the workspace has 64 bytes: this call needs"},
         Bad{"unknown_candidate", [](Call& c) { c.options.force = "sm90"; },
             "force is 'sm90': the candidates are cpu, reference"}),

@@ -5,6 +5,7 @@
 #include <random>
 
 #include "core/check.h"
+#include "core/dtypes.h"
 #include "ops/lowbit_arguments.h"
 #include "reference/lowbit.h"
 
@@ -44,7 +45,13 @@ std::vector<std::int64_t> with(std::vector<std::int64_t> rows, std::int64_t widt
   return rows;
 }
 
-// x as LinearOptions::int8_x rounds it.
+void draw(HostTensor& tensor, std::mt19937& random) {
+  std::normal_distribution<double> normal;
+  for (std::int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, normal(random));
+}
+
+}  // namespace
+
 void round_row(std::vector<double>& row) {
   float largest = 0;
   for (const double x : row) largest = std::max(largest, static_cast<float>(std::abs(x)));
@@ -55,12 +62,16 @@ void round_row(std::vector<double>& row) {
   }
 }
 
-void draw(HostTensor& tensor, std::mt19937& random) {
-  std::normal_distribution<double> normal;
-  for (std::int64_t i = 0; i < tensor.elements(); ++i) tensor.set(i, normal(random));
+// x as the pass in front of e4m3 products rounds it.
+void round_row_to_e4m3(std::vector<double>& row) {
+  constexpr float kLargest = 448.0f;
+  float largest = 0;
+  for (const double x : row) largest = std::max(largest, static_cast<float>(std::abs(x)));
+  const float factor = largest > 0 ? kLargest / largest : 0.0f;
+  for (double& x : row) {
+    x = static_cast<double>(f8e4m3_to_f32(f32_to_f8e4m3(static_cast<float>(x) * factor))) * (largest / kLargest);
+  }
 }
-
-}  // namespace
 
 PackedMemory::PackedMemory(const PackedWeights& described) : weights_(described) {
   const auto bytes = static_cast<std::size_t>(described.data.shape[0]);
@@ -69,8 +80,8 @@ PackedMemory::PackedMemory(const PackedWeights& described) : weights_(described)
   weights_.data.data = reinterpret_cast<void*>((at + 63) / 64 * 64);
 }
 
-PackedMemory::PackedMemory(const lowbit::QuantizedMatrix& matrix, bool gated)
-    : PackedMemory(packed_storage(matrix.format, matrix.rows, matrix.columns, gated)) {
+PackedMemory::PackedMemory(const lowbit::QuantizedMatrix& matrix, bool gated, WeightOrder order)
+    : PackedMemory(packed_storage(matrix.format, matrix.rows, matrix.columns, gated, order)) {
   pack_weights(matrix, weights_);
 }
 
@@ -98,12 +109,21 @@ void call_linear(const TensorView& x, const PackedWeights& weights, const Tensor
 LinearLayer::LinearLayer(const LinearCase& c)
     : x(HostTensor::input(c.dtype, with(c.rows, c.K), c.layout)),
       quantized(quantized_weights(c)),
-      packed(quantized.matrix(), c.activation == Activation::swiglu),
+      packed(quantized.matrix(), c.activation == Activation::swiglu, c.order),
       c_(c) {
   for (const std::int64_t extent : c.rows) M_ *= extent;
   outputs_ = c.activation == Activation::swiglu ? c.N / 2 : c.N;
   std::mt19937 random(c.seed);
   draw(x, random);
+  for (std::int64_t i = 0; i < x.elements(); ++i) x.set(i, x.get(i) + c.x_mean);
+  if (c.norm != Norm::none && c.norm_weight) {
+    norm_weight = HostTensor::input(c.dtype, {c.K});
+    draw(norm_weight, random);
+  }
+  if (c.norm == Norm::layer_norm && c.norm_bias) {
+    norm_bias = HostTensor::input(c.dtype, {c.K});
+    draw(norm_bias, random);
+  }
   if (c.bias) {
     bias = HostTensor::input(c.dtype, {c.N});
     draw(bias, random);
@@ -124,6 +144,10 @@ LinearOptions LinearLayer::options() const {
   options.int8_x = c_.int8_x;
   if (c_.bias) options.bias = bias.view();
   if (c_.residual) options.residual = residual.view();
+  options.norm = c_.norm;
+  options.norm_eps = c_.norm_eps;
+  options.norm_weight = norm_weight.view();
+  options.norm_bias = norm_bias.view();
   return options;
 }
 
@@ -131,34 +155,65 @@ HostTensor LinearLayer::output() const {
   return c_.in_place ? residual : HostTensor::output(c_.dtype, shape(), c_.layout);
 }
 
-// In double on the stored weights; and plainly: weights, sums, activations and the sum with the residual each rounded
-// to x's dtype, sums of products in f32.
+std::vector<double> LinearLayer::normed(std::int64_t m, bool plain) const {
+  std::vector<double> row(static_cast<std::size_t>(c_.K));
+  for (std::int64_t k = 0; k < c_.K; ++k) row[static_cast<std::size_t>(k)] = x.get(m * c_.K + k);
+  if (c_.norm == Norm::none) return row;
+  const auto narrow = [plain](double value) { return plain ? static_cast<double>(static_cast<float>(value)) : value; };
+  double sum = 0, squares = 0;
+  for (const double v : row) sum = narrow(sum + v);
+  const double mean = c_.norm == Norm::layer_norm ? narrow(sum / static_cast<double>(c_.K)) : 0;
+  for (double& v : row) {
+    v = narrow(v - mean);
+    squares = narrow(squares + v * v);
+  }
+  const double inverse = narrow(1 / std::sqrt(squares / static_cast<double>(c_.K) + c_.norm_eps));
+  for (std::int64_t k = 0; k < c_.K; ++k) {
+    double& v = row[static_cast<std::size_t>(k)];
+    v = narrow(v * inverse);
+    if (norm_weight.given()) v = narrow(v * norm_weight.get(k));
+    if (norm_bias.given()) v = narrow(v + norm_bias.get(k));
+    if (plain) v = rounded(v, c_.dtype);
+  }
+  return row;
+}
+
+// In double on the stored weights; and plainly: normalised rows, weights, sums, activations and the sum with the
+// residual each rounded to x's dtype, sums of products in f32.
 void LinearLayer::compute() {
   const lowbit::Matrix matrix = lowbit::checked_matrix(Check("test"), quantized.matrix(), "matrix");
   const auto round = [this](double value) { return rounded(value, c_.dtype); };
-  std::vector<double> weights(static_cast<std::size_t>(c_.N * c_.K));
+  weights_.resize(static_cast<std::size_t>(c_.N * c_.K));
   for (std::int64_t i = 0; i < c_.N * c_.K; ++i) {
-    weights[static_cast<std::size_t>(i)] = reference::dequantized(matrix, i / c_.K, i % c_.K);
+    weights_[static_cast<std::size_t>(i)] = reference::dequantized(matrix, i / c_.K, i % c_.K);
   }
   struct Sum {
     double exact, plain, terms;
   };
-  std::vector<double> row(static_cast<std::size_t>(c_.K));
+  std::vector<double> row, plain_row;
   const auto sum = [&](std::int64_t n) {
     Sum s{0, 0, 0};
     float plain = 0;
     for (std::int64_t k = 0; k < c_.K; ++k) {
-      const double w = weights[static_cast<std::size_t>(n * c_.K + k)], v = row[static_cast<std::size_t>(k)];
+      const double w = weights_[static_cast<std::size_t>(n * c_.K + k)], v = row[static_cast<std::size_t>(k)];
       s.exact += v * w;
       s.terms += std::abs(v * w);
-      plain += static_cast<float>(v) * static_cast<float>(round(w));
+      plain += static_cast<float>(plain_row[static_cast<std::size_t>(k)]) * static_cast<float>(round(w));
     }
     const double b = c_.bias ? bias.get(n) : 0;
     return Sum{s.exact + b, round(plain + static_cast<float>(b)), s.terms + std::abs(b)};
   };
   for (std::int64_t m = 0; m < M_; ++m) {
-    for (std::int64_t k = 0; k < c_.K; ++k) row[static_cast<std::size_t>(k)] = x.get(m * c_.K + k);
-    if (c_.int8_x) round_row(row);
+    row = normed(m, false);
+    plain_row = normed(m, true);
+    if (c_.int8_x) {
+      round_row(row);
+      round_row(plain_row);
+    }
+    if (c_.order == WeightOrder::fragments8) {
+      round_row_to_e4m3(row);
+      round_row_to_e4m3(plain_row);
+    }
     for (std::int64_t j = 0; j < outputs_; ++j) {
       Sum y;
       if (c_.activation == Activation::swiglu) {
@@ -187,7 +242,11 @@ Comparison LinearLayer::run(const LinearOptions& given) const {
   LinearOptions options = given;
   if (c_.in_place) options.residual = y.view();
   call_linear(x.view(), packed.weights(), y.view(), options);
-  Comparison result = compare("y", y.values(), reference_, plain_, shape(), c_.dtype, c_.dtype, kFactor);
+  return compare(y);
+}
+
+Comparison LinearLayer::compare(const HostTensor& y) const {
+  Comparison result = kit::compare("y", y.values(), reference_, plain_, shape(), c_.dtype, c_.dtype, kFactor);
   if (const std::string damage = y.damage(); !damage.empty()) {
     result.passed = false;
     result.worst = "y's surroundings: " + damage;

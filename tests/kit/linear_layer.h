@@ -18,7 +18,8 @@ namespace heddle::kit {
 class PackedMemory {
  public:
   explicit PackedMemory(const PackedWeights& described);
-  explicit PackedMemory(const lowbit::QuantizedMatrix& matrix, bool gated = false);
+  explicit PackedMemory(const lowbit::QuantizedMatrix& matrix, bool gated = false,
+                        WeightOrder order = WeightOrder::rows16);
 
   const PackedWeights& weights() const { return weights_; }
   PackedWeights& weights() { return weights_; }
@@ -40,6 +41,11 @@ struct LinearCase {
   Activation activation = Activation::none;
   bool bias = false, residual = false, in_place = false;  // in_place: y is the residual
   bool int8_x = false;
+  WeightOrder order = WeightOrder::rows16;  // fragments8: x is rounded to e4m3
+  Norm norm = Norm::none;
+  bool norm_weight = true, norm_bias = true;  // the bias of layer_norm only
+  float norm_eps = 1e-5f;
+  double x_mean = 0;  // what is added to every x
   Layout layout = Layout::contiguous;
   std::uint32_t seed = 1;
 };
@@ -55,8 +61,18 @@ class LinearLayer {
   // Runs with the target in use; the verdict names the worst element and what else went wrong.
   Comparison run(const LinearOptions& options) const;
   Comparison run() const { return run(options()); }
+  // What a call has written, from output().
+  Comparison compare(const HostTensor& y) const;
 
-  HostTensor x, bias, residual;
+  const LinearCase& given() const { return c_; }
+  std::int64_t rows() const { return M_; }
+
+  // Row m of x after the norm, in double; plain: in f32, and rounded to x's dtype.
+  std::vector<double> normed(std::int64_t m, bool plain) const;
+  // The stored weights, [N, K].
+  const std::vector<double>& weights() const { return weights_; }
+
+  HostTensor x, bias, residual, norm_weight, norm_bias;
   QuantizedMemory quantized;
   PackedMemory packed;
 
@@ -65,9 +81,12 @@ class LinearLayer {
 
   LinearCase c_;
   std::int64_t M_ = 1, outputs_ = 0;
-  std::vector<double> reference_;
+  std::vector<double> weights_, reference_;
   PlainTensor plain_;
 };
+
+// x as LinearOptions::int8_x rounds it.
+void round_row(std::vector<double>& row);
 
 // linear_forward() with a workspace of exactly what it asks for, on `executor`.
 void call_linear(const TensorView& x, const PackedWeights& weights, const TensorView& y, const LinearOptions& options,

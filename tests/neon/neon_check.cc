@@ -12,9 +12,10 @@
 
 #include "heddle/runtime.h"
 #include "kit/cases.h"
-#include "kit/linear_layer.h"
+#include "kit/linear_gradients.h"
 #include "kit/lowbit_weights.h"
 #include "kit/run_case.h"
+#include "lowbit/packed.h"
 
 namespace {
 
@@ -55,7 +56,7 @@ int failed_quantisations(int* checks) {
   return failures;
 }
 
-// Linear layers whose results are off by more than the rule allows.
+// Linear layers whose results or gradients are off by more than the rule allows.
 int failed_layers(int* checks) {
   using namespace heddle;
   int failures = 0;
@@ -64,20 +65,21 @@ int failed_layers(int* checks) {
     for (const std::int64_t M : {1, 2, 4, 8, 9, 33}) {
       for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
         const auto turn = static_cast<std::uint32_t>(++*checks);
-        const kit::LinearLayer layer({.format = name,
-                                      .rows = {M},
-                                      .N = 114,
-                                      .K = group == 0 ? 301 : 3 * group,
-                                      .dtype = dtype,
-                                      .activation = static_cast<Activation>(turn % 6),
-                                      .bias = true,
-                                      .residual = true,
-                                      .seed = turn});
-        const kit::Comparison verdict = layer.run();
-        if (verdict.passed) continue;
-        ++failures;
-        std::printf("linear, %s, M %d, %s: %s\n", name.c_str(), static_cast<int>(M), name_of(dtype),
-                    verdict.worst.c_str());
+        kit::LinearCase c{.format = name, .rows = {M}, .N = 114, .K = group == 0 ? 301 : 3 * group, .dtype = dtype};
+        c.activation = static_cast<Activation>(turn % 6);
+        c.bias = c.residual = true;
+        c.norm = static_cast<Norm>(turn % 5 % 3);
+        c.int8_x = turn % 2 == 0 && lowbit::has_integers(lowbit::format_named(name));
+        c.seed = turn;
+        const kit::LinearGradientLayer layer(c);
+        std::vector<kit::Comparison> verdicts = layer.run(layer.layer.options());
+        verdicts.push_back(layer.layer.run());
+        for (const kit::Comparison& verdict : verdicts) {
+          if (verdict.passed) continue;
+          ++failures;
+          std::printf("linear, %s, M %d, %s: %s\n", name.c_str(), static_cast<int>(M), name_of(dtype),
+                      verdict.worst.c_str());
+        }
       }
     }
   }

@@ -68,3 +68,76 @@ def test_errors(model, tmp_path):
         heddle.Encoder(model[0], dtype="int8")
     with pytest.raises(RuntimeError, match="config.json"):
         heddle.Encoder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory):
+    """A folder of a model whose layers have whole groups of every format."""
+    torch.manual_seed(1)
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256,
+        max_position_embeddings=40, initializer_range=0.1,
+    )  # fmt: skip
+    bert = transformers.BertModel(config, add_pooling_layer=False).eval()
+    folder = tmp_path_factory.mktemp("grouped")
+    save_file({name: x.contiguous() for name, x in bert.state_dict().items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config.to_dict()))
+    return folder, bert
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "int4_g64_zp", "int8_row", "fp8_row", "nf4"])
+def test_low_bit_layers_are_those_weights(grouped, format, dtype):
+    folder, bert = grouped
+    encoder = heddle.Encoder(folder, dtype=dtype, layers={"*.0.output.dense": "float32", "*": f"{format}:mse"})
+    formats = {layer.name: layer.format for layer in encoder.layers}
+    assert formats.pop("encoder.layer.0.output.dense") == "float32" and set(formats.values()) == {format} and len(formats) == 11
+    held = transformers.BertModel(bert.config, add_pooling_layer=False).eval()
+    state = {name: x.clone() for name, x in bert.state_dict().items()}
+    for name in formats:
+        state[f"{name}.weight"] = heddle.lowbit.quantize(state[f"{name}.weight"], format, rule="mse").dequantize()
+    held.load_state_dict(state)
+    _, states = encoder.encode(*packed(), return_hidden_states=True)
+    with torch.no_grad():
+        expected = torch.cat([held(torch.tensor([ids])).last_hidden_state[0] for ids in IDS]).numpy()
+    error = np.linalg.norm(states - expected) / np.linalg.norm(expected)
+    assert error < (2e-5 if dtype == "float32" else 2e-2)
+    assert sum(layer.weight_bytes for layer in encoder.layers) < encoder.weight_bytes < heddle.Encoder(folder, dtype=dtype).weight_bytes
+
+
+def test_a_quantised_checkpoint_loads_as_it_is(grouped, tmp_path):
+    heddle.lowbit.quantize_checkpoint(grouped[0], tmp_path / "out", format="int4_g64", keep="*.1.*")
+    encoder = heddle.Encoder(tmp_path / "out")
+    assert [layer.format for layer in encoder.layers] == ["int4_g64"] * 6 + ["float32"] * 6
+    assert encoder.layers[4].shape == (256, 128)
+    same = heddle.Encoder(grouped[0], layers=[("*.1.*", "float32"), ("*", "int4_g64:mse")])
+    assert np.array_equal(encoder.encode(*packed()), same.encode(*packed()))
+    with pytest.raises(ValueError, match="weights are not quantised twice"):
+        heddle.Encoder(tmp_path / "out", layers="nvfp4")
+
+
+def test_precisions_are_chosen_to_meet_an_error(grouped):
+    folder, _ = grouped
+    exact = heddle.Encoder(folder)
+    choice = heddle.Encoder.choose_precisions(folder, *packed(), error=0.02)
+    encoder = heddle.Encoder(folder, layers=choice.layers)
+    reference, found = exact.encode(*packed()), encoder.encode(*packed())
+    error = np.linalg.norm(found - reference) / np.linalg.norm(reference)
+    assert abs(error - choice.error) < 1e-6 and choice.error <= 0.02
+    assert encoder.weight_bytes == choice.weight_bytes < exact.weight_bytes
+    assert len(choice.trials) == 8 * 4
+    looser = heddle.Encoder.choose_precisions(folder, *packed(), error=0.1)
+    assert choice.error < looser.error <= 0.1 and looser.weight_bytes < choice.weight_bytes
+    whole = heddle.Encoder.choose_precisions(folder, *packed(), error=0, formats=["int8_row"])
+    assert set(whole.layers.values()) == {"float32"} and whole.error == 0
+
+
+def test_errors_of_layers(grouped):
+    with pytest.raises(ValueError, match="it must be one of"):
+        heddle.Encoder(grouped[0], layers="int3")
+    with pytest.raises(ValueError, match="pattern 'x' decides over no layer"):
+        heddle.Encoder(grouped[0], layers={"x": "nvfp4"})
+    with pytest.raises(ValueError, match=r"query.weight' is \[128, 128\]: K = 128 is no multiple of 256"):
+        heddle.Encoder(grouped[0], layers="nf4_b256")
+    with pytest.raises(ValueError, match="error is -1"):
+        heddle.Encoder.choose_precisions(grouped[0], *packed(), error=-1)

@@ -76,15 +76,198 @@ def test_rows_in_8_bits():
     assert np.abs(y - expected).max() < 1e-5 * np.abs(expected).max() and not np.array_equal(y, lowbit.linear(x, p))
 
 
-def test_gradients_are_refused_and_not_lost():
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_in_front(norm, dtype):
+    q = lowbit.quantize(torch.from_numpy(normal(48, 96)) / 10, "int8_row")
+    p, x = lowbit.pack(q), torch.from_numpy(normal(3, 20, 96) + 5).to(dtype)
+    weight, bias = (torch.from_numpy(normal(96)).to(dtype) for _ in range(2))
+    xd, wd = x.double(), weight.double()
+    if norm == "layer_norm":
+        rows = torch.nn.functional.layer_norm(xd, (96,), wd, bias.double(), 1e-3)
+        parameters = {"norm_weight": weight, "norm_bias": bias}
+    else:
+        rows, parameters = torch.nn.functional.rms_norm(xd, (96,), wd, 1e-3), {"norm_weight": weight}
+    y = lowbit.linear(x, p, norm=norm, eps=1e-3, **parameters)
+    expected = rows @ q.dequantize().double().T
+    assert y.dtype == dtype and (y - expected).abs().max() <= max(2e-6, torch.finfo(dtype).eps * expected.abs().max())
+    plain = lowbit.linear(x.float().numpy(), lowbit.pack(lowbit.quantize(q.dequantize().numpy(), "int8_row")), norm=norm)
+    by_hand = xd / (xd**2).mean(-1, True).add(1e-5).sqrt()
+    rows = torch.nn.functional.layer_norm(xd, (96,)) if norm == "layer_norm" else by_hand
+    assert np.abs(plain - (rows @ q.dequantize().double().T).numpy()).max() < 1e-5
+
+
+def outlying(rows, columns, generator):
+    """x whose columns differ in size, a few by 50, as behind the norms of trained models."""
+    size = torch.exp(0.5 * torch.randn(columns, generator=generator))
+    size[::37] *= 50
+    return torch.randn(rows, columns, generator=generator) * size
+
+
+def test_smooth_is_exact_in_floats_and_helps_8_bits():
+    generator = torch.Generator().manual_seed(1)
+    x, weight = outlying(64, 256, generator), torch.randn(256, generator=generator)
+    w = torch.randn(96, 256, generator=generator) / 16
+    rows = torch.nn.functional.rms_norm(x, (256,), weight)
+    s = lowbit.smooth(w, rows.abs().amax(0))
+    assert s.dtype == torch.float32 and bool((torch.frexp(s)[0] == 0.5).all())
+    smoothed = torch.nn.functional.rms_norm(x, (256,), weight / s)
+    assert torch.equal(smoothed * s, rows) and torch.equal((smoothed * s)[:, None] * w, rows[:, None] * w)
+    products = (smoothed[:, None] * (w * s)[None], rows[:, None] * w[None])
+    assert torch.equal(*products)
+
+    exact = rows.double() @ w.double().T
+    errors = {}
+    for name, matrix, parameter in (("plain", w, weight), ("smooth", w * s, weight / s)):
+        p = lowbit.pack(lowbit.quantize(matrix, "int8_row"))
+        y = lowbit.linear(x, p, norm="rms_norm", norm_weight=parameter, eps=torch.finfo(torch.float32).eps, int8_x=True)
+        errors[name] = ((y - exact).norm() / exact.norm()).item()
+    assert errors["smooth"] < 0.4 * errors["plain"], errors
+
+
+def test_smooth_by_its_definition():
+    w = [normal(5, 8), 3 * normal(7, 8)]
+    largest = np.abs(np.concatenate(w)).max(0)
+    x_absmax = np.exp(normal(8))
+    w[0][:, 3] = w[1][:, 3] = 0
+    x_absmax[5] = 0
+    for alpha in (0, 0.3, 0.5, 1):
+        s = lowbit.smooth(w, x_absmax, alpha)
+        assert s.dtype == np.float32 and s[3] == s[5] == 1
+        used, w_absmax, factors = (np.delete(a.astype(np.float64), [3, 5]) for a in (x_absmax, largest, s))
+        ratio = factors / (used**alpha / w_absmax ** (1 - alpha))
+        assert (ratio >= 2**-0.5001).all() and (ratio <= 2**0.5001).all()
+    for match, call in [
+        ("alpha is 1.5", lambda: lowbit.smooth(w, x_absmax, 1.5)),
+        (r"weights are \[5, 7\]: they must be \[N, 8\]", lambda: lowbit.smooth(w[0][:, :7], x_absmax)),
+        (r"x_absmax is \[8, 1\]", lambda: lowbit.smooth(w, x_absmax[:, None])),
+        ("x_absmax has a negative number", lambda: lowbit.smooth(w, x_absmax - 9)),
+        ("weights has a NaN", lambda: lowbit.smooth(w[0] * np.nan, x_absmax)),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_w8a8(dtype):
+    q = lowbit.quantize(torch.from_numpy(normal(50, 4096 + 33)), "int8_row")
+    p, x = lowbit.pack(q), torch.from_numpy(normal(5, 4096 + 33)).to(dtype)
+    scale = x.float().abs().amax(1, keepdim=True) / 127
+    integers = (x.float() / scale).round().to(torch.int64) @ q.codes.to(torch.int64).T
+    expected = integers.double() * scale.double() * q.scales.double().T
+    y = lowbit.linear(x, p, int8_x=True)
+    assert (y - expected).abs().max() <= max(torch.finfo(dtype).eps, 5e-7) * expected.abs().max()
+
+
+def double_layer(q, activation, norm, eps):
+    """The layer in torch, in double, on the stored weights."""
+    w = q.dequantize().double()
+    f = torch.nn.functional
+    activate = {
+        "none": lambda z: z, "relu": torch.relu, "gelu_erf": f.gelu, "gelu_tanh": lambda z: f.gelu(z, approximate="tanh"),
+        "silu": f.silu, "swiglu": lambda z: f.silu(z[..., ::2]) * z[..., 1::2],
+    }[activation]  # fmt: skip
+
+    def layer(x, bias, residual, norm_weight, norm_bias):
+        if norm == "layer_norm":
+            x = f.layer_norm(x, x.shape[-1:], norm_weight, norm_bias, eps)
+        elif norm == "rms_norm":
+            x = f.rms_norm(x, x.shape[-1:], norm_weight, eps)
+        return activate(x @ w.T + bias) + residual
+
+    return layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("norm", lowbit.NORMS)
+@pytest.mark.parametrize("activation", lowbit.ACTIVATIONS)
+def test_gradients_are_those_of_torch(activation, norm, dtype):
+    q = lowbit.quantize(torch.from_numpy(normal(48, 96)) / 10, "mxfp4")
+    p = lowbit.pack(q, gated=activation == "swiglu")
+    outputs = 24 if activation == "swiglu" else 48
+    shapes = {"x": (3, 7, 96), "bias": (48,), "residual": (3, 7, outputs), "norm_weight": (96,), "norm_bias": (96,)}
+    tensors = {name: torch.from_numpy(normal(*shape)).to(dtype).requires_grad_() for name, shape in shapes.items()}
+    if norm == "none":
+        del tensors["norm_weight"]
+    if norm != "layer_norm":
+        del tensors["norm_bias"]
+    doubles = {name: t.detach().double().requires_grad_() for name, t in tensors.items()}
+    y = lowbit.linear(weights=p, activation=activation, norm=norm, eps=1e-3, **tensors)
+    expected = double_layer(q, activation, norm, 1e-3)(**{name: doubles.get(name) for name in shapes})
+    weight = torch.from_numpy(normal(*y.shape)).to(dtype)
+    found = torch.autograd.grad((y * weight).sum(), list(tensors.values()))
+    wanted = torch.autograd.grad((expected * weight.double()).sum(), list(doubles.values()))
+    for name, a, b in zip(tensors, found, wanted):
+        assert a.dtype == dtype and a.shape == b.shape
+        # Norms, as a sum that rounding moves across 0 turns one row of ReLU's gradient on or off.
+        bound = 2e-6 if dtype is torch.float32 else 0.1 if activation == "relu" else 2e-2
+        assert (a - b).norm() <= bound * b.norm(), name
+
+
+def test_gradients_by_every_way():
+    """autograd, the operator, a compiled function and checkpointing agree to the bit; expanded and strided dy are taken."""
+    q = lowbit.quantize(torch.from_numpy(normal(32, 64)), "nvfp4")
+    p = lowbit.pack(q)
+    x = torch.from_numpy(normal(5, 64)).requires_grad_()
+    bias = torch.from_numpy(normal(32)).requires_grad_()
+    weight = torch.from_numpy(normal(64)).requires_grad_()
+
+    def call(x, bias, weight):
+        return lowbit.linear(x, p, activation="silu", bias=bias, norm="rms_norm", norm_weight=weight)
+
+    def operator(x, bias, weight):
+        options = (p.format, 32, 64, False, p.order, "silu", "rms_norm", 1e-5, False, False, "")
+        return torch.ops.heddle.linear_forward(x, bias, None, weight, None, p.data, *options)
+
+    ways = {
+        "autograd": call,
+        "operator": operator,
+        "compiled": torch.compile(call, backend="aot_eager", fullgraph=True),
+        "checkpoint": lambda *t: torch.utils.checkpoint.checkpoint(call, *t, use_reentrant=False),
+    }
+    results = {}
+    for name, way in ways.items():
+        y = way(x, bias, weight)
+        results[name] = (y.detach(), *torch.autograd.grad(y.sum(), (x, bias, weight)))
+    for name, found in results.items():
+        for a, b in zip(found, results["autograd"]):
+            assert torch.equal(a, b), name
+    dx = torch.autograd.grad(call(x, bias, weight).t(), x, torch.ones(32, 5))[0]
+    assert torch.equal(dx, results["autograd"][1])
+    assert torch.library.opcheck(
+        torch.ops.heddle.linear_forward,
+        (x, bias, None, weight, None, p.data, p.format, 32, 64, False, p.order, "silu", "rms_norm", 1e-5, False, False, ""),
+        test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
+    )
+
+
+def test_what_is_kept_for_the_backward():
+    p = lowbit.pack(lowbit.quantize(torch.from_numpy(normal(16, 32)), "mxfp4"))
+    x = torch.from_numpy(normal(2, 32)).requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        lowbit.linear(x, p, residual=torch.ones(2, 16))
+        assert [t.dtype for t in kept] == [torch.uint8]
+        lowbit.linear(x, p, activation="silu", bias=torch.ones(16))
+        assert [tuple(t.shape) for t in kept[1:]] == [(2, 32), (16,), tuple(p.data.shape)]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        a = x * 1
+        y = lowbit.linear(a, p, activation="silu")
+        a.mul_(2)
+        y.sum().backward()
+
+
+def test_gradients_that_there_are_not():
     p = lowbit.pack(lowbit.quantize(torch.from_numpy(normal(16, 32)), "mxfp4"))
     x = torch.ones(2, 32, requires_grad=True)
-    with pytest.raises(RuntimeError, match="x requires a gradient, which this operation does not have"):
-        lowbit.linear(x, p)
-    with pytest.raises(RuntimeError, match="bias requires a gradient"):
-        lowbit.linear(x.detach(), p, bias=torch.ones(16, requires_grad=True))
+    with pytest.raises(RuntimeError, match="x requires a gradient, which a call with `out` does not have"):
+        lowbit.linear(x, p, out=torch.empty(2, 16))
     with torch.no_grad():
-        assert lowbit.linear(x, p).shape == (2, 16)
+        assert lowbit.linear(x, p, out=torch.empty(2, 16)).shape == (2, 16)
+        assert not lowbit.linear(x, p).requires_grad
+    dx = torch.autograd.grad(lowbit.linear(x, p, activation="silu").sum(), x, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="second derivatives are not supported"):
+        dx.sum().backward()
 
 
 def misaligned(p):
@@ -103,6 +286,12 @@ def test_refusals():
         ("int8_x is set and weights are nf4",
          lambda: lowbit.linear(normal(2, 64), lowbit.pack(lowbit.quantize(normal(16, 64), "nf4")), int8_x=True)),
         (r"bias is \[15\]: it must be \[N\] = \[16\]", lambda: lowbit.linear(x, p, bias=normal(15))),
+        ("norm is 'batch': it must be one of none, layer_norm, rms_norm", lambda: lowbit.linear(x, p, norm="batch")),
+        (r"norm_weight is \[31\]: it must be \[K\] = \[32\]",
+         lambda: lowbit.linear(x, p, norm="rms_norm", norm_weight=normal(31))),
+        ("norm_bias is given and norm is rms_norm",
+         lambda: lowbit.linear(x, p, norm="rms_norm", norm_bias=normal(32))),
+        ("norm_eps is -1: it must be finite", lambda: lowbit.linear(x, p, norm="rms_norm", eps=-1)),
         (r"residual is \[2, 15\]", lambda: lowbit.linear(x, p, residual=normal(2, 15))),
         (r"y is \[2, 15\]", lambda: lowbit.linear(x, p, out=normal(2, 15))),
         ("last dimension has stride 2", lambda: lowbit.linear(normal(2, 64)[:, ::2], p)),

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from scripts.demo import charts, claims, html, isolate, laws, limits, recommend, sweep, text  # noqa: E402
+from scripts.demo import charts, claims, html, isolate, laws, limits, lowbit, lowbit_page, recommend, sweep, text  # noqa: E402
 from scripts.demo.progress import Progress  # noqa: E402
 
 
@@ -253,12 +253,31 @@ def check_page(content):
     page.feed(content)
     assert page.open == []
     for tag, attributes in page.seen:
-        assert not {"src", "href"} & set(attributes), f"<{tag}> reaches outside the page"
+        assert "src" not in attributes and attributes.get("href", html.INDEX) in html.PAGES, f"<{tag}> reaches outside the report"
     assert "http" not in re.sub(r"https?://www\.w3\.org\S*", "", content)
     drawn = [float(n) for tag, a in page.seen if tag in ("circle", "rect", "line") for n in (a.get(k, "0") for k in ("cx", "cy", "x", "y", "x1", "y1")) if n]
     assert all(math.isfinite(n) for n in drawn)
     assert "nan" not in " ".join(page.text).lower().split()
     return page
+
+
+def small_lowbit():
+    """What lowbit.policies and lowbit.study return, made up."""
+    def policy(name, linear, error, **more):
+        cosine = {"cosine_mean": 1 - error**2 / 2, "cosine_least": 1 - error**2, "largest_error": error}
+        near = {"neighbours": 10, "overlap_mean": 1 - error, "overlap_least": 0.5, "nearest_same": 1 - error, "spearman_mean": 0.99, "spearman_least": 0.9}
+        return {"name": name, "dtype": "bfloat16", "rules": {"*": f"<{name}>"} if error else {}, "load_seconds": 0.1, "seconds": 2.0, "rounds": 2,
+                "pieces_per_second": 10 + error, "weight_bytes": linear + 10**7, "linear_bytes": linear, "held": linear, "loading": 10**8, "peak": 10**8,
+                "resident_how": "VmHWM", "formats": [name], "pieces": 4, "tokens": 900, "cosine": cosine, "retrieval": near, "error": error, **more}  # fmt: skip
+
+    chosen = {"allowed": 0.05, "sample_error": 0.04, "sample": 3, "choosing_seconds": 9.0}
+    layers = [{"format": f, "rule": r, "bits": 4.5, "kept": k, "range": 0.1, "study": s}
+              for f, r, k, s in (("e2m1_row", "plain", 88.7, 88.69), ("nvfp4", "mse", 91.9, None), ("int8_row", "plain", 99.6, None))]  # fmt: skip
+    speed = {"rows": 4096, "torch": 0.2, "fp4": 0.15, "few": 64, "product": 0.002, "svd": 1.0, "float_bytes": 4 * 10**6, "plain_bytes": 505_000, "packed_bytes": 510_000}
+    block = {"batch": 4, "length": 1024, "hidden": 768, "float32": {"seconds": 1.0, "kept": 100.0}, "e2m1_row": {"seconds": 0.9, "kept": 97.0}, "nvfp4": {"seconds": 0.9, "kept": 98.0}}
+    attention = {"batch": 4, "heads": 8, "length": 2048, "head_size": 64, "baseline": 6 * 10**8, "flash": 7 * 10**7}
+    return {"policies": [policy("float32", 4 * 10**7, 0.0), policy("nvfp4", 5 * 10**6, 0.2), policy("int8_row", 10**7, 0.03), policy("chosen", 9 * 10**6, 0.045, **chosen)],
+            "study": {"layer": layers, "speed": speed, "block": block, "attention": attention}}  # fmt: skip
 
 
 def small_report():
@@ -290,7 +309,8 @@ def small_report():
         "limits": [limit], "laws": {"fits": fits, "fits_one_head": fits, "score_buffer": buffer},
         "ratios": laws.compare_methods(times, memory), "ratios_one_head": laws.compare_methods(times, memory),
         "recommendation": {"rows": rows, "lower_precision": lower}, "claims": claims.check([], buffer, fits, {}, lower),
-        "left_out": [{"stage": "time", "what": "a & b", "why": "out of <time>"}], "stages": [{"name": "time", "seconds": 3.0, "allowed": 4.0}],
+        "lowbit": small_lowbit(),
+        "left_out": [{"stage": "time", "what": "a & b", "why": "out of <time>"}, {"stage": "The encoder with low-bit layers", "what": "policy <x>", "why": "late"}], "stages": [{"name": "time", "seconds": 3.0, "allowed": 4.0}],
     }
 
 
@@ -304,6 +324,57 @@ def test_page_is_whole_and_escapes_what_it_is_given():
     json.dumps(report, allow_nan=False)
 
 
+def test_low_bit_page_is_whole_and_finds_the_smallest_that_is_good():
+    report = small_report()
+    page = check_page(html.lowbit(report))
+    shown = "".join(page.text)
+    assert "With formats chosen for 5 % error, the encoder's linear layers take 78 % fewer bytes" in shown  # 9 of 40 MB, cosine 0.99899
+    assert "8.00×" in shown and "policy <x>" in shown and "<nvfp4>" in shown and "a & b" not in shown
+    assert "4.00 % on 3 sample pieces" in shown and "reproduced" in shown
+    assert [a["href"] for tag, a in page.seen if tag == "a"] == [html.INDEX]
+    assert [a["href"] for tag, a in check_page(html.page(report)).seen if tag == "a"] == [html.LOWBIT]
+
+
+def test_claims_of_the_study_are_judged_by_the_figures():
+    report = small_report()
+    verdict = [c["verdict"] for c in lowbit_page.claims(report)]
+    no, yes = "does not hold here", "holds"
+    assert verdict == [yes, no, yes, no, yes, yes]  # 88.7; 1.33x; 87.25 %; 1.11x; 88 %; 500x
+    study = report["lowbit"]["study"]
+    study["layer"][0]["kept"], study["speed"]["fp4"], study["speed"]["packed_bytes"] = 88.85, 0.05, 600_000
+    study["block"]["e2m1_row"]["seconds"], study["attention"]["flash"], study["speed"]["svd"] = 0.7, 5 * 10**8, 0.01
+    assert [c["verdict"] for c in lowbit_page.claims(report)] == [no, yes, no, yes, no, no]
+    report["lowbit"]["study"] = {}
+    assert {c["verdict"] for c in lowbit_page.claims(report)} == {"not measured"}
+    assert "Nothing was measured here" in "".join(check_page(html.lowbit(report)).text)
+
+
+def test_retrieval_compares_rankings():
+    random = np.random.default_rng(0)
+    wanted = random.standard_normal((40, 16))
+    same = lowbit.retrieval(wanted * 3, wanted)  # lengths do not matter
+    assert (same["overlap_least"], same["nearest_same"], same["neighbours"]) == (1, 1, 10) and same["spearman_least"] == pytest.approx(1)
+    other = lowbit.retrieval(random.standard_normal((40, 16)), wanted)
+    assert 0.1 < other["overlap_mean"] < 0.45 and abs(other["spearman_mean"]) < 0.15 and other["nearest_same"] < 0.2
+    # Four pieces on a line: from the first one the others are ordered 1, 2, 3; with the last two exchanged 1, 3, 2.
+    angle = np.array([0, 0.1, 0.3, 0.7])
+    line = np.stack([np.cos(angle), np.sin(angle)], 1)
+    swapped = lowbit.retrieval(line[[0, 1, 3, 2]], line, neighbours=2)
+    # rankings of both, by hand: [1 2 3], [0 2 3], [1 0 3], [2 1 0] and [1 3 2], [0 3 2], [3 1 0], [1 0 2]
+    assert swapped["nearest_same"] == pytest.approx(2 / 4) and swapped["overlap_mean"] == pytest.approx(1 / 2)
+    assert swapped["spearman_mean"] == pytest.approx(np.mean([1 - 6 * d / (3 * 8) for d in (2, 2, 6, 6)]))
+    with pytest.raises(ValueError, match="three pieces"):
+        lowbit.retrieval(line[:2], line[:2])
+
+
+def test_the_study_layer_is_reproduced():
+    pytest.importorskip("heddle")
+    pytest.importorskip("torch")
+    kept = {(e["format"], e["rule"]): e for e in lowbit.layer_accuracy()}
+    assert abs(kept["e2m1_row", "plain"]["kept"] - 88.69) <= 0.1
+    assert kept["nvfp4", "mse"]["kept"] >= 91.5 and kept["int8_row", "plain"]["kept"] >= 99
+
+
 def test_page_of_a_run_that_measured_almost_nothing():
     report = small_report()
     for key in ("encoder", "memory", "errors", "limits", "ratios", "ratios_one_head"):
@@ -312,6 +383,8 @@ def test_page_of_a_run_that_measured_almost_nothing():
     report["laws"] = {"fits": [], "fits_one_head": [], "score_buffer": laws.check_score_buffer([])}
     report["recommendation"] = {"rows": [], "lower_precision": recommend.lower_precision([], 1e-2)}
     assert "Nothing was measured here" in "".join(check_page(html.page(report)).text)
+    report["lowbit"] = {"policies": [], "study": {}}
+    assert "No policy was measured here" in "".join(check_page(html.lowbit(report)).text)
 
 
 def test_a_tiny_real_run(tmp_path):

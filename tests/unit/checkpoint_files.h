@@ -30,7 +30,7 @@ class FileBytes {
   FileBytes& add(const std::string& name, const std::string& dtype, std::vector<std::int64_t> shape,
                  const std::vector<Value>& values) {
     std::string data(values.size() * sizeof(Value), '\0');
-    std::memcpy(data.data(), values.data(), data.size());
+    if (!values.empty()) std::memcpy(data.data(), values.data(), data.size());
     tensors.push_back({name, dtype, std::move(shape), std::move(data)});
     return *this;
   }
@@ -195,6 +195,40 @@ inline FileBytes compressed_int4(const PlainMatrix& m, bool zero_points) {
     file.add("l.weight_zero_point", "I32", {(m.N + 7) / 8, m.groups()}, words);
   }
   return file;
+}
+// Codes of 8 bits, byte 7 n + 3 k, and the scales 1, 2, ... of the rows.
+inline std::vector<std::uint8_t> byte_codes(std::int64_t rows, std::int64_t columns) {
+  std::vector<std::uint8_t> out;
+  for (std::int64_t i = 0; i < rows * columns; ++i) {
+    out.push_back(static_cast<std::uint8_t>(7 * (i / columns) + 3 * (i % columns)));
+  }
+  return out;
+}
+inline std::vector<float> row_scales(std::int64_t rows) {
+  std::vector<float> out;
+  for (std::int64_t n = 0; n < rows; ++n) out.push_back(static_cast<float>(n + 1));
+  return out;
+}
+inline FileBytes compressed_bytes(const std::string& dtype, std::int64_t rows, std::int64_t columns) {
+  return FileBytes()
+      .add("l.weight", dtype, {rows, columns}, byte_codes(rows, columns))
+      .add("l.weight_scale", "F32", {rows, 1}, row_scales(rows));
+}
+// Four columns to a word, each plus 128; what fills the last word is nobody's.
+inline FileBytes compressed_int8_words(std::int64_t rows, std::int64_t columns) {
+  const std::vector<std::uint8_t> codes = byte_codes(rows, columns);
+  std::vector<std::uint8_t> bytes;
+  const std::int64_t words = (columns + 3) / 4;
+  for (std::int64_t n = 0; n < rows; ++n) {
+    for (std::int64_t k = 0; k < 4 * words; ++k) {
+      bytes.push_back(k < columns ? static_cast<std::uint8_t>(codes[static_cast<std::size_t>(n * columns + k)] + 128)
+                                  : std::uint8_t{0x5a});
+    }
+  }
+  FileBytes file;
+  file.add("l.weight_packed", "I32", {rows, words}, bytes);
+  file.add("l.weight_scale", "F32", {rows, 1}, row_scales(rows));
+  return file.add<std::int64_t>("l.weight_shape", "I64", {2}, {rows, columns});
 }
 inline PlainMatrix bnb_matrix() { return {5, 192, 64, kF32[0], kF32[1]}; }
 inline FileBytes bitsandbytes(const std::string& type,

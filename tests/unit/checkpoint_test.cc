@@ -87,6 +87,26 @@ TEST(Checkpoint, CompressedTensorsMxfp4) {
   }
 }
 
+TEST(Checkpoint, CompressedTensorsIn8Bits) {
+  for (const std::int64_t columns : {1, 3, 4, 7, 8, 40}) {
+    const struct {
+      FileBytes file;
+      Layout layout;
+      const char* format;
+    } cases[] = {{compressed_bytes("I8", 5, columns), Layout::compressed_tensors_int8, "int8_row"},
+                 {compressed_bytes("F8_E4M3", 5, columns), Layout::compressed_tensors_fp8, "fp8_row"},
+                 {compressed_int8_words(5, columns), Layout::compressed_tensors_int8, "int8_row"}};
+    for (const auto& [bytes, layout, format] : cases) {
+      const Opened file(bytes);
+      expect_layer(file, "l", layout, format);
+      const Storage out = loaded(file.checkpoint, "l");
+      EXPECT_EQ(out.matrix.columns, columns);
+      EXPECT_EQ(out.memory[0], byte_codes(5, columns));
+      for (std::int64_t n = 0; n < 5; ++n) EXPECT_EQ(out.at<float>(1, n), row_scales(5)[static_cast<std::size_t>(n)]);
+    }
+  }
+}
+
 TEST(Checkpoint, CompressedTensorsInt4) {
   for (const bool zero_points : {false, true}) {
     const PlainMatrix m(13, 128, 32, kF16[0], kF16[1]);  // 13: the last word of zero points is not full
@@ -324,7 +344,7 @@ TEST(Checkpoint, RefusesArgumentsThatDoNotFit) {
   const Checkpoint& checkpoint = file.checkpoint;
   EXPECT_EQ(checkpoint.layers().size(), 1u);
   expect_refused([&] { checkpoint.layer("absent"); }, "no layer 'absent'");
-  expect_refused([&] { checkpoint.layer("plain"); }, "'plain.weight' is F32: layer 'plain' is not in 4 bits");
+  expect_refused([&] { checkpoint.layer("plain"); }, "'plain.weight' is F32: layer 'plain' is not in 4 or 8 bits");
   Storage out(checkpoint.layer("l"));
   expect_refused([&] { checkpoint.load("l", out.matrix, {.expert = 2}); }, "expert is 2: layer 'l' has 2 of them");
   expect_refused([&] { checkpoint.load("l", out.matrix, {.expert = -1}); }, "expert is -1");

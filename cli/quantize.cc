@@ -1,0 +1,196 @@
+// heddle quantize: a checkpoint's linear layers in 4 and 8 bits, as Hugging Face's tools load them.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <csignal>
+#include <filesystem>
+#include <iostream>
+#include <list>
+#include <memory>
+
+#include "heddle/checkpoint.h"
+#include "heddle/error.h"
+#include "npy.h"
+#include "output.h"
+#include "problem.h"
+#include "verbs.h"
+
+namespace heddle::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+volatile std::sig_atomic_t interrupted = 0;
+
+// A bar that is drawn over itself where a person watches, else a line for each layer; on standard error.
+class Progress {
+ public:
+  Progress() : terminal_(isatty(STDERR_FILENO) == 1) {}
+
+  void show(const lowbit::QuantizeProgress& at) {
+    const bool end = at.tensor.empty();
+    if (!terminal_) {
+      if (!at.format.empty()) {
+        std::cerr << '[' << at.layers_done + 1 << '/' << at.layers_total << "] " << at.tensor << ": " << at.format
+                  << '\n';
+      }
+      return;
+    }
+    constexpr int kWidth = 32;
+    const double done =
+        at.bytes_total > 0 ? static_cast<double>(at.bytes_done) / static_cast<double>(at.bytes_total) : 1;
+    std::string bar;
+    for (int i = 0; i < kWidth; ++i) bar += i < static_cast<int>(done * kWidth + 0.5) ? "\u2588" : "\u2591";
+    std::string name = at.tensor;
+    if (name.size() > 40) name = "..." + name.substr(name.size() - 37);
+    std::cerr << '\r' << bar << ' ' << fixed(100 * done, 0) << " %  " << bytes_text(static_cast<double>(at.bytes_done))
+              << " of " << bytes_text(static_cast<double>(at.bytes_total)) << "  " << name << "\x1b[K"
+              << (end ? "\n" : "") << std::flush;
+    open_ = !end;
+  }
+  ~Progress() {
+    if (open_) std::cerr << '\n';
+  }
+
+ private:
+  bool terminal_, open_ = false;
+};
+
+// "a/model.safetensors" or "a/model/" -> "a/model"
+std::string stem_of(const std::string& input) {
+  fs::path path(input);
+  while (path.has_relative_path() && !path.has_filename()) path = path.parent_path();
+  if (path.extension() == ".safetensors") path.replace_extension();
+  return path.string();
+}
+
+struct QuantizeVerb {
+  CommonFlags common;
+  std::string input, output, importance;
+  std::string format = "nvfp4", rule = "mse";
+  std::vector<std::string> layers, keep;
+
+  lowbit::QuantizeCheckpointOptions options() const {
+    lowbit::QuantizeCheckpointOptions out;
+    out.format = format;
+    out.rule = lowbit::rule_named(rule);
+    for (const std::string& pattern : keep) out.layers.push_back({pattern, "keep"});
+    for (const std::string& text : layers) {
+      const std::size_t equals = text.rfind('=');
+      if (equals == std::string::npos) {
+        throw Error("--layers is '" + text + "': write PATTERN=FORMAT, PATTERN=16bit or PATTERN=keep");
+      }
+      out.layers.push_back({text.substr(0, equals), text.substr(equals + 1)});
+    }
+    return out;
+  }
+
+  void run() const {
+    common.apply();
+    const std::string target = output.empty() ? stem_of(input) + "-" + format : output;
+    lowbit::QuantizeCheckpointOptions what = options();
+    std::list<HostTensor> read;
+    if (!importance.empty()) {
+      what.importance = [&](const std::string& layer) -> TensorView {
+        const std::string path = (fs::path(importance) / (layer + ".npy")).string();
+        if (!fs::exists(path)) return {};
+        read.clear();
+        return read.emplace_back(read_npy(path)).view();
+      };
+    }
+    Progress progress;
+    what.progress = [&](const lowbit::QuantizeProgress& at) {
+      if (interrupted != 0) throw RuntimeError("interrupted; nothing is left written");
+      progress.show(at);
+    };
+    // So that what is written so far is removed.
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, [](int) { interrupted = 1; });
+    const lowbit::QuantizeReport report = lowbit::quantize_checkpoint(input, target, what);
+    if (common.json) {
+      print_json(report, target);
+    } else {
+      print(report, target);
+    }
+  }
+
+  static void print(const lowbit::QuantizeReport& report, const std::string& target) {
+    Table table({{"layer"},
+                 {"format"},
+                 {"shape", Align::right},
+                 {"SQNR dB", Align::right},
+                 {"mean error", Align::right},
+                 {"max error", Align::right},
+                 {"before", Align::right},
+                 {"after", Align::right}});
+    for (const lowbit::LayerReport& r : report.layers) {
+      table.add({r.name, r.format + (r.rule.empty() ? "" : ":" + r.rule),
+                 std::to_string(r.rows) + " x " + std::to_string(r.columns), fixed(r.error.sqnr, 2),
+                 scientific(r.error.mean), scientific(r.error.max), bytes_text(static_cast<double>(r.bytes_before)),
+                 bytes_text(static_cast<double>(r.bytes_after))});
+    }
+    table.print();
+    const auto before = static_cast<double>(report.bytes_before), after = static_cast<double>(report.bytes_after);
+    std::cout << '\n'
+              << report.layers.size() << " layers changed, " << report.kept.size() << " 2-D weights kept; all tensors "
+              << bytes_text(before) << " -> " << bytes_text(after) << " (" << fixed(100 * after / before, 1)
+              << " %)\nwritten to " << target << '\n';
+  }
+
+  static void print_json(const lowbit::QuantizeReport& report, const std::string& target) {
+    Json out = {{"output", target}, {"bytes_before", report.bytes_before}, {"bytes_after", report.bytes_after}};
+    out["layers"] = Json::array();
+    for (const lowbit::LayerReport& r : report.layers) {
+      out["layers"].push_back({{"name", r.name},
+                               {"file", r.file},
+                               {"format", r.format},
+                               {"rule", r.rule},
+                               {"shape", {r.rows, r.columns}},
+                               {"sqnr_db", std::isfinite(r.error.sqnr) ? Json(r.error.sqnr) : Json()},
+                               {"mean_error", r.error.mean},
+                               {"max_error", r.error.max},
+                               {"max_at", {r.error.max_row, r.error.max_column}},
+                               {"bytes_before", r.bytes_before},
+                               {"bytes_after", r.bytes_after},
+                               {"global_scale", r.global_scale > 0 ? Json(r.global_scale) : Json()}});
+    }
+    out["kept"] = report.kept;
+    out["files"] = report.files;
+    out["quantization_config"] = Json::parse(report.quantization_config);
+    std::cout << out.dump(2) << '\n';
+  }
+
+  static std::string scientific(double value) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.2e", value);
+    return text;
+  }
+};
+
+}  // namespace
+
+void add_quantize(CLI::App& app) {
+  CLI::App* verb = app.add_subcommand("quantize", "Write a checkpoint with its linear layers in 4 or 8 bits");
+  const auto self = std::make_shared<QuantizeVerb>();
+  self->common.add_to(*verb);
+  verb->add_option("input", self->input, "A safetensors file, or a model's folder")->required();
+  verb->add_option("-o,--out", self->output, "The folder to make (default: input-format, beside it)");
+  verb->add_option("--format", self->format,
+                   "nvfp4, mxfp4, int4_g32, int4_g64, int4_g128 (and ..._zp), int8_row, "
+                   "fp8_row, nf4, fp4_bnb")
+      ->capture_default_str();
+  verb->add_option("--rule", self->rule, "How scales are chosen: plain, mse, four_six, floor, round_up, even")
+      ->capture_default_str();
+  verb->add_option("--layers", self->layers,
+                   "PATTERN=FORMAT, PATTERN=FORMAT:RULE, PATTERN=16bit or PATTERN=keep; the first that matches decides")
+      ->allow_extra_args(false)
+      ->take_all();
+  verb->add_option("--keep", self->keep, "Patterns of layers that stay as they are, before those of --layers")
+      ->allow_extra_args(false)
+      ->take_all();
+  verb->add_option("--importance", self->importance,
+                   "Folder of LAYER.npy, float32 [K]: mean squares of the layer's inputs, which weigh its errors");
+  verb->callback([self] { self->run(); });
+}
+
+}  // namespace heddle::cli

@@ -1,0 +1,297 @@
+"""The linear layer of heddle.nn, which is its public name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from . import _heddle
+from ._lowbit_linear import ACTIVATIONS, PackedTensor, linear, pack
+from ._lowbit_tensor import QuantizedTensor, empty, quantize
+
+_ACTIVATE = {
+    "none": lambda z: z,
+    "relu": torch.relu,
+    "gelu_erf": F.gelu,
+    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "silu": F.silu,
+    "swiglu": lambda z: F.silu(z[..., ::2]) * z[..., 1::2],
+}
+_PLAIN = ("codes", "scales", "zeros", "global_scale")
+_VERSION = _heddle.version()
+
+
+def default_rule(format: str) -> str:
+    """The rule that a layer takes unless it is told: the search for 4 bits, where it pays, "plain" for 8."""
+    return "plain" if format in ("int8_row", "fp8_row") else "mse"
+
+
+def _text(name: str) -> torch.Tensor:
+    return torch.tensor(list(name.encode()), dtype=torch.uint8)
+
+
+def norm_arguments(norm: nn.Module | None, columns: int, dtype: torch.dtype) -> dict[str, Any] | None:
+    """What ``lowbit.linear`` takes for a norm module over the last dimension; None if it takes no such module."""
+    if norm is None:
+        return {}
+    if type(norm) not in (nn.LayerNorm, nn.RMSNorm) or tuple(norm.normalized_shape) != (columns,):
+        return None
+
+    def cast(parameter):
+        return None if parameter is None else parameter.to(dtype)
+
+    if type(norm) is nn.LayerNorm:
+        bias, weight = cast(norm.bias), cast(norm.weight)
+        return {"norm": "layer_norm", "norm_weight": weight, "norm_bias": bias, "eps": norm.eps}
+    eps = torch.finfo(dtype).eps if norm.eps is None else norm.eps
+    return {"norm": "rms_norm", "norm_weight": cast(norm.weight), "eps": eps}
+
+
+class Linear(nn.Module):
+    """y = activation(norm(x) Wᵀ + bias) + residual, W in floats or in one of ``heddle.lowbit.FORMATS``.
+
+    In floats it is torch's linear layer, with gradients of W; the product runs in W's dtype, whatever x's is. Quantised, W
+    is decoded inside the product, x, bias, norm and residual have gradients on the CPU, and W is frozen: bytes in
+    buffers, which ``state_dict`` holds and ``.to(dtype)`` leaves alone. A state of another format than the layer's turns
+    the layer into that format.
+
+    Args:
+      in_features, out_features: K, and N, the rows of W. With "swiglu" rows 2j and 2j + 1 are gate and up of output j, so
+        that y has N / 2 columns.
+      bias: whether there is one, [N].
+      format: None: floats, drawn as torch draws them. Else the weights are zeros until a state is loaded.
+      activation: one of ``heddle.lowbit.ACTIVATIONS``.
+      int8_x: quantised, x is rounded to 8 bits; see ``heddle.lowbit.linear``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        format: str | None = None,
+        activation: str = "none",
+        int8_x: bool = False,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"[Linear] activation is '{activation}': it must be one of {', '.join(ACTIVATIONS)}")
+        self.in_features, self.out_features = in_features, out_features
+        self.activation, self.int8_x = activation, int8_x
+        self.format: str | None = None
+        self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
+        if format is None:
+            self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
+            bound = 1 / math.sqrt(in_features) if in_features > 0 else 0
+            nn.init.uniform_(self.weight, -bound, bound)
+            if bias:
+                nn.init.uniform_(self.bias, -bound, bound)
+        else:
+            self.register_parameter("weight", None)
+            self._take(self._zeros(format))
+
+    @classmethod
+    def from_linear(
+        cls,
+        layer: nn.Module,
+        format: str | None = None,
+        *,
+        rule: str | None = None,
+        importance: Any = None,
+        activation: str = "none",
+        int8_x: bool = False,
+    ) -> Linear:
+        """Of a torch.nn.Linear, whose weight (in floats) and bias parameters it shares."""
+        found = cls._shell(layer.in_features, layer.out_features, layer.bias, activation, int8_x)
+        found.weight = layer.weight
+        found.train(layer.training)
+        return found if format is None else found.quantize(format, rule=rule, importance=importance)
+
+    @classmethod
+    def from_quantized(
+        cls, matrix: QuantizedTensor, bias: torch.Tensor | None = None, *, activation: str = "none", int8_x: bool = False
+    ) -> Linear:
+        """Of a quantised matrix of torch tensors, as ``heddle.lowbit.quantize`` and ``load`` give it."""
+        rows, columns = matrix.shape
+        parameter = bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias)
+        found = cls._shell(columns, rows, parameter, activation, int8_x)
+        found._take(matrix)
+        return found
+
+    @classmethod
+    def _shell(cls, in_features, out_features, bias, activation, int8_x):
+        found = Linear(0, 0, False, activation=activation, int8_x=int8_x)
+        found.in_features, found.out_features, found.bias = in_features, out_features, bias
+        return found
+
+    def quantize(self, format: str, *, rule: str | None = None, importance: Any = None) -> Linear:
+        """Replaces W by W in a format; see ``heddle.lowbit.quantize``. rule: "mse" for 4 bits and "plain" for 8 if None."""
+        if self.format is not None:
+            raise ValueError(f"[Linear.quantize] the weights are {self.format} already: quantise the floats")
+        rule = default_rule(format) if rule is None else rule
+        matrix = quantize(self.weight.detach(), format, rule=rule, importance=importance)
+        self._take(matrix)
+        return self
+
+    def drop_plain(self) -> Linear:
+        """Keeps the packed weights alone, half of the memory. The state is then one for this version of Heddle and for CPUs,
+        and ``quantized`` and ``dequantized`` are gone."""
+        self._require_plain("drop_plain")
+        if not self.codes.is_cpu:
+            raise ValueError("[Linear.drop_plain] the layer is on a GPU: what would be left is for CPUs")
+        packed = self._packed_weights().data
+        for name in (*_PLAIN, "packed"):
+            delattr(self, name)
+        self.register_buffer("packed", packed)
+        self.register_buffer("packed_by", _text(_VERSION))
+        return self
+
+    def quantized(self) -> QuantizedTensor:
+        """The stored matrix; it shares the layer's memory."""
+        self._require_plain("quantized")
+        return self._matrix_of(self.format, {name: getattr(self, name) for name in _PLAIN})
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [N, K]: what the stored weights stand for, or the weights."""
+        return self.weight.detach().float() if self.format is None else self.quantized().dequantize()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of W as it is stored, without the packed copy beside plain storage."""
+        if self.format is None:
+            return self.weight.nbytes
+        plain = [getattr(self, name, None) for name in _PLAIN]
+        return sum(x.nbytes for x in plain if x is not None) or self.packed.nbytes
+
+    def forward(
+        self, x: torch.Tensor, *, norm: nn.Module | None = None, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """norm: a module that is applied to x first; a LayerNorm or RMSNorm over K is part of the same call. residual: as
+        y."""
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        if self.format is None:
+            y = self._in_floats(x if norm is None else norm(x))
+            return y if residual is None else y + residual
+        arguments = norm_arguments(norm, self.in_features, x.dtype)
+        if arguments is None:
+            x, arguments = norm(x), {}
+        lead, flat = x.shape[:-1], x.dim() > 4
+        if flat:
+            x = x.reshape(-1, x.shape[-1])
+        if x.dim() > 0 and x.stride(-1) != 1:
+            x = x.contiguous()
+        inside = residual is not None and not flat and residual.dtype == x.dtype and residual.stride(-1) == 1
+        y = linear(
+            x,
+            self._packed_weights(),
+            activation=self.activation,
+            bias=None if self.bias is None else self.bias.to(x.dtype),
+            residual=residual if inside else None,
+            int8_x=self.int8_x,
+            **arguments,
+        )
+        if flat:
+            y = y.reshape(*lead, y.shape[-1])
+        return y if residual is None or inside else y + residual
+
+    def _in_floats(self, x):
+        z = F.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
+        return _ACTIVATE[self.activation](z if self.bias is None else z + self.bias.to(x.dtype))
+
+    def _require_plain(self, operation):
+        if self.format is None:
+            raise ValueError(f"[Linear.{operation}] the weights are floats: quantise them first")
+        if not hasattr(self, "codes"):
+            raise ValueError(f"[Linear.{operation}] plain storage was dropped: load the state that was saved before")
+
+    def _zeros(self, format):
+        shapes = _heddle.lowbit_storage(format, self.out_features, self.in_features)
+        tensors = [empty(torch, described) for described in shapes]
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.view(torch.uint8).zero_()
+        return QuantizedTensor(format, (self.out_features, self.in_features), *tensors)
+
+    def _take(self, matrix):
+        """matrix into buffers: bytes, which no cast of the module touches."""
+        packed = pack(matrix, gated=self.activation == "swiglu").data
+        self.weight = None
+        for name in (*_PLAIN, "format_name", "packed", "packed_by"):
+            if name in self._buffers:
+                del self._buffers[name]
+        self.format = matrix.format
+        self.register_buffer("format_name", _text(matrix.format))
+        for name in _PLAIN:
+            tensor = getattr(matrix, name)
+            self.register_buffer(name, None if tensor is None else tensor.detach().view(torch.uint8))
+        self.register_buffer("packed", packed, persistent=False)
+
+    def _matrix_of(self, format, stored):
+        """A matrix of bytes such as the buffers hold."""
+        shape = (self.out_features, self.in_features)
+        dtypes = [None if d is None else empty(torch, (((0,), d[1]))).dtype for d in _heddle.lowbit_storage(format, *shape)]
+        tensors = (None if x is None else x.view(dtype) for x, dtype in zip((stored[n] for n in _PLAIN), dtypes))
+        return QuantizedTensor(format, shape, *tensors)
+
+    def _packed_weights(self):
+        gated = self.activation == "swiglu"
+        if not hasattr(self, "codes"):
+            if not self.packed.is_cpu:
+                raise ValueError("[Linear] plain storage was dropped, and what is left is for CPUs")
+            return PackedTensor(self.format, (self.out_features, self.in_features), gated, self.packed)
+        if self.packed is None:  # since the layer has moved
+            stored = {name: None if (x := getattr(self, name)) is None else x.cpu() for name in _PLAIN}
+            self.packed = pack(self._matrix_of(self.format, stored), gated=gated, device=self.codes.device).data
+        order = "rows16" if self.codes.is_cpu else "fragments16"
+        return PackedTensor(self.format, (self.out_features, self.in_features), gated, self.packed, order)
+
+    def _apply(self, fn, recurse=True):
+        plain = self.format is not None and hasattr(self, "codes")
+        before = self.codes.device if plain else None
+        super()._apply(fn, recurse)
+        if plain and self.codes.device != before:
+            self.packed = None  # devices have orders of their own: packed anew when it is next used
+        return self
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        stored = state_dict.get(prefix + "format_name")
+        if stored is not None:
+            format = bytes(stored.tolist()).decode()
+            try:
+                self._take_state(format, state_dict, prefix)
+            except (ValueError, KeyError, RuntimeError) as error:
+                errors.append(f"{prefix}: a state of {format} for [{self.out_features}, {self.in_features}]: {error}")
+                return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+
+    def _take_state(self, format, state_dict, prefix):
+        if prefix + "packed" in state_dict:
+            by = bytes(state_dict[prefix + "packed_by"].tolist()).decode()
+            if by != _VERSION:
+                raise ValueError(f"weights were packed by Heddle {by}, this is {_VERSION}: save plain storage instead")
+            self._take(self._zeros(format))
+            packed = state_dict[prefix + "packed"]
+            if packed.shape != self.packed.shape:
+                raise ValueError(f"packed weights are {list(packed.shape)}: they must be {list(self.packed.shape)}")
+            self.drop_plain()
+            return  # the module's own loading copies
+        # A copy, so that the layer does not share its memory with the state.
+        stored = {n: None if (x := state_dict.get(prefix + n)) is None else x.detach().clone() for n in _PLAIN}
+        if stored["codes"] is None:
+            raise ValueError("codes are missing")
+        self._take(self._matrix_of(format, stored))
+
+    def extra_repr(self) -> str:
+        words = [f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"]
+        words.append(f"format={self.format or str(self.weight.dtype).removeprefix('torch.')}")
+        if self.activation != "none":
+            words.append(f"activation={self.activation}")
+        return ", ".join(words) + (", int8_x" if self.int8_x and self.format is not None else "")

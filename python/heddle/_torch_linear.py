@@ -1,0 +1,136 @@
+"""Linear layers over packed weights for torch: the operators ``heddle::linear_*``, and the way past the dispatcher."""
+
+from __future__ import annotations
+
+import torch
+
+from . import _heddle
+from ._torch_direct import plain, watched
+from ._torch_ops import native
+
+_LIBRARY = torch.library.Library("heddle", "FRAGMENT")
+_OPTIONS = (
+    "str format, int rows, int columns, bool gated, str order, str activation, str norm, float eps, bool int8_x, bool batch_invariant, "
+    "str force"
+)
+_LIBRARY.define(
+    "linear_forward(Tensor x, Tensor? bias, Tensor? residual, Tensor? norm_weight, Tensor? norm_bias, Tensor weights, "
+    f"{_OPTIONS}) -> Tensor"
+)
+# wanted: which of dx, dbias, dnorm_weight, dnorm_bias to compute; the others come back with no elements.
+_LIBRARY.define(
+    "linear_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? norm_weight, Tensor? norm_bias, Tensor weights, "
+    f"bool[4] wanted, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def _parts(weights, options):
+    return (*options[:5], weights)
+
+
+def _native_options(bias, residual, norm_weight, norm_bias, options):
+    activation, norm, eps, int8_x, batch_invariant, force = options[5:]
+    return (activation, bias, residual, norm, norm_weight, norm_bias, eps, int8_x, batch_invariant, force)
+
+
+def _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, *options):
+    rows, columns, gated = options[1:4]
+    shape = x.shape
+    if len(shape) == 0 or shape[-1] != columns:
+        raise ValueError(f"[linear_forward] x is {list(shape)} and weights have {columns} columns: x must be "
+                         f"[..., {columns}]")  # fmt: skip
+    return x.new_empty((*shape[:-1], rows // 2 if gated else rows))
+
+
+def _forward(x, bias, residual, norm_weight, norm_bias, weights, *options):
+    y = _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, *options)
+    items = _native_options(bias, residual, norm_weight, norm_bias, options)
+    native(_heddle.linear_forward, x, _parts(weights, options), y, items)
+    return y
+
+
+def _backward_fake(dy, x, bias, norm_weight, norm_bias, weights, wanted, *options):
+    _, rows, columns, _ = options[:4]
+    shapes = ((*dy.shape[:-1], columns), (rows,), (columns,), (columns,))
+    return tuple(dy.new_empty(shape if want else (0,)) for shape, want in zip(shapes, wanted))
+
+
+def _backward(dy, x, bias, norm_weight, norm_bias, weights, wanted, *options):
+    gradients = _backward_fake(dy, x, bias, norm_weight, norm_bias, weights, wanted, *options)
+    written = tuple(g if want else None for g, want in zip(gradients, wanted))
+    if dy.stride(-1) != 1:  # of a sum, say
+        dy = dy.contiguous()
+    items = _native_options(bias, None, norm_weight, norm_bias, options)
+    native(_heddle.linear_backward, dy, x, _parts(weights, options), written, items)
+    return gradients
+
+
+def _save(ctx, inputs, output):
+    x, bias, _, norm_weight, norm_bias, weights, *options = inputs
+    activation, norm = options[5:7]
+    # What the backward does not read may go.
+    if activation == "none":
+        bias = None
+        if norm == "none":
+            x = None
+    ctx.save_for_backward(x, bias, norm_weight, norm_bias, weights)
+    ctx.options = tuple(options)
+
+
+def _gradients(ctx, dy, backward):
+    needs = ctx.needs_input_grad
+    wanted = [needs[0], needs[1], needs[3], needs[4]]
+    x, bias, norm_weight, norm_bias, weights = ctx.saved_tensors
+    found = [None] * 4
+    if any(wanted):
+        found = backward(dy, x, bias, norm_weight, norm_bias, weights, wanted, *ctx.options)
+    dx, dbias, dnorm_weight, dnorm_bias = (g if want else None for g, want in zip(found, wanted))
+    return (dx, dbias, dy if needs[2] else None, dnorm_weight, dnorm_bias, None, *[None] * len(ctx.options))
+
+
+def _operator_backward(ctx, dy):
+    return _gradients(ctx, dy, torch.ops.heddle.linear_backward)
+
+
+def _no_second_derivative(ctx, *gradients):
+    raise RuntimeError("heddle::linear_backward has no derivative: second derivatives are not supported")
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *inputs):
+        y = _forward(*inputs)
+        _save(ctx, inputs, y)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy):
+        direct = plain(dy) and not torch.is_grad_enabled() and not watched()
+        return _gradients(ctx, dy, _backward if direct else torch.ops.heddle.linear_backward)
+
+
+for _name, _kernel, _fake in (
+    ("linear_forward", _forward, _forward_fake),
+    ("linear_backward", _backward, _backward_fake),
+):
+    for _device in ("CPU", "CUDA"):  # what does not run there is refused by the native module, by name
+        _LIBRARY.impl(_name, _kernel, _device)
+    torch.library.register_fake(f"heddle::{_name}", _fake, lib=_LIBRARY)
+
+torch.library.register_autograd("heddle::linear_forward", _operator_backward, setup_context=_save, lib=_LIBRARY)
+torch.library.register_autograd("heddle::linear_backward", _no_second_derivative, lib=_LIBRARY)
+
+
+def linear(x, bias, residual, norm_weight, norm_bias, weights, options):
+    """options: as the operator's, from format on."""
+    others = [t for t in (bias, residual, norm_weight, norm_bias) if t is not None]
+    if watched() or not plain(x) or not all(map(plain, others)):
+        return torch.ops.heddle.linear_forward(x, bias, residual, norm_weight, norm_bias, weights, *options)
+    needs = x.requires_grad or any(t.requires_grad for t in others)
+    if needs and torch.is_grad_enabled():
+        return _Linear.apply(x, bias, residual, norm_weight, norm_bias, weights, *options)
+    if needs:
+        x, bias, residual, norm_weight, norm_bias = (
+            t if t is None else t.detach() for t in (x, bias, residual, norm_weight, norm_bias)
+        )
+    return _forward(x, bias, residual, norm_weight, norm_bias, weights, *options)

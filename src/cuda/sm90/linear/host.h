@@ -1,0 +1,71 @@
+// What the candidates for linear layers have in common on the host.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "core/linear_problem.h"
+#include "cuda/sm90/linear/params.h"
+#include "cuda/sm90/linear/plan.h"
+#include "cuda/sm90/linear/rows.h"
+
+namespace heddle::cuda::sm90::linear {
+
+// Elements between rows, if those lie one such stride apart.
+std::optional<std::int64_t> row_stride(const RowsOf& rows);
+
+// What no candidate here takes; empty if there is nothing.
+std::string refuse(const LinearProblem& problem);
+
+// The pass over x to `to`, with a norm if the problem has one; scales: null, or of e4m3.
+RowsPass rows_pass(const LinearProblem& problem, std::int64_t pitch, std::byte* to, float* scales);
+
+// Everything but token_scales.
+Output output_of(const LinearProblem& problem);
+
+// Where a launch leaves partial sums. mark: not used before by this process.
+Schedule schedule_of(const LinearProblem& problem, const Plan& plan, std::byte* workspace);
+std::size_t workspace_of(const Plan& plan);
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// Seconds of the pass over x: a launch, and what it reads and writes.
+double rows_seconds(const LinearProblem& problem);
+
+// An instantiation, and what was measured of it on an H200.
+template <class Variant>
+struct Measured {
+  const Variant* variant;
+  double unit;   // seconds of a unit of a CTA, all of them busy
+  double merge;  // seconds for each KiB of partial sums that a warpgroup has of a tile
+};
+
+template <class Variant>
+struct Choice {
+  const Variant* variant = nullptr;
+  Plan plan;
+  double seconds = 0;
+};
+
+// The quickest; kFirst the one to take where the order of sums must not depend on M: no tile is shared then.
+template <class Variant, std::size_t kCount>
+Choice<Variant> choose(const LinearProblem& p, const Measured<Variant> (&variants)[kCount], const Variant* invariant,
+                       int multiprocessors) {
+  constexpr double kFixed = 3.3e-6, kMerge = 3.0e-6;
+  Choice<Variant> best;
+  for (const Measured<Variant>& v : variants) {
+    if (p.batch_invariant && v.variant != invariant) continue;
+    const TileShape& tile = v.variant->tile;
+    Plan plan = plan_of(tile, p.M, p.fragments.row_blocks, p.fragments.column_blocks, multiprocessors);
+    if (p.batch_invariant) plan = unshared(plan, multiprocessors);
+    const double units = static_cast<double>(plan.units), grid = plan.grid;
+    const double shared = plan.shared_tiles * units / grid;
+    const double whole = (plan.tiles - plan.shared_tiles + plan.grid - 1) / plan.grid * units;
+    const double kib = tile.row_blocks / tile.row_groups * tile.accumulators * 0.5;  // 128 threads, 4 bytes each
+    const double seconds = kFixed + (shared + whole) * v.unit + (plan.shared_tiles > 0 ? kMerge + kib * v.merge : 0.0);
+    if (best.variant == nullptr || seconds < best.seconds) best = {v.variant, plan, seconds};
+  }
+  return best;
+}
+
+}  // namespace heddle::cuda::sm90::linear

@@ -1,0 +1,51 @@
+// y = activation(x Wᵀ + bias) + residual on Hopper, as Yᵀ = W Xᵀ: weights are decoded in registers and multiplied from
+// there, x comes through shared memory. A CTA for each multiprocessor, which go over parts of tiles: a producer's
+// warpgroup and consumers, whose type says what the weights and the products are.
+#pragma once
+
+#include "cuda/sm90/linear/epilogue.cuh"
+#include "cuda/sm90/linear/gather.cuh"
+#include "cuda/sm90/linear/producer.cuh"
+
+namespace heddle::cuda::sm90::linear {
+
+template <class C, class Consumer>
+__global__ void __launch_bounds__(C::kThreads, 1)
+    linear_kernel(const __grid_constant__ Params<typename C::WeightBlock> p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  auto& shared = *reinterpret_cast<typename Consumer::Memory*>(memory);
+  // Through a shuffle, so that the compiler knows it to be uniform. 0 is the producer.
+  const int warpgroup = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
+  if (threadIdx.x == 0) {
+    let_next_grid_start();
+    ptx::prefetch_tensor_map(p.x);
+    for (int i = 0; i < C::kStages; ++i) {
+      ptx::barrier_init(shared.ready[i], 1);
+      ptx::barrier_init(shared.free[i], 4 * C::kConsumers);
+    }
+    ptx::fence_barrier_init();
+  }
+  __syncthreads();
+
+  if (warpgroup == 0) {
+    ptx::registers_decrease<C::kProducerRegisters>();
+    if (threadIdx.x == 0) produce<C>(p, shared);
+  } else {
+    ptx::registers_increase<C::kConsumerRegisters>();
+    const int row = (warpgroup - 1) / C::kColumnGroups, column = (warpgroup - 1) % C::kColumnGroups;
+    Consumer consumer(shared, row, column);
+#pragma unroll 1
+    for (int n = 0;; ++n) {
+      const Part part = part_of<C>(p.schedule, n);
+      if (part.begin == part.end) break;
+      Sums<C> sums;
+      consumer.multiply(part.end - part.begin, sums);
+      if (gather<C>(shared, n, row, column, sums)) {
+        finish<C>(p.out, p.schedule, shared, recomputed(n), row, sums);
+      }
+    }
+    if (column == 0) finish_shared<C>(p.out, p.schedule, shared, row);
+  }
+}
+
+}  // namespace heddle::cuda::sm90::linear

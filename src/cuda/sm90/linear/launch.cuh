@@ -1,0 +1,33 @@
+// Starts one instantiation.
+#pragma once
+
+#include "cuda/common/launch.cuh"
+#include "cuda/sm90/linear/kernel.cuh"
+#include "cuda/sm90/linear/launch.h"
+
+namespace heddle::cuda::sm90::linear {
+
+template <class C, class Consumer>
+void launch(const Params<typename C::WeightBlock>& params, int grid, cudaStream_t stream) {
+  static_assert(sizeof(typename Consumer::Memory) <= kHopperSharedBytes, "more shared memory than a block can have");
+  start("linear_forward", linear_kernel<C, Consumer>,
+        {.blocks = static_cast<unsigned>(grid),
+         .threads = C::kThreads,
+         .shared_bytes = sizeof(typename Consumer::Memory),
+         .overlaps = true},
+        stream, params);
+}
+
+template <class C, class Consumer>
+constexpr Variant<typename C::WeightBlock> variant() {
+  return {.tile = {.tokens = C::kTokens,
+                   .row_blocks = C::kTileBlocks,
+                   .unit_blocks = C::kUnitBlocks,
+                   .row_groups = C::kRowGroups,
+                   .accumulators = C::kAccumulators,
+                   .slices = kSlices<C>},
+          .x_box = {C::kPanelColumns, C::kUnitBlocks * C::kBlockPanels},
+          .launch = launch<C, Consumer>};
+}
+
+}  // namespace heddle::cuda::sm90::linear

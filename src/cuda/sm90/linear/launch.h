@@ -1,0 +1,20 @@
+// One instantiation of the kernel, for the host.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/linear/params.h"
+#include "cuda/sm90/linear/plan.h"
+
+namespace heddle::cuda::sm90::linear {
+
+template <class WeightBlock>
+struct Variant {
+  TileShape tile;
+  struct {
+    int columns, panels;
+  } x_box;  // of x in a stage
+  void (*launch)(const Params<WeightBlock>& params, int grid, cudaStream_t stream);
+};
+
+}  // namespace heddle::cuda::sm90::linear

@@ -1,0 +1,90 @@
+// The candidate "sm90_w4a16": what it takes, which tile, and the launch.
+#include "core/check.h"
+#include "cuda/common/device.h"
+#include "cuda/common/tensor_map.h"
+#include "cuda/linear.h"
+#include "cuda/sm90/linear/host.h"
+#include "cuda/sm90/linear_w4a16/launch.h"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace sm90::linear_w4a16;
+using sm90::linear::Choice;
+using sm90::linear::Measured;
+
+constexpr Measured<Variant> kBf16[] = {{&kBf16T8, 0.72e-6, 0.1e-6},     {&kBf16T16, 0.80e-6, 0.1e-6},
+                                       {&kBf16T32, 0.93e-6, 0.1e-6},    {&kBf16T32R2, 0.84e-6, 0.1e-6},
+                                       {&kBf16T64, 1.10e-6, 0.1e-6},    {&kBf16T128R2, 0.78e-6, 0.1e-6},
+                                       {&kBf16T128R3, 1.16e-6, 0.1e-6}, {&kBf16T256, 1.27e-6, 0.1e-6}};
+constexpr Measured<Variant> kF16[] = {{&kF16T8, 0.72e-6, 0.1e-6},     {&kF16T16, 0.80e-6, 0.1e-6},
+                                      {&kF16T32, 0.93e-6, 0.1e-6},    {&kF16T32R2, 0.84e-6, 0.1e-6},
+                                      {&kF16T64, 1.10e-6, 0.1e-6},    {&kF16T128R2, 0.78e-6, 0.1e-6},
+                                      {&kF16T128R3, 1.16e-6, 0.1e-6}, {&kF16T256, 1.27e-6, 0.1e-6}};
+
+Choice<Variant> choice(const LinearProblem& p) {
+  const bool bf16 = p.dtype == DType::bf16;
+  return choose(p, bf16 ? kBf16 : kF16, bf16 ? &kBf16T64 : &kF16T64, current_device().multiprocessors);
+}
+
+std::string supports(const LinearProblem& p) {
+  if (p.order != WeightOrder::fragments16) return text("it takes weights in order fragments16, not ", name_of(p.order));
+  return sm90::linear::refuse(p);
+}
+
+bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
+
+bool normed(const LinearProblem& p) { return p.norm.kind != Norm::none; }
+std::int64_t pitch_of(const LinearProblem& p) { return (p.K + 7) / 8 * 8; }
+// Rows after the norm.
+std::size_t x_bytes(const LinearProblem& p) {
+  return normed(p) ? sm90::linear::aligned(static_cast<std::size_t>(p.M * pitch_of(p)) * size_of(p.dtype)) : 0;
+}
+
+double estimate(const LinearProblem& p, int /*workers*/) {
+  if (nothing(p)) return 0.0;
+  return choice(p).seconds + (normed(p) ? sm90::linear::rows_seconds(p) : 0.0);
+}
+
+std::size_t workspace(const LinearProblem& p, int /*workers*/) {
+  return nothing(p) ? 0 : x_bytes(p) + sm90::linear::workspace_of(choice(p).plan);
+}
+
+void launch(const LinearProblem& p, const Runtime& runtime) {
+  constexpr std::int64_t kPanel = 64;  // columns of x in a row of the swizzle
+  if (nothing(p)) return;
+  const Choice<Variant> chosen = choice(p);
+  const Variant& v = *chosen.variant;
+  const auto stream = static_cast<cudaStream_t>(runtime.stream);
+  auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
+  if (normed(p)) run_rows_pass(sm90::linear::rows_pass(p, pitch_of(p), memory, nullptr), stream);
+  const std::byte* const x = normed(p) ? memory : p.x.data;
+  const std::int64_t stride = p.M > 1 && !normed(p) ? *sm90::linear::row_stride(p.x) : pitch_of(p);
+  sm90::linear::Params<lowbit::FragmentBlock> params{};
+  params.x_by_panel = p.K % kPanel != 0;
+  params.x = make_tensor_map(x, p.dtype,
+                             params.x_by_panel ? TensorMapShape<4>{.extent = {p.K, p.M, 1, 1},
+                                                                   .stride = {stride, p.M * stride, p.M * stride},
+                                                                   .box = {kPanel, v.tile.tokens, 1, 1}}
+                                               : TensorMapShape<4>{.extent = {kPanel, p.M, p.K / kPanel, 1},
+                                                                   .stride = {stride, kPanel, p.M * stride},
+                                                                   .box = {kPanel, v.tile.tokens, v.x_box.panels, 1}});
+  params.weights = reinterpret_cast<const lowbit::FragmentBlock*>(p.fragment_data + p.fragments.blocks);
+  params.out = sm90::linear::output_of(p);
+  params.schedule = schedule_of(p, chosen.plan, memory + x_bytes(p));
+  v.launch(params, chosen.plan.grid, stream);
+}
+
+}  // namespace
+
+const LinearKernel kSm90LinearW4A16 = {.name = "sm90_w4a16",
+                                       .method = "linear",
+                                       .device = Device::cuda,
+                                       .automatic = true,
+                                       .supports = supports,
+                                       .estimate = estimate,
+                                       .workspace = workspace,
+                                       .launch = launch,
+                                       .norms = true};
+
+}  // namespace heddle::cuda

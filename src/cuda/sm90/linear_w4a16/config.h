@@ -1,0 +1,55 @@
+// Tiles, stages and shared memory.
+#pragma once
+
+#include "cuda/common/device.h"
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/sm90/linear/params.h"
+#include "cuda/sm90/linear_w4a16/decode.cuh"
+
+namespace heddle::cuda::sm90::linear_w4a16 {
+
+// kTokens_: rows of x, the N of the products. Warpgroups have kRowBlocks_ times 64 rows of W each, the M;
+// kColumnGroups_ of them have the same rows and take turns along K. kWarpgroups_: they multiply by wgmma, and have 64
+// rows.
+template <class T, bool kWarpgroups_, int kTokens_, int kRowGroups_, int kColumnGroups_, int kRowBlocks_ = 1>
+struct Config {
+  using Element = T;
+  using Output = T;
+  using WeightBlock = lowbit::FragmentBlock;
+  static constexpr int kTokens = kTokens_, kRowGroups = kRowGroups_, kColumnGroups = kColumnGroups_;
+  static constexpr bool kWarpgroups = kWarpgroups_;
+  static constexpr int kRowBlocks = kRowBlocks_, kTileBlocks = kRowGroups * kRowBlocks, kUnitBlocks = kColumnGroups;
+  static constexpr int kPanelColumns = 64, kBlockPanels = lowbit::kBlockColumns / kPanelColumns;
+  static constexpr bool kTokenScales = false;
+  static constexpr int kConsumers = kRowGroups * kColumnGroups, kThreads = 128 * (1 + kConsumers);
+  static constexpr int kAccumulators = kTokens / 2;
+  static constexpr float kFactor = 1.0f / (kOperandFactor<T> * WeightBlock::kScaleFactor);  // of the sums
+  static constexpr int kXBytes = kColumnGroups * kTokens * lowbit::kBlockColumns * static_cast<int>(sizeof(T));
+  static constexpr int kExchangeBytes = kRowGroups * (kColumnGroups - 1) * kRowBlocks * kAccumulators * 128 * 4;
+  static constexpr int kStageBytes = kXBytes + kTileBlocks * kUnitBlocks * static_cast<int>(sizeof(WeightBlock));
+  static constexpr int kMost =
+      (static_cast<int>(kHopperSharedBytes) - 2048 - kExchangeBytes - kRowGroups * 4 * 512) / kStageBytes;
+  static constexpr int kStages = kMost < 8 ? kMost : 8;
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
+};
+
+// Sums of the column groups behind the first, on their way to it.
+template <class C, bool kNeeded = (C::kColumnGroups > 1)>
+struct Exchange {
+  float4 sums[C::kRowGroups][C::kColumnGroups - 1][C::kRowBlocks * C::kAccumulators / 4][128];
+};
+template <class C>
+struct Exchange<C, false> {};
+
+template <class C>
+struct SharedMemory {
+  using T = typename C::Element;
+  alignas(1024) T x[C::kStages][C::kUnitBlocks * C::kBlockPanels][C::kTokens][C::kPanelColumns];
+  alignas(128) typename C::WeightBlock weights[C::kStages][C::kTileBlocks][C::kUnitBlocks];
+  alignas(16) T staging[4 * C::kRowGroups][16][16];
+  Exchange<C> exchange;
+  ptx::Barrier ready[C::kStages], free[C::kStages];
+};
+
+}  // namespace heddle::cuda::sm90::linear_w4a16

@@ -1,0 +1,117 @@
+// A warpgroup whose warps multiply each for itself (mma.sync): for few tokens, where a wgmma with weights from
+// registers takes several times as long as its products.
+#pragma once
+
+#include "cuda/common/ptx/matrix.cuh"
+#include "cuda/sm90/linear/producer.cuh"
+#include "cuda/sm90/linear_w4a16/config.h"
+
+namespace heddle::cuda::sm90::linear_w4a16 {
+
+template <class C>
+class WarpConsumer {
+ public:
+  using Memory = SharedMemory<C>;
+
+  __device__ WarpConsumer(SharedMemory<C>& memory, int row_group, int column_group) {
+    const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32, token = lane % 8;
+    const std::uint32_t block = ptx::shared_address(&memory.weights[0][row_group * C::kRowBlocks][column_group]);
+    codes = ptx::pinned(block + codes_at(thread));
+    scales = ptx::pinned(block + scales_at(thread));
+    // Lanes 8 i to 8 i + 7 name the rows of matrix i, 8 tokens by 8 columns: in a row of the swizzle piece i for the
+    // first two of four steps, and the one with a bit changed for the others.
+    x = ptx::pinned(ptx::shared_address(memory.x[0][C::kBlockPanels * column_group]) + token * 128 +
+                    ((lane / 8) ^ token) * 16);
+    ready = ptx::pinned(ptx::shared_address(memory.ready));
+    static_assert(sizeof(memory.ready) == C::kStages * sizeof(ptx::Barrier));  // and free lies behind it
+  }
+
+  // The next `units`. Where a unit has no block of columns for this warpgroup, x is zero and the weights are others.
+  __device__ __forceinline__ void multiply(int units, linear::Sums<C>& sums) {
+    linear::Sums<C> odd;  // of the second half of each block: half as many products wait for one another
+    const auto for_each_sum = [](auto visit) {
+#pragma unroll
+      for (int r = 0; r < C::kRowBlocks; ++r) {
+#pragma unroll
+        for (int i = 0; i < C::kAccumulators; ++i) visit(r, i);
+      }
+    };
+    for_each_sum([&](int r, int i) { sums[r][i] = odd[r][i] = 0.0f; });
+#pragma unroll 1
+    for (; units > 0; --units) {
+      const std::uint32_t barrier = ready + stage.index * sizeof(ptx::Barrier);
+      ptx::barrier_wait_at(barrier, stage.phase);
+      Half first, second;
+      load(0, first);
+      if constexpr (kRegistersForTwo) {
+        load(1, second);
+        release(barrier);
+        multiply(first, sums);
+        multiply(second, odd);
+      } else {
+        multiply(first, sums);
+        load(1, second);
+        release(barrier);
+        multiply(second, sums);
+      }
+      stage.template next<C::kStages>();
+    }
+    if constexpr (kRegistersForTwo) for_each_sum([&](int r, int i) { sums[r][i] += odd[r][i]; });
+  }
+
+ private:
+  using T = typename C::Element;
+  static constexpr bool kRegistersForTwo = C::kRowBlocks * C::kTokens <= 16;  // halves of blocks at once
+
+  struct Half {
+    HalfBlock weights[C::kRowBlocks];
+    std::uint32_t x[2][C::kTokens / 8][4];  // of two steps each
+  };
+
+  __device__ __forceinline__ void load(int half, Half& to) const {
+    constexpr int kStageWeights = C::kTileBlocks * C::kUnitBlocks * sizeof(typename C::WeightBlock);
+    constexpr int kRowWeights = C::kUnitBlocks * sizeof(typename C::WeightBlock);
+    constexpr int kPanelBytes = C::kTokens * 128, kStageX = C::kUnitBlocks * C::kBlockPanels * kPanelBytes;
+    const int weights = stage.index * kStageWeights;
+#pragma unroll
+    for (int r = 0; r < C::kRowBlocks; ++r) {
+      to.weights[r] = load_half(codes + weights + r * kRowWeights, scales + weights + r * kRowWeights, half);
+    }
+#pragma unroll
+    for (int pair = 0; pair < 2; ++pair) {
+      const std::uint32_t from = (x ^ pair * 64) + stage.index * kStageX + half * kPanelBytes;
+#pragma unroll
+      for (int j = 0; j < C::kTokens / 8; ++j) ptx::load_matrix_x4(to.x[pair][j], from + j * 1024);
+    }
+  }
+
+  __device__ static void release(std::uint32_t barrier) {
+    __syncwarp();
+    if (ptx::elect_one()) ptx::barrier_arrive_at(barrier + C::kStages * sizeof(ptx::Barrier));
+  }
+
+  __device__ __forceinline__ static void multiply(const Half& half, linear::Sums<C>& sums) {
+    const auto steps = [&]<int kPair>() {
+#pragma unroll
+      for (int r = 0; r < C::kRowBlocks; ++r) {
+        std::uint32_t a[2][4];
+        decode<T, kPair>(half.weights[r], a);
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+#pragma unroll
+          for (int j = 0; j < C::kTokens / 8; ++j) {
+            const auto& b = half.x[kPair][j];
+            ptx::mma_16816<T>(reinterpret_cast<float(&)[4]>(sums[r][4 * j]), a[step], b[2 * step], b[2 * step + 1]);
+          }
+        }
+      }
+    };
+    steps.template operator()<0>();
+    steps.template operator()<1>();
+  }
+
+  std::uint32_t codes, scales, x, ready;  // addresses in shared memory, of the first stage
+  linear::Position stage;
+};
+
+}  // namespace heddle::cuda::sm90::linear_w4a16

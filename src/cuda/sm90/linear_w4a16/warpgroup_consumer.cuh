@@ -1,0 +1,75 @@
+// A warpgroup: its rows of W times all tokens of the tile, of its columns, by wgmma. Weights of half a block are
+// decoded into registers while the products of the half before run.
+#pragma once
+
+#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/wgmma_narrow.cuh"
+#include "cuda/sm90/linear/producer.cuh"
+#include "cuda/sm90/linear_w4a16/config.h"
+
+namespace heddle::cuda::sm90::linear_w4a16 {
+
+template <class C>
+class WarpgroupConsumer {
+ public:
+  using Memory = SharedMemory<C>;
+
+  __device__ WarpgroupConsumer(SharedMemory<C>& memory, int row_group, int column_group)
+      : shared(memory), row(row_group), column(column_group), thread(static_cast<int>(threadIdx.x) % 128) {}
+
+  // The next `units`. Where a unit has no block of columns for this warpgroup, x is zero and the weights are others.
+  __device__ __forceinline__ void multiply(int units, linear::Sums<C>& sums) {
+#pragma unroll
+    for (int i = 0; i < C::kAccumulators; ++i) sums[0][i] = 0.0f;
+    Operands first, second;  // registers of their own, or the compiler does not see that no product reads them then
+    int before = -1;         // stage whose products may be under way
+#pragma unroll 1
+    for (; units > 0; --units) {
+      const int n = stage.index;
+      ptx::barrier_wait(shared.ready[n], stage.phase);
+      decode_half(n, 0, first);
+      issue(n, 0, first, sums[0]);
+      wgmma_wait<1>();
+      if (before >= 0) release(before);
+      decode_half(n, 1, second);
+      issue(n, 1, second, sums[0]);
+      wgmma_wait<1>();
+      before = n;
+      stage.template next<C::kStages>();
+    }
+    wgmma_wait<0>();
+    keep(sums[0]);
+    release(before);
+  }
+
+ private:
+  using T = typename C::Element;
+  using Operands = std::uint32_t[4][4];
+
+  __device__ void release(int n) {
+    if (ptx::elect_one()) ptx::barrier_arrive(shared.free[n]);
+  }
+
+  __device__ void decode_half(int n, int half, Operands& operands) {
+    const std::uint32_t block = ptx::shared_address(&shared.weights[n][row][column]);
+    const HalfBlock weights = load_half(block + codes_at(thread), block + scales_at(thread), half);
+    decode<T, 0>(weights, reinterpret_cast<std::uint32_t(&)[2][4]>(operands[0]));
+    decode<T, 1>(weights, reinterpret_cast<std::uint32_t(&)[2][4]>(operands[2]));
+  }
+
+  __device__ void issue(int n, int half, const Operands& operands, float (&sums)[C::kAccumulators]) {
+    const Swizzled128 x(shared.x[n][C::kBlockPanels * column + half]);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      Wgmma<T, C::kTokens>::template registers_shared<false>(sums, operands[step], x.at(step * 32), true);
+    }
+    wgmma_commit();
+  }
+
+  SharedMemory<C>& shared;
+  const int row, column, thread;
+  linear::Position stage;
+};
+
+}  // namespace heddle::cuda::sm90::linear_w4a16

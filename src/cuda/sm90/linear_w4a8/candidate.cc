@@ -1,0 +1,81 @@
+// The candidate "sm90_w4a8": what it takes, which tile, and the launches.
+#include "core/check.h"
+#include "cuda/common/device.h"
+#include "cuda/common/tensor_map.h"
+#include "cuda/linear.h"
+#include "cuda/sm90/linear/host.h"
+#include "cuda/sm90/linear_w4a8/launch.h"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace sm90::linear_w4a8;
+using sm90::linear::Choice;
+using sm90::linear::Measured;
+
+constexpr Measured<Variant> kBf16[] = {{&kBf16T64, 0.89e-6, 0.1e-6}, {&kBf16T128, 1.04e-6, 0.1e-6}};
+constexpr Measured<Variant> kF16[] = {{&kF16T64, 0.89e-6, 0.1e-6}, {&kF16T128, 1.04e-6, 0.1e-6}};
+
+Choice<Variant> choice(const LinearProblem& p) {
+  const bool bf16 = p.dtype == DType::bf16;
+  return choose(p, bf16 ? kBf16 : kF16, bf16 ? &kBf16T64 : &kF16T64, current_device().multiprocessors);
+}
+
+using sm90::linear::aligned;
+
+std::int64_t pitch_of(const LinearProblem& p) { return p.fragments.column_blocks * lowbit::kBlockColumns; }
+std::size_t x_bytes(const LinearProblem& p) { return aligned(static_cast<std::size_t>(p.M * pitch_of(p))); }
+
+std::string supports(const LinearProblem& p) {
+  if (p.order != WeightOrder::fragments8) return text("it takes weights in order fragments8, not ", name_of(p.order));
+  return sm90::linear::refuse(p);
+}
+
+bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
+
+double estimate(const LinearProblem& p, int /*workers*/) {
+  return nothing(p) ? 0.0 : sm90::linear::rows_seconds(p) + choice(p).seconds;
+}
+
+// x in e4m3, its scales, partial sums.
+std::size_t workspace(const LinearProblem& p, int /*workers*/) {
+  if (nothing(p)) return 0;
+  return x_bytes(p) + aligned(static_cast<std::size_t>(p.M) * sizeof(float)) + workspace_of(choice(p).plan);
+}
+
+void launch(const LinearProblem& p, const Runtime& runtime) {
+  constexpr std::int64_t kPanel = lowbit::kBlockColumns;  // columns of x in a row of the swizzle
+  if (nothing(p)) return;
+  const Choice<Variant> chosen = choice(p);
+  const Variant& v = *chosen.variant;
+  const auto stream = static_cast<cudaStream_t>(runtime.stream);
+  const std::int64_t pitch = pitch_of(p);
+  auto* const x = static_cast<std::byte*>(runtime.workspace.data);
+  auto* const scales = reinterpret_cast<float*>(x + x_bytes(p));
+  std::byte* const rest = x + x_bytes(p) + aligned(static_cast<std::size_t>(p.M) * sizeof(float));
+  run_rows_pass(sm90::linear::rows_pass(p, pitch, x, scales), stream);
+  sm90::linear::Params<lowbit::FragmentBlock8> params{};
+  params.x = make_tensor_map(x, DType::f8e4m3,
+                             TensorMapShape<4>{.extent = {kPanel, p.M, pitch / kPanel, 1},
+                                               .stride = {pitch, kPanel, p.M * pitch},
+                                               .box = {kPanel, v.tile.tokens, v.x_box.panels, 1}});
+  params.weights = reinterpret_cast<const lowbit::FragmentBlock8*>(p.fragment_data + p.fragments.blocks);
+  params.out = sm90::linear::output_of(p);
+  params.out.token_scales = scales;
+  params.schedule = schedule_of(p, chosen.plan, rest);
+  v.launch(params, chosen.plan.grid, stream);
+}
+
+}  // namespace
+
+const LinearKernel kSm90LinearW4A8 = {.name = "sm90_w4a8",
+                                      .method = "linear",
+                                      .device = Device::cuda,
+                                      .automatic = true,
+                                      .supports = supports,
+                                      .estimate = estimate,
+                                      .workspace = workspace,
+                                      .launch = launch,
+                                      .norms = true};
+
+}  // namespace heddle::cuda

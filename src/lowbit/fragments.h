@@ -1,0 +1,72 @@
+// Weights in the order in which tensor cores want them as the left operand of Y^T = W X^T: blocks of 64 rows and 128
+// columns, [N / 64][K / 128], what is missing of the last ones zero. One order for 16-bit products, whose operands of a
+// warp (mma.m16n8k16) and of a warpgroup (wgmma m64k16) lie alike, and one for e4m3 products (wgmma m64k32).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/lowbit_problem.h"
+#include "heddle/linear.h"
+#include "heddle/runtime.h"
+
+namespace heddle::lowbit {
+
+constexpr int kBlockRows = 64, kBlockColumns = 128;
+
+// For 16-bit products. Thread t of 128 has of each step of 16 columns 8 weights in a word: rows r = 16 (t / 32) +
+// t % 32 / 4 and r + 8, columns c = 2 (t % 4), c + 1, c + 8 and c + 9. Those that the product wants in register i are,
+// column c or c + 8 in the low half of the word, the other one in the high half:
+//   register 0: row r, columns c and c + 1          1: row r + 8, columns c and c + 1
+//            2: row r, columns c + 8 and c + 9      3: row r + 8, columns c + 8 and c + 9
+// An E2M1 has sign and magnitude of register 0 in bits 15 and 8 to 6 of a half, of register 1 in bits 12 and 5 to 3, of
+// register 2 in bits 13 and 2 to 0, of register 3 in bits 14 and 11 to 9: shifts and masks away from a bfloat16, times
+// 2^-126, or from a float16, times 2^-14.
+struct FragmentBlock {
+  static constexpr int kSteps = kBlockColumns / 16, kGroup = 16;
+  std::uint32_t codes[kSteps / 4][128][4];  // a thread's words of four steps side by side
+  // Of 16 columns of a row: 5 bits of exponent, 3 of mantissa, (1 + m / 8) 2^(e - 15), kScaleFactor times the scale. So
+  // an E4M3 scale fits exactly, also where it is subnormal.
+  std::uint8_t scales[kBlockRows][kBlockColumns / kGroup];
+  static constexpr float kScaleFactor = 128;
+};
+static_assert(sizeof(FragmentBlock) == 4608);
+
+// For e4m3 products. Thread t has of each step of 32 columns 16 weights in two words, one for row r, one for row r + 8:
+// columns c = 4 (t % 4) to c + 3, and c + 16 to c + 19, bytes of two registers. Nibbles 0 to 3 of a word hold the
+// magnitudes of the first, nibbles 4 to 7 those of the second; the first's signs are bit 3 of nibbles 1, 3, 5 and 7,
+// the second's bit 3 of nibbles 0, 2, 4 and 6.
+struct FragmentBlock8 {
+  static constexpr int kSteps = kBlockColumns / 32, kGroup = 32;
+  std::uint32_t codes[kSteps / 2][128][4];  // a thread's words of two steps side by side
+  // Of 32 columns of a row, 0 to kMaxExponent: weight = row scale * 2^exponent * code.
+  std::uint8_t exponents[kBlockRows][kBlockColumns / kGroup];
+  static constexpr int kMaxExponent = 11;
+};
+static_assert(sizeof(FragmentBlock8) == 4352);
+
+constexpr std::int64_t blocks_of_rows(std::int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows; }
+constexpr std::int64_t blocks_of_columns(std::int64_t columns) { return (columns + kBlockColumns - 1) / kBlockColumns; }
+
+// Packed weights of such an order: a scale for each place of a row, f32 [row_blocks][64], then the blocks,
+// [row_blocks][column_blocks].
+struct FragmentLayout {
+  std::int64_t row_blocks = 0, column_blocks = 0, blocks = 0, bytes = 0;  // blocks: where they begin, bytes
+};
+FragmentLayout fragment_layout(WeightOrder order, std::int64_t rows, std::int64_t columns);
+
+// Which row of W stands where a kernel has row `place`. Gated: W's rows are gates and ups in turn; of 16 places the
+// first 8 have gates, the others the ups of the same outputs.
+constexpr std::int64_t row_at(std::int64_t place, bool gated) {
+  return gated ? place / 16 * 16 + place % 8 * 2 + place % 16 / 8 : place;
+}
+
+// E2M1 formats: nvfp4, mxfp4 and e2m1_row. Weights are code * scale * row scale. Exact, except that in mxfp4 a block
+// whose scale is less than 2^-29 of the row's largest becomes 0, and a scale that is NaN spoils its row. Scales are not
+// negative.
+void pack(const Matrix& matrix, bool gated, FragmentBlock* blocks, float* row_scales, Executor& executor);
+// mxfp4 and e2m1_row. Exact where the scales of a row span at most kMaxExponent binades; weights of smaller ones are
+// rounded to multiples of half the row scale.
+void pack(const Matrix& matrix, bool gated, FragmentBlock8* blocks, float* row_scales, Executor& executor);
+
+}  // namespace heddle::lowbit

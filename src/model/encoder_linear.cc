@@ -1,0 +1,168 @@
+#include "model/encoder_linear.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/dtypes.h"
+#include "model/row_ops.h"
+
+namespace heddle {
+namespace {
+
+constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Tasks one after the other on the calling thread: the encoder hands out rows itself.
+class Inline : public Executor {
+ public:
+  int workers() const override { return 1; }
+  void parallel_for(std::int64_t count, const std::function<void(std::int64_t, int)>& task) override {
+    for (std::int64_t i = 0; i < count; ++i) task(i, 0);
+  }
+};
+
+Runtime inline_runtime(Workspace workspace = {}) {
+  static Inline executor;
+  Runtime runtime;
+  runtime.workspace = workspace;
+  runtime.executor = &executor;
+  return runtime;
+}
+
+// Rows as bf16 pairs see them: always more than eight, so that bits do not depend on how many there are.
+std::int64_t whole_steps(std::int64_t rows) { return (rows + kLinearRowStep - 1) / kLinearRowStep * kLinearRowStep; }
+
+// f32 and bf16 to each other.
+void convert(const std::byte* from, DType dtype, std::int64_t count, std::byte* to) {
+  if (dtype == DType::f32) {
+    narrow(reinterpret_cast<const float*>(from), count, reinterpret_cast<std::uint16_t*>(to));
+  } else {
+    widen(reinterpret_cast<const std::uint16_t*>(from), count, reinterpret_cast<float*>(to));
+  }
+}
+
+std::size_t bytes_of(const TensorView& view) { return static_cast<std::size_t>(view.elements()) * size_of(view.dtype); }
+
+}  // namespace
+
+EncoderLinear::EncoderLinear(const Shape& shape, const float* weight, const float* bias, DType precision)
+    : shape_(shape), format_(name_of(precision)), precision_(precision) {
+  library_y_ = shape.role == LinearRole::project && precision == shape.dtype ? shape.dtype : DType::f32;
+  library_ = std::make_unique<Linear>(weight, bias, shape.out, shape.in, precision, library_y_);
+  if (precision != shape.dtype) y_at_ = aligned(size_of(precision) * static_cast<std::size_t>(kLinearRows * shape.in));
+  library_at_ = y_at_;
+  if (shape.role == LinearRole::project) {
+    library_at_ += aligned(size_of(library_y_) * static_cast<std::size_t>(kLinearRows * shape.out));
+  }
+  library_bytes_ = aligned(library_->scratch_bytes());
+}
+
+EncoderLinear::EncoderLinear(const Shape& shape, const lowbit::QuantizedMatrix& weight, const float* bias)
+    : shape_(shape), format_(lowbit::name_of(weight.format)) {
+  packed_ = packed_storage(weight.format, weight.rows, weight.columns);
+  packed_data_ = std::make_unique<WorkspaceBuffer>();
+  packed_.data.data = packed_data_->get(bytes_of(packed_.data)).data;
+  pack_weights(weight, packed_);
+  bias_ = std::make_unique<WorkspaceBuffer>();
+  auto* held = static_cast<std::byte*>(bias_->get(size_of(shape.dtype) * static_cast<std::size_t>(shape.out)).data);
+  if (shape.dtype == DType::f32) {
+    std::memcpy(held, bias, sizeof(float) * static_cast<std::size_t>(shape.out));
+  } else {
+    convert(reinterpret_cast<const std::byte*>(bias), DType::f32, shape.out, held);
+  }
+  if (shape.role == LinearRole::sum && shape.dtype != DType::f32) {
+    library_at_ = aligned(size_of(shape.dtype) * static_cast<std::size_t>(kLinearRows * shape.out));
+  }
+  // Any data: the query reads none.
+  const TensorView x(held, shape.dtype, {kLinearRows, shape.in});
+  LinearOptions options = low_bit_options();
+  options.residual = {};
+  library_bytes_ = aligned(linear_forward_workspace(x, packed_, options, inline_runtime()));
+}
+
+LinearOptions EncoderLinear::low_bit_options() const {
+  LinearOptions options;
+  options.activation = shape_.role == LinearRole::gelu ? Activation::gelu_erf : Activation::none;
+  options.bias = TensorView(bias_->get(0).data, shape_.dtype, {shape_.out});
+  return options;
+}
+
+std::size_t EncoderLinear::weight_bytes() const {
+  if (library_ != nullptr) return library_->weight_bytes();
+  return bytes_of(packed_.data) + size_of(shape_.dtype) * static_cast<std::size_t>(shape_.out);
+}
+
+void EncoderLinear::run(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
+                        std::int64_t rows, std::byte* scratch) const {
+  if (library_ != nullptr) return run_library(x, y, y_stride, rows, scratch);
+  run_low_bit(x, residual, y, y_stride, rows, scratch);
+}
+
+void EncoderLinear::run_library(const std::byte* x, std::byte* y, std::int64_t y_stride, std::int64_t rows,
+                                std::byte* scratch) const {
+  if (precision_ != shape_.dtype) {
+    convert(x, shape_.dtype, rows * shape_.in, scratch);
+    x = scratch;
+  }
+  if (shape_.role != LinearRole::project) return library_->run(x, y, rows, scratch + library_at_);
+  std::byte* own = scratch + y_at_;
+  library_->run(x, own, rows, scratch + library_at_);
+  const std::size_t row_bytes = size_of(shape_.dtype) * static_cast<std::size_t>(shape_.out);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    std::byte* to = y + size_of(shape_.dtype) * static_cast<std::size_t>(i * y_stride);
+    const std::byte* from = own + size_of(library_y_) * static_cast<std::size_t>(i * shape_.out);
+    if (library_y_ == shape_.dtype) {
+      std::memcpy(to, from, row_bytes);
+    } else {
+      convert(from, library_y_, shape_.out, to);
+    }
+  }
+}
+
+void EncoderLinear::run_low_bit(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
+                                std::int64_t rows, std::byte* scratch) const {
+  const DType dtype = shape_.dtype;
+  const std::int64_t count = dtype == DType::bf16 ? whole_steps(rows) : rows;
+  const bool widened = shape_.role == LinearRole::sum && dtype != DType::f32;
+  LinearOptions options = low_bit_options();
+  if (shape_.role == LinearRole::sum) options.residual = TensorView(residual, dtype, {count, shape_.out});
+  linear_forward(TensorView(x, dtype, {count, shape_.in}), packed_,
+                 TensorView(widened ? scratch : y, dtype, {count, shape_.out}, {y_stride, 1}), options,
+                 inline_runtime({scratch + library_at_, library_bytes_}));
+  if (widened) convert(scratch, dtype, rows * shape_.out, y);
+}
+
+EncoderProjections::EncoderProjections(Linear together, DType dtype)
+    : together_(std::make_unique<Linear>(std::move(together))), format_(name_of(dtype)) {}
+
+EncoderProjections::EncoderProjections(std::vector<EncoderLinear> parts) : parts_(std::move(parts)) {}
+
+const std::string& EncoderProjections::format(int part) const {
+  return together_ != nullptr ? format_ : parts_[static_cast<std::size_t>(part)].format();
+}
+
+std::size_t EncoderProjections::weight_bytes(int part) const {
+  return together_ != nullptr ? together_->weight_bytes() / 3 : parts_[static_cast<std::size_t>(part)].weight_bytes();
+}
+
+std::size_t EncoderProjections::weight_bytes() const {
+  std::size_t bytes = together_ != nullptr ? together_->weight_bytes() : 0;
+  for (const EncoderLinear& part : parts_) bytes += part.weight_bytes();
+  return bytes;
+}
+
+std::size_t EncoderProjections::scratch_bytes() const {
+  std::size_t bytes = together_ != nullptr ? together_->scratch_bytes() : 0;
+  for (const EncoderLinear& part : parts_) bytes = std::max(bytes, part.scratch_bytes());
+  return bytes;
+}
+
+void EncoderProjections::run(const std::byte* x, std::byte* y, std::int64_t rows, std::byte* scratch) const {
+  if (together_ != nullptr) return together_->run(x, y, rows, scratch);
+  const std::int64_t stride = 3 * parts_[0].shape().out;
+  for (const EncoderLinear& part : parts_) {
+    part.run(x, nullptr, y, stride, rows, scratch);
+    y += size_of(part.shape().dtype) * static_cast<std::size_t>(part.shape().out);
+  }
+}
+
+}  // namespace heddle

@@ -1,0 +1,369 @@
+// A checkpoint quantised, file by file and tensor by tensor: planned whole, then written.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "core/check.h"
+#include "core/dtypes.h"
+#include "cpu/lowbit.h"
+#include "model/checkpoint_folder.h"
+#include "model/checkpoint_layouts.h"
+#include "model/checkpoint_write.h"
+#include "model/in_quotes.h"
+#include "model/quantize_rules.h"
+#include "model/row_ops.h"
+#include "ops/lowbit_arguments.h"
+
+namespace heddle::lowbit {
+namespace {
+
+using nlohmann::ordered_json;
+
+const Check kCheck("quantize_checkpoint");
+constexpr std::string_view kWeight = ".weight";
+
+// Memory of one tensor, kept for the next one.
+struct Bytes {
+  std::vector<std::byte> held;
+  std::byte* get(std::size_t bytes) {
+    if (held.size() < bytes) held.resize(bytes);
+    return held.data();
+  }
+};
+
+// Pages of a mapped file need not stay in memory once they were read.
+void forget(const SafeTensors::Entry& entry) {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<std::uintptr_t>(entry.data) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<std::uintptr_t>(entry.data) + entry.bytes) / page * page;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+// One tensor of the input, and what it becomes.
+struct Planned {
+  std::string name, layer;  // layer: "" for what is copied
+  const SafeTensors::Entry* entry = nullptr;
+  std::size_t file = 0;
+  LayerChoice choice;
+  DType dtype = DType::f32;
+  float global_scale = 0;  // of nvfp4
+  std::size_t bytes_after = 0;
+};
+
+class Work {
+ public:
+  Work(const std::string& input, const QuantizeCheckpointOptions& options, const Runtime& runtime)
+      : options_(options),
+        executor_(runtime.executor != nullptr ? *runtime.executor : default_executor()),
+        model_(ModelFolder::open(input)) {
+    plan();
+  }
+
+  QuantizeReport write(const std::string& output) {
+    NewFolder folder(output);
+    share_global_scales();
+    std::map<std::string, std::string> file_of;
+    std::size_t total = 0;
+    for (std::size_t file = 0; file < model_.files.size(); ++file) {
+      write_safetensors(file, folder.file(model_.names[file]), &file_of, &total);
+      report_.files.push_back(model_.names[file]);
+    }
+    announce(nullptr);
+    report_.bytes_after = total;
+    std::sort(report_.layers.begin(), report_.layers.end(),
+              [](const LayerReport& a, const LayerReport& b) { return a.name < b.name; });
+    const auto put = [&](const std::string& name, const std::string& content) {
+      std::filesystem::create_directories(std::filesystem::path(folder.file(name)).parent_path());
+      write_file(folder.file(name), content);
+      report_.files.push_back(name);
+    };
+    if (!model_.index_name.empty()) {
+      ordered_json index = model_.index;
+      index["metadata"]["total_size"] = total;
+      index["weight_map"] = file_of;
+      put(model_.index_name, index.dump(2) + "\n");
+    }
+    ordered_json config = model_.config;
+    config["quantization_config"] = ordered_json::parse(report_.quantization_config);
+    put("config.json", config.dump(2) + "\n");
+    for (const std::string& name : model_.others) put(name, content_of(name));
+    folder.finish();
+    return std::move(report_);
+  }
+
+ private:
+  std::string where(const Planned& p) const {
+    return text(model_.files[p.file].source(), ": tensor ", in_quotes(p.name));
+  }
+
+  void plan() {
+    LayerChooser chooser(options_);
+    std::map<std::string, Format> formats;
+    for (std::size_t file = 0; file < model_.files.size(); ++file) {
+      const auto& entries = model_.files[file].entries();
+      for (const auto& [name, entry] : entries) {
+        check_not_quantised(file, name);
+        Planned p{.name = name, .layer = "", .entry = &entry, .file = file, .choice = {}, .bytes_after = entry.bytes};
+        report_.bytes_before += entry.bytes;
+        if (name.ends_with(kWeight) && entry.shape.size() == 2) {
+          const std::string layer = name.substr(0, name.size() - kWeight.size());
+          p.choice = chooser.choose(layer);
+          if (p.choice.kind == LayerChoice::Kind::keep) report_.kept.push_back(layer);
+          if (p.choice.kind != LayerChoice::Kind::keep) take(layer, &p);
+          if (p.choice.kind == LayerChoice::Kind::quantized) formats.emplace(layer, p.choice.format);
+          if (p.choice.kind == LayerChoice::Kind::sixteen_bits) report_.kept.push_back(layer);
+        }
+        planned_.push_back(std::move(p));
+      }
+    }
+    chooser.require_all_matched();
+    std::sort(report_.kept.begin(), report_.kept.end());
+    kCheck.require(!formats.empty(), model_.folder.string(), " has no layer to quantise: no 2-D weight is a linear ",
+                   "layer of a Transformer by its name, and no rule names one");
+    // Which formats go together is checked here, before anything is written.
+    report_.quantization_config = quantization_config_of(formats, report_.kept, compute_dtype());
+    layers_total_ = static_cast<std::size_t>(
+        std::count_if(planned_.begin(), planned_.end(), [](const Planned& p) { return !p.layer.empty(); }));
+  }
+
+  void check_not_quantised(std::size_t file, const std::string& tensor) const {
+    const SafeTensors& from = model_.files[file];
+    const std::string layer = layer_of_tensor(tensor, [&](const std::string& name) {
+      FoundTensor found;
+      if (const auto place = from.entries().find(name); place != from.entries().end()) found.entry = &place->second;
+      return found;
+    });
+    kCheck.require(layer.empty(), from.source(), ": tensor ", in_quotes(tensor),
+                   " is of a layer that is quantised already");
+  }
+
+  // A layer that is to change: dtype, extents, and the bytes it will have.
+  void take(const std::string& layer, Planned* p) const {
+    const SafeTensors::Entry& entry = *p->entry;
+    static constexpr std::pair<const char*, DType> kFloats[] = {
+        {"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16}};
+    const auto* dtype = std::find_if(std::begin(kFloats), std::end(kFloats),
+                                     [&](const auto& known) { return entry.dtype == known.first; });
+    kCheck.require(dtype != std::end(kFloats), where(*p), " is ", entry.dtype,
+                   ": only F32, F16 and BF16 are quantised");
+    p->dtype = dtype->second;
+    if (p->choice.kind == LayerChoice::Kind::sixteen_bits) {
+      if (p->dtype != DType::f32) return;
+      p->bytes_after = entry.bytes / 2;
+      p->layer = layer;
+      return;
+    }
+    p->layer = layer;
+    const std::int64_t rows = entry.shape[0], columns = entry.shape[1], group = p->choice.format.group;
+    kCheck.require(rows > 0 && columns > 0, where(*p), " is [", rows, ", ", columns, "]: it is empty");
+    kCheck.require(group == 0 || columns % group == 0, where(*p), " is [", rows, ", ", columns, "]: K = ", columns,
+                   " is no multiple of ", group, ", the group of ", name_of(p->choice.format),
+                   "; give it another format, or keep it, by a rule");
+    p->bytes_after = 0;
+    for (const auto& tensor : tensors_of_layer(layer, p->choice.format, rows, columns, p->dtype)) {
+      p->bytes_after += tensor.bytes;
+    }
+  }
+
+  std::string compute_dtype() const {
+    for (const char* field : {"dtype", "torch_dtype"}) {
+      const auto found = model_.config.find(field);
+      if (found != model_.config.end() && found->is_string()) return found->get<std::string>();
+    }
+    return "float32";
+  }
+
+  // The global scale of each nvfp4 layer, of those whose products run as one the same.
+  void share_global_scales() {
+    std::map<std::string, float> scale_of;
+    for (const bool write : {false, true}) {
+      for (Planned& p : planned_) {
+        if (p.choice.kind != LayerChoice::Kind::quantized || !p.choice.format.global_scale) continue;
+        float& scale = scale_of[fused_name(p.layer)];
+        if (write) {
+          p.global_scale = scale;
+          continue;
+        }
+        const TensorView weights = view(p);
+        const auto largest = std::bit_cast<float>(cpu::largest_weight(checked_weights(kCheck, weights, "weights"),
+                                                                      weights.shape[0], weights.shape[1], executor_));
+        if (!std::isfinite(largest)) refuse_values(p, weights);
+        scale = std::max(scale, power_of_two_global_scale(p.choice.rule, largest));
+        forget(*p.entry);
+      }
+    }
+  }
+
+  [[noreturn]] void refuse_values(const Planned& p, const TensorView& weights) const {
+    std::int64_t i = 0;
+    while (std::isfinite(load_element(weights.data, p.dtype, i))) ++i;
+    throw Error(text("[quantize_checkpoint] ", where(p), " holds ", load_element(weights.data, p.dtype, i), " at [",
+                     i / weights.shape[1], ", ", i % weights.shape[1], "]: weights must be finite"));
+  }
+
+  // The tensor's data, copied where the file does not align it.
+  TensorView view(const Planned& p) {
+    const void* data = p.entry->data;
+    if (reinterpret_cast<std::uintptr_t>(data) % size_of(p.dtype) != 0) {
+      data = std::memcpy(aligned_.get(p.entry->bytes), data, p.entry->bytes);
+    }
+    return TensorView(data, p.dtype, {p.entry->shape[0], p.entry->shape[1]});
+  }
+
+  void announce(const Planned* next) {
+    if (!options_.progress) return;
+    QuantizeProgress progress;
+    if (next != nullptr) {
+      progress.tensor = next->name;
+      if (!next->layer.empty()) {
+        progress.format =
+            next->choice.kind == LayerChoice::Kind::quantized ? name_of(next->choice.format) : std::string("bfloat16");
+      }
+    }
+    progress.bytes_done = bytes_done_;
+    progress.bytes_total = report_.bytes_before;
+    progress.layers_done = report_.layers.size();
+    progress.layers_total = layers_total_;
+    options_.progress(progress);
+  }
+
+  void write_safetensors(std::size_t file, const std::string& path, std::map<std::string, std::string>* file_of,
+                         std::size_t* total) {
+    std::vector<SafeTensorsWriter::Tensor> tensors;
+    for (const Planned& p : planned_) {
+      if (p.file != file) continue;
+      if (p.choice.kind == LayerChoice::Kind::quantized) {
+        for (auto& tensor : tensors_of_layer(p.layer, p.choice.format, p.entry->shape[0], p.entry->shape[1], p.dtype)) {
+          tensors.push_back(std::move(tensor));
+        }
+      } else {
+        tensors.push_back({p.name, p.layer.empty() ? p.entry->dtype : "BF16", p.entry->shape, p.bytes_after});
+      }
+    }
+    for (const auto& tensor : tensors) {
+      file_of->emplace(tensor.name, model_.names[file]);
+      *total += tensor.bytes;
+    }
+    SafeTensorsWriter writer(path, std::move(tensors), model_.files[file].metadata());
+    for (const Planned& p : planned_) {
+      if (p.file != file) continue;
+      announce(&p);
+      if (p.layer.empty()) {
+        writer.write(p.name, p.entry->data, p.entry->bytes);
+      } else if (p.choice.kind == LayerChoice::Kind::quantized) {
+        quantise(p, writer);
+      } else {
+        round(p, writer);
+      }
+      forget(*p.entry);
+      bytes_done_ += p.entry->bytes;
+    }
+    writer.finish();
+  }
+
+  LayerReport report_of(const Planned& p, std::string format, std::string rule) const {
+    LayerReport r;
+    r.name = p.layer;
+    r.file = model_.names[p.file];
+    r.format = std::move(format);
+    r.rule = std::move(rule);
+    r.rows = p.entry->shape[0];
+    r.columns = p.entry->shape[1];
+    r.bytes_before = p.entry->bytes;
+    r.bytes_after = p.bytes_after;
+    r.global_scale = p.global_scale;
+    return r;
+  }
+
+  void quantise(const Planned& p, SafeTensorsWriter& writer) {
+    QuantizedMatrix matrix = storage(p.choice.format, p.entry->shape[0], p.entry->shape[1]);
+    TensorView* parts[] = {&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale};
+    for (std::size_t i = 0; i < std::size(parts); ++i) {
+      TensorView& part = *parts[i];
+      if (part.given()) part.data = storage_[i].get(static_cast<std::size_t>(part.elements()) * size_of(part.dtype));
+    }
+    const TensorView weights = view(p);
+    LayerReport report = report_of(p, name_of(p.choice.format), name_of(p.choice.rule));
+    try {
+      QuantizeOptions options{.rule = p.choice.rule, .importance = {}, .global_scale = p.global_scale};
+      if (options_.importance) options.importance = options_.importance(p.layer);
+      Runtime runtime;
+      runtime.executor = &executor_;
+      quantize(weights, options, matrix, runtime);
+      const std::size_t bytes = quantization_error_workspace(matrix.rows);
+      runtime.workspace = scratch_.get(bytes);
+      report.error = quantization_error(weights, matrix, {}, {}, runtime);
+    } catch (const Error& error) {
+      // "[quantize] weights[3, 5] is nan", said of which weights.
+      const std::string sentence = error.what();
+      throw Error(text("[quantize_checkpoint] ", where(p), ": ", sentence.substr(sentence.find(' ') + 1)));
+    }
+    write_layer(p.layer, matrix, p.dtype, writer);
+    report_.layers.push_back(std::move(report));
+  }
+
+  // float32 to bfloat16.
+  void round(const Planned& p, SafeTensorsWriter& writer) {
+    const TensorView weights = view(p);
+    const std::int64_t count = weights.elements(), columns = p.entry->shape[1];
+    const auto* from = static_cast<const float*>(weights.data);
+    auto* to = reinterpret_cast<std::uint16_t*>(storage_[0].get(p.bytes_after));
+    narrow(from, count, to);
+    LayerReport report = report_of(p, "bfloat16", "");
+    double signal = 0, noise = 0, sum = 0, most = -1;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const double error = std::abs(static_cast<double>(bf16_to_f32(to[i])) - from[i]);
+      kCheck.require(std::isfinite(error), where(p), " holds ", from[i], " at [", i / columns, ", ", i % columns,
+                     "]: bfloat16 does not hold it");
+      signal += static_cast<double>(from[i]) * from[i];
+      noise += error * error;
+      sum += error;
+      if (error > most) {
+        most = error;
+        report.error.max_row = i / columns;
+        report.error.max_column = i % columns;
+      }
+    }
+    report.error.sqnr = noise > 0 ? 10 * std::log10(signal / noise) : std::numeric_limits<double>::infinity();
+    report.error.mean = count > 0 ? sum / static_cast<double>(count) : 0;
+    report.error.max = std::max(most, 0.0);
+    writer.write(p.name, to, p.bytes_after);
+    report_.layers.push_back(std::move(report));
+  }
+
+  std::string content_of(const std::string& name) const {
+    const std::string path = (model_.folder / name).string();
+    std::ifstream in(path, std::ios::binary);
+    if (!in) throw RuntimeError(text("[quantize_checkpoint] cannot open ", path, ": ", std::strerror(errno)));
+    std::string content(std::istreambuf_iterator<char>(in), {});
+    if (in.bad()) throw RuntimeError(text("[quantize_checkpoint] cannot read ", path));
+    return content;
+  }
+
+  const QuantizeCheckpointOptions& options_;
+  Executor& executor_;
+  ModelFolder model_;
+  std::vector<Planned> planned_;
+  QuantizeReport report_;
+  Bytes aligned_, storage_[4];
+  WorkspaceBuffer scratch_;
+  std::size_t bytes_done_ = 0, layers_total_ = 0;
+};
+
+}  // namespace
+
+QuantizeReport quantize_checkpoint(const std::string& input, const std::string& output,
+                                   const QuantizeCheckpointOptions& options, const Runtime& runtime) {
+  return Work(input, options, runtime).write(output);
+}
+
+}  // namespace heddle::lowbit

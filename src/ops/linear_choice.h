@@ -1,0 +1,79 @@
+// Which candidate runs for a linear layer, or for its gradients.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "core/linear_problem.h"
+#include "heddle/candidate.h"
+
+namespace heddle {
+
+inline const LinearProblem& forward_of(const LinearProblem& problem) { return problem; }
+inline const LinearProblem& forward_of(const LinearBackwardProblem& problem) { return problem.forward; }
+
+// Why a candidate cannot serve this call; empty if it can.
+template <class Problem>
+std::string inability(const LinearCandidate<Problem>& kernel, const Problem& problem) {
+  if (kernel.device != forward_of(problem).device) return "it runs on another device than the tensors are on";
+  if (forward_of(problem).norm.kind != Norm::none && !kernel.norms) return "it has no norm in front of the product";
+  return kernel.supports(problem);
+}
+
+// Why it may not run for this call; empty if it may.
+template <class Problem>
+std::string refusal(const LinearCandidate<Problem>& kernel, const Problem& problem, const std::string& force) {
+  if (std::string reason = inability(kernel, problem); !reason.empty()) return reason;
+  if (!force.empty()) return force == kernel.name ? "" : "another candidate was asked for by name";
+  return kernel.automatic ? "" : "it runs only when it is asked for by name";
+}
+
+template <class Problem, std::size_t kCount>
+const LinearCandidate<Problem>& choose(const Check& check, const LinearCandidate<Problem>* const (&candidates)[kCount],
+                                       const Problem& problem, const std::string& force, int workers) {
+  const LinearCandidate<Problem>* best = nullptr;
+  double best_seconds = 0;
+  std::string reasons, names;
+  bool known = force.empty();
+  for (const LinearCandidate<Problem>* kernel : candidates) {
+    known |= force == kernel->name;
+    names += (names.empty() ? "" : ", ") + std::string(kernel->name);
+    if (const std::string reason = refusal(*kernel, problem, force); !reason.empty()) {
+      reasons += text("; ", kernel->name, ": ", reason);
+      continue;
+    }
+    const double seconds = kernel->estimate(problem, workers);
+    if (best == nullptr || seconds < best_seconds) {
+      best = kernel;
+      best_seconds = seconds;
+    }
+  }
+  check.require(known, "force is '", force, "': the candidates are ", names);
+  check.require(best != nullptr, "no candidate can serve this call", reasons);
+  return *best;
+}
+
+template <class Problem, std::size_t kCount>
+std::vector<Candidate> explained(const LinearCandidate<Problem>* const (&candidates)[kCount], const Problem& problem,
+                                 const std::string& force, int workers) {
+  std::vector<Candidate> list;
+  Candidate* best = nullptr;
+  list.reserve(kCount);
+  for (const LinearCandidate<Problem>* kernel : candidates) {
+    Candidate& c = list.emplace_back();
+    c.name = kernel->name;
+    c.method = kernel->method;
+    c.reason = refusal(*kernel, problem, force);
+    c.supported = inability(*kernel, problem).empty();
+    if (!c.supported) continue;
+    c.seconds = kernel->estimate(problem, workers);
+    c.workspace = kernel->workspace(problem, workers);
+    if (c.reason.empty() && (best == nullptr || c.seconds < best->seconds)) best = &c;
+  }
+  if (best != nullptr) best->chosen = true;
+  return list;
+}
+
+}  // namespace heddle

@@ -1,0 +1,45 @@
+// Gradients of one linear layer for tests: in double, plainly, and what linear_backward makes of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kit/linear_layer.h"
+
+namespace heddle::kit {
+
+class LinearGradientLayer {
+ public:
+  explicit LinearGradientLayer(const LinearCase& c);
+
+  // Runs with the target in use, for the gradients whose letter is in `wanted` (x, b: bias, w, n: the norm's weight and
+  // bias), and compares. with_x: false leaves x out.
+  std::vector<Comparison> run(const LinearOptions& options, const std::string& wanted = "xbwn", bool with_x = true,
+                              Executor* executor = nullptr) const;
+
+  // sum over j of dy[m, j] * y(x)[j] in double, for a row x instead of x[m].
+  double loss(std::int64_t m, const std::vector<double>& x) const;
+  // In double, [M, K].
+  const std::vector<double>& dx() const { return exact_.dx; }
+
+  LinearLayer layer;
+  HostTensor dy;
+
+ private:
+  struct Gradients {
+    std::vector<double> dx, dbias, dnorm_weight, dnorm_bias;
+  };
+  struct Row;
+  void compute();
+  Row row(std::int64_t m) const;
+  void sums(const LinearCase& c, Row& row, std::int64_t m) const;
+
+  Gradients exact_, plain_, terms_;
+};
+
+// linear_backward() with a workspace of exactly what it asks for.
+void call_linear_backward(const TensorView& dy, const TensorView& x, const PackedWeights& weights,
+                          const LinearGradients& gradients, const LinearOptions& options, Executor* executor = nullptr);
+
+}  // namespace heddle::kit

@@ -1,0 +1,150 @@
+"""Checkpoints quantised, read back here and by the code of those whose layouts they have."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from heddle import lowbit
+
+safetensors_torch = pytest.importorskip("safetensors.torch")
+
+LAYERS = ["model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.1.mlp.down_proj"]
+FORMATS = ["nvfp4", "mxfp4", "int4_g32", "int4_g128", "int4_g64_zp", "int8_row", "fp8_row"]
+N, K = 24, 256
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder of a model in two files, and its tensors."""
+    generator = torch.Generator().manual_seed(5)
+    tensors = {f"{name}.weight": torch.randn(N, K, generator=generator).bfloat16() for name in LAYERS}
+    tensors["model.embed_tokens.weight"] = torch.randn(40, K, generator=generator).bfloat16()
+    tensors["model.norm.weight"] = torch.randn(K, generator=generator).bfloat16()
+    folder = tmp_path / "model"
+    folder.mkdir()
+    files = {"model-1.safetensors": LAYERS[:2], "model-2.safetensors": [LAYERS[2], "model.embed_tokens", "model.norm"]}
+    weight_map = {}
+    for file, names in files.items():
+        held = {f"{name}.weight": tensors[f"{name}.weight"] for name in names}
+        safetensors_torch.save_file(held, folder / file, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(held, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "torch_dtype": "bfloat16"}))
+    (folder / "tokenizer.json").write_text("{}")
+    return folder, tensors
+
+
+def read(folder):
+    """All tensors of the files that the index names, and config.json."""
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    held = {}
+    for file in set(index["weight_map"].values()):
+        held |= safetensors_torch.load_file(folder / file)
+    assert set(held) == set(index["weight_map"])
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in held.values())
+    return held, json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize("format", [*FORMATS, "nf4", "fp4_bnb"])
+def test_reads_back_to_the_bit(model, tmp_path, format):
+    folder, tensors = model
+    report = lowbit.quantize_checkpoint(folder, tmp_path / "out", format=format, rule="plain")
+    assert list(report.layers) == sorted(LAYERS) and report.kept == ["model.embed_tokens"]
+    held, config = read(tmp_path / "out")
+    assert torch.equal(held["model.embed_tokens.weight"], tensors["model.embed_tokens.weight"])
+    assert config["quantization_config"] == report.quantization_config and config["model_type"] == "llama"
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    for name, layer in report.layers.items():
+        weights = tensors[f"{name}.weight"]
+        wanted = lowbit.quantize(weights, format, rule="plain", global_scale=layer.global_scale or None)
+        found = lowbit.load(tmp_path / "out", name, framework="torch")
+        assert found.format == wanted.format and torch.equal(found.codes, wanted.codes)
+        assert torch.equal(found.scales.view(torch.uint8), wanted.scales.view(torch.uint8))
+        assert torch.equal(found.dequantize(), wanted.dequantize())
+        error = wanted.error(weights)
+        assert (layer.sqnr, layer.mean, layer.max, layer.max_at) == (error.sqnr, error.mean, error.max, error.max_at)
+        assert layer.shape == (N, K) and layer.bytes_before == 2 * N * K
+        mine = [t.nbytes for tensor, t in held.items() if tensor.startswith(name + ".")]
+        assert layer.bytes_after == sum(mine) < 0.6 * layer.bytes_before
+    assert (report.layers[LAYERS[0]].global_scale == report.layers[LAYERS[1]].global_scale) is True
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_compressed_tensors_decodes_the_same_weights(model, tmp_path, format):
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
+    folder, _ = model
+    lowbit.quantize_checkpoint(folder, tmp_path / "out", format=format)
+    held, config = read(tmp_path / "out")
+    parsed = QuantizationConfig.model_validate(config["quantization_config"])
+    scheme = parsed.config_groups["group_0"]
+    compressor = BaseCompressor.get_value_from_registry(scheme.format)
+    for name in LAYERS:
+        layer = {tensor[len(name) + 1 :]: t for tensor, t in held.items() if tensor.startswith(name + ".")}
+        found = compressor.decompress(layer, scheme)["weight"]
+        mine = lowbit.load(tmp_path / "out", name, framework="torch").dequantize()
+        # It decodes into bfloat16 (4 bits of floating point) or into the dtype of the scales, rounding once.
+        assert torch.equal(found, mine.to(found.dtype))
+
+
+@pytest.mark.parametrize("format", ["nf4", "nf4_b128", "fp4_bnb"])
+def test_bitsandbytes_decodes_the_same_weights(model, tmp_path, format):
+    functional = pytest.importorskip("bitsandbytes.functional")
+    folder, _ = model
+    lowbit.quantize_checkpoint(folder, tmp_path / "out", format=format)
+    held, _ = read(tmp_path / "out")
+    for name in LAYERS:
+        prefix = f"{name}.weight."
+        parts = {tensor[len(prefix) :]: t for tensor, t in held.items() if tensor.startswith(prefix)}
+        state = functional.QuantState.from_dict(parts, device=torch.device("cpu"))
+        found = functional.dequantize_4bit(held[f"{name}.weight"], state)
+        mine = lowbit.load(tmp_path / "out", name, framework="torch").dequantize()
+        assert found.dtype == torch.bfloat16 and torch.equal(found, mine.bfloat16())
+
+
+def test_rules_and_importance(model, tmp_path):
+    folder, tensors = model
+    importance = {LAYERS[2]: np.linspace(0, 9, K, dtype=np.float32)}
+    report = lowbit.quantize_checkpoint(
+        folder, tmp_path / "out", format="int4_g64", layers=[("*q_proj", "int8_row:plain")], keep="*k_proj", importance=importance
+    )
+    found = {name: (layer.format, layer.rule) for name, layer in report.layers.items()}
+    assert found == {LAYERS[0]: ("int8_row", "plain"), LAYERS[2]: ("int4_g64", "mse")}
+    assert report.kept == ["model.embed_tokens", LAYERS[1]]
+    wanted = lowbit.quantize(tensors[f"{LAYERS[2]}.weight"], "int4_g64", rule="mse", importance=torch.from_numpy(importance[LAYERS[2]]))
+    assert torch.equal(lowbit.load(tmp_path / "out", LAYERS[2], framework="torch").codes, wanted.codes)
+    assert lowbit.linear_layer(LAYERS[0]) and not lowbit.linear_layer("lm_head")
+    with pytest.raises(ValueError, match=r"down_proj.weight': importance"):
+        lowbit.quantize_checkpoint(folder, tmp_path / "bad", importance={LAYERS[2]: np.ones(3, np.float32)})
+
+
+def test_what_progress_raises_ends_the_work(model, tmp_path):
+    folder, _ = model
+    seen = []
+
+    def progress(tensor, format, done, total, layers_done, layers_total):
+        seen.append(tensor)
+        if layers_done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lowbit.quantize_checkpoint(folder, tmp_path / "out", progress=progress)
+    assert len(seen) > 1 and sorted(p.name for p in tmp_path.iterdir()) == ["model"]
+
+
+def test_errors(model, tmp_path):
+    folder, _ = model
+    with pytest.raises(ValueError, match="no multiple of 512"):
+        lowbit.quantize_checkpoint(folder, tmp_path / "out", format="nf4_b512")
+    with pytest.raises(ValueError, match="decides over no layer"):
+        lowbit.quantize_checkpoint(folder, tmp_path / "out", keep="nothing")
+    with pytest.raises(RuntimeError, match="cannot open"):
+        lowbit.quantize_checkpoint(folder / "gone", tmp_path / "out")
+    lowbit.quantize_checkpoint(folder, tmp_path / "out")
+    with pytest.raises(ValueError, match="must be a new folder"):
+        lowbit.quantize_checkpoint(folder, tmp_path / "out")
+    with pytest.raises(ValueError, match="quantised already"):
+        lowbit.quantize_checkpoint(tmp_path / "out", tmp_path / "again")
