@@ -71,11 +71,6 @@ __device__ inline std::uint64_t load_relaxed(const std::uint64_t* from) {
   return value;
 }
 
-// ---- Hints
-
-// The line is brought to the L2 cache; nobody waits.
-__device__ inline void prefetch_l2(const void* at) { asm volatile("prefetch.L2 [%0];" ::"l"(at)); }
-
 // ---- Asynchronous copies of 16 bytes (sm_80)
 
 // Unless `exists`, zeros arrive and nothing is read.

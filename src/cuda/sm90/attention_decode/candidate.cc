@@ -1,6 +1,7 @@
 // The candidate "sm90_decode": what it takes, how a call is cut up, and the launch.
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <numeric>
 
 #include "core/check.h"
@@ -87,6 +88,11 @@ Refusal supports(const AttentionProblem& p) {
                 p.G * p.Sq);
   }
   if (p.dropout.p != 0) return "it has no dropout";
+  for (const std::int64_t stride : {p.k_scale.stride_s, p.v_scale.stride_s}) {
+    if (stride < 0 || stride > std::numeric_limits<int>::max()) {
+      return text("scales of neighbouring keys must lie fewer than 2^31 elements apart; found ", stride);
+    }
+  }
   return "";
 }
 

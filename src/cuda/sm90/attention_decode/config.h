@@ -82,6 +82,8 @@ struct Control {
   ptx::Barrier full[kMaxStages], empty[kMaxStages];
   float row_factor[kMaxRows];  // of scores: the scale, and what an e4m3 kernel took out of q
   float max[kConsumerWarps][2 * kRowTile], sum[kConsumerWarps][2 * kRowTile];
+  const float* scale_row[kConsumerWarps]
+                        [2];  // where scales of K and of V of a warp's sequence and kv head begin, or null
   // Which keys of a product some row of a warp attends: of key 8 n + 2 a + c, bit 2 n + c of word a. For warpgroups.
   std::uint32_t attended[kConsumerWarps][4];
 };

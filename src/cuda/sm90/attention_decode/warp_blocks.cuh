@@ -20,6 +20,7 @@ class WarpBlocks : protected Products<C> {
 
   __device__ void attend(const Piece& piece) {
     if (C::kKeyScales && head < p.plan.heads && piece.blocks > 0) {
+      find_scales(piece);
       scales = scale_at(scale_place(piece, piece.first_slot + split * kKeyTile));
     }
 #pragma unroll 1
@@ -27,8 +28,6 @@ class WarpBlocks : protected Products<C> {
   }
 
  private:
-  static constexpr int kScaleBlocksAhead = 6;  // of scales, brought to the L2 cache
-
   // One block's keys and values, which lie from slot `from` on.
   __device__ void attend(const Piece& piece, int from) {
     const int k_stage = stage.index;
@@ -79,17 +78,9 @@ class WarpBlocks : protected Products<C> {
         probabilities[m][3] = ptx::pack2<T>(s[m][1][2], s[m][1][3]);
       }
       if constexpr (C::kKeyScales) {
-        // Those of this warp's next keys, which are asked to come near several blocks ahead: they come from far.
+        // Those of this warp's next keys, which come from far.
         const int next = last ? from + p.plan.block + split * kKeyTile : slot + p.plan.key_splits * kKeyTile;
-#pragma unroll 1
-        for (int ahead = kScaleBlocksAhead; ahead >= 0; ahead -= kScaleBlocksAhead) {
-          const float* const at = scale_place(piece, next + ahead * p.plan.block);
-          if (ahead == 0) {
-            scales = scale_at(at);
-          } else if (at != nullptr) {
-            ptx::prefetch_l2(at);
-          }
-        }
+        scales = scale_at(scale_place(piece, next));
       }
       ptx::barrier_wait(control.full[v_stage], v_phase);
       if (whole) {
@@ -151,23 +142,39 @@ class WarpBlocks : protected Products<C> {
 
   __device__ static float scale_at(const float* place) { return place != nullptr ? *place : 1.0f; }
 
-  // Where a lane's scale of the 16 keys from slot `from` on lies: of K for lanes 0 to 15, of V for the others. Slots
-  // that no row attends may not exist: others' are read. Null if there are
-  // none.
-  __device__ const float* scale_place(const Piece& piece, int from) const {
-    const AttentionProblem& problem = p.problem;
-    const int mine = lane();
-    const Scales& of = mine < kKeyTile ? problem.k_scale : problem.v_scale;
-    if (!of) return nullptr;
-    int slot = min(max(from + mine % kKeyTile, piece.k_begin + piece.begin), piece.end_slot - 1),
-        batch = piece.cache_row;
-    if (problem.page_table != nullptr) {
-      const auto size = static_cast<unsigned>(problem.page_size), page = static_cast<unsigned>(slot) / size;
-      const int last = static_cast<int>(problem.k_batches) - 1;
-      batch = min(max(problem.page_table[piece.sequence * problem.page_table_stride + page], 0), last);
-      slot -= static_cast<int>(page * size);
+  // Where scales begin: in shared memory, because an address from its beginning takes more instructions than all else
+  // that scales by key take, and registers are all taken.
+  __device__ void find_scales(const Piece& piece) {
+    const Scales& k = p.problem.k_scale;
+    const Scales& v = p.problem.v_scale;
+    const int kv_head = piece.head + head;
+    __syncwarp();
+    if (lane() == 0) {
+      control.scale_row[this->warp][0] = k ? k.place(piece.cache_row, 0, kv_head) : nullptr;
+      control.scale_row[this->warp][1] = v ? v.place(piece.cache_row, 0, kv_head) : nullptr;
     }
-    return of.place(batch, slot, piece.head + head);
+    __syncwarp();
+  }
+
+  // Where a lane's scale of the 16 keys from slot `from` on lies: of K for lanes 0 to 15, of V for the others. Slots
+  // that no row attends may not exist: others' are read. Null if there are none.
+  __device__ const float* scale_place(const Piece& piece, int from) const {
+    const bool of_keys = lane() < kKeyTile;
+    const float* const row = control.scale_row[this->warp][of_keys ? 0 : 1];
+    if (row == nullptr) return nullptr;
+    const int slot = min(max(from + lane() % kKeyTile, piece.k_begin + piece.begin), piece.end_slot - 1);
+    if (p.problem.page_table != nullptr) return scale_in_page(piece, slot);
+    const int stride = static_cast<int>(of_keys ? p.problem.k_scale.stride_s : p.problem.v_scale.stride_s);
+    return row + std::int64_t{slot} * stride;
+  }
+
+  __device__ const float* scale_in_page(const Piece& piece, int slot) const {
+    const AttentionProblem& problem = p.problem;
+    const auto size = static_cast<unsigned>(problem.page_size), page = static_cast<unsigned>(slot) / size;
+    const int last = static_cast<int>(problem.k_batches) - 1;
+    const int batch = min(max(problem.page_table[piece.sequence * problem.page_table_stride + page], 0), last);
+    const int row = slot - static_cast<int>(page * size), kv_head = piece.head + head;
+    return lane() < kKeyTile ? problem.k_scale.place(batch, row, kv_head) : problem.v_scale.place(batch, row, kv_head);
   }
 
   // Of key n of this thread's four: of K, or, from lane 16 on, of V.
