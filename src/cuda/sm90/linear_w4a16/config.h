@@ -21,7 +21,7 @@ struct Config {
   static constexpr int kRowBlocks = kRowBlocks_, kTileBlocks = kRowGroups * kRowBlocks, kUnitBlocks = kColumnGroups;
   static constexpr int kPanelColumns = 64, kBlockPanels = lowbit::kBlockColumns / kPanelColumns;
   static constexpr bool kTokenScales = false;
-  static constexpr int kConsumers = kRowGroups * kColumnGroups, kThreads = 128 * (1 + kConsumers);
+  static constexpr int kDecoders = 0, kConsumers = kRowGroups * kColumnGroups, kThreads = 128 * (1 + kConsumers);
   static constexpr int kAccumulators = kTokens / 2;
   static constexpr float kFactor = 1.0f / (kOperandFactor<T> * WeightBlock::kScaleFactor);  // of the sums
   static constexpr int kXBytes = kColumnGroups * kTokens * lowbit::kBlockColumns * static_cast<int>(sizeof(T));
