@@ -10,7 +10,7 @@
 namespace heddle::cuda::sm90::linear_w4a8 {
 
 // T: of y. kTokens_: rows of x, the N of the products; kRowGroups_: warpgroups of kRowBlocks_ times 64 rows of W, the
-// M. kDecoders_: 0 where each of them decodes its weights in registers, 1 where a warpgroup decodes them for all.
+// M. kDecoders_: warps that decode weights for them; 0: each decodes its own in registers.
 template <class T, int kTokens_, int kRowGroups_, int kRowBlocks_, int kDecoders_>
 struct Config {
   using Element = __nv_fp8_e4m3;
@@ -20,8 +20,8 @@ struct Config {
   static constexpr int kTileBlocks = kRowGroups * kRowBlocks, kUnitBlocks = 1;
   static constexpr int kPanelColumns = lowbit::kBlockColumns, kBlockPanels = 1;
   static constexpr bool kTokenScales = true;
-  static constexpr int kDecoders = kDecoders_, kColumnGroups = 1, kConsumers = kRowGroups;
-  static constexpr int kThreads = 128 * (1 + kDecoders + kConsumers);
+  static constexpr int kDecoders = kDecoders_, kOthers = (1 + kDecoders + 3) / 4;  // warpgroups
+  static constexpr int kColumnGroups = 1, kConsumers = kRowGroups, kThreads = 128 * (kOthers + kConsumers);
   static constexpr int kAccumulators = kTokens / 2;
   static constexpr float kFactor = 32;  // E4M3 holds weights times 2^-5
   // Decoded weights on their way to the products.
@@ -32,9 +32,8 @@ struct Config {
   static constexpr int kMost =
       (static_cast<int>(kHopperSharedBytes) - 2048 - kDecodedBytes - kRowGroups * 4 * 512) / kStageBytes;
   static constexpr int kStages = kMost < 8 ? kMost : 8;
-  static constexpr int kProducerRegisters = kRowGroups == 2 ? 24 : 32;
-  static constexpr int kDecoderRegisters = 72;
-  static constexpr int kConsumerRegisters = kDecoders == 1 ? 208 : 112;
+  static constexpr int kOtherRegisters = kDecoders > 0 ? 48 : 32;
+  static constexpr int kConsumerRegisters = kDecoders > 0 ? 208 : 112;
 };
 
 template <class C>

@@ -1,5 +1,5 @@
-// The warpgroup that decodes weights into shared memory, for all consumers. A weight is decoded once for each tile of
-// tokens, and products whose operands both lie in shared memory are the faster ones.
+// Warps that decode weights into shared memory, for all consumers: a weight is decoded once for each tile of tokens, and
+// products whose operands both lie in shared memory are the faster ones.
 #pragma once
 
 #include "cuda/common/ptx/matrix.cuh"
@@ -15,18 +15,13 @@ class Decoder {
  public:
   static __device__ void init_barriers(DecodedMemory<C>& shared) {
     for (int i = 0; i < C::kDecodedStages; ++i) {
-      ptx::barrier_init(shared.decoded_ready[i], 4);
+      ptx::barrier_init(shared.decoded_ready[i], C::kDecoders);
       ptx::barrier_init(shared.decoded_free[i], 4 * C::kConsumers);
     }
   }
 
-  __device__ explicit Decoder(DecodedMemory<C>& memory) : shared(memory), thread(threadIdx.x % 128) {
-    const int lane = thread % 32, row = lane % 8;
-    // Of the four matrices that a warp stores at a time lanes 0-7, 8-15... name the rows: the upper 8 of its 16 rows
-    // and the lower 8, of one piece of 16 columns and of the next.
-    row_bytes = (thread / 32 * 16 + lane / 8 % 2 * 8 + row) * C::kPanelColumns;
-    piece = lane / 16 ^ row;
-  }
+  // number: of this warp among the decoders.
+  __device__ Decoder(DecodedMemory<C>& memory, int number) : shared(memory), first_item(number), lane(threadIdx.x % 32) {}
 
   __device__ void run(const linear::Schedule& s) {
 #pragma unroll 1
@@ -34,27 +29,58 @@ class Decoder {
       const linear::Part part = linear::part_of<C>(s, n);
       if (part.begin == part.end) return;
 #pragma unroll 1
-      for (int unit = part.begin; unit < part.end; ++unit) decode_stage();
+      for (int unit = part.begin; unit < part.end; ++unit) decode_unit();
     }
   }
 
  private:
-  __device__ void decode_stage() {
+  // A warp decodes 16 rows and 64 columns at a time.
+  static constexpr int kItemRows = 16, kItemColumns = 64, kHalves = C::kPanelColumns / kItemColumns;
+  static constexpr int kItems = C::kTileBlocks * lowbit::kBlockRows / kItemRows * kHalves;
+  struct Item {
+    uint4 codes;
+    std::uint32_t upper_exponents, lower_exponents;  // of two times 32 columns, of rows 8 apart
+  };
+
+  __device__ Item load(int number) const {
+    const lowbit::FragmentBlock8& block = shared.weights[stage.index][number / 8][0];
+    const int rows = number / kHalves % 4, half = number % kHalves, row = rows * kItemRows + lane / 4;
+    return {*reinterpret_cast<const uint4*>(block.codes[half][rows * 32 + lane]),
+            *reinterpret_cast<const std::uint16_t*>(block.exponents[row] + 2 * half),
+            *reinterpret_cast<const std::uint16_t*>(block.exponents[row + 8] + 2 * half)};
+  }
+
+  __device__ void store(int number, const Item& item) const {
+    constexpr int kPiece = 16;  // columns, and bytes
+    const int rows = number / kHalves % 4, half = number % kHalves;
+    // Of the four matrices that are stored at a time lanes 0-7, 8-15... name the rows: the upper 8 of the 16 and the
+    // lower 8, of one piece and of the next.
+    const int row = rows * kItemRows + lane / 8 % 2 * 8 + lane % 8;
+    const std::uint32_t to = ptx::shared_address(shared.decoded[place.index][number / 8][row]);
+    const auto piece_at = [&](int piece) { return to + ((piece + lane / 16) ^ lane % 8) * kPiece; };
+    std::uint32_t r[4];
+    widen(item.codes.x, Magnitudes(item.upper_exponents & 0xFF), r[0], r[2]);
+    widen(item.codes.y, Magnitudes(item.lower_exponents & 0xFF), r[1], r[3]);
+    ptx::store_matrix_x4(piece_at(4 * half), r[0], r[1], r[2], r[3]);
+    widen(item.codes.z, Magnitudes(item.upper_exponents >> 8), r[0], r[2]);
+    widen(item.codes.w, Magnitudes(item.lower_exponents >> 8), r[1], r[3]);
+    ptx::store_matrix_x4(piece_at(4 * half + 2), r[0], r[1], r[2], r[3]);
+  }
+
+  __device__ void decode_unit() {
+    constexpr int kMost = (kItems + C::kDecoders - 1) / C::kDecoders;
+    static_assert(lowbit::kBlockRows / kItemRows * kHalves == 8);
     ptx::barrier_wait(shared.ready[stage.index], stage.phase);
+    Item item = load(first_item);
     ptx::barrier_wait(shared.decoded_free[place.index], place.phase ^ 1);
 #pragma unroll
-    for (int block = 0; block < C::kTileBlocks; ++block) {
-      const lowbit::FragmentBlock8& weights = shared.weights[stage.index][block][0];
-      const int row = thread / 32 * 16 + thread % 32 / 4;
-      const auto low = *reinterpret_cast<const std::uint32_t*>(weights.exponents[row]);
-      const auto high = *reinterpret_cast<const std::uint32_t*>(weights.exponents[row + 8]);
-      const std::uint32_t to = ptx::shared_address(shared.decoded[place.index][block]) + row_bytes;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const uint4 codes = *reinterpret_cast<const uint4*>(weights.codes[half][thread]);
-        store_step(codes.x, codes.y, low >> 16 * half & 0xFF, high >> 16 * half & 0xFF, to, 4 * half);
-        store_step(codes.z, codes.w, low >> (16 * half + 8) & 0xFF, high >> (16 * half + 8) & 0xFF, to, 4 * half + 2);
-      }
+    for (int i = 0; i < kMost; ++i) {
+      const int number = first_item + i * C::kDecoders;
+      if (number >= kItems) break;  // one answer in the warp
+      Item next;
+      if (i + 1 < kMost) next = load(min(number + C::kDecoders, kItems - 1));
+      store(number, item);
+      item = next;
     }
     ptx::fence_async_shared();
     __syncwarp();
@@ -63,18 +89,8 @@ class Decoder {
     place.template next<C::kDecodedStages>();
   }
 
-  // 32 columns, pieces `first` and the next, of two rows.
-  __device__ void store_step(std::uint32_t upper, std::uint32_t lower, std::uint32_t upper_exponent,
-                             std::uint32_t lower_exponent, std::uint32_t to, int first) const {
-    std::uint32_t r[4];
-    widen(upper, Magnitudes(upper_exponent), r[0], r[2]);
-    widen(lower, Magnitudes(lower_exponent), r[1], r[3]);
-    ptx::store_matrix_x4(to + ((piece ^ first) * 16), r[0], r[1], r[2], r[3]);
-  }
-
   DecodedMemory<C>& shared;
-  const int thread;
-  int row_bytes, piece;
+  const int first_item, lane;
   linear::Position stage, place;
 };
 
