@@ -1,7 +1,7 @@
 // y = activation(x Wᵀ + bias) + residual on Hopper, as Yᵀ = W Xᵀ. A CTA for each multiprocessor, which go over parts of
-// tiles. A producer's thread brings weights and x into shared memory. Weights are decoded in registers and multiplied from
-// there, or warps of their own decode them into shared memory. The consumer's type says what the weights and the products
-// are.
+// tiles. A producer's thread brings weights and x into shared memory. Weights are decoded in registers and multiplied
+// from there, or warps of their own decode them into shared memory. The consumer's type says what the weights and the
+// products are.
 #pragma once
 
 #include "cuda/sm90/linear/epilogue.cuh"

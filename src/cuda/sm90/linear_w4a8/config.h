@@ -25,15 +25,14 @@ struct Config {
   static constexpr int kAccumulators = kTokens / 2;
   static constexpr float kFactor = 32;  // E4M3 holds weights times 2^-5
   // Decoded weights on their way to the products.
-  static constexpr int kDecodedStages = kDecoders == 0 ? 0 : kRowBlocks == 1 ? 3 : 2;
+  static constexpr int kDecodedStages = kDecoders == 0 ? 0 : 3;
   static constexpr int kDecodedBytes = kDecodedStages * kTileBlocks * lowbit::kBlockRows * kPanelColumns;
-  static constexpr int kStageBytes =
-      kTokens * kPanelColumns + kTileBlocks * static_cast<int>(sizeof(WeightBlock));
+  static constexpr int kStageBytes = kTokens * kPanelColumns + kTileBlocks * static_cast<int>(sizeof(WeightBlock));
   static constexpr int kMost =
       (static_cast<int>(kHopperSharedBytes) - 2048 - kDecodedBytes - kRowGroups * 4 * 512) / kStageBytes;
   static constexpr int kStages = kMost < 8 ? kMost : 8;
-  static constexpr int kOtherRegisters = kDecoders > 0 ? 48 : 32;
-  static constexpr int kConsumerRegisters = kDecoders > 0 ? 208 : 112;
+  static constexpr int kOtherRegisters = kDecoders > 0 ? 48 : kRowGroups == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kDecoders > 0 ? 208 : kRowGroups == 2 ? 240 : 112;
 };
 
 template <class C>

@@ -1,5 +1,5 @@
-// Warps that decode weights into shared memory, for all consumers: a weight is decoded once for each tile of tokens, and
-// products whose operands both lie in shared memory are the faster ones.
+// Warps that decode weights into shared memory, for all consumers: a weight is decoded once for each tile of tokens,
+// and products whose operands both lie in shared memory are the faster ones.
 #pragma once
 
 #include "cuda/common/ptx/matrix.cuh"
@@ -21,7 +21,8 @@ class Decoder {
   }
 
   // number: of this warp among the decoders.
-  __device__ Decoder(DecodedMemory<C>& memory, int number) : shared(memory), first_item(number), lane(threadIdx.x % 32) {}
+  __device__ Decoder(DecodedMemory<C>& memory, int number)
+      : shared(memory), first_item(number), lane(threadIdx.x % 32) {}
 
   __device__ void run(const linear::Schedule& s) {
 #pragma unroll 1
