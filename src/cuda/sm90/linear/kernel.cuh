@@ -31,12 +31,11 @@ __global__ void __launch_bounds__(C::kThreads, 1)
 
   if (warpgroup < C::kOthers) {
     ptx::registers_decrease<C::kOtherRegisters>();
-    if constexpr (C::kDecoders > 0) {
-      const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
-      if (threadIdx.x == 0) Consumer::Decoder::produce(p, shared);
-      if (warp > 0) typename Consumer::Decoder(shared, warp - 1).run(p.schedule);
-    } else if (threadIdx.x == 0) {
-      produce<C>(p, shared);
+    const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
+    if (warp == 0) {
+      if (threadIdx.x == 0) produce<C>(p, shared);
+    } else if constexpr (C::kDecoders > 0) {
+      typename Consumer::Decoder(shared, warp - 1).run(p.schedule);
     }
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();

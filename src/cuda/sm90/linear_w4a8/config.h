@@ -24,33 +24,31 @@ struct Config {
   static constexpr int kColumnGroups = 1, kConsumers = kRowGroups, kThreads = 128 * (kOthers + kConsumers);
   static constexpr int kAccumulators = kTokens / 2;
   static constexpr float kFactor = 32;  // E4M3 holds weights times 2^-5
-  // Where others decode there are as many stages of decoded weights as of x, and fewer of weights.
-  static constexpr int kXBytes = kTokens * kPanelColumns,
-                       kDecodedBytes = kTileBlocks * lowbit::kBlockRows * kPanelColumns;
-  static constexpr int kWeightBytes = kTileBlocks * static_cast<int>(sizeof(WeightBlock));
-  static constexpr int kRoom = static_cast<int>(kHopperSharedBytes) - 2048 - kRowGroups * 4 * 512;
-  static constexpr int kMost = kDecoders > 0 ? (kRoom - 2 * kWeightBytes) / (kXBytes + kDecodedBytes)
-                                             : kRoom / (kXBytes + kWeightBytes);
-  static constexpr int kStages = kMost < 8 ? kMost : 8, kWeightStages = kDecoders > 0 ? 2 : kStages;
-  static constexpr int kOtherRegisters = kDecoders > 0 ? 56 : kRowGroups == 2 ? 24 : 32;
-  static constexpr int kConsumerRegisters = kDecoders > 0 ? 200 : kRowGroups == 2 ? 240 : 112;
+  // Decoded weights on their way to the products.
+  static constexpr int kDecodedStages = kDecoders == 0 ? 0 : 3;
+  static constexpr int kDecodedBytes = kDecodedStages * kTileBlocks * lowbit::kBlockRows * kPanelColumns;
+  static constexpr int kStageBytes = kTokens * kPanelColumns + kTileBlocks * static_cast<int>(sizeof(WeightBlock));
+  static constexpr int kMost =
+      (static_cast<int>(kHopperSharedBytes) - 2048 - kDecodedBytes - kRowGroups * 4 * 512) / kStageBytes;
+  static constexpr int kStages = kMost < 8 ? kMost : 8;
+  static constexpr int kOtherRegisters = kDecoders > 0 ? 48 : kRowGroups == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kDecoders > 0 ? 208 : kRowGroups == 2 ? 240 : 112;
 };
 
 template <class C>
 struct SharedMemory {
   using T = typename C::Output;
   alignas(1024) std::uint8_t x[C::kStages][C::kUnitBlocks][C::kTokens][C::kPanelColumns];
-  alignas(128) typename C::WeightBlock weights[C::kWeightStages][C::kTileBlocks][C::kUnitBlocks];
+  alignas(128) typename C::WeightBlock weights[C::kStages][C::kTileBlocks][C::kUnitBlocks];
   alignas(16) T staging[4 * C::kRowGroups][16][16];
   ptx::Barrier ready[C::kStages], free[C::kStages];
 };
 
-// Weights in e4m3 besides, rows of 128 bytes with the 128-byte swizzle. ready: x is there; free: x and decoded weights
-// are done with.
+// With weights in e4m3, rows of 128 bytes with the 128-byte swizzle.
 template <class C>
 struct DecodedMemory : SharedMemory<C> {
-  alignas(1024) std::uint8_t decoded[C::kStages][C::kTileBlocks][lowbit::kBlockRows][C::kPanelColumns];
-  ptx::Barrier decoded_ready[C::kStages], weights_ready[C::kWeightStages], weights_free[C::kWeightStages];
+  alignas(1024) std::uint8_t decoded[C::kDecodedStages][C::kTileBlocks][lowbit::kBlockRows][C::kPanelColumns];
+  ptx::Barrier decoded_ready[C::kDecodedStages], decoded_free[C::kDecodedStages];
 };
 
 }  // namespace heddle::cuda::sm90::linear_w4a8

@@ -14,35 +14,9 @@ template <class C>
 class Decoder {
  public:
   static __device__ void init_barriers(DecodedMemory<C>& shared) {
-    for (int i = 0; i < C::kStages; ++i) ptx::barrier_init(shared.decoded_ready[i], C::kDecoders);
-    for (int i = 0; i < C::kWeightStages; ++i) {
-      ptx::barrier_init(shared.weights_ready[i], 1);
-      ptx::barrier_init(shared.weights_free[i], C::kDecoders);
-    }
-  }
-
-  // One thread brings weights and x. Weights may come before the grid before this one has ended; x may be what that one
-  // writes.
-  static __device__ void produce(const linear::Params<lowbit::FragmentBlock8>& p, DecodedMemory<C>& shared) {
-    const linear::Schedule& s = p.schedule;
-    linear::Cursor<C> ahead(s);
-    linear::Position weights, x;
-    const auto next_weights = [&] {
-      ptx::barrier_wait(shared.weights_free[weights.index], weights.phase ^ 1);
-      ptx::barrier_arrive_expect(shared.weights_ready[weights.index], sizeof(shared.weights[0]));
-      linear::load_weights(p, ahead, shared.weights[weights.index], shared.weights_ready[weights.index]);
-      ahead.next(s);
-      weights.template next<C::kWeightStages>();
-    };
-#pragma unroll 1
-    for (int i = 0; i < C::kWeightStages && !ahead.done(); ++i) next_weights();
-    wait_for_previous_grid();
-#pragma unroll 1
-    for (linear::Cursor<C> at(s); !at.done(); at.next(s), x.template next<C::kStages>()) {
-      ptx::barrier_wait(shared.free[x.index], x.phase ^ 1);
-      ptx::barrier_arrive_expect(shared.ready[x.index], sizeof(shared.x[0]));
-      linear::load_x(p, at, shared.x[x.index], shared.ready[x.index]);
-      if (!ahead.done()) next_weights();
+    for (int i = 0; i < C::kDecodedStages; ++i) {
+      ptx::barrier_init(shared.decoded_ready[i], C::kDecoders);
+      ptx::barrier_init(shared.decoded_free[i], 4 * C::kConsumers);
     }
   }
 
@@ -70,7 +44,7 @@ class Decoder {
   };
 
   __device__ Item load(int number) const {
-    const lowbit::FragmentBlock8& block = shared.weights[weights.index][number / 8][0];
+    const lowbit::FragmentBlock8& block = shared.weights[stage.index][number / 8][0];
     const int rows = number / kHalves % 4, half = number % kHalves, row = rows * kItemRows + lane / 4;
     return {*reinterpret_cast<const uint4*>(block.codes[half][rows * 32 + lane]),
             *reinterpret_cast<const std::uint16_t*>(block.exponents[row] + 2 * half),
@@ -83,7 +57,7 @@ class Decoder {
     // Of the four matrices that are stored at a time lanes 0-7, 8-15... name the rows: the upper 8 of the 16 and the
     // lower 8, of one piece and of the next.
     const int row = rows * kItemRows + lane / 8 % 2 * 8 + lane % 8;
-    const std::uint32_t to = ptx::shared_address(shared.decoded[stage.index][number / 8][row]);
+    const std::uint32_t to = ptx::shared_address(shared.decoded[place.index][number / 8][row]);
     const auto piece_at = [&](int piece) { return to + ((piece + lane / 16) ^ lane % 8) * kPiece; };
     std::uint32_t r[4];
     widen(item.codes.x, Magnitudes(item.upper_exponents & 0xFF), r[0], r[2]);
@@ -97,9 +71,9 @@ class Decoder {
   __device__ void decode_unit() {
     constexpr int kMost = (kItems + C::kDecoders - 1) / C::kDecoders;
     static_assert(lowbit::kBlockRows / kItemRows * kHalves == 8);
-    ptx::barrier_wait(shared.weights_ready[weights.index], weights.phase);
+    ptx::barrier_wait(shared.ready[stage.index], stage.phase);
     Item item = load(first_item);
-    ptx::barrier_wait(shared.free[stage.index], stage.phase ^ 1);
+    ptx::barrier_wait(shared.decoded_free[place.index], place.phase ^ 1);
 #pragma unroll
     for (int i = 0; i < kMost; ++i) {
       const int number = first_item + i * C::kDecoders;
@@ -111,17 +85,14 @@ class Decoder {
     }
     ptx::fence_async_shared();
     __syncwarp();
-    if (ptx::elect_one()) {
-      ptx::barrier_arrive(shared.weights_free[weights.index]);
-      ptx::barrier_arrive(shared.decoded_ready[stage.index]);
-    }
-    weights.template next<C::kWeightStages>();
+    if (ptx::elect_one()) ptx::barrier_arrive(shared.decoded_ready[place.index]);
     stage.template next<C::kStages>();
+    place.template next<C::kDecodedStages>();
   }
 
   DecodedMemory<C>& shared;
   const int first_item, lane;
-  linear::Position weights, stage;
+  linear::Position stage, place;
 };
 
 }  // namespace heddle::cuda::sm90::linear_w4a8

@@ -17,13 +17,14 @@ class SharedConsumer {
 
   // The next `units`.
   __device__ __forceinline__ void multiply(int units, linear::Sums<C>& sums) {
+    constexpr int kStepColumns = 32;
 #pragma unroll
     for (int i = 0; i < C::kAccumulators; ++i) sums[0][i] = 0.0f;
 #pragma unroll 1
     for (; units > 0; --units) {
       ptx::barrier_wait(shared.ready[stage.index], stage.phase);
-      ptx::barrier_wait(shared.decoded_ready[stage.index], stage.phase);
-      const Swizzled128 weights(shared.decoded[stage.index][group]);
+      ptx::barrier_wait(shared.decoded_ready[place.index], place.phase);
+      const Swizzled128 weights(shared.decoded[place.index][group]);
 #pragma unroll
       for (int token = 0; token < C::kTokens; token += kProductTokens) {
         const Swizzled128 x(shared.x[stage.index][0][token]);
@@ -35,22 +36,26 @@ class SharedConsumer {
         }
         wgmma_commit();
         wgmma_wait<0>();
-        if (token + kProductTokens == C::kTokens && ptx::elect_one()) ptx::barrier_arrive(shared.free[stage.index]);
+        if (token + kProductTokens == C::kTokens && ptx::elect_one()) {
+          ptx::barrier_arrive(shared.free[stage.index]);
+          ptx::barrier_arrive(shared.decoded_free[place.index]);
+        }
         keep(products);
 #pragma unroll
         for (int i = 0; i < kProductTokens / 2; ++i) sums[0][token / 2 + i] += products[i];
       }
       stage.template next<C::kStages>();
+      place.template next<C::kDecodedStages>();
     }
   }
 
  private:
   static_assert(C::kRowBlocks == 1);
-  static constexpr int kProductTokens = 128, kStepColumns = 32;
+  static constexpr int kProductTokens = 128;
 
   Memory& shared;
   const int group;
-  linear::Position stage;
+  linear::Position stage, place;
 };
 
 }  // namespace heddle::cuda::sm90::linear_w4a8
