@@ -4,6 +4,7 @@
 #include "cuda/backend.h"
 #include "cuda/kv_cache.h"
 #include "cuda/linear.h"
+#include "cuda/lowbit.h"
 #include "heddle/error.h"
 
 namespace heddle::cuda {
@@ -56,6 +57,15 @@ bool built() { return false; }
 
 void apply_rotary(const RotaryProblem&, void*) { throw RuntimeError(text("[apply_rotary] ", kWithout)); }
 void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[append_kv_cache] ", kWithout)); }
+
+QuantizeFindings quantize(const lowbit::QuantizeProblem&, void*, void*) {
+  throw RuntimeError(text("[quantize] ", kWithout));
+}
+FoundWeight first_weight_beyond(const lowbit::QuantizeProblem&, float, void*, void*) { throw RuntimeError(kWithout); }
+float importance_at(const lowbit::QuantizeProblem&, std::uint32_t, void*) { throw RuntimeError(kWithout); }
+void dequantize(const lowbit::Matrix&, const lowbit::Weights&, void*) {
+  throw RuntimeError(text("[dequantize] ", kWithout));
+}
 
 const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
 const AttentionForwardKernel kSm80AttentionDecode = absent("sm80_decode", "flash", true);
