@@ -162,8 +162,9 @@ def quantize(
       rule: how scales are chosen. "plain": the largest weight of a group becomes the largest code. "mse": of several
         scales the one with the least squared error, slower by 4 (nvfp4) to 20 times (nf4). "four_six", nvfp4 only: the
         largest weight becomes 6 or 4. "floor", "round_up" (what plain is) and "even", mxfp4 only: the way to a power of two.
-      importance: float32 [K], at least 0, on the weights' device: in the search of "mse" and "four_six", column k's squared errors count
-        importance[k] times. The mean of x[:, k] ** 2 over sample inputs makes that the output's error, inputs uncorrelated.
+      importance: float32 [K], at least 0, on the weights' device: in the search of "mse" and "four_six", column k's squared
+        errors count importance[k] times. The mean of x[:, k] ** 2 over sample inputs makes that the output's error, inputs
+        uncorrelated.
       global_scale: of nvfp4, instead of the matrix's own: for matrices that must share one.
 
     Returns:
