@@ -28,6 +28,7 @@ import time
 
 import gpu_backward_rows
 import gpu_linear_rows
+import gpu_lowbit_rows
 import gpu_rows
 import torch
 
@@ -213,7 +214,7 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("attention_bench_gpu.py: torch sees no GPU")
     torch.manual_seed(1)
-    known = gpu_rows.rows() | gpu_backward_rows.rows() | gpu_linear_rows.rows()
+    known = gpu_rows.rows() | gpu_backward_rows.rows() | gpu_linear_rows.rows() | gpu_lowbit_rows.rows()
     chosen = {name: known[name] for part in arguments.filter.split("|") for name in known if part in name}
     gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
     out = arguments.out or HERE / "results" / f"{gpu}.json"

@@ -42,6 +42,8 @@ enum class WeightOrder : std::uint8_t {
   rows16,       // for CPUs, of every instruction set: 16 rows interleaved
   fragments16,  // for GPUs, x in 16 bits: nvfp4, mxfp4 and e2m1_row
   fragments8,   // for GPUs, x rounded to e4m3 with a scale for each row: mxfp4 and e2m1_row
+  matrix,       // for GPUs, products by cuBLASLt: plain storage in one piece, of every format
+  matrix8,      // the same, x rounded to e4m3 with a scale for each row: fp8_row
 };
 // "rows16", ...; Error, listing them, for another.
 WeightOrder weight_order_named(std::string_view name);
@@ -55,6 +57,9 @@ struct PackedWeights {
   Device device = Device::cpu;         // where data is: weights in an order for GPUs are packed on the CPU and copied
   WeightOrder order = WeightOrder::rows16;
   TensorView data;  // u8 [bytes], aligned to 64 bytes
+  // On a GPU, W besides in f16 or bf16, [N, K], contiguous, or not given: for calls with so many rows of x, of that
+  // dtype, that 4 bits cannot win. 4 times the bytes of 4-bit codes.
+  TensorView kept;
 };
 
 // What packing such a matrix needs, with null data: the caller allocates data.shape[0] bytes. Throws Error on a shape
@@ -68,6 +73,11 @@ PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, st
 // to multiples of half that 2^-11.
 void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out, const Runtime& runtime = {});
 
+// Writes W [N, K] to `out`, as the packed order has it, each weight rounded once to out's dtype: f32, f16 or bf16, any
+// strides that do not overlap. So it makes PackedWeights::kept. On a GPU `out` is on it, and the call does not wait for
+// the stream. On the CPU orders rows16, matrix and matrix8, on a GPU all.
+void unpack_weights(const PackedWeights& weights, const TensorView& out, const Runtime& runtime = {});
+
 struct LinearOptions {
   Activation activation = Activation::none;
   TensorView bias;      // [N], of x's dtype, contiguous
@@ -77,7 +87,8 @@ struct LinearOptions {
   TensorView norm_bias;    // the same, for layer_norm only; not given: zeros
   float norm_eps = 1e-5f;  // finite, >= 0
   // x is rounded to 8 bits, a row's largest number being 127 of its scale, and multiplied in integers: faster and, with
-  // x in 8 bits, less exact. For formats whose codes are integers or halves: nvfp4, mxfp4, e2m1_row, int4 and int8_row.
+  // x in 8 bits, less exact. For formats whose codes are integers or halves: nvfp4, mxfp4, e2m1_row, int4 and int8_row;
+  // on a GPU for int8_row in order matrix.
   bool int8_x = false;
   // A row's bits then depend on that row, W and the processor alone, not on how many rows there are. Without it,
   // bfloat16 products of more than 8 rows are taken in pairs where the processor has them, W rounded to bfloat16.
@@ -94,7 +105,8 @@ void linear_forward(const TensorView& x, const PackedWeights& weights, const Ten
 std::size_t linear_forward_workspace(const TensorView& x, const PackedWeights& weights,
                                      const LinearOptions& options = {}, const Runtime& runtime = {});
 
-// The candidates for such a call, and which one would run. Reads no data.
+// The candidates for such a call, and which one would run. Reads no data. On a GPU each says how it compares with a
+// product of 16-bit weights (Candidate::of_16bit): where that is above 1, PackedWeights::kept would be faster.
 std::vector<Candidate> explain_linear(const TensorView& x, const PackedWeights& weights,
                                       const LinearOptions& options = {}, const Runtime& runtime = {});
 

@@ -1,5 +1,5 @@
-// Weights in 4 and 8 bits: formats, quantisation, its undoing and its error, on the CPU. docs/formats.md has every
-// format to the bit and every rule with its source.
+// Weights in 4 and 8 bits: formats, quantisation and its undoing, on the CPU and on GPUs, and its error, on the CPU.
+// docs/formats.md has every format to the bit and every rule with its source.
 //
 // A weight matrix is [N, K]: N outputs, K inputs, y = x W^T. `group` neighbouring columns of a row share a scale, and
 //   W[n, k] = value(codes[n, k]) * scale[n, k / group]                      for most formats,
@@ -97,10 +97,16 @@ struct QuantizeOptions {
 
 // weights: [N, K], f32, f16 or bf16, any strides; all of them finite. Writes `out`. Throws Error on a bad argument, a
 // NaN or an infinity (with its row and column) before anything is written.
+//
+// On a GPU all tensors are on it, importance too, and the bytes are those of the CPU. The call then waits for the
+// stream once, to read back what it found of the weights: `out` was written when it throws for them, or for an
+// importance, and a stream that is being captured refuses it. It needs quantize_workspace() bytes of workspace, there.
+std::size_t quantize_workspace(const TensorView& weights);
 void quantize(const TensorView& weights, const QuantizeOptions& options, const QuantizedMatrix& out,
               const Runtime& runtime = {});
 
-// out: [N, K], f32, f16 or bf16, any strides that do not overlap.
+// out: [N, K], f32, f16 or bf16, any strides that do not overlap. On a GPU all tensors are on it, and the call does not
+// wait for the stream.
 void dequantize(const QuantizedMatrix& matrix, const TensorView& out, const Runtime& runtime = {});
 
 // Of d = dequantised - weight.

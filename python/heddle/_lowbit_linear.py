@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import _heddle
-from ._lowbit_tensor import QuantizedTensor, kind, plain
+from ._lowbit_tensor import QuantizedTensor, call, kind, on_cpu, plain
 
 #: What ``linear`` may apply to its sums.
 ACTIVATIONS: tuple[str, ...] = ("none", "relu", "gelu_erf", "gelu_tanh", "silu", "swiglu")
@@ -27,7 +28,8 @@ class PackedTensor:
       gated: whether its rows are gates and ups, for "swiglu".
       data: uint8 [bytes], numpy or torch, aligned to 64 bytes. The order may change with any version: store what
         ``quantize`` gives and pack it on load.
-      order: "rows16" for CPUs, "fragments16" or "fragments8" for GPUs.
+      order: "rows16" for CPUs, "fragments16", "fragments8", "matrix" or "matrix8" for GPUs.
+      kept: the weights in 16 bits, [N, K], beside data, for calls of many rows (``pack``'s keep_16bit), or None.
     """
 
     format: str
@@ -35,29 +37,56 @@ class PackedTensor:
     gated: bool
     data: Any
     order: str = "rows16"
+    kept: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_described", (self.format, *map(int, self.shape), self.gated, self.order))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data."""
-        return self.data.nbytes
+        """Bytes of data, and of what is kept beside it."""
+        return self.data.nbytes + (0 if self.kept is None else self.kept.nbytes)
+
+    def unpack(self, dtype: Any = None) -> Any:
+        """The weights [N, K] that the packed data stands for, where it is; dtype: see ``dequantize``."""
+        torch = kind(self.data, "unpack_weights", "data")
+        if torch is None:
+            out = np.empty(self.shape, np.float32 if dtype is None else dtype)
+        else:
+            out = torch.empty(self.shape, dtype=torch.float32 if dtype is None else dtype, device=self.data.device)
+        call(torch, _heddle.unpack_weights, out, self._parts())
+        return out
+
+    def _parts(self) -> tuple[Any, ...]:
+        return (*self._described, self.data, self.kept)
 
     def __repr__(self) -> str:
         rows, columns = self.shape
         return f"PackedTensor({self.format}, [{rows}, {columns}]{', gated' if self.gated else ''}, {self.nbytes} bytes)"
 
 
-def pack(matrix: QuantizedTensor, *, gated: bool = False, device: Any = "cpu", fp8_x: bool = False) -> PackedTensor:
+def pack(
+    matrix: QuantizedTensor,
+    *,
+    gated: bool = False,
+    device: Any = "cpu",
+    fp8_x: bool = False,
+    keep_16bit: Any = False,
+    order: str | None = None,
+) -> PackedTensor:
     """A quantised matrix in the order that linear layers read on a device.
 
     Args:
-      matrix: a QuantizedTensor on the CPU; it is not needed afterwards.
+      matrix: a QuantizedTensor; it is not needed afterwards. On a GPU it is copied to the CPU to be packed.
       gated: rows 2j and 2j + 1 are gate and up of output j, for activation "swiglu".
-      device: "cpu", or of torch a CUDA device: nvfp4, mxfp4 and e2m1_row on Hopper.
+      device: "cpu", or of torch a CUDA device: nvfp4, mxfp4 and e2m1_row on Hopper, other formats see ``order``.
       fp8_x: on a GPU, layers round x to float8_e4m3fn, a scale for each row, and multiply in 8 bits: faster from 64 rows
-        on, and less exact. For mxfp4 and e2m1_row.
+        on, and less exact. For mxfp4 and e2m1_row on Hopper, and for fp8_row, by cuBLASLt.
+      keep_16bit: on a GPU, keep the weights in bfloat16 (True) or in a torch dtype of 16 bits too: calls with x of that
+        dtype and so many rows that 4 bits cannot win take cuBLASLt's product of them. 2 N K bytes more, which ``nbytes``
+        counts: 4.6 times the memory of nvfp4. ``explain`` says from how many rows on it pays.
+      order: instead of the usual one: "matrix" takes every format on a GPU, whose weights are decoded before cuBLASLt's
+        product, and int8_row for ``linear``'s int8_x (W8A8).
 
     Raises:
       ValueError: tensors that are not what the format has, a NaN or an infinity among scales or codes, an odd number of
@@ -69,7 +98,13 @@ def pack(matrix: QuantizedTensor, *, gated: bool = False, device: Any = "cpu", f
         raise ValueError(f"[pack_weights] device is {str(device)!r}: weights of numpy are packed for 'cpu'")
     if fp8_x and not gpu:
         raise ValueError("[pack_weights] fp8_x is set and device is 'cpu': it is for GPUs; CPUs have linear's int8_x")
-    order = ("fragments8" if fp8_x else "fragments16") if gpu else "rows16"
+    if keep_16bit is not False and not gpu:
+        raise ValueError("[pack_weights] keep_16bit is set and device is 'cpu': it is for GPUs")
+    if order is None:
+        order = "rows16" if not gpu else "fragments16" if not fp8_x else "matrix8" if matrix.format == "fp8_row" else "fragments8"
+    elif gpu == (order == "rows16"):
+        raise ValueError(f"[pack_weights] order is {order!r} and device is {str(device)!r}: rows16 is for CPUs, the others "
+                         "are for GPUs")  # fmt: skip
     rows, columns = map(int, matrix.shape)
     count = _heddle.lowbit_packed_bytes(matrix.format, rows, columns, gated, order)
     if torch is None:
@@ -79,8 +114,59 @@ def pack(matrix: QuantizedTensor, *, gated: bool = False, device: Any = "cpu", f
         memory = torch.empty(count + 63, dtype=torch.uint8)
         address = memory.data_ptr()
     data = memory[-address % 64 :][:count]
-    _heddle.lowbit_pack(matrix._parts(), gated, order, data)
-    return PackedTensor(matrix.format, (rows, columns), gated, data.to(device) if gpu else data, order)
+    _heddle.lowbit_pack(on_cpu(matrix)._parts(), gated, order, data)
+    packed = PackedTensor(matrix.format, (rows, columns), gated, data.to(device) if gpu else data, order)
+    if keep_16bit is False:
+        return packed
+    dtype = torch.bfloat16 if keep_16bit is True else keep_16bit
+    if dtype not in (torch.bfloat16, torch.float16):
+        raise ValueError(f"[pack_weights] keep_16bit is {keep_16bit!r}: it must be a bool, torch.bfloat16 or torch.float16")
+    return dataclasses.replace(packed, kept=packed.unpack(dtype))
+
+
+@dataclass(frozen=True)
+class LinearCandidate:
+    """A kernel that could serve a call of ``linear``; see ``explain``.
+
+    Attributes:
+      name: as ``force`` takes it. method: "linear" or "reference".
+      supported, reason: whether it could run, and why it does not.
+      seconds, workspace: estimated; bytes.
+      chosen: whether the call would run it.
+      of_16bit: on a GPU, `seconds` over those estimated of cuBLAS with weights in 16 bits: above 1, ``pack``'s keep_16bit
+        would make the call faster.
+    """
+
+    name: str
+    method: str
+    supported: bool
+    reason: str
+    seconds: float
+    workspace: int
+    chosen: bool
+    of_16bit: float
+
+
+def explain(
+    x: Any,
+    weights: PackedTensor,
+    *,
+    activation: str = "none",
+    bias: Any = None,
+    residual: Any = None,
+    norm: str = "none",
+    norm_weight: Any = None,
+    norm_bias: Any = None,
+    eps: float = 1e-5,
+    int8_x: bool = False,
+    batch_invariant: bool = False,
+    force: str = "",
+) -> list[LinearCandidate]:
+    """The candidates for ``linear`` with these arguments, and which one would run. Nothing is computed."""
+    kind(x, "explain_linear", "x")
+    options = (activation, plain(bias), plain(residual), norm, plain(norm_weight), plain(norm_bias), eps, int8_x,
+               batch_invariant, force)  # fmt: skip
+    return [LinearCandidate(*parts) for parts in _heddle.explain_linear(plain(x), weights._parts(), options)]
 
 
 @functools.cache
@@ -108,10 +194,10 @@ def linear(
 ) -> Any:
     """activation(norm(x) @ W.T + bias) + residual, W decoded inside the product.
 
-    On the CPU, torch tensors have gradients of x, bias, residual, norm_weight and norm_bias, not of the weights: adapters
-    train over frozen layers. With an activation the backward computes the sums again, so that only x is kept for it;
-    without activation and norm nothing is. On a GPU there is the forward, on the current stream; it can be captured in a
-    CUDA graph.
+    torch tensors have gradients of x, bias, residual, norm_weight and norm_bias, not of the weights: adapters train over
+    frozen layers. With an activation the backward computes the sums again, so that only x is kept for it; without
+    activation and norm nothing is. On a GPU all runs on the current stream and can be captured in a CUDA graph; gradients
+    take cuBLASLt, and with them a norm is torch's own.
 
     Args:
       x: [..., K], up to four dimensions; float32, float16 or, of torch, bfloat16; the last dimension contiguous. On a
@@ -125,10 +211,11 @@ def linear(
       eps: added to the row's variance, or its mean square.
       out: where to write the result; may be the residual itself. Without gradients.
       int8_x: x is rounded to 8 bits, a scale for each row, and multiplied in integers: faster, and less exact. For nvfp4,
-        mxfp4, e2m1_row, int4 and int8_row (W8A8) on a CPU; on a GPU see ``pack``'s fp8_x.
+        mxfp4, e2m1_row, int4 and int8_row (W8A8) on a CPU; on a GPU for int8_row in order "matrix", and see ``pack``'s
+        fp8_x.
       batch_invariant: a row's bits do not depend on how many rows x has. float32 and float16 promise it without; bfloat16
         is slower with it on processors that multiply it in pairs.
-      force: a candidate by name: "cpu", "reference", "sm90_w4a16" or "sm90_w4a8".
+      force: a candidate by name, as ``explain`` lists them.
 
     Returns:
       [..., N] or [..., N / 2] of x's dtype; a numpy array or a torch tensor as x is.
@@ -141,7 +228,7 @@ def linear(
     if torch is not None and out is None and isinstance(x, torch.Tensor):  # the way of most calls: as short as can be
         options = (*weights._described, activation, norm, eps, int8_x, batch_invariant, force)
         data = weights.data if isinstance(weights.data, torch.Tensor) else torch.from_numpy(weights.data)
-        return _torch_way()(x, bias, residual, norm_weight, norm_bias, data, options)
+        return _torch_way()(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options)
     torch = kind(x, "linear_forward", "x")
     rows, columns = map(int, weights.shape)
     if torch is not None and torch.is_grad_enabled():
@@ -156,7 +243,7 @@ def linear(
                              f"[..., {columns}]")  # fmt: skip
         shape = (*x.shape[:-1], rows // 2 if weights.gated else rows)
         out = np.empty(shape, x.dtype)
-    parts = (*weights._described, weights.data)
+    parts = weights._parts()
     options = (activation, plain(bias), plain(residual), norm, plain(norm_weight), plain(norm_bias), eps, int8_x,
                batch_invariant, force)  # fmt: skip
     if torch is None:

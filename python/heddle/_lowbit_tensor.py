@@ -38,11 +38,23 @@ def kind(x: Any, operation: str, name: str) -> Any:
     return torch
 
 
-def empty(torch: Any, described: tuple[tuple[int, ...], int] | None) -> Any:
+def empty(torch: Any, described: tuple[tuple[int, ...], int] | None, device: Any = "cpu") -> Any:
     if described is None:
         return None
     shape, code = described
-    return np.empty(shape, _NUMPY[code]) if torch is None else torch.empty(shape, dtype=getattr(torch, _TORCH[code]))
+    if torch is None:
+        return np.empty(shape, _NUMPY[code])
+    return torch.empty(shape, dtype=getattr(torch, _TORCH[code]), device=device)
+
+
+def call(torch: Any, function: Any, first: Any, *arguments: Any) -> None:
+    """One of the native module's functions, of torch tensors on the device and the current stream of the first one."""
+    if torch is None:
+        function(first, *arguments)
+    else:
+        from ._torch_ops import native
+
+        native(function, first, *arguments)
 
 
 def plain(x: Any) -> Any:
@@ -74,7 +86,7 @@ class QuantizationError:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """A quantised matrix in plain storage; numpy arrays or torch tensors on the CPU, all contiguous.
+    """A quantised matrix in plain storage; numpy arrays, or torch tensors on the CPU or a GPU, all contiguous.
 
     Attributes:
       format: its name, see ``FORMATS``.
@@ -127,10 +139,19 @@ class QuantizedTensor:
         return f"QuantizedTensor({self.format}, [{rows}, {columns}], {self.bits_per_weight:.3f} bits per weight)"
 
 
+def on_cpu(matrix: QuantizedTensor) -> QuantizedTensor:
+    """The matrix, or a copy of it, in CPU memory."""
+    if torch_of(matrix.codes) is None or matrix.codes.is_cpu:
+        return matrix
+    tensors = (matrix.codes, matrix.scales, matrix.zeros, matrix.global_scale)
+    return QuantizedTensor(matrix.format, matrix.shape, *(None if t is None else t.cpu() for t in tensors))
+
+
 def quantize(
     weights: Any, format: str = "nvfp4", *, rule: str = "plain", importance: Any = None, global_scale: float | None = None
 ) -> QuantizedTensor:
-    """Quantises a weight matrix on the CPU.
+    """Quantises a weight matrix where it is, on the CPU or, of torch, on a GPU: the same bytes. On a GPU the current stream is
+    waited for once.
 
     Args:
       weights: [N, K], N outputs and K inputs; float32, float16 or bfloat16, any strides, all finite. K must be a multiple
@@ -141,8 +162,9 @@ def quantize(
       rule: how scales are chosen. "plain": the largest weight of a group becomes the largest code. "mse": of several
         scales the one with the least squared error, slower by 4 (nvfp4) to 20 times (nf4). "four_six", nvfp4 only: the
         largest weight becomes 6 or 4. "floor", "round_up" (what plain is) and "even", mxfp4 only: the way to a power of two.
-      importance: float32 [K], at least 0: in the search of "mse" and "four_six", column k's squared errors count
-        importance[k] times. The mean of x[:, k] ** 2 over sample inputs makes that the output's error, inputs uncorrelated.
+      importance: float32 [K], at least 0, on the weights' device: in the search of "mse" and "four_six", column k's squared
+        errors count importance[k] times. The mean of x[:, k] ** 2 over sample inputs makes that the output's error, inputs
+        uncorrelated.
       global_scale: of nvfp4, instead of the matrix's own: for matrices that must share one.
 
     Returns:
@@ -158,11 +180,12 @@ def quantize(
     if len(weights.shape) != 2:
         raise ValueError(f"[quantize] weights has {len(weights.shape)} dimensions: it must be [N, K]")
     rows, columns = map(int, weights.shape)
-    tensors = [empty(torch, described) for described in _heddle.lowbit_storage(format, rows, columns)]
+    device = "cpu" if torch is None else weights.device
+    tensors = [empty(torch, described, device) for described in _heddle.lowbit_storage(format, rows, columns)]
     out = QuantizedTensor(format, (rows, columns), *tensors)
     if global_scale is not None and not global_scale > 0:
         raise ValueError(f"[quantize] global_scale is {global_scale}: it must be positive and finite")
-    _heddle.lowbit_quantize(plain(weights), out._parts(), rule, plain(importance), global_scale or 0.0)
+    call(torch, _heddle.lowbit_quantize, plain(weights), out._parts(), rule, plain(importance), global_scale or 0.0)
     return out
 
 
@@ -184,6 +207,6 @@ def dequantize(matrix: QuantizedTensor, dtype: Any = None) -> Any:
     if torch is None:
         out = np.empty(matrix.shape, np.float32 if dtype is None else dtype)
     else:
-        out = torch.empty(matrix.shape, dtype=torch.float32 if dtype is None else dtype)
-    _heddle.lowbit_dequantize(matrix._parts(), out)
+        out = torch.empty(matrix.shape, dtype=torch.float32 if dtype is None else dtype, device=matrix.codes.device)
+    call(torch, _heddle.lowbit_dequantize, out, matrix._parts())
     return out

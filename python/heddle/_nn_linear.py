@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -21,6 +22,8 @@ _ACTIVATE = {
     "silu": F.silu,
     "swiglu": lambda z: F.silu(z[..., ::2]) * z[..., 1::2],
 }
+# Formats that kernels for GPUs decode inside the product; others are decoded before it.
+_FRAGMENTS = ("nvfp4", "mxfp4", "e2m1_row")
 _PLAIN = ("codes", "scales", "zeros", "global_scale")
 _VERSION = _heddle.version()
 
@@ -55,9 +58,9 @@ class Linear(nn.Module):
     """y = activation(norm(x) Wᵀ + bias) + residual, W in floats or in one of ``heddle.lowbit.FORMATS``.
 
     In floats it is torch's linear layer, with gradients of W; the product runs in W's dtype, whatever x's is. Quantised, W
-    is decoded inside the product, x, bias, norm and residual have gradients on the CPU, and W is frozen: bytes in
-    buffers, which ``state_dict`` holds and ``.to(dtype)`` leaves alone. A state of another format than the layer's turns
-    the layer into that format.
+    is decoded inside the product, x, bias, norm and residual have gradients, and W is frozen: bytes in buffers, which
+    ``state_dict`` holds and ``.to(dtype)`` leaves alone. A state of another format than the layer's turns the layer into
+    that format.
 
     Args:
       in_features, out_features: K, and N, the rows of W. With "swiglu" rows 2j and 2j + 1 are gate and up of output j, so
@@ -66,6 +69,8 @@ class Linear(nn.Module):
       format: None: floats, drawn as torch draws them. Else the weights are zeros until a state is loaded.
       activation: one of ``heddle.lowbit.ACTIVATIONS``.
       int8_x: quantised, x is rounded to 8 bits; see ``heddle.lowbit.linear``.
+      keep_16bit: quantised and on a GPU, W is kept in x's dtype too from the first call on, for calls of many rows: 2 N K
+        bytes more, see ``heddle.lowbit.pack``. Not part of the state.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class Linear(nn.Module):
         format: str | None = None,
         activation: str = "none",
         int8_x: bool = False,
+        keep_16bit: bool = False,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -84,7 +90,8 @@ class Linear(nn.Module):
         if activation not in ACTIVATIONS:
             raise ValueError(f"[Linear] activation is '{activation}': it must be one of {', '.join(ACTIVATIONS)}")
         self.in_features, self.out_features = in_features, out_features
-        self.activation, self.int8_x = activation, int8_x
+        self.activation, self.int8_x, self.keep_16bit = activation, int8_x, keep_16bit
+        self._kept: torch.Tensor | None = None
         self.format: str | None = None
         self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         if format is None:
@@ -107,27 +114,34 @@ class Linear(nn.Module):
         importance: Any = None,
         activation: str = "none",
         int8_x: bool = False,
+        keep_16bit: bool = False,
     ) -> Linear:
         """Of a torch.nn.Linear, whose weight (in floats) and bias parameters it shares."""
-        found = cls._shell(layer.in_features, layer.out_features, layer.bias, activation, int8_x)
+        found = cls._shell(layer.in_features, layer.out_features, layer.bias, activation, int8_x, keep_16bit)
         found.weight = layer.weight
         found.train(layer.training)
         return found if format is None else found.quantize(format, rule=rule, importance=importance)
 
     @classmethod
     def from_quantized(
-        cls, matrix: QuantizedTensor, bias: torch.Tensor | None = None, *, activation: str = "none", int8_x: bool = False
+        cls,
+        matrix: QuantizedTensor,
+        bias: torch.Tensor | None = None,
+        *,
+        activation: str = "none",
+        int8_x: bool = False,
+        keep_16bit: bool = False,
     ) -> Linear:
         """Of a quantised matrix of torch tensors, as ``heddle.lowbit.quantize`` and ``load`` give it."""
         rows, columns = matrix.shape
         parameter = bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias)
-        found = cls._shell(columns, rows, parameter, activation, int8_x)
+        found = cls._shell(columns, rows, parameter, activation, int8_x, keep_16bit)
         found._take(matrix)
         return found
 
     @classmethod
-    def _shell(cls, in_features, out_features, bias, activation, int8_x):
-        found = Linear(0, 0, False, activation=activation, int8_x=int8_x)
+    def _shell(cls, in_features, out_features, bias, activation, int8_x, keep_16bit):
+        found = Linear(0, 0, False, activation=activation, int8_x=int8_x, keep_16bit=keep_16bit)
         found.in_features, found.out_features, found.bias = in_features, out_features, bias
         return found
 
@@ -164,7 +178,7 @@ class Linear(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of W as it is stored, without the packed copy beside plain storage."""
+        """Bytes of W as it is stored, without the packed copy beside plain storage and the one that keep_16bit keeps."""
         if self.format is None:
             return self.weight.nbytes
         plain = [getattr(self, name, None) for name in _PLAIN]
@@ -191,7 +205,7 @@ class Linear(nn.Module):
         inside = residual is not None and not flat and residual.dtype == x.dtype and residual.stride(-1) == 1
         y = linear(
             x,
-            self._packed_weights(),
+            self._packed_weights(x.dtype),
             activation=self.activation,
             bias=None if self.bias is None else self.bias.to(x.dtype),
             residual=residual if inside else None,
@@ -222,12 +236,13 @@ class Linear(nn.Module):
 
     def _take(self, matrix):
         """matrix into buffers: bytes, which no cast of the module touches."""
-        packed = pack(matrix, gated=self.activation == "swiglu").data
+        self.format = matrix.format
+        packed = self._packed_as_usual(matrix)
+        self._kept = None
         self.weight = None
         for name in (*_PLAIN, "format_name", "packed", "packed_by"):
             if name in self._buffers:
                 del self._buffers[name]
-        self.format = matrix.format
         self.register_buffer("format_name", _text(matrix.format))
         for name in _PLAIN:
             tensor = getattr(matrix, name)
@@ -241,24 +256,39 @@ class Linear(nn.Module):
         tensors = (None if x is None else x.view(dtype) for x, dtype in zip((stored[n] for n in _PLAIN), dtypes))
         return QuantizedTensor(format, shape, *tensors)
 
-    def _packed_weights(self):
+    def _order(self, cpu):
+        """Of the packed weights on a CPU, or on a GPU."""
+        if cpu:
+            return "rows16"
+        return "fragments16" if self.format in _FRAGMENTS and not self.int8_x else "matrix"
+
+    def _packed_as_usual(self, matrix):
+        device = matrix.codes.device
+        return pack(matrix, gated=self.activation == "swiglu", device=device, order=self._order(matrix.codes.is_cpu)).data
+
+    def _packed_weights(self, dtype=None):
+        """dtype: of x, for the copy that keep_16bit wants."""
         gated = self.activation == "swiglu"
         if not hasattr(self, "codes"):
             if not self.packed.is_cpu:
                 raise ValueError("[Linear] plain storage was dropped, and what is left is for CPUs")
             return PackedTensor(self.format, (self.out_features, self.in_features), gated, self.packed)
         if self.packed is None:  # since the layer has moved
-            stored = {name: None if (x := getattr(self, name)) is None else x.cpu() for name in _PLAIN}
-            self.packed = pack(self._matrix_of(self.format, stored), gated=gated, device=self.codes.device).data
-        order = "rows16" if self.codes.is_cpu else "fragments16"
-        return PackedTensor(self.format, (self.out_features, self.in_features), gated, self.packed, order)
+            self.packed = self._packed_as_usual(self.quantized())
+        order, cpu = self._order(self.codes.is_cpu), self.codes.is_cpu
+        found = PackedTensor(self.format, (self.out_features, self.in_features), gated, self.packed, order)
+        if not self.keep_16bit or cpu or dtype not in (torch.bfloat16, torch.float16):
+            return found
+        if self._kept is None or self._kept.dtype != dtype:
+            self._kept = found.unpack(dtype)
+        return dataclasses.replace(found, kept=self._kept)
 
     def _apply(self, fn, recurse=True):
         plain = self.format is not None and hasattr(self, "codes")
         before = self.codes.device if plain else None
         super()._apply(fn, recurse)
         if plain and self.codes.device != before:
-            self.packed = None  # devices have orders of their own: packed anew when it is next used
+            self.packed = self._kept = None  # devices have orders of their own: packed anew when it is next used
         return self
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):

@@ -69,7 +69,9 @@ def linear_layers(module: nn.Module) -> dict[str, nn.Module]:
 
 def _converted(name: str, layer: nn.Module, format: str, rule: str | None, importance: Any) -> nn.Module:
     """Another layer, which shares what floats it keeps."""
-    options = {"activation": layer.activation, "int8_x": layer.int8_x} if isinstance(layer, Linear) else {}
+    options = {}
+    if isinstance(layer, Linear):
+        options = {"activation": layer.activation, "int8_x": layer.int8_x, "keep_16bit": layer.keep_16bit}
     try:
         if format in _FLOATS:
             found = Linear.from_linear(layer, **options)

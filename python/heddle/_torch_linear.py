@@ -15,17 +15,21 @@ _OPTIONS = (
 )
 _LIBRARY.define(
     "linear_forward(Tensor x, Tensor? bias, Tensor? residual, Tensor? norm_weight, Tensor? norm_bias, Tensor weights, "
-    f"{_OPTIONS}) -> Tensor"
+    f"Tensor? kept, {_OPTIONS}) -> Tensor"
 )
 # wanted: which of dx, dbias, dnorm_weight, dnorm_bias to compute; the others come back with no elements.
 _LIBRARY.define(
     "linear_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? norm_weight, Tensor? norm_bias, Tensor weights, "
-    f"bool[4] wanted, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)"
+    f"Tensor? kept, bool[4] wanted, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
-def _parts(weights, options):
-    return (*options[:5], weights)
+# Candidates that a forward and its backward may both be asked for by name.
+_BOTH_WAYS = ("cpu", "reference", "cublaslt")
+
+
+def _parts(weights, kept, options):
+    return (*options[:5], weights, kept)
 
 
 def _native_options(bias, residual, norm_weight, norm_bias, options):
@@ -33,7 +37,7 @@ def _native_options(bias, residual, norm_weight, norm_bias, options):
     return (activation, bias, residual, norm, norm_weight, norm_bias, eps, int8_x, batch_invariant, force)
 
 
-def _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, *options):
+def _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, kept, *options):
     rows, columns, gated = options[1:4]
     shape = x.shape
     if len(shape) == 0 or shape[-1] != columns:
@@ -42,50 +46,51 @@ def _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, *options):
     return x.new_empty((*shape[:-1], rows // 2 if gated else rows))
 
 
-def _forward(x, bias, residual, norm_weight, norm_bias, weights, *options):
-    y = _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, *options)
+def _forward(x, bias, residual, norm_weight, norm_bias, weights, kept, *options):
+    y = _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, kept, *options)
     items = _native_options(bias, residual, norm_weight, norm_bias, options)
-    native(_heddle.linear_forward, x, _parts(weights, options), y, items)
+    native(_heddle.linear_forward, x, _parts(weights, kept, options), y, items)
     return y
 
 
-def _backward_fake(dy, x, bias, norm_weight, norm_bias, weights, wanted, *options):
+def _backward_fake(dy, x, bias, norm_weight, norm_bias, weights, kept, wanted, *options):
     _, rows, columns, _ = options[:4]
     shapes = ((*dy.shape[:-1], columns), (rows,), (columns,), (columns,))
     return tuple(dy.new_empty(shape if want else (0,)) for shape, want in zip(shapes, wanted))
 
 
-def _backward(dy, x, bias, norm_weight, norm_bias, weights, wanted, *options):
-    gradients = _backward_fake(dy, x, bias, norm_weight, norm_bias, weights, wanted, *options)
+def _backward(dy, x, bias, norm_weight, norm_bias, weights, kept, wanted, *options):
+    gradients = _backward_fake(dy, x, bias, norm_weight, norm_bias, weights, kept, wanted, *options)
     written = tuple(g if want else None for g, want in zip(gradients, wanted))
-    if dy.stride(-1) != 1:  # of a sum, say
+    if dy.stride(-1) != 1 or (dy.is_cuda and not dy.is_contiguous()):  # of a sum, say
         dy = dy.contiguous()
-    items = _native_options(bias, None, norm_weight, norm_bias, options)
-    native(_heddle.linear_backward, dy, x, _parts(weights, options), written, items)
+    force = options[-1] if options[-1] in _BOTH_WAYS else ""
+    items = _native_options(bias, None, norm_weight, norm_bias, (*options[:-1], force))
+    native(_heddle.linear_backward, dy, x, _parts(weights, kept, options), written, items)
     return gradients
 
 
 def _save(ctx, inputs, output):
-    x, bias, _, norm_weight, norm_bias, weights, *options = inputs
+    x, bias, _, norm_weight, norm_bias, weights, kept, *options = inputs
     activation, norm = options[5:7]
     # What the backward does not read may go.
     if activation == "none":
         bias = None
         if norm == "none":
             x = None
-    ctx.save_for_backward(x, bias, norm_weight, norm_bias, weights)
+    ctx.save_for_backward(x, bias, norm_weight, norm_bias, weights, kept)
     ctx.options = tuple(options)
 
 
 def _gradients(ctx, dy, backward):
     needs = ctx.needs_input_grad
     wanted = [needs[0], needs[1], needs[3], needs[4]]
-    x, bias, norm_weight, norm_bias, weights = ctx.saved_tensors
+    x, bias, norm_weight, norm_bias, weights, kept = ctx.saved_tensors
     found = [None] * 4
     if any(wanted):
-        found = backward(dy, x, bias, norm_weight, norm_bias, weights, wanted, *ctx.options)
+        found = backward(dy, x, bias, norm_weight, norm_bias, weights, kept, wanted, *ctx.options)
     dx, dbias, dnorm_weight, dnorm_bias = (g if want else None for g, want in zip(found, wanted))
-    return (dx, dbias, dy if needs[2] else None, dnorm_weight, dnorm_bias, None, *[None] * len(ctx.options))
+    return (dx, dbias, dy if needs[2] else None, dnorm_weight, dnorm_bias, None, None, *[None] * len(ctx.options))
 
 
 def _operator_backward(ctx, dy):
@@ -121,16 +126,30 @@ torch.library.register_autograd("heddle::linear_forward", _operator_backward, se
 torch.library.register_autograd("heddle::linear_backward", _no_second_derivative, lib=_LIBRARY)
 
 
-def linear(x, bias, residual, norm_weight, norm_bias, weights, options):
+def _torch_norm(x, weight, bias, options):
+    """The norm by torch, whose gradients on a GPU the native backward has not; the options without it."""
+    columns, norm, eps = options[2], options[6], options[7]
+    if norm == "layer_norm":
+        x = torch.nn.functional.layer_norm(x, (columns,), weight, bias, eps)
+    else:
+        x = torch.nn.functional.rms_norm(x, (columns,), weight, eps)
+    return x, (*options[:6], "none", *options[7:])
+
+
+def linear(x, bias, residual, norm_weight, norm_bias, weights, kept, options):
     """options: as the operator's, from format on."""
+    if x.is_cuda and options[6] != "none" and torch.is_grad_enabled():
+        if any(t is not None and t.requires_grad for t in (x, norm_weight, norm_bias, bias)):
+            x, options = _torch_norm(x, norm_weight, norm_bias, options)
+            norm_weight = norm_bias = None
     others = [t for t in (bias, residual, norm_weight, norm_bias) if t is not None]
     if watched() or not plain(x) or not all(map(plain, others)):
-        return torch.ops.heddle.linear_forward(x, bias, residual, norm_weight, norm_bias, weights, *options)
+        return torch.ops.heddle.linear_forward(x, bias, residual, norm_weight, norm_bias, weights, kept, *options)
     needs = x.requires_grad or any(t.requires_grad for t in others)
     if needs and torch.is_grad_enabled():
-        return _Linear.apply(x, bias, residual, norm_weight, norm_bias, weights, *options)
+        return _Linear.apply(x, bias, residual, norm_weight, norm_bias, weights, kept, *options)
     if needs:
         x, bias, residual, norm_weight, norm_bias = (
             t if t is None else t.detach() for t in (x, bias, residual, norm_weight, norm_bias)
         )
-    return _forward(x, bias, residual, norm_weight, norm_bias, weights, *options)
+    return _forward(x, bias, residual, norm_weight, norm_bias, weights, kept, *options)

@@ -18,7 +18,7 @@ from typing import Any
 
 from ._lowbit_checkpoint import StoredLayer, layers, layout_of, load
 from ._lowbit_convert import LayerReport, QuantizeReport, linear_layer, quantize_checkpoint
-from ._lowbit_linear import ACTIVATIONS, NORMS, PackedTensor, linear, pack
+from ._lowbit_linear import ACTIVATIONS, NORMS, LinearCandidate, PackedTensor, explain, linear, pack
 from ._lowbit_smooth import smooth
 from ._lowbit_tensor import FORMATS, RULES, QuantizationError, QuantizedTensor, dequantize, quantize, torch_of
 
@@ -29,12 +29,14 @@ __all__ = [
     "RULES",
     "FP4Codec",
     "LayerReport",
+    "LinearCandidate",
     "PackedTensor",
     "QuantizationError",
     "QuantizeReport",
     "QuantizedTensor",
     "StoredLayer",
     "dequantize",
+    "explain",
     "layers",
     "layout_of",
     "linear",

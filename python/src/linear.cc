@@ -9,9 +9,9 @@
 namespace heddle::python {
 namespace {
 
-// Packed weights as Python hands them over: format, rows, columns, gated, order, data.
+// Packed weights as Python hands them over: format, rows, columns, gated, order, data, kept.
 PackedWeights packed_of(Arguments& arguments, const nb::tuple& parts) {
-  if (parts.size() != 6) throw Error("[heddle] packed weights must be a tuple of 6 items");
+  if (parts.size() != 7) throw Error("[heddle] packed weights must be a tuple of 7 items");
   std::string format, order;
   std::int64_t rows = 0, columns = 0;
   bool gated = false;
@@ -24,6 +24,7 @@ PackedWeights packed_of(Arguments& arguments, const nb::tuple& parts) {
   PackedWeights packed = packed_storage(lowbit::format_named(format), rows, columns, gated, weight_order_named(order));
   packed.data = arguments.read(parts[5], "weights.data");
   packed.device = packed.data.device;
+  packed.kept = arguments.read(parts[6], "weights.kept");
   return packed;
 }
 
@@ -66,16 +67,27 @@ void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const nb::tupl
   linear_forward(from, weights, to, options, runtime);
 }
 
-// Name, method, whether it could run, why it does not, seconds, bytes of workspace, chosen.
+// Name, method, whether it could run, why it does not, seconds, bytes of workspace, chosen, seconds over those of a
+// product of 16-bit weights.
 nb::list explain(nb::handle x, const nb::tuple& packed, const nb::tuple& items) {
   Arguments arguments("explain_linear", Arguments::Devices::any);
   const TensorView from = arguments.read(x, "x");
   const PackedWeights weights = packed_of(arguments, packed);
   nb::list out;
   for (const Candidate& c : explain_linear(from, weights, options_of(arguments, items))) {
-    out.append(nb::make_tuple(c.name, c.method, c.supported, c.reason, c.seconds, c.workspace, c.chosen));
+    out.append(nb::make_tuple(c.name, c.method, c.supported, c.reason, c.seconds, c.workspace, c.chosen, c.of_16bit));
   }
   return out;
+}
+
+void unpack(nb::handle out, const nb::tuple& packed, std::uintptr_t stream) {
+  Arguments arguments("unpack_weights", Arguments::Devices::any);
+  const PackedWeights weights = packed_of(arguments, packed);
+  const TensorView to = arguments.write(out, "out");
+  Runtime runtime;
+  runtime.stream = reinterpret_cast<void*>(stream);
+  nb::gil_scoped_release released;
+  unpack_weights(weights, to, runtime);
 }
 
 // gradients: (dx, dbias, dnorm_weight, dnorm_bias), each of them None if it is not wanted.
@@ -107,6 +119,7 @@ void bind_linear(nb::module_& module) {
   module.def("linear_forward", &forward, nb::arg("x").none(), nb::arg("weights"), nb::arg("y").none(),
              nb::arg("options"), nb::arg("stream") = 0);
   module.def("explain_linear", &explain, nb::arg("x").none(), nb::arg("weights"), nb::arg("options"));
+  module.def("unpack_weights", &unpack, nb::arg("out").none(), nb::arg("weights"), nb::arg("stream") = 0);
   module.def("linear_backward", &backward, nb::arg("dy").none(), nb::arg("x").none(), nb::arg("weights"),
              nb::arg("gradients"), nb::arg("options"), nb::arg("stream") = 0);
 }

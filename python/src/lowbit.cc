@@ -57,24 +57,30 @@ QuantizedMatrix matrix_of(Arguments& arguments, const nb::tuple& parts, bool wri
 }
 
 void quantize(nb::handle weights, const nb::tuple& out, const std::string& rule, nb::handle importance,
-              float global_scale) {
-  Arguments arguments("quantize");
+              float global_scale, std::uintptr_t stream) {
+  Arguments arguments("quantize", Arguments::Devices::any);
   const TensorView from = arguments.read(weights, "weights");
   const QuantizedMatrix to = matrix_of(arguments, out, true);
   lowbit::QuantizeOptions options;
   options.rule = lowbit::rule_named(rule);
   options.importance = arguments.read(importance, "importance");
   options.global_scale = global_scale;
+  Runtime runtime;
+  runtime.stream = reinterpret_cast<void*>(stream);
+  DeviceScratch device_scratch(arguments.gpu());
   nb::gil_scoped_release released;
-  lowbit::quantize(from, options, to);
+  runtime.workspace = device_scratch.get(lowbit::quantize_workspace(from));
+  lowbit::quantize(from, options, to, runtime);
 }
 
-void dequantize(const nb::tuple& matrix, nb::handle out) {
-  Arguments arguments("dequantize");
+void dequantize(nb::handle out, const nb::tuple& matrix, std::uintptr_t stream) {
+  Arguments arguments("dequantize", Arguments::Devices::any);
   const QuantizedMatrix from = matrix_of(arguments, matrix, false);
   const TensorView to = arguments.write(out, "out");
+  Runtime runtime;
+  runtime.stream = reinterpret_cast<void*>(stream);
   nb::gil_scoped_release released;
-  lowbit::dequantize(from, to);
+  lowbit::dequantize(from, to, runtime);
 }
 
 // (sqnr, mean, max, max_row, max_column)
@@ -184,8 +190,8 @@ void bind_lowbit(nb::module_& module) {
   module.def("lowbit_formats", &lowbit::format_names);
   module.def("lowbit_storage", &storage, nb::arg("format"), nb::arg("rows"), nb::arg("columns"));
   module.def("lowbit_quantize", &quantize, nb::arg("weights").none(), nb::arg("out"), nb::arg("rule"),
-             nb::arg("importance").none(), nb::arg("global_scale"));
-  module.def("lowbit_dequantize", &dequantize, nb::arg("matrix"), nb::arg("out").none());
+             nb::arg("importance").none(), nb::arg("global_scale"), nb::arg("stream") = 0);
+  module.def("lowbit_dequantize", &dequantize, nb::arg("out").none(), nb::arg("matrix"), nb::arg("stream") = 0);
   module.def("lowbit_error", &error, nb::arg("weights").none(), nb::arg("matrix"), nb::arg("row_sqnr").none(),
              nb::arg("row_max").none());
   module.def("lowbit_packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("rows"), nb::arg("columns"),

@@ -8,16 +8,16 @@
 
 namespace heddle {
 
-inline float bf16_to_f32(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+constexpr float bf16_to_f32(std::uint16_t bits) { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
 
-inline std::uint16_t f32_to_bf16(float value) {
+constexpr std::uint16_t f32_to_bf16(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return static_cast<std::uint16_t>((bits >> 16) | 0x40u);  // quiet NaN
   return static_cast<std::uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 // In integers, since not every compiler here has _Float16.
-inline float f16_to_f32(std::uint16_t half) {
+constexpr float f16_to_f32(std::uint16_t half) {
   const std::uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7fffu;
   if (magnitude < 0x400u) {  // zero and subnormals: units of 2^-24
     const float value = static_cast<float>(magnitude) * 0x1p-24f;
@@ -28,7 +28,7 @@ inline float f16_to_f32(std::uint16_t half) {
   return std::bit_cast<float>(sign | 0x7f800000u | (magnitude << 13) | quiet);
 }
 
-inline std::uint16_t f32_to_f16(float value) {
+constexpr std::uint16_t f32_to_f16(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value), magnitude = bits & 0x7fffffffu;
   const auto sign = static_cast<std::uint16_t>((bits & 0x80000000u) >> 16);
   std::uint32_t half;

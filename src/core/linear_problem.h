@@ -10,6 +10,7 @@
 #include "heddle/linear.h"
 #include "heddle/runtime.h"
 #include "lowbit/fragments.h"
+#include "lowbit/matrix_order.h"
 #include "lowbit/packed.h"
 
 namespace heddle {
@@ -41,9 +42,13 @@ struct LinearProblem {
   Device device = Device::cpu;
   lowbit::Format format;
   WeightOrder order = WeightOrder::rows16;
+  bool gated = false;                // as weights are packed
   lowbit::Panels weights;            // of that order
   lowbit::FragmentLayout fragments;  // of another, and where they are
   const std::byte* fragment_data = nullptr;
+  lowbit::Matrix matrix;            // of order matrix or matrix8
+  const std::byte* kept = nullptr;  // [N, K] of kept_dtype, or null
+  DType kept_dtype = DType::bf16;
   RowsOf x, y, residual;            // residual.data: null if there is none
   const std::byte* bias = nullptr;  // [N], or null
   Activation activation = Activation::none;

@@ -7,5 +7,20 @@ namespace heddle::cuda {
 
 extern const LinearKernel kSm90LinearW4A16;  // "sm90_w4a16": wgmma, weights decoded in registers, for Hopper
 extern const LinearKernel kSm90LinearW4A8;   // "sm90_w4a8": the same with products in e4m3
+// cuBLASLt, which is loaded at run time:
+extern const LinearKernel kCublasLtLinear;      // "cublaslt": W in 16 bits, kept or decoded before the product
+extern const LinearKernel kCublasLtLinearW8A8;  // "cublaslt_w8a8": products in int8 or e4m3
+extern const LinearBackwardKernel kCublasLtLinearBackward;  // "cublaslt"
+
+// Seconds that a product of 16-bit weights takes, estimated from the device alone; 0 where there is none.
+double seconds_of_16bit(const LinearProblem& problem);
+
+// Rows and columns of W.
+struct WeightBlock {
+  std::int64_t row = 0, column = 0, rows = 0, columns = 0;
+};
+// Writes a block of W as floats, on the stream. column: a multiple of 128.
+std::string refuse_decode(const LinearProblem& weights);
+void decode_weights(const LinearProblem& weights, const WeightBlock& block, const lowbit::Weights& out, void* stream);
 
 }  // namespace heddle::cuda

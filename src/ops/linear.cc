@@ -12,8 +12,9 @@
 namespace heddle {
 namespace {
 
-constexpr const LinearKernel* kCandidates[] = {&cpu::kLinear, &reference::kLinear, &cuda::kSm90LinearW4A16,
-                                               &cuda::kSm90LinearW4A8};
+constexpr const LinearKernel* kCandidates[] = {&cpu::kLinear,           &reference::kLinear,
+                                               &cuda::kSm90LinearW4A16, &cuda::kSm90LinearW4A8,
+                                               &cuda::kCublasLtLinear,  &cuda::kCublasLtLinearW8A8};
 
 struct NamedActivation {
   const char* name;
@@ -87,7 +88,12 @@ std::vector<Candidate> explain_linear(const TensorView& x, const PackedWeights& 
                                       const Runtime& runtime) {
   const Check check("explain_linear");
   const LinearProblem problem = checked_linear_problem(check, x, weights, {}, options);
-  return explained(kCandidates, problem, options.force, workers_of(runtime));
+  std::vector<Candidate> list = explained(kCandidates, problem, options.force, workers_of(runtime));
+  const double wide = problem.device == Device::cuda ? cuda::seconds_of_16bit(problem) : 0.0;
+  for (Candidate& c : list) {
+    if (c.supported && wide > 0) c.of_16bit = c.seconds / wide;
+  }
+  return list;
 }
 
 }  // namespace heddle

@@ -17,21 +17,12 @@ class LinearChecks {
       : check_(check), x_(x), weights_(weights), y_(y), options_(options) {}
 
   LinearProblem problem() const {
-    LinearProblem p;
     check_packed(check_, weights_, "weights");
     const bool for_cpu = weights_.order == WeightOrder::rows16;
     check_.require(for_cpu == (weights_.device == Device::cpu), "weights are in order ", name_of(weights_.order),
                    " on a ", for_cpu ? "GPU" : "CPU", ": order rows16 is for CPUs, the others are for GPUs");
-    p.format = weights_.format;
-    p.order = weights_.order;
-    if (for_cpu) {
-      p.weights = panels_of(weights_);
-    } else {
-      p.fragments = lowbit::fragment_layout(weights_.order, weights_.rows, weights_.columns);
-      p.fragment_data = static_cast<const std::byte*>(weights_.data.data);
-    }
-    p.N = weights_.rows;
-    p.K = weights_.columns;
+    LinearProblem p = weights_problem(weights_);
+    check_kept();
     check_x();
     p.device = x_.device;
     p.dtype = x_.dtype;
@@ -48,6 +39,7 @@ class LinearChecks {
       check_.not_overlapping(y_, "y");
       apart("x", x_);
       apart("weights.data", weights_.data);
+      if (weights_.kept.given()) apart("weights.kept", weights_.kept);
       p.y = rows_of(y_);
     }
     if (options_.bias.given()) p.bias = vector(options_.bias, "bias", "[N]", p.N);
@@ -70,6 +62,18 @@ class LinearChecks {
     check_.require(x_.shape[x_.rank - 1] == weights_.columns, "x is ", x_, " and weights have ", weights_.columns,
                    " columns: x must be [..., ", weights_.columns, "]");
     check_contiguous_rows(check_, x_, "x");
+  }
+
+  void check_kept() const {
+    const TensorView& kept = weights_.kept;
+    if (!kept.given()) return;
+    check_.require(weights_.device == Device::cuda, "weights.kept is given and weights are on the CPU: it is for GPUs");
+    check_.require(kept.dtype == DType::f16 || kept.dtype == DType::bf16, "weights.kept is ",
+                   heddle::name_of(kept.dtype), ": it must be float16 or bfloat16");
+    check_.tensor(kept, "weights.kept", kept.dtype, weights_.device, 2, "weights");
+    check_.require(kept.shape[0] == weights_.rows && kept.shape[1] == weights_.columns && kept.contiguous(),
+                   "weights.kept is ", kept, ": it must be [", weights_.rows, ", ", weights_.columns, "], contiguous");
+    check_.addressable(kept, "weights.kept");
   }
 
   // [..., width], with x's leading dimensions, dtype and device.
@@ -168,6 +172,32 @@ void check_packed(const Check& check, const PackedWeights& weights, const char* 
   check.require(weights.data.contiguous(), data, " is not contiguous: it must be");
   check.addressable(weights.data, data.c_str());
   check.require(reinterpret_cast<std::uintptr_t>(weights.data.data) % 64 == 0, data, " must be aligned to 64 bytes");
+}
+
+LinearProblem weights_problem(const PackedWeights& weights) {
+  LinearProblem p;
+  p.format = weights.format;
+  p.order = weights.order;
+  p.gated = weights.gated;
+  p.N = weights.rows;
+  p.K = weights.columns;
+  p.device = weights.device;
+  auto* const data = static_cast<std::byte*>(weights.data.data);
+  switch (weights.order) {
+    case WeightOrder::rows16:
+      p.weights = panels_of(weights);
+      break;
+    case WeightOrder::matrix:
+    case WeightOrder::matrix8:
+      p.matrix = lowbit::matrix_at(weights.format, weights.rows, weights.columns, data);
+      break;
+    default:
+      p.fragments = lowbit::fragment_layout(weights.order, weights.rows, weights.columns);
+      p.fragment_data = data;
+  }
+  p.kept = static_cast<const std::byte*>(weights.kept.data);
+  if (weights.kept.given()) p.kept_dtype = weights.kept.dtype;
+  return p;
 }
 
 lowbit::Panels panels_of(const PackedWeights& weights) {

@@ -1,6 +1,7 @@
 // linear_backward and explain_linear_backward: check, ask each candidate, choose, launch.
 #include "core/check.h"
 #include "cpu/linear.h"
+#include "cuda/linear.h"
 #include "heddle/linear.h"
 #include "ops/attention.h"
 #include "ops/linear_arguments.h"
@@ -10,7 +11,8 @@
 namespace heddle {
 namespace {
 
-constexpr const LinearBackwardKernel* kCandidates[] = {&cpu::kLinearBackward, &reference::kLinearBackward};
+constexpr const LinearBackwardKernel* kCandidates[] = {&cpu::kLinearBackward, &reference::kLinearBackward,
+                                                       &cuda::kCublasLtLinearBackward};
 
 }  // namespace
 

@@ -12,9 +12,18 @@
 namespace heddle::lowbit {
 namespace {
 
+void check_device(const Check& check, const TensorView& view, const std::string& name, Device device) {
+  if (device == Device::cpu) {
+    check.require(view.device == device, name,
+                  " is on a GPU: ", "this operation runs on the CPU, or all of its tensors are on one GPU");
+  } else {
+    check.require(view.device == device, name, " is on the CPU and other tensors are on a GPU: they must be on one");
+  }
+}
+
 // One tensor of a stored matrix against what it must be.
 void check_stored(const Check& check, const TensorView& view, const TensorView& wanted, const std::string& name,
-                  const std::string& format) {
+                  const std::string& format, Device device) {
   if (!wanted.given()) {
     check.require(!view.given(), name, " is given and ", format, " has none");
     return;
@@ -22,47 +31,47 @@ void check_stored(const Check& check, const TensorView& view, const TensorView& 
   check.require(view.given(), name, " is missing: ", format, " has them as ", name_of(wanted.dtype), " ", wanted);
   check.require(view.dtype == wanted.dtype, name, " is ", name_of(view.dtype), ": ", format, " has ",
                 name_of(wanted.dtype));
-  check.require(view.device == Device::cpu, name, " is on a GPU: this operation runs on the CPU");
+  check_device(check, view, name, device);
   check.require(view.rank == wanted.rank && view.shape == wanted.shape, name, " is ", view, ": it must be ", wanted,
                 " for ", format);
   check.require(view.elements() == 0 || view.contiguous(), name, " is not contiguous: it must be");
   check.addressable(view, name.c_str());
 }
 
-const float* checked_importance(const Check& check, const TensorView& importance, ScaleRule rule, std::int64_t K) {
+const float* checked_importance(const Check& check, const TensorView& importance, ScaleRule rule, std::int64_t K,
+                                Device device) {
   if (!importance.given()) return nullptr;
   check.require(searches(rule), "importance is given and rule is ", name_of(rule),
                 ": it counts in the searches of four_six and mse");
-  check.tensor(importance, "importance", DType::f32, Device::cpu, 1, "weights");
+  check.tensor(importance, "importance", DType::f32, device, 1, "weights");
   check.require(importance.shape[0] == K, "importance is ", importance, ": it must be [K] = [", K, "]");
   check.require(K == 0 || importance.contiguous(), "importance is not contiguous: it must be");
   const auto* values = static_cast<const float*>(importance.data);
-  for (std::int64_t k = 0; k < K; ++k) {
-    check.require(values[k] >= 0.0f && std::isfinite(values[k]), "importance[", k, "] is ", values[k],
-                  ": it must be finite and at least 0");
+  for (std::int64_t k = 0; device == Device::cpu && k < K; ++k) {
+    if (!(values[k] >= 0.0f && std::isfinite(values[k]))) refuse_importance(k, values[k]);
   }
   return values;
 }
 
 }  // namespace
 
-Weights checked_weights(const Check& check, const TensorView& view, const char* name) {
+Weights checked_weights(const Check& check, const TensorView& view, const char* name, std::optional<Device> device) {
   check.require(view.given(), name, " is missing");
   check.require(view.dtype == DType::f32 || view.dtype == DType::f16 || view.dtype == DType::bf16, name, " is ",
                 name_of(view.dtype), ": it must be float32, float16 or bfloat16");
-  check.require(view.device == Device::cpu, name, " is on a GPU: this operation runs on the CPU");
+  if (device) check_device(check, view, name, *device);
   check.require(view.rank == 2, name, " has ", view.rank, " dimensions: it must be [N, K]; found ", name, " ", view);
   check.addressable(view, name);
   return {static_cast<std::byte*>(view.data), view.dtype, view.stride[0], view.stride[1]};
 }
 
-Matrix checked_matrix(const Check& check, const QuantizedMatrix& matrix, const char* name) {
+Matrix checked_matrix(const Check& check, const QuantizedMatrix& matrix, const char* name, Device device) {
   const std::string format = name_of(matrix.format), of = std::string(name) + ".";
   const QuantizedMatrix wanted = storage(matrix.format, matrix.rows, matrix.columns);
-  check_stored(check, matrix.codes, wanted.codes, of + "codes", format);
-  check_stored(check, matrix.scales, wanted.scales, of + "scales", format);
-  check_stored(check, matrix.zeros, wanted.zeros, of + "zeros", format);
-  check_stored(check, matrix.global_scale, wanted.global_scale, of + "global_scale", format);
+  check_stored(check, matrix.codes, wanted.codes, of + "codes", format, device);
+  check_stored(check, matrix.scales, wanted.scales, of + "scales", format, device);
+  check_stored(check, matrix.zeros, wanted.zeros, of + "zeros", format, device);
+  check_stored(check, matrix.global_scale, wanted.global_scale, of + "global_scale", format, device);
   Matrix out;
   out.format = matrix.format;
   out.N = matrix.rows;
@@ -80,14 +89,14 @@ Matrix checked_matrix(const Check& check, const QuantizedMatrix& matrix, const c
 QuantizeProblem checked_problem(const Check& check, const TensorView& weights, const QuantizeOptions& options,
                                 const QuantizedMatrix& out) {
   QuantizeProblem p;
-  p.weights = checked_weights(check, weights, "weights");
+  p.weights = checked_weights(check, weights, "weights", std::nullopt);
   check.require(out.rows == weights.shape[0] && out.columns == weights.shape[1], "out is for a matrix of [", out.rows,
                 ", ", out.columns, "] and weights is ", weights, ": they must be equal");
-  p.out = checked_matrix(check, out, "out");
+  p.out = checked_matrix(check, out, "out", weights.device);
   check.require(has_rule(out.format, options.rule), "rule is ", name_of(options.rule), ", which ", name_of(out.format),
                 " does not have");
   p.rule = options.rule;
-  p.importance = checked_importance(check, options.importance, options.rule, p.out.K);
+  p.importance = checked_importance(check, options.importance, options.rule, p.out.K, weights.device);
   p.global_scale = options.global_scale;
   check.require(p.global_scale >= 0.0f && std::isfinite(p.global_scale), "global_scale is ", p.global_scale,
                 ": it must be positive and finite, or 0 for the matrix's own");
@@ -108,18 +117,31 @@ QuantizeProblem checked_problem(const Check& check, const TensorView& weights, c
   return p;
 }
 
-void check_values(const Check& check, const QuantizeProblem& p, std::uint32_t largest) {
-  constexpr std::uint32_t kInfinityBits = 0x7f800000u;
-  const bool narrow = p.out.format.scale == ScaleType::f16;
+float weight_limit(const Format& format) {
   // Of a range around zero the largest weight is at least half, so that this holds with zero points too.
-  const float limit = 65504.0f * largest_of(Element::int4);
-  if (largest < kInfinityBits && !(narrow && std::bit_cast<float>(largest) > limit)) return;
+  return format.scale == ScaleType::f16 ? 65504.0f * largest_of(Element::int4) : std::numeric_limits<float>::max();
+}
+
+void refuse_weight(const Format& format, std::int64_t n, std::int64_t k, float w) {
+  const std::string found = text("[quantize] weights[", n, ", ", k, "] is ", w, ": ");
+  if (!std::isfinite(w)) throw Error(found + "weights must be finite");
+  throw Error(text(found, name_of(format), " has float16 scales, which serve weights up to ", weight_limit(format)));
+}
+
+void refuse_importance(std::int64_t k, float value) {
+  throw Error(text("[quantize] importance[", k, "] is ", value, ": it must be finite and at least 0"));
+}
+
+void check_values(const QuantizeProblem& p, std::uint32_t largest) {
+  const float limit = weight_limit(p.out.format);
+  const auto serves = [&](float w) { return std::abs(w) <= limit; };  // not NaN
+  if (serves(std::bit_cast<float>(largest))) return;
+  // What is not finite is named first, wherever it is.
+  const bool finite = std::isfinite(std::bit_cast<float>(largest));
   for (std::int64_t n = 0; n < p.out.N; ++n) {
     for (std::int64_t k = 0; k < p.out.K; ++k) {
       const float w = load_element(p.weights.at(n, k), p.weights.dtype, 0);
-      check.require(std::isfinite(w), "weights[", n, ", ", k, "] is ", w, ": weights must be finite");
-      check.require(largest >= kInfinityBits || !(narrow && std::abs(w) > limit), "weights[", n, ", ", k, "] is ", w,
-                    ": ", name_of(p.out.format), " has float16 scales, which serve weights up to ", limit);
+      if (!(finite ? serves(w) : std::isfinite(w))) refuse_weight(p.out.format, n, k, w);
     }
   }
 }

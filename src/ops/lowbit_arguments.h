@@ -1,23 +1,33 @@
 // Arguments of quantisation, checked.
 #pragma once
 
+#include <optional>
+
 #include "core/check.h"
 #include "core/lowbit_problem.h"
 
 namespace heddle::lowbit {
 
-// [N, K] of f32, f16 or bf16 in CPU memory.
-Weights checked_weights(const Check& check, const TensorView& view, const char* name);
+// [N, K] of f32, f16 or bf16 where `device` says, or anywhere.
+Weights checked_weights(const Check& check, const TensorView& view, const char* name,
+                        std::optional<Device> device = Device::cpu);
 
-// The storage that matrix.format, rows and columns ask for; `name` is what the caller calls the matrix.
-Matrix checked_matrix(const Check& check, const QuantizedMatrix& matrix, const char* name);
+// The storage that matrix.format, rows and columns ask for, all of it where `device` says; `name` is what the caller
+// calls the matrix.
+Matrix checked_matrix(const Check& check, const QuantizedMatrix& matrix, const char* name, Device device = Device::cpu);
 
-// All but the values of the weights.
+// All but the values of the weights, and on a GPU of the importance. All tensors are where the weights are.
 QuantizeProblem checked_problem(const Check& check, const TensorView& weights, const QuantizeOptions& options,
                                 const QuantizedMatrix& out);
 
 // Throws if `largest`, the bits of the largest |weight|, is not finite or is beyond what the format's scales hold,
 // naming the first weight that is.
-void check_values(const Check& check, const QuantizeProblem& problem, std::uint32_t largest);
+void check_values(const QuantizeProblem& problem, std::uint32_t largest);
+
+// The magnitude that weights of the format may have.
+float weight_limit(const Format& format);
+// Throws for weight [n, k], which is not finite or beyond that.
+[[noreturn]] void refuse_weight(const Format& format, std::int64_t n, std::int64_t k, float w);
+[[noreturn]] void refuse_importance(std::int64_t k, float value);
 
 }  // namespace heddle::lowbit

@@ -1,8 +1,12 @@
 // Packing of quantised weights: check everything, then write.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
+#include "core/dtypes.h"
 #include "core/overlap.h"
+#include "cpu/lowbit.h"
+#include "cuda/linear.h"
 #include "heddle/linear.h"
 #include "lowbit/formats.h"
 #include "lowbit/fragments.h"
@@ -56,16 +60,43 @@ void pack_fragments(const Matrix& from, const PackedWeights& out, Executor& exec
   }
 }
 
+void pack_matrix(const Matrix& from, const PackedWeights& out, Executor& executor) {
+  constexpr std::int64_t kRows = 64;  // of a task
+  const lowbit::MatrixLayout layout = lowbit::matrix_layout(out.format, out.rows, out.columns);
+  auto* const data = static_cast<std::byte*>(out.data.data);
+  const float global = from.format.global_scale ? *from.global_scale : 1.0f;
+  std::memset(data, 0, static_cast<std::size_t>(layout.codes));
+  std::memcpy(data, &global, sizeof global);
+  executor.parallel_for((layout.rows + kRows - 1) / kRows, [&](std::int64_t task, int) {
+    lowbit::pack_matrix_rows(from, task * kRows, std::min(layout.rows, (task + 1) * kRows), data);
+  });
+}
+
+std::int64_t packed_bytes(const lowbit::Format& format, std::int64_t rows, std::int64_t columns, WeightOrder order) {
+  switch (order) {
+    case WeightOrder::rows16:
+      return lowbit::panel_layout(format, rows, columns).bytes();
+    case WeightOrder::matrix:
+    case WeightOrder::matrix8:
+      return lowbit::matrix_layout(format, rows, columns).bytes;
+    default:
+      return lowbit::fragment_layout(order, rows, columns).bytes;
+  }
+}
+
 struct NamedOrder {
   const char* name;
   WeightOrder order;
 };
 constexpr NamedOrder kOrders[] = {{"rows16", WeightOrder::rows16},
                                   {"fragments16", WeightOrder::fragments16},
-                                  {"fragments8", WeightOrder::fragments8}};
+                                  {"fragments8", WeightOrder::fragments8},
+                                  {"matrix", WeightOrder::matrix},
+                                  {"matrix8", WeightOrder::matrix8}};
 
 bool has_order(const lowbit::Format& format, WeightOrder order) {
-  if (order == WeightOrder::rows16) return true;
+  if (order == WeightOrder::rows16 || order == WeightOrder::matrix) return true;
+  if (order == WeightOrder::matrix8) return format.element == lowbit::Element::e4m3;
   const bool e2m1 = format.element == lowbit::Element::e2m1 || format.element == lowbit::Element::e2m1_row;
   return e2m1 && (order == WeightOrder::fragments16 || format.scale != lowbit::ScaleType::e4m3);
 }
@@ -95,16 +126,16 @@ PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, st
   check.require(!gated || rows % 2 == 0, "rows is ", rows, ": gated weights have a gate and an up row of each output, ",
                 "so an even number");
   check.require(has_order(format, order), "format is ", lowbit::name_of(format), ": order ", name_of(order), " has ",
-                order == WeightOrder::fragments8 ? "" : "nvfp4, ", "mxfp4 and e2m1_row");
+                order == WeightOrder::matrix8      ? "fp8_row"
+                : order == WeightOrder::fragments8 ? "mxfp4 and e2m1_row"
+                                                   : "nvfp4, mxfp4 and e2m1_row");
   PackedWeights packed;
   packed.format = format;
   packed.rows = rows;
   packed.columns = columns;
   packed.gated = gated;
   packed.order = order;
-  packed.data = TensorView(nullptr, DType::u8,
-                           {order == WeightOrder::rows16 ? lowbit::panel_layout(format, rows, columns).bytes()
-                                                         : lowbit::fragment_layout(order, rows, columns).bytes});
+  packed.data = TensorView(nullptr, DType::u8, {packed_bytes(format, rows, columns, order)});
   return packed;
 }
 
@@ -120,7 +151,35 @@ void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& ou
   }
   check_finite(check, from);
   Executor& executor = runtime.executor != nullptr ? *runtime.executor : default_executor();
-  (out.order == WeightOrder::rows16 ? pack_panels : pack_fragments)(from, out, executor);
+  const bool in_matrix = out.order == WeightOrder::matrix || out.order == WeightOrder::matrix8;
+  (out.order == WeightOrder::rows16 ? pack_panels : in_matrix ? pack_matrix : pack_fragments)(from, out, executor);
+}
+
+void unpack_weights(const PackedWeights& weights, const TensorView& out, const Runtime& runtime) {
+  const Check check("unpack_weights");
+  check_packed(check, weights, "weights");
+  const lowbit::Weights to = lowbit::checked_weights(check, out, "out", weights.device);
+  check.require(out.shape[0] == weights.rows && out.shape[1] == weights.columns, "out is ", out, ": it must be [",
+                weights.rows, ", ", weights.columns, "], as weights are");
+  check.not_overlapping(out, "out");
+  check.require(!may_share_memory(out, weights.data), "out shares memory with weights.data");
+  if (weights.device == Device::cuda) {
+    const LinearProblem p = weights_problem(weights);
+    if (const std::string reason = cuda::refuse_decode(p); !reason.empty()) check.require(false, reason);
+    return cuda::decode_weights(p, {.rows = p.N, .columns = p.K}, to, runtime.stream);
+  }
+  Executor& executor = runtime.executor != nullptr ? *runtime.executor : default_executor();
+  if (weights.order == WeightOrder::matrix || weights.order == WeightOrder::matrix8) {
+    return cpu::dequantize(weights_problem(weights).matrix, to, executor);
+  }
+  check.require(weights.order == WeightOrder::rows16, "weights are in order ", name_of(weights.order),
+                " on the CPU: there, orders rows16, matrix and matrix8 are unpacked");
+  const lowbit::Panels panels = panels_of(weights);
+  executor.parallel_for(weights.rows, [&](std::int64_t n, int) {
+    for (std::int64_t k = 0; k < weights.columns; ++k) {
+      store_element(to.at(n, k), to.dtype, 0, lowbit::packed_value(panels, n, k));
+    }
+  });
 }
 
 }  // namespace heddle

@@ -4,6 +4,7 @@
 #include "cuda/backend.h"
 #include "cuda/kv_cache.h"
 #include "cuda/linear.h"
+#include "cuda/lowbit.h"
 #include "heddle/error.h"
 
 namespace heddle::cuda {
@@ -54,9 +55,24 @@ constexpr LinearKernel absent_linear(const char* name) {
 
 bool built() { return false; }
 
+double seconds_of_16bit(const LinearProblem&) { return 0.0; }
+std::string refuse_decode(const LinearProblem&) { return kWithout; }
+void decode_weights(const LinearProblem&, const WeightBlock&, const lowbit::Weights&, void*) {
+  throw RuntimeError(kWithout);
+}
+
 void apply_rotary(const RotaryProblem&, void*) { throw RuntimeError(text("[apply_rotary] ", kWithout)); }
 void append_int4_cache(const Int4AppendProblem&, void*) { throw RuntimeError(text("[append_int4_cache] ", kWithout)); }
 void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[append_kv_cache] ", kWithout)); }
+
+QuantizeFindings quantize(const lowbit::QuantizeProblem&, void*, void*) {
+  throw RuntimeError(text("[quantize] ", kWithout));
+}
+FoundWeight first_weight_beyond(const lowbit::QuantizeProblem&, float, void*, void*) { throw RuntimeError(kWithout); }
+float importance_at(const lowbit::QuantizeProblem&, std::uint32_t, void*) { throw RuntimeError(kWithout); }
+void dequantize(const lowbit::Matrix&, const lowbit::Weights&, void*) {
+  throw RuntimeError(text("[dequantize] ", kWithout));
+}
 
 const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
 const AttentionForwardKernel kSm80AttentionDecode = absent("sm80_decode", "flash", true);
@@ -69,5 +85,16 @@ const AttentionBackwardKernel kSm80AttentionBackward = absent_backward("sm80");
 const AttentionBackwardKernel kSm90AttentionBackward = absent_backward("sm90");
 const LinearKernel kSm90LinearW4A16 = absent_linear("sm90_w4a16");
 const LinearKernel kSm90LinearW4A8 = absent_linear("sm90_w4a8");
+const LinearKernel kCublasLtLinear = absent_linear("cublaslt");
+const LinearKernel kCublasLtLinearW8A8 = absent_linear("cublaslt_w8a8");
+const LinearBackwardKernel kCublasLtLinearBackward = {
+    .name = "cublaslt",
+    .method = "linear",
+    .device = Device::cuda,
+    .automatic = true,
+    .supports = [](const LinearBackwardProblem&) -> std::string { return kWithout; },
+    .estimate = [](const LinearBackwardProblem&, int) { return 0.0; },
+    .workspace = [](const LinearBackwardProblem&, int) { return std::size_t{0}; },
+    .launch = [](const LinearBackwardProblem&, const Runtime&) { throw RuntimeError(kWithout); }};
 
 }  // namespace heddle::cuda

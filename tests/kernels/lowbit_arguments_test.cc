@@ -82,7 +82,16 @@ INSTANTIATE_TEST_SUITE_P(
             "weights is int32: it must be float32, float16 or bfloat16"},
         Bad{"codes_as_weights", [](Call& c) { c.weights.dtype = DType::u8; }, "weights is uint8"},
         Bad{"gpu_weights", [](Call& c) { c.weights.device = Device::cuda; },
-            "weights is on a GPU: this operation runs on the CPU"},
+            "out.codes is on the CPU and other tensors are on a GPU: they must be on one"},
+        Bad{"gpu_codes_to_write", [](Call& c) { c.matrix().codes.device = Device::cuda; },
+            "out.codes is on a GPU: this operation runs on the CPU, or all of its tensors are on one GPU"},
+        Bad{"gpu_importance",
+            [](Call& c) {
+              c.options.rule = ScaleRule::mse;
+              c.options.importance = TensorView(c.importance_data.data(), DType::f32, {64});
+              c.options.importance.device = Device::cuda;
+            },
+            "importance is on another device than weights"},
         Bad{"three_dimensions",
             [](Call& c) {
               c.weights = TensorView(c.data.data(), DType::f32, {2, 2, 64});

@@ -209,51 +209,81 @@ void LinearGradientLayer::compute() {
   }
 }
 
-std::vector<Comparison> LinearGradientLayer::run(const LinearOptions& options, const std::string& wanted, bool with_x,
-                                                 Executor* executor) const {
+namespace {
+
+struct Named {
+  const char* name;
+  char letter;
+  TensorView LinearGradients::*view;
+};
+constexpr Named kNamed[] = {{"dx", 'x', &LinearGradients::dx},
+                            {"dbias", 'b', &LinearGradients::dbias},
+                            {"dnorm_weight", 'w', &LinearGradients::dnorm_weight},
+                            {"dnorm_bias", 'n', &LinearGradients::dnorm_bias}};
+
+}  // namespace
+
+const Vector& LinearGradientLayer::of(const Gradients& gradients, char letter) {
+  switch (letter) {
+    case 'x':
+      return gradients.dx;
+    case 'b':
+      return gradients.dbias;
+    case 'w':
+      return gradients.dnorm_weight;
+    default:
+      return gradients.dnorm_bias;
+  }
+}
+
+HostTensor LinearGradientLayer::output(char letter) const {
   const LinearCase& c = layer.given();
   std::vector<std::int64_t> shape = c.rows;
   shape.push_back(c.K);
-  struct Gradient {
-    const char* name;
-    char letter;
-    HostTensor tensor;
-    const Vector &exact, &plain, &terms;
-    TensorView LinearGradients::*view;
-  };
-  Gradient list[] = {
-      {"dx", 'x', HostTensor::output(c.dtype, shape, c.layout), exact_.dx, plain_.dx, terms_.dx, &LinearGradients::dx},
-      {"dbias", 'b', HostTensor::output(c.dtype, {c.N}), exact_.dbias, plain_.dbias, terms_.dbias,
-       &LinearGradients::dbias},
-      {"dnorm_weight", 'w', HostTensor::output(c.dtype, {c.K}), exact_.dnorm_weight, plain_.dnorm_weight,
-       terms_.dnorm_weight, &LinearGradients::dnorm_weight},
-      {"dnorm_bias", 'n', HostTensor::output(c.dtype, {c.K}), exact_.dnorm_bias, plain_.dnorm_bias, terms_.dnorm_bias,
-       &LinearGradients::dnorm_bias}};
+  if (letter == 'x') return HostTensor::output(c.dtype, shape, c.layout);
+  return HostTensor::output(c.dtype, {letter == 'b' ? c.N : c.K});
+}
+
+Comparison LinearGradientLayer::compare(char letter, const HostTensor& found) const {
+  const LinearCase& c = layer.given();
+  std::string name;
+  for (const Named& named : kNamed) {
+    if (named.letter == letter) name = named.name;
+  }
+  PlainTensor plain;
+  plain.values = of(plain_, letter);
+  for (const double t : of(terms_, letter)) plain.terms = std::max(plain.terms, t);
+  std::vector<std::int64_t> extent = c.rows;
+  extent.push_back(c.K);
+  if (letter != 'x') extent = {found.elements()};
+  Comparison result = kit::compare(name, found.values(), of(exact_, letter), plain, extent, c.dtype, c.dtype, kFactor);
+  if (const std::string damage = found.damage(); !damage.empty()) {
+    result.passed = false;
+    result.worst = name + "'s surroundings: " + damage;
+  }
+  return result;
+}
+
+std::vector<Comparison> LinearGradientLayer::run(const LinearOptions& options, const std::string& wanted, bool with_x,
+                                                 Executor* executor) const {
+  const LinearCase& c = layer.given();
   const auto asked = [&](char letter) {
     if (letter == 'w' && c.norm == Norm::none) return false;
     if (letter == 'n' && c.norm != Norm::layer_norm) return false;
     return wanted.find(letter) != std::string::npos;
   };
   LinearGradients gradients;
-  for (Gradient& g : list) {
-    if (asked(g.letter)) gradients.*g.view = g.tensor.view();
+  std::vector<std::pair<char, HostTensor>> written;
+  written.reserve(std::size(kNamed));
+  for (const Named& named : kNamed) {
+    if (!asked(named.letter)) continue;
+    written.emplace_back(named.letter, output(named.letter));
+    gradients.*named.view = written.back().second.view();
   }
   call_linear_backward(dy.view(), with_x ? layer.x.view() : TensorView(), layer.packed.weights(), gradients, options,
                        executor);
   std::vector<Comparison> results;
-  for (Gradient& g : list) {
-    if (!asked(g.letter)) continue;
-    PlainTensor plain;
-    plain.values = g.plain;
-    for (const double t : g.terms) plain.terms = std::max(plain.terms, t);
-    const std::vector<std::int64_t> extent = g.letter == 'x' ? shape : std::vector{g.tensor.elements()};
-    Comparison result = compare(g.name, g.tensor.values(), g.exact, plain, extent, c.dtype, c.dtype, kFactor);
-    if (const std::string damage = g.tensor.damage(); !damage.empty()) {
-      result.passed = false;
-      result.worst = std::string(g.name) + "'s surroundings: " + damage;
-    }
-    results.push_back(result);
-  }
+  for (const auto& [letter, tensor] : written) results.push_back(compare(letter, tensor));
   return results;
 }
 

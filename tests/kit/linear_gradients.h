@@ -18,6 +18,10 @@ class LinearGradientLayer {
   std::vector<Comparison> run(const LinearOptions& options, const std::string& wanted = "xbwn", bool with_x = true,
                               Executor* executor = nullptr) const;
 
+  // The gradient of that letter before the call, and compared with what a call has written.
+  HostTensor output(char letter) const;
+  Comparison compare(char letter, const HostTensor& found) const;
+
   // sum over j of dy[m, j] * y(x)[j] in double, for a row x instead of x[m].
   double loss(std::int64_t m, const std::vector<double>& x) const;
   // In double, [M, K].
@@ -30,6 +34,7 @@ class LinearGradientLayer {
   struct Gradients {
     std::vector<double> dx, dbias, dnorm_weight, dnorm_bias;
   };
+  static const std::vector<double>& of(const Gradients& gradients, char letter);
   struct Row;
   void compute();
   Row row(std::int64_t m) const;

@@ -210,7 +210,7 @@ void LinearLayer::compute() {
       round_row(row);
       round_row(plain_row);
     }
-    if (c_.order == WeightOrder::fragments8) {
+    if (c_.order == WeightOrder::fragments8 || c_.order == WeightOrder::matrix8) {
       round_row_to_e4m3(row);
       round_row_to_e4m3(plain_row);
     }

@@ -41,7 +41,7 @@ struct LinearCase {
   Activation activation = Activation::none;
   bool bias = false, residual = false, in_place = false;  // in_place: y is the residual
   bool int8_x = false;
-  WeightOrder order = WeightOrder::rows16;  // fragments8: x is rounded to e4m3
+  WeightOrder order = WeightOrder::rows16;  // fragments8, matrix8: x is rounded to e4m3
   Norm norm = Norm::none;
   bool norm_weight = true, norm_bias = true;  // the bias of layer_norm only
   float norm_eps = 1e-5f;
@@ -69,6 +69,9 @@ class LinearLayer {
 
   // Row m of x after the norm, in double; plain: in f32, and rounded to x's dtype.
   std::vector<double> normed(std::int64_t m, bool plain) const;
+  // y before it is rounded, and the largest sum of |terms| of any y.
+  const std::vector<double>& exact() const { return reference_; }
+  double terms() const { return plain_.terms; }
   // The stored weights, [N, K].
   const std::vector<double>& weights() const { return weights_; }
 

@@ -1,5 +1,6 @@
 """heddle.lowbit.linear: against numpy on the dequantised weights, for numpy and torch; refusals."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -217,7 +218,7 @@ def test_gradients_by_every_way():
 
     def operator(x, bias, weight):
         options = (p.format, 32, 64, False, p.order, "silu", "rms_norm", 1e-5, False, False, "")
-        return torch.ops.heddle.linear_forward(x, bias, None, weight, None, p.data, *options)
+        return torch.ops.heddle.linear_forward(x, bias, None, weight, None, p.data, None, *options)
 
     ways = {
         "autograd": call,
@@ -308,3 +309,32 @@ def test_refusals():
     q.scales[0, 0] = 255
     with pytest.raises(ValueError, match=r"matrix.scales\[0, 0\] is nan: it must be finite"):
         lowbit.pack(q)
+
+
+@pytest.mark.parametrize("format", lowbit.FORMATS)
+def test_unpacked_weights_are_the_dequantised_ones(format):
+    q = lowbit.quantize(normal(24, 128), format)
+    found = lowbit.pack(q).unpack()
+    assert np.array_equal(found, q.dequantize())
+
+
+def test_explain_names_candidates():
+    p = lowbit.pack(lowbit.quantize(normal(16, 32), "mxfp4"))
+    found = {c.name: c for c in lowbit.explain(normal(3, 32), p)}
+    assert found["cpu"].chosen and found["cpu"].of_16bit == 0 and not found["cublaslt"].supported
+    assert "another device" in found["cublaslt"].reason and "cublaslt_w8a8" in found
+
+
+def test_what_is_for_gpus_is_refused_on_a_cpu():
+    q = lowbit.quantize(torch.from_numpy(normal(16, 32)), "fp8_row")
+    with pytest.raises(ValueError, match="keep_16bit is set and device is 'cpu'"):
+        lowbit.pack(q, keep_16bit=True)
+    with pytest.raises(ValueError, match="order is 'matrix' and device is 'cpu'"):
+        lowbit.pack(q, order="matrix")
+    with pytest.raises(ValueError, match="order is 'rows16' and device is 'cuda'"):
+        lowbit.pack(q, device="cuda", order="rows16")
+    kept = torch.zeros(16, 32, dtype=torch.bfloat16)
+    p = dataclasses.replace(lowbit.pack(q), kept=kept)
+    assert p.nbytes == p.data.nbytes + kept.nbytes
+    with pytest.raises(ValueError, match="weights.kept is given and weights are on the CPU"):
+        lowbit.linear(torch.from_numpy(normal(3, 32)), p)

@@ -112,6 +112,24 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(const RowsPass p) {
     });
     largest = over_block(largest, Larger{});
     const bool finite = largest < INFINITY;
+    if (p.int8) {  // as core/int8_rows.h does it
+      const float scale = largest / 127.0f;
+      if (threadIdx.x == 0) p.scales[row] = finite ? scale : NAN;
+      uint2* const to = reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.to) + row * p.pitch);
+      for_each_piece([&](int i, float(&x)[kPiece]) {
+        normed(i, x);
+        std::uint32_t words[2] = {0, 0};
+#pragma unroll
+        for (int j = 0; j < kPiece; ++j) {
+          const float q = finite && scale > 0.0f ? rintf(x[j] / scale) : 0.0f;
+          words[j / 4] |= (static_cast<std::uint32_t>(static_cast<int>(fminf(fmaxf(q, -127.0f), 127.0f))) & 255u)
+                          << j % 4 * 8;
+        }
+        to[i] = make_uint2(words[0], words[1]);
+      });
+      for (int i = pieces + static_cast<int>(threadIdx.x); i < all; i += kRowThreads) to[i] = make_uint2(0, 0);
+      return;
+    }
     if (threadIdx.x == 0) p.scales[row] = finite ? largest / kLargest : NAN;
     const float scale = finite && largest > 0.0f ? fminf(kLargest / largest, 3.0e38f) : 0.0f;  // not infinite
     uint2* const to = reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.to) + row * p.pitch);

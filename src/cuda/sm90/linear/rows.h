@@ -17,9 +17,10 @@ struct RowsPass {
   Norm norm;
   const void *weight, *bias;  // [columns] or null: ones, zeros
   float eps;
-  void* to;       // [rows, pitch], zeros behind the columns
-  float* scales;  // [rows], or null. Given: `to` is e4m3, each row divided by its scale, so that its largest
-                  // magnitude becomes 448. A row that is not finite has scale NaN, which spoils its y.
+  void* to;           // [rows, pitch], zeros behind the columns
+  float* scales;      // [rows], or null. Given: `to` is e4m3, each row divided by its scale, so that its largest
+                      // magnitude becomes 448. A row that is not finite has scale NaN, which spoils its y.
+  bool int8 = false;  // `to` is int8 instead, the largest magnitude 127, columns and pitch as before; with scales
 };
 
 void run_rows_pass(const RowsPass& pass, cudaStream_t stream);

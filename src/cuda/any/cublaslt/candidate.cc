@@ -1,0 +1,163 @@
+// The candidate "cublaslt": products of 16 bits over a copy of W that was kept, or over W as it is decoded, a part of
+// its rows at a time.
+#include "core/check.h"
+#include "cuda/any/cublaslt/host.h"
+#include "cuda/linear.h"
+#include "cuda/sm90/linear/host.h"
+#include "cuda/sm90/linear/rows.h"
+#include "lowbit/formats.h"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace cublaslt;
+
+bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
+bool normed(const LinearProblem& p) { return p.norm.kind != Norm::none; }
+
+// What cuBLASLt does itself: bias and residual; or, without a residual, which it would add before, bias and then relu,
+// or gelu with an approximate tanh, which bfloat16 does not show.
+bool fused(const LinearProblem& p) {
+  if (p.activation == Activation::none) return true;
+  if (p.residual.data != nullptr) return false;
+  return p.activation == Activation::relu || (p.activation == Activation::gelu_tanh && p.dtype == DType::bf16);
+}
+bool finishes(const LinearProblem& p) { return !fused(p); }
+After after_of(const LinearProblem& p) {
+  return p.activation == Activation::relu        ? After::relu
+         : p.activation == Activation::gelu_tanh ? After::gelu_tanh
+                                                 : After::nothing;
+}
+
+std::int64_t pitch_of(const LinearProblem& p) { return round_up(p.K, 8); }
+Part part_of(const LinearProblem& p) {
+  return cublaslt::part_of(p.M, p.N, finishes(p), has_kept(p) ? 0 : 2 * pitch_of(p));
+}
+
+std::string supports(const LinearProblem& p) {
+  if (!has_kept(p)) {
+    if (p.kept != nullptr) {
+      return text("the kept copy of W is ", name_of(p.kept_dtype), " and x is ", name_of(p.dtype));
+    }
+    if (p.order != WeightOrder::matrix) {
+      return text(
+          "it takes weights in order matrix, or with a copy in 16 bits that was kept (keep_16bit); these are in ",
+          name_of(p.order));
+    }
+  }
+  if (p.order == WeightOrder::fragments8 || p.order == WeightOrder::matrix8) {
+    return text("weights in order ", name_of(p.order), " are for x rounded to float8_e4m3fn");
+  }
+  if (p.int8_x) return "it has no products in integers";
+  if (std::string reason = refuse(p); !reason.empty()) return reason;
+  if (normed(p)) {
+    if (std::string reason = refuse_pass(p); !reason.empty()) return reason;
+  }
+  return refuse_library();
+}
+
+double estimate(const LinearProblem& p, int /*workers*/) {
+  if (nothing(p)) return 0.0;
+  const double weights = static_cast<double>(p.N) * static_cast<double>(p.K);
+  const double sums = static_cast<double>(p.M) * static_cast<double>(p.N);
+  double seconds = product_seconds(p, 2, 1);
+  // Decoding goes at half of the memory's rate.
+  if (!has_kept(p))
+    seconds += kLaunchSeconds + 2 * memory_seconds(weights * (2 + lowbit::bits_of(p.format.element) / 8.0));
+  if (finishes(p)) seconds += kLaunchSeconds + memory_seconds(8 * sums);
+  return normed(p) ? seconds + sm90::linear::rows_seconds(p) : seconds;
+}
+
+struct Place {
+  std::byte *normed, *weights, *sums, *library;
+  std::size_t bytes;
+  Place(const LinearProblem& p, void* memory) {
+    const Part part = part_of(p);
+    Arena arena(memory);
+    normed = arena.take(::heddle::cuda::normed(p) ? 2 * p.M * pitch_of(p) : 0);
+    weights = arena.take(has_kept(p) ? 0 : 2 * part.columns * pitch_of(p));
+    sums = arena.take(finishes(p) ? 4 * part.rows * round_up(part.columns, 4) : 0);
+    library = arena.take(kWorkspace);
+    bytes = arena.taken();
+  }
+};
+
+std::size_t workspace(const LinearProblem& p, int /*workers*/) { return nothing(p) ? 0 : Place(p, nullptr).bytes; }
+
+std::byte* shifted(const std::byte* data, std::int64_t elements) {
+  return data == nullptr ? nullptr : const_cast<std::byte*>(data) + 2 * elements;
+}
+
+void launch(const LinearProblem& p, const Runtime& runtime) {
+  if (nothing(p)) return;
+  const auto stream = static_cast<cudaStream_t>(runtime.stream);
+  const Place place(p, runtime.workspace.data);
+  const Part part = part_of(p);
+  const std::byte* x = p.x.data;
+  std::int64_t x_stride = sm90::linear::row_stride(p.x).value_or(0);
+  if (normed(p)) {
+    run_rows_pass(sm90::linear::rows_pass(p, pitch_of(p), place.normed, nullptr), stream);
+    x = place.normed;
+    x_stride = pitch_of(p);
+  }
+  const std::int64_t y_stride = sm90::linear::row_stride(p.y).value_or(0);
+  const std::int64_t residual_stride = sm90::linear::row_stride(p.residual).value_or(0);
+  for (std::int64_t n = 0; n < p.N; n += part.columns) {
+    Product product{.in = type_of(p.dtype), .out = type_of(p.dtype), .m = std::min(part.columns, p.N - n), .k = p.K};
+    if (has_kept(p)) {
+      product.w = shifted(p.kept, n * p.K);
+      product.w_stride = p.K;
+    } else {
+      decode_weights(p, {.row = n, .rows = product.m, .columns = p.K},
+                     {.data = place.weights, .dtype = p.dtype, .stride_n = pitch_of(p), .stride_k = 1}, stream);
+      product.w = place.weights;
+      product.w_stride = pitch_of(p);
+    }
+    product.x_stride = x_stride;
+    for (std::int64_t m = 0; m < p.M; m += part.rows) {
+      product.n = std::min(part.rows, p.M - m);
+      product.x = shifted(x, m * x_stride);
+      if (!finishes(p)) {
+        product.bias = shifted(p.bias, n);
+        product.c = shifted(p.residual.data, m * residual_stride + n);
+        product.c_stride = residual_stride;
+        product.d = shifted(p.y.data, m * y_stride + n);
+        product.d_stride = y_stride;
+        product.after = after_of(p);
+        multiply(product, place.library, stream);
+        continue;
+      }
+      product.out = CUDA_R_32F;
+      product.d = place.sums;
+      product.d_stride = round_up(product.m, 4);
+      multiply(product, place.library, stream);
+      const std::int64_t j = p.activation == Activation::swiglu ? n / 2 : n;
+      finish({.sums = {.data = place.sums,
+                       .rows = product.n,
+                       .columns = product.m,
+                       .stride = product.d_stride,
+                       .bias = shifted(p.bias, n),
+                       .dtype = p.dtype,
+                       .activation = p.activation},
+              .residual = shifted(p.residual.data, m * residual_stride + j),
+              .residual_stride = residual_stride,
+              .y = shifted(p.y.data, m * y_stride + j),
+              .y_stride = y_stride},
+             stream);
+    }
+  }
+}
+
+}  // namespace
+
+const LinearKernel kCublasLtLinear = {.name = "cublaslt",
+                                      .method = "linear",
+                                      .device = Device::cuda,
+                                      .automatic = true,
+                                      .supports = supports,
+                                      .estimate = estimate,
+                                      .workspace = workspace,
+                                      .launch = launch,
+                                      .norms = true};
+
+}  // namespace heddle::cuda

@@ -1,0 +1,93 @@
+#include "cuda/any/cublaslt/host.h"
+
+#include "core/check.h"
+#include "cuda/common/device.h"
+#include "cuda/common/requirements.h"
+#include "cuda/linear.h"
+#include "cuda/sm90/linear/host.h"
+
+namespace heddle::cuda::cublaslt {
+namespace {
+
+constexpr std::int64_t kPartBytes = std::int64_t{32} << 20, kFewest = 256;
+
+std::string refuse_stride(const char* name, const RowsOf& rows, std::int64_t width) {
+  if (rows.data == nullptr) return "";
+  const auto stride = sm90::linear::row_stride(rows);
+  if (!stride) return text(name, "'s rows must lie one stride apart");
+  const bool one_row = rows.shape[0] * rows.shape[1] * rows.shape[2] <= 1;
+  return one_row || *stride >= width ? "" : text(name, "'s rows overlap or run backwards");
+}
+
+// 16-bit products of a multiprocessor, and the memory's bandwidth: on an H200 805 TFLOP/s and 4.2 TB/s were seen of
+// cuBLAS; of other GPUs this is what their data sheets say, times as much of it as there.
+struct Rates {
+  double flops = 0, bytes = 0;
+};
+Rates rates() {
+  const DeviceProperties& device = current_device();
+  const double multiprocessors = device.multiprocessors;
+  if (device.major >= 9) return {multiprocessors * 6.1e12, 4.2e12};
+  if (device.major == 8 && device.minor == 0) return {multiprocessors * 2.3e12, 1.4e12};
+  return {multiprocessors * 0.9e12, 0.8e12};
+}
+
+}  // namespace
+
+Part part_of(std::int64_t M, std::int64_t N, bool sums, std::int64_t weight_bytes) {
+  Part part{M, N};
+  if (weight_bytes > 0) {
+    // Of few rows of x the product is as long as its reading: then W is taken in larger parts.
+    const std::int64_t bytes = M >= 1024 ? kPartBytes : 8 * kPartBytes;
+    part.columns = std::min(N, std::max(bytes / weight_bytes / kFewest, std::int64_t{1}) * kFewest);
+  }
+  if (sums) {
+    const std::int64_t fit = kPartBytes / 4 / std::max(M, std::int64_t{1}) / kFewest * kFewest;
+    part.columns = std::min(part.columns, std::max(fit, std::int64_t{4096}));
+    part.rows = std::min(M, std::max(kPartBytes / 4 / part.columns / kFewest, std::int64_t{1}) * kFewest);
+  }
+  return part;
+}
+
+std::string refuse(const LinearProblem& p) {
+  if (std::string reason = refuse_before_ampere(); !reason.empty()) return reason;
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16) {
+    return text("x must be float16 or bfloat16; found ", name_of(p.dtype));
+  }
+  if (p.batch_invariant) return "the order of its sums may depend on how many rows there are";
+  if (p.K == 0) return "K must be 1 or more";
+  if (std::string reason = refuse_stride("x", p.x, p.K); !reason.empty()) return reason;
+  if (std::string reason = refuse_stride("y", p.y, p.outputs); !reason.empty()) return reason;
+  return refuse_stride("residual", p.residual, p.outputs);
+}
+
+std::string refuse_pass(const LinearProblem& p) {
+  const std::int64_t stride = sm90::linear::row_stride(p.x).value_or(0);
+  const auto at = [](const std::byte* data) { return reinterpret_cast<std::uintptr_t>(data) % 16; };
+  if (p.K % 8 != 0 || at(p.x.data) != 0 || stride % 8 != 0) {
+    return "x's rows must have a multiple of 8 elements and begin at multiples of 16 bytes";
+  }
+  if (at(p.norm.weight) != 0 || at(p.norm.bias) != 0) return "the norm's parameters must be aligned to 16 bytes";
+  return "";
+}
+
+bool has_kept(const LinearProblem& p) { return p.kept != nullptr && p.kept_dtype == p.dtype; }
+
+double product_seconds(const LinearProblem& p, double bytes, double peak) {
+  const Rates r = rates();
+  const double M = static_cast<double>(p.M), N = static_cast<double>(p.N), K = static_cast<double>(p.K);
+  const double flops = 2 * M * N * K / (r.flops * peak), moved = (bytes * (N * K + M * K) + 2 * M * N) / r.bytes;
+  return 3e-6 + std::max(flops, moved);
+}
+
+double memory_seconds(double bytes) { return bytes / rates().bytes; }
+
+}  // namespace heddle::cuda::cublaslt
+
+namespace heddle::cuda {
+
+double seconds_of_16bit(const LinearProblem& p) {
+  return current_device().major < 8 || p.M == 0 || p.N == 0 ? 0.0 : cublaslt::product_seconds(p, 2, 1);
+}
+
+}  // namespace heddle::cuda

@@ -1,0 +1,368 @@
+// Linear layers by cuBLASLt on the GPU: forward over kept and decoded weights, W8A8, gradients; packed weights as
+// floats. Needs cuBLASLt where the loader finds it: without it the tests say so and fail.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/check.h"
+#include "gpu/device_matrix.h"
+#include "heddle/linear.h"
+#include "kit/device_mirror.h"
+#include "kit/linear_gradients.h"
+#include "kit/linear_layer.h"
+
+namespace heddle::kit {
+namespace {
+
+// Packed weights on the GPU, with a copy in 16 bits if `kept`.
+class DeviceWeights {
+ public:
+  DeviceWeights(const LinearLayer& layer, bool kept)
+      : weights_(layer.packed.weights()), data_(static_cast<std::size_t>(weights_.data.shape[0])) {
+    data_.write(0, weights_.data.data, data_.bytes());
+    weights_.data.data = data_.data();
+    weights_.device = weights_.data.device = Device::cuda;
+    if (!kept) return;
+    kept_ = DeviceTensor(HostTensor::input(layer.given().dtype, {weights_.rows, weights_.columns}));
+    const DeviceStream stream;
+    Runtime runtime;
+    runtime.stream = stream.get();
+    unpack_weights(weights_, kept_.view(), runtime);
+    stream.synchronize();
+    weights_.kept = kept_.view();
+  }
+  const PackedWeights& operator*() const { return weights_; }
+
+ private:
+  PackedWeights weights_;
+  DeviceMemory data_;
+  DeviceTensor kept_;
+};
+
+// A layer's tensors on the GPU.
+struct DeviceLayer {
+  DeviceLayer(const LinearLayer& given, bool kept)
+      : layer(given),
+        weights(given, kept),
+        x(given.x),
+        bias(given.bias),
+        residual(given.residual),
+        norm_weight(given.norm_weight),
+        norm_bias(given.norm_bias),
+        host_y(given.output()),
+        y(host_y) {}
+
+  LinearOptions options(const char* force) const {
+    LinearOptions options = layer.options();
+    if (options.bias.given()) options.bias = bias.view();
+    if (options.residual.given()) options.residual = layer.given().in_place ? y.view() : residual.view();
+    if (options.norm_weight.given()) options.norm_weight = norm_weight.view();
+    if (options.norm_bias.given()) options.norm_bias = norm_bias.view();
+    options.force = force;
+    return options;
+  }
+  Comparison run(const char* force) {
+    const LinearOptions given = options(force);
+    const DeviceStream stream;
+    const DeviceMemory scratch(linear_forward_workspace(x.view(), *weights, given), 0xFF);
+    Runtime runtime;
+    runtime.stream = stream.get();
+    runtime.workspace = {scratch.data(), scratch.bytes()};
+    linear_forward(x.view(), *weights, y.view(), given, runtime);
+    stream.synchronize();
+    y.read(host_y);
+    return layer.compare(host_y);
+  }
+
+  const LinearLayer& layer;
+  DeviceWeights weights;
+  DeviceTensor x, bias, residual, norm_weight, norm_bias;
+  HostTensor host_y;
+  DeviceTensor y;
+};
+
+constexpr Activation kActivations[] = {Activation::none,      Activation::relu, Activation::gelu_erf,
+                                       Activation::gelu_tanh, Activation::silu, Activation::swiglu};
+
+void check(const LinearCase& c, bool kept, const char* force = "cublaslt") {
+  SCOPED_TRACE(text(c.format, " in ", name_of(c.order), kept ? ", kept " : " ", c.rows[0], " x ", c.N, " x ", c.K, " ",
+                    name_of(c.dtype), " ", name_of(c.activation), c.bias ? " bias" : "", c.residual ? " residual" : "",
+                    " norm ", name_of(c.norm)));
+  const LinearLayer layer(c);
+  DeviceLayer gpu(layer, kept);
+  const Comparison result = gpu.run(force);
+  if (c.order != WeightOrder::matrix8 || c.dtype != DType::f16) {
+    EXPECT_TRUE(result.passed) << result.worst;
+    return;
+  }
+  // Tensor cores keep some 14 bits of sums of e4m3 products, which float16 shows and bfloat16 does not.
+  const std::vector<double> y = gpu.host_y.values();
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const double exact = layer.exact()[i], bound = std::abs(exact) * 0x1p-10 + layer.terms() * 0x1p-13;
+    ASSERT_TRUE(std::abs(y[i] - exact) <= bound) << i << ": " << y[i] << " for " << exact;
+  }
+}
+
+TEST(GpuLinearCublasLt, EveryFormat) {
+  for (const std::string& name : lowbit::format_names()) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      check({.format = name,
+             .rows = {33},
+             .N = 136,
+             .K = 256,
+             .dtype = dtype,
+             .bias = true,
+             .order = WeightOrder::matrix},
+            false);
+    }
+  }
+  for (const WeightOrder order : {WeightOrder::matrix, WeightOrder::fragments16}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      check({.format = "nvfp4", .rows = {300}, .N = 200, .K = 288, .dtype = dtype, .order = order}, true);
+    }
+  }
+  check({.format = "e2m1_row", .rows = {5}, .N = 70, .K = 129, .dtype = DType::bf16, .order = WeightOrder::matrix},
+        false);
+  check({.format = "int8_row", .rows = {1}, .N = 33, .K = 77, .dtype = DType::f16, .order = WeightOrder::matrix},
+        false);
+}
+
+TEST(GpuLinearCublasLt, Epilogues) {
+  for (const Activation activation : kActivations) {
+    for (const bool kept : {false, true}) {
+      LinearCase c{.format = "nvfp4",
+                   .rows = {70},
+                   .N = 140,
+                   .K = 128,
+                   .dtype = DType::bf16,
+                   .activation = activation,
+                   .bias = true,
+                   .residual = true,
+                   .order = WeightOrder::matrix};
+      check(c, kept);
+      c.in_place = true;
+      c.dtype = DType::f16;
+      check(c, kept);
+      c.in_place = c.bias = c.residual = false;
+      check(c, kept);
+    }
+  }
+}
+
+TEST(GpuLinearCublasLt, NormInFront) {
+  for (const Norm norm : {Norm::layer_norm, Norm::rms_norm}) {
+    LinearCase c{.format = "nf4",
+                 .rows = {40},
+                 .N = 136,
+                 .K = 256,
+                 .dtype = DType::bf16,
+                 .bias = true,
+                 .norm = norm,
+                 .x_mean = 2};
+    c.order = WeightOrder::matrix;
+    check(c, false);
+    c.activation = Activation::silu;
+    check(c, true);
+  }
+}
+
+// More than one part of the rows and of the columns.
+TEST(GpuLinearCublasLt, PartsOfSums) {
+  check({.format = "int4_g32",
+         .rows = {2100},
+         .N = 4360,
+         .K = 32,
+         .dtype = DType::bf16,
+         .activation = Activation::gelu_erf,
+         .bias = true,
+         .residual = true,
+         .order = WeightOrder::matrix},
+        false);
+  check({.format = "int8_row",
+         .rows = {2100},
+         .N = 4360,
+         .K = 24,
+         .dtype = DType::bf16,
+         .bias = true,
+         .int8_x = true,
+         .order = WeightOrder::matrix},
+        false, "cublaslt_w8a8");
+}
+
+TEST(GpuLinearCublasLt, W8A8) {
+  for (const bool int8 : {true, false}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const std::int64_t rows : {1, 5, 16, 100, 300}) {
+        LinearCase c{.format = int8 ? "int8_row" : "fp8_row", .rows = {rows}, .N = 200, .K = 328, .dtype = dtype};
+        c.int8_x = int8;
+        c.order = int8 ? WeightOrder::matrix : WeightOrder::matrix8;
+        check(c, false, "cublaslt_w8a8");
+        c.N = 90;
+        c.bias = c.residual = true;
+        for (const Activation activation : kActivations) {
+          c.activation = activation;
+          if (rows == 5 || rows == 100) check(c, false, "cublaslt_w8a8");
+        }
+      }
+    }
+  }
+}
+
+TEST(GpuLinearCublasLt, NonFiniteRowsStayRows) {
+  for (const char* const force : {"cublaslt", "cublaslt_w8a8"}) {
+    for (const Activation activation : {Activation::none, Activation::relu}) {
+      LinearCase c{.format = "int8_row",
+                   .rows = {20},
+                   .N = 128,
+                   .K = 256,
+                   .dtype = DType::bf16,
+                   .activation = activation,
+                   .int8_x = std::string(force) == "cublaslt_w8a8",
+                   .order = WeightOrder::matrix};
+      LinearLayer layer(c);
+      layer.x.set(3 * 256 + 17, NAN);
+      DeviceLayer gpu(layer, false);
+      gpu.run(force);
+      const std::vector<double> y = gpu.host_y.values();
+      for (std::int64_t m = 0; m < 20; ++m) {
+        for (std::int64_t n = 0; n < 128; ++n) {
+          ASSERT_EQ(std::isfinite(y[static_cast<std::size_t>(m * 128 + n)]), m != 3) << force << " " << m << ", " << n;
+        }
+      }
+    }
+  }
+}
+
+// Every order that is for GPUs decodes to what it stands for: to float32 within the rounding of scales that were moved.
+TEST(GpuLinearCublasLt, PackedWeightsAsFloats) {
+  struct Order {
+    WeightOrder order;
+    const char* format;
+  };
+  std::vector<Order> orders = {{WeightOrder::fragments16, "nvfp4"},    {WeightOrder::fragments16, "mxfp4"},
+                               {WeightOrder::fragments16, "e2m1_row"}, {WeightOrder::fragments8, "mxfp4"},
+                               {WeightOrder::fragments8, "e2m1_row"},  {WeightOrder::matrix8, "fp8_row"}};
+  const std::vector<std::string> names = lowbit::format_names();
+  for (const std::string& name : names) orders.push_back({WeightOrder::matrix, name.c_str()});
+  for (const auto& [order, format] : orders) {
+    for (const bool gated : {false, true}) {
+      const std::string name = format;
+      LinearCase c{.format = name, .rows = {1}, .N = 150, .K = name.ends_with("row") ? 301 : 384, .dtype = DType::bf16};
+      c.order = order;
+      if (gated) c.activation = Activation::swiglu;
+      SCOPED_TRACE(text(name, " ", name_of(order), gated ? " gated" : ""));
+      const LinearLayer layer(c);
+      const DeviceWeights weights(layer, false);
+      HostTensor out = HostTensor::output(DType::f32, {c.N, c.K}, Layout::padded_rows);
+      const DeviceTensor there(out);
+      const DeviceStream stream;
+      Runtime runtime;
+      runtime.stream = stream.get();
+      unpack_weights(*weights, there.view(), runtime);
+      stream.synchronize();
+      there.read(out);
+      EXPECT_EQ(out.damage(), "");
+      for (std::int64_t i = 0; i < c.N * c.K; ++i) {
+        const double wanted = layer.weights()[static_cast<std::size_t>(i)];
+        ASSERT_LE(std::abs(out.get(i) - wanted), std::abs(wanted) * 0x1p-22) << i << ": " << out.get(i);
+      }
+    }
+  }
+}
+
+void check_gradients(const LinearCase& c, bool kept) {
+  SCOPED_TRACE(text(c.format, " in ", name_of(c.order), kept ? ", kept " : " ", c.rows[0], " x ", c.N, " x ", c.K, " ",
+                    name_of(c.dtype), " ", name_of(c.activation)));
+  const LinearGradientLayer gradients(c);
+  DeviceLayer gpu(gradients.layer, kept);
+  const DeviceTensor dy(gradients.dy);
+  HostTensor dx = gradients.output('x'), dbias = gradients.output('b');
+  const DeviceTensor dx_there(dx), dbias_there(dbias);
+  LinearGradients to;
+  to.dx = dx_there.view();
+  to.dbias = dbias_there.view();
+  LinearOptions options = gpu.options("cublaslt");
+  options.residual = {};
+  const TensorView x = c.activation == Activation::none ? TensorView() : gpu.x.view();
+  const DeviceStream stream;
+  const DeviceMemory scratch(linear_backward_workspace(dy.view(), x, *gpu.weights, to, options), 0xFF);
+  Runtime runtime;
+  runtime.stream = stream.get();
+  runtime.workspace = {scratch.data(), scratch.bytes()};
+  linear_backward(dy.view(), x, *gpu.weights, to, options, runtime);
+  stream.synchronize();
+  dx_there.read(dx);
+  dbias_there.read(dbias);
+  for (const auto& [letter, found] : {std::pair{'x', &dx}, std::pair{'b', &dbias}}) {
+    const Comparison result = gradients.compare(letter, *found);
+    EXPECT_TRUE(result.passed) << result.worst;
+  }
+}
+
+TEST(GpuLinearCublasLt, Gradients) {
+  for (const Activation activation : kActivations) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const WeightOrder order : {WeightOrder::matrix, WeightOrder::fragments16}) {
+        const LinearCase c{.format = "nvfp4",
+                           .rows = {70},
+                           .N = 140,
+                           .K = 192,
+                           .dtype = dtype,
+                           .activation = activation,
+                           .bias = true,
+                           .order = order};
+        check_gradients(c, false);
+        check_gradients(c, true);
+      }
+    }
+  }
+  for (const std::string& name : lowbit::format_names()) {
+    check_gradients({.format = name,
+                     .rows = {3, 11},
+                     .N = 72,
+                     .K = 256,
+                     .dtype = DType::bf16,
+                     .bias = true,
+                     .order = WeightOrder::matrix},
+                    false);
+  }
+  check_gradients(
+      {.format = "mxfp4", .rows = {33}, .N = 200, .K = 320, .dtype = DType::bf16, .order = WeightOrder::fragments16},
+      false);
+}
+
+TEST(GpuLinearCublasLt, NothingToDo) {
+  for (const std::int64_t rows : {0, 3}) {
+    LinearCase c{.rows = {rows}, .N = rows == 0 ? 64 : 0, .K = 64, .dtype = DType::bf16, .order = WeightOrder::matrix};
+    const LinearLayer layer(c);
+    DeviceLayer(layer, false).run("cublaslt");
+    check_gradients(c, false);
+  }
+}
+
+// Nothing is read, so that any memory serves.
+TEST(GpuLinearCublasLt, ManyRowsTakeTheCopy) {
+  const std::int64_t N = 8192, K = 8192;
+  const DeviceMemory memory(256);
+  PackedWeights weights = packed_storage(lowbit::format_named("nvfp4"), N, K, false, WeightOrder::fragments16);
+  weights.data.data = memory.data();
+  weights.device = weights.data.device = Device::cuda;
+  weights.kept = TensorView(memory.data(), DType::bf16, {N, K});
+  weights.kept.device = Device::cuda;
+  const auto chosen = [&](std::int64_t rows, Activation activation) {
+    TensorView x(memory.data(), DType::bf16, {rows, K});
+    x.device = Device::cuda;
+    std::string name;
+    for (const Candidate& c : explain_linear(x, weights, {.activation = activation})) {
+      EXPECT_EQ(c.of_16bit > 0.0, c.supported) << c.name;
+      if (c.chosen) name = c.name;
+    }
+    return name;
+  };
+  EXPECT_EQ(chosen(1, Activation::none), "sm90_w4a16");
+  EXPECT_EQ(chosen(32, Activation::none), "sm90_w4a16");
+  EXPECT_EQ(chosen(4096, Activation::gelu_tanh), "cublaslt");
+}
+
+}  // namespace
+}  // namespace heddle::kit
