@@ -55,9 +55,9 @@ def pack(matrix: QuantizedTensor, *, gated: bool = False, device: Any = "cpu", f
     Args:
       matrix: a QuantizedTensor on the CPU; it is not needed afterwards.
       gated: rows 2j and 2j + 1 are gate and up of output j, for activation "swiglu".
-      device: "cpu", or of torch a CUDA device: nvfp4, mxfp4 and e2m1_row on Hopper.
+      device: "cpu", or of torch a CUDA device, Ampere or newer.
       fp8_x: on a GPU, layers round x to float8_e4m3fn, a scale for each row, and multiply in 8 bits: faster from 64 rows
-        on, and less exact. For mxfp4 and e2m1_row.
+        on, and less exact. For mxfp4 and e2m1_row, on Hopper.
 
     Raises:
       ValueError: tensors that are not what the format has, a NaN or an infinity among scales or codes, an odd number of
@@ -128,7 +128,7 @@ def linear(
         mxfp4, e2m1_row, int4 and int8_row (W8A8) on a CPU; on a GPU see ``pack``'s fp8_x.
       batch_invariant: a row's bits do not depend on how many rows x has. float32 and float16 promise it without; bfloat16
         is slower with it on processors that multiply it in pairs.
-      force: a candidate by name: "cpu", "reference", "sm90_w4a16" or "sm90_w4a8".
+      force: a candidate by name: "cpu", "reference", "sm80_linear", "sm90_w4a16" or "sm90_w4a8".
 
     Returns:
       [..., N] or [..., N / 2] of x's dtype; a numpy array or a torch tensor as x is.

@@ -21,6 +21,9 @@ set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS -gencode=arch=
 # On Hopper it adds in vectors, an instruction that code for sm_80 has not.
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attention_bwd/inst/*.cu)
 set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${heddle_code_any}")
+# On Hopper launches overlap.
+file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/linear/inst/*.cu)
+set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${heddle_code_any}")
 # From sm_89 on, one instruction widens e4m3.
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attention_decode/inst/*_e4m3_*.cu)
 set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS

@@ -27,7 +27,7 @@ class LinearChecks {
     if (for_cpu) {
       p.weights = panels_of(weights_);
     } else {
-      p.fragments = lowbit::fragment_layout(weights_.order, weights_.rows, weights_.columns);
+      p.fragments = lowbit::fragment_layout(weights_.format, weights_.order, weights_.rows, weights_.columns);
       p.fragment_data = static_cast<const std::byte*>(weights_.data.data);
     }
     p.N = weights_.rows;

@@ -3,13 +3,18 @@
 
 #include <cstdint>
 
+#include "cuda/any/linear/rows.h"
+#include "cuda/common/launch.cuh"
 #include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm90/linear/rows.h"
 
-namespace heddle::cuda::sm90::linear {
+namespace heddle::cuda::linear {
 
 constexpr int kRowThreads = 256;
+
+inline Grid grid_of(const RowsPass& pass) {
+  return {.blocks = static_cast<unsigned>(pass.rows), .threads = kRowThreads, .overlaps = true};
+}
 
 struct Sum {
   static constexpr float kNeutral = 0.0f;
@@ -132,4 +137,4 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(const RowsPass p) {
   }
 }
 
-}  // namespace heddle::cuda::sm90::linear
+}  // namespace heddle::cuda::linear

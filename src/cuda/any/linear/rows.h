@@ -7,7 +7,7 @@
 
 #include "core/linear_problem.h"
 
-namespace heddle::cuda::sm90::linear {
+namespace heddle::cuda::linear {
 
 struct RowsPass {
   DType dtype;    // of x, the norm's parameters, and of `to` unless there are scales: f16 or bf16
@@ -22,6 +22,7 @@ struct RowsPass {
                   // magnitude becomes 448. A row that is not finite has scale NaN, which spoils its y.
 };
 
-void run_rows_pass(const RowsPass& pass, cudaStream_t stream);
+void run_rows_pass(const RowsPass& pass, cudaStream_t stream);          // without scales
+void run_rows_pass_to_e4m3(const RowsPass& pass, cudaStream_t stream);  // with scales; Hopper
 
-}  // namespace heddle::cuda::sm90::linear
+}  // namespace heddle::cuda::linear
