@@ -97,8 +97,8 @@ FragmentLayout fragment_layout(const Format& format, WeightOrder order, std::int
   l.row_blocks = blocks_of_rows(rows);
   l.column_blocks = (columns + block.columns - 1) / block.columns;
   l.blocks = (l.row_blocks * kBlockRows * 4 + kAlignment - 1) / kAlignment * kAlignment;
-  l.block_bytes = narrow ? static_cast<std::int64_t>(sizeof(FragmentBlock8)) : block.bytes;
-  l.bytes = l.blocks + l.row_blocks * l.column_blocks * l.block_bytes;
+  const std::int64_t block_bytes = narrow ? static_cast<std::int64_t>(sizeof(FragmentBlock8)) : block.bytes;
+  l.bytes = l.blocks + l.row_blocks * l.column_blocks * block_bytes;
   return l;
 }
 

@@ -103,7 +103,6 @@ constexpr std::int64_t blocks_of_columns(std::int64_t columns) { return (columns
 // [row_blocks][column_blocks].
 struct FragmentLayout {
   std::int64_t row_blocks = 0, column_blocks = 0, blocks = 0, bytes = 0;  // blocks: where they begin, bytes
-  std::int64_t block_bytes = 0;
 };
 FragmentLayout fragment_layout(const Format& format, WeightOrder order, std::int64_t rows, std::int64_t columns);
 

@@ -104,9 +104,8 @@ class Packed {
   // What a kernel multiplies with at a place of the rows and a column, its scales included.
   template <class T>
   double weight(std::int64_t place, std::int64_t column) const {
-    const std::byte* const at =
-        memory.data() + layout.blocks +
-        (place / kBlockRows * layout.column_blocks + column / block.columns) * layout.block_bytes;
+    const std::byte* const at = memory.data() + layout.blocks +
+                                (place / kBlockRows * layout.column_blocks + column / block.columns) * block.bytes;
     const auto& words = reinterpret_cast<const FragmentCodes*>(at)->words;
     const int row = static_cast<int>(place % kBlockRows), k = static_cast<int>(column % block.columns);
     const int step = k / 16, of_step = k % 16, half = k % 2;

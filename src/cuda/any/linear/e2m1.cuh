@@ -11,7 +11,7 @@
 #include "cuda/common/ptx/shared.cuh"
 #include "lowbit/fragments.h"
 
-namespace heddle::cuda::linear_w4a16 {
+namespace heddle::cuda::linear {
 
 // What an operand is of the weight, times FragmentBlock::kScaleFactor.
 template <class T>
@@ -117,4 +117,4 @@ __device__ inline void decode(const HalfBlock& half, std::uint32_t (&operands)[2
   }
 }
 
-}  // namespace heddle::cuda::linear_w4a16
+}  // namespace heddle::cuda::linear

@@ -81,6 +81,18 @@ __device__ inline std::uint32_t fma2<__half>(std::uint32_t x, std::uint32_t y, s
   return out;
 }
 
+// (x & mask) | bits, and with ^: one instruction where only one of the two is a constant.
+__device__ inline std::uint32_t and_or(std::uint32_t x, std::uint32_t mask, std::uint32_t bits) {
+  std::uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(out) : "r"(x), "r"(mask), "r"(bits));
+  return out;
+}
+__device__ inline std::uint32_t and_xor(std::uint32_t x, std::uint32_t mask, std::uint32_t bits) {
+  std::uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(out) : "r"(x), "r"(mask), "r"(bits));
+  return out;
+}
+
 // ---- E4M3
 
 // The two values in the low half of `pair`, exactly.

@@ -17,13 +17,13 @@ class Consumer {
  public:
   // table: the decoder's memory.
   __device__ Consumer(const Params& params, std::uint32_t table, int row_group, int column_group)
-      : p(params), decoder(params, table) {
-    const int lane = this_thread() % 32, token = lane % 8;
+      : p(params), decoder(params, table), each(p.group_shift == 0), every_other(p.group_shift <= 1) {
+    const std::uint32_t lane = threadIdx.x % 32, token = lane % 8;
     weights =
         offsetof(Stage<C>, weights) + (row_group * C::kRowBlocks * C::kColumnGroups + column_group) * D::kBlockBytes;
     // Lanes 8 i to 8 i + 7 name the rows of matrix i, 8 tokens by 8 columns: of a pair of steps piece i in the first
     // half of a panel, and the one with a bit changed in the other.
-    x = column_group * (C::kPanels * C::kPanelBytes) + token * 128 + ((lane / 8) ^ token) * 16;
+    x = ptx::pinned(column_group * (C::kPanels * C::kPanelBytes) + token * 128 + ((lane / 8) ^ token) * 16);
   }
 
   // upper: whether there are tokens in the tile's second half.
@@ -77,7 +77,7 @@ class Consumer {
 
  private:
   // Whether a pair of steps, 4 for the next block's first, is the first of a group.
-  __device__ bool begins_group(int pair) const { return (pair & ((1 << p.group_shift) - 1)) == 0; }
+  __device__ bool begins_group(int pair) const { return pair % 2 != 0 ? each : pair % 4 == 0 || every_other; }
 
   __device__ std::uint32_t block_at(std::uint32_t stage, int r) const {
     return stage + weights + r * (C::kColumnGroups * D::kBlockBytes);
@@ -118,7 +118,8 @@ class Consumer {
 
   const Params& p;
   const D decoder;
-  std::uint32_t weights, x;  // offsets in a stage
+  const bool each, every_other;  // pairs of steps that are a group's first
+  std::uint32_t weights, x;      // offsets in a stage
 };
 
 }  // namespace heddle::cuda::sm80::linear

@@ -3,6 +3,7 @@
 
 #include "cuda/any/linear/schedule.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/ptx/shared.cuh"
 #include "cuda/sm80/linear/config.h"
 
 namespace heddle::cuda::sm80::linear {
@@ -14,14 +15,20 @@ class Loader {
   using T = typename C::Element;
   static constexpr int kPieces = D::kBlockColumns / 8;  // of 16 bytes in a row of x
   static constexpr int kTokensAtOnce = C::kSharers / kPieces, kRounds = C::kTokens / kTokensAtOnce;
+  static constexpr int kCodes = sizeof(lowbit::FragmentCodes), kRow = C::kColumnGroups * D::kBlockBytes;
   static_assert(kRounds * kTokensAtOnce == C::kTokens && kTokensAtOnce % 8 == 0 && C::kRowBlocks <= 2);
 
  public:
   __device__ Loader(const Params& params, int row_group, int column_group)
       : p(params), row(row_group), column(column_group) {
-    const int thread = row * 128 + this_thread();
-    token = thread / kPieces;
-    piece = thread % kPieces;
+    const std::uint32_t own = threadIdx.x % 128, thread = row * 128 + own;
+    token = static_cast<int>(thread / kPieces);
+    piece = static_cast<int>(thread % kPieces);
+    weights_to =
+        ptx::pinned(offsetof(Stage<C>, weights) + row * C::kRowBlocks * kRow + column * D::kBlockBytes + own * 16);
+    x_to = ptx::pinned(column * (C::kPanels * C::kPanelBytes) + piece / 8 * C::kPanelBytes + token * 128 +
+                       ((piece ^ token) % 8) * 16);
+    rest = static_cast<int>(own) * 16 < p.block_bytes - kCodes;
     enter();
   }
 
@@ -30,24 +37,20 @@ class Loader {
   // stage: its address in shared memory.
   __device__ __forceinline__ void weights(std::uint32_t stage) const {
     if (block >= p.schedule.k_blocks) return;
-    constexpr int kCodes = sizeof(lowbit::FragmentCodes), kRow = C::kColumnGroups * D::kBlockBytes;
-    const int thread = this_thread();
-    std::uint32_t to = stage + offsetof(Stage<C>, weights) + row * C::kRowBlocks * kRow + column * D::kBlockBytes;
-    to += thread * 16;
+    std::uint32_t to = stage + weights_to;
 #pragma unroll
     for (int r = 0; r < C::kRowBlocks; ++r, to += kRow) {
       const std::byte* const from = weights_at + r * row_step;
       ptx::copy_async_16(to, from, true);
       ptx::copy_async_16(to + 128 * 16, from + 128 * 16, true);
-      if (kCodes + thread * 16 < p.block_bytes) ptx::copy_async_16(to + kCodes, from + kCodes, true);
+      if (rest) ptx::copy_async_16(to + kCodes, from + kCodes, true);
     }
   }
 
   __device__ __forceinline__ void x(std::uint32_t stage) const {
     if (block >= p.schedule.k_blocks) return;
     const bool column_exists = block * D::kBlockColumns + piece * 8 < p.k;
-    const std::uint32_t to = stage + column * (C::kPanels * C::kPanelBytes) + piece / 8 * C::kPanelBytes + token * 128 +
-                             ((piece ^ token) % 8) * 16;
+    const std::uint32_t to = stage + x_to;
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       const int first = i * kTokensAtOnce;
@@ -73,15 +76,17 @@ class Loader {
     // Behind the last rows these once more, for nothing.
     const int row_block = min(part.row_block + row * C::kRowBlocks, s.row_blocks - 1);
     row_step = row_block + 1 < s.row_blocks ? s.k_blocks * p.block_bytes : 0;
-    weights_at =
-        p.weights + (static_cast<std::int64_t>(row_block) * s.k_blocks + block) * p.block_bytes + this_thread() * 16;
+    weights_at = p.weights + (static_cast<std::int64_t>(row_block) * s.k_blocks + block) * p.block_bytes +
+                 threadIdx.x % 128 * 16;
     x_at = static_cast<const T*>(p.x) + (part.token + token) * p.x_stride + block * D::kBlockColumns + piece * 8;
     live = p.out.m - part.token;
   }
 
   const Params& p;
   const int row, column;
-  int token, piece;  // of x, that this thread copies first
+  int token, piece;                // of x, that this thread copies first
+  std::uint32_t weights_to, x_to;  // where this thread's copies go in a stage
+  bool rest;                       // whether it copies a piece of what lies behind the codes
   int number = 0, block, row_step, live;
   Part part;  // what is left of it
   const std::byte* weights_at;
@@ -94,6 +99,8 @@ __device__ inline void wait_for_stage(int stages) {
     ptx::copy_async_wait<6>();
   } else if (stages == 6) {
     ptx::copy_async_wait<4>();
+  } else if (stages == 5) {
+    ptx::copy_async_wait<3>();
   } else if (stages == 4) {
     ptx::copy_async_wait<2>();
   } else if (stages == 3) {

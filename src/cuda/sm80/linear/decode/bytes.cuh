@@ -12,8 +12,10 @@ constexpr bool kIsHalf = std::is_same_v<T, __half>;
 template <class T>
 struct FromInt8 {
   static constexpr float kFactor = 1;
+  const std::uint32_t signs = ptx::pinned(0x80808080);
+
   template <int kFirst>
-  __device__ static std::uint32_t widen(std::uint32_t bytes) {
+  __device__ std::uint32_t widen(std::uint32_t bytes) const {
     constexpr unsigned kWhich = kFirst == 0 ? 0x4140 : 0x4342;
     if constexpr (kIsHalf<T>) {  // 1024 + 128 + code
       constexpr std::uint32_t kOne = 0x3C003C00, kMinus1152 = 0xE480E480;
@@ -21,7 +23,7 @@ struct FromInt8 {
     } else {  // 128 and the lower bits, less 256 or, where the highest bit is set, 128
       constexpr std::uint32_t kOne = 0x3F803F80;
       const std::uint32_t x = __byte_perm(bytes, 0x43434343, kWhich);
-      return ptx::fma2<T>(x & 0xFF7FFF7F, kOne, (x & 0xFF80FF80) ^ 0x80808080);
+      return ptx::fma2<T>(x & 0xFF7FFF7F, kOne, ptx::and_xor(x, 0xFF80FF80, signs));
     }
   }
 };
@@ -31,7 +33,7 @@ template <class T>
 struct FromE4M3 {
   static constexpr float kFactor = kIsHalf<T> ? 256 : 1;
   template <int kFirst>
-  __device__ static std::uint32_t widen(std::uint32_t bytes) {
+  __device__ std::uint32_t widen(std::uint32_t bytes) const {
     constexpr std::uint32_t kSigns = 0x80008000;
     const std::uint32_t x = __byte_perm(bytes, 0, kFirst == 0 ? 0x1404 : 0x3424);
     if constexpr (kIsHalf<T>) {
@@ -55,18 +57,22 @@ struct Bytes {
   static constexpr bool kTable = false;
 
   __device__ Bytes(const Params&, std::uint32_t) {}
-  __device__ Piece load(std::uint32_t block, int n) const { return Codes::load(block, n); }
+  __device__ Piece load(std::uint32_t block, int n) const { return codes.load(block, n); }
   __device__ void decode(const Piece& piece, Group, int /*pair*/, std::uint32_t (&a)[2][4]) const {
     const std::uint32_t words[2][2] = {{piece.x, piece.y}, {piece.z, piece.w}};
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        a[step][i] = i % 2 == 0 ? From<T>::template widen<0>(words[step][i / 2])
-                                : From<T>::template widen<2>(words[step][i / 2]);
+        const std::uint32_t word = words[step][i / 2];
+        a[step][i] = i % 2 == 0 ? from.template widen<0>(word) : from.template widen<2>(word);
       }
     }
   }
+
+ private:
+  const Codes codes;
+  const From<T> from{};
 };
 
 template <class T>

@@ -14,20 +14,23 @@ namespace heddle::cuda::sm80::linear {
 // codes, those of kPiecePairs pairs of steps; decode(piece, group, pair, a), the operands of a pair's two steps,
 // kFactor of which make the weight, if kGroups times scales(block, group) of rows r and r + 8. `block` is an address in
 // shared memory.
-struct Codes {
-  __device__ static uint4 load(std::uint32_t block, int n) {
-    return ptx::load_shared_16(block + n * sizeof(lowbit::FragmentCodes::words[0]) + this_thread() * 16);
+class Codes {
+ public:
+  __device__ uint4 load(std::uint32_t block, int n) const {
+    return ptx::load_shared_16(block + codes + n * sizeof(lowbit::FragmentCodes::words[0]));
   }
+
+ private:
+  const std::uint32_t codes = ptx::pinned(threadIdx.x % 128 * 16);
 };
 
 // This thread's first row in a block; the other one is 8 further on.
-__device__ inline int row_in_block() { return this_thread() / 32 * 16 + this_thread() % 32 / 4; }
+__device__ inline std::uint32_t row_in_block() { return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4; }
 
-// Of rows r and r + 8, in a block whose scales lie behind its codes.
+// Of rows r and r + 8, in a block whose scales lie behind its codes. row: row_in_block().
 template <class Scale>
-__device__ inline float2 group_scales(std::uint32_t block, int group) {
-  const std::uint32_t at = block + sizeof(lowbit::FragmentCodes) +
-                           (group * lowbit::kBlockRows + row_in_block()) * static_cast<int>(sizeof(Scale));
+__device__ inline float2 group_scales(std::uint32_t block, std::uint32_t row, int group) {
+  const std::uint32_t at = block + sizeof(lowbit::FragmentCodes) + (group * lowbit::kBlockRows + row) * sizeof(Scale);
   if constexpr (sizeof(Scale) == 4) {
     return make_float2(__uint_as_float(ptx::load_shared_4(at)), __uint_as_float(ptx::load_shared_4(at + 32)));
   } else {

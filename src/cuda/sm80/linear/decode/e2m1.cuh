@@ -18,9 +18,7 @@ struct E2M1 {
   static constexpr bool kTable = false;
 
   __device__ E2M1(const Params&, std::uint32_t) {}
-  __device__ Piece load(std::uint32_t block, int n) const {
-    return load_half(block + codes_at(this_thread()), block + scales_at(this_thread()), n);
-  }
+  __device__ Piece load(std::uint32_t block, int n) const { return load_half(block + codes, block + scales, n); }
   __device__ void decode(const Piece& piece, Group, int pair, std::uint32_t (&a)[2][4]) const {
     if (pair == 0) {
       linear::decode<T, 0>(piece, a);
@@ -28,6 +26,9 @@ struct E2M1 {
       linear::decode<T, 1>(piece, a);
     }
   }
+
+ private:
+  const std::uint32_t codes = ptx::pinned(codes_at(this_thread())), scales = ptx::pinned(scales_at(this_thread()));
 };
 
 }  // namespace heddle::cuda::sm80::linear

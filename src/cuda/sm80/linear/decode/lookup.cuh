@@ -19,7 +19,7 @@ struct Lookup {
   static constexpr bool kTable = true;
 
   __device__ Lookup(const Params& params, std::uint32_t table)
-      : stride(params.lookup_copies * 4), own(table + (this_thread() % params.lookup_copies) * 4) {}
+      : stride(params.lookup_copies * 4), own(table + threadIdx.x % params.lookup_copies * 4) {}
 
   __device__ static void write_table(const Params& p, std::uint32_t* table, int thread, int threads) {
     for (int i = thread; i < 256 * p.lookup_copies; i += threads) {
@@ -28,9 +28,9 @@ struct Lookup {
     }
   }
 
-  __device__ Piece load(std::uint32_t block, int n) const { return Codes::load(block, n); }
+  __device__ Piece load(std::uint32_t block, int n) const { return codes.load(block, n); }
   __device__ Group group(std::uint32_t, int) const { return {}; }
-  __device__ float2 scales(std::uint32_t block, int n) const { return group_scales<float>(block, n); }
+  __device__ float2 scales(std::uint32_t block, int n) const { return group_scales<float>(block, row, n); }
 
   __device__ void decode(const Piece& piece, Group, int pair, std::uint32_t (&a)[2][4]) const {
     look_up(pair == 0 ? piece.x : piece.z, a[0]);
@@ -43,7 +43,8 @@ struct Lookup {
     for (int i = 0; i < 4; ++i) a[i] = ptx::load_shared_4(own + __byte_perm(q, 0, 0x4440 + i) * stride);
   }
 
-  const std::uint32_t stride, own;
+  const Codes codes;
+  const std::uint32_t stride, own, row = ptx::pinned(row_in_block());
 };
 
 }  // namespace heddle::cuda::sm80::linear
