@@ -48,7 +48,7 @@ void set_stages(const Variant& v, Params& params) {
   const int room = current_device().shared_memory;
   for (const int copies : {32, 8}) {
     params.lookup_copies = copies;
-    for (const int stages : {8, 6, 5, 4, 3, 2}) {
+    for (const int stages : {6, 4, 3, 2}) {
       params.stages = stages;
       if (shared_bytes(v, stages, copies) <= room) break;
     }

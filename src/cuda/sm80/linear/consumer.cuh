@@ -28,41 +28,21 @@ class Consumer {
 
   // upper: whether there are tokens in the tile's second half.
   __device__ __forceinline__ void multiply(std::uint32_t stage, bool upper, Sums<C>& sums) {
-    constexpr int kUnrolled = C::kTokens > 16 ? 1 : 2;  // code of half a block, or of all
-    typename D::Group groups[C::kRowBlocks];
     Sums<C> of_group;  // unused where sums have no groups
     clear(of_group);
-#pragma unroll kUnrolled
-    for (int n = 0; n < 2; ++n) {
-      typename D::Piece pieces[C::kRowBlocks];
-#pragma unroll
-      for (int r = 0; r < C::kRowBlocks; ++r) pieces[r] = decoder.load(block_at(stage, r), n);
-#pragma unroll
-      for (int i = 0; i < D::kPiecePairs; ++i) {
-        const int pair = n * D::kPiecePairs + i;
-        const std::uint32_t from = (stage + x + pair / 2 * C::kPanelBytes) ^ pair % 2 * 64;
-        std::uint32_t b[kTiles][4], a[C::kRowBlocks][2][4];
-        load(from, b);
-#pragma unroll
-        for (int r = 0; r < C::kRowBlocks; ++r) {
-          if constexpr (D::kGroups) {
-            if (pair == 0 || (p.zeros != 0 && begins_group(pair))) {
-              groups[r] = decoder.group(block_at(stage, r), pair >> p.group_shift);
-            }
-          }
-          decoder.decode(pieces[r], groups[r], i, a[r]);
-        }
-        add_products(a, b, 0, D::kGroups ? of_group : sums);
-        if (upper) {
-          load(from + C::kTokens / 2 * 128, b);
-          add_products(a, b, kTiles, D::kGroups ? of_group : sums);
-        }
-        if constexpr (D::kGroups) {
-          if (begins_group(pair + 1)) {
-            add_group(stage, pair >> p.group_shift, of_group, sums);
-            clear(of_group);
-          }
-        }
+    typename D::Group groups[C::kRowBlocks];
+    if constexpr (C::kTokens <= 16) {  // all that a block takes is asked for at once
+      Operands operands[2];
+      load(stage, 0, upper, operands[0]);
+      load(stage, 1, upper, operands[1]);
+      multiply(stage, 0, upper, operands[0], groups, of_group, sums);
+      multiply(stage, 1, upper, operands[1], groups, of_group, sums);
+    } else {
+#pragma unroll 1
+      for (int n = 0; n < 2; ++n) {
+        Operands operands;
+        load(stage, n, upper, operands);
+        multiply(stage, n, upper, operands, groups, of_group, sums);
       }
     }
   }
@@ -76,6 +56,62 @@ class Consumer {
   }
 
  private:
+  // Of half a block: codes, and of pairs of steps each 8 tokens' halves of both steps' columns. Large tiles have x one
+  // pair at a time.
+  static constexpr bool kAhead = C::kTokens <= 16;
+  using Tokens = std::uint32_t[2][kTiles][4];
+  struct Operands {
+    typename D::Piece pieces[C::kRowBlocks];
+    Tokens x[kAhead ? D::kPiecePairs : 1];
+  };
+
+  __device__ __forceinline__ void load(std::uint32_t stage, int n, bool upper, Operands& to) const {
+#pragma unroll
+    for (int r = 0; r < C::kRowBlocks; ++r) to.pieces[r] = decoder.load(block_at(stage, r), n);
+    if constexpr (kAhead) {
+#pragma unroll
+      for (int i = 0; i < D::kPiecePairs; ++i) load(stage, n * D::kPiecePairs + i, upper, to.x[i]);
+    }
+  }
+  __device__ __forceinline__ void load(std::uint32_t stage, int pair, bool upper, Tokens& to) const {
+    const std::uint32_t from = ((stage + x) ^ pair % 2 * 64) + pair / 2 * C::kPanelBytes;
+#pragma unroll
+    for (int j = 0; j < kTiles; ++j) ptx::load_matrix_x4(to[0][j], from + j * 1024);
+    if (upper) {
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) ptx::load_matrix_x4(to[1][j], from + (kTiles + j) * 1024);
+    }
+  }
+
+  __device__ __forceinline__ void multiply(std::uint32_t stage, int n, bool upper, Operands& operands,
+                                           typename D::Group (&groups)[C::kRowBlocks], Sums<C>& of_group,
+                                           Sums<C>& sums) const {
+#pragma unroll
+    for (int i = 0; i < D::kPiecePairs; ++i) {
+      const int pair = n * D::kPiecePairs + i;
+      Tokens& b = operands.x[kAhead ? i : 0];
+      if constexpr (!kAhead) load(stage, pair, upper, b);
+      std::uint32_t a[C::kRowBlocks][2][4];
+#pragma unroll
+      for (int r = 0; r < C::kRowBlocks; ++r) {
+        if constexpr (D::kGroups) {
+          if (pair == 0 || (p.zeros != 0 && begins_group(pair))) {
+            groups[r] = decoder.group(block_at(stage, r), pair >> p.group_shift);
+          }
+        }
+        decoder.decode(operands.pieces[r], groups[r], i, a[r]);
+      }
+      add_products(a, b[0], 0, D::kGroups ? of_group : sums);
+      if (upper) add_products(a, b[1], kTiles, D::kGroups ? of_group : sums);
+      if constexpr (D::kGroups) {
+        if (begins_group(pair + 1)) {
+          add_group(stage, pair >> p.group_shift, of_group, sums);
+          clear(of_group);
+        }
+      }
+    }
+  }
+
   // Whether a pair of steps, 4 for the next block's first, is the first of a group.
   __device__ bool begins_group(int pair) const { return pair % 2 != 0 ? each : pair % 4 == 0 || every_other; }
 
@@ -83,18 +119,13 @@ class Consumer {
     return stage + weights + r * (C::kColumnGroups * D::kBlockBytes);
   }
 
-  // x of a pair of steps: of each 8 tokens both halves of both steps' columns.
-  __device__ __forceinline__ static void load(std::uint32_t from, std::uint32_t (&b)[kTiles][4]) {
-#pragma unroll
-    for (int j = 0; j < kTiles; ++j) ptx::load_matrix_x4(b[j], from + j * 1024);
-  }
-
+  // Steps after each other, so that products that wait for one another are far apart.
   __device__ __forceinline__ static void add_products(const std::uint32_t (&a)[C::kRowBlocks][2][4],
                                                       const std::uint32_t (&b)[kTiles][4], int first, Sums<C>& to) {
 #pragma unroll
-    for (int r = 0; r < C::kRowBlocks; ++r) {
+    for (int step = 0; step < 2; ++step) {
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
+      for (int r = 0; r < C::kRowBlocks; ++r) {
 #pragma unroll
         for (int j = 0; j < kTiles; ++j) {
           ptx::mma_16816<T>(reinterpret_cast<float(&)[4]>(to[r][4 * (first + j)]), a[r][step], b[j][2 * step],

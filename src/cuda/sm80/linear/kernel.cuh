@@ -16,8 +16,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_kernel(const __grid_con
   using D = typename C::Decoder;
   extern __shared__ __align__(1024) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
-  const std::uint32_t stages = ptx::shared_address(memory + sizeof(SharedMemory<C>));
-  const auto end = static_cast<std::uint32_t>(p.stages) * sizeof(Stage<C>);
+  constexpr std::uint32_t kStage = sizeof(Stage<C>);
+  const std::uint32_t stages = ptx::pinned(ptx::shared_address(memory + sizeof(SharedMemory<C>)));
+  const std::uint32_t end = ptx::pinned(stages + static_cast<std::uint32_t>(p.stages) * kStage);
   // Through a shuffle, so that the compiler knows it to be uniform.
   const int group = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 128, 0);
   const int row = group / C::kColumnGroups, column = group % C::kColumnGroups;
@@ -28,10 +29,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_kernel(const __grid_con
   {
     Loader<C> ahead = loader;
 #pragma unroll 1
-    for (int i = 0; i + 1 < p.stages && !ahead.done(); ++i, ahead.next()) ahead.weights(stages + i * sizeof(Stage<C>));
+    for (int i = 0; i + 1 < p.stages && !ahead.done(); ++i, ahead.next()) ahead.weights(stages + i * kStage);
   }
   if constexpr (D::kTable) {
-    auto* const table = reinterpret_cast<std::uint32_t*>(memory + sizeof(SharedMemory<C>) + end);
+    auto* const table = reinterpret_cast<std::uint32_t*>(memory + sizeof(SharedMemory<C>) + p.stages * kStage);
     D::write_table(p, table, static_cast<int>(threadIdx.x), C::kThreads);
     __syncthreads();
   }
@@ -39,17 +40,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_kernel(const __grid_con
 #pragma unroll 1
   for (int i = 0; i + 1 < p.stages; ++i) {
     if (!loader.done()) {
-      loader.x(stages + i * sizeof(Stage<C>));
+      loader.x(stages + i * kStage);
       loader.next();
     }
     ptx::copy_async_commit();
   }
 
-  Consumer<C> consumer(p, stages + end, row, column);
-  std::uint32_t from = 0, to = end - sizeof(Stage<C>);
-  const auto after = [end](std::uint32_t at) {
-    return at + sizeof(Stage<C>) == end ? 0 : at + static_cast<std::uint32_t>(sizeof(Stage<C>));
-  };
+  Consumer<C> consumer(p, end, row, column);
+  std::uint32_t from = stages, to = end - kStage;
 #pragma unroll 1
   for (int n = 0;; ++n) {
     const Part part = part_of<C>(p.schedule, n);
@@ -62,14 +60,14 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_kernel(const __grid_con
       wait_for_stage(p.stages);
       ptx::barrier_sync(1 + 3 * C::kRowGroups + column, C::kSharers);  // others' copies; all have read what comes next
       if (!loader.done()) {
-        loader.weights(stages + to);
-        loader.x(stages + to);
+        loader.weights(to);
+        loader.x(to);
         loader.next();
       }
       ptx::copy_async_commit();
-      if (unit * C::kUnitBlocks + column < p.schedule.k_blocks) consumer.multiply(stages + from, upper, sums);
-      from = after(from);
-      to = after(to);
+      if (unit * C::kUnitBlocks + column < p.schedule.k_blocks) consumer.multiply(from, upper, sums);
+      to = from;
+      from = from + kStage == end ? stages : from + kStage;
     }
     if (gather<C>(shared, n, row, column, sums)) finish<C>(p.out, p.schedule, shared, recomputed(n), row, sums);
   }

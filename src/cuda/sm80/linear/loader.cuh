@@ -22,8 +22,8 @@ class Loader {
   __device__ Loader(const Params& params, int row_group, int column_group)
       : p(params), row(row_group), column(column_group) {
     const std::uint32_t own = threadIdx.x % 128, thread = row * 128 + own;
-    token = static_cast<int>(thread / kPieces);
-    piece = static_cast<int>(thread % kPieces);
+    token = static_cast<int>(ptx::pinned(thread / kPieces));
+    piece = static_cast<int>(ptx::pinned(thread % kPieces));
     weights_to =
         ptx::pinned(offsetof(Stage<C>, weights) + row * C::kRowBlocks * kRow + column * D::kBlockBytes + own * 16);
     x_to = ptx::pinned(column * (C::kPanels * C::kPanelBytes) + piece / 8 * C::kPanelBytes + token * 128 +
@@ -95,12 +95,8 @@ class Loader {
 
 // Until all copies but those of the last `stages - 2` commits have landed.
 __device__ inline void wait_for_stage(int stages) {
-  if (stages == 8) {
-    ptx::copy_async_wait<6>();
-  } else if (stages == 6) {
+  if (stages == 6) {
     ptx::copy_async_wait<4>();
-  } else if (stages == 5) {
-    ptx::copy_async_wait<3>();
   } else if (stages == 4) {
     ptx::copy_async_wait<2>();
   } else if (stages == 3) {

@@ -15,7 +15,7 @@ struct Params {
   int block_bytes;
   int group_shift;    // 2^group_shift pairs of steps, of 32 columns, share a scale in a block: 0, 1 or 2
   int zeros;          // where zero points lie in a block; 0: there are none
-  int stages;         // 2 to 6, or 8
+  int stages;         // 2, 3, 4 or 6
   int lookup_copies;  // of the table, one for each lane or less: 32 or 8
   float lookup[16];   // what codes stand for, where a table says it
   Output out;

@@ -27,7 +27,7 @@ struct Int4 {
   __device__ Piece load(std::uint32_t block, int n) const { return codes.load(block, n); }
 
   __device__ Group group(std::uint32_t block, int n) const {
-    if (zeros == 0) return minus(lowbit::kInt4Zero, lowbit::kInt4Zero);
+    if (zeros == 0) return symmetric;
     const std::uint32_t at = block + zeros + n * lowbit::kBlockRows + row;
     return minus(static_cast<float>(ptx::load_shared_1(at)), static_cast<float>(ptx::load_shared_1(at + 8)));
   }
@@ -62,6 +62,7 @@ struct Int4 {
 
   const Codes codes;
   const int zeros;
+  const Group symmetric = minus(lowbit::kInt4Zero, lowbit::kInt4Zero);
   const std::uint32_t row = ptx::pinned(row_in_block()), base = ptx::pinned(kHalf ? 0x64006400 : 0x43004300);
 };
 
