@@ -11,6 +11,7 @@ from gpu_rows import ROTATED_BYTES, Row, random
 
 SHAPES = ((4096, 4096), (8192, 8192), (28672, 8192))  # N, K
 FEW, MANY = (1, 8, 16, 32, 64, 128), (256, 512, 1024, 4096)
+ANY_GPU = ("int4_g128", "nf4", "int8_row")  # by sm80_linear
 
 
 @functools.lru_cache(maxsize=1)
@@ -48,6 +49,9 @@ def rows():
     for n, k in SHAPES:
         for m in (*FEW, *MANY):
             out[f"linear w4a16 nvfp4 {n}x{k} M{m}"] = functools.partial(linear, n, k, m, "nvfp4")
+        for format in ANY_GPU if n > 4096 else ():
+            for m in (1, 8, 16, 64, 256, 4096):
+                out[f"linear {format} {n}x{k} M{m}"] = functools.partial(linear, n, k, m, format)
         for m in (64, 128, *MANY):
             out[f"linear w4a8 mxfp4 {n}x{k} M{m}"] = functools.partial(linear, n, k, m, "mxfp4", True)
     out["linear python 4096x4096 M1"] = functools.partial(python_call, 4096, 4096, 1)

@@ -40,7 +40,7 @@ const char* name_of(Norm norm);
 // The order of packed weights.
 enum class WeightOrder : std::uint8_t {
   rows16,       // for CPUs, of every instruction set: 16 rows interleaved
-  fragments16,  // for GPUs, x in 16 bits: nvfp4, mxfp4 and e2m1_row
+  fragments16,  // for GPUs, x in 16 bits
   fragments8,   // for GPUs, x rounded to e4m3 with a scale for each row: mxfp4 and e2m1_row
   matrix,       // for GPUs, products by cuBLASLt: plain storage in one piece, of every format
   matrix8,      // the same, x rounded to e4m3 with a scale for each row: fp8_row
@@ -68,9 +68,9 @@ PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, st
                              WeightOrder order = WeightOrder::rows16);
 
 // Writes out.data, on the CPU. Throws Error on a bad argument, and on a scale or a code that is NaN or infinite, naming
-// it. Weights keep their values to the bit but for mxfp4 in GPUs' orders: in fragments16 what is less than 2^-29 of its
-// row's largest scale becomes 0; in fragments8 weights whose scale is less than 2^-11 of the row's largest are rounded
-// to multiples of half that 2^-11.
+// it; in fragments16 zero points are at most 127. Weights keep their values to the bit but for mxfp4 in GPUs' orders: in
+// fragments16 what is less than 2^-29 of its row's largest scale becomes 0; in fragments8 weights whose scale is less
+// than 2^-11 of the row's largest are rounded to multiples of half that 2^-11.
 void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out, const Runtime& runtime = {});
 
 // Writes W [N, K] to `out`, as the packed order has it, each weight rounded once to out's dtype: f32, f16 or bf16, any
@@ -98,7 +98,9 @@ struct LinearOptions {
 
 // x: [..., K], rank 1 to 4, f32, f16 or bf16; y: [..., N], [..., N / 2] with swiglu, of x's dtype. Rows may lie
 // anywhere, the last dimension is contiguous. Sums are f32 and y is rounded once. x may have no rows. On a GPU x is f16
-// or bf16, rows of x, y and residual lie one stride apart, and begin at multiples of 16 bytes.
+// or bf16, rows of x, y and residual lie one stride apart, and begin at multiples of 16 bytes. There what codes stand
+// for is multiplied exactly, and scales are applied to sums in f32; only the values of nf4's codes are rounded to x's
+// dtype, a relative error of at most 2^-9 (bf16) or 2^-12 (f16) of each weight.
 void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
                     const LinearOptions& options = {}, const Runtime& runtime = {});
 

@@ -79,7 +79,7 @@ def pack(
     Args:
       matrix: a QuantizedTensor; it is not needed afterwards. On a GPU it is copied to the CPU to be packed.
       gated: rows 2j and 2j + 1 are gate and up of output j, for activation "swiglu".
-      device: "cpu", or of torch a CUDA device: nvfp4, mxfp4 and e2m1_row on Hopper, other formats see ``order``.
+      device: "cpu", or of torch a CUDA device, Ampere or newer.
       fp8_x: on a GPU, layers round x to float8_e4m3fn, a scale for each row, and multiply in 8 bits: faster from 64 rows
         on, and less exact. For mxfp4 and e2m1_row on Hopper, and for fp8_row, by cuBLASLt.
       keep_16bit: on a GPU, keep the weights in bfloat16 (True) or in a torch dtype of 16 bits too: calls with x of that

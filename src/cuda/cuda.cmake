@@ -21,10 +21,16 @@ set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS -gencode=arch=
 # On Hopper it adds in vectors, an instruction that code for sm_80 has not.
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attention_bwd/inst/*.cu)
 set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${heddle_code_any}")
+# On Hopper launches overlap.
+file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/linear/inst/*.cu)
+set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${heddle_code_any}")
 # From sm_89 on, one instruction widens e4m3.
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attention_decode/inst/*_e4m3_*.cu)
 set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS
   "${heddle_code_sm80};-gencode=arch=compute_89,code=[sm_89,compute_89]")
+# From sm_89 on, one rounds to it.
+set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/cuda/any/linear/inst/rows_e4m3.cu PROPERTIES COMPILE_OPTIONS
+  "-gencode=arch=compute_89,code=[sm_89,sm_90,compute_89]")
 target_compile_options(heddle PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall>)
 # A quarter of the size. A kernel is unpacked when it is first called.
 include(CheckCompilerFlag)

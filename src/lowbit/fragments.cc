@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -56,8 +57,8 @@ std::uint32_t half_word(const unsigned (&code)[4]) {
 
 // Calls visit(block, thread, the thread's first place) for all blocks, those of a row of blocks one after the other.
 template <class Visit>
-void for_each_thread(const Matrix& m, Executor& executor, Visit visit) {
-  const std::int64_t columns = blocks_of_columns(m.K);
+void for_each_thread(const Matrix& m, Executor& executor, Visit visit, int block_columns = kBlockColumns) {
+  const std::int64_t columns = (m.K + block_columns - 1) / block_columns;
   executor.parallel_for(blocks_of_rows(m.N), [&](std::int64_t b, int /*worker*/) {
     for (std::int64_t k = 0; k < columns; ++k) {
       for (int t = 0; t < 128; ++t) visit(b * columns + k, t, b * kBlockRows + t / 32 * 16 + t % 32 / 4);
@@ -79,15 +80,25 @@ void for_each_group(const Matrix& m, Visit visit) {
 
 }  // namespace
 
-FragmentLayout fragment_layout(WeightOrder order, std::int64_t rows, std::int64_t columns) {
+std::array<float, 16> lookup_values(Element element) {
+  std::array<float, 16> values{};
+  for (unsigned code = 0; code < 16; ++code) {
+    const float value = value_of(element, static_cast<std::uint8_t>(code), 0) * lookup_factor(element);
+    values[code] = element == Element::fp4_bnb ? std::nearbyint(value) : value;
+  }
+  return values;
+}
+
+FragmentLayout fragment_layout(const Format& format, WeightOrder order, std::int64_t rows, std::int64_t columns) {
   constexpr std::int64_t kAlignment = 256;
   const bool narrow = order == WeightOrder::fragments8;
+  const BlockLayout block = block_layout(format);
   FragmentLayout l;
   l.row_blocks = blocks_of_rows(rows);
-  l.column_blocks = blocks_of_columns(columns);
+  l.column_blocks = (columns + block.columns - 1) / block.columns;
   l.blocks = (l.row_blocks * kBlockRows * 4 + kAlignment - 1) / kAlignment * kAlignment;
-  l.bytes = l.blocks + l.row_blocks * l.column_blocks *
-                           static_cast<std::int64_t>(narrow ? sizeof(FragmentBlock8) : sizeof(FragmentBlock));
+  const std::int64_t block_bytes = narrow ? static_cast<std::int64_t>(sizeof(FragmentBlock8)) : block.bytes;
+  l.bytes = l.blocks + l.row_blocks * l.column_blocks * block_bytes;
   return l;
 }
 
@@ -189,6 +200,69 @@ void pack(const Matrix& m, bool gated, FragmentBlock8* blocks, float* row_scales
                   (second >> 3) << (8 * i + 3);
         }
         blocks[block].codes[step / 2][t][step % 2 * 2 + r] = word;
+      }
+    }
+  });
+}
+
+void pack_codes(const Matrix& m, bool gated, std::byte* blocks, float* row_scales, Executor& executor) {
+  const BlockLayout layout = block_layout(m.format);
+  const Element element = m.format.element;
+  const std::int64_t columns = (m.K + layout.columns - 1) / layout.columns;
+  const bool wide = bits_of(element) == 8;
+  const float* const of_rows = m.format.group == 0 ? static_cast<const float*>(m.scales) : nullptr;
+  for (std::int64_t place = 0; place < blocks_of_rows(m.N) * kBlockRows; ++place) {
+    const std::int64_t row = row_at(place, gated);
+    row_scales[place] = row >= m.N ? 0.0f : of_rows != nullptr ? of_rows[row] : 1.0f / lookup_factor(element);
+  }
+  const auto code = [&](std::int64_t place, std::int64_t column) -> unsigned {
+    const std::int64_t row = row_at(place, gated);
+    const bool exists = row < m.N && column < m.K;
+    if (!wide) return exists ? code_at(m, row, column) : 0;
+    const unsigned found = exists ? m.codes[row * m.row_bytes + column] : 0;
+    return element == Element::int8 ? found ^ 0x80 : found;
+  };
+  // Of register i the codes of its two columns, at bits `low` and `high` of a word.
+  const auto pair = [&](std::int64_t place, std::int64_t column, int i, int low, int high) {
+    const std::int64_t row = place + i % 2 * 8, first = column + i / 2 * 8;
+    return static_cast<std::uint32_t>(code(row, first)) << low | static_cast<std::uint32_t>(code(row, first + 1))
+                                                                     << high;
+  };
+  for_each_thread(
+      m, executor,
+      [&](std::int64_t block, int t, std::int64_t place) {
+        auto& codes = *reinterpret_cast<FragmentCodes*>(blocks + block * layout.bytes);
+        for (int step = 0; step < layout.columns / 16; ++step) {
+          const std::int64_t column = block % columns * layout.columns + step * 16 + 2 * (t % 4);
+          for (int i = 0; i < 4; ++i) {
+            std::uint32_t& word =
+                wide ? codes.words[step / 2][t][step % 2 * 2 + i / 2] : codes.words[step / 4][t][step % 4];
+            const int low = wide ? i % 2 * 16 : element == Element::int4 ? 4 * i : 8 * i;
+            const int high = low + (wide ? 8 : element == Element::int4 ? 16 : 4);
+            if (wide ? i % 2 == 0 : i == 0) word = 0;
+            word |= pair(place, column, i, low, high);
+          }
+        }
+      },
+      layout.columns);
+  if (layout.groups == 0) return;
+  const std::int64_t width = layout.columns / layout.groups, scale_bytes = m.format.scale == ScaleType::f32 ? 4 : 2;
+  executor.parallel_for(blocks_of_rows(m.N), [&](std::int64_t b, int /*worker*/) {
+    for (std::int64_t k = 0; k < columns; ++k) {
+      std::byte* const to = blocks + (b * columns + k) * layout.bytes;
+      std::memset(to + layout.scales, 0, static_cast<std::size_t>(layout.bytes - layout.scales));
+      for (std::int64_t g = 0; g < layout.groups; ++g) {
+        const std::int64_t group = (k * layout.columns + g * width) / m.group;
+        if (group >= m.groups) break;
+        for (std::int64_t r = 0; r < kBlockRows; ++r) {
+          const std::int64_t row = row_at(b * kBlockRows + r, gated);
+          if (row >= m.N) continue;
+          const std::int64_t from = row * m.groups + group, at = g * kBlockRows + r;
+          std::memcpy(to + layout.scales + at * scale_bytes,
+                      static_cast<const std::byte*>(m.scales) + from * scale_bytes,
+                      static_cast<std::size_t>(scale_bytes));
+          if (m.zeros != nullptr) to[layout.zeros + at] = static_cast<std::byte>(m.zeros[from]);
+        }
       }
     }
   });

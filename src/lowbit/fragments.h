@@ -1,8 +1,10 @@
 // Weights in the order in which tensor cores want them as the left operand of Y^T = W X^T: blocks of 64 rows and 128
-// columns, [N / 64][K / 128], what is missing of the last ones zero. One order for 16-bit products, whose operands of a
-// warp (mma.m16n8k16) and of a warpgroup (wgmma m64k16) lie alike, and one for e4m3 products (wgmma m64k32).
+// columns (64 columns of 8-bit codes), [N / 64][K / 128], what is missing of the last ones zero. One order for 16-bit
+// products, whose operands of a warp (mma.m16n8k16) and of a warpgroup (wgmma m64k16) lie alike, and one for e4m3
+// products (wgmma m64k32).
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -32,6 +34,55 @@ struct FragmentBlock {
 };
 static_assert(sizeof(FragmentBlock) == 4608);
 
+// For 16-bit products too, formats other than E2M1: codes, and behind them what scales the group sums, as
+// block_layout() says. A thread has rows and columns as above.
+//   int4     A word of a step: nibble i of the low half is register i's code of column c (or c + 8), that of the high
+//            half the next column's.
+//   nf4, fp4 A word of a step: byte i has register i's codes, of column c (or c + 8) in the low nibble, of the next one
+//            in the high nibble.
+//   8 bits   Two words of a step, registers 0 and 1, and 2 and 3, in bytes: column c (or c + 8), the next one. int8 as
+//            code + 128.
+struct FragmentCodes {
+  std::uint32_t words[2][128][4];  // a thread's words of four steps, or of two, side by side
+};
+static_assert(sizeof(FragmentCodes) == 4096);
+
+constexpr bool is_e2m1(const Format& format) {
+  return format.element == Element::e2m1 || format.element == Element::e2m1_row;
+}
+
+// A block of order fragments16, by its format. Scales lie as [groups][64 rows], f16 for int4 and f32 for nf4 and
+// fp4_bnb; zero points behind them as u8 [groups][64]. A group of more than 128 columns has its scale in each of its
+// blocks. E2M1: FragmentBlock. 8 bits: no scales, they are the row's.
+struct BlockLayout {
+  int columns = 128;
+  int groups = 0;             // of a row's columns in a block: 1, 2 or 4; 0: no scales behind the codes
+  int scales = 0, zeros = 0;  // offsets in bytes; zeros: 0 if there are none
+  int bytes = 0;
+};
+constexpr BlockLayout block_layout(const Format& format) {
+  constexpr int kCodes = sizeof(FragmentCodes);
+  if (is_e2m1(format)) return {.bytes = sizeof(FragmentBlock)};
+  if (format.element == Element::int8 || format.element == Element::e4m3) return {.columns = 64, .bytes = kCodes};
+  const int groups = format.group < kBlockColumns ? kBlockColumns / static_cast<int>(format.group) : 1;
+  const int end = kCodes + groups * kBlockRows * (format.scale == ScaleType::f32 ? 4 : 2);
+  return {.groups = groups,
+          .scales = kCodes,
+          .zeros = format.zero_points ? end : 0,
+          .bytes = format.zero_points ? end + groups * kBlockRows : end};
+}
+constexpr int kMostGroups = kBlockColumns / 32;
+static_assert(block_layout({.element = Element::int4, .scale = ScaleType::f16, .group = 128}).bytes == 4224);
+static_assert(
+    block_layout({.element = Element::int4, .scale = ScaleType::f16, .group = 32, .zero_points = true}).bytes == 4864);
+static_assert(block_layout({.element = Element::nf4, .group = 64}).bytes == 4608);
+// 128 + zero is then a bfloat16.
+constexpr int kMostZero = 127;
+
+// What codes of nf4 and fp4_bnb stand for, times lookup_factor(), which makes fp4's integers of few bits.
+constexpr float lookup_factor(Element element) { return element == Element::fp4_bnb ? 192.0f : 1.0f; }
+std::array<float, 16> lookup_values(Element element);
+
 // For e4m3 products. Thread t has of each step of 32 columns 16 weights in two words, one for row r, one for row r + 8:
 // columns c = 4 (t % 4) to c + 3, and c + 16 to c + 19, bytes of two registers. Nibbles 0 to 3 of a word hold the
 // magnitudes of the first, nibbles 4 to 7 those of the second; the first's signs are bit 3 of nibbles 1, 3, 5 and 7,
@@ -53,7 +104,7 @@ constexpr std::int64_t blocks_of_columns(std::int64_t columns) { return (columns
 struct FragmentLayout {
   std::int64_t row_blocks = 0, column_blocks = 0, blocks = 0, bytes = 0;  // blocks: where they begin, bytes
 };
-FragmentLayout fragment_layout(WeightOrder order, std::int64_t rows, std::int64_t columns);
+FragmentLayout fragment_layout(const Format& format, WeightOrder order, std::int64_t rows, std::int64_t columns);
 
 // Which row of W stands where a kernel has row `place`. Gated: W's rows are gates and ups in turn; of 16 places the
 // first 8 have gates, the others the ups of the same outputs.
@@ -68,5 +119,8 @@ void pack(const Matrix& matrix, bool gated, FragmentBlock* blocks, float* row_sc
 // mxfp4 and e2m1_row. Exact where the scales of a row span at most kMaxExponent binades; weights of smaller ones are
 // rounded to multiples of half the row scale.
 void pack(const Matrix& matrix, bool gated, FragmentBlock8* blocks, float* row_scales, Executor& executor);
+// int4, nf4, fp4_bnb, int8_row and fp8_row, codes and scales to the bit; fp4's rows have scale 1 / 192. Zero points are
+// at most kMostZero.
+void pack_codes(const Matrix& matrix, bool gated, std::byte* blocks, float* row_scales, Executor& executor);
 
 }  // namespace heddle::lowbit

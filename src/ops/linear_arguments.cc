@@ -192,7 +192,7 @@ LinearProblem weights_problem(const PackedWeights& weights) {
       p.matrix = lowbit::matrix_at(weights.format, weights.rows, weights.columns, data);
       break;
     default:
-      p.fragments = lowbit::fragment_layout(weights.order, weights.rows, weights.columns);
+      p.fragments = lowbit::fragment_layout(weights.format, weights.order, weights.rows, weights.columns);
       p.fragment_data = data;
   }
   p.kept = static_cast<const std::byte*>(weights.kept.data);

@@ -36,6 +36,14 @@ void check_finite(const Check& check, const Matrix& m) {
   }
 }
 
+// Kernels take 128 + zero for a bfloat16.
+void check_zeros(const Check& check, const Matrix& m) {
+  for (std::int64_t i = 0; i < m.N * m.groups; ++i) {
+    check.require(m.zeros[i] <= lowbit::kMostZero, "matrix.zeros[", i / m.groups, ", ", i % m.groups, "] is ",
+                  static_cast<int>(m.zeros[i]), ": order fragments16 has zero points to ", lowbit::kMostZero);
+  }
+}
+
 void pack_panels(const Matrix& from, const PackedWeights& out, Executor& executor) {
   const lowbit::Panels panels = panels_of(out);
   auto* to = static_cast<std::uint8_t*>(out.data.data);
@@ -49,12 +57,14 @@ void pack_panels(const Matrix& from, const PackedWeights& out, Executor& executo
 }
 
 void pack_fragments(const Matrix& from, const PackedWeights& out, Executor& executor) {
-  const lowbit::FragmentLayout layout = lowbit::fragment_layout(out.order, out.rows, out.columns);
+  const lowbit::FragmentLayout layout = lowbit::fragment_layout(out.format, out.order, out.rows, out.columns);
   auto* const data = static_cast<std::byte*>(out.data.data);
   auto* const scales = reinterpret_cast<float*>(data);
   std::memset(data, 0, static_cast<std::size_t>(layout.blocks));
   if (out.order == WeightOrder::fragments8) {
     pack(from, out.gated, reinterpret_cast<lowbit::FragmentBlock8*>(data + layout.blocks), scales, executor);
+  } else if (!lowbit::is_e2m1(out.format)) {
+    pack_codes(from, out.gated, data + layout.blocks, scales, executor);
   } else {
     pack(from, out.gated, reinterpret_cast<lowbit::FragmentBlock*>(data + layout.blocks), scales, executor);
   }
@@ -80,7 +90,7 @@ std::int64_t packed_bytes(const lowbit::Format& format, std::int64_t rows, std::
     case WeightOrder::matrix8:
       return lowbit::matrix_layout(format, rows, columns).bytes;
     default:
-      return lowbit::fragment_layout(order, rows, columns).bytes;
+      return lowbit::fragment_layout(format, order, rows, columns).bytes;
   }
 }
 
@@ -95,10 +105,8 @@ constexpr NamedOrder kOrders[] = {{"rows16", WeightOrder::rows16},
                                   {"matrix8", WeightOrder::matrix8}};
 
 bool has_order(const lowbit::Format& format, WeightOrder order) {
-  if (order == WeightOrder::rows16 || order == WeightOrder::matrix) return true;
   if (order == WeightOrder::matrix8) return format.element == lowbit::Element::e4m3;
-  const bool e2m1 = format.element == lowbit::Element::e2m1 || format.element == lowbit::Element::e2m1_row;
-  return e2m1 && (order == WeightOrder::fragments16 || format.scale != lowbit::ScaleType::e4m3);
+  return order != WeightOrder::fragments8 || (lowbit::is_e2m1(format) && format.scale != lowbit::ScaleType::e4m3);
 }
 
 }  // namespace
@@ -126,9 +134,7 @@ PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, st
   check.require(!gated || rows % 2 == 0, "rows is ", rows, ": gated weights have a gate and an up row of each output, ",
                 "so an even number");
   check.require(has_order(format, order), "format is ", lowbit::name_of(format), ": order ", name_of(order), " has ",
-                order == WeightOrder::matrix8      ? "fp8_row"
-                : order == WeightOrder::fragments8 ? "mxfp4 and e2m1_row"
-                                                   : "nvfp4, mxfp4 and e2m1_row");
+                order == WeightOrder::matrix8 ? "fp8_row" : "mxfp4 and e2m1_row");
   PackedWeights packed;
   packed.format = format;
   packed.rows = rows;
@@ -150,6 +156,7 @@ void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& ou
     check.require(!view->given() || !may_share_memory(out.data, *view), "out.data shares memory with matrix");
   }
   check_finite(check, from);
+  if (out.order == WeightOrder::fragments16 && from.zeros != nullptr) check_zeros(check, from);
   Executor& executor = runtime.executor != nullptr ? *runtime.executor : default_executor();
   const bool in_matrix = out.order == WeightOrder::matrix || out.order == WeightOrder::matrix8;
   (out.order == WeightOrder::rows16 ? pack_panels : in_matrix ? pack_matrix : pack_fragments)(from, out, executor);

@@ -1,9 +1,11 @@
 // linear_forward on the GPU against the double-precision reference.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/check.h"
+#include "core/dtypes.h"
 #include "heddle/linear.h"
 #include "kit/device_mirror.h"
 #include "kit/linear_layer.h"
@@ -14,7 +16,8 @@ namespace {
 // A layer's tensors on the GPU. `poison` fills the workspace: what it held before must not matter.
 class LayerOnGpu {
  public:
-  explicit LayerOnGpu(const LinearLayer& layer)
+  // force: a candidate's name.
+  explicit LayerOnGpu(const LinearLayer& layer, const char* force = "")
       : y_(layer.output()),
         x(layer.x),
         bias(layer.bias),
@@ -24,7 +27,8 @@ class LayerOnGpu {
         y(y_),
         weights(layer.packed.weights()),
         memory_(static_cast<std::size_t>(weights.data.shape[0])),
-        layer_(layer) {
+        layer_(layer),
+        force_(force) {
     memory_.write(0, weights.data.data, memory_.bytes());
     weights.data.data = memory_.data();
     weights.device = weights.data.device = Device::cuda;
@@ -32,6 +36,7 @@ class LayerOnGpu {
 
   LinearOptions options(bool in_place = false) const {
     LinearOptions options = layer_.options();
+    options.force = force_;
     if (options.bias.given()) options.bias = bias.view();
     if (options.residual.given()) options.residual = in_place ? y.view() : residual.view();
     if (options.norm_weight.given()) options.norm_weight = norm_weight.view();
@@ -69,34 +74,87 @@ class LayerOnGpu {
  private:
   DeviceMemory memory_;
   const LinearLayer& layer_;
+  const char* const force_;
 };
 
-constexpr WeightOrder kOrders[] = {WeightOrder::fragments16, WeightOrder::fragments8};
+// A candidate, and a format that has a kernel of its own in it.
+struct Way {
+  const char* candidate;
+  const char* format;
+  WeightOrder order = WeightOrder::fragments16;
 
-void check(LinearCase c) {
-  SCOPED_TRACE(text(c.format, " in ", name_of(c.order), " ", c.rows[0], " x ", c.N, " x ", c.K, " ", name_of(c.dtype),
-                    " ", name_of(c.activation), c.bias ? " bias" : "", c.residual ? " residual" : ""));
+  LinearCase filled(LinearCase c) const {
+    c.format = format;
+    c.order = order;
+    const std::int64_t group = std::max<std::int64_t>(lowbit::format_named(c.format).group, 1);
+    c.K = (c.K + group - 1) / group * group;
+    return c;
+  }
+};
+
+// Those that this GPU has.
+std::vector<Way> ways() {
+  std::vector<Way> ways;
+  if (current_gpu().major == 9) {
+    ways.push_back({"sm90_w4a16", "nvfp4"});
+    ways.push_back({"sm90_w4a16", "mxfp4"});
+    ways.push_back({"sm90_w4a8", "mxfp4", WeightOrder::fragments8});
+  }
+  for (const char* format : {"nvfp4", "int4_g128", "int4_g32_zp", "nf4", "int8_row", "fp8_row"}) {
+    ways.push_back({"sm80_linear", format});
+  }
+  return ways;
+}
+
+void check(const LinearCase& c, const char* force) {
+  SCOPED_TRACE(text(force, ": ", c.format, " ", c.rows[0], " x ", c.N, " x ", c.K, " ", name_of(c.dtype), " ",
+                    name_of(c.activation), c.bias ? " bias" : "", c.residual ? " residual" : ""));
   const LinearLayer layer(c);
-  LayerOnGpu gpu(layer);
+  LayerOnGpu gpu(layer, force);
   gpu.run(gpu.options(c.in_place));
   const Comparison result = gpu.compare();
   EXPECT_TRUE(result.passed) << result.worst;
 }
 
+void check(const LinearCase& c, const Way& way) { check(way.filled(c), way.candidate); }
+
 // Every tile, with rows and columns that fill it and that do not.
 TEST(GpuLinear, MatchesReference) {
-  for (const WeightOrder order : kOrders) {
-    const char* const format = order == WeightOrder::fragments16 ? "nvfp4" : "mxfp4";
+  for (const Way& way : ways()) {
     for (const DType dtype : {DType::bf16, DType::f16}) {
       for (const std::int64_t rows : {1, 8, 9, 16, 31, 64, 65, 128, 200, 300}) {
-        check({.format = format, .rows = {rows}, .N = 200, .K = 288, .dtype = dtype, .order = order});
+        check({.rows = {rows}, .N = 200, .K = 288, .dtype = dtype}, way);
       }
-      check({.format = format, .rows = {5}, .N = 64, .K = 4096, .dtype = dtype, .order = order});
-      check({.format = format, .rows = {64}, .N = 1024, .K = 512, .dtype = dtype, .order = order});
-      check({.format = "mxfp4", .rows = {40}, .N = 9000, .K = 256, .dtype = dtype, .order = order});  // shares of all
-                                                                                                      // sizes
-      check({.format = "e2m1_row", .rows = {17}, .N = 128, .K = 136, .dtype = dtype, .order = order});
-      check({.format = "mxfp4", .rows = {40}, .N = 320, .K = 1056, .dtype = dtype, .order = order});
+      check({.rows = {5}, .N = 64, .K = 4096, .dtype = dtype}, way);
+      check({.rows = {64}, .N = 1024, .K = 512, .dtype = dtype}, way);
+      check({.rows = {40}, .N = 9000, .K = 256, .dtype = dtype}, way);  // shares of all sizes
+      check({.rows = {40}, .N = 320, .K = 1056, .dtype = dtype}, way);
+    }
+  }
+}
+
+// Columns that fill neither a block nor a step, where the format allows them, groups of every size, and zero points far
+// from the codes.
+TEST(GpuLinear, EveryFormat) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const std::int64_t rows : {7, 50}) {
+      for (const char* format : {"nvfp4", "mxfp4", "int4_g32", "int4_g64", "int4_g128", "int4_g32_zp", "int4_g64_zp",
+                                 "int4_g128_zp", "nf4", "nf4_b32", "nf4_b128", "nf4_b512", "fp4_bnb", "fp4_bnb_b256"}) {
+        const std::int64_t group = std::max<std::int64_t>(lowbit::format_named(format).group, 32);
+        LinearCase c{.format = format, .rows = {rows}, .N = 136, .K = 3 * group, .dtype = dtype};
+        c.order = WeightOrder::fragments16;
+        check(c, "sm80_linear");
+        if (!lowbit::format_named(format).zero_points) continue;
+        c.more_zero = 100;
+        check(c, "sm80_linear");
+      }
+      for (const char* format : {"e2m1_row", "int8_row", "fp8_row"}) {
+        for (const std::int64_t K : {8, 72, 136, 200}) {
+          LinearCase c{.format = format, .rows = {rows}, .N = 72, .K = K, .dtype = dtype};
+          c.order = WeightOrder::fragments16;
+          check(c, "sm80_linear");
+        }
+      }
     }
   }
 }
@@ -109,60 +167,97 @@ TEST(GpuLinear, ManyTiles) {
 }
 
 TEST(GpuLinear, Epilogues) {
-  for (const WeightOrder order : kOrders) {
-    const char* const format = order == WeightOrder::fragments16 ? "nvfp4" : "mxfp4";
+  for (const Way& way : ways()) {
     for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_erf, Activation::gelu_tanh,
                                         Activation::silu, Activation::swiglu}) {
       for (const std::int64_t rows : {3, 33, 140}) {
-        LinearCase c{.format = format,
-                     .rows = {rows},
+        LinearCase c{.rows = {rows},
                      .N = 336,
                      .K = 256,
                      .dtype = DType::bf16,
                      .activation = activation,
                      .bias = true,
-                     .residual = true,
-                     .order = order};
-        check(c);
+                     .residual = true};
+        check(c, way);
         c.in_place = true;
         c.dtype = DType::f16;
-        check(c);
+        check(c, way);
       }
     }
   }
 }
 
+// Rows of x and y that lie apart, between what must be neither read nor written.
+TEST(GpuLinear, RowsApart) {
+  constexpr std::int64_t kRows = 21, kGap = 24;
+  for (const Way& way : ways()) {
+    const LinearLayer layer(way.filled({.rows = {kRows}, .N = 72, .K = 160, .dtype = DType::bf16}));
+    const LayerOnGpu gpu(layer, way.candidate);
+    const std::int64_t K = layer.given().K, N = layer.given().N;
+    const DeviceMemory wide_x(static_cast<std::size_t>(kRows * (K + kGap)) * 2, 0xFF);  // NaN
+    const DeviceMemory wide_y(static_cast<std::size_t>(kRows * (N + kGap)) * 2, 0xA5);
+    TensorView x = gpu.x.view(), y = gpu.y.view();
+    std::vector<std::uint16_t> row(static_cast<std::size_t>(K));
+    DeviceMemory& to = const_cast<DeviceMemory&>(wide_x);
+    for (std::int64_t m = 0; m < kRows; ++m) {
+      for (std::int64_t k = 0; k < K; ++k) {
+        row[static_cast<std::size_t>(k)] = f32_to_bf16(static_cast<float>(layer.x.get(m * K + k)));
+      }
+      to.write(static_cast<std::size_t>(m * (K + kGap)) * 2, row.data(), row.size() * 2);
+    }
+    x.data = wide_x.data();
+    x.stride[0] = K + kGap;
+    y.data = wide_y.data();
+    y.stride[0] = N + kGap;
+    const LinearOptions options = gpu.options();
+    const DeviceStream stream;
+    const DeviceMemory scratch(linear_forward_workspace(x, gpu.weights, options), 0xFF);
+    Runtime runtime;
+    runtime.stream = stream.get();
+    runtime.workspace = {scratch.data(), scratch.bytes()};
+    linear_forward(x, gpu.weights, y, options, runtime);
+    stream.synchronize();
+    HostTensor found = layer.output();
+    std::vector<std::uint16_t> all(static_cast<std::size_t>(kRows * (N + kGap)));
+    wide_y.read(0, all.data(), all.size() * 2);
+    for (std::int64_t m = 0; m < kRows; ++m) {
+      for (std::int64_t n = 0; n < N + kGap; ++n) {
+        const std::uint16_t bits = all[static_cast<std::size_t>(m * (N + kGap) + n)];
+        if (n < N) {
+          found.set(m * N + n, bf16_to_f32(bits));
+        } else {
+          ASSERT_EQ(bits, 0xA5A5) << way.candidate << ": behind row " << m;
+        }
+      }
+    }
+    const Comparison result = layer.compare(found);
+    EXPECT_TRUE(result.passed) << way.candidate << " " << way.format << ": " << result.worst;
+  }
+}
+
 // Columns that a unit of four blocks lacks, where shared memory still holds infinities that a call before has left.
 TEST(GpuLinear, MissingColumnsMeetNothing) {
-  for (const WeightOrder order : kOrders) {
-    LinearLayer spoiler({.format = "mxfp4", .rows = {40}, .N = 9000, .K = 512, .dtype = DType::f16, .order = order});
+  for (const Way& way : ways()) {
+    LinearLayer spoiler(way.filled({.rows = {40}, .N = 9000, .K = 512, .dtype = DType::f16}));
     for (std::int64_t i = 0; i < spoiler.x.elements(); ++i) spoiler.x.set(i, i % 2 == 0 ? INFINITY : NAN);
-    LayerOnGpu gpu(spoiler);
+    LayerOnGpu gpu(spoiler, way.candidate);
     gpu.run(gpu.options());
     for (const std::int64_t rows : {1, 12, 30, 64, 100}) {
-      check({.format = "mxfp4", .rows = {rows}, .N = 264, .K = 64, .dtype = DType::f16, .order = order});
-      check({.format = "mxfp4", .rows = {rows}, .N = 264, .K = 320, .dtype = DType::f16, .order = order});
+      check({.rows = {rows}, .N = 264, .K = 64, .dtype = DType::f16}, way);
+      check({.rows = {rows}, .N = 264, .K = 320, .dtype = DType::f16}, way);
     }
   }
 }
 
 TEST(GpuLinear, NormInFront) {
-  for (const WeightOrder order : kOrders) {
+  for (const Way& way : ways()) {
     for (const Norm norm : {Norm::layer_norm, Norm::rms_norm}) {
       for (const DType dtype : {DType::bf16, DType::f16}) {
         for (const std::int64_t rows : {1, 20, 130}) {
-          LinearCase c{.format = "mxfp4",
-                       .rows = {rows},
-                       .N = 136,
-                       .K = 288,
-                       .dtype = dtype,
-                       .bias = true,
-                       .norm = norm,
-                       .x_mean = 2};
-          c.order = order;
-          check(c);
+          LinearCase c{.rows = {rows}, .N = 136, .K = 288, .dtype = dtype, .bias = true, .norm = norm, .x_mean = 2};
+          check(c, way);
           c.norm_weight = c.norm_bias = false;
-          check(c);
+          check(c, way);
         }
       }
     }
@@ -172,11 +267,10 @@ TEST(GpuLinear, NormInFront) {
 // Partial sums of all CTAs that share a tile are added in one order: calls repeat to the bit, in a graph too, whose
 // replays find the marks of the one before gone.
 TEST(GpuLinear, RepeatsToTheBit) {
-  for (const WeightOrder order : kOrders) {
+  for (const Way& way : ways()) {
     for (const std::int64_t rows : {4, 16, 32, 64, 128}) {
-      const LinearLayer layer(
-          {.format = "mxfp4", .rows = {rows}, .N = 512, .K = 4096, .dtype = DType::bf16, .order = order});
-      LayerOnGpu gpu(layer);
+      const LinearLayer layer(way.filled({.rows = {rows}, .N = 512, .K = 4096, .dtype = DType::bf16}));
+      LayerOnGpu gpu(layer, way.candidate);
       const LinearOptions options = gpu.options();
       gpu.run(options);
       EXPECT_TRUE(gpu.compare().passed) << gpu.compare().worst;
@@ -190,17 +284,17 @@ TEST(GpuLinear, RepeatsToTheBit) {
       stream.synchronize();
       HostTensor y = layer.output();
       gpu.y.read(y);
-      EXPECT_EQ(y.values(), first) << rows << " rows in " << name_of(order);
+      EXPECT_EQ(y.values(), first) << rows << " rows of " << way.format << " in " << way.candidate;
     }
   }
 }
 
 // With batch_invariant a row's bits do not depend on how many others there are.
 TEST(GpuLinear, BatchInvariant) {
-  for (const WeightOrder order : kOrders) {
-    const LinearCase c{.format = "mxfp4", .rows = {150}, .N = 192, .K = 2048, .dtype = DType::bf16, .order = order};
+  for (const Way& way : ways()) {
+    const LinearCase c = way.filled({.rows = {150}, .N = 192, .K = 2048, .dtype = DType::bf16});
     const LinearLayer layer(c);
-    LayerOnGpu gpu(layer);
+    LayerOnGpu gpu(layer, way.candidate);
     LinearOptions options = gpu.options();
     options.batch_invariant = true;
     gpu.run(options);
@@ -231,11 +325,11 @@ TEST(GpuLinear, BatchInvariant) {
 }
 
 TEST(GpuLinear, NonFiniteRowsStayRows) {
-  for (const WeightOrder order : kOrders) {
-    LinearLayer layer({.format = "mxfp4", .rows = {20}, .N = 128, .K = 256, .dtype = DType::bf16, .order = order});
+  for (const Way& way : ways()) {
+    LinearLayer layer(way.filled({.rows = {20}, .N = 128, .K = 256, .dtype = DType::bf16}));
     layer.x.set(3 * 256 + 17, NAN);
     layer.x.set(11 * 256 + 200, INFINITY);
-    LayerOnGpu gpu(layer);
+    LayerOnGpu gpu(layer, way.candidate);
     gpu.run(gpu.options());
     const std::vector<double> y = gpu.values();
     for (std::int64_t m = 0; m < 20; ++m) {
@@ -246,10 +340,60 @@ TEST(GpuLinear, NonFiniteRowsStayRows) {
   }
 }
 
+// Sums of a group and a scale that float16 does not hold, of which others take most away: both are in float32.
+TEST(GpuLinear, LargeScalesDoNotOverflow) {
+  QuantizedMemory matrix(lowbit::format_named("int4_g128"), 64, 256);
+  auto* const codes = static_cast<std::uint8_t*>(matrix.matrix().codes.data);
+  auto* const scales = static_cast<std::uint16_t*>(matrix.matrix().scales.data);
+  for (std::int64_t n = 0; n < 64; ++n) {  // 7 in the first group, -7 in the second, once -6
+    for (std::int64_t k = 0; k < 128; ++k) codes[n * 128 + k] = k < 64 ? 0xFF : k < 127 ? 0x11 : 0x21;
+    scales[2 * n] = scales[2 * n + 1] = f32_to_f16(30000.0f);
+  }
+  const PackedMemory packed(matrix.matrix(), false, WeightOrder::fragments16);
+  HostTensor x = HostTensor::input(DType::f16, {3, 256}), y = HostTensor::output(DType::f16, {3, 64});
+  for (std::int64_t i = 0; i < x.elements(); ++i) x.set(i, 1.0);
+  const DeviceTensor there(x);
+  const DeviceTensor out(y);
+  DeviceMemory data(static_cast<std::size_t>(packed.weights().data.shape[0]));
+  data.write(0, packed.weights().data.data, data.bytes());
+  PackedWeights weights = packed.weights();
+  weights.data.data = data.data();
+  weights.device = weights.data.device = Device::cuda;
+  const DeviceStream stream;
+  const DeviceMemory scratch(linear_forward_workspace(there.view(), weights), 0xFF);
+  Runtime runtime;
+  runtime.stream = stream.get();
+  runtime.workspace = {scratch.data(), scratch.bytes()};
+  linear_forward(there.view(), weights, out.view(), {}, runtime);
+  stream.synchronize();
+  out.read(y);
+  for (const double value : y.values()) EXPECT_EQ(value, 30000.0);
+}
+
 TEST(GpuLinear, NothingToDo) {
   LinearLayer layer({.rows = {0}, .N = 64, .K = 64, .dtype = DType::bf16, .order = WeightOrder::fragments16});
   LayerOnGpu gpu(layer);
   gpu.run(gpu.options());
+}
+
+// On Hopper its own kernels have the formats that they take.
+TEST(GpuLinear, Choice) {
+  for (const char* format : {"nvfp4", "mxfp4", "e2m1_row", "int4_g128", "nf4", "int8_row", "fp8_row"}) {
+    for (const std::int64_t rows : {1, 8, 16, 64, 256, 4096}) {
+      PackedWeights weights = packed_storage(lowbit::format_named(format), 8192, 8192, false, WeightOrder::fragments16);
+      alignas(64) static std::byte somewhere[64];
+      weights.data.data = somewhere;
+      weights.device = weights.data.device = Device::cuda;
+      TensorView x(somewhere, DType::bf16, {rows, 8192});
+      x.device = Device::cuda;
+      std::string chosen;
+      for (const Candidate& candidate : explain_linear(x, weights)) {
+        if (candidate.chosen) chosen = candidate.name;
+      }
+      const bool e2m1 = std::string(format).find("fp4") == 2 || format[0] == 'e';
+      EXPECT_EQ(chosen, e2m1 && current_gpu().major == 9 ? "sm90_w4a16" : "sm80_linear") << format << ", " << rows;
+    }
+  }
 }
 
 TEST(GpuLinear, Refusals) {

@@ -37,6 +37,10 @@ QuantizedMemory quantized_weights(const LinearCase& c) {
       draw_weights(Draw::gaussian, DType::f32, c.N, c.K, lowbit::format_named(c.format).element, c.seed);
   QuantizedMemory memory(lowbit::format_named(c.format), c.N, c.K);
   lowbit::quantize(weights.view(), {}, memory.matrix());
+  if (c.more_zero != 0) {
+    const TensorView& zeros = memory.matrix().zeros;
+    for (std::int64_t i = 0; i < zeros.elements(); ++i) static_cast<std::uint8_t*>(zeros.data)[i] += c.more_zero;
+  }
   return memory;
 }
 

@@ -48,6 +48,7 @@ struct LinearCase {
   double x_mean = 0;  // what is added to every x
   Layout layout = Layout::contiguous;
   std::uint32_t seed = 1;
+  int more_zero = 0;  // what is added to every zero point after quantising
 };
 
 class LinearLayer {

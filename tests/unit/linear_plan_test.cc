@@ -1,13 +1,13 @@
 // How the tiles of linear layers are dealt out on a GPU: the arithmetic of the kernels
-// (src/cuda/sm90/linear/schedule.cuh), for every CTA of many launches.
+// (src/cuda/any/linear/schedule.cuh), for every CTA of many launches.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <vector>
 
-#include "cuda/sm90/linear/plan.h"
+#include "cuda/any/linear/plan.h"
 
-namespace heddle::cuda::sm90::linear {
+namespace heddle::cuda::linear {
 namespace {
 
 constexpr TileShape kTiles[] = {
@@ -76,4 +76,4 @@ TEST(LinearPlan, EveryUnitOnceAndNobodyWaitsForNothing) {
 }
 
 }  // namespace
-}  // namespace heddle::cuda::sm90::linear
+}  // namespace heddle::cuda::linear

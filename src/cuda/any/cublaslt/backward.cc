@@ -4,7 +4,7 @@
 #include "cuda/any/cublaslt/host.h"
 #include "cuda/common/device.h"
 #include "cuda/linear.h"
-#include "cuda/sm90/linear/host.h"
+#include "cuda/any/linear/host.h"
 #include "lowbit/formats.h"
 
 namespace heddle::cuda {
@@ -21,12 +21,12 @@ std::string supports(const LinearBackwardProblem& p) {
     if (std::string reason = refuse_decode(f); !reason.empty()) return reason;
   }
   for (const RowsOf* rows : {&p.dy, &p.dx}) {
-    if (rows->data != nullptr && !sm90::linear::row_stride(*rows)) {
+    if (rows->data != nullptr && !linear::row_stride(*rows)) {
       return text(rows == &p.dy ? "dy" : "dx", "'s rows must lie one stride apart");
     }
   }
   // Of a sum's gradient, say, all rows are one.
-  if (f.M > 1 && sm90::linear::row_stride(p.dy).value_or(0) < f.outputs) return "dy's rows overlap or run backwards";
+  if (f.M > 1 && linear::row_stride(p.dy).value_or(0) < f.outputs) return "dy's rows overlap or run backwards";
   return refuse_library();
 }
 
@@ -89,8 +89,8 @@ void sums_gradient(const LinearBackwardProblem& p, const Place& place, std::int6
                    std::int64_t dz_stride, cudaStream_t stream) {
   const LinearProblem& f = p.forward;
   const Parts parts = parts_of(p);
-  const std::int64_t x_stride = sm90::linear::row_stride(f.x).value_or(0);
-  const std::int64_t dy_stride = sm90::linear::row_stride(p.dy).value_or(0), pitch = round_up(f.K, 8);
+  const std::int64_t x_stride = linear::row_stride(f.x).value_or(0);
+  const std::int64_t dy_stride = linear::row_stride(p.dy).value_or(0), pitch = round_up(f.K, 8);
   for (std::int64_t n = 0; n < f.N; n += parts.sums_columns) {
     Product product{.in = type_of(f.dtype), .out = CUDA_R_32F, .m = std::min(parts.sums_columns, f.N - n), .k = f.K};
     product.w = has_kept(f) ? shifted(f.kept, n * f.K) : place.weights;
@@ -126,7 +126,7 @@ void sums_gradient(const LinearBackwardProblem& p, const Place& place, std::int6
 void rows_gradient(const LinearBackwardProblem& p, const Place& place, const std::byte* dz, std::int64_t dz_stride,
                    std::int64_t begin, std::int64_t rows, cudaStream_t stream) {
   const LinearProblem& f = p.forward;
-  const std::int64_t dx_stride = sm90::linear::row_stride(p.dx).value_or(0), columns = parts_of(p).columns;
+  const std::int64_t dx_stride = linear::row_stride(p.dx).value_or(0), columns = parts_of(p).columns;
   for (std::int64_t k = 0; k < f.K; k += columns) {
     Product product{
         .in = type_of(f.dtype), .out = type_of(f.dtype), .m = std::min(columns, f.K - k), .n = rows, .k = f.N};
@@ -160,7 +160,7 @@ void launch(const LinearBackwardProblem& p, const Runtime& runtime) {
   const Place place(p, runtime.workspace.data);
   const Parts parts = parts_of(p);
   for (std::int64_t m = 0; m < f.M; m += parts.rows) {
-    const std::int64_t rows = std::min(parts.rows, f.M - m), dy_stride = sm90::linear::row_stride(p.dy).value_or(0);
+    const std::int64_t rows = std::min(parts.rows, f.M - m), dy_stride = linear::row_stride(p.dy).value_or(0);
     const std::int64_t dz_stride = p.activated() ? round_up(f.N, 8) : dy_stride;
     const std::byte* const dz = p.activated() ? place.dz : shifted(p.dy.data, m * dy_stride);
     if (p.activated()) sums_gradient(p, place, m, rows, dz_stride, stream);

@@ -3,8 +3,8 @@
 #include "core/check.h"
 #include "cuda/any/cublaslt/host.h"
 #include "cuda/linear.h"
-#include "cuda/sm90/linear/host.h"
-#include "cuda/sm90/linear/rows.h"
+#include "cuda/any/linear/host.h"
+#include "cuda/any/linear/rows.h"
 #include "lowbit/formats.h"
 
 namespace heddle::cuda {
@@ -65,7 +65,7 @@ double estimate(const LinearProblem& p, int /*workers*/) {
   if (!has_kept(p))
     seconds += kLaunchSeconds + 2 * memory_seconds(weights * (2 + lowbit::bits_of(p.format.element) / 8.0));
   if (finishes(p)) seconds += kLaunchSeconds + memory_seconds(8 * sums);
-  return normed(p) ? seconds + sm90::linear::rows_seconds(p) : seconds;
+  return normed(p) ? seconds + linear::rows_seconds(p) : seconds;
 }
 
 struct Place {
@@ -94,14 +94,14 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   const Place place(p, runtime.workspace.data);
   const Part part = part_of(p);
   const std::byte* x = p.x.data;
-  std::int64_t x_stride = sm90::linear::row_stride(p.x).value_or(0);
+  std::int64_t x_stride = linear::row_stride(p.x).value_or(0);
   if (normed(p)) {
-    run_rows_pass(sm90::linear::rows_pass(p, pitch_of(p), place.normed, nullptr), stream);
+    run_rows_pass(linear::rows_pass(p, pitch_of(p), place.normed, nullptr), stream);
     x = place.normed;
     x_stride = pitch_of(p);
   }
-  const std::int64_t y_stride = sm90::linear::row_stride(p.y).value_or(0);
-  const std::int64_t residual_stride = sm90::linear::row_stride(p.residual).value_or(0);
+  const std::int64_t y_stride = linear::row_stride(p.y).value_or(0);
+  const std::int64_t residual_stride = linear::row_stride(p.residual).value_or(0);
   for (std::int64_t n = 0; n < p.N; n += part.columns) {
     Product product{.in = type_of(p.dtype), .out = type_of(p.dtype), .m = std::min(part.columns, p.N - n), .k = p.K};
     if (has_kept(p)) {

@@ -4,7 +4,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/linear.h"
-#include "cuda/sm90/linear/host.h"
+#include "cuda/any/linear/host.h"
 
 namespace heddle::cuda::cublaslt {
 namespace {
@@ -13,7 +13,7 @@ constexpr std::int64_t kPartBytes = std::int64_t{32} << 20, kFewest = 256;
 
 std::string refuse_stride(const char* name, const RowsOf& rows, std::int64_t width) {
   if (rows.data == nullptr) return "";
-  const auto stride = sm90::linear::row_stride(rows);
+  const auto stride = linear::row_stride(rows);
   if (!stride) return text(name, "'s rows must lie one stride apart");
   const bool one_row = rows.shape[0] * rows.shape[1] * rows.shape[2] <= 1;
   return one_row || *stride >= width ? "" : text(name, "'s rows overlap or run backwards");
@@ -62,7 +62,7 @@ std::string refuse(const LinearProblem& p) {
 }
 
 std::string refuse_pass(const LinearProblem& p) {
-  const std::int64_t stride = sm90::linear::row_stride(p.x).value_or(0);
+  const std::int64_t stride = linear::row_stride(p.x).value_or(0);
   const auto at = [](const std::byte* data) { return reinterpret_cast<std::uintptr_t>(data) % 16; };
   if (p.K % 8 != 0 || at(p.x.data) != 0 || stride % 8 != 0) {
     return "x's rows must have a multiple of 8 elements and begin at multiples of 16 bytes";

@@ -3,8 +3,8 @@
 #include "cuda/any/cublaslt/host.h"
 #include "cuda/common/device.h"
 #include "cuda/linear.h"
-#include "cuda/sm90/linear/host.h"
-#include "cuda/sm90/linear/rows.h"
+#include "cuda/any/linear/host.h"
+#include "cuda/any/linear/rows.h"
 #include "lowbit/formats.h"
 #include "lowbit/matrix_order.h"
 
@@ -44,7 +44,7 @@ double estimate(const LinearProblem& p, int /*workers*/) {
   if (nothing(p)) return 0.0;
   const double sums = static_cast<double>(p.M) * static_cast<double>(p.N);
   // Few rows take its products of 8 bits some 15 us and twice what reading W takes, at 28672 x 8192 as at 8192 x 8192.
-  return sm90::linear::rows_seconds(p) + 15e-6 + product_seconds(p, 1.5, 1.5) + kLaunchSeconds +
+  return linear::rows_seconds(p) + 15e-6 + product_seconds(p, 1.5, 1.5) + kLaunchSeconds +
          memory_seconds(8 * sums);
 }
 
@@ -75,11 +75,10 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   const Place place(p, runtime.workspace.data);
   const Part part = part_of(p);
   const std::int64_t pitch = p.matrix.row_bytes;
-  sm90::linear::RowsPass pass = sm90::linear::rows_pass(p, pitch, place.x, place.scales);
-  pass.int8 = in_int8(p);
-  run_rows_pass(pass, stream);
-  const std::int64_t y_stride = sm90::linear::row_stride(p.y).value_or(0);
-  const std::int64_t residual_stride = sm90::linear::row_stride(p.residual).value_or(0);
+  (in_int8(p) ? linear::run_rows_pass_to_int8 : linear::run_rows_pass_to_e4m3)(
+      linear::rows_pass(p, pitch, place.x, place.scales), stream);
+  const std::int64_t y_stride = linear::row_stride(p.y).value_or(0);
+  const std::int64_t residual_stride = linear::row_stride(p.residual).value_or(0);
   const bool gated = p.activation == Activation::swiglu;
   for (std::int64_t n = 0; n < p.N; n += part.columns) {
     const std::int64_t columns = std::min(part.columns, p.N - n);

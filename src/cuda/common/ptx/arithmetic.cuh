@@ -63,6 +63,36 @@ __device__ inline float2 unpack2<__half>(std::uint32_t words) {
   return __half22float2(*reinterpret_cast<const __half2*>(&words));
 }
 
+// x y + z of both halves, each rounded once (sm_80).
+template <class T>
+__device__ std::uint32_t fma2(std::uint32_t x, std::uint32_t y, std::uint32_t z);
+
+template <>
+__device__ inline std::uint32_t fma2<__nv_bfloat16>(std::uint32_t x, std::uint32_t y, std::uint32_t z) {
+  std::uint32_t out;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(y), "r"(z));
+  return out;
+}
+
+template <>
+__device__ inline std::uint32_t fma2<__half>(std::uint32_t x, std::uint32_t y, std::uint32_t z) {
+  std::uint32_t out;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(out) : "r"(x), "r"(y), "r"(z));
+  return out;
+}
+
+// (x & mask) | bits, and with ^: one instruction where only one of the two is a constant.
+__device__ inline std::uint32_t and_or(std::uint32_t x, std::uint32_t mask, std::uint32_t bits) {
+  std::uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(out) : "r"(x), "r"(mask), "r"(bits));
+  return out;
+}
+__device__ inline std::uint32_t and_xor(std::uint32_t x, std::uint32_t mask, std::uint32_t bits) {
+  std::uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(out) : "r"(x), "r"(mask), "r"(bits));
+  return out;
+}
+
 // ---- E4M3
 
 // The two values in the low half of `pair`, exactly.

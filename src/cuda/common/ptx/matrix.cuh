@@ -53,6 +53,13 @@ __device__ inline void load_matrix_x4(std::uint32_t (&r)[4], std::uint32_t row) 
                : "memory");
 }
 
+// An 8x8 matrix of which lane 4 i + j has elements 2 j and 2 j + 1 of row i, transposed (sm_75).
+__device__ inline std::uint32_t transposed(std::uint32_t pair) {
+  std::uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+  return out;
+}
+
 // ---- Matrix products of a warp (sm_80): D[16, 8] += A[16, 16] B[16, 8]
 //
 // With row = lane / 4 and column = 2 (lane % 4), two elements a register: d0, d1 (row, column), (row, column + 1); d2,

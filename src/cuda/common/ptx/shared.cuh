@@ -17,6 +17,22 @@ __device__ inline std::uint32_t load_shared_4(std::uint32_t from) {
   return word;
 }
 
+__device__ inline std::uint16_t load_shared_2(std::uint32_t from) {
+  std::uint16_t half;
+  asm volatile("ld.shared.b16 %0, [%1];" : "=h"(half) : "r"(from) : "memory");
+  return half;
+}
+
+__device__ inline std::uint32_t load_shared_1(std::uint32_t from) {
+  std::uint32_t byte;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(byte) : "r"(from) : "memory");
+  return byte;
+}
+
+__device__ inline void store_shared_4(std::uint32_t to, std::uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+
 // barrier_arrive() and barrier_wait() of the barrier at `address`.
 __device__ inline void barrier_arrive_at(std::uint32_t address) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");

@@ -4,8 +4,8 @@
 // products are.
 #pragma once
 
-#include "cuda/sm90/linear/epilogue.cuh"
-#include "cuda/sm90/linear/gather.cuh"
+#include "cuda/any/linear/epilogue.cuh"
+#include "cuda/any/linear/gather.cuh"
 #include "cuda/sm90/linear/producer.cuh"
 
 namespace heddle::cuda::sm90::linear {

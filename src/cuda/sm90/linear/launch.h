@@ -3,8 +3,8 @@
 
 #include <cuda_runtime_api.h>
 
+#include "cuda/any/linear/plan.h"
 #include "cuda/sm90/linear/params.h"
-#include "cuda/sm90/linear/plan.h"
 
 namespace heddle::cuda::sm90::linear {
 

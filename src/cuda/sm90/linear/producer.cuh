@@ -1,9 +1,10 @@
 // The thread that brings weights and x, stage by stage.
 #pragma once
 
+#include "cuda/any/linear/schedule.cuh"
 #include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/tma.cuh"
-#include "cuda/sm90/linear/schedule.cuh"
+#include "cuda/sm90/linear/params.h"
 
 namespace heddle::cuda::sm90::linear {
 

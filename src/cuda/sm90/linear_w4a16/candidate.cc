@@ -1,9 +1,10 @@
 // The candidate "sm90_w4a16": what it takes, which tile, and the launch.
 #include "core/check.h"
+#include "cuda/any/linear/host.h"
 #include "cuda/common/device.h"
+#include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/linear.h"
-#include "cuda/sm90/linear/host.h"
 #include "cuda/sm90/linear_w4a16/launch.h"
 
 namespace heddle::cuda {
@@ -29,6 +30,10 @@ Choice<Variant> choice(const LinearProblem& p) {
 
 std::string supports(const LinearProblem& p) {
   if (p.order != WeightOrder::fragments16) return text("it takes weights in order fragments16, not ", name_of(p.order));
+  if (!lowbit::is_e2m1(p.format)) {
+    return text("it takes nvfp4, mxfp4 and e2m1_row, not ", lowbit::name_of(p.format));
+  }
+  if (std::string reason = refuse_other_than_hopper(); !reason.empty()) return reason;
   return sm90::linear::refuse(p);
 }
 

@@ -1,12 +1,14 @@
 // Tiles, stages and shared memory.
 #pragma once
 
+#include "cuda/any/linear/e2m1.cuh"
 #include "cuda/common/device.h"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/linear/params.h"
-#include "cuda/sm90/linear_w4a16/decode.cuh"
 
 namespace heddle::cuda::sm90::linear_w4a16 {
+
+using namespace cuda::linear;  // decoding
 
 // kTokens_: rows of x, the N of the products. Warpgroups have kRowBlocks_ times 64 rows of W each, the M;
 // kColumnGroups_ of them have the same rows and take turns along K. kWarpgroups_: they multiply by wgmma, and have 64

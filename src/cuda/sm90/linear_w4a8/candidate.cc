@@ -1,9 +1,10 @@
 // The candidate "sm90_w4a8": what it takes, which tile, and the launches.
 #include "core/check.h"
+#include "cuda/any/linear/host.h"
 #include "cuda/common/device.h"
+#include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/linear.h"
-#include "cuda/sm90/linear/host.h"
 #include "cuda/sm90/linear_w4a8/launch.h"
 
 namespace heddle::cuda {
@@ -30,6 +31,7 @@ std::size_t x_bytes(const LinearProblem& p) { return aligned(static_cast<std::si
 
 std::string supports(const LinearProblem& p) {
   if (p.order != WeightOrder::fragments8) return text("it takes weights in order fragments8, not ", name_of(p.order));
+  if (std::string reason = refuse_other_than_hopper(); !reason.empty()) return reason;
   return sm90::linear::refuse(p);
 }
 
@@ -55,7 +57,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   auto* const x = static_cast<std::byte*>(runtime.workspace.data);
   auto* const scales = reinterpret_cast<float*>(x + x_bytes(p));
   std::byte* const rest = x + x_bytes(p) + aligned(static_cast<std::size_t>(p.M) * sizeof(float));
-  run_rows_pass(sm90::linear::rows_pass(p, pitch, x, scales), stream);
+  run_rows_pass_to_e4m3(sm90::linear::rows_pass(p, pitch, x, scales), stream);
   sm90::linear::Params<lowbit::FragmentBlock8> params{};
   params.x = make_tensor_map(x, DType::f8e4m3,
                              TensorMapShape<4>{.extent = {kPanel, p.M, pitch / kPanel, 1},

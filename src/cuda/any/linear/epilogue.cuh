@@ -1,11 +1,12 @@
 // From sums to y: scale, bias, activation, residual, one rounding.
 #pragma once
 
+#include "cuda/any/linear/schedule.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
-#include "cuda/sm90/linear/schedule.cuh"
+#include "cuda/common/ptx/shared.cuh"
 
-namespace heddle::cuda::sm90::linear {
+namespace heddle::cuda::linear {
 
 template <class Function>
 __device__ inline void for_each(float (&x)[8], Function function) {
@@ -50,6 +51,21 @@ __device__ inline float2 biases_of(const Output& out, int row) {
 // A warp's 16 tokens and 16 rows on their way out.
 template <class T>
 using Staging = T[16][16];
+
+// Four matrices of 8 rows and 8 tokens into a Staging: `row` is where lane 8 i + j has token j of matrix i.
+__device__ inline void put_transposed(std::uint32_t row, const std::uint32_t (&matrices)[4]) {
+#if __CUDA_ARCH__ >= 900
+  ptx::store_matrix_x4_transposed(row, matrices);
+#else
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    // Lane 4 j + c now has tokens' outputs 2 c and 2 c + 1 of token j.
+    const std::uint32_t to = __shfl_sync(0xffffffff, row, 8 * i + lane / 4);
+    ptx::store_shared_4(to + lane % 4 * 4, ptx::transposed(matrices[i]));
+  }
+#endif
+}
 
 // Of 16 rows of a warp in a block of 64.
 template <class C>
@@ -109,7 +125,7 @@ class Epilogue {
       const float2 more = ptx::unpack2<T>(residual[n]);
       pairs[n] = ptx::pack2<T>(y[2 * n] + more.x, y[2 * n + 1] + more.y);
     }
-    ptx::store_matrix_x4_transposed(matrix, pairs);
+    put_transposed(matrix, pairs);
     __syncwarp();
     if (mine) {
       *reinterpret_cast<uint4*>(static_cast<T*>(out.y) + (token + token_of_lane) * out.y_stride + output) = *piece;
@@ -126,6 +142,12 @@ class Epilogue {
   const float2 biases;
 };
 
+// Whether finish() has one copy of the epilogue's code, which takes moves: for kernels that are compiled many times.
+template <class C>
+constexpr bool kOneEpilogue = requires {
+  requires C::kOneEpilogue;
+};
+
 // What a warpgroup does with the sums of part `n`: all of a tile's, or some that others have more of.
 template <class C, class Shared>
 __device__ __forceinline__ void finish(const Output& out, const Schedule& s, Shared& shared, int n, int group,
@@ -136,18 +158,37 @@ __device__ __forceinline__ void finish(const Output& out, const Schedule& s, Sha
   }
   auto& staging = shared.staging[group * 4 + this_thread() / 32];
   const Part part = part_of<C>(s, recomputed(n));
+  const int end = min(out.m, part.token + C::kTokens);
+  if constexpr (kOneEpilogue<C>) {
+    // One copy of the code: the sums move down, instead of an index up.
+    constexpr int kOf = kSliceSums<C>, kAll = C::kRowBlocks * C::kAccumulators;
+    float all[kAll];
 #pragma unroll
-  for (int block = 0; block < C::kRowBlocks; ++block) {
-    const int row_block = part.row_block + group * C::kRowBlocks + block;
-    if (row_block >= s.row_blocks) return;
-    const Epilogue<C> epilogue(out, row_block, staging);
-    const int end = min(out.m, part.token + C::kTokens);
+    for (int i = 0; i < kAll; ++i) all[i] = sums[i / C::kAccumulators][i % C::kAccumulators];
+#pragma unroll 1
+    for (int i = 0; i < C::kRowBlocks * kSlices<C>; ++i) {
+      const int row_block = part.row_block + group * C::kRowBlocks + i / kSlices<C>;
+      if (row_block >= s.row_blocks) return;
+      float x[kOf];
 #pragma unroll
-    for (int slice = 0; slice < kSlices<C>; ++slice) {
-      float x[kSliceSums<C>];
+      for (int j = 0; j < kOf; ++j) x[j] = all[j];
+      Epilogue<C>(out, row_block, staging).store(part.token + 16 * (i % kSlices<C>), end, x);
 #pragma unroll
-      for (int i = 0; i < kSliceSums<C>; ++i) x[i] = sums[block][kSliceSums<C> * slice + i];
-      if (!epilogue.store(part.token + 16 * slice, end, x)) break;
+      for (int j = 0; j + kOf < kAll; ++j) all[j] = all[j + kOf];
+    }
+  } else {
+#pragma unroll
+    for (int block = 0; block < C::kRowBlocks; ++block) {
+      const int row_block = part.row_block + group * C::kRowBlocks + block;
+      if (row_block >= s.row_blocks) return;
+      const Epilogue<C> epilogue(out, row_block, staging);
+#pragma unroll
+      for (int slice = 0; slice < kSlices<C>; ++slice) {
+        float x[kSliceSums<C>];
+#pragma unroll
+        for (int i = 0; i < kSliceSums<C>; ++i) x[i] = sums[block][kSliceSums<C> * slice + i];
+        if (!epilogue.store(part.token + 16 * slice, end, x)) break;
+      }
     }
   }
 }
@@ -165,4 +206,4 @@ __device__ __forceinline__ void finish_shared(const Output& out, const Schedule&
   });
 }
 
-}  // namespace heddle::cuda::sm90::linear
+}  // namespace heddle::cuda::linear

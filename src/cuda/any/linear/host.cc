@@ -1,12 +1,11 @@
-#include "cuda/sm90/linear/host.h"
+#include "cuda/any/linear/host.h"
 
 #include <atomic>
 #include <random>
 
 #include "core/check.h"
-#include "cuda/common/requirements.h"
 
-namespace heddle::cuda::sm90::linear {
+namespace heddle::cuda::linear {
 namespace {
 
 constexpr std::int64_t kMostSums = std::int64_t{1} << 39, kMostColumns = std::int64_t{1} << 23,
@@ -53,7 +52,6 @@ std::optional<std::int64_t> row_stride(const RowsOf& rows) {
 }
 
 std::string refuse(const LinearProblem& p) {
-  if (std::string reason = refuse_other_than_hopper(); !reason.empty()) return reason;
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) {
     return text("x must be float16 or bfloat16; found ", name_of(p.dtype));
   }
@@ -124,4 +122,4 @@ Schedule schedule_of(const LinearProblem& p, const Plan& plan, std::byte* worksp
 
 std::size_t workspace_of(const Plan& plan) { return plan.partial_bytes + plan.mark_bytes; }
 
-}  // namespace heddle::cuda::sm90::linear
+}  // namespace heddle::cuda::linear

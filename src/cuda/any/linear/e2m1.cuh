@@ -7,10 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/shared.cuh"
 #include "lowbit/fragments.h"
 
-namespace heddle::cuda::sm90::linear_w4a16 {
+namespace heddle::cuda::linear {
 
 // What an operand is of the weight, times FragmentBlock::kScaleFactor.
 template <class T>
@@ -54,7 +55,11 @@ __device__ inline std::uint32_t multiply_by_half(std::uint32_t x, std::uint32_t 
   if constexpr (std::is_same_v<T, __half>) {
     HEDDLE_MULTIPLY("f16x2");
   } else {
+#if __CUDA_ARCH__ >= 900
     HEDDLE_MULTIPLY("bf16x2");
+#else  // products of bfloat16 come with a sum there; -0 changes none
+    product = ptx::fma2<T>(x, __byte_perm(y, 0, kHalf == 0 ? 0x1010 : 0x3232), 0x80008000);
+#endif
   }
 #undef HEDDLE_MULTIPLY
   return product;
@@ -112,4 +117,4 @@ __device__ inline void decode(const HalfBlock& half, std::uint32_t (&operands)[2
   }
 }
 
-}  // namespace heddle::cuda::sm90::linear_w4a16
+}  // namespace heddle::cuda::linear

@@ -3,13 +3,18 @@
 
 #include <cstdint>
 
+#include "cuda/any/linear/rows.h"
+#include "cuda/common/launch.cuh"
 #include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm90/linear/rows.h"
 
-namespace heddle::cuda::sm90::linear {
+namespace heddle::cuda::linear {
 
 constexpr int kRowThreads = 256;
+
+inline Grid grid_of(const RowsPass& pass) {
+  return {.blocks = static_cast<unsigned>(pass.rows), .threads = kRowThreads, .overlaps = true};
+}
 
 struct Sum {
   static constexpr float kNeutral = 0.0f;
@@ -53,9 +58,10 @@ __device__ inline void load_piece(const void* from, int piece, float (&x)[kPiece
   }
 }
 
-template <class T, bool kNarrow>
+enum class RowsTo : std::uint8_t { same, e4m3, int8 };
+
+template <class T, RowsTo kTo>
 __global__ void __launch_bounds__(kRowThreads) rows_kernel(const RowsPass p) {
-  constexpr float kLargest = 448.0f;
   let_next_grid_start();
   wait_for_previous_grid();
   const std::int64_t row = blockIdx.x;
@@ -103,7 +109,7 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(const RowsPass p) {
       for (int j = 0; j < kPiece; ++j) x[j] += parameters[j];
     }
   };
-  if constexpr (kNarrow) {
+  if constexpr (kTo != RowsTo::same) {
     float largest = 0.0f;
     for_each_piece([&](int i, float(&x)[kPiece]) {
       normed(i, x);
@@ -112,10 +118,10 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(const RowsPass p) {
     });
     largest = over_block(largest, Larger{});
     const bool finite = largest < INFINITY;
-    if (p.int8) {  // as core/int8_rows.h does it
+    uint2* const to = reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.to) + row * p.pitch);
+    if constexpr (kTo == RowsTo::int8) {  // as core/int8_rows.h does it
       const float scale = largest / 127.0f;
       if (threadIdx.x == 0) p.scales[row] = finite ? scale : NAN;
-      uint2* const to = reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.to) + row * p.pitch);
       for_each_piece([&](int i, float(&x)[kPiece]) {
         normed(i, x);
         std::uint32_t words[2] = {0, 0};
@@ -127,17 +133,16 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(const RowsPass p) {
         }
         to[i] = make_uint2(words[0], words[1]);
       });
-      for (int i = pieces + static_cast<int>(threadIdx.x); i < all; i += kRowThreads) to[i] = make_uint2(0, 0);
-      return;
+    } else {
+      constexpr float kLargest = 448.0f;
+      if (threadIdx.x == 0) p.scales[row] = finite ? largest / kLargest : NAN;
+      const float scale = finite && largest > 0.0f ? fminf(kLargest / largest, 3.0e38f) : 0.0f;  // not infinite
+      for_each_piece([&](int i, float(&x)[kPiece]) {
+        normed(i, x);
+        to[i] = make_uint2(ptx::pack4_e4m3(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale),
+                           ptx::pack4_e4m3(x[4] * scale, x[5] * scale, x[6] * scale, x[7] * scale));
+      });
     }
-    if (threadIdx.x == 0) p.scales[row] = finite ? largest / kLargest : NAN;
-    const float scale = finite && largest > 0.0f ? fminf(kLargest / largest, 3.0e38f) : 0.0f;  // not infinite
-    uint2* const to = reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.to) + row * p.pitch);
-    for_each_piece([&](int i, float(&x)[kPiece]) {
-      normed(i, x);
-      to[i] = make_uint2(ptx::pack4_e4m3(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale),
-                         ptx::pack4_e4m3(x[4] * scale, x[5] * scale, x[6] * scale, x[7] * scale));
-    });
     for (int i = pieces + static_cast<int>(threadIdx.x); i < all; i += kRowThreads) to[i] = make_uint2(0, 0);
   } else {
     uint4* const to = reinterpret_cast<uint4*>(static_cast<T*>(p.to) + row * p.pitch);
@@ -150,4 +155,4 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(const RowsPass p) {
   }
 }
 
-}  // namespace heddle::cuda::sm90::linear
+}  // namespace heddle::cuda::linear

@@ -6,16 +6,16 @@
 #include <string>
 
 #include "core/linear_problem.h"
-#include "cuda/sm90/linear/params.h"
-#include "cuda/sm90/linear/plan.h"
-#include "cuda/sm90/linear/rows.h"
+#include "cuda/any/linear/params.h"
+#include "cuda/any/linear/plan.h"
+#include "cuda/any/linear/rows.h"
 
-namespace heddle::cuda::sm90::linear {
+namespace heddle::cuda::linear {
 
 // Elements between rows, if those lie one such stride apart.
 std::optional<std::int64_t> row_stride(const RowsOf& rows);
 
-// What no candidate here takes; empty if there is nothing.
+// What no candidate takes, whatever the GPU; empty if there is nothing.
 std::string refuse(const LinearProblem& problem);
 
 // The pass over x to `to`, with a norm if the problem has one; scales: null, or of e4m3.
@@ -68,4 +68,4 @@ Choice<Variant> choose(const LinearProblem& p, const Measured<Variant> (&variant
   return best;
 }
 
-}  // namespace heddle::cuda::sm90::linear
+}  // namespace heddle::cuda::linear

@@ -1,10 +1,10 @@
 // Sums of the warpgroups that have the same rows and take turns along K.
 #pragma once
 
+#include "cuda/any/linear/schedule.cuh"
 #include "cuda/common/ptx/barrier.cuh"
-#include "cuda/sm90/linear/schedule.cuh"
 
-namespace heddle::cuda::sm90::linear {
+namespace heddle::cuda::linear {
 
 // Adds them up in the first column group; true there. n: number of the part.
 template <class C, class Shared>
@@ -43,4 +43,4 @@ __device__ __forceinline__ bool gather(Shared& shared, int n, int row, int colum
   return true;
 }
 
-}  // namespace heddle::cuda::sm90::linear
+}  // namespace heddle::cuda::linear

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace heddle::cuda::sm90::linear {
+namespace heddle::cuda::linear {
 
 // What one instantiation computes at a time.
 struct TileShape {
@@ -54,4 +54,4 @@ constexpr Plan unshared(Plan plan, int multiprocessors) {
   return plan;
 }
 
-}  // namespace heddle::cuda::sm90::linear
+}  // namespace heddle::cuda::linear

@@ -1,11 +1,11 @@
 // Which parts of which tiles a CTA has, one after the other, and how CTAs that share a tile add up.
 #pragma once
 
+#include "cuda/any/linear/params.h"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/flags.cuh"
-#include "cuda/sm90/linear/params.h"
 
-namespace heddle::cuda::sm90::linear {
+namespace heddle::cuda::linear {
 
 // So that the compiler computes from it again what it has no registers to keep.
 __device__ inline int recomputed(int x) {
@@ -154,4 +154,4 @@ __device__ inline void finish_shares(const Schedule& s, int group, Store store) 
   }
 }
 
-}  // namespace heddle::cuda::sm90::linear
+}  // namespace heddle::cuda::linear

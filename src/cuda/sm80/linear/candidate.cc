@@ -1,0 +1,118 @@
+// The candidate "sm80_linear": what it takes, which tile, and the launch.
+#include "core/check.h"
+#include "cuda/any/linear/host.h"
+#include "cuda/common/device.h"
+#include "cuda/common/requirements.h"
+#include "cuda/linear.h"
+#include "cuda/sm80/linear/launch.h"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace sm80::linear;
+
+// A decoder's kernels, and what was measured of them on an H200: seconds of a unit.
+struct Kernels {
+  const Variants *bf16, *f16;
+  double few, many;
+};
+
+const Kernels& kernels_of(lowbit::Element element) {
+  static constexpr Kernels kE2M1{&kBf16E2M1, &kF16E2M1, 0.9e-6, 1.4e-6}, kInt4{&kBf16Int4, &kF16Int4, 0.9e-6, 1.4e-6},
+      kLookup{&kBf16Lookup, &kF16Lookup, 0.9e-6, 1.4e-6}, kInt8{&kBf16Int8, &kF16Int8, 0.8e-6, 0.8e-6},
+      kE4M3{&kBf16E4M3, &kF16E4M3, 0.8e-6, 0.8e-6};
+  switch (element) {
+    case lowbit::Element::e2m1:
+    case lowbit::Element::e2m1_row:
+      return kE2M1;
+    case lowbit::Element::int4:
+      return kInt4;
+    case lowbit::Element::int8:
+      return kInt8;
+    case lowbit::Element::e4m3:
+      return kE4M3;
+    default:
+      return kLookup;
+  }
+}
+
+Choice<Variant> choice(const LinearProblem& p) {
+  const Kernels& kernels = kernels_of(p.format.element);
+  const Variants& v = p.dtype == DType::bf16 ? *kernels.bf16 : *kernels.f16;
+  const Measured<Variant> measured[] = {{&v.few, kernels.few, 0.1e-6}, {&v.many, kernels.many, 0.1e-6}};
+  return choose(p, measured, &v.many, current_device().multiprocessors);
+}
+
+// As many stages as there is room for, beside a table without conflicts if that leaves three.
+void set_stages(const Variant& v, Params& params) {
+  const int room = current_device().shared_memory;
+  for (const int copies : {32, 8}) {
+    params.lookup_copies = copies;
+    for (const int stages : {6, 4, 3, 2}) {
+      params.stages = stages;
+      if (shared_bytes(v, stages, copies) <= room) break;
+    }
+    if (!v.table || (params.stages > 2 && shared_bytes(v, params.stages, copies) <= room)) return;
+  }
+}
+
+std::string supports(const LinearProblem& p) {
+  if (p.order != WeightOrder::fragments16) return text("it takes weights in order fragments16, not ", name_of(p.order));
+  if (std::string reason = refuse_before_ampere(); !reason.empty()) return reason;
+  return refuse(p);
+}
+
+bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
+
+bool normed(const LinearProblem& p) { return p.norm.kind != Norm::none; }
+// Rows after the norm.
+std::size_t x_bytes(const LinearProblem& p) {
+  return normed(p) ? aligned(static_cast<std::size_t>(p.M * p.K) * size_of(p.dtype)) : 0;
+}
+
+double estimate(const LinearProblem& p, int /*workers*/) {
+  return nothing(p) ? 0.0 : choice(p).seconds + (normed(p) ? rows_seconds(p) : 0.0);
+}
+
+std::size_t workspace(const LinearProblem& p, int /*workers*/) {
+  return nothing(p) ? 0 : x_bytes(p) + workspace_of(choice(p).plan);
+}
+
+void launch(const LinearProblem& p, const Runtime& runtime) {
+  if (nothing(p)) return;
+  const Choice<Variant> chosen = choice(p);
+  const auto stream = static_cast<cudaStream_t>(runtime.stream);
+  auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
+  if (normed(p)) run_rows_pass(rows_pass(p, p.K, memory, nullptr), stream);
+  const lowbit::BlockLayout block = lowbit::block_layout(p.format);
+  Params params{};
+  params.x = normed(p) ? memory : p.x.data;
+  params.x_stride = normed(p) ? p.K : row_stride(p.x).value_or(0);
+  params.k = static_cast<int>(p.K);
+  params.weights = p.fragment_data + p.fragments.blocks;
+  params.block_bytes = block.bytes;
+  params.group_shift = block.groups == 4 ? 0 : block.groups == 2 ? 1 : 2;
+  params.zeros = block.zeros;
+  if (chosen.variant->table) {
+    const auto values = lowbit::lookup_values(p.format.element);
+    std::copy(values.begin(), values.end(), params.lookup);
+  }
+  set_stages(*chosen.variant, params);
+  params.out = output_of(p);
+  params.schedule = schedule_of(p, chosen.plan, memory + x_bytes(p));
+  chosen.variant->launch(params, chosen.plan.grid, stream);
+}
+
+}  // namespace
+
+const LinearKernel kSm80Linear = {.name = "sm80_linear",
+                                  .method = "linear",
+                                  .device = Device::cuda,
+                                  .automatic = true,
+                                  .supports = supports,
+                                  .estimate = estimate,
+                                  .workspace = workspace,
+                                  .launch = launch,
+                                  .norms = true};
+
+}  // namespace heddle::cuda

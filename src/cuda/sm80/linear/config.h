@@ -1,0 +1,50 @@
+// Tiles, stages and shared memory.
+#pragma once
+
+#include "cuda/sm80/linear/params.h"
+
+namespace heddle::cuda::sm80::linear {
+
+// D: what decodes the weights. kTokens_: rows of x, the N of the products. Groups of four warps have kRowBlocks_ times
+// 64 rows of W, the M; kColumnGroups_ of them have the same rows and take turns along K.
+template <class D, int kTokens_, int kRowGroups_, int kColumnGroups_, int kRowBlocks_>
+struct Config {
+  using Decoder = D;
+  using Element = typename D::Element;
+  using Output = Element;
+  static constexpr int kTokens = kTokens_, kRowGroups = kRowGroups_, kColumnGroups = kColumnGroups_;
+  static constexpr int kRowBlocks = kRowBlocks_, kTileBlocks = kRowGroups * kRowBlocks, kUnitBlocks = kColumnGroups;
+  static constexpr int kSharers = 128 * kRowGroups;  // threads that share x
+  static constexpr int kThreads = kSharers * kColumnGroups;
+  static constexpr int kAccumulators = kTokens / 2;
+  static constexpr bool kTokenScales = false, kOneEpilogue = true;
+  static constexpr float kFactor = D::kFactor;
+  static constexpr int kConsumerRegisters = 65536 / kThreads;
+  static constexpr int kPanelColumns = 64, kPanels = D::kBlockColumns / kPanelColumns;
+  static constexpr int kPanelBytes = kTokens * kPanelColumns * 2;
+};
+
+// Sums of the column groups behind the first, on their way to it.
+template <class C, bool kNeeded = (C::kColumnGroups > 1)>
+struct Exchange {
+  float4 sums[C::kRowGroups][C::kColumnGroups - 1][C::kRowBlocks * C::kAccumulators / 4][128];
+};
+template <class C>
+struct Exchange<C, false> {};
+
+// In front of the stages, of which there are as many as the GPU has room for; a decoder's table is behind them.
+template <class C>
+struct alignas(128) SharedMemory {
+  using T = typename C::Element;
+  alignas(16) T staging[4 * C::kRowGroups][16][16];
+  Exchange<C> exchange;
+};
+
+// x as panels of 64 columns: of a token's eight pieces of 16 bytes, piece i is where i ^ (token % 8) says.
+template <class C>
+struct alignas(128) Stage {
+  std::byte x[C::kColumnGroups][C::kPanels][C::kPanelBytes];
+  std::byte weights[C::kTileBlocks][C::kColumnGroups][C::Decoder::kBlockBytes];
+};
+
+}  // namespace heddle::cuda::sm80::linear
