@@ -25,7 +25,7 @@ constexpr AttentionForwardKernel absent(const char* name, const char* method, bo
           .estimate = no_estimate,
           .workspace = no_workspace,
           .launch = no_launch,
-          .extras = kE4m3 | kDraftMask | kAppend};
+          .extras = kE4m3 | kDraftMask | kAppend | kInt4};
 }
 
 constexpr AttentionBackwardKernel absent_backward(const char* name) {
@@ -55,6 +55,7 @@ constexpr LinearKernel absent_linear(const char* name) {
 bool built() { return false; }
 
 void apply_rotary(const RotaryProblem&, void*) { throw RuntimeError(text("[apply_rotary] ", kWithout)); }
+void append_int4_cache(const Int4AppendProblem&, void*) { throw RuntimeError(text("[append_int4_cache] ", kWithout)); }
 void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[append_kv_cache] ", kWithout)); }
 
 const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);

@@ -159,6 +159,16 @@ TEST(GpuLinear, EveryFormat) {
   }
 }
 
+// Enough tiles for the largest ones.
+TEST(GpuLinear, ManyTiles) {
+  for (const Way& way : ways()) {
+    const std::string format = way.format;
+    if (format == "mxfp4" || format == "int8_row") {
+      check({.rows = {1000}, .N = 4088, .K = 160, .dtype = DType::bf16}, way);
+    }
+  }
+}
+
 TEST(GpuLinear, Epilogues) {
   for (const Way& way : ways()) {
     for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_erf, Activation::gelu_tanh,
