@@ -12,6 +12,8 @@ namespace {
 
 constexpr TileShape kTiles[] = {
     {.tokens = 8, .row_blocks = 1, .unit_blocks = 4, .row_groups = 1, .accumulators = 4, .slices = 1},
+    {.tokens = 16, .row_blocks = 1, .unit_blocks = 4, .row_groups = 1, .accumulators = 8, .slices = 1},
+    {.tokens = 64, .row_blocks = 4, .unit_blocks = 1, .row_groups = 2, .accumulators = 32, .slices = 4},
     {.tokens = 32, .row_blocks = 2, .unit_blocks = 2, .row_groups = 2, .accumulators = 16, .slices = 2},
     {.tokens = 64, .row_blocks = 4, .unit_blocks = 1, .row_groups = 4, .accumulators = 32, .slices = 4},
     {.tokens = 128, .row_blocks = 3, .unit_blocks = 1, .row_groups = 3, .accumulators = 64, .slices = 8},

@@ -204,5 +204,43 @@ TEST(FragmentCodes, ZeroPointsThatKernelsDoNotHoldAreRefused) {
   }
 }
 
+// Bits a weight of large matrices, of which a row's scale is next to nothing.
+TEST(FragmentCodes, TakeTheBitsOfTheFormat) {
+  const struct {
+    const char* format;
+    double bits;
+  } kExpected[] = {{"nvfp4", 4.5},     {"mxfp4", 4.5},        {"e2m1_row", 4.5},
+                   {"nf4", 4.5},       {"nf4_b128", 4.25},    {"nf4_b4096", 4.25},
+                   {"fp4_bnb", 4.5},   {"int4_g128", 4.125},  {"int4_g128_zp", 4.1875},
+                   {"int4_g64", 4.25}, {"int4_g32_zp", 4.75}, {"int8_row", 8},
+                   {"fp8_row", 8}};
+  for (const auto& [format, bits] : kExpected) {
+    constexpr std::int64_t kExtent = 8192;
+    const PackedWeights packed =
+        packed_storage(format_named(format), kExtent, kExtent, false, WeightOrder::fragments16);
+    const double found = 8.0 * static_cast<double>(packed.data.shape[0] - 4 * kExtent) / (kExtent * kExtent);
+    EXPECT_EQ(found, bits) << format;
+  }
+  EXPECT_THROW(packed_storage(format_named("nf4"), 64, 64, false, WeightOrder::fragments8), Error);
+}
+
+TEST(FragmentCodes, ExplainNamesTheCandidate) {
+  alignas(64) std::byte somewhere[64];
+  PackedWeights weights = packed_storage(format_named("int4_g64"), 64, 128, false, WeightOrder::fragments16);
+  weights.data.data = somewhere;
+  weights.device = weights.data.device = Device::cuda;
+  TensorView x(somewhere, DType::bf16, {4, 128});
+  x.device = Device::cuda;
+  int found = 0;
+  for (const Candidate& c : explain_linear(x, weights)) {
+    if (c.name == "sm80_linear") {
+      ++found;
+      EXPECT_EQ(c.method, std::string("linear"));
+      EXPECT_TRUE(c.supported || !c.reason.empty());
+    }
+  }
+  EXPECT_EQ(found, 1);
+}
+
 }  // namespace
 }  // namespace heddle::lowbit

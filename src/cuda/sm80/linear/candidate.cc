@@ -11,35 +11,38 @@ namespace {
 
 using namespace sm80::linear;
 
-// A decoder's kernels, and what was measured of them on an H200: seconds of a unit.
+// A decoder's kernels, and seconds of a unit of theirs, as measured on an H200.
 struct Kernels {
   const Variants *bf16, *f16;
   double few, many;
 };
 
-const Kernels& kernels_of(lowbit::Element element) {
-  static constexpr Kernels kE2M1{&kBf16E2M1, &kF16E2M1, 0.9e-6, 1.4e-6}, kInt4{&kBf16Int4, &kF16Int4, 0.9e-6, 1.4e-6},
-      kLookup{&kBf16Lookup, &kF16Lookup, 0.9e-6, 1.4e-6}, kInt8{&kBf16Int8, &kF16Int8, 0.8e-6, 0.8e-6},
-      kE4M3{&kBf16E4M3, &kF16E4M3, 0.8e-6, 0.8e-6};
-  switch (element) {
+Kernels kernels_of(const lowbit::Format& format) {
+  switch (format.element) {
     case lowbit::Element::e2m1:
     case lowbit::Element::e2m1_row:
-      return kE2M1;
-    case lowbit::Element::int4:
-      return kInt4;
+      return {&kBf16E2M1, &kF16E2M1, 0.90e-6, 1.77e-6};
+    case lowbit::Element::int4: {
+      constexpr double kGroups = 1.4;  // times as long with several groups in a block, or zero points
+      const bool plain = format.group >= lowbit::kBlockColumns && !format.zero_points;
+      return {&kBf16Int4, &kF16Int4, plain ? 0.95e-6 : kGroups * 0.95e-6, plain ? 1.96e-6 : kGroups * 1.96e-6};
+    }
     case lowbit::Element::int8:
-      return kInt8;
+      return {&kBf16Int8, &kF16Int8, 0.60e-6, 1.05e-6};
     case lowbit::Element::e4m3:
-      return kE4M3;
+      return {&kBf16E4M3, &kF16E4M3, 0.61e-6, 1.07e-6};
     default:
-      return kLookup;
+      return {&kBf16Lookup, &kF16Lookup, 1.08e-6, 2.12e-6};
   }
 }
 
 Choice<Variant> choice(const LinearProblem& p) {
-  const Kernels& kernels = kernels_of(p.format.element);
+  constexpr double kHalfEmpty = 0.76;  // of a unit's time, where the tile's second half has no tokens
+  const Kernels kernels = kernels_of(p.format);
   const Variants& v = p.dtype == DType::bf16 ? *kernels.bf16 : *kernels.f16;
-  const Measured<Variant> measured[] = {{&v.few, kernels.few, 0.1e-6}, {&v.many, kernels.many, 0.1e-6}};
+  const bool half_empty = p.M <= v.many.tile.tokens / 2;
+  const Measured<Variant> measured[] = {{&v.few, kernels.few, 0.1e-6},
+                                        {&v.many, half_empty ? kHalfEmpty * kernels.many : kernels.many, 0.1e-6}};
   return choose(p, measured, &v.many, current_device().multiprocessors);
 }
 
