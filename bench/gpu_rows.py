@@ -172,8 +172,9 @@ def python_call(length):
     return Row(calls, 1, "calls/s", "host")
 
 
-def decode(batch, heads, kv_heads, length, page=None, cache=torch.bfloat16, rows=1, force=None, size=128):
-    """`rows` queries a sequence over a cache that lies outside the L2 cache."""
+def decode(batch, heads, kv_heads, length, page=None, cache=torch.bfloat16, rows=1, force=None, size=128, scales=None):
+    """`rows` queries a sequence over a cache that lies outside the L2 cache. scales: None, or "key": one for each key and
+    kv head, those of a head side by side."""
     width = torch.empty((), dtype=cache).element_size()
     each = 2 * batch * kv_heads * length * size * width
     rotations = max(1, -(-ROTATED_BYTES // each))
@@ -182,6 +183,9 @@ def decode(batch, heads, kv_heads, length, page=None, cache=torch.bfloat16, rows
         k, v = (random(batch, length, kv_heads, size, dtype=cache) for _ in range(2))
         inputs.append((random(batch, rows, heads, size), k, v))
     options = {"causal": "bottom_right", "force": force}
+    if scales == "key":
+        for name in ("k_scale", "v_scale"):
+            options[name] = torch.rand(batch, kv_heads, length, device="cuda").add_(0.5).transpose(1, 2)
     if page is not None:
         order = torch.randperm(batch * length // page, device="cuda", dtype=torch.int32).reshape(batch, -1)
         options["page_table"] = order
@@ -198,6 +202,25 @@ def decode(batch, heads, kv_heads, length, page=None, cache=torch.bfloat16, rows
             peers = [sdpa(*x, backend, enable_gqa=True) for x in inputs]
             calls[name] = lambda n=0, peers=peers: peers[n % rotations]()
     return Row(calls, 1e-12 * each, "TB/s", "graph", rotations)
+
+
+def decode_int4(batch, heads, kv_heads, length, size=128):
+    """A query a sequence over caches in 4 bits, which lie outside the L2 cache."""
+    caches, read = [], 0
+    while read <= ROTATED_BYTES:
+        cache = heddle.Int4Cache.empty(batch, length, kv_heads, size, device="cuda")
+        seqlens = torch.zeros(batch, dtype=torch.int32, device="cuda")
+        cache.append(*(random(batch, length, kv_heads, size) for _ in "kv"), seqlens)
+        caches.append((random(batch, 1, heads, size), cache))
+        each = batch * kv_heads * (64 * cache.blocks_of(length) * size * 1.125 + (length - 64 * cache.blocks_of(length)) * 4 * size)
+        read += each
+    seqlens = torch.full((batch,), length, dtype=torch.int32, device="cuda")
+
+    def mine(n=0):
+        q, cache = caches[n % len(caches)]
+        return cache.attention(q, seqlens)
+
+    return Row({"heddle": mine}, 1e-12 * each, "TB/s", "graph", len(caches))
 
 
 def rows():
@@ -240,6 +263,9 @@ def rows():
     for page in (1, 16, 64, 256):
         out[f"decode B64 32/8 8192, pages of {page}"] = lambda p=page: decode(64, 32, 8, 8192, p)
     out["decode B64 32/8 8192, e4m3"] = lambda: decode(64, 32, 8, 8192, cache=torch.float8_e4m3fn)
+    out["decode B64 32/8 8192, e4m3 scaled by key"] = lambda: decode(
+        64, 32, 8, 8192, cache=torch.float8_e4m3fn, scales="key")
+    out["decode B64 32/8 8192, 4 bits"] = lambda: decode_int4(64, 32, 8, 8192)
     out["decode B64 32/8 8192, 4 rows"] = lambda: decode(64, 32, 8, 8192, rows=4)
     out["decode B64 32/8 8192, 16 rows"] = lambda: decode(64, 32, 8, 8192, rows=16)
     for heads, queries in ((32, 8), (32, 16), (64, 16)):  # 32, 64 and 128 rows of a kv head, whatever the estimate says

@@ -120,10 +120,12 @@ void apply_rotary(const TensorView& x, const TensorView& out, const Rotary& rota
 // Appends k_new [B, Sn, Hkv, D] and v_new [B, Sn, Hkv, Dv] to a cache at positions seqlens[b] .. seqlens[b] + Sn - 1,
 // rotating k_new if rotary is given. The cache is contiguous ([Bc, Smax, Hkv, D], rows chosen by cache_batch_idx) or
 // paged ([pages, page_size, Hkv, D] with page_table). An f8e4m3 cache beside f16 or bf16 rows gets values / scale,
-// rounded to nearest even and saturating (k_scale, v_scale: f32 [1, 1, Hkv|1], not given: 1). seqlens (int32 [B]) is
-// read, not changed. Positions and pages out of range, and two rows for one slot, are refused before anything is
-// written. On a GPU index data is not read before: there rows out of range are dropped, and which of two rows for one
-// slot stays is not said.
+// rounded to nearest even and saturating: k_scale, v_scale are f32 [1, 1, Hkv|1], which are read (not given: 1), or
+// have the cache's shape without its last extent, one for each slot and head, which are written: the row's largest
+// magnitude / 448 (a row's NaN stay NaN, and infinities become the largest finite numbers). attention_forward reads
+// them as they are. seqlens (int32 [B]) is read, not changed. Positions and pages out of range, and two rows for one
+// slot, are refused before anything is written. On a GPU index data is not read before: there rows out of range are
+// dropped, and which of two rows for one slot stays is not said.
 void append_kv_cache(const TensorView& k_new, const TensorView& v_new, const TensorView& k_cache,
                      const TensorView& v_cache, const TensorView& seqlens, const TensorView& page_table,
                      const TensorView& cache_batch_idx, const Rotary& rotary, const Runtime& runtime,
@@ -132,8 +134,9 @@ void append_kv_cache(const TensorView& k_new, const TensorView& v_new, const Ten
 // Decoding in one call: appends k_new and v_new to the cache as append_kv_cache does, at positions seqused_k[b] on
 // (options.seqused_k: lengths before the append), rotates q if rotary is given (row i at position seqused_k[b] + i if
 // causal or windowed, else at seqused_k[b]), and attends seqused_k[b] + Sn keys. options says where the cache's rows
-// are (page_table, cache_batch_idx); leftpad counts slots, and positions are slots. On a GPU lengths are not read by
-// the host: rows that would fall outside the cache are dropped there. One launch where a candidate can.
+// are (page_table, cache_batch_idx), and its scales, which are read or written as by append_kv_cache; leftpad counts
+// slots, and positions are slots. On a GPU lengths are not read by the host: rows that would fall outside the cache are
+// dropped there. One launch where a candidate can.
 void attention_with_kv_cache(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
                              const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
                              const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,

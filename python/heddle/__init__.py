@@ -18,6 +18,7 @@ from ._options import Causal
 from .encoder import Encoder, EncoderLayer, PrecisionChoice, PrecisionTrial
 from .explanation import Candidate, Explanation, explain
 from .functional import append_kv_cache, apply_rotary, attention, attention_with_kv_cache, sdpa
+from .int4_cache import Int4Cache
 
 __version__: str = _version()
 
@@ -36,6 +37,7 @@ __all__ = [
     "Encoder",
     "EncoderLayer",
     "Explanation",
+    "Int4Cache",
     "PrecisionChoice",
     "PrecisionTrial",
     "append_kv_cache",

@@ -80,7 +80,7 @@ def torch_is_deterministic() -> bool:
 
 
 # Where some items of the options tuple lie.
-BIAS, MASK, SINK, CU_SEQLENS_Q, ARRAYS, DROPOUT_P, DROPOUT_SEED = 1, 2, 3, 4, 15, 20, 21
+BIAS, MASK, SINK, CU_SEQLENS_Q, K_SCALE, V_SCALE, ARRAYS, DROPOUT_P, DROPOUT_SEED = 1, 2, 3, 4, 13, 14, 15, 20, 21
 
 
 def pack(

@@ -177,3 +177,18 @@ def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interle
             q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *items
         )
     return (out, lse) if return_lse else out
+
+
+def append_int4_cache(*arguments):
+    """See heddle.Int4Cache."""
+    with torch.no_grad():
+        torch.ops.heddle.append_int4_cache(*arguments)
+
+
+def attention_over_int4_cache(q, cache, items, return_lse):
+    """See heddle.Int4Cache."""
+    with torch.no_grad():
+        seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
+        items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
+        out, lse = torch.ops.heddle.attention_over_int4_cache(q, *cache, *items)
+    return (out, lse) if return_lse else out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from . import _heddle
-from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_SEED, SINK, check_rank, lse_shape
+from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_SEED, K_SCALE, SINK, V_SCALE, check_rank, lse_shape
 
 _LIBRARY = torch.library.Library("heddle", "DEF")
 
@@ -46,13 +46,25 @@ _LIBRARY.define(
 _LIBRARY.define("apply_rotary(Tensor x, Tensor cos, Tensor sin, bool interleaved, Tensor? offsets) -> Tensor")
 _LIBRARY.define(
     "append_kv_cache(Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor seqlens, "
-    "Tensor? page_table, Tensor? cache_batch_idx, Tensor? cos, Tensor? sin, bool interleaved, Tensor? k_scale=None, "
-    "Tensor? v_scale=None) -> ()"
+    "Tensor? page_table, Tensor? cache_batch_idx, Tensor? cos, Tensor? sin, bool interleaved, "
+    "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None) -> ()"
 )
 
+# Scales for each slot of a cache are written.
+_CACHE_OPTIONS = _OPTIONS.replace("Tensor? k_scale", "Tensor(c!)? k_scale").replace("Tensor? v_scale", "Tensor(d!)? v_scale")
 _LIBRARY.define(
     "attention_with_kv_cache(Tensor q, Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? cos, "
-    f"Tensor? sin, bool interleaved, {_OPTIONS}) -> (Tensor, Tensor)"
+    f"Tensor? sin, bool interleaved, {_CACHE_OPTIONS}) -> (Tensor, Tensor)"
+)
+
+
+_LIBRARY.define(
+    "append_int4_cache(Tensor k_new, Tensor v_new, Tensor(a!) blocks, Tensor(b!) k_tail, Tensor(c!) v_tail, "
+    "Tensor? block_table, Tensor? row_idx, Tensor seqlens, Tensor? cos, Tensor? sin, bool interleaved) -> ()"
+)
+_LIBRARY.define(
+    "attention_over_int4_cache(Tensor q, Tensor blocks, Tensor k_tail, Tensor v_tail, Tensor? block_table, "
+    f"Tensor? row_idx, {_OPTIONS}) -> (Tensor, Tensor)"
 )
 
 
@@ -241,7 +253,7 @@ def _append(
         k_scale,
         v_scale,
     )
-    _changed(k_cache, v_cache)
+    _changed(k_cache, v_cache, k_scale, v_scale)
 
 
 def _append_fake(*arguments):
@@ -250,7 +262,7 @@ def _append_fake(*arguments):
 
 def _changed(*tensors):
     for x in tensors:
-        if not x.is_inference():
+        if x is not None and not x.is_inference():
             torch.autograd.graph.increment_version(x)
 
 
@@ -265,7 +277,25 @@ def _cached(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options):
         _heddle.attention_with_kv_cache,
         q, k_new, v_new, k_cache, v_cache, out, lse, cos, sin, interleaved, _items(options),
     )  # fmt: skip
-    _changed(k_cache, v_cache)
+    _changed(k_cache, v_cache, options[K_SCALE], options[V_SCALE])
+    return out, lse
+
+
+def _append_int4(k_new, v_new, blocks, k_tail, v_tail, *rest):
+    native(_heddle.append_int4_cache, k_new, v_new, blocks, k_tail, v_tail, *rest)
+    _changed(blocks, k_tail, v_tail)
+
+
+def _over_int4_fake(q, blocks, k_tail, v_tail, block_table, row_idx, *options):
+    check_rank(q.shape, False)
+    return empty_out(q, v_tail), empty_lse(q, False)
+
+
+def _over_int4(q, blocks, k_tail, v_tail, block_table, row_idx, *options):
+    out, lse = _over_int4_fake(q, blocks, k_tail, v_tail, block_table, row_idx, *options)
+    native(
+        _heddle.attention_over_int4_cache, q, blocks, k_tail, v_tail, block_table, row_idx, out, lse, _items(options)
+    )
     return out, lse
 
 
@@ -275,6 +305,8 @@ for _name, _kernel, _fake in (
     ("apply_rotary", _rotary, _rotary_fake),
     ("append_kv_cache", _append, _append_fake),
     ("attention_with_kv_cache", _cached, _cached_fake),
+    ("append_int4_cache", _append_int4, _append_fake),
+    ("attention_over_int4_cache", _over_int4, _over_int4_fake),
 ):
     for _device in ("CPU", "CUDA"):  # what does not run there is refused by the native module, by name
         _LIBRARY.impl(_name, _kernel, _device)

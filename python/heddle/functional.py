@@ -246,8 +246,9 @@ def append_kv_cache(
       seqlens: int32 [B], keys already in the cache; not changed.
       page_table: int32 [B, max_pages]. cache_batch_idx: int32 [B], each sequence's row of the cache.
       rotary_cos, rotary_sin, interleaved: rotate k_new by its position first; see apply_rotary.
-      k_scale, v_scale: of a torch.float8_e4m3fn cache, float32 [1, 1, Hkv or 1]: it holds values / scale, rounded to
-        nearest even and saturating. 1 if None.
+      k_scale, v_scale: of a torch.float8_e4m3fn cache, float32: it holds values / scale, rounded to nearest even and
+        saturating. [1, 1, Hkv or 1]: read. The cache's shape without its last extent: one for each slot and head, which
+        is written, the row's largest magnitude / 448. 1 if None.
 
     Raises:
       ValueError: a bad argument, or a position or page out of range. Nothing has been written. On a GPU positions and
@@ -306,7 +307,8 @@ def attention_with_kv_cache(
       q: [B, Sq, H, D].
       k_new, v_new: [B, Sn, Hkv, D], [B, Sn, Hkv, Dv], written in place to k_cache, v_cache at positions seqlens[b] on.
       k_cache, v_cache: [Bc, Smax, Hkv, D or Dv], or pages [pages, page_size, Hkv, D or Dv] with page_table; may be
-        torch.float8_e4m3fn beside 16-bit q, then with k_scale, v_scale of [1, 1, Hkv or 1].
+        torch.float8_e4m3fn beside 16-bit q, then with k_scale, v_scale of [1, 1, Hkv or 1], or of one for each slot and
+        head, those of the new keys being written; see append_kv_cache.
       seqlens: int32 [B], keys in the cache before the append; not changed. seqlens[b] + Sn keys are attended.
       rotary_cos, rotary_sin, interleaved: rotate k_new by its position, and q: row i by seqlens[b] + i if causal or
         windowed, else each row by seqlens[b]; see apply_rotary.

@@ -98,6 +98,7 @@ void use_torch(nb::type_object tensor_type, nb::dict dtypes, nb::callable alloca
 void bind_runtime(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_kv_cache(nb::module_& module);
+void bind_int4_cache(nb::module_& module);
 void bind_transformer(nb::module_& module);
 void bind_lowbit(nb::module_& module);
 void bind_linear(nb::module_& module);

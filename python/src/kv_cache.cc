@@ -13,6 +13,13 @@ Runtime on(std::uintptr_t stream) {
   return runtime;
 }
 
+// Scales of a cache, which an append writes if there is one for each slot.
+TensorView cache_scale(Arguments& arguments, nb::handle scale, const char* name) {
+  const TensorView view = arguments.read(scale, name);
+  const bool written = view.given() && view.rank == 3 && (view.shape[0] != 1 || view.shape[1] != 1);
+  return written ? arguments.write(scale, name) : view;
+}
+
 // stream: the CUDA stream of tensors on a GPU, which is then the current one.
 void rotary(nb::handle x, nb::handle out, nb::handle cos, nb::handle sin, bool interleaved, nb::handle offsets,
             std::uintptr_t stream) {
@@ -35,7 +42,8 @@ void append(nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v
   const TensorView pages_view = arguments.read(page_table, "page_table");
   const TensorView rows_view = arguments.read(cache_batch_idx, "cache_batch_idx");
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
-  const TensorView k_scale_view = arguments.read(k_scale, "k_scale"), v_scale_view = arguments.read(v_scale, "v_scale");
+  const TensorView k_scale_view = cache_scale(arguments, k_scale, "k_scale"),
+                   v_scale_view = cache_scale(arguments, v_scale, "v_scale");
   nb::gil_scoped_release released;
   append_kv_cache(k_view, v_view, k_cache_view, v_cache_view, seqlens_view, pages_view, rows_view, table, on(stream),
                   k_scale_view, v_scale_view);
@@ -46,6 +54,7 @@ void attend(nb::handle q, nb::handle k_new, nb::handle v_new, nb::handle k_cache
             nb::handle lse, nb::handle cos, nb::handle sin, bool interleaved, const nb::tuple& items,
             std::uintptr_t stream) {
   constexpr const char* kLengthsName = "seqlens";
+  constexpr std::size_t kKScale = 13, kVScale = 14;  // of the items, as heddle._options.pack() has them
   Arguments arguments("attention_with_kv_cache", Arguments::Devices::any);
   const TensorView q_view = arguments.read(q, "q");
   const TensorView k_view = arguments.read(k_new, "k_new"), v_view = arguments.read(v_new, "v_new");
@@ -53,7 +62,9 @@ void attend(nb::handle q, nb::handle k_new, nb::handle v_new, nb::handle k_cache
                    v_cache_view = arguments.write(v_cache, "v_cache");
   const TensorView o_view = arguments.write(o, "o"), lse_view = arguments.write(lse, "lse");
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
-  const AttentionOptions options = arguments.options(items, kLengthsName);
+  AttentionOptions options = arguments.options(items, kLengthsName);
+  options.k_scale = cache_scale(arguments, items[kKScale], "k_scale");
+  options.v_scale = cache_scale(arguments, items[kVScale], "v_scale");
   Scratch scratch;
   DeviceScratch device_scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/int4_cache.h"
 #include "core/rotary.h"
 #include "heddle/attention.h"
 
@@ -25,12 +26,15 @@ struct Operand {
 // What stored f8e4m3 values are multiplied with, [batch, row, head] as their operand is addressed; broadcast extents
 // have stride 0. Absent: 1.
 struct Scales {
-  const float* data = nullptr;
+  float* data = nullptr;
   std::int64_t stride_b = 0, stride_s = 0, stride_h = 0;
 
   constexpr explicit operator bool() const { return data != nullptr; }
   constexpr float at(std::int64_t b, std::int64_t s, std::int64_t h) const {
-    return data == nullptr ? 1.0f : data[b * stride_b + s * stride_s + h * stride_h];
+    return data == nullptr ? 1.0f : *place(b, s, h);
+  }
+  constexpr float* place(std::int64_t b, std::int64_t s, std::int64_t h) const {
+    return data + (b * stride_b + s * stride_s + h * stride_h);
   }
 };
 
@@ -69,6 +73,8 @@ struct Append {
   Operand k_new, v_new;  // [B, Sn, Hkv, D], [B, Sn, Hkv, Dv]
   RotaryTables rotary;   // of k_new and q
   bool by_row = false;   // q's row i stands at position seqused_k[b] + i; else each row at seqused_k[b]
+  // Each new row's scale is found and written to k_scale (v_scale) rather than read from there.
+  bool finds_k_scale = false, finds_v_scale = false;
 
   explicit operator bool() const { return static_cast<bool>(k_new); }
 };
@@ -106,6 +112,10 @@ struct AttentionProblem {
   std::int64_t page_table_stride = 0, page_size = 0;
   const std::int32_t* cache_batch_idx = nullptr;
   const std::int32_t* cache_leftpad = nullptr;
+
+  // Keys in 4 bits, but for the newest. k and v are then the rings [row, kInt4Tail, head, dim], their rows chosen by
+  // cache_batch_idx, and page_table holds blocks.
+  Int4Blocks int4;
 
   std::int64_t k_appended = 0;  // keys that this call adds behind seqused_k
   Append append;                // who writes them, if it is the kernel itself
@@ -147,6 +157,16 @@ struct AttentionProblem {
       return {clamped(page_table[b * page_table_stride + slot / page_size], 0, k_batches - 1), slot % page_size};
     }
     return {cache_batch_idx ? clamped(cache_batch_idx[b], 0, k_batches - 1) : b, slot};
+  }
+
+  // Row of the rings (and of blocks without a page table) that sequence b has.
+  constexpr std::int64_t int4_row(std::int64_t b) const {
+    return cache_batch_idx ? clamped(cache_batch_idx[b], 0, k_batches - 1) : b;
+  }
+  // Block n of sequence b, head h.
+  constexpr std::byte* int4_block(std::int64_t b, std::int64_t n, std::int64_t h) const {
+    const std::int64_t at = page_table ? clamped(page_table[b * page_table_stride + n], 0, int4.pages - 1) : n;
+    return int4.data + ((page_table ? 0 : int4_row(b) * int4.stride_row) + at * int4.stride_block + h * int4.stride_h);
   }
 
   // First byte of key (or value) row j of sequence b, head h.

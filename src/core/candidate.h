@@ -16,6 +16,7 @@ enum Extra : unsigned {
   kE4m3 = 1,       // f8e4m3 operands
   kDraftMask = 2,  // draft_mask
   kAppend = 4,     // writing new keys into the cache in the same launch
+  kInt4 = 8,       // a cache in 4 bits
 };
 
 struct AttentionForwardKernel {

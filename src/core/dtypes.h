@@ -72,6 +72,14 @@ constexpr std::uint8_t f32_to_f8e4m3(float value) {
   return static_cast<std::uint8_t>(sign | narrow);
 }
 
+// The scale of a row of an e4m3 cache whose largest magnitude is `largest`: that one is stored as 448. A row of zeros
+// has the least normal number, so that nothing is divided by 0, and one with infinities, which saturate, a finite
+// scale.
+constexpr float row_scale(float largest) {
+  constexpr float kLargest = 448.0f, kLeast = kLargest * 0x1p-126f, kMost = 0x1.fffffep127f;
+  return (largest > kMost ? kMost : largest > kLeast ? largest : kLeast) / kLargest;
+}
+
 // Element `index` of an array of one of the floating-point dtypes, widened.
 inline float load_element(const void* data, DType dtype, std::int64_t index) {
   switch (dtype) {

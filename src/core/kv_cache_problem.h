@@ -17,7 +17,9 @@ struct AppendProblem {
   Operand k_new, v_new;      // [B, S, Hkv, D], [B, S, Hkv, Dv]
   Operand k_cache, v_cache;  // [pages, page_size, Hkv, D | Dv]; a contiguous cache is one page per row
   std::int64_t B = 0, S = 0, Hkv = 0, D = 0, Dv = 0;
-  Scales k_scale, v_scale;  // of an f8e4m3 cache, by head at most: it holds values / scale
+  Scales k_scale, v_scale;  // of an f8e4m3 cache, which holds values / scale: by head at most,
+  bool finds_k_scale = false,
+       finds_v_scale = false;  // or one for each slot and head, which the append finds and writes
   RotaryTables rotary;
   const std::int32_t* seqlens = nullptr;     // [B]
   const std::int32_t* page_table = nullptr;  // [B, max_pages], or null: contiguous

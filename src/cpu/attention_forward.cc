@@ -59,7 +59,9 @@ std::size_t prefix_bytes(const AttentionProblem& p) { return static_cast<std::si
 // One partial result, with room for the most rows that split their keys.
 std::size_t partial_bytes(const AttentionProblem& p) { return kernels().partial_floats(p) * 4; }
 
-Refusal supports(const AttentionProblem&) { return ""; }
+Refusal supports(const AttentionProblem& p) {
+  return p.dtype == DType::f8e4m3 ? "it takes queries in float32, float16 and bfloat16, not float8_e4m3fn" : "";
+}
 
 // Pairs of query and key that some row attends, over all heads; causality and windows counted for the longest sequence.
 double pairs(const AttentionProblem& p) {
@@ -81,7 +83,8 @@ double pairs(const AttentionProblem& p) {
 
 double estimate(const AttentionProblem& p, int workers) {
   const Kernels& k = kernels();
-  const double rate = p.dtype == DType::bf16 ? k.bf16_rate : k.f32_rate;
+  const bool narrow = p.int4 || p.k.dtype == DType::f8e4m3;  // multiplied in f32
+  const double rate = p.dtype == DType::bf16 && !narrow ? k.bf16_rate : k.f32_rate;
   const double work = pairs(p) * (2.0 * static_cast<double>(p.D + p.Dv) + 12.0);
   return 3e-6 + work / (rate * workers);
 }
@@ -171,7 +174,7 @@ const AttentionForwardKernel kAttentionForward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
-    .extras = kDraftMask,
+    .extras = kE4m3 | kDraftMask | kInt4,
 };
 
 }  // namespace heddle::cpu

@@ -256,7 +256,7 @@ class ForwardTile {
 template <class F>
 auto WithForwardTile(const AttentionProblem& p, std::int64_t rows, std::byte* memory, const F& f) {
 #if HEDDLE_TARGET_BF16
-  if (p.dtype == DType::bf16) {
+  if (p.dtype == DType::bf16 && !widened(p)) {
     ForwardTile<Bf16Word> tile(p, rows, memory);
     return f(tile);
   }

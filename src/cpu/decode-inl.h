@@ -17,8 +17,8 @@ inline bool few_rows(const AttentionProblem& p, const Sequence& s) {
 inline std::int64_t HeadsTogether(const AttentionProblem& p, const Sequence& s) {
   constexpr std::int64_t kSpanBytes = 8192;
   const bool side_by_side = p.k.stride_h == p.D && p.v.stride_h == p.Dv;
-  if (!few_rows(p, s) || !side_by_side) return 1;
-  return std::clamp<std::int64_t>(kSpanBytes / (p.D * static_cast<std::int64_t>(size_of(p.dtype))), 1,
+  if (!few_rows(p, s) || !side_by_side || p.int4) return 1;
+  return std::clamp<std::int64_t>(kSpanBytes / (p.D * static_cast<std::int64_t>(size_of(p.k.dtype))), 1,
                                   std::min(p.Hkv, kManyHeads));
 }
 
@@ -33,6 +33,7 @@ class FewTile {
     scores_ = scratch.take<float>(kFewBlock * kGroup);
     if (p.has_planes() || p.dropout.p > 0) extra_ = scratch.take<float>(kFewBlock * kGroup);
     rows_ = scratch.take<GroupRows>(heads_);
+    if (widened(p)) wide_ = scratch.take<float>(kFewBlock * width_);
     q_ = scratch.take<float>(heads_ * kFewRows * width_);
     running_ = scratch.take<float>(heads_ * static_cast<std::int64_t>(partial_floats()));
     chunk_ = scratch.take<float>(heads_ * static_cast<std::int64_t>(partial_floats()));
@@ -100,10 +101,11 @@ class FewTile {
     }
     last = std::min(last, end);
     first = std::max(begin, first / kFewBlock * kFewBlock);
-    Fetcher(p_, task.b, s, task.kv_head, task.kv_heads, first, std::min(first + kFewBlock, last), 1).all();
+    const auto fetched = [&](std::int64_t key) { return p_.int4 ? 0 : std::min(key, last); };
+    Fetcher(p_, task.b, s, task.kv_head, task.kv_heads, first, fetched(first + kFewBlock), 1).all();
     for (std::int64_t block = first; block < last; block += kFewBlock) {
       const std::int64_t next = block + kFewBlock, passes = ceil_div(s.q_rows * p_.G, 4);
-      Fetcher fetcher(p_, task.b, s, task.kv_head, task.kv_heads, next, std::min(next + kFewBlock, last),
+      Fetcher fetcher(p_, task.b, s, task.kv_head, task.kv_heads, next, fetched(next + kFewBlock),
                       task.kv_heads * passes * kFewBlock);
       for (std::int64_t h = 0; h < task.kv_heads; ++h) {
         attend_block({p_, task.b, task.kv_head + h, s}, h, std::max(block, rows_[h].key_begin),
@@ -119,9 +121,12 @@ class FewTile {
     const GroupRows& g = rows_[h];
     const float* q = q_ + h * kFewRows * width_;
     for (std::int64_t j = 0; j < to - from; ++j) hn::StoreU(hn::Zero(d), d, scores_ + j * kGroup);
-    ForFewRows(p_.dtype, g.count, [&]<DType kType, int kRows>(std::int64_t row) {
-      FewScores<kType, kRows>(p_, head.b, head.s, head.kv_head, from, to, fetcher, q + row * width_, width_,
-                              scores_ + row, line_);
+    if (widened(p_)) {
+      for (std::int64_t j = from; j < to; ++j) fetcher.some();
+      KeyWidener(p_, head.b, head.s, head.kv_head).load(false, from, to - from, width_, wide_);
+    }
+    for_few_rows(head, p_.k, g.count, from, [&]<DType kType, int kRows>(std::int64_t row, const auto& key) {
+      FewScores<kType, kRows>(p_.D, from, to, key, fetcher, q + row * width_, width_, scores_ + row, line_);
     });
     VF top[1] = {hn::Set(d, -kInfinity)}, alpha[1];
     FinishScores(head, g, from, to - from, scores_, kGroup, extra_, top);
@@ -131,9 +136,24 @@ class FewTile {
     alignas(64) float shrink[kLanes];
     hn::StoreU(alpha[0], d, shrink);
     for (std::int64_t lane = 0; lane < g.count; ++lane) scale_row(part + lane * width_, shrink[lane]);
-    ForFewRows(p_.dtype, g.count, [&]<DType kType, int kRows>(std::int64_t row) {
-      FewValuesAll<kType, kRows>(p_, head.b, head.s, head.kv_head, from, to, scores_ + row, part + row * width_,
-                                 width_);
+    if (widened(p_)) KeyWidener(p_, head.b, head.s, head.kv_head).load(true, from, to - from, width_, wide_);
+    for_few_rows(head, p_.v, g.count, from, [&]<DType kType, int kRows>(std::int64_t row, const auto& value) {
+      FewValuesAll<kType, kRows>(p_.Dv, from, to, value, scores_ + row, part + row * width_, width_);
+    });
+  }
+
+  // ForFewRows(), with what gives the address of row j of x: where it is stored, or, of rows from `from` on that were
+  // widened, where it is now.
+  template <class F>
+  void for_few_rows(const Head& head, const Operand& x, std::int64_t rows, std::int64_t from, const F& f) const {
+    ForFewRows(widened(p_) ? DType::f32 : p_.dtype, rows, [&]<DType kType, int kRows>(std::int64_t row) {
+      if (kType == DType::f32 && widened(p_)) {
+        f.template operator()<kType, kRows>(
+            row, [&](std::int64_t j) { return reinterpret_cast<const std::byte*>(wide_ + (j - from) * width_); });
+      } else {
+        f.template operator()<kType, kRows>(
+            row, [&](std::int64_t j) { return p_.key_row(x, head.b, head.s, j, head.kv_head); });
+      }
     });
   }
 
@@ -174,6 +194,7 @@ class FewTile {
   const std::int64_t width_, heads_;
   std::size_t bytes_ = 0;
   float *line_ = nullptr, *scores_ = nullptr, *extra_ = nullptr;
+  float* wide_ = nullptr;  // a block's keys, then its values, if they have to be widened
   GroupRows* rows_ = nullptr;
   float *q_ = nullptr, *running_ = nullptr, *chunk_ = nullptr;
 };

@@ -11,7 +11,7 @@ class Fetcher {
   Fetcher(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t heads,
           std::int64_t begin, std::int64_t end, std::int64_t steps)
       : p_(p), s_(s), b_(b), head_(head), next_(begin), end_(end), steps_(std::max<std::int64_t>(steps, 1)) {
-    const auto bytes = heads * static_cast<std::int64_t>(size_of(p.dtype));
+    const auto bytes = heads * static_cast<std::int64_t>(size_of(p.k.dtype));
     k_bytes_ = p.D * bytes;
     v_bytes_ = p.Dv * bytes;
     lines_ = std::max<std::int64_t>(end - begin, 0) * (ceil_div(k_bytes_, kLine) + ceil_div(v_bytes_, kLine));
@@ -68,18 +68,17 @@ HWY_INLINE VF LoadWide(const std::byte* row, std::int64_t i) {
   }
 }
 
-// Products of key rows with kRows query rows: scores[j][g] for keys [begin, end). q: [kRows][q_row] f32. The last,
-// partial vector of a key row goes through `line`.
-template <DType kType, int kRows>
-void FewScores(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t begin,
-               std::int64_t end, Fetcher& fetcher, const float* HWY_RESTRICT q, std::int64_t q_row,
-               float* HWY_RESTRICT scores, float* HWY_RESTRICT line) {
+// Products of key rows with kRows query rows: scores[j][g] for keys [begin, end). key(j): where row j is; q: [kRows]
+// [q_row] f32. The last, partial vector of a key row goes through `line`.
+template <DType kType, int kRows, class Key>
+void FewScores(std::int64_t width, std::int64_t begin, std::int64_t end, const Key& key, Fetcher& fetcher,
+               const float* HWY_RESTRICT q, std::int64_t q_row, float* HWY_RESTRICT scores, float* HWY_RESTRICT line) {
   const DF d;
-  const std::int64_t whole = p.D / kLanes * kLanes, rest = p.D - whole;
+  const std::int64_t whole = width / kLanes * kLanes, rest = width - whole;
   constexpr std::int64_t kBytes = kType == DType::f32 ? 4 : 2;
   for (std::int64_t j = begin; j < end; ++j) {
     fetcher.some();
-    const std::byte* k = p.key_row(p.k, b, s, j, head);
+    const std::byte* k = key(j);
     VF sum[kRows];
     HWY_UNROLL(4)
     for (int g = 0; g < kRows; ++g) sum[g] = hn::Zero(d);
@@ -101,10 +100,9 @@ void FewScores(const AttentionProblem& p, std::int64_t b, const Sequence& s, std
 
 // o[g][i] += sum_j weights[j][g] v[j][i] for kRows query rows and kVectors vectors from column i on. A key without
 // weight is not read.
-template <DType kType, int kRows, int kVectors>
-HWY_INLINE void FewValues(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head,
-                          std::int64_t begin, std::int64_t end, const float* HWY_RESTRICT weights, std::int64_t i,
-                          float* HWY_RESTRICT o, std::int64_t o_row) {
+template <DType kType, int kRows, int kVectors, class Value>
+HWY_INLINE void FewValues(std::int64_t begin, std::int64_t end, const Value& value, const float* HWY_RESTRICT weights,
+                          std::int64_t i, float* HWY_RESTRICT o, std::int64_t o_row) {
   const DF d;
   VF sum[kRows][kVectors];
   HWY_UNROLL(4)
@@ -117,7 +115,7 @@ HWY_INLINE void FewValues(const AttentionProblem& p, std::int64_t b, const Seque
     bool any = false;
     for (int g = 0; g < kRows; ++g) any |= w[g] != 0.0f;
     if (!any) continue;
-    const std::byte* v = p.key_row(p.v, b, s, j, head);
+    const std::byte* v = value(j);
     VF x[kVectors];
     HWY_UNROLL(4)
     for (int n = 0; n < kVectors; ++n) x[n] = LoadWide<kType>(v, i + n * kLanes);
@@ -135,20 +133,19 @@ HWY_INLINE void FewValues(const AttentionProblem& p, std::int64_t b, const Seque
   }
 }
 
-template <DType kType, int kRows>
-void FewValuesAll(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t begin,
-                  std::int64_t end, const float* HWY_RESTRICT weights, float* HWY_RESTRICT o, std::int64_t o_row) {
+template <DType kType, int kRows, class Value>
+void FewValuesAll(std::int64_t width, std::int64_t begin, std::int64_t end, const Value& value,
+                  const float* HWY_RESTRICT weights, float* HWY_RESTRICT o, std::int64_t o_row) {
   std::int64_t i = 0;
-  for (; i + 4 * kLanes <= p.Dv; i += 4 * kLanes)
-    FewValues<kType, kRows, 4>(p, b, s, head, begin, end, weights, i, o, o_row);
-  for (; i + kLanes <= p.Dv; i += kLanes) FewValues<kType, kRows, 1>(p, b, s, head, begin, end, weights, i, o, o_row);
-  if (i == p.Dv) return;
+  for (; i + 4 * kLanes <= width; i += 4 * kLanes) FewValues<kType, kRows, 4>(begin, end, value, weights, i, o, o_row);
+  for (; i + kLanes <= width; i += kLanes) FewValues<kType, kRows, 1>(begin, end, value, weights, i, o, o_row);
+  if (i == width) return;
   for (std::int64_t j = begin; j < end; ++j) {
     const float* w = weights + (j - begin) * kGroup;
-    const std::byte* v = p.key_row(p.v, b, s, j, head);
+    const std::byte* v = value(j);
     for (int g = 0; g < kRows; ++g) {
       if (w[g] == 0.0f) continue;
-      for (std::int64_t c = i; c < p.Dv; ++c) o[g * o_row + c] += w[g] * load_element(v, kType, c);
+      for (std::int64_t c = i; c < width; ++c) o[g * o_row + c] += w[g] * load_element(v, kType, c);
     }
   }
 }

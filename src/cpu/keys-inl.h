@@ -12,7 +12,10 @@ void PackRows(const AttentionProblem& p, const Operand& x, std::int64_t width, s
               const Sequence& s, std::int64_t head, std::int64_t begin, std::int64_t count, std::int64_t padded_rows,
               typename W::T* HWY_RESTRICT out) {
   const std::int64_t row_words = padded / W::kPair;
-  for (std::int64_t j = 0; j < count; ++j) {
+  if constexpr (W::kPair == 1) {
+    if (widened(p)) KeyWidener(p, b, s, head).load(&x == &p.v, begin, count, padded, out);
+  }
+  for (std::int64_t j = 0; j < count && !widened(p); ++j) {
     LoadWords<W>(x, p.key_row(x, b, s, begin + j, head), width, padded, out + j * row_words);
   }
   std::memset(out + count * row_words, 0, static_cast<std::size_t>((padded_rows - count) * row_words) * sizeof(*out));
@@ -90,7 +93,9 @@ bool PackPanels(const AttentionProblem& p, const Operand& x, std::int64_t width,
   PanelWriter<W> panels(padded, padded_rows, out);
   for (std::int64_t j = 0; j < padded_rows; j += W::kPair) {
     for (std::int64_t k = 0; k < W::kPair; ++k) {
-      if (j + k < count) {
+      if (j + k < count && widened(p)) {
+        if constexpr (W::kPair == 1) KeyWidener(p, b, s, head).load(&x == &p.v, begin + j, 1, padded, words);
+      } else if (j + k < count) {
         LoadWords<W>(x, p.key_row(x, b, s, begin + j + k, head), width, padded, words + k * row_words);
       } else {
         std::memset(words + k * row_words, 0, static_cast<std::size_t>(row_words) * 4);
@@ -121,7 +126,7 @@ class Prefetcher {
         b_(b),
         head_(head),
         begin_(begin),
-        rows_(std::max<std::int64_t>(end - begin, 0) * 2),
+        rows_(p.int4 ? 0 : std::max<std::int64_t>(end - begin, 0) * 2),
         calls_(calls) {}
 
   HWY_INLINE void some() {

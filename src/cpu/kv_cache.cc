@@ -1,71 +1,16 @@
 #include "cpu/kv_cache.h"
 
 #include <algorithm>
-#include <cstring>
+#include <cmath>
 
 #include "core/dtypes.h"
-#include "cpu/kernels.h"
+#include "cpu/rotation.h"
 
 namespace heddle::cpu {
 namespace {
 
 // Elements that a task should at least move: below this the hand-over costs more than the work.
 constexpr std::int64_t kTaskElements = std::int64_t{1} << 14;
-
-// Copies bits, so that NaN payloads survive.
-void copy_row(const std::byte* from, std::int64_t from_stride, std::byte* to, std::int64_t to_stride, DType dtype,
-              std::int64_t count) {
-  if (from == to && from_stride == to_stride) return;
-  if (from_stride == 1 && to_stride == 1) {
-    std::memcpy(to, from, static_cast<std::size_t>(count) * size_of(dtype));
-  } else if (dtype == DType::f32) {
-    for (std::int64_t i = 0; i < count; ++i) std::memcpy(to + 4 * i * to_stride, from + 4 * i * from_stride, 4);
-  } else {
-    for (std::int64_t i = 0; i < count; ++i) std::memcpy(to + 2 * i * to_stride, from + 2 * i * from_stride, 2);
-  }
-}
-
-// One position's angles, shared by all heads.
-class Rotation {
- public:
-  Rotation(const RotaryTables& tables, std::int64_t position)
-      : kernels_(kernels()), half_(tables.dims / 2), interleaved_(tables.interleaved) {
-    const auto size = static_cast<std::int64_t>(size_of(tables.dtype));
-    kernels_.load_row(tables.cos + position * tables.cos_row * size, tables.dtype, tables.cos_column, half_, half_,
-                      cos_);
-    kernels_.load_row(tables.sin + position * tables.sin_row * size, tables.dtype, tables.sin_column, half_, half_,
-                      sin_);
-  }
-
-  // Rotates one head's row of `dims` elements, which may be written over itself; dimensions from R on are copied.
-  void apply(const std::byte* from, std::int64_t from_stride, std::byte* to, std::int64_t to_stride, DType dtype,
-             std::int64_t dims) const {
-    float x[kMaxRotaryDims];
-    const std::int64_t rotated = 2 * half_;
-    const auto size = static_cast<std::int64_t>(size_of(dtype));
-    kernels_.load_row(from, dtype, from_stride, rotated, rotated, x);
-    turn(x);
-    kernels_.store_row(x, rotated, to, dtype, to_stride);
-    copy_row(from + rotated * from_stride * size, from_stride, to + rotated * to_stride * size, to_stride, dtype,
-             dims - rotated);
-  }
-
-  // Rotates a head's first R elements.
-  void turn(float* x) const {
-    const std::int64_t step = interleaved_ ? 2 : 1, second = interleaved_ ? 1 : half_;
-    for (std::int64_t i = 0; i < half_; ++i) {
-      const float a = x[i * step], b = x[i * step + second];
-      x[i * step] = a * cos_[i] - b * sin_[i];
-      x[i * step + second] = b * cos_[i] + a * sin_[i];
-    }
-  }
-
- private:
-  const Kernels& kernels_;
-  std::int64_t half_;
-  bool interleaved_;
-  float cos_[kMaxRotaryDims / 2], sin_[kMaxRotaryDims / 2];
-};
 
 // Calls row(b, i) for every row of every sequence, in tasks of whole rows.
 template <class Row>
@@ -86,13 +31,22 @@ void for_each_row(std::int64_t sequences, std::int64_t rows, std::int64_t row_el
 
 // Row (b, i) of k or v, f16 or bf16, to an f8e4m3 cache. rotation: null for none.
 void append_e4m3(const Rotation* rotation, const Operand& from, std::int64_t b, std::int64_t i, const Operand& to,
-                 std::int64_t page, std::int64_t slot, const Scales& scale, std::int64_t heads, std::int64_t dims) {
+                 std::int64_t page, std::int64_t slot, const Scales& scales, bool finds_scale, std::int64_t heads,
+                 std::int64_t dims) {
   for (std::int64_t h = 0; h < heads; ++h) {
     float x[kMaxRotaryDims];
     for (std::int64_t d = 0; d < dims; ++d) x[d] = load_element(from.at(b, i, h), from.dtype, d * from.stride_d);
     if (rotation != nullptr) rotation->turn(x);
+    float scale;
+    if (finds_scale) {
+      float largest = 0.0f;
+      for (std::int64_t d = 0; d < dims; ++d) largest = std::abs(x[d]) > largest ? std::abs(x[d]) : largest;  // no NaN
+      *scales.place(page, slot, h) = scale = row_scale(largest);
+    } else {
+      scale = scales.at(0, 0, h);
+    }
     for (std::int64_t d = 0; d < dims; ++d) {
-      store_element(to.at(page, slot, h), to.dtype, d * to.stride_d, x[d] / scale.at(0, 0, h));
+      store_element(to.at(page, slot, h), to.dtype, d * to.stride_d, x[d] / scale);
     }
   }
 }
@@ -114,8 +68,9 @@ void append_kv_cache(const AppendProblem& p, Executor& executor) {
     const std::int64_t page = p.page(b, position), slot = position % p.page_size;
     if (p.k_cache.dtype == DType::f8e4m3) {
       const Rotation rotation(p.rotary, position);
-      append_e4m3(p.rotary.dims > 0 ? &rotation : nullptr, p.k_new, b, i, p.k_cache, page, slot, p.k_scale, p.Hkv, p.D);
-      append_e4m3(nullptr, p.v_new, b, i, p.v_cache, page, slot, p.v_scale, p.Hkv, p.Dv);
+      append_e4m3(p.rotary.dims > 0 ? &rotation : nullptr, p.k_new, b, i, p.k_cache, page, slot, p.k_scale,
+                  p.finds_k_scale, p.Hkv, p.D);
+      append_e4m3(nullptr, p.v_new, b, i, p.v_cache, page, slot, p.v_scale, p.finds_v_scale, p.Hkv, p.Dv);
       return;
     }
     if (p.rotary.dims > 0) {

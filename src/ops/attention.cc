@@ -45,6 +45,7 @@ struct Wish {
 Refusal missing_extra(const AttentionForwardKernel& kernel, const AttentionProblem& p) {
   const auto lacks = [&](Extra extra) { return (kernel.extras & extra) == 0; };
   if (p.k.dtype == DType::f8e4m3 && lacks(kE4m3)) return "it does not read float8_e4m3fn";
+  if (p.int4 && lacks(kInt4)) return "it does not read a cache in 4 bits";
   if (p.draft_mask && lacks(kDraftMask)) return "it has no draft_mask";
   if (p.append && lacks(kAppend)) return "it does not append keys";
   return "";
@@ -161,6 +162,11 @@ const AttentionForwardKernel& choose_forward(const Check& check, const Attention
   return *choose(check, problem, problem.device, Wish(check, options), workers);
 }
 
+std::vector<Candidate> explain_forward(const Check& check, const AttentionProblem& problem,
+                                       const AttentionOptions& options, int workers) {
+  return explain(problem, problem.device, Wish(check, options), workers);
+}
+
 void run_forward(const Check& check, const AttentionForwardKernel& kernel, const AttentionProblem& problem,
                  const Runtime& runtime, std::size_t needed) {
   run(check, kernel, problem, runtime, needed);
@@ -238,7 +244,7 @@ std::vector<Candidate> explain_attention(const TensorView& q, const TensorView& 
   const Check check("explain_attention");
   const int workers = workers_of(runtime);
   if (pass == Pass::forward) {
-    return explain(checked_forward_problem(check, q, k, v, {}, {}, options), q.device, Wish(check, options), workers);
+    return explain_forward(check, checked_forward_problem(check, q, k, v, {}, {}, options), options, workers);
   }
   return explain(checked_backward_problem(check, q, k, v, {}, {}, {}, {}, {}, options), q.device, Wish(check, options),
                  workers);

@@ -38,6 +38,9 @@ const AttentionForwardKernel& choose_forward(const Check& check, const Attention
 // Launches with a workspace of `needed` bytes, which is checked.
 void run_forward(const Check& check, const AttentionForwardKernel& kernel, const AttentionProblem& problem,
                  const Runtime& runtime, std::size_t needed);
+// explain_attention() of a problem.
+std::vector<Candidate> explain_forward(const Check& check, const AttentionProblem& problem,
+                                       const AttentionOptions& options, int workers);
 int workers_of(const Runtime& runtime);
 
 }  // namespace heddle

@@ -133,7 +133,7 @@ Scales ProblemBuilder::scales(const TensorView& view, const char* name, const Te
   }
   const auto stride = [&](int i) { return view.shape[i] == 1 ? 0 : view.stride[i]; };
   const int row = packed ? 0 : 1;
-  return {static_cast<const float*>(view.data), packed ? 0 : stride(0), stride(row), stride(row + 1)};
+  return {static_cast<float*>(view.data), packed ? 0 : stride(0), stride(row), stride(row + 1)};
 }
 
 void ProblemBuilder::all_scales(AttentionProblem& p) const {

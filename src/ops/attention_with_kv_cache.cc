@@ -57,7 +57,8 @@ Call checked_call(const Check& check, const TensorView& q, const TensorView& k_n
   }
 
   const int workers = workers_of(runtime);
-  p.append = {call.append.k_new, call.append.v_new, call.append.rotary, by_row};
+  p.append = {call.append.k_new,         call.append.v_new,        call.append.rotary, by_row,
+              call.append.finds_k_scale, call.append.finds_v_scale};
   call.kernel = find_forward(check, p, options, workers);
   if (call.kernel == nullptr) {
     p.append = {};

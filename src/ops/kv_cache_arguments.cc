@@ -118,15 +118,24 @@ void check_pair(const Check& check, const TensorView& new_, const char* new_name
   check.not_overlapping(cache, cache_name);
 }
 
+// finds: set if the scales are to be found: there is one for each slot and head of the cache.
 Scales check_scale(const Check& check, const TensorView& scale, const char* name, const TensorView& cache,
-                   const First& first) {
+                   const First& first, bool& finds) {
   if (!scale.given()) return {};
   check.require(cache.dtype == DType::f8e4m3, name, " is given and the cache is ", name_of(cache.dtype),
                 ": scales are for a float8_e4m3fn cache");
   check.tensor(scale, name, DType::f32, first.device, 3, first.name);
-  check.require(scale.shape[0] == 1 && scale.shape[1] == 1 && (scale.shape[2] == 1 || scale.shape[2] == cache.shape[2]),
-                name, " is ", scale, ": it must be [1, 1, Hkv] = [1, 1, ", cache.shape[2], "] or [1, 1, 1]");
-  return {static_cast<const float*>(scale.data), 0, 0, scale.shape[2] == 1 ? 0 : scale.stride[2]};
+  auto* const data = static_cast<float*>(scale.data);
+  if (scale.shape[0] == 1 && scale.shape[1] == 1 && (scale.shape[2] == 1 || scale.shape[2] == cache.shape[2])) {
+    return {data, 0, 0, scale.shape[2] == 1 ? 0 : scale.stride[2]};
+  }
+  finds = true;
+  for (int i = 0; i < 3; ++i) finds &= scale.shape[i] == cache.shape[i];
+  check.require(finds, name, " is ", scale, ": it must be [1, 1, Hkv] = [1, 1, ", cache.shape[2],
+                "] or [1, 1, 1], to be read, or the cache's shape without its last extent, [", cache.shape[0], ", ",
+                cache.shape[1], ", ", cache.shape[2], "], to be written");
+  check.not_overlapping(scale, name);
+  return {data, scale.stride[0], scale.stride[1], scale.stride[2]};
 }
 
 }  // namespace
@@ -152,8 +161,8 @@ AppendProblem checked_append_problem(const Check& check, const TensorView& k_new
   p.Dv = v_new.shape[3];
   p.seqlens = check_indices(check, seqlens, seqlens_name, p.B, first);
   p.pages = k_cache.shape[0];
-  p.k_scale = check_scale(check, k_scale, "k_scale", k_cache, first);
-  p.v_scale = check_scale(check, v_scale, "v_scale", v_cache, first);
+  p.k_scale = check_scale(check, k_scale, "k_scale", k_cache, first, p.finds_k_scale);
+  p.v_scale = check_scale(check, v_scale, "v_scale", v_cache, first, p.finds_v_scale);
   if (page_table.given()) {
     check_paged(check, p, k_cache, page_table, cache_batch_idx, seqlens_name, first);
   } else {
@@ -167,16 +176,25 @@ AppendProblem checked_append_problem(const Check& check, const TensorView& k_new
   }
   if (first.readable()) check_distinct(check, p);
   // Also the index data must lie elsewhere: a cache write that changed it would undo the checks above.
+  const auto check_written = [&](const TensorView& written, const char* name) {
+    check_apart(check, written, name, k_new, "k_new");
+    check_apart(check, written, name, v_new, "v_new");
+    check_apart(check, written, name, seqlens, seqlens_name);
+    check_apart(check, written, name, page_table, "page_table");
+    check_apart(check, written, name, cache_batch_idx, "cache_batch_idx");
+    check_apart(check, written, name, rotary.cos, "cos");
+    check_apart(check, written, name, rotary.sin, "sin");
+  };
   for (const auto& [cache, name] : {std::pair{&k_cache, "k_cache"}, std::pair{&v_cache, "v_cache"}}) {
-    check_apart(check, *cache, name, k_new, "k_new");
-    check_apart(check, *cache, name, v_new, "v_new");
-    check_apart(check, *cache, name, seqlens, seqlens_name);
-    check_apart(check, *cache, name, page_table, "page_table");
-    check_apart(check, *cache, name, cache_batch_idx, "cache_batch_idx");
-    check_apart(check, *cache, name, rotary.cos, "cos");
-    check_apart(check, *cache, name, rotary.sin, "sin");
+    check_written(*cache, name);
     check_apart(check, *cache, name, k_scale, "k_scale");
     check_apart(check, *cache, name, v_scale, "v_scale");
+  }
+  if (p.finds_k_scale) check_written(k_scale, "k_scale");
+  if (p.finds_v_scale) check_written(v_scale, "v_scale");
+  if (p.finds_k_scale || p.finds_v_scale) {
+    check.require(!k_scale.given() || !v_scale.given() || !may_share_memory(k_scale, v_scale),
+                  "v_scale shares memory with k_scale, and scales are written");
   }
   check.require(!may_share_memory(k_cache, v_cache), "v_cache shares memory with k_cache: both are written");
   return p;

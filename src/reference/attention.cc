@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/dtypes.h"
+#include "core/int4_rows.h"
 #include "core/philox.h"
 
 namespace heddle::reference {
@@ -45,9 +46,14 @@ struct Keys {
   std::vector<Row> k, v;  // [sk][D], [sk][Dv]
 
   Keys(const AttentionProblem& p, int64_t b, const Sequence& s, int64_t h) {
+    const int64_t kv_head = h / p.G;
     for (int64_t j = 0; j < s.sk; ++j) {
+      if (p.int4) {
+        k.push_back(int4_row<double>(p, b, s, j, kv_head, false));
+        v.push_back(int4_row<double>(p, b, s, j, kv_head, true));
+        continue;
+      }
       const auto [batch, row] = p.key_slot(b, s, j);
-      const int64_t kv_head = h / p.G;
       k.push_back(load_row(p.k.at(batch, row, kv_head), p.k, p.D, p.k_scale.at(batch, row, kv_head)));
       v.push_back(load_row(p.v.at(batch, row, kv_head), p.v, p.Dv, p.v_scale.at(batch, row, kv_head)));
     }
@@ -277,7 +283,7 @@ Backward attention_backward(const AttentionBackwardProblem& p, Executor& executo
 }
 
 const AttentionForwardKernel kAttentionForward = {
-    "reference", "reference", Device::cpu, false, supports, estimate, workspace, launch, kE4m3 | kDraftMask};
+    "reference", "reference", Device::cpu, false, supports, estimate, workspace, launch, kE4m3 | kDraftMask | kInt4};
 const AttentionBackwardKernel kAttentionBackward = {
     "reference",       "reference",       Device::cpu,        false,
     supports_backward, estimate_backward, workspace_backward, launch_backward};

@@ -26,7 +26,7 @@ constexpr AttentionForwardKernel absent(const char* name, const char* method, bo
           .estimate = no_estimate,
           .workspace = no_workspace,
           .launch = no_launch,
-          .extras = kE4m3 | kDraftMask | kAppend};
+          .extras = kE4m3 | kDraftMask | kAppend | kInt4};
 }
 
 constexpr AttentionBackwardKernel absent_backward(const char* name) {
@@ -62,6 +62,7 @@ void decode_weights(const LinearProblem&, const WeightBlock&, const lowbit::Weig
 }
 
 void apply_rotary(const RotaryProblem&, void*) { throw RuntimeError(text("[apply_rotary] ", kWithout)); }
+void append_int4_cache(const Int4AppendProblem&, void*) { throw RuntimeError(text("[append_int4_cache] ", kWithout)); }
 void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[append_kv_cache] ", kWithout)); }
 
 QuantizeFindings quantize(const lowbit::QuantizeProblem&, void*, void*) {

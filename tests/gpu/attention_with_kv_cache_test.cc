@@ -90,7 +90,7 @@ struct CacheCall {
   const char* name;
   std::int64_t B = 2, Sq = 1, Sn = 1, H = 8, Hkv = 2, D = 128, Dv = 128, half = 64;
   std::vector<std::int32_t> seqlens = {700, 33};
-  bool interleaved = false, by_row = true, narrow = false;
+  bool interleaved = false, by_row = true, narrow = false, finds = false;  // finds: scales, for each slot and head
   Causal causal = Causal::bottom_right;
   std::int64_t window_left = -1;
   std::int64_t page_size = 0;  // 0: contiguous rows of 1024 slots
@@ -127,10 +127,14 @@ class GpuCacheCall : public ::testing::TestWithParam<CacheCall> {
   Tables tables{DType::f32, 2000, c.half};
   std::vector<std::int32_t> table, rows, leftpad, after;
   const std::vector<float> scales = {0.6f, 1.0f, 0.03f, 2.5f};
+  Tensor k_found{DType::f32, {pages, page, c.Hkv}, {0, 2, 1}}, v_found{DType::f32, {pages, page, c.Hkv}};
 
   void SetUp() override {
     unsigned seed = 1;
     for (Tensor* x : {&q, &k_new, &v_new, &k_cache, &v_cache}) x->randomize(seed++);
+    for (Tensor* x : {&k_found, &v_found}) {
+      x->for_each([&](const auto& at) { x->set(at, 0.3f + 0.1f * static_cast<float>((at[0] + at[1] + at[2]) % 7)); });
+    }
     for (std::int64_t n = 0; n < c.B * table_pages; ++n) {
       table.push_back(static_cast<std::int32_t>((n * 7919 + 3) % (c.B * table_pages)));
     }
@@ -161,6 +165,7 @@ TEST_P(GpuCacheCall, IsThreeOperations) {
       leftpad_there(c.left_padded ? indices(leftpad) : TensorView()),
       scales_there(TensorView(scales.data(), DType::f32, {1, 1, c.Hkv}));
   const TensorView scale = c.narrow ? scales_there.view() : TensorView();
+  const Mirror k_found_any(k_found), v_found_any(v_found);
   const Rotary rotary = c.half > 0 ? Rotary{cos.view(), sin.view(), c.interleaved} : Rotary{};
   AttentionOptions options;
   options.causal = c.causal;
@@ -168,7 +173,8 @@ TEST_P(GpuCacheCall, IsThreeOperations) {
   options.page_table = pages_there.view();
   options.cache_batch_idx = rows_there.view();
   options.cache_leftpad = leftpad_there.view();
-  options.k_scale = options.v_scale = scale;
+  options.k_scale = c.finds ? attended(k_found_any.view()) : scale;
+  options.v_scale = c.finds ? attended(v_found_any.view()) : scale;
   options.batch_invariant = c.invariant;
   options.seqused_k = seqlens.view();
   const Mirror k_any(k_cache), v_any(v_cache);
@@ -180,6 +186,13 @@ TEST_P(GpuCacheCall, IsThreeOperations) {
     options.force = name;
     const Mirror k_one(k_cache), v_one(v_cache), o_one(o), lse_one(lse);
     const Mirror k_three(k_cache), v_three(v_cache), o_three(o), lse_three(lse), turned(q);
+    const Mirror k_found_one(k_found), v_found_one(v_found), k_found_three(k_found), v_found_three(v_found);
+    const auto scales_are = [&](const Mirror& k_scales, const Mirror& v_scales) {
+      if (!c.finds) return;
+      options.k_scale = attended(k_scales.view());
+      options.v_scale = attended(v_scales.view());
+    };
+    scales_are(k_found_one, v_found_one);
 
     options.seqused_k = seqlens.view();
     const DeviceMemory memory(
@@ -192,12 +205,13 @@ TEST_P(GpuCacheCall, IsThreeOperations) {
                               attended(v_one.view()), o_one.view(), lse_one.view(), rotary, options, runtime);
     });
 
+    scales_are(k_found_three, v_found_three);
     options.seqused_k = seqlens_after.view();
     const TensorView k_after = attended(k_three.view()), v_after = attended(v_three.view());
     const DeviceMemory after_memory(attention_forward_workspace(turned.view(), k_after, v_after, options), 0xFF);
     on_stream([&](Runtime runtime) {
       append_kv_cache(k_new_there.view(), v_new_there.view(), k_after, v_after, seqlens.view(), pages_there.view(),
-                      rows_there.view(), rotary, runtime, scale, scale);
+                      rows_there.view(), rotary, runtime, options.k_scale, options.v_scale);
       TensorView turned_rows = turned.view();
       if (c.half > 0) {
         if (!c.by_row) {
@@ -213,6 +227,9 @@ TEST_P(GpuCacheCall, IsThreeOperations) {
     const bool exact = name != "sm90_decode";
     expect_equal(k_one.bytes(), k_three.bytes(), stored, exact ? 0 : 1, "k_cache");
     expect_equal(v_one.bytes(), v_three.bytes(), stored, 0, "v_cache");
+    expect_equal(k_found_one.bytes(), k_found_three.bytes(), DType::f32, exact ? 0 : 8, "k_scale");
+    expect_equal(v_found_one.bytes(), v_found_three.bytes(), DType::f32, 0, "v_scale");
+    if (c.finds) EXPECT_NE(k_found_one.bytes(), k_found.bytes());
     EXPECT_NE(o_one.bytes(), o.bytes());
     if (c.same_parts && exact) {
       expect_equal(o_one.bytes(), o_three.bytes(), c.dtype, 0, "o");
@@ -251,6 +268,12 @@ std::vector<CacheCall> cache_calls() {
   with("eight_bits", [](auto& c) { c.narrow = true, c.Sq = c.Sn = 3; });
   with("eight_bits_f16_paged_256",
        [](auto& c) { c.narrow = true, c.dtype = DType::f16, c.page_size = 8, c.D = c.Dv = 256, c.half = 64; });
+  with("found_scales", [](auto& c) { c.narrow = c.finds = true; });
+  with("found_scales_rows", [](auto& c) { c.narrow = c.finds = true, c.Sq = c.Sn = 5, c.dtype = DType::f16; });
+  with("found_scales_paged", [](auto& c) { c.narrow = c.finds = true, c.page_size = 16, c.Sq = c.Sn = 9; });
+  with("found_scales_paged_256",
+       [](auto& c) { c.narrow = c.finds = true, c.page_size = 8, c.D = c.Dv = 256, c.half = 64, c.Sn = c.Sq = 2; });
+  with("found_scales_chosen_rows", [](auto& c) { c.narrow = c.finds = c.rows_elsewhere = c.left_padded = true; });
   with("batch_invariant", [](auto& c) { c.invariant = true; });
   return all;
 }

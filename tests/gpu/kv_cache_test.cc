@@ -85,6 +85,7 @@ struct AppendCase {
   std::int64_t pages = 2, page_size = 16;
   Shape shape = {};
   bool narrow = false;  // a cache of f8e4m3, with scales
+  bool finds = false;   // which the append finds, for each slot and head
 };
 
 // The tensors of a case; `run` appends sequences as they are, on the CPU or with all that is mirrored on the GPU.
@@ -95,6 +96,7 @@ struct Append {
   Tables tables;
   TensorView table, batch_idx, k_scale, v_scale;
   const std::vector<float> scales = {0.37f, 1.0f, 0.002f, 5.5f};
+  Tensor k_found, v_found;
 
   explicit Append(const AppendCase& spec)
       : c(spec),
@@ -103,7 +105,9 @@ struct Append {
         v_new(c.dtype, {c.B, c.S, c.Hkv, c.Dv}, c.shape.order, c.shape.pad),
         k_cache(stored, {c.pages, c.page_size, c.Hkv, c.D}, c.shape.order, c.shape.pad),
         v_cache(stored, {c.pages, c.page_size, c.Hkv, c.Dv}, c.shape.order, c.shape.pad),
-        tables(DType::f32, 400, c.half) {
+        tables(DType::f32, 400, c.half),
+        k_found(DType::f32, {c.pages, c.page_size, c.Hkv}, {0, 2, 1}, 1),
+        v_found(DType::f32, {c.pages, c.page_size, c.Hkv}) {
     k_new.randomize(31);
     v_new.randomize(32);
     k_cache.randomize(21);
@@ -111,7 +115,10 @@ struct Append {
     if (!c.table.empty()) {
       table = TensorView(c.table.data(), DType::i32, {c.B, static_cast<std::int64_t>(c.table.size()) / c.B});
     }
-    if (c.narrow) {
+    if (c.finds) {
+      k_scale = k_found.view();
+      v_scale = v_found.view();
+    } else if (c.narrow) {
       k_scale = TensorView(scales.data(), DType::f32, {1, 1, c.Hkv});
       v_scale = TensorView(scales.data() + 3, DType::f32, {1, 1, 1});
     }
@@ -128,7 +135,8 @@ struct Append {
                       c.page_size, ", size ", c.D, ", pad ", c.shape.pad));
     const Mirror k_new_there(k_new), v_new_there(v_new), k_there(k_cache), v_there(v_cache), cos(tables.cos),
         sin(tables.sin), seqlens(indices(c.seqlens)), table_there(table), batch_idx_there(batch_idx),
-        k_scale_there(k_scale), v_scale_there(v_scale);
+        k_scale_there = c.finds ? Mirror(k_found) : Mirror(k_scale),
+        v_scale_there = c.finds ? Mirror(v_found) : Mirror(v_scale);
     on_stream([&](const Runtime& runtime) {
       append_kv_cache(k_new_there.view(), v_new_there.view(), k_there.view(), v_there.view(), seqlens.view(),
                       table_there.view(), batch_idx_there.view(),
@@ -139,6 +147,10 @@ struct Append {
     cpu();
     expect_equal(k_there.bytes(), k_cache.bytes(), stored, c.half > 0 ? 1 : 0, "k_cache");
     expect_equal(v_there.bytes(), v_cache.bytes(), stored, 0, "v_cache");
+    if (c.finds) {
+      expect_equal(k_scale_there.bytes(), k_found.bytes(), DType::f32, c.half > 0 ? 4 : 0, "k_scale");
+      expect_equal(v_scale_there.bytes(), v_found.bytes(), DType::f32, 0, "v_scale");
+    }
     EXPECT_NE(k_cache.bytes(), before) << "the case appends nothing";
   }
 };
@@ -194,6 +206,12 @@ TEST(GpuAppend, IntoEightBits) {
       c.page_size = 5;
       c.pages = 20;
       c.table = {7, 2, 19, 0};
+      check_append(c);
+      c.finds = true;
+      check_append(c);
+      c.shape = {{3, 0, 1, 2}, 3};
+      check_append(c);
+      c.Hkv = 11, c.D = 256, c.Dv = 17;
       check_append(c);
     }
   }

@@ -101,6 +101,13 @@ TEST(GpuLinear, MatchesReference) {
   }
 }
 
+// Enough tiles for the largest ones.
+TEST(GpuLinear, ManyTiles) {
+  for (const WeightOrder order : kOrders) {
+    check({.format = "mxfp4", .rows = {1000}, .N = 4088, .K = 160, .dtype = DType::bf16, .order = order});
+  }
+}
+
 TEST(GpuLinear, Epilogues) {
   for (const WeightOrder order : kOrders) {
     const char* const format = order == WeightOrder::fragments16 ? "nvfp4" : "mxfp4";

@@ -85,8 +85,8 @@ INSTANTIATE_TEST_SUITE_P(
                     },
                     "v_scale is [2, 3, 2]: dimension 1 must be 1 or v's, 7"},
         BadArgument{"f8_on_the_cpu",
-                    [](Call& c) { c.q.dtype = c.o.dtype = DType::f16, c.k.dtype = c.v.dtype = DType::f8e4m3; },
-                    "cpu: it does not read float8_e4m3fn"},
+                    [](Call& c) { c.o.dtype = DType::f16, c.q.dtype = c.k.dtype = c.v.dtype = DType::f8e4m3; },
+                    "cpu: it takes queries in float32, float16 and bfloat16, not float8_e4m3fn"},
         BadArgument{"draft_shape",
                     [](Call& c) {
                       c.options.draft_mask = TensorView(c.index.data(), DType::i32, {2, 4});

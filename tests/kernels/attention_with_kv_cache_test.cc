@@ -13,7 +13,6 @@ constexpr std::int64_t kNew = 3;
 AttentionOptions options_of(const CacheStep& step) {
   AttentionOptions options = step.data.options();
   options.seqused_k = step.seqlens.view();
-  if (step.data.spec.f8_cache) options.force = "reference";
   return options;
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/dtypes.h"
+#include "core/int4_rows.h"
 #include "core/philox.h"
 #include "kit/host_tensor.h"
 
@@ -105,9 +106,14 @@ struct Head {
 
   Head(const AttentionProblem& problem, int64_t batch, int64_t head)
       : p(problem), b(batch), h(head), s(problem.sequence(batch)) {
+    const int64_t kv_head = h / p.G;
     for (int64_t j = 0; j < s.sk; ++j) {
+      if (p.int4) {
+        k.push_back(int4_row<float>(p, b, s, j, kv_head, false));
+        v.push_back(int4_row<float>(p, b, s, j, kv_head, true));
+        continue;
+      }
       const auto [slots, row] = p.key_slot(b, s, j);
-      const int64_t kv_head = h / p.G;
       k.push_back(operands(p, load(p.k.at(slots, row, kv_head), p.k, p.D, p.k_scale.at(slots, row, kv_head))));
       v.push_back(operands(p, load(p.v.at(slots, row, kv_head), p.v, p.Dv, p.v_scale.at(slots, row, kv_head))));
     }

@@ -224,11 +224,13 @@ def test_eight_bit_operands_stand_for_their_scaled_values(narrow_q):
         scales["q_scale"] = torch.rand(1, 1, 1) + 0.5
         wide_q = wide_q * scales["q_scale"][..., None]
     wide_k, wide_v = k.double() * scales["k_scale"][..., None], v.double() * scales["v_scale"][..., None]
-    found = heddle.attention(q, k, v, force="reference", **scales)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.double(), plain(wide_q, wide_k, wide_v)[0], rtol=2**-8, atol=1e-3)
-    with pytest.raises(ValueError, match="it does not read float8_e4m3fn"):
-        heddle.attention(q, k, v, force="cpu", **scales)
+    for candidate in ("reference",) if narrow_q else ("reference", "cpu"):
+        found = heddle.attention(q, k, v, force=candidate, **scales)
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found.double(), plain(wide_q, wide_k, wide_v)[0], rtol=2**-8, atol=1e-3)
+    if narrow_q:
+        with pytest.raises(ValueError, match="it takes queries in float32, float16 and bfloat16, not float8_e4m3fn"):
+            heddle.attention(q, k, v, force="cpu", **scales)
     with pytest.raises(ValueError, match=r"k_scale is given and k is bfloat16: scales belong to float8_e4m3fn"):
         heddle.attention(wide_q.bfloat16(), k.bfloat16(), v.bfloat16(), k_scale=scales["k_scale"])
 
@@ -259,6 +261,29 @@ def test_attention_with_kv_cache_is_append_rotate_attend():
         )  # fmt: skip
         assert torch.equal(torch.as_tensor(out), expected[0]) and torch.equal(torch.as_tensor(lse), expected[1])
         assert torch.equal(k_cache, k) and torch.equal(v_cache, v)
+
+
+def test_scales_of_an_eight_bit_cache_are_found():
+    torch.manual_seed(7)
+    q, new = torch.randn(2, 3, 4, 16).bfloat16(), (3 * torch.randn(2, 2, 3, 2, 16)).bfloat16()
+    at = torch.tensor([20, 5], dtype=torch.int32)
+    caches = [torch.zeros(2, 30, 2, 16).to(torch.float8_e4m3fn) for _ in "kv"]
+    scales = [torch.ones(2, 30, 2) for _ in "kv"]
+    out = heddle.attention_with_kv_cache(
+        q, *new, *caches, at, causal="bottom_right", k_scale=scales[0], v_scale=scales[1]
+    )
+    for x, cache, scale in zip(new, caches, scales):
+        for b in range(2):
+            rows, found = x[b].float(), scale[b, at[b] : at[b] + 3]
+            torch.testing.assert_close(found, rows.abs().amax(-1) / 448, rtol=1e-6, atol=0)
+            stored = cache[b, at[b] : at[b] + 3].float()
+            assert torch.equal(stored, (rows / found[..., None]).to(torch.float8_e4m3fn).float())
+            assert (scale[b] == 1).sum() == 27 * 2
+    k, v = (c.float() * s[..., None] for c, s in zip(caches, scales))
+    expected = heddle.attention(q.float(), k, v, seqused_k=at + 3, causal="bottom_right")
+    torch.testing.assert_close(out.float(), expected, rtol=0.02, atol=0.02)
+    with pytest.raises(ValueError, match=r"k_scale is \[2, 29, 2\]: it must be"):
+        heddle.append_kv_cache(*new, *caches, at, k_scale=scales[0][:, 1:], v_scale=scales[1])
 
 
 def test_attention_with_kv_cache_names_its_own_arguments():

@@ -268,6 +268,20 @@ def test_append_eight_bits_as_on_the_cpu():
         assert torch.equal(there.cpu().view(torch.uint8), here.view(torch.uint8)) and here.float().count_nonzero() > 0
 
 
+def test_append_finds_scales_as_on_the_cpu():
+    k_new, v_new = inputs(b=2, h=2, sq=5)[1:]
+    seqlens = torch.tensor([0, 27], dtype=torch.int32, device="cuda")
+    caches = [torch.zeros(2, 32, 2, 64, device="cuda").to(torch.float8_e4m3fn) for _ in "kv"]
+    scales = [torch.ones(2, 32, 2, device="cuda") for _ in "kv"]
+    host, host_scales = [x.cpu() for x in caches], [x.cpu() for x in scales]
+    heddle.append_kv_cache(k_new, v_new, *caches, seqlens, k_scale=scales[0], v_scale=scales[1])
+    new = k_new.cpu(), v_new.cpu()
+    heddle.append_kv_cache(*new, *host, seqlens.cpu(), k_scale=host_scales[0], v_scale=host_scales[1])
+    for there, here in zip((*caches, *scales), (*host, *host_scales)):
+        assert torch.equal(there.cpu().view(torch.uint8), here.view(torch.uint8))
+    assert (host_scales[0] != 1).sum() == 20
+
+
 def test_append_on_the_current_stream():
     """The new rows arrive late on a side stream: only a call on that stream comes after them."""
     k_new, v_new = inputs(b=2, h=2, sq=5)[1:]

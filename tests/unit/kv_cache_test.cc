@@ -149,6 +149,55 @@ TEST(AppendKvCache, IntoEightBits) {
   }
 }
 
+// Scales of one for each slot and head are found: the row's largest magnitude / 448. Other slots keep theirs.
+TEST(AppendKvCache, FindsTheScaleOfEachRow) {
+  for (const std::int64_t half : {0, 3}) {
+    Tensor k_new(DType::bf16, {2, 3, 2, 8}), v_new(DType::bf16, {2, 3, 2, 6});
+    Cache cache(DType::f8e4m3, 20, 4, 2, 8, 6), expected = cache;
+    Tensor k_scale(DType::f32, {20, 4, 2}, {0, 2, 1}, 3), v_scale(DType::f32, {20, 4, 2});
+    k_scale.randomize(5), v_scale.randomize(6);
+    Tensor k_expected = k_scale, v_expected = v_scale;
+    k_new.randomize(31);
+    v_new.randomize(32);
+    for (std::int64_t d = 0; d < 6; ++d) v_new.set({0, 1, 0, d}, 0.0f);
+    v_new.set({1, 0, 0, 2}, std::numeric_limits<float>::infinity());
+    v_new.set({1, 0, 1, 2}, std::numeric_limits<float>::quiet_NaN());
+    const Tables tables(DType::f32, 40, half);
+    const std::vector<std::int32_t> seqlens = {2, 13}, table = {7, 2, 19, 0, 11, 4, 3, 8};
+    append_kv_cache(k_new.view(), v_new.view(), cache.k.view(), cache.v.view(), indices(seqlens),
+                    TensorView(table.data(), DType::i32, {2, 4}), {}, half > 0 ? tables.rotary(false) : Rotary{}, {},
+                    k_scale.view(), v_scale.view());
+    const auto check = [&](const Tensor& rows, const Tensor& stored, Tensor& bits, const Tensor& scales, Tensor& kept,
+                           bool turned) {
+      rows.for_each([&](const auto& at) {
+        const auto row = [&](std::int64_t d) { return rows.get({at[0], at[1], at[2], d}); };
+        const std::int64_t position = seqlens[at[0]] + at[1], page = table[at[0] * 4 + position / 4];
+        const auto value = [&](std::int64_t d) {
+          return turned ? rotated(row, tables, half, false, position, d).value : row(d);
+        };
+        double largest = 0;
+        for (std::int64_t d = 0; d < rows.view().shape[3]; ++d) largest = std::fmax(largest, std::abs(value(d)));
+        const double scale = std::clamp(largest, 448 * 0x1p-126, 0x1.fffffep127) / 448;
+        const double found = scales.get({page, position % 4, at[2]});
+        EXPECT_TRUE(std::abs(found - scale) <= 0x1p-22 * scale) << found << " and not " << scale;
+        kept.set({page, position % 4, at[2]}, static_cast<float>(found));
+        const double x = value(at[3]) / scale, code = stored.get({page, position % 4, at[2], at[3]});
+        EXPECT_TRUE(std::isnan(x) ? std::isnan(code)
+                                  : std::abs(code - std::clamp(x, -448.0, 448.0)) <=
+                                        std::max(std::min(std::abs(x), 448.0) * 0x1.0001p-4, 0x1.0001p-10))
+            << code << " for " << x;
+        bits.set({page, position % 4, at[2], at[3]}, static_cast<float>(code));
+      });
+    };
+    check(k_new, cache.k, expected.k, k_scale, k_expected, true);
+    check(v_new, cache.v, expected.v, v_scale, v_expected, false);
+    EXPECT_EQ(cache.k.bytes(), expected.k.bytes());
+    EXPECT_EQ(cache.v.bytes(), expected.v.bytes());
+    EXPECT_EQ(k_scale.bytes(), k_expected.bytes());
+    EXPECT_EQ(v_scale.bytes(), v_expected.bytes());
+  }
+}
+
 TEST(AppendKvCache, AcceptsNothingToAppend) {
   AppendCase c;
   c.S = 0;
@@ -263,7 +312,17 @@ TEST_F(AppendRefuses, ScalesAndEightBits) {
               "k_scale is given and the cache is float16: scales are for a float8_e4m3fn cache");
   const Cache narrow(DType::f8e4m3, 4, 5, 2, 8, 6);
   EXPECT_SAYS(call(k_new_, v_new_, narrow, TensorView(scales.data(), DType::f32, {2, 1, 2})),
-              "k_scale is [2, 1, 2]: it must be [1, 1, Hkv] = [1, 1, 2] or [1, 1, 1]");
+              "k_scale is [2, 1, 2]: it must be [1, 1, Hkv] = [1, 1, 2] or [1, 1, 1], to be read, or the cache's shape "
+              "without its last extent, [4, 5, 2], to be written");
+  TensorView expanded(scales.data(), DType::f32, {4, 5, 2});
+  expanded.stride = {0, 0, 1};
+  EXPECT_SAYS(call(k_new_, v_new_, narrow, expanded), "k_scale");
+  const Tensor both(DType::f32, {4, 5, 2});
+  EXPECT_SAYS(message([&] {
+                append_kv_cache(k_new_.view(), v_new_.view(), narrow.k.view(), narrow.v.view(), indices(seqlens), {},
+                                indices(rows), {}, {}, both.view(), both.view());
+              }),
+              "v_scale shares memory with k_scale, and scales are written");
   EXPECT_SAYS(call(Tensor(DType::f32, {2, 3, 2, 8}), Tensor(DType::f32, {2, 3, 2, 6}), narrow, {}),
               "k_cache is float8_e4m3fn: it must be float32, float16 or bfloat16");
   EXPECT_SAYS(call(Tensor(DType::f8e4m3, {2, 3, 2, 8}), v_new_, narrow, {}), "k_new is float8_e4m3fn");

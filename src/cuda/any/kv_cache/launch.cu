@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "cuda/any/kv_cache/kernel.cuh"
+#include "cuda/any/kv_cache/row_scales.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/kv_cache.h"
 
@@ -60,6 +60,9 @@ void append_as(const AppendProblem& p, const Kinds& kinds, cudaStream_t stream) 
 template <class T>
 void append(const AppendProblem& p, cudaStream_t stream) {
   if constexpr (sizeof(T) == 2) {
+    if (p.finds_k_scale || p.finds_v_scale) {
+      return start("append_kv_cache", append_scaled_kernel<T>, {blocks(p.B * p.S), kThreads}, stream, p);
+    }
     if (p.k_cache.dtype == DType::f8e4m3) return append_as<T>(p, E4m3<T>{p.k_scale, p.v_scale}, stream);
   }
   append_as<T>(p, KindOfData<T>(), stream);

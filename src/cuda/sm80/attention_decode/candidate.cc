@@ -22,6 +22,7 @@ bool e4m3(const AttentionProblem& p) { return p.k.dtype == DType::f8e4m3; }
 const Variant& variant_for(const AttentionProblem& p) {
   const bool bf16 = p.dtype == DType::bf16;
   const std::int64_t size = std::max(p.D, p.Dv);
+  if (p.int4) return bf16 ? kBf16Int4D128 : kF16Int4D128;
   if (e4m3(p)) {
     return size <= 128 ? bf16 ? kBf16E4m3D128 : kF16E4m3D128 : bf16 ? kBf16E4m3D256 : kF16E4m3D256;
   }
@@ -42,6 +43,9 @@ Refusal supports(const AttentionProblem& p) {
     return text("it takes queries in float16 and bfloat16, not ", name_of(p.dtype));
   }
   if (p.Sq > kMaxRows) return text("it is for decoding: at most ", kMaxRows, " query rows a sequence, not ", p.Sq);
+  if (p.int4 && (p.D != 128 || p.Dv != 128)) {
+    return text("over a cache in 4 bits it takes head sizes of 128, not ", p.D, " and ", p.Dv);
+  }
   const std::int64_t piece = e4m3(p) ? 16 : 8;
   if (p.D % piece != 0 || p.Dv % piece != 0) {
     return text("head sizes must be multiples of ", piece, ", not ", p.D, " and ", p.Dv);
@@ -60,7 +64,8 @@ Refusal supports(const AttentionProblem& p) {
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const Cost& cost = cost_of("sm80_decode");
   const double elements = static_cast<double>(p.B * p.Hkv * row_tiles(p)) * static_cast<double>(p.Sk * (p.D + p.Dv));
-  const double bytes = elements * static_cast<double>(size_of(p.k.dtype)), flops = 2 * kRows * elements;
+  const double each = p.int4 ? 4.5 / 8 : static_cast<double>(size_of(p.k.dtype));  // bytes
+  const double bytes = elements * each, flops = 2 * kRows * elements;
   return cost.fixed + std::max(bytes / cost.bytes, flops / cost.flops);
 }
 
@@ -104,9 +109,9 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   const Variant& v = variant_for(p);
   Params params{};
   params.problem = p;
-  if (p.k_batches == 0) params.problem.Sk = 0;  // no page or cache row could be read
+  if (p.k_batches == 0) params.problem.Sk = 0;  // no page, ring or cache row could be read
   params.group = Divisor(static_cast<unsigned>(p.G));
-  if (p.page_table) params.page_size = Divisor(static_cast<unsigned>(p.page_size));
+  if (p.page_table && !p.int4) params.page_size = Divisor(static_cast<unsigned>(p.page_size));
   params.last_batch = static_cast<int>(std::max<std::int64_t>(p.k_batches, 1) - 1);
   params.row_tiles = static_cast<int>(row_tiles(p));
   params.units = static_cast<int>(p.Hkv) * params.row_tiles;
@@ -140,7 +145,7 @@ const AttentionForwardKernel kSm80AttentionDecode = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
-    .extras = kE4m3 | kDraftMask | kAppend,
+    .extras = kE4m3 | kDraftMask | kAppend | kInt4,
 };
 
 }  // namespace heddle::cuda

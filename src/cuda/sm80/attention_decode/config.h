@@ -22,6 +22,7 @@ struct Config {
   using Element = T;
   using Stored = Stored_;
   static constexpr bool kE4m3 = sizeof(Stored) == 1;
+  static constexpr bool kInt4 = false;          // see int4_config.h
   static constexpr int kHeadSize = kHeadSize_;  // the larger of D and Dv, rounded up
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = 32 * kWarps;

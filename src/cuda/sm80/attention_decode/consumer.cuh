@@ -60,7 +60,7 @@ class Consumer {
     }
   }
 
- private:
+ protected:
   // Of a row's piece c, then of the same piece of the row 8 further.
   using QueryPiece = std::uint32_t[2][C::kPiece / 2];
 
@@ -133,13 +133,15 @@ class Consumer {
     }
   }
 
-  // Brings the maxima up to date, and sums and o to their scale.
-  __device__ void rescale(const float (&x)[2][4]) {
-    float correction[2];
+  // Brings the maxima up to date, and sums to their scale. Whether o has to follow, by what factors.
+  template <int kBlocks>
+  __device__ bool update_maxima(const float (&x)[kBlocks][4], float (&correction)[2]) {
     bool changed = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float top = fmaxf(fmaxf(x[0][2 * r], x[0][2 * r + 1]), fmaxf(x[1][2 * r], x[1][2 * r + 1]));
+      float top = fmaxf(x[0][2 * r], x[0][2 * r + 1]);
+#pragma unroll
+      for (int n = 1; n < kBlocks; ++n) top = fmaxf(top, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
       top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
       top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
       const float before = max[r];
@@ -147,15 +149,23 @@ class Consumer {
       correction[r] = ptx::exp2_approx(before - max[r]);
       changed |= correction[r] != 1.0f;
     }
-    if (__any_sync(0xffffffff, changed)) {
+    if (!__any_sync(0xffffffff, changed)) return false;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) sum[r] *= correction[r];
+    for (int r = 0; r < 2; ++r) sum[r] *= correction[r];
+    return true;
+  }
+
+  __device__ void scale_output(const float (&factor)[2]) {
 #pragma unroll
-      for (int n = 0; n < C::kHeadSize / 8; ++n) {
+    for (int n = 0; n < C::kHeadSize / 8; ++n) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[n][i] *= correction[i / 2];
-      }
+      for (int i = 0; i < 4; ++i) o[n][i] *= factor[i / 2];
     }
+  }
+
+  __device__ void rescale(const float (&x)[2][4]) {
+    float correction[2];
+    if (update_maxima(x, correction)) scale_output(correction);
   }
 
   // attended: as Scores::finish() gives it, unless every key is.

@@ -17,7 +17,9 @@ struct Source {
   template <class C>
   __device__ static Source of(const Params& p, const Segment& s, const Operand& x, int head_size, int column) {
     constexpr std::int64_t kBytes = sizeof(typename C::Stored);
-    const std::int64_t batch = p.problem.page_table != nullptr ? 0 : place_of(p, s.b, 0).batch;
+    const std::int64_t batch = C::kInt4                          ? p.problem.int4_row(s.b)
+                               : p.problem.page_table != nullptr ? 0
+                                                                 : place_of(p, s.b, 0).batch;
     return {x.data + (batch * x.stride_b + s.head * x.stride_h + column) * kBytes, x.stride_s * kBytes,
             x.stride_b * kBytes, head_size - column};
   }
@@ -36,12 +38,14 @@ class Loader {
         k(Source::of<C>(p, s, p.problem.k, static_cast<int>(p.problem.D), C::kPiece * (lane % 4))),
         v(Source::of<C>(p, s, p.problem.v, static_cast<int>(p.problem.Dv), C::kPiece * (lane / 4))) {}
 
-  // Starts the copies of the 16 keys from `first` on into a stage, as one group.
+  // Starts the copies of the 16 keys from `first` on into a stage, as one group. Of a cache in 4 bits, from the ring.
   __device__ void start(int first, int stage) const {
     if (first < s.end) {
       Stage<C>& to = shared.stage[warp][stage];
-      if (first + kStepKeys > e.new_begin) {
-        add_new(first, to);
+      if constexpr (C::kInt4) {
+        copy(first, to, [](const Source& x, int slot, bool) { return x.first + slot % kInt4Tail * x.row; });
+      } else if (first + kStepKeys > e.new_begin) {
+        add_new(first, stage, to);
       } else if (p.problem.page_table == nullptr) {
         copy(first, to, [](const Source& x, int slot, bool) { return x.first + slot * x.row; });
       } else {
@@ -99,6 +103,8 @@ class Loader {
     const Scales& scales = lane < kStepKeys ? p.problem.k_scale : p.problem.v_scale;
     const int slot = first + static_cast<int>(lane) % kStepKeys;
     const bool exists = slot < s.end && scales.data != nullptr;
+    const Append& append = p.problem.append;
+    if (exists && slot >= e.new_begin && (lane < kStepKeys ? append.finds_k_scale : append.finds_v_scale)) return;
     const float* from = scales.data;
     if (exists) {
       const Place at = place_of(p, s.b, slot);
@@ -110,7 +116,7 @@ class Loader {
 
   // As copy(), where appended rows are among the 16. They are computed here rather than read from the cache, where only
   // the CTAs of tile 0 write them.
-  __device__ void add_new(int first, Stage<C>& to) const {
+  __device__ void add_new(int first, int stage, Stage<C>& to) const {
     const AttentionProblem& a = p.problem;
     const auto old = [&](const Source& x, int slot, auto copy) {
       const bool exists = slot < s.end;
@@ -126,8 +132,16 @@ class Loader {
             [&](const std::byte* from, int columns) { copy_row<C::kKeyPieces, 4 * C::kPiece>(from, columns, put); });
         continue;
       }
-      const NewRow<C> row(a.append.k_new, a.k, a.k_scale, a.append.rotary, static_cast<int>(a.append.rotary.dims), s,
-                          slot - e.new_begin, slot, static_cast<int>(a.D), place_of(p, s.b, slot));
+      const Place place = place_of(p, s.b, slot);
+      NewRow<C> row(a.append.k_new, a.k, a.k_scale, a.append.rotary, a.append.finds_k_scale,
+                    static_cast<int>(a.append.rotary.dims), s, slot - e.new_begin, slot, static_cast<int>(a.D), place);
+      if constexpr (C::kE4m3) {
+        if (a.append.finds_k_scale) {
+          row.template find_scale<C::kKeyPieces, 4 * C::kPiece, 1, 4>(C::kPiece * (static_cast<int>(lane) % 4),
+                                                                      a.k_scale, s, place,
+                                                                      &shared.scales[warp][stage].k[slot - first]);
+        }
+      }
 #pragma unroll 1
       for (int c = 0; c < C::kKeyPieces; ++c) {
         row.piece(C::kPiece * (4 * c + static_cast<int>(lane) % 4), put + 32 * c);
@@ -142,8 +156,16 @@ class Loader {
             [&](const std::byte* from, int columns) { copy_row<C::kValuePieces, 8 * C::kPiece>(from, columns, put); });
         continue;
       }
-      const NewRow<C> row(a.append.v_new, a.v, a.v_scale, a.append.rotary, 0, s, slot - e.new_begin, slot,
-                          static_cast<int>(a.Dv), place_of(p, s.b, slot));
+      const Place place = place_of(p, s.b, slot);
+      NewRow<C> row(a.append.v_new, a.v, a.v_scale, a.append.rotary, a.append.finds_v_scale, 0, s, slot - e.new_begin,
+                    slot, static_cast<int>(a.Dv), place);
+      if constexpr (C::kE4m3) {
+        if (a.append.finds_v_scale) {
+          row.template find_scale<C::kValuePieces, 8 * C::kPiece, 4, 32>(C::kPiece * (static_cast<int>(lane) / 4),
+                                                                         a.v_scale, s, place,
+                                                                         &shared.scales[warp][stage].v[slot - first]);
+        }
+      }
 #pragma unroll 1
       for (int c = 0; c < C::kValuePieces; ++c) {
         row.piece(C::kPiece * (8 * c + static_cast<int>(lane) / 4), put + 32 * c);

@@ -85,14 +85,38 @@ class NewRow {
  public:
   // cache: where row `row` of `news` belongs at `place`; CTAs of the first tile write it.
   __device__ NewRow(const Operand& news, const Operand& cache, const Scales& scales, const RotaryTables& rotary,
-                    int rotated, const Segment& s, int row, int slot, int head_size, const Place& place)
+                    bool finds_scale, int rotated, const Segment& s, int row, int slot, int head_size,
+                    const Place& place)
       : from(news.data + (s.b * news.stride_b + row * news.stride_s + s.head * news.stride_h) * 2, news.stride_d,
              rotary, rotated, slot),
         size(head_size),
-        scale(C::kE4m3 ? scales.at(0, 0, s.head) : 1.0f) {
+        scale(C::kE4m3 && !finds_scale ? scales.at(0, 0, s.head) : 1.0f) {
     written = reinterpret_cast<Stored*>(cache.data) +
               (place.batch * cache.stride_b + place.row * cache.stride_s + s.head * cache.stride_h);
     writes = s.tile == 0 && place.valid;
+  }
+
+  // Finds the row's scale, for `kept` and the cache. The lanes that share the row, whose numbers differ in the bits
+  // from kLowest up to below kHighest, have kPieces pieces each, kStep elements apart; column: of this lane's first.
+  template <int kPieces, int kStep, int kLowest, int kHighest>
+  __device__ void find_scale(int column, const Scales& scales, const Segment& s, const Place& place, float* kept) {
+    float largest = 0.0f;
+#pragma unroll 1
+    for (int n = 0; n < kPieces * C::kPiece; ++n) {
+      const int d = column + n / C::kPiece * kStep + n % C::kPiece;
+      if (d < size) largest = fmaxf(largest, fabsf(value(d)));
+    }
+    const unsigned lane = threadIdx.x % 32, own = lane & ~static_cast<unsigned>(kHighest - kLowest);
+    constexpr unsigned kSharing = kHighest == 4 ? 0x0000000Fu : 0x11111111u;
+    static_assert((kLowest == 1 && kHighest == 4) || (kLowest == 4 && kHighest == 32));
+#pragma unroll
+    for (int lanes = kLowest; lanes < kHighest; lanes *= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kSharing << own, largest, lanes));
+    }
+    scale = row_scale(largest);
+    if (lane != own) return;
+    *kept = scale;
+    if (writes) *scales.place(place.batch, place.row, s.head) = scale;
   }
 
   // The elements from `column` on that a piece holds.
@@ -103,7 +127,7 @@ class NewRow {
       Stored x{};
       if (d < size) {
         if constexpr (C::kE4m3) {
-          x = as_element<Stored>(__fdiv_rn(from.rotates(d) ? from.rotated(d) : to_float(from.plain(d)), scale));
+          x = as_element<Stored>(__fdiv_rn(value(d), scale));
         } else {
           x = from.rotates(d) ? as_element<Stored>(from.rotated(d)) : from.plain(d);
         }
@@ -114,6 +138,8 @@ class NewRow {
   }
 
  private:
+  __device__ float value(int d) const { return from.rotates(d) ? from.rotated(d) : to_float(from.plain(d)); }
+
   RotatedRow<T> from;
   int size;
   float scale;

@@ -42,11 +42,13 @@ __device__ inline Extent extent_of(const Params& p, int b) {
       e.end = e.new_end;
     }
   }
-  const int keys = e.end - e.begin;
+  // Of a cache in 4 bits, cells are blocks.
+  if (a.int4 && e.begin < e.end) e.begin -= e.begin % kCellKeys;
+  const int keys = e.end - e.begin, least_keys = a.int4 ? kCellKeys : kStepKeys;
   e.cell_keys = kCellKeys;
   if (p.max_chunks > 0) {
     const int chunks = max(min((keys + kChunkKeys - 1) / kChunkKeys, kMaxChunks), 1);
-    e.cell_keys = max((keys + chunks * kStepKeys - 1) / (chunks * kStepKeys), 1) * kStepKeys;
+    e.cell_keys = max((keys + chunks * least_keys - 1) / (chunks * least_keys), 1) * least_keys;
   }
   e.cells = max((keys + e.cell_keys - 1) / e.cell_keys, 1);
   return e;

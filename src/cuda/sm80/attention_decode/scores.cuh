@@ -46,8 +46,10 @@ class Scores {
     whole_end = p.score_options ? 0 : first_end;
   }
 
-  // Whether nothing is to be done to the scores of the 16 keys from `first` on but to scale them.
-  __device__ bool plain(int first) const { return whole_begin <= first && first + kStepKeys <= whole_end; }
+  // Whether nothing is to be done to the scores of the keys from `first` on but to scale them.
+  __device__ bool plain(int first, int keys = kStepKeys) const {
+    return whole_begin <= first && first + keys <= whole_end;
+  }
 
   // Softcap, ALiBi and masks for the scores of the keys from slot `first` on. Returns which of the lane's keys any row
   // attends: bit 2 n + c.

@@ -1,6 +1,7 @@
 // The candidate "sm90_decode": what it takes, how a call is cut up, and the launch.
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <numeric>
 
 #include "core/check.h"
@@ -42,12 +43,22 @@ constexpr Variants kNarrow[] = {{kE4m3D64, kE4m3D64Wide, kE4m3D64Wide},
                                 {kE4m3D128, kE4m3D128Wide, kE4m3D128Wide},
                                 {kE4m3D256, kE4m3D256, kE4m3D256}};
 
+constexpr Variants kNarrowKeyScales[] = {{kE4m3D64Keys, kE4m3D64WideKeys, kE4m3D64WideKeys},
+                                         {kE4m3D128Keys, kE4m3D128WideKeys, kE4m3D128WideKeys},
+                                         {kE4m3D256Keys, kE4m3D256Keys, kE4m3D256Keys}};
+
+// Scales differ from key to key, or are found for each.
+bool scales_by_key(const AttentionProblem& p) {
+  const auto differ = [&](const Scales& x) { return x && (x.stride_s != 0 || (p.page_table && x.stride_b != 0)); };
+  return differ(p.k_scale) || differ(p.v_scale) || p.append.finds_k_scale || p.append.finds_v_scale;
+}
+
 // Rows of a kv head that one unit may have.
 int row_limit(const Variant& v) { return std::min(kWarps * kRowTile * v.row_tiles, v.size == 256 ? 64 : 256); }
 
 const Variant& variant_for(const AttentionProblem& p) {
   const std::int64_t size = std::max(p.D, p.Dv), rows = p.G * p.Sq;
-  const Variants& all = (narrow(p)                ? kNarrow
+  const Variants& all = (narrow(p)                ? scales_by_key(p) ? kNarrowKeyScales : kNarrow
                          : p.dtype == DType::bf16 ? kBf16
                                                   : kF16)[size <= 64    ? 0
                                                           : size <= 128 ? 1
@@ -77,6 +88,11 @@ Refusal supports(const AttentionProblem& p) {
                 p.G * p.Sq);
   }
   if (p.dropout.p != 0) return "it has no dropout";
+  for (const std::int64_t stride : {p.k_scale.stride_s, p.v_scale.stride_s}) {
+    if (stride < 0 || stride > std::numeric_limits<int>::max()) {
+      return text("scales of neighbouring keys must lie fewer than 2^31 elements apart; found ", stride);
+    }
+  }
   return "";
 }
 
@@ -233,8 +249,6 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   }
   params.copies_q = !p.append;
   params.plain = p.softcap == 0 && !p.alibi && !p.bias && !p.mask && !p.draft_mask;
-  params.scales_by_key = (p.k_scale && (p.k_scale.stride_s != 0 || (p.page_table && p.k_scale.stride_b != 0))) ||
-                         (p.v_scale && (p.v_scale.stride_s != 0 || (p.page_table && p.v_scale.stride_b != 0)));
   v.launch(params, plan.ctas, static_cast<cudaStream_t>(runtime.stream));
 }
 

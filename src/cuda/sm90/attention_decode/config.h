@@ -20,13 +20,15 @@ constexpr int kMaxRows = 256;  // of a unit, over all its heads
 
 // T: element type of the products. An e4m3 cache is widened to f16 on its way from shared memory to the registers.
 // kWarpgroups: the four warps of a warpgroup multiply as one, and read K and V in shared memory once for all.
-template <class T, int kSize_, int kRowTiles_, bool kE4m3_, bool kWarpgroups_ = false>
+// kKeyScales: scales of an e4m3 cache differ from key to key; as a choice at run time it would cost the others a tenth.
+template <class T, int kSize_, int kRowTiles_, bool kE4m3_, bool kWarpgroups_ = false, bool kKeyScales_ = false>
 struct Config {
   using Element = T;
   static constexpr int kSize = kSize_;          // of a head, at most
   static constexpr int kRowTiles = kRowTiles_;  // of a warp
   static constexpr bool kE4m3 = kE4m3_;
   static constexpr bool kWarpgroups = kWarpgroups_;
+  static constexpr bool kKeyScales = kKeyScales_;
   static constexpr int kKeyBytes = kE4m3 ? 1 : 2;
   static constexpr int kPanels = kSize * kKeyBytes <= kPanel ? 1 : kSize * kKeyBytes / kPanel;
   static constexpr int kPanelElements = kPanel / kKeyBytes;
@@ -39,7 +41,9 @@ struct Config {
   static constexpr bool kManyRegisters = kRowTiles * kSize > 128;  // in O alone 128
   static constexpr int kPassColumns = kSize < 128 ? kSize : 128;   // of O, merged at a time
   static constexpr int kMergePitch = kPassColumns + 8;             // floats; the 8 spread rows over the banks
-  static constexpr int kServiceRegisters = kManyRegisters ? 72 : 88, kConsumerRegisters = kManyRegisters ? 216 : 208;
+  // Appends that find scales take the query warps some more.
+  static constexpr int kServiceRegisters = (kManyRegisters ? 72 : 88) + (kKeyScales ? 16 : 0);
+  static constexpr int kConsumerRegisters = (kManyRegisters ? 216 : 208) - (kKeyScales ? 8 : 0);
   // Words of a warp in the merge buffer; while it attends, they hold the scores of a product, one by one (scores.cuh).
   static constexpr int kScoreWords = 32 * (kWarpgroups ? kGroupKeys / 2 : 8);
   static constexpr int kMergeWords = 8 * kMergePitch > kScoreWords ? 8 * kMergePitch : kScoreWords;
@@ -78,6 +82,8 @@ struct Control {
   ptx::Barrier full[kMaxStages], empty[kMaxStages];
   float row_factor[kMaxRows];  // of scores: the scale, and what an e4m3 kernel took out of q
   float max[kConsumerWarps][2 * kRowTile], sum[kConsumerWarps][2 * kRowTile];
+  const float* scale_row[kConsumerWarps]
+                        [2];  // where scales of K and of V of a warp's sequence and kv head begin, or null
   // Which keys of a product some row of a warp attends: of key 8 n + 2 a + c, bit 2 n + c of word a. For warpgroups.
   std::uint32_t attended[kConsumerWarps][4];
 };

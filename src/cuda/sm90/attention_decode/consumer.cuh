@@ -64,7 +64,7 @@ class Consumer : Blocks<C> {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       state[m] = {};
-      value_unit[m] = p.scales_by_key ? 0.0f : 1.0f;
+      value_unit[m] = C::kKeyScales ? 0x1p-126f : 1.0f;  // a normal number: it is divided by
 #pragma unroll
       for (int n = 0; n < kColumns; ++n) {
 #pragma unroll

@@ -28,5 +28,7 @@ extern const Variant kBf16D256, kBf16D256Warpgroup;
 extern const Variant kF16D64, kF16D64Wide, kF16D64Warpgroup, kF16D128, kF16D128Wide, kF16D128Warpgroup;
 extern const Variant kF16D256, kF16D256Warpgroup;
 extern const Variant kE4m3D64, kE4m3D64Wide, kE4m3D128, kE4m3D128Wide, kE4m3D256;
+// With scales that differ from key to key.
+extern const Variant kE4m3D64Keys, kE4m3D64WideKeys, kE4m3D128Keys, kE4m3D128WideKeys, kE4m3D256Keys;
 
 }  // namespace heddle::cuda::sm90::attention_decode

@@ -232,7 +232,7 @@ class Merger {
         lse = top * kLn2 + __logf(all);
       }
     }
-    if (C::kE4m3 && !p.scales_by_key) inverse *= problem.v_scale.at(piece.cache_row, 0, at.kv_head);
+    if (C::kE4m3 && !C::kKeyScales) inverse *= problem.v_scale.at(piece.cache_row, 0, at.kv_head);
     uint2 words;
     if (problem.o.dtype == DType::bf16) {
       words.x = ptx::pack2<__nv_bfloat16>(x.o.x * inverse, x.o.y * inverse);

@@ -98,7 +98,6 @@ struct Params {
   int equal_total, equal_share;  // items of all sequences, and of each CTA
   bool copies_q;                 // q needs no rotation, and no new keys come with it
   bool plain;                    // scores are only scaled, and masked by band
-  bool scales_by_key;            // k_scale or v_scale differ from key to key
 };
 
 }  // namespace heddle::cuda::sm90::attention_decode

@@ -1,6 +1,7 @@
 // The warps that bring q to shared memory, rotated and in the products' type, and write new keys into the cache.
 #pragma once
 
+#include "core/dtypes.h"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
@@ -187,7 +188,7 @@ class QueryWarp {
 #pragma unroll
       for (int n = 0; n < kEach; ++n) x[n] *= shrink;
       factor *= __uint_as_float(exponent) * problem.q_scale.at(piece.sequence, piece.q_begin + at.i, at.h);
-      if (!p.scales_by_key) factor *= problem.k_scale.at(piece.cache_row, 0, at.kv_head);
+      if (!C::kKeyScales) factor *= problem.k_scale.at(piece.cache_row, 0, at.kv_head);
     }
     if (lane == 0) control.row_factor[row] = factor;
     if constexpr (C::kQSwizzled) {
@@ -219,15 +220,32 @@ class QueryWarp {
       const AttentionProblem::Slot at = problem.key_slot(piece.sequence, Sequence{}, slot);
       store_row(problem.append.k_new.at(piece.sequence, slot - length, h), problem.append.k_new.dtype,
                 problem.k.at(at.batch, at.row, h), static_cast<int>(problem.D), problem.append.rotary, slot,
-                problem.k_scale.at(at.batch, at.row, h));
+                problem.k_scale ? problem.k_scale.place(at.batch, at.row, h) : nullptr, problem.append.finds_k_scale);
       store_row(problem.append.v_new.at(piece.sequence, slot - length, h), problem.append.v_new.dtype,
                 problem.v.at(at.batch, at.row, h), static_cast<int>(problem.Dv), RotaryTables{}, slot,
-                problem.v_scale.at(at.batch, at.row, h));
+                problem.v_scale ? problem.v_scale.place(at.batch, at.row, h) : nullptr, problem.append.finds_v_scale);
     }
   }
 
+  // place: of an e4m3 row's scale, where it is read (null: 1) or, if it is to be found, written.
   __device__ void store_row(const std::byte* from, DType dtype, std::byte* to, int size, const RotaryTables& tables,
-                            int position, float scale) {
+                            int position, float* place, bool finds) {
+    float scale = 1.0f;
+    if constexpr (C::kE4m3) {
+      if (C::kKeyScales && finds) {
+        float largest = 0.0f;
+#pragma unroll 1
+        for (int n = lane; n < size; n += 32) {
+          largest = fmaxf(largest, fabsf(load_rotated(from, dtype, n, tables, position)));
+        }
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+        scale = row_scale(largest);
+        if (lane == 0) *place = scale;
+      } else if (place != nullptr) {
+        scale = *place;
+      }
+    }
 #pragma unroll 1
     for (int n = lane; n < size; n += 32) {
       const float x = load_rotated(from, dtype, n, tables, position);

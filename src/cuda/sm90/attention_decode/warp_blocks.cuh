@@ -19,6 +19,10 @@ class WarpBlocks : protected Products<C> {
   using typename Base::T;
 
   __device__ void attend(const Piece& piece) {
+    if (C::kKeyScales && head < p.plan.heads && piece.blocks > 0) {
+      find_scales(piece);
+      scales = scale_at(scale_place(piece, piece.first_slot + split * kKeyTile));
+    }
 #pragma unroll 1
     for (int block = 0; block < piece.blocks; ++block) attend(piece, piece.first_slot + block * p.plan.block);
   }
@@ -46,6 +50,8 @@ class WarpBlocks : protected Products<C> {
     for (int group = split; group < groups; group += p.plan.key_splits) {
       const bool last = group + p.plan.key_splits >= groups;
       const int slot = from + group * kKeyTile, first_key = slot - piece.k_begin;
+      // What this launch writes itself is there only when the keys are.
+      if (C::kKeyScales && slot + kKeyTile > piece.new_slot) scales = scale_at(scale_place(piece, slot));
       ScoreTile s[kTiles];
       this->score(ptx::shared_address(shared.tile(k_stage)), rows, group * kKeyTile, s);
       if (last) this->release(control.empty[k_stage]);
@@ -53,13 +59,12 @@ class WarpBlocks : protected Products<C> {
       std::uint32_t kept[2] = {0xFFFFFFFF, 0xFFFFFFFF};
       finish_scores(piece, first_key, whole, s, kept);
       std::uint32_t probabilities[kTiles][4];
+      if constexpr (C::kKeyScales) measure_values();
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
         float correction[2];
         softmax(s[m], state[m], correction);
-        if constexpr (C::kE4m3) {
-          if (p.scales_by_key) scale_probabilities(piece, first_key, m, s[m], correction);
-        }
+        if constexpr (C::kKeyScales) scale_probabilities(s[m]);
         if (__any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f)) {
 #pragma unroll
           for (int n = 0; n < kColumns; ++n) {
@@ -71,6 +76,11 @@ class WarpBlocks : protected Products<C> {
         probabilities[m][1] = ptx::pack2<T>(s[m][0][2], s[m][0][3]);
         probabilities[m][2] = ptx::pack2<T>(s[m][1][0], s[m][1][1]);
         probabilities[m][3] = ptx::pack2<T>(s[m][1][2], s[m][1][3]);
+      }
+      if constexpr (C::kKeyScales) {
+        // Those of this warp's next keys, which come from far.
+        const int next = last ? from + p.plan.block + split * kKeyTile : slot + p.plan.key_splits * kKeyTile;
+        scales = scale_at(scale_place(piece, next));
       }
       ptx::barrier_wait(control.full[v_stage], v_phase);
       if (whole) {
@@ -97,10 +107,10 @@ class WarpBlocks : protected Products<C> {
 #pragma unroll
           for (int n = 0; n < 4; ++n) s[m][n / 2][2 * r + n % 2] *= factor[2 * m + r];
         }
-        if (p.scales_by_key) {
+        if constexpr (C::kKeyScales) {
 #pragma unroll
           for (int n = 0; n < 4; ++n) {
-            const float scale = key_scale(p.problem.k_scale, piece, first_key, n);
+            const float scale = key_scale(0, n);
             s[m][n / 2][n % 2] *= scale;
             s[m][n / 2][2 + n % 2] *= scale;
           }
@@ -130,38 +140,83 @@ class WarpBlocks : protected Products<C> {
     }
   }
 
-  // Of key n of this thread's four.
-  __device__ float key_scale(const Scales& scales, const Piece& piece, int first_key, int n) const {
-    const int key = first_key + lane() % 4 * 2 + n / 2 * 8 + n % 2;
-    Sequence s;
-    s.k_begin = piece.k_begin;
-    const AttentionProblem::Slot at =
-        p.problem.key_slot(piece.sequence, s, min(max(key, piece.begin), max(piece.end - 1, piece.begin)));
-    return scales.at(p.problem.page_table != nullptr ? at.batch : piece.cache_row, at.row, piece.head + head);
+  __device__ static float scale_at(const float* place) { return place != nullptr ? *place : 1.0f; }
+
+  // Where scales begin: in shared memory, because an address from its beginning takes more instructions than all else
+  // that scales by key take, and registers are all taken.
+  __device__ void find_scales(const Piece& piece) {
+    const Scales& k = p.problem.k_scale;
+    const Scales& v = p.problem.v_scale;
+    const int kv_head = piece.head + head;
+    __syncwarp();
+    if (lane() == 0) {
+      control.scale_row[this->warp][0] = k ? k.place(piece.cache_row, 0, kv_head) : nullptr;
+      control.scale_row[this->warp][1] = v ? v.place(piece.cache_row, 0, kv_head) : nullptr;
+    }
+    __syncwarp();
   }
 
-  // P times the values' scales. O counts in units of the largest scale so far, so that float16 holds what P becomes.
-  __device__ void scale_probabilities(const Piece& piece, int first_key, int m, ScoreTile& s, float (&correction)[2]) {
-    float scale[4], largest = 0.0f;
+  // Where a lane's scale of the 16 keys from slot `from` on lies: of K for lanes 0 to 15, of V for the others. Slots
+  // that no row attends may not exist: others' are read. Null if there are none.
+  __device__ const float* scale_place(const Piece& piece, int from) const {
+    const bool of_keys = lane() < kKeyTile;
+    const float* const row = control.scale_row[this->warp][of_keys ? 0 : 1];
+    if (row == nullptr) return nullptr;
+    const int slot = min(max(from + lane() % kKeyTile, piece.k_begin + piece.begin), piece.end_slot - 1);
+    if (p.problem.page_table != nullptr) return scale_in_page(piece, slot);
+    const int stride = static_cast<int>(of_keys ? p.problem.k_scale.stride_s : p.problem.v_scale.stride_s);
+    return row + std::int64_t{slot} * stride;
+  }
+
+  __device__ const float* scale_in_page(const Piece& piece, int slot) const {
+    const AttentionProblem& problem = p.problem;
+    const auto size = static_cast<unsigned>(problem.page_size), page = static_cast<unsigned>(slot) / size;
+    const int last = static_cast<int>(problem.k_batches) - 1;
+    const int batch = min(max(problem.page_table[piece.sequence * problem.page_table_stride + page], 0), last);
+    const int row = slot - static_cast<int>(page * size), kv_head = piece.head + head;
+    return lane() < kKeyTile ? problem.k_scale.place(batch, row, kv_head) : problem.v_scale.place(batch, row, kv_head);
+  }
+
+  // Of key n of this thread's four: of K, or, from lane 16 on, of V.
+  __device__ float key_scale(int first_lane, int n) const {
+    return __shfl_sync(0xffffffff, scales, first_lane + lane() % 4 * 2 + n / 2 * 8 + n % 2);
+  }
+
+  // O counts in units of a power of two above the largest scale of V so far, so that float16 holds what P becomes. From
+  // here on lanes 16 to 31 have their scales in units.
+  __device__ void measure_values() {
+    const bool of_values = lane() >= kKeyTile;
+    if (__any_sync(0xffffffff, of_values && fabsf(scales) > value_unit[0])) {
+      float largest = of_values ? fabsf(scales) : 0.0f;
+#pragma unroll
+      for (int step = 1; step < 32; step *= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, step));
+      const float unit = __uint_as_float((__float_as_uint(largest) & 0x7F800000u) + 0x00800000u);
+      const float shrink = value_unit[0] / unit;
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        value_unit[m] = unit;
+#pragma unroll
+        for (int n = 0; n < kColumns; ++n) {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) o[m][n][c] *= shrink;
+        }
+      }
+    }
+    if (of_values) scales *= __uint_as_float(0x7F000000u - __float_as_uint(value_unit[0]));
+  }
+
+  // P times the values' scales.
+  __device__ void scale_probabilities(ScoreTile& s) const {
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      scale[n] = key_scale(p.problem.v_scale, piece, first_key, n);
-      largest = fmaxf(largest, fabsf(scale[n]));
-    }
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-    const float before = value_unit[m];
-    value_unit[m] = fmaxf(before, largest);
-    const float inverse = value_unit[m] > 0.0f ? __fdividef(1.0f, value_unit[m]) : 0.0f;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (before != value_unit[m]) correction[r] *= before * inverse;
-#pragma unroll
-      for (int n = 0; n < 4; ++n) s[n / 2][2 * r + n % 2] *= scale[n] * inverse;
+      const float scale = key_scale(kKeyTile, n);
+      s[n / 2][n % 2] *= scale;
+      s[n / 2][2 + n % 2] *= scale;
     }
   }
 
   RingPosition stage;
+  float scales;  // of this warp's 16 keys, a lane each, where they differ from key to key; see scale_place()
 };
 
 }  // namespace heddle::cuda::sm90::attention_decode

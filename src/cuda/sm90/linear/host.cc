@@ -9,14 +9,17 @@
 namespace heddle::cuda::sm90::linear {
 namespace {
 
-constexpr std::int64_t kMostSums = std::int64_t{1} << 39, kMostColumns = std::int64_t{1} << 23;
+constexpr std::int64_t kMostSums = std::int64_t{1} << 39, kMostColumns = std::int64_t{1} << 23,
+                       kMostRows = std::int64_t{1} << 30;
 
 std::string refuse_rows(const char* name, const RowsOf& rows, std::int64_t width) {
   if (rows.data == nullptr) return "";
   const auto stride = row_stride(rows);
   if (!stride) return text(name, "'s rows must lie one stride apart");
   if (reinterpret_cast<std::uintptr_t>(rows.data) % 16 != 0 || *stride % 8 != 0 || *stride < 0 || width % 8 != 0) {
-    return text(name, "'s rows must have a multiple of 8 elements and begin at multiples of 16 bytes");
+    return text(name, "'s rows must have a multiple of 8 elements and begin at multiples of 16 bytes; found ", width,
+                " elements, a stride of ", *stride, ", and a first byte ",
+                reinterpret_cast<std::uintptr_t>(rows.data) % 16, " behind such a multiple");
   }
   return "";
 }
@@ -56,6 +59,9 @@ std::string refuse(const LinearProblem& p) {
   }
   if (p.int8_x) return "it has no products in integers: int8_x is for CPUs, order fragments8 for GPUs";
   if (p.K == 0 || p.K > kMostColumns) return text("K must be 1 to ", kMostColumns, "; found ", p.K);
+  if (p.M > kMostRows || p.N > kMostRows) {
+    return text("M and N must be at most ", kMostRows, "; found ", p.M, " and ", p.N);
+  }
   if (p.M * p.N > kMostSums) return text("y has more than ", kMostSums, " sums");
   if (std::string reason = refuse_rows("x", p.x, p.K); !reason.empty()) return reason;
   for (const std::byte* parameters : {p.norm.weight, p.norm.bias}) {

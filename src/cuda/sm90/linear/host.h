@@ -47,7 +47,7 @@ struct Choice {
   double seconds = 0;
 };
 
-// The quickest; kFirst the one to take where the order of sums must not depend on M: no tile is shared then.
+// The quickest; `invariant` is the one to take where the order of sums must not depend on M: no tile is shared then.
 template <class Variant, std::size_t kCount>
 Choice<Variant> choose(const LinearProblem& p, const Measured<Variant> (&variants)[kCount], const Variant* invariant,
                        int multiprocessors) {

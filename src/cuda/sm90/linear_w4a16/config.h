@@ -21,7 +21,8 @@ struct Config {
   static constexpr int kRowBlocks = kRowBlocks_, kTileBlocks = kRowGroups * kRowBlocks, kUnitBlocks = kColumnGroups;
   static constexpr int kPanelColumns = 64, kBlockPanels = lowbit::kBlockColumns / kPanelColumns;
   static constexpr bool kTokenScales = false;
-  static constexpr int kConsumers = kRowGroups * kColumnGroups, kThreads = 128 * (1 + kConsumers);
+  static constexpr int kDecoders = 0, kOthers = 1, kConsumers = kRowGroups * kColumnGroups;
+  static constexpr int kThreads = 128 * (kOthers + kConsumers);
   static constexpr int kAccumulators = kTokens / 2;
   static constexpr float kFactor = 1.0f / (kOperandFactor<T> * WeightBlock::kScaleFactor);  // of the sums
   static constexpr int kXBytes = kColumnGroups * kTokens * lowbit::kBlockColumns * static_cast<int>(sizeof(T));
@@ -30,7 +31,7 @@ struct Config {
   static constexpr int kMost =
       (static_cast<int>(kHopperSharedBytes) - 2048 - kExchangeBytes - kRowGroups * 4 * 512) / kStageBytes;
   static constexpr int kStages = kMost < 8 ? kMost : 8;
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kOtherRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
 };
 

@@ -13,8 +13,10 @@ using namespace sm90::linear_w4a8;
 using sm90::linear::Choice;
 using sm90::linear::Measured;
 
-constexpr Measured<Variant> kBf16[] = {{&kBf16T64, 0.89e-6, 0.1e-6}, {&kBf16T128, 1.04e-6, 0.1e-6}};
-constexpr Measured<Variant> kF16[] = {{&kF16T64, 0.89e-6, 0.1e-6}, {&kF16T128, 1.04e-6, 0.1e-6}};
+constexpr Measured<Variant> kBf16[] = {
+    {&kBf16T64, 0.89e-6, 0.1e-6}, {&kBf16T128, 1.12e-6, 0.1e-6}, {&kBf16T256, 1.03e-6, 0.1e-6}};
+constexpr Measured<Variant> kF16[] = {
+    {&kF16T64, 0.89e-6, 0.1e-6}, {&kF16T128, 1.12e-6, 0.1e-6}, {&kF16T256, 1.03e-6, 0.1e-6}};
 
 Choice<Variant> choice(const LinearProblem& p) {
   const bool bf16 = p.dtype == DType::bf16;

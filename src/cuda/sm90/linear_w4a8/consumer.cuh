@@ -1,5 +1,5 @@
 // A warpgroup: its rows of W times all tokens of the tile. The tensor cores' sums keep few bits, so those of a unit's
-// 256 columns are added to others in float32.
+// 128 columns are added to others in float32.
 #pragma once
 
 #include "cuda/common/wgmma.cuh"

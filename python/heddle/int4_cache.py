@@ -1,0 +1,103 @@
+"""A cache of keys and values in 4 bits, whose newest keys stay in 16 bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from . import _heddle
+from ._options import pack
+from .functional import _torch_path
+
+TAIL = 128  # slots of a ring
+
+
+@dataclasses.dataclass
+class Int4Cache:
+    """Keys and values of B sequences, about 4.5 bits a number: blocks of 64 keys in 4 bits, K with a scale and a zero for
+    each channel, V with one for each key and 64 channels (KIVI: Liu et al., arXiv 2402.02750), and the newest 64 to 127
+    keys in a ring of 128 slots. Torch tensors, on the CPU or a GPU; for inference, without gradients.
+
+    A sequence may be cut short as far as its number of blocks, ``Int4Cache.blocks_of(keys)``, stays.
+
+    Attributes:
+      blocks: uint8 [rows, max_blocks, Hkv, bytes], or pages [pages, Hkv, bytes] with page_table; bytes is
+        ``Int4Cache.block_bytes(D, Dv)``.
+      k_tail, v_tail: float16 or bfloat16 [rows, 128, Hkv, D], [rows, 128, Hkv, Dv].
+      page_table: int32 [B, max_blocks], the page of each block.
+      row_idx: int32 [B], the row of the rings (and of blocks without a table) that each sequence has; b if None.
+    """
+
+    blocks: Any
+    k_tail: Any
+    v_tail: Any
+    page_table: Any = None
+    row_idx: Any = None
+
+    @staticmethod
+    def block_bytes(head_size: int, value_size: int | None = None) -> int:
+        """Bytes of 64 keys and values of one head; head sizes are multiples of 64 up to 256."""
+        return _heddle.int4_cache_block_bytes(head_size, head_size if value_size is None else value_size)
+
+    @staticmethod
+    def blocks_of(keys: int) -> int:
+        """Blocks of a sequence of so many keys; the others are in the ring."""
+        return _heddle.int4_cache_blocks(keys)
+
+    @classmethod
+    def empty(
+        cls,
+        sequences: int,
+        max_keys: int,
+        kv_heads: int,
+        head_size: int,
+        value_size: int | None = None,
+        dtype: Any = None,
+        device: Any = None,
+    ) -> Int4Cache:
+        """A cache without pages for sequences of up to max_keys keys; dtype: of the rings, bfloat16 if None."""
+        import torch
+
+        value_size = head_size if value_size is None else value_size
+        dtype = torch.bfloat16 if dtype is None else dtype
+        size = cls.block_bytes(head_size, value_size)
+        blocks = torch.zeros(sequences, cls.blocks_of(max_keys), kv_heads, size, dtype=torch.uint8, device=device)
+        tails = (torch.zeros(sequences, TAIL, kv_heads, d, dtype=dtype, device=device) for d in (head_size, value_size))
+        return cls(blocks, *tails)
+
+    def append(
+        self,
+        k_new: Any,
+        v_new: Any,
+        seqlens: Any,
+        *,
+        rotary_cos: Any = None,
+        rotary_sin: Any = None,
+        interleaved: bool = False,
+    ) -> None:
+        """Appends k_new [B, Sn, Hkv, D] and v_new [B, Sn, Hkv, Dv] behind the seqlens[b] keys (int32 [B], not changed) that
+        each sequence has, rotating k_new by its position if rotary_cos and rotary_sin are given (see ``apply_rotary``).
+
+        Keys move into a block as soon as 64 newer ones are there. What is not finite makes its group NaN; what is beyond
+        float16 saturates.
+
+        Raises:
+          ValueError: a bad argument; nothing has been written. On a GPU lengths, rows and pages are not read before: a
+            sequence that would grow too long is left as it is, rows and pages outside the cache are dropped.
+        """
+        _torch_path().append_int4_cache(
+            k_new, v_new, self.blocks, self.k_tail, self.v_tail, self.page_table, self.row_idx, seqlens,
+            rotary_cos, rotary_sin, interleaved,
+        )  # fmt: skip
+
+    def attention(self, q: Any, seqlens: Any, *, return_lse: bool = False, **options: Any) -> Any:
+        """``heddle.attention`` of q [B, Sq, H, D] over the seqlens[b] keys (int32 [B]) that each sequence has.
+
+        options: those of ``attention``, except seqused_k, page_table, cache_batch_idx, cu_seqlens_q and cu_seqlens_k.
+        """
+        for name in ("bias", "mask"):
+            if (x := options.get(name)) is not None and len(x.shape) < 4:
+                options[name] = x[(None,) * (4 - len(x.shape))]
+        items = pack(seqused_k=seqlens, **options)
+        cache = (self.blocks, self.k_tail, self.v_tail, self.page_table, self.row_idx)
+        return _torch_path().attention_over_int4_cache(q, cache, items, return_lse)

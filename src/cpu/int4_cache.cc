@@ -1,0 +1,117 @@
+#include "cpu/int4_cache.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "core/int4_codes.h"
+#include "cpu/rotation.h"
+
+namespace heddle::cpu {
+namespace {
+
+void put_half(std::byte* to, float x) {
+  const std::uint16_t bits = f32_to_f16(x);
+  std::memcpy(to, &bits, 2);
+}
+
+void put_code(std::byte& to, int bit, std::uint8_t code) {
+  to = (to & ~(std::byte{15} << bit)) | std::byte{code} << bit;
+}
+
+// rows: [kInt4Keys][width].
+void encode_keys(const float* rows, const Int4Block& format, std::byte* block) {
+  for (std::int64_t d = 0; d < format.D; ++d) {
+    Int4Range range;
+    for (std::int64_t j = 0; j < kInt4Keys; ++j) range.add(rows[j * format.D + d]);
+    const Int4Scale group(range);
+    put_half(block + format.k_scales() + 2 * d, group.scale);
+    put_half(block + format.k_zeros() + 2 * d, group.zero);
+    for (std::int64_t j = 0; j < kInt4Keys; ++j) {
+      put_code(block[format.k_code(j, d)], Int4Block::k_bit(j, d), group.code(rows[j * format.D + d]));
+    }
+  }
+}
+
+void encode_values(const float* rows, const Int4Block& format, std::byte* block) {
+  for (std::int64_t j = 0; j < kInt4Keys; ++j) {
+    for (std::int64_t from = 0; from < format.Dv; from += kInt4Channels) {
+      Int4Range range;
+      for (std::int64_t d = from; d < from + kInt4Channels; ++d) range.add(rows[j * format.Dv + d]);
+      const Int4Scale group(range);
+      put_half(block + format.v_scales() + format.v_scale(j, from), group.scale);
+      put_half(block + format.v_zeros() + format.v_scale(j, from), group.zero);
+      for (std::int64_t d = from; d < from + kInt4Channels; ++d) {
+        put_code(block[format.v_code(j, d)], Int4Block::v_bit(j, d), group.code(rows[j * format.Dv + d]));
+      }
+    }
+  }
+}
+
+// One kv head of one sequence.
+class HeadAppend {
+ public:
+  HeadAppend(const Int4AppendProblem& problem, std::int64_t sequence, std::int64_t kv_head)
+      : p_(problem), b_(sequence), h_(kv_head), before_(p_.seqlens[b_]), after_(before_ + p_.S) {}
+
+  void run() const {
+    const std::int64_t first = int4_blocks(before_), end = int4_blocks(after_);
+    if (first < end) {
+      std::vector<float> rows(static_cast<std::size_t>(kInt4Keys * std::max(p_.D, p_.Dv)));
+      for (std::int64_t n = first; n < end; ++n) {
+        std::byte* block = p_.block(b_, p_.page(b_, n), h_);
+        gather(n, false, rows.data());
+        encode_keys(rows.data(), {p_.D, p_.Dv}, block);
+        gather(n, true, rows.data());
+        encode_values(rows.data(), {p_.D, p_.Dv}, block);
+      }
+    }
+    // Behind the blocks: new rows may take slots that those had.
+    for (std::int64_t j = std::max(before_, end * kInt4Keys); j < after_; ++j) {
+      const std::int64_t slot = j % kInt4Tail;
+      store(j, false, p_.k_tail.at(p_.row(b_), slot, h_), p_.k_tail.stride_d);
+      store(j, true, p_.v_tail.at(p_.row(b_), slot, h_), p_.v_tail.stride_d);
+    }
+  }
+
+ private:
+  // New row j, rotated and rounded as the ring has it.
+  void store(std::int64_t j, bool of_values, std::byte* to, std::int64_t stride) const {
+    const Operand& from = of_values ? p_.v_new : p_.k_new;
+    const std::byte* row = from.at(b_, j - before_, h_);
+    if (of_values || p_.rotary.dims == 0) {
+      copy_row(row, from.stride_d, to, stride, from.dtype, of_values ? p_.Dv : p_.D);
+    } else {
+      Rotation(p_.rotary, j).apply(row, from.stride_d, to, stride, from.dtype, p_.D);
+    }
+  }
+
+  // The keys (values) of block n.
+  void gather(std::int64_t n, bool of_values, float* rows) const {
+    const std::int64_t width = of_values ? p_.Dv : p_.D;
+    const Operand& tail = of_values ? p_.v_tail : p_.k_tail;
+    for (std::int64_t i = 0; i < kInt4Keys; ++i) {
+      const std::int64_t j = n * kInt4Keys + i;
+      std::byte fresh[2 * kMaxRotaryDims];
+      if (j >= before_) {
+        store(j, of_values, fresh, 1);
+        kernels().load_row(fresh, tail.dtype, 1, width, width, rows + i * width);
+      } else {
+        kernels().load_row(tail.at(p_.row(b_), j % kInt4Tail, h_), tail.dtype, tail.stride_d, width, width,
+                           rows + i * width);
+      }
+    }
+  }
+
+  const Int4AppendProblem& p_;
+  const std::int64_t b_, h_, before_, after_;
+};
+
+}  // namespace
+
+void append_int4_cache(const Int4AppendProblem& p, Executor& executor) {
+  executor.parallel_for(p.B * p.Hkv, [&p](std::int64_t task, int) { HeadAppend(p, task / p.Hkv, task % p.Hkv).run(); });
+}
+
+}  // namespace heddle::cpu

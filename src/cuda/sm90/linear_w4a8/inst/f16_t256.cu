@@ -1,0 +1,7 @@
+#include <cuda_fp16.h>
+
+#include "cuda/sm90/linear_w4a8/launch.cuh"
+
+namespace heddle::cuda::sm90::linear_w4a8 {
+const Variant kF16T256 = variant<Config<__half, 256, 2, 1, 7>>();
+}  // namespace heddle::cuda::sm90::linear_w4a8

@@ -1,0 +1,256 @@
+// The cache in 4 bits: check, then append, or attend as attention_forward does.
+#include "heddle/int4_cache.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/int4_problem.h"
+#include "core/overlap.h"
+#include "cpu/int4_cache.h"
+#include "cuda/kv_cache.h"
+#include "ops/attention.h"
+#include "ops/attention_arguments.h"
+#include "ops/int4_cache.h"
+#include "ops/kv_cache_checks.h"
+
+namespace heddle {
+namespace {
+
+constexpr std::int64_t kMaxHeadSize = 256, kAlignment = 16;
+
+// What append and attention need of a cache alike.
+struct CheckedCache {
+  Int4Blocks blocks;
+  const std::int32_t* page_table = nullptr;
+  std::int64_t page_table_stride = 0, max_blocks = 0, capacity = 0;
+};
+
+// Everything about the cache but its lengths. first: the call's first tensor; batch: its sequences.
+CheckedCache check_cache(const Check& check, const Int4Cache& cache, const First& first, std::int64_t batch) {
+  check_data(check, cache.k_tail, "k_tail", "[rows, 128, Hkv, D]", first);
+  check_data(check, cache.v_tail, "v_tail", "[rows, 128, Hkv, Dv]", first);
+  const TensorView &k = cache.k_tail, &v = cache.v_tail, &blocks = cache.blocks;
+  check.require(k.dtype != DType::f32, "k_tail is float32: it must be float16 or bfloat16");
+  check.require(v.dtype == k.dtype, "v_tail is ", name_of(v.dtype), " and k_tail is ", name_of(k.dtype),
+                ": they must be equal");
+  check.require(k.shape[1] == kInt4Tail, "k_tail is ", k, ": it must have ", kInt4Tail, " slots");
+  for (int i = 0; i < 3; ++i) {
+    check.require(v.shape[i] == k.shape[i], "v_tail is ", v, " and k_tail is ", k, ": dimension ", i, " must be equal");
+  }
+  for (const auto& [view, name] : {std::pair{&k, "k_tail"}, std::pair{&v, "v_tail"}}) {
+    check.require(view->shape[3] >= kInt4Channels && view->shape[3] % kInt4Channels == 0, name, " has head size ",
+                  view->shape[3], ": in 4 bits it must be a multiple of ", kInt4Channels);
+    check.not_overlapping(*view, name);
+  }
+
+  const bool paged = cache.page_table.given();
+  check.tensor(blocks, "blocks", DType::u8, first.device, paged ? 3 : 4, first.name);
+  check.addressable(blocks, "blocks");
+  const Int4Block format{k.shape[3], v.shape[3]};
+  const int at = blocks.rank - 2;
+  check.require(blocks.shape[at] == k.shape[2] && blocks.shape[at + 1] == format.bytes(), "blocks is ", blocks,
+                ": its last extents must be Hkv and the bytes of a block, ", k.shape[2], " and ", format.bytes());
+  bool aligned = blocks.stride[at + 1] == 1 && reinterpret_cast<std::uintptr_t>(blocks.data) % kAlignment == 0;
+  for (int i = 0; i <= at; ++i) aligned &= blocks.stride[i] % kAlignment == 0;
+  check.require(aligned, "blocks must be contiguous, each beginning at a multiple of ", kAlignment, " bytes");
+  check.not_overlapping(blocks, "blocks");
+  CheckedCache out;
+  out.blocks = {static_cast<std::byte*>(blocks.data), paged ? 0 : blocks.stride[0], blocks.stride[paged ? 0 : 1],
+                blocks.stride[at], paged ? blocks.shape[0] : 0};
+  static std::byte nothing;
+  if (out.blocks.data == nullptr) out.blocks.data = &nothing;
+  if (paged) {
+    const TensorView& table = cache.page_table;
+    check.tensor(table, "page_table", DType::i32, first.device, 2, first.name);
+    check.require(table.shape[0] == batch, "page_table is ", table, ": it must have one row for each of ", batch,
+                  " sequences");
+    check.require(table.stride[1] == 1 || table.shape[1] <= 1, "page_table's rows must be contiguous");
+    out.page_table = static_cast<const std::int32_t*>(table.data);
+    out.page_table_stride = table.stride[0];
+  } else {
+    check.require(blocks.shape[0] == k.shape[0], "blocks has ", blocks.shape[0], " rows and k_tail has ", k.shape[0],
+                  ": they must be equal");
+  }
+  out.max_blocks = paged ? cache.page_table.shape[1] : blocks.shape[1];
+  // On a GPU a table may name pages where there are none.
+  if (paged && blocks.shape[0] == 0) out.max_blocks = 0;
+  constexpr std::int64_t kMostBlocks = (std::int64_t{1} << 31) / kInt4Keys - 3;
+  check.require(out.max_blocks <= kMostBlocks, paged ? "page_table" : "blocks", " has ", out.max_blocks,
+                " blocks for a sequence: it must have at most ", kMostBlocks);
+  out.capacity = out.max_blocks * kInt4Keys + kInt4Tail - 1;
+  if (!cache.row_idx.given()) {
+    check.require(k.shape[0] == batch, "k_tail has ", k.shape[0], " rows and ", first.name, " has ", batch,
+                  " sequences: without row_idx they must be equal");
+  }
+  return out;
+}
+
+void check_pages(const Check& check, const CheckedCache& cache, std::int64_t b, std::int64_t first, std::int64_t end) {
+  for (std::int64_t n = first; cache.page_table != nullptr && n < end; ++n) {
+    const std::int32_t id = cache.page_table[b * cache.page_table_stride + n];
+    check.require(id >= 0 && id < cache.blocks.pages, "page_table[", b, ", ", n, "] is ", id, ": it must be from 0 to ",
+                  cache.blocks.pages - 1);
+  }
+}
+
+// No two sequences write to one row or page.
+void check_distinct(const Check& check, const Int4AppendProblem& p) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> rows, pages;  // and whose they are
+  for (std::int64_t b = 0; b < p.B && p.S > 0; ++b) {
+    rows.emplace_back(p.row(b), b);
+    for (std::int64_t n = int4_blocks(p.seqlens[b]); p.page_table && n < int4_blocks(p.seqlens[b] + p.S); ++n) {
+      pages.emplace_back(p.page(b, n), b);
+    }
+  }
+  for (auto* all : {&rows, &pages}) {
+    std::sort(all->begin(), all->end());
+    for (std::size_t i = 1; i < all->size(); ++i) {
+      const auto &x = (*all)[i - 1], &y = (*all)[i];
+      check.require(x.first != y.first, "sequences ", x.second, " and ", y.second, " both write to ",
+                    all == &rows ? "row " : "page ", x.first, ": they must have their own");
+    }
+  }
+}
+
+AttentionProblem checked_problem(const Check& check, const TensorView& q, const Int4Cache& cache, const TensorView& o,
+                                 const TensorView& lse, const AttentionOptions& options) {
+  check.require(q.given(), "q is missing");
+  check.require(!options.page_table.given() && !options.cache_batch_idx.given(),
+                "page_table and cache_batch_idx are taken from the cache, not from the options");
+  check.require(!options.cu_seqlens_q.given() && !options.cu_seqlens_k.given(),
+                "cu_seqlens_q and cu_seqlens_k are not taken: q is [B, Sq, H, D] and keys are in a cache");
+  check.require(options.seqused_k.given(), "seqused_k is missing: it says how many keys each sequence has");
+  check.require(q.rank == 4, "q has ", q.rank, " dimensions: it must be [B, Sq, H, D]; found q ", q);
+  const CheckedCache checked = check_cache(check, cache, {"q", q.device}, q.shape[0]);
+  // To the checks that all calls share, the rings are rows of that many keys.
+  TensorView k = cache.k_tail, v = cache.v_tail;
+  k.shape[1] = v.shape[1] = checked.capacity;
+  k.stride[1] = v.stride[1] = 0;
+  AttentionOptions with = options;
+  with.cache_batch_idx = cache.row_idx;
+  AttentionProblem p = checked_forward_problem(check, q, k, v, o, lse, with, {.k = "k_tail", .v = "v_tail"});
+  p.k.stride_s = cache.k_tail.stride[1];
+  p.v.stride_s = cache.v_tail.stride[1];
+  p.int4 = checked.blocks;
+  p.page_table = checked.page_table;
+  p.page_table_stride = checked.page_table_stride;
+  p.page_size = kInt4Keys;
+  for (std::int64_t b = 0; q.device == Device::cpu && b < p.B; ++b) {
+    check_pages(check, checked, b, 0, int4_blocks(p.seqused_k[b]));
+  }
+  return p;
+}
+
+Int4AppendProblem checked_append(const Check& check, const TensorView& k_new, const TensorView& v_new,
+                                 const Int4Cache& cache, const TensorView& seqlens, const Rotary& rotary) {
+  const First first{"k_new", k_new.device};
+  check_data(check, k_new, "k_new", "[B, Sn, Hkv, D]", first);
+  check_data(check, v_new, "v_new", "[B, Sn, Hkv, Dv]", first);
+  const CheckedCache checked = check_cache(check, cache, first, k_new.shape[0]);
+  for (const auto& [view, name, tail, tail_name] :
+       {std::tuple{&k_new, "k_new", &cache.k_tail, "k_tail"}, std::tuple{&v_new, "v_new", &cache.v_tail, "v_tail"}}) {
+    check.require(view->dtype == tail->dtype, name, " is ", name_of(view->dtype), " and ", tail_name, " is ",
+                  name_of(tail->dtype), ": they must be equal");
+    check.require(view->shape[2] == tail->shape[2] && view->shape[3] == tail->shape[3], tail_name, " is ", *tail,
+                  " and ", name, " is ", *view, ": heads and head size must be equal");
+    check.require(view->shape[0] == k_new.shape[0] && view->shape[1] == k_new.shape[1], "v_new is ", v_new,
+                  " and k_new is ", k_new, ": sequences and rows must be equal");
+  }
+  Int4AppendProblem p;
+  p.k_new = operand_of(k_new), p.v_new = operand_of(v_new);
+  p.k_tail = operand_of(cache.k_tail), p.v_tail = operand_of(cache.v_tail);
+  p.B = k_new.shape[0], p.S = k_new.shape[1], p.Hkv = k_new.shape[2], p.D = k_new.shape[3], p.Dv = v_new.shape[3];
+  p.seqlens = check_indices(check, seqlens, "seqlens", p.B, first);
+  p.blocks = checked.blocks;
+  p.page_table = checked.page_table;
+  p.page_table_stride = checked.page_table_stride;
+  p.max_blocks = checked.max_blocks;
+  p.rows = cache.k_tail.shape[0];
+  p.capacity = checked.capacity;
+  if (cache.row_idx.given()) p.row_idx = check_indices(check, cache.row_idx, "row_idx", p.B, first);
+  if (rotary.cos.given() || rotary.sin.given()) p.rotary = check_rotary(check, rotary, k_new, first);
+  for (std::int64_t b = 0; first.readable() && b < p.B; ++b) {
+    check.require(p.row(b) >= 0 && p.row(b) < p.rows, "row_idx[", b, "] is ", p.row(b), ": it must be from 0 to ",
+                  p.rows - 1);
+    check_positions(check, "seqlens", b, p.seqlens[b], p.S, p.capacity, "the cache's sequences hold");
+    if (p.rotary.dims > 0) {
+      check_positions(check, "seqlens", b, p.seqlens[b], p.S, rotary.cos.shape[0], "cos's rows number");
+    }
+    check_pages(check, checked, b, int4_blocks(p.seqlens[b]), int4_blocks(p.seqlens[b] + p.S));
+  }
+  if (first.readable()) check_distinct(check, p);
+  const std::array<std::pair<const TensorView*, const char*>, 3> written{
+      {{&cache.blocks, "blocks"}, {&cache.k_tail, "k_tail"}, {&cache.v_tail, "v_tail"}}};
+  for (std::size_t i = 0; i < written.size(); ++i) {
+    const auto& [view, name] = written[i];
+    for (const auto& [read, read_name] :
+         {std::pair{&k_new, "k_new"}, std::pair{&v_new, "v_new"}, std::pair{&seqlens, "seqlens"},
+          std::pair{&cache.page_table, "page_table"}, std::pair{&cache.row_idx, "row_idx"},
+          std::pair{&rotary.cos, "cos"}, std::pair{&rotary.sin, "sin"}}) {
+      check_apart(check, *view, name, *read, read_name);
+    }
+    for (std::size_t j = 0; j < i; ++j) {
+      check.require(!may_share_memory(*view, *written[j].first), name, " shares memory with ", written[j].second,
+                    ": both are written");
+    }
+  }
+  return p;
+}
+
+}  // namespace
+
+std::int64_t int4_cache_block_bytes(std::int64_t D, std::int64_t Dv) {
+  const Check check("int4_cache_block_bytes");
+  for (const std::int64_t size : {D, Dv}) {
+    check.require(size >= kInt4Channels && size <= kMaxHeadSize && size % kInt4Channels == 0, "a head size is ", size,
+                  ": in 4 bits it must be a multiple of ", kInt4Channels, " up to ", kMaxHeadSize);
+  }
+  return Int4Block{D, Dv}.bytes();
+}
+
+std::int64_t int4_cache_blocks(std::int64_t keys) { return int4_blocks(keys); }
+
+void append_int4_cache(const TensorView& k_new, const TensorView& v_new, const Int4Cache& cache,
+                       const TensorView& seqlens, const Rotary& rotary, const Runtime& runtime) {
+  const Int4AppendProblem p = checked_append(Check("append_int4_cache"), k_new, v_new, cache, seqlens, rotary);
+  if (k_new.device == Device::cuda) return cuda::append_int4_cache(p, runtime.stream);
+  cpu::append_int4_cache(p, runtime.executor != nullptr ? *runtime.executor : default_executor());
+}
+
+void attention_over_int4_cache(const TensorView& q, const Int4Cache& cache, const TensorView& o, const TensorView& lse,
+                               const AttentionOptions& options, const Runtime& runtime) {
+  attention_over_int4_cache_with(q, cache, o, lse, options, runtime, [&](std::size_t) { return runtime.workspace; });
+}
+
+void attention_over_int4_cache_with(const TensorView& q, const Int4Cache& cache, const TensorView& o,
+                                    const TensorView& lse, const AttentionOptions& options, const Runtime& runtime,
+                                    const std::function<Workspace(std::size_t bytes)>& scratch) {
+  const Check check("attention_over_int4_cache");
+  check.require(o.given(), "o is missing");
+  const AttentionProblem p = checked_problem(check, q, cache, o, lse, options);
+  const AttentionForwardKernel& kernel = choose_forward(check, p, options, workers_of(runtime));
+  const std::size_t needed = kernel.workspace(p, workers_of(runtime));
+  Runtime with = runtime;
+  with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  run_forward(check, kernel, p, with, needed);
+}
+
+std::size_t attention_over_int4_cache_workspace(const TensorView& q, const Int4Cache& cache,
+                                                const AttentionOptions& options, const Runtime& runtime) {
+  const Check check("attention_over_int4_cache");
+  const AttentionProblem p = checked_problem(check, q, cache, {}, {}, options);
+  return choose_forward(check, p, options, workers_of(runtime)).workspace(p, workers_of(runtime));
+}
+
+std::vector<Candidate> explain_attention_over_int4_cache(const TensorView& q, const Int4Cache& cache,
+                                                         const AttentionOptions& options, const Runtime& runtime) {
+  const Check check("explain_attention_over_int4_cache");
+  return explain_forward(check, checked_problem(check, q, cache, {}, {}, options), options, workers_of(runtime));
+}
+
+AttentionProblem checked_int4_problem(const TensorView& q, const Int4Cache& cache, const AttentionOptions& options) {
+  return checked_problem(Check("attention_over_int4_cache"), q, cache, {}, {}, options);
+}
+
+}  // namespace heddle
