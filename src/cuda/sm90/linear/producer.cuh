@@ -4,6 +4,7 @@
 #include "cuda/any/linear/schedule.cuh"
 #include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/sm90/linear/params.h"
 
 namespace heddle::cuda::sm90::linear {
 
