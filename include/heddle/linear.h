@@ -68,9 +68,9 @@ PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, st
                              WeightOrder order = WeightOrder::rows16);
 
 // Writes out.data, on the CPU. Throws Error on a bad argument, and on a scale or a code that is NaN or infinite, naming
-// it; in fragments16 zero points are at most 127. Weights keep their values to the bit but for mxfp4 in GPUs' orders: in
-// fragments16 what is less than 2^-29 of its row's largest scale becomes 0; in fragments8 weights whose scale is less
-// than 2^-11 of the row's largest are rounded to multiples of half that 2^-11.
+// it; in fragments16 zero points are at most 127. Weights keep their values to the bit but for mxfp4 in GPUs' orders:
+// in fragments16 what is less than 2^-29 of its row's largest scale becomes 0; in fragments8 weights whose scale is
+// less than 2^-11 of the row's largest are rounded to multiples of half that 2^-11.
 void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out, const Runtime& runtime = {});
 
 // Writes W [N, K] to `out`, as the packed order has it, each weight rounded once to out's dtype: f32, f16 or bf16, any

@@ -12,10 +12,9 @@
 namespace heddle {
 namespace {
 
-constexpr const LinearKernel* kCandidates[] = {&cpu::kLinear,          &reference::kLinear,
-                                               &cuda::kSm80Linear,     &cuda::kSm90LinearW4A16,
-                                               &cuda::kSm90LinearW4A8, &cuda::kCublasLtLinear,
-                                               &cuda::kCublasLtLinearW8A8};
+constexpr const LinearKernel* kCandidates[] = {
+    &cpu::kLinear,          &reference::kLinear,    &cuda::kSm80Linear,        &cuda::kSm90LinearW4A16,
+    &cuda::kSm90LinearW4A8, &cuda::kCublasLtLinear, &cuda::kCublasLtLinearW8A8};
 
 struct NamedActivation {
   const char* name;

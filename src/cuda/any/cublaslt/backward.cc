@@ -2,9 +2,9 @@
 // in 16 bits a part of its columns at a time, or the copy of it that was kept.
 #include "core/check.h"
 #include "cuda/any/cublaslt/host.h"
+#include "cuda/any/linear/host.h"
 #include "cuda/common/device.h"
 #include "cuda/linear.h"
-#include "cuda/any/linear/host.h"
 #include "lowbit/formats.h"
 
 namespace heddle::cuda {

@@ -2,9 +2,9 @@
 // its rows at a time.
 #include "core/check.h"
 #include "cuda/any/cublaslt/host.h"
-#include "cuda/linear.h"
 #include "cuda/any/linear/host.h"
 #include "cuda/any/linear/rows.h"
+#include "cuda/linear.h"
 #include "lowbit/formats.h"
 
 namespace heddle::cuda {

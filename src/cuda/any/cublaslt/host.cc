@@ -1,10 +1,10 @@
 #include "cuda/any/cublaslt/host.h"
 
 #include "core/check.h"
+#include "cuda/any/linear/host.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/linear.h"
-#include "cuda/any/linear/host.h"
 
 namespace heddle::cuda::cublaslt {
 namespace {

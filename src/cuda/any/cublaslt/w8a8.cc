@@ -1,10 +1,10 @@
 // The candidate "cublaslt_w8a8": products in int8 or e4m3 over 8-bit weights as they lie, x rounded a row at a time.
 #include "core/check.h"
 #include "cuda/any/cublaslt/host.h"
-#include "cuda/common/device.h"
-#include "cuda/linear.h"
 #include "cuda/any/linear/host.h"
 #include "cuda/any/linear/rows.h"
+#include "cuda/common/device.h"
+#include "cuda/linear.h"
 #include "lowbit/formats.h"
 #include "lowbit/matrix_order.h"
 
@@ -44,8 +44,7 @@ double estimate(const LinearProblem& p, int /*workers*/) {
   if (nothing(p)) return 0.0;
   const double sums = static_cast<double>(p.M) * static_cast<double>(p.N);
   // Few rows take its products of 8 bits some 15 us and twice what reading W takes, at 28672 x 8192 as at 8192 x 8192.
-  return linear::rows_seconds(p) + 15e-6 + product_seconds(p, 1.5, 1.5) + kLaunchSeconds +
-         memory_seconds(8 * sums);
+  return linear::rows_seconds(p) + 15e-6 + product_seconds(p, 1.5, 1.5) + kLaunchSeconds + memory_seconds(8 * sums);
 }
 
 struct Place {

@@ -17,9 +17,9 @@ struct RowsPass {
   Norm norm;
   const void *weight, *bias;  // [columns] or null: ones, zeros
   float eps;
-  void* to;           // [rows, pitch], zeros behind the columns
-  float* scales;      // [rows], where `to` has 8 bits: each row divided by its scale. A row that is not finite has
-                      // scale NaN, which spoils its y.
+  void* to;       // [rows, pitch], zeros behind the columns
+  float* scales;  // [rows], where `to` has 8 bits: each row divided by its scale. A row that is not finite has
+                  // scale NaN, which spoils its y.
 };
 
 void run_rows_pass(const RowsPass& pass, cudaStream_t stream);          // to x's dtype
