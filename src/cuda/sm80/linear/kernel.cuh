@@ -59,22 +59,16 @@ __global__ void __launch_bounds__(C::kThreads, 1) linear_kernel(const __grid_con
     for (int unit = part.begin; unit < part.end; ++unit) {
       wait_for_stage(p.stages);
       ptx::barrier_sync(1 + 3 * C::kRowGroups + column, C::kSharers);  // others' copies; all have read what comes next
-      const auto copy = [&] {
-        if (loader.done()) return;
+      if (!loader.done()) {
         loader.weights(to);
         loader.x(to);
-      };
-      if (unit * C::kUnitBlocks + column < p.schedule.k_blocks) {
-        consumer.multiply(from, upper, sums, copy);
-      } else {
-        copy();
+        loader.next();
       }
       ptx::copy_async_commit();
-      if (!loader.done()) loader.next();
+      if (unit * C::kUnitBlocks + column < p.schedule.k_blocks) consumer.multiply(from, upper, sums);
       to = from;
       from = from + kStage == end ? stages : from + kStage;
     }
-    Consumer<C>::join_chains(upper, sums);
     if (gather<C>(shared, n, row, column, sums)) finish<C>(p.out, p.schedule, shared, recomputed(n), row, sums);
   }
   if (column == 0) finish_shared<C>(p.out, p.schedule, shared, row);

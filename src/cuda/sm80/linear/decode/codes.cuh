@@ -10,13 +10,10 @@
 
 namespace heddle::cuda::sm80::linear {
 
-// A decoder is for blocks of kBlockColumns columns, at most kBlockBytes long, in shared memory at `block`.
-//   load(block, n)                 a thread's 16 bytes of codes, n 0 or 1, of kPiecePairs pairs of steps
-//   decode(piece, group, pair, a)  the operands of the two steps of one of these pairs; the weight is the operand times
-//                                  kFactor, and, with kGroups, times the group's scale
-//   group(block, n)                what decode() wants to know of group n; plain_group(): without zero points
-//   scales(block, n)               of group n, rows r and r + 8
-// All there is to load for most.
+// A decoder has, of a block of kBlockColumns columns, at most kBlockBytes long: load(block, n), a thread's 16 bytes of
+// codes, those of kPiecePairs pairs of steps; decode(piece, group, pair, a), the operands of a pair's two steps,
+// kFactor of which make the weight, if kGroups times scales(block, group) of rows r and r + 8. `block` is an address in
+// shared memory.
 class Codes {
  public:
   __device__ uint4 load(std::uint32_t block, int n) const {

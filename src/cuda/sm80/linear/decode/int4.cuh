@@ -26,9 +26,8 @@ struct Int4 {
   __device__ Int4(const Params& params, std::uint32_t) : zeros(params.zeros) {}
   __device__ Piece load(std::uint32_t block, int n) const { return codes.load(block, n); }
 
-  __device__ static Group plain_group() { return minus(lowbit::kInt4Zero, lowbit::kInt4Zero); }
   __device__ Group group(std::uint32_t block, int n) const {
-    if (zeros == 0) return plain_group();
+    if (zeros == 0) return symmetric;
     const std::uint32_t at = block + zeros + n * lowbit::kBlockRows + row;
     return minus(static_cast<float>(ptx::load_shared_1(at)), static_cast<float>(ptx::load_shared_1(at + 8)));
   }
@@ -63,6 +62,7 @@ struct Int4 {
 
   const Codes codes;
   const int zeros;
+  const Group symmetric = minus(lowbit::kInt4Zero, lowbit::kInt4Zero);
   const std::uint32_t row = ptx::pinned(row_in_block()), base = ptx::pinned(kHalf ? 0x64006400 : 0x43004300);
 };
 

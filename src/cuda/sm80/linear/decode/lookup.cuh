@@ -29,7 +29,6 @@ struct Lookup {
   }
 
   __device__ Piece load(std::uint32_t block, int n) const { return codes.load(block, n); }
-  __device__ static Group plain_group() { return {}; }
   __device__ Group group(std::uint32_t, int) const { return {}; }
   __device__ float2 scales(std::uint32_t block, int n) const { return group_scales<float>(block, row, n); }
 
