@@ -237,8 +237,8 @@ class Linear(nn.Module):
 
     def _take(self, matrix):
         """matrix into buffers: bytes, which no cast of the module touches."""
+        packed = self._pack(matrix, self._order(matrix.codes.is_cpu))  # first: what it refuses leaves the layer as it was
         self.format = matrix.format
-        packed = self._pack(matrix, self._order(matrix.codes.is_cpu))
         self._packed_for_gradients = self._kept = None
         self.weight = None
         for name in (*_PLAIN, "format_name", "packed", "packed_by"):
