@@ -50,11 +50,9 @@ struct Random {
   double weight(std::int64_t n, std::int64_t k) const {
     if (n >= m.N || k >= m.K) return 0;
     const auto group = static_cast<std::size_t>(n * m.groups + k / m.group);
-    std::uint8_t code = codes[static_cast<std::size_t>(n * m.row_bytes + k)];
-    if (bits_of(m.format.element) == 4) {
-      const NibblePair pair{codes[static_cast<std::size_t>(n * m.row_bytes + k / 2)]};
-      code = k % 2 == 0 ? pair.low() : pair.high();
-    }
+    const bool pairs = bits_of(m.format.element) == 4;
+    std::uint8_t code = codes[static_cast<std::size_t>(n * m.row_bytes + (pairs ? k / 2 : k))];
+    if (pairs) code = k % 2 == 0 ? NibblePair{code}.low() : NibblePair{code}.high();
     const float zero = m.zeros != nullptr ? static_cast<float>(zeros[group]) : kInt4Zero;
     return static_cast<double>(value_of(m.format.element, code, zero)) *
            load_scale(m.scales, m.format.scale, static_cast<std::int64_t>(group));
