@@ -80,10 +80,6 @@ std::size_t workspace(const LinearBackwardProblem& p, int /*workers*/) {
   return p.forward.M == 0 || p.forward.N == 0 ? 0 : Place(p, nullptr).bytes;
 }
 
-std::byte* shifted(const std::byte* data, std::int64_t elements) {
-  return data == nullptr ? nullptr : const_cast<std::byte*>(data) + 2 * elements;
-}
-
 // dz of rows [begin, begin + rows), [rows, N] with that stride.
 void sums_gradient(const LinearBackwardProblem& p, const Place& place, std::int64_t begin, std::int64_t rows,
                    std::int64_t dz_stride, cudaStream_t stream) {

@@ -84,10 +84,6 @@ struct Place {
 
 std::size_t workspace(const LinearProblem& p, int /*workers*/) { return nothing(p) ? 0 : Place(p, nullptr).bytes; }
 
-std::byte* shifted(const std::byte* data, std::int64_t elements) {
-  return data == nullptr ? nullptr : const_cast<std::byte*>(data) + 2 * elements;
-}
-
 void launch(const LinearProblem& p, const Runtime& runtime) {
   if (nothing(p)) return;
   const auto stream = static_cast<cudaStream_t>(runtime.stream);

@@ -40,6 +40,11 @@ struct Part {
 // weight_bytes: of a row of W as decoded, 0 where it is there.
 Part part_of(std::int64_t M, std::int64_t N, bool sums, std::int64_t weight_bytes);
 
+// Where `elements` of 16 bits behind `data` lie; null if there are none.
+inline std::byte* shifted(const std::byte* data, std::int64_t elements) {
+  return data == nullptr ? nullptr : const_cast<std::byte*>(data) + 2 * elements;
+}
+
 constexpr cudaDataType_t type_of(DType dtype) { return dtype == DType::bf16 ? CUDA_R_16BF : CUDA_R_16F; }
 
 // f16 or bf16, from Ampere on, rows one stride apart, and nothing that only others promise.
