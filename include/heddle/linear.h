@@ -44,6 +44,7 @@ enum class WeightOrder : std::uint8_t {
   fragments8,   // for GPUs, x rounded to e4m3 with a scale for each row: mxfp4 and e2m1_row
   matrix,       // for GPUs, products by cuBLASLt: plain storage in one piece, of every format
   matrix8,      // the same, x rounded to e4m3 with a scale for each row: fp8_row
+  dense,        // for GPUs, not packed: W in 16 bits, see dense_weights()
 };
 // "rows16", ...; Error, listing them, for another.
 WeightOrder weight_order_named(std::string_view name);
@@ -66,6 +67,10 @@ struct PackedWeights {
 // that the format does not have, and on a format that the order does not have.
 PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, std::int64_t columns, bool gated = false,
                              WeightOrder order = WeightOrder::rows16);
+
+// A layer whose weights are not quantised, for the same calls: W [N, K] in f16 or bf16 on a GPU, contiguous, which the
+// result views as `kept`; it has no data and no format. Products are cuBLASLt's, of x in W's dtype.
+PackedWeights dense_weights(const TensorView& weights, bool gated = false);
 
 // Writes out.data, on the CPU. Throws Error on a bad argument, and on a scale or a code that is NaN or infinite, naming
 // it; in fragments16 zero points are at most 127. Weights keep their values to the bit but for mxfp4 in GPUs' orders:

@@ -22,7 +22,7 @@ class LinearChecks {
     check_.require(for_cpu == (weights_.device == Device::cpu), "weights are in order ", name_of(weights_.order),
                    " on a ", for_cpu ? "GPU" : "CPU", ": order rows16 is for CPUs, the others are for GPUs");
     LinearProblem p = weights_problem(weights_);
-    check_kept();
+    if (weights_.kept.given()) check_kept(check_, weights_, "weights.kept");
     check_x();
     p.device = x_.device;
     p.dtype = x_.dtype;
@@ -38,7 +38,7 @@ class LinearChecks {
       like_x(y_, "y", p.outputs);
       check_.not_overlapping(y_, "y");
       apart("x", x_);
-      apart("weights.data", weights_.data);
+      if (weights_.data.given()) apart("weights.data", weights_.data);
       if (weights_.kept.given()) apart("weights.kept", weights_.kept);
       p.y = rows_of(y_);
     }
@@ -46,8 +46,9 @@ class LinearChecks {
     p.norm = norm();
     if (options_.residual.given()) p.residual = residual(p.outputs);
     p.int8_x = options_.int8_x;
-    check_.require(!p.int8_x || lowbit::has_integers(weights_.format), "int8_x is set and weights are ",
-                   lowbit::name_of(weights_.format),
+    const bool dense = weights_.order == WeightOrder::dense;
+    check_.require(!p.int8_x || (!dense && lowbit::has_integers(weights_.format)), "int8_x is set and weights are ",
+                   dense ? "not quantised" : lowbit::name_of(weights_.format),
                    ": products in integers take nvfp4, mxfp4, e2m1_row, int4 and int8_row");
     p.batch_invariant = options_.batch_invariant;
     return p;
@@ -62,18 +63,6 @@ class LinearChecks {
     check_.require(x_.shape[x_.rank - 1] == weights_.columns, "x is ", x_, " and weights have ", weights_.columns,
                    " columns: x must be [..., ", weights_.columns, "]");
     check_contiguous_rows(check_, x_, "x");
-  }
-
-  void check_kept() const {
-    const TensorView& kept = weights_.kept;
-    if (!kept.given()) return;
-    check_.require(weights_.device == Device::cuda, "weights.kept is given and weights are on the CPU: it is for GPUs");
-    check_.require(kept.dtype == DType::f16 || kept.dtype == DType::bf16, "weights.kept is ",
-                   heddle::name_of(kept.dtype), ": it must be float16 or bfloat16");
-    check_.tensor(kept, "weights.kept", kept.dtype, weights_.device, 2, "weights");
-    check_.require(kept.shape[0] == weights_.rows && kept.shape[1] == weights_.columns && kept.contiguous(),
-                   "weights.kept is ", kept, ": it must be [", weights_.rows, ", ", weights_.columns, "], contiguous");
-    check_.addressable(kept, "weights.kept");
   }
 
   // [..., width], with x's leading dimensions, dtype and device.
@@ -159,7 +148,25 @@ void check_linear_dtype(const Check& check, const TensorView& view, const char* 
                 name_of(view.dtype), ": it must be float32, float16 or bfloat16");
 }
 
+void check_kept(const Check& check, const PackedWeights& weights, const char* name) {
+  const TensorView& kept = weights.kept;
+  check.require(weights.device == Device::cuda, name, " is given and weights are on the CPU: it is for GPUs");
+  check.require(kept.dtype == DType::f16 || kept.dtype == DType::bf16, name, " is ", heddle::name_of(kept.dtype),
+                ": it must be float16 or bfloat16");
+  check.tensor(kept, name, kept.dtype, weights.device, 2, "weights");
+  check.require(kept.shape[0] == weights.rows && kept.shape[1] == weights.columns && kept.contiguous(), name, " is ",
+                kept, ": it must be [", weights.rows, ", ", weights.columns, "], contiguous");
+  check.addressable(kept, name);
+}
+
 void check_packed(const Check& check, const PackedWeights& weights, const char* name) {
+  if (weights.order == WeightOrder::dense) {
+    check.require(!weights.data.given(), name, ".data is given: order dense has ", name, ".kept alone");
+    check.require(weights.kept.given(), name, ".kept is missing: in order dense it is W");
+    check.require(!weights.gated || weights.rows % 2 == 0, name, ".rows is ", weights.rows,
+                  ": gated weights have an even number of rows");
+    return;
+  }
   const PackedWeights wanted =
       packed_storage(weights.format, weights.rows, weights.columns, weights.gated, weights.order);
   const std::string data = std::string(name) + ".data";
@@ -190,6 +197,8 @@ LinearProblem weights_problem(const PackedWeights& weights) {
     case WeightOrder::matrix:
     case WeightOrder::matrix8:
       p.matrix = lowbit::matrix_at(weights.format, weights.rows, weights.columns, data);
+      break;
+    case WeightOrder::dense:
       break;
     default:
       p.fragments = lowbit::fragment_layout(weights.format, weights.order, weights.rows, weights.columns);

@@ -16,6 +16,8 @@ void check_linear_dtype(const Check& check, const TensorView& view, const char* 
 LinearProblem checked_linear_problem(const Check& check, const TensorView& x, const PackedWeights& weights,
                                      const TensorView& y, const LinearOptions& options);
 
+// The copy of W in 16 bits, which is given.
+void check_kept(const Check& check, const PackedWeights& weights, const char* name);
 // `weights.data` against what packed_storage() says of it.
 void check_packed(const Check& check, const PackedWeights& weights, const char* name);
 // A problem that has what it says of checked weights, and nothing else.

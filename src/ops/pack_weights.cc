@@ -98,11 +98,9 @@ struct NamedOrder {
   const char* name;
   WeightOrder order;
 };
-constexpr NamedOrder kOrders[] = {{"rows16", WeightOrder::rows16},
-                                  {"fragments16", WeightOrder::fragments16},
-                                  {"fragments8", WeightOrder::fragments8},
-                                  {"matrix", WeightOrder::matrix},
-                                  {"matrix8", WeightOrder::matrix8}};
+constexpr NamedOrder kOrders[] = {{"rows16", WeightOrder::rows16},         {"fragments16", WeightOrder::fragments16},
+                                  {"fragments8", WeightOrder::fragments8}, {"matrix", WeightOrder::matrix},
+                                  {"matrix8", WeightOrder::matrix8},       {"dense", WeightOrder::dense}};
 
 bool has_order(const lowbit::Format& format, WeightOrder order) {
   if (order == WeightOrder::matrix8) return format.element == lowbit::Element::e4m3;
@@ -130,6 +128,7 @@ const char* name_of(WeightOrder order) {
 PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, std::int64_t columns, bool gated,
                              WeightOrder order) {
   const Check check("packed_storage");
+  check.require(order != WeightOrder::dense, "order is dense: it has no low-bit storage; dense_weights() views W");
   lowbit::storage(format, rows, columns);  // throws if there is no such matrix
   check.require(!gated || rows % 2 == 0, "rows is ", rows, ": gated weights have a gate and an up row of each output, ",
                 "so an even number");
@@ -145,8 +144,26 @@ PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, st
   return packed;
 }
 
+PackedWeights dense_weights(const TensorView& weights, bool gated) {
+  const Check check("dense_weights");
+  check.require(weights.given(), "weights is missing");
+  check.require(weights.rank == 2, "weights is ", weights, ": it must be [N, K]");
+  check.require(weights.device == Device::cuda, "weights is on the CPU: order dense is for GPUs");
+  PackedWeights dense;
+  dense.rows = weights.shape[0];
+  dense.columns = weights.shape[1];
+  dense.gated = gated;
+  dense.device = Device::cuda;
+  dense.order = WeightOrder::dense;
+  dense.kept = weights;
+  check_kept(check, dense, "weights");
+  check_packed(check, dense, "weights");
+  return dense;
+}
+
 void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out, const Runtime& runtime) {
   const Check check("pack_weights");
+  check.require(out.order != WeightOrder::dense, "out is in order dense: its weights are not quantised");
   const Matrix from = lowbit::checked_matrix(check, matrix, "matrix");
   check.require(out.format == matrix.format && out.rows == matrix.rows && out.columns == matrix.columns,
                 "out is for another matrix: its format, rows and columns must be matrix's");
@@ -164,6 +181,7 @@ void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& ou
 
 void unpack_weights(const PackedWeights& weights, const TensorView& out, const Runtime& runtime) {
   const Check check("unpack_weights");
+  check.require(weights.order != WeightOrder::dense, "weights are in order dense: weights.kept is W as it is");
   check_packed(check, weights, "weights");
   const lowbit::Weights to = lowbit::checked_weights(check, out, "out", weights.device);
   check.require(out.shape[0] == weights.rows && out.shape[1] == weights.columns, "out is ", out, ": it must be [",

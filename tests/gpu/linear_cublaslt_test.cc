@@ -14,10 +14,10 @@
 namespace heddle::kit {
 namespace {
 
-// Packed weights on the GPU, with a copy in 16 bits if `kept`.
+// Packed weights on the GPU, with a copy in 16 bits if `kept`, or that copy alone if `dense` too.
 class DeviceWeights {
  public:
-  DeviceWeights(const LinearLayer& layer, bool kept)
+  DeviceWeights(const LinearLayer& layer, bool kept, bool dense = false)
       : weights_(layer.packed.weights()), data_(static_cast<std::size_t>(weights_.data.shape[0])) {
     data_.write(0, weights_.data.data, data_.bytes());
     weights_.data.data = data_.data();
@@ -30,6 +30,7 @@ class DeviceWeights {
     unpack_weights(weights_, kept_.view(), runtime);
     stream.synchronize();
     weights_.kept = kept_.view();
+    if (dense) weights_ = dense_weights(kept_.view(), weights_.gated);
   }
   const PackedWeights& operator*() const { return weights_; }
 
@@ -41,9 +42,9 @@ class DeviceWeights {
 
 // A layer's tensors on the GPU.
 struct DeviceLayer {
-  DeviceLayer(const LinearLayer& given, bool kept)
+  DeviceLayer(const LinearLayer& given, bool kept, bool dense = false)
       : layer(given),
-        weights(given, kept),
+        weights(given, kept, dense),
         x(given.x),
         bias(given.bias),
         residual(given.residual),
@@ -84,12 +85,12 @@ struct DeviceLayer {
 constexpr Activation kActivations[] = {Activation::none,      Activation::relu, Activation::gelu_erf,
                                        Activation::gelu_tanh, Activation::silu, Activation::swiglu};
 
-void check(const LinearCase& c, bool kept, const char* force = "cublaslt") {
+void check(const LinearCase& c, bool kept, const char* force = "cublaslt", bool dense = false) {
   SCOPED_TRACE(text(c.format, " in ", name_of(c.order), kept ? ", kept " : " ", c.rows[0], " x ", c.N, " x ", c.K, " ",
                     name_of(c.dtype), " ", name_of(c.activation), c.bias ? " bias" : "", c.residual ? " residual" : "",
                     " norm ", name_of(c.norm)));
   const LinearLayer layer(c);
-  DeviceLayer gpu(layer, kept);
+  DeviceLayer gpu(layer, kept, dense);
   const Comparison result = gpu.run(force);
   if (c.order != WeightOrder::matrix8 || c.dtype != DType::f16) {
     EXPECT_TRUE(result.passed) << result.worst;
@@ -145,6 +146,26 @@ TEST(GpuLinearCublasLt, Epilogues) {
       check(c, kept);
       c.in_place = c.bias = c.residual = false;
       check(c, kept);
+    }
+  }
+}
+
+// Weights that were never packed; nothing is asked for by name.
+TEST(GpuLinearCublasLt, Dense) {
+  for (const Activation activation : kActivations) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      LinearCase c{.format = "nvfp4",
+                   .rows = {70},
+                   .N = 140,
+                   .K = 128,
+                   .dtype = dtype,
+                   .activation = activation,
+                   .bias = true,
+                   .residual = true,
+                   .order = WeightOrder::matrix};
+      check(c, true, "", true);
+      c.in_place = true;
+      check(c, true, "", true);
     }
   }
 }

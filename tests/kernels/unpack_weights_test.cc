@@ -95,6 +95,52 @@ TEST(UnpackWeights, Refusals) {
   EXPECT_STREQ(name_of(WeightOrder::matrix8), "matrix8");
 }
 
+TEST(UnpackWeights, DenseWeightsAreChecked) {
+  const auto there = [](DType dtype) {
+    HostTensor w = HostTensor::input(dtype, {6, 16});
+    TensorView view = w.view();
+    view.device = Device::cuda;  // never read here
+    return std::pair(std::move(w), view);
+  };
+  const auto [bf16, w] = there(DType::bf16);
+  const PackedWeights dense = dense_weights(w);
+  EXPECT_EQ(dense.order, WeightOrder::dense);
+  EXPECT_EQ(dense.rows, 6);
+  EXPECT_EQ(dense.columns, 16);
+  EXPECT_FALSE(dense.data.given());
+  expect(refusal([&] { dense_weights(bf16.view()); }),
+         "[dense_weights] weights is on the CPU: order dense is for GPUs");
+  const auto [f32, wide] = there(DType::f32);
+  expect(refusal([&] { dense_weights(wide); }), "weights is float32: it must be float16 or bfloat16");
+  TensorView strided = w;
+  strided.stride[0] = 24;
+  expect(refusal([&] { dense_weights(strided); }), "it must be [6, 16], contiguous");
+  TensorView odd = w;
+  odd.shape[0] = 5;
+  expect(refusal([&] { dense_weights(odd, true); }), "weights.rows is 5: gated weights have an even number of rows");
+  expect(refusal([&] { dense_weights({}); }), "weights is missing");
+
+  TensorView x = w;
+  x.shape[0] = 2;
+  LinearOptions options;
+  options.int8_x = true;
+  expect(refusal([&] { linear_forward_workspace(x, dense, options); }), "int8_x is set and weights are not quantised");
+  PackedWeights both = dense;
+  both.data = TensorView(w.data, DType::u8, {64});
+  expect(refusal([&] { linear_forward_workspace(x, both); }),
+         "weights.data is given: order dense has weights.kept alone");
+  PackedWeights none = dense;
+  none.kept = {};
+  expect(refusal([&] { linear_forward_workspace(x, none); }), "weights.kept is missing: in order dense it is W");
+  expect(refusal([&] { unpack_weights(dense, w); }), "weights are in order dense: weights.kept is W as it is");
+  expect(refusal([&] { packed_storage(lowbit::format_named("nvfp4"), 32, 64, false, WeightOrder::dense); }),
+         "order is dense: it has no low-bit storage; dense_weights() views W");
+  const kit::LinearLayer layer({.N = 32, .K = 64});
+  expect(refusal([&] { pack_weights(layer.quantized.matrix(), dense); }),
+         "out is in order dense: its weights are not quantised");
+  EXPECT_STREQ(name_of(WeightOrder::dense), "dense");
+}
+
 TEST(UnpackWeights, KeptCopiesAreChecked) {
   const kit::LinearLayer layer({.N = 32, .K = 64, .dtype = DType::bf16});
   const HostTensor kept = HostTensor::input(DType::bf16, {32, 64});

@@ -25,6 +25,7 @@ std::int64_t rows_of_x(const LinearProblem& p) { return round_up(p.M, kRowStep);
 
 std::string supports(const LinearProblem& p) {
   const bool int8 = in_int8(p) && p.order == WeightOrder::matrix, e4m3 = p.order == WeightOrder::matrix8;
+  if (p.order == WeightOrder::dense) return "it takes quantised weights; these are in order dense";
   if (!int8 && !e4m3) {
     return text("it takes int8_row in order matrix and fp8_row in order matrix8; found ", lowbit::name_of(p.format),
                 " in ", name_of(p.order));

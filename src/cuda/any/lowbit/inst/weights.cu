@@ -28,6 +28,7 @@ void decode_fragments(const LinearProblem& p, const WeightBlock& wanted, const W
 }  // namespace
 
 std::string refuse_decode(const LinearProblem& p) {
+  if (p.order == WeightOrder::dense) return "weights in order dense are of another dtype than x, and are not converted";
   const lowbit::Element element = p.format.element;
   if (in_matrix(p) || element == lowbit::Element::e2m1 || element == lowbit::Element::e2m1_row) return "";
   return text("weights of ", lowbit::name_of(p.format), " in order ", name_of(p.order),
