@@ -1,4 +1,5 @@
-// A Transformer encoder (BERT family: post-norm, learned positions, GELU) over packed sequences, on the CPU.
+// A Transformer encoder (BERT family: post-norm, learned positions, GELU) over packed sequences, on
+// the CPU or on a GPU.
 // Devlin et al., arXiv 1810.04805; mean pooling as in Reimers and Gurevych, arXiv 1908.10084.
 #pragma once
 
@@ -21,24 +22,29 @@ struct EncoderConfig {
 };
 
 struct EncoderOptions {
-  DType dtype = DType::f32;  // weights and activations: f32 or bf16; layer norms, softmax and sums are f32
-  std::string method;        // of attention: "" (flash), "flash" or "baseline"
+  // Weights and activations: f32 or bf16 on the CPU, f16 or bf16 on a GPU; layer norms, softmax and sums are f32.
+  DType dtype = DType::f32;
+  std::string method;  // of attention: "" (flash), "flash" or "baseline"
   // The precision of linear layers by name, "encoder.layer.0.attention.self.query", of the first pattern that matches:
   // "float32" or "bfloat16", which products are then taken in, or a low-bit format with or without a rule for its
   // scales ("nvfp4", "int4_g64:mse"; plain where none is said), quantised on load. Layers that no pattern names are in
   // `dtype`, or as the file has them where it has them in a low-bit layout; those may be named "float32" or "bfloat16".
+  // On a GPU products that are not low-bit are taken in `dtype`, and a rule may name no other floating-point one.
   std::vector<lowbit::LayerRule> layers = {};
+  // Where it runs. cuda: weights are quantised and packed on the CPU and copied, on load, to the GPU that is current
+  // then and must be in encode().
+  Device device = Device::cpu;
 };
 
 // A linear layer as an encoder holds it.
 struct EncoderLayerInfo {
   std::string name;
-  std::string format;  // "float32", "bfloat16" or a low-bit format's name
+  std::string format;  // "float32", "bfloat16", "float16" or a low-bit format's name
   std::int64_t rows = 0, columns = 0;
   std::size_t weight_bytes = 0;  // with the bias, as packed
 };
 
-// Per-stage wall time of the last encode() call, seconds.
+// Per-stage wall time of the last encode() call, seconds. On the CPU only: on a GPU no stage is waited for.
 struct EncoderTimes {
   double embedding = 0, attention = 0, linear = 0, norm_and_activation = 0, pooling = 0;
 };
@@ -48,7 +54,7 @@ class Encoder {
   // Reads config.json and model.safetensors of a Hugging Face BERT-family folder, whose linear layers may be in a
   // layout of heddle/checkpoint.h. Throws Error when a tensor is missing or has another shape than the configuration
   // says, or holds NaN or infinity, or cannot have the precision that a rule asks for, naming file and tensor;
-  // RuntimeError when a file cannot be read.
+  // RuntimeError when a file cannot be read, or there is no GPU to load to.
   static Encoder load(const std::string& folder, const EncoderOptions& options = {});
 
   Encoder(Encoder&&) noexcept;
@@ -56,6 +62,7 @@ class Encoder {
   ~Encoder();
 
   const EncoderConfig& config() const;
+  Device device() const;
   // Bytes of the weights as held in memory: embeddings, norms and linear layers, packed as they are.
   std::size_t weight_bytes() const;
   // The linear layers, in the order in which they run.
@@ -69,6 +76,9 @@ class Encoder {
   // the last layer's rows, scaled to unit length if `normalize`. `hidden_states`, if given, is f32 [total, hidden]: the
   // last layer's rows. An empty sequence gives zeros. Throws Error for ids outside the vocabulary, sequences longer
   // than the position table and cu_seqlens that do not run from 0 to total.
+  // On a GPU token_ids and cu_seqlens are still in the host's memory, where they are checked and copied from
+  // (page-locked memory as the stream gets there); the outputs are on the GPU, and the call does not wait for
+  // Runtime::stream.
   void encode(const TensorView& token_ids, const TensorView& cu_seqlens, const TensorView& embeddings,
               const TensorView& hidden_states, bool normalize, const Runtime& runtime,
               EncoderTimes* times = nullptr) const;
@@ -77,6 +87,8 @@ class Encoder {
   friend class EncoderTrials;
   struct Weights;
   class Call;
+  class CpuCall;
+  class GpuCall;
   explicit Encoder(std::unique_ptr<Weights> weights);
   std::unique_ptr<Weights> weights_;
 };

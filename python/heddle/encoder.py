@@ -1,7 +1,8 @@
-"""A Transformer encoder of the BERT family, computed by the C++ library on the CPU."""
+"""A Transformer encoder of the BERT family, computed by the C++ library on the CPU or on a GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ from . import _heddle
 
 @dataclass(frozen=True)
 class EncoderLayer:
-    """A linear layer as an ``Encoder`` holds it: format is "float32", "bfloat16" or a low-bit format's name; weight_bytes
-    are those of weights, as packed, and bias."""
+    """A linear layer as an ``Encoder`` holds it: format is "float32", "bfloat16", "float16" or a low-bit format's name;
+    weight_bytes are those of weights, as packed, and bias."""
 
     name: str
     format: str
@@ -50,6 +51,24 @@ class PrecisionChoice:
     weight_bytes: int
 
 
+def _gpu(device: Any) -> Any:
+    """A torch.device with a number."""
+    try:
+        import torch
+
+        from . import _torch_ops  # noqa: F401  so that torch's tensors are read and give workspace
+    except ImportError as error:
+        raise RuntimeError(f"[encoder_load] device is {str(device)!r}: an encoder on a GPU needs torch") from error
+    found = torch.device(device)
+    if found.type != "cuda":
+        raise ValueError(f"[encoder_load] device is {str(device)!r}: it must be 'cpu', 'cuda' or 'cuda:N'")
+    if not _heddle.cuda_built():
+        raise RuntimeError(f"[encoder_load] device is {str(device)!r}: this heddle was built without CUDA")
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"[encoder_load] device is {str(device)!r}: torch sees no GPU here")
+    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
+
+
 class Encoder:
     """Sentence embeddings of packed token sequences.
 
@@ -62,6 +81,7 @@ class Encoder:
         folder: str | os.PathLike[str],
         *,
         dtype: str = "float32",
+        device: Any = "cpu",
         method: str | None = None,
         layers: str | Mapping[str, str] | Iterable[tuple[str, str]] = (),
     ) -> None:
@@ -70,21 +90,36 @@ class Encoder:
         Args:
           folder: where the two files lie. Linear layers may be in a layout that ``heddle.lowbit.load`` reads, as
             ``heddle.lowbit.quantize_checkpoint`` writes them: they stay in that format.
-          dtype: of weights and activations, "float32" or "bfloat16".
+          dtype: of weights and activations, "float32" or "bfloat16"; on a GPU "float16" or "bfloat16".
+          device: "cpu", or a GPU as torch names it ("cuda", "cuda:1"), to which weights are copied once. Needs torch.
           method: of attention: None (flash), "flash" or "baseline".
           layers: {pattern: format}, the precision of linear layers by name ("encoder.layer.0.intermediate.dense"); the first
             pattern that matches decides, "*" stands for any characters, "?" for one. A format is "float32", "bfloat16", or
             one of ``heddle.lowbit.FORMATS``, quantised on load, with a rule for its scales if wanted: "nvfp4:mse". A string
-            alone is the format of all.
+            alone is the format of all. On a GPU layers in floating point are in ``dtype``.
 
         Raises:
           ValueError: a tensor is missing, has a wrong shape, holds NaN or cannot have its format. RuntimeError: a file cannot
-            be read.
+            be read, or there is no such GPU.
         """
+        self.device = str(device)
+        self._gpu: Any = None  # a torch.device with its number
+        if self.device != "cpu":
+            self._gpu = _gpu(device)
+            self.device = str(self._gpu)
         rules = [("*", layers)] if isinstance(layers, str) else list(layers.items() if isinstance(layers, Mapping) else layers)
-        self._native = _heddle.Encoder.load(os.fspath(folder), dtype, method or "", rules)
+        with self._current():
+            self._native = _heddle.Encoder.load(os.fspath(folder), dtype, method or "", rules, self._gpu is not None)
         self.config: dict[str, Any] = self._native.config
         self.times: dict[str, float] = {}
+
+    def _current(self) -> Any:
+        """Where the encoder's GPU is the current one."""
+        if self._gpu is None:
+            return contextlib.nullcontext()
+        import torch
+
+        return torch.cuda.device(self._gpu)
 
     @staticmethod
     def choose_precisions(
@@ -126,7 +161,8 @@ class Encoder:
 
     def workspace(self, total: int, sequences: int, longest: int) -> int:
         """Scratch bytes of ``encode`` for `total` tokens in `sequences` sequences of at most `longest` tokens."""
-        return self._native.workspace(total, sequences, longest)
+        with self._current():
+            return self._native.workspace(total, sequences, longest)
 
     def encode(
         self, token_ids: Any, cu_seqlens: Any, *, normalize: bool = True, return_hidden_states: bool = False
@@ -134,17 +170,22 @@ class Encoder:
         """Embeds sequences packed one after another, without padding.
 
         Args:
-          token_ids: int32 [total]. cu_seqlens: int32 [sequences + 1], from 0 to total.
+          token_ids: int32 [total]. cu_seqlens: int32 [sequences + 1], from 0 to total. Both on the CPU, also for an encoder
+            on a GPU: they are checked there.
           normalize: scale each embedding to unit length.
           return_hidden_states: also return the last layer's rows.
 
         Returns:
-          float32 [sequences, hidden]; with return_hidden_states a pair with float32 [total, hidden]. The call's seconds
-          by stage are then in ``times``.
+          float32 [sequences, hidden]; with return_hidden_states a pair with float32 [total, hidden]. From the CPU numpy
+          arrays, and the call's seconds by stage are then in ``times``; from a GPU torch tensors on it, in the order of its
+          current stream, which the call does not wait for.
 
         Raises:
           ValueError: an id outside the vocabulary, a sequence longer than the position table, bad cu_seqlens.
         """
+        for name, given in (("token_ids", token_ids), ("cu_seqlens", cu_seqlens)):
+            if getattr(given, "is_cuda", False):
+                raise ValueError(f"[encode] {name} is on a GPU: it must be on the CPU, where it is checked")
         lengths = np.asarray(cu_seqlens)
         ids = np.asarray(token_ids)
         if lengths.ndim != 1 or lengths.size < 1 or lengths[0] != 0 or lengths[-1] != ids.size:
@@ -153,8 +194,20 @@ class Encoder:
                 f"token_ids, {ids.size}"
             )
         hidden = self.config["hidden"]
-        embeddings = np.empty((lengths.size - 1, hidden), np.float32)
-        states = np.empty((ids.size, hidden), np.float32) if return_hidden_states else None
         longest = int(np.diff(lengths).max(initial=0))
-        self.times = self._native.encode(ids, lengths, embeddings, states, normalize, longest)
+
+        def outputs(empty):
+            states = empty((ids.size, hidden)) if return_hidden_states else None
+            return empty((lengths.size - 1, hidden)), states
+
+        if self._gpu is None:
+            embeddings, states = outputs(lambda shape: np.empty(shape, np.float32))
+            self.times = self._native.encode(ids, lengths, embeddings, states, normalize, longest)
+        else:
+            import torch
+
+            with self._current():
+                embeddings, states = outputs(lambda shape: torch.empty(shape, device=self._gpu))
+                stream = torch.cuda.current_stream().cuda_stream
+                self._native.encode(ids, lengths, embeddings, states, normalize, longest, stream)
         return (embeddings, states) if return_hidden_states else embeddings

@@ -16,15 +16,20 @@ namespace {
 
 using Rules = std::vector<std::pair<std::string, std::string>>;  // (pattern, format)
 
-Encoder* load(const std::string& folder, const std::string& dtype, const std::string& method, const Rules& layers) {
+Encoder* load(const std::string& folder, const std::string& dtype, const std::string& method, const Rules& layers,
+              bool cuda) {
   EncoderOptions options;
   if (dtype == "float32") {
     options.dtype = DType::f32;
   } else if (dtype == "bfloat16") {
     options.dtype = DType::bf16;
+  } else if (dtype == "float16" && cuda) {
+    options.dtype = DType::f16;
   } else {
-    throw Error("[encoder_load] dtype is '" + dtype + "': it must be 'float32' or 'bfloat16'");
+    throw Error("[encoder_load] dtype is '" + dtype + "': it must be " +
+                (cuda ? "'float16' or 'bfloat16', on a GPU" : "'float32' or 'bfloat16'"));
   }
+  options.device = cuda ? Device::cuda : Device::cpu;
   options.method = method;
   for (const auto& [pattern, format] : layers) options.layers.push_back({pattern, format});
   nb::gil_scoped_release released;
@@ -76,20 +81,30 @@ nb::tuple choose(const std::string& folder, nb::handle token_ids, nb::handle cu_
   return nb::make_tuple(rules, trials, choice.error, choice.weight_bytes);
 }
 
-// Returns the stage times in seconds.
+// Returns the stage times in seconds; on a GPU, where stream is that of the outputs, none.
 nb::dict encode(const Encoder& encoder, nb::handle token_ids, nb::handle cu_seqlens, nb::handle embeddings,
-                nb::handle hidden_states, bool normalize, std::int64_t longest) {
-  Arguments arguments("encode");
+                nb::handle hidden_states, bool normalize, std::int64_t longest, std::uintptr_t stream) {
+  const bool gpu = encoder.device() == Device::cuda;
+  Arguments arguments("encode", gpu ? Arguments::Devices::any : Arguments::Devices::cpu);
   const TensorView ids = arguments.read(token_ids, "token_ids"), lengths = arguments.read(cu_seqlens, "cu_seqlens");
   const TensorView out = arguments.write(embeddings, "embeddings");
   const TensorView hidden = arguments.write(hidden_states, "hidden_states");
   EncoderTimes times;
+  nb::dict seconds;
+  if (gpu) {
+    DeviceScratch scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
+    nb::gil_scoped_release released;
+    Runtime runtime;
+    runtime.stream = reinterpret_cast<void*>(stream);
+    runtime.workspace = scratch.get(encoder.workspace(ids.elements(), lengths.elements() - 1, longest));
+    encoder.encode(ids, lengths, out, hidden, normalize, runtime);
+    return seconds;
+  }
   {
     nb::gil_scoped_release released;
     const Scratch scratch(encoder.workspace(ids.elements(), lengths.elements() - 1, longest));
     encoder.encode(ids, lengths, out, hidden, normalize, scratch, &times);
   }
-  nb::dict seconds;
   seconds["embedding"] = times.embedding;
   seconds["attention"] = times.attention;
   seconds["linear"] = times.linear;
@@ -103,7 +118,7 @@ nb::dict encode(const Encoder& encoder, nb::handle token_ids, nb::handle cu_seql
 void bind_transformer(nb::module_& module) {
   nb::class_<Encoder>(module, "Encoder")
       .def_static("load", &load, nb::arg("folder"), nb::arg("dtype"), nb::arg("method"), nb::arg("layers"),
-                  nb::rv_policy::take_ownership)
+                  nb::arg("cuda"), nb::rv_policy::take_ownership)
       .def_static("choose_precisions", &choose, nb::arg("folder"), nb::arg("token_ids"), nb::arg("cu_seqlens"),
                   nb::arg("error"), nb::arg("formats"))
       .def_prop_ro("layers", &layers)
@@ -112,7 +127,7 @@ void bind_transformer(nb::module_& module) {
       .def("workspace",
            [](const Encoder& e, std::int64_t t, std::int64_t s, std::int64_t l) { return e.workspace(t, s, l); })
       .def("encode", &encode, nb::arg("token_ids"), nb::arg("cu_seqlens"), nb::arg("embeddings"),
-           nb::arg("hidden_states").none(), nb::arg("normalize"), nb::arg("longest"));
+           nb::arg("hidden_states").none(), nb::arg("normalize"), nb::arg("longest"), nb::arg("stream") = 0);
 }
 
 }  // namespace heddle::python

@@ -6,8 +6,9 @@
 #include <vector>
 
 #include "core/check.h"
+#include "cuda/encoder.h"
 #include "heddle/transformer.h"
-#include "model/encoder_weights.h"
+#include "model/encoder_call.h"
 
 namespace heddle {
 namespace {
@@ -64,17 +65,45 @@ Executor& executor_of(const Runtime& runtime) {
 
 }  // namespace
 
-// One encode() call.
-class Encoder::Call {
+class Encoder::CpuCall : public Call {
  public:
-  Call(const Weights& weights, std::int64_t total, const Runtime& runtime)
-      : weights_(weights),
-        config_(weights.config),
-        dtype_(weights.options.dtype),
-        element_(size_of(dtype_)),
-        total_(total),
-        executor_(executor_of(runtime)) {}
+  CpuCall(const Weights& weights, std::int64_t total, std::int64_t sequences, const Runtime& runtime)
+      : Call(weights, total, sequences), executor_(executor_of(runtime)) {}
 
+  std::size_t workspace(const TensorView& cu_seqlens, std::int64_t longest) const {
+    return arrange(attention_bytes(cu_seqlens, longest)).bytes;
+  }
+
+  void run(const EncoderTask& task, std::byte* workspace, EncoderTimes* times) {
+    workspace_ = workspace;
+    const TensorView& cu_seqlens = task.cu_seqlens;
+    plan_ = arrange(attention_bytes(cu_seqlens, task.longest));
+    timed_ = times != nullptr;
+    for (int worker = 0; worker < executor_.workers(); ++worker) stage_times(worker) = {};
+    if (times != nullptr) *times = {};
+
+    auto start = Clock::now();
+    if (total_ > 0) {
+      embed(static_cast<const std::int32_t*>(task.token_ids.data), static_cast<const std::int32_t*>(cu_seqlens.data));
+      const AttentionOptions options = attention_options(cu_seqlens, task.longest);
+      Runtime runtime;
+      runtime.executor = &executor_;
+      runtime.workspace = {workspace_ + plan_.attention, plan_.attention_bytes};
+      double attention = 0;
+      for (std::size_t i = 0; i < weights_.layers.size(); ++i) {
+        const auto attention_start = Clock::now();
+        attend(workspace_ + plan_.qkv, workspace_ + plan_.context, options, runtime);
+        attention += seconds_since(attention_start);
+        finish_layer(i, task.hidden_states);
+      }
+      if (times != nullptr) share_times(seconds_since(start) - attention, attention, *times);
+    }
+    start = Clock::now();
+    pool(cu_seqlens, task.embeddings, task.normalize);
+    if (times != nullptr) times->pooling = seconds_since(start);
+  }
+
+ private:
   Arrangement arrange(std::size_t attention_bytes) const {
     Arrangement plan;
     std::size_t at = 0;
@@ -111,67 +140,15 @@ class Encoder::Call {
     return plan;
   }
 
-  // q, k, v or the context as attention sees them: [total, heads, head size].
-  TensorView heads(const std::byte* data, std::int64_t row_stride) const {
-    const std::int64_t size = config_.hidden / config_.heads;
-    return TensorView(data, dtype_, {total_, config_.heads, size}, {row_stride, size, 1});
-  }
-
-  AttentionOptions attention_options(const TensorView& cu_seqlens, std::int64_t longest) const {
-    AttentionOptions options;
-    options.cu_seqlens_q = options.cu_seqlens_k = cu_seqlens;
-    options.max_seqlen_q = options.max_seqlen_k = longest;
-    options.method = weights_.options.method;
-    options.batch_invariant = true;  // a text's embedding must not depend on its neighbours
-    return options;
-  }
-
-  std::size_t attention_workspace(const TensorView& cu_seqlens, std::int64_t longest) const {
+  std::size_t attention_bytes(const TensorView& cu_seqlens, std::int64_t longest) const {
     if (total_ == 0) return 0;
-    // Only shapes matter to the query, but data must not be null.
-    const auto* some = reinterpret_cast<const std::byte*>(this);
-    const TensorView view = heads(some, 3 * config_.hidden);
     Runtime runtime;
     runtime.executor = &executor_;
-    return attention_forward_workspace(view, view, view, attention_options(cu_seqlens, longest), runtime);
+    // Only shapes matter to the query, but data must not be null.
+    return attention_workspace(reinterpret_cast<const std::byte*>(this), attention_options(cu_seqlens, longest),
+                               runtime);
   }
 
-  void run(const TensorView& token_ids, const TensorView& cu_seqlens, std::int64_t longest,
-           const TensorView& embeddings, const TensorView& hidden_states, bool normalize, std::byte* workspace,
-           EncoderTimes* times) {
-    workspace_ = workspace;
-    plan_ = arrange(attention_workspace(cu_seqlens, longest));
-    timed_ = times != nullptr;
-    for (int worker = 0; worker < executor_.workers(); ++worker) stage_times(worker) = {};
-    if (times != nullptr) *times = {};
-
-    auto start = Clock::now();
-    if (total_ > 0) {
-      embed(static_cast<const std::int32_t*>(token_ids.data), static_cast<const std::int32_t*>(cu_seqlens.data),
-            cu_seqlens.shape[0] - 1);
-      const AttentionOptions options = attention_options(cu_seqlens, longest);
-      Runtime runtime;
-      runtime.executor = &executor_;
-      runtime.workspace = {workspace_ + plan_.attention, plan_.attention_bytes};
-      const std::byte* qkv = workspace_ + plan_.qkv;
-      const std::size_t part = config_.hidden * element_;
-      double attention = 0;
-      for (std::size_t i = 0; i < weights_.layers.size(); ++i) {
-        const auto attention_start = Clock::now();
-        attention_forward(heads(qkv, 3 * config_.hidden), heads(qkv + part, 3 * config_.hidden),
-                          heads(qkv + 2 * part, 3 * config_.hidden), heads(workspace_ + plan_.context, config_.hidden),
-                          {}, options, runtime);
-        attention += seconds_since(attention_start);
-        finish_layer(i, hidden_states);
-      }
-      if (times != nullptr) share_times(seconds_since(start) - attention, attention, *times);
-    }
-    start = Clock::now();
-    pool(cu_seqlens, embeddings, normalize);
-    if (times != nullptr) times->pooling = seconds_since(start);
-  }
-
- private:
   std::byte* worker_at(int worker) const { return workspace_ + plan_.workers + plan_.worker_bytes * worker; }
   StageTimes& stage_times(int worker) const { return *reinterpret_cast<StageTimes*>(worker_at(worker) + plan_.times); }
   std::byte* row(std::size_t buffer, std::int64_t index, std::int64_t columns) const {
@@ -187,13 +164,13 @@ class Encoder::Call {
     });
   }
 
-  void embed(const std::int32_t* ids, const std::int32_t* cu_seqlens, std::int64_t sequences) const {
+  void embed(const std::int32_t* ids, const std::int32_t* cu_seqlens) const {
     const std::size_t row_bytes = config_.hidden * element_;
     over_rows([&](std::int64_t first, std::int64_t rows, int worker) {
       Laps laps(timed_);
       auto* sums = reinterpret_cast<float*>(worker_at(worker) + plan_.projected);
       // The sequence that the first row is in: the last one that begins at or before it.
-      std::int64_t sequence = std::upper_bound(cu_seqlens, cu_seqlens + sequences + 1, first) - cu_seqlens - 1;
+      std::int64_t sequence = std::upper_bound(cu_seqlens, cu_seqlens + sequences_ + 1, first) - cu_seqlens - 1;
       for (std::int64_t i = 0; i < rows; ++i) {
         while (first + i >= cu_seqlens[sequence + 1]) ++sequence;
         const std::int64_t position = first + i - cu_seqlens[sequence];
@@ -255,7 +232,7 @@ class Encoder::Call {
 
   void pool(const TensorView& cu_seqlens, const TensorView& embeddings, bool normalize) const {
     const auto* offsets = static_cast<const std::int32_t*>(cu_seqlens.data);
-    executor_.parallel_for(cu_seqlens.shape[0] - 1, [&](std::int64_t sequence, int) {
+    executor_.parallel_for(sequences_, [&](std::int64_t sequence, int) {
       float* mean = static_cast<float*>(embeddings.data) + sequence * config_.hidden;
       std::fill_n(mean, config_.hidden, 0.0f);
       const std::int64_t begin = offsets[sequence], end = offsets[sequence + 1];
@@ -291,11 +268,6 @@ class Encoder::Call {
     times.attention = attention;
   }
 
-  const Weights& weights_;
-  const EncoderConfig& config_;
-  const DType dtype_;
-  const std::size_t element_;
-  const std::int64_t total_;
   Executor& executor_;
   std::byte* workspace_ = nullptr;
   Arrangement plan_;
@@ -312,6 +284,8 @@ Encoder Encoder::load(const std::string& folder, const EncoderOptions& options) 
 }
 
 const EncoderConfig& Encoder::config() const { return weights_->config; }
+
+Device Encoder::device() const { return weights_->options.device; }
 
 std::size_t Encoder::weight_bytes() const { return weights_->bytes(); }
 
@@ -344,14 +318,14 @@ std::size_t Encoder::workspace(std::int64_t total, std::int64_t sequences, std::
   check.require(total == 0 || longest > 0, "longest is 0: ", total, " tokens need a longer sequence");
   check.require(total == 0 || (total - 1) / longest < sequences, sequences, " sequences of at most ", longest,
                 " tokens cannot hold ", total);
+  if (weights_->gpu >= 0) return GpuCall(*weights_, total, sequences).workspace(longest);
   // Any lengths within the bounds need the same; these put the longest sequences first.
   std::vector<std::int32_t> cu_seqlens(static_cast<std::size_t>(sequences) + 1, 0);
   for (std::int64_t i = 1; i <= sequences; ++i) {
     cu_seqlens[i] = static_cast<std::int32_t>(std::min<std::int64_t>(i * longest, total));
   }
-  const Call call(*weights_, total, runtime);
-  const TensorView view(cu_seqlens.data(), DType::i32, {sequences + 1});
-  return call.arrange(call.attention_workspace(view, longest)).bytes;
+  return CpuCall(*weights_, total, sequences, runtime)
+      .workspace(TensorView(cu_seqlens.data(), DType::i32, {sequences + 1}), longest);
 }
 
 void Encoder::encode(const TensorView& token_ids, const TensorView& cu_seqlens, const TensorView& embeddings,
@@ -359,21 +333,24 @@ void Encoder::encode(const TensorView& token_ids, const TensorView& cu_seqlens, 
                      EncoderTimes* times) const {
   const Check check("encode");
   const EncoderConfig& config = weights_->config;
-  const auto contiguous = [&](const TensorView& view, const char* name, DType dtype, int rank) {
-    check.require(view.device == Device::cpu, name, " must be on the CPU");
-    check.tensor(view, name, dtype, Device::cpu, rank);
+  const bool gpu = weights_->gpu >= 0;
+  const auto contiguous = [&](const TensorView& view, const char* name, DType dtype, int rank, bool output = false) {
+    const Device device = output ? this->device() : Device::cpu;
+    check.require(view.device == device, name, " must be on the ",
+                  device == Device::cpu ? "CPU" : "GPU, as the encoder is");
+    check.tensor(view, name, dtype, device, rank);
     check.require(view.contiguous(), name, " must be contiguous; found ", name, " ", view, " with other strides");
   };
   contiguous(token_ids, "token_ids", DType::i32, 1);
   contiguous(cu_seqlens, "cu_seqlens", DType::i32, 1);
-  contiguous(embeddings, "embeddings", DType::f32, 2);
+  contiguous(embeddings, "embeddings", DType::f32, 2, true);
   const std::int64_t total = token_ids.shape[0], sequences = cu_seqlens.shape[0] - 1;
   check.require(total <= INT32_MAX, "token_ids has ", total, " tokens: at most 2^31 - 1 can be packed");
   check.require(sequences >= 0, "cu_seqlens is empty: it holds one offset more than sequences");
   check.require(embeddings.shape[0] == sequences && embeddings.shape[1] == config.hidden, "embeddings is ", embeddings,
                 ": it must be [", sequences, ", ", config.hidden, "], one row a sequence");
   if (hidden_states.given()) {
-    contiguous(hidden_states, "hidden_states", DType::f32, 2);
+    contiguous(hidden_states, "hidden_states", DType::f32, 2, true);
     check.require(hidden_states.shape[0] == total && hidden_states.shape[1] == config.hidden, "hidden_states is ",
                   hidden_states, ": it must be [", total, ", ", config.hidden, "], one row a token");
   }
@@ -396,15 +373,28 @@ void Encoder::encode(const TensorView& token_ids, const TensorView& cu_seqlens, 
                   ": ids are from 0 to ", config.vocabulary - 1);
   }
 
-  Call call(*weights_, total, runtime);
-  const std::size_t needed = call.arrange(call.attention_workspace(cu_seqlens, longest)).bytes;
-  check.require(runtime.workspace.data != nullptr && runtime.workspace.bytes >= needed, "the workspace has ",
-                runtime.workspace.data != nullptr ? runtime.workspace.bytes : 0, " bytes: ", needed,
-                " are needed, as Encoder::workspace() says");
-  check.require(reinterpret_cast<std::uintptr_t>(runtime.workspace.data) % 64 == 0,
-                "the workspace must be aligned to 64 bytes");
-  call.run(token_ids, cu_seqlens, longest, embeddings, hidden_states, normalize,
-           static_cast<std::byte*>(runtime.workspace.data), times);
+  if (gpu) {
+    const int current = cuda::current_gpu();
+    check.require(current == weights_->gpu, "GPU ", current, " is current and the encoder was loaded to GPU ",
+                  weights_->gpu);
+    check.require(times == nullptr, "times is given: a call on a GPU does not wait for its stages");
+  }
+  const EncoderTask task{token_ids, cu_seqlens, embeddings, hidden_states, longest, normalize};
+  const auto run = [&](auto& call, std::size_t needed, const auto&... rest) {
+    check.require(runtime.workspace.data != nullptr && runtime.workspace.bytes >= needed, "the workspace has ",
+                  runtime.workspace.data != nullptr ? runtime.workspace.bytes : 0, " bytes: ", needed,
+                  " are needed, as Encoder::workspace() says");
+    check.require(reinterpret_cast<std::uintptr_t>(runtime.workspace.data) % 64 == 0,
+                  "the workspace must be aligned to 64 bytes");
+    call.run(task, rest...);
+  };
+  if (gpu) {
+    GpuCall call(*weights_, total, sequences);
+    run(call, call.workspace(longest), runtime);
+  } else {
+    CpuCall call(*weights_, total, sequences, runtime);
+    run(call, call.workspace(cu_seqlens, longest), static_cast<std::byte*>(runtime.workspace.data), times);
+  }
 }
 
 }  // namespace heddle

@@ -46,6 +46,14 @@ std::size_t bytes_of(const TensorView& view) { return static_cast<std::size_t>(v
 
 EncoderLinear::EncoderLinear(const Shape& shape, const float* weight, const float* bias, DType precision)
     : shape_(shape), format_(name_of(precision)), precision_(precision) {
+  if (shape.device == Device::cuda) {
+    packed_data_ = WeightMemory(weight, static_cast<std::size_t>(shape.out * shape.in), precision, shape.device);
+    TensorView held(packed_data_.data(), precision, {shape.out, shape.in});
+    held.device = shape.device;
+    packed_ = dense_weights(held);
+    hold(bias);
+    return;
+  }
   library_y_ = shape.role == LinearRole::project && precision == shape.dtype ? shape.dtype : DType::f32;
   library_ = std::make_unique<Linear>(weight, bias, shape.out, shape.in, precision, library_y_);
   if (precision != shape.dtype) y_at_ = aligned(size_of(precision) * static_cast<std::size_t>(kLinearRows * shape.in));
@@ -58,37 +66,43 @@ EncoderLinear::EncoderLinear(const Shape& shape, const float* weight, const floa
 
 EncoderLinear::EncoderLinear(const Shape& shape, const lowbit::QuantizedMatrix& weight, const float* bias)
     : shape_(shape), format_(lowbit::name_of(weight.format)) {
-  packed_ = packed_storage(weight.format, weight.rows, weight.columns);
-  packed_data_ = std::make_unique<WorkspaceBuffer>();
-  packed_.data.data = packed_data_->get(bytes_of(packed_.data)).data;
+  const bool gpu = shape.device == Device::cuda;
+  packed_ = packed_storage(weight.format, weight.rows, weight.columns, false,
+                           gpu ? WeightOrder::fragments16 : WeightOrder::rows16);
+  packed_data_ = WeightMemory(bytes_of(packed_.data));
+  packed_.data.data = packed_data_.data();
   pack_weights(weight, packed_);
-  bias_ = std::make_unique<WorkspaceBuffer>();
-  auto* held = static_cast<std::byte*>(bias_->get(size_of(shape.dtype) * static_cast<std::size_t>(shape.out)).data);
-  if (shape.dtype == DType::f32) {
-    std::memcpy(held, bias, sizeof(float) * static_cast<std::size_t>(shape.out));
-  } else {
-    convert(reinterpret_cast<const std::byte*>(bias), DType::f32, shape.out, held);
+  hold(bias);
+  if (gpu) {
+    packed_data_.move_to(shape.device);
+    packed_.data.data = packed_data_.data();
+    packed_.device = packed_.data.device = shape.device;
+    return;
   }
   if (shape.role == LinearRole::sum && shape.dtype != DType::f32) {
     library_at_ = aligned(size_of(shape.dtype) * static_cast<std::size_t>(kLinearRows * shape.out));
   }
   // Any data: the query reads none.
-  const TensorView x(held, shape.dtype, {kLinearRows, shape.in});
-  LinearOptions options = low_bit_options();
-  options.residual = {};
+  const TensorView x(bias_.data(), shape.dtype, {kLinearRows, shape.in});
+  const LinearOptions options = packed_options();
   library_bytes_ = aligned(linear_forward_workspace(x, packed_, options, inline_runtime()));
 }
 
-LinearOptions EncoderLinear::low_bit_options() const {
+void EncoderLinear::hold(const float* bias) {
+  bias_ = WeightMemory(bias, static_cast<std::size_t>(shape_.out), shape_.dtype, shape_.device);
+}
+
+LinearOptions EncoderLinear::packed_options() const {
   LinearOptions options;
   options.activation = shape_.role == LinearRole::gelu ? Activation::gelu_erf : Activation::none;
-  options.bias = TensorView(bias_->get(0).data, shape_.dtype, {shape_.out});
+  options.bias = TensorView(bias_.data(), shape_.dtype, {shape_.out});
+  options.bias.device = shape_.device;
   return options;
 }
 
 std::size_t EncoderLinear::weight_bytes() const {
   if (library_ != nullptr) return library_->weight_bytes();
-  return bytes_of(packed_.data) + size_of(shape_.dtype) * static_cast<std::size_t>(shape_.out);
+  return packed_data_.size() + bias_.size();
 }
 
 void EncoderLinear::run(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
@@ -123,12 +137,36 @@ void EncoderLinear::run_low_bit(const std::byte* x, const std::byte* residual, s
   const DType dtype = shape_.dtype;
   const std::int64_t count = dtype == DType::bf16 ? whole_steps(rows) : rows;
   const bool widened = shape_.role == LinearRole::sum && dtype != DType::f32;
-  LinearOptions options = low_bit_options();
+  LinearOptions options = packed_options();
   if (shape_.role == LinearRole::sum) options.residual = TensorView(residual, dtype, {count, shape_.out});
   linear_forward(TensorView(x, dtype, {count, shape_.in}), packed_,
                  TensorView(widened ? scratch : y, dtype, {count, shape_.out}, {y_stride, 1}), options,
                  inline_runtime({scratch + library_at_, library_bytes_}));
   if (widened) convert(scratch, dtype, rows * shape_.out, y);
+}
+
+namespace {
+
+TensorView on_gpu(const std::byte* data, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
+  TensorView view(data, dtype, {rows, columns}, {stride, 1});
+  view.device = Device::cuda;
+  return view;
+}
+
+}  // namespace
+
+std::size_t EncoderLinear::gpu_workspace(const std::byte* x, std::int64_t rows) const {
+  LinearOptions options = packed_options();
+  if (shape_.role == LinearRole::sum) options.residual = on_gpu(x, shape_.dtype, rows, shape_.out, shape_.out);
+  return linear_forward_workspace(on_gpu(x, shape_.dtype, rows, shape_.in, shape_.in), packed_, options);
+}
+
+void EncoderLinear::run_on_gpu(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
+                               std::int64_t rows, const Runtime& runtime) const {
+  LinearOptions options = packed_options();
+  if (shape_.role == LinearRole::sum) options.residual = on_gpu(residual, shape_.dtype, rows, shape_.out, shape_.out);
+  linear_forward(on_gpu(x, shape_.dtype, rows, shape_.in, shape_.in), packed_,
+                 on_gpu(y, shape_.dtype, rows, shape_.out, y_stride), options, runtime);
 }
 
 EncoderProjections::EncoderProjections(Linear together, DType dtype)
@@ -137,11 +175,12 @@ EncoderProjections::EncoderProjections(Linear together, DType dtype)
 EncoderProjections::EncoderProjections(std::vector<EncoderLinear> parts) : parts_(std::move(parts)) {}
 
 const std::string& EncoderProjections::format(int part) const {
-  return together_ != nullptr ? format_ : parts_[static_cast<std::size_t>(part)].format();
+  return together_ != nullptr ? format_ : this->part(part).format();
 }
 
 std::size_t EncoderProjections::weight_bytes(int part) const {
-  return together_ != nullptr ? together_->weight_bytes() / 3 : parts_[static_cast<std::size_t>(part)].weight_bytes();
+  if (together_ != nullptr) return together_->weight_bytes() / 3;
+  return this->part(part).weight_bytes() / (parts_.size() == 1 ? 3 : 1);
 }
 
 std::size_t EncoderProjections::weight_bytes() const {
@@ -161,6 +200,20 @@ void EncoderProjections::run(const std::byte* x, std::byte* y, std::int64_t rows
   const std::int64_t stride = 3 * parts_[0].shape().out;
   for (const EncoderLinear& part : parts_) {
     part.run(x, nullptr, y, stride, rows, scratch);
+    y += size_of(part.shape().dtype) * static_cast<std::size_t>(part.shape().out);
+  }
+}
+
+std::size_t EncoderProjections::gpu_workspace(const std::byte* x, std::int64_t rows) const {
+  std::size_t bytes = 0;
+  for (const EncoderLinear& part : parts_) bytes = std::max(bytes, part.gpu_workspace(x, rows));
+  return bytes;
+}
+
+void EncoderProjections::run_on_gpu(const std::byte* x, std::byte* y, std::int64_t rows, const Runtime& runtime) const {
+  const std::int64_t stride = static_cast<std::int64_t>(parts_.size()) * parts_[0].shape().out;
+  for (const EncoderLinear& part : parts_) {
+    part.run_on_gpu(x, nullptr, y, stride, rows, runtime);
     y += size_of(part.shape().dtype) * static_cast<std::size_t>(part.shape().out);
   }
 }

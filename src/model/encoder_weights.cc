@@ -11,6 +11,7 @@
 
 #include "core/check.h"
 #include "core/dtypes.h"
+#include "cuda/encoder.h"
 #include "heddle/safetensors.h"
 #include "model/in_quotes.h"
 #include "model/quantize_rules.h"
@@ -86,14 +87,9 @@ class ConfigFile {
   json root_;
 };
 
-std::vector<std::byte> held_as(DType dtype, const std::vector<float>& values) {
-  std::vector<std::byte> out(values.size() * size_of(dtype));
-  if (dtype == DType::f32) {
-    std::memcpy(out.data(), values.data(), out.size());
-  } else {
-    narrow(values.data(), static_cast<std::int64_t>(values.size()), reinterpret_cast<std::uint16_t*>(out.data()));
-  }
-  return out;
+// Whether a rule's format is none of low bits.
+bool is_floating(const std::string& format, Device device) {
+  return format == "float32" || format == "bfloat16" || (device == Device::cuda && format == "float16");
 }
 
 // A matrix of low bits with memory of its own.
@@ -122,7 +118,7 @@ class EncoderLayers::File {
     // Task-specific checkpoints keep the encoder under "bert.".
     if (file().contains("bert.embeddings.word_embeddings.weight")) prefix_ = "bert.";
     // Absolute values from here on are not finite once held in `dtype`.
-    limit_ = dtype == DType::bf16 ? 0x7f7f8000u : 0x7f800000u;
+    limit_ = dtype == DType::bf16 ? 0x7f7f8000u : dtype == DType::f16 ? 0x477ff000u : 0x7f800000u;
   }
 
   // A tensor of `columns`, or of rows x columns if rows > 0, appended to `out`.
@@ -168,8 +164,12 @@ class EncoderLayers::File {
     return out;
   }
 
-  LayerNormWeights layer_norm(const std::string& name, const EncoderConfig& config) const {
-    return {vector(name + ".weight", config.hidden), vector(name + ".bias", config.hidden), config.layer_norm_epsilon};
+  LayerNormWeights layer_norm(const std::string& name, const EncoderConfig& config, Device device) const {
+    const auto held = [&](const char* part) {
+      return WeightMemory(vector(name + part, config.hidden).data(), static_cast<std::size_t>(config.hidden),
+                          DType::f32, device);
+    };
+    return {held(".weight"), held(".bias"), config.layer_norm_epsilon};
   }
 
  private:
@@ -194,7 +194,10 @@ class EncoderLayers::File {
 };
 
 EncoderLayers::EncoderLayers(const std::string& path, const EncoderConfig& config, const EncoderOptions& options)
-    : config_(config), dtype_(options.dtype), file_(std::make_unique<File>(path, options.dtype)) {
+    : config_(config),
+      dtype_(options.dtype),
+      device_(options.device),
+      file_(std::make_unique<File>(path, options.dtype)) {
   set_rules(options.layers);
 }
 EncoderLayers::~EncoderLayers() = default;
@@ -203,7 +206,12 @@ std::string EncoderLayers::prefix(std::int64_t i) { return text("encoder.layer."
 
 void EncoderLayers::set_rules(std::vector<lowbit::LayerRule> rules) {
   for (const lowbit::LayerRule& rule : rules) {
-    if (rule.format == "float32" || rule.format == "bfloat16") continue;
+    if (is_floating(rule.format, device_)) {
+      Check("encoder").require(device_ == Device::cpu || rule.format == name_of(dtype_), "pattern ",
+                               in_quotes(rule.pattern), " asks for ", rule.format, ": on a GPU products are in dtype, ",
+                               name_of(dtype_), ", or low-bit");
+      continue;
+    }
     const std::size_t colon = rule.format.find(':');
     lowbit::format_named(rule.format.substr(0, colon));
     if (colon != std::string::npos) lowbit::rule_named(rule.format.substr(colon + 1));
@@ -232,10 +240,10 @@ std::string EncoderLayers::precision_of(const std::string& name) {
 
 EncoderLinear EncoderLayers::make(const std::string& name, std::int64_t out, std::int64_t in, LinearRole role) {
   const Check check("encoder");
-  const EncoderLinear::Shape shape{.out = out, .in = in, .dtype = dtype_, .role = role};
+  const EncoderLinear::Shape shape{.out = out, .in = in, .dtype = dtype_, .role = role, .device = device_};
   const std::string wanted = precision_of(name);
-  const bool floating = wanted == "float32" || wanted == "bfloat16";
-  const DType precision = floating ? (wanted == "float32" ? DType::f32 : DType::bf16) : dtype_;
+  const bool floating = is_floating(wanted, device_), given = floating && device_ == Device::cpu;
+  const DType precision = given ? (wanted == "float32" ? DType::f32 : DType::bf16) : dtype_;
   const std::vector<float> bias = file_->vector(name + ".bias", out);
   if (file_->stored_low_bit(name)) {
     const OwnedMatrix held = file_->low_bit(name, out, in);
@@ -276,6 +284,12 @@ EncoderProjections EncoderLayers::projections(std::int64_t i) {
       file_->append(prefix(i) + part + ".weight", hidden, hidden, matrix);
       file_->append(prefix(i) + part + ".bias", 0, hidden, bias);
     }
+    if (device_ == Device::cuda) {
+      const EncoderLinear::Shape shape{.out = 3 * hidden, .in = hidden, .dtype = dtype_, .device = device_};
+      std::vector<EncoderLinear> whole;
+      whole.emplace_back(shape, matrix.data(), bias.data(), dtype_);
+      return EncoderProjections(std::move(whole));
+    }
     return EncoderProjections(Linear(matrix.data(), bias.data(), 3 * hidden, hidden, dtype_, dtype_), dtype_);
   }
   std::vector<EncoderLinear> parts;
@@ -304,25 +318,35 @@ std::size_t Encoder::Weights::bytes() const {
 
 std::unique_ptr<Encoder::Weights> Encoder::Weights::load(const std::string& folder, const EncoderOptions& options) {
   const Check check("encoder");
-  check.require(options.dtype == DType::f32 || options.dtype == DType::bf16, "dtype is ", name_of(options.dtype),
-                ": it must be float32 or bfloat16");
+  const bool gpu = options.device == Device::cuda, bf16 = options.dtype == DType::bf16;
+  check.require(bf16 || options.dtype == (gpu ? DType::f16 : DType::f32), "dtype is ", name_of(options.dtype),
+                gpu ? ": on a GPU it must be float16 or bfloat16" : ": it must be float32 or bfloat16");
   check.require(options.method.empty() || options.method == "flash" || options.method == "baseline", "method is ",
                 in_quotes(options.method), ": it must be 'flash', 'baseline' or empty");
 
   auto weights = std::make_unique<Weights>();
   weights->options = options;
+  if (gpu) weights->gpu = cuda::current_gpu();
   const EncoderConfig config = weights->config = ConfigFile(folder + "/config.json").read();
+  if (gpu) {
+    for (const auto& [name, size] :
+         {std::pair{"hidden_size", config.hidden}, {"intermediate_size", config.intermediate}}) {
+      check.require(size % 8 == 0, folder, "/config.json: ", name, " is ", size,
+                    ": on a GPU it must be a multiple of 8");
+    }
+  }
   EncoderLayers layers(folder + "/model.safetensors", weights->config, options);
   const EncoderLayers::File& reader = layers.file();
 
   const auto embedding = [&](const char* name, std::int64_t rows) {
-    auto held = held_as(options.dtype, reader.matrix(text("embeddings.", name, ".weight"), rows, config.hidden));
+    const std::vector<float> values = reader.matrix(text("embeddings.", name, ".weight"), rows, config.hidden);
+    WeightMemory held(values.data(), values.size(), options.dtype, options.device);
     weights->other_bytes += held.size();
     return held;
   };
   const auto norm = [&](const std::string& name) {
     weights->other_bytes += 2 * sizeof(float) * static_cast<std::size_t>(config.hidden);
-    return reader.layer_norm(name, config);
+    return reader.layer_norm(name, config, options.device);
   };
 
   weights->word = embedding("word_embeddings", config.vocabulary);

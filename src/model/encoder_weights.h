@@ -9,15 +9,19 @@
 #include "heddle/transformer.h"
 #include "model/encoder_linear.h"
 #include "model/row_ops.h"
+#include "model/weight_memory.h"
 
 namespace heddle {
 
 // Kept in f32 whatever the encoder's dtype.
 struct LayerNormWeights {
-  std::vector<float> gamma, beta;  // [hidden]
+  WeightMemory gamma, beta;  // [hidden]
   float epsilon = 0.0f;
 
-  LayerNormRows rows() const { return {gamma.data(), beta.data(), epsilon, static_cast<std::int64_t>(gamma.size())}; }
+  LayerNormRows rows() const {
+    return {reinterpret_cast<const float*>(gamma.data()), reinterpret_cast<const float*>(beta.data()), epsilon,
+            static_cast<std::int64_t>(gamma.size() / sizeof(float))};
+  }
 };
 
 struct EncoderLayer {
@@ -32,10 +36,11 @@ struct EncoderLayer {
 struct Encoder::Weights {
   EncoderConfig config;
   EncoderOptions options;
-  std::vector<std::byte> word, position, token_type;  // [n, hidden] in options.dtype
+  WeightMemory word, position, token_type;  // [n, hidden] in options.dtype
   LayerNormWeights embedding_norm;
   std::vector<EncoderLayer> layers;
   std::size_t other_bytes = 0;  // of embeddings and norms
+  int gpu = -1;                 // that all of them are on; -1: on the CPU
 
   std::size_t bytes() const;
   static std::unique_ptr<Weights> load(const std::string& folder, const EncoderOptions& options);
@@ -73,6 +78,7 @@ class EncoderLayers {
 
   const EncoderConfig& config_;
   DType dtype_;
+  Device device_;
   std::unique_ptr<File> file_;
   std::vector<lowbit::LayerRule> rules_;
   std::vector<bool> matched_;

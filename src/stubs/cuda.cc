@@ -2,6 +2,7 @@
 #include "core/check.h"
 #include "cuda/attention.h"
 #include "cuda/backend.h"
+#include "cuda/encoder.h"
 #include "cuda/kv_cache.h"
 #include "cuda/linear.h"
 #include "cuda/lowbit.h"
@@ -64,6 +65,15 @@ void decode_weights(const LinearProblem&, const WeightBlock&, const lowbit::Weig
 void apply_rotary(const RotaryProblem&, void*) { throw RuntimeError(text("[apply_rotary] ", kWithout)); }
 void append_int4_cache(const Int4AppendProblem&, void*) { throw RuntimeError(text("[append_int4_cache] ", kWithout)); }
 void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[append_kv_cache] ", kWithout)); }
+
+int current_gpu() { throw RuntimeError(text("[encoder] device is cuda: ", kWithout)); }
+std::byte* copied_to_gpu(const void*, std::size_t) { throw RuntimeError(kWithout); }
+void free_on_gpu(std::byte*) noexcept {}
+void copy_to_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }
+void norm_rows(const void*, const NormRows&, void*) { throw RuntimeError(kWithout); }
+void norm_embeddings(const EmbeddingRows&, const NormRows&, void*) { throw RuntimeError(kWithout); }
+void pool_rows(const PooledRows&, void*) { throw RuntimeError(kWithout); }
+void widen(const void*, DType, std::int64_t, float*, void*) { throw RuntimeError(kWithout); }
 
 QuantizeFindings quantize(const lowbit::QuantizeProblem&, void*, void*) {
   throw RuntimeError(text("[quantize] ", kWithout));

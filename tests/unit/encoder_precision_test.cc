@@ -12,42 +12,19 @@
 #include "heddle/error.h"
 #include "heddle/transformer.h"
 #include "model/quantize_rules.h"
+#include "unit/encoder_model.h"
 #include "unit/plain_encoder.h"
 
 namespace heddle {
 namespace {
 
+using test::hold;
+using test::Input;
+using test::kConfig;
+using test::kLengths;
+using test::max_error;
 using test::ModelFolder;
 using test::PlainEncoder;
-
-constexpr EncoderConfig kConfig{.hidden = 128,
-                                .layers = 2,
-                                .heads = 4,
-                                .intermediate = 256,
-                                .vocabulary = 60,
-                                .positions = 70,
-                                .token_types = 2,
-                                .layer_norm_epsilon = 1e-6f};
-// Whole blocks of 64 rows, blocks with few rows, and none.
-const std::vector<int> kLengths = {17, 1, 0, 66, 33, 5, 40};
-
-struct Input {
-  std::vector<std::int32_t> ids, cu_seqlens = {0};
-
-  explicit Input(const std::vector<int>& lengths) {
-    std::mt19937 random(7);
-    for (const int length : lengths) {
-      for (int i = 0; i < length; ++i) ids.push_back(static_cast<std::int32_t>(random() % kConfig.vocabulary));
-      cu_seqlens.push_back(static_cast<std::int32_t>(ids.size()));
-    }
-  }
-  std::int64_t sequences() const { return static_cast<std::int64_t>(cu_seqlens.size()) - 1; }
-  std::vector<std::int32_t> sequence(std::int64_t i) const {
-    return {ids.begin() + cu_seqlens[i], ids.begin() + cu_seqlens[i + 1]};
-  }
-  TensorView id_view() const { return TensorView(ids.data(), DType::i32, {static_cast<std::int64_t>(ids.size())}); }
-  TensorView offset_view() const { return TensorView(cu_seqlens.data(), DType::i32, {sequences() + 1}); }
-};
 
 struct Output {
   std::vector<float> embeddings, hidden;
@@ -55,73 +32,18 @@ struct Output {
 
 Output encode(const Encoder& encoder, const Input& input, Executor* executor = nullptr) {
   Output out;
-  const auto total = static_cast<std::int64_t>(input.ids.size());
+  const std::int64_t total = input.total();
   out.embeddings.resize(static_cast<std::size_t>(input.sequences() * kConfig.hidden));
   out.hidden.resize(static_cast<std::size_t>(total * kConfig.hidden));
   Runtime runtime;
   runtime.executor = executor;
   WorkspaceBuffer scratch;
-  std::int64_t longest = 0;
-  for (std::int64_t i = 0; i < input.sequences(); ++i) {
-    longest = std::max<std::int64_t>(longest, input.cu_seqlens[i + 1] - input.cu_seqlens[i]);
-  }
-  const std::size_t bytes = encoder.workspace(total, input.sequences(), longest, runtime);
+  const std::size_t bytes = encoder.workspace(total, input.sequences(), input.longest(), runtime);
   runtime.workspace = {scratch.get(bytes).data, bytes};
   encoder.encode(input.id_view(), input.offset_view(),
                  TensorView(out.embeddings.data(), DType::f32, {input.sequences(), kConfig.hidden}),
                  TensorView(out.hidden.data(), DType::f32, {total, kConfig.hidden}), true, runtime);
   return out;
-}
-
-// What a rule makes of a matrix, as float32 again.
-std::vector<float> as_held(const std::vector<float>& weight, std::int64_t rows, std::int64_t columns,
-                           const std::string& format) {
-  std::vector<float> out = weight;
-  if (format == "float32") return out;
-  if (format == "bfloat16") {
-    for (float& value : out) value = bf16_to_f32(f32_to_bf16(value));
-    return out;
-  }
-  const std::size_t colon = format.find(':');
-  lowbit::QuantizedMatrix matrix = lowbit::storage(lowbit::format_named(format.substr(0, colon)), rows, columns);
-  std::vector<std::byte> memory[4];
-  TensorView* parts[] = {&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale};
-  for (std::size_t i = 0; i < 4; ++i) {
-    if (!parts[i]->given()) continue;
-    memory[i].resize(static_cast<std::size_t>(parts[i]->elements()) * size_of(parts[i]->dtype));
-    parts[i]->data = memory[i].data();
-  }
-  lowbit::QuantizeOptions options;
-  if (colon != std::string::npos) options.rule = lowbit::rule_named(format.substr(colon + 1));
-  quantize(TensorView(weight.data(), DType::f32, {rows, columns}), options, matrix);
-  dequantize(matrix, TensorView(out.data(), DType::f32, {rows, columns}));
-  return out;
-}
-
-bool is_linear(const std::string& name) {
-  return name.ends_with(".weight") && name.starts_with("encoder.") && name.find("LayerNorm") == std::string::npos;
-}
-
-// The model whose linear layers hold what the rules make of them.
-void hold(ModelFolder* folder, const std::vector<lowbit::LayerRule>& rules) {
-  for (auto& [name, tensor] : folder->tensors) {
-    if (!is_linear(name)) continue;
-    const std::string layer = name.substr(0, name.size() - 7);
-    for (const lowbit::LayerRule& rule : rules) {
-      if (!lowbit::matches(rule.pattern, layer)) continue;
-      tensor.values = as_held(tensor.values, tensor.shape[0], tensor.shape[1], rule.format);
-      break;
-    }
-  }
-}
-
-double max_error(const std::vector<double>& expected, const std::vector<float>& found) {
-  double error = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double one = std::abs(expected[i] - found[i]);
-    if (!(one <= error)) error = one;  // NaN stays
-  }
-  return error;
 }
 
 struct Case {

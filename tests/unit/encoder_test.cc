@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "core/dtypes.h"
+#include "cuda/backend.h"
 #include "heddle/error.h"
 #include "heddle/runtime.h"
 #include "heddle/transformer.h"
@@ -299,6 +300,20 @@ TEST(EncoderErrors, FilesAndOptions) {
   expect_message([&] { Encoder::load(folder.path()); }, {"config.json is not a JSON object"});
   expect_message([&] { Encoder::load(folder.path(), {DType::f16, ""}); }, {"dtype is float16"});
   expect_message([&] { Encoder::load(folder.path(), {DType::f32, "fast"}); }, {"method is 'fast'"});
+}
+
+// With and without CUDA in the build: no GPU is asked for that has no dtype of the call's.
+TEST(EncoderErrors, Device) {
+  const ModelFolder folder(kSmall);
+  folder.write();
+  EncoderOptions options;
+  options.device = Device::cuda;
+  expect_message([&] { Encoder::load(folder.path(), options); },
+                 {"[encoder] dtype is float32: on a GPU it must be float16 or bfloat16"});
+  options.dtype = DType::f16;
+  if (cuda::built()) return;  // tests/gpu/encoder_test.cc
+  expect_message<RuntimeError>([&] { Encoder::load(folder.path(), options); },
+                               {"[encoder] device is cuda: this heddle was built without CUDA"});
 }
 
 TEST(EncoderErrors, Input) {

@@ -1,0 +1,161 @@
+// The encoder's steps between products. A warp normalises a row, which it reads three times, from the cache after the
+// first; a block pools a sequence.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "cuda/any/linear/rows.cuh"
+#include "cuda/encoder.h"
+
+namespace heddle::cuda::any::encoder {
+
+using linear::kPiece;
+using linear::load_piece;
+
+constexpr int kWarps = 8, kThreads = 32 * kWarps;
+
+__device__ inline float over_warp(float x) {
+#pragma unroll
+  for (int lanes = 1; lanes < 32; lanes *= 2) x += __shfl_xor_sync(0xffffffff, x, lanes);
+  return x;
+}
+
+template <class T>
+struct StoredRow {
+  const T* x;
+  __device__ void load(int piece, float (&to)[kPiece]) const { load_piece<T>(x, piece, to); }
+};
+template <class T>
+struct StoredRows {
+  const T* x;
+  std::int64_t columns;
+  __device__ StoredRow<T> row(std::int64_t i) const { return {x + i * columns}; }
+};
+
+template <class T>
+struct EmbeddedRow {
+  const T *word, *position, *token_type;
+  __device__ void load(int piece, float (&to)[kPiece]) const {
+    float other[kPiece];
+    load_piece<T>(word, piece, to);
+    load_piece<T>(position, piece, other);
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) to[j] += other[j];
+    load_piece<T>(token_type, piece, other);
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) to[j] += other[j];
+  }
+};
+template <class T>
+struct EmbeddedRows {
+  EmbeddingRows from;
+  std::int64_t columns;
+  __device__ EmbeddedRow<T> row(std::int64_t i) const {
+    // The last sequence that begins at or before row i: offsets[first] <= i < offsets[end].
+    std::int64_t first = 0, end = from.sequences;
+    while (end - first > 1) {
+      const std::int64_t middle = (first + end) / 2;
+      (from.offsets[middle] <= i ? first : end) = middle;
+    }
+    return {static_cast<const T*>(from.word) + from.ids[i] * columns,
+            static_cast<const T*>(from.position) + (i - from.offsets[first]) * columns,
+            static_cast<const T*>(from.token_type)};
+  }
+};
+
+// grid: rows / kWarps, rounded up. y may be what `rows` reads: a lane writes what it alone has read.
+template <class T, class Rows>
+__global__ void __launch_bounds__(kThreads) norm_kernel(const Rows rows, const NormRows p) {
+  const std::int64_t i = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (i >= p.rows) return;
+  const auto row = rows.row(i);
+  const int pieces = static_cast<int>(p.columns / kPiece), lane = static_cast<int>(threadIdx.x % 32);
+  const auto for_each_piece = [&](auto visit) {
+    for (int piece = lane; piece < pieces; piece += 32) {
+      float x[kPiece];
+      row.load(piece, x);
+      visit(piece, x);
+    }
+  };
+  float sum = 0.0f, squares = 0.0f;
+  for_each_piece([&](int, const float(&x)[kPiece]) {
+#pragma unroll
+    for (const float one : x) sum += one;
+  });
+  const float count = static_cast<float>(p.columns), mean = over_warp(sum) / count;
+  for_each_piece([&](int, const float(&x)[kPiece]) {
+#pragma unroll
+    for (const float one : x) squares += (one - mean) * (one - mean);
+  });
+  const float inverse = 1.0f / sqrtf(over_warp(squares) / count + p.epsilon);
+  uint4* const to = reinterpret_cast<uint4*>(static_cast<T*>(p.y) + i * p.columns);
+  for_each_piece([&](int piece, float(&x)[kPiece]) {
+    const float4* const gamma = reinterpret_cast<const float4*>(p.gamma) + 2 * piece;
+    const float4* const beta = reinterpret_cast<const float4*>(p.beta) + 2 * piece;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float4 g = gamma[half], b = beta[half];
+      float* const four = x + 4 * half;
+      four[0] = (four[0] - mean) * inverse * g.x + b.x;
+      four[1] = (four[1] - mean) * inverse * g.y + b.y;
+      four[2] = (four[2] - mean) * inverse * g.z + b.z;
+      four[3] = (four[3] - mean) * inverse * g.w + b.w;
+    }
+    to[piece] = make_uint4(ptx::pack2<T>(x[0], x[1]), ptx::pack2<T>(x[2], x[3]), ptx::pack2<T>(x[4], x[5]),
+                           ptx::pack2<T>(x[6], x[7]));
+  });
+}
+
+// grid: sequences. Warps take rows in turn, a lane 8 columns of 256 at a time; a thread then has one column of those.
+template <class T>
+__global__ void __launch_bounds__(kThreads) pool_kernel(const PooledRows p) {
+  static_assert(kThreads == 32 * kPiece && kThreads == linear::kRowThreads);
+  __shared__ float sums[kWarps][kThreads];
+  const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
+  const std::int64_t begin = p.offsets[blockIdx.x], end = p.offsets[blockIdx.x + 1];
+  float* const mean = p.y + blockIdx.x * p.columns;
+  const float count = static_cast<float>(max(end - begin, std::int64_t{1}));
+  float squares = 0.0f;
+  for (std::int64_t first = 0; first < p.columns; first += kThreads) {
+    float sum[kPiece] = {};
+    const int piece = static_cast<int>(first / kPiece) + lane;
+    if (piece < p.columns / kPiece) {
+      for (std::int64_t i = begin + warp; i < end; i += kWarps) {
+        float x[kPiece];
+        load_piece<T>(static_cast<const T*>(p.x) + i * p.columns, piece, x);
+#pragma unroll
+        for (int j = 0; j < kPiece; ++j) sum[j] += x[j];
+      }
+    }
+    __syncthreads();  // the last round's sums were read
+#pragma unroll
+    for (int j = 0; j < kPiece; ++j) sums[warp][lane * kPiece + j] = sum[j];
+    __syncthreads();
+    const std::int64_t column = first + threadIdx.x;
+    if (column >= p.columns) continue;
+    float all = 0.0f;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) all += sums[w][threadIdx.x];
+    all /= count;
+    mean[column] = all;
+    squares += all * all;
+  }
+  if (!p.normalize) return;
+  const float length = fmaxf(sqrtf(linear::over_block(squares, linear::Sum{})), 1e-12f);
+  for (std::int64_t column = threadIdx.x; column < p.columns; column += kThreads) mean[column] /= length;
+}
+
+// grid: pieces / kThreads, rounded up.
+template <class T>
+__global__ void __launch_bounds__(kThreads) widen_kernel(const void* x, std::int64_t pieces, float* y) {
+  const std::int64_t piece = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  if (piece >= pieces) return;
+  float eight[kPiece];
+  load_piece<T>(static_cast<const T*>(x) + piece * kPiece, 0, eight);
+  float4* const to = reinterpret_cast<float4*>(y) + 2 * piece;
+  to[0] = make_float4(eight[0], eight[1], eight[2], eight[3]);
+  to[1] = make_float4(eight[4], eight[5], eight[6], eight[7]);
+}
+
+}  // namespace heddle::cuda::any::encoder

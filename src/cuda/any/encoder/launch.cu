@@ -1,0 +1,50 @@
+// The launches of the encoder's steps between products.
+#include "cuda/any/encoder/kernel.cuh"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace any::encoder;
+
+unsigned blocks(std::int64_t count, std::int64_t each) { return static_cast<unsigned>((count + each - 1) / each); }
+
+// Calls run(__half or __nv_bfloat16) for the dtype.
+template <class Run>
+void with_type(DType dtype, const Run& run) {
+  dtype == DType::f16 ? run(__half{}) : run(__nv_bfloat16{});
+}
+
+}  // namespace
+
+void norm_rows(const void* x, const NormRows& norm, void* stream) {
+  with_type(norm.dtype, [&]<class T>(T) {
+    const StoredRows<T> rows{static_cast<const T*>(x), norm.columns};
+    start("encode", norm_kernel<T, StoredRows<T>>, {blocks(norm.rows, kWarps), kThreads},
+          static_cast<cudaStream_t>(stream), rows, norm);
+  });
+}
+
+void norm_embeddings(const EmbeddingRows& embeddings, const NormRows& norm, void* stream) {
+  with_type(norm.dtype, [&]<class T>(T) {
+    const EmbeddedRows<T> rows{embeddings, norm.columns};
+    start("encode", norm_kernel<T, EmbeddedRows<T>>, {blocks(norm.rows, kWarps), kThreads},
+          static_cast<cudaStream_t>(stream), rows, norm);
+  });
+}
+
+void pool_rows(const PooledRows& rows, void* stream) {
+  with_type(rows.dtype, [&]<class T>(T) {
+    start("encode", pool_kernel<T>, {static_cast<unsigned>(rows.sequences), kThreads},
+          static_cast<cudaStream_t>(stream), rows);
+  });
+}
+
+void widen(const void* x, DType dtype, std::int64_t count, float* y, void* stream) {
+  const std::int64_t pieces = count / kPiece;
+  with_type(dtype, [&]<class T>(T) {
+    start("encode", widen_kernel<T>, {blocks(pieces, kThreads), kThreads}, static_cast<cudaStream_t>(stream), x, pieces,
+          y);
+  });
+}
+
+}  // namespace heddle::cuda
