@@ -44,11 +44,14 @@ if [[ -n $python ]]; then
   mkdir -p "$stage/python/heddle" "$stage/tests/python"
   cp python/heddle/*.py python/heddle/py.typed "$stage/python/heddle/"
   install -s "$build"/python/heddle/_heddle*.so "$stage/python/heddle/"
-  cp tests/python/kit.py tests/python/test_cuda{,_gradients,_linear,_linear_cublaslt,_lowbit}.py "$stage/tests/python/"
+  cp tests/python/kit.py tests/python/test_cuda{,_encoder,_gradients,_linear,_linear_cublaslt,_lowbit}.py "$stage/tests/python/"
   mkdir -p "$stage"/{bench,examples/train}
   cp examples/train/*.py "$stage/examples/train/"
   cp bench/attention_bench_gpu.py bench/gpu_rows.py bench/gpu_backward_rows.py bench/gpu_linear_rows.py bench/gpu_lowbit_rows.py bench/ladder_gpu.py bench/peers_h200.json "$stage/bench/"
   cp scripts/bench_gpu.sh "$stage/scripts/"
+  cp bench/encoder_gpu.py "$stage/bench/"  # runs over a folder that it prepares elsewhere
+  mkdir -p "$stage/scripts/demo"
+  cp scripts/demo/*.py "$stage/scripts/demo/"
 fi
 
 for binary in "$stage"/{lib/libheddle.so.?,bin/heddle,tests/heddle_gpu_tests}; do

@@ -74,6 +74,7 @@ step fuzz fuzz
 step neon scripts/test_neon.sh
 step package package
 step tables "$python" scripts/support_table.py --check
+step encoder_table "$python" scripts/encoder_table.py --check
 
 ctest --preset release -j2 --progress
 HEDDLE_CLI=$PWD/build/release/cli/heddle "$python" -m pytest -q tests/python tests/cli

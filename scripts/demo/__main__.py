@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from . import claims, encode, html, isolate, laws, limits, lowbit, machine, memory, recommend, sweep
+from . import claims, encode, gpu, html, isolate, laws, limits, lowbit, machine, memory, recommend, sweep
 from .progress import Progress
 
 SCHEMA = 1
@@ -87,6 +87,8 @@ def run(options) -> dict:
     progress.stage("The encoder with low-bit layers", 0.40)
     rate = next((r["tokens_per_second"] for r in report["encoder"] if (r["method"], r["dtype"]) == ("flash", "float32")), 1000.0)
     report["lowbit"] = {"policies": lowbit.policies(packed, rate, progress)}
+    progress.stage("The same on a GPU", 0.30)
+    report["lowbit"]["gpu"] = gpu.policies(packed, progress)
     progress.stage("An early study of FP4 layers, measured here", 0.15)
     report["lowbit"]["study"] = lowbit.study(progress)
 

@@ -33,7 +33,7 @@ def page(report: dict) -> str:
 
 def lowbit(report: dict) -> str:
     """The page on low-bit weights, beside the first."""
-    body = [brand(report, LOWBIT), lowbit_page.header(report), lowbit_page.policies(report), lowbit_page.layer(report), lowbit_page.study(report), lowbit_page.conditions(report)]
+    body = [brand(report, LOWBIT), lowbit_page.header(report), lowbit_page.policies(report), lowbit_page.gpu(report), lowbit_page.layer(report), lowbit_page.study(report), lowbit_page.conditions(report)]
     return document(f"Heddle: low-bit weights on {escape(report['machine']['processor'])}", body)
 
 

@@ -68,6 +68,16 @@ def retrieval(found: np.ndarray, wanted: np.ndarray, neighbours: int = NEIGHBOUR
     }
 
 
+def kept(found: np.ndarray, wanted: np.ndarray) -> dict:
+    """What embeddings keep of others: their cosine, retrieval, and the error of all of them."""
+    difference = found.astype(np.float64) - wanted
+    return {
+        "cosine": encode.compare(found, wanted),
+        "retrieval": retrieval(found, wanted),
+        "error": float(np.linalg.norm(difference) / np.linalg.norm(wanted)),
+    }
+
+
 def _encode_all(folder: str, dtype: str, rules: dict, packed: text.Packed, most_seconds: float) -> dict:
     import heddle
 
@@ -138,9 +148,7 @@ def policies(packed: text.Packed, tokens_per_second: float, progress) -> list[di
             embeddings = run.pop("embeddings")
             base = embeddings if base is None else base
             run |= {"name": name, "rules": rules, "pieces": len(part), "tokens": int(part.cu_seqlens[-1])}
-            run["cosine"], run["retrieval"] = encode.compare(embeddings, base), retrieval(embeddings, base)
-            difference = embeddings.astype(np.float64) - base
-            run["error"] = float(np.linalg.norm(difference) / np.linalg.norm(base))
+            run |= kept(embeddings, base)
             runs.append(run)
             progress.step(
                 f"{name:12s} {run['pieces_per_second']:6.1f} pieces/s, linear layers {run['linear_bytes'] / 2**20:5.1f} MiB, "

@@ -132,6 +132,37 @@ def policies(report: dict) -> str:
     )
 
 
+def gpu(report: dict) -> str:
+    """The same formats on a GPU: measured here, or the repository's figures, and then the page says so."""
+    found = report["lowbit"].get("gpu")
+    title = "<h2>The same on a GPU</h2>"
+    if not found or not found["rows"]:
+        why = f": {escape(found['why'])}, and the repository has no {escape(found['source'])}" if found and not found["here"] else ""
+        return title + f'<p class="empty">Nothing was measured on a GPU{why}.</p>'
+    runs, about = found["rows"], found["conditions"]
+    base = next(r for r in runs if not r["rules"])
+    where = "Measured here" if found["here"] else f"<b>Not measured here</b>: {escape(found['why'])}. Figures of <code>{escape(found['source'])}</code>, measured {escape(about['date'][:10])}"
+    sub = (
+        f"<p class='sub'>{where}, on an {escape(about['gpu'])}. {base['pieces']} pieces, {count_text(base['tokens'])} tokens; activations in 16 bits. "
+        "What is compared is each piece's embedding with the CPU's in float32.</p>"
+    )
+    small, large = base["tokens_per_second"]
+    colour = {r["name"]: "c-baseline" if len(r["formats"]) == 1 and not r["rules"] else "c-flash" for r in runs}
+    mixed = {r["name"]: len(r["formats"]) > 1 for r in runs}
+    speed = charts.bars("Speed on the GPU", [(r["name"], r["tokens_per_second"][large] / 1e6, colour[r["name"]], mixed[r["name"]]) for r in runs], lambda v: f"{v:.2f} M tokens/s")
+    rows = [
+        [
+            escape(r["name"]), r["dtype"], bytes_text(r["linear_bytes"]), bytes_text(r["weight_bytes"]), bytes_text(r["peak"]),
+            *(f"{r['tokens_per_second'][tokens] / 1e6:.2f} M" for tokens in (small, large)), seconds_text(r["alone_seconds"]),
+            f"{r['cosine']['cosine_mean']:.5f}", f"{r['cosine']['cosine_least']:.5f}", f"{100 * r['error']:.2f} %",
+            f"{100 * r['retrieval']['overlap_mean']:.1f} %", f"{r['retrieval']['spearman_mean']:.4f}",
+        ]
+        for r in runs
+    ]
+    head = ["", "activations", "linear layers", "all weights", "peak", f"tokens/s by {count_text(int(small))}", f"by {count_text(int(large))}", "a piece", "mean cosine", "worst", "error", f"top {base['retrieval']['neighbours']}", "Spearman"]
+    return title + sub + card("Speed", f"Calls of at most {count_text(int(large))} tokens.", speed) + card("What they cost and keep there", escape(about["method"]), table(head, rows, 2), True)
+
+
 def layer(report: dict) -> str:
     found = report["lowbit"]["study"].get("layer")
     title = "<h2>One linear layer</h2>"

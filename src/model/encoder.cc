@@ -318,7 +318,7 @@ std::size_t Encoder::workspace(std::int64_t total, std::int64_t sequences, std::
   check.require(total == 0 || longest > 0, "longest is 0: ", total, " tokens need a longer sequence");
   check.require(total == 0 || (total - 1) / longest < sequences, sequences, " sequences of at most ", longest,
                 " tokens cannot hold ", total);
-  if (weights_->gpu >= 0) return GpuCall(*weights_, total, sequences).workspace(longest);
+  if (weights_->gpu >= 0) return GpuCall(*weights_, total, sequences, longest).workspace();
   // Any lengths within the bounds need the same; these put the longest sequences first.
   std::vector<std::int32_t> cu_seqlens(static_cast<std::size_t>(sequences) + 1, 0);
   for (std::int64_t i = 1; i <= sequences; ++i) {
@@ -389,8 +389,8 @@ void Encoder::encode(const TensorView& token_ids, const TensorView& cu_seqlens, 
     call.run(task, rest...);
   };
   if (gpu) {
-    GpuCall call(*weights_, total, sequences);
-    run(call, call.workspace(longest), runtime);
+    GpuCall call(*weights_, total, sequences, longest);
+    run(call, call.workspace(), runtime);
   } else {
     CpuCall call(*weights_, total, sequences, runtime);
     run(call, call.workspace(cu_seqlens, longest), static_cast<std::byte*>(runtime.workspace.data), times);

@@ -64,9 +64,10 @@ class Encoder::Call {
 // Everything on the stream.
 class Encoder::GpuCall : public Call {
  public:
-  using Call::Call;
+  GpuCall(const Weights& weights, std::int64_t total, std::int64_t sequences, std::int64_t longest)
+      : Call(weights, total, sequences), longest_(longest), plan_(arrange()) {}
 
-  std::size_t workspace(std::int64_t longest) const { return arrange(longest).bytes; }
+  std::size_t workspace() const { return plan_.bytes; }
   // runtime.workspace is large enough.
   void run(const EncoderTask& task, const Runtime& runtime) const;
 
@@ -80,7 +81,11 @@ class Encoder::GpuCall : public Call {
     std::size_t scratch = 0, scratch_bytes = 0;  // of attention and linear layers
     std::size_t bytes = 0;
   };
-  Arrangement arrange(std::int64_t longest) const;
+  Arrangement arrange() const;
+  std::size_t scratch_bytes() const;
+
+  const std::int64_t longest_;
+  const Arrangement plan_;
 };
 
 }  // namespace heddle

@@ -19,7 +19,7 @@ TensorView offsets_view(const std::byte* offsets, std::int64_t sequences) {
 
 }  // namespace
 
-Encoder::GpuCall::Arrangement Encoder::GpuCall::arrange(std::int64_t longest) const {
+Encoder::GpuCall::Arrangement Encoder::GpuCall::arrange() const {
   Arrangement plan;
   std::size_t at = 0;
   const auto place = [&at](std::size_t bytes) {
@@ -36,27 +36,33 @@ Encoder::GpuCall::Arrangement Encoder::GpuCall::arrange(std::int64_t longest) co
   plan.context = place(rows * hidden);
   at = std::max(at, plan.activated + aligned(rows * static_cast<std::size_t>(config_.intermediate) * element_));
   plan.scratch = at;
-  if (total_ > 0) {
-    const std::byte* some = some_address();
-    plan.scratch_bytes = attention_workspace(some, attention_options(offsets_view(some, sequences_), longest), {});
-    for (const EncoderLayer& layer : weights_.layers) {
-      plan.scratch_bytes = std::max(plan.scratch_bytes, layer.qkv.gpu_workspace(some, total_));
-      for (const EncoderLinear* linear : {&layer.attention_output, &layer.intermediate, &layer.output}) {
-        plan.scratch_bytes = std::max(plan.scratch_bytes, linear->gpu_workspace(some, total_));
-      }
-    }
-  }
+  plan.scratch_bytes = scratch_bytes();
   plan.bytes = plan.scratch + aligned(plan.scratch_bytes);
   return plan;
 }
 
+std::size_t Encoder::GpuCall::scratch_bytes() const {
+  if (total_ == 0) return 0;
+  const std::byte* some = some_address();
+  std::size_t bytes = attention_workspace(some, attention_options(offsets_view(some, sequences_), longest_), {});
+  const EncoderLayer* last = nullptr;
+  for (const EncoderLayer& layer : weights_.layers) {
+    if (last != nullptr && layer.same_formats(*last)) continue;
+    last = &layer;
+    bytes = std::max(bytes, layer.qkv.gpu_workspace(some, total_));
+    for (const EncoderLinear* linear : {&layer.attention_output, &layer.intermediate, &layer.output}) {
+      bytes = std::max(bytes, linear->gpu_workspace(some, total_));
+    }
+  }
+  return bytes;
+}
+
 void Encoder::GpuCall::run(const EncoderTask& task, const Runtime& given) const {
-  const Arrangement plan = arrange(task.longest);
   auto* const memory = static_cast<std::byte*>(given.workspace.data);
-  std::byte *const x = memory + plan.x, *const qkv = memory + plan.qkv, *const context = memory + plan.context;
-  std::byte* const activated = memory + plan.activated;
+  std::byte *const x = memory + plan_.x, *const qkv = memory + plan_.qkv, *const context = memory + plan_.context;
+  std::byte* const activated = memory + plan_.activated;
   Runtime runtime = given;
-  runtime.workspace = {memory + plan.scratch, plan.scratch_bytes};
+  runtime.workspace = {memory + plan_.scratch, plan_.scratch_bytes};
   const std::int64_t hidden = config_.hidden;
   const auto norm_of = [&](const LayerNormWeights& weights) {
     const LayerNormRows rows = weights.rows();
@@ -69,20 +75,20 @@ void Encoder::GpuCall::run(const EncoderTask& task, const Runtime& given) const 
                           .y = x};
   };
 
-  const auto* offsets = reinterpret_cast<const std::int32_t*>(memory + plan.offsets);
-  cuda::copy_to_gpu(memory + plan.offsets, task.cu_seqlens.data,
+  const auto* offsets = reinterpret_cast<const std::int32_t*>(memory + plan_.offsets);
+  cuda::copy_to_gpu(memory + plan_.offsets, task.cu_seqlens.data,
                     (static_cast<std::size_t>(sequences_) + 1) * sizeof(std::int32_t), runtime.stream);
   if (total_ > 0) {
-    cuda::copy_to_gpu(memory + plan.ids, task.token_ids.data, static_cast<std::size_t>(total_) * sizeof(std::int32_t),
+    cuda::copy_to_gpu(memory + plan_.ids, task.token_ids.data, static_cast<std::size_t>(total_) * sizeof(std::int32_t),
                       runtime.stream);
-    cuda::norm_embeddings({.ids = reinterpret_cast<const std::int32_t*>(memory + plan.ids),
+    cuda::norm_embeddings({.ids = reinterpret_cast<const std::int32_t*>(memory + plan_.ids),
                            .offsets = offsets,
                            .sequences = sequences_,
                            .word = weights_.word.data(),
                            .position = weights_.position.data(),
                            .token_type = weights_.token_type.data()},
                           norm_of(weights_.embedding_norm), runtime.stream);
-    const AttentionOptions options = attention_options(offsets_view(memory + plan.offsets, sequences_), task.longest);
+    const AttentionOptions options = attention_options(offsets_view(memory + plan_.offsets, sequences_), longest_);
     for (const EncoderLayer& layer : weights_.layers) {
       // x = layer_norm(input W^T + b + x), the sum in x's place.
       const auto add_and_norm = [&](const EncoderLinear& linear, const LayerNormWeights& norm, const std::byte* input) {

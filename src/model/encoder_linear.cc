@@ -67,8 +67,8 @@ EncoderLinear::EncoderLinear(const Shape& shape, const float* weight, const floa
 EncoderLinear::EncoderLinear(const Shape& shape, const lowbit::QuantizedMatrix& weight, const float* bias)
     : shape_(shape), format_(lowbit::name_of(weight.format)) {
   const bool gpu = shape.device == Device::cuda;
-  packed_ = packed_storage(weight.format, weight.rows, weight.columns, false,
-                           gpu ? WeightOrder::fragments16 : WeightOrder::rows16);
+  const WeightOrder order = gpu ? WeightOrder::fragments16 : WeightOrder::rows16;
+  packed_ = packed_storage(weight.format, weight.rows, weight.columns, false, order);
   packed_data_ = WeightMemory(bytes_of(packed_.data));
   packed_.data.data = packed_data_.data();
   pack_weights(weight, packed_);

@@ -31,6 +31,14 @@ struct EncoderLayer {
   EncoderLinear intermediate;  // hidden -> intermediate
   EncoderLinear output;        // intermediate -> hidden
   LayerNormWeights output_norm;
+
+  bool same_formats(const EncoderLayer& other) const {
+    for (int part = 0; part < 3; ++part) {
+      if (qkv.format(part) != other.qkv.format(part)) return false;
+    }
+    return attention_output.format() == other.attention_output.format() &&
+           intermediate.format() == other.intermediate.format() && output.format() == other.output.format();
+  }
 };
 
 struct Encoder::Weights {

@@ -276,7 +276,11 @@ def small_lowbit():
     speed = {"rows": 4096, "torch": 0.2, "fp4": 0.15, "few": 64, "product": 0.002, "svd": 1.0, "float_bytes": 4 * 10**6, "plain_bytes": 505_000, "packed_bytes": 510_000}
     block = {"batch": 4, "length": 1024, "hidden": 768, "float32": {"seconds": 1.0, "kept": 100.0}, "e2m1_row": {"seconds": 0.9, "kept": 97.0}, "nvfp4": {"seconds": 0.9, "kept": 98.0}}
     attention = {"batch": 4, "heads": 8, "length": 2048, "head_size": 64, "baseline": 6 * 10**8, "flash": 7 * 10**7}
-    return {"policies": [policy("float32", 4 * 10**7, 0.0), policy("nvfp4", 5 * 10**6, 0.2), policy("int8_row", 10**7, 0.03), policy("chosen", 9 * 10**6, 0.045, **chosen)],
+    on_gpu = [policy(name, linear, error) | {"tokens_per_second": {"8192": 4e6, "65536": 5.25e6}, "alone_seconds": 4e-4} for name, linear, error in
+              (("bfloat16", 2 * 10**7, 0.0), ("nvfp4", 5 * 10**6, 0.2))]  # fmt: skip
+    about = {"gpu": "A <GPU>", "date": "2026-01-02T03:04:05+00:00", "method": "Rounds & waits."}
+    return {"gpu": {"here": False, "why": "no <GPU> here", "source": "bench/results/x.json", "conditions": about, "rows": on_gpu},
+            "policies": [policy("float32", 4 * 10**7, 0.0), policy("nvfp4", 5 * 10**6, 0.2), policy("int8_row", 10**7, 0.03), policy("chosen", 9 * 10**6, 0.045, **chosen)],
             "study": {"layer": layers, "speed": speed, "block": block, "attention": attention}}  # fmt: skip
 
 
@@ -333,6 +337,71 @@ def test_low_bit_page_is_whole_and_finds_the_smallest_that_is_good():
     assert "4.00 % on 3 sample pieces" in shown and "reproduced" in shown
     assert [a["href"] for tag, a in page.seen if tag == "a"] == [html.INDEX]
     assert [a["href"] for tag, a in check_page(html.page(report)).seen if tag == "a"] == [html.LOWBIT]
+
+
+def test_low_bit_page_says_whose_the_figures_of_a_gpu_are():
+    report = small_report()
+    shown = "".join(check_page(html.lowbit(report)).text)
+    assert "Not measured here: no <GPU> here. Figures of bench/results/x.json, measured 2026-01-02, on an A <GPU>" in shown
+    assert "5.25 M" in shown and "4.00 M" in shown and "Rounds & waits." in shown
+    found = report["lowbit"]["gpu"]
+    found["here"] = True
+    shown = "".join(check_page(html.lowbit(report)).text)
+    assert "Measured here, on an A <GPU>" in shown and "x.json" not in shown
+    found["rows"] = []
+    assert "Nothing was measured on a GPU" in "".join(check_page(html.lowbit(report)).text)
+
+
+def test_figures_of_a_gpu_come_from_the_repository_where_there_is_none(monkeypatch, tmp_path):
+    from scripts.demo import gpu
+
+    report = small_report()
+    kept = tmp_path / "figures.json"
+    monkeypatch.setattr(gpu, "absence", lambda: "no GPU, in this test")
+    monkeypatch.setattr(gpu, "FIGURES", kept)
+    found = report["lowbit"]["gpu"] = gpu.policies(None, None)
+    shown = "".join(check_page(html.lowbit(report)).text)
+    assert "Nothing was measured on a GPU: no GPU, in this test, and the repository has no bench/results/figures.json" in shown
+
+    figures = {key: small_lowbit()["gpu"][key] for key in ("conditions", "rows")}
+    kept.write_text(json.dumps(figures))
+    found = report["lowbit"]["gpu"] = gpu.policies(None, None)
+    assert not found["here"] and found["rows"] == figures["rows"]
+    shown = "".join(check_page(html.lowbit(report)).text)
+    assert "Not measured here: no GPU, in this test. Figures of bench/results/figures.json" in shown
+    json.dumps(report, allow_nan=False)
+
+
+def test_gpu_policies_measure_what_the_page_shows(monkeypatch):
+    import heddle
+    import torch
+    from scripts.demo import gpu
+
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 100)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1100)
+    monkeypatch.setattr(gpu, "conditions", lambda: {"gpu": "none"})
+    monkeypatch.setattr(gpu, "SECONDS", 0.0)
+    monkeypatch.setattr(gpu, "ROUNDS", 1)
+
+    class Encoder:  # embeddings that depend on the first token alone
+        layers, weight_bytes = [heddle.EncoderLayer("a", "nvfp4", (2, 2), 7)], 1000
+
+        def __init__(self, folder, device, dtype, layers):
+            assert (folder, device) == ("somewhere", "cuda")
+
+        def encode(self, ids, offsets):
+            return torch.nn.functional.one_hot(torch.from_numpy(ids[offsets[:-1]]).long(), 8).float()
+
+    monkeypatch.setattr(heddle, "Encoder", Encoder)
+    packed = text.Packed(np.arange(6, dtype=np.int32), np.array([0, 1, 3, 6], np.int32))
+    found = gpu.measure("somewhere", packed, np.eye(8, dtype=np.float32)[[0, 1, 3]])
+    assert [row["name"] for row in found["rows"]] == [name for name, _, _ in gpu.POLICIES]
+    row = found["rows"][0]
+    assert row["peak"] == 2000 and row["linear_bytes"] == 7 and row["tokens"] == 6 and row["error"] == 0 and row["cosine"]["cosine_least"] == 1
+    assert set(row["tokens_per_second"]) == {"8192", "65536"} and row["formats"] == ["nvfp4"] and row["alone_seconds"] > 0
+    assert not gpu.measure("somewhere", packed, np.eye(8, dtype=np.float32)[[0, 1, 3]], left=lambda: 0)["rows"]
 
 
 def test_claims_of_the_study_are_judged_by_the_figures():
