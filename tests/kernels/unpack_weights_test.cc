@@ -96,13 +96,9 @@ TEST(UnpackWeights, Refusals) {
 }
 
 TEST(UnpackWeights, DenseWeightsAreChecked) {
-  const auto there = [](DType dtype) {
-    HostTensor w = HostTensor::input(dtype, {6, 16});
-    TensorView view = w.view();
-    view.device = Device::cuda;  // never read here
-    return std::pair(std::move(w), view);
-  };
-  const auto [bf16, w] = there(DType::bf16);
+  const HostTensor bf16 = HostTensor::input(DType::bf16, {6, 16}), f32 = HostTensor::input(DType::f32, {6, 16});
+  TensorView w = bf16.view(), wide = f32.view();
+  w.device = wide.device = Device::cuda;  // never read here
   const PackedWeights dense = dense_weights(w);
   EXPECT_EQ(dense.order, WeightOrder::dense);
   EXPECT_EQ(dense.rows, 6);
@@ -110,7 +106,6 @@ TEST(UnpackWeights, DenseWeightsAreChecked) {
   EXPECT_FALSE(dense.data.given());
   expect(refusal([&] { dense_weights(bf16.view()); }),
          "[dense_weights] weights is on the CPU: order dense is for GPUs");
-  const auto [f32, wide] = there(DType::f32);
   expect(refusal([&] { dense_weights(wide); }), "weights is float32: it must be float16 or bfloat16");
   TensorView strided = w;
   strided.stride[0] = 24;
