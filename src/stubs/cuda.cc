@@ -83,6 +83,7 @@ const AttentionForwardKernel kNaiveAttentionForward = absent("naive_cuda", "naiv
 const AttentionForwardKernel kAttentionForwardBaseline = absent("baseline_cuda", "baseline", false);
 const AttentionBackwardKernel kSm80AttentionBackward = absent_backward("sm80");
 const AttentionBackwardKernel kSm90AttentionBackward = absent_backward("sm90");
+const LinearKernel kSm80Gemv = absent_linear("sm80_gemv");
 const LinearKernel kSm80Linear = absent_linear("sm80_linear");
 const LinearKernel kSm90LinearW4A16 = absent_linear("sm90_w4a16");
 const LinearKernel kSm90LinearW4A8 = absent_linear("sm90_w4a8");
