@@ -26,7 +26,7 @@ constexpr AttentionForwardKernel absent(const char* name, const char* method, bo
           .estimate = no_estimate,
           .workspace = no_workspace,
           .launch = no_launch,
-          .extras = kE4m3 | kDraftMask | kAppend | kInt4};
+          .extras = kE4m3 | kDraftMask | kAppend | kInt4 | kInt8Qk};
 }
 
 constexpr AttentionBackwardKernel absent_backward(const char* name) {
@@ -75,6 +75,7 @@ void dequantize(const lowbit::Matrix&, const lowbit::Weights&, void*) {
 }
 
 const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
+const AttentionForwardKernel kSm80AttentionForwardInt8 = absent("sm80_int8", "flash", true);
 const AttentionForwardKernel kSm80AttentionDecode = absent("sm80_decode", "flash", true);
 const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash", true);
 const AttentionForwardKernel kSm90AttentionForwardFp8 = absent("sm90_fp8", "flash", true);
