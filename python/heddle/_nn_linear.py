@@ -12,7 +12,7 @@ from torch import nn
 
 from . import _heddle
 from ._lowbit_linear import ACTIVATIONS, PackedTensor, linear, pack
-from ._lowbit_tensor import QuantizedTensor, empty, quantize
+from ._lowbit_tensor import QuantizedTensor, default_rule, empty, quantize
 
 _ACTIVATE = {
     "none": lambda z: z,
@@ -26,11 +26,6 @@ _ACTIVATE = {
 _DECODED = ("nvfp4", "mxfp4", "e2m1_row")
 _PLAIN = ("codes", "scales", "zeros", "global_scale")
 _VERSION = _heddle.version()
-
-
-def default_rule(format: str) -> str:
-    """The rule that a layer takes unless it is told: the search for 4 bits, where it pays, "plain" for 8."""
-    return "plain" if format in ("int8_row", "fp8_row") else "mse"
 
 
 def _text(name: str) -> torch.Tensor:
