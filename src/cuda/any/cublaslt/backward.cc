@@ -17,9 +17,6 @@ constexpr std::int64_t kPartBytes = std::int64_t{256} << 20, kColumnStep = 128;
 std::string supports(const LinearBackwardProblem& p) {
   const LinearProblem& f = p.forward;
   if (std::string reason = refuse(f); !reason.empty()) return reason;
-  if (!has_kept(f)) {
-    if (std::string reason = refuse_decode(f); !reason.empty()) return reason;
-  }
   for (const RowsOf* rows : {&p.dy, &p.dx}) {
     if (rows->data != nullptr && !linear::row_stride(*rows)) {
       return text(rows == &p.dy ? "dy" : "dx", "'s rows must lie one stride apart");
