@@ -42,7 +42,7 @@ const char* name_of(Norm norm);
 enum class WeightOrder : std::uint8_t {
   rows16,       // for CPUs, of every instruction set: 16 rows interleaved
   fragments16,  // for GPUs, x in 16 bits
-  fragments8,   // for GPUs, x rounded to e4m3 with a scale for each row: mxfp4 and e2m1_row
+  fragments8,   // for GPUs, x rounded to e4m3, a scale for each row: mxfp4, e2m1_row and, rounded to e4m3 too, nvfp4
   matrix,       // for GPUs, products by cuBLASLt: plain storage in one piece, of every format
   matrix8,      // the same, x rounded to e4m3 with a scale for each row: fp8_row
   dense,        // for GPUs, not packed: W in 16 bits, see dense_weights()
@@ -74,14 +74,17 @@ PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, st
 PackedWeights dense_weights(const TensorView& weights, bool gated = false);
 
 // Writes out.data, on the CPU. Throws Error on a bad argument, and on a scale or a code that is NaN or infinite, naming
-// it; in fragments16 zero points are at most 127. Weights keep their values to the bit but for mxfp4 in GPUs' orders:
-// in fragments16 what is less than 2^-29 of its row's largest scale becomes 0; in fragments8 weights whose scale is
-// less than 2^-11 of the row's largest are rounded to multiples of half that 2^-11.
+// it; in fragments16 zero points are at most 127. Weights keep their values to the bit but for these:
+//   mxfp4 in fragments16  what is less than 2^-29 of its row's largest scale becomes 0
+//   mxfp4 in fragments8   weights whose scale is less than 2^-11 of the row's largest are rounded to multiples of half
+//                         that 2^-11
+//   nvfp4 in fragments8   each weight is rounded to e4m3 under a scale of its row, to nearest even: by at most 2^-4 of
+//                         it; where its scale is less than 2^-10 of the row's largest, by less than that 2^-10
 void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out, const Runtime& runtime = {});
 
 // Writes W [N, K] to `out`, as the packed order has it, each weight rounded once to out's dtype: f32, f16 or bf16, any
 // strides that do not overlap. So it makes PackedWeights::kept. On a GPU `out` is on it, and the call does not wait for
-// the stream. On the CPU orders rows16, matrix and matrix8, on a GPU all.
+// the stream. On the CPU orders rows16, fragments8, matrix and matrix8, on a GPU all.
 void unpack_weights(const PackedWeights& weights, const TensorView& out, const Runtime& runtime = {});
 
 struct LinearOptions {

@@ -81,7 +81,8 @@ def pack(
       gated: rows 2j and 2j + 1 are gate and up of output j, for activation "swiglu".
       device: "cpu", or of torch a CUDA device, Ampere or newer.
       fp8_x: on a GPU, layers round x to float8_e4m3fn, a scale for each row, and multiply in 8 bits: faster from 64 rows
-        on, and less exact. For mxfp4 and e2m1_row on Hopper, and for fp8_row, by cuBLASLt.
+        on, and less exact. For nvfp4 (rounded to e4m3 too, by at most 2^-4 of a weight), mxfp4 and e2m1_row on Hopper, and
+        for fp8_row, by cuBLASLt.
       keep_16bit: on a GPU, keep the weights in bfloat16 (True) or in a torch dtype of 16 bits too: calls with x of that
         dtype and so many rows that 4 bits cannot win take cuBLASLt's product of them. 2 N K bytes more, which ``nbytes``
         counts: 4.6 times the memory of nvfp4. ``explain`` says from how many rows on it pays.

@@ -139,6 +139,11 @@ class QuantizedTensor:
         return f"QuantizedTensor({self.format}, [{rows}, {columns}], {self.bits_per_weight:.3f} bits per weight)"
 
 
+def default_rule(format: str) -> str:
+    """The rule of a layer that is told none: the search for 4 bits, where it pays, "plain" for 8."""
+    return "plain" if format in ("int8_row", "fp8_row") else "mse"
+
+
 def on_cpu(matrix: QuantizedTensor) -> QuantizedTensor:
     """The matrix, or a copy of it, in CPU memory."""
     if torch_of(matrix.codes) is None or matrix.codes.is_cpu:

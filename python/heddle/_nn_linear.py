@@ -12,7 +12,7 @@ from torch import nn
 
 from . import _heddle
 from ._lowbit_linear import ACTIVATIONS, PackedTensor, linear, pack
-from ._lowbit_tensor import QuantizedTensor, empty, quantize
+from ._lowbit_tensor import QuantizedTensor, default_rule, empty, quantize
 
 _ACTIVATE = {
     "none": lambda z: z,
@@ -22,15 +22,8 @@ _ACTIVATE = {
     "silu": F.silu,
     "swiglu": lambda z: F.silu(z[..., ::2]) * z[..., 1::2],
 }
-# Formats whose weights in the order of products a GPU decodes, for gradients; of others plain storage is.
-_DECODED = ("nvfp4", "mxfp4", "e2m1_row")
 _PLAIN = ("codes", "scales", "zeros", "global_scale")
 _VERSION = _heddle.version()
-
-
-def default_rule(format: str) -> str:
-    """The rule that a layer takes unless it is told: the search for 4 bits, where it pays, "plain" for 8."""
-    return "plain" if format in ("int8_row", "fp8_row") else "mse"
 
 
 def _text(name: str) -> torch.Tensor:
@@ -91,7 +84,6 @@ class Linear(nn.Module):
             raise ValueError(f"[Linear] activation is '{activation}': it must be one of {', '.join(ACTIVATIONS)}")
         self.in_features, self.out_features = in_features, out_features
         self.activation, self.int8_x, self.keep_16bit = activation, int8_x, keep_16bit
-        self._packed_for_gradients: torch.Tensor | None = None
         self._kept: torch.Tensor | None = None
         self.format: str | None = None
         self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
@@ -206,7 +198,7 @@ class Linear(nn.Module):
         inside = residual is not None and not flat and residual.dtype == x.dtype and residual.stride(-1) == 1
         y = linear(
             x,
-            self._packed_weights(x.dtype, self._differentiates(x)),
+            self._packed_weights(x.dtype),
             activation=self.activation,
             bias=None if self.bias is None else self.bias.to(x.dtype),
             residual=residual if inside else None,
@@ -239,7 +231,7 @@ class Linear(nn.Module):
         """matrix into buffers: bytes, which no cast of the module touches."""
         packed = self._pack(matrix, self._order(matrix.codes.is_cpu))  # first: what it refuses leaves the layer as it was
         self.format = matrix.format
-        self._packed_for_gradients = self._kept = None
+        self._kept = None
         self.weight = None
         for name in (*_PLAIN, "format_name", "packed", "packed_by"):
             if name in self._buffers:
@@ -261,15 +253,10 @@ class Linear(nn.Module):
         """Of the packed weights on a CPU, or on a GPU."""
         return "rows16" if cpu else "matrix" if self.int8_x else "fragments16"
 
-    def _differentiates(self, x):
-        """Whether a backward would need W, on a GPU in an order that can be decoded there."""
-        inner = self.activation != "none" and self.bias is not None and self.bias.requires_grad
-        return torch.is_grad_enabled() and (x.requires_grad or inner) and self.format not in _DECODED
-
     def _pack(self, matrix, order):
         return pack(matrix, gated=self.activation == "swiglu", device=matrix.codes.device, order=order).data
 
-    def _packed_weights(self, dtype=None, differentiates=False):
+    def _packed_weights(self, dtype=None):
         """dtype: of x, for the copy that keep_16bit wants."""
         shape, gated = (self.out_features, self.in_features), self.activation == "swiglu"
         if not hasattr(self, "codes"):
@@ -278,14 +265,9 @@ class Linear(nn.Module):
             return PackedTensor(self.format, shape, gated, self.packed)
         cpu = self.codes.is_cpu
         order = self._order(cpu)
-        if differentiates and order == "fragments16":
-            if self._packed_for_gradients is None:
-                self._packed_for_gradients = self._pack(self.quantized(), "matrix")
-            found = PackedTensor(self.format, shape, gated, self._packed_for_gradients, "matrix")
-        else:
-            if self.packed is None:  # since the layer has moved
-                self.packed = self._pack(self.quantized(), order)
-            found = PackedTensor(self.format, shape, gated, self.packed, order)
+        if self.packed is None:  # since the layer has moved
+            self.packed = self._pack(self.quantized(), order)
+        found = PackedTensor(self.format, shape, gated, self.packed, order)
         if not self.keep_16bit or cpu or dtype not in (torch.bfloat16, torch.float16):
             return found
         if self._kept is None or self._kept.dtype != dtype:
@@ -297,7 +279,7 @@ class Linear(nn.Module):
         before = self.codes.device if plain else None
         super()._apply(fn, recurse)
         if plain and self.codes.device != before:
-            self.packed = self._packed_for_gradients = self._kept = None  # devices have orders of their own: packed anew when it is next used
+            self.packed = self._kept = None  # devices have orders of their own: packed anew when it is next used
         return self
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ._lowbit_calibrate import Calibration, calibrate
 from ._lowbit_checkpoint import StoredLayer, layers, layout_of, load
 from ._lowbit_convert import LayerReport, QuantizeReport, linear_layer, quantize_checkpoint
 from ._lowbit_linear import ACTIVATIONS, NORMS, LinearCandidate, PackedTensor, explain, linear, pack
@@ -27,6 +28,7 @@ __all__ = [
     "FORMATS",
     "NORMS",
     "RULES",
+    "Calibration",
     "FP4Codec",
     "LayerReport",
     "LinearCandidate",
@@ -35,6 +37,7 @@ __all__ = [
     "QuantizeReport",
     "QuantizedTensor",
     "StoredLayer",
+    "calibrate",
     "dequantize",
     "explain",
     "layers",

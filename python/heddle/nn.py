@@ -11,20 +11,24 @@ docs/nn.md has the whole of it. Imports torch.
 from __future__ import annotations
 
 from ._nn_block import TransformerBlock
+from ._nn_calibrate import CalibrationReport, LayerCalibration, calibrate
 from ._nn_linear import Linear
 from ._nn_policy import Policy, PolicyReport, choose_policy, linear_layers, quantize_model
 from ._nn_study import FlashAttention, FusedFP4Linear, OptimizedTransformerBlock
 from .lowbit import FP4Codec
 
 __all__ = [
+    "CalibrationReport",
     "FP4Codec",
     "FlashAttention",
     "FusedFP4Linear",
+    "LayerCalibration",
     "Linear",
     "OptimizedTransformerBlock",
     "Policy",
     "PolicyReport",
     "TransformerBlock",
+    "calibrate",
     "choose_policy",
     "linear_layers",
     "quantize_model",

@@ -22,7 +22,6 @@ struct WeightBlock {
   std::int64_t row = 0, column = 0, rows = 0, columns = 0;
 };
 // Writes a block of W as floats, on the stream. column: a multiple of 128.
-std::string refuse_decode(const LinearProblem& weights);
 void decode_weights(const LinearProblem& weights, const WeightBlock& block, const lowbit::Weights& out, void* stream);
 
 }  // namespace heddle::cuda

@@ -1,6 +1,7 @@
 #include "lowbit/fragments.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -55,6 +56,33 @@ std::uint32_t half_word(const unsigned (&code)[4]) {
   return put(code[0], 15, 6) | put(code[1], 12, 3) | put(code[2], 13, 0) | put(code[3], 14, 9);
 }
 
+// A word of order fragments8, of 8 codes.
+template <class Code>
+std::uint32_t word8(Code code) {
+  std::uint32_t word = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned first = code(i), second = code(4 + i);
+    word |= (first & 7) << 4 * i | (second & 7) << (16 + 4 * i) | (first >> 3) << (8 * i + 7) |
+            (second >> 3) << (8 * i + 3);
+  }
+  return word;
+}
+unsigned code_of_word8(std::uint32_t word, int i) {
+  const unsigned magnitude = word >> 4 * i & 7;
+  return magnitude | (i < 4 ? word >> (8 * i + 7) & 1 : word >> (8 * (i - 4) + 3) & 1) << 3;
+}
+
+// An E4M3 scale that is not 0 as (1 + m / 8) 2^e: 8 (e + 7) + m, which of a normal number are its bits.
+int wide_bits(std::uint8_t e4m3) {
+  if (e4m3 >= 8) return e4m3;
+  const int width = std::bit_width(static_cast<unsigned>(e4m3));
+  return 8 * (width - 3) + (e4m3 << (4 - width)) % 8;
+}
+// What such bits stand for, of any exponent.
+float value_of_wide(int bits) { return std::ldexp(1.0f + static_cast<float>(bits & 7) / 8, (bits >> 3) - 7); }
+// Magnitude codes of ScaledBlock8, and the way back.
+unsigned exchanged(unsigned code) { return (code & 7) == 5 || (code & 7) == 6 ? code ^ 3 : code; }
+
 // Calls visit(block, thread, the thread's first place) for all blocks, those of a row of blocks one after the other.
 template <class Visit>
 void for_each_thread(const Matrix& m, Executor& executor, Visit visit, int block_columns = kBlockColumns) {
@@ -97,7 +125,8 @@ FragmentLayout fragment_layout(const Format& format, WeightOrder order, std::int
   l.row_blocks = blocks_of_rows(rows);
   l.column_blocks = (columns + block.columns - 1) / block.columns;
   l.blocks = (l.row_blocks * kBlockRows * 4 + kAlignment - 1) / kAlignment * kAlignment;
-  const std::int64_t block_bytes = narrow ? static_cast<std::int64_t>(sizeof(FragmentBlock8)) : block.bytes;
+  const std::int64_t of_narrow = has_scaled_blocks(format) ? sizeof(ScaledBlock8) : sizeof(FragmentBlock8);
+  const std::int64_t block_bytes = narrow ? of_narrow : block.bytes;
   l.bytes = l.blocks + l.row_blocks * l.column_blocks * block_bytes;
   return l;
 }
@@ -193,16 +222,75 @@ void pack(const Matrix& m, bool gated, FragmentBlock8* blocks, float* row_scales
     for (int step = 0; step < FragmentBlock8::kSteps; ++step) {
       const std::int64_t column = block % columns * kBlockColumns + step * 32 + 4 * (t % 4);
       for (int r = 0; r < 2; ++r) {
-        std::uint32_t word = 0;
-        for (int i = 0; i < 4; ++i) {
-          const unsigned first = code(place + 8 * r, column + i), second = code(place + 8 * r, column + 16 + i);
-          word |= (first & 7) << 4 * i | (second & 7) << (16 + 4 * i) | (first >> 3) << (8 * i + 7) |
-                  (second >> 3) << (8 * i + 3);
-        }
-        blocks[block].codes[step / 2][t][step % 2 * 2 + r] = word;
+        blocks[block].codes[step / 2][t][step % 2 * 2 + r] =
+            word8([&](int i) { return code(place + 8 * r, column + i % 4 + i / 4 * 16); });
       }
     }
   });
+}
+
+void pack(const Matrix& m, bool gated, ScaledBlock8* blocks, float* row_scales, Executor& executor) {
+  constexpr int kLeast = ScaledBlock8::kLeast, kMost = ScaledBlock8::kMost;
+  const std::int64_t columns = blocks_of_columns(m.K);
+  const auto* const scales = static_cast<const std::uint8_t*>(m.scales);
+  std::vector<int> shifts(static_cast<std::size_t>(m.N));  // of each row, binades
+  for (std::int64_t place = 0; place < blocks_of_rows(m.N) * kBlockRows; ++place) {
+    const std::int64_t row = row_at(place, gated);
+    row_scales[place] = 0.0f;
+    if (row >= m.N) continue;
+    const std::uint8_t largest =
+        m.groups == 0 ? 0 : *std::max_element(scales + row * m.groups, scales + (row + 1) * m.groups);
+    const int above = largest == 0 ? 0 : wide_bits(largest) - kMost, shift = above > 0 ? (above + 7) / 8 : above / 8;
+    shifts[static_cast<std::size_t>(row)] = shift;
+    row_scales[place] =
+        largest == kE4M3NaN ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(*m.global_scale, shift);
+  }
+  // Bits of a group's scale under its row's; less than kLeast: it has to be that one.
+  const auto bits_of_group = [&](std::int64_t row, std::int64_t group) {
+    if (row >= m.N || group >= m.groups || scales[row * m.groups + group] == 0) return kLeast;
+    return wide_bits(scales[row * m.groups + group]) - 8 * shifts[static_cast<std::size_t>(row)];
+  };
+  for_each_group<ScaledBlock8::kGroup>(m, [&](std::int64_t place, std::int64_t g, std::int64_t at, std::int64_t block) {
+    const int bits = std::max(bits_of_group(row_at(place, gated), g), kLeast);
+    blocks[block].scales[place % kBlockRows][at / 4][at % 2][at / 2 % 2] = ScaledBlock8::stored(bits);
+  });
+  const auto code = [&](std::int64_t place, std::int64_t column) {
+    const std::int64_t row = row_at(place, gated), group = column / m.group;
+    if (row >= m.N || column >= m.K || scales[row * m.groups + group] == 0) return 0u;
+    const unsigned found = code_at(m, row, column);
+    const int bits = bits_of_group(row, group);
+    if (bits >= kLeast) return exchanged(found);
+    const float of_least = value_of_wide(bits) / value_of_wide(kLeast);
+    return exchanged(E2M1::nearest(E2M1{static_cast<std::uint8_t>(found)}.value() * of_least).code);
+  };
+  for_each_thread(m, executor, [&](std::int64_t block, int t, std::int64_t place) {
+    for (int step = 0; step < ScaledBlock8::kSteps; ++step) {
+      const std::int64_t column = block % columns * kBlockColumns + step * 32 + 8 * (t % 4);
+      for (int r = 0; r < 2; ++r) {
+        blocks[block].codes[step / 2][t][step % 2 * 2 + r] =
+            word8([&](int i) { return code(place + 8 * r, column + i); });
+      }
+    }
+  });
+}
+
+float value8(const Format& format, const std::byte* data, const FragmentLayout& layout, bool gated, std::int64_t row,
+             std::int64_t column) {
+  const std::int64_t place = place_of(row, gated), k = column % kBlockColumns, r = place % kBlockRows;
+  const std::int64_t number = place / kBlockRows * layout.column_blocks + column / kBlockColumns;
+  const float row_scale = reinterpret_cast<const float*>(data)[place];
+  const std::int64_t thread = r / 16 * 32 + r % 8 * 4, word = k / 32 % 2 * 2 + r % 16 / 8, of_step = k % 32;
+  if (!has_scaled_blocks(format)) {
+    const auto& block = reinterpret_cast<const FragmentBlock8*>(data + layout.blocks)[number];
+    const std::uint32_t codes = block.codes[k / 64][thread + of_step % 16 / 4][word];
+    const unsigned code = code_of_word8(codes, static_cast<int>(of_step / 16 * 4 + of_step % 4));
+    return std::ldexp(E2M1{static_cast<std::uint8_t>(code)}.value() * row_scale, block.exponents[r][k / 32]);
+  }
+  const auto& block = reinterpret_cast<const ScaledBlock8*>(data + layout.blocks)[number];
+  const std::uint32_t codes = block.codes[k / 64][thread + of_step / 8][word];
+  const unsigned code = exchanged(code_of_word8(codes, static_cast<int>(of_step % 8)));
+  const unsigned bits = block.scales[r][k / 64][of_step / 16][k / 32 % 2] & 0x7fu;
+  return E4M3::nearest(E2M1{static_cast<std::uint8_t>(code)}.value() * kE4M3Values[bits]).value() * row_scale;
 }
 
 void pack_codes(const Matrix& m, bool gated, std::byte* blocks, float* row_scales, Executor& executor) {

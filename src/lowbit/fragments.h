@@ -96,6 +96,28 @@ struct FragmentBlock8 {
 };
 static_assert(sizeof(FragmentBlock8) == 4352);
 
+// The same for nvfp4, whose groups are 16 columns: thread t has of each step of 32 columns the 8 of a row from column
+// 8 (t % 4) on, so that they share a scale: the first 4 as columns 4 (t % 4) of the product, the others as its columns
+// 16 + 4 (t % 4). x is put into the same order. What is multiplied is an E4M3, scale times magnitude, rounded to
+// nearest even; a magnitude's index is its code but that those of 3 and of 4 change places.
+//
+// In E4M3's bits 8 more are twice as much, and 1.5 times as much are 4 or 5 more, by the scale's mantissa alone:
+// rounded, (1 + m / 8) 1.5 is 5 more for m of 1 to 5, 4 more for 0, 6 and 7.
+struct ScaledBlock8 {
+  static constexpr int kSteps = kBlockColumns / 32, kGroup = 16;
+  std::uint32_t codes[kSteps / 2][128][4];  // a thread's words of two steps side by side
+  // Of a row's groups, by half of the block, by half of a step, by step: bits of an E4M3, kLeast to kMost, and bit 7
+  // set where 1.5 times as much are 4 more.
+  std::uint8_t scales[kBlockRows][2][2][kSteps / 2];
+  // The least whose half is a normal number, and the most that 6 times as much leave below E4M3's end.
+  static constexpr int kLeast = 16, kMost = 105;
+  static constexpr std::uint8_t stored(int bits) {
+    return static_cast<std::uint8_t>(bits | (bits % 8 == 0 || bits % 8 >= 6 ? 0x80 : 0));
+  }
+};
+static_assert(sizeof(ScaledBlock8) == 4608);
+constexpr bool has_scaled_blocks(const Format& format) { return format.scale == ScaleType::e4m3; }
+
 constexpr std::int64_t blocks_of_rows(std::int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows; }
 constexpr std::int64_t blocks_of_columns(std::int64_t columns) { return (columns + kBlockColumns - 1) / kBlockColumns; }
 
@@ -112,6 +134,10 @@ constexpr std::int64_t row_at(std::int64_t place, bool gated) {
   return gated ? place / 16 * 16 + place % 8 * 2 + place % 16 / 8 : place;
 }
 
+constexpr std::int64_t place_of(std::int64_t row, bool gated) {
+  return gated ? row / 16 * 16 + row % 2 * 8 + row % 16 / 2 : row;
+}
+
 // E2M1 formats: nvfp4, mxfp4 and e2m1_row. Weights are code * scale * row scale. Exact, except that in mxfp4 a block
 // whose scale is less than 2^-29 of the row's largest becomes 0, and a scale that is NaN spoils its row. Scales are not
 // negative.
@@ -119,6 +145,13 @@ void pack(const Matrix& matrix, bool gated, FragmentBlock* blocks, float* row_sc
 // mxfp4 and e2m1_row. Exact where the scales of a row span at most kMaxExponent binades; weights of smaller ones are
 // rounded to multiples of half the row scale.
 void pack(const Matrix& matrix, bool gated, FragmentBlock8* blocks, float* row_scales, Executor& executor);
+// nvfp4. row scale = global scale times the power of two that takes the row's largest scale to bits 98 to kMost.
+// Weights of groups whose scale is then below kLeast, and so less than 2^-10 of the largest, are rounded to those of
+// kLeast: they err by less than that 2^-10.
+void pack(const Matrix& matrix, bool gated, ScaledBlock8* blocks, float* row_scales, Executor& executor);
+// Of packed weights in order fragments8 what a product multiplies, [row, column] of W.
+float value8(const Format& format, const std::byte* data, const FragmentLayout& layout, bool gated, std::int64_t row,
+             std::int64_t column);
 // int4, nf4, fp4_bnb, int8_row and fp8_row, codes and scales to the bit; fp4's rows have scale 1 / 192. Zero points are
 // at most kMostZero.
 void pack_codes(const Matrix& matrix, bool gated, std::byte* blocks, float* row_scales, Executor& executor);

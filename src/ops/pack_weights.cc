@@ -62,7 +62,11 @@ void pack_fragments(const Matrix& from, const PackedWeights& out, Executor& exec
   auto* const scales = reinterpret_cast<float*>(data);
   std::memset(data, 0, static_cast<std::size_t>(layout.blocks));
   if (out.order == WeightOrder::fragments8) {
-    pack(from, out.gated, reinterpret_cast<lowbit::FragmentBlock8*>(data + layout.blocks), scales, executor);
+    if (lowbit::has_scaled_blocks(out.format)) {
+      pack(from, out.gated, reinterpret_cast<lowbit::ScaledBlock8*>(data + layout.blocks), scales, executor);
+    } else {
+      pack(from, out.gated, reinterpret_cast<lowbit::FragmentBlock8*>(data + layout.blocks), scales, executor);
+    }
   } else if (!lowbit::is_e2m1(out.format)) {
     pack_codes(from, out.gated, data + layout.blocks, scales, executor);
   } else {
@@ -104,7 +108,7 @@ constexpr NamedOrder kOrders[] = {{"rows16", WeightOrder::rows16},         {"fra
 
 bool has_order(const lowbit::Format& format, WeightOrder order) {
   if (order == WeightOrder::matrix8) return format.element == lowbit::Element::e4m3;
-  return order != WeightOrder::fragments8 || (lowbit::is_e2m1(format) && format.scale != lowbit::ScaleType::e4m3);
+  return order != WeightOrder::fragments8 || lowbit::is_e2m1(format);
 }
 
 }  // namespace
@@ -133,7 +137,7 @@ PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, st
   check.require(!gated || rows % 2 == 0, "rows is ", rows, ": gated weights have a gate and an up row of each output, ",
                 "so an even number");
   check.require(has_order(format, order), "format is ", lowbit::name_of(format), ": order ", name_of(order), " has ",
-                order == WeightOrder::matrix8 ? "fp8_row" : "mxfp4 and e2m1_row");
+                order == WeightOrder::matrix8 ? "fp8_row" : "nvfp4, mxfp4 and e2m1_row");
   PackedWeights packed;
   packed.format = format;
   packed.rows = rows;
@@ -190,21 +194,29 @@ void unpack_weights(const PackedWeights& weights, const TensorView& out, const R
   check.require(!may_share_memory(out, weights.data), "out shares memory with weights.data");
   if (weights.device == Device::cuda) {
     const LinearProblem p = weights_problem(weights);
-    if (const std::string reason = cuda::refuse_decode(p); !reason.empty()) check.require(false, reason);
     return cuda::decode_weights(p, {.rows = p.N, .columns = p.K}, to, runtime.stream);
   }
   Executor& executor = runtime.executor != nullptr ? *runtime.executor : default_executor();
   if (weights.order == WeightOrder::matrix || weights.order == WeightOrder::matrix8) {
     return cpu::dequantize(weights_problem(weights).matrix, to, executor);
   }
+  const auto unpack = [&](auto value) {
+    executor.parallel_for(weights.rows, [&](std::int64_t n, int) {
+      for (std::int64_t k = 0; k < weights.columns; ++k) store_element(to.at(n, k), to.dtype, 0, value(n, k));
+    });
+  };
+  if (weights.order == WeightOrder::fragments8) {
+    const lowbit::FragmentLayout layout =
+        lowbit::fragment_layout(weights.format, weights.order, weights.rows, weights.columns);
+    const auto* const data = static_cast<const std::byte*>(weights.data.data);
+    return unpack([&](std::int64_t n, std::int64_t k) {
+      return lowbit::value8(weights.format, data, layout, weights.gated, n, k);
+    });
+  }
   check.require(weights.order == WeightOrder::rows16, "weights are in order ", name_of(weights.order),
-                " on the CPU: there, orders rows16, matrix and matrix8 are unpacked");
+                " on the CPU: there, orders rows16, fragments8, matrix and matrix8 are unpacked");
   const lowbit::Panels panels = panels_of(weights);
-  executor.parallel_for(weights.rows, [&](std::int64_t n, int) {
-    for (std::int64_t k = 0; k < weights.columns; ++k) {
-      store_element(to.at(n, k), to.dtype, 0, lowbit::packed_value(panels, n, k));
-    }
-  });
+  unpack([&](std::int64_t n, std::int64_t k) { return lowbit::packed_value(panels, n, k); });
 }
 
 }  // namespace heddle

@@ -57,9 +57,8 @@ constexpr LinearKernel absent_linear(const char* name) {
 bool built() { return false; }
 
 double seconds_of_16bit(const LinearProblem&) { return 0.0; }
-std::string refuse_decode(const LinearProblem&) { return kWithout; }
 void decode_weights(const LinearProblem&, const WeightBlock&, const lowbit::Weights&, void*) {
-  throw RuntimeError(kWithout);
+  throw RuntimeError(text("[unpack_weights] ", kWithout));
 }
 
 void apply_rotary(const RotaryProblem&, void*) { throw RuntimeError(text("[apply_rotary] ", kWithout)); }

@@ -92,16 +92,7 @@ void check(const LinearCase& c, bool kept, const char* force = "cublaslt", bool 
   const LinearLayer layer(c);
   DeviceLayer gpu(layer, kept, dense);
   const Comparison result = gpu.run(force);
-  if (c.order != WeightOrder::matrix8 || c.dtype != DType::f16) {
-    EXPECT_TRUE(result.passed) << result.worst;
-    return;
-  }
-  // Tensor cores keep some 14 bits of sums of e4m3 products, which float16 shows and bfloat16 does not.
-  const std::vector<double> y = gpu.host_y.values();
-  for (std::size_t i = 0; i < y.size(); ++i) {
-    const double exact = layer.exact()[i], bound = std::abs(exact) * 0x1p-10 + layer.terms() * 0x1p-13;
-    ASSERT_TRUE(std::abs(y[i] - exact) <= bound) << i << ": " << y[i] << " for " << exact;
-  }
+  EXPECT_TRUE(result.passed) << result.worst;
 }
 
 TEST(GpuLinearCublasLt, EveryFormat) {
@@ -260,15 +251,25 @@ TEST(GpuLinearCublasLt, PackedWeightsAsFloats) {
     WeightOrder order;
     const char* format;
   };
-  std::vector<Order> orders = {{WeightOrder::fragments16, "nvfp4"},    {WeightOrder::fragments16, "mxfp4"},
-                               {WeightOrder::fragments16, "e2m1_row"}, {WeightOrder::fragments8, "mxfp4"},
-                               {WeightOrder::fragments8, "e2m1_row"},  {WeightOrder::matrix8, "fp8_row"}};
-  const std::vector<std::string> names = lowbit::format_names();
-  for (const std::string& name : names) orders.push_back({WeightOrder::matrix, name.c_str()});
+  std::vector<Order> orders = {{WeightOrder::fragments8, "nvfp4"},
+                               {WeightOrder::fragments8, "mxfp4"},
+                               {WeightOrder::fragments8, "e2m1_row"},
+                               {WeightOrder::matrix8, "fp8_row"}};
+  std::vector<std::string> names = lowbit::format_names();
+  for (const char* name : {"nf4_b32", "nf4_b128", "fp4_bnb_b32", "nf4_b512"}) names.emplace_back(name);
+  for (const std::string& name : names) {
+    orders.push_back({WeightOrder::fragments16, name.c_str()});
+    orders.push_back({WeightOrder::matrix, name.c_str()});
+  }
   for (const auto& [order, format] : orders) {
     for (const bool gated : {false, true}) {
       const std::string name = format;
-      LinearCase c{.format = name, .rows = {1}, .N = 150, .K = name.ends_with("row") ? 301 : 384, .dtype = DType::bf16};
+      const std::int64_t group = lowbit::format_named(name).group;
+      LinearCase c{.format = name,
+                   .rows = {1},
+                   .N = 150,
+                   .K = group == 0 ? 301 : (384 + group - 1) / group * group,
+                   .dtype = DType::bf16};
       c.order = order;
       if (gated) c.activation = Activation::swiglu;
       SCOPED_TRACE(text(name, " ", name_of(order), gated ? " gated" : ""));
@@ -338,18 +339,21 @@ TEST(GpuLinearCublasLt, Gradients) {
     }
   }
   for (const std::string& name : lowbit::format_names()) {
-    check_gradients({.format = name,
-                     .rows = {3, 11},
-                     .N = 72,
-                     .K = 256,
-                     .dtype = DType::bf16,
-                     .bias = true,
-                     .order = WeightOrder::matrix},
-                    false);
+    for (const WeightOrder order : {WeightOrder::matrix, WeightOrder::fragments16}) {
+      LinearCase c{
+          .format = name, .rows = {3, 11}, .N = 72, .K = 256, .dtype = DType::bf16, .bias = true, .order = order};
+      check_gradients(c, false);
+      c.activation = Activation::swiglu;
+      if (order == WeightOrder::fragments16) check_gradients(c, false);
+    }
   }
-  check_gradients(
-      {.format = "mxfp4", .rows = {33}, .N = 200, .K = 320, .dtype = DType::bf16, .order = WeightOrder::fragments16},
-      false);
+  // In e4m3 products x is rounded, which gradients do not see; W is what they multiply.
+  for (const WeightOrder order : {WeightOrder::fragments16, WeightOrder::fragments8}) {
+    for (const char* const format : {"nvfp4", "mxfp4"}) {
+      check_gradients({.format = format, .rows = {33}, .N = 200, .K = 320, .dtype = DType::bf16, .order = order},
+                      false);
+    }
+  }
 }
 
 TEST(GpuLinearCublasLt, NothingToDo) {

@@ -99,6 +99,7 @@ std::vector<Way> ways() {
     ways.push_back({"sm90_w4a16", "nvfp4"});
     ways.push_back({"sm90_w4a16", "mxfp4"});
     ways.push_back({"sm90_w4a8", "mxfp4", WeightOrder::fragments8});
+    ways.push_back({"sm90_w4a8", "nvfp4", WeightOrder::fragments8});
   }
   for (const char* format : {"nvfp4", "int4_g128", "int4_g32_zp", "nf4", "int8_row", "fp8_row"}) {
     ways.push_back({"sm80_linear", format});
@@ -163,7 +164,7 @@ TEST(GpuLinear, EveryFormat) {
 TEST(GpuLinear, ManyTiles) {
   for (const Way& way : ways()) {
     const std::string format = way.format;
-    if (format == "mxfp4" || format == "int8_row") {
+    if (format == "mxfp4" || format == "int8_row" || way.order == WeightOrder::fragments8) {
       check({.rows = {1000}, .N = 4088, .K = 160, .dtype = DType::bf16}, way);
     }
   }

@@ -1,6 +1,8 @@
 // Packed weights as floats again, and the orders for cuBLASLt, which are packed here and read on a GPU.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "core/check.h"
 #include "heddle/linear.h"
 #include "kernels/candidates.h"
@@ -8,6 +10,8 @@
 #include "kit/lowbit_weights.h"
 #include "lowbit/formats.h"
 #include "lowbit/matrix_order.h"
+#include "ops/lowbit_arguments.h"
+#include "reference/lowbit.h"
 
 namespace heddle {
 namespace {
@@ -75,6 +79,49 @@ std::string refusal(const std::function<void()>& call) {
 }
 void expect(const std::string& found, const char* words) { EXPECT_NE(found.find(words), std::string::npos) << found; }
 
+// What e4m3 products multiply: weights of mxfp4 and e2m1_row as they are, those of nvfp4 within 2^-4 of them where
+// their group's scale is 2^-10 of the row's largest scale or more, and elsewhere within that 2^-10.
+TEST(UnpackWeights, OfEightBitProducts) {
+  for (const char* name : {"nvfp4", "mxfp4", "e2m1_row"}) {
+    const lowbit::Format format = lowbit::format_named(name);
+    for (const bool gated : {false, true}) {
+      constexpr std::int64_t kRows = 74, kColumns = 288;
+      HostTensor weights = kit::draw_weights(Draw::gaussian, DType::f32, kRows, kColumns, format.element, 11);
+      // Groups of all sizes; mxfp4's stay within what it holds exactly.
+      for (std::int64_t i = 0; i < weights.elements(); ++i) {
+        weights.set(i,
+                    std::ldexp(weights.get(i), -static_cast<int>(i / 32 % 9) * (std::string(name) == "nvfp4" ? 2 : 1)));
+      }
+      QuantizedMemory quantized(format, kRows, kColumns);
+      lowbit::quantize(weights.view(), {}, quantized.matrix());
+      const lowbit::Matrix matrix = lowbit::checked_matrix(Check("test"), quantized.matrix(), "matrix");
+      const PackedMemory packed(quantized.matrix(), gated, WeightOrder::fragments8);
+      EXPECT_TRUE(packed.guards_intact());
+      const HostTensor out = HostTensor::output(DType::f32, {kRows, kColumns});
+      unpack_weights(packed.weights(), out.view());
+      bool rounded = false;
+      for (std::int64_t n = 0; n < kRows; ++n) {
+        double largest = 0;  // scale of the row
+        const auto scale_of = [&](std::int64_t k) {
+          return lowbit::load_scale(matrix.scales, matrix.format.scale, n * matrix.groups + k / matrix.group) *
+                 static_cast<double>(matrix.global_scale != nullptr ? *matrix.global_scale : 1.0f);
+        };
+        for (std::int64_t k = 0; k < kColumns; ++k) largest = std::max(largest, scale_of(k));
+        for (std::int64_t k = 0; k < kColumns; ++k) {
+          const double expected = reference::dequantized(matrix, n, k), found = out.get(n * kColumns + k);
+          double bound = 1e-7 * std::abs(expected);
+          if (std::string(name) == "nvfp4") {
+            bound = scale_of(k) >= std::ldexp(largest, -10) ? std::abs(expected) / 16 : std::ldexp(largest, -10);
+          }
+          ASSERT_LE(std::abs(found - expected), bound) << name << ": " << n << ", " << k;
+          rounded = rounded || found != expected;
+        }
+      }
+      EXPECT_EQ(rounded, std::string(name) == "nvfp4");
+    }
+  }
+}
+
 TEST(UnpackWeights, Refusals) {
   const kit::LinearLayer layer({.N = 32, .K = 64});
   const HostTensor out = HostTensor::output(DType::f32, {32, 64}), small = HostTensor::output(DType::f32, {32, 32});
@@ -87,8 +134,9 @@ TEST(UnpackWeights, Refusals) {
          }),
          "out is on a GPU");
   const PackedMemory fragments(layer.quantized.matrix(), false, WeightOrder::fragments16);
-  expect(refusal([&] { unpack_weights(fragments.weights(), out.view()); }),
-         "weights are in order fragments16 on the CPU: there, orders rows16, matrix and matrix8 are unpacked");
+  expect(
+      refusal([&] { unpack_weights(fragments.weights(), out.view()); }),
+      "weights are in order fragments16 on the CPU: there, orders rows16, fragments8, matrix and matrix8 are unpacked");
   expect(refusal([&] { packed_storage(lowbit::format_named("nf4"), 32, 64, false, WeightOrder::matrix8); }),
          "format is nf4: order matrix8 has fp8_row");
   EXPECT_EQ(weight_order_named("matrix"), WeightOrder::matrix);

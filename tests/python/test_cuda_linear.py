@@ -81,10 +81,16 @@ def test_epilogue_and_leading_dimensions():
 
 
 @pytest.mark.skipif(not HOPPER, reason="x in 8 bits is for Hopper")
-@pytest.mark.parametrize("m", [3, 64, 150])
-def test_x_in_8_bits(m):
-    weights, packed = layer(256, 512, "mxfp4", fp8_x=True)
+@pytest.mark.parametrize("m", [3, 64, 150, 600])
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+def test_x_in_8_bits(m, format):
+    weights, packed = layer(256, 512, format, fp8_x=True)
     assert packed.order == "fragments8"
+    if format == "nvfp4":  # rounded to e4m3 too
+        products = packed.unpack(torch.float32).double()
+        assert ((products - weights).abs() <= weights.abs() / 16).all() and not torch.equal(products, weights)
+        assert (products - weights).norm() < 0.025 * weights.norm()
+        weights = products
     x = torch.randn(m, 512, device="cuda", dtype=torch.bfloat16)
     exact = x.double() @ weights.T
     error = (lowbit.linear(x, packed).double() - exact).norm() / exact.norm()
@@ -133,7 +139,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="another device"):
         lowbit.linear(x.cpu().bfloat16(), packed)
     with pytest.raises(ValueError, match="order fragments8 has"):
-        lowbit.pack(lowbit.quantize(torch.randn(64, 64), "nvfp4"), device="cuda", fp8_x=True)
+        lowbit.pack(lowbit.quantize(torch.randn(64, 64), "nf4"), device="cuda", fp8_x=True)
     with pytest.raises(ValueError, match="sm90_w4a8"):
         lowbit.linear(x.bfloat16(), packed, force="sm90_w4a8")
     assert heddle.lowbit.linear(x[:0].bfloat16(), packed).shape == (0, 64)

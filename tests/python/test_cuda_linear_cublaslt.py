@@ -100,6 +100,25 @@ def test_gradients(activation):
         assert x.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("format", ["int4_g128", "int4_g32_zp", "nf4", "fp4_bnb", "int8_row", "fp8_row", "mxfp4"])
+def test_gradients_over_packed_weights(format):
+    """The order of the forward's products serves the gradients: nothing is packed twice."""
+    q = quantized(128, 256, format)
+    packed = lowbit.pack(q, device="cuda")
+    assert packed.order == "fragments16"
+    assert torch.equal(packed.unpack(torch.bfloat16).cpu(), q.dequantize(torch.bfloat16))
+    x = torch.randn(5, 256, device="cuda", dtype=torch.bfloat16).requires_grad_()
+    y = lowbit.linear(x, packed)
+    dy = torch.randn_like(y)
+    y.backward(dy)
+    close(x.grad, dy.double() @ q.dequantize().double().cuda(), 4)
+    module = Linear.from_quantized(q).cuda()
+    x.grad = None
+    module(x).backward(dy)
+    assert module._packed_weights(x.dtype).order == "fragments16"
+    close(x.grad, dy.double() @ q.dequantize().double().cuda(), 4)
+
+
 def test_module():
     torch.manual_seed(0)
     base = torch.nn.Linear(256, 384)

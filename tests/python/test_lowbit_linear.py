@@ -338,3 +338,88 @@ def test_what_is_for_gpus_is_refused_on_a_cpu():
     assert p.nbytes == p.data.nbytes + kept.nbytes
     with pytest.raises(ValueError, match="weights.kept is given and weights are on the CPU"):
         lowbit.linear(torch.from_numpy(normal(3, 32)), p)
+
+
+def calibrated_error(w, x, c, format, rule):
+    """What quantising as the calibration says gives, computed here in double."""
+    q = lowbit.quantize(w * c.scales, format, rule=rule, importance=c.importance).dequantize().double()
+    x, w = x.double(), w.double()
+    return ((x / c.scales) @ q.T - x @ w.T).norm().item() / (x @ w.T).norm().item()
+
+
+# Of inputs with a few columns 50 times as large; where it was measured, by how much less the output errs.
+@pytest.mark.parametrize(
+    ("format", "factor"), [("nvfp4", 0.4), ("nf4", 0.45), ("int4_g128", 0.55), ("int4_g32_zp", 0.3), ("e2m1_row", 0.75),
+                           ("int8_row", 0.75)]
+)  # fmt: skip
+def test_calibrate_lowers_the_output_s_error(format, factor):
+    generator = torch.Generator().manual_seed(1)
+    w = torch.randn(96, 256, generator=generator) / 16
+    x = outlying(512, 256, generator)
+    rule = "plain" if format == "int8_row" else "mse"
+    c = lowbit.calibrate(w, x, format=format)
+    exact = x.double() @ w.double().T
+    plain = x.double() @ lowbit.quantize(w, format, rule=rule).dequantize().double().T
+    plain_error = ((plain - exact).norm() / exact.norm()).item()
+    error = calibrated_error(w, x, c, format, rule)
+    assert abs(c.plain_error / plain_error - 1) < 1e-3 and abs(c.error / error - 1) < 1e-3
+    assert error < factor * plain_error, (error, plain_error)
+    assert 0 < c.alpha <= 1 and c.scales.dtype == torch.float32 and c.errors == (c.error,)
+    mean = x.abs().double().mean(0)
+    expected = mean**c.alpha / (mean.max() * mean.min()) ** (c.alpha / 2)
+    assert (c.scales / expected - 1).abs().max() < 1e-5
+    # The grid's own choice: neighbours of alpha are no better.
+    for alpha in (c.alpha - 0.05, c.alpha + 0.05):
+        s = (mean**alpha / (mean.max() * mean.min()) ** (alpha / 2)).float()
+        weighed = None if rule == "plain" else (x**2).mean(0) / s**2
+        other = dataclasses.replace(c, scales=s, importance=weighed)
+        assert calibrated_error(w, x, other, format, rule) > 0.999 * error
+
+
+def test_calibrate_of_moments_and_several_matrices():
+    generator = torch.Generator().manual_seed(2)
+    w = [torch.randn(n, 64, generator=generator).numpy() for n in (24, 16)]
+    x = outlying(40, 64, generator).numpy()  # fewer rows than columns, and below more
+    for rows in (x, np.concatenate([x] * 3)):
+        c = lowbit.calibrate(w, rows.reshape(2, -1, 64), format="int4_g32")
+        of_moments = lowbit.calibrate(
+            w, format="int4_g32", absmean=np.abs(rows).mean(0), moment=rows.T @ rows / len(rows)
+        )
+        assert isinstance(c.scales, np.ndarray) and len(c.errors) == len(c.plain_errors) == 2
+        assert c.alpha == of_moments.alpha and abs(c.error / of_moments.error - 1) < 1e-3
+        assert c.error < c.plain_error
+    # Columns that the sample does not use, and a sample of one row, have scales too.
+    x[:, 7] = 0
+    assert np.isfinite(lowbit.calibrate(w, x[:1], format="int4_g32").scales).all()
+    none = lowbit.calibrate(w, x, format="int4_g32", steps=0)
+    assert none.alpha == 0 and (none.scales == 1).all() and none.error <= none.plain_error
+    # Weights that the format holds leave nothing to win.
+    exact = lowbit.calibrate(np.zeros((8, 64), np.float32), x, format="int4_g32")
+    assert exact.error == exact.plain_error == 0 and exact.alpha == 0 and exact.importance is None
+
+
+def test_calibrate_refuses():
+    w, x = normal(5, 64), normal(9, 64)
+    for match, call in [
+        (r"one of x and moment must be given$", lambda: lowbit.calibrate(w)),
+        ("given, not both", lambda: lowbit.calibrate(w, x, moment=x.T @ x)),
+        ("absmean must be given where moment is", lambda: lowbit.calibrate(w, moment=x.T @ x)),
+        (r"x is \[9, 63\]: it must be \[..., 64\]", lambda: lowbit.calibrate(w, x[:, :63])),
+        (r"weights are \[5, 32\]: they must be \[N, 64\]", lambda: lowbit.calibrate([w, w[:, :32]], x)),
+        ("weights is an empty list", lambda: lowbit.calibrate([], x)),
+        ("x has no rows", lambda: lowbit.calibrate(w, x[:0])),
+        ("x has a NaN", lambda: lowbit.calibrate(w, x * np.nan)),
+        ("weights has a NaN", lambda: lowbit.calibrate(w * np.float32(np.nan), x)),
+        ("x is zero everywhere", lambda: lowbit.calibrate(w, 0 * x)),
+        ("steps is -1", lambda: lowbit.calibrate(w, x, steps=-1)),
+        (r"absmean is \[3\]: it must be \[64\]", lambda: lowbit.calibrate(w, x, absmean=x[0, :3])),
+        ("absmean has a negative number", lambda: lowbit.calibrate(w, x, absmean=x[0])),
+        (r"moment is \[9, 64\]", lambda: lowbit.calibrate(w, absmean=abs(x[0]), moment=x)),
+        ("moment has a negative number", lambda: lowbit.calibrate(w, absmean=abs(x[0]), moment=-(x.T @ x))),
+        ("multiple of its group", lambda: lowbit.calibrate(w, x, format="int4_g128")),
+        ("rule", lambda: lowbit.calibrate(w, x, format="nvfp4", rule="even")),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            call()
+    with pytest.raises(TypeError, match="x is a list"):
+        lowbit.calibrate(w, x.tolist())

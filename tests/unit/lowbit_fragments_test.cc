@@ -94,6 +94,20 @@ double operand8(const FragmentBlock8& block, int thread, int step, int i, int by
   return 32.0 * f8e4m3_to_f32(static_cast<std::uint8_t>(magnitude | (signs >> 8 * byte & 0x80)));
 }
 
+// The same of nvfp4, by the kernel's arithmetic: magnitudes of a group by two multiplications, in which nothing may
+// carry from byte to byte.
+double operand8(const ScaledBlock8& block, int thread, int step, int i, int byte) {
+  const int row = thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
+  const std::uint32_t q = block.codes[step / 2][thread][step % 2 * 2 + i % 2];
+  const std::uint8_t stored = block.scales[row][step / 2][thread % 4 / 2][step % 2];
+  const std::uint32_t scale = stored + ((stored & 0x80) != 0 ? 0xFFFF0000u : 0u);
+  const std::uint32_t tables[2] = {scale * 0x01010100 + 0x04FFF800, scale * 0x01010101 + 0x150D1008};
+  const std::uint32_t which = (q & 0x77777777) >> (i < 2 ? 0 : 16) >> 4 * byte & 7;
+  const std::uint32_t magnitude = tables[which / 4] >> 8 * (which % 4) & 0x7F;
+  const std::uint32_t signs = (i < 2 ? q : q << 4) & 0x80808080;
+  return f8e4m3_to_f32(static_cast<std::uint8_t>(magnitude | (signs >> 8 * byte & 0x80)));
+}
+
 struct Shape {
   const char* format;
   std::int64_t rows, columns;
@@ -160,6 +174,85 @@ TEST(Fragments, EightBitOperandsAreTheWeights) {
       }
     }
   }
+}
+
+// Scales of all bits, with every code: what the kernel's arithmetic gives, what value8() gives, and the definition,
+// scale times code as the nearest E4M3, are one.
+TEST(Fragments, EightBitOperandsOfNvfp4AreRoundedWeights) {
+  for (const bool gated : {false, true}) {
+    constexpr std::int64_t kRows = 134, kColumns = 16 * 21;
+    Random random("nvfp4", kRows, kColumns, 1, 4);
+    auto* const scales = reinterpret_cast<std::uint8_t*>(random.scales.data());
+    // Of each row 21 scales in 10 binades: in the first rows some are subnormal, in the last ones the largest.
+    for (std::int64_t n = 0; n < kRows; ++n) {
+      for (std::int64_t g = 0; g < 21; ++g) {
+        scales[n * 21 + g] = static_cast<std::uint8_t>(n / 2 + g * 3);
+      }
+    }
+    for (std::size_t i = 0; i < random.codes.size(); ++i) random.codes[i] = static_cast<std::uint8_t>(i * 0x21 + i / 8);
+    const FragmentLayout layout = fragment_layout(random.m.format, WeightOrder::fragments8, kRows, kColumns);
+    std::vector<std::uint64_t> memory(static_cast<std::size_t>(layout.bytes) / 8 + 1);
+    auto* const data = reinterpret_cast<std::byte*>(memory.data());
+    auto* const row_scales = reinterpret_cast<float*>(data);
+    auto* const blocks = reinterpret_cast<ScaledBlock8*>(data + layout.blocks);
+    pack(random.m, gated, blocks, row_scales, default_executor());
+    double largest_error = 0;
+    for (std::int64_t place = 0; place < layout.row_blocks * kBlockRows; ++place) {
+      const std::int64_t row = row_at(place, gated);
+      EXPECT_EQ(place_of(row, gated), place);
+      const std::int64_t r = place % kBlockRows, warp = r / 16, of_warp = r % 16;
+      for (std::int64_t k = 0; k < layout.column_blocks * kBlockColumns; ++k) {
+        const int of_step = static_cast<int>(k % 32), step = static_cast<int>(k % kBlockColumns / 32);
+        const int thread = static_cast<int>(warp * 32 + of_warp % 8 * 4 + of_step / 8);
+        const int i = static_cast<int>(of_step % 8 / 4 * 2 + of_warp / 8);
+        const ScaledBlock8& block = blocks[place / kBlockRows * layout.column_blocks + k / kBlockColumns];
+        const double found = operand8(block, thread, step, i, of_step % 4);
+        if (row >= kRows || k >= kColumns) {
+          ASSERT_EQ(found, 0.0) << place << ", " << k;
+          continue;
+        }
+        const double weight = random.weight(row, k), scale = row_scales[place];
+        ASSERT_EQ(static_cast<float>(found * scale), value8(random.m.format, data, layout, gated, row, k))
+            << row << ", " << k;
+        const double quotient = weight / scale;  // of few bits: exact but for the global scale's rounding
+        ASSERT_EQ(found, E4M3::nearest(static_cast<float>(quotient)).value()) << row << ", " << k;
+        if (weight == 0) continue;
+        largest_error = std::max(largest_error, std::abs(found * scale / weight - 1));
+      }
+    }
+    EXPECT_LE(largest_error, 1.0 / 21 + 1e-6);  // 2.5 for 2.625
+    EXPECT_GT(largest_error, 1.0 / 22);
+  }
+}
+
+// Of a row whose scales are further apart: what is below 2^-10 of the largest is rounded to the codes of one scale.
+TEST(Fragments, SmallScalesOfNvfp4AreRoundedAsStated) {
+  Random random("nvfp4", 1, 128, 1, 5);
+  auto* const scales = reinterpret_cast<std::uint8_t*>(random.scales.data());
+  // 448 is taken to 1.75 * 2^5 by 2^3: bits 102, and the least scale is 2^-5 * 2^3. 0, and 2^-2, -3, -4, -6 and -9.
+  const std::uint8_t stored[8] = {126, 0, 40, 32, 24, 8, 1, 126};
+  std::memcpy(scales, stored, sizeof stored);
+  for (auto& x : random.codes) x = 0x7D;  // -3 and 6, with signs 1 and 0
+  std::vector<std::byte> data(
+      static_cast<std::size_t>(fragment_layout(random.m.format, WeightOrder::fragments8, 1, 128).bytes));
+  const FragmentLayout layout = fragment_layout(random.m.format, WeightOrder::fragments8, 1, 128);
+  pack(random.m, false, reinterpret_cast<ScaledBlock8*>(data.data() + layout.blocks),
+       reinterpret_cast<float*>(data.data()), default_executor());
+  const auto weight = [&](int k) { return value8(random.m.format, data.data(), layout, false, 0, k) / random.global; };
+  EXPECT_FLOAT_EQ(weight(1), 2560.0f);  // of 2688, E4M3 has 320 and 352 times 8
+  EXPECT_EQ(weight(17), 0.0f);
+  EXPECT_FLOAT_EQ(weight(33), 1.5f);    // 6 * 2^-2
+  EXPECT_FLOAT_EQ(weight(32), -0.75f);  // -3
+  EXPECT_FLOAT_EQ(weight(49), 0.75f);   // 6 * 2^-3 is 3 of the least scale
+  EXPECT_FLOAT_EQ(weight(65), 0.375f);
+  EXPECT_FLOAT_EQ(weight(64), -0.25f);  // -3 * 2^-4 is 0.75 of the least: a tie, to the even code
+  EXPECT_FLOAT_EQ(weight(81), 0.125f);  // 6 * 2^-6 is 0.375 of the least
+  EXPECT_EQ(weight(97), 0.0f);
+
+  scales[2] = 127;
+  pack(random.m, false, reinterpret_cast<ScaledBlock8*>(data.data() + layout.blocks),
+       reinterpret_cast<float*>(data.data()), default_executor());
+  EXPECT_TRUE(std::isnan(reinterpret_cast<const float*>(data.data())[0]));
 }
 
 // Scales too far below a row's largest: 0 for 16-bit products, multiples of half the row's scale for e4m3.

@@ -17,8 +17,8 @@ constexpr std::int64_t kPartBytes = std::int64_t{256} << 20, kColumnStep = 128;
 std::string supports(const LinearBackwardProblem& p) {
   const LinearProblem& f = p.forward;
   if (std::string reason = refuse(f); !reason.empty()) return reason;
-  if (!has_kept(f)) {
-    if (std::string reason = refuse_decode(f); !reason.empty()) return reason;
+  if (f.order == WeightOrder::dense && !has_kept(f)) {
+    return "weights in order dense are of another dtype than x, and are not converted";
   }
   for (const RowsOf* rows : {&p.dy, &p.dx}) {
     if (rows->data != nullptr && !linear::row_stride(*rows)) {

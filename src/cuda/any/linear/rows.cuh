@@ -34,7 +34,15 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(const RowsPass p) {
     });
     largest = over_block<kRowThreads>(largest, Larger{});
     const bool finite = largest < INFINITY;
-    uint2* const to = reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.to) + row * p.pitch);
+    std::uint8_t* const to = static_cast<std::uint8_t*>(p.to) + row * p.pitch;
+    const auto store = [&](int i, std::uint32_t first, std::uint32_t second) {
+      if (kTo == RowsTo::e4m3 && p.interleaved) {
+        std::uint32_t* const words = reinterpret_cast<std::uint32_t*>(to) + i / 4 * 8 + i % 4;
+        words[0] = first, words[4] = second;
+      } else {
+        reinterpret_cast<uint2*>(to)[i] = make_uint2(first, second);
+      }
+    };
     if constexpr (kTo == RowsTo::int8) {  // as core/int8_rows.h does it
       const float scale = largest / 127.0f;
       if (threadIdx.x == 0) p.scales[row] = finite ? scale : NAN;
@@ -46,18 +54,18 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(const RowsPass p) {
           words[j / 4] |= (static_cast<std::uint32_t>(static_cast<int>(fminf(fmaxf(q, -127.0f), 127.0f))) & 255u)
                           << j % 4 * 8;
         }
-        to[i] = make_uint2(words[0], words[1]);
+        store(i, words[0], words[1]);
       });
     } else {
       constexpr float kLargest = 448.0f;
       if (threadIdx.x == 0) p.scales[row] = finite ? largest / kLargest : NAN;
       const float scale = finite && largest > 0.0f ? fminf(kLargest / largest, 3.0e38f) : 0.0f;  // not infinite
       normed.for_each([&](int i, float(&x)[kPiece]) {
-        to[i] = make_uint2(ptx::pack4_e4m3(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale),
-                           ptx::pack4_e4m3(x[4] * scale, x[5] * scale, x[6] * scale, x[7] * scale));
+        store(i, ptx::pack4_e4m3(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale),
+              ptx::pack4_e4m3(x[4] * scale, x[5] * scale, x[6] * scale, x[7] * scale));
       });
     }
-    for (int i = pieces + static_cast<int>(threadIdx.x); i < all; i += kRowThreads) to[i] = make_uint2(0, 0);
+    for (int i = pieces + static_cast<int>(threadIdx.x); i < all; i += kRowThreads) store(i, 0, 0);
   } else {
     uint4* const to = reinterpret_cast<uint4*>(static_cast<T*>(p.to) + row * p.pitch);
     normed.for_each([&](int i, float(&x)[kPiece]) { to[i] = packed_piece<T>(x); });

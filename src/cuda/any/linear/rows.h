@@ -24,6 +24,7 @@ struct RowsPass {
   void* to;       // [rows, pitch], zeros behind the columns
   float* scales;  // [rows], where `to` has 8 bits: each row divided by its scale. A row that is not finite has
                   // scale NaN, which spoils its y.
+  bool interleaved = false;  // to_e4m3: of each 32 columns the first halves of four eights, then the second halves
 };
 
 void run_rows_pass(const RowsPass& pass, cudaStream_t stream);          // to x's dtype

@@ -93,6 +93,21 @@ __device__ inline std::uint32_t and_xor(std::uint32_t x, std::uint32_t mask, std
   return out;
 }
 
+// Bits of x where `mask` has them, of y elsewhere.
+__device__ inline std::uint32_t select_bits(std::uint32_t x, std::uint32_t y, std::uint32_t mask) {
+  std::uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xE2;" : "=r"(out) : "r"(x), "r"(mask), "r"(y));
+  return out;
+}
+
+// Four bytes, by the hexadecimal digits of `which`: 0 to 3 those of x, 4 to 7 zeros, with 8 added 8 times its highest
+// bit.
+__device__ inline std::uint32_t bytes_of(std::uint32_t x, std::uint32_t which) {
+  std::uint32_t out;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(out) : "r"(x), "r"(which));
+  return out;
+}
+
 // ---- E4M3
 
 // The two values in the low half of `pair`, exactly.

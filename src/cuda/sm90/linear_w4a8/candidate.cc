@@ -1,4 +1,6 @@
 // The candidate "sm90_w4a8": what it takes, which tile, and the launches.
+#include <type_traits>
+
 #include "core/check.h"
 #include "cuda/any/linear/host.h"
 #include "cuda/common/device.h"
@@ -14,14 +16,28 @@ using namespace sm90::linear_w4a8;
 using sm90::linear::Choice;
 using sm90::linear::Measured;
 
-constexpr Measured<Variant> kBf16[] = {
-    {&kBf16T64, 0.89e-6, 0.1e-6}, {&kBf16T128, 1.12e-6, 0.1e-6}, {&kBf16T256, 1.03e-6, 0.1e-6}};
-constexpr Measured<Variant> kF16[] = {
-    {&kF16T64, 0.89e-6, 0.1e-6}, {&kF16T128, 1.12e-6, 0.1e-6}, {&kF16T256, 1.03e-6, 0.1e-6}};
+template <class Block>
+struct Variants {
+  Measured<Variant<Block>> bf16[3], f16[3];
+};
+constexpr Variants<FragmentBlock8> kVariants = {
+    .bf16 = {{&kBf16T64, 0.89e-6, 0.1e-6}, {&kBf16T128, 1.12e-6, 0.1e-6}, {&kBf16T256, 1.03e-6, 0.1e-6}},
+    .f16 = {{&kF16T64, 0.89e-6, 0.1e-6}, {&kF16T128, 1.12e-6, 0.1e-6}, {&kF16T256, 1.03e-6, 0.1e-6}}};
+constexpr Variants<ScaledBlock8> kScaledVariants = {
+    .bf16 = {{&kBf16ScaledT64, 0.89e-6, 0.1e-6},
+             {&kBf16ScaledT128, 1.12e-6, 0.1e-6},
+             {&kBf16ScaledT256, 1.03e-6, 0.1e-6}},
+    .f16 = {{&kF16ScaledT64, 0.89e-6, 0.1e-6}, {&kF16ScaledT128, 1.12e-6, 0.1e-6}, {&kF16ScaledT256, 1.03e-6, 0.1e-6}}};
 
-Choice<Variant> choice(const LinearProblem& p) {
-  const bool bf16 = p.dtype == DType::bf16;
-  return choose(p, bf16 ? kBf16 : kF16, bf16 ? &kBf16T64 : &kF16T64, current_device().multiprocessors);
+template <class Block>
+Choice<Variant<Block>> choice(const LinearProblem& p, const Variants<Block>& variants) {
+  const auto& measured = p.dtype == DType::bf16 ? variants.bf16 : variants.f16;
+  return choose(p, measured, measured[0].variant, current_device().multiprocessors);
+}
+// Calls visit(choice) with the variant for the weights' blocks.
+template <class Visit>
+auto with_choice(const LinearProblem& p, Visit visit) {
+  return lowbit::has_scaled_blocks(p.format) ? visit(choice(p, kScaledVariants)) : visit(choice(p, kVariants));
 }
 
 using sm90::linear::aligned;
@@ -38,36 +54,44 @@ std::string supports(const LinearProblem& p) {
 bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
 
 double estimate(const LinearProblem& p, int /*workers*/) {
-  return nothing(p) ? 0.0 : sm90::linear::rows_seconds(p) + choice(p).seconds;
+  return nothing(p) ? 0.0
+                    : sm90::linear::rows_seconds(p) + with_choice(p, [](const auto& chosen) { return chosen.seconds; });
 }
 
 // x in e4m3, its scales, partial sums.
 std::size_t workspace(const LinearProblem& p, int /*workers*/) {
   if (nothing(p)) return 0;
-  return x_bytes(p) + aligned(static_cast<std::size_t>(p.M) * sizeof(float)) + workspace_of(choice(p).plan);
+  return x_bytes(p) + aligned(static_cast<std::size_t>(p.M) * sizeof(float)) +
+         with_choice(p, [](const auto& chosen) { return workspace_of(chosen.plan); });
 }
 
-void launch(const LinearProblem& p, const Runtime& runtime) {
+template <class Block>
+void launch_chosen(const LinearProblem& p, const Choice<Variant<Block>>& chosen, const Runtime& runtime) {
   constexpr std::int64_t kPanel = lowbit::kBlockColumns;  // columns of x in a row of the swizzle
-  if (nothing(p)) return;
-  const Choice<Variant> chosen = choice(p);
-  const Variant& v = *chosen.variant;
+  const Variant<Block>& v = *chosen.variant;
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   const std::int64_t pitch = pitch_of(p);
   auto* const x = static_cast<std::byte*>(runtime.workspace.data);
   auto* const scales = reinterpret_cast<float*>(x + x_bytes(p));
   std::byte* const rest = x + x_bytes(p) + aligned(static_cast<std::size_t>(p.M) * sizeof(float));
-  run_rows_pass_to_e4m3(sm90::linear::rows_pass(p, pitch, x, scales), stream);
-  sm90::linear::Params<lowbit::FragmentBlock8> params{};
+  linear::RowsPass pass = sm90::linear::rows_pass(p, pitch, x, scales);
+  pass.interleaved = std::is_same_v<Block, ScaledBlock8>;
+  run_rows_pass_to_e4m3(pass, stream);
+  sm90::linear::Params<Block> params{};
   params.x = make_tensor_map(x, DType::f8e4m3,
                              TensorMapShape<4>{.extent = {kPanel, p.M, pitch / kPanel, 1},
                                                .stride = {pitch, kPanel, p.M * pitch},
                                                .box = {kPanel, v.tile.tokens, v.x_box.panels, 1}});
-  params.weights = reinterpret_cast<const lowbit::FragmentBlock8*>(p.fragment_data + p.fragments.blocks);
+  params.weights = reinterpret_cast<const Block*>(p.fragment_data + p.fragments.blocks);
   params.out = sm90::linear::output_of(p);
   params.out.token_scales = scales;
   params.schedule = schedule_of(p, chosen.plan, rest);
   v.launch(params, chosen.plan.grid, stream);
+}
+
+void launch(const LinearProblem& p, const Runtime& runtime) {
+  if (nothing(p)) return;
+  with_choice(p, [&](const auto& chosen) { launch_chosen(p, chosen, runtime); });
 }
 
 }  // namespace

@@ -6,16 +6,18 @@
 #include "cuda/common/device.h"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/linear/params.h"
+#include "cuda/sm90/linear_w4a8/decode.cuh"
 
 namespace heddle::cuda::sm90::linear_w4a8 {
 
-// T: of y. kTokens_: rows of x, the N of the products; kRowGroups_: warpgroups of kRowBlocks_ times 64 rows of W, the
-// M. kDecoders_: warps that decode weights for them; 0: each decodes its own in registers.
-template <class T, int kTokens_, int kRowGroups_, int kRowBlocks_, int kDecoders_>
+// T: of y. Block: of weights. kTokens_: rows of x, the N of the products; kRowGroups_: warpgroups of kRowBlocks_ times
+// 64 rows of W, the M. kDecoders_: warps that decode weights for them; 0: each decodes its own in registers.
+template <class T, class Block, int kTokens_, int kRowGroups_, int kRowBlocks_, int kDecoders_>
 struct Config {
   using Element = __nv_fp8_e4m3;
   using Output = T;
-  using WeightBlock = lowbit::FragmentBlock8;
+  using WeightBlock = Block;
+  using Scales = GroupScales<Block>;
   static constexpr int kTokens = kTokens_, kRowGroups = kRowGroups_, kRowBlocks = kRowBlocks_;
   static constexpr int kTileBlocks = kRowGroups * kRowBlocks, kUnitBlocks = 1;
   static constexpr int kPanelColumns = lowbit::kBlockColumns, kBlockPanels = 1;
@@ -23,7 +25,7 @@ struct Config {
   static constexpr int kDecoders = kDecoders_, kOthers = (1 + kDecoders + 3) / 4;  // warpgroups
   static constexpr int kColumnGroups = 1, kConsumers = kRowGroups, kThreads = 128 * (kOthers + kConsumers);
   static constexpr int kAccumulators = kTokens / 2;
-  static constexpr float kFactor = 32;  // E4M3 holds weights times 2^-5
+  static constexpr float kFactor = Scales::kFactor;
   // Decoded weights on their way to the products.
   static constexpr int kDecodedStages = kDecoders == 0 ? 0 : 3;
   static constexpr int kDecodedBytes = kDecodedStages * kTileBlocks * lowbit::kBlockRows * kPanelColumns;

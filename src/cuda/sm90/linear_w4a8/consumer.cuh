@@ -5,7 +5,6 @@
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/linear/producer.cuh"
 #include "cuda/sm90/linear_w4a8/config.h"
-#include "cuda/sm90/linear_w4a8/decode.cuh"
 
 namespace heddle::cuda::sm90::linear_w4a8 {
 
@@ -13,12 +12,14 @@ template <class C>
 class Consumer {
  public:
   using Memory = SharedMemory<C>;
+  using WeightBlock = typename C::WeightBlock;
+  using Scales = typename C::Scales;
 
   __device__ Consumer(SharedMemory<C>& memory, int group, int /*column_group*/) : shared(memory) {
-    const lowbit::FragmentBlock8& first = memory.weights[0][group * C::kRowBlocks][0];
-    const unsigned thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
+    const WeightBlock& first = memory.weights[0][group * C::kRowBlocks][0];
+    const int thread = static_cast<int>(threadIdx.x % 128), row = thread / 32 * 16 + thread % 32 / 4;
     weights = reinterpret_cast<const std::byte*>(first.codes[0][thread]);
-    scales_at = static_cast<int>(reinterpret_cast<const std::byte*>(first.exponents[row]) - weights);
+    scales_at = static_cast<int>(Scales::at(first, row, thread) - weights);
   }
 
   // The next `units`.
@@ -73,17 +74,16 @@ class Consumer {
   }
 
   __device__ void decode_half(int n, int r, int block, int half, Operands& operands) {
-    constexpr int kRow = sizeof(lowbit::FragmentBlock8::exponents[0]);
     const int number = (n * C::kTileBlocks + r) * C::kUnitBlocks + block;  // of those behind first_block
-    const std::byte* const at = weights + number * static_cast<int>(sizeof(lowbit::FragmentBlock8));
-    const auto* const exponents = at + scales_at + 2 * half;
-    const std::uint32_t low = *reinterpret_cast<const std::uint16_t*>(exponents);
-    const std::uint32_t high = *reinterpret_cast<const std::uint16_t*>(exponents + 8 * kRow);
-    const uint4 codes = *reinterpret_cast<const uint4*>(at + half * sizeof(lowbit::FragmentBlock8::codes[0]));
-    widen(codes.x, Magnitudes(low & 0xFF), operands[0][0], operands[0][2]);
-    widen(codes.y, Magnitudes(high & 0xFF), operands[0][1], operands[0][3]);
-    widen(codes.z, Magnitudes(low >> 8), operands[1][0], operands[1][2]);
-    widen(codes.w, Magnitudes(high >> 8), operands[1][1], operands[1][3]);
+    const std::byte* const at = weights + number * static_cast<int>(sizeof(WeightBlock));
+    const auto* const scales = at + scales_at + half * Scales::kHalfBytes;
+    const std::uint32_t low = *reinterpret_cast<const std::uint16_t*>(scales);
+    const std::uint32_t high = *reinterpret_cast<const std::uint16_t*>(scales + 8 * Scales::kRowBytes);
+    const uint4 codes = *reinterpret_cast<const uint4*>(at + half * sizeof(WeightBlock::codes[0]));
+    widen(codes.x, Scales::first(low), operands[0][0], operands[0][2]);
+    widen(codes.y, Scales::first(high), operands[0][1], operands[0][3]);
+    widen(codes.z, Scales::second(low), operands[1][0], operands[1][2]);
+    widen(codes.w, Scales::second(high), operands[1][1], operands[1][3]);
   }
 
   __device__ void issue(int n, int block, int half, const Operands& operands, Products& products) {

@@ -6,13 +6,14 @@
 #include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/linear/producer.cuh"
 #include "cuda/sm90/linear_w4a8/config.h"
-#include "cuda/sm90/linear_w4a8/decode.cuh"
 
 namespace heddle::cuda::sm90::linear_w4a8 {
 
 template <class C>
 class Decoder {
  public:
+  using Scales = typename C::Scales;
+
   static __device__ void init_barriers(DecodedMemory<C>& shared) {
     for (int i = 0; i < C::kDecodedStages; ++i) {
       ptx::barrier_init(shared.decoded_ready[i], C::kDecoders);
@@ -40,15 +41,16 @@ class Decoder {
   static constexpr int kItems = C::kTileBlocks * lowbit::kBlockRows / kItemRows * kHalves;
   struct Item {
     uint4 codes;
-    std::uint32_t upper_exponents, lower_exponents;  // of two times 32 columns, of rows 8 apart
+    std::uint32_t upper_scales, lower_scales;  // of two steps, of rows 8 apart
   };
 
   __device__ Item load(int number) const {
-    const lowbit::FragmentBlock8& block = shared.weights[stage.index][number / 8][0];
+    const typename C::WeightBlock& block = shared.weights[stage.index][number / 8][0];
     const int rows = number / kHalves % 4, half = number % kHalves, row = rows * kItemRows + lane / 4;
+    const std::byte* const scales = Scales::at(block, row, lane) + half * Scales::kHalfBytes;
     return {*reinterpret_cast<const uint4*>(block.codes[half][rows * 32 + lane]),
-            *reinterpret_cast<const std::uint16_t*>(block.exponents[row] + 2 * half),
-            *reinterpret_cast<const std::uint16_t*>(block.exponents[row + 8] + 2 * half)};
+            *reinterpret_cast<const std::uint16_t*>(scales),
+            *reinterpret_cast<const std::uint16_t*>(scales + 8 * Scales::kRowBytes)};
   }
 
   __device__ void store(int number, const Item& item) const {
@@ -60,11 +62,11 @@ class Decoder {
     const std::uint32_t to = ptx::shared_address(shared.decoded[place.index][number / 8][row]);
     const auto piece_at = [&](int piece) { return to + ((piece + lane / 16) ^ lane % 8) * kPiece; };
     std::uint32_t r[4];
-    widen(item.codes.x, Magnitudes(item.upper_exponents & 0xFF), r[0], r[2]);
-    widen(item.codes.y, Magnitudes(item.lower_exponents & 0xFF), r[1], r[3]);
+    widen(item.codes.x, Scales::first(item.upper_scales), r[0], r[2]);
+    widen(item.codes.y, Scales::first(item.lower_scales), r[1], r[3]);
     ptx::store_matrix_x4(piece_at(4 * half), r[0], r[1], r[2], r[3]);
-    widen(item.codes.z, Magnitudes(item.upper_exponents >> 8), r[0], r[2]);
-    widen(item.codes.w, Magnitudes(item.lower_exponents >> 8), r[1], r[3]);
+    widen(item.codes.z, Scales::second(item.upper_scales), r[0], r[2]);
+    widen(item.codes.w, Scales::second(item.lower_scales), r[1], r[3]);
     ptx::store_matrix_x4(piece_at(4 * half + 2), r[0], r[1], r[2], r[3]);
   }
 

@@ -9,7 +9,7 @@
 namespace heddle::cuda::sm90::linear_w4a8 {
 
 template <class C>
-constexpr Variant variant() {
+constexpr Variant<typename C::WeightBlock> variant() {
   using Multiplier = std::conditional_t<(C::kDecoders > 0), SharedConsumer<C>, Consumer<C>>;
   return linear::variant<C, Multiplier>();
 }

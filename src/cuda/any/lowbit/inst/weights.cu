@@ -13,33 +13,56 @@ namespace {
 using namespace any::lowbit;
 namespace lowbit = heddle::lowbit;
 
-bool in_matrix(const LinearProblem& p) { return p.order == WeightOrder::matrix || p.order == WeightOrder::matrix8; }
-
-template <class Block>
-void decode_fragments(const LinearProblem& p, const WeightBlock& wanted, const Weights& out, cudaStream_t stream) {
-  const auto columns = static_cast<int>((wanted.columns + lowbit::kBlockColumns - 1) / lowbit::kBlockColumns);
+template <class Fragments>
+void decode_blocks(const LinearProblem& p, int block_bytes, const Fragments& fragments, const WeightBlock& wanted,
+                   const Weights& out, cudaStream_t stream) {
+  const auto columns = static_cast<int>((wanted.columns + Fragments::kColumns - 1) / Fragments::kColumns);
   const Grid grid{.blocks = static_cast<unsigned>(p.fragments.row_blocks * columns), .threads = kFragmentThreads};
-  start("unpack_weights", decode_fragments_kernel<Block>, grid, stream,
-        reinterpret_cast<const Block*>(p.fragment_data + p.fragments.blocks),
-        reinterpret_cast<const float*>(p.fragment_data), p.fragments.column_blocks, p.gated, wanted, columns, out,
+  const FragmentData data{.blocks = p.fragment_data + p.fragments.blocks,
+                          .row_scales = reinterpret_cast<const float*>(p.fragment_data),
+                          .column_blocks = p.fragments.column_blocks,
+                          .block_bytes = block_bytes,
+                          .gated = p.gated};
+  start("unpack_weights", decode_fragments_kernel<Fragments>, grid, stream, data, fragments, wanted, columns, out,
         is_wide(out));
+}
+
+void decode_fragments16(const LinearProblem& p, const WeightBlock& wanted, const Weights& out, cudaStream_t stream) {
+  const lowbit::BlockLayout layout = lowbit::block_layout(p.format);
+  const auto codes = [&]<lowbit::Element kElement>() {
+    const CodeFragments<kElement> fragments{.groups = layout.groups, .scales = layout.scales, .zeros = layout.zeros};
+    decode_blocks(p, layout.bytes, fragments, wanted, out, stream);
+  };
+  switch (p.format.element) {
+    case lowbit::Element::int4:
+      return codes.operator()<lowbit::Element::int4>();
+    case lowbit::Element::nf4:
+      return codes.operator()<lowbit::Element::nf4>();
+    case lowbit::Element::fp4_bnb:
+      return codes.operator()<lowbit::Element::fp4_bnb>();
+    case lowbit::Element::int8:
+      return codes.operator()<lowbit::Element::int8>();
+    case lowbit::Element::e4m3:
+      return codes.operator()<lowbit::Element::e4m3>();
+    default:
+      return decode_blocks(p, layout.bytes, E2M1Fragments{}, wanted, out, stream);
+  }
+}
+
+void decode_fragments8(const LinearProblem& p, const WeightBlock& wanted, const Weights& out, cudaStream_t stream) {
+  if (lowbit::has_scaled_blocks(p.format)) {
+    return decode_blocks(p, sizeof(lowbit::ScaledBlock8), ScaledFragments8{}, wanted, out, stream);
+  }
+  decode_blocks(p, sizeof(lowbit::FragmentBlock8), Fragments8{}, wanted, out, stream);
 }
 
 }  // namespace
 
-std::string refuse_decode(const LinearProblem& p) {
-  if (p.order == WeightOrder::dense) return "weights in order dense are of another dtype than x, and are not converted";
-  const lowbit::Element element = p.format.element;
-  if (in_matrix(p) || element == lowbit::Element::e2m1 || element == lowbit::Element::e2m1_row) return "";
-  return text("weights of ", lowbit::name_of(p.format), " in order ", name_of(p.order),
-              " are not unpacked: pack them in order matrix");
-}
-
 void decode_weights(const LinearProblem& p, const WeightBlock& wanted, const Weights& out, void* stream) {
   if (wanted.rows == 0 || wanted.columns == 0) return;
   const auto on = static_cast<cudaStream_t>(stream);
-  if (p.order == WeightOrder::fragments16) return decode_fragments<lowbit::FragmentBlock>(p, wanted, out, on);
-  if (p.order == WeightOrder::fragments8) return decode_fragments<lowbit::FragmentBlock8>(p, wanted, out, on);
+  if (p.order == WeightOrder::fragments16) return decode_fragments16(p, wanted, out, on);
+  if (p.order == WeightOrder::fragments8) return decode_fragments8(p, wanted, out, on);
   lowbit::Matrix m = p.matrix;
   const auto scale_bytes = static_cast<std::int64_t>(size_of(lowbit::scale_dtype(m.format.scale)));
   const std::int64_t group = m.format.group == 0 ? 0 : wanted.column / m.group;
