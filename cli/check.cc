@@ -45,7 +45,9 @@ struct CheckVerb {
     for (const std::string& dtype : dtypes) wanted.push_back(dtype_named(dtype));
     std::vector<const kit::AttentionCase*> cases;
     static const std::vector<kit::AttentionCase> tf32 = kit::in_tf32(kit::attention_cases());
-    for (const kit::AttentionCase& spec : precision == "tf32" ? tf32 : kit::attention_cases()) {
+    static const std::vector<kit::AttentionCase> int8_qk = kit::in_int8_qk(kit::attention_cases());
+    const auto& all = precision == "tf32" ? tf32 : precision == "int8_qk" ? int8_qk : kit::attention_cases();
+    for (const kit::AttentionCase& spec : all) {
       const auto contained = [&](const std::string& part) { return spec.name.find(part) != std::string::npos; };
       if (!purposes.empty() && std::ranges::find(purposes, kit::name_of(spec.purpose)) == purposes.end()) continue;
       if (!names.empty() && std::ranges::none_of(names, contained)) continue;
@@ -208,8 +210,9 @@ void add_check(CLI::App& app) {
   verb->add_option("--device", self->device, "Candidates of the CPU or of the current GPU")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  verb->add_option("--precision", self->precision, "tf32: the rows in float32, multiplied in tf32 (on a GPU)")
-      ->check(CLI::IsMember({"f32", "tf32"}))
+  verb->add_option("--precision", self->precision,
+                   "tf32: the rows in float32, multiplied in tf32; int8_qk: those in 16 bits, q k^T in int8 (on a GPU)")
+      ->check(CLI::IsMember({"f32", "tf32", "int8_qk"}))
       ->capture_default_str();
   verb->add_flag("--all-targets", self->all_targets, "With every SIMD target that runs here, one after the other");
   verb->add_flag("--list", self->list, "List the cases and run none");

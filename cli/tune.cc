@@ -35,6 +35,8 @@ constexpr Line kLines[] = {
     {"sm80 d256", "sm80", kBf16, kBf16, kExact, 4, 8, 8, 4096, 4096, 256},
     {"sm80 f32", "sm80", kF32, kF32, kExact, 2, 16, 16, 4096, 4096, 128},
     {"sm80 tf32", "sm80", kF32, kF32, Precision::tf32, 2, 16, 16, 4096, 4096, 128},
+    {"sm80_int8 d64", "sm80_int8", kBf16, kBf16, Precision::int8_qk, 4, 32, 32, 4096, 4096, 64},
+    {"sm80_int8 d128", "sm80_int8", kBf16, kBf16, Precision::int8_qk, 4, 16, 16, 4096, 4096, 128},
     {"sm90_fp8 d64", "sm90_fp8", kF8, kF8, kExact, 4, 32, 32, 4096, 4096, 64},
     {"sm90_fp8 d128", "sm90_fp8", kF8, kF8, kExact, 4, 16, 16, 4096, 4096, 128},
     {"sm90_decode", "sm90_decode", kBf16, kBf16, kExact, 64, 32, 8, 1, 8192, 128},

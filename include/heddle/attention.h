@@ -38,9 +38,13 @@ struct Dropout {
   std::uint64_t offset = 0;
 };
 
-// How f32 operands are multiplied on a GPU; 16-bit operands and the CPU do not ask. f32: as f32 arithmetic rounds, by
-// three tf32 products (3xTF32: Ootomo and Yokota, arXiv 2203.03341). tf32: one product of operands of 11 bits.
-enum class Precision : std::uint8_t { f32, tf32 };
+// How operands are multiplied. f32 and tf32 are about f32 operands on a GPU; 16-bit operands and the CPU do not ask.
+// f32: as f32 arithmetic rounds, by three tf32 products (3xTF32: Ootomo and Yokota, arXiv 2203.03341). tf32: one
+// product of operands of 11 bits. int8_qk: 16-bit q and k are rounded to 8 bits for Q K^T, forward only, by the
+// candidates that do so and no other; less accurate, faster than mma.sync in 16 bits from some thousand keys on. q has
+// a scale for each row, k one for 16 keys, after a number near each channel's mean is taken off (SageAttention: Zhang
+// et al., arXiv 2410.02367; 2411.10958); P V is in 16 bits. What it costs is in docs/numerics.md.
+enum class Precision : std::uint8_t { f32, tf32, int8_qk };
 
 struct AttentionOptions {
   std::optional<float> scale;  // default 1 / sqrt(D)

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -108,6 +109,12 @@ struct LinearOptions {
 // dtype, a relative error of at most 2^-9 (bf16) or 2^-12 (f16) of each weight.
 void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
                     const LinearOptions& options = {}, const Runtime& runtime = {});
+
+// The same for callers that allocate when they know how much: `allocate` is called once with the bytes of workspace,
+// unless there are none, and runtime.workspace is not read. Arguments are checked, and a candidate chosen, once.
+void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
+                    const LinearOptions& options, const Runtime& runtime,
+                    const std::function<Workspace(std::size_t bytes)>& allocate);
 
 std::size_t linear_forward_workspace(const TensorView& x, const PackedWeights& weights,
                                      const LinearOptions& options = {}, const Runtime& runtime = {});

@@ -62,14 +62,14 @@ def lse_shape(q_shape: Any, packed: bool) -> tuple[int, ...]:
     return (q_shape[1], q_shape[0]) if packed else (q_shape[0], q_shape[2], q_shape[1])
 
 
-PRECISION_CODES = {"f32": 0, "tf32": 1}
+PRECISION_CODES = {"f32": 0, "tf32": 1, "int8_qk": 2}
 
 
 def precision_code(precision: Any) -> int:
-    """0 or 1 for "f32" or "tf32"."""
+    """0, 1 or 2 for "f32", "tf32" or "int8_qk"."""
     code = PRECISION_CODES.get(precision)
     if code is None:
-        raise ValueError(f"[attention] precision is {precision!r}: it must be 'f32' or 'tf32'")
+        raise ValueError(f"[attention] precision is {precision!r}: it must be 'f32', 'tf32' or 'int8_qk'")
     return code
 
 

@@ -112,7 +112,8 @@ def attention(
       batch_invariant: a row's bits do not depend on the rest of the batch, also where keys are split.
       deterministic: bitwise repeatable gradients (the CPU's are so always). None follows
         ``torch.use_deterministic_algorithms``.
-      precision: of products of float32 on a GPU: "f32" (as float32 rounds) or "tf32" (11 bits, faster).
+      precision: of products of float32 on a GPU: "f32" (as float32 rounds) or "tf32" (11 bits, faster). "int8_qk": of
+        q k^T of 16-bit operands, rounded to 8 bits after the keys' mean is taken off; forward only, on GPUs from Ampere on.
       method: "flash" or "baseline" (the full score matrix); None chooses.
       force: a candidate's name, as ``heddle.explain`` lists it; None chooses.
 

@@ -62,9 +62,9 @@ void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const nb::tupl
   Scratch scratch;
   DeviceScratch device_scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  const std::size_t bytes = linear_forward_workspace(from, weights, options, runtime);
-  runtime.workspace = from.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
-  linear_forward(from, weights, to, options, runtime);
+  linear_forward(from, weights, to, options, runtime, [&](std::size_t bytes) {
+    return from.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
+  });
 }
 
 // Name, method, whether it could run, why it does not, seconds, bytes of workspace, chosen, seconds over those of a

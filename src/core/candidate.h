@@ -17,6 +17,7 @@ enum Extra : unsigned {
   kDraftMask = 2,  // draft_mask
   kAppend = 4,     // writing new keys into the cache in the same launch
   kInt4 = 8,       // a cache in 4 bits
+  kInt8Qk = 16,    // Precision::int8_qk
 };
 
 struct AttentionForwardKernel {

@@ -6,6 +6,8 @@
 namespace heddle::cuda {
 
 extern const AttentionForwardKernel kSm80AttentionForward;  // "sm80": mma.sync, every option, for Ampere and later
+// "sm80_int8": the same with Q K^T in 8 bits, under Precision::int8_qk alone.
+extern const AttentionForwardKernel kSm80AttentionForwardInt8;
 extern const AttentionForwardKernel kSm80AttentionDecode;   // "sm80_decode": few rows, keys split, for Ampere and later
 extern const AttentionForwardKernel kSm90AttentionForward;  // "sm90": wgmma and TMA, for Hopper
 extern const AttentionForwardKernel kSm90AttentionForwardFp8;  // "sm90_fp8": the same with q, k and v in e4m3

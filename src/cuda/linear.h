@@ -5,6 +5,7 @@
 
 namespace heddle::cuda {
 
+extern const LinearKernel kSm80Gemv;         // "sm80_gemv": the same for very few rows, from global memory to registers
 extern const LinearKernel kSm80Linear;       // "sm80_linear": mma.sync, every format, from Ampere on
 extern const LinearKernel kSm90LinearW4A16;  // "sm90_w4a16": wgmma, weights decoded in registers, for Hopper
 extern const LinearKernel kSm90LinearW4A8;   // "sm90_w4a8": the same with products in e4m3

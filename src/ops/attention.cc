@@ -16,10 +16,10 @@ namespace {
 
 std::span<const AttentionForwardKernel* const> candidates(const AttentionProblem*) {
   static const AttentionForwardKernel* const kernels[] = {
-      &cpu::kAttentionForward,       &cpu::kAttentionForwardBaseline, &reference::kAttentionForward,
-      &cuda::kSm90AttentionForward,  &cuda::kSm90AttentionForwardFp8, &cuda::kSm90AttentionDecode,
-      &cuda::kSm80AttentionForward,  &cuda::kSm80AttentionDecode,     &cuda::kAttentionForwardBaseline,
-      &cuda::kNaiveAttentionForward,
+      &cpu::kAttentionForward,          &cpu::kAttentionForwardBaseline,  &reference::kAttentionForward,
+      &cuda::kSm90AttentionForward,     &cuda::kSm90AttentionForwardFp8,  &cuda::kSm90AttentionDecode,
+      &cuda::kSm80AttentionForward,     &cuda::kSm80AttentionForwardInt8, &cuda::kSm80AttentionDecode,
+      &cuda::kAttentionForwardBaseline, &cuda::kNaiveAttentionForward,
   };
   return kernels;
 }
@@ -48,6 +48,7 @@ Refusal missing_extra(const AttentionForwardKernel& kernel, const AttentionProbl
   if (p.int4 && lacks(kInt4)) return "it does not read a cache in 4 bits";
   if (p.draft_mask && lacks(kDraftMask)) return "it has no draft_mask";
   if (p.append && lacks(kAppend)) return "it does not append keys";
+  if (p.precision == Precision::int8_qk && lacks(kInt8Qk)) return "it does not multiply q and k in 8 bits (int8_qk)";
   return "";
 }
 Refusal missing_extra(const AttentionBackwardKernel&, const AttentionBackwardProblem&) { return ""; }

@@ -50,6 +50,7 @@ AttentionBackwardProblem checked_backward_problem(const Check& check, const Tens
   const ProblemBuilder builder(check, q, k, v, options);
   builder.build(p);
   check.require(k.dtype != DType::f8e4m3, "k is float8_e4m3fn, which has no backward");
+  check.require(p.precision != Precision::int8_qk, "precision is int8_qk, which has no backward");
   check.require(!p.draft_mask, "draft_mask has no backward: give the pairs as mask");
   check.require(!p.page_table, "page_table has no backward: gather the keys first");
   check.require(!p.cache_batch_idx, "cache_batch_idx has no backward: gather the keys first");

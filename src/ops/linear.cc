@@ -13,8 +13,8 @@ namespace heddle {
 namespace {
 
 constexpr const LinearKernel* kCandidates[] = {
-    &cpu::kLinear,          &reference::kLinear,    &cuda::kSm80Linear,        &cuda::kSm90LinearW4A16,
-    &cuda::kSm90LinearW4A8, &cuda::kCublasLtLinear, &cuda::kCublasLtLinearW8A8};
+    &cpu::kLinear,           &reference::kLinear,    &cuda::kSm80Gemv,       &cuda::kSm80Linear,
+    &cuda::kSm90LinearW4A16, &cuda::kSm90LinearW4A8, &cuda::kCublasLtLinear, &cuda::kCublasLtLinearW8A8};
 
 struct NamedActivation {
   const char* name;
@@ -64,7 +64,8 @@ const char* name_of(Norm norm) {
 }
 
 void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
-                    const LinearOptions& options, const Runtime& given) {
+                    const LinearOptions& options, const Runtime& given,
+                    const std::function<Workspace(std::size_t)>& allocate) {
   const Check check("linear_forward");
   check.require(y.given(), "y is missing");
   const LinearProblem problem = checked_linear_problem(check, x, weights, y, options);
@@ -72,8 +73,15 @@ void linear_forward(const TensorView& x, const PackedWeights& weights, const Ten
   if (runtime.executor == nullptr) runtime.executor = &default_executor();
   const int workers = runtime.executor->workers();
   const LinearKernel& kernel = choose(check, kCandidates, problem, options.force, workers);
-  check_workspace(check, runtime.workspace, kernel.workspace(problem, workers));
+  const std::size_t bytes = kernel.workspace(problem, workers);
+  runtime.workspace = bytes > 0 ? allocate(bytes) : Workspace{};
+  check_workspace(check, runtime.workspace, bytes);
   kernel.launch(problem, runtime);
+}
+
+void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
+                    const LinearOptions& options, const Runtime& runtime) {
+  linear_forward(x, weights, y, options, runtime, [&](std::size_t) { return runtime.workspace; });
 }
 
 std::size_t linear_forward_workspace(const TensorView& x, const PackedWeights& weights, const LinearOptions& options,

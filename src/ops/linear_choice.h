@@ -35,24 +35,25 @@ const LinearCandidate<Problem>& choose(const Check& check, const LinearCandidate
                                        const Problem& problem, const std::string& force, int workers) {
   const LinearCandidate<Problem>* best = nullptr;
   double best_seconds = 0;
-  std::string reasons, names;
-  bool known = force.empty();
   for (const LinearCandidate<Problem>* kernel : candidates) {
-    known |= force == kernel->name;
-    names += (names.empty() ? "" : ", ") + std::string(kernel->name);
-    if (const std::string reason = refusal(*kernel, problem, force); !reason.empty()) {
-      reasons += text("; ", kernel->name, ": ", reason);
-      continue;
-    }
+    if (!refusal(*kernel, problem, force).empty()) continue;
     const double seconds = kernel->estimate(problem, workers);
     if (best == nullptr || seconds < best_seconds) {
       best = kernel;
       best_seconds = seconds;
     }
   }
+  if (best != nullptr) return *best;
+  std::string reasons, names;
+  bool known = force.empty();
+  for (const LinearCandidate<Problem>* kernel : candidates) {
+    known |= force == kernel->name;
+    names += (names.empty() ? "" : ", ") + std::string(kernel->name);
+    reasons += text("; ", kernel->name, ": ", refusal(*kernel, problem, force));
+  }
   check.require(known, "force is '", force, "': the candidates are ", names);
-  check.require(best != nullptr, "no candidate can serve this call", reasons);
-  return *best;
+  check.require(false, "no candidate can serve this call", reasons);
+  return **candidates;
 }
 
 template <class Problem, std::size_t kCount>

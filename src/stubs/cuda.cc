@@ -27,7 +27,7 @@ constexpr AttentionForwardKernel absent(const char* name, const char* method, bo
           .estimate = no_estimate,
           .workspace = no_workspace,
           .launch = no_launch,
-          .extras = kE4m3 | kDraftMask | kAppend | kInt4};
+          .extras = kE4m3 | kDraftMask | kAppend | kInt4 | kInt8Qk};
 }
 
 constexpr AttentionBackwardKernel absent_backward(const char* name) {
@@ -85,6 +85,7 @@ void dequantize(const lowbit::Matrix&, const lowbit::Weights&, void*) {
 }
 
 const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
+const AttentionForwardKernel kSm80AttentionForwardInt8 = absent("sm80_int8", "flash", true);
 const AttentionForwardKernel kSm80AttentionDecode = absent("sm80_decode", "flash", true);
 const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash", true);
 const AttentionForwardKernel kSm90AttentionForwardFp8 = absent("sm90_fp8", "flash", true);
@@ -93,6 +94,7 @@ const AttentionForwardKernel kNaiveAttentionForward = absent("naive_cuda", "naiv
 const AttentionForwardKernel kAttentionForwardBaseline = absent("baseline_cuda", "baseline", false);
 const AttentionBackwardKernel kSm80AttentionBackward = absent_backward("sm80");
 const AttentionBackwardKernel kSm90AttentionBackward = absent_backward("sm90");
+const LinearKernel kSm80Gemv = absent_linear("sm80_gemv");
 const LinearKernel kSm80Linear = absent_linear("sm80_linear");
 const LinearKernel kSm90LinearW4A16 = absent_linear("sm90_w4a16");
 const LinearKernel kSm90LinearW4A8 = absent_linear("sm90_w4a8");

@@ -373,13 +373,70 @@ TEST(GpuLinear, LargeScalesDoNotOverflow) {
   for (const double value : y.values()) EXPECT_EQ(value, 30000.0);
 }
 
+// The kernel for few rows: all of its numbers of them, warps without blocks, slabs without rows, rows for its wider
+// CTAs.
+TEST(GpuLinear, FewRows) {
+  for (const char* format : {"nvfp4", "mxfp4", "e2m1_row"}) {
+    const Way way{"sm80_gemv", format};
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const std::int64_t rows : {1, 2, 3, 5, 8}) {
+        check({.rows = {rows}, .N = 200, .K = 288, .dtype = dtype}, way);
+        check({.rows = {rows}, .N = 8, .K = 32, .dtype = dtype}, way);
+        check({.rows = {rows}, .N = 64, .K = 5216, .dtype = dtype}, way);
+      }
+      check({.rows = {2}, .N = 20008, .K = 160, .dtype = dtype}, way);
+      for (const Activation activation :
+           {Activation::relu, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu, Activation::swiglu}) {
+        LinearCase c{
+            .rows = {3}, .N = 336, .K = 256, .dtype = dtype, .activation = activation, .bias = true, .residual = true};
+        check(c, way);
+        c.in_place = true;
+        check(c, way);
+        c.norm = activation == Activation::relu ? Norm::layer_norm : Norm::rms_norm;
+        c.x_mean = 2;
+        check(c, way);
+      }
+    }
+  }
+  const LinearLayer layer({.rows = {1}, .N = 512, .K = 4096, .dtype = DType::bf16, .order = WeightOrder::fragments16});
+  LayerOnGpu gpu(layer, "sm80_gemv");
+  gpu.run(gpu.options());
+  const std::vector<double> first = gpu.values();
+  for (int i = 0; i < 20; ++i) {
+    gpu.run(gpu.options());
+    ASSERT_EQ(gpu.values(), first);
+  }
+}
+
+TEST(GpuLinear, FewRowsRefusals) {
+  const auto reason = [](std::int64_t rows, std::int64_t K, const char* format, bool invariant) {
+    PackedWeights weights = packed_storage(lowbit::format_named(format), 64, K, false, WeightOrder::fragments16);
+    alignas(64) static std::byte somewhere[64];
+    weights.data.data = somewhere;
+    weights.device = weights.data.device = Device::cuda;
+    TensorView x(somewhere, DType::bf16, {rows, K});
+    x.device = Device::cuda;
+    LinearOptions options;
+    options.batch_invariant = invariant;
+    for (const Candidate& candidate : explain_linear(x, weights, options)) {
+      if (candidate.name == "sm80_gemv") return candidate.reason;
+    }
+    return std::string("no such candidate");
+  };
+  EXPECT_EQ(reason(8, 64, "nvfp4", false).find("at most"), std::string::npos);
+  EXPECT_NE(reason(9, 64, "nvfp4", false).find("at most 8 rows of x; found 9"), std::string::npos);
+  EXPECT_NE(reason(8, 1 << 17, "nvfp4", false).find("must fit into shared memory"), std::string::npos);
+  EXPECT_NE(reason(1, 64, "int8_row", false).find("nvfp4, mxfp4 and e2m1_row, not int8_row"), std::string::npos);
+  EXPECT_NE(reason(1, 64, "nvfp4", true).find("another order"), std::string::npos);
+}
+
 TEST(GpuLinear, NothingToDo) {
   LinearLayer layer({.rows = {0}, .N = 64, .K = 64, .dtype = DType::bf16, .order = WeightOrder::fragments16});
   LayerOnGpu gpu(layer);
   gpu.run(gpu.options());
 }
 
-// On Hopper its own kernels have the formats that they take.
+// On Hopper its own kernels have the formats that they take, but for one row.
 TEST(GpuLinear, Choice) {
   for (const char* format : {"nvfp4", "mxfp4", "e2m1_row", "int4_g128", "nf4", "int8_row", "fp8_row"}) {
     for (const std::int64_t rows : {1, 8, 16, 64, 256, 4096}) {
@@ -394,7 +451,11 @@ TEST(GpuLinear, Choice) {
         if (candidate.chosen) chosen = candidate.name;
       }
       const bool e2m1 = std::string(format).find("fp4") == 2 || format[0] == 'e';
-      EXPECT_EQ(chosen, e2m1 && current_gpu().major == 9 ? "sm90_w4a16" : "sm80_linear") << format << ", " << rows;
+      const bool gemv = e2m1 && rows == 1;
+      EXPECT_EQ(chosen, gemv                               ? "sm80_gemv"
+                        : e2m1 && current_gpu().major == 9 ? "sm90_w4a16"
+                                                           : "sm80_linear")
+          << format << ", " << rows;
     }
   }
 }

@@ -42,7 +42,7 @@ void CaseData::Maker::make() {
   }
   AttentionProblem p = data_.problem();
   fill_rows(p, data_.q, c_.D, c_.values == Values::large_logits ? 10 : 1, 4);
-  fill_keys(p, data_.k, c_.D, c_.values == Values::large_logits ? 10 : 1, 3);
+  fill_keys(p, data_.k, c_.D, c_.values == Values::large_logits ? 10 : 1, 3, c_.values == Values::far_keys ? 60 : 0);
   fill_keys(p, data_.v, c_.Dv, 1, 8);
   if (c_.has_backward()) {
     data_.d_o = rows(c_.dtype, c_.packed_q, q_total, c_.Sq, c_.H, c_.Dv, c_.layout_o);

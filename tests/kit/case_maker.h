@@ -33,7 +33,9 @@ class CaseData::Maker {
 
   // case_values.cc: what is in them
   void fill_rows(const AttentionProblem& p, HostTensor& x, int64_t width, double size, double outlier);
-  void fill_keys(const AttentionProblem& p, HostTensor& x, int64_t width, double size, double outlier);
+  // `offset` (or minus it, channel by channel) is added to all.
+  void fill_keys(const AttentionProblem& p, HostTensor& x, int64_t width, double size, double outlier,
+                 double offset = 0);
   void make_d_lse(const AttentionProblem& p);
   void make_heads();
   void make_draft_mask();

@@ -33,7 +33,8 @@ void CaseData::Maker::fill_rows(const AttentionProblem& p, HostTensor& x, int64_
   }
 }
 
-void CaseData::Maker::fill_keys(const AttentionProblem& p, HostTensor& x, int64_t width, double size, double outlier) {
+void CaseData::Maker::fill_keys(const AttentionProblem& p, HostTensor& x, int64_t width, double size, double outlier,
+                                double offset) {
   for (int64_t b = 0; b < p.B; ++b) {
     const Sequence s = p.sequence(b);
     for (int64_t j = 0; j < s.sk; ++j) {
@@ -45,7 +46,8 @@ void CaseData::Maker::fill_keys(const AttentionProblem& p, HostTensor& x, int64_
         row = (p.cache_batch_idx ? p.cache_batch_idx[b] : b) * p.Sk + slot;
       }
       for (int64_t n = 0; n < p.Hkv * width; ++n) {
-        x.set(row * p.Hkv * width + n, normal() * size * (j % 13 == 6 ? outlier : 1));
+        const double mean = n % 3 == 1 ? -offset : offset;
+        x.set(row * p.Hkv * width + n, normal() * size * (j % 13 == 6 ? outlier : 1) + mean);
       }
     }
   }
@@ -149,7 +151,7 @@ void CaseData::Maker::poison_unattended(const AttentionProblem& p) {
   };
   if (c_.poison_rows) {
     poison(data_.q, rows, p.D);
-    poison(data_.d_o, rows, p.Dv);
+    if (data_.d_o.given()) poison(data_.d_o, rows, p.Dv);
   }
   if (c_.poison_keys) {
     poison(data_.k, keys, p.D);

@@ -24,6 +24,7 @@ const char* name_of(Purpose purpose);
 enum class Values : std::uint8_t {
   normal,
   large_logits,  // scores in the hundreds
+  far_keys,      // each channel of k far from 0, about the same number
 };
 
 enum class Alibi : std::uint8_t { none, per_head, per_batch };
@@ -41,7 +42,7 @@ struct AttentionCase {
   std::string name = {};
   Purpose purpose = Purpose::feature;
   DType dtype = DType::f32;
-  Precision precision = Precision::f32;                               // tf32 in no row of the table: see in_tf32()
+  Precision precision = Precision::f32;  // in every row of the table: see in_tf32(), in_int8_qk()
   std::int64_t B = 1, H = 1, Hkv = 1, Sq = 1, Sk = 1, D = 1, Dv = 1;  // lengths are the longest, when packed
 
   std::optional<float> scale = std::nullopt;
@@ -76,7 +77,8 @@ struct AttentionCase {
   DType k_dtype() const { return f8_cache ? DType::f8e4m3 : dtype; }
   DType o_dtype() const { return dtype == DType::f8e4m3 ? DType::bf16 : dtype; }
   bool has_backward() const {
-    return !forward_only && page_size == 0 && !cache_batch_idx && !leftpad && !draft_mask && k_dtype() != DType::f8e4m3;
+    return !forward_only && precision != Precision::int8_qk && page_size == 0 && !cache_batch_idx && !leftpad &&
+           !draft_mask && k_dtype() != DType::f8e4m3;
   }
 };
 
@@ -84,6 +86,9 @@ struct AttentionCase {
 const std::vector<AttentionCase>& attention_cases();
 // The f32 rows once more under Precision::tf32, "_tf32" at the end of their names: for GPUs, as the CPU does not ask.
 std::vector<AttentionCase> in_tf32(const std::vector<AttentionCase>& rows);
+// The rows with 16-bit q, k and v once more under Precision::int8_qk, "_int8_qk" at the end of their names, and rows of
+// its own: for GPUs, as no candidate of the CPU takes it.
+std::vector<AttentionCase> in_int8_qk(const std::vector<AttentionCase>& rows);
 // Throws Error if there is no such row.
 const AttentionCase& attention_case(const std::string& name);
 

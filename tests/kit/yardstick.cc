@@ -8,6 +8,7 @@
 #include "core/int4_rows.h"
 #include "core/philox.h"
 #include "kit/host_tensor.h"
+#include "kit/quantized_heads.h"
 
 namespace heddle::kit {
 namespace {
@@ -33,6 +34,11 @@ Row load(const std::byte* row, const Operand& x, int64_t width, float scale = 1)
 }
 
 bool tf32(const AttentionProblem& p) { return p.dtype == DType::f32 && p.precision == Precision::tf32; }
+
+bool int8_qk(const AttentionProblem& p) { return p.precision == Precision::int8_qk; }
+
+// Where scores are not rounded to the operands' dtype: sums of products of 8 bits.
+bool keeps_scores(const AttentionProblem& p) { return p.dtype == DType::f8e4m3 || int8_qk(p); }
 
 // x as a product of the problem takes it: in tf32 to 11 significant bits, to nearest.
 float operand(const AttentionProblem& p, float x) {
@@ -82,7 +88,8 @@ struct Sums {
 struct Softmax {
   Row p, keep, slope;  // rounded probability; dropout factor; d s / d (q . k)
   float lse = -kInfinity, sink = 0;
-  float condition = 1;  // 1 + the largest sum of |terms| of a score: relative error of exp(s) in roundoffs
+  float shift_terms = 0;  // sum of |terms| of what every score of the row lacked, by the mean of the keys
+  float condition = 1;    // 1 + the largest sum of |terms| of a score: relative error of exp(s) in roundoffs
 };
 
 // exp(score - largest) and their sum, with the sink's.
@@ -103,8 +110,9 @@ struct Head {
   int64_t b, h;
   Sequence s;
   std::vector<Row> k, v;
+  Row mean;  // that k lacks
 
-  Head(const AttentionProblem& problem, int64_t batch, int64_t head)
+  Head(const AttentionProblem& problem, int64_t batch, int64_t head, bool smooth_keys)
       : p(problem), b(batch), h(head), s(problem.sequence(batch)) {
     const int64_t kv_head = h / p.G;
     for (int64_t j = 0; j < s.sk; ++j) {
@@ -116,6 +124,11 @@ struct Head {
       const auto [slots, row] = p.key_slot(b, s, j);
       k.push_back(operands(p, load(p.k.at(slots, row, kv_head), p.k, p.D, p.k_scale.at(slots, row, kv_head))));
       v.push_back(operands(p, load(p.v.at(slots, row, kv_head), p.v, p.Dv, p.v_scale.at(slots, row, kv_head))));
+    }
+    if (int8_qk(p)) {
+      QuantizedKeys quantized = quantized_keys(k, p.D, smooth_keys);
+      k = std::move(quantized.rows);
+      mean = std::move(quantized.mean);
     }
   }
 
@@ -129,7 +142,13 @@ struct Head {
     out.keep.assign(s.sk, 0);
     out.slope.assign(s.sk, 0);
     Row exact(s.sk, -kInfinity), score(s.sk, -kInfinity);
-    const Row query = q(i);
+    Row query = q(i);
+    Product shift;
+    if (int8_qk(p)) {
+      if (all_finite(query)) shift = product(query, mean);
+      query = quantized_query(query);
+    }
+    out.shift_terms = p.scale * shift.terms;
     const auto range = p.key_range(s, i);
     for (int64_t j = range.begin; j < range.end; ++j) {
       if (p.mask && p.mask.as<unsigned char>()[p.mask.offset(b, h, i, j)] == 0) continue;
@@ -146,18 +165,19 @@ struct Head {
         out.slope[j] = p.scale * (1 - saved * saved);
       }
       exact[j] += bias - alibi;
-      score[j] = p.dtype == DType::f8e4m3 ? exact[j] : round_to(p.dtype, exact[j]);
+      score[j] = keeps_scores(p) ? exact[j] : round_to(p.dtype, exact[j]);
       out.condition = std::max(out.condition, 1 + std::abs(p.scale) * dot.terms + std::abs(alibi) + std::abs(bias));
       const bool kept = p.dropout.p == 0 || dropout_keeps(p.dropout, static_cast<std::uint32_t>(b * p.H + h),
                                                           static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j));
       out.keep[j] = kept ? 1 / (1 - p.dropout.p) : 0;
     }
-    const float sink = p.sink ? p.sink.as<float>()[p.sink.offset(0, h, 0)] : -kInfinity;
+    const float lacked = p.scale * shift.sum;
+    const float sink = p.sink ? p.sink.as<float>()[p.sink.offset(0, h, 0)] - lacked : -kInfinity;
     const Exponentials rounded_row(score, sink), exact_row(exact, sink);
-    out.lse = exact_row.largest + std::log(exact_row.sum);
+    out.lse = exact_row.largest + std::log(exact_row.sum) + lacked;
     if (rounded_row.largest == -kInfinity) return out;
     for (int64_t j = 0; j < s.sk; ++j) out.p[j] = round_probability(p.dtype, rounded_row.exp[j] / rounded_row.sum);
-    out.sink = std::exp(sink - out.lse);
+    out.sink = std::exp(sink + lacked - out.lse);
     return out;
   }
 
@@ -167,9 +187,9 @@ struct Head {
 };
 
 template <class Visit>
-void each_head(const AttentionProblem& p, const Visit& visit) {
+void each_head(const AttentionProblem& p, const Visit& visit, bool smooth_keys = true) {
   for (int64_t b = 0; b < p.B; ++b) {
-    for (int64_t h = 0; h < p.H; ++h) visit(Head(p, b, h));
+    for (int64_t h = 0; h < p.H; ++h) visit(Head(p, b, h, smooth_keys));
   }
 }
 
@@ -251,27 +271,30 @@ void backward_row(const AttentionBackwardProblem& p, const Head& head, int64_t i
 
 }  // namespace
 
-PlainForward plain_forward(const AttentionProblem& p) {
+PlainForward plain_forward(const AttentionProblem& p, bool smooth_keys) {
   Sums o(total_rows(p) * p.H * p.Dv), lse(total_rows(p) * p.H);
   std::fill(lse.value.begin(), lse.value.end(), -kInfinity);
-  each_head(p, [&](const Head& head) {
-    for (int64_t i = 0; i < head.s.sq; ++i) {
-      const Softmax softmax = head.softmax(i);
-      const int64_t row = (head.row(i) * p.H + head.h) * p.Dv;
-      for (int64_t j = 0; j < head.s.sk; ++j) {
-        const float dropped = operand(p, round_probability(p.dtype, softmax.p[j] * softmax.keep[j]));
-        if (dropped == 0) continue;
-        for (int64_t d = 0; d < p.Dv; ++d) {
-          o.value[row + d] += dropped * head.v[j][d];
-          o.terms[row + d] += softmax.condition * dropped * std::abs(head.v[j][d]);
+  each_head(
+      p,
+      [&](const Head& head) {
+        for (int64_t i = 0; i < head.s.sq; ++i) {
+          const Softmax softmax = head.softmax(i);
+          const int64_t row = (head.row(i) * p.H + head.h) * p.Dv;
+          for (int64_t j = 0; j < head.s.sk; ++j) {
+            const float dropped = operand(p, round_probability(p.dtype, softmax.p[j] * softmax.keep[j]));
+            if (dropped == 0) continue;
+            for (int64_t d = 0; d < p.Dv; ++d) {
+              o.value[row + d] += dropped * head.v[j][d];
+              o.terms[row + d] += softmax.condition * dropped * std::abs(head.v[j][d]);
+            }
+          }
+          const int64_t at =
+              p.cu_seqlens_q ? head.h * total_rows(p) + head.s.q_begin + i : (head.b * p.H + head.h) * p.Sq + i;
+          lse.value[at] = softmax.lse;
+          if (softmax.lse > -kInfinity) lse.terms[at] = softmax.condition + softmax.shift_terms + std::abs(softmax.lse);
         }
-      }
-      const int64_t at =
-          p.cu_seqlens_q ? head.h * total_rows(p) + head.s.q_begin + i : (head.b * p.H + head.h) * p.Sq + i;
-      lse.value[at] = softmax.lse;
-      if (softmax.lse > -kInfinity) lse.terms[at] = softmax.condition + std::abs(softmax.lse);
-    }
-  });
+      },
+      smooth_keys);
   const DType o_dtype = p.dtype != DType::f8e4m3 ? p.dtype : p.o ? p.o.dtype : DType::bf16;
   PlainForward out{o.finish(o_dtype), lse.finish(DType::f32)};
   out.o.tf32 = out.lse.tf32 = tf32(p);

@@ -5,7 +5,8 @@
 // the gradients are summed in f32 and rounded once. lse and dsink are f32 throughout. For f32 operands all is done in
 // f32; under Precision::tf32 q, k, v, P, dO and dS are rounded to 11 significant bits before they are multiplied. For
 // f8e4m3 operands (forward only), scores stay in f32, P is rounded as f8e4m3 after a multiplication with 2^8, and O is
-// rounded to its own dtype.
+// rounded to its own dtype. Under Precision::int8_qk (forward only) q and k are quantised as quantized_heads.h says,
+// scores stay in f32, and P and O are rounded to the dtype.
 #pragma once
 
 #include <vector>
@@ -25,7 +26,8 @@ struct PlainTensor {
 struct PlainForward {
   PlainTensor o, lse;
 };
-PlainForward plain_forward(const AttentionProblem& p);
+// smooth_keys = false: a mistake under Precision::int8_qk, for tests of the rule.
+PlainForward plain_forward(const AttentionProblem& p, bool smooth_keys = true);
 
 struct PlainBackward {
   PlainTensor dq, dk, dv, dbias, dsink;  // dbias, dsink: empty unless the problem asks for them

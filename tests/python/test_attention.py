@@ -235,11 +235,18 @@ def test_eight_bit_operands_stand_for_their_scaled_values(narrow_q):
         heddle.attention(wide_q.bfloat16(), k.bfloat16(), v.bfloat16(), k_scale=scales["k_scale"])
 
 
-def test_precision_is_one_of_two_words():
+def test_precision_is_one_of_three_words():
     q = torch.randn(1, 4, 2, 8)
     torch.testing.assert_close(heddle.attention(q, q, q, precision="tf32"), heddle.attention(q, q, q))
-    with pytest.raises(ValueError, match="precision is 'high': it must be 'f32' or 'tf32'"):
+    with pytest.raises(ValueError, match="precision is 'high': it must be 'f32', 'tf32' or 'int8_qk'"):
         heddle.attention(q, q, q, precision="high")
+
+
+def test_int8_qk_is_refused_on_the_cpu():
+    q = torch.randn(1, 4, 2, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"no candidate can serve this call; cpu: it does not multiply q and k in 8 bits"):
+        heddle.attention(q, q, q, precision="int8_qk")
+    assert heddle.explain(q, q, q, precision="int8_qk").chosen is None
 
 
 def test_attention_with_kv_cache_is_append_rotate_attend():

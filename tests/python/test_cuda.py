@@ -62,6 +62,47 @@ def test_precision_of_float32():
     assert 1e-5 < error(precision="tf32") < 2e-3
 
 
+def in_int8(q, k):
+    """What the codes of q and k stand for: a scale for each row of q, and for each group of 16 keys less their mean."""
+    q_scale = q.abs().amax(-1, keepdim=True) / 127
+    k = k - k.mean(1, keepdim=True)
+    group = torch.arange(k.shape[1]) // 64 * 4 + torch.arange(k.shape[1]) // 2 % 4
+    for g in group.unique():
+        scale = k[:, group == g].abs().amax((1, 3), keepdim=True) / 127
+        k[:, group == g] = (k[:, group == g] / scale).round() * scale
+    return (q / q_scale).round() * q_scale, k
+
+
+@pytest.mark.parametrize("offset", [0, 60])
+def test_precision_int8_qk(offset):
+    q, k, v = inputs(h=8, hkv=2, sq=500, d=128)
+    k = k + offset * torch.randn(128, device="cuda").sign().bfloat16()
+    wide = [x.cpu().double() for x in (q, k, v)]
+    exact, exact_lse = plain(*wide)
+    rough = plain(*in_int8(*wide[:2]), wide[2])[0]
+    out, lse = heddle.attention(q, k, v, precision="int8_qk", return_lse=True)
+    assert out.dtype == q.dtype and not torch.equal(out, heddle.attention(q, k, v))
+    error, allowed = ((x.double() - exact).abs().max().item() for x in (out.cpu(), rough))
+    assert error <= 2 * allowed + 2**-8 * exact.abs().max().item()
+    shift = wide[1].mean(1, keepdim=True)
+    _, smooth_lse = plain(wide[0], wide[1] - shift, wide[2])
+    _, rough_lse = plain(*in_int8(*wide[:2]), wide[2])
+    assert (lse.cpu().double() - exact_lse).abs().max() <= 2 * (rough_lse - smooth_lse).abs().max() + 1e-3
+
+
+def test_int8_qk_is_asked_for_and_forward_only():
+    q, k, v = inputs()
+    chosen = heddle.explain(q, k, v, precision="int8_qk").chosen
+    assert chosen.name == "sm80_int8"
+    assert heddle.explain(q, k, v).chosen.name != "sm80_int8"
+    with pytest.raises(ValueError, match="sm80_int8: it has no softcap"):
+        heddle.attention(q, k, v, precision="int8_qk", softcap=3.0)
+    with pytest.raises(ValueError, match="sm80_int8: it multiplies q and k in 8 bits, which precision int8_qk asks for"):
+        heddle.attention(q, k, v, force="sm80_int8")
+    with pytest.raises(ValueError, match="precision is int8_qk, which has no backward"):
+        heddle.attention(q.requires_grad_(), k, v, precision="int8_qk").sum().backward()
+
+
 def test_sdpa_and_strides():
     q, k, v = (x.transpose(1, 2) for x in inputs())
     assert torch.equal(heddle.sdpa(q, k, v), heddle.attention(*inputs()).transpose(1, 2))

@@ -5,7 +5,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/any/linear/rows.cuh"
+#include "cuda/any/linear/row_norm.cuh"
 #include "cuda/encoder.h"
 
 namespace heddle::cuda::any::encoder {
@@ -102,15 +102,14 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(const Rows rows, const N
       four[2] = (four[2] - mean) * inverse * g.z + b.z;
       four[3] = (four[3] - mean) * inverse * g.w + b.w;
     }
-    to[piece] = make_uint4(ptx::pack2<T>(x[0], x[1]), ptx::pack2<T>(x[2], x[3]), ptx::pack2<T>(x[4], x[5]),
-                           ptx::pack2<T>(x[6], x[7]));
+    to[piece] = linear::packed_piece<T>(x);
   });
 }
 
 // grid: sequences. Warps take rows in turn, a lane 8 columns of 256 at a time; a thread then has one column of those.
 template <class T>
 __global__ void __launch_bounds__(kThreads) pool_kernel(const PooledRows p) {
-  static_assert(kThreads == 32 * kPiece && kThreads == linear::kRowThreads);
+  static_assert(kThreads == 32 * kPiece);
   __shared__ float sums[kWarps][kThreads];
   const int warp = static_cast<int>(threadIdx.x / 32), lane = static_cast<int>(threadIdx.x % 32);
   const std::int64_t begin = p.offsets[blockIdx.x], end = p.offsets[blockIdx.x + 1];
@@ -142,7 +141,7 @@ __global__ void __launch_bounds__(kThreads) pool_kernel(const PooledRows p) {
     squares += all * all;
   }
   if (!p.normalize) return;
-  const float length = fmaxf(sqrtf(linear::over_block(squares, linear::Sum{})), 1e-12f);
+  const float length = fmaxf(sqrtf(linear::over_block<kThreads>(squares, linear::Sum{})), 1e-12f);
   for (std::int64_t column = threadIdx.x; column < p.columns; column += kThreads) mean[column] /= length;
 }
 

@@ -1,5 +1,6 @@
 // The launches of the encoder's steps between products.
 #include "cuda/any/encoder/kernel.cuh"
+#include "cuda/common/launch.cuh"
 
 namespace heddle::cuda {
 namespace {

@@ -48,6 +48,9 @@ __device__ inline float2 biases_of(const Output& out, int row) {
                      second < rows ? static_cast<float>(from[second]) : 0.0f);
 }
 
+// Of a block of 64 rows, of which each warp of a warpgroup has 16.
+__device__ inline int first_row_of_warp(int row_block) { return row_block * kBlockRows + this_thread() / 32 * 16; }
+
 // A warp's 16 tokens and 16 rows on their way out.
 template <class T>
 using Staging = T[16][16];
@@ -67,18 +70,18 @@ __device__ inline void put_transposed(std::uint32_t row, const std::uint32_t (&m
 #endif
 }
 
-// Of 16 rows of a warp in a block of 64.
+// Of a warp's 16 rows, from `row` on.
 template <class C>
 class Epilogue {
  public:
   using T = typename C::Output;
 
   // staging: this warp's.
-  __device__ Epilogue(const Output& output, int row_block, Staging<T>& memory)
+  __device__ Epilogue(const Output& output, int row, Staging<T>& memory)
       : out(output),
         staging(memory),
         lane(this_thread() % 32),
-        first_row(row_block * kBlockRows + this_thread() / 32 * 16),
+        first_row(row),
         scale{out.row_scales[first_row + lane / 4] * C::kFactor, out.row_scales[first_row + lane / 4 + 8] * C::kFactor},
         biases(biases_of<T>(out, first_row + lane / 4)) {}
 
@@ -172,7 +175,7 @@ __device__ __forceinline__ void finish(const Output& out, const Schedule& s, Sha
       float x[kOf];
 #pragma unroll
       for (int j = 0; j < kOf; ++j) x[j] = all[j];
-      Epilogue<C>(out, row_block, staging).store(part.token + 16 * (i % kSlices<C>), end, x);
+      Epilogue<C>(out, first_row_of_warp(row_block), staging).store(part.token + 16 * (i % kSlices<C>), end, x);
 #pragma unroll
       for (int j = 0; j + kOf < kAll; ++j) all[j] = all[j + kOf];
     }
@@ -181,7 +184,7 @@ __device__ __forceinline__ void finish(const Output& out, const Schedule& s, Sha
     for (int block = 0; block < C::kRowBlocks; ++block) {
       const int row_block = part.row_block + group * C::kRowBlocks + block;
       if (row_block >= s.row_blocks) return;
-      const Epilogue<C> epilogue(out, row_block, staging);
+      const Epilogue<C> epilogue(out, first_row_of_warp(row_block), staging);
 #pragma unroll
       for (int slice = 0; slice < kSlices<C>; ++slice) {
         float x[kSliceSums<C>];
@@ -202,7 +205,8 @@ __device__ __forceinline__ void finish_shared(const Output& out, const Schedule&
     const int row_block = tile % s.row_tiles * C::kTileBlocks + group * C::kRowBlocks + block;
     if (row_block >= s.row_blocks) return;
     const int token = tile / s.row_tiles * C::kTokens;
-    Epilogue<C>(out, row_block, staging).store(token + 16 * slice, min(out.m, token + C::kTokens), x);
+    Epilogue<C>(out, first_row_of_warp(row_block), staging)
+        .store(token + 16 * slice, min(out.m, token + C::kTokens), x);
   });
 }
 

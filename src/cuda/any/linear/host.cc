@@ -70,6 +70,10 @@ std::string refuse(const LinearProblem& p) {
   return refuse_rows("residual", p.residual, p.outputs);
 }
 
+NormInFront norm_in_front(const LinearProblem& p) {
+  return {.kind = p.norm.kind, .weight = p.norm.weight, .bias = p.norm.bias, .eps = static_cast<float>(p.norm.eps)};
+}
+
 RowsPass rows_pass(const LinearProblem& p, std::int64_t pitch, std::byte* to, float* scales) {
   return {.dtype = p.dtype,
           .x = p.x.data,
@@ -77,10 +81,7 @@ RowsPass rows_pass(const LinearProblem& p, std::int64_t pitch, std::byte* to, fl
           .rows = static_cast<int>(p.M),
           .columns = static_cast<int>(p.K),
           .pitch = static_cast<int>(pitch),
-          .norm = p.norm.kind,
-          .weight = p.norm.weight,
-          .bias = p.norm.bias,
-          .eps = static_cast<float>(p.norm.eps),
+          .norm = norm_in_front(p),
           .to = to,
           .scales = scales};
 }

@@ -18,6 +18,8 @@ std::optional<std::int64_t> row_stride(const RowsOf& rows);
 // What no candidate takes, whatever the GPU; empty if there is nothing.
 std::string refuse(const LinearProblem& problem);
 
+NormInFront norm_in_front(const LinearProblem& problem);
+
 // The pass over x to `to`, with a norm if the problem has one; scales: null, or of 8 bits.
 RowsPass rows_pass(const LinearProblem& problem, std::int64_t pitch, std::byte* to, float* scales);
 

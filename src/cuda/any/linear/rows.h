@@ -9,14 +9,18 @@
 
 namespace heddle::cuda::linear {
 
+struct NormInFront {
+  Norm kind;
+  const void *weight, *bias;  // [columns], aligned to 16 bytes, or null: ones, zeros
+  float eps;
+};
+
 struct RowsPass {
   DType dtype;    // of x, the norm's parameters, and of `to` unless that has 8 bits: f16 or bf16
   const void* x;  // [rows, columns], `stride` elements apart, rows aligned to 16 bytes
   std::int64_t stride;
   int rows, columns, pitch;  // columns: a multiple of 8
-  Norm norm;
-  const void *weight, *bias;  // [columns] or null: ones, zeros
-  float eps;
+  NormInFront norm;
   void* to;       // [rows, pitch], zeros behind the columns
   float* scales;  // [rows], where `to` has 8 bits: each row divided by its scale. A row that is not finite has
                   // scale NaN, which spoils its y.

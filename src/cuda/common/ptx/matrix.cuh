@@ -96,4 +96,14 @@ __device__ inline void mma_1688(float (&d)[4], const std::uint32_t* a, const std
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// D[16, 8] = A[16, 32] B[32, 8] + C in int8, sums in int32: d as above, four elements a register of a and b, so that k
+// = 4 (lane % 4), and 16 where it is 8 above.
+__device__ inline void mma_16832(std::int32_t (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1,
+                                 const std::int32_t (&c)[4]) {
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, "
+      "%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(c[0]), "r"(c[1]), "r"(c[2]), "r"(c[3]));
+}
+
 }  // namespace heddle::cuda::ptx

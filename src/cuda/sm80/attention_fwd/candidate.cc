@@ -3,10 +3,8 @@
 #include <limits>
 
 #include "core/check.h"
-#include "core/philox.h"
 #include "cuda/attention.h"
 #include "cuda/common/cost.h"
-#include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/sm80/attention_fwd/launch.h"
@@ -16,16 +14,8 @@ namespace {
 
 using namespace sm80::attention_fwd;
 
-constexpr std::int64_t kMaxLength = kOpen / 2, kMaxTiles = 1 << 30;
-
 std::int64_t elements_of_16_bytes(const AttentionProblem& p) {
   return 16 / static_cast<std::int64_t>(size_of(p.dtype));
-}
-
-// Columns 2 n and 2 n + 1 of every row lie side by side, aligned to both.
-bool in_pairs(const Plane& x) {
-  return reinterpret_cast<std::uintptr_t>(x.data) % (2 * size_of(x.dtype)) == 0 && x.stride_j == 1 &&
-         x.stride_b % 2 == 0 && x.stride_h % 2 == 0 && x.stride_i % 2 == 0;
 }
 
 bool tf32(const AttentionProblem& p) { return p.dtype == DType::f32 && p.precision == Precision::tf32; }
@@ -52,8 +42,6 @@ const Variant& variant_for(const AttentionProblem& p) {
                      p.dropout.p == 0;
   return plain ? variants.plain : variants.options;
 }
-
-std::int64_t q_tiles(const AttentionProblem& p, const Variant& v) { return (p.Sq + v.tile_q - 1) / v.tile_q; }
 
 Refusal supports(const AttentionProblem& p) {
   if (Refusal reason = refuse_before_ampere(); !reason.empty()) return reason;
@@ -83,29 +71,7 @@ std::size_t workspace(const AttentionProblem&, int /*workers*/) { return 0; }
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.Sq == 0) return;
   const Variant& v = variant_for(p);
-  Params params{};
-  params.problem = p;
-  params.heads = Divisor(static_cast<unsigned>(p.H));
-  params.group = Divisor(static_cast<unsigned>(p.G));
-  params.units = static_cast<int>(p.B * p.H);
-  params.q_tiles = static_cast<int>(q_tiles(p, v));
-  // With a band, tiles differ in cost, and those of several heads are dealt out by it; half of the L2 cache for keys.
-  const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
-  const std::int64_t bytes =
-      std::max<std::int64_t>(p.Sk * (p.D + p.Dv) * static_cast<std::int64_t>(size_of(p.dtype)), 1);
-  const std::int64_t heads = std::clamp<std::int64_t>(current_device().l2_bytes / 2 / bytes, 1, params.units);
-  params.section = Divisor(static_cast<unsigned>(std::min<std::int64_t>(band ? heads * p.G : 1, params.units)));
-  params.section_tiles = Divisor(params.section.divisor * params.q_tiles);
-  params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
-  params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
-  if (p.causal != Causal::none) params.right = std::min(params.right, 0);
-  if (p.page_table) params.page_size = Divisor(static_cast<unsigned>(p.page_size));
-  params.scale_log2 = p.scale * kLog2e;
-  params.bias_pairs = in_pairs(p.bias);
-  params.mask_pairs = in_pairs(p.mask);
-  params.o_aligned = has_rows_of_16_bytes(p.o);
-  params.drop_below = dropout_threshold(p.dropout.p);
-  v.launch(params, static_cast<cudaStream_t>(runtime.stream));
+  v.launch(params_for(p, v), static_cast<cudaStream_t>(runtime.stream));
 }
 
 }  // namespace

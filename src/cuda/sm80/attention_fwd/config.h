@@ -6,6 +6,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+
+#include "cuda/any/attention_int8_qk/layout.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
 
@@ -24,9 +27,12 @@ struct Tiling {
 };
 
 // kProducts: of the tensor cores for one of elements. 1, or 3 for float32 with its own precision (products_tf32.cuh).
-template <class T, int kProducts_, int kHeadSize_, Tiling kTiling, bool kScoreOptions_, class Rows_>
+// QkElement: of q and k as they are multiplied; T, or int8 (products_int8.cuh).
+template <class T, int kProducts_, int kHeadSize_, Tiling kTiling, bool kScoreOptions_, class Rows_,
+          class QkElement_ = T>
 struct Config {
   using Element = T;
+  using QkElement = QkElement_;
   using Rows = Rows_;
   static constexpr int kProducts = kProducts_;
   static constexpr int kHeadSize = kHeadSize_;  // the larger of D and Dv, rounded up
@@ -34,13 +40,17 @@ struct Config {
   static constexpr int kTileQ = kTiling.warps * kGroups * kGroupRows, kTileK = kTiling.tile_k;
   static constexpr bool kScoreOptions = kScoreOptions_;  // softcap, ALiBi, bias, mask, dropout, any scale
   static constexpr int kKeptSteps = kTiling.kept_steps;
-  static constexpr std::uint32_t kPitch = kHeadSize * sizeof(T);  // bytes of a row in shared memory
+  // Bytes of a row in shared memory: of v and o, of q and k.
+  static constexpr std::uint32_t kPitch = kHeadSize * sizeof(T), kQkPitch = kHeadSize * sizeof(QkElement);
 };
 
 template <class C>
 concept Float32 = sizeof(typename C::Element) == 4;
+template <class C>
+concept Int8Qk = std::is_same_v<typename C::QkElement, std::int8_t>;
 
-// Rows of 16-byte chunks; chunk c of row r lies at c ^ (r % 8), so that eight rows of one column meet all banks.
+// Rows of 16-byte chunks; chunk c of row r lies at c ^ (r % 8), so that eight rows of one column meet all banks. Rows
+// of four chunks meet them two by two: c ^ (r / 2 % 4).
 template <class T, int kRows, int kColumns>
 struct alignas(1024) Tile {
   static constexpr std::uint32_t kPitch = kColumns * sizeof(T);
@@ -49,7 +59,7 @@ struct alignas(1024) Tile {
 };
 
 __device__ inline std::uint32_t swizzled(std::uint32_t pitch, unsigned row, unsigned chunk) {
-  return row * pitch + ((chunk ^ (row % 8)) << 4);
+  return row * pitch + ((chunk ^ (pitch < 128 ? row / 2 % 4 : row % 8)) << 4);
 }
 
 // Which query tile a CTA computes, and which keys that tile meets.
@@ -64,12 +74,23 @@ struct Work {
   const std::byte *k, *v;      // this head's: key 0; in a paged cache, slot 0 of page 0
 };
 
+// Scales of the codes of a tile: of its rows, and of its keys' groups.
+template <int kTileQ, int kTileK>
+struct Int8Scales {
+  static constexpr int kBlocks = kTileK / any::attention_int8_qk::kBlockKeys;
+  alignas(16) float q[kTileQ];
+  alignas(16) any::attention_int8_qk::KeyGroup k[kBlocks][any::attention_int8_qk::kGroups];
+};
+struct NoScales {};
+
 template <class C>
 struct SharedMemory {
-  using T = typename C::Element;
-  Tile<T, C::kTileQ, C::kHeadSize> q;  // at the end, 16-bit rows of O on their way out
-  Tile<T, C::kTileK, C::kHeadSize> k, v;
+  // At the end, 16-bit rows of O on their way out, which 8-bit rows leave to share the space of k and v too.
+  Tile<typename C::QkElement, C::kTileQ, C::kHeadSize> q;
+  Tile<typename C::QkElement, C::kTileK, C::kHeadSize> k;
+  Tile<typename C::Element, C::kTileK, C::kHeadSize> v;
   Work work;  // here rather than in registers, which the products need
+  std::conditional_t<Int8Qk<C>, Int8Scales<C::kTileQ, C::kTileK>, NoScales> scales;
 };
 
 // The same value, of which the compiler believes that it changes with the tile (which is never negative): what is

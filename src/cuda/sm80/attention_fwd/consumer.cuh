@@ -1,5 +1,5 @@
 // A warp's 16 * kGroups query rows and what it does with them between the products S = Q K^T and O += P V of a key
-// tile: scores, maxima, exponentials. The products are functions: products_16bit.cuh, products_tf32.cuh.
+// tile: scores, maxima, exponentials. The products are functions: products_{16bit,tf32,int8}.cuh.
 #pragma once
 
 #include <cfloat>
@@ -12,6 +12,8 @@ namespace heddle::cuda::sm80::attention_fwd {
 // O is rescaled only when a row's maximum has grown by more than this (log2): until then P may reach 2^8, which fp32
 // sums and 16-bit floats hold as exactly as values below 1. (The conditional rescaling of FlashAttention-4.)
 constexpr float kRescaleLog2 = 8;
+
+constexpr float kSumStart = 0x1.8p23f;  // of scores that are sums of 8-bit codes (products_int8.cuh)
 
 template <class C>
 struct Consumer {
@@ -29,6 +31,11 @@ struct Consumer {
   // Keys that some row of the warp attends, as attended_keys() says. Values of the others may be anything, and
   // 0 * NaN is NaN: products of P and V leave them out.
   std::uint32_t attended = ~0u;
+  // With codes of 8 bits: a score in log2 units is (s - kSumStart) * factor, and offset = -kSumStart * factor - max. A
+  // lane's columns of a block of keys are one group, which has one scale.
+  static constexpr int kBlocks = Int8Qk<C> ? C::kTileK / any::attention_int8_qk::kBlockKeys : 1;
+  static constexpr int kColumns = C::kTileK / 8 / kBlocks;  // pairs of columns of a block
+  float factor[kBlocks][C::kGroups][2], offset[kBlocks][C::kGroups][2];
 
   __device__ Consumer(const Params& params, const Work& work, SharedMemory<C>& memory)
       : p(params),
@@ -49,6 +56,7 @@ struct Consumer {
     const unsigned lane = recomputed(this->lane, tile);
     const int row = w.first + warp_row + lane / 4, key = tile * C::kTileK + 2 * (lane % 4);
     const bool whole = w.whole_begin <= tile && tile < w.whole_end;
+    if constexpr (Int8Qk<C>) find_factors(lane);
     if constexpr (C::kScoreOptions) scale_scores<C>(p, w, row, key, s);
     if (!whole) mask_band<C>(p, w, row, key, s);
     if constexpr (C::kScoreOptions) {
@@ -60,6 +68,49 @@ struct Consumer {
     }
   }
 
+  __device__ void find_factors(unsigned lane) {
+    bool spoiled = false;
+#pragma unroll
+    for (int b = 0; b < kBlocks; ++b) {
+      const any::attention_int8_qk::KeyGroup group = shared.scales.k[b][lane % 4];
+      spoiled |= group.bad != 0;
+#pragma unroll
+      for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float q = shared.scales.q[warp_row + lane / 4 + kGroupRows * g + 8 * r];
+          spoiled |= isnan(q);
+          factor[b][g][r] = fmaxf(q * group.scale, FLT_MIN);  // never NaN, and never 0, which -inf is multiplied with
+        }
+      }
+    }
+    if (spoiled) spoil_scores(lane);
+  }
+
+  // Scores of rows and keys that are not finite. Where they are masked, they come to nothing.
+  __device__ void spoil_scores(unsigned lane) {
+#pragma unroll
+    for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+      for (int n = 0; n < C::kTileK / 8; ++n) {
+        const std::uint32_t bad = shared.scales.k[n / kColumns][lane % 4].bad >> (2 * (n % kColumns));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const bool bad_row = isnan(shared.scales.q[warp_row + lane / 4 + kGroupRows * g + i / 2 * 8]);
+          if (bad_row || (bad >> i % 2 & 1) != 0) s[g][n][i] = NAN;
+        }
+      }
+    }
+  }
+
+  // The largest of this lane's columns.
+  __device__ float largest(int g, int r, int first, int count) const {
+    float top = fmaxf(s[g][first][2 * r], s[g][first][2 * r + 1]);
+#pragma unroll
+    for (int n = first + 1; n < first + count; ++n) top = fmaxf(top, fmaxf(s[g][n][2 * r], s[g][n][2 * r + 1]));
+    return top;
+  }
+
   // Brings the maxima up to date, and sums and o to their scale.
   __device__ void rescale() {
     float correction[C::kGroups][2];
@@ -68,13 +119,22 @@ struct Consumer {
     for (int g = 0; g < C::kGroups; ++g) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float top = fmaxf(s[g][0][2 * r], s[g][0][2 * r + 1]);
+        float top = largest(g, r, 0, kColumns);
+        if constexpr (Int8Qk<C>) {
+          top = (top - kSumStart) * factor[0][g][r];
 #pragma unroll
-        for (int n = 1; n < C::kTileK / 8; ++n) top = fmaxf(top, fmaxf(s[g][n][2 * r], s[g][n][2 * r + 1]));
+          for (int b = 1; b < kBlocks; ++b) {
+            top = fmaxf(top, (largest(g, r, b * kColumns, kColumns) - kSumStart) * factor[b][g][r]);
+          }
+        }
         top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)) * scale();
         const float before = max[g][r];
         if (top > before + kRescaleLog2) max[g][r] = top;
+        if constexpr (Int8Qk<C>) {
+#pragma unroll
+          for (int b = 0; b < kBlocks; ++b) offset[b][g][r] = fmaf(-kSumStart, factor[b][g][r], -max[g][r]);
+        }
         correction[g][r] = ptx::exp2_approx(before - max[g][r]);
         changed |= correction[g][r] != 1.0f;
       }
@@ -101,7 +161,8 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         float& x = s[g][2 * step + i / 4][i % 4];
-        x = ptx::exp2_approx(fmaf(x, scale(), -max[g][i % 4 / 2]));
+        const int b = (2 * step + i / 4) / kColumns, r = i % 4 / 2;
+        x = ptx::exp2_approx(Int8Qk<C> ? fmaf(x, factor[b][g][r], offset[b][g][r]) : fmaf(x, scale(), -max[g][r]));
         sum[g][i % 4 / 2] += x;
       }
     }
@@ -111,7 +172,8 @@ struct Consumer {
     }
   }
 
-  __device__ float scale() const { return C::kScoreOptions ? 1.0f : p.scale_log2; }
+  // Of s as rescale() and exponentials() find it.
+  __device__ float scale() const { return C::kScoreOptions || Int8Qk<C> ? 1.0f : p.scale_log2; }
 };
 
 }  // namespace heddle::cuda::sm80::attention_fwd

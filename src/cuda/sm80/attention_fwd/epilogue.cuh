@@ -23,9 +23,13 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const Consume
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
       inverse[g][r] = sum == 0.0f ? 0.0f : __fdividef(keep, sum);
+      float shift = 0;  // what every score of the row lacks
+      if constexpr (Int8Qk<C>) {
+        if (i < w.sq) shift = p.codes.q_shift.at(w.b, w.q_row + i, w.h);
+      }
       if (a.sink.data != nullptr) {
         // The sink joins the sum; the common factor 2^max is the larger of both, so that nothing overflows.
-        const float sink = reinterpret_cast<const float*>(a.sink.data)[w.h * a.sink.stride_h] * kLog2e;
+        const float sink = reinterpret_cast<const float*>(a.sink.data)[w.h * a.sink.stride_h] * kLog2e - shift;
         const float top = fmaxf(max, sink), factor = ptx::exp2_approx(max - top);
         inverse[g][r] = sum == 0.0f ? 0.0f : keep * factor;
         sum = sum * factor + ptx::exp2_approx(sink - top);
@@ -36,7 +40,7 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const Consume
       if (a.lse.data != nullptr && i < w.q_rows && lane % 4 == 0) {
         reinterpret_cast<float*>(
             a.lse.data)[w.b * a.lse.stride_b + w.h * a.lse.stride_h + (w.q_row + i) * a.lse.stride_i] =
-            sum == 0.0f ? -INFINITY : max * kLn2 + __logf(sum);
+            sum == 0.0f ? -INFINITY : (max + shift) * kLn2 + __logf(sum);
       }
     }
   }
@@ -50,6 +54,7 @@ requires(!Float32<C>) __device__ void store_rows(const Params& p, const Work& w,
   constexpr std::uint32_t kPitch = C::kPitch;
   constexpr int kChunks = C::kHeadSize / 8, kRows = kGroupRows * C::kGroups;
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  static_assert(C::kTileQ * kPitch <= offsetof(SharedMemory<C>, work), "o must fit where q, k and v were");
   std::byte* const staging = reinterpret_cast<std::byte*>(&shared.q) + warp_row * kPitch;
   __syncwarp();
 #pragma unroll

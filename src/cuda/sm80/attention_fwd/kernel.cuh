@@ -7,6 +7,7 @@
 #include "cuda/sm80/attention_fwd/epilogue.cuh"
 #include "cuda/sm80/attention_fwd/loader.cuh"
 #include "cuda/sm80/attention_fwd/products_16bit.cuh"
+#include "cuda/sm80/attention_fwd/products_int8.cuh"
 #include "cuda/sm80/attention_fwd/products_tf32.cuh"
 #include "cuda/sm80/attention_fwd/schedule.cuh"
 
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_fwd_kernel(
     }
   }
 
+  if constexpr (Int8Qk<C>) __syncthreads();  // rows of O go where other warps may still read v
   const int warp_row = threadIdx.x / 32 * kGroupRows * C::kGroups;
   float inverse[C::kGroups][2];
   finish_rows<C>(p, w, rows, warp_row, inverse);

@@ -27,4 +27,9 @@ constexpr Variants variants() {
           .strided = variant<Config<T, kProducts, kHeadSize, kOptions, true, StridedRows>>()};
 }
 
+template <class T, int kHeadSize, Tiling kTiling>
+constexpr Variant int8_variant() {
+  return variant<Config<T, 1, kHeadSize, kTiling, false, AlignedRows, std::int8_t>>();
+}
+
 }  // namespace heddle::cuda::sm80::attention_fwd

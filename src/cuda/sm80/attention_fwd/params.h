@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/attention_problem.h"
+#include "cuda/any/attention_int8_qk/layout.h"
 #include "cuda/common/divisor.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
@@ -18,10 +19,11 @@ struct Params {
   Divisor page_size;
   // Row i attends keys j with i + off - left <= j <= i + off + right.
   int left, right;
-  float scale_log2;             // scale * log2(e)
-  bool bias_pairs, mask_pairs;  // two columns may be read at once
-  bool o_aligned;               // rows of o may be written in pieces of 16 bytes
-  std::uint32_t drop_below;     // a probability whose random word is less is dropped
+  float scale_log2;                     // scale * log2(e)
+  bool bias_pairs, mask_pairs;          // two columns may be read at once
+  bool o_aligned;                       // rows of o may be written in pieces of 16 bytes
+  std::uint32_t drop_below;             // a probability whose random word is less is dropped
+  any::attention_int8_qk::Codes codes;  // of q and k, where they are multiplied in 8 bits
 };
 
 constexpr int kOpen = 1 << 30;  // a window without an edge

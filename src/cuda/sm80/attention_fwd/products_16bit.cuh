@@ -8,14 +8,14 @@
 
 namespace heddle::cuda::sm80::attention_fwd {
 
-// 16 dimensions of q: matrices of rows 0-7 and 8-15 of 8 dimensions, then of the next 8.
+// 16 dimensions of q (32 in 8 bits): matrices of rows 0-7 and 8-15 of one half of them, then of the other.
 template <class C>
 __device__ inline void load_q_step(const Consumer<C>& rows, unsigned lane, int step,
                                    std::uint32_t (&q)[C::kGroups][4]) {
   const std::uint32_t q_at =
-      ptx::shared_address(&rows.shared.q) + swizzled(C::kPitch, rows.warp_row + lane % 16, lane / 16);
+      ptx::shared_address(&rows.shared.q) + swizzled(C::kQkPitch, rows.warp_row + lane % 16, lane / 16);
 #pragma unroll
-  for (int g = 0; g < C::kGroups; ++g) ptx::load_matrix_x4(q[g], (q_at ^ step << 5) + g * kGroupRows * C::kPitch);
+  for (int g = 0; g < C::kGroups; ++g) ptx::load_matrix_x4(q[g], (q_at ^ step << 5) + g * kGroupRows * C::kQkPitch);
 }
 
 template <class C>
@@ -26,7 +26,7 @@ __device__ inline void keep_q(Consumer<C>& rows) {
 
 // S = Q K^T.
 template <class C>
-requires(!Float32<C>) __device__ inline void multiply_qk(Consumer<C>& rows, int tile) {
+requires(!Float32<C> && !Int8Qk<C>) __device__ inline void multiply_qk(Consumer<C>& rows, int tile) {
   using T = typename C::Element;
   // Matrices of k: 8 dimensions of keys 0-7, the next 8, then keys 8-15. A step of 16 dimensions is two chunks further,
   // and the swizzle is an exclusive or.

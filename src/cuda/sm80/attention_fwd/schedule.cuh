@@ -21,21 +21,20 @@ __device__ inline Work describe_work(const Params& p) {
   w.h = static_cast<int>(unit - b * p.heads.divisor);
   w.first = (p.q_tiles - 1 - static_cast<int>(row)) * C::kTileQ;
   const Sequence s = p.problem.sequence(w.b);
-  const int sk = static_cast<int>(s.sk);
+  const int sk = static_cast<int>(Int8Qk<C> ? any::attention_int8_qk::keys_of(p.problem, s) : s.sk);
   w.q_rows = static_cast<int>(s.q_rows);
   w.sq = static_cast<int>(s.sq < s.q_rows ? s.sq : s.q_rows);
   w.off = static_cast<int>(s.off);
   w.q_row = static_cast<int>(s.q_begin);
   w.k_slot = static_cast<int>(s.k_begin);
-  const auto key0 = [&](const Operand& x) {
+  const auto key0 = [&](const Operand& x, std::int64_t element_bytes) {
     const std::int64_t head = p.group.quotient(w.h) * x.stride_h;
-    constexpr std::int64_t kBytes = sizeof(typename C::Element);
-    if (p.problem.page_table != nullptr) return x.data + kBytes * head;
+    if (p.problem.page_table != nullptr) return x.data + element_bytes * head;
     const std::int64_t b = p.problem.key_slot(w.b, s, 0).batch;
-    return x.data + kBytes * (head + b * x.stride_b + s.k_begin * x.stride_s);
+    return x.data + element_bytes * (head + b * x.stride_b + s.k_begin * x.stride_s);
   };
-  w.k = key0(p.problem.k);
-  w.v = key0(p.problem.v);
+  w.k = key0(Int8Qk<C> ? p.codes.k : p.problem.k, sizeof(typename C::QkElement));
+  w.v = key0(p.problem.v, sizeof(typename C::Element));
   const int from = w.first + w.off, to = min(w.first + C::kTileQ, w.sq) - 1 + w.off;
   w.begin = max(from - p.left, 0);
   w.end = w.first < w.sq ? min(to + p.right + 1, sk) : 0;

@@ -100,11 +100,19 @@ struct RowState {
   float sum[2] = {0.0f, 0.0f};
 };
 
-// Turns s into exp2(s - max); returns by `correction` what O must be multiplied with.
+// Turns s into exp2(s - max); returns by `correction` what O must be multiplied with. Without `second` rows lane / 4 +
+// 8 do not exist: theirs become 0.
 template <int kColumns>
-__device__ __forceinline__ void softmax(float (&s)[kColumns][4], RowState& state, float (&correction)[2]) {
+__device__ __forceinline__ void softmax(float (&s)[kColumns][4], RowState& state, float (&correction)[2],
+                                        bool second = true) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    if (r == 1 && !second) {
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n) s[n][2] = s[n][3] = 0.0f;
+      correction[1] = 1.0f;
+      break;
+    }
     float tops[2];  // two chains, half as long
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {

@@ -63,8 +63,8 @@ class WarpBlocks : protected Products<C> {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
         float correction[2];
-        softmax(s[m], state[m], correction);
-        if constexpr (C::kKeyScales) scale_probabilities(s[m]);
+        softmax(s[m], state[m], correction, second());
+        if constexpr (C::kKeyScales) scale_probabilities(s[m], second());
         if (__any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f)) {
 #pragma unroll
           for (int n = 0; n < kColumns; ++n) {
@@ -101,19 +101,18 @@ class WarpBlocks : protected Products<C> {
     const int kv_head = piece.head + head;
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
-      if constexpr (C::kE4m3) {
+      if constexpr (C::kKeyScales) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          const float scale = key_scale(0, n);
+          s[m][n / 2][n % 2] *= factor[2 * m] * scale;
+          if (second()) s[m][n / 2][2 + n % 2] *= factor[2 * m + 1] * scale;
+        }
+      } else if constexpr (C::kE4m3) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
 #pragma unroll
           for (int n = 0; n < 4; ++n) s[m][n / 2][2 * r + n % 2] *= factor[2 * m + r];
-        }
-        if constexpr (C::kKeyScales) {
-#pragma unroll
-          for (int n = 0; n < 4; ++n) {
-            const float scale = key_scale(0, n);
-            s[m][n / 2][n % 2] *= scale;
-            s[m][n / 2][2 + n % 2] *= scale;
-          }
         }
       } else {
 #pragma unroll
@@ -206,14 +205,17 @@ class WarpBlocks : protected Products<C> {
   }
 
   // P times the values' scales.
-  __device__ void scale_probabilities(ScoreTile& s) const {
+  __device__ void scale_probabilities(ScoreTile& s, bool second) const {
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
       const float scale = key_scale(kKeyTile, n);
       s[n / 2][n % 2] *= scale;
-      s[n / 2][2 + n % 2] *= scale;
+      if (second) s[n / 2][2 + n % 2] *= scale;
     }
   }
+
+  // Whether there are rows lane / 4 + 8, where it pays to know.
+  __device__ bool second() const { return !C::kKeyScales || p.plan.rows > 8; }
 
   RingPosition stage;
   float scales;  // of this warp's 16 keys, a lane each, where they differ from key to key; see scale_place()

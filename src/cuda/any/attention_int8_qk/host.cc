@@ -1,0 +1,92 @@
+#include <algorithm>
+
+#include "cuda/any/attention_int8_qk/kernels.h"
+#include "cuda/any/attention_int8_qk/launch.h"
+
+namespace heddle::cuda::any::attention_int8_qk {
+namespace {
+
+constexpr float kLog2e = 1.44269504088896341f;
+
+std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
+
+// Places one array after the other, each at a multiple of 64 bytes.
+class Places {
+ public:
+  explicit Places(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
+  std::size_t used() const { return used_; }
+  std::byte* next(std::int64_t bytes) {
+    std::byte* place = memory_ == nullptr ? nullptr : memory_ + used_;
+    used_ += static_cast<std::size_t>(ceil_div(bytes, 64) * 64);
+    return place;
+  }
+
+ private:
+  std::byte* memory_;
+  std::size_t used_ = 0;
+};
+
+Codes place(const AttentionProblem& p, Places& places) {
+  Codes c{};
+  c.pitch = std::max(p.D, p.Dv) <= 64 ? 64 : 128;
+  c.blocks = ceil_div(p.Sk, kBlockKeys);
+  c.scale_log2 = p.scale * kLog2e;
+  const auto rows = [&](bool packed, std::int64_t heads, std::int64_t each) {
+    const std::int64_t head = each * c.pitch;
+    Operand x{.stride_b = packed ? 0 : heads * head, .stride_s = c.pitch, .stride_h = head, .stride_d = 1};
+    x.data = places.next((packed ? 1 : p.B) * heads * head);
+    return x;
+  };
+  const bool packed_q = p.cu_seqlens_q != nullptr;
+  const auto per_row = [&] {
+    Scales x{.stride_b = packed_q ? 0 : p.H * p.q_rows, .stride_s = 1, .stride_h = p.q_rows};
+    x.data = reinterpret_cast<float*>(
+        places.next((packed_q ? 1 : p.B) * p.H * p.q_rows * static_cast<std::int64_t>(sizeof(float))));
+    return x;
+  };
+  const auto per_key_head = [&](std::int64_t bytes) { return places.next(p.B * p.Hkv * bytes); };
+  c.q = rows(packed_q, p.H, p.q_rows);
+  c.k = rows(p.cu_seqlens_k != nullptr, p.Hkv, p.k_rows);
+  c.q_scale = per_row();
+  c.q_shift = per_row();
+  c.groups =
+      reinterpret_cast<KeyGroup*>(per_key_head(c.blocks * kGroups * static_cast<std::int64_t>(sizeof(KeyGroup))));
+  c.means = reinterpret_cast<float*>(per_key_head(c.pitch * static_cast<std::int64_t>(sizeof(float))));
+  return c;
+}
+
+}  // namespace
+
+std::size_t workspace_bytes(const AttentionProblem& p) {
+  Places places(nullptr);
+  place(p, places);
+  return places.used();
+}
+
+Codes codes_in(const AttentionProblem& p, void* workspace) {
+  Places places(workspace);
+  return place(p, places);
+}
+
+std::int64_t blocks_to_launch(const AttentionProblem& p) {
+  return p.B * (p.Hkv * ceil_div(p.Sk, kBlockKeys) + p.H * ceil_div(p.Sq, kBlockRows));
+}
+
+void launch(const AttentionProblem& p, const Codes& codes, cudaStream_t stream) {
+  const auto divisor = [](std::int64_t x) { return Divisor(static_cast<unsigned>(std::max<std::int64_t>(x, 1))); };
+  const std::int64_t row_blocks = ceil_div(p.Sq, kBlockRows);
+  const Params params{.problem = p,
+                      .codes = codes,
+                      .heads = divisor(p.H),
+                      .kv_heads = divisor(p.Hkv),
+                      .group = divisor(p.G),
+                      .blocks = divisor(codes.blocks),
+                      .row_blocks = divisor(row_blocks),
+                      .key_launches = static_cast<unsigned>(p.B * p.Hkv * codes.blocks),
+                      .row_launches = static_cast<unsigned>(p.B * p.H * row_blocks)};
+  const bool bf16 = p.dtype == DType::bf16;
+  const Kernels& kernels = codes.pitch == 64 ? (bf16 ? kBf16D64 : kF16D64) : (bf16 ? kBf16D128 : kF16D128);
+  kernels.launch(params, stream);
+}
+
+}  // namespace heddle::cuda::any::attention_int8_qk
