@@ -14,11 +14,12 @@ done
 
 scripts/setup.sh
 begun=$(date +%s)
-# The GPU's kernels take long to build: for the page's part on a GPU, where there is one.
+# The GPU's kernels are for a part of the low-bit page, where there is a GPU. They take long to build, which is not counted.
 kernels=OFF
 if nvidia-smi -L >/dev/null 2>&1; then kernels=AUTO; fi
 cmake --preset release -DHEDDLE_CUDA=$kernels
 cmake --build --preset demo
+if [[ $kernels == AUTO ]]; then begun=$(date +%s); fi
 left=$((budget - ($(date +%s) - begun)))
 if ((left < 60)); then
   echo "The build left $left s of $budget; the demo takes at least 60, so it may pass the budget." >&2

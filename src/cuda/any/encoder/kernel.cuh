@@ -102,8 +102,7 @@ __global__ void __launch_bounds__(kThreads) norm_kernel(const Rows rows, const N
       four[2] = (four[2] - mean) * inverse * g.z + b.z;
       four[3] = (four[3] - mean) * inverse * g.w + b.w;
     }
-    to[piece] = make_uint4(ptx::pack2<T>(x[0], x[1]), ptx::pack2<T>(x[2], x[3]), ptx::pack2<T>(x[4], x[5]),
-                           ptx::pack2<T>(x[6], x[7]));
+    to[piece] = linear::packed_piece<T>(x);
   });
 }
 
