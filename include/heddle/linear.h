@@ -109,7 +109,9 @@ struct LinearOptions {
 // anywhere, the last dimension is contiguous. Sums are f32 and y is rounded once. x may have no rows. On a GPU x is f16
 // or bf16, rows of x, y and residual lie one stride apart, and begin at multiples of 16 bytes. There what codes stand
 // for is multiplied exactly, and scales are applied to sums in f32; only the values of nf4's codes are rounded to x's
-// dtype, a relative error of at most 2^-9 (bf16) or 2^-12 (f16) of each weight.
+// dtype, a relative error of at most 2^-9 (bf16) or 2^-12 (f16) of each weight. The candidate "cublaslt" rounds each
+// weight to x's dtype so: that of order matrix, and, where it is faster, of many rows of a bf16 x over fragments16 of
+// other formats than nvfp4, mxfp4 and e2m1_row.
 void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
                     const LinearOptions& options = {}, const Runtime& runtime = {});
 

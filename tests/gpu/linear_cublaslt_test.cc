@@ -1,44 +1,20 @@
-// Linear layers by cuBLASLt on the GPU: forward over kept and decoded weights, W8A8, gradients; packed weights as
-// floats. Needs cuBLASLt where the loader finds it: without it the tests say so and fail.
+// Linear layers by cuBLASLt on the GPU: forward over kept and decoded weights, W8A8, gradients. Needs cuBLASLt where
+// the loader finds it: without it the tests say so and fail.
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "core/check.h"
 #include "gpu/device_matrix.h"
+#include "gpu/device_weights.h"
 #include "heddle/linear.h"
 #include "kit/device_mirror.h"
 #include "kit/linear_gradients.h"
 #include "kit/linear_layer.h"
+#include "lowbit/fragments.h"
 
 namespace heddle::kit {
 namespace {
-
-// Packed weights on the GPU, with a copy in 16 bits if `kept`, or that copy alone if `dense` too.
-class DeviceWeights {
- public:
-  DeviceWeights(const LinearLayer& layer, bool kept, bool dense = false)
-      : weights_(layer.packed.weights()), data_(static_cast<std::size_t>(weights_.data.shape[0])) {
-    data_.write(0, weights_.data.data, data_.bytes());
-    weights_.data.data = data_.data();
-    weights_.device = weights_.data.device = Device::cuda;
-    if (!kept) return;
-    kept_ = DeviceTensor(HostTensor::input(layer.given().dtype, {weights_.rows, weights_.columns}));
-    const DeviceStream stream;
-    Runtime runtime;
-    runtime.stream = stream.get();
-    unpack_weights(weights_, kept_.view(), runtime);
-    stream.synchronize();
-    weights_.kept = kept_.view();
-    if (dense) weights_ = dense_weights(kept_.view(), weights_.gated);
-  }
-  const PackedWeights& operator*() const { return weights_; }
-
- private:
-  PackedWeights weights_;
-  DeviceMemory data_;
-  DeviceTensor kept_;
-};
 
 // A layer's tensors on the GPU.
 struct DeviceLayer {
@@ -92,7 +68,16 @@ void check(const LinearCase& c, bool kept, const char* force = "cublaslt", bool 
   const LinearLayer layer(c);
   DeviceLayer gpu(layer, kept, dense);
   const Comparison result = gpu.run(force);
-  EXPECT_TRUE(result.passed) << result.worst;
+  if (c.order != WeightOrder::matrix8 || c.dtype != DType::f16) {
+    EXPECT_TRUE(result.passed) << result.worst;
+    return;
+  }
+  // Tensor cores keep some 14 bits of sums of e4m3 products, which float16 shows and bfloat16 does not.
+  const std::vector<double> y = gpu.host_y.values();
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const double exact = layer.exact()[i], bound = std::abs(exact) * 0x1p-10 + layer.terms() * 0x1p-13;
+    ASSERT_TRUE(std::abs(y[i] - exact) <= bound) << i << ": " << y[i] << " for " << exact;
+  }
 }
 
 TEST(GpuLinearCublasLt, EveryFormat) {
@@ -105,6 +90,15 @@ TEST(GpuLinearCublasLt, EveryFormat) {
              .dtype = dtype,
              .bias = true,
              .order = WeightOrder::matrix},
+            false);
+      if (dtype == DType::f16 || lowbit::is_e2m1(lowbit::format_named(name))) continue;
+      check({.format = name,
+             .rows = {33},
+             .N = 136,
+             .K = 256,
+             .dtype = dtype,
+             .activation = Activation::swiglu,
+             .order = WeightOrder::fragments16},
             false);
     }
   }
@@ -180,16 +174,18 @@ TEST(GpuLinearCublasLt, NormInFront) {
 
 // More than one part of the rows and of the columns.
 TEST(GpuLinearCublasLt, PartsOfSums) {
-  check({.format = "int4_g32",
-         .rows = {2100},
-         .N = 4360,
-         .K = 32,
-         .dtype = DType::bf16,
-         .activation = Activation::gelu_erf,
-         .bias = true,
-         .residual = true,
-         .order = WeightOrder::matrix},
-        false);
+  for (const WeightOrder order : {WeightOrder::matrix, WeightOrder::fragments16}) {
+    check({.format = "int4_g32",
+           .rows = {2100},
+           .N = 4360,
+           .K = 32,
+           .dtype = DType::bf16,
+           .activation = Activation::gelu_erf,
+           .bias = true,
+           .residual = true,
+           .order = order},
+          false);
+  }
   check({.format = "int8_row",
          .rows = {2100},
          .N = 4360,
@@ -240,53 +236,6 @@ TEST(GpuLinearCublasLt, NonFiniteRowsStayRows) {
         for (std::int64_t n = 0; n < 128; ++n) {
           ASSERT_EQ(std::isfinite(y[static_cast<std::size_t>(m * 128 + n)]), m != 3) << force << " " << m << ", " << n;
         }
-      }
-    }
-  }
-}
-
-// Every order that is for GPUs decodes to what it stands for: to float32 within the rounding of scales that were moved.
-TEST(GpuLinearCublasLt, PackedWeightsAsFloats) {
-  struct Order {
-    WeightOrder order;
-    const char* format;
-  };
-  std::vector<Order> orders = {{WeightOrder::fragments8, "nvfp4"},
-                               {WeightOrder::fragments8, "mxfp4"},
-                               {WeightOrder::fragments8, "e2m1_row"},
-                               {WeightOrder::matrix8, "fp8_row"}};
-  std::vector<std::string> names = lowbit::format_names();
-  for (const char* name : {"nf4_b32", "nf4_b128", "fp4_bnb_b32", "nf4_b512"}) names.emplace_back(name);
-  for (const std::string& name : names) {
-    orders.push_back({WeightOrder::fragments16, name.c_str()});
-    orders.push_back({WeightOrder::matrix, name.c_str()});
-  }
-  for (const auto& [order, format] : orders) {
-    for (const bool gated : {false, true}) {
-      const std::string name = format;
-      const std::int64_t group = lowbit::format_named(name).group;
-      LinearCase c{.format = name,
-                   .rows = {1},
-                   .N = 150,
-                   .K = group == 0 ? 301 : (384 + group - 1) / group * group,
-                   .dtype = DType::bf16};
-      c.order = order;
-      if (gated) c.activation = Activation::swiglu;
-      SCOPED_TRACE(text(name, " ", name_of(order), gated ? " gated" : ""));
-      const LinearLayer layer(c);
-      const DeviceWeights weights(layer, false);
-      HostTensor out = HostTensor::output(DType::f32, {c.N, c.K}, Layout::padded_rows);
-      const DeviceTensor there(out);
-      const DeviceStream stream;
-      Runtime runtime;
-      runtime.stream = stream.get();
-      unpack_weights(*weights, there.view(), runtime);
-      stream.synchronize();
-      there.read(out);
-      EXPECT_EQ(out.damage(), "");
-      for (std::int64_t i = 0; i < c.N * c.K; ++i) {
-        const double wanted = layer.weights()[static_cast<std::size_t>(i)];
-        ASSERT_LE(std::abs(out.get(i) - wanted), std::abs(wanted) * 0x1p-22) << i << ": " << out.get(i);
       }
     }
   }

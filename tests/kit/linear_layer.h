@@ -70,6 +70,9 @@ class LinearLayer {
 
   // Row m of x after the norm, in double; plain: in f32, and rounded to x's dtype.
   std::vector<double> normed(std::int64_t m, bool plain) const;
+  // y before it is rounded, and the largest sum of |terms| of any y.
+  const std::vector<double>& exact() const { return reference_; }
+  double terms() const { return plain_.terms; }
   // The stored weights, [N, K]; in fragments8 as products have them.
   const std::vector<double>& weights() const { return weights_; }
 
@@ -79,7 +82,6 @@ class LinearLayer {
 
  private:
   void compute();
-  Comparison compare_narrow_sums(const HostTensor& y) const;
 
   LinearCase c_;
   std::int64_t M_ = 1, outputs_ = 0;

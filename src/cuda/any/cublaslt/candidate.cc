@@ -39,10 +39,14 @@ std::string supports(const LinearProblem& p) {
     if (p.kept != nullptr) {
       return text("the kept copy of W is ", name_of(p.kept_dtype), " and x is ", name_of(p.dtype));
     }
-    if (p.order != WeightOrder::matrix) {
+    // For E2M1 there are kernels as fast, which round no weight; and float16 would not hold every weight that the
+    // others' kernel multiplies.
+    const bool decodes = p.order == WeightOrder::fragments16 && p.dtype == DType::bf16 && !lowbit::is_e2m1(p.format);
+    if (p.order != WeightOrder::matrix && !decodes) {
       return text(
-          "it takes weights in order matrix, or with a copy in 16 bits that was kept (keep_16bit); these are in ",
-          name_of(p.order));
+          "it takes weights in order matrix, in fragments16 where they are not nvfp4, mxfp4 or e2m1_row and x is "
+          "bfloat16, or with a copy in 16 bits that was kept (keep_16bit); these are ",
+          lowbit::name_of(p.format), " in ", name_of(p.order), ", and x is ", name_of(p.dtype));
     }
   }
   if (p.order == WeightOrder::fragments8 || p.order == WeightOrder::matrix8) {

@@ -157,7 +157,8 @@ struct CodeFragments {
   }
 };
 
-// wanted: of W, columns from a whole block on. CTA b has block b % wanted_blocks of the columns, of a block of rows.
+// wanted: of W, columns from a whole block on. CTA b has block b % wanted_blocks of the columns, of block
+// b / wanted_blocks of the rows from the first one on that has some.
 // The tile is turned in shared memory, so that rows are written eight columns at a time.
 struct FragmentData {
   const std::byte* blocks;
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(kFragmentThreads)
   __shared__ alignas(16) float tile[kRows][kColumns + 4];
   __shared__ float table[16];
   fill_table<Fragments::kElement>(table);
-  const std::int64_t row_block = blockIdx.x / static_cast<unsigned>(wanted_blocks);
+  const std::int64_t row_block = wanted.row / kRows + blockIdx.x / static_cast<unsigned>(wanted_blocks);
   const std::int64_t first_column = std::int64_t{blockIdx.x % static_cast<unsigned>(wanted_blocks)} * kColumns;
   const std::int64_t number = row_block * data.column_blocks + (wanted.column + first_column) / kColumns;
   const std::byte* const block = data.blocks + number * data.block_bytes;

@@ -17,7 +17,9 @@ template <class Fragments>
 void decode_blocks(const LinearProblem& p, int block_bytes, const Fragments& fragments, const WeightBlock& wanted,
                    const Weights& out, cudaStream_t stream) {
   const auto columns = static_cast<int>((wanted.columns + Fragments::kColumns - 1) / Fragments::kColumns);
-  const Grid grid{.blocks = static_cast<unsigned>(p.fragments.row_blocks * columns), .threads = kFragmentThreads};
+  const std::int64_t begin = wanted.row / lowbit::kBlockRows;
+  const std::int64_t end = lowbit::blocks_of_rows(wanted.row + wanted.rows);
+  const Grid grid{.blocks = static_cast<unsigned>((end - begin) * columns), .threads = kFragmentThreads};
   const FragmentData data{.blocks = p.fragment_data + p.fragments.blocks,
                           .row_scales = reinterpret_cast<const float*>(p.fragment_data),
                           .column_blocks = p.fragments.column_blocks,
