@@ -54,5 +54,7 @@ def rows():
                 out[f"linear {format} {n}x{k} M{m}"] = functools.partial(linear, n, k, m, format)
         for m in (64, 128, *MANY):
             out[f"linear w4a8 mxfp4 {n}x{k} M{m}"] = functools.partial(linear, n, k, m, "mxfp4", True)
+        for m in (64, 512, 4096) if n > 4096 else ():
+            out[f"linear w4a8 nvfp4 {n}x{k} M{m}"] = functools.partial(linear, n, k, m, "nvfp4", True)
     out["linear python 4096x4096 M1"] = functools.partial(python_call, 4096, 4096, 1)
     return out
