@@ -378,6 +378,8 @@ void Encoder::encode(const TensorView& token_ids, const TensorView& cu_seqlens, 
     check.require(current == weights_->gpu, "GPU ", current, " is current and the encoder was loaded to GPU ",
                   weights_->gpu);
     check.require(times == nullptr, "times is given: a call on a GPU does not wait for its stages");
+    check.require(reinterpret_cast<std::uintptr_t>(hidden_states.data) % 16 == 0,
+                  "hidden_states must be aligned to 16 bytes");
   }
   const EncoderTask task{token_ids, cu_seqlens, embeddings, hidden_states, longest, normalize};
   const auto run = [&](auto& call, std::size_t needed, const auto&... rest) {

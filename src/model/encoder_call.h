@@ -65,7 +65,7 @@ class Encoder::Call {
 class Encoder::GpuCall : public Call {
  public:
   GpuCall(const Weights& weights, std::int64_t total, std::int64_t sequences, std::int64_t longest)
-      : Call(weights, total, sequences), longest_(longest), plan_(arrange()) {}
+      : Call(weights, total, sequences), longest_(attended_longest(longest)), plan_(arrange()) {}
 
   std::size_t workspace() const { return plan_.bytes; }
   // runtime.workspace is large enough.
@@ -83,8 +83,9 @@ class Encoder::GpuCall : public Call {
   };
   Arrangement arrange() const;
   std::size_t scratch_bytes() const;
+  static std::int64_t attended_longest(std::int64_t longest);
 
-  const std::int64_t longest_;
+  const std::int64_t longest_;  // as attention is told
   const Arrangement plan_;
 };
 

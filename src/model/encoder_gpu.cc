@@ -6,6 +6,12 @@
 namespace heddle {
 namespace {
 
+// A longest sequence that attention is told of at least: kernels for decoding, whose workspace does not grow with it,
+// are then never chosen for a call whose workspace was asked for with a larger bound. The others' workspace, but for
+// the whole score matrix, which does grow, is at most kLeastScratch.
+constexpr std::int64_t kLeastLongest = 64;
+constexpr std::size_t kLeastScratch = 256;
+
 std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
 // Any address that is aligned: queries read no data.
@@ -41,10 +47,13 @@ Encoder::GpuCall::Arrangement Encoder::GpuCall::arrange() const {
   return plan;
 }
 
+std::int64_t Encoder::GpuCall::attended_longest(std::int64_t longest) { return std::max(longest, kLeastLongest); }
+
 std::size_t Encoder::GpuCall::scratch_bytes() const {
   if (total_ == 0) return 0;
   const std::byte* some = some_address();
-  std::size_t bytes = attention_workspace(some, attention_options(offsets_view(some, sequences_), longest_), {});
+  const AttentionOptions options = attention_options(offsets_view(some, sequences_), longest_);
+  std::size_t bytes = std::max(attention_workspace(some, options, {}), kLeastScratch);
   const EncoderLayer* last = nullptr;
   for (const EncoderLayer& layer : weights_.layers) {
     if (last != nullptr && layer.same_formats(*last)) continue;

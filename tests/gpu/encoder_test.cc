@@ -165,6 +165,20 @@ TEST(GpuEncoderEdges, MeanWithoutNormalisingAndEmptySequences) {
   EXPECT_TRUE(encode(encoder, Input({})).embeddings.empty());
 }
 
+// The bound that workspace() is given may be larger than the longest sequence.
+TEST(GpuEncoderEdges, WorkspaceForLongerSequencesSuffices) {
+  const ModelFolder folder(kConfig);
+  folder.write();
+  for (const char* format : {"bfloat16", "nvfp4", "int4_g64"}) {
+    const Encoder encoder = Encoder::load(folder.path(), on_gpu(DType::bf16, {{"*", format}}));
+    for (const std::vector<int>& lengths : {std::vector<int>{2, 1}, std::vector<int>(40, 5), {66, 3}, {20, 20, 30}}) {
+      const Input input(lengths);
+      const std::size_t bound = encoder.workspace(input.total(), input.sequences(), kConfig.positions);
+      EXPECT_GE(bound, encoder.workspace(input.total(), input.sequences(), input.longest())) << format;
+    }
+  }
+}
+
 // Rows of more than one round of a pooling block, and of pieces that a warp does not divide.
 TEST(GpuEncoderEdges, OtherWidths) {
   for (const std::int64_t hidden : {24, 40, 520}) {
@@ -232,6 +246,11 @@ TEST(GpuEncoderErrors, Encode) {
   ids.device = Device::cuda;
   expect_message([&] { encoder.encode(ids, input.offset_view(), embeddings, {}, true, runtime); },
                  "token_ids must be on the CPU");
+  const DeviceMemory states(4 * 10 * static_cast<std::size_t>(kConfig.hidden));
+  TensorView hidden = view_of(states, DType::f32, 9, kConfig.hidden);
+  hidden.data = static_cast<std::byte*>(hidden.data) + 4;
+  expect_message([&] { encoder.encode(input.id_view(), input.offset_view(), embeddings, hidden, true, runtime); },
+                 "[encode] hidden_states must be aligned to 16 bytes");
   runtime.workspace.bytes -= 1;
   refused("are needed, as Encoder::workspace() says", embeddings);
   runtime.workspace.bytes += 1;
