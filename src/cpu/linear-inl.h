@@ -67,6 +67,24 @@ inline void ActivateGated(float* row, float* spare) {
   }
 }
 
+// activation(sums) of a row of N sums, as `dtype`; swiglu: N / 2 of them.
+inline void ActivateRow(Activation activation, const float* sums, std::int64_t N, std::byte* to, DType dtype) {
+  alignas(64) float row[2 * kLinearTile];
+  const bool gated = activation == Activation::swiglu;
+  const auto size = static_cast<std::int64_t>(size_of(dtype));
+  for (std::int64_t n = 0; n < N; n += kLinearTile) {
+    const std::int64_t count = std::min(kLinearTile, N - n), outputs = gated ? count / 2 : count;
+    LoadRow(reinterpret_cast<const std::byte*>(sums + n), DType::f32, 1, count, kLinearTile, row);
+    if (gated) {
+      ActivateGated(row, row + kLinearTile);
+    } else {
+      Activate(activation, row);
+    }
+    StoreRow(row, outputs, to, dtype, 1);
+    to += outputs * size;
+  }
+}
+
 // Of sums in f32 to rows of y.
 inline void WriteOutputs(const LinearProblem& p, const LinearTask& task, const LinearMemory& memory, float factor) {
   const DF d;

@@ -61,6 +61,8 @@ struct LinearKernels {
   // The norm of one row, written as f32 or bf16.
   void (*norm_row)(const NormParameters&, const std::byte* x, DType dtype, std::int64_t K, std::byte* to,
                    DType to_dtype);
+  // The activation of one row of N sums, written as f32 or bf16; of swiglu N / 2 numbers.
+  void (*activate_row)(Activation, const float* sums, std::int64_t N, std::byte* to, DType to_dtype);
   std::size_t (*gradient_scratch)();  // bytes of one task of the backward
   // dz of rows kLinearTile * task.tile and on of W; task is the forward's, of the same rows of x.
   void (*sums_gradient)(const LinearBackwardProblem&, const LinearTask& task, const LinearGradientRows&,

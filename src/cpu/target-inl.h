@@ -71,6 +71,7 @@ const Kernels kKernels = {
     .linear = {.scratch = LinearScratch,
                .forward = LinearForward,
                .norm_row = NormRow,
+               .activate_row = ActivateRow,
                .gradient_scratch = LinearGradientScratch,
                .sums_gradient = SumsGradient,
                .rows_gradient = RowsGradient,

@@ -9,6 +9,7 @@
 #include "cuda/encoder.h"
 #include "heddle/transformer.h"
 #include "model/encoder_call.h"
+#include "model/packed_lengths.h"
 
 namespace heddle {
 namespace {
@@ -71,7 +72,17 @@ class Encoder::CpuCall : public Call {
       : Call(weights, total, sequences), executor_(executor_of(runtime)) {}
 
   std::size_t workspace(const TensorView& cu_seqlens, std::int64_t longest) const {
-    return arrange(attention_bytes(cu_seqlens, longest)).bytes;
+    return workspace(attention_bytes(cu_seqlens, longest));
+  }
+  std::size_t workspace(std::size_t attention_bytes) const { return arrange(attention_bytes).bytes; }
+
+  std::size_t attention_bytes(const TensorView& cu_seqlens, std::int64_t longest) const {
+    if (total_ == 0) return 0;
+    Runtime runtime;
+    runtime.executor = &executor_;
+    // Only shapes matter to the query, but data must not be null.
+    return attention_workspace(reinterpret_cast<const std::byte*>(this), attention_options(cu_seqlens, longest),
+                               runtime);
   }
 
   void run(const EncoderTask& task, std::byte* workspace, EncoderTimes* times) {
@@ -126,7 +137,7 @@ class Encoder::CpuCall : public Call {
     std::size_t linear_bytes = 0;
     for (const EncoderLayer& layer : weights_.layers) {
       linear_bytes = std::max(linear_bytes, layer.qkv.scratch_bytes());
-      for (const EncoderLinear* linear : {&layer.attention_output, &layer.intermediate, &layer.output}) {
+      for (const TransformerLinear* linear : {&layer.attention_output, &layer.intermediate, &layer.output}) {
         linear_bytes = std::max(linear_bytes, linear->scratch_bytes());
       }
     }
@@ -138,15 +149,6 @@ class Encoder::CpuCall : public Call {
     plan.worker_bytes = at;
     plan.bytes = plan.workers + plan.worker_bytes * static_cast<std::size_t>(executor_.workers());
     return plan;
-  }
-
-  std::size_t attention_bytes(const TensorView& cu_seqlens, std::int64_t longest) const {
-    if (total_ == 0) return 0;
-    Runtime runtime;
-    runtime.executor = &executor_;
-    // Only shapes matter to the query, but data must not be null.
-    return attention_workspace(reinterpret_cast<const std::byte*>(this), attention_options(cu_seqlens, longest),
-                               runtime);
   }
 
   std::byte* worker_at(int worker) const { return workspace_ + plan_.workers + plan_.worker_bytes * worker; }
@@ -200,7 +202,8 @@ class Encoder::CpuCall : public Call {
       StageTimes& times = stage_times(worker);
       Laps laps(timed_);
       // y = layer_norm(input W^T + b + x) into x; low-bit layers have added x already.
-      const auto add_and_norm = [&](const EncoderLinear& linear, const LayerNormWeights& norm, const std::byte* input) {
+      const auto add_and_norm = [&](const TransformerLinear& linear, const LayerNormWeights& norm,
+                                    const std::byte* input) {
         linear.run(input, x, projected, config_.hidden, rows, scratch + plan_.linear);
         laps.add(times.linear);
         residual_layer_norm(reinterpret_cast<float*>(projected), linear.fused() ? nullptr : x, rows, norm.rows(),
@@ -319,13 +322,15 @@ std::size_t Encoder::workspace(std::int64_t total, std::int64_t sequences, std::
   check.require(total == 0 || (total - 1) / longest < sequences, sequences, " sequences of at most ", longest,
                 " tokens cannot hold ", total);
   if (weights_->gpu >= 0) return GpuCall(*weights_, total, sequences, longest).workspace();
-  // Any lengths within the bounds need the same; these put the longest sequences first.
-  std::vector<std::int32_t> cu_seqlens(static_cast<std::size_t>(sequences) + 1, 0);
-  for (std::int64_t i = 1; i <= sequences; ++i) {
-    cu_seqlens[i] = static_cast<std::int32_t>(std::min<std::int64_t>(i * longest, total));
-  }
-  return CpuCall(*weights_, total, sequences, runtime)
-      .workspace(TensorView(cu_seqlens.data(), DType::i32, {sequences + 1}), longest);
+  const CpuCall call(*weights_, total, sequences, runtime);
+  if (total == 0) return call.workspace(0);
+  const auto attention_bytes = [&](const std::vector<std::int32_t>& cu_seqlens) {
+    const auto count = static_cast<std::int64_t>(cu_seqlens.size()) - 1;
+    return CpuCall(*weights_, cu_seqlens.back(), count, runtime)
+        .attention_bytes(TensorView(cu_seqlens.data(), DType::i32, {count + 1}), std::min(longest, total));
+  };
+  return call.workspace(
+      most_attention_bytes(total, sequences, longest, executor_of(runtime).workers(), attention_bytes));
 }
 
 void Encoder::encode(const TensorView& token_ids, const TensorView& cu_seqlens, const TensorView& embeddings,

@@ -59,7 +59,7 @@ std::size_t Encoder::GpuCall::scratch_bytes() const {
     if (last != nullptr && layer.same_formats(*last)) continue;
     last = &layer;
     bytes = std::max(bytes, layer.qkv.gpu_workspace(some, total_));
-    for (const EncoderLinear* linear : {&layer.attention_output, &layer.intermediate, &layer.output}) {
+    for (const TransformerLinear* linear : {&layer.attention_output, &layer.intermediate, &layer.output}) {
       bytes = std::max(bytes, linear->gpu_workspace(some, total_));
     }
   }
@@ -100,7 +100,8 @@ void Encoder::GpuCall::run(const EncoderTask& task, const Runtime& given) const 
     const AttentionOptions options = attention_options(offsets_view(memory + plan_.offsets, sequences_), longest_);
     for (const EncoderLayer& layer : weights_.layers) {
       // x = layer_norm(input W^T + b + x), the sum in x's place.
-      const auto add_and_norm = [&](const EncoderLinear& linear, const LayerNormWeights& norm, const std::byte* input) {
+      const auto add_and_norm = [&](const TransformerLinear& linear, const LayerNormWeights& norm,
+                                    const std::byte* input) {
         linear.run_on_gpu(input, x, x, hidden, total_, runtime);
         cuda::norm_rows(x, norm_of(norm), runtime.stream);
       };

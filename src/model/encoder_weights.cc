@@ -14,7 +14,6 @@
 #include "cuda/encoder.h"
 #include "heddle/safetensors.h"
 #include "model/in_quotes.h"
-#include "model/quantize_rules.h"
 
 namespace heddle {
 namespace {
@@ -91,22 +90,6 @@ class ConfigFile {
 bool is_floating(const std::string& format, Device device) {
   return format == "float32" || format == "bfloat16" || (device == Device::cuda && format == "float16");
 }
-
-// A matrix of low bits with memory of its own.
-struct OwnedMatrix {
-  lowbit::QuantizedMatrix matrix;
-  std::vector<std::byte> memory[4];
-
-  OwnedMatrix(const lowbit::Format& format, std::int64_t rows, std::int64_t columns)
-      : matrix(lowbit::storage(format, rows, columns)) {
-    TensorView* parts[] = {&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale};
-    for (std::size_t i = 0; i < std::size(parts); ++i) {
-      if (!parts[i]->given()) continue;
-      memory[i].resize(static_cast<std::size_t>(parts[i]->elements()) * size_of(parts[i]->dtype));
-      parts[i]->data = memory[i].data();
-    }
-  }
-};
 
 }  // namespace
 
@@ -206,42 +189,32 @@ std::string EncoderLayers::prefix(std::int64_t i) { return text("encoder.layer."
 
 void EncoderLayers::set_rules(std::vector<lowbit::LayerRule> rules) {
   for (const lowbit::LayerRule& rule : rules) {
-    if (is_floating(rule.format, device_)) {
-      Check("encoder").require(device_ == Device::cpu || rule.format == name_of(dtype_), "pattern ",
-                               in_quotes(rule.pattern), " asks for ", rule.format, ": on a GPU products are in dtype, ",
-                               name_of(dtype_), ", or low-bit");
-      continue;
-    }
-    const std::size_t colon = rule.format.find(':');
-    lowbit::format_named(rule.format.substr(0, colon));
-    if (colon != std::string::npos) lowbit::rule_named(rule.format.substr(colon + 1));
+    Check("encoder").require(
+        device_ == Device::cpu || !is_floating(rule.format, device_) || rule.format == name_of(dtype_), "pattern ",
+        in_quotes(rule.pattern), " asks for ", rule.format, ": on a GPU products are in dtype, ", name_of(dtype_),
+        ", or low-bit");
   }
-  rules_ = std::move(rules);
-  matched_.assign(rules_.size(), false);
+  std::vector<std::string> floating = {"float32", "bfloat16"};
+  if (device_ == Device::cuda) floating.push_back("float16");
+  formats_ = LayerFormats(std::move(rules), floating);
 }
 
 void EncoderLayers::require_all_matched() const {
-  for (std::size_t i = 0; i < rules_.size(); ++i) {
-    Check("encoder").require(matched_[i], "pattern ", in_quotes(rules_[i].pattern),
-                             " decides over no layer: names are encoder.layer.0.attention.self.query, ",
-                             "...attention.output.dense, ...intermediate.dense, ...output.dense and the like");
-  }
+  formats_.require_all_matched(Check("encoder"),
+                               "encoder.layer.0.attention.self.query, ...attention.output.dense, "
+                               "...intermediate.dense, ...output.dense and the like");
 }
 
-// What the first rule that matches says, or "".
-std::string EncoderLayers::precision_of(const std::string& name) {
-  for (std::size_t i = 0; i < rules_.size(); ++i) {
-    if (!lowbit::matches(rules_[i].pattern, name)) continue;
-    matched_[i] = true;
-    return rules_[i].format;
-  }
-  return {};
-}
-
-EncoderLinear EncoderLayers::make(const std::string& name, std::int64_t out, std::int64_t in, LinearRole role) {
+TransformerLinear EncoderLayers::make(const std::string& name, std::int64_t out, std::int64_t in, LinearRole role) {
   const Check check("encoder");
-  const EncoderLinear::Shape shape{.out = out, .in = in, .dtype = dtype_, .role = role, .device = device_};
-  const std::string wanted = precision_of(name);
+  const TransformerLinear::Shape shape{
+      .out = out,
+      .in = in,
+      .dtype = dtype_,
+      .role = role,
+      .activation = role == LinearRole::activate ? Activation::gelu_erf : Activation::none,
+      .device = device_};
+  const std::string wanted = formats_.of(name);
   const bool floating = is_floating(wanted, device_), given = floating && device_ == Device::cpu;
   const DType precision = given ? (wanted == "float32" ? DType::f32 : DType::bf16) : dtype_;
   const std::vector<float> bias = file_->vector(name + ".bias", out);
@@ -251,31 +224,24 @@ EncoderLinear EncoderLayers::make(const std::string& name, std::int64_t out, std
       const std::string format = lowbit::name_of(held.matrix.format);
       check.require(wanted.empty() || wanted == format, file_->path(), ": layer ", in_quotes(name), " is in ", format,
                     " and a rule asks for ", in_quotes(wanted), ": weights are not quantised twice");
-      return EncoderLinear(shape, held.matrix, bias.data());
+      return TransformerLinear(shape, held.matrix, bias.data());
     }
     std::vector<float> weight(static_cast<std::size_t>(out * in));
     lowbit::dequantize(held.matrix, TensorView(weight.data(), DType::f32, {out, in}));
-    return EncoderLinear(shape, weight.data(), bias.data(), precision);
+    return TransformerLinear(shape, weight.data(), bias.data(), precision);
   }
   const std::vector<float> weight = file_->matrix(name + ".weight", out, in);
-  if (floating || wanted.empty()) return EncoderLinear(shape, weight.data(), bias.data(), precision);
-  const std::size_t colon = wanted.find(':');
-  const lowbit::Format format = lowbit::format_named(wanted.substr(0, colon));
-  check.require(format.group == 0 || in % format.group == 0, file_->path(), ": tensor ", in_quotes(name + ".weight"),
-                " is [", out, ", ", in, "]: K = ", in, " is no multiple of ", format.group, ", the group of ",
-                lowbit::name_of(format));
-  const OwnedMatrix quantized(format, out, in);
-  lowbit::QuantizeOptions options;
-  if (colon != std::string::npos) options.rule = lowbit::rule_named(wanted.substr(colon + 1));
-  lowbit::quantize(TensorView(weight.data(), DType::f32, {out, in}), options, quantized.matrix);
-  return EncoderLinear(shape, quantized.matrix, bias.data());
+  if (floating || wanted.empty()) return TransformerLinear(shape, weight.data(), bias.data(), precision);
+  const std::string tensor = text(file_->path(), ": tensor ", in_quotes(name + ".weight"));
+  const OwnedMatrix matrix = quantized(check, tensor, weight.data(), out, in, wanted);
+  return TransformerLinear(shape, matrix.matrix, bias.data());
 }
 
 EncoderProjections EncoderLayers::projections(std::int64_t i) {
   const std::int64_t hidden = config_.hidden;
   bool together = true;
   for (const char* part : kProjections) {
-    const std::string name = prefix(i) + part, wanted = precision_of(name);
+    const std::string name = prefix(i) + part, wanted = formats_.of(name);
     together = together && (wanted.empty() || wanted == name_of(dtype_)) && !file_->stored_low_bit(name);
   }
   if (together) {
@@ -285,25 +251,25 @@ EncoderProjections EncoderLayers::projections(std::int64_t i) {
       file_->append(prefix(i) + part + ".bias", 0, hidden, bias);
     }
     if (device_ == Device::cuda) {
-      const EncoderLinear::Shape shape{.out = 3 * hidden, .in = hidden, .dtype = dtype_, .device = device_};
-      std::vector<EncoderLinear> whole;
+      const TransformerLinear::Shape shape{.out = 3 * hidden, .in = hidden, .dtype = dtype_, .device = device_};
+      std::vector<TransformerLinear> whole;
       whole.emplace_back(shape, matrix.data(), bias.data(), dtype_);
       return EncoderProjections(std::move(whole));
     }
     return EncoderProjections(Linear(matrix.data(), bias.data(), 3 * hidden, hidden, dtype_, dtype_), dtype_);
   }
-  std::vector<EncoderLinear> parts;
+  std::vector<TransformerLinear> parts;
   for (const char* part : kProjections) parts.push_back(make(prefix(i) + part, hidden, hidden, LinearRole::project));
   return EncoderProjections(std::move(parts));
 }
 
-EncoderLinear EncoderLayers::attention_output(std::int64_t i) {
+TransformerLinear EncoderLayers::attention_output(std::int64_t i) {
   return make(prefix(i) + kAttentionOutput, config_.hidden, config_.hidden, LinearRole::sum);
 }
-EncoderLinear EncoderLayers::intermediate(std::int64_t i) {
-  return make(prefix(i) + kIntermediate, config_.intermediate, config_.hidden, LinearRole::gelu);
+TransformerLinear EncoderLayers::intermediate(std::int64_t i) {
+  return make(prefix(i) + kIntermediate, config_.intermediate, config_.hidden, LinearRole::activate);
 }
-EncoderLinear EncoderLayers::output(std::int64_t i) {
+TransformerLinear EncoderLayers::output(std::int64_t i) {
   return make(prefix(i) + kOutput, config_.hidden, config_.intermediate, LinearRole::sum);
 }
 

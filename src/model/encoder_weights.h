@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "heddle/transformer.h"
-#include "model/encoder_linear.h"
+#include "model/encoder_projections.h"
+#include "model/layer_formats.h"
 #include "model/row_ops.h"
+#include "model/transformer_linear.h"
 #include "model/weight_memory.h"
 
 namespace heddle {
@@ -25,11 +27,11 @@ struct LayerNormWeights {
 };
 
 struct EncoderLayer {
-  EncoderProjections qkv;          // hidden -> 3 * hidden: queries, keys, values
-  EncoderLinear attention_output;  // hidden -> hidden
+  EncoderProjections qkv;              // hidden -> 3 * hidden: queries, keys, values
+  TransformerLinear attention_output;  // hidden -> hidden
   LayerNormWeights attention_norm;
-  EncoderLinear intermediate;  // hidden -> intermediate
-  EncoderLinear output;        // intermediate -> hidden
+  TransformerLinear intermediate;  // hidden -> intermediate
+  TransformerLinear output;        // intermediate -> hidden
   LayerNormWeights output_norm;
 
   bool same_formats(const EncoderLayer& other) const {
@@ -62,9 +64,9 @@ class EncoderLayers {
 
   // Of layer i, as the options' rules say.
   EncoderProjections projections(std::int64_t i);
-  EncoderLinear attention_output(std::int64_t i);
-  EncoderLinear intermediate(std::int64_t i);
-  EncoderLinear output(std::int64_t i);
+  TransformerLinear attention_output(std::int64_t i);
+  TransformerLinear intermediate(std::int64_t i);
+  TransformerLinear output(std::int64_t i);
   // For the layers made from now on.
   void set_rules(std::vector<lowbit::LayerRule> rules);
   // Throws Error for a rule that no layer has matched.
@@ -81,15 +83,13 @@ class EncoderLayers {
   const File& file() const { return *file_; }
 
  private:
-  EncoderLinear make(const std::string& name, std::int64_t out, std::int64_t in, LinearRole role);
-  std::string precision_of(const std::string& name);
+  TransformerLinear make(const std::string& name, std::int64_t out, std::int64_t in, LinearRole role);
 
   const EncoderConfig& config_;
   DType dtype_;
   Device device_;
   std::unique_ptr<File> file_;
-  std::vector<lowbit::LayerRule> rules_;
-  std::vector<bool> matched_;
+  LayerFormats formats_;
 };
 
 }  // namespace heddle

@@ -1,9 +1,10 @@
-#include "model/encoder_linear.h"
+#include "model/transformer_linear.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "core/dtypes.h"
+#include "cpu/kernels.h"
 #include "model/row_ops.h"
 
 namespace heddle {
@@ -11,7 +12,7 @@ namespace {
 
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-// Tasks one after the other on the calling thread: the encoder hands out rows itself.
+// Tasks one after the other on the calling thread: callers hand out rows themselves.
 class Inline : public Executor {
  public:
   int workers() const override { return 1; }
@@ -44,7 +45,8 @@ std::size_t bytes_of(const TensorView& view) { return static_cast<std::size_t>(v
 
 }  // namespace
 
-EncoderLinear::EncoderLinear(const Shape& shape, const float* weight, const float* bias, DType precision)
+TransformerLinear::TransformerLinear(const Shape& shape, const float* weight, const float* bias, DType precision,
+                                     const cpu::NormParameters& norm)
     : shape_(shape), format_(name_of(precision)), precision_(precision) {
   if (shape.device == Device::cuda) {
     packed_data_ = WeightMemory(weight, static_cast<std::size_t>(shape.out * shape.in), precision, shape.device);
@@ -55,8 +57,12 @@ EncoderLinear::EncoderLinear(const Shape& shape, const float* weight, const floa
     return;
   }
   library_y_ = shape.role == LinearRole::project && precision == shape.dtype ? shape.dtype : DType::f32;
-  library_ = std::make_unique<Linear>(weight, bias, shape.out, shape.in, precision, library_y_);
-  if (precision != shape.dtype) y_at_ = aligned(size_of(precision) * static_cast<std::size_t>(kLinearRows * shape.in));
+  const std::vector<float> zeros(bias == nullptr ? static_cast<std::size_t>(shape.out) : 0);
+  library_ = std::make_unique<Linear>(weight, bias == nullptr ? zeros.data() : bias, shape.out, shape.in, precision,
+                                      library_y_);
+  hold(norm, DType::f32);
+  if (precision != shape.dtype || norm_ != Norm::none)
+    y_at_ = aligned(size_of(precision) * static_cast<std::size_t>(kLinearRows * shape.in));
   library_at_ = y_at_;
   if (shape.role == LinearRole::project) {
     library_at_ += aligned(size_of(library_y_) * static_cast<std::size_t>(kLinearRows * shape.out));
@@ -64,15 +70,18 @@ EncoderLinear::EncoderLinear(const Shape& shape, const float* weight, const floa
   library_bytes_ = aligned(library_->scratch_bytes());
 }
 
-EncoderLinear::EncoderLinear(const Shape& shape, const lowbit::QuantizedMatrix& weight, const float* bias)
+TransformerLinear::TransformerLinear(const Shape& shape, const lowbit::QuantizedMatrix& weight, const float* bias,
+                                     const cpu::NormParameters& norm)
     : shape_(shape), format_(lowbit::name_of(weight.format)) {
   const bool gpu = shape.device == Device::cuda;
   const WeightOrder order = gpu ? WeightOrder::fragments16 : WeightOrder::rows16;
-  packed_ = packed_storage(weight.format, weight.rows, weight.columns, false, order);
+  const bool gated = shape.activation == Activation::swiglu;
+  packed_ = packed_storage(weight.format, weight.rows, weight.columns, gated, order);
   packed_data_ = WeightMemory(bytes_of(packed_.data));
   packed_.data.data = packed_data_.data();
   pack_weights(weight, packed_);
   hold(bias);
+  hold(norm, shape.dtype);
   if (gpu) {
     packed_data_.move_to(shape.device);
     packed_.data.data = packed_data_.data();
@@ -83,37 +92,71 @@ EncoderLinear::EncoderLinear(const Shape& shape, const lowbit::QuantizedMatrix& 
     library_at_ = aligned(size_of(shape.dtype) * static_cast<std::size_t>(kLinearRows * shape.out));
   }
   // Any data: the query reads none.
-  const TensorView x(bias_.data(), shape.dtype, {kLinearRows, shape.in});
+  const TensorView x(packed_data_.data(), shape.dtype, {kLinearRows, shape.in});
   const LinearOptions options = packed_options();
   library_bytes_ = aligned(linear_forward_workspace(x, packed_, options, inline_runtime()));
 }
 
-void EncoderLinear::hold(const float* bias) {
+void TransformerLinear::hold(const float* bias) {
+  if (bias == nullptr) return;
   bias_ = WeightMemory(bias, static_cast<std::size_t>(shape_.out), shape_.dtype, shape_.device);
 }
 
-LinearOptions EncoderLinear::packed_options() const {
+void TransformerLinear::hold(const cpu::NormParameters& norm, DType dtype) {
+  norm_ = norm.kind;
+  norm_eps_ = norm.eps;
+  const auto held = [&](const float* values) {
+    return values == nullptr ? WeightMemory()
+                             : WeightMemory(values, static_cast<std::size_t>(shape_.in), dtype, shape_.device);
+  };
+  norm_weight_ = held(norm.weight);
+  norm_bias_ = held(norm.bias);
+}
+
+cpu::NormParameters TransformerLinear::library_norm() const {
+  return {norm_, norm_eps_, reinterpret_cast<const float*>(norm_weight_.data()),
+          reinterpret_cast<const float*>(norm_bias_.data())};
+}
+
+LinearOptions TransformerLinear::packed_options() const {
   LinearOptions options;
-  options.activation = shape_.role == LinearRole::gelu ? Activation::gelu_erf : Activation::none;
-  options.bias = TensorView(bias_.data(), shape_.dtype, {shape_.out});
-  options.bias.device = shape_.device;
+  options.activation = shape_.activation;
+  const auto vector = [&](const WeightMemory& held, std::int64_t size) {
+    TensorView view;
+    if (held.size() > 0) view = TensorView(held.data(), shape_.dtype, {size});
+    view.device = shape_.device;
+    return view;
+  };
+  options.bias = vector(bias_, shape_.out);
+  options.norm = norm_;
+  options.norm_eps = static_cast<float>(norm_eps_);
+  options.norm_weight = vector(norm_weight_, shape_.in);
+  options.norm_bias = vector(norm_bias_, shape_.in);
   return options;
 }
 
-std::size_t EncoderLinear::weight_bytes() const {
-  if (library_ != nullptr) return library_->weight_bytes();
-  return packed_data_.size() + bias_.size();
+std::size_t TransformerLinear::weight_bytes() const {
+  const std::size_t norm = norm_weight_.size() + norm_bias_.size();
+  return norm + (library_ != nullptr ? library_->weight_bytes() : packed_data_.size() + bias_.size());
 }
 
-void EncoderLinear::run(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
-                        std::int64_t rows, std::byte* scratch) const {
+void TransformerLinear::run(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
+                            std::int64_t rows, std::byte* scratch) const {
   if (library_ != nullptr) return run_library(x, y, y_stride, rows, scratch);
   run_low_bit(x, residual, y, y_stride, rows, scratch);
 }
 
-void EncoderLinear::run_library(const std::byte* x, std::byte* y, std::int64_t y_stride, std::int64_t rows,
-                                std::byte* scratch) const {
-  if (precision_ != shape_.dtype) {
+void TransformerLinear::run_library(const std::byte* x, std::byte* y, std::int64_t y_stride, std::int64_t rows,
+                                    std::byte* scratch) const {
+  if (norm_ != Norm::none) {
+    const cpu::NormParameters norm = library_norm();
+    const std::size_t from = size_of(shape_.dtype), to = size_of(precision_);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const auto at = static_cast<std::size_t>(i * shape_.in);
+      cpu::kernels().linear.norm_row(norm, x + from * at, shape_.dtype, shape_.in, scratch + to * at, precision_);
+    }
+    x = scratch;
+  } else if (precision_ != shape_.dtype) {
     convert(x, shape_.dtype, rows * shape_.in, scratch);
     x = scratch;
   }
@@ -132,15 +175,15 @@ void EncoderLinear::run_library(const std::byte* x, std::byte* y, std::int64_t y
   }
 }
 
-void EncoderLinear::run_low_bit(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
-                                std::int64_t rows, std::byte* scratch) const {
+void TransformerLinear::run_low_bit(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
+                                    std::int64_t rows, std::byte* scratch) const {
   const DType dtype = shape_.dtype;
   const std::int64_t count = dtype == DType::bf16 ? whole_steps(rows) : rows;
   const bool widened = shape_.role == LinearRole::sum && dtype != DType::f32;
   LinearOptions options = packed_options();
   if (shape_.role == LinearRole::sum) options.residual = TensorView(residual, dtype, {count, shape_.out});
   linear_forward(TensorView(x, dtype, {count, shape_.in}), packed_,
-                 TensorView(widened ? scratch : y, dtype, {count, shape_.out}, {y_stride, 1}), options,
+                 TensorView(widened ? scratch : y, dtype, {count, outputs()}, {y_stride, 1}), options,
                  inline_runtime({scratch + library_at_, library_bytes_}));
   if (widened) convert(scratch, dtype, rows * shape_.out, y);
 }
@@ -155,67 +198,18 @@ TensorView on_gpu(const std::byte* data, DType dtype, std::int64_t rows, std::in
 
 }  // namespace
 
-std::size_t EncoderLinear::gpu_workspace(const std::byte* x, std::int64_t rows) const {
+std::size_t TransformerLinear::gpu_workspace(const std::byte* x, std::int64_t rows) const {
   LinearOptions options = packed_options();
   if (shape_.role == LinearRole::sum) options.residual = on_gpu(x, shape_.dtype, rows, shape_.out, shape_.out);
   return linear_forward_workspace(on_gpu(x, shape_.dtype, rows, shape_.in, shape_.in), packed_, options);
 }
 
-void EncoderLinear::run_on_gpu(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
-                               std::int64_t rows, const Runtime& runtime) const {
+void TransformerLinear::run_on_gpu(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
+                                   std::int64_t rows, const Runtime& runtime) const {
   LinearOptions options = packed_options();
   if (shape_.role == LinearRole::sum) options.residual = on_gpu(residual, shape_.dtype, rows, shape_.out, shape_.out);
   linear_forward(on_gpu(x, shape_.dtype, rows, shape_.in, shape_.in), packed_,
                  on_gpu(y, shape_.dtype, rows, shape_.out, y_stride), options, runtime);
-}
-
-EncoderProjections::EncoderProjections(Linear together, DType dtype)
-    : together_(std::make_unique<Linear>(std::move(together))), format_(name_of(dtype)) {}
-
-EncoderProjections::EncoderProjections(std::vector<EncoderLinear> parts) : parts_(std::move(parts)) {}
-
-const std::string& EncoderProjections::format(int part) const {
-  return together_ != nullptr ? format_ : this->part(part).format();
-}
-
-std::size_t EncoderProjections::weight_bytes(int part) const {
-  if (together_ != nullptr) return together_->weight_bytes() / 3;
-  return this->part(part).weight_bytes() / (parts_.size() == 1 ? 3 : 1);
-}
-
-std::size_t EncoderProjections::weight_bytes() const {
-  std::size_t bytes = together_ != nullptr ? together_->weight_bytes() : 0;
-  for (const EncoderLinear& part : parts_) bytes += part.weight_bytes();
-  return bytes;
-}
-
-std::size_t EncoderProjections::scratch_bytes() const {
-  std::size_t bytes = together_ != nullptr ? together_->scratch_bytes() : 0;
-  for (const EncoderLinear& part : parts_) bytes = std::max(bytes, part.scratch_bytes());
-  return bytes;
-}
-
-void EncoderProjections::run(const std::byte* x, std::byte* y, std::int64_t rows, std::byte* scratch) const {
-  if (together_ != nullptr) return together_->run(x, y, rows, scratch);
-  const std::int64_t stride = 3 * parts_[0].shape().out;
-  for (const EncoderLinear& part : parts_) {
-    part.run(x, nullptr, y, stride, rows, scratch);
-    y += size_of(part.shape().dtype) * static_cast<std::size_t>(part.shape().out);
-  }
-}
-
-std::size_t EncoderProjections::gpu_workspace(const std::byte* x, std::int64_t rows) const {
-  std::size_t bytes = 0;
-  for (const EncoderLinear& part : parts_) bytes = std::max(bytes, part.gpu_workspace(x, rows));
-  return bytes;
-}
-
-void EncoderProjections::run_on_gpu(const std::byte* x, std::byte* y, std::int64_t rows, const Runtime& runtime) const {
-  const std::int64_t stride = static_cast<std::int64_t>(parts_.size()) * parts_[0].shape().out;
-  for (const EncoderLinear& part : parts_) {
-    part.run_on_gpu(x, nullptr, y, stride, rows, runtime);
-    y += size_of(part.shape().dtype) * static_cast<std::size_t>(part.shape().out);
-  }
 }
 
 }  // namespace heddle

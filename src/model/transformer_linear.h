@@ -1,6 +1,7 @@
-// A linear layer of the encoder in the precision that it was given: on the CPU float32 or bfloat16 on the matrix
-// library, or low-bit weights through linear_forward, which has bias, GELU and residual in its epilogue; on a GPU all
-// through linear_forward, weights that are not low-bit in order dense. A call on the CPU runs on the calling thread.
+// A linear layer of a Transformer in the precision that it was given: on the CPU float32 or bfloat16 on the matrix
+// library, or low-bit weights through linear_forward, which has bias, activation and residual in its epilogue; on a GPU
+// all through linear_forward, weights that are not low-bit in order dense. A call on the CPU runs on the calling
+// thread.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cpu/linear_kernels.h"
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
 #include "heddle/runtime.h"
@@ -17,31 +19,37 @@
 
 namespace heddle {
 
-// What y is, of activations x of the encoder's dtype.
+// What y is, of activations x of the model's dtype.
 enum class LinearRole : std::uint8_t {
-  project,  // x W^T + b, of the encoder's dtype
-  gelu,     // gelu(x W^T + b) of the encoder's dtype, from low-bit weights; else x W^T + b in f32
-  sum,      // x W^T + b + residual in f32, from low-bit weights; else without the residual
-  // On a GPU the last two are what low-bit weights give, of the encoder's dtype.
+  project,   // x W^T + b, of the model's dtype
+  activate,  // activation(x W^T + b) of the model's dtype, from low-bit weights; else x W^T + b in f32
+  sum,       // x W^T + b + residual in f32, from low-bit weights; else without the residual
+  // On a GPU the last two are what low-bit weights give, of the model's dtype.
 };
 
-class EncoderLinear {
+class TransformerLinear {
  public:
   struct Shape {
     std::int64_t out = 0, in = 0;
-    DType dtype = DType::f32;  // of the encoder
+    DType dtype = DType::f32;  // of the model
     LinearRole role = LinearRole::project;
+    Activation activation = Activation::none;  // of role activate; swiglu has out / 2 columns
     Device device = Device::cpu;
   };
-  // weight [out, in], bias [out]. `precision`: f32 or bf16, of the products; on a GPU the encoder's dtype.
-  EncoderLinear(const Shape& shape, const float* weight, const float* bias, DType precision);
-  EncoderLinear(const Shape& shape, const lowbit::QuantizedMatrix& weight, const float* bias);
+  // weight [out, in], bias [out] or null. `precision`: f32 or bf16, of the products; on a GPU the model's dtype.
+  // norm: of x in front of the product, on the CPU; low-bit layers round its parameters to the model's dtype.
+  TransformerLinear(const Shape& shape, const float* weight, const float* bias, DType precision,
+                    const cpu::NormParameters& norm = {});
+  TransformerLinear(const Shape& shape, const lowbit::QuantizedMatrix& weight, const float* bias,
+                    const cpu::NormParameters& norm = {});
 
   // Whether activation and residual are in the epilogue.
   bool fused() const { return library_ == nullptr; }
   // "float32", "bfloat16", "float16" or the format's name.
   const std::string& format() const { return format_; }
   const Shape& shape() const { return shape_; }
+  // Columns of y from low-bit weights.
+  std::int64_t outputs() const { return shape_.activation == Activation::swiglu ? shape_.out / 2 : shape_.out; }
   std::size_t weight_bytes() const;
   // On the CPU.
   std::size_t scratch_bytes() const { return library_at_ + library_bytes_; }
@@ -64,6 +72,8 @@ class EncoderLinear {
                    std::int64_t rows, std::byte* scratch) const;
   LinearOptions packed_options() const;
   void hold(const float* bias);
+  void hold(const cpu::NormParameters& norm, DType dtype);
+  cpu::NormParameters library_norm() const;
 
   Shape shape_;
   std::string format_;
@@ -72,36 +82,12 @@ class EncoderLinear {
   DType precision_ = DType::f32, library_y_ = DType::f32;
   PackedWeights packed_;
   WeightMemory packed_data_, bias_;
+  Norm norm_ = Norm::none;
+  double norm_eps_ = 0;
+  WeightMemory norm_weight_, norm_bias_;  // [in], of f32 for the library, else of the model's dtype; or empty
 
-  // Scratch: x in another precision, y on its way, and what the product itself takes.
+  // Scratch: x normalised or in another precision, y on its way, and what the product itself takes.
   std::size_t y_at_ = 0, library_at_ = 0, library_bytes_ = 0;
-};
-
-// Queries, keys and values, beside each other in rows of 3 * hidden: as one product where all three are in the
-// encoder's own precision (on a GPU: one part), else as three.
-class EncoderProjections {
- public:
-  EncoderProjections(Linear together, DType dtype);
-  explicit EncoderProjections(std::vector<EncoderLinear> parts);
-
-  // Of part 0, 1 or 2.
-  const std::string& format(int part) const;
-  std::size_t weight_bytes(int part) const;
-  std::size_t weight_bytes() const;
-  std::size_t scratch_bytes() const;
-  void run(const std::byte* x, std::byte* y, std::int64_t rows, std::byte* scratch) const;
-  // On a GPU.
-  std::size_t gpu_workspace(const std::byte* x, std::int64_t rows) const;
-  void run_on_gpu(const std::byte* x, std::byte* y, std::int64_t rows, const Runtime& runtime) const;
-
- private:
-  const EncoderLinear& part(int index) const {
-    return parts_[parts_.size() == 1 ? 0 : static_cast<std::size_t>(index)];
-  }
-
-  std::unique_ptr<Linear> together_;
-  std::string format_;
-  std::vector<EncoderLinear> parts_;
 };
 
 }  // namespace heddle
