@@ -12,3 +12,4 @@
 #include "heddle/safetensors.h"
 #include "heddle/tensor.h"
 #include "heddle/transformer.h"
+#include "heddle/transformer_block.h"

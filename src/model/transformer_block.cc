@@ -1,0 +1,302 @@
+// One call: rows through qkv, attention over all of them, rows through the rest, 64 at a time on one thread, so that
+// they stay in its cache from layer to layer.
+#include "heddle/transformer_block.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/check.h"
+#include "cpu/kernels.h"
+#include "model/packed_lengths.h"
+#include "model/row_ops.h"
+#include "model/transformer_block_weights.h"
+
+namespace heddle {
+namespace {
+
+std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
+
+Executor& executor_of(const Runtime& runtime) {
+  return runtime.executor != nullptr ? *runtime.executor : default_executor();
+}
+
+// Where everything lies in the workspace. `rows`: the total, up to whole steps of linear layers.
+struct Arrangement {
+  std::size_t x = 0;        // dtype [rows, hidden]: the residual stream
+  std::size_t qkv = 0;      // dtype [rows, (heads + 2 kv_heads) * head]
+  std::size_t context = 0;  // dtype [rows, hidden]: attention's output
+  std::size_t attention = 0, attention_bytes = 0;
+  std::size_t workers = 0, worker_bytes = 0;  // scratch of each worker, at:
+  std::size_t wide = 0;                       //   f32 [kLinearRows, rows of up], where up is not low-bit
+  std::size_t activated = 0;                  //   dtype [kLinearRows, intermediate]
+  std::size_t sums = 0;                       //   f32 [kLinearRows, hidden]
+  std::size_t linear = 0;                     //   scratch of a linear layer
+  std::size_t bytes = 0;
+};
+
+}  // namespace
+
+class TransformerBlock::Call {
+ public:
+  Call(const Weights& weights, std::int64_t total, const Runtime& runtime)
+      : weights_(weights),
+        options_(weights.options),
+        element_(size_of(options_.dtype)),
+        qkv_columns_(weights.qkv.shape().out),
+        total_(total),
+        executor_(executor_of(runtime)) {}
+
+  std::size_t attention_bytes(std::int64_t rows, const TensorView& cu_seqlens) const {
+    Runtime runtime;
+    runtime.executor = &executor_;
+    // Only shapes matter to the query, but data must not be null.
+    const auto* some = reinterpret_cast<const std::byte*>(this);
+    return attention_forward_workspace(
+        heads(some, rows, options_.heads, qkv_columns_), heads(some, rows, options_.kv_heads, qkv_columns_),
+        heads(some, rows, options_.kv_heads, qkv_columns_), attention_options(cu_seqlens), runtime);
+  }
+
+  Arrangement arrange(std::size_t attention_bytes) const {
+    Arrangement plan;
+    std::size_t at = 0;
+    const auto place = [&at](std::size_t bytes) {
+      const std::size_t here = at;
+      at += aligned(bytes);
+      return here;
+    };
+    const auto rows = static_cast<std::size_t>(round_up(total_, kLinearRowStep));
+    const auto hidden = static_cast<std::size_t>(options_.hidden);
+    plan.x = place(rows * hidden * element_);
+    plan.qkv = place(rows * static_cast<std::size_t>(qkv_columns_) * element_);
+    plan.context = place(rows * hidden * element_);
+    plan.attention = place(attention_bytes);
+    plan.attention_bytes = attention_bytes;
+    plan.workers = at;
+
+    at = 0;
+    std::size_t linear = 0;
+    for (const TransformerLinear* layer : {&weights_.qkv, &weights_.out, &weights_.up, &weights_.down}) {
+      linear = std::max(linear, layer->scratch_bytes());
+    }
+    const auto wide = static_cast<std::size_t>(weights_.up.fused() ? 0 : weights_.up.shape().out);
+    plan.wide = place(sizeof(float) * kLinearRows * wide);
+    plan.activated = place(element_ * kLinearRows * static_cast<std::size_t>(options_.intermediate));
+    plan.sums = place(sizeof(float) * kLinearRows * hidden);
+    plan.linear = place(linear);
+    plan.worker_bytes = at;
+    plan.bytes = plan.workers + plan.worker_bytes * static_cast<std::size_t>(executor_.workers());
+    return plan;
+  }
+
+  void run(const TensorView& x, const TensorView& cu_seqlens, const TensorView& y, const Arrangement& plan,
+           std::byte* workspace) {
+    plan_ = plan;
+    workspace_ = workspace;
+    over_rows([&](std::int64_t first, std::int64_t rows, int worker) {
+      std::byte* stream = row(plan_.x, first, options_.hidden);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        std::memcpy(stream + row_bytes() * static_cast<std::size_t>(i), outside(x, first + i), row_bytes());
+      }
+      weights_.qkv.run(stream, nullptr, row(plan_.qkv, first, qkv_columns_), qkv_columns_, rows,
+                       worker_at(worker) + plan_.linear);
+    });
+    attend(cu_seqlens);
+    over_rows([&](std::int64_t first, std::int64_t rows, int worker) {
+      std::byte* stream = row(plan_.x, first, options_.hidden);
+      add(weights_.out, weights_.norm1, row(plan_.context, first, options_.hidden), stream, rows, worker);
+      add(weights_.down, weights_.norm2, feed_forward(stream, rows, worker), stream, rows, worker);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        std::memcpy(outside(y, first + i), stream + row_bytes() * static_cast<std::size_t>(i), row_bytes());
+      }
+    });
+  }
+
+ private:
+  // [rows, heads, head], as attention sees it.
+  TensorView heads(const std::byte* data, std::int64_t rows, std::int64_t count, std::int64_t stride) const {
+    return TensorView(data, options_.dtype, {rows, count, weights_.head()}, {stride, weights_.head(), 1});
+  }
+
+  AttentionOptions attention_options(const TensorView& cu_seqlens) const {
+    AttentionOptions options;
+    options.causal = options_.causal;
+    options.cu_seqlens_q = options.cu_seqlens_k = cu_seqlens;
+    options.batch_invariant = true;
+    return options;
+  }
+
+  void attend(const TensorView& cu_seqlens) const {
+    Runtime runtime;
+    runtime.executor = &executor_;
+    runtime.workspace = {workspace_ + plan_.attention, plan_.attention_bytes};
+    const std::byte* q = workspace_ + plan_.qkv;
+    const std::byte* k = q + element_ * static_cast<std::size_t>(options_.heads * weights_.head());
+    const std::byte* v = k + element_ * static_cast<std::size_t>(options_.kv_heads * weights_.head());
+    attention_forward(heads(q, total_, options_.heads, qkv_columns_), heads(k, total_, options_.kv_heads, qkv_columns_),
+                      heads(v, total_, options_.kv_heads, qkv_columns_),
+                      heads(workspace_ + plan_.context, total_, options_.heads, options_.hidden), {},
+                      attention_options(cu_seqlens), runtime);
+  }
+
+  const std::byte* feed_forward(const std::byte* x, std::int64_t rows, int worker) const {
+    std::byte* scratch = worker_at(worker);
+    std::byte* activated = scratch + plan_.activated;
+    const TransformerLinear& up = weights_.up;
+    if (up.fused()) {
+      up.run(x, nullptr, activated, options_.intermediate, rows, scratch + plan_.linear);
+      return activated;
+    }
+    up.run(x, nullptr, scratch + plan_.wide, up.shape().out, rows, scratch + plan_.linear);
+    const auto* wide = reinterpret_cast<const float*>(scratch + plan_.wide);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      cpu::kernels().linear.activate_row(options_.activation, wide + i * up.shape().out, up.shape().out,
+                                         activated + element_ * static_cast<std::size_t>(i * options_.intermediate),
+                                         options_.dtype);
+    }
+    return activated;
+  }
+
+  // The stream becomes stream + input W^T + b, and its norm where that is behind.
+  void add(const TransformerLinear& layer, const HeldNorm& norm, const std::byte* input, std::byte* stream,
+           std::int64_t rows, int worker) const {
+    std::byte* scratch = worker_at(worker);
+    auto* sums = reinterpret_cast<float*>(scratch + plan_.sums);
+    const std::int64_t hidden = options_.hidden;
+    layer.run(input, stream, scratch + plan_.sums, hidden, rows, scratch + plan_.linear);
+    if (!layer.fused()) accumulate(stream, rows * hidden, options_.dtype, sums);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const float* from = sums + i * hidden;
+      std::byte* to = stream + row_bytes() * static_cast<std::size_t>(i);
+      if (norm.kind != Norm::none) {
+        cpu::kernels().linear.norm_row(norm.parameters(), reinterpret_cast<const std::byte*>(from), DType::f32, hidden,
+                                       to, options_.dtype);
+      } else {
+        cpu::kernels().store_row(from, hidden, to, options_.dtype, 1);
+      }
+    }
+  }
+
+  std::size_t row_bytes() const { return element_ * static_cast<std::size_t>(options_.hidden); }
+  std::byte* worker_at(int worker) const {
+    return workspace_ + plan_.workers + plan_.worker_bytes * static_cast<std::size_t>(worker);
+  }
+  std::byte* row(std::size_t buffer, std::int64_t index, std::int64_t columns) const {
+    return workspace_ + buffer + static_cast<std::size_t>(index * columns) * element_;
+  }
+  // Row `index` of the caller's x or y.
+  std::byte* outside(const TensorView& view, std::int64_t index) const {
+    return static_cast<std::byte*>(view.data) + index * view.stride[0] * static_cast<std::int64_t>(element_);
+  }
+
+  // Calls block(first row, rows, worker) over all rows. Few rows are split finer, to keep every worker busy.
+  template <class Block>
+  void over_rows(const Block& block) const {
+    const std::int64_t step = total_ >= kLinearRows * executor_.workers() ? kLinearRows : kLinearRowStep;
+    executor_.parallel_for((total_ + step - 1) / step, [&](std::int64_t index, int worker) {
+      block(index * step, std::min(step, total_ - index * step), worker);
+    });
+  }
+
+  const Weights& weights_;
+  const TransformerBlockOptions& options_;
+  const std::size_t element_;
+  const std::int64_t qkv_columns_, total_;
+  Executor& executor_;
+  std::byte* workspace_ = nullptr;
+  Arrangement plan_;
+};
+
+TransformerBlock::TransformerBlock(const TransformerBlockOptions& options, const TransformerBlockWeights& weights)
+    : weights_(Weights::make(options, weights)) {}
+TransformerBlock::TransformerBlock(TransformerBlock&&) noexcept = default;
+TransformerBlock& TransformerBlock::operator=(TransformerBlock&&) noexcept = default;
+TransformerBlock::~TransformerBlock() = default;
+
+const TransformerBlockOptions& TransformerBlock::options() const { return weights_->options; }
+
+std::vector<EncoderLayerInfo> TransformerBlock::layers() const {
+  std::vector<EncoderLayerInfo> out;
+  const Weights& w = *weights_;
+  const std::pair<const char*, const TransformerLinear*> layers[] = {
+      {"qkv", &w.qkv}, {"out", &w.out}, {"up", &w.up}, {"down", &w.down}};
+  for (const auto& layer : layers) {
+    const TransformerLinear& held = *layer.second;
+    out.push_back({layer.first, held.format(), held.shape().out, held.shape().in, held.weight_bytes()});
+  }
+  return out;
+}
+
+std::size_t TransformerBlock::weight_bytes() const {
+  std::size_t bytes = 0;
+  for (const EncoderLayerInfo& layer : layers()) bytes += layer.weight_bytes;
+  for (const HeldNorm* norm : {&weights_->norm1, &weights_->norm2}) bytes += norm->weight.size() + norm->bias.size();
+  return bytes;
+}
+
+std::size_t TransformerBlock::workspace(std::int64_t total, std::int64_t sequences, std::int64_t longest,
+                                        const Runtime& runtime) const {
+  const Check check("transformer_block_workspace");
+  check.require(total >= 0 && total <= INT32_MAX, "total is ", total, ": it must be from 0 to 2^31 - 1");
+  check.require(sequences >= 0 && sequences < INT32_MAX, "sequences is ", sequences, ": it must be from 0 to 2^31 - 2");
+  check.require(longest >= 0 && longest <= INT32_MAX, "longest is ", longest, ": it must be from 0 to 2^31 - 1");
+  check.require(total == 0 || longest > 0, "longest is 0: ", total, " rows need a longer sequence");
+  check.require(total == 0 || (total - 1) / longest < sequences, sequences, " sequences of at most ", longest,
+                " rows cannot hold ", total);
+  if (total == 0) return 0;
+  const Call call(*weights_, total, runtime);
+  const auto attention_bytes = [&](const std::vector<std::int32_t>& cu_seqlens) {
+    const auto entries = static_cast<std::int64_t>(cu_seqlens.size());
+    return call.attention_bytes(cu_seqlens.back(), TensorView(cu_seqlens.data(), DType::i32, {entries}));
+  };
+  return call.arrange(most_attention_bytes(total, sequences, longest, executor_of(runtime).workers(), attention_bytes))
+      .bytes;
+}
+
+void TransformerBlock::forward(const TensorView& x, const TensorView& cu_seqlens, const TensorView& y,
+                               const Runtime& runtime) const {
+  const Check check("transformer_block");
+  const TransformerBlockOptions& options = weights_->options;
+  const auto rows = [&](const TensorView& view, const char* name) {
+    check.require(view.device == Device::cpu, name, " is on a GPU: a TransformerBlock runs on the CPU");
+    check.tensor(view, name, options.dtype, Device::cpu, 2, "x");
+    check.require(view.shape[1] == options.hidden, name, " is ", view, ": it must be [total, ", options.hidden,
+                  "], the block's hidden");
+    check.require(view.shape[1] == 1 || view.stride[1] == 1, name, "'s last dimension has stride ", view.stride[1],
+                  ": it must be 1");
+    check.addressable(view, name);
+  };
+  rows(x, "x");
+  rows(y, "y");
+  check.require(x.shape == y.shape, "y is ", y, ": it must be ", x, ", as x");
+  check.not_overlapping(y, "y");
+  check.require(cu_seqlens.device == Device::cpu, "cu_seqlens is on a GPU: a TransformerBlock runs on the CPU");
+  check.tensor(cu_seqlens, "cu_seqlens", DType::i32, Device::cpu, 1, "x");
+  check.require(cu_seqlens.contiguous(), "cu_seqlens must be contiguous");
+  const std::int64_t total = x.shape[0], sequences = cu_seqlens.shape[0] - 1;
+  check.require(total <= INT32_MAX, "x has ", total, " rows: at most 2^31 - 1 can be packed");
+  check.require(sequences >= 0, "cu_seqlens is empty: it holds one offset more than sequences");
+  check.addressable(cu_seqlens, "cu_seqlens");
+  const auto* offsets = static_cast<const std::int32_t*>(cu_seqlens.data);
+  check.require(offsets[0] == 0, "cu_seqlens begins with ", offsets[0], ": it must begin with 0");
+  for (std::int64_t i = 0; i < sequences; ++i) {
+    check.require(offsets[i + 1] >= offsets[i], "cu_seqlens decreases from ", offsets[i], " to ", offsets[i + 1],
+                  " at sequence ", i);
+  }
+  check.require(offsets[sequences] == total, "cu_seqlens ends with ", offsets[sequences], ": it must end with ", total,
+                ", the rows of x");
+  if (total == 0) return;
+
+  Call call(*weights_, total, runtime);
+  const Arrangement plan = call.arrange(call.attention_bytes(total, cu_seqlens));
+  check.require(runtime.workspace.data != nullptr && runtime.workspace.bytes >= plan.bytes, "the workspace has ",
+                runtime.workspace.data != nullptr ? runtime.workspace.bytes : 0, " bytes: ", plan.bytes,
+                " are needed, and TransformerBlock::workspace() says how many always suffice");
+  check.require(reinterpret_cast<std::uintptr_t>(runtime.workspace.data) % 64 == 0,
+                "the workspace must be aligned to 64 bytes");
+  call.run(x, cu_seqlens, y, plan, static_cast<std::byte*>(runtime.workspace.data));
+}
+
+}  // namespace heddle

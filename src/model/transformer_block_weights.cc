@@ -1,0 +1,157 @@
+#include "model/transformer_block_weights.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "core/check.h"
+#include "core/dtypes.h"
+#include "model/in_quotes.h"
+#include "model/layer_formats.h"
+
+namespace heddle {
+namespace {
+
+// Bounds that keep every product of two sizes far below 2^63.
+constexpr std::int64_t kMaxSize = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxHeadSize = 256;
+
+float rounded_to(float value, DType dtype) { return dtype == DType::bf16 ? bf16_to_f32(f32_to_bf16(value)) : value; }
+
+class BlockMaker {
+ public:
+  explicit BlockMaker(const TransformerBlockOptions& options)
+      : options_(checked(options)), formats_(options.layers, {"float32", "bfloat16"}) {}
+
+  const TransformerBlockOptions& options() const { return options_; }
+
+  // Rounded to the block's dtype; empty where it is not given and need not be.
+  std::vector<float> vector(const TensorView& view, const std::string& name, std::int64_t size, bool required) const {
+    if (!view.given() && !required) return {};
+    return values(view, name, TensorView(nullptr, DType::f32, {size}), options_.dtype);
+  }
+
+  HeldNorm norm(const TensorView& weight, const TensorView& bias, const std::string& name) const {
+    check_.require(!bias.given() || options_.norm == Norm::layer_norm, name, "_bias is given and norm is ",
+                   name_of(options_.norm), ": only layer_norm has one");
+    const auto held = [](const std::vector<float>& values) {
+      return values.empty() ? WeightMemory() : WeightMemory(values.data(), values.size(), DType::f32, Device::cpu);
+    };
+    return {options_.norm, options_.eps, held(vector(weight, name, options_.hidden, true)),
+            held(vector(bias, name + "_bias", options_.hidden, false))};
+  }
+
+  struct LayerOf {
+    const char* name;
+    const TensorView &weight, &bias;
+    std::int64_t out, in;
+    LinearRole role;
+  };
+  TransformerLinear layer(const LayerOf& of, const cpu::NormParameters& norm = {}) {
+    const std::string name = of.name, wanted = formats_.of(name);
+    const TransformerLinear::Shape shape{
+        .out = of.out,
+        .in = of.in,
+        .dtype = options_.dtype,
+        .role = of.role,
+        .activation = of.role == LinearRole::activate ? options_.activation : Activation::none};
+    const bool low_bit = !wanted.empty() && wanted != "float32" && wanted != "bfloat16";
+    const DType precision = wanted.empty() ? options_.dtype : wanted == "bfloat16" ? DType::bf16 : DType::f32;
+    const std::vector<float> weight =
+        values(of.weight, name, TensorView(nullptr, DType::f32, {of.out, of.in}), precision);
+    const std::vector<float> bias = vector(of.bias, name + "_bias", of.out, false);
+    const float* bias_data = bias.empty() ? nullptr : bias.data();
+    if (!low_bit) return TransformerLinear(shape, weight.data(), bias_data, precision, norm);
+    const OwnedMatrix matrix = quantized(check_, name, weight.data(), of.out, of.in, wanted);
+    return TransformerLinear(shape, matrix.matrix, bias_data, norm);
+  }
+
+  void require_all_matched() const { formats_.require_all_matched(check_, "qkv, out, up and down"); }
+
+ private:
+  TransformerBlockOptions checked(TransformerBlockOptions o) const {
+    const auto size = [&](std::int64_t value, const char* name) {
+      check_.require(value >= 1 && value <= kMaxSize, name, " is ", value, ": it must be from 1 to ", kMaxSize);
+    };
+    size(o.hidden, "hidden");
+    size(o.heads, "heads");
+    size(o.intermediate, "intermediate");
+    check_.require(o.hidden % o.heads == 0, "hidden is ", o.hidden, ": it must be a multiple of heads, ", o.heads);
+    check_.require(o.hidden / o.heads <= kMaxHeadSize, "heads of ", o.hidden / o.heads, " elements: at most ",
+                   kMaxHeadSize, " are supported; hidden is ", o.hidden, ", heads ", o.heads);
+    check_.require(o.kv_heads >= 0 && (o.kv_heads == 0 || o.heads % o.kv_heads == 0), "kv_heads is ", o.kv_heads,
+                   ": it must divide heads, ", o.heads, ", or be 0 for as many");
+    if (o.kv_heads == 0) o.kv_heads = o.heads;
+    check_.require(o.norm == Norm::layer_norm || o.norm == Norm::rms_norm, "norm is ", name_of(o.norm),
+                   ": it must be layer_norm or rms_norm");
+    check_.require(o.activation > Activation::none && o.activation <= Activation::swiglu, "activation is ",
+                   name_of(o.activation), ": it must be relu, gelu_erf, gelu_tanh, silu or swiglu");
+    check_.require(o.causal <= Causal::bottom_right, "causal is ", static_cast<int>(o.causal),
+                   ": it must be none, top_left or bottom_right");
+    check_.require(std::isfinite(o.eps) && o.eps >= 0, "eps is ", static_cast<double>(o.eps),
+                   ": it must be finite and not negative");
+    check_.require(o.dtype == DType::f32 || o.dtype == DType::bf16, "dtype is ", name_of(o.dtype),
+                   ": it must be float32 or bfloat16");
+    return o;
+  }
+
+  // Rounded to `dtype`, all finite there.
+  std::vector<float> values(const TensorView& view, const std::string& name, const TensorView& expected,
+                            DType dtype) const {
+    check_.require(view.given(), name, " is missing: it must be ", expected);
+    check_.require(view.device == Device::cpu, name, " is on a GPU: a block's weights are given in the CPU's memory");
+    check_.require(view.rank == expected.rank && view.shape == expected.shape, name, " is ", view, ": it must be ",
+                   expected, " for hidden ", options_.hidden, ", heads ", options_.heads, ", kv_heads ",
+                   options_.kv_heads, ", intermediate ", options_.intermediate, " and ", name_of(options_.activation));
+    check_.require(view.dtype == DType::f32 || view.dtype == DType::f16 || view.dtype == DType::bf16, name, " is ",
+                   name_of(view.dtype), ": it must be float32, float16 or bfloat16");
+    check_.addressable(view, name.c_str());
+    std::vector<float> out(static_cast<std::size_t>(view.elements()));
+    const std::int64_t columns = view.shape[view.rank - 1], rows = view.elements() / columns;
+    const std::int64_t row_stride = view.rank == 2 ? view.stride[0] : 0, stride = view.stride[view.rank - 1];
+    float* to = out.data();
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns; ++j, ++to) {
+        const float value = load_element(view.data, view.dtype, i * row_stride + j * stride);
+        *to = rounded_to(value, dtype);
+        if (!std::isfinite(*to)) refuse(name, view.rank == 2 ? text(i, ", ", j) : text(j), value, dtype);
+      }
+    }
+    return out;
+  }
+
+  void refuse(const std::string& name, const std::string& at, float value, DType dtype) const {
+    check_.require(false, name, " holds ", value, " at [", at, "]: weights must be finite in ", name_of(dtype));
+  }
+
+  const Check check_{"transformer_block"};
+  const TransformerBlockOptions options_;
+  LayerFormats formats_;
+};
+
+}  // namespace
+
+std::unique_ptr<const TransformerBlock::Weights> TransformerBlock::Weights::make(const TransformerBlockOptions& options,
+                                                                                 const TransformerBlockWeights& given) {
+  BlockMaker maker(options);
+  const TransformerBlockOptions& o = maker.options();
+  HeldNorm norm1 = maker.norm(given.norm1, given.norm1_bias, "norm1");
+  HeldNorm norm2 = maker.norm(given.norm2, given.norm2_bias, "norm2");
+  const auto front = [&](const HeldNorm& norm) { return o.norm_first ? norm.parameters() : cpu::NormParameters(); };
+  const std::int64_t h = o.hidden, up_rows = o.activation == Activation::swiglu ? 2 * o.intermediate : o.intermediate;
+  const std::int64_t qkv_rows = (o.heads + 2 * o.kv_heads) * (h / o.heads);
+  TransformerLinear qkv =
+      maker.layer({"qkv", given.qkv, given.qkv_bias, qkv_rows, h, LinearRole::project}, front(norm1));
+  TransformerLinear out = maker.layer({"out", given.out, given.out_bias, h, h, LinearRole::sum});
+  TransformerLinear up = maker.layer({"up", given.up, given.up_bias, up_rows, h, LinearRole::activate}, front(norm2));
+  TransformerLinear down = maker.layer({"down", given.down, given.down_bias, h, o.intermediate, LinearRole::sum});
+  maker.require_all_matched();
+  if (o.norm_first) {  // the layers have copied them
+    norm1 = HeldNorm();
+    norm2 = HeldNorm();
+  }
+  return std::unique_ptr<const Weights>(new Weights{o, std::move(qkv), std::move(out), std::move(up), std::move(down),
+                                                    std::move(norm1), std::move(norm2)});
+}
+
+}  // namespace heddle
