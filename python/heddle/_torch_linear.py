@@ -28,17 +28,13 @@ _LIBRARY.define(
 _BOTH_WAYS = ("cpu", "reference", "cublaslt")
 
 
-def _parts(weights, kept, options):
-    return (*options[:5], weights, kept)
-
-
 def _native_options(bias, residual, norm_weight, norm_bias, options):
     activation, norm, eps, int8_x, batch_invariant, force = options[5:]
     return (activation, bias, residual, norm, norm_weight, norm_bias, eps, int8_x, batch_invariant, force)
 
 
-def _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, kept, *options):
-    rows, columns, gated = options[1:4]
+def _result(x, options):
+    _, rows, columns, gated, _ = options[:5]
     shape = x.shape
     if len(shape) == 0 or shape[-1] != columns:
         raise ValueError(f"[linear_forward] x is {list(shape)} and weights have {columns} columns: x must be "
@@ -46,10 +42,14 @@ def _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, kept, *opt
     return x.new_empty((*shape[:-1], rows // 2 if gated else rows))
 
 
+def _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, kept, *options):
+    return _result(x, options)
+
+
 def _forward(x, bias, residual, norm_weight, norm_bias, weights, kept, *options):
-    y = _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, kept, *options)
+    y = _result(x, options)
     items = _native_options(bias, residual, norm_weight, norm_bias, options)
-    native(_heddle.linear_forward, x, _parts(weights, kept, options), y, items)
+    native(_heddle.linear_forward, x, (*options[:5], weights, kept), y, items)
     return y
 
 
@@ -66,7 +66,7 @@ def _backward(dy, x, bias, norm_weight, norm_bias, weights, kept, wanted, *optio
         dy = dy.contiguous()
     force = options[-1] if options[-1] in _BOTH_WAYS else ""
     items = _native_options(bias, None, norm_weight, norm_bias, (*options[:-1], force))
-    native(_heddle.linear_backward, dy, x, _parts(weights, kept, options), written, items)
+    native(_heddle.linear_backward, dy, x, (*options[:5], weights, kept), written, items)
     return gradients
 
 
@@ -142,10 +142,12 @@ def linear(x, bias, residual, norm_weight, norm_bias, weights, kept, options):
         if any(t is not None and t.requires_grad for t in (x, norm_weight, norm_bias, bias)):
             x, options = _torch_norm(x, norm_weight, norm_bias, options)
             norm_weight = norm_bias = None
-    others = [t for t in (bias, residual, norm_weight, norm_bias) if t is not None]
-    if watched() or not plain(x) or not all(map(plain, others)):
+    direct, needs = not watched() and plain(x), x.requires_grad
+    for other in (bias, residual, norm_weight, norm_bias):
+        if other is not None:
+            direct, needs = direct and plain(other), needs or other.requires_grad
+    if not direct:
         return torch.ops.heddle.linear_forward(x, bias, residual, norm_weight, norm_bias, weights, kept, *options)
-    needs = x.requires_grad or any(t.requires_grad for t in others)
     if needs and torch.is_grad_enabled():
         return _Linear.apply(x, bias, residual, norm_weight, norm_bias, weights, kept, *options)
     if needs:

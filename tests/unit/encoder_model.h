@@ -30,10 +30,11 @@ inline const std::vector<int> kLengths = {17, 1, 0, 66, 33, 5, 40};
 struct Input {
   std::vector<std::int32_t> ids, cu_seqlens = {0};
 
-  explicit Input(const std::vector<int>& lengths) {
-    std::mt19937 random(7);
+  explicit Input(const std::vector<int>& lengths, std::int64_t vocabulary = kConfig.vocabulary,
+                 std::uint32_t seed = 7) {
+    std::mt19937 random(seed);
     for (const int length : lengths) {
-      for (int i = 0; i < length; ++i) ids.push_back(static_cast<std::int32_t>(random() % kConfig.vocabulary));
+      for (int i = 0; i < length; ++i) ids.push_back(static_cast<std::int32_t>(random() % vocabulary));
       cu_seqlens.push_back(static_cast<std::int32_t>(ids.size()));
     }
   }

@@ -14,12 +14,14 @@
 #include "heddle/runtime.h"
 #include "heddle/transformer.h"
 #include "kit/device_mirror.h"
+#include "unit/encoder_model.h"
 #include "unit/model_files.h"
 #include "unit/plain_encoder.h"
 
 namespace heddle {
 namespace {
 
+using test::max_error;
 using test::ModelFolder;
 using test::PlainEncoder;
 using test::Rows;
@@ -39,28 +41,9 @@ double exact(double value) { return value; }
 float to_f32(float value) { return value; }
 float to_bf16(float value) { return bf16_to_f32(f32_to_bf16(value)); }
 
-struct Input {
-  std::vector<std::int32_t> ids, cu_seqlens = {0};
-
-  explicit Input(const std::vector<int>& lengths, std::uint32_t seed = 7) {
-    std::mt19937 random(seed);
-    for (const int length : lengths) {
-      for (int i = 0; i < length; ++i) ids.push_back(static_cast<std::int32_t>(random() % kSmall.vocabulary));
-      cu_seqlens.push_back(static_cast<std::int32_t>(ids.size()));
-    }
-  }
-  std::int64_t total() const { return static_cast<std::int64_t>(ids.size()); }
-  std::int64_t sequences() const { return static_cast<std::int64_t>(cu_seqlens.size()) - 1; }
-  std::int64_t longest() const {
-    std::int64_t out = 0;
-    for (std::int64_t i = 0; i < sequences(); ++i) {
-      out = std::max<std::int64_t>(out, cu_seqlens[i + 1] - cu_seqlens[i]);
-    }
-    return out;
-  }
-  std::vector<std::int32_t> sequence(std::int64_t i) const {
-    return {ids.begin() + cu_seqlens[i], ids.begin() + cu_seqlens[i + 1]};
-  }
+struct Input : test::Input {
+  explicit Input(const std::vector<int>& lengths, std::uint32_t seed = 7)
+      : test::Input(lengths, kSmall.vocabulary, seed) {}
 };
 
 struct Output {
@@ -83,15 +66,6 @@ Output encode(const Encoder& encoder, const Input& input, Executor* executor = n
                  TensorView(out.hidden.data(), DType::f32, {input.total(), kSmall.hidden}), normalize, runtime,
                  &out.times);
   return out;
-}
-
-double max_error(const std::vector<double>& expected, const std::vector<float>& found) {
-  double error = 0;
-  for (std::size_t i = 0; i < expected.size(); ++i) {
-    const double one = std::abs(expected[i] - found[i]);
-    if (!(one <= error)) error = one;  // NaN stays
-  }
-  return error;
 }
 
 class EncoderAccuracy : public testing::TestWithParam<std::tuple<DType, std::string>> {};

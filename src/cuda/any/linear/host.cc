@@ -91,6 +91,11 @@ double rows_seconds(const LinearProblem& p) {
   return kLaunch + 4.0 * static_cast<double>(p.M) * static_cast<double>(p.K) / kBytesASecond;
 }
 
+double activation_seconds(const LinearProblem& p) {
+  if (p.activation == Activation::none || p.activation == Activation::relu) return 0.0;
+  return 7.5e-12 * static_cast<double>(p.M) * static_cast<double>(p.N);
+}
+
 Output output_of(const LinearProblem& p) {
   Output out{};
   out.row_scales = reinterpret_cast<const float*>(p.fragment_data);

@@ -34,6 +34,9 @@ constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 
 // Seconds of the pass over x: a launch, and what it reads and writes.
 double rows_seconds(const LinearProblem& problem);
 
+// Seconds of an activation, which nothing hides: gelu_tanh was measured on an H200, the others call functions as long.
+double activation_seconds(const LinearProblem& problem);
+
 // An instantiation, and what was measured of it on an H200.
 template <class Variant>
 struct Measured {

@@ -74,7 +74,8 @@ std::size_t x_bytes(const LinearProblem& p) {
 }
 
 double estimate(const LinearProblem& p, int /*workers*/) {
-  return nothing(p) ? 0.0 : choice(p).seconds + (normed(p) ? rows_seconds(p) : 0.0);
+  if (nothing(p)) return 0.0;
+  return choice(p).seconds + activation_seconds(p) + (normed(p) ? rows_seconds(p) : 0.0);
 }
 
 std::size_t workspace(const LinearProblem& p, int /*workers*/) {

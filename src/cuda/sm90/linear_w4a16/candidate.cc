@@ -46,15 +46,9 @@ std::size_t x_bytes(const LinearProblem& p) {
   return normed(p) ? sm90::linear::aligned(static_cast<std::size_t>(p.M * pitch_of(p)) * size_of(p.dtype)) : 0;
 }
 
-// Nothing hides the epilogue: gelu_tanh was measured, the others call functions as long.
-double activation_seconds(const LinearProblem& p) {
-  if (p.activation == Activation::none || p.activation == Activation::relu) return 0.0;
-  return 7.5e-12 * static_cast<double>(p.M) * static_cast<double>(p.N);
-}
-
 double estimate(const LinearProblem& p, int /*workers*/) {
   if (nothing(p)) return 0.0;
-  return choice(p).seconds + activation_seconds(p) + (normed(p) ? sm90::linear::rows_seconds(p) : 0.0);
+  return choice(p).seconds + sm90::linear::activation_seconds(p) + (normed(p) ? sm90::linear::rows_seconds(p) : 0.0);
 }
 
 std::size_t workspace(const LinearProblem& p, int /*workers*/) {

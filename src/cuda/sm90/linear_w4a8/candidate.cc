@@ -54,8 +54,9 @@ std::string supports(const LinearProblem& p) {
 bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
 
 double estimate(const LinearProblem& p, int /*workers*/) {
-  return nothing(p) ? 0.0
-                    : sm90::linear::rows_seconds(p) + with_choice(p, [](const auto& chosen) { return chosen.seconds; });
+  if (nothing(p)) return 0.0;
+  return sm90::linear::rows_seconds(p) + sm90::linear::activation_seconds(p) +
+         with_choice(p, [](const auto& chosen) { return chosen.seconds; });
 }
 
 // x in e4m3, its scales, partial sums.
