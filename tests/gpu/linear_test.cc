@@ -6,76 +6,13 @@
 
 #include "core/check.h"
 #include "core/dtypes.h"
+#include "gpu/layer_on_gpu.h"
 #include "heddle/linear.h"
 #include "kit/device_mirror.h"
 #include "kit/linear_layer.h"
 
 namespace heddle::kit {
 namespace {
-
-// A layer's tensors on the GPU. `poison` fills the workspace: what it held before must not matter.
-class LayerOnGpu {
- public:
-  // force: a candidate's name.
-  explicit LayerOnGpu(const LinearLayer& layer, const char* force = "")
-      : y_(layer.output()),
-        x(layer.x),
-        bias(layer.bias),
-        residual(layer.residual),
-        norm_weight(layer.norm_weight),
-        norm_bias(layer.norm_bias),
-        y(y_),
-        weights(layer.packed.weights()),
-        memory_(static_cast<std::size_t>(weights.data.shape[0])),
-        layer_(layer),
-        force_(force) {
-    memory_.write(0, weights.data.data, memory_.bytes());
-    weights.data.data = memory_.data();
-    weights.device = weights.data.device = Device::cuda;
-  }
-
-  LinearOptions options(bool in_place = false) const {
-    LinearOptions options = layer_.options();
-    options.force = force_;
-    if (options.bias.given()) options.bias = bias.view();
-    if (options.residual.given()) options.residual = in_place ? y.view() : residual.view();
-    if (options.norm_weight.given()) options.norm_weight = norm_weight.view();
-    if (options.norm_bias.given()) options.norm_bias = norm_bias.view();
-    return options;
-  }
-
-  std::size_t workspace(const LinearOptions& options) const {
-    return linear_forward_workspace(x.view(), weights, options);
-  }
-  void launch(const LinearOptions& options, const DeviceStream& stream, const DeviceMemory& scratch) const {
-    Runtime runtime;
-    runtime.stream = stream.get();
-    runtime.workspace = {scratch.data(), scratch.bytes()};
-    linear_forward(x.view(), weights, y.view(), options, runtime);
-  }
-  void run(const LinearOptions& options) {
-    const DeviceStream stream;
-    const DeviceMemory scratch(workspace(options), 0xFF);
-    launch(options, stream, scratch);
-    stream.synchronize();
-    y.read(y_);
-  }
-  Comparison compare() const { return layer_.compare(y_); }
-  std::vector<double> values() const { return y_.values(); }
-
- private:
-  HostTensor y_;
-
- public:
-  const DeviceTensor x, bias, residual, norm_weight, norm_bias;
-  DeviceTensor y;
-  PackedWeights weights;
-
- private:
-  DeviceMemory memory_;
-  const LinearLayer& layer_;
-  const char* const force_;
-};
 
 // A candidate, and a format that has a kernel of its own in it.
 struct Way {
@@ -105,16 +42,6 @@ std::vector<Way> ways() {
     ways.push_back({"sm80_linear", format});
   }
   return ways;
-}
-
-void check(const LinearCase& c, const char* force) {
-  SCOPED_TRACE(text(force, ": ", c.format, " ", c.rows[0], " x ", c.N, " x ", c.K, " ", name_of(c.dtype), " ",
-                    name_of(c.activation), c.bias ? " bias" : "", c.residual ? " residual" : ""));
-  const LinearLayer layer(c);
-  LayerOnGpu gpu(layer, force);
-  gpu.run(gpu.options(c.in_place));
-  const Comparison result = gpu.compare();
-  EXPECT_TRUE(result.passed) << result.worst;
 }
 
 void check(const LinearCase& c, const Way& way) { check(way.filled(c), way.candidate); }
@@ -372,63 +299,6 @@ TEST(GpuLinear, LargeScalesDoNotOverflow) {
   stream.synchronize();
   out.read(y);
   for (const double value : y.values()) EXPECT_EQ(value, 30000.0);
-}
-
-// The kernel for few rows: all of its numbers of them, warps without blocks, slabs without rows, rows for its wider
-// CTAs.
-TEST(GpuLinear, FewRows) {
-  for (const char* format : {"nvfp4", "mxfp4", "e2m1_row"}) {
-    const Way way{"sm80_gemv", format};
-    for (const DType dtype : {DType::bf16, DType::f16}) {
-      for (const std::int64_t rows : {1, 2, 3, 5, 8}) {
-        check({.rows = {rows}, .N = 200, .K = 288, .dtype = dtype}, way);
-        check({.rows = {rows}, .N = 8, .K = 32, .dtype = dtype}, way);
-        check({.rows = {rows}, .N = 64, .K = 5216, .dtype = dtype}, way);
-      }
-      check({.rows = {2}, .N = 20008, .K = 160, .dtype = dtype}, way);
-      for (const Activation activation :
-           {Activation::relu, Activation::gelu_erf, Activation::gelu_tanh, Activation::silu, Activation::swiglu}) {
-        LinearCase c{
-            .rows = {3}, .N = 336, .K = 256, .dtype = dtype, .activation = activation, .bias = true, .residual = true};
-        check(c, way);
-        c.in_place = true;
-        check(c, way);
-        c.norm = activation == Activation::relu ? Norm::layer_norm : Norm::rms_norm;
-        c.x_mean = 2;
-        check(c, way);
-      }
-    }
-  }
-  const LinearLayer layer({.rows = {1}, .N = 512, .K = 4096, .dtype = DType::bf16, .order = WeightOrder::fragments16});
-  LayerOnGpu gpu(layer, "sm80_gemv");
-  gpu.run(gpu.options());
-  const std::vector<double> first = gpu.values();
-  for (int i = 0; i < 20; ++i) {
-    gpu.run(gpu.options());
-    ASSERT_EQ(gpu.values(), first);
-  }
-}
-
-TEST(GpuLinear, FewRowsRefusals) {
-  const auto reason = [](std::int64_t rows, std::int64_t K, const char* format, bool invariant) {
-    PackedWeights weights = packed_storage(lowbit::format_named(format), 64, K, false, WeightOrder::fragments16);
-    alignas(64) static std::byte somewhere[64];
-    weights.data.data = somewhere;
-    weights.device = weights.data.device = Device::cuda;
-    TensorView x(somewhere, DType::bf16, {rows, K});
-    x.device = Device::cuda;
-    LinearOptions options;
-    options.batch_invariant = invariant;
-    for (const Candidate& candidate : explain_linear(x, weights, options)) {
-      if (candidate.name == "sm80_gemv") return candidate.reason;
-    }
-    return std::string("no such candidate");
-  };
-  EXPECT_EQ(reason(8, 64, "nvfp4", false).find("at most"), std::string::npos);
-  EXPECT_NE(reason(9, 64, "nvfp4", false).find("at most 8 rows of x; found 9"), std::string::npos);
-  EXPECT_NE(reason(8, 1 << 17, "nvfp4", false).find("must fit into shared memory"), std::string::npos);
-  EXPECT_NE(reason(1, 64, "int8_row", false).find("nvfp4, mxfp4 and e2m1_row, not int8_row"), std::string::npos);
-  EXPECT_NE(reason(1, 64, "nvfp4", true).find("another order"), std::string::npos);
 }
 
 TEST(GpuLinear, NothingToDo) {
