@@ -57,6 +57,9 @@ TEST(GpuLinear, MatchesReference) {
       check({.rows = {64}, .N = 1024, .K = 512, .dtype = dtype}, way);
       check({.rows = {40}, .N = 9000, .K = 256, .dtype = dtype}, way);  // shares of all sizes
       check({.rows = {40}, .N = 320, .K = 1056, .dtype = dtype}, way);
+      for (const std::int64_t rows : {60, 250}) {  // few tiles and many steps: clusters
+        check({.rows = {rows}, .N = 1000, .K = 1152, .dtype = dtype}, way);
+      }
     }
   }
 }

@@ -48,33 +48,73 @@ class Deal {
   const Plan plan_;
 };
 
-TEST(LinearPlan, EveryUnitOnceAndNobodyWaitsForNothing) {
+template <class Visit>
+void for_each_launch(Visit visit) {
   for (const TileShape& tile : kTiles) {
     for (const int multiprocessors : {132, 114, 16}) {
       for (const std::int64_t m : {1, 8, 40, 64, 129, 700}) {
         for (const std::int64_t rows : {1, 3, 36, 66, 71, 128, 141, 448}) {
           for (const std::int64_t columns : {1, 2, 3, 4, 8, 33, 64}) {
-            const Plan plan = plan_of(tile, m, rows, columns, multiprocessors);
             SCOPED_TRACE(testing::Message() << tile.tokens << " tokens, " << multiprocessors << " multiprocessors, M "
                                             << m << ", blocks " << rows << " x " << columns);
-            ASSERT_GE(plan.grid, 1);
-            ASSERT_LE(plan.grid, multiprocessors);
-            Deal deal(plan);
-            deal.run();
-            if (HasFatalFailure()) return;
-            ASSERT_EQ(deal.units.size(), static_cast<std::size_t>(plan.tiles));
-            for (const auto& [t, count] : deal.units) ASSERT_EQ(count, plan.units) << "tile " << t;
-            // Who shares a tile waits for all CTAs from its first unit's to its last one's: each must have some of it.
-            for (int t = 0; t < plan.shared_tiles; ++t) {
-              const int first = deal.cta_of(t * plan.units), last = deal.cta_of((t + 1) * plan.units - 1);
-              ASSERT_EQ(deal.owners[t].size(), static_cast<std::size_t>(last - first + 1)) << "tile " << t;
-            }
-            ASSERT_EQ(plan.shared_tiles > 0, plan.partial_bytes > 0);
+            visit(tile, plan_of(tile, m, rows, columns, multiprocessors), multiprocessors);
+            if (testing::Test::HasFatalFailure()) return;
           }
         }
       }
     }
   }
+}
+
+TEST(LinearPlan, EveryUnitOnceAndNobodyWaitsForNothing) {
+  for_each_launch([](const TileShape&, const Plan& plan, int multiprocessors) {
+    ASSERT_GE(plan.grid, 1);
+    ASSERT_LE(plan.grid, multiprocessors);
+    Deal deal(plan);
+    deal.run();
+    if (testing::Test::HasFatalFailure()) return;
+    ASSERT_EQ(deal.units.size(), static_cast<std::size_t>(plan.tiles));
+    for (const auto& [t, count] : deal.units) ASSERT_EQ(count, plan.units) << "tile " << t;
+    // Who shares a tile waits for all CTAs from its first unit's to its last one's: each must have some of it.
+    for (int t = 0; t < plan.shared_tiles; ++t) {
+      const int first = deal.cta_of(t * plan.units), last = deal.cta_of((t + 1) * plan.units - 1);
+      ASSERT_EQ(deal.owners[t].size(), static_cast<std::size_t>(last - first + 1)) << "tile " << t;
+    }
+    ASSERT_EQ(plan.shared_tiles > 0, plan.partial_bytes > 0);
+  });
+}
+
+// A cluster's CTAs, which are neighbours, have one tile together and nothing else, and the GPU holds all clusters of
+// the launch at once.
+TEST(LinearPlan, ClustersShareOneTile) {
+  int launches = 0;
+  for (const int at_once : {1000, 40, 30, 7}) {  // clusters of 4
+    const auto fits = [&](int size) { return at_once * 4 / size; };
+    for_each_launch([&](TileShape tile, const Plan& plan, int multiprocessors) {
+      tile.max_cluster = 8;
+      const Plan found = clustered(plan, tile, multiprocessors, fits);
+      if (found.cluster == 1) {
+        ASSERT_FALSE(2 * plan.tiles <= multiprocessors && 2 <= plan.units && fits(2) >= plan.tiles);
+        return;
+      }
+      ++launches;
+      ASSERT_LE(found.cluster, 8);
+      ASSERT_EQ(found.grid, found.cluster * found.tiles);
+      ASSERT_LE(found.grid, multiprocessors);
+      ASSERT_GE(fits(found.cluster), found.tiles);
+      ASSERT_EQ(found.partial_bytes + found.mark_bytes, 0u);
+      Deal deal(found);
+      deal.run();
+      if (testing::Test::HasFatalFailure()) return;
+      for (int t = 0; t < found.tiles; ++t) {
+        ASSERT_EQ(deal.units[t], found.units) << "tile " << t;
+        ASSERT_EQ(deal.owners[t].size(), static_cast<std::size_t>(found.cluster)) << "tile " << t;
+        ASSERT_EQ(deal.owners[t].begin()->first, t * found.cluster) << "tile " << t;
+        ASSERT_EQ(deal.owners[t].rbegin()->first, (t + 1) * found.cluster - 1) << "tile " << t;
+      }
+    });
+  }
+  EXPECT_GT(launches, 1000);
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ __device__ inline float silu(float x) { return x / (1.0f + __expf(-x)); }
 __device__ inline void activate(Activation activation, float (&x)[8]) {
   constexpr float kRootOfHalf = 0.70710678f, kTwoRootsOfTwoByPi = 1.59576912f;
   if (activation == Activation::relu) {
-    for_each(x, [](float y) { return fmaxf(y, 0.0f); });
+    for_each(x, [](float y) { return y < 0.0f ? 0.0f : y; });  // NaN stays
   } else if (activation == Activation::gelu_erf) {
     for_each(x, [](float y) { return 0.5f * y * (1.0f + erff(y * kRootOfHalf)); });
   } else if (activation == Activation::gelu_tanh) {

@@ -118,7 +118,8 @@ Schedule schedule_of(const LinearProblem& p, const Plan& plan, std::byte* worksp
   s.row_tiles = plan.row_tiles;
   s.tiles = plan.tiles;
   s.shared_tiles = plan.shared_tiles;
-  if (plan.shared_tiles > 0) {
+  s.cluster = plan.cluster;
+  if (plan.partial_bytes > 0) {
     s.partials = reinterpret_cast<float4*>(workspace);
     s.marks = reinterpret_cast<std::uint64_t*>(workspace + plan.partial_bytes);
     s.mark = next_mark();

@@ -41,8 +41,7 @@ double activation_seconds(const LinearProblem& problem);
 template <class Variant>
 struct Measured {
   const Variant* variant;
-  double unit;   // seconds of a unit of a CTA, all of them busy
-  double merge;  // seconds for each KiB of partial sums that a warpgroup has of a tile
+  double unit;  // seconds of a unit of a CTA, all of them busy
 };
 
 template <class Variant>
@@ -52,23 +51,37 @@ struct Choice {
   double seconds = 0;
 };
 
-// The quickest; `invariant` is the one to take where the order of sums must not depend on M: no tile is shared then.
+// The quickest, in clusters or not; `invariant` is the one to take where the order of sums must not depend on M: no
+// tile is shared then.
 template <class Variant, std::size_t kCount>
 Choice<Variant> choose(const LinearProblem& p, const Measured<Variant> (&variants)[kCount], const Variant* invariant,
                        int multiprocessors) {
-  constexpr double kFixed = 3.3e-6, kMerge = 3.0e-6;
   Choice<Variant> best;
+  const auto consider = [&](const Measured<Variant>& v, const Plan& plan) {
+    constexpr double kFixed = 3.3e-6;
+    const TileShape& tile = v.variant->tile;
+    const double units = static_cast<double>(plan.units), grid = plan.grid;
+    const double shared = plan.shared_tiles * units / grid;
+    const double whole = (plan.tiles - plan.shared_tiles + plan.grid - 1) / plan.grid * units;
+    const double kib = tile.row_blocks / tile.row_groups * tile.accumulators * 0.5;  // 128 threads, 4 bytes each
+    // What adding up costs, in a cluster and through the workspace.
+    const double merge = plan.cluster > 1        ? 1.0e-6 + kib * 0.03e-6
+                         : plan.shared_tiles > 0 ? 3.0e-6 + kib * 0.1e-6
+                                                 : 0.0;
+    const double seconds = kFixed + (shared + whole) * v.unit + merge;
+    if (best.variant == nullptr || seconds < best.seconds) best = {v.variant, plan, seconds};
+  };
   for (const Measured<Variant>& v : variants) {
     if (p.batch_invariant && v.variant != invariant) continue;
     const TileShape& tile = v.variant->tile;
     Plan plan = plan_of(tile, p.M, p.fragments.row_blocks, p.fragments.column_blocks, multiprocessors);
     if (p.batch_invariant) plan = unshared(plan, multiprocessors);
-    const double units = static_cast<double>(plan.units), grid = plan.grid;
-    const double shared = plan.shared_tiles * units / grid;
-    const double whole = (plan.tiles - plan.shared_tiles + plan.grid - 1) / plan.grid * units;
-    const double kib = tile.row_blocks / tile.row_groups * tile.accumulators * 0.5;  // 128 threads, 4 bytes each
-    const double seconds = kFixed + (shared + whole) * v.unit + (plan.shared_tiles > 0 ? kMerge + kib * v.merge : 0.0);
-    if (best.variant == nullptr || seconds < best.seconds) best = {v.variant, plan, seconds};
+    consider(v, plan);
+    if constexpr (requires { v.variant->clusters_at_once; }) {
+      if (p.batch_invariant) continue;
+      const Plan in_clusters = clustered(plan, tile, multiprocessors, v.variant->clusters_at_once);
+      if (in_clusters.cluster > 1) consider(v, in_clusters);
+    }
   }
   return best;
 }

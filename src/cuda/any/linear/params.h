@@ -27,11 +27,11 @@ struct Output {
 // `shared_tiles` tiles each CTA has the same number of units, one after the other, whatever tiles they belong to, but
 // of at most two; of the others it has whole tiles, every grid-th. CTAs that share a tile leave their sums in
 // `partials`, and each finishes some of its tokens, in slices of 16: the last one the first slice, the one before it
-// the second...
+// the second... Where CTAs of a cluster share a tile, `cluster` of them have it and nothing else.
 struct Schedule {
   int units;                 // of a tile
   int k_blocks, row_blocks;  // of the weights
-  int row_tiles, tiles, shared_tiles;
+  int row_tiles, tiles, shared_tiles, cluster;
   float4* partials;  // [CTA][its first or second tile][block of 64 rows][slice][accumulators of a slice / 4][128]
   std::uint64_t*
       marks;           // [CTA][first or second][warpgroup][slice]: `mark` where partials are there, till they are read

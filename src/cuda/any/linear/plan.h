@@ -12,10 +12,12 @@ struct TileShape {
   int unit_blocks;           // blocks of 128 columns in a unit
   int row_groups;            // warpgroups that finish sums
   int accumulators, slices;  // of a thread and block of rows; slices of 16 tokens
+  int max_cluster = 1;       // CTAs that can share a tile through each other's shared memory
 };
 
 struct Plan {
   int row_tiles = 0, tiles = 0, units = 0, shared_tiles = 0, grid = 0;
+  int cluster = 1;  // more: so many CTAs, which are neighbours, share each tile
   std::size_t partial_bytes = 0, mark_bytes = 0;
 };
 
@@ -43,6 +45,22 @@ constexpr Plan plan_of(const TileShape& tile, std::int64_t m, std::int64_t row_b
     plan.partial_bytes = std::size_t{2} * plan.grid * tile.row_blocks * tile.accumulators * 128 * sizeof(float);
     plan.mark_bytes = std::size_t{2} * plan.grid * tile.row_groups * tile.slices * sizeof(std::uint64_t);
   }
+  return plan;
+}
+
+// The same tiles, all shared, each by the CTAs of one cluster: as many as there are multiprocessors for, or none.
+// fits(size): clusters of that size that the GPU holds at once.
+template <class Fits>
+constexpr Plan clustered(Plan plan, const TileShape& tile, int multiprocessors, Fits fits) {
+  int each = tile.max_cluster;
+  if (each * plan.tiles > multiprocessors) each = multiprocessors / plan.tiles;
+  if (each > plan.units) each = plan.units;
+  while (each > 1 && fits(each) < plan.tiles) --each;
+  if (each <= 1) return plan;
+  plan.cluster = each;
+  plan.grid = each * plan.tiles;
+  plan.shared_tiles = plan.tiles;
+  plan.partial_bytes = plan.mark_bytes = 0;
   return plan;
 }
 

@@ -41,8 +41,8 @@ Choice<Variant> choice(const LinearProblem& p) {
   const Kernels kernels = kernels_of(p.format);
   const Variants& v = p.dtype == DType::bf16 ? *kernels.bf16 : *kernels.f16;
   const bool half_empty = p.M <= v.many.tile.tokens / 2;
-  const Measured<Variant> measured[] = {{&v.few, kernels.few, 0.1e-6},
-                                        {&v.many, half_empty ? kHalfEmpty * kernels.many : kernels.many, 0.1e-6}};
+  const Measured<Variant> measured[] = {{&v.few, kernels.few},
+                                        {&v.many, half_empty ? kHalfEmpty * kernels.many : kernels.many}};
   return choose(p, measured, &v.many, current_device().multiprocessors);
 }
 

@@ -6,6 +6,7 @@
 
 #include "cuda/any/linear/epilogue.cuh"
 #include "cuda/any/linear/gather.cuh"
+#include "cuda/sm90/linear/cluster.cuh"
 #include "cuda/sm90/linear/producer.cuh"
 
 namespace heddle::cuda::sm90::linear {
@@ -49,6 +50,10 @@ __global__ void __launch_bounds__(C::kThreads, 1)
       Sums<C> sums;
       consumer.multiply(part.end - part.begin, sums);
       if (gather<C>(shared, n, row, column, sums)) {
+        if (p.schedule.cluster > 1) {
+          finish_in_cluster<C>(p.out, p.schedule, shared, row, sums);
+          return;
+        }
         finish<C>(p.out, p.schedule, shared, recomputed(n), row, sums);
       }
     }

@@ -1,7 +1,7 @@
 // Starts one instantiation.
 #pragma once
 
-#include "cuda/common/launch.cuh"
+#include "cuda/common/clusters.cuh"
 #include "cuda/sm90/linear/kernel.cuh"
 #include "cuda/sm90/linear/launch.h"
 
@@ -14,8 +14,16 @@ void launch(const Params<typename C::WeightBlock>& params, int grid, cudaStream_
         {.blocks = static_cast<unsigned>(grid),
          .threads = C::kThreads,
          .shared_bytes = sizeof(typename Consumer::Memory),
+         .cluster = static_cast<unsigned>(params.schedule.cluster),
          .overlaps = true},
         stream, params);
+}
+
+template <class C, class Consumer>
+int clusters_at_once(int size) {
+  static ClustersAtOnce known;
+  return known.of(size, "linear_forward", linear_kernel<C, Consumer>,
+                  {.threads = C::kThreads, .shared_bytes = sizeof(typename Consumer::Memory)});
 }
 
 template <class C, class Consumer>
@@ -25,9 +33,11 @@ constexpr Variant<typename C::WeightBlock> variant() {
                    .unit_blocks = C::kUnitBlocks,
                    .row_groups = C::kRowGroups,
                    .accumulators = C::kAccumulators,
-                   .slices = kSlices<C>},
+                   .slices = kSlices<C>,
+                   .max_cluster = ClustersAtOnce::kMost},
           .x_box = {C::kPanelColumns, C::kUnitBlocks * C::kBlockPanels},
-          .launch = launch<C, Consumer>};
+          .launch = launch<C, Consumer>,
+          .clusters_at_once = clusters_at_once<C, Consumer>};
 }
 
 }  // namespace heddle::cuda::sm90::linear

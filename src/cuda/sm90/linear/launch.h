@@ -15,6 +15,7 @@ struct Variant {
     int columns, panels;
   } x_box;  // of x in a stage
   void (*launch)(const Params<WeightBlock>& params, int grid, cudaStream_t stream);
+  int (*clusters_at_once)(int size);
 };
 
 }  // namespace heddle::cuda::sm90::linear

@@ -14,14 +14,12 @@ using namespace sm90::linear_w4a16;
 using sm90::linear::Choice;
 using sm90::linear::Measured;
 
-constexpr Measured<Variant> kBf16[] = {{&kBf16T8, 0.72e-6, 0.1e-6},     {&kBf16T16, 0.80e-6, 0.1e-6},
-                                       {&kBf16T32, 0.93e-6, 0.1e-6},    {&kBf16T32R2, 0.84e-6, 0.1e-6},
-                                       {&kBf16T64, 1.10e-6, 0.1e-6},    {&kBf16T128R2, 0.78e-6, 0.1e-6},
-                                       {&kBf16T128R3, 1.16e-6, 0.1e-6}, {&kBf16T256, 1.36e-6, 0.1e-6}};
-constexpr Measured<Variant> kF16[] = {{&kF16T8, 0.72e-6, 0.1e-6},     {&kF16T16, 0.80e-6, 0.1e-6},
-                                      {&kF16T32, 0.93e-6, 0.1e-6},    {&kF16T32R2, 0.84e-6, 0.1e-6},
-                                      {&kF16T64, 1.10e-6, 0.1e-6},    {&kF16T128R2, 0.78e-6, 0.1e-6},
-                                      {&kF16T128R3, 1.16e-6, 0.1e-6}, {&kF16T256, 1.36e-6, 0.1e-6}};
+constexpr Measured<Variant> kBf16[] = {{&kBf16T8, 0.70e-6},     {&kBf16T16, 0.77e-6},    {&kBf16T32, 0.91e-6},
+                                       {&kBf16T32R2, 0.86e-6},  {&kBf16T64, 1.10e-6},    {&kBf16T64R2, 0.59e-6},
+                                       {&kBf16T128R2, 0.77e-6}, {&kBf16T128R3, 1.16e-6}, {&kBf16T256, 1.30e-6}};
+constexpr Measured<Variant> kF16[] = {{&kF16T8, 0.70e-6},     {&kF16T16, 0.77e-6},    {&kF16T32, 0.91e-6},
+                                      {&kF16T32R2, 0.86e-6},  {&kF16T64, 1.10e-6},    {&kF16T64R2, 0.59e-6},
+                                      {&kF16T128R2, 0.77e-6}, {&kF16T128R3, 1.16e-6}, {&kF16T256, 1.30e-6}};
 
 Choice<Variant> choice(const LinearProblem& p) {
   const bool bf16 = p.dtype == DType::bf16;

@@ -10,15 +10,15 @@
 
 namespace heddle::cuda::sm90::linear_w4a8 {
 
-// T: of y. Block: of weights. kTokens_: rows of x, the N of the products; kRowGroups_: warpgroups of kRowBlocks_ times
-// 64 rows of W, the M. kDecoders_: warps that decode weights for them; 0: each decodes its own in registers.
-template <class T, class Block, int kTokens_, int kRowGroups_, int kRowBlocks_, int kDecoders_>
+// T: of y. Block: of weights. kTokens_: rows of x, the N of the products; kRowGroups_: warpgroups of 64 rows of W, the
+// M. kDecoders_: warps that decode weights for them; 0: each decodes its own in registers.
+template <class T, class Block, int kTokens_, int kRowGroups_, int kDecoders_>
 struct Config {
   using Element = __nv_fp8_e4m3;
   using Output = T;
   using WeightBlock = Block;
   using Scales = GroupScales<Block>;
-  static constexpr int kTokens = kTokens_, kRowGroups = kRowGroups_, kRowBlocks = kRowBlocks_;
+  static constexpr int kTokens = kTokens_, kRowGroups = kRowGroups_, kRowBlocks = 1;
   static constexpr int kTileBlocks = kRowGroups * kRowBlocks, kUnitBlocks = 1;
   static constexpr int kPanelColumns = lowbit::kBlockColumns, kBlockPanels = 1;
   static constexpr bool kTokenScales = true;

@@ -2,6 +2,7 @@
 // 128 columns are added to others in float32.
 #pragma once
 
+#include "cuda/common/ptx/shared.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/linear/producer.cuh"
 #include "cuda/sm90/linear_w4a8/config.h"
@@ -16,55 +17,41 @@ class Consumer {
   using Scales = typename C::Scales;
 
   __device__ Consumer(SharedMemory<C>& memory, int group, int /*column_group*/) : shared(memory) {
-    const WeightBlock& first = memory.weights[0][group * C::kRowBlocks][0];
+    const WeightBlock& first = memory.weights[0][group][0];
     const int thread = static_cast<int>(threadIdx.x % 128), row = thread / 32 * 16 + thread % 32 / 4;
-    weights = reinterpret_cast<const std::byte*>(first.codes[0][thread]);
-    scales_at = static_cast<int>(Scales::at(first, row, thread) - weights);
+    codes = ptx::shared_address(first.codes[0][thread]);
+    scales = ptx::shared_address(Scales::at(first, row, thread));
   }
 
   // The next `units`.
   __device__ __forceinline__ void multiply(int units, linear::Sums<C>& sums) {
 #pragma unroll
-    for (int r = 0; r < C::kRowBlocks; ++r) {
-#pragma unroll
-      for (int i = 0; i < C::kAccumulators; ++i) sums[r][i] = 0.0f;
-    }
+    for (int i = 0; i < C::kAccumulators; ++i) sums[0][i] = 0.0f;
     Operands first, second;
     Products products;
     ptx::barrier_wait(shared.ready[stage.index], stage.phase);
-    decode_half(stage.index, 0, 0, 0, first);
+    decode_half(stage.index, 0, first);
 #pragma unroll 1
     for (; units > 0; --units) {
       const int n = stage.index;
+      issue(n, 0, first, products);
+      decode_half(n, 1, second);
+      issue(n, 1, second, products);
+      wgmma_wait<1>();
+      stage.template next<C::kStages>();
+      // Behind the last unit this one's once more, for nothing.
+      if (units > 1) ptx::barrier_wait(shared.ready[stage.index], stage.phase);
+      decode_half(units > 1 ? stage.index : n, 0, first);
+      wgmma_wait<0>();
+      release(n);
+      keep(products);
 #pragma unroll
-      for (int r = 0; r < C::kRowBlocks; ++r) {
-#pragma unroll 1
-        for (int block = 0; block < C::kUnitBlocks; ++block) {
-          issue(n, block, 0, first, products);
-          decode_half(n, r, block, 1, second);
-          issue(n, block, 1, second, products);
-          wgmma_wait<1>();
-          if (block + 1 < C::kUnitBlocks) {
-            decode_half(n, r, block + 1, 0, first);
-          } else if (r + 1 < C::kRowBlocks) {
-            decode_half(n, r + 1, 0, 0, first);
-          } else {
-            stage.template next<C::kStages>();
-            // Behind the last unit this one's once more, for nothing.
-            if (units > 1) ptx::barrier_wait(shared.ready[stage.index], stage.phase);
-            decode_half(units > 1 ? stage.index : n, 0, 0, 0, first);
-          }
-          wgmma_wait<0>();
-        }
-        if (r + 1 == C::kRowBlocks) release(n);
-        keep(products);
-#pragma unroll
-        for (int i = 0; i < C::kAccumulators; ++i) sums[r][i] += products[i];
-      }
+      for (int i = 0; i < C::kAccumulators; ++i) sums[0][i] += products[i];
     }
   }
 
  private:
+  static_assert(C::kRowBlocks == 1 && C::kUnitBlocks == 1);
   static constexpr int kStepColumns = 32, kHalfSteps = 2;
   using Operands = std::uint32_t[kHalfSteps][4];
   using Products = float[C::kAccumulators];
@@ -73,33 +60,30 @@ class Consumer {
     if (ptx::elect_one()) ptx::barrier_arrive(shared.free[n]);
   }
 
-  __device__ void decode_half(int n, int r, int block, int half, Operands& operands) {
-    const int number = (n * C::kTileBlocks + r) * C::kUnitBlocks + block;  // of those behind first_block
-    const std::byte* const at = weights + number * static_cast<int>(sizeof(WeightBlock));
-    const auto* const scales = at + scales_at + half * Scales::kHalfBytes;
-    const std::uint32_t low = *reinterpret_cast<const std::uint16_t*>(scales);
-    const std::uint32_t high = *reinterpret_cast<const std::uint16_t*>(scales + 8 * Scales::kRowBytes);
-    const uint4 codes = *reinterpret_cast<const uint4*>(at + half * sizeof(WeightBlock::codes[0]));
-    widen(codes.x, Scales::first(low), operands[0][0], operands[0][2]);
-    widen(codes.y, Scales::first(high), operands[0][1], operands[0][3]);
-    widen(codes.z, Scales::second(low), operands[1][0], operands[1][2]);
-    widen(codes.w, Scales::second(high), operands[1][1], operands[1][3]);
+  __device__ void decode_half(int n, int half, Operands& operands) {
+    const int at = n * static_cast<int>(sizeof(shared.weights[0]));
+    const std::uint32_t low = ptx::load_shared_2(scales + at + half * Scales::kHalfBytes);
+    const std::uint32_t high = ptx::load_shared_2(scales + at + half * Scales::kHalfBytes + 8 * Scales::kRowBytes);
+    const uint4 q = ptx::load_shared_16(codes + at + half * static_cast<int>(sizeof(WeightBlock::codes[0])));
+    widen(q.x, Scales::first(low), operands[0][0], operands[0][2]);
+    widen(q.y, Scales::first(high), operands[0][1], operands[0][3]);
+    widen(q.z, Scales::second(low), operands[1][0], operands[1][2]);
+    widen(q.w, Scales::second(high), operands[1][1], operands[1][3]);
   }
 
-  __device__ void issue(int n, int block, int half, const Operands& operands, Products& products) {
-    const Swizzled128 x(shared.x[n][block]);
+  __device__ void issue(int n, int half, const Operands& operands, Products& products) {
+    const Swizzled128 x(shared.x[n][0]);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kHalfSteps; ++i) {
-      Wgmma<__nv_fp8_e4m3, C::kTokens>::registers_shared(
-          products, operands[i], x.at((half * kHalfSteps + i) * kStepColumns), block + half + i > 0);
+      Wgmma<__nv_fp8_e4m3, C::kTokens>::registers_shared(products, operands[i],
+                                                         x.at((half * kHalfSteps + i) * kStepColumns), half + i > 0);
     }
     wgmma_commit();
   }
 
   SharedMemory<C>& shared;
-  const std::byte* weights;  // this thread's codes in the first block
-  int scales_at;             // bytes from there to its first scale
+  std::uint32_t codes, scales;  // addresses of this thread's in the first stage
   linear::Position stage;
 };
 

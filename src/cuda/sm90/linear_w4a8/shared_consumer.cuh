@@ -50,7 +50,6 @@ class SharedConsumer {
   }
 
  private:
-  static_assert(C::kRowBlocks == 1);
   static constexpr int kProductTokens = 128;
 
   Memory& shared;
