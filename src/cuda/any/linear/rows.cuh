@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(const RowsPass p) {
   const std::int64_t row = blockIdx.x;
   const T* const from = static_cast<const T*>(p.x) + row * p.stride;
   const int pieces = p.columns / kPiece, all = p.pitch / kPiece;
-  const NormedRow<T, kRowThreads, 2> normed(p.norm, from, p.columns);
+  const NormedRow<T, kRowThreads, 4> normed(p.norm, from, p.columns);
   if constexpr (kTo != RowsTo::same) {
     float largest = 0.0f;
     normed.for_each([&](int i, float(&x)[kPiece]) {

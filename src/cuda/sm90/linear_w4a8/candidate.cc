@@ -21,15 +21,15 @@ struct Variants {
   Measured<Variant<Block>> bf16[4], f16[4];
 };
 constexpr Variants<FragmentBlock8> kVariants = {
-    .bf16 = {{&kBf16T64, 0.95e-6}, {&kBf16T64R2, 0.50e-6}, {&kBf16T128, 0.62e-6}, {&kBf16T256, 1.00e-6}},
-    .f16 = {{&kF16T64, 0.95e-6}, {&kF16T64R2, 0.50e-6}, {&kF16T128, 0.62e-6}, {&kF16T256, 1.00e-6}}};
+    .bf16 = {{&kBf16T64, 0.95e-6}, {&kBf16T64R2, 0.49e-6}, {&kBf16T128, 0.60e-6}, {&kBf16T256, 1.00e-6}},
+    .f16 = {{&kF16T64, 0.95e-6}, {&kF16T64R2, 0.49e-6}, {&kF16T128, 0.60e-6}, {&kF16T256, 1.00e-6}}};
 constexpr Variants<ScaledBlock8> kScaledVariants = {.bf16 = {{&kBf16ScaledT64, 0.95e-6},
-                                                             {&kBf16ScaledT64R2, 0.50e-6},
-                                                             {&kBf16ScaledT128, 0.62e-6},
+                                                             {&kBf16ScaledT64R2, 0.49e-6},
+                                                             {&kBf16ScaledT128, 0.60e-6},
                                                              {&kBf16ScaledT256, 1.00e-6}},
                                                     .f16 = {{&kF16ScaledT64, 0.95e-6},
-                                                            {&kF16ScaledT64R2, 0.50e-6},
-                                                            {&kF16ScaledT128, 0.62e-6},
+                                                            {&kF16ScaledT64R2, 0.49e-6},
+                                                            {&kF16ScaledT128, 0.60e-6},
                                                             {&kF16ScaledT256, 1.00e-6}}};
 
 template <class Block>

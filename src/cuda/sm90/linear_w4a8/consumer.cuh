@@ -23,41 +23,65 @@ class Consumer {
     scales = ptx::shared_address(Scales::at(first, row, thread));
   }
 
-  // The next `units`.
+  // The next `units`, of which there is one at least.
   __device__ __forceinline__ void multiply(int units, linear::Sums<C>& sums) {
 #pragma unroll
     for (int i = 0; i < C::kAccumulators; ++i) sums[0][i] = 0.0f;
-    Operands first, second;
-    Products products;
+    Operands first;
     ptx::barrier_wait(shared.ready[stage.index], stage.phase);
     decode_half(stage.index, 0, first);
 #pragma unroll 1
-    for (; units > 0; --units) {
-      const int n = stage.index;
-      issue(n, 0, first, products);
-      decode_half(n, 1, second);
-      issue(n, 1, second, products);
-      wgmma_wait<1>();
-      stage.template next<C::kStages>();
-      // Behind the last unit this one's once more, for nothing.
-      if (units > 1) ptx::barrier_wait(shared.ready[stage.index], stage.phase);
-      decode_half(units > 1 ? stage.index : n, 0, first);
-      wgmma_wait<0>();
-      release(n);
-      keep(products);
-#pragma unroll
-      for (int i = 0; i < C::kAccumulators; ++i) sums[0][i] += products[i];
-    }
+    for (; units >= kAtOnce; units -= kAtOnce) run<kAtOnce>(units > kAtOnce, first, sums[0]);
+#pragma unroll 1
+    for (; units > 0; --units) run<1>(units > 1, first, sums[0]);
   }
 
  private:
   static_assert(C::kRowBlocks == 1 && C::kUnitBlocks == 1);
   static constexpr int kStepColumns = 32, kHalfSteps = 2;
+  static constexpr int kAtOnce = C::kConsumerRegisters > 200 ? 2 : 1;  // units
   using Operands = std::uint32_t[kHalfSteps][4];
   using Products = float[C::kAccumulators];
 
   __device__ void release(int n) {
     if (ptx::elect_one()) ptx::barrier_arrive(shared.free[n]);
+  }
+
+  // Some units, the sums of each added while the products of the next one run. The assembler does not follow products
+  // that are under way around a loop, so none are at the end. more: whether there are units behind these.
+  template <int kUnits>
+  __device__ __forceinline__ void run(bool more, Operands& first, Products& sums) {
+    Operands second;
+    Products products[2];
+    int before = 0;  // stage
+#pragma unroll
+    for (int u = 0; u < kUnits; ++u) {
+      Products &now = products[u % 2], &done = products[(u + 1) % 2];
+      issue(0, first, now);
+      if (u > 0) {
+        wgmma_wait<1>();
+        release(before);
+        keep(done);
+      }
+      decode_half(stage.index, 1, second);
+      issue(1, second, now);
+      if (u > 0) add(done, sums);
+      wgmma_wait<1>();
+      before = stage.index;
+      stage.template next<C::kStages>();
+      if (u + 1 < kUnits || more) ptx::barrier_wait(shared.ready[stage.index], stage.phase);
+      // Behind the last unit this one's once more, for nothing.
+      decode_half(u + 1 < kUnits || more ? stage.index : before, 0, first);
+    }
+    wgmma_wait<0>();
+    release(before);
+    keep(products[(kUnits - 1) % 2]);
+    add(products[(kUnits - 1) % 2], sums);
+  }
+
+  __device__ static void add(const Products& products, Products& sums) {
+#pragma unroll
+    for (int i = 0; i < C::kAccumulators; ++i) sums[i] += products[i];
   }
 
   __device__ void decode_half(int n, int half, Operands& operands) {
@@ -71,8 +95,8 @@ class Consumer {
     widen(q.w, Scales::second(high), operands[1][1], operands[1][3]);
   }
 
-  __device__ void issue(int n, int half, const Operands& operands, Products& products) {
-    const Swizzled128 x(shared.x[n][0]);
+  __device__ void issue(int half, const Operands& operands, Products& products) {
+    const Swizzled128 x(shared.x[stage.index][0]);
     wgmma_fence();
 #pragma unroll
     for (int i = 0; i < kHalfSteps; ++i) {
