@@ -11,7 +11,7 @@ namespace heddle::cuda {
 // Of one kernel. Asked once for each of the first devices and each size: the driver takes microseconds to answer.
 class ClustersAtOnce {
  public:
-  static constexpr int kMost = 8;  // CTAs of a cluster, on every GPU that has them
+  static constexpr int kMost = 16;  // CTAs of a cluster; more than eight is not portable, but every Hopper GPU has it
 
   // size: 1 to kMost; grid: the kernel's threads and memory.
   template <class... Parameters>

@@ -1,10 +1,7 @@
 // Starts one instantiation.
 #pragma once
 
-#include <array>
-#include <atomic>
-
-#include "cuda/common/launch.cuh"
+#include "cuda/common/clusters.cuh"
 #include "cuda/sm90/attention_decode/kernel.cuh"
 #include "cuda/sm90/attention_decode/launch.h"
 
@@ -21,19 +18,12 @@ void launch(const Params& params, int grid, cudaStream_t stream) {
               stream, params);
 }
 
-// Asked once for each of the first devices and each size: the driver takes microseconds to answer.
 template <class C>
 int clusters_at_once(int size) {
-  static std::array<std::array<std::atomic<int>, kMaxCluster + 1>, 16> known{};  // the answer and one more
-  const auto device = static_cast<std::size_t>(current_device().ordinal);
-  std::atomic<int> unknown = 0;
-  std::atomic<int>& answer = device < known.size() ? known[device][static_cast<std::size_t>(size)] : unknown;
-  if (answer == 0) {
-    const auto blocks = static_cast<unsigned>(size);
-    const Grid grid{.blocks = blocks, .threads = kThreads, .shared_bytes = kHopperSharedBytes, .cluster = blocks};
-    answer = cuda::clusters_at_once("attention_forward", attention_decode_kernel<C>, grid) + 1;
-  }
-  return answer - 1;
+  static_assert(kMaxCluster <= ClustersAtOnce::kMost);
+  static ClustersAtOnce known;
+  return known.of(size, "attention_forward", attention_decode_kernel<C>,
+                  {.threads = kThreads, .shared_bytes = kHopperSharedBytes});
 }
 
 template <class C>

@@ -34,7 +34,7 @@ constexpr Variant<typename C::WeightBlock> variant() {
                    .row_groups = C::kRowGroups,
                    .accumulators = C::kAccumulators,
                    .slices = kSlices<C>,
-                   .max_cluster = ClustersAtOnce::kMost},
+                   .max_cluster = 8},
           .x_box = {C::kPanelColumns, C::kUnitBlocks * C::kBlockPanels},
           .launch = launch<C, Consumer>,
           .clusters_at_once = clusters_at_once<C, Consumer>};
