@@ -314,6 +314,38 @@ TEST(GpuLinearCublasLt, NothingToDo) {
   }
 }
 
+// Rows of y that fill no pieces of 16 bytes: queries, which have no y, answer for the candidate that runs.
+TEST(GpuLinearCublasLt, QueriesKnowTheWidth) {
+  for (const char* const format : {"nvfp4", "int4_g128", "nf4", "int8_row"}) {
+    for (const Activation activation : {Activation::none, Activation::swiglu}) {
+      SCOPED_TRACE(text(format, " ", name_of(activation)));
+      const LinearLayer layer({.format = format,
+                               .rows = {5},
+                               .N = activation == Activation::swiglu ? 20 : 10,
+                               .K = 256,
+                               .dtype = DType::bf16,
+                               .activation = activation,
+                               .order = WeightOrder::fragments16});
+      DeviceLayer gpu(layer, false);
+      std::string chosen;
+      for (const Candidate& c : explain_linear(gpu.x.view(), *gpu.weights, gpu.options(""))) {
+        if (c.chosen) chosen = c.name;
+        if (c.name == "sm80_linear") {
+          EXPECT_EQ(c.reason, "y's rows must have a multiple of 8 elements; found 10");
+        }
+      }
+      if (std::string(format) == "nvfp4") {
+        EXPECT_EQ(chosen, "");
+        EXPECT_THROW(linear_forward_workspace(gpu.x.view(), *gpu.weights, gpu.options("")), Error);
+        continue;
+      }
+      EXPECT_EQ(chosen, "cublaslt");
+      const Comparison result = gpu.run("");
+      EXPECT_TRUE(result.passed) << result.worst;
+    }
+  }
+}
+
 // Nothing is read, so that any memory serves.
 TEST(GpuLinearCublasLt, ManyRowsTakeTheCopy) {
   const std::int64_t N = 8192, K = 8192;
