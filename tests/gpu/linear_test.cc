@@ -35,8 +35,10 @@ std::vector<Way> ways() {
   if (current_gpu().major == 9) {
     ways.push_back({"sm90_w4a16", "nvfp4"});
     ways.push_back({"sm90_w4a16", "mxfp4"});
+    ways.push_back({"sm90_w4a16", "e2m1_row"});
     ways.push_back({"sm90_w4a8", "mxfp4", WeightOrder::fragments8});
     ways.push_back({"sm90_w4a8", "nvfp4", WeightOrder::fragments8});
+    ways.push_back({"sm90_w4a8", "e2m1_row", WeightOrder::fragments8});
   }
   for (const char* format : {"nvfp4", "int4_g128", "int4_g32_zp", "nf4", "int8_row", "fp8_row"}) {
     ways.push_back({"sm80_linear", format});
@@ -84,6 +86,10 @@ TEST(GpuLinear, EveryFormat) {
           LinearCase c{.format = format, .rows = {rows}, .N = 72, .K = K, .dtype = dtype};
           c.order = WeightOrder::fragments16;
           check(c, "sm80_linear");
+          if (current_gpu().major != 9 || std::string(format) != "e2m1_row") continue;
+          check(c, "sm90_w4a16");
+          c.order = WeightOrder::fragments8;
+          check(c, "sm90_w4a8");
         }
       }
     }
