@@ -96,6 +96,28 @@ TEST(GpuLinear, EveryFormat) {
   }
 }
 
+// Scales of a row that lie further apart than order fragments8 has binades, so that weights are rounded, and, in 16
+// bits without rounding, further than float16 has.
+TEST(GpuLinear, ScalesFarApart) {
+  std::vector<Way> all = {{"sm80_linear", "mxfp4"}, {"sm80_gemv", "mxfp4"}};
+  for (const Way& way : ways()) {
+    if (std::string(way.format) == "mxfp4") all.push_back(way);
+  }
+  for (const Way& way : all) {
+    for (const std::int64_t rows : {1, 5, 130}) {
+      if (rows > 8 && std::string(way.candidate) == "sm80_gemv") continue;
+      LinearCase c{.rows = {rows}, .N = 136, .K = 320, .dtype = DType::bf16, .raised = 13};
+      check(c, way);
+      c.dtype = DType::f16;
+      check(c, way);
+      if (way.order == WeightOrder::fragments8) continue;  // where x would be zero besides
+      c.dtype = DType::bf16;
+      c.raised = 24;
+      check(c, way);
+    }
+  }
+}
+
 // Enough tiles for the largest ones.
 TEST(GpuLinear, ManyTiles) {
   for (const Way& way : ways()) {

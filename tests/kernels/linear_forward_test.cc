@@ -211,6 +211,14 @@ TEST(LinearForward, EveryActivationWithEverything) {
   }
 }
 
+TEST(LinearForward, ScalesFarApart) {
+  for (const DType dtype : kDtypes) {
+    for (const std::int64_t M : {1, 20}) {
+      expect_right({.format = "mxfp4", .rows = {M}, .N = 99, .K = 320, .dtype = dtype, .raised = 13});
+    }
+  }
+}
+
 TEST(LinearForward, ProductsInIntegers) {
   std::uint32_t turn = 0;
   for (const char* format :

@@ -32,6 +32,25 @@ double activated(Activation activation, double x) {
 // Of every activation, so that an error of its argument grows by no more.
 constexpr double kSteepest = 1.13;
 
+constexpr std::int64_t kRaisedColumns = 32;
+
+void raise_scales(const LinearCase& c, const lowbit::QuantizedMatrix& matrix) {
+  if (c.raised == 0 && c.all_raised == 0) return;
+  const TensorView& scales = matrix.global_scale.given() ? matrix.global_scale : matrix.scales;
+  const bool e8m0 = matrix.format.scale == lowbit::ScaleType::e8m0;
+  if (c.raised != 0 && !e8m0) throw Error("[kit] raised is for mxfp4");
+  if (!e8m0 && scales.dtype != DType::f32) throw Error("[kit] all_raised is for scales in e8m0 or f32");
+  for (std::int64_t i = 0; i < scales.elements(); ++i) {
+    const int by = c.all_raised + (i % scales.shape[scales.rank - 1] % 2 == 1 ? c.raised : 0);
+    if (e8m0) {
+      static_cast<std::uint8_t*>(scales.data)[i] += by;
+    } else {
+      float& scale = static_cast<float*>(scales.data)[i];
+      scale = std::ldexp(scale, by);
+    }
+  }
+}
+
 QuantizedMemory quantized_weights(const LinearCase& c) {
   const HostTensor weights =
       draw_weights(Draw::gaussian, DType::f32, c.N, c.K, lowbit::format_named(c.format).element, c.seed);
@@ -41,6 +60,7 @@ QuantizedMemory quantized_weights(const LinearCase& c) {
     const TensorView& zeros = memory.matrix().zeros;
     for (std::int64_t i = 0; i < zeros.elements(); ++i) static_cast<std::uint8_t*>(zeros.data)[i] += c.more_zero;
   }
+  raise_scales(c, memory.matrix());
   return memory;
 }
 
@@ -119,7 +139,10 @@ LinearLayer::LinearLayer(const LinearCase& c)
   outputs_ = c.activation == Activation::swiglu ? c.N / 2 : c.N;
   std::mt19937 random(c.seed);
   draw(x, random);
-  for (std::int64_t i = 0; i < x.elements(); ++i) x.set(i, x.get(i) + c.x_mean);
+  for (std::int64_t i = 0; i < x.elements(); ++i) {
+    const int lowered = (i % c.K / kRaisedColumns % 2 == 1 ? c.raised : 0) + std::clamp(c.all_raised, -13, 13);
+    x.set(i, std::ldexp(x.get(i) + c.x_mean, -lowered));
+  }
   if (c.norm != Norm::none && c.norm_weight) {
     norm_weight = HostTensor::input(c.dtype, {c.K});
     draw(norm_weight, random);

@@ -49,6 +49,9 @@ struct LinearCase {
   Layout layout = Layout::contiguous;
   std::uint32_t seed = 1;
   int more_zero = 0;  // what is added to every zero point after quantising
+  // Binades by which scales are raised after quantising, and x is lowered: raised for every second 32 columns of mxfp4;
+  // all_raised for scales, or global scales, in e8m0 or f32, x by at most 13 of them, which float16 holds.
+  int raised = 0, all_raised = 0;
 };
 
 class LinearLayer {
