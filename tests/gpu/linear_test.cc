@@ -347,6 +347,35 @@ TEST(GpuLinear, LargeScalesDoNotOverflow) {
   for (const double value : y.values()) EXPECT_EQ(value, 30000.0);
 }
 
+// Weights that float16 does not hold, most infinite in it or all zero, and a y that it does hold: the plain computation
+// would be nothing to go by.
+TEST(GpuLinear, WeightsBeyondFloat16) {
+  std::vector<Way> all = {{"sm80_linear", "mxfp4"}, {"sm80_linear", "e2m1_row"}};
+  for (const char* format : {"nvfp4", "mxfp4", "e2m1_row"}) all.push_back({"sm80_gemv", format});
+  for (const Way& way : ways()) {
+    if (lowbit::format_named(way.format).scale != lowbit::ScaleType::f16) all.push_back(way);
+  }
+  for (const Way& way : all) {
+    for (const int raised : {17, -26}) {
+      for (const std::int64_t rows : {1, 7, 40}) {
+        if (rows > 8 && std::string(way.candidate) == "sm80_gemv") continue;
+        SCOPED_TRACE(text(way.candidate, ": ", way.format, ", ", rows, " rows, raised by ", raised));
+        LinearCase c{.rows = {rows}, .N = 136, .K = 256, .dtype = DType::bf16, .all_raised = raised};
+        check(c, way);
+        c.dtype = DType::f16;
+        const LinearLayer layer(way.filled(c));
+        LayerOnGpu gpu(layer, way.candidate);
+        gpu.run(gpu.options());
+        const std::vector<double> y = gpu.values();
+        for (std::size_t i = 0; i < y.size(); ++i) {
+          const double exact = layer.exact()[i], bound = std::abs(exact) * 0x1p-10 + layer.terms() * 0x1p-11;
+          ASSERT_TRUE(std::abs(y[i] - exact) <= bound) << i << ": " << y[i] << " for " << exact;
+        }
+      }
+    }
+  }
+}
+
 TEST(GpuLinear, NothingToDo) {
   LinearLayer layer({.rows = {0}, .N = 64, .K = 64, .dtype = DType::bf16, .order = WeightOrder::fragments16});
   LayerOnGpu gpu(layer);
