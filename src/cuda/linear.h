@@ -14,7 +14,8 @@ extern const LinearKernel kCublasLtLinear;      // "cublaslt": W in 16 bits, kep
 extern const LinearKernel kCublasLtLinearW8A8;  // "cublaslt_w8a8": products in int8 or e4m3
 extern const LinearBackwardKernel kCublasLtLinearBackward;  // "cublaslt"
 
-// Seconds that a product of 16-bit weights takes, estimated from the device alone; 0 where there is none.
+// Seconds that the layer takes over weights in 16 bits, norm and activation included, estimated from the device alone;
+// 0 where there is none.
 double seconds_of_16bit(const LinearProblem& problem);
 
 // Rows and columns of W.

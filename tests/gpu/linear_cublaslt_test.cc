@@ -368,6 +368,20 @@ TEST(GpuLinearCublasLt, ManyRowsTakeTheCopy) {
   EXPECT_EQ(chosen(1, Activation::none), "sm80_gemv");
   EXPECT_EQ(chosen(32, Activation::none), "sm90_w4a16");
   EXPECT_EQ(chosen(4096, Activation::gelu_tanh), "cublaslt");
+  // The layer over the copy is what the others are compared with, whatever comes after the product or before.
+  TensorView x(memory.data(), DType::bf16, {64, K});
+  x.device = Device::cuda;
+  LinearOptions options;
+  for (const Norm norm : {Norm::none, Norm::rms_norm}) {
+    options.norm = norm;
+    for (const Activation activation : kActivations) {
+      if (activation == Activation::swiglu) continue;  // these weights are not gated
+      options.activation = activation;
+      for (const Candidate& c : explain_linear(x, weights, options)) {
+        EXPECT_TRUE(c.name != "cublaslt" || c.of_16bit == 1.0) << name_of(activation) << " " << c.of_16bit;
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "cuda/any/cublaslt/host.h"
 #include "cuda/any/linear/host.h"
 #include "cuda/any/linear/rows.h"
+#include "cuda/common/device.h"
 #include "cuda/linear.h"
 #include "lowbit/formats.h"
 
@@ -60,16 +61,21 @@ std::string supports(const LinearProblem& p) {
   return refuse_library();
 }
 
-double estimate(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return 0.0;
-  const double weights = static_cast<double>(p.N) * static_cast<double>(p.K);
+// Over weights in 16 bits that are there.
+double seconds_over_16bit(const LinearProblem& p) {
   const double sums = static_cast<double>(p.M) * static_cast<double>(p.N);
   double seconds = product_seconds(p, 2, 1);
-  // Decoding goes at half of the memory's rate.
-  if (!has_kept(p))
-    seconds += kLaunchSeconds + 2 * memory_seconds(weights * (2 + lowbit::bits_of(p.format.element) / 8.0));
   if (finishes(p)) seconds += kLaunchSeconds + memory_seconds(8 * sums);
   return normed(p) ? seconds + linear::rows_seconds(p) : seconds;
+}
+
+double estimate(const LinearProblem& p, int /*workers*/) {
+  if (nothing(p)) return 0.0;
+  const double seconds = seconds_over_16bit(p);
+  if (has_kept(p)) return seconds;
+  // Decoding goes at half of the memory's rate.
+  const double weights = static_cast<double>(p.N) * static_cast<double>(p.K);
+  return seconds + kLaunchSeconds + 2 * memory_seconds(weights * (2 + lowbit::bits_of(p.format.element) / 8.0));
 }
 
 struct Place {
@@ -149,6 +155,10 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+double seconds_of_16bit(const LinearProblem& p) {
+  return current_device().major < 8 || nothing(p) ? 0.0 : seconds_over_16bit(p);
+}
 
 const LinearKernel kCublasLtLinear = {.name = "cublaslt",
                                       .method = "linear",

@@ -4,7 +4,6 @@
 #include "cuda/any/linear/host.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
-#include "cuda/linear.h"
 
 namespace heddle::cuda::cublaslt {
 namespace {
@@ -83,11 +82,3 @@ double product_seconds(const LinearProblem& p, double bytes, double peak) {
 double memory_seconds(double bytes) { return bytes / rates().bytes; }
 
 }  // namespace heddle::cuda::cublaslt
-
-namespace heddle::cuda {
-
-double seconds_of_16bit(const LinearProblem& p) {
-  return current_device().major < 8 || p.M == 0 || p.N == 0 ? 0.0 : cublaslt::product_seconds(p, 2, 1);
-}
-
-}  // namespace heddle::cuda
