@@ -71,8 +71,9 @@ class Checkpoint {
   // One of them; throws Error if it is not there or cannot be loaded.
   StoredLayer layer(const std::string& name) const;
   // Writes the layer's matrix into `out`, storage of its format and shape in CPU memory. Throws Error, before anything
-  // is written, for what layer() refuses and for scales or zero points that the format does not have: a NaN, an
-  // infinity, a negative scale of nvfp4, a scale that float16 does not hold, a zero point of 16.
+  // is written, for what layer() refuses and for values that the format does not have: a scale that is NaN or infinite,
+  // of nvfp4 also times the global scale or negative, of int4 that float16 does not hold, a zero point of 16, a code of
+  // fp8_row that is NaN.
   void load(const std::string& name, const QuantizedMatrix& out, const LoadOptions& options = {},
             const Runtime& runtime = {}) const;
 

@@ -1,4 +1,5 @@
-// Moves a layer's bits into plain storage: first a look at every scale and zero point, then the writing.
+// Moves a layer's bits into plain storage: first a look at every scale and zero point, and at codes that may be NaN,
+// then the writing.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -79,14 +80,22 @@ struct Source {
         return value_at<float>(scales, index);
     }
   }
+  float e4m3_scale(std::int64_t index) const { return kE4M3Values[std::to_integer<std::uint8_t>(scales[index])]; }
   // If the format holds scale g of row n as it is.
   bool scale_fits(std::int64_t n, std::int64_t g) const {
     const std::int64_t index = scale_index(n, g);
     if (layer.scale_source == ScaleSource::e8m0) return scales[index] != std::byte{255};
-    if (layer.scale_source == ScaleSource::e4m3) return scales[index] < std::byte{0x7f};
+    if (layer.scale_source == ScaleSource::e4m3) {
+      return scales[index] < std::byte{0x7f} && std::isfinite(e4m3_scale(index) * layer.global_scale);
+    }
     const float value = scale(index);
     if (layer.layer.format.scale == ScaleType::f32) return std::isfinite(value);
     return std::isfinite(value) && f16_to_f32(f32_to_f16(value)) == value;
+  }
+
+  // If code k of row n is a number; of e4m3, which lie as in storage.
+  bool code_fits(std::int64_t n, std::int64_t k) const {
+    return (codes[n * K + k] & std::byte{0x7f}) != std::byte{0x7f};
   }
 
   // Zero point g of row n.
@@ -201,11 +210,11 @@ void for_row_pieces(std::int64_t rows, Executor& executor, const Task& task) {
                         [&](std::int64_t i, int) { task(i * kTaskRows, std::min(rows, (i + 1) * kTaskRows)); });
 }
 
-// The first row with a group that fits(n, g) denies; its first such group.
+// The first row with a group, of `groups`, that fits(n, g) denies; its first such group.
 template <class Fits>
-bool find_misfit(const Source& source, Executor& executor, std::int64_t* row, std::int64_t* group, const Fits& fits) {
+bool find_misfit(const Source& source, std::int64_t groups, Executor& executor, std::int64_t* row, std::int64_t* group,
+                 const Fits& fits) {
   constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
-  const std::int64_t groups = source.layer.file_groups;
   std::atomic<std::int64_t> first{kNone};
   for_row_pieces(source.N, executor, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t n = begin; n < end; ++n) {
@@ -232,8 +241,12 @@ bool find_misfit(const Source& source, Executor& executor, std::int64_t* row, st
                               "row ", n, ", group ", g, ", is ");
   if (layer.scale_source == ScaleSource::e8m0) throw Error(text("[checkpoint] ", at, "255, which is NaN"));
   if (layer.scale_source == ScaleSource::e4m3) {
-    throw Error(text("[checkpoint] ", at, E4M3{std::to_integer<std::uint8_t>(source.scales[index])}.value(),
-                     ": scales of nvfp4 are finite, with the sign bit clear"));
+    const float value = source.e4m3_scale(index);
+    throw Error(text("[checkpoint] ", at, value,
+                     source.scales[index] < std::byte{0x7f}
+                         ? text(", times the global scale, ", layer.global_scale, ", ", value * layer.global_scale,
+                                ": scales must be finite")
+                         : ": scales of nvfp4 are finite, with the sign bit clear"));
   }
   const float value = source.scale(index);
   throw Error(text(
@@ -246,16 +259,23 @@ bool find_misfit(const Source& source, Executor& executor, std::int64_t* row, st
 void load_layer(const LayerSource& layer, std::int64_t expert, const QuantizedMatrix& out, Executor& executor) {
   const Source source(layer, expert);
   std::int64_t n = 0, g = 0;
-  if (find_misfit(source, executor, &n, &g,
+  const std::int64_t groups = layer.file_groups;
+  if (find_misfit(source, groups, executor, &n, &g,
                   [&](std::int64_t row, std::int64_t group) { return source.scale_fits(row, group); })) {
     refuse_scale(source, expert, n, g);
   }
-  if (layer.zero_added > 0 && find_misfit(source, executor, &n, &g, [&](std::int64_t row, std::int64_t group) {
+  if (layer.zero_added > 0 && find_misfit(source, groups, executor, &n, &g, [&](std::int64_t row, std::int64_t group) {
         return source.zero(row, group) <= 15;
       })) {
     throw Error(text("[checkpoint] ", layer.zeros.where, ", row ", n, ", group ", g,
                      ", is stored as 15, a zero point of ", source.zero(n, g),
                      " in version 1 of gptq: zero points are from 0 to 15"));
+  }
+  if (layer.layer.format.element == Element::e4m3 &&
+      find_misfit(source, source.K, executor, &n, &g,
+                  [&](std::int64_t row, std::int64_t column) { return source.code_fits(row, column); })) {
+    throw Error(
+        text("[checkpoint] ", layer.codes.where, ", row ", n, ", column ", g, ", is nan: codes must be finite"));
   }
   if (layer.layer.format.global_scale) *static_cast<float*>(out.global_scale.data) = layer.global_scale;
   for_row_pieces(source.N, executor, [&](std::int64_t begin, std::int64_t end) {

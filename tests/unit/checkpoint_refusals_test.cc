@@ -107,6 +107,12 @@ std::vector<Refused> refused_layers() {
       {"modelopt_negative_scale", modelopt(), put<std::uint8_t>("l.weight_scale", 7, 0x81),
        "'l.weight_scale', row 1, group 1, is -0.00195312: scales of nvfp4", true},
       {"modelopt_nan_scale", modelopt(), put<std::uint8_t>("l.weight_scale", 0, 0x7f), "row 0, group 0, is nan", true},
+      {"modelopt_overflow", modelopt(),
+       [](FileBytes& file) {
+         put<float>("l.weight_scale_2", 0, 1e36f)(file);
+         put<std::uint8_t>("l.weight_scale", 7, 0x7e)(file);
+       },
+       "'l.weight_scale', row 1, group 1, is 448, times the global scale, 1e+36, inf: scales must be finite", true},
       {"ct_global_missing", compressed_nvfp4(), drop("l.weight_global_scale"), "'l.weight_global_scale' is missing"},
       {"ct_global_zero", compressed_nvfp4(), put<float>("l.weight_global_scale", 0, 0),
        "is 0: scales are divided by it"},
@@ -124,6 +130,8 @@ std::vector<Refused> refused_layers() {
        "'l.weight_scale' is [3]: it must be [N, 1], one scale a row, = [3, 1]"},
       {"bytes_nan", compressed_bytes("F8_E4M3", 3, 8), put<float>("l.weight_scale", 2, nan), "scales must be finite",
        true},
+      {"bytes_nan_code", compressed_bytes("F8_E4M3", 3, 8), put<std::uint8_t>("l.weight", 13, 0xff),
+       "'l.weight', row 1, column 5, is nan: codes must be finite", true},
       {"bytes_zero_points", compressed_bytes("I8", 3, 8),
        [](FileBytes& file) {
          file.add<std::int8_t>("l.weight_zero_point", "I8", {3, 1}, {0, 0, 0});

@@ -88,7 +88,7 @@ TEST(Checkpoint, CompressedTensorsMxfp4) {
 }
 
 TEST(Checkpoint, CompressedTensorsIn8Bits) {
-  for (const std::int64_t columns : {1, 3, 4, 7, 8, 40}) {
+  for (const std::int64_t columns : {1, 3, 4, 7, 8, 32}) {  // no code of which is a NaN of E4M3
     const struct {
       FileBytes file;
       Layout layout;
