@@ -130,11 +130,31 @@ struct QuantizeVerb {
                  bytes_text(static_cast<double>(r.bytes_after))});
     }
     table.print();
+    print_copied(report);
     const auto before = static_cast<double>(report.bytes_before), after = static_cast<double>(report.bytes_after);
     std::cout << '\n'
               << report.layers.size() << " layers changed, " << report.kept.size() << " 2-D weights kept; all tensors "
               << bytes_text(before) << " -> " << bytes_text(after) << " (" << fixed(100 * after / before, 1)
               << " %)\nwritten to " << target << '\n';
+  }
+
+  // Most of a mixture of experts, where its file has them in one tensor.
+  static void print_copied(const lowbit::QuantizeReport& report) {
+    if (report.copied_3d.empty()) return;
+    std::cout << '\n';
+    Table table({{"not quantised: 3-D tensor"}, {"shape", Align::right}, {"bytes", Align::right}});
+    std::size_t bytes = 0;
+    for (const lowbit::CopiedTensor& tensor : report.copied_3d) {
+      std::string shape;
+      for (const std::int64_t extent : tensor.shape) shape += (shape.empty() ? "" : " x ") + std::to_string(extent);
+      table.add({tensor.name, shape, bytes_text(static_cast<double>(tensor.bytes))});
+      bytes += tensor.bytes;
+    }
+    table.print();
+    std::cout << '\n'
+              << report.copied_3d.size() << " 3-D tensors are as they were, " << bytes_text(static_cast<double>(bytes))
+              << ", " << fixed(100 * static_cast<double>(bytes) / static_cast<double>(report.bytes_after), 1)
+              << " % of the result: only 2-D weights are quantised\n";
   }
 
   static void print_json(const lowbit::QuantizeReport& report, const std::string& target) {
@@ -155,6 +175,11 @@ struct QuantizeVerb {
                                {"global_scale", r.global_scale > 0 ? Json(r.global_scale) : Json()}});
     }
     out["kept"] = report.kept;
+    out["copied_3d"] = Json::array();
+    for (const lowbit::CopiedTensor& tensor : report.copied_3d) {
+      out["copied_3d"].push_back(
+          {{"name", tensor.name}, {"file", tensor.file}, {"shape", tensor.shape}, {"bytes", tensor.bytes}});
+    }
     out["files"] = report.files;
     out["quantization_config"] = Json::parse(report.quantization_config);
     std::cout << out.dump(2) << '\n';

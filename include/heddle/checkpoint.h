@@ -122,9 +122,18 @@ struct LayerReport {
   float global_scale = 0;                         // 0: it has none
 };
 
+struct CopiedTensor {
+  std::string name, file;
+  std::vector<std::int64_t> shape;
+  std::size_t bytes = 0;
+};
+
 struct QuantizeReport {
-  std::vector<LayerReport> layers;                // changed, in the order of their names
-  std::vector<std::string> kept;                  // names of 2-D weights that stay as they are
+  std::vector<LayerReport> layers;  // changed, in the order of their names
+  std::vector<std::string> kept;    // names of 2-D weights that stay as they are
+  // F32, F16 and BF16 tensors of three extents, by name, which stay too, as no rule can name them: experts of a mixture
+  // in one tensor, most of such a model, or a convolution.
+  std::vector<CopiedTensor> copied_3d;
   std::vector<std::string> files;                 // in the output folder
   std::size_t bytes_before = 0, bytes_after = 0;  // of all tensors
   std::string quantization_config;                // JSON, as in the output's config.json

@@ -30,6 +30,14 @@ using nlohmann::ordered_json;
 
 const Check kCheck("quantize_checkpoint");
 constexpr std::string_view kWeight = ".weight";
+constexpr std::pair<const char*, DType> kFloats[] = {{"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16}};
+
+// Null for a dtype that is not quantised.
+const DType* float_of(const SafeTensors::Entry& entry) {
+  const auto* found = std::find_if(std::begin(kFloats), std::end(kFloats),
+                                   [&](const auto& known) { return entry.dtype == known.first; });
+  return found != std::end(kFloats) ? &found->second : nullptr;
+}
 
 // Memory of one tensor, kept for the next one.
 struct Bytes {
@@ -122,11 +130,16 @@ class Work {
           if (p.choice.kind == LayerChoice::Kind::quantized) formats.emplace(layer, p.choice.format);
           if (p.choice.kind == LayerChoice::Kind::sixteen_bits) report_.kept.push_back(layer);
         }
+        if (entry.shape.size() == 3 && float_of(entry) != nullptr) {
+          report_.copied_3d.push_back({name, model_.names[file], entry.shape, entry.bytes});
+        }
         planned_.push_back(std::move(p));
       }
     }
     chooser.require_all_matched();
     std::sort(report_.kept.begin(), report_.kept.end());
+    std::sort(report_.copied_3d.begin(), report_.copied_3d.end(),
+              [](const CopiedTensor& a, const CopiedTensor& b) { return a.name < b.name; });
     kCheck.require(!formats.empty(), model_.folder.string(), " has no layer to quantise: no 2-D weight is a linear ",
                    "layer of a Transformer by its name, and no rule names one");
     // Which formats go together is checked here, before anything is written.
@@ -149,13 +162,9 @@ class Work {
   // A layer that is to change: dtype, extents, and the bytes it will have.
   void take(const std::string& layer, Planned* p) const {
     const SafeTensors::Entry& entry = *p->entry;
-    static constexpr std::pair<const char*, DType> kFloats[] = {
-        {"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16}};
-    const auto* dtype = std::find_if(std::begin(kFloats), std::end(kFloats),
-                                     [&](const auto& known) { return entry.dtype == known.first; });
-    kCheck.require(dtype != std::end(kFloats), where(*p), " is ", entry.dtype,
-                   ": only F32, F16 and BF16 are quantised");
-    p->dtype = dtype->second;
+    const DType* dtype = float_of(entry);
+    kCheck.require(dtype != nullptr, where(*p), " is ", entry.dtype, ": only F32, F16 and BF16 are quantised");
+    p->dtype = *dtype;
     if (p->choice.kind == LayerChoice::Kind::sixteen_bits) {
       if (p->dtype != DType::f32) return;
       p->bytes_after = entry.bytes / 2;

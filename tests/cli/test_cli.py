@@ -420,6 +420,15 @@ def test_quantize_writes_a_folder_and_says_what_it_costs(checkpoint):
     assert config["format"] == "nvfp4-pack-quantized" and config["ignore"] == ["lm_head"]
 
 
+def test_quantize_lists_experts_that_lie_in_one_tensor(tmp_path):
+    layers = {"model.layers.0.mlp.up.weight": np.ones((16, 32)), "model.layers.0.experts.down": np.ones((4, 8, 32))}
+    write_safetensors(tmp_path / "m.safetensors", **layers)
+    text = run("quantize", tmp_path / "m.safetensors")
+    assert "model.layers.0.experts.down" in text and "4 x 8 x 32" in text and "1 3-D tensors are as they were" in text
+    found = run_json("quantize", "-o", tmp_path / "out", tmp_path / "m.safetensors")["copied_3d"]
+    assert found == [{"name": "model.layers.0.experts.down", "file": "m.safetensors", "shape": [4, 8, 32], "bytes": 4096}]
+
+
 def test_quantize_json_and_rules(checkpoint):
     out = checkpoint.parent / "out"
     found = run_json("quantize", "-o", out, "--format", "int8_row", "--rule", "plain", "--layers", "*up_proj=int4_g64:mse",

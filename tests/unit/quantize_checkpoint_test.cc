@@ -165,6 +165,25 @@ INSTANTIATE_TEST_SUITE_P(, EveryFormat,
                                          "int4_g64_zp", "int4_g128_zp", "int8_row", "fp8_row", "nf4", "nf4_b128",
                                          "fp4_bnb"));
 
+TEST(QuantizeCheckpoint, ExpertsInOneTensorAreListed) {
+  const Folder folder;
+  FileBytes file = model();
+  file.add("model.layers.0.mlp.experts.gate_up_proj", "F32", {3, 40, 8}, normal(3 * 40 * 8, 94));
+  file.add("model.layers.0.mlp.experts.down_proj.weight", "BF16", {3, 8, 20}, std::vector<std::uint16_t>(480, 1));
+  file.add("model.layers.0.mlp.experts.groups", "I32", {3, 1, 2}, std::vector<std::int32_t>(6, 1));
+  folder.write("in.safetensors", file.bytes());
+  const QuantizeReport report = quantize_checkpoint(folder.at("in.safetensors"), folder.at("out"));
+  EXPECT_EQ(report.layers.size(), 7u);
+  EXPECT_EQ(report.kept, (std::vector<std::string>{"lm_head", "model.embed_tokens"}));
+  ASSERT_EQ(report.copied_3d.size(), 2u);
+  EXPECT_EQ(report.copied_3d[0].name, "model.layers.0.mlp.experts.down_proj.weight");
+  EXPECT_EQ(report.copied_3d[1].name, "model.layers.0.mlp.experts.gate_up_proj");
+  EXPECT_EQ(report.copied_3d[1].shape, (std::vector<std::int64_t>{3, 40, 8}));
+  EXPECT_EQ(report.copied_3d[0].bytes, 960u);
+  const SafeTensors after = SafeTensors::open(folder.at("out/" + report.copied_3d[0].file));
+  for (const CopiedTensor& tensor : report.copied_3d) EXPECT_EQ(after.entries().at(tensor.name).bytes, tensor.bytes);
+}
+
 TEST(QuantizeCheckpoint, RowsOfAnyLengthIn8Bits) {
   for (const char* format : {"int8_row", "fp8_row"}) {
     for (const std::int64_t columns : {1, 5, 7, 8, 37}) {
