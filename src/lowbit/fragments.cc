@@ -4,15 +4,12 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "lowbit/formats.h"
 
 namespace heddle::lowbit {
 namespace {
-
-constexpr std::uint8_t kE4M3NaN = 0x7f;
 
 // Sign and magnitude of element (row, column); 0 where there is none.
 unsigned code_at(const Matrix& m, std::int64_t row, std::int64_t column) {
@@ -21,7 +18,7 @@ unsigned code_at(const Matrix& m, std::int64_t row, std::int64_t column) {
   return (column % 2 == 0) == m.format.high_nibble_first ? pair.high() : pair.low();
 }
 
-// Scales that are powers of two: the largest of each row, as stored; 255 (NaN) if any is that.
+// Scales that are powers of two: the largest of each row, as stored.
 std::vector<std::uint8_t> largest_scales(const Matrix& m) {
   std::vector<std::uint8_t> largest;
   if (m.format.scale != ScaleType::e8m0) return largest;
@@ -37,9 +34,7 @@ int exponent_below(const Matrix& m, const std::vector<std::uint8_t>& largest, st
   return static_cast<const std::uint8_t*>(m.scales)[row * m.groups + group] - largest[row];
 }
 
-float power_or_nan(std::uint8_t largest, int shift) {
-  return largest == 255 ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(1.0f, largest - 127 + shift);
-}
+float power_of(std::uint8_t largest, int shift) { return std::ldexp(1.0f, largest - 127 + shift); }
 
 // kScaleFactor times an E4M3 scale, as 5 bits of exponent and 3 of mantissa.
 std::uint8_t widened(std::uint8_t e4m3) {
@@ -142,11 +137,9 @@ void pack(const Matrix& m, bool gated, FragmentBlock* blocks, float* row_scales,
     if (row >= m.N) {
       row_scales[place] = 0.0f;
     } else if (m.format.scale == ScaleType::e8m0) {
-      row_scales[place] = power_or_nan(largest[row], kBias - kTop + kFactorBits);
+      row_scales[place] = power_of(largest[row], kBias - kTop + kFactorBits);
     } else if (m.format.scale == ScaleType::e4m3) {
-      const auto* scales = static_cast<const std::uint8_t*>(m.scales) + row * m.groups;
-      const bool spoilt = std::find(scales, scales + m.groups, kE4M3NaN) != scales + m.groups;
-      row_scales[place] = spoilt ? std::numeric_limits<float>::quiet_NaN() : *m.global_scale;
+      row_scales[place] = *m.global_scale;
     } else {
       row_scales[place] = static_cast<const float*>(m.scales)[row];
     }
@@ -203,7 +196,7 @@ void pack(const Matrix& m, bool gated, FragmentBlock8* blocks, float* row_scales
     const std::int64_t row = row_at(place, gated);
     row_scales[place] = row >= m.N        ? 0.0f
                         : largest.empty() ? static_cast<const float*>(m.scales)[row]
-                                          : power_or_nan(largest[row], -kMost);
+                                          : power_of(largest[row], -kMost);
   }
   for_each_group<FragmentBlock8::kGroup>(
       m, [&](std::int64_t place, std::int64_t g, std::int64_t at, std::int64_t block) {
@@ -242,8 +235,7 @@ void pack(const Matrix& m, bool gated, ScaledBlock8* blocks, float* row_scales, 
         m.groups == 0 ? 0 : *std::max_element(scales + row * m.groups, scales + (row + 1) * m.groups);
     const int above = largest == 0 ? 0 : wide_bits(largest) - kMost, shift = above > 0 ? (above + 7) / 8 : above / 8;
     shifts[static_cast<std::size_t>(row)] = shift;
-    row_scales[place] =
-        largest == kE4M3NaN ? std::numeric_limits<float>::quiet_NaN() : std::ldexp(*m.global_scale, shift);
+    row_scales[place] = std::ldexp(*m.global_scale, shift);
   }
   // Bits of a group's scale under its row's; less than kLeast: it has to be that one.
   const auto bits_of_group = [&](std::int64_t row, std::int64_t group) {

@@ -139,8 +139,8 @@ constexpr std::int64_t place_of(std::int64_t row, bool gated) {
 }
 
 // E2M1 formats: nvfp4, mxfp4 and e2m1_row. Weights are code * scale * row scale. Exact, except that in mxfp4 a block
-// whose scale is less than 2^-29 of the row's largest becomes 0, and a scale that is NaN spoils its row. Scales are not
-// negative.
+// whose scale is less than 2^-29 of the row's largest becomes 0. Scales are finite, here and below, to which
+// pack_weights() sees, and not negative.
 void pack(const Matrix& matrix, bool gated, FragmentBlock* blocks, float* row_scales, Executor& executor);
 // mxfp4 and e2m1_row. Exact where the scales of a row span at most kMaxExponent binades; weights of smaller ones are
 // rounded to multiples of half the row scale.

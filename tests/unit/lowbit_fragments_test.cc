@@ -248,11 +248,6 @@ TEST(Fragments, SmallScalesOfNvfp4AreRoundedAsStated) {
   EXPECT_FLOAT_EQ(weight(64), -0.25f);  // -3 * 2^-4 is 0.75 of the least: a tie, to the even code
   EXPECT_FLOAT_EQ(weight(81), 0.125f);  // 6 * 2^-6 is 0.375 of the least
   EXPECT_EQ(weight(97), 0.0f);
-
-  scales[2] = 127;
-  pack(random.m, false, reinterpret_cast<ScaledBlock8*>(data.data() + layout.blocks),
-       reinterpret_cast<float*>(data.data()), default_executor());
-  EXPECT_TRUE(std::isnan(reinterpret_cast<const float*>(data.data())[0]));
 }
 
 // Scales too far below a row's largest: 0 for 16-bit products, multiples of half the row's scale for e4m3.
@@ -278,11 +273,6 @@ TEST(Fragments, SmallScalesAreRoundedAsStated) {
   EXPECT_EQ(weight8(0), std::ldexp(6.0, 13));
   EXPECT_EQ(weight8(32), 0.0);
   EXPECT_EQ(weight8(96), std::ldexp(1.5, 2));  // 6 * 2^-13 of the largest: 1.5 of the least scale, 2^-11
-
-  scales[2] = 255;
-  pack(random.m, false, blocks.data(), row_scales.data(), default_executor());
-  pack(random.m, false, blocks8.data(), row_scales8.data(), default_executor());
-  EXPECT_TRUE(std::isnan(row_scales[0]) && std::isnan(row_scales8[0]));
 }
 
 }  // namespace
