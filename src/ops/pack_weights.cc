@@ -44,6 +44,15 @@ void check_zeros(const Check& check, const Matrix& m) {
   }
 }
 
+// Blocks of nvfp4 have no room for a scale's sign, that of a zero neither.
+void check_signs(const Check& check, const Matrix& m, WeightOrder order) {
+  for (std::int64_t i = 0; i < m.N * m.groups; ++i) {
+    check.require(static_cast<const std::uint8_t*>(m.scales)[i] < 0x80, "matrix.scales[", i / m.groups, ", ",
+                  i % m.groups, "] is ", lowbit::load_scale(m.scales, m.format.scale, i), ": order ", name_of(order),
+                  " has no negative scales");
+  }
+}
+
 void pack_panels(const Matrix& from, const PackedWeights& out, Executor& executor) {
   const lowbit::Panels panels = panels_of(out);
   auto* to = static_cast<std::uint8_t*>(out.data.data);
@@ -178,6 +187,8 @@ void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& ou
   }
   check_finite(check, from);
   if (out.order == WeightOrder::fragments16 && from.zeros != nullptr) check_zeros(check, from);
+  const bool fragments = out.order == WeightOrder::fragments16 || out.order == WeightOrder::fragments8;
+  if (fragments && from.format.scale == lowbit::ScaleType::e4m3) check_signs(check, from, out.order);
   Executor& executor = runtime.executor != nullptr ? *runtime.executor : default_executor();
   const bool in_matrix = out.order == WeightOrder::matrix || out.order == WeightOrder::matrix8;
   (out.order == WeightOrder::rows16 ? pack_panels : in_matrix ? pack_matrix : pack_fragments)(from, out, executor);

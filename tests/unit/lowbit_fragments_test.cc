@@ -7,9 +7,12 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "core/dtypes.h"
+#include "heddle/error.h"
+#include "kit/linear_layer.h"
 #include "lowbit/formats.h"
 
 namespace heddle::lowbit {
@@ -273,6 +276,27 @@ TEST(Fragments, SmallScalesAreRoundedAsStated) {
   EXPECT_EQ(weight8(0), std::ldexp(6.0, 13));
   EXPECT_EQ(weight8(32), 0.0);
   EXPECT_EQ(weight8(96), std::ldexp(1.5, 2));  // 6 * 2^-13 of the largest: 1.5 of the least scale, 2^-11
+}
+
+// Their blocks would hold something else.
+TEST(Fragments, NegativeScalesOfNvfp4AreRefused) {
+  for (const WeightOrder order : {WeightOrder::fragments16, WeightOrder::fragments8}) {
+    for (const std::uint8_t scale : {0x80, 0xb8}) {
+      kit::QuantizedMemory memory(format_named("nvfp4"), 3, 64);
+      const std::vector<float> weights(3 * 64, 0.5f);
+      quantize(TensorView(weights.data(), DType::f32, {3, 64}), {}, memory.matrix());
+      kit::PackedMemory(memory.matrix(), false, order);
+      static_cast<std::uint8_t*>(memory.matrix().scales.data)[6] = scale;
+      try {
+        kit::PackedMemory(memory.matrix(), false, order);
+        ADD_FAILURE() << "was accepted";
+      } catch (const Error& error) {
+        const std::string wanted = std::string("matrix.scales[1, 2] is ") + (scale == 0x80 ? "-0" : "-1") + ": order " +
+                                   name_of(order) + " has no negative scales";
+        EXPECT_NE(std::string(error.what()).find(wanted), std::string::npos) << error.what();
+      }
+    }
+  }
 }
 
 }  // namespace
