@@ -181,7 +181,7 @@ class Int4Case {
   }
 };
 
-// Cases that CPU and GPU share. on_gpu: those with the head size that its kernel has.
+// Cases that CPU and GPU share. on_gpu: those with head sizes that its kernel has.
 inline std::vector<Int4Spec> int4_specs(bool on_gpu) {
   std::vector<Int4Spec> out;
   const auto with = [&](const char* name, auto change) {
@@ -213,8 +213,21 @@ inline std::vector<Int4Spec> int4_specs(bool on_gpu) {
   with("small_values", [](auto& s) { s.scale_of_values = 1e-3f, s.dtype = DType::f16; });
   with("batch_invariant", [](auto& s) { s.invariant = true, s.max_blocks = 30, s.lengths = {2000, 900, 64}; });
   with("long", [](auto& s) { s.max_blocks = 80, s.lengths = {5000, 3}, s.H = 4, s.Hkv = 1; });
+  const auto with_64 = [&](const char* name, auto change) { with(name, [&](auto& s) { s.D = s.Dv = 64, change(s); }); };
+  with_64("size_64", [](auto&) {});
+  with_64("size_64_f16", [](auto& s) { s.dtype = DType::f16, s.Sq = 4, s.scale_of_values = 1e-3f; });
+  with_64("size_64_lengths_about_blocks",
+          [](auto& s) { s.lengths = {1, 63, 64, 127, 128, 129, 191, 192, 193, 256, 0}; });
+  with_64("size_64_paged_rows_elsewhere", [](auto& s) { s.paged = s.row_idx = true, s.Sq = 2, s.H = 32, s.Hkv = 8; });
+  with_64("size_64_window", [](auto& s) { s.window_left = 150, s.Sq = 9, s.H = 4, s.lengths = {400, 350}; });
+  with_64("size_64_softcap_sink_mask", [](auto& s) { s.softcap = 20.0f, s.sink = s.mask = true, s.Sq = 2; });
+  with_64("size_64_leftpad", [](auto& s) { s.leftpad = true, s.lengths = {700, 36, 300}; });
+  with_64("size_64_large_values", [](auto& s) { s.scale_of_values = 3000.0f, s.H = 16, s.Hkv = 1; });
+  with_64("size_64_batch_invariant", [](auto& s) {
+    s.invariant = true, s.max_blocks = 30, s.lengths = {2000, 900, 64};
+  });
+  with_64("size_64_long", [](auto& s) { s.max_blocks = 80, s.lengths = {5000, 3}, s.H = 4, s.Hkv = 1; });
   if (!on_gpu) {
-    with("size_64", [](auto& s) { s.D = s.Dv = 64; });
     with("size_192_128", [](auto& s) { s.D = 192, s.lengths = {300, 20}; });
     with("size_64_256", [](auto& s) { s.D = 64, s.Dv = 256, s.lengths = {300, 20}; });
     with("rows_70", [](auto& s) { s.Sq = 70, s.lengths = {300, 70}; });

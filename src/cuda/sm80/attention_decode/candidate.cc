@@ -22,7 +22,9 @@ bool e4m3(const AttentionProblem& p) { return p.k.dtype == DType::f8e4m3; }
 const Variant& variant_for(const AttentionProblem& p) {
   const bool bf16 = p.dtype == DType::bf16;
   const std::int64_t size = std::max(p.D, p.Dv);
-  if (p.int4) return bf16 ? kBf16Int4D128 : kF16Int4D128;
+  if (p.int4) {
+    return size <= 64 ? bf16 ? kBf16Int4D64 : kF16Int4D64 : bf16 ? kBf16Int4D128 : kF16Int4D128;
+  }
   if (e4m3(p)) {
     return size <= 128 ? bf16 ? kBf16E4m3D128 : kF16E4m3D128 : bf16 ? kBf16E4m3D256 : kF16E4m3D256;
   }
@@ -43,8 +45,9 @@ Refusal supports(const AttentionProblem& p) {
     return text("it takes queries in float16 and bfloat16, not ", name_of(p.dtype));
   }
   if (p.Sq > kMaxRows) return text("it is for decoding: at most ", kMaxRows, " query rows a sequence, not ", p.Sq);
-  if (p.int4 && (p.D != 128 || p.Dv != 128)) {
-    return text("over a cache in 4 bits it takes head sizes of 128, not ", p.D, " and ", p.Dv);
+  if (p.int4 && (p.D != p.Dv || (p.D != 64 && p.D != 128))) {
+    return text("over a cache in 4 bits it takes head sizes of 64 or of 128, of k and v alike, not ", p.D, " and ",
+                p.Dv);
   }
   const std::int64_t piece = e4m3(p) ? 16 : 8;
   if (p.D % piece != 0 || p.Dv % piece != 0) {

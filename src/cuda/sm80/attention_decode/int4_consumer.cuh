@@ -50,6 +50,9 @@ class Int4Consumer : public Consumer<C> {
   using Base = Consumer<C>;
   using Base::lane, Base::max, Base::o, Base::p, Base::scores, Base::shared, Base::sum, Base::warp;
   using T = typename C::Element;
+  using Keys = Int4Keys<C::kHeadSize>;
+  static constexpr int kGroups = C::kGroups;
+  static constexpr int kLaneDims = C::kHeadSize / 4, kWords = kLaneDims / 8;  // of a key, and their words of codes
   static constexpr float kCodes = 0x1p24f;  // what a product of codes is multiplied with
   static constexpr float kLeastUnit = 0x1p-14f;
 
@@ -62,10 +65,10 @@ class Int4Consumer : public Consumer<C> {
   __device__ void take_query() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const T* row = &shared.query().row[lane / 4 + 8 * r][32 * (lane % 4)];
+      const T* row = &shared.query().row[lane / 4 + 8 * r][kLaneDims * (lane % 4)];
       float largest = 0.0f;
 #pragma unroll
-      for (int d = 0; d < 32; ++d) largest = fmaxf(largest, fabsf(to_float(row[d])));
+      for (int d = 0; d < kLaneDims; ++d) largest = fmaxf(largest, fabsf(to_float(row[d])));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
       largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
       const bool usual = largest > 1e-30f && largest < 1e30f;  // else it stays as it is
@@ -73,7 +76,7 @@ class Int4Consumer : public Consumer<C> {
       const float shrink = __uint_as_float(0x7F000000u - exponent);
       factor[r] = p.scale_log2 * __uint_as_float(exponent) * kCodes;
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
+      for (int w = 0; w < kWords; ++w) {
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
           q[r][4 * w + n] =
@@ -85,7 +88,7 @@ class Int4Consumer : public Consumer<C> {
 
   // The keys from slot `first` on, which are in a stage.
   __device__ void block(int first, int stage) {
-    const Int4Keys& keys = shared.stage[warp][stage].block();
+    const Keys& keys = shared.stage[warp][stage].block();
     float x[kBlockTiles][4];
     multiply_keys(keys, x);
 #pragma unroll
@@ -117,6 +120,7 @@ class Int4Consumer : public Consumer<C> {
     Base::scale_output(factors);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
+      if (i % 2 >= kGroups) continue;
       const float zero = __shfl_sync(0xffffffff, zero_sum[i], lane & ~3u);  // of group i % 2, row i / 2
 #pragma unroll
       for (int n = 0; n < 8; ++n) {
@@ -131,14 +135,16 @@ class Int4Consumer : public Consumer<C> {
     return n == 0 ? words.x : n == 1 ? words.y : n == 2 ? words.z : words.w;
   }
 
+  __device__ static std::uint32_t word(const uint2& words, int n) { return n == 0 ? words.x : words.y; }
+
   // x = q (zero + code * scale), in units of 2^-24 and of what was taken out of q.
-  __device__ void multiply_keys(const Int4Keys& keys, float (&x)[kBlockTiles][4]) const {
-    std::uint32_t scaled[2][16];
+  __device__ void multiply_keys(const Keys& keys, float (&x)[kBlockTiles][4]) const {
+    std::uint32_t scaled[2][4 * kWords];
     float zero[4] = {};
     const std::uint32_t sixteenth = detail::both_halves(0x1p-4f);
 #pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      const int d = 32 * static_cast<int>(lane % 4) + 8 * w;
+    for (int w = 0; w < kWords; ++w) {
+      const int d = kLaneDims * static_cast<int>(lane % 4) + 8 * w;
       std::uint32_t scale[4], zeros[4];
       detail::as_codes_lie(*reinterpret_cast<const uint4*>(&keys.k_scale[d]), scale);
       detail::as_codes_lie(*reinterpret_cast<const uint4*>(&keys.k_zero[d]), zeros);
@@ -162,9 +168,9 @@ class Int4Consumer : public Consumer<C> {
     }
 #pragma unroll
     for (int n = 0; n < kBlockTiles; ++n) {
-      const uint4 words = keys.k[n][lane];
+      const auto words = keys.k[n][lane];
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
+      for (int w = 0; w < kWords; ++w) {
         std::uint32_t codes[4];
         detail::codes_of(word(words, w), codes);
 #pragma unroll
@@ -178,7 +184,7 @@ class Int4Consumer : public Consumer<C> {
   }
 
   // x: scores, then P. o counts in units of 2^-24 (a code) and of a power of two above the largest scale so far.
-  __device__ void add_values(const Int4Keys& keys, std::uint32_t attended, float (&x)[kBlockTiles][4]) {
+  __device__ void add_values(const Keys& keys, std::uint32_t attended, float (&x)[kBlockTiles][4]) {
     std::uint32_t weights[kBlockTiles][2];
 #pragma unroll
     for (int n = 0; n < kBlockTiles; ++n) {
@@ -189,15 +195,15 @@ class Int4Consumer : public Consumer<C> {
         weights[n][r] = ptx::pack2<__half>(even, odd);
       }
     }
-    std::uint32_t scale[2][kBlockTiles];
+    std::uint32_t scale[kGroups][kBlockTiles];
 #pragma unroll
-    for (int g = 0; g < 2; ++g) load_factors(keys.v_scale[g], attended, scale[g]);
+    for (int g = 0; g < kGroups; ++g) load_factors(keys.v_scale[g], attended, scale[g]);
     update_unit(scale);
     const float inverse = __uint_as_float(0x7F000000u - __float_as_uint(unit));
     const std::uint32_t even_inverse = detail::both_halves(inverse), odd_inverse = detail::both_halves(inverse / 16);
     add_zeros(keys, attended, weights);
 #pragma unroll
-    for (int g = 0; g < 2; ++g) {
+    for (int g = 0; g < kGroups; ++g) {
       std::uint32_t scaled[kBlockTiles][2];
 #pragma unroll
       for (int n = 0; n < kBlockTiles; ++n) {
@@ -234,10 +240,10 @@ class Int4Consumer : public Consumer<C> {
     }
   }
 
-  __device__ void update_unit(const std::uint32_t (&scale)[2][kBlockTiles]) {
+  __device__ void update_unit(const std::uint32_t (&scale)[kGroups][kBlockTiles]) {
     std::uint32_t largest = 0;
 #pragma unroll
-    for (int g = 0; g < 2; ++g) {
+    for (int g = 0; g < kGroups; ++g) {
 #pragma unroll
       for (int n = 0; n < kBlockTiles; ++n) largest = detail::larger_halves(largest, scale[g][n]);
     }
@@ -253,12 +259,11 @@ class Int4Consumer : public Consumer<C> {
     unit = next;
   }
 
-  // Zeros of V: channel g of the product is group g, so that lane % 4 == 0 ends up with both.
-  __device__ void add_zeros(const Int4Keys& keys, std::uint32_t attended,
-                            const std::uint32_t (&weights)[kBlockTiles][2]) {
+  // Zeros of V: channel g of the product is group g, so that lane % 4 == 0 ends up with all.
+  __device__ void add_zeros(const Keys& keys, std::uint32_t attended, const std::uint32_t (&weights)[kBlockTiles][2]) {
     const unsigned row = lane / 4;
     std::uint32_t zeros[kBlockTiles];
-    load_factors(keys.v_zero[row % 2], row < 2 ? attended : 0, zeros);
+    load_factors(keys.v_zero[row % kGroups], row < kGroups ? attended : 0, zeros);
 #pragma unroll
     for (int n = 0; n < kBlockTiles; n += 2) {
       const std::uint32_t a[4] = {weights[n][0], weights[n][1], weights[n + 1][0], weights[n + 1][1]};
@@ -266,9 +271,9 @@ class Int4Consumer : public Consumer<C> {
     }
   }
 
-  std::uint32_t q[2][16];   // of rows lane / 4 and 8 further: pairs of this lane's dimensions, as codes lie
-  float factor[2];          // of the scores of those rows
-  float unit = 1 / kCodes;  // the ring's values count as they are
+  std::uint32_t q[2][4 * kWords];  // of rows lane / 4 and 8 further: pairs of this lane's dimensions, as codes lie
+  float factor[2];                 // of the scores of those rows
+  float unit = 1 / kCodes;         // the ring's values count as they are
   float zero_sum[4] = {};
 };
 

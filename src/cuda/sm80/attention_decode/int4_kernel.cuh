@@ -17,7 +17,7 @@ __device__ void start_block(const Params& p, const Segment& s, int n, int end, S
     const auto* from = reinterpret_cast<const uint4*>(p.problem.int4_block(s.b, n, s.head)) + lane;
     const std::uint32_t to = ptx::shared_address(reinterpret_cast<uint4*>(&shared.stage[warp][stage].block()) + lane);
 #pragma unroll
-    for (unsigned i = 0; i < sizeof(Int4Keys) / sizeof(uint4) / 32; ++i) {
+    for (unsigned i = 0; i < sizeof(Int4Keys<C::kHeadSize>) / sizeof(uint4) / 32; ++i) {
       ptx::copy_async_16(to + i * 32 * sizeof(uint4), from + i * 32, true);
     }
   }

@@ -14,9 +14,9 @@ void launch_int4(const Params& params, unsigned ctas, cudaStream_t stream) {
         params);
 }
 
-template <class T>
+template <class T, int kHeadSize>
 constexpr Variant int4_variant() {
-  using C = Int4Config<T>;
+  using C = Int4Config<T, kHeadSize>;
   return {.head_size = C::kHeadSize,
           .shared_bytes = sizeof(SharedMemory<C>),
           .blocks = C::kBlocks,

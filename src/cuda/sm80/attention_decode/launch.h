@@ -17,8 +17,9 @@ struct Variant {
 
 // Defined one file each in inst/, by the largest head size they take.
 extern const Variant kBf16D64, kBf16D128, kBf16D256, kF16D64, kF16D128, kF16D256;
+// Over caches in 4 bits.
+extern const Variant kBf16Int4D64, kBf16Int4D128, kF16Int4D64, kF16Int4D128;
 // Over e4m3 caches.
-extern const Variant kBf16Int4D128, kF16Int4D128;  // caches in 4 bits
 extern const Variant kBf16E4m3D128, kBf16E4m3D256, kF16E4m3D128, kF16E4m3D256;
 
 }  // namespace heddle::cuda::sm80::attention_decode

@@ -2,6 +2,6 @@
 
 namespace heddle::cuda::sm80::attention_decode {
 
-const Variant kBf16Int4D128 = int4_variant<__nv_bfloat16>();
+const Variant kBf16Int4D128 = int4_variant<__nv_bfloat16, 128>();
 
 }  // namespace heddle::cuda::sm80::attention_decode

@@ -2,6 +2,6 @@
 
 namespace heddle::cuda::sm80::attention_decode {
 
-const Variant kF16Int4D128 = int4_variant<__half>();
+const Variant kF16Int4D128 = int4_variant<__half, 128>();
 
 }  // namespace heddle::cuda::sm80::attention_decode
