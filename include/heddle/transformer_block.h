@@ -1,5 +1,6 @@
-// A Transformer block over packed sequences, on the CPU: attention and a feed-forward network, each with a norm and a
-// residual, its four linear layers each in a precision of its own. docs/transformer_block.md has the formulas.
+// A Transformer block over packed sequences, on the CPU or on a GPU: attention and a feed-forward network, each with a
+// norm and a residual, its four linear layers each in a precision of its own. docs/transformer_block.md has the
+// formulas.
 #pragma once
 
 #include <cstddef>
@@ -25,10 +26,15 @@ struct TransformerBlockOptions {
   bool norm_first = true;              // x + f(norm(x)); else norm(x + f(x))
   Activation activation = Activation::gelu_erf;
   Causal causal = Causal::none;  // a sequence attends itself alone, so that top_left and bottom_right are the same
-  DType dtype = DType::f32;      // of activations: f32 or bf16; softmax, norms and sums are f32 or f64
+  // Of activations: f32 or bf16 on the CPU, f16 or bf16 on a GPU; softmax, norms and sums are f32 or f64.
+  DType dtype = DType::f32;
   // The precision of the layers "qkv", "out", "up" and "down", as EncoderOptions::layers has it: "float32", "bfloat16"
-  // or a low-bit format, with or without a rule for its scales. Layers that no pattern matches are in `dtype`.
+  // (on a GPU `dtype` alone) or a low-bit format, with or without a rule for its scales. Layers that no pattern matches
+  // are in `dtype`.
   std::vector<lowbit::LayerRule> layers = {};
+  // Where it runs. cuda: weights are quantised and packed on the CPU and copied, on construction, to the GPU that is
+  // current then and must be in forward(). hidden, intermediate and the rows of qkv are multiples of 8 there.
+  Device device = Device::cpu;
 };
 
 // f32, f16 or bf16, in the CPU's memory, any strides. Biases and the norms' parameters are rounded to the block's
@@ -47,8 +53,8 @@ class TransformerBlock {
  public:
   // Weights are copied, quantised and packed; nothing of the caller's is kept. Throws Error for a tensor that is
   // missing, has another shape than the options say, is on a GPU or holds what is not finite, for a format that a
-  // layer does not fit, and for a pattern that decides over no layer; RuntimeError for a layer in floats where heddle
-  // was built without a matrix library.
+  // layer does not fit, and for a pattern that decides over no layer; RuntimeError for a layer in floats on the CPU
+  // where heddle was built without a matrix library, and where there is no GPU to copy to.
   TransformerBlock(const TransformerBlockOptions& options, const TransformerBlockWeights& weights);
   TransformerBlock(TransformerBlock&&) noexcept;
   TransformerBlock& operator=(TransformerBlock&&) noexcept;
@@ -64,13 +70,20 @@ class TransformerBlock {
                         const Runtime& runtime = {}) const;
 
   // x, y: [total, hidden] of the block's dtype, rows anywhere, their elements side by side; y may be x. cu_seqlens:
-  // int32 [sequences + 1], from 0 to total, never decreasing. A row's bits do not depend on the other sequences, nor
-  // on the number of threads. Throws Error on a bad argument before anything is written.
-  void forward(const TensorView& x, const TensorView& cu_seqlens, const TensorView& y, const Runtime& runtime) const;
+  // int32 [sequences + 1], from 0 to total, never decreasing. longest: no sequence has more rows; 0: not given. A row's
+  // bits do not depend on the other sequences, nor on the number of threads. Throws Error on a bad argument before
+  // anything is written.
+  // On a GPU all three tensors are on it, and `longest` must be given where there are rows: cu_seqlens is not read by
+  // the host, and rows that it leaves out, or that are further behind in their sequence than `longest`, get any values.
+  // x's and y's rows begin at multiples of 16 bytes. The call does not wait for Runtime::stream and can be captured in
+  // a graph; rows repeat to the bit among the same sequences.
+  void forward(const TensorView& x, const TensorView& cu_seqlens, const TensorView& y, const Runtime& runtime,
+               std::int64_t longest = 0) const;
 
  private:
   struct Weights;
-  class Call;
+  class CpuCall;
+  class GpuCall;
   std::unique_ptr<const Weights> weights_;
 };
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "cuda/encoder.h"
+#include "cuda/model.h"
 #include "heddle/transformer.h"
 #include "model/encoder_call.h"
 #include "model/packed_lengths.h"
@@ -80,9 +80,7 @@ class Encoder::CpuCall : public Call {
     if (total_ == 0) return 0;
     Runtime runtime;
     runtime.executor = &executor_;
-    // Only shapes matter to the query, but data must not be null.
-    return attention_workspace(reinterpret_cast<const std::byte*>(this), attention_options(cu_seqlens, longest),
-                               runtime);
+    return attention_.workspace(total_, cu_seqlens, longest, runtime);
   }
 
   void run(const EncoderTask& task, std::byte* workspace, EncoderTimes* times) {
@@ -96,14 +94,13 @@ class Encoder::CpuCall : public Call {
     auto start = Clock::now();
     if (total_ > 0) {
       embed(static_cast<const std::int32_t*>(task.token_ids.data), static_cast<const std::int32_t*>(cu_seqlens.data));
-      const AttentionOptions options = attention_options(cu_seqlens, task.longest);
       Runtime runtime;
       runtime.executor = &executor_;
       runtime.workspace = {workspace_ + plan_.attention, plan_.attention_bytes};
       double attention = 0;
       for (std::size_t i = 0; i < weights_.layers.size(); ++i) {
         const auto attention_start = Clock::now();
-        attend(workspace_ + plan_.qkv, workspace_ + plan_.context, options, runtime);
+        attention_.run(total_, cu_seqlens, task.longest, workspace_ + plan_.qkv, workspace_ + plan_.context, runtime);
         attention += seconds_since(attention_start);
         finish_layer(i, task.hidden_states);
       }
@@ -379,7 +376,7 @@ void Encoder::encode(const TensorView& token_ids, const TensorView& cu_seqlens, 
   }
 
   if (gpu) {
-    const int current = cuda::current_gpu();
+    const int current = cuda::current_gpu("encode");
     check.require(current == weights_->gpu, "GPU ", current, " is current and the encoder was loaded to GPU ",
                   weights_->gpu);
     check.require(times == nullptr, "times is given: a call on a GPU does not wait for its stages");

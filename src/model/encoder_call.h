@@ -5,6 +5,8 @@
 #include <cstdint>
 
 #include "model/encoder_weights.h"
+#include "model/gpu_workspace.h"
+#include "model/packed_attention.h"
 
 namespace heddle {
 
@@ -24,69 +26,49 @@ class Encoder::Call {
         dtype_(weights.options.dtype),
         element_(size_of(dtype_)),
         total_(total),
-        sequences_(sequences) {}
+        sequences_(sequences),
+        attention_{.dtype = dtype_,
+                   .device = weights.options.device,
+                   .heads = config_.heads,
+                   .kv_heads = config_.heads,
+                   .head = config_.hidden / config_.heads,
+                   .method = weights.options.method} {}
 
  protected:
-  // q, k, v or the context as attention sees them: [total, heads, head size].
-  TensorView heads(const std::byte* data, std::int64_t row_stride) const {
-    const std::int64_t size = config_.hidden / config_.heads;
-    TensorView view(data, dtype_, {total_, config_.heads, size}, {row_stride, size, 1});
-    view.device = weights_.options.device;
-    return view;
-  }
-
-  // Of packed rows of queries, keys and values.
-  std::size_t attention_workspace(const std::byte* qkv, const AttentionOptions& options, const Runtime& runtime) const {
-    const TensorView view = heads(qkv, 3 * config_.hidden);
-    return attention_forward_workspace(view, view, view, options, runtime);
-  }
-  void attend(const std::byte* qkv, std::byte* context, const AttentionOptions& options, const Runtime& runtime) const {
-    const std::size_t part = static_cast<std::size_t>(config_.hidden) * element_;
-    attention_forward(heads(qkv, 3 * config_.hidden), heads(qkv + part, 3 * config_.hidden),
-                      heads(qkv + 2 * part, 3 * config_.hidden), heads(context, config_.hidden), {}, options, runtime);
-  }
-  AttentionOptions attention_options(const TensorView& cu_seqlens, std::int64_t longest) const {
-    AttentionOptions options;
-    options.cu_seqlens_q = options.cu_seqlens_k = cu_seqlens;
-    options.max_seqlen_q = options.max_seqlen_k = longest;
-    options.method = weights_.options.method;
-    options.batch_invariant = true;  // a text's embedding must not depend on its neighbours
-    return options;
-  }
-
   const Weights& weights_;
   const EncoderConfig& config_;
   const DType dtype_;
   const std::size_t element_;
   const std::int64_t total_, sequences_;
+  const PackedAttention attention_;
 };
 
 // Everything on the stream.
 class Encoder::GpuCall : public Call {
  public:
   GpuCall(const Weights& weights, std::int64_t total, std::int64_t sequences, std::int64_t longest)
-      : Call(weights, total, sequences), longest_(attended_longest(longest)), plan_(arrange()) {}
+      : Call(weights, total, sequences),
+        longest_(longest),
+        ids_(places_.take(static_cast<std::size_t>(total) * sizeof(std::int32_t))),
+        offsets_(places_.take((static_cast<std::size_t>(sequences) + 1) * sizeof(std::int32_t))),
+        rows_({.total = total,
+               .hidden = config_.hidden,
+               .qkv = attention_.columns(),
+               .intermediate = config_.intermediate,
+               .element = element_},
+              scratch_bytes(), places_) {}
 
-  std::size_t workspace() const { return plan_.bytes; }
+  std::size_t workspace() const { return places_.bytes(); }
   // runtime.workspace is large enough.
   void run(const EncoderTask& task, const Runtime& runtime) const;
 
  private:
-  // Where everything lies in the workspace.
-  struct Arrangement {
-    std::size_t ids = 0, offsets = 0;  // int32 [total], [sequences + 1]
-    std::size_t x = 0;                 // dtype [total, hidden]: the residual stream
-    std::size_t qkv = 0, context = 0;  // dtype [total, 3 * hidden], [total, hidden]: attention's operands and output
-    std::size_t activated = 0;         // dtype [total, intermediate], where those two were
-    std::size_t scratch = 0, scratch_bytes = 0;  // of attention and linear layers
-    std::size_t bytes = 0;
-  };
-  Arrangement arrange() const;
   std::size_t scratch_bytes() const;
-  static std::int64_t attended_longest(std::int64_t longest);
 
-  const std::int64_t longest_;  // as attention is told
-  const Arrangement plan_;
+  const std::int64_t longest_;
+  GpuPlaces places_;
+  const std::size_t ids_, offsets_;  // int32 [total], [sequences + 1]
+  const GpuRowPlaces rows_;
 };
 
 }  // namespace heddle

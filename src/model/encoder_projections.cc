@@ -40,16 +40,16 @@ void EncoderProjections::run(const std::byte* x, std::byte* y, std::int64_t rows
   }
 }
 
-std::size_t EncoderProjections::gpu_workspace(const std::byte* x, std::int64_t rows) const {
+std::size_t EncoderProjections::gpu_workspace(std::int64_t rows) const {
   std::size_t bytes = 0;
-  for (const TransformerLinear& part : parts_) bytes = std::max(bytes, part.gpu_workspace(x, rows));
+  for (const TransformerLinear& part : parts_) bytes = std::max(bytes, part.gpu_workspace(rows));
   return bytes;
 }
 
 void EncoderProjections::run_on_gpu(const std::byte* x, std::byte* y, std::int64_t rows, const Runtime& runtime) const {
   const std::int64_t stride = static_cast<std::int64_t>(parts_.size()) * parts_[0].shape().out;
   for (const TransformerLinear& part : parts_) {
-    part.run_on_gpu(x, nullptr, y, stride, rows, runtime);
+    part.run_on_gpu({x, part.shape().in}, {}, {y, stride}, rows, runtime);
     y += size_of(part.shape().dtype) * static_cast<std::size_t>(part.shape().out);
   }
 }

@@ -27,7 +27,7 @@ class EncoderProjections {
   std::size_t scratch_bytes() const;
   void run(const std::byte* x, std::byte* y, std::int64_t rows, std::byte* scratch) const;
   // On a GPU.
-  std::size_t gpu_workspace(const std::byte* x, std::int64_t rows) const;
+  std::size_t gpu_workspace(std::int64_t rows) const;
   void run_on_gpu(const std::byte* x, std::byte* y, std::int64_t rows, const Runtime& runtime) const;
 
  private:

@@ -11,7 +11,7 @@
 
 #include "core/check.h"
 #include "core/dtypes.h"
-#include "cuda/encoder.h"
+#include "cuda/model.h"
 #include "heddle/safetensors.h"
 #include "model/in_quotes.h"
 
@@ -85,11 +85,6 @@ class ConfigFile {
   std::string path_;
   json root_;
 };
-
-// Whether a rule's format is none of low bits.
-bool is_floating(const std::string& format, Device device) {
-  return format == "float32" || format == "bfloat16" || (device == Device::cuda && format == "float16");
-}
 
 }  // namespace
 
@@ -188,15 +183,7 @@ EncoderLayers::~EncoderLayers() = default;
 std::string EncoderLayers::prefix(std::int64_t i) { return text("encoder.layer.", i, "."); }
 
 void EncoderLayers::set_rules(std::vector<lowbit::LayerRule> rules) {
-  for (const lowbit::LayerRule& rule : rules) {
-    Check("encoder").require(
-        device_ == Device::cpu || !is_floating(rule.format, device_) || rule.format == name_of(dtype_), "pattern ",
-        in_quotes(rule.pattern), " asks for ", rule.format, ": on a GPU products are in dtype, ", name_of(dtype_),
-        ", or low-bit");
-  }
-  std::vector<std::string> floating = {"float32", "bfloat16"};
-  if (device_ == Device::cuda) floating.push_back("float16");
-  formats_ = LayerFormats(std::move(rules), floating);
+  formats_ = LayerFormats(Check("encoder"), std::move(rules), dtype_, device_);
 }
 
 void EncoderLayers::require_all_matched() const {
@@ -215,8 +202,8 @@ TransformerLinear EncoderLayers::make(const std::string& name, std::int64_t out,
       .activation = role == LinearRole::activate ? Activation::gelu_erf : Activation::none,
       .device = device_};
   const std::string wanted = formats_.of(name);
-  const bool floating = is_floating(wanted, device_), given = floating && device_ == Device::cpu;
-  const DType precision = given ? (wanted == "float32" ? DType::f32 : DType::bf16) : dtype_;
+  const bool floating = LayerFormats::is_floating(wanted);
+  const DType precision = LayerFormats::precision(wanted, dtype_);
   const std::vector<float> bias = file_->vector(name + ".bias", out);
   if (file_->stored_low_bit(name)) {
     const OwnedMatrix held = file_->low_bit(name, out, in);
@@ -292,7 +279,7 @@ std::unique_ptr<Encoder::Weights> Encoder::Weights::load(const std::string& fold
 
   auto weights = std::make_unique<Weights>();
   weights->options = options;
-  if (gpu) weights->gpu = cuda::current_gpu();
+  if (gpu) weights->gpu = cuda::current_gpu("encoder");
   const EncoderConfig config = weights->config = ConfigFile(folder + "/config.json").read();
   if (gpu) {
     for (const auto& [name, size] :

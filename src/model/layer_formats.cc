@@ -9,14 +9,35 @@
 
 namespace heddle {
 
-LayerFormats::LayerFormats(std::vector<lowbit::LayerRule> rules, const std::vector<std::string>& floating)
+namespace {
+
+constexpr DType kFloating[] = {DType::f32, DType::f16, DType::bf16};
+
+}  // namespace
+
+LayerFormats::LayerFormats(const Check& check, std::vector<lowbit::LayerRule> rules, DType dtype, Device device)
     : rules_(std::move(rules)), matched_(rules_.size(), false) {
   for (const lowbit::LayerRule& rule : rules_) {
-    if (std::find(floating.begin(), floating.end(), rule.format) != floating.end()) continue;
+    if (is_floating(rule.format) && (device == Device::cuda || rule.format != name_of(DType::f16))) {
+      check.require(device == Device::cpu || rule.format == name_of(dtype), "pattern ", in_quotes(rule.pattern),
+                    " asks for ", rule.format, ": on a GPU products are in dtype, ", name_of(dtype), ", or low-bit");
+      continue;
+    }
     const std::size_t colon = rule.format.find(':');
     lowbit::format_named(rule.format.substr(0, colon));
     if (colon != std::string::npos) lowbit::rule_named(rule.format.substr(colon + 1));
   }
+}
+
+bool LayerFormats::is_floating(const std::string& format) {
+  return std::any_of(std::begin(kFloating), std::end(kFloating), [&](DType dtype) { return format == name_of(dtype); });
+}
+
+DType LayerFormats::precision(const std::string& format, DType dtype) {
+  for (const DType one : kFloating) {
+    if (format == name_of(one)) return one;
+  }
+  return dtype;
 }
 
 std::string LayerFormats::of(const std::string& name) {

@@ -15,11 +15,15 @@ namespace heddle {
 class LayerFormats {
  public:
   LayerFormats() = default;
-  // Throws Error for what is neither of `floating` nor a low-bit format with or without a rule for its scales.
-  LayerFormats(std::vector<lowbit::LayerRule> rules, const std::vector<std::string>& floating);
+  // Of a model in `dtype`. Throws Error for what is neither "float32" or "bfloat16", on a GPU dtype's name alone, nor a
+  // low-bit format with or without a rule for its scales.
+  LayerFormats(const Check& check, std::vector<lowbit::LayerRule> rules, DType dtype, Device device);
 
   // What the first rule that matches says, or "".
   std::string of(const std::string& name);
+  // Of what that was: whether it is none of low bits, and the dtype of products then.
+  static bool is_floating(const std::string& format);
+  static DType precision(const std::string& format, DType dtype);
   // Throws Error for a rule that no layer has matched; `names`: what names there are.
   void require_all_matched(const Check& check, const std::string& names) const;
 

@@ -1,5 +1,5 @@
-// One call: rows through qkv, attention over all of them, rows through the rest, 64 at a time on one thread, so that
-// they stay in its cache from layer to layer.
+// A call, its arguments' checks, and how the CPU runs it: rows through qkv, attention over all of them, rows through
+// the rest, 64 at a time on one thread, so that they stay in its cache from layer to layer.
 #include "heddle/transformer_block.h"
 
 #include <algorithm>
@@ -9,9 +9,10 @@
 
 #include "core/check.h"
 #include "cpu/kernels.h"
+#include "cuda/model.h"
 #include "model/packed_lengths.h"
 #include "model/row_ops.h"
-#include "model/transformer_block_weights.h"
+#include "model/transformer_block_call.h"
 
 namespace heddle {
 namespace {
@@ -40,24 +41,21 @@ struct Arrangement {
 
 }  // namespace
 
-class TransformerBlock::Call {
+class TransformerBlock::CpuCall {
  public:
-  Call(const Weights& weights, std::int64_t total, const Runtime& runtime)
+  CpuCall(const Weights& weights, std::int64_t total, const Runtime& runtime)
       : weights_(weights),
         options_(weights.options),
+        attention_(weights.attention()),
         element_(size_of(options_.dtype)),
-        qkv_columns_(weights.qkv.shape().out),
+        qkv_columns_(attention_.columns()),
         total_(total),
         executor_(executor_of(runtime)) {}
 
   std::size_t attention_bytes(std::int64_t rows, const TensorView& cu_seqlens) const {
     Runtime runtime;
     runtime.executor = &executor_;
-    // Only shapes matter to the query, but data must not be null.
-    const auto* some = reinterpret_cast<const std::byte*>(this);
-    return attention_forward_workspace(
-        heads(some, rows, options_.heads, qkv_columns_), heads(some, rows, options_.kv_heads, qkv_columns_),
-        heads(some, rows, options_.kv_heads, qkv_columns_), attention_options(cu_seqlens), runtime);
+    return attention_.workspace(rows, cu_seqlens, 0, runtime);
   }
 
   Arrangement arrange(std::size_t attention_bytes) const {
@@ -116,30 +114,11 @@ class TransformerBlock::Call {
   }
 
  private:
-  // [rows, heads, head], as attention sees it.
-  TensorView heads(const std::byte* data, std::int64_t rows, std::int64_t count, std::int64_t stride) const {
-    return TensorView(data, options_.dtype, {rows, count, weights_.head()}, {stride, weights_.head(), 1});
-  }
-
-  AttentionOptions attention_options(const TensorView& cu_seqlens) const {
-    AttentionOptions options;
-    options.causal = options_.causal;
-    options.cu_seqlens_q = options.cu_seqlens_k = cu_seqlens;
-    options.batch_invariant = true;
-    return options;
-  }
-
   void attend(const TensorView& cu_seqlens) const {
     Runtime runtime;
     runtime.executor = &executor_;
     runtime.workspace = {workspace_ + plan_.attention, plan_.attention_bytes};
-    const std::byte* q = workspace_ + plan_.qkv;
-    const std::byte* k = q + element_ * static_cast<std::size_t>(options_.heads * weights_.head());
-    const std::byte* v = k + element_ * static_cast<std::size_t>(options_.kv_heads * weights_.head());
-    attention_forward(heads(q, total_, options_.heads, qkv_columns_), heads(k, total_, options_.kv_heads, qkv_columns_),
-                      heads(v, total_, options_.kv_heads, qkv_columns_),
-                      heads(workspace_ + plan_.context, total_, options_.heads, options_.hidden), {},
-                      attention_options(cu_seqlens), runtime);
+    attention_.run(total_, cu_seqlens, 0, workspace_ + plan_.qkv, workspace_ + plan_.context, runtime);
   }
 
   const std::byte* feed_forward(const std::byte* x, std::int64_t rows, int worker) const {
@@ -203,6 +182,7 @@ class TransformerBlock::Call {
 
   const Weights& weights_;
   const TransformerBlockOptions& options_;
+  const PackedAttention attention_;
   const std::size_t element_;
   const std::int64_t qkv_columns_, total_;
   Executor& executor_;
@@ -237,17 +217,48 @@ std::size_t TransformerBlock::weight_bytes() const {
   return bytes;
 }
 
-std::size_t TransformerBlock::workspace(std::int64_t total, std::int64_t sequences, std::int64_t longest,
-                                        const Runtime& runtime) const {
-  const Check check("transformer_block_workspace");
+namespace {
+
+void check_sizes(const Check& check, std::int64_t total, std::int64_t sequences, std::int64_t longest) {
   check.require(total >= 0 && total <= INT32_MAX, "total is ", total, ": it must be from 0 to 2^31 - 1");
   check.require(sequences >= 0 && sequences < INT32_MAX, "sequences is ", sequences, ": it must be from 0 to 2^31 - 2");
   check.require(longest >= 0 && longest <= INT32_MAX, "longest is ", longest, ": it must be from 0 to 2^31 - 1");
   check.require(total == 0 || longest > 0, "longest is 0: ", total, " rows need a longer sequence");
   check.require(total == 0 || (total - 1) / longest < sequences, sequences, " sequences of at most ", longest,
                 " rows cannot hold ", total);
+}
+
+// Sequences, on the CPU.
+void check_offsets(const Check& check, const TensorView& cu_seqlens, std::int64_t total, std::int64_t longest) {
+  const std::int64_t sequences = cu_seqlens.shape[0] - 1;
+  const auto* offsets = static_cast<const std::int32_t*>(cu_seqlens.data);
+  check.require(offsets[0] == 0, "cu_seqlens begins with ", offsets[0], ": it must begin with 0");
+  for (std::int64_t i = 0; i < sequences; ++i) {
+    check.require(offsets[i + 1] >= offsets[i], "cu_seqlens decreases from ", offsets[i], " to ", offsets[i + 1],
+                  " at sequence ", i);
+    const std::int64_t rows = std::int64_t{offsets[i + 1]} - offsets[i];
+    check.require(longest == 0 || rows <= longest, "longest is ", longest, ": sequence ", i, " has ", rows, " rows");
+  }
+  check.require(offsets[sequences] == total, "cu_seqlens ends with ", offsets[sequences], ": it must end with ", total,
+                ", the rows of x");
+}
+
+void check_workspace(const Check& check, const Workspace& workspace, std::size_t needed) {
+  check.require(workspace.data != nullptr && workspace.bytes >= needed, "the workspace has ",
+                workspace.data != nullptr ? workspace.bytes : 0, " bytes: ", needed,
+                " are needed, and TransformerBlock::workspace() says how many always suffice");
+  check.require(reinterpret_cast<std::uintptr_t>(workspace.data) % 64 == 0,
+                "the workspace must be aligned to 64 bytes");
+}
+
+}  // namespace
+
+std::size_t TransformerBlock::workspace(std::int64_t total, std::int64_t sequences, std::int64_t longest,
+                                        const Runtime& runtime) const {
+  check_sizes(Check("transformer_block_workspace"), total, sequences, longest);
   if (total == 0) return 0;
-  const Call call(*weights_, total, runtime);
+  if (weights_->gpu >= 0) return GpuCall(*weights_, total, sequences, longest).workspace();
+  const CpuCall call(*weights_, total, runtime);
   const auto attention_bytes = [&](const std::vector<std::int32_t>& cu_seqlens) {
     const auto entries = static_cast<std::int64_t>(cu_seqlens.size());
     return call.attention_bytes(cu_seqlens.back(), TensorView(cu_seqlens.data(), DType::i32, {entries}));
@@ -257,46 +268,61 @@ std::size_t TransformerBlock::workspace(std::int64_t total, std::int64_t sequenc
 }
 
 void TransformerBlock::forward(const TensorView& x, const TensorView& cu_seqlens, const TensorView& y,
-                               const Runtime& runtime) const {
+                               const Runtime& runtime, std::int64_t longest) const {
   const Check check("transformer_block");
   const TransformerBlockOptions& options = weights_->options;
+  const bool gpu = options.device == Device::cuda;
+  const auto on_device = [&](const TensorView& view, const char* name) {
+    check.require(!view.given() || view.device == options.device, name, gpu ? " is on the CPU" : " is on a GPU",
+                  ": this block was made to run on ", gpu ? "a GPU" : "the CPU");
+  };
   const auto rows = [&](const TensorView& view, const char* name) {
-    check.require(view.device == Device::cpu, name, " is on a GPU: a TransformerBlock runs on the CPU");
-    check.tensor(view, name, options.dtype, Device::cpu, 2, "x");
+    on_device(view, name);
+    check.tensor(view, name, options.dtype, options.device, 2, "x");
     check.require(view.shape[1] == options.hidden, name, " is ", view, ": it must be [total, ", options.hidden,
                   "], the block's hidden");
     check.require(view.shape[1] == 1 || view.stride[1] == 1, name, "'s last dimension has stride ", view.stride[1],
                   ": it must be 1");
     check.addressable(view, name);
+    if (!gpu) return;
+    check.require(reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0, name, " must be aligned to 16 bytes");
+    check.require(view.shape[0] <= 1 || (view.stride[0] >= options.hidden && view.stride[0] % 8 == 0), name,
+                  "'s rows are ", view.stride[0], " elements apart: on a GPU it must be a multiple of 8, and at least ",
+                  options.hidden);
   };
   rows(x, "x");
   rows(y, "y");
   check.require(x.shape == y.shape, "y is ", y, ": it must be ", x, ", as x");
   check.not_overlapping(y, "y");
-  check.require(cu_seqlens.device == Device::cpu, "cu_seqlens is on a GPU: a TransformerBlock runs on the CPU");
-  check.tensor(cu_seqlens, "cu_seqlens", DType::i32, Device::cpu, 1, "x");
+  on_device(cu_seqlens, "cu_seqlens");
+  check.tensor(cu_seqlens, "cu_seqlens", DType::i32, options.device, 1, "x");
   check.require(cu_seqlens.contiguous(), "cu_seqlens must be contiguous");
   const std::int64_t total = x.shape[0], sequences = cu_seqlens.shape[0] - 1;
   check.require(total <= INT32_MAX, "x has ", total, " rows: at most 2^31 - 1 can be packed");
   check.require(sequences >= 0, "cu_seqlens is empty: it holds one offset more than sequences");
   check.addressable(cu_seqlens, "cu_seqlens");
-  const auto* offsets = static_cast<const std::int32_t*>(cu_seqlens.data);
-  check.require(offsets[0] == 0, "cu_seqlens begins with ", offsets[0], ": it must begin with 0");
-  for (std::int64_t i = 0; i < sequences; ++i) {
-    check.require(offsets[i + 1] >= offsets[i], "cu_seqlens decreases from ", offsets[i], " to ", offsets[i + 1],
-                  " at sequence ", i);
+  check.require(longest >= 0, "longest is ", longest, ": it must not be negative");
+  if (gpu) {
+    const int current = cuda::current_gpu("transformer_block");
+    check.require(current == weights_->gpu, "GPU ", current, " is current and the block was made on GPU ",
+                  weights_->gpu);
+    check.require(total == 0 || longest > 0,
+                  "longest is 0: cu_seqlens is on a GPU, where lengths are not read, so an upper bound must be given");
+    check_sizes(check, total, sequences, longest);
+  } else {
+    check_offsets(check, cu_seqlens, total, longest);
   }
-  check.require(offsets[sequences] == total, "cu_seqlens ends with ", offsets[sequences], ": it must end with ", total,
-                ", the rows of x");
   if (total == 0) return;
 
-  Call call(*weights_, total, runtime);
+  if (gpu) {
+    const GpuCall call(*weights_, total, sequences, longest);
+    check_workspace(check, runtime.workspace, call.workspace());
+    call.run(x, cu_seqlens, y, runtime);
+    return;
+  }
+  CpuCall call(*weights_, total, runtime);
   const Arrangement plan = call.arrange(call.attention_bytes(total, cu_seqlens));
-  check.require(runtime.workspace.data != nullptr && runtime.workspace.bytes >= plan.bytes, "the workspace has ",
-                runtime.workspace.data != nullptr ? runtime.workspace.bytes : 0, " bytes: ", plan.bytes,
-                " are needed, and TransformerBlock::workspace() says how many always suffice");
-  check.require(reinterpret_cast<std::uintptr_t>(runtime.workspace.data) % 64 == 0,
-                "the workspace must be aligned to 64 bytes");
+  check_workspace(check, runtime.workspace, plan.bytes);
   call.run(x, cu_seqlens, y, plan, static_cast<std::byte*>(runtime.workspace.data));
 }
 

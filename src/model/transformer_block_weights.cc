@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "core/dtypes.h"
+#include "cuda/model.h"
 #include "model/in_quotes.h"
 #include "model/layer_formats.h"
 
@@ -16,14 +17,20 @@ namespace {
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 24;
 constexpr std::int64_t kMaxHeadSize = 256;
 
-float rounded_to(float value, DType dtype) { return dtype == DType::bf16 ? bf16_to_f32(f32_to_bf16(value)) : value; }
+float rounded_to(float value, DType dtype) {
+  if (dtype == DType::f16) return f16_to_f32(f32_to_f16(value));
+  return dtype == DType::bf16 ? bf16_to_f32(f32_to_bf16(value)) : value;
+}
 
 class BlockMaker {
  public:
   explicit BlockMaker(const TransformerBlockOptions& options)
-      : options_(checked(options)), formats_(options.layers, {"float32", "bfloat16"}) {}
+      : options_(checked(options)),
+        formats_(check_, options.layers, options.dtype, options.device),
+        gpu_(options.device == Device::cuda ? cuda::current_gpu("transformer_block") : -1) {}
 
   const TransformerBlockOptions& options() const { return options_; }
+  int gpu() const { return gpu_; }
 
   // Rounded to the block's dtype; empty where it is not given and need not be.
   std::vector<float> vector(const TensorView& view, const std::string& name, std::int64_t size, bool required) const {
@@ -54,9 +61,10 @@ class BlockMaker {
         .in = of.in,
         .dtype = options_.dtype,
         .role = of.role,
-        .activation = of.role == LinearRole::activate ? options_.activation : Activation::none};
-    const bool low_bit = !wanted.empty() && wanted != "float32" && wanted != "bfloat16";
-    const DType precision = wanted.empty() ? options_.dtype : wanted == "bfloat16" ? DType::bf16 : DType::f32;
+        .activation = of.role == LinearRole::activate ? options_.activation : Activation::none,
+        .device = options_.device};
+    const bool low_bit = !wanted.empty() && !LayerFormats::is_floating(wanted);
+    const DType precision = low_bit ? DType::f32 : LayerFormats::precision(wanted, options_.dtype);
     const std::vector<float> weight =
         values(of.weight, name, TensorView(nullptr, DType::f32, {of.out, of.in}), precision);
     const std::vector<float> bias = vector(of.bias, name + "_bias", of.out, false);
@@ -90,8 +98,17 @@ class BlockMaker {
                    ": it must be none, top_left or bottom_right");
     check_.require(std::isfinite(o.eps) && o.eps >= 0, "eps is ", static_cast<double>(o.eps),
                    ": it must be finite and not negative");
-    check_.require(o.dtype == DType::f32 || o.dtype == DType::bf16, "dtype is ", name_of(o.dtype),
-                   ": it must be float32 or bfloat16");
+    const bool gpu = o.device == Device::cuda;
+    check_.require(o.dtype == DType::bf16 || o.dtype == (gpu ? DType::f16 : DType::f32), "dtype is ", name_of(o.dtype),
+                   gpu ? ": on a GPU it must be float16 or bfloat16" : ": it must be float32 or bfloat16");
+    if (!gpu) return o;
+    const std::int64_t head = o.hidden / o.heads, qkv = (o.heads + 2 * o.kv_heads) * head;
+    check_.require(o.hidden % 8 == 0, "hidden is ", o.hidden, ": on a GPU it must be a multiple of 8");
+    check_.require(o.intermediate % 8 == 0, "intermediate is ", o.intermediate,
+                   ": on a GPU it must be a multiple of 8");
+    check_.require(qkv % 8 == 0, "qkv has (heads + 2 kv_heads) * head = ", qkv, " rows, of heads ", o.heads,
+                   ", kv_heads ", o.kv_heads, " and heads of ", head,
+                   " elements: on a GPU they must be a multiple of 8");
     return o;
   }
 
@@ -127,6 +144,7 @@ class BlockMaker {
   const Check check_{"transformer_block"};
   const TransformerBlockOptions options_;
   LayerFormats formats_;
+  const int gpu_;
 };
 
 }  // namespace
@@ -150,8 +168,9 @@ std::unique_ptr<const TransformerBlock::Weights> TransformerBlock::Weights::make
     norm1 = HeldNorm();
     norm2 = HeldNorm();
   }
+  for (WeightMemory* held : {&norm1.weight, &norm1.bias, &norm2.weight, &norm2.bias}) held->move_to(o.device);
   return std::unique_ptr<const Weights>(new Weights{o, std::move(qkv), std::move(out), std::move(up), std::move(down),
-                                                    std::move(norm1), std::move(norm2)});
+                                                    std::move(norm1), std::move(norm2), maker.gpu()});
 }
 
 }  // namespace heddle

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "heddle/transformer_block.h"
+#include "model/packed_attention.h"
 #include "model/transformer_linear.h"
 #include "model/weight_memory.h"
 
@@ -16,6 +17,7 @@ struct HeldNorm {
   double eps = 0;
   WeightMemory weight, bias;  // f32 [hidden]; or empty
 
+  // In the memory that they are in.
   cpu::NormParameters parameters() const {
     return {kind, eps, reinterpret_cast<const float*>(weight.data()), reinterpret_cast<const float*>(bias.data())};
   }
@@ -25,10 +27,19 @@ struct TransformerBlock::Weights {
   TransformerBlockOptions options;
   TransformerLinear qkv, out, up, down;  // qkv and up with norms in front if norm_first
   HeldNorm norm1, norm2;                 // else these
+  int gpu = -1;                          // that all of them are on; -1: on the CPU
 
   static std::unique_ptr<const Weights> make(const TransformerBlockOptions& options,
                                              const TransformerBlockWeights& given);
-  std::int64_t head() const { return options.hidden / options.heads; }
+  PackedAttention attention() const {
+    return {.dtype = options.dtype,
+            .device = options.device,
+            .heads = options.heads,
+            .kv_heads = options.kv_heads,
+            .head = options.hidden / options.heads,
+            .causal = options.causal,
+            .method = ""};
+  }
 };
 
 }  // namespace heddle

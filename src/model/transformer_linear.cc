@@ -52,8 +52,9 @@ TransformerLinear::TransformerLinear(const Shape& shape, const float* weight, co
     packed_data_ = WeightMemory(weight, static_cast<std::size_t>(shape.out * shape.in), precision, shape.device);
     TensorView held(packed_data_.data(), precision, {shape.out, shape.in});
     held.device = shape.device;
-    packed_ = dense_weights(held);
+    packed_ = dense_weights(held, shape.activation == Activation::swiglu);
     hold(bias);
+    hold(norm, shape.dtype);
     return;
   }
   library_y_ = shape.role == LinearRole::project && precision == shape.dtype ? shape.dtype : DType::f32;
@@ -188,28 +189,27 @@ void TransformerLinear::run_low_bit(const std::byte* x, const std::byte* residua
   if (widened) convert(scratch, dtype, rows * shape_.out, y);
 }
 
-namespace {
-
-TensorView on_gpu(const std::byte* data, DType dtype, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
-  TensorView view(data, dtype, {rows, columns}, {stride, 1});
+TensorView TransformerLinear::on_gpu(const GpuRows& of, std::int64_t rows, std::int64_t columns) const {
+  TensorView view(of.data, shape_.dtype, {rows, columns}, {of.stride, 1});
   view.device = Device::cuda;
   return view;
 }
 
-}  // namespace
-
-std::size_t TransformerLinear::gpu_workspace(const std::byte* x, std::int64_t rows) const {
+LinearOptions TransformerLinear::gpu_options(const GpuRows& residual, std::int64_t rows) const {
   LinearOptions options = packed_options();
-  if (shape_.role == LinearRole::sum) options.residual = on_gpu(x, shape_.dtype, rows, shape_.out, shape_.out);
-  return linear_forward_workspace(on_gpu(x, shape_.dtype, rows, shape_.in, shape_.in), packed_, options);
+  if (shape_.role == LinearRole::sum) options.residual = on_gpu(residual, rows, shape_.out);
+  return options;
 }
 
-void TransformerLinear::run_on_gpu(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
-                                   std::int64_t rows, const Runtime& runtime) const {
-  LinearOptions options = packed_options();
-  if (shape_.role == LinearRole::sum) options.residual = on_gpu(residual, shape_.dtype, rows, shape_.out, shape_.out);
-  linear_forward(on_gpu(x, shape_.dtype, rows, shape_.in, shape_.in), packed_,
-                 on_gpu(y, shape_.dtype, rows, shape_.out, y_stride), options, runtime);
+std::size_t TransformerLinear::gpu_workspace(std::int64_t rows) const {
+  const auto* const some = reinterpret_cast<const std::byte*>(std::uintptr_t{4096});  // the query reads no data
+  return linear_forward_workspace(on_gpu({some, shape_.in}, rows, shape_.in), packed_,
+                                  gpu_options({some, shape_.out}, rows));
+}
+
+void TransformerLinear::run_on_gpu(const GpuRows& x, const GpuRows& residual, const GpuRows& y, std::int64_t rows,
+                                   const Runtime& runtime) const {
+  linear_forward(on_gpu(x, rows, shape_.in), packed_, on_gpu(y, rows, outputs()), gpu_options(residual, rows), runtime);
 }
 
 }  // namespace heddle

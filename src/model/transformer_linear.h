@@ -37,7 +37,7 @@ class TransformerLinear {
     Device device = Device::cpu;
   };
   // weight [out, in], bias [out] or null. `precision`: f32 or bf16, of the products; on a GPU the model's dtype.
-  // norm: of x in front of the product, on the CPU; low-bit layers round its parameters to the model's dtype.
+  // norm: of x in front of the product; but for the matrix library its parameters are rounded to the model's dtype.
   TransformerLinear(const Shape& shape, const float* weight, const float* bias, DType precision,
                     const cpu::NormParameters& norm = {});
   TransformerLinear(const Shape& shape, const lowbit::QuantizedMatrix& weight, const float* bias,
@@ -48,7 +48,7 @@ class TransformerLinear {
   // "float32", "bfloat16", "float16" or the format's name.
   const std::string& format() const { return format_; }
   const Shape& shape() const { return shape_; }
-  // Columns of y from low-bit weights.
+  // Columns of y from low-bit weights, or on a GPU.
   std::int64_t outputs() const { return shape_.activation == Activation::swiglu ? shape_.out / 2 : shape_.out; }
   std::size_t weight_bytes() const;
   // On the CPU.
@@ -59,10 +59,14 @@ class TransformerLinear {
   void run(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride, std::int64_t rows,
            std::byte* scratch) const;
 
-  // On a GPU: any number of rows, contiguous but for y; residual may be y. The pointer that workspace is asked with is
-  // not read.
-  std::size_t gpu_workspace(const std::byte* x, std::int64_t rows) const;
-  void run_on_gpu(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride, std::int64_t rows,
+  // Rows on a GPU, `stride` elements apart: a multiple of 8, and so many bytes that each begins at a multiple of 16.
+  struct GpuRows {
+    const std::byte* data = nullptr;
+    std::int64_t stride = 0;
+  };
+  // Any number of rows, as they lie; y has outputs() columns. residual: of role sum; may be y.
+  std::size_t gpu_workspace(std::int64_t rows) const;
+  void run_on_gpu(const GpuRows& x, const GpuRows& residual, const GpuRows& y, std::int64_t rows,
                   const Runtime& runtime) const;
 
  private:
@@ -71,6 +75,8 @@ class TransformerLinear {
   void run_low_bit(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
                    std::int64_t rows, std::byte* scratch) const;
   LinearOptions packed_options() const;
+  LinearOptions gpu_options(const GpuRows& residual, std::int64_t rows) const;
+  TensorView on_gpu(const GpuRows& of, std::int64_t rows, std::int64_t columns) const;
   void hold(const float* bias);
   void hold(const cpu::NormParameters& norm, DType dtype);
   cpu::NormParameters library_norm() const;

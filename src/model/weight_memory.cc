@@ -4,7 +4,7 @@
 #include <new>
 
 #include "core/dtypes.h"
-#include "cuda/encoder.h"
+#include "cuda/model.h"
 #include "model/row_ops.h"
 
 namespace heddle {
@@ -34,7 +34,7 @@ WeightMemory::WeightMemory(const float* values, std::size_t count, DType dtype, 
 }
 
 void WeightMemory::move_to(Device device) {
-  if (device == Device::cpu) return;
+  if (device == Device::cpu || size_ == 0) return;
   data_ = {cuda::copied_to_gpu(data(), size_), Free{Device::cuda}};
 }
 

@@ -1,4 +1,4 @@
-// Memory that an encoder's weights stay in.
+// Memory that a model's weights stay in.
 #pragma once
 
 #include <cstddef>

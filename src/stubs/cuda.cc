@@ -2,10 +2,10 @@
 #include "core/check.h"
 #include "cuda/attention.h"
 #include "cuda/backend.h"
-#include "cuda/encoder.h"
 #include "cuda/kv_cache.h"
 #include "cuda/linear.h"
 #include "cuda/lowbit.h"
+#include "cuda/model.h"
 #include "heddle/error.h"
 
 namespace heddle::cuda {
@@ -65,7 +65,9 @@ void apply_rotary(const RotaryProblem&, void*) { throw RuntimeError(text("[apply
 void append_int4_cache(const Int4AppendProblem&, void*) { throw RuntimeError(text("[append_int4_cache] ", kWithout)); }
 void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[append_kv_cache] ", kWithout)); }
 
-int current_gpu() { throw RuntimeError(text("[encoder] device is cuda: ", kWithout)); }
+int current_gpu(std::string_view operation) {
+  throw RuntimeError(text("[", operation, "] device is cuda: ", kWithout));
+}
 std::byte* copied_to_gpu(const void*, std::size_t) { throw RuntimeError(kWithout); }
 void free_on_gpu(std::byte*) noexcept {}
 void copy_to_gpu(void*, const void*, std::size_t, void*) { throw RuntimeError(kWithout); }

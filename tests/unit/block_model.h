@@ -10,6 +10,7 @@
 
 #include "core/dtypes.h"
 #include "heddle/transformer_block.h"
+#include "kit/host_tensor.h"
 #include "kit/plain_block.h"
 #include "unit/encoder_model.h"
 
@@ -103,7 +104,7 @@ struct BlockModel {
       *layers[i].second = as_held(*layers[i].second, rows(i), columns(i), format(layers[i].first));
     for (std::vector<float>* vector : {&out.qkv_bias, &out.out_bias, &out.up_bias, &out.down_bias, &out.norm1,
                                        &out.norm2, &out.norm1_bias, &out.norm2_bias}) {
-      for (float& value : *vector) value = options.dtype == DType::bf16 ? bf16_to_f32(f32_to_bf16(value)) : value;
+      *vector = as_held(*vector, 1, static_cast<std::int64_t>(vector->size()), name_of(options.dtype));
     }
     return out;
   }
@@ -122,16 +123,19 @@ struct BlockInput {
     std::normal_distribution<float> normal;
     for (const int length : lengths) cu_seqlens.push_back(cu_seqlens.back() + length);
     x.resize(static_cast<std::size_t>(total() * hidden));
-    for (float& value : x) {
-      value = 0.2f + normal(random);
-      if (dtype == DType::bf16) value = bf16_to_f32(f32_to_bf16(value));
-    }
+    for (float& value : x) value = 0.2f + normal(random);
+    x = as_held(x, total(), hidden, name_of(dtype));
   }
   std::int64_t total() const { return cu_seqlens.back(); }
   std::int64_t sequences() const { return static_cast<std::int64_t>(cu_seqlens.size()) - 1; }
   std::int64_t longest() const {
     std::int32_t out = 0;
     for (std::size_t i = 1; i < cu_seqlens.size(); ++i) out = std::max(out, cu_seqlens[i] - cu_seqlens[i - 1]);
+    return out;
+  }
+  kit::HostTensor tensor() const {
+    kit::HostTensor out = kit::HostTensor::input(dtype, {total(), hidden});
+    for (std::size_t i = 0; i < x.size(); ++i) out.set(static_cast<std::int64_t>(i), x[i]);
     return out;
   }
   TensorView offsets() const { return TensorView(cu_seqlens.data(), DType::i32, {sequences() + 1}); }

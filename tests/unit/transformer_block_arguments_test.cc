@@ -4,8 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include "cuda/backend.h"
 #include "heddle/error.h"
 #include "heddle/transformer_block.h"
+#include "kit/device_mirror.h"
 #include "unit/block_model.h"
 
 namespace heddle {
@@ -61,6 +63,47 @@ TEST(TransformerBlockArguments, Options) {
             "[transformer_block] up is [128, 64]: K = 64 is no multiple of 128, the group of int4_g128");
 }
 
+// What is refused before a GPU is looked for.
+TEST(TransformerBlockArguments, OnAGpu) {
+  TransformerBlockOptions options = block_options();
+  options.device = Device::cuda;
+  options.dtype = DType::bf16;
+  const BlockModel model(options);
+  const auto refused = [&](const std::function<void(TransformerBlockOptions&)>& change) {
+    TransformerBlockOptions changed = options;
+    change(changed);
+    return error_of([&] { TransformerBlock(changed, model.weights()); });
+  };
+  EXPECT_EQ(refused([](auto& o) { o.dtype = DType::f32; }),
+            "[transformer_block] dtype is float32: on a GPU it must be float16 or bfloat16");
+  EXPECT_EQ(refused([](auto& o) { o.hidden = 68; }),
+            "[transformer_block] hidden is 68: on a GPU it must be a multiple of 8");
+  EXPECT_EQ(refused([](auto& o) { o.intermediate = 100; }),
+            "[transformer_block] intermediate is 100: on a GPU it must be a multiple of 8");
+  EXPECT_EQ(refused([](auto& o) {
+              o.hidden = 24;
+              o.kv_heads = 1;
+            }),
+            "[transformer_block] qkv has (heads + 2 kv_heads) * head = 36 rows, of heads 4, kv_heads 1 and heads of 6 "
+            "elements: on a GPU they must be a multiple of 8");
+  for (const char* format : {"float32", "float16"}) {
+    EXPECT_EQ(refused([&](auto& o) {
+                o.layers = {{"up", format}};
+              }),
+              std::string("[transformer_block] pattern 'up' asks for ") + format +
+                  ": on a GPU products are in dtype, bfloat16, or low-bit");
+  }
+  if (!kit::current_gpu().name.empty()) return;  // tests/gpu/transformer_block_test.cc
+  try {
+    TransformerBlock(options, model.weights());
+    FAIL() << "there is no GPU";
+  } catch (const RuntimeError& error) {
+    const char* why = cuda::built() ? "this process sees no GPU" : "this heddle was built without CUDA";
+    EXPECT_TRUE(std::string(error.what()).starts_with(std::string("[transformer_block] device is cuda: ") + why))
+        << error.what();
+  }
+}
+
 TEST(TransformerBlockArguments, Weights) {
   const auto refused = [](const std::function<void(TransformerBlockWeights&)>& change, DType dtype = DType::f32,
                           Norm norm = Norm::layer_norm, const char* format = nullptr) {
@@ -113,7 +156,7 @@ class TransformerBlockCall : public testing::Test {
     TensorView x, cu_seqlens, y;
     Runtime runtime;
   };
-  std::string refused(const std::function<void(Arguments&)>& change) {
+  std::string refused(const std::function<void(Arguments&)>& change, std::int64_t longest = 0) {
     const std::size_t bytes = block_.workspace(input_.total(), input_.sequences(), input_.longest());
     WorkspaceBuffer scratch;
     Arguments arguments{TensorView(input_.x.data(), DType::f32, {12, 64}),
@@ -122,7 +165,7 @@ class TransformerBlockCall : public testing::Test {
                         {{scratch.get(bytes).data, bytes}, nullptr, nullptr}};
     change(arguments);
     const std::string error =
-        error_of([&] { block_.forward(arguments.x, arguments.cu_seqlens, arguments.y, arguments.runtime); });
+        error_of([&] { block_.forward(arguments.x, arguments.cu_seqlens, arguments.y, arguments.runtime, longest); });
     EXPECT_EQ(y_, std::vector<float>(y_.size(), 5.0f)) << error;  // nothing is written
     return error;
   }
@@ -140,11 +183,11 @@ class TransformerBlockCall : public testing::Test {
 
 TEST_F(TransformerBlockCall, Tensors) {
   EXPECT_EQ(refused([](auto& a) { a.x.device = Device::cuda; }),
-            "[transformer_block] x is on a GPU: a TransformerBlock runs on the CPU");
+            "[transformer_block] x is on a GPU: this block was made to run on the CPU");
   EXPECT_EQ(refused([](auto& a) { a.y.device = Device::cuda; }),
-            "[transformer_block] y is on a GPU: a TransformerBlock runs on the CPU");
+            "[transformer_block] y is on a GPU: this block was made to run on the CPU");
   EXPECT_EQ(refused([](auto& a) { a.cu_seqlens.device = Device::cuda; }),
-            "[transformer_block] cu_seqlens is on a GPU: a TransformerBlock runs on the CPU");
+            "[transformer_block] cu_seqlens is on a GPU: this block was made to run on the CPU");
   EXPECT_EQ(refused([](auto& a) {
               a.x = TensorView(a.x.data, DType::f32, {24, 32});
             }),
@@ -173,6 +216,8 @@ TEST_F(TransformerBlockCall, Lengths) {
             "[transformer_block] cu_seqlens ends with 11: it must end with 12, the rows of x");
   EXPECT_EQ(refused(std::vector<std::int32_t>{}),
             "[transformer_block] cu_seqlens is empty: it holds one offset more than sequences");
+  EXPECT_EQ(refused([](auto&) {}, 6), "[transformer_block] longest is 6: sequence 0 has 7 rows");
+  EXPECT_EQ(refused([](auto&) {}, -1), "[transformer_block] longest is -1: it must not be negative");
 }
 
 TEST_F(TransformerBlockCall, Workspace) {

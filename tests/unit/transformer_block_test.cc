@@ -8,16 +8,19 @@
 
 #include "heddle/error.h"
 #include "kit/host_tensor.h"
+#include "unit/block_expected.h"
 #include "unit/block_model.h"
 
 namespace heddle {
 namespace {
 
 using kit::HostTensor;
-using kit::PlainBlock;
 using test::block_options;
+using test::BlockExpected;
 using test::BlockInput;
 using test::BlockModel;
+using test::largest_difference;
+using test::text_of;
 
 // Whole blocks of 64 rows, blocks with few rows, and none.
 const std::vector<int> kLengths = {17, 1, 0, 66, 5};
@@ -35,14 +38,8 @@ struct Storage {
   }
 };
 
-HostTensor tensor_of(const BlockInput& input) {
-  HostTensor x = HostTensor::input(input.dtype, {input.total(), input.hidden});
-  for (std::size_t i = 0; i < input.x.size(); ++i) x.set(static_cast<std::int64_t>(i), input.x[i]);
-  return x;
-}
-
 std::vector<double> run(const TransformerBlock& block, const BlockInput& input, Executor* executor = nullptr) {
-  const HostTensor x = tensor_of(input), y = HostTensor::output(input.dtype, {input.total(), input.hidden});
+  const HostTensor x = input.tensor(), y = HostTensor::output(input.dtype, {input.total(), input.hidden});
   Runtime runtime{{}, executor, nullptr};
   const Storage storage(block.workspace(input.total(), input.sequences(), input.longest(), runtime));
   runtime.workspace = storage.workspace;
@@ -52,56 +49,15 @@ std::vector<double> run(const TransformerBlock& block, const BlockInput& input, 
   return y.values();
 }
 
-template <class T>
-std::vector<double> plain(const TransformerBlockOptions& options, const kit::BlockValues& values,
-                          const BlockInput& input, T (*round)(T)) {
-  const PlainBlock<T> block(options, values, round);
-  std::vector<double> out;
-  for (std::size_t s = 0; s + 1 < input.cu_seqlens.size(); ++s) {
-    const BlockInput one = input.alone(s);
-    typename PlainBlock<T>::Rows rows(static_cast<std::size_t>(one.total()));
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-      rows[i].assign(one.x.begin() + static_cast<std::ptrdiff_t>(i) * input.hidden,
-                     one.x.begin() + static_cast<std::ptrdiff_t>(i + 1) * input.hidden);
-    }
-    for (const auto& row : block(rows)) out.insert(out.end(), row.begin(), row.end());
-  }
-  return out;
-}
-
-double largest(const std::vector<double>& a, const std::vector<double>& b) {
-  double error = a.size() == b.size() ? 0 : INFINITY;
-  for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
-    const double one = std::abs(a[i] - b[i]);
-    if (!(one <= error)) error = one;  // NaN stays
-  }
-  return error;
-}
-
-// Twice the error of the plain computation with the same weights, in the block's dtype, or in bfloat16 where products
-// of some layers are, and the rounding of the result; 1e-6 stands for any order of f32's sums.
 void expect_accurate(const BlockModel& model, const BlockInput& input) {
   const TransformerBlockOptions& options = model.options;
   const TransformerBlock block(options, model.weights());
-  const std::vector<double> found = run(block, input);
-  const kit::BlockValues held = model.held();
-  const std::vector<double> exact = plain<double>(options, held, input, [](double value) { return value; });
+  const BlockExpected expected(model, input);
+  const double error = largest_difference(expected.values, run(block, input));
+  EXPECT_TRUE(error <= expected.bound) << error << " > " << expected.bound;
   bool in_f32 = options.dtype == DType::f32;
   for (const lowbit::LayerRule& rule : options.layers) in_f32 = in_f32 && rule.format != "bfloat16";
-  const std::vector<double> simple = plain<float>(
-      options, held, input,
-      in_f32 ? +[](float value) { return value; } : +[](float value) { return bf16_to_f32(f32_to_bf16(value)); });
-  const double unit = options.dtype == DType::bf16 ? 0x1p-9 : 0x1p-24;
-  const double bound = 2 * largest(exact, simple) + unit * largest(exact, std::vector<double>(exact.size())) + 1e-6;
-  const double error = largest(exact, found);
-  EXPECT_TRUE(error <= bound) << error << " > " << bound;
-  // Otherwise the bound would say nothing.
-  EXPECT_LT(bound, options.dtype == DType::f32 && in_f32 ? 2e-5 : 0.15);
-}
-
-std::string text_of(const TransformerBlockOptions& o) {
-  return std::string(o.norm_first ? "norm first, " : "norm last, ") + name_of(o.norm) + ", " + name_of(o.activation) +
-         ", kv_heads " + std::to_string(o.kv_heads) + (o.causal == Causal::none ? "" : ", causal");
+  EXPECT_LT(expected.bound, in_f32 ? 2e-5 : 0.15);  // otherwise it would say nothing
 }
 
 struct Formats {
@@ -292,7 +248,7 @@ TEST(TransformerBlock, WorkspaceSufficesForAnyLengths) {
       const BlockInput input(o, lengths);
       const Storage storage(block.workspace(400, 6, 400, runtime));
       runtime.workspace = storage.workspace;
-      const HostTensor x = tensor_of(input), y = HostTensor::output(o.dtype, {400, o.hidden});
+      const HostTensor x = input.tensor(), y = HostTensor::output(o.dtype, {400, o.hidden});
       block.forward(x.view(), input.offsets(), y.view(), runtime);
       EXPECT_EQ(y.values(), run(block, input, pool.get()));
     }

@@ -1,14 +1,14 @@
-// The encoder's steps between products. A warp normalises a row, which it reads three times, from the cache after the
-// first; a block pools a sequence.
+// The encoder's and the Transformer block's steps between products. A warp or a block normalises a row, which it reads
+// two or three times, from the cache after the first; a block pools a sequence.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "cuda/any/linear/row_norm.cuh"
-#include "cuda/encoder.h"
+#include "cuda/model.h"
 
-namespace heddle::cuda::any::encoder {
+namespace heddle::cuda::any::model {
 
 using linear::kPiece;
 using linear::load_piece;
@@ -64,43 +64,57 @@ struct EmbeddedRows {
   }
 };
 
-// grid: rows / kWarps, rounded up. y may be what `rows` reads: a lane writes what it alone has read.
-template <class T, class Rows>
+// grid: rows / rows of a block, rounded up. kThreadsOfRow: 32, or all of a block. y may be what `rows` reads: a thread
+// writes what it alone has read.
+template <class T, int kThreadsOfRow, class Rows>
 __global__ void __launch_bounds__(kThreads) norm_kernel(const Rows rows, const NormRows p) {
-  const std::int64_t i = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  static_assert(kThreadsOfRow == 32 || kThreadsOfRow == kThreads);
+  constexpr int kRows = kThreads / kThreadsOfRow;
+  const std::int64_t i = std::int64_t{blockIdx.x} * kRows + threadIdx.x / kThreadsOfRow;
   if (i >= p.rows) return;
   const auto row = rows.row(i);
-  const int pieces = static_cast<int>(p.columns / kPiece), lane = static_cast<int>(threadIdx.x % 32);
+  const int pieces = static_cast<int>(p.columns / kPiece);
   const auto for_each_piece = [&](auto visit) {
-    for (int piece = lane; piece < pieces; piece += 32) {
+    for (int piece = static_cast<int>(threadIdx.x % kThreadsOfRow); piece < pieces; piece += kThreadsOfRow) {
       float x[kPiece];
       row.load(piece, x);
       visit(piece, x);
     }
   };
-  float sum = 0.0f, squares = 0.0f;
-  for_each_piece([&](int, const float(&x)[kPiece]) {
+  const auto mean_of_row = [&](float sum) {
+    if constexpr (kThreadsOfRow == 32) {
+      sum = over_warp(sum);
+    } else {
+      sum = linear::over_block<kThreads>(sum, linear::Sum{});
+    }
+    return sum / static_cast<float>(p.columns);
+  };
+  float mean = 0.0f, squares = 0.0f;
+  if (p.kind == Norm::layer_norm) {
+    float sum = 0.0f;
+    for_each_piece([&](int, const float(&x)[kPiece]) {
 #pragma unroll
-    for (const float one : x) sum += one;
-  });
-  const float count = static_cast<float>(p.columns), mean = over_warp(sum) / count;
+      for (const float one : x) sum += one;
+    });
+    mean = mean_of_row(sum);
+  }
   for_each_piece([&](int, const float(&x)[kPiece]) {
 #pragma unroll
     for (const float one : x) squares += (one - mean) * (one - mean);
   });
-  const float inverse = 1.0f / sqrtf(over_warp(squares) / count + p.epsilon);
-  uint4* const to = reinterpret_cast<uint4*>(static_cast<T*>(p.y) + i * p.columns);
+  const float inverse = 1.0f / sqrtf(mean_of_row(squares) + p.epsilon);
+  uint4* const to = reinterpret_cast<uint4*>(static_cast<T*>(p.y) + i * p.y_stride);
   for_each_piece([&](int piece, float(&x)[kPiece]) {
-    const float4* const gamma = reinterpret_cast<const float4*>(p.gamma) + 2 * piece;
-    const float4* const beta = reinterpret_cast<const float4*>(p.beta) + 2 * piece;
+    const float4* const weight = reinterpret_cast<const float4*>(p.weight) + 2 * piece;
+    const float4* const bias = reinterpret_cast<const float4*>(p.bias) + 2 * piece;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float4 g = gamma[half], b = beta[half];
+      const float4 w = weight[half], b = p.bias != nullptr ? bias[half] : make_float4(0, 0, 0, 0);
       float* const four = x + 4 * half;
-      four[0] = (four[0] - mean) * inverse * g.x + b.x;
-      four[1] = (four[1] - mean) * inverse * g.y + b.y;
-      four[2] = (four[2] - mean) * inverse * g.z + b.z;
-      four[3] = (four[3] - mean) * inverse * g.w + b.w;
+      four[0] = (four[0] - mean) * inverse * w.x + b.x;
+      four[1] = (four[1] - mean) * inverse * w.y + b.y;
+      four[2] = (four[2] - mean) * inverse * w.z + b.z;
+      four[3] = (four[3] - mean) * inverse * w.w + b.w;
     }
     to[piece] = linear::packed_piece<T>(x);
   });
@@ -157,4 +171,4 @@ __global__ void __launch_bounds__(kThreads) widen_kernel(const void* x, std::int
   to[1] = make_float4(eight[4], eight[5], eight[6], eight[7]);
 }
 
-}  // namespace heddle::cuda::any::encoder
+}  // namespace heddle::cuda::any::model

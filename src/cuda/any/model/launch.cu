@@ -1,11 +1,11 @@
-// The launches of the encoder's steps between products.
-#include "cuda/any/encoder/kernel.cuh"
+// The launches of the steps between the products of the encoder and the Transformer block.
+#include "cuda/any/model/kernel.cuh"
 #include "cuda/common/launch.cuh"
 
 namespace heddle::cuda {
 namespace {
 
-using namespace any::encoder;
+using namespace any::model;
 
 unsigned blocks(std::int64_t count, std::int64_t each) { return static_cast<unsigned>((count + each - 1) / each); }
 
@@ -18,17 +18,23 @@ void with_type(DType dtype, const Run& run) {
 }  // namespace
 
 void norm_rows(const void* x, const NormRows& norm, void* stream) {
+  const auto on = static_cast<cudaStream_t>(stream);
+  // Of a wide row a warp's lanes would have many pieces one after the other, and few rows leave a GPU empty.
+  const bool wide = norm.columns > 8 * 32 * kPiece;
   with_type(norm.dtype, [&]<class T>(T) {
     const StoredRows<T> rows{static_cast<const T*>(x), norm.columns};
-    start("encode", norm_kernel<T, StoredRows<T>>, {blocks(norm.rows, kWarps), kThreads},
-          static_cast<cudaStream_t>(stream), rows, norm);
+    if (wide) {
+      start("norm_rows", norm_kernel<T, kThreads, StoredRows<T>>, {blocks(norm.rows, 1), kThreads}, on, rows, norm);
+    } else {
+      start("norm_rows", norm_kernel<T, 32, StoredRows<T>>, {blocks(norm.rows, kWarps), kThreads}, on, rows, norm);
+    }
   });
 }
 
 void norm_embeddings(const EmbeddingRows& embeddings, const NormRows& norm, void* stream) {
   with_type(norm.dtype, [&]<class T>(T) {
     const EmbeddedRows<T> rows{embeddings, norm.columns};
-    start("encode", norm_kernel<T, EmbeddedRows<T>>, {blocks(norm.rows, kWarps), kThreads},
+    start("encode", norm_kernel<T, 32, EmbeddedRows<T>>, {blocks(norm.rows, kWarps), kThreads},
           static_cast<cudaStream_t>(stream), rows, norm);
   });
 }

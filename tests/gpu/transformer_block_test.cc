@@ -1,0 +1,420 @@
+// The Transformer block on a GPU against the textbook one in double precision.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/check.h"
+#include "heddle/error.h"
+#include "heddle/transformer_block.h"
+#include "kit/device_mirror.h"
+#include "unit/block_expected.h"
+#include "unit/block_model.h"
+
+namespace heddle::kit {
+namespace {
+
+using test::block_options;
+using test::BlockExpected;
+using test::BlockInput;
+using test::BlockModel;
+using test::largest_difference;
+using test::text_of;
+
+// Odd numbers, one row and none.
+const std::vector<int> kLengths = {17, 1, 0, 66, 5};
+
+TransformerBlockOptions on_gpu(DType dtype, std::vector<lowbit::LayerRule> rules = {}) {
+  TransformerBlockOptions options = block_options();
+  options.dtype = dtype;
+  options.layers = std::move(rules);
+  options.device = Device::cuda;
+  return options;
+}
+
+// Memory on the GPU between two zones that must keep their bytes.
+class Guarded {
+ public:
+  Guarded(std::size_t bytes, int fill) : memory_(bytes + 2 * kZone, fill), bytes_(bytes), fill_(fill) {}
+
+  Workspace workspace() const { return {static_cast<std::byte*>(memory_.data()) + kZone, bytes_}; }
+  bool intact() const {
+    std::vector<unsigned char> zones(2 * kZone);
+    memory_.read(0, zones.data(), kZone);
+    memory_.read(kZone + bytes_, zones.data() + kZone, kZone);
+    return std::all_of(zones.begin(), zones.end(), [&](unsigned char byte) { return byte == fill_; });
+  }
+
+ private:
+  static constexpr std::size_t kZone = 256;
+  DeviceMemory memory_;
+  std::size_t bytes_;
+  int fill_;
+};
+
+// A call's tensors on the GPU. What y and the workspace held before must not matter.
+class BlockOnGpu {
+ public:
+  BlockOnGpu(const TransformerBlock& block, const BlockInput& input, int fill = 0xFF, std::int64_t longest = 0)
+      : block_(block),
+        host_y_(HostTensor::output(input.dtype, {input.total(), input.hidden})),
+        x(input.tensor()),
+        y(host_y_),
+        offsets_(input.cu_seqlens.size() * sizeof(std::int32_t)),
+        cu_seqlens(offsets_.data(), DType::i32, {input.sequences() + 1}),
+        longest(longest > 0 ? longest : input.longest()),
+        scratch(block.workspace(input.total(), input.sequences(), this->longest), fill) {
+    offsets_.write(0, input.cu_seqlens.data(), offsets_.bytes());
+    cu_seqlens.device = Device::cuda;
+    runtime.stream = stream.get();
+    runtime.workspace = scratch.workspace();
+  }
+
+  // Of another input with as many rows and sequences.
+  void write(const BlockInput& input) {
+    x.write(input.tensor());
+    offsets_.write(0, input.cu_seqlens.data(), offsets_.bytes());
+  }
+  void launch() const { block_.forward(x.view(), cu_seqlens, y.view(), runtime, longest); }
+  std::vector<double> read() {
+    stream.synchronize();
+    y.read(host_y_);
+    EXPECT_EQ(host_y_.damage(), "");
+    EXPECT_TRUE(scratch.intact());
+    return host_y_.values();
+  }
+  std::vector<double> run() {
+    launch();
+    return read();
+  }
+
+ private:
+  const TransformerBlock& block_;
+  HostTensor host_y_;
+
+ public:
+  DeviceTensor x, y;
+
+ private:
+  DeviceMemory offsets_;
+
+ public:
+  TensorView cu_seqlens;
+  std::int64_t longest;
+  Guarded scratch;
+  DeviceStream stream;
+  Runtime runtime;
+};
+
+void expect_accurate(const BlockModel& model, const BlockInput& input) {
+  SCOPED_TRACE(text_of(model.options));
+  const TransformerBlock block(model.options, model.weights());
+  const std::vector<double> found = BlockOnGpu(block, input).run();
+  const BlockExpected expected(model, input);
+  const double error = largest_difference(expected.values, found);
+  EXPECT_TRUE(error <= expected.bound) << error << " > " << expected.bound;
+  EXPECT_LT(expected.bound, model.options.dtype == DType::bf16 ? 0.2 : 0.03);  // otherwise it would say nothing
+  EXPECT_EQ(BlockOnGpu(block, input, 0x11).run(), found);
+}
+
+struct Case {
+  std::string name;
+  DType dtype;
+  std::vector<lowbit::LayerRule> rules;
+  bool all_options;  // else some, which have each value of each option
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> out;
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const std::string name = name_of(dtype);
+    out.push_back({name, dtype, {}, true});
+    for (const std::string format : {"nvfp4", "int8_row", "mxfp4", "int4_g32_zp", "int4_g64", "int4_g128", "nf4",
+                                     "fp4_bnb", "fp8_row", "e2m1_row"}) {
+      out.push_back({format + "_" + name, dtype, {{"*", format}}, format == "nvfp4"});
+    }
+    out.push_back({"mixed_" + name, dtype, {{"qkv", "int8_row"}, {"up", "nvfp4:mse"}, {"d*", name}}, true});
+    out.push_back({"other_mix_" + name,
+                   dtype,
+                   {{"out", "mxfp4:even"}, {"d?wn", "int4_g32"}, {"qkv", name}, {"up", "nf4"}},
+                   false});
+  }
+  return out;
+}
+
+class GpuTransformerBlock : public testing::TestWithParam<Case> {
+ protected:
+  TransformerBlockOptions options() const {
+    TransformerBlockOptions out = on_gpu(GetParam().dtype, GetParam().rules);
+    if (GetParam().name.find("g128") != std::string::npos) out.hidden = 128;  // whole groups
+    return out;
+  }
+};
+
+// Twice the error of the plain computation with the same weights, as on the CPU.
+TEST_P(GpuTransformerBlock, StaysWithinTwiceThePlainError) {
+  constexpr Activation kActivations[] = {Activation::relu, Activation::gelu_erf, Activation::gelu_tanh,
+                                         Activation::silu, Activation::swiglu};
+  int number = 0;
+  for (const bool norm_first : {true, false}) {
+    for (const Norm norm : {Norm::layer_norm, Norm::rms_norm}) {
+      for (const Activation activation : kActivations) {
+        for (const bool causal : {false, true}) {
+          for (const std::int64_t kv_heads : {4, 2, 1}) {
+            // Every eleventh: each value of each option is among them.
+            if (++number % 11 != 0 && !GetParam().all_options) continue;
+            if (kv_heads == 1 && activation != Activation::swiglu && GetParam().all_options) continue;
+            TransformerBlockOptions o = options();
+            o.norm_first = norm_first;
+            o.norm = norm;
+            o.activation = activation;
+            o.causal = causal ? Causal::top_left : Causal::none;
+            o.kv_heads = kv_heads;
+            expect_accurate(BlockModel(o, kv_heads != 4), BlockInput(o, kLengths));
+          }
+        }
+      }
+    }
+  }
+}
+
+// Rows enough for the kernels that many rows have.
+TEST_P(GpuTransformerBlock, ManyRows) {
+  for (const bool norm_first : {true, false}) {
+    TransformerBlockOptions o = options();
+    o.norm_first = norm_first;
+    o.activation = norm_first ? Activation::swiglu : Activation::gelu_erf;
+    o.causal = norm_first ? Causal::bottom_right : Causal::none;
+    expect_accurate(BlockModel(o), BlockInput(o, {129, 1, 310, 77}));
+  }
+}
+
+TEST_P(GpuTransformerBlock, SaysWhatItHolds) {
+  const TransformerBlockOptions o = options();
+  const BlockModel model(o);
+  const TransformerBlock block(o, model.weights());
+  EXPECT_EQ(block.options().device, Device::cuda);
+  const std::vector<EncoderLayerInfo> layers = block.layers();
+  ASSERT_EQ(layers.size(), 4u);
+  std::size_t bytes = 0;
+  for (int i = 0; i < 4; ++i) {
+    const EncoderLayerInfo& layer = layers[static_cast<std::size_t>(i)];
+    const std::string format = model.format(layer.name);
+    EXPECT_EQ(layer.format, format.substr(0, format.find(':')));
+    EXPECT_EQ(layer.rows, model.rows(i));
+    EXPECT_EQ(layer.columns, model.columns(i));
+    if (format == name_of(o.dtype)) {  // weight, bias, and the norm in front
+      const auto norm = static_cast<std::size_t>(i % 2 == 0 ? 2 * layer.columns : 0);
+      EXPECT_EQ(layer.weight_bytes, 2 * (static_cast<std::size_t>(layer.rows * (layer.columns + 1)) + norm));
+    }
+    bytes += layer.weight_bytes;
+  }
+  EXPECT_EQ(block.weight_bytes(), bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(, GpuTransformerBlock, testing::ValuesIn(cases()),
+                         [](const auto& info) { return info.param.name; });
+
+// Heads whose keys and values begin at no multiple of 16 bytes, widths that no warp divides, rows of more than one
+// piece a thread.
+TEST(GpuTransformerBlockEdges, OtherWidths) {
+  struct Widths {
+    std::int64_t hidden, heads, kv_heads, intermediate;
+  };
+  for (const Widths& w : {Widths{80, 4, 1, 56}, {24, 2, 2, 8}, {8, 1, 1, 40}, {264, 2, 1, 264}, {2056, 257, 1, 40}}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const bool norm_first : {true, false}) {
+        for (const Norm norm : {Norm::layer_norm, Norm::rms_norm}) {
+          TransformerBlockOptions o = on_gpu(dtype);
+          o.hidden = w.hidden;
+          o.heads = w.heads;
+          o.kv_heads = w.kv_heads;
+          o.intermediate = w.intermediate;
+          o.norm_first = norm_first;
+          o.norm = norm;
+          o.activation = norm_first ? Activation::swiglu : Activation::silu;
+          SCOPED_TRACE(text(w.hidden, " ", name_of(dtype)));
+          expect_accurate(BlockModel(o), BlockInput(o, {3, 0, 9}));
+        }
+      }
+    }
+  }
+}
+
+TEST(GpuTransformerBlockEdges, OneRowAndNone) {
+  for (const char* format : {"bfloat16", "nvfp4", "int8_row"}) {
+    for (const bool norm_first : {true, false}) {
+      TransformerBlockOptions o = on_gpu(DType::bf16, {{"*", format}});
+      o.norm_first = norm_first;
+      const BlockModel model(o);
+      for (const std::vector<int>& lengths : {std::vector<int>{1}, {0, 0, 1, 0}, {2}}) {
+        expect_accurate(model, BlockInput(o, lengths));
+      }
+      const TransformerBlock block(o, model.weights());
+      EXPECT_EQ(block.workspace(0, 0, 0), 0u);
+      EXPECT_TRUE(BlockOnGpu(block, BlockInput(o, {})).run().empty());
+      EXPECT_TRUE(BlockOnGpu(block, BlockInput(o, {0, 0})).run().empty());
+    }
+  }
+}
+
+TEST(GpuTransformerBlockEdges, WorksInPlaceOnStridedRows) {
+  for (const char* format : {"float16", "nvfp4", "int4_g64"}) {
+    for (const bool norm_first : {true, false}) {
+      TransformerBlockOptions o = on_gpu(DType::f16, {{"*", format}});
+      o.norm_first = norm_first;
+      const TransformerBlock block(o, BlockModel(o).weights());
+      const BlockInput input(o, kLengths);
+      BlockOnGpu call(block, input);
+      const std::vector<double> expected = call.run();
+      // Every row is followed by one that must stay.
+      const std::int64_t total = input.total(), h = o.hidden;
+      HostTensor wide = HostTensor::output(o.dtype, {total, 2 * h});
+      for (std::int64_t i = 0; i < total; ++i) {
+        for (std::int64_t j = 0; j < h; ++j) {
+          wide.set(i * 2 * h + j, input.x[static_cast<std::size_t>(i * h + j)]);
+          wide.set(i * 2 * h + h + j, 7);
+        }
+      }
+      const DeviceTensor mirror(wide);
+      TensorView rows(mirror.view().data, o.dtype, {total, h}, {2 * h, 1});
+      rows.device = Device::cuda;
+      block.forward(rows, call.cu_seqlens, rows, call.runtime, call.longest);
+      call.stream.synchronize();
+      mirror.read(wide);
+      EXPECT_EQ(wide.damage(), "");
+      EXPECT_TRUE(call.scratch.intact());
+      for (std::int64_t i = 0; i < total; ++i) {
+        for (std::int64_t j = 0; j < h; ++j) {
+          ASSERT_EQ(wide.get(i * 2 * h + j), expected[static_cast<std::size_t>(i * h + j)]) << i << ", " << j;
+          ASSERT_EQ(wide.get(i * 2 * h + h + j), 7) << i << ", " << j;
+        }
+      }
+    }
+  }
+}
+
+// The bound that workspace() is given, and the one that forward() is, may be larger than the longest sequence.
+TEST(GpuTransformerBlockEdges, LargerBoundsChangeNothing) {
+  for (const char* format : {"bfloat16", "nvfp4", "int4_g64"}) {
+    TransformerBlockOptions o = on_gpu(DType::bf16, {{"*", format}});
+    o.causal = Causal::top_left;
+    const BlockModel model(o);
+    const TransformerBlock block(o, model.weights());
+    for (const std::vector<int>& lengths : {std::vector<int>{2, 1}, std::vector<int>(40, 5), {66, 3}, {20, 20, 30}}) {
+      const BlockInput input(o, lengths);
+      const std::size_t tight = block.workspace(input.total(), input.sequences(), input.longest());
+      for (const std::int64_t bound : {std::int64_t{70}, input.total(), std::int64_t{5000}}) {
+        if (bound < input.longest()) continue;
+        EXPECT_GE(block.workspace(input.total(), input.sequences(), bound), tight) << format;
+        EXPECT_EQ(BlockOnGpu(block, input, 0xFF, bound).run(), BlockOnGpu(block, input).run())
+            << format << ", " << bound;
+      }
+    }
+  }
+}
+
+// A graph holds addresses, not values: each replay takes what x and cu_seqlens hold then.
+TEST(GpuTransformerBlockEdges, ReplaysInAGraph) {
+  for (const char* format : {"bfloat16", "nvfp4", "int8_row"}) {
+    for (const bool norm_first : {true, false}) {
+      for (const std::vector<int>& lengths : {std::vector<int>{17, 5, 66}, {1}}) {
+        TransformerBlockOptions o = on_gpu(DType::bf16, {{"*", format}});
+        o.norm_first = norm_first;
+        const TransformerBlock block(o, BlockModel(o).weights());
+        const BlockInput first(o, lengths);
+        BlockInput second = first;
+        std::reverse(second.x.begin(), second.x.end());
+        if (lengths.size() == 3) second.cu_seqlens = {0, 40, 41, 88};
+        const std::vector<double> of_first = BlockOnGpu(block, first, 0xFF, 66).run(),
+                                  of_second = BlockOnGpu(block, second, 0xFF, 66).run();
+        BlockOnGpu call(block, first, 0xFF, 66);
+        const DeviceGraph graph(call.stream, [&] { call.launch(); });
+        for (const auto& [input, wanted] : {std::pair{&first, &of_first}, {&second, &of_second}, {&first, &of_first}}) {
+          call.write(*input);
+          graph.replay(call.stream);
+          EXPECT_EQ(call.read(), *wanted) << format;
+        }
+      }
+    }
+  }
+}
+
+template <class Thrown = Error, class Body>
+void expect_message(const Body& body, const std::string& message) {
+  try {
+    body();
+    FAIL() << "nothing was thrown; expected " << message;
+  } catch (const Thrown& error) {
+    EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
+  }
+}
+
+TEST(GpuTransformerBlockErrors, Construction) {
+  const BlockModel model(on_gpu(DType::f16));
+  const auto refused = [&](const std::function<void(TransformerBlockWeights&)>& change, const std::string& message) {
+    TransformerBlockWeights weights = model.weights();
+    change(weights);
+    expect_message([&] { TransformerBlock(model.options, weights); }, message);
+  };
+  refused([](auto& w) { w.up.device = Device::cuda; },
+          "[transformer_block] up is on a GPU: a block's weights are given in the CPU's memory");
+  std::vector<float> large(64 * 64, 0.5f);
+  large[65] = 65520;  // rounds to float16's infinity
+  refused(
+      [&](auto& w) {
+        w.out = TensorView(large.data(), DType::f32, {64, 64});
+      },
+      "[transformer_block] out holds 65520 at [1, 1]: weights must be finite in float16");
+}
+
+// Nothing is launched: y keeps its bytes.
+TEST(GpuTransformerBlockErrors, Forward) {
+  const TransformerBlockOptions o = on_gpu(DType::bf16);
+  const TransformerBlock block(o, BlockModel(o).weights());
+  const BlockInput input(o, {7, 5});
+  BlockOnGpu call(block, input);
+  const HostTensor before = HostTensor::output(o.dtype, {12, 64});
+  struct Arguments {
+    TensorView x, cu_seqlens, y;
+    Runtime runtime;
+    std::int64_t longest;
+  };
+  const auto refused = [&](const std::function<void(Arguments&)>& change, const std::string& message) {
+    Arguments a{call.x.view(), call.cu_seqlens, call.y.view(), call.runtime, call.longest};
+    change(a);
+    expect_message([&] { block.forward(a.x, a.cu_seqlens, a.y, a.runtime, a.longest); }, message);
+    HostTensor after = before;
+    call.stream.synchronize();
+    call.y.read(after);
+    EXPECT_TRUE(after.same_bits(before)) << message;
+  };
+  const std::string here = ": this block was made to run on a GPU";
+  refused([](auto& a) { a.x.device = Device::cpu; }, "[transformer_block] x is on the CPU" + here);
+  refused([](auto& a) { a.y.device = Device::cpu; }, "[transformer_block] y is on the CPU" + here);
+  refused([](auto& a) { a.cu_seqlens.device = Device::cpu; }, "[transformer_block] cu_seqlens is on the CPU" + here);
+  refused([](auto& a) { a.x.dtype = DType::f16; }, "[transformer_block] x is float16");
+  refused([](auto& a) { a.y.shape[0] = 11; }, "[transformer_block] y is [11, 64]: it must be [12, 64], as x");
+  refused([](auto& a) { a.x.data = static_cast<std::byte*>(a.x.data) + 2; },
+          "[transformer_block] x must be aligned to 16 bytes");
+  refused([](auto& a) { a.x.stride[0] = 68; },
+          "[transformer_block] x's rows are 68 elements apart: on a GPU it must be a multiple of 8, and at least 64");
+  refused([](auto& a) { a.x.stride[0] = 0; }, "[transformer_block] x's rows are 0 elements apart");
+  refused([](auto& a) { a.y.stride = {1, 12}; }, "[transformer_block] y's last dimension has stride 12: it must be 1");
+  refused(
+      [](auto& a) { a.longest = 0; },
+      "[transformer_block] longest is 0: cu_seqlens is on a GPU, where lengths are not read, so an upper bound must "
+      "be given");
+  refused([](auto& a) { a.longest = 5; }, "[transformer_block] 2 sequences of at most 5 rows cannot hold 12");
+  refused([](auto& a) { a.longest = -1; }, "[transformer_block] longest is -1: it must not be negative");
+  refused([](auto& a) { a.runtime.workspace.bytes -= 1; },
+          "are needed, and TransformerBlock::workspace() says how many always suffice");
+  refused([](auto& a) { a.runtime.workspace.data = nullptr; }, "[transformer_block] the workspace has 0 bytes");
+  refused([](auto& a) { a.runtime.workspace.data = static_cast<std::byte*>(a.runtime.workspace.data) + 4; },
+          "[transformer_block] the workspace must be aligned to 64 bytes");
+}
+
+}  // namespace
+}  // namespace heddle::kit
