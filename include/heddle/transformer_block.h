@@ -73,10 +73,10 @@ class TransformerBlock {
   // int32 [sequences + 1], from 0 to total, never decreasing. longest: no sequence has more rows; 0: not given. A row's
   // bits do not depend on the other sequences, nor on the number of threads. Throws Error on a bad argument before
   // anything is written.
-  // On a GPU all three tensors are on it, and `longest` must be given where there are rows: cu_seqlens is not read by
-  // the host, and rows that it leaves out, or that are further behind in their sequence than `longest`, get any values.
-  // x's and y's rows begin at multiples of 16 bytes. The call does not wait for Runtime::stream and can be captured in
-  // a graph; rows repeat to the bit among the same sequences.
+  // On a GPU all three tensors are on it, x's and y's rows at multiples of 16 bytes. The host does not read cu_seqlens:
+  // `longest` must be given where there are rows, and rows that are in no sequence, or behind so many of theirs, get
+  // any values. The call does not wait for Runtime::stream and can be captured in a graph. It repeats to the bit; the
+  // number of rows may change a row's bits.
   void forward(const TensorView& x, const TensorView& cu_seqlens, const TensorView& y, const Runtime& runtime,
                std::int64_t longest = 0) const;
 

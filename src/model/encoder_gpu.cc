@@ -56,8 +56,7 @@ void Encoder::GpuCall::run(const EncoderTask& task, const Runtime& given) const 
     cu_seqlens.device = Device::cuda;
     for (const EncoderLayer& layer : weights_.layers) {
       // x = layer_norm(input W^T + b + x), the sum in x's place.
-      const auto add_and_norm = [&](const TransformerLinear& linear, const LayerNormWeights& norm,
-                                    const std::byte* input) {
+      const auto add_and_norm = [&](const TransformerLinear& linear, const LayerNormWeights& norm, std::byte* input) {
         linear.run_on_gpu({input, linear.shape().in}, {x, hidden}, {x, hidden}, total_, runtime);
         cuda::norm_rows(x, norm_of(norm), runtime.stream);
       };

@@ -46,7 +46,7 @@ std::size_t EncoderProjections::gpu_workspace(std::int64_t rows) const {
   return bytes;
 }
 
-void EncoderProjections::run_on_gpu(const std::byte* x, std::byte* y, std::int64_t rows, const Runtime& runtime) const {
+void EncoderProjections::run_on_gpu(std::byte* x, std::byte* y, std::int64_t rows, const Runtime& runtime) const {
   const std::int64_t stride = static_cast<std::int64_t>(parts_.size()) * parts_[0].shape().out;
   for (const TransformerLinear& part : parts_) {
     part.run_on_gpu({x, part.shape().in}, {}, {y, stride}, rows, runtime);

@@ -28,7 +28,7 @@ class EncoderProjections {
   void run(const std::byte* x, std::byte* y, std::int64_t rows, std::byte* scratch) const;
   // On a GPU.
   std::size_t gpu_workspace(std::int64_t rows) const;
-  void run_on_gpu(const std::byte* x, std::byte* y, std::int64_t rows, const Runtime& runtime) const;
+  void run_on_gpu(std::byte* x, std::byte* y, std::int64_t rows, const Runtime& runtime) const;
 
  private:
   const TransformerLinear& part(int index) const {

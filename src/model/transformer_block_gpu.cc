@@ -38,7 +38,7 @@ void TransformerBlock::GpuCall::run(const TensorView& x, const TensorView& cu_se
   const std::int64_t hidden = options_.hidden;
   // A single row may have any stride.
   const auto outside = [&](const TensorView& view) {
-    return Rows{static_cast<const std::byte*>(view.data), total_ > 1 ? view.stride[0] : hidden};
+    return Rows{static_cast<std::byte*>(view.data), total_ > 1 ? view.stride[0] : hidden};
   };
   const Rows from = outside(x), to = outside(y), stream{memory + rows_.x, hidden};
   const Rows qkv{memory + rows_.qkv, attention_.columns()}, context{memory + rows_.context, hidden};
@@ -53,13 +53,13 @@ void TransformerBlock::GpuCall::run(const TensorView& x, const TensorView& cu_se
                      .weight = parameters.weight,
                      .bias = parameters.bias,
                      .epsilon = static_cast<float>(parameters.eps),
-                     .y = const_cast<std::byte*>(rows.data),
+                     .y = rows.data,
                      .y_stride = rows.stride},
                     runtime.stream);
   };
 
   weights_.qkv.run_on_gpu(from, {}, qkv, total_, runtime);
-  attention_.run(total_, cu_seqlens, longest_, qkv.data, memory + rows_.context, runtime);
+  attention_.run(total_, cu_seqlens, longest_, qkv.data, context.data, runtime);
   weights_.out.run_on_gpu(context, from, stream, total_, runtime);
   if (!options_.norm_first) norm(weights_.norm1, stream);
   weights_.up.run_on_gpu(stream, {}, activated, total_, runtime);

@@ -202,7 +202,7 @@ LinearOptions TransformerLinear::gpu_options(const GpuRows& residual, std::int64
 }
 
 std::size_t TransformerLinear::gpu_workspace(std::int64_t rows) const {
-  const auto* const some = reinterpret_cast<const std::byte*>(std::uintptr_t{4096});  // the query reads no data
+  auto* const some = reinterpret_cast<std::byte*>(std::uintptr_t{4096});  // the query reads no data
   return linear_forward_workspace(on_gpu({some, shape_.in}, rows, shape_.in), packed_,
                                   gpu_options({some, shape_.out}, rows));
 }

@@ -61,7 +61,7 @@ class TransformerLinear {
 
   // Rows on a GPU, `stride` elements apart: a multiple of 8, and so many bytes that each begins at a multiple of 16.
   struct GpuRows {
-    const std::byte* data = nullptr;
+    std::byte* data = nullptr;
     std::int64_t stride = 0;
   };
   // Any number of rows, as they lie; y has outputs() columns. residual: of role sum; may be y.
