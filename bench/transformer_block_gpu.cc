@@ -100,6 +100,11 @@ int main(int argc, char** argv) try {
     std::fprintf(stderr, "heddle_block_bench [hidden heads kv_heads intermediate]\n");
     return 2;
   }
+  const kit::Gpu gpu = kit::current_gpu();
+  if (gpu.name.empty()) {
+    std::fprintf(stderr, "heddle_block_bench: %s\n", gpu.absence.c_str());
+    return 3;
+  }
   const auto size = [&](int i, std::int64_t otherwise) { return argc > i ? std::atoll(argv[i]) : otherwise; };
   TransformerBlockOptions options{.hidden = size(1, 4096),
                                   .heads = size(2, 32),
@@ -111,9 +116,8 @@ int main(int argc, char** argv) try {
                                   .dtype = DType::bf16,
                                   .device = Device::cuda};
   std::printf("%s: hidden %lld, heads %lld/%lld, intermediate %lld, rms_norm, swiglu, causal, bfloat16\n",
-              kit::current_gpu().name.c_str(), static_cast<long long>(options.hidden),
-              static_cast<long long>(options.heads), static_cast<long long>(options.kv_heads),
-              static_cast<long long>(options.intermediate));
+              gpu.name.c_str(), static_cast<long long>(options.hidden), static_cast<long long>(options.heads),
+              static_cast<long long>(options.kv_heads), static_cast<long long>(options.intermediate));
   const Weights weights(options);
   for (const char* format : {"bfloat16", "nvfp4", "int8_row", "int4_g128"}) {
     options.layers = {{"*", format}};
