@@ -105,7 +105,7 @@ some+=":GpuInt8QkValues.*:GpuEncoderEdges.*:GpuTransformerBlockEdges.OneRowAndNo
 watch racecheck "${RACECHECK_FILTER:-$some}" --racecheck-report analysis
 tail -n 1 "$logs/racecheck.log"
 known=tests/gpu/racecheck_known.txt
-if grep -E '=========     ?(Error|Warning): ' "$logs/racecheck.log" |
+if grep -E '^========= +(Error|Warning): ' "$logs/racecheck.log" |
   grep -vFf <(grep -vE '^(#|$)' "$known" || echo '(nothing is known)') >"$logs/racecheck_new.log"; then
   sort "$logs/racecheck_new.log" | uniq -c | head -20 >&2
   echo "test_gpu.sh: racecheck found what $known does not explain" >&2
