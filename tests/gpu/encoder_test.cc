@@ -1,6 +1,8 @@
 // The encoder on a GPU against the textbook one in double precision.
 #include <gtest/gtest.h>
 
+#include <ostream>
+
 #include "heddle/error.h"
 #include "kit/device_mirror.h"
 #include "unit/encoder_model.h"
@@ -57,6 +59,7 @@ struct Case {
   DType dtype;
   std::vector<lowbit::LayerRule> rules;
   std::string method;
+  friend void PrintTo(const Case& c, std::ostream* to) { *to << c.name; }
 };
 
 std::vector<Case> cases() {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -124,6 +125,7 @@ struct Case {
   DType dtype;
   std::vector<lowbit::LayerRule> rules;
   bool all_options;  // else some, which have each value of each option
+  friend void PrintTo(const Case& c, std::ostream* to) { *to << c.name; }
 };
 
 std::vector<Case> cases() {

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <ostream>
 #include <tuple>
 
 #include <gtest/gtest.h>
@@ -50,6 +51,7 @@ struct Case {
   const char* name;
   DType dtype;
   std::vector<lowbit::LayerRule> rules;
+  friend void PrintTo(const Case& c, std::ostream* to) { *to << c.name; }
 };
 
 std::vector<Case> cases() {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <ostream>
 
 #include <gtest/gtest.h>
 
@@ -63,6 +64,7 @@ void expect_accurate(const BlockModel& model, const BlockInput& input) {
 struct Formats {
   const char* name;
   std::vector<lowbit::LayerRule> rules;
+  friend void PrintTo(const Formats& f, std::ostream* to) { *to << f.name; }
 };
 const Formats kFormats[] = {
     {"own", {}},
