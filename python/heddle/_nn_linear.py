@@ -26,8 +26,12 @@ _PLAIN = ("codes", "scales", "zeros", "global_scale")
 _VERSION = _heddle.version()
 
 
-def _text(name: str) -> torch.Tensor:
-    return torch.tensor(list(name.encode()), dtype=torch.uint8)
+def _text(name: str, device: Any) -> torch.Tensor:
+    return torch.tensor(list(name.encode()), dtype=torch.uint8, device=device)
+
+
+def _of_text(buffer: torch.Tensor) -> str:
+    return bytes(buffer.tolist()).decode()
 
 
 def norm_arguments(norm: nn.Module | None, columns: int, dtype: torch.dtype) -> dict[str, Any] | None:
@@ -148,16 +152,10 @@ class Linear(nn.Module):
         return self
 
     def drop_plain(self) -> Linear:
-        """Keeps the packed weights alone, half of the memory. The state is then one for this version of Heddle and for CPUs,
-        and ``quantized`` and ``dequantized`` are gone."""
+        """Keeps the packed weights alone, half of the memory. They and the state are then for this version of Heddle and for
+        devices as the layer is on now, CPUs or GPUs; ``quantized`` and ``dequantized`` are gone."""
         self._require_plain("drop_plain")
-        if not self.codes.is_cpu:
-            raise ValueError("[Linear.drop_plain] the layer is on a GPU: what would be left is for CPUs")
-        packed = self._packed_weights().data
-        for name in (*_PLAIN, "packed"):
-            delattr(self, name)
-        self.register_buffer("packed", packed)
-        self.register_buffer("packed_by", _text(_VERSION))
+        self._take_packed(self.format, self._packed_weights().data, self._packed_order)
         return self
 
     def quantized(self) -> QuantizedTensor:
@@ -171,11 +169,23 @@ class Linear(nn.Module):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of W as it is stored, without the packed copy beside plain storage and the one that keep_16bit keeps."""
+        """Bytes of W as the state has it."""
         if self.format is None:
             return self.weight.nbytes
+        return self._plain_bytes() or self.packed.nbytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that W takes in memory now: plain storage, the packed weights beside it (they are made anew by the first call
+        after a move), and what keep_16bit keeps."""
+        if self.format is None:
+            return self.weight.nbytes
+        beside = [x.nbytes for x in (self.packed, self._kept) if x is not None]
+        return self._plain_bytes() + sum(beside)
+
+    def _plain_bytes(self):
         plain = [getattr(self, name, None) for name in _PLAIN]
-        return sum(x.nbytes for x in plain if x is not None) or self.packed.nbytes
+        return sum(x.nbytes for x in plain if x is not None)
 
     def forward(
         self, x: torch.Tensor, *, norm: nn.Module | None = None, residual: torch.Tensor | None = None
@@ -229,18 +239,30 @@ class Linear(nn.Module):
 
     def _take(self, matrix):
         """matrix into buffers: bytes, which no cast of the module touches."""
-        packed = self._pack(matrix, self._order(matrix.codes.is_cpu))  # first: what it refuses leaves the layer as it was
-        self.format = matrix.format
-        self._kept = None
-        self.weight = None
-        for name in (*_PLAIN, "format_name", "packed", "packed_by"):
-            if name in self._buffers:
-                del self._buffers[name]
-        self.register_buffer("format_name", _text(matrix.format))
+        order = self._order(matrix.codes.is_cpu)
+        packed = self._pack(matrix, order)  # first: what it refuses leaves the layer as it was
+        self._begin(matrix.format, order, packed.device)
         for name in _PLAIN:
             tensor = getattr(matrix, name)
             self.register_buffer(name, None if tensor is None else tensor.detach().view(torch.uint8))
         self.register_buffer("packed", packed, persistent=False)
+
+    def _take_packed(self, format, packed, order):
+        """Packed weights alone."""
+        self._begin(format, order, packed.device)
+        self.register_buffer("packed", packed)
+        self.register_buffer("packed_by", _text(_VERSION, packed.device))
+        gated = " gated" if self.activation == "swiglu" else ""  # gates and ups lie in an order of their own
+        self.register_buffer("packed_as", _text(order + gated, packed.device))
+
+    def _begin(self, format, order, device):
+        self.format, self._packed_order = format, order
+        self._kept = None
+        self.weight = None
+        for name in (*_PLAIN, "format_name", "packed", "packed_by", "packed_as"):
+            if name in self._buffers:
+                del self._buffers[name]
+        self.register_buffer("format_name", _text(format, device))
 
     def _matrix_of(self, format, stored):
         """A matrix of bytes such as the buffers hold."""
@@ -259,33 +281,37 @@ class Linear(nn.Module):
     def _packed_weights(self, dtype=None):
         """dtype: of x, for the copy that keep_16bit wants."""
         shape, gated = (self.out_features, self.in_features), self.activation == "swiglu"
-        if not hasattr(self, "codes"):
-            if not self.packed.is_cpu:
-                raise ValueError("[Linear] plain storage was dropped, and what is left is for CPUs")
-            return PackedTensor(self.format, shape, gated, self.packed)
-        cpu = self.codes.is_cpu
-        order = self._order(cpu)
         if self.packed is None:  # since the layer has moved
-            self.packed = self._pack(self.quantized(), order)
-        found = PackedTensor(self.format, shape, gated, self.packed, order)
+            self._packed_order = self._order(self.codes.is_cpu)
+            self.packed = self._pack(self.quantized(), self._packed_order)
+        cpu = self.packed.is_cpu
+        if cpu != (self._packed_order == "rows16"):
+            here, there = ("a CPU", "GPUs") if cpu else ("a GPU", "CPUs")
+            raise ValueError(f"[Linear] the layer is on {here} and its packed weights are for {there}, and plain storage was "
+                             "dropped: move it back, or load a state with plain storage")  # fmt: skip
+        found = PackedTensor(self.format, shape, gated, self.packed, self._packed_order)
         if not self.keep_16bit or cpu or dtype not in (torch.bfloat16, torch.float16):
             return found
         if self._kept is None or self._kept.dtype != dtype:
-            self._kept = self.quantized().dequantize(dtype)
+            self._kept = found.unpack(dtype)
         return dataclasses.replace(found, kept=self._kept)
 
     def _apply(self, fn, recurse=True):
-        plain = self.format is not None and hasattr(self, "codes")
-        before = self.codes.device if plain else None
+        if self.format is None:
+            return super()._apply(fn, recurse)
+        weights = "codes" if hasattr(self, "codes") else "packed"
+        before = getattr(self, weights).device
         super()._apply(fn, recurse)
-        if plain and self.codes.device != before:
-            self.packed = self._kept = None  # devices have orders of their own: packed anew when it is next used
+        if getattr(self, weights).device != before:
+            self._kept = None
+            if weights == "codes":
+                self.packed = None  # devices have orders of their own: packed anew when it is next used
         return self
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         stored = state_dict.get(prefix + "format_name")
         if stored is not None:
-            format = bytes(stored.tolist()).decode()
+            format = _of_text(stored)
             try:
                 self._take_state(format, state_dict, prefix)
             except (ValueError, KeyError, RuntimeError) as error:
@@ -294,18 +320,24 @@ class Linear(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
 
     def _take_state(self, format, state_dict, prefix):
+        held = (*self._parameters.values(), *self._buffers.values())
+        device = next((t.device for t in held if t is not None and not t.is_meta), "cpu")
         if prefix + "packed" in state_dict:
-            by = bytes(state_dict[prefix + "packed_by"].tolist()).decode()
+            by = _of_text(state_dict[prefix + "packed_by"])
             if by != _VERSION:
                 raise ValueError(f"weights were packed by Heddle {by}, this is {_VERSION}: save plain storage instead")
-            self._take(self._zeros(format))
+            order, *gated = _of_text(state_dict[prefix + "packed_as"]).split(" ")
+            if bool(gated) != (self.activation == "swiglu"):
+                raise ValueError(f"weights were packed {'for' if gated else 'without'} swiglu, and the layer's activation is "
+                                 f"'{self.activation}'")  # fmt: skip
+            shape = [_heddle.lowbit_packed_bytes(format, self.out_features, self.in_features, bool(gated), order)]
             packed = state_dict[prefix + "packed"]
-            if packed.shape != self.packed.shape:
-                raise ValueError(f"packed weights are {list(packed.shape)}: they must be {list(self.packed.shape)}")
-            self.drop_plain()
+            if list(packed.shape) != shape:
+                raise ValueError(f"packed weights are {list(packed.shape)}: they must be {shape}")
+            self._take_packed(format, torch.empty(shape, dtype=torch.uint8, device=device), order)
             return  # the module's own loading copies
         # A copy, so that the layer does not share its memory with the state.
-        stored = {n: None if (x := state_dict.get(prefix + n)) is None else x.detach().clone() for n in _PLAIN}
+        stored = {n: None if (x := state_dict.get(prefix + n)) is None else x.detach().to(device, copy=True) for n in _PLAIN}
         if stored["codes"] is None:
             raise ValueError("codes are missing")
         self._take(self._matrix_of(format, stored))

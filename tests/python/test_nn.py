@@ -119,6 +119,7 @@ def test_state_of_a_layer(format):
             assert torch.equal(twin(x), layer(x)) and torch.equal(twin.dequantized(), layer.dequantized())
         assert layer.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
     assert layer.weight_bytes == layer.quantized().nbytes < 256 * 40 * 1.1
+    assert layer.held_bytes == layer.weight_bytes + layer.packed.nbytes
 
 
 def test_a_state_that_is_not_the_layer_s():
@@ -142,7 +143,8 @@ def test_packed_alone():
         y = layer(x)
         assert torch.equal(layer.drop_plain()(x), y)
     state = layer.state_dict()
-    assert set(state) == {"bias", "format_name", "packed", "packed_by"}
+    assert set(state) == {"bias", "format_name", "packed", "packed_by", "packed_as"}
+    assert layer.held_bytes == layer.weight_bytes == state["packed"].nbytes
     other = nn.Linear(64, 32)
     other.load_state_dict(state)
     with torch.no_grad():
@@ -153,9 +155,40 @@ def test_packed_alone():
     other.load_state_dict(whole)
     with torch.no_grad():
         assert torch.equal(other(x), y) and other.quantized().format == "nvfp4"
-    state["packed_by"] = torch.tensor(list(b"0.0.1"), dtype=torch.uint8)
-    with pytest.raises(RuntimeError, match="packed by Heddle 0.0.1, this is"):
-        nn.Linear(64, 32).load_state_dict(state)
+    for wrong, match in [
+        ({"packed_by": text("0.0.1")}, "packed by Heddle 0.0.1, this is"),
+        ({"packed_as": text("rows16 gated")}, "packed for swiglu, and the layer's activation is 'none'"),
+        ({"packed_as": text("rows17")}, "order is 'rows17'"),
+        ({"packed": state["packed"][1:]}, r"packed weights are \[\d+\]: they must be"),
+    ]:
+        layer = nn.Linear(64, 32)
+        with pytest.raises(RuntimeError, match=match):
+            layer.load_state_dict(state | wrong)
+        assert layer.format is None and layer.weight is not None  # as it was
+
+
+def text(name):
+    return torch.tensor(list(name.encode()), dtype=torch.uint8)
+
+
+def test_weights_packed_for_a_gpu_wait_for_one():
+    """A state of a layer that dropped plain storage on a GPU, read where there is none."""
+    matrix = lowbit.quantize(tensor(32, 64), "nvfp4")
+    packed = torch.empty(heddle._heddle.lowbit_packed_bytes("nvfp4", 32, 64, True, "fragments16"), dtype=torch.uint8)
+    heddle._heddle.lowbit_pack(matrix._parts(), True, "fragments16", packed)
+    state = {
+        "format_name": text("nvfp4"), "packed": packed, "packed_by": text(heddle._heddle.version()),
+        "packed_as": text("fragments16 gated"),
+    }  # fmt: skip
+    layer = nn.Linear(64, 32, bias=False, activation="swiglu")
+    layer.load_state_dict(state)
+    assert layer.format == "nvfp4" and layer.held_bytes == packed.nbytes
+    for holder in (layer, copy.deepcopy(layer)):
+        with pytest.raises(ValueError, match="on a CPU and its packed weights are for GPUs, and plain storage was dropped"):
+            holder(tensor(3, 64))
+        assert {name: t.tolist() for name, t in holder.state_dict().items()} == {n: t.tolist() for n, t in state.items()}
+    layer.load_state_dict(nn.Linear.from_quantized(matrix, activation="swiglu").state_dict())
+    assert layer(tensor(3, 64)).shape == (3, 16)
 
 
 def test_linear_from_a_matrix_and_compiled():
