@@ -198,6 +198,8 @@ class Linear(nn.Module):
             y = self._in_floats(x if norm is None else norm(x))
             return y if residual is None else y + residual
         arguments = norm_arguments(norm, self.in_features, x.dtype)
+        if x.is_cuda and norm is not None and self.in_features % 8 != 0:  # no kernel has a norm over such rows
+            arguments = None
         if arguments is None:
             x, arguments = norm(x), {}
         lead, flat = x.shape[:-1], x.dim() > 4
@@ -273,7 +275,14 @@ class Linear(nn.Module):
 
     def _order(self, cpu):
         """Of the packed weights on a CPU, or on a GPU."""
-        return "rows16" if cpu else "matrix" if self.int8_x else "fragments16"
+        if cpu:
+            return "rows16"
+        return "matrix" if self.int8_x or not self._whole_vectors() else "fragments16"
+
+    def _whole_vectors(self):
+        """Whether rows of x and y are whole vectors of 16 bytes, as kernels over fragments want them; cuBLASLt takes any."""
+        outputs = self.out_features // 2 if self.activation == "swiglu" else self.out_features
+        return self.in_features % 8 == 0 and outputs % 8 == 0
 
     def _pack(self, matrix, order):
         return pack(matrix, gated=self.activation == "swiglu", device=matrix.codes.device, order=order).data

@@ -246,11 +246,12 @@ def choose_policy(
                 continue
             try:
                 other = _converted(name, layer, format, scale_rule, None)
-            except ValueError as refused:
+                alone = measured({name: other})
+            except ValueError as refused:  # by the format, or by the device's kernels
                 if "multiple" in str(refused):
                     continue
                 raise
-            sensitivity[name][format] = measured({name: other})
+            sensitivity[name][format] = alone
             found.append((_bits(other), sensitivity[name][format], format))
         found.sort()
         options[name] = [o for i, o in enumerate(found) if all(o[1] < earlier[1] for earlier in found[:i])]

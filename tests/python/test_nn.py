@@ -206,6 +206,16 @@ def test_linear_from_a_matrix_and_compiled():
         assert layer(x).dtype == torch.bfloat16 and relative(layer(x), expected) < 0.01
 
 
+def test_order_for_a_gpu():
+    """cuBLASLt's where rows are no whole vectors of 16 bytes, whatever the format."""
+    for outputs, inputs, activation, order in [
+        (24, 64, "none", "fragments16"), (10, 64, "none", "matrix"), (24, 60, "none", "matrix"),
+        (24, 64, "swiglu", "matrix"), (32, 64, "swiglu", "fragments16"),
+    ]:  # fmt: skip
+        layer = nn.Linear(inputs, outputs, activation=activation).quantize("e2m1_row")
+        assert (layer._order(cpu=True), layer._order(cpu=False)) == ("rows16", order)
+
+
 def test_linear_refuses():
     layer = nn.Linear.from_linear(torch.nn.Linear(64, 32), "nvfp4")
     for match, call in [
@@ -445,6 +455,21 @@ def test_choose_policy_of_a_block():
         assert relative(nn.quantize_model(block, report.policy)(x), exact) <= 0.03
     with pytest.raises(ValueError, match="no linear layers inside"):
         nn.choose_policy(nn.quantize_model(modern_block(), "nvfp4"), x, error=0.1)
+
+
+def test_choose_policy_skips_what_the_device_refuses(monkeypatch):
+    m, x = model(), tensor(200, 64)
+    real = heddle._nn_linear.linear
+
+    def refusing(x, weights, **options):
+        if weights.format == "nvfp4" and weights.shape[0] == 24:
+            raise ValueError("y's rows must have a multiple of 8 elements")
+        return real(x, weights, **options)
+
+    monkeypatch.setattr(heddle._nn_linear, "linear", refusing)
+    report = nn.choose_policy(m, x, error=0.1)
+    assert list(report.sensitivity["4"]) == ["int8_row", "16bit"] and "nvfp4" in report.sensitivity["0"]
+    assert report.policy.format_of("4") != "nvfp4" and report.error <= 0.1
 
 
 def test_choose_policy_refuses():
