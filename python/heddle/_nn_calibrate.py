@@ -14,7 +14,7 @@ from . import _heddle
 from ._lowbit_calibrate import calibrate as calibrate_matrices
 from ._nn_block import TransformerBlock
 from ._nn_linear import Linear
-from ._nn_policy import _FLOATS, Policy, linear_layers
+from ._nn_policy import _FLOATS, Policy, linear_layers, weights_and_x
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _check(name: str, layer: nn.Module, format: str, x: Sequence[torch.Tensor]) 
     """What would stop calibration halfway."""
     where = f"[calibrate] layer '{name}', [{layer.out_features}, {layer.in_features}]: "
     try:
-        _heddle.lowbit_storage(format, layer.out_features, layer.in_features)
+        _heddle.lowbit_storage(weights_and_x(format)[0], layer.out_features, layer.in_features)
     except ValueError as error:
         raise ValueError(where + str(error)) from error
     if not bool(torch.isfinite(layer.weight).all()):
@@ -255,7 +255,7 @@ def calibrate(
         calibration = calibrate_matrices(
             [layers[name].weight for name in names],
             torch.cat(recorder.rows[first]),
-            format=formats[first],
+            format=weights_and_x(formats[first])[0],
             rule=policy.scale_rule,
             absmean=(recorder.absolute[first] / recorder.count[first]).float(),
             steps=steps if folds else 0,

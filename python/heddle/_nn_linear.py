@@ -23,6 +23,7 @@ _ACTIVATE = {
     "swiglu": lambda z: F.silu(z[..., ::2]) * z[..., 1::2],
 }
 _PLAIN = ("codes", "scales", "zeros", "global_scale")
+_FP8_ORDERS = ("fragments8", "matrix8")
 _VERSION = _heddle.version()
 
 
@@ -32,6 +33,18 @@ def _text(name: str, device: Any) -> torch.Tensor:
 
 def _of_text(buffer: torch.Tensor) -> str:
     return bytes(buffer.tolist()).decode()
+
+
+def refuse_x(format: str, int8_x: bool, fp8_x: bool) -> str:
+    """Why x cannot be rounded so for weights of a format; empty if it can."""
+    e2m1 = format in ("nvfp4", "mxfp4", "e2m1_row")
+    if int8_x and fp8_x:
+        return "int8_x and fp8_x are set: x is rounded one way"
+    if int8_x and not (e2m1 or format == "int8_row" or format.startswith("int4")):
+        return f"int8_x is set and the format is {format}: it is for nvfp4, mxfp4, e2m1_row, int4 and int8_row"
+    if fp8_x and not (e2m1 or format == "fp8_row"):
+        return f"fp8_x is set and the format is {format}: it is for nvfp4, mxfp4, e2m1_row and fp8_row"
+    return ""
 
 
 def norm_arguments(norm: nn.Module | None, columns: int, dtype: torch.dtype) -> dict[str, Any] | None:
@@ -65,7 +78,9 @@ class Linear(nn.Module):
       bias: whether there is one, [N].
       format: None: floats, drawn as torch draws them. Else the weights are zeros until a state is loaded.
       activation: one of ``heddle.lowbit.ACTIVATIONS``.
-      int8_x: quantised, x is rounded to 8 bits; see ``heddle.lowbit.linear``.
+      int8_x: quantised, x is rounded to 8 bits; see ``heddle.lowbit.linear``. On a GPU for int8_row alone.
+      fp8_x: quantised and on a GPU, x is rounded to float8_e4m3fn; see ``heddle.lowbit.pack``. On a CPU the layer holds its
+        weights and refuses calls.
       keep_16bit: quantised and on a GPU, W is kept in x's dtype too from the first call on, for calls of many rows: 2 N K
         bytes more, see ``heddle.lowbit.pack``. Not part of the state.
     """
@@ -79,6 +94,7 @@ class Linear(nn.Module):
         format: str | None = None,
         activation: str = "none",
         int8_x: bool = False,
+        fp8_x: bool = False,
         keep_16bit: bool = False,
         device: Any = None,
         dtype: torch.dtype | None = None,
@@ -87,7 +103,9 @@ class Linear(nn.Module):
         if activation not in ACTIVATIONS:
             raise ValueError(f"[Linear] activation is '{activation}': it must be one of {', '.join(ACTIVATIONS)}")
         self.in_features, self.out_features = in_features, out_features
-        self.activation, self.int8_x, self.keep_16bit = activation, int8_x, keep_16bit
+        if int8_x and fp8_x:
+            raise ValueError(f"[Linear] {refuse_x('', int8_x, fp8_x)}")
+        self.activation, self.int8_x, self.fp8_x, self.keep_16bit = activation, int8_x, fp8_x, keep_16bit
         self._kept: torch.Tensor | None = None
         self.format: str | None = None
         self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
@@ -109,36 +127,28 @@ class Linear(nn.Module):
         *,
         rule: str | None = None,
         importance: Any = None,
-        activation: str = "none",
-        int8_x: bool = False,
-        keep_16bit: bool = False,
+        **options: Any,
     ) -> Linear:
-        """Of a torch.nn.Linear, whose weight (in floats) and bias parameters it shares."""
-        found = cls._shell(layer.in_features, layer.out_features, layer.bias, activation, int8_x, keep_16bit)
+        """Of a torch.nn.Linear, whose weight (in floats) and bias parameters it shares. options: activation, int8_x, fp8_x
+        and keep_16bit."""
+        found = cls._shell(layer.in_features, layer.out_features, layer.bias, **options)
         found.weight = layer.weight
         found.train(layer.training)
         return found if format is None else found.quantize(format, rule=rule, importance=importance)
 
     @classmethod
-    def from_quantized(
-        cls,
-        matrix: QuantizedTensor,
-        bias: torch.Tensor | None = None,
-        *,
-        activation: str = "none",
-        int8_x: bool = False,
-        keep_16bit: bool = False,
-    ) -> Linear:
-        """Of a quantised matrix of torch tensors, as ``heddle.lowbit.quantize`` and ``load`` give it."""
+    def from_quantized(cls, matrix: QuantizedTensor, bias: torch.Tensor | None = None, **options: Any) -> Linear:
+        """Of a quantised matrix of torch tensors, as ``heddle.lowbit.quantize`` and ``load`` give it. options: activation,
+        int8_x, fp8_x and keep_16bit."""
         rows, columns = matrix.shape
         parameter = bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias)
-        found = cls._shell(columns, rows, parameter, activation, int8_x, keep_16bit)
+        found = cls._shell(columns, rows, parameter, **options)
         found._take(matrix)
         return found
 
     @classmethod
-    def _shell(cls, in_features, out_features, bias, activation, int8_x, keep_16bit):
-        found = Linear(0, 0, False, activation=activation, int8_x=int8_x, keep_16bit=keep_16bit)
+    def _shell(cls, in_features, out_features, bias, *, activation="none", int8_x=False, fp8_x=False, keep_16bit=False):
+        found = Linear(0, 0, False, activation=activation, int8_x=int8_x, fp8_x=fp8_x, keep_16bit=keep_16bit)
         found.in_features, found.out_features, found.bias = in_features, out_features, bias
         return found
 
@@ -241,7 +251,7 @@ class Linear(nn.Module):
 
     def _take(self, matrix):
         """matrix into buffers: bytes, which no cast of the module touches."""
-        order = self._order(matrix.codes.is_cpu)
+        order = self._order(matrix.format, matrix.codes.is_cpu)
         packed = self._pack(matrix, order)  # first: what it refuses leaves the layer as it was
         self._begin(matrix.format, order, packed.device)
         for name in _PLAIN:
@@ -273,10 +283,17 @@ class Linear(nn.Module):
         tensors = (None if x is None else x.view(dtype) for x, dtype in zip((stored[n] for n in _PLAIN), dtypes))
         return QuantizedTensor(format, shape, *tensors)
 
-    def _order(self, cpu):
+    def _order(self, format, cpu):
         """Of the packed weights on a CPU, or on a GPU."""
+        if reason := refuse_x(format, self.int8_x, self.fp8_x):
+            raise ValueError(f"[Linear] {reason}")
         if cpu:
             return "rows16"
+        if self.fp8_x:
+            return "matrix8" if format == "fp8_row" else "fragments8"
+        if self.int8_x and format != "int8_row":
+            raise ValueError(f"[Linear] int8_x is set and the weights are {format}, on a GPU: there it is for int8_row, and fp8_x "
+                             "for nvfp4, mxfp4, e2m1_row and fp8_row")  # fmt: skip
         return "matrix" if self.int8_x or not self._whole_vectors() else "fragments16"
 
     def _whole_vectors(self):
@@ -291,13 +308,16 @@ class Linear(nn.Module):
         """dtype: of x, for the copy that keep_16bit wants."""
         shape, gated = (self.out_features, self.in_features), self.activation == "swiglu"
         if self.packed is None:  # since the layer has moved
-            self._packed_order = self._order(self.codes.is_cpu)
+            self._packed_order = self._order(self.format, self.codes.is_cpu)
             self.packed = self._pack(self.quantized(), self._packed_order)
         cpu = self.packed.is_cpu
         if cpu != (self._packed_order == "rows16"):
             here, there = ("a CPU", "GPUs") if cpu else ("a GPU", "CPUs")
             raise ValueError(f"[Linear] the layer is on {here} and its packed weights are for {there}, and plain storage was "
                              "dropped: move it back, or load a state with plain storage")  # fmt: skip
+        if cpu and self.fp8_x:
+            raise ValueError("[Linear] fp8_x is set and the layer is on a CPU: products with x in float8_e4m3fn are for GPUs, "
+                             "to which it may be moved; CPUs have int8_x")  # fmt: skip
         found = PackedTensor(self.format, shape, gated, self.packed, self._packed_order)
         if not self.keep_16bit or cpu or dtype not in (torch.bfloat16, torch.float16):
             return found
@@ -339,6 +359,8 @@ class Linear(nn.Module):
             if bool(gated) != (self.activation == "swiglu"):
                 raise ValueError(f"weights were packed {'for' if gated else 'without'} swiglu, and the layer's activation is "
                                  f"'{self.activation}'")  # fmt: skip
+            if order != "rows16" and (order in _FP8_ORDERS) != self.fp8_x:
+                raise ValueError(f"weights were packed in order {order}, and fp8_x is {self.fp8_x}")
             shape = [_heddle.lowbit_packed_bytes(format, self.out_features, self.in_features, bool(gated), order)]
             packed = state_dict[prefix + "packed"]
             if list(packed.shape) != shape:
@@ -356,4 +378,6 @@ class Linear(nn.Module):
         words.append(f"format={self.format or str(self.weight.dtype).removeprefix('torch.')}")
         if self.activation != "none":
             words.append(f"activation={self.activation}")
-        return ", ".join(words) + (", int8_x" if self.int8_x and self.format is not None else "")
+        if self.format is not None:
+            words += [option for option in ("int8_x", "fp8_x") if getattr(self, option)]
+        return ", ".join(words)

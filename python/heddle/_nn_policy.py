@@ -13,15 +13,27 @@ import torch
 from torch import nn
 
 from ._lowbit_tensor import FORMATS
-from ._nn_linear import Linear
+from ._nn_linear import Linear, refuse_x
 
 _FLOATS = ("float32", "16bit")
 _BLOCKED = re.compile(r"(nf4|fp4_bnb)_b(32|64|128|256|512|1024|2048|4096)")
 
 
+def weights_and_x(format: str) -> tuple[str, dict[str, bool]]:
+    """"nvfp4+fp8_x" -> "nvfp4" and what it says of x."""
+    weights, plus, x = format.partition("+")
+    return weights, {"int8_x": x == "int8_x", "fp8_x": x == "fp8_x"} if plus else {}
+
+
 def _check_format(format: str) -> str:
-    if format not in (*FORMATS, *_FLOATS) and not _BLOCKED.fullmatch(format):
+    weights, x = weights_and_x(format)
+    if weights not in (*FORMATS, *_FLOATS) and not _BLOCKED.fullmatch(weights):
         raise ValueError(f"[Policy] format is '{format}': it must be one of {', '.join((*FORMATS, *_FLOATS))}")
+    if x:
+        if not any(x.values()):
+            raise ValueError(f"[Policy] format is '{format}': behind + there is int8_x or fp8_x")
+        if reason := refuse_x(weights, **x):
+            raise ValueError(f"[Policy] format is '{format}': {reason}")
     return format
 
 
@@ -33,7 +45,8 @@ class Policy:
 
     A pattern is as for the shell: *, ? and [...], over the whole name, dots included. A format is one of
     ``heddle.lowbit.FORMATS``, "16bit" (weights in bfloat16, unless they have 16 bits) or "float32" (as they are); layers
-    that no pattern matches stay as they are.
+    that no pattern matches stay as they are. Behind a format "+int8_x" or "+fp8_x" rounds x to 8 bits too, as the options of
+    ``Linear`` say: "int8_row+int8_x", "nvfp4+fp8_x".
 
     Args:
       rules: a mapping, or pairs, from pattern to format, in order.
@@ -71,7 +84,9 @@ def _converted(name: str, layer: nn.Module, format: str, rule: str | None, impor
     """Another layer, which shares what floats it keeps."""
     options = {}
     if isinstance(layer, Linear):
-        options = {"activation": layer.activation, "int8_x": layer.int8_x, "keep_16bit": layer.keep_16bit}
+        options = {name: getattr(layer, name) for name in ("activation", "int8_x", "fp8_x", "keep_16bit")}
+    format, x = weights_and_x(format)
+    options |= x
     try:
         if format in _FLOATS:
             found = Linear.from_linear(layer, **options)

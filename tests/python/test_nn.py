@@ -187,6 +187,8 @@ def test_weights_packed_for_a_gpu_wait_for_one():
         with pytest.raises(ValueError, match="on a CPU and its packed weights are for GPUs, and plain storage was dropped"):
             holder(tensor(3, 64))
         assert {name: t.tolist() for name, t in holder.state_dict().items()} == {n: t.tolist() for n, t in state.items()}
+    with pytest.raises(RuntimeError, match="packed in order fragments16, and fp8_x is True"):
+        nn.Linear(64, 32, bias=False, activation="swiglu", fp8_x=True).load_state_dict(state)
     layer.load_state_dict(nn.Linear.from_quantized(matrix, activation="swiglu").state_dict())
     assert layer(tensor(3, 64)).shape == (3, 16)
 
@@ -213,7 +215,15 @@ def test_order_for_a_gpu():
         (24, 64, "swiglu", "matrix"), (32, 64, "swiglu", "fragments16"),
     ]:  # fmt: skip
         layer = nn.Linear(inputs, outputs, activation=activation).quantize("e2m1_row")
-        assert (layer._order(cpu=True), layer._order(cpu=False)) == ("rows16", order)
+        assert (layer._order(layer.format, cpu=True), layer._order(layer.format, cpu=False)) == ("rows16", order)
+    for format, options, order in [
+        ("nvfp4", {"fp8_x": True}, "fragments8"), ("fp8_row", {"fp8_x": True}, "matrix8"), ("int8_row", {"int8_x": True}, "matrix"),
+    ]:  # fmt: skip
+        layer = nn.Linear.from_linear(torch.nn.Linear(64, 32), format, **options)
+        assert (layer._order(format, cpu=True), layer._order(format, cpu=False)) == ("rows16", order)
+    layer = nn.Linear.from_linear(torch.nn.Linear(64, 32), "nvfp4", int8_x=True)
+    with pytest.raises(ValueError, match="int8_x is set and the weights are nvfp4, on a GPU: .* fp8_x for nvfp4"):
+        layer._order("nvfp4", cpu=False)
 
 
 def test_linear_refuses():
@@ -224,6 +234,10 @@ def test_linear_refuses():
         ("the weights are floats: quantise them first", lambda: nn.Linear(8, 8).quantized()),
         ("K is 24: nvfp4 needs a multiple of its group", lambda: nn.Linear(24, 8).quantize("nvfp4")),
         (r"x is \[3, 63\] and weights have 64 columns", lambda: layer(tensor(3, 63))),
+        ("int8_x and fp8_x are set", lambda: nn.Linear(8, 8, int8_x=True, fp8_x=True)),
+        ("fp8_x is set and the format is int8_row", lambda: nn.Linear(8, 8, fp8_x=True).quantize("int8_row")),
+        ("int8_x is set and the format is nf4", lambda: nn.Linear(64, 8, format="nf4", int8_x=True)),
+        ("fp8_x is set and the layer is on a CPU", nn.Linear(64, 8, format="nvfp4", fp8_x=True).drop_plain),
     ]:
         with pytest.raises(ValueError, match=match):
             call()
@@ -370,6 +384,33 @@ def test_the_first_match_decides():
         nn.Policy({"*": "nvfp5"})
     with pytest.raises(ValueError, match="nf4_b48"):
         nn.Policy("nf4_b48")
+    for format, match in [
+        ("nvfp4+fp4_x", "behind . there is int8_x or fp8_x"), ("nf4+fp8_x", "it is for nvfp4, mxfp4, e2m1_row and fp8_row"),
+        ("fp8_row+int8_x", "it is for nvfp4, mxfp4, e2m1_row, int4 and int8_row"), ("16bit+int8_x", "the format is 16bit"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=match):
+            nn.Policy({"*": format})
+
+
+def test_policy_says_how_x_is_rounded():
+    m, x = model(), tensor(200, 64)
+    exact, plain = m(x), nn.quantize_model(model(), "int8_row")(x)
+    nn.quantize_model(m, {"0": "int8_row+int8_x", "2": "nvfp4+fp8_x", "4": "int8_row"})
+    assert [(m[i].format, m[i].int8_x, m[i].fp8_x) for i in (0, 2, 4)] == [
+        ("int8_row", True, False), ("nvfp4", False, True), ("int8_row", False, False)
+    ]  # fmt: skip
+    assert "fp8_x" in repr(m[2]) and torch.equal(m[0](x), nn.Linear.from_linear(model()[0], "int8_row", int8_x=True)(x))
+    with pytest.raises(ValueError, match="fp8_x is set and the layer is on a CPU: .* CPUs have int8_x"):
+        m(x)
+    m = nn.quantize_model(model(), "int8_row+int8_x")
+    assert relative(plain, exact) < relative(m(x), exact) < 0.03
+    # A layer's own options stay where the policy says nothing of x.
+    own = torch.nn.Sequential(nn.Linear(64, 32, int8_x=True), nn.Linear(32, 8, int8_x=True))
+    nn.quantize_model(own, {"0": "nvfp4", "1": "mxfp4+fp8_x"})
+    assert [(l.int8_x, l.fp8_x) for l in own] == [(True, False), (False, True)]
+    report = nn.choose_policy(model(), x, error=0.02, formats=("int8_row+int8_x", "16bit"))
+    chosen = nn.quantize_model(model(), report.policy)
+    assert report.policy.format_of("0") == "int8_row+int8_x" and relative(chosen(x), exact) <= 0.02 and chosen[0].int8_x
 
 
 def test_quantize_model():
