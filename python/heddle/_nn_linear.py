@@ -108,6 +108,7 @@ class Linear(nn.Module):
         self.activation, self.int8_x, self.fp8_x, self.keep_16bit = activation, int8_x, fp8_x, keep_16bit
         self._kept: torch.Tensor | None = None
         self.format: str | None = None
+        self.register_buffer("column_order", None)
         self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         if format is None:
             self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
@@ -137,13 +138,18 @@ class Linear(nn.Module):
         return found if format is None else found.quantize(format, rule=rule, importance=importance)
 
     @classmethod
-    def from_quantized(cls, matrix: QuantizedTensor, bias: torch.Tensor | None = None, **options: Any) -> Linear:
-        """Of a quantised matrix of torch tensors, as ``heddle.lowbit.quantize`` and ``load`` give it. options: activation,
-        int8_x, fp8_x and keep_16bit."""
+    def from_quantized(
+        cls, matrix: QuantizedTensor, bias: torch.Tensor | None = None, *, column_order: Any = None, **options: Any
+    ) -> Linear:
+        """Of a quantised matrix of torch tensors, as ``heddle.lowbit.quantize`` and ``load`` give it. column_order: [K], of a
+        matrix that was loaded with ``reorder_columns`` the ``StoredLayer.column_order``: column i of the matrix meets column
+        column_order[i] of x. options: activation, int8_x, fp8_x and keep_16bit."""
         rows, columns = matrix.shape
         parameter = bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias)
         found = cls._shell(columns, rows, parameter, **options)
-        found._take(matrix)
+        if column_order is not None:
+            column_order = torch.as_tensor(column_order, dtype=torch.int32, device=matrix.codes.device)
+        found._take(matrix, column_order)
         return found
 
     @classmethod
@@ -165,17 +171,21 @@ class Linear(nn.Module):
         """Keeps the packed weights alone, half of the memory. They and the state are then for this version of Heddle and for
         devices as the layer is on now, CPUs or GPUs; ``quantized`` and ``dequantized`` are gone."""
         self._require_plain("drop_plain")
-        self._take_packed(self.format, self._packed_weights().data, self._packed_order)
+        self._take_packed(self.format, self._packed_weights().data, self._packed_order, self.column_order)
         return self
 
     def quantized(self) -> QuantizedTensor:
-        """The stored matrix; it shares the layer's memory."""
+        """The stored matrix, its columns as they are stored; it shares the layer's memory."""
         self._require_plain("quantized")
         return self._matrix_of(self.format, {name: getattr(self, name) for name in _PLAIN})
 
     def dequantized(self) -> torch.Tensor:
-        """float32 [N, K]: what the stored weights stand for, or the weights."""
-        return self.weight.detach().float() if self.format is None else self.quantized().dequantize()
+        """float32 [N, K]: what the stored weights stand for, column k for column k of x, or the weights."""
+        if self.format is None:
+            return self.weight.detach().float()
+        weights = self.quantized().dequantize()
+        order = self.column_order
+        return weights if order is None else torch.empty_like(weights).index_copy_(1, order.long(), weights)
 
     @property
     def weight_bytes(self) -> int:
@@ -212,6 +222,12 @@ class Linear(nn.Module):
             arguments = None
         if arguments is None:
             x, arguments = norm(x), {}
+        order = self.column_order
+        if order is not None and x.shape[-1:] == order.shape:
+            x = x.index_select(-1, order)
+            for name in ("norm_weight", "norm_bias"):
+                if arguments.get(name) is not None:
+                    arguments[name] = arguments[name].index_select(0, order)
         lead, flat = x.shape[:-1], x.dim() > 4
         if flat:
             x = x.reshape(-1, x.shape[-1])
@@ -249,25 +265,32 @@ class Linear(nn.Module):
                 tensor.view(torch.uint8).zero_()
         return QuantizedTensor(format, (self.out_features, self.in_features), *tensors)
 
-    def _take(self, matrix):
+    def _check_columns(self, order):
+        shape = [self.in_features]
+        if list(order.shape) != shape or not torch.equal(order.long().sort()[0], torch.arange(*shape, device=order.device)):
+            raise ValueError(f"[Linear] column_order is {list(order.shape)}: it must have each of 0 to {shape[0] - 1} once")
+
+    def _take(self, matrix, column_order=None):
         """matrix into buffers: bytes, which no cast of the module touches."""
+        if column_order is not None:
+            self._check_columns(column_order)
         order = self._order(matrix.format, matrix.codes.is_cpu)
         packed = self._pack(matrix, order)  # first: what it refuses leaves the layer as it was
-        self._begin(matrix.format, order, packed.device)
+        self._begin(matrix.format, order, packed.device, column_order)
         for name in _PLAIN:
             tensor = getattr(matrix, name)
             self.register_buffer(name, None if tensor is None else tensor.detach().view(torch.uint8))
         self.register_buffer("packed", packed, persistent=False)
 
-    def _take_packed(self, format, packed, order):
+    def _take_packed(self, format, packed, order, column_order):
         """Packed weights alone."""
-        self._begin(format, order, packed.device)
+        self._begin(format, order, packed.device, column_order)
         self.register_buffer("packed", packed)
         self.register_buffer("packed_by", _text(_VERSION, packed.device))
         gated = " gated" if self.activation == "swiglu" else ""  # gates and ups lie in an order of their own
         self.register_buffer("packed_as", _text(order + gated, packed.device))
 
-    def _begin(self, format, order, device):
+    def _begin(self, format, order, device, column_order):
         self.format, self._packed_order = format, order
         self._kept = None
         self.weight = None
@@ -275,6 +298,7 @@ class Linear(nn.Module):
             if name in self._buffers:
                 del self._buffers[name]
         self.register_buffer("format_name", _text(format, device))
+        self.register_buffer("column_order", column_order)
 
     def _matrix_of(self, format, stored):
         """A matrix of bytes such as the buffers hold."""
@@ -351,6 +375,8 @@ class Linear(nn.Module):
     def _take_state(self, format, state_dict, prefix):
         held = (*self._parameters.values(), *self._buffers.values())
         device = next((t.device for t in held if t is not None and not t.is_meta), "cpu")
+        columns = state_dict.get(prefix + "column_order")
+        columns = None if columns is None else columns.detach().to(device, torch.int32, copy=True)
         if prefix + "packed" in state_dict:
             by = _of_text(state_dict[prefix + "packed_by"])
             if by != _VERSION:
@@ -365,13 +391,15 @@ class Linear(nn.Module):
             packed = state_dict[prefix + "packed"]
             if list(packed.shape) != shape:
                 raise ValueError(f"packed weights are {list(packed.shape)}: they must be {shape}")
-            self._take_packed(format, torch.empty(shape, dtype=torch.uint8, device=device), order)
+            if columns is not None:
+                self._check_columns(columns)
+            self._take_packed(format, torch.empty(shape, dtype=torch.uint8, device=device), order, columns)
             return  # the module's own loading copies
         # A copy, so that the layer does not share its memory with the state.
         stored = {n: None if (x := state_dict.get(prefix + n)) is None else x.detach().to(device, copy=True) for n in _PLAIN}
         if stored["codes"] is None:
             raise ValueError("codes are missing")
-        self._take(self._matrix_of(format, stored))
+        self._take(self._matrix_of(format, stored), columns)
 
     def extra_repr(self) -> str:
         words = [f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"]
@@ -379,5 +407,6 @@ class Linear(nn.Module):
         if self.activation != "none":
             words.append(f"activation={self.activation}")
         if self.format is not None:
+            words += ["columns reordered"] if self.column_order is not None else []
             words += [option for option in ("int8_x", "fp8_x") if getattr(self, option)]
         return ", ".join(words)

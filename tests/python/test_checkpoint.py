@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from heddle import lowbit
+from heddle import lowbit, nn
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
 save_torch = pytest.importorskip("safetensors.torch").save_file
@@ -208,6 +208,10 @@ def test_gptq(tmp_path, rng, version, act_order):
         q = check(file, "l", wanted[:, order], "int4_g64_zp", "gptq", **options)
         x = rng.standard_normal((3, K))
         assert np.allclose(x[:, order] @ q.dequantize().T, x @ wanted.T)
+        matrix = lowbit.load(file, "l", framework="torch", **options)
+        linear = nn.Linear.from_quantized(matrix, column_order=order)
+        assert np.array_equal(linear.dequantized().numpy(), wanted)
+        assert np.allclose(linear(torch.from_numpy(x).float()).numpy(), x @ wanted.T, atol=1e-4)
     else:
         assert layer.column_order is None
         check(file, "l", wanted, "int4_g64_zp", "gptq", **options)

@@ -208,6 +208,47 @@ def test_linear_from_a_matrix_and_compiled():
         assert layer(x).dtype == torch.bfloat16 and relative(layer(x), expected) < 0.01
 
 
+@pytest.mark.parametrize("norm", [None, torch.nn.LayerNorm, torch.nn.RMSNorm])
+def test_columns_in_another_order(norm):
+    """What GPTQ's act-order stores: columns that share a scale do not lie together."""
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(1))
+    matrix, bias = lowbit.quantize(tensor(32, 64)[:, order], "int4_g32_zp"), tensor(32, seed=1)
+    layer = nn.Linear.from_quantized(matrix, bias, column_order=order.numpy().astype("int32"), activation="relu")
+    x, norm = tensor(5, 64, seed=2), None if norm is None else norm(64)
+    if norm is not None:
+        for parameter in norm.parameters():
+            torch.nn.init.normal_(parameter)
+    weights = torch.empty(32, 64)
+    weights[:, order] = matrix.dequantize()
+    assert torch.equal(layer.dequantized(), weights) and "columns reordered" in repr(layer)
+    grown = x.clone().requires_grad_()
+    expected = F.relu(F.linear(grown if norm is None else norm(grown), weights, bias))
+    inputs = (grown, *(() if norm is None else norm.parameters()))
+    found = torch.autograd.grad(layer(grown, norm=norm).square().sum(), inputs)
+    for a, b in zip(found, torch.autograd.grad(expected.square().sum(), inputs)):
+        assert relative(a, b) < 1e-5
+    with torch.no_grad():
+        y = layer(x, norm=norm)
+        assert (y - expected).abs().max() < 2e-5
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(x, norm=norm), y)
+        assert torch.equal(copy.deepcopy(layer).bfloat16().float().dequantized(), weights)
+        states = [layer.state_dict(), copy.deepcopy(layer).drop_plain().state_dict()]
+        for state in states:
+            other = nn.Linear(64, 32, activation="relu")
+            other.load_state_dict(state)
+            assert state["column_order"].dtype == torch.int32 and torch.equal(other(x, norm=norm), y)
+        other.load_state_dict(nn.Linear.from_quantized(matrix, bias).state_dict())
+        assert other.column_order is None
+    for state in states:
+        with pytest.raises(RuntimeError, match=r"column_order is \[64\]: it must have each of 0 to 63 once"):
+            other.load_state_dict(state | {"column_order": order.clamp(max=62)})
+    with pytest.raises(ValueError, match=r"column_order is \[63\]"):
+        nn.Linear.from_quantized(matrix, column_order=order[1:])
+    with pytest.raises(ValueError, match=r"x is \[5, 65\] and weights have 64 columns"):
+        layer(tensor(5, 65))
+
+
 def test_order_for_a_gpu():
     """cuBLASLt's where rows are no whole vectors of 16 bytes, whatever the format."""
     for outputs, inputs, activation, order in [
