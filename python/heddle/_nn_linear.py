@@ -148,7 +148,9 @@ class Linear(nn.Module):
         parameter = bias if bias is None or isinstance(bias, nn.Parameter) else nn.Parameter(bias)
         found = cls._shell(columns, rows, parameter, **options)
         if column_order is not None:
-            column_order = torch.as_tensor(column_order, dtype=torch.int32, device=matrix.codes.device)
+            if not isinstance(column_order, torch.Tensor):
+                column_order = torch.tensor(column_order)
+            column_order = column_order.to(matrix.codes.device, torch.int32)
         found._take(matrix, column_order)
         return found
 

@@ -20,7 +20,7 @@ _BLOCKED = re.compile(r"(nf4|fp4_bnb)_b(32|64|128|256|512|1024|2048|4096)")
 
 
 def weights_and_x(format: str) -> tuple[str, dict[str, bool]]:
-    """"nvfp4+fp8_x" -> "nvfp4" and what it says of x."""
+    """Of "nvfp4+fp8_x": "nvfp4", and what it says of x."""
     weights, plus, x = format.partition("+")
     return weights, {"int8_x": x == "int8_x", "fp8_x": x == "fp8_x"} if plus else {}
 
