@@ -1,16 +1,21 @@
-"""Column scales that keep large inputs' weights exact, by the output's error. heddle.lowbit is the public name."""
+"""Column scales that keep large inputs' weights exact, or inputs even, by the output's error. heddle.lowbit is the public
+name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from ._lowbit_smooth import smooth
 from ._lowbit_tensor import default_rule, kind, plain, quantize, torch_of
 
 # Rules whose search takes an importance.
 _SEARCHES = ("mse", "four_six")
+# Whose scales are tried.
+METHODS = ("awq", "smoothquant")
 # Columns whose mean is less than this part of the largest count as having that.
 _LEAST_MEAN = 1e-4
 
@@ -21,7 +26,8 @@ class Calibration:
 
     Attributes:
       scales: float32 [K], numpy or a torch tensor as the weights are: quantise W * scales, divide x by them.
-      alpha: of the scales; 0: they are 1.
+      method: whose scales they are, "awq" or "smoothquant"; "none": they are 1.
+      alpha: of the scales; 0 of "none".
       importance: float32 [K], the mean square of the inputs divided by the scales, for ``quantize``; None where the rule
         searches nothing, or its own search is better.
       plain_error, error: of all matrices together, quantised as they are and with scales and importance.
@@ -29,6 +35,7 @@ class Calibration:
     """
 
     scales: Any = field(repr=False)
+    method: str
     alpha: float
     importance: Any = field(repr=False)
     plain_error: float
@@ -73,6 +80,21 @@ class _Output:
         return max(float(((w @ self.moment) * w).sum()), 0.0)
 
 
+def _rounded(x: Any, int8: bool) -> Any:
+    """x [T, K] as products in 8 bits take it, a scale for each row, in floats."""
+    torch = torch_of(x)
+    lib = np if torch is None else torch
+    largest = lib.amax(abs(x), 1)[:, None]
+    scale = lib.where(largest > 0, largest, lib.ones_like(largest)) / (127 if int8 else 448)
+    x = x / scale
+    if int8:
+        return lib.round(x) * scale
+    if torch is not None:
+        return x.to(torch.float8_e4m3fn).to(x.dtype) * scale
+    step = np.ldexp(np.float32(1), np.maximum(np.frexp(x)[1] - 1, -6) - 3)  # 4 bits, the least exponent is -6
+    return np.round(x / step) * step * scale
+
+
 def _relative(error: float, size: float) -> float:
     return 0.0 if error == 0 else float(np.sqrt(error / size)) if size > 0 else float("inf")
 
@@ -83,8 +105,12 @@ def calibrate(
     *,
     format: str = "nvfp4",
     rule: str | None = None,
+    int8_x: bool = False,
+    fp8_x: bool = False,
     absmean: Any = None,
+    absmax: Any = None,
     moment: Any = None,
+    methods: Sequence[str] | None = None,
     steps: int = 20,
 ) -> Calibration:
     """Column scales s [K] for AWQ: with x / s and Q(W * s) instead of x and Q(W) a layer's output errs less, because columns
@@ -93,6 +119,9 @@ def calibrate(
     s is mean|x|^alpha, divided by the root of its largest times its smallest, and alpha the one of 0, 1 / steps, ... 1 whose
     quantised weights have the least error of the output on the sample; the weights as they are, with the rule's own search,
     are tried too, so the error never grows. Searches of scales ("mse", "four_six") weigh errors by the mean of (x / s)^2.
+
+    Where x is rounded to 8 bits, errors are measured so, and SmoothQuant's scales (see ``smooth``) of the same alphas are
+    tried besides: columns of x of more equal size lose less to one scale a row.
 
     Fold s once, into the norm in front or into the rows of the linear layer in front, and quantise:
 
@@ -105,15 +134,18 @@ def calibrate(
       x: [..., K], sample inputs as they enter the product, on the weights' device.
       format: as for ``quantize``.
       rule: as for ``quantize``; None: "mse" for 4 bits, "plain" for 8.
-      absmean: [K], the mean of |x|, where there is no x or it was taken over more of it.
+      int8_x, fp8_x: the products round x, as ``linear`` and ``pack`` say.
+      absmean, absmax: [K], the mean and the largest of |x|, where there is no x or they were taken over more of it.
       moment: [K, K], the mean of x^T x, instead of x.
+      methods: whose scales are tried, of "awq" and "smoothquant"; None: both where x is rounded to 8 bits, else AWQ's. Those of
+        SmoothQuant are powers of two, with which floats compute what they did to the bit.
       steps: of alpha between 0 and 1; 0: no scales are tried, but the importance is.
 
     Raises:
       ValueError: shapes that do not fit, numbers that are not finite, an x without rows or zero everywhere, a format that
         does not have such weights. TypeError: no array.
 
-    Source: Lin et al., arXiv 2306.00978.
+    Source: Lin et al., arXiv 2306.00978; Xiao et al., arXiv 2211.10438.
     """
     if not (isinstance(steps, int) and steps >= 0):
         raise ValueError(f"[calibrate] steps is {steps}: it must be an integer, 0 or more")
@@ -126,32 +158,52 @@ def calibrate(
             raise ValueError(f"[calibrate] weights are {list(w.shape)}: they must be [N, {columns}], as the first are "
                              f"{list(matrices[0].shape)}")  # fmt: skip
         _check_finite(w, "weights")
+    in_8_bits = int8_x or fp8_x
+    methods = METHODS if methods is None and in_8_bits else ("awq",) if methods is None else tuple(methods)
+    if unknown := [method for method in methods if method not in METHODS]:
+        raise ValueError(f"[calibrate] methods has {unknown[0]!r}: they are {' and '.join(METHODS)}")
+    if int8_x and fp8_x:
+        raise ValueError("[calibrate] int8_x and fp8_x are set: x is rounded one way")
+    if in_8_bits and x is None:
+        raise ValueError("[calibrate] x must be given where it is rounded to 8 bits: its moments do not say how")
     mean, square, output = _statistics(columns, x, absmean, moment)
+    largest = _largest(output.x, absmax, columns) if "smoothquant" in methods else None
     rule = default_rule(format) if rule is None else rule
     sizes = [output.square(w) for w in matrices]
+    exact = [output.x @ w.T for w in matrices] if in_8_bits else None
 
     def errors(scales, importance):
         found = []
-        for w in matrices:
+        rounded = _rounded(output.x if scales is None else output.x / scales, int8_x) if in_8_bits else None
+        for i, w in enumerate(matrices):
             q = quantize(w if scales is None else w * scales, format, rule=rule, importance=importance).dequantize()
-            found.append(output.square((q if scales is None else q / scales) - w))
+            if rounded is not None:
+                found.append(float(((rounded @ q.T - exact[i]) ** 2).sum()))
+            else:
+                found.append(output.square((q if scales is None else q / scales) - w))
         return found
 
     mean = np.maximum(mean, _LEAST_MEAN * mean.max())
+    tried = [("none", 0.0, np.ones(columns))]
+    for step in range(1, steps + 1):
+        alpha = step / steps
+        if "awq" in methods:
+            scales = mean**alpha
+            tried.append(("awq", alpha, scales / np.sqrt(scales.max() * scales.min())))
+        if "smoothquant" in methods:
+            tried.append(("smoothquant", alpha, _numpy(smooth(matrices, largest, alpha))))
     plain_found = errors(None, None)
-    best = (plain_found, 0.0, np.ones(columns), None)
-    for step in range(steps + 1):
-        alpha = step / max(steps, 1)
-        scales = mean**alpha
-        scales /= np.sqrt(scales.max() * scales.min())
+    best = (plain_found, *tried[0], None)
+    for method, alpha, scales in tried:
         importance = square / scales**2 if rule in _SEARCHES else None
         weighed = None if importance is None else _like(importance, matrices[0])
-        found = errors(_like(scales, matrices[0]) if step > 0 else None, weighed)
+        found = errors(None if method == "none" else _like(scales, matrices[0]), weighed)
         if sum(found) < sum(best[0]):
-            best = (found, alpha, scales, importance)
-    found, alpha, scales, importance = best
+            best = (found, method, alpha, scales, importance)
+    found, method, alpha, scales, importance = best
     return Calibration(
         scales=_like(scales, matrices[0]),
+        method=method,
         alpha=alpha,
         importance=None if importance is None else _like(importance, matrices[0]),
         plain_error=_relative(sum(plain_found), sum(sizes)),
@@ -159,6 +211,21 @@ def calibrate(
         plain_errors=tuple(map(_relative, plain_found, sizes)),
         errors=tuple(map(_relative, found, sizes)),
     )
+
+
+def _largest(x: Any, absmax: Any, columns: int) -> Any:
+    """max |x|, [K]."""
+    if absmax is None:
+        if x is None:
+            raise ValueError("[calibrate] absmax must be given where moment is: it does not follow from it")
+        return abs(x).max(0) if torch_of(x) is None else abs(x).amax(0)
+    absmax = _floats(absmax, "absmax")
+    if tuple(absmax.shape) != (columns,):
+        raise ValueError(f"[calibrate] absmax is {list(absmax.shape)}: it must be [{columns}]")
+    _check_finite(absmax, "absmax")
+    if bool((absmax < 0).any()):
+        raise ValueError("[calibrate] absmax has a negative number: it must be the largest magnitudes")
+    return absmax
 
 
 def _statistics(columns: int, x: Any, absmean: Any, moment: Any) -> tuple[np.ndarray, np.ndarray, _Output]:

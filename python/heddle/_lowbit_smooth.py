@@ -21,7 +21,8 @@ def smooth(weights: Any, x_absmax: Any, alpha: float = 0.5) -> Any:
     """Factors s [K] for SmoothQuant: with x / s and W * s instead of x and W a layer computes the same, and its inputs have
     columns of more equal size, which one scale a row (``int8_x``) rounds better.
 
-    Fold them once, into the norm in front and into the weights, before those are quantised:
+    Fold them once, into the norm in front and into the weights, before those are quantised (``heddle.nn.calibrate`` does it for
+    a model whose policy rounds x to 8 bits, with the alpha that its output's error asks for):
 
     >>> s = heddle.lowbit.smooth([wq, wk, wv], x_absmax)      # doctest: +SKIP
     >>> norm.weight /= s; norm.bias /= s                      # doctest: +SKIP

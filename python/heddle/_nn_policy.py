@@ -25,6 +25,13 @@ def weights_and_x(format: str) -> tuple[str, dict[str, bool]]:
     return weights, {"int8_x": x == "int8_x", "fp8_x": x == "fp8_x"} if plus else {}
 
 
+def with_x(format: str, layer: nn.Module) -> str:
+    """The format with what the layer's own options say of x, where it says nothing itself and quantises."""
+    if format in _FLOATS or "+" in format or not isinstance(layer, Linear):
+        return format
+    return format + ("+int8_x" if layer.int8_x else "+fp8_x" if layer.fp8_x else "")
+
+
 def _check_format(format: str) -> str:
     weights, x = weights_and_x(format)
     if weights not in (*FORMATS, *_FLOATS) and not _BLOCKED.fullmatch(weights):

@@ -398,6 +398,25 @@ def test_calibrate_of_moments_and_several_matrices():
     assert exact.error == exact.plain_error == 0 and exact.alpha == 0 and exact.importance is None
 
 
+@pytest.mark.parametrize("option", ["int8_x", "fp8_x"])
+def test_calibrate_rounds_x_as_products_do(option):
+    random = np.random.default_rng(2)
+    w, x = (random.standard_normal(shape).astype(np.float32) for shape in ((48, 64), (200, 64)))
+    x[:, ::7] *= 30
+    x[3], x[4, 1] = 0, 1e-6
+    format = "int8_row" if option == "int8_x" else "fp8_row"
+    c = lowbit.calibrate(w, x, format=format, **{option: True})
+    of_torch = lowbit.calibrate(torch.from_numpy(w), torch.from_numpy(x), format=format, **{option: True})
+    assert c.method == of_torch.method and c.alpha == of_torch.alpha > 0 and np.allclose(c.scales, of_torch.scales)
+    assert math.isclose(c.error, of_torch.error, rel_tol=1e-4)
+    assert c.error < (0.8 if option == "int8_x" else 0.95) * c.plain_error  # floats hold outliers better
+    if option == "int8_x":
+        exact = x.astype(np.float64) @ w.T
+        for scales, error in ((np.ones(64, np.float32), c.plain_error), (c.scales, c.error)):
+            y = lowbit.linear(x / scales, lowbit.pack(lowbit.quantize(w * scales, format)), int8_x=True)
+            assert math.isclose(np.linalg.norm(y - exact) / np.linalg.norm(exact), error, rel_tol=1e-2)
+
+
 def test_calibrate_refuses():
     w, x = normal(5, 64), normal(9, 64)
     for match, call in [
@@ -418,6 +437,12 @@ def test_calibrate_refuses():
         ("moment has a negative number", lambda: lowbit.calibrate(w, absmean=abs(x[0]), moment=-(x.T @ x))),
         ("multiple of its group", lambda: lowbit.calibrate(w, x, format="int4_g128")),
         ("rule", lambda: lowbit.calibrate(w, x, format="nvfp4", rule="even")),
+        ("int8_x and fp8_x are set", lambda: lowbit.calibrate(w, x, int8_x=True, fp8_x=True)),
+        ("x must be given where it is rounded", lambda: lowbit.calibrate(w, absmean=abs(x[0]), moment=x.T @ x, int8_x=True)),
+        ("absmax must be given where moment is",
+         lambda: lowbit.calibrate(w, absmean=abs(x[0]), moment=x.T @ x, methods=["smoothquant"])),
+        (r"absmax is \[3\]: it must be \[64\]", lambda: lowbit.calibrate(w, x, absmax=x[0, :3], int8_x=True)),
+        ("absmax has a negative number", lambda: lowbit.calibrate(w, x, absmax=x[0], int8_x=True)),
     ]:
         with pytest.raises(ValueError, match=match):
             call()

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from heddle import lowbit, nn
+from heddle import nn
 from nn_kit import relative, tensor
 
 
@@ -46,6 +46,42 @@ def test_calibrate_folds_and_lowers_the_error(options, factor):
         inputs, scaled = before[0].norm1(sample), model[0].norm1(sample)
         exact, found = inputs @ before[0].qkv.weight.T, scaled @ model[0].qkv.dequantized().T
         assert abs(relative(found, exact) / report.layers["0.qkv"].error - 1) < 1e-3
+
+
+@pytest.mark.parametrize("options", [{}, {"activation": "swiglu", "norm": "rms_norm", "kv_heads": 2}])
+def test_calibrate_where_x_has_8_bits(options):
+    """Columns of outliers cost the others of a row their bits; SmoothQuant's scales take them into the weights."""
+    torch.manual_seed(0)
+    block = with_outliers(nn.TransformerBlock(128, 4, 256, **options)).eval()
+    sample, errors = tensor(4, 64, 128, seed=1), {}
+    with torch.no_grad():
+        y = block(sample)
+        plain = nn.quantize_model(copy.deepcopy(block), "int8_row+int8_x")
+        errors[None] = relative(plain(sample), y)
+        for methods in (("smoothquant",), ("awq",), ("awq", "smoothquant")):
+            found = copy.deepcopy(block)
+            report = nn.calibrate(found, [sample[:2], sample[2:]], "int8_row+int8_x", methods=methods)
+            scaled = copy.deepcopy(found)
+            if methods == ("smoothquant",):  # powers of two
+                assert torch.equal(found(sample), y) and not torch.equal(found.qkv.weight, block.qkv.weight)
+            nn.quantize_model(found, "int8_row+int8_x", importance=report.importance)
+            errors[methods] = relative(found(sample), y)
+            for name in ("qkv", "up"):
+                layer = report.layers[name]
+                assert layer.method in methods and layer.method in str(report) and layer.error < 0.5 * layer.plain_error
+            # What the report measured is what the layer's products in integers give.
+            exact = block.norm1(sample) @ block.qkv.weight.T + block.qkv.bias if options == {} else None
+            if exact is not None:
+                error = (found.qkv(sample, norm=scaled.norm1) - exact).norm() / (exact - block.qkv.bias).norm()
+                assert abs(error.item() / report.layers["qkv"].error - 1) < 1e-2
+    assert all(errors[methods] < 0.5 * errors[None] for methods in errors if methods), errors
+    assert 0.02 < errors[None] < 0.2
+    # A layer's own option counts where the policy says nothing of x.
+    own = copy.deepcopy(block)
+    own.qkv.int8_x = True
+    report = nn.calibrate(own, sample, {"qkv": "int8_row", "up": "int8_row"}, steps=5)
+    assert [found.format for found in report.layers.values()] == ["int8_row+int8_x", "int8_row"]
+    assert report.layers["qkv"].plain_error > 3 * report.layers["up"].plain_error
 
 
 def test_calibrate_with_groups_and_policies():
@@ -95,6 +131,7 @@ def test_calibrate_with_groups_and_policies():
         (r"layer 'parts.a', \[32, 64\]: .*multiple of its group", lambda: nn.calibrate(net, x, "int4_g128")),
         ("training mode", lambda: nn.calibrate(Net(), x, policy)),
         ("quantises no layer", lambda: nn.calibrate(net, x, "16bit")),
+        ("methods has 'gptq': they are awq and smoothquant", lambda: nn.calibrate(net, x, policy, methods=["gptq"])),
         (r"layer 'parts.a', \[32, 64\]: an input of the sample is NaN", lambda: nn.calibrate(net, x * math.nan, policy)),
         ("inputs are zero everywhere, or there are none", lambda: nn.calibrate(net, [], policy)),
     ]:  # fmt: skip
