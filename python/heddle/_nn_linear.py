@@ -82,7 +82,8 @@ class Linear(nn.Module):
       fp8_x: quantised and on a GPU, x is rounded to float8_e4m3fn; see ``heddle.lowbit.pack``. On a CPU the layer holds its
         weights and refuses calls.
       keep_16bit: quantised and on a GPU, W is kept in x's dtype too from the first call on, for calls of many rows: 2 N K
-        bytes more, see ``heddle.lowbit.pack``. Not part of the state.
+        bytes more for each dtype, see ``heddle.lowbit.pack``. Not part of the state, and not beside int8_x or fp8_x, whose
+        products would not read it.
     """
 
     def __init__(
@@ -105,8 +106,11 @@ class Linear(nn.Module):
         self.in_features, self.out_features = in_features, out_features
         if int8_x and fp8_x:
             raise ValueError(f"[Linear] {refuse_x('', int8_x, fp8_x)}")
+        if keep_16bit and (int8_x or fp8_x):
+            raise ValueError(f"[Linear] keep_16bit and {'int8_x' if int8_x else 'fp8_x'} are set: products with x in 8 bits do not "
+                             "read weights in 16")  # fmt: skip
         self.activation, self.int8_x, self.fp8_x, self.keep_16bit = activation, int8_x, fp8_x, keep_16bit
-        self._kept: torch.Tensor | None = None
+        self._kept: dict[torch.dtype, torch.Tensor] = {}
         self.format: str | None = None
         self.register_buffer("column_order", None)
         self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
@@ -202,7 +206,7 @@ class Linear(nn.Module):
         after a move), and what keep_16bit keeps."""
         if self.format is None:
             return self.weight.nbytes
-        beside = [x.nbytes for x in (self.packed, self._kept) if x is not None]
+        beside = [x.nbytes for x in (self.packed, *self._kept.values()) if x is not None]
         return self._plain_bytes() + sum(beside)
 
     def _plain_bytes(self):
@@ -294,7 +298,7 @@ class Linear(nn.Module):
 
     def _begin(self, format, order, device, column_order):
         self.format, self._packed_order = format, order
-        self._kept = None
+        self._kept = {}
         self.weight = None
         for name in (*_PLAIN, "format_name", "packed", "packed_by", "packed_as"):
             if name in self._buffers:
@@ -347,9 +351,9 @@ class Linear(nn.Module):
         found = PackedTensor(self.format, shape, gated, self.packed, self._packed_order)
         if not self.keep_16bit or cpu or dtype not in (torch.bfloat16, torch.float16):
             return found
-        if self._kept is None or self._kept.dtype != dtype:
-            self._kept = found.unpack(dtype)
-        return dataclasses.replace(found, kept=self._kept)
+        if dtype not in self._kept:
+            self._kept[dtype] = found.unpack(dtype)
+        return dataclasses.replace(found, kept=self._kept[dtype])
 
     def _apply(self, fn, recurse=True):
         if self.format is None:
@@ -358,7 +362,7 @@ class Linear(nn.Module):
         before = getattr(self, weights).device
         super()._apply(fn, recurse)
         if getattr(self, weights).device != before:
-            self._kept = None
+            self._kept = {}
             if weights == "codes":
                 self.packed = None  # devices have orders of their own: packed anew when it is next used
         return self

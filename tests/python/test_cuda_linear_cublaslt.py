@@ -134,7 +134,7 @@ def test_module():
         weights = layer.dequantized().double()
         with torch.no_grad():
             close(layer(x), torch.nn.functional.silu(x.double() @ weights.T + layer.bias.double()), 4)
-        assert layer._kept.dtype == torch.bfloat16
+        assert list(layer._kept) == [torch.bfloat16]
     on_gpu = Linear.from_linear(torch.nn.Linear(256, 384).cuda(), "mxfp4")  # quantised where it is
     assert on_gpu.codes.is_cuda
 
