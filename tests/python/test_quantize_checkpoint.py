@@ -1,5 +1,6 @@
 """Checkpoints quantised, read back here and by the code of those whose layouts they have."""
 
+import copy
 import json
 
 import numpy as np
@@ -103,6 +104,29 @@ def test_bitsandbytes_decodes_the_same_weights(model, tmp_path, format):
         found = functional.dequantize_4bit(held[f"{name}.weight"], state)
         mine = lowbit.load(tmp_path / "out", name, framework="torch").dequantize()
         assert found.dtype == torch.bfloat16 and torch.equal(found, mine.bfloat16())
+
+
+@pytest.mark.parametrize(("format", "dtype"), [("int8_row", torch.float32), ("nvfp4", torch.bfloat16)])
+def test_transformers_loads_the_model(tmp_path, format, dtype):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("compressed_tensors")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
+    exact = transformers.BertModel(transformers.BertConfig(**sizes, initializer_range=0.3)).eval()
+    exact.save_pretrained(tmp_path / "model")
+    report = lowbit.quantize_checkpoint(tmp_path / "model", tmp_path / "out", format=format)
+    assert len(report.layers) == 12 and set(report.kept) >= {"pooler.dense"}
+    loaded = transformers.AutoModel.from_pretrained(tmp_path / "out", dtype=dtype).eval()
+    mine = copy.deepcopy(exact)
+    for name in report.layers:
+        weights = lowbit.load(tmp_path / "out", name, framework="torch").dequantize()
+        mine.get_submodule(name).weight.data.copy_(weights)
+    mine.to(dtype)
+    ids = torch.arange(40).reshape(2, 20)
+    with torch.no_grad():
+        found, wanted, before = (m(ids).last_hidden_state.float() for m in (loaded, mine, exact))
+    assert torch.equal(found, wanted)
+    assert (0.001 if format == "int8_row" else 0.03) < ((found - before).norm() / before.norm()).item() < 0.5
 
 
 def test_rules_and_importance(model, tmp_path):
