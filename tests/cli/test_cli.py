@@ -443,6 +443,24 @@ def test_quantize_json_and_rules(checkpoint):
     assert 15 < by_name["up_proj"]["sqnr_db"] < 25 < by_name["gate_proj"]["sqnr_db"]
 
 
+def test_quantize_says_what_hugging_face_s_loading_wants(checkpoint):
+    """And says nothing where it holds."""
+    folder = checkpoint.parent / "in"
+    folder.mkdir()
+    checkpoint.rename(folder / "model.safetensors")
+    for dtype, format, wanted in [
+        ("float32", "nvfp4", ["nvfp4: decoded to bfloat16 whatever the model is in, which is float32: load with dtype=torch.bfloat16"]),
+        (None, "mxfp4", ["which is not said"]), ("bfloat16", "nvfp4", []), ("float32", "int8_row", []),
+        ("bfloat16", "int4_g32_zp", ["int4_g32_zp: from_pretrained refuses its zero points"]),
+    ]:  # fmt: skip
+        (folder / "config.json").write_text(json.dumps({"model_type": "llama"} | ({"dtype": dtype} if dtype else {})))
+        found = run_json("quantize", folder, "--format", format, "-o", folder.parent / f"json-{dtype}-{format}")
+        assert len(found["loading_limits"]) == len(wanted)
+        text = run("quantize", folder, "--format", format, "-o", folder.parent / f"text-{dtype}-{format}")
+        closing = text[text.index("written to ") :].splitlines()[1:]
+        assert closing == found["loading_limits"] and all(a in b for a, b in zip(wanted, closing))
+
+
 def test_quantize_prints_a_line_for_each_layer(checkpoint):
     done = subprocess.run([CLI, "quantize", checkpoint, "--json"], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and json.loads(done.stdout)
