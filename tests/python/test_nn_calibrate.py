@@ -6,16 +6,7 @@ import math
 import pytest
 import torch
 from heddle import nn
-from nn_kit import relative, tensor
-
-
-def with_outliers(block):
-    """Norms that let a few columns through 30 times as large, as trained models have them."""
-    with torch.no_grad():
-        for norm in (block.norm1, block.norm2):
-            norm.weight.copy_(torch.exp(0.5 * tensor(norm.weight.shape[0], seed=5)))
-            norm.weight[::37] *= 30
-    return block
+from nn_kit import outliers, relative, tensor
 
 
 @pytest.mark.parametrize(
@@ -24,7 +15,7 @@ def with_outliers(block):
 )
 def test_calibrate_folds_and_lowers_the_error(options, factor):
     torch.manual_seed(0)
-    model = torch.nn.Sequential(with_outliers(nn.TransformerBlock(128, 4, 256, **options)), torch.nn.Linear(128, 32)).eval()
+    model = torch.nn.Sequential(outliers(nn.TransformerBlock(128, 4, 256, **options)), torch.nn.Linear(128, 32)).eval()
     before, plain = copy.deepcopy(model), copy.deepcopy(model)
     sample = tensor(4, 64, 128, seed=1)
     with torch.no_grad():
@@ -52,7 +43,7 @@ def test_calibrate_folds_and_lowers_the_error(options, factor):
 def test_calibrate_where_x_has_8_bits(options):
     """Columns of outliers cost the others of a row their bits; SmoothQuant's scales take them into the weights."""
     torch.manual_seed(0)
-    block = with_outliers(nn.TransformerBlock(128, 4, 256, **options)).eval()
+    block = outliers(nn.TransformerBlock(128, 4, 256, **options)).eval()
     sample, errors = tensor(4, 64, 128, seed=1), {}
     with torch.no_grad():
         y = block(sample)
@@ -143,7 +134,7 @@ def test_calibrate_with_groups_and_policies():
 
 def test_calibrate_leaves_what_is_shared():
     torch.manual_seed(0)
-    block = with_outliers(nn.TransformerBlock(64, 2, 128))
+    block = outliers(nn.TransformerBlock(64, 2, 128))
     other = nn.TransformerBlock(64, 2, 128)
     other.norm2 = block.norm2
     model = torch.nn.Sequential(block, other).eval()
