@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -235,52 +232,28 @@ def layer_speed() -> dict:
             "float_bytes": w.nbytes, "plain_bytes": q.nbytes, "packed_bytes": packed.nbytes}  # fmt: skip
 
 
-def _write_block(folder: Path, hidden: int, heads: int, intermediate: int, positions: int) -> None:
-    """A model of one layer, its weights as torch.nn.Linear begins, its word embeddings normal."""
-    from safetensors.numpy import save_file
-
-    random = np.random.default_rng(1)
-
-    def linear(out, inside):
-        bound = 1 / math.sqrt(inside)
-        return random.uniform(-bound, bound, (out, inside)).astype(np.float32), random.uniform(-bound, bound, out).astype(np.float32)
-
-    vocabulary, layer = 4096, "encoder.layer.0."
-    tensors = {
-        "embeddings.word_embeddings.weight": random.standard_normal((vocabulary, hidden)).astype(np.float32),
-        "embeddings.position_embeddings.weight": np.zeros((positions, hidden), np.float32),
-        "embeddings.token_type_embeddings.weight": np.zeros((2, hidden), np.float32),
-    }
-    for name in ("embeddings.", f"{layer}attention.output.", f"{layer}output."):
-        tensors[f"{name}LayerNorm.weight"], tensors[f"{name}LayerNorm.bias"] = np.ones(hidden, np.float32), np.zeros(hidden, np.float32)
-    shapes = {f"attention.self.{part}": (hidden, hidden) for part in ("query", "key", "value")}
-    shapes |= {"attention.output.dense": (hidden, hidden), "intermediate.dense": (intermediate, hidden), "output.dense": (hidden, intermediate)}
-    for name, (out, inside) in shapes.items():
-        tensors[f"{layer}{name}.weight"], tensors[f"{layer}{name}.bias"] = linear(out, inside)
-    save_file(tensors, folder / "model.safetensors")
-    config = {"model_type": "bert", "hidden_act": "gelu", "hidden_size": hidden, "num_hidden_layers": 1, "num_attention_heads": heads,
-              "intermediate_size": intermediate, "vocab_size": vocabulary, "max_position_embeddings": positions, "type_vocab_size": 2}  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-
-
 def block(batch: int = 4, length: int = 1024, hidden: int = 768, heads: int = 12, intermediate: int = 3072) -> dict:
-    """One Transformer block in float32, and with the feed-forward's two layers in e2m1_row and in nvfp4; both without dropout."""
-    import heddle
+    """torch.nn.TransformerEncoderLayer (norm first, GELU) in float32, and heddle.nn.TransformerBlock with its weights: in float32, and
+    with the feed-forward's two layers in e2m1_row and in nvfp4. All in eval mode, without dropout; what is kept is of torch's output."""
+    import torch
+    from heddle import nn
 
-    random = np.random.default_rng(2)
-    ids = random.integers(0, 4096, batch * length).astype(np.int32)
-    starts = np.arange(batch + 1, dtype=np.int32) * length
+    torch.manual_seed(2)
+    options = {"dropout": 0.1, "activation": "gelu", "norm_first": True, "batch_first": True}
+    layer = torch.nn.TransformerEncoderLayer(hidden, heads, intermediate, **options).eval()
+    x = torch.randn(batch, length, hidden)
+    modules = {"torch": layer, "float32": nn.TransformerBlock.from_torch(layer)}
+    for format, rule in (("e2m1_row", "plain"), ("nvfp4", "mse")):
+        policy = nn.Policy({"up": format, "down": format}, scale_rule=rule)
+        modules[format] = nn.quantize_model(nn.TransformerBlock.from_torch(layer), policy)
     found: dict = {"batch": batch, "length": length, "hidden": hidden}
-    with tempfile.TemporaryDirectory() as name:
-        _write_block(Path(name), hidden, heads, intermediate, length)
-        base = None
-        for key, rules in (("float32", {}), ("e2m1_row", {"*.intermediate.dense": "e2m1_row", "*.0.output.dense": "e2m1_row"}),
-                           ("nvfp4", {"*.intermediate.dense": "nvfp4:mse", "*.0.output.dense": "nvfp4:mse"})):  # fmt: skip
-            encoder = heddle.Encoder(name, layers=rules)
-            states = encoder.encode(ids, starts, return_hidden_states=True)[1].astype(np.float64)
-            base = states if base is None else base
-            seconds = _least(lambda: encoder.encode(ids, starts), 2, warm=True)
-            found[key] = {"seconds": seconds, "kept": float(100 * (1 - np.abs(states - base).mean() / np.abs(base).mean()))}
+    base = None
+    with torch.inference_mode():
+        for key, module in modules.items():
+            y = module(x).double()
+            base = y if base is None else base
+            seconds = _least(lambda: module(x), 2, warm=True)
+            found[key] = {"seconds": seconds, "kept": float(100 * (1 - (y - base).abs().mean() / base.abs().mean()))}
     return found
 
 
