@@ -1,4 +1,4 @@
-"""The encoder in every format on a GPU over the demo's text; figures go to bench/results/encoder-<gpu>.json.
+"""The encoder on a GPU, format by format, over the demo's text; figures go to bench/results/encoder-<gpu>.json.
 
     python bench/encoder_gpu.py prepare FOLDER   # where tokenizer, model and the CPU's encoder are: text, embeddings, model
     python bench/encoder_gpu.py run FOLDER       # where the GPU is

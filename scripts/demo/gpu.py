@@ -1,4 +1,4 @@
-"""The encoder in every format on a GPU, over the text that the page on low-bit weights is about."""
+"""The encoder on a GPU, format by format, over the text that the page on low-bit weights is about."""
 
 from __future__ import annotations
 

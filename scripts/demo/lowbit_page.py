@@ -69,7 +69,7 @@ def header(report: dict) -> str:
 
 def policies(report: dict) -> str:
     runs, base = _policies(report), _base(report)
-    title = "<h2>The encoder in every format</h2>"
+    title = "<h2>The encoder, format by format</h2>"
     if not base:
         return title + '<p class="empty">No policy was measured here.</p>'
     sub = (
