@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from heddle import lowbit
+from heddle import lowbit, nn
 
 safetensors_torch = pytest.importorskip("safetensors.torch")
 
@@ -127,6 +127,33 @@ def test_transformers_loads_the_model(tmp_path, format, dtype):
         found, wanted, before = (m(ids).last_hidden_state.float() for m in (loaded, mine, exact))
     assert torch.equal(found, wanted)
     assert (0.001 if format == "int8_row" else 0.03) < ((found - before).norm() / before.norm()).item() < 0.5
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_importance_and_scales_of_a_calibration(tmp_path, folds):
+    """As docs/quantize.md has it: of a model of transformers, whose layers have the checkpoint's names."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
+    model = transformers.BertModel(transformers.BertConfig(**sizes, initializer_range=0.3)).eval()
+    with torch.no_grad():
+        model.embeddings.LayerNorm.weight[::9] = 20
+    attention = "encoder.layer.0.attention"
+    layers = {name: "nvfp4" for name in nn.linear_layers(model) if lowbit.linear_layer(name)}
+    options = {"groups": [(f"{attention}.self.value", [f"{attention}.output.dense"])]} if folds else {"steps": 0}
+    before = copy.deepcopy(model)
+    report = nn.calibrate(model, [torch.arange(40).reshape(2, 20)], layers, **options)
+    model.save_pretrained(tmp_path / "model")
+    values = [m.get_submodule(f"{attention}.self.value").weight for m in (model, before)]
+    assert folds != torch.equal(*values)
+    written = lowbit.quantize_checkpoint(tmp_path / "model", tmp_path / "out", importance=report.importance)
+    assert set(written.layers) == set(report.layers) == set(layers) and len(layers) == 6
+    assert f"{attention}.self.query" in report.importance
+    for name, layer in written.layers.items():
+        weights, importance = model.get_submodule(name).weight, report.importance.get(name)
+        wanted = lowbit.quantize(weights.detach(), "nvfp4", rule="mse", importance=importance, global_scale=layer.global_scale)
+        assert torch.equal(lowbit.load(tmp_path / "out", name, framework="torch").codes, wanted.codes)
+    assert report.layers[f"{attention}.self.query"].error < 0.9 * report.layers[f"{attention}.self.query"].plain_error
 
 
 def test_rules_and_importance(model, tmp_path):
