@@ -43,11 +43,13 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class QuantizeReport:
-    """What ``quantize_checkpoint`` did: layers by name, names of 2-D weights that stayed, files written, bytes of all
-    tensors, and what config.json says of it."""
+    """What ``quantize_checkpoint`` did: layers by name, names of 2-D weights that stayed, 3-D tensors (experts of a mixture
+    in one), which are copied, as (name, file, shape, bytes), files written, bytes of all tensors, and what config.json says
+    of it."""
 
     layers: dict[str, LayerReport]
     kept: list[str]
+    copied_3d: list[tuple[str, str, tuple[int, ...], int]]
     files: list[str]
     bytes_before: int
     bytes_after: int
@@ -97,8 +99,8 @@ def quantize_checkpoint(
         found = importance.get(name)
         return None if found is None else plain(found) if hasattr(found, "dtype") else np.asarray(found, np.float32)
 
-    changed, kept, files, before, after, config = _heddle.quantize_checkpoint(
+    changed, kept, copied, files, before, after, config = _heddle.quantize_checkpoint(
         os.fspath(input), os.fspath(output), format, rule, rules, None if importance is None else of_layer, progress
     )
     reports = {parts[0]: LayerReport(*parts) for parts in changed}
-    return QuantizeReport(reports, kept, files, before, after, json.loads(config))
+    return QuantizeReport(reports, kept, copied, files, before, after, json.loads(config))

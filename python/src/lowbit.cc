@@ -180,7 +180,11 @@ nb::tuple quantize_checkpoint(const std::string& input, const std::string& outpu
                                   r.error.mean, r.error.max, nb::make_tuple(r.error.max_row, r.error.max_column),
                                   r.bytes_before, r.bytes_after, r.global_scale));
   }
-  return nb::make_tuple(changed, report.kept, report.files, report.bytes_before, report.bytes_after,
+  nb::list copied;
+  for (const lowbit::CopiedTensor& t : report.copied_3d) {
+    copied.append(nb::make_tuple(t.name, t.file, nb::tuple(nb::cast(t.shape)), t.bytes));
+  }
+  return nb::make_tuple(changed, report.kept, copied, report.files, report.bytes_before, report.bytes_after,
                         report.quantization_config);
 }
 

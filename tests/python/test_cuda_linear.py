@@ -82,7 +82,7 @@ def test_epilogue_and_leading_dimensions():
 
 @pytest.mark.skipif(not HOPPER, reason="x in 8 bits is for Hopper")
 @pytest.mark.parametrize("m", [3, 64, 150, 600])
-@pytest.mark.parametrize("format", ["mxfp4", "nvfp4"])
+@pytest.mark.parametrize("format", ["mxfp4", "nvfp4", "e2m1_row"])
 def test_x_in_8_bits(m, format):
     weights, packed = layer(256, 512, format, fp8_x=True)
     assert packed.order == "fragments8"

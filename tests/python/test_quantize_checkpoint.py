@@ -199,3 +199,15 @@ def test_errors(model, tmp_path):
         lowbit.quantize_checkpoint(folder, tmp_path / "out")
     with pytest.raises(ValueError, match="quantised already"):
         lowbit.quantize_checkpoint(tmp_path / "out", tmp_path / "again")
+
+
+def test_experts_in_one_tensor_are_copied_and_told(tmp_path):
+    experts = torch.randn(2, 8, K).bfloat16()
+    safetensors_torch.save_file(
+        {f"{LAYERS[0]}.weight": torch.randn(N, K), "model.layers.0.experts.down": experts}, tmp_path / "m.safetensors"
+    )
+    report = lowbit.quantize_checkpoint(tmp_path / "m.safetensors", tmp_path / "out")
+    assert list(report.layers) == LAYERS[:1]
+    assert report.copied_3d == [("model.layers.0.experts.down", "m.safetensors", (2, 8, K), 2 * 8 * K * 2)]
+    held = safetensors_torch.load_file(tmp_path / "out" / report.files[0])
+    assert torch.equal(held["model.layers.0.experts.down"], experts)
