@@ -61,11 +61,13 @@ Choice<Variant> choose(const LinearProblem& p, const Measured<Variant> (&variant
     constexpr double kFixed = 3.3e-6;
     const TileShape& tile = v.variant->tile;
     const double units = static_cast<double>(plan.units), grid = plan.grid;
-    const double shared = plan.shared_tiles * units / grid;
+    const double shared =
+        plan.cluster > 1 ? (plan.units + plan.cluster - 1) / plan.cluster : plan.shared_tiles * units / grid;
     const double whole = (plan.tiles - plan.shared_tiles + plan.grid - 1) / plan.grid * units;
     const double kib = tile.row_blocks / tile.row_groups * tile.accumulators * 0.5;  // 128 threads, 4 bytes each
-    // What adding up costs, in a cluster and through the workspace.
-    const double merge = plan.cluster > 1        ? 1.0e-6 + kib * 0.03e-6
+    // What adding up costs: in a cluster by its size, whose CTAs' sums are read one after the other; else through the
+    // workspace.
+    const double merge = plan.cluster > 1        ? 1.0e-6 + kib * 0.03e-6 + (plan.cluster - 2) * 1.6e-6
                          : plan.shared_tiles > 0 ? 3.0e-6 + kib * 0.1e-6
                                                  : 0.0;
     const double seconds = kFixed + (shared + whole) * v.unit + merge;

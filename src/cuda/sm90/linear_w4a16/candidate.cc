@@ -16,10 +16,10 @@ using sm90::linear::Measured;
 
 constexpr Measured<Variant> kBf16[] = {{&kBf16T8, 0.70e-6},     {&kBf16T16, 0.77e-6},    {&kBf16T32, 0.91e-6},
                                        {&kBf16T32R2, 0.86e-6},  {&kBf16T64, 1.10e-6},    {&kBf16T64R2, 0.59e-6},
-                                       {&kBf16T128R2, 0.77e-6}, {&kBf16T128R3, 1.16e-6}, {&kBf16T256, 1.30e-6}};
+                                       {&kBf16T128R2, 0.79e-6}, {&kBf16T128R3, 1.16e-6}, {&kBf16T256, 1.30e-6}};
 constexpr Measured<Variant> kF16[] = {{&kF16T8, 0.70e-6},     {&kF16T16, 0.77e-6},    {&kF16T32, 0.91e-6},
                                       {&kF16T32R2, 0.86e-6},  {&kF16T64, 1.10e-6},    {&kF16T64R2, 0.59e-6},
-                                      {&kF16T128R2, 0.77e-6}, {&kF16T128R3, 1.16e-6}, {&kF16T256, 1.30e-6}};
+                                      {&kF16T128R2, 0.79e-6}, {&kF16T128R3, 1.16e-6}, {&kF16T256, 1.30e-6}};
 
 Choice<Variant> choice(const LinearProblem& p) {
   const bool bf16 = p.dtype == DType::bf16;
