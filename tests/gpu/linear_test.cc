@@ -58,13 +58,20 @@ void match_reference(DType dtype) {
     check({.rows = {64}, .N = 1024, .K = 512, .dtype = dtype}, way);
     check({.rows = {40}, .N = 9000, .K = 256, .dtype = dtype}, way);  // shares of all sizes
     check({.rows = {40}, .N = 320, .K = 1056, .dtype = dtype}, way);
-    // Few tiles and many steps: clusters.
-    check({.rows = {60}, .N = 1000, .K = 1152, .dtype = dtype}, way);
-    check({.rows = {250}, .N = 200, .K = 1152, .dtype = dtype}, way);
   }
 }
 TEST(GpuLinear, MatchesReferenceInBfloat16) { match_reference(DType::bf16); }
 TEST(GpuLinear, MatchesReferenceInFloat16) { match_reference(DType::f16); }
+
+// Few tiles and many steps, of which clusters of CTAs have a tile each; rows that end in any of a tile's slices.
+TEST(GpuLinear, Clusters) {
+  for (const Way& way : ways()) {
+    for (const std::int64_t rows : {6, 12, 30, 60, 100, 140, 250}) {
+      check({.rows = {rows}, .N = 200, .K = 1152, .dtype = DType::bf16, .bias = true}, way);
+    }
+    check({.rows = {60}, .N = 1000, .K = 1152, .dtype = DType::f16}, way);
+  }
+}
 
 // Columns that fill neither a block nor a step, where the format allows them, groups of every size, and zero points far
 // from the codes.
