@@ -2,11 +2,13 @@
 
 PYTHONPATH=build/release/python python bench/linear_bench.py [--threads 2] [--seconds 2] [--format nvfp4 int8_row] [--out FILE]
 
-Several weights take turns, so that they come from memory. Prints the least and the median time of a call in ms: on a
-machine that others use too, the least is the one to compare. --out: the figures and their conditions, as JSON.
+Several weights take turns, so that they come from memory. A contender's turn is a pause, in which the other's threads go to
+sleep, calls that are not counted, till the processors are awake, and some that are, one after another as in a model. Prints
+the least and the median time of a call in ms. --out: the figures and their conditions, as JSON.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 import statistics
@@ -14,21 +16,23 @@ import time
 
 import heddle
 import torch
-from attention_bench import conditions
+from attention_bench import PAUSE, conditions
 from heddle import lowbit
 
-EXTENT, MATRICES = 4096, 4
+EXTENT = 4096
+TURNING_BYTES = 128 << 20  # of weights that take turns: more than caches hold
+CALLS, WAKING = 8, 0.02  # counted ones of a turn, and seconds of those in front of them
 
 
 def calls_of(format, packed, plain, x):
-    """What takes turns: name to a call with the number of a matrix."""
+    """What takes turns: name to a call, given its number."""
     calls = {}
     for dtype in plain:
         name = str(dtype).removeprefix("torch.")
-        calls[f"torch {name}"] = lambda i, d=dtype: torch.nn.functional.linear(x[d], plain[d][i])
-        calls[f"heddle {name}"] = lambda i, d=dtype: lowbit.linear(x[d], packed[i])
+        calls[f"torch {name}"] = lambda i, d=dtype: torch.nn.functional.linear(x[d], plain[d][i % len(plain[d])])
+        calls[f"heddle {name}"] = lambda i, d=dtype: lowbit.linear(x[d], packed[i % len(packed)])
     if format in ("nvfp4", "mxfp4", "e2m1_row", "int8_row") or format.startswith("int4"):
-        calls["heddle bfloat16, int8_x"] = lambda i: lowbit.linear(x[torch.bfloat16], packed[i], int8_x=True)
+        calls["heddle bfloat16, int8_x"] = lambda i: lowbit.linear(x[torch.bfloat16], packed[i % len(packed)], int8_x=True)
     return calls
 
 
@@ -44,25 +48,33 @@ def main():
     heddle.set_num_threads(options.threads)
     report = {"conditions": conditions(options.threads), "rows": []}
     weights = torch.randn(EXTENT, EXTENT) / 50
-    plain = {dtype: [weights.to(dtype).clone() for _ in range(MATRICES)] for dtype in (torch.float32, torch.bfloat16)}
+    copies = {dtype: TURNING_BYTES // (EXTENT * EXTENT * dtype.itemsize) for dtype in (torch.float32, torch.bfloat16)}
+    plain = {dtype: [weights.to(dtype).clone() for _ in range(count)] for dtype, count in copies.items()}
     for format in options.format:
-        packed = [lowbit.pack(lowbit.quantize(weights, format)) for _ in range(MATRICES)]
+        quantized = lowbit.quantize(weights, format)
+        packed = [lowbit.pack(quantized)]
+        packed += [lowbit.pack(quantized) for _ in range(TURNING_BYTES // packed[0].nbytes)]
         print(f"{format}, {options.threads} threads, {heddle.cpu_target()}: least / median ms")
         for rows in options.rows:
             calls = calls_of(format, packed, plain, {dtype: torch.randn(rows, EXTENT).to(dtype) for dtype in plain})
             times = {name: [] for name in calls}
-            end, turn = time.perf_counter() + options.seconds, 0
+            turn_of, end, turns = itertools.count(), time.perf_counter() + options.seconds, 0
             with torch.no_grad():
-                while turn < 5 or time.perf_counter() < end:
+                while turns < 3 or time.perf_counter() < end:
                     for name, call in calls.items():
-                        start = time.perf_counter()
-                        call(turn % MATRICES)
-                        times[name].append(1e3 * (time.perf_counter() - start))
-                    turn += 1
+                        time.sleep(PAUSE)
+                        awake = time.perf_counter() + WAKING
+                        while time.perf_counter() < awake:
+                            call(next(turn_of))
+                        for _ in range(CALLS):
+                            start = time.perf_counter()
+                            call(next(turn_of))
+                            times[name].append(1e3 * (time.perf_counter() - start))
+                    turns += 1
             for name, t in times.items():
                 print(f"{rows:4} rows  {name:24} {min(t):8.3f} {statistics.median(t):8.3f}", flush=True)
             found = {name: {"least": min(t), "median": statistics.median(t)} for name, t in times.items()}
-            report["rows"].append({"format": format, "extent": EXTENT, "rows": rows, "calls": turn, "milliseconds": found})
+            report["rows"].append({"format": format, "extent": EXTENT, "rows": rows, "calls": turns * CALLS, "milliseconds": found})
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
