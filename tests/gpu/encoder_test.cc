@@ -5,6 +5,7 @@
 
 #include "heddle/error.h"
 #include "kit/device_mirror.h"
+#include "kit/messages.h"
 #include "unit/encoder_model.h"
 #include "unit/plain_encoder.h"
 
@@ -197,16 +198,6 @@ TEST(GpuEncoderEdges, OtherWidths) {
     const auto [states, embeddings, bound] = expected(&folder, {}, input, DType::f16);
     EXPECT_TRUE(max_error(states, found.hidden) <= bound) << hidden;
     EXPECT_TRUE(max_error(embeddings, found.embeddings) <= bound) << hidden;
-  }
-}
-
-template <class Thrown = Error, class Body>
-void expect_message(const Body& body, const std::string& message) {
-  try {
-    body();
-    FAIL() << "nothing was thrown; expected " << message;
-  } catch (const Thrown& error) {
-    EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
   }
 }
 

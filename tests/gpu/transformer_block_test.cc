@@ -11,6 +11,7 @@
 #include "heddle/error.h"
 #include "heddle/transformer_block.h"
 #include "kit/device_mirror.h"
+#include "kit/messages.h"
 #include "unit/block_expected.h"
 #include "unit/block_model.h"
 
@@ -347,16 +348,6 @@ TEST(GpuTransformerBlockEdges, ReplaysInAGraph) {
         }
       }
     }
-  }
-}
-
-template <class Thrown = Error, class Body>
-void expect_message(const Body& body, const std::string& message) {
-  try {
-    body();
-    FAIL() << "nothing was thrown; expected " << message;
-  } catch (const Thrown& error) {
-    EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
   }
 }
 

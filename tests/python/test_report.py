@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from scripts.demo import charts, claims, html, isolate, laws, limits, lowbit, lowbit_page, recommend, sweep, text  # noqa: E402
+from scripts.demo import charts, claims, html, laws, limits, lowbit, lowbit_page, recommend, sweep, text  # noqa: E402
 from scripts.demo.progress import Progress  # noqa: E402
 
 
@@ -161,49 +161,6 @@ def test_text_is_real_and_long_enough():
     assert sum(len(content.encode()) for _, content in documents) >= 200_000
     assert text.paragraphs("one\n  two\n\n***\n\nthree\n") == ["one two", "three"]
     assert sum(len(content.encode()) for _, content in text.collect(5_000_000)) >= 5_000_000
-
-
-def _grow(size):
-    with isolate.Residence() as residence:
-        held = np.ones(size, dtype=np.uint8)
-    return residence.grown, int(held[-1])
-
-
-def _raise():
-    raise KeyError("what happened")
-
-
-def _allocate_under(limit, size):
-    with isolate.limited_data(limit):
-        return int(np.ones(size, dtype=np.uint8)[0])
-
-
-def _die():
-    import os
-
-    os._exit(3)
-
-
-def test_residence_sees_what_is_touched_in_a_process_of_its_own():
-    size = 64 << 20
-    grown, _ = isolate.call(_grow, size)
-    assert size <= grown < size + (4 << 20)
-    assert isolate.call(_grow, 1 << 20)[0] < 8 << 20  # nothing is left of the call before
-
-
-def test_isolated_failures_are_told_apart():
-    with pytest.raises(isolate.ChildFailed, match="what happened") as raised:
-        isolate.call(_raise)
-    assert raised.value.kind == "KeyError"
-    with pytest.raises(isolate.ChildFailed, match="status 3"):
-        isolate.call(_die)
-
-
-def test_the_limit_on_memory_is_real():
-    assert isolate.call(_allocate_under, 100 << 20, 80 << 20) == 1
-    with pytest.raises(isolate.ChildFailed) as raised:
-        isolate.call(_allocate_under, 100 << 20, 120 << 20)
-    assert "MemoryError" in raised.value.kind
 
 
 @pytest.mark.parametrize("value, said", [(7200 * 2, "4 h"), (600, "10 min"), (1.5, "1.5 s"), (2.5e-3, "2.5 ms"), (123e-6, "123 µs"), (4e-9, "4 ns")])

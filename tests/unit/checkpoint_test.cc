@@ -4,13 +4,13 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include "core/dtypes.h"
 #include "heddle/error.h"
+#include "kit/messages.h"
 #include "unit/checkpoint_files.h"
 
 namespace heddle::lowbit {
@@ -328,35 +328,27 @@ TEST(Checkpoint, TheVersionOfGptqComesFromTheConfiguration) {
   }
 }
 
-void expect_refused(const std::function<void()>& call, const std::string& message) {
-  try {
-    call();
-    FAIL() << "accepted: " << message;
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
-  }
-}
-
 TEST(Checkpoint, RefusesArgumentsThatDoNotFit) {
   FileBytes bytes = gpt_oss("l.blocks", "l.scales");
   bytes.add<float>("plain.weight", "F32", {1}, {1}).add<float>("attention_blocks", "F32", {1}, {1});
   const Opened file(bytes);
   const Checkpoint& checkpoint = file.checkpoint;
   EXPECT_EQ(checkpoint.layers().size(), 1u);
-  expect_refused([&] { checkpoint.layer("absent"); }, "no layer 'absent'");
-  expect_refused([&] { checkpoint.layer("plain"); }, "'plain.weight' is F32: layer 'plain' is not in 4 or 8 bits");
+  kit::expect_message([&] { checkpoint.layer("absent"); }, "no layer 'absent'");
+  kit::expect_message([&] { checkpoint.layer("plain"); }, "'plain.weight' is F32: layer 'plain' is not in 4 or 8 bits");
   Storage out(checkpoint.layer("l"));
-  expect_refused([&] { checkpoint.load("l", out.matrix, {.expert = 2}); }, "expert is 2: layer 'l' has 2 of them");
-  expect_refused([&] { checkpoint.load("l", out.matrix, {.expert = -1}); }, "expert is -1");
+  kit::expect_message([&] { checkpoint.load("l", out.matrix, {.expert = 2}); }, "expert is 2: layer 'l' has 2 of them");
+  kit::expect_message([&] { checkpoint.load("l", out.matrix, {.expert = -1}); }, "expert is -1");
   QuantizedMatrix other = out.matrix;
   other.rows = 8;
-  expect_refused([&] { checkpoint.load("l", other); }, "out is for [8, 96] in mxfp4: layer 'l' is [9, 96] in mxfp4");
+  kit::expect_message([&] { checkpoint.load("l", other); },
+                      "out is for [8, 96] in mxfp4: layer 'l' is [9, 96] in mxfp4");
   other = out.matrix;
   other.scales.shape[1] = 2;
-  expect_refused([&] { checkpoint.load("l", other); }, "out.scales is [9, 2]: it must be [9, 3]");
+  kit::expect_message([&] { checkpoint.load("l", other); }, "out.scales is [9, 2]: it must be [9, 3]");
   other = out.matrix;
   other.scales.data = other.codes.data;
-  expect_refused([&] { checkpoint.load("l", other); }, "out.scales shares memory with out.codes");
+  kit::expect_message([&] { checkpoint.load("l", other); }, "out.scales shares memory with out.codes");
   EXPECT_THROW(Checkpoint({}, {.gptq_version = 3}), Error);
 }
 

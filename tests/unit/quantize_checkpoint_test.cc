@@ -1,97 +1,33 @@
 // Checkpoints quantised: what is written is what quantize() gives, read back by the reader of checkpoints.
 #include <algorithm>
 #include <cmath>
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <limits>
 
 #include <gtest/gtest.h>
-#include <sys/resource.h>
-#include <unistd.h>
 #include <nlohmann/json.hpp>
 
 #include "core/dtypes.h"
 #include "heddle/checkpoint.h"
 #include "heddle/error.h"
-#include "model/quantize_rules.h"
-#include "unit/checkpoint_files.h"
+#include "unit/quantized_model.h"
 
 namespace heddle::lowbit {
 namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using test::add;
 using test::FileBytes;
+using test::Folder;
+using test::kColumns;
+using test::kRows;
+using test::kUp;
+using test::model;
+using test::normal;
 using test::Storage;
-
-constexpr std::int64_t kRows = 20, kColumns = 256;
-constexpr const char* kUp = "model.layers.0.mlp.up_proj";
-
-std::vector<float> normal(std::int64_t count, unsigned seed, float deviation = 1) {
-  std::mt19937 random(seed);
-  std::normal_distribution<float> draw(0, deviation);
-  std::vector<float> out(static_cast<std::size_t>(count));
-  for (float& value : out) value = draw(random);
-  return out;
-}
-
-// A folder that is removed, with a model in it.
-class Folder {
- public:
-  fs::path path;
-
-  Folder()
-      : path(fs::temp_directory_path() /
-             ("heddle_quantize_" + std::to_string(getpid()) + "_" + std::to_string(count_++))) {
-    fs::create_directory(path);
-  }
-  ~Folder() { fs::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  std::string at(const std::string& name) const { return (path / name).string(); }
-  void write(const std::string& name, const std::string& content) const {
-    fs::create_directories(fs::path(at(name)).parent_path());
-    std::ofstream(at(name), std::ios::binary) << content;
-  }
-  std::string read(const std::string& name) const {
-    std::ifstream in(at(name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-  }
-  std::vector<std::string> names() const {
-    std::vector<std::string> out;
-    for (const auto& entry : fs::directory_iterator(path)) out.push_back(entry.path().filename().string());
-    std::sort(out.begin(), out.end());
-    return out;
-  }
-
- private:
-  static inline int count_ = 0;
-};
-
-FileBytes& add(FileBytes& file, const std::string& layer, std::int64_t rows, std::int64_t columns, unsigned seed,
-               float deviation = 1) {
-  return file.add(layer + ".weight", "F32", {rows, columns}, normal(rows * columns, seed, deviation));
-}
-
-// A layer's matrices, an embedding, a norm and an output layer.
-FileBytes model() {
-  FileBytes file;
-  unsigned seed = 1;
-  for (const char* part : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-                           "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}) {
-    add(file, std::string("model.layers.0.") + part, kRows, kColumns, seed, static_cast<float>(seed));
-    ++seed;
-  }
-  add(file, "model.embed_tokens", 50, kColumns, 90);
-  add(file, "lm_head", 50, kColumns, 91);
-  file.add("model.layers.0.input_layernorm.weight", "F32", {kColumns}, normal(kColumns, 92));
-  file.add("model.layers.0.self_attn.q_proj.bias", "F32", {kRows}, normal(kRows, 93));
-  return file;
-}
+using test::with;
 
 // What quantize() makes of a layer of the input, with the global scale that the output has.
 Storage quantized(const FileBytes& file, const StoredLayer& layer, ScaleRule rule, float global_scale) {
@@ -104,13 +40,6 @@ Storage quantized(const FileBytes& file, const StoredLayer& layer, ScaleRule rul
     quantize(TensorView(tensor.data.data(), DType::f32, {layer.rows, layer.columns}), options, out.matrix);
   }
   return out;
-}
-
-QuantizeCheckpointOptions with(const std::string& format, std::vector<LayerRule> layers = {}) {
-  QuantizeCheckpointOptions options;
-  options.format = format;
-  options.layers = std::move(layers);
-  return options;
 }
 
 class EveryFormat : public testing::TestWithParam<const char*> {};
@@ -397,216 +326,6 @@ TEST(QuantizeCheckpoint, Progress) {
   EXPECT_EQ(seen.back().bytes_done, seen.back().bytes_total);
   EXPECT_EQ(seen.back().layers_done, 7u);
   EXPECT_EQ(seen.back().layers_total, 7u);
-}
-
-// What is refused, and that nothing stays of it.
-struct Refusal {
-  const char* name;
-  std::function<void(const Folder&)> prepare;
-  QuantizeCheckpointOptions options;
-  const char* message;
-};
-
-void write_model(const Folder& folder, const std::function<void(FileBytes&)>& change = {}) {
-  FileBytes file = model();
-  if (change) change(file);
-  folder.write("in/model.safetensors", file.bytes());
-}
-
-std::function<void(const Folder&)> with_value(float value) {
-  return [value](const Folder& folder) {
-    write_model(folder, [&](FileBytes& file) {
-      std::memcpy(file.at(std::string(kUp) + ".weight").data.data() + 4 * (kColumns + 3), &value, 4);
-    });
-  };
-}
-
-std::vector<Refusal> refusals() {
-  const auto plain = [](const Folder& folder) { write_model(folder); };
-  const auto config = [](const char* content) {
-    return [content](const Folder& folder) {
-      write_model(folder);
-      folder.write("in/config.json", content);
-    };
-  };
-  QuantizeCheckpointOptions stops;
-  stops.progress = [](const QuantizeProgress& at) {
-    if (at.layers_done == 3) throw Error("that is enough");
-  };
-  constexpr float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
-  return {
-      {"nan", with_value(nan), {}, "model.safetensors: tensor 'model.layers.0.mlp.up_proj.weight' holds nan at [1, 3]"},
-      {"inf", with_value(inf), {}, "holds inf at [1, 3]"},
-      {"nan_int4", with_value(nan), with("int4_g64"), "tensor 'model.layers.0.mlp.up_proj.weight': weights"},
-      {"nan_16bit", with_value(nan), with("nvfp4", {{kUp, "16bit"}}), "bfloat16 does not hold it"},
-      {"beyond_16bit", with_value(3.4e38f), with("nvfp4", {{kUp, "16bit"}}), "bfloat16 does not hold it"},
-      {"group",
-       [](const Folder& folder) {
-         write_model(folder, [](FileBytes& file) { add(file, "model.layers.1.mlp.up_proj", 4, 40, 1); });
-       },
-       {},
-       "'model.layers.1.mlp.up_proj.weight' is [4, 40]: K = 40 is no multiple of 16, the group of nvfp4"},
-      {"dtype",
-       [](const Folder& folder) {
-         write_model(folder, [](FileBytes& file) {
-           file.add<std::int64_t>("model.layers.1.x.weight", "I64", {1, 2}, {1, 2});
-         });
-       },
-       {},
-       "'model.layers.1.x.weight' is I64: only F32, F16 and BF16 are quantised"},
-      {"empty",
-       [](const Folder& folder) {
-         write_model(folder, [](FileBytes& file) { file.add<float>("model.layers.1.x.weight", "F32", {0, 16}, {}); });
-       },
-       {},
-       "is [0, 16]: it is empty"},
-      {"unknown_format", plain, with("nvfp5"), "format is 'nvfp5': it must be one of"},
-      {"unknown_rule", plain, with("nvfp4:best"), "best"},
-      {"rule_of_other", plain, with("int4_g64:four_six"), "model.safetensors: tensor"},
-      {"no_layout", plain, with("e2m1_row"), "format is 'e2m1_row': no layout of checkpoints holds it"},
-      {"two_producers", plain, with("nvfp4", {{"*q_proj", "nf4"}}), "formats nvfp4 and nf4 are in one checkpoint"},
-      {"two_bnb", plain, with("nf4", {{"*q_proj", "fp4_bnb"}}), "formats nf4 and fp4_bnb are in one checkpoint"},
-      {"unmatched", plain, with("nvfp4", {{"*.q_porj", "keep"}}), "pattern '*.q_porj' decides over no layer"},
-      {"overruled", plain, with("nvfp4", {{"*", "16bit"}, {"*q_proj", "int8_row"}}),
-       "pattern '*q_proj' decides over no"},
-      {"nothing", plain, with("nvfp4", {{"*", "keep"}}), "has no layer to quantise"},
-      {"quantised_config", config(R"({"quantization_config": {}})"), {}, "the checkpoint is quantised already"},
-      {"config", config("[1]"), {}, "config.json is not a JSON object"},
-      {"quantised_tensors",
-       [](const Folder& folder) { folder.write("in/model.safetensors", test::compressed_nvfp4().bytes()); },
-       {},
-       "'l.weight_packed' is of a layer that is quantised already"},
-      {"truncated",
-       [](const Folder& folder) {
-         const std::string bytes = model().bytes();
-         folder.write("in/model.safetensors", bytes.substr(0, bytes.size() - 5));
-       },
-       {},
-       "model.safetensors: tensor"},
-      {"no_files", [](const Folder& folder) { fs::create_directory(folder.at("in")); }, {}, "has no *.safetensors"},
-      {"exists",
-       [](const Folder& folder) {
-         write_model(folder);
-         folder.write("out/file", "precious");
-       },
-       {},
-       "exists: it must be a new folder"},
-      {"two_files",
-       [](const Folder& folder) {
-         write_model(folder);
-         folder.write("in/copy.safetensors", model().bytes());
-       },
-       {},
-       "each must be in one file"},
-      {"index",
-       [](const Folder& folder) {
-         write_model(folder);
-         folder.write("in/model.safetensors.index.json",
-                      R"({"weight_map": {"lm_head.weight": "model.safetensors", "gone": "model.safetensors"}})");
-       },
-       {},
-       "tensor 'gone' is not in 'model.safetensors'"},
-      {"index_lacks",
-       [](const Folder& folder) {
-         write_model(folder);
-         folder.write("in/model.safetensors.index.json", R"({"weight_map": {"lm_head.weight": "model.safetensors"}})");
-       },
-       {},
-       "is not in"},
-      {"index_path",
-       [](const Folder& folder) {
-         write_model(folder);
-         folder.write("in/model.safetensors.index.json", R"({"weight_map": {"x": "../model.safetensors"}})");
-       },
-       {},
-       "it must be a safetensors file of the folder"},
-      {"stopped", plain, stops, "that is enough"},
-  };
-}
-
-class Refused : public testing::TestWithParam<Refusal> {};
-
-TEST_P(Refused, AndNothingIsLeftWritten) {
-  const Folder folder;
-  GetParam().prepare(folder);
-  const std::vector<std::string> before = folder.names();
-  try {
-    quantize_checkpoint(folder.at("in"), folder.at("out"), GetParam().options);
-    FAIL() << "it was taken";
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(GetParam().message), std::string::npos) << error.what();
-  }
-  EXPECT_EQ(folder.names(), before);
-  if (fs::exists(folder.at("out"))) {
-    EXPECT_EQ(folder.read("out/file"), "precious");
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(, Refused, testing::ValuesIn(refusals()), [](const auto& info) { return info.param.name; });
-
-TEST(QuantizeCheckpoint, FilesThatCannotBeWritten) {
-  const Folder folder;
-  write_model(folder);
-  const std::vector<std::string> before = folder.names();
-  // A limit on the size of files says what a full disk says, to whoever ignores the signal.
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  rlimit limit{};
-  getrlimit(RLIMIT_FSIZE, &limit);
-  const rlimit small{.rlim_cur = 4096, .rlim_max = limit.rlim_max};
-  setrlimit(RLIMIT_FSIZE, &small);
-  std::string message;
-  try {
-    quantize_checkpoint(folder.at("in"), folder.at("out"));
-  } catch (const RuntimeError& error) {
-    message = error.what();
-  }
-  setrlimit(RLIMIT_FSIZE, &limit);
-  std::signal(SIGXFSZ, handler);
-  EXPECT_NE(message.find("model.safetensors: File too large"), std::string::npos) << message;
-  EXPECT_EQ(folder.names(), before);
-
-  EXPECT_THROW(quantize_checkpoint(folder.at("in"), folder.at("no/such/out")), RuntimeError);
-  EXPECT_THROW(quantize_checkpoint(folder.at("nowhere"), folder.at("out")), RuntimeError);
-  EXPECT_EQ(folder.names(), before);
-}
-
-TEST(QuantizeRules, WhichLayersAreLinear) {
-  for (const char* name : {"model.layers.0.self_attn.q_proj", "encoder.layer.11.attention.output.dense",
-                           "h.3.mlp.dense_4h_to_h", "model.layers.2.block_sparse_moe.experts.7.w1",
-                           "decoder.block.0.layer.1.EncDecAttention.q", "transformer.layer.0.attention.q_lin"}) {
-    EXPECT_TRUE(linear_layer(name)) << name;
-  }
-  for (const char* name :
-       {"model.embed_tokens", "lm_head", "pooler.dense", "classifier", "embeddings.word_embeddings",
-        "model.layers.0.input_layernorm", "model.layers.2.block_sparse_moe.gate", "model.layers.2.mlp.router",
-        "h.0.attn.c_attn", "encoder.block.0.layer.0.SelfAttention.relative_attention_bias", "layers.0.conv1d",
-        "encoder.layers.0.LayerNorm", ""}) {
-    EXPECT_FALSE(linear_layer(name)) << name;
-  }
-}
-
-TEST(QuantizeRules, Patterns) {
-  for (const auto& [pattern, name] : {std::pair{"*", ""},
-                                      {"*", "a.b"},
-                                      {"a*c", "abc"},
-                                      {"a*c", "ac"},
-                                      {"a?c", "abc"},
-                                      {"*.q_proj", "x.1.q_proj"},
-                                      {"*a*b*", "xaybz"},
-                                      {"a*b*c", "abbbc"},
-                                      {"x**y", "xy"},
-                                      {"*aab", "aaab"}}) {
-    EXPECT_TRUE(matches(pattern, name)) << pattern << " " << name;
-  }
-  for (const auto& [pattern, name] :
-       {std::pair{"", "a"}, {"a", ""}, {"a?c", "ac"}, {"*.q", "x.qq"}, {"a*b", "abc"}, {"?", ""}, {"A", "a"}}) {
-    EXPECT_FALSE(matches(pattern, name)) << pattern << " " << name;
-  }
-  EXPECT_EQ(fused_name("a.0.q_proj"), fused_name("a.0.v_proj"));
-  EXPECT_EQ(fused_name("a.0.query"), fused_name("a.0.key"));
-  EXPECT_NE(fused_name("a.0.q_proj"), fused_name("a.1.q_proj"));
-  EXPECT_NE(fused_name("a.0.gate_proj"), fused_name("a.0.q_proj"));
-  EXPECT_EQ(fused_name("a.0.o_proj"), "a.0.o_proj");
 }
 
 }  // namespace
