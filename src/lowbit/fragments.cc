@@ -45,10 +45,19 @@ std::uint8_t widened(std::uint8_t e4m3) {
   return static_cast<std::uint8_t>((exponent - 1 + 15) << 3 | static_cast<int>(fraction * 16) % 8);
 }
 
-// Half of a word, of the codes of four registers.
-std::uint32_t half_word(const unsigned (&code)[4]) {
-  const auto put = [](unsigned c, int sign, int magnitude) { return (c >> 3 & 1) << sign | (c & 7) << magnitude; };
-  return put(code[0], 15, 6) | put(code[1], 12, 3) | put(code[2], 13, 0) | put(code[3], 14, 9);
+// A word of order fragments16, of code(half, register).
+template <class Code>
+std::uint32_t word16(Code code) {
+  std::uint32_t word = 0;
+  for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 3; ++i) {
+      const std::uint32_t c = code(half, i);
+      word |= std::rotl(c >> 3 << 15 | (c & 7) << 6, 16 * half + 3 * i);
+    }
+    const std::uint32_t c = code(half, 3);
+    word |= (c >> 3 << 1 | (c >> 2 & 1) | (c & 3) << 3) << 16 * half;
+  }
+  return word;
 }
 
 // A word of order fragments8, of 8 codes.
@@ -173,13 +182,8 @@ void pack(const Matrix& m, bool gated, FragmentBlock* blocks, float* row_scales,
   for_each_thread(m, executor, [&](std::int64_t block, int t, std::int64_t place) {
     for (int step = 0; step < FragmentBlock::kSteps; ++step) {
       const std::int64_t column = block % columns * kBlockColumns + step * 16 + 2 * (t % 4);
-      std::uint32_t word = 0;
-      for (int half = 0; half < 2; ++half) {
-        const std::int64_t c = column + half;
-        word |= half_word({code(place, c), code(place + 8, c), code(place, c + 8), code(place + 8, c + 8)})
-                << 16 * half;
-      }
-      blocks[block].codes[step / 4][t][step % 4] = word;
+      blocks[block].codes[step / 4][t][step % 4] =
+          word16([&](int half, int i) { return code(place + i % 2 * 8, column + half + i / 2 * 8); });
     }
   });
 }

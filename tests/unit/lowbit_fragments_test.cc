@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -59,13 +60,15 @@ struct Random {
 
 float bf16(std::uint32_t bits) { return bf16_to_f32(static_cast<std::uint16_t>(bits)); }
 
+// By the kernels' arithmetic, in which nothing may carry.
+std::uint32_t register_3(std::uint32_t q) { return (q & 0x001B001B) * 0x4108u; }
+
 // What register `i` of a 16-bit product's operand has in half `half`, times the row's scale: as bfloat16, with the
 // exponents of both factors moved so that they are normal numbers but for 0.5.
 double operand(const FragmentBlock& block, int thread, int step, int i, int half) {
   const std::uint32_t q = block.codes[step / 4][thread][step % 4];
-  constexpr std::uint32_t kSign = 0x80008000, kMagnitude = 0x01C001C0;
-  const std::uint32_t x[4] = {q & (kSign | kMagnitude), q << 3 & (kSign | kMagnitude),
-                              (q << 2 & kSign) | (q << 6 & kMagnitude), (q << 1 & kSign) | (q >> 3 & kMagnitude)};
+  constexpr std::uint32_t kBits = 0x81C081C0;
+  const std::uint32_t x[4] = {q & kBits, std::rotr(q, 3) & kBits, std::rotr(q, 6) & kBits, register_3(q) & kBits};
   const int row = thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
   const std::uint32_t scale = block.scales[row][step] * 16u + ((110 + 127 - 15) << 7);
   const float product = bf16(x[i] >> 16 * half & 0xFFFF) * bf16(scale);
@@ -77,8 +80,9 @@ double operand(const FragmentBlock& block, int thread, int step, int i, int half
 double operand_f16(const FragmentBlock& block, int thread, int step, int i, int half) {
   const std::uint32_t q = block.codes[step / 4][thread][step % 4];
   constexpr std::uint32_t kSign = 0x80008000, kMagnitude = 0x0E000E00;
-  const std::uint32_t x[4] = {(q & kSign) | (q << 3 & kMagnitude), (q << 3 & kSign) | (q << 6 & kMagnitude),
-                              (q << 2 & kSign) | (q << 9 & kMagnitude), (q << 1 & kSign) | (q & kMagnitude)};
+  const std::uint32_t by_3 = std::rotr(q, 3), by_6 = std::rotr(q, 6), last = register_3(q);
+  const std::uint32_t x[4] = {(q & kSign) | (q << 3 & kMagnitude), (by_3 & kSign) | (q & kMagnitude),
+                              (by_6 & kSign) | (by_3 & kMagnitude), (last & kSign) | (last << 3 & kMagnitude)};
   const int row = thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
   const float product = f16_to_f32(static_cast<std::uint16_t>(x[i] >> 16 * half)) *
                         f16_to_f32(static_cast<std::uint16_t>(block.scales[row][step] << 7));

@@ -65,24 +65,29 @@ __device__ inline std::uint32_t multiply_by_half(std::uint32_t x, std::uint32_t 
   return product;
 }
 
+// Register 3 of a word, sign and magnitude in bits 15 and 8 to 6 of a half, other bits anything: each bit of the product
+// is one bit of the word, so that nothing carries.
+__device__ inline std::uint32_t register_3(std::uint32_t q) { return (q & 0x001B001B) * (1u << 3 | 1u << 8 | 1u << 14); }
+
 // The codes of a word as numbers, register by register.
 template <class T>
 __device__ void unpack_codes(std::uint32_t q, std::uint32_t (&x)[4]);
 template <>
 __device__ inline void unpack_codes<__nv_bfloat16>(std::uint32_t q, std::uint32_t (&x)[4]) {
-  constexpr std::uint32_t kSign = 0x80008000, kMagnitude = 0x01C001C0;
-  x[0] = q & (kSign | kMagnitude);
-  x[1] = q << 3 & (kSign | kMagnitude);
-  x[2] = (q << 2 & kSign) | (q << 6 & kMagnitude);
-  x[3] = (q << 1 & kSign) | (q >> 3 & kMagnitude);
+  constexpr std::uint32_t kBits = 0x81C081C0;
+  x[0] = q & kBits;
+  x[1] = __funnelshift_r(q, q, 3) & kBits;
+  x[2] = __funnelshift_r(q, q, 6) & kBits;
+  x[3] = register_3(q) & kBits;
 }
 template <>
 __device__ inline void unpack_codes<__half>(std::uint32_t q, std::uint32_t (&x)[4]) {
   constexpr std::uint32_t kSign = 0x80008000, kMagnitude = 0x0E000E00;
+  const std::uint32_t by_3 = __funnelshift_r(q, q, 3), by_6 = __funnelshift_r(q, q, 6), last = register_3(q);
   x[0] = (q & kSign) | (q << 3 & kMagnitude);
-  x[1] = (q << 3 & kSign) | (q << 6 & kMagnitude);
-  x[2] = (q << 2 & kSign) | (q << 9 & kMagnitude);
-  x[3] = (q << 1 & kSign) | (q & kMagnitude);
+  x[1] = (by_3 & kSign) | (q & kMagnitude);
+  x[2] = (by_6 & kSign) | (by_3 & kMagnitude);
+  x[3] = (last & kSign) | (last << 3 & kMagnitude);
 }
 
 // What a thread of a warpgroup has of half a block, as it is stored.

@@ -36,19 +36,24 @@ struct E2M1Fragments {
                                 Visit visit) const {
     const auto& block = *reinterpret_cast<const FragmentBlock*>(at);
     const int t = static_cast<int>(threadIdx.x), row = fragment_row(), column = 16 * step + 2 * (t % 4);
-    const std::uint32_t low = block.codes[step / 4][t][step % 4], high = low >> 16;
-    const auto first = [](std::uint32_t h) { return (h >> 15 & 1u) << 3 | (h >> 6 & 7u); };
-    const auto second = [](std::uint32_t h) { return (h >> 12 & 1u) << 3 | (h >> 3 & 7u); };
-    const auto third = [](std::uint32_t h) { return (h >> 13 & 1u) << 3 | (h & 7u); };
-    const auto fourth = [](std::uint32_t h) { return (h >> 14 & 1u) << 3 | (h >> 9 & 7u); };
+    const std::uint32_t word = block.codes[step / 4][t][step % 4];
+    // Of one of the first three registers; of the last.
+    const auto rotated = [&](int i, int half) {
+      const std::uint32_t x = __funnelshift_r(word, word, 16 * half + 3 * i);
+      return (x >> 15 & 1u) << 3 | (x >> 6 & 7u);
+    };
+    const auto last = [&](int half) {
+      const std::uint32_t x = word >> 16 * half;
+      return (x >> 1 & 1u) << 3 | (x & 1u) << 2 | (x >> 3 & 3u);
+    };
     const float upper = scale(block, row, step), lower = scale(block, row + 8, step);
     const auto pair = [&](int r, int c, float of_group, unsigned code, unsigned next) {
       visit(r, c, e2m1_value(code) * of_group * row_scales[r], e2m1_value(next) * of_group * row_scales[r]);
     };
-    pair(row, column, upper, first(low), first(high));
-    pair(row + 8, column, lower, second(low), second(high));
-    pair(row, column + 8, upper, third(low), third(high));
-    pair(row + 8, column + 8, lower, fourth(low), fourth(high));
+    pair(row, column, upper, rotated(0, 0), rotated(0, 1));
+    pair(row + 8, column, lower, rotated(1, 0), rotated(1, 1));
+    pair(row, column + 8, upper, rotated(2, 0), rotated(2, 1));
+    pair(row + 8, column + 8, lower, last(0), last(1));
   }
   // (1 + m / 8) 2^(e - 15), over the factor; code 0 may stand beside a scale that was not kept.
   static __device__ float scale(const FragmentBlock& block, int row, int step) {

@@ -2,7 +2,7 @@
 // decoded into registers while the products of the half before run.
 #pragma once
 
-#include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ptx/shared.cuh"
 #include "cuda/common/wgmma_narrow.cuh"
 #include "cuda/sm90/linear/producer.cuh"
 #include "cuda/sm90/linear_w4a16/config.h"
@@ -15,7 +15,13 @@ class WarpgroupConsumer {
   using Memory = SharedMemory<C>;
 
   __device__ WarpgroupConsumer(SharedMemory<C>& memory, int row_group, int column_group)
-      : shared(memory), row(row_group), column(column_group), thread(static_cast<int>(threadIdx.x) % 128) {}
+      : shared(memory), first_panel(C::kBlockPanels * column_group) {
+    const int thread = static_cast<int>(threadIdx.x) % 128;
+    const std::uint32_t block = ptx::shared_address(&memory.weights[0][row_group][column_group]);
+    codes = ptx::pinned(block + codes_at(thread));
+    scales = ptx::pinned(block + scales_at(thread));
+    ready = ptx::pinned(ptx::shared_address(memory.ready));
+  }
 
   // The next `units`. Where a unit has no block of columns for this warpgroup, x is zero and the weights are others.
   __device__ __forceinline__ void multiply(int units, linear::Sums<C>& sums) {
@@ -26,12 +32,13 @@ class WarpgroupConsumer {
 #pragma unroll 1
     for (; units > 0; --units) {
       const int n = stage.index;
-      ptx::barrier_wait(shared.ready[n], stage.phase);
-      decode_half(n, 0, first);
+      ptx::barrier_wait_at(ready + n * static_cast<int>(sizeof(ptx::Barrier)), stage.phase);
+      const HalfBlock halves[2] = {load(n, 0), load(n, 1)};
+      decode_half(halves[0], first);
       issue(n, 0, first, sums[0]);
       wgmma_wait<1>();
       if (before >= 0) release(before);
-      decode_half(n, 1, second);
+      decode_half(halves[1], second);
       issue(n, 1, second, sums[0]);
       wgmma_wait<1>();
       before = n;
@@ -50,15 +57,18 @@ class WarpgroupConsumer {
     if (ptx::elect_one()) ptx::barrier_arrive(shared.free[n]);
   }
 
-  __device__ void decode_half(int n, int half, Operands& operands) {
-    const std::uint32_t block = ptx::shared_address(&shared.weights[n][row][column]);
-    const HalfBlock weights = load_half(block + codes_at(thread), block + scales_at(thread), half);
+  __device__ HalfBlock load(int n, int half) {
+    const int at = n * static_cast<int>(sizeof(shared.weights[0]));
+    return load_half(codes + at, scales + at, half);
+  }
+
+  __device__ static void decode_half(const HalfBlock& weights, Operands& operands) {
     decode<T, 0>(weights, reinterpret_cast<std::uint32_t(&)[2][4]>(operands[0]));
     decode<T, 1>(weights, reinterpret_cast<std::uint32_t(&)[2][4]>(operands[2]));
   }
 
   __device__ void issue(int n, int half, const Operands& operands, float (&sums)[C::kAccumulators]) {
-    const Swizzled128 x(shared.x[n][C::kBlockPanels * column + half]);
+    const Swizzled128 x(shared.x[n][first_panel + half]);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -68,7 +78,8 @@ class WarpgroupConsumer {
   }
 
   SharedMemory<C>& shared;
-  const int row, column, thread;
+  const int first_panel;
+  std::uint32_t codes, scales, ready;  // addresses in shared memory, of the first stage
   linear::Position stage;
 };
 
