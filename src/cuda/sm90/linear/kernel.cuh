@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(C::kThreads, 1)
     ptx::registers_increase<C::kConsumerRegisters>();
     const int consumer_group = warpgroup - C::kOthers;
     const int row = consumer_group / C::kColumnGroups, column = consumer_group % C::kColumnGroups;
-    Consumer consumer(shared, row, column);
+    Consumer consumer(shared, row, column, p.x_rows);
 #pragma unroll 1
     for (int n = 0;; ++n) {
       const Part part = part_of<C>(p.schedule, n);

@@ -18,6 +18,8 @@ struct Position {
   }
 };
 
+constexpr int kPanelBytes = 128;  // of a row of x, the width of the swizzle
+
 // The units of this CTA, one after the other.
 template <class C>
 struct Cursor {
@@ -36,11 +38,13 @@ struct Cursor {
 template <class C, class Shared>
 __device__ inline void produce(const Params<typename C::WeightBlock>& p, Shared& shared) {
   using WeightBlock = typename C::WeightBlock;
+  constexpr int kPanels = C::kUnitBlocks * C::kBlockPanels;
   const Schedule& s = p.schedule;
+  const int panel_bytes = p.x_rows * kPanelBytes;
   const auto load_weights = [&](const Cursor<C>& at, int n) {
     constexpr int kBytes = sizeof(WeightBlock);
     const int first = at.unit * C::kUnitBlocks, blocks = min(C::kUnitBlocks, s.k_blocks - first);
-    ptx::barrier_arrive_expect(shared.ready[n], sizeof(shared.x[0]) + C::kTileBlocks * C::kUnitBlocks * kBytes);
+    ptx::barrier_arrive_expect(shared.ready[n], kPanels * panel_bytes + C::kTileBlocks * C::kUnitBlocks * kBytes);
 #pragma unroll 1
     for (int r = 0; r < C::kTileBlocks; ++r) {
       // Behind the last rows these once more, for nothing; behind the last columns the first of the unit: x is zero
@@ -55,12 +59,11 @@ __device__ inline void produce(const Params<typename C::WeightBlock>& p, Shared&
     }
   };
   const auto load_x = [&](const Cursor<C>& at, int n) {
-    constexpr int kPanels = C::kUnitBlocks * C::kBlockPanels;
     if (p.x_by_panel) {
 #pragma unroll 1
       for (int panel = 0; panel < kPanels; ++panel) {
-        ptx::tma_load_4d(shared.x[n][panel], p.x, shared.ready[n], (at.unit * kPanels + panel) * C::kPanelColumns,
-                         at.part.token, 0, 0, ptx::L2::evict_last);
+        ptx::tma_load_4d(reinterpret_cast<std::byte*>(shared.x[n]) + panel * panel_bytes, p.x, shared.ready[n],
+                         (at.unit * kPanels + panel) * C::kPanelColumns, at.part.token, 0, 0, ptx::L2::evict_last);
       }
     } else {
       ptx::tma_load_4d(shared.x[n], p.x, shared.ready[n], 0, at.part.token, at.unit * kPanels, 0, ptx::L2::evict_last);

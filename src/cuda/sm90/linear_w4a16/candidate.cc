@@ -14,12 +14,12 @@ using namespace sm90::linear_w4a16;
 using sm90::linear::Choice;
 using sm90::linear::Measured;
 
-constexpr Measured<Variant> kBf16[] = {{&kBf16T8, 0.70e-6},     {&kBf16T16, 0.77e-6},    {&kBf16T32, 0.91e-6},
-                                       {&kBf16T32R2, 0.86e-6},  {&kBf16T64, 1.10e-6},    {&kBf16T64R2, 0.59e-6},
-                                       {&kBf16T128R2, 0.79e-6}, {&kBf16T128R3, 1.16e-6}, {&kBf16T256, 1.30e-6}};
-constexpr Measured<Variant> kF16[] = {{&kF16T8, 0.70e-6},     {&kF16T16, 0.77e-6},    {&kF16T32, 0.91e-6},
-                                      {&kF16T32R2, 0.86e-6},  {&kF16T64, 1.10e-6},    {&kF16T64R2, 0.59e-6},
-                                      {&kF16T128R2, 0.79e-6}, {&kF16T128R3, 1.16e-6}, {&kF16T256, 1.30e-6}};
+constexpr Measured<Variant> kBf16[] = {{&kBf16T8, 0.66e-6},     {&kBf16T16, 0.70e-6},    {&kBf16T32, 0.86e-6},
+                                       {&kBf16T32R2, 0.82e-6},  {&kBf16T64, 1.08e-6},    {&kBf16T64R2, 0.56e-6},
+                                       {&kBf16T128R2, 0.72e-6}, {&kBf16T128R3, 1.15e-6}, {&kBf16T256, 1.40e-6}};
+constexpr Measured<Variant> kF16[] = {{&kF16T8, 0.66e-6},     {&kF16T16, 0.70e-6},    {&kF16T32, 0.86e-6},
+                                      {&kF16T32R2, 0.82e-6},  {&kF16T64, 1.08e-6},    {&kF16T64R2, 0.56e-6},
+                                      {&kF16T128R2, 0.72e-6}, {&kF16T128R3, 1.15e-6}, {&kF16T256, 1.40e-6}};
 
 Choice<Variant> choice(const LinearProblem& p) {
   const bool bf16 = p.dtype == DType::bf16;
@@ -65,13 +65,14 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   const std::int64_t stride = p.M > 1 && !normed(p) ? *sm90::linear::row_stride(p.x) : pitch_of(p);
   sm90::linear::Params<lowbit::FragmentBlock> params{};
   params.x_by_panel = p.K % kPanel != 0;
+  params.x_rows = sm90::linear::box_rows(v.tile.tokens, p.M);
   params.x = make_tensor_map(x, p.dtype,
                              params.x_by_panel ? TensorMapShape<4>{.extent = {p.K, p.M, 1, 1},
                                                                    .stride = {stride, p.M * stride, p.M * stride},
-                                                                   .box = {kPanel, v.tile.tokens, 1, 1}}
+                                                                   .box = {kPanel, params.x_rows, 1, 1}}
                                                : TensorMapShape<4>{.extent = {kPanel, p.M, p.K / kPanel, 1},
                                                                    .stride = {stride, kPanel, p.M * stride},
-                                                                   .box = {kPanel, v.tile.tokens, v.x_box.panels, 1}});
+                                                                   .box = {kPanel, params.x_rows, v.x_box.panels, 1}});
   params.weights = reinterpret_cast<const lowbit::FragmentBlock*>(p.fragment_data + p.fragments.blocks);
   params.out = sm90::linear::output_of(p);
   params.schedule = schedule_of(p, chosen.plan, memory + x_bytes(p));

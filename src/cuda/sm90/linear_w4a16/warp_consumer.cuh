@@ -13,15 +13,16 @@ class WarpConsumer {
  public:
   using Memory = SharedMemory<C>;
 
-  __device__ WarpConsumer(SharedMemory<C>& memory, int row_group, int column_group) {
+  __device__ WarpConsumer(SharedMemory<C>& memory, int row_group, int column_group, int x_rows)
+      : panel_bytes(x_rows * linear::kPanelBytes) {
     const int thread = static_cast<int>(threadIdx.x) % 128, lane = thread % 32, token = lane % 8;
     const std::uint32_t block = ptx::shared_address(&memory.weights[0][row_group * C::kRowBlocks][column_group]);
     codes = ptx::pinned(block + codes_at(thread));
     scales = ptx::pinned(block + scales_at(thread));
     // Lanes 8 i to 8 i + 7 name the rows of matrix i, 8 tokens by 8 columns: in a row of the swizzle piece i for the
     // first two of four steps, and the one with a bit changed for the others.
-    x = ptx::pinned(ptx::shared_address(memory.x[0][C::kBlockPanels * column_group]) + token * 128 +
-                    ((lane / 8) ^ token) * 16);
+    x = ptx::pinned(ptx::shared_address(memory.x[0]) + C::kBlockPanels * column_group * panel_bytes +
+                    token * linear::kPanelBytes + ((lane / 8) ^ token) * 16);
     ready = ptx::pinned(ptx::shared_address(memory.ready));
     static_assert(sizeof(memory.ready) == C::kStages * sizeof(ptx::Barrier));  // and free lies behind it
   }
@@ -71,7 +72,7 @@ class WarpConsumer {
   __device__ __forceinline__ void load(int half, Half& to) const {
     constexpr int kStageWeights = C::kTileBlocks * C::kUnitBlocks * sizeof(typename C::WeightBlock);
     constexpr int kRowWeights = C::kUnitBlocks * sizeof(typename C::WeightBlock);
-    constexpr int kPanelBytes = C::kTokens * 128, kStageX = C::kUnitBlocks * C::kBlockPanels * kPanelBytes;
+    constexpr int kStageX = sizeof(SharedMemory<C>::x[0]);
     const int weights = stage.index * kStageWeights;
 #pragma unroll
     for (int r = 0; r < C::kRowBlocks; ++r) {
@@ -79,7 +80,7 @@ class WarpConsumer {
     }
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
-      const std::uint32_t from = (x ^ pair * 64) + stage.index * kStageX + half * kPanelBytes;
+      const std::uint32_t from = (x ^ pair * 64) + stage.index * kStageX + half * panel_bytes;
 #pragma unroll
       for (int j = 0; j < C::kTokens / 8; ++j) ptx::load_matrix_x4(to.x[pair][j], from + j * 1024);
     }
@@ -110,6 +111,7 @@ class WarpConsumer {
     steps.template operator()<1>();
   }
 
+  const int panel_bytes;                  // of x in a stage
   std::uint32_t codes, scales, x, ready;  // addresses in shared memory, of the first stage
   linear::Position stage;
 };

@@ -14,8 +14,8 @@ class WarpgroupConsumer {
  public:
   using Memory = SharedMemory<C>;
 
-  __device__ WarpgroupConsumer(SharedMemory<C>& memory, int row_group, int column_group)
-      : shared(memory), first_panel(C::kBlockPanels * column_group) {
+  __device__ WarpgroupConsumer(SharedMemory<C>& memory, int row_group, int column_group, int x_rows)
+      : shared(memory), panel_bytes(x_rows * linear::kPanelBytes), first_panel(C::kBlockPanels * column_group) {
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const std::uint32_t block = ptx::shared_address(&memory.weights[0][row_group][column_group]);
     codes = ptx::pinned(block + codes_at(thread));
@@ -68,7 +68,7 @@ class WarpgroupConsumer {
   }
 
   __device__ void issue(int n, int half, const Operands& operands, float (&sums)[C::kAccumulators]) {
-    const Swizzled128 x(shared.x[n][first_panel + half]);
+    const Swizzled128 x(reinterpret_cast<const std::byte*>(shared.x[n]) + (first_panel + half) * panel_bytes);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -78,7 +78,7 @@ class WarpgroupConsumer {
   }
 
   SharedMemory<C>& shared;
-  const int first_panel;
+  const int panel_bytes, first_panel;
   std::uint32_t codes, scales, ready;  // addresses in shared memory, of the first stage
   linear::Position stage;
 };

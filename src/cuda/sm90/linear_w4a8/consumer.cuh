@@ -16,7 +16,7 @@ class Consumer {
   using WeightBlock = typename C::WeightBlock;
   using Scales = typename C::Scales;
 
-  __device__ Consumer(SharedMemory<C>& memory, int group, int /*column_group*/) : shared(memory) {
+  __device__ Consumer(SharedMemory<C>& memory, int group, int /*column_group*/, int /*x_rows*/) : shared(memory) {
     const WeightBlock& first = memory.weights[0][group][0];
     const int thread = static_cast<int>(threadIdx.x % 128), row = thread / 32 * 16 + thread % 32 / 4;
     codes = ptx::shared_address(first.codes[0][thread]);

@@ -13,7 +13,8 @@ class SharedConsumer {
   using Memory = DecodedMemory<C>;
   using Decoder = linear_w4a8::Decoder<C>;
 
-  __device__ SharedConsumer(Memory& memory, int row_group, int /*column_group*/) : shared(memory), group(row_group) {}
+  __device__ SharedConsumer(Memory& memory, int row_group, int /*column_group*/, int /*x_rows*/)
+      : shared(memory), group(row_group) {}
 
   // The next `units`.
   __device__ __forceinline__ void multiply(int units, linear::Sums<C>& sums) {
