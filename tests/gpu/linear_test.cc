@@ -389,16 +389,17 @@ TEST(GpuLinear, NothingToDo) {
   gpu.run(gpu.options());
 }
 
-// On Hopper its own kernels have the formats that they take, but for one row; the others' weights are decoded in front
-// of many rows of bfloat16, but not of float16, which does not hold all of them.
+// On Hopper its own kernels have the formats that they take, but for one row of a layer that is not large; the others'
+// weights are decoded in front of many rows of bfloat16, but not of float16, which does not hold all of them.
 TEST(GpuLinear, Choice) {
   for (const char* format : {"nvfp4", "mxfp4", "e2m1_row", "int4_g128", "nf4", "int8_row", "fp8_row"}) {
     for (const std::int64_t rows : {1, 8, 16, 64, 4096}) {
-      PackedWeights weights = packed_storage(lowbit::format_named(format), 8192, 8192, false, WeightOrder::fragments16);
+      const std::int64_t size = rows == 1 ? 4096 : 8192;
+      PackedWeights weights = packed_storage(lowbit::format_named(format), size, size, false, WeightOrder::fragments16);
       alignas(64) static std::byte somewhere[64];
       weights.data.data = somewhere;
       weights.device = weights.data.device = Device::cuda;
-      TensorView x(somewhere, DType::bf16, {rows, 8192});
+      TensorView x(somewhere, DType::bf16, {rows, size});
       x.device = Device::cuda;
       std::string chosen;
       bool cublaslt = false;  // whether the library was found
