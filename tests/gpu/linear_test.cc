@@ -389,7 +389,7 @@ TEST(GpuLinear, NothingToDo) {
   gpu.run(gpu.options());
 }
 
-// On Hopper its own kernels have the formats that they take, but for one row of a layer that is not large; the others'
+// On Hopper its own kernels have the formats that they take, but for one row of small layers; the others'
 // weights are decoded in front of many rows of bfloat16, but not of float16, which does not hold all of them.
 TEST(GpuLinear, Choice) {
   for (const char* format : {"nvfp4", "mxfp4", "e2m1_row", "int4_g128", "nf4", "int8_row", "fp8_row"}) {
