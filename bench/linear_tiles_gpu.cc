@@ -108,7 +108,7 @@ class Problem {
     p.x = cuda::make_tensor_map(x.view().data, kEightBits<Block> ? DType::f8e4m3 : DType::bf16,
                                 cuda::TensorMapShape<4>{.extent = {panel, m, k / panel, 1},
                                                         .stride = {k, panel, m * k},
-                                                        .box = {static_cast<int>(panel), p.x_rows, v.x_box.panels, 1}});
+                                                        .box = {static_cast<int>(panel), p.x_rows, v.x_panels, 1}});
     p.weights = reinterpret_cast<const Block*>(static_cast<const std::byte*>(weights.data()) +
                                                static_cast<std::size_t>(copy) * copy_bytes);
     p.out.row_scales = static_cast<const float*>(row_scales.data());

@@ -21,11 +21,11 @@ constexpr int kBlockRows = 64, kBlockColumns = 128;
 // column c or c + 8 in the low half of the word, the other one in the high half:
 //   register 0: row r, columns c and c + 1          1: row r + 8, columns c and c + 1
 //            2: row r, columns c + 8 and c + 9      3: row r + 8, columns c + 8 and c + 9
-// E2M1: where a word has the sign of the low half's column, and the three bits of its magnitude from the highest on; the
-// high half's lie 16 further on, modulo 32:
+// E2M1: where a word has the sign of the low half's column, and the three bits of its magnitude from the highest on;
+// the high half's lie 16 further on, modulo 32:
 //   register 0: 15, 8 7 6     1: 18, 11 10 9     2: 21, 14 13 12     3: 1, 0 4 3
-// Register 0 is a mask away from a bfloat16, times 2^-126, registers 1 and 2 a rotation by 3 and by 6 more, register 3 a
-// multiplication (cuda/any/linear/e2m1.cuh). float16 takes them times 2^-14.
+// Register 0 is a mask away from a bfloat16, times 2^-126, registers 1 and 2 a rotation by 3 and by 6 more, register 3
+// a multiplication (cuda/any/linear/e2m1.cuh). float16 takes them times 2^-14.
 struct FragmentBlock {
   static constexpr int kSteps = kBlockColumns / 16, kGroup = 16;
   std::uint32_t codes[kSteps / 4][128][4];  // a thread's words of four steps side by side

@@ -65,9 +65,11 @@ __device__ inline std::uint32_t multiply_by_half(std::uint32_t x, std::uint32_t 
   return product;
 }
 
-// Register 3 of a word, sign and magnitude in bits 15 and 8 to 6 of a half, other bits anything: each bit of the product
-// is one bit of the word, so that nothing carries.
-__device__ inline std::uint32_t register_3(std::uint32_t q) { return (q & 0x001B001B) * (1u << 3 | 1u << 8 | 1u << 14); }
+// Register 3 of a word, sign and magnitude in bits 15 and 8 to 6 of a half, other bits anything: each bit of the
+// product is one bit of the word, so that nothing carries.
+__device__ inline std::uint32_t register_3(std::uint32_t q) {
+  return (q & 0x001B001B) * (1u << 3 | 1u << 8 | 1u << 14);
+}
 
 // The codes of a word as numbers, register by register.
 template <class T>

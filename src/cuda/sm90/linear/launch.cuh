@@ -35,7 +35,7 @@ constexpr Variant<typename C::WeightBlock> variant() {
                    .accumulators = C::kAccumulators,
                    .slices = kSlices<C>,
                    .max_cluster = 8},
-          .x_box = {C::kPanelColumns, C::kUnitBlocks * C::kBlockPanels},
+          .x_panels = C::kUnitBlocks * C::kBlockPanels,
           .launch = launch<C, Consumer>,
           .clusters_at_once = clusters_at_once<C, Consumer>};
 }

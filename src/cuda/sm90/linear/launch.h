@@ -11,9 +11,7 @@ namespace heddle::cuda::sm90::linear {
 template <class WeightBlock>
 struct Variant {
   TileShape tile;
-  struct {
-    int columns, panels;
-  } x_box;  // of x in a stage
+  int x_panels;  // in a stage
   void (*launch)(const Params<WeightBlock>& params, int grid, cudaStream_t stream);
   int (*clusters_at_once)(int size);
 };

@@ -86,7 +86,7 @@ void launch_chosen(const LinearProblem& p, const Choice<Variant<Block>>& chosen,
   params.x = make_tensor_map(x, DType::f8e4m3,
                              TensorMapShape<4>{.extent = {kPanel, p.M, pitch / kPanel, 1},
                                                .stride = {pitch, kPanel, p.M * pitch},
-                                               .box = {kPanel, params.x_rows, v.x_box.panels, 1}});
+                                               .box = {kPanel, params.x_rows, v.x_panels, 1}});
   params.weights = reinterpret_cast<const Block*>(p.fragment_data + p.fragments.blocks);
   params.out = sm90::linear::output_of(p);
   params.out.token_scales = scales;
