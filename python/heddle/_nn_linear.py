@@ -24,7 +24,8 @@ _ACTIVATE = {
 }
 _PLAIN = ("codes", "scales", "zeros", "global_scale")
 _FP8_ORDERS = ("fragments8", "matrix8")
-_VERSION = _heddle.version()
+# Who wrote packed bytes, and how: the number changes with what their bits mean (test_packed_bytes_are_those_of_the_layout).
+_PACKED_BY = f"{_heddle.version()}, layout 2"
 
 
 def _text(name: str, device: Any) -> torch.Tensor:
@@ -292,7 +293,7 @@ class Linear(nn.Module):
         """Packed weights alone."""
         self._begin(format, order, packed.device, column_order)
         self.register_buffer("packed", packed)
-        self.register_buffer("packed_by", _text(_VERSION, packed.device))
+        self.register_buffer("packed_by", _text(_PACKED_BY, packed.device))
         gated = " gated" if self.activation == "swiglu" else ""  # gates and ups lie in an order of their own
         self.register_buffer("packed_as", _text(order + gated, packed.device))
 
@@ -385,8 +386,8 @@ class Linear(nn.Module):
         columns = None if columns is None else columns.detach().to(device, torch.int32, copy=True)
         if prefix + "packed" in state_dict:
             by = _of_text(state_dict[prefix + "packed_by"])
-            if by != _VERSION:
-                raise ValueError(f"weights were packed by Heddle {by}, this is {_VERSION}: save plain storage instead")
+            if by != _PACKED_BY:
+                raise ValueError(f"weights were packed by Heddle {by}, this is {_PACKED_BY}: save plain storage instead")
             order, *gated = _of_text(state_dict[prefix + "packed_as"]).split(" ")
             if bool(gated) != (self.activation == "swiglu"):
                 raise ValueError(f"weights were packed {'for' if gated else 'without'} swiglu, and the layer's activation is "

@@ -1,12 +1,14 @@
 """heddle.nn.Linear: against torch on its weights, its state, what it refuses."""
 
 import copy
+import hashlib
 import io
 
 import heddle
 import pytest
 import torch
 from heddle import lowbit, nn
+from heddle._nn_linear import _PACKED_BY
 from nn_kit import relative, tensor
 from torch.nn import functional as F
 
@@ -148,6 +150,7 @@ def test_packed_alone():
         assert torch.equal(other(x), y) and other.quantized().format == "nvfp4"
     for wrong, match in [
         ({"packed_by": text("0.0.1")}, "packed by Heddle 0.0.1, this is"),
+        ({"packed_by": text(heddle._heddle.version())}, r"packed by Heddle [\d.]+, this is [\d.]+, layout \d+: save plain storage instead"),
         ({"packed_as": text("rows16 gated")}, "packed for swiglu, and the layer's activation is 'none'"),
         ({"packed_as": text("rows17")}, "order is 'rows17'"),
         ({"packed": state["packed"][1:]}, r"packed weights are \[\d+\]: they must be"),
@@ -158,13 +161,47 @@ def test_packed_alone():
         assert layer.format is None and layer.weight is not None  # as it was
 
 
+LAYOUT = {
+    "rows16": {
+        "nvfp4": "3f473a80406fe5d2", "mxfp4": "c03034e1c6126c62", "e2m1_row": "85da2b4bfafa0c8f",
+        "nf4": "ff322debd26215a3", "fp4_bnb": "aaf036e11b12ac14", "int4_g32": "08ff37ce2e2aec83",
+        "int4_g64": "80a70634ac48a844", "int4_g128": "56dd8a5bc9120679", "int4_g32_zp": "202d2c5fad874030",
+        "int4_g64_zp": "514143232364334d", "int4_g128_zp": "63d3f0bcc865dcce", "int8_row": "6d488f898e7be707",
+        "fp8_row": "70f976c7db3f6b6b",
+    },
+    "fragments16": {
+        "nvfp4": "134c60bfebd83aa2", "mxfp4": "706a306fd2fbe533", "e2m1_row": "06e5f894723b8d84",
+        "nf4": "ca24923bd21ca12e", "fp4_bnb": "3d1b6a014ea3dab1", "int4_g32": "7aed656fa8e6ecee",
+        "int4_g64": "a8c9d6147dcce946", "int4_g128": "7b4568846986c931", "int4_g32_zp": "2e238e6f6c78d4f8",
+        "int4_g64_zp": "1efe1aae8f2a053b", "int4_g128_zp": "1d1d5c8a6cfb216c", "int8_row": "222bc25c656d4f3d",
+        "fp8_row": "49e356b957c77352",
+    },
+    "fragments8": {
+        "nvfp4": "2030ece063b61de9", "mxfp4": "aba1178ab84bdc34", "e2m1_row": "39171a9a1a9f675a",
+    },
+}
+
+
+@pytest.mark.parametrize("order", LAYOUT)
+def test_packed_bytes_are_those_of_the_layout(order):
+    """Where this fails, packed bytes mean something else: _PACKED_BY needs the next layout number, and this the new sums."""
+    weights = ((torch.arange(96 * 256) * 37 % 101 - 50) / 16.0).reshape(96, 256)
+    found = {}
+    for format in LAYOUT[order]:
+        matrix = lowbit.quantize(weights, format)
+        packed = torch.empty(heddle._heddle.lowbit_packed_bytes(format, 96, 256, False, order), dtype=torch.uint8)
+        heddle._heddle.lowbit_pack(matrix._parts(), False, order, packed)
+        found[format] = hashlib.sha256(packed.numpy().tobytes()).hexdigest()[:16]
+    assert found == LAYOUT[order]
+
+
 def test_weights_packed_for_a_gpu_wait_for_one():
     """A state of a layer that dropped plain storage on a GPU, read where there is none."""
     matrix = lowbit.quantize(tensor(32, 64), "nvfp4")
     packed = torch.empty(heddle._heddle.lowbit_packed_bytes("nvfp4", 32, 64, True, "fragments16"), dtype=torch.uint8)
     heddle._heddle.lowbit_pack(matrix._parts(), True, "fragments16", packed)
     state = {
-        "format_name": text("nvfp4"), "packed": packed, "packed_by": text(heddle._heddle.version()),
+        "format_name": text("nvfp4"), "packed": packed, "packed_by": text(_PACKED_BY),
         "packed_as": text("fragments16 gated"),
     }  # fmt: skip
     layer = nn.Linear(64, 32, bias=False, activation="swiglu")
