@@ -28,9 +28,9 @@ set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${heddle_code
 file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attention_decode/inst/*_e4m3_*.cu)
 set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS
   "${heddle_code_sm80};-gencode=arch=compute_89,code=[sm_89,compute_89]")
-# From sm_89 on, one rounds to it.
+# From sm_89 on, one rounds to it; on Hopper launches overlap, which takes code of compute_90.
 set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/cuda/any/linear/inst/rows_e4m3.cu PROPERTIES COMPILE_OPTIONS
-  "-gencode=arch=compute_89,code=[sm_89,sm_90,compute_89]")
+  "-gencode=arch=compute_89,code=[sm_89,compute_89];-gencode=arch=compute_90,code=sm_90")
 target_compile_options(heddle PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall>)
 # A quarter of the size. A kernel is unpacked when it is first called.
 include(CheckCompilerFlag)

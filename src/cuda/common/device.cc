@@ -1,7 +1,9 @@
 #include "cuda/common/device.h"
 
 #include <array>
+#include <map>
 #include <mutex>
+#include <utility>
 
 #include "core/check.h"
 #include "cuda/backend.h"
@@ -42,6 +44,16 @@ const DeviceProperties& current_device() {
   static std::array<std::once_flag, kMaxDevices> once;
   std::call_once(once[ordinal], [&] { devices[ordinal] = read(ordinal); });
   return devices[ordinal];
+}
+
+bool can_wait_for_previous_grid(const void* kernel) {
+  constexpr int kFirst = 90;
+  thread_local std::map<std::pair<int, const void*>, bool> known;
+  const std::pair key(current_device().ordinal, kernel);
+  if (const auto at = known.find(key); at != known.end()) return at->second;
+  cudaFuncAttributes attributes{};
+  check(cudaFuncGetAttributes(&attributes, kernel), "function attributes");
+  return known[key] = attributes.ptxVersion >= kFirst;
 }
 
 void check(cudaError_t status, std::string_view what) {

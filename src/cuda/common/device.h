@@ -24,6 +24,11 @@ struct DeviceProperties {
 // Of the current device, asked once for each. major is 0 if there is no usable GPU; nothing is thrown then.
 const DeviceProperties& current_device();
 
+// Whether the code that the current device runs of a kernel can wait for the grid before it: code of compute_90 and
+// later. That of an older architecture has no such instruction (overlap.cuh), and a newer GPU runs it all the same.
+// Asked once by each thread, for each device.
+bool can_wait_for_previous_grid(const void* kernel);
+
 // Throws RuntimeError "[what] CUDA: ..." unless `status` is success.
 void check(cudaError_t status, std::string_view what);
 

@@ -13,7 +13,7 @@ struct Grid {
   unsigned blocks, threads;
   std::size_t shared_bytes = 0;  // dynamic
   unsigned cluster = 1;          // blocks that share a part of the chip, and read each other's shared memory
-  bool overlaps = false;         // it may start while the grid before it ends, and waits for that one's results itself
+  bool overlaps = false;  // it may start while the grid before it ends, if its code then waits for that one's results
 };
 
 // The grid as the runtime wants it, and the kernel made ready for it.
@@ -29,7 +29,7 @@ struct PreparedLaunch {
     config.dynamicSmemBytes = grid.shared_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    if (grid.overlaps) {
+    if (grid.overlaps && can_wait_for_previous_grid(reinterpret_cast<const void*>(kernel))) {
       cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
       attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -1,5 +1,6 @@
-// Grids of one call that follow each other on a stream, each starting while the one before it ends (programmatic
-// dependent launch, Grid::overlaps). Code for GPUs before Hopper has none of it: there the stream orders them.
+// Grids that follow each other on a stream, each starting while the one before it ends (programmatic dependent launch,
+// Grid::overlaps). Code of architectures before Hopper has none of it, on whatever GPU it runs: start() lets the stream
+// order such kernels.
 #pragma once
 
 #include "cuda/common/ptx/barrier.cuh"

@@ -10,10 +10,8 @@ namespace heddle::cuda::sm80::attention_bwd {
 
 constexpr const char* kOperation = "attention_backward";
 
-// Code for Hopper waits for the grid before it itself: that of the rows, if there are any; not for what clears turns.
-inline bool overlaps(const Params& params) {
-  return current_device().major == 9 && params.ticket == nullptr && params.scores.problem.q_rows > 0;
-}
+// Each waits for the grid before it itself: that of the rows, if there are any; not for what clears turns.
+inline bool overlaps(const Params& params) { return params.ticket == nullptr && params.scores.problem.q_rows > 0; }
 
 template <class C>
 void launch(const Params& params, cudaStream_t stream) {
