@@ -43,6 +43,10 @@ GRADIENTS = [
     ("deterministic, grouped heads 64/8, D 128, causal, S 4096", "backward deterministic gqa "),
 ]  # fmt: skip
 
+LINEAR = [*((f"nvfp4, {n} x 8192", f"linear w4a16 nvfp4 {n}x8192") for n in (8192, 28672)),
+          *((f"mxfp4 times x in e4m3, {n} x 8192", f"linear w4a8 mxfp4 {n}x8192") for n in (8192, 28672))]  # fmt: skip
+ROWS_OF_X = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
+
 
 def span(values, form):
     low, high = form.format(min(values)), form.format(max(values))
@@ -104,6 +108,17 @@ def decoding(rows):
     return table(lines)
 
 
+def linear(rows):
+    lines = [["linear layers, µs (times cuBLAS in bfloat16)", *(f"M {m}" for m in ROWS_OF_X)]]
+    known = {row["name"]: row for row in rows}
+    for words, begin in LINEAR:
+        found = [known.get(f"{begin} M{m}") for m in ROWS_OF_X]
+        if any(found):
+            us = [0.0 if row is None else 1000 * statistics.mean(row["milliseconds"]["heddle"]) for row in found]
+            lines.append([words, *("" if row is None else f"{one:.{int(one < 100)}f} ({row['ratio']:.2f})" for one, row in zip(us, found))])
+    return table(lines) if len(lines) > 1 else ""
+
+
 def calls(rows):
     us = {row["name"]: 1e6 / row["rates"]["heddle"] for row in rows if row["name"].startswith("python call")}
     short = [value for name, value in us.items() if int(name.split("S")[1]) <= 512]
@@ -126,7 +141,7 @@ def main():
     text = (f"{c['gpu']}, driver {c['driver']}, CUDA {c['cuda']}, torch {c['torch']}, commit {c['commit']}, {c['date'][:10]}, bfloat16 where nothing "
             f"else is said; method and all rows are in [`{path.name}`](bench/results/{path.name}). Rivals: cuDNN and FlashAttention-2 as torch brings "
             f"them, in the same run; FlashAttention-3 from figures measured apart and scaled by a matrix product beside each.{other}\n\n")  # fmt: skip
-    parts = [rates(rows), gradients(rows), training(rows), decoding(rows), calls(rows)]
+    parts = [rates(rows), gradients(rows), training(rows), decoding(rows), calls(rows), linear(rows)]
     update(ROOT / "README.md", "measured gpu", text + "\n\n".join(part for part in parts if part), check=False)
 
 

@@ -58,7 +58,9 @@ struct PackedWeights {
   bool gated = false;                  // for swiglu, and for nothing else; N is even then
   Device device = Device::cpu;         // where data is: weights in an order for GPUs are packed on the CPU and copied
   WeightOrder order = WeightOrder::rows16;
-  TensorView data;  // u8 [bytes], aligned to 64 bytes
+  // u8 [bytes], aligned to 64 bytes. On a GPU a call's kernels begin to read it while those before them on the stream
+  // may still run: copies into it are waited for, kernels that write it are not unless they have ended.
+  TensorView data;
   // On a GPU, W besides in f16 or bf16, [N, K], contiguous, or not given: for calls with so many rows of x, of that
   // dtype, that 4 bits cannot win. 4 times the bytes of 4-bit codes.
   TensorView kept;

@@ -57,6 +57,7 @@ void LateInputs::add(const TensorView& tensor, int before) {
   auto* const to = static_cast<std::byte*>(tensor.data) + first * size;
   DeviceMemory from(static_cast<std::size_t>((last - first + 1) * size));
   check(cudaMemcpy(from.data(), to, from.bytes(), cudaMemcpyDeviceToDevice));
+  check(cudaStreamSynchronize(nullptr));  // such a copy waits for nobody, and start()'s stream not for it
   late_.push_back({to, std::move(from), before});
 }
 
