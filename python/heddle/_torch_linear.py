@@ -28,29 +28,29 @@ _LIBRARY.define(
 _BOTH_WAYS = ("cpu", "reference", "cublaslt")
 
 
-def _native_options(bias, residual, norm_weight, norm_bias, options):
-    activation, norm, eps, int8_x, batch_invariant, force = options[5:]
-    return (activation, bias, residual, norm, norm_weight, norm_bias, eps, int8_x, batch_invariant, force)
-
-
-def _result(x, options):
-    _, rows, columns, gated, _ = options[:5]
+def _result(x, rows, columns, gated):
     shape = x.shape
-    if len(shape) == 0 or shape[-1] != columns:
+    if not shape or shape[-1] != columns:
         raise ValueError(f"[linear_forward] x is {list(shape)} and weights have {columns} columns: x must be "
                          f"[..., {columns}]")  # fmt: skip
     return x.new_empty((*shape[:-1], rows // 2 if gated else rows))
 
 
 def _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, kept, *options):
-    return _result(x, options)
+    return _result(x, *options[1:4])
+
+
+def _run(x, bias, residual, norm_weight, norm_bias, weights, kept, options):
+    format, rows, columns, gated, order, activation, norm, eps, int8_x, batch_invariant, force = options
+    y = _result(x, rows, columns, gated)
+    packed = (format, rows, columns, gated, order, weights, kept)
+    items = (activation, bias, residual, norm, norm_weight, norm_bias, eps, int8_x, batch_invariant, force)
+    native(_heddle.linear_forward, x, packed, y, items)
+    return y
 
 
 def _forward(x, bias, residual, norm_weight, norm_bias, weights, kept, *options):
-    y = _result(x, options)
-    items = _native_options(bias, residual, norm_weight, norm_bias, options)
-    native(_heddle.linear_forward, x, (*options[:5], weights, kept), y, items)
-    return y
+    return _run(x, bias, residual, norm_weight, norm_bias, weights, kept, options)
 
 
 def _backward_fake(dy, x, bias, norm_weight, norm_bias, weights, kept, wanted, *options):
@@ -64,8 +64,9 @@ def _backward(dy, x, bias, norm_weight, norm_bias, weights, kept, wanted, *optio
     written = tuple(g if want else None for g, want in zip(gradients, wanted))
     if dy.stride(-1) != 1 or (dy.is_cuda and not dy.is_contiguous()):  # of a sum, say
         dy = dy.contiguous()
-    force = options[-1] if options[-1] in _BOTH_WAYS else ""
-    items = _native_options(bias, None, norm_weight, norm_bias, (*options[:-1], force))
+    activation, norm, eps, int8_x, batch_invariant, force = options[5:]
+    force = force if force in _BOTH_WAYS else ""
+    items = (activation, bias, None, norm, norm_weight, norm_bias, eps, int8_x, batch_invariant, force)
     native(_heddle.linear_backward, dy, x, (*options[:5], weights, kept), written, items)
     return gradients
 
@@ -154,4 +155,4 @@ def linear(x, bias, residual, norm_weight, norm_bias, weights, kept, options):
         x, bias, residual, norm_weight, norm_bias = (
             t if t is None else t.detach() for t in (x, bias, residual, norm_weight, norm_bias)
         )
-    return _forward(x, bias, residual, norm_weight, norm_bias, weights, kept, *options)
+    return _run(x, bias, residual, norm_weight, norm_bias, weights, kept, options)
