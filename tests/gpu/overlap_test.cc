@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <optional>
+#include <cmath>
+#include <string_view>
+#include <vector>
 
 #include "core/check.h"
 #include "gpu/device_backward.h"
