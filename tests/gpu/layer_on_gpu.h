@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "core/check.h"
@@ -12,6 +14,23 @@
 #include "kit/linear_layer.h"
 
 namespace heddle::kit {
+
+// A candidate, and a format that has a kernel of its own in it.
+struct Way {
+  const char *candidate, *format;
+  WeightOrder order = WeightOrder::fragments16;
+  bool int8_x = false;
+
+  // The case in that format, its K a multiple of the format's group.
+  LinearCase filled(LinearCase c) const {
+    c.format = format;
+    c.order = order;
+    c.int8_x = int8_x;
+    const std::int64_t group = std::max<std::int64_t>(lowbit::format_named(c.format).group, 1);
+    c.K = (c.K + group - 1) / group * group;
+    return c;
+  }
+};
 
 // A layer's tensors on the GPU. What the workspace held before must not matter.
 class LayerOnGpu {

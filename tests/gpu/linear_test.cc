@@ -14,21 +14,6 @@
 namespace heddle::kit {
 namespace {
 
-// A candidate, and a format that has a kernel of its own in it.
-struct Way {
-  const char* candidate;
-  const char* format;
-  WeightOrder order = WeightOrder::fragments16;
-
-  LinearCase filled(LinearCase c) const {
-    c.format = format;
-    c.order = order;
-    const std::int64_t group = std::max<std::int64_t>(lowbit::format_named(c.format).group, 1);
-    c.K = (c.K + group - 1) / group * group;
-    return c;
-  }
-};
-
 // Those that this GPU has.
 std::vector<Way> ways() {
   std::vector<Way> ways;

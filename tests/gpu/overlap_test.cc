@@ -15,19 +15,6 @@
 namespace heddle::kit {
 namespace {
 
-struct Way {
-  const char *candidate, *format;
-  WeightOrder order = WeightOrder::fragments16;
-  bool int8_x = false;
-
-  LinearCase filled(LinearCase c) const {
-    c.format = format;
-    c.order = order;
-    c.int8_x = int8_x;
-    return c;
-  }
-};
-
 std::vector<Way> ways() {
   std::vector<Way> ways = {{"sm80_linear", "int4_g128"},
                            {"sm80_gemv", "nvfp4"},
@@ -39,6 +26,18 @@ std::vector<Way> ways() {
     ways.push_back({"cublaslt_w8a8", "fp8_row", WeightOrder::matrix8});
   }
   return ways;
+}
+
+// Runs an attention's call with its inputs late: the result is what it gave with them there.
+template <class Case, class Call, class Outputs>
+void expect_waits(Case& at, const Call& call, const LateInputs& late, const Outputs& expected) {
+  const DeviceStream stream;
+  const DeviceMemory memory(call.workspace(), 0xFF);
+  at.poison();
+  late.start(stream);
+  call.launch(stream, memory);
+  stream.synchronize();
+  EXPECT_TRUE(same_bits(at.read(), expected));
 }
 
 TEST(GpuOverlap, LinearLayersWaitForInputs) {
@@ -140,13 +139,7 @@ TEST(GpuOverlap, AttentionWaitsForInputs) {
       for (const TensorView& x : {at.call.q, at.call.k, at.call.v, o.bias, o.q_scale, o.k_scale, o.v_scale})
         late.add(x);
       for (const TensorView& x : {o.mask, o.seqused_q, o.seqused_k}) late.add(x, 0);
-      const DeviceStream stream;
-      const DeviceMemory memory(at.call.workspace(), 0xFF);
-      at.poison();
-      late.start(stream);
-      at.call.launch(stream, memory);
-      stream.synchronize();
-      EXPECT_TRUE(same_bits(at.read(), expected));
+      expect_waits(at, at.call, late, expected);
     }
   }
 }
@@ -170,13 +163,7 @@ TEST(GpuOverlap, AttentionBackwardWaitsForInputs) {
            {forward.q, forward.k, forward.v, forward.o, forward.lse, at.call.d_o, at.call.d_lse}) {
         late.add(x);
       }
-      const DeviceStream stream;
-      const DeviceMemory memory(at.call.workspace(), 0xFF);
-      at.poison();
-      late.start(stream);
-      at.call.launch(stream, memory);
-      stream.synchronize();
-      EXPECT_TRUE(same_bits(at.read(), expected));
+      expect_waits(at, at.call, late, expected);
     }
   }
 }
