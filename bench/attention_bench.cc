@@ -7,10 +7,10 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <functional>
 #include <memory>
 
+#include "core/json.h"
 #include "heddle/heddle.h"
 #include "kit/case_data.h"
 #include "problem.h"
@@ -19,7 +19,7 @@
 namespace {
 
 using heddle::Pass;
-using heddle::cli::Json;
+using Json = nlohmann::json;
 using heddle::cli::ProblemFlags;
 using heddle::cli::ProblemTensors;
 
@@ -169,9 +169,8 @@ void add_case(const heddle::kit::AttentionCase& spec, Pass pass) {
 void add_all() {
   const char* other = std::getenv("HEDDLE_BENCH_SHAPES");
   const std::string path = other != nullptr ? other : HEDDLE_BENCH_SHAPES;
-  std::ifstream file(path);
-  if (!file) throw heddle::RuntimeError(path + " cannot be read");
-  const Json shapes = Json::parse(file);
+  const Json shapes = heddle::read_json("heddle_bench", path, heddle::kMaxConfigBytes);
+  if (!shapes.is_object()) throw heddle::Error(path + " is not a JSON object");
   for (const Json& group : shapes.at("groups")) add_group(group);
   for (const heddle::kit::AttentionCase& spec : heddle::kit::attention_cases()) {
     if (spec.purpose != heddle::kit::Purpose::round && spec.purpose != heddle::kit::Purpose::decode) continue;

@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <set>
 #include <utility>
 
-#include <nlohmann/json.hpp>
-
 #include "core/check.h"
+#include "core/json.h"
 #include "core/overlap.h"
 #include "model/checkpoint_layouts.h"
 #include "model/in_quotes.h"
@@ -71,18 +69,20 @@ FindTensor finder(const std::vector<SafeTensors>& files, const FileOf& file_of) 
   };
 }
 
-// 1 or 2; 0 if the folder has no file that says it.
+// 1 or 2; 0 if the folder has no file that says it. Most layers need none, so one that is no JSON object or cannot be
+// read is as good as none.
 int gptq_version_of(const fs::path& folder) {
   const std::pair<const char*, const char*> places[] = {{"config.json", "quantization_config"},
                                                         {"quantize_config.json", nullptr}};
   for (const auto& [file, field] : places) {
-    std::ifstream in(folder / file, std::ios::binary);
-    if (!in) continue;
-    json config = json::parse(in, nullptr, false);
-    if (field != nullptr) {
-      if (!config.is_object() || !config.contains(field)) continue;
-      config = json(config[field]);
+    json whole;
+    try {
+      whole = read_json("checkpoint", (folder / file).string(), kMaxConfigBytes);
+    } catch (const RuntimeError&) {
+      continue;
     }
+    if (!whole.is_object() || (field != nullptr && !whole.contains(field))) continue;
+    const json& config = field != nullptr ? whole[field] : whole;
     if (!config.is_object()) continue;
     const std::string method = string_of(config, "quant_method"), format = string_of(config, "checkpoint_format");
     if (method != "gptq" && !(method.empty() && config.contains("bits"))) continue;

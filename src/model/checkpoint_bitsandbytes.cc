@@ -2,8 +2,7 @@
 #include <cmath>
 #include <limits>
 
-#include <nlohmann/json.hpp>
-
+#include "core/json.h"
 #include "model/checkpoint_reader.h"
 
 namespace heddle::lowbit {
@@ -59,7 +58,7 @@ void read_bitsandbytes(LayerReader& r) {
   r.check.require(state.entry->bytes <= kMaxState, state.where, " has ", state.entry->bytes,
                   " bytes: at most 65536 are read");
   const auto* characters = reinterpret_cast<const char*>(state.bytes());
-  const json fields = json::parse(characters, characters + state.entry->bytes, nullptr, false);
+  const json fields = parse_json("checkpoint", state.where, {characters, state.entry->bytes});
   r.check.require(fields.is_object(), state.where, " is not a JSON object");
   const json quant_type = fields.value("quant_type", json());
   r.check.require(quant_type == type, state.where, ": quant_type is ", in_quotes(dumped(quant_type)), ": it must be ",

@@ -1,16 +1,12 @@
 #include "model/encoder_weights.h"
 
 #include <bit>
-#include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <set>
-
-#include <nlohmann/json.hpp>
 
 #include "core/check.h"
 #include "core/dtypes.h"
+#include "core/json.h"
 #include "cuda/model.h"
 #include "heddle/safetensors.h"
 #include "model/in_quotes.h"
@@ -24,18 +20,9 @@ using nlohmann::json;
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 24;
 constexpr std::int64_t kMaxHeadSize = 256;
 
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw RuntimeError(text("[encoder] cannot open ", path, ": ", std::strerror(errno)));
-  std::string content(std::istreambuf_iterator<char>(file), {});
-  if (file.bad()) throw RuntimeError(text("[encoder] cannot read ", path));
-  return content;
-}
-
 class ConfigFile {
  public:
-  explicit ConfigFile(const std::string& path)
-      : path_(path), root_(json::parse(read_text(path), nullptr, /*allow_exceptions=*/false)) {
+  explicit ConfigFile(const std::string& path) : path_(path), root_(read_json("encoder", path, kMaxConfigBytes)) {
     check_.require(root_.is_object(), path_, " is not a JSON object");
   }
 

@@ -6,14 +6,11 @@
 #include <optional>
 #include <utility>
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "core/files.h"
+#include "core/json.h"
 #include "model/in_quotes.h"
 
 namespace heddle {
@@ -21,7 +18,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::uint64_t kMaxHeader = 100'000'000;
 constexpr std::size_t kMaxName = 1024;
 constexpr const char* kMetadata = "__metadata__";
 
@@ -230,13 +226,6 @@ void check_cover(const Check& check, const std::string& source,
   check.require(covered == size, source, ": bytes ", covered, " to ", size, " of the data section belong to no tensor");
 }
 
-struct FileDescriptor {
-  int fd;
-  ~FileDescriptor() {
-    if (fd >= 0) ::close(fd);
-  }
-};
-
 }  // namespace
 
 SafeTensors SafeTensors::read(const void* bytes, std::size_t size, const std::string& source) {
@@ -244,8 +233,8 @@ SafeTensors SafeTensors::read(const void* bytes, std::size_t size, const std::st
   check.require(size >= 8, source, " has ", size, " bytes: the header's length alone takes 8");
   const auto* begin = static_cast<const std::byte*>(bytes);
   const std::uint64_t length = read_length(begin);
-  check.require(length <= kMaxHeader, source, ": the header's length is ", length, " bytes: at most ", kMaxHeader,
-                " are allowed");
+  check.require(length <= kMaxIndexBytes, source, ": the header's length is ", length, " bytes: at most ",
+                kMaxIndexBytes, " are allowed");
   check.require(length <= size - 8, source, ": the header's length is ", length, " bytes: only ", size - 8,
                 " follow it");
   const auto* header = reinterpret_cast<const char*>(begin + 8);
@@ -254,6 +243,7 @@ SafeTensors SafeTensors::read(const void* bytes, std::size_t size, const std::st
   // The JSON lexer takes a zero byte for the end of its input.
   check.require(std::memchr(header, 0, length) == nullptr, source, ": the header holds a zero byte");
 
+  require_shallow_json("safetensors", source + ": the header", {header, length});
   HeaderReader reader;
   if (!json::sax_parse(header, header + length, &reader))
     throw Error(text("[safetensors] ", source, ": ", reader.failure));
@@ -273,16 +263,10 @@ SafeTensors SafeTensors::read(const void* bytes, std::size_t size, const std::st
 SafeTensors SafeTensors::parse(const void* data, std::size_t bytes) { return read(data, bytes, "bytes in memory"); }
 
 SafeTensors SafeTensors::open(const std::string& path) {
-  const FileDescriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-  if (file.fd < 0) throw RuntimeError(text("[safetensors] cannot open ", path, ": ", std::strerror(errno)));
-  struct stat status {};
-  if (::fstat(file.fd, &status) != 0) {
-    throw RuntimeError(text("[safetensors] cannot read ", path, ": ", std::strerror(errno)));
-  }
-  if (!S_ISREG(status.st_mode)) throw RuntimeError(text("[safetensors] ", path, " is not a regular file"));
-  const auto size = static_cast<std::size_t>(status.st_size);
+  const RegularFile file("safetensors", path);
+  const std::size_t size = file.size();
   if (size == 0) return read(nullptr, 0, path);
-  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd, 0);
+  void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.fd(), 0);
   if (address == MAP_FAILED) throw RuntimeError(text("[safetensors] cannot map ", path, ": ", std::strerror(errno)));
   const std::shared_ptr<const void> mapping(address, [size](const void* p) { ::munmap(const_cast<void*>(p), size); });
   SafeTensors result = read(address, size, path);

@@ -9,11 +9,14 @@
 #include "heddle/checkpoint.h"
 #include "heddle/error.h"
 #include "unit/checkpoint_files.h"
+#include "unit/deep_json.h"
 
 namespace heddle::lowbit {
 namespace {
 
 using namespace test;
+using heddle::test::nested_arrays;
+using heddle::test::nested_objects;
 
 template <class Value>
 std::function<void(FileBytes&)> put(const std::string& name, std::int64_t index, Value value) {
@@ -169,7 +172,11 @@ std::vector<Refused> refused_layers() {
       {"bnb_absmax_infinite", nf4, put<float>("l.weight.absmax", 4, INFINITY), "row 1, group 1, is inf", true},
       {"bnb_codes", nf4, replace("l.weight", "U8", {479, 1}, 479), "has 479 bytes: [N, K] = [5, 192] needs 480"},
       {"bnb_json", nf4, state("{"), "is not a JSON object"},
-      {"bnb_json_array", nf4, state(std::string(60000, '[')), "is not a JSON object"},
+      {"bnb_json_array", nf4, state(std::string(60000, '[')), "nests arrays and objects more than 64 deep, at byte 64"},
+      {"bnb_json_deep", nf4, state(R"({"shape":)" + nested_arrays(32000) + "}"),
+       "'l.weight.quant_state.bitsandbytes__nf4' nests arrays and objects more than 64 deep"},
+      {"bnb_json_deep_objects", nf4, state(nested_objects(10000)), "more than 64 deep"},
+      {"bnb_json_deep_and_long", nf4, state(nested_arrays()), "at most 65536 are read"},
       {"bnb_json_long", nf4, state(std::string(65537, ' ')), "at most 65536"},
       {"bnb_type", nf4, state(R"({"quant_type":"fp4"})"), "it must be nf4, as the tensor's name says"},
       {"bnb_shape", nf4, state(R"({"quant_type":"nf4","shape":[960]})"), "shape is '[960]': it must be [N, K]"},

@@ -12,6 +12,7 @@
 #include "heddle/error.h"
 #include "kit/messages.h"
 #include "unit/checkpoint_files.h"
+#include "unit/deep_json.h"
 
 namespace heddle::lowbit {
 namespace {
@@ -324,6 +325,21 @@ TEST(Checkpoint, TheVersionOfGptqComesFromTheConfiguration) {
       EXPECT_THROW(checkpoint.layer("l"), Error);
     } else {
       expect_holds<std::uint16_t>(loaded(checkpoint, "l"), m, true);
+    }
+  }
+}
+
+TEST(Checkpoint, AConfigurationThatIsNestedDeepIsRefused) {
+  const std::string arrays = heddle::test::nested_arrays(), objects = heddle::test::nested_objects();
+  for (const std::string& content :
+       {arrays, objects, R"({"quantization_config":)" + arrays + "}", R"({"quantization_config":)" + objects + "}"}) {
+    for (const char* name : {"config.json", "quantize_config.json"}) {
+      const Folder folder;
+      folder.write("m.safetensors", gptq(int4_matrix(), 1).bytes());
+      folder.write(name, content);
+      kit::expect_message(
+          [&] { Checkpoint::open({folder.path("m.safetensors")}); },
+          "[checkpoint] " + folder.path(name) + " nests arrays and objects more than 64 deep, at byte ");
     }
   }
 }

@@ -14,6 +14,7 @@
 #include "heddle/runtime.h"
 #include "heddle/transformer.h"
 #include "kit/device_mirror.h"
+#include "unit/deep_json.h"
 #include "unit/encoder_model.h"
 #include "unit/model_files.h"
 #include "unit/plain_encoder.h"
@@ -23,6 +24,8 @@ namespace {
 
 using test::max_error;
 using test::ModelFolder;
+using test::nested_arrays;
+using test::nested_objects;
 using test::PlainEncoder;
 using test::Rows;
 
@@ -297,6 +300,14 @@ TEST(EncoderErrors, FilesAndOptions) {
   expect_message<RuntimeError>([&] { Encoder::load(folder.path()); }, {folder.path() + "/model.safetensors"});
   std::ofstream(folder.path() + "/config.json") << "{";
   expect_message([&] { Encoder::load(folder.path()); }, {"config.json is not a JSON object"});
+  for (const std::string& content : {nested_arrays(), nested_objects(), R"({"model_type":)" + nested_arrays() + "}"}) {
+    std::ofstream(folder.path() + "/config.json") << content;
+    expect_message(
+        [&] { Encoder::load(folder.path()); },
+        {"[encoder] " + folder.path() + "/config.json nests arrays and objects more than 64 deep, at byte "});
+  }
+  std::filesystem::resize_file(folder.path() + "/config.json", (16 << 20) + 1);
+  expect_message([&] { Encoder::load(folder.path()); }, {"config.json has 16777217 bytes: at most 16777216 are read"});
   expect_message([&] { Encoder::load(folder.path(), {DType::f16, ""}); }, {"dtype is float16"});
   expect_message([&] { Encoder::load(folder.path(), {DType::f32, "fast"}); }, {"method is 'fast'"});
 }

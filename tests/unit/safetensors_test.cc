@@ -8,9 +8,11 @@
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "heddle/error.h"
+#include "unit/deep_json.h"
 
 namespace heddle {
 namespace {
@@ -213,7 +215,14 @@ std::vector<Hostile> hostile_files() {
       {"empty_name", file_bytes(R"({"":)" + entry + "}", 4), "a tensor's name has 0 bytes"},
       {"long_name", file_bytes("{\"" + std::string(1025, 'x') + "\":" + entry + "}", 4),
        "a tensor's name has 1025 bytes"},
-      {"deep_nesting", file_bytes("{\"a\":" + std::string(100'000, '['), 0), "'a' is an array"},
+      {"nested_arrays", file_bytes("{\"a\":" + test::nested_arrays() + "}", 0),
+       ": the header nests arrays and objects more than 64 deep, at byte 68"},
+      {"nested_objects", file_bytes(test::nested_objects(), 0), "more than 64 deep, at byte 320"},
+      {"nested_in_metadata", file_bytes(R"({"__metadata__":{"k":)" + test::nested_arrays() + "}}", 0),
+       "more than 64 deep"},
+      {"nested_metadata", file_bytes(R"({"__metadata__":)" + test::nested_objects() + "}", 0), "more than 64 deep"},
+      {"nested_shape_deep", file_bytes(one("U8", test::nested_arrays(), "[0,4]"), 4), "more than 64 deep"},
+      {"unclosed", file_bytes("{\"a\":" + std::string(100'000, '['), 0), "more than 64 deep"},
       {"control_characters", file_bytes(R"({"a\n\u001b":[]})", 0),
        "'a?"
        "?' is an array"},
@@ -251,6 +260,10 @@ TEST(SafeTensors, RefusesViewsItCannotGive) {
 TEST(SafeTensors, FilesThatCannotBeReadAreRuntimeErrors) {
   EXPECT_THROW(SafeTensors::open("/nonexistent/model.safetensors"), RuntimeError);
   EXPECT_THROW(SafeTensors::open(std::filesystem::temp_directory_path().string()), RuntimeError);
+  const TemporaryFile pipe("");
+  std::filesystem::remove(pipe.path());
+  ASSERT_EQ(::mkfifo(pipe.path().c_str(), 0600), 0);
+  EXPECT_THROW(SafeTensors::open(pipe.path()), RuntimeError);  // and does not wait for one who writes
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "cuda/common/tuning.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -10,6 +11,7 @@
 
 #include "core/check.h"
 #include "heddle/error.h"
+#include "unit/deep_json.h"
 
 namespace heddle::cuda {
 namespace {
@@ -74,6 +76,9 @@ TEST_F(Tuning, MissingOrEmptyFile) {
   }
   EXPECT_EQ(refusal(""), unreadable);
   EXPECT_THROW(read_tuning(::testing::TempDir(), measured_costs()), Error);  // a folder
+  std::remove(path.c_str());
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_THROW(read_tuning(path, measured_costs()), Error);
 }
 
 TEST_F(Tuning, WhatIsNoJson) {
@@ -103,6 +108,15 @@ TEST_F(Tuning, UnknownAndMissingKeys) {
   EXPECT_EQ(refusal("{\"kernels\": {\n\"sm80 f32\": {\n\"flop\": 1e12\n}}}"),
             "line 3: 'flop' of 'sm80 f32' is unknown: it must be fixed, flops or bytes");
   EXPECT_EQ(refusal("{\"kernels\": {\n\"sm80 f32\": {},\n\"sm80 f32\": {}\n}}"), "line 3: 'sm80 f32' is given twice");
+}
+
+TEST_F(Tuning, NestedDeep) {
+  using heddle::test::nested_arrays, heddle::test::nested_objects;
+  const std::string rule = "arrays and objects are nested more than 64 deep";
+  EXPECT_EQ(refusal(nested_arrays()), "line 1: " + rule);
+  EXPECT_EQ(refusal(nested_objects()), "line 1: " + rule);
+  EXPECT_EQ(refusal("{\n\"kernels\":\n" + nested_arrays() + "}"), "line 3: " + rule);
+  EXPECT_EQ(refusal("{\n\"kernels\": {\"sm80 f32\": {\n\"flops\":" + nested_objects() + "}}}"), "line 3: " + rule);
 }
 
 TEST_F(Tuning, BadNumbers) {

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <fstream>
 #include <iterator>
 #include <map>
-#include <nlohmann/json.hpp>
-#include <sstream>
 #include <vector>
 
 #include "core/check.h"
+#include "core/files.h"
+#include "core/json.h"
 
 namespace heddle::cuda {
 namespace {
@@ -47,11 +46,16 @@ class Reader {
 class TuningFile {
  public:
   explicit TuningFile(const std::string& path) : path_(path) {
-    std::ostringstream content;
-    content << std::ifstream(path).rdbuf();  // fails, and does not throw, where nothing can be read: a folder too
-    text_ = content.str();
-    if (!content || text_.empty()) refuse("there is no such file that can be read, or it is empty");
+    try {
+      text_ = read_file("heddle", path, kMaxConfigBytes);
+    } catch (const RuntimeError&) {  // there is none, or it is a folder or a pipe
+    }
+    if (text_.empty()) refuse("there is no such file that can be read, or it is empty");
     last_ = text_.data();
+    if (const std::size_t at = json_too_deep_at(text_); at != std::string::npos) {
+      last_ += at;
+      refuse_at_line(line(), text("arrays and objects are nested more than ", kMaxJsonDepth, " deep"));
+    }
     parse();
   }
 
