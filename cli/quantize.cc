@@ -5,7 +5,6 @@
 #include <cmath>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <list>
 #include <memory>
@@ -68,7 +67,7 @@ std::string stem_of(const std::string& input) {
 
 // What transformers' from_pretrained needs to know of the folder, or cannot do with it: docs/quantize.md, "What others
 // read".
-std::vector<std::string> loading_limits(const lowbit::QuantizeReport& report, const std::string& target) {
+std::vector<std::string> loading_limits(const lowbit::QuantizeReport& report) {
   std::string zero_points, floats;
   for (const lowbit::LayerReport& r : report.layers) {
     if (r.format.ends_with("_zp")) zero_points = r.format;
@@ -80,15 +79,9 @@ std::vector<std::string> loading_limits(const lowbit::QuantizeReport& report, co
                      ": from_pretrained refuses its zero points (\"size mismatch\"); compressed-tensors' "
                      "decoder of a layer and heddle.lowbit.load read them");
   }
-  std::ifstream file(fs::path(target) / "config.json");
-  const Json config = Json::parse(file, nullptr, false);
-  std::string dtype;
-  for (const char* key : {"torch_dtype", "dtype"}) {
-    if (config.is_object() && config.contains(key) && config[key].is_string()) dtype = config[key];
-  }
-  if (!floats.empty() && dtype != "bfloat16") {
+  if (!floats.empty() && report.dtype != "bfloat16") {
     limits.push_back(floats + ": decoded to bfloat16 whatever the model is in, which is " +
-                     (dtype.empty() ? "not said" : dtype) + ": load with dtype=torch.bfloat16");
+                     (report.dtype.empty() ? "not said" : report.dtype) + ": load with dtype=torch.bfloat16");
   }
   return limits;
 }
@@ -164,7 +157,7 @@ struct QuantizeVerb {
               << report.layers.size() << " layers changed, " << report.kept.size() << " 2-D weights kept; all tensors "
               << bytes_text(before) << " -> " << bytes_text(after) << " (" << fixed(100 * after / before, 1)
               << " %)\nwritten to " << target << '\n';
-    for (const std::string& limit : loading_limits(report, target)) std::cout << limit << '\n';
+    for (const std::string& limit : loading_limits(report)) std::cout << limit << '\n';
   }
 
   // Most of a mixture of experts, where its file has them in one tensor.
@@ -210,7 +203,7 @@ struct QuantizeVerb {
           {{"name", tensor.name}, {"file", tensor.file}, {"shape", tensor.shape}, {"bytes", tensor.bytes}});
     }
     out["files"] = report.files;
-    out["loading_limits"] = loading_limits(report, target);
+    out["loading_limits"] = loading_limits(report);
     out["quantization_config"] = Json::parse(report.quantization_config);
     std::cout << out.dump(2) << '\n';
   }

@@ -137,6 +137,7 @@ struct QuantizeReport {
   std::vector<std::string> files;                 // in the output folder
   std::size_t bytes_before = 0, bytes_after = 0;  // of all tensors
   std::string quantization_config;                // JSON, as in the output's config.json
+  std::string dtype;                              // the model's, as config.json says; "" where it does not
 };
 
 // Whether a weight of this name, less ".weight", is a linear layer of a Transformer: it lies in a numbered layer, and
@@ -145,11 +146,13 @@ bool linear_layer(const std::string& name);
 
 // Quantises the 2-D weights of a checkpoint and writes the result as a folder that Hugging Face's tools load and this
 // file's Checkpoint reads back to the bit. `input`: a safetensors file, or a folder of them with or without an index;
-// `output` must not exist. One tensor at a time is in memory. Layers whose products run as one (q, k and v; gate and
-// up) share an nvfp4 global scale. Throws Error naming file and tensor for a layer whose K is no multiple of the group,
-// that is not floating point or holds a NaN or an infinity, for formats without a layout (e2m1_row) or whose layouts
-// exclude each other, for a checkpoint that is quantised already; RuntimeError where a file cannot be read or written.
-// Nothing is left written then: the folder is written under another name beside `output` and renamed at the end.
+// `output` must not exist. Files that are links are read through and written under their own names; links to folders,
+// pipes and devices among what belongs to the model are refused. One tensor at a time is in memory. Layers whose
+// products run as one (q, k and v; gate and up) share an nvfp4 global scale. Throws Error naming file and tensor for a
+// layer whose K is no multiple of the group, that is not floating point or holds a NaN or an infinity, for formats
+// without a layout (e2m1_row) or whose layouts exclude each other, for a checkpoint that is quantised already;
+// RuntimeError where a file cannot be read or written. Nothing is left written then: the folder is written under
+// another name beside `output` and renamed at the end.
 QuantizeReport quantize_checkpoint(const std::string& input, const std::string& output,
                                    const QuantizeCheckpointOptions& options = {}, const Runtime& runtime = {});
 

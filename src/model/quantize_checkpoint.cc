@@ -3,7 +3,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <fstream>
 #include <iterator>
 #include <limits>
 #include <optional>
@@ -26,7 +25,7 @@
 namespace heddle::lowbit {
 namespace {
 
-using nlohmann::ordered_json;
+using nlohmann::json;
 
 const Check kCheck("quantize_checkpoint");
 constexpr std::string_view kWeight = ".weight";
@@ -89,21 +88,24 @@ class Work {
     report_.bytes_after = total;
     std::sort(report_.layers.begin(), report_.layers.end(),
               [](const LayerReport& a, const LayerReport& b) { return a.name < b.name; });
-    const auto put = [&](const std::string& name, const std::string& content) {
-      std::filesystem::create_directories(std::filesystem::path(folder.file(name)).parent_path());
-      write_file(folder.file(name), content);
+    const auto put = [&](const std::string& name, const json& content) {
+      write_file(folder.file(name), content.dump(2) + "\n");
       report_.files.push_back(name);
     };
     if (!model_.index_name.empty()) {
-      ordered_json index = model_.index;
+      json index = model_.index;
       index["metadata"]["total_size"] = total;
       index["weight_map"] = file_of;
-      put(model_.index_name, index.dump(2) + "\n");
+      put(model_.index_name, index);
     }
-    ordered_json config = model_.config;
-    config["quantization_config"] = ordered_json::parse(report_.quantization_config);
-    put("config.json", config.dump(2) + "\n");
-    for (const std::string& name : model_.others) put(name, content_of(name));
+    json config = model_.config;
+    config["quantization_config"] = json::parse(report_.quantization_config);
+    put("config.json", config);
+    for (const std::string& name : model_.folders) folder.make_folder(name);
+    for (const std::string& name : model_.others) {
+      copy_file((model_.folder / name).string(), folder.file(name));
+      report_.files.push_back(name);
+    }
     folder.finish();
     return std::move(report_);
   }
@@ -143,7 +145,9 @@ class Work {
     kCheck.require(!formats.empty(), model_.folder.string(), " has no layer to quantise: no 2-D weight is a linear ",
                    "layer of a Transformer by its name, and no rule names one");
     // Which formats go together is checked here, before anything is written.
-    report_.quantization_config = quantization_config_of(formats, report_.kept, compute_dtype());
+    report_.dtype = dtype_of_config();
+    report_.quantization_config =
+        quantization_config_of(formats, report_.kept, report_.dtype.empty() ? "float32" : report_.dtype);
     layers_total_ = static_cast<std::size_t>(
         std::count_if(planned_.begin(), planned_.end(), [](const Planned& p) { return !p.layer.empty(); }));
   }
@@ -183,12 +187,12 @@ class Work {
     }
   }
 
-  std::string compute_dtype() const {
+  std::string dtype_of_config() const {
     for (const char* field : {"dtype", "torch_dtype"}) {
       const auto found = model_.config.find(field);
       if (found != model_.config.end() && found->is_string()) return found->get<std::string>();
     }
-    return "float32";
+    return "";
   }
 
   // The global scale of each nvfp4 layer, of those whose products run as one the same.
@@ -347,15 +351,6 @@ class Work {
     report.error.max = std::max(most, 0.0);
     writer.write(p.name, to, p.bytes_after);
     report_.layers.push_back(std::move(report));
-  }
-
-  std::string content_of(const std::string& name) const {
-    const std::string path = (model_.folder / name).string();
-    std::ifstream in(path, std::ios::binary);
-    if (!in) throw RuntimeError(text("[quantize_checkpoint] cannot open ", path, ": ", std::strerror(errno)));
-    std::string content(std::istreambuf_iterator<char>(in), {});
-    if (in.bad()) throw RuntimeError(text("[quantize_checkpoint] cannot read ", path));
-    return content;
   }
 
   const QuantizeCheckpointOptions& options_;

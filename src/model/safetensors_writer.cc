@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/check.h"
+#include "core/files.h"
 #include "model/in_quotes.h"
 
 namespace heddle {
@@ -24,6 +25,43 @@ std::size_t element_bytes(std::string_view dtype) {
   if (dtype.ends_with("32")) return 4;
   return dtype.ends_with("16") ? 2 : 1;
 }
+
+// A file that was not there, written from its beginning to its end.
+class NewFile {
+ public:
+  explicit NewFile(const std::string& path)
+      : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666)) {
+    if (fd_ < 0) fail();
+  }
+  ~NewFile() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  void write(const char* from, std::size_t bytes) {
+    while (bytes > 0) {
+      const ssize_t done = ::write(fd_, from, bytes);
+      if (done < 0 && errno == EINTR) continue;
+      if (done < 0) fail();
+      from += done;
+      bytes -= static_cast<std::size_t>(done);
+    }
+  }
+  void finish() {
+    if (::fsync(fd_) != 0) fail();
+    const int fd = std::exchange(fd_, -1);
+    if (::close(fd) != 0) fail();
+  }
+
+ private:
+  [[noreturn]] void fail() const {
+    throw RuntimeError(text("[safetensors] cannot write ", path_, ": ", std::strerror(errno)));
+  }
+
+  const std::string& path_;
+  int fd_;
+};
 
 }  // namespace
 
@@ -99,22 +137,24 @@ void SafeTensorsWriter::finish() {
 }
 
 void write_file(const std::string& path, const std::string& content) {
-  const auto fail = [&] { throw RuntimeError(text("[safetensors] cannot write ", path, ": ", std::strerror(errno))); };
-  const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (fd < 0) fail();
-  for (std::size_t at = 0; at < content.size();) {
-    const ssize_t done = ::write(fd, content.data() + at, content.size() - at);
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0) {
-      const int error = errno;
-      ::close(fd);
-      errno = error;
-      fail();
-    }
-    at += static_cast<std::size_t>(done);
+  NewFile file(path);
+  file.write(content.data(), content.size());
+  file.finish();
+}
+
+void copy_file(const std::string& from, const std::string& to) {
+  constexpr std::size_t kStep = 1 << 20;
+  const RegularFile source("safetensors", from);
+  NewFile file(to);
+  std::string piece(kStep, '\0');
+  while (true) {
+    const ssize_t got = ::read(source.fd(), piece.data(), piece.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw RuntimeError(text("[safetensors] cannot read ", from, ": ", std::strerror(errno)));
+    if (got == 0) break;
+    file.write(piece.data(), static_cast<std::size_t>(got));
   }
-  const bool synced = ::fsync(fd) == 0;
-  if (::close(fd) != 0 || !synced) fail();
+  file.finish();
 }
 
 }  // namespace heddle

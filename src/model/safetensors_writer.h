@@ -45,5 +45,7 @@ class SafeTensorsWriter {
 
 // A text or bytes into a new file, onto the disk; RuntimeError.
 void write_file(const std::string& path, const std::string& content);
+// A regular file, or what a link to one leads to, into a new file; RuntimeError.
+void copy_file(const std::string& from, const std::string& to);
 
 }  // namespace heddle

@@ -211,3 +211,57 @@ def test_experts_in_one_tensor_are_copied_and_told(tmp_path):
     assert report.copied_3d == [("model.layers.0.experts.down", "m.safetensors", (2, 8, K), 2 * 8 * K * 2)]
     held = safetensors_torch.load_file(tmp_path / "out" / report.files[0])
     assert torch.equal(held["model.layers.0.experts.down"], experts)
+
+
+def test_a_cached_model_of_sentence_transformers_comes_out_whole(tmp_path):
+    """As huggingface_hub keeps it: every file a link into blobs/, the modules' too. "2_Normalize" is an empty folder."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
+    plain = tmp_path / "plain"
+    transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(plain)
+    modules = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    listed = [{"path": path, "type": f"sentence_transformers.models.{name}"} for path, name in modules.items()]
+    (plain / "modules.json").write_text(json.dumps(listed))
+    (plain / "1_Pooling").mkdir()
+    (plain / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}))
+    for name in ("config_sentence_transformers.json", "sentence_bert_config.json", "tokenizer.json", "vocab.txt", "README.md"):
+        (plain / name).write_text(f"{name}\n")
+
+    repository = tmp_path / "hub" / "models--org--name"
+    snapshot, blobs = repository / "snapshots" / "0f5e1d", repository / "blobs"
+    blobs.mkdir(parents=True)
+    files = sorted(path.relative_to(plain) for path in plain.rglob("*") if path.is_file())
+    for number, name in enumerate(files):
+        (plain / name).rename(blobs / f"{number:064x}")
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        (snapshot / name).symlink_to("../" * (1 + len(name.parts)) + f"blobs/{number:064x}")
+    (snapshot / "2_Normalize").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+
+    report = lowbit.quantize_checkpoint(snapshot, tmp_path / "out", format="int8_row")
+    out = tmp_path / "out"
+    assert sorted(report.files) == [str(name) for name in files]
+    assert sorted(str(path.relative_to(out)) for path in out.rglob("*")) == sorted([*report.files, "1_Pooling", "2_Normalize"])
+    assert not any(path.is_symlink() for path in out.rglob("*"))
+    assert sorted(path for path in tmp_path.rglob("*") if out not in (path, *path.parents)) == before
+    for name in files:
+        if str(name) not in ("config.json", "model.safetensors"):
+            assert (out / name).read_bytes() == (snapshot / name).read_bytes()
+    for module in json.loads((out / "modules.json").read_text()):
+        assert (out / module["path"]).is_dir()
+    loaded = transformers.AutoModel.from_pretrained(out)
+    with torch.no_grad():
+        assert loaded(torch.arange(40).reshape(2, 20)).last_hidden_state.isfinite().all()
+
+
+def test_folders_that_lead_elsewhere(model, tmp_path):
+    folder, _ = model
+    (folder / "1_Pooling").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="1_Pooling is a link to a folder"):
+        lowbit.quantize_checkpoint(folder, tmp_path / "out")
+    (folder / "1_Pooling").unlink()
+    (folder / "config.json").write_text('{"labels":' + "[" * 300_000 + "]" * 300_000 + "}")
+    with pytest.raises(ValueError, match="config.json nests arrays and objects more than 64 deep"):
+        lowbit.quantize_checkpoint(folder, tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
