@@ -9,6 +9,7 @@ namespace heddle::fuzz {
 class Bytes {
  public:
   Bytes(const std::uint8_t* data, std::size_t size) : data_(data), size_(size) {}
+  bool empty() const { return at_ == size_; }
   std::uint8_t next() { return at_ < size_ ? data_[at_++] : 0; }
   // True once in `one_in` bytes; never for a zero byte.
   bool rarely(int one_in) { return next() % one_in == one_in - 1; }

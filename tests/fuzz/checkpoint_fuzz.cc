@@ -71,6 +71,10 @@ class BentFile {
         for (std::int64_t bends = bytes_.rarely(4) ? bytes_.below(4) : 0; bends > 0; --bends) {
           state[static_cast<std::size_t>(bytes_.next()) % state.size()] = static_cast<char>(bytes_.next());
         }
+        if (bytes_.rarely(8)) {  // once more, and deep
+          const auto depth = static_cast<std::size_t>(1 + bytes_.below(256)) * 120;
+          state.insert(state.size() - 1, R"(,"shape":)" + std::string(depth, '[') + std::string(depth, ']'));
+        }
         write("l.weight.quant_state.bitsandbytes__fp4", "U8", {static_cast<std::int64_t>(state.size())}, state);
         if (nested) {
           tensor("l.weight.nested_quant_map", "F32", {256}, 4);

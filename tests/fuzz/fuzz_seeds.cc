@@ -1,4 +1,4 @@
-// Writes the seed corpora: fuzz_seeds <folder> fills <folder>/safetensors, checkpoint, arguments and lowbit.
+// Writes the seed corpora: fuzz_seeds <folder> fills <folder>/safetensors, checkpoint, json, arguments and lowbit.
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
@@ -18,6 +18,11 @@ std::string safetensors(const std::string& header, std::size_t data) {
   return out + header + std::string(data, 'x');
 }
 
+// A piece that the JSON fuzzer repeats 2^doublings times.
+std::string piece(int doublings, const std::string& text) {
+  return static_cast<char>(doublings) + (static_cast<char>(text.size()) + text);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -28,6 +33,7 @@ int main(int argc, char** argv) {
   const std::filesystem::path root = argv[1];
   std::filesystem::create_directories(root / "safetensors");
   std::filesystem::create_directories(root / "checkpoint");
+  std::filesystem::create_directories(root / "json");
   std::filesystem::create_directories(root / "arguments");
   std::filesystem::create_directories(root / "lowbit");
 
@@ -40,6 +46,20 @@ int main(int argc, char** argv) {
                     R"("c":{"dtype":"BOOL","shape":[0,7],"data_offsets":[10,10]},)"
                     R"("d":{"dtype":"F16","shape":[1,1,1,1],"data_offsets":[10,12]}}   )",
                     12));
+
+  write(root / "safetensors/nested", safetensors("{\"a\":" + std::string(80, '[') + std::string(80, ']') + "}", 0));
+
+  for (const int doublings : {4, 6, 10, 18}) {
+    const std::string name = std::to_string(doublings), key = R"({"a":)";
+    write(root / "json" / ("arrays" + name), piece(doublings, "[") + piece(doublings, "]"));
+    write(root / "json" / ("objects" + name), piece(doublings, key) + piece(0, "0") + piece(doublings, "}"));
+    write(root / "json" / ("inside" + name),
+          piece(0, key) + piece(doublings, "[") + piece(doublings, "]") + piece(0, R"(,"b":{"c":[1,-2.5e-3,null]}})"));
+    write(root / "json" / ("wide" + name), piece(0, "[") + piece(doublings, "{},[],") + piece(0, "\"x\\u00e9\"]"));
+    write(root / "json" / ("string" + name), piece(0, "[\"") + piece(doublings, "[{\\\"") + piece(0, "\"]"));
+    write(root / "json" / ("metadata" + name),
+          piece(0, R"({"__metadata__":{"k":)") + piece(doublings, "[") + piece(doublings, "]") + piece(0, "}}"));
+  }
 
   // The argument fuzzer reads zero bytes as "as it should be", so zeros alone are valid calls and few bytes disturb
   // them.

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/dtypes.h"
@@ -342,6 +343,15 @@ TEST(Checkpoint, AConfigurationThatIsNestedDeepIsRefused) {
           "[checkpoint] " + folder.path(name) + " nests arrays and objects more than 64 deep, at byte ");
     }
   }
+}
+
+TEST(Checkpoint, AConfigurationThatIsNoFileIsAsGoodAsNone) {
+  const Folder folder;
+  folder.write("m.safetensors", gptq(int4_matrix(), 1).bytes());
+  ASSERT_EQ(::mkfifo(folder.path("config.json").c_str(), 0600), 0);
+  std::filesystem::create_directory(folder.path("quantize_config.json"));
+  const Checkpoint checkpoint = Checkpoint::open({folder.path("m.safetensors")});
+  EXPECT_NE(checkpoint.layers().at(0).refusal.find("give the version"), std::string::npos);
 }
 
 TEST(Checkpoint, RefusesArgumentsThatDoNotFit) {
