@@ -82,6 +82,11 @@ def torch_is_deterministic() -> bool:
 # Where some items of the options tuple lie.
 BIAS, MASK, SINK, CU_SEQLENS_Q, K_SCALE, V_SCALE, ARRAYS, DROPOUT_P, DROPOUT_SEED = 1, 2, 3, 4, 13, 14, 15, 20, 21
 
+ARRAY_NAMES = (
+    "alibi_slopes", "bias", "mask", "sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table",
+    "cache_batch_idx", "cache_leftpad", "draft_mask", "q_scale", "k_scale", "v_scale",
+)  # fmt: skip
+
 
 def pack(
     *,

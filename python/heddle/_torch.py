@@ -6,7 +6,8 @@ import torch
 
 from . import _heddle
 from . import _torch_direct as direct
-from ._options import ARRAYS, BIAS, DROPOUT_P, DROPOUT_SEED, MASK
+from ._options import ARRAY_NAMES, ARRAYS, BIAS, DROPOUT_P, DROPOUT_SEED, MASK
+from ._torch_checks import blame_subclass, causal_of, check_tensors, is_causal_bias
 from ._torch_ops import AttentionForTransforms, seed_tensor, transformed
 
 _forward_operator = torch.ops.heddle.attention_forward.default
@@ -15,23 +16,12 @@ _deterministic = torch.are_deterministic_algorithms_enabled
 _compiling = torch.compiler.is_compiling
 _profiling = torch.autograd._profiler_enabled
 
-_cuda_built = _heddle.cuda_built()
-_DEVICES = ("cpu", "meta", "cuda") if _cuda_built else ("cpu", "meta")
 # The options that sdpa has no words for.
 _NO_ARRAYS = (None,) * ARRAYS
 _NO_SEED = (None, 0, 0, False)
 _FREE_CHOICE = (0, "", "")
-
-
-def _check_tensors(names, tensors):
-    for name, tensor in zip(names, tensors):
-        if tensor is None:
-            continue
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"[attention] {name} is a {type(tensor).__name__}: it must be a torch tensor, as q is")
-        if tensor.device.type not in _DEVICES:
-            where = "Heddle runs on the CPU and on NVIDIA GPUs" if _cuda_built else "this build of Heddle runs on the CPU"
-            raise ValueError(f"[attention] {name} is on {tensor.device}: {where}")
+_OPERANDS = ("q", "k", "v")
+_SDPA_OPERANDS = ("query", "key", "value")
 
 
 def _four(x):
@@ -59,22 +49,30 @@ def _cast(q, k, v, items):
 def attention(q, k, v, items, return_lse, heads_first=False):
     """See heddle.attention. heads_first: q, k, v and the result are [B, H, S, D]."""
     if items[BIAS] is not None or items[MASK] is not None:
-        _check_tensors(("bias", "mask"), (items[BIAS], items[MASK]))
+        check_tensors("attention", ("bias", "mask"), (items[BIAS], items[MASK]))
         items = (items[0], _four(items[BIAS]), _four(items[MASK]), *items[MASK + 1 :])
     if _compiling() or _any_autocast():
-        _check_tensors(("q", "k", "v"), (q, k, v))
+        check_tensors("attention", _OPERANDS, (q, k, v))
         q, k, v, items = _cast(q, k, v, items)
     if direct.is_direct(q, k, v) and direct.are_direct(items[:ARRAYS]):
-        if not _profiling():
-            return direct.attention(q, k, v, items, return_lse, heads_first)
-        with torch.autograd.profiler.record_function("heddle::attention_forward"):
-            return direct.attention(q, k, v, items, return_lse, heads_first)
-    _check_tensors(("q", "k", "v"), (q, k, v))
+        try:
+            if not _profiling():
+                return direct.attention(q, k, v, items, return_lse, heads_first)
+            with torch.autograd.profiler.record_function("heddle::attention_forward"):
+                return direct.attention(q, k, v, items, return_lse, heads_first)
+        except Exception:
+            check_tensors("attention", _OPERANDS, (q, k, v))  # has better words for what nobody asked before the call
+            raise
+    check_tensors("attention", _OPERANDS, (q, k, v))
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     operator = AttentionForTransforms.apply if transformed() else _forward_operator
     if heads_first:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    out, lse = operator(q, k, v, *items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
+    try:
+        out, lse = operator(q, k, v, *items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
+    except (TypeError, NotImplementedError) as error:
+        blame_subclass("attention", (*_OPERANDS, *ARRAY_NAMES), (q, k, v, *items[:ARRAYS]), error)
+        raise
     if heads_first:
         out = out.transpose(1, 2)
     return (out, lse) if return_lse else out
@@ -106,12 +104,19 @@ def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     """See heddle.sdpa."""
     # What most calls are, with as little ado as may be: their kernels take a few microseconds.
     if attn_mask is None and direct.is_direct(query, key, value) and not _any_autocast() and not _profiling():
-        if query.dim() == 4 and query.shape == key.shape == value.shape:
-            items = (*_NO_ARRAYS, scale, 1 if is_causal else 0, -1, -1, 0.0, dropout_p, *_NO_SEED, _deterministic(), *_FREE_CHOICE)
-            return direct.attention(query, key, value, items, False, True)
-    _check_tensors(("query", "key", "value", "attn_mask"), (query, key, value, attn_mask))
+        try:
+            if query.dim() == 4 and query.shape == key.shape == value.shape:
+                items = (*_NO_ARRAYS, scale, 1 if is_causal else 0, -1, -1, 0.0, dropout_p, *_NO_SEED, _deterministic(), *_FREE_CHOICE)
+                return direct.attention(query, key, value, items, False, True)
+        except Exception:
+            check_tensors("sdpa", _SDPA_OPERANDS, (query, key, value))  # as in attention()
+            raise
     if is_causal and attn_mask is not None:
         raise ValueError("[sdpa] is_causal and attn_mask exclude each other: put the causal part into attn_mask")
+    causal_bias = None
+    if attn_mask is not None and is_causal_bias(attn_mask):
+        causal_bias, attn_mask = attn_mask, None
+    check_tensors("sdpa", (*_SDPA_OPERANDS, "attn_mask"), (query, key, value, attn_mask))
     rank = query.dim()
     if rank < 2 or key.dim() < 2 or value.dim() < 2:
         name, x = next((n, x) for n, x in (("query", query), ("key", key), ("value", value)) if x.dim() < 2)
@@ -143,6 +148,8 @@ def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
         else:
             bias = planes
     causal, deterministic = 1 if is_causal else 0, _deterministic()
+    if causal_bias is not None:
+        causal = causal_of(causal_bias, q_shape[-2], k_shape[-2])
     items = (
         None, bias, mask, *_NO_ARRAYS[3:], scale, causal, -1, -1, 0.0, dropout_p, *_NO_SEED, deterministic, *_FREE_CHOICE
     )  # fmt: skip
@@ -170,6 +177,7 @@ def append_kv_cache(
 
 def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse):
     """See heddle.attention_with_kv_cache."""
+    _check_planes("attention_with_kv_cache", items)
     with torch.no_grad():
         seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
         items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
@@ -177,6 +185,11 @@ def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interle
             q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *items
         )
     return (out, lse) if return_lse else out
+
+
+def _check_planes(operation, items):
+    if items[BIAS] is not None or items[MASK] is not None:
+        check_tensors(operation, ("bias", "mask"), (items[BIAS], items[MASK]))
 
 
 def append_int4_cache(*arguments):
@@ -187,6 +200,7 @@ def append_int4_cache(*arguments):
 
 def attention_over_int4_cache(q, cache, items, return_lse):
     """See heddle.Int4Cache."""
+    _check_planes("attention_over_int4_cache", items)
     with torch.no_grad():
         seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
         items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])

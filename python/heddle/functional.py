@@ -123,7 +123,8 @@ def attention(
 
     Raises:
       ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written.
-      TypeError: a bool as ``causal``, an object that is no array.
+      TypeError: a bool as ``causal``, an object that is no array, or a tensor whose memory is not its values: torch's
+        ``CausalBias``, nested and sparse ones.
       RuntimeError: something outside the arguments failed.
 
     Sources: Dao et al., arXiv 2205.14135 and 2307.08691; ALiBi: Press et al., arXiv 2108.12409.
@@ -183,7 +184,8 @@ def sdpa(
       key: [..., Hkv, S, E]; its leading dimensions broadcast against query's.
       value: [..., Hkv, S, Ev].
       attn_mask: broadcastable to [..., H, L, S]: bool (True = attend), or float32 or query's dtype, added to the
-        scores, with its gradient.
+        scores, with its gradient. Or a ``CausalBias`` of ``torch.nn.attention.bias`` for lengths L and S:
+        causal_upper_left is is_causal, causal_lower_right lets row i attend keys j <= i + S - L.
       dropout_p: probability of dropping; the seed comes from torch's default generator.
       is_causal: row i attends keys j <= i (top-left, as torch), also if L != S. Not together with attn_mask.
       scale: of the scores; 1 / sqrt(E) if None.
@@ -193,10 +195,11 @@ def sdpa(
     ``heddle.attention``.
 
     Returns:
-      [..., H, L, Ev]. Rows that are masked fully give 0.
+      [..., H, L, Ev]. Rows that are masked fully give 0, with gradients of 0: also the first L - S under
+      causal_lower_right, of which torch warns that they may be NaN.
 
     Raises:
-      ValueError: a bad argument. TypeError: not torch tensors.
+      ValueError: a bad argument. TypeError: not torch tensors, or of a kind whose memory is not its values.
     """
     if not _is_torch(query):
         raise TypeError(f"[sdpa] query is a {type(query).__name__}: it must be a torch tensor; see heddle.attention")

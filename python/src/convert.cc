@@ -98,6 +98,20 @@ nb::object call(nb::handle object, nb::handle method) {
   return nb::steal(result);
 }
 
+// What to give instead of an object whose memory is not what it stands for; empty for all others. By the class's name:
+// its module may not be there.
+std::string_view instead_of(PyTypeObject* type) {
+  for (; type != nullptr; type = type->tp_base) {
+    const std::string_view name = type->tp_name;
+    if (name == "CausalBias") {
+      return "is a CausalBias, whose memory holds no values: say causal='top_left' for causal_upper_left or "
+             "causal='bottom_right' for causal_lower_right";
+    }
+    if (name == "MaskedArray") return "is a MaskedArray, whose mask would not be read: give its data";
+  }
+  return {};
+}
+
 // Where this build runs, for tensors that are somewhere else.
 const char* runs_on() {
   return cuda::built() ? "Heddle runs on the CPU and on NVIDIA GPUs" : "this build of Heddle runs on the CPU";
@@ -123,6 +137,8 @@ void Arguments::refuse(const char* name, const std::string& what) const {
 
 TensorView Arguments::view(nb::handle object, const char* name, bool writable) {
   if (object.is_none()) return {};
+  if (const std::string_view words = instead_of(Py_TYPE(object.ptr())); !words.empty())
+    refuse(name, std::string(words));
   if (Torch::get().is_tensor(object)) return view_of_torch(object, name);
   if (PyTuple_CheckExact(object.ptr())) return view_of_tuple(nb::borrow<nb::tuple>(object), name);
   return view_of_array(object, name, writable);

@@ -3,6 +3,7 @@
 import heddle
 import pytest
 import torch
+from torch.nn.attention.bias import CausalBias, causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention
 
 SHAPES = {
@@ -90,3 +91,65 @@ def test_dropout_and_refusals():
         heddle.sdpa(q[0, 0, 0], k, v)
     with pytest.raises(TypeError, match="query is a ndarray"):
         heddle.sdpa(q.numpy(), k, v)
+
+
+BIASES = {"upper left": causal_upper_left, "lower right": causal_lower_right}
+
+
+@pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
+@pytest.mark.parametrize("rows", [1, 9, 13, 20])
+@pytest.mark.parametrize("corner", BIASES)
+def test_causal_biases(corner, rows):
+    torch.manual_seed(2)
+    q, k, v = torch.randn(2, 4, rows, 16), torch.randn(2, 4, 13, 16), torch.randn(2, 4, 13, 24)
+    bias = BIASES[corner](rows, 13)
+    results = []
+    for function, dtype in ((heddle.sdpa, torch.float32), (scaled_dot_product_attention, torch.float64)):
+        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+        out = function(*leaves, attn_mask=bias, scale=0.3)
+        weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
+        results.append([out, *torch.autograd.grad((out * weight).sum(), leaves)])
+    for found, expected in zip(*results):
+        assert type(found) is torch.Tensor
+        torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=2e-5)
+    if corner == "lower right" and rows > 13:  # the first rows meet no key
+        assert torch.equal(results[0][0][:, :, : rows - 13], torch.zeros(2, 4, rows - 13, 24))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("corner, words", [("upper left", "top_left"), ("lower right", "bottom_right")])
+def test_causal_biases_of_other_shapes_and_ways(corner, words):
+    make = BIASES[corner]
+    five = draw("five dimensions")
+    torch.testing.assert_close(
+        heddle.sdpa(*five, make(9, 13)), scaled_dot_product_attention(*five, attn_mask=make(9, 13)._materialize())
+    )
+    grouped = [torch.randn(2, 6, 9, 16), torch.randn(2, 2, 13, 16), torch.randn(2, 2, 13, 16)]
+    found = heddle.sdpa(*grouped, attn_mask=make(9, 13), enable_gqa=True)
+    rows_first = (x.transpose(1, 2) for x in grouped)
+    assert torch.equal(found.transpose(1, 2), heddle.attention(*rows_first, causal=words))
+    q, k, v = draw("four dimensions")
+    expected = heddle.sdpa(q, k, v, make(9, 13))
+    step = torch.compile(heddle.sdpa, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(step(q, k, v, make(9, 13)), expected)
+    mapped = torch.func.vmap(lambda x: heddle.sdpa(x, k, v, make(9, 13)))(torch.stack([q, q]))
+    torch.testing.assert_close(mapped[1], expected)
+    torch.manual_seed(0)
+    dropped = heddle.sdpa(q, k, v, make(9, 13), 0.5)
+    torch.manual_seed(0)
+    rows_first = (x.transpose(1, 2) for x in (q, k, v))
+    assert torch.equal(dropped.transpose(1, 2), heddle.attention(*rows_first, causal=words, dropout_p=0.5))
+    assert heddle.sdpa(*(x.to("meta") for x in (q, k, v)), make(9, 13)).shape == expected.shape
+
+
+def test_causal_biases_that_do_not_fit():
+    q, k, v = draw("four dimensions")
+    with pytest.raises(ValueError, match="is_causal and attn_mask exclude each other"):
+        heddle.sdpa(q, k, v, attn_mask=causal_upper_left(9, 13), is_causal=True)
+    for make in BIASES.values():
+        with pytest.raises(ValueError, match=r"\[sdpa\] attn_mask is a CausalBias of \[7, 13\] and .* lengths \[9, 13\]"):
+            heddle.sdpa(q, k, v, attn_mask=make(7, 13))
+    moved = causal_upper_left(9, 13).clone()
+    assert type(moved) is CausalBias
+    with pytest.raises(TypeError, match="attn_mask is a CausalBias that has lost its variant"):
+        heddle.sdpa(q, k, v, attn_mask=moved)

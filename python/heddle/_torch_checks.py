@@ -1,0 +1,70 @@
+"""What calls on torch tensors refuse before anything is computed, since it would be wrong without a word."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from . import _heddle
+
+_cuda_built = _heddle.cuda_built()
+_DEVICES = ("cpu", "meta", "cuda") if _cuda_built else ("cpu", "meta")
+
+
+def is_causal_bias(x):
+    """Whether x is of torch.nn.attention.bias, whose tensors say in attributes what they mean: nobody wrote their memory."""
+    bias = sys.modules.get("torch.nn.attention.bias")  # who has such a tensor has imported it
+    return bias is not None and isinstance(x, bias.CausalBias)
+
+
+def causal_of(bias, rows, keys):
+    """The code of ``causal`` that a CausalBias over [rows, keys] stands for."""
+    variant = getattr(bias, "variant", None)
+    if variant is None:
+        raise TypeError(
+            "[sdpa] attn_mask is a CausalBias that has lost its variant, as operations on one do: give what "
+            "causal_upper_left or causal_lower_right returned"
+        )
+    if (bias.seq_len_q, bias.seq_len_kv) != (rows, keys):
+        raise ValueError(
+            f"[sdpa] attn_mask is a CausalBias of [{bias.seq_len_q}, {bias.seq_len_kv}] and query and key have lengths "
+            f"[{rows}, {keys}]: they must be equal"
+        )
+    return 1 if variant == sys.modules["torch.nn.attention.bias"].CausalVariant.UPPER_LEFT else 2
+
+
+def check_tensors(operation, names, tensors):
+    """Refuses what is no tensor whose values lie in its memory, on a device that there are kernels for. None passes."""
+    for name, x in zip(names, tensors):
+        if x is None:
+            continue
+        if not isinstance(x, torch.Tensor):
+            raise TypeError(f"[{operation}] {name} is a {type(x).__name__}: it must be a torch tensor, as q is")
+        if is_causal_bias(x):
+            raise TypeError(
+                f"[{operation}] {name} is a CausalBias, whose memory holds no values: say causal='top_left' for "
+                "causal_upper_left or causal='bottom_right' for causal_lower_right; heddle.sdpa takes it as attn_mask"
+            )
+        if x.is_nested:
+            raise TypeError(
+                f"[{operation}] {name} is a {type(x).__name__} of nested sequences: it must be a tensor of one shape; "
+                "heddle.attention takes packed sequences with cu_seqlens_q and cu_seqlens_k"
+            )
+        if x.layout is not torch.strided:
+            raise TypeError(f"[{operation}] {name} is a {type(x).__name__} of layout {x.layout}: it must be torch.strided")
+        if x.device.type not in _DEVICES:
+            where = "Heddle runs on the CPU and on NVIDIA GPUs" if _cuda_built else "this build of Heddle runs on the CPU"
+            raise ValueError(f"[{operation}] {name} is on {x.device}: {where}")
+
+
+def blame_subclass(operation, names, tensors, error):
+    """Names the tensor whose type refused an operator that ordinary tensors take; returns if none did."""
+    for name, x in zip(names, tensors):
+        if not isinstance(x, torch.Tensor) or type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
+            continue
+        if not isinstance(x, torch._subclasses.FakeTensor):
+            raise TypeError(
+                f"[{operation}] {name} is a {type(x).__name__}, a type that does not take Heddle's operators: give its "
+                "values as a plain tensor"
+            ) from error
