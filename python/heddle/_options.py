@@ -6,6 +6,8 @@ import enum
 import sys
 from typing import Any
 
+import numpy as np
+
 
 class Causal(enum.Enum):
     """Which corner the causal diagonal starts from, where the lengths Sq and Sk differ.
@@ -39,6 +41,20 @@ def causal_code(causal: Any) -> int:
     if code is None:
         raise ValueError(f"[attention] causal is {causal!r}: it must be 'none', 'top_left' or 'bottom_right'")
     return code
+
+
+def flag(operation: str, name: str, value: Any) -> bool:
+    """value as a bool: also numpy's, the ints 0 and 1, and what torch makes of a comparison of symbolic sizes. Python would
+    take any other object for true or false too, "none" for true."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, np.bool_) or (type(value) is int and value in (0, 1)):
+        return bool(value)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.SymBool):
+        return bool(value)
+    shown = repr(value) if value is None or isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+    raise TypeError(f"[{operation}] {name} is {shown}: it must be True or False (numpy's bool and the ints 0 and 1 are taken too)")
 
 
 def pair(window: Any) -> tuple[int, int]:
@@ -121,6 +137,7 @@ def pack(
 ) -> tuple:
     """The options tuple that the native module and the torch operators take: 15 arrays, then 14 other values."""
     left, right = pair(window)
+    deterministic = torch_is_deterministic() if deterministic is None else flag("attention", "deterministic", deterministic)
     return (
         alibi_slopes,
         bias,
@@ -146,8 +163,8 @@ def pack(
         dropout_seed,
         max_seqlen_q or 0,
         max_seqlen_k or 0,
-        batch_invariant,
-        torch_is_deterministic() if deterministic is None else deterministic,
+        flag("attention", "batch_invariant", batch_invariant),
+        deterministic,
         precision_code(precision),
         method or "",
         force or "",

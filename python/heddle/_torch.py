@@ -49,7 +49,8 @@ def _cast(q, k, v, items):
 def attention(q, k, v, items, return_lse, heads_first=False):
     """See heddle.attention. heads_first: q, k, v and the result are [B, H, S, D]."""
     if items[BIAS] is not None or items[MASK] is not None:
-        check_tensors("attention", ("bias", "mask"), (items[BIAS], items[MASK]))
+        if not heads_first:  # sdpa has done that, by its own names
+            check_tensors("attention", ("bias", "mask"), (items[BIAS], items[MASK]))
         items = (items[0], _four(items[BIAS]), _four(items[MASK]), *items[MASK + 1 :])
     if _compiling() or _any_autocast():
         check_tensors("attention", _OPERANDS, (q, k, v))

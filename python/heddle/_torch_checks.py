@@ -8,12 +8,18 @@ import torch
 
 from . import _heddle
 
+# Of no special kind: memory is what the values are, but for nested and sparse tensors.
+PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+
+_strided = torch.strided
 _cuda_built = _heddle.cuda_built()
 _DEVICES = ("cpu", "meta", "cuda") if _cuda_built else ("cpu", "meta")
 
 
 def is_causal_bias(x):
     """Whether x is of torch.nn.attention.bias, whose tensors say in attributes what they mean: nobody wrote their memory."""
+    if type(x) in PLAIN_TYPES:
+        return False
     bias = sys.modules.get("torch.nn.attention.bias")  # who has such a tensor has imported it
     return bias is not None and isinstance(x, bias.CausalBias)
 
@@ -39,6 +45,8 @@ def check_tensors(operation, names, tensors):
     for name, x in zip(names, tensors):
         if x is None:
             continue
+        if type(x) in PLAIN_TYPES and (x.is_cpu or (_cuda_built and x.is_cuda)) and x.layout is _strided and not x.is_nested:
+            continue
         if not isinstance(x, torch.Tensor):
             raise TypeError(f"[{operation}] {name} is a {type(x).__name__}: it must be a torch tensor, as q is")
         if is_causal_bias(x):
@@ -51,7 +59,7 @@ def check_tensors(operation, names, tensors):
                 f"[{operation}] {name} is a {type(x).__name__} of nested sequences: it must be a tensor of one shape; "
                 "heddle.attention takes packed sequences with cu_seqlens_q and cu_seqlens_k"
             )
-        if x.layout is not torch.strided:
+        if x.layout is not _strided:
             raise TypeError(f"[{operation}] {name} is a {type(x).__name__} of layout {x.layout}: it must be torch.strided")
         if x.device.type not in _DEVICES:
             where = "Heddle runs on the CPU and on NVIDIA GPUs" if _cuda_built else "this build of Heddle runs on the CPU"

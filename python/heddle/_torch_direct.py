@@ -8,9 +8,9 @@ import torch
 
 from . import _heddle
 from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, SINK, check_rank
+from ._torch_checks import PLAIN_TYPES
 from ._torch_ops import backward_operator, empty_lse, empty_out, native, out_dtype, seed_tensor
 
-_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
@@ -36,7 +36,7 @@ def watched():
 
 def plain(x):
     """Whether x is a tensor of no special kind, whose memory is what its values are."""
-    return type(x) in _PLAIN_TYPES and not x.is_neg() and not _legacy_batched(x)
+    return type(x) in PLAIN_TYPES and not x.is_neg() and not _legacy_batched(x)
 
 
 def is_direct(q, k, v):
@@ -44,7 +44,7 @@ def is_direct(q, k, v):
     if watched():
         return False
     for x in (q, k, v):  # plain(), written out: this is the way of every call
-        if type(x) not in _PLAIN_TYPES or x.is_neg() or _legacy_batched(x):
+        if type(x) not in PLAIN_TYPES or x.is_neg() or _legacy_batched(x):
             return False
     return q.is_cuda or q.is_cpu
 

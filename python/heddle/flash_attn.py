@@ -10,6 +10,9 @@ for testing: then it is [B, H, Sq, Sk] (packed: [B, H, max_seqlen_q, max_seqlen_
 negative where dropout dropped them; FlashAttention pads Sq and Sk and scales them otherwise. It costs the full matrix and
 one more pass over each 256 keys, so keep it to modest sizes. Without dropout it is an empty tensor, as there.
 
+Flags must be bools (numpy's and the ints 0 and 1 are taken too): ``causal="none"`` is a TypeError, since Python would take
+any text for true.
+
 Source of the interface: Dao, arXiv 2307.08691, and the package flash_attn 2.
 """
 
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ._options import flag
 from .functional import attention, attention_with_kv_cache
 
 if TYPE_CHECKING:
@@ -35,7 +39,9 @@ __all__ = [
 _KEYS_AT_ONCE = 256  # the largest head size: v as a piece of the identity
 
 
-def _causal(causal: bool) -> str:
+def _causal(causal: bool, operation: str = "flash_attn") -> str:
+    if causal is not True and causal is not False:
+        causal = flag(operation, "causal", causal)
     return "bottom_right" if causal else "none"
 
 
@@ -78,9 +84,14 @@ def _dropout_matrix(q, k, seed, options, max_seqlen_q=None, max_seqlen_k=None):
         return torch.where(_torch.dropout_keep((batch, heads, rows, keys), p, seed), probabilities, -probabilities)
 
 
+def _deterministic(deterministic: bool) -> bool | None:
+    """False leaves it to torch.use_deterministic_algorithms."""
+    return None if deterministic is False else flag("flash_attn", "deterministic", deterministic) or None
+
+
 def _run(q, k, v, dropout_p, return_attn_probs, **options):
     """attention(), with FlashAttention's three results if asked for."""
-    if not return_attn_probs:
+    if return_attn_probs is not True and not flag("flash_attn", "return_attn_probs", return_attn_probs):
         return attention(q, k, v, dropout_p=dropout_p, **options)
     import torch
 
@@ -139,7 +150,7 @@ def flash_attn_func(
         window=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
-        deterministic=deterministic or None,
+        deterministic=_deterministic(deterministic),
     )
 
 
@@ -219,7 +230,7 @@ def flash_attn_varlen_func(
         window=window_size,
         softcap=softcap,
         alibi_slopes=alibi_slopes,
-        deterministic=deterministic or None,
+        deterministic=_deterministic(deterministic),
         cu_seqlens_q=cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
     )
@@ -360,13 +371,15 @@ def flash_attn_with_kvcache(
         raise ValueError("[flash_attn_with_kvcache] rotary_cos is given and k is not: rotary needs new keys to append")
     if k is not None and cache_seqlens is None:
         raise ValueError("[flash_attn_with_kvcache] k is given and cache_seqlens is not: say where to append")
+    rotary_interleaved = flag("flash_attn_with_kvcache", "rotary_interleaved", rotary_interleaved)
+    return_softmax_lse = flag("flash_attn_with_kvcache", "return_softmax_lse", return_softmax_lse)
     with torch.no_grad():
         lengths = cache_seqlens
         if isinstance(lengths, int):
             lengths = torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
         options = dict(
             scale=softmax_scale,
-            causal=_causal(causal),
+            causal=_causal(causal, "flash_attn_with_kvcache"),
             window=window_size,
             softcap=softcap,
             alibi_slopes=alibi_slopes,

@@ -11,6 +11,7 @@ from ._options import (
     PRECISION_CODES,
     Causal,
     causal_code,
+    flag,
     pack,
     pair,
     precision_code,
@@ -123,13 +124,21 @@ def attention(
 
     Raises:
       ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written.
-      TypeError: a bool as ``causal``, an object that is no array, or a tensor whose memory is not its values: torch's
+      TypeError: a bool as ``causal``, what is no bool as return_lse, batch_invariant or deterministic, an object that is no array, or a tensor whose memory is not its values: torch's
         ``CausalBias``, nested and sparse ones.
       RuntimeError: something outside the arguments failed.
 
     Sources: Dao et al., arXiv 2205.14135 and 2307.08691; ALiBi: Press et al., arXiv 2108.12409.
     """
     # As _options.pack(), written out: this is the way of every call, and a short call takes a few microseconds.
+    if return_lse is not False and return_lse is not True:
+        return_lse = flag("attention", "return_lse", return_lse)
+    if batch_invariant is not False and batch_invariant is not True:
+        batch_invariant = flag("attention", "batch_invariant", batch_invariant)
+    if deterministic is None:
+        deterministic = torch_is_deterministic()
+    elif deterministic is not False and deterministic is not True:
+        deterministic = flag("attention", "deterministic", deterministic)
     left, right = window if type(window) is tuple and len(window) == 2 else pair(window)
     items = (
         alibi_slopes,
@@ -157,7 +166,7 @@ def attention(
         max_seqlen_q or 0,
         max_seqlen_k or 0,
         batch_invariant,
-        torch_is_deterministic() if deterministic is None else deterministic,
+        deterministic,
         PRECISION_CODES[precision] if precision in PRECISION_CODES else precision_code(precision),
         method or "",
         force or "",
@@ -189,7 +198,7 @@ def sdpa(
       dropout_p: probability of dropping; the seed comes from torch's default generator.
       is_causal: row i attends keys j <= i (top-left, as torch), also if L != S. Not together with attn_mask.
       scale: of the scores; 1 / sqrt(E) if None.
-      enable_gqa: allow H to be a multiple of Hkv.
+      enable_gqa: allow H to be a multiple of Hkv. Like is_causal a bool; numpy's and the ints 0 and 1 are taken too.
 
     Gradients are bitwise repeatable under ``torch.use_deterministic_algorithms``; ``torch.autocast`` casts as for
     ``heddle.attention``.
@@ -203,6 +212,10 @@ def sdpa(
     """
     if not _is_torch(query):
         raise TypeError(f"[sdpa] query is a {type(query).__name__}: it must be a torch tensor; see heddle.attention")
+    if is_causal is not False and is_causal is not True:
+        is_causal = flag("sdpa", "is_causal", is_causal)
+    if enable_gqa is not False and enable_gqa is not True:
+        enable_gqa = flag("sdpa", "enable_gqa", enable_gqa)
     return _torch_path().sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
@@ -222,6 +235,7 @@ def apply_rotary(x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offse
       ValueError: a bad argument, such as a position outside the table. On a GPU positions are not read before; the
         table's nearest row serves those outside.
     """
+    interleaved = flag("apply_rotary", "interleaved", interleaved)
     if _is_torch(x):
         return _torch_path().apply_rotary(x, cos, sin, interleaved, offsets)
     return _arrays.apply_rotary(x, cos, sin, interleaved, offsets)
@@ -258,6 +272,7 @@ def append_kv_cache(
       ValueError: a bad argument, or a position or page out of range. Nothing has been written. On a GPU positions and
         pages are not read before; rows outside the cache are dropped.
     """
+    interleaved = flag("append_kv_cache", "interleaved", interleaved)
     if _is_torch(k_cache):
         return _torch_path().append_kv_cache(
             k_new,
@@ -325,6 +340,8 @@ def attention_with_kv_cache(
       ValueError: a bad argument; nothing has been written. On a GPU positions and pages are not read before: rows
         outside the cache are dropped.
     """
+    interleaved = flag("attention_with_kv_cache", "interleaved", interleaved)
+    return_lse = flag("attention_with_kv_cache", "return_lse", return_lse)
     for name in ("bias", "mask"):
         if (x := options.get(name)) is not None and len(x.shape) < 4:
             options[name] = x[(None,) * (4 - len(x.shape))]

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from . import _heddle
-from ._options import pack
+from ._options import flag, pack
 from .functional import _torch_path
 
 TAIL = 128  # slots of a ring
@@ -85,6 +85,7 @@ class Int4Cache:
           ValueError: a bad argument; nothing has been written. On a GPU lengths, rows and pages are not read before: a
             sequence that would grow too long is left as it is, rows and pages outside the cache are dropped.
         """
+        interleaved = flag("append_int4_cache", "interleaved", interleaved)
         _torch_path().append_int4_cache(
             k_new, v_new, self.blocks, self.k_tail, self.v_tail, self.page_table, self.row_idx, seqlens,
             rotary_cos, rotary_sin, interleaved,
@@ -95,6 +96,7 @@ class Int4Cache:
 
         options: those of ``attention``, except seqused_k, page_table, cache_batch_idx, cu_seqlens_q and cu_seqlens_k.
         """
+        return_lse = flag("attention_over_int4_cache", "return_lse", return_lse)
         for name in ("bias", "mask"):
             if (x := options.get(name)) is not None and len(x.shape) < 4:
                 options[name] = x[(None,) * (4 - len(x.shape))]
