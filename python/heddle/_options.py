@@ -54,7 +54,8 @@ def flag(operation: str, name: str, value: Any) -> bool:
     if torch is not None and isinstance(value, torch.SymBool):
         return bool(value)
     shown = repr(value) if value is None or isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
-    raise TypeError(f"[{operation}] {name} is {shown}: it must be True or False (numpy's bool and the ints 0 and 1 are taken too)")
+    rule = "it must be True or False (numpy's bool and the ints 0 and 1 are taken too)"
+    raise TypeError(f"[{operation}] {name} is {shown}: {rule}")
 
 
 def pair(window: Any) -> tuple[int, int]:
@@ -96,7 +97,8 @@ def torch_is_deterministic() -> bool:
 
 
 # Where some items of the options tuple lie.
-BIAS, MASK, SINK, CU_SEQLENS_Q, K_SCALE, V_SCALE, ARRAYS, DROPOUT_P, DROPOUT_SEED = 1, 2, 3, 4, 13, 14, 15, 20, 21
+ALIBI_SLOPES, BIAS, MASK, SINK, CU_SEQLENS_Q, Q_SCALE, K_SCALE, V_SCALE, ARRAYS = 0, 1, 2, 3, 4, 12, 13, 14, 15
+DROPOUT_P, DROPOUT_SEED = 20, 21
 
 ARRAY_NAMES = (
     "alibi_slopes", "bias", "mask", "sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table",

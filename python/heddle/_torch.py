@@ -6,15 +6,39 @@ import torch
 
 from . import _heddle
 from . import _torch_direct as direct
-from ._options import ARRAY_NAMES, ARRAYS, BIAS, DROPOUT_P, DROPOUT_SEED, MASK
-from ._torch_checks import blame_subclass, causal_of, check_tensors, is_causal_bias
+from ._options import (
+    ALIBI_SLOPES,
+    ARRAY_NAMES,
+    ARRAYS,
+    BIAS,
+    DROPOUT_P,
+    DROPOUT_SEED,
+    K_SCALE,
+    MASK,
+    Q_SCALE,
+    SINK,
+    V_SCALE,
+)
+from ._torch_checks import (
+    blame_subclass,
+    causal_of,
+    check_tensors,
+    is_causal_bias,
+    one_device,
+    refuse_gradients,
+    refuse_tangents,
+)
 from ._torch_ops import AttentionForTransforms, seed_tensor, transformed
 
 _forward_operator = torch.ops.heddle.attention_forward.default
+_append_operator = torch.ops.heddle.append_kv_cache.default
+_cached_operator = torch.ops.heddle.attention_with_kv_cache.default
 _any_autocast = torch._C._is_any_autocast_enabled
 _deterministic = torch.are_deterministic_algorithms_enabled
 _compiling = torch.compiler.is_compiling
 _profiling = torch.autograd._profiler_enabled
+_grad_enabled = torch.is_grad_enabled
+_forward_ad = torch.autograd.forward_ad
 
 # The options that sdpa has no words for.
 _NO_ARRAYS = (None,) * ARRAYS
@@ -62,9 +86,13 @@ def attention(q, k, v, items, return_lse, heads_first=False):
             with torch.autograd.profiler.record_function("heddle::attention_forward"):
                 return direct.attention(q, k, v, items, return_lse, heads_first)
         except Exception:
-            check_tensors("attention", _OPERANDS, (q, k, v))  # has better words for what nobody asked before the call
+            # These have better words for what nobody asked before the call.
+            check_tensors("attention", _OPERANDS, (q, k, v))
+            one_device("attention_forward", (*_OPERANDS, *ARRAY_NAMES), (q, k, v, *items[:ARRAYS]))
             raise
     check_tensors("attention", _OPERANDS, (q, k, v))
+    if _forward_ad._current_level >= 0:
+        refuse_tangents("attention", (*_OPERANDS, *ARRAY_NAMES), (q, k, v, *items[:ARRAYS]))
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     operator = AttentionForTransforms.apply if transformed() else _forward_operator
     if heads_first:
@@ -111,6 +139,7 @@ def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
                 return direct.attention(query, key, value, items, False, True)
         except Exception:
             check_tensors("sdpa", _SDPA_OPERANDS, (query, key, value))  # as in attention()
+            one_device("sdpa", _SDPA_OPERANDS, (query, key, value))
             raise
     if is_causal and attn_mask is not None:
         raise ValueError("[sdpa] is_causal and attn_mask exclude each other: put the causal part into attn_mask")
@@ -118,6 +147,9 @@ def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
     if attn_mask is not None and is_causal_bias(attn_mask):
         causal_bias, attn_mask = attn_mask, None
     check_tensors("sdpa", (*_SDPA_OPERANDS, "attn_mask"), (query, key, value, attn_mask))
+    device = query.device
+    if key.device != device or value.device != device or (attn_mask is not None and attn_mask.device != device):
+        one_device("sdpa", (*_SDPA_OPERANDS, "attn_mask"), (query, key, value, attn_mask))
     rank = query.dim()
     if rank < 2 or key.dim() < 2 or value.dim() < 2:
         name, x = next((n, x) for n, x in (("query", query), ("key", key), ("value", value)) if x.dim() < 2)
@@ -163,47 +195,72 @@ def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
 
 def apply_rotary(x, cos, sin, interleaved, offsets):
     """See heddle.apply_rotary."""
+    if _forward_ad._current_level >= 0:
+        refuse_tangents("apply_rotary", ("x", "cos", "sin"), (x, cos, sin))
     return torch.ops.heddle.apply_rotary(x, cos, sin, interleaved, offsets)
+
+
+def _without_gradients(operator, *arguments):
+    """A call that has refused what requires a gradient, so that autograd need not look."""
+    if not _grad_enabled():
+        return operator(*arguments)
+    with torch.no_grad():
+        return operator(*arguments)
 
 
 def append_kv_cache(
     k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale, v_scale
 ):
     """See heddle.append_kv_cache."""
-    with torch.no_grad():
-        torch.ops.heddle.append_kv_cache(
-            k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale, v_scale
-        )
+    if _grad_enabled() or _forward_ad._current_level >= 0:
+        names = ("k_new", "v_new", "k_cache", "v_cache", "rotary_cos", "rotary_sin", "k_scale", "v_scale")
+        refuse_gradients("append_kv_cache", names, (k_new, v_new, k_cache, v_cache, cos, sin, k_scale, v_scale))
+    _without_gradients(
+        _append_operator,
+        k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale, v_scale,
+    )  # fmt: skip
 
 
-def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse):
-    """See heddle.attention_with_kv_cache."""
-    _check_planes("attention_with_kv_cache", items)
-    with torch.no_grad():
-        seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
-        items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
-        out, lse = torch.ops.heddle.attention_with_kv_cache(
-            q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *items
-        )
-    return (out, lse) if return_lse else out
+# The options that might have gradients.
+_FLOATS = (ALIBI_SLOPES, BIAS, SINK, Q_SCALE, K_SCALE, V_SCALE)
 
 
-def _check_planes(operation, items):
+def _refuse_without_backward(operation, names, tensors, items):
+    """What attention over a cache that is written or in 4 bits cannot do with its operands and its options."""
+    if _grad_enabled() or _forward_ad._current_level >= 0:
+        refuse_gradients(operation, names, tensors)
+        for i in _FLOATS:
+            if items[i] is not None:
+                refuse_gradients(operation, (ARRAY_NAMES[i],), (items[i],))
     if items[BIAS] is not None or items[MASK] is not None:
         check_tensors(operation, ("bias", "mask"), (items[BIAS], items[MASK]))
 
 
-def append_int4_cache(*arguments):
+def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse):
+    """See heddle.attention_with_kv_cache."""
+    names = ("q", "k_new", "v_new", "k_cache", "v_cache", "rotary_cos", "rotary_sin")
+    operands = (q, k_new, v_new, k_cache, v_cache, cos, sin)
+    _refuse_without_backward("attention_with_kv_cache", names, operands, items)
+    seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
+    items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
+    out, lse = _without_gradients(_cached_operator, *operands, interleaved, *items)
+    return (out, lse) if return_lse else out
+
+
+def append_int4_cache(k_new, v_new, blocks, k_tail, v_tail, page_table, row_idx, seqlens, cos, sin, interleaved):
     """See heddle.Int4Cache."""
-    with torch.no_grad():
-        torch.ops.heddle.append_int4_cache(*arguments)
+    names = ("k_new", "v_new", "k_tail", "v_tail", "rotary_cos", "rotary_sin")
+    refuse_gradients("append_int4_cache", names, (k_new, v_new, k_tail, v_tail, cos, sin))
+    _without_gradients(
+        torch.ops.heddle.append_int4_cache.default,
+        k_new, v_new, blocks, k_tail, v_tail, page_table, row_idx, seqlens, cos, sin, interleaved,
+    )  # fmt: skip
 
 
 def attention_over_int4_cache(q, cache, items, return_lse):
     """See heddle.Int4Cache."""
-    _check_planes("attention_over_int4_cache", items)
-    with torch.no_grad():
-        seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
-        items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
-        out, lse = torch.ops.heddle.attention_over_int4_cache(q, *cache, *items)
+    _refuse_without_backward("attention_over_int4_cache", ("q", "k_tail", "v_tail"), (q, cache[1], cache[2]), items)
+    seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
+    items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
+    out, lse = _without_gradients(torch.ops.heddle.attention_over_int4_cache.default, q, *cache, *items)
     return (out, lse) if return_lse else out

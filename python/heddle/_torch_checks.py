@@ -12,6 +12,8 @@ from . import _heddle
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
 
 _strided = torch.strided
+_grad_enabled = torch.is_grad_enabled
+_forward_ad = torch.autograd.forward_ad
 _cuda_built = _heddle.cuda_built()
 _DEVICES = ("cpu", "meta", "cuda") if _cuda_built else ("cpu", "meta")
 
@@ -66,6 +68,21 @@ def check_tensors(operation, names, tensors):
             raise ValueError(f"[{operation}] {name} is on {x.device}: {where}")
 
 
+def one_device(operation, names, tensors):
+    """Refuses tensors on several devices. A seed is read on the host, wherever the call runs."""
+    first = first_name = None
+    for name, x in zip(names, tensors):
+        if not isinstance(x, torch.Tensor) or name == "dropout_seed":
+            continue
+        if first is None:
+            first, first_name = x, name
+        elif x.device != first.device:
+            raise ValueError(
+                f"[{operation}] {name} is on another device than {first_name}: {name} is on {x.device}, {first_name} on "
+                f"{first.device}; all tensors of a call must be on one"
+            )
+
+
 def blame_subclass(operation, names, tensors, error):
     """Names the tensor whose type refused an operator that ordinary tensors take; returns if none did."""
     for name, x in zip(names, tensors):
@@ -76,3 +93,25 @@ def blame_subclass(operation, names, tensors, error):
                 f"[{operation}] {name} is a {type(x).__name__}, a type that does not take Heddle's operators: give its "
                 "values as a plain tensor"
             ) from error
+
+
+def refuse_tangents(operation, names, tensors):
+    """Of all calls under forward-mode differentiation, which no_grad() does not turn off: tangents would be dropped."""
+    for name, x in zip(names, tensors):
+        if isinstance(x, torch.Tensor) and _forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(
+                f"[{operation}] {name} has a tangent: there are no forward-mode derivatives; give its primal value"
+            )
+
+
+def refuse_gradients(operation, names, tensors):
+    """Of calls without a backward, which would drop gradients."""
+    if _grad_enabled():
+        for name, x in zip(names, tensors):
+            if x is not None and getattr(x, "requires_grad", False):
+                raise ValueError(
+                    f"[{operation}] {name} requires a gradient: this call has no backward; make it under torch.no_grad(), or "
+                    f"detach {name}"
+                )
+    if _forward_ad._current_level >= 0:
+        refuse_tangents(operation, names, tensors)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from . import _heddle
+from ._torch_checks import refuse_tangents
 from ._torch_direct import plain, watched
-from ._torch_ops import native
+from ._torch_ops import asking, native
 
 _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
 _OPTIONS = (
@@ -119,6 +120,7 @@ for _name, _kernel, _fake in (
     ("linear_forward", _forward, _forward_fake),
     ("linear_backward", _backward, _backward_fake),
 ):
+    _kernel, _fake = asking(_name, _kernel, _fake)
     for _device in ("CPU", "CUDA"):  # what does not run there is refused by the native module, by name
         _LIBRARY.impl(_name, _kernel, _device)
     torch.library.register_fake(f"heddle::{_name}", _fake, lib=_LIBRARY)
@@ -148,6 +150,9 @@ def linear(x, bias, residual, norm_weight, norm_bias, weights, kept, options):
         if other is not None:
             direct, needs = direct and plain(other), needs or other.requires_grad
     if not direct:
+        if torch.autograd.forward_ad._current_level >= 0:
+            names = ("x", "bias", "residual", "norm_weight", "norm_bias")
+            refuse_tangents("linear_forward", names, (x, bias, residual, norm_weight, norm_bias))
         return torch.ops.heddle.linear_forward(x, bias, residual, norm_weight, norm_bias, weights, kept, *options)
     if needs and torch.is_grad_enabled():
         return _Linear.apply(x, bias, residual, norm_weight, norm_bias, weights, kept, *options)

@@ -5,7 +5,20 @@ from __future__ import annotations
 import torch
 
 from . import _heddle
-from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_SEED, K_SCALE, SINK, V_SCALE, check_rank, lse_shape
+from ._options import (
+    ARRAY_NAMES,
+    ARRAYS,
+    BIAS,
+    CU_SEQLENS_Q,
+    DROPOUT_SEED,
+    K_SCALE,
+    Q_SCALE,
+    SINK,
+    V_SCALE,
+    check_rank,
+    lse_shape,
+)
+from ._torch_checks import one_device, refuse_gradients
 
 _LIBRARY = torch.library.Library("heddle", "DEF")
 
@@ -159,6 +172,9 @@ def _save_for_backward(ctx, inputs, output):
     out, lse = output
     if inputs[3] is not None and inputs[3].requires_grad:
         raise ValueError("[attention] alibi_slopes requires a gradient: it has none; give the whole term as bias")
+    for i in (Q_SCALE, K_SCALE, V_SCALE):
+        if options[i] is not None and options[i].requires_grad:
+            raise ValueError(f"[attention] {ARRAY_NAMES[i]} requires a gradient: it has none; detach it")
     ctx.save_for_backward(q, k, v, out, lse, *options[:ARRAYS], options[DROPOUT_SEED])
     ctx.numbers = options[ARRAYS:DROPOUT_SEED], options[DROPOUT_SEED + 1 :]
     ctx.set_materialize_grads(False)
@@ -299,15 +315,41 @@ def _over_int4(q, blocks, k_tail, v_tail, block_table, row_idx, *options):
     return out, lse
 
 
-for _name, _kernel, _fake in (
-    ("attention_forward", _forward, _forward_fake),
-    ("attention_backward", _backward_gradients, _backward_fake),
-    ("apply_rotary", _rotary, _rotary_fake),
-    ("append_kv_cache", _append, _append_fake),
-    ("attention_with_kv_cache", _cached, _cached_fake),
-    ("append_int4_cache", _append_int4, _append_fake),
-    ("attention_over_int4_cache", _over_int4, _over_int4_fake),
+def asking(name, kernel, fake, without_backward=False):
+    """kernel and fake of an operator that refuse tensors on several devices, and gradients that would be dropped: autograd
+    calls an operator that it does not know all the same. (heddle's own functions have asked, and turn gradients off.)"""
+    names = [argument.name for argument in getattr(torch.ops.heddle, name).default._schema.arguments]
+    if name == "attention_with_kv_cache":  # as the native module calls them there
+        names[names.index("seqused_k")] = "seqlens"
+
+    def asking_kernel(*arguments):
+        if without_backward and torch.is_grad_enabled():
+            refuse_gradients(name, names, arguments)
+        try:
+            return kernel(*arguments)
+        except ValueError:
+            one_device(name, names, arguments)  # the native module has refused that, in fewer words
+            raise
+
+    def asking_fake(*arguments):
+        one_device(name, names, arguments)  # where one tensor of them is on the meta device, this is what runs
+        if without_backward and torch.is_grad_enabled():
+            refuse_gradients(name, names, arguments)
+        return fake(*arguments)
+
+    return asking_kernel, asking_fake
+
+
+for _name, _kernel, _fake, _without_backward in (
+    ("attention_forward", _forward, _forward_fake, False),
+    ("attention_backward", _backward_gradients, _backward_fake, False),
+    ("apply_rotary", _rotary, _rotary_fake, False),
+    ("append_kv_cache", _append, _append_fake, True),
+    ("attention_with_kv_cache", _cached, _cached_fake, True),
+    ("append_int4_cache", _append_int4, _append_fake, True),
+    ("attention_over_int4_cache", _over_int4, _over_int4_fake, True),
 ):
+    _kernel, _fake = asking(_name, _kernel, _fake, _without_backward)
     for _device in ("CPU", "CUDA"):  # what does not run there is refused by the native module, by name
         _LIBRARY.impl(_name, _kernel, _device)
     torch.library.register_fake(f"heddle::{_name}", _fake, lib=_LIBRARY)

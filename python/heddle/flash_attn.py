@@ -3,7 +3,7 @@
 Torch tensors; layout [B, S, H, D], packed [total, H, D]; float32 is taken as well as float16 and bfloat16, and any head
 size from 1 to 256. ``causal`` is aligned to the bottom-right corner, as FlashAttention's since 2.1: row i attends keys
 j <= i + Sk - Sq. Gradients flow to q, k and v (and from the returned log-sum-exp too), except in
-``flash_attn_with_kvcache``, which is for inference as FlashAttention's is.
+``flash_attn_with_kvcache``, which is for inference as FlashAttention's is, and refuses tensors that require a gradient.
 
 ``return_attn_probs=True`` returns (out, softmax_lse, S_dmask) as FlashAttention does. It fills S_dmask only with dropout,
 for testing: then it is [B, H, Sq, Sk] (packed: [B, H, max_seqlen_q, max_seqlen_k]), the true softmax probabilities,
@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._options import flag
-from .functional import attention, attention_with_kv_cache
+from .functional import _torch_path, attention, attention_with_kv_cache
 
 if TYPE_CHECKING:
     import torch
@@ -356,8 +356,9 @@ def flash_attn_with_kvcache(
       out [B, Sq, H, Dv].
 
     Raises:
-      ValueError: a bad argument, or an append beyond the cache, which leaves the cache as it was. (On a GPU lengths are not
-        read before: rows beyond the cache are dropped.)
+      ValueError: a bad argument, a tensor that requires a gradient (where FlashAttention drops it: make the call under
+        ``torch.no_grad()`` or detach it), or an append beyond the cache, which leaves the cache as it was. (On a GPU
+        lengths are not read before: rows beyond the cache are dropped.)
     """
     import torch
 
@@ -371,35 +372,30 @@ def flash_attn_with_kvcache(
         raise ValueError("[flash_attn_with_kvcache] rotary_cos is given and k is not: rotary needs new keys to append")
     if k is not None and cache_seqlens is None:
         raise ValueError("[flash_attn_with_kvcache] k is given and cache_seqlens is not: say where to append")
-    rotary_interleaved = flag("flash_attn_with_kvcache", "rotary_interleaved", rotary_interleaved)
-    return_softmax_lse = flag("flash_attn_with_kvcache", "return_softmax_lse", return_softmax_lse)
-    with torch.no_grad():
-        lengths = cache_seqlens
-        if isinstance(lengths, int):
-            lengths = torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
-        options = dict(
-            scale=softmax_scale,
-            causal=_causal(causal, "flash_attn_with_kvcache"),
-            window=window_size,
-            softcap=softcap,
-            alibi_slopes=alibi_slopes,
-            page_table=block_table,
-            cache_batch_idx=cache_batch_idx,
-            cache_leftpad=cache_leftpad,
-            batch_invariant=num_splits == 1,
-            return_lse=return_softmax_lse,
-        )
-        if k is None:
-            return attention(q, k_cache, v_cache, seqused_k=lengths, **options)
-        return attention_with_kv_cache(
-            q,
-            k,
-            v,
-            k_cache,
-            v_cache,
-            lengths,
-            rotary_cos=rotary_cos,
-            rotary_sin=rotary_sin,
-            interleaved=rotary_interleaved,
-            **options,
-        )
+    if rotary_interleaved is not True:
+        rotary_interleaved = flag("flash_attn_with_kvcache", "rotary_interleaved", rotary_interleaved)
+    if return_softmax_lse is not False:
+        return_softmax_lse = flag("flash_attn_with_kvcache", "return_softmax_lse", return_softmax_lse)
+    names, tensors = ("q", "k_cache", "v_cache", "alibi_slopes"), (q, k_cache, v_cache, alibi_slopes)
+    if k is not None:
+        names, tensors = (*names, "k", "v", "rotary_cos", "rotary_sin"), (*tensors, k, v, rotary_cos, rotary_sin)
+    _torch_path().refuse_gradients("flash_attn_with_kvcache", names, tensors)
+    lengths = cache_seqlens
+    if isinstance(lengths, int):
+        lengths = torch.full((q.shape[0],), lengths, dtype=torch.int32, device=q.device)
+    options = dict(
+        scale=softmax_scale,
+        causal=_causal(causal, "flash_attn_with_kvcache"),
+        window=window_size,
+        softcap=softcap,
+        alibi_slopes=alibi_slopes,
+        page_table=block_table,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+        batch_invariant=num_splits == 1,
+        return_lse=return_softmax_lse,
+    )
+    if k is None:
+        return attention(q, k_cache, v_cache, seqused_k=lengths, **options)
+    options.update(rotary_cos=rotary_cos, rotary_sin=rotary_sin, interleaved=rotary_interleaved)
+    return attention_with_kv_cache(q, k, v, k_cache, v_cache, lengths, **options)

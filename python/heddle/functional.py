@@ -80,7 +80,8 @@ def attention(
     bits), or all three, with a bfloat16 result. Strides are free. Torch tensors go through a torch operator
     with gradients of q, k, v, bias and sink, also through the returned lse; other arrays are forward only. Torch
     tensors on a GPU run there, on the current stream, as far as a candidate takes them (see ``heddle.explain``). Under
-    ``torch.autocast`` q, k and v are cast to its dtype, as for torch's own attention; a float32 bias stays as it is.
+    ``torch.autocast`` q, k and v are cast to its dtype, as for torch's own attention; a float32 bias stays as it is. All
+    tensors of a call are on one device (a dropout_seed may stay on the CPU); if that is ``meta``, so is the result.
 
     Args:
       q: [B, Sq, H, D], or packed [total_q, H, D] with cu_seqlens_q.
@@ -124,8 +125,10 @@ def attention(
 
     Raises:
       ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written.
-      TypeError: a bool as ``causal``, what is no bool as return_lse, batch_invariant or deterministic, an object that is no array, or a tensor whose memory is not its values: torch's
+      TypeError: a bool as ``causal``, what is no bool as return_lse, batch_invariant or deterministic (numpy's bool and
+        the ints 0 and 1 are), an object that is no array, or a tensor whose memory is not its values: torch's
         ``CausalBias``, nested and sparse ones.
+      NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
       RuntimeError: something outside the arguments failed.
 
     Sources: Dao et al., arXiv 2205.14135 and 2307.08691; ALiBi: Press et al., arXiv 2108.12409.
@@ -269,7 +272,8 @@ def append_kv_cache(
         is written, the row's largest magnitude / 448. 1 if None.
 
     Raises:
-      ValueError: a bad argument, or a position or page out of range. Nothing has been written. On a GPU positions and
+      ValueError: a bad argument, a position or page out of range, or, unless torch's gradients are off, a tensor that
+        requires one: what is written would have none. Nothing has been written. On a GPU positions and
         pages are not read before; rows outside the cache are dropped.
     """
     interleaved = flag("append_kv_cache", "interleaved", interleaved)
@@ -337,8 +341,9 @@ def attention_with_kv_cache(
       out [B, Sq, H, Dv], with return_lse a pair with lse, float32 [B, H, Sq].
 
     Raises:
-      ValueError: a bad argument; nothing has been written. On a GPU positions and pages are not read before: rows
-        outside the cache are dropped.
+      ValueError: a bad argument, or a tensor that requires a gradient: there is no backward, so make the call under
+        ``torch.no_grad()`` or detach it. Nothing has been written. On a GPU positions and pages are not read before:
+        rows outside the cache are dropped.
     """
     interleaved = flag("attention_with_kv_cache", "interleaved", interleaved)
     return_lse = flag("attention_with_kv_cache", "return_lse", return_lse)

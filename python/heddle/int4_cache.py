@@ -16,7 +16,8 @@ TAIL = 128  # slots of a ring
 class Int4Cache:
     """Keys and values of B sequences, about 4.5 bits a number: blocks of 64 keys in 4 bits, K with a scale and a zero for
     each channel, V with one for each key and 64 channels (KIVI: Liu et al., arXiv 2402.02750), and the newest 64 to 127
-    keys in a ring of 128 slots. Torch tensors, on the CPU or a GPU; for inference, without gradients.
+    keys in a ring of 128 slots. Torch tensors, on the CPU or a GPU; for inference: a tensor that requires a gradient is a
+    ValueError, unless torch's gradients are off.
 
     A sequence may be cut short as far as its number of blocks, ``Int4Cache.blocks_of(keys)``, stays.
 
