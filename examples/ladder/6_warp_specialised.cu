@@ -1,6 +1,7 @@
 // Rung 6: Hopper's own instructions. One thread copies tiles by the tensor memory accelerator; two warpgroups multiply
 // by wgmma, whose operands are in shared memory, and which runs while the warpgroup goes on: the softmax of one tile
 // beside P V of the one before. Registers move from the warpgroup that copies to those that compute.
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
@@ -67,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   rows.issue_scores(0);
   heddle::cuda::wgmma_wait<0>();
   heddle::cuda::keep(rows.s);
-  if (lane == 0) ptx::barrier_arrive(shared.k_free[0]);
+  heddle::cuda::release_after_products(shared.k_free[0]);
   rows.softmax(0, last_key, p.causal && tiles == 1);
   rows.round_probabilities();
 #pragma unroll 1
@@ -76,11 +77,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     rows.issue_output(tile - 1);
     heddle::cuda::wgmma_wait<1>();
     heddle::cuda::keep(rows.s);
-    if (lane == 0) ptx::barrier_arrive(shared.k_free[tile % kStages]);
+    heddle::cuda::release_after_products(shared.k_free[tile % kStages]);
     rows.softmax(tile * kKeys, last_key, p.causal && tile == tiles - 1);
     heddle::cuda::wgmma_wait<0>();
     heddle::cuda::keep(rows.o);
-    if (lane == 0) ptx::barrier_arrive(shared.v_free[(tile - 1) % kStages]);
+    heddle::cuda::release_after_products(shared.v_free[(tile - 1) % kStages]);
 #pragma unroll
     for (int i = 0; i < 64; ++i) rows.o[i] *= rows.keep[i / 2 % 2];
     rows.round_probabilities();

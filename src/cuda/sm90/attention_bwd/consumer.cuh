@@ -46,7 +46,9 @@ class Consumer : Warpgroup<C> {
   // Of the tile before; of the first tile if there is none, for nothing. Returns the buffer of its dS.
   __device__ int issue_last_query_gradient(typename Base::Block& dq, bool first) {
     const int buffer = first ? 0 : ds.index ^ 1;
-    ptx::barrier_wait(shared.ds_ready[buffer], first ? 0 : ds.phase ^ (ds.index == 0));
+    if (!planted(Plant::unawaited_gradients)) {
+      ptx::barrier_wait(shared.ds_ready[buffer], first ? 0 : ds.phase ^ (ds.index == 0));
+    }
     constexpr bool kByRows = C::kTileQ == 128;  // else by dims
     this->issue_query_gradient(buffer, kByRows ? 64 * warpgroup : 0, kByRows ? 0 : warpgroup, dq);
     return buffer;
@@ -57,7 +59,8 @@ class Consumer : Warpgroup<C> {
   // may be half a tile apart, and one's exponentials run under the other's products.
   __device__ __forceinline__ void step(int head, int row, bool more, float* last) {
     const int n = stage.index;
-    ptx::barrier_wait(shared.d_o_ready[n], stage.phase);
+    await_filled(shared.d_o_ready[n], stage.phase);
+    const bool released = planted_release(Plant::late_query_reads, shared.q_free[n]);
     typename Base::Pairs gradients;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -86,8 +89,9 @@ class Consumer : Warpgroup<C> {
     wgmma_wait<1>();
     keep(dk);
     keep(dv);
-    Base::release(shared.q_free[n]);
-    Base::release(shared.d_o_free[n]);
+    // lse and delta went into P and dS, whose products are done.
+    if (!released) release_after_products(shared.q_free[n]);
+    release_after_products(shared.d_o_free[n]);
     // After the last tile, one that is there already is computed once more, for nothing.
     const RingPosition<C::kStages> current = stage;
     stage.next();
@@ -97,7 +101,7 @@ class Consumer : Warpgroup<C> {
     wgmma_wait<1>();
     keep(dq);
     if (!first) {
-      Base::release(shared.ds_free[buffer]);
+      release_after_products(shared.ds_free[buffer]);
       this->add(dq, last, buffer);
     }
     ds.next();

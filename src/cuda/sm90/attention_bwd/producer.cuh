@@ -1,6 +1,7 @@
 // The warp that brings k and v once, and q, dO and their statistics tile by tile.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
@@ -70,14 +71,14 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
     // A bias or mask may leave any row without keys.
     const bool clears =
         C::kOption == Option::kPlanes || row < w.first_row || (row + C::kTileQ > w.last_row && w.clears_end);
-    ptx::barrier_wait(shared.q_free[q.index], q.phase ^ 1);
+    await_free(shared.q_free[q.index], q.phase);
     if (first_lane) {
       auto& ready = clears ? shared.landed[q.index] : shared.q_ready[q.index];
       ptx::barrier_arrive_expect(ready, sizeof(shared.q[0].panel) + kRowBytes);
       load_tile(shared.q[q.index], p.q, ready, w.q_row + row, h, w.q_batch, ptx::L2::evict_last);
       ptx::bulk_load(shared.lse[q.index], p.lse_log2 + statistics + row, kRowBytes, ready);
     }
-    ptx::barrier_wait(shared.d_o_free[d_o.index], d_o.phase ^ 1);
+    await_free(shared.d_o_free[d_o.index], d_o.phase);
     if (first_lane) {
       auto& ready = clears ? shared.landed[q.index] : shared.d_o_ready[d_o.index];
       ptx::barrier_arrive_expect(ready, sizeof(shared.d_o[0].panel) + kRowBytes);

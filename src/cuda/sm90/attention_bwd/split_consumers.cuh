@@ -55,7 +55,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     keep(s);
     typename Base::Pairs pairs;
     this->probabilities(shared.lse[n], head, row, 0, s, pairs);
-    Base::release(shared.q_free[n]);
+    release_after_reads(shared.q_free[n]);  // of lse
     ptx::barrier_wait(shared.p_free, phase ^ 1);
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
@@ -82,7 +82,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     wgmma_wait<0>();
     keep(dv);
     keep(dq);
-    Base::release(shared.d_o_free[0]);
+    release_after_products(shared.d_o_free[0]);
     if (!first) this->add(dq, last, buffer);
     this->issue_query_gradient(buffer, 0, 2, dq);
     const RingPosition<C::kStages> current = q;
@@ -93,7 +93,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     wgmma_wait<1>();
     keep(dq);
     if (!first) {
-      Base::release(shared.ds_free[buffer]);
+      release_after_products(shared.ds_free[buffer]);
       this->add(dq, last + 2 * (64 * 64), buffer);
     }
     ds.next();
@@ -148,7 +148,7 @@ class GradientConsumer : Warpgroup<C> {
         shared.delta[0], 0, ds.index, dp,
         [&](int i) { return ptx::unpack2<typename Base::T>(pairs[i / 8][i / 4 % 2 * 2 + i / 2 % 2]); }, gradients);
     Base::publish(shared.ds_ready[ds.index]);
-    Base::release(shared.d_o_free[0]);
+    release_after_products(shared.d_o_free[0]);  // delta went into dS, whose stores a fence follows
     ptx::barrier_wait(shared.q_ready[q.index], q.phase);
     this->issue_gradient(gradients, shared.q[q.index], 0, dk);
     ptx::barrier_wait(shared.ds_ready[ds.index], ds.phase);
@@ -160,11 +160,11 @@ class GradientConsumer : Warpgroup<C> {
       keep(dq);
       if (panel == 1) {
         keep(dk);
-        Base::release(shared.q_free[q.index]);
+        release_after_products(shared.q_free[q.index]);
       }
       this->add(dq, sum + panel * (64 * 64), ds.index);
     }
-    Base::release(shared.ds_free[ds.index]);
+    release_after_products(shared.ds_free[ds.index]);
     ds.next();
     q.next();
     phase ^= 1;

@@ -3,6 +3,7 @@
 // dS K.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/matrix.cuh"
@@ -39,10 +40,6 @@ class Warpgroup {
   __device__ static void clear(Accumulators& x) {
 #pragma unroll
     for (int i = 0; i < kAccumulators; ++i) x[i] = 0.0f;
-  }
-
-  __device__ static void release(ptx::Barrier& barrier) {
-    if (ptx::elect_one()) ptx::barrier_arrive(barrier);
   }
 
   // Keys and values that nobody attends become zeros: dS is zero for them, but zero times NaN is not.
@@ -173,9 +170,10 @@ class Warpgroup {
 
   // Makes this warp's stores to shared memory known to products, and tells so.
   __device__ static void publish(ptx::Barrier& barrier) {
+    planted_pause(Plant::unawaited_gradients, true);
     ptx::fence_async_shared();
     __syncwarp();
-    release(barrier);
+    if (ptx::elect_one()) ptx::barrier_arrive(barrier);
   }
 
   // Where this warp's 16 rows of block `number` of a tile of dQ are summed.

@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_decode/merge.cuh"
 #include "cuda/sm90/attention_decode/warp_blocks.cuh"
@@ -36,12 +37,12 @@ class Consumer : Blocks<C> {
         load_factors();
         if constexpr (C::kQInRegisters) {
           this->load_q(0, 0);
-          ptx::barrier_arrive(control.q_free);
+          release_after_own_reads(control.q_free);
         }
         this->attend(piece);
         finish(piece, merger);
         if (piece.merge == Piece::kCluster) merger.gather(piece);
-        if constexpr (!C::kQInRegisters) ptx::barrier_arrive(control.q_free);
+        if constexpr (!C::kQInRegisters) ptx::barrier_arrive(control.q_free);  // for query warps, which store
         merge = piece.merge == Piece::kNow ? &piece : nullptr;
         if (piece.merge == Piece::kLast) {
           if (warp == 0 && lane() == 0) control.last = piece;
@@ -51,7 +52,7 @@ class Consumer : Blocks<C> {
       consumers_meet();  // for control.last
       if (merge != nullptr) merger.merge(*merge);
       if (!more) return;
-      this->release(control.piece_free[slot.index]);
+      release_to_stores(control.piece_free[slot.index]);
     }
   }
 

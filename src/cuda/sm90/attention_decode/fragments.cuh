@@ -1,6 +1,7 @@
 // What a consumer warp holds while a piece lasts: its place in the unit, q, O and the rows' statistics.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
@@ -42,11 +43,6 @@ class Fragments {
 
   // This warp's part of the merge buffer, idle while it attends.
   __device__ float* merge_rows() const { return shared.merge() + warp * C::kMergeWords; }
-
-  __device__ void release(ptx::Barrier& barrier) {
-    __syncwarp();
-    if (lane() == 0) ptx::barrier_arrive(barrier);
-  }
 
   // Of row tile m for all steps (in registers) or for one. Rows beyond the last repeat it: nothing of theirs is kept.
   __device__ void load_q(int m, int step) {

@@ -1,6 +1,7 @@
 // The warp that cuts the work and copies K and V to shared memory.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
@@ -43,7 +44,7 @@ class Producer {
       // asked for, the others may know.
       bool published = !copies_q<C>(p) || piece.blocks <= 0 || !more;
       if (copies_q<C>(p) && more) {
-        ptx::barrier_wait(control.q_free, phase ^ 1);
+        await_free(control.q_free, phase);
         copy_q(piece);
       }
       if (published) publish();
@@ -89,7 +90,7 @@ class Producer {
     const Plan& plan = p.plan;
     const AttentionProblem& problem = p.problem;
     const int boxes = min(plan.block, piece.end_slot - from + plan.box - 1) >> plan.box_shift;
-    ptx::barrier_wait(control.empty[stage.index], stage.phase ^ 1);
+    await_free(control.empty[stage.index], stage.phase);
     ptx::Barrier& full = control.full[stage.index];
     if (lane == 0) ptx::barrier_arrive_expect(full, boxes * C::kPanels * plan.box * plan.heads * kPanel);
     __syncwarp();

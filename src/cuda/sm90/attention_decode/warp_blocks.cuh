@@ -39,11 +39,11 @@ class WarpBlocks : protected Products<C> {
     const bool active = head < p.plan.heads && first_row < p.plan.rows;
     const int groups = active ? p.plan.block / kKeyTile : 0;
     const KeyRows rows(p.plan, head);
-    ptx::barrier_wait(control.full[k_stage], k_phase);
+    await_filled(control.full[k_stage], k_phase);
     if (split >= groups) {
-      this->release(control.empty[k_stage]);
-      ptx::barrier_wait(control.full[v_stage], v_phase);
-      this->release(control.empty[v_stage]);
+      release_after_reads(control.empty[k_stage]);
+      await_filled(control.full[v_stage], v_phase);
+      release_after_reads(control.empty[v_stage]);
       return;
     }
 #pragma unroll 1
@@ -53,8 +53,9 @@ class WarpBlocks : protected Products<C> {
       // What this launch writes itself is there only when the keys are.
       if (C::kKeyScales && slot + kKeyTile > piece.new_slot) scales = scale_at(scale_place(piece, slot));
       ScoreTile s[kTiles];
+      const bool released = last && planted_release(Plant::late_key_reads, control.empty[k_stage]);
       this->score(ptx::shared_address(shared.tile(k_stage)), rows, group * kKeyTile, s);
-      if (last) this->release(control.empty[k_stage]);
+      if (last && !released) release_after_reads(control.empty[k_stage]);
       const bool whole = p.plain && first_key >= piece.whole_begin && first_key + kKeyTile <= piece.whole_end;
       std::uint32_t kept[2] = {0xFFFFFFFF, 0xFFFFFFFF};
       finish_scores(piece, first_key, whole, s, kept);
@@ -91,7 +92,7 @@ class WarpBlocks : protected Products<C> {
                                         probabilities, kept);
       }
     }
-    this->release(control.empty[v_stage]);
+    release_after_reads(control.empty[v_stage]);
   }
 
   // Scales, options and masks. kept: which of this thread's values (those of two neighbouring keys in the halves of a

@@ -39,7 +39,7 @@ class WarpgroupBlocks : protected Fragments<C> {
       issue_values(block == 0 ? k.index : v.index, block == 0 ? k.phase : v.phase, block > 1);
       wgmma_wait<1>();
       keep(flat(s));
-      this->release(control.empty[k.index]);
+      release_after_products(control.empty[k.index]);
       advance(k);
       const bool whole = p.plain && first_key >= piece.whole_begin && first_key + kGroupKeys <= piece.whole_end;
       finish_scores(piece, first_key, whole);
@@ -96,8 +96,8 @@ class WarpgroupBlocks : protected Fragments<C> {
     }
   }
   __device__ void pass(RingPosition& tile) {
-    ptx::barrier_wait(control.full[tile.index], tile.phase);
-    this->release(control.empty[tile.index]);
+    await_filled(control.full[tile.index], tile.phase);
+    release_after_products(control.empty[tile.index]);
     advance(tile);
   }
 
@@ -106,7 +106,7 @@ class WarpgroupBlocks : protected Fragments<C> {
   __device__ int tile_row() const { return head * p.plan.box + split * kGroupKeys; }
 
   __device__ void issue_scores() {
-    ptx::barrier_wait(control.full[k.index], k.phase);
+    await_filled(control.full[k.index], k.phase);
     const Swizzled128 tile(shared.tile(k.index)), q_tile(shared.q());
     wgmma_fence();
 #pragma unroll
@@ -122,7 +122,8 @@ class WarpgroupBlocks : protected Fragments<C> {
   }
 
   __device__ void issue_values(int stage, std::uint32_t phase, bool accumulate) {
-    ptx::barrier_wait(control.full[stage], phase);
+    await_filled(control.full[stage], phase);
+    if (stage == v.index) planted_release(Plant::late_key_reads, control.empty[stage]);
     const Swizzled128 tile(shared.tile(stage), p.plan.panel_bytes);
     wgmma_fence();
 #pragma unroll
@@ -134,7 +135,7 @@ class WarpgroupBlocks : protected Fragments<C> {
   }
 
   __device__ void release_values() {
-    this->release(control.empty[v.index]);
+    if (!planted(Plant::late_key_reads)) release_after_products(control.empty[v.index]);
     advance(v);
   }
 

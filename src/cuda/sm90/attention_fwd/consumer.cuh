@@ -6,6 +6,7 @@
 
 #include <type_traits>
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/matrix.cuh"
@@ -52,7 +53,7 @@ class Consumer {
   __device__ __forceinline__ void compute_tiles() {
     take_q();
     begin_score_options();
-    ptx::barrier_wait(shared.k_ready[k.index], k.phase);
+    await_keys();
     begin_turn();
     issue_qk(shared.work[slot].k_end - 1);
     end_turn();
@@ -65,7 +66,7 @@ class Consumer {
     for (;;) {
       bool accumulate = false;
       for (int tile = shared.work[slot].k_end - 2; tile >= first_tile(); --tile) {
-        ptx::barrier_wait(shared.k_ready[k.index], k.phase);
+        await_keys();
         begin_turn();
         issue_qk(tile);
         issue_pv(accumulate);
@@ -107,7 +108,7 @@ class Consumer {
       }
       take_q();
       begin_score_options();
-      ptx::barrier_wait(shared.k_ready[k.index], k.phase);
+      await_keys();
       begin_turn();
       issue_qk(shared.work[slot].k_end - 1);
       issue_pv(accumulate);
@@ -136,11 +137,6 @@ class Consumer {
     if constexpr (C::kTakesTurns) ptx::barrier_arrive(kTurn + 1 - warpgroup, 256);
   }
 
-  // One lane a warp tells the producer.
-  __device__ void release(ptx::Barrier& free) {
-    if (lane == 0) ptx::barrier_arrive(free);
-  }
-
   __device__ int first_position(const Work& w) const { return w.position + warpgroup * p.positions; }
   __device__ ThreadRows thread_rows(const Work& w) const { return {first_position(w), warp_row() + lane / 4}; }
   // The first of this warp's 16 rows of the warpgroup's 64.
@@ -161,9 +157,10 @@ class Consumer {
   }
 
   __device__ void take_q() {
-    ptx::barrier_wait(shared.q_ready[warpgroup], q_phase);
+    await_filled(shared.q_ready[warpgroup], q_phase);
     q_phase ^= 1;
     if constexpr (C::kQInRegisters) {
+      const bool released = planted_release(Plant::late_query_reads, shared.q_free[warpgroup]);
       const int row = warp_row() + lane % 16;
 #pragma unroll
       for (int step = 0; step < C::kHeadSize / 16; ++step) {
@@ -171,8 +168,14 @@ class Consumer {
         const int chunk = (step % 4 * 2 + lane / 16) ^ (row % 8);
         ptx::load_matrix_x4(q[step], &shared.q[warpgroup].panel[step / 4][row][8 * chunk]);
       }
-      release(shared.q_free[warpgroup]);
+      if (!released) release_after_reads(shared.q_free[warpgroup]);
     }
+  }
+
+  // Of the next tile of keys, in front of their product. Planted: see keys_released.
+  __device__ void await_keys() {
+    if (!planted(Plant::unawaited_keys)) await_filled(shared.k_ready[k.index], k.phase);
+    keys_released = planted_release(Plant::late_key_reads, shared.k_free[k.index]);
   }
 
   __device__ void issue_qk(int tile) {
@@ -198,7 +201,7 @@ class Consumer {
   }
 
   __device__ void issue_pv(bool accumulate) {
-    ptx::barrier_wait(shared.v_ready[v.index], v.phase);
+    await_filled(shared.v_ready[v.index], v.phase);
     const Swizzled128 v_tile(shared.v[v.index].panel, VTile::kPanelBytes);
     wgmma_fence();
 #pragma unroll
@@ -228,10 +231,11 @@ class Consumer {
   // After a wait for S. The last one of a tile is done with q.
   __device__ __forceinline__ void softmax_of(int tile, float (&correction)[2]) {
     keep(s);
-    release(shared.k_free[k.index]);
+    if (planted(Plant::unawaited_keys)) ptx::barrier_wait(shared.k_ready[k.index], k.phase);
+    if (!keys_released) release_after_products(shared.k_free[k.index]);
     k.next();
     if constexpr (!C::kQInRegisters) {
-      if (tile == first_tile()) release(shared.q_free[warpgroup]);
+      if (tile == first_tile()) release_after_products(shared.q_free[warpgroup]);
     }
     const Work& w = shared.work[slot];
     if constexpr (C::kOptions == kSoftcap) {
@@ -298,7 +302,8 @@ class Consumer {
     if (p.bias.access != PlaneAccess::bulk && p.mask.access != PlaneAccess::bulk) return;
     const Work& w = shared.work[slot];
     const unsigned n = w.number_of(tile), stage = n % C::kPlaneStages;
-    ptx::barrier_wait(shared.bulk_ready[warpgroup][stage], n / C::kPlaneStages & 1);
+    await_filled(shared.bulk_ready[warpgroup][stage], n / C::kPlaneStages & 1);
+    const bool released = planted_release(Plant::late_plane_reads, shared.bulk_free[warpgroup][stage]);
     const BulkTile<C>& bulk = shared.bulk[warpgroup][stage];
     if (p.bias.access == PlaneAccess::bulk) {
       add_bulk_bias<C>(bulk, warp_row(), p.scale, s);
@@ -306,8 +311,7 @@ class Consumer {
     } else {
       remove_by_bulk_mask<C>(bulk, warp_row(), s);
     }
-    __syncwarp();
-    release(shared.bulk_free[warpgroup][stage]);
+    if (!released) release_after_reads(shared.bulk_free[warpgroup][stage]);
     if (p.mask.access == PlaneAccess::keys) remove_closed<C>(shared.closed_keys[n % kKeyTiles][lane % 4], s);
   }
 
@@ -328,7 +332,7 @@ class Consumer {
   }
 
   __device__ void release_v() {
-    release(shared.v_free[v.index]);
+    release_after_products(shared.v_free[v.index]);
     v.next();
   }
 
@@ -343,7 +347,8 @@ class Consumer {
   int slot = 0, k_begin = 0, whole_begin = 0, whole_end = 0;  // of the tile at hand
   RowState state;
   std::uint32_t q_phase = 0;
-  unsigned announced = 0;  // tiles, so far
+  bool keys_released = false;  // before their product: only ever where that is planted
+  unsigned announced = 0;      // tiles, so far
   RingPosition<C::kStages> k, v;
   struct Nothing {};
   std::conditional_t<C::kByElement, ScoreOptions<C>, Nothing> options;

@@ -1,6 +1,7 @@
 // The threads that bring q, k and v to shared memory.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_fwd/guard.cuh"
@@ -30,12 +31,13 @@ __device__ void produce_keys(const Params& p, SharedMemory<C>& shared) {
 #pragma unroll 1                                    // the producers have few registers
     for (int n = 0; n <= count; ++n, row -= C::kTileK) {
       if (n < count) {
-        ptx::barrier_wait(shared.k_free[k.index], k.phase ^ 1);
+        await_free(shared.k_free[k.index], k.phase);
+        planted_pause(Plant::unawaited_keys, false);
         load_keys(shared.k[k.index], p.k, shared.k_ready[k.index], row, h, b);
         k.next();
       }
       if (n > 0) {
-        ptx::barrier_wait(shared.v_free[v.index], v.phase ^ 1);
+        await_free(shared.v_free[v.index], v.phase);
         load_keys(shared.v[v.index], p.v,
                   passes_guard<C>(p, w, w.k_end - n) ? shared.v_landed[v.index] : shared.v_ready[v.index],
                   row + C::kTileK, h, b);
@@ -59,7 +61,7 @@ __device__ __forceinline__ void produce_plane(const Params& p, const ScorePlane&
 #pragma unroll 1
     for (int c = 0; c < C::kConsumers; ++c) {
       auto& ready = shared.bulk_ready[c][stage.index];
-      ptx::barrier_wait(shared.bulk_free[c][stage.index], stage.phase ^ 1);
+      await_free(shared.bulk_free[c][stage.index], stage.phase);
       ptx::barrier_arrive_expect(ready, kBytes);
 #pragma unroll
       for (int panel = 0; panel < C::kTileK / kColumns; ++panel) {
@@ -87,7 +89,7 @@ __device__ void produce_q(const Params& p, SharedMemory<C>& shared) {
 #pragma unroll 1
     for (int c = 0; c < C::kConsumers; ++c) {
       auto& q = shared.q[c];
-      ptx::barrier_wait(shared.q_free[c], phase ^ 1);
+      await_free(shared.q_free[c], phase);
       ptx::barrier_arrive_expect(shared.q_ready[c], sizeof(q.panel[0][0]) * p.positions * p.pack * q.kPanels);
 #pragma unroll
       for (int panel = 0; panel < q.kPanels; ++panel) {

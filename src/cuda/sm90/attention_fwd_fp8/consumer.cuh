@@ -12,6 +12,7 @@
 // took a tenth of the time. Where exponentials overflow, the whole query tile is computed again.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/wgmma.cuh"
@@ -110,11 +111,6 @@ class Consumer {
   // Whether every row of the warp has met a key: maxima may be guessed.
   __device__ bool started() const { return vote(state.max[0] > -INFINITY && state.max[1] > -INFINITY); }
 
-  // One lane a warp tells the producer.
-  __device__ void release(ptx::Barrier& free) {
-    if (ptx::elect_one()) ptx::barrier_arrive(free);
-  }
-
   __device__ ThreadRows thread_rows(const Work& w) const {
     return {w.position + warpgroup * p.positions, warp_row() + thread() % 32 / 4};
   }
@@ -147,7 +143,7 @@ class Consumer {
   __device__ float head_scale(const Scales& x, const Work& w) const { return x.at(w.sequence, 0, w.h / p.kv_divisor); }
 
   __device__ void take_q() {
-    ptx::barrier_wait(shared.q_ready[warpgroup], parked().q_phase);
+    await_filled(shared.q_ready[warpgroup], parked().q_phase);
     parked().q_phase ^= 1;
   }
 
@@ -175,9 +171,9 @@ class Consumer {
 
   // The tile of k is done with, and after the last one q is.
   __device__ void release_k(bool last) {
-    release(shared.k_free[k.index]);
+    release_after_products(shared.k_free[k.index]);
     k.next();
-    if (last) release(shared.q_free[warpgroup]);
+    if (last) release_after_products(shared.q_free[warpgroup]);
   }
 
   // From S of a whole tile to its P; adds P V of the tile before to O.
@@ -276,17 +272,14 @@ class Consumer {
       const float largest = shared.scales[stage].largest_v;
 #pragma unroll
       for (int i = 0; i < kOutputs; ++i) o[i] = fmaf(partial[i], largest, o[i]);
-      __syncwarp();  // one lane then gives back what all have read
+      // Every thread for itself: its scales, too, are to be stored anew.
+      ptx::barrier_arrive(shared.v_free[stage]);
     } else {
 #pragma unroll
       for (int i = 0; i < kOutputs; ++i) o[i] += partial[i];
       rounded[0] += partial[kOutputs];
       rounded[1] += partial[kOutputs + 2];
-    }
-    if constexpr (C::kTokenScales) {
-      ptx::barrier_arrive(shared.v_free[stage]);
-    } else {
-      release(shared.v_free[stage]);
+      release_after_products(shared.v_free[stage]);
     }
   }
 

@@ -1,6 +1,7 @@
 // The threads that bring q, k and v to shared memory.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/attention_fwd/producer.cuh"
@@ -25,12 +26,12 @@ __device__ void produce_keys(const Params& p, SharedMemory<C>& shared) {
 #pragma unroll 1                                    // the producers have few registers
     for (int n = 0; n <= count; ++n, row -= C::kTileK) {
       if (n < count) {
-        ptx::barrier_wait(shared.k_free[k.index], k.phase ^ 1);
+        await_free(shared.k_free[k.index], k.phase);
         load_keys(shared.k[k.index], p.k, shared.k_ready[k.index], row, h, b);
         k.next();
       }
       if (n > 0) {
-        ptx::barrier_wait(shared.v_taken[v.index], v.phase ^ 1);
+        await_free(shared.v_taken[v.index], v.phase);
         load_keys(shared.v[v.index], p.v, shared.v_landed[v.index], row + C::kTileK, h, b);
         v.next();
       }

@@ -5,6 +5,7 @@
 // P V. In each 16 dims, its row 8 a + n holds dim 2 n + a: the epilogue finds four neighbours in a thread.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
@@ -65,7 +66,8 @@ __device__ void transpose_values(const Params& p, SharedMemory<C>& shared, int n
     for (int tile = w.k_end - 1; tile >= w.k_begin; --tile, v.next()) {
       ptx::barrier_wait(shared.v_free[v.index], v.phase ^ 1);
       if constexpr (C::kTokenScales) bring_scales<C>(p, w, tile, number, shared.scales[v.index]);
-      ptx::barrier_wait(shared.v_landed[v.index], v.phase);
+      await_filled(shared.v_landed[v.index], v.phase);
+      const bool released = planted_release(Plant::late_key_reads, shared.v_taken[v.index]);
       // P is zero where no row attends, but zero times NaN is not.
       if (attention_fwd::passes_guard<C>(p, w, tile)) {
         const attention_fwd::AttendedRows<C> rows(w, tile);
@@ -78,10 +80,10 @@ __device__ void transpose_values(const Params& p, SharedMemory<C>& shared, int n
       for (int key = number * kShare; key < (number + 1) * kShare; key += 32) {
         transpose<C>(shared.v[v.index], shared.transposed[v.index], key);
       }
-      ptx::fence_async_shared();
+      finish_reads();  // and what was stored is there for products
       __syncwarp();
       if (C::kTokenScales || first_lane) ptx::barrier_arrive(shared.v_ready[v.index]);
-      if (first_lane) ptx::barrier_arrive(shared.v_taken[v.index]);
+      if (first_lane && !released) ptx::barrier_arrive(shared.v_taken[v.index]);
     }
     __syncwarp();
     ptx::barrier_arrive(shared.work_free[slot.index]);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/any/linear/schedule.cuh"
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/linear/params.h"
@@ -81,7 +82,7 @@ __device__ inline void produce(const Params<typename C::WeightBlock>& p, Shared&
   Position stage;
 #pragma unroll 1
   for (; !at.done(); at.next(s), stage.next<C::kStages>()) {
-    ptx::barrier_wait(shared.free[stage.index], stage.phase);
+    await_free(shared.free[stage.index], stage.phase ^ 1);  // the first round did not wait
     load_weights(at, stage.index);
     load_x(at, stage.index);
   }

@@ -2,6 +2,7 @@
 // registers takes several times as long as its products.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/sm90/linear/producer.cuh"
 #include "cuda/sm90/linear_w4a16/config.h"
@@ -41,19 +42,21 @@ class WarpConsumer {
 #pragma unroll 1
     for (; units > 0; --units) {
       const std::uint32_t barrier = ready + stage.index * sizeof(ptx::Barrier);
-      ptx::barrier_wait_at(barrier, stage.phase);
+      await_filled(barrier, stage.phase);
+      const std::uint32_t free = barrier + C::kStages * sizeof(ptx::Barrier);
+      const bool released = planted_release(Plant::late_key_reads, free);
       Half first, second;
       load(0, first);
       if constexpr (kRegistersForTwo) {
         load(1, second);
-        release(barrier);
         multiply(first, sums);
+        if (!released) release_after_reads(free);  // by now the loads have returned, and the fence waits for nothing
         multiply(second, odd);
       } else {
         multiply(first, sums);
         load(1, second);
-        release(barrier);
         multiply(second, sums);
+        if (!released) release_after_reads(free);
       }
       stage.template next<C::kStages>();
     }
@@ -84,11 +87,6 @@ class WarpConsumer {
 #pragma unroll
       for (int j = 0; j < C::kTokens / 8; ++j) ptx::load_matrix_x4(to.x[pair][j], from + j * 1024);
     }
-  }
-
-  __device__ static void release(std::uint32_t barrier) {
-    __syncwarp();
-    if (ptx::elect_one()) ptx::barrier_arrive_at(barrier + C::kStages * sizeof(ptx::Barrier));
   }
 
   __device__ __forceinline__ static void multiply(const Half& half, linear::Sums<C>& sums) {

@@ -2,6 +2,7 @@
 // decoded into registers while the products of the half before run.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/shared.cuh"
 #include "cuda/common/wgmma_narrow.cuh"
 #include "cuda/sm90/linear/producer.cuh"
@@ -32,12 +33,12 @@ class WarpgroupConsumer {
 #pragma unroll 1
     for (; units > 0; --units) {
       const int n = stage.index;
-      ptx::barrier_wait_at(ready + n * static_cast<int>(sizeof(ptx::Barrier)), stage.phase);
+      await_filled(ready + n * static_cast<int>(sizeof(ptx::Barrier)), stage.phase);
       const HalfBlock halves[2] = {load(n, 0), load(n, 1)};
       decode_half(halves[0], first);
       issue(n, 0, first, sums[0]);
       wgmma_wait<1>();
-      if (before >= 0) release(before);
+      if (before >= 0) release_after_products(shared.free[before]);
       decode_half(halves[1], second);
       issue(n, 1, second, sums[0]);
       wgmma_wait<1>();
@@ -46,16 +47,12 @@ class WarpgroupConsumer {
     }
     wgmma_wait<0>();
     keep(sums[0]);
-    release(before);
+    release_after_products(shared.free[before]);
   }
 
  private:
   using T = typename C::Element;
   using Operands = std::uint32_t[4][4];
-
-  __device__ void release(int n) {
-    if (ptx::elect_one()) ptx::barrier_arrive(shared.free[n]);
-  }
 
   __device__ HalfBlock load(int n, int half) {
     const int at = n * static_cast<int>(sizeof(shared.weights[0]));

@@ -2,6 +2,7 @@
 // 128 columns are added to others in float32.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/shared.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/linear/producer.cuh"
@@ -28,7 +29,7 @@ class Consumer {
 #pragma unroll
     for (int i = 0; i < C::kAccumulators; ++i) sums[0][i] = 0.0f;
     Operands first;
-    ptx::barrier_wait(shared.ready[stage.index], stage.phase);
+    await_weights();
     decode_half(stage.index, 0, first);
 #pragma unroll 1
     for (; units >= kAtOnce; units -= kAtOnce) run<kAtOnce>(units > kAtOnce, first, sums[0]);
@@ -43,8 +44,14 @@ class Consumer {
   using Operands = std::uint32_t[kHalfSteps][4];
   using Products = float[C::kAccumulators];
 
+  __device__ void await_weights() {
+    await_filled(shared.ready[stage.index], stage.phase);
+    planted_release(Plant::late_key_reads, shared.free[stage.index]);
+  }
+
+  // Both halves' weights went into products that are done. What is loaded once more behind the last unit is not used.
   __device__ void release(int n) {
-    if (ptx::elect_one()) ptx::barrier_arrive(shared.free[n]);
+    if (!planted(Plant::late_key_reads)) release_after_products(shared.free[n]);
   }
 
   // Some units, the sums of each added while the products of the next one run. The assembler does not follow products
@@ -69,7 +76,7 @@ class Consumer {
       wgmma_wait<1>();
       before = stage.index;
       stage.template next<C::kStages>();
-      if (u + 1 < kUnits || more) ptx::barrier_wait(shared.ready[stage.index], stage.phase);
+      if (u + 1 < kUnits || more) await_weights();
       // Behind the last unit this one's once more, for nothing.
       decode_half(u + 1 < kUnits || more ? stage.index : before, 0, first);
     }

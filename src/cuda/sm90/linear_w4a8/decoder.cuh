@@ -2,6 +2,7 @@
 // and products whose operands both lie in shared memory are the faster ones.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/tma.cuh"
 #include "cuda/sm90/linear/producer.cuh"
@@ -73,7 +74,7 @@ class Decoder {
   __device__ void decode_unit() {
     constexpr int kMost = (kItems + C::kDecoders - 1) / C::kDecoders;
     static_assert(lowbit::kBlockRows / kItemRows * kHalves == 8);
-    ptx::barrier_wait(shared.ready[stage.index], stage.phase);
+    await_filled(shared.ready[stage.index], stage.phase);
     Item item = load(first_item);
     ptx::barrier_wait(shared.decoded_free[place.index], place.phase ^ 1);
 #pragma unroll
@@ -85,7 +86,7 @@ class Decoder {
       store(number, item);
       item = next;
     }
-    ptx::fence_async_shared();
+    finish_reads();  // and what was stored is there for products
     __syncwarp();
     if (ptx::elect_one()) ptx::barrier_arrive(shared.decoded_ready[place.index]);
     stage.template next<C::kStages>();

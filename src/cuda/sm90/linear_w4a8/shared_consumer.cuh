@@ -2,6 +2,7 @@
 // keep few bits, so those of a unit's 128 columns are added to others in float32.
 #pragma once
 
+#include "cuda/common/hand_over.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/linear_w4a8/decoder.cuh"
 
@@ -23,7 +24,7 @@ class SharedConsumer {
     for (int i = 0; i < C::kAccumulators; ++i) sums[0][i] = 0.0f;
 #pragma unroll 1
     for (; units > 0; --units) {
-      ptx::barrier_wait(shared.ready[stage.index], stage.phase);
+      await_filled(shared.ready[stage.index], stage.phase);
       ptx::barrier_wait(shared.decoded_ready[place.index], place.phase);
       const Swizzled128 weights(shared.decoded[place.index][group]);
 #pragma unroll
@@ -37,9 +38,9 @@ class SharedConsumer {
         }
         wgmma_commit();
         wgmma_wait<0>();
-        if (token + kProductTokens == C::kTokens && ptx::elect_one()) {
-          ptx::barrier_arrive(shared.free[stage.index]);
-          ptx::barrier_arrive(shared.decoded_free[place.index]);
+        if (token + kProductTokens == C::kTokens) {
+          release_after_products(shared.free[stage.index]);  // weights: whoever has decoded them fenced its loads
+          release_after_products(shared.decoded_free[place.index]);
         }
         keep(products);
 #pragma unroll

@@ -1,0 +1,21 @@
+// Sequences no longer than was said, where memory is for as many rows and keys as that.
+#pragma once
+
+#include "core/attention_problem.h"
+
+namespace heddle::cuda {
+
+// AttentionProblem::sequence(), no longer than the bounds Sq and Sk if there is a bias or mask, which have their
+// extents, or if `buffers` do too. Else a bound that was none costs nothing but time.
+constexpr Sequence bounded_sequence(const AttentionProblem& p, std::int64_t b, bool buffers = false) {
+  Sequence s = p.sequence(b);
+  if (buffers || p.bias.data != nullptr || p.mask.data != nullptr) {
+    s.q_rows = clamped(s.q_rows, 0, p.Sq);
+    s.k_rows = clamped(s.k_rows, 0, p.Sk);
+    s.sq = clamped(s.sq, 0, p.Sq);
+    s.sk = clamped(s.sk, 0, p.Sk);
+  }
+  return s;
+}
+
+}  // namespace heddle::cuda
