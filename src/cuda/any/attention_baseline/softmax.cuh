@@ -3,6 +3,7 @@
 
 #include "cuda/any/attention_baseline/params.h"
 #include "cuda/any/options.cuh"
+#include "cuda/common/bounded_sequence.h"
 
 namespace heddle::cuda::any::attention_baseline {
 
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) softmax_kernel(const __grid_constant
   const std::int64_t row = std::int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32, unit = row / p.Sq;
   const std::int64_t i = row - unit * p.Sq, b = unit / p.H, h = unit - b * p.H;
   if (b >= p.B) return;
-  const Sequence s = p.sequence(b);
+  const Sequence s = bounded_sequence(p, b, true);
   if (i >= s.q_rows) return;
   if (i >= s.sq) {
     if (lane == 0) store_lse(p, s, b, h, i, 0.0f, 0.0f);

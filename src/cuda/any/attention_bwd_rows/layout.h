@@ -21,4 +21,19 @@ constexpr std::int64_t first_row(const AttentionProblem& p, std::int64_t b, cons
   return p.cu_seqlens_q ? (s.q_begin + kRowTile * b) / kRowTile * kRowTile : b * round_up_to_tile(p.Sq);
 }
 
+// Whether packed sequences lie one behind the other and are as short as was said; of those from `first` on, `step`
+// apart. Index data is nobody's word, and where sequences shared rows or had more tiles than there are CTAs, a CTA
+// could wait for a turn that never comes.
+constexpr bool lie_apart(const AttentionProblem& p, std::int64_t first, std::int64_t step) {
+  const auto apart = [&](const std::int32_t* offsets, std::int64_t rows, std::int64_t longest) {
+    bool all = true;
+    for (std::int64_t b = first; offsets != nullptr && b < p.B; b += step) {
+      const std::int64_t begin = offsets[b], end = offsets[b + 1];
+      all = all && begin >= 0 && begin <= end && end <= rows && end - begin <= longest;
+    }
+    return all;
+  };
+  return apart(p.cu_seqlens_q, p.q_rows, p.Sq) && apart(p.cu_seqlens_k, p.k_rows, p.Sk);
+}
+
 }  // namespace heddle::cuda::any::attention_bwd_rows

@@ -5,6 +5,7 @@
 
 #include "cuda/any/naive_attention/params.h"
 #include "cuda/any/options.cuh"
+#include "cuda/common/bounded_sequence.h"
 
 namespace heddle::cuda::any::naive_attention {
 
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) naive_attention_kernel(const __grid_
   const AttentionProblem& p = params.problem;
   const std::int64_t unit = blockIdx.x / p.Sq, b = unit / p.H;
   const std::int64_t h = unit - b * p.H;
-  const Row at{b, h, h / p.G, blockIdx.x - unit * p.Sq, p.sequence(b)};
+  const Row at{b, h, h / p.G, blockIdx.x - unit * p.Sq, bounded_sequence(p, b)};
   if (at.i >= at.s.q_rows) return;
   const std::byte* q = p.q.at(b, at.s.q_begin + at.i, h);
   const float scale = p.q_scale.at(b, at.s.q_begin + at.i, h);

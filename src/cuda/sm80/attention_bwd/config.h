@@ -77,6 +77,7 @@ struct Work {
   int tile_begin, tile_end;          // query tiles with a row that attends a key of this tile
   std::int64_t stored_row;           // of position 0 in lse_log2, delta and the sums of dQ, in a head
   const std::byte *k, *v;            // this head's: key 0
+  bool takes_turns;                  // at the sums of dQ
 };
 
 template <class C>

@@ -21,7 +21,7 @@ __device__ inline void add_dq(const Params& p, const Work& w, int h, int tile, i
   constexpr int kPieces = C::Rows::kBlocks / kBlocks;
   const unsigned warp = threadIdx.x / 32, lane = recomputed(threadIdx.x % 32, tile);
   const std::uint32_t attended = C::kScoreOptions ? shared.attended[parity][lane % 4] : ~0u;
-  int* const turns = p.turns != nullptr ? p.turns + (h * p.rows_per_head + w.stored_row) / C::kTileQ + tile : nullptr;
+  int* const turns = w.takes_turns ? p.turns + (h * p.rows_per_head + w.stored_row) / C::kTileQ + tile : nullptr;
   float* const share = dq_sums_of<C>(p, w.stored_row, h, tile);
   const Left<C, kGroups> ds(ptx::shared_address(&shared.ds) + C::Rows::first_row(warp) * C::kPairPitch, lane);
   float sums[2][kGroups][kBlocks][4];
@@ -51,7 +51,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
   const Work& w = shared.work;
   let_next_grid_start();
-  if (threadIdx.x == 0) shared.work = describe_work<C>(p);
+  const bool apart =
+      p.turns == nullptr || any::attention_bwd_rows::lie_apart(p.scores.problem, threadIdx.x, C::kThreads);
+  const bool takes_turns = __syncthreads_and(apart) && p.turns != nullptr;
+  if (threadIdx.x == 0) {
+    shared.work = describe_work<C>(p);
+    shared.work.takes_turns = takes_turns;
+  }
   if (threadIdx.x < 8) shared.attended[threadIdx.x / 4][threadIdx.x % 4] = 0;
   __syncthreads();
   wait_for_previous_grid();

@@ -1,6 +1,7 @@
 // Which CTA has which keys.
 #pragma once
 
+#include "cuda/common/bounded_sequence.h"
 #include "cuda/sm80/attention_bwd/config.h"
 #include "cuda/sm80/attention_bwd/params.h"
 
@@ -10,7 +11,7 @@ namespace heddle::cuda::sm80::attention_bwd {
 template <class C>
 __device__ inline Work describe_sequence(const Params& p, int b, int kv_head) {
   const AttentionProblem& a = p.scores.problem;
-  const Sequence s = a.sequence(b);
+  const Sequence s = bounded_sequence(a, b);
   Work w{};
   w.kv_head = kv_head;
   w.scores.b = b;

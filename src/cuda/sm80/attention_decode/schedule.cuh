@@ -5,6 +5,7 @@
 // key lie side by side in memory, and DRAM likes them to be read at about the same time.
 #pragma once
 
+#include "cuda/common/bounded_sequence.h"
 #include "cuda/sm80/attention_decode/config.h"
 #include "cuda/sm80/attention_decode/params.h"
 
@@ -21,7 +22,7 @@ struct Extent {
 
 __device__ inline Extent extent_of(const Params& p, int b) {
   const AttentionProblem& a = p.problem;
-  const Sequence s = a.sequence(b);
+  const Sequence s = bounded_sequence(a, b, a.batch_invariant);  // partial results
   Extent e;
   e.q_row = static_cast<int>(s.q_begin);
   e.q_rows = static_cast<int>(s.q_rows);

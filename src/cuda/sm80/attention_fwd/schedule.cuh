@@ -1,6 +1,7 @@
 // Which CTA computes what.
 #pragma once
 
+#include "cuda/common/bounded_sequence.h"
 #include "cuda/sm80/attention_fwd/config.h"
 #include "cuda/sm80/attention_fwd/params.h"
 
@@ -20,7 +21,7 @@ __device__ inline Work describe_work(const Params& p) {
   w.b = static_cast<int>(b);
   w.h = static_cast<int>(unit - b * p.heads.divisor);
   w.first = (p.q_tiles - 1 - static_cast<int>(row)) * C::kTileQ;
-  const Sequence s = p.problem.sequence(w.b);
+  const Sequence s = bounded_sequence(p.problem, w.b);
   const int sk = static_cast<int>(Int8Qk<C> ? any::attention_int8_qk::keys_of(p.problem, s) : s.sk);
   w.q_rows = static_cast<int>(s.q_rows);
   w.sq = static_cast<int>(s.sq < s.q_rows ? s.sq : s.q_rows);

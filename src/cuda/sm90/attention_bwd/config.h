@@ -58,6 +58,7 @@ struct Work {
   int last_key;             // tile of keys in use
   int first_row, last_row;  // the rows that attend some key lie between
   bool clears_end;          // what follows last_row may be anything; else it is zero
+  bool takes_turns;         // at the sums of dQ, if those are deterministic
 };
 
 template <class C>

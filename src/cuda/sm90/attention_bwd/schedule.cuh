@@ -1,6 +1,7 @@
 // Which keys a CTA computes the gradients of, and which query tiles meet them.
 #pragma once
 
+#include "cuda/common/bounded_sequence.h"
 #include "cuda/sm90/attention_bwd/config.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
@@ -49,7 +50,7 @@ __device__ TileIndex tile_of_packed(const Params& p, int tile) {
 #pragma unroll 1
   for (int from = 0; from < batch; from += 32) {
     const int b = from + lane;
-    const int rows = b < batch ? max(p.problem.cu_seqlens_k[b + 1] - p.problem.cu_seqlens_k[b], 0) : 0;
+    const int rows = b < batch ? static_cast<int>(p.problem.sequence(b).k_rows) : 0;
     const int tiles = (rows + C::kTileK - 1) / C::kTileK * heads;
     int before = tiles;  // of the sequences up to this lane's
 #pragma unroll
@@ -75,12 +76,15 @@ template <class C>
 __device__ bool find_work(const Params& p, int tile, Work& w) {
   const AttentionBackwardProblem& problem = p.problem;
   const TileIndex at = problem.cu_seqlens_k != nullptr ? tile_of_packed<C>(p, tile) : tile_of_batch(p, tile);
+  const bool takes_turns =
+      p.turns != nullptr && __all_sync(0xffffffff, any::attention_bwd_rows::lie_apart(problem, threadIdx.x % 32, 32));
   if (at.sequence < 0 || threadIdx.x % 32 != 0) return false;
-  const Sequence s = problem.sequence(at.sequence);
+  const Sequence s = bounded_sequence(problem, at.sequence);
   const int sq = static_cast<int>(s.sq), sk = static_cast<int>(s.sk), off = static_cast<int>(s.off);
   w.first_key = at.tile * C::kTileK;
   w.stored_keys = min(static_cast<int>(s.k_rows) - w.first_key, C::kTileK);
   if (w.stored_keys <= 0) return false;
+  w.takes_turns = takes_turns;
   w.sequence = at.sequence;
   w.kv_head = at.head / p.parts;
   w.part = at.head % p.parts;

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/attention_problem.h"
+#include "cuda/common/bounded_sequence.h"
 #include "cuda/common/divisor.h"
 
 namespace heddle::cuda::sm90::attention_decode {
@@ -53,7 +54,7 @@ struct Span {
 
 // Row i attends keys j with i + off - left <= j <= i + off + right.
 constexpr Span span_of(const AttentionProblem& p, const Plan& plan, int left, int right, int b) {
-  const Sequence s = p.sequence(b);
+  const Sequence s = bounded_sequence(p, b, p.batch_invariant);  // slots of partial results
   const auto within = [](int x, int high) { return x < 0 ? 0 : x > high ? high : x; };
   Span span{};
   span.q_begin = static_cast<int>(s.q_begin);
@@ -73,7 +74,8 @@ constexpr Span span_of(const AttentionProblem& p, const Plan& plan, int left, in
   if (p.append.k_new.data != nullptr) {  // new keys are written with the blocks that hold them, attended or not
     const int rows = static_cast<int>(s.k_rows);
     span.new_slot = within(p.seqused_k[b], rows);
-    span.end_slot = within(p.seqused_k[b] + static_cast<int>(p.k_appended), rows);
+    const int length = p.seqused_k[b] < rows ? p.seqused_k[b] : rows;  // so that the sum cannot overflow
+    span.end_slot = within(length + static_cast<int>(p.k_appended), rows);
     if (from > span.new_slot) from = span.new_slot;
   }
   // Blocks start at multiples of their size, as pages do; in packed storage, from the sequence's own start.

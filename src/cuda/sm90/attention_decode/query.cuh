@@ -206,17 +206,32 @@ class QueryWarp {
     }
   }
 
+  // Whether the page or cache row of a new key exists. What is read there is the nearest one's, clamped, but that is
+  // another sequence's to write.
+  __device__ bool has_place(const Piece& piece, int slot) const {
+    const AttentionProblem& problem = p.problem;
+    const std::int32_t* const at = problem.page_table != nullptr
+                                       ? problem.page_table + piece.sequence * problem.page_table_stride +
+                                             static_cast<unsigned>(slot) / static_cast<unsigned>(problem.page_size)
+                                   : problem.cache_batch_idx != nullptr ? problem.cache_batch_idx + piece.sequence
+                                                                        : nullptr;
+    return at == nullptr || static_cast<unsigned>(*at) < static_cast<unsigned>(problem.k_batches);
+  }
+
   // Writes those new keys and values that lie in this piece's blocks.
   __device__ void append(const Piece& piece) {
     const AttentionProblem& problem = p.problem;
     if (piece.row != 0) return;
-    const int length = problem.seqused_k[piece.sequence], count = static_cast<int>(problem.k_appended);
+    const int count = static_cast<int>(problem.k_appended);
+    // Whatever it is said to be: what lies beyond these limits has no place either.
+    const int length = min(max(problem.seqused_k[piece.sequence], -count), piece.end_slot);
     const int from = max(max(length, piece.first_slot), 0);
     const int to = min(min(length + count, piece.first_slot + piece.blocks * p.plan.block), piece.end_slot);
     const int rows = max(to - from, 0) * p.plan.heads;
 #pragma unroll 1
     for (int n = warp; n < rows; n += kQueryWarps) {
       const int slot = from + n / p.plan.heads, h = piece.head + n % p.plan.heads;
+      if (!has_place(piece, slot)) continue;
       const AttentionProblem::Slot at = problem.key_slot(piece.sequence, Sequence{}, slot);
       store_row(problem.append.k_new.at(piece.sequence, slot - length, h), problem.append.k_new.dtype,
                 problem.k.at(at.batch, at.row, h), static_cast<int>(problem.D), problem.append.rotary, slot,

@@ -69,8 +69,14 @@ __device__ void describe_tile(const Params& p, const TileIndex& t, Work& w) {
     k_row = min(max(p.cu_seqlens_k[s], 0), p.k_rows);
     keys = min(max(p.cu_seqlens_k[s + 1], k_row), p.k_rows) - k_row;
   }
+  if constexpr (C::kOptions != 0) {  // as bounded_sequence() has it
+    if (p.bias.data != nullptr || p.mask.data != nullptr) {
+      stored = min(stored, p.Sq);
+      keys = min(keys, p.Sk);
+    }
+  }
   const int used = p.seqused_q != nullptr ? min(max(p.seqused_q[s], 0), stored) : stored;
-  if (p.seqused_k != nullptr) keys = min(max(p.seqused_k[s] + p.k_appended, 0), keys);
+  if (p.seqused_k != nullptr) keys = min(max(min(p.seqused_k[s], keys) + p.k_appended, 0), keys);
   const int off = p.top_left ? 0 : keys - used;
   const int position = t.q_tile * rows;
   w.position = position;
