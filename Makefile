@@ -2,7 +2,7 @@
 ACCURACY ?= 1e-2
 BUDGET ?= 570
 
-.PHONY: demo test test-gpu stage bench bench-gpu format setup
+.PHONY: demo test test-gpu soak-gpu stage bench bench-gpu format setup
 
 demo: ## build, run the encoder, in low-bit formats too, and the sweeps, write report/index.html and lowbit.html; ACCURACY: relative error allowed; BUDGET: seconds in all
 	scripts/demo.sh --accuracy $(ACCURACY) --budget $(BUDGET)
@@ -12,6 +12,9 @@ test: ## build from clean and run every test, C++ and Python
 
 test-gpu: ## the tests that need a GPU, also under compute-sanitizer; SHARD=i/n runs a part
 	scripts/test_gpu.sh
+
+soak-gpu: ## every GPU kernel's calls again and again, in the search for rows that change; planted faults first; SECONDS_TO_SOAK, SHARD=i/n
+	scripts/soak_gpu.sh
 
 stage: ## build/stage, to be copied to a machine with a GPU and no compiler
 	scripts/stage.sh

@@ -2,7 +2,7 @@
 # Installs what Heddle's build, demo and tests need on Debian 12: packages with apt (as root; otherwise prints the line to run and
 # stops), then Python packages in .venv. Does nothing when all is there. `--dev` adds what the tests need besides: clang and its
 # runtime, an Arm compiler and emulator, what the golden file is made with and quantised checkpoints are read by, and, where there
-# is no nvcc 12.8 or later, NVIDIA's compiler in .venv/cuda.
+# is no nvcc 12.8 or later or no cuobjdump, NVIDIA's in .venv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -61,4 +61,10 @@ if [[ -n $dev ]] && ! scripts/nvcc.sh >/dev/null; then
   ln -sf libcudart.so.13 "$folder/lib/libcudart.so"
   ln -sfn "$folder" .venv/cuda
   scripts/nvcc.sh >/dev/null || { echo "setup.sh: the packages brought no usable $folder/bin/nvcc" >&2; exit 1; }
+fi
+
+if [[ -n $dev ]] && ! scripts/cuobjdump.sh >/dev/null; then
+  echo "Installing NVIDIA's disassembler in .venv"
+  .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps 'nvidia-cuda-cuobjdump>=13.0' 'nvidia-cuda-nvdisasm>=13.0'
+  scripts/cuobjdump.sh >/dev/null || { echo "setup.sh: the packages brought no cuobjdump" >&2; exit 1; }
 fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds build/stage: what a machine with a GPU and no compiler needs to run `make test-gpu`, `make bench-gpu` and the Python tests. Copy the
+# Builds build/stage: what a machine with a GPU and no compiler needs to run `make test-gpu`, `make soak-gpu`, `make bench-gpu` and the Python tests. Copy the
 # folder there, then run scripts/test_gpu.sh in it. PYTHON_STAGE: the interpreter to build the Python module for, of that
 # machine's version (default: python3.12; without it the stage has no Python). The kernels are those of every build.
 set -euo pipefail
@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 root=$PWD
 build=$root/build/stage-build
 stage=$root/build/stage
-limit_mib=45
+limit_mib=52
 
 nvcc=$(scripts/nvcc.sh) || { echo "stage.sh: there is no nvcc 12.8 or later; scripts/setup.sh --dev installs one" >&2; exit 1; }
 export PATH=$nvcc:$PATH
@@ -15,7 +15,7 @@ tools=${PYTHON:-.venv/bin/python}
 # One library for all that runs there, found beside it.
 options=(-G Ninja -DCMAKE_BUILD_TYPE=Release -DHEDDLE_CUDA=ON -DHEDDLE_ONEDNN=OFF -DHEDDLE_EMU128=OFF -DHEDDLE_BUILD_BENCH=OFF
   -DBUILD_SHARED_LIBS=ON -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON "-DCMAKE_INSTALL_RPATH=\$ORIGIN/../lib;\$ORIGIN/../../lib")
-targets=(heddle_cli heddle_gpu_tests ladder)
+targets=(heddle_cli heddle_gpu_tests heddle_soak heddle_soak_planted ladder)
 python=$(command -v "${PYTHON_STAGE:-python3.12}" || true)
 if [[ -n $python ]] && "$python" -c 'import sysconfig, os; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; then
   options+=(-DHEDDLE_BUILD_PYTHON=ON "-DPython_EXECUTABLE=$("$python" -c 'import sys; print(sys.executable)')"
@@ -36,9 +36,9 @@ rm -rf "$stage"
 mkdir -p "$stage"/{bin,lib,tests/gpu,scripts,examples/ladder}
 install -s "$build"/src/libheddle.so.? "$stage/lib/"
 install -s "$build/cli/heddle" "$stage/bin/"
-install -s "$build/tests/heddle_gpu_tests" "$stage/tests/"
+install -s "$build"/tests/{heddle_gpu_tests,soak/heddle_soak,soak/heddle_soak_planted} "$stage/tests/"
 install -s "$build"/examples/ladder/* "$stage/examples/ladder/"
-cp scripts/test_gpu.sh "$stage/scripts/"
+cp scripts/{test,soak}_gpu.sh "$stage/scripts/"
 cp tests/gpu/racecheck_known.txt "$stage/tests/gpu/"
 if [[ -n $python ]]; then
   mkdir -p "$stage/python/heddle" "$stage/tests/python"
@@ -54,7 +54,7 @@ if [[ -n $python ]]; then
   cp scripts/demo/*.py "$stage/scripts/demo/"
 fi
 
-for binary in "$stage"/{lib/libheddle.so.?,bin/heddle,tests/heddle_gpu_tests}; do
+for binary in "$stage"/{lib/libheddle.so.?,bin/heddle,tests/heddle_{gpu_tests,soak,soak_planted}}; do
   if readelf -d "$binary" | grep NEEDED | grep -vE 'lib(heddle|stdc\+\+|m|gcc_s|c|pthread|dl|rt)\.so|ld-linux'; then
     echo "stage.sh: $binary needs these libraries, which a bare machine does not have" >&2
     exit 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests that need a GPU, then the same kernels under compute-sanitizer: memcheck must be clean, racecheck may report only
-# what tests/gpu/racecheck_known.txt explains. Runs in the tree, after a build, and in the folder that scripts/stage.sh makes.
+# The tests that need a GPU, a minute of the soak, then the same kernels under compute-sanitizer: memcheck must be clean,
+# racecheck may report only what tests/gpu/racecheck_known.txt explains. Runs in the tree, after a build, and in the folder that scripts/stage.sh makes.
 # SHARD=i/n: the i-th of n parts, i from 0. FILTER, MEMCHECK_FILTER and RACECHECK_FILTER: other GoogleTest filters than its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,6 +30,9 @@ rm -f "$logs"/{gpu,planted,memcheck,racecheck}.log
 "$tests" --gtest_brief=1 --gtest_filter="${FILTER:-*}" 2>&1 | tee "$logs/gpu.log"
 # Without a GPU (HEDDLE_ALLOW_NO_GPU), no kernel runs and there is nothing to watch.
 if grep -q 'no test was run' "$logs/gpu.log"; then exit 0; fi
+
+# Hopper's copies and matrix products are nothing that the tools below follow; their races show as rows that change.
+SECONDS_TO_SOAK=60 LOGS=$logs scripts/soak_gpu.sh
 
 # Each rung of the ladder judges its own result. 3: it has no code for this GPU.
 ladder=()

@@ -1,0 +1,104 @@
+// A call that can be repeated: its inputs and outputs on the GPU, and what the outputs must be.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "heddle/attention.h"
+#include "heddle/linear.h"
+#include "kit/device_mirror.h"
+#include "soak/device.h"
+
+namespace heddle::soak {
+
+using kit::DeviceMemory;
+
+constexpr int kSlots = 4;  // sets of outputs: calls that follow each other without a pause
+
+// One output in all slots, [rows, width].
+struct Output {
+  std::string name;
+  DType dtype;
+  std::int64_t rows, width;
+  double tolerance;   // of a row's length; see count_far_rows()
+  bool exact = true;  // the same bits every time; else each call is held to the reference
+  DeviceMemory expected;
+  double average = 0;
+  DeviceMemory first;  // what the first call wrote
+  std::vector<DeviceMemory> slots;
+
+  Output(std::string name, DType dtype, std::int64_t rows, std::int64_t width, double tolerance);
+  std::int64_t row_bytes() const { return width * static_cast<std::int64_t>(size_of(dtype)); }
+  void* slot(int n) const { return slots[static_cast<std::size_t>(n)].data(); }
+  double* reference() const { return static_cast<double*>(expected.data()); }
+};
+
+class Subject {
+ public:
+  virtual ~Subject() = default;
+  // Puts the call on the stream, with the outputs of a slot.
+  virtual void launch(int slot, void* stream) = 0;
+  std::vector<Output> outputs;
+};
+
+// What can be asked of attention here. Lengths of packed sequences, and of a cache, differ.
+struct AttentionSubject {
+  enum class Plane : std::uint8_t { none, keys, rows, f32_rows };
+
+  std::string candidate;
+  Pass pass = Pass::forward;
+  DType dtype = DType::bf16;
+  Precision precision = Precision::f32;
+  int B = 1, H = 4, Hkv = 4, Sq = 1, Sk = 0, D = 128;  // Sk 0: as Sq
+  bool causal = false;
+  int window = -1;  // keys to the left; causal
+  float softcap = 0.0f;
+  bool alibi = false, sink = false;
+  Plane bias = Plane::none, mask = Plane::none;
+  bool packed = false;
+  bool lengths = false;  // seqused_k, from half to all
+  int page_size = 0;
+  bool appends = false;  // the last two keys of each sequence, in the same call
+  bool f8_cache = false;
+  bool scales = false, scales_by_token = false;  // of f8e4m3 operands
+  bool deterministic = true;
+};
+
+struct LinearSubject {
+  std::string candidate, format;
+  WeightOrder order = WeightOrder::fragments16;
+  DType dtype = DType::bf16;
+  std::int64_t rows, n, k;
+  bool int8_x = false;
+};
+
+// Over a cache in 4 bits.
+struct Int4Subject {
+  DType dtype = DType::bf16;
+  int B, H, Hkv, keys, D;
+};
+
+std::unique_ptr<Subject> make_subject(const AttentionSubject& spec, std::uint64_t seed);
+std::unique_ptr<Subject> make_subject(const LinearSubject& spec, std::uint64_t seed);
+std::unique_ptr<Subject> make_subject(const Int4Subject& spec, std::uint64_t seed);
+
+// A subject by name: "sm90 bf16 d128 causal s256".
+struct SoakCase {
+  std::string name;
+  std::function<std::unique_ptr<Subject>(std::uint64_t seed)> make;
+};
+// Those that this GPU has candidates for.
+std::vector<SoakCase> soak_cases(int compute_major);
+
+// Memory on the GPU with a copy of these.
+template <class T>
+DeviceMemory uploaded(const std::vector<T>& values) {
+  DeviceMemory memory(values.size() * sizeof(T));
+  memory.write(0, values.data(), memory.bytes());
+  return memory;
+}
+
+}  // namespace heddle::soak
