@@ -128,41 +128,27 @@ class BaselineTile {
       FinishScores(head, g, key, count, tile, ld, extra_, max);
     });
     alignas(64) float top[kGroup], total[kGroup], scale[kGroup];
-    for (int n = 0; n < kTileN; ++n) hn::StoreU(max[n], d, top + n * kLanes);
-    for (std::int64_t lane = 0; lane < g.count; ++lane) {
-      const Row row = row_at(p_, head.kv_head, g.begin + lane);
-      if (p_.sink && row.i < head.s.sq) {
-        top[lane] = std::max(top[lane], p_.sink.as<const float>()[row.h * p_.sink.stride_h] * kLog2e);
-      }
-    }
     for (int n = 0; n < kTileN; ++n) {
-      const VF m = hn::LoadU(d, top + n * kLanes);
-      max[n] = hn::IfThenElse(hn::Eq(m, hn::Set(d, -kInfinity)), hn::Zero(d), m);
+      hn::StoreU(max[n], d, top + n * kLanes);
+      max[n] = hn::IfThenElse(hn::Eq(max[n], hn::Set(d, -kInfinity)), hn::Zero(d), max[n]);
     }
+    const VF power = hn::Set(d, to_log2(p_));
     for_blocks(head, task, g, [&](float* tile, std::int64_t ld, std::int64_t, std::int64_t count) HWY_ATTR {
+      VF block[kTileN] = {hn::Zero(d), hn::Zero(d), hn::Zero(d)};
       for (std::int64_t j = 0; j < count; ++j) {
         for (int n = 0; n < g.vectors; ++n) {
-          const VF e = Exp2(hn::Sub(hn::LoadU(d, tile + j * ld + n * kLanes), max[n]));
-          sum[n] = hn::Add(sum[n], e);
+          const VF e = Exp2(hn::Mul(hn::Sub(hn::LoadU(d, tile + j * ld + n * kLanes), max[n]), power));
+          block[n] = hn::Add(block[n], e);
           hn::StoreU(e, d, tile + j * ld + n * kLanes);
         }
       }
+      for (int n = 0; n < g.vectors; ++n) sum[n] = hn::Add(sum[n], block[n]);
     });
     for (int n = 0; n < kTileN; ++n) hn::StoreU(sum[n], d, total + n * kLanes);
     for (std::int64_t lane = 0; lane < kGroup; ++lane) {
       scale[lane] = 0.0f;
       if (lane >= g.count) continue;
-      const Row row = row_at(p_, head.kv_head, g.begin + lane);
-      const bool used = row.i < head.s.sq;
-      if (p_.sink && used && top[lane] > -kInfinity) {
-        total[lane] += std::exp2(p_.sink.as<const float>()[row.h * p_.sink.stride_h] * kLog2e - top[lane]);
-      }
-      if (total[lane] != 0.0f) scale[lane] = 1.0f / total[lane];
-      if (p_.lse) {
-        const double lse = (top[lane] + std::log2(static_cast<double>(total[lane]))) * 0.693147180559945309417;
-        p_.lse.as<float>()[p_.lse.offset(head.b, row.h, head.s.q_begin + row.i)] =
-            total[lane] == 0.0f || !used ? -kInfinity : static_cast<float>(lse);
-      }
+      scale[lane] = FinishRow(head, row_at(p_, head.kv_head, g.begin + lane), top[lane], total[lane]);
     }
     for (int n = 0; n < kTileN; ++n) factor[n] = hn::LoadU(d, scale + n * kLanes);
     for_blocks(head, task, g, [&](float* tile, std::int64_t ld, std::int64_t key, std::int64_t count) HWY_ATTR {

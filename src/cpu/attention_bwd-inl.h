@@ -24,6 +24,7 @@ class BackwardTile {
     k_ = scratch_.take<T>(kKeyBlock * w_.dp / W::kPair);
     v_ = scratch_.take<T>(kKeyBlock * w_.dvp / W::kPair);
     k_panels_ = scratch_.take<T>(w_.dp / kTileM * PanelStride<W>(kKeyBlock));
+    if (natural_logits(p)) max_and_sum_ = scratch_.take<float>(2 * limit_ * kGroup);
     if (W::kPair == 2) {
       p_words_ = scratch_.take<T>(kKeyBlock * kSpanRows / 2);
       ds_words_ = scratch_.take<T>(kKeyBlock * kSpanRows / 2);
@@ -39,7 +40,7 @@ class BackwardTile {
     std::memset(task.dv, 0, static_cast<std::size_t>(s.k_rows * w_.dvl) * 4);
     const std::int64_t all = s.q_rows * p_.G, tile = backward_rows(p_);
     for (std::int64_t begin = task.first_tile * tile; begin < all; begin += task.tile_step * tile) {
-      rows_.load(head, begin, std::min(begin + tile, all));
+      load(head, begin, std::min(begin + tile, all));
       std::memset(dq_, 0, static_cast<std::size_t>(rows_.groups() * kGroup * w_.dp) * 4);
       for_blocks([&](std::int64_t block, std::int64_t end) {
         pack(head, block, end);
@@ -57,7 +58,7 @@ class BackwardTile {
   // Gradients of the logits of rows [row_begin, row_end) are added to sums[i - row_begin][j]; p.G must be 1.
   void add_bias_gradient(const Head& head, std::int64_t row_begin, std::int64_t row_end, float* sums,
                          std::int64_t sums_row) {
-    rows_.load(head, row_begin, row_end);
+    load(head, row_begin, row_end);
     for_blocks([&](std::int64_t block, std::int64_t end) {
       pack(head, block, end);
       for (std::int64_t group = 0; group < rows_.groups(); ++group) {
@@ -82,6 +83,43 @@ class BackwardTile {
     const std::int64_t last = rows_.key_end();
     for (std::int64_t block = rows_.key_begin() / kKeyBlock * kKeyBlock; block < last; block += kKeyBlock) {
       f(block, std::min(block + kKeyBlock, last));
+    }
+  }
+
+  void load(const Head& head, std::int64_t begin, std::int64_t end) {
+    rows_.load(head, begin, end);
+    bool absorbed = false;
+    for (std::int64_t group = 0; group < rows_.groups(); ++group) absorbed |= rows_.absorbed(group);
+    if (absorbed) find_denominators(head);
+  }
+
+  // Where lse holds no denominator, it is found again from the scores.
+  void find_denominators(const Head& head) {
+    const auto max = [&](std::int64_t group) { return max_and_sum_ + 2 * group * kGroup; };
+    const auto sum = [&](std::int64_t group) { return max(group) + kGroup; };
+    for (std::int64_t group = 0; group < rows_.groups(); ++group) {
+      std::fill_n(max(group), kGroup, -kInfinity);
+      std::fill_n(sum(group), kGroup, 0.0f);
+    }
+    for_blocks([&](std::int64_t block, std::int64_t end) {
+      PackRows<W>(p_, p_.k, p_.D, w_.dp, head.b, head.s, head.kv_head, block, end - block, round_up(end - block, kPad),
+                  k_);
+      for (std::int64_t group = 0; group < rows_.groups(); ++group) {
+        std::int64_t first, last;
+        if (!rows_.absorbed(group) || !rows_.range(group, block, end, first, last)) continue;
+        scores_.join_statistics(head, rows_, group, k_, block, first, last, max(group), sum(group));
+      }
+    });
+    for (std::int64_t group = 0; group < rows_.groups(); ++group) {
+      for (std::int64_t lane = 0; lane < rows_.group(group).count; ++lane) {
+        if (!rows_.absorbed(group, lane) || max(group)[lane] == -kInfinity) continue;
+        float total = sum(group)[lane];
+        if (p_.sink) {
+          const std::int64_t h = row_at(p_, head.kv_head, rows_.group(group).begin + lane).h;
+          total += std::exp(p_.sink.template as<const float>()[h * p_.sink.stride_h] - max(group)[lane]);
+        }
+        rows_.replace_lse(group, lane, max(group)[lane], total);
+      }
     }
   }
 
@@ -213,7 +251,7 @@ class BackwardTile {
   std::int64_t packed_ = 0;  // rows of the packed block, padded
   bool k_non_finite_ = false;
   T *k_ = nullptr, *v_ = nullptr, *k_panels_ = nullptr, *p_words_ = nullptr, *ds_words_ = nullptr, *ds_pairs_ = nullptr;
-  float* dq_ = nullptr;
+  float *dq_ = nullptr, *max_and_sum_ = nullptr;
 };
 
 template <class F>

@@ -24,6 +24,7 @@ class BackwardRows {
     line_ = scratch.take<float>(4 * std::max(w_.dl, w_.dvl));
     rows_ = scratch.take<GroupRows>(limit);
     lse_ = scratch.take<float>(rows);
+    if (natural_logits(p)) log2_sum_ = scratch.take<float>(rows);
     delta_ = scratch.take<float>(rows);
     q_ = scratch.take<T>(rows * w_.dp / W::kPair);
     do_ = scratch.take<T>(rows * w_.dvp / W::kPair);
@@ -40,6 +41,7 @@ class BackwardRows {
       const std::int64_t at = begin + group * kGroup, lanes = kGroup;
       PrepareRows(p_, head.b, head.s, head.kv_head, at, std::min<std::int64_t>(kGroup, end - at), g);
       load_statistics(head, g, lse_ + group * kGroup, delta_ + group * kGroup);
+      if (log2_sum_ != nullptr) std::memset(log2_sum_ + group * kGroup, 0, kGroup * 4);
       GatherRowsTransposed<W>(p_, p_.q, p_.D, w_.dp, head.b, head.s, head.kv_head, at, g.count, lanes,
                               q_ + group * w_.dp / W::kPair * kGroup, kGroup, line_);
       GatherRowsTransposed<W>(p_, p_.d_o, p_.Dv, w_.dvp, head.b, head.s, head.kv_head, at, g.count, lanes,
@@ -56,7 +58,29 @@ class BackwardRows {
   std::int64_t key_begin() const { return key_begin_; }
   std::int64_t key_end() const { return key_end_; }
   const GroupRows& group(std::int64_t group) const { return rows_[group]; }
+  // What is taken off a kept logit to make its probability's exponent; +inf: the row has none.
   const float* lse(std::int64_t group) const { return lse_ + group * kGroup; }
+  // Of natural logits, the binary logarithm of what is left of the denominator besides: 0 but where replace_lse() said
+  // so.
+  const float* log2_sum(std::int64_t group) const { return log2_sum_ + group * kGroup; }
+
+  // An lse so far from 0 that a float32 there does not tell how many keys share the row: every key of the row has a
+  // bias such as the lowest float. Up to here the rounding of lse changes P by at most 2^17 * 2^-24 < 1 %.
+  static constexpr float kAbsorbing = 131072.0f;
+  bool absorbed(std::int64_t group, std::int64_t lane) const {
+    const float lse = std::abs(this->lse(group)[lane]);
+    return natural_logits(p_) && lse >= kAbsorbing && lse < kInfinity;
+  }
+  bool absorbed(std::int64_t group) const {
+    for (std::int64_t lane = 0; lane < kGroup; ++lane) {
+      if (absorbed(group, lane)) return true;
+    }
+    return false;
+  }
+  void replace_lse(std::int64_t group, std::int64_t lane, float max, float sum) {
+    lse_[group * kGroup + lane] = max;
+    log2_sum_[group * kGroup + lane] = std::log2(sum);
+  }
   const float* delta(std::int64_t group) const { return delta_ + group * kGroup; }
   // Rows in lanes, [d][kGroup].
   const T* q(std::int64_t group) const { return q_ + group * w_.dp / W::kPair * kGroup; }
@@ -115,7 +139,7 @@ class BackwardRows {
     }
   }
 
-  // lse * log2(e), +inf for lanes without a probability; delta = sum_d dO O - d_lse.
+  // lse as logits are kept, +inf for lanes without a probability; delta = sum_d dO O - d_lse.
   void load_statistics(const Head& head, const GroupRows& g, float* HWY_RESTRICT lse, float* HWY_RESTRICT delta) {
     const DF d;
     for (std::int64_t lane = 0; lane < kGroup; ++lane) {
@@ -126,7 +150,7 @@ class BackwardRows {
       const std::int64_t at = head.s.q_begin + row.i;
       const float value = p_.lse.as<const float>()[p_.lse.offset(head.b, row.h, at)];
       if (value == -kInfinity) continue;
-      lse[lane] = value * kLog2e;
+      lse[lane] = value * to_kept(p_);
       float *o = line_, *d_o = line_ + w_.dvl;
       LoadRow(p_.o.at(head.b, at, row.h), p_.o.dtype, p_.o.stride_d, p_.Dv, w_.dvl, o);
       LoadRow(p_.d_o.at(head.b, at, row.h), p_.d_o.dtype, p_.d_o.stride_d, p_.Dv, w_.dvl, d_o);
@@ -149,7 +173,7 @@ class BackwardRows {
   const BackwardWidths w_;
   std::int64_t groups_ = 0, key_begin_ = 0, key_end_ = 0;
   GroupRows* rows_ = nullptr;
-  float *line_ = nullptr, *lse_ = nullptr, *delta_ = nullptr;
+  float *line_ = nullptr, *lse_ = nullptr, *log2_sum_ = nullptr, *delta_ = nullptr;
   T *q_ = nullptr, *do_ = nullptr, *q_rows_ = nullptr, *do_rows_ = nullptr;
 };
 

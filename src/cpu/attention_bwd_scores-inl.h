@@ -52,15 +52,19 @@ class BackwardScores {
       FinishScores(head, g, block + first, count, s_tile, kSpanRows, extra_, unused);
     }
     if (p_.dropout.p > 0) DropoutFactors(head, g, block + first, count, factors_);
-    const VF factor = hn::Set(d, plain ? p_.scale * kLog2e : 1.0f);
+    const VF factor = hn::Set(d, plain ? p_.scale * kLog2e : 1.0f), log2e = hn::Set(d, kLog2e);
+    const bool natural = natural_logits(p_);
     for (int n = 0; n < kTileN; ++n) {
+      const VF log2_sum = natural ? hn::LoadU(d, rows.log2_sum(group) + n * kLanes) : hn::Zero(d);
       const VF lse = hn::LoadU(d, rows.lse(group) + n * kLanes), delta = hn::LoadU(d, rows.delta(group) + n * kLanes);
       const auto idle = hn::Eq(lse, hn::Set(d, kInfinity));
       for (std::int64_t j = 0; j < count; ++j) {
         float* s = s_tile + j * kSpanRows + n * kLanes;
         float* dp = dp_tile + j * kSpanRows + n * kLanes;
         // Lanes without a probability (lse = +inf) may hold anything.
-        const VF p = hn::IfThenZeroElse(idle, Exp2(hn::MulSub(hn::LoadU(d, s), factor, lse)));
+        const VF x = hn::LoadU(d, s);
+        const VF power = natural ? hn::MulSub(hn::Sub(x, lse), log2e, log2_sum) : hn::MulSub(x, factor, lse);
+        const VF p = hn::IfThenZeroElse(idle, Exp2(power));
         VF dropped = p, dprob = hn::LoadU(d, dp);
         if (p_.dropout.p > 0) {
           const VF keep = hn::LoadU(d, factors_ + j * kGroup + n * kLanes);
@@ -75,6 +79,25 @@ class BackwardScores {
         hn::StoreU(ds, d, dp);
       }
     }
+  }
+
+  // One group's rows against keys [first, last) of the block: their logits join running maxima and sums [kGroup]. What
+  // p() holds is lost.
+  void join_statistics(const Head& head, const BackwardRows<W>& rows, std::int64_t group, const T* k,
+                       std::int64_t block, std::int64_t first, std::int64_t last, float* max, float* sum) {
+    const DF d;
+    const std::int64_t depth = w_.dp / W::kPair;
+    for (std::int64_t j = first; j < last; j += kTileM) {
+      TileProduct<W, kTileN, Sum::kStore>(depth, k + j * depth, depth, 1, rows.q(group), kGroup,
+                                          p_tile_ + (j - first) * kGroup, kGroup, nullptr, nullptr);
+    }
+    GroupRows g = rows.group(group);
+    g.vectors = kTileN;
+    const VF none = hn::Set(d, -kInfinity);
+    VF top[kTileN] = {none, none, none}, alpha[kTileN];
+    FinishScores(head, g, block + first, last - first, p_tile_, kGroup, extra_, top);
+    UpdateMax<kTileN>(max, to_log2(p_), top, alpha);
+    Exponentiate<kTileN>(p_, false, p_tile_, last - first, top, alpha, sum);
   }
 
   // Keys [from, to) of a group's columns that hold no probability.

@@ -1,6 +1,6 @@
 // Forward: one tile of query rows against its keys, block by block, with the online softmax (Milakov and Gimelshein,
 // arXiv 1805.02867; Dao et al., arXiv 2205.14135). Rows lie in vector lanes: O^T[d][lane], S^T[key][lane], maxima and
-// sums are vectors. Logits are kept times log2(e).
+// sums are vectors.
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -169,9 +169,9 @@ class ForwardTile {
                                           nullptr, top);
         prefetcher.some();
       }
-      const VF to_log2 = hn::Set(d, p_.scale * kLog2e);
+      const VF scale = hn::Set(d, p_.scale * kLog2e);
       HWY_UNROLL(kTileN)
-      for (int n = 0; n < N; ++n) top[n] = hn::Mul(top[n], to_log2);
+      for (int n = 0; n < N; ++n) top[n] = hn::Mul(top[n], scale);
     } else {
       for (std::int64_t j = first; j < last; j += kTileM) {
         TileProduct<W, N, Sum::kStore>(depth, k_ + j * depth, depth, 1, q, kGroup, scores_ + j * kGroup, kGroup,
@@ -179,10 +179,9 @@ class ForwardTile {
       }
       FinishScores(head, g, block + first, last - first, scores, kGroup, extra_, top);
     }
-    const VF factor = hn::Set(d, plain ? p_.scale * kLog2e : 1.0f);
     VF alpha[N];
-    UpdateMax<N>(r.max, top, alpha);
-    Exponentiate<N>(scores, last - first, factor, top, alpha, r.sum);
+    UpdateMax<N>(r.max, to_log2(p_), top, alpha);
+    Exponentiate<N>(p_, plain, scores, last - first, top, alpha, r.sum);
     ApplyDropout<N>(head, g, block + first, last - first, scores, extra_);
     if constexpr (W::kPair == 2) PairRows(scores_, kGroup, first / 2, last / 2, N, pairs_);
     if (v_non_finite_) DropUnattended<W>(head, g, block, packed_, dvp_, v_);
@@ -211,7 +210,7 @@ class ForwardTile {
       const Running a = at(running_, group), b = at(part, group);
       for (int lane = 0; lane < rows_[group].vectors * kLanes; lane += kLanes) {
         VF aw, bw;
-        MergeStatistics(a.max + lane, a.sum + lane, b.max + lane, b.sum + lane, aw, bw);
+        MergeStatistics(to_log2(p_), a.max + lane, a.sum + lane, b.max + lane, b.sum + lane, aw, bw);
         for (std::int64_t i = 0; i < dvp_; ++i) {
           float* o = a.o + i * kGroup + lane;
           hn::StoreU(hn::MulAdd(hn::LoadU(d, o), aw, hn::Mul(hn::LoadU(d, b.o + i * kGroup + lane), bw)), d, o);

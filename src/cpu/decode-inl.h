@@ -130,15 +130,14 @@ class FewTile {
     });
     VF top[1] = {hn::Set(d, -kInfinity)}, alpha[1];
     FinishScores(head, g, from, to - from, scores_, kGroup, extra_, top);
-    UpdateMax<1>(max_of(part, width_), top, alpha);
-    Exponentiate<1>(scores_, to - from, hn::Set(d, 1.0f), top, alpha, max_of(part, width_) + kLanes);
+    UpdateMax<1>(max_of(part, width_), to_log2(p_), top, alpha);
+    Exponentiate<1>(p_, false, scores_, to - from, top, alpha, max_of(part, width_) + kLanes);
     ApplyDropout<1>(head, g, from, to - from, scores_, extra_);
     alignas(64) float shrink[kLanes];
     hn::StoreU(alpha[0], d, shrink);
-    for (std::int64_t lane = 0; lane < g.count; ++lane) scale_row(part + lane * width_, shrink[lane]);
     if (widened(p_)) KeyWidener(p_, head.b, head.s, head.kv_head).load(true, from, to - from, width_, wide_);
     for_few_rows(head, p_.v, g.count, from, [&]<DType kType, int kRows>(std::int64_t row, const auto& value) {
-      FewValuesAll<kType, kRows>(p_.Dv, from, to, value, scores_ + row, part + row * width_, width_);
+      FewValuesAll<kType, kRows>(p_.Dv, from, to, value, scores_ + row, shrink + row, part + row * width_, width_);
     });
   }
 
@@ -168,7 +167,7 @@ class FewTile {
     const DF d;
     float *a = running_ + h * step(), *a_max = max_of(a, width_), *b_max = max_of(part, width_);
     VF aw, bw;
-    MergeStatistics(a_max, a_max + kLanes, b_max, b_max + kLanes, aw, bw);
+    MergeStatistics(to_log2(p_), a_max, a_max + kLanes, b_max, b_max + kLanes, aw, bw);
     alignas(64) float a_weight[kLanes], b_weight[kLanes];
     hn::StoreU(aw, d, a_weight);
     hn::StoreU(bw, d, b_weight);

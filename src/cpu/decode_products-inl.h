@@ -98,17 +98,17 @@ void FewScores(std::int64_t width, std::int64_t begin, std::int64_t end, const K
   }
 }
 
-// o[g][i] += sum_j weights[j][g] v[j][i] for kRows query rows and kVectors vectors from column i on. A key without
-// weight is not read.
+// o[g][i] = o[g][i] shrink[g] + sum_j weights[j][g] v[j][i] for kRows query rows and kVectors vectors from column i on.
+// A key without weight is not read.
 template <DType kType, int kRows, int kVectors, class Value>
 HWY_INLINE void FewValues(std::int64_t begin, std::int64_t end, const Value& value, const float* HWY_RESTRICT weights,
-                          std::int64_t i, float* HWY_RESTRICT o, std::int64_t o_row) {
+                          const float* HWY_RESTRICT shrink, std::int64_t i, float* HWY_RESTRICT o, std::int64_t o_row) {
   const DF d;
   VF sum[kRows][kVectors];
   HWY_UNROLL(4)
   for (int g = 0; g < kRows; ++g) {
     HWY_UNROLL(4)
-    for (int n = 0; n < kVectors; ++n) sum[g][n] = hn::LoadU(d, o + g * o_row + i + n * kLanes);
+    for (int n = 0; n < kVectors; ++n) sum[g][n] = hn::Zero(d);
   }
   for (std::int64_t j = begin; j < end; ++j) {
     const float* w = weights + (j - begin) * kGroup;
@@ -129,17 +129,28 @@ HWY_INLINE void FewValues(std::int64_t begin, std::int64_t end, const Value& val
   HWY_UNROLL(4)
   for (int g = 0; g < kRows; ++g) {
     HWY_UNROLL(4)
-    for (int n = 0; n < kVectors; ++n) hn::StoreU(sum[g][n], d, o + g * o_row + i + n * kLanes);
+    for (int n = 0; n < kVectors; ++n) {
+      float* to = o + g * o_row + i + n * kLanes;
+      hn::StoreU(hn::MulAdd(hn::LoadU(d, to), hn::Set(d, shrink[g]), sum[g][n]), d, to);
+    }
   }
 }
 
 template <DType kType, int kRows, class Value>
 void FewValuesAll(std::int64_t width, std::int64_t begin, std::int64_t end, const Value& value,
-                  const float* HWY_RESTRICT weights, float* HWY_RESTRICT o, std::int64_t o_row) {
+                  const float* HWY_RESTRICT weights, const float* HWY_RESTRICT shrink, float* HWY_RESTRICT o,
+                  std::int64_t o_row) {
   std::int64_t i = 0;
-  for (; i + 4 * kLanes <= width; i += 4 * kLanes) FewValues<kType, kRows, 4>(begin, end, value, weights, i, o, o_row);
-  for (; i + kLanes <= width; i += kLanes) FewValues<kType, kRows, 1>(begin, end, value, weights, i, o, o_row);
+  for (; i + 4 * kLanes <= width; i += 4 * kLanes) {
+    FewValues<kType, kRows, 4>(begin, end, value, weights, shrink, i, o, o_row);
+  }
+  for (; i + kLanes <= width; i += kLanes) {
+    FewValues<kType, kRows, 1>(begin, end, value, weights, shrink, i, o, o_row);
+  }
   if (i == width) return;
+  for (int g = 0; g < kRows; ++g) {
+    for (std::int64_t c = i; c < width; ++c) o[g * o_row + c] *= shrink[g];
+  }
   for (std::int64_t j = begin; j < end; ++j) {
     const float* w = weights + (j - begin) * kGroup;
     const std::byte* v = value(j);

@@ -5,7 +5,8 @@
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
-// What becomes of the register tile.
+// What becomes of the register tile. What is added to a sum that grows from call to call is summed from zero first: a
+// value then meets `depth` roundings and one for each call, not one for every value before it.
 enum class Sum {
   kStore,     // C = A B
   kStoreMax,  // C = A B, and running column maxima
@@ -25,15 +26,7 @@ HWY_NOINLINE void TileProduct(std::int64_t depth, const typename W::T* HWY_RESTR
   HWY_UNROLL(kTileM)
   for (int m = 0; m < kTileM; ++m) {
     HWY_UNROLL(kTileN)
-    for (int n = 0; n < N; ++n) {
-      if constexpr (kSum == Sum::kAdd) {
-        sum[m][n] = hn::LoadU(d, c + m * c_row + n * kLanes);
-      } else if constexpr (kSum == Sum::kScaleAdd) {
-        sum[m][n] = hn::Mul(hn::LoadU(d, c + m * c_row + n * kLanes), scale[n]);
-      } else {
-        sum[m][n] = hn::Zero(d);
-      }
-    }
+    for (int n = 0; n < N; ++n) sum[m][n] = hn::Zero(d);
   }
   for (std::int64_t k = 0; k < depth; ++k) {
     decltype(W::Load(b)) row[N];
@@ -52,7 +45,10 @@ HWY_NOINLINE void TileProduct(std::int64_t depth, const typename W::T* HWY_RESTR
   for (int m = 0; m < kTileM; ++m) {
     HWY_UNROLL(kTileN)
     for (int n = 0; n < N; ++n) {
-      hn::StoreU(sum[m][n], d, c + m * c_row + n * kLanes);
+      float* to = c + m * c_row + n * kLanes;
+      if constexpr (kSum == Sum::kAdd) sum[m][n] = hn::Add(hn::LoadU(d, to), sum[m][n]);
+      if constexpr (kSum == Sum::kScaleAdd) sum[m][n] = hn::MulAdd(hn::LoadU(d, to), scale[n], sum[m][n]);
+      hn::StoreU(sum[m][n], d, to);
       if constexpr (kSum == Sum::kStoreMax) max[n] = hn::Max(max[n], sum[m][n]);
     }
   }

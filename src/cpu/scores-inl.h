@@ -11,10 +11,17 @@ struct Head {
   const Sequence& s;
 };
 
+// Something is added to the logits, or taken off. They are kept as they are then: a mask's finite stand-in for minus
+// infinity (the lowest float32, say) leaves no room for a factor. Where nothing is, they are kept times log2(e), which
+// saves exp2 a product for each.
+inline bool natural_logits(const AttentionProblem& p) { return p.has_planes() || p.alibi || p.softcap > 0; }
+// What makes a kept logit of a natural one.
+inline float to_kept(const AttentionProblem& p) { return natural_logits(p) ? 1.0f : kLog2e; }
+// What makes powers of two of differences of kept logits.
+inline float to_log2(const AttentionProblem& p) { return natural_logits(p) ? kLog2e : 1.0f; }
+
 // Anything beyond scale and key ranges changes the logits.
-inline bool has_score_options(const AttentionProblem& p) {
-  return p.softcap > 0 || p.alibi || p.has_planes() || !(p.scale > 0);
-}
+inline bool has_score_options(const AttentionProblem& p) { return natural_logits(p) || !(p.scale > 0); }
 
 // extra[key][lane] = bias, -inf where the mask removes the pair; keys [begin, begin + count).
 inline void LoadBiasAndMask(const Head& head, const GroupRows& g, std::int64_t begin, std::int64_t count,
@@ -44,8 +51,8 @@ inline void LoadBiasAndMask(const Head& head, const GroupRows& g, std::int64_t b
   }
 }
 
-// tile: raw products of keys [begin, begin + count) -> logits * log2(e), -inf where a pair is removed. max[n]: running
-// maxima. extra: count * kGroup f32 if p.has_planes(). ld: distance of the tile's rows.
+// tile: raw products of keys [begin, begin + count) -> logits as they are kept, -inf where a pair is removed. max[n]:
+// running maxima. extra: count * kGroup f32 if p.has_planes(). ld: distance of the tile's rows.
 inline void FinishScores(const Head& head, const GroupRows& g, std::int64_t begin, std::int64_t count,
                          float* HWY_RESTRICT tile, std::int64_t ld, float* HWY_RESTRICT extra, VF* max) {
   const DF d;
@@ -54,11 +61,9 @@ inline void FinishScores(const Head& head, const GroupRows& g, std::int64_t begi
   const bool planes = p.has_planes();
   if (planes) LoadBiasAndMask(head, g, begin, count, extra);
   const VF minus_infinity = hn::Set(d, -kInfinity);
-  const VF cap = hn::Set(d, p.softcap), log2e = hn::Set(d, kLog2e);
+  const VF cap = hn::Set(d, p.softcap);
   const VF to_tanh = hn::Set(d, p.softcap > 0 ? p.scale / p.softcap : 0.0f);
-  // With nothing added, one product takes scores to the log2 domain.
-  const bool adds = planes || p.alibi || p.softcap > 0;
-  const VF scale = hn::Set(d, adds ? p.scale : p.scale * kLog2e);
+  const VF scale = hn::Set(d, natural_logits(p) ? p.scale : p.scale * kLog2e);
   for (int n = 0; n < g.vectors; ++n) {
     const VI low = hn::LoadU(di, g.low + n * kLanes), high = hn::LoadU(di, g.high + n * kLanes);
     const VF slope = hn::LoadU(d, g.slope + n * kLanes), position = hn::LoadU(d, g.position + n * kLanes);
@@ -75,7 +80,6 @@ inline void FinishScores(const Head& head, const GroupRows& g, std::int64_t begi
         const VF e = hn::LoadU(d, extra + j * kGroup + n * kLanes);
         x = hn::IfThenElse(hn::Eq(e, minus_infinity), minus_infinity, hn::Add(x, e));
       }
-      if (adds) x = hn::Mul(x, log2e);
       const VI key = hn::Set(di, static_cast<std::int32_t>(begin + j));
       const auto inside = hn::AndNot(hn::Gt(low, key), hn::Gt(high, key));
       x = hn::IfThenElse(hn::RebindMask(d, inside), x, minus_infinity);

@@ -35,7 +35,7 @@ constexpr bool kVectorF16 = HWY_TARGET != HWY_SSE4 && HWY_TARGET != HWY_EMU128;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLog2e = 1.44269504088896340736f;
-constexpr float kLn2 = 0.69314718055994530942f;
+constexpr double kLn2 = 0.69314718055994530942;
 
 // 2^x, x <= ~128; relative error below 1.2e-7; 2^-inf = 0, and results below 2^-126 are flushed to 0. NaN stays NaN.
 HWY_INLINE VF Exp2(VF x) {
