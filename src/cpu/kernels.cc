@@ -14,19 +14,40 @@
 
 namespace heddle::cpu {
 
+// Null: left out of this build (HEDDLE_X86_TARGETS).
 #if HWY_ARCH_X86
+#ifdef HEDDLE_WITHOUT_SSE4
+constexpr const Kernels* kSse4 = nullptr;
+#else
 namespace sse4 {
 extern const Kernels kKernels;
 }
+constexpr const Kernels* kSse4 = &sse4::kKernels;
+#endif
+#ifdef HEDDLE_WITHOUT_AVX2
+constexpr const Kernels* kAvx2 = nullptr;
+#else
 namespace avx2 {
 extern const Kernels kKernels;
 }
+constexpr const Kernels* kAvx2 = &avx2::kKernels;
+#endif
+#ifdef HEDDLE_WITHOUT_AVX512
+constexpr const Kernels* kAvx512 = nullptr;
+#else
 namespace avx512 {
 extern const Kernels kKernels;
 }
+constexpr const Kernels* kAvx512 = &avx512::kKernels;
+#endif
+#ifdef HEDDLE_WITHOUT_AVX512_BF16
+constexpr const Kernels* kAvx512Bf16 = nullptr;
+#else
 namespace avx512_bf16 {
 extern const Kernels kKernels;
 }
+constexpr const Kernels* kAvx512Bf16 = &avx512_bf16::kKernels;
+#endif
 #elif HWY_ARCH_ARM
 namespace neon {
 extern const Kernels kKernels;
@@ -63,18 +84,19 @@ std::vector<Target> built_targets() {
   const bool with_bf16 = with_avx512 && has_bf16 && __builtin_cpu_supports("avx512vnni");  // all that have the one
   // Zen 4 multiplies bf16 pairs at twice the rate of f32; on Sapphire Rapids they were measured at 0.6 of it, so
   // Intel's processors widen to f32.
-  const Target wide{&avx512::kKernels, with_avx512}, pairs{&avx512_bf16::kKernels, with_bf16};
+  const Target wide{kAvx512, with_avx512}, pairs{kAvx512Bf16, with_bf16};
   const bool slow_pairs = __builtin_cpu_is("intel");
   targets.push_back(slow_pairs ? wide : pairs);
   targets.push_back(slow_pairs ? pairs : wide);
-  targets.push_back({&avx2::kKernels, with_avx2});
-  targets.push_back({&sse4::kKernels, with_sse4});
+  targets.push_back({kAvx2, with_avx2});
+  targets.push_back({kSse4, with_sse4});
 #elif HWY_ARCH_ARM
   targets.push_back({&neon::kKernels, true});
 #endif
 #ifdef HEDDLE_EMU128
   targets.push_back({&emu128::kKernels, true});
 #endif
+  std::erase_if(targets, [](const Target& target) { return target.kernels == nullptr; });
   return targets;
 }
 

@@ -40,6 +40,6 @@ if(HEDDLE_NVCC_COMPRESSES)
 endif()
 set_target_properties(heddle PROPERTIES
   CUDA_RUNTIME_LIBRARY Static
-  CUDA_COMPILER_LAUNCHER "${PROJECT_SOURCE_DIR}/cmake/strict_ptxas.sh;${CMAKE_CXX_COMPILER_LAUNCHER}")
+  CUDA_COMPILER_LAUNCHER "${heddle_cuda_launcher}")
 target_link_libraries(heddle PRIVATE CUDA::cudart_static)
 target_include_directories(heddle PRIVATE ${CUDAToolkit_INCLUDE_DIRS})

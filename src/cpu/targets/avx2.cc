@@ -1,6 +1,6 @@
 // x86 with AVX2 and FMA (Haswell, 2013; Zen, 2017, and later).
 #include <hwy/detect_targets.h>
-#if HWY_ARCH_X86
+#if HWY_ARCH_X86 && !defined(HEDDLE_WITHOUT_AVX2)
 #undef HWY_TARGET
 #define HWY_TARGET HWY_AVX2
 #define HEDDLE_TARGET avx2

@@ -1,6 +1,6 @@
 // x86 with AVX-512 F, VL, DQ, BW (Skylake-X, 2017; Zen 4, 2022, and later).
 #include <hwy/detect_targets.h>
-#if HWY_ARCH_X86
+#if HWY_ARCH_X86 && !defined(HEDDLE_WITHOUT_AVX512)
 #undef HWY_TARGET
 #define HWY_TARGET HWY_AVX3
 #define HEDDLE_TARGET avx512

@@ -1,6 +1,6 @@
 // x86 with AVX-512 and AVX512_BF16 (Cooper Lake, 2020; Zen 4, 2022, and later).
 #include <hwy/detect_targets.h>
-#if HWY_ARCH_X86
+#if HWY_ARCH_X86 && !defined(HEDDLE_WITHOUT_AVX512_BF16)
 #undef HWY_TARGET
 #define HWY_TARGET HWY_AVX3
 #define HEDDLE_TARGET avx512_bf16

@@ -1,6 +1,6 @@
 // x86 with SSE4.2 (Nehalem, 2008, and later).
 #include <hwy/detect_targets.h>
-#if HWY_ARCH_X86
+#if HWY_ARCH_X86 && !defined(HEDDLE_WITHOUT_SSE4)
 #undef HWY_TARGET
 #define HWY_TARGET HWY_SSE4
 #define HEDDLE_TARGET sse4
