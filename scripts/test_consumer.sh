@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A user's project builds against Heddle: installed static, installed shared (both moved after the install), by
-# pkg-config, and as a subdirectory with the tests off.
+# pkg-config, and as a subdirectory with the tests off; with GPU kernels that far that the first is compiled.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -46,3 +46,9 @@ sed -n '/^```cpp$/,/^```$/{/^```/d;p}' README.md >"$build/readme.cc"
 LD_LIBRARY_PATH=$(dirname "$pc") "$build/readme"
 echo "README's example: ran"
 consume add_subdirectory -DHEDDLE_SOURCE="$root" -DHEDDLE_BUILD_TESTS=OFF -DHEDDLE_CUDA=OFF
+
+# There a kernel's compiler is started by Heddle's launcher alone: no ccache is the user's choice.
+kernel=heddle/src/CMakeFiles/heddle.dir/cuda/any/attention_bwd_rows/launch.cu.o
+cmake -S tests/consumer -B "$build/cuda" -G Ninja -DHEDDLE_SOURCE="$root" -DHEDDLE_CUDA=ON >"$build/cuda.log"
+cmake --build "$build/cuda" --target "$kernel" >>"$build/cuda.log" || { cat "$build/cuda.log"; exit 1; }
+echo "add_subdirectory with GPU kernels: compiles"
