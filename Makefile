@@ -4,7 +4,7 @@ BUDGET ?= 570
 
 .PHONY: demo test test-gpu soak-gpu stage bench bench-gpu format setup
 
-demo: ## build, run the encoder, in low-bit formats too, and the sweeps, write report/index.html and lowbit.html; ACCURACY: relative error allowed; BUDGET: seconds in all
+demo: ## build, run the encoder, in low-bit formats too, and the sweeps, write report/index.html and lowbit.html; ACCURACY: relative error allowed; BUDGET: seconds to measure for, after the build
 	scripts/demo.sh --accuracy $(ACCURACY) --budget $(BUDGET)
 
 test: ## build from clean and run every test, C++ and Python

@@ -12,16 +12,17 @@ from pathlib import Path
 from . import claims, encode, gpu, html, isolate, laws, limits, lowbit, machine, memory, recommend, sweep
 from .progress import Progress
 
-SCHEMA = 1
+SCHEMA = 2
 LENGTHS = [128, 192, 256, 512, 1024, 2048, 4096, 8192]
-KINDS = [(method, dtype) for dtype in ("float32", "bfloat16") for method in ("baseline", "flash")]
-TIMED = KINDS + [("torch", "float32"), ("torch", "bfloat16")]
+TIMED = [(method, dtype) for method in ("flash", "torch", "baseline") for dtype in ("float32", "bfloat16")]  # the baseline, the slowest, last
+KINDS = [kind for kind in TIMED if kind[0] != "torch"]
 
 
 def arguments(argv) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scripts.demo", description=__doc__)
     parser.add_argument("--accuracy", type=float, default=1e-2, help="largest relative error the recommendation allows (default %(default)s)")
-    parser.add_argument("--budget", type=float, default=270.0, help="seconds to spend; what does not fit is left out and said (default %(default)s)")
+    parser.add_argument("--budget", type=float, default=570.0, help="seconds to measure for; what does not fit is left out and said (default %(default)s)")
+    parser.add_argument("--build-seconds", type=float, help="how long the build before took, to be said on the pages; no part of the budget")
     parser.add_argument("--out", type=Path, default=machine.ROOT / "report", help="folder of index.html, lowbit.html and report.json (default: report)")
     parser.add_argument("--lengths", type=lambda s: [int(x) for x in s.split(",")], default=LENGTHS, help="lengths of the sweep")
     parser.add_argument("--heads", type=int, default=8, help="heads of the sweep (default %(default)s)")
@@ -39,7 +40,7 @@ def arguments(argv) -> argparse.Namespace:
 def time_lengths(options, timer: sweep.Timer) -> dict:
     """Time against length, with several heads and with one."""
     heads, head_size = options.heads, options.head_size
-    timer.progress.stage("Attention alone: time against length", 0.45)
+    timer.progress.stage(sweep.STAGE, 0.45)
     several = timer.along([(1, heads, s, head_size) for s in options.lengths], TIMED, 0.5)
     timer.progress.stage("The same with one head", 0.20)
     return {"length": several, "one_head": timer.along([(1, 1, s, head_size) for s in options.lengths], KINDS, 0.2)}
@@ -77,6 +78,7 @@ def run(options) -> dict:
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": machine.describe(),
         "settings": {"accuracy": options.accuracy, "budget_seconds": options.budget, "lengths": options.lengths},
+        "build_seconds": options.build_seconds,
     }
     progress.stage("all-MiniLM-L6-v2 on real text", 0.35)
     packed, report["text"] = encode.prepare(options.text_bytes)
@@ -84,12 +86,12 @@ def run(options) -> dict:
     progress.step(f"{about['bytes'] / 1e3:.0f} kB of {about['source']}: {about['pieces']} pieces, {about['tokens']} tokens")
     report["encoder"] = encode.run(packed, progress)
 
-    progress.stage("The encoder with low-bit layers", 0.40)
+    progress.stage(lowbit.STAGES[0], 0.40)
     rate = next((r["tokens_per_second"] for r in report["encoder"] if (r["method"], r["dtype"]) == ("flash", "float32")), 1000.0)
     report["lowbit"] = {"policies": lowbit.policies(packed, rate, progress)}
-    progress.stage("The same on a GPU", 0.30)
+    progress.stage(lowbit.STAGES[1], 0.30)
     report["lowbit"]["gpu"] = gpu.policies(packed, progress)
-    progress.stage("An early study of FP4 layers, measured here", 0.15)
+    progress.stage(lowbit.STAGES[2], 0.15)
     report["lowbit"]["study"] = lowbit.study(progress)
 
     progress.stage("Memory of one attention call (one head)", 0.15)
@@ -110,7 +112,7 @@ def run(options) -> dict:
         "fits_one_head": laws.fit_all(one_head, report["memory"]),
         "score_buffer": laws.check_score_buffer(report["memory"]),
     }
-    report["ratios"] = laws.compare_methods(timed, report["memory"])
+    report["ratios"] = laws.compare_methods(report["sweep"]["length"], report["memory"])
     report["ratios_one_head"] = laws.compare_methods(one_head, report["memory"])
     rows = recommend.recommend(timed, report["errors"], options.accuracy)
     report["recommendation"] = {"rows": rows, "lower_precision": recommend.lower_precision(rows, options.accuracy)}
@@ -140,7 +142,8 @@ def main(argv=None) -> int:
     options = arguments(argv)
     report = run(options)
     write(options.out, report)
-    print(f"\nDone in {report['seconds']:.0f} s; {len(report['left_out'])} measurements left out.\nOpen {options.out / 'index.html'}")
+    left_out = sum(item["count"] for item in report["left_out"])
+    print(f"\nDone in {report['seconds']:.0f} s; {left_out} measurements left out or cut short.\nOpen {options.out / 'index.html'}")
     return 0
 
 

@@ -1,13 +1,20 @@
-"""Charts as inline SVG: lines on logarithmic axes, bars and histograms. Colours come from CSS variables of the page."""
+"""Charts: lines and dots on logarithmic axes, bars and histograms. Colours come from CSS variables of the page.
+
+Words are HTML and only lines and dots are SVG, whose x are in percent: a chart fits any width, and its text has one size in all.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 
-WIDTH, HEIGHT = 560, 380
-LEFT, RIGHT, TOP, BOTTOM = 66, 128, 14, 46
+from .units import count_text
+
+HEIGHT = 300  # of the plot, in pixels
+WIDE, NARROW = 400, 180  # pixels that the plot surely has in a half of the page, and on a phone or in a third of it
+LETTER = 6.8  # pixels, of a tick
 
 
 @dataclass
@@ -18,44 +25,8 @@ class Series:
     points: list[tuple[float, float]]
     colour: str
     dashed: bool = False
-    label: str | None = None  # at the line's end; None: its name
     notes: list[str] = field(default_factory=list)  # more to show at each point
-
-
-def seconds_text(value: float) -> str:
-    if value >= 120:
-        return f"{_short(value / 3600)} h" if value >= 7200 else f"{_short(value / 60)} min"
-    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= factor:
-            return f"{_short(value / factor)} {unit}"
-    return f"{_short(value / 1e-9)} ns"
-
-
-def bytes_text(value: float) -> str:
-    for power, unit in ((3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if value >= 1024**power:
-            return f"{_short(value / 1024**power)} {unit}"
-    return f"{value:.0f} B"
-
-
-def count_text(value: float) -> str:
-    for factor, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if value >= 10 * factor or (value >= factor and factor > 1e3):
-            return f"{_short(value / factor)}{unit}"
-    return f"{value:,.0f}".replace(",", "\u202f")
-
-
-def error_text(value: float) -> str:
-    if not value > 0:
-        return "0"
-    exponent = math.floor(math.log10(value) + 1e-9)
-    digits = value / 10**exponent
-    power = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return f"10{power}" if abs(digits - 1) < 0.005 else f"{digits:.1f}·10{power}"
-
-
-def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 99.5 else f"{value:.3g}"
+    tops: list[float] = field(default_factory=list)  # y up to which a point's measurements spread
 
 
 def log_ticks(low: float, high: float, base: float) -> list[float]:
@@ -68,7 +39,7 @@ def log_ticks(low: float, high: float, base: float) -> list[float]:
     return [base**e for e in range(first, last + 1) if e % step == 0 and 0.999 * low <= base**e <= 1.001 * high]
 
 
-def _spread(wanted: list[float], gap: float, high: float) -> list[float]:
+def spread(wanted: list[float], gap: float, high: float) -> list[float]:
     """Moves labels apart so that neighbours, in order, are at least `gap` away and none is below `high` (y grows downwards)."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     placed, at = list(wanted), -math.inf
@@ -81,119 +52,205 @@ def _spread(wanted: list[float], gap: float, high: float) -> list[float]:
     return placed
 
 
-def lines(name: str, series: list[Series], x_label: str, y_text, base: float = 10, x_text=count_text, floor: float | None = None) -> str:
-    """A line chart with both axes logarithmic. y_text formats values of y; `base` of the y ticks; y below `floor` is drawn there."""
-    series = [s for s in series if s.points]
-    if not series:
-        return '<p class="empty">Nothing was measured here.</p>'
-    xs = sorted({x for s in series for x, _ in s.points})
-    ys = [y for s in series for _, y in s.points if y > 0]
-    low, high = min(ys), max(ys)
-    if floor:
-        low = max(low, floor)
-    low, high = low / 1.25, high * 1.25
+class Log:
+    """A logarithmic axis from `low` at position `begin` to `high` at `end`."""
+
+    def __init__(self, low: float, high: float, begin: float, end: float):
+        self.low, self.high, self.begin, self.end = low, high, begin, end
+
+    def __call__(self, value: float) -> float:
+        value = min(max(value, self.low), self.high)
+        if self.low == self.high:
+            return (self.begin + self.end) / 2
+        return self.begin + (self.end - self.begin) * math.log(value / self.low) / math.log(self.high / self.low)
+
+
+def _y_axis(ys: list[float], floor: float | None) -> Log:
+    low, high = max(min(ys), floor or 0) / 1.25, max(ys) * 1.25
     if high / low < 8:
         middle = math.sqrt(low * high)
         low, high = middle / 2.9, middle * 2.9
-    x0, x1 = math.log(xs[0]), math.log(xs[-1]) if len(xs) > 1 else math.log(xs[0]) + 1
-    plot_w, plot_h = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    return Log(low, high, HEIGHT, 0)
 
-    def px(x):
-        return LEFT + plot_w * (math.log(x) - x0) / (x1 - x0)
 
-    def py(y):
-        y = min(max(y, low), high)
-        return TOP + plot_h * (math.log(high) - math.log(y)) / (math.log(high) - math.log(low))
+def labelled(xs: list[float], text, at: Log, width: float, taken=()) -> list[float]:
+    """Those of `xs` whose labels fit side by side in `width` pixels beside those in `taken`: powers of two at one distance first."""
 
-    parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(name, quote=True)}">']
-    for tick in log_ticks(low, high, base):
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>')
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{py(tick) + 4:.1f}" text-anchor="end">{y_text(tick)}</text>')
-    last_end = -math.inf
-    for x in xs:
-        parts.append(f'<line class="notch" x1="{px(x):.1f}" x2="{px(x):.1f}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM + 5}"/>')
-        label = x_text(x)
-        half = 4.4 * len(label)
-        if px(x) - half > last_end + 4:
-            parts.append(f'<text class="tick" x="{px(x):.1f}" y="{HEIGHT - BOTTOM + 19}" text-anchor="middle">{label}</text>')
-            last_end = px(x) + half
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{HEIGHT - BOTTOM}" y2="{HEIGHT - BOTTOM}"/>')
-    parts.append(f'<text class="axis-name" x="{LEFT + plot_w / 2:.1f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x_label)}</text>')
-    ends = _spread([py(s.points[-1][1]) for s in series], 18, HEIGHT - BOTTOM - 2)
-    for s, end in zip(series, ends):
-        path = " ".join(f"{px(x):.1f},{py(y):.1f}" for x, y in s.points)
-        dash = ' stroke-dasharray="6 5"' if s.dashed else ""
-        parts.append(f'<g class="series {s.colour}"><polyline points="{path}"{dash}/>')
-        for i, (x, y) in enumerate(s.points):
-            note = f"\n{s.notes[i]}" if i < len(s.notes) and s.notes[i] else ""
-            tip = escape(f"{s.name}\n{x_label}: {x_text(x)}\n{y_text(y)}{note}", quote=True)
-            parts.append(
-                f'<g class="point" data-tip="{tip}"><title>{tip}</title><circle class="hit" cx="{px(x):.1f}" cy="{py(y):.1f}" r="12"/>'
-                f'<circle class="dot{" hollow" if s.dashed else ""}" cx="{px(x):.1f}" cy="{py(y):.1f}" r="4"/></g>'
-            )
-        x_end, y_end = px(s.points[-1][0]), py(s.points[-1][1])
-        if abs(end - y_end) > 3:
-            parts.append(f'<line class="lead" x1="{x_end + 6:.1f}" y1="{y_end:.1f}" x2="{WIDTH - RIGHT + 11}" y2="{end:.1f}"/>')
-        parts.append(f'<text class="name" x="{WIDTH - RIGHT + 14}" y="{end + 4:.1f}">{escape(s.label or s.name)}</text></g>')
-    return "".join(parts) + "</svg>"
+    def fits(chosen, x):
+        far = [(abs(at(x) - at(other)) / 100 * width, len(text(x)) + len(text(other))) for other in chosen]
+        return all(distance >= LETTER * letters / 2 + 5 for distance, letters in far)
+
+    chosen = list(taken)
+    powers = [x for x in xs if math.log2(x) % 1 == 0] or xs
+    if not chosen:
+        for step in range(1, len(powers) + 1):
+            chosen = powers[::-1][::step]
+            if all(fits([other for other in chosen if other != x], x) for x in chosen):
+                break
+    for x in (*powers, *xs):
+        if x not in chosen and fits(chosen, x):
+            chosen.append(x)
+    return chosen
+
+
+@dataclass
+class Axis:
+    at: Log
+    ticks: list[float]
+    text: Callable[[float], str]
+    label: str = ""
+
+
+def _frame(name: str, x: Axis, y: Axis, drawn: list[str], beside: str = "", ends: str = "") -> str:
+    """A chart of SVG `drawn`; `beside`: HTML names in the plot, `ends`: those in a column at its right."""
+    grid = "".join(f'<line class="grid" x1="0" x2="100%" y1="{y.at(t):.1f}" y2="{y.at(t):.1f}"/>' for t in y.ticks)
+    notch = f'y1="{HEIGHT}" y2="{HEIGHT + 5}"'
+    grid += "".join(f'<line class="notch" x1="{x.at(t):.2f}%" x2="{x.at(t):.2f}%" {notch}/>' for t in x.ticks)
+    grid += f'<line class="axis" x1="0" x2="100%" y1="{HEIGHT}" y2="{HEIGHT}"/>'
+    always = labelled(x.ticks, x.text, x.at, NARROW)
+    shown = labelled(x.ticks, x.text, x.at, WIDE, always)
+    x_labels = "".join(
+        f'<span class="{"" if t in always else "roomy"}" style="left:{x.at(t):.2f}%">{x.text(t)}</span>' for t in x.ticks if t in shown
+    )
+    y_labels = "".join(f'<span style="top:{y.at(t):.1f}px">{y.text(t)}</span>' for t in y.ticks)
+    return (
+        f'<div class="chart{"" if ends else " alone"}" role="img" aria-label="{escape(name, quote=True)}"><div class="ys">{y_labels}</div>'
+        f'<div class="plot"><svg width="100%" height="{HEIGHT}">{grid}{"".join(drawn)}</svg>{beside}</div>'
+        f'<div class="ends">{ends}</div><div class="xs">{x_labels}</div><div class="x-name">{escape(x.label)}</div></div>'
+    )
+
+
+def _dot(x: float, y: float, tip: str, hollow: bool) -> str:
+    """x in percent, y in pixels."""
+    tip = escape(tip, quote=True)
+    return (
+        f'<g class="point" data-tip="{tip}"><title>{tip}</title><circle class="hit" cx="{x:.2f}%" cy="{y:.1f}" r="12"/>'
+        f'<circle class="dot{" hollow" if hollow else ""}" cx="{x:.2f}%" cy="{y:.1f}" r="4"/></g>'
+    )
+
+
+def _line(s: Series, end: float, x_axis: Axis, y_axis: Axis) -> str:
+    places = [(x_axis.at(x), y_axis.at(y)) for x, y in s.points]
+    path = " ".join(f"{10 * x:.1f},{y:.1f}" for x, y in places)
+    dash = ' stroke-dasharray="6 5"' if s.dashed else ""
+    parts = [
+        f'<g class="series {s.colour}"><svg width="100%" height="{HEIGHT}" viewBox="0 0 1000 {HEIGHT}" preserveAspectRatio="none">'
+        f'<polyline points="{path}"{dash} vector-effect="non-scaling-stroke"/></svg>'
+    ]
+    for (x, y), top in zip(places, s.tops):
+        if y - y_axis.at(top) > 1:
+            parts.append(f'<line class="whisker" x1="{x:.2f}%" x2="{x:.2f}%" y1="{y:.1f}" y2="{y_axis.at(top):.1f}"/>')
+    x_end, y_end = places[-1]
+    if x_end < 99:
+        parts.append(f'<line class="lead" x1="{x_end:.2f}%" y1="{y_end:.1f}" x2="100%" y2="{end:.1f}"/>')
+    elif abs(end - y_end) > 3:
+        parts.append(f'<svg x="100%"><line class="lead" x1="0" y1="{y_end:.1f}" x2="9" y2="{end:.1f}"/></svg>')
+    for i, (x, y) in enumerate(places):
+        parts.append(_dot(x, y, _tip(s, i, x_axis, y_axis), s.dashed))
+    return "".join(parts) + "</g>"
+
+
+def _tip(s: Series, i: int, x_axis: Axis, y_axis: Axis) -> str:
+    x, y = s.points[i]
+    return "\n".join([s.name, f"{x_axis.label}: {x_axis.text(x)}", y_axis.text(y), *s.notes[i : i + 1]])
+
+
+def lines(name: str, series: list[Series], x_label: str, y_text, base: float = 10, floor: float | None = None) -> str:
+    """A line chart with both axes logarithmic, names at the lines' ends; "" without a point. y_text formats values of y; `base` of
+    the y ticks; y below `floor` is drawn there."""
+    series = [s for s in series if s.points]
+    if not series:
+        return ""
+    xs = sorted({x for s in series for x, _ in s.points})
+    y_at = _y_axis([y for s in series for y in (*(y for _, y in s.points), *s.tops) if y > 0], floor)
+    x_axis = Axis(Log(xs[0], xs[-1], 0, 100), xs, count_text, x_label)
+    y_axis = Axis(y_at, log_ticks(y_at.low, y_at.high, base), y_text)
+    ends = spread([y_at(s.points[-1][1]) for s in series], 17, HEIGHT - 6)
+    drawn = [_line(s, end, x_axis, y_axis) for s, end in zip(series, ends)]
+    names = "".join(f'<span class="{s.colour}" style="top:{end:.1f}px">{escape(s.name)}</span>' for s, end in zip(series, ends))
+    return _frame(name, x_axis, y_axis, drawn, ends=names)
+
+
+def dots(name: str, series: list[Series], x_label: str, y_text, x_text) -> str:
+    """One dot for each series, both axes logarithmic; names beside the dots, with leaders where they had to move; "" without a dot."""
+    if not series:
+        return ""
+    xs = [s.points[0][0] for s in series]
+    x_at, y_at = Log(min(xs) / 1.06, max(xs) * 1.06, 0, 100), _y_axis([s.points[0][1] for s in series], None)
+    x_axis = Axis(x_at, log_ticks(x_at.low, x_at.high, 2), x_text, x_label)
+    y_axis = Axis(y_at, log_ticks(y_at.low, y_at.high, 10), y_text)
+    drawn, names = [], ""
+    for group in _neighbours(series, x_at):
+        places = [(x_at(s.points[0][0]), y_at(s.points[0][1])) for s in group]
+        before = places[-1][0] > 60  # there is no room behind it
+        stop = places[0][0] - 2.5 if before else places[-1][0] + 2.5
+        side = f"right:{100 - stop:.2f}%" if before else f"left:{stop:.2f}%"
+        for s, (x, y), label in zip(group, places, spread([y for _, y in places], 17, HEIGHT - 8)):
+            leader = f'<line class="lead" x1="{x:.2f}%" y1="{y:.1f}" x2="{stop:.2f}%" y2="{label:.1f}"/>'
+            drawn.append(f'<g class="series {s.colour}">{leader}{_dot(x, y, _tip(s, 0, x_axis, y_axis), s.dashed)}</g>')
+            names += f'<span class="beside {s.colour}" style="top:{label:.1f}px;{side}">{escape(s.name)}</span>'
+    return _frame(name, x_axis, y_axis, drawn, beside=names)
+
+
+def _neighbours(series: list[Series], x_at: Log) -> list[list[Series]]:
+    """Dots whose names would meet: each is less than a seventh of the axis away from the next one."""
+    groups: list[list[Series]] = []
+    for s in sorted(series, key=lambda s: s.points[0][0]):
+        near = groups and x_at(s.points[0][0]) - x_at(groups[-1][-1].points[0][0]) < 14
+        groups[-1].append(s) if near else groups.append([s])
+    return groups
 
 
 def bars(name: str, rows: list[tuple[str, float, str, bool]], text, note=None) -> str:
-    """Horizontal bars from zero: rows (label, value, CSS class, dashed); `text` formats the value written beside the bar."""
-    step, top = 46, 6
-    height = top + step * len(rows)
+    """Horizontal bars from zero: rows (label, value, CSS class, light); `text` formats the value written beside the bar, `note` has
+    more to say of each."""
     most = max((value for _, value, _, _ in rows), default=0) or 1
-    room = WIDTH - 130
-    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(name, quote=True)}">']
-    for i, (label, value, colour, light) in enumerate(rows):
-        y = top + step * i
-        width = max(2.0, room * value / most)
-        extra = f" · {note[i]}" if note and note[i] else ""
-        parts.append(f'<text class="bar-name" x="0" y="{y + 12}">{escape(label)}<tspan class="soft">{escape(extra)}</tspan></text>')
-        parts.append(
-            f'<rect class="bar {colour}{" light" if light else ""}" x="0.75" y="{y + 18}" width="{width:.1f}" height="16" rx="3">'
-            f"<title>{escape(label)}: {escape(text(value))}{escape(extra)}</title></rect>"
-        )
-        parts.append(f'<text class="bar-value" x="{width + 8:.1f}" y="{y + 31}">{escape(text(value))}</text>')
-    return "".join(parts) + "</svg>"
+    drawn = [
+        _bar(label, note[i] if note else "", f'<i class="{colour}{" light" if light else ""}"{_width(value / most)}></i>', text(value))
+        for i, (label, value, colour, light) in enumerate(rows)
+    ]
+    return _bars(name, drawn)
 
 
 def stacked(name: str, rows: list[tuple[str, list[tuple[str, float]]]], text) -> str:
     """Horizontal stacked bars: rows (label, [(part, value)]); parts are coloured part-0, part-1, ..."""
-    step, top = 46, 6
-    height = top + step * len(rows)
     most = max((sum(value for _, value in parts) for _, parts in rows), default=0) or 1
-    room = WIDTH - 70
-    out = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(name, quote=True)}">']
-    for i, (label, pieces) in enumerate(rows):
-        y, x = top + step * i, 0.0
+    drawn = []
+    for label, pieces in rows:
         total = sum(value for _, value in pieces)
-        out.append(f'<text class="bar-name" x="0" y="{y + 12}">{escape(label)}</text>')
-        for j, (part, value) in enumerate(pieces):
-            width = room * value / most
-            tip = f"{label}, {part}: {text(value)} ({100 * value / total:.0f} %)"
-            out.append(f'<rect class="part part-{j}" x="{x:.1f}" y="{y + 18}" width="{max(width - 1.5, 0.5):.1f}" height="16" rx="2"><title>{escape(tip)}</title></rect>')
-            x += width
-        out.append(f'<text class="bar-value" x="{x + 7:.1f}" y="{y + 31}">{escape(text(total))}</text>')
-    return "".join(out) + "</svg>"
+        tips = [f"{label}, {part}: {text(value)} ({100 * value / (total or 1):.0f} %)" for part, value in pieces]
+        parts = "".join(
+            f'<i class="part-{j}"{_width(value / most)} title="{escape(tip, quote=True)}"></i>'
+            for j, ((_, value), tip) in enumerate(zip(pieces, tips))
+        )
+        drawn.append(_bar(label, "", parts, text(total)))
+    return _bars(name, drawn)
+
+
+def _width(share: float) -> str:
+    return f' style="width:calc({max(share, 0.004):.4f} * (100% - 9em))"'
+
+
+def _bar(label: str, note: str, drawn: str, value: str) -> str:
+    soft = f'<span class="soft"> · {escape(note)}</span>' if note else ""
+    return f'<div class="bar"><div class="bar-name">{escape(label)}{soft}</div><div class="bar-line">{drawn}<b>{escape(value)}</b></div></div>'
+
+
+def _bars(name: str, drawn: list[str]) -> str:
+    return f'<div class="bars" role="img" aria-label="{escape(name, quote=True)}">{"".join(drawn)}</div>' if drawn else ""
 
 
 def histogram(name: str, bins: list[list[int]], x_label: str) -> str:
     """Upright bars: bins [lower edge, count]."""
-    height, bottom = 170, 40
-    most = max((count for _, count in bins), default=0) or 1
-    step = WIDTH / max(len(bins), 1)
+    if not bins:
+        return ""
+    most = max(count for _, count in bins) or 1
     width = bins[1][0] - bins[0][0] if len(bins) > 1 else 1
-    parts = [f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(name, quote=True)}">']
-    for i, (low, count) in enumerate(bins):
-        h = (height - bottom - 12) * count / most
-        tip = f"{low} to {low + width - 1} tokens: {count} pieces"
-        parts.append(
-            f'<rect class="bar plain" x="{i * step + 1.5:.1f}" y="{height - bottom - h:.1f}" width="{step - 3:.1f}" height="{h:.1f}" rx="2">'
-            f"<title>{tip}</title></rect>"
-        )
-        if i % 4 == 0:
-            parts.append(f'<text class="tick" x="{i * step + 1.5:.1f}" y="{height - bottom + 17}">{low}</text>')
-    parts.append(f'<line class="axis" x1="0" x2="{WIDTH}" y1="{height - bottom}" y2="{height - bottom}"/>')
-    parts.append(f'<text class="axis-name" x="{WIDTH / 2}" y="{height - 5}" text-anchor="middle">{escape(x_label)}</text>')
-    return "".join(parts) + "</svg>"
+    drawn = "".join(
+        f'<i style="height:{100 * count / most:.1f}%" title="{low} to {low + width - 1} tokens: {count} pieces"></i>' for low, count in bins
+    )
+    ticks = "".join(f'<span style="left:{100 * i / len(bins):.2f}%">{low}</span>' for i, (low, _) in enumerate(bins) if i % 4 == 0)
+    return (
+        f'<div class="histogram" role="img" aria-label="{escape(name, quote=True)}"><div class="columns">{drawn}</div>'
+        f'<div class="xs">{ticks}</div><div class="x-name">{escape(x_label)}</div></div>'
+    )

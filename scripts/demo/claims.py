@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from .laws import LEAST_LENGTHS
+from .recommend import TIE
+from .units import times_text
+
 CLAIMED_FASTER = {128: 2.0, 512: 5.0, 2048: 15.0, 4096: 40.0}
+SLACK = 0.8  # of a claimed factor is enough: such factors are quoted as round numbers
 
 
 def _ratio(rows: list[dict], length: int, key: str) -> float | None:
@@ -11,66 +16,81 @@ def _ratio(rows: list[dict], length: int, key: str) -> float | None:
 
 def _growth(points: list[dict], axis: str) -> dict | None:
     own = sorted((p[axis], p["seconds"]) for p in points if (p["method"], p["dtype"]) == ("baseline", "float32"))
-    if len(own) < 2:
+    if len(own) < LEAST_LENGTHS:
         return None
     (first, short), (last, long) = own[0], own[-1]
     return {"times": last / first, "slower": long / short}
 
 
 def check(ratios: list[dict], score_buffer: dict, fits: list[dict], axes: dict, lower: dict) -> list[dict]:
-    """Rows {claim, measured, verdict}; verdict is 'holds', 'does not hold here' or 'not measured'.
+    """Rows as row() makes them.
 
     `ratios`: laws.compare_methods of the one-head length sweep; `axes`: points of the batch, heads and head-size sweeps;
     `lower`: recommend.lower_precision.
     """
-    rows = []
-    for length, claimed in CLAIMED_FASTER.items():
-        faster = _ratio(ratios, length, "faster")
-        rows.append(
-            _row(
-                f"At length {length}, flash is about {claimed:.0f}× faster",
-                faster and f"{faster:.2f}× (one head, fp32, against a baseline as well vectorised and threaded)",
-                faster and faster >= 0.8 * claimed,
-            )
+    return _faster(ratios) + _buffers(score_buffer) + _growths(fits, axes) + _precision(lower)
+
+
+def _faster(ratios: list[dict]) -> list[dict]:
+    found = {length: _ratio(ratios, length, "faster") for length in CLAIMED_FASTER}
+    return [
+        row(
+            f"At length {length}, flash is about {claimed:.0f}× faster",
+            found[length] and f"{times_text(found[length])} (one head, fp32)",
+            f"at least {times_text(SLACK * claimed)}, {SLACK:g} of it",
+            found[length] and found[length] >= SLACK * claimed,
         )
+        for length, claimed in CLAIMED_FASTER.items()
+    ]
+
+
+def _buffers(score_buffer: dict) -> list[dict]:
     at = {r["length"]: r for r in score_buffer["rows"] if r["dtype"] == "float32"}
+    rows = []
     for length, mebi in ((512, 1), (2048, 16)):
-        rows.append(
-            _row(
-                f"At length {length} the score buffer of one head takes {mebi} MB",
-                length in at and f"{at[length]['scores'] / 2**20:.3f} MiB, beside {at[length]['scratch'] / 2**20:.2f} MiB of scratch of any length",
-                length in at and abs(at[length]["scores"] / (mebi * 2**20) - 1) <= 0.01,
-            )
-        )
-    base = next((f["seconds"] for f in fits if (f["method"], f["dtype"]) == ("baseline", "float32")), None)
-    rows.append(
-        _row(
-            "Twice the length takes four times the time",
-            base and f"×{2 ** base['exponent']:.2f} (exponent {base['exponent']:.2f}, R² {base['r2']:.4f})",
-            base and 1.8 <= base["exponent"] <= 2.2,
-        )
-    )
-    for axis, words in (("batch", "Time grows in proportion to the batch"), ("heads", "Time grows in proportion to the heads")):
-        grown = _growth(axes.get(axis, []), axis)
-        rows.append(
-            _row(
-                words,
-                grown and f"×{grown['slower']:.1f} time for ×{grown['times']:.0f} {axis}",
-                grown and 0.8 <= grown["slower"] / grown["times"] <= 1.25,
-            )
-        )
-    tried = lower["lengths"]
-    rows.append(
-        _row(
-            f"A lower precision does not pay at lengths up to {lower['up_to']}",
-            tried and "; ".join(f"bf16 is {t['faster']:.2f}× as fast at {t['length']}" for t in tried),
-            tried and not lower["worth_it"],
-        )
-    )
+        r = at.get(length)
+        said = r and f"{r['scores'] / 2**20:.3f} MiB, beside {r['scratch'] / 2**20:.2f} MiB of scratch of any length"
+        claim = f"At length {length} the score buffer of one head takes {mebi} MiB"
+        rows.append(row(claim, said, "within 1 % of it", r and abs(r["scores"] / (mebi * 2**20) - 1) <= 0.01))
     return rows
 
 
-def _row(claim: str, measured, holds) -> dict:
-    if not measured:
-        return {"claim": claim, "measured": "not measured", "verdict": "not measured"}
-    return {"claim": claim, "measured": measured, "verdict": "holds" if holds else "does not hold here"}
+def _growths(fits: list[dict], axes: dict) -> list[dict]:
+    base = next((f["seconds"] for f in fits if (f["method"], f["dtype"]) == ("baseline", "float32")), None)
+    rows = [
+        row(
+            "Twice the length takes four times the time",
+            base and f"{times_text(2 ** base['exponent'])} (exponent {base['exponent']:.2f}, R² {base['r2']:.4f}, {base['points']} lengths)",
+            f"{times_text(2**1.8)} to {times_text(2**2.2)}: an exponent of 1.8 to 2.2",
+            base and 1.8 <= base["exponent"] <= 2.2,
+        )
+    ]
+    for axis, words in (("batch", "Time grows in proportion to the batch"), ("heads", "Time grows in proportion to the heads")):
+        grown = _growth(axes.get(axis, []), axis)
+        rows.append(
+            row(
+                words,
+                grown and f"{times_text(grown['slower'])} the time for {grown['times']:.0f} times the {axis}",
+                "0.8 to 1.25 of it, from the least to the most",
+                grown and 0.8 <= grown["slower"] / grown["times"] <= 1.25,
+            )
+        )
+    return rows
+
+
+def _precision(lower: dict) -> list[dict]:
+    tried = lower["lengths"]
+    return [
+        row(
+            f"A lower precision does not pay at lengths up to {lower['up_to']}",
+            tried and "bf16 over fp32: " + ", ".join(f"{times_text(t['faster'])} at {t['length']}" for t in tried),
+            f"no more than {times_text(TIE)}, or less accurate than allowed, at one of them",
+            tried and not lower["worth_it"],
+        )
+    ]
+
+
+def row(claim: str, measured, holds_if: str, holds) -> dict:
+    """{claim, measured, holds_if, verdict}; verdict is 'holds', 'does not hold here' or, without `measured`, 'not measured'."""
+    verdict = "not measured" if not measured else "holds" if holds else "does not hold here"
+    return {"claim": claim, "measured": measured or "not measured", "holds_if": holds_if, "verdict": verdict}

@@ -10,6 +10,7 @@ import time
 import numpy as np
 
 from . import encode, lowbit, machine, text
+from .progress import OUT_OF_TIME
 
 FIGURES = machine.ROOT / "bench" / "results" / "encoder-nvidia-h200.json"
 POLICIES = [("float16", "float16", {}), *lowbit.POLICIES[1:]]
@@ -142,5 +143,5 @@ def policies(packed: text.Packed, progress) -> dict:
         return {"here": False, "why": why, "source": f"bench/results/{FIGURES.name}", **kept}
     found = _measure_here(str(encode.model_folder()), packed, progress.left(), progress.step)
     for name, _, _ in POLICIES[len(found["rows"]) :]:
-        progress.leave_out(f"policy {name} on the GPU", "out of time")
+        progress.leave_out(f"the encoder with {name} on the GPU", OUT_OF_TIME)
     return {"here": True, **found}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from . import lowbit_page, sections
-from .charts import bytes_text, count_text
+from . import encode, encoder_section, gpu_section, lowbit_page, sections, sweep_sections
+from .lowbit import STAGES
+from .parts import kind_text, left_out_line, tiles
+from .units import bytes_text, count_text, error_text, seconds_text, times_text
 
 HERE = Path(__file__).parent
 LOGO = (
@@ -14,26 +16,39 @@ LOGO = (
     '<g stroke="#fff" stroke-width="2.2" stroke-linecap="round"><path d="M9 7v20M17 7v20M25 7v20" opacity=".95"/>'
     '<path d="M6 13h6M14 21h6M22 13h6" stroke-width="3.4"/></g></svg>'
 )
+INDEX, LOWBIT = "index.html", "lowbit.html"
+PAGES = {INDEX: "attention", LOWBIT: "low-bit weights"}
 
 
 def page(report: dict) -> str:
-    """The whole document; `report` as __main__.run returns it. Stages that measured nothing say so."""
+    """The whole document; `report` as __main__.run returns it. Sections without a measurement are not there, and the top says so."""
+    left_out = [item for item in report["left_out"] if item["stage"] not in STAGES]
     body = [
-        header(report),
+        header(report, left_out),
         sections.recommendation(report),
-        sections.length(report),
-        sections.encoder(report),
+        sweep_sections.length(report),
+        encoder_section.encoder(report),
         sections.limits(report),
-        sections.axes(report),
+        sweep_sections.axes(report),
         sections.claims(report),
-        sections.conditions(report),
+        sections.conditions(report, left_out),
     ]
     return document(f"Heddle: attention on {escape(report['machine']['processor'])}", body)
 
 
 def lowbit(report: dict) -> str:
     """The page on low-bit weights, beside the first."""
-    body = [brand(report, LOWBIT), lowbit_page.header(report), lowbit_page.policies(report), lowbit_page.gpu(report), lowbit_page.layer(report), lowbit_page.study(report), lowbit_page.conditions(report)]
+    left_out = [item for item in report["left_out"] if item["stage"] in STAGES]
+    said = measured(report) + left_out_line(left_out, report["settings"]["budget_seconds"])
+    body = [
+        brand(report, LOWBIT),
+        lowbit_page.header(report, said),
+        lowbit_page.formats(report),
+        gpu_section.gpu(report),
+        lowbit_page.layer(report),
+        lowbit_page.reported(report),
+        lowbit_page.conditions(report, left_out),
+    ]
     return document(f"Heddle: low-bit weights on {escape(report['machine']['processor'])}", body)
 
 
@@ -44,10 +59,6 @@ def document(title: str, body: list[str]) -> str:
         f"<title>{title}</title>\n<style>\n{(HERE / 'page.css').read_text()}</style></head>\n"
         f'<body><main>\n{chr(10).join(body)}\n</main><div id="tip"></div>\n<script>\n{(HERE / "page.js").read_text()}</script></body></html>\n'
     )
-
-
-INDEX, LOWBIT = "index.html", "lowbit.html"
-PAGES = {INDEX: "attention", LOWBIT: "low-bit weights"}
 
 
 def brand(report: dict, here: str) -> str:
@@ -61,62 +72,87 @@ def brand(report: dict, here: str) -> str:
     )
 
 
-def header(report: dict) -> str:
-    """Title, the findings in one sentence and four figures."""
-    m = report["machine"]
-    ratios = [r for r in report["ratios"] if r["dtype"] == "float32"]
-    far = max(ratios, key=lambda r: r["length"], default=None)
-    title = "Attention, measured here"
-    if far and far["smaller_workspace"]:
-        faster, smaller = far["faster"], far["smaller_workspace"]
-        title = (
-            f"At length {far['length']}, flash is <em>{_times(faster)} {'faster' if faster >= 1 else 'as fast'}</em> than the full score matrix "
-            f"and needs <em>{_times(smaller)} less</em> scratch memory"
-        )
-        if faster < 1:
-            title = f"At length {far['length']}, flash needs <em>{_times(smaller)} less</em> scratch memory, at {_times(faster)} the speed"
+def measured(report: dict) -> str:
+    """Where, when and for how long this was measured."""
+    m, build = report["machine"], report["build_seconds"]
+    built = f"; the build before took {build:.0f} s, which is not counted" if build is not None else ""
     return (
-        f"<header>{brand(report, INDEX)}"
-        f"<h1>{title}</h1>"
-        f'<p class="lede">{escape(m["processor"])}, {m["threads"]} threads, {escape(m["cpu_target"])} kernels, {bytes_text(m["memory_bytes"])} of memory. '
-        f"Measured {escape(report['created'][:16].replace('T', ' '))} UTC in {report['seconds']:.0f} seconds.</p>"
-        f'<div class="tiles">{"".join(_tiles(report))}</div></header>'
+        f'<p class="lede">{escape(m["processor"])}, {m["threads"]} threads, {escape(m["cpu_target"])} kernels, {bytes_text(m["memory_bytes"])} '
+        f"of memory. Measured {escape(report['created'][:16].replace('T', ' '))} UTC, in {report['seconds']:.0f} s for both pages{built}.</p>"
+    )
+
+
+def header(report: dict, left_out: list[dict]) -> str:
+    """Title, the findings in one sentence, the words that the page uses and four figures."""
+    return (
+        f"<header>{brand(report, INDEX)}<h1>{_title(report)}</h1>{measured(report)}"
+        f"{left_out_line(left_out, report['settings']['budget_seconds'])}{_words(report)}{tiles(list(_tiles(report)))}</header>"
+    )
+
+
+def _title(report: dict) -> str:
+    """Flash beside torch and the baseline at the longest length with all three, else with what there is."""
+    ratios = [r for r in report["ratios"] if r["dtype"] == "float32"]
+    far = max(ratios, key=lambda r: (bool(r["faster"]) + bool(r["faster_than_torch"]), r["length"]), default=None)
+    if not far:
+        return "Attention, measured here"
+    rivals = {"torch": far["faster_than_torch"], "our own baseline": far["faster"]}
+    speeds = " and ".join(f"<em>{times_text(ratio)} the speed of {rival}</em>" for rival, ratio in rivals.items() if ratio)
+    smaller = far["smaller_workspace"]
+    less = f", and needs <em>{times_text(smaller)} less</em> scratch memory than that baseline" if smaller and far["faster"] else ""
+    return f"At length {count_text(far['length'])} in fp32, flash has {speeds}{less}"
+
+
+def _words(report: dict) -> str:
+    torch = report["machine"]["versions"].get("torch")
+    return (
+        "<dl class='words'><dt>flash</dt><dd>Heddle's attention: it takes the keys in blocks and never holds the matrix of scores.</dd>"
+        "<dt>baseline</dt><dd>Heddle's own attention with the whole matrix of scores in memory, otherwise the same vector code and "
+        "threads: what flash saves, and nothing else, is the difference.</dd>"
+        f"<dt>torch</dt><dd><code>torch.nn.functional.scaled_dot_product_attention</code>{' of torch ' + escape(torch) if torch else ''}, "
+        "with as many threads.</dd>"
+        "<dt>fp32, bf16</dt><dd>float32 and bfloat16: the dtype of q, k, v and the result.</dd></dl>"
     )
 
 
 def _tiles(report: dict):
-    runs = {(r["method"], r["dtype"]): r for r in report["encoder"]}
-    picked = [r for r in report["recommendation"]["rows"] if r["chosen"]]
-    if picked:
-        row = picked[-1]
-        plain = next((c["seconds"] for c in row["candidates"] if (c["method"], c["dtype"]) == ("baseline", "float32")), None)
-        if plain:
-            kind = sections.kind_text(row["chosen"]["method"], row["chosen"]["dtype"])
-            yield _tile(_times(plain / row["chosen"]["seconds"]), f"the speed of the fp32 baseline at length {row['length']} with the choice below: {kind}")
+    yield from _choice_tile(report)
     limit = {(e["method"], e["dtype"]): e for e in report["limits"]}
-    if {("flash", "float32"), ("baseline", "float32")} <= set(limit):
-        flash, base = limit["flash", "float32"], limit["baseline", "float32"]
-        yield _tile(
+    flash, base = limit.get(("flash", "float32")), limit.get(("baseline", "float32"))
+    if flash:
+        took = f"; such a call would take {seconds_text(flash['free_call_seconds'])}" if flash["free_call_seconds"] else ""
+        other = f", where the baseline ends at {count_text(base['longest_in_free'])}" if base else ""
+        yield (
             f"{count_text(flash['longest_in_free'])} <small>tokens</small>",
-            f"are the longest sequence of one head that this machine's free memory holds with flash; {count_text(base['longest_in_free'])} with the baseline",
+            f"of one head would fit in this machine's free memory with flash{other}. Computed, not tried{took}",
         )
-    if runs:
-        best = max(runs.values(), key=lambda r: r["tokens_per_second"])
-        yield _tile(
+    if report["encoder"]:
+        best = max(report["encoder"], key=lambda r: r["tokens_per_second"])
+        doubt = "; runs are not fully comparable, see there" if encode.unequal(report["encoder"]) else ""
+        yield (
             f"{count_text(best['tokens_per_second'])} <small>tokens/s</small>",
-            f"through all-MiniLM-L6-v2 on real text, {best['method']} {sections.DTYPE[best['dtype']]}",
+            f"through the encoder all-MiniLM-L6-v2 on real text with {kind_text(best['method'], best['dtype'])}{doubt}",
         )
-        flash = runs.get(("flash", "float32"))
-        if flash:
-            yield _tile(
-                f"{flash['golden']['largest_error']:.0e}".replace("e-0", "e-"),
-                "largest difference of any embedding element from transformers + torch, flash fp32",
-            )
+    own = next((r for r in report["encoder"] if (r["method"], r["dtype"]) == ("flash", "float32")), None)
+    if own:
+        yield (
+            error_text(own["golden"]["largest_error"]),
+            "is the largest difference of any element of its embeddings from transformers + torch, flash fp32",
+        )
 
 
-def _tile(figure: str, what: str) -> str:
-    return f'<div class="tile"><div class="figure">{figure}</div><div class="what">{escape(what)}</div></div>'
-
-
-def _times(ratio: float) -> str:
-    return sections.times_text(ratio)
+def _choice_tile(report: dict):
+    """The choice at the longest length that was timed, beside torch and the baseline."""
+    row = next((r for r in reversed(report["recommendation"]["rows"]) if r["chosen"]), None)
+    if not row:
+        return
+    chosen = row["chosen"]
+    at = {(p["method"], p["dtype"]): p["seconds"] for p in report["sweep"]["length"] if p["length"] == row["length"]}
+    rivals = {rival: at.get((rival, "float32")) for rival in ("torch", "baseline")}
+    said = [(f"{rival} fp32", seconds / chosen["seconds"]) for rival, seconds in rivals.items() if seconds]
+    if not said:
+        return
+    (first, ratio), *others = said
+    more = "".join(f", {times_text(other)} that of {rival}" for rival, other in others)
+    kind = kind_text(chosen["method"], chosen["dtype"])
+    yield times_text(ratio), f"the speed of {first}{more}, at length {count_text(row['length'])} with what is best there: {kind}"

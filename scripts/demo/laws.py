@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 FIT_FROM = 512  # shorter lengths measure the cost of a call, not its growth
+LEAST_LENGTHS = 4  # a law is judged on; two points fit any power exactly, three nearly so
 
 
 @dataclass
@@ -50,7 +51,7 @@ def score_buffer_bytes(batch: int, heads: int, queries: int, keys: int) -> int:
 
 def _fit(points: list[dict], key: str) -> dict | None:
     chosen = [p for p in points if p["length"] >= FIT_FROM and p.get(key)]
-    if len({p["length"] for p in chosen}) < 2:
+    if len({p["length"] for p in chosen}) < LEAST_LENGTHS:
         return None
     return asdict(fit_power([p["length"] for p in chosen], [p[key] for p in chosen]))
 
@@ -58,7 +59,7 @@ def _fit(points: list[dict], key: str) -> dict | None:
 def fit_all(times: list[dict], memory: list[dict]) -> list[dict]:
     """One entry for each method and dtype: the exponents of time, workspace and resident growth over lengths >= 512.
 
-    `times` are points of the length sweep (seconds), `memory` those of the memory runs (workspace, resident, in bytes).
+    None where fewer than LEAST_LENGTHS were measured. `times` are points of the length sweep (seconds), `memory` those of the memory runs (workspace, resident, in bytes).
     """
     kinds = list(dict.fromkeys((p["method"], p["dtype"]) for p in [*times, *memory]))
     return [
@@ -81,12 +82,13 @@ def check_score_buffer(memory: list[dict]) -> dict:
     The workspace is the score matrix and scratch that does not depend on the length. `scratch` is what the two longest lengths leave
     when their growth with S^2 is taken away; `scores` is the rest at each length, `ratio` its quotient with the law.
     `baseline_holds`: scratch is not negative and every ratio from length 512 on is within 1 % of 1. `flash_holds`: from the shortest
-    to the longest length >= 512 its workspace grows less than in proportion to the length, in every dtype. Neither holds unmeasured.
+    to the longest length >= 512 its workspace grows less than in proportion to the length, in every dtype. Each is None, and a dtype
+    has no rows, where fewer than LEAST_LENGTHS lengths >= 512 were measured.
     """
     rows = []
     for dtype in dict.fromkeys(p["dtype"] for p in memory if p["method"] == "baseline"):
         own = sorted((p for p in memory if (p["method"], p["dtype"]) == ("baseline", dtype)), key=lambda p: p["length"])
-        if len(own) < 2:
+        if sum(p["length"] >= FIT_FROM for p in own) < LEAST_LENGTHS:
             continue
         short, long = own[-2], own[-1]
         pairs = [p["length"] ** 2 for p in (short, long)]
@@ -106,37 +108,40 @@ def check_score_buffer(memory: list[dict]) -> dict:
             for p in memory
             if p["method"] == "flash" and p["dtype"] == dtype and p["length"] >= FIT_FROM
         )
-        if len(own) >= 2:
+        if len(own) >= LEAST_LENGTHS:
             (short, small), (long, large) = own[0], own[-1]
             growth.append(
                 {"dtype": dtype, "from": short, "to": long, "length_ratio": long / short, "workspace_ratio": large / max(small, 1)}
             )
     return {
         "rows": rows,
-        "baseline_holds": bool(judged) and all(abs(row["ratio"] - 1) <= 0.01 and row["scratch"] >= 0 for row in judged),
+        "baseline_holds": all(abs(row["ratio"] - 1) <= 0.01 and row["scratch"] >= 0 for row in judged) if judged else None,
         "flash_growth": growth,
-        "flash_holds": bool(growth) and all(g["workspace_ratio"] < g["length_ratio"] for g in growth),
+        "flash_holds": all(g["workspace_ratio"] < g["length_ratio"] for g in growth) if growth else None,
     }
 
 
 def compare_methods(times: list[dict], memory: list[dict]) -> list[dict]:
-    """For each length and dtype: how many times faster flash is than the baseline, and how many times less it allocates and holds.
+    """For each length and dtype that flash was timed at beside another: how many times faster it is than the baseline (`faster`) and
+    than torch (`faster_than_torch`), and how many times less than the baseline it allocates and holds.
 
-    Only lengths where both were measured; `memory` may miss some.
+    None for what was not measured.
     """
     held = {(p["method"], p["dtype"], p["length"]): p for p in memory}
-    timed = {(p["method"], p["dtype"], p["length"]): p for p in times}
+    timed = {(p["method"], p["dtype"], p["length"]): p["seconds"] for p in times}
     rows = []
     for method, dtype, length in timed:
-        slow, fast = timed.get(("baseline", dtype, length)), timed.get(("flash", dtype, length))
-        if method != "flash" or not slow or not fast:
+        slow, torch = timed.get(("baseline", dtype, length)), timed.get(("torch", dtype, length))
+        if method != "flash" or not (slow or torch):
             continue
+        fast = timed[method, dtype, length]
         big, small = held.get(("baseline", dtype, length)), held.get(("flash", dtype, length))
         rows.append(
             {
                 "length": length,
                 "dtype": dtype,
-                "faster": slow["seconds"] / fast["seconds"],
+                "faster": slow and slow / fast,
+                "faster_than_torch": torch and torch / fast,
                 "smaller_workspace": big["workspace"] / max(small["workspace"], 1) if big and small else None,
                 "smaller_resident": big["resident"] / max(small["resident"], 4096) if big and small else None,
             }

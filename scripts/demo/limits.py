@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from . import isolate
-from .memory import SIZES
+from .progress import OUT_OF_TIME
 
 WHOLE_CALL_SECONDS = 20.0  # a call expected to take longer is tried with its last query rows only
 
@@ -109,17 +109,18 @@ def _row_error(q, k, v, o) -> float:
     return float(np.abs(o[0, -1, 0].double().numpy() - out).max() / np.sqrt((out**2).mean()))
 
 
-def expected_seconds(times: list[dict], method: str, dtype: str, length: int, head_size: int) -> float:
-    """Seconds of a whole call (B = H = 1) from the longest measured point, growing with S^2, H and D."""
+def expected_seconds(times: list[dict], method: str, dtype: str, length: int, head_size: int) -> float | None:
+    """Seconds of a whole call (B = H = 1) from the longest measured point, growing with S^2, H and D; None without a point."""
     own = [p for p in times if (p["method"], p["dtype"]) == (method, dtype)]
     if not own:
-        return math.inf
+        return None
     p = max(own, key=lambda p: p["length"])
     return p["seconds"] * (length / p["length"]) ** 2 * head_size / (p["head_size"] * p["heads"] * p["batch"])
 
 
 def verify(points, times, kinds, head_size: int, limit: int, free: int, progress) -> list[dict]:
-    """For each (method, dtype): bytes per token, the longest S in `free` and in `limit` bytes, and what happened under the limit.
+    """For each (method, dtype): bytes per token, the longest S in `free` and in `limit` bytes, the seconds that calls of such
+    lengths would take (None if nothing was timed), and what happened under the limit. What fits in `free` is computed alone.
 
     The computed length less 3 % must run; 10 % more must fail. Where a whole call would take longer than WHOLE_CALL_SECONDS every
     tensor and the whole call's workspace are allocated and written, and the last query rows run over all keys (`rows`: how many).
@@ -144,12 +145,13 @@ def verify(points, times, kinds, head_size: int, limit: int, free: int, progress
         inside, beyond = int(entry["longest_in_limit"] * 0.97), int(entry["longest_in_limit"] * 1.10)
         whole = expected_seconds(times, method, dtype, inside, head_size)
         entry["whole_call_seconds"] = whole
+        entry["free_call_seconds"] = expected_seconds(times, method, dtype, entry["longest_in_free"], head_size)
         if free < limit * 1.25:
             progress.leave_out(name, f"only {free / 2**30:.1f} GiB are free, so the limit cannot be tried")
         elif progress.left() <= 0:
-            progress.leave_out(name, "out of time")
+            progress.leave_out(name, OUT_OF_TIME)
         else:
-            short_enough = whole <= WHOLE_CALL_SECONDS
+            short_enough = whole is not None and whole <= WHOLE_CALL_SECONDS
             entry["inside"] = _try(inside, head_size, method, dtype, limit, short_enough)
             entry["beyond"] = _try(beyond, head_size, method, dtype, limit, short_enough)
             progress.step(f"{method} {dtype}: {inside} tokens {_said(entry['inside'])}; {beyond} {_said(entry['beyond'])}")

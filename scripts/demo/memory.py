@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import isolate
+from .progress import NO_MEMORY, OUT_OF_TIME
 
 SIZES = {"float32": 4, "bfloat16": 2}
 
@@ -67,10 +68,10 @@ def sweep(lengths, kinds, heads: int, head_size: int, progress) -> list[dict]:
             what = f"memory of {method} {dtype} at length {length}"
             shape = (1, heads, length, head_size)
             if needed(shape, method, dtype) > 0.8 * machine.memory_bytes():
-                progress.leave_out(what, "it does not fit in the memory that is free")
+                progress.leave_out(what, NO_MEMORY, length=length)
                 continue
             if progress.left() <= 0:
-                progress.leave_out(what, "out of time")
+                progress.leave_out(what, OUT_OF_TIME, length=length)
                 continue
             points.append(measure(shape, method, dtype))
         own = [f"{p['method']} {p['dtype']} {p['workspace'] / 2**20:.2f} MiB" for p in points if p["length"] == length]

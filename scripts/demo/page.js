@@ -15,3 +15,14 @@ for (const point of document.querySelectorAll("[data-tip]")) {
   point.addEventListener("pointerleave", () => (tip.style.opacity = 0));
 }
 addEventListener("scroll", () => (tip.style.opacity = 0), { passive: true });
+// A table that is wider than its card says so.
+const measure = () => {
+  for (const box of document.querySelectorAll(".scroll")) {
+    const wide = box.scrollWidth > box.clientWidth + 2, hint = box.nextElementSibling?.matches(".more") ? box.nextElementSibling : null;
+    if (wide && !hint) box.insertAdjacentHTML("afterend", '<p class="more">more columns: scroll this table sideways →</p>');
+    if (!wide && hint) hint.remove();
+  }
+};
+measure();
+addEventListener("resize", measure);
+for (const fold of document.querySelectorAll("details")) fold.addEventListener("toggle", measure);

@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
+OUT_OF_TIME = "out of time"
+NO_MEMORY = "it does not fit in the memory that is free"
+
 
 class Progress:
     """Prints stages and steps, shares the budget (seconds) among the stages, and records what did not fit."""
@@ -39,9 +42,10 @@ class Progress:
     def step(self, text: str) -> None:
         self._print(f"  {text}")
 
-    def leave_out(self, what: str, why: str) -> None:
-        """Says and records that something was not measured."""
-        self.left_out.append({"stage": self.stages[-1]["name"] if self.stages else "", "what": what, "why": why})
+    def leave_out(self, what: str, why: str, count: int = 1, length: int | None = None) -> None:
+        """Says and records that `count` measurements were left out or cut short; `length`: the sequences' where it is one."""
+        stage = self.stages[-1]["name"] if self.stages else ""
+        self.left_out.append({"stage": stage, "what": what, "why": why, "count": count, "length": length})
         self._print(f"  left out: {what}: {why}")
 
     def _print(self, text: str) -> None:

@@ -7,7 +7,8 @@ SHORT = 256  # the lengths of the question "is a lower precision worth it for sh
 
 
 def recommend(times: list[dict], errors: list[dict], accuracy: float) -> list[dict]:
-    """One row a length of `times` (points with length, method, dtype, seconds), in order.
+    """One row a length of `times` (points with length, method, dtype, seconds), in order, if flash was timed there in each of its
+    dtypes: what is left of a length that there was no time for is no choice.
 
     `errors` has, for each length, method and dtype, `total`: the relative error against float64 on the unrounded inputs. A
     candidate without a measured error, or with NaN, is not taken. Rows: length, chosen (method, dtype, seconds, error) or None,
@@ -17,7 +18,10 @@ def recommend(times: list[dict], errors: list[dict], accuracy: float) -> list[di
         raise ValueError(f"[recommend] accuracy {accuracy}: must be greater than 0")
     error_of = {(e["length"], e["method"], e["dtype"]): e["total"] for e in errors}
     rows = []
+    flash = {p["dtype"] for p in times if p["method"] == "flash"}
     for length in sorted({p["length"] for p in times}):
+        if flash - {p["dtype"] for p in times if (p["method"], p["length"]) == ("flash", length)}:
+            continue
         candidates = sorted(
             (
                 {
@@ -44,8 +48,8 @@ def recommend(times: list[dict], errors: list[dict], accuracy: float) -> list[di
 def lower_precision(rows: list[dict], accuracy: float) -> dict:
     """Is bf16 worth it at lengths up to 256? Answers from the best time of each dtype, whatever the method.
 
-    `worth_it` is None when no short length has both dtypes; else True if at every such length bf16 is faster by more than the noise
-    and within the accuracy.
+    At a length it `pays` if bf16 is faster by more than the noise (TIE) and within the accuracy. `worth_it` is None when no short
+    length has both dtypes; else True if it pays at every such length.
     """
     short = []
     for row in rows:
@@ -54,13 +58,8 @@ def lower_precision(rows: list[dict], accuracy: float) -> dict:
             best.setdefault(candidate["dtype"], candidate)
         if row["length"] <= SHORT and {"float32", "bfloat16"} <= set(best):
             low = best["bfloat16"]
-            short.append(
-                {
-                    "length": row["length"],
-                    "faster": best["float32"]["seconds"] / low["seconds"],
-                    "error": low["error"],
-                    "within_accuracy": low["error"] is not None and low["error"] <= accuracy,
-                }
-            )
-    verdict = all(s["faster"] > TIE and s["within_accuracy"] for s in short) if short else None
-    return {"lengths": short, "worth_it": verdict, "up_to": SHORT}
+            faster = best["float32"]["seconds"] / low["seconds"]
+            within = low["error"] is not None and low["error"] <= accuracy
+            pays = faster > TIE and within
+            short.append({"length": row["length"], "faster": faster, "error": low["error"], "within_accuracy": within, "pays": pays})
+    return {"lengths": short, "worth_it": all(s["pays"] for s in short) if short else None, "up_to": SHORT}

@@ -7,7 +7,9 @@ import statistics
 
 from . import isolate, machine
 from .memory import inputs, needed
+from .progress import NO_MEMORY, OUT_OF_TIME
 
+STAGE = "Attention alone: time against length"
 MOST_ROUNDS = 25
 LEAST_ROUNDS = 3
 
@@ -59,9 +61,9 @@ class Timer:
         for kind in kinds:
             cost = 2 * self.expected(shape, kind)
             if needed(shape, *kind) > 0.8 * machine.memory_bytes():
-                missing.setdefault("it does not fit in the memory that is free", []).append(" ".join(kind))
+                missing.setdefault(NO_MEMORY, []).append(" ".join(kind))
             elif promised + cost > self.progress.left():
-                missing.setdefault("out of time", []).append(" ".join(kind))
+                missing.setdefault(OUT_OF_TIME, []).append(" ".join(kind))
             else:
                 promised += cost
                 runs[kind] = _runner(kind[0], *tensors[kind[1]])
@@ -70,7 +72,7 @@ class Timer:
                 self._rate[kind] = first / (batch * heads * length * length * head_size)
         for why, names in missing.items():
             at = f"batch {batch}, {heads} heads, length {length}, head size {head_size}"
-            self.progress.leave_out(f"time at {at} of {', '.join(names)}", why)
+            self.progress.leave_out(f"time at {at} of {', '.join(names)}", why, len(names), length)
         for round_number in range(MOST_ROUNDS):
             spent = {kind: sum(times) for kind, times in seconds.items()}
             going = [kind for kind in runs if round_number < LEAST_ROUNDS or spent[kind] < share]
@@ -179,10 +181,10 @@ def errors(lengths, kinds, heads: int, head_size: int, progress, most_rows: int 
             for method in (method for method, other in kinds if other == dtype and method != "torch"):
                 what = f"error of {method} {dtype} at length {length}"
                 if needed((1, heads, length, head_size), method, dtype) > 0.8 * machine.memory_bytes():
-                    progress.leave_out(what, "its score matrix does not fit in the memory that is free")
+                    progress.leave_out(what, NO_MEMORY, length=length)
                     continue
                 if progress.left() <= 0:
-                    progress.leave_out(what, "out of time")
+                    progress.leave_out(what, OUT_OF_TIME, length=length)
                     continue
                 found = heddle.attention(*operands, method=method)[0, rows]
                 points.append(

@@ -4,32 +4,76 @@ import json
 
 import numpy as np
 import pytest
-from report_kit import check_page, small_lowbit, small_report
-from scripts.demo import html, lowbit, lowbit_page, text
+from report_kit import check_page, shown, small_lowbit, small_report
+from scripts.demo import html, lowbit, reported, text
 
 
 def test_low_bit_page_is_whole_and_finds_the_smallest_that_is_good():
     report = small_report()
     page = check_page(html.lowbit(report))
-    shown = "".join(page.text)
-    assert "With formats chosen for 5 % error, the encoder's linear layers take 78 % fewer bytes" in shown  # 9 of 40 MB, cosine 0.99899
-    assert "8.00×" in shown and "policy <x>" in shown and "<nvfp4>" in shown and "a & b" not in shown
-    assert "4.00 % on 3 sample pieces" in shown and "reproduced" in shown
-    assert [a["href"] for tag, a in page.seen if tag == "a"] == [html.INDEX]
-    assert [a["href"] for tag, a in check_page(html.page(report)).seen if tag == "a"] == [html.LOWBIT]
+    text = "".join(page.text)
+    # 9 of 40 MB, 10.045 pieces a second of 10, cosine 0.99899
+    assert (
+        "With formats chosen for 5 % error, the encoder's linear layers take 78 % fewer bytes at 1.00× the speed of float32, and embeddings "
+        "keep a mean cosine of 0.9990"
+    ) in text
+    assert "8.00×" in text and "the encoder with <x>" in text and "<nvfp4>" in text and "a & b" not in text
+    assert "4.00 % on 3 sample pieces" in text and "reproduced" in text
+    assert [a["href"] for tag, a in page.seen if tag == "a"] == [html.INDEX, "#left-out"]
+    assert [a["href"] for tag, a in check_page(html.page(report)).seen if tag == "a"] == [html.LOWBIT, "#left-out"]
+
+
+def test_low_bit_page_says_on_top_what_was_left_out_of_it():
+    report = small_report()
+    assert "1 measurement was left out or cut short" in shown(html.lowbit(report)).split("format by format")[0]
+    assert "2 measurements were left out" in shown(html.page(report))
+    report["left_out"] = [{"stage": stage, "what": "x", "why": "late", "count": 1, "length": None} for stage in lowbit.STAGES]
+    assert "3 measurements were left out" in shown(html.lowbit(report)) and "left out" not in shown(html.page(report))
+
+
+def test_tiles_say_each_thing_once():
+    report = small_report()
+    runs = {run["name"]: run for run in report["lowbit"]["policies"]}
+    for name, rate in (("float32", 19.0), ("nvfp4", 10.0), ("int8_row", 12.5), ("chosen", 11.0)):
+        runs[name]["pieces_per_second"] = rate
+    text = shown(html.lowbit(report))
+    assert "19.0 pieces/swith float32, the fastest here; the fastest with low-bit weights is int8_row with 12.5" in text
+    assert "float32 reaches" not in text and "78 % fewer bytes at 0.58× the speed of float32" in text
+    assert "nearest pieces stay the same with formats chosen for 5 % error" in text
+    assert "at a mean cosine of 0.980 and 0.53× the speed of float32" in text  # the tile of the smallest
+    runs["int8_row"]["pieces_per_second"] = 25.0
+    text = shown(html.lowbit(report))
+    assert "25.0 pieces/swith int8_row, the fastest here; float32 reaches 19.0" in text and "the fastest with low-bit" not in text
+
+
+def test_passes_that_met_a_busy_machine_are_flagged():
+    report = small_report()
+    assert "not equally free" not in shown(html.lowbit(report))
+    report["lowbit"]["policies"][1]["stages"]["attention"] = 0.6
+    assert "attention, the same code in all of them, took 1.50× as long with nvfp4 as with" in shown(html.lowbit(report))
 
 
 def test_low_bit_page_says_whose_the_figures_of_a_gpu_are():
     report = small_report()
-    shown = "".join(check_page(html.lowbit(report)).text)
-    assert "Not measured here: no <GPU> here. Figures of bench/results/x.json, measured 2026-01-02, on an A <GPU>" in shown
-    assert "5.25 M" in shown and "4.00 M" in shown and "Rounds & waits." in shown
+    text = shown(html.lowbit(report))
+    assert "Not measured here: no <GPU> here. Figures of bench/results/x.json, measured 2026-01-02, on an A <GPU>" in text
+    assert "5.25 M" in text and "4.00 M" in text and "Rounds & waits." in text
     found = report["lowbit"]["gpu"]
     found["here"] = True
-    shown = "".join(check_page(html.lowbit(report)).text)
-    assert "Measured here, on an A <GPU>" in shown and "x.json" not in shown
+    text = shown(html.lowbit(report))
+    assert "Measured here, on an A <GPU>" in text and "x.json" not in text
     found["rows"] = []
-    assert "Nothing was measured on a GPU" in "".join(check_page(html.lowbit(report)).text)
+    assert "The same on a GPU" not in shown(html.lowbit(report))
+
+
+def test_the_gpu_s_part_says_what_slower_formats_are_for():
+    report = small_report()
+    plain, low = report["lowbit"]["gpu"]["rows"]
+    low["tokens_per_second"] = {"8192": 3e6, "65536": 4.2e6}
+    text = shown(html.lowbit(report))
+    assert "Why use formats that are slower than 16 bits? For memory: they take 75 to 75 % off" in text and "at up to 0.80× the speed" in text
+    low["tokens_per_second"] = {"8192": 5e6, "65536": 6e6}
+    assert "Why use formats" not in shown(html.lowbit(report))
 
 
 def test_figures_of_a_gpu_come_from_the_repository_where_there_is_none(monkeypatch, tmp_path):
@@ -40,15 +84,13 @@ def test_figures_of_a_gpu_come_from_the_repository_where_there_is_none(monkeypat
     monkeypatch.setattr(gpu, "absence", lambda: "no GPU, in this test")
     monkeypatch.setattr(gpu, "FIGURES", kept)
     found = report["lowbit"]["gpu"] = gpu.policies(None, None)
-    shown = "".join(check_page(html.lowbit(report)).text)
-    assert "Nothing was measured on a GPU: no GPU, in this test, and the repository has no bench/results/figures.json" in shown
+    assert "Not measured: no GPU, in this test, and the repository has no bench/results/figures.json" in shown(html.lowbit(report))
 
     figures = {key: small_lowbit()["gpu"][key] for key in ("conditions", "rows")}
     kept.write_text(json.dumps(figures))
     found = report["lowbit"]["gpu"] = gpu.policies(None, None)
     assert not found["here"] and found["rows"] == figures["rows"]
-    shown = "".join(check_page(html.lowbit(report)).text)
-    assert "Not measured here: no GPU, in this test. Figures of bench/results/figures.json" in shown
+    assert "Not measured here: no GPU, in this test. Figures of bench/results/figures.json" in shown(html.lowbit(report))
     json.dumps(report, allow_nan=False)
 
 
@@ -92,18 +134,21 @@ def test_the_block_is_held_against_torch_s():
     assert all(found[key]["seconds"] > 0 for key in ("torch", "float32", "e2m1_row", "nvfp4"))
 
 
-def test_claims_of_the_study_are_judged_by_the_figures():
+def test_reported_figures_are_judged_by_what_is_measured():
     report = small_report()
-    verdict = [c["verdict"] for c in lowbit_page.claims(report)]
+    study = report["lowbit"]["study"]
+    verdict = [c["verdict"] for c in reported.claims(study)]
     no, yes = "does not hold here", "holds"
     assert verdict == [yes, no, yes, no, yes, yes]  # 88.7; 1.33x; 87.25 %; 1.11x; 88 %; 500x
-    study = report["lowbit"]["study"]
+    text = shown(html.lowbit(report))
+    assert "at least 2.06×, 0.8 of it" in text and "at least 1.22×, 0.9 of it, and 94.4 %" in text
     study["layer"][0]["kept"], study["speed"]["fp4"], study["speed"]["packed_bytes"] = 88.85, 0.05, 600_000
     study["block"]["e2m1_row"]["seconds"], study["attention"]["flash"], study["speed"]["svd"] = 0.7, 5 * 10**8, 0.01
-    assert [c["verdict"] for c in lowbit_page.claims(report)] == [no, yes, no, yes, no, no]
+    assert [c["verdict"] for c in reported.claims(study)] == [no, yes, no, yes, no, no]
     report["lowbit"]["study"] = {}
-    assert {c["verdict"] for c in lowbit_page.claims(report)} == {"not measured"}
-    assert "Nothing was measured here" in "".join(check_page(html.lowbit(report)).text)
+    assert {c["verdict"] for c in reported.claims({})} == {"not measured"}
+    text = shown(html.lowbit(report))
+    assert "One linear layer" not in text and "Reported figures" not in text
 
 
 def test_retrieval_compares_rankings():

@@ -1,0 +1,37 @@
+"""scripts/demo.sh: what it hands to the demo."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from report_kit import ROOT
+from scripts.demo.__main__ import arguments
+
+
+def script(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/bash\n" + text)
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("given", [[], ["--budget", "100", "--accuracy", "1e-3"]])
+def test_the_build_takes_nothing_from_the_budget(tmp_path, given):
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("demo", "__pycache__"))
+    script(tmp_path / "scripts" / "setup.sh", "")
+    script(tmp_path / "bin" / "cmake", "sleep 1")
+    script(tmp_path / "bin" / "nvidia-smi", "exit 1")
+    script(tmp_path / ".venv" / "bin" / "python", 'echo "$@"')
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = subprocess.run([tmp_path / "scripts" / "demo.sh", *given], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True)
+    module, *passed = done.stdout.split()[1:]
+    assert module == "scripts.demo"
+    options = arguments(passed)
+    assert options.budget == (100 if given else 570) and 2 <= options.build_seconds < 60
+
+
+def test_make_demo_hands_on_accuracy_and_budget():
+    asked = subprocess.run(["make", "-n", "demo", "BUDGET=30", "ACCURACY=1e-4"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert asked[0] == "scripts/demo.sh"
+    options = arguments(asked[1:])
+    assert (options.budget, options.accuracy) == (30, 1e-4)
