@@ -9,7 +9,7 @@ import os
 import sys
 from pathlib import Path
 
-from . import claims, encode, gpu, html, isolate, laws, limits, lowbit, machine, memory, recommend, sweep
+from . import claims, encode, gpu, html, laws, limits, lowbit, machine, memory, recommend, sweep
 from .progress import Progress
 
 SCHEMA = 2

@@ -1,6 +1,6 @@
 """Charts: lines and dots on logarithmic axes, bars and histograms. Colours come from CSS variables of the page.
 
-Words are HTML and only lines and dots are SVG, whose x are in percent: a chart fits any width, and its text has one size in all.
+Words are HTML; only lines and dots are SVG, with x in percent: a chart fits any width, and text has one size in all.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def log_ticks(low: float, high: float, base: float) -> list[float]:
 
 
 def spread(wanted: list[float], gap: float, high: float) -> list[float]:
-    """Moves labels apart so that neighbours, in order, are at least `gap` away and none is below `high` (y grows downwards)."""
+    """Moves labels apart: neighbours are at least `gap` away and none is below `high` (y grows downwards)."""
     order = sorted(range(len(wanted)), key=lambda i: wanted[i])
     placed, at = list(wanted), -math.inf
     for i in order:
@@ -74,7 +74,7 @@ def _y_axis(ys: list[float], floor: float | None) -> Log:
 
 
 def labelled(xs: list[float], text, at: Log, width: float, taken=()) -> list[float]:
-    """Those of `xs` whose labels fit side by side in `width` pixels beside those in `taken`: powers of two at one distance first."""
+    """Those of `xs` whose labels fit in `width` pixels beside those of `taken`; powers of two at one distance first."""
 
     def fits(chosen, x):
         far = [(abs(at(x) - at(other)) / 100 * width, len(text(x)) + len(text(other))) for other in chosen]
@@ -110,13 +110,16 @@ def _frame(name: str, x: Axis, y: Axis, drawn: list[str], beside: str = "", ends
     always = labelled(x.ticks, x.text, x.at, NARROW)
     shown = labelled(x.ticks, x.text, x.at, WIDE, always)
     x_labels = "".join(
-        f'<span class="{"" if t in always else "roomy"}" style="left:{x.at(t):.2f}%">{x.text(t)}</span>' for t in x.ticks if t in shown
+        f'<span class="{"" if t in always else "roomy"}" style="left:{x.at(t):.2f}%">{x.text(t)}</span>'
+        for t in x.ticks
+        if t in shown
     )
     y_labels = "".join(f'<span style="top:{y.at(t):.1f}px">{y.text(t)}</span>' for t in y.ticks)
     return (
-        f'<div class="chart{"" if ends else " alone"}" role="img" aria-label="{escape(name, quote=True)}"><div class="ys">{y_labels}</div>'
-        f'<div class="plot"><svg width="100%" height="{HEIGHT}">{grid}{"".join(drawn)}</svg>{beside}</div>'
-        f'<div class="ends">{ends}</div><div class="xs">{x_labels}</div><div class="x-name">{escape(x.label)}</div></div>'
+        f'<div class="chart{"" if ends else " alone"}" role="img" aria-label="{escape(name, quote=True)}"><div '
+        f'class="ys">{y_labels}</div><div class="plot"><svg width="100%" '
+        f'height="{HEIGHT}">{grid}{"".join(drawn)}</svg>{beside}</div><div class="ends">{ends}</div><div '
+        f'class="xs">{x_labels}</div><div class="x-name">{escape(x.label)}</div></div>'
     )
 
 
@@ -134,8 +137,8 @@ def _line(s: Series, end: float, x_axis: Axis, y_axis: Axis) -> str:
     path = " ".join(f"{10 * x:.1f},{y:.1f}" for x, y in places)
     dash = ' stroke-dasharray="6 5"' if s.dashed else ""
     parts = [
-        f'<g class="series {s.colour}"><svg width="100%" height="{HEIGHT}" viewBox="0 0 1000 {HEIGHT}" preserveAspectRatio="none">'
-        f'<polyline points="{path}"{dash} vector-effect="non-scaling-stroke"/></svg>'
+        f'<g class="series {s.colour}"><svg width="100%" height="{HEIGHT}" viewBox="0 0 1000 {HEIGHT}" '
+        f'preserveAspectRatio="none"><polyline points="{path}"{dash} vector-effect="non-scaling-stroke"/></svg>'
     ]
     for (x, y), top in zip(places, s.tops):
         if y - y_axis.at(top) > 1:
@@ -156,8 +159,10 @@ def _tip(s: Series, i: int, x_axis: Axis, y_axis: Axis) -> str:
 
 
 def lines(name: str, series: list[Series], x_label: str, y_text, base: float = 10, floor: float | None = None) -> str:
-    """A line chart with both axes logarithmic, names at the lines' ends; "" without a point. y_text formats values of y; `base` of
-    the y ticks; y below `floor` is drawn there."""
+    """A line chart with both axes logarithmic, names at the lines' ends; "" without a point.
+
+    y_text formats values of y; `base` is that of the y ticks; y below `floor` is drawn there.
+    """
     series = [s for s in series if s.points]
     if not series:
         return ""
@@ -167,12 +172,14 @@ def lines(name: str, series: list[Series], x_label: str, y_text, base: float = 1
     y_axis = Axis(y_at, log_ticks(y_at.low, y_at.high, base), y_text)
     ends = spread([y_at(s.points[-1][1]) for s in series], 17, HEIGHT - 6)
     drawn = [_line(s, end, x_axis, y_axis) for s, end in zip(series, ends)]
-    names = "".join(f'<span class="{s.colour}" style="top:{end:.1f}px">{escape(s.name)}</span>' for s, end in zip(series, ends))
+    names = "".join(
+        f'<span class="{s.colour}" style="top:{end:.1f}px">{escape(s.name)}</span>' for s, end in zip(series, ends)
+    )
     return _frame(name, x_axis, y_axis, drawn, ends=names)
 
 
 def dots(name: str, series: list[Series], x_label: str, y_text, x_text) -> str:
-    """One dot for each series, both axes logarithmic; names beside the dots, with leaders where they had to move; "" without a dot."""
+    """One dot for each series, both axes logarithmic; names beside the dots, with leaders; "" without a dot."""
     if not series:
         return ""
     xs = [s.points[0][0] for s in series]
@@ -202,11 +209,18 @@ def _neighbours(series: list[Series], x_at: Log) -> list[list[Series]]:
 
 
 def bars(name: str, rows: list[tuple[str, float, str, bool]], text, note=None) -> str:
-    """Horizontal bars from zero: rows (label, value, CSS class, light); `text` formats the value written beside the bar, `note` has
-    more to say of each."""
+    """Horizontal bars from zero: rows (label, value, CSS class, light).
+
+    `text` formats the value beside the bar; `note` has more to say of each.
+    """
     most = max((value for _, value, _, _ in rows), default=0) or 1
     drawn = [
-        _bar(label, note[i] if note else "", f'<i class="{colour}{" light" if light else ""}"{_width(value / most)}></i>', text(value))
+        _bar(
+            label,
+            note[i] if note else "",
+            f'<i class="{colour}{" light" if light else ""}"{_width(value / most)}></i>',
+            text(value),
+        )
         for i, (label, value, colour, light) in enumerate(rows)
     ]
     return _bars(name, drawn)
@@ -233,11 +247,16 @@ def _width(share: float) -> str:
 
 def _bar(label: str, note: str, drawn: str, value: str) -> str:
     soft = f'<span class="soft"> · {escape(note)}</span>' if note else ""
-    return f'<div class="bar"><div class="bar-name">{escape(label)}{soft}</div><div class="bar-line">{drawn}<b>{escape(value)}</b></div></div>'
+    return (
+        f'<div class="bar"><div class="bar-name">{escape(label)}{soft}</div><div '
+        f'class="bar-line">{drawn}<b>{escape(value)}</b></div></div>'
+    )
 
 
 def _bars(name: str, drawn: list[str]) -> str:
-    return f'<div class="bars" role="img" aria-label="{escape(name, quote=True)}">{"".join(drawn)}</div>' if drawn else ""
+    return (
+        f'<div class="bars" role="img" aria-label="{escape(name, quote=True)}">{"".join(drawn)}</div>' if drawn else ""
+    )
 
 
 def histogram(name: str, bins: list[list[int]], x_label: str) -> str:
@@ -247,9 +266,12 @@ def histogram(name: str, bins: list[list[int]], x_label: str) -> str:
     most = max(count for _, count in bins) or 1
     width = bins[1][0] - bins[0][0] if len(bins) > 1 else 1
     drawn = "".join(
-        f'<i style="height:{100 * count / most:.1f}%" title="{low} to {low + width - 1} tokens: {count} pieces"></i>' for low, count in bins
+        f'<i style="height:{100 * count / most:.1f}%" title="{low} to {low + width - 1} tokens: {count} pieces"></i>'
+        for low, count in bins
     )
-    ticks = "".join(f'<span style="left:{100 * i / len(bins):.2f}%">{low}</span>' for i, (low, _) in enumerate(bins) if i % 4 == 0)
+    ticks = "".join(
+        f'<span style="left:{100 * i / len(bins):.2f}%">{low}</span>' for i, (low, _) in enumerate(bins) if i % 4 == 0
+    )
     return (
         f'<div class="histogram" role="img" aria-label="{escape(name, quote=True)}"><div class="columns">{drawn}</div>'
         f'<div class="xs">{ticks}</div><div class="x-name">{escape(x_label)}</div></div>'

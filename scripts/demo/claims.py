@@ -25,8 +25,8 @@ def _growth(points: list[dict], axis: str) -> dict | None:
 def check(ratios: list[dict], score_buffer: dict, fits: list[dict], axes: dict, lower: dict) -> list[dict]:
     """Rows as row() makes them.
 
-    `ratios`: laws.compare_methods of the one-head length sweep; `axes`: points of the batch, heads and head-size sweeps;
-    `lower`: recommend.lower_precision.
+    `ratios`: laws.compare_methods of the one-head length sweep; `axes`: points of the batch, heads and head-size
+    sweeps; `lower`: recommend.lower_precision.
     """
     return _faster(ratios) + _buffers(score_buffer) + _growths(fits, axes) + _precision(lower)
 
@@ -60,12 +60,17 @@ def _growths(fits: list[dict], axes: dict) -> list[dict]:
     rows = [
         row(
             "Twice the length takes four times the time",
-            base and f"{times_text(2 ** base['exponent'])} (exponent {base['exponent']:.2f}, R² {base['r2']:.4f}, {base['points']} lengths)",
+            base
+            and f"{times_text(2 ** base['exponent'])} (exponent {base['exponent']:.2f}, R² {base['r2']:.4f}, "
+            f"{base['points']} lengths)",
             f"{times_text(2**1.8)} to {times_text(2**2.2)}: an exponent of 1.8 to 2.2",
             base and 1.8 <= base["exponent"] <= 2.2,
         )
     ]
-    for axis, words in (("batch", "Time grows in proportion to the batch"), ("heads", "Time grows in proportion to the heads")):
+    for axis, words in (
+        ("batch", "Time grows in proportion to the batch"),
+        ("heads", "Time grows in proportion to the heads"),
+    ):
         grown = _growth(axes.get(axis, []), axis)
         rows.append(
             row(
@@ -91,6 +96,6 @@ def _precision(lower: dict) -> list[dict]:
 
 
 def row(claim: str, measured, holds_if: str, holds) -> dict:
-    """{claim, measured, holds_if, verdict}; verdict is 'holds', 'does not hold here' or, without `measured`, 'not measured'."""
+    """{claim, measured, holds_if, verdict}: 'holds', 'does not hold here' or, without `measured`, 'not measured'."""
     verdict = "not measured" if not measured else "holds" if holds else "does not hold here"
     return {"claim": claim, "measured": measured or "not measured", "holds_if": holds_if, "verdict": verdict}

@@ -1,4 +1,4 @@
-"""What the sections of both pages are made of: tables, cards, verdicts, and what is said of noise and of what was left out."""
+"""What the sections of both pages are made of: tables, cards, verdicts, and words on noise and on what was left out."""
 
 from __future__ import annotations
 
@@ -18,18 +18,24 @@ def kind_text(method: str, dtype: str) -> str:
 
 
 def table(head: list[str], rows: list[list[str]], left: int = 1, text: bool = False) -> str:
-    """Cells are HTML; the first `left` columns are aligned left, with `text` they break lines; "" without rows. A cell that begins
-    with ! is marked."""
+    """Cells are HTML; the first `left` columns are aligned left, with `text` they break lines; "" without rows.
+
+    A cell that begins with ! is marked.
+    """
     if not rows:
         return ""
     cells = "".join(f'<th class="{"l" if i < left else ""}">{cell}</th>' for i, cell in enumerate(head))
-    lines = "".join("<tr>" + "".join(_cell(i, cell, left, text) for i, cell in enumerate(row)) + "</tr>" for row in rows)
+    lines = "".join(
+        "<tr>" + "".join(_cell(i, cell, left, text) for i, cell in enumerate(row)) + "</tr>" for row in rows
+    )
     return f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
 def _cell(index: int, cell: str, left: int, text: bool) -> str:
     best = cell.startswith("!")
-    classes = " ".join(name for name, on in (("l", index < left), ("best", best), ("text", text and index < left)) if on)
+    classes = " ".join(
+        name for name, on in (("l", index < left), ("best", best), ("text", text and index < left)) if on
+    )
     return f'<td class="{classes}">{cell[best:]}</td>'
 
 
@@ -57,9 +63,19 @@ def details(name: str, body: str) -> str:
     return f"<details><summary>{name}</summary>{body}</details>" if body else ""
 
 
+def words(meanings: dict[str, str]) -> str:
+    """The words that a page uses; meanings are HTML."""
+    return (
+        "<dl class='words'>" + "".join(f"<dt>{word}</dt><dd>{said}</dd>" for word, said in meanings.items()) + "</dl>"
+    )
+
+
 def tiles(figures: list[tuple[str, str]]) -> str:
     """Pairs of a figure (HTML) and what it is (text)."""
-    drawn = "".join(f'<div class="tile"><div class="figure">{figure}</div><div class="what">{escape(what)}</div></div>' for figure, what in figures)
+    drawn = "".join(
+        f'<div class="tile"><div class="figure">{figure}</div><div class="what">{escape(what)}</div></div>'
+        for figure, what in figures
+    )
     return f'<div class="tiles">{drawn}</div>' if drawn else ""
 
 
@@ -71,7 +87,12 @@ def verdict(holds: bool | None) -> str:
 def claims_table(rows: list[dict]) -> str:
     """Of rows as claims.row makes them."""
     said = [
-        [escape(c["claim"]), escape(c["measured"]), escape(c["holds_if"]), f'<span class="{LOOK[c["verdict"]]}">{c["verdict"]}</span>']
+        [
+            escape(c["claim"]),
+            escape(c["measured"]),
+            escape(c["holds_if"]),
+            f'<span class="{LOOK[c["verdict"]]}">{c["verdict"]}</span>',
+        ]
         for c in rows
     ]
     return table(["claim", "measured here", "holds if", "verdict"], said, 4, text=True)
@@ -83,30 +104,31 @@ def rounds_text(median: float, rounds: int, text=seconds_text) -> str:
 
 
 def spread_text(points: list[dict]) -> str:
-    """One sentence on how far the medians of points are above their least times; "" without points of several rounds."""
+    """A sentence on how far the medians of points are above their least times; "" without points of several rounds."""
     spreads = [(p["median"] / p["seconds"], p) for p in points if p["rounds"] > 1]
     if not spreads:
         return ""
     most, worst = max(spreads, key=lambda pair: pair[0])
     return (
-        f"How noisy this machine was: the median round took {times_text(statistics.median(ratio for ratio, _ in spreads))} the least at a "
-        f"typical point, {times_text(most)} at the worst ({kind_text(worst['method'], worst['dtype'])} at {count_text(worst['length'])}, "
-        f"{worst['rounds']} rounds)."
+        "How noisy this machine was: the median round took "
+        f"{times_text(statistics.median(ratio for ratio, _ in spreads))} the least at a typical point, "
+        f"{times_text(most)} at the worst ({kind_text(worst['method'], worst['dtype'])} at "
+        f"{count_text(worst['length'])}, {worst['rounds']} rounds)."
     )
 
 
 def disturbed(unequal: list[dict], name) -> str:
-    """The warning above runs whose unchanged parts differ: `unequal` as encode.unequal finds them; `name(index)` of a run, text."""
+    """The warning above runs whose unchanged parts differ; `unequal` as encode.unequal finds them, `name(index)`."""
     if not unequal:
         return ""
-    said = []
-    for stage, quick in dict.fromkeys((u["stage"], u["quick"]) for u in unequal):
-        own = [u for u in unequal if (u["stage"], u["quick"]) == (stage, quick)]
-        took = ", ".join(f"{times_text(u['ratio'])} as long with {name(u['slow'])}" for u in own)
-        said.append(f"{stage.replace('_', ' ')}, the same code in all of them, took {took} as with {name(quick)}")
+    pairs: dict = {}
+    for u in unequal:
+        pairs.setdefault((u["slow"], u["quick"]), []).append(f"{u['stage'].replace('_', ' ')} {times_text(u['ratio'])}")
+    said = [f"with {name(slow)} than with {name(quick)} ({', '.join(took)})" for (slow, quick), took in pairs.items()]
     return (
-        f"<p class='notice'><b>The machine was not equally free in all runs</b>: {escape('; '.join(said))}. Differences of speed between "
-        "these runs are as much the machine's as their own.</p>"
+        "<p class='notice'><b>The machine was not equally free in all runs</b>: what is the same code took longer "
+        f"{escape('; '.join(said))}. Differences of speed between these runs are as much the machine's as "
+        "theirs.</p>"
     )
 
 
@@ -118,7 +140,8 @@ def left_out_line(items: list[dict], budget: float) -> str:
     for item in items:
         counts[item["why"]] = counts.get(item["why"], 0) + item["count"]
     advice = {
-        OUT_OF_TIME: f"for want of time ({budget:.0f} s were allowed; <code>make demo BUDGET={2 * budget:.0f}</code> allows twice that)",
+        OUT_OF_TIME: f"for want of time ({budget:.0f} s were allowed; <code>make demo BUDGET={2 * budget:.0f}</code> "
+        "allows twice that)",
         NO_MEMORY: "because they need more memory than is free here",
     }
     total = sum(counts.values())
@@ -142,4 +165,5 @@ def left_out_card(items: list[dict]) -> str:
         + "</li>"
         for (stage, why), what in by_reason.items()
     )
-    return f'<div id="left-out">{card("Left out or cut short", "", f"""<ul class="plain">{listed}</ul>""", True)}</div>' if items else ""
+    body = f'<ul class="plain">{listed}</ul>'
+    return f'<div id="left-out">{card("Left out or cut short", "", body, True)}</div>' if items else ""

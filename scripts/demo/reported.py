@@ -24,7 +24,8 @@ def claims(found: dict) -> list[dict]:
 def _layer(kept: dict) -> list[dict]:
     one = kept.get(("e2m1_row", "plain"))
     said = one and (
-        f"{one:.2f} %; nvfp4 with searched scales {kept['nvfp4', 'mse']:.2f} %, int8_row {kept['int8_row', 'plain']:.2f} %"
+        f"{one:.2f} %; nvfp4 with searched scales {kept['nvfp4', 'mse']:.2f} %, int8_row "
+        f"{kept['int8_row', 'plain']:.2f} %"
     )
     claim = f"E2M1 with one scale a row keeps {KEPT} % of a layer's output"
     return [row(claim, said, f"within {NEAR} % of that", one and abs(one - KEPT) <= NEAR)]
@@ -38,14 +39,16 @@ def _speed(speed: dict | None) -> list[dict]:
         row(
             "An FP4 layer is 2.57× as fast as torch's in float32",
             speed
-            and f"{times_text(faster)}: {seconds_text(speed['fp4'])} against {seconds_text(speed['torch'])} for {speed['rows']} rows, both "
-            "warm, in float32. So many rows are bound by arithmetic, which no format of weights saves",
+            and f"{times_text(faster)}: {seconds_text(speed['fp4'])} against {seconds_text(speed['torch'])} for "
+            f"{speed['rows']} rows, both warm, in float32. So many rows are bound by arithmetic, which no format of "
+            "weights saves",
             f"at least {times_text(SLACK * 2.57)}, {SLACK:g} of it",
             speed and faster >= SLACK * 2.57,
         ),
         row(
             "FP4 weights take 87.5 % less memory",
-            speed and f"{saved:.1f} % less than float32 with scales and packing counted; {halved:.1f} % less than 16 bits",
+            speed
+            and f"{saved:.1f} % less than float32 with scales and packing counted; {halved:.1f} % less than 16 bits",
             "86.5 to 88.5 %",
             speed and abs(saved - 87.5) <= 1,
         ),
@@ -53,13 +56,16 @@ def _speed(speed: dict | None) -> list[dict]:
 
 
 def _block(block: dict | None) -> dict:
-    gain = block and {key: block["torch"]["seconds"] / block[key]["seconds"] for key in ("float32", "e2m1_row", "nvfp4")}
+    gain = block and {
+        key: block["torch"]["seconds"] / block[key]["seconds"] for key in ("float32", "e2m1_row", "nvfp4")
+    }
     return row(
         "A Transformer block with FP4 feed-forward is 1.36× as fast and keeps 94.5 %",
         block
-        and f"{times_text(gain['e2m1_row'])} and {block['e2m1_row']['kept']:.2f} % of torch.nn.TransformerEncoderLayer in eval mode (norm "
-        f"first, float32, {block['batch']} × {block['length']} tokens, hidden {block['hidden']}; e2m1_row); nvfp4 "
-        f"{times_text(gain['nvfp4'])} and {block['nvfp4']['kept']:.2f} %, heddle.nn.TransformerBlock in float32 {times_text(gain['float32'])}",
+        and f"{times_text(gain['e2m1_row'])} and {block['e2m1_row']['kept']:.2f} % of torch.nn.TransformerEncoderLayer "
+        f"in eval mode (norm first, float32, {block['batch']} × {block['length']} tokens, hidden {block['hidden']}; "
+        f"e2m1_row); nvfp4 {times_text(gain['nvfp4'])} and {block['nvfp4']['kept']:.2f} %, heddle.nn.TransformerBlock "
+        f"in float32 {times_text(gain['float32'])}",
         f"at least {times_text(FASTER_BLOCK * 1.36)}, {FASTER_BLOCK:g} of it, and 94.4 %",
         block and gain["e2m1_row"] >= FASTER_BLOCK * 1.36 and block["e2m1_row"]["kept"] >= 94.4,
     )
@@ -70,8 +76,9 @@ def _attention(held: dict | None) -> dict:
     return row(
         "Tiled attention takes 35.5 % less memory",
         held
-        and f"{less:.1f} % less: {bytes_text(held['flash'])} instead of {bytes_text(held['baseline'])} with the whole score matrix (batch "
-        f"{held['batch']}, {held['heads']} heads, length {held['length']}, head size {held['head_size']}, q, k and v included)",
+        and f"{less:.1f} % less: {bytes_text(held['flash'])} instead of {bytes_text(held['baseline'])} with the whole "
+        f"score matrix (batch {held['batch']}, {held['heads']} heads, length {held['length']}, head size "
+        f"{held['head_size']}, q, k and v included)",
         "at least 35.5 %",
         held and less >= 35.5,
     )
@@ -82,8 +89,8 @@ def _decomposed(speed: dict | None) -> dict:
     return row(
         "Taking W apart by singular values at each call is far slower than the product",
         speed
-        and f"{times_text(slower)} the time: {seconds_text(speed['svd'])} against {seconds_text(speed['product'])} for {speed['few']} rows, "
-        "rank 192 of 768",
+        and f"{times_text(slower)} the time: {seconds_text(speed['svd'])} against {seconds_text(speed['product'])} for "
+        f"{speed['few']} rows, rank 192 of 768",
         "more than 10 times the time",
         speed and slower > 10,
     )

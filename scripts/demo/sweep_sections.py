@@ -11,7 +11,9 @@ from .units import bytes_text, count_text, error_text, seconds_text, times_text
 
 def legend(torch: bool = False, law: bool = False) -> str:
     kinds = [(m, d) for m in ("flash", "baseline") + (("torch",) if torch else ()) for d in ("float32", "bfloat16")]
-    entries = [f'<span><i class="c-{m}{" dash" if d != "float32" else ""}"></i>{kind_text(m, d)}</span>' for m, d in kinds]
+    entries = [
+        f'<span><i class="c-{m}{" dash" if d != "float32" else ""}"></i>{kind_text(m, d)}</span>' for m, d in kinds
+    ]
     if law:
         entries.append('<span><i class="c-law dash"></i>the law 4·B·H·S²</span>')
     return f'<div class="legend">{"".join(entries)}</div>'
@@ -27,7 +29,11 @@ def _series(points: list[dict], x: str, y: str, note=None) -> list[Series]:
         own = sorted((p for p in points if (p["method"], p["dtype"]) == (method, dtype) and p[y]), key=lambda p: p[x])
         tops = [p["median"] for p in own] if y == "seconds" else []
         notes = [note(p) for p in own] if note else []
-        found.append(Series(kind_text(method, dtype), [(p[x], p[y]) for p in own], f"c-{method}", dtype != "float32", notes, tops))
+        found.append(
+            Series(
+                kind_text(method, dtype), [(p[x], p[y]) for p in own], f"c-{method}", dtype != "float32", notes, tops
+            )
+        )
     return found
 
 
@@ -36,12 +42,14 @@ def _rounds(point: dict) -> str:
 
 
 def _pivot(points: list[dict], row: str, value: str, head: str) -> str:
-    """A table with one line for each value of `row` and one column for each kind; the least is marked, and times have their median."""
+    """A line for each value of `row`, a column for each kind; the least is marked, and times have their median."""
     kinds, rows = _kinds(points), []
     for at in sorted({p[row] for p in points}):
         own = {(p["method"], p["dtype"]): p for p in points if p[row] == at}
         least = min(p[value] for p in own.values())
-        cells = [("!" if own[k][value] == least else "") + _value(own[k], value) if k in own else NOTHING for k in kinds]
+        cells = [
+            ("!" if own[k][value] == least else "") + _value(own[k], value) if k in own else NOTHING for k in kinds
+        ]
         rows.append([count_text(at), *cells])
     return table([head, *(kind_text(*k) for k in kinds)], rows)
 
@@ -56,16 +64,25 @@ def length(report: dict) -> str:
     shape, points = report["sweep"]["shape"], report["sweep"]["length"]
     cards = grid(2, _time(points), *_memory(report), _errors(report["errors"]))
     sub = (
-        f"Batch 1, {shape['heads']} heads, head size {shape['head_size']} for time and error; one head for memory. Both axes are logarithmic, "
-        "so a power law is a straight line."
+        f"Batch 1, {shape['heads']} heads, head size {shape['head_size']} for time and error; one head for memory. "
+        "Both axes are logarithmic, so a power law is a straight line."
     )
-    return section("Against length", sub, cards and legend(torch=True, law=True) + cards, _ratios(report), _laws(report))
+    return section(
+        "Against length", sub, cards and legend(torch=True, law=True) + cards, _ratios(report), _laws(report)
+    )
 
 
 def _time(points: list[dict]) -> str:
-    chart = charts.lines("Time of one call against length", _series(points, "length", "seconds", _rounds), "length", seconds_text)
-    sub = "The least of several rounds, all methods in turn in every round; a stroke reaches up to the median. " + spread_text(points)
-    return card("Time of one call", sub, chart and chart + details("Times", _pivot(points, "length", "seconds", "length")))
+    chart = charts.lines(
+        "Time of one call against length", _series(points, "length", "seconds", _rounds), "length", seconds_text
+    )
+    sub = (
+        "The least of several rounds, all methods in turn in every round; a stroke reaches up to the median. "
+        + spread_text(points)
+    )
+    return card(
+        "Time of one call", sub, chart and chart + details("Times", _pivot(points, "length", "seconds", "length"))
+    )
 
 
 def _memory(report: dict) -> tuple[str, str]:
@@ -74,11 +91,19 @@ def _memory(report: dict) -> tuple[str, str]:
     law = Series("4·B·H·S²", [(r["length"], r["law"]) for r in buffer], "c-law", True)
     workspace = _series(memory, "length", "workspace", lambda p: f"resident +{bytes_text(p['resident'])}")
     chart = charts.lines("Workspace against length", [law, *workspace], "length", bytes_text, base=2)
-    resident = charts.lines("Resident growth against length", _series(memory, "length", "resident"), "length", bytes_text, base=2, floor=4096)
+    resident = charts.lines(
+        "Resident growth against length",
+        _series(memory, "length", "resident"),
+        "length",
+        bytes_text,
+        base=2,
+        floor=4096,
+    )
     rows = [
         [
-            count_text(p["length"]), kind_text(p["method"], p["dtype"]), bytes_text(p["inputs"]), bytes_text(p["output"]),
-            bytes_text(p["workspace"]), bytes_text(p["output"] + p["workspace"]), bytes_text(p["resident"]),
+            count_text(p["length"]), kind_text(p["method"], p["dtype"]), bytes_text(p["inputs"]),
+            bytes_text(p["output"]), bytes_text(p["workspace"]),
+            bytes_text(p["output"] + p["workspace"]), bytes_text(p["resident"]),
         ]
         for p in memory
     ]  # fmt: skip
@@ -103,7 +128,8 @@ def _errors(errors: list[dict]) -> str:
     rows = [
         [
             count_text(e["length"]), kind_text(e["method"], e["dtype"]), error_text(e["own"]), error_text(e["plain"]),
-            times_text(e["own"] / e["plain"]) if e["plain"] else NOTHING, error_text(e["largest"]), error_text(e["total"]),
+            times_text(e["own"] / e["plain"]) if e["plain"] else NOTHING, error_text(e["largest"]),
+            error_text(e["total"]),
         ]
         for e in errors
     ]  # fmt: skip
@@ -125,7 +151,8 @@ def _ratios(report: dict) -> str:
         "smaller_resident": "less resident",
     }
     rows = [
-        [count_text(s), *(_ratio(ratio_of.get((s, d)), key) for key in keys for d in dtypes)] for s in sorted({s for s, _ in ratio_of})
+        [count_text(s), *(_ratio(ratio_of.get((s, d)), key) for key in keys for d in dtypes)]
+        for s in sorted({s for s, _ in ratio_of})
     ]
     head = ["length", *(f"{words}, {DTYPE[d]}" for words in keys.values() for d in dtypes)]
     sub = f"Time with {report['sweep']['shape']['heads']} heads, memory with one; less than the baseline."
@@ -139,16 +166,21 @@ def _ratio(row: dict | None, key: str) -> str:
 def _laws(report: dict) -> str:
     checked = report["laws"]["score_buffer"]
     rows = [
-        [kind_text(fit["method"], fit["dtype"]), *(_fit(f) for f in (fit["seconds"], alone["seconds"], fit["workspace"], fit["resident"]))]
+        [
+            kind_text(fit["method"], fit["dtype"]),
+            *(_fit(f) for f in (fit["seconds"], alone["seconds"], fit["workspace"], fit["resident"])),
+        ]
         for fit, alone in zip(report["laws"]["fits"], report["laws"]["fits_one_head"])
     ]
     growth = "; ".join(
-        f"{times_text(g['workspace_ratio'])} in {DTYPE[g['dtype']]} while the length grows {times_text(g['length_ratio'])}"
+        f"{times_text(g['workspace_ratio'])} in {DTYPE[g['dtype']]} while the length grows "
+        f"{times_text(g['length_ratio'])}"
         for g in checked["flash_growth"]
     )
     buffer = [
         [
-            count_text(r["length"]), DTYPE[r["dtype"]], bytes_text(r["law"]), bytes_text(r["scores"]), f"{r['ratio']:.3f}",
+            count_text(r["length"]), DTYPE[r["dtype"]], bytes_text(r["law"]), bytes_text(r["scores"]),
+            f"{r['ratio']:.3f}",
             bytes_text(r["scratch"]), bytes_text(r["workspace"]),
         ]
         for r in checked["rows"]
@@ -156,13 +188,14 @@ def _laws(report: dict) -> str:
     fitted = table(["", "time", "time, one head", "workspace", "resident"], rows)
     return card(
         "The laws",
-        f"Exponents of the length, fitted on logarithms over lengths from {FIT_FROM}, at least {LEAST_LENGTHS} of them. 2 means that twice the "
-        "length takes four times as much.",
+        f"Exponents of the length, fitted on logarithms over lengths from {FIT_FROM}, at least {LEAST_LENGTHS} of "
+        "them. 2 means that twice the length takes four times as much.",
         fitted
         and fitted
-        + f"<p class='judged'>The baseline's score buffer is 4·B·H·S² bytes: {verdict(checked['baseline_holds'])} (it must within 1 % at each "
-        f"of these lengths). Flash's workspace does not grow as S²: {verdict(checked['flash_holds'])} (it must grow less than the length does"
-        f"{': ' + growth if growth else ''}).</p>"
+        + f"<p class='judged'>The baseline's score buffer is 4·B·H·S² bytes: {verdict(checked['baseline_holds'])} (it "
+        "must within 1 % at each of these lengths). Flash's workspace does not grow as S²: "
+        f"{verdict(checked['flash_holds'])} (it must grow less than the length "
+        f"does{': ' + growth if growth else ''}).</p>"
         + details(
             "The score buffer, law and measured",
             table(["length", "dtype", "4·B·H·S²", "scores", "ratio", "scratch", "workspace"], buffer, 2),
@@ -188,7 +221,9 @@ def axes(report: dict) -> str:
     cards = []
     for key, (title, sub) in names.items():
         chart = charts.lines(title, _series(found[key], key, "seconds", _rounds), title.lower(), seconds_text)
-        cards.append(card(title, sub, chart and chart + details("Times", _pivot(found[key], key, "seconds", title.lower()))))
+        cards.append(
+            card(title, sub, chart and chart + details("Times", _pivot(found[key], key, "seconds", title.lower())))
+        )
     drawn = grid(3, *cards)
     return section(
         "One thing at a time",
@@ -202,17 +237,24 @@ def _batches(found: dict) -> tuple[str, str]:
     flash = [p for p in found["batches"] if (p["method"], p["dtype"]) == ("flash", "float32")]
     lengths = sorted({p["length"] for p in flash})
     throughput = [
-        Series(f"length {s}", [(p["batch"], p["batch"] * p["length"] / p["seconds"]) for p in flash if p["length"] == s], "c-flash")
+        Series(
+            f"length {s}",
+            [(p["batch"], p["batch"] * p["length"] / p["seconds"]) for p in flash if p["length"] == s],
+            "c-flash",
+        )
         for s in lengths
     ]
     rows = [
         [
-            count_text(b["length"]), kind_text(b["method"], b["dtype"]), str(b["batch"]), count_text(b["tokens_per_second"]),
+            count_text(b["length"]), kind_text(b["method"], b["dtype"]), str(b["batch"]),
+            count_text(b["tokens_per_second"]),
             times_text(b["gain_over_batch_1"]), str(b["largest_tried"]),
         ]
         for b in found["best_batch"]
     ]  # fmt: skip
-    chart = charts.lines("Tokens per second against batch, flash fp32", throughput, "batch", lambda v: count_text(v) + "/s")
+    chart = charts.lines(
+        "Tokens per second against batch, flash fp32", throughput, "batch", lambda v: count_text(v) + "/s"
+    )
     head = ["length", "method", "best batch", "tokens/s", "over batch 1", "largest tried"]
     return (
         card("Tokens per second against batch", "flash fp32; one line a length.", chart),

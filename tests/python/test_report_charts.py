@@ -38,7 +38,9 @@ def test_powers_of_two_are_labelled_before_what_is_between_them():
 
 
 def test_no_word_is_drawn_in_svg_and_x_are_in_percent():
-    content = charts.lines("t", [line("a", [(1, 1), (8, 10)]), line("b", [(1, 2), (4, 30)])], "batch", units.seconds_text)
+    content = charts.lines(
+        "t", [line("a", [(1, 1), (8, 10)]), line("b", [(1, 2), (4, 30)])], "batch", units.seconds_text
+    )
     content += charts.dots("t", [line("a", [(8, 1)]), line("b", [(9, 2)])], "bytes", str, units.bytes_text)
     content += charts.bars("t", [("a", 2.0, "c-flash", False)], str) + charts.stacked("t", [("a", [("x", 1.0)])], str)
     content += charts.histogram("t", [[0, 1], [32, 4]], "tokens")
@@ -46,22 +48,38 @@ def test_no_word_is_drawn_in_svg_and_x_are_in_percent():
     assert "text" not in [tag for tag, _ in page.seen]
     boxes = [a["viewbox"] for tag, a in page.seen if tag == "svg" and "viewbox" in a]
     assert boxes == ["0 0 1000 300"] * 2  # of the lines alone, whose width is no matter
-    assert all(a[k] in ("0", "9") or a[k].endswith("%") for tag, a in page.seen if tag in ("line", "circle") for k in ("x1", "x2", "cx") if k in a)
+    assert all(
+        a[k] in ("0", "9") or a[k].endswith("%")
+        for tag, a in page.seen
+        if tag in ("line", "circle")
+        for k in ("x1", "x2", "cx")
+        if k in a
+    )
 
 
 def test_names_that_are_far_have_leaders_and_spreads_have_strokes():
     kept = charts.lines("t", [line("a", [(1, 1), (8, 10)])], "batch", units.seconds_text)
     assert 'class="lead"' not in kept and 'class="whisker"' not in kept
-    ends_early = charts.lines("t", [line("a", [(1, 1), (8, 10)]), line("b", [(1, 20), (4, 300)])], "batch", units.seconds_text)
+    ends_early = charts.lines(
+        "t", [line("a", [(1, 1), (8, 10)]), line("b", [(1, 20), (4, 300)])], "batch", units.seconds_text
+    )
     assert ends_early.count('class="lead"') == 1
-    meet = charts.lines("t", [line("a", [(1, 1), (8, 100)]), line("b", [(1, 1), (8, 101)])], "batch", units.seconds_text)
+    meet = charts.lines(
+        "t", [line("a", [(1, 1), (8, 100)]), line("b", [(1, 1), (8, 101)])], "batch", units.seconds_text
+    )
     assert meet.count('class="lead"') >= 1
     noisy = charts.lines("t", [line("a", [(1, 1), (8, 10)], tops=[1, 25])], "batch", units.seconds_text)
     assert noisy.count('class="whisker"') == 1
 
 
 def test_names_of_dots_stand_beside_them():
-    content = charts.dots("t", [line("low", [(5e6, 0.3)]), line("near", [(5.1e6, 0.3)]), line("far", [(4e7, 0.01)])], "bytes", str, units.bytes_text)
+    content = charts.dots(
+        "t",
+        [line("low", [(5e6, 0.3)]), line("near", [(5.1e6, 0.3)]), line("far", [(4e7, 0.01)])],
+        "bytes",
+        str,
+        units.bytes_text,
+    )
     page = drawn(content)
     styles = [a["style"] for tag, a in page.seen if tag == "span" and "beside" in a.get("class", "")]
     assert len(styles) == 3 and content.count('class="lead"') == 3
@@ -72,7 +90,12 @@ def test_names_of_dots_stand_beside_them():
 
 
 def test_charts_of_nothing_are_empty():
-    assert charts.lines("t", [line("a", [])], "x", str) == charts.dots("t", [], "x", str, str) == charts.bars("t", [], str) == ""
+    assert (
+        charts.lines("t", [line("a", [])], "x", str)
+        == charts.dots("t", [], "x", str, str)
+        == charts.bars("t", [], str)
+        == ""
+    )
     assert charts.histogram("t", [], "x") == ""
 
 

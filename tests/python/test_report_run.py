@@ -23,7 +23,13 @@ def test_the_build_takes_nothing_from_the_budget(tmp_path, given):
     script(tmp_path / "bin" / "nvidia-smi", "exit 1")
     script(tmp_path / ".venv" / "bin" / "python", 'echo "$@"')
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
-    done = subprocess.run([tmp_path / "scripts" / "demo.sh", *given], env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [tmp_path / "scripts" / "demo.sh", *given],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     module, *passed = done.stdout.split()[1:]
     assert module == "scripts.demo"
     options = arguments(passed)
@@ -31,7 +37,9 @@ def test_the_build_takes_nothing_from_the_budget(tmp_path, given):
 
 
 def test_make_demo_hands_on_accuracy_and_budget():
-    asked = subprocess.run(["make", "-n", "demo", "BUDGET=30", "ACCURACY=1e-4"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    asked = subprocess.run(
+        ["make", "-n", "demo", "BUDGET=30", "ACCURACY=1e-4"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     assert asked[0] == "scripts/demo.sh"
     options = arguments(asked[1:])
     assert (options.budget, options.accuracy) == (30, 1e-4)
