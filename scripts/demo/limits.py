@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from . import isolate
+from .laws import FIT_FROM, LEAST_LENGTHS
 from .progress import OUT_OF_TIME
 
 WHOLE_CALL_SECONDS = 20.0  # a call expected to take longer is tried with its last query rows only
@@ -14,11 +15,13 @@ def model(points: list[dict], method: str, dtype: str) -> dict:
     """bytes(S) = constant + per_token * S + per_pair * S^2 of a whole call (q, k, v, o and workspace), B = H = 1.
 
     From the measured workspaces at the two longest lengths and the tensors' sizes. The square term is taken for the baseline only
-    where the workspace really grew with the square; else growth counts as linear. ValueError with fewer than two lengths.
+    where the workspace really grew with the square; else growth counts as linear. ValueError with fewer than LEAST_LENGTHS lengths
+    from FIT_FROM on: below them scratch of any length hides the growth.
     """
     own = sorted((p["length"], p) for p in points if (p["method"], p["dtype"]) == (method, dtype))
-    if len(own) < 2:
-        raise ValueError(f"[limits] {method} {dtype}: {len(own)} measured lengths; two are needed")
+    judged = sum(length >= FIT_FROM for length, _ in own)
+    if judged < LEAST_LENGTHS:
+        raise ValueError(f"{judged} lengths from {FIT_FROM} on were measured; {LEAST_LENGTHS} are needed")
     (short, small), (long, large) = own[-2], own[-1]
     tensors = (large["inputs"] + large["output"]) / long
     grown = large["workspace"] - small["workspace"]

@@ -67,9 +67,8 @@ def length(report: dict) -> str:
         f"Batch 1, {shape['heads']} heads, head size {shape['head_size']} for time and error; one head for memory. "
         "Both axes are logarithmic, so a power law is a straight line."
     )
-    return section(
-        "Against length", sub, cards and legend(torch=True, law=True) + cards, _ratios(report), _laws(report)
-    )
+    keys = legend(torch=True, law=bool(report["laws"]["score_buffer"]["rows"]))
+    return section("Against length", sub, cards and keys + cards, _ratios(report), _laws(report))
 
 
 def _time(points: list[dict]) -> str:

@@ -140,8 +140,11 @@ def test_longest_sequence_inverts_the_bytes():
             assert m["constant"] + m["per_token"] * s + m["per_pair"] * s * s <= limit * (1 + 1e-9)
             assert m["constant"] + m["per_token"] * (s + 2) + m["per_pair"] * (s + 2) ** 2 > limit
     assert limits.longest(flash, 100) == 0
-    with pytest.raises(ValueError, match="two are needed"):
+    with pytest.raises(ValueError, match="0 lengths from 512 on were measured; 4 are needed"):
         limits.model(points, "flash", "bfloat16")
+    few = made_up_memory(baseline=lambda s: 4 * s * s + 10**6, lengths=(128, 256, 512))  # scratch hides the square
+    with pytest.raises(ValueError, match="1 lengths from 512 on"):
+        limits.model(few, "baseline", "float32")
 
 
 def test_best_batch_is_the_smallest_that_is_as_good():
