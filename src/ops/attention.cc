@@ -33,11 +33,15 @@ std::span<const AttentionBackwardKernel* const> candidates(const AttentionBackwa
 
 struct Wish {
   std::string method, force;
+  const char* force_name = "force";  // who asks
 
   Wish(const Check& check, const AttentionOptions& options) : method(options.method), force(options.force) {
     check.require(method.empty() || method == "flash" || method == "baseline", "method is '", method,
                   "': it must be 'flash', 'baseline' or empty for a free choice");
-    if (const char* name = std::getenv("HEDDLE_KERNEL"); force.empty() && name != nullptr) force = name;
+    if (const char* name = std::getenv("HEDDLE_KERNEL"); force.empty() && name != nullptr) {
+      force = name;
+      force_name = "HEDDLE_KERNEL";
+    }
   }
 };
 
@@ -70,18 +74,21 @@ Refusal refusal(const Kernel& kernel, const Problem& problem, Device device, con
   return kernel.automatic ? "" : "it runs only when it is asked for by name or method";
 }
 
-// Throws what every candidate has to say. Apart from choose(), whose time counts in each call.
+// Throws what the candidate that was asked for by name has to say, or each that might have served. Apart from choose(),
+// whose time counts in each call.
 template <class Problem>
 [[noreturn]] void refuse(const Check& check, const Problem& problem, Device device, const Wish& wish) {
-  bool known = wish.force.empty();
   std::string reasons, names;
   for (const auto* kernel : candidates(&problem)) {
-    known |= wish.force == kernel->name;
+    const Refusal reason = refusal(*kernel, problem, device, wish);
+    check.require(wish.force != kernel->name, wish.force_name, " is '", wish.force,
+                  "', which cannot serve this call: ", reason);
     names += (names.empty() ? "" : ", ") + std::string(kernel->name);
-    reasons += text("; ", kernel->name, ": ", refusal(*kernel, problem, device, wish));
+    if (wish.method.empty() || wish.method == kernel->method) reasons += text("; ", kernel->name, ": ", reason);
   }
-  check.require(known, "force is '", wish.force, "': the candidates are ", names);
-  check.require(false, "no candidate can serve this call", reasons);
+  check.require(wish.force.empty(), wish.force_name, " is '", wish.force, "': the candidates are ", names);
+  check.require(false, "no candidate ", wish.method.empty() ? "" : text("of method '", wish.method, "' "),
+                "can serve this call", reasons);
   std::abort();  // not reached: require() throws
 }
 

@@ -45,13 +45,13 @@ const LinearCandidate<Problem>& choose(const Check& check, const LinearCandidate
   }
   if (best != nullptr) return *best;
   std::string reasons, names;
-  bool known = force.empty();
   for (const LinearCandidate<Problem>* kernel : candidates) {
-    known |= force == kernel->name;
+    const std::string reason = refusal(*kernel, problem, force);
+    check.require(force != kernel->name, "force is '", force, "', which cannot serve this call: ", reason);
     names += (names.empty() ? "" : ", ") + std::string(kernel->name);
-    reasons += text("; ", kernel->name, ": ", refusal(*kernel, problem, force));
+    reasons += text("; ", kernel->name, ": ", reason);
   }
-  check.require(known, "force is '", force, "': the candidates are ", names);
+  check.require(force.empty(), "force is '", force, "': the candidates are ", names);
   check.require(false, "no candidate can serve this call", reasons);
   return **candidates;
 }

@@ -63,7 +63,8 @@ TEST_F(GpuArguments, PackedLengthsAreNotRead) {
 TEST_F(GpuArguments, CandidatesOfTheCpuAreRefused) {
   DeviceCall call = at_.call;
   call.options.force = "reference";
-  refused(call, "reference: it runs on another device than the tensors are on");
+  refused(call,
+          "force is 'reference', which cannot serve this call: it runs on another device than the tensors are on");
   call.options.force = "nonsense";
   refused(call, "force is 'nonsense': the candidates are ");
 }

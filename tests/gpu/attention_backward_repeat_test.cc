@@ -240,7 +240,7 @@ TEST(GpuBackwardArguments, Devices) {
   refused(call, "dbias is on another device than q");
   call = at.call;
   call.forward.options.force = "cpu";
-  refused(call, "cpu: it runs on another device than the tensors are on");
+  refused(call, "force is 'cpu', which cannot serve this call: it runs on another device than the tensors are on");
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 // Bad options: numbers, biases and masks, scales of 8-bit operands, drafts.
+#include <cstdlib>
 #include <limits>
 
+#include "heddle/error.h"
 #include "kernels/bad_arguments.h"
 
 namespace heddle {
@@ -60,8 +62,50 @@ INSTANTIATE_TEST_SUITE_P(
                     },
                     "mask is [1, 1, 5, 8]: dimension 3 must be 1 or 7"},
         BadArgument{"method", [](Call& c) { c.options.method = "fast"; }, "method is 'fast'"},
-        BadArgument{"force", [](Call& c) { c.options.force = "sm70"; }, "force is 'sm70': the candidates are "}),
+        BadArgument{"force", [](Call& c) { c.options.force = "sm70"; }, "force is 'sm70': the candidates are "},
+        BadArgument{"force_elsewhere", [](Call& c) { c.options.force = "sm90"; },
+                    "[attention_forward] force is 'sm90', which cannot serve this call: it runs on another device than "
+                    "the tensors are on"},
+        BadArgument{"force_elsewhere_backward", [](Call& c) { c.options.force = "sm90"; },
+                    "[attention_backward] force is 'sm90', which cannot serve this call: it runs on another device "
+                    "than the tensors are on",
+                    true}),
     name_of_test);
+
+std::string refusal_of(Call& c) {
+  try {
+    c.forward();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Refusals, AreOfTheCandidateOrTheMethodThatWasAskedFor) {
+  Call c;
+  c.options.force = "cpu";
+  c.options.precision = Precision::int8_qk;
+  EXPECT_EQ(refusal_of(c),
+            "[attention_forward] force is 'cpu', which cannot serve this call: it does not multiply q and k in 8 bits "
+            "(int8_qk)");
+  c.options.force = "";
+  c.options.method = "baseline";
+  const std::string words = refusal_of(c);
+  EXPECT_TRUE(words.starts_with("[attention_forward] no candidate of method 'baseline' can serve this call; "))
+      << words;
+  EXPECT_EQ(words.find("cpu: "), std::string::npos) << words;
+  EXPECT_EQ(words.find("another method"), std::string::npos) << words;
+}
+
+TEST(Refusals, NameTheVariableThatAsks) {
+  Call c;
+  ASSERT_EQ(setenv("HEDDLE_KERNEL", "sm90", 1), 0);
+  const std::string words = refusal_of(c);
+  unsetenv("HEDDLE_KERNEL");
+  EXPECT_EQ(words,
+            "[attention_forward] HEDDLE_KERNEL is 'sm90', which cannot serve this call: it runs on another device than "
+            "the tensors are on");
+}
 
 INSTANTIATE_TEST_SUITE_P(
     NarrowAndDrafts, BadArguments,

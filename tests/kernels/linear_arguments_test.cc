@@ -213,7 +213,9 @@ INSTANTIATE_TEST_SUITE_P(
             "norm_eps is nan: it must be finite and not negative"},
         Bad{"small_workspace", [](Call& c) { c.missing = 64; }, "the workspace has 64 bytes: this call needs"},
         Bad{"unknown_candidate", [](Call& c) { c.options.force = "sm90"; },
-            "force is 'sm90': the candidates are cpu, reference"}),
+            "force is 'sm90': the candidates are cpu, reference"},
+        Bad{"candidate_elsewhere", [](Call& c) { c.options.force = "cublaslt"; },
+            "force is 'cublaslt', which cannot serve this call: it runs on another device than the tensors are on"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(

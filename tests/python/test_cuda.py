@@ -241,7 +241,7 @@ def test_refusals():
         heddle.attention(q, k, v, sink=torch.zeros(4))
     with pytest.raises(ValueError, match="q is float64: it must be float32, float16 or bfloat16"):
         heddle.attention(q.double(), k.double(), v.double())
-    with pytest.raises(ValueError, match="reference: it runs on another device than the tensors are on"):
+    with pytest.raises(ValueError, match="force is 'reference', which cannot serve this call: it runs on another device"):
         heddle.attention(q, k, v, force="reference")
     cu = torch.tensor([0, 96], dtype=torch.int32, device="cuda")
     with pytest.raises(ValueError, match="max_seqlen_q is 0: cu_seqlens_q is on a GPU, where lengths are not read"):
