@@ -85,7 +85,8 @@ class Checkpoint {
   int gptq_version_ = 0;
 };
 
-// What becomes of the layers whose name matches `pattern` ("*" stands for any characters, dots too, "?" for one).
+// What becomes of the layers whose name matches `pattern`: "*" stands for any characters, dots too, "?" for one,
+// "[0-3]" for one of those, "[!0-3]" for any other.
 struct LayerRule {
   std::string pattern;
   // "keep": as it is; "16bit": f32 becomes bf16, what has 16 bits stays; or a format's name, or one with a scale rule:
@@ -108,6 +109,9 @@ struct QuantizeCheckpointOptions {
   std::vector<LayerRule> layers;
   // f32 [K] by a layer's name, or a view that is not given: QuantizeOptions::importance.
   std::function<TensorView(const std::string& layer)> importance;
+  // Names that `importance` has values for. Each must be that of a 2-D weight, less .weight; layers that stay as they
+  // are may be among them.
+  std::vector<std::string> importance_layers;
   // What it throws ends the work; nothing is left written then.
   std::function<void(const QuantizeProgress&)> progress;
 };

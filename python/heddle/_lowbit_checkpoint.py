@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import _heddle
+from ._files import existing
 from ._lowbit_tensor import QuantizedTensor, empty
 
 
@@ -45,7 +46,8 @@ class StoredLayer:
 
 def _open(paths: Any, gptq_version: int | None) -> Any:
     one = isinstance(paths, (str, os.PathLike))
-    return _heddle.Checkpoint.open([os.fspath(path) for path in ([paths] if one else paths)], gptq_version or 0)
+    found = [existing("checkpoint", "paths", path) for path in ([paths] if one else paths)]
+    return _heddle.Checkpoint.open(found, gptq_version or 0)
 
 
 def _stored(parts: tuple[Any, ...]) -> StoredLayer:
@@ -66,7 +68,8 @@ def layers(
         quantize_config.json beside the files says; without those, layers of GPTQ are refused.
 
     Raises:
-      ValueError: a file that is no safetensors file, or a tensor in two files. RuntimeError: a file that cannot be read.
+      ValueError: a file that is no safetensors file, or a tensor in two files. FileNotFoundError: a path that is not
+        there; names of a hub are not downloaded. RuntimeError: a file that cannot be read.
     """
     return {parts[0]: _stored(parts) for parts in _open(paths, gptq_version).layers()}
 
@@ -98,7 +101,8 @@ def load(
 
     Raises:
       ValueError: a layer that is not there, whose layout is not known, or that plain storage cannot hold exactly; the
-        message names the tensor, the value and the rule. RuntimeError: a file that cannot be read.
+        message names the tensor, the value and the rule. FileNotFoundError: as ``layers``. RuntimeError: a file that
+        cannot be read. ImportError: framework "torch" without torch.
 
     docs/formats.md, "Reading checkpoints", lists layouts and refusals.
     """
@@ -106,9 +110,10 @@ def load(
         raise ValueError(f"[load] framework is {framework!r}: it must be 'numpy' or 'torch'")
     torch = None
     if framework == "torch":
-        import torch
-
+        from . import _needs_torch  # noqa: F401  before _torch_ops, which says less
         from . import _torch_ops  # noqa: F401
+
+        import torch
     checkpoint = _open(paths, gptq_version)
     layer = _stored(checkpoint.layer(name))
     if expert is None and layer.experts > 0:

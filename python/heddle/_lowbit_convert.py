@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import _heddle
+from ._files import existing
 from ._lowbit_tensor import plain
 
 
@@ -80,17 +81,20 @@ def quantize_checkpoint(
       input: a safetensors file, or a folder of them with or without an index. One tensor at a time is in memory.
       output: the folder to make. Whole or not at all: it gets its name when everything is written.
       format: of layers that no pattern names and ``linear_layer`` is true for. rule: of scales, see ``quantize``.
-      layers: {pattern: format}, the first that matches a layer's name decides; "*" stands for any characters, "?" for one.
-        A format may bring its rule, "int4_g64:plain", or be "16bit" (float32 becomes bfloat16) or "keep".
+      layers: {pattern: format}, the first that matches a layer's name decides; "*" stands for any characters, "?" for
+        one, "[0-3]" for one of those. A format may bring its rule, "int4_g64:plain", or be "16bit" (float32 becomes
+        bfloat16) or "keep".
       keep: patterns of layers that stay as they are, looked at before `layers`.
-      importance: float32 [K] by layer, see ``quantize``; layers that it lacks have none.
+      importance: float32 [K] by layer, see ``quantize``; layers that it lacks have none. Each name must be that of a
+        2-D weight, less ".weight"; layers that stay as they are may be among them.
       progress: called before each tensor and at the end with (tensor, format, bytes_done, bytes_total, layers_done,
         layers_total). What it raises ends the work.
 
     Raises:
       ValueError: a bad argument, a layer that cannot be quantised (K no multiple of the group, NaN, infinity), a file that is
-        no safetensors file; the message names file and tensor. RuntimeError: a file cannot be read or written. Nothing is
-        left written then.
+        no safetensors file, a name that no layer has; the message names file and tensor. FileNotFoundError: input is
+        not there; names of a hub are not downloaded. RuntimeError: a file cannot be read or written. Nothing is left
+        written then.
     """
     rules = [(pattern, "keep") for pattern in ([keep] if isinstance(keep, str) else keep)]
     rules += list(layers.items() if isinstance(layers, Mapping) else layers)
@@ -100,7 +104,14 @@ def quantize_checkpoint(
         return None if found is None else plain(found) if hasattr(found, "dtype") else np.asarray(found, np.float32)
 
     changed, kept, copied, files, before, after, config = _heddle.quantize_checkpoint(
-        os.fspath(input), os.fspath(output), format, rule, rules, None if importance is None else of_layer, progress
+        existing("quantize_checkpoint", "input", input),
+        os.fspath(output),
+        format,
+        rule,
+        rules,
+        None if importance is None else of_layer,
+        list(importance or ()),
+        progress,
     )
     reports = {parts[0]: LayerReport(*parts) for parts in changed}
     return QuantizeReport(reports, kept, copied, files, before, after, json.loads(config))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from . import _heddle
+from ._gpu import gpu_of
 from ._lowbit_tensor import QuantizedTensor, call, kind, on_cpu, plain
 
 #: What ``linear`` may apply to its sums.
@@ -91,8 +92,11 @@ def pack(
 
     Raises:
       ValueError: tensors that are not what the format has, a NaN or an infinity among scales or codes, an odd number of
-        gated rows, or a format that the device's order does not have.
+        gated rows, a format that the device's order does not have, or a device that is none. RuntimeError: no such GPU,
+        or a build without CUDA. TypeError: no QuantizedTensor.
     """
+    if not isinstance(matrix, QuantizedTensor):
+        raise TypeError(f"[pack_weights] matrix is a {type(matrix).__name__}: it must be a lowbit.QuantizedTensor")
     torch = kind(matrix.codes, "pack_weights", "codes")
     gpu = str(device) != "cpu"
     if gpu and torch is None:
@@ -106,6 +110,8 @@ def pack(
     elif gpu == (order == "rows16"):
         raise ValueError(f"[pack_weights] order is {order!r} and device is {str(device)!r}: rows16 is for CPUs, the others "
                          "are for GPUs")  # fmt: skip
+    if gpu and str(device) != "meta":  # where a layer may be before it is loaded
+        device = gpu_of("pack_weights", device)
     rows, columns = map(int, matrix.shape)
     count = _heddle.lowbit_packed_bytes(matrix.format, rows, columns, gated, order)
     if torch is None:
@@ -165,9 +171,19 @@ def explain(
 ) -> list[LinearCandidate]:
     """The candidates for ``linear`` with these arguments, and which one would run. Nothing is computed."""
     kind(x, "explain_linear", "x")
+    _check_packed("explain_linear", weights)
     options = (activation, plain(bias), plain(residual), norm, plain(norm_weight), plain(norm_bias), eps, int8_x,
                batch_invariant, force)  # fmt: skip
     return [LinearCandidate(*parts) for parts in _heddle.explain_linear(plain(x), weights._parts(), options)]
+
+
+def _check_packed(operation: str, weights: Any) -> None:
+    if isinstance(weights, PackedTensor):
+        return
+    rule = "it must be a PackedTensor"
+    if isinstance(weights, QuantizedTensor):
+        rule = "pack it first, heddle.lowbit.pack(weights)"
+    raise TypeError(f"[{operation}] weights is a {type(weights).__name__}: {rule}")
 
 
 @functools.cache
@@ -223,8 +239,11 @@ def linear(
 
     Raises:
       ValueError: a bad argument; the message names it. RuntimeError: `out` beside a tensor that requires a gradient while
-        torch records them; second derivatives. TypeError: no array.
+        torch records them; second derivatives. TypeError: no array, or weights that are not packed.
+      NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
     """
+    if type(weights) is not PackedTensor:
+        _check_packed("linear", weights)
     torch = sys.modules.get("torch")
     if torch is not None and out is None and isinstance(x, torch.Tensor):  # the way of most calls: as short as can be
         options = (*weights._described, activation, norm, eps, int8_x, batch_invariant, force)
@@ -250,7 +269,13 @@ def linear(
     if torch is None:
         _heddle.linear_forward(x, parts, out, options)
     else:
+        from ._torch_checks import one_device
         from ._torch_ops import native
 
-        native(_heddle.linear_forward, plain(x), parts, plain(out), options)
+        try:
+            native(_heddle.linear_forward, plain(x), parts, plain(out), options)
+        except ValueError:
+            names = ("x", "weights", "out", "bias", "residual", "norm_weight", "norm_bias")
+            one_device("linear_forward", names, (x, weights.data, out, bias, residual, norm_weight, norm_bias))
+            raise
     return out

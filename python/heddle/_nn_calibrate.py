@@ -84,13 +84,15 @@ def calibrate(
 
     Raises:
       ValueError: a module in training mode, a layer that its format does not fit, that the sample does not reach or whose
-        numbers are not finite, a group that does not fit; nothing has been folded.
+        numbers are not finite, a group that does not fit, a pattern that decides over no layer; nothing has been
+        folded.
     """
     if any(m.training for m in module.modules()):
         raise ValueError("[calibrate] module is in training mode, where dropout would be recorded: call eval() on it")
     if not (isinstance(rows, int) and rows >= 1):
         raise ValueError(f"[calibrate] rows is {rows}: it must be a positive integer")
     policy = policy if isinstance(policy, Policy) else Policy(policy)
+    policy.check_names("calibrate", linear_layers(module))
     formats = {name: with_x(policy.format_of(name), layer) for name, layer in linear_layers(module).items()}
     layers = {name: layer for name, layer in linear_layers(module).items() if formats[name] not in _FLOATS}
     if not layers:

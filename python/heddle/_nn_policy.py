@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fnmatch
-import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
+from . import _heddle
 from ._lowbit_tensor import FORMATS
 from ._nn_linear import Linear, refuse_x
 
@@ -32,7 +30,7 @@ def with_x(format: str, layer: nn.Module) -> str:
     return format + ("+int8_x" if layer.int8_x else "+fp8_x" if layer.fp8_x else "")
 
 
-def _check_format(format: str) -> str:
+def check_format(format: str) -> str:
     weights, x = weights_and_x(format)
     if weights not in (*FORMATS, *_FLOATS) and not _BLOCKED.fullmatch(weights):
         raise ValueError(f"[Policy] format is '{format}': it must be one of {', '.join((*FORMATS, *_FLOATS))}")
@@ -50,10 +48,10 @@ class Policy:
     >>> Policy({"*.out": "int8_row", "blocks.0.*": "16bit", "*": "nvfp4"}).format_of("blocks.3.up")
     'nvfp4'
 
-    A pattern is as for the shell: *, ? and [...], over the whole name, dots included. A format is one of
-    ``heddle.lowbit.FORMATS``, "16bit" (weights in bfloat16, unless they have 16 bits) or "float32" (as they are); layers
-    that no pattern matches stay as they are. Behind a format "+int8_x" or "+fp8_x" rounds x to 8 bits too, as the options of
-    ``Linear`` say: "int8_row+int8_x", "nvfp4+fp8_x".
+    A pattern is as for the shell: *, ?, [...] and [!...], over the whole name, dots included; the same in all of
+    Heddle. A format is one of ``heddle.lowbit.FORMATS``, "16bit" (weights in bfloat16, unless they have 16 bits) or
+    "float32" (as they are); layers that no pattern matches stay as they are. Behind a format "+int8_x" or "+fp8_x"
+    rounds x to 8 bits too, as the options of ``Linear`` say: "int8_row+int8_x", "nvfp4+fp8_x".
 
     Args:
       rules: a mapping, or pairs, from pattern to format, in order.
@@ -66,15 +64,39 @@ class Policy:
         if isinstance(rules, str):
             rules = {"*": rules}
         pairs = rules.items() if isinstance(rules, Mapping) else rules
-        self.rules = tuple((pattern, _check_format(format)) for pattern, format in pairs)
+        self.rules = tuple((pattern, check_format(format)) for pattern, format in pairs)
         self.scale_rule = scale_rule
 
     def format_of(self, name: str) -> str:
         """The format of the layer of that name."""
-        return next((format for pattern, format in self.rules if fnmatch.fnmatchcase(name, pattern)), "float32")
+        rule = self._rule_of(name)
+        return "float32" if rule is None else self.rules[rule][1]
+
+    def _rule_of(self, name: str) -> int | None:
+        return next((i for i, (pattern, _) in enumerate(self.rules) if _heddle.layer_matches(pattern, name)), None)
+
+    def check_names(self, operation: str, names: Iterable[str]) -> None:
+        """Raises ValueError for a pattern that decides over none of these layers, as a misspelt one does."""
+        names = list(names)
+        deciding = {self._rule_of(name) for name in names}
+        for i, (pattern, _) in enumerate(self.rules):
+            if i in deciding:
+                continue
+            if any(_heddle.layer_matches(pattern, name) for name in names):
+                why = "decides over no layer: patterns before it match each that it matches"
+            else:
+                why = f"matches no layer: {_shown(names)}"
+            raise ValueError(f"[{operation}] policy: pattern {pattern!r} {why}")
 
     def __repr__(self) -> str:
         return f"Policy({dict(self.rules)!r})"
+
+
+def _shown(names: list[str]) -> str:
+    """A few of the layers' names, for an error."""
+    if not names:
+        return "the module has no linear layer in floats"
+    return "names are " + ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 def _is_float_layer(module: nn.Module) -> bool:
@@ -87,7 +109,7 @@ def linear_layers(module: nn.Module) -> dict[str, nn.Module]:
     return {name: found for name, found in module.named_modules() if _is_float_layer(found)}
 
 
-def _converted(name: str, layer: nn.Module, format: str, rule: str | None, importance: Any) -> nn.Module:
+def converted(name: str, layer: nn.Module, format: str, rule: str | None, importance: Any) -> nn.Module:
     """Another layer, which shares what floats it keeps."""
     options = {}
     if isinstance(layer, Linear):
@@ -106,7 +128,7 @@ def _converted(name: str, layer: nn.Module, format: str, rule: str | None, impor
         raise ValueError(f"[quantize_model] layer '{name}', [{layer.out_features}, {layer.in_features}]: {error}") from error
 
 
-class _Replacement:
+class Replacement:
     """Puts other layers in the place of a module's own, wherever those stand, and the own ones back."""
 
     def __init__(self, module: nn.Module) -> None:
@@ -127,26 +149,35 @@ def quantize_model(
 
     Args:
       module: changed, unless it is itself such a layer.
-      policy: a ``Policy``, its rules, or one format for all layers.
-      importance: by layer's name, [K]; see ``heddle.lowbit.quantize``.
+      policy: a ``Policy``, its rules, or one format for all layers: an output head and a router too, whatever their
+        names are, which ``heddle.lowbit.quantize_checkpoint`` leaves alone by theirs. {"lm_head": "float32", "*":
+        "nvfp4"} keeps one.
+      importance: by layer's name, [K]; see ``heddle.lowbit.quantize``. Names of layers that stay as they are may be
+        among them.
 
     Returns:
       module; where it is itself a linear layer, the new one.
 
     Raises:
-      ValueError: a layer that its format does not fit, by name; nothing has been replaced.
+      ValueError: a layer that its format does not fit, by name; a pattern that decides over no layer; importance for
+        what is no layer. Nothing has been replaced.
     """
     policy = policy if isinstance(policy, Policy) else Policy(policy)
     layers = linear_layers(module)
+    policy.check_names("quantize_model", layers)
+    for name in importance or ():
+        if name not in layers:
+            known = _shown(list(layers))
+            raise ValueError(f"[quantize_model] importance has {name!r}, which is no linear layer: {known}")
     chosen = {name: policy.format_of(name) for name in layers}
     new = {
-        name: _converted(name, layers[name], format, policy.scale_rule, (importance or {}).get(name))
+        name: converted(name, layers[name], format, policy.scale_rule, (importance or {}).get(name))
         for name, format in chosen.items()
         if format != "float32"
     }
     if "" in layers:
         return new.get("", module)
-    replacement = _Replacement(module)
+    replacement = Replacement(module)
     for name, layer in new.items():
         replacement.put(layers[name], layer)
     for parent in module.modules():
@@ -154,167 +185,3 @@ def quantize_model(
         if isinstance(parent, nn.TransformerEncoderLayer) and isinstance(parent.linear1, Linear):
             parent.activation_relu_or_gelu = 0
     return module
-
-
-@dataclass(frozen=True)
-class PolicyReport:
-    """What ``choose_policy`` measured and chose.
-
-    Attributes:
-      policy: every layer by its name; for ``quantize_model``.
-      error: relative error of the output with that policy, measured.
-      predicted: the same from the layers' own errors, as if they were independent.
-      sensitivity: by layer and format, the relative error of the output with that layer alone quantised.
-      bits_per_weight: of all layers together, with their scales.
-      weights: by layer, how many.
-    """
-
-    policy: Policy
-    error: float
-    predicted: float
-    sensitivity: dict[str, dict[str, float]]
-    bits_per_weight: float
-    weights: dict[str, int] = field(repr=False)
-
-    def __str__(self) -> str:
-        formats = list(dict.fromkeys(f for errors in self.sensitivity.values() for f in errors))
-        width = max(len(name) for name in self.sensitivity)
-        lines = [f"{'layer':{width}} {'weights':>12}" + "".join(f" {f:>12}" for f in formats) + "  chosen"]
-        for name, errors in self.sensitivity.items():
-            cells = "".join(f" {errors[f]:12.3e}" if f in errors else f" {'-':>12}" for f in formats)
-            lines.append(f"{name:{width}} {self.weights[name]:12d}{cells}  {self.policy.format_of(name)}")
-        lines.append(f"error {self.error:.3e} (predicted {self.predicted:.3e}), {self.bits_per_weight:.2f} bits a weight")
-        return "\n".join(lines)
-
-
-def _tensors(output: Any) -> list[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        return [output]
-    if isinstance(output, Mapping):
-        output = output.values()
-    if isinstance(output, Iterable) and not isinstance(output, (str, bytes)):
-        return [t for part in output for t in _tensors(part)]
-    return []
-
-
-def _bits(layer: nn.Module) -> float:
-    weight = layer.weight_bytes if isinstance(layer, Linear) else layer.weight.nbytes
-    return 8.0 * weight
-
-
-@torch.no_grad()
-def choose_policy(
-    module: nn.Module,
-    sample_inputs: Any,
-    *,
-    error: float,
-    formats: Iterable[str] = ("nvfp4", "int8_row", "16bit"),
-    scale_rule: str | None = None,
-) -> PolicyReport:
-    """The formats that meet an error with few bits, found by measuring each layer.
-
-    Each layer alone is quantised to each format, and the relative error of the output, |y' - y| / |y| over all sample
-    inputs, is its sensitivity. From the smallest format everywhere, the layer whose next format saves most squared error
-    for a bit is promoted, until the error of all together, first predicted and then measured, is met. "float32", the layer
-    as it is, ends every list.
-
-    Args:
-      module: a model or a block in eval mode; it is unchanged afterwards.
-      sample_inputs: one call's input: a tensor, or a tuple of positional arguments; or a list of such.
-      error: the relative error of the output to be met.
-      formats: what a layer may become; a layer whose K a format does not fit is not given it.
-      scale_rule: as for ``Policy``.
-
-    Raises:
-      ValueError: no layer, a module in training mode (dropout would be measured as an error), an output that is no tensor,
-        not finite or zero.
-    """
-    if any(m.training for m in module.modules()):
-        raise ValueError("[choose_policy] module is in training mode, where dropout would be measured: call eval() on it")
-    if not error >= 0:
-        raise ValueError(f"[choose_policy] error is {error}: it must not be negative")
-    layers = linear_layers(module)
-    if not layers or "" in layers:
-        raise ValueError("[choose_policy] module has no linear layers inside: it must be a model or a block")
-    samples = sample_inputs if isinstance(sample_inputs, list) else [sample_inputs]
-    calls = [sample if isinstance(sample, tuple) else (sample,) for sample in samples]
-
-    def outputs():
-        return [t.double() for call in calls for t in _tensors(module(*call)) if t.is_floating_point()]
-
-    exact = outputs()
-    size = math.sqrt(sum((t**2).sum().item() for t in exact))
-    if not (0 < size < math.inf):
-        raise ValueError(f"[choose_policy] the output's norm is {size}: errors relative to it have no meaning")
-    replacement = _Replacement(module)
-
-    def measured(changes):
-        """The error with other layers in the places of some."""
-        try:
-            for name, layer in changes.items():
-                replacement.put(layers[name], layer)
-            return math.sqrt(sum(((a - b) ** 2).sum().item() for a, b in zip(outputs(), exact))) / size
-        finally:
-            for name in changes:
-                replacement.put(layers[name], layers[name])
-
-    sensitivity: dict[str, dict[str, float]] = {}
-    options: dict[str, list[tuple[float, float, str]]] = {}  # bits, error, format; more bits and less error each
-    for name, layer in layers.items():
-        sensitivity[name] = {}
-        found = [(_bits(layer), 0.0, "float32")]
-        for format in dict.fromkeys(map(_check_format, formats)):
-            if format == "float32" or (format == "16bit" and layer.weight.element_size() <= 2):
-                continue
-            try:
-                other = _converted(name, layer, format, scale_rule, None)
-                alone = measured({name: other})
-            except ValueError as refused:  # by the format, or by the device's kernels
-                if "multiple" in str(refused):
-                    continue
-                raise
-            sensitivity[name][format] = alone
-            found.append((_bits(other), sensitivity[name][format], format))
-        found.sort()
-        options[name] = [o for i, o in enumerate(found) if all(o[1] < earlier[1] for earlier in found[:i])]
-
-    level = dict.fromkeys(layers, 0)
-
-    def chosen(name):
-        return options[name][level[name]]
-
-    def predicted():
-        return math.sqrt(sum(chosen(name)[1] ** 2 for name in layers))
-
-    def promote():
-        def gain(name):
-            (bits, now, _), (more, then, _) = options[name][level[name] : level[name] + 2]
-            return (now**2 - then**2) / (more - bits)
-
-        open_ = [name for name in layers if level[name] + 1 < len(options[name])]
-        level[max(open_, key=gain)] += 1
-
-    made: dict[str, tuple[str, nn.Module]] = {}
-
-    def found_error():
-        for name in layers:
-            format = chosen(name)[2]
-            if format == "float32":
-                made.pop(name, None)
-            elif name not in made or made[name][0] != format:
-                made[name] = format, _converted(name, layers[name], format, scale_rule, None)
-        return measured({name: layer for name, (_, layer) in made.items()})
-
-    while predicted() > error:
-        promote()
-    while (reached := found_error()) > error:
-        promote()
-    weights = {name: layer.weight.numel() for name, layer in layers.items()}
-    policy = Policy([(_literal(name), chosen(name)[2]) for name in layers], scale_rule=scale_rule)
-    bits = sum(chosen(name)[0] for name in layers) / max(sum(weights.values()), 1)
-    return PolicyReport(policy, reached, predicted(), sensitivity, bits, weights)
-
-
-def _literal(name: str) -> str:
-    """A pattern that matches that name alone."""
-    return re.sub(r"([*?[])", r"[\1]", name)

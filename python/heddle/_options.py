@@ -37,7 +37,7 @@ def causal_code(causal: Any) -> int:
             f"[attention] causal is {causal}: say which corner the diagonal starts from, 'top_left' (row i attends keys "
             "j <= i, as torch's is_causal) or 'bottom_right' (j <= i + Sk - Sq, as FlashAttention's causal), or 'none'"
         )
-    code = CAUSAL_CODES.get(causal)
+    code = CAUSAL_CODES.get(causal) if isinstance(causal, (str, Causal)) else None
     if code is None:
         raise ValueError(f"[attention] causal is {causal!r}: it must be 'none', 'top_left' or 'bottom_right'")
     return code
@@ -59,12 +59,30 @@ def flag(operation: str, name: str, value: Any) -> bool:
 
 
 def pair(window: Any) -> tuple[int, int]:
-    """The window's two sides."""
+    """The window's two sides; None, as -1, for an open one."""
     try:
         left, right = window
     except (TypeError, ValueError):
-        raise TypeError(f"[attention] window is {window!r}: it must be a pair (left, right), -1 for an open side") from None
-    return left, right
+        raise TypeError(
+            f"[attention] window is {window!r}: it must be a pair (left, right), -1 or None for an open side"
+        ) from None
+    return -1 if left is None else left, -1 if right is None else right
+
+
+_SHORT = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def dtype_name(dtype: Any) -> Any:
+    """The name of a dtype as torch and numpy have it ("float16"): of theirs, and of the command's names (fp32, fp16,
+    bf16). What is none of these comes back as it is."""
+    if isinstance(dtype, str):
+        return _SHORT.get(dtype, dtype)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        return str(dtype).removeprefix("torch.")
+    if isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
+        return np.dtype(dtype).name
+    return dtype
 
 
 def check_rank(q_shape: Any, packed: bool) -> None:
@@ -84,7 +102,7 @@ PRECISION_CODES = {"f32": 0, "tf32": 1, "int8_qk": 2}
 
 def precision_code(precision: Any) -> int:
     """0, 1 or 2 for "f32", "tf32" or "int8_qk"."""
-    code = PRECISION_CODES.get(precision)
+    code = PRECISION_CODES.get(precision) if isinstance(precision, str) else None
     if code is None:
         raise ValueError(f"[attention] precision is {precision!r}: it must be 'f32', 'tf32' or 'int8_qk'")
     return code

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from . import _heddle
+from ._files import existing
+from ._gpu import gpu_of
+from ._options import dtype_name
 
 
 @dataclass(frozen=True)
@@ -51,22 +54,13 @@ class PrecisionChoice:
     weight_bytes: int
 
 
-def _gpu(device: Any) -> Any:
-    """A torch.device with a number."""
-    try:
-        import torch
-
-        from . import _torch_ops  # noqa: F401  so that torch's tensors are read and give workspace
-    except ImportError as error:
-        raise RuntimeError(f"[encoder_load] device is {str(device)!r}: an encoder on a GPU needs torch") from error
-    found = torch.device(device)
-    if found.type != "cuda":
-        raise ValueError(f"[encoder_load] device is {str(device)!r}: it must be 'cpu', 'cuda' or 'cuda:N'")
-    if not _heddle.cuda_built():
-        raise RuntimeError(f"[encoder_load] device is {str(device)!r}: this heddle was built without CUDA")
-    if not torch.cuda.is_available():
-        raise RuntimeError(f"[encoder_load] device is {str(device)!r}: torch sees no GPU here")
-    return torch.device("cuda", torch.cuda.current_device()) if found.index is None else found
+def _model_folder(operation: str, folder: Any) -> str:
+    """folder as text, if the files of a model are in it."""
+    text = existing(operation, "folder", folder)
+    for name in ("config.json", "model.safetensors"):
+        if not os.path.exists(os.path.join(text, name)):
+            raise FileNotFoundError(f"[{operation}] folder is {text!r}, which has no {name}")
+    return text
 
 
 class Encoder:
@@ -90,26 +84,30 @@ class Encoder:
         Args:
           folder: where the two files lie. Linear layers may be in a layout that ``heddle.lowbit.load`` reads, as
             ``heddle.lowbit.quantize_checkpoint`` writes them: they stay in that format.
-          dtype: of weights and activations, "float32" or "bfloat16"; on a GPU "float16" or "bfloat16".
+          dtype: of weights and activations, "float32" or "bfloat16"; on a GPU "float16" or "bfloat16". Also "fp32",
+            "bf16" and "fp16", and torch's dtypes.
           device: "cpu", or a GPU as torch names it ("cuda", "cuda:1"), to which weights are copied once. Needs torch.
           method: of attention: None (flash), "flash" or "baseline".
           layers: {pattern: format}, the precision of linear layers by name ("encoder.layer.0.intermediate.dense"); the first
-            pattern that matches decides, "*" stands for any characters, "?" for one. A format is "float32", "bfloat16", or
-            one of ``heddle.lowbit.FORMATS``, quantised on load, with a rule for its scales if wanted: "nvfp4:mse". A string
-            alone is the format of all. On a GPU layers in floating point are in ``dtype``.
+            pattern that matches decides, "*" stands for any characters, "?" for one, "[0-3]" for one of those. A format
+            is "float32", "bfloat16", or one of ``heddle.lowbit.FORMATS``, quantised on load, with a rule for its scales
+            if wanted: "nvfp4:mse". A string alone is the format of all. On a GPU layers in floating point are in
+            ``dtype``.
 
         Raises:
-          ValueError: a tensor is missing, has a wrong shape, holds NaN or cannot have its format. RuntimeError: a file cannot
+          ValueError: a tensor is missing, has a wrong shape, holds NaN or cannot have its format. FileNotFoundError:
+            the folder or one of the files is not there; names of a hub are not downloaded. RuntimeError: a file cannot
             be read, or there is no such GPU.
         """
         self.device = str(device)
         self._gpu: Any = None  # a torch.device with its number
         if self.device != "cpu":
-            self._gpu = _gpu(device)
+            self._gpu = gpu_of("encoder_load", device)
             self.device = str(self._gpu)
+        folder = _model_folder("encoder_load", folder)
         rules = [("*", layers)] if isinstance(layers, str) else list(layers.items() if isinstance(layers, Mapping) else layers)
         with self._current():
-            self._native = _heddle.Encoder.load(os.fspath(folder), dtype, method or "", rules, self._gpu is not None)
+            self._native = _heddle.Encoder.load(folder, dtype_name(dtype), method or "", rules, self._gpu is not None)
         self.config: dict[str, Any] = self._native.config
         self.times: dict[str, float] = {}
 
@@ -142,10 +140,14 @@ class Encoder:
           formats: to choose from, beside float32.
 
         Raises:
-          ValueError: as ``Encoder``, and an empty sample or a bad error.
+          ValueError: as ``Encoder``, and an empty sample or a bad error. FileNotFoundError: as ``Encoder``.
         """
         rules, trials, found, weight_bytes = _heddle.Encoder.choose_precisions(
-            os.fspath(folder), np.asarray(token_ids), np.asarray(cu_seqlens), error, list(formats)
+            _model_folder("choose_precisions", folder),
+            np.asarray(token_ids),
+            np.asarray(cu_seqlens),
+            error,
+            list(formats),
         )
         return PrecisionChoice(dict(rules), [PrecisionTrial(*trial) for trial in trials], found, weight_bytes)
 

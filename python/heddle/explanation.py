@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from . import _heddle
-from ._options import BIAS, DROPOUT_SEED, MASK, pack
+from ._options import BIAS, DROPOUT_SEED, MASK, dtype_name, pack
 from .functional import _is_torch, _torch_path
 
 _DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -73,9 +73,10 @@ def _bytes(count: int) -> str:
     return f"{count} B"
 
 
-def _shape_only(shape: tuple[int, ...], dtype: str) -> tuple:
+def _shape_only(shape: tuple[int, ...], dtype: Any) -> tuple:
     """A view for an operation that does not read the data: a stand-in address, aligned as an allocator's."""
-    code = _DTYPE_CODES.get(dtype)
+    name = dtype_name(dtype)
+    code = _DTYPE_CODES.get(name) if isinstance(name, str) else None
     if code is None:
         raise ValueError(f"[explain] dtype is {dtype!r}: it must be 'float32', 'float16' or 'bfloat16'")
     strides, step = [], 1
@@ -85,13 +86,14 @@ def _shape_only(shape: tuple[int, ...], dtype: str) -> tuple:
     return (64, code, tuple(shape), tuple(reversed(strides)))
 
 
-def explain(q: Any, k: Any, v: Any, *, backward: bool = False, dtype: str = "float32", **options: Any) -> Explanation:
+def explain(q: Any, k: Any, v: Any, *, backward: bool = False, dtype: Any = "float32", **options: Any) -> Explanation:
     """The candidates for ``heddle.attention(q, k, v, **options)`` and which one would run.
 
     Args:
       q, k, v: arrays as for ``attention``, or only their shapes as tuples, of dtype `dtype`.
       backward: explain the gradient's kernels instead of the forward's.
-      dtype: "float32", "float16" or "bfloat16", for q, k and v given as shapes.
+      dtype: "float32", "float16" or "bfloat16", for q, k and v given as shapes; also "fp32", "fp16" and "bf16", and
+        torch's and numpy's dtypes.
       options: as ``attention`` takes them. Data is not read, except index data.
 
     Raises:

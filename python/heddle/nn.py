@@ -10,10 +10,12 @@ docs/nn.md has the whole of it. Imports torch.
 
 from __future__ import annotations
 
+from . import _needs_torch  # noqa: F401
 from ._nn_block import TransformerBlock
 from ._nn_calibrate import CalibrationReport, LayerCalibration, calibrate
+from ._nn_choose import PolicyReport, choose_policy
 from ._nn_linear import Linear
-from ._nn_policy import Policy, PolicyReport, choose_policy, linear_layers, quantize_model
+from ._nn_policy import Policy, linear_layers, quantize_model
 from ._nn_study import FlashAttention, FusedFP4Linear, OptimizedTransformerBlock
 from .lowbit import FP4Codec
 

@@ -8,6 +8,7 @@
 #include "heddle/checkpoint.h"
 #include "heddle/error.h"
 #include "heddle/linear.h"
+#include "model/quantize_rules.h"
 
 namespace heddle::python {
 namespace {
@@ -151,11 +152,13 @@ void load_layer(const lowbit::Checkpoint& checkpoint, const std::string& name, c
 // bytes_after, quantization_config).
 nb::tuple quantize_checkpoint(const std::string& input, const std::string& output, const std::string& format,
                               const std::string& rule, const std::vector<std::pair<std::string, std::string>>& layers,
-                              const nb::object& importance, const nb::object& progress) {
+                              const nb::object& importance, const std::vector<std::string>& importance_layers,
+                              const nb::object& progress) {
   lowbit::QuantizeCheckpointOptions options;
   options.format = format;
   options.rule = lowbit::rule_named(rule);
   for (const auto& [pattern, wanted] : layers) options.layers.push_back({pattern, wanted});
+  options.importance_layers = importance_layers;
   Arguments arguments("quantize_checkpoint");  // holds the importance of every layer until all is done
   if (!importance.is_none()) {
     options.importance = [&](const std::string& layer) {
@@ -202,7 +205,9 @@ void bind_lowbit(nb::module_& module) {
              nb::arg("gated"), nb::arg("order"));
   module.def("lowbit_pack", &pack, nb::arg("matrix"), nb::arg("gated"), nb::arg("order"), nb::arg("data"));
   module.def("quantize_checkpoint", &quantize_checkpoint, nb::arg("input"), nb::arg("output"), nb::arg("format"),
-             nb::arg("rule"), nb::arg("layers"), nb::arg("importance").none(), nb::arg("progress").none());
+             nb::arg("rule"), nb::arg("layers"), nb::arg("importance").none(), nb::arg("importance_layers"),
+             nb::arg("progress").none());
+  module.def("layer_matches", &lowbit::matches, nb::arg("pattern"), nb::arg("name"));
   module.def("lowbit_linear_layer", &lowbit::linear_layer, nb::arg("name"));
   nb::class_<lowbit::Checkpoint>(module, "Checkpoint")
       .def_static("open", &open_checkpoint, nb::arg("paths"), nb::arg("gptq_version"), nb::rv_policy::take_ownership)

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <limits>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include <sys/mman.h>
@@ -118,6 +119,7 @@ class Work {
   void plan() {
     LayerChooser chooser(options_);
     std::map<std::string, Format> formats;
+    std::set<std::string> weights;  // 2-D, less ".weight"
     for (std::size_t file = 0; file < model_.files.size(); ++file) {
       const auto& entries = model_.files[file].entries();
       for (const auto& [name, entry] : entries) {
@@ -126,6 +128,7 @@ class Work {
         report_.bytes_before += entry.bytes;
         if (name.ends_with(kWeight) && entry.shape.size() == 2) {
           const std::string layer = name.substr(0, name.size() - kWeight.size());
+          weights.insert(layer);
           p.choice = chooser.choose(layer);
           if (p.choice.kind == LayerChoice::Kind::keep) report_.kept.push_back(layer);
           if (p.choice.kind != LayerChoice::Kind::keep) take(layer, &p);
@@ -139,6 +142,10 @@ class Work {
       }
     }
     chooser.require_all_matched();
+    for (const std::string& layer : options_.importance_layers) {
+      kCheck.require(weights.contains(layer), "importance has ", in_quotes(layer), ", which is no layer of ",
+                     model_.folder.string(), ": its names are those of 2-D weights, less .weight");
+    }
     std::sort(report_.kept.begin(), report_.kept.end());
     std::sort(report_.copied_3d.begin(), report_.copied_3d.end(),
               [](const CopiedTensor& a, const CopiedTensor& b) { return a.name < b.name; });

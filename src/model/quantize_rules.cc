@@ -34,17 +34,35 @@ bool number(std::string_view part) {
   return !part.empty() && std::all_of(part.begin(), part.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
+// Whether what begins at pattern[at] and is no "*" stands for c; *end: where it ends.
+bool stands_for(std::string_view pattern, std::size_t at, char c, std::size_t* end) {
+  *end = at + 1;
+  if (pattern[at] != '[') return pattern[at] == '?' || pattern[at] == c;
+  const bool others = pattern.substr(at + 1).starts_with('!');
+  std::size_t i = at + 1 + (others ? 1 : 0);
+  const std::size_t close = pattern.find(']', i + 1);  // a "]" right behind the bracket is one of the characters
+  if (close == std::string_view::npos) return c == '[';
+  *end = close + 1;
+  bool found = false;
+  while (i < close) {
+    const bool range = i + 2 < close && pattern[i + 1] == '-';
+    found |= pattern[i] <= c && c <= pattern[range ? i + 2 : i];
+    i += range ? 3 : 1;
+  }
+  return found != others;
+}
+
 }  // namespace
 
 bool matches(const std::string& pattern, const std::string& name) {
   // Greedy: only the last "*" can have to take more.
-  std::size_t p = 0, n = 0, star = std::string::npos, resumed = 0;
+  std::size_t p = 0, n = 0, star = std::string::npos, resumed = 0, end = 0;
   while (n < name.size()) {
     if (p < pattern.size() && pattern[p] == '*') {
       star = p++;
       resumed = n;
-    } else if (p < pattern.size() && (pattern[p] == '?' || pattern[p] == name[n])) {
-      ++p;
+    } else if (p < pattern.size() && stands_for(pattern, p, name[n], &end)) {
+      p = end;
       ++n;
     } else if (star != std::string::npos) {
       p = star + 1;

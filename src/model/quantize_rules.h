@@ -36,7 +36,8 @@ class LayerChooser {
   LayerChoice others_;
 };
 
-// "*" for any characters, "?" for one.
+// As the shell: "*" for any characters, dots too, "?" for one, "[a-c5]" for one of those, "[!a-c5]" for any other. A
+// "[" that nothing closes stands for itself.
 bool matches(const std::string& pattern, const std::string& name);
 
 // The name that layers have in common whose products run as one, "model.layers.0.self_attn.{q,k,v}_proj", or the

@@ -263,8 +263,10 @@ def test_what_is_refused_names_tensor_value_and_rule(tmp_path, rng):
         lowbit.load(file, "l", framework="jax")
     with pytest.raises(ValueError, match="no layer 'other'"):
         lowbit.load(file, "other")
-    with pytest.raises(RuntimeError, match="cannot open"):
-        lowbit.layers(tmp_path / "absent.safetensors")
+    for call in (lowbit.layers, lambda paths: lowbit.load(paths, "l"), lambda paths: lowbit.layout_of(paths, "l")):
+        for path in (tmp_path / "absent.safetensors", "org/model", [file, "org/model"]):
+            with pytest.raises(FileNotFoundError, match=r"\[checkpoint\] paths is '.*', which is not there: .*hub are not downl"):
+                call(path)
     with pytest.raises(ValueError, match="no path is given"):
         lowbit.layers([])
 

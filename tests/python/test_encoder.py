@@ -66,8 +66,18 @@ def test_errors(model, tmp_path):
         encoder.encode(ids.astype(np.int64), starts)
     with pytest.raises(ValueError, match="dtype is 'int8'"):
         heddle.Encoder(model[0], dtype="int8")
-    with pytest.raises(RuntimeError, match="config.json"):
+    with pytest.raises(FileNotFoundError, match=r"\[encoder_load\] folder is '.*', which has no config.json"):
         heddle.Encoder(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(FileNotFoundError, match="which has no model.safetensors"):
+        heddle.Encoder(tmp_path)
+    words = r"folder is 'org/model', which is not there: .* names of a hub are not downloaded"
+    with pytest.raises(FileNotFoundError, match=r"\[encoder_load\] " + words):
+        heddle.Encoder("org/model")
+    with pytest.raises(FileNotFoundError, match=r"\[choose_precisions\] " + words):
+        heddle.Encoder.choose_precisions("org/model", ids, starts)
+    for dtype in ("bf16", torch.bfloat16):
+        assert heddle.Encoder(model[0], dtype=dtype).layers[0].format == "bfloat16"
 
 
 @pytest.fixture(scope="module")

@@ -192,8 +192,13 @@ def test_errors(model, tmp_path):
         lowbit.quantize_checkpoint(folder, tmp_path / "out", format="nf4_b512")
     with pytest.raises(ValueError, match="decides over no layer"):
         lowbit.quantize_checkpoint(folder, tmp_path / "out", keep="nothing")
-    with pytest.raises(RuntimeError, match="cannot open"):
-        lowbit.quantize_checkpoint(folder / "gone", tmp_path / "out")
+    for path in (folder / "gone", "org/model"):
+        with pytest.raises(FileNotFoundError, match=r"\[quantize_checkpoint\] input is .* which is not there: .*not downloaded"):
+            lowbit.quantize_checkpoint(path, tmp_path / "out")
+    columns = np.ones(K, np.float32)
+    with pytest.raises(ValueError, match="importance has 'model.layers.0.typo', which is no layer of .*: its names are"):
+        lowbit.quantize_checkpoint(folder, tmp_path / "out", importance={LAYERS[0]: columns, "model.layers.0.typo": columns})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     lowbit.quantize_checkpoint(folder, tmp_path / "out")
     with pytest.raises(ValueError, match="must be a new folder"):
         lowbit.quantize_checkpoint(folder, tmp_path / "out")

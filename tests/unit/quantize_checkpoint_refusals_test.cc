@@ -59,6 +59,9 @@ std::vector<Refusal> refusals() {
   stops.progress = [](const QuantizeProgress& at) {
     if (at.layers_done == 3) throw Error("that is enough");
   };
+  QuantizeCheckpointOptions weighs;
+  weighs.importance = [](const std::string&) { return TensorView(); };
+  weighs.importance_layers = {kUp, "model.layers.0.mlp.up_porj"};
   constexpr float nan = std::numeric_limits<float>::quiet_NaN(), inf = std::numeric_limits<float>::infinity();
   return {
       {"nan", with_value(nan), {}, "model.safetensors: tensor 'model.layers.0.mlp.up_proj.weight' holds nan at [1, 3]"},
@@ -95,6 +98,7 @@ std::vector<Refusal> refusals() {
       {"unmatched", plain, with("nvfp4", {{"*.q_porj", "keep"}}), "pattern '*.q_porj' decides over no layer"},
       {"overruled", plain, with("nvfp4", {{"*", "16bit"}, {"*q_proj", "int8_row"}}),
        "pattern '*q_proj' decides over no"},
+      {"importance", plain, weighs, "importance has 'model.layers.0.mlp.up_porj', which is no layer of "},
       {"nothing", plain, with("nvfp4", {{"*", "keep"}}), "has no layer to quantise"},
       {"quantised_config", config(R"({"quantization_config": {}})"), {}, "the checkpoint is quantised already"},
       {"config", config("[1]"), {}, "config.json is not a JSON object"},

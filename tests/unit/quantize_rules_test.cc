@@ -33,11 +33,32 @@ TEST(QuantizeRules, Patterns) {
                                       {"*a*b*", "xaybz"},
                                       {"a*b*c", "abbbc"},
                                       {"x**y", "xy"},
-                                      {"*aab", "aaab"}}) {
+                                      {"*aab", "aaab"},
+                                      {"layers.[0-3].*", "layers.2.q"},
+                                      {"[ab]c", "bc"},
+                                      {"[!ab]c", "cc"},
+                                      {"*[12]", "layer.12"},
+                                      {"x[]]", "x]"},
+                                      {"x[!]]", "x["},
+                                      {"[a-]", "-"},
+                                      {"a[0", "a[0"},
+                                      {"[[]0]", "[0]"},
+                                      {"*[ab]*[cd]", "xaxbxcxd"}}) {
     EXPECT_TRUE(matches(pattern, name)) << pattern << " " << name;
   }
-  for (const auto& [pattern, name] :
-       {std::pair{"", "a"}, {"a", ""}, {"a?c", "ac"}, {"*.q", "x.qq"}, {"a*b", "abc"}, {"?", ""}, {"A", "a"}}) {
+  for (const auto& [pattern, name] : {std::pair{"", "a"},
+                                      {"a", ""},
+                                      {"a?c", "ac"},
+                                      {"*.q", "x.qq"},
+                                      {"a*b", "abc"},
+                                      {"?", ""},
+                                      {"A", "a"},
+                                      {"layers.[0-3].*", "layers.4.q"},
+                                      {"[ab]c", "cc"},
+                                      {"[!ab]c", "ac"},
+                                      {"[ab]", ""},
+                                      {"[ab]", "ab"},
+                                      {"a[0", "a0"}}) {
     EXPECT_FALSE(matches(pattern, name)) << pattern << " " << name;
   }
   EXPECT_EQ(fused_name("a.0.q_proj"), fused_name("a.0.v_proj"));
