@@ -1,7 +1,8 @@
 """Heddle: attention for Transformers, exact, forward and backward, over dense, packed and cached keys.
 
 The package is a thin layer on the C++ library of the same name. It takes numpy arrays, any array that supports DLPack,
-and torch tensors (with autograd and ``torch.compile``); torch is not imported before a torch tensor is seen.
+and torch tensors (with autograd and ``torch.compile``); torch is not imported before a torch tensor is seen, or one of
+``heddle.flash_attn``, ``heddle.flash_attn_3`` and ``heddle.nn`` is asked for.
 
 >>> import numpy as np, heddle
 >>> q = np.random.rand(2, 128, 8, 64).astype(np.float32)   # [B, S, H, D]
@@ -11,7 +12,7 @@ and torch tensors (with autograd and ``torch.compile``); torch is not imported b
 
 from __future__ import annotations
 
-from . import flash_attn, lowbit
+from . import lowbit
 from ._heddle import cpu_target, cpu_targets, num_threads, set_cpu_target, set_num_threads
 from ._heddle import version as _version
 from ._options import Causal
@@ -24,10 +25,10 @@ __version__: str = _version()
 
 
 def __getattr__(name):
-    if name == "nn":  # it imports torch
+    if name in ("flash_attn", "flash_attn_3", "nn"):  # which import torch
         import importlib
 
-        return importlib.import_module(".nn", __name__)
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module 'heddle' has no attribute {name!r}")
 
 
@@ -47,7 +48,6 @@ __all__ = [
     "cpu_target",
     "cpu_targets",
     "explain",
-    "flash_attn",
     "lowbit",
     "num_threads",
     "sdpa",

@@ -50,7 +50,8 @@ def check_tensors(operation, names, tensors):
         if type(x) in PLAIN_TYPES and (x.is_cpu or (_cuda_built and x.is_cuda)) and x.layout is _strided and not x.is_nested:
             continue
         if not isinstance(x, torch.Tensor):
-            raise TypeError(f"[{operation}] {name} is a {type(x).__name__}: it must be a torch tensor, as q is")
+            kind = type(x).__name__
+            raise TypeError(f"[{operation}] {name} is a {kind}: it must be a torch tensor, as the others are")
         if is_causal_bias(x):
             raise TypeError(
                 f"[{operation}] {name} is a CausalBias, whose memory holds no values: say causal='top_left' for "
@@ -66,6 +67,14 @@ def check_tensors(operation, names, tensors):
         if x.device.type not in _DEVICES:
             where = "Heddle runs on the CPU and on NVIDIA GPUs" if _cuda_built else "this build of Heddle runs on the CPU"
             raise ValueError(f"[{operation}] {name} is on {x.device}: {where}")
+
+
+def check_operands(operation, names, tensors):
+    """As check_tensors(), and refuses None."""
+    for name, x in zip(names, tensors):
+        if x is None:
+            raise TypeError(f"[{operation}] {name} is None: it must be a torch tensor")
+    check_tensors(operation, names, tensors)
 
 
 def one_device(operation, names, tensors):
@@ -97,6 +106,8 @@ def blame_subclass(operation, names, tensors, error):
 
 def refuse_tangents(operation, names, tensors):
     """Of all calls under forward-mode differentiation, which no_grad() does not turn off: tangents would be dropped."""
+    if _forward_ad._current_level < 0:
+        return
     for name, x in zip(names, tensors):
         if isinstance(x, torch.Tensor) and _forward_ad.unpack_dual(x).tangent is not None:
             raise NotImplementedError(
@@ -113,5 +124,4 @@ def refuse_gradients(operation, names, tensors):
                     f"[{operation}] {name} requires a gradient: this call has no backward; make it under torch.no_grad(), or "
                     f"detach {name}"
                 )
-    if _forward_ad._current_level >= 0:
-        refuse_tangents(operation, names, tensors)
+    refuse_tangents(operation, names, tensors)

@@ -8,7 +8,7 @@ import torch
 
 from . import _heddle
 from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, SINK, check_rank
-from ._torch_checks import PLAIN_TYPES
+from ._torch_checks import PLAIN_TYPES, refuse_tangents
 from ._torch_ops import backward_operator, empty_lse, empty_out, native, out_dtype, seed_tensor
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -140,6 +140,7 @@ def attention(q, k, v, items, return_lse, heads_first):
 
 def _by_operator(d_o, d_lse, q, k, v, out, lse, needs, items, heads_first):
     """The gradients where more than autograd watches the backward: create_graph, batched gradients, modes."""
+    refuse_tangents("attention_backward", ("d_o", "d_lse", "q", "k", "v", "o", "lse"), (d_o, d_lse, q, k, v, out, lse))
     if heads_first:
         d_o, q, k, v, out = (x.transpose(-3, -2) for x in (d_o, q, k, v, out))
     if items[DROPOUT_SEED] is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from . import _heddle
-from ._torch_checks import refuse_tangents
+from ._torch_checks import check_tensors, one_device, refuse_tangents
 from ._torch_direct import plain, watched
 from ._torch_ops import asking, native
+from ._torch_transforms import for_transforms, no_second_derivative, save_nothing, transformed
 
 _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
 _OPTIONS = (
@@ -88,6 +89,9 @@ def _gradients(ctx, dy, backward):
     needs = ctx.needs_input_grad
     wanted = [needs[0], needs[1], needs[3], needs[4]]
     x, bias, norm_weight, norm_bias, weights, kept = ctx.saved_tensors
+    refuse_tangents(
+        "linear_backward", ("dy", "x", "bias", "norm_weight", "norm_bias"), (dy, x, bias, norm_weight, norm_bias)
+    )
     found = [None] * 4
     if any(wanted):
         found = backward(dy, x, bias, norm_weight, norm_bias, weights, kept, wanted, *ctx.options)
@@ -96,11 +100,12 @@ def _gradients(ctx, dy, backward):
 
 
 def _operator_backward(ctx, dy):
-    return _gradients(ctx, dy, torch.ops.heddle.linear_backward)
+    return _gradients(ctx, dy, _BackwardForTransforms.apply if transformed() else torch.ops.heddle.linear_backward)
 
 
-def _no_second_derivative(ctx, *gradients):
-    raise RuntimeError("heddle::linear_backward has no derivative: second derivatives are not supported")
+_no_second_derivative = no_second_derivative("linear_backward")
+_ForwardForTransforms = for_transforms("linear_forward", _save, _operator_backward)
+_BackwardForTransforms = for_transforms("linear_backward", save_nothing, _no_second_derivative)
 
 
 class _Linear(torch.autograd.Function):
@@ -129,6 +134,9 @@ torch.library.register_autograd("heddle::linear_forward", _operator_backward, se
 torch.library.register_autograd("heddle::linear_backward", _no_second_derivative, lib=_LIBRARY)
 
 
+_OPERANDS = ("x", "bias", "residual", "norm_weight", "norm_bias")
+
+
 def _torch_norm(x, weight, bias, options):
     """The norm by torch, whose gradients on a GPU the native backward has not; the options without it."""
     columns, norm, eps = options[2], options[6], options[7]
@@ -145,19 +153,22 @@ def linear(x, bias, residual, norm_weight, norm_bias, weights, kept, options):
         if any(t is not None and t.requires_grad for t in (x, norm_weight, norm_bias, bias)):
             x, options = _torch_norm(x, norm_weight, norm_bias, options)
             norm_weight = norm_bias = None
-    direct, needs = not watched() and plain(x), x.requires_grad
-    for other in (bias, residual, norm_weight, norm_bias):
+    tensors = (x, bias, residual, norm_weight, norm_bias)
+    direct, needs = not watched() and plain(x) and (x.is_cpu or x.is_cuda), x.requires_grad
+    for other in tensors[1:]:
         if other is not None:
-            direct, needs = direct and plain(other), needs or other.requires_grad
+            direct, needs = direct and plain(other), needs or getattr(other, "requires_grad", False)
     if not direct:
-        if torch.autograd.forward_ad._current_level >= 0:
-            names = ("x", "bias", "residual", "norm_weight", "norm_bias")
-            refuse_tangents("linear_forward", names, (x, bias, residual, norm_weight, norm_bias))
-        return torch.ops.heddle.linear_forward(x, bias, residual, norm_weight, norm_bias, weights, kept, *options)
-    if needs and torch.is_grad_enabled():
-        return _Linear.apply(x, bias, residual, norm_weight, norm_bias, weights, kept, *options)
-    if needs:
-        x, bias, residual, norm_weight, norm_bias = (
-            t if t is None else t.detach() for t in (x, bias, residual, norm_weight, norm_bias)
-        )
-    return _run(x, bias, residual, norm_weight, norm_bias, weights, kept, options)
+        check_tensors("linear_forward", _OPERANDS, tensors)
+        refuse_tangents("linear_forward", _OPERANDS, tensors)
+        operator = _ForwardForTransforms.apply if transformed() else torch.ops.heddle.linear_forward
+        return operator(*tensors, weights, kept, *options)
+    try:
+        if needs and torch.is_grad_enabled():
+            return _Linear.apply(*tensors, weights, kept, *options)
+        if needs:
+            tensors = tuple(t if t is None else t.detach() for t in tensors)
+        return _run(*tensors, weights, kept, options)
+    except ValueError:
+        one_device("linear_forward", (*_OPERANDS, "weights"), (*tensors, weights))  # the native module names one alone
+        raise

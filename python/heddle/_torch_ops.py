@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import torch
 
 from . import _heddle
@@ -18,7 +20,8 @@ from ._options import (
     check_rank,
     lse_shape,
 )
-from ._torch_checks import one_device, refuse_gradients
+from ._torch_checks import one_device, refuse_gradients, refuse_tangents
+from ._torch_transforms import for_transforms, no_second_derivative, save_nothing, transformed
 
 _LIBRARY = torch.library.Library("heddle", "DEF")
 
@@ -136,7 +139,13 @@ def seed_tensor(seed):
         return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)
     if isinstance(seed, torch.Tensor):
         return seed
-    seed &= 0xFFFFFFFFFFFFFFFF
+    try:
+        seed = operator.index(seed) & 0xFFFFFFFFFFFFFFFF
+    except TypeError:
+        shown = repr(seed) if isinstance(seed, (str, float)) else f"a {type(seed).__name__}"
+        raise TypeError(
+            f"[attention] dropout_seed is {shown}: it must be an int or an int64 tensor of one element"
+        ) from None
     return torch.tensor(seed - (1 << 64) if seed >> 63 else seed, dtype=torch.int64)
 
 
@@ -162,11 +171,6 @@ def _backward_gradients(d_o, d_lse, q, k, v, o, lse, wanted, *options):
     return gradients
 
 
-def transformed() -> bool:
-    """Whether one of torch.func's transforms runs this call."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
-
-
 def _save_for_backward(ctx, inputs, output):
     q, k, v, *options = inputs
     out, lse = output
@@ -182,6 +186,7 @@ def _save_for_backward(ctx, inputs, output):
 
 def _backward(ctx, d_o, d_lse):
     q, k, v, out, lse, *arrays, seed = ctx.saved_tensors
+    refuse_tangents("attention_backward", ("d_o", "d_lse", "q", "k", "v", "o", "lse"), (d_o, d_lse, q, k, v, out, lse))
     before, after = ctx.numbers
     needs = ctx.needs_input_grad
     wanted = [needs[0], needs[1], needs[2], needs[3 + BIAS], needs[3 + SINK]]
@@ -194,38 +199,13 @@ def _backward(ctx, d_o, d_lse):
     return tuple(result)
 
 
+_no_second_derivative = no_second_derivative("attention_backward")
+AttentionForTransforms = for_transforms("attention_forward", _save_for_backward, _backward)
+_AttentionBackwardForTransforms = for_transforms("attention_backward", save_nothing, _no_second_derivative)
+
+
 def backward_operator():
     return _AttentionBackwardForTransforms.apply if transformed() else torch.ops.heddle.attention_backward
-
-
-def _no_second_derivative(ctx, *gradients):
-    raise RuntimeError("heddle::attention_backward has no derivative: second derivatives are not supported")
-
-
-# torch.func's transforms do not see through register_autograd: under them the operators are called inside these.
-class AttentionForTransforms(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments):
-        return torch.ops.heddle.attention_forward(*arguments)
-
-    setup_context = staticmethod(_save_for_backward)
-    backward = staticmethod(_backward)
-
-
-class _AttentionBackwardForTransforms(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(*arguments):
-        return torch.ops.heddle.attention_backward(*arguments)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    backward = staticmethod(_no_second_derivative)
 
 
 def _rotary_fake(x, cos, sin, interleaved, offsets):
@@ -247,8 +227,16 @@ def _rotary_save(ctx, inputs, output):
 
 def _rotary_backward(ctx, d_out):
     cos, sin, offsets = ctx.saved_tensors
+    refuse_tangents("apply_rotary", ("d_out",), (d_out,))
     # The inverse of a rotation is the rotation by the opposite angle.
-    return torch.ops.heddle.apply_rotary(d_out, cos, -sin, ctx.interleaved, offsets), None, None, None, None
+    return rotary_operator()(d_out, cos, -sin, ctx.interleaved, offsets), None, None, None, None
+
+
+_RotaryForTransforms = for_transforms("apply_rotary", _rotary_save, _rotary_backward)
+
+
+def rotary_operator():
+    return _RotaryForTransforms.apply if transformed() else torch.ops.heddle.apply_rotary
 
 
 def _append(

@@ -8,7 +8,6 @@ from typing import Any
 from . import _arrays
 from ._options import (
     CAUSAL_CODES,
-    PRECISION_CODES,
     Causal,
     causal_code,
     flag,
@@ -38,6 +37,19 @@ def _torch_path() -> Any:
     return _loaded
 
 
+_loaded_sdpa = None
+
+
+def _sdpa() -> Any:
+    """The function for torch tensors, imported as _torch_path()."""
+    global _loaded_sdpa
+    if _loaded_sdpa is None:
+        from . import _torch_sdpa
+
+        _loaded_sdpa = _torch_sdpa.sdpa
+    return _loaded_sdpa
+
+
 def attention(
     q: Any,
     k: Any,
@@ -45,7 +57,7 @@ def attention(
     *,
     scale: float | None = None,
     causal: str | Causal = "none",
-    window: tuple[int, int] = (-1, -1),
+    window: tuple[int | None, int | None] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
     bias: Any = None,
@@ -90,7 +102,7 @@ def attention(
       scale: of the scores; 1 / sqrt(D) if None.
       causal: "none", "top_left" (row i attends keys j <= i) or "bottom_right" (j <= i + Sk - Sq), or a ``Causal``.
       window: (left, right): row i attends keys from i + off - left to i + off + right, where off is 0 for top_left and
-        Sk - Sq otherwise; -1 leaves a side open.
+        Sk - Sq otherwise; -1 or None leaves a side open.
       softcap: scores become softcap * tanh(scores / softcap); 0 for none.
       alibi_slopes: float32 [H] or [B, H]; adds -slope * |i + off - j|. No gradient.
       bias: added to the scores; float32 or q's dtype, broadcastable to [B, H, Sq, Sk]; -inf removes a pair.
@@ -126,8 +138,8 @@ def attention(
     Raises:
       ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written.
       TypeError: a bool as ``causal``, what is no bool as return_lse, batch_invariant or deterministic (numpy's bool and
-        the ints 0 and 1 are), an object that is no array, or a tensor whose memory is not its values: torch's
-        ``CausalBias``, nested and sparse ones.
+        the ints 0 and 1 are), what is no number, an object that is no array, or a tensor whose memory is not its
+        values: torch's ``CausalBias``, nested and sparse ones.
       NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
       RuntimeError: something outside the arguments failed.
 
@@ -161,8 +173,8 @@ def attention(
         v_scale,
         scale,
         CAUSAL_CODES[causal] if type(causal) is str and causal in CAUSAL_CODES else causal_code(causal),
-        left,
-        right,
+        -1 if left is None else left,
+        -1 if right is None else right,
         softcap,
         dropout_p,
         dropout_seed,
@@ -170,7 +182,7 @@ def attention(
         max_seqlen_k or 0,
         batch_invariant,
         deterministic,
-        PRECISION_CODES[precision] if precision in PRECISION_CODES else precision_code(precision),
+        0 if precision == "f32" else precision_code(precision),
         method or "",
         force or "",
     )
@@ -192,16 +204,18 @@ def sdpa(
     """``torch.nn.functional.scaled_dot_product_attention`` on Heddle's kernels: same signature, shapes and rules.
 
     Args:
-      query: torch tensor [..., H, L, E]; with 3 dimensions [H, L, E].
-      key: [..., Hkv, S, E]; its leading dimensions broadcast against query's.
-      value: [..., Hkv, S, Ev].
-      attn_mask: broadcastable to [..., H, L, S]: bool (True = attend), or float32 or query's dtype, added to the
-        scores, with its gradient. Or a ``CausalBias`` of ``torch.nn.attention.bias`` for lengths L and S:
-        causal_upper_left is is_causal, causal_lower_right lets row i attend keys j <= i + S - L.
-      dropout_p: probability of dropping; the seed comes from torch's default generator.
+      query: torch tensor [..., H, L, E], or [L, E].
+      key: [..., Hkv, S, E], value: [..., Hkv, S, Ev]; heads and what is in front of them broadcast between the three.
+        Extents of 0 are served; head sizes are at most 256.
+      attn_mask: broadcastable to the attention weights, [..., H, L, S]: bool (True = attend), or float32 or query's
+        dtype, added to the scores, with its gradient. Or a ``CausalBias`` of ``torch.nn.attention.bias`` for lengths L
+        and S: causal_upper_left is is_causal, causal_lower_right lets row i attend keys j <= i + S - L.
+      dropout_p: probability of dropping, in [0, 1); the seed comes from torch's default generator. At 1, where torch
+        gives zeros on some devices and an error on others, an error.
       is_causal: row i attends keys j <= i (top-left, as torch), also if L != S. Not together with attn_mask.
       scale: of the scores; 1 / sqrt(E) if None.
-      enable_gqa: allow H to be a multiple of Hkv. Like is_causal a bool; numpy's and the ints 0 and 1 are taken too.
+      enable_gqa: H may be a multiple of the heads of key and of those of value, instead of broadcasting with them. Like
+        is_causal a bool; numpy's and the ints 0 and 1 are taken too.
 
     Gradients are bitwise repeatable under ``torch.use_deterministic_algorithms``; ``torch.autocast`` casts as for
     ``heddle.attention``.
@@ -212,6 +226,7 @@ def sdpa(
 
     Raises:
       ValueError: a bad argument. TypeError: not torch tensors, or of a kind whose memory is not its values.
+      NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
     """
     if not _is_torch(query):
         raise TypeError(f"[sdpa] query is a {type(query).__name__}: it must be a torch tensor; see heddle.attention")
@@ -219,7 +234,7 @@ def sdpa(
         is_causal = flag("sdpa", "is_causal", is_causal)
     if enable_gqa is not False and enable_gqa is not True:
         enable_gqa = flag("sdpa", "enable_gqa", enable_gqa)
-    return _torch_path().sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return _sdpa()(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
 def apply_rotary(x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offsets: Any = None) -> Any:

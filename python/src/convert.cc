@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "core/check.h"
 #include "cuda/backend.h"
 #include "dlpack_exchange.h"
 #include "heddle/error.h"
@@ -50,15 +51,9 @@ bool dtype_of(nb::dlpack::dtype dtype, DType* out) {
   return false;
 }
 
-std::int64_t integer(PyObject* object) {
+std::int64_t int64_of(PyObject* object) {
   const long long value = PyLong_AsLongLong(object);
   if (value == -1 && PyErr_Occurred()) throw nb::python_error();
-  return value;
-}
-
-double number(nb::handle object) {
-  const double value = PyFloat_AsDouble(object.ptr());
-  if (value == -1.0 && PyErr_Occurred()) throw nb::python_error();
   return value;
 }
 
@@ -66,12 +61,6 @@ bool truth(nb::handle object) {
   const int value = PyObject_IsTrue(object.ptr());
   if (value < 0) throw nb::python_error();
   return value != 0;
-}
-
-const char* string(nb::handle object) {
-  const char* text = PyUnicode_AsUTF8(object.ptr());
-  if (text == nullptr) throw nb::python_error();
-  return text;
 }
 
 // What reading a torch tensor needs; empty until torch is in use. Never destroyed: it may outlive the interpreter.
@@ -135,6 +124,38 @@ void Arguments::refuse(const char* name, const std::string& what) const {
   throw Error("[" + std::string(operation_) + "] " + name + " " + what);
 }
 
+// After a conversion has failed with Python's own words, which do not say of what.
+void Arguments::refuse_kind(nb::handle object, const char* name, const char* kind) const {
+  if (PyErr_ExceptionMatches(PyExc_TypeError) == 0 && PyErr_ExceptionMatches(PyExc_ValueError) == 0 &&
+      PyErr_ExceptionMatches(PyExc_OverflowError) == 0) {
+    throw nb::python_error();
+  }
+  PyErr_Clear();
+  const bool shown =
+      object.is_none() || PyUnicode_Check(object.ptr()) || PyLong_Check(object.ptr()) || PyFloat_Check(object.ptr());
+  const nb::str value = shown ? nb::repr(object) : nb::inst_name(object);
+  throw nb::type_error(
+      text("[", operation_, "] ", name, shown ? " is " : " is a ", value.c_str(), ": it must be ", kind).c_str());
+}
+
+double Arguments::number(nb::handle object, const char* name) const {
+  const double value = PyFloat_AsDouble(object.ptr());
+  if (value == -1.0 && PyErr_Occurred()) refuse_kind(object, name, "a number");
+  return value;
+}
+
+std::int64_t Arguments::integer(nb::handle object, const char* name) const {
+  const long long value = PyLong_AsLongLong(object.ptr());
+  if (value == -1 && PyErr_Occurred()) refuse_kind(object, name, "an integer of 64 bits");
+  return value;
+}
+
+const char* Arguments::string(nb::handle object, const char* name) const {
+  const char* found = PyUnicode_AsUTF8(object.ptr());
+  if (found == nullptr) refuse_kind(object, name, "a string");
+  return found;
+}
+
 TensorView Arguments::view(nb::handle object, const char* name, bool writable) {
   if (object.is_none()) return {};
   if (const std::string_view words = instead_of(Py_TYPE(object.ptr())); !words.empty())
@@ -154,11 +175,11 @@ TensorView Arguments::view_of(nb::handle data, nb::handle dtype, nb::handle shap
   TensorView view;
   view.data = PyLong_AsVoidPtr(data.ptr());
   if (view.data == nullptr && PyErr_Occurred()) throw nb::python_error();
-  view.dtype = static_cast<DType>(integer(dtype.ptr()));
+  view.dtype = static_cast<DType>(int64_of(dtype.ptr()));
   view.rank = static_cast<int>(rank);
   for (Py_ssize_t i = 0; i < rank; ++i) {
-    view.shape[i] = integer(NB_TUPLE_GET_ITEM(shape.ptr(), i));
-    view.stride[i] = integer(NB_TUPLE_GET_ITEM(stride.ptr(), i));
+    view.shape[i] = int64_of(NB_TUPLE_GET_ITEM(shape.ptr(), i));
+    view.stride[i] = int64_of(NB_TUPLE_GET_ITEM(stride.ptr(), i));
   }
   return view;
 }
@@ -174,7 +195,7 @@ Device Arguments::device_of_torch(nb::handle tensor, const char* name) {
   const auto where = [&] { return "is on " + std::string(nb::str(nb::getattr(tensor, "device")).c_str()); };
   if (!cuda::built() || nb::getattr(tensor, torch.is_cuda).ptr() != Py_True) refuse(name, where() + ": " + runs_on());
   if (devices_ == Devices::cpu) refuse(name, where() + ": this operation runs on the CPU");
-  use_gpu(integer(call(tensor, torch.get_device).ptr()), name);
+  use_gpu(int64_of(call(tensor, torch.get_device).ptr()), name);
   return Device::cuda;
 }
 
@@ -274,23 +295,26 @@ AttentionOptions Arguments::options(const nb::tuple& items, const char* seqused_
   out.q_scale = read(item(12), "q_scale");
   out.k_scale = read(item(13), "k_scale");
   out.v_scale = read(item(14), "v_scale");
-  if (!item(15).is_none()) out.scale = static_cast<float>(number(item(15)));
-  out.causal = static_cast<Causal>(integer(item(16).ptr()));
-  out.window_left = integer(item(17).ptr());
-  out.window_right = integer(item(18).ptr());
-  out.softcap = static_cast<float>(number(item(19)));
-  out.dropout.p = static_cast<float>(number(item(20)));
+  if (!item(15).is_none()) out.scale = static_cast<float>(number(item(15), "scale"));
+  out.causal = static_cast<Causal>(integer(item(16), "causal"));
+  out.window_left = integer(item(17), "window's left side");
+  out.window_right = integer(item(18), "window's right side");
+  out.softcap = static_cast<float>(number(item(19), "softcap"));
+  out.dropout.p = static_cast<float>(number(item(20), "dropout_p"));
+  // The library would say dropout.p, as its own options have it.
+  if (!(out.dropout.p >= 0 && out.dropout.p < 1))
+    refuse("dropout_p", text("is ", out.dropout.p, ": it must be in [0, 1)"));
   if (!item(21).is_none()) {
     out.dropout.seed = PyLong_AsUnsignedLongLongMask(item(21).ptr());
-    if (PyErr_Occurred()) throw nb::python_error();
+    if (PyErr_Occurred()) refuse_kind(item(21), "dropout_seed", "an integer");
   }
-  out.max_seqlen_q = integer(item(22).ptr());
-  out.max_seqlen_k = integer(item(23).ptr());
+  out.max_seqlen_q = integer(item(22), "max_seqlen_q");
+  out.max_seqlen_k = integer(item(23), "max_seqlen_k");
   out.batch_invariant = truth(item(24));
   out.deterministic = truth(item(25));
-  out.precision = static_cast<Precision>(integer(item(26).ptr()));
-  out.method = string(item(27));
-  out.force = string(item(28));
+  out.precision = static_cast<Precision>(integer(item(26), "precision"));
+  out.method = string(item(27), "method");
+  out.force = string(item(28), "force");
   return out;
 }
 

@@ -52,7 +52,11 @@ class Arguments {
   Device device_of_torch(nb::handle tensor, const char* name);
   TensorView view_of(nb::handle data, nb::handle dtype, nb::handle shape, nb::handle stride, const char* name) const;
   TensorView view_of_array(nb::handle object, const char* name, bool writable);
+  double number(nb::handle object, const char* name) const;
+  std::int64_t integer(nb::handle object, const char* name) const;
+  const char* string(nb::handle object, const char* name) const;
   [[noreturn]] void refuse(const char* name, const std::string& what) const;
+  [[noreturn]] void refuse_kind(nb::handle object, const char* name, const char* kind) const;
 
   const char* operation_;
   Devices devices_;

@@ -20,13 +20,31 @@ def run(code):
 def test_works_where_torch_cannot_be_imported():
     out = run(
         "import sys; sys.modules['torch'] = None\n"
-        "import numpy as np, heddle, heddle.flash_attn\n"
+        "import numpy as np, heddle\n"
         "q = np.ones((1, 4, 2, 8), np.float32)\n"
         "print(heddle.attention(q, q, q, causal='top_left').sum(), heddle.explain(q, q, q).chosen.name)\n"
         "try: heddle.sdpa(q, q, q)\n"
         "except TypeError as error: print(error)\n"
     )
     assert out.startswith("64.0 ") and "it must be a torch tensor" in out
+
+
+def test_parts_that_need_torch_say_how_to_install_it():
+    for part in ("nn", "flash_attn", "flash_attn_3"):
+        for statement in (f"import heddle.{part}", f"import heddle; heddle.{part}", f"from heddle import {part}"):
+            out = run(
+                "import sys; sys.modules['torch'] = None\n"
+                f"try: exec({statement!r})\n"
+                "except ImportError as error: print(error)\n"
+            )
+            assert "this part of heddle needs torch, which cannot be imported" in out and "pip install 'heddle[torch]'" in out
+    out = run(
+        "import sys; sys.modules['torch'] = None\n"
+        "from heddle import lowbit\n"
+        "try: lowbit.load('x', 'y', framework='torch')\n"
+        "except ImportError as error: print(error)\n"
+    )
+    assert "pip install 'heddle[torch]'" in out
 
 
 def test_importing_does_not_import_torch():
