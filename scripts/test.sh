@@ -14,16 +14,18 @@ export CCACHE_NOHASHDIR=1 CCACHE_BASEDIR=$PWD
 rm -rf build
 mkdir -p build/logs
 
-# $1: name, rest: command. Prints the time it took, and its output if it fails.
+# $1: name, $2: what it does, rest: command. Says so before, and prints the time it took, or its output if it fails.
 step() {
-  local name=$1 begun=$SECONDS
-  shift
+  local name=$1 words=$2 begun=$SECONDS
+  shift 2
+  printf '%-14s %-92s ' "$name" "$words"
   if ! "$@" >"build/logs/$name.log" 2>&1; then
+    echo FAILED
     tail -n 100 "build/logs/$name.log"
     echo "FAILED: $name ($*); all of its output is in build/logs/$name.log" >&2
     exit 1
   fi
-  printf '%-12s %4d s\n' "$name" $((SECONDS - begun))
+  printf '%4d s\n' $((SECONDS - begun))
 }
 
 format() { git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror; }
@@ -81,17 +83,18 @@ fuzz() {
   done
 }
 
-step format format
-step links "$python" scripts/check_links.py
-step release release
-step hand_overs hand_overs
-step consumer scripts/test_consumer.sh
-step sanitize sanitize
-step fuzz fuzz
-step neon scripts/test_neon.sh
-step package package
-step tables "$python" scripts/support_table.py --check
-step encoder_table "$python" scripts/encoder_table.py --check
+step format "clang-format agrees with every source" format
+step links "links of the pages lead somewhere" "$python" scripts/check_links.py
+step release "library, GPU kernels, command, Python module, tests and benchmarks, optimised" release
+step hand_overs "machine code of Hopper's kernels: no memory is given back while it is read" hand_overs
+step consumer "users' projects: find_package, pkg-config, add_subdirectory" scripts/test_consumer.sh
+step sanitize "the C++ tests under the address and undefined-behaviour sanitizers" sanitize
+step fuzz "fuzzers of files, arguments and low-bit weights, a minute" fuzz
+step neon "NEON kernels over the case table, under an emulator" scripts/test_neon.sh
+step package "pip install of the package" package
+step tables "README's support table is what the library says" "$python" scripts/support_table.py --check
+step encoder_table "the encoder's table is what its results say" "$python" scripts/encoder_table.py --check
 
+echo "Now the C++ tests, then the Python tests; build/logs has what the steps above printed."
 ctest --preset release -j2 --progress
 HEDDLE_CLI=$PWD/build/release/cli/heddle "$python" -m pytest -q tests/python tests/cli

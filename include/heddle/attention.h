@@ -4,7 +4,8 @@
 //   batched   q [B, Sq, H, D]      k [B, Sk, Hkv, D]   v [B, Sk, Hkv, Dv]   o [B, Sq, H, Dv]   lse [B, H, Sq]
 //   packed    q [total_q, H, D]    with cu_seqlens_q;  o [total_q, H, Dv];  lse [H, total_q];  k, v likewise
 //   paged     k [pages, page_size, Hkv, D]   v [pages, page_size, Hkv, Dv]  with page_table
-// q, k, v, o share one dtype (f32, f16 or bf16); lse is f32. Strides are free, except that outputs must not overlap.
+// q, k, v, o share one dtype (f32, f16 or bf16); lse is f32. Strides are free, except that an output must not overlap
+// itself, another, or what is read.
 // k and v may also be f8e4m3 beside 16-bit q and o (a cache in 8 bits), or q, k and v all f8e4m3 with o f16 or bf16; a
 // stored x then stands for x * scale (q_scale, k_scale, v_scale), and every formula is about what it stands for.
 //

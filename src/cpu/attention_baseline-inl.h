@@ -183,9 +183,9 @@ class BaselineTile {
     for (std::int64_t i = 0; i < dvp_; i += kTileM) {
       const T* v = panels_ + i / kTileM * PanelStride<W>(padded);
       float* o = o_ + (group * dvp_ + i) * kGroup;
-      if (g.vectors == 1) TileProduct<W, 1, Sum::kAdd>(depth, v, 1, kTileM, weights, ld, o, kGroup, nullptr, nullptr);
-      if (g.vectors == 2) TileProduct<W, 2, Sum::kAdd>(depth, v, 1, kTileM, weights, ld, o, kGroup, nullptr, nullptr);
-      if (g.vectors == 3) TileProduct<W, 3, Sum::kAdd>(depth, v, 1, kTileM, weights, ld, o, kGroup, nullptr, nullptr);
+      if (g.vectors == 1) TileProduct<W, 1, Sum::kJoin>(depth, v, 1, kTileM, weights, ld, o, kGroup, nullptr, nullptr);
+      if (g.vectors == 2) TileProduct<W, 2, Sum::kJoin>(depth, v, 1, kTileM, weights, ld, o, kGroup, nullptr, nullptr);
+      if (g.vectors == 3) TileProduct<W, 3, Sum::kJoin>(depth, v, 1, kTileM, weights, ld, o, kGroup, nullptr, nullptr);
     }
   }
 

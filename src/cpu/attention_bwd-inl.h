@@ -191,13 +191,13 @@ class BackwardTile {
         const T* at = a + j * a_row;
         switch (std::min(share, vectors - n)) {
           case 1:
-            TileProduct<W, 1, Sum::kAdd>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
+            TileProduct<W, 1, Sum::kJoin>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
             break;
           case 2:
-            TileProduct<W, 2, Sum::kAdd>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
+            TileProduct<W, 2, Sum::kJoin>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
             break;
           default:
-            TileProduct<W, 3, Sum::kAdd>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
+            TileProduct<W, 3, Sum::kJoin>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
         }
       }
     }
@@ -220,9 +220,9 @@ class BackwardTile {
     }
     if (k_non_finite_) DropUnattended<W>(head, g, block, packed_, w_.dp, k_panels_);
     for (std::int64_t i = 0; i < w_.dp; i += kTileM) {
-      TileProduct<W, kTileN, Sum::kAdd>(to - from, k_panels_ + i / kTileM * PanelStride<W>(packed_) + from * kTileM, 1,
-                                        kTileM, lanes + from * ld, ld, dq_ + (group * w_.dp + i) * kGroup, kGroup,
-                                        nullptr, nullptr);
+      TileProduct<W, kTileN, Sum::kJoin>(to - from, k_panels_ + i / kTileM * PanelStride<W>(packed_) + from * kTileM, 1,
+                                         kTileM, lanes + from * ld, ld, dq_ + (group * w_.dp + i) * kGroup, kGroup,
+                                         nullptr, nullptr);
       prefetcher.some();
     }
     if (k_non_finite_) {

@@ -196,8 +196,8 @@ class ForwardTile {
     }
     const std::int64_t panel = PanelStride<W>(packed_);
     for (std::int64_t i = 0; i < dvp_; i += kTileM) {
-      TileProduct<W, N, Sum::kScaleAdd>(to - from, v_ + i / kTileM * panel + from * kTileM, 1, kTileM,
-                                        weights + from * kGroup, kGroup, r.o + i * kGroup, kGroup, alpha, nullptr);
+      TileProduct<W, N, Sum::kScaleJoin>(to - from, v_ + i / kTileM * panel + from * kTileM, 1, kTileM,
+                                         weights + from * kGroup, kGroup, r.o + i * kGroup, kGroup, alpha, nullptr);
       prefetcher.some();
     }
     if (v_non_finite_) pack_values(head, block);

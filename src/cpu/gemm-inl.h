@@ -5,13 +5,15 @@
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
-// What becomes of the register tile. What is added to a sum that grows from call to call is summed from zero first: a
-// value then meets `depth` roundings and one for each call, not one for every value before it.
+// What becomes of the register tile. A sum that goes on has the same bits wherever it is cut. One that is summed from
+// zero and joined is nearer the truth: a value meets the roundings of its own call and one for each other call, not one
+// for every value before it.
 enum class Sum {
-  kStore,     // C = A B
-  kStoreMax,  // C = A B, and running column maxima
-  kAdd,       // C = C + A B
-  kScaleAdd,  // C = C * scale[n] + A B
+  kStore,      // C = A B
+  kStoreMax,   // C = A B, and running column maxima
+  kGoOn,       // C = ((C + a b) + a b) + ...
+  kJoin,       // C = C + A B
+  kScaleJoin,  // C = C * scale[n] + A B
 };
 
 // One kTileM x (N vectors) tile. Not inlined: a caller's live vectors would push the operands out of the registers
@@ -26,7 +28,9 @@ HWY_NOINLINE void TileProduct(std::int64_t depth, const typename W::T* HWY_RESTR
   HWY_UNROLL(kTileM)
   for (int m = 0; m < kTileM; ++m) {
     HWY_UNROLL(kTileN)
-    for (int n = 0; n < N; ++n) sum[m][n] = hn::Zero(d);
+    for (int n = 0; n < N; ++n) {
+      sum[m][n] = kSum == Sum::kGoOn ? hn::LoadU(d, c + m * c_row + n * kLanes) : hn::Zero(d);
+    }
   }
   for (std::int64_t k = 0; k < depth; ++k) {
     decltype(W::Load(b)) row[N];
@@ -46,8 +50,8 @@ HWY_NOINLINE void TileProduct(std::int64_t depth, const typename W::T* HWY_RESTR
     HWY_UNROLL(kTileN)
     for (int n = 0; n < N; ++n) {
       float* to = c + m * c_row + n * kLanes;
-      if constexpr (kSum == Sum::kAdd) sum[m][n] = hn::Add(hn::LoadU(d, to), sum[m][n]);
-      if constexpr (kSum == Sum::kScaleAdd) sum[m][n] = hn::MulAdd(hn::LoadU(d, to), scale[n], sum[m][n]);
+      if constexpr (kSum == Sum::kJoin) sum[m][n] = hn::Add(hn::LoadU(d, to), sum[m][n]);
+      if constexpr (kSum == Sum::kScaleJoin) sum[m][n] = hn::MulAdd(hn::LoadU(d, to), scale[n], sum[m][n]);
       hn::StoreU(sum[m][n], d, to);
       if constexpr (kSum == Sum::kStoreMax) max[n] = hn::Max(max[n], sum[m][n]);
     }

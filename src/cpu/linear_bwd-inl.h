@@ -245,7 +245,7 @@ void GradientColumns(const Codes& codes, const Scales& scales, const lowbit::Pan
     if (first == 0) {
       MultiplyColumns<W, Sum::kStore>(block, depth, from, g.lanes, columns);
     } else {
-      MultiplyColumns<W, Sum::kAdd>(block, depth, from, g.lanes, columns);
+      MultiplyColumns<W, Sum::kGoOn>(block, depth, from, g.lanes, columns);
     }
   }
 }

@@ -136,7 +136,7 @@ void MultiplyTile(const Codes& codes, const Scales& scales, const lowbit::Panels
     if (k == 0) {
       MultiplyBlock<W, Sum::kStore>(from, columns / W::kPair, rows, depth / W::kPair, block, sums);
     } else {
-      MultiplyBlock<W, Sum::kAdd>(from, columns / W::kPair, rows, depth / W::kPair, block, sums);
+      MultiplyBlock<W, Sum::kGoOn>(from, columns / W::kPair, rows, depth / W::kPair, block, sums);
     }
   }
 }

@@ -9,8 +9,25 @@
 namespace heddle {
 namespace {
 
-// Outputs that are written in the same call must be apart.
-void apart(const Check& check, std::initializer_list<std::pair<const char*, const TensorView*>> outputs) {
+using Named = std::pair<const char*, const TensorView*>;
+
+// Outputs that are written in the same call must be apart, and from what is read: other rows are written while a row is
+// read.
+void apart(const Check& check, std::initializer_list<Named> outputs, std::initializer_list<Named> inputs,
+           const AttentionOptions& options) {
+  const auto from = [&](const Named& output, const char* name, const TensorView& input) {
+    check.require(!input.given() || !may_share_memory(*output.second, input), output.first, " shares memory with ",
+                  name, ", which is read while it is written; found ", output.first, " ", *output.second, ", ", name,
+                  " ", input);
+  };
+  for (const Named& output : outputs) {
+    if (!output.second->given()) continue;
+    for (const auto& [name, input] : inputs) from(output, name, *input);
+    from(output, "bias", options.bias);
+    from(output, "mask", options.mask);
+    from(output, "alibi_slopes", options.alibi_slopes);
+    from(output, "sink", options.sink);
+  }
   for (auto a = outputs.begin(); a != outputs.end(); ++a) {
     for (auto b = a + 1; b != outputs.end(); ++b) {
       const bool both = a->second->given() && b->second->given();
@@ -37,7 +54,7 @@ AttentionProblem checked_forward_problem(const Check& check, const TensorView& q
     p.lse = builder.per_row(p, lse, "lse");
     check.not_overlapping(lse, "lse");
   }
-  apart(check, {{"o", &o}, {"lse", &lse}});
+  apart(check, {{"o", &o}, {"lse", &lse}}, {{"q", &q}, {names.k, &k}, {names.v, &v}}, options);
   return p;
 }
 
@@ -95,11 +112,13 @@ AttentionBackwardProblem checked_backward_problem(const Check& check, const Tens
     p.dsink.data = static_cast<std::byte*>(gradients.dsink.data);
     p.dsink.stride_h = gradients.dsink.stride[0];
   }
-  apart(check, {{"dq", &gradients.dq},
-                {"dk", &gradients.dk},
-                {"dv", &gradients.dv},
-                {"dbias", &gradients.dbias},
-                {"dsink", &gradients.dsink}});
+  apart(check,
+        {{"dq", &gradients.dq},
+         {"dk", &gradients.dk},
+         {"dv", &gradients.dv},
+         {"dbias", &gradients.dbias},
+         {"dsink", &gradients.dsink}},
+        {{"q", &q}, {"k", &k}, {"v", &v}, {"o", &o}, {"lse", &lse}, {"d_o", &d_o}, {"d_lse", &d_lse}}, options);
   return p;
 }
 

@@ -12,6 +12,18 @@ INSTANTIATE_TEST_SUITE_P(
         BadArgument{"o_missing", [](Call& c) { c.o = {}; }, "o is missing"},
         BadArgument{"lse_in_o", [](Call& c) { c.lse.data = c.o.data; },
                     "o and lse share memory: outputs must be apart"},
+        BadArgument{"o_in_q",
+                    [](Call& c) {
+                      c.v = c.floats({2, 7, 2, 8}), c.o = c.q;
+                    },
+                    "o shares memory with q, which is read while it is written; found o [2, 5, 4, 8], q [2, 5, 4, 8]"},
+        BadArgument{"o_in_bias",
+                    [](Call& c) {
+                      c.options.bias = c.floats({2, 4, 5, 7}), c.options.bias.data = c.o.data;
+                    },
+                    "o shares memory with bias"},
+        BadArgument{"lse_in_sink", [](Call& c) { c.options.sink = c.floats({4}), c.options.sink.data = c.lse.data; },
+                    "lse shares memory with sink"},
         BadArgument{"q_null", [](Call& c) { c.q.data = nullptr; }, "q has no data: its pointer is null"},
         BadArgument{"q_rank",
                     [](Call& c) {
@@ -88,49 +100,51 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Gradients, BadArguments,
-    ::testing::Values(BadArgument{"d_o_missing", [](Call& c) { c.d_o = {}; }, "d_o is missing", true},
-                      BadArgument{"d_o_shape",
-                                  [](Call& c) {
-                                    c.d_o = c.floats({2, 5, 4, 8});
-                                  },
-                                  "d_o is [2, 5, 4, 8]", true},
-                      BadArgument{"d_lse_shape",
-                                  [](Call& c) {
-                                    c.d_lse = c.floats({2, 5, 4});
-                                  },
-                                  "d_lse is [2, 5, 4]: it must be [B, H, Sq] = [2, 4, 5]", true},
-                      BadArgument{"dq_shape", [](Call& c) { c.gradients.dq.shape[3] = 6; }, "dq is [2, 5, 4, 6]", true},
-                      BadArgument{"dk_shape", [](Call& c) { c.gradients.dk.shape[2] = 4; },
-                                  "dk is [2, 7, 4, 8]: it must have the shape of k, [2, 7, 2, 8]", true},
-                      BadArgument{"dv_dtype", [](Call& c) { c.gradients.dv.dtype = DType::bf16; }, "dv is bfloat16",
-                                  true},
-                      BadArgument{"dk_expanded", [](Call& c) { c.gradients.dk.stride[2] = 0; },
-                                  "dk is an output whose elements overlap", true},
-                      BadArgument{"dbias_alone",
-                                  [](Call& c) {
-                                    c.gradients.dbias = c.floats({1, 1, 5, 7});
-                                  },
-                                  "dbias is given but bias is not", true},
-                      BadArgument{"dbias_shape",
-                                  [](Call& c) {
-                                    c.options.bias = c.floats({1, 4, 5, 7}), c.gradients.dbias = c.floats({1, 1, 5, 7});
-                                  },
-                                  "dbias is [1, 1, 5, 7]: it must have the shape of bias, [1, 4, 5, 7]", true},
-                      BadArgument{"dsink_alone", [](Call& c) { c.gradients.dsink = c.floats({4}); },
-                                  "dsink is given but sink is not", true},
-                      BadArgument{"dv_in_dk", [](Call& c) { c.gradients.dv.data = c.gradients.dk.data; },
-                                  "dk and dv share memory: outputs must be apart", true},
-                      BadArgument{"paged", [](Call& c) { c.page(); }, "page_table has no backward", true},
-                      BadArgument{"cache_rows",
-                                  [](Call& c) {
-                                    c.options.cache_batch_idx = c.indices({0, 1});
-                                  },
-                                  "cache_batch_idx has no backward", true},
-                      BadArgument{"leftpad",
-                                  [](Call& c) {
-                                    c.options.cache_leftpad = c.indices({0, 1});
-                                  },
-                                  "cache_leftpad has no backward", true}),
+    ::testing::Values(
+        BadArgument{"d_o_missing", [](Call& c) { c.d_o = {}; }, "d_o is missing", true},
+        BadArgument{"d_o_shape",
+                    [](Call& c) {
+                      c.d_o = c.floats({2, 5, 4, 8});
+                    },
+                    "d_o is [2, 5, 4, 8]", true},
+        BadArgument{"d_lse_shape",
+                    [](Call& c) {
+                      c.d_lse = c.floats({2, 5, 4});
+                    },
+                    "d_lse is [2, 5, 4]: it must be [B, H, Sq] = [2, 4, 5]", true},
+        BadArgument{"dq_shape", [](Call& c) { c.gradients.dq.shape[3] = 6; }, "dq is [2, 5, 4, 6]", true},
+        BadArgument{"dk_shape", [](Call& c) { c.gradients.dk.shape[2] = 4; },
+                    "dk is [2, 7, 4, 8]: it must have the shape of k, [2, 7, 2, 8]", true},
+        BadArgument{"dv_dtype", [](Call& c) { c.gradients.dv.dtype = DType::bf16; }, "dv is bfloat16", true},
+        BadArgument{"dk_expanded", [](Call& c) { c.gradients.dk.stride[2] = 0; },
+                    "dk is an output whose elements overlap", true},
+        BadArgument{"dbias_alone",
+                    [](Call& c) {
+                      c.gradients.dbias = c.floats({1, 1, 5, 7});
+                    },
+                    "dbias is given but bias is not", true},
+        BadArgument{"dbias_shape",
+                    [](Call& c) {
+                      c.options.bias = c.floats({1, 4, 5, 7}), c.gradients.dbias = c.floats({1, 1, 5, 7});
+                    },
+                    "dbias is [1, 1, 5, 7]: it must have the shape of bias, [1, 4, 5, 7]", true},
+        BadArgument{"dsink_alone", [](Call& c) { c.gradients.dsink = c.floats({4}); }, "dsink is given but sink is not",
+                    true},
+        BadArgument{"dv_in_dk", [](Call& c) { c.gradients.dv.data = c.gradients.dk.data; },
+                    "dk and dv share memory: outputs must be apart", true},
+        BadArgument{"dq_in_q", [](Call& c) { c.gradients.dq = c.q; }, "dq shares memory with q", true},
+        BadArgument{"dv_in_d_o", [](Call& c) { c.d_o.data = c.gradients.dv.data; }, "dv shares memory with d_o", true},
+        BadArgument{"paged", [](Call& c) { c.page(); }, "page_table has no backward", true},
+        BadArgument{"cache_rows",
+                    [](Call& c) {
+                      c.options.cache_batch_idx = c.indices({0, 1});
+                    },
+                    "cache_batch_idx has no backward", true},
+        BadArgument{"leftpad",
+                    [](Call& c) {
+                      c.options.cache_leftpad = c.indices({0, 1});
+                    },
+                    "cache_leftpad has no backward", true}),
     name_of_test);
 
 }  // namespace

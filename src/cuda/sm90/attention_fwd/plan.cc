@@ -14,12 +14,18 @@ namespace {
 
 constexpr int kRows = 64;  // of a warpgroup
 constexpr std::int64_t kMaxLength = kOpen / 2;
+constexpr std::int64_t kMaxTiles = 1 << 30;
+constexpr std::int64_t kFewestRows = 2 * kRows;  // of a tile: no variant has fewer than two warpgroups
 
 }  // namespace
 
 Refusal refuse_layout(const AttentionProblem& p) {
   if (Refusal reason = refuse_unmappable(p); !reason.empty()) return reason;
   if (p.q_rows > kMaxLength || p.k_rows > kMaxLength) return text("q and k must have fewer than ", kMaxLength, " rows");
+  // Heads share tiles only where that makes fewer.
+  if (p.B * p.H > kMaxTiles / std::max<std::int64_t>((p.Sq + kFewestRows - 1) / kFewestRows, 1)) {
+    return text("q has more tiles of ", kFewestRows, " rows than ", kMaxTiles);
+  }
   return "";
 }
 
@@ -98,10 +104,8 @@ void fill(Params& params, const AttentionProblem& p, const Plan& plan, int tile_
   params.kv_divisor = static_cast<int>(p.G / plan.pack);
   params.positions = plan.positions;
   params.q_tiles = plan.q_tiles;
-  const std::int64_t tiles = std::int64_t{plan.q_tiles} * plan.units * p.B;
-  if (tiles > (1 << 30)) throw RuntimeError(text("[attention_forward] ", tiles, " tiles are more than 2^30"));
   // How many tiles packed sequences have, only the kernel knows; this bounds them, and the CTAs worth starting.
-  params.tiles = static_cast<int>(tiles);
+  params.tiles = static_cast<int>(std::int64_t{plan.q_tiles} * plan.units * p.B);
   params.section = plan.section;
   params.top_left = p.causal == Causal::top_left;
   params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));

@@ -14,7 +14,8 @@ struct Plan {
   bool dynamic;  // tiles are dealt out while the kernel runs: a counter in the workspace
 };
 
-// Empty if q, k, v and o lie as the tensor memory accelerator and 16-byte stores need them.
+// Empty if q, k, v and o lie as the tensor memory accelerator and 16-byte stores need them, and their tiles can be
+// counted.
 Refusal refuse_layout(const AttentionProblem& p);
 
 // consumers: warpgroups of 64 query rows.
