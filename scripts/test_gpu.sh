@@ -13,11 +13,7 @@ if [[ -z $tests ]]; then
   echo "test_gpu.sh: there is no heddle_gpu_tests: build the release preset with HEDDLE_CUDA=ON, or run in build/stage" >&2
   exit 1
 fi
-# Some candidates load cuBLASLt: where the loader has none, that of a torch that is here.
-if ! ldconfig -p | grep -q 'libcublasLt\.so\.1[23]'; then
-  library=$(python3 -c 'import glob, sys; print(next((f for d in sys.path for f in glob.glob(d + "/nvidia/*/lib/libcublasLt.so.1[23]")), ""))' 2>/dev/null || true)
-  [[ -z $library ]] || export LD_LIBRARY_PATH=${library%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-fi
+. scripts/find_cublaslt.sh
 if [[ -n ${SHARD:-} ]]; then
   [[ $SHARD =~ ^([0-9]+)/([0-9]+)$ ]] && ((BASH_REMATCH[1] < BASH_REMATCH[2])) ||
     { echo "test_gpu.sh: SHARD is $SHARD: it must be i/n with i from 0 to n - 1" >&2; exit 2; }

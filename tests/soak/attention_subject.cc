@@ -1,9 +1,10 @@
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <random>
 
 #include "core/check.h"
-#include "soak/subject.h"
+#include "soak/appended_rows.h"
 
 namespace heddle::soak {
 
@@ -39,7 +40,9 @@ class AttentionCall : public Subject {
     make_options();
     make_pages();
     describe();
-    make_appends(seed);
+    if (s.appends) appended.emplace(s, options, k, v, seed + 5);
+    const std::vector<DeviceMemory> operands =
+        appended ? appended->describe(q, reference) : std::vector<DeviceMemory>();
     const double tolerance = allowed();
     const DType out = s.dtype == DType::f8e4m3 ? DType::bf16 : s.dtype;
     const std::int64_t heads = rows() * s.H;
@@ -50,9 +53,8 @@ class AttentionCall : public Subject {
     if (s.pass == Pass::forward) {
       outputs.emplace_back("o", out, heads, s.D, tolerance);
       outputs.emplace_back("lse", DType::f32, heads, 1, tolerance / 8);
+      if (appended) appended->add_outputs(outputs, tolerance / 4);
       scratch = DeviceMemory(workspace());
-      // Appends must be there before the reference reads them.
-      if (s.appends) launch(0, nullptr);
       reference_forward(reference, outputs[0].reference(), outputs[1].reference());
     } else {
       d_o = of_rows(s.dtype, seed + 4, s.Sq, s.H);
@@ -76,11 +78,18 @@ class AttentionCall : public Subject {
     runtime.workspace = {scratch.data(), scratch.bytes()};
     if (s.pass == Pass::backward) {
       attention_backward(q, k, v, forward_o, forward_lse, d_o, {}, gradients(slot), options, runtime);
-    } else if (s.appends) {
-      attention_with_kv_cache(q, k_new, v_new, k, v, like(q, 0, slot), lse_view(slot), {}, options, runtime);
+    } else if (appended) {
+      attention_with_kv_cache(q, appended->k_new, appended->v_new, k, v, like(q, 0, slot), lse_view(slot),
+                              appended->rotary, options, runtime);
     } else {
       attention_forward(q, k, v, like(q, 0, slot), lse_view(slot), options, runtime);
     }
+  }
+  void keep(int slot, void* stream) override {
+    if (appended) appended->keep(outputs, slot, stream);
+  }
+  void spoil(void* stream) override {
+    if (appended) appended->spoil(stream);
   }
 
  private:
@@ -139,6 +148,7 @@ class AttentionCall : public Subject {
     options.force = s.candidate;
     options.precision = s.precision;
     options.deterministic = s.deterministic;
+    options.batch_invariant = s.batch_invariant;
     options.softcap = s.softcap;
     if (s.causal) options.causal = Causal::bottom_right;
     options.window_left = s.window;
@@ -161,7 +171,7 @@ class AttentionCall : public Subject {
       options.seqused_k = upload(used, DType::i32, {s.B});
       used_keys = options.seqused_k;
       if (s.appends) {  // lengths before the append
-        for (std::int32_t& n : used) n -= kNew;
+        for (std::int32_t& n : used) n -= AppendedRows::kNew;
         options.seqused_k = upload(used, DType::i32, {s.B});
       }
     }
@@ -225,12 +235,6 @@ class AttentionCall : public Subject {
     a.scales_by_head = !s.scales_by_token;
   }
 
-  void make_appends(std::uint64_t seed) {
-    if (!s.appends) return;
-    k_new = random_tensor(s.dtype, seed + 5, {s.B, kNew, s.Hkv, s.D});
-    v_new = random_tensor(s.dtype, seed + 6, {s.B, kNew, s.Hkv, s.D});
-  }
-
   // o and lse for a backward, by the forward that runs by itself.
   void make_forward() {
     const std::int64_t heads = rows() * s.H;
@@ -250,7 +254,9 @@ class AttentionCall : public Subject {
 
   std::size_t workspace() const {
     if (s.pass == Pass::backward) return attention_backward_workspace(q, k, v, gradients(0), options);
-    if (s.appends) return attention_with_kv_cache_workspace(q, k_new, v_new, k, v, {}, options);
+    if (appended) {
+      return attention_with_kv_cache_workspace(q, appended->k_new, appended->v_new, k, v, appended->rotary, options);
+    }
     return attention_forward_workspace(q, k, v, options);
   }
   TensorView like(const TensorView& x, std::size_t output, int slot) const {
@@ -268,15 +274,14 @@ class AttentionCall : public Subject {
     return {like(q, 0, slot), like(k, 1, slot), like(v, 2, slot), {}, {}};
   }
 
-  static constexpr int kNew = 2;  // keys of an append
-
   AttentionSubject s;
   std::mt19937_64 random;
   std::vector<std::unique_ptr<DeviceMemory>> held;
   std::int64_t total = 0;  // rows, when packed
-  TensorView q, k, v, d_o, forward_o, forward_lse, k_new, v_new, used_keys;
+  TensorView q, k, v, d_o, forward_o, forward_lse, used_keys;
   AttentionOptions options;
   Attention reference{};
+  std::optional<AppendedRows> appended;
   DeviceMemory scratch;
 };
 

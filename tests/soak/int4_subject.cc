@@ -26,6 +26,7 @@ class Int4Call : public Subject {
     used = uploaded(lengths);
     options.seqused_k = indices(used.data());
     options.force = "sm80_decode";
+    options.batch_invariant = s.batch_invariant;
     outputs.emplace_back("o", s.dtype, b * s.H, s.D, s.dtype == DType::f16 ? 0.01 : 0.03);
     outputs.emplace_back("lse", DType::f32, b * s.H, 1, 0.005);
     scratch = DeviceMemory(attention_over_int4_cache_workspace(q, cache, options));

@@ -1,18 +1,11 @@
 // heddle_soak: the same calls again and again, several tiles to a block of threads, without a pause between them. Bits
 // must be those of the first call, and rows those of a reference in double precision. CONTRIBUTING.md says when to run
 // it, docs/kernels/handing_over.md what it was made for.
-#include <poll.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <fstream>
 #include <iostream>
@@ -20,65 +13,12 @@
 #include <stdexcept>
 #include <thread>
 
+#include "soak/neighbour.h"
 #include "soak/plants.h"
 #include "soak/runner.h"
 
 namespace heddle::soak {
 namespace {
-
-// Another process on the same GPU, which calls at its own pace while it is let go.
-class Neighbour {
- public:
-  Neighbour() {
-    std::array<int, 2> ends{};
-    if (pipe(ends.data()) != 0) throw std::runtime_error("pipe: " + std::string(std::strerror(errno)));
-    posix_spawn_file_actions_t actions;
-    posix_spawn_file_actions_init(&actions);
-    posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO);
-    posix_spawn_file_actions_addclose(&actions, ends[1]);
-    std::string self = "/proc/self/exe", flag = "--neighbour";
-    std::array<char*, 3> arguments = {self.data(), flag.data(), nullptr};
-    const int status = posix_spawn(&process_, self.c_str(), &actions, nullptr, arguments.data(), environ);
-    posix_spawn_file_actions_destroy(&actions);
-    close(ends[0]);
-    if (status != 0) throw std::runtime_error("posix_spawn: " + std::string(std::strerror(status)));
-    orders_ = ends[1];
-  }
-  ~Neighbour() {
-    close(orders_);
-    waitpid(process_, nullptr, 0);
-  }
-  Neighbour(const Neighbour&) = delete;
-  Neighbour& operator=(const Neighbour&) = delete;
-
-  void order(char what) {  // 'g': go, 'p': pause
-    if (write(orders_, &what, 1) != 1 || waitpid(process_, nullptr, WNOHANG) != 0) {
-      throw std::runtime_error("the process beside this one has ended");
-    }
-  }
-
-  // The other process's main.
-  static int live() {
-    const std::vector<SoakCase> cases = soak_cases(kit::current_gpu().major);
-    const std::unique_ptr<Subject> subject = cases.front().make(99);
-    const kit::DeviceStream stream;
-    for (bool goes = false;;) {
-      pollfd orders = {.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
-      if (poll(&orders, 1, goes ? 0 : -1) > 0) {
-        char order;
-        if (read(STDIN_FILENO, &order, 1) != 1) return 0;
-        goes = order == 'g';
-      }
-      if (!goes) continue;
-      for (int n = 0; n < 20; ++n) subject->launch(n % kSlots, stream.get());
-      stream.synchronize();
-    }
-  }
-
- private:
-  pid_t process_ = 0;
-  int orders_ = -1;
-};
 
 void report(const std::string& name, const char* mode, const Findings& found) {
   if (!found.any()) return;
@@ -255,16 +195,34 @@ int measure_fences(const std::vector<SoakCase>& cases, const std::string& path, 
   return out.good() ? 0 : 1;
 }
 
+// Whether cuBLASLt is there, if cases need it; where it may be missing, those are left out.
+bool can_run(std::vector<SoakCase>& cases, bool without_cublaslt) {
+  const auto need = std::ranges::count_if(cases, [](const SoakCase& c) { return c.needs_cublaslt; });
+  const std::string refusal = need > 0 ? cublaslt_refusal() : "";
+  if (refusal.empty()) return true;
+  if (!without_cublaslt || need == std::ssize(cases)) {
+    std::cerr << "heddle_soak: nothing was run: " << need << " of " << cases.size()
+              << " cases need cuBLASLt: " << refusal << (without_cublaslt ? "" : "; --without-cublaslt leaves them out")
+              << '\n';
+    return false;
+  }
+  std::cout << "heddle_soak: " << need << " of " << cases.size()
+            << " cases are left out, as --without-cublaslt allows: " << refusal << std::endl;
+  std::erase_if(cases, [](const SoakCase& c) { return c.needs_cublaslt; });
+  return true;
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Repeats calls of every GPU kernel, and looks for rows that change or are not what a reference says.");
   Choice choice;
   std::string shard, fences;
-  bool list = false, proves = false, lives = false;
+  bool list = false, proves = false, lives = false, without_cublaslt = false;
   app.add_option("--seconds", choice.seconds, "of repeating, over all cases; with --prove, at most for each fault");
   app.add_option("--filter", choice.filter, "only cases whose names contain this");
   app.add_option("--shard", shard, "i/n: the i-th of n parts of the cases, i from 0");
   app.add_option("--seed", choice.seed, "of the tensors");
   app.add_flag("!--no-neighbour", choice.neighbour, "without another process on the GPU");
+  app.add_flag("--without-cublaslt", without_cublaslt, "leave out the cases that need cuBLASLt if it is not there");
   app.add_flag("--list", list, "print the names of the cases");
   app.add_flag("--prove", proves, "plant faults and see them found (in heddle_soak_planted)");
   app.add_option("--fences", fences, "measure what fences cost, and write it to this file (in heddle_soak_planted)");
@@ -305,6 +263,7 @@ int run(int argc, char** argv) {
     std::cerr << "heddle_soak: no case's name contains " << choice.filter << '\n';
     return 2;
   }
+  if (!can_run(cases, without_cublaslt)) return 1;
   return soak(cases, choice);
 }
 

@@ -43,6 +43,7 @@ class Runner {
       }
       for (int slot = 0; slot < kSlots; ++slot) subject_.launch(slot, stream_.get());
       for (int slot = 0; slot < kSlots; ++slot) {
+        subject_.keep(slot, stream_.get());
         for (std::size_t n = 0; n < subject_.outputs.size(); ++n) {
           Output& output = subject_.outputs[n];
           if (output.exact) {
@@ -77,6 +78,7 @@ class Runner {
   }
   void poison(int slot) {
     for (Output& output : subject_.outputs) fill_bytes(output.slot(slot), 0xFF, output.first.bytes(), stream_.get());
+    subject_.spoil(stream_.get());
   }
   void hold_to_reference(const Output& output, int slot, std::size_t n) {
     count_far_rows(output.slot(slot), output.dtype, output.reference(), output.rows, output.width, output.tolerance,
@@ -88,6 +90,7 @@ class Runner {
     reset();
     poison(0);
     subject_.launch(0, stream_.get());
+    subject_.keep(0, stream_.get());
     for (std::size_t n = 0; n < subject_.outputs.size(); ++n) {
       hold_to_reference(subject_.outputs[n], 0, n);
       copy_bytes(subject_.outputs[n].first.data(), subject_.outputs[n].slot(0), subject_.outputs[n].first.bytes(),

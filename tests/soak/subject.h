@@ -11,6 +11,7 @@
 #include "heddle/linear.h"
 #include "kit/device_mirror.h"
 #include "soak/device.h"
+#include "soak/reference.h"
 
 namespace heddle::soak {
 
@@ -41,6 +42,9 @@ class Subject {
   virtual ~Subject() = default;
   // Puts the call on the stream, with the outputs of a slot.
   virtual void launch(int slot, void* stream) = 0;
+  // Of what calls leave in memory that all of them share: copies it to the slot's outputs; spoils it.
+  virtual void keep(int /*slot*/, void* /*stream*/) {}
+  virtual void spoil(void* /*stream*/) {}
   std::vector<Output> outputs;
 };
 
@@ -62,8 +66,11 @@ struct AttentionSubject {
   bool lengths = false;  // seqused_k, from half to all
   int page_size = 0;
   bool appends = false;  // the last two keys of each sequence, in the same call
+  int rotary = 0;        // with appends: the dims that rotate,
+  bool pairs = false;    // 2 n with 2 n + 1
   bool f8_cache = false;
   bool scales = false, scales_by_token = false;  // of f8e4m3 operands
+  bool batch_invariant = false;
   bool deterministic = true;
 };
 
@@ -73,12 +80,17 @@ struct LinearSubject {
   DType dtype = DType::bf16;
   std::int64_t rows, n, k;
   bool int8_x = false;
+  Activation activation = Activation::none;  // none, silu or swiglu
+  bool bias = false, rms_norm = false;
+  bool kept = false;       // W besides in 16 bits
+  bool gradients = false;  // of x, and of the bias if there is one
 };
 
 // Over a cache in 4 bits.
 struct Int4Subject {
   DType dtype = DType::bf16;
   int B, H, Hkv, keys, D;
+  bool batch_invariant = false;
 };
 
 std::unique_ptr<Subject> make_subject(const AttentionSubject& spec, std::uint64_t seed);
@@ -89,9 +101,12 @@ std::unique_ptr<Subject> make_subject(const Int4Subject& spec, std::uint64_t see
 struct SoakCase {
   std::string name;
   std::function<std::unique_ptr<Subject>(std::uint64_t seed)> make;
+  bool needs_cublaslt = false;
 };
 // Those that this GPU has candidates for.
 std::vector<SoakCase> soak_cases(int compute_major);
+// Why cuBLASLt's candidates do not run here; empty if they do.
+std::string cublaslt_refusal();
 
 // Memory on the GPU with a copy of these.
 template <class T>
