@@ -29,6 +29,12 @@ AppendedRows::AppendedRows(const AttentionSubject& spec, const AttentionOptions&
   v_rows_ = doubles(v_new.elements());
   reference_rotate(rows_of(k_new, false), rotation_, data_of(k_rows_));
   reference_rotate(rows_of(v_new, false), {}, data_of(v_rows_));
+  if (!s.f8_cache) return;
+  const std::int64_t rows = k_new.elements() / s.D;
+  k_scales_ = doubles(rows);
+  v_scales_ = doubles(rows);
+  take_scales(data_of(k_rows_), rows, s.D, data_of(k_scales_));
+  take_scales(data_of(v_rows_), rows, s.D, data_of(v_scales_));
 }
 
 void AppendedRows::make_tables() {
@@ -67,12 +73,18 @@ SlotRows AppendedRows::slots_of(const TensorView& cache) const {
           .B = s.B,
           .rows = kNew,
           .heads = s.Hkv,
-          .size = s.D,
+          .size = cache.dtype == DType::f32 && s.f8_cache ? 1 : s.D,
           .slots = s.Sk,
           .first = static_cast<const int*>(options_.seqused_k.data),
           .page_table = static_cast<const int*>(options_.page_table.data),
           .page_size = s.page_size,
           .max_pages = s.page_size > 0 ? s.Sk / s.page_size : 0};
+}
+
+std::vector<SlotRows> AppendedRows::all_slots() const {
+  std::vector<SlotRows> all = {slots_of(k_), slots_of(v_)};
+  if (s.f8_cache) all.insert(all.end(), {slots_of(options_.k_scale), slots_of(options_.v_scale)});
+  return all;
 }
 
 DeviceMemory AppendedRows::reference_cache(const TensorView& cache, const DeviceMemory& rows) const {
@@ -90,6 +102,12 @@ std::vector<DeviceMemory> AppendedRows::describe(const TensorView& q, Attention&
   held.push_back(reference_cache(v_, v_rows_));
   reference.k = held[0].data();
   reference.v = held[1].data();
+  if (s.f8_cache) {
+    const void* const k_scale = held.emplace_back(reference_cache(options_.k_scale, k_scales_)).data();
+    const void* const v_scale = held.emplace_back(reference_cache(options_.v_scale, v_scales_)).data();
+    reference.k_scale = static_cast<const float*>(k_scale);
+    reference.v_scale = static_cast<const float*>(v_scale);
+  }
   if (s.rotary == 0) return held;
   const DeviceMemory rotated = doubles(q.elements());
   reference_rotate(rows_of(q, !s.causal && s.window < 0), rotation_, data_of(rotated));
@@ -104,20 +122,26 @@ std::vector<DeviceMemory> AppendedRows::describe(const TensorView& q, Attention&
 
 void AppendedRows::add_outputs(std::vector<Output>& outputs, double tolerance) {
   first_output_ = outputs.size();
-  for (const auto& [name, rows] : {std::pair("k in the cache", &k_rows_), std::pair("v in the cache", &v_rows_)}) {
-    Output& output = outputs.emplace_back(name, s.dtype, std::int64_t{s.B} * kNew * s.Hkv, s.D, tolerance);
-    copy_bytes(output.reference(), rows->data(), rows->bytes(), nullptr);
-  }
+  const auto add = [&](const char* name, DType dtype, int width, double allowed, const DeviceMemory& rows) {
+    Output& output = outputs.emplace_back(name, dtype, std::int64_t{s.B} * kNew * s.Hkv, width, allowed);
+    copy_bytes(output.reference(), rows.data(), rows.bytes(), nullptr);
+  };
+  // What is expected is not rounded; e4m3 rounds to a part in 16.
+  const double of_rows = s.f8_cache ? 0.05 : tolerance;
+  add("k in the cache", k_.dtype, s.D, of_rows, k_rows_);
+  add("v in the cache", v_.dtype, s.D, of_rows, v_rows_);
+  if (!s.f8_cache) return;
+  add("k_scale in the cache", DType::f32, 1, tolerance, k_scales_);
+  add("v_scale in the cache", DType::f32, 1, tolerance, v_scales_);
 }
 
 void AppendedRows::keep(const std::vector<Output>& outputs, int slot, void* stream) const {
-  read_rows(slots_of(k_), outputs[first_output_].slot(slot), stream);
-  read_rows(slots_of(v_), outputs[first_output_ + 1].slot(slot), stream);
+  std::size_t n = first_output_;
+  for (const SlotRows& rows : all_slots()) read_rows(rows, outputs[n++].slot(slot), stream);
 }
 
 void AppendedRows::spoil(void* stream) const {
-  fill_rows(slots_of(k_), 0xFF, stream);
-  fill_rows(slots_of(v_), 0xFF, stream);
+  for (const SlotRows& rows : all_slots()) fill_rows(rows, 0xFF, stream);
 }
 
 }  // namespace heddle::soak

@@ -9,7 +9,8 @@ class AppendedRows {
  public:
   static constexpr int kNew = 2;  // keys of each sequence
 
-  // The cache of `options` and the two tensors; its lengths are those before the append. Everything must outlive this.
+  // The cache of `options` and the two tensors; its lengths are those before the append. One in 8 bits has scales for
+  // each row. Everything must outlive this.
   AppendedRows(const AttentionSubject& spec, const AttentionOptions& options, const TensorView& k, const TensorView& v,
                std::uint64_t seed);
 
@@ -24,7 +25,9 @@ class AppendedRows {
   Rotary rotary;
 
  private:
+  // The new rows of a cache, or of its scales.
   SlotRows slots_of(const TensorView& cache) const;
+  std::vector<SlotRows> all_slots() const;
   void make_tables();
   // Where row i of each sequence's q or new keys stands.
   RotatedRows rows_of(const TensorView& x, bool together) const;
@@ -35,7 +38,7 @@ class AppendedRows {
   const TensorView k_, v_;
   Rotation rotation_;
   DeviceMemory k_memory_, v_memory_, cos_, sin_;
-  DeviceMemory k_rows_, v_rows_;  // in double
+  DeviceMemory k_rows_, v_rows_, k_scales_, v_scales_;  // in double; scales: of a cache in 8 bits
   std::size_t first_output_ = 0;
 };
 

@@ -197,6 +197,9 @@ class AttentionCall : public Subject {
     for (TensorView* x : {&k, &v}) {
       *x = on_gpu(TensorView(x->data, x->dtype, {s.B * each, s.page_size, s.Hkv, s.D}));
     }
+    for (TensorView* x : {&options.k_scale, &options.v_scale}) {
+      if (s.scales_by_token) *x = on_gpu(TensorView(x->data, x->dtype, {s.B * each, s.page_size, s.Hkv}));
+    }
   }
 
   void describe() {

@@ -59,6 +59,15 @@ __global__ void rotate_kernel(const RotatedRows r, const Rotation rotation, std:
   });
 }
 
+__global__ void scales_kernel(double* rows, std::int64_t count, int width, double* scales) {
+  for_each(count, [&](std::int64_t row) {
+    double largest = 0;
+    for (int n = 0; n < width; ++n) largest = fmax(largest, fabs(rows[row * width + n]));
+    scales[row] = largest / 448;
+    for (int n = 0; n < width; ++n) rows[row * width + n] /= scales[row];
+  });
+}
+
 }  // namespace
 
 void write_rows(const double* rows, const SlotRows& to) {
@@ -80,6 +89,11 @@ void fill_rows(const SlotRows& rows, int byte, void* stream) {
 
 void reference_rotate(const RotatedRows& r, const Rotation& rotation, double* out) {
   rotate_kernel<<<kBlocks, kThreads>>>(r, rotation, std::int64_t{r.B} * r.S * r.H * r.D, out);
+  check(cudaGetLastError());
+}
+
+void take_scales(double* rows, std::int64_t count, int width, double* scales) {
+  scales_kernel<<<kBlocks, kThreads>>>(rows, count, width, scales);
   check(cudaGetLastError());
 }
 

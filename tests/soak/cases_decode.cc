@@ -65,6 +65,12 @@ void hopper_many_sequences(Table& table) {
       table.forward("e4m3 cache, scales by key", s);
       s.Sq = 6, s.causal = true;
       table.forward("e4m3 cache, scales by key", s);
+      s.appends = true;
+      s.rotary = d;
+      table.forward("appends to an e4m3 cache, rotated", s);
+      s.Sq = 1, s.causal = false;
+      s.page_size = 16;
+      table.forward("appends to pages of an e4m3 cache, rotated", s);
     }
   }
 }
@@ -151,6 +157,8 @@ void ampere_decode(Table& table) {
       s = many_sequences("sm80_decode", dtype, d);
       s.f8_cache = s.scales = true;
       table.forward("e4m3 cache, scales by head", s);
+      s.scales_by_token = s.appends = true;
+      table.forward("appends to an e4m3 cache", s);
       s = invariant("sm80_decode", dtype, d);
       s.f8_cache = s.scales = true;
       table.forward("batch-invariant, e4m3 cache, scales by head", s);

@@ -56,6 +56,8 @@ struct RotatedRows {
   bool together = false;
 };
 void reference_rotate(const RotatedRows& rows, const Rotation& rotation, double* out);
+// Divides each row by its scale as a cache in f8e4m3 has it: its largest magnitude / 448.
+void take_scales(double* rows, std::int64_t count, int width, double* scales);
 
 // y [rows, n] = activation(norm(x) w^T + bias); [rows, n / 2] with swiglu.
 struct Linear {

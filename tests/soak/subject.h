@@ -42,7 +42,8 @@ class Subject {
   virtual ~Subject() = default;
   // Puts the call on the stream, with the outputs of a slot.
   virtual void launch(int slot, void* stream) = 0;
-  // Of what calls leave in memory that all of them share: copies it to the slot's outputs; spoils it.
+  // Of what calls leave in memory that all of them share, so that only the last of some calls in a row can be seen:
+  // copies it to the slot's outputs; spoils it.
   virtual void keep(int /*slot*/, void* /*stream*/) {}
   virtual void spoil(void* /*stream*/) {}
   std::vector<Output> outputs;
@@ -65,7 +66,7 @@ struct AttentionSubject {
   bool packed = false;
   bool lengths = false;  // seqused_k, from half to all
   int page_size = 0;
-  bool appends = false;  // the last two keys of each sequence, in the same call
+  bool appends = false;  // the last two keys of each sequence, in the same call; to an f8_cache with scales_by_token
   int rotary = 0;        // with appends: the dims that rotate,
   bool pairs = false;    // 2 n with 2 n + 1
   bool f8_cache = false;
