@@ -2,7 +2,8 @@
 
 For each row of shapes.json, Heddle and torch are called in turn (the order changes every time), after a warm-up and a
 comparison of their results. Reported are the medians, their ratio, and whether the row's goal is met. The figures go to
-bench/results/cpu-<model>.json with the conditions they were taken under.
+bench/results/cpu-<model>-<SIMD class>.json with the conditions they were taken under: what holds of one kind of processor
+need not hold of another. --target avx2 holds Heddle and its rivals to AVX2, as a processor would that has no more.
 
   python bench/attention_bench.py --quick
   python bench/attention_bench.py --filter decode --seconds 3
@@ -11,19 +12,17 @@ bench/results/cpu-<model>.json with the conditions they were taken under.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import pathlib
-import platform
-import re
 import statistics
-import subprocess
 import sys
 import time
 
 import contenders
+import cpu_conditions
 import heddle
+import sources
 import torch
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -97,6 +96,7 @@ def run_row(row, seconds):
         "group": row.group, "name": row.name, "shape": row.shape, "dtype": row.dtype, "turns": len(paired),
         "median_seconds": medians, "rival": rival, "ratio": ratio, "ratio_quartiles": [quartiles[0], quartiles[2]],
         "heddle_gflops": row.flops / ours / 1e9, "goal": row.goal, "met": ratio >= row.goal,
+        "sources": sources.digests(sources.CPU_ATTENTION),
     }  # fmt: skip
 
 
@@ -125,40 +125,6 @@ def print_line(cells):
           flush=True)  # fmt: skip
 
 
-def cpu_model():
-    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
-def git(*arguments):
-    done = subprocess.run(["git", "-C", HERE, *arguments], capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def conditions(threads):
-    here = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", "--untracked-files=no")),
-        "cpu": cpu_model(),
-        "processors": len(os.sched_getaffinity(0)),
-        "load_average_before": os.getloadavg()[0],
-        "system": platform.platform(),
-        "threads": threads,
-        "heddle": heddle.__version__,
-        "heddle_target": heddle.cpu_target(),
-        "torch": torch.__version__,
-        "torch_capability": torch.backends.cpu.get_cpu_capability(),
-        "python": platform.python_version(),
-    }
-    governor = pathlib.Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
-    if governor.exists():
-        here["governor"] = governor.read_text().strip()
-    return here
-
-
 def selected_rows(arguments):
     rows = []
     for group in json.loads((HERE / "shapes.json").read_text())["groups"]:
@@ -177,13 +143,16 @@ def main():
     parser.add_argument("--filter", action="append", default=[], help="only rows whose name contains this; repeatable")
     parser.add_argument("--seconds", type=float, default=2.0, help="time for each row (at least 5 turns; default 2)")
     parser.add_argument("--threads", type=int, default=2, help="of Heddle, torch and OpenBLAS (default 2)")
-    parser.add_argument("--out", type=pathlib.Path, help="where the JSON goes (default: bench/results/cpu-<model>.json; "
+    parser.add_argument("--target", choices=list(cpu_conditions.TARGETS), help="hold everybody to these instructions")
+    parser.add_argument("--out", type=pathlib.Path, help="where the JSON goes (default: bench/results/cpu-<model>-<SIMD class>.json; "
                         "with --quick or --filter none)")  # fmt: skip
     arguments = parser.parse_args()
+    cpu_conditions.hold(arguments.target)
+    cpu_conditions.check_held()
     torch.set_num_threads(arguments.threads)
     heddle.set_num_threads(arguments.threads)
 
-    report = {"conditions": conditions(arguments.threads), "rows": []}
+    report = {"conditions": cpu_conditions.conditions(arguments.threads), "rows": []}
     here = report["conditions"]
     print(f"{here['cpu']}, {arguments.threads} threads; heddle {here['heddle']} ({here['heddle_target']}), torch "
           f"{here['torch']} ({here['torch_capability']}); commit {here['commit'][:10]}"
@@ -199,7 +168,7 @@ def main():
 
     out = arguments.out
     if out is None and not arguments.quick and not arguments.filter:
-        out = HERE / "results" / f"cpu-{re.sub(r'[^a-z0-9]+', '-', here['cpu'].lower()).strip('-')}.json"
+        out = HERE / "results" / cpu_conditions.file_name("cpu", here["cpu"], here["simd"], here["held"])
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=1) + "\n")

@@ -1,12 +1,10 @@
-"""Heddle against the kernels in torch (cuDNN, FlashAttention-2) on this GPU, in one run: what `make bench-gpu` runs.
+"""Heddle against others' kernels on this GPU, in one run: what `make bench-gpu` runs.
 
-Each sample is one call between two CUDA events; for each contender, the median of 20 after 5 that are not counted. Short
-calls and decoding run in CUDA graphs of at least 20 calls, caches taken in turn so that they come from memory; Python's calls
-are timed from Python. Gradients are taken by torch.autograd.grad of a forward that ran before, queued behind a pause of the GPU so
-that the host's part does not count. Contenders follow each other in alternating order, with a pause before each, so that all start on an
-equally cool chip. Outputs are compared first. FlashAttention-3 is not in torch: its stored figures (peers_h200.json) are
-scaled by the rate of a matrix product measured here and there. The figures go to bench/results/<gpu>.json with the conditions
-they were taken under.
+cuDNN, FlashAttention-2, cuBLAS and a product of 4-bit weights come with torch; FlashAttention-3 is raced where
+`flash_attn_interface` can be imported, bitsandbytes where it can, and where one cannot its figures are missing and the
+conditions say why. How everything is timed: gpu_timing.py. Every row's outputs are compared first, with a reference or a
+contender; a row that differs by more than its limit is kept as wrong, without a time, and the run ends with status 1. The
+figures go to bench/results/<gpu>.json with the conditions they were taken under; merge.py joins several.
 
   python bench/attention_bench_gpu.py --filter D128 --shard 0/2
 """
@@ -14,119 +12,110 @@ they were taken under.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import datetime
-import functools
 import json
-import os
 import pathlib
 import re
 import statistics
-import subprocess
 import sys
 import time
 
 import gpu_backward_rows
+import gpu_conditions
+import gpu_decode_rows
 import gpu_linear_rows
 import gpu_lowbit_rows
+import gpu_peers as peers
 import gpu_rows
+import gpu_timing as timing
+import sources
 import torch
+from gpu_reference import distance, from_expected
 
-HERE = pathlib.Path(__file__).resolve().parent
-PAUSE = 0.06
-ROUNDS = 2
-OWN = ("heddle", "baseline", "f32", "tf32", "default", "deterministic")  # not rivals: Heddle itself
-HEAD_START = 500_000  # cycles that the GPU waits, longer than Python takes to put a call on the stream
+OWN = ("heddle", "baseline", "f32", "tf32", "sm80", "default", "deterministic")  # not rivals: Heddle itself
 
 
-def median_ms(call, samples=20, warm=5, queued=False):
-    for _ in range(warm):
-        call()
-    times = []
-    for _ in range(samples):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        if queued:
-            torch.cuda._sleep(HEAD_START)
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+class Wrong(Exception):
+    """A row whose outputs are not what they should be: it has no time."""
 
 
-def graph_ms(call, rotations):
-    count = max(20, rotations)
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream):
-        for n in range(rotations):
-            call(n) if rotations > 1 else call()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for n in range(count):
-            call(n % rotations) if rotations > 1 else call()
-    return median_ms(graph.replay, 7, 2) / count
+def alone(call) -> float:
+    """Milliseconds of a call behind a sleeping GPU, with nobody to race against."""
+    return statistics.median(timing.race({"": timing.Contender(call)})[0][""])
 
 
-def host_ms(call, count=300):
-    for _ in range(50):
-        call()
-    times = []
-    for _ in range(5):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(count):
-            call()
-        torch.cuda.synchronize()
-        times.append(1e3 * (time.perf_counter() - begin) / count)
-    return statistics.median(times)
-
-
-def milliseconds(row, call):
-    if row.how == "graph":
-        return graph_ms(call, row.rotations)
-    return host_ms(call) if row.how == "host" else median_ms(call, queued=row.how == "queued")
-
-
-# What the machine reaches in the same minute: a bf16 product of 8192 cubed, in TFLOP/s, or a copy of 2 GiB, in TB/s.
 def gemm_tflops():
+    """What the machine reaches in the same minute: a bf16 product of 8192 cubed."""
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
-    time.sleep(4 * PAUSE)
-    return 2 * 8192**3 / median_ms(lambda: a @ a) / 1e9
+    return 2 * 8192**3 / alone(lambda: a @ a) / 1e9
 
 
 def copy_tbs():
+    """The same of a copy of 2 GiB."""
     a = torch.empty(1 << 31, device="cuda", dtype=torch.uint8)
     b = torch.empty_like(a)
-    return 2 * a.numel() / median_ms(lambda: b.copy_(a), 9, 2) / 1e9
+    return 2 * a.numel() / alone(lambda: b.copy_(a)) / 1e9
 
 
-def stored_fa3(name, gemm):
-    match = re.fullmatch(r"(forward|backward) D(\d+) (none|causal) S(\d+)", name)
-    peers = json.loads((HERE / "peers_h200.json").read_text(encoding="utf-8"))
-    if not match or "H200" not in torch.cuda.get_device_name() or match[2] not in peers[match[1]]:
-        return None
-    figure = peers[match[1]][match[2]][match[3]][peers["lengths"].index(int(match[4]))]
-    return figure * gemm / peers["gemm_tflops"]
+def outputs_of(row) -> dict[str, tuple]:
+    """contender -> its outputs. A rival that has no such kernel goes from `calls` to `absent`; Heddle's error is the row's."""
+    outputs = {}
+    for name, call in list(row.calls.items()):
+        try:
+            peers.prepare(call)()
+            found = call()
+            torch.cuda.synchronize()
+        except (RuntimeError, ValueError, TypeError, NotImplementedError, AssertionError) as error:
+            words = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            if name in OWN:
+                raise Wrong(f"{name} failed: {words}") from error
+            row.absent[name] = words
+            del row.calls[name]
+            continue
+        outputs[name] = found if isinstance(found, tuple) else (found,)
+    return outputs
 
 
-def difference(row):
-    """Largest relative distance of a contender's output, or of a gradient, from Heddle's."""
-    calls = row.calls
-    outputs = {name: call() for name, call in calls.items()}
-    each = {name: out if isinstance(out, tuple) else (out,) for name, out in outputs.items()}
-    worst = 0.0
-    for name, tensors in each.items():
-        for mine, other in zip(each["heddle"], tensors, strict=True):
-            distance = ((other.float() - mine.float()).norm() / mine.float().norm()).item()
-            if not distance <= row.tolerance:
-                raise SystemExit(f"the outputs of heddle and {name} differ by {distance}")
-            worst = max(worst, distance)
-    return worst
+def compared(row, outputs) -> dict[str, float]:
+    """contender -> largest relative distance of an output from the reference's and from the first rival's."""
+    found = {}
+    if row.reference is not None:
+        expected = row.reference()
+        found = {name: from_expected(tensors[0], expected) for name, tensors in outputs.items()}
+    rival = next((name for name in outputs if name not in OWN), None)
+    if rival is None and not found:
+        raise Wrong("there is neither a reference nor another contender to compare with")
+    for name in outputs if rival is not None and found.get(rival, 0.0) <= row.limit else ():
+        pairs = zip(outputs[name], outputs[rival], strict=True)
+        # A NaN must stay one, which max() would not see to.
+        values = [found.get(name, 0.0), *(distance(mine, other) for mine, other in pairs)]
+        if name != rival:
+            found[name] = next((value for value in values if not value <= row.limit), max(values))
+    return found
+
+
+def differences(row) -> dict[str, float]:
+    """What `compared` finds, of those that are within the limit.
+
+    Raises Wrong where an output of Heddle's exceeds it, or there is nothing to compare it with. A rival whose output does is
+    taken out of the race, which the row says.
+    """
+    outputs = outputs_of(row)
+    if not outputs:  # Heddle has no such kernel, and who has is not here
+        return {}
+    found = compared(row, outputs)
+    for name, value in list(found.items()):
+        if value <= row.limit:
+            continue
+        if name in OWN:
+            raise Wrong(f"the output of {name} differs by {value:.3g}, the limit is {row.limit}")
+        row.absent[name] = f"its output differs by {value:.3g}"
+        del row.calls[name], found[name]
+    return found
 
 
 def peak_mib(call):
     """The most memory that torch had given out during a call, beyond what was given before."""
+    peers.prepare(call)()
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -136,72 +125,85 @@ def peak_mib(call):
     return (torch.cuda.max_memory_allocated() - before) / 2**20
 
 
-def measure_memory(name, row):
-    mib = {contender: peak_mib(call) for contender, call in row.calls.items()}
-    return {"name": name, "unit": row.unit, "timed": row.how, "rates": mib}
+def contenders(row) -> dict[str, timing.Contender]:
+    """Ready to be timed; a rival that cannot be captured in a graph is absent."""
+    if row.how != "graph":
+        return {name: timing.Contender(call, 1, peers.prepare(call)) for name, call in row.calls.items()}
+    ready = {}
+    for name, call in row.calls.items():
+        try:
+            ready[name] = timing.graph(call, row.rotations, peers.prepare(call))
+        except RuntimeError as error:
+            if name in OWN:
+                raise Wrong(f"{name} cannot be captured in a graph: {error}") from error
+            row.absent[name] = f"cannot be captured in a graph: {error}".splitlines()[0][:300]
+    return ready
 
 
-def measure(name, make):
-    row = make()
-    if row.how == "memory":
-        return measure_memory(name, row)
-    distance = difference(row)
-    times = {contender: [] for contender in row.calls}
-    for turn in range(ROUNDS):
-        for contender in list(row.calls) if turn % 2 == 0 else list(row.calls)[::-1]:
-            time.sleep(PAUSE)
-            times[contender].append(milliseconds(row, row.calls[contender]))
-    rates = {contender: 1e3 * row.work / statistics.mean(each) for contender, each in times.items()}
-    out = {"name": name, "unit": row.unit, "timed": row.how, "milliseconds": times, "rates": rates, "difference": distance}
+def rates_of(row, milliseconds):
+    return {name: 1e3 * row.work / statistics.median(each) for name, each in milliseconds.items()}
+
+
+def timed(row) -> dict:
+    race = timing.host_milliseconds if row.how == "host" else timing.race
+    milliseconds, calls = race(contenders(row))
+    rates = rates_of(row, milliseconds)
+    out = {"milliseconds": milliseconds, "calls": calls, "rates": rates,
+           "spread": {name: timing.spread(each) for name, each in milliseconds.items()}}  # fmt: skip
     if row.unit == "TFLOP/s":
         out["gemm_tflops"] = gemm_tflops()
     elif row.unit == "TB/s":
         out["copy_tbs"] = copy_tbs()
-    peers = {contender: rate for contender, rate in rates.items() if contender not in OWN}
-    if row.unit == "TFLOP/s" and (fa3 := stored_fa3(name, out["gemm_tflops"])) is not None:
-        peers["fa3_stored"] = rates["fa3_stored"] = fa3
-    if peers:
-        out["rival"] = max(peers, key=peers.get)
-        out["ratio"] = rates["heddle"] / peers[out["rival"]]
+    rivals = {name: rate for name, rate in rates.items() if name not in OWN}
+    if rivals and "heddle" in rates:
+        out["rival"] = max(rivals, key=rivals.get)
+        out["ratio"] = rates["heddle"] / rivals[out["rival"]]
+    return out
+
+
+def measure(name, make) -> dict:
+    """The row, with its times, or with `wrong` and no times."""
+    out = {"name": name}
+    try:
+        row = make()
+        out |= {"unit": row.unit, "timed": row.how, "kernel": row.kernel, "sources": sources.digests(row.sources)}
+        out |= {"difference": differences(row), "limit": row.limit}
+        if row.how == "memory":
+            out["rates"] = {contender: peak_mib(call) for contender, call in row.calls.items()}
+        else:
+            out |= timed(row) if row.calls else {"milliseconds": {}, "rates": {}}
+        out["absent"] = row.absent
+    except (Wrong, timing.TimingError, ValueError, RuntimeError) as error:
+        # One bad row does not end a run that costs a machine's time; nothing of it is published.
+        out["wrong"] = f"{type(error).__name__}: {error}"
     return out
 
 
 def show(row):
     """One line: rates in the row's unit (calls: microseconds), what the machine reaches, and the ratio to the best rival."""
+    if "wrong" in row:
+        return print(f"{row['name']:34} WRONG: {row['wrong']}", flush=True)
     calls = row["unit"] == "calls/s"
     digits = 1 if calls else 2 if row["unit"] == "TB/s" else 0
     rates = "  ".join(f"{name} {1e6 / rate if calls else rate:6.{digits}f}" for name, rate in row["rates"].items())
     if row["unit"] == "TB/s":
-        rates += f"  ({1e3 * statistics.mean(row['milliseconds']['heddle']):.1f} us)"
+        rates += f"  ({1e3 * statistics.median(row['milliseconds']['heddle']):.1f} us)"
     beside = "".join(f"  {label} {row[key]:.{n}f}" for key, label, n in (("gemm_tflops", "gemm", 0), ("copy_tbs", "copy", 2)) if key in row)
     ratio = f"{row['ratio']:.2f} of {row['rival']}" if "ratio" in row else ""
-    print(f"{row['name']:34} {rates} {'us' if calls else row['unit']}{beside}  {ratio}", flush=True)
+    missing = f"  without {', '.join(row['absent'])}" if row["absent"] else ""
+    print(f"{row['name']:34} {rates} {'us' if calls else row['unit']}{beside}  {ratio}{missing}", flush=True)
 
 
-def commit():
-    if "HEDDLE_COMMIT" in os.environ:
-        return os.environ["HEDDLE_COMMIT"]
-    with contextlib.suppress(OSError):
-        out = subprocess.run(["git", "-C", str(HERE), "rev-parse", "HEAD"], capture_output=True, text=True)
-        if out.returncode == 0:
-            return out.stdout.strip()
-    return "unknown"
+def known() -> dict:
+    modules = (gpu_rows, gpu_backward_rows, gpu_decode_rows, gpu_linear_rows, gpu_lowbit_rows)
+    return {name: make for module in modules for name, make in module.rows().items()}
 
 
-def conditions():
-    clocks, maximum, power, driver = query("clocks.sm,clocks.max.sm,power.limit,driver_version").split(", ")
-    return {
-        "gpu": torch.cuda.get_device_name(), "driver": driver, "sm_clock": clocks, "sm_clock_maximum": maximum,
-        "power_limit": power, "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
-        "commit": commit(), "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "method": " ".join(__doc__.split("\n\n")[1].split()),
-    }  # fmt: skip
-
-
-@functools.cache
-def query(fields):
-    out = subprocess.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True)
-    return out.stdout.strip().split("\n")[0]
+def summary(results):
+    for direction in ("forward", "backward"):
+        ratios = [row["ratio"] for row in results if re.match(rf"{direction} D\d", row["name"]) and "ratio" in row]
+        if ratios:
+            print(f"{direction}: ratios {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}")
 
 
 def main():
@@ -209,29 +211,35 @@ def main():
     parser.add_argument("--filter", default="", help="only rows whose name contains this; a|b: those with a, then those with b")
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts, i from 0")
     parser.add_argument("--out", type=pathlib.Path, help="the results file (default: bench/results/<gpu>.json)")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="no row is begun after so many")
     arguments = parser.parse_args()
     index, count = (int(part) for part in arguments.shard.split("/"))
     if not torch.cuda.is_available():
         sys.exit("attention_bench_gpu.py: torch sees no GPU")
     torch.manual_seed(1)
-    known = gpu_rows.rows() | gpu_backward_rows.rows() | gpu_linear_rows.rows() | gpu_lowbit_rows.rows()
-    chosen = {name: known[name] for part in arguments.filter.split("|") for name in known if part in name}
+    everything = known()
+    chosen = {name: everything[name] for part in arguments.filter.split("|") for name in everything if part in name}
     gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
-    out = arguments.out or HERE / "results" / f"{gpu}.json"
+    out = arguments.out or gpu_conditions.HERE / "results" / f"{gpu}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    results = []
+    for who, why in peers.absent().items():
+        print(f"without {who}: {why}", flush=True)
+    results, wrong, begun = [], [], time.monotonic()
     for name, make in list(chosen.items())[index::count]:
+        if time.monotonic() - begun > arguments.seconds:
+            print(f"out of time before {name}")
+            break
         row = measure(name, make)
-        results.append(row)
+        (wrong if "wrong" in row else results).append(row)
         show(row)
         # After each row: what was measured is not lost with what comes after.
-        out.write_text(json.dumps({"conditions": conditions(), "rows": results}, indent=1) + "\n", encoding="utf-8")
+        report = {"conditions": gpu_conditions.conditions(timing.METHOD), "rows": results, "wrong": wrong}
+        out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         torch.cuda.empty_cache()
-    for direction in ("forward", "backward"):
-        ratios = [row["ratio"] for row in results if re.match(rf"{direction} D\d", row["name"])]
-        if ratios:
-            print(f"{direction}: ratios {min(ratios):.2f} to {max(ratios):.2f}, median {statistics.median(ratios):.2f}")
+    summary(results)
     print("written to", out)
+    if wrong:
+        sys.exit(f"{len(wrong)} rows are wrong: {', '.join(row['name'] for row in wrong)}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -21,7 +20,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from scripts.demo import encode, gpu, machine, text  # noqa: E402
+from bench import gpu_conditions, sources  # noqa: E402
+from scripts.demo import encode, gpu, text  # noqa: E402
 
 TEXT_BYTES = 200_000  # as the demo has it
 WORDS = "embeddings.word_embeddings.weight"
@@ -54,7 +54,10 @@ def run(folder: Path, out: Path | None) -> None:
     held = np.load(folder / "text.npz")
     packed = text.Packed(held["token_ids"], held["cu_seqlens"])
     found = gpu.measure(str(folder), packed, held["exact"], step=lambda line: print(line, flush=True))
-    found["conditions"]["commit"] = os.environ.get("HEDDLE_COMMIT") or machine.describe()["commit"] or "unknown"
+    found["conditions"]["commit"] = gpu_conditions.commit()
+    measured = sources.digests(sources.ENCODER_GPU)
+    for row in found["rows"]:
+        row["sources"] = measured
     found["text"] = json.loads(str(held["about"]))
     name = torch.cuda.get_device_name().lower().replace(" ", "-")
     path = out or ROOT / "bench" / "results" / f"encoder-{name}.json"

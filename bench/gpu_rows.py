@@ -1,29 +1,39 @@
-"""What `make bench-gpu` times: for each row the contenders' calls, the work of one call, and how it is timed."""
+"""What `make bench-gpu` times of the forward: for each row the contenders' calls, the work of one call, how it is timed and
+what its outputs are compared with."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
+import gpu_peers as peers
 import heddle
+import sources
 import torch
-import torch.nn.functional as functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from gpu_reference import Attention, Expected, sampled, sampled_documents
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-ROTATED_BYTES = 256 << 20  # of inputs, several times the L2 cache
+FEW_LENGTHS = (1024, 4096, 16384)
+HEADS = {64: 32, 96: 16, 128: 16, 192: 8, 256: 8}
+MASKS = {"none": False, "causal": True}
+# Relative limits of differences: e4m3 rounds each probability by up to 2^-4, int8 q and k by up to 1/254 of the largest of a row.
+LIMIT, E4M3_LIMIT, INT8_LIMIT, INT4_LIMIT = 0.02, 0.08, 0.05, 0.25
 
 
 @dataclasses.dataclass
 class Row:
-    calls: dict[str, Callable]
+    calls: dict[str, Callable]  # "heddle" first, where it has a kernel
     work: float  # of one call, in units
     unit: str = "TFLOP/s"  # "TFLOP/s", "TB/s" (of keys and values read), "calls/s" or "MiB"
-    # "events": one call between two events; "queued": the same while the host is ahead; "graph": many in a CUDA graph;
-    # "host": as Python sees it; "memory": not timed, the most that a call had of torch's memory
-    how: str = "events"
+    # How it is timed (gpu_timing.py): "queued", "graph", "host", or "memory": not timed, the most that a call had of torch's memory.
+    how: str = "queued"
     rotations: int = 1  # distinct inputs that calls(n) takes in turn, for graphs
-    tolerance: float = 0.02  # of a contender's output from Heddle's, relative
+    limit: float = LIMIT  # of an output's relative distance from the reference, and from the first rival's
+    reference: Callable[[], Expected] | None = None
+    kernel: str = ""  # Heddle's candidate
+    sources: tuple[str, ...] = ()
+    absent: dict[str, str] = dataclasses.field(default_factory=dict)  # contender -> why it has no such kernel
 
 
 def random(*shape, dtype=torch.bfloat16):
@@ -31,41 +41,58 @@ def random(*shape, dtype=torch.bfloat16):
     return x.to(dtype)
 
 
-def sdpa(q, k, v, backend, **options):
-    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+def operands(batch, length, heads, kv_heads, size, dtype=torch.bfloat16):
+    return [random(batch, length, h, size, dtype=dtype) for h in (heads, kv_heads, kv_heads)]
 
-    def call():
-        with sdpa_kernel(backend):
-            return functional.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
 
-    return call
+def chosen(q, k, v, backward=False, **options):
+    """The name of the candidate that a call gets."""
+    found = heddle.explain(q, k, v, backward=backward, **options).chosen
+    if found is None:
+        raise ValueError("Heddle refuses this call: a row must say that it expects so")
+    return found.name
+
+
+def served(name, backward=False, also=()):
+    """What a Row says of the candidate that serves it."""
+    return {"kernel": name, "sources": (*sources.attention(name, backward), *also)}
+
+
+def direction(causal):
+    return "bottom_right" if causal else "none"
+
+
+def forward_work(batch, heads, length, size, causal):
+    return 4e-12 * batch * heads * length * length * size / (2 if causal else 1)
 
 
 def batched(batch, length, heads, kv_heads, size, causal, force=None):
-    """Rows that all contenders have: equal lengths, with or without causality."""
-    q, k, v = random(batch, length, heads, size), random(batch, length, kv_heads, size), random(batch, length, kv_heads, size)
+    """Equal lengths, with or without causality; `force`: one of Heddle's candidates, beside FlashAttention-2 alone."""
+    q, k, v = operands(batch, length, heads, kv_heads, size)
+    mine = {"causal": direction(causal), "force": force}
     options = {"is_causal": causal, "enable_gqa": heads != kv_heads}
-    calls = {
-        "heddle": lambda: heddle.attention(q, k, v, causal="bottom_right" if causal else "none", force=force),
-        "cudnn": sdpa(q, k, v, SDPBackend.CUDNN_ATTENTION, **options),
-        "fa2": sdpa(q, k, v, SDPBackend.FLASH_ATTENTION, **options),
-    }
-    if force is not None:
-        del calls["cudnn"]
-    return Row(calls, 4e-12 * batch * heads * length * length * size / (2 if causal else 1))
+    calls = {"heddle": lambda: heddle.attention(q, k, v, **mine)}
+    if force is None:
+        calls |= peers.fa3_dense(q, k, v, causal=causal) | {"cudnn": peers.sdpa(q, k, v, "cudnn", **options)}
+    calls["fa2"] = peers.sdpa(q, k, v, "fa2", **options)
+    return Row(calls, forward_work(batch, heads, length, size, causal), **served(chosen(q, k, v, **mine)))
+
+
+def window_pairs(length, window):
+    return window * length - window * (window - 1) / 2
 
 
 def windowed(length, heads, size, window):
-    q, k, v = random(1, length, heads, size), random(1, length, heads, size), random(1, length, heads, size)
-    lengths = torch.tensor([0, length], dtype=torch.int32, device="cuda")
+    q, k, v = operands(1, length, heads, heads, size)
+    starts = torch.tensor([0, length], dtype=torch.int32, device="cuda")
     packed = [x[0] for x in (q, k, v)]
-    calls = {
-        "heddle": lambda: heddle.attention(q, k, v, causal="bottom_right", window=(window - 1, -1)),
-        "fa2": lambda: torch.ops.aten._flash_attention_forward(
-            *packed, lengths, lengths, length, length, 0.0, True, False, window_size_left=window - 1, window_size_right=0
-        )[0][None],
-    }
-    return Row(calls, 4e-12 * heads * size * (window * length - window * (window - 1) / 2))
+    mine = {"causal": "bottom_right", "window": (window - 1, -1)}
+    flash = peers.fa2_packed(*packed, starts, length, True, (window - 1, 0))
+    calls = {"heddle": lambda: heddle.attention(q, k, v, **mine)}
+    calls |= peers.fa3_dense(q, k, v, causal=True, window=(window - 1, 0)) | {"fa2": lambda: flash()[None]}
+    work = 4e-12 * heads * size * window_pairs(length, window)
+    reference = lambda: sampled(Attention(q, k, v, causal=True, left=window - 1))  # noqa: E731
+    return Row(calls, work, reference=reference, **served(chosen(q, k, v, **mine)))
 
 
 def spread_lengths(total):
@@ -77,205 +104,165 @@ def spread_lengths(total):
     return lengths, torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device="cuda")
 
 
-def documents(total, heads, size, causal):
+def packed_options(starts, longest, causal):
+    return {"causal": direction(causal), "cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": longest, "max_seqlen_k": longest}
+
+
+def documents(total, heads, kv_heads, size, causal):
     lengths, starts = spread_lengths(total)
     longest = max(lengths)
-    q, k, v = random(total, heads, size), random(total, heads, size), random(total, heads, size)
-    calls = {
-        "heddle": lambda: heddle.attention(
-            q, k, v, causal="bottom_right" if causal else "none", cu_seqlens_q=starts, cu_seqlens_k=starts,
-            max_seqlen_q=longest, max_seqlen_k=longest
-        ),
-        "fa2": lambda: torch.ops.aten._flash_attention_forward(
-            q, k, v, starts, starts, longest, longest, 0.0, causal, False
-        )[0],
-    }
-    return Row(calls, 4e-12 * heads * size * sum(n * n for n in lengths) / (2 if causal else 1))
+    q, k, v = (x[0] for x in operands(1, total, heads, kv_heads, size))
+    mine = packed_options(starts, longest, causal)
+    calls = {"heddle": lambda: heddle.attention(q, k, v, **mine)}
+    calls |= peers.fa3_packed(q, k, v, starts, longest, causal) | {"fa2": peers.fa2_packed(q, k, v, starts, longest, causal)}
+    work = 4e-12 * heads * size * sum(n * n for n in lengths) / (2 if causal else 1)
+    reference = lambda: sampled_documents(q, k, v, starts.tolist(), causal)  # noqa: E731
+    return Row(calls, work, reference=reference, **served(chosen(q, k, v, **mine)))
 
 
 OPTIONS = ("softcap", "alibi", "bias", "shared_bias", "key_bias", "mask", "key_mask", "padding", "shared_bias_key_mask", "sink")
 
 
 def option(name, size, length=8192, batch=2):
-    """Score options, which no contender in torch has: only Heddle's own rate."""
-    heads = 2048 // size
-    q, k, v = (random(batch, length, heads, size) for _ in range(3))
-    open_keys = torch.arange(length, device="cuda") < length - 700
-    options = {
+    """Score options, which no contender has: only Heddle's own rate."""
+    heads = HEADS[size]
+    q, k, v = operands(batch, length, heads, heads, size)
+    shape = {
+        "bias": (1, heads, length, length), "shared_bias": (1, 1, length, length), "key_bias": (batch, 1, 1, length),
+        "mask": (1, heads, length, length), "key_mask": (batch, 1, 1, length), "padding": (batch, 1, 1, length),
+    }  # fmt: skip
+    made = {
         "softcap": lambda: {"softcap": 30.0},
         "alibi": lambda: {"alibi_slopes": torch.rand(heads, device="cuda")},
-        "bias": lambda: {"bias": random(1, heads, length, length)},
-        "shared_bias": lambda: {"bias": random(1, 1, length, length)},
-        "key_bias": lambda: {"bias": random(batch, 1, 1, length)},
-        "mask": lambda: {"mask": torch.rand(1, heads, length, length, device="cuda") < 0.9},
-        "key_mask": lambda: {"mask": torch.rand(batch, 1, 1, length, device="cuda") < 0.9},
-        "padding": lambda: {"mask": open_keys.expand(batch, 1, 1, length)},
-        "shared_bias_key_mask": lambda: {
-            "bias": random(1, 1, length, length), "mask": torch.rand(batch, 1, 1, length, device="cuda") < 0.9
-        },
         "sink": lambda: {"sink": torch.randn(heads, device="cuda")},
-    }
-    chosen = options[name]()
-    return Row({"heddle": lambda: heddle.attention(q, k, v, **chosen)}, 4e-12 * batch * heads * length * length * size)
+        "padding": lambda: {"mask": (torch.arange(length, device="cuda") < length - 700).expand(shape["padding"])},
+        "shared_bias_key_mask": lambda: {"bias": random(*shape["shared_bias"]), "mask": torch.rand(shape["key_mask"], device="cuda") < 0.9},
+    }  # fmt: skip
+    made |= {n: lambda n=n: {"bias": random(*shape[n])} for n in ("bias", "shared_bias", "key_bias")}
+    made |= {n: lambda n=n: {"mask": torch.rand(shape[n], device="cuda") < 0.9} for n in ("mask", "key_mask")}
+    mine = made[name]()
+    calls = {"heddle": lambda: heddle.attention(q, k, v, **mine)}
+    reference = lambda: sampled(Attention(q, k, v, **mine))  # noqa: E731
+    return Row(calls, forward_work(batch, heads, length, size, False), reference=reference, **served(chosen(q, k, v, **mine)))
 
 
 def narrow(batch, length, heads, size, causal, scaling):
-    """e4m3 operands: no contender in torch has them."""
-    q, k, v = (random(batch, length, heads, size, dtype=torch.float8_e4m3fn) for _ in range(3))
+    """e4m3 operands, without scales or with scales by head or token; FlashAttention-3 alone has them too, but by token."""
+    q, k, v = operands(batch, length, heads, heads, size, torch.float8_e4m3fn)
     shape = {"none": None, "heads": (batch, 1, heads), "tokens": (batch, length, heads)}[scaling]
-    scales = {} if shape is None else {n: torch.rand(shape, device="cuda") + 0.5 for n in ("q_scale", "k_scale", "v_scale")}
-    call = lambda: heddle.attention(q, k, v, causal="bottom_right" if causal else "none", **scales)
-    return Row({"heddle": call}, 4e-12 * batch * heads * length * length * size / (2 if causal else 1))
+    names = ("q_scale", "k_scale", "v_scale")
+    scales = {} if shape is None else {n: torch.rand(shape, device="cuda") + 0.5 for n in names}
+    descales = {n.replace("scale", "descale"): x[:, 0].contiguous() for n, x in scales.items()}
+    mine = {"causal": direction(causal), **scales}
+    rivals = peers.fa3_dense(q, k, v, causal=causal, **descales) if scaling != "tokens" else {}
+    reference = lambda: sampled(Attention(q, k, v, causal=causal, **scales))  # noqa: E731
+    work = forward_work(batch, heads, length, size, causal)
+    found = heddle.explain(q, k, v, **mine)
+    if found.chosen is None:
+        why = next(one.reason for one in found if one.name == "sm90_fp8")
+        return Row(rivals, work, limit=E4M3_LIMIT, reference=reference, absent={"heddle": why})
+    calls = {"heddle": lambda: heddle.attention(q, k, v, **mine)} | rivals
+    return Row(calls, work, limit=E4M3_LIMIT, reference=reference, **served(found.chosen.name))
+
+
+def int8_qk(length, causal, size=128):
+    """q and k in 8 bits, which no contender in torch has: beside Heddle's own kernel in 16 bits and what runs by itself."""
+    q, k, v = operands(16384 // length, length, HEADS[size], HEADS[size], size)
+    how = direction(causal)
+    mine = {"causal": how, "precision": "int8_qk"}
+    calls = {
+        "heddle": lambda: heddle.attention(q, k, v, **mine),
+        "sm80": lambda: heddle.attention(q, k, v, causal=how, force="sm80"),
+        "default": lambda: heddle.attention(q, k, v, causal=how),
+    }
+    work = forward_work(16384 // length, HEADS[size], length, size, causal)
+    reference = lambda: sampled(Attention(q, k, v, causal=causal))  # noqa: E731
+    return Row(calls, work, limit=INT8_LIMIT, reference=reference, **served(chosen(q, k, v, **mine)))
 
 
 def single(length, precision, batch=2, heads=16, size=128):
     """float32: torch's memory-efficient kernel, which multiplies in tf32 where torch is allowed to."""
-    q, k, v = (random(batch, length, heads, size, dtype=torch.float32) for _ in range(3))
-
-    def efficient():
-        torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-        out = peer()
-        torch.backends.cuda.matmul.allow_tf32 = False
-        return out
-
-    peer = sdpa(q, k, v, SDPBackend.EFFICIENT_ATTENTION)
-    calls = {"heddle": lambda: heddle.attention(q, k, v, precision=precision), "efficient": efficient}
-    return Row(calls, 4e-12 * batch * heads * length * length * size)
+    q, k, v = operands(batch, length, heads, heads, size, torch.float32)
+    calls = {
+        "heddle": lambda: heddle.attention(q, k, v, precision=precision),
+        "efficient": peers.sdpa(q, k, v, "efficient", precision == "tf32"),
+    }
+    return Row(calls, forward_work(batch, heads, length, size, False), **served(chosen(q, k, v, precision=precision)))
 
 
 def unfused(length, batch=1, heads=8, size=64):
     """What fusing gains: torch's math kernel writes the scores."""
-    q, k, v = (random(batch, length, heads, size) for _ in range(3))
-    calls = {"heddle": lambda: heddle.attention(q, k, v), "math": sdpa(q, k, v, SDPBackend.MATH)}
+    q, k, v = operands(batch, length, heads, heads, size)
+    calls = {"heddle": lambda: heddle.attention(q, k, v), "math": peers.sdpa(q, k, v, "math")}
     calls["baseline"] = lambda: heddle.attention(q, k, v, method="baseline")
-    return Row(calls, 1, "calls/s", "graph")
+    return Row(calls, 1, "calls/s", "graph", **served(chosen(q, k, v), also=sources.ATTENTION["baseline_cuda", False]))
 
 
 def half(length, batch=1, heads=8, size=64):
     """What 16 bits gain over float32."""
-    q, k, v = (random(batch, length, heads, size) for _ in range(3))
+    q, k, v = operands(batch, length, heads, heads, size)
     wide = [x.float() for x in (q, k, v)]
     calls = {
         "heddle": lambda: heddle.attention(q, k, v),
         "f32": lambda: heddle.attention(*wide),
         "tf32": lambda: heddle.attention(*wide, precision="tf32"),
     }
-    return Row(calls, 1, "calls/s", "graph")
+    reference = lambda: sampled(Attention(q, k, v))  # noqa: E731
+    return Row(calls, 1, "calls/s", "graph", reference=reference, **served(chosen(q, k, v), also=sources.attention(chosen(*wide))))
 
 
-def python_call(length):
-    """What a Python user waits for a short call, launch included."""
-    q, k, v = (random(1, length, 4, 64) for _ in range(3))
-    calls = {"heddle": lambda: heddle.attention(q, k, v)}
-    for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("fa2", SDPBackend.FLASH_ATTENTION)):
-        calls[name] = sdpa(q, k, v, backend)
-    return Row(calls, 1, "calls/s", "host")
+def short(length, how):
+    """A short call: "graph", what the GPU takes; "host", what a Python user waits for, launch included."""
+    q, k, v = operands(1, length, 4, 4, 64)
+    calls = {"heddle": lambda: heddle.attention(q, k, v)} | peers.fa3_dense(q, k, v)
+    calls |= {name: peers.sdpa(q, k, v, name) for name in ("cudnn", "fa2")}
+    return Row(calls, 1, "calls/s", how, **served(chosen(q, k, v), also=sources.PYTHON if how == "host" else ()))
 
 
-def decode(batch, heads, kv_heads, length, page=None, cache=torch.bfloat16, rows=1, force=None, size=128, scales=None):
-    """`rows` queries a sequence over a cache that lies outside the L2 cache. scales: None, or "key": one for each key and
-    kv head, those of a head side by side."""
-    width = torch.empty((), dtype=cache).element_size()
-    each = 2 * batch * kv_heads * length * size * width
-    rotations = max(1, -(-ROTATED_BYTES // each))
-    inputs = []
-    for _ in range(rotations):
-        k, v = (random(batch, length, kv_heads, size, dtype=cache) for _ in range(2))
-        inputs.append((random(batch, rows, heads, size), k, v))
-    options = {"causal": "bottom_right", "force": force}
-    if scales == "key":
-        for name in ("k_scale", "v_scale"):
-            options[name] = torch.rand(batch, kv_heads, length, device="cuda").add_(0.5).transpose(1, 2)
-    if page is not None:
-        order = torch.randperm(batch * length // page, device="cuda", dtype=torch.int32).reshape(batch, -1)
-        options["page_table"] = order
-
-    def mine(n=0):
-        q, k, v = inputs[n % rotations]
-        if page is not None:
-            k, v = (x.reshape(-1, page, kv_heads, size) for x in (k, v))
-        return heddle.attention(q, k, v, **options)
-
-    calls = {"heddle": mine}
-    if page is None and cache == torch.bfloat16 and rows == 1:
-        for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("fa2", SDPBackend.FLASH_ATTENTION)):
-            peers = [sdpa(*x, backend, enable_gqa=True) for x in inputs]
-            calls[name] = lambda n=0, peers=peers: peers[n % rotations]()
-    return Row(calls, 1e-12 * each, "TB/s", "graph", rotations)
+def lengths_rows(prefix, sizes, lengths, make):
+    """f"{prefix} D{size} {mask} S{length}" -> maker, make(batch, length, heads, size, causal)."""
+    return {
+        f"{prefix} D{size} {mask} S{length}": functools.partial(make, 16384 // length, length, HEADS[size], size, causal)
+        for size in sizes
+        for mask, causal in MASKS.items()
+        for length in lengths
+    }
 
 
-def decode_int4(batch, heads, kv_heads, length, size=128):
-    """A query a sequence over caches in 4 bits, which lie outside the L2 cache."""
-    caches, read = [], 0
-    while read <= ROTATED_BYTES:
-        cache = heddle.Int4Cache.empty(batch, length, kv_heads, size, device="cuda")
-        seqlens = torch.zeros(batch, dtype=torch.int32, device="cuda")
-        cache.append(*(random(batch, length, kv_heads, size) for _ in "kv"), seqlens)
-        caches.append((random(batch, 1, heads, size), cache))
-        each = batch * kv_heads * (64 * cache.blocks_of(length) * size * 1.125 + (length - 64 * cache.blocks_of(length)) * 4 * size)
-        read += each
-    seqlens = torch.full((batch,), length, dtype=torch.int32, device="cuda")
+def equal_heads(force=None):
+    return lambda b, n, h, d, causal: batched(b, n, h, h, d, causal, force)
 
-    def mine(n=0):
-        q, cache = caches[n % len(caches)]
-        return cache.attention(q, seqlens)
 
-    return Row({"heddle": mine}, 1e-12 * each, "TB/s", "graph", len(caches))
+def plain_rows():
+    out = lengths_rows("forward", (64, 128, 256), LENGTHS, equal_heads()) | lengths_rows("forward", (96, 192), FEW_LENGTHS, equal_heads())
+    for length in LENGTHS[3:]:
+        out[f"gqa 64/8 D128 causal S{length}"] = functools.partial(batched, 1, length, 64, 8, 128, True)
+    out["gqa 32/1 D128 causal S4096"] = functools.partial(batched, 4, 4096, 32, 1, 128, True)
+    for window in (256, 1024, 4096):
+        out[f"window {window} D128 causal S16384"] = functools.partial(windowed, 16384, 16, 128, window)
+    for mask, causal in MASKS.items():
+        out[f"documents D128 {mask}"] = functools.partial(documents, 32768, 16, 16, 128, causal)
+        out[f"documents 32/8 D128 {mask}"] = functools.partial(documents, 32768, 32, 8, 128, causal)
+    return out
 
 
 def rows():
-    """name -> maker of (contenders, FLOP)."""
-    out = {}
+    """name -> maker of a Row."""
+    out = plain_rows()
     for size in (64, 128, 256):
-        for causal in (False, True):
-            for length in LENGTHS:
-                name = f"forward D{size} {'causal' if causal else 'none'} S{length}"
-                batch, heads = 16384 // length, 2048 // size
-                out[name] = lambda b=batch, n=length, h=heads, d=size, c=causal: batched(b, n, h, h, d, c)
-    for length in LENGTHS[3:]:
-        out[f"gqa 64/8 D128 causal S{length}"] = lambda n=length: batched(1, n, 64, 8, 128, True)
-    out["window 1024 D128 causal S16384"] = lambda: windowed(16384, 16, 128, 1024)
-    for causal in (False, True):
-        out[f"documents D128 {'causal' if causal else 'none'}"] = lambda c=causal: documents(32768, 16, 128, c)
-    for size in (64, 128, 256):
-        for name in OPTIONS:
-            out[f"option {name} D{size} S8192"] = lambda n=name, d=size: option(n, d)
-    for size in (64, 128, 256):
-        for causal in (False, True):
-            for length in (512, 2048, 8192):
-                name = f"sm80 D{size} {'causal' if causal else 'none'} S{length}"
-                batch, heads = 16384 // length, 2048 // size
-                out[name] = lambda b=batch, n=length, h=heads, d=size, c=causal: batched(b, n, h, h, d, c, "sm80")
-    for size in (64, 128):
-        for causal in (False, True):
-            for length in LENGTHS[2:]:
-                name = f"fp8 D{size} {'causal' if causal else 'none'} S{length}"
-                batch, heads = 16384 // length, 2048 // size
-                out[name] = lambda b=batch, n=length, h=heads, d=size, c=causal: narrow(b, n, h, d, c, "none")
+        out |= {f"option {name} D{size} S8192": functools.partial(option, name, size) for name in OPTIONS}
+    out |= lengths_rows("sm80", (64, 128, 256), (512, 2048, 8192), equal_heads("sm80"))
+    out |= lengths_rows("fp8", (64, 128, 256), LENGTHS[2:], lambda b, n, h, d, causal: narrow(b, n, h, d, causal, "none"))
     for scaling in ("heads", "tokens"):
-        out[f"fp8 D128 none S8192, scales by {scaling}"] = lambda s=scaling: narrow(2, 8192, 16, 128, False, s)
+        out[f"fp8 D128 none S8192, scales by {scaling}"] = functools.partial(narrow, 2, 8192, 16, 128, False, scaling)
+    for mask, causal in MASKS.items():
+        out |= {f"int8_qk D128 {mask} S{n}": functools.partial(int8_qk, n, causal) for n in (1024, 2048, 8192)}
     for precision in ("f32", "tf32"):
-        out[f"float32 {precision} D128 S4096"] = lambda p=precision: single(4096, p)
-    for length in (1024, 4096, 8192, 32768):
-        out[f"decode B1 32/8 {length}"] = lambda n=length: decode(1, 32, 8, n)
-    for batch, heads, kv_heads, length in ((16, 32, 8, 8192), (64, 32, 8, 8192), (128, 64, 8, 4096)):
-        out[f"decode B{batch} {heads}/{kv_heads} {length}"] = lambda x=(batch, heads, kv_heads, length): decode(*x)
-    for page in (1, 16, 64, 256):
-        out[f"decode B64 32/8 8192, pages of {page}"] = lambda p=page: decode(64, 32, 8, 8192, p)
-    out["decode B64 32/8 8192, e4m3"] = lambda: decode(64, 32, 8, 8192, cache=torch.float8_e4m3fn)
-    out["decode B64 32/8 8192, e4m3 scaled by key"] = lambda: decode(
-        64, 32, 8, 8192, cache=torch.float8_e4m3fn, scales="key")
-    out["decode B64 32/8 8192, 4 bits"] = lambda: decode_int4(64, 32, 8, 8192)
-    out["decode B64 32/8 8192, 4 rows"] = lambda: decode(64, 32, 8, 8192, rows=4)
-    out["decode B64 32/8 8192, 16 rows"] = lambda: decode(64, 32, 8, 8192, rows=16)
-    for heads, queries in ((32, 8), (32, 16), (64, 16)):  # 32, 64 and 128 rows of a kv head, whatever the estimate says
-        out[f"sm90 decode B64 {heads}/8 8192, {queries} rows"] = lambda h=heads, n=queries: decode(
-            64, h, 8, 8192, rows=n, force="sm90_decode")
-    for batch in (1, 64):
-        out[f"sm80 decode B{batch} 32/8 8192"] = lambda b=batch: decode(b, 32, 8, 8192, force="sm80_decode")
+        out[f"float32 {precision} D128 S4096"] = functools.partial(single, 4096, precision)
     for length in (128, 256, 512, 1024, 2048, 4096):
-        out[f"unfused S{length}"] = lambda n=length: unfused(n)
-        out[f"half S{length}"] = lambda n=length: half(n)
+        out[f"unfused S{length}"] = functools.partial(unfused, length)
+        out[f"half S{length}"] = functools.partial(half, length)
     for length in (128, 256, 512, 1024):
-        out[f"python call S{length}"] = lambda n=length: python_call(n)
+        out[f"short call S{length}"] = functools.partial(short, length, "graph")
+        out[f"python call S{length}"] = functools.partial(short, length, "host")
     return out

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import argparse
 import csv
-import datetime
 import json
 import pathlib
 import re
 import shutil
 import subprocess
 import sys
-import time
+
+import gpu_conditions
+import sources
 
 HERE = pathlib.Path(__file__).resolve().parent
 LENGTH, TOTAL = 4096, 16384
@@ -77,9 +78,9 @@ def main():
     parser.add_argument("output", type=pathlib.Path)
     parser.add_argument("--lengths", type=int, nargs="*", default=[LENGTH])
     output = (arguments := parser.parse_args()).output
-    gpu = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True,
-                         text=True, check=True).stdout.split("\n")[0]
-    results = {"conditions": {"gpu": gpu, "date": datetime.date.today().isoformat()}, "rungs": [], "counters": {}}
+    conditions = {"gpu": gpu_conditions.query("name,driver_version"), "date": gpu_conditions.now(), "commit": gpu_conditions.commit(),
+                  "lengths": arguments.lengths, "ncu": shutil.which("ncu") is not None}
+    results = {"conditions": conditions, "sources": sources.digests(sources.LADDER), "rungs": [], "counters": {}}
     found = rungs()
     for length in arguments.lengths:
         for causal in (0, 1):

@@ -1,6 +1,6 @@
 """Linear layers of 4096 x 4096 weights, torch's and Heddle's over packed weights, call by call in turn in one process.
 
-PYTHONPATH=build/release/python python bench/linear_bench.py [--threads 2] [--seconds 2] [--format nvfp4 int8_row] [--out FILE]
+PYTHONPATH=build/release/python python bench/linear_bench.py [--threads 2] [--seconds 2] [--format nvfp4 int8_row] [--target avx2] [--out FILE]
 
 Several weights take turns, so that they come from memory. A contender's turn is a pause, in which the other's threads go to
 sleep, calls that are not counted, till the processors are awake, and some that are, one after another as in a model. Prints
@@ -14,9 +14,11 @@ import pathlib
 import statistics
 import time
 
+import cpu_conditions
 import heddle
+import sources
 import torch
-from attention_bench import PAUSE, conditions
+from attention_bench import PAUSE
 from heddle import lowbit
 
 EXTENT = 4096
@@ -43,10 +45,13 @@ def main():
     parser.add_argument("--format", nargs="*", default=["nvfp4"])
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32, 128])
     parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--target", choices=list(cpu_conditions.TARGETS), help="hold everybody to these instructions")
     options = parser.parse_args()
+    cpu_conditions.hold(options.target)
+    cpu_conditions.check_held()
     torch.set_num_threads(options.threads)
     heddle.set_num_threads(options.threads)
-    report = {"conditions": conditions(options.threads), "rows": []}
+    report = {"conditions": cpu_conditions.conditions(options.threads), "rows": []}
     weights = torch.randn(EXTENT, EXTENT) / 50
     copies = {dtype: TURNING_BYTES // (EXTENT * EXTENT * dtype.itemsize) for dtype in (torch.float32, torch.bfloat16)}
     plain = {dtype: [weights.to(dtype).clone() for _ in range(count)] for dtype, count in copies.items()}
@@ -74,7 +79,10 @@ def main():
             for name, t in times.items():
                 print(f"{rows:4} rows  {name:24} {min(t):8.3f} {statistics.median(t):8.3f}", flush=True)
             found = {name: {"least": min(t), "median": statistics.median(t)} for name, t in times.items()}
-            report["rows"].append({"format": format, "extent": EXTENT, "rows": rows, "calls": turns * CALLS, "milliseconds": found})
+            report["rows"].append({
+                "name": f"linear {format} {EXTENT}x{EXTENT} M{rows}", "format": format, "extent": EXTENT, "rows": rows,
+                "calls": turns * CALLS, "milliseconds": found, "sources": sources.digests(sources.CPU_LINEAR),
+            })  # fmt: skip
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 

@@ -47,9 +47,10 @@ if [[ -n $python ]]; then
   cp tests/python/{,nn_}kit.py tests/python/test_cuda{,_encoder,_flash_attn,_gradients,_linear,_linear_cublaslt,_lowbit,_nn}.py "$stage/tests/python/"
   mkdir -p "$stage"/{bench,examples/train}
   cp examples/train/*.py "$stage/examples/train/"
-  cp bench/attention_bench_gpu.py bench/gpu_rows.py bench/gpu_backward_rows.py bench/gpu_linear_rows.py bench/gpu_lowbit_rows.py bench/ladder_gpu.py bench/peers_h200.json "$stage/bench/"
+  # encoder_gpu.py runs over a folder that it prepares elsewhere. What is measured there says which sources it is of, which are here.
+  cp bench/{attention_bench,encoder,ladder}_gpu.py bench/gpu_*.py bench/{sources,merge}.py "$stage/bench/"
+  "$tools" bench/sources.py --write "$stage/sources.json"
   cp scripts/bench_gpu.sh "$stage/scripts/"
-  cp bench/encoder_gpu.py "$stage/bench/"  # runs over a folder that it prepares elsewhere
   mkdir -p "$stage/scripts/demo"
   cp scripts/demo/*.py "$stage/scripts/demo/"
 fi

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
-import os
-import pathlib
 import platform
-import subprocess
+import sys
+from pathlib import Path
 
 import heddle
 import torch
 
-
-def commit():
-    if "HEDDLE_COMMIT" in os.environ:
-        return os.environ["HEDDLE_COMMIT"]
-    here = pathlib.Path(__file__).resolve().parent
-    with contextlib.suppress(OSError):  # there may be no git
-        done = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True)
-        if done.returncode == 0:
-            return done.stdout.strip()
-    return "unknown"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from bench import gpu_conditions, sources  # noqa: E402
 
 
 def conditions(corpus):
@@ -32,7 +22,7 @@ def conditions(corpus):
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
         "heddle": heddle.__version__,
-        "commit": commit(),
+        "commit": gpu_conditions.commit(),
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "text": str(corpus),
     }
@@ -46,6 +36,8 @@ def add(path, kind, found, corpus):
     """Adds runs, by their names, to the file's list `kind`."""
     report = read(path)
     names = {run["name"] for run in found}
+    measured = sources.digests(sources.TRAINING)
+    found = [run | {"sources": measured} for run in found]
     report[kind] = [run for run in report[kind] if run["name"] not in names] + found
     report["conditions"] = conditions(corpus)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime
 import json
+import statistics
 import subprocess
 import time
 
 import numpy as np
+from bench import gpu_timing
 
 from . import encode, lowbit, machine, text
 from .progress import OUT_OF_TIME
@@ -15,8 +17,6 @@ from .progress import OUT_OF_TIME
 FIGURES = machine.ROOT / "bench" / "results" / "encoder-nvidia-h200.json"
 POLICIES = [("float16", "float16", {}), *lowbit.POLICIES[1:]]
 BATCHES = [encode.BATCH_TOKENS, 1 << 16]  # tokens of a call
-SECONDS = 0.25  # a round takes at least, as several passes if need be
-ROUNDS = 5
 
 
 def absence() -> str:
@@ -46,43 +46,40 @@ def conditions() -> dict:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "method": f"The whole text in calls of at most {BATCHES[0]} or {BATCHES[1]} tokens, one after another, then one wait for the GPU: the best of {ROUNDS} rounds of at least {SECONDS} s. "
-        "A piece alone: one call and its wait, the median of 50. Peak memory: weights, and the most that workspace and results took beside them.",
+        "method": f"The whole text in calls of at most {BATCHES[0]} or {BATCHES[1]} tokens, one after another, then one wait for the GPU; a piece alone: one call and its wait. Both as the host "
+        f"feels them: the median of {gpu_timing.ROUNDS} rounds, as many passes in each as take {gpu_timing.HOST_SECONDS} s. Peak memory: weights, and the most that workspace and results took beside them.",
     }
+
+
+def _seconds(call) -> float:
+    """Of a call, as the host feels it."""
+    times, _ = gpu_timing.host_milliseconds({"": gpu_timing.Contender(call)})
+    return statistics.median(times[""]) / 1e3
 
 
 def _rate(encoder, packed: text.Packed, tokens: int) -> float:
     """Tokens a second."""
-    import torch
-
     batches = packed.batches(tokens)
 
-    def passes(count):
-        torch.cuda.synchronize()
-        begun = time.perf_counter()
-        for _ in range(count):
-            for batch in batches:
-                encoder.encode(batch.token_ids, batch.cu_seqlens)
-        torch.cuda.synchronize()
-        return time.perf_counter() - begun
+    def whole():
+        for batch in batches:
+            encoder.encode(batch.token_ids, batch.cu_seqlens)
 
-    passes(1)
-    count = max(1, int(np.ceil(SECONDS / passes(1))))
-    return float(packed.cu_seqlens[-1]) * count / min(passes(count) for _ in range(ROUNDS))
+    return float(packed.cu_seqlens[-1]) / _seconds(whole)
 
 
 def _alone(encoder, packed: text.Packed) -> float:
-    """Seconds of a piece of the median length."""
+    """Seconds of a piece of the median length, with the wait for it."""
     import torch
 
-    piece = packed.select(int(np.argsort(packed.lengths)[len(packed) // 2]), 1 + int(np.argsort(packed.lengths)[len(packed) // 2]))
-    taken = []
-    for _ in range(50):
-        begun = time.perf_counter()
+    middle = int(np.argsort(packed.lengths)[len(packed) // 2])
+    piece = packed.select(middle, 1 + middle)
+
+    def one():
         encoder.encode(piece.token_ids, piece.cu_seqlens)
         torch.cuda.synchronize()
-        taken.append(time.perf_counter() - begun)
-    return float(np.median(taken))
+
+    return _seconds(one)
 
 
 def measure(folder: str, packed: text.Packed, exact: np.ndarray, left=lambda: float("inf"), step=lambda line: None) -> dict:

@@ -104,8 +104,8 @@ def test_gpu_policies_measure_what_the_page_shows(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 100)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 1100)
     monkeypatch.setattr(gpu, "conditions", lambda: {"gpu": "none"})
-    monkeypatch.setattr(gpu, "SECONDS", 0.0)
-    monkeypatch.setattr(gpu, "ROUNDS", 1)
+    for name, value in {"HOST_SECONDS": 1e-6, "WARM_CALLS": 1, "PAUSE": 0.0}.items():
+        monkeypatch.setattr(gpu.gpu_timing, name, value)
 
     class Encoder:  # embeddings that depend on the first token alone
         layers, weight_bytes = [heddle.EncoderLayer("a", "nvfp4", (2, 2), 7)], 1000

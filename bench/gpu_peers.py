@@ -1,0 +1,126 @@
+"""Whom Heddle is raced against on a GPU: cuDNN, FlashAttention-2 and the unfused kernels as torch brings them,
+FlashAttention-3, bitsandbytes. Who is not here is left out, and `absent()` says why."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as functional
+
+NAMES = ("cudnn", "fa2", "fa3", "efficient", "math", "cublas", "int4pack", "bitsandbytes")
+BACKENDS = {"cudnn": "cudnn", "fa2": "flash", "efficient": "mem_efficient", "math": "math"}
+
+
+class Chosen:
+    """A call of torch's attention with one back end. prepare() chooses it; it is called before the timing, not in it."""
+
+    def __init__(self, backend: str, call: Callable, tf32: bool = False):
+        self.backend, self.call, self.tf32 = backend, call, tf32
+
+    def prepare(self):
+        for name in BACKENDS.values():
+            getattr(torch.backends.cuda, f"enable_{name}_sdp")(name == BACKENDS[self.backend])
+        torch.backends.cuda.matmul.allow_tf32 = self.tf32
+
+    def __call__(self, *arguments):
+        return self.call(*arguments)
+
+
+def prepare(call: Callable) -> Callable:
+    """What is called before `call` is timed."""
+    return getattr(call, "prepare", lambda: None)
+
+
+def through(forward: Callable, call: Callable) -> Callable:
+    """`call`, made of `forward`, with its back end."""
+    return Chosen(forward.backend, call, forward.tf32) if isinstance(forward, Chosen) else call
+
+
+def sdpa(q, k, v, backend: str, tf32: bool = False, **options) -> Chosen:
+    """torch's attention over Heddle's layout, [B, S, H, D]."""
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return Chosen(backend, lambda: functional.scaled_dot_product_attention(q, k, v, **options).transpose(1, 2), tf32)
+
+
+def fa2_packed(q, k, v, starts, longest, causal, window=(-1, -1)) -> Callable:
+    """FlashAttention-2 over packed sequences, [total, H, D]."""
+    sides = {f"window_size_{side}": extent for side, extent in zip(("left", "right"), window) if extent >= 0}
+    return lambda: torch.ops.aten._flash_attention_forward(q, k, v, starts, starts, longest, longest, 0.0, causal, False, **sides)[0]
+
+
+@functools.cache
+def _imported(module: str):
+    """The module, or the error that says why there is none."""
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:
+        return error
+
+
+def _there(module: str) -> bool:
+    return not isinstance(_imported(module), Exception)
+
+
+def absent() -> dict[str, str]:
+    """contender -> why it is not in this run."""
+    modules = {"fa3": "flash_attn_interface", "bitsandbytes": "bitsandbytes"}
+    return {name: f"{module} cannot be imported: {str(_imported(module)).splitlines()[0][:200]}" for name, module in modules.items() if not _there(module)}
+
+
+def contenders() -> list[str]:
+    """Those that may be in a run here."""
+    return [name for name in NAMES if name not in absent()]
+
+
+def fa3(call: Callable) -> dict[str, Callable]:
+    """{"fa3": a call that gets the module}, or nothing where there is none."""
+    if not _there("flash_attn_interface"):
+        return {}
+    module = _imported("flash_attn_interface")
+    return {"fa3": lambda *arguments: call(module, *arguments)}
+
+
+def fa3_dense(q, k, v, *, causal=False, window=(-1, -1), deterministic=False, **descales) -> dict[str, Callable]:
+    """descales: q_descale, k_descale, v_descale, float32 [B, Hkv], of e4m3 operands."""
+    return fa3(lambda module: module.flash_attn_func(
+        q, k, v, causal=causal, window_size=window, deterministic=deterministic, **descales))  # fmt: skip
+
+
+def fa3_packed(q, k, v, starts, longest, causal) -> dict[str, Callable]:
+    return fa3(lambda module: module.flash_attn_varlen_func(q, k, v, starts, starts, longest, longest, causal=causal))
+
+
+def fa3_cached(inputs, lengths, page_table=None) -> dict[str, Callable]:
+    """Decoding, call(n) over inputs[n] = (q [B, rows, H, D], k, v caches), which FlashAttention-3 splits as it thinks best."""
+    return fa3(lambda module, n=0: module.flash_attn_with_kvcache(
+        *inputs[n % len(inputs)], cache_seqlens=lengths, page_table=page_table, causal=True))  # fmt: skip
+
+
+def int4pack(quantized, copies: int) -> Callable:
+    """call(x, n): torch's own 4-bit product over the codes and scales of an int4_g128 matrix, of the n-th copy."""
+    n, k = quantized.shape
+    codes = quantized.codes.cuda()
+    even_high = (codes << 4) | (codes >> 4)  # torch wants column 2j in the high four bits of byte j
+    packed = torch.ops.aten._convert_weight_to_int4pack(even_high, 8)  # 8 tiles of 16 columns
+    scales = quantized.scales.cuda().to(torch.bfloat16).reshape(n, k // 128)
+    # w = (code - 8) * scale + zero; [K / 128, N, 2]
+    both = torch.stack((scales, torch.zeros_like(scales)), dim=-1).transpose(0, 1).contiguous()
+    weights = [(packed.clone(), both.clone()) for _ in range(copies)]
+
+    def call(x, i=0):
+        codes, scales = weights[i % copies]
+        return torch.ops.aten._weight_int4pack_mm(x, codes, 128, scales)
+
+    return call
+
+
+def bitsandbytes_nf4(weights, copies: int) -> Callable | None:
+    """call(x, n): bitsandbytes' linear layer over nf4 weights of its own making, of the n-th copy; None where it is not."""
+    if not _there("bitsandbytes"):
+        return None
+    module = _imported("bitsandbytes")
+    made = [module.functional.quantize_4bit(weights, blocksize=64, quant_type="nf4") for _ in range(copies)]
+    return lambda x, i=0: module.matmul_4bit(x, made[i % copies][0].t(), quant_state=made[i % copies][1])

@@ -1,0 +1,60 @@
+"""Makes one results file of several: shards of a run, or a run and rows measured again.
+
+  python bench/merge.py bench/results/nvidia-h200.json shard0.json shard1.json
+
+A row of a later file replaces one of the same name; one that came out wrong there takes it away. Files that were not
+measured alike (another GPU, driver, library or method) are refused. Each row says by `input` whose conditions it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+#: What must be the same in all files; what differs otherwise (date, clock, commit) stays in `inputs`.
+ALIKE = ("gpu", "driver", "power_limit", "torch", "cuda", "cudnn", "contenders", "method",
+         "cpu", "simd", "threads", "torch_capability")  # fmt: skip
+
+
+class Unlike(ValueError):
+    """Results that do not belong into one file."""
+
+
+def merged(results: list[dict], names: list[str]) -> dict:
+    """One results file's content of several; `names` say which is meant when something is wrong."""
+    first = results[0]["conditions"]
+    for result, name in zip(results, names, strict=True):
+        for key in ALIKE:
+            if result["conditions"].get(key) != first.get(key):
+                raise Unlike(f"{name}: {key} is {result['conditions'].get(key)!r}, and {first.get(key)!r} in {names[0]}")
+    rows, wrong, inputs = {}, {}, []
+    for result in results:
+        # A file that was merged before brings its inputs along.
+        own = result.get("inputs", [result["conditions"]])
+        for kind, into, other in (("rows", rows, wrong), ("wrong", wrong, rows)):
+            for row in result.get(kind, []):
+                other.pop(row["name"], None)
+                into[row["name"]] = row | {"input": len(inputs) + row.get("input", 0)}
+        inputs += own
+    latest = max(inputs, key=lambda conditions: conditions["date"])
+    out = {"conditions": latest, "inputs": inputs, "rows": list(rows.values())}
+    return out | ({"wrong": list(wrong.values())} if wrong else {})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("inputs", type=Path, nargs="+")
+    given = parser.parse_args()
+    try:
+        result = merged([json.loads(path.read_text(encoding="utf-8")) for path in given.inputs], [path.name for path in given.inputs])
+    except Unlike as unlike:
+        sys.exit(f"merge.py: {unlike}")
+    given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"{given.out}: {len(result['rows'])} rows of {len(given.inputs)} files, {len(result.get('wrong', []))} wrong")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""Which sources a measured row is about, and a digest of what they say: a figure is as old as its kernel.
+
+  python bench/sources.py --write build/stage/sources.json   # for a machine that has no sources
+
+Each path is a folder, a file or a pattern, from the root of the tree. Its digest is the first 12 hex digits of sha256 over
+the sorted relative paths and bytes of its files. In a folder that scripts/stage.sh made, digests come from `sources.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STAGED = "sources.json"
+GPU_COMMON = "src/cuda/common"
+
+#: candidate (as heddle.explain names it), whether of gradients -> what it is built from, beside GPU_COMMON
+ATTENTION = {
+    ("sm90", False): ("src/cuda/sm90/attention_fwd",),
+    ("sm90", True): ("src/cuda/sm90/attention_bwd", "src/cuda/any/attention_bwd_rows"),
+    ("sm90_fp8", False): ("src/cuda/sm90/attention_fwd_fp8",),
+    ("sm90_decode", False): ("src/cuda/sm90/attention_decode",),
+    ("sm80", False): ("src/cuda/sm80/attention_fwd",),
+    ("sm80", True): ("src/cuda/sm80/attention_bwd", "src/cuda/any/attention_bwd_rows"),
+    ("sm80_int8", False): ("src/cuda/sm80/attention_fwd", "src/cuda/any/attention_int8_qk"),
+    ("sm80_decode", False): ("src/cuda/sm80/attention_decode",),
+    ("baseline_cuda", False): ("src/cuda/any/attention_baseline",),
+    ("naive_cuda", False): ("src/cuda/any/naive_attention",),
+}
+LINEAR = {
+    "sm90_w4a16": ("src/cuda/sm90/linear_w4a16", "src/cuda/sm90/linear", "src/cuda/any/linear"),
+    "sm90_w4a8": ("src/cuda/sm90/linear_w4a8", "src/cuda/sm90/linear", "src/cuda/any/linear"),
+    "sm80_linear": ("src/cuda/sm80/linear", "src/cuda/any/linear"),
+    "sm80_gemv": ("src/cuda/sm80/linear_gemv", "src/cuda/any/linear"),
+    "cublaslt": ("src/cuda/any/cublaslt", "src/cuda/any/lowbit", "src/cuda/any/linear"),
+    "cublaslt_w8a8": ("src/cuda/any/cublaslt", "src/cuda/any/lowbit", "src/cuda/any/linear"),
+}
+INT4_CACHE = ("src/cuda/any/int4_cache",)
+LOWBIT_GPU = ("src/cuda/any/lowbit", "src/lowbit")
+PYTHON = ("python/heddle", "python/src")  # of rows that a Python program feels
+ENCODER_GPU = ("src/model", "src/cuda/any/model", "src/cuda/sm90", "src/cuda/sm80", "src/cuda/any/linear", "src/cuda/any/cublaslt")
+LADDER = ("examples/ladder",)
+TRAINING = (*ATTENTION["sm90", False], *ATTENTION["sm90", True], *ATTENTION["sm80", False], *ATTENTION["sm80", True], GPU_COMMON, *PYTHON)
+CPU_ATTENTION = (
+    "src/cpu/attention*", "src/cpu/decode*", "src/cpu/gemm-inl.h", "src/cpu/*keys-inl.h", "src/cpu/rows-inl.h", "src/cpu/scores-inl.h",
+    "src/cpu/simd-inl.h", "src/cpu/softmax-inl.h", "src/cpu/bias_gradient-inl.h", "src/cpu/plan.h", "src/cpu/targets",
+)  # fmt: skip
+CPU_LINEAR = ("src/cpu/linear*", "src/cpu/lowbit_decode-inl.h", "src/cpu/lowbit_elements-inl.h", "src/cpu/simd-inl.h", "src/cpu/targets")
+
+
+def files(root: Path, path: str) -> list[Path]:
+    """The files of a folder, or those that a path or pattern names; none of what Python compiled."""
+    found = (root / path).rglob("*") if (root / path).is_dir() else root.glob(path)
+    return sorted(f for f in found if f.is_file() and "__pycache__" not in f.parts and f.suffix not in (".pyc", ".so"))
+
+
+def digest(path: str, root: Path = ROOT) -> str | None:
+    """Of the sources here or, in a stage, of those that it was built from; None if neither is known."""
+    staged = root / STAGED
+    if staged.exists():
+        return json.loads(staged.read_text(encoding="utf-8")).get(path)
+    found = files(root, path)
+    if not found:
+        return None
+    total = hashlib.sha256()
+    for file in found:
+        content = file.read_bytes()
+        total.update(f"{file.relative_to(root).as_posix()}\0{len(content)}\0".encode())
+        total.update(content)
+    return total.hexdigest()[:12]
+
+
+def digests(paths, root: Path = ROOT) -> dict[str, str | None]:
+    """What a row carries as `sources`."""
+    return {path: digest(path, root) for path in sorted(set(paths))}
+
+
+def current(row: dict, root: Path = ROOT) -> bool:
+    """Whether a row says what it was measured on, and the tree still has just that."""
+    said = row.get("sources")
+    return bool(said) and all(value is not None and value == digest(path, root) for path, value in said.items())
+
+
+def attention(candidate: str, backward: bool = False) -> tuple[str, ...]:
+    return (*ATTENTION[candidate, backward], GPU_COMMON)
+
+
+def linear(candidate: str) -> tuple[str, ...]:
+    return (*LINEAR[candidate], GPU_COMMON)
+
+
+def known() -> list[str]:
+    """Every path that a row may name."""
+    groups = (*ATTENTION.values(), *LINEAR.values(), INT4_CACHE, LOWBIT_GPU, PYTHON, ENCODER_GPU, LADDER, TRAINING, CPU_ATTENTION, CPU_LINEAR, (GPU_COMMON,))
+    return sorted({path for group in groups for path in group})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", type=Path, required=True, help="the file of digests")
+    out = parser.parse_args().write
+    found = {path: digest(path) for path in known()}
+    if missing := [path for path, value in found.items() if value is None]:
+        parser.error(f"no sources at {', '.join(missing)}")
+    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
