@@ -1,16 +1,12 @@
 """Writes the table of docs/encoder.md from the figures of bench/encoder_gpu.py.
 
-  python scripts/encoder_table.py [--check] [bench/results/encoder-nvidia-h200.json]
+  python scripts/encoder_table.py [--check]
+
+The files are bench/results/encoder-*.json (see bench_results.py); each has a section.
 """
 
-import argparse
-import json
-import sys
-from pathlib import Path
-
+from bench_results import ROOT, marked, noted, read, run
 from marked_block import table, update
-
-ROOT = Path(__file__).resolve().parent.parent
 
 NONE = "Not measured yet: `python bench/encoder_gpu.py run`, on a machine with a GPU, writes the figures."
 
@@ -27,7 +23,7 @@ def lines(found):
             "mean cosine", "worst", f"top {most}", "Spearman"]  # fmt: skip
     body = [
         [
-            f"`{row['name']}`" if len(row["formats"]) == 1 else row["name"], row["dtype"], mib(row["linear_bytes"]), mib(row["weight_bytes"]), mib(row["peak"]),
+            marked(f"`{row['name']}`" if len(row["formats"]) == 1 else row["name"], [row]), row["dtype"], mib(row["linear_bytes"]), mib(row["weight_bytes"]), mib(row["peak"]),
             f"{row['tokens_per_second'][small] / 1e6:.2f}", f"{row['tokens_per_second'][large] / 1e6:.2f}", f"{row['alone_seconds'] * 1e6:.0f}",
             f"{row['cosine']['cosine_mean']:.5f}", f"{row['cosine']['cosine_least']:.5f}", f"{100 * row['retrieval']['overlap_mean']:.1f} %",
             f"{row['retrieval']['spearman_mean']:.4f}",
@@ -39,15 +35,10 @@ def lines(found):
     return table([head, *body]) + "\n\n" + said
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("figures", type=Path, nargs="?", default=ROOT / "bench" / "results" / "encoder-nvidia-h200.json")
-    parser.add_argument("--check", action="store_true", help="only say whether the table is current")
-    chosen = parser.parse_args()
-    block = lines(json.loads(chosen.figures.read_text())) if chosen.figures.exists() else NONE
-    if not update(ROOT / "docs" / "encoder.md", "gpu", block, check=chosen.check):
-        sys.exit("docs/encoder.md is not what its figures say: run scripts/encoder_table.py")
+def write(check):
+    block = noted("\n\n".join(lines(content) for _, content in read("encoder-*.json"))) or NONE
+    return update(ROOT / "docs" / "encoder.md", "gpu", block, check=check)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, write)

@@ -1,149 +1,249 @@
-"""Writes README's table of GPU figures from the results of `make bench-gpu`.
+"""Writes README's and docs/performance.md's tables of GPU figures from the results of `make bench-gpu`.
 
-  python scripts/gpu_table.py bench/results/nvidia-h200.json
-  python scripts/gpu_table.py bench/results/nvidia-h200.json bench/results/nvidia-h200-*.json   # rows measured later
+  python scripts/gpu_table.py [--check]
+
+The files are bench/results/nvidia-*.json (see bench_results.py). README has a line for each kind of row, the page every row;
+a row that no table takes is an error. Ratios are found here, of contenders raced in the row's own run.
 """
 
-import argparse
-import json
+import re
 import statistics
-from pathlib import Path
 
+from bench_results import ROOT, marked, merged, noted, read, run, said, span
 from marked_block import table, update
 
-ROOT = Path(__file__).resolve().parent.parent
-# Words, and the names of the rows that they stand for begin so.
-GROUPS = [
-    *((f"forward, D {d}, {words}", f"forward D{d} {name} ") for d in (64, 128, 256) for words, name in (("no mask", "none"), ("causal", "causal"))),
-    ("grouped heads 64/8, D 128, causal, 4k to 16k", "gqa "),
-    ("window of 1024, D 128, S 16384", "window "),
-    ("packed documents of 128 to 8192, D 128", "documents "),
-    ("e4m3 operands, D 128, no mask, 2k to 16k", "fp8 D128 none S"),
-    ("e4m3 operands, D 64, no mask, 2k to 16k", "fp8 D64 none S"),
-    ("e4m3 operands, D 128, no mask, scales by token", "fp8 D128 none S8192, scales by tokens"),
-    *((f"the Ampere kernel on this chip, D {d}", f"sm80 D{d} ") for d in (64, 128, 256)),
-    ("float32, three tf32 products, D 128", "float32 f32"),
-    ("float32, precision tf32, D 128", "float32 tf32"),
-    *((f"score option at D 128, S 8192: {name.replace('_', ' ')}", f"option {name} D128") for name in
-      ("softcap", "alibi", "bias", "mask", "key_bias", "key_mask", "padding", "sink")),
+OWN = ("heddle", "baseline", "f32", "tf32", "sm80", "default", "deterministic")  # Heddle itself
+NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "efficient": "memory-efficient", "math": "torch unfused", "cublas": "cuBLAS bf16",
+         "int4pack": "torch int4", "bitsandbytes": "bitsandbytes", "baseline": "`baseline_cuda`", "f32": "float32", "tf32": "tf32", "sm80": "`sm80`", "default": "default",
+         "deterministic": "deterministic", "heddle": "Heddle"}  # fmt: skip
+# In the names of rows, and what the tables say for them.
+WORDS = [
+    (r"^backward ", ""), (r"^forward ", ""), (r"^option (\w+).*", lambda m: f"score option: {m[1].replace('_', ' ')}, D 64 to 256"),
+    (r"head size 96, (\w+)", r"D96 \1"), (r"\bgqa (\S+)", r"grouped heads \1,"), (r"^window (\d+)", r"window of \1,"),
+    (r"^documents( \S+/\S+)?", r"packed documents of 128 to 8192\1,"), (r"^sm80 (D\d)", r"the Ampere kernel on this chip, \1"),
+    (r"^fp8 ", "e4m3 operands, "), (r"^int8_qk ", "q and k in 8 bits, "), (r"^float32 f32", "float32, three tf32 products,"),
+    (r"^float32 tf32", "float32, precision tf32,"), (r"^deterministic ", "deterministic, "), (r"D(\d+) none", r"D \1, no mask"),
+    (r"D(\d+) causal", r"D \1, causal"), (r"\bD(\d+)", r"D \1"),
 ]  # fmt: skip
-DECODE = ["decode B1 32/8 1024", "decode B1 32/8 4096", "decode B1 32/8 32768", "decode B16 32/8 8192", "decode B64 32/8 8192",
-          "decode B128 64/8 4096", "decode B64 32/8 8192, pages of 16", "decode B64 32/8 8192, pages of 1",
-          "decode B64 32/8 8192, e4m3", "decode B64 32/8 8192, 16 rows"]  # fmt: skip
-GRADIENTS = [
-    *((f"D {d}, {words}", f"backward D{d} {name} ") for d in (64, 128, 256) for words, name in (("no mask", "none"), ("causal", "causal"))),
-    *((f"D 96, {words}, S 4096", f"backward head size 96, {name} ") for words, name in (("no mask", "none"), ("causal", "causal"))),
-    ("grouped heads 64/8, D 128, causal, 4k to 16k", "backward gqa "),
-    ("window of 1024, D 128, S 16384", "backward window "),
-    ("packed documents of 128 to 8192, D 128", "backward documents "),
-    *((f"the Ampere kernel on this chip, D {d}", f"backward sm80 D{d} ") for d in (64, 128, 256)),
-    ("float32, three tf32 products, D 128", "backward float32 f32"),
-    ("float32, precision tf32, D 128", "backward float32 tf32"),
-    *((f"deterministic, D {d}, causal, S 4096", f"backward deterministic D{d} ") for d in (64, 128, 256)),
-    ("deterministic, grouped heads 64/8, D 128, causal, S 4096", "backward deterministic gqa "),
-]  # fmt: skip
-
-LINEAR = [*((f"nvfp4, {n} x 8192", f"linear w4a16 nvfp4 {n}x8192") for n in (8192, 28672)),
-          *((f"mxfp4 times x in e4m3, {n} x 8192", f"linear w4a8 mxfp4 {n}x8192") for n in (8192, 28672))]  # fmt: skip
-ROWS_OF_X = (1, 8, 16, 32, 64, 128, 256, 1024, 4096)
+KINDS = {  # of rows, in the order of their tables; the first that matches takes a row
+    "memory": lambda row: row["unit"] == "MiB",
+    "calls": lambda row: re.match(r"(python|short|unfused|half|linear python)\b", row["name"]),
+    "linear": lambda row: row["name"].startswith("linear "),
+    "gradients": lambda row: row["unit"] == "TFLOP/s" and row["name"].startswith("backward "),
+    "forward": lambda row: row["unit"] == "TFLOP/s",
+    "decoding": lambda row: row["unit"] == "TB/s" and re.match(r"(\w+ )?decode B\d", row["name"]),
+    "coding": lambda row: row["unit"] == "TB/s" and re.match(r"(en|de)code \w+", row["name"]),
+}
 
 
-def span(values, form):
-    low, high = form.format(min(values)), form.format(max(values))
-    return low if low == high else f"{low} to {high}"
+def words(family):
+    for pattern, replacement in WORDS:
+        family = re.sub(pattern, replacement, family)
+    return family
 
 
-def rates(rows):
-    plain = next(row for row in rows if row["name"] == "forward D128 none S8192")["rates"]["heddle"]
-    lines = [["", "rows", "TFLOP/s", "times the best rival", "median", "rivals"]]
-    for words, begin in GROUPS:
-        group = [row for row in rows if row["name"].startswith(begin) and ("," in begin or "," not in row["name"])]
-        ratios = [row["ratio"] for row in group if "ratio" in row]
-        rivals = ", ".join(sorted({row["rival"].removesuffix("_stored") for row in group if "rival" in row}))
-        beside = span(ratios, "{:.2f}") if ratios else f"{group[0]['rates']['heddle'] / plain:.2f} of plain" if "option" in begin else "none"
-        lines.append([words, str(len(group)), span([row["rates"]["heddle"] for row in group], "{:.0f}"), beside,
-                      f"{statistics.median(ratios):.2f}" if ratios else "", rivals])  # fmt: skip
-    return table(lines)
+def rates(row):
+    """contender -> rate, of those that were in the row's own run."""
+    return {name: rate for name, rate in row["rates"].items() if not name.endswith("_stored")}
 
 
-def gradients(rows):
-    lines = [["gradients", "rows", "TFLOP/s", "times the best rival", "median", "rivals"]]
-    for words, begin in GRADIENTS:
-        group = [row for row in rows if row["name"].startswith(begin)]
-        if not group:  # a run may have left them out
-            continue
-        ratios = [row["ratio"] for row in group if "ratio" in row]
-        rivals = ", ".join(sorted({row["rival"].removesuffix("_stored") for row in group if "rival" in row}))
-        own = [row["rates"]["heddle"] / row["rates"]["default"] for row in group if "default" in row["rates"]]
-        beside = span(ratios, "{:.2f}") if ratios else f"{span(own, '{:.2f}')} of the default" if own else "none"
-        lines.append([words, str(len(group)), span([row["rates"]["heddle"] for row in group], "{:.0f}"), beside,
-                      f"{statistics.median(ratios):.2f}" if ratios else "", rivals])  # fmt: skip
-    return table(lines) if len(lines) > 1 else ""
+def rival(row):
+    """The fastest of the others, and Heddle's rate over its; (None, None) where there is none or no kernel of Heddle's."""
+    found = rates(row)
+    others = {name: rate for name, rate in found.items() if name not in OWN}
+    if not others or "heddle" not in found:
+        return None, None
+    best = max(others, key=others.get)
+    return best, found["heddle"] / others[best]
 
 
-def training(rows):
-    """Forward and backward as Python sees them, and what they need of memory."""
-    known, text = {row["name"]: row for row in rows}, []
-    short = {name.split("S")[1]: row for name, row in known.items() if name.startswith("python forward and backward S")}
-    for length, row in short.items():
-        us = {contender: 1e6 / rate for contender, rate in row["rates"].items()}
-        text.append(f"S {length}: {us['heddle']:.0f} µs (FlashAttention-2 {us['fa2']:.0f}, cuDNN {us['cudnn']:.0f})")
-    out = f"Forward and backward through autograd at B 1, H 4, D 64, launches included: {'; '.join(text)}." if text else ""
-    if (row := known.get("memory of forward and backward S16384")) is not None:
-        mib = row["rates"]
-        out += (f" Peak memory of both at B 1, H 8, D 64, S 16384, causal: {mib['heddle']:.0f} MiB, deterministic {mib['deterministic']:.0f}, "
-                f"FlashAttention-2 {mib['fa2']:.0f}, torch's unfused computation {mib['math']:.0f}.")  # fmt: skip
+def microseconds(row):
+    """contender -> microseconds of a call."""
+    return {name: 1000 * statistics.median(times) for name, times in row["milliseconds"].items()}
+
+
+def sorted_by_kind(rows):
+    """kind -> rows. A row of no kind is an error: no figure goes unshown."""
+    out = {kind: [] for kind in KINDS}
+    for row in rows.values():
+        kind = next((kind for kind, takes in KINDS.items() if takes(row)), None)
+        if kind is None:
+            raise ValueError(f"no table takes row {row['name']!r}")
+        out[kind].append(row)
     return out
 
 
-def decoding(rows):
-    lines = [["one query a sequence, bfloat16, D 128", "µs", "TB/s of keys and values", "cuDNN, µs", "times cuDNN"]]
-    known = {row["name"]: row for row in rows}
-    for name in DECODE:
-        if (row := known.get(name)) is None:  # a run may have left it out
+def families(rows, pattern):
+    """What is left of a row's name without `pattern` -> its rows."""
+    out = {}
+    for row in rows:
+        name = re.sub(r"^(option \w+) .*", r"\1", row["name"])
+        out.setdefault(re.sub(pattern, "", name), []).append(row)
+    return out
+
+
+def beside_own(group, known):
+    """Where nobody else has such a kernel: how Heddle's rate compares with its own of a plainer call."""
+    pairs = []
+    for row in group:
+        found = rates(row)
+        plain = known.get(re.sub(r"option \w+ (D\d+)", r"forward \1 none", row["name"]))
+        if "heddle" not in found:
             continue
-        us = {contender: 1000 * statistics.mean(times) for contender, times in row["milliseconds"].items()}
-        lines.append([name.removeprefix("decode "), f"{us['heddle']:.1f}", f"{row['rates']['heddle']:.2f}",
-                      f"{us['cudnn']:.1f}" if "cudnn" in us else "", f"{us['cudnn'] / us['heddle']:.2f}" if "cudnn" in us else ""])  # fmt: skip
+        if "default" in found:
+            pairs.append(("the default", found["heddle"] / found["default"]))
+        elif row["name"].startswith("option ") and plain is not None:
+            pairs.append(("plain", found["heddle"] / rates(plain)["heddle"]))
+    return f"{span([ratio for _, ratio in pairs], '{:.2f}')} of {pairs[0][0]}" if pairs else "none"
+
+
+def flops(rows, head, known):
+    """A line for each family of rows in TFLOP/s."""
+    lines = [[head, "rows", "TFLOP/s", "times the best rival", "median", "rivals"]]
+    for family, group in families(rows, r" S\d+(?=$|,)").items():
+        ratios = [ratio for row in group if (ratio := rival(row)[1]) is not None]
+        own = [rates(row)["heddle"] for row in group if "heddle" in rates(row)]
+        beside = span(ratios, "{:.2f}") if ratios else beside_own(group, known)
+        lines.append([
+            marked(words(family), group), str(len(group)), span(own, "{:.0f}") if own else "no kernel", beside,
+            f"{statistics.median(ratios):.2f}" if ratios else "", ", ".join(sorted({NAMES[best] for row in group if (best := rival(row)[0])})),
+        ])  # fmt: skip
     return table(lines)
 
 
+def decoding(rows):
+    lines = [["decoding, bfloat16 caches and one query where nothing else is said, D 128", "µs", "TB/s of keys and values", "best rival, µs", "times it"]]
+    for row in rows:
+        us, (best, ratio) = microseconds(row), rival(row)
+        beside = [f"{NAMES[best]} {us[best]:.1f}", f"{ratio:.2f}"] if best else ["none", ""]
+        lines.append([marked(re.sub(r"^decode ", "", row["name"]), [row]), f"{us['heddle']:.1f}", f"{rates(row)['heddle']:.2f}", *beside])
+    return table(lines)
+
+
+def rows_of_x(row):
+    return int(re.search(r" M(\d+)", row["name"])[1])
+
+
 def linear(rows):
-    lines = [["linear layers, µs (times cuBLAS in bfloat16)", *(f"M {m}" for m in ROWS_OF_X)]]
-    known = {row["name"]: row for row in rows}
-    for words, begin in LINEAR:
-        found = [known.get(f"{begin} M{m}") for m in ROWS_OF_X]
-        if any(found):
-            us = [0.0 if row is None else 1000 * statistics.mean(row["milliseconds"]["heddle"]) for row in found]
-            lines.append([words, *("" if row is None else f"{one:.{int(one < 100)}f} ({row['ratio']:.2f})" for one, row in zip(us, found))])
-    return table(lines) if len(lines) > 1 else ""
+    """Families over the rows of x; a cell is Heddle's µs and how many times as fast as the best rival it is."""
+    columns = sorted({rows_of_x(row) for row in rows})
+    lines = [["linear layers, N x K: µs (times the best rival)", *(f"M {m}" for m in columns)]]
+    for family, group in families(rows, r" M\d+| linear|^linear ").items():
+        by_m = {rows_of_x(row): row for row in group}
+        cells = ["" if (row := by_m.get(m)) is None else cell(row) for m in columns]
+        lines.append([marked(family, group), *cells])
+    return table(lines)
+
+
+def cell(row):
+    us, (_, ratio) = microseconds(row)["heddle"], rival(row)
+    return f"{us:.{int(us < 100)}f}" + ("" if ratio is None else f" ({ratio:.2f})")
+
+
+def coding(rows):
+    lines = [["weights to a format, with the wait for what is read back, and from it", "rows", "TB/s of weights read and written"]]
+    for family, group in families(rows, r" \d+x\d+").items():
+        lines.append([marked(family, group), str(len(group)), span([rates(row)["heddle"] for row in group], "{:.2f}")])
+    return table(lines)
+
+
+CALLS = {
+    "python call": "a Python call at B 1, H 4, D 64, launch included", "python forward and backward": "forward and backward through autograd, the same, launches included",
+    "short call": "the same call in a CUDA graph", "unfused": "B 1, H 8, D 64 in a CUDA graph", "half": "B 1, H 8, D 64 in a CUDA graph, and what float32 takes",
+    "linear python 4096x4096": "a Python call of a layer in nvfp4, launch included",
+}  # fmt: skip
 
 
 def calls(rows):
-    us = {row["name"]: 1e6 / row["rates"]["heddle"] for row in rows if row["name"].startswith("python call")}
-    short = [value for name, value in us.items() if int(name.split("S")[1]) <= 512]
-    return f"A Python call at B 1, H 4, D 64, S up to 512 takes {span(short, '{:.0f}')} µs, launch included."
+    """Short calls, in µs; what Python waits for is named so."""
+    lines = [["short calls, µs", "length or rows", "Heddle", "others", "times the best rival"]]
+    for family, group in families(rows, r" [SM]\d+$").items():
+        for row in group:
+            us = microseconds(row)
+            others = ", ".join(f"{NAMES[name]} {value:.1f}" for name, value in us.items() if name != "heddle")
+            ratio = rival(row)[1]
+            lines.append([marked(CALLS[family], [row]), row["name"].rsplit(" ", 1)[1], f"{us['heddle']:.1f}", others, "" if ratio is None else f"{ratio:.2f}"])
+    return table(lines)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
-    parser.add_argument("later", type=Path, nargs="*", help="runs of other commits, whose rows replace those of the same names")
-    given = parser.parse_args()
-    path, other = given.results, ""
-    results = json.loads(path.read_text(encoding="utf-8"))
-    c, rows = results["conditions"], results["rows"]
-    for later in given.later:
-        run = json.loads(later.read_text(encoding="utf-8"))
-        names = {row["name"] for row in run["rows"]}
-        rows = [row for row in rows if row["name"] not in names] + run["rows"]
-        other += f" {len(names)} rows are of commit {run['conditions']['commit']}, {run['conditions']['date'][:10]}: [`{later.name}`](bench/results/{later.name})."
-    text = (f"{c['gpu']}, driver {c['driver']}, CUDA {c['cuda']}, torch {c['torch']}, commit {c['commit']}, {c['date'][:10]}, bfloat16 where nothing "
-            f"else is said; method and all rows are in [`{path.name}`](bench/results/{path.name}). Rivals: cuDNN and FlashAttention-2 as torch brings "
-            f"them, in the same run; FlashAttention-3 from figures measured apart and scaled by a matrix product beside each.{other}\n\n")  # fmt: skip
-    parts = [rates(rows), gradients(rows), training(rows), decoding(rows), calls(rows), linear(rows)]
-    update(ROOT / "README.md", "measured gpu", text + "\n\n".join(part for part in parts if part), check=False)
+def memory(rows):
+    lines = [["peak memory, MiB", "B 1, H 8, D 64, causal"]]
+    for row in rows:
+        lines.append([marked(row["name"], [row]), ", ".join(f"{NAMES[name]} {value:.0f}" for name, value in rates(row).items())])
+    return table(lines)
+
+
+def tables(rows):
+    """README's: what there is of each kind."""
+    found = sorted_by_kind(rows)
+    made = {
+        "forward": lambda some: flops(some, "forward", rows), "gradients": lambda some: flops(some, "gradients", rows),
+        "decoding": decoding, "calls": calls, "memory": memory, "linear": linear, "coding": coding,
+    }  # fmt: skip
+    return "\n\n".join(make(found[kind]) for kind, make in made.items() if found[kind])
+
+
+def every(rows):
+    """docs/performance.md's: a line a row, kind by kind."""
+    parts = []
+    for kind, group in sorted_by_kind(rows).items():
+        lines = [["row", "timed", "unit", "each, in the unit, spread in %", "ratio", "difference"]]
+        for row in group:
+            unit = "µs" if row["unit"] == "calls/s" else row["unit"]
+            value = (lambda rate: f"{1e6 / rate:.1f}") if unit == "µs" else lambda rate: f"{rate:.2f}" if rate < 10 else f"{rate:.0f}"
+            spreads = row.get("spread", {})
+            each = ", ".join(f"{NAMES[name]} {value(rate)}" + (f" ± {100 * spreads[name]:.0f}" if name in spreads else "") for name, rate in rates(row).items())
+            missing = "".join(f"; no {NAMES[name]}: {why}" for name, why in row.get("absent", {}).items())
+            lines.append([marked(row["name"], [row]), row["timed"], unit, (each + missing).replace("|", "/"), "" if (ratio := rival(row)[1]) is None else f"{ratio:.2f}", difference(row)])
+        if group:
+            parts.append(table(lines))
+    return "\n\n".join(parts)
+
+
+def difference(row):
+    """The largest of a row's; of rows that were compared with nothing, nothing."""
+    found = row.get("difference")
+    worst = max(found.values(), default=None) if isinstance(found, dict) else found
+    return f"{worst:.1e} of {row['limit']:g}" if worst is not None and "limit" in row else f"{worst:.1e}" if worst else ""
+
+
+def about(files, rows, link):
+    """What a GPU's figures are: conditions, files and who was raced."""
+    parts, latest = [], files[-1][1]["conditions"]
+    for name, content in files:
+        conditions = content["conditions"]
+        used = sum(row["conditions"] in content.get("inputs", [conditions]) for row in rows.values())
+        parts.append(f"[`{name}`]({link}{name}) ({said(used, 'row')}, commit {conditions['commit'][:7]}, {conditions['date'][:10]})")
+    raced = any("fa3" in row["rates"] for row in rows.values())
+    fa3 = "FlashAttention-3 was raced in the same run." if raced else (
+        "FlashAttention-3 is not in these runs: the ratios say nothing about it, and at head sizes 64 to 192 it is faster than Heddle, forward and in gradients.")  # fmt: skip
+    old = ("" if all(row["timed"] != "events" for row in rows.values()) else " Rows timed as `events` in the files (the forward, most of them) have the host's part "
+           "in them, which flatters Heddle at short lengths: they are to be measured again.")  # fmt: skip
+    return (f"{latest['gpu']}, driver {latest['driver']}, CUDA {latest['cuda']}, torch {latest['torch']}, bfloat16 where nothing else is said. Method, spread and conditions are in the files: "
+            f"{', '.join(parts)}. Rivals are raced in the row's own run: cuDNN, FlashAttention-2, memory-efficient attention and cuBLAS as torch brings them. {fa3}{old}")  # fmt: skip
+
+
+def by_gpu(files):
+    """GPU -> its files."""
+    out = {}
+    for name, content in files:
+        out.setdefault(content["conditions"]["gpu"], []).append((name, content))
+    return out
+
+
+def written(files, make, link):
+    parts = []
+    for found in by_gpu(files).values():
+        rows = merged(found)
+        parts.append(f"{about(found, rows, link)}\n\n{make(rows)}")
+    return noted("\n\n".join(parts))
+
+
+def write(check):
+    files = read("nvidia-*.json")
+    readme = update(ROOT / "README.md", "measured gpu", written(files, tables, "bench/results/"), check=check)
+    return update(ROOT / "docs/performance.md", "gpu rows", written(files, every, "../bench/results/"), check=check) and readme
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, write)

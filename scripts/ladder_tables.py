@@ -1,15 +1,14 @@
 """Writes the tables of docs/ladder.md from the results of bench/ladder_gpu.py and of `make bench-gpu`.
 
-  python scripts/ladder_tables.py bench/results/ladder-nvidia-h200.json bench/results/nvidia-h200.json
+  python scripts/ladder_tables.py [--check]
+
+The files are bench/results/ladder-*.json and nvidia-*.json (see bench_results.py); of several GPUs each has a section.
 """
 
-import argparse
-import json
-from pathlib import Path
-
+from bench_results import ROOT, marked, merged, noted, read, run
+from gpu_table import by_gpu, microseconds
 from marked_block import table, update
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "ladder.md"
 PROMISED = {128: 2, 512: 5, 2048: 15, 4096: 40}
 
@@ -23,11 +22,12 @@ def times(results):
             plain, causal = by[name, length, 0], by[name, length, 1]
             gain = "" if last is None else f"{last / plain['ms']:.2f}"
             worst = max(r["error"] / r["allowed"] for r in (plain, causal))
-            rows.append([f"`{name}`", str(length), f"{plain['ms']:.3f}", f"{plain['tflops']:.0f}" if plain["tflops"] >= 10 else f"{plain['tflops']:.2f}",
+            rows.append([marked(f"`{name}`", [results]), str(length), f"{plain['ms']:.3f}", f"{plain['tflops']:.0f}" if plain["tflops"] >= 10 else f"{plain['tflops']:.2f}",
                          gain, f"{causal['ms']:.3f}", f"{causal['tflops']:.0f}" if causal["tflops"] >= 10 else f"{causal['tflops']:.2f}",
                          f"{100 * worst:.0f} %"])
             last = plain["ms"]
-    return f"{results['conditions']['gpu']}, {results['conditions']['date']}.\n\n" + table(rows)
+    c = results["conditions"]
+    return f"{c['gpu']}, {c['date'][:10]}, commit {c['commit'][:7]}.\n\n" + table(rows)
 
 
 def counters(results):
@@ -42,26 +42,27 @@ def counters(results):
     return table(rows)
 
 
-def unfused(results):
-    rows = [["S", "fused, µs", "`baseline_cuda`, µs", "torch math, µs", "promised", "`baseline_cuda` / fused", "torch math / fused"]]
-    for r in results["rows"]:
-        if not r["name"].startswith("unfused S"):
-            continue
-        length, us = int(r["name"].split("S")[1]), {name: 1e6 / rate for name, rate in r["rates"].items()}
-        rows.append([str(length), *(f"{us[name]:.1f}" for name in ("heddle", "baseline", "math")), str(PROMISED.get(length, "")),
-                     f"{us['baseline'] / us['heddle']:.1f}", f"{us['math'] / us['heddle']:.1f}"])
-    return f"{results['conditions']['gpu']}, {results['conditions']['date'][:10]}, B = 1, H = 8, D = 64, CUDA graphs.\n\n" + table(rows)
+def unfused(rows):
+    lines = [["S", "fused, µs", "`baseline_cuda`, µs", "torch math, µs", "promised", "`baseline_cuda` / fused", "torch math / fused"]]
+    taken = [row for row in rows.values() if row["name"].startswith("unfused S")]
+    for row in taken:
+        length, us = int(row["name"].split("S")[1]), microseconds(row)
+        lines.append([marked(str(length), [row]), *(f"{us[name]:.1f}" for name in ("heddle", "baseline", "math")), str(PROMISED.get(length, "")),
+                      f"{us['baseline'] / us['heddle']:.1f}", f"{us['math'] / us['heddle']:.1f}"])  # fmt: skip
+    c = taken[0]["conditions"]
+    return f"{c['gpu']}, {c['date'][:10]}, commit {c['commit'][:7]}, B = 1, H = 8, D = 64, CUDA graphs.\n\n" + table(lines)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ladder", type=Path)
-    parser.add_argument("bench", type=Path)
-    arguments = parser.parse_args()
-    ladder, bench = (json.loads(path.read_text(encoding="utf-8")) for path in (arguments.ladder, arguments.bench))
-    for name, text in (("times", times(ladder)), ("counters", counters(ladder)), ("unfused", unfused(bench))):
-        update(PAGE, name, text, check=False)
+def write(check):
+    ladders = [content for _, content in read("ladder-*.json")]
+    benches = [merged(files) for files in by_gpu(read("nvidia-*.json")).values()]
+    blocks = {
+        "times": [times(found) for found in ladders],
+        "counters": [counters(found) for found in ladders],
+        "unfused": [unfused(rows) for rows in benches],
+    }
+    return all([update(PAGE, name, noted("\n\n".join(parts)), check=check) for name, parts in blocks.items()])
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, write)

@@ -4,16 +4,13 @@ Signal to noise of 512 x 4096 weights drawn alone from three distributions, and 
 study of FP4 layers measured it. With --check nothing is written; the exit status is 1 if the table is not current.
 """
 
-import argparse
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
+from bench_results import ROOT, run
 from heddle import lowbit
 from marked_block import table, update
 
-ROOT = Path(__file__).resolve().parent.parent
 ROWS = [
     ("e2m1_row", "plain"), ("e2m1_row", "mse"),
     ("mxfp4", "floor"), ("mxfp4", "round_up"), ("mxfp4", "even"), ("mxfp4", "mse"),
@@ -61,15 +58,9 @@ def written():
     return table(rows)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
-    current = update(ROOT / "docs/formats.md", "quality", written(), check=check)
-    if not current:
-        print("docs/formats.md is not current: run scripts/lowbit_table.py", file=sys.stderr)
-    return 0 if current else 1
+def write(check):
+    return update(ROOT / "docs/formats.md", "quality", written(), check=check)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(__doc__, write)

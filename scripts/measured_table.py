@@ -1,16 +1,14 @@
-"""Writes README's figures from a results file of `make bench`: for each kind of call, the slowest and the fastest row.
+"""Writes README's and docs/performance.md's figures of CPUs from the results of `make bench` and bench/linear_bench.py.
 
-  python scripts/measured_table.py bench/results/cpu-amd-epyc.json
+  python scripts/measured_table.py [--check]
+
+Each file bench/results/cpu-*.json is a section of its own: what one kind of processor does says nothing about another.
+README has, for each kind of call, the slowest and the fastest row; the page has every row.
 """
 
-import argparse
-import json
-import sys
-from pathlib import Path
-
+from bench_results import ROOT, marked, noted, read, run, said
 from marked_block import table, update
 
-ROOT = Path(__file__).resolve().parent.parent
 WORDS = {
     "forward": "forward, no mask",
     "causal": "forward, causal",
@@ -22,32 +20,74 @@ WORDS = {
 }
 
 
-def lines(rows):
-    out = [["", "dtype", "rows", "times as fast", "median", "Heddle, GFLOP/s"]]
+def title(conditions):
+    """The kind of processor, and whether it was held to fewer instructions than it has."""
+    simd = conditions.get("simd", conditions["heddle_target"])
+    held = f", held to `{simd}` on both sides, as a processor would run it that has no more" if conditions.get("held") else ""
+    return f"{conditions['cpu']}, `{simd}`{held}"
+
+
+def about(name, content, link):
+    c = content["conditions"]
+    return (f"**{title(c)}**: {c['threads']} threads, Heddle's target `{c['heddle_target']}`, torch {c['torch']} ({c['torch_capability']}), on the same machine in the same run, calls in turn, medians; "
+            f"commit {c['commit'][:7]}, {c['date'][:10]}, {said(len(content['rows']), 'row')} in [`{name}`]({link}{name}).")  # fmt: skip
+
+
+def attention(rows):
+    """The slowest and the fastest row of each kind, and how many goals were met."""
+    unknown = {row["group"] for row in rows} - set(WORDS)
+    if unknown:
+        raise ValueError(f"no line takes the rows of {', '.join(sorted(unknown))}")
+    out = [["", "dtype", "rows", "times as fast", "median", "Heddle, GFLOP/s", "goals met"]]
     for group, words in WORDS.items():
         for dtype in ("f32", "bf16"):
             chosen = [row for row in rows if row["group"] == group and row["dtype"] == dtype]
             if not chosen:
                 continue
             ratios = sorted(row["ratio"] for row in chosen)
-            rates = sorted(row["heddle_gflops"] for row in chosen)
+            speeds = sorted(row["heddle_gflops"] for row in chosen)
             out.append([
-                words, dtype, str(len(chosen)), f"{ratios[0]:.2f} to {ratios[-1]:.2f}", f"{ratios[len(ratios) // 2]:.2f}",
-                f"{rates[0]:.0f} to {rates[-1]:.0f}"
-            ])
-    return out
+                marked(words, chosen), dtype, str(len(chosen)), f"{ratios[0]:.2f} to {ratios[-1]:.2f}", f"{ratios[len(ratios) // 2]:.2f}",
+                f"{speeds[0]:.0f} to {speeds[-1]:.0f}", f"{sum(row['met'] for row in chosen)} of {len(chosen)}",
+            ])  # fmt: skip
+    return table(out)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path)
-    results = json.loads(parser.parse_args().results.read_text(encoding="utf-8"))
-    c = results["conditions"]
-    text = (f"Against torch {c['torch']} on the same machine in the same run, calls in turn, medians: {c['cpu']}, {c['threads']} threads,"
-            f" target `{c['heddle_target']}`, commit {c['commit'][:10]}, {c['date'][:10]}. Lengths 512 to 8192, head sizes 64 and 128; the rows"
-            f" are in [`bench/results`](bench/results).\n\n")
-    update(ROOT / "README.md", "measured", text + table(lines(results["rows"])), check=False)
+def linear(rows):
+    """Linear layers: medians in ms of every contender."""
+    names = list(dict.fromkeys(name for row in rows for name in row["milliseconds"]))
+    out = [["linear layer, median ms", "rows of x", *names]]
+    for row in rows:
+        cells = [f"{row['milliseconds'][name]['median']:.2f}" if name in row["milliseconds"] else "" for name in names]
+        out.append([marked(f"`{row['format']}`, {row['extent']} x {row['extent']}", [row]), str(row["rows"]), *cells])
+    return table(out)
+
+
+def short(rows):
+    return linear(rows) if "format" in rows[0] else attention(rows)
+
+
+def every(rows):
+    if "format" in rows[0]:
+        return linear(rows)
+    out = [["row", "medians, ms", "rival", "times as fast", "quartiles", "goal", "Heddle, GFLOP/s"]]
+    for row in rows:
+        each = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in row["median_seconds"].items())
+        low, high = row["ratio_quartiles"]
+        goal = f"{row['goal']:.2f}" + ("" if row["met"] else ", missed")
+        out.append([marked(row["name"], [row]), each, row["rival"], f"{row['ratio']:.2f}", f"{low:.2f} to {high:.2f}", goal, f"{row['heddle_gflops']:.0f}"])
+    return table(out)
+
+
+def written(files, make, link):
+    return noted("\n\n".join(f"{about(name, content, link)}\n\n{make(content['rows'])}" for name, content in files))
+
+
+def write(check):
+    files = read("cpu-*.json")
+    readme = update(ROOT / "README.md", "measured", written(files, short, "bench/results/"), check=check)
+    return update(ROOT / "docs/performance.md", "cpu rows", written(files, every, "../bench/results/"), check=check) and readme
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(__doc__, write)

@@ -28,6 +28,13 @@ step() {
   printf '%4d s\n' $((SECONDS - begun))
 }
 
+# What scripts write into pages: from the library's answers, and from the figures in bench/results.
+tables() {
+  local script
+  for script in support lowbit gpu measured encoder; do "$python" "scripts/${script}_table.py" --check; done
+  "$python" scripts/ladder_tables.py --check
+}
+
 format() { git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror; }
 
 release() {
@@ -92,8 +99,7 @@ step sanitize "the C++ tests under the address and undefined-behaviour sanitizer
 step fuzz "fuzzers of files, arguments and low-bit weights, a minute" fuzz
 step neon "NEON kernels over the case table, under an emulator" scripts/test_neon.sh
 step package "pip install of the package" package
-step tables "README's support table is what the library says" "$python" scripts/support_table.py --check
-step encoder_table "the encoder's table is what its results say" "$python" scripts/encoder_table.py --check
+step tables "tables of the pages are what the library and the results files say" tables
 
 echo "Now the C++ tests, then the Python tests; build/logs has what the steps above printed."
 ctest --preset release -j2 --progress
