@@ -24,7 +24,7 @@ HOST_SECONDS = 0.05  # what a round of host_milliseconds shall take
 WARM_CALLS, WARM_SECONDS = 50, 0.2  # before host_milliseconds counts
 MARGIN = 2.0  # the GPU sleeps that many times as long as the host is expected to need,
 LEAST_SLEEP = 200e-6  # and at least so many seconds
-TRIES = 4  # each with twice the sleep of the one before
+TRIES = 4  # each with at least twice the sleep of the one before
 
 METHOD = (
     f"The GPU sleeps until the host has queued everything, which is checked; then {FEWEST} to {MOST} calls in a row run between two events. "
@@ -102,15 +102,16 @@ def _sample(device, call, count, host_seconds):
         begin, end = device.event(), device.event()
         device.sleep(sleep)
         begin.record()
+        begun = device.host_seconds()
         for _ in range(count):
             call()
         end.record()
-        ahead = not begin.query()
+        ahead, queued = not begin.query(), device.host_seconds() - begun
         device.synchronize()
         if ahead:
             return begin.elapsed_time(end) / count
-        sleep *= 2
-    raise TimingError(f"the host did not queue {count} calls while the GPU slept {sleep / 2:.3g} s: the call waits for the GPU")
+        sleep = max(2 * sleep, MARGIN * queued)
+    raise TimingError(f"the host needed {queued:.3g} s to queue {count} calls, however long the GPU slept: the call waits for the GPU")
 
 
 class _Timed:

@@ -1,0 +1,273 @@
+"""Figures on their way into pages: digests of sources, merging of results, what tables show, mark and refuse."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT / "scripts")]
+import bench_results  # noqa: E402
+import cpu_conditions  # noqa: E402
+import gpu_table  # noqa: E402
+import marked_block  # noqa: E402
+import measured_table  # noqa: E402
+import merge  # noqa: E402
+import sources  # noqa: E402
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name, text in {"k/a.cu": "one", "k/inner/b.h": "two", "k2/c.cu": "three"}.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+class TestSources:
+    def test_a_digest_follows_content_and_names(self, tree):
+        first = sources.digest("k", tree)
+        assert len(first) == 12 and first == sources.digest("k", tree)
+        (tree / "k2/c.cu").write_text("other")
+        assert sources.digest("k", tree) == first
+        (tree / "k/inner/b.h").write_text("twO")
+        changed = sources.digest("k", tree)
+        (tree / "k/inner/b.h").write_text("two")
+        (tree / "k/inner/b.h").rename(tree / "k/inner/c.h")
+        assert len({first, changed, sources.digest("k", tree)}) == 3
+
+    def test_bytes_do_not_move_between_files_unseen(self, tree):
+        (tree / "k/a.cu").write_text("onetwo")
+        (tree / "k/inner/b.h").write_text("")
+        moved = sources.digest("k", tree)
+        (tree / "k/a.cu").write_text("one")
+        (tree / "k/inner/b.h").write_text("two")
+        assert moved != sources.digest("k", tree)
+
+    def test_patterns_and_what_python_compiled(self, tree):
+        assert sources.files(tree, "k*/*.cu") == [tree / "k/a.cu", tree / "k2/c.cu"]
+        before = sources.digest("k", tree)
+        (tree / "k/__pycache__").mkdir()
+        (tree / "k/__pycache__/x.pyc").write_text("x")
+        assert sources.digest("k", tree) == before
+
+    def test_unknown_sources_have_no_digest(self, tree):
+        assert sources.digest("k3", tree) is None
+        assert sources.digests(("k3", "k"), tree) == {"k": sources.digest("k", tree), "k3": None}
+
+    def test_a_stage_has_the_digests_of_the_tree(self, tree, tmp_path):
+        stage = tmp_path / "stage"
+        (stage / "k").mkdir(parents=True)
+        (stage / "k/a.cu").write_text("what was copied, which is not all")
+        (stage / sources.STAGED).write_text(json.dumps({"k": sources.digest("k", tree)}))
+        assert sources.digest("k", stage) == sources.digest("k", tree)
+        assert sources.digest("k2", stage) is None
+
+    def test_a_row_is_current_as_long_as_its_sources_are(self, tree):
+        row = {"name": "r", "sources": sources.digests(("k", "k2"), tree)}
+        assert sources.current(row, tree)
+        (tree / "k2/c.cu").write_text("faster")
+        assert not sources.current(row, tree)
+        assert not sources.current({"name": "r"}, tree) and not sources.current({"sources": {}}, tree)
+        assert not sources.current({"sources": {"k3": None}}, tree)  # absent then and now is not the same
+
+    def test_every_path_that_rows_name_exists(self):
+        assert [path for path in sources.known() if not sources.files(ROOT, path)] == []
+
+    def test_the_digests_of_a_stage_are_written(self, tmp_path):
+        subprocess.run([sys.executable, ROOT / "bench/sources.py", "--write", tmp_path / "s.json"], check=True)
+        found = json.loads((tmp_path / "s.json").read_text())
+        assert sorted(found) == sources.known() and all(len(value) == 12 for value in found.values())
+
+
+def result(date, rows, wrong=(), **conditions):
+    alike = {"gpu": "G", "driver": "1", "torch": "2", "cuda": "13", "method": "m", "commit": date}
+    return {"conditions": alike | {"date": date} | conditions, "rows": rows, "wrong": list(wrong)}
+
+
+def row(name, heddle=2.0, **more):
+    return {"name": name, "unit": "TFLOP/s", "timed": "queued", "milliseconds": {"heddle": [1.0]}, "rates": {"heddle": heddle}, **more}
+
+
+class TestMerge:
+    def test_later_rows_replace_earlier_ones_and_keep_their_conditions(self):
+        found = merge.merged([result("1", [row("a"), row("b")]), result("2", [row("b", 3.0), row("c")])], ["x", "y"])
+        assert [(r["name"], r["rates"]["heddle"], r["input"]) for r in found["rows"]] == [("a", 2.0, 0), ("b", 3.0, 1), ("c", 2.0, 1)]
+        assert [i["commit"] for i in found["inputs"]] == ["1", "2"] and found["conditions"]["date"] == "2"
+
+    def test_what_was_merged_can_be_merged_again(self):
+        first = merge.merged([result("1", [row("a")]), result("2", [row("b")])], ["x", "y"])
+        again = merge.merged([result("0", [row("z")]), first], ["z", "xy"])
+        rows = bench_results.merged([("f", again)])
+        assert {name: r["conditions"]["commit"] for name, r in rows.items()} == {"z": "0", "a": "1", "b": "2"}
+
+    def test_a_row_that_is_wrong_later_is_not_published(self):
+        wrong = {"name": "a", "wrong": "differs"}
+        found = merge.merged([result("1", [row("a"), row("b")]), result("2", [], [wrong])], ["x", "y"])
+        assert [r["name"] for r in found["rows"]] == ["b"] and found["wrong"][0]["name"] == "a"
+        mended = merge.merged([found, result("3", [row("a")])], ["x", "y"])
+        assert sorted(r["name"] for r in mended["rows"]) == ["a", "b"] and "wrong" not in mended
+
+    @pytest.mark.parametrize("key", ["gpu", "driver", "torch", "method"])
+    def test_files_that_were_measured_differently_are_refused(self, key):
+        with pytest.raises(merge.Unlike, match=f"y: {key} is 'other'"):
+            merge.merged([result("1", []), result("2", [], **{key: "other"})], ["x", "y"])
+
+    def test_from_the_command_line(self, tmp_path):
+        for name, rows in (("a", [row("a")]), ("b", [row("b")])):
+            (tmp_path / name).write_text(json.dumps(result(name, rows)))
+        run = lambda *names: subprocess.run(
+            [sys.executable, ROOT / "bench/merge.py", *(tmp_path / n for n in names)], capture_output=True, text=True
+        )
+        assert run("out", "a", "b").returncode == 0
+        assert [r["name"] for r in json.loads((tmp_path / "out").read_text())["rows"]] == ["a", "b"]
+        (tmp_path / "b").write_text(json.dumps(result("b", [], gpu="H")))
+        refused = run("out2", "a", "b")
+        assert refused.returncode == 1 and "gpu is 'H'" in refused.stderr and not (tmp_path / "out2").exists()
+
+
+class TestReading:
+    def test_files_are_read_oldest_first_and_a_later_row_wins(self, tmp_path):
+        for name, found in {"nvidia-b": result("2", [row("a", 5.0)]), "nvidia-a": result("3", [row("a", 7.0)]), "nvidia-c": result("1", [row("a", 1.0), row("d")])}.items():
+            (tmp_path / f"{name}.json").write_text(json.dumps(found))
+        files = bench_results.read("nvidia-*.json", tmp_path)
+        assert [name for name, _ in files] == ["nvidia-c.json", "nvidia-b.json", "nvidia-a.json"]
+        rows = bench_results.merged(files)
+        assert rows["a"]["rates"]["heddle"] == 7.0 and rows["d"]["conditions"]["date"] == "1"
+
+    def test_daggers(self):
+        fresh = row("a", sources=sources.digests(("src/cuda/common",)))
+        old = row("b", sources={"src/cuda/common": "0" * 12})
+        assert bench_results.marked("a", [fresh]) == "a"
+        for stale in ([old], [row("c")], [fresh, old]):
+            assert bench_results.marked("x", stale) == "x †"
+        assert bench_results.noted("x †").endswith("† measured on older sources of this kernel.") and bench_results.noted("x") == "x"
+
+    def test_spans(self):
+        assert bench_results.span([1.001, 2.5], "{:.2f}") == "1.00 to 2.50"
+        assert bench_results.span([1.001, 1.002], "{:.2f}") == "1.00"
+        assert bench_results.said(1, "row") == "1 row" and bench_results.said(2, "row") == "2 rows"
+
+
+def raced(name, unit="TFLOP/s", **rates):
+    rates = rates or {"heddle": 600.0, "cudnn": 500.0}
+    times = {contender: [1000 / rate] for contender, rate in rates.items()}
+    return {"name": name, "unit": unit, "timed": "queued", "rates": rates, "milliseconds": times, "difference": 0.001}
+
+
+class TestGpuTables:
+    def test_ratios_are_of_contenders_in_the_same_run(self):
+        one = raced("forward D64 none S512", heddle=600.0, cudnn=500.0, fa2=300.0, fa3_stored=900.0)
+        assert gpu_table.rival(one) == ("cudnn", 1.2)
+        assert "900" not in gpu_table.every({one["name"]: one})
+        assert gpu_table.rival(raced("x", heddle=2.0, baseline=9.0)) == (None, None)  # Heddle itself is no rival
+        assert gpu_table.rival(raced("x", fa3=2.0)) == (None, None)
+
+    def test_a_row_without_a_kernel_of_heddles_says_so(self):
+        one = raced("fp8 D256 none S2048", fa3=1172.0) | {"absent": {"heddle": "head sizes to 128"}}
+        assert "no kernel" in gpu_table.tables({one["name"]: one})
+        assert "no Heddle: head sizes to 128" in gpu_table.every({one["name"]: one})
+
+    def test_bad_rows_are_shown(self):
+        rows = {r["name"]: r for r in (raced("linear nf4 4096x4096 M256", "calls/s", heddle=100.0, cublas=270.0), raced("linear nf4 4096x4096 M1", "calls/s", heddle=3.0, cublas=2.0))}
+        shown = gpu_table.tables(rows)
+        assert "| nf4 4096x4096 † | 333333 (1.50) | 10000 (0.37) |" in shown and "M 1 | M 256" in shown
+
+    def test_a_row_that_no_table_takes_is_an_error(self):
+        with pytest.raises(ValueError, match="no table takes row 'sorting S512'"):
+            gpu_table.tables({"sorting S512": raced("sorting S512", "GB/s")})
+
+    @pytest.mark.parametrize("family, words", [
+        ("forward D64 none", "D 64, no mask"), ("backward D128 causal", "D 128, causal"), ("backward head size 96, none", "D 96, no mask"),
+        ("gqa 64/8 D128 causal", "grouped heads 64/8, D 128, causal"), ("backward deterministic gqa 64/8 D128 causal", "deterministic, grouped heads 64/8, D 128, causal"),
+        ("documents 32/8 D128 none", "packed documents of 128 to 8192 32/8, D 128, no mask"), ("option shared_bias", "score option: shared bias, D 64 to 256"),
+        ("fp8 D128 none, scales by heads", "e4m3 operands, D 128, no mask, scales by heads"),
+    ])  # fmt: skip
+    def test_words(self, family, words):
+        assert gpu_table.words(family) == words
+
+    def test_pages_say_when_flash_attention_3_is_missing(self):
+        conditions = {"gpu": "G", "driver": "1", "cuda": "13", "torch": "2", "commit": "c" * 40, "date": "2026-01-01"}
+        files = [("f.json", {"conditions": conditions, "rows": [raced("forward D64 none S512")]})]
+        assert "FlashAttention-3 is not in these runs" in gpu_table.written(files, gpu_table.tables, "")
+        files[0][1]["rows"][0]["rates"]["fa3"] = 700.0
+        assert "FlashAttention-3 was raced in the same run" in gpu_table.written(files, gpu_table.tables, "")
+
+    def test_committed_rows_and_those_that_would_be_measured_have_their_tables(self):
+        torch = pytest.importorskip("torch")
+        import attention_bench_gpu
+
+        names = attention_bench_gpu.known()
+        committed = bench_results.merged(bench_results.read("nvidia-*.json"))
+        gpu_table.sorted_by_kind(committed)
+        assert torch and len(names) > 700
+        for name in names:  # units are known only where a GPU makes the row; those of a kind are alike
+            units = ("TFLOP/s", "TB/s", "calls/s", "MiB")
+            assert any(kind(raced(name, unit)) for unit in units for kind in gpu_table.KINDS.values()), name
+
+
+class TestCpuTables:
+    def test_the_kind_of_processor_is_named(self):
+        assert cpu_conditions.simd_class("avx512_bf16", "flags: avx512f amx_tile", False) == "amx"
+        assert cpu_conditions.simd_class("avx2", "flags: avx512f amx_tile", True) == "avx2"
+        assert cpu_conditions.simd_class("avx512_bf16", "flags: avx512f amx_tiles", False) == "avx512_bf16"
+        assert cpu_conditions.file_name("cpu", "AMD EPYC", "avx512_bf16", False) == "cpu-amd-epyc-avx512_bf16.json"
+        assert cpu_conditions.file_name("cpu", "AMD EPYC 9B14", "avx2", True) == "cpu-amd-epyc-9b14-held-to-avx2.json"
+        about = {"cpu": "AMD EPYC", "heddle_target": "avx2", "simd": "avx2", "held": True}
+        assert measured_table.title(about).startswith("AMD EPYC, `avx2`, held to `avx2` on both sides")
+        assert measured_table.title({"cpu": "AMD EPYC", "heddle_target": "avx2"}) == "AMD EPYC, `avx2`"
+
+    def test_each_file_is_a_section(self):
+        sections = measured_table.written(bench_results.read("cpu-*.json"), measured_table.short, "")
+        assert sections.count("Heddle's target") == len(list((ROOT / "bench/results").glob("cpu-*.json")))
+
+    def test_rows_of_an_unknown_group_are_an_error(self):
+        with pytest.raises(ValueError, match="no line takes the rows of sorting"):
+            measured_table.attention([{"group": "sorting", "dtype": "f32"}])
+
+    def test_holding_to_a_target_starts_again_with_all_libraries_held(self, monkeypatch):
+        started = []
+        monkeypatch.setattr(os, "execve", lambda program, arguments, environment: started.append(environment))
+        monkeypatch.delenv(cpu_conditions.HELD, raising=False)
+        cpu_conditions.hold(None)
+        assert started == []
+        cpu_conditions.hold("avx2")
+        assert {k: started[0][k] for k in ("HEDDLE_CPU_TARGET", "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA")} == {
+            "HEDDLE_CPU_TARGET": "avx2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}  # fmt: skip
+        monkeypatch.setenv(cpu_conditions.HELD, "avx2")
+        cpu_conditions.hold("avx2")
+        assert len(started) == 1
+        with pytest.raises(ValueError, match="--target is 'mmx'"):
+            cpu_conditions.hold("mmx")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """The tree as far as the tables need it."""
+    there = tmp_path_factory.mktemp("tree")
+    for folder in ("bench", "docs", "scripts", "src", "python", "examples"):
+        shutil.copytree(ROOT / folder, there / folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    shutil.copy(ROOT / "README.md", there)
+    return there
+
+
+@pytest.mark.parametrize("script, page, block", [
+    ("gpu_table", "README.md", "measured gpu"), ("gpu_table", "docs/performance.md", "gpu rows"), ("measured_table", "README.md", "measured"),
+    ("measured_table", "docs/performance.md", "cpu rows"), ("ladder_tables", "docs/ladder.md", "unfused"), ("ladder_tables", "docs/ladder.md", "times"),
+    ("encoder_table", "docs/encoder.md", "gpu"),
+])  # fmt: skip
+def test_a_page_that_was_changed_by_hand_fails_the_check(copy, script, page, block):
+    check = lambda *more: subprocess.run([sys.executable, copy / "scripts" / f"{script}.py", *more], capture_output=True, text=True)
+    path, right = copy / page, (ROOT / page).read_text(encoding="utf-8")
+    assert check("--check").returncode == 0
+    path.write_text(marked_block.replaced(right, block, "better figures"), encoding="utf-8")
+    failed = check("--check")
+    assert failed.returncode == 1 and f"run scripts/{script}.py" in failed.stderr
+    assert "better figures" in path.read_text(encoding="utf-8")  # a check writes nothing
+    assert check().returncode == 0
+    assert path.read_text(encoding="utf-8") == right
