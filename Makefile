@@ -22,7 +22,7 @@ stage: ## build/stage, to be copied to a machine with a GPU and no compiler
 bench: ## benchmarks against torch and OpenBLAS; never part of the tests
 	scripts/bench.sh
 
-bench-gpu: ## benchmarks on a GPU against what torch brings; SHARD=i/n runs a part
+bench-gpu: ## benchmarks on a GPU against what torch brings, and FlashAttention-3 where it can be imported; SHARD=i/n runs a part
 	scripts/bench_gpu.sh
 
 format: ## clang-format over the C++ and CUDA sources

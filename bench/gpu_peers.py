@@ -56,7 +56,7 @@ def _imported(module: str):
     """The module, or the error that says why there is none."""
     try:
         return importlib.import_module(module)
-    except (ImportError, OSError, RuntimeError) as error:
+    except Exception as error:  # whatever another's package raises where it does not fit torch or the driver
         return error
 
 

@@ -15,10 +15,12 @@ import contextlib
 import dataclasses
 import math
 import pathlib
+import statistics
 import time
 
 import results
 import torch
+from bench import gpu_timing
 from data import batch, gather
 from model import ATTENTION, BYTES, Model, Shape
 
@@ -95,14 +97,19 @@ def train(settings, corpus):
 
     generator = torch.Generator().manual_seed(settings.seed)
     losses, first = [], min(10, settings.steps // 2)
+    # The steps that count, in as many rounds as every benchmark has; the figure is their median.
+    marks = [first + (settings.steps - first) * part // gpu_timing.ROUNDS for part in range(gpu_timing.ROUNDS + 1)]
+    clocks = {}
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     for number in range(settings.steps):
-        if number == first:
-            begin = clock()
+        if number in marks:
+            clocks[number] = clock()
         losses.append(trainer.step(number, *draw(corpus.train, generator)))
-    seconds = clock() - begin
+    clocks[settings.steps] = clock()
+    numbers = sorted(clocks)  # a round of no step is none
+    seconds = [(clocks[b] - clocks[a]) / (b - a) for a, b in zip(numbers, numbers[1:])]  # of a step
     generator.manual_seed(0)  # the same pieces for every run
     with torch.no_grad():
         validation = torch.stack([trainer.loss(*draw(corpus.validation, generator)) for _ in range(VALIDATION_BATCHES)])
@@ -112,7 +119,8 @@ def train(settings, corpus):
         **dataclasses.asdict(settings.shape),
         "losses": torch.stack(losses).double().tolist(),
         "validation_loss": validation.double().mean().item(),
-        "tokens_per_second": (settings.steps - first) * settings.batch * settings.shape.context / seconds,
+        "tokens_per_second": settings.batch * settings.shape.context / statistics.median(seconds),
+        "spread": gpu_timing.spread(seconds),
         "peak_mib": torch.cuda.max_memory_allocated() / 2**20 if on_gpu else None,
         "scale": trainer.scaler.get_scale() if trainer.scaler.is_enabled() else None,
     }
