@@ -1,4 +1,4 @@
-"""Under which conditions something was measured on a GPU: what a results file says of itself."""
+"""Under which conditions something was measured on a GPU: what a results file says of itself. As a program: the commit."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 
 def commit() -> str:
-    """HEDDLE_COMMIT, or the tree's with "+" where it has changes, or "unknown"."""
+    """HEDDLE_COMMIT, or what scripts/stage.sh left in a stage, or the tree's with "+" where it has changes, or "unknown"."""
     if "HEDDLE_COMMIT" in os.environ:
         return os.environ["HEDDLE_COMMIT"]
+    staged = HERE.parent / "commit"
+    if staged.exists():
+        return staged.read_text(encoding="utf-8").strip()
     try:
         asked = [
             subprocess.run(["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True).stdout.strip()
@@ -47,3 +50,7 @@ def conditions(method: str) -> dict:
         "power_limit": power, "torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version(),
         "contenders": gpu_peers.contenders(), "absent": gpu_peers.absent(), "commit": commit(), "date": now(), "method": method,
     }  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(commit())

@@ -39,7 +39,7 @@ def decode(batch, heads, kv_heads, length, cache=torch.bfloat16, rows=1, force=N
     calls = {"heddle": lambda n=0: heddle.attention(*inputs[n % len(inputs)], **mine)}
     if cache == torch.bfloat16:
         calls |= peers.fa3_cached(inputs, torch.full((batch,), length, dtype=torch.int32, device="cuda"))
-    if cache == torch.bfloat16 and rows == 1 and force is None:
+    if cache == torch.bfloat16 and rows == 1:
         for name in ("cudnn", "fa2"):
             each_input = [peers.sdpa(*x, name, enable_gqa=True) for x in inputs]
             calls[name] = peers.Chosen(name, lambda n=0, turns=each_input: turns[n % len(turns)]())

@@ -32,7 +32,7 @@ def served(x, weights, also=(), **options):
 @functools.lru_cache(maxsize=1)
 def weights(n, k, format, fp8_x):
     """Packed copies that the L2 cache does not hold together, as many of the same weights in bfloat16, and the rivals' 4 bits."""
-    quantized = heddle.lowbit.quantize(drawn(n, k), format)
+    quantized = heddle.lowbit.quantize(drawn(n, k, torch.bfloat16), format)  # as the rivals get them
     packed = heddle.lowbit.pack(quantized, device="cuda", fp8_x=fp8_x)
     plain = quantized.dequantize(torch.bfloat16)
     turns = max(2, copies(packed.nbytes))

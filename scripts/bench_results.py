@@ -39,14 +39,14 @@ def noted(text):
 
 
 def merged(files):
-    """name -> row, with the conditions of its run as `conditions`, of one GPU's or processor's files."""
+    """name -> row, with its `file` and the `conditions` of its run, of one GPU's files."""
     rows = {}
-    for _, content in files:
+    for file, content in files:
         inputs = content.get("inputs", [content["conditions"]])
         for row in content.get("wrong", []):
             rows.pop(row["name"], None)
         for row in content["rows"]:
-            rows[row["name"]] = row | {"conditions": inputs[row.get("input", 0)]}
+            rows[row["name"]] = row | {"file": file, "conditions": inputs[row.get("input", 0)]}
     return rows
 
 

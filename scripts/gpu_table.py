@@ -212,7 +212,7 @@ def about(files, rows, link):
     parts, latest = [], files[-1][1]["conditions"]
     for name, content in files:
         conditions = content["conditions"]
-        used = sum(row["conditions"] in content.get("inputs", [conditions]) for row in rows.values())
+        used = sum(row["file"] == name for row in rows.values())
         parts.append(f"[`{name}`]({link}{name}) ({said(used, 'row')}, commit {conditions['commit'][:7]}, {conditions['date'][:10]})")
     raced = any("fa3" in row["rates"] for row in rows.values())
     fa3 = "FlashAttention-3 was raced in the same run." if raced else (

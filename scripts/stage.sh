@@ -50,6 +50,7 @@ if [[ -n $python ]]; then
   # encoder_gpu.py runs over a folder that it prepares elsewhere. What is measured there says which sources it is of, which are here.
   cp bench/{attention_bench,encoder,ladder}_gpu.py bench/gpu_*.py bench/{sources,merge}.py "$stage/bench/"
   "$tools" bench/sources.py --write "$stage/sources.json"
+  "$tools" bench/gpu_conditions.py >"$stage/commit"
   cp scripts/bench_gpu.sh "$stage/scripts/"
   mkdir -p "$stage/scripts/demo"
   cp scripts/demo/*.py "$stage/scripts/demo/"

@@ -79,6 +79,18 @@ class TestSources:
     def test_every_path_that_rows_name_exists(self):
         assert [path for path in sources.known() if not sources.files(ROOT, path)] == []
 
+    def test_a_stage_knows_its_commit(self, tmp_path, monkeypatch):
+        import gpu_conditions
+
+        monkeypatch.delenv("HEDDLE_COMMIT", raising=False)
+        assert gpu_conditions.commit() != "abc"
+        (tmp_path / "bench").mkdir()
+        (tmp_path / "commit").write_text("abc\n")
+        monkeypatch.setattr(gpu_conditions, "HERE", tmp_path / "bench")
+        assert gpu_conditions.commit() == "abc"
+        monkeypatch.setenv("HEDDLE_COMMIT", "def")
+        assert gpu_conditions.commit() == "def"
+
     def test_the_digests_of_a_stage_are_written(self, tmp_path):
         subprocess.run([sys.executable, ROOT / "bench/sources.py", "--write", tmp_path / "s.json"], check=True)
         found = json.loads((tmp_path / "s.json").read_text())
@@ -190,6 +202,12 @@ class TestGpuTables:
     ])  # fmt: skip
     def test_words(self, family, words):
         assert gpu_table.words(family) == words
+
+    def test_each_row_is_counted_in_the_file_that_it_is_of(self):
+        alike = {"gpu": "G", "driver": "1", "cuda": "13", "torch": "2", "commit": "c" * 40, "date": "2026-01-01"}
+        files = [(name, {"conditions": alike, "rows": [raced(f"forward D64 none S{s}") for s in lengths]}) for name, lengths in (("a", (512, 1024)), ("b", (512,)))]
+        shown = gpu_table.written(files, gpu_table.tables, "")
+        assert "[`a`](a) (1 row," in shown and "[`b`](b) (1 row," in shown
 
     def test_pages_say_when_flash_attention_3_is_missing(self):
         conditions = {"gpu": "G", "driver": "1", "cuda": "13", "torch": "2", "commit": "c" * 40, "date": "2026-01-01"}
