@@ -64,22 +64,27 @@ def measure(calls, seconds):
     return times
 
 
-def check_agreement(row, calls, to_common):
-    """Stops the run if somebody computes something else: max |difference| relative to the largest value."""
-    if row.rate:
-        return
-    outputs = {name: to_common.get(name, lambda x: x)(call()).float() for name, call in calls.items()}
+class Wrong(Exception):
+    """Somebody computes something else: the row has no time."""
+
+
+def difference(row, calls, to_common):
+    """The largest of Heddle's output from anybody's, of the largest value, and its limit. sgemm computes something else: there
+    torch is asked, which is not timed. Raises Wrong beyond the limit."""
+    asked = calls if row.reference is None else {"heddle": calls["heddle"], "torch": row.reference()}
+    outputs = {name: to_common.get(name, lambda x: x)(call()).float() for name, call in asked.items()}
     ours = outputs.pop("heddle")
     limit = 1e-4 if row.dtype == "f32" else 0.04
-    for name, theirs in outputs.items():
-        error = ((ours - theirs).abs().max() / theirs.abs().max()).item()
-        if not error <= limit:
-            sys.exit(f"{row.name}: heddle and {name} differ by {error:.2g} of the largest value (limit {limit})")
+    found = {name: ((ours - theirs).abs().max() / theirs.abs().max()).item() for name, theirs in outputs.items()}
+    for name, value in found.items():
+        if not value <= limit:
+            raise Wrong(f"heddle and {name} differ by {value:.2g} of the largest value, the limit is {limit}")
+    return max(found.values()), limit
 
 
 def run_row(row, seconds):
     calls, to_common = row.calls()
-    check_agreement(row, calls, to_common)
+    worst, limit = difference(row, calls, to_common)
     times = measure(calls, seconds)
     medians = {name: statistics.median(t) for name, t in times.items()}
     ours = medians["heddle"]
@@ -96,7 +101,7 @@ def run_row(row, seconds):
         "group": row.group, "name": row.name, "shape": row.shape, "dtype": row.dtype, "turns": len(paired),
         "median_seconds": medians, "rival": rival, "ratio": ratio, "ratio_quartiles": [quartiles[0], quartiles[2]],
         "heddle_gflops": row.flops / ours / 1e9, "goal": row.goal, "met": ratio >= row.goal,
-        "sources": sources.digests(sources.CPU_ATTENTION),
+        "difference": worst, "limit": limit, "sources": sources.digests(sources.CPU_ATTENTION),
     }  # fmt: skip
 
 
@@ -152,14 +157,19 @@ def main():
     torch.set_num_threads(arguments.threads)
     heddle.set_num_threads(arguments.threads)
 
-    report = {"conditions": cpu_conditions.conditions(arguments.threads), "rows": []}
+    report = {"wrong": [], "conditions": cpu_conditions.conditions(arguments.threads), "rows": []}
     here = report["conditions"]
     print(f"{here['cpu']}, {arguments.threads} threads; heddle {here['heddle']} ({here['heddle_target']}), torch "
           f"{here['torch']} ({here['torch_capability']}); commit {here['commit'][:10]}"
           f"{' with changes' if here['uncommitted_changes'] else ''}; load {here['load_average_before']:.1f}\n")  # fmt: skip
     print_line(HEADS)
     for row in selected_rows(arguments):
-        result = run_row(row, arguments.seconds)
+        try:
+            result = run_row(row, arguments.seconds)
+        except Wrong as wrong:
+            report["wrong"].append({"name": row.name, "wrong": str(wrong)})
+            print(f"{row.name}  WRONG: {wrong}", flush=True)
+            continue
         report["rows"].append(result)
         print_line(text_row(result))
     here["load_average_after"] = os.getloadavg()[0]
@@ -173,6 +183,8 @@ def main():
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(report, indent=1) + "\n")
         print(f"written to {out}")
+    if report["wrong"]:
+        sys.exit(f"{len(report['wrong'])} rows are wrong: {', '.join(row['name'] for row in report['wrong'])}")
 
 
 if __name__ == "__main__":

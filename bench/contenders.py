@@ -34,6 +34,7 @@ class Row:
     goal: float
     shape: list
     calls: Callable[[], dict[str, Callable[[], object]]]  # made only when the row runs
+    reference: Callable | None = None  # makes the call to compare with, where the others compute something else
     rate: bool = False  # the goal is a share of sgemm's rate and not of torch's time
     rival: str | None = None  # whom the goal is about; None: whoever is fastest
 
@@ -146,7 +147,7 @@ def forward_flops(B, H, Sq, Sk, D, causal=False):
 def make_row(group, shape, dtype, threads):
     """The row of one shape of a group of shapes.json."""
     kind, causal = group["kind"], group.get("causal", False)
-    backward = group["pass"] == "backward"
+    backward, reference = group["pass"] == "backward", None
     goal = group["goal"]
     if kind == "packed":
         H, D, lengths = shape
@@ -165,7 +166,8 @@ def make_row(group, shape, dtype, threads):
         goal = goal[str(S)] if isinstance(goal, dict) else goal
         if kind == "sgemm":
             calls = lambda: ({"heddle": dense(shape, dtype, causal, False)["heddle"], "sgemm": Sgemm(threads)}, {})  # noqa: E731
+            reference = lambda: dense(shape, dtype, causal, False)["torch"]  # noqa: E731
         else:
             calls = lambda: (dense(shape, dtype, causal, backward), {})  # noqa: E731
-    return Row(group["name"], f"{group['name']} {name} {dtype}", dtype, flops, goal, shape, calls, kind == "sgemm",
-               group.get("rival"))  # fmt: skip
+    return Row(group["name"], f"{group['name']} {name} {dtype}", dtype, flops, goal, shape, calls, reference,
+               kind == "sgemm", group.get("rival"))  # fmt: skip

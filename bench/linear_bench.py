@@ -12,6 +12,7 @@ import itertools
 import json
 import pathlib
 import statistics
+import sys
 import time
 
 import cpu_conditions
@@ -38,6 +39,52 @@ def calls_of(format, packed, plain, x):
     return calls
 
 
+def differences(calls, expected):
+    """name of Heddle's call -> relative distance of its output from `expected`, and its limit."""
+    limits = {"heddle float32": 1e-4, "heddle bfloat16": 0.02, "heddle bfloat16, int8_x": 0.03}  # x in 8 bits: 1/254 of a row's largest
+    return {name: [((calls[name](0).float() - expected).norm() / expected.norm()).item(), limit] for name, limit in limits.items() if name in calls}
+
+
+def timed(calls, seconds):
+    """name -> milliseconds of each counted call, contender by contender in turn."""
+    times = {name: [] for name in calls}
+    turn_of, end, turns = itertools.count(), time.perf_counter() + seconds, 0
+    while turns < 3 or time.perf_counter() < end:
+        for name, call in calls.items():
+            time.sleep(PAUSE)
+            awake = time.perf_counter() + WAKING
+            while time.perf_counter() < awake:
+                call(next(turn_of))
+            for _ in range(CALLS):
+                start = time.perf_counter()
+                call(next(turn_of))
+                times[name].append(1e3 * (time.perf_counter() - start))
+        turns += 1
+    return times
+
+
+def measure(format, rows, quantized, packed, plain, seconds):
+    """The row, or with `wrong` and no times."""
+    row = {"name": f"linear {format} {EXTENT}x{EXTENT} M{rows}", "format": format, "extent": EXTENT, "rows": rows}
+    x = torch.randn(rows, EXTENT).to(torch.bfloat16)
+    calls = calls_of(format, packed, plain, {dtype: x.to(dtype) for dtype in plain})
+    row["differences"] = differences(calls, torch.nn.functional.linear(x.float(), quantized.dequantize()))
+    wrong = [f"{name} differs by {value:.2g}, the limit is {limit}" for name, (value, limit) in row["differences"].items() if not value <= limit]
+    if wrong:
+        return row | {"wrong": "; ".join(wrong)}
+    times = timed(calls, seconds)
+    row["calls"] = len(times["heddle float32"])
+    row["milliseconds"] = {name: {"least": min(t), "median": statistics.median(t)} for name, t in times.items()}
+    return row | {"sources": sources.digests(sources.CPU_LINEAR)}
+
+
+def show(row):
+    if "wrong" in row:
+        return print(f"{row['name']}  WRONG: {row['wrong']}", flush=True)
+    for name, found in row["milliseconds"].items():
+        print(f"{row['rows']:4} rows  {name:24} {found['least']:8.3f} {found['median']:8.3f}", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
@@ -51,7 +98,7 @@ def main():
     cpu_conditions.check_held()
     torch.set_num_threads(options.threads)
     heddle.set_num_threads(options.threads)
-    report = {"conditions": cpu_conditions.conditions(options.threads), "rows": []}
+    report = {"conditions": cpu_conditions.conditions(options.threads), "rows": [], "wrong": []}
     weights = torch.randn(EXTENT, EXTENT) / 50
     copies = {dtype: TURNING_BYTES // (EXTENT * EXTENT * dtype.itemsize) for dtype in (torch.float32, torch.bfloat16)}
     plain = {dtype: [weights.to(dtype).clone() for _ in range(count)] for dtype, count in copies.items()}
@@ -61,30 +108,14 @@ def main():
         packed += [lowbit.pack(quantized) for _ in range(TURNING_BYTES // packed[0].nbytes)]
         print(f"{format}, {options.threads} threads, {heddle.cpu_target()}: least / median ms")
         for rows in options.rows:
-            calls = calls_of(format, packed, plain, {dtype: torch.randn(rows, EXTENT).to(dtype) for dtype in plain})
-            times = {name: [] for name in calls}
-            turn_of, end, turns = itertools.count(), time.perf_counter() + options.seconds, 0
             with torch.no_grad():
-                while turns < 3 or time.perf_counter() < end:
-                    for name, call in calls.items():
-                        time.sleep(PAUSE)
-                        awake = time.perf_counter() + WAKING
-                        while time.perf_counter() < awake:
-                            call(next(turn_of))
-                        for _ in range(CALLS):
-                            start = time.perf_counter()
-                            call(next(turn_of))
-                            times[name].append(1e3 * (time.perf_counter() - start))
-                    turns += 1
-            for name, t in times.items():
-                print(f"{rows:4} rows  {name:24} {min(t):8.3f} {statistics.median(t):8.3f}", flush=True)
-            found = {name: {"least": min(t), "median": statistics.median(t)} for name, t in times.items()}
-            report["rows"].append({
-                "name": f"linear {format} {EXTENT}x{EXTENT} M{rows}", "format": format, "extent": EXTENT, "rows": rows,
-                "calls": turns * CALLS, "milliseconds": found, "sources": sources.digests(sources.CPU_LINEAR),
-            })  # fmt: skip
+                row = measure(format, rows, quantized, packed, plain, options.seconds)
+            report["wrong" if "wrong" in row else "rows"].append(row)
+            show(row)
     if options.out:
         options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if report["wrong"]:
+        sys.exit(f"{len(report['wrong'])} rows are wrong")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 #: What must be the same in all files; what differs otherwise (date, clock, commit) stays in `inputs`.
 ALIKE = ("gpu", "driver", "power_limit", "torch", "cuda", "cudnn", "contenders", "method",
-         "cpu", "simd", "threads", "torch_capability")  # fmt: skip
+         "cpu", "simd", "held", "threads", "torch_capability")  # fmt: skip
 
 
 class Unlike(ValueError):

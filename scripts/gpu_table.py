@@ -25,7 +25,7 @@ WORDS = [
     (r"^float32 tf32", "float32, precision tf32,"), (r"^deterministic ", "deterministic, "), (r"D(\d+) none", r"D \1, no mask"),
     (r"D(\d+) causal", r"D \1, causal"), (r"\bD(\d+)", r"D \1"),
 ]  # fmt: skip
-KINDS = {  # of rows, in the order of their tables; the first that matches takes a row
+KINDS = {  # of rows; the first that matches takes a row
     "memory": lambda row: row["unit"] == "MiB",
     "calls": lambda row: re.match(r"(python|short|unfused|half|linear python)\b", row["name"]),
     "linear": lambda row: row["name"].startswith("linear "),
@@ -51,7 +51,7 @@ def rival(row):
     """The fastest of the others, and Heddle's rate over its; (None, None) where there is none or no kernel of Heddle's."""
     found = rates(row)
     others = {name: rate for name, rate in found.items() if name not in OWN}
-    if not others or "heddle" not in found:
+    if not others or "heddle" not in found or row["unit"] == "MiB":
         return None, None
     best = max(others, key=others.get)
     return best, found["heddle"] / others[best]
@@ -62,9 +62,16 @@ def microseconds(row):
     return {name: 1000 * statistics.median(times) for name, times in row["milliseconds"].items()}
 
 
+# The tables, in the order of the pages.
+TITLES = {
+    "forward": "Forward", "gradients": "Gradients", "decoding": "Decoding", "calls": "Short calls", "memory": "Memory", "linear": "Linear layers",
+    "coding": "Weights to a format and from it",
+}  # fmt: skip
+
+
 def sorted_by_kind(rows):
     """kind -> rows. A row of no kind is an error: no figure goes unshown."""
-    out = {kind: [] for kind in KINDS}
+    out = {kind: [] for kind in TITLES}
     for row in rows.values():
         kind = next((kind for kind, takes in KINDS.items() if takes(row)), None)
         if kind is None:
@@ -180,7 +187,7 @@ def tables(rows):
         "forward": lambda some: flops(some, "forward", rows), "gradients": lambda some: flops(some, "gradients", rows),
         "decoding": decoding, "calls": calls, "memory": memory, "linear": linear, "coding": coding,
     }  # fmt: skip
-    return "\n\n".join(make(found[kind]) for kind, make in made.items() if found[kind])
+    return "\n\n".join(made[kind](some) for kind, some in found.items() if some)
 
 
 def every(rows):
@@ -196,7 +203,7 @@ def every(rows):
             missing = "".join(f"; no {NAMES[name]}: {why}" for name, why in row.get("absent", {}).items())
             lines.append([marked(row["name"], [row]), row["timed"], unit, (each + missing).replace("|", "/"), "" if (ratio := rival(row)[1]) is None else f"{ratio:.2f}", difference(row)])
         if group:
-            parts.append(table(lines))
+            parts.append(f"### {TITLES[kind]}\n\n{table(lines)}")
     return "\n\n".join(parts)
 
 

@@ -238,3 +238,53 @@ def test_the_codes_of_int4_weights_are_those_that_torch_reads(monkeypatch):
     columns = torch.stack((codes >> 4, codes & 15), dim=-1).reshape(16, 256)
     weights = (columns - 8) * scales[..., 0].T.repeat_interleave(128, 1) + scales[..., 1].T.repeat_interleave(128, 1)
     assert (weights - quantized.dequantize()).norm() < 3e-3 * quantized.dequantize().norm()  # scales are bfloat16 there
+
+
+class TestCpuRows:
+    @pytest.fixture
+    def row(self, monkeypatch):
+        import attention_bench
+        import contenders
+
+        monkeypatch.setattr(attention_bench, "SHORTEST_SAMPLE", 1e-6)
+        group = {"name": "forward", "kind": "dense", "pass": "forward", "causal": True, "goal": 1.0}
+        return attention_bench, contenders.make_row(group, [1, 2, 32, 64], "f32", 2)
+
+    def test_a_row_has_its_difference_and_its_sources(self, row):
+        bench, row = row
+        found = bench.run_row(row, 0.0)
+        assert 0 <= found["difference"] <= found["limit"] == 1e-4 and sources.current(found)
+
+    def test_a_row_that_computes_something_else_has_no_time(self, row):
+        bench, row = row
+        calls, to_common = row.calls()
+        row.calls = lambda: (calls | {"heddle": lambda: calls["torch"]() * 1.001}, to_common)
+        with pytest.raises(bench.Wrong, match="heddle and torch differ by 0.00"):
+            bench.run_row(row, 0.0)
+
+    def test_what_is_raced_against_sgemm_is_compared_with_torch(self):
+        import attention_bench
+        import contenders
+
+        row = contenders.make_row({"name": "sgemm", "kind": "sgemm", "pass": "forward", "goal": 0.9}, [1, 2, 32, 64], "f32", 2)
+        right = row.reference()
+        worst, limit = attention_bench.difference(row, {"heddle": right}, {})
+        assert worst == 0.0 and limit == 1e-4
+        with pytest.raises(attention_bench.Wrong):
+            attention_bench.difference(row, {"heddle": lambda: -right()}, {})
+
+    @pytest.mark.parametrize("scale, wrong", [(1.0, None), (1.1, "heddle float32 differs by 0.1")])
+    def test_linear_rows_are_compared_with_the_dequantised_weights(self, monkeypatch, scale, wrong):
+        import linear_bench
+
+        monkeypatch.setattr(linear_bench, "EXTENT", 256)
+        monkeypatch.setattr(linear_bench, "WAKING", 0.0)
+        weights = torch.randn(256, 256)
+        quantized = heddle.lowbit.quantize(weights, "nvfp4")
+        packed = [heddle.lowbit.pack(heddle.lowbit.quantize(weights * scale, "nvfp4"))]
+        plain = {dtype: [weights.to(dtype)] for dtype in (torch.float32, torch.bfloat16)}
+        row = linear_bench.measure("nvfp4", 4, quantized, packed, plain, 0.0)
+        if wrong is None:
+            assert "wrong" not in row and sources.current(row) and set(row["differences"]) == {"heddle float32", "heddle bfloat16", "heddle bfloat16, int8_x"}
+        else:
+            assert wrong in row["wrong"] and "milliseconds" not in row
