@@ -21,15 +21,22 @@ class Executor {
   virtual void parallel_for(std::int64_t count, const std::function<void(std::int64_t index, int worker)>& task) = 0;
 };
 
+// Of one pool. More would take a machine's process ids before they did any good.
+inline constexpr int kMaxThreads = 4096;
+
 // A pool of `threads` persistent threads, the calling one included. Concurrent calls of parallel_for are served in
-// turn.
+// turn. Throws Error unless 1 <= threads <= kMaxThreads; RuntimeError, with how many were reached, where the system
+// starts no more of them: a limit on processes or on address space. None is left running then.
 std::unique_ptr<Executor> make_thread_pool(int threads);
 
-// The process-wide pool, made at first use with num_threads() threads.
+// The process-wide pool, made at first use with num_threads() threads. Throws RuntimeError as make_thread_pool does, at
+// each use until set_num_threads asks for what can be had; also for an HEDDLE_NUM_THREADS that is no number from 1 to
+// kMaxThreads.
 Executor& default_executor();
-// Threads of the default pool: HEDDLE_NUM_THREADS, or else the processors this process may run on.
+// Threads of the default pool: HEDDLE_NUM_THREADS, or else the processors this process may run on. Makes the pool.
 int num_threads();
-// Replaces the default pool; must not run beside an operation that uses it. Throws Error if threads < 1.
+// Replaces the default pool; must not run beside an operation that uses it. The new one is made at its first use.
+// Throws Error unless 1 <= threads <= kMaxThreads.
 void set_num_threads(int threads);
 
 // Scratch memory of the caller, aligned to 64 bytes. Its contents mean nothing between calls.

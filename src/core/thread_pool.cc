@@ -6,6 +6,7 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -24,17 +25,18 @@ namespace {
 class ThreadPool final : public Executor {
  public:
   explicit ThreadPool(int threads) : workers_(threads) {
-    for (int worker = 1; worker < threads; ++worker) threads_.emplace_back([this, worker] { serve(worker); });
+    try {
+      threads_.reserve(static_cast<std::size_t>(threads) - 1);
+      for (int worker = 1; worker < threads; ++worker) threads_.emplace_back([this, worker] { serve(worker); });
+    } catch (const std::exception& failure) {
+      const std::size_t reached = threads_.size() + 1;
+      stop();
+      throw RuntimeError(text("[heddle] ", threads, " threads are wanted and ", reached, " were reached: ",
+                              failure.what(), "; set_num_threads or HEDDLE_NUM_THREADS asks for fewer"));
+    }
   }
 
-  ~ThreadPool() override {
-    {
-      std::lock_guard lock(mutex_);
-      stopping_.store(true);
-    }
-    wake_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
+  ~ThreadPool() override { stop(); }
 
   int workers() const override { return workers_; }
 
@@ -72,6 +74,17 @@ class ThreadPool final : public Executor {
 
  private:
   static constexpr auto kSpin = std::chrono::microseconds(50);
+
+  // Ends and joins the threads that were started.
+  void stop() {
+    {
+      std::lock_guard lock(mutex_);
+      stopping_.store(true);
+    }
+    wake_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
 
   // Marks the thread as a worker of this pool while it runs tasks.
   struct Inside {
@@ -154,13 +167,19 @@ int processors() {
 
 int threads_from_environment() {
   const char* value = std::getenv("HEDDLE_NUM_THREADS");
-  if (value == nullptr || *value == '\0') return processors();
+  if (value == nullptr || *value == '\0') return std::min(processors(), kMaxThreads);
   char* end = nullptr;
   const long threads = std::strtol(value, &end, 10);
-  if (*end != '\0' || threads < 1 || threads > 4096) {
-    throw RuntimeError(text("HEDDLE_NUM_THREADS is '", value, "': it must be a number of threads from 1 to 4096"));
+  if (*end != '\0' || threads < 1 || threads > kMaxThreads) {
+    throw RuntimeError(
+        text("HEDDLE_NUM_THREADS is '", value, "': it must be a number of threads from 1 to ", kMaxThreads));
   }
   return static_cast<int>(threads);
+}
+
+void require_threads(std::string_view operation, int threads) {
+  Check(operation).require(threads >= 1 && threads <= kMaxThreads, "threads is ", threads, ": it must be from 1 to ",
+                           kMaxThreads);
 }
 
 // A child process has none of its parent's threads, so a pool inherited through fork() is left alone and replaced.
@@ -179,7 +198,7 @@ DefaultPool& default_pool() {
 }  // namespace
 
 std::unique_ptr<Executor> make_thread_pool(int threads) {
-  if (threads < 1) throw Error(text("[make_thread_pool] ", threads, " threads: at least 1 is needed"));
+  require_threads("make_thread_pool", threads);
   return std::make_unique<ThreadPool>(threads);
 }
 
@@ -198,7 +217,7 @@ Executor& default_executor() {
 int num_threads() { return default_executor().workers(); }
 
 void set_num_threads(int threads) {
-  if (threads < 1) throw Error(text("[set_num_threads] ", threads, " threads: at least 1 is needed"));
+  require_threads("set_num_threads", threads);
   DefaultPool& shared = default_pool();
   std::lock_guard lock(shared.mutex);
   if (shared.owner != getpid()) (void)shared.pool.release();

@@ -167,8 +167,9 @@ def test_runtime_settings():
     try:
         heddle.set_num_threads(3)
         assert heddle.num_threads() == 3
-        with pytest.raises(ValueError, match="0 threads: at least 1"):
-            heddle.set_num_threads(0)
+        for wrong in (0, 4097):
+            with pytest.raises(ValueError, match=f"threads is {wrong}: it must be from 1 to 4096"):
+                heddle.set_num_threads(wrong)
         with pytest.raises((ValueError, RuntimeError), match="pentium"):
             heddle.set_cpu_target("pentium")
     finally:

@@ -86,6 +86,29 @@ def test_threads_at_once():
     assert not failures
 
 
+def test_threads_that_cannot_be_started_are_an_error():
+    """And no hang: those that were started are joined, and fewer can be asked for."""
+    code = (
+        "import resource, heddle, numpy as np\n"
+        "q = np.ones((1, 64, 4, 8), np.float32)\n"
+        "heddle.set_num_threads(2); expected = heddle.attention(q, q, q)\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (512 << 20),) * 2)\n"  # stacks of 64 threads
+        "heddle.set_num_threads(400)\n"
+        "for _ in range(2):\n"
+        "    try: heddle.attention(q, q, q)\n"
+        "    except RuntimeError as error: print(error)\n"
+        "heddle.set_num_threads(2)\n"
+        "print(heddle.num_threads(), np.array_equal(heddle.attention(q, q, q), expected))\n"
+        "print(len(__import__('os').listdir('/proc/self/task')) < 40)\n"
+    )
+    first, second, fewer, joined = run(code).splitlines()
+    for said in (first, second):
+        asked, reached = (int(word) for word in said.split() if word.isdigit())
+        assert asked == 400 and 1 < reached < 400 and "HEDDLE_NUM_THREADS asks for fewer" in said
+    assert fewer == "2 True" and joined == "True"
+
+
 def _child(queue, q):
     queue.put((heddle.attention(q, q, q), heddle.num_threads()))
 
