@@ -230,15 +230,17 @@ void check_cover(const Check& check, const std::string& source,
 
 SafeTensors SafeTensors::read(const void* bytes, std::size_t size, const std::string& source) {
   const Check check("safetensors");
-  check.require(size >= 8, source, " has ", size, " bytes: the header's length alone takes 8");
+  // What these say of a file is that it is of another kind, or was cut off.
+  const std::string other = text(source, ": not a safetensors file: ");
+  check.require(size >= 8, other, "it has ", size, " bytes, and the header's length alone takes 8");
   const auto* begin = static_cast<const std::byte*>(bytes);
   const std::uint64_t length = read_length(begin);
-  check.require(length <= kMaxIndexBytes, source, ": the header's length is ", length, " bytes: at most ",
-                kMaxIndexBytes, " are allowed");
+  const auto* header = reinterpret_cast<const char*>(begin + 8);
+  check.require(length <= kMaxIndexBytes, other, "its first 8 bytes say that the header has ", length,
+                " bytes: at most ", kMaxIndexBytes, " are allowed");
+  check.require(length > 0 && size > 8 && header[0] == '{', other, "the header does not begin with '{'");
   check.require(length <= size - 8, source, ": the header's length is ", length, " bytes: only ", size - 8,
                 " follow it");
-  const auto* header = reinterpret_cast<const char*>(begin + 8);
-  check.require(length > 0 && header[0] == '{', source, ": the header does not begin with '{'");
 
   // The JSON lexer takes a zero byte for the end of its input.
   check.require(std::memchr(header, 0, length) == nullptr, source, ": the header holds a zero byte");

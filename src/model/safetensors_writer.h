@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/files.h"
+
 namespace heddle {
 
 class SafeTensorsWriter {
@@ -17,12 +19,10 @@ class SafeTensorsWriter {
     std::size_t bytes = 0;
   };
   // Creates the file, which must not exist, with its header and room for all tensors: those of wider elements first, so
-  // that each is aligned to its elements. Throws RuntimeError if that fails, as where the disk has no room.
+  // that each is aligned to its elements. Throws RuntimeError if that fails, as where the disk has no room. What is not
+  // finished is removed.
   SafeTensorsWriter(const std::string& path, std::vector<Tensor> tensors,
                     const std::map<std::string, std::string>& metadata);
-  ~SafeTensorsWriter();
-  SafeTensorsWriter(const SafeTensorsWriter&) = delete;
-  SafeTensorsWriter& operator=(const SafeTensorsWriter&) = delete;
 
   // All bytes of a tensor.
   void write(const std::string& name, const void* data, std::size_t bytes);
@@ -30,16 +30,13 @@ class SafeTensorsWriter {
   void finish();
 
  private:
-  [[noreturn]] void fail(const char* what) const;
-  void write_at(std::uint64_t offset, const void* data, std::size_t bytes);
-
   struct Place {
     std::uint64_t offset;
     std::size_t bytes;
     bool written;
   };
   std::string path_;
-  int fd_ = -1;
+  OutputFile file_;
   std::map<std::string, Place> places_;
 };
 

@@ -138,9 +138,13 @@ std::vector<Hostile> hostile_files() {
   const std::string ok = one("U8", "[4]", "[0,4]");
   const std::string entry = R"({"dtype":"U8","shape":[4],"data_offsets":[0,4]})";
   return {
-      {"empty", "", "has 0 bytes"},
+      {"empty", "", ": not a safetensors file: it has 0 bytes, and the header's length alone takes 8"},
       {"seven_bytes", std::string(7, '\0'), "has 7 bytes"},
-      {"no_header", file_bytes("", 0), "does not begin with '{'"},
+      {"json", "{\n  \"architectures\": []\n}",
+       ": not a safetensors file: its first 8 bytes say that the header has 7165896756295633531 bytes: at most "
+       "100000000"},
+      {"no_header", file_bytes("", 0), ": not a safetensors file: the header does not begin with '{'"},
+      {"length_alone", file_bytes("", 0, 2), "does not begin with '{'"},
       {"length_past_end", file_bytes("{}", 0, 3), "the header's length is 3 bytes: only 2 follow it"},
       {"length_above_limit", file_bytes("{}", 0, 100'000'001), "at most 100000000 are allowed"},
       {"length_all_ones", file_bytes("{}", 0, UINT64_MAX - 1), "at most 100000000 are allowed"},
