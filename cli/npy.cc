@@ -1,13 +1,8 @@
 #include "npy.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstdio>
 #include <cstring>
-#include <memory>
 
+#include "core/files.h"
 #include "heddle/error.h"
 
 namespace heddle::cli {
@@ -22,6 +17,18 @@ struct Descr {
   DType dtype;
 };
 constexpr Descr kDescrs[] = {{"<f4", DType::f32}, {"<f2", DType::f16}, {"<i4", DType::i32}, {"|b1", DType::boolean}};
+
+// "<f8" -> "float64"; what is no plain number stays as NumPy writes it.
+std::string words_of(const std::string& descr) {
+  constexpr std::pair<char, const char*> kKinds[] = {{'f', "float"}, {'i', "int"}, {'u', "uint"}, {'c', "complex"}};
+  const std::string size = descr.size() > 2 ? descr.substr(2) : "";
+  const bool digits = !size.empty() && size.size() < 3 && size.find_first_not_of("0123456789") == std::string::npos;
+  for (const auto& [kind, name] : kKinds) {
+    if (!digits || descr[1] != kind) continue;
+    return (descr[0] == '>' ? "big-endian " : "") + std::string(name) + std::to_string(8 * std::stoi(size));
+  }
+  return "elements of type '" + descr + "'";
+}
 
 // Reads the header's dictionary: {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
 class HeaderParser {
@@ -91,8 +98,8 @@ class HeaderParser {
     for (const Descr& known : kDescrs) {
       if (descr == known.name) return known.dtype;
     }
-    throw Error(name_ + " holds elements of type '" + descr +
-                "': it must be '<f4', '<f2', '<i4' or '|b1' (little-endian float32, float16, int32, bool)");
+    throw Error(name_ + " holds " + words_of(descr) +
+                ": float32, float16, int32 or bool is wanted, little-endian (bfloat16 comes in safetensors files)");
   }
   std::vector<std::int64_t> tuple() {
     std::vector<std::int64_t> extents;
@@ -120,15 +127,6 @@ class HeaderParser {
   const char *at_, *end_;
   const std::string& name_;
 };
-
-struct Close {
-  void operator()(std::FILE* file) const { std::fclose(file); }
-};
-using File = std::unique_ptr<std::FILE, Close>;
-
-[[noreturn]] void fail_io(const std::string& path, const char* what) {
-  throw RuntimeError(path + " cannot be " + what + ": " + std::strerror(errno));
-}
 
 }  // namespace
 
@@ -164,24 +162,15 @@ NpyHeader parse_npy_header(const std::string& bytes, std::size_t file_bytes, con
   return header;
 }
 
-HostTensor read_npy(const std::string& path) {
-  const File file(std::fopen(path.c_str(), "rb"));
-  if (!file) fail_io(path, "opened");
-  struct stat status {};
-  if (fstat(fileno(file.get()), &status) != 0) fail_io(path, "read");
-  if (!S_ISREG(status.st_mode)) throw RuntimeError(path + " cannot be read: it is not a regular file");
-  const auto file_bytes = static_cast<std::size_t>(status.st_size);
-
-  std::string start(std::min(file_bytes, kPrefix + kMaxHeader), '\0');
-  if (std::fread(start.data(), 1, start.size(), file.get()) != start.size()) fail_io(path, "read");
-  const NpyHeader header = parse_npy_header(start, file_bytes, path);
+HostTensor read_npy(std::string_view operation, const std::string& path) {
+  const RegularFile file(operation, path);
+  std::string start(std::min(file.size(), kPrefix + kMaxHeader), '\0');
+  file.read_at(0, start.data(), start.size());
+  const NpyHeader header = parse_npy_header(start, file.size(), path);
 
   HostTensor tensor(header.dtype, header.shape);
   if (header.fortran_order) tensor.reverse_strides();
-  if (std::fseek(file.get(), static_cast<long>(header.header_bytes), SEEK_SET) != 0 ||
-      std::fread(tensor.data(), 1, header.data_bytes, file.get()) != header.data_bytes) {
-    fail_io(path, "read");
-  }
+  file.read_at(header.header_bytes, tensor.data(), header.data_bytes);
   if (header.dtype == DType::boolean) {
     for (std::size_t i = 0; i < header.data_bytes; ++i) {
       if (static_cast<unsigned>(tensor.data()[i]) > 1) {
@@ -207,19 +196,11 @@ void write_npy(const std::string& path, const TensorView& view) {
   std::string prefix(kMagic, 6);
   prefix += {'\x01', '\x00', static_cast<char>(header.size() & 0xff), static_cast<char>(header.size() >> 8)};
 
-  const std::string part = path + ".part";
-  File file(std::fopen(part.c_str(), "wb"));
-  if (!file) fail_io(part, "created");
-  const bool written = std::fwrite(prefix.data(), 1, prefix.size(), file.get()) == prefix.size() &&
-                       std::fwrite(header.data(), 1, header.size(), file.get()) == header.size() &&
-                       std::fwrite(data.data(), 1, data.bytes(), file.get()) == data.bytes() &&
-                       std::fflush(file.get()) == 0;
-  if (!written || std::rename(part.c_str(), path.c_str()) != 0) {
-    const int reason = errno;
-    unlink(part.c_str());
-    errno = reason;
-    fail_io(path, "written");
-  }
+  OutputFile file("run", path, OutputFile::Existing::replace);
+  file.write(prefix.data(), prefix.size());
+  file.write(header.data(), header.size());
+  file.write(data.data(), data.bytes());
+  file.finish();
 }
 
 }  // namespace heddle::cli

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "heddle/tensor.h"
@@ -23,11 +24,12 @@ struct NpyHeader {
 // rank 1..4 are accepted. Throws Error, naming `name`, for anything else, and if the data is not data_bytes long.
 NpyHeader parse_npy_header(const std::string& bytes, std::size_t file_bytes, const std::string& name);
 
-// Reads a file. Throws RuntimeError if it cannot be read, Error if it breaks the format or holds a bool that is neither
-// 0 nor 1.
-HostTensor read_npy(const std::string& path);
+// Reads a file. Throws RuntimeError, "[operation] ...", if it cannot be read or is no regular file, Error if it breaks
+// the format or holds a bool that is neither 0 nor 1.
+HostTensor read_npy(std::string_view operation, const std::string& path);
 
-// Writes any view of f32, f16, i32 or bool, and bf16 widened to f32, under a temporary name first. Throws RuntimeError.
+// Writes any view of f32, f16, i32 or bool, and bf16 widened to f32. What is there stays until all is written; links
+// stay, and devices and pipes are written as they are. Throws RuntimeError.
 void write_npy(const std::string& path, const TensorView& view);
 
 }  // namespace heddle::cli

@@ -6,11 +6,14 @@
 #include <csignal>
 #include <filesystem>
 #include <iostream>
-#include <list>
+#include <map>
 #include <memory>
+#include <optional>
+#include <string_view>
 
 #include "heddle/checkpoint.h"
 #include "heddle/error.h"
+#include "model/checkpoint_folder.h"
 #include "npy.h"
 #include "output.h"
 #include "problem.h"
@@ -86,6 +89,62 @@ std::vector<std::string> loading_limits(const lowbit::QuantizeReport& report) {
   return limits;
 }
 
+// The .npy files of a folder and of those in it, by their names less the ending. Layers are looked up here, so that no
+// tensor's name leads to a file elsewhere.
+std::map<std::string, std::string> npy_files(const std::string& folder) {
+  std::error_code failure;
+  if (!fs::is_directory(folder, failure)) throw Error("--importance is " + folder + ": there is no such folder");
+  std::map<std::string, std::string> found;
+  for (auto entry = fs::recursive_directory_iterator(folder, failure);
+       !failure && entry != fs::recursive_directory_iterator(); entry.increment(failure)) {
+    const fs::path& path = entry->path();
+    if (path.extension() != ".npy" || fs::is_directory(path)) continue;
+    found[path.lexically_relative(folder).replace_extension().string()] = path.string();
+  }
+  if (failure) throw RuntimeError("--importance is " + folder + ": it cannot be read: " + failure.message());
+  return found;
+}
+
+// Importance of layers, read when it is asked for.
+class Importance {
+ public:
+  // Throws Error where no file is named after a 2-D weight of the model.
+  Importance(const std::string& folder, const std::string& input) : files_(npy_files(folder)) {
+    std::string layer;
+    for (const SafeTensors& file : lowbit::ModelFolder::open(input).files) {
+      for (const auto& [name, entry] : file.entries()) {
+        if (entry.shape.size() != 2 || !name.ends_with(kWeight)) continue;
+        layer = name.substr(0, name.size() - kWeight.size());
+        if (files_.contains(layer)) ++known_;
+      }
+    }
+    const std::string given = "--importance is " + folder + ": ";
+    if (files_.empty()) throw Error(given + "it holds no LAYER.npy");
+    if (known_ > 0) return;
+    throw Error(given + "none of its " + std::to_string(files_.size()) + " files is of a layer of " + input +
+                "; there is '" + files_.begin()->first + ".npy', and the layers are such as '" + layer + "'");
+  }
+
+  TensorView of(const std::string& layer) {
+    const auto found = files_.find(layer);
+    if (found == files_.end()) return {};
+    last_ = read_npy("quantize", found->second);
+    return last_.view();
+  }
+  // "" where each file is of a layer.
+  std::string unknown() const {
+    if (known_ == files_.size()) return "";
+    return std::to_string(files_.size() - known_) + " of the " + std::to_string(files_.size()) +
+           " files of --importance are of no layer of this checkpoint";
+  }
+
+ private:
+  static constexpr std::string_view kWeight = ".weight";
+  std::map<std::string, std::string> files_;
+  std::size_t known_ = 0;
+  HostTensor last_;
+};
+
 struct QuantizeVerb {
   CommonFlags common;
   std::string input, output, importance;
@@ -111,14 +170,11 @@ struct QuantizeVerb {
     common.apply();
     const std::string target = output.empty() ? stem_of(input) + "-" + format : output;
     lowbit::QuantizeCheckpointOptions what = options();
-    std::list<HostTensor> read;
+    std::optional<Importance> weights;
     if (!importance.empty()) {
-      what.importance = [&](const std::string& layer) -> TensorView {
-        const std::string path = (fs::path(importance) / (layer + ".npy")).string();
-        if (!fs::exists(path)) return {};
-        read.clear();
-        return read.emplace_back(read_npy(path)).view();
-      };
+      weights.emplace(importance, input);
+      if (!weights->unknown().empty()) std::cerr << weights->unknown() << '\n';
+      what.importance = [&](const std::string& layer) { return weights->of(layer); };
     }
     Progress progress;
     what.progress = [&](const lowbit::QuantizeProgress& at) {
@@ -219,6 +275,7 @@ struct QuantizeVerb {
 
 void add_quantize(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("quantize", "Write a checkpoint with its linear layers in 4 or 8 bits");
+  verb->footer("Example: heddle quantize Llama-3.2-1B --format int4_g64 --layers '*.down_proj=int8_row' -o small");
   const auto self = std::make_shared<QuantizeVerb>();
   self->common.add_to(*verb);
   verb->add_option("input", self->input, "A safetensors file, or a model's folder")->required();

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "core/files.h"
 #include "heddle/error.h"
 #include "heddle/safetensors.h"
 #include "npy.h"
@@ -62,6 +63,7 @@ class Run {
 
   void run() {
     common_.apply();
+    keep_inputs();
     AttentionOptions options;
     options_.fill(options);
     std::optional<SafeTensors> file;
@@ -84,6 +86,21 @@ class Run {
   }
 
  private:
+  // Refuses outputs that would replace what is read, or each other.
+  void keep_inputs() const {
+    std::vector<std::pair<std::string, std::string>> read = {{"--tensors", tensors_file_}};
+    for (std::size_t i = 0; i < std::size(kInputs); ++i) read.emplace_back(flag_of(kInputs[i].name), files_[i]);
+    for (const auto& [flag, path] : {std::pair{"--out", out_}, {"--lse", lse_}}) {
+      for (const auto& [input, from] : read) {
+        if (path.empty() || from.empty() || !same_file(path, from)) continue;
+        throw Error(std::string(flag) + " is " + path + ", the file that " + input + " is read from: name another");
+      }
+    }
+    if (!lse_.empty() && same_file(out_, lse_)) {
+      throw Error("--lse is " + lse_ + ", the file that --out names: name another");
+    }
+  }
+
   TensorView load(std::size_t i, const std::optional<SafeTensors>& file) {
     const bool in_file = file && file->contains(kInputs[i].name);
     if (!files_[i].empty()) {
@@ -91,7 +108,7 @@ class Run {
         throw Error(std::string(kInputs[i].name) + " is given twice: by " + flag_of(kInputs[i].name) + " and in " +
                     tensors_file_);
       }
-      return owned_.emplace_back(read_npy(files_[i])).view();
+      return owned_.emplace_back(read_npy("run", files_[i])).view();
     }
     return in_file ? file->tensor(kInputs[i].name) : TensorView();
   }
@@ -155,6 +172,7 @@ class Run {
 
 void add_run(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("run", "Attention over q, k and v in .npy or safetensors files");
+  verb->footer("Example: heddle run --q q.npy --k k.npy --v v.npy --causal bottom_right -o o.npy");
   const auto self = std::make_shared<Run>();
   self->add_to(*verb);
   verb->callback([self] { self->run(); });

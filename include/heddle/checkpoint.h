@@ -107,7 +107,8 @@ struct QuantizeCheckpointOptions {
   ScaleRule rule = ScaleRule::mse;
   // The first that matches decides, also over layers that linear_layer() would leave out. Each must match a layer.
   std::vector<LayerRule> layers;
-  // f32 [K] by a layer's name, or a view that is not given: QuantizeOptions::importance.
+  // f32 [K] by a layer's name, or a view that is not given: QuantizeOptions::importance. Asked for once for each layer
+  // that is quantised, before anything is written; it is copied.
   std::function<TensorView(const std::string& layer)> importance;
   // Names that `importance` has values for. Each must be that of a 2-D weight, less .weight; layers that stay as they
   // are may be among them.
@@ -153,10 +154,11 @@ bool linear_layer(const std::string& name);
 // `output` must not exist. Files that are links are read through and written under their own names; links to folders,
 // pipes and devices among what belongs to the model are refused. One tensor at a time is in memory. Layers whose
 // products run as one (q, k and v; gate and up) share an nvfp4 global scale. Throws Error naming file and tensor for a
-// layer whose K is no multiple of the group, that is not floating point or holds a NaN or an infinity, for formats
-// without a layout (e2m1_row) or whose layouts exclude each other, for a checkpoint that is quantised already;
-// RuntimeError where a file cannot be read or written. Nothing is left written then: the folder is written under
-// another name beside `output` and renamed at the end.
+// layer whose K is no multiple of the group, that is not floating point or holds a NaN or an infinity, whose format
+// does not have the rule, or whose importance is not as QuantizeOptions wants it, for formats without a layout
+// (e2m1_row) or whose layouts exclude each other, for a checkpoint that is quantised already; RuntimeError where a file
+// cannot be read or written. Nothing is left written then: the folder is written under another name beside `output` and
+// renamed at the end.
 QuantizeReport quantize_checkpoint(const std::string& input, const std::string& output,
                                    const QuantizeCheckpointOptions& options = {}, const Runtime& runtime = {});
 

@@ -36,7 +36,7 @@ std::string behind_links(const std::string& path) {
 
 }  // namespace
 
-RegularFile::RegularFile(std::string_view operation, const std::string& path) {
+RegularFile::RegularFile(std::string_view operation, const std::string& path) : operation_(operation), path_(path) {
   const auto fail = [&](const char* what) {
     const int error = errno;
     if (fd_ >= 0) ::close(fd_);
@@ -55,6 +55,19 @@ RegularFile::RegularFile(std::string_view operation, const std::string& path) {
 }
 
 RegularFile::~RegularFile() { ::close(fd_); }
+
+void RegularFile::read_at(std::uint64_t offset, void* to, std::size_t bytes) const {
+  auto* at = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t got = ::pread(fd_, at, bytes, static_cast<off_t>(offset));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw RuntimeError(text("[", operation_, "] cannot read ", path_, ": ", std::strerror(errno)));
+    if (got == 0) throw RuntimeError(text("[", operation_, "] cannot read ", path_, ": it ends at byte ", offset));
+    at += got;
+    offset += static_cast<std::uint64_t>(got);
+    bytes -= static_cast<std::size_t>(got);
+  }
+}
 
 std::string read_file(std::string_view operation, const std::string& path, std::size_t max_bytes) {
   const RegularFile file(operation, path);

@@ -19,8 +19,11 @@ class RegularFile {
 
   int fd() const { return fd_; }
   std::size_t size() const { return size_; }
+  // Throws RuntimeError where that fails or the file ends before.
+  void read_at(std::uint64_t offset, void* to, std::size_t bytes) const;
 
  private:
+  const std::string operation_, path_;
   int fd_ = -1;
   std::size_t size_ = 0;
 };

@@ -15,6 +15,7 @@
 #include "core/check.h"
 #include "core/dtypes.h"
 #include "cpu/lowbit.h"
+#include "lowbit/scale_rules.h"
 #include "model/checkpoint_folder.h"
 #include "model/checkpoint_layouts.h"
 #include "model/checkpoint_write.h"
@@ -63,7 +64,8 @@ struct Planned {
   std::size_t file = 0;
   LayerChoice choice;
   DType dtype = DType::f32;
-  float global_scale = 0;  // of nvfp4
+  float global_scale = 0;         // of nvfp4
+  std::vector<float> importance;  // [K]; empty: none
   std::size_t bytes_after = 0;
 };
 
@@ -116,6 +118,17 @@ class Work {
     return text(model_.files[p.file].source(), ": tensor ", in_quotes(p.name));
   }
 
+  // What `action` throws as "[quantize] weights[3, 5] is nan" is said of which weights.
+  template <class Action>
+  void said_of(const Planned& p, const Action& action) const {
+    try {
+      action();
+    } catch (const Error& error) {
+      const std::string sentence = error.what();
+      throw Error(text("[quantize_checkpoint] ", where(p), ": ", sentence.substr(sentence.find(' ') + 1)));
+    }
+  }
+
   void plan() {
     LayerChooser chooser(options_);
     std::map<std::string, Format> formats;
@@ -124,7 +137,13 @@ class Work {
       const auto& entries = model_.files[file].entries();
       for (const auto& [name, entry] : entries) {
         check_not_quantised(file, name);
-        Planned p{.name = name, .layer = "", .entry = &entry, .file = file, .choice = {}, .bytes_after = entry.bytes};
+        Planned p{.name = name,
+                  .layer = "",
+                  .entry = &entry,
+                  .file = file,
+                  .choice = {},
+                  .importance = {},
+                  .bytes_after = entry.bytes};
         report_.bytes_before += entry.bytes;
         if (name.ends_with(kWeight) && entry.shape.size() == 2) {
           const std::string layer = name.substr(0, name.size() - kWeight.size());
@@ -151,6 +170,7 @@ class Work {
               [](const CopiedTensor& a, const CopiedTensor& b) { return a.name < b.name; });
     kCheck.require(!formats.empty(), model_.folder.string(), " has no layer to quantise: no 2-D weight is a linear ",
                    "layer of a Transformer by its name, and no rule names one");
+    weigh();
     // Which formats go together is checked here, before anything is written.
     report_.dtype = dtype_of_config();
     report_.quantization_config =
@@ -188,9 +208,25 @@ class Work {
     kCheck.require(group == 0 || columns % group == 0, where(*p), " is [", rows, ", ", columns, "]: K = ", columns,
                    " is no multiple of ", group, ", the group of ", name_of(p->choice.format),
                    "; give it another format, or keep it, by a rule");
+    kCheck.require(has_rule(p->choice.format, p->choice.rule), where(*p), ": rule is ", name_of(p->choice.rule),
+                   ", which ", name_of(p->choice.format), " does not have");
     p->bytes_after = 0;
     for (const auto& tensor : tensors_of_layer(layer, p->choice.format, rows, columns, p->dtype)) {
       p->bytes_after += tensor.bytes;
+    }
+  }
+
+  // Asks for the importance of each layer that is quantised.
+  void weigh() {
+    if (!options_.importance) return;
+    for (Planned& p : planned_) {
+      if (p.choice.kind != LayerChoice::Kind::quantized) continue;
+      const TensorView importance = options_.importance(p.layer);
+      const std::int64_t K = p.entry->shape[1];
+      said_of(p, [&] {
+        const float* values = checked_importance(kCheck, importance, p.choice.rule, K, Device::cpu);
+        if (values != nullptr) p.importance.assign(values, values + K);
+      });
     }
   }
 
@@ -313,20 +349,16 @@ class Work {
     }
     const TensorView weights = view(p);
     LayerReport report = report_of(p, name_of(p.choice.format), name_of(p.choice.rule));
-    try {
+    said_of(p, [&] {
       QuantizeOptions options{.rule = p.choice.rule, .importance = {}, .global_scale = p.global_scale};
-      if (options_.importance) options.importance = options_.importance(p.layer);
+      if (!p.importance.empty()) options.importance = TensorView(p.importance.data(), DType::f32, {p.entry->shape[1]});
       Runtime runtime;
       runtime.executor = &executor_;
       quantize(weights, options, matrix, runtime);
       const std::size_t bytes = quantization_error_workspace(matrix.rows);
       runtime.workspace = scratch_.get(bytes);
       report.error = quantization_error(weights, matrix, {}, {}, runtime);
-    } catch (const Error& error) {
-      // "[quantize] weights[3, 5] is nan", said of which weights.
-      const std::string sentence = error.what();
-      throw Error(text("[quantize_checkpoint] ", where(p), ": ", sentence.substr(sentence.find(' ') + 1)));
-    }
+    });
     write_layer(p.layer, matrix, p.dtype, writer);
     report_.layers.push_back(std::move(report));
   }

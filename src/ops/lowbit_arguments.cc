@@ -38,21 +38,6 @@ void check_stored(const Check& check, const TensorView& view, const TensorView& 
   check.addressable(view, name.c_str());
 }
 
-const float* checked_importance(const Check& check, const TensorView& importance, ScaleRule rule, std::int64_t K,
-                                Device device) {
-  if (!importance.given()) return nullptr;
-  check.require(searches(rule), "importance is given and rule is ", name_of(rule),
-                ": it counts in the searches of four_six and mse");
-  check.tensor(importance, "importance", DType::f32, device, 1, "weights");
-  check.require(importance.shape[0] == K, "importance is ", importance, ": it must be [K] = [", K, "]");
-  check.require(K == 0 || importance.contiguous(), "importance is not contiguous: it must be");
-  const auto* values = static_cast<const float*>(importance.data);
-  for (std::int64_t k = 0; device == Device::cpu && k < K; ++k) {
-    if (!(values[k] >= 0.0f && std::isfinite(values[k]))) refuse_importance(k, values[k]);
-  }
-  return values;
-}
-
 }  // namespace
 
 Weights checked_weights(const Check& check, const TensorView& view, const char* name, std::optional<Device> device) {
@@ -84,6 +69,21 @@ Matrix checked_matrix(const Check& check, const QuantizedMatrix& matrix, const c
   out.zeros = static_cast<std::uint8_t*>(matrix.zeros.data);
   out.global_scale = static_cast<float*>(matrix.global_scale.data);
   return out;
+}
+
+const float* checked_importance(const Check& check, const TensorView& importance, ScaleRule rule, std::int64_t K,
+                                Device device) {
+  if (!importance.given()) return nullptr;
+  check.require(searches(rule), "importance is given and rule is ", name_of(rule),
+                ": it counts in the searches of four_six and mse");
+  check.tensor(importance, "importance", DType::f32, device, 1, "weights");
+  check.require(importance.shape[0] == K, "importance is ", importance, ": it must be [K] = [", K, "]");
+  check.require(K == 0 || importance.contiguous(), "importance is not contiguous: it must be");
+  const auto* values = static_cast<const float*>(importance.data);
+  for (std::int64_t k = 0; device == Device::cpu && k < K; ++k) {
+    if (!(values[k] >= 0.0f && std::isfinite(values[k]))) refuse_importance(k, values[k]);
+  }
+  return values;
 }
 
 QuantizeProblem checked_problem(const Check& check, const TensorView& weights, const QuantizeOptions& options,

@@ -16,6 +16,11 @@ Weights checked_weights(const Check& check, const TensorView& view, const char* 
 // calls the matrix.
 Matrix checked_matrix(const Check& check, const QuantizedMatrix& matrix, const char* name, Device device = Device::cpu);
 
+// f32 [K], contiguous, of finite values of at least 0 (looked at on the CPU alone), with a rule that searches; null
+// where it is not given.
+const float* checked_importance(const Check& check, const TensorView& importance, ScaleRule rule, std::int64_t K,
+                                Device device);
+
 // All but the values of the weights, and on a GPU of the importance. All tensors are where the weights are.
 QuantizeProblem checked_problem(const Check& check, const TensorView& weights, const QuantizeOptions& options,
                                 const QuantizedMatrix& out);

@@ -115,9 +115,42 @@ def test_quantize_takes_importance(checkpoint):
     assert "up_proj.weight': importance" in run(*options, "-o", checkpoint.parent / "c", code=2)
 
 
+def test_quantize_refuses_importance_of_nothing(checkpoint, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("importance")
+    options = ("quantize", checkpoint, "--importance", folder)
+    assert f"--importance is {folder}: it holds no LAYER.npy" in run(*options, code=2)
+    np.save(folder / "model.layers.0.mlp.up_porj.npy", np.ones(128, np.float32))
+    said = run(*options, code=2)
+    assert "none of its 1 files is of a layer of" in said and "'model.layers.0.mlp.up_porj.npy'" in said and "mlp.up_proj'" in said
+    np.save(folder / "model.layers.0.mlp.up_proj.npy", np.ones(128, np.float32))
+    done = subprocess.run([CLI, *map(str, options)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "1 of the 2 files of --importance are of no layer of this checkpoint" in done.stderr
+    absent = folder / "absent"
+    assert f"--importance is {absent}: there is no such folder" in run("quantize", checkpoint, "--importance", absent, code=2)
+
+
+def test_quantize_reads_no_importance_outside_of_its_folder(tmp_path):
+    """Whatever names the tensors have."""
+    folder, elsewhere = tmp_path / "importance", tmp_path / "elsewhere.0.up"
+    folder.mkdir()
+    names = [str(elsewhere), "../elsewhere.0.up", "layers.0.up"]
+    write_safetensors(tmp_path / "m.safetensors", **{f"{name}.weight": np.ones((4, 32)) for name in names})
+    np.save(f"{elsewhere}.npy", np.ones(3, np.float32))  # refused if it is read
+    np.save(folder / "layers.0.up.npy", np.ones(32, np.float32))
+    found = run_json("quantize", tmp_path / "m.safetensors", "--importance", folder, "-o", tmp_path / "out")
+    assert sorted(layer["name"] for layer in found["layers"]) == sorted(names)
+
+
+@pytest.mark.parametrize("content", [b'{\n  "model_type": "llama"\n}', b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', "])
+def test_quantize_says_what_is_no_safetensors_file(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    assert f"{tmp_path / 'file'}: not a safetensors file: its first 8 bytes" in run("quantize", tmp_path / "file", code=2)
+
+
 @pytest.mark.parametrize(
     "arguments, code, message",
     [
+        (("--format", "nf4", "--rule", "four_six"), 2, "down_proj.weight': rule is four_six, which nf4 does not have"),
         (("--format", "fp3"), 2, "format is 'fp3': it must be one of nvfp4"),
         (("--rule", "best"), 2, "best"),
         (("--format", "nf4_b256"), 2, "K = 128 is no multiple of 256"),
@@ -127,7 +160,8 @@ def test_quantize_takes_importance(checkpoint):
     ],
 )
 def test_quantize_refuses(checkpoint, arguments, code, message):
-    assert message in run("quantize", checkpoint, *arguments, code=code)
+    said = run("quantize", checkpoint, *arguments, code=code)
+    assert message in said and "[1/" not in said  # before the first layer
     assert [p.name for p in checkpoint.parent.iterdir()] == ["model.safetensors"]
 
 

@@ -174,6 +174,39 @@ TEST_P(Refused, AndNothingIsLeftWritten) {
 
 INSTANTIATE_TEST_SUITE_P(, Refused, testing::ValuesIn(refusals()), [](const auto& info) { return info.param.name; });
 
+// Arguments are looked at whole before the first layer is quantised, which may take hours.
+TEST(QuantizeCheckpoint, ArgumentsOfLateLayersAreRefusedFirst) {
+  const Folder folder;
+  write_model(folder);
+  const std::string last = "model.layers.0.self_attn.v_proj";
+  const auto refusal = [&](QuantizeCheckpointOptions options) {
+    bool begun = false;
+    options.progress = [&](const QuantizeProgress&) { begun = true; };
+    std::string message;
+    try {
+      quantize_checkpoint(folder.at("in"), folder.at("out"), options);
+    } catch (const Error& error) {
+      message = error.what();
+    }
+    EXPECT_FALSE(begun) << message;
+    return message;
+  };
+  const std::string where =
+      "[quantize_checkpoint] " + folder.at("in/model.safetensors") + ": tensor '" + last + ".weight': ";
+  EXPECT_EQ(refusal(with("nvfp4", {{last, "int4_g64:four_six"}})),
+            where + "rule is four_six, which int4_g64 does not have");
+  std::vector<float> values(kColumns + 1, 1.0f);
+  values[5] = -1;
+  for (const std::int64_t K : {kColumns, kColumns + 1}) {
+    QuantizeCheckpointOptions options;
+    options.importance = [&](const std::string& layer) {
+      return layer == last ? TensorView(values.data(), DType::f32, {K}) : TensorView();
+    };
+    EXPECT_EQ(refusal(options), where + (K == kColumns ? "importance[5] is -1: it must be finite and at least 0"
+                                                       : "importance is [257]: it must be [K] = [256]"));
+  }
+}
+
 TEST(QuantizeCheckpoint, FilesThatCannotBeWritten) {
   const Folder folder;
   write_model(folder);
