@@ -189,6 +189,8 @@ struct Bench {
 
 void add_bench(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("bench", "Time attention for one shape, or for the built-in table");
+  verb->footer(
+      "Example: heddle bench --heads 32 --kv-heads 8 --length 4096 --head-size 128 --causal top_left --dtype bf16");
   const auto self = std::make_shared<Bench>();
   self->verb = verb;
   self->common.add_to(*verb);

@@ -197,6 +197,7 @@ struct CheckVerb {
 
 void add_check(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("check", "Candidates against the reference, over the case table");
+  verb->footer("Example: heddle check --name causal --candidate cpu --all-targets");
   const auto self = std::make_shared<CheckVerb>();
   self->common.add_to(*verb);
   verb->add_option("--purpose", self->purposes, "Only cases of these purposes: round, odd, corner, feature, decode")

@@ -16,11 +16,13 @@ struct Explain {
 
   void run() const {
     common.apply();
+    require_device("explain", problem.device);
     const ProblemTensors tensors(problem, ProblemTensors::Memory::none);
     const Pass which = pass == "forward" ? Pass::forward : Pass::backward;
     const auto candidates = explain_attention(tensors.q, tensors.k, tensors.v, tensors.options, which);
     if (common.json) {
-      Json out = {{"problem", problem.json()}, {"pass", pass}, {"threads", num_threads()}, {"target", cpu_target()}};
+      Json out = {{"problem", problem.json()}, {"pass", pass}};
+      add_place(out, problem.device);
       out["candidates"] = Json::array();
       for (const Candidate& c : candidates) {
         Json entry = {{"name", c.name}, {"method", c.method}, {"supported", c.supported}, {"chosen", c.chosen}};
@@ -34,8 +36,8 @@ struct Explain {
       std::cout << out.dump(2) << '\n';
       return;
     }
-    std::cout << problem.name() << ", " << name_of(dtype_named(problem.dtype)) << ", " << pass << ", " << num_threads()
-              << " threads, " << cpu_target() << "\n\n";
+    std::cout << problem.name() << ", " << name_of(dtype_named(problem.dtype)) << ", " << pass << ", "
+              << place_text(problem.device) << "\n\n";
     Table table({{"candidate"}, {"method"}, {"estimate", Align::right}, {"workspace", Align::right}, {"verdict"}});
     for (const Candidate& c : candidates) {
       table.add({c.name, c.method, c.supported ? seconds_text(c.seconds) : "-",
@@ -52,9 +54,11 @@ struct Explain {
 
 void add_explain(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("explain", "Say which kernel would run for a problem, and why");
+  verb->footer("Example: heddle explain --heads 32 --kv-heads 8 --length 1 --keys 8192 --head-size 128");
   const auto self = std::make_shared<Explain>();
   self->common.add_to(*verb);
   self->problem.add_to(*verb);
+  add_device_flag(*verb, self->problem.device);
   verb->add_option("--pass", self->pass, "forward or backward")
       ->check(CLI::IsMember({"forward", "backward"}))
       ->capture_default_str();

@@ -2,9 +2,11 @@
 #include <iostream>
 #include <memory>
 
+#include "cuda/backend.h"
 #include "heddle/error.h"
 #include "heddle/heddle.h"
 #include "machine.h"
+#include "operations.h"
 #include "output.h"
 #include "problem.h"
 #include "verbs.h"
@@ -34,16 +36,51 @@ std::vector<TargetFact> targets() {
   return facts;
 }
 
-struct Operation {
-  const char* name;
-  std::vector<Candidate> candidates;
-};
+std::string cuda_version(int number) {
+  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+}
 
-std::vector<Operation> operations() {
-  const ProblemFlags sample;
-  const ProblemTensors t(sample, ProblemTensors::Memory::none);
-  return {{"attention_forward", explain_attention(t.q, t.k, t.v, t.options, Pass::forward)},
-          {"attention_backward", explain_attention(t.q, t.k, t.v, t.options, Pass::backward)}};
+// What became of the file that HEDDLE_TUNING names; a bad one is no reason to say nothing else.
+std::string tuning() {
+  try {
+    return cuda::tuning_state();
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+Json gpu_json() {
+  const cuda::Gpus seen = cuda::gpus();
+  Json out = {{"kernels", cuda::built()}, {"gpus", Json::array()}};
+  for (const cuda::Gpu& gpu : seen.list) {
+    out["gpus"].push_back({{"name", gpu.name},
+                           {"compute_capability", std::to_string(gpu.major) + "." + std::to_string(gpu.minor)},
+                           {"multiprocessors", gpu.multiprocessors},
+                           {"memory_bytes", gpu.memory}});
+  }
+  if (!seen.absence.empty()) out["absence"] = seen.absence;
+  if (seen.driver > 0) out["driver_cuda"] = cuda_version(seen.driver);
+  if (seen.runtime > 0) out["built_with_cuda"] = cuda_version(seen.runtime);
+  if (const std::string state = tuning(); !state.empty()) out["tuning"] = state;
+  return out;
+}
+
+void add_gpu_facts(Table& facts) {
+  const cuda::Gpus seen = cuda::gpus();
+  if (!cuda::built()) {
+    facts.add({"GPU kernels", "none in this build: " + seen.absence});
+  } else {
+    facts.add({"GPU kernels", "of CUDA " + cuda_version(seen.runtime) +
+                                  (seen.driver > 0 ? "; the driver serves " + cuda_version(seen.driver) : "") +
+                                  (seen.absence.empty() ? "" : "; " + seen.absence)});
+  }
+  for (std::size_t i = 0; i < seen.list.size(); ++i) {
+    const cuda::Gpu& gpu = seen.list[i];
+    facts.add({"GPU " + std::to_string(i), gpu.name + ", compute capability " + std::to_string(gpu.major) + "." +
+                                               std::to_string(gpu.minor) + ", " + std::to_string(gpu.multiprocessors) +
+                                               " multiprocessors, " + bytes_text(static_cast<double>(gpu.memory))});
+  }
+  if (const std::string state = tuning(); !state.empty()) facts.add({"tuning file", state});
 }
 
 void print_json(const Machine& here) {
@@ -57,6 +94,7 @@ void print_json(const Machine& here) {
   for (const Cache& cache : here.caches) {
     out["machine"]["caches"].push_back({{"level", cache.level}, {"kind", cache.kind}, {"bytes", cache.bytes}});
   }
+  out["gpu"] = gpu_json();
   out["threads"] = num_threads();
   out["target"] = cpu_target();
   out["runnable_targets"] = cpu_targets();
@@ -65,7 +103,10 @@ void print_json(const Machine& here) {
   out["operations"] = Json::object();
   for (const Operation& operation : operations()) {
     Json list = Json::array();
-    for (const Candidate& c : operation.candidates) list.push_back({{"name", c.name}, {"method", c.method}});
+    for (const CandidateFact& c : operation.candidates) {
+      list.push_back({{"name", c.name}, {"method", c.method}, {"device", c.device}, {"runs", c.refusal.empty()}});
+      if (!c.refusal.empty()) list.back()["reason"] = c.refusal;
+    }
     out["operations"][operation.name] = list;
   }
   std::cout << out.dump(2) << '\n';
@@ -83,6 +124,7 @@ void print_text(const Machine& here) {
   facts.add({"memory", bytes_text(static_cast<double>(here.memory_total)) + ", " +
                            bytes_text(static_cast<double>(here.memory_available)) + " available"});
   facts.add({"threads", std::to_string(num_threads())});
+  add_gpu_facts(facts);
   facts.print();
   std::cout << '\n';
   Table list({{"target"}, {"state"}});
@@ -90,9 +132,11 @@ void print_text(const Machine& here) {
     list.add({fact.name, fact.state == "chosen" ? green(fact.state) : fact.state});
   list.print();
   std::cout << '\n';
-  Table candidates({{"operation"}, {"candidate"}, {"method"}});
+  Table candidates({{"operation"}, {"candidate"}, {"method"}, {"device"}, {"state"}});
   for (const Operation& operation : operations()) {
-    for (const Candidate& c : operation.candidates) candidates.add({operation.name, c.name, c.method});
+    for (const CandidateFact& c : operation.candidates) {
+      candidates.add({operation.name, c.name, c.method, c.device, c.refusal.empty() ? "runs here" : c.refusal});
+    }
   }
   candidates.print();
 }
@@ -101,6 +145,7 @@ void print_text(const Machine& here) {
 
 void add_info(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("info", "What this build contains and what this machine can run");
+  verb->footer("Example: heddle info --json");
   const auto common = std::make_shared<CommonFlags>();
   common->add_to(*verb);
   verb->callback([common] {

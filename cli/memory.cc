@@ -2,6 +2,7 @@
 #include <iostream>
 #include <memory>
 
+#include "cuda/backend.h"
 #include "heddle/error.h"
 #include "machine.h"
 #include "output.h"
@@ -78,12 +79,19 @@ struct MemoryVerb {
   std::string pass = "forward", limit;
   std::int64_t layers = 1;
 
+  // Bytes that are free here, or all of the current GPU's.
+  double available() const {
+    if (problem.device != "cuda") return static_cast<double>(machine().memory_available);
+    const cuda::Gpus seen = cuda::gpus();
+    return static_cast<double>(seen.list.at(seen.current).memory);
+  }
+
   void run() const {
     common.apply();
+    require_device("memory", problem.device);
     if (layers < 1) throw Error("--layers is " + std::to_string(layers) + ": it must be at least 1");
     const Pass which = pass == "forward" ? Pass::forward : Pass::backward;
-    const double allowed =
-        limit.empty() ? static_cast<double>(machine().memory_available) : static_cast<double>(bytes_from(limit));
+    const double allowed = limit.empty() ? available() : static_cast<double>(bytes_from(limit));
     const ProblemTensors views(problem, ProblemTensors::Memory::none);
     const Tensors tensors = tensors_of(views, which);
     const double cache = (tensors.k + tensors.v) * static_cast<double>(layers);
@@ -99,7 +107,8 @@ struct MemoryVerb {
       rows.push_back({c, need(problem, c.name, which), longest(problem, c.name, which, allowed)});
     }
     if (common.json) {
-      Json out = {{"problem", problem.json()}, {"pass", pass}, {"threads", num_threads()}, {"target", cpu_target()}};
+      Json out = {{"problem", problem.json()}, {"pass", pass}};
+      add_place(out, problem.device);
       out["tensors"] = {{"q", tensors.q},
                         {"k", tensors.k},
                         {"v", tensors.v},
@@ -127,8 +136,8 @@ struct MemoryVerb {
       std::cout << out.dump(2) << '\n';
       return;
     }
-    std::cout << problem.name() << ", " << name_of(dtype_named(problem.dtype)) << ", " << pass << ", " << num_threads()
-              << " threads, " << cpu_target() << "\n\n";
+    std::cout << problem.name() << ", " << name_of(dtype_named(problem.dtype)) << ", " << pass << ", "
+              << place_text(problem.device) << "\n\n";
     Table table({{"what"}, {"memory", Align::right}});
     for (const auto& [name, bytes] : {std::pair{"q", tensors.q},
                                       {"k", tensors.k},
@@ -162,13 +171,18 @@ struct MemoryVerb {
 
 void add_memory(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("memory", "What a problem needs before it is run");
+  verb->footer(
+      "Example: heddle memory --heads 32 --kv-heads 8 --length 8192 --head-size 128 --dtype bf16 --layers 32 --limit "
+      "16GiB");
   const auto self = std::make_shared<MemoryVerb>();
   self->common.add_to(*verb);
   self->problem.add_to(*verb);
+  add_device_flag(*verb, self->problem.device);
   verb->add_option("--pass", self->pass, "forward or backward")
       ->check(CLI::IsMember({"forward", "backward"}))
       ->capture_default_str();
-  verb->add_option("--limit", self->limit, "Memory that may be used, such as 2GiB (default: what is available now)");
+  verb->add_option("--limit", self->limit,
+                   "Memory that may be used, such as 2GiB (default: what is available now, or all that the GPU has)");
   verb->add_option("--layers", self->layers, "Layers that keep a KV cache")->capture_default_str();
   verb->callback([self] { self->run(); });
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/backend.h"
 #include "heddle/error.h"
 #include "heddle/runtime.h"
 
@@ -115,6 +116,7 @@ Json ProblemFlags::json() const {
   if (options.softcap > 0) out["softcap"] = options.softcap;
   if (options.dropout > 0) out["dropout"] = options.dropout;
   if (page_size > 0) out["page_size"] = page_size;
+  if (device != "cpu") out["device"] = device;
   return out;
 }
 
@@ -139,7 +141,7 @@ TensorView ProblemTensors::tensor(DType dtype, const std::vector<std::int64_t>& 
     if (fill) fill_normal(owned_.back().view(), seed_++);
     return owned_.back().view();
   }
-  static std::byte nothing[16];
+  alignas(64) static std::byte nothing[64];
   TensorView view;
   view.data = nothing;
   view.dtype = dtype;
@@ -196,6 +198,8 @@ ProblemTensors::ProblemTensors(const ProblemFlags& f, Memory memory) {
     }
     options.cu_seqlens_q = indices(cu_q, {B + 1});
     options.cu_seqlens_k = indices(cu_k, {B + 1});
+    options.max_seqlen_q = Sq;  // which are not looked for on a GPU
+    options.max_seqlen_k = Sk;
   }
   if (pages > 0) {
     std::vector<std::int64_t> table(static_cast<std::size_t>(B * pages));
@@ -219,6 +223,42 @@ ProblemTensors::ProblemTensors(const ProblemFlags& f, Memory memory) {
     }
   }
   if (f.sink) options.sink = tensor(DType::f32, {H}, true);
+  if (f.device == "cuda") move_to_gpu();
+}
+
+void ProblemTensors::move_to_gpu() {
+  for (TensorView* view : {&q, &k, &v, &o, &lse, &d_o, &gradients.dq, &gradients.dk, &gradients.dv, &options.bias,
+                           &options.mask, &options.alibi_slopes, &options.sink, &options.cu_seqlens_q,
+                           &options.cu_seqlens_k, &options.seqused_k, &options.page_table}) {
+    if (view->given()) view->device = Device::cuda;
+  }
+}
+
+void add_device_flag(CLI::App& app, std::string& device) {
+  app.add_option("--device", device, "Candidates of the CPU or of the current GPU")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->capture_default_str();
+}
+
+void require_device(const char* verb, const std::string& device) {
+  if (device != "cuda") return;
+  const cuda::Gpus seen = cuda::gpus();
+  if (seen.list.empty()) throw RuntimeError(std::string("[") + verb + "] --device is cuda: " + seen.absence);
+}
+
+std::string place_text(const std::string& device) {
+  if (device != "cuda") return std::to_string(num_threads()) + " threads, " + cpu_target();
+  const cuda::Gpus seen = cuda::gpus();
+  return seen.list.at(seen.current).name;
+}
+
+void add_place(Json& out, const std::string& device) {
+  if (device == "cuda") {
+    out["gpu"] = place_text(device);
+    return;
+  }
+  out["threads"] = num_threads();
+  out["target"] = cpu_target();
 }
 
 double attended_pairs(const ProblemFlags& f) {

@@ -42,6 +42,7 @@ struct OptionFlags {
 struct ProblemFlags {
   std::int64_t batch = 1, heads = 8, kv_heads = 0, length_q = 1024, length_k = 0, head_size = 64, head_size_v = 0;
   std::string dtype = "f32";
+  std::string device = "cpu";  // where the tensors are: "cpu", "cuda"
   bool bias = false, mask = false, alibi = false, sink = false, packed = false;
   std::int64_t page_size = 0;
   OptionFlags options;
@@ -57,8 +58,8 @@ struct ProblemFlags {
   void check() const;
 };
 
-// Views for a problem. Without memory, big tensors point at a byte that nobody reads: enough for explain and workspace
-// queries, which read index data only.
+// Views for a problem. Without memory, big tensors point at bytes that nobody reads: enough for explain and workspace
+// queries, which read index data only, and that on the CPU alone.
 class ProblemTensors {
  public:
   enum class Memory : std::uint8_t { none, forward, backward };
@@ -69,11 +70,21 @@ class ProblemTensors {
   AttentionOptions options;
 
  private:
+  void move_to_gpu();
   TensorView tensor(DType dtype, const std::vector<std::int64_t>& shape, bool allocate, bool fill = true);
   TensorView indices(const std::vector<std::int64_t>& values, const std::vector<std::int64_t>& shape);
   std::list<HostTensor> owned_;
   unsigned seed_ = 1;
 };
+
+// The flag --device of a verb.
+void add_device_flag(CLI::App& app, std::string& device);
+// Throws RuntimeError, "[verb] --device is cuda: ...", where `device` is that and there is no GPU.
+void require_device(const char* verb, const std::string& device);
+// "2 threads, avx512", or the GPU's name: where a call runs.
+std::string place_text(const std::string& device);
+// The same into a verb's JSON: "threads" and "target", or "gpu".
+void add_place(Json& out, const std::string& device);
 
 // (query, key) pairs of one head and sequence that causality and window leave, and the multiply-adds times 2 of a pass.
 double attended_pairs(const ProblemFlags& flags);

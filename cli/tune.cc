@@ -1,11 +1,13 @@
 // heddle tune: measures on the current GPU what the candidates' estimates are made of.
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <thread>
 
+#include "core/files.h"
+#include "cuda/backend.h"
+#include "cuda/common/tuning.h"
 #include "heddle/error.h"
 #include "kit/device_mirror.h"
 #include "output.h"
@@ -127,52 +129,95 @@ class Call {
   AttentionOptions options_;
 };
 
-void tune(const std::string& out) {
-  const kit::Gpu gpu = kit::current_gpu();
-  if (gpu.name.empty()) throw RuntimeError("[tune] " + gpu.absence);
-  Json kernels = Json::object();
-  Table table({{"kernel"},
-               {"fixed", Align::right},
-               {"TFLOP/s", Align::right},
-               {"TB/s", Align::right},
-               {"estimated", Align::right},
-               {"measured", Align::right}});
-  for (const Line& line : kLines) {
-    const bool decode = line.Sq == 1;
+// What a line of the table says: a line through two points. Decoding few keys shows what splitting and merging them
+// costs.
+struct Measured {
+  double fixed = 0, rate = 0;  // seconds; products or, of decode, bytes a second
+  double seconds = 0, estimate = 0;
+  bool decode = false;
+  std::string refusal;
+
+  explicit Measured(const Line& line) : decode(line.Sq == 1) {
     const Call large(line, line.B, line.H, line.Hkv, line.Sq, line.Sk);
-    if (!large.refusal.empty()) {
-      std::cerr << line.name << ": " << large.refusal << '\n';
-      continue;
-    }
-    // A line through two points. Decoding few keys shows what splitting and merging them costs.
+    refusal = large.refusal;
+    if (!refusal.empty()) return;
     const std::int64_t few = 4096, group = line.H / line.Hkv;
     const Call small = decode ? Call(line, 1, line.H, line.Hkv, 1, few) : Call(line, 1, group, 1, 16, 16);
     const double share = decode ? static_cast<double>(few) / static_cast<double>(line.B * line.Sk) : 0.0;
-    const double work = (large.seconds - small.seconds) / (1 - share), fixed_seconds = small.seconds - share * work;
+    const double work = (large.seconds - small.seconds) / (1 - share);
+    fixed = small.seconds - share * work;
     const auto rows = static_cast<double>(line.B * line.H * line.Sq), keys = static_cast<double>(line.Sk);
-    const double flops = 4 * rows * keys * static_cast<double>(line.D) / work;
+    const double flops = 4 * rows * keys * static_cast<double>(line.D);
     const double bytes = 2 * static_cast<double>(line.B * line.Hkv) * keys * static_cast<double>(line.D) *
-                         static_cast<double>(size_of(line.cache)) / work;
-    kernels[line.name] = {{"fixed", fixed_seconds}, {decode ? "bytes" : "flops", decode ? bytes : flops}};
-    table.add({line.name, seconds_text(fixed_seconds), decode ? "-" : fixed(flops / 1e12, 1),
-               decode ? fixed(bytes / 1e12, 2) : "-", seconds_text(large.estimate), seconds_text(large.seconds)});
+                         static_cast<double>(size_of(line.cache));
+    rate = (decode ? bytes : flops) / work;
+    seconds = large.seconds;
+    estimate = large.estimate;
   }
-  std::cout << gpu.name << "\n\n";
-  table.print();
-  if (out.empty()) return;
-  std::ofstream file(out);
-  file << Json{{"gpu", gpu.name}, {"version", version()}, {"kernels", kernels}}.dump(2) << '\n';
-  if (!file.flush()) throw RuntimeError("[tune] " + out + " cannot be written");
-  std::cout << "\nwritten to " << out << "; to use it: HEDDLE_TUNING=" << out << '\n';
-}
+};
+
+struct Tune {
+  CommonFlags common;
+  std::string out;
+
+  void run() const {
+    const cuda::Gpus seen = cuda::gpus();
+    if (seen.list.empty()) throw RuntimeError("[tune] " + seen.absence);
+    const cuda::Gpu& gpu = seen.list.at(seen.current);
+    Json kernels = Json::object(), rows = Json::array();
+    Table table({{"kernel"},
+                 {"fixed", Align::right},
+                 {"TFLOP/s", Align::right},
+                 {"TB/s", Align::right},
+                 {"estimated", Align::right},
+                 {"measured", Align::right}});
+    for (const Line& line : kLines) {
+      const Measured found(line);
+      if (!found.refusal.empty()) {
+        rows.push_back({{"kernel", line.name}, {"refusal", found.refusal}});
+        if (!common.json) std::cerr << line.name << ": " << found.refusal << '\n';
+        continue;
+      }
+      const char* const rate = found.decode ? "bytes" : "flops";
+      kernels[line.name] = {{"fixed", found.fixed}, {rate, found.rate}};
+      rows.push_back({{"kernel", line.name},
+                      {"fixed_seconds", found.fixed},
+                      {rate, found.rate},
+                      {"estimated_seconds", found.estimate},
+                      {"seconds", found.seconds}});
+      table.add({line.name, seconds_text(found.fixed), found.decode ? "-" : fixed(found.rate / 1e12, 1),
+                 found.decode ? fixed(found.rate / 1e12, 2) : "-", seconds_text(found.estimate),
+                 seconds_text(found.seconds)});
+    }
+    if (!out.empty()) {
+      const std::string text = cuda::tuning_text(
+          {gpu.name, std::to_string(gpu.major) + "." + std::to_string(gpu.minor), gpu.multiprocessors, version()},
+          kernels);
+      OutputFile file("tune", out, OutputFile::Existing::replace);
+      file.write(text.data(), text.size());
+      file.finish();
+    }
+    if (common.json) {
+      Json said = {{"gpu", gpu.name}, {"version", version()}, {"rows", rows}};
+      if (!out.empty()) said["out"] = out;
+      std::cout << said.dump(2) << '\n';
+      return;
+    }
+    std::cout << gpu.name << "\n\n";
+    table.print();
+    if (!out.empty()) std::cout << "\nwritten to " << out << "; to use it: HEDDLE_TUNING=" << out << '\n';
+  }
+};
 
 }  // namespace
 
 void add_tune(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("tune", "Measure, on the current GPU, what the choice among candidates rests on");
-  const auto out = std::make_shared<std::string>();
-  verb->add_option("--out", *out, "A file for HEDDLE_TUNING to name");
-  verb->callback([out] { tune(*out); });
+  verb->footer("Example: heddle tune --out h200.json && HEDDLE_TUNING=h200.json heddle info");
+  const auto self = std::make_shared<Tune>();
+  self->common.add_to(*verb, /*runs_kernels=*/false);
+  verb->add_option("--out", self->out, "A file for HEDDLE_TUNING to name");
+  verb->callback([self] { self->run(); });
 }
 
 }  // namespace heddle::cli

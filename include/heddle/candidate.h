@@ -4,12 +4,15 @@
 #include <cstddef>
 #include <string>
 
+#include "heddle/tensor.h"
+
 namespace heddle {
 
 // One kernel that could serve a call.
 struct Candidate {
   std::string name;    // as `force` takes it
   std::string method;  // "flash", "baseline", "naive", "linear" or "reference"
+  Device device = Device::cpu;
   bool supported = false;
   std::string reason;    // why not, if not supported
   double seconds = 0.0;  // estimated, if supported

@@ -8,6 +8,7 @@
 #include "core/candidate.h"
 #include "cpu/attention.h"
 #include "cuda/attention.h"
+#include "cuda/backend.h"
 #include "ops/attention_arguments.h"
 #include "reference/attention.h"
 
@@ -67,6 +68,7 @@ Refusal unsupported(const Kernel& kernel, const Problem& problem) {
 // Why a candidate may not run for this call; empty if it may.
 template <class Kernel, class Problem>
 Refusal refusal(const Kernel& kernel, const Problem& problem, Device device, const Wish& wish) {
+  if (kernel.device == Device::cuda && !cuda::built()) return kernel.supports(problem);  // wherever the tensors are
   if (kernel.device != device) return "it runs on another device than the tensors are on";
   if (Refusal reason = unsupported(kernel, problem); !reason.empty()) return reason;
   if (!wish.force.empty()) return wish.force == kernel.name ? "" : "another candidate was asked for by name";
@@ -133,6 +135,7 @@ std::vector<Candidate> explain(const Problem& problem, Device device, const Wish
     Candidate candidate;
     candidate.name = kernel->name;
     candidate.method = kernel->method;
+    candidate.device = kernel->device;
     candidate.reason = refusal(*kernel, problem, device, wish);
     candidate.supported = kernel->device == device && unsupported(*kernel, problem).empty();
     if (candidate.supported) {

@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/linear_problem.h"
+#include "cuda/backend.h"
 #include "heddle/candidate.h"
 
 namespace heddle {
@@ -17,6 +18,7 @@ inline const LinearProblem& forward_of(const LinearBackwardProblem& problem) { r
 // Why a candidate cannot serve this call; empty if it can.
 template <class Problem>
 std::string inability(const LinearCandidate<Problem>& kernel, const Problem& problem) {
+  if (kernel.device == Device::cuda && !cuda::built()) return kernel.supports(problem);  // wherever the tensors are
   if (kernel.device != forward_of(problem).device) return "it runs on another device than the tensors are on";
   if (forward_of(problem).norm.kind != Norm::none && !kernel.norms) return "it has no norm in front of the product";
   return kernel.supports(problem);
@@ -66,6 +68,7 @@ std::vector<Candidate> explained(const LinearCandidate<Problem>* const (&candida
     Candidate& c = list.emplace_back();
     c.name = kernel->name;
     c.method = kernel->method;
+    c.device = kernel->device;
     c.reason = refusal(*kernel, problem, force);
     c.supported = inability(*kernel, problem).empty();
     if (!c.supported) continue;

@@ -1,4 +1,6 @@
 // The GPU candidates of a build without CUDA: listed, so that `explain` says why they do not run.
+#include <cstdlib>
+
 #include "core/check.h"
 #include "cuda/attention.h"
 #include "cuda/backend.h"
@@ -55,6 +57,15 @@ constexpr LinearKernel absent_linear(const char* name) {
 }  // namespace
 
 bool built() { return false; }
+Gpus gpus() {
+  Gpus none;
+  none.absence = kWithout;
+  return none;
+}
+std::string tuning_state() {
+  const char* path = std::getenv("HEDDLE_TUNING");
+  return path != nullptr && *path != '\0' ? text(path, ": not read, as this build has no GPU kernels") : "";
+}
 
 double seconds_of_16bit(const LinearProblem&) { return 0.0; }
 void decode_weights(const LinearProblem&, const WeightBlock&, const lowbit::Weights&, void*) {

@@ -1,7 +1,11 @@
 """The heddle command as its users call it: text, --json, files in and out, exit codes; test_quantize.py has `quantize`."""
 
+import io
 import json
+import os
 import pathlib
+import resource
+import stat
 import struct
 import subprocess
 
@@ -49,11 +53,12 @@ def save(folder: pathlib.Path, **arrays):
 # ---------------------------------------------------------------------------------------------------------------- help
 
 
-@pytest.mark.parametrize("verb", ["info", "run", "bench", "check", "explain", "memory", "quantize"])
+@pytest.mark.parametrize("verb", ["info", "run", "bench", "check", "tune", "explain", "memory", "quantize"])
 def test_every_verb_has_help_and_json(verb):
     assert verb in run("--help")
     text = run(verb, "--help")
     assert "--json" in text and "Usage: heddle " + verb in text
+    assert text.rstrip().splitlines()[-1].startswith(f"Example: heddle {verb} ")
 
 
 def test_version():
@@ -63,6 +68,14 @@ def test_version():
 @pytest.mark.parametrize("arguments", [[], ["weave"], ["info", "--nonsense"], ["bench", "--threads", "0"]])
 def test_wrong_command_lines_exit_with_2(arguments):
     assert "--help" in run(*arguments, code=2)
+
+
+@pytest.mark.parametrize(
+    "word, end",
+    [("explian", "; did you mean explain?"), ("quantise", "; did you mean quantize?"), ("chek", "; did you mean check?"), ("weave", "")],
+)
+def test_unknown_subcommands_are_named(word, end):
+    assert run(word, "--json", code=2).splitlines()[0] == f"unknown subcommand '{word}'{end}"
 
 
 def test_no_colours_without_a_terminal():
@@ -83,11 +96,74 @@ def test_info():
     assert info["version"] in text and info["target"] in text
 
 
+WITHOUT_CUDA = "this heddle was built without CUDA: build it with HEDDLE_CUDA=ON"
+
+
+def test_info_says_what_gpus_there_are():
+    gpu, text = run_json("info")["gpu"], run("info")
+    if not gpu["kernels"]:
+        assert gpu["absence"] == WITHOUT_CUDA and not gpu["gpus"]
+        assert f"none in this build: {WITHOUT_CUDA}" in text
+    else:
+        assert bool(gpu["gpus"]) != ("absence" in gpu) and f"of CUDA {gpu['built_with_cuda']}" in text
+    for found in gpu["gpus"]:
+        assert found["name"] in text and found["multiprocessors"] > 0 and found["memory_bytes"] > 0
+
+
+def test_info_lists_every_candidate_and_whether_it_runs():
+    found = run_json("info")
+    gpus, operations = found["gpu"]["gpus"], found["operations"]
+    assert {"attention_forward", "attention_backward", "linear_forward", "linear_backward"} == set(operations)
+    text = run("info")
+    for name, candidates in operations.items():
+        assert {c["name"] for c in candidates if c["device"] == "cpu" and c["runs"]} >= {"cpu", "reference"}, name
+        on_gpus = [c for c in candidates if c["device"] == "cuda"]
+        assert on_gpus, name
+        for candidate in on_gpus:
+            assert candidate["runs"] != ("reason" in candidate) and candidate["name"] in text
+            if not gpus:
+                assert not candidate["runs"]
+            if not found["gpu"]["kernels"]:
+                assert candidate["reason"] == WITHOUT_CUDA
+    if not found["gpu"]["kernels"]:
+        for verb in ("explain", "memory"):
+            asked = run_json(verb)["candidates"]
+            assert {c.get("reason", c.get("refusal")) for c in asked if c["name"].startswith("sm")} == {WITHOUT_CUDA}
+
+
+def test_info_says_what_became_of_a_tuning_file(tmp_path):
+    file = tmp_path / "tuning.json"
+    gpu = {"name": "a GPU that nobody has", "compute_capability": "9.0", "multiprocessors": 7}
+    file.write_text(json.dumps({"schema": 1, "gpu": gpu, "version": "0.0.1", "kernels": {"of old": {}}}))
+    said = run_json("info", HEDDLE_TUNING=str(file))["gpu"]["tuning"]
+    assert "tuning" not in run_json("info", HEDDLE_TUNING="")["gpu"]
+    if not run_json("info")["gpu"]["kernels"]:
+        assert said == f"{file}: not read, as this build has no GPU kernels"
+        return
+    made = "a GPU that nobody has (9.0, 7 multiprocessors) for version 0.0.1"
+    assert said.startswith(f"{file}: ignored, made on {made}; ") and made in run("info", HEDDLE_TUNING=str(file))
+
+
 def test_info_obeys_target_and_threads():
     worst = run_json("info")["runnable_targets"][-1]
     info = run_json("info", "--target", worst, "--threads", 3)
     assert (info["target"], info["threads"]) == (worst, 3)
     assert run_json("info", HEDDLE_CPU_TARGET=worst, HEDDLE_NUM_THREADS="1")["target"] == worst
+
+
+def test_threads_that_cannot_be_started_are_an_error():
+    """And no hang."""
+    done = subprocess.run(
+        [CLI, "info"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "HEDDLE_NUM_THREADS": "400"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)),  # the stacks of 128
+    )
+    assert done.returncode == 3
+    assert "400 threads are wanted and " in done.stderr and "HEDDLE_NUM_THREADS asks for fewer" in done.stderr
+    assert "'4097'" in run("info", HEDDLE_NUM_THREADS="4097", code=3)
 
 
 def test_unknown_target_exits_with_3():
@@ -182,12 +258,49 @@ def test_run_says_what_is_wrong_and_writes_nothing(tmp_path, tensors):
     assert "v is missing" in run("run", *flags[:4], "-o", tmp_path / "o.npy", code=2)
     assert "'nonesuch'" in run("run", *save(tmp_path, q=q, k=k, v=v), "--method", "nonesuch", "-o", tmp_path / "o.npy",
                                code=2)  # fmt: skip
-    assert "cannot be opened" in run("run", "--q", tmp_path / "absent.npy", "-o", tmp_path / "o.npy", code=3)
+    assert "cannot open" in run("run", "--q", tmp_path / "absent.npy", "-o", tmp_path / "o.npy", code=3)
     assert "given twice" in run(
         "run", *save(tmp_path, q=q, k=k, v=v), "-o", tmp_path / "o.npy", "--tensors", write_qkv(tmp_path, q), code=2
     )
-    assert not list(tmp_path.glob("o.npy*"))
-    assert "cannot be" in run("run", *save(tmp_path, q=q, k=k, v=v), "-o", tmp_path / "no" / "o.npy", code=3)
+    assert "cannot write" in run("run", *save(tmp_path, q=q, k=k, v=v), "-o", tmp_path / "no" / "o.npy", code=3)
+    assert {path.name for path in tmp_path.iterdir()} == {"q.npy", "k.npy", "v.npy", "q.safetensors"}
+
+
+def test_run_keeps_its_inputs(tmp_path, tensors):
+    flags = save(tmp_path, **dict(zip("qkv", tensors)))
+    before = (tmp_path / "q.npy").read_bytes()
+    (tmp_path / "link.npy").symlink_to("q.npy")
+    os.link(tmp_path / "q.npy", tmp_path / "hard.npy")
+    for name in ("q.npy", "link.npy", "hard.npy", "../" + tmp_path.name + "/q.npy"):
+        said = run("run", *flags, "-o", tmp_path / name, code=2)
+        assert f"--out is {tmp_path / name}, the file that --q is read from" in said
+    assert "--lse is" in run("run", *flags, "-o", tmp_path / "o.npy", "--lse", tmp_path / "v.npy", code=2)
+    assert "the file that --out names" in run("run", *flags, "-o", tmp_path / "o.npy", "--lse", tmp_path / "o.npy", code=2)
+    file = write_qkv(tmp_path, tensors[0])
+    assert "--tensors" in run("run", "--tensors", file, *flags[2:], "-o", file, code=2)
+    assert (tmp_path / "q.npy").read_bytes() == before and not (tmp_path / "o.npy").exists()
+
+
+def test_run_writes_through_links_devices_and_pipes(tmp_path, tensors):
+    flags = save(tmp_path, **dict(zip("qkv", tensors)))
+    o, _ = softmax_attention(*tensors)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "link.npy").symlink_to("inner/o.npy")
+    (tmp_path / "precious").write_text("precious")
+    for name in ("link.npy.part", "inner/o.npy.part"):  # no name is written that others can have put there
+        (tmp_path / name).symlink_to(tmp_path / "precious")
+    for _ in range(2):  # a new file, and one that is replaced
+        run("run", *flags, "-o", tmp_path / "link.npy", "--lse", tmp_path / "lse.npy")
+    assert (tmp_path / "link.npy").is_symlink() and (tmp_path / "precious").read_text() == "precious"
+    np.testing.assert_allclose(np.load(tmp_path / "inner" / "o.npy"), o, rtol=0, atol=2e-6)
+    for device, code in (("null", 0), ("full", 3)):  # by links, so that a mistake here would not cost the machine's own
+        (tmp_path / device).symlink_to(f"/dev/{device}")
+        run("run", *flags, "-o", tmp_path / device, code=code)
+        assert (tmp_path / device).is_symlink() and stat.S_ISCHR(os.stat(tmp_path / device).st_mode)
+    piped = subprocess.run(
+        [CLI, "run", *map(str, flags), "-o", "/dev/stderr"], capture_output=True, timeout=300, check=True)  # fmt: skip
+    np.testing.assert_allclose(np.load(io.BytesIO(piped.stderr)), o, rtol=0, atol=2e-6)
+    assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".heddle-")]
 
 
 def write_qkv(folder, q):
@@ -209,7 +322,10 @@ HOSTILE = {
     "huge header": (
         b"\x93NUMPY\x02\x00" + struct.pack("<I", 0xFFFFFFF0) + b"{}", "its header claims 4294967280 bytes"),
     "pickle": (npy(b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", bytes(8)), "'|O'"),
-    "big endian": (npy(b"{'descr': '>f4', 'fortran_order': False, 'shape': (1,), }", bytes(4)), "'>f4'"),
+    "big endian": (npy(b"{'descr': '>f4', 'fortran_order': False, 'shape': (1,), }", bytes(4)), "holds big-endian float32:"),
+    "float64": (
+        npy(b"{'descr': '<f8', 'fortran_order': False, 'shape': (1,), }", bytes(8)),
+        "holds float64: float32, float16, int32 or bool is wanted"),
     "missing key": (npy(b"{'descr': '<f4', 'shape': (1,), }", bytes(4)), "missing"),
     "repeated key": (npy(b"{'descr': '<f4', 'descr': '<f4', 'shape': (1,), }", bytes(4)), "repeated"),
     "code": (npy(b"__import__('os').system('true')"), "'{' is missing"),
@@ -241,8 +357,10 @@ def test_hostile_npy_files_are_refused(tmp_path, name):
 
 
 def test_folders_and_devices_are_refused(tmp_path):
-    assert "cannot be" in run("run", "--q", tmp_path, "-o", tmp_path / "o.npy", code=3)
-    assert "not a regular file" in run("run", "--q", "/dev/zero", "-o", tmp_path / "o.npy", code=3)
+    os.mkfifo(tmp_path / "pipe")  # which nobody writes
+    for path in (tmp_path, "/dev/zero", tmp_path / "pipe"):
+        for flag in ("--q", "--tensors"):
+            assert f"{path} is not a regular file" in run("run", flag, path, "-o", tmp_path / "o.npy", code=3)
 
 
 def test_truncated_safetensors_are_refused(tmp_path, tensors):
@@ -344,6 +462,25 @@ def test_bench_counts_only_attended_pairs():
 
 def built_with_cases():
     return subprocess.run([CLI, "check", "--list"], capture_output=True).returncode == 0
+
+
+@pytest.mark.parametrize("arguments", [["explain", "--device", "cuda"], ["memory", "--device", "cuda"], ["tune"],
+                                       ["tune", "--json", "--out", "tuned.json"]])  # fmt: skip
+def test_without_a_gpu_its_verbs_say_so(arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    gpu = run_json("info")["gpu"]
+    if gpu["gpus"]:
+        pytest.skip("there is a GPU")
+    if arguments[0] == "tune" and not built_with_cases():
+        assert "HEDDLE_BUILD_TESTS=ON" in run("tune", code=3)
+        return
+    said = run(*arguments, code=3)
+    assert said.startswith(f"heddle: [{arguments[0]}] ") and gpu["absence"] in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_devices_that_there_are_not():
+    assert "--device" in run("explain", "--device", "tpu", code=2)
 
 
 def test_check_passes_and_reports():

@@ -161,6 +161,14 @@ def test_explain_lists_candidates_and_the_choice():
         heddle.explain(q, k[:, :, :1].repeat(3, 2), v)
 
 
+def test_explain_says_first_that_a_build_has_no_gpu_kernels():
+    q, k, v = arrays()
+    reasons = {c.name: c.reason for c in heddle.explain(q, k, v).candidates}
+    without = "this heddle was built without CUDA: build it with HEDDLE_CUDA=ON"
+    other = "it runs on another device than the tensors are on"
+    assert reasons["sm90"] == reasons["sm80"] == (other if heddle._heddle.cuda_built() else without)
+
+
 def test_runtime_settings():
     assert heddle.cpu_target() in heddle.cpu_targets()
     threads = heddle.num_threads()

@@ -3,11 +3,15 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <optional>
+#include <string>
 
 #include "core/check.h"
+#include "cuda/backend.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 #include "cuda/common/tuning.h"
+#include "heddle/runtime.h"
 
 namespace heddle::cuda {
 namespace {
@@ -45,15 +49,46 @@ constexpr CostTable kMeasured = {{
     {"baseline_cuda", {19.3e-6, 31.8e12, 0}},
 }};
 
+const char* tuning_path() {
+  const char* path = std::getenv("HEDDLE_TUNING");
+  return path != nullptr && *path != '\0' ? path : nullptr;
+}
+
+// Read once, whatever GPUs there are.
+const std::optional<Tuning>& tuning() {
+  static const std::optional<Tuning> file = [] {
+    const char* path = tuning_path();
+    return path != nullptr ? std::optional(read_tuning(path, kMeasured, version())) : std::nullopt;
+  }();
+  return file;
+}
+
+std::string capability(const DeviceProperties& device) { return text(device.major, ".", device.minor); }
+
+// Whether it was made on such a device for this version.
+bool serves(const Tuning& file, const DeviceProperties& device) {
+  return file.made.multiprocessors == device.multiprocessors && file.made.gpu == device.name &&
+         file.made.version == version() && file.made.capability == capability(device);
+}
+
 }  // namespace
 
 const CostTable& measured_costs() { return kMeasured; }
 
+std::string tuning_state() {
+  const std::optional<Tuning>& file = tuning();
+  if (!file) return "";
+  const DeviceProperties& device = current_device();
+  const std::string made = text("made on ", file->made.words());
+  if (serves(*file, device)) return text(tuning_path(), ": used, ", made);
+  const TunedOn here{device.name, capability(device), device.multiprocessors, version()};
+  return text(tuning_path(), ": ignored, ", made, "; ",
+              device.major == 0 ? "there is no GPU" : text("this is ", here.words()));
+}
+
 const Cost& cost_of(std::string_view name) {
-  static const CostTable table = [] {
-    const char* path = std::getenv("HEDDLE_TUNING");
-    return path != nullptr && *path != '\0' ? read_tuning(path, kMeasured) : kMeasured;
-  }();
+  const std::optional<Tuning>& file = tuning();
+  const CostTable& table = file && serves(*file, current_device()) ? file->costs : kMeasured;
   for (const CostLine& line : table) {
     if (line.name == name) return line.cost;
   }

@@ -23,8 +23,8 @@ using CostTable = std::array<CostLine, 25>;
 // On an H200.
 const CostTable& measured_costs();
 
-// Of one line of the table, such as "sm90 d128": as measured on an H200, or as the file says that HEDDLE_TUNING names.
-// Throws Error if that file is none of `heddle tune`.
+// Of one line of the table, such as "sm90 d128": as measured on an H200, or as the file says that HEDDLE_TUNING names,
+// if it was made on such a GPU as the current one for this version. Throws Error if that file is none of `heddle tune`.
 const Cost& cost_of(std::string_view line);
 
 // Seconds of a kernel with tiles of rows where a sequence has too few for one: each of the `tiles` takes as long as one

@@ -14,7 +14,11 @@ namespace {
 constexpr int kMaxDevices = 64;
 
 DeviceProperties read(int ordinal) {
-  DeviceProperties device{.ordinal = ordinal};
+  DeviceProperties device;
+  device.ordinal = ordinal;
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, ordinal), "device properties");
+  device.name = properties.name;
   const auto get = [&](cudaDeviceAttr attribute) {
     int value = 0;
     check(cudaDeviceGetAttribute(&value, attribute, ordinal), "device attributes");
@@ -32,6 +36,29 @@ DeviceProperties read(int ordinal) {
 }  // namespace
 
 bool built() { return true; }
+
+Gpus gpus() {
+  Gpus found;
+  found.runtime = CUDART_VERSION;
+  if (cudaDriverGetVersion(&found.driver) != cudaSuccess) found.driver = 0;
+  int count = 0, current = 0;
+  cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess) status = cudaGetDevice(&current);
+  for (int ordinal = 0; status == cudaSuccess && ordinal < count; ++ordinal) {
+    cudaDeviceProp p{};
+    status = cudaGetDeviceProperties(&p, ordinal);
+    if (status == cudaSuccess) {
+      found.list.push_back({p.name, p.major, p.minor, p.multiProcessorCount, p.totalGlobalMem});
+    }
+  }
+  if (status != cudaSuccess) {
+    cudaGetLastError();  // not left for the next call to trip over
+    found.list.clear();
+    found.absence = text(kNoGpu, ": ", cudaGetErrorString(status));
+  }
+  found.current = static_cast<std::size_t>(current);
+  return found;
+}
 
 const DeviceProperties& current_device() {
   static const DeviceProperties none;

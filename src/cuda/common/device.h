@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 namespace heddle::cuda {
@@ -12,8 +13,11 @@ namespace heddle::cuda {
 constexpr std::size_t kAmpereSharedBytes = 99 * 1024;  // sm_86 and sm_89, the least of those that run code for sm_80
 constexpr std::size_t kHopperSharedBytes = 227 * 1024;
 
+inline constexpr const char* kNoGpu = "there is no usable NVIDIA GPU or driver";
+
 struct DeviceProperties {
   int ordinal = -1;
+  std::string name;
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
   int shared_memory = 0;  // bytes that one block may have

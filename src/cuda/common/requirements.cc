@@ -6,8 +6,6 @@
 namespace heddle::cuda {
 namespace {
 
-constexpr const char* kNoGpu = "there is no usable NVIDIA GPU or driver";
-
 bool mappable(const Operand& x) {
   return has_rows_of_16_bytes(x) && x.stride_b >= 0 && x.stride_s >= 0 && x.stride_h >= 0;
 }

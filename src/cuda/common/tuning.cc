@@ -15,6 +15,8 @@ namespace {
 
 using Json = nlohmann::json;
 
+constexpr int kMostMultiprocessors = 1 << 16;
+
 // The characters of a text; where the reader stands is told by what it read last.
 class Reader {
  public:
@@ -59,14 +61,26 @@ class TuningFile {
     parse();
   }
 
-  void apply(CostTable& table) const {
-    if (!json_.is_object()) refuse_at("", "the file must be an object with 'kernels'");
-    for (const auto& [key, value] : json_.items()) {
-      if (key != "gpu" && key != "version" && key != "kernels") {
-        refuse_at(path_of({key}), text("'", key, "' is unknown: it must be gpu, version or kernels"));
-      }
+  TunedOn made() const {
+    require_members(json_, "", "the file", {"schema", "gpu", "version", "kernels"});
+    const Json& schema = json_["schema"];
+    if (schema != kTuningSchema) {
+      refuse_at(path_of({"schema"}), text("'schema' is ", schema.dump(), ": it must be ", kTuningSchema));
     }
-    if (!json_.contains("kernels")) refuse_at("", "'kernels' is missing: it must be an object of kernels' costs");
+    const Json& gpu = json_["gpu"];
+    require_members(gpu, path_of({"gpu"}), "'gpu'", {"name", "compute_capability", "multiprocessors"});
+    const Json& multiprocessors = gpu["multiprocessors"];
+    if (!multiprocessors.is_number_integer() || multiprocessors < 1 || multiprocessors > kMostMultiprocessors) {
+      refuse_at(path_of({"gpu", "multiprocessors"}),
+                text("'multiprocessors' is ", multiprocessors.dump(), ": it must be from 1 to ", kMostMultiprocessors));
+    }
+    return {.gpu = word({"gpu", "name"}),
+            .capability = word({"gpu", "compute_capability"}),
+            .multiprocessors = multiprocessors.get<int>(),
+            .version = word({"version"})};
+  }
+
+  void apply(CostTable& table) const {
     const Json& kernels = json_["kernels"];
     if (!kernels.is_object()) {
       refuse_at(path_of({"kernels"}), text("'kernels' is ", kernels.dump(), ": it must be an object"));
@@ -106,6 +120,31 @@ class TuningFile {
       }
       refuse_at_line(line(), text("it must be JSON: ", what));
     }
+  }
+
+  // `value`, which lies at `path`, is an object of these members and no others.
+  void require_members(const Json& value, const std::string& path, const std::string& name,
+                       std::initializer_list<const char*> members) const {
+    std::string known;
+    for (const char* member : members) known += (known.empty() ? "" : ", ") + std::string(member);
+    if (!value.is_object()) refuse_at(path, text(name, " must be an object of ", known));
+    for (const auto& [key, inner] : value.items()) {
+      if (std::find(members.begin(), members.end(), key) == members.end()) {
+        refuse_at(path + path_of({key}), text("'", key, "' is unknown: ", name, " has ", known));
+      }
+    }
+    for (const char* member : members) {
+      if (!value.contains(member)) refuse_at(path, text("'", member, "' is missing: ", name, " has ", known));
+    }
+  }
+
+  std::string word(const std::vector<std::string>& keys) const {
+    const Json* value = &json_;
+    for (const std::string& key : keys) value = &(*value)[key];
+    if (!value->is_string()) {
+      refuse_at(path_of(keys), text("'", keys.back(), "' is ", value->dump(), ": it must be a string"));
+    }
+    return value->get<std::string>();
   }
 
   void set(const std::string& name, const std::string& field, const Json& value, Cost& cost) const {
@@ -154,9 +193,10 @@ class TuningFile {
 
 }  // namespace
 
-CostTable read_tuning(const std::string& path, const CostTable& table) {
-  CostTable out = table;
-  TuningFile(path).apply(out);
+Tuning read_tuning(const std::string& path, const CostTable& table, std::string_view version) {
+  const TuningFile file(path);
+  Tuning out{file.made(), table};
+  if (out.made.version == version) file.apply(out.costs);
   return out;
 }
 
