@@ -1,9 +1,12 @@
 // heddle bench: how fast attention runs here.
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <iostream>
 #include <memory>
+#include <optional>
 
+#include "gpu.h"
 #include "heddle/error.h"
 #include "machine.h"
 #include "output.h"
@@ -20,20 +23,33 @@ struct Timing {
   int runs = 0;
 };
 
-// Runs `call` once to warm up and then for at least `seconds`, but at least 5 times.
-template <class Call>
-Timing measure(const Call& call, double seconds) {
-  call();
+// Calls `round`, which returns the seconds of a call, for at least `seconds`, but at least 5 times.
+template <class Round>
+Timing measure(const Round& round, double seconds) {
   std::vector<double> times;
-  for (double total = 0; times.size() < 5 || total < seconds;) {
-    const auto begin = Clock::now();
-    call();
-    times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-    total += times.back();
+  const auto begin = Clock::now();
+  while (times.size() < 5 || std::chrono::duration<double>(Clock::now() - begin).count() < seconds) {
+    times.push_back(round());
   }
   std::sort(times.begin(), times.end());
   const std::size_t n = times.size();
   return {times[n / 2], times[n / 10], times[n - 1 - n / 10], static_cast<int>(n)};
+}
+
+// After one run to warm up.
+Timing measure_call(const std::function<void()>& call, double seconds, const Gpu* gpu) {
+  if (gpu != nullptr) {
+    const GpuTimer timer(*gpu, call);
+    return measure([&] { return timer.round(); }, seconds);
+  }
+  call();
+  return measure(
+      [&] {
+        const auto begin = Clock::now();
+        call();
+        return std::chrono::duration<double>(Clock::now() - begin).count();
+      },
+      seconds);
 }
 
 struct Row {
@@ -46,29 +62,37 @@ struct Row {
 
 Row run_one(const ProblemFlags& problem, Pass pass, double seconds) {
   const bool backward = pass == Pass::backward;
-  ProblemTensors t(problem, backward ? ProblemTensors::Memory::backward : ProblemTensors::Memory::forward);
+  std::optional<Gpu> gpu;
+  if (problem.device == "cuda") gpu.emplace("bench");
+  Gpu* const on = gpu ? &*gpu : nullptr;
+  ProblemTensors t(problem, backward ? ProblemTensors::Memory::backward : ProblemTensors::Memory::forward, on);
   Row row{problem, pass, "", 0, {}};
   for (const Candidate& c : explain_attention(t.q, t.k, t.v, t.options, pass)) {
     if (c.chosen) row.candidate = c.name;
   }
-  WorkspaceBuffer buffer, backward_buffer;
-  Runtime runtime;
+  WorkspaceBuffer buffer;
+  const auto runtime_with = [&](std::size_t bytes) {
+    if (on != nullptr) return on->runtime(bytes);
+    Runtime runtime;
+    runtime.workspace = buffer.get(bytes);
+    return runtime;
+  };
   // A candidate forced by name may exist for one pass only; o and lse then come from the free choice.
   AttentionOptions forward_options = t.options;
   if (backward) forward_options.force = forward_options.method = "";
   const std::size_t forward_bytes = attention_forward_workspace(t.q, t.k, t.v, forward_options);
-  runtime.workspace = buffer.get(forward_bytes);
-  const auto forward = [&] { attention_forward(t.q, t.k, t.v, t.o, t.lse, forward_options, runtime); };
+  const Runtime forward_runtime = runtime_with(forward_bytes);
+  const auto forward = [&] { attention_forward(t.q, t.k, t.v, t.o, t.lse, forward_options, forward_runtime); };
   if (!backward) {
     row.workspace = forward_bytes;
-    row.timing = measure(forward, seconds);
+    row.timing = measure_call(forward, seconds, on);
     return row;
   }
-  forward();
+  on != nullptr ? static_cast<void>(on->seconds(forward)) : forward();
   row.workspace = attention_backward_workspace(t.q, t.k, t.v, t.gradients, t.options);
-  runtime.workspace = backward_buffer.get(row.workspace);
-  row.timing = measure(
-      [&] { attention_backward(t.q, t.k, t.v, t.o, t.lse, t.d_o, {}, t.gradients, t.options, runtime); }, seconds);
+  const Runtime runtime = runtime_with(row.workspace);
+  const auto call = [&] { attention_backward(t.q, t.k, t.v, t.o, t.lse, t.d_o, {}, t.gradients, t.options, runtime); };
+  row.timing = measure_call(call, seconds, on);
   return row;
 }
 
@@ -120,7 +144,8 @@ struct Bench {
 
   void run() const {
     common.apply();
-    const double peak = measured_peak_flops(num_threads());
+    require_device("bench", problem.device);
+    const double peak = problem.device == "cpu" ? measured_peak_flops(num_threads()) : 0;
     std::vector<ProblemFlags> problems = shape_given() ? std::vector{problem} : built_in_table(problem);
     std::vector<Pass> passes;
     if (pass != "backward") passes.push_back(Pass::forward);
@@ -145,8 +170,11 @@ struct Bench {
   static double rate(const Row& row) { return flops(row.problem, row.pass) / row.timing.median; }
 
   void print_json(const std::vector<Row>& rows, double peak) const {
-    Json out = {{"processor", machine().model}, {"threads", num_threads()}, {"target", cpu_target()},
-                {"version", version()},         {"peak_flops", peak},       {"rows", Json::array()}};
+    Json out = {{"processor", machine().model}};
+    add_place(out, problem.device);
+    out["version"] = version();
+    if (peak > 0) out["peak_flops"] = peak;
+    out["rows"] = Json::array();
     for (const Row& row : rows) {
       out["rows"].push_back({{"problem", row.problem.json()},
                              {"pass", row.pass == Pass::forward ? "forward" : "backward"},
@@ -156,15 +184,17 @@ struct Bench {
                              {"seconds_p10", row.timing.low},
                              {"seconds_p90", row.timing.high},
                              {"runs", row.timing.runs},
-                             {"flops", rate(row)},
-                             {"fraction_of_peak", rate(row) / peak}});
+                             {"flops", rate(row)}});
+      if (peak > 0) out["rows"].back()["fraction_of_peak"] = rate(row) / peak;
     }
     std::cout << out.dump(2) << '\n';
   }
 
   void print_text(const std::vector<Row>& rows, double peak) const {
-    std::cout << machine().model << ", " << num_threads() << " threads, " << cpu_target() << ", measured f32 peak "
-              << fixed(peak / 1e9, 0) << " GFLOP/s\n\n";
+    if (peak > 0) std::cout << machine().model << ", ";
+    std::cout << place_text(problem.device);
+    if (peak > 0) std::cout << ", measured f32 peak " << fixed(peak / 1e9, 0) << " GFLOP/s";
+    std::cout << "\n\n";
     Table table({{"problem"},
                  {"dtype"},
                  {"pass"},
@@ -179,7 +209,7 @@ struct Bench {
       table.add({row.problem.name(), name_of(dtype_named(row.problem.dtype)),
                  row.pass == Pass::forward ? "forward" : "backward", row.candidate, seconds_text(row.timing.median),
                  seconds_text(row.timing.low), seconds_text(row.timing.high), std::to_string(row.timing.runs),
-                 fixed(rate(row) / 1e9, 1), fixed(100 * rate(row) / peak, 0) + " %"});
+                 fixed(rate(row) / 1e9, 1), peak > 0 ? fixed(100 * rate(row) / peak, 0) + " %" : "-"});
     }
     table.print();
   }
@@ -195,6 +225,7 @@ void add_bench(CLI::App& app) {
   self->verb = verb;
   self->common.add_to(*verb);
   self->problem.add_to(*verb);
+  add_device_flag(*verb, self->problem.device);
   verb->remove_option(verb->get_option("--dtype"));
   verb->add_option("-t,--dtype", self->dtypes, "f32, f16 or bf16, one or more (default: f32; of the table: f32 bf16)");
   verb->add_option("--pass", self->pass, "forward, backward or both")

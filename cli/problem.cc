@@ -13,7 +13,7 @@ void CommonFlags::add_to(CLI::App& app, bool runs_kernels) {
   app.add_flag("--json", json, "Print JSON instead of text");
   if (!runs_kernels) return;
   app.add_option("--threads", threads, "Threads (default: HEDDLE_NUM_THREADS, or all processors)")
-      ->check(CLI::Range(1, 4096));
+      ->check(CLI::Range(1, kMaxThreads));
   app.add_option("--target", target,
                  "SIMD target, as `heddle info` lists them (default: HEDDLE_CPU_TARGET, or the best)");
 }
@@ -161,7 +161,7 @@ TensorView ProblemTensors::indices(const std::vector<std::int64_t>& values, cons
   return owned_.back().view();
 }
 
-ProblemTensors::ProblemTensors(const ProblemFlags& f, Memory memory) {
+ProblemTensors::ProblemTensors(const ProblemFlags& f, Memory memory, Gpu* gpu) {
   f.check();
   f.options.fill(options);
   const DType dtype = dtype_named(f.dtype);
@@ -223,15 +223,18 @@ ProblemTensors::ProblemTensors(const ProblemFlags& f, Memory memory) {
     }
   }
   if (f.sink) options.sink = tensor(DType::f32, {H}, true);
-  if (f.device == "cuda") move_to_gpu();
+  if (f.device == "cuda") move_to_gpu(gpu);
 }
 
-void ProblemTensors::move_to_gpu() {
+void ProblemTensors::move_to_gpu(Gpu* gpu) {
   for (TensorView* view : {&q, &k, &v, &o, &lse, &d_o, &gradients.dq, &gradients.dk, &gradients.dv, &options.bias,
                            &options.mask, &options.alibi_slopes, &options.sink, &options.cu_seqlens_q,
                            &options.cu_seqlens_k, &options.seqused_k, &options.page_table}) {
-    if (view->given()) view->device = Device::cuda;
+    if (!view->given()) continue;
+    if (gpu != nullptr) *view = gpu->copy(*view);
+    view->device = Device::cuda;
   }
+  if (gpu != nullptr) owned_.clear();
 }
 
 void add_device_flag(CLI::App& app, std::string& device) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "gpu.h"
 #include "heddle/attention.h"
 #include "tensors.h"
 
@@ -63,14 +64,15 @@ struct ProblemFlags {
 class ProblemTensors {
  public:
   enum class Memory : std::uint8_t { none, forward, backward };
-  ProblemTensors(const ProblemFlags& flags, Memory memory);
+  // With memory and a GPU, its memory. Views of a problem on "cuda" say so in any case.
+  ProblemTensors(const ProblemFlags& flags, Memory memory, Gpu* gpu = nullptr);
 
   TensorView q, k, v, o, lse, d_o;
   AttentionGradients gradients;
   AttentionOptions options;
 
  private:
-  void move_to_gpu();
+  void move_to_gpu(Gpu* gpu);
   TensorView tensor(DType dtype, const std::vector<std::int64_t>& shape, bool allocate, bool fill = true);
   TensorView indices(const std::vector<std::int64_t>& values, const std::vector<std::int64_t>& shape);
   std::list<HostTensor> owned_;

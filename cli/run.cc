@@ -1,4 +1,5 @@
 // heddle run: attention over tensors in files.
+#include <algorithm>
 #include <chrono>
 #include <iostream>
 #include <list>
@@ -6,6 +7,7 @@
 #include <optional>
 
 #include "core/files.h"
+#include "gpu.h"
 #include "heddle/error.h"
 #include "heddle/safetensors.h"
 #include "npy.h"
@@ -59,11 +61,14 @@ class Run {
     app.add_option("-o,--out", out_, "Where o goes, .npy (bf16 is written as f32)")->required();
     app.add_option("--lse", lse_, "Where the log-sum-exp goes, .npy f32");
     options_.add_to(app);
+    add_device_flag(app, device_);
   }
 
   void run() {
     common_.apply();
+    require_device("run", device_);
     keep_inputs();
+    if (device_ == "cuda") gpu_.emplace("run");
     AttentionOptions options;
     options_.fill(options);
     std::optional<SafeTensors> file;
@@ -71,16 +76,15 @@ class Run {
     TensorView qkv[3];
     for (std::size_t i = 0; i < std::size(kInputs); ++i) {
       TensorView view = load(i, file);
-      if (kInputs[i].option != nullptr) {
-        options.*kInputs[i].option = view;
-        continue;
-      }
-      if (!view.given()) {
+      const bool operand = kInputs[i].option == nullptr;
+      if (operand && !view.given()) {
         throw Error(std::string(kInputs[i].name) + " is missing: give " + flag_of(kInputs[i].name) +
                     " FILE.npy, or --tensors FILE.safetensors with a tensor of that name");
       }
-      if (!dtype_.empty()) view = owned_.emplace_back(converted(view, dtype_named(dtype_))).view();
-      qkv[i] = view;
+      if (operand && !dtype_.empty()) view = owned_.emplace_back(converted(view, dtype_named(dtype_))).view();
+      note_longest(kInputs[i].name, view, options);
+      if (gpu_ && view.given()) view = gpu_->copy(view);
+      (operand ? qkv[i] : options.*kInputs[i].option) = view;
     }
     compute(qkv[0], qkv[1], qkv[2], options);
   }
@@ -99,6 +103,17 @@ class Run {
     if (!lse_.empty() && same_file(out_, lse_)) {
       throw Error("--lse is " + lse_ + ", the file that --out names: name another");
     }
+  }
+
+  // The longest sequence of packed tensors, which is not looked for on a GPU.
+  void note_longest(const std::string& name, const TensorView& cu, AttentionOptions& options) const {
+    if (!gpu_ || !cu.given() || cu.dtype != DType::i32 || cu.rank != 1 || !cu.contiguous()) return;
+    std::int64_t* const longest = name == "cu_seqlens_q"   ? &options.max_seqlen_q
+                                  : name == "cu_seqlens_k" ? &options.max_seqlen_k
+                                                           : nullptr;
+    if (longest == nullptr) return;
+    const auto* at = static_cast<const std::int32_t*>(cu.data);
+    for (std::int64_t b = 1; b < cu.shape[0]; ++b) *longest = std::max<std::int64_t>(*longest, at[b] - at[b - 1]);
   }
 
   TensorView load(std::size_t i, const std::optional<SafeTensors>& file) {
@@ -125,13 +140,9 @@ class Run {
     const bool packed = q.rank == 3;
     const HostTensor lse(
         DType::f32, packed ? std::vector{q.shape[1], q.shape[0]} : std::vector{q.shape[0], q.shape[2], q.shape[1]});
-    WorkspaceBuffer buffer;
-    Runtime runtime;
     const std::size_t workspace = attention_forward_workspace(q, k, v, options);
-    runtime.workspace = buffer.get(workspace);
-    const auto begin = std::chrono::steady_clock::now();
-    attention_forward(q, k, v, o.view(), lse.view(), options, runtime);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const double seconds =
+        gpu_ ? compute_on_gpu(q, k, v, o, lse, options, workspace) : compute_here(q, k, v, o, lse, options, workspace);
     write_npy(out_, o.view());
     if (!lse_.empty()) write_npy(lse_, lse.view());
 
@@ -139,17 +150,12 @@ class Run {
       const auto extents = [](const TensorView& view) {
         return std::vector<std::int64_t>(view.shape.begin(), view.shape.begin() + view.rank);
       };
-      Json out = {{"q", extents(q)},
-                  {"k", extents(k)},
-                  {"v", extents(v)},
-                  {"o", extents(o.view())},
-                  {"dtype", name_of(q.dtype)},
-                  {"candidate", chosen},
-                  {"threads", num_threads()},
-                  {"target", cpu_target()},
-                  {"workspace_bytes", workspace},
-                  {"seconds", seconds},
-                  {"out", out_}};
+      Json out = {{"q", extents(q)},        {"k", extents(k)},           {"v", extents(v)},
+                  {"o", extents(o.view())}, {"dtype", name_of(q.dtype)}, {"candidate", chosen}};
+      add_place(out, device_);
+      out["workspace_bytes"] = workspace;
+      out["seconds"] = seconds;
+      out["out"] = out_;
       if (!lse_.empty()) out["lse"] = lse_;
       std::cout << out.dump(2) << '\n';
       return;
@@ -161,8 +167,30 @@ class Run {
     if (!lse_.empty()) std::cout << "lse " << lse.view().shape_text() << " -> " << lse_ << '\n';
   }
 
+  // Each computes o and lse once and returns the call's seconds.
+  static double compute_here(const TensorView& q, const TensorView& k, const TensorView& v, const HostTensor& o,
+                             const HostTensor& lse, const AttentionOptions& options, std::size_t workspace) {
+    WorkspaceBuffer buffer;
+    Runtime runtime;
+    runtime.workspace = buffer.get(workspace);
+    const auto begin = std::chrono::steady_clock::now();
+    attention_forward(q, k, v, o.view(), lse.view(), options, runtime);
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+  double compute_on_gpu(const TensorView& q, const TensorView& k, const TensorView& v, const HostTensor& o,
+                        const HostTensor& lse, const AttentionOptions& options, std::size_t workspace) {
+    const TensorView o_there = gpu_->allocate(o.view()), lse_there = gpu_->allocate(lse.view());
+    const Runtime runtime = gpu_->runtime(workspace);
+    const double seconds = gpu_->seconds([&] { attention_forward(q, k, v, o_there, lse_there, options, runtime); });
+    gpu_->read(o_there, o.data());
+    gpu_->read(lse_there, lse.data());
+    return seconds;
+  }
+
   CommonFlags common_;
   OptionFlags options_;
+  std::optional<Gpu> gpu_;
+  std::string device_ = "cpu";
   std::string tensors_file_, dtype_, out_, lse_;
   std::array<std::string, std::size(kInputs)> files_;
   std::list<HostTensor> owned_;

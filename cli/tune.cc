@@ -8,6 +8,7 @@
 #include "core/files.h"
 #include "cuda/backend.h"
 #include "cuda/common/tuning.h"
+#include "gpu.h"
 #include "heddle/error.h"
 #include "kit/device_mirror.h"
 #include "output.h"
@@ -94,36 +95,19 @@ class Call {
   }
 
   // The median of rounds of several milliseconds, after pauses in which the chip cools.
-  double measure() const {
-    const kit::DeviceStream stream;
-    const kit::DeviceMemory workspace(attention_forward_workspace(q_, k_, v_, options_));
-    Runtime runtime;
-    runtime.stream = stream.get();
-    runtime.workspace = {workspace.data(), workspace.bytes()};
-    const auto launch = [&] { attention_forward(q_, k_, v_, o_, {}, options_, runtime); };
-    launch();
-    stream.synchronize();
-    const auto timed = [&](int repeats) {
-      const kit::DeviceGraph graph(stream, [&] {
-        for (int n = 0; n < repeats; ++n) launch();
-      });
-      graph.replay(stream);
-      stream.synchronize();
-      std::vector<double> times;
-      for (int round = 0; round < 7; ++round) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(30));
-        const auto begin = std::chrono::steady_clock::now();
-        graph.replay(stream);
-        stream.synchronize();
-        times.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / repeats);
-      }
-      std::sort(times.begin(), times.end());
-      return times[times.size() / 2];
-    };
-    const double once = timed(1);
-    return once > 2e-3 ? once : timed(std::clamp(static_cast<int>(2e-3 / once), 2, 200));
+  double measure() {
+    const Runtime runtime = gpu_.runtime(attention_forward_workspace(q_, k_, v_, options_));
+    const GpuTimer timer(gpu_, [&] { attention_forward(q_, k_, v_, o_, {}, options_, runtime); });
+    std::vector<double> times;
+    for (int round = 0; round < 7; ++round) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      times.push_back(timer.round());
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
   }
 
+  Gpu gpu_{"tune"};
   std::vector<kit::DeviceMemory> memory_;
   TensorView q_, k_, v_, o_;
   AttentionOptions options_;
