@@ -1,6 +1,8 @@
 #include "operations.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <string_view>
 
 #include "cuda/backend.h"
 #include "heddle/linear.h"
@@ -10,22 +12,26 @@
 namespace heddle::cli {
 namespace {
 
+using Names = std::initializer_list<std::string_view>;
+
 // Adds what candidates of `device` say of one call to what they said of those before: one that took a call runs here.
-void add(Operation& operation, Device device, const std::vector<Candidate>& asked) {
+// Of the others the first call's reason stands, but that of the call which is for `own` candidates for those.
+void add(Operation& operation, Device device, const std::vector<Candidate>& asked, Names own = {}) {
   for (const Candidate& c : asked) {
     if (c.device != device) continue;
     auto known = std::ranges::find(operation.candidates, c.name, &CandidateFact::name);
+    const std::string refusal = c.supported ? "" : c.reason;  // a supported one may wait to be asked for by name
     if (known == operation.candidates.end()) {
-      operation.candidates.push_back({c.name, c.method, device == Device::cuda ? "cuda" : "cpu", c.reason});
-      known = operation.candidates.end() - 1;
+      operation.candidates.push_back({c.name, c.method, device == Device::cuda ? "cuda" : "cpu", refusal});
+    } else if (!known->refusal.empty() && (c.supported || std::ranges::find(own, c.name) != own.end())) {
+      known->refusal = refusal;
     }
-    if (c.supported) known->refusal.clear();
   }
 }
 
 // A linear layer, which nobody computes.
 struct LinearSample {
-  static constexpr std::int64_t kRows = 16, kSize = 1024;
+  static constexpr std::int64_t kRows = 1, kSize = 1024;
   HostTensor rows, gradient, codes;
   TensorView x, dx;
   PackedWeights weights;
@@ -55,30 +61,33 @@ std::vector<Operation> operations() {
     add(forward, device, explain_attention(t.q, t.k, t.v, t.options, Pass::forward));
     add(backward, device, explain_attention(t.q, t.k, t.v, t.options, Pass::backward));
   }
-  ProblemFlags decode = sample;
-  decode.length_q = 1;
-  const ProblemTensors row(decode, ProblemTensors::Memory::none);
-  add(forward, Device::cuda, explain_attention(row.q, row.k, row.v, row.options, Pass::forward));
-  AttentionOptions int8_qk = row.options;
-  int8_qk.precision = Precision::int8_qk;
-  const ProblemTensors t(sample, ProblemTensors::Memory::none);
-  add(forward, Device::cuda, explain_attention(t.q, t.k, t.v, int8_qk, Pass::forward));
+  const auto ask = [&](const ProblemFlags& flags, DType dtype, Precision precision, Names own) {
+    ProblemTensors t(flags, ProblemTensors::Memory::none);
+    t.q.dtype = t.k.dtype = t.v.dtype = dtype;
+    t.options.precision = precision;
+    add(forward, Device::cuda, explain_attention(t.q, t.k, t.v, t.options), own);
+  };
+  ask(sample, DType::f8e4m3, Precision::f32, {"sm90_fp8"});
+  ask(sample, DType::bf16, Precision::int8_qk, {"sm80_int8"});
+  sample.length_q = 1;
+  ask(sample, DType::bf16, Precision::f32, {"sm90_decode", "sm80_decode"});
 
   const struct {
     Device device;
     const char* format;
     WeightOrder order;
-  } kLayers[] = {{Device::cpu, "int4_g64", WeightOrder::rows16},
-                 {Device::cuda, "int4_g64", WeightOrder::fragments16},
-                 {Device::cuda, "mxfp4", WeightOrder::fragments8},
-                 {Device::cuda, "int4_g64", WeightOrder::matrix},
-                 {Device::cuda, "fp8_row", WeightOrder::matrix8}};
+    std::string_view own;
+  } kLayers[] = {{Device::cpu, "int4_g64", WeightOrder::rows16, ""},
+                 {Device::cuda, "nvfp4", WeightOrder::fragments16, ""},
+                 {Device::cuda, "mxfp4", WeightOrder::fragments8, "sm90_w4a8"},
+                 {Device::cuda, "int4_g64", WeightOrder::matrix, "cublaslt"},
+                 {Device::cuda, "fp8_row", WeightOrder::matrix8, "cublaslt_w8a8"}};
   for (const auto& layer : kLayers) {
     const LinearSample s(layer.device, layer.format, layer.order);
-    add(linear, layer.device, explain_linear(s.x, s.weights));
+    add(linear, layer.device, explain_linear(s.x, s.weights), {layer.own});
     LinearGradients gradients;
     gradients.dx = s.dx;
-    add(linear_backward, layer.device, explain_linear_backward(s.x, {}, s.weights, gradients));
+    add(linear_backward, layer.device, explain_linear_backward(s.x, {}, s.weights, gradients), {layer.own});
   }
   return {forward, backward, linear, linear_backward};
 }

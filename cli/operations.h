@@ -18,7 +18,8 @@ struct Operation {
   std::vector<CandidateFact> candidates;
 };
 
-// Each candidate is asked about a plain call on its own device: one that has what it is for where there is one.
+// Each candidate is asked about plain calls on its own device, among them one of what it is for. Those of a GPU look at
+// the one that is there.
 std::vector<Operation> operations();
 
 }  // namespace heddle::cli

@@ -17,12 +17,12 @@ inline constexpr const char* kNoGpu = "there is no usable NVIDIA GPU or driver";
 
 struct DeviceProperties {
   int ordinal = -1;
-  std::string name;
   int major = 0, minor = 0;  // compute capability
   int multiprocessors = 0;
   int shared_memory = 0;  // bytes that one block may have
   int multiprocessor_shared_memory = 0;
   int l2_bytes = 0;
+  std::string name;
 };
 
 // Of the current device, asked once for each. major is 0 if there is no usable GPU; nothing is thrown then.
