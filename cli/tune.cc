@@ -1,6 +1,7 @@
 // heddle tune: measures on the current GPU what the candidates' estimates are made of.
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <thread>
@@ -25,6 +26,7 @@ struct Line {
   DType dtype, cache;
   Precision precision;
   std::int64_t B, H, Hkv, Sq, Sk, D;
+  Pass pass = Pass::forward;
 };
 
 constexpr DType kBf16 = DType::bf16, kF32 = DType::f32, kF8 = DType::f8e4m3;
@@ -45,6 +47,14 @@ constexpr Line kLines[] = {
     {"sm90_decode", "sm90_decode", kBf16, kBf16, kExact, 64, 32, 8, 1, 8192, 128},
     {"sm90_decode rows", "sm90_decode", kBf16, kBf16, kExact, 64, 64, 8, 16, 8192, 128},
     {"sm80_decode", "sm80_decode", kBf16, kBf16, kExact, 64, 32, 8, 1, 8192, 128},
+    {"sm90_bwd d64", "sm90", kBf16, kBf16, kExact, 4, 32, 32, 4096, 4096, 64, Pass::backward},
+    {"sm90_bwd d128", "sm90", kBf16, kBf16, kExact, 4, 16, 16, 4096, 4096, 128, Pass::backward},
+    {"sm90_bwd d256", "sm90", kBf16, kBf16, kExact, 4, 8, 8, 4096, 4096, 256, Pass::backward},
+    {"sm80_bwd d64", "sm80", kBf16, kBf16, kExact, 4, 32, 32, 4096, 4096, 64, Pass::backward},
+    {"sm80_bwd d128", "sm80", kBf16, kBf16, kExact, 4, 16, 16, 4096, 4096, 128, Pass::backward},
+    {"sm80_bwd d256", "sm80", kBf16, kBf16, kExact, 4, 8, 8, 4096, 4096, 256, Pass::backward},
+    {"sm80_bwd f32", "sm80", kF32, kF32, kExact, 2, 16, 16, 2048, 2048, 128, Pass::backward},
+    {"sm80_bwd tf32", "sm80", kF32, kF32, Precision::tf32, 2, 16, 16, 2048, 2048, 128, Pass::backward},
     {"naive_cuda", "naive_cuda", kBf16, kBf16, kExact, 1, 16, 16, 1024, 1024, 128},
     {"baseline_cuda", "baseline_cuda", kBf16, kBf16, kExact, 1, 16, 16, 4096, 4096, 128},
 };
@@ -77,12 +87,19 @@ class Call {
     k_ = tensor({B, Sk, Hkv, line.D}, line.cache);
     v_ = tensor({B, Sk, Hkv, line.D}, line.cache);
     o_ = tensor({B, Sq, H, line.D}, line.dtype == kF8 ? kBf16 : line.dtype);
-    for (const Candidate& candidate : explain_attention(q_, k_, v_, options_)) {
+    if (line.pass == Pass::backward) {
+      lse_ = tensor({B, H, Sq}, kF32);
+      d_o_ = tensor({B, Sq, H, line.D}, line.dtype);
+      gradients_.dq = tensor({B, Sq, H, line.D}, line.dtype);
+      gradients_.dk = tensor({B, Sk, Hkv, line.D}, line.dtype);
+      gradients_.dv = tensor({B, Sk, Hkv, line.D}, line.dtype);
+    }
+    for (const Candidate& candidate : explain_attention(q_, k_, v_, options_, line.pass)) {
       if (candidate.name != line.candidate) continue;
       refusal = candidate.reason;
       estimate = candidate.seconds;
     }
-    if (refusal.empty()) seconds = measure();
+    if (refusal.empty()) seconds = line.pass == Pass::forward ? measure_forward() : measure_backward();
   }
 
  private:
@@ -94,10 +111,24 @@ class Call {
     return view;
   }
 
-  // The median of rounds of several milliseconds, after pauses in which the chip cools.
-  double measure() {
+  double measure_forward() {
     const Runtime runtime = gpu_.runtime(attention_forward_workspace(q_, k_, v_, options_));
-    const GpuTimer timer(gpu_, [&] { attention_forward(q_, k_, v_, o_, {}, options_, runtime); });
+    return median([&] { attention_forward(q_, k_, v_, o_, {}, options_, runtime); });
+  }
+
+  // Of o and lse that a forward wrote, as the free choice has it.
+  double measure_backward() {
+    AttentionOptions free = options_;
+    free.force.clear();
+    const Runtime before = gpu_.runtime(attention_forward_workspace(q_, k_, v_, free));
+    gpu_.seconds([&] { attention_forward(q_, k_, v_, o_, lse_, free, before); });
+    const Runtime runtime = gpu_.runtime(attention_backward_workspace(q_, k_, v_, gradients_, options_));
+    return median([&] { attention_backward(q_, k_, v_, o_, lse_, d_o_, {}, gradients_, options_, runtime); });
+  }
+
+  // Of rounds of several milliseconds, after pauses in which the chip cools.
+  double median(const std::function<void()>& launch) const {
+    const GpuTimer timer(gpu_, launch);
     std::vector<double> times;
     for (int round = 0; round < 7; ++round) {
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
@@ -109,7 +140,8 @@ class Call {
 
   Gpu gpu_{"tune"};
   std::vector<kit::DeviceMemory> memory_;
-  TensorView q_, k_, v_, o_;
+  TensorView q_, k_, v_, o_, lse_, d_o_;
+  AttentionGradients gradients_;
   AttentionOptions options_;
 };
 
@@ -131,7 +163,8 @@ struct Measured {
     const double work = (large.seconds - small.seconds) / (1 - share);
     fixed = small.seconds - share * work;
     const auto rows = static_cast<double>(line.B * line.H * line.Sq), keys = static_cast<double>(line.Sk);
-    const double flops = 4 * rows * keys * static_cast<double>(line.D);
+    const double products = line.pass == Pass::forward ? 2 : 5;
+    const double flops = 2 * products * rows * keys * static_cast<double>(line.D);
     const double bytes = 2 * static_cast<double>(line.B * line.Hkv) * keys * static_cast<double>(line.D) *
                          static_cast<double>(size_of(line.cache));
     rate = (decode ? bytes : flops) / work;
