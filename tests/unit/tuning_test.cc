@@ -143,6 +143,7 @@ TEST_F(TuningFile, WhatItWasMadeOn) {
   const std::string gpu = R"({"name": "any", "compute_capability": "9.0", "multiprocessors": 132})";
   EXPECT_EQ(with("1", gpu, "\"0.1\""), "nothing was refused");
   EXPECT_EQ(with("2", gpu, "\"0.1\""), "line 1: 'schema' is 2: it must be 1");
+  EXPECT_EQ(refusal("{\"tables\": [],\n\"schema\": 2}"), "line 2: 'schema' is 2: it must be 1");
   EXPECT_EQ(with("null", gpu, "\"0.1\""), "line 1: 'schema' is null: it must be 1");
   EXPECT_EQ(with("1", "\"any\"", "\"0.1\""),
             "line 2: 'gpu' must be an object of name, compute_capability, multiprocessors");

@@ -62,11 +62,11 @@ class TuningFile {
   }
 
   TunedOn made() const {
-    require_members(json_, "", "the file", {"schema", "gpu", "version", "kernels"});
-    const Json& schema = json_["schema"];
-    if (schema != kTuningSchema) {
-      refuse_at(path_of({"schema"}), text("'schema' is ", schema.dump(), ": it must be ", kTuningSchema));
+    // First: what else there is in a file of another form is no mistake.
+    if (json_.is_object() && json_.contains("schema") && json_["schema"] != kTuningSchema) {
+      refuse_at(path_of({"schema"}), text("'schema' is ", json_["schema"].dump(), ": it must be ", kTuningSchema));
     }
+    require_members(json_, "", "the file", {"schema", "gpu", "version", "kernels"});
     const Json& gpu = json_["gpu"];
     require_members(gpu, path_of({"gpu"}), "'gpu'", {"name", "compute_capability", "multiprocessors"});
     const Json& multiprocessors = gpu["multiprocessors"];
