@@ -46,7 +46,7 @@ TEST(SafeTensorsWriter, WritesAFileOfNoTensors) {
 
 // As the experts of a large model have. Each name is written once, and looked for among no others.
 TEST(SafeTensorsWriter, WritesVeryManyTensors) {
-  constexpr std::size_t kCount = 300'000;
+  constexpr std::size_t kCount = 100'000;
   const Folder folder;
   std::vector<Tensor> tensors;
   for (std::size_t i = 0; i < kCount; ++i) {
