@@ -144,8 +144,8 @@ struct CheckVerb {
       Json tensors = Json::object();
       for (const kit::Comparison& tensor : v.result.tensors) {
         tensors[tensor.tensor] = {
-            {"error", tensor.error}, {"bound", tensor.bound},   {"plain_error", tensor.plain_error},
-            {"floor", tensor.floor}, {"passed", tensor.passed}, {"compared", tensor.compared}};
+            {"error", tensor.error},     {"bound", tensor.bound},   {"plain_error", tensor.plain_error},
+            {"largest", tensor.largest}, {"passed", tensor.passed}, {"compared", tensor.compared}};
       }
       Json entry = {{"case", v.result.case_name},
                     {"purpose", kit::name_of(v.purpose)},

@@ -1,64 +1,105 @@
-"""Writes the accuracy table of docs/numerics.md from what `heddle check --json --all-targets` measured.
+"""Writes the accuracy tables of docs/numerics.md from bench/results/accuracy-*.json, and makes those files.
 
-Each cell is the largest error of any tensor of any case, as a share of what the accuracy rule allows it; above 100 % is
-a failed test. Results that were made elsewhere (another processor, NEON under an emulator) can be added with --from.
+A file keeps, of what `heddle check --json` printed, the largest error of any case for each pass, candidate, dtype, target
+and tensor, as a share of what the accuracy rule allows it. Measure on the machine whose files are to be renewed, e.g.
+
+    build/release/cli/heddle check --json --all-targets > cpu.json
+    scripts/test_neon.sh    # writes build/neon/results.json
+    scripts/numerics_table.py --keep cpu cpu.json build/neon/results.json
+
+and for a GPU `heddle check --json --device cuda`, with --precision tf32 and int8_qk too. Without arguments the tables are
+written from the files that are there; with --check nothing is written, and the exit status is 1 if they are not current.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 from marked_block import table, update
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench/results"
 TARGETS = ["avx512_bf16", "avx512", "avx2", "sse4", "neon", "emu128"]
-DTYPES = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+DTYPES = {
+    "f32": "float32",
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "e4m3": "float8_e4m3fn",
+    "f32_tf32": "float32, tf32",
+    "bf16_int8_qk": "bfloat16, int8_qk",
+    "f16_int8_qk": "float16, int8_qk",
+}
+KEY = ("pass", "candidate", "dtype", "target", "tensor")
 
 
 def dtype_of(case: str) -> str:
-    suffix = case.rsplit("_", 1)[1]
-    return DTYPES.get(suffix, suffix)
+    return next(name for suffix, name in reversed(DTYPES.items()) if case.endswith("_" + suffix))
 
 
-def shares(results: list[dict]) -> dict[tuple, dict[str, float]]:
-    """{(pass, candidate, dtype): {target: largest error / bound}}"""
-    worst: dict[tuple, dict[str, float]] = {}
+def kept(results: list[dict]) -> dict:
+    """What a file holds of results as `heddle check --json` prints them."""
+    rows: dict[tuple, dict] = {}
     for result in results:
         if not result["passed"]:
             raise SystemExit(f"{result['case']} failed on {result['target']}: {result['message']}")
-        row = worst.setdefault((result["pass"], result["candidate"], dtype_of(result["case"])), {})
-        for tensor in result["tensors"].values():
+        for name, tensor in result["tensors"].items():
+            key = (result["pass"], result["candidate"], dtype_of(result["case"]), result["target"], name)
+            row = rows.setdefault(key, {**dict(zip(KEY, key)), "cases": 0, "share": 0.0, "closest": result["case"]})
+            row["cases"] += 1
             share = tensor["error"] / tensor["bound"] if tensor["bound"] > 0 else 0.0
-            row[result["target"]] = max(row.get(result["target"], 0.0), share)
-    return worst
+            if share > row["share"]:
+                row["share"], row["closest"] = round(share, 4), result["case"]
+    return {
+        "cases": len({r["case"] for r in results}),
+        "checks": len(results),
+        "rows": [rows[key] for key in sorted(rows)],
+    }
 
 
-def written(results: list[dict]) -> str:
-    worst = shares(results)
-    targets = [t for t in TARGETS if any(t in row for row in worst.values())]
-    rows = [["", "dtype", *(f"`{t}`" for t in targets)]]
-    for which, candidate in (("forward", "cpu"), ("forward", "cpu_baseline"), ("backward", "cpu")):
-        for dtype in DTYPES.values():
-            row = worst[which, candidate, dtype]
-            cells = [f"{100 * row[t]:.0f} %" if t in row else "not run" for t in targets]
-            rows.append([f"{which}, `{candidate}`", dtype, *cells])
-    cases = len({r["case"] for r in results})
-    return table(rows) + f"\n\n{cases} cases, {len(results)} checks."
+def ordered(names: set[str], order: list[str]) -> list[str]:
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+def of_file(found: dict) -> str:
+    """The table of one file: a row for each pass, candidate and dtype, a column for each target."""
+    worst: dict[tuple, dict[str, float]] = {}
+    for row in found["rows"]:
+        shares = worst.setdefault((row["pass"], row["candidate"], row["dtype"]), {})
+        shares[row["target"]] = max(shares.get(row["target"], 0.0), row["share"])
+    targets = ordered({t for shares in worst.values() for t in shares}, TARGETS)
+    lines = [["", "dtype", *(f"`{t}`" if t in TARGETS else t for t in targets)]]
+    names = list(DTYPES.values())
+    for which, candidate, dtype in sorted(worst, key=lambda k: (k[0] != "forward", k[1], names.index(k[2]))):
+        shares = worst[which, candidate, dtype]
+        cells = [f"{100 * shares[t]:.0f} %" if t in shares else "–" for t in targets]
+        lines.append([f"{which}, `{candidate}`", dtype, *cells])
+    return table(lines) + f"\n\n{found['cases']} cases, {found['checks']} checks."
+
+
+def written() -> str:
+    files = sorted(RESULTS.glob("accuracy-*.json"))
+    if not files:
+        raise SystemExit(f"no accuracy-*.json in {RESULTS}")
+    return "\n\n".join(of_file(json.loads(file.read_text(encoding="utf-8"))) for file in files)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--heddle", default=ROOT / "build/release/cli/heddle", help="the command")
-    parser.add_argument("--from", dest="files", nargs="*", default=[], help="more results, as `heddle check --json` prints them")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the tables are not current")
+    parser.add_argument("--keep", nargs="+", metavar=("NAME", "RESULTS"), help="make accuracy-NAME.json of these results first")
     arguments = parser.parse_args()
-    done = subprocess.run([arguments.heddle, "check", "--json", "--all-targets"], stdout=subprocess.PIPE, text=True)
-    results = json.loads(done.stdout)["results"]
-    for name in arguments.files:
-        results += json.loads(Path(name).read_text(encoding="utf-8"))["results"]
-    update(ROOT / "docs/numerics.md", "accuracy", written(results), check=False)
-    return 0
+    if arguments.keep:
+        if arguments.check or len(arguments.keep) < 2:
+            parser.error("--keep takes a name and files of results, and goes without --check")
+        name, *paths = arguments.keep
+        results = [r for path in paths for r in json.loads(Path(path).read_text(encoding="utf-8"))["results"]]
+        text = json.dumps(kept(results), indent=1).replace("\n   ", " ").replace("\n  }", "}")
+        (RESULTS / f"accuracy-{name}.json").write_text(text + "\n", encoding="utf-8")
+    current = update(ROOT / "docs/numerics.md", "accuracy", written(), check=arguments.check)
+    if not current:
+        print("docs/numerics.md: the accuracy tables are not what bench/results/accuracy-*.json say; run scripts/numerics_table.py", file=sys.stderr)
+    return 0 if current else 1
 
 
 if __name__ == "__main__":

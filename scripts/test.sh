@@ -31,7 +31,7 @@ step() {
 # What scripts write into pages: from the library's answers, and from the figures in bench/results.
 tables() {
   local script
-  for script in support lowbit gpu measured encoder; do
+  for script in support lowbit gpu measured encoder numerics; do
     "$python" "scripts/${script}_table.py" --check || return 1
   done
   "$python" scripts/ladder_tables.py --check

@@ -24,6 +24,7 @@ TEST_P(AttentionBackward, MatchesReference) {
   // The reference's own candidate fits its judge: inputs, plain computation, bounds and outputs belong together.
   const CaseResult own = runner.check_backward("reference");
   EXPECT_TRUE(own.passed) << own.message();
+  EXPECT_EQ(runner.blind_spots(Pass::backward), "");
   on_each_target([&] {
     for (const std::string& candidate : candidates) {
       const CaseResult result = runner.check_backward(candidate);

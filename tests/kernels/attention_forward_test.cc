@@ -17,6 +17,7 @@ TEST_P(AttentionForward, MatchesReference) {
   // The reference's own candidate fits its judge: inputs, plain computation, bounds and outputs belong together.
   const CaseResult own = runner.check_forward("reference");
   EXPECT_TRUE(own.passed) << own.message();
+  EXPECT_EQ(runner.blind_spots(Pass::forward), "");
   on_each_target([&] {
     for (const std::string& candidate : candidates) {
       const CaseResult result = runner.check_forward(candidate);

@@ -139,7 +139,7 @@ void CaseData::Maker::poison_unattended(const AttentionProblem& p) {
         for (int64_t j = range.begin; j < range.end; ++j) {
           if (c_.mask.given && data_.mask.get(index(mask_shape, b, h, i, j)) == 0) continue;
           if (c_.bias.given && std::isinf(data_.bias.get(index(bias_shape, b, h, i, j)))) continue;
-          rows[(b * p.Sq + i) * p.H + h] = keys[(b * p.Sk + j) * p.Hkv + h / p.G] = true;
+          rows[(b * p.Sq + i) * p.H + h] = keys[(b * p.Sk + s.k_begin + j) * p.Hkv + h / p.G] = true;
         }
       }
     }

@@ -8,12 +8,13 @@
 namespace heddle::kit {
 namespace {
 
-constexpr double kRoundoffTf32 = 0x1p-11;
-
-double roundoff(DType dtype) { return std::exp2(dtype == DType::f32 ? -24 : dtype == DType::f16 ? -11 : -9); }
-
-// Of sums of products: tensor cores add e4m3 products with 14 bits, cutting off the rest.
-double roundoff_of_sums(DType operands) { return operands == DType::f8e4m3 ? std::exp2(-13) : roundoff(DType::f32); }
+// Half of the distance between the dtype's numbers about x.
+double half_ulp(double x, DType dtype) {
+  if (x == 0) return 0;
+  const int bits = dtype == DType::f32 ? 24 : dtype == DType::f16 ? 11 : 8;
+  const int exponent = std::max(std::ilogb(x), dtype == DType::f16 ? -14 : -126);
+  return std::ldexp(1.0, exponent - bits);
+}
 
 // |x - y|; 0 where both are the same infinity or both NaN, NaN where only one of them is finite.
 double difference(double x, double y) {
@@ -33,52 +34,42 @@ std::string coordinate(std::int64_t n, const std::vector<std::int64_t>& shape) {
 
 }  // namespace
 
-double floor_of(const PlainTensor& plain, std::span<const double> reference, DType dtype, DType operands) {
-  double floor = 4 * roundoff_of_sums(operands) * plain.terms;
-  if (operands == DType::bf16 || operands == DType::f16) floor += 2 * roundoff(operands) * plain.delta;
-  if (dtype != DType::f32 || plain.tf32) {
-    double largest = 0;
-    for (double x : reference) {
-      if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
-    }
-    if (dtype != DType::f32) floor += roundoff(dtype) * largest;
-    if (plain.tf32) floor += kRoundoffTf32 * (3 * largest + 4 * plain.delta);
-  }
-  if (operands == DType::f16) floor += std::exp2(-24);
-  return floor;
-}
-
 Comparison compare(const std::string& tensor, std::span<const double> out, std::span<const double> reference,
-                   const PlainTensor& plain, const std::vector<std::int64_t>& shape, DType dtype, DType operands,
-                   double factor) {
+                   const PlainTensor& plain, const std::vector<std::int64_t>& shape, DType dtype, double factor) {
   Comparison result;
   result.tensor = tensor;
   result.compared = static_cast<std::int64_t>(reference.size());
-  if (out.size() != reference.size() || plain.values.size() != reference.size()) {
-    throw Error(text("[compare] ", tensor, ": ", out.size(), " values, ", reference.size(), " in the reference and ",
-                     plain.values.size(), " in the plain computation"));
-  }
-  std::int64_t worst = -1;
-  for (std::size_t n = 0; n < reference.size(); ++n) {
-    const double plain_error = difference(plain.values[n], reference[n]);
-    if (std::isnan(plain_error)) {
-      throw Error(text("[compare] ", tensor, coordinate(static_cast<std::int64_t>(n), shape),
-                       ": the plain computation gives ", plain.values[n], " for ", reference[n],
-                       ", so this case sets no bound"));
+  const auto place = [&](std::size_t n) { return tensor + coordinate(static_cast<std::int64_t>(n), shape); };
+  for (const std::vector<double>& values : plain.values) {
+    if (out.size() != reference.size() || values.size() != reference.size()) {
+      throw Error(text("[compare] ", tensor, ": ", out.size(), " values, ", reference.size(), " in the reference and ",
+                       values.size(), " in the plain computation"));
     }
-    result.plain_error = std::max(result.plain_error, plain_error);
+    for (std::size_t n = 0; n < reference.size(); ++n) {
+      const double error = difference(values[n], reference[n]);
+      if (std::isnan(error)) {
+        throw Error(text("[compare] ", place(n), ": the plain computation gives ", values[n], " for ", reference[n],
+                         ", so this case sets no bound"));
+      }
+      result.plain_error = std::max(result.plain_error, error);
+    }
+  }
+  std::size_t worst = 0;
+  for (std::size_t n = 0; n < reference.size(); ++n) {
+    if (std::isfinite(reference[n])) result.largest = std::max(result.largest, std::abs(reference[n]));
     const double error = difference(out[n], reference[n]);
     if (std::isnan(result.error)) continue;  // the first NaN is the one to name
-    if (worst < 0 || !(error <= result.error)) {
+    if (!(error <= result.error)) {
       result.error = error;
-      worst = static_cast<std::int64_t>(n);
+      worst = n;
     }
   }
-  result.floor = floor_of(plain, reference, dtype, operands);
-  result.bound = factor * result.plain_error + result.floor;
+  result.plain_error =
+      std::max({result.plain_error, half_ulp(result.largest, dtype), half_ulp(plain.largest_term, DType::f32)});
+  result.bound = factor * result.plain_error;
   result.passed = result.error <= result.bound;  // false for NaN
-  if (worst >= 0) {
-    result.worst = text(tensor, coordinate(worst, shape), " is ", out[worst], ", the reference ", reference[worst]);
+  if (!reference.empty()) {
+    result.worst = text(place(worst), " is ", out[worst], ", the reference ", reference[worst]);
   }
   return result;
 }

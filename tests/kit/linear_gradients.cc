@@ -4,53 +4,13 @@
 #include <cmath>
 #include <random>
 
+#include "kit/activations.h"
+
 namespace heddle::kit {
 namespace {
 
 using Vector = std::vector<double>;
-
-double sigmoid(double z) { return 1 / (1 + std::exp(-z)); }
-double silu(double z) { return z * sigmoid(z); }
-double silu_slope(double z) { return sigmoid(z) + z * sigmoid(z) * sigmoid(-z); }
-double normal_density(double z) { return std::exp(-z * z / 2) / std::sqrt(2 * M_PI); }
-double normal_cumulative(double z) { return std::erfc(-z / std::sqrt(2.0)) / 2; }
-
-double value(Activation activation, double z) {
-  switch (activation) {
-    case Activation::relu:
-      return std::max(z, 0.0);
-    case Activation::gelu_erf:
-      return z * normal_cumulative(z);
-    case Activation::gelu_tanh:
-      return z * sigmoid(2 * std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z));
-    case Activation::silu:
-      return silu(z);
-    default:
-      return z;
-  }
-}
-
-double slope(Activation activation, double z) {
-  switch (activation) {
-    case Activation::relu:
-      return z > 0;
-    case Activation::gelu_erf:
-      return normal_cumulative(z) + z * normal_density(z);
-    case Activation::gelu_tanh: {  // z s(u(z)): s + z s (1 - s) u'
-      const double s = sigmoid(2 * std::sqrt(2 / M_PI) * (z + 0.044715 * z * z * z));
-      return s + z * s * (1 - s) * 2 * std::sqrt(2 / M_PI) * (1 + 3 * 0.044715 * z * z);
-    }
-    case Activation::silu:
-      return silu_slope(z);
-    default:
-      return 1;
-  }
-}
-
-// Of every slope, and of the slopes' own.
-constexpr double kSteepest = 1.13, kCurved = 0.8;
-
-float narrow(double x) { return static_cast<float>(x); }
+using namespace activations;
 
 }  // namespace
 
@@ -76,137 +36,74 @@ LinearGradientLayer::LinearGradientLayer(const LinearCase& c)
   compute();
 }
 
-// Of one row: x^ and what it is divided by, dz and d of the row with its norm; exact, plain, and sums of |terms|.
+// Of one row: x^ and what it is divided by, dz and d of the row with its norm.
 struct LinearGradientLayer::Row {
-  Vector unit, plain_unit, dz, plain_dz, dz_terms, d, plain_d, d_terms;
+  Vector unit, dz, d;
   double inverse = 1;
 };
 
-void LinearGradientLayer::sums(const LinearCase& c, Row& r, std::int64_t m) const {
-  Vector x = layer.normed(m, false), plain_x = layer.normed(m, true);
-  if (c.int8_x) {
-    round_row(x);
-    round_row(plain_x);
-  }
-  Vector z, plain_z, terms;
+LinearGradientLayer::Row LinearGradientLayer::row(std::int64_t m) const {
+  const LinearCase& c = layer.given();
+  Row r;
+  const Vector x = layer.operands(m);
+  Vector z;
   for (std::int64_t n = 0; n < c.N; ++n) {
-    const double b = c.bias ? layer.bias.get(n) : 0;
-    double exact = b, absolute = std::abs(b);
-    float plain = 0;
-    for (std::size_t k = 0; k < x.size(); ++k) {
-      const double w = layer.weights()[static_cast<std::size_t>(n * c.K) + k];
-      exact += x[k] * w;
-      absolute += std::abs(x[k] * w);
-      plain += narrow(plain_x[k]) * narrow(rounded(w, c.dtype));
-    }
-    z.push_back(exact);
-    plain_z.push_back(rounded(plain + narrow(b), c.dtype));
-    terms.push_back(absolute);
+    double sum = c.bias ? layer.bias.get(n) : 0;
+    for (std::int64_t k = 0; k < c.K; ++k) sum += x[k] * layer.weights()[n * c.K + k];
+    z.push_back(sum);
   }
   const bool gated = c.activation == Activation::swiglu;
   const std::int64_t outputs = gated ? c.N / 2 : c.N;
   for (std::size_t n = 0; n < z.size(); ++n) {
     const double d = dy.get(m * outputs + static_cast<std::int64_t>(gated ? n / 2 : n));
-    if (!gated) {
-      r.dz.push_back(d * slope(c.activation, z[n]));
-      r.plain_dz.push_back(rounded(narrow(d) * narrow(slope(c.activation, plain_z[n])), c.dtype));
-      const bool straight = c.activation == Activation::none || c.activation == Activation::relu;
-      r.dz_terms.push_back(std::abs(d) * (kSteepest + (straight ? 0 : kCurved * terms[n])));
-    } else if (n % 2 == 0) {
-      r.dz.push_back(d * z[n + 1] * silu_slope(z[n]));
-      r.plain_dz.push_back(rounded(d * plain_z[n + 1] * silu_slope(plain_z[n]), c.dtype));
-      r.dz_terms.push_back(std::abs(d) * (kSteepest * terms[n + 1] + kCurved * terms[n] * std::abs(z[n + 1])));
-    } else {
-      r.dz.push_back(d * silu(z[n - 1]));
-      r.plain_dz.push_back(rounded(d * rounded(silu(plain_z[n - 1]), c.dtype), c.dtype));
-      r.dz_terms.push_back(std::abs(d) * kSteepest * terms[n - 1]);
-    }
+    r.dz.push_back(!gated       ? d * slope(c.activation, z[n])
+                   : n % 2 == 0 ? d * z[n + 1] * silu_slope(z[n])
+                                : d * silu(z[n - 1]));
   }
-}
-
-LinearGradientLayer::Row LinearGradientLayer::row(std::int64_t m) const {
-  const LinearCase& c = layer.given();
-  Row r;
-  sums(c, r, m);
   for (std::int64_t k = 0; k < c.K; ++k) {
-    double exact = 0, absolute = 0;
-    float plain = 0;
-    for (std::int64_t n = 0; n < c.N; ++n) {
-      const auto at = static_cast<std::size_t>(n);
-      const double w = layer.weights()[static_cast<std::size_t>(n * c.K + k)];
-      exact += r.dz[at] * w;
-      absolute += r.dz_terms[at] * std::abs(w);
-      plain += narrow(r.plain_dz[at]) * narrow(rounded(w, c.dtype));
-    }
-    r.d.push_back(exact);
-    r.d_terms.push_back(absolute);
-    r.plain_d.push_back(rounded(plain, c.dtype));
+    double sum = 0;
+    for (std::int64_t n = 0; n < c.N; ++n) sum += r.dz[n] * layer.weights()[n * c.K + k];
+    r.d.push_back(sum);
   }
   if (c.norm == Norm::none) return r;
   double mean = 0, squares = 0;
   for (std::int64_t k = 0; k < c.K; ++k) r.unit.push_back(layer.x.get(m * c.K + k));
   const auto count = static_cast<double>(c.K);
-  for (const double x : r.unit) mean += c.norm == Norm::layer_norm ? x / count : 0;
-  for (const double x : r.unit) squares += (x - mean) * (x - mean);
+  for (const double v : r.unit) mean += c.norm == Norm::layer_norm ? v / count : 0;
+  for (const double v : r.unit) squares += (v - mean) * (v - mean);
   r.inverse = 1 / std::sqrt(squares / count + static_cast<double>(c.norm_eps));
-  for (double& x : r.unit) {
-    r.plain_unit.push_back(narrow(x - narrow(mean)) * narrow(r.inverse));
-    x = (x - mean) * r.inverse;
-  }
+  for (double& v : r.unit) v = (v - mean) * r.inverse;
   return r;
 }
 
 void LinearGradientLayer::compute() {
   const LinearCase& c = layer.given();
-  for (Gradients* g : {&exact_, &plain_, &terms_}) {
-    g->dbias.assign(static_cast<std::size_t>(c.N), 0);
-    g->dnorm_weight.assign(static_cast<std::size_t>(c.K), 0);
-    g->dnorm_bias.assign(static_cast<std::size_t>(c.K), 0);
-  }
+  exact_.dbias.assign(static_cast<std::size_t>(c.N), 0);
+  exact_.dnorm_weight.assign(static_cast<std::size_t>(c.K), 0);
+  exact_.dnorm_bias.assign(static_cast<std::size_t>(c.K), 0);
   for (std::int64_t m = 0; m < layer.rows(); ++m) {
     const Row r = row(m);
-    for (std::size_t n = 0; n < r.dz.size(); ++n) {
-      exact_.dbias[n] += r.dz[n];
-      plain_.dbias[n] = narrow(plain_.dbias[n] + r.plain_dz[n]);
-      terms_.dbias[n] += r.dz_terms[n];
-    }
+    for (std::size_t n = 0; n < r.dz.size(); ++n) exact_.dbias[n] += r.dz[n];
     if (c.norm == Norm::none) {
       exact_.dx.insert(exact_.dx.end(), r.d.begin(), r.d.end());
-      plain_.dx.insert(plain_.dx.end(), r.plain_d.begin(), r.plain_d.end());
-      terms_.dx.insert(terms_.dx.end(), r.d_terms.begin(), r.d_terms.end());
       continue;
     }
     const auto count = static_cast<double>(c.K);
-    double h_mean = 0, along = 0, plain_mean = 0, plain_along = 0, mean_terms = 0, along_terms = 0;
     const auto weight = [&](std::size_t k) {
       return layer.norm_weight.given() ? layer.norm_weight.get(static_cast<std::int64_t>(k)) : 1.0;
     };
+    double mean = 0, along = 0;
     for (std::size_t k = 0; k < r.d.size(); ++k) {
       exact_.dnorm_weight[k] += r.d[k] * r.unit[k];
-      plain_.dnorm_weight[k] = narrow(plain_.dnorm_weight[k] + narrow(r.plain_d[k]) * narrow(r.plain_unit[k]));
-      terms_.dnorm_weight[k] += r.d_terms[k] * std::abs(r.unit[k]);
       exact_.dnorm_bias[k] += r.d[k];
-      plain_.dnorm_bias[k] = narrow(plain_.dnorm_bias[k] + r.plain_d[k]);
-      terms_.dnorm_bias[k] += r.d_terms[k];
-      const bool centred = c.norm == Norm::layer_norm;
-      h_mean += centred ? r.d[k] * weight(k) / count : 0;
-      plain_mean += centred ? r.plain_d[k] * weight(k) / count : 0;
-      mean_terms += centred ? r.d_terms[k] * std::abs(weight(k)) / count : 0;
+      mean += c.norm == Norm::layer_norm ? r.d[k] * weight(k) / count : 0;
       along += r.d[k] * weight(k) * r.unit[k] / count;
-      plain_along += r.plain_d[k] * weight(k) * r.plain_unit[k] / count;
-      along_terms += r.d_terms[k] * std::abs(weight(k) * r.unit[k]) / count;
     }
     for (std::size_t k = 0; k < r.d.size(); ++k) {
-      exact_.dx.push_back(r.inverse * (r.d[k] * weight(k) - h_mean - r.unit[k] * along));
-      plain_.dx.push_back(narrow(narrow(r.inverse) * narrow(narrow(r.plain_d[k] * weight(k)) - narrow(plain_mean) -
-                                                            narrow(r.plain_unit[k] * narrow(plain_along)))));
-      terms_.dx.push_back(r.inverse *
-                          (r.d_terms[k] * std::abs(weight(k)) + mean_terms + std::abs(r.unit[k]) * along_terms));
+      exact_.dx.push_back(r.inverse * (r.d[k] * weight(k) - mean - r.unit[k] * along));
     }
   }
-  for (Vector* plain : {&plain_.dx, &plain_.dbias, &plain_.dnorm_weight, &plain_.dnorm_bias}) {
-    for (double& x : *plain) x = rounded(x, c.dtype);
-  }
+  for (const Order order : kOrders) plain_.push_back(plainly(order));
 }
 
 namespace {
@@ -251,12 +148,12 @@ Comparison LinearGradientLayer::compare(char letter, const HostTensor& found) co
     if (named.letter == letter) name = named.name;
   }
   PlainTensor plain;
-  plain.values = of(plain_, letter);
-  for (const double t : of(terms_, letter)) plain.terms = std::max(plain.terms, t);
+  for (const Gradients& gradients : plain_) plain.values.push_back(of(gradients, letter));
   std::vector<std::int64_t> extent = c.rows;
   extent.push_back(c.K);
   if (letter != 'x') extent = {found.elements()};
-  Comparison result = kit::compare(name, found.values(), of(exact_, letter), plain, extent, c.dtype, c.dtype, kFactor);
+  Comparison result =
+      kit::compare(name, found.values(), of(exact_, letter), plain, extent, c.dtype, factor_of(found.elements()));
   if (const std::string damage = found.damage(); !damage.empty()) {
     result.passed = false;
     result.worst = name + "'s surroundings: " + damage;

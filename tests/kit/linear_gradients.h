@@ -24,8 +24,8 @@ class LinearGradientLayer {
 
   // sum over j of dy[m, j] * y(x)[j] in double, for a row x instead of x[m].
   double loss(std::int64_t m, const std::vector<double>& x) const;
-  // In double, [M, K].
-  const std::vector<double>& dx() const { return exact_.dx; }
+  // In double; x: [M, K].
+  const std::vector<double>& exact(char letter) const { return of(exact_, letter); }
 
   LinearLayer layer;
   HostTensor dy;
@@ -36,11 +36,14 @@ class LinearGradientLayer {
   };
   static const std::vector<double>& of(const Gradients& gradients, char letter);
   struct Row;
+  struct PlainRow;
   void compute();
   Row row(std::int64_t m) const;
-  void sums(const LinearCase& c, Row& row, std::int64_t m) const;
+  PlainRow plain_row(std::int64_t m, Order order) const;
+  Gradients plainly(Order order) const;
 
-  Gradients exact_, plain_, terms_;
+  Gradients exact_;
+  std::vector<Gradients> plain_;  // in the order of kOrders
 };
 
 // linear_backward() with a workspace of exactly what it asks for.

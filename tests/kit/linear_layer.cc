@@ -5,29 +5,13 @@
 #include <random>
 
 #include "core/check.h"
-#include "core/dtypes.h"
+#include "kit/activations.h"
+#include "kit/linear_operands.h"
 #include "ops/lowbit_arguments.h"
 #include "reference/lowbit.h"
 
 namespace heddle::kit {
 namespace {
-
-double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
-
-double activated(Activation activation, double x) {
-  switch (activation) {
-    case Activation::relu:
-      return x < 0 ? 0 : x;
-    case Activation::gelu_erf:
-      return x * (1 + std::erf(x / std::sqrt(2.0))) / 2;
-    case Activation::gelu_tanh:
-      return x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))) / 2;
-    case Activation::silu:
-      return x * sigmoid(x);
-    default:
-      return x;
-  }
-}
 
 // Of every activation, so that an error of its argument grows by no more.
 constexpr double kSteepest = 1.13;
@@ -75,27 +59,6 @@ void draw(HostTensor& tensor, std::mt19937& random) {
 }
 
 }  // namespace
-
-void round_row(std::vector<double>& row) {
-  float largest = 0;
-  for (const double x : row) largest = std::max(largest, static_cast<float>(std::abs(x)));
-  const float scale = largest / 127.0f;
-  for (double& x : row) {
-    const float quotient = scale > 0 ? static_cast<float>(x) / scale : 0.0f;
-    x = std::min(127.0, std::max(-127.0, std::rint(static_cast<double>(quotient)))) * scale;
-  }
-}
-
-// x as the pass in front of e4m3 products rounds it.
-void round_row_to_e4m3(std::vector<double>& row) {
-  constexpr float kLargest = 448.0f;
-  float largest = 0;
-  for (const double x : row) largest = std::max(largest, static_cast<float>(std::abs(x)));
-  const float factor = largest > 0 ? kLargest / largest : 0.0f;
-  for (double& x : row) {
-    x = static_cast<double>(f8e4m3_to_f32(f32_to_f8e4m3(static_cast<float>(x) * factor))) * (largest / kLargest);
-  }
-}
 
 PackedMemory::PackedMemory(const PackedWeights& described) : weights_(described) {
   const auto bytes = static_cast<std::size_t>(described.data.shape[0]);
@@ -160,7 +123,9 @@ LinearLayer::LinearLayer(const LinearCase& c)
         c.in_place ? HostTensor::output(c.dtype, shape(), c.layout) : HostTensor::input(c.dtype, shape(), c.layout);
     draw(residual, random);
   }
+  read_weights();
   compute();
+  for (const Order order : kOrders) plain_.values.push_back(plainly(order));
 }
 
 std::vector<std::int64_t> LinearLayer::shape() const { return with(c_.rows, outputs_); }
@@ -182,33 +147,27 @@ HostTensor LinearLayer::output() const {
   return c_.in_place ? residual : HostTensor::output(c_.dtype, shape(), c_.layout);
 }
 
-std::vector<double> LinearLayer::normed(std::int64_t m, bool plain) const {
+std::vector<double> LinearLayer::operands(std::int64_t m) const {
   std::vector<double> row(static_cast<std::size_t>(c_.K));
-  for (std::int64_t k = 0; k < c_.K; ++k) row[static_cast<std::size_t>(k)] = x.get(m * c_.K + k);
-  if (c_.norm == Norm::none) return row;
-  const auto narrow = [plain](double value) { return plain ? static_cast<double>(static_cast<float>(value)) : value; };
-  double sum = 0, squares = 0;
-  for (const double v : row) sum = narrow(sum + v);
-  const double mean = c_.norm == Norm::layer_norm ? narrow(sum / static_cast<double>(c_.K)) : 0;
-  for (double& v : row) {
-    v = narrow(v - mean);
-    squares = narrow(squares + v * v);
+  for (std::int64_t k = 0; k < c_.K; ++k) row[k] = x.get(m * c_.K + k);
+  if (c_.norm != Norm::none) {
+    double mean = 0, squares = 0;
+    for (const double v : row) mean += c_.norm == Norm::layer_norm ? v / static_cast<double>(c_.K) : 0;
+    for (double& v : row) {
+      v -= mean;
+      squares += v * v;
+    }
+    const double inverse = 1 / std::sqrt(squares / static_cast<double>(c_.K) + c_.norm_eps);
+    for (std::int64_t k = 0; k < c_.K; ++k) {
+      row[k] *= inverse * (norm_weight.given() ? norm_weight.get(k) : 1);
+      row[k] += norm_bias.given() ? norm_bias.get(k) : 0;
+    }
   }
-  const double inverse = narrow(1 / std::sqrt(squares / static_cast<double>(c_.K) + c_.norm_eps));
-  for (std::int64_t k = 0; k < c_.K; ++k) {
-    double& v = row[static_cast<std::size_t>(k)];
-    v = narrow(v * inverse);
-    if (norm_weight.given()) v = narrow(v * norm_weight.get(k));
-    if (norm_bias.given()) v = narrow(v + norm_bias.get(k));
-    if (plain) v = rounded(v, c_.dtype);
-  }
+  round_operands(c_, row);
   return row;
 }
 
-// In double on the stored weights; and plainly: normalised rows, weights, sums, activations and the sum with the
-// residual each rounded to x's dtype, sums of products in f32.
-void LinearLayer::compute() {
-  const auto round = [this](double value) { return rounded(value, c_.dtype); };
+void LinearLayer::read_weights() {
   if (c_.order == WeightOrder::fragments8) {  // which rounds nvfp4
     const HostTensor unpacked = HostTensor::output(DType::f32, {c_.N, c_.K});
     unpack_weights(packed.weights(), unpacked.view());
@@ -220,52 +179,48 @@ void LinearLayer::compute() {
       weights_[static_cast<std::size_t>(i)] = reference::dequantized(matrix, i / c_.K, i % c_.K);
     }
   }
+  weight_columns_.resize(weights_.size());
+  for (std::int64_t i = 0; i < c_.N * c_.K; ++i) {
+    weight_rows_.push_back(static_cast<float>(rounded(weights_[i], c_.dtype)));
+    weight_columns_[i % c_.K * c_.N + i / c_.K] = weight_rows_.back();
+  }
+}
+
+// In double on the stored weights.
+void LinearLayer::compute() {
   struct Sum {
-    double exact, plain, terms;
+    double exact, terms;
   };
-  std::vector<double> row, plain_row;
+  std::vector<double> row;
   const auto sum = [&](std::int64_t n) {
-    Sum s{0, 0, 0};
-    float plain = 0;
+    Sum s{0, 0};
     for (std::int64_t k = 0; k < c_.K; ++k) {
       const double w = weights_[static_cast<std::size_t>(n * c_.K + k)], v = row[static_cast<std::size_t>(k)];
       s.exact += v * w;
       s.terms += std::abs(v * w);
-      plain += static_cast<float>(plain_row[static_cast<std::size_t>(k)]) * static_cast<float>(round(w));
     }
     const double b = c_.bias ? bias.get(n) : 0;
-    return Sum{s.exact + b, round(plain + static_cast<float>(b)), s.terms + std::abs(b)};
+    return Sum{s.exact + b, s.terms + std::abs(b)};
   };
   for (std::int64_t m = 0; m < M_; ++m) {
-    row = normed(m, false);
-    plain_row = normed(m, true);
-    if (c_.int8_x) {
-      round_row(row);
-      round_row(plain_row);
-    }
-    if (c_.order == WeightOrder::fragments8 || c_.order == WeightOrder::matrix8) {
-      round_row_to_e4m3(row);
-      round_row_to_e4m3(plain_row);
-    }
+    row = operands(m);
     for (std::int64_t j = 0; j < outputs_; ++j) {
       Sum y;
       if (c_.activation == Activation::swiglu) {
         const Sum gate = sum(2 * j), up = sum(2 * j + 1);
-        const double silu = activated(Activation::silu, gate.exact);
+        const double silu = activations::value(Activation::silu, gate.exact);
         y.exact = silu * up.exact;
-        y.plain = round(static_cast<float>(round(activated(Activation::silu, gate.plain))) * up.plain);
         y.terms = kSteepest * gate.terms * std::abs(up.exact) + std::abs(silu) * up.terms;
       } else {
         const Sum s = sum(j);
-        y = {activated(c_.activation, s.exact), round(activated(c_.activation, s.plain)), kSteepest * s.terms};
+        y = {activations::value(c_.activation, s.exact), kSteepest * s.terms};
       }
       if (c_.residual) {
         const double r = residual.get(m * outputs_ + j);
-        y = {y.exact + r, round(static_cast<float>(y.plain) + static_cast<float>(r)), y.terms + std::abs(r)};
+        y = {y.exact + r, y.terms + std::abs(r)};
       }
       reference_.push_back(y.exact);
-      plain_.values.push_back(y.plain);
-      plain_.terms = std::max(plain_.terms, y.terms);
+      terms_ = std::max(terms_, y.terms);
     }
   }
 }
@@ -279,10 +234,7 @@ Comparison LinearLayer::run(const LinearOptions& given) const {
 }
 
 Comparison LinearLayer::compare(const HostTensor& y) const {
-  // Weights of mxfp4 have 2 bits as operands, and the tensor cores' sums then lose next to nothing.
-  const bool e4m3_products = c_.order == WeightOrder::fragments8 && c_.format == "nvfp4";
-  const DType operands = e4m3_products ? DType::f8e4m3 : c_.dtype;
-  Comparison result = kit::compare("y", y.values(), reference_, plain_, shape(), c_.dtype, operands, kFactor);
+  Comparison result = kit::compare("y", y.values(), reference_, plain_, shape(), c_.dtype, factor_of(y.elements()));
   if (const std::string damage = y.damage(); !damage.empty()) {
     result.passed = false;
     result.worst = "y's surroundings: " + damage;

@@ -1,4 +1,6 @@
-// One linear layer over packed weights for tests: its tensors, its double-precision result and the plain computation.
+// One linear layer over packed weights for tests: its tensors, its double-precision result and the plain computation:
+// normalised rows, weights, sums, activations and the sum with the residual each rounded to x's dtype, sums in f32 and
+// in the orders of ordered_sums.h (blocks: as tensor cores add up 16-bit and e4m3 products).
 #pragma once
 
 #include <cstddef>
@@ -11,6 +13,7 @@
 #include "kit/compare.h"
 #include "kit/host_tensor.h"
 #include "kit/lowbit_weights.h"
+#include "kit/ordered_sums.h"
 
 namespace heddle::kit {
 
@@ -71,29 +74,37 @@ class LinearLayer {
   const LinearCase& given() const { return c_; }
   std::int64_t rows() const { return M_; }
 
-  // Row m of x after the norm, in double; plain: in f32, and rounded to x's dtype.
-  std::vector<double> normed(std::int64_t m, bool plain) const;
+  // Row m of x as products take it, after the norm: in double; plainly: in f32, and rounded to x's dtype.
+  std::vector<double> operands(std::int64_t m) const;
+  std::vector<float> plain_operands(std::int64_t m, Order order) const;
+  // Row m times the weights, rounded to x's dtype, plus the bias, rounded.
+  std::vector<double> plain_sums(std::int64_t m, Order order) const;
+  // Of products of x's dtype, or of e4m3.
+  Summation summation(Order order) const;
   // y before it is rounded, and the largest sum of |terms| of any y.
   const std::vector<double>& exact() const { return reference_; }
-  double terms() const { return plain_.terms; }
+  double terms() const { return terms_; }
   // The stored weights, [N, K]; in fragments8 as products have them.
   const std::vector<double>& weights() const { return weights_; }
+  // [N, K], rounded to x's dtype.
+  const std::vector<float>& weight_rows() const { return weight_rows_; }
 
   HostTensor x, bias, residual, norm_weight, norm_bias;
   QuantizedMemory quantized;
   PackedMemory packed;
 
  private:
+  void read_weights();
   void compute();
+  std::vector<double> plainly(Order order) const;
 
   LinearCase c_;
   std::int64_t M_ = 1, outputs_ = 0;
   std::vector<double> weights_, reference_;
+  std::vector<float> weight_rows_, weight_columns_;  // [N, K] and [K, N], rounded to x's dtype
   PlainTensor plain_;
+  double terms_ = 0;
 };
-
-// x as LinearOptions::int8_x rounds it.
-void round_row(std::vector<double>& row);
 
 // linear_forward() with a workspace of exactly what it asks for, on `executor`.
 void call_linear(const TensorView& x, const PackedWeights& weights, const TensorView& y, const LinearOptions& options,

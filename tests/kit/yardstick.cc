@@ -5,313 +5,267 @@
 #include <limits>
 
 #include "core/dtypes.h"
-#include "core/int4_rows.h"
-#include "core/philox.h"
-#include "kit/host_tensor.h"
-#include "kit/quantized_heads.h"
 
 namespace heddle::kit {
 namespace {
 
 using std::int64_t;
-using Row = std::vector<float>;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-float round_to(DType dtype, float value) {
-  return dtype == DType::f32 ? value : static_cast<float>(rounded(value, dtype));
-}
-
-// P as it enters P V.
-float round_probability(DType dtype, float value) {
-  return dtype == DType::f8e4m3 ? round_to(dtype, 256 * value) / 256 : round_to(dtype, value);
-}
-
-Row load(const std::byte* row, const Operand& x, int64_t width, float scale = 1) {
-  Row out(width);
-  for (int64_t d = 0; d < width; ++d) out[d] = scale * load_element(row, x.dtype, d * x.stride_d);
-  return out;
-}
-
-bool tf32(const AttentionProblem& p) { return p.dtype == DType::f32 && p.precision == Precision::tf32; }
-
-bool int8_qk(const AttentionProblem& p) { return p.precision == Precision::int8_qk; }
-
-// Where scores are not rounded to the operands' dtype: sums of products of 8 bits.
-bool keeps_scores(const AttentionProblem& p) { return p.dtype == DType::f8e4m3 || int8_qk(p); }
-
-// x as a product of the problem takes it: in tf32 to 11 significant bits, to nearest.
-float operand(const AttentionProblem& p, float x) {
-  if (!tf32(p) || !std::isfinite(x)) return x;
-  int exponent = 0;
-  const float mantissa = std::frexp(x, &exponent);
-  return std::ldexp(std::nearbyint(std::ldexp(mantissa, 11)), exponent - 11);
-}
-
-Row operands(const AttentionProblem& p, Row row) {
-  for (float& x : row) x = operand(p, x);
-  return row;
-}
-
-struct Product {
-  float sum = 0, terms = 0;  // sum of x y, of |x y|
-};
-Product product(const Row& x, const Row& y) {
-  Product out;
-  for (std::size_t d = 0; d < x.size(); ++d) {
-    out.sum += x[d] * y[d];
-    out.terms += std::abs(x[d] * y[d]);
-  }
-  return out;
-}
 
 int64_t total_rows(const AttentionProblem& p) { return p.cu_seqlens_q ? p.cu_seqlens_q[p.B] : p.B * p.Sq; }
 int64_t total_keys(const AttentionProblem& p) { return p.cu_seqlens_k ? p.cu_seqlens_k[p.B] : p.B * p.Sk; }
 
-// Sums of one tensor; beside them the sums of |terms| and of the squares of what delta's rounding contributes.
-struct Sums {
-  std::vector<float> value, terms, delta;
-
-  explicit Sums(int64_t size) : value(size), terms(size), delta(size) {}
-  PlainTensor finish(DType dtype) const {
-    PlainTensor out;
-    for (std::size_t n = 0; n < value.size(); ++n) {
-      out.values.push_back(round_to(dtype, value[n]));
-      out.terms = std::max<double>(out.terms, terms[n]);
-      out.delta = std::max<double>(out.delta, std::sqrt(delta[n]));
-    }
-    return out;
-  }
-};
-
-// The row softmax(S) of head h, and what the backward needs of it; entries of removed pairs are 0.
-struct Softmax {
-  Row p, keep, slope;  // rounded probability; dropout factor; d s / d (q . k)
-  float lse = -kInfinity, sink = 0;
-  float shift_terms = 0;  // sum of |terms| of what every score of the row lacked, by the mean of the keys
-  float condition = 1;    // 1 + the largest sum of |terms| of a score: relative error of exp(s) in roundoffs
-};
-
-// exp(score - largest) and their sum, with the sink's.
-struct Exponentials {
-  float largest, sum = 0;
-  Row exp;
-
-  Exponentials(const Row& score, float sink) : largest(sink), exp(score.size()) {
-    for (float x : score) largest = std::max(largest, x);
-    if (largest == -kInfinity) return;
-    sum = std::exp(sink - largest);
-    for (std::size_t j = 0; j < score.size(); ++j) sum += exp[j] = std::exp(score[j] - largest);
-  }
-};
-
-struct Head {
-  const AttentionProblem& p;
-  int64_t b, h;
-  Sequence s;
-  std::vector<Row> k, v;
-  Row mean;  // that k lacks
-
-  Head(const AttentionProblem& problem, int64_t batch, int64_t head, bool smooth_keys)
-      : p(problem), b(batch), h(head), s(problem.sequence(batch)) {
-    const int64_t kv_head = h / p.G;
-    for (int64_t j = 0; j < s.sk; ++j) {
-      if (p.int4) {
-        k.push_back(int4_row<float>(p, b, s, j, kv_head, false));
-        v.push_back(int4_row<float>(p, b, s, j, kv_head, true));
-        continue;
-      }
-      const auto [slots, row] = p.key_slot(b, s, j);
-      k.push_back(operands(p, load(p.k.at(slots, row, kv_head), p.k, p.D, p.k_scale.at(slots, row, kv_head))));
-      v.push_back(operands(p, load(p.v.at(slots, row, kv_head), p.v, p.Dv, p.v_scale.at(slots, row, kv_head))));
-    }
-    if (int8_qk(p)) {
-      QuantizedKeys quantized = quantized_keys(k, p.D, smooth_keys);
-      k = std::move(quantized.rows);
-      mean = std::move(quantized.mean);
-    }
-  }
-
-  Row q(int64_t i) const {
-    return operands(p, load(p.q.at(b, s.q_begin + i, h), p.q, p.D, p.q_scale.at(b, s.q_begin + i, h)));
-  }
-
-  Softmax softmax(int64_t i) const {
-    Softmax out;
-    out.p.assign(s.sk, 0);
-    out.keep.assign(s.sk, 0);
-    out.slope.assign(s.sk, 0);
-    Row exact(s.sk, -kInfinity), score(s.sk, -kInfinity);
-    Row query = q(i);
-    Product shift;
-    if (int8_qk(p)) {
-      if (all_finite(query)) shift = product(query, mean);
-      query = quantized_query(query);
-    }
-    out.shift_terms = p.scale * shift.terms;
-    const auto range = p.key_range(s, i);
-    for (int64_t j = range.begin; j < range.end; ++j) {
-      if (p.mask && p.mask.as<unsigned char>()[p.mask.offset(b, h, i, j)] == 0) continue;
-      if (p.draft_removes(b, s, i, j)) continue;
-      const float bias = p.bias ? load_element(p.bias.data, p.bias.dtype, p.bias.offset(b, h, i, j)) : 0.0f;
-      if (bias == -kInfinity) continue;
-      const Product dot = product(query, k[j]);
-      const float alibi = p.alibi ? p.alibi.as<float>()[p.alibi.offset(b, h, 0)] * std::abs(i + s.off - j) : 0.0f;
-      exact[j] = p.scale * dot.sum;
-      out.slope[j] = p.scale;
-      if (p.softcap > 0) {
-        const float tanh = std::tanh(exact[j] / p.softcap), saved = round_to(p.dtype, tanh);
-        exact[j] = p.softcap * tanh;
-        out.slope[j] = p.scale * (1 - saved * saved);
-      }
-      exact[j] += bias - alibi;
-      score[j] = keeps_scores(p) ? exact[j] : round_to(p.dtype, exact[j]);
-      out.condition = std::max(out.condition, 1 + std::abs(p.scale) * dot.terms + std::abs(alibi) + std::abs(bias));
-      const bool kept = p.dropout.p == 0 || dropout_keeps(p.dropout, static_cast<std::uint32_t>(b * p.H + h),
-                                                          static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j));
-      out.keep[j] = kept ? 1 / (1 - p.dropout.p) : 0;
-    }
-    const float lacked = p.scale * shift.sum;
-    const float sink = p.sink ? p.sink.as<float>()[p.sink.offset(0, h, 0)] - lacked : -kInfinity;
-    const Exponentials rounded_row(score, sink), exact_row(exact, sink);
-    out.lse = exact_row.largest + std::log(exact_row.sum) + lacked;
-    if (rounded_row.largest == -kInfinity) return out;
-    for (int64_t j = 0; j < s.sk; ++j) out.p[j] = round_probability(p.dtype, rounded_row.exp[j] / rounded_row.sum);
-    out.sink = std::exp(sink + lacked - out.lse);
-    return out;
-  }
-
-  // Natural indices of row i and key j.
-  int64_t row(int64_t i) const { return p.cu_seqlens_q ? s.q_begin + i : b * p.Sq + i; }
-  int64_t key(int64_t j) const { return p.cu_seqlens_k ? s.k_begin + j : b * p.Sk + j; }
-};
-
-template <class Visit>
-void each_head(const AttentionProblem& p, const Visit& visit, bool smooth_keys = true) {
-  for (int64_t b = 0; b < p.B; ++b) {
-    for (int64_t h = 0; h < p.H; ++h) visit(Head(p, b, h, smooth_keys));
-  }
+// Natural indices of row i and of key j of sequence b.
+int64_t row_index(const AttentionProblem& p, const Sequence& s, int64_t b, int64_t i) {
+  return p.cu_seqlens_q ? s.q_begin + i : b * p.Sq + i;
+}
+int64_t key_index(const AttentionProblem& p, const Sequence& s, int64_t b, int64_t j) {
+  return p.cu_seqlens_k ? s.k_begin + j : b * p.Sk + j;
+}
+int64_t lse_index(const AttentionProblem& p, const Sequence& s, int64_t b, int64_t h, int64_t i) {
+  return p.cu_seqlens_q ? h * total_rows(p) + s.q_begin + i : (b * p.H + h) * p.Sq + i;
 }
 
-float square(float x) { return x * x; }
+DType o_dtype(const AttentionProblem& p) { return p.dtype != DType::f8e4m3 ? p.dtype : p.o ? p.o.dtype : DType::bf16; }
+
+// P (keep included) as it enters P V.
+Row weights(const AttentionProblem& p, const Arithmetic& how, const PlainKeys& keys, const PlainSoftmax& softmax) {
+  Row out(softmax.p.size());
+  for (std::size_t n = 0; n < out.size(); ++n) {
+    float x = softmax.p[n];
+    if (p.dtype == DType::f8e4m3) {
+      x = round_to(p.dtype, 256 * x * softmax.keep[n] * keys.v_share[softmax.begin + n]) / 256;
+    } else if (how.fused) {
+      x = round_to(p.dtype, x * softmax.keep[n]);
+    } else {
+      x = round_to(p.dtype, round_to(p.dtype, x) * softmax.keep[n]);
+    }
+    out[n] = operand(p, how, x);
+    if (how.fault == Fault::values_in_tf32) out[n] = rounded_to_tf32(out[n]);
+  }
+  return out;
+}
+
+// A row of O, not yet rounded.
+Row output(const AttentionProblem& p, const Arithmetic& how, const PlainKeys& keys, const PlainSoftmax& softmax) {
+  const Row weight = weights(p, how, keys, softmax);
+  Row out(p.Dv);
+  sum_products(sums_of_values(p, how), static_cast<int64_t>(weight.size()), weight.data(), 1, keys.v.row(softmax.begin),
+               p.Dv, p.Dv, out.data());
+  for (float& x : out) x /= softmax.sum;
+  return out;
+}
+
+// Sequences, kv heads and rows, the last first where sums go backward.
+template <class Visit>
+void each(Order order, int64_t count, const Visit& visit) {
+  for (int64_t n = 0; n < count; ++n) visit(order == Order::backward ? count - 1 - n : n);
+}
+
+std::vector<double> rounded_values(const std::vector<float>& values, DType dtype) {
+  std::vector<double> out(values.size());
+  for (std::size_t n = 0; n < out.size(); ++n) out[n] = round_to(dtype, values[n]);
+  return out;
+}
+
+struct ForwardValues {
+  std::vector<float> o, lse;
+};
+
+ForwardValues forward_values(const AttentionProblem& p, const Arithmetic& how) {
+  ForwardValues out{std::vector<float>(total_rows(p) * p.H * p.Dv),
+                    std::vector<float>(total_rows(p) * p.H, -kInfinity)};
+  for (int64_t b = 0; b < p.B; ++b) {
+    for (int64_t kv_head = 0; kv_head < p.Hkv; ++kv_head) {
+      const PlainKeys keys(p, how, b, kv_head);
+      const Sequence& s = keys.s;
+      for (int64_t h = kv_head * p.G; h < (kv_head + 1) * p.G; ++h) {
+        for (int64_t i = 0; i < s.sq; ++i) {
+          const PlainSoftmax softmax = plain_softmax(p, how, keys, b, h, i, plain_query(p, how, s, b, h, i));
+          out.lse[lse_index(p, s, b, h, i)] = softmax.lse;
+          if (softmax.empty()) continue;
+          const Row o = output(p, how, keys, softmax);
+          float* place = &out.o[(row_index(p, s, b, i) * p.H + h) * p.Dv];
+          for (int64_t d = 0; d < p.Dv; ++d) place[d] = round_to(o_dtype(p), o[d]);
+        }
+      }
+    }
+  }
+  return out;
+}
+
+struct BackwardValues {
+  std::vector<float> dq, dk, dv;
+  ElementSums dbias, dsink;
+  float dq_term = 0, dk_term = 0;  // the largest of what cancels: P dP times an element of k, of q
+};
+
+// What the rows of one group of heads add to dk and dv: dS and P as they enter products, one row for each (head, row).
+struct GroupRows {
+  Rows32 ds, p, q, d_o;
+
+  GroupRows(const AttentionProblem& problem, const Sequence& s)
+      : ds(problem.G * s.sq, s.sk), p(ds), q(problem.G * s.sq, problem.D), d_o(problem.G * s.sq, problem.Dv) {}
+};
+
+float largest_of(const float* row, int64_t width) {
+  float largest = 0;
+  for (int64_t d = 0; d < width; ++d) largest = std::max(largest, std::abs(row[d]));
+  return largest;
+}
+
+// Another than that of dP, as another kernel computes it.
+Order order_of_delta(Order order) {
+  switch (order) {
+    case Order::forward:
+      return Order::blocks;
+    case Order::backward:
+      return Order::forward;
+    case Order::blocks:
+      return Order::lanes;
+    default:
+      return Order::backward;
+  }
+}
 
 // Natural index of the first entry of dbias that row i adds to.
 int64_t bias_row(const AttentionBackwardProblem& p, int64_t b, int64_t h, int64_t i) {
   return ((b % p.bias_batch * p.bias_heads + h % p.bias_heads) * p.bias_rows + i % p.bias_rows) * p.bias_columns;
 }
 
-struct BackwardSums {
-  Sums dq, dk, dv, dbias, dsink;
-};
-
-void backward_row(const AttentionBackwardProblem& p, const Head& head, int64_t i, BackwardSums& out) {
-  const int64_t b = head.b, h = head.h, sk = head.s.sk;
-  const Softmax softmax = head.softmax(i);
-  if (softmax.lse == -kInfinity) return;
-  const Row q = head.q(i), d_o = operands(p, load(p.d_o.at(b, head.s.q_begin + i, h), p.d_o, p.Dv));
-  const float d_lse = p.d_lse ? p.d_lse.as<float>()[p.d_lse.offset(b, h, head.s.q_begin + i)] : 0.0f;
-
-  Row dp(sk), dp_terms(sk), o(p.Dv);
-  float delta = 0, delta_terms = 0;
-  for (int64_t j = 0; j < sk; ++j) {
-    if (softmax.keep[j] == 0) continue;
-    const Product dot = product(d_o, head.v[j]);
-    dp[j] = round_to(p.dtype, softmax.keep[j] * round_to(p.dtype, dot.sum));
-    dp_terms[j] = softmax.keep[j] * dot.terms;
-    delta += softmax.p[j] * dp[j];
-    delta_terms += softmax.p[j] * dp_terms[j];
-    for (int64_t d = 0; d < p.Dv; ++d) o[d] += softmax.p[j] * softmax.keep[j] * head.v[j][d];
-  }
-  float squares = 0;
+// forward: what a fused backward is given.
+void backward_row(const AttentionBackwardProblem& p, const Arithmetic& how, const PlainKeys& keys,
+                  const ForwardValues& forward, int64_t b, int64_t h, int64_t i, GroupRows& group,
+                  BackwardValues& out) {
+  const Sequence& s = keys.s;
+  const int64_t at = (h % p.G) * s.sq + i;
+  const Row q = plain_query(p, how, s, b, h, i);
+  const PlainSoftmax softmax = plain_softmax(p, how, keys, b, h, i, q);
+  if (softmax.empty()) return;
+  const std::byte* row = p.d_o.at(b, s.q_begin + i, h);
+  Row d_o(p.Dv), exact_d_o(p.Dv);
   for (int64_t d = 0; d < p.Dv; ++d) {
-    if (o[d] != 0) squares += square(d_o[d] * o[d]);  // a row without keys may hold anything in dO
+    exact_d_o[d] = load_element(row, p.d_o.dtype, d * p.d_o.stride_d);
+    d_o[d] = operand(p, how, exact_d_o[d]);
   }
-  const float delta_error = std::sqrt(squares);  // of delta = dO . O, in roundoffs of O
-  Row dq_error(p.D), dbias_error(p.bias_columns);
+  const float d_lse = p.d_lse ? p.d_lse.as<float>()[p.d_lse.offset(b, h, s.q_begin + i)] : 0.0f;
+  const float lse = forward.lse[lse_index(p, s, b, h, i)];
+  const int64_t width = softmax.end - softmax.begin;
 
-  out.dsink.value[h] += softmax.sink * (d_lse - delta);
-  out.dsink.terms[h] += softmax.condition * softmax.sink * (std::abs(d_lse) + delta_terms);
-  out.dsink.delta[h] += square(softmax.sink * delta_error);
-  for (int64_t j = 0; j < sk; ++j) {
-    const float probability = softmax.p[j];
-    if (probability == 0) continue;
-    const float ds = round_to(p.dtype, probability * (dp[j] - delta + d_lse));
-    const float ds_terms = softmax.condition * probability * (dp_terms[j] + delta_terms + std::abs(d_lse));
-    const float scaled = operand(p, round_to(p.dtype, ds * softmax.slope[j]));
-    const float scaled_terms = ds_terms * std::abs(p.scale),
-                scaled_error = probability * delta_error * softmax.slope[j];
-    const int64_t dq = (head.row(i) * p.H + h) * p.D, dk = (head.key(j) * p.Hkv + h / p.G) * p.D;
-    for (int64_t d = 0; d < p.D; ++d) {
-      out.dq.value[dq + d] += scaled * head.k[j][d];
-      out.dq.terms[dq + d] += scaled_terms * std::abs(head.k[j][d]);
-      dq_error[d] += scaled_error * head.k[j][d];
-      out.dk.value[dk + d] += scaled * q[d];
-      out.dk.terms[dk + d] += scaled_terms * std::abs(q[d]);
-      out.dk.delta[dk + d] += square(scaled_error * q[d]);
-    }
-    const float dropped = operand(p, round_to(p.dtype, probability * softmax.keep[j]));
-    const int64_t dv = (head.key(j) * p.Hkv + h / p.G) * p.Dv;
-    for (int64_t d = 0; d < p.Dv; ++d) {
-      out.dv.value[dv + d] += dropped * d_o[d];
-      out.dv.terms[dv + d] += softmax.condition * dropped * std::abs(d_o[d]);
-    }
-    if (p.dbias) {
-      const int64_t at = bias_row(p, b, h, i) + j % p.bias_columns;
-      out.dbias.value[at] += ds;
-      out.dbias.terms[at] += ds_terms;
-      dbias_error[j % p.bias_columns] += probability * delta_error;
-    }
+  Row dp(width), probability(width), kept(width);
+  Row times_v = d_o;
+  if (how.fault == Fault::gradients_in_tf32) {
+    for (float& x : times_v) x = rounded_to_tf32(x);
   }
-  for (int64_t d = 0; d < p.D; ++d) out.dq.delta[(head.row(i) * p.H + h) * p.D + d] += square(dq_error[d]);
-  if (p.dbias) {
-    const int64_t at = bias_row(p, b, h, i);
-    for (int64_t j = 0; j < p.bias_columns; ++j) out.dbias.delta[at + j] += square(dbias_error[j]);
+  sum_products(sums_of_values(p, how), p.Dv, times_v.data(), 1, keys.v_columns.values.data() + softmax.begin, s.sk,
+               width, dp.data());
+  for (int64_t n = 0; n < width; ++n) {
+    dp[n] = softmax.keep[n] == 0 ? 0 : dp[n] * softmax.keep[n];
+    probability[n] = softmax.from_lse(n, lse);
+    kept[n] = operand(p, how, round_to(p.dtype, probability[n] * softmax.keep[n]));
   }
+  float delta = 0;
+  const float* o = &forward.o[(row_index(p, s, b, i) * p.H + h) * p.Dv];
+  for (int64_t d = 0; d < p.Dv; ++d) {
+    if (o[d] == 0) exact_d_o[d] = 0;  // a row without keys may hold anything in dO
+  }
+  sum_products({order_of_delta(how.order)}, p.Dv, o, 1, exact_d_o.data(), 1, 1, &delta);
+  out.dsink.add(h, i, softmax.sink * (d_lse - delta));
+
+  std::copy(q.begin(), q.end(), group.q.row(at));
+  std::copy(d_o.begin(), d_o.end(), group.d_o.row(at));
+  std::copy(kept.begin(), kept.end(), group.p.row(at) + softmax.begin);
+  float* ds = group.ds.row(at) + softmax.begin;
+  for (int64_t n = 0; n < width; ++n) {
+    if (probability[n] == 0) continue;
+    const float gradient = probability[n] * (dp[n] - delta + d_lse);
+    if (p.dbias) out.dbias.add(bias_row(p, b, h, i) + (softmax.begin + n) % p.bias_columns, i, gradient);
+    ds[n] = operand(p, how, round_to(p.dtype, gradient * softmax.slope[n]));
+    const float term = std::abs(probability[n] * dp[n] * softmax.slope[n]);
+    out.dq_term = std::max(out.dq_term, term * largest_of(keys.k.row(softmax.begin + n), p.D));
+    out.dk_term = std::max(out.dk_term, term * largest_of(q.data(), p.D));
+  }
+  sum_products(sums_of_values(p, how), width, ds, 1, keys.k.row(softmax.begin), p.D, p.D,
+               &out.dq[(row_index(p, s, b, i) * p.H + h) * p.D]);
+}
+
+BackwardValues backward_values(const AttentionBackwardProblem& p, const Arithmetic& how, const ForwardValues& forward) {
+  const int64_t bias = p.dbias ? p.bias_batch * p.bias_heads * p.bias_rows * p.bias_columns : 0;
+  BackwardValues out{std::vector<float>(total_rows(p) * p.H * p.D), std::vector<float>(total_keys(p) * p.Hkv * p.D),
+                     std::vector<float>(total_keys(p) * p.Hkv * p.Dv), ElementSums(how.order, bias),
+                     ElementSums(how.order, p.H)};
+  each(how.order, p.B, [&](int64_t b) {
+    each(how.order, p.Hkv, [&](int64_t kv_head) {
+      const PlainKeys keys(p, how, b, kv_head);
+      const Sequence& s = keys.s;
+      GroupRows group(p, s);
+      each(how.order, p.G, [&](int64_t g) {
+        each(how.order, s.sq,
+             [&](int64_t i) { backward_row(p, how, keys, forward, b, kv_head * p.G + g, i, group, out); });
+        out.dbias.flush();
+        out.dsink.flush();
+      });
+      const int64_t rows = p.G * s.sq;
+      for (int64_t j = 0; j < s.sk && rows > 0; ++j) {
+        const int64_t at = key_index(p, s, b, j) * p.Hkv + kv_head;
+        const Summation sums = sums_of_values(p, how);
+        sum_products(sums, rows, group.ds.values.data() + j, s.sk, group.q.row(0), p.D, p.D, &out.dk[at * p.D]);
+        sum_products(sums, rows, group.p.values.data() + j, s.sk, group.d_o.row(0), p.Dv, p.Dv, &out.dv[at * p.Dv]);
+      }
+    });
+  });
+  return out;
+}
+
+// Half of them as unfused programs compute and half as fused ones do.
+Arithmetic arithmetic(Order order, Fault fault) {
+  return {order, order == Order::backward || order == Order::blocks, fault};
+}
+
+// What a fused backward is given: the reference's o and lse, rounded, as the kernels under test are. In tf32 those of a
+// forward that rounds operands alike: P of scores that are rounded otherwise than those in lse would be off by more.
+ForwardValues given_forward(const AttentionProblem& p, const Arithmetic& how, const reference::Forward& exact) {
+  if (p.dtype == DType::f32 && p.precision == Precision::tf32) return forward_values(p, how);
+  ForwardValues out{{}, {exact.lse.begin(), exact.lse.end()}};
+  out.o.reserve(exact.o.size());
+  for (const double x : exact.o) out.o.push_back(round_to(o_dtype(p), static_cast<float>(x)));
+  return out;
 }
 
 }  // namespace
 
-PlainForward plain_forward(const AttentionProblem& p, bool smooth_keys) {
-  Sums o(total_rows(p) * p.H * p.Dv), lse(total_rows(p) * p.H);
-  std::fill(lse.value.begin(), lse.value.end(), -kInfinity);
-  each_head(
-      p,
-      [&](const Head& head) {
-        for (int64_t i = 0; i < head.s.sq; ++i) {
-          const Softmax softmax = head.softmax(i);
-          const int64_t row = (head.row(i) * p.H + head.h) * p.Dv;
-          for (int64_t j = 0; j < head.s.sk; ++j) {
-            const float dropped = operand(p, round_probability(p.dtype, softmax.p[j] * softmax.keep[j]));
-            if (dropped == 0) continue;
-            for (int64_t d = 0; d < p.Dv; ++d) {
-              o.value[row + d] += dropped * head.v[j][d];
-              o.terms[row + d] += softmax.condition * dropped * std::abs(head.v[j][d]);
-            }
-          }
-          const int64_t at =
-              p.cu_seqlens_q ? head.h * total_rows(p) + head.s.q_begin + i : (head.b * p.H + head.h) * p.Sq + i;
-          lse.value[at] = softmax.lse;
-          if (softmax.lse > -kInfinity) lse.terms[at] = softmax.condition + softmax.shift_terms + std::abs(softmax.lse);
-        }
-      },
-      smooth_keys);
-  const DType o_dtype = p.dtype != DType::f8e4m3 ? p.dtype : p.o ? p.o.dtype : DType::bf16;
-  PlainForward out{o.finish(o_dtype), lse.finish(DType::f32)};
-  out.o.tf32 = out.lse.tf32 = tf32(p);
+double allowed_factor(const AttentionProblem& p, const reference::Forward& exact) {
+  if (p.precision == Precision::int8_qk) return kFactorOfCodes;
+  return factor_of(std::ranges::count_if(exact.lse, [](double lse) { return lse > -kInfinity; }));
+}
+
+PlainForward plain_forward(const AttentionProblem& p, Fault fault, bool rounds_int4_query) {
+  PlainForward out;
+  for (const Order order : kOrders) {
+    Arithmetic how = arithmetic(order, fault);
+    how.rounds_int4_query = rounds_int4_query;
+    const ForwardValues values = forward_values(p, how);
+    out.o.values.emplace_back(values.o.begin(), values.o.end());
+    out.lse.values.emplace_back(values.lse.begin(), values.lse.end());
+  }
   return out;
 }
 
-PlainBackward plain_backward(const AttentionBackwardProblem& p) {
-  const int64_t bias = p.dbias ? p.bias_batch * p.bias_heads * p.bias_rows * p.bias_columns : 0;
-  BackwardSums sums{Sums(total_rows(p) * p.H * p.D), Sums(total_keys(p) * p.Hkv * p.D),
-                    Sums(total_keys(p) * p.Hkv * p.Dv), Sums(bias), Sums(p.H)};
-  each_head(p, [&](const Head& head) {
-    for (int64_t i = 0; i < head.s.sq; ++i) backward_row(p, head, i, sums);
-  });
-  PlainBackward out{sums.dq.finish(p.dtype), sums.dk.finish(p.dtype), sums.dv.finish(p.dtype), {}, {}};
-  if (p.dbias) out.dbias = sums.dbias.finish(p.bias.dtype);
-  if (p.dsink) out.dsink = sums.dsink.finish(DType::f32);
-  for (PlainTensor* x : {&out.dq, &out.dk, &out.dv, &out.dbias, &out.dsink}) x->tf32 = tf32(p);
+PlainBackward plain_backward(const AttentionBackwardProblem& p, const reference::Forward& exact, Fault fault) {
+  PlainBackward out;
+  for (const Order order : kOrders) {
+    const Arithmetic how = arithmetic(order, fault);
+    const ForwardValues forward = given_forward(p, how, exact);
+    BackwardValues values = backward_values(p, how, forward);
+    out.dq.values.push_back(rounded_values(values.dq, p.dtype));
+    out.dk.values.push_back(rounded_values(values.dk, p.dtype));
+    out.dv.values.push_back(rounded_values(values.dv, p.dtype));
+    out.dq.largest_term = std::max<double>(out.dq.largest_term, values.dq_term);
+    out.dk.largest_term = std::max<double>(out.dk.largest_term, values.dk_term);
+    if (p.dbias) out.dbias.values.push_back(rounded_values(values.dbias.finish(), p.bias.dtype));
+    if (p.dsink) out.dsink.values.push_back(rounded_values(values.dsink.finish(), DType::f32));
+  }
   return out;
 }
 
