@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -65,7 +66,27 @@ struct Runtime {
   Workspace workspace;           // at least what the operation's *_workspace() query answers
   Executor* executor = nullptr;  // null: default_executor()
   void* stream = nullptr;        // CUDA stream; unused on the CPU
+  // Whether a kernel in front of the operation checks index data on a GPU (below). Not set: HEDDLE_VALIDATE says, 1 or
+  // 0, read once; without it, no.
+  std::optional<bool> validate = std::nullopt;
 };
+
+// Validate mode. On the CPU index data (cu_seqlens, lengths, page tables, rows, positions) is always checked before
+// anything is written. On a GPU the host does not read it: there wrong values are clamped or dropped, as each operation
+// says. With Runtime::validate one more kernel goes to the stream before the operation's, and checks it by the CPU's
+// rules, without waiting. The operation runs all the same, nothing is read or written out of bounds, and its outputs
+// mean nothing where something was found. Works under stream capture: then each replay of the graph checks.
+//
+// What is found first is kept for each stream until it is taken, and hides what is found later on that stream. The
+// library keeps it in 128 KiB of page-locked memory, for 1024 streams of all GPUs, allocated by the process's first
+// call in validate mode and never freed; a call on one stream more throws RuntimeError. Without validate mode nothing
+// is allocated or launched.
+//
+// Takes what was found on `stream`, of the current GPU: what the CPU would have thrown, "[operation] tensor, index,
+// value and rule". Empty if there is nothing, as always in a build without CUDA. last_error() waits for the stream, and
+// throws RuntimeError if work on it failed; poll_error() takes what is there by now. Both may be called by any thread.
+std::string last_error(void* stream);
+std::string poll_error(void* stream);
 
 // The SIMD target that CPU kernels run with: "emu128", "sse4", "avx2", "avx512", "avx512_bf16", "neon". The best one
 // this processor has, or HEDDLE_CPU_TARGET; throws RuntimeError if that names a target that is unknown, not built or

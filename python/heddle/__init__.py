@@ -16,6 +16,7 @@ from . import lowbit
 from ._heddle import cpu_target, cpu_targets, num_threads, set_cpu_target, set_num_threads
 from ._heddle import version as _version
 from ._options import Causal
+from ._validate import check_errors
 from .encoder import Encoder, EncoderLayer, PrecisionChoice, PrecisionTrial
 from .explanation import Candidate, Explanation, explain
 from .functional import append_kv_cache, apply_rotary, attention, attention_with_kv_cache, sdpa
@@ -45,6 +46,7 @@ __all__ = [
     "apply_rotary",
     "attention",
     "attention_with_kv_cache",
+    "check_errors",
     "cpu_target",
     "cpu_targets",
     "explain",

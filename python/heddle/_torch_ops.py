@@ -122,15 +122,23 @@ _current_gpu = getattr(torch._C, "_cuda_getDevice", None)
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
+# HEDDLE_VALIDATE: whether index data on GPUs is checked there.
+_validates = _heddle.validates()
+
+
 def native(function, q, *arguments):
-    """Calls one of the native module's functions on the device and the current stream of q."""
+    """Calls one of the native module's functions on the device and the current stream of q. Raises instead what the checks
+    of an earlier call have found on that stream by now, if there are any."""
     if not q.is_cuda or _raw_stream is None:
         return function(q, *arguments, 0)
     gpu = q.get_device()
-    if gpu == _current_gpu():
-        return function(q, *arguments, _raw_stream(gpu))
-    with torch.cuda.device(gpu):
-        return function(q, *arguments, _raw_stream(gpu))
+    if gpu != _current_gpu():
+        with torch.cuda.device(gpu):
+            return native(function, q, *arguments)
+    stream = _raw_stream(gpu)
+    if _validates:
+        _heddle.raise_bad_index(stream)
+    return function(q, *arguments, stream)
 
 
 def seed_tensor(seed):

@@ -211,5 +211,7 @@ class Encoder:
             with self._current():
                 embeddings, states = outputs(lambda shape: torch.empty(shape, device=self._gpu))
                 stream = torch.cuda.current_stream().cuda_stream
+                if _heddle.validates():
+                    _heddle.raise_bad_index(stream)
                 self._native.encode(ids, lengths, embeddings, states, normalize, longest, stream)
         return (embeddings, states) if return_hidden_states else embeddings

@@ -53,7 +53,7 @@ void append(nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v
 void attend(nb::handle q, nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v_cache, nb::handle o,
             nb::handle lse, nb::handle cos, nb::handle sin, bool interleaved, const nb::tuple& items,
             std::uintptr_t stream) {
-  constexpr const char* kLengthsName = "seqlens";
+  constexpr IndexName kLengthsName = IndexName::seqlens;
   constexpr std::size_t kKScale = 13, kVScale = 14;  // of the items, as heddle._options.pack() has them
   Arguments arguments("attention_with_kv_cache", Arguments::Devices::any);
   const TensorView q_view = arguments.read(q, "q");
@@ -62,7 +62,7 @@ void attend(nb::handle q, nb::handle k_new, nb::handle v_new, nb::handle k_cache
                    v_cache_view = arguments.write(v_cache, "v_cache");
   const TensorView o_view = arguments.write(o, "o"), lse_view = arguments.write(lse, "lse");
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
-  AttentionOptions options = arguments.options(items, kLengthsName);
+  AttentionOptions options = arguments.options(items, name_of(kLengthsName));
   options.k_scale = cache_scale(arguments, items[kKScale], "k_scale");
   options.v_scale = cache_scale(arguments, items[kVScale], "v_scale");
   Scratch scratch;

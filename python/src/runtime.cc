@@ -5,12 +5,28 @@
 
 #include "convert.h"
 #include "cuda/backend.h"
+#include "cuda/validate.h"
+#include "heddle/error.h"
+#include "ops/validate.h"
 
 namespace heddle::python {
+namespace {
+
+void raise(const std::string& found) {
+  if (!found.empty()) throw Error(found);
+}
+
+}  // namespace
 
 void bind_runtime(nb::module_& module) {
   module.def("version", &version);
   module.def("cuda_built", &cuda::built);
+  module.def("validates", &validates_by_default);
+  // What was found on a stream of the current GPU, or on all of a GPU.
+  module.def(
+      "raise_bad_index", [](std::uintptr_t stream) { raise(poll_error(reinterpret_cast<void*>(stream))); },
+      nb::arg("stream"));
+  module.def("raise_bad_indices", [](int gpu) { raise(cuda::take_bad_indices(gpu)); }, nb::arg("gpu"));
   module.def("num_threads", &num_threads, nb::call_guard<nb::gil_scoped_release>());
   module.def("set_num_threads", &set_num_threads, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
   module.def("cpu_target", &cpu_target);

@@ -26,6 +26,7 @@ void Encoder::GpuCall::run(const EncoderTask& task, const Runtime& given) const 
   std::byte* const activated = memory + rows_.activated;
   Runtime runtime = given;
   runtime.workspace = {memory + rows_.scratch, rows_.scratch_bytes};
+  runtime.validate = false;  // the host has looked at the lengths
   const std::int64_t hidden = config_.hidden, intermediate = config_.intermediate;
   const auto norm_of = [&](const LayerNormWeights& weights) {
     const LayerNormRows rows = weights.rows();

@@ -13,6 +13,7 @@
 #include "model/packed_lengths.h"
 #include "model/row_ops.h"
 #include "model/transformer_block_call.h"
+#include "ops/validate.h"
 
 namespace heddle {
 namespace {
@@ -228,19 +229,14 @@ void check_sizes(const Check& check, std::int64_t total, std::int64_t sequences,
                 " rows cannot hold ", total);
 }
 
-// Sequences, on the CPU.
-void check_offsets(const Check& check, const TensorView& cu_seqlens, std::int64_t total, std::int64_t longest) {
-  const std::int64_t sequences = cu_seqlens.shape[0] - 1;
-  const auto* offsets = static_cast<const std::int32_t*>(cu_seqlens.data);
-  check.require(offsets[0] == 0, "cu_seqlens begins with ", offsets[0], ": it must begin with 0");
-  for (std::int64_t i = 0; i < sequences; ++i) {
-    check.require(offsets[i + 1] >= offsets[i], "cu_seqlens decreases from ", offsets[i], " to ", offsets[i + 1],
-                  " at sequence ", i);
-    const std::int64_t rows = std::int64_t{offsets[i + 1]} - offsets[i];
-    check.require(longest == 0 || rows <= longest, "longest is ", longest, ": sequence ", i, " has ", rows, " rows");
-  }
-  check.require(offsets[sequences] == total, "cu_seqlens ends with ", offsets[sequences], ": it must end with ", total,
-                ", the rows of x");
+Offsets offsets_of(const TensorView& cu_seqlens, std::int64_t total, std::int64_t longest) {
+  return {static_cast<const std::int32_t*>(cu_seqlens.data),
+          cu_seqlens.shape[0] - 1,
+          total,
+          longest,
+          IndexName::cu_seqlens,
+          IndexName::x,
+          IndexName::longest};
 }
 
 void check_workspace(const Check& check, const Workspace& workspace, std::size_t needed) {
@@ -302,6 +298,7 @@ void TransformerBlock::forward(const TensorView& x, const TensorView& cu_seqlens
   check.require(sequences >= 0, "cu_seqlens is empty: it holds one offset more than sequences");
   check.addressable(cu_seqlens, "cu_seqlens");
   check.require(longest >= 0, "longest is ", longest, ": it must not be negative");
+  const Offsets offsets = offsets_of(cu_seqlens, total, longest);
   if (gpu) {
     const int current = cuda::current_gpu("transformer_block");
     check.require(current == weights_->gpu, "GPU ", current, " is current and the block was made on GPU ",
@@ -310,7 +307,12 @@ void TransformerBlock::forward(const TensorView& x, const TensorView& cu_seqlens
                   "longest is 0: cu_seqlens is on a GPU, where lengths are not read, so an upper bound must be given");
     check_sizes(check, total, sequences, longest);
   } else {
-    check_offsets(check, cu_seqlens, total, longest);
+    FirstBadIndex found;
+    for (std::int64_t n = 0; n <= sequences; ++n) check_offset(offsets, n, CheckStep::q_offsets, found);
+    require_none(check, found);
+  }
+  if (validates(runtime, options.device)) {
+    cuda::check_indices("transformer_block", OffsetIndices{offsets}, runtime.stream);
   }
   if (total == 0) return;
 

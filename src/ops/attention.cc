@@ -10,6 +10,7 @@
 #include "cuda/attention.h"
 #include "cuda/backend.h"
 #include "ops/attention_arguments.h"
+#include "ops/validate.h"
 #include "reference/attention.h"
 
 namespace heddle {
@@ -127,6 +128,12 @@ void run(const Check& check, const Kernel& kernel, const Problem& problem, const
   kernel.launch(problem, runtime);
 }
 
+void validate(const char* operation, const AttentionProblem& problem, const Runtime& runtime) {
+  if (validates(runtime, problem.device)) {
+    cuda::check_indices(operation, AttentionIndices{problem, KeyNames()}, runtime.stream);
+  }
+}
+
 template <class Problem>
 std::vector<Candidate> explain(const Problem& problem, Device device, const Wish& wish, int workers) {
   std::vector<Candidate> list;
@@ -207,6 +214,7 @@ void attention_forward_with(const TensorView& q, const TensorView& k, const Tens
   const std::size_t needed = kernel.workspace(problem, workers);
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  validate("attention_forward", problem, with);
   run(check, kernel, problem, with, needed);
 }
 
@@ -247,6 +255,7 @@ void attention_backward_with(const TensorView& q, const TensorView& k, const Ten
   const std::size_t needed = kernel.workspace(problem, workers);
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  validate("attention_backward", problem, with);
   run(check, kernel, problem, with, needed);
 }
 

@@ -5,6 +5,7 @@
 
 #include "core/candidate.h"
 #include "core/check.h"
+#include "core/index_rules.h"
 #include "heddle/attention.h"
 
 namespace heddle {
@@ -26,7 +27,7 @@ void attention_with_kv_cache_with(const TensorView& q, const TensorView& k_new, 
                                   const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
                                   const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,
                                   const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch,
-                                  const char* lengths_name);
+                                  IndexName lengths_name);
 
 // Throws unless `workspace` has `needed` bytes, aligned to 64.
 void check_workspace(const Check& check, const Workspace& workspace, std::size_t needed);

@@ -3,13 +3,9 @@
 
 #include "core/attention_problem.h"
 #include "core/check.h"
+#include "core/index_checks.h"
 
 namespace heddle {
-
-// What errors call arguments that not every operation, or not every language, names alike.
-struct KeyNames {
-  const char *k = "k", *v = "v", *seqused_k = "seqused_k";
-};
 
 // o and lse may be absent (not given) in workspace and explain queries. Throws Error.
 AttentionProblem checked_forward_problem(const Check& check, const TensorView& q, const TensorView& k,

@@ -34,10 +34,10 @@ void ProblemBuilder::operands(AttentionProblem& p) const {
                  q_);
   check_.addressable(q_, "q");
   const DType k_dtype = narrow && k_.dtype == DType::f8e4m3 ? k_.dtype : q_.dtype;
-  check_.tensor(k_, names_.k, k_dtype, q_.device, k_rank);
-  check_.require(v_.dtype == k_.dtype, names_.v, " is ", name_of(v_.dtype), " and ", names_.k, " is ",
+  check_.tensor(k_, name_of(names_.k), k_dtype, q_.device, k_rank);
+  check_.require(v_.dtype == k_.dtype, name_of(names_.v), " is ", name_of(v_.dtype), " and ", name_of(names_.k), " is ",
                  name_of(k_.dtype), ": they must be equal");
-  check_.tensor(v_, names_.v, k_dtype, q_.device, k_rank);
+  check_.tensor(v_, name_of(names_.v), k_dtype, q_.device, k_rank);
   p.dtype = q_.dtype;
   p.device = q_.device;
   p.H = q_.shape[q_rank - 2];
@@ -46,16 +46,17 @@ void ProblemBuilder::operands(AttentionProblem& p) const {
   p.Dv = v_.shape[k_rank - 1];
   check_.require(p.D >= 1 && p.D <= kMaxHeadSize, "q has head size ", p.D, ": it must be from 1 to ", kMaxHeadSize,
                  "; found q ", q_);
-  check_.require(k_.shape[k_rank - 1] == p.D, names_.k, " has head size ", k_.shape[k_rank - 1], " and q has ", p.D,
-                 ": they must be equal; found q ", q_, ", ", names_.k, " ", k_);
-  check_.require(p.Dv >= 1 && p.Dv <= kMaxHeadSize, names_.v, " has head size ", p.Dv, ": it must be from 1 to ",
-                 kMaxHeadSize, "; found ", names_.v, " ", v_);
-  check_.require(p.H >= 1 && p.Hkv >= 1 && p.H % p.Hkv == 0, names_.k, " has ", p.Hkv, " heads and q has ", p.H,
-                 ": q's heads must be a multiple of ", names_.k, "'s; found q ", q_, ", ", names_.k, " ", k_);
+  check_.require(k_.shape[k_rank - 1] == p.D, name_of(names_.k), " has head size ", k_.shape[k_rank - 1], " and q has ",
+                 p.D, ": they must be equal; found q ", q_, ", ", name_of(names_.k), " ", k_);
+  check_.require(p.Dv >= 1 && p.Dv <= kMaxHeadSize, name_of(names_.v), " has head size ", p.Dv,
+                 ": it must be from 1 to ", kMaxHeadSize, "; found ", name_of(names_.v), " ", v_);
+  check_.require(p.H >= 1 && p.Hkv >= 1 && p.H % p.Hkv == 0, name_of(names_.k), " has ", p.Hkv, " heads and q has ",
+                 p.H, ": q's heads must be a multiple of ", name_of(names_.k), "'s; found q ", q_, ", ",
+                 name_of(names_.k), " ", k_);
   for (int i = 0; i < k_rank - 1; ++i) {
-    check_.require(v_.shape[i] == k_.shape[i], names_.v, " has extent ", v_.shape[i], " in dimension ", i, " and ",
-                   names_.k, " has ", k_.shape[i], ": they must be equal; found ", names_.k, " ", k_, ", ", names_.v,
-                   " ", v_);
+    check_.require(v_.shape[i] == k_.shape[i], name_of(names_.v), " has extent ", v_.shape[i], " in dimension ", i,
+                   " and ", name_of(names_.k), " has ", k_.shape[i], ": they must be equal; found ", name_of(names_.k),
+                   " ", k_, ", ", name_of(names_.v), " ", v_);
   }
   p.G = p.H / p.Hkv;
   p.q_rows = q_.shape[q_rank - 3];
@@ -138,8 +139,8 @@ Scales ProblemBuilder::scales(const TensorView& view, const char* name, const Te
 
 void ProblemBuilder::all_scales(AttentionProblem& p) const {
   p.q_scale = scales(options_.q_scale, "q_scale", q_, "q", packed_q());
-  p.k_scale = scales(options_.k_scale, "k_scale", k_, names_.k, packed_k());
-  p.v_scale = scales(options_.v_scale, "v_scale", v_, names_.v, packed_k());
+  p.k_scale = scales(options_.k_scale, "k_scale", k_, name_of(names_.k), packed_k());
+  p.v_scale = scales(options_.v_scale, "v_scale", v_, name_of(names_.v), packed_k());
 }
 
 }  // namespace heddle

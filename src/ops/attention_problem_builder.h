@@ -58,13 +58,11 @@ class ProblemBuilder {
 
   // attention_lengths.cc
   const std::int32_t* indices(const TensorView& view, const char* name, std::int64_t length) const;
-  std::int64_t longest(const TensorView& cu, const char* name, std::int64_t total, const char* packed_name) const;
-  std::int64_t packed_length(const TensorView& cu, const char* name, const TensorView& x, const char* x_name,
-                             std::int64_t bound, const char* bound_name) const;
+  std::int64_t packed_length(const TensorView& cu, IndexName name, const TensorView& x, IndexName x_name,
+                             std::int64_t bound, IndexName bound_name) const;
   void lengths(AttentionProblem& p) const;
   void cache(AttentionProblem& p) const;
   void used(AttentionProblem& p) const;
-  void check_pages(const AttentionProblem& p, std::int64_t b, std::int64_t slots) const;
 
   // attention_score_options.cc
   void scores(AttentionProblem& p) const;

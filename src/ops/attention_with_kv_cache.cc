@@ -3,11 +3,12 @@
 #include "ops/attention_arguments.h"
 #include "ops/kv_cache.h"
 #include "ops/kv_cache_arguments.h"
+#include "ops/validate.h"
 
 namespace heddle {
 namespace {
 
-constexpr const char* kLengthsName = "seqused_k";
+constexpr IndexName kLengthsName = IndexName::seqused_k;
 
 struct Call {
   AttentionProblem problem;  // over the cache, the new keys counted; with `append` if the kernel writes them itself
@@ -16,6 +17,10 @@ struct Call {
   const AttentionForwardKernel* kernel = nullptr;
   std::size_t kernel_bytes = 0, rotated_bytes = 0;  // of the workspace; q's copy comes first
 };
+
+KeyNames key_names(IndexName lengths_name) {
+  return {.k = IndexName::k_cache, .v = IndexName::v_cache, .seqused_k = lengths_name};
+}
 
 // A q of its own, contiguous, aligned as the workspace is.
 Operand contiguous_rows(const AttentionProblem& p, void* data) {
@@ -31,14 +36,13 @@ Operand contiguous_rows(const AttentionProblem& p, void* data) {
 Call checked_call(const Check& check, const TensorView& q, const TensorView& k_new, const TensorView& v_new,
                   const TensorView& k_cache, const TensorView& v_cache, const TensorView& o, const TensorView& lse,
                   const Rotary& rotary, const AttentionOptions& options, const Runtime& runtime,
-                  const char* lengths_name) {
+                  IndexName lengths_name) {
   check.require(options.seqused_k.given(), lengths_name, " is missing: it says where each sequence's new keys go");
   check.require(!options.cu_seqlens_q.given() && !options.cu_seqlens_k.given(),
                 "cu_seqlens_q and cu_seqlens_k are not taken: q is [B, Sq, H, D] and keys are in a cache");
   Call call;
   AttentionProblem& p = call.problem;
-  p = checked_forward_problem(check, q, k_cache, v_cache, o, lse, options,
-                              {.k = "k_cache", .v = "v_cache", .seqused_k = lengths_name});
+  p = checked_forward_problem(check, q, k_cache, v_cache, o, lse, options, key_names(lengths_name));
   check.require(k_new.given() && k_new.rank == 4 && k_new.shape[0] == p.B, "k_new is ", k_new,
                 ": it must be [B, Sn, Hkv, D] with q's B, ", p.B);
   check.require(k_new.dtype == q.dtype, "k_new is ", name_of(k_new.dtype), ": it must have q's dtype, ",
@@ -111,7 +115,7 @@ void attention_with_kv_cache_with(const TensorView& q, const TensorView& k_new, 
                                   const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
                                   const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,
                                   const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch,
-                                  const char* lengths_name) {
+                                  IndexName lengths_name) {
   const Check check("attention_with_kv_cache");
   check.require(o.given(), "o is missing");
   Call call = checked_call(check, q, k_new, v_new, k_cache, v_cache, o, lse, rotary, options, runtime, lengths_name);
@@ -119,6 +123,13 @@ void attention_with_kv_cache_with(const TensorView& q, const TensorView& k_new, 
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};
   check_workspace(check, with.workspace, needed);
+  if (validates(runtime, q.device)) {
+    cuda::check_indices("attention_with_kv_cache",
+                        CachedIndices{{call.problem, key_names(lengths_name)},
+                                      {call.append, lengths_name},
+                                      {call.rotary, lengths_name, CheckStep::q_rotary}},
+                        runtime.stream);
+  }
   if (!call.problem.append) {
     run(call.append, q.device, with);
     if (call.rotated_bytes > 0) rotate_rows(call, q.shape[1], with);

@@ -5,7 +5,6 @@
 #include <array>
 #include <utility>
 
-#include "core/int4_problem.h"
 #include "core/overlap.h"
 #include "cpu/int4_cache.h"
 #include "cuda/kv_cache.h"
@@ -13,6 +12,7 @@
 #include "ops/attention_arguments.h"
 #include "ops/int4_cache.h"
 #include "ops/kv_cache_checks.h"
+#include "ops/written_indices.h"
 
 namespace heddle {
 namespace {
@@ -86,33 +86,6 @@ CheckedCache check_cache(const Check& check, const Int4Cache& cache, const First
   return out;
 }
 
-void check_pages(const Check& check, const CheckedCache& cache, std::int64_t b, std::int64_t first, std::int64_t end) {
-  for (std::int64_t n = first; cache.page_table != nullptr && n < end; ++n) {
-    const std::int32_t id = cache.page_table[b * cache.page_table_stride + n];
-    check.require(id >= 0 && id < cache.blocks.pages, "page_table[", b, ", ", n, "] is ", id, ": it must be from 0 to ",
-                  cache.blocks.pages - 1);
-  }
-}
-
-// No two sequences write to one row or page.
-void check_distinct(const Check& check, const Int4AppendProblem& p) {
-  std::vector<std::pair<std::int64_t, std::int64_t>> rows, pages;  // and whose they are
-  for (std::int64_t b = 0; b < p.B && p.S > 0; ++b) {
-    rows.emplace_back(p.row(b), b);
-    for (std::int64_t n = int4_blocks(p.seqlens[b]); p.page_table && n < int4_blocks(p.seqlens[b] + p.S); ++n) {
-      pages.emplace_back(p.page(b, n), b);
-    }
-  }
-  for (auto* all : {&rows, &pages}) {
-    std::sort(all->begin(), all->end());
-    for (std::size_t i = 1; i < all->size(); ++i) {
-      const auto &x = (*all)[i - 1], &y = (*all)[i];
-      check.require(x.first != y.first, "sequences ", x.second, " and ", y.second, " both write to ",
-                    all == &rows ? "row " : "page ", x.first, ": they must have their own");
-    }
-  }
-}
-
 AttentionProblem checked_problem(const Check& check, const TensorView& q, const Int4Cache& cache, const TensorView& o,
                                  const TensorView& lse, const AttentionOptions& options) {
   check.require(q.given(), "q is missing");
@@ -129,21 +102,23 @@ AttentionProblem checked_problem(const Check& check, const TensorView& q, const 
   k.stride[1] = v.stride[1] = 0;
   AttentionOptions with = options;
   with.cache_batch_idx = cache.row_idx;
-  AttentionProblem p = checked_forward_problem(check, q, k, v, o, lse, with, {.k = "k_tail", .v = "v_tail"});
+  AttentionProblem p = checked_forward_problem(check, q, k, v, o, lse, with, kInt4Names);
   p.k.stride_s = cache.k_tail.stride[1];
   p.v.stride_s = cache.v_tail.stride[1];
   p.int4 = checked.blocks;
   p.page_table = checked.page_table;
   p.page_table_stride = checked.page_table_stride;
   p.page_size = kInt4Keys;
-  for (std::int64_t b = 0; q.device == Device::cpu && b < p.B; ++b) {
-    check_pages(check, checked, b, 0, int4_blocks(p.seqused_k[b]));
-  }
+  FirstBadIndex found;
+  for (std::int64_t b = 0; q.device == Device::cpu && b < p.B; ++b) check_int4_pages(p, b, {}, found);
+  require_none(check, found);
   return p;
 }
 
-Int4AppendProblem checked_append(const Check& check, const TensorView& k_new, const TensorView& v_new,
-                                 const Int4Cache& cache, const TensorView& seqlens, const Rotary& rotary) {
+}  // namespace
+
+Int4AppendProblem checked_int4_append_problem(const Check& check, const TensorView& k_new, const TensorView& v_new,
+                                              const Int4Cache& cache, const TensorView& seqlens, const Rotary& rotary) {
   const First first{"k_new", k_new.device};
   check_data(check, k_new, "k_new", "[B, Sn, Hkv, D]", first);
   check_data(check, v_new, "v_new", "[B, Sn, Hkv, Dv]", first);
@@ -170,16 +145,7 @@ Int4AppendProblem checked_append(const Check& check, const TensorView& k_new, co
   p.capacity = checked.capacity;
   if (cache.row_idx.given()) p.row_idx = check_indices(check, cache.row_idx, "row_idx", p.B, first);
   if (rotary.cos.given() || rotary.sin.given()) p.rotary = check_rotary(check, rotary, k_new, first);
-  for (std::int64_t b = 0; first.readable() && b < p.B; ++b) {
-    check.require(p.row(b) >= 0 && p.row(b) < p.rows, "row_idx[", b, "] is ", p.row(b), ": it must be from 0 to ",
-                  p.rows - 1);
-    check_positions(check, "seqlens", b, p.seqlens[b], p.S, p.capacity, "the cache's sequences hold");
-    if (p.rotary.dims > 0) {
-      check_positions(check, "seqlens", b, p.seqlens[b], p.S, rotary.cos.shape[0], "cos's rows number");
-    }
-    check_pages(check, checked, b, int4_blocks(p.seqlens[b]), int4_blocks(p.seqlens[b] + p.S));
-  }
-  if (first.readable()) check_distinct(check, p);
+  if (first.readable()) check_written_indices(check, p, IndexName::seqlens);
   const std::array<std::pair<const TensorView*, const char*>, 3> written{
       {{&cache.blocks, "blocks"}, {&cache.k_tail, "k_tail"}, {&cache.v_tail, "v_tail"}}};
   for (std::size_t i = 0; i < written.size(); ++i) {
@@ -198,8 +164,6 @@ Int4AppendProblem checked_append(const Check& check, const TensorView& k_new, co
   return p;
 }
 
-}  // namespace
-
 std::int64_t int4_cache_block_bytes(std::int64_t D, std::int64_t Dv) {
   const Check check("int4_cache_block_bytes");
   for (const std::int64_t size : {D, Dv}) {
@@ -213,7 +177,11 @@ std::int64_t int4_cache_blocks(std::int64_t keys) { return int4_blocks(keys); }
 
 void append_int4_cache(const TensorView& k_new, const TensorView& v_new, const Int4Cache& cache,
                        const TensorView& seqlens, const Rotary& rotary, const Runtime& runtime) {
-  const Int4AppendProblem p = checked_append(Check("append_int4_cache"), k_new, v_new, cache, seqlens, rotary);
+  const Int4AppendProblem p =
+      checked_int4_append_problem(Check("append_int4_cache"), k_new, v_new, cache, seqlens, rotary);
+  if (validates(runtime, k_new.device)) {
+    cuda::check_indices("append_int4_cache", Int4AppendIndices{p, IndexName::seqlens}, runtime.stream);
+  }
   if (k_new.device == Device::cuda) return cuda::append_int4_cache(p, runtime.stream);
   cpu::append_int4_cache(p, runtime.executor != nullptr ? *runtime.executor : default_executor());
 }
@@ -233,6 +201,9 @@ void attention_over_int4_cache_with(const TensorView& q, const Int4Cache& cache,
   const std::size_t needed = kernel.workspace(p, workers_of(runtime));
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  if (validates(runtime, q.device)) {
+    cuda::check_indices("attention_over_int4_cache", AttentionIndices{p, kInt4Names}, runtime.stream);
+  }
   run_forward(check, kernel, p, with, needed);
 }
 

@@ -4,6 +4,9 @@
 #include <functional>
 
 #include "core/attention_problem.h"
+#include "core/check.h"
+#include "core/index_checks.h"
+#include "core/int4_problem.h"
 #include "heddle/int4_cache.h"
 
 namespace heddle {
@@ -13,7 +16,12 @@ void attention_over_int4_cache_with(const TensorView& q, const Int4Cache& cache,
                                     const TensorView& lse, const AttentionOptions& options, const Runtime& runtime,
                                     const std::function<Workspace(std::size_t bytes)>& scratch);
 
-// The checked problem, as kernels get it.
+// What errors call the cache's keys, values and rows.
+constexpr KeyNames kInt4Names = {.k = IndexName::k_tail, .v = IndexName::v_tail, .rows = IndexName::row_idx};
+
+// The checked problems, as kernels get them.
+Int4AppendProblem checked_int4_append_problem(const Check& check, const TensorView& k_new, const TensorView& v_new,
+                                              const Int4Cache& cache, const TensorView& seqlens, const Rotary& rotary);
 AttentionProblem checked_int4_problem(const TensorView& q, const Int4Cache& cache, const AttentionOptions& options);
 
 }  // namespace heddle

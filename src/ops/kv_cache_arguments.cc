@@ -1,74 +1,28 @@
 #include "ops/kv_cache_arguments.h"
 
 #include <algorithm>
-#include <array>
-#include <memory_resource>
-#include <vector>
 
 #include "core/overlap.h"
 #include "ops/kv_cache_checks.h"
+#include "ops/written_indices.h"
 
 namespace heddle {
 namespace {
 
-// Slots [begin, end) of one page, written by rows of sequence b from position `first` on.
-struct Piece {
-  std::int64_t page, begin, end, b, first;
-};
-
-// Two rows of one call must not land in one slot: which of them stays would depend on the threads.
-void check_distinct(const Check& check, const AppendProblem& p) {
-  // Decoding writes a piece per sequence; this much of the stack serves a batch of 400 without the heap.
-  std::array<std::byte, 16 << 10> stack;
-  std::pmr::monotonic_buffer_resource memory(stack.data(), stack.size());
-  std::pmr::vector<Piece> pieces(&memory);
-  std::int64_t count = 0;
-  for (std::int64_t b = 0; b < p.B && p.S > 0; ++b) {
-    count += (p.seqlens[b] + p.S - 1) / p.page_size - p.seqlens[b] / p.page_size + 1;
-  }
-  pieces.reserve(static_cast<std::size_t>(count));
-  for (std::int64_t b = 0; b < p.B; ++b) {
-    const std::int64_t end = p.seqlens[b] + p.S;
-    for (std::int64_t at = p.seqlens[b]; at < end;) {
-      const std::int64_t slot = at % p.page_size, length = std::min(p.page_size - slot, end - at);
-      pieces.push_back({p.page(b, at), slot, slot + length, b, at});
-      at += length;
-    }
-  }
-  std::sort(pieces.begin(), pieces.end(),
-            [](const Piece& x, const Piece& y) { return x.page != y.page ? x.page < y.page : x.begin < y.begin; });
-  for (std::size_t i = 1; i < pieces.size(); ++i) {
-    const Piece &x = pieces[i - 1], &y = pieces[i];
-    if (x.page != y.page || y.begin >= x.end) continue;
-    check.require(false, "position ", x.first + y.begin - x.begin, " of sequence ", x.b, " and position ", y.first,
-                  " of sequence ", y.b, " are both slot ", y.begin, " of ",
-                  p.page_table != nullptr ? "page " : "cache row ", y.page,
-                  ": the rows of one call must go to slots of their own");
-  }
-}
-
 void check_contiguous(const Check& check, AppendProblem& p, const TensorView& k_cache,
-                      const TensorView& cache_batch_idx, const char* seqlens_name, const First& first) {
+                      const TensorView& cache_batch_idx, const First& first) {
   if (cache_batch_idx.given()) {
     p.cache_batch_idx = check_indices(check, cache_batch_idx, "cache_batch_idx", p.B, first);
-    for (std::int64_t b = 0; first.readable() && b < p.B; ++b) {
-      check.require(p.cache_batch_idx[b] >= 0 && p.cache_batch_idx[b] < k_cache.shape[0], "cache_batch_idx[", b,
-                    "] is ", p.cache_batch_idx[b], ": it must be from 0 to ", k_cache.shape[0] - 1, " (k_cache has ",
-                    k_cache.shape[0], " rows)");
-    }
   } else {
     check.require(k_cache.shape[0] == p.B, "k_cache has ", k_cache.shape[0], " rows and k_new has ", p.B,
                   " sequences: without cache_batch_idx they must be equal; found k_cache ", k_cache);
   }
   p.page_size = std::max<std::int64_t>(k_cache.shape[1], 1);
   p.capacity = k_cache.shape[1];
-  for (std::int64_t b = 0; first.readable() && b < p.B; ++b) {
-    check_positions(check, seqlens_name, b, p.seqlens[b], p.S, p.capacity, "the cache's rows hold");
-  }
 }
 
 void check_paged(const Check& check, AppendProblem& p, const TensorView& k_cache, const TensorView& page_table,
-                 const TensorView& cache_batch_idx, const char* seqlens_name, const First& first) {
+                 const TensorView& cache_batch_idx, const First& first) {
   check.require(!cache_batch_idx.given(), "cache_batch_idx and page_table exclude each other");
   check.tensor(page_table, "page_table", DType::i32, first.device, 2, first.name);
   check.require(page_table.shape[0] == p.B, "page_table is ", page_table, ": it must have one row for each of ", p.B,
@@ -82,15 +36,6 @@ void check_paged(const Check& check, AppendProblem& p, const TensorView& k_cache
   check.require(!__builtin_mul_overflow(page_table.shape[1], p.page_size, &p.capacity),
                 "page_table's pages hold more keys than 63 bits count; found page_table ", page_table, ", k_cache ",
                 k_cache);
-  for (std::int64_t b = 0; first.readable() && b < p.B; ++b) {
-    check_positions(check, seqlens_name, b, p.seqlens[b], p.S, p.capacity, "page_table's pages hold");
-    const std::int64_t end = p.seqlens[b] + p.S;
-    for (std::int64_t entry = p.seqlens[b] / p.page_size; p.S > 0 && entry * p.page_size < end; ++entry) {
-      const std::int32_t id = p.page_table[b * p.page_table_stride + entry];
-      check.require(id >= 0 && id < k_cache.shape[0], "page_table[", b, ", ", entry, "] is ", id,
-                    ": it must be from 0 to ", k_cache.shape[0] - 1, " (k_cache has ", k_cache.shape[0], " pages)");
-    }
-  }
 }
 
 // new_ is [B, Sn, Hkv, width], cache [.., .., Hkv, width].
@@ -144,7 +89,7 @@ AppendProblem checked_append_problem(const Check& check, const TensorView& k_new
                                      const TensorView& k_cache, const TensorView& v_cache, const TensorView& seqlens,
                                      const TensorView& page_table, const TensorView& cache_batch_idx,
                                      const Rotary& rotary, const TensorView& k_scale, const TensorView& v_scale,
-                                     const char* seqlens_name) {
+                                     IndexName seqlens_name) {
   const First first{"k_new", k_new.device};
   check_pair(check, k_new, "k_new", k_cache, "k_cache", k_new, k_cache, first);
   check_pair(check, v_new, "v_new", v_cache, "v_cache", k_new, k_cache, first);
@@ -159,27 +104,22 @@ AppendProblem checked_append_problem(const Check& check, const TensorView& k_new
   p.Hkv = k_new.shape[2];
   p.D = k_new.shape[3];
   p.Dv = v_new.shape[3];
-  p.seqlens = check_indices(check, seqlens, seqlens_name, p.B, first);
+  p.seqlens = check_indices(check, seqlens, name_of(seqlens_name), p.B, first);
   p.pages = k_cache.shape[0];
   p.k_scale = check_scale(check, k_scale, "k_scale", k_cache, first, p.finds_k_scale);
   p.v_scale = check_scale(check, v_scale, "v_scale", v_cache, first, p.finds_v_scale);
   if (page_table.given()) {
-    check_paged(check, p, k_cache, page_table, cache_batch_idx, seqlens_name, first);
+    check_paged(check, p, k_cache, page_table, cache_batch_idx, first);
   } else {
-    check_contiguous(check, p, k_cache, cache_batch_idx, seqlens_name, first);
+    check_contiguous(check, p, k_cache, cache_batch_idx, first);
   }
-  if (rotary.cos.given() || rotary.sin.given()) {
-    p.rotary = check_rotary(check, rotary, k_new, first);
-    for (std::int64_t b = 0; first.readable() && b < p.B; ++b) {
-      check_positions(check, seqlens_name, b, p.seqlens[b], p.S, rotary.cos.shape[0], "cos's rows number");
-    }
-  }
-  if (first.readable()) check_distinct(check, p);
+  if (rotary.cos.given() || rotary.sin.given()) p.rotary = check_rotary(check, rotary, k_new, first);
+  if (first.readable()) check_written_indices(check, p, seqlens_name);
   // Also the index data must lie elsewhere: a cache write that changed it would undo the checks above.
   const auto check_written = [&](const TensorView& written, const char* name) {
     check_apart(check, written, name, k_new, "k_new");
     check_apart(check, written, name, v_new, "v_new");
-    check_apart(check, written, name, seqlens, seqlens_name);
+    check_apart(check, written, name, seqlens, name_of(seqlens_name));
     check_apart(check, written, name, page_table, "page_table");
     check_apart(check, written, name, cache_batch_idx, "cache_batch_idx");
     check_apart(check, written, name, rotary.cos, "cos");

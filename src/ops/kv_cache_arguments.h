@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/check.h"
+#include "core/index_rules.h"
 #include "core/kv_cache_problem.h"
 #include "heddle/attention.h"
 
@@ -9,7 +10,8 @@ namespace heddle {
 
 // What errors call the arguments of a rotation: an operation that rotates has its own names for them.
 struct RotaryNames {
-  const char *x = "x", *offsets = "offsets";
+  const char* x = "x";
+  IndexName offsets = IndexName::offsets;
 };
 
 // Throw Error on a bad argument. Index data is read on the CPU only.
@@ -19,6 +21,6 @@ AppendProblem checked_append_problem(const Check& check, const TensorView& k_new
                                      const TensorView& k_cache, const TensorView& v_cache, const TensorView& seqlens,
                                      const TensorView& page_table, const TensorView& cache_batch_idx,
                                      const Rotary& rotary, const TensorView& k_scale, const TensorView& v_scale,
-                                     const char* seqlens_name = "seqlens");
+                                     IndexName seqlens_name = IndexName::seqlens);
 
 }  // namespace heddle

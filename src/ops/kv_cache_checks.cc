@@ -51,13 +51,6 @@ void check_apart(const Check& check, const TensorView& written, const char* writ
                 ", which is read meanwhile: give it memory of its own");
 }
 
-void check_positions(const Check& check, const char* name, std::int64_t b, std::int64_t first, std::int64_t count,
-                     std::int64_t limit, const char* limit_name) {
-  check.require(first >= 0, name, "[", b, "] is ", first, ": it must be at least 0");
-  check.require(first + count <= limit, name, "[", b, "] is ", first, ": with ", count, " rows sequence ", b,
-                " ends at position ", first + count, ", and ", limit_name, " ", limit);
-}
-
 RotaryTables check_rotary(const Check& check, const Rotary& rotary, const TensorView& data, const First& first) {
   const char* name = first.name;
   check.require(rotary.cos.given() && rotary.sin.given(), rotary.cos.given() ? "sin" : "cos",

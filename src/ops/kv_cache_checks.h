@@ -28,9 +28,6 @@ const std::int32_t* check_indices(const Check& check, const TensorView& view, co
                                   const First& first);
 void check_apart(const Check& check, const TensorView& written, const char* written_name, const TensorView& read,
                  const char* read_name);
-// Positions first .. first + count - 1 of sequence b must lie below `limit`.
-void check_positions(const Check& check, const char* name, std::int64_t b, std::int64_t first, std::int64_t count,
-                     std::int64_t limit, const char* limit_name);
 // `data` is what is rotated, [.., D].
 RotaryTables check_rotary(const Check& check, const Rotary& rotary, const TensorView& data, const First& first);
 

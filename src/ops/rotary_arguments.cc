@@ -1,6 +1,7 @@
 #include "core/overlap.h"
 #include "ops/kv_cache_arguments.h"
 #include "ops/kv_cache_checks.h"
+#include "ops/validate.h"
 
 namespace heddle {
 namespace {
@@ -29,16 +30,17 @@ RotaryProblem checked_rotary_problem(const Check& check, const TensorView& x, co
   p.H = x.shape[2];
   p.D = x.shape[3];
   p.rotary = check_rotary(check, rotary, x, first);
-  if (offsets.given()) p.offsets = check_indices(check, offsets, names.offsets, p.B, first);
+  if (offsets.given()) p.offsets = check_indices(check, offsets, name_of(names.offsets), p.B, first);
+  FirstBadIndex found;
   for (std::int64_t b = 0; first.readable() && b < p.B; ++b) {
-    check_positions(check, names.offsets, b, p.offsets != nullptr ? p.offsets[b] : 0, p.S, rotary.cos.shape[0],
-                    "cos's rows number");
+    check_rotated(p, names.offsets, b, CheckStep::rotary, found);
   }
+  require_none(check, found);
   check.require(same_view(x, out) || !may_share_memory(out, x), "out shares memory with ", names.x, " without being ",
                 names.x, " itself: rotate in place or give out memory of its own");
   check_apart(check, out, "out", rotary.cos, "cos");
   check_apart(check, out, "out", rotary.sin, "sin");
-  check_apart(check, out, "out", offsets, names.offsets);
+  check_apart(check, out, "out", offsets, name_of(names.offsets));
   return p;
 }
 

@@ -8,6 +8,7 @@
 #include "cuda/linear.h"
 #include "cuda/lowbit.h"
 #include "cuda/model.h"
+#include "cuda/validate.h"
 #include "heddle/error.h"
 
 namespace heddle::cuda {
@@ -95,6 +96,19 @@ float importance_at(const lowbit::QuantizeProblem&, std::uint32_t, void*) { thro
 void dequantize(const lowbit::Matrix&, const lowbit::Weights&, void*) {
   throw RuntimeError(text("[dequantize] ", kWithout));
 }
+
+// Operations that refuse their tensors have nothing to check.
+template <class Indices>
+void check_indices(const char*, const Indices&, void*) {}
+template void check_indices(const char*, const AttentionIndices&, void*);
+template void check_indices(const char*, const CachedIndices&, void*);
+template void check_indices(const char*, const AppendIndices&, void*);
+template void check_indices(const char*, const Int4AppendIndices&, void*);
+template void check_indices(const char*, const RotaryIndices&, void*);
+template void check_indices(const char*, const OffsetIndices&, void*);
+std::string take_bad_index(void*) { return ""; }
+std::string take_bad_indices(int) { return ""; }
+void wait_for(void*) {}
 
 const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
 const AttentionForwardKernel kSm80AttentionForwardInt8 = absent("sm80_int8", "flash", true);

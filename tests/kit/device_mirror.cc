@@ -101,6 +101,7 @@ DeviceGraph::DeviceGraph(const DeviceStream& stream, const std::function<void()>
   }
   check(cudaStreamEndCapture(stream_of(stream), &graph), "capture");
   cudaGraphExec_t executable = nullptr;
+  check(cudaGraphGetNodes(graph, nullptr, &nodes_), "nodes of a graph");
   const cudaError_t status = cudaGraphInstantiate(&executable, graph, 0);
   cudaGraphDestroy(graph);
   check(status, "instantiation of a graph");

@@ -80,12 +80,15 @@ class DeviceGraph {
   // Captures what `launch` puts on the stream; nothing runs yet.
   DeviceGraph(const DeviceStream& stream, const std::function<void()>& launch);
   void replay(const DeviceStream& stream) const;
+  // How many things it does: launches, copies, fills.
+  std::size_t nodes() const { return nodes_; }
 
  private:
   struct Destroy {
     void operator()(void* graph) const;
   };
   std::unique_ptr<void, Destroy> executable_;
+  std::size_t nodes_ = 0;
 };
 
 }  // namespace heddle::kit

@@ -209,14 +209,14 @@ TEST_F(TransformerBlockCall, Tensors) {
 
 TEST_F(TransformerBlockCall, Lengths) {
   EXPECT_EQ(refused(std::vector<std::int32_t>{1, 12}),
-            "[transformer_block] cu_seqlens begins with 1: it must begin with 0");
+            "[transformer_block] cu_seqlens[0] is 1: it must be 0");
   EXPECT_EQ(refused(std::vector<std::int32_t>{0, 9, 7, 12}),
-            "[transformer_block] cu_seqlens decreases from 9 to 7 at sequence 1");
+            "[transformer_block] cu_seqlens decreases from 9 to 7 at entry 2: it must never decrease");
   EXPECT_EQ(refused(std::vector<std::int32_t>{0, 11}),
-            "[transformer_block] cu_seqlens ends with 11: it must end with 12, the rows of x");
+            "[transformer_block] cu_seqlens ends at 11: it must end at x's first extent, 12");
   EXPECT_EQ(refused(std::vector<std::int32_t>{}),
             "[transformer_block] cu_seqlens is empty: it holds one offset more than sequences");
-  EXPECT_EQ(refused([](auto&) {}, 6), "[transformer_block] longest is 6: sequence 0 has 7 rows");
+  EXPECT_EQ(refused([](auto&) {}, 6), "[transformer_block] longest is 6: the longest sequence has 7");
   EXPECT_EQ(refused([](auto&) {}, -1), "[transformer_block] longest is -1: it must not be negative");
 }
 
