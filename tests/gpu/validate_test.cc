@@ -11,7 +11,6 @@
 #include "heddle/int4_cache.h"
 #include "heddle/transformer_block.h"
 #include "kit/int4_case.h"
-#include "unit/block_expected.h"
 #include "unit/block_model.h"
 
 namespace heddle::kit {
@@ -381,22 +380,28 @@ TEST(GpuValidate, CachesIn4Bits) {
   }
 }
 
+// What the CPU says is held in tests/unit/transformer_block_arguments_test.cc: a block there may need a library that is
+// not here.
 TEST(GpuValidate, TransformerBlock) {
   TransformerBlockOptions options = test::block_options();
   options.dtype = DType::bf16;
-  const test::BlockModel host(options);
   options.device = Device::cuda;
   const test::BlockModel model(options);
-  const TransformerBlock on_host(host.options, host.weights()), on_gpu(model.options, model.weights());
-  const test::BlockInput input(options, {7, 5});
-  for (const std::vector<std::int64_t>& offsets :
-       {std::vector<std::int64_t>{1, 7, 12}, {0, 13, 12}, {0, 7, 11}, {0, 8, 12}}) {
-    expect_same([&](Side& side) {
-      const HostTensor x = input.tensor(), y = HostTensor::output(DType::bf16, {12, options.hidden});
-      const TensorView x_ = side(x);
-      const TransformerBlock& block = x_.device == Device::cuda ? on_gpu : on_host;
-      block.forward(x_, side(ints(offsets)), side(y), side.with([&] { return block.workspace(12, 2, 7); }), 7);
-    });
+  const TransformerBlock block(model.options, model.weights());
+  const HostTensor x = test::BlockInput(options, {7, 5}).tensor(),
+                   y = HostTensor::output(DType::bf16, {12, x.view().shape[1]});
+  const std::pair<std::vector<std::int64_t>, std::string> mistakes[] = {
+      {{1, 7, 12}, "cu_seqlens[0] is 1: it must be 0"},
+      {{0, 13, 12}, "cu_seqlens decreases from 13 to 12 at entry 2: it must never decrease"},
+      {{0, 7, 11}, "cu_seqlens ends at 11: it must end at x's first extent, 12"},
+      {{0, 3, 12}, "longest is 7: the longest sequence has 9"},
+      {{0, 7, 12}, ""},
+  };
+  for (const auto& [offsets, sentence] : mistakes) {
+    Side gpu(Device::cuda);
+    const Runtime runtime = gpu.with([&] { return block.workspace(12, 2, 7); });
+    block.forward(gpu(x), gpu(ints(offsets)), gpu(y), runtime, 7);
+    EXPECT_EQ(last_error(gpu.stream().get()), sentence.empty() ? "" : "[transformer_block] " + sentence);
   }
 }
 
