@@ -79,8 +79,8 @@ struct Runtime {
 //
 // What is found first is kept for each stream until it is taken, and hides what is found later on that stream. The
 // library keeps it in 128 KiB of page-locked memory, for 1024 streams of all GPUs, allocated by the process's first
-// call in validate mode and never freed; a call on one stream more throws RuntimeError. Without validate mode nothing
-// is allocated or launched.
+// call in validate mode and never freed; a call on one stream more throws RuntimeError. A stream at the address
+// of one that was destroyed has that one's record. Without validate mode nothing is allocated or launched.
 //
 // Takes what was found on `stream`, of the current GPU: what the CPU would have thrown, "[operation] tensor, index,
 // value and rule". Empty if there is nothing, as always in a build without CUDA. last_error() waits for the stream, and
