@@ -54,7 +54,7 @@ AttentionProblem checked_forward_problem(const Check& check, const TensorView& q
     p.lse = builder.per_row(p, lse, "lse");
     check.not_overlapping(lse, "lse");
   }
-  apart(check, {{"o", &o}, {"lse", &lse}}, {{"q", &q}, {names.k, &k}, {names.v, &v}}, options);
+  apart(check, {{"o", &o}, {"lse", &lse}}, {{"q", &q}, {name_of(names.k), &k}, {name_of(names.v), &v}}, options);
   return p;
 }
 
