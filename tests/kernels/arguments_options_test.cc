@@ -4,6 +4,7 @@
 
 #include "heddle/error.h"
 #include "kernels/bad_arguments.h"
+#include "kernels/elsewhere.h"
 
 namespace heddle {
 namespace {
@@ -64,11 +65,9 @@ INSTANTIATE_TEST_SUITE_P(
         BadArgument{"method", [](Call& c) { c.options.method = "fast"; }, "method is 'fast'"},
         BadArgument{"force", [](Call& c) { c.options.force = "sm70"; }, "force is 'sm70': the candidates are "},
         BadArgument{"force_elsewhere", [](Call& c) { c.options.force = "sm90"; },
-                    "[attention_forward] force is 'sm90', which cannot serve this call: it runs on another device than "
-                    "the tensors are on"},
+                    "[attention_forward] force is 'sm90', which cannot serve this call: " + refusal_of_cpu_tensors()},
         BadArgument{"force_elsewhere_backward", [](Call& c) { c.options.force = "sm90"; },
-                    "[attention_backward] force is 'sm90', which cannot serve this call: it runs on another device "
-                    "than the tensors are on",
+                    "[attention_backward] force is 'sm90', which cannot serve this call: " + refusal_of_cpu_tensors(),
                     true}),
     name_of_test);
 
@@ -103,8 +102,7 @@ TEST(Refusals, NameTheVariableThatAsks) {
   const std::string words = refusal_of(c);
   unsetenv("HEDDLE_KERNEL");
   EXPECT_EQ(words,
-            "[attention_forward] HEDDLE_KERNEL is 'sm90', which cannot serve this call: it runs on another device than "
-            "the tensors are on");
+            "[attention_forward] HEDDLE_KERNEL is 'sm90', which cannot serve this call: " + refusal_of_cpu_tensors());
 }
 
 INSTANTIATE_TEST_SUITE_P(

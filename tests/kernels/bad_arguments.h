@@ -74,7 +74,7 @@ struct Call {
 struct BadArgument {
   const char* name;
   std::function<void(Call&)> spoil;
-  const char* message;  // a part of it
+  std::string message;  // a part of it
   bool backward = false;
 };
 

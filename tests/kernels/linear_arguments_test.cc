@@ -6,8 +6,10 @@
 #include <functional>
 #include <limits>
 #include <ostream>
+#include <string>
 
 #include "heddle/error.h"
+#include "kernels/elsewhere.h"
 #include "kit/linear_layer.h"
 
 namespace heddle {
@@ -45,7 +47,7 @@ struct Call {
 struct Bad {
   const char* name;
   std::function<void(Call&)> spoil;
-  const char* message;
+  std::string message;
   bool pack = false;
 };
 void PrintTo(const Bad& bad, std::ostream* out) { *out << bad.name; }
@@ -215,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"unknown_candidate", [](Call& c) { c.options.force = "sm90"; },
             "force is 'sm90': the candidates are cpu, reference"},
         Bad{"candidate_elsewhere", [](Call& c) { c.options.force = "cublaslt"; },
-            "force is 'cublaslt', which cannot serve this call: it runs on another device than the tensors are on"}),
+            "force is 'cublaslt', which cannot serve this call: " + refusal_of_cpu_tensors()}),
     [](const auto& info) { return std::string(info.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(

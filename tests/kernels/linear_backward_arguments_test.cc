@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <functional>
 #include <ostream>
+#include <string>
 
 #include "heddle/error.h"
+#include "kernels/elsewhere.h"
 #include "kit/linear_layer.h"
 
 namespace heddle {
@@ -38,7 +40,7 @@ struct Call {
 struct Bad {
   const char* name;
   std::function<void(Call&)> spoil;
-  const char* message;
+  std::string message;
 };
 void PrintTo(const Bad& bad, std::ostream* out) { *out << bad.name; }
 
@@ -119,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(
         Bad{"unknown_candidate", [](Call& c) { c.options.force = "sm90"; },
             "force is 'sm90': the candidates are cpu, reference"},
         Bad{"candidate_elsewhere", [](Call& c) { c.options.force = "cublaslt"; },
-            "force is 'cublaslt', which cannot serve this call: it runs on another device than the tensors are on"}),
+            "force is 'cublaslt', which cannot serve this call: " + refusal_of_cpu_tensors()}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -96,7 +96,9 @@ def test_open_windows():
 
 def test_candidates_asked_for_by_name():
     q, k, v = tensors()
-    words = "force is 'sm90', which cannot serve this call: it runs on another device than the tensors are on"
+    other = "it runs on another device than the tensors are on"
+    without = "this heddle was built without CUDA: build it with HEDDLE_CUDA=ON"
+    words = f"force is 'sm90', which cannot serve this call: {other if heddle._heddle.cuda_built() else without}"
     for leaf in (q, q.clone().requires_grad_()):
         with pytest.raises(ValueError) as refused:
             heddle.attention(leaf, k, v, force="sm90")
