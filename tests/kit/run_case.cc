@@ -155,18 +155,23 @@ ForwardOutputs CaseRunner::run_forward(const std::string& candidate, Executor* e
 BackwardOutputs CaseRunner::run_backward(const std::string& candidate, Executor* executor, int garbage,
                                          const Wanted& wanted) {
   const BackwardAnswer& answer = backward_answer();
+  // The P of a backward in tf32 comes from scores that are as rounded as those that its lse was summed from.
+  if (data_.spec.precision == Precision::tf32) {
+    const ForwardOutputs forward = run_forward("");
+    return run_backward_after(forward.o, forward.lse, candidate, executor, garbage, wanted);
+  }
+  return run_backward_after(answer.o, answer.lse, candidate, executor, garbage, wanted);
+}
+
+BackwardOutputs CaseRunner::run_backward_after(const HostTensor& o_in, const HostTensor& lse_in,
+                                               const std::string& candidate, Executor* executor, int garbage,
+                                               const Wanted& wanted) const {
   AttentionOptions options = inputs_.options;
   options.force = candidate;
   const auto& [q, k, v, d_o, d_lse, unforced] = inputs_;
   BackwardOutputs out{data_.new_gradients()};
-  HostTensor o_in = answer.o, lse_in = answer.lse;
-  // The P of a backward in tf32 comes from scores that are as rounded as those that its lse was summed from.
-  if (data_.spec.precision == Precision::tf32) {
-    ForwardOutputs forward = run_forward("");
-    o_in = std::move(forward.o);
-    lse_in = std::move(forward.lse);
-  }
-  const Output o(device_, o_in), lse(device_, lse_in);
+  HostTensor o_copy = o_in, lse_copy = lse_in;
+  const Output o(device_, o_copy), lse(device_, lse_copy);
   Gradients& g = out.gradients;
   const std::pair<HostTensor*, bool> wishes[] = {
       {&g.dq, wanted.dq}, {&g.dk, wanted.dk}, {&g.dv, wanted.dv}, {&g.dbias, wanted.dbias}, {&g.dsink, wanted.dsink}};

@@ -67,6 +67,9 @@ class CaseRunner {
   // Runs `candidate` (null executor: the default one) to its end. The workspace is filled with `garbage` bytes before
   // the call.
   ForwardOutputs run_forward(const std::string& candidate, Executor* executor = nullptr, int garbage = 0xFF) const;
+  // The same after a forward that wrote o and lse.
+  BackwardOutputs run_backward_after(const HostTensor& o, const HostTensor& lse, const std::string& candidate,
+                                     Executor* executor = nullptr, int garbage = 0xFF, const Wanted& wanted = {}) const;
   // o and lse are the reference's, rounded; under Precision::tf32, those of the free choice's forward.
   BackwardOutputs run_backward(const std::string& candidate, Executor* executor = nullptr, int garbage = 0xFF,
                                const Wanted& wanted = {});

@@ -88,8 +88,8 @@ TEST(Compare, BoundHasNoOtherFloor) {
 }
 
 TEST(Compare, FewRowsAreAllowedMore) {
-  EXPECT_EQ(factor_of(1), 8);
-  EXPECT_EQ(factor_of(127), 8);
+  EXPECT_EQ(factor_of(1), 12);
+  EXPECT_EQ(factor_of(127), 12);
   EXPECT_EQ(factor_of(128), 4);
 }
 
