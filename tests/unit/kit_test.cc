@@ -201,7 +201,6 @@ INSTANTIATE_TEST_SUITE_P(
                 [](CaseData& d) {
                   for (std::int64_t h = 0; h < d.sink.elements(); ++h) d.sink.set(h, -1e30);
                 },
-                true,
                 true},
         Mistake{"another_dropout_mask", "feature_dropout", [](auto& c) { c.dropout = 0.21f; }},
         Mistake{"one_mask_bit",
