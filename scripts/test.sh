@@ -99,7 +99,7 @@ step hand_overs "machine code of Hopper's kernels: no memory is given back while
 step consumer "users' projects: find_package, pkg-config, add_subdirectory" scripts/test_consumer.sh
 step sanitize "the C++ tests under the address and undefined-behaviour sanitizers" sanitize
 step fuzz "fuzzers of files, arguments and low-bit weights, a minute" fuzz
-step neon "NEON kernels over the case table, under an emulator" scripts/test_neon.sh
+step neon "NEON kernels over the smaller cases of the table, under an emulator" scripts/test_neon.sh
 step package "pip install of the package" package
 step tables "tables of the pages are what the library and the results files say" tables
 

@@ -1,6 +1,7 @@
-// Every candidate on the NEON target over the case table, forward and backward, and every format and rule of low-bit
-// weights and linear layers over them, without a test framework: one line for each failure and a total. Exit status 1
-// if anything failed or nothing ran. With an argument, the results go to that file in the form of `heddle check
+// Every candidate on the NEON target over the smaller cases of the table, forward and backward, and every format and
+// rule of low-bit weights and linear layers over them, without a test framework: one line for each failure and a total.
+// Exit status 1 if anything failed or nothing ran. With an argument, the results go to that file in the form of `heddle
+// check
 // --json`.
 #include <cstdio>
 #include <exception>
@@ -86,6 +87,13 @@ int failed_layers(int* checks) {
   return failures;
 }
 
+// Products of a case's forward. Larger ones repeat what smaller ones do, more often: they are left to the targets that
+// need no emulator, and take three quarters of the time.
+bool is_small(const heddle::kit::AttentionCase& c) {
+  constexpr std::int64_t kMostProducts = std::int64_t{1} << 25;
+  return c.B * c.H * c.Sq * c.Sk * (c.D + c.Dv) <= kMostProducts;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -105,7 +113,12 @@ int main(int argc, char** argv) {
       std::printf("%s", result.message().c_str());
     }
   };
+  int left_out = 0;
   for (const kit::AttentionCase& spec : kit::attention_cases()) {
+    if (!is_small(spec)) {
+      ++left_out;
+      continue;
+    }
     try {
       kit::CaseRunner runner(spec);
       check(runner, Pass::forward);
@@ -118,8 +131,8 @@ int main(int argc, char** argv) {
   int quantisations = 0, layers = 0;
   failures += failed_quantisations(&quantisations);
   failures += failed_layers(&layers);
-  std::printf("neon: %zu checks, %d quantisations and %d linear layers, %d failed\n", results.size(), quantisations,
-              layers, failures);
+  std::printf("neon: %zu checks, %d quantisations and %d linear layers, %d failed; %d large cases left out\n",
+              results.size(), quantisations, layers, failures, left_out);
   if (argc > 1) std::ofstream(argv[1]) << nlohmann::json({{"results", results}}).dump(1) << '\n';
   return failures == 0 && !results.empty() ? 0 : 1;
 }
