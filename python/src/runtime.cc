@@ -26,7 +26,8 @@ void bind_runtime(nb::module_& module) {
   module.def(
       "raise_bad_index", [](std::uintptr_t stream) { raise(poll_error(reinterpret_cast<void*>(stream))); },
       nb::arg("stream"));
-  module.def("raise_bad_indices", [](int gpu) { raise(cuda::take_bad_indices(gpu)); }, nb::arg("gpu"));
+  module.def(
+      "raise_bad_indices", [](int gpu) { raise(cuda::take_bad_indices(gpu)); }, nb::arg("gpu"));
   module.def("num_threads", &num_threads, nb::call_guard<nb::gil_scoped_release>());
   module.def("set_num_threads", &set_num_threads, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>());
   module.def("cpu_target", &cpu_target);

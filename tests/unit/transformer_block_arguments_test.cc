@@ -208,8 +208,7 @@ TEST_F(TransformerBlockCall, Tensors) {
 }
 
 TEST_F(TransformerBlockCall, Lengths) {
-  EXPECT_EQ(refused(std::vector<std::int32_t>{1, 12}),
-            "[transformer_block] cu_seqlens[0] is 1: it must be 0");
+  EXPECT_EQ(refused(std::vector<std::int32_t>{1, 12}), "[transformer_block] cu_seqlens[0] is 1: it must be 0");
   EXPECT_EQ(refused(std::vector<std::int32_t>{0, 9, 7, 12}),
             "[transformer_block] cu_seqlens decreases from 9 to 7 at entry 2: it must never decrease");
   EXPECT_EQ(refused(std::vector<std::int32_t>{0, 11}),
