@@ -148,7 +148,7 @@ TEST(LinearRule, AMisplacedScaleIsRefused) {
 // Small tensors, whose e is the largest of few samples. HEDDLE_SEEDS=1000 takes some minutes more: docs/numerics.md.
 TEST(Rule, RefusesNoKernelForItsNumbers) {
   const char* asked = std::getenv("HEDDLE_SEEDS");
-  const int seeds = asked != nullptr ? std::atoi(asked) : 3;
+  const int seeds = asked != nullptr ? std::atoi(asked) : 1;
   ASSERT_GT(seeds, 0);
   constexpr double kSmall = 2e5;  // products of a head size's numbers
   std::int64_t checks = 0, refused = 0;
