@@ -73,7 +73,7 @@ Output encode(const Encoder& encoder, const Input& input, Executor* executor = n
 
 class EncoderAccuracy : public testing::TestWithParam<std::tuple<DType, std::string>> {};
 
-// As everywhere: at most twice the error of the plain computation in the same dtype.
+// At most twice the error of the plain computation in the same dtype.
 TEST_P(EncoderAccuracy, StaysWithinTwiceThePlainError) {
   const auto [dtype, method] = GetParam();
   const ModelFolder folder(kSmall);
