@@ -4,8 +4,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
+# Folders as deep as the release build's: the compiler's cache then has their objects.
 build=$root/build/consumer
-rm -rf "$build"
+rm -rf "$build" "$build"-*
 options=(-G Ninja -DCMAKE_BUILD_TYPE=Release)
 if command -v ccache >/dev/null; then options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
 
@@ -13,18 +14,18 @@ if command -v ccache >/dev/null; then options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=cc
 consume() {
   local name=$1
   shift
-  cmake -S tests/consumer -B "$build/$name" "${options[@]}" "$@" >"$build/$name.log"
-  cmake --build "$build/$name" >>"$build/$name.log" || { cat "$build/$name.log"; exit 1; }
-  echo "$name: $("$build/$name/consumer")"
+  cmake -S tests/consumer -B "$build-$name" "${options[@]}" "$@" >"$build/$name.log"
+  cmake --build "$build-$name" >>"$build/$name.log" || { cat "$build/$name.log"; exit 1; }
+  echo "$name: $("$build-$name/consumer")"
 }
 
 mkdir -p "$build"
 for kind in static shared; do
   shared=$([[ $kind == shared ]] && echo ON || echo OFF)
-  cmake -S . -B "$build/heddle-$kind" "${options[@]}" -DBUILD_SHARED_LIBS=$shared \
+  cmake -S . -B "$build-heddle-$kind" "${options[@]}" -DBUILD_SHARED_LIBS=$shared \
     -DHEDDLE_BUILD_TESTS=OFF -DHEDDLE_BUILD_CLI=OFF -DHEDDLE_BUILD_BENCH=OFF -DHEDDLE_BUILD_EXAMPLES=OFF -DHEDDLE_EMU128=OFF >"$build/$kind.log"
-  cmake --build "$build/heddle-$kind" >>"$build/$kind.log" || { cat "$build/$kind.log"; exit 1; }
-  cmake --install "$build/heddle-$kind" --prefix "$build/first-$kind" >/dev/null
+  cmake --build "$build-heddle-$kind" >>"$build/$kind.log" || { cat "$build/$kind.log"; exit 1; }
+  cmake --install "$build-heddle-$kind" --prefix "$build/first-$kind" >/dev/null
   mv "$build/first-$kind" "$build/prefix-$kind"
   if grep -rIl -e "$root" "$build/prefix-$kind"; then
     echo "these installed files name the source folder" >&2
@@ -49,6 +50,6 @@ consume add_subdirectory -DHEDDLE_SOURCE="$root" -DHEDDLE_BUILD_TESTS=OFF -DHEDD
 
 # There a kernel's compiler is started by Heddle's launcher alone: no ccache is the user's choice.
 kernel=heddle/src/CMakeFiles/heddle.dir/cuda/any/attention_bwd_rows/launch.cu.o
-cmake -S tests/consumer -B "$build/cuda" -G Ninja -DHEDDLE_SOURCE="$root" -DHEDDLE_CUDA=ON >"$build/cuda.log"
-cmake --build "$build/cuda" --target "$kernel" >>"$build/cuda.log" || { cat "$build/cuda.log"; exit 1; }
+cmake -S tests/consumer -B "$build-cuda" -G Ninja -DHEDDLE_SOURCE="$root" -DHEDDLE_CUDA=ON >"$build/cuda.log"
+cmake --build "$build-cuda" --target "$kernel" >>"$build/cuda.log" || { cat "$build/cuda.log"; exit 1; }
 echo "add_subdirectory with GPU kernels: compiles"

@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 heddle = pytest.importorskip("heddle")
+import torch._dynamo  # noqa: E402, F401  # which torch imports when it first needs it: not while parts of torch are replaced
 from torch.overrides import TorchFunctionMode  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
