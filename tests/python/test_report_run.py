@@ -38,7 +38,12 @@ def test_the_build_takes_nothing_from_the_budget(tmp_path, given):
 
 def test_make_demo_hands_on_accuracy_and_budget():
     asked = subprocess.run(
-        ["make", "-n", "demo", "BUDGET=30", "ACCURACY=1e-4"], cwd=ROOT, capture_output=True, text=True, check=True
+        # These tests run under `make test`, where make says which folders it enters.
+        ["make", "-n", "--no-print-directory", "demo", "BUDGET=30", "ACCURACY=1e-4"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     assert asked[0] == "scripts/demo.sh"
     options = arguments(asked[1:])
