@@ -19,6 +19,7 @@ from collections.abc import Callable
 ROUNDS = 3
 PAUSE = 0.04  # seconds before each round
 FEWEST, MOST = 3, 40  # calls in a row
+QUEUED = 400  # launches of graphs in a row: a stream takes no more than some hundreds before the host must wait
 SAMPLE_MS = 20.0  # what the calls in a row shall take together
 HOST_SECONDS = 0.05  # what a round of host_milliseconds shall take
 WARM_CALLS, WARM_SECONDS = 50, 0.2  # before host_milliseconds counts
@@ -79,9 +80,9 @@ class Contender:
     prepare: Callable = lambda: None
 
 
-def in_a_row(milliseconds: float) -> int:
-    """How many times what takes so long is queued between two events."""
-    return max(FEWEST, min(MOST, math.ceil(SAMPLE_MS / max(milliseconds, 1e-6))))
+def in_a_row(milliseconds: float, calls: int = 1) -> int:
+    """How many times what takes so long, and is a graph of so many calls, is queued between two events."""
+    return max(FEWEST, min(MOST, QUEUED // calls, math.ceil(SAMPLE_MS / max(milliseconds, 1e-6))))
 
 
 def sleep_seconds(host_seconds: float, count: int) -> float:
@@ -128,7 +129,7 @@ class _Timed:
             contender.call()
         self.host_seconds = (device.host_seconds() - begun) / FEWEST
         device.synchronize()
-        self.count = in_a_row(_sample(device, contender.call, FEWEST, self.host_seconds))
+        self.count = in_a_row(_sample(device, contender.call, FEWEST, self.host_seconds), contender.calls)
 
     def round(self):
         self.contender.prepare()

@@ -207,6 +207,36 @@ TEST(GpuStreams, TwoThreadsOnTwoStreams) {
   EXPECT_TRUE(second_same) << "another thread's calls change the bits";
 }
 
+// Calls of one kernel that need different amounts of shared memory: what one thread asks for, another relies on.
+TEST(GpuStreams, TwoThreadsLaunchOneKernelWithOtherMemory) {
+  const auto decode = [](std::int64_t rows, std::int64_t group) {
+    AttentionCase spec{.B = 8, .H = 4 * group, .Hkv = 4, .Sq = rows, .Sk = 300, .D = 128, .Dv = 128};
+    spec.name = text("decode_of_", rows * group, "_rows");
+    spec.dtype = DType::bf16;
+    return spec;
+  };
+  DeviceCase few(decode(1, 1)), many(decode(4, 4));
+  for (const std::string& candidate : few.runner.candidates(Pass::forward)) {
+    SCOPED_TRACE(candidate);
+    std::string failure[2];
+    const auto launch_often = [&](DeviceCase& at, std::string& failed) {
+      at.call.options.force = candidate;
+      const DeviceStream stream;
+      const DeviceMemory memory(at.call.workspace(), 0xFF);
+      try {
+        for (int n = 0; n < 5000; ++n) at.call.launch(stream, memory);
+      } catch (const RuntimeError& error) {
+        failed = error.what();
+      }
+      stream.synchronize();
+    };
+    std::thread other([&] { launch_often(many, failure[1]); });
+    launch_often(few, failure[0]);
+    other.join();
+    EXPECT_EQ(failure[0] + failure[1], "");
+  }
+}
+
 // A captured call is one: replayed on other data in the same memory, it gives what a call gives.
 TEST(GpuGraph, CaptureAndReplay) {
   for (const AttentionCase& spec : {large(300, 4, 128, Causal::none), large(2200, 4, 64, Causal::bottom_right)}) {

@@ -288,6 +288,11 @@ const CaseRunner::BackwardAnswer& CaseRunner::backward_answer() {
                        data_.new_o(), data_.new_lse()});
     fill(backward_->o, forward.o);
     fill(backward_->lse, forward.lse);
+    if (device_ == Device::cuda) {
+      // Products of f32 are those of two numbers of 11 bits each: a term is known to 22 bits, not 24.
+      backward_->plain.dq.largest_term *= 4;
+      backward_->plain.dk.largest_term *= 4;
+    }
   }
   return *backward_;
 }

@@ -64,6 +64,11 @@ def test_as_many_calls_in_a_row_as_make_a_sample(milliseconds, count):
     assert timing.in_a_row(milliseconds) == count
 
 
+def test_graphs_do_not_fill_the_stream():
+    assert timing.in_a_row(0.1, 20) == timing.QUEUED // 20 < timing.in_a_row(0.1)
+    assert timing.in_a_row(0.1, 1000) == timing.FEWEST
+
+
 def test_the_gpu_sleeps_longer_than_the_host_needs():
     assert timing.sleep_seconds(50e-6, 40) == pytest.approx(timing.MARGIN * 40 * 50e-6)
     assert timing.sleep_seconds(1e-9, 3) == timing.LEAST_SLEEP
@@ -81,7 +86,7 @@ def test_what_counts_is_the_gpu_time_whatever_the_host_needs():
 def test_a_graph_counts_its_calls():
     device = Device()
     found, calls = timing.race({"graph": device.contender("g", 200e-6, calls=20)}, device)
-    assert found["graph"] == [pytest.approx(0.01)] * 3 and calls["graph"] == 800
+    assert found["graph"] == [pytest.approx(0.01)] * 3 and calls["graph"] == timing.QUEUED
 
 
 def test_a_sleep_that_was_too_short_is_taken_again_longer():

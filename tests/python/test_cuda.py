@@ -97,7 +97,7 @@ def test_int8_qk_is_asked_for_and_forward_only():
     assert heddle.explain(q, k, v).chosen.name != "sm80_int8"
     with pytest.raises(ValueError, match="sm80_int8: it has no softcap"):
         heddle.attention(q, k, v, precision="int8_qk", softcap=3.0)
-    with pytest.raises(ValueError, match="sm80_int8: it multiplies q and k in 8 bits, which precision int8_qk asks for"):
+    with pytest.raises(ValueError, match="force is 'sm80_int8', .* it multiplies q and k in 8 bits, which precision int8_qk asks for"):
         heddle.attention(q, k, v, force="sm80_int8")
     with pytest.raises(ValueError, match="precision is int8_qk, which has no backward"):
         heddle.attention(q.requires_grad_(), k, v, precision="int8_qk").sum().backward()

@@ -167,7 +167,9 @@ class AttentionCall : public Subject {
     }
     if (s.lengths) {
       std::vector<std::int32_t> used;
-      for (int b = 0; b < s.B; ++b) used.push_back(s.Sk - static_cast<int>(random() % static_cast<unsigned>(s.Sk / 2)));
+      // The last row of q, which may stand behind the last new key, has a place in the tables of rotary angles.
+      const int most = s.Sk - (s.appends ? std::max(s.Sq - AppendedRows::kNew, 0) : 0);
+      for (int b = 0; b < s.B; ++b) used.push_back(most - static_cast<int>(random() % static_cast<unsigned>(s.Sk / 2)));
       options.seqused_k = upload(used, DType::i32, {s.B});
       used_keys = options.seqused_k;
       if (s.appends) {  // lengths before the append

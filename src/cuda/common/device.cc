@@ -73,14 +73,16 @@ const DeviceProperties& current_device() {
   return devices[ordinal];
 }
 
-bool can_wait_for_previous_grid(const void* kernel) {
+const KernelFacts& facts_of(const void* kernel) {
   constexpr int kFirst = 90;
-  thread_local std::map<std::pair<int, const void*>, bool> known;
-  const std::pair key(current_device().ordinal, kernel);
+  thread_local std::map<std::pair<int, const void*>, KernelFacts> known;
+  const DeviceProperties& device = current_device();
+  const std::pair key(device.ordinal, kernel);
   if (const auto at = known.find(key); at != known.end()) return at->second;
   cudaFuncAttributes attributes{};
   check(cudaFuncGetAttributes(&attributes, kernel), "function attributes");
-  return known[key] = attributes.ptxVersion >= kFirst;
+  return known[key] = {.waits_for_previous_grid = attributes.ptxVersion >= kFirst,
+                       .most_dynamic_memory = device.shared_memory - static_cast<int>(attributes.sharedSizeBytes)};
 }
 
 void check(cudaError_t status, std::string_view what) {

@@ -28,10 +28,16 @@ struct DeviceProperties {
 // Of the current device, asked once for each. major is 0 if there is no usable GPU; nothing is thrown then.
 const DeviceProperties& current_device();
 
-// Whether the code that the current device runs of a kernel can wait for the grid before it: code of compute_90 and
-// later. That of an older architecture has no such instruction (overlap.cuh), and a newer GPU runs it all the same.
+// What starting a kernel on the current device has to know of it.
+struct KernelFacts {
+  // Whether its code can wait for the grid before it: code of compute_90 and later. That of an older architecture has
+  // no such instruction (overlap.cuh), and a newer GPU runs it all the same.
+  bool waits_for_previous_grid = false;
+  int most_dynamic_memory = 0;  // bytes of shared memory that a block may have beside its static ones
+};
+
 // Asked once by each thread, for each device.
-bool can_wait_for_previous_grid(const void* kernel);
+const KernelFacts& facts_of(const void* kernel);
 
 // Throws RuntimeError "[what] CUDA: ..." unless `status` is success.
 void check(cudaError_t status, std::string_view what);

@@ -29,7 +29,8 @@ struct PreparedLaunch {
     config.dynamicSmemBytes = grid.shared_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    if (grid.overlaps && can_wait_for_previous_grid(reinterpret_cast<const void*>(kernel))) {
+    const KernelFacts& facts = facts_of(reinterpret_cast<const void*>(kernel));
+    if (grid.overlaps && facts.waits_for_previous_grid) {
       cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
       attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
       attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -39,12 +40,13 @@ struct PreparedLaunch {
       attribute.id = cudaLaunchAttributeClusterDimension;
       attribute.val.clusterDim = {grid.cluster, 1, 1};
     }
-    // More than 48 KB, static memory included, and clusters of more than 8 must be asked for, on each device; asking
-    // again is harmless and takes well under a microsecond.
-    const auto set = [&](cudaFuncAttribute attribute, std::size_t value) {
-      check(cudaFuncSetAttribute(kernel, attribute, static_cast<int>(value)), operation);
+    // More than 48 KB, static memory included, and clusters of more than 8 must be allowed, on each device; that takes
+    // well under a microsecond. What is allowed belongs to the kernel, not to the launch, and another thread may be
+    // launching it with other memory: so all allow the same, the most there is.
+    const auto set = [&](cudaFuncAttribute attribute, int value) {
+      check(cudaFuncSetAttribute(kernel, attribute, value), operation);
     };
-    if (grid.shared_bytes > 0) set(cudaFuncAttributeMaxDynamicSharedMemorySize, grid.shared_bytes);
+    if (grid.shared_bytes > 0) set(cudaFuncAttributeMaxDynamicSharedMemorySize, facts.most_dynamic_memory);
     if (grid.cluster > kPortableCluster) set(cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
   PreparedLaunch(const PreparedLaunch&) = delete;  // config points to attributes
