@@ -23,7 +23,8 @@ namespace heddle::kit {
 // Over 1000 seeds, kernels came to 10.4 e where few rows attend anything: e is then the largest of few samples.
 constexpr double kFactor = 4, kFactorOfFewRows = 12;
 constexpr std::int64_t kFewRows = 128;
-// Precision::int8_qk: e is the error of the codes, which a kernel has in common with the plain computation.
+// Precision::int8_qk: e is the error of the codes, which a kernel has in common with the plain computation. Where it is
+// that of rounding, a kernel may be off by 4 of it as elsewhere.
 constexpr double kFactorOfCodes = 2;
 
 // `rows`: how many results were summed independently of each other.
