@@ -30,6 +30,7 @@ struct AttentionForwardKernel {
   std::size_t (*workspace)(const AttentionProblem&, int workers);
   void (*launch)(const AttentionProblem&, const Runtime&);  // runtime.executor and workspace are set and large enough
   unsigned extras = 0;                                      // set of Extra
+  bool for_decode = false;                                  // takes few queries a sequence only
 };
 
 struct AttentionBackwardKernel {

@@ -3,7 +3,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <span>
+#include <utility>
 
 #include "core/candidate.h"
 #include "cpu/attention.h"
@@ -95,19 +97,45 @@ template <class Problem>
   std::abort();  // not reached: require() throws
 }
 
+// Calls of up to so many queries a sequence are decode, and may be chosen for by their batch.
+constexpr std::int64_t kMostDecodeQueries = 16;
+
+bool sees_batch(const AttentionProblem& p) { return p.Sq <= kMostDecodeQueries && !p.batch_invariant; }
+bool sees_batch(const AttentionBackwardProblem&) { return false; }
+
+// What estimates are asked for when candidates are compared. Two candidates give a row different bits, so where these
+// may not depend on the row's neighbours the choice does not either: the batch is one that keeps any GPU busy, and the
+// longest of packed sequences as long as any other.
+template <class Problem>
+Problem as_compared(const Problem& problem) {
+  constexpr std::int64_t kBatch = 1024, kPackedLength = 4096;
+  Problem p = problem;
+  p.B = kBatch;
+  if (p.cu_seqlens_q && p.Sq > 0) p.Sq = kPackedLength;
+  if (p.cu_seqlens_k && p.Sk > 0) p.Sk = kPackedLength;
+  return p;
+}
+
+// Whether `kernel` is for when no other serves: decode kernels take no sequence that packs with a long one.
+bool comes_last(const AttentionForwardKernel& kernel, const AttentionProblem& p) {
+  return kernel.for_decode && p.cu_seqlens_q && !sees_batch(p);
+}
+bool comes_last(const AttentionBackwardKernel&, const AttentionBackwardProblem&) { return false; }
+
 // Null: none can serve the call.
 template <class Problem>
 auto find(const Problem& problem, Device device, const Wish& wish, int workers) {
   const auto kernels = candidates(&problem);
+  const std::optional<Problem> compared = sees_batch(problem) ? std::nullopt : std::optional(as_compared(problem));
   std::remove_cvref_t<decltype(kernels[0])> best = nullptr;
-  double best_seconds = 0;
+  std::pair<bool, double> best_rank;  // the smallest is best
   for (const auto* kernel : kernels) {
     if (kernel->device != device) continue;  // as refusal(), with less ado
     if (!refusal(*kernel, problem, device, wish).empty()) continue;
-    const double seconds = kernel->estimate(problem, workers);
-    if (best == nullptr || seconds < best_seconds) {
+    const std::pair rank(comes_last(*kernel, problem), kernel->estimate(compared ? *compared : problem, workers));
+    if (best == nullptr || rank < best_rank) {
       best = kernel;
-      best_seconds = seconds;
+      best_rank = rank;
     }
   }
   return best;
@@ -137,7 +165,7 @@ void validate(const char* operation, const AttentionProblem& problem, const Runt
 template <class Problem>
 std::vector<Candidate> explain(const Problem& problem, Device device, const Wish& wish, int workers) {
   std::vector<Candidate> list;
-  std::size_t best = 0;
+  const auto best = find(problem, device, wish, workers);
   for (const auto* kernel : candidates(&problem)) {
     Candidate candidate;
     candidate.name = kernel->name;
@@ -149,11 +177,9 @@ std::vector<Candidate> explain(const Problem& problem, Device device, const Wish
       candidate.seconds = kernel->estimate(problem, workers);
       candidate.workspace = kernel->workspace(problem, workers);
     }
+    candidate.chosen = kernel == best;
     list.push_back(candidate);
-    const bool eligible = list.back().reason.empty();
-    if (eligible && (best == 0 || candidate.seconds < list[best - 1].seconds)) best = list.size();
   }
-  if (best > 0) list[best - 1].chosen = true;
   return list;
 }
 

@@ -158,6 +158,46 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuBatchInvariance,
                                            "feature_packed_causal_f32", "feature_paged_64_f32"),
                          [](const auto& info) { return std::string(info.param); });
 
+// What a call gets by itself: on both sides of where tiles and candidates change, by length and by the work of a batch.
+struct Unforced {
+  std::int64_t B, Hkv, Sq, Sk, D;
+  bool packed, batch_invariant;
+};
+
+TEST(GpuBatchInvariance, SequencesAloneByThemselves) {
+  for (const Unforced& x : {Unforced{4, 2, 2600, 2600, 64, true, false}, Unforced{3, 2, 1300, 1300, 64, true, false},
+                            Unforced{4, 2, 700, 700, 128, true, false}, Unforced{3, 1, 200, 200, 256, true, false},
+                            Unforced{40, 4, 17, 300, 64, false, false}, Unforced{40, 1, 33, 300, 128, false, false},
+                            Unforced{70, 4, 64, 520, 128, false, false}, Unforced{9, 4, 129, 260, 96, false, false},
+                            Unforced{40, 2, 1, 3000, 128, false, true}, Unforced{40, 4, 8, 600, 64, false, true},
+                            Unforced{3, 2, 16, 16, 128, true, true}, Unforced{3, 2, 60, 60, 128, true, true}}) {
+    for (const Causal causal : {Causal::none, Causal::bottom_right}) {
+      AttentionCase spec{.B = x.B, .H = 4, .Hkv = x.Hkv, .Sq = x.Sq, .Sk = x.Sk, .D = x.D, .Dv = x.D};
+      spec.name = text("B", x.B, "_s", x.Sq, "_of_", x.Sk, "_d", x.D, x.packed ? "_packed" : "");
+      spec.dtype = DType::bf16;
+      spec.causal = causal;
+      spec.packed_q = spec.packed_k = x.packed;
+      SCOPED_TRACE(spec.name);
+      DeviceCase at(spec);
+      at.call.options.batch_invariant = x.batch_invariant;
+      at.poison();
+      at.call.run();
+      const ForwardOutputs together = at.read();
+      at.poison();
+      for (std::int64_t b = 0; b < spec.B; ++b) {
+        std::vector<DeviceTensor> held;
+        DeviceCall call = alone(at, b, held);
+        // Its own length, as a caller would say it; but a prefill's, since decode promises bits only when asked to.
+        const std::int64_t least = x.batch_invariant ? 1 : 17;
+        call.options.max_seqlen_q = x.packed ? std::max(call.q.shape[0], least) : 0;
+        call.options.max_seqlen_k = x.packed ? std::max(call.k.shape[0], least) : 0;
+        call.run();
+      }
+      EXPECT_TRUE(same_bits(together, at.read())) << "a sequence alone has other bits";
+    }
+  }
+}
+
 // More sequences and more heads fill the GPU otherwise; no row may notice.
 TEST(GpuBatchInvariance, CopiesInABatch) {
   AttentionCase spec = large(700, 4, 64, Causal::bottom_right);

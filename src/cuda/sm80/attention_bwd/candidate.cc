@@ -44,8 +44,10 @@ const Variant& variant_for(const AttentionProblem& p) {
   const auto fits = [](const Variant& v) {
     return v.shared_bytes <= static_cast<std::size_t>(current_device().shared_memory);
   };
-  // Rows up to the smaller tile would leave half of the larger one idle.
-  if (plain && fits(variants.large) && p.Sq > variants.plain.tile_q) return variants.large;
+  // Rows up to the smaller tile would leave half of the larger one idle. Of packed sequences only the longest is known,
+  // and what a sequence gets must not follow from it.
+  const bool long_rows = p.Sq > variants.plain.tile_q || p.cu_seqlens_q != nullptr;
+  if (plain && fits(variants.large) && long_rows) return variants.large;
   if (plain && fits(variants.plain)) return variants.plain;
   return fits(variants.options) ? variants.options : variants.everywhere;
 }

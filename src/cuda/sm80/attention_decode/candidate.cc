@@ -149,6 +149,7 @@ const AttentionForwardKernel kSm80AttentionDecode = {
     .workspace = workspace,
     .launch = launch,
     .extras = kE4m3 | kDraftMask | kAppend | kInt4,
+    .for_decode = true,
 };
 
 }  // namespace heddle::cuda

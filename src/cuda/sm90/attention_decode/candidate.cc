@@ -264,6 +264,7 @@ const AttentionForwardKernel kSm90AttentionDecode = {
     .workspace = workspace,
     .launch = launch,
     .extras = heddle::kE4m3 | kDraftMask | kAppend,
+    .for_decode = true,
 };
 
 }  // namespace heddle::cuda
