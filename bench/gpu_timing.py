@@ -203,4 +203,8 @@ def graph(call: Callable, rotations: int, prepare: Callable = lambda: None) -> C
     with torch.cuda.graph(captured):
         for n in range(count):
             one(n % rotations)
-    return Contender(captured.replay, count)
+
+    def replay(inputs=call):  # which the graph reads, and nobody else may hold
+        captured.replay()
+
+    return Contender(replay, count)

@@ -2,83 +2,15 @@
 // doubles give, forward and backward. Nothing overflows, and a row in which every key has it is the mean that is left.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
 #include <string>
-#include <vector>
 
-#include "core/dtypes.h"
-#include "heddle/attention.h"
 #include "kernels/candidates.h"
-#include "kit/host_tensor.h"
+#include "kit/extreme_bias.h"
 
 namespace heddle::kit {
 namespace {
 
-struct Size {
-  const char* name;
-  std::int64_t rows, keys;
-};
-
-double largest(DType dtype) {
-  if (dtype == DType::f16) return 65504.0;
-  return dtype == DType::bf16 ? 3.3895313892515355e38 : std::numeric_limits<float>::max();
-}
-
-// Every eighth row is of one kind. `end`: the largest finite number of the bias.
-double bias_at(std::int64_t i, std::int64_t j, double end) {
-  const double small = std::sin(static_cast<double>(3 * i + 7 * j));
-  switch (i % 8) {
-    case 0:  // no key is wanted, as of a row of padding
-      return -end;
-    case 1:  // one key outweighs all
-      return j == 37 ? end : small;
-    case 2:  // most keys are padding
-      return j % 5 != 0 ? -end : small;
-    case 3:  // two kinds of unwanted, one less so
-      return j % 2 == 0 ? -end : -0.875 * end;
-    case 4:  // everything as large as can be
-      return end;
-    case 5:  // from end to end
-      return j % 3 == 0 ? end : -end;
-    case 6:  // keys of the first blocks are unwanted, then one is there
-      return j < 200 ? -end : small;
-    default:
-      return small;
-  }
-}
-
-struct Call {
-  HostTensor q, k, v, d_o, bias, sink;
-  AttentionOptions options;
-
-  Call(const Size& size, DType dtype, DType bias_dtype, bool with_sink) {
-    const std::int64_t heads = 2, width = 24;
-    const auto fill = [](HostTensor& x, double step) {
-      for (std::int64_t n = 0; n < x.elements(); ++n) x.set(n, std::sin(static_cast<double>(n) * step));
-    };
-    q = HostTensor::input(dtype, {1, size.rows, heads, width});
-    k = HostTensor::input(dtype, {1, size.keys, 1, width});
-    v = HostTensor::input(dtype, {1, size.keys, 1, width});
-    d_o = HostTensor::input(dtype, {1, size.rows, heads, width});
-    fill(q, 0.37);
-    fill(k, 0.73);
-    fill(v, 0.19);
-    fill(d_o, 0.51);
-    bias = HostTensor::input(bias_dtype, {1, 1, size.rows, size.keys});
-    for (std::int64_t n = 0; n < bias.elements(); ++n) {
-      bias.set(n, bias_at(n / size.keys, n % size.keys, largest(bias_dtype)));
-    }
-    options.bias = bias.view();
-    if (with_sink) {
-      sink = HostTensor::input(DType::f32, {heads});
-      sink.set(0, 0.5);
-      sink.set(1, -std::numeric_limits<float>::max());
-      options.sink = sink.view();
-    }
-  }
-};
+using namespace extreme_bias;
 
 struct Results {
   HostTensor o, lse, dq, dk, dv, dbias;
@@ -113,27 +45,6 @@ void backward(const Call& call, const std::string& candidate, Results& r) {
       buffer.get(attention_backward_workspace(call.q.view(), call.k.view(), call.v.view(), gradients, options));
   attention_backward(call.q.view(), call.k.view(), call.v.view(), r.o.view(), r.lse.view(), call.d_o.view(), {},
                      gradients, options, runtime);
-}
-
-// Errors as a share of the largest value of the tensor, beside what float32 leaves of sums of terms near 1; NaN fails.
-void expect_near(const HostTensor& got, const HostTensor& wanted, double tolerance, const std::string& what) {
-  const std::vector<double> x = got.values(), y = wanted.values();
-  double most = 0;
-  for (double value : y) most = std::max(most, std::abs(value));
-  for (std::size_t n = 0; n < x.size(); ++n) {
-    if (!(std::abs(x[n] - y[n]) <= tolerance * most + 1e-6)) {
-      ADD_FAILURE() << what << ", element " << n << ": " << x[n] << ", doubles give " << y[n];
-      return;
-    }
-  }
-}
-
-void expect_lse(const HostTensor& got, const HostTensor& wanted, const std::string& what) {
-  const std::vector<double> x = got.values(), y = wanted.values();
-  for (std::size_t n = 0; n < x.size(); ++n) {
-    EXPECT_TRUE(std::abs(x[n] - y[n]) <= 1e-6 * std::abs(y[n]) + 2e-6)
-        << what << ", row " << n << ": " << x[n] << ", doubles give " << y[n];
-  }
 }
 
 class ExtremeBias : public ::testing::TestWithParam<Size> {};

@@ -95,9 +95,10 @@ const Cost& cost_of(std::string_view name) {
   throw RuntimeError(text("[heddle] there is no cost of '", name, "'"));
 }
 
-double few_rows_seconds(const AttentionProblem& p, const Cost& cost, const Cost& decode, double tiles, int tile_rows) {
+double tiles_seconds(const AttentionProblem& p, const Cost& cost, const Cost& decode, double tiles, int tile_rows) {
   constexpr double kShareOfDecode = 0.95;  // of its bandwidth; measured at 64 sequences of 8192 keys, 8 to 128 rows
   const double multiprocessors = std::max(current_device().multiprocessors, 1);
+  if (p.Sq == 0) return cost.fixed;
   const double keys = attended_pairs(p) / static_cast<double>(p.Sq), width = static_cast<double>(p.D + p.Dv);
   const double tile = 2 * width * keys * tile_rows;
   const double bytes = static_cast<double>(p.B * p.Hkv) * keys * width * static_cast<double>(size_of(p.k.dtype));

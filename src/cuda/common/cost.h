@@ -27,9 +27,8 @@ const CostTable& measured_costs();
 // if it was made on such a GPU as the current one for this version. Throws Error if that file is none of `heddle tune`.
 const Cost& cost_of(std::string_view line);
 
-// Seconds of a kernel with tiles of rows where a sequence has too few for one: each of the `tiles` takes as long as one
-// of all its `tile_rows`, and one multiprocessor after the other reads all its keys. They come no faster than to a
-// kernel for few rows, whose cost is `decode`.
-double few_rows_seconds(const AttentionProblem& p, const Cost& cost, const Cost& decode, double tiles, int tile_rows);
+// Seconds of a forward with tiles of rows: each of the `tiles` takes as long as one of all its `tile_rows`, as many at
+// a time as there are multiprocessors. Keys come no faster than to a kernel for few rows, whose cost is `decode`.
+double tiles_seconds(const AttentionProblem& p, const Cost& cost, const Cost& decode, double tiles, int tile_rows);
 
 }  // namespace heddle::cuda

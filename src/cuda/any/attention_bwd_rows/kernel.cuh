@@ -4,7 +4,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/any/attention_bwd_rows/large_rows.cuh"
 #include "cuda/any/attention_bwd_rows/params.h"
+#include "cuda/any/options.cuh"
 #include "cuda/common/overlap.cuh"
 
 namespace heddle::cuda::any::attention_bwd_rows {
@@ -58,6 +60,42 @@ __device__ inline void add_pieces(const AttentionBackwardProblem& p, const T* o,
 
 // Whether all of a row's denominator came from the sink. lse was then computed from the sink, and rounded.
 __device__ inline bool is_sink(float lse, float sink) { return fabsf(lse - sink) <= 0x1p-22f * fabsf(sink); }
+
+// The largest logit of a row, and the sum of exp(logit - largest), the sink's included.
+struct Denominator {
+  float largest = -INFINITY, sum = 0.0f;
+
+  __device__ void add(float largest_of_others, float sum_of_others) {
+    const float top = fmaxf(largest, largest_of_others);
+    if (top == -INFINITY) return;
+    sum = sum * expf(largest - top) + sum_of_others * expf(largest_of_others - top);
+    largest = top;
+  }
+};
+
+// Of row i, as the definition reads. The whole warp.
+template <class T>
+__device__ Denominator denominator_of(const AttentionBackwardProblem& p, const Sequence& s, std::int64_t b,
+                                      std::int64_t h, std::int64_t i) {
+  const auto [begin, end] = p.key_range(s, i);
+  const std::byte* const q = p.q.at(b, s.q_begin + i, h);
+  Denominator mine;
+#pragma unroll 1
+  for (std::int64_t j = begin + threadIdx.x % 32; j < end; j += 32) {
+    const std::byte* const k = p.key_row(p.k, b, s, j, h / p.G);
+    float product = 0.0f;
+#pragma unroll 1
+    for (std::int64_t d = 0; d < p.D; ++d) product = fmaf(element<T>(p.q, q, d), element<T>(p.k, k, d), product);
+    mine.add(logit<T>(p, s, b, h, i, j, product), 1.0f);
+  }
+#pragma unroll 1
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const float largest = __shfl_xor_sync(0xffffffff, mine.largest, distance);
+    mine.add(largest, __shfl_xor_sync(0xffffffff, mine.sum, distance));
+  }
+  mine.add(sink_of(p, h), 1.0f);
+  return mine;
+}
 
 // A group of lanes has four rows, a block block_rows() neighbouring rows of a head; the heads' blocks of the same rows
 // follow each other, as their rows do in memory.
@@ -124,6 +162,32 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
   params.rows.delta[block_at + group_row + lane] = delta;
 }
 
+// What rows_kernel could not say of rows with a large lse. A thread has a row, but its warp finds the denominators of
+// those that there are, one after the other.
+template <class T>
+__global__ void __launch_bounds__(kThreads) large_rows_kernel(const __grid_constant__ Params params) {
+  let_next_grid_start();
+  const AttentionBackwardProblem& p = params.problem;
+  const unsigned heads = static_cast<unsigned>(p.H), blocks = params.blocks_per_sequence;
+  const unsigned unit = blockIdx.x / heads, h = blockIdx.x - unit * heads, b = unit / blocks;
+  const Sequence s = p.sequence(b);
+  const std::int64_t i = std::int64_t{unit - b * blocks} * kThreads + threadIdx.x;
+  const std::int64_t at = h * rows_per_head(p) + first_row(p, b, s) + i;
+  bool mine = false;
+  if (i < s.sq) {
+    const float lse = fabsf(floats(p.lse)[p.lse.offset(b, h, s.q_begin + i)]);
+    mine = lse >= kLargeLse && lse < INFINITY && params.rows.lse_log2[at] != INFINITY;
+  }
+#pragma unroll 1
+  for (unsigned left = __ballot_sync(0xffffffff, mine); left != 0; left &= left - 1) {
+    const int owner = __ffs(left) - 1;
+    const Denominator d = denominator_of<T>(p, s, b, h, __shfl_sync(0xffffffff, i, owner));
+    if (static_cast<int>(threadIdx.x) % 32 != owner || !(d.sum >= 1.0f)) continue;  // NaN stays what it was
+    params.rows.largest[at] = d.largest;
+    params.rows.lse_log2[at] = mark_of_large_row(log2f(d.sum));
+  }
+}
+
 // dsink[h] = -sum over rows of exp(sink - lse) * delta. One block a head, each thread's rows and the threads' sums in a
 // fixed order.
 __global__ void __launch_bounds__(kSinkThreads) sink_gradient_kernel(const __grid_constant__ Params params) {
@@ -140,7 +204,10 @@ __global__ void __launch_bounds__(kSinkThreads) sink_gradient_kernel(const __gri
     for (std::int64_t i = thread; i < s.sq; i += kSinkThreads) {
       const float lse_log2 = params.rows.lse_log2[from + i];
       if (lse_log2 != INFINITY) {
-        sum = fmaf(exp2f(fmaf(sink, kLog2e, -lse_log2)), -params.rows.delta[from + i], sum);
+        const float exponent = is_large_row(lse_log2)
+                                   ? (sink - params.rows.largest[from + i]) * kLog2e - log2_sum_of_large_row(lse_log2)
+                                   : fmaf(sink, kLog2e, -lse_log2);
+        sum = fmaf(exp2f(exponent), -params.rows.delta[from + i], sum);
       } else if (sink != -INFINITY && p.d_lse.data != nullptr) {
         sum += floats(p.d_lse)[p.d_lse.offset(b, h, s.q_begin + i)];  // lse = sink
       }

@@ -21,6 +21,14 @@ void launch_rows(const AttentionBackwardProblem& p, const Rows& rows, cudaStream
                                               : rows_kernel<__nv_bfloat16>;
   start("attention_backward", kernel, {static_cast<unsigned>(p.B * p.H * params.blocks_per_sequence), kThreads}, stream,
         params);
+  if (rows.largest == nullptr) return;
+  Params of_rows = params;
+  of_rows.blocks_per_sequence = static_cast<unsigned>((p.Sq + kThreads - 1) / kThreads);
+  const auto large = p.dtype == DType::f32   ? large_rows_kernel<float>
+                     : p.dtype == DType::f16 ? large_rows_kernel<__half>
+                                             : large_rows_kernel<__nv_bfloat16>;
+  start("attention_backward", large, {static_cast<unsigned>(p.B * p.H * of_rows.blocks_per_sequence), kThreads}, stream,
+        of_rows);
 }
 
 void launch_sink_gradient(const AttentionBackwardProblem& p, const Rows& rows, cudaStream_t stream) {

@@ -79,12 +79,13 @@ double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
 
 // Where everything lies in the workspace, in bytes from its begin.
 struct Layout {
-  std::int64_t lse_log2 = 0, delta, dq_sums, turns, bytes;
+  std::int64_t lse_log2 = 0, delta, largest, dq_sums, turns, bytes;
 
   Layout(const AttentionBackwardProblem& p, const Variant& v) {
     const std::int64_t rows = p.H * rows_per_head(p), words = sizeof(float);
     delta = lse_log2 + statistics_bytes(p);
-    dq_sums = delta + statistics_bytes(p);
+    largest = delta + statistics_bytes(p);
+    dq_sums = largest + (p.bias ? statistics_bytes(p) : 0);
     turns = dq_sums + (p.dq ? rows * v.head_size * words : 0);
     bytes = turns + turns_bytes(p, v);
   }
@@ -129,6 +130,7 @@ Params params_for(const AttentionBackwardProblem& p, const Variant& v, const any
   params.dv = p.dv;
   params.lse_log2 = rows.lse_log2;
   params.delta = rows.delta;
+  params.largest = rows.largest;
   params.dq_sums = p.dq ? reinterpret_cast<float*>(rows.sums) : nullptr;
   params.rows_per_head = rows_per_head(p);
   params.units = static_cast<int>(p.B * p.Hkv);
@@ -172,6 +174,7 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   const any::attention_bwd_rows::Rows rows = {
       .lse_log2 = reinterpret_cast<float*>(memory + layout.lse_log2),
       .delta = reinterpret_cast<float*>(memory + layout.delta),
+      .largest = p.bias ? reinterpret_cast<float*>(memory + layout.largest) : nullptr,
       .sums = p.dq ? reinterpret_cast<uint4*>(memory + layout.dq_sums) : nullptr,
       .words_per_row = v.head_size / 4,
   };

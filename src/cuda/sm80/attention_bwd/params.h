@@ -9,8 +9,8 @@ namespace heddle::cuda::sm80::attention_bwd {
 struct Params {
   attention_fwd::Params scores;  // as in the forward: all that concerns scores, and q, k and v
   Operand d_o, dq, dk, dv;
-  const float *lse_log2, *delta;  // as attention_bwd_rows wrote them
-  float* dq_sums;                 // [H][rows_per_head][head size of the instantiation], in fragments; null: no dq
+  const float *lse_log2, *delta, *largest;  // as attention_bwd_rows wrote them
+  float* dq_sums;  // [H][rows_per_head][head size of the instantiation], in fragments; null: no dq
   std::int64_t rows_per_head;
   int units;              // B * Hkv
   int k_tiles;            // of the longest sequence

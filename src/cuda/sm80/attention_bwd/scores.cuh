@@ -2,6 +2,7 @@
 // forward's functions; a warp's share is C::Scores.
 #pragma once
 
+#include "cuda/any/attention_bwd_rows/large_rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_bwd/products_16bit.cuh"
@@ -116,8 +117,31 @@ struct Pairs {
     }
   }
 
+  // Rows whose lse does not say what their scores sum to: both become relative to the row's largest score.
+  __device__ void take_large_rows(typename C::Scores::Sums& s) {
+    using namespace any::attention_bwd_rows;
+    bool any = false;
+#pragma unroll
+    for (int g = 0; g < C::Scores::kGroups; ++g) any |= is_large_row(lse[g][0]) || is_large_row(lse[g][1]);
+    if (!__any_sync(0xffffffff, any)) return;
+#pragma unroll
+    for (int g = 0; g < C::Scores::kGroups; ++g) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (!is_large_row(lse[g][r])) continue;
+        const float base = p.largest[w.scores.h * p.rows_per_head + w.stored_row + row + kGroupRows * g + 8 * r];
+        lse[g][r] = log2_sum_of_large_row(lse[g][r]);
+#pragma unroll
+        for (int n = 0; n < C::Scores::kBlocks; ++n) {
+          s[g][n][2 * r] -= base;
+          s[g][n][2 * r + 1] -= base;
+        }
+      }
+    }
+  }
+
   // Raw products to P, without dropout. attended: this lane's word for its keys.
-  __device__ void finish_p(typename C::Scores::Sums& s, std::uint32_t& attended) const {
+  __device__ void finish_p(typename C::Scores::Sums& s, std::uint32_t& attended) {
     using Warp = typename C::WarpScores;
     if constexpr (C::kScoreOptions) attention_fwd::scale_scores<Warp>(p.scores, w.scores, row, key, s);
     if (!whole) attention_fwd::mask_band<Warp>(p.scores, w.scores, row, key, s);
@@ -126,8 +150,9 @@ struct Pairs {
       const bool planes = a.bias.data != nullptr || a.mask.data != nullptr;
       if (planes) attention_fwd::add_planes<Warp>(p.scores, w.scores, whole, row, key, s);
       attended = planes || !whole ? attention_fwd::attended_keys<Warp>(s) : ~0u;
+      if (p.largest != nullptr) take_large_rows(s);
     }
-    const float scale = C::kScoreOptions ? 1.0f : p.scores.scale_log2;
+    const float scale = C::kScoreOptions ? kLog2OfE : p.scores.scale_log2;
     for_each_pair<C>(
         [&](int g, int n, int i) { s[g][n][i] = ptx::exp2_approx(fmaf(s[g][n][i], scale, -lse[g][i / 2])); });
   }

@@ -124,7 +124,6 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
   params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
   if (p.causal != Causal::none) params.right = std::min(params.right, 0);
-  params.scale_log2 = p.scale * kLog2e;
   params.q_aligned = has_rows_of_16_bytes(p.q);
   params.score_options = p.softcap > 0 || p.alibi || p.bias || p.mask || p.draft_mask != nullptr;
   const Layout layout(p);

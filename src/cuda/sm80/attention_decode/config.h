@@ -54,7 +54,7 @@ struct StageScales {
 template <class C>
 struct WarpResult {
   float o[kRows][C::kHeadSize + 4];  // not normalised
-  float2 statistics[kRows];          // maximum (log2 units), sum
+  float2 statistics[kRows];          // maximum, sum
 };
 
 template <class C>

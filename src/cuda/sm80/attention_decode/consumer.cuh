@@ -19,7 +19,7 @@ class Consumer {
   using T = typename C::Element;
 
  public:
-  // Statistics of the rows lane / 4 + 8 r. max is in log2 units and finite: what is subtracted from -inf must not be
+  // Statistics of the rows lane / 4 + 8 r. max is a logit, and finite: what is subtracted from -inf must not be
   // -inf. sum counts this lane's columns only.
   float max[2] = {-FLT_MAX, -FLT_MAX}, sum[2] = {};
   // Element 2 r + c of block kPiece g + j: dimension kPiece (8 g + 2 (lane % 4) + c) + j of row lane / 4 + 8 r.
@@ -85,7 +85,7 @@ class Consumer {
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        factor[n][c] = p.scale_log2;
+        factor[n][c] = p.problem.scale;
         value_factor[n][c] = 1.0f;
         if constexpr (C::kE4m3) {
           const StageScales& scales = shared.scales[warp][stage];
@@ -145,8 +145,8 @@ class Consumer {
       top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
       top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
       const float before = max[r];
-      if (top > before + kRescaleLog2) max[r] = top;
-      correction[r] = ptx::exp2_approx(before - max[r]);
+      if (top > before + kRescaleLog2 / kLog2OfE) max[r] = top;
+      correction[r] = exp_of_difference(before, max[r]);
       changed |= correction[r] != 1.0f;
     }
     if (!__any_sync(0xffffffff, changed)) return false;
@@ -172,6 +172,7 @@ class Consumer {
   template <bool kAll>
   __device__ void multiply_pv(const Stage<C>& keys, std::uint32_t attended, const float (&value_factor)[2][2],
                               float (&x)[2][4]) {
+    const float log2[2] = {exponent_unit(max[0]), exponent_unit(max[1])};
     std::uint32_t a[4];
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -180,7 +181,7 @@ class Consumer {
         float y[2];
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          y[c] = ptx::exp2_approx(x[n][2 * r + c] - max[r]);
+          y[c] = ptx::exp2_approx(fmaf(x[n][2 * r + c], log2[r], -max[r] * log2[r]));
           sum[r] += y[c];
           if constexpr (C::kE4m3) y[c] *= value_factor[n][c];
         }

@@ -74,7 +74,7 @@ class Int4Consumer : public Consumer<C> {
       const bool usual = largest > 1e-30f && largest < 1e30f;  // else it stays as it is
       const std::uint32_t exponent = usual ? __float_as_uint(largest) & 0x7F800000u : 0x3F800000u;
       const float shrink = __uint_as_float(0x7F000000u - exponent);
-      factor[r] = p.scale_log2 * __uint_as_float(exponent) * kCodes;
+      factor[r] = p.problem.scale * __uint_as_float(exponent) * kCodes;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
 #pragma unroll
@@ -185,12 +185,14 @@ class Int4Consumer : public Consumer<C> {
 
   // x: scores, then P. o counts in units of 2^-24 (a code) and of a power of two above the largest scale so far.
   __device__ void add_values(const Keys& keys, std::uint32_t attended, float (&x)[kBlockTiles][4]) {
+    const float log2[2] = {exponent_unit(max[0]), exponent_unit(max[1])};
     std::uint32_t weights[kBlockTiles][2];
 #pragma unroll
     for (int n = 0; n < kBlockTiles; ++n) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float even = ptx::exp2_approx(x[n][2 * r] - max[r]), odd = ptx::exp2_approx(x[n][2 * r + 1] - max[r]);
+        const float even = ptx::exp2_approx(fmaf(x[n][2 * r], log2[r], -max[r] * log2[r]));
+        const float odd = ptx::exp2_approx(fmaf(x[n][2 * r + 1], log2[r], -max[r] * log2[r]));
         sum[r] += even + odd;
         weights[n][r] = ptx::pack2<__half>(even, odd);
       }

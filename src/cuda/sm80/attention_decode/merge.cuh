@@ -15,7 +15,7 @@ struct Result {
 
   __device__ void add(const float2& statistics, const float4& other) {
     const float top = fmaxf(max, statistics.x);
-    const float mine = ptx::exp2_approx(max - top), its = ptx::exp2_approx(statistics.x - top);
+    const float mine = exp_of_difference(max, top), its = exp_of_difference(statistics.x, top);
     max = top;
     sum = sum * mine + statistics.y * its;
     o.x = o.x * mine + other.x * its;
@@ -100,7 +100,6 @@ __device__ Result of_segments(const Params& p, const Segment& s, int row, int d)
 // Four dimensions of a row of o, and lse with the first of them.
 template <class C>
 __device__ void write_row(const Params& p, const Extent& e, const Segment& s, int row, int d, const Result& result) {
-  constexpr float kLn2 = 0.693147180559945309f;
   using T = typename C::Element;
   const AttentionProblem& a = p.problem;
   const PackedRow at(p, s, row);
@@ -108,18 +107,18 @@ __device__ void write_row(const Params& p, const Extent& e, const Segment& s, in
   float sum = at.i < e.sq ? result.sum : 0.0f, top = result.max;
   float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
   if (a.sink.data != nullptr && at.i < e.sq) {
-    // The sink joins the sum; the common factor 2^top is the larger of both, so that nothing overflows.
-    const float sink = reinterpret_cast<const float*>(a.sink.data)[at.h * a.sink.stride_h] * kLog2e;
+    // The sink joins the sum; the common factor exp(top) is the larger of both, so that nothing overflows.
+    const float sink = reinterpret_cast<const float*>(a.sink.data)[at.h * a.sink.stride_h];
     top = fmaxf(result.max, sink);
-    const float factor = ptx::exp2_approx(result.max - top);
+    const float factor = exp_of_difference(result.max, top);
     const bool any = sum != 0.0f;
-    sum = sum * factor + ptx::exp2_approx(sink - top);
+    sum = sum * factor + exp_of_difference(sink, top);
     inverse = any ? __fdividef(factor, sum) : 0.0f;
   }
   if (d == 0 && a.lse.data != nullptr) {
     reinterpret_cast<float*>(
         a.lse.data)[s.b * a.lse.stride_b + at.h * a.lse.stride_h + (e.q_row + at.i) * a.lse.stride_i] =
-        sum == 0.0f ? -INFINITY : top * kLn2 + __logf(sum);
+        sum == 0.0f ? -INFINITY : top + __logf(sum);
   }
   T* const to = reinterpret_cast<T*>(a.o.data) +
                 (s.b * a.o.stride_b + (e.q_row + at.i) * a.o.stride_s + at.h * a.o.stride_h + d * a.o.stride_d);

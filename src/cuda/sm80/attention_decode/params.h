@@ -8,7 +8,6 @@
 
 namespace heddle::cuda::sm80::attention_decode {
 
-using attention_fwd::kLog2e;
 using attention_fwd::kOpen;
 
 // A tile is 16 packed query rows of one kv head: row i * G + g of head g of its group. A unit is a tile of a sequence;
@@ -25,7 +24,6 @@ struct Params {
   int least_cells;  // for which a CTA is worth its start
   // Row i attends keys j with i + off - left <= j <= i + off + right.
   int left, right;
-  float scale_log2;         // scale * log2(e)
   bool q_aligned;           // rows of q may be read in pieces of 16 bytes
   bool score_options;       // softcap, ALiBi, bias or masks
   std::int64_t max_chunks;  // cells of a unit at most, if batch_invariant; else 0

@@ -1,9 +1,10 @@
-// From products q . k to logits in log2 units. A warp's scores of a step lie as mma_16816 leaves them: element 2 r + c
+// From products q . k to logits. A warp's scores of a step lie as mma_16816 leaves them: element 2 r + c
 // of block n is (packed row lane / 4 + 8 r, key 8 n + 2 (lane % 4) + c).
 //
 // Masking selects: whatever a masked score was, NaN included, it becomes -inf.
 #pragma once
 
+#include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_decode/new_rows.cuh"
 
@@ -57,7 +58,7 @@ class Scores {
     const int slot = first + 2 * (static_cast<int>(threadIdx.x) % 4);
     const AttentionProblem& a = p.problem;
     if (a.softcap > 0) {
-      const float to_exponent = 2 / a.softcap, twice = 2 * a.softcap * kLog2e;
+      const float to_exponent = 2 * kLog2OfE / a.softcap, twice = 2 * a.softcap;
       for_each(slot, x, [=](float& y, int, int, int, int) { y = soft_cap(y, to_exponent, twice); });
     }
     const ScoreRow rows[2] = {row_of(0, first), row_of(1, first)};
@@ -99,11 +100,9 @@ class Scores {
     float slope[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      slope[r] =
-          rows[r].at.i < e.sq
-              ? reinterpret_cast<const float*>(alibi.data)[s.b * alibi.stride_b + rows[r].at.h * alibi.stride_h] *
-                    kLog2e
-              : 0.0f;
+      slope[r] = rows[r].at.i < e.sq
+                     ? reinterpret_cast<const float*>(alibi.data)[s.b * alibi.stride_b + rows[r].at.h * alibi.stride_h]
+                     : 0.0f;
     }
     for_each(slot, x, [&](float& y, int r, int at, int, int) {
       y = fmaf(-slope[r], static_cast<float>(abs(rows[r].at.i + e.off - (at - e.first_slot))), y);
@@ -130,7 +129,7 @@ class Scores {
         const float bias = a.bias.dtype == DType::f32
                                ? reinterpret_cast<const float*>(a.bias.data)[n]
                                : to_float(reinterpret_cast<const typename C::Element*>(a.bias.data)[n]);
-        y = bias == -INFINITY ? -INFINITY : fmaf(bias, kLog2e, y);
+        y = bias == -INFINITY ? -INFINITY : y + bias;
       }
     });
   }

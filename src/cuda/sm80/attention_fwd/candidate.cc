@@ -5,7 +5,6 @@
 #include "core/check.h"
 #include "cuda/attention.h"
 #include "cuda/common/cost.h"
-#include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/sm80/attention_fwd/launch.h"
 
@@ -59,11 +58,7 @@ double estimate(const AttentionProblem& p, int /*workers*/) {
                              : size <= 128         ? "sm80 d128"
                                                    : "sm80 d256");
   const Variant& v = variant_for(p);
-  if (q_tiles(p, v) == 1) {
-    return few_rows_seconds(p, cost, cost_of("sm80_decode"), static_cast<double>(p.B * p.H), v.tile_q);
-  }
-  const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
-  return cost.fixed + flops / cost.flops;
+  return tiles_seconds(p, cost, cost_of("sm80_decode"), static_cast<double>(p.B * p.H * q_tiles(p, v)), v.tile_q);
 }
 
 std::size_t workspace(const AttentionProblem&, int /*workers*/) { return 0; }

@@ -4,6 +4,7 @@
 
 #include <cfloat>
 
+#include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_fwd/scores.cuh"
 
@@ -22,8 +23,9 @@ struct Consumer {
   SharedMemory<C>& shared;
   const unsigned lane, warp_row;
 
-  // Statistics of the rows lane / 4 + 8 r of each group. max is in log2 units, after the scale, and finite: what is
-  // subtracted from -inf must not be -inf. sum counts this lane's columns only, and is 0 until a key is met.
+  // Statistics of the rows lane / 4 + 8 r of each group. max is in log2 units, after the scale, or with score options a
+  // logit; and finite: what is subtracted from -inf must not be -inf. sum counts this lane's columns only, and is 0
+  // until a key is met.
   float max[C::kGroups][2], sum[C::kGroups][2];
   float s[C::kGroups][C::kTileK / 8][4];
   float o[C::kGroups][C::kHeadSize / 8][4];
@@ -130,12 +132,12 @@ struct Consumer {
         top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)) * scale();
         const float before = max[g][r];
-        if (top > before + kRescaleLog2) max[g][r] = top;
+        if (top > before + kRescaleLog2 / kLog2) max[g][r] = top;
         if constexpr (Int8Qk<C>) {
 #pragma unroll
           for (int b = 0; b < kBlocks; ++b) offset[b][g][r] = fmaf(-kSumStart, factor[b][g][r], -max[g][r]);
         }
-        correction[g][r] = ptx::exp2_approx(before - max[g][r]);
+        correction[g][r] = ptx::exp2_approx((before - max[g][r]) * kLog2);
         changed |= correction[g][r] != 1.0f;
       }
     }
@@ -154,7 +156,7 @@ struct Consumer {
     }
   }
 
-  // Turns the scores of 16 keys into exp2(s - max), some of them dropped.
+  // Turns the scores of 16 keys into exp(s - max), some of them dropped.
   __device__ void exponentials(int tile, int step) {
 #pragma unroll
     for (int g = 0; g < C::kGroups; ++g) {
@@ -162,7 +164,9 @@ struct Consumer {
       for (int i = 0; i < 8; ++i) {
         float& x = s[g][2 * step + i / 4][i % 4];
         const int b = (2 * step + i / 4) / kColumns, r = i % 4 / 2;
-        x = ptx::exp2_approx(Int8Qk<C> ? fmaf(x, factor[b][g][r], offset[b][g][r]) : fmaf(x, scale(), -max[g][r]));
+        const float unit = C::kScoreOptions ? exponent_unit(max[g][r]) : scale();
+        const float base = C::kScoreOptions ? max[g][r] * unit : max[g][r];
+        x = ptx::exp2_approx(Int8Qk<C> ? fmaf(x, factor[b][g][r], offset[b][g][r]) : fmaf(x, unit, -base));
         sum[g][i % 4 / 2] += x;
       }
     }
@@ -172,7 +176,10 @@ struct Consumer {
     }
   }
 
-  // Of s as rescale() and exponentials() find it.
+  // log2 units in one of max.
+  static constexpr float kLog2 = C::kScoreOptions ? kLog2OfE : 1.0f;
+
+  // Of s as rescale() finds it.
   __device__ float scale() const { return C::kScoreOptions || Int8Qk<C> ? 1.0f : p.scale_log2; }
 };
 

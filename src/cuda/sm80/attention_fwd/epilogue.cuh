@@ -1,6 +1,7 @@
 // The end of a tile: lse, and O normalised, rounded and written.
 #pragma once
 
+#include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_fwd/consumer.cuh"
 
@@ -19,20 +20,20 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const Consume
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int i = w.first + warp_row + kGroupRows * g + 8 * r + lane / 4;
-      float sum = rows.sum[g][r], max = rows.max[g][r];
+      float sum = rows.sum[g][r], max = C::kScoreOptions ? rows.max[g][r] : rows.max[g][r] * kLn2;
       sum += __shfl_xor_sync(0xffffffff, sum, 1);
       sum += __shfl_xor_sync(0xffffffff, sum, 2);
       inverse[g][r] = sum == 0.0f ? 0.0f : __fdividef(keep, sum);
-      float shift = 0;  // what every score of the row lacks
+      // What every score of the row lacks.
       if constexpr (Int8Qk<C>) {
-        if (i < w.sq) shift = p.codes.q_shift.at(w.b, w.q_row + i, w.h);
+        if (i < w.sq) max += p.codes.q_shift.at(w.b, w.q_row + i, w.h) * kLn2;
       }
       if (a.sink.data != nullptr) {
-        // The sink joins the sum; the common factor 2^max is the larger of both, so that nothing overflows.
-        const float sink = reinterpret_cast<const float*>(a.sink.data)[w.h * a.sink.stride_h] * kLog2e - shift;
-        const float top = fmaxf(max, sink), factor = ptx::exp2_approx(max - top);
+        // The sink joins the sum; the common factor exp(max) is the larger of both, so that nothing overflows.
+        const float sink = reinterpret_cast<const float*>(a.sink.data)[w.h * a.sink.stride_h];
+        const float top = fmaxf(max, sink), factor = exp_of_difference(max, top);
         inverse[g][r] = sum == 0.0f ? 0.0f : keep * factor;
-        sum = sum * factor + ptx::exp2_approx(sink - top);
+        sum = sum * factor + exp_of_difference(sink, top);
         inverse[g][r] = sum == 0.0f ? 0.0f : __fdividef(inverse[g][r], sum);
         max = top;
       }
@@ -40,7 +41,7 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const Consume
       if (a.lse.data != nullptr && i < w.q_rows && lane % 4 == 0) {
         reinterpret_cast<float*>(
             a.lse.data)[w.b * a.lse.stride_b + w.h * a.lse.stride_h + (w.q_row + i) * a.lse.stride_i] =
-            sum == 0.0f ? -INFINITY : (max + shift) * kLn2 + __logf(sum);
+            sum == 0.0f ? -INFINITY : max + __logf(sum);
       }
     }
   }

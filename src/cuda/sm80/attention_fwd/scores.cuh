@@ -1,10 +1,11 @@
-// From products q . k to logits in log2 units, and dropout. A warp's scores of one key tile, s[group][n][4], lie as
+// From products q . k to logits, and dropout. A warp's scores of one key tile, s[group][n][4], lie as
 // mma_16816 leaves them: element 2 r + c of block n is (row lane / 4 + 8 r of the group, key 8 n + 2 (lane % 4) + c).
 //
 // Masking selects: whatever a masked score was, NaN included, it becomes -inf.
 #pragma once
 
 #include "core/philox.h"
+#include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_fwd/schedule.cuh"
 
@@ -55,7 +56,7 @@ __device__ inline void scale_scores(const Params& p, const Work& w, int row, int
                                     float (&s)[C::kGroups][C::kTileK / 8][4]) {
   const AttentionProblem& a = p.problem;
   if (a.softcap > 0) {
-    const float to_exponent = 2 * p.scale_log2 / a.softcap, twice = 2 * a.softcap * kLog2e;
+    const float to_exponent = 2 * p.scale_log2 / a.softcap, twice = 2 * a.softcap;
     for_each_score<C>(row, key, s, [=](float& x, int, int) {
       if constexpr (Float32<C>) {
         x = 0.5f * twice * tanhf(x * (to_exponent * (0.5f / kLog2e)));
@@ -64,11 +65,10 @@ __device__ inline void scale_scores(const Params& p, const Work& w, int row, int
       }
     });
   } else {
-    for_each_score<C>(row, key, s, [&](float& x, int, int) { x *= p.scale_log2; });
+    for_each_score<C>(row, key, s, [&](float& x, int, int) { x *= a.scale; });
   }
   if (a.alibi.data != nullptr) {
-    const float slope =
-        reinterpret_cast<const float*>(a.alibi.data)[w.b * a.alibi.stride_b + w.h * a.alibi.stride_h] * kLog2e;
+    const float slope = reinterpret_cast<const float*>(a.alibi.data)[w.b * a.alibi.stride_b + w.h * a.alibi.stride_h];
     for_each_score<C>(row, key, s,
                       [=](float& x, int i, int j) { x = fmaf(-slope, static_cast<float>(abs(i + w.off - j)), x); });
   }
@@ -126,7 +126,7 @@ __device__ inline void add_planes(const Params& p, const Work& w, bool whole, in
   const AttentionProblem& a = p.problem;
   const auto add = [](float& x, auto bias) {
     const float added = static_cast<float>(bias);
-    x = added == -INFINITY ? -INFINITY : fmaf(added, kLog2e, x);
+    x = added == -INFINITY ? -INFINITY : x + added;
   };
   if (a.bias.data != nullptr) {
     if (Float32<C> || a.bias.dtype == DType::f32) {

@@ -87,13 +87,14 @@ int parts_of_group(const AttentionBackwardProblem& p, const Variant& v) {
 
 // Where everything lies in the workspace, in bytes from its begin.
 struct Layout {
-  std::int64_t lse_log2 = 0, delta, dq, dk, dv, turns, turns_bytes, bytes;
+  std::int64_t lse_log2 = 0, delta, largest, dq, dk, dv, turns, turns_bytes, bytes;
 
   Layout(const AttentionBackwardProblem& p, const Variant& v) {
     const std::int64_t word = sizeof(float), row = v.columns * word, parts = parts_of_group(p, v);
     const std::int64_t key_sums = parts > 1 ? parts * p.Hkv * key_rows_per_head(p) * row : 0;
     delta = lse_log2 + statistics_bytes(p);
-    dq = delta + statistics_bytes(p);
+    largest = delta + statistics_bytes(p);
+    dq = largest + (p.bias ? statistics_bytes(p) : 0);
     dk = dq + p.H * rows_per_head(p) * row;
     dv = dk + key_sums;
     turns = dv + key_sums;
@@ -118,6 +119,7 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   const any::attention_bwd_rows::Rows rows = {
       .lse_log2 = floats(layout.lse_log2),
       .delta = floats(layout.delta),
+      .largest = p.bias ? floats(layout.largest) : nullptr,
       .sums = reinterpret_cast<uint4*>(memory + layout.dq),
       .words_per_row = row_bytes / static_cast<std::int64_t>(sizeof(uint4)),
   };
@@ -145,6 +147,7 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   params.right = p.causal != Causal::none ? 0 : window(p.window_right);
   params.lse_log2 = rows.lse_log2;
   params.delta = rows.delta;
+  params.largest = rows.largest;
   params.dq = floats(layout.dq);
   params.dk = floats(layout.dk);
   params.dv = floats(layout.dv);

@@ -15,7 +15,7 @@ struct Params {
   // [batch, head, row, dim], innermost first: dim, row, head, batch; boxes of 64 dims.
   CUtensorMap q, d_o, k, v;
   AttentionBackwardProblem problem;
-  const float *lse_log2, *delta;  // of each query row, as any/attention_bwd_rows lays them out
+  const float *lse_log2, *delta, *largest;  // of each query row, as any/attention_bwd_rows lays them out
   // Sums of dS K in blocks of 64 query rows and 64 dims, [head][row / 64][dim / 64]: in each, what lane l of warp w has
   // in registers 4 m to 4 m + 3 of a product lies at word 256 w + 32 m + l of 16 bytes.
   float* dq;

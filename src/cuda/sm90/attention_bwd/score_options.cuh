@@ -1,6 +1,8 @@
 // What changes scores pair by pair: softcap, ALiBi, bias, mask.
 #pragma once
 
+#include "cuda/any/attention_bwd_rows/large_rows.cuh"
+#include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_bwd/scores.cuh"
 
@@ -19,7 +21,7 @@ struct PlaneElements {
   __device__ Element at(int query, int key) const { return first[query * stride_i + key * stride_j]; }
 };
 
-// ALiBi, bias, mask. x: products of part of a tile, which become logits in log2 units, or -inf. i, j: position of this
+// ALiBi, bias, mask. x: products of part of a tile, which become logits, or -inf. i, j: position of this
 // thread's first query, and its first key.
 template <class C, int kCount>
 __device__ __forceinline__ void apply_planes(const Params& p, const Work& w, int head, int i, int j,
@@ -38,17 +40,16 @@ __device__ __forceinline__ void apply_planes(const Params& p, const Work& w, int
     });
   };
 #pragma unroll
-  for (int n = 0; n < kCount; ++n) x[n] *= p.scale_log2;
+  for (int n = 0; n < kCount; ++n) x[n] *= problem.scale;
   if (problem.alibi.data != nullptr) {
     const float slope = reinterpret_cast<const float*>(
-                            problem.alibi.data)[w.sequence * problem.alibi.stride_b + head * problem.alibi.stride_h] *
-                        kLog2e;
+        problem.alibi.data)[w.sequence * problem.alibi.stride_b + head * problem.alibi.stride_h];
     visit([&](float& score, int query, int key) {
       score = fmaf(-slope, fabsf(static_cast<float>(i + query + w.off - j - key)), score);
     });
   }
   // A pair that a bias of -inf removes may have had any score.
-  const auto add = [](float& score, float bias) { score = bias == -INFINITY ? bias : fmaf(bias, kLog2e, score); };
+  const auto add = [](float& score, float bias) { score = bias == -INFINITY ? bias : score + bias; };
   if (problem.bias.data != nullptr && problem.bias.dtype == DType::f32) {
     const PlaneElements<float> bias(problem.bias, w, head, i, j);
     visit_existing([&](float& score, int query, int key) { add(score, bias.at(query, key)); });
@@ -61,6 +62,20 @@ __device__ __forceinline__ void apply_planes(const Params& p, const Work& w, int
     visit_existing([&](float& score, int query, int key) {
       if (mask.at(query, key) == 0) score = -INFINITY;
     });
+  }
+}
+
+// Where rows have an lse that does not say what their scores sum to, the scores of two queries and two keys become
+// relative to the row's largest, and base with them. at: of the first query's largest.
+__device__ __forceinline__ void take_large_rows(const float* at, float2& base, float (&x)[4]) {
+  using namespace any::attention_bwd_rows;
+  if (is_large_row(base.x)) {
+    x[0] -= at[0], x[2] -= at[0];
+    base.x = log2_sum_of_large_row(base.x);
+  }
+  if (is_large_row(base.y)) {
+    x[1] -= at[1], x[3] -= at[1];
+    base.y = log2_sum_of_large_row(base.y);
   }
 }
 

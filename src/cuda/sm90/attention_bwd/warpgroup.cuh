@@ -123,7 +123,13 @@ class Warpgroup {
     lse += part * kPartQ + first_query();
 #pragma unroll
     for (int j = 0; j < kPartQ / 8; ++j) {
-      const float2 base = two_of(lse + 8 * j);
+      float2 base = two_of(lse + 8 * j);
+      if constexpr (C::kOption == Option::kPlanes) {
+        if (p.largest != nullptr) {
+          const std::int64_t first = head * p.rows_per_head + w.statistics_row + row + first_query() + 8 * j;
+          take_large_rows(p.largest + first, base, reinterpret_cast<float(&)[4]>(x[4 * j]));
+        }
+      }
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         float(&pair)[2] = reinterpret_cast<float(&)[2]>(x[4 * j + 2 * r]);
@@ -136,7 +142,7 @@ class Warpgroup {
           } else if constexpr (C::kOption == Option::kSoftcap) {
             pair[c] = ptx::exp2_approx(cap_softly(p, pair[c], derivative[c]) - subtract);
           } else {
-            pair[c] = ptx::exp2_approx(pair[c] - subtract);
+            pair[c] = ptx::exp2_approx(fmaf(pair[c], kLog2OfE, -subtract));
           }
         }
         pairs[part * kPartQ / 16 + j / 2][j % 2 * 2 + r] = ptx::pack2<T>(pair[0], pair[1]);

@@ -240,7 +240,6 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.slots = static_cast<uint4*>(runtime.workspace.data);
   params.left = window(p.window_left);
   params.right = p.causal != Causal::none ? 0 : window(p.window_right);
-  params.scale_log2 = p.scale * kLog2e;
   params.equal_lengths = equal_lengths(p);
   if (params.equal_lengths) {
     params.equal = span_of(p, plan, params.left, params.right, 0);

@@ -7,6 +7,7 @@
 // the next launch.
 #pragma once
 
+#include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/memory.cuh"
@@ -20,15 +21,15 @@ constexpr std::uint32_t kTagLow = 0x8D3A61C7, kTagHigh = 0xB52F9E04;  // 64 bits
 // All consumer warps have come here.
 __device__ inline void consumers_meet() { ptx::barrier_sync<1, kConsumers>(); }
 
-// Four columns of a row's O over some of its keys, not normalised, with the row's maximum (log2 units) and sum there.
+// Four columns of a row's O over some of its keys, not normalised, with the row's maximum and sum there.
 struct Partial {
   float max = -INFINITY, sum = 0.0f;
   float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
 
   __device__ void join(const Partial& other) {
     const float now = fmaxf(max, other.max);
-    const float before = now == -INFINITY ? 0.0f : ptx::exp2_approx(max - now);
-    const float factor = now == -INFINITY ? 0.0f : ptx::exp2_approx(other.max - now);
+    const float before = now == -INFINITY ? 0.0f : exp_of_difference(max, now);
+    const float factor = now == -INFINITY ? 0.0f : exp_of_difference(other.max, now);
     sum = sum * before + factor * other.sum;
     o.x = o.x * before + factor * other.o.x;
     o.y = o.y * before + factor * other.o.y;
@@ -73,7 +74,7 @@ class Merger {
 #pragma unroll kUnroll
       for (int s = 0; s < splits; ++s) {
         const float factor =
-            x.max == -INFINITY ? 0.0f : ptx::exp2_approx(control.max[first + s][row + in_tile] - x.max);
+            x.max == -INFINITY ? 0.0f : exp_of_difference(control.max[first + s][row + in_tile], x.max);
         const float4 part = *reinterpret_cast<const float4*>(shared.merge() + (first + s) * C::kMergeWords +
                                                              in_tile * C::kMergePitch + 4 * quad);
         x.sum += factor * control.sum[first + s][row + in_tile];
@@ -214,22 +215,21 @@ class Merger {
 
   // Of a finished row: normalised, with its sink, and lse beside the first columns.
   __device__ void store(const Piece& piece, int unit_row, int quad, Partial x) const {
-    constexpr float kLn2 = 0.693147180559945309f;
     const AttentionProblem& problem = p.problem;
     const QueryRow at(p, piece, unit_row);
     if (at.i >= piece.q_rows) return;
     if (at.i >= piece.sq) x.o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);  // whatever its q was
     const bool used = at.i < piece.sq && x.sum > 0.0f;
     float inverse = used ? __fdividef(1.0f, x.sum) : 0.0f;
-    float lse = used ? x.max * kLn2 + __logf(x.sum) : -INFINITY;
+    float lse = used ? x.max + __logf(x.sum) : -INFINITY;
     if (problem.sink.data != nullptr && at.i < piece.sq) {
       // The sink joins the sum; the common factor is the larger of both, so that nothing overflows.
-      const float sink = reinterpret_cast<const float*>(problem.sink.data)[at.h * problem.sink.stride_h] * kLog2e;
+      const float sink = reinterpret_cast<const float*>(problem.sink.data)[at.h * problem.sink.stride_h];
       const float top = fmaxf(x.max, sink);
       if (top > -INFINITY) {
-        const float all = x.sum * ptx::exp2_approx(x.max - top) + ptx::exp2_approx(sink - top);
-        inverse = __fdividef(ptx::exp2_approx(x.max - top), all);
-        lse = top * kLn2 + __logf(all);
+        const float factor = exp_of_difference(x.max, top), all = x.sum * factor + exp_of_difference(sink, top);
+        inverse = __fdividef(factor, all);
+        lse = top + __logf(all);
       }
     }
     if (C::kE4m3 && !C::kKeyScales) inverse *= problem.v_scale.at(piece.cache_row, 0, at.kv_head);

@@ -40,7 +40,6 @@ struct Plan {
 
 constexpr int kMaxCluster = 16;  // CTAs; more than eight is not portable, but every Hopper GPU has it
 constexpr int kOpen = 1 << 30;   // a window without an edge
-constexpr float kLog2e = 1.44269504088896341f;
 
 // One sequence, as any of its units sees it.
 struct Span {
@@ -94,7 +93,6 @@ struct Params {
   Plan plan;
   uint4* slots;        // partial results
   int left, right;     // row i attends keys j with i + off - left <= j <= i + off + right
-  float scale_log2;    // scale * log2(e)
   bool equal_lengths;  // no sequence differs from the others: all are `equal`
   Span equal;
   int equal_total, equal_share;  // items of all sequences, and of each CTA

@@ -173,7 +173,7 @@ class QueryWarp {
   __device__ void write_row(const Piece& piece, int row, float (&x)[kEach]) {
     const AttentionProblem& problem = p.problem;
     const int first = lane * kEach;
-    float factor = p.scale_log2;
+    float factor = p.problem.scale;
     if constexpr (C::kE4m3) {
       const QueryRow at(p, piece, row);
       // A power of two brings the row's largest element to [1, 2): any bfloat16 row then fits float16.

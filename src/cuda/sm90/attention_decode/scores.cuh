@@ -4,6 +4,7 @@
 // and lane / 4 + 8, key 8 n + 2 (lane % 4) + c.
 #pragma once
 
+#include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/config.h"
@@ -51,7 +52,7 @@ __device__ __forceinline__ void mask_band(const TileRows& rows, int first_key, f
   }
 }
 
-// Softcap, ALiBi, bias, mask, draft mask. s: scaled, in log2 units. Pairs outside the band are left to mask_band. The
+// Softcap, ALiBi, bias, mask, draft mask. s: scaled. Pairs outside the band are left to mask_band. The
 // elements go through `stash`, a word for each of a lane's, one after the other: there are no registers for all at
 // once.
 template <int kColumns>
@@ -70,17 +71,17 @@ __device__ __forceinline__ void apply_options(const Params& p, const Piece& piec
     if (j < (lower ? rows.begin[0] : rows.begin[1]) || j >= (lower ? rows.end[0] : rows.end[1])) continue;
     float x = stash[32 * e];
     if (problem.softcap > 0.0f) {
-      const float cap = problem.softcap * kLog2e;  // tanh(x) = 1 - 2 / (e^2x + 1)
-      x = fmaf(-2.0f * cap, __fdividef(1.0f, ptx::exp2_approx(x * (2.0f / problem.softcap)) + 1.0f), cap);
+      const float cap = problem.softcap, to_exponent = 2.0f * kLog2OfE / cap;  // tanh(x) = 1 - 2 / (e^2x + 1)
+      x = fmaf(-2.0f * cap, __fdividef(1.0f, ptx::exp2_approx(x * to_exponent) + 1.0f), cap);
     }
     if (problem.alibi.data != nullptr) {
       const float slope =
           reinterpret_cast<const float*>(problem.alibi.data)[b * problem.alibi.stride_b + h * problem.alibi.stride_h];
-      x = fmaf(-slope * kLog2e, fabsf(static_cast<float>(i + piece.off - j)), x);
+      x = fmaf(-slope, fabsf(static_cast<float>(i + piece.off - j)), x);
     }
     if (problem.bias.data != nullptr) {
       const float bias = load_value(problem.bias, b, h, i, j);
-      x = bias == -INFINITY ? bias : fmaf(bias, kLog2e, x);  // a removed pair's score may be NaN
+      x = bias == -INFINITY ? bias : x + bias;  // a removed pair's score may be NaN
     }
     if (problem.mask.data != nullptr && !load_flag(problem.mask, b, h, i, j)) x = -INFINITY;
     if (problem.draft_mask != nullptr && j >= draft) {
@@ -93,14 +94,14 @@ __device__ __forceinline__ void apply_options(const Params& p, const Piece& piec
   for (int e = 0; e < 4 * kColumns; ++e) s[e / 4][e % 4] = stash[32 * e];
 }
 
-// Running statistics of the two rows, which a thread shares with three others. max is in log2 units; sum counts this
-// thread's columns only.
+// Running statistics of the two rows, which a thread shares with three others. max is a logit; sum counts this thread's
+// columns only.
 struct RowState {
   float max[2] = {-INFINITY, -INFINITY};
   float sum[2] = {0.0f, 0.0f};
 };
 
-// Turns s into exp2(s - max); returns by `correction` what O must be multiplied with. Without `second` rows lane / 4 +
+// Turns s into exp(s - max); returns by `correction` what O must be multiplied with. Without `second` rows lane / 4 +
 // 8 do not exist: theirs become 0.
 template <int kColumns>
 __device__ __forceinline__ void softmax(float (&s)[kColumns][4], RowState& state, float (&correction)[2],
@@ -123,14 +124,15 @@ __device__ __forceinline__ void softmax(float (&s)[kColumns][4], RowState& state
     top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
     const float before = state.max[r];
-    if (top > before + kRescaleLog2) state.max[r] = top;
+    if (top > before + kRescaleLog2 / kLog2OfE) state.max[r] = top;
     const float base = state.max[r] == -INFINITY ? 0.0f : state.max[r];
-    correction[r] = state.max[r] == -INFINITY ? 1.0f : ptx::exp2_approx(before - base);
+    correction[r] = state.max[r] == -INFINITY ? 1.0f : exp_of_difference(before, base);
+    const float unit = exponent_unit(base), offset = -base * unit;
     float sums[2];
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) s[n][2 * r + c] = ptx::exp2_approx(s[n][2 * r + c] - base);
+      for (int c = 0; c < 2; ++c) s[n][2 * r + c] = ptx::exp2_approx(fmaf(s[n][2 * r + c], unit, offset));
       const float two = s[n][2 * r] + s[n][2 * r + 1];
       sums[n % 2] = n < 2 ? two : sums[n % 2] + two;
     }

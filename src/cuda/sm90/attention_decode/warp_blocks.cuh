@@ -117,7 +117,7 @@ class WarpBlocks : protected Products<C> {
         }
       } else {
 #pragma unroll
-        for (int n = 0; n < 8; ++n) s[m][n / 4][n % 4] *= p.scale_log2;
+        for (int n = 0; n < 8; ++n) s[m][n / 4][n % 4] *= p.problem.scale;
       }
     }
     if (whole) return;

@@ -144,7 +144,7 @@ class WarpgroupBlocks : protected Fragments<C> {
 #pragma unroll
     for (int n = 0; n < kGroupKeys / 8; ++n) {
 #pragma unroll
-      for (int c = 0; c < 4; ++c) s[n][c] *= p.scale_log2;
+      for (int c = 0; c < 4; ++c) s[n][c] *= p.problem.scale;
     }
     if (whole) return;
     const TileRows rows(p, piece, piece.head + head, first_row);

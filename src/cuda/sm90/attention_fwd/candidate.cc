@@ -6,7 +6,6 @@
 #include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
-#include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/sm90/attention_fwd/launch.h"
@@ -112,11 +111,12 @@ const Variant& variant_for(const AttentionProblem& p) {
     return option_variants(p).all;
   }
   if (size <= 64) {
-    // Two warpgroups with q in registers start sooner, and compute less beside a window; three need less of the L2
-    // cache.
+    // Two warpgroups with q in registers start sooner, and compute less of few rows and beside a window; three need
+    // less of the L2 cache. Bits are the same.
     const std::int64_t right = p.causal != Causal::none ? 0 : p.window_right;
     const bool narrow = p.window_left >= 0 && right >= 0 && p.window_left + right <= 2048;
-    return narrow || p.Sk <= (p.causal == Causal::none ? 1024 : 2048) ? all.d64 : all.d64_wide;
+    const bool few = p.G * p.Sq <= 128;
+    return narrow || few || p.Sk <= (p.causal == Causal::none ? 1024 : 2048) ? all.d64 : all.d64_wide;
   }
   return size <= 96 ? all.d96 : size <= 128 ? all.d128 : size <= 192 ? all.d192 : all.d256;
 }
@@ -126,11 +126,8 @@ double estimate(const AttentionProblem& p, int /*workers*/) {
   const Cost& cost = cost_of(size <= 64 ? "sm90 d64" : size <= 128 ? "sm90 d128" : "sm90 d256");
   const Variant& v = variant_for(p);
   const Plan plan = make_plan(p, v.consumers);
-  if (plan.q_tiles == 1) {
-    return few_rows_seconds(p, cost, cost_of("sm90_decode"), static_cast<double>(p.B * plan.units), v.consumers * 64);
-  }
-  const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
-  return cost.fixed + flops / cost.flops;
+  const auto tiles = static_cast<double>(p.B * plan.units * plan.q_tiles);
+  return tiles_seconds(p, cost, cost_of("sm90_decode"), tiles, v.consumers * 64);
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {

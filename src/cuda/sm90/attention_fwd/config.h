@@ -82,7 +82,7 @@ struct alignas(128) KeyTerms {
 template <class C>
 struct alignas(128) RowTerms {
   typename C::Element columns[C::kHasAlibiTerms ? 3 : 1][2][kRows][8];
-  float slope[C::kHasAlibiTerms ? kRows : 1];  // in log2 units
+  float slope[C::kHasAlibiTerms ? kRows : 1];  // in units of logits
 };
 
 // Bias or mask of a warpgroup's rows and a key tile, as the tensor memory accelerator brings it: panels of 64 elements

@@ -48,6 +48,7 @@ class Consumer {
   using VTile = Tile<T, C::kTileK, C::kValueSize>;
   using QK = Wgmma<T, C::kTileK>;
   using PV = Wgmma<T, C::kValueSize>;
+  using Units = std::conditional_t<C::kRemovesPairs, Biased, Shifted>;
 
   // The tile at hand and those after it, until next_work() has none.
   __device__ __forceinline__ void compute_tiles() {
@@ -95,13 +96,13 @@ class Consumer {
       float inverse[2];
       if (!next_work()) {
         issue_pv(accumulate);
-        finish_rows(p, done, thread_rows(done), sums, inverse);
+        finish_rows<!C::kRemovesPairs>(p, done, thread_rows(done), sums, inverse);
         wgmma_wait<0>();
         keep(o);
         if constexpr (C::kRemovesPairs) release_v();
         store_rows<C>(p, staging(), done, first_position(done), warp_row(), o, inverse);
         if constexpr (C::kRemovesPairs) {
-          ask_again_if_spoiled(done_slot);
+          ask_again_if_spoiled(done_slot, sums);
           ptx::barrier_arrive(shared.work_free[done_slot]);
         }
         return;
@@ -118,12 +119,12 @@ class Consumer {
       state = {};
       softmax_of(shared.work[slot].k_end - 1, correction);
       keep(s);
-      finish_rows(p, done, thread_rows(done), sums, inverse);
+      finish_rows<!C::kRemovesPairs>(p, done, thread_rows(done), sums, inverse);
       wgmma_wait<0>();
       keep(o);
       release_v();
       store_rows<C>(p, staging(), done, first_position(done), warp_row(), o, inverse);
-      ask_again_if_spoiled(done_slot);
+      ask_again_if_spoiled(done_slot, sums);
       ptx::barrier_arrive(shared.work_free[done_slot]);
       round_probabilities();
     }
@@ -244,14 +245,18 @@ class Consumer {
         return;
       }
     }
-    Shifted units = {p.scale_log2, {0.0f, 0.0f}};
+    Units units = {C::kRemovesPairs ? p.scale : p.scale_log2, {0.0f, 0.0f}};
     if constexpr (C::kByElement) {
       auto* scratch = reinterpret_cast<float*>(&staging());
-      units.scale = options.apply(p, w, thread_rows(w), first_position(w) + warp_row(), tile, whole(tile) && own(w),
-                                  planes(), scratch, s);
+      const float unit = options.apply(p, w, thread_rows(w), first_position(w) + warp_row(), tile,
+                                       whole(tile) && own(w), planes(), scratch, s);
+      units.scale = unit * (kLog2OfE / Units::kLog2);
     }
     if constexpr (C::kHasAlibiTerms) {
       if (p.alibi != nullptr) take_alibi(tile, units);
+    }
+    if constexpr (C::kHasKeyTerms) {
+      if (w.careful && p.bias.access == PlaneAccess::keys) add_key_bias<C>(p, w, tile, units.scale, s);
     }
     if constexpr (C::kHasBulkPlane) take_plane(tile, units);
     if (!whole(tile)) mask_band<C>(p, w, thread_rows(w), tile, s);
@@ -261,7 +266,7 @@ class Consumer {
         remove_closed<C>(shared.closed_keys[w.number_of(tile) % kKeyTiles][lane % 4], s);
       }
     }
-    if constexpr (C::kHasAlibiTerms) {
+    if constexpr (C::kRemovesPairs || C::kHasAlibiTerms) {
       softmax(s, state, correction, units);
     } else {
       softmax(s, state, correction, Scaled{units.scale});
@@ -282,7 +287,7 @@ class Consumer {
   }
 
   // Beside the columns of the product: a constant of each row, or all of it where the distance changes its sign.
-  __device__ __forceinline__ void take_alibi(int tile, Shifted& units) {
+  __device__ __forceinline__ void take_alibi(int tile, Units& units) {
     const Work& w = shared.work[slot];
     const ThreadRows rows = thread_rows(w);
     const float slope[2] = {row_terms().slope[rows.lane_row], row_terms().slope[rows.lane_row + 8]};
@@ -298,7 +303,7 @@ class Consumer {
     }
   }
 
-  __device__ __forceinline__ void take_plane(int tile, Shifted& units) {
+  __device__ __forceinline__ void take_plane(int tile, Units& units) {
     if (p.bias.access != PlaneAccess::bulk && p.mask.access != PlaneAccess::bulk) return;
     const Work& w = shared.work[slot];
     const unsigned n = w.number_of(tile), stage = n % C::kPlaneStages;
@@ -307,7 +312,7 @@ class Consumer {
     const BulkTile<C>& bulk = shared.bulk[warpgroup][stage];
     if (p.bias.access == PlaneAccess::bulk) {
       add_bulk_bias<C>(bulk, warp_row(), p.scale, s);
-      units.scale = 1.44269504088896341f;
+      units.scale = 1.0f;
     } else {
       remove_by_bulk_mask<C>(bulk, warp_row(), s);
     }
@@ -316,8 +321,9 @@ class Consumer {
   }
 
   // P V has NaN where values are not finite. Where pairs may have been removed, nobody need have attended those: the
-  // guard then finds out.
-  __device__ void ask_again_if_spoiled(int done_slot) {
+  // guard then finds out. And columns of keys hold a bias only so far: a row whose largest logit is beyond that is
+  // computed again, with what they left out.
+  __device__ void ask_again_if_spoiled(int done_slot, const RowState& rows) {
     if constexpr (C::kRemovesPairs) {
       Work& done = shared.work[done_slot];
       if (!done.careful) {
@@ -325,7 +331,15 @@ class Consumer {
 #pragma unroll
         for (int i = 0; i < C::kValueSize / 2; ++i) sums[i % 4] += o[i];
         const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-        if (sum != sum) atomicOr(&done.spoiled, 1);
+        bool spoiled = sum != sum;
+        if constexpr (C::kHasKeyTerms) {
+          if (p.bias.access == PlaneAccess::keys) {
+            const float limit = fminf(0.25f * Parts<T>::kLargest * p.scale, kLargeLogit);
+#pragma unroll
+            for (int r = 0; r < 2; ++r) spoiled |= fabsf(rows.max[r]) >= limit && rows.max[r] != -INFINITY;
+          }
+        }
+        if (spoiled) atomicOr(&done.spoiled, 1);
       }
       __syncwarp();  // one lane then gives back what all have read
     }

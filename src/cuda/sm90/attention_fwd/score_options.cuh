@@ -1,6 +1,7 @@
 // From products q.k to logits: scale, softcap, ALiBi, bias and mask.
 #pragma once
 
+#include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
@@ -25,7 +26,6 @@ class ScoreOptions {
   using T = typename C::Element;
   static constexpr int kColumns = C::kTileK / 8;  // pairs of them: s[4 j + 2 r], s[4 j + 2 r + 1]
   static constexpr int kPerLane = KeyValues<C>::kPerLane;
-  static constexpr float kLog2e = 1.44269504088896341f;
 
   static __device__ bool has(ScoreOption option) { return (C::kOptions & option) != 0; }
   static __device__ bool by_keys(const ScorePlane& x) { return has(kKeyPlanes) && x.access == PlaneAccess::keys; }
@@ -58,7 +58,7 @@ class ScoreOptions {
     if (by_keys(p.mask)) key_mask.template load<std::uint8_t>(p.mask, w, k_tile, 1);
   }
 
-  // own: all rows and keys of the tile are this sequence's. Returns what s must be multiplied with to be in log2 units.
+  // own: all rows and keys of the tile are this sequence's. Returns what s must be multiplied with to be logits.
   __device__ __forceinline__ float apply(const Params& p, const Work& w, const ThreadRows& rows, int first_row,
                                          int k_tile, bool own, PlaneTiles<C>& tiles, float* scratch,
                                          float (&s)[C::kTileK / 2]) {
@@ -100,7 +100,7 @@ class ScoreOptions {
       if (++stage == C::kPlaneStages) stage = 0;
     }
     if (by_keys(p.bias) || by_keys(p.mask)) remove_keys(open, s);
-    return unit * kLog2e;
+    return unit;
   }
 
  private:
@@ -118,7 +118,7 @@ class ScoreOptions {
 
   static __device__ __forceinline__ void cap(const Softcap& softcap, bool own, Scores s) {
     if (C::kOptions == kSoftcap || !own || !small_for(softcap, s)) {
-      const float to_exponent = 2.0f * kLog2e * softcap.inside;
+      const float to_exponent = 2.0f * kLog2OfE * softcap.inside;
 #pragma unroll
       for (int i = 0; i < C::kTileK / 2; ++i) {  // tanh(y) = 1 - 2 / (e^2y + 1)
         const float inverse = __fdividef(1.0f, ptx::exp2_approx(s[i] * to_exponent) + 1.0f);

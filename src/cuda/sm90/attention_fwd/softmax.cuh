@@ -1,6 +1,7 @@
 // The softmax of a key tile's accumulators, and the ways in which they are logits.
 #pragma once
 
+#include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_fwd/epilogue.cuh"
 
@@ -10,29 +11,51 @@ namespace heddle::cuda::sm90::attention_fwd {
 // sums and 16-bit floats hold as exactly as values below 1. (The conditional rescaling of FlashAttention-4.)
 constexpr float kRescaleLog2 = 8;
 
-// How accumulators become logits in log2 units, and how far below a row's base one is.
+// x * factor + offset.
+struct Line {
+  float factor, offset;
+  __device__ float operator()(float x) const { return fmaf(x, factor, offset); }
+};
+
+// How accumulators become logits, in units of kLog2 log2 units each; and by above(), exponents of two of how far they
+// are above a row's base.
 struct Scaled {
+  static constexpr float kLog2 = 1.0f;
   float scale;
   __device__ float logit(float x, int /*row*/) const { return x * scale; }
-  __device__ float above(float x, int /*row*/, float base) const { return fmaf(x, scale, -base); }
+  __device__ Line above(int /*row*/, float base) const { return {scale, -base}; }
 };
 struct Shifted {
+  static constexpr float kLog2 = 1.0f;
   float scale, shift[2];
   __device__ float logit(float x, int row) const { return fmaf(x, scale, shift[row]); }
-  __device__ float above(float x, int row, float base) const { return fmaf(x, scale, shift[row] - base); }
+  __device__ Line above(int row, float base) const { return {scale, shift[row] - base}; }
+};
+// Where a bias may be in them.
+struct Biased {
+  static constexpr float kLog2 = kLog2OfE;
+  float scale, shift[2];
+  __device__ float logit(float x, int row) const { return fmaf(x, scale, shift[row]); }
+  __device__ Line above(int row, float base) const {
+    const float unit = exponent_unit(base);
+    return {scale * unit, (shift[row] - base) * unit};
+  }
 };
 // By Softcap's series.
 struct Capped {
+  static constexpr float kLog2 = 1.0f;
   const float (&series)[4];
   __device__ float factor(float x) const {
     const float square = x * x;
     return fmaf(fmaf(fmaf(series[3], square, series[2]), square, series[1]), square, series[0]);
   }
   __device__ float logit(float x, int /*row*/) const { return x * factor(x); }
-  __device__ float above(float x, int /*row*/, float base) const { return fmaf(x, factor(x), -base); }
+  __device__ auto above(int /*row*/, float base) const {
+    return [this, base](float x) { return fmaf(x, factor(x), -base); };
+  }
 };
 
-// Turns s, in place, into exp2(logit - max) and brings the rows' maxima and sums up to date. Returns by `correction`
+// Turns s, in place, into exp(logit - max) and brings the rows' maxima and sums up to date. Returns by `correction`
 // what O must be multiplied with. Logits must grow with s.
 template <class Logits, int kCount>
 __device__ __forceinline__ void softmax(float (&s)[kCount], RowState& state, float (&correction)[2],
@@ -49,14 +72,15 @@ __device__ __forceinline__ void softmax(float (&s)[kCount], RowState& state, flo
     top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
     top = logits.logit(fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)), r);
     const float before = state.max[r];
-    if (top > before + kRescaleLog2) state.max[r] = top;
+    if (top > before + kRescaleLog2 / Logits::kLog2) state.max[r] = top;
     const float base = state.max[r] == -INFINITY ? 0.0f : state.max[r];
-    correction[r] = ptx::exp2_approx(before - base);
+    correction[r] = ptx::exp2_approx((before - base) * Logits::kLog2);
+    const auto exponent = logits.above(r, base);
     float sum0 = 0.0f, sum1 = 0.0f;
 #pragma unroll
     for (int i = 2 * r; i < kCount; i += 4) {
-      s[i] = ptx::exp2_approx(logits.above(s[i], r, base));
-      s[i + 1] = ptx::exp2_approx(logits.above(s[i + 1], r, base));
+      s[i] = ptx::exp2_approx(exponent(s[i]));
+      s[i + 1] = ptx::exp2_approx(exponent(s[i + 1]));
       sum0 += s[i];
       sum1 += s[i + 1];
     }

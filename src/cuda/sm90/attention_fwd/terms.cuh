@@ -2,14 +2,17 @@
 // every element.
 //
 //   column   of k, for key j of a tile             of q
-//   0 - 2    bias / scale in three parts; -inf     the parts' units
-//            in the first where the key is closed
+//   0 - 2    bias / scale in three parts, as far   the parts' units
+//            as they go; -inf in the first where
+//            the key is closed
 //   3 - 5    j - kTileK / 2                        slope / scale in three parts, less in tiles right of the rows
 //
 // The slope's part at the middle of the tile is a constant of a row, which the softmax adds. A closed key whose row of
-// k is not finite leaves NaN in O, and the tile is computed again: see guard.cuh.
+// k is not finite leaves NaN in O, and the tile is computed again: see guard.cuh. So it is where a row's largest logit
+// is about what the parts can hold; a bias is then added to the scores themselves.
 #pragma once
 
+#include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
@@ -102,6 +105,7 @@ class KeyTileValues {
         const float x = p.bias_is_float ? __uint_as_float(of_keys.bits[e]) : to_float2<T>(of_keys.bits[e]).x;
         // Finite stays finite.
         values[e] = fabsf(x) < INFINITY ? fminf(fmaxf(x * p.scale_inverse, -3e38f), 3e38f) : x;
+        if (w.careful && x != -INFINITY) values[e] = 0.0f;
       }
     }
     if (p.mask.access == PlaneAccess::keys) {
@@ -137,6 +141,28 @@ class KeyTileValues {
   }
 };
 
+// s unit + bias, of a tile that is computed again. unit is 1 then.
+template <class C>
+__device__ __forceinline__ void add_key_bias(const Params& p, const Work& w, int k_tile, float& unit,
+                                             float (&s)[C::kTileK / 2]) {
+  const int first = k_tile * C::kTileK + recomputed(static_cast<int>(threadIdx.x)) % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < C::kTileK / 8; ++j) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int key = first + 8 * j + c;
+      if (key >= w.keys) continue;
+      const std::int64_t at[1] = {plane_begin(p.bias, w) + key * p.bias.stride_j};
+      float bias[1];
+      load_elements<typename C::Element>(p.bias, false, p.bias_is_float, at, bias);
+      if (bias[0] == -INFINITY) continue;  // closed already
+      s[4 * j + c] = fmaf(s[4 * j + c], unit, bias[0]);
+      s[4 * j + 2 + c] = fmaf(s[4 * j + 2 + c], unit, bias[0]);
+    }
+  }
+  unit = 1.0f;
+}
+
 // Where a tile's keys stand to a warpgroup's rows.
 enum class Side : int { left, both, right };
 
@@ -170,7 +196,7 @@ __device__ __forceinline__ void write_row_terms(const Params& p, RowTerms<C>& te
     const float slope = p.alibi[w.sequence * p.alibi_stride_b + row.head(p, w, 0) * p.alibi_stride_h];
     float part[3];
     split_slope<T>(slope / p.scale, part);
-    terms.slope[warp_row + lane] = slope * 1.44269504088896341f;
+    terms.slope[warp_row + lane] = slope * (C::kRemovesPairs ? 1.0f : kLog2OfE);
 #pragma unroll
     for (int side = 0; side < 3; ++side) {
       const float sign = static_cast<float>(1 - side);
