@@ -41,8 +41,10 @@ void CaseData::Maker::make() {
     data_.v_scale = scales(data_.v, c_.packed_k);
   }
   AttentionProblem p = data_.problem();
-  fill_rows(p, data_.q, c_.D, c_.values == Values::large_logits ? 10 : 1, 4);
-  fill_keys(p, data_.k, c_.D, c_.values == Values::large_logits ? 10 : 1, 3, c_.values == Values::far_keys ? 60 : 0);
+  // Products of 11 bits, or of codes of 8, leave nothing of scores in the hundreds.
+  const double large = c_.precision == Precision::f32 ? 10 : 3, size = c_.values == Values::large_logits ? large : 1;
+  fill_rows(p, data_.q, c_.D, size, 4);
+  fill_keys(p, data_.k, c_.D, size, 3, c_.values == Values::far_keys ? 60 : 0);
   fill_keys(p, data_.v, c_.Dv, 1, 8);
   if (c_.has_backward()) {
     data_.d_o = rows(c_.dtype, c_.packed_q, q_total, c_.Sq, c_.H, c_.Dv, c_.layout_o);

@@ -23,7 +23,7 @@ const char* name_of(Purpose purpose);
 // What the numbers look like. All have outliers that make the softmax of some rows peaked.
 enum class Values : std::uint8_t {
   normal,
-  large_logits,  // scores in the hundreds
+  large_logits,  // scores in the hundreds; in tens where they are not exact (Precision)
   far_keys,      // each channel of k far from 0, about the same number
 };
 

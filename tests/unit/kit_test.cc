@@ -124,6 +124,18 @@ TEST(CaseTable, NamesAreUniqueAndSizesCovered) {
   EXPECT_THROW(attention_case("no_such_row"), Error);
 }
 
+// Rows that no candidate of the CPU takes: their bounds are judged here, as those of others where they are run.
+TEST(CaseTable, RowsOfReducedPrecisionCanFail) {
+  for (const auto& rows : {in_tf32(attention_cases()), in_int8_qk(attention_cases())}) {
+    for (const AttentionCase& row : rows) {
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        if (pass == Pass::backward && !row.has_backward()) continue;
+        EXPECT_EQ(CaseRunner(row).blind_spots(pass), "") << row.name;
+      }
+    }
+  }
+}
+
 // A kernel with one small mistake: exact in all else, it must still fail. Each mistake is the reference run on a case
 // that differs in one option, judged as the original case.
 struct Mistake {
