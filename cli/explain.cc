@@ -1,7 +1,11 @@
 // heddle explain: which candidates could serve a problem, why not the others, and which one would run.
 #include <iostream>
 #include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
 
+#include "heddle/explain.h"
 #include "output.h"
 #include "problem.h"
 #include "verbs.h"
@@ -11,18 +15,29 @@ namespace {
 
 struct Explain {
   CommonFlags common;
-  ProblemFlags problem;
+  ProblemFlags asked;
   std::string pass = "forward";
+  std::optional<std::string> gpu;  // not given: what is here
 
   void run() const {
     common.apply();
-    require_device("explain", problem.device);
+    const GpuModel* const model = gpu ? &gpu_model_named(*gpu) : nullptr;
+    ProblemFlags problem = asked;
+    if (model != nullptr) problem.device = "cuda";
+    if (model == nullptr) require_device("explain", problem.device);
     const ProblemTensors tensors(problem, ProblemTensors::Memory::none);
+    const auto& [q, k, v, options] = std::tie(tensors.q, tensors.k, tensors.v, tensors.options);
     const Pass which = pass == "forward" ? Pass::forward : Pass::backward;
-    const auto candidates = explain_attention(tensors.q, tensors.k, tensors.v, tensors.options, which);
+    const auto candidates = model != nullptr ? explain_attention_on(*model, q, k, v, options, which)
+                                             : explain_attention(q, k, v, options, which);
     if (common.json) {
       Json out = {{"problem", problem.json()}, {"pass", pass}};
-      add_place(out, problem.device);
+      if (model != nullptr) {
+        out["gpu"] = model->product;
+        out["assumed"] = true;
+      } else {
+        add_place(out, problem.device);
+      }
       out["candidates"] = Json::array();
       for (const Candidate& c : candidates) {
         Json entry = {{"name", c.name}, {"method", c.method}, {"supported", c.supported}, {"chosen", c.chosen}};
@@ -37,7 +52,7 @@ struct Explain {
       return;
     }
     std::cout << problem.name() << ", " << name_of(dtype_named(problem.dtype)) << ", " << pass << ", "
-              << place_text(problem.device) << "\n\n";
+              << (model != nullptr ? std::string(model->product) + ", assumed" : place_text(problem.device)) << "\n\n";
     Table table({{"candidate"}, {"method"}, {"estimate", Align::right}, {"workspace", Align::right}, {"verdict"}});
     for (const Candidate& c : candidates) {
       table.add({c.name, c.method, c.supported ? seconds_text(c.seconds) : "-",
@@ -57,8 +72,11 @@ void add_explain(CLI::App& app) {
   verb->footer("Example: heddle explain --heads 32 --kv-heads 8 --length 1 --keys 8192 --head-size 128");
   const auto self = std::make_shared<Explain>();
   self->common.add_to(*verb);
-  self->problem.add_to(*verb);
-  add_device_flag(*verb, self->problem.device);
+  self->asked.add_to(*verb);
+  add_device_flag(*verb, self->asked.device);
+  std::string known;
+  for (const GpuModel& model : gpu_models()) known += (known.empty() ? "" : ", ") + std::string(model.name);
+  verb->add_option("--gpu", self->gpu, "Candidates of a GPU that need not be here: " + known);
   verb->add_option("--pass", self->pass, "forward or backward")
       ->check(CLI::IsMember({"forward", "backward"}))
       ->capture_default_str();

@@ -5,6 +5,7 @@
 #include "heddle/candidate.h"
 #include "heddle/checkpoint.h"
 #include "heddle/error.h"
+#include "heddle/explain.h"
 #include "heddle/int4_cache.h"
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"

@@ -13,6 +13,7 @@ import numpy as np
 from . import _heddle
 from ._gpu import gpu_of
 from ._lowbit_tensor import QuantizedTensor, call, kind, on_cpu, plain
+from .explanation import UINT8, gpu_name, stand_in
 
 #: What ``linear`` may apply to its sums.
 ACTIVATIONS: tuple[str, ...] = ("none", "relu", "gelu_erf", "gelu_tanh", "silu", "swiglu")
@@ -168,13 +169,26 @@ def explain(
     int8_x: bool = False,
     batch_invariant: bool = False,
     force: str = "",
+    gpu: str | None = None,
 ) -> list[LinearCandidate]:
-    """The candidates for ``linear`` with these arguments, and which one would run. Nothing is computed."""
+    """The candidates for ``linear`` with these arguments, and which one would run. Nothing is computed.
+
+    gpu: answer as a machine with that GPU would, as ``heddle.explain`` does. Weights that were packed for the CPU are taken
+    as ``pack`` has them on a GPU by itself, in order "fragments16".
+
+    Raises:
+      ValueError: a bad argument, as ``linear`` would refuse it; a gpu that is not known, listing those that are.
+    """
     kind(x, "explain_linear", "x")
     _check_packed("explain_linear", weights)
+    name = gpu_name(gpu)
     options = (activation, plain(bias), plain(residual), norm, plain(norm_weight), plain(norm_bias), eps, int8_x,
                batch_invariant, force)  # fmt: skip
-    return [LinearCandidate(*parts) for parts in _heddle.explain_linear(plain(x), weights._parts(), options)]
+    parts = weights._parts()
+    if name and weights.order == "rows16":
+        described = (*parts[:4], "fragments16")
+        parts = (*described, stand_in((_heddle.lowbit_packed_bytes(*described),), UINT8), None)
+    return [LinearCandidate(*found) for found in _heddle.explain_linear(plain(x), parts, options, name)]
 
 
 def _check_packed(operation: str, weights: Any) -> None:

@@ -10,6 +10,7 @@ from ._options import BIAS, DROPOUT_SEED, MASK, dtype_name, pack
 from .functional import _is_torch, _torch_path
 
 _DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
+UINT8 = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +75,15 @@ def _bytes(count: int) -> str:
 
 
 def _shape_only(shape: tuple[int, ...], dtype: Any) -> tuple:
-    """A view for an operation that does not read the data: a stand-in address, aligned as an allocator's."""
     name = dtype_name(dtype)
     code = _DTYPE_CODES.get(name) if isinstance(name, str) else None
     if code is None:
         raise ValueError(f"[explain] dtype is {dtype!r}: it must be 'float32', 'float16' or 'bfloat16'")
+    return stand_in(shape, code)
+
+
+def stand_in(shape: tuple[int, ...], code: int) -> tuple:
+    """A view for an operation that does not read the data: no address of anything, aligned as an allocator's."""
     strides, step = [], 1
     for extent in reversed(shape):
         strides.append(step)
@@ -86,7 +91,16 @@ def _shape_only(shape: tuple[int, ...], dtype: Any) -> tuple:
     return (64, code, tuple(shape), tuple(reversed(strides)))
 
 
-def explain(q: Any, k: Any, v: Any, *, backward: bool = False, dtype: Any = "float32", **options: Any) -> Explanation:
+def gpu_name(gpu: Any) -> str:
+    """What the native module takes for ``gpu``."""
+    if gpu is not None and (not isinstance(gpu, str) or not gpu):
+        raise ValueError(f"[explain] gpu is {gpu!r}: it must be a name, as 'h100', or None")
+    return gpu or ""
+
+
+def explain(
+    q: Any, k: Any, v: Any, *, backward: bool = False, dtype: Any = "float32", gpu: str | None = None, **options: Any
+) -> Explanation:
     """The candidates for ``heddle.attention(q, k, v, **options)`` and which one would run.
 
     Args:
@@ -94,10 +108,15 @@ def explain(q: Any, k: Any, v: Any, *, backward: bool = False, dtype: Any = "flo
       backward: explain the gradient's kernels instead of the forward's.
       dtype: "float32", "float16" or "bfloat16", for q, k and v given as shapes; also "fp32", "fp16" and "bf16", and
         torch's and numpy's dtypes.
+      gpu: answer as a machine with that GPU would, which need not be here: "a100", "rtx4090", "l40s", "h100" or "h200".
+        The tensors are taken to be on it, wherever they are, and no data is read, index data neither: packed sequences need
+        max_seqlen_q and max_seqlen_k. Seconds rest on costs measured on an H200, as there, unless HEDDLE_TUNING names a
+        file made on such a GPU; those and the workspace are bounds where they follow from what only its driver knows (how
+        many clusters of thread blocks a Hopper GPU holds).
       options: as ``attention`` takes them. Data is not read, except index data.
 
     Raises:
-      ValueError: a bad argument, as ``attention`` would refuse it.
+      ValueError: a bad argument, as ``attention`` would refuse it; a gpu that is not known, listing those that are.
     """
     items = list(pack(**options))
     for i in (BIAS, MASK):
@@ -108,4 +127,5 @@ def explain(q: Any, k: Any, v: Any, *, backward: bool = False, dtype: Any = "flo
     if any(map(_is_torch, (q, k, v, *items))):
         _torch_path()
     shapes = (_shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
-    return Explanation(Candidate(*found) for found in _heddle.explain_attention(*shapes, tuple(items), backward))
+    found = _heddle.explain_attention(*shapes, tuple(items), backward, gpu_name(gpu))
+    return Explanation(Candidate(*parts) for parts in found)

@@ -9,6 +9,7 @@
 #include "convert.h"
 #include "core/philox.h"
 #include "heddle/error.h"
+#include "heddle/explain.h"
 #include "ops/attention.h"
 
 namespace heddle::python {
@@ -83,13 +84,17 @@ void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle
                           });
 }
 
-nb::list explain(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& items, bool backward_pass) {
+// gpu: the name of a GPU that need not be here; "": where the tensors are.
+nb::list explain(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& items, bool backward_pass,
+                 const std::string& gpu) {
   Arguments arguments("explain_attention", Arguments::Devices::any);
   const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
   const AttentionOptions options = arguments.options(items);
+  const Pass pass = backward_pass ? Pass::backward : Pass::forward;
   nb::list out;
   for (const Candidate& candidate :
-       explain_attention(q_view, k_view, v_view, options, backward_pass ? Pass::backward : Pass::forward)) {
+       gpu.empty() ? explain_attention(q_view, k_view, v_view, options, pass)
+                   : explain_attention_on(gpu_model_named(gpu), q_view, k_view, v_view, options, pass)) {
     out.append(nb::make_tuple(candidate.name, candidate.method, candidate.supported, candidate.reason,
                               candidate.seconds, candidate.workspace, candidate.chosen));
   }
@@ -151,7 +156,7 @@ void bind_attention(nb::module_& module) {
              nb::arg("dbias").none(), nb::arg("dsink").none(), nb::arg("options"), nb::arg("heads_first") = false,
              nb::arg("stream") = 0);
   module.def("explain_attention", &explain, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("options"),
-             nb::arg("backward"));
+             nb::arg("backward"), nb::arg("gpu") = "");
   module.def("dropout_mask", &dropout_mask, nb::arg("keep"), nb::arg("p"), nb::arg("seed"));
   module.def("describe", &describe, nb::arg("array").none(), nb::arg("operation"), nb::arg("name"));
   module.def("empty", &empty, nb::arg("shape"), nb::arg("dtype"));

@@ -5,6 +5,7 @@
 
 #include "convert.h"
 #include "heddle/error.h"
+#include "heddle/explain.h"
 
 namespace heddle::python {
 namespace {
@@ -68,13 +69,15 @@ void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const nb::tupl
 }
 
 // Name, method, whether it could run, why it does not, seconds, bytes of workspace, chosen, seconds over those of a
-// product of 16-bit weights.
-nb::list explain(nb::handle x, const nb::tuple& packed, const nb::tuple& items) {
+// product of 16-bit weights. gpu: the name of a GPU that need not be here; "": where the tensors are.
+nb::list explain(nb::handle x, const nb::tuple& packed, const nb::tuple& items, const std::string& gpu) {
   Arguments arguments("explain_linear", Arguments::Devices::any);
   const TensorView from = arguments.read(x, "x");
   const PackedWeights weights = packed_of(arguments, packed);
+  const LinearOptions options = options_of(arguments, items);
   nb::list out;
-  for (const Candidate& c : explain_linear(from, weights, options_of(arguments, items))) {
+  for (const Candidate& c : gpu.empty() ? explain_linear(from, weights, options)
+                                        : explain_linear_on(gpu_model_named(gpu), from, weights, options)) {
     out.append(nb::make_tuple(c.name, c.method, c.supported, c.reason, c.seconds, c.workspace, c.chosen, c.of_16bit));
   }
   return out;
@@ -118,7 +121,8 @@ void backward(nb::handle dy, nb::handle x, const nb::tuple& packed, const nb::tu
 void bind_linear(nb::module_& module) {
   module.def("linear_forward", &forward, nb::arg("x").none(), nb::arg("weights"), nb::arg("y").none(),
              nb::arg("options"), nb::arg("stream") = 0);
-  module.def("explain_linear", &explain, nb::arg("x").none(), nb::arg("weights"), nb::arg("options"));
+  module.def("explain_linear", &explain, nb::arg("x").none(), nb::arg("weights"), nb::arg("options"),
+             nb::arg("gpu") = "");
   module.def("unpack_weights", &unpack, nb::arg("out").none(), nb::arg("weights"), nb::arg("stream") = 0);
   module.def("linear_backward", &backward, nb::arg("dy").none(), nb::arg("x").none(), nb::arg("weights"),
              nb::arg("gradients"), nb::arg("options"), nb::arg("stream") = 0);

@@ -9,6 +9,7 @@
 
 #include "core/candidate.h"
 #include "cpu/attention.h"
+#include "cuda/assumed_gpu.h"
 #include "cuda/attention.h"
 #include "cuda/backend.h"
 #include "ops/attention_arguments.h"
@@ -150,6 +151,7 @@ auto choose(const Check& check, const Problem& problem, Device device, const Wis
 
 template <class Kernel, class Problem>
 void run(const Check& check, const Kernel& kernel, const Problem& problem, const Runtime& given, std::size_t needed) {
+  if (kernel.device == Device::cuda) cuda::require_gpu_that_is_here("attention");
   Runtime runtime = given;
   if (runtime.executor == nullptr) runtime.executor = &default_executor();
   check_workspace(check, runtime.workspace, needed);

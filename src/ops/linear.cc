@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "cpu/linear.h"
+#include "cuda/assumed_gpu.h"
 #include "cuda/linear.h"
 #include "ops/attention.h"
 #include "ops/linear_arguments.h"
@@ -76,6 +77,7 @@ void linear_forward(const TensorView& x, const PackedWeights& weights, const Ten
   const std::size_t bytes = kernel.workspace(problem, workers);
   runtime.workspace = bytes > 0 ? allocate(bytes) : Workspace{};
   check_workspace(check, runtime.workspace, bytes);
+  if (kernel.device == Device::cuda) cuda::require_gpu_that_is_here("linear_forward");
   kernel.launch(problem, runtime);
 }
 

@@ -1,6 +1,7 @@
 // linear_backward and explain_linear_backward: check, ask each candidate, choose, launch.
 #include "core/check.h"
 #include "cpu/linear.h"
+#include "cuda/assumed_gpu.h"
 #include "cuda/linear.h"
 #include "heddle/linear.h"
 #include "ops/attention.h"
@@ -25,6 +26,7 @@ void linear_backward(const TensorView& dy, const TensorView& x, const PackedWeig
   const int workers = runtime.executor->workers();
   const LinearBackwardKernel& kernel = choose(check, kCandidates, problem, options.force, workers);
   check_workspace(check, runtime.workspace, kernel.workspace(problem, workers));
+  if (kernel.device == Device::cuda) cuda::require_gpu_that_is_here("linear_backward");
   kernel.launch(problem, runtime);
 }
 

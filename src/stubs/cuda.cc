@@ -2,6 +2,7 @@
 #include <cstdlib>
 
 #include "core/check.h"
+#include "cuda/assumed_gpu.h"
 #include "cuda/attention.h"
 #include "cuda/backend.h"
 #include "cuda/kv_cache.h"
@@ -67,6 +68,11 @@ std::string tuning_state() {
   const char* path = std::getenv("HEDDLE_TUNING");
   return path != nullptr && *path != '\0' ? text(path, ": not read, as this build has no GPU kernels") : "";
 }
+
+struct DeviceProperties {};
+AssumedGpu::AssumedGpu(const GpuModel&) {}
+AssumedGpu::~AssumedGpu() = default;
+void require_gpu_that_is_here(std::string_view) {}
 
 double seconds_of_16bit(const LinearProblem&) { return 0.0; }
 void decode_weights(const LinearProblem&, const WeightBlock&, const lowbit::Weights&, void*) {

@@ -1,17 +1,23 @@
 #include "cuda/common/device.h"
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <mutex>
 #include <utility>
 
 #include "core/check.h"
+#include "cuda/assumed_gpu.h"
 #include "cuda/backend.h"
+#include "heddle/explain.h"
 
 namespace heddle::cuda {
 namespace {
 
 constexpr int kMaxDevices = 64;
+
+// What this thread takes for the current device.
+constinit thread_local const DeviceProperties* assumed = nullptr;
 
 DeviceProperties read(int ordinal) {
   DeviceProperties device;
@@ -60,7 +66,35 @@ Gpus gpus() {
   return found;
 }
 
+AssumedGpu::AssumedGpu(const GpuModel& model)
+    : device_(new DeviceProperties{.major = model.major,
+                                   .minor = model.minor,
+                                   .multiprocessors = model.multiprocessors,
+                                   .shared_memory = model.shared_memory,
+                                   .multiprocessor_shared_memory = model.multiprocessor_shared_memory,
+                                   .l2_bytes = model.l2_bytes,
+                                   .name = std::string(model.product)}),
+      before_(std::exchange(assumed, device_.get())) {}
+
+AssumedGpu::~AssumedGpu() { assumed = before_; }
+
+bool gpu_is_assumed() { return assumed != nullptr; }
+
+void require_gpu_that_is_here(std::string_view operation) {
+  if (assumed == nullptr) return;
+  throw RuntimeError(text("[", operation, "] nothing runs on a GPU that is only assumed: ", assumed->name));
+}
+
+int clusters_held(int (*ask)(int size), int size) {
+  if (assumed == nullptr) return ask(size);
+  // A cluster lies in one of at most 8 groups, which have pairs of multiprocessors: each leaves less than a cluster.
+  constexpr int kGroups = 8;
+  const int unused = kGroups * (size % 2 == 0 ? size - 2 : size - 1);
+  return std::max(assumed->multiprocessors - unused, 0) / size;
+}
+
 const DeviceProperties& current_device() {
+  if (assumed != nullptr) return *assumed;
   static const DeviceProperties none;
   int ordinal = 0;
   if (cudaGetDevice(&ordinal) != cudaSuccess || ordinal >= kMaxDevices) {
@@ -75,6 +109,7 @@ const DeviceProperties& current_device() {
 
 const KernelFacts& facts_of(const void* kernel) {
   constexpr int kFirst = 90;
+  require_gpu_that_is_here("kernel");
   thread_local std::map<std::pair<int, const void*>, KernelFacts> known;
   const DeviceProperties& device = current_device();
   const std::pair key(device.ordinal, kernel);

@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "cuda/any/cublaslt/api.h"
+#include "cuda/assumed_gpu.h"
 #include "cuda/common/device.h"
 
 namespace heddle::cuda::cublaslt {
@@ -72,6 +73,7 @@ void require(Status status, const char* what) {
 
 // One for each device; never destroyed.
 Handle handle() {
+  require_gpu_that_is_here("cublaslt");
   static std::mutex mutex;
   static std::map<int, Handle> handles;
   const std::scoped_lock lock(mutex);
@@ -109,7 +111,8 @@ std::uint32_t alignment_of(const void* data) {
 
 }  // namespace
 
-std::string refuse_library() { return library().refusal; }
+// Of a GPU that is assumed: whether this machine has the library says nothing of that one's.
+std::string refuse_library() { return gpu_is_assumed() ? "" : library().refusal; }
 
 void multiply(const Product& p, void* workspace, cudaStream_t stream) {
   const Functions& f = library().functions;

@@ -9,6 +9,7 @@
 #include "cuda/any/linear/params.h"
 #include "cuda/any/linear/plan.h"
 #include "cuda/any/linear/rows.h"
+#include "cuda/assumed_gpu.h"
 
 namespace heddle::cuda::linear {
 
@@ -81,7 +82,8 @@ Choice<Variant> choose(const LinearProblem& p, const Measured<Variant> (&variant
     consider(v, plan);
     if constexpr (requires { v.variant->clusters_at_once; }) {
       if (p.batch_invariant) continue;
-      const Plan in_clusters = clustered(plan, tile, multiprocessors, v.variant->clusters_at_once);
+      const auto fits = [&](int size) { return clusters_held(v.variant->clusters_at_once, size); };
+      const Plan in_clusters = clustered(plan, tile, multiprocessors, fits);
       if (in_clusters.cluster > 1) consider(v, in_clusters);
     }
   }

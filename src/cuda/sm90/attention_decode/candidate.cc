@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/check.h"
+#include "cuda/assumed_gpu.h"
 #include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
@@ -115,7 +116,7 @@ void choose_cluster(const AttentionProblem& p, const Variant& v, Plan& plan) {
   const int units = static_cast<int>(p.B) * plan.head_groups * plan.row_units;
   const int processors = current_device().multiprocessors;
   int most = std::min(kMaxCluster, processors / units);
-  while (most > 1 && v.clusters_at_once(most) < units) --most;
+  while (most > 1 && clusters_held(v.clusters_at_once, most) < units) --most;
   const std::int64_t keys = p.window_left < 0 ? p.Sk : std::min(p.Sk, p.window_left + p.Sq);
   if (most <= 1 || keys <= least_block(v)) return;
   int block = plan.block;

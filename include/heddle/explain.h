@@ -1,0 +1,52 @@
+// What would run on a GPU that need not be here: the explain_*() functions, asked about one of a known model.
+//
+// They answer as a machine with such a GPU would, and start nothing. Views are taken to be on that GPU wherever they
+// are, laid out as they are, and no data is read, index data neither: packed calls must bring max_seqlen. Seconds rest
+// on costs measured on an H200, as they do there, unless HEDDLE_TUNING names a file that was made on this model. How
+// many clusters of CTAs a Hopper GPU holds at once differs from chip to chip, and its driver alone knows: the least
+// that can be is taken, so that the workspace of sm90_decode, and the seconds of linear layers of few rows, may be
+// others there. cuBLASLt is taken to be found. A build without CUDA has no kernels to ask, and its candidates say so.
+#pragma once
+
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "heddle/attention.h"
+#include "heddle/int4_cache.h"
+#include "heddle/linear.h"
+
+namespace heddle {
+
+// A GPU as its driver would describe it.
+struct GpuModel {
+  std::string_view name;     // "h100"
+  std::string_view product;  // "NVIDIA H100 80GB HBM3"
+  int major = 0, minor = 0;  // compute capability
+  int multiprocessors = 0;
+  int shared_memory = 0;                 // bytes that a block may have
+  int multiprocessor_shared_memory = 0;  // bytes that the blocks of a multiprocessor share
+  int l2_bytes = 0;
+};
+
+// Those that have names: a100, rtx4090, l40s, h100, h200. Figures are NVIDIA's data sheets'.
+std::span<const GpuModel> gpu_models();
+// One of them; Error, listing them, for another name.
+const GpuModel& gpu_model_named(std::string_view name);
+
+std::vector<Candidate> explain_attention_on(const GpuModel& gpu, const TensorView& q, const TensorView& k,
+                                            const TensorView& v, const AttentionOptions& options,
+                                            Pass pass = Pass::forward, const Runtime& runtime = {});
+
+std::vector<Candidate> explain_attention_over_int4_cache_on(const GpuModel& gpu, const TensorView& q,
+                                                            const Int4Cache& cache, const AttentionOptions& options,
+                                                            const Runtime& runtime = {});
+
+std::vector<Candidate> explain_linear_on(const GpuModel& gpu, const TensorView& x, const PackedWeights& weights,
+                                         const LinearOptions& options = {}, const Runtime& runtime = {});
+
+std::vector<Candidate> explain_linear_backward_on(const GpuModel& gpu, const TensorView& dy, const TensorView& x,
+                                                  const PackedWeights& weights, const LinearGradients& gradients,
+                                                  const LinearOptions& options = {}, const Runtime& runtime = {});
+
+}  // namespace heddle

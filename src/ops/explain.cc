@@ -1,0 +1,100 @@
+// explain_*_on: the models that have names, and explain_*() asked about one of them.
+#include "heddle/explain.h"
+
+#include <initializer_list>
+#include <string>
+
+#include "core/check.h"
+#include "cuda/assumed_gpu.h"
+
+namespace heddle {
+namespace {
+
+constexpr int kKiB = 1024, kMiB = 1024 * kKiB;
+
+// A block has what its multiprocessor has, but for 1 KiB.
+constexpr GpuModel kModels[] = {
+    {"a100", "NVIDIA A100-SXM4-80GB", 8, 0, 108, 163 * kKiB, 164 * kKiB, 40 * kMiB},
+    {"rtx4090", "NVIDIA GeForce RTX 4090", 8, 9, 128, 99 * kKiB, 100 * kKiB, 72 * kMiB},
+    {"l40s", "NVIDIA L40S", 8, 9, 142, 99 * kKiB, 100 * kKiB, 96 * kMiB},
+    {"h100", "NVIDIA H100 80GB HBM3", 9, 0, 132, 227 * kKiB, 228 * kKiB, 50 * kMiB},
+    {"h200", "NVIDIA H200", 9, 0, 132, 227 * kKiB, 228 * kKiB, 50 * kMiB},
+};
+
+TensorView there(TensorView view) {
+  view.device = Device::cuda;
+  return view;
+}
+
+void move(std::initializer_list<TensorView*> views) {
+  for (TensorView* view : views) view->device = Device::cuda;
+}
+
+AttentionOptions there(AttentionOptions o) {
+  move({&o.alibi_slopes, &o.bias, &o.mask, &o.sink, &o.draft_mask, &o.cu_seqlens_q, &o.cu_seqlens_k, &o.seqused_q,
+        &o.seqused_k, &o.page_table, &o.cache_batch_idx, &o.cache_leftpad, &o.q_scale, &o.k_scale, &o.v_scale});
+  return o;
+}
+
+Int4Cache there(Int4Cache cache) {
+  move({&cache.blocks, &cache.k_tail, &cache.v_tail, &cache.page_table, &cache.row_idx});
+  return cache;
+}
+
+PackedWeights there(PackedWeights weights) {
+  weights.device = Device::cuda;
+  move({&weights.data, &weights.kept});
+  return weights;
+}
+
+LinearOptions there(LinearOptions o) {
+  move({&o.bias, &o.residual, &o.norm_weight, &o.norm_bias});
+  return o;
+}
+
+LinearGradients there(LinearGradients gradients) {
+  move({&gradients.dx, &gradients.dbias, &gradients.dnorm_weight, &gradients.dnorm_bias});
+  return gradients;
+}
+
+}  // namespace
+
+std::span<const GpuModel> gpu_models() { return kModels; }
+
+const GpuModel& gpu_model_named(std::string_view name) {
+  std::string known;
+  for (const GpuModel& model : kModels) {
+    if (name == model.name) return model;
+    known += (known.empty() ? "" : ", ") + std::string(model.name);
+  }
+  throw Error(text("[explain] gpu is '", name, "': it must be one of ", known));
+}
+
+std::vector<Candidate> explain_attention_on(const GpuModel& gpu, const TensorView& q, const TensorView& k,
+                                            const TensorView& v, const AttentionOptions& options, Pass pass,
+                                            const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_attention(there(q), there(k), there(v), there(options), pass, runtime);
+}
+
+std::vector<Candidate> explain_attention_over_int4_cache_on(const GpuModel& gpu, const TensorView& q,
+                                                            const Int4Cache& cache, const AttentionOptions& options,
+                                                            const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_attention_over_int4_cache(there(q), there(cache), there(options), runtime);
+}
+
+std::vector<Candidate> explain_linear_on(const GpuModel& gpu, const TensorView& x, const PackedWeights& weights,
+                                         const LinearOptions& options, const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_linear(there(x), there(weights), there(options), runtime);
+}
+
+std::vector<Candidate> explain_linear_backward_on(const GpuModel& gpu, const TensorView& dy, const TensorView& x,
+                                                  const PackedWeights& weights, const LinearGradients& gradients,
+                                                  const LinearOptions& options, const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_linear_backward(there(dy), there(x), there(weights), there(gradients), there(options), runtime);
+}
+
+}  // namespace heddle
