@@ -392,6 +392,43 @@ def test_explain_refuses_what_the_operation_refuses():
     assert "dtype is 'int7'" in run("explain", "--dtype", "int7", code=2)
 
 
+def chosen_on(gpu, *flags, **environment):
+    out = run_json("explain", "--gpu", gpu, "--dtype", "bf16", *flags, **environment)
+    assert out["assumed"] and out["problem"]["device"] == "cuda"
+    return out["gpu"], next((c for c in out["candidates"] if c["chosen"]), None)
+
+
+def test_explain_for_a_gpu_that_is_not_here():
+    assert "gpu is 'v100': it must be one of a100, rtx4090, l40s, h100, h200" in run("explain", "--gpu", "v100", code=2)
+    assert "gpu is '': it must be one of" in run("explain", "--gpu", "", code=2)
+    if WITHOUT_CUDA in run("explain"):
+        assert chosen_on("h100") == ("NVIDIA H100 80GB HBM3", None) and WITHOUT_CUDA in run("explain", "--gpu", "h100")
+        return
+    for gpu, product, prefix in [("a100", "NVIDIA A100-SXM4-80GB", "sm80"), ("rtx4090", "NVIDIA GeForce RTX 4090", "sm80"),
+                                 ("h200", "NVIDIA H200", "sm90")]:  # fmt: skip
+        for flags, suffix in [(["--bias", "--mask", "--alibi", "--sink"], ""), (["--packed"], ""), (["--pass", "backward"], ""),
+                              (["--length", 1, "--keys", 8192, "--page-size", 16], "_decode")]:  # fmt: skip
+            named, candidate = chosen_on(gpu, *flags)
+            assert (named, candidate["name"]) == (product, prefix + suffix)
+            assert candidate["estimated_seconds"] > 0
+    text = run("explain", "--gpu", "l40s")
+    assert "NVIDIA L40S, assumed" in text and "it needs a Hopper GPU (compute capability 9.0); this one has 8.9" in text
+
+
+def test_a_tuning_file_is_for_the_gpu_it_was_made_on(tmp_path):
+    if WITHOUT_CUDA in run("explain"):
+        pytest.skip("no kernels to tune")
+    made = {"name": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0", "multiprocessors": 132}
+    file = tmp_path / "tuned.json"
+    kernels = {"sm90 d64": {"fixed": 0.25, "flops": 1e15}}
+    version = run_json("info")["version"]
+    file.write_text(json.dumps({"schema": 1, "gpu": made, "version": version, "kernels": kernels}))
+    tuned = dict(HEDDLE_TUNING=str(file))
+    assert chosen_on("h200", **tuned) == chosen_on("h200")
+    assert chosen_on("h100", "--force", "sm90", **tuned)[1]["estimated_seconds"] > 0.25
+    assert chosen_on("h100", **tuned)[1]["name"] == "sm80" and chosen_on("h100")[1]["name"] == "sm90"
+
+
 @pytest.mark.parametrize("flags", [["--packed"], ["--page-size", 5], ["--bias", "--mask", "--alibi", "--sink"]])
 def test_explain_with_features(flags):
     out = run_json("explain", "--length", 65, *flags)

@@ -1,0 +1,263 @@
+// What would run on a GPU that is not here, and that nothing else comes to believe in it.
+#include "heddle/explain.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cuda/assumed_gpu.h"
+#include "cuda/backend.h"
+#include "heddle/error.h"
+
+namespace heddle {
+namespace {
+
+alignas(64) std::byte somewhere[64];
+
+TensorView view(DType dtype, std::initializer_list<std::int64_t> shape, Device device = Device::cpu) {
+  TensorView x(somewhere, dtype, shape);
+  x.device = device;
+  return x;
+}
+
+struct Call {
+  DType dtype = DType::bf16;
+  std::int64_t Sq = 1024, Sk = 1024, D = 128;
+  Device device = Device::cpu;
+  AttentionOptions options = {};
+  TensorView q() const { return view(dtype, {2, Sq, 8, D}, device); }
+  TensorView k() const { return view(dtype, {2, Sk, 2, D}, device); }
+};
+
+std::string chosen(const std::vector<Candidate>& list) {
+  for (const Candidate& candidate : list) {
+    if (candidate.chosen) return candidate.name;
+  }
+  return "none";
+}
+
+std::string chosen_on(const char* gpu, const Call& c, Pass pass = Pass::forward) {
+  return chosen(explain_attention_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), c.options, pass));
+}
+
+std::string reason_of(const std::vector<Candidate>& list, const std::string& name) {
+  for (const Candidate& candidate : list) {
+    if (candidate.name == name) return candidate.reason;
+  }
+  return "no such candidate";
+}
+
+// What the GPU's candidates say of tensors on the GPU that there is, if any.
+std::vector<std::string> answers_here() {
+  const Call c{.device = Device::cuda};
+  std::vector<std::string> out;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    for (const Candidate& candidate : explain_attention(c.q(), c.k(), c.k(), c.options, pass)) {
+      out.push_back(candidate.name + ": " + candidate.reason + (candidate.chosen ? "chosen" : ""));
+    }
+  }
+  return out;
+}
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "nothing was refused";
+}
+
+class ExplainOn : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!cuda::built()) GTEST_SKIP() << "a build without CUDA has no kernels to ask";
+  }
+};
+
+TEST(GpuModels, HaveNames) {
+  for (const GpuModel& model : gpu_models()) EXPECT_EQ(&gpu_model_named(model.name), &model);
+  EXPECT_EQ(refusal([] { gpu_model_named("v100"); }),
+            "[explain] gpu is 'v100': it must be one of a100, rtx4090, l40s, h100, h200");
+}
+
+TEST(GpuModels, WithoutKernelsTheirCandidatesSaySo) {
+  if (cuda::built()) GTEST_SKIP() << "this build has kernels";
+  const Call c;
+  const auto list = explain_attention_on(gpu_model_named("h100"), c.q(), c.k(), c.k(), c.options);
+  EXPECT_EQ(chosen(list), "none");
+  EXPECT_EQ(reason_of(list, "sm90"), "this heddle was built without CUDA: build it with HEDDLE_CUDA=ON");
+}
+
+TEST_F(ExplainOn, EachArchitectureHasItsOwn) {
+  const Call prefill, decode{.Sq = 1, .Sk = 8192}, f32{.dtype = DType::f32};
+  for (const char* gpu : {"a100", "rtx4090", "l40s"}) {
+    EXPECT_EQ(chosen_on(gpu, prefill), "sm80") << gpu;
+    EXPECT_EQ(chosen_on(gpu, prefill, Pass::backward), "sm80") << gpu;
+    EXPECT_EQ(chosen_on(gpu, decode), "sm80_decode") << gpu;
+  }
+  for (const char* gpu : {"h100", "h200"}) {
+    EXPECT_EQ(chosen_on(gpu, prefill), "sm90") << gpu;
+    EXPECT_EQ(chosen_on(gpu, prefill, Pass::backward), "sm90") << gpu;
+    EXPECT_EQ(chosen_on(gpu, decode), "sm90_decode") << gpu;
+    EXPECT_EQ(chosen_on(gpu, f32), "sm80") << gpu;
+  }
+  const auto ada = explain_attention_on(gpu_model_named("rtx4090"), prefill.q(), prefill.k(), prefill.k(), {});
+  EXPECT_EQ(reason_of(ada, "sm90"), "it needs a Hopper GPU (compute capability 9.0); this one has 8.9");
+  EXPECT_EQ(reason_of(ada, "cpu"), "it runs on another device than the tensors are on");
+}
+
+TEST_F(ExplainOn, TakesAModelOfTheCallers) {
+  const Call c;
+  const GpuModel turing{.name = "t4", .product = "Tesla T4", .major = 7, .minor = 5, .multiprocessors = 40};
+  const auto list = explain_attention_on(turing, c.q(), c.k(), c.k(), {});
+  EXPECT_EQ(chosen(list), "none");
+  EXPECT_EQ(reason_of(list, "sm80"),
+            "it needs an Ampere GPU or a newer one (compute capability 8.0); this one has 7.5");
+}
+
+// Nothing of the options is left on the CPU, and none of it is read: the addresses are of 64 bytes.
+TEST_F(ExplainOn, OptionsAreThereToo) {
+  Call c{.Sq = 4, .Sk = 16};
+  c.options.alibi_slopes = c.options.sink = view(DType::f32, {8});
+  c.options.bias = view(DType::f32, {1, 8, 4, 1 << 20});
+  c.options.mask = view(DType::boolean, {2, 1, 4, 1 << 20});
+  c.options.page_table = view(DType::i32, {2, 1 << 16});
+  c.options.seqused_q = c.options.seqused_k = c.options.cache_leftpad = view(DType::i32, {2});
+  c.options.draft_mask = view(DType::i32, {2, 4});
+  EXPECT_EQ(chosen_on("h100", c), "sm90_decode");
+  EXPECT_EQ(chosen_on("a100", c), "sm80_decode");
+
+  Call packed;
+  packed.options.cu_seqlens_q = packed.options.cu_seqlens_k = view(DType::i32, {1 << 20});
+  const auto ask = [&] {
+    explain_attention_on(gpu_model_named("h100"), view(DType::bf16, {1 << 20, 8, 128}),
+                         view(DType::bf16, {1 << 20, 2, 128}), view(DType::bf16, {1 << 20, 2, 128}), packed.options);
+  };
+  EXPECT_EQ(
+      refusal(ask),
+      "[explain_attention] max_seqlen_q is 0: cu_seqlens_q is on a GPU, where lengths are not read, so an upper bound "
+      "must be given");
+  packed.options.max_seqlen_q = packed.options.max_seqlen_k = 512;
+  EXPECT_EQ(refusal(ask), "nothing was refused");
+}
+
+TEST_F(ExplainOn, LinearLayersAndCachesInFourBits) {
+  const TensorView x = view(DType::bf16, {64, 4096}), row = view(DType::bf16, {1, 4096});
+  PackedWeights weights = packed_storage(lowbit::format_named("nvfp4"), 4096, 4096, false, WeightOrder::fragments16);
+  weights.data.data = somewhere;
+  const auto on = [&](const char* gpu, const TensorView& rows) {
+    return explain_linear_on(gpu_model_named(gpu), rows, weights);
+  };
+  EXPECT_EQ(chosen(on("h100", x)), "sm90_w4a16");
+  EXPECT_EQ(chosen(on("rtx4090", x)), "sm80_linear");
+  EXPECT_EQ(chosen(on("a100", row)), "sm80_gemv");
+  EXPECT_EQ(reason_of(on("a100", x), "sm90_w4a16"), "it needs a Hopper GPU (compute capability 9.0); this one has 8.0");
+  for (const Candidate& candidate : on("h200", x)) EXPECT_TRUE(!candidate.supported || candidate.of_16bit > 0);
+
+  // Whether this machine has cuBLASLt says nothing of that one's.
+  alignas(64) std::byte elsewhere[64];
+  LinearGradients gradients;
+  gradients.dx = x;
+  gradients.dx.data = elsewhere;
+  EXPECT_EQ(chosen(explain_linear_backward_on(gpu_model_named("a100"), x, {}, weights, gradients)), "cublaslt");
+
+  const std::int64_t bytes = int4_cache_block_bytes(128, 128);
+  Int4Cache cache;
+  cache.blocks = view(DType::u8, {2, 100, 2, bytes});
+  cache.k_tail = cache.v_tail = view(DType::bf16, {2, 128, 2, 128});
+  AttentionOptions options;
+  options.seqused_k = view(DType::i32, {2});
+  const Call c{.Sq = 1};
+  for (const char* gpu : {"a100", "h100"}) {
+    EXPECT_EQ(chosen(explain_attention_over_int4_cache_on(gpu_model_named(gpu), c.q(), cache, options)), "sm80_decode");
+  }
+}
+
+TEST_F(ExplainOn, IsForgottenAfterTheCall) {
+  const std::vector<std::string> before = answers_here();
+  const Call c;
+  EXPECT_EQ(chosen_on("h100", c), "sm90");
+  EXPECT_FALSE(cuda::gpu_is_assumed());
+  EXPECT_EQ(answers_here(), before);
+  // Also when the call is refused.
+  EXPECT_THROW(explain_attention_on(gpu_model_named("h100"), c.q(), view(DType::f16, {2, 8, 2, 128}), c.k(), {}),
+               Error);
+  EXPECT_FALSE(cuda::gpu_is_assumed());
+  EXPECT_EQ(answers_here(), before);
+}
+
+TEST_F(ExplainOn, IsNotSeenByOtherThreads) {
+  const std::vector<std::string> before = answers_here();
+  const cuda::AssumedGpu assumed(gpu_model_named("h100"));
+  EXPECT_NE(answers_here(), before);
+  std::vector<std::string> meanwhile;
+  bool seen = true;
+  std::thread([&] {
+    seen = cuda::gpu_is_assumed();
+    meanwhile = answers_here();
+  }).join();
+  EXPECT_FALSE(seen);
+  EXPECT_EQ(meanwhile, before);
+}
+
+TEST_F(ExplainOn, NothingCanBeStarted) {
+  const cuda::AssumedGpu assumed(gpu_model_named("h100"));
+  const std::string words = "] nothing runs on a GPU that is only assumed: NVIDIA H100 80GB HBM3";
+  Call c{.Sq = 16, .Sk = 16, .device = Device::cuda};
+  WorkspaceBuffer memory, scratch;
+  std::size_t used = 0;
+  const auto apart = [&](TensorView x) {
+    constexpr std::size_t kEach = std::size_t{1} << 16;
+    x.data = static_cast<std::byte*>(memory.get(32 * kEach).data) + kEach * used++;
+    return x;
+  };
+  const Runtime runtime{.workspace = scratch.get(std::size_t{256} << 20)};
+  const TensorView q = apart(c.q()), k = apart(c.k()), v = apart(c.k()), o = apart(c.q()), d_o = apart(c.q());
+  const TensorView lse = apart(view(DType::f32, {2, 8, 16}, Device::cuda));
+  for (const char* name : {"sm90", "sm80", "sm90_decode", "sm80_decode", "naive_cuda", "baseline_cuda"}) {
+    c.options.force = name;
+    EXPECT_EQ(refusal([&] { attention_forward(q, k, v, o, lse, c.options, runtime); }), "[attention" + words) << name;
+  }
+  AttentionGradients gradients;
+  gradients.dq = apart(c.q());
+  gradients.dk = apart(c.k());
+  gradients.dv = apart(c.k());
+  EXPECT_EQ(refusal([&] { attention_backward(q, k, v, o, lse, d_o, {}, gradients, {}, runtime); }),
+            "[attention" + words);
+
+  const TensorView x = apart(view(DType::bf16, {1, 128}, Device::cuda)), y = apart(x);
+  PackedWeights weights = packed_storage(lowbit::format_named("nvfp4"), 128, 128, false, WeightOrder::fragments16);
+  weights.data = apart(weights.data);
+  weights.device = weights.data.device = Device::cuda;
+  EXPECT_EQ(refusal([&] { linear_forward(x, weights, y, {}, runtime); }), "[linear_forward" + words);
+  LinearGradients dx;
+  dx.dx = x;
+  EXPECT_EQ(refusal([&] { linear_backward(y, {}, weights, dx, {}, runtime); }), "[linear_backward" + words);
+
+  // Operations without candidates are stopped at their kernel.
+  const TensorView cos = apart(view(DType::f32, {64, 64}, Device::cuda)), sin = apart(cos);
+  EXPECT_EQ(refusal([&] { apply_rotary(q, q, {.cos = cos, .sin = sin}, {}, runtime); }), "[kernel" + words);
+  const TensorView seqlens = apart(view(DType::i32, {2}, Device::cuda));
+  EXPECT_EQ(refusal([&] { append_kv_cache(k, v, apart(k), apart(v), seqlens, {}, {}, {}, runtime); }),
+            "[kernel" + words);
+}
+
+// Of the driver's answer only what must be: a bound from below, for which no kernel is asked.
+TEST_F(ExplainOn, ClustersAreTheLeastThatThereCanBe) {
+  const auto ask = [](int size) { return -size; };
+  EXPECT_EQ(cuda::clusters_held(ask, 4), -4);
+  const cuda::AssumedGpu assumed(gpu_model_named("h100"));
+  EXPECT_EQ(cuda::clusters_held(ask, 1), 132);
+  EXPECT_EQ(cuda::clusters_held(ask, 2), 66);
+  EXPECT_EQ(cuda::clusters_held(ask, 3), 38);
+  EXPECT_EQ(cuda::clusters_held(ask, 4), 29);
+  EXPECT_EQ(cuda::clusters_held(ask, 16), 1);
+}
+
+}  // namespace
+}  // namespace heddle
