@@ -174,7 +174,8 @@ def explain(
     """The candidates for ``linear`` with these arguments, and which one would run. Nothing is computed.
 
     gpu: answer as a machine with that GPU would, as ``heddle.explain`` does. Weights that were packed for the CPU are taken
-    as ``pack`` has them on a GPU by itself, in order "fragments16".
+    as ``pack`` has them on a GPU by itself, in order "fragments16". cuBLASLt is taken to be found there; seconds of few rows
+    may be others on a Hopper GPU, whose driver alone knows how many clusters of thread blocks it holds.
 
     Raises:
       ValueError: a bad argument, as ``linear`` would refuse it; a gpu that is not known, listing those that are.

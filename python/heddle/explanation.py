@@ -111,8 +111,8 @@ def explain(
       gpu: answer as a machine with that GPU would, which need not be here: "a100", "rtx4090", "l40s", "h100" or "h200".
         The tensors are taken to be on it, wherever they are, and no data is read, index data neither: packed sequences need
         max_seqlen_q and max_seqlen_k. Seconds rest on costs measured on an H200, as there, unless HEDDLE_TUNING names a
-        file made on such a GPU; those and the workspace are bounds where they follow from what only its driver knows (how
-        many clusters of thread blocks a Hopper GPU holds).
+        file made on such a GPU. How many clusters of thread blocks a Hopper GPU holds only its driver knows: the workspace
+        of "sm90_decode" may be another there.
       options: as ``attention`` takes them. Data is not read, except index data.
 
     Raises:
