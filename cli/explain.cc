@@ -23,8 +23,11 @@ struct Explain {
     common.apply();
     const GpuModel* const model = gpu ? &gpu_model_named(*gpu) : nullptr;
     ProblemFlags problem = asked;
-    if (model != nullptr) problem.device = "cuda";
-    if (model == nullptr) require_device("explain", problem.device);
+    if (model != nullptr) {
+      problem.device = "cuda";
+    } else {
+      require_device("explain", problem.device);
+    }
     const ProblemTensors tensors(problem, ProblemTensors::Memory::none);
     const auto& [q, k, v, options] = std::tie(tensors.q, tensors.k, tensors.v, tensors.options);
     const Pass which = pass == "forward" ? Pass::forward : Pass::backward;
@@ -76,7 +79,7 @@ void add_explain(CLI::App& app) {
   add_device_flag(*verb, self->asked.device);
   std::string known;
   for (const GpuModel& model : gpu_models()) known += (known.empty() ? "" : ", ") + std::string(model.name);
-  verb->add_option("--gpu", self->gpu, "Candidates of a GPU that need not be here: " + known);
+  verb->add_option("--gpu", self->gpu, "Candidates of a GPU that need not be here, by costs of an H200: " + known);
   verb->add_option("--pass", self->pass, "forward or backward")
       ->check(CLI::IsMember({"forward", "backward"}))
       ->capture_default_str();

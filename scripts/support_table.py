@@ -1,7 +1,7 @@
-"""Writes README's tables of what runs where: each option is put to `heddle.explain`, of GPUs about one of each architecture, which
-need not be here; each SIMD target is read from its source file.
+"""Writes README's tables of what runs where: each option is put to `heddle.explain`, each SIMD target read from its source file.
+GPUs are asked for by name, and none need be there.
 
-The package must be installed, built with CUDA. With --check nothing is written; the exit status is 1 if the table is not current.
+The package must be installed, built with CUDA. With --check nothing is written; the exit status is 1 if a table is not current.
 """
 
 import argparse
@@ -189,7 +189,7 @@ def main() -> int:
     blocks = {"support": options_table() + "\n\n" + targets_table(), "support gpu": gpu_table()}
     current = [update(ROOT / "README.md", name, block, check=check) for name, block in blocks.items()]
     if not all(current):
-        print("README.md: the support table is not current: run scripts/support_table.py", file=sys.stderr)
+        print("README.md: a support table is not current: run scripts/support_table.py", file=sys.stderr)
     return 0 if all(current) else 1
 
 
