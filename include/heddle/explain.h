@@ -29,7 +29,7 @@ struct GpuModel {
   int l2_bytes = 0;
 };
 
-// Those that have names: a100, rtx4090, l40s, h100, h200. Figures are NVIDIA's data sheets'.
+// Those that have names: a100, rtx4090, l40s, h100, h200. Figures are those that NVIDIA publishes.
 std::span<const GpuModel> gpu_models();
 // One of them; Error, listing them, for another name.
 const GpuModel& gpu_model_named(std::string_view name);

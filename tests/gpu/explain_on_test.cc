@@ -50,7 +50,7 @@ void expect_same(const std::vector<Candidate>& assumed, const std::vector<Candid
   }
 }
 
-TEST_F(GpuModelHere, IsWhatItsDataSheetSays) {
+TEST_F(GpuModelHere, IsWhatWasPublished) {
   const cuda::Gpus seen = cuda::gpus();
   const cuda::Gpu& here = seen.list.at(seen.current);
   EXPECT_EQ(here.major, model->major);
