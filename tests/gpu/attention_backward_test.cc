@@ -65,6 +65,7 @@ TEST_P(GpuBackward, MatchesReference) {
     }
   }
   if (!any) GTEST_SKIP() << "no candidate of the GPU takes it: " << refusals(runner);
+  EXPECT_EQ(runner.blind_spots(Pass::backward), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, GpuBackward, ::testing::ValuesIn(differentiable_cases()), case_name);

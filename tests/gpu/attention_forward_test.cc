@@ -39,6 +39,7 @@ TEST_P(GpuForward, MatchesReference) {
     const CaseResult result = runner.check_forward(candidate);
     EXPECT_TRUE(result.passed) << result.message();
   }
+  EXPECT_EQ(runner.blind_spots(Pass::forward), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, GpuForward, ::testing::ValuesIn(attention_cases()), case_name);

@@ -37,6 +37,7 @@ TEST_P(GpuInt8Qk, MatchesReference) {
   ASSERT_EQ(candidates, std::vector<std::string>{kCandidate});
   const CaseResult result = runner.check_forward("");
   EXPECT_TRUE(result.passed) << result.message();
+  EXPECT_EQ(runner.blind_spots(Pass::forward), "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, GpuInt8Qk, ::testing::ValuesIn(rows()), case_name);

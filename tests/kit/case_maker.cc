@@ -42,7 +42,7 @@ void CaseData::Maker::make() {
   }
   AttentionProblem p = data_.problem();
   // Products of 11 bits, or of codes of 8, leave nothing of scores in the hundreds.
-  const double large = c_.precision == Precision::f32 ? 10 : 3, size = c_.values == Values::large_logits ? large : 1;
+  const double large = c_.precision == Precision::f32 ? 10 : 2, size = c_.values == Values::large_logits ? large : 1;
   fill_rows(p, data_.q, c_.D, size, 4);
   fill_keys(p, data_.k, c_.D, size, 3, c_.values == Values::far_keys ? 60 : 0);
   fill_keys(p, data_.v, c_.Dv, 1, 8);

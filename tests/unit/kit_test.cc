@@ -124,10 +124,12 @@ TEST(CaseTable, NamesAreUniqueAndSizesCovered) {
   EXPECT_THROW(attention_case("no_such_row"), Error);
 }
 
-// Rows that no candidate of the CPU takes: their bounds are judged here, as those of others where they are run.
+// Rows that no candidate of the CPU takes, where scores are large: what is not exact leaves least of those. The tests
+// of GPUs judge the bounds of all.
 TEST(CaseTable, RowsOfReducedPrecisionCanFail) {
   for (const auto& rows : {in_tf32(attention_cases()), in_int8_qk(attention_cases())}) {
     for (const AttentionCase& row : rows) {
+      if (row.values == Values::normal) continue;
       for (const Pass pass : {Pass::forward, Pass::backward}) {
         if (pass == Pass::backward && !row.has_backward()) continue;
         EXPECT_EQ(CaseRunner(row).blind_spots(pass), "") << row.name;
