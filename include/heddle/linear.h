@@ -75,14 +75,27 @@ PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, st
 // result views as `kept`; it has no data and no format. Products are cuBLASLt's, of x in W's dtype.
 PackedWeights dense_weights(const TensorView& weights, bool gated = false);
 
+struct PackOptions {
+  bool exact = false;  // refuse what would change weights, with the place of the largest change
+};
+
+// What packing changed of the weights: of |packed - stored| / |stored|, which is 1 for a weight that became 0.
+struct PackingError {
+  std::int64_t changed = 0;  // weights of which it is not 0
+  double max = 0;
+  std::int64_t max_row = 0, max_column = 0;  // where the first largest is
+};
+
 // Writes out.data, on the CPU. Throws Error on a bad argument, and on a scale or a code that is NaN or infinite, naming
-// it; in fragments16 zero points are at most 127. Weights keep their values to the bit but for these:
+// it, before anything is written; in fragments16 zero points are at most 127. Weights keep their values to the bit but
+// for these, which the result counts:
 //   mxfp4 in fragments16  what is less than 2^-29 of its row's largest scale becomes 0
 //   mxfp4 in fragments8   weights whose scale is less than 2^-11 of the row's largest are rounded to multiples of half
 //                         that 2^-11
 //   nvfp4 in fragments8   each weight is rounded to e4m3 under a scale of its row, to nearest even: by at most 2^-4 of
 //                         it; where its scale is less than 2^-10 of the row's largest, by less than that 2^-10
-void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out, const Runtime& runtime = {});
+PackingError pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out,
+                          const PackOptions& options = {}, const Runtime& runtime = {});
 
 // Writes W [N, K] to `out`, as the packed order has it, each weight rounded once to out's dtype: f32, f16 or bf16, any
 // strides that do not overlap. So it makes PackedWeights::kept. On a GPU `out` is on it, and the call does not wait for

@@ -21,6 +21,16 @@ ACTIVATIONS: tuple[str, ...] = ("none", "relu", "gelu_erf", "gelu_tanh", "silu",
 NORMS: tuple[str, ...] = ("none", "layer_norm", "rms_norm")
 
 
+@dataclass(frozen=True)
+class PackingError:
+    """What packing changed of the weights: how many, the largest abs(packed - stored) / abs(stored), which is 1 for a weight
+    that became 0, and where the first such is."""
+
+    changed: int
+    max: float
+    max_at: tuple[int, int]
+
+
 @dataclass(frozen=True, eq=False)
 class PackedTensor:
     """Weights of a linear layer in the order that a device's kernels read; ``pack`` makes them.
@@ -32,6 +42,7 @@ class PackedTensor:
         ``quantize`` gives and pack it on load.
       order: "rows16" for CPUs, "fragments16", "fragments8", "matrix" or "matrix8" for GPUs.
       kept: the weights in 16 bits, [N, K], beside data, for calls of many rows (``pack``'s keep_16bit), or None.
+      error: what packing changed of the weights, a PackingError; None if nobody said.
     """
 
     format: str
@@ -40,6 +51,7 @@ class PackedTensor:
     data: Any
     order: str = "rows16"
     kept: Any = None
+    error: PackingError | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_described", (self.format, *map(int, self.shape), self.gated, self.order))
@@ -64,7 +76,9 @@ class PackedTensor:
 
     def __repr__(self) -> str:
         rows, columns = self.shape
-        return f"PackedTensor({self.format}, [{rows}, {columns}]{', gated' if self.gated else ''}, {self.nbytes} bytes)"
+        changed = f", {self.error.changed} weights changed" if self.error is not None and self.error.changed else ""
+        gated = ", gated" if self.gated else ""
+        return f"PackedTensor({self.format}, [{rows}, {columns}]{gated}, {self.nbytes} bytes{changed})"
 
 
 def pack(
@@ -75,8 +89,10 @@ def pack(
     fp8_x: bool = False,
     keep_16bit: Any = False,
     order: str | None = None,
+    exact: bool = False,
 ) -> PackedTensor:
-    """A quantised matrix in the order that linear layers read on a device.
+    """A quantised matrix in the order that linear layers read on a device. Where that order cannot hold every weight
+    (mxfp4 on GPUs, nvfp4 with fp8_x), the result's ``error`` says how many were changed.
 
     Args:
       matrix: a QuantizedTensor; it is not needed afterwards. On a GPU it is copied to the CPU to be packed.
@@ -90,10 +106,12 @@ def pack(
         counts: 4.6 times the memory of nvfp4. ``explain`` says from how many rows on it pays.
       order: instead of the usual one: "matrix" takes every format on a GPU, whose weights are decoded before cuBLASLt's
         product, and int8_row for ``linear``'s int8_x (W8A8).
+      exact: refuse what would change a weight.
 
     Raises:
       ValueError: tensors that are not what the format has, a NaN or an infinity among scales or codes, an odd number of
-        gated rows, a format that the device's order does not have, or a device that is none. RuntimeError: no such GPU,
+        gated rows, a format that the device's order does not have, or a device that is none; with exact, a weight that
+        would change, with its place. RuntimeError: no such GPU,
         or a build without CUDA. TypeError: no QuantizedTensor.
     """
     if not isinstance(matrix, QuantizedTensor):
@@ -122,8 +140,9 @@ def pack(
         memory = torch.empty(count + 63, dtype=torch.uint8)
         address = memory.data_ptr()
     data = memory[-address % 64 :][:count]
-    _heddle.lowbit_pack(on_cpu(matrix)._parts(), gated, order, data)
-    packed = PackedTensor(matrix.format, (rows, columns), gated, data.to(device) if gpu else data, order)
+    changed, largest, *at = _heddle.lowbit_pack(on_cpu(matrix)._parts(), gated, order, data, exact)
+    error = PackingError(changed, largest, tuple(at))
+    packed = PackedTensor(matrix.format, (rows, columns), gated, data.to(device) if gpu else data, order, error=error)
     if keep_16bit is False:
         return packed
     dtype = torch.bfloat16 if keep_16bit is True else keep_16bit

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from . import _heddle
-from ._lowbit_linear import ACTIVATIONS, PackedTensor, linear, pack
+from ._lowbit_linear import ACTIVATIONS, PackedTensor, PackingError, linear, pack
 from ._lowbit_tensor import QuantizedTensor, default_rule, empty, quantize
 
 _ACTIVATE = {
@@ -85,7 +85,13 @@ class Linear(nn.Module):
       keep_16bit: quantised and on a GPU, W is kept in x's dtype too from the first call on, for calls of many rows: 2 N K
         bytes more for each dtype, see ``heddle.lowbit.pack``. Not part of the state, and not beside int8_x or fp8_x, whose
         products would not read it.
+
+    Attributes:
+      packing_error: what packing for the layer's device changed of the stored weights, which some orders for GPUs do; None
+        in floats, between a move to another device and the next call, and where a state brought packed weights.
     """
+
+    packing_error: PackingError | None = None
 
     def __init__(
         self,
@@ -283,11 +289,12 @@ class Linear(nn.Module):
             self._check_columns(column_order)
         order = self._order(matrix.format, matrix.codes.is_cpu)
         packed = self._pack(matrix, order)  # first: what it refuses leaves the layer as it was
-        self._begin(matrix.format, order, packed.device, column_order)
+        self._begin(matrix.format, order, packed.data.device, column_order)
+        self.packing_error = packed.error
         for name in _PLAIN:
             tensor = getattr(matrix, name)
             self.register_buffer(name, None if tensor is None else tensor.detach().view(torch.uint8))
-        self.register_buffer("packed", packed, persistent=False)
+        self.register_buffer("packed", packed.data, persistent=False)
 
     def _take_packed(self, format, packed, order, column_order):
         """Packed weights alone."""
@@ -333,14 +340,15 @@ class Linear(nn.Module):
         return self.in_features % 8 == 0 and outputs % 8 == 0
 
     def _pack(self, matrix, order):
-        return pack(matrix, gated=self.activation == "swiglu", device=matrix.codes.device, order=order).data
+        return pack(matrix, gated=self.activation == "swiglu", device=matrix.codes.device, order=order)
 
     def _packed_weights(self, dtype=None):
         """dtype: of x, for the copy that keep_16bit wants."""
         shape, gated = (self.out_features, self.in_features), self.activation == "swiglu"
         if self.packed is None:  # since the layer has moved
             self._packed_order = self._order(self.format, self.codes.is_cpu)
-            self.packed = self._pack(self.quantized(), self._packed_order)
+            packed = self._pack(self.quantized(), self._packed_order)
+            self.packed, self.packing_error = packed.data, packed.error
         cpu = self.packed.is_cpu
         if cpu != (self._packed_order == "rows16"):
             here, there = ("a CPU", "GPUs") if cpu else ("a GPU", "CPUs")
@@ -365,7 +373,7 @@ class Linear(nn.Module):
         if getattr(self, weights).device != before:
             self._kept = {}
             if weights == "codes":
-                self.packed = None  # devices have orders of their own: packed anew when it is next used
+                self.packed = self.packing_error = None  # devices have orders of their own: packed anew when next used
         return self
 
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
@@ -401,6 +409,7 @@ class Linear(nn.Module):
             if columns is not None:
                 self._check_columns(columns)
             self._take_packed(format, torch.empty(shape, dtype=torch.uint8, device=device), order, columns)
+            self.packing_error = None
             return  # the module's own loading copies
         # A copy, so that the layer does not share its memory with the state.
         stored = {n: None if (x := state_dict.get(prefix + n)) is None else x.detach().to(device, copy=True) for n in _PLAIN}
@@ -416,4 +425,6 @@ class Linear(nn.Module):
         if self.format is not None:
             words += ["columns reordered"] if self.column_order is not None else []
             words += [option for option in ("int8_x", "fp8_x") if getattr(self, option)]
+            if self.packing_error is not None and self.packing_error.changed:
+                words.append(f"{self.packing_error.changed} weights changed by packing")
         return ", ".join(words)

@@ -19,7 +19,7 @@ from typing import Any
 from ._lowbit_calibrate import Calibration, calibrate
 from ._lowbit_checkpoint import StoredLayer, layers, layout_of, load
 from ._lowbit_convert import LayerReport, QuantizeReport, linear_layer, quantize_checkpoint
-from ._lowbit_linear import ACTIVATIONS, NORMS, LinearCandidate, PackedTensor, explain, linear, pack
+from ._lowbit_linear import ACTIVATIONS, NORMS, LinearCandidate, PackedTensor, PackingError, explain, linear, pack
 from ._lowbit_smooth import smooth
 from ._lowbit_tensor import FORMATS, RULES, QuantizationError, QuantizedTensor, dequantize, quantize, torch_of
 
@@ -33,6 +33,7 @@ __all__ = [
     "LayerReport",
     "LinearCandidate",
     "PackedTensor",
+    "PackingError",
     "QuantizationError",
     "QuantizeReport",
     "QuantizedTensor",

@@ -104,13 +104,18 @@ std::int64_t packed_bytes(const std::string& format, std::int64_t rows, std::int
   return packed_storage(lowbit::format_named(format), rows, columns, gated, weight_order_named(order)).data.shape[0];
 }
 
-void pack(const nb::tuple& matrix, bool gated, const std::string& order, nb::handle data) {
+// (changed, max, max_row, max_column)
+nb::tuple pack(const nb::tuple& matrix, bool gated, const std::string& order, nb::handle data, bool exact) {
   Arguments arguments("pack_weights");
   const QuantizedMatrix from = matrix_of(arguments, matrix, false);
   PackedWeights to = packed_storage(from.format, from.rows, from.columns, gated, weight_order_named(order));
   to.data = arguments.write(data, "data");
-  nb::gil_scoped_release released;
-  pack_weights(from, to);
+  PackingError found;
+  {
+    nb::gil_scoped_release released;
+    found = pack_weights(from, to, {.exact = exact});
+  }
+  return nb::make_tuple(found.changed, found.max, found.max_row, found.max_column);
 }
 
 lowbit::Checkpoint* open_checkpoint(const std::vector<std::string>& paths, int gptq_version) {
@@ -203,7 +208,8 @@ void bind_lowbit(nb::module_& module) {
              nb::arg("row_max").none());
   module.def("lowbit_packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
              nb::arg("gated"), nb::arg("order"));
-  module.def("lowbit_pack", &pack, nb::arg("matrix"), nb::arg("gated"), nb::arg("order"), nb::arg("data"));
+  module.def("lowbit_pack", &pack, nb::arg("matrix"), nb::arg("gated"), nb::arg("order"), nb::arg("data"),
+             nb::arg("exact") = false);
   module.def("quantize_checkpoint", &quantize_checkpoint, nb::arg("input"), nb::arg("output"), nb::arg("format"),
              nb::arg("rule"), nb::arg("layers"), nb::arg("importance").none(), nb::arg("importance_layers"),
              nb::arg("progress").none());

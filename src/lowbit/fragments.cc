@@ -7,25 +7,16 @@
 #include <vector>
 
 #include "lowbit/formats.h"
+#include "lowbit/fragment_codes.h"
 
 namespace heddle::lowbit {
 namespace {
-
-// Sign and magnitude of element (row, column); 0 where there is none.
-unsigned code_at(const Matrix& m, std::int64_t row, std::int64_t column) {
-  if (row >= m.N || column >= m.K) return 0;
-  const NibblePair pair{m.codes[row * m.row_bytes + column / 2]};
-  return (column % 2 == 0) == m.format.high_nibble_first ? pair.high() : pair.low();
-}
 
 // Scales that are powers of two: the largest of each row, as stored.
 std::vector<std::uint8_t> largest_scales(const Matrix& m) {
   std::vector<std::uint8_t> largest;
   if (m.format.scale != ScaleType::e8m0) return largest;
-  for (std::int64_t row = 0; row < m.N; ++row) {
-    const auto* scales = static_cast<const std::uint8_t*>(m.scales) + row * m.groups;
-    largest.push_back(*std::max_element(scales, scales + m.groups));
-  }
+  for (std::int64_t row = 0; row < m.N; ++row) largest.push_back(largest_scale(m, row));
   return largest;
 }
 
@@ -76,14 +67,6 @@ unsigned code_of_word8(std::uint32_t word, int i) {
   return magnitude | (i < 4 ? word >> (8 * i + 7) & 1 : word >> (8 * (i - 4) + 3) & 1) << 3;
 }
 
-// An E4M3 scale that is not 0 as (1 + m / 8) 2^e: 8 (e + 7) + m, which of a normal number are its bits.
-int wide_bits(std::uint8_t e4m3) {
-  if (e4m3 >= 8) return e4m3;
-  const int width = std::bit_width(static_cast<unsigned>(e4m3));
-  return 8 * (width - 3) + (e4m3 << (4 - width)) % 8;
-}
-// What such bits stand for, of any exponent.
-float value_of_wide(int bits) { return std::ldexp(1.0f + static_cast<float>(bits & 7) / 8, (bits >> 3) - 7); }
 // Magnitude codes of ScaledBlock8, and the way back.
 unsigned exchanged(unsigned code) { return (code & 7) == 5 || (code & 7) == 6 ? code ^ 3 : code; }
 
@@ -136,9 +119,8 @@ FragmentLayout fragment_layout(const Format& format, WeightOrder order, std::int
 }
 
 void pack(const Matrix& m, bool gated, FragmentBlock* blocks, float* row_scales, Executor& executor) {
-  constexpr int kLeast = -29,
-                kTop = 30;  // of 5 bits of exponent: the largest scale's, and how far below it others may be
-  constexpr int kBias = 15, kFactorBits = 7;
+  constexpr int kTop = 30;  // of 5 bits of exponent: the largest scale's
+  constexpr int kBias = 15, kFactorBits = 7, kLeast = FragmentBlock::kLeastExponent;
   const std::int64_t columns = blocks_of_columns(m.K);
   const std::vector<std::uint8_t> largest = largest_scales(m);
   for (std::int64_t place = 0; place < blocks_of_rows(m.N) * kBlockRows; ++place) {
@@ -212,8 +194,7 @@ void pack(const Matrix& m, bool gated, FragmentBlock8* blocks, float* row_scales
     const unsigned found = code_at(m, row, column);
     const int exponent = exponent_of(row, column / m.group);
     if (exponent >= 0) return found;
-    const E2M1 element{static_cast<std::uint8_t>(found)};
-    return static_cast<unsigned>(E2M1::nearest(std::ldexp(element.value(), exponent)).code);
+    return under_least(found, exponent);
   };
   for_each_thread(m, executor, [&](std::int64_t block, int t, std::int64_t place) {
     for (int step = 0; step < FragmentBlock8::kSteps; ++step) {
@@ -227,7 +208,7 @@ void pack(const Matrix& m, bool gated, FragmentBlock8* blocks, float* row_scales
 }
 
 void pack(const Matrix& m, bool gated, ScaledBlock8* blocks, float* row_scales, Executor& executor) {
-  constexpr int kLeast = ScaledBlock8::kLeast, kMost = ScaledBlock8::kMost;
+  constexpr int kLeast = ScaledBlock8::kLeast;
   const std::int64_t columns = blocks_of_columns(m.K);
   const auto* const scales = static_cast<const std::uint8_t*>(m.scales);
   std::vector<int> shifts(static_cast<std::size_t>(m.N));  // of each row, binades
@@ -235,9 +216,7 @@ void pack(const Matrix& m, bool gated, ScaledBlock8* blocks, float* row_scales, 
     const std::int64_t row = row_at(place, gated);
     row_scales[place] = 0.0f;
     if (row >= m.N) continue;
-    const std::uint8_t largest =
-        m.groups == 0 ? 0 : *std::max_element(scales + row * m.groups, scales + (row + 1) * m.groups);
-    const int above = largest == 0 ? 0 : wide_bits(largest) - kMost, shift = above > 0 ? (above + 7) / 8 : above / 8;
+    const int shift = row_shift(largest_scale(m, row));
     shifts[static_cast<std::size_t>(row)] = shift;
     row_scales[place] = std::ldexp(*m.global_scale, shift);
   }
@@ -255,9 +234,7 @@ void pack(const Matrix& m, bool gated, ScaledBlock8* blocks, float* row_scales, 
     if (row >= m.N || column >= m.K || scales[row * m.groups + group] == 0) return 0u;
     const unsigned found = code_at(m, row, column);
     const int bits = bits_of_group(row, group);
-    if (bits >= kLeast) return exchanged(found);
-    const float of_least = value_of_wide(bits) / value_of_wide(kLeast);
-    return exchanged(E2M1::nearest(E2M1{static_cast<std::uint8_t>(found)}.value() * of_least).code);
+    return exchanged(bits < kLeast ? under_least_bits(found, bits) : found);
   };
   for_each_thread(m, executor, [&](std::int64_t block, int t, std::int64_t place) {
     for (int step = 0; step < ScaledBlock8::kSteps; ++step) {

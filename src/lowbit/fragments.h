@@ -33,6 +33,8 @@ struct FragmentBlock {
   // an E4M3 scale fits exactly, also where it is subnormal.
   std::uint8_t scales[kBlockRows][kBlockColumns / kGroup];
   static constexpr float kScaleFactor = 128;
+  // Of mxfp4's scales under the largest of their row: what is less becomes 0.
+  static constexpr int kLeastExponent = -29;
 };
 static_assert(sizeof(FragmentBlock) == 4608);
 

@@ -11,6 +11,7 @@
 #include "lowbit/formats.h"
 #include "lowbit/fragments.h"
 #include "lowbit/packed.h"
+#include "lowbit/packing_error.h"
 #include "ops/linear_arguments.h"
 #include "ops/lowbit_arguments.h"
 
@@ -51,6 +52,13 @@ void check_signs(const Check& check, const Matrix& m, WeightOrder order) {
                   i % m.groups, "] is ", lowbit::load_scale(m.scales, m.format.scale, i), ": order ", name_of(order),
                   " has no negative scales");
   }
+}
+
+void refuse_changes(const Check& check, const Matrix& m, WeightOrder order, const PackingError& found) {
+  check.require(false, "matrix[", found.max_row, ", ", found.max_column, "] is ",
+                lowbit::weight_of(m, found.max_row, found.max_column), ": order ", name_of(order),
+                " would change it by ", found.max, " of itself, and ", found.changed, " of ", m.N * m.K,
+                " weights in all: with exact set it may change none");
 }
 
 void pack_panels(const Matrix& from, const PackedWeights& out, Executor& executor) {
@@ -174,7 +182,8 @@ PackedWeights dense_weights(const TensorView& weights, bool gated) {
   return dense;
 }
 
-void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out, const Runtime& runtime) {
+PackingError pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out, const PackOptions& options,
+                          const Runtime& runtime) {
   const Check check("pack_weights");
   check.require(out.order != WeightOrder::dense, "out is in order dense: its weights are not quantised");
   const Matrix from = lowbit::checked_matrix(check, matrix, "matrix");
@@ -190,8 +199,11 @@ void pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& ou
   const bool fragments = out.order == WeightOrder::fragments16 || out.order == WeightOrder::fragments8;
   if (fragments && from.format.scale == lowbit::ScaleType::e4m3) check_signs(check, from, out.order);
   Executor& executor = runtime.executor != nullptr ? *runtime.executor : default_executor();
+  const PackingError found = lowbit::packing_error(from, out.order, executor);
+  if (options.exact && found.changed > 0) refuse_changes(check, from, out.order, found);
   const bool in_matrix = out.order == WeightOrder::matrix || out.order == WeightOrder::matrix8;
   (out.order == WeightOrder::rows16 ? pack_panels : in_matrix ? pack_matrix : pack_fragments)(from, out, executor);
+  return found;
 }
 
 void unpack_weights(const PackedWeights& weights, const TensorView& out, const Runtime& runtime) {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -15,6 +16,7 @@
 #include "heddle/error.h"
 #include "kit/linear_layer.h"
 #include "lowbit/formats.h"
+#include "lowbit/packing_error.h"
 
 namespace heddle::lowbit {
 namespace {
@@ -280,6 +282,36 @@ TEST(Fragments, SmallScalesAreRoundedAsStated) {
   EXPECT_EQ(weight8(0), std::ldexp(6.0, 13));
   EXPECT_EQ(weight8(32), 0.0);
   EXPECT_EQ(weight8(96), std::ldexp(1.5, 2));  // 6 * 2^-13 of the largest: 1.5 of the least scale, 2^-11
+}
+
+TEST(Fragments, WhatSixteenBitOperandsLoseIsCounted) {
+  const Random random("mxfp4", 100, 288, 45, 6);
+  const std::int64_t down = blocks_of_rows(100), across = blocks_of_columns(288);
+  const PackingError error = packing_error(random.m, WeightOrder::fragments16, default_executor());
+  for (const bool gated : {false, true}) {
+    std::vector<FragmentBlock> blocks(static_cast<std::size_t>(down * across));
+    std::vector<float> row_scales(static_cast<std::size_t>(down * kBlockRows));
+    pack(random.m, gated, blocks.data(), row_scales.data(), default_executor());
+    std::int64_t changed = 0, first = 100 * 288;
+    for (std::int64_t row = 0; row < 100; ++row) {
+      const std::int64_t place = place_of(row, gated);
+      const int of_warp = static_cast<int>(place % 16), warp = static_cast<int>(place % kBlockRows / 16);
+      for (std::int64_t k = 0; k < 288; ++k) {
+        const int of_step = static_cast<int>(k % 16), step = static_cast<int>(k % kBlockColumns / 16);
+        const int thread = warp * 32 + of_warp % 8 * 4 + of_step % 8 / 2, i = of_step / 8 * 2 + of_warp / 8;
+        const FragmentBlock& block = blocks[static_cast<std::size_t>(place / kBlockRows * across + k / kBlockColumns)];
+        const double found = operand(block, thread, step, i, of_step % 2) * row_scales[static_cast<std::size_t>(place)];
+        if (found == random.weight(row, k)) continue;
+        EXPECT_EQ(found, 0.0);
+        ++changed;
+        first = std::min(first, row * 288 + k);
+      }
+    }
+    EXPECT_GT(changed, 0);
+    EXPECT_EQ(error.changed, changed);
+    EXPECT_EQ(error.max, 1.0);
+    EXPECT_EQ(error.max_row * 288 + error.max_column, first);
+  }
 }
 
 // Their blocks would hold something else.
