@@ -2,8 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
-#include <vector>
 
 #include "core/int4_codes.h"
 #include "cpu/rotation.h"
@@ -20,31 +18,28 @@ void put_code(std::byte& to, int bit, std::uint8_t code) {
   to = (to & ~(std::byte{15} << bit)) | std::byte{code} << bit;
 }
 
-// rows: [kInt4Keys][width].
-void encode_keys(const float* rows, const Int4Block& format, std::byte* block) {
-  for (std::int64_t d = 0; d < format.D; ++d) {
-    Int4Range range;
-    for (std::int64_t j = 0; j < kInt4Keys; ++j) range.add(rows[j * format.D + d]);
-    const Int4Scale group(range);
-    put_half(block + format.k_scales() + 2 * d, group.scale);
-    put_half(block + format.k_zeros() + 2 * d, group.zero);
-    for (std::int64_t j = 0; j < kInt4Keys; ++j) {
-      put_code(block[format.k_code(j, d)], Int4Block::k_bit(j, d), group.code(rows[j * format.D + d]));
-    }
+// keys: channel d of each of the block's.
+void encode_channel(const float* keys, std::int64_t d, const Int4Block& format, std::byte* block) {
+  Int4Range range;
+  for (std::int64_t j = 0; j < kInt4Keys; ++j) range.add(keys[j]);
+  const Int4Scale group(range);
+  put_half(block + format.k_scales() + 2 * d, group.scale);
+  put_half(block + format.k_zeros() + 2 * d, group.zero);
+  for (std::int64_t j = 0; j < kInt4Keys; ++j) {
+    put_code(block[format.k_code(j, d)], Int4Block::k_bit(j, d), group.code(keys[j]));
   }
 }
 
-void encode_values(const float* rows, const Int4Block& format, std::byte* block) {
-  for (std::int64_t j = 0; j < kInt4Keys; ++j) {
-    for (std::int64_t from = 0; from < format.Dv; from += kInt4Channels) {
-      Int4Range range;
-      for (std::int64_t d = from; d < from + kInt4Channels; ++d) range.add(rows[j * format.Dv + d]);
-      const Int4Scale group(range);
-      put_half(block + format.v_scales() + format.v_scale(j, from), group.scale);
-      put_half(block + format.v_zeros() + format.v_scale(j, from), group.zero);
-      for (std::int64_t d = from; d < from + kInt4Channels; ++d) {
-        put_code(block[format.v_code(j, d)], Int4Block::v_bit(j, d), group.code(rows[j * format.Dv + d]));
-      }
+// row: of value j.
+void encode_value(const float* row, std::int64_t j, const Int4Block& format, std::byte* block) {
+  for (std::int64_t from = 0; from < format.Dv; from += kInt4Channels) {
+    Int4Range range;
+    for (std::int64_t d = from; d < from + kInt4Channels; ++d) range.add(row[d]);
+    const Int4Scale group(range);
+    put_half(block + format.v_scales() + format.v_scale(j, from), group.scale);
+    put_half(block + format.v_zeros() + format.v_scale(j, from), group.zero);
+    for (std::int64_t d = from; d < from + kInt4Channels; ++d) {
+      put_code(block[format.v_code(j, d)], Int4Block::v_bit(j, d), group.code(row[d]));
     }
   }
 }
@@ -57,16 +52,7 @@ class HeadAppend {
 
   void run() const {
     const std::int64_t first = int4_blocks(before_), end = int4_blocks(after_);
-    if (first < end) {
-      std::vector<float> rows(static_cast<std::size_t>(kInt4Keys * std::max(p_.D, p_.Dv)));
-      for (std::int64_t n = first; n < end; ++n) {
-        std::byte* block = p_.block(b_, p_.page(b_, n), h_);
-        gather(n, false, rows.data());
-        encode_keys(rows.data(), {p_.D, p_.Dv}, block);
-        gather(n, true, rows.data());
-        encode_values(rows.data(), {p_.D, p_.Dv}, block);
-      }
-    }
+    for (std::int64_t n = first; n < end; ++n) encode(n, p_.block(b_, p_.page(b_, n), h_));
     // Behind the blocks: new rows may take slots that those had.
     for (std::int64_t j = std::max(before_, end * kInt4Keys); j < after_; ++j) {
       const std::int64_t slot = j % kInt4Tail;
@@ -87,20 +73,28 @@ class HeadAppend {
     }
   }
 
-  // The keys (values) of block n.
-  void gather(std::int64_t n, bool of_values, float* rows) const {
-    const std::int64_t width = of_values ? p_.Dv : p_.D;
+  // Row j, new or from the ring.
+  void gather(std::int64_t j, bool of_values, std::byte* to) const {
+    if (j >= before_) return store(j, of_values, to, 1);
     const Operand& tail = of_values ? p_.v_tail : p_.k_tail;
-    for (std::int64_t i = 0; i < kInt4Keys; ++i) {
-      const std::int64_t j = n * kInt4Keys + i;
-      std::byte fresh[2 * kMaxRotaryDims];
-      if (j >= before_) {
-        store(j, of_values, fresh, 1);
-        kernels().load_row(fresh, tail.dtype, 1, width, width, rows + i * width);
-      } else {
-        kernels().load_row(tail.at(p_.row(b_), j % kInt4Tail, h_), tail.dtype, tail.stride_d, width, width,
-                           rows + i * width);
-      }
+    copy_row(tail.at(p_.row(b_), j % kInt4Tail, h_), tail.stride_d, to, 1, tail.dtype, of_values ? p_.Dv : p_.D);
+  }
+
+  // Keys channel by channel, so all of them are gathered first; values one by one.
+  void encode(std::int64_t n, std::byte* block) const {
+    const Int4Block format{p_.D, p_.Dv};
+    const DType dtype = p_.k_tail.dtype;
+    alignas(64) std::byte rows[kInt4Keys * 2 * kMaxRotaryDims];  // no head is larger
+    alignas(64) float wide[kMaxRotaryDims];
+    for (std::int64_t j = 0; j < kInt4Keys; ++j) gather(n * kInt4Keys + j, false, rows + j * 2 * p_.D);
+    for (std::int64_t d = 0; d < p_.D; ++d) {
+      kernels().load_row(rows + 2 * d, dtype, p_.D, kInt4Keys, kInt4Keys, wide);
+      encode_channel(wide, d, format, block);
+    }
+    for (std::int64_t j = 0; j < kInt4Keys; ++j) {
+      gather(n * kInt4Keys + j, true, rows);
+      kernels().load_row(rows, dtype, 1, p_.Dv, p_.Dv, wide);
+      encode_value(wide, j, format, block);
     }
   }
 
