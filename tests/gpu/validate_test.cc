@@ -1,13 +1,12 @@
 // Validate mode: what a kernel finds wrong with index data is what the CPU throws for the same call, word for word;
-// nothing is found where nothing is wrong; and where it is off, nothing more is launched.
+// validate_record_test.cc has what becomes of it.
 #include <gtest/gtest.h>
 
-#include <deque>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "gpu/device_backward.h"
+#include "gpu/validate_calls.h"
 #include "heddle/int4_cache.h"
 #include "heddle/transformer_block.h"
 #include "kit/int4_case.h"
@@ -17,42 +16,6 @@ namespace heddle::kit {
 namespace {
 
 constexpr std::int64_t kMost = 2147483647, kLeast = -kMost - 1;
-
-HostTensor ints(const std::vector<std::int64_t>& values, std::vector<std::int64_t> shape = {}) {
-  if (shape.empty()) shape = {std::ssize(values)};
-  HostTensor out = HostTensor::input(DType::i32, shape);
-  for (std::int64_t n = 0; n < out.elements(); ++n)
-    out.set(n, static_cast<double>(values[static_cast<std::size_t>(n)]));
-  return out;
-}
-
-// Where a call's tensors are: those of the host, or mirrors of them.
-class Side {
- public:
-  explicit Side(Device device) : device_(device) {}
-
-  TensorView operator()(const HostTensor& x) {
-    if (device_ == Device::cpu || !x.given()) return x.view();
-    return mirrors_.emplace_back(x).view();
-  }
-  // For a call on the GPU, a workspace of what `bytes` asks for; on the CPU it is refused before it would need one.
-  Runtime with(const std::function<std::size_t()>& bytes) {
-    Runtime runtime;
-    if (device_ == Device::cpu) return runtime;
-    scratch_ = DeviceMemory(bytes(), 0xFF);
-    runtime.workspace = {scratch_.data(), scratch_.bytes()};
-    runtime.stream = stream_.value().get();
-    runtime.validate = true;
-    return runtime;
-  }
-  const DeviceStream& stream() const { return stream_.value(); }
-
- private:
-  Device device_;
-  std::deque<DeviceTensor> mirrors_;
-  DeviceMemory scratch_;
-  std::optional<DeviceStream> stream_{std::in_place};
-};
 
 using Call = std::function<void(Side& side)>;
 
@@ -74,64 +37,6 @@ void expect_same(const Call& call) {
   call(gpu);
   EXPECT_EQ(last_error(gpu.stream().get()), expected);
   EXPECT_EQ(last_error(gpu.stream().get()), "");
-}
-
-struct Tensors {
-  HostTensor q, k, v, o, lse;
-  HostTensor cu_q, cu_k, used_q, used_k, leftpad, table, rows;
-  std::int64_t longest_q = 0, longest_k = 0;
-
-  Tensors(std::vector<std::int64_t> q_shape, const std::vector<std::int64_t>& k_shape,
-          const std::vector<std::int64_t>& lse_shape)
-      : q(HostTensor::input(DType::f16, q_shape)),
-        k(HostTensor::input(DType::f16, k_shape)),
-        v(HostTensor::input(DType::f16, k_shape)),
-        o(HostTensor::output(DType::f16, q_shape)),
-        lse(HostTensor::output(DType::f32, lse_shape)) {}
-
-  AttentionOptions options(Side& side) const {
-    AttentionOptions out;
-    out.cu_seqlens_q = side(cu_q);
-    out.cu_seqlens_k = side(cu_k);
-    out.max_seqlen_q = longest_q;
-    out.max_seqlen_k = longest_k;
-    out.seqused_q = side(used_q);
-    out.seqused_k = side(used_k);
-    out.cache_leftpad = side(leftpad);
-    out.page_table = side(table);
-    out.cache_batch_idx = side(rows);
-    return out;
-  }
-  void forward(Side& side) const {
-    const TensorView q_ = side(q), k_ = side(k), v_ = side(v), o_ = side(o), lse_ = side(lse);
-    const AttentionOptions with = options(side);
-    attention_forward(q_, k_, v_, o_, lse_, with,
-                      side.with([&] { return attention_forward_workspace(q_, k_, v_, with); }));
-  }
-  void backward(Side& side) const {
-    const TensorView q_ = side(q), k_ = side(k), v_ = side(v), o_ = side(o), lse_ = side(lse);
-    const HostTensor dq = HostTensor::output(DType::f16, {6, 2, 64}), dk = HostTensor::output(DType::f16, {8, 1, 64}),
-                     dv = HostTensor::output(DType::f16, {8, 1, 64});
-    const AttentionGradients gradients{side(dq), side(dk), side(dv), {}, {}};
-    const AttentionOptions with = options(side);
-    attention_backward(q_, k_, v_, o_, lse_, side(o), {}, gradients, with,
-                       side.with([&] { return attention_backward_workspace(q_, k_, v_, gradients, with); }));
-  }
-};
-
-Tensors packed() {
-  Tensors t({6, 2, 64}, {8, 1, 64}, {2, 6});
-  t.cu_q = ints({0, 3, 6});
-  t.cu_k = ints({0, 4, 8});
-  t.longest_q = 3;
-  t.longest_k = 4;
-  return t;
-}
-Tensors dense() { return Tensors({2, 3, 2, 64}, {2, 5, 1, 64}, {2, 2, 3}); }
-Tensors paged() {
-  Tensors t({2, 3, 2, 64}, {4, 16, 1, 64}, {2, 2, 3});
-  t.table = ints({0, 1, 2, 3}, {2, 2});
-  return t;
 }
 
 using Change = std::function<void(Tensors&)>;
@@ -402,125 +307,6 @@ TEST(GpuValidate, TransformerBlock) {
     const Runtime runtime = gpu.with([&] { return block.workspace(12, 2, 7); });
     block.forward(gpu(x), gpu(ints(offsets)), gpu(y), runtime, 7);
     EXPECT_EQ(last_error(gpu.stream().get()), sentence.empty() ? "" : "[transformer_block] " + sentence);
-  }
-}
-
-TEST(GpuValidate, NoCaseIsBlamed) {
-  const DeviceStream stream;
-  for (const AttentionCase& spec : attention_cases()) {
-    SCOPED_TRACE(spec.name);
-    DeviceCase at(spec);
-    std::size_t chosen = 0;
-    for (const Candidate& candidate : at.runner.explain(Pass::forward)) chosen += candidate.chosen ? 1 : 0;
-    if (chosen == 0) continue;
-    const DeviceMemory memory(at.call.workspace(), 0xFF);
-    Runtime runtime;
-    runtime.stream = stream.get();
-    runtime.workspace = {memory.data(), memory.bytes()};
-    runtime.validate = true;
-    attention_forward(at.call.q, at.call.k, at.call.v, at.call.o, at.call.lse, at.call.options, runtime);
-    ASSERT_EQ(last_error(stream.get()), "");
-  }
-}
-
-TEST(GpuValidate, NoGradientIsBlamed) {
-  const DeviceStream stream;
-  for (const char* name : {"feature_packed_f16", "feature_packed_causal_bf16", "feature_packed_used_bf16",
-                           "feature_used_both_causal_bf16", "feature_used_both_causal_f32"}) {
-    SCOPED_TRACE(name);
-    BackwardCase at(attention_case(name));
-    const DeviceMemory memory(at.call.workspace(), 0xFF);
-    Runtime runtime;
-    runtime.stream = stream.get();
-    runtime.workspace = {memory.data(), memory.bytes()};
-    runtime.validate = true;
-    const DeviceCall& forward = at.call.forward;
-    attention_backward(forward.q, forward.k, forward.v, forward.o, forward.lse, at.call.d_o, at.call.d_lse,
-                       at.call.gradients, forward.options, runtime);
-    ASSERT_EQ(last_error(stream.get()), "");
-  }
-}
-
-// Runs a packed call whose offsets the test may change.
-class OneCall {
- public:
-  OneCall() : tensors_(packed()), side_(Device::cuda), offsets_(tensors_.cu_q) {
-    q_ = side_(tensors_.q), k_ = side_(tensors_.k), v_ = side_(tensors_.v), o_ = side_(tensors_.o);
-    options_ = tensors_.options(side_);
-    options_.cu_seqlens_q = offsets_.view();
-    runtime_ = side_.with([&] { return attention_forward_workspace(q_, k_, v_, options_); });
-  }
-  void launch(const DeviceStream& stream, bool validate = true) {
-    runtime_.stream = stream.get();
-    runtime_.validate = validate;
-    attention_forward(q_, k_, v_, o_, {}, options_, runtime_);
-  }
-  void set(const std::vector<std::int64_t>& offsets) { offsets_.write(ints(offsets)); }
-
- private:
-  Tensors tensors_;
-  Side side_;
-  DeviceTensor offsets_;
-  TensorView q_, k_, v_, o_;
-  AttentionOptions options_;
-  Runtime runtime_;
-};
-
-TEST(GpuValidate, IsOneLaunchMoreOrNone) {
-  const DeviceStream stream;
-  OneCall call;
-  Runtime standard;
-  EXPECT_FALSE(standard.validate.has_value());
-  const std::size_t off = DeviceGraph(stream, [&] { call.launch(stream, false); }).nodes();
-  const std::size_t on = DeviceGraph(stream, [&] { call.launch(stream, true); }).nodes();
-  EXPECT_GE(off, 1u);
-  EXPECT_EQ(on, off + 1);
-}
-
-TEST(GpuValidate, StreamsHaveTheirOwn) {
-  const DeviceStream first, second;
-  OneCall call;
-  call.set({0, 3, 5});
-  call.launch(first, false);
-  EXPECT_EQ(last_error(first.get()), "");
-  call.launch(first);
-  EXPECT_EQ(last_error(second.get()), "");
-  first.synchronize();
-  EXPECT_EQ(poll_error(second.get()), "");
-  EXPECT_EQ(poll_error(first.get()), "[attention_forward] cu_seqlens_q ends at 5: it must end at q's first extent, 6");
-  EXPECT_EQ(poll_error(first.get()), "");
-}
-
-TEST(GpuValidate, TheFirstIsKeptUntilItIsTaken) {
-  const DeviceStream stream;
-  OneCall call;
-  call.set({2, 1, 5});
-  call.launch(stream);
-  stream.synchronize();
-  call.set({0, 3, 5});
-  call.launch(stream);
-  EXPECT_EQ(last_error(stream.get()), "[attention_forward] cu_seqlens_q[0] is 2: it must be 0");
-  call.launch(stream);
-  EXPECT_EQ(last_error(stream.get()), "[attention_forward] cu_seqlens_q ends at 5: it must end at q's first extent, 6");
-}
-
-TEST(GpuValidate, ReplaysOfAGraphCheck) {
-  const DeviceStream captured, replayed;
-  OneCall call;
-  const DeviceGraph graph(captured, [&] { call.launch(captured); });
-  graph.replay(replayed);
-  replayed.synchronize();
-  EXPECT_EQ(poll_error(captured.get()), "");
-  for (int round = 0; round < 3; ++round) {
-    call.set({0, 4, 3});
-    graph.replay(replayed);
-    replayed.synchronize();
-    EXPECT_EQ(poll_error(captured.get()),
-              "[attention_forward] cu_seqlens_q decreases from 4 to 3 at entry 2: it must never decrease");
-    call.set({0, 3, 6});
-    graph.replay(replayed);
-    replayed.synchronize();
-    EXPECT_EQ(poll_error(captured.get()), "");
   }
 }
 
