@@ -1,9 +1,11 @@
-"""The heddle command, run as its users run it. HEDDLE_CLI names the binary."""
+"""The heddle command, run as its users run it. HEDDLE_CLI names the binary. And what its tests share."""
 
 import json
 import os
+import pathlib
 import subprocess
 
+import numpy as np
 import pytest
 
 CLI = os.environ.get("HEDDLE_CLI")
@@ -25,3 +27,41 @@ def run(*arguments, code=0, **environment):
 
 def run_json(*arguments, **environment):
     return json.loads(run(*arguments, "--json", **environment))
+
+
+def built_with_cases():
+    return subprocess.run([CLI, "check", "--list"], capture_output=True).returncode == 0
+
+
+def softmax_attention(q, k, v, *, causal=False, bias=None, mask=None):
+    """Plain attention in float64: q [B, Sq, H, D], k and v [B, Sk, Hkv, D]. Returns o and the log-sum-exp."""
+    group = q.shape[2] // k.shape[2]
+    k, v = (np.repeat(x.astype(np.float64), group, axis=2) for x in (k, v))
+    scores = np.einsum("bihd,bjhd->bhij", q.astype(np.float64), k) / np.sqrt(q.shape[-1])
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = np.where(mask, scores, -np.inf)
+    if causal:
+        scores = np.where(np.tri(*scores.shape[-2:], dtype=bool), scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=-1, keepdims=True)
+    o = np.einsum("bhij,bjhd->bihd", weights / total, v)
+    return o, (np.log(total) + top)[..., 0]
+
+
+@pytest.fixture
+def tensors():
+    random = np.random.default_rng(3)
+
+    def make(*shape, dtype=np.float32):
+        return random.standard_normal(shape).astype(dtype)
+
+    return make(2, 33, 4, 24), make(2, 33, 2, 24), make(2, 33, 2, 16)
+
+
+def save(folder: pathlib.Path, **arrays):
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    return [x for name in arrays for x in (f"--{name}", folder / f"{name}.npy")]

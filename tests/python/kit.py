@@ -2,9 +2,15 @@
 
 import math
 
+import numpy as np
 import torch
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+RANDOM = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return RANDOM.standard_normal(shape).astype(np.float32)
 
 
 def scores_and_mask(q, k, *, scale=None, causal="none", window=(-1, -1), softcap=0.0, alibi_slopes=None, bias=None,
