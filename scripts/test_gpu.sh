@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The tests that need a GPU, a minute of the soak, then the same kernels under compute-sanitizer: memcheck must be clean,
 # racecheck may report only what tests/gpu/racecheck_known.txt explains. Runs in the tree, after a build, and in the folder that scripts/stage.sh makes.
-# SHARD=i/n: the i-th of n parts, i from 0. FILTER, MEMCHECK_FILTER and RACECHECK_FILTER: other GoogleTest filters than its own.
+# SHARD=i/n: the i-th of n parts, i from 0. JOBS: processes that share the tests, most of whose time is their references' on the CPU (default: half of its cores, at most 8).
+# FILTER, MEMCHECK_FILTER and RACECHECK_FILTER: other GoogleTest filters than its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -21,11 +22,21 @@ if [[ -n ${SHARD:-} ]]; then
 fi
 logs=${LOGS:-build/logs}
 mkdir -p "$logs"
-rm -f "$logs"/{gpu,planted,memcheck,racecheck}.log
+rm -f "$logs"/gpu.*.log "$logs"/{planted,memcheck,racecheck}.log
 
-"$tests" --gtest_brief=1 --gtest_filter="${FILTER:-*}" 2>&1 | tee "$logs/gpu.log"
+jobs=${JOBS:-$(($(nproc) / 2 < 8 ? $(nproc) / 2 : 8))}
+((jobs > 0)) || jobs=1
+pids=() failed=
+for ((job = 0; job < jobs; ++job)); do
+  GTEST_SHARD_INDEX=$((${GTEST_SHARD_INDEX:-0} * jobs + job)) GTEST_TOTAL_SHARDS=$((${GTEST_TOTAL_SHARDS:-1} * jobs)) \
+    "$tests" --gtest_brief=1 --gtest_filter="${FILTER:-*}" >"$logs/gpu.$job.log" 2>&1 &
+  pids+=($!)
+done
+for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+cat "$logs"/gpu.*.log
+[[ -z $failed ]] || { echo "test_gpu.sh: tests failed; see $logs/gpu.*.log" >&2; exit 1; }
 # Without a GPU (HEDDLE_ALLOW_NO_GPU), no kernel runs and there is nothing to watch.
-if grep -q 'no test was run' "$logs/gpu.log"; then exit 0; fi
+if grep -q 'no test was run' "$logs/gpu.0.log"; then exit 0; fi
 
 # Hopper's copies and matrix products are nothing that the tools below follow; their races show as rows that change.
 SECONDS_TO_SOAK=60 LOGS=$logs scripts/soak_gpu.sh
