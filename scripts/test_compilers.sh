@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Heddle under other host compilers than the one that make test takes: builds the library and its C++ tests without CUDA, runs these, and compiles one kernel of each
-# folder of src/cuda. By hand, as it takes a quarter of an hour for each. Arguments: compilers, such as g++-13 clang++-19 (default: every one of those that is installed).
+# folder of src/cuda. By hand, as it takes a quarter of an hour for each. Arguments: compilers, such as g++-13 clang++-19 (default: every one of those that is installed);
+# clang wants the OpenMP runtime of its version, such as libomp-19-dev.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -22,7 +23,8 @@ for compiler in "${compilers[@]}"; do
   options=(-G Ninja -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_COMPILER=$path" -DHEDDLE_X86_TARGETS=avx2 -DHEDDLE_EMU128=OFF -DHEDDLE_BUILD_BENCH=OFF)
   cmake -S . -B "$build" "${options[@]}" -DHEDDLE_CUDA=OFF >"$build.log"
   cmake --build "$build" >>"$build.log" || { tail -n 50 "$build.log"; exit 1; }
-  (cd "$build" && ctest -j "$(nproc)" --output-on-failure | tail -n 3)
+  ctest --test-dir "$build" -j "$(nproc)" --output-on-failure >"$build.ctest.log" || { tail -n 50 "$build.ctest.log"; exit 1; }
+  grep 'tests passed' "$build.ctest.log"
   cmake -S . -B "$build-cuda" "${options[@]}" -DHEDDLE_CUDA=ON "-DCMAKE_CUDA_HOST_COMPILER=$path" >"$build-cuda.log"
   # One kernel a folder, and all that the host decides about them.
   ninja -C "$build-cuda" -t targets all | sed -n 's/^\(src\/CMakeFiles\/heddle.dir\/cuda\/.*\.o\): .*/\1/p' >"$build-cuda/objects"
