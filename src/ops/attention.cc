@@ -105,8 +105,8 @@ bool sees_batch(const AttentionProblem& p) { return p.Sq <= kMostDecodeQueries &
 bool sees_batch(const AttentionBackwardProblem&) { return false; }
 
 // What estimates are asked for when candidates are compared. Two candidates give a row different bits, so where these
-// may not depend on the row's neighbours the choice does not either: the batch is one that keeps any GPU busy, and the
-// longest of packed sequences as long as any other.
+// may not depend on the row's neighbours the choice does not either: the batch is one that keeps any GPU busy, and
+// packed sequences have one length, whatever the longest has.
 template <class Problem>
 Problem as_compared(const Problem& problem) {
   constexpr std::int64_t kBatch = 1024, kPackedLength = 4096;
@@ -117,7 +117,8 @@ Problem as_compared(const Problem& problem) {
   return p;
 }
 
-// Whether `kernel` is for when no other serves: decode kernels take no sequence that packs with a long one.
+// Whether `kernel` is for when no other serves: a packed sequence must get the same kernel beside a long one, which
+// decode kernels do not take.
 bool comes_last(const AttentionForwardKernel& kernel, const AttentionProblem& p) {
   return kernel.for_decode && p.cu_seqlens_q && !sees_batch(p);
 }
