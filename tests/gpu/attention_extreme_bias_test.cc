@@ -1,5 +1,5 @@
-// The largest finite numbers as a bias, on the GPU: every candidate and every way to read a bias gives what doubles
-// give.
+// The largest finite numbers, -1e9 and others as large as a bias, on the GPU: every candidate and every way to read a
+// bias gives what doubles give.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -131,6 +131,19 @@ INSTANTIATE_TEST_SUITE_P(
                       Size{"decode_d64", 2, 700, 64, 8, true}, Size{"decode_d128", 8, 700, 128},
                       Size{"decode_d256", 1, 700, 256, 8, true}, Size{"decode_rows_d128", 12, 700, 128}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// Where logits in another unit are rounded by more than float16, or any number, holds.
+INSTANTIATE_TEST_SUITE_P(Rounded, GpuExtremeBias,
+                         ::testing::Values(Size{"rows_d64_1e9", 140, 300, 64, 1, false, 1e9},
+                                           Size{"bulk_d64_1e7", 140, 304, 64, 1, false, 1e7},
+                                           Size{"bulk_d128_1e9", 140, 304, 128, 1, false, 1e9},
+                                           Size{"rows_d256_1e12", 70, 300, 256, 1, false, 1e12},
+                                           Size{"keys_d64_1e30", 20, 300, 64, 8, true, 1e30},
+                                           Size{"keys_d128_1e9", 20, 300, 128, 8, true, 1e9},
+                                           Size{"decode_d64_1e12", 2, 700, 64, 8, true, 1e12},
+                                           Size{"decode_d128_1e9", 8, 700, 128, 1, false, 1e9},
+                                           Size{"decode_rows_d128_1e9", 12, 700, 128, 1, false, 1e9}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
 }  // namespace heddle::kit

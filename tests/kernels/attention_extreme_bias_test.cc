@@ -1,5 +1,6 @@
-// Masks as the world makes them: an additive bias of the lowest finite number, or of any other as large, gives what
-// doubles give, forward and backward. Nothing overflows, and a row in which every key has it is the mean that is left.
+// Masks as the world makes them: an additive bias of the lowest finite number, of -1e9, or of any other as large, gives
+// what doubles give, forward and backward. Nothing overflows, and a row in which every key has it is the mean that is
+// left.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -80,9 +81,14 @@ TEST_P(ExtremeBias, GivesWhatDoublesGive) {
   }
 }
 
-// Tiles of many rows; 64 rows whose keys are walked in chunks; few rows, read where they lie.
+// Tiles of many rows; 64 rows whose keys are walked in chunks; few rows, read where they lie. And powers of two at
+// which logits in another unit are rounded by more than numbers in 16 or 32 bits hold.
 INSTANTIATE_TEST_SUITE_P(Sizes, ExtremeBias,
-                         ::testing::Values(Size{"prefill", 70, 300}, Size{"chunks", 24, 700}, Size{"few", 2, 700}),
+                         ::testing::Values(Size{"prefill", 70, 300}, Size{"chunks", 24, 700}, Size{"few", 2, 700},
+                                           Size{.name = "prefill_1e9", .rows = 70, .keys = 300, .end = 1e9},
+                                           Size{.name = "chunks_1e12", .rows = 24, .keys = 700, .end = 1e12},
+                                           Size{.name = "few_1e9", .rows = 2, .keys = 700, .end = 1e9},
+                                           Size{.name = "prefill_1e30", .rows = 70, .keys = 300, .end = 1e30}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

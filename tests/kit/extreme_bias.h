@@ -1,4 +1,4 @@
-// A call whose bias has the largest finite numbers among others, as masks of torch.finfo(dtype).min have.
+// A call whose bias has very large numbers among others, as masks of torch.finfo(dtype).min or of -1e9 have.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,6 +19,7 @@ struct Size {
   const char* name;
   std::int64_t rows, keys, width = 24, batch = 1;
   bool by_keys = false;  // the bias is [batch, 1, 1, keys], and sequences differ in it as rows do else
+  double end = 0;        // the largest number of the bias; 0: the largest that is finite in its dtype
 };
 
 inline double largest(DType dtype) {
@@ -26,7 +27,7 @@ inline double largest(DType dtype) {
   return dtype == DType::bf16 ? 3.3895313892515355e38 : std::numeric_limits<float>::max();
 }
 
-// Every eighth row (or sequence) is of one kind. `end`: the largest finite number of the bias.
+// Every eighth row (or sequence) is of one kind.
 inline double bias_at(std::int64_t i, std::int64_t j, double end) {
   const double small = std::sin(static_cast<double>(3 * i + 7 * j));
   switch (i % 8) {
@@ -55,8 +56,8 @@ struct Call {
 
   Call(const Size& size, DType dtype, DType bias_dtype, bool with_sink) {
     const std::int64_t heads = 2, width = size.width, batch = size.batch;
-    const auto fill = [](HostTensor& x, double step) {
-      for (std::int64_t n = 0; n < x.elements(); ++n) x.set(n, std::sin(static_cast<double>(n) * step));
+    const auto fill = [](HostTensor& x, double step, double most = 1) {
+      for (std::int64_t n = 0; n < x.elements(); ++n) x.set(n, most * std::sin(static_cast<double>(n) * step));
     };
     q = HostTensor::input(dtype, {batch, size.rows, heads, width});
     k = HostTensor::input(dtype, {batch, size.keys, 1, width});
@@ -68,9 +69,10 @@ struct Call {
     fill(d_o, 0.51);
     bias = size.by_keys ? HostTensor::input(bias_dtype, {batch, 1, 1, size.keys})
                         : HostTensor::input(bias_dtype, {1, 1, size.rows, size.keys});
-    for (std::int64_t n = 0; n < bias.elements(); ++n) {
-      bias.set(n, bias_at(n / size.keys, n % size.keys, largest(bias_dtype)));
-    }
+    // Where floats have places left beside the largest number, scores are so small that they vanish beside it anyway.
+    if (size.end != 0) fill(q, 0.37, 1e-6);
+    const double end = size.end != 0 ? std::min(size.end, largest(bias_dtype)) : largest(bias_dtype);
+    for (std::int64_t n = 0; n < bias.elements(); ++n) bias.set(n, bias_at(n / size.keys, n % size.keys, end));
     options.bias = bias.view();
     if (with_sink) {
       sink = HostTensor::input(DType::f32, {heads});

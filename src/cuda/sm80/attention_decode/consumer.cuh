@@ -172,7 +172,6 @@ class Consumer {
   template <bool kAll>
   __device__ void multiply_pv(const Stage<C>& keys, std::uint32_t attended, const float (&value_factor)[2][2],
                               float (&x)[2][4]) {
-    const float log2[2] = {exponent_unit(max[0]), exponent_unit(max[1])};
     std::uint32_t a[4];
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -181,7 +180,7 @@ class Consumer {
         float y[2];
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-          y[c] = ptx::exp2_approx(fmaf(x[n][2 * r + c], log2[r], -max[r] * log2[r]));
+          y[c] = exp_of_difference(x[n][2 * r + c], max[r]);
           sum[r] += y[c];
           if constexpr (C::kE4m3) y[c] *= value_factor[n][c];
         }

@@ -185,14 +185,13 @@ class Int4Consumer : public Consumer<C> {
 
   // x: scores, then P. o counts in units of 2^-24 (a code) and of a power of two above the largest scale so far.
   __device__ void add_values(const Keys& keys, std::uint32_t attended, float (&x)[kBlockTiles][4]) {
-    const float log2[2] = {exponent_unit(max[0]), exponent_unit(max[1])};
     std::uint32_t weights[kBlockTiles][2];
 #pragma unroll
     for (int n = 0; n < kBlockTiles; ++n) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float even = ptx::exp2_approx(fmaf(x[n][2 * r], log2[r], -max[r] * log2[r]));
-        const float odd = ptx::exp2_approx(fmaf(x[n][2 * r + 1], log2[r], -max[r] * log2[r]));
+        const float even = exp_of_difference(x[n][2 * r], max[r]);
+        const float odd = exp_of_difference(x[n][2 * r + 1], max[r]);
         sum[r] += even + odd;
         weights[n][r] = ptx::pack2<__half>(even, odd);
       }

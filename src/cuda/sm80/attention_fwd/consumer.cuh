@@ -164,9 +164,9 @@ struct Consumer {
       for (int i = 0; i < 8; ++i) {
         float& x = s[g][2 * step + i / 4][i % 4];
         const int b = (2 * step + i / 4) / kColumns, r = i % 4 / 2;
-        const float unit = C::kScoreOptions ? exponent_unit(max[g][r]) : scale();
-        const float base = C::kScoreOptions ? max[g][r] * unit : max[g][r];
-        x = ptx::exp2_approx(Int8Qk<C> ? fmaf(x, factor[b][g][r], offset[b][g][r]) : fmaf(x, unit, -base));
+        x = C::kScoreOptions ? exp_of_difference(x, max[g][r])
+            : Int8Qk<C>      ? ptx::exp2_approx(fmaf(x, factor[b][g][r], offset[b][g][r]))
+                             : ptx::exp2_approx(fmaf(x, scale(), -max[g][r]));
         sum[g][i % 4 / 2] += x;
       }
     }

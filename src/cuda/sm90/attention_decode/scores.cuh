@@ -127,12 +127,11 @@ __device__ __forceinline__ void softmax(float (&s)[kColumns][4], RowState& state
     if (top > before + kRescaleLog2 / kLog2OfE) state.max[r] = top;
     const float base = state.max[r] == -INFINITY ? 0.0f : state.max[r];
     correction[r] = state.max[r] == -INFINITY ? 1.0f : exp_of_difference(before, base);
-    const float unit = exponent_unit(base), offset = -base * unit;
     float sums[2];
 #pragma unroll
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) s[n][2 * r + c] = ptx::exp2_approx(fmaf(s[n][2 * r + c], unit, offset));
+      for (int c = 0; c < 2; ++c) s[n][2 * r + c] = exp_of_difference(s[n][2 * r + c], base);
       const float two = s[n][2 * r] + s[n][2 * r + 1];
       sums[n % 2] = n < 2 ? two : sums[n % 2] + two;
     }

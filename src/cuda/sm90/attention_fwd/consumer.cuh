@@ -32,9 +32,11 @@ class Consumer {
     } else {
       for (;;) {
         if (tile) compute_tiles();
-        if (shared.work[slot].position == kNoMoreTiles) return;
+        const int position = shared.work[slot].position;
+        if (position == kNoMoreTiles) return;
+        if (position != kPause) compute_again();
         __syncwarp();
-        ptx::barrier_arrive(shared.work_free[slot]);  // of a pause
+        ptx::barrier_arrive(shared.work_free[slot]);
         tile = next_work();
       }
     }
@@ -130,6 +132,36 @@ class Consumer {
     }
   }
 
+  // A tile for the second time, one product after the other: it is rare, and keeps what it needs out of
+  // compute_tiles().
+  __device__ __forceinline__ void compute_again() {
+    const Work& w = shared.work[slot];
+    take_q();
+    begin_score_options();
+    state = {};
+    bool accumulate = false;
+#pragma unroll 1
+    for (int tile = w.k_end - 1; tile >= first_tile(); --tile) {
+      await_keys();
+      issue_qk(tile);
+      load_score_options(tile);
+      wgmma_wait<0>();
+      float correction[2];
+      softmax_of<true>(tile, correction);
+      round_probabilities();
+#pragma unroll
+      for (int i = 0; i < C::kValueSize / 2; ++i) o[i] *= correction[i / 2 % 2];
+      issue_pv(accumulate);
+      accumulate = true;
+      wgmma_wait<0>();
+      keep(o);
+      release_v();
+    }
+    float inverse[2];
+    finish_rows<!C::kRemovesPairs>(p, w, thread_rows(w), state, inverse);
+    store_rows<C>(p, staging(), w, first_position(w), warp_row(), o, inverse);
+  }
+
   // Two warpgroups take turns to issue, if kTakesTurns: one's products then run beside the other's softmax.
   __device__ void begin_turn() {
     if constexpr (C::kTakesTurns) ptx::barrier_sync(kTurn + warpgroup, 256);
@@ -146,7 +178,7 @@ class Consumer {
   __device__ auto& row_terms() { return shared.row_terms[C::kHasAlibiTerms ? warpgroup : 0]; }
   __device__ auto& planes() { return reinterpret_cast<PlaneTiles<C>&>(shared.planes[4 * warpgroup + warp_row() / 16]); }
 
-  // Learns what the next tile is; false if there is none.
+  // Learns what the next tile is; false if there is none to be computed for the first time.
   __device__ bool next_work() {
     ptx::barrier_wait(shared.work_ready[announced % kWorkSlots], announced / kWorkSlots & 1);
     slot = static_cast<int>(announced++ % kWorkSlots);
@@ -154,6 +186,7 @@ class Consumer {
     k_begin = work.k_begin;
     whole_begin = work.whole_begin;
     whole_end = work.whole_end;
+    if (C::kRemovesPairs && work.careful) return false;
     return work.position >= 0;
   }
 
@@ -229,7 +262,8 @@ class Consumer {
     }
   }
 
-  // After a wait for S. The last one of a tile is done with q.
+  // After a wait for S. The last one of a tile is done with q. kCareful: of a tile that is computed again.
+  template <bool kCareful = false>
   __device__ __forceinline__ void softmax_of(int tile, float (&correction)[2]) {
     keep(s);
     if (planted(Plant::unawaited_keys)) ptx::barrier_wait(shared.k_ready[k.index], k.phase);
@@ -255,19 +289,21 @@ class Consumer {
     if constexpr (C::kHasAlibiTerms) {
       if (p.alibi != nullptr) take_alibi(tile, units);
     }
-    if constexpr (C::kHasKeyTerms) {
-      if (w.careful && p.bias.access == PlaneAccess::keys) add_key_bias<C>(p, w, tile, units.scale, s);
+    if constexpr (kCareful && C::kHasKeyTerms) {
+      if (p.bias.access == PlaneAccess::keys) add_key_bias<C>(p, w, tile, units.scale, s);
     }
     if constexpr (C::kHasBulkPlane) take_plane(tile, units);
     if (!whole(tile)) mask_band<C>(p, w, thread_rows(w), tile, s);
-    if constexpr (C::kHasKeyTerms) {
+    if constexpr (kCareful && C::kHasKeyTerms) {
       // What is not finite in q or k leaves more than -inf of a closed key.
-      if (w.careful && has_key_values<C>(p)) {
+      if (has_key_values<C>(p)) {
         remove_closed<C>(shared.closed_keys[w.number_of(tile) % kKeyTiles][lane % 4], s);
       }
     }
-    if constexpr (C::kRemovesPairs || C::kHasAlibiTerms) {
-      softmax(s, state, correction, units);
+    if constexpr (kCareful) {
+      softmax(s, state, correction, Distant{units});
+    } else if constexpr (C::kRemovesPairs || C::kHasAlibiTerms) {
+      softmax<C::kRemovesPairs>(s, state, correction, units);
     } else {
       softmax(s, state, correction, Scaled{units.scale});
     }
@@ -321,26 +357,23 @@ class Consumer {
   }
 
   // P V has NaN where values are not finite. Where pairs may have been removed, nobody need have attended those: the
-  // guard then finds out. And columns of keys hold a bias only so far: a row whose largest logit is beyond that is
-  // computed again, with what they left out.
+  // guard then finds out. And a row whose largest logit is large is computed again, Distant, and with what columns of
+  // keys cannot hold of a bias.
   __device__ void ask_again_if_spoiled(int done_slot, const RowState& rows) {
     if constexpr (C::kRemovesPairs) {
       Work& done = shared.work[done_slot];
-      if (!done.careful) {
-        float sums[4] = {};
+      float sums[4] = {};
 #pragma unroll
-        for (int i = 0; i < C::kValueSize / 2; ++i) sums[i % 4] += o[i];
-        const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-        bool spoiled = sum != sum;
-        if constexpr (C::kHasKeyTerms) {
-          if (p.bias.access == PlaneAccess::keys) {
-            const float limit = fminf(0.25f * Parts<T>::kLargest * p.scale, kLargeLogit);
-#pragma unroll
-            for (int r = 0; r < 2; ++r) spoiled |= fabsf(rows.max[r]) >= limit && rows.max[r] != -INFINITY;
-          }
-        }
-        if (spoiled) atomicOr(&done.spoiled, 1);
+      for (int i = 0; i < C::kValueSize / 2; ++i) sums[i % 4] += o[i];
+      const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+      bool spoiled = sum != sum;
+      float limit = kLargeLogit;
+      if (C::kHasKeyTerms && p.bias.access == PlaneAccess::keys) {
+        limit = fminf(limit, 0.25f * Parts<T>::kLargest * p.scale);
       }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) spoiled |= fabsf(rows.max[r]) >= limit && rows.max[r] != -INFINITY;
+      if (spoiled) atomicOr(&done.spoiled, 1);
       __syncwarp();  // one lane then gives back what all have read
     }
   }
