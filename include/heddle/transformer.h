@@ -10,6 +10,7 @@
 
 #include "heddle/attention.h"
 #include "heddle/checkpoint.h"
+#include "heddle/linear.h"
 #include "heddle/runtime.h"
 #include "heddle/tensor.h"
 
@@ -42,6 +43,7 @@ struct EncoderLayerInfo {
   std::string format;  // "float32", "bfloat16", "float16" or a low-bit format's name
   std::int64_t rows = 0, columns = 0;
   std::size_t weight_bytes = 0;  // with the bias, as packed
+  PackingError packing_error;    // what packing changed of its weights, as pack_weights() says: on GPUs alone
 };
 
 // Per-stage wall time of the last encode() call, seconds. On the CPU only: on a GPU no stage is waited for.

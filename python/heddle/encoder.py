@@ -13,18 +13,20 @@ import numpy as np
 from . import _heddle
 from ._files import existing
 from ._gpu import gpu_of
+from ._lowbit_linear import PackingError
 from ._options import dtype_name
 
 
 @dataclass(frozen=True)
 class EncoderLayer:
     """A linear layer as an ``Encoder`` holds it: format is "float32", "bfloat16", "float16" or a low-bit format's name;
-    weight_bytes are those of weights, as packed, and bias."""
+    weight_bytes are those of weights, as packed, and bias; packing_error says what packing changed, which it may on GPUs."""
 
     name: str
     format: str
     shape: tuple[int, int]
     weight_bytes: int
+    packing_error: PackingError | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,10 @@ class Encoder:
     @property
     def layers(self) -> list[EncoderLayer]:
         """The linear layers, in the order in which they run."""
-        return [EncoderLayer(name, format, (rows, columns), held) for name, format, rows, columns, held in self._native.layers]
+        return [
+            EncoderLayer(name, format, (rows, columns), held, PackingError(changed, largest, (row, column)))
+            for name, format, rows, columns, held, changed, largest, row, column in self._native.layers
+        ]
 
     def workspace(self, total: int, sequences: int, longest: int) -> int:
         """Scratch bytes of ``encode`` for `total` tokens in `sequences` sequences of at most `longest` tokens."""

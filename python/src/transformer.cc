@@ -50,11 +50,13 @@ nb::dict config(const Encoder& encoder) {
   return out;
 }
 
-// (name, format, rows, columns, weight_bytes)
+// (name, format, rows, columns, weight_bytes, changed, max, max_row, max_column)
 nb::list layers(const Encoder& encoder) {
   nb::list out;
   for (const EncoderLayerInfo& layer : encoder.layers()) {
-    out.append(nb::make_tuple(layer.name, layer.format, layer.rows, layer.columns, layer.weight_bytes));
+    const PackingError& error = layer.packing_error;
+    out.append(nb::make_tuple(layer.name, layer.format, layer.rows, layer.columns, layer.weight_bytes, error.changed,
+                              error.max, error.max_row, error.max_column));
   }
   return out;
 }

@@ -19,6 +19,10 @@ std::size_t EncoderProjections::weight_bytes(int part) const {
   return this->part(part).weight_bytes() / (parts_.size() == 1 ? 3 : 1);
 }
 
+PackingError EncoderProjections::packing_error(int part) const {
+  return together_ != nullptr ? PackingError() : this->part(part).packing_error();
+}
+
 std::size_t EncoderProjections::weight_bytes() const {
   std::size_t bytes = together_ != nullptr ? together_->weight_bytes() : 0;
   for (const TransformerLinear& part : parts_) bytes += part.weight_bytes();

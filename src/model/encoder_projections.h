@@ -23,6 +23,7 @@ class EncoderProjections {
   // Of part 0, 1 or 2.
   const std::string& format(int part) const;
   std::size_t weight_bytes(int part) const;
+  PackingError packing_error(int part) const;
   std::size_t weight_bytes() const;
   std::size_t scratch_bytes() const;
   void run(const std::byte* x, std::byte* y, std::int64_t rows, std::byte* scratch) const;

@@ -80,7 +80,7 @@ TransformerLinear::TransformerLinear(const Shape& shape, const lowbit::Quantized
   packed_ = packed_storage(weight.format, weight.rows, weight.columns, gated, order);
   packed_data_ = WeightMemory(bytes_of(packed_.data));
   packed_.data.data = packed_data_.data();
-  pack_weights(weight, packed_);
+  packing_error_ = pack_weights(weight, packed_);
   hold(bias);
   hold(norm, shape.dtype);
   if (gpu) {

@@ -51,6 +51,7 @@ class TransformerLinear {
   // Columns of y from low-bit weights, or on a GPU.
   std::int64_t outputs() const { return shape_.activation == Activation::swiglu ? shape_.out / 2 : shape_.out; }
   std::size_t weight_bytes() const;
+  const PackingError& packing_error() const { return packing_error_; }
   // On the CPU.
   std::size_t scratch_bytes() const { return library_at_ + library_bytes_; }
   // Rows of y are y_stride elements apart where the role is project, else contiguous. residual: of role sum. 1 <= rows
@@ -87,6 +88,7 @@ class TransformerLinear {
   std::unique_ptr<Linear> library_;
   DType precision_ = DType::f32, library_y_ = DType::f32;
   PackedWeights packed_;
+  PackingError packing_error_;
   WeightMemory packed_data_, bias_;
   Norm norm_ = Norm::none;
   double norm_eps_ = 0;

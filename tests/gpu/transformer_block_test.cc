@@ -369,6 +369,24 @@ TEST(GpuTransformerBlockErrors, Construction) {
       "[transformer_block] out holds 65520 at [1, 1]: weights must be finite in float16");
 }
 
+// In order fragments16 what is less than 2^-29 of a row's largest scale becomes 0.
+TEST(GpuTransformerBlockPacking, SaysWhatItChanged) {
+  const TransformerBlockOptions o = on_gpu(DType::bf16, {{"out", "mxfp4"}});
+  BlockModel model(o);
+  std::fill_n(model.values.out.begin() + 3 * o.hidden, o.hidden, 1.0f);
+  std::fill_n(model.values.out.begin() + 3 * o.hidden + 32, 32, 0x1p-40f);
+  for (const EncoderLayerInfo& layer : TransformerBlock(o, model.weights()).layers()) {
+    if (layer.name != "out") {
+      EXPECT_EQ(layer.packing_error.changed, 0) << layer.name;
+      continue;
+    }
+    EXPECT_EQ(layer.packing_error.changed, 32);
+    EXPECT_EQ(layer.packing_error.max, 1.0);
+    EXPECT_EQ(layer.packing_error.max_row, 3);
+    EXPECT_EQ(layer.packing_error.max_column, 32);
+  }
+}
+
 // Nothing is launched: y keeps its bytes.
 TEST(GpuTransformerBlockErrors, Forward) {
   const TransformerBlockOptions o = on_gpu(DType::bf16);

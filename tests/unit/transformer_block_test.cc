@@ -142,6 +142,7 @@ TEST_P(TransformerBlockFormats, SaysWhatItHolds) {
     EXPECT_EQ(layer.format, format.substr(0, format.find(':')));
     EXPECT_EQ(layer.rows, model.rows(i));
     EXPECT_EQ(layer.columns, model.columns(i));
+    EXPECT_EQ(layer.packing_error.changed, 0);
     bytes += layer.weight_bytes;
   }
   EXPECT_EQ(layers[0].name, "qkv");
