@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/dtypes.h"
+#include "core/parallel.h"
 #include "cpu/attention.h"
 #include "cpu/kernels.h"
 
@@ -89,7 +90,7 @@ void launch(const Problem& p, const Runtime& runtime) {
   const std::int64_t cuts = splits(p), each = sum_floats(p);
 
   if (p.dq || p.dk || p.dv) {
-    executor.parallel_for(p.B * p.Hkv * cuts, [&](std::int64_t index, int worker) {
+    parallel_for(executor, p.B * p.Hkv * cuts, [&](std::int64_t index, int worker) {
       BackwardTask task;
       task.b = index / cuts / p.Hkv;
       task.kv_head = index / cuts % p.Hkv;
@@ -101,7 +102,7 @@ void launch(const Problem& p, const Runtime& runtime) {
       if (cuts == 1) write(k, p, task.b, task.kv_head, task.dk, 1);
     });
     if (cuts > 1) {
-      executor.parallel_for(p.B * p.Hkv, [&](std::int64_t index, int) {
+      parallel_for(executor, p.B * p.Hkv, [&](std::int64_t index, int) {
         write(k, p, index / p.Hkv, index % p.Hkv, sums + index * cuts * each, cuts);
       });
     }
@@ -109,7 +110,7 @@ void launch(const Problem& p, const Runtime& runtime) {
   if (p.dbias) {
     const std::int64_t rows = p.bias_rows == 1 ? p.Sq : kBiasRows,
                        tiles = p.bias_rows == 1 ? 1 : ceil_div(p.Sq, kBiasRows);
-    executor.parallel_for(p.bias_batch * p.bias_heads * tiles, [&](std::int64_t index, int worker) {
+    parallel_for(executor, p.bias_batch * p.bias_heads * tiles, [&](std::int64_t index, int worker) {
       BiasTask task;
       task.bias_b = index / tiles / p.bias_heads;
       task.bias_h = index / tiles % p.bias_heads;
@@ -119,7 +120,7 @@ void launch(const Problem& p, const Runtime& runtime) {
     });
   }
   if (p.dsink) {
-    executor.parallel_for(p.H, [&](std::int64_t h, int) { sink_gradient(p, h); });
+    parallel_for(executor, p.H, [&](std::int64_t h, int) { sink_gradient(p, h); });
   }
 }
 

@@ -1,6 +1,7 @@
 // Launches the unfused method: three passes over a score matrix of 4 * B * H * Sq * Sk bytes.
 #include <algorithm>
 
+#include "core/parallel.h"
 #include "cpu/attention.h"
 #include "cpu/kernels.h"
 
@@ -52,7 +53,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
     pairs_before[b + 1] = pairs_before[b] + stored(p, s);
   }
   const auto pass = [&](void (*step)(const AttentionProblem&, const BaselineTask&, std::byte*)) {
-    executor.parallel_for(tasks_before[p.B], [&](std::int64_t index, int worker) {
+    parallel_for(executor, tasks_before[p.B], [&](std::int64_t index, int worker) {
       BaselineTask task;
       task.b = std::upper_bound(tasks_before, tasks_before + p.B + 1, index) - tasks_before - 1;
       const Sequence s = p.sequence(task.b);

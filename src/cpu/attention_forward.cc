@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "core/parallel.h"
 #include "cpu/attention.h"
 #include "cpu/kernels.h"
 
@@ -147,11 +148,11 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
     return task;
   };
 
-  executor.parallel_for(before[p.B], [&](std::int64_t index, int worker) {
+  parallel_for(executor, before[p.B], [&](std::int64_t index, int worker) {
     k.forward(p, task_at(index), scratch + scratch_each * static_cast<std::size_t>(worker));
   });
   if (!l.split) return;
-  executor.parallel_for(p.B * p.Hkv, [&](std::int64_t index, int worker) {
+  parallel_for(executor, p.B * p.Hkv, [&](std::int64_t index, int worker) {
     ForwardTask task;
     task.b = index / p.Hkv;
     task.kv_head = index % p.Hkv;

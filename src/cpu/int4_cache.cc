@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/int4_codes.h"
+#include "core/parallel.h"
 #include "cpu/rotation.h"
 
 namespace heddle::cpu {
@@ -105,7 +106,8 @@ class HeadAppend {
 }  // namespace
 
 void append_int4_cache(const Int4AppendProblem& p, Executor& executor) {
-  executor.parallel_for(p.B * p.Hkv, [&p](std::int64_t task, int) { HeadAppend(p, task / p.Hkv, task % p.Hkv).run(); });
+  parallel_for(executor, p.B * p.Hkv,
+               [&p](std::int64_t task, int) { HeadAppend(p, task / p.Hkv, task % p.Hkv).run(); });
 }
 
 }  // namespace heddle::cpu

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/dtypes.h"
+#include "core/parallel.h"
 #include "cpu/rotation.h"
 
 namespace heddle::cpu {
@@ -23,7 +24,7 @@ void for_each_row(std::int64_t sequences, std::int64_t rows, std::int64_t row_el
     std::int64_t count, chunk, rows;
     const Row& row;
   } loop{count, chunk, rows, row};
-  executor.parallel_for((count + chunk - 1) / chunk, [&loop](std::int64_t task, int) {
+  parallel_for(executor, (count + chunk - 1) / chunk, [&loop](std::int64_t task, int) {
     const std::int64_t end = std::min(loop.count, (task + 1) * loop.chunk);
     for (std::int64_t r = task * loop.chunk; r < end; ++r) loop.row(r / loop.rows, r % loop.rows);
   });

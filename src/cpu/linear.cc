@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/parallel.h"
 #include "cpu/kernels.h"
 #include "cpu/linear_staging.h"
 
@@ -42,7 +43,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   for (std::int64_t begin = 0; begin < p.M; begin += kLinearChunk) {
     const LinearTask task = staged.task(p, begin, std::min(kLinearChunk, p.M - begin));
     staged.stage(p, begin, task.m_count, *runtime.executor);
-    runtime.executor->parallel_for(tiles, [&](std::int64_t tile, int worker) {
+    parallel_for(*runtime.executor, tiles, [&](std::int64_t tile, int worker) {
       LinearTask mine = task;
       mine.tile = tile;
       kernel.forward(p, mine, scratches + scratch * static_cast<std::size_t>(worker));

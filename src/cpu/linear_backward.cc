@@ -2,6 +2,7 @@
 // with a norm in front, dx by rows and the norm's own gradients by columns.
 #include <algorithm>
 
+#include "core/parallel.h"
 #include "cpu/kernels.h"
 #include "cpu/linear.h"
 #include "cpu/linear_staging.h"
@@ -103,22 +104,22 @@ void add_rows(const LinearBackwardProblem& p, const Place& place, const StagedRo
     task = staged->task(f, begin, g.m_count);
     staged->stage(f, begin, g.m_count, executor);
   }
-  executor.parallel_for(tiles_of(f), [&](std::int64_t tile, int worker) {
+  parallel_for(executor, tiles_of(f), [&](std::int64_t tile, int worker) {
     LinearTask part = task;
     part.tile = tile;
     kernel.sums_gradient(p, part, g, mine(worker));
   });
   if (!p.wants_rows()) return;
-  executor.parallel_for(ceil_div(f.weights.layout.columns, kGradientColumns),
-                        [&](std::int64_t block, int worker) { kernel.rows_gradient(p, g, block, mine(worker)); });
+  parallel_for(executor, ceil_div(f.weights.layout.columns, kGradientColumns),
+               [&](std::int64_t block, int worker) { kernel.rows_gradient(p, g, block, mine(worker)); });
   if (!p.normed()) return;
-  executor.parallel_for(g.m_count, [&](std::int64_t m, int) {
+  parallel_for(executor, g.m_count, [&](std::int64_t m, int) {
     std::byte* dx = p.dx.data != nullptr ? p.dx.row(begin + m) : nullptr;
     kernel.norm_gradient(staged->norm, f.x.row(begin + m), f.dtype, f.K, g.normed + m * f.weights.layout.columns, dx,
                          place.statistics + 2 * m);
   });
   if (place.dnorm_weight == nullptr && place.dnorm_bias == nullptr) return;
-  executor.parallel_for(ceil_div(f.K, kNormColumns), [&](std::int64_t block, int) {
+  parallel_for(executor, ceil_div(f.K, kNormColumns), [&](std::int64_t block, int) {
     const std::int64_t k = block * kNormColumns;
     kernel.norm_parameters_gradient(p, g, place.statistics, k, std::min(kNormColumns, f.K - k), place.dnorm_weight,
                                     place.dnorm_bias);

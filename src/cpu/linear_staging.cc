@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/int8_rows.h"
+#include "core/parallel.h"
 #include "cpu/kernels.h"
 #include "lowbit/formats.h"
 
@@ -100,7 +101,7 @@ void StagedRows::stage(const LinearProblem& p, std::int64_t begin, std::int64_t 
   if (count * columns < (normed ? kNormElements : kTaskElements)) {
     for (std::int64_t i = 0; i < up_to; ++i) row(i);
   } else {
-    executor.parallel_for(up_to, [&row](std::int64_t i, int) { row(i); });
+    parallel_for(executor, up_to, [&row](std::int64_t i, int) { row(i); });
   }
 }
 

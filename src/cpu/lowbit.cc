@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 
+#include "core/parallel.h"
 #include "cpu/kernels.h"
 
 namespace heddle::cpu {
@@ -25,7 +26,7 @@ void for_each_row(std::int64_t rows, std::int64_t columns, Executor& executor, c
     std::int64_t rows, chunk;
     const Row& row;
   } loop{rows, chunk, row};
-  executor.parallel_for((rows + chunk - 1) / chunk, [&loop](std::int64_t task, int) {
+  parallel_for(executor, (rows + chunk - 1) / chunk, [&loop](std::int64_t task, int) {
     const std::int64_t end = std::min(loop.rows, (task + 1) * loop.chunk);
     for (std::int64_t n = task * loop.chunk; n < end; ++n) loop.row(n);
   });

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/parallel.h"
 #include "lowbit/formats.h"
 #include "lowbit/fragment_codes.h"
 
@@ -74,7 +75,7 @@ unsigned exchanged(unsigned code) { return (code & 7) == 5 || (code & 7) == 6 ? 
 template <class Visit>
 void for_each_thread(const Matrix& m, Executor& executor, Visit visit, int block_columns = kBlockColumns) {
   const std::int64_t columns = (m.K + block_columns - 1) / block_columns;
-  executor.parallel_for(blocks_of_rows(m.N), [&](std::int64_t b, int /*worker*/) {
+  parallel_for(executor, blocks_of_rows(m.N), [&](std::int64_t b, int /*worker*/) {
     for (std::int64_t k = 0; k < columns; ++k) {
       for (int t = 0; t < 128; ++t) visit(b * columns + k, t, b * kBlockRows + t / 32 * 16 + t % 32 / 4);
     }
@@ -308,7 +309,7 @@ void pack_codes(const Matrix& m, bool gated, std::byte* blocks, float* row_scale
       layout.columns);
   if (layout.groups == 0) return;
   const std::int64_t width = layout.columns / layout.groups, scale_bytes = m.format.scale == ScaleType::f32 ? 4 : 2;
-  executor.parallel_for(blocks_of_rows(m.N), [&](std::int64_t b, int /*worker*/) {
+  parallel_for(executor, blocks_of_rows(m.N), [&](std::int64_t b, int /*worker*/) {
     for (std::int64_t k = 0; k < columns; ++k) {
       std::byte* const to = blocks + (b * columns + k) * layout.bytes;
       std::memset(to + layout.scales, 0, static_cast<std::size_t>(layout.bytes - layout.scales));

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/parallel.h"
 #include "lowbit/formats.h"
 #include "lowbit/fragment_codes.h"
 #include "lowbit/fragments.h"
@@ -154,7 +155,7 @@ PackingError packing_error(const Matrix& m, WeightOrder order, Executor& executo
   if (nvfp4 && *m.global_scale == 0) return {};
   const BitsTable table;
   std::vector<PackingError> of_blocks(static_cast<std::size_t>(blocks_of_rows(m.N)));
-  executor.parallel_for(blocks_of_rows(m.N), [&](std::int64_t block, int /*worker*/) {
+  parallel_for(executor, blocks_of_rows(m.N), [&](std::int64_t block, int /*worker*/) {
     Tally tally(m);
     for (std::int64_t row = block * kBlockRows; row < std::min(m.N, (block + 1) * kBlockRows); ++row) {
       if (mxfp4) {

@@ -10,6 +10,7 @@
 
 #include "core/check.h"
 #include "core/dtypes.h"
+#include "core/parallel.h"
 #include "lowbit/formats.h"
 #include "model/checkpoint_layouts.h"
 
@@ -206,8 +207,8 @@ struct Source {
 // Calls task(begin, end) for pieces of the rows.
 template <class Task>
 void for_row_pieces(std::int64_t rows, Executor& executor, const Task& task) {
-  executor.parallel_for((rows + kTaskRows - 1) / kTaskRows,
-                        [&](std::int64_t i, int) { task(i * kTaskRows, std::min(rows, (i + 1) * kTaskRows)); });
+  parallel_for(executor, (rows + kTaskRows - 1) / kTaskRows,
+               [&](std::int64_t i, int) { task(i * kTaskRows, std::min(rows, (i + 1) * kTaskRows)); });
 }
 
 // The first row with a group, of `groups`, that fits(n, g) denies; its first such group.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/parallel.h"
 #include "cuda/model.h"
 #include "heddle/transformer.h"
 #include "model/encoder_call.h"
@@ -158,7 +159,7 @@ class Encoder::CpuCall : public Call {
   template <class Block>
   void over_rows(const Block& block) const {
     const std::int64_t step = total_ >= kLinearRows * executor_.workers() ? kLinearRows : kLinearRowStep;
-    executor_.parallel_for((total_ + step - 1) / step, [&](std::int64_t index, int worker) {
+    parallel_for(executor_, (total_ + step - 1) / step, [&](std::int64_t index, int worker) {
       block(index * step, std::min(step, total_ - index * step), worker);
     });
   }
@@ -232,7 +233,7 @@ class Encoder::CpuCall : public Call {
 
   void pool(const TensorView& cu_seqlens, const TensorView& embeddings, bool normalize) const {
     const auto* offsets = static_cast<const std::int32_t*>(cu_seqlens.data);
-    executor_.parallel_for(sequences_, [&](std::int64_t sequence, int) {
+    parallel_for(executor_, sequences_, [&](std::int64_t sequence, int) {
       float* mean = static_cast<float*>(embeddings.data) + sequence * config_.hidden;
       std::fill_n(mean, config_.hidden, 0.0f);
       const std::int64_t begin = offsets[sequence], end = offsets[sequence + 1];
@@ -297,12 +298,13 @@ std::vector<EncoderLayerInfo> Encoder::layers() const {
     const std::int64_t hidden = weights_->config.hidden;
     for (int part = 0; part < 3; ++part) {
       out.push_back({prefix + EncoderLayers::kProjections[part], layer.qkv.format(part), hidden, hidden,
-                     layer.qkv.weight_bytes(part)});
+                     layer.qkv.weight_bytes(part), layer.qkv.packing_error(part)});
     }
     for (const auto& [linear, name] : {std::pair{&layer.attention_output, EncoderLayers::kAttentionOutput},
                                        {&layer.intermediate, EncoderLayers::kIntermediate},
                                        {&layer.output, EncoderLayers::kOutput}}) {
-      out.push_back({prefix + name, linear->format(), linear->shape().out, linear->shape().in, linear->weight_bytes()});
+      out.push_back({prefix + name, linear->format(), linear->shape().out, linear->shape().in, linear->weight_bytes(),
+                     linear->packing_error()});
     }
   }
   return out;

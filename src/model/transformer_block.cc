@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/parallel.h"
 #include "cpu/kernels.h"
 #include "cuda/model.h"
 #include "model/packed_lengths.h"
@@ -176,7 +177,7 @@ class TransformerBlock::CpuCall {
   template <class Block>
   void over_rows(const Block& block) const {
     const std::int64_t step = total_ >= kLinearRows * executor_.workers() ? kLinearRows : kLinearRowStep;
-    executor_.parallel_for((total_ + step - 1) / step, [&](std::int64_t index, int worker) {
+    parallel_for(executor_, (total_ + step - 1) / step, [&](std::int64_t index, int worker) {
       block(index * step, std::min(step, total_ - index * step), worker);
     });
   }
@@ -206,7 +207,8 @@ std::vector<EncoderLayerInfo> TransformerBlock::layers() const {
       {"qkv", &w.qkv}, {"out", &w.out}, {"up", &w.up}, {"down", &w.down}};
   for (const auto& layer : layers) {
     const TransformerLinear& held = *layer.second;
-    out.push_back({layer.first, held.format(), held.shape().out, held.shape().in, held.weight_bytes()});
+    out.push_back(
+        {layer.first, held.format(), held.shape().out, held.shape().in, held.weight_bytes(), held.packing_error()});
   }
   return out;
 }

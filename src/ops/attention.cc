@@ -69,15 +69,24 @@ Refusal unsupported(const Kernel& kernel, const Problem& problem) {
   return reason.empty() ? kernel.supports(problem) : reason;
 }
 
+// Whether `kernel` is among those that the call leaves a choice of.
+template <class Kernel>
+bool asked_for(const Kernel& kernel, const Wish& wish) {
+  if (!wish.force.empty()) return wish.force == kernel.name;
+  if (!wish.method.empty()) return wish.method == kernel.method;
+  return kernel.automatic;
+}
+
 // Why a candidate may not run for this call; empty if it may.
 template <class Kernel, class Problem>
 Refusal refusal(const Kernel& kernel, const Problem& problem, Device device, const Wish& wish) {
   if (kernel.device == Device::cuda && !cuda::built()) return kernel.supports(problem);  // wherever the tensors are
   if (kernel.device != device) return "it runs on another device than the tensors are on";
   if (Refusal reason = unsupported(kernel, problem); !reason.empty()) return reason;
-  if (!wish.force.empty()) return wish.force == kernel.name ? "" : "another candidate was asked for by name";
-  if (!wish.method.empty()) return wish.method == kernel.method ? "" : "another method was asked for";
-  return kernel.automatic ? "" : "it runs only when it is asked for by name or method";
+  if (asked_for(kernel, wish)) return "";
+  if (!wish.force.empty()) return "another candidate was asked for by name";
+  if (!wish.method.empty()) return "another method was asked for";
+  return "it runs only when it is asked for by name or method";
 }
 
 // Throws what the candidate that was asked for by name has to say, or each that might have served. Apart from choose(),
@@ -134,8 +143,8 @@ auto find(const Problem& problem, Device device, const Wish& wish, int workers) 
   std::remove_cvref_t<decltype(kernels[0])> best = nullptr;
   std::pair<bool, double> best_rank;  // the smallest is best
   for (const auto* kernel : kernels) {
-    if (kernel->device != device) continue;  // as refusal(), with less ado
-    if (!refusal(*kernel, problem, device, wish).empty()) continue;
+    if (kernel->device != device || !asked_for(*kernel, wish)) continue;  // as refusal(), without sentences
+    if (!unsupported(*kernel, problem).empty()) continue;
     const std::pair rank(comes_last(*kernel, problem), kernel->estimate(compared ? *compared : problem, workers));
     if (best == nullptr || rank < best_rank) {
       best = kernel;

@@ -24,12 +24,18 @@ std::string inability(const LinearCandidate<Problem>& kernel, const Problem& pro
   return kernel.supports(problem);
 }
 
+// Whether it is among those that the call leaves a choice of.
+template <class Problem>
+bool asked_for(const LinearCandidate<Problem>& kernel, const std::string& force) {
+  return force.empty() ? kernel.automatic : force == kernel.name;
+}
+
 // Why it may not run for this call; empty if it may.
 template <class Problem>
 std::string refusal(const LinearCandidate<Problem>& kernel, const Problem& problem, const std::string& force) {
   if (std::string reason = inability(kernel, problem); !reason.empty()) return reason;
-  if (!force.empty()) return force == kernel.name ? "" : "another candidate was asked for by name";
-  return kernel.automatic ? "" : "it runs only when it is asked for by name";
+  if (asked_for(kernel, force)) return "";
+  return force.empty() ? "it runs only when it is asked for by name" : "another candidate was asked for by name";
 }
 
 template <class Problem, std::size_t kCount>
@@ -38,7 +44,9 @@ const LinearCandidate<Problem>& choose(const Check& check, const LinearCandidate
   const LinearCandidate<Problem>* best = nullptr;
   double best_seconds = 0;
   for (const LinearCandidate<Problem>* kernel : candidates) {
-    if (!refusal(*kernel, problem, force).empty()) continue;
+    const bool here = kernel->device == forward_of(problem).device;
+    if (!here || !asked_for(*kernel, force)) continue;  // as refusal(), without sentences
+    if (!inability(*kernel, problem).empty()) continue;
     const double seconds = kernel->estimate(problem, workers);
     if (best == nullptr || seconds < best_seconds) {
       best = kernel;

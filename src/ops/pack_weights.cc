@@ -5,6 +5,7 @@
 
 #include "core/dtypes.h"
 #include "core/overlap.h"
+#include "core/parallel.h"
 #include "cpu/lowbit.h"
 #include "cuda/linear.h"
 #include "heddle/linear.h"
@@ -67,7 +68,7 @@ void pack_panels(const Matrix& from, const PackedWeights& out, Executor& executo
   const float global = from.format.global_scale ? *from.global_scale : 1.0f;
   std::memset(to, 0, lowbit::PanelLayout::kHeader);
   std::memcpy(to, &global, sizeof global);
-  executor.parallel_for(panels.layout.panels, [&](std::int64_t index, int) {
+  parallel_for(executor, panels.layout.panels, [&](std::int64_t index, int) {
     lowbit::pack_panel(from, panels.layout, index,
                        to + lowbit::PanelLayout::kHeader + index * panels.layout.panel_bytes);
   });
@@ -98,7 +99,7 @@ void pack_matrix(const Matrix& from, const PackedWeights& out, Executor& executo
   const float global = from.format.global_scale ? *from.global_scale : 1.0f;
   std::memset(data, 0, static_cast<std::size_t>(layout.codes));
   std::memcpy(data, &global, sizeof global);
-  executor.parallel_for((layout.rows + kRows - 1) / kRows, [&](std::int64_t task, int) {
+  parallel_for(executor, (layout.rows + kRows - 1) / kRows, [&](std::int64_t task, int) {
     lowbit::pack_matrix_rows(from, task * kRows, std::min(layout.rows, (task + 1) * kRows), data);
   });
 }
@@ -224,7 +225,7 @@ void unpack_weights(const PackedWeights& weights, const TensorView& out, const R
     return cpu::dequantize(weights_problem(weights).matrix, to, executor);
   }
   const auto unpack = [&](auto value) {
-    executor.parallel_for(weights.rows, [&](std::int64_t n, int) {
+    parallel_for(executor, weights.rows, [&](std::int64_t n, int) {
       for (std::int64_t k = 0; k < weights.columns; ++k) store_element(to.at(n, k), to.dtype, 0, value(n, k));
     });
   };

@@ -5,6 +5,7 @@
 
 #include "core/dtypes.h"
 #include "core/int4_rows.h"
+#include "core/parallel.h"
 #include "core/philox.h"
 
 namespace heddle::reference {
@@ -237,7 +238,7 @@ Forward attention_forward(const AttentionProblem& p, Executor& executor) {
   Forward out;
   out.o.assign(total_rows(p) * p.H * p.Dv, 0);
   out.lse.assign(total_rows(p) * p.H, -kInfinity);
-  executor.parallel_for(p.B * p.H, [&](int64_t task, int) {
+  parallel_for(executor, p.B * p.H, [&](int64_t task, int) {
     const int64_t b = task / p.H, h = task % p.H;
     const Sequence s = p.sequence(b);
     const Keys keys(p, b, s, h);
@@ -270,7 +271,7 @@ Backward attention_backward(const AttentionBackwardProblem& p, Executor& executo
   if (p.dbias) {  // may be shared by all heads and sequences
     for (int64_t index = 0; index < p.B * p.Hkv; ++index) task(index, 0);
   } else {
-    executor.parallel_for(p.B * p.Hkv, task);
+    parallel_for(executor, p.B * p.Hkv, task);
   }
 
   if (p.dsink) {

@@ -5,6 +5,7 @@
 
 #include "core/dtypes.h"
 #include "core/int8_rows.h"
+#include "core/parallel.h"
 
 namespace heddle::reference {
 namespace {
@@ -40,7 +41,7 @@ double estimate(const LinearProblem& p, int workers) {
 std::size_t workspace(const LinearProblem&, int) { return 0; }
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
-  runtime.executor->parallel_for(p.M, [&p](std::int64_t m, int) {
+  parallel_for(*runtime.executor, p.M, [&p](std::int64_t m, int) {
     const std::vector<double> x = row_of(p, m);
     for (std::int64_t j = 0; j < p.outputs; ++j) {
       store_element(p.y.row(m), p.dtype, j, static_cast<float>(output(p, x, m, j)));

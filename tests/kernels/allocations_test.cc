@@ -1,13 +1,20 @@
 // What allocates nothing: every allocation of the calling thread is counted, and the executor has no other.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <new>
+#include <utility>
+#include <vector>
 
+#include "heddle/attention.h"
 #include "heddle/int4_cache.h"
+#include "heddle/linear.h"
+#include "kit/host_tensor.h"
 #include "kit/int4_case.h"
+#include "kit/linear_layer.h"
 
 namespace {
 
@@ -68,6 +75,82 @@ TEST(Allocations, OfAppendsInFourBitsAreNone) {
     const Runtime runtime{{}, &executor, nullptr};
     EXPECT_EQ(allocations_of([&] { append_int4_cache(s.k_new, s.v_new, s.cache, s.seqlens, {}, runtime); }), 0);
   });
+}
+
+struct Memory {
+  std::vector<std::byte> bytes;
+  Workspace of(std::size_t size) {
+    bytes.resize(size + 64);
+    const auto at = (reinterpret_cast<std::uintptr_t>(bytes.data()) + 63) / 64 * 64;
+    return {reinterpret_cast<void*>(at), size};
+  }
+};
+
+HostTensor filled(DType dtype, std::vector<std::int64_t> shape, bool output = false) {
+  HostTensor x = output ? HostTensor::output(dtype, std::move(shape)) : HostTensor::input(dtype, std::move(shape));
+  for (std::int64_t n = 0; n < x.elements(); ++n) x.set(n, std::sin(0.3 * static_cast<double>(n)));
+  return x;
+}
+
+// Prefill with every tensor that tasks look at, and decoding, whose keys are cut among tasks.
+TEST(Allocations, OfAttentionAndItsGradientsAreNone) {
+  CallingThread executor;
+  for (const std::int64_t rows : {1, 70}) {
+    const HostTensor q = filled(DType::bf16, {2, rows, 4, 40}), k = filled(DType::bf16, {2, 300, 2, 40}),
+                     v = filled(DType::bf16, {2, 300, 2, 24}), d_o = filled(DType::bf16, {2, rows, 4, 24}),
+                     bias = filled(DType::f32, {1, 4, rows, 300}), sink = filled(DType::f32, {4});
+    const HostTensor o = filled(DType::bf16, {2, rows, 4, 24}, true), lse = filled(DType::f32, {2, 4, rows}, true),
+                     dq = filled(DType::bf16, {2, rows, 4, 40}, true), dk = filled(DType::bf16, {2, 300, 2, 40}, true),
+                     dv = filled(DType::bf16, {2, 300, 2, 24}, true),
+                     dbias = filled(DType::f32, {1, 4, rows, 300}, true), dsink = filled(DType::f32, {4}, true);
+    AttentionOptions options;
+    options.causal = Causal::bottom_right;
+    options.bias = bias.view();
+    options.sink = sink.view();
+    const AttentionGradients gradients{dq.view(), dk.view(), dv.view(), dbias.view(), dsink.view()};
+    Memory memory, more;
+    Runtime runtime{{}, &executor, nullptr};
+    runtime.workspace = memory.of(attention_forward_workspace(q.view(), k.view(), v.view(), options, runtime));
+    EXPECT_EQ(allocations_of(
+                  [&] { attention_forward(q.view(), k.view(), v.view(), o.view(), lse.view(), options, runtime); }),
+              0)
+        << rows << " rows";
+    runtime.workspace =
+        more.of(attention_backward_workspace(q.view(), k.view(), v.view(), gradients, options, runtime));
+    EXPECT_EQ(allocations_of([&] {
+                attention_backward(q.view(), k.view(), v.view(), o.view(), lse.view(), d_o.view(), {}, gradients,
+                                   options, runtime);
+              }),
+              0)
+        << rows << " rows";
+  }
+}
+
+TEST(Allocations, OfLinearLayersAndTheirGradientsAreNone) {
+  CallingThread executor;
+  for (const bool int8_x : {false, true}) {
+    const LinearLayer layer({.format = "int4_g128",
+                             .rows = {9},
+                             .N = 70,
+                             .K = 256,
+                             .dtype = DType::bf16,
+                             .bias = true,
+                             .int8_x = int8_x,
+                             .norm = Norm::rms_norm});
+    const LinearOptions options = layer.options();
+    const PackedWeights& weights = layer.packed.weights();
+    const HostTensor y = layer.output(), dy = filled(DType::bf16, {9, 70}), dx = filled(DType::bf16, {9, 256}, true);
+    Memory memory, more;
+    Runtime runtime{{}, &executor, nullptr};
+    runtime.workspace = memory.of(linear_forward_workspace(layer.x.view(), weights, options, runtime));
+    EXPECT_EQ(allocations_of([&] { linear_forward(layer.x.view(), weights, y.view(), options, runtime); }), 0);
+    if (int8_x) continue;  // has no gradient
+    const LinearGradients gradients{dx.view(), {}, {}, {}};
+    runtime.workspace =
+        more.of(linear_backward_workspace(dy.view(), layer.x.view(), weights, gradients, options, runtime));
+    EXPECT_EQ(allocations_of([&] { linear_backward(dy.view(), layer.x.view(), weights, gradients, options, runtime); }),
+              0);
+  }
 }
 
 }  // namespace
