@@ -1,5 +1,5 @@
-// Tasks on an executor without an allocation: std::function keeps a reference to the task and not a copy, which need not
-// fit into it. parallel_for() returns when all is done, so the task outlives it.
+// Tasks on an executor without an allocation: std::function keeps a reference to the task and not a copy, which need
+// not fit into it. parallel_for() returns when all is done, so the task outlives it.
 #pragma once
 
 #include <cstdint>
