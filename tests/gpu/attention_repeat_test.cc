@@ -276,6 +276,32 @@ TEST(GpuStreams, TwoThreadsLaunchOneKernelWithOtherMemory) {
   }
 }
 
+// The first that a thread does on the GPU: the driver knows of no context in it.
+TEST(GpuStreams, AThreadMayBeginWithAnyCall) {
+  AttentionCase spec{.B = 2, .H = 4, .Hkv = 4, .Sq = 100, .Sk = 100, .D = 64, .Dv = 64};
+  spec.name = "first_in_its_thread";
+  spec.dtype = DType::bf16;
+  DeviceCase at(spec);
+  for (const Candidate& candidate :
+       explain_attention(at.call.q, at.call.k, at.call.v, at.call.options, Pass::forward)) {
+    if (!candidate.supported || candidate.method == "reference") continue;
+    at.call.options.force = candidate.name;
+    const DeviceStream stream;
+    const DeviceMemory memory(at.call.workspace(), 0xFF);
+    std::string failure;
+    std::thread other([&] {
+      try {
+        at.call.launch(stream, memory);
+      } catch (const RuntimeError& error) {
+        failure = error.what();
+      }
+    });
+    other.join();
+    stream.synchronize();
+    EXPECT_EQ(failure, "") << candidate.name;
+  }
+}
+
 // A captured call is one: replayed on other data in the same memory, it gives what a call gives.
 TEST(GpuGraph, CaptureAndReplay) {
   for (const AttentionCase& spec : {large(300, 4, 128, Causal::none), large(2200, 4, 64, Causal::bottom_right)}) {

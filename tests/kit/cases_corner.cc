@@ -1,12 +1,14 @@
 // Nothing to attend, one key, extreme values, numbers that are not finite where nobody may read them; biases and masks
 // over several tiles.
+#include <string>
+
 #include "kit/case_rows.h"
 
 namespace heddle::kit {
 
 void add_corner(Rows& rows) {
   const AttentionCase small{.B = 2, .H = 2, .Hkv = 1, .Sq = 5, .Sk = 7, .D = 16, .Dv = 16, .sink = false};
-  const auto with = [&](const char* name, auto change) {
+  const auto with = [&](const std::string& name, auto change) {
     AttentionCase row = small;
     row.name = name;
     row.purpose = Purpose::corner;
@@ -99,6 +101,12 @@ void add_corner(Rows& rows) {
   // Not finite values in keys that a mask removes, in more tiles than a GPU computes at once.
   with("unattended_keys_tiles",
        [&](auto& c) { tiles(c, 140, 400, 128), c.B = 2, c.mask = kBatchColumns, c.poison_keys = true; });
+  with("unattended_keys_tiles_d64",
+       [&](auto& c) { tiles(c, 140, 700, 64), c.B = 2, c.mask = kBatchColumns, c.poison_keys = true; });
+  for (const std::int64_t d : {64, 128}) {
+    with("unattended_keys_tiles_bias_d" + std::to_string(d),
+         [&](auto& c) { tiles(c, 140, 600, d), c.mask = kBatchColumns, c.bias = kFull, c.poison_keys = true; });
+  }
   with("unattended_keys_tiles_d256", [&](auto& c) {
     tiles(c, 70, 400, 256), c.mask = kColumns, c.bias = kColumns, c.bias_f32 = c.bias_holes = c.poison_keys = true;
   });

@@ -43,9 +43,18 @@ CUtensorMap encode(const void* data, DType dtype, const TensorMapShape<kRank>& s
                                              : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
   const auto promotion = shape.streamed ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
   CUtensorMap map;
-  const CUresult status = encoder()(&map, type, kRank, const_cast<void*>(data), extents.data(), strides.data(),
-                                    box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                    promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto ask = [&] {
+    return encoder()(&map, type, kRank, const_cast<void*>(data), extents.data(), strides.data(), box.data(),
+                     steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
+                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult status = ask();
+  if (status == CUDA_ERROR_INVALID_CONTEXT) {  // a thread in which the runtime has not been at work yet
+    int device = 0;
+    check(cudaGetDevice(&device), "tensor map");
+    check(cudaSetDevice(device), "tensor map");
+    status = ask();
+  }
   if (status != CUDA_SUCCESS) {
     throw RuntimeError(text("[tensor map] the driver refuses it (CUresult ", static_cast<int>(status), ")"));
   }

@@ -133,17 +133,17 @@ class Consumer {
   }
 
   // A tile for the second time, one product after the other: it is rare, and keeps what it needs out of
-  // compute_tiles().
+  // compute_tiles(). q stays in shared memory: in registers in front of this loop, ptxas 13.0 let P overwrite it.
   __device__ __forceinline__ void compute_again() {
     const Work& w = shared.work[slot];
-    take_q();
+    await_q();
     begin_score_options();
     state = {};
     bool accumulate = false;
 #pragma unroll 1
     for (int tile = w.k_end - 1; tile >= first_tile(); --tile) {
       await_keys();
-      issue_qk(tile);
+      issue_qk<false>(tile);
       load_score_options(tile);
       wgmma_wait<0>();
       float correction[2];
@@ -190,9 +190,13 @@ class Consumer {
     return work.position >= 0;
   }
 
-  __device__ void take_q() {
+  __device__ void await_q() {
     await_filled(shared.q_ready[warpgroup], q_phase);
     q_phase ^= 1;
+  }
+
+  __device__ void take_q() {
+    await_q();
     if constexpr (C::kQInRegisters) {
       const bool released = planted_release(Plant::late_query_reads, shared.q_free[warpgroup]);
       const int row = warp_row() + lane % 16;
@@ -212,6 +216,7 @@ class Consumer {
     keys_released = planted_release(Plant::late_key_reads, shared.k_free[k.index]);
   }
 
+  template <bool kInRegisters = C::kQInRegisters>
   __device__ void issue_qk(int tile) {
     const Swizzled128 k_tile(shared.k[k.index].panel), q_tile(shared.q[warpgroup].panel);
     const Work& w = shared.work[slot];
@@ -221,7 +226,7 @@ class Consumer {
     for (int step = 0; step < C::kHeadSize / 16; ++step) {
       const int panel = step / 4, bytes = step % 4 * 32;
       const std::uint64_t b = k_tile.at(panel * KTile::kPanelBytes + bytes);
-      if constexpr (C::kQInRegisters) {
+      if constexpr (kInRegisters) {
         QK::template registers_shared<false>(s, q[step], b, step > 0);
       } else {
         QK::shared_shared(s, q_tile.at(panel * QTile::kPanelBytes + bytes), b, step > 0);
@@ -269,7 +274,7 @@ class Consumer {
     if (planted(Plant::unawaited_keys)) ptx::barrier_wait(shared.k_ready[k.index], k.phase);
     if (!keys_released) release_after_products(shared.k_free[k.index]);
     k.next();
-    if constexpr (!C::kQInRegisters) {
+    if constexpr (!C::kQInRegisters || kCareful) {
       if (tile == first_tile()) release_after_products(shared.q_free[warpgroup]);
     }
     const Work& w = shared.work[slot];
