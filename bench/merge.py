@@ -1,7 +1,8 @@
 """Makes one results file of several: shards of a run, or a run and rows measured again.
 
-  python bench/merge.py bench/results/nvidia-h200.json shard0.json shard1.json
+  python bench/merge.py --shards bench/results/nvidia-h200.json shard0.json shard1.json
 
+With --shards the rows come in the order in which one run would have them, from each file in turn.
 A row of a later file replaces one of the same name; one that came out wrong there takes it away. Files that were not
 measured alike (another GPU, driver, library or method) are refused. Each row says by `input` whose conditions it has.
 """
@@ -9,6 +10,7 @@ measured alike (another GPU, driver, library or method) are refused. Each row sa
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -22,7 +24,13 @@ class Unlike(ValueError):
     """Results that do not belong into one file."""
 
 
-def merged(results: list[dict], names: list[str]) -> dict:
+def in_turn(results: list[dict]) -> list[str]:
+    """The names of all rows, one of each file and again."""
+    each = [[row["name"] for row in result["rows"]] for result in results]
+    return [name for names in itertools.zip_longest(*each) for name in names if name is not None]
+
+
+def merged(results: list[dict], names: list[str], shards: bool = False) -> dict:
     """One results file's content of several; `names` say which is meant when something is wrong."""
     first = results[0]["conditions"]
     for result, name in zip(results, names, strict=True):
@@ -38,6 +46,9 @@ def merged(results: list[dict], names: list[str]) -> dict:
                 other.pop(row["name"], None)
                 into[row["name"]] = row | {"input": len(inputs) + row.get("input", 0)}
         inputs += own
+    if shards:
+        place = {name: n for n, name in enumerate(in_turn(results))}
+        rows = dict(sorted(rows.items(), key=lambda item: place[item[0]]))
     latest = max(inputs, key=lambda conditions: conditions["date"])
     out = {"conditions": latest, "inputs": inputs, "rows": list(rows.values())}
     return out | ({"wrong": list(wrong.values())} if wrong else {})
@@ -45,11 +56,12 @@ def merged(results: list[dict], names: list[str]) -> dict:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shards", action="store_true", help="the files are the shards of one run, in their order")
     parser.add_argument("out", type=Path)
     parser.add_argument("inputs", type=Path, nargs="+")
     given = parser.parse_args()
     try:
-        result = merged([json.loads(path.read_text(encoding="utf-8")) for path in given.inputs], [path.name for path in given.inputs])
+        result = merged([json.loads(path.read_text(encoding="utf-8")) for path in given.inputs], [path.name for path in given.inputs], given.shards)
     except Unlike as unlike:
         sys.exit(f"merge.py: {unlike}")
     given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

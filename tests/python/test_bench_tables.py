@@ -112,6 +112,11 @@ class TestMerge:
         assert [(r["name"], r["rates"]["heddle"], r["input"]) for r in found["rows"]] == [("a", 2.0, 0), ("b", 3.0, 1), ("c", 2.0, 1)]
         assert [i["commit"] for i in found["inputs"]] == ["1", "2"] and found["conditions"]["date"] == "2"
 
+    def test_rows_of_shards_come_in_their_runs_order(self):
+        shards = [result("1", [row("a"), row("c"), row("e")]), result("2", [row("b"), row("d")])]
+        assert [each["name"] for each in merge.merged(shards, ["x", "y"], shards=True)["rows"]] == list("abcde")
+        assert [each["name"] for each in merge.merged(shards, ["x", "y"])["rows"]] == list("acebd")
+
     def test_what_was_merged_can_be_merged_again(self):
         first = merge.merged([result("1", [row("a")]), result("2", [row("b")])], ["x", "y"])
         again = merge.merged([result("0", [row("z")]), first], ["z", "xy"])
