@@ -164,6 +164,7 @@ class AttentionCall : public Subject {
       std::vector<std::uint8_t> open(static_cast<std::size_t>(height * s.Sk));
       for (std::uint8_t& x : open) x = random() % 5 != 0;
       options.mask = upload(open, DType::boolean, {1, 1, height, s.Sk});
+      if (s.poison) poison_closed(open);
     }
     if (s.lengths) {
       std::vector<std::int32_t> used;
@@ -185,6 +186,16 @@ class AttentionCall : public Subject {
       if (s.dtype == DType::f8e4m3) options.q_scale = scales(s.H, s.Sq);
       options.k_scale = scales(s.Hkv, s.Sk);
       options.v_scale = scales(s.Hkv, s.Sk);
+    }
+  }
+
+  // open: of each key, of all sequences.
+  void poison_closed(const std::vector<std::uint8_t>& open) {
+    for (const TensorView* x : {&k, &v}) {
+      const std::size_t row = static_cast<std::size_t>(x->shape[2] * x->shape[3]) * size_of(x->dtype);
+      for (std::size_t n = 0; n < open.size() * static_cast<std::size_t>(s.B); ++n) {
+        if (open[n % open.size()] == 0) fill_bytes(static_cast<std::byte*>(x->data) + n * row, 0xFF, row, nullptr);
+      }
     }
   }
 

@@ -48,6 +48,10 @@ void hopper_forward(Table& table) {
       s = plain(type, d, 400, false);
       s.mask = Plane::keys;
       table.forward("mask by keys", s);
+      s.poison = true;
+      table.forward("mask by keys, tiles twice", s);
+      s.bias = Plane::rows;
+      table.forward("bias with rows and mask by keys, tiles twice", s);
       s = plain(type, d, 400, false);
       s.bias = Plane::rows;
       table.forward("bias with rows", s);

@@ -153,6 +153,7 @@ __global__ void forward_kernel(const Attention a, double* o, double* lse) {
         if (d >= a.Dv) break;
         out[part] *= keep;
         for (int j = 0; j < count; ++j) {
+          if (weights[j] == 0) continue;  // its value may be NaN
           const std::int64_t key = row_of_key(a, s, first + j);
           out[part] += weights[j] * load(a.v, a.k_dtype, (key * a.Hkv + kv) * a.Dv + d) *
                        scale_of(a, a.v_scale, a.Hkv, s.b, key, kv);

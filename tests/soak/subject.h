@@ -63,6 +63,7 @@ struct AttentionSubject {
   float softcap = 0.0f;
   bool alibi = false, sink = false;
   Plane bias = Plane::none, mask = Plane::none;
+  bool poison = false;  // keys that a mask by keys removes are NaN, and their values: Hopper computes such tiles twice
   bool packed = false;
   bool lengths = false;  // seqused_k, from half to all
   int page_size = 0;
