@@ -229,7 +229,9 @@ TEST_P(GpuCacheCall, IsThreeOperations) {
     expect_equal(v_one.bytes(), v_three.bytes(), stored, 0, "v_cache");
     expect_equal(k_found_one.bytes(), k_found_three.bytes(), DType::f32, exact ? 0 : 8, "k_scale");
     expect_equal(v_found_one.bytes(), v_found_three.bytes(), DType::f32, 0, "v_scale");
-    if (c.finds) EXPECT_NE(k_found_one.bytes(), k_found.bytes());
+    if (c.finds) {
+      EXPECT_NE(k_found_one.bytes(), k_found.bytes());
+    }
     EXPECT_NE(o_one.bytes(), o.bytes());
     if (c.same_parts && exact) {
       expect_equal(o_one.bytes(), o_three.bytes(), c.dtype, 0, "o");

@@ -359,7 +359,9 @@ TEST(GpuLinearCublasLt, ManyRowsTakeTheCopy) {
     TensorView x(memory.data(), DType::bf16, {rows, K});
     x.device = Device::cuda;
     std::string name;
-    for (const Candidate& c : explain_linear(x, weights, {.activation = activation})) {
+    LinearOptions options;
+    options.activation = activation;
+    for (const Candidate& c : explain_linear(x, weights, options)) {
       EXPECT_EQ(c.of_16bit > 0.0, c.supported) << c.name;
       if (c.chosen) name = c.name;
     }
