@@ -42,7 +42,9 @@ struct CheckVerb {
 
   std::vector<const kit::AttentionCase*> selection() const {
     std::vector<DType> wanted;
-    for (const std::string& dtype : dtypes) wanted.push_back(dtype_named(dtype));
+    for (const std::string& dtype : dtypes) {
+      wanted.push_back(dtype == "e4m3" || dtype == name_of(DType::f8e4m3) ? DType::f8e4m3 : dtype_named(dtype));
+    }
     std::vector<const kit::AttentionCase*> cases;
     static const std::vector<kit::AttentionCase> tf32 = kit::in_tf32(kit::attention_cases());
     static const std::vector<kit::AttentionCase> int8_qk = kit::in_int8_qk(kit::attention_cases());
@@ -203,7 +205,7 @@ void add_check(CLI::App& app) {
   verb->add_option("--purpose", self->purposes, "Only cases of these purposes: round, odd, corner, feature, decode")
       ->check(CLI::IsMember({"round", "odd", "corner", "feature", "decode"}));
   verb->add_option("--name", self->names, "Only cases whose name contains one of these");
-  verb->add_option("--dtype", self->dtypes, "Only cases of these dtypes");
+  verb->add_option("--dtype", self->dtypes, "Only cases of these dtypes: f32, f16, bf16, e4m3 (on a GPU)");
   verb->add_option("--candidate", self->candidates, "Only these candidates (default: all but the reference)");
   verb->add_option("--pass", self->pass, "forward, backward or both")
       ->check(CLI::IsMember({"forward", "backward", "both"}))

@@ -50,5 +50,13 @@ TEST(GpuKit, DISABLED_Races) {
   stream.synchronize();
 }
 
+// No race: see tests/gpu/racecheck_known.txt.
+TEST(GpuKit, DISABLED_MeetsUnevenly) {
+  const DeviceStream stream;
+  const DeviceMemory out(256 * sizeof(int));
+  ASSERT_TRUE(run_met_unevenly(static_cast<int*>(out.data()), stream.get()));
+  stream.synchronize();
+}
+
 }  // namespace
 }  // namespace heddle::kit
