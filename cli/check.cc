@@ -4,6 +4,8 @@
 #include <limits>
 #include <memory>
 
+#include "core/check.h"
+#include "core/files.h"
 #include "heddle/error.h"
 #include "heddle/runtime.h"
 #include "kit/cases.h"
@@ -38,6 +40,7 @@ struct CheckVerb {
   CommonFlags common;
   std::vector<std::string> purposes, names, candidates, dtypes;
   std::string pass = "both", device = "cpu", precision = "f32";
+  std::string digest;
   bool all_targets = false, list = false;
 
   std::vector<const kit::AttentionCase*> selection() const {
@@ -109,9 +112,26 @@ struct CheckVerb {
     }
     std::int64_t unserved = 0;
     const std::vector<Verdict> verdicts = run_all(cases, unserved);
+    if (!digest.empty()) write_digest(verdicts);
     const auto failed = std::ranges::count_if(verdicts, [](const Verdict& v) { return !v.result.passed; });
     common.json ? print_json(verdicts, failed, unserved) : print_text(verdicts, failed, unserved);
     if (failed > 0) throw CLI::RuntimeError(1);
+  }
+
+  // One line a tensor: what it is of, and a hash of its bits.
+  void write_digest(const std::vector<Verdict>& verdicts) const {
+    std::string lines;
+    for (const Verdict& v : verdicts) {
+      for (const kit::Comparison& tensor : v.result.tensors) {
+        char hash[17];
+        std::snprintf(hash, sizeof hash, "%016llx", static_cast<unsigned long long>(tensor.digest));
+        lines += text(v.result.case_name, ' ', name_of_pass(v.result.pass), ' ', v.result.candidate, ' ', tensor.tensor,
+                      ' ', hash, ' ', v.target, '\n');
+      }
+    }
+    OutputFile file("check", digest, OutputFile::Existing::replace);
+    file.write(lines.data(), lines.size());
+    file.finish();
   }
 
   // Without the name that the line begins with.
@@ -217,6 +237,8 @@ void add_check(CLI::App& app) {
                    "tf32: the rows in float32, multiplied in tf32; int8_qk: those in 16 bits, q k^T in int8 (on a GPU)")
       ->check(CLI::IsMember({"f32", "tf32", "int8_qk"}))
       ->capture_default_str();
+  verb->add_option("--digest", self->digest,
+                   "A file for a hash of every result's bits, a line for each case, pass, candidate and tensor");
   verb->add_flag("--all-targets", self->all_targets, "With every SIMD target that runs here, one after the other");
   verb->add_flag("--list", self->list, "List the cases and run none");
   verb->callback([self] { self->run(); });

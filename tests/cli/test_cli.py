@@ -278,6 +278,29 @@ def test_check_passes_and_reports():
     assert "ok" in text and "0 failed" in text
 
 
+def test_check_lists_cases_of_8_bits():
+    if built_with_cases():
+        names = [case["name"] for case in run_json("check", "--list", "--dtype", "e4m3")]
+        assert names and all(name.endswith("_e4m3") for name in names)
+
+
+def test_check_writes_digests(tmp_path):
+    if not built_with_cases():
+        return
+    files = [tmp_path / "a", tmp_path / "b"]
+    for file, candidate in zip(files, ("cpu", "cpu_baseline"), strict=True):
+        run("check", "--name", "s64_d64_f32", "--candidate", candidate, "--digest", str(file))
+    lines = [file.read_text(encoding="utf-8").splitlines() for file in files]
+    assert [line.split()[1:4:2] for line in lines[0]] == [["forward", "o"], ["forward", "lse"], *(["backward", f"d{x}"] for x in "qkv")]
+    assert len(lines[1]) == 2 and {line.split()[2] for line in lines[1]} == {"cpu_baseline"}
+    # Two candidates sum in orders of their own.
+    assert lines[0][0].split()[4] != lines[1][0].split()[4]
+    again = tmp_path / "again"
+    run("check", "--name", "s64_d64_f32", "--candidate", "cpu", "--digest", str(again))
+    assert again.read_text(encoding="utf-8").splitlines() == lines[0]
+    assert "cannot" in run("check", "--name", "s64_d64_f32", "--digest", str(tmp_path / "none" / "a"), code=3)
+
+
 def test_check_refuses_an_empty_choice():
     if built_with_cases():
         assert "no case of the table is left" in run("check", "--name", "nonesuch", code=2)

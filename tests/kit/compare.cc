@@ -1,6 +1,8 @@
 #include "kit/compare.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 
 #include "core/check.h"
@@ -32,6 +34,17 @@ std::string coordinate(std::int64_t n, const std::vector<std::int64_t>& shape) {
   return "[" + out + "]";
 }
 
+// FNV-1a, 64 bits.
+std::uint64_t digest_of(std::span<const double> values) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const double value : values) {
+    for (const std::uint8_t byte : std::bit_cast<std::array<std::uint8_t, sizeof value>>(value)) {
+      hash = (hash ^ byte) * 0x100000001b3;
+    }
+  }
+  return hash;
+}
+
 }  // namespace
 
 Comparison compare(const std::string& tensor, std::span<const double> out, std::span<const double> reference,
@@ -39,6 +52,7 @@ Comparison compare(const std::string& tensor, std::span<const double> out, std::
   Comparison result;
   result.tensor = tensor;
   result.compared = static_cast<std::int64_t>(reference.size());
+  result.digest = digest_of(out);
   const auto place = [&](std::size_t n) { return tensor + coordinate(static_cast<std::int64_t>(n), shape); };
   for (const std::vector<double>& values : plain.values) {
     if (out.size() != reference.size() || values.size() != reference.size()) {

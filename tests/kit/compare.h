@@ -43,6 +43,7 @@ struct Comparison {
   double error = 0, plain_error = 0, bound = 0;  // plain_error: e
   double largest = 0;                            // of the reference's magnitudes
   std::int64_t compared = 0;
+  std::uint64_t digest = 0;  // of the values, bit by bit, and of their order
   bool passed = false;
   std::string worst;  // coordinate and values of the worst element
 };
