@@ -10,27 +10,30 @@ set(heddle_code_sm90 -gencode=arch=compute_90a,code=sm_90a)
 
 file(GLOB_RECURSE heddle_cuda_host CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cc)
 target_sources(heddle PRIVATE ${heddle_cuda_host})
-foreach(room IN ITEMS any sm80 sm90)
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/${room}/*.cu)
+file(GLOB_RECURSE heddle_kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/*.cu)
+
+# heddle_kernels_for(code, pattern): those sources that match and that no earlier call took are compiled with these options.
+macro(heddle_kernels_for code pattern)
+  set(sources ${heddle_kernels})
+  list(FILTER sources INCLUDE REGEX "/cuda/${pattern}")
+  list(REMOVE_ITEM heddle_kernels ${sources})
+  heddle_group_kernels(sources ${sources})
   target_sources(heddle PRIVATE ${sources})
-  set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${heddle_code_${room}}")
-endforeach()
+  set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${code}")
+endmacro()
 # Hopper runs it for what sm90 refuses: code for it, so that no first call waits for a compiler.
-file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attention_fwd/inst/*.cu)
-set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS -gencode=arch=compute_80,code=[sm_80,sm_90,compute_80])
+heddle_kernels_for("-gencode=arch=compute_80,code=[sm_80,sm_90,compute_80]" "sm80/attention_fwd/inst/")
 # On Hopper it adds in vectors, an instruction that code for sm_80 has not.
-file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attention_bwd/inst/*.cu)
-set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${heddle_code_any}")
+heddle_kernels_for("${heddle_code_any}" "sm80/attention_bwd/inst/")
 # On Hopper launches overlap.
-file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/linear/inst/*.cu)
-set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS "${heddle_code_any}")
+heddle_kernels_for("${heddle_code_any}" "sm80/linear/inst/")
 # From sm_89 on, one instruction widens e4m3.
-file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda/sm80/attention_decode/inst/*_e4m3_*.cu)
-set_source_files_properties(${sources} PROPERTIES COMPILE_OPTIONS
-  "${heddle_code_sm80};-gencode=arch=compute_89,code=[sm_89,compute_89]")
+heddle_kernels_for("${heddle_code_sm80};-gencode=arch=compute_89,code=[sm_89,compute_89]" "sm80/attention_decode/inst/[a-z0-9]*_e4m3_")
 # From sm_89 on, one rounds to it; on Hopper launches overlap, which takes code of compute_90.
-set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/cuda/any/linear/inst/rows_e4m3.cu PROPERTIES COMPILE_OPTIONS
-  "-gencode=arch=compute_89,code=[sm_89,compute_89];-gencode=arch=compute_90,code=sm_90")
+heddle_kernels_for("-gencode=arch=compute_89,code=[sm_89,compute_89];-gencode=arch=compute_90,code=sm_90" "any/linear/inst/rows_e4m3")
+foreach(room IN ITEMS any sm80 sm90)
+  heddle_kernels_for("${heddle_code_${room}}" "${room}/")
+endforeach()
 target_compile_options(heddle PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v -Xcompiler=-Wall>)
 # A quarter of the size. A kernel is unpacked when it is first called.
 include(CheckCompilerFlag)
