@@ -160,8 +160,8 @@ def main():
     report = {"wrong": [], "conditions": cpu_conditions.conditions(arguments.threads), "rows": []}
     here = report["conditions"]
     print(f"{here['cpu']}, {arguments.threads} threads; heddle {here['heddle']} ({here['heddle_target']}), torch "
-          f"{here['torch']} ({here['torch_capability']}); commit {here['commit'][:10]}"
-          f"{' with changes' if here['uncommitted_changes'] else ''}; load {here['load_average_before']:.1f}\n")  # fmt: skip
+          f"{here['torch']} ({here['torch_capability']}); commit {here['commit'][:10]}; "
+          f"load {here['load_average_before']:.1f}\n")  # fmt: skip
     print_line(HEADS)
     for row in selected_rows(arguments):
         try:

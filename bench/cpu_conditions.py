@@ -7,10 +7,10 @@ import os
 import pathlib
 import platform
 import re
-import subprocess
 import sys
 
-HERE = pathlib.Path(__file__).resolve().parent
+import gpu_conditions
+
 HELD = "HEDDLE_BENCH_TARGET"  # set in the process that hold() starts
 
 #: --target -> what holds Heddle, torch with oneDNN and MKL, and OpenBLAS to it, and what torch then says of itself.
@@ -65,11 +65,6 @@ def file_name(kind: str, model: str, simd: str, held: bool) -> str:
     return f"{kind}-{words}-{'held-to-' if held else ''}{simd}.json"
 
 
-def git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", HERE, *arguments], capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
 def conditions(threads: int) -> dict:
     import heddle
     import torch
@@ -78,8 +73,7 @@ def conditions(threads: int) -> dict:
     held = HELD in os.environ
     here = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(git("status", "--porcelain", "--untracked-files=no")),
+        "commit": gpu_conditions.commit(),
         "cpu": cpu_model(),
         "simd": simd_class(heddle.cpu_target(), flags, held),
         "held": held,
