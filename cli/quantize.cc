@@ -11,9 +11,9 @@
 #include <optional>
 #include <string_view>
 
+#include "checkpoint/folder.h"
 #include "heddle/checkpoint.h"
 #include "heddle/error.h"
-#include "model/checkpoint_folder.h"
 #include "npy.h"
 #include "output.h"
 #include "problem.h"

@@ -94,6 +94,7 @@ fuzz() {
 
 step format "clang-format agrees with every source" format
 step links "links of the pages lead somewhere" "$python" scripts/check_links.py
+step layers "includes follow the arrows of docs/architecture.md" "$python" scripts/check_layers.py
 step release "library, GPU kernels, command, Python module, tests and benchmarks, optimised" release
 step hand_overs "machine code of Hopper's kernels: no memory is given back while it is read" hand_overs
 step consumer "users' projects: find_package, pkg-config, add_subdirectory" scripts/test_consumer.sh

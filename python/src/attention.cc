@@ -7,10 +7,10 @@
 #include <new>
 
 #include "convert.h"
-#include "core/philox.h"
 #include "heddle/error.h"
 #include "heddle/explain.h"
 #include "ops/attention.h"
+#include "problem/philox.h"
 
 namespace heddle::python {
 namespace {

@@ -4,11 +4,11 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "checkpoint/quantize_rules.h"
 #include "convert.h"
 #include "heddle/checkpoint.h"
 #include "heddle/error.h"
 #include "heddle/linear.h"
-#include "model/quantize_rules.h"
 
 namespace heddle::python {
 namespace {

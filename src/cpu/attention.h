@@ -1,7 +1,7 @@
 // The CPU's candidates for attention.
 #pragma once
 
-#include "core/candidate.h"
+#include "problem/candidate.h"
 
 namespace heddle::cpu {
 

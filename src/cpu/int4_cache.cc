@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/int4_codes.h"
 #include "core/parallel.h"
 #include "cpu/rotation.h"
+#include "lowbit/int4_codes.h"
 
 namespace heddle::cpu {
 namespace {

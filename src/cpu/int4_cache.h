@@ -1,8 +1,8 @@
 // Appends to the cache in 4 bits on the CPU.
 #pragma once
 
-#include "core/int4_problem.h"
 #include "heddle/runtime.h"
+#include "problem/int4_append.h"
 
 namespace heddle::cpu {
 

@@ -5,11 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "core/attention_problem.h"
 #include "cpu/linear_kernels.h"
 #include "cpu/lowbit_kernels.h"
 #include "cpu/plan.h"
-#include "model/row_ops.h"
+#include "cpu/row_ops.h"
+#include "problem/attention.h"
 
 namespace heddle::cpu {
 

@@ -1,7 +1,7 @@
 // Rotary embedding and cache appends on the CPU.
 #pragma once
 
-#include "core/kv_cache_problem.h"
+#include "problem/kv_cache.h"
 
 namespace heddle::cpu {
 

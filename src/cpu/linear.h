@@ -1,7 +1,7 @@
 // The CPU's candidates for linear layers over packed weights.
 #pragma once
 
-#include "core/linear_problem.h"
+#include "problem/linear.h"
 
 namespace heddle::cpu {
 

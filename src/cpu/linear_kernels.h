@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/linear_problem.h"
+#include "problem/linear.h"
 
 namespace heddle::cpu {
 

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/int8_rows.h"
 #include "core/parallel.h"
 #include "cpu/kernels.h"
 #include "lowbit/formats.h"
+#include "lowbit/int8_rows.h"
 
 namespace heddle::cpu {
 namespace {

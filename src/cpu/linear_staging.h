@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/linear_problem.h"
 #include "cpu/linear_kernels.h"
 #include "heddle/runtime.h"
+#include "problem/linear.h"
 
 namespace heddle::cpu {
 

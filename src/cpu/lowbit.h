@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "core/lowbit_problem.h"
 #include "heddle/runtime.h"
+#include "problem/quantize.h"
 
 namespace heddle::cpu {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "core/lowbit_problem.h"
+#include "problem/quantize.h"
 
 namespace heddle::cpu {
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/attention_problem.h"
+#include "problem/attention.h"
 
 namespace heddle::cpu {
 

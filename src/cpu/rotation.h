@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "core/rotary.h"
 #include "cpu/kernels.h"
+#include "problem/rotary.h"
 
 namespace heddle::cpu {
 

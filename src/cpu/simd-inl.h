@@ -7,9 +7,9 @@
 #include <cstring>
 #include <limits>
 
-#include "core/attention_problem.h"
 #include "core/dtypes.h"
-#include "core/philox.h"
+#include "problem/attention.h"
+#include "problem/philox.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {

@@ -31,7 +31,7 @@
 #include "cpu/attention_bwd_scores-inl.h"
 #include "cpu/attention_bwd-inl.h"
 #include "cpu/bias_gradient-inl.h"
-#include "model/row_ops-inl.h"
+#include "cpu/row_ops-inl.h"
 #include "cpu/linear_norm-inl.h"
 #include "cpu/linear_codes-inl.h"
 #include "cpu/linear_products-inl.h"

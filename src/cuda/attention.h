@@ -1,7 +1,7 @@
 // The GPU's candidates for attention. In a build without CUDA they are there and refuse (src/stubs/cuda.cc).
 #pragma once
 
-#include "core/candidate.h"
+#include "problem/candidate.h"
 
 namespace heddle::cuda {
 

@@ -2,8 +2,8 @@
 // rotary tables are clamped, and rows whose position or page lies outside the cache are dropped.
 #pragma once
 
-#include "core/int4_problem.h"
-#include "core/kv_cache_problem.h"
+#include "problem/int4_append.h"
+#include "problem/kv_cache.h"
 
 namespace heddle::cuda {
 

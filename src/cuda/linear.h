@@ -1,7 +1,7 @@
 // The GPU's candidates for linear layers. In a build without CUDA they are there and refuse (src/stubs/cuda.cc).
 #pragma once
 
-#include "core/linear_problem.h"
+#include "problem/linear.h"
 
 namespace heddle::cuda {
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/lowbit_problem.h"
+#include "problem/quantize.h"
 
 namespace heddle::cuda {
 

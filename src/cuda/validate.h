@@ -3,14 +3,14 @@
 
 #include <string>
 
-#include "core/call_indices.h"
+#include "problem/call_indices.h"
 
 namespace heddle::cuda {
 
 // Puts the checks on the stream, of the current GPU. What they find first is kept for the stream until it is taken,
 // and hides what is found later. operation: a literal of the host, whose address the GPU only passes on. Throws
 // RuntimeError where a stream too many (kMostStreams) has records.
-template <class Indices>  // one of core/call_indices.h
+template <class Indices>  // one of problem/call_indices.h
 void check_indices(const char* operation, const Indices& indices, void* stream);
 
 constexpr int kMostStreams = 1024;

@@ -7,9 +7,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/lowbit_problem.h"
 #include "lowbit/formats.h"
 #include "lowbit/fragments.h"
+#include "lowbit/matrix.h"
 
 namespace heddle::lowbit {
 

@@ -8,9 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/lowbit_problem.h"
 #include "heddle/linear.h"
 #include "heddle/runtime.h"
+#include "lowbit/matrix.h"
 
 namespace heddle::lowbit {
 

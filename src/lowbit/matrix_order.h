@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/lowbit_problem.h"
+#include "lowbit/matrix.h"
 
 namespace heddle::lowbit {
 

@@ -6,10 +6,10 @@
 
 #include "core/check.h"
 #include "core/dtypes.h"
+#include "core/in_quotes.h"
 #include "core/json.h"
 #include "cuda/model.h"
 #include "heddle/safetensors.h"
-#include "model/in_quotes.h"
 
 namespace heddle {
 namespace {

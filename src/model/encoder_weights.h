@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "cpu/row_ops.h"
 #include "heddle/transformer.h"
 #include "model/encoder_projections.h"
 #include "model/layer_formats.h"
-#include "model/row_ops.h"
 #include "model/transformer_linear.h"
 #include "model/weight_memory.h"
 

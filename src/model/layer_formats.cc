@@ -4,8 +4,8 @@
 #include <iterator>
 #include <utility>
 
-#include "model/in_quotes.h"
-#include "model/quantize_rules.h"
+#include "checkpoint/quantize_rules.h"
+#include "core/in_quotes.h"
 
 namespace heddle {
 

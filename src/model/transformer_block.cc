@@ -10,9 +10,9 @@
 #include "core/check.h"
 #include "core/parallel.h"
 #include "cpu/kernels.h"
+#include "cpu/row_ops.h"
 #include "cuda/model.h"
 #include "model/packed_lengths.h"
-#include "model/row_ops.h"
 #include "model/transformer_block_call.h"
 #include "ops/validate.h"
 

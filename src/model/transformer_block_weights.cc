@@ -6,8 +6,8 @@
 
 #include "core/check.h"
 #include "core/dtypes.h"
+#include "core/in_quotes.h"
 #include "cuda/model.h"
-#include "model/in_quotes.h"
 #include "model/layer_formats.h"
 
 namespace heddle {

@@ -5,7 +5,7 @@
 
 #include "core/dtypes.h"
 #include "cpu/kernels.h"
-#include "model/row_ops.h"
+#include "cpu/row_ops.h"
 
 namespace heddle {
 namespace {

@@ -4,8 +4,8 @@
 #include <new>
 
 #include "core/dtypes.h"
+#include "cpu/row_ops.h"
 #include "cuda/model.h"
-#include "model/row_ops.h"
 
 namespace heddle {
 namespace {

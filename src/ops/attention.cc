@@ -7,13 +7,13 @@
 #include <span>
 #include <utility>
 
-#include "core/candidate.h"
 #include "cpu/attention.h"
 #include "cuda/assumed_gpu.h"
 #include "cuda/attention.h"
 #include "cuda/backend.h"
 #include "ops/attention_arguments.h"
 #include "ops/validate.h"
+#include "problem/candidate.h"
 #include "reference/attention.h"
 
 namespace heddle {

@@ -3,10 +3,10 @@
 
 #include <functional>
 
-#include "core/candidate.h"
 #include "core/check.h"
-#include "core/index_rules.h"
 #include "heddle/attention.h"
+#include "problem/candidate.h"
+#include "problem/index_rules.h"
 
 namespace heddle {
 

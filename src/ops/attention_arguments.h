@@ -1,9 +1,9 @@
 // From a caller's views to a checked problem. Every rule of include/heddle/attention.h is enforced here, once.
 #pragma once
 
-#include "core/attention_problem.h"
 #include "core/check.h"
-#include "core/index_checks.h"
+#include "problem/attention.h"
+#include "problem/index_checks.h"
 
 namespace heddle {
 

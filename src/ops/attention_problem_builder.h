@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <limits>
 
-#include "core/attention_problem.h"
 #include "core/check.h"
 #include "ops/attention_arguments.h"
+#include "problem/attention.h"
 
 namespace heddle {
 

@@ -3,11 +3,11 @@
 
 #include <functional>
 
-#include "core/attention_problem.h"
 #include "core/check.h"
-#include "core/index_checks.h"
-#include "core/int4_problem.h"
 #include "heddle/int4_cache.h"
+#include "problem/attention.h"
+#include "problem/index_checks.h"
+#include "problem/int4_append.h"
 
 namespace heddle {
 

@@ -1,8 +1,8 @@
 // Checked rotary and append problems, run where their data is.
 #pragma once
 
-#include "core/kv_cache_problem.h"
 #include "heddle/runtime.h"
+#include "problem/kv_cache.h"
 
 namespace heddle {
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "core/check.h"
-#include "core/index_rules.h"
-#include "core/kv_cache_problem.h"
 #include "heddle/attention.h"
+#include "problem/index_rules.h"
+#include "problem/kv_cache.h"
 
 namespace heddle {
 

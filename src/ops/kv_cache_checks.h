@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "core/attention_problem.h"
 #include "core/check.h"
 #include "heddle/attention.h"
+#include "problem/attention.h"
 
 namespace heddle {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/check.h"
-#include "core/linear_problem.h"
+#include "problem/linear.h"
 
 namespace heddle {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "core/check.h"
-#include "core/linear_problem.h"
 #include "cuda/backend.h"
 #include "heddle/candidate.h"
+#include "problem/linear.h"
 
 namespace heddle {
 

@@ -4,7 +4,7 @@
 #include <optional>
 
 #include "core/check.h"
-#include "core/lowbit_problem.h"
+#include "problem/quantize.h"
 
 namespace heddle::lowbit {
 

@@ -1,10 +1,10 @@
 // Validate mode: whether a call asks for it, and its kernel.
 #pragma once
 
-#include "core/call_indices.h"
 #include "core/check.h"
 #include "cuda/validate.h"
 #include "heddle/runtime.h"
+#include "problem/call_indices.h"
 
 namespace heddle {
 

@@ -7,8 +7,8 @@
 #include <memory_resource>
 #include <vector>
 
-#include "core/index_clashes.h"
 #include "ops/validate.h"
+#include "problem/index_clashes.h"
 
 namespace heddle {
 

@@ -4,9 +4,9 @@
 #include <limits>
 
 #include "core/dtypes.h"
-#include "core/int4_rows.h"
 #include "core/parallel.h"
-#include "core/philox.h"
+#include "problem/int4_rows.h"
+#include "problem/philox.h"
 
 namespace heddle::reference {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <vector>
 
-#include "core/attention_problem.h"
-#include "core/candidate.h"
+#include "problem/attention.h"
+#include "problem/candidate.h"
 
 namespace heddle::reference {
 

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "core/dtypes.h"
-#include "core/int8_rows.h"
 #include "core/parallel.h"
+#include "lowbit/int8_rows.h"
 
 namespace heddle::reference {
 namespace {

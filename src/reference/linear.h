@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "core/linear_problem.h"
+#include "problem/linear.h"
 
 namespace heddle::reference {
 

@@ -1,7 +1,7 @@
 // The yardstick of quantisation: one weight after the other, sums in double. Kernels must give the same bits.
 #pragma once
 
-#include "core/lowbit_problem.h"
+#include "problem/quantize.h"
 
 namespace heddle::reference {
 

@@ -6,10 +6,10 @@
 #include <cstring>
 
 #include "core/dtypes.h"
-#include "core/int4_rows.h"
 #include "heddle/error.h"
 #include "kernels/candidates.h"
 #include "kit/int4_case.h"
+#include "problem/int4_rows.h"
 
 namespace heddle::kit {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <cstdint>
 
-#include "core/attention_problem.h"
 #include "kit/cases.h"
 #include "kit/host_tensor.h"
+#include "problem/attention.h"
 
 namespace heddle::kit {
 

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
-#include "core/int4_cache.h"
 #include "kit/compare.h"
 #include "kit/host_tensor.h"
 #include "kit/yardstick.h"
 #include "ops/int4_cache.h"
+#include "problem/int4_cache.h"
 #include "reference/attention.h"
 
 namespace heddle::kit {

@@ -5,9 +5,9 @@
 #include <cmath>
 #include <limits>
 
-#include "core/int4_rows.h"
-#include "core/philox.h"
 #include "kit/quantized_heads.h"
+#include "problem/int4_rows.h"
+#include "problem/philox.h"
 
 namespace heddle::kit {
 namespace {

@@ -5,9 +5,9 @@
 #include <limits>
 #include <vector>
 
-#include "core/attention_problem.h"
 #include "core/dtypes.h"
 #include "kit/ordered_sums.h"
+#include "problem/attention.h"
 
 namespace heddle::kit {
 

@@ -19,9 +19,9 @@
 // to its own dtype. Under Precision::int8_qk (forward only) q and k are quantised as quantized_heads.h says.
 #pragma once
 
-#include "core/attention_problem.h"
 #include "kit/compare.h"
 #include "kit/plain_rows.h"
+#include "problem/attention.h"
 #include "reference/attention.h"
 
 namespace heddle::kit {

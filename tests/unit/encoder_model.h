@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/quantize_rules.h"
 #include "core/dtypes.h"
 #include "heddle/lowbit.h"
 #include "heddle/transformer.h"
-#include "model/quantize_rules.h"
 #include "unit/model_files.h"
 
 namespace heddle::test {

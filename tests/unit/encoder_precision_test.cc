@@ -9,10 +9,10 @@
 
 #include <gtest/gtest.h>
 
+#include "checkpoint/quantize_rules.h"
 #include "core/dtypes.h"
 #include "heddle/error.h"
 #include "heddle/transformer.h"
-#include "model/quantize_rules.h"
 #include "unit/encoder_model.h"
 #include "unit/plain_encoder.h"
 

@@ -9,13 +9,13 @@
 #include <utility>
 #include <vector>
 
-#include "core/call_indices.h"
-#include "core/index_record.h"
 #include "heddle/attention.h"
 #include "heddle/int4_cache.h"
 #include "ops/attention_arguments.h"
 #include "ops/int4_cache.h"
 #include "ops/kv_cache_arguments.h"
+#include "problem/call_indices.h"
+#include "problem/index_record.h"
 
 namespace heddle {
 namespace {

@@ -1,5 +1,5 @@
 // Known-answer vectors of Random123 (kat_vectors, philox4x32, 10 rounds) and the dropout mask made from it.
-#include "core/philox.h"
+#include "problem/philox.h"
 
 #include <cmath>
 

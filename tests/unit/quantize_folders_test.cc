@@ -10,10 +10,10 @@
 #include <sys/stat.h>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/folder.h"
 #include "heddle/checkpoint.h"
 #include "heddle/error.h"
 #include "kit/messages.h"
-#include "model/checkpoint_folder.h"
 #include "unit/deep_json.h"
 #include "unit/quantized_model.h"
 

@@ -1,5 +1,5 @@
 // Which layers a model's rules take, by name.
-#include "model/quantize_rules.h"
+#include "checkpoint/quantize_rules.h"
 
 #include <utility>
 

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "core/dtypes.h"
-#include "core/philox.h"
 #include "kit/run_case.h"
+#include "problem/philox.h"
 
 namespace heddle::kit {
 namespace {

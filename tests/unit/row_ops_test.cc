@@ -1,4 +1,4 @@
-#include "model/row_ops.h"
+#include "cpu/row_ops.h"
 
 #include <bit>
 #include <cmath>

@@ -1,5 +1,5 @@
 // What the writer of safetensors files writes, byte by byte and read back.
-#include "model/safetensors_writer.h"
+#include "checkpoint/safetensors_writer.h"
 
 #include <gtest/gtest.h>
 

@@ -5,8 +5,8 @@
 #include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-#include "core/attention_problem.h"
-#include "core/philox.h"
+#include "problem/attention.h"
+#include "problem/philox.h"
 
 namespace heddle::cuda::any {
 

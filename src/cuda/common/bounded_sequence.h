@@ -1,7 +1,7 @@
 // Sequences no longer than was said, where memory is for as many rows and keys as that.
 #pragma once
 
-#include "core/attention_problem.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda {
 

@@ -4,7 +4,7 @@
 #include <array>
 #include <string_view>
 
-#include "core/attention_problem.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda {
 

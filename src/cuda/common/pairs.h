@@ -1,7 +1,7 @@
 // How much a call computes, for estimates.
 #pragma once
 
-#include "core/attention_problem.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda {
 

@@ -1,8 +1,8 @@
 // What kernels ask of the GPU and of operands; refusals are empty where it is there.
 #pragma once
 
-#include "core/attention_problem.h"
-#include "core/candidate.h"
+#include "problem/attention.h"
+#include "problem/candidate.h"
 
 namespace heddle::cuda {
 

@@ -15,8 +15,8 @@
 
 #include "core/check.h"
 #include "core/dtypes.h"
+#include "cpu/row_ops.h"
 #include "heddle/runtime.h"
-#include "model/row_ops.h"
 
 namespace heddle {
 namespace {

@@ -2,11 +2,11 @@
 #include <limits>
 
 #include "core/check.h"
-#include "core/philox.h"
 #include "cuda/any/attention_baseline/launch.h"
 #include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/requirements.h"
+#include "problem/philox.h"
 
 namespace heddle::cuda {
 namespace {

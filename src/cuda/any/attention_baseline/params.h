@@ -1,7 +1,7 @@
 // What a launch tells the kernels.
 #pragma once
 
-#include "core/attention_problem.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda::any::attention_baseline {
 

@@ -1,7 +1,7 @@
 // How the rows lie that the kernels write, for every backward that reads them.
 #pragma once
 
-#include "core/attention_problem.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda::any::attention_bwd_rows {
 

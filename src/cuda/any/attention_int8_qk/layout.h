@@ -7,7 +7,7 @@
 // a scale is one number for each lane, row and block.
 #pragma once
 
-#include "core/attention_problem.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda::any::attention_int8_qk {
 

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <string>
 
-#include "core/linear_problem.h"
 #include "cuda/any/cublaslt/passes.h"
 #include "cuda/any/cublaslt/product.h"
+#include "problem/linear.h"
 
 namespace heddle::cuda::cublaslt {
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "core/linear_problem.h"
+#include "problem/linear.h"
 
 namespace heddle::cuda::cublaslt {
 

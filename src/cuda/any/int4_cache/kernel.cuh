@@ -1,8 +1,8 @@
 // append_int4_cache on any GPU, in two launches: blocks that became full, then rings, whose slots those blocks had.
 #pragma once
 
-#include "core/int4_problem.h"
 #include "cuda/common/rotary.cuh"
+#include "problem/int4_append.h"
 
 namespace heddle::cuda::any::int4_cache {
 
@@ -60,7 +60,7 @@ __device__ void gather(const Head& head, bool of_values, std::int64_t first, Row
   __syncthreads();
 }
 
-// As Int4Range and Int4Scale of core/int4_codes.h have it, step by step.
+// As Int4Range and Int4Scale of lowbit/int4_codes.h have it, step by step.
 struct Group {
   float low = 65504.0f, high = -65504.0f;
   bool finite = true;

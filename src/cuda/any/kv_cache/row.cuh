@@ -5,8 +5,8 @@
 
 #include <cuda_fp8.h>
 
-#include "core/kv_cache_problem.h"
 #include "cuda/common/rotary.cuh"
+#include "problem/kv_cache.h"
 
 namespace heddle::cuda::any::kv_cache {
 

@@ -5,11 +5,11 @@
 #include <optional>
 #include <string>
 
-#include "core/linear_problem.h"
 #include "cuda/any/linear/params.h"
 #include "cuda/any/linear/plan.h"
 #include "cuda/any/linear/rows.h"
 #include "cuda/assumed_gpu.h"
+#include "problem/linear.h"
 
 namespace heddle::cuda::linear {
 

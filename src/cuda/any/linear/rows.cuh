@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kRowThreads) rows_kernel(const RowsPass p) {
         reinterpret_cast<uint2*>(to)[i] = make_uint2(first, second);
       }
     };
-    if constexpr (kTo == RowsTo::int8) {  // as core/int8_rows.h does it
+    if constexpr (kTo == RowsTo::int8) {  // as lowbit/int8_rows.h does it
       const float scale = largest / 127.0f;
       if (threadIdx.x == 0) p.scales[row] = finite ? scale : NAN;
       normed.for_each([&](int i, float(&x)[kPiece]) {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "core/lowbit_problem.h"
+#include "problem/quantize.h"
 
 namespace heddle::cuda::any::lowbit {
 

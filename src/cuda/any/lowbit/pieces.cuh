@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
-#include "core/lowbit_problem.h"
 #include "cuda/common/ptx/arithmetic.cuh"
+#include "problem/quantize.h"
 
 namespace heddle::cuda::any::lowbit {
 

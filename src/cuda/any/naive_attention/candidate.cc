@@ -2,12 +2,12 @@
 #include <limits>
 
 #include "core/check.h"
-#include "core/philox.h"
 #include "cuda/any/naive_attention/launch.h"
 #include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
+#include "problem/philox.h"
 
 namespace heddle::cuda {
 namespace {

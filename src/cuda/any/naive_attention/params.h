@@ -1,7 +1,7 @@
 // What a launch tells the kernel.
 #pragma once
 
-#include "core/attention_problem.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda::any::naive_attention {
 

@@ -4,9 +4,9 @@
 
 #include <cuda_runtime.h>
 
-#include "core/call_indices.h"
-#include "core/index_record.h"
 #include "cuda/validate.h"
+#include "problem/call_indices.h"
+#include "problem/index_record.h"
 
 namespace heddle::cuda::any::validate {
 

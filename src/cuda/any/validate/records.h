@@ -3,7 +3,7 @@
 
 #include <string_view>
 
-#include "core/index_record.h"
+#include "problem/index_record.h"
 
 namespace heddle::cuda {
 

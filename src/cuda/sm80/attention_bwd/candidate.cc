@@ -3,15 +3,15 @@
 #include <limits>
 
 #include "core/check.h"
-#include "core/philox.h"
+#include "cuda/any/attention_bwd_rows/bias_gradient.h"
 #include "cuda/any/attention_bwd_rows/launch.h"
 #include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
-#include "cuda/sm80/attention_bwd/bias_gradient.h"
 #include "cuda/sm80/attention_bwd/launch.h"
+#include "problem/philox.h"
 
 namespace heddle::cuda {
 namespace {
@@ -195,8 +195,6 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
 
 }  // namespace
 
-namespace sm80::attention_bwd {
-
 Refusal refuse_bias_gradient(const AttentionBackwardProblem& p) {
   const Variant& v = variants_for(p).everywhere;
   if (p.dbias && p.bias_batch * p.bias_heads >
@@ -211,8 +209,6 @@ void launch_bias_gradient(const AttentionBackwardProblem& p, const any::attentio
   const Variants& variants = variants_for(p);
   variants.launch_dbias(params_for(p, variants.everywhere, rows, nullptr), stream);
 }
-
-}  // namespace sm80::attention_bwd
 
 const AttentionBackwardKernel kSm80AttentionBackward = {
     .name = "sm80",

@@ -3,8 +3,8 @@
 
 #include <type_traits>
 
-#include "core/int4_cache.h"
 #include "cuda/sm80/attention_decode/config.h"
+#include "problem/int4_cache.h"
 
 namespace heddle::cuda::sm80::attention_decode {
 

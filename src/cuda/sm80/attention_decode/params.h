@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "core/attention_problem.h"
 #include "cuda/sm80/attention_fwd/params.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda::sm80::attention_decode {
 

@@ -1,10 +1,10 @@
 // What the candidates of this folder tell their kernels.
 #include <algorithm>
 
-#include "core/philox.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/sm80/attention_fwd/launch.h"
+#include "problem/philox.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
 namespace {

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "core/attention_problem.h"
 #include "cuda/any/attention_int8_qk/layout.h"
 #include "cuda/common/divisor.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
 

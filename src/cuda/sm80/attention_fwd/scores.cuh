@@ -4,10 +4,10 @@
 // Masking selects: whatever a masked score was, NaN included, it becomes -inf.
 #pragma once
 
-#include "core/philox.h"
 #include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_fwd/schedule.cuh"
+#include "problem/philox.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "cuda/any/attention_bwd_rows/bias_gradient.h"
 #include "cuda/any/attention_bwd_rows/launch.h"
 #include "cuda/attention.h"
 #include "cuda/common/cost.h"
@@ -9,7 +10,6 @@
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
-#include "cuda/sm80/attention_bwd/bias_gradient.h"
 #include "cuda/sm90/attention_bwd/launch.h"
 
 namespace heddle::cuda {
@@ -46,7 +46,7 @@ Refusal supports(const AttentionBackwardProblem& p) {
   if (p.B * p.H > kMaxTiles / std::max<std::int64_t>((std::max(p.Sq, p.Sk) + kFewest - 1) / kFewest, 1)) {
     return text("q or k have more tiles than ", kMaxTiles);
   }
-  if (Refusal reason = sm80::attention_bwd::refuse_bias_gradient(p); !reason.empty()) return reason;
+  if (Refusal reason = refuse_bias_gradient(p); !reason.empty()) return reason;
   if (p.softcap != 0 && has_planes(p)) return "it has no softcap beside alibi_slopes, a bias or a mask";
   if (p.dropout.p != 0) return "it has no dropout";
   return "";
@@ -205,7 +205,7 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   };
   round_parts(params.dk, p.dk, p.D, p.scale);
   round_parts(params.dv, p.dv, p.Dv, 1.0f);
-  if (p.dbias) sm80::attention_bwd::launch_bias_gradient(p, rows, stream);
+  if (p.dbias) launch_bias_gradient(p, rows, stream);
 }
 
 }  // namespace

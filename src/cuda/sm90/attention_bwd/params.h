@@ -3,8 +3,8 @@
 
 #include <cuda.h>
 
-#include "core/attention_problem.h"
 #include "cuda/any/attention_bwd_rows/params.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
 

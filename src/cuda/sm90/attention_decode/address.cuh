@@ -1,9 +1,9 @@
 // Elements of the problem's tensors, on the device.
 #pragma once
 
-#include "core/attention_problem.h"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_decode/config.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda::sm90::attention_decode {
 

@@ -5,9 +5,9 @@
 
 #include <cstdint>
 
-#include "core/attention_problem.h"
 #include "cuda/common/bounded_sequence.h"
 #include "cuda/common/divisor.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda::sm90::attention_decode {
 

@@ -3,9 +3,9 @@
 
 #include <cuda_runtime_api.h>
 
-#include "core/attention_problem.h"
-#include "core/candidate.h"
 #include "cuda/sm90/attention_fwd/params.h"
+#include "problem/attention.h"
+#include "problem/candidate.h"
 
 namespace heddle::cuda::sm90::attention_fwd {
 

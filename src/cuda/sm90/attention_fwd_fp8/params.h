@@ -1,8 +1,8 @@
 // What a launch tells the kernel.
 #pragma once
 
-#include "core/attention_problem.h"
 #include "cuda/sm90/attention_fwd/params.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 

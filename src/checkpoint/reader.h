@@ -4,10 +4,10 @@
 #include <initializer_list>
 #include <utility>
 
+#include "checkpoint/layouts.h"
 #include "core/check.h"
+#include "core/in_quotes.h"
 #include "lowbit/formats.h"
-#include "model/checkpoint_layouts.h"
-#include "model/in_quotes.h"
 
 namespace heddle::lowbit {
 

@@ -2,7 +2,7 @@
 #include <string_view>
 #include <utility>
 
-#include "model/checkpoint_reader.h"
+#include "checkpoint/reader.h"
 
 namespace heddle::lowbit {
 namespace {

@@ -1,8 +1,8 @@
 // append_int4_cache after its arguments were checked (src/ops/int4_cache.cc).
 #pragma once
 
-#include "core/attention_problem.h"
-#include "core/rotary.h"
+#include "problem/attention.h"
+#include "problem/rotary.h"
 
 namespace heddle {
 

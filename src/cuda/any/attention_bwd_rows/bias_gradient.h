@@ -1,12 +1,12 @@
-// The gradient of a bias by itself, for other candidates too: its kernel computes P and dS once more.
+// The gradient of a bias by itself, which sm80's kernel computes for every candidate: it computes P and dS once more.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
-#include "core/candidate.h"
 #include "cuda/any/attention_bwd_rows/params.h"
+#include "problem/candidate.h"
 
-namespace heddle::cuda::sm80::attention_bwd {
+namespace heddle::cuda {
 
 // Empty if p.dbias is absent.
 Refusal refuse_bias_gradient(const AttentionBackwardProblem& p);
@@ -15,4 +15,4 @@ Refusal refuse_bias_gradient(const AttentionBackwardProblem& p);
 void launch_bias_gradient(const AttentionBackwardProblem& p, const any::attention_bwd_rows::Rows& rows,
                           cudaStream_t stream);
 
-}  // namespace heddle::cuda::sm80::attention_bwd
+}  // namespace heddle::cuda

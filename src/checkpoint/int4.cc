@@ -1,5 +1,5 @@
 // Layers of int4 in words of 32 bits: compressed-tensors, GPTQ, AWQ; and those of 8 bits.
-#include "model/checkpoint_reader.h"
+#include "checkpoint/reader.h"
 
 namespace heddle::lowbit {
 namespace {

@@ -1,4 +1,4 @@
-#include "model/checkpoint_folder.h"
+#include "checkpoint/folder.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "core/check.h"
-#include "model/in_quotes.h"
+#include "core/in_quotes.h"
 
 namespace heddle::lowbit {
 namespace {

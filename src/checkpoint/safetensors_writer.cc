@@ -1,4 +1,4 @@
-#include "model/safetensors_writer.h"
+#include "checkpoint/safetensors_writer.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -11,7 +11,7 @@
 
 #include "core/check.h"
 #include "core/files.h"
-#include "model/in_quotes.h"
+#include "core/in_quotes.h"
 
 namespace heddle {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/index_rules.h"
+#include "problem/index_rules.h"
 
 namespace heddle {
 

@@ -6,11 +6,11 @@
 #include <set>
 #include <utility>
 
+#include "checkpoint/layouts.h"
 #include "core/check.h"
+#include "core/in_quotes.h"
 #include "core/json.h"
 #include "core/overlap.h"
-#include "model/checkpoint_layouts.h"
-#include "model/in_quotes.h"
 #include "ops/lowbit_arguments.h"
 
 namespace heddle::lowbit {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "checkpoint/safetensors_writer.h"
 #include "heddle/checkpoint.h"
-#include "model/safetensors_writer.h"
 
 namespace heddle::lowbit {
 

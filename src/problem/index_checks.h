@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/attention_problem.h"
-#include "core/index_rules.h"
-#include "core/int4_problem.h"
-#include "core/kv_cache_problem.h"
+#include "problem/attention.h"
+#include "problem/index_rules.h"
+#include "problem/int4_append.h"
+#include "problem/kv_cache.h"
 
 namespace heddle {
 

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <limits>
 
+#include "checkpoint/reader.h"
 #include "core/json.h"
-#include "model/checkpoint_reader.h"
 
 namespace heddle::lowbit {
 namespace {

@@ -1,7 +1,7 @@
 // Layers of mxfp4 and nvfp4: the bytes of codes and scales are those of plain storage.
 #include <cmath>
 
-#include "model/checkpoint_reader.h"
+#include "checkpoint/reader.h"
 
 namespace heddle::lowbit {
 namespace {

@@ -1,8 +1,8 @@
 // apply_rotary and append_kv_cache after their arguments were checked (src/ops/kv_cache.cc).
 #pragma once
 
-#include "core/attention_problem.h"
-#include "core/rotary.h"
+#include "problem/attention.h"
+#include "problem/rotary.h"
 
 namespace heddle {
 

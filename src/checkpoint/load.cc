@@ -8,11 +8,11 @@
 #include <cstring>
 #include <limits>
 
+#include "checkpoint/layouts.h"
 #include "core/check.h"
 #include "core/dtypes.h"
 #include "core/parallel.h"
 #include "lowbit/formats.h"
-#include "model/checkpoint_layouts.h"
 
 namespace heddle::lowbit {
 namespace {

@@ -2,7 +2,7 @@
 
 #include <hwy/contrib/math/math-inl.h>
 
-#include "model/row_ops.h"
+#include "cpu/row_ops.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "core/attention_problem.h"
+#include "problem/attention.h"
 
 namespace heddle {
 

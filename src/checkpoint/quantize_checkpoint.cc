@@ -12,16 +12,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "checkpoint/folder.h"
+#include "checkpoint/layouts.h"
+#include "checkpoint/quantize_rules.h"
+#include "checkpoint/write.h"
 #include "core/check.h"
 #include "core/dtypes.h"
+#include "core/in_quotes.h"
 #include "cpu/lowbit.h"
+#include "cpu/row_ops.h"
 #include "lowbit/scale_rules.h"
-#include "model/checkpoint_folder.h"
-#include "model/checkpoint_layouts.h"
-#include "model/checkpoint_write.h"
-#include "model/in_quotes.h"
-#include "model/quantize_rules.h"
-#include "model/row_ops.h"
 #include "ops/lowbit_arguments.h"
 
 namespace heddle::lowbit {

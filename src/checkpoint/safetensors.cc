@@ -10,8 +10,8 @@
 
 #include "core/check.h"
 #include "core/files.h"
+#include "core/in_quotes.h"
 #include "core/json.h"
-#include "model/in_quotes.h"
 
 namespace heddle {
 namespace {

@@ -1,4 +1,4 @@
-// Quantisation after its arguments were checked (src/ops/lowbit.cc): what reaches the reference and the kernels.
+// A matrix in a low-bit format, and plain weights, where they lie: views without a check.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,7 @@
 
 namespace heddle::lowbit {
 
+// [N, K], in plain storage (docs/formats.md).
 struct Matrix {
   Format format;
   std::int64_t N = 0, K = 0;
@@ -30,14 +31,6 @@ struct Weights {
   std::byte* at(std::int64_t n, std::int64_t k) const {
     return data + (n * stride_n + k * stride_k) * static_cast<std::int64_t>(size_of(dtype));
   }
-};
-
-struct QuantizeProblem {
-  Weights weights;
-  Matrix out;
-  ScaleRule rule = ScaleRule::plain;
-  const float* importance = nullptr;  // [K], contiguous, or null
-  float global_scale = 0.0f;          // of every block, where the format has one; set before kernels run
 };
 
 }  // namespace heddle::lowbit

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/int4_cache.h"
-#include "core/rotary.h"
 #include "heddle/attention.h"
+#include "problem/int4_cache.h"
+#include "problem/rotary.h"
 
 namespace heddle {
 

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
-#include "core/attention_problem.h"
 #include "core/dtypes.h"
+#include "problem/attention.h"
 
 namespace heddle {
 

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/index_checks.h"
+#include "problem/index_checks.h"
 
 namespace heddle {
 

@@ -1,11 +1,11 @@
-#include "model/quantize_rules.h"
+#include "checkpoint/quantize_rules.h"
 
 #include <algorithm>
 #include <array>
 #include <string_view>
 
 #include "core/check.h"
-#include "model/in_quotes.h"
+#include "core/in_quotes.h"
 
 namespace heddle::lowbit {
 namespace {

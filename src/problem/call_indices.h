@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "core/index_checks.h"
-#include "core/index_clashes.h"
+#include "problem/index_checks.h"
+#include "problem/index_clashes.h"
 
 namespace heddle {
 

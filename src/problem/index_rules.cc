@@ -1,4 +1,4 @@
-#include "core/index_rules.h"
+#include "problem/index_rules.h"
 
 #include "core/check.h"
 

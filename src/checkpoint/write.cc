@@ -1,4 +1,4 @@
-#include "model/checkpoint_write.h"
+#include "checkpoint/write.h"
 
 #include <algorithm>
 #include <array>
@@ -8,10 +8,10 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoint/layouts.h"
 #include "core/check.h"
 #include "lowbit/formats.h"
 #include "lowbit/scale_rules.h"
-#include "model/checkpoint_layouts.h"
 
 namespace heddle::lowbit {
 namespace {

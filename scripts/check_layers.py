@@ -1,0 +1,78 @@
+"""Holds the includes of the C++ and CUDA sources to the arrows of docs/architecture.md.
+
+Between the marks `layers` that page has a line a room: its folder, an arrow, and the rooms whose headers its files may
+include. Their own and include/heddle/ are open to all. An arrow that no include needs is an error, too.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = "docs/architecture.md"
+INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+SOURCES = ("*.h", "*.cc", "*.cu", "*.cuh")
+
+
+def arrows(page: str) -> dict[str, set[str]]:
+    """room -> the rooms that it may include, as the page draws them."""
+    block = re.search(r"<!-- begin layers -->\n```\n(.*?)```\n<!-- end layers -->", page, re.DOTALL)
+    if not block:
+        sys.exit(f"check_layers.py: {PAGE} has no block marked 'layers'")
+    found = {}
+    for line in block[1].splitlines():
+        room, arrow, others = line.partition("→")
+        if not arrow:
+            sys.exit(f"check_layers.py: {PAGE}: no arrow in the line '{line}'")
+        found[room.strip()] = {other.strip() for other in others.split(",") if other.strip()}
+    if unknown := {other for others in found.values() for other in others} - set(found):
+        sys.exit(f"check_layers.py: {PAGE}: arrows lead to rooms that have no line: {', '.join(sorted(unknown))}")
+    return found
+
+
+def room_of(path: str, rooms: dict[str, set[str]]) -> str | None:
+    """The longest folder of a path that is a room."""
+    inside = [room for room in rooms if path.startswith(room + "/")]
+    return max(inside, key=len, default=None)
+
+
+def target(name: str, file: Path) -> str | None:
+    """The path from the root of what a file includes; None if it is none of the tree's."""
+    for folder in (file.parent, ROOT / "src", ROOT / "include", ROOT / "tests", ROOT / "cli", ROOT / "python/src"):
+        if (folder / name).is_file():
+            return (folder / name).resolve().relative_to(ROOT).as_posix()
+    return None
+
+
+def main() -> None:
+    rooms = arrows((ROOT / PAGE).read_text(encoding="utf-8"))
+    listed = subprocess.run(["git", "ls-files", *SOURCES], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    wrong, used = [], set()
+    for path in listed.split():
+        room = room_of(path, rooms)
+        if room is None:
+            if path.startswith("src/"):
+                wrong.append(f"{path}: its folder has no line")
+            continue
+        file = ROOT / path
+        for name in INCLUDE.findall(file.read_text(encoding="utf-8")):
+            to = target(name, file)
+            if to is None:
+                wrong.append(f"{path}: there is no {name}")
+                continue
+            other = room_of(to, rooms)
+            if other == room or to.startswith("include/"):
+                continue
+            used.add((room, other))
+            if other not in rooms[room]:
+                wrong.append(f"{path}: includes {name}, and no arrow leads from {room} to {other or to}")
+    for room, others in rooms.items():
+        wrong += [f"{PAGE}: no include needs the arrow from {room} to {other}" for other in sorted(others) if (room, other) not in used]
+    if wrong:
+        sys.exit("\n".join(wrong) + f"\ncheck_layers.py: {len(wrong)} against the arrows of {PAGE}")
+    print(f"{len(used)} arrows between {len(rooms)} rooms")
+
+
+if __name__ == "__main__":
+    main()
