@@ -1,7 +1,7 @@
 // The CPU's candidates for attention.
 #pragma once
 
-#include "problem/candidate.h"
+#include "problem/attention.h"
 
 namespace heddle::cpu {
 

@@ -62,7 +62,7 @@ const LinearKernel kLinear = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
-    .norms = true,
+    .extras = kNormInFront,
 };
 
 }  // namespace heddle::cpu

@@ -162,7 +162,7 @@ const LinearBackwardKernel kLinearBackward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
-    .norms = true,
+    .extras = kNormInFront,
 };
 
 }  // namespace heddle::cpu

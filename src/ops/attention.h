@@ -3,9 +3,7 @@
 
 #include <functional>
 
-#include "core/check.h"
 #include "heddle/attention.h"
-#include "problem/candidate.h"
 #include "problem/index_rules.h"
 
 namespace heddle {
@@ -28,20 +26,5 @@ void attention_with_kv_cache_with(const TensorView& q, const TensorView& k_new, 
                                   const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,
                                   const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch,
                                   IndexName lengths_name);
-
-// Throws unless `workspace` has `needed` bytes, aligned to 64.
-void check_workspace(const Check& check, const Workspace& workspace, std::size_t needed);
-// The candidate that serves `problem`; null if none can, or throws what each of them has to say.
-const AttentionForwardKernel* find_forward(const Check& check, const AttentionProblem& problem,
-                                           const AttentionOptions& options, int workers);
-const AttentionForwardKernel& choose_forward(const Check& check, const AttentionProblem& problem,
-                                             const AttentionOptions& options, int workers);
-// Launches with a workspace of `needed` bytes, which is checked.
-void run_forward(const Check& check, const AttentionForwardKernel& kernel, const AttentionProblem& problem,
-                 const Runtime& runtime, std::size_t needed);
-// explain_attention() of a problem.
-std::vector<Candidate> explain_forward(const Check& check, const AttentionProblem& problem,
-                                       const AttentionOptions& options, int workers);
-int workers_of(const Runtime& runtime);
 
 }  // namespace heddle

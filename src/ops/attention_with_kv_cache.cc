@@ -1,6 +1,7 @@
 // attention_with_kv_cache: one launch where a candidate appends by itself, else append, rotate, attend.
 #include "ops/attention.h"
 #include "ops/attention_arguments.h"
+#include "ops/attention_choice.h"
 #include "ops/kv_cache.h"
 #include "ops/kv_cache_arguments.h"
 #include "ops/validate.h"
@@ -63,7 +64,8 @@ Call checked_call(const Check& check, const TensorView& q, const TensorView& k_n
   const int workers = workers_of(runtime);
   p.append = {call.append.k_new,         call.append.v_new,        call.append.rotary, by_row,
               call.append.finds_k_scale, call.append.finds_v_scale};
-  call.kernel = find_forward(check, p, options, workers);
+  const Wish wish = attention_wish<AttentionProblem>(check, options);
+  call.kernel = find(p, wish, workers);
   if (call.kernel == nullptr) {
     p.append = {};
     if (rotates) {
@@ -72,7 +74,7 @@ Call checked_call(const Check& check, const TensorView& q, const TensorView& k_n
       alignas(64) static std::byte somewhere[64];
       p.q = contiguous_rows(p, somewhere);
     }
-    call.kernel = &choose_forward(check, p, options, workers);
+    call.kernel = &choose(check, p, wish, workers);
   }
   call.kernel_bytes = call.kernel->workspace(p, workers);
   return call;
@@ -135,7 +137,7 @@ void attention_with_kv_cache_with(const TensorView& q, const TensorView& k_new, 
     if (call.rotated_bytes > 0) rotate_rows(call, q.shape[1], with);
   }
   with.workspace = {static_cast<std::byte*>(with.workspace.data) + call.rotated_bytes, call.kernel_bytes};
-  run_forward(check, *call.kernel, call.problem, with, call.kernel_bytes);
+  run(check, "attention_with_kv_cache", *call.kernel, call.problem, with, call.kernel_bytes);
 }
 
 }  // namespace heddle

@@ -8,8 +8,8 @@
 #include "core/overlap.h"
 #include "cpu/int4_cache.h"
 #include "cuda/kv_cache.h"
-#include "ops/attention.h"
 #include "ops/attention_arguments.h"
+#include "ops/attention_choice.h"
 #include "ops/int4_cache.h"
 #include "ops/kv_cache_checks.h"
 #include "ops/written_indices.h"
@@ -183,7 +183,7 @@ void append_int4_cache(const TensorView& k_new, const TensorView& v_new, const I
     cuda::check_indices("append_int4_cache", Int4AppendIndices{p, IndexName::seqlens}, runtime.stream);
   }
   if (k_new.device == Device::cuda) return cuda::append_int4_cache(p, runtime.stream);
-  cpu::append_int4_cache(p, runtime.executor != nullptr ? *runtime.executor : default_executor());
+  cpu::append_int4_cache(p, executor_of(runtime));
 }
 
 void attention_over_int4_cache(const TensorView& q, const Int4Cache& cache, const TensorView& o, const TensorView& lse,
@@ -197,27 +197,30 @@ void attention_over_int4_cache_with(const TensorView& q, const Int4Cache& cache,
   const Check check("attention_over_int4_cache");
   check.require(o.given(), "o is missing");
   const AttentionProblem p = checked_problem(check, q, cache, o, lse, options);
-  const AttentionForwardKernel& kernel = choose_forward(check, p, options, workers_of(runtime));
+  const AttentionForwardKernel& kernel =
+      choose(check, p, attention_wish<AttentionProblem>(check, options), workers_of(runtime));
   const std::size_t needed = kernel.workspace(p, workers_of(runtime));
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};
   if (validates(runtime, q.device)) {
     cuda::check_indices("attention_over_int4_cache", AttentionIndices{p, kInt4Names}, runtime.stream);
   }
-  run_forward(check, kernel, p, with, needed);
+  run(check, "attention_over_int4_cache", kernel, p, with, needed);
 }
 
 std::size_t attention_over_int4_cache_workspace(const TensorView& q, const Int4Cache& cache,
                                                 const AttentionOptions& options, const Runtime& runtime) {
   const Check check("attention_over_int4_cache");
   const AttentionProblem p = checked_problem(check, q, cache, {}, {}, options);
-  return choose_forward(check, p, options, workers_of(runtime)).workspace(p, workers_of(runtime));
+  return choose(check, p, attention_wish<AttentionProblem>(check, options), workers_of(runtime))
+      .workspace(p, workers_of(runtime));
 }
 
 std::vector<Candidate> explain_attention_over_int4_cache(const TensorView& q, const Int4Cache& cache,
                                                          const AttentionOptions& options, const Runtime& runtime) {
   const Check check("explain_attention_over_int4_cache");
-  return explain_forward(check, checked_problem(check, q, cache, {}, {}, options), options, workers_of(runtime));
+  return explained(checked_problem(check, q, cache, {}, {}, options), attention_wish<AttentionProblem>(check, options),
+                   workers_of(runtime));
 }
 
 AttentionProblem checked_int4_problem(const TensorView& q, const Int4Cache& cache, const AttentionOptions& options) {

@@ -3,18 +3,11 @@
 
 #include "cpu/kv_cache.h"
 #include "cuda/kv_cache.h"
+#include "ops/choice.h"
 #include "ops/kv_cache_arguments.h"
 #include "ops/validate.h"
 
 namespace heddle {
-namespace {
-
-Executor& executor_of(const Runtime& runtime) {
-  return runtime.executor != nullptr ? *runtime.executor : default_executor();
-}
-
-}  // namespace
-
 void run(const RotaryProblem& p, Device device, const Runtime& runtime) {
   device == Device::cuda ? cuda::apply_rotary(p, runtime.stream) : cpu::apply_rotary(p, executor_of(runtime));
 }

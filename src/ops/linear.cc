@@ -2,20 +2,12 @@
 #include "heddle/linear.h"
 
 #include "core/check.h"
-#include "cpu/linear.h"
-#include "cuda/assumed_gpu.h"
 #include "cuda/linear.h"
-#include "ops/attention.h"
 #include "ops/linear_arguments.h"
 #include "ops/linear_choice.h"
-#include "reference/linear.h"
 
 namespace heddle {
 namespace {
-
-constexpr const LinearKernel* kCandidates[] = {
-    &cpu::kLinear,           &reference::kLinear,    &cuda::kSm80Gemv,       &cuda::kSm80Linear,
-    &cuda::kSm90LinearW4A16, &cuda::kSm90LinearW4A8, &cuda::kCublasLtLinear, &cuda::kCublasLtLinearW8A8};
 
 struct NamedActivation {
   const char* name;
@@ -70,15 +62,12 @@ void linear_forward(const TensorView& x, const PackedWeights& weights, const Ten
   const Check check("linear_forward");
   check.require(y.given(), "y is missing");
   const LinearProblem problem = checked_linear_problem(check, x, weights, y, options);
-  Runtime runtime = given;
-  if (runtime.executor == nullptr) runtime.executor = &default_executor();
-  const int workers = runtime.executor->workers();
-  const LinearKernel& kernel = choose(check, kCandidates, problem, options.force, workers);
+  const int workers = workers_of(given);
+  const LinearKernel& kernel = choose(check, problem, wish_of<LinearProblem>(check, options.force), workers);
   const std::size_t bytes = kernel.workspace(problem, workers);
+  Runtime runtime = given;
   runtime.workspace = bytes > 0 ? allocate(bytes) : Workspace{};
-  check_workspace(check, runtime.workspace, bytes);
-  if (kernel.device == Device::cuda) cuda::require_gpu_that_is_here("linear_forward");
-  kernel.launch(problem, runtime);
+  run(check, "linear_forward", kernel, problem, runtime, bytes);
 }
 
 void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
@@ -91,14 +80,14 @@ std::size_t linear_forward_workspace(const TensorView& x, const PackedWeights& w
   const Check check("linear_forward");
   const LinearProblem problem = checked_linear_problem(check, x, weights, {}, options);
   const int workers = workers_of(runtime);
-  return choose(check, kCandidates, problem, options.force, workers).workspace(problem, workers);
+  return choose(check, problem, wish_of<LinearProblem>(check, options.force), workers).workspace(problem, workers);
 }
 
 std::vector<Candidate> explain_linear(const TensorView& x, const PackedWeights& weights, const LinearOptions& options,
                                       const Runtime& runtime) {
   const Check check("explain_linear");
   const LinearProblem problem = checked_linear_problem(check, x, weights, {}, options);
-  std::vector<Candidate> list = explained(kCandidates, problem, options.force, workers_of(runtime));
+  std::vector<Candidate> list = explained(problem, wish_of<LinearProblem>(check, options.force), workers_of(runtime));
   const double wide = problem.device == Device::cuda ? cuda::seconds_of_16bit(problem) : 0.0;
   for (Candidate& c : list) {
     if (c.supported && wide > 0) c.of_16bit = c.seconds / wide;

@@ -12,15 +12,11 @@
 #include "cpu/lowbit.h"
 #include "cuda/lowbit.h"
 #include "lowbit/scale_rules.h"
-#include "ops/attention.h"
+#include "ops/choice.h"
 #include "ops/lowbit_arguments.h"
 
 namespace heddle::lowbit {
 namespace {
-
-Executor& executor_of(const Runtime& runtime) {
-  return runtime.executor != nullptr ? *runtime.executor : default_executor();
-}
 
 double decibels(double signal, double noise) {
   return noise == 0 ? std::numeric_limits<double>::infinity() : 10 * std::log10(signal / noise);

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "heddle/attention.h"
+#include "problem/candidate.h"
 #include "problem/int4_cache.h"
 #include "problem/rotary.h"
 
@@ -205,5 +206,17 @@ struct AttentionBackwardProblem : AttentionProblem {
   std::int64_t bias_batch = 1, bias_heads = 1, bias_rows = 1, bias_columns = 1;  // extents of bias and dbias
   Plane dsink;                                                                   // f32 [h] or absent
 };
+
+// What a call may ask for and few kernels do: Kernel::extras. Those that a kernel does not name are refused for it.
+enum Extra : unsigned {
+  kE4m3 = 1,       // f8e4m3 operands
+  kDraftMask = 2,  // draft_mask
+  kAppend = 4,     // writing new keys into the cache in the same launch
+  kInt4 = 8,       // a cache in 4 bits
+  kInt8Qk = 16,    // Precision::int8_qk
+};
+
+using AttentionForwardKernel = Kernel<AttentionProblem>;
+using AttentionBackwardKernel = Kernel<AttentionBackwardProblem>;
 
 }  // namespace heddle

@@ -1,17 +1,15 @@
-// A linear layer, or its gradients, after its arguments were checked (src/ops/linear_arguments.cc), and how its kernels
-// present themselves.
+// A linear layer, or its gradients, after its arguments were checked (src/ops/linear_arguments.cc).
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "heddle/linear.h"
-#include "heddle/runtime.h"
 #include "lowbit/fragments.h"
 #include "lowbit/matrix_order.h"
 #include "lowbit/packed.h"
+#include "problem/candidate.h"
 
 namespace heddle {
 
@@ -67,20 +65,12 @@ struct LinearBackwardProblem {
   bool wants_rows() const { return dx.data != nullptr || dnorm_weight != nullptr || dnorm_bias != nullptr; }
 };
 
-// How a kernel presents itself, of the forward or the backward.
-template <class Problem>
-struct LinearCandidate {
-  const char* name;    // what `force` takes
-  const char* method;  // "linear", "reference"
-  Device device;
-  bool automatic;                                   // false: runs only when asked for by name
-  std::string (*supports)(const Problem&);          // empty, or the sentence that says why not
-  double (*estimate)(const Problem&, int workers);  // seconds
-  std::size_t (*workspace)(const Problem&, int workers);
-  void (*launch)(const Problem&, const Runtime&);  // runtime.executor and workspace are set and large enough
-  bool norms = false;                              // takes a norm in front of the product
+// Kernel::extras.
+enum LinearExtra : unsigned {
+  kNormInFront = 1,  // a norm in front of the product
 };
-using LinearKernel = LinearCandidate<LinearProblem>;
-using LinearBackwardKernel = LinearCandidate<LinearBackwardProblem>;
+
+using LinearKernel = Kernel<LinearProblem>;
+using LinearBackwardKernel = Kernel<LinearBackwardProblem>;
 
 }  // namespace heddle

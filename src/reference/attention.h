@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "problem/attention.h"
-#include "problem/candidate.h"
 
 namespace heddle::reference {
 

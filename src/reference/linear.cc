@@ -100,7 +100,7 @@ const LinearKernel kLinear = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
-    .norms = true,
+    .extras = kNormInFront,
 };
 
 }  // namespace heddle::reference

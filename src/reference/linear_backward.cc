@@ -133,7 +133,7 @@ const LinearBackwardKernel kLinearBackward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
-    .norms = true,
+    .extras = kNormInFront,
 };
 
 }  // namespace heddle::reference

@@ -3,8 +3,8 @@
 
 #include "core/check.h"
 #include "cuda/assumed_gpu.h"
-#include "cuda/attention.h"
 #include "cuda/backend.h"
+#include "cuda/kernels.h"
 #include "cuda/kv_cache.h"
 #include "cuda/linear.h"
 #include "cuda/lowbit.h"
@@ -17,43 +17,16 @@ namespace {
 
 constexpr const char* kWithout = "this heddle was built without CUDA: build it with HEDDLE_CUDA=ON";
 
-Refusal refuse(const AttentionProblem&) { return kWithout; }
-double no_estimate(const AttentionProblem&, int) { return 0.0; }
-std::size_t no_workspace(const AttentionProblem&, int) { return 0; }
-void no_launch(const AttentionProblem& problem, const Runtime&) { throw RuntimeError(refuse(problem)); }
-
-constexpr AttentionForwardKernel absent(const char* name, const char* method, bool automatic) {
+template <class Problem>
+constexpr Kernel<Problem> absent(const char* name, const char* method, bool automatic) {
   return {.name = name,
           .method = method,
           .device = Device::cuda,
           .automatic = automatic,
-          .supports = refuse,
-          .estimate = no_estimate,
-          .workspace = no_workspace,
-          .launch = no_launch,
-          .extras = kE4m3 | kDraftMask | kAppend | kInt4 | kInt8Qk};
-}
-
-constexpr AttentionBackwardKernel absent_backward(const char* name) {
-  return {.name = name,
-          .method = "flash",
-          .device = Device::cuda,
-          .automatic = true,
-          .supports = [](const AttentionBackwardProblem& p) { return refuse(p); },
-          .estimate = [](const AttentionBackwardProblem&, int) { return 0.0; },
-          .workspace = [](const AttentionBackwardProblem&, int) { return std::size_t{0}; },
-          .launch = [](const AttentionBackwardProblem& p, const Runtime& runtime) { no_launch(p, runtime); }};
-}
-
-constexpr LinearKernel absent_linear(const char* name) {
-  return {.name = name,
-          .method = "linear",
-          .device = Device::cuda,
-          .automatic = true,
-          .supports = [](const LinearProblem&) -> std::string { return kWithout; },
-          .estimate = [](const LinearProblem&, int) { return 0.0; },
-          .workspace = [](const LinearProblem&, int) { return std::size_t{0}; },
-          .launch = [](const LinearProblem&, const Runtime&) { throw RuntimeError(kWithout); }};
+          .supports = [](const Problem&) -> Refusal { return kWithout; },
+          .estimate = [](const Problem&, int) { return 0.0; },
+          .workspace = [](const Problem&, int) { return std::size_t{0}; },
+          .launch = [](const Problem&, const Runtime&) { throw RuntimeError(kWithout); }};
 }
 
 }  // namespace
@@ -118,30 +91,9 @@ std::string take_bad_index(void*) { return ""; }
 std::string take_bad_indices(int) { return ""; }
 void wait_for(void*) {}
 
-const AttentionForwardKernel kSm80AttentionForward = absent("sm80", "flash", true);
-const AttentionForwardKernel kSm80AttentionForwardInt8 = absent("sm80_int8", "flash", true);
-const AttentionForwardKernel kSm80AttentionDecode = absent("sm80_decode", "flash", true);
-const AttentionForwardKernel kSm90AttentionForward = absent("sm90", "flash", true);
-const AttentionForwardKernel kSm90AttentionForwardFp8 = absent("sm90_fp8", "flash", true);
-const AttentionForwardKernel kSm90AttentionDecode = absent("sm90_decode", "flash", false);
-const AttentionForwardKernel kNaiveAttentionForward = absent("naive_cuda", "naive", false);
-const AttentionForwardKernel kAttentionForwardBaseline = absent("baseline_cuda", "baseline", false);
-const AttentionBackwardKernel kSm80AttentionBackward = absent_backward("sm80");
-const AttentionBackwardKernel kSm90AttentionBackward = absent_backward("sm90");
-const LinearKernel kSm80Gemv = absent_linear("sm80_gemv");
-const LinearKernel kSm80Linear = absent_linear("sm80_linear");
-const LinearKernel kSm90LinearW4A16 = absent_linear("sm90_w4a16");
-const LinearKernel kSm90LinearW4A8 = absent_linear("sm90_w4a8");
-const LinearKernel kCublasLtLinear = absent_linear("cublaslt");
-const LinearKernel kCublasLtLinearW8A8 = absent_linear("cublaslt_w8a8");
-const LinearBackwardKernel kCublasLtLinearBackward = {
-    .name = "cublaslt",
-    .method = "linear",
-    .device = Device::cuda,
-    .automatic = true,
-    .supports = [](const LinearBackwardProblem&) -> std::string { return kWithout; },
-    .estimate = [](const LinearBackwardProblem&, int) { return 0.0; },
-    .workspace = [](const LinearBackwardProblem&, int) { return std::size_t{0}; },
-    .launch = [](const LinearBackwardProblem&, const Runtime&) { throw RuntimeError(kWithout); }};
+#define HEDDLE_ABSENT_KERNEL(Problem, symbol, name, method, automatic) \
+  const Kernel<Problem> symbol = absent<Problem>(name, method, automatic);
+HEDDLE_CUDA_KERNELS(HEDDLE_ABSENT_KERNEL)
+#undef HEDDLE_ABSENT_KERNEL
 
 }  // namespace heddle::cuda

@@ -226,14 +226,15 @@ TEST_F(ExplainOn, NothingCanBeStarted) {
   const TensorView lse = apart(view(DType::f32, {2, 8, 16}, Device::cuda));
   for (const char* name : {"sm90", "sm80", "sm90_decode", "sm80_decode", "naive_cuda", "baseline_cuda"}) {
     c.options.force = name;
-    EXPECT_EQ(refusal([&] { attention_forward(q, k, v, o, lse, c.options, runtime); }), "[attention" + words) << name;
+    EXPECT_EQ(refusal([&] { attention_forward(q, k, v, o, lse, c.options, runtime); }), "[attention_forward" + words)
+        << name;
   }
   AttentionGradients gradients;
   gradients.dq = apart(c.q());
   gradients.dk = apart(c.k());
   gradients.dv = apart(c.k());
   EXPECT_EQ(refusal([&] { attention_backward(q, k, v, o, lse, d_o, {}, gradients, {}, runtime); }),
-            "[attention" + words);
+            "[attention_backward" + words);
 
   const TensorView x = apart(view(DType::bf16, {1, 128}, Device::cuda)), y = apart(x);
   PackedWeights weights = packed_storage(lowbit::format_named("nvfp4"), 128, 128, false, WeightOrder::fragments16);

@@ -161,7 +161,7 @@ TEST(LinearBackward, TheReferenceIsACandidate) {
     return explain_linear_backward(layer.dy.view(), {}, layer.layer.packed.weights(), only(dx), options);
   };
   EXPECT_TRUE(explained()[0].chosen);
-  EXPECT_EQ(explained()[1].reason, "it runs only when it is asked for by name");
+  EXPECT_EQ(explained()[1].reason, "it runs only when it is asked for");
   options.force = "reference";
   EXPECT_TRUE(explained()[1].chosen);
 }

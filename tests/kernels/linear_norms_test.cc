@@ -93,12 +93,12 @@ TEST(LinearNorms, OfConstantRows) {
 // A kernel that knows nothing of norms must not run without one.
 TEST(LinearNorms, ACandidateWithoutNormsRefusesThem) {
   LinearKernel kernel = cpu::kLinear;
-  kernel.norms = false;
+  kernel.extras = 0;
   LinearProblem problem;
-  EXPECT_EQ(refusal(kernel, problem, ""), "");
+  EXPECT_EQ(refusal(kernel, problem, Wish()), "");
   problem.norm.kind = Norm::rms_norm;
-  EXPECT_EQ(refusal(kernel, problem, ""), "it has no norm in front of the product");
-  EXPECT_EQ(refusal(cpu::kLinear, problem, ""), "");
+  EXPECT_EQ(refusal(kernel, problem, Wish()), "it has no norm in front of the product");
+  EXPECT_EQ(refusal(cpu::kLinear, problem, Wish()), "");
 }
 
 // A row's bits do not depend on how many rows are staged, nor by whom.

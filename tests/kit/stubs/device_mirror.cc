@@ -11,7 +11,7 @@ constexpr const char* kAbsence = "this heddle was built without CUDA: build it w
 
 }  // namespace
 
-Gpu current_gpu() { return {.absence = kAbsence}; }
+Gpu current_gpu() { return {.name = "", .absence = kAbsence}; }
 
 void DeviceMemory::Free::operator()(void*) const {}
 DeviceMemory::DeviceMemory(std::size_t) { refuse(); }

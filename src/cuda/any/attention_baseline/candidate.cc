@@ -3,9 +3,9 @@
 
 #include "core/check.h"
 #include "cuda/any/attention_baseline/launch.h"
-#include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/requirements.h"
+#include "cuda/kernels.h"
 #include "problem/philox.h"
 
 namespace heddle::cuda {

@@ -4,7 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/any/attention_bwd_rows/params.h"
-#include "problem/candidate.h"
+#include "problem/attention.h"
 
 namespace heddle::cuda {
 

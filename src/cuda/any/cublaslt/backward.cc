@@ -4,6 +4,7 @@
 #include "cuda/any/cublaslt/host.h"
 #include "cuda/any/linear/host.h"
 #include "cuda/common/device.h"
+#include "cuda/kernels.h"
 #include "cuda/linear.h"
 #include "lowbit/formats.h"
 

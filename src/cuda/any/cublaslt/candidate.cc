@@ -5,6 +5,7 @@
 #include "cuda/any/linear/host.h"
 #include "cuda/any/linear/rows.h"
 #include "cuda/common/device.h"
+#include "cuda/kernels.h"
 #include "cuda/linear.h"
 #include "lowbit/formats.h"
 
@@ -168,6 +169,6 @@ const LinearKernel kCublasLtLinear = {.name = "cublaslt",
                                       .estimate = estimate,
                                       .workspace = workspace,
                                       .launch = launch,
-                                      .norms = true};
+                                      .extras = kNormInFront};
 
 }  // namespace heddle::cuda

@@ -4,7 +4,7 @@
 #include "cuda/any/linear/host.h"
 #include "cuda/any/linear/rows.h"
 #include "cuda/common/device.h"
-#include "cuda/linear.h"
+#include "cuda/kernels.h"
 #include "lowbit/formats.h"
 #include "lowbit/matrix_order.h"
 
@@ -121,6 +121,6 @@ const LinearKernel kCublasLtLinearW8A8 = {.name = "cublaslt_w8a8",
                                           .estimate = estimate,
                                           .workspace = workspace,
                                           .launch = launch,
-                                          .norms = true};
+                                          .extras = kNormInFront};
 
 }  // namespace heddle::cuda

@@ -3,10 +3,10 @@
 
 #include "core/check.h"
 #include "cuda/any/naive_attention/launch.h"
-#include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
+#include "cuda/kernels.h"
 #include "problem/philox.h"
 
 namespace heddle::cuda {

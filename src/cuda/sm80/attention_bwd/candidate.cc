@@ -5,11 +5,11 @@
 #include "core/check.h"
 #include "cuda/any/attention_bwd_rows/bias_gradient.h"
 #include "cuda/any/attention_bwd_rows/launch.h"
-#include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
+#include "cuda/kernels.h"
 #include "cuda/sm80/attention_bwd/launch.h"
 #include "problem/philox.h"
 

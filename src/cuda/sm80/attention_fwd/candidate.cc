@@ -3,9 +3,9 @@
 #include <limits>
 
 #include "core/check.h"
-#include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/requirements.h"
+#include "cuda/kernels.h"
 #include "cuda/sm80/attention_fwd/launch.h"
 
 namespace heddle::cuda {

@@ -3,7 +3,7 @@
 #include "cuda/any/linear/host.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
-#include "cuda/linear.h"
+#include "cuda/kernels.h"
 #include "cuda/sm80/linear/launch.h"
 
 namespace heddle::cuda {
@@ -117,6 +117,6 @@ const LinearKernel kSm80Linear = {.name = "sm80_linear",
                                   .estimate = estimate,
                                   .workspace = workspace,
                                   .launch = launch,
-                                  .norms = true};
+                                  .extras = kNormInFront};
 
 }  // namespace heddle::cuda

@@ -3,7 +3,7 @@
 #include "cuda/any/linear/host.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
-#include "cuda/linear.h"
+#include "cuda/kernels.h"
 #include "cuda/sm80/linear_gemv/config.h"
 #include "cuda/sm80/linear_gemv/launch.h"
 
@@ -82,6 +82,6 @@ const LinearKernel kSm80Gemv = {.name = "sm80_gemv",
                                 .estimate = estimate,
                                 .workspace = workspace,
                                 .launch = launch,
-                                .norms = true};
+                                .extras = kNormInFront};
 
 }  // namespace heddle::cuda

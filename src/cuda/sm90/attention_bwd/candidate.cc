@@ -4,12 +4,12 @@
 #include "core/check.h"
 #include "cuda/any/attention_bwd_rows/bias_gradient.h"
 #include "cuda/any/attention_bwd_rows/launch.h"
-#include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
+#include "cuda/kernels.h"
 #include "cuda/sm90/attention_bwd/launch.h"
 
 namespace heddle::cuda {

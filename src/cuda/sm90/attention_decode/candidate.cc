@@ -6,11 +6,11 @@
 
 #include "core/check.h"
 #include "cuda/assumed_gpu.h"
-#include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
+#include "cuda/kernels.h"
 #include "cuda/sm90/attention_decode/launch.h"
 
 namespace heddle::cuda {

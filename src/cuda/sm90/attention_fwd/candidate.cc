@@ -3,11 +3,11 @@
 #include <cmath>
 
 #include "core/check.h"
-#include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
+#include "cuda/kernels.h"
 #include "cuda/sm90/attention_fwd/launch.h"
 #include "cuda/sm90/attention_fwd/plan.h"
 

@@ -5,7 +5,6 @@
 
 #include "cuda/sm90/attention_fwd/params.h"
 #include "problem/attention.h"
-#include "problem/candidate.h"
 
 namespace heddle::cuda::sm90::attention_fwd {
 

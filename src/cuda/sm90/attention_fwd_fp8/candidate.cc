@@ -2,11 +2,11 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "cuda/attention.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
+#include "cuda/kernels.h"
 #include "cuda/sm90/attention_fwd/plan.h"
 #include "cuda/sm90/attention_fwd_fp8/launch.h"
 

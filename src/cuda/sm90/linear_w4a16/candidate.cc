@@ -4,7 +4,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
-#include "cuda/linear.h"
+#include "cuda/kernels.h"
 #include "cuda/sm90/linear_w4a16/launch.h"
 
 namespace heddle::cuda {
@@ -89,6 +89,6 @@ const LinearKernel kSm90LinearW4A16 = {.name = "sm90_w4a16",
                                        .estimate = estimate,
                                        .workspace = workspace,
                                        .launch = launch,
-                                       .norms = true};
+                                       .extras = kNormInFront};
 
 }  // namespace heddle::cuda

@@ -6,7 +6,7 @@
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
-#include "cuda/linear.h"
+#include "cuda/kernels.h"
 #include "cuda/sm90/linear_w4a8/launch.h"
 
 namespace heddle::cuda {
@@ -109,6 +109,6 @@ const LinearKernel kSm90LinearW4A8 = {.name = "sm90_w4a8",
                                       .estimate = estimate,
                                       .workspace = workspace,
                                       .launch = launch,
-                                      .norms = true};
+                                      .extras = kNormInFront};
 
 }  // namespace heddle::cuda

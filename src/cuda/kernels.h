@@ -1,0 +1,54 @@
+// The GPU's candidates: the one list of them. The choice asks them (src/ops), a build without CUDA stands in for them
+// (src/stubs/cuda.cc), and tests hold what each says of itself to its line here.
+#pragma once
+
+#include <type_traits>
+#include <vector>
+
+#include "problem/attention.h"
+#include "problem/linear.h"
+
+// K(problem, symbol, name, method, automatic), in the order in which `explain` lists them.
+#define HEDDLE_CUDA_KERNELS(K)                                                                            \
+  /* wgmma and TMA, for Hopper; with q, k and v in e4m3; for few rows, keys split */                      \
+  K(AttentionProblem, kSm90AttentionForward, "sm90", "flash", true)                                       \
+  K(AttentionProblem, kSm90AttentionForwardFp8, "sm90_fp8", "flash", true)                                \
+  K(AttentionProblem, kSm90AttentionDecode, "sm90_decode", "flash", true)                                 \
+  /* mma.sync, every option, from Ampere on; with q and k in 8 bits, when asked for; for few rows */      \
+  K(AttentionProblem, kSm80AttentionForward, "sm80", "flash", true)                                       \
+  K(AttentionProblem, kSm80AttentionForwardInt8, "sm80_int8", "flash", true)                              \
+  K(AttentionProblem, kSm80AttentionDecode, "sm80_decode", "flash", true)                                 \
+  /* every dtype and option, from Ampere on: the full score matrix; the four steps in their plain form */ \
+  K(AttentionProblem, kAttentionForwardBaseline, "baseline_cuda", "baseline", false)                      \
+  K(AttentionProblem, kNaiveAttentionForward, "naive_cuda", "naive", false)                               \
+  K(AttentionBackwardProblem, kSm90AttentionBackward, "sm90", "flash", true)                              \
+  K(AttentionBackwardProblem, kSm80AttentionBackward, "sm80", "flash", true)                              \
+  /* mma.sync: for very few rows, from global memory to registers; every format */                        \
+  K(LinearProblem, kSm80Gemv, "sm80_gemv", "linear", true)                                                \
+  K(LinearProblem, kSm80Linear, "sm80_linear", "linear", true)                                            \
+  /* wgmma, for Hopper: weights decoded in registers; the same with products in e4m3 */                   \
+  K(LinearProblem, kSm90LinearW4A16, "sm90_w4a16", "linear", true)                                        \
+  K(LinearProblem, kSm90LinearW4A8, "sm90_w4a8", "linear", true)                                          \
+  /* cuBLASLt, loaded at run time: W in 16 bits, kept or decoded before the product; in int8 or e4m3 */   \
+  K(LinearProblem, kCublasLtLinear, "cublaslt", "linear", true)                                           \
+  K(LinearProblem, kCublasLtLinearW8A8, "cublaslt_w8a8", "linear", true)                                  \
+  K(LinearBackwardProblem, kCublasLtLinearBackward, "cublaslt", "linear", true)
+
+namespace heddle::cuda {
+
+#define HEDDLE_DECLARE_KERNEL(Problem, symbol, ...) extern const Kernel<Problem> symbol;
+HEDDLE_CUDA_KERNELS(HEDDLE_DECLARE_KERNEL)
+#undef HEDDLE_DECLARE_KERNEL
+
+// Adds those for one kind of problem.
+template <class Wanted>
+void add_kernels(std::vector<const Kernel<Wanted>*>& list) {
+  const auto add = [&]<class Problem>(const Kernel<Problem>& kernel) {
+    if constexpr (std::is_same_v<Problem, Wanted>) list.push_back(&kernel);
+  };
+#define HEDDLE_ADD_KERNEL(Problem, symbol, ...) add(symbol);
+  HEDDLE_CUDA_KERNELS(HEDDLE_ADD_KERNEL)
+#undef HEDDLE_ADD_KERNEL
+}
+
+}  // namespace heddle::cuda
