@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import enum
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from . import _heddle
 
 
 class Causal(enum.Enum):
@@ -29,6 +31,7 @@ CAUSAL_CODES = {
     Causal.top_left: 1,
     Causal.bottom_right: 2,
 }
+
 
 def causal_code(causal: Any) -> int:
     """0, 1 or 2 for "none", "top_left" or "bottom_right"."""
@@ -114,78 +117,107 @@ def torch_is_deterministic() -> bool:
     return torch is not None and torch.are_deterministic_algorithms_enabled()
 
 
-# Where some items of the options tuple lie.
-ALIBI_SLOPES, BIAS, MASK, SINK, CU_SEQLENS_Q, Q_SCALE, K_SCALE, V_SCALE, ARRAYS = 0, 1, 2, 3, 4, 12, 13, 14, 15
-DROPOUT_P, DROPOUT_SEED = 20, 21
+class Option(NamedTuple):
+    """One item of the options tuple, which the native module, the operators and their gradients all take."""
 
-ARRAY_NAMES = (
-    "alibi_slopes", "bias", "mask", "sink", "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "page_table",
-    "cache_batch_idx", "cache_leftpad", "draft_mask", "q_scale", "k_scale", "v_scale",
+    name: str
+    schema: str  # its type in the operators' schemas
+    default: Any = None
+    gradient: bool = False
+
+
+#: All of them, in their order; arrays come first. The native module has the same names in the same order.
+OPTIONS = (
+    Option("alibi_slopes", "Tensor?"),
+    Option("bias", "Tensor?", gradient=True),
+    Option("mask", "Tensor?"),
+    Option("sink", "Tensor?", gradient=True),
+    Option("cu_seqlens_q", "Tensor?"),
+    Option("cu_seqlens_k", "Tensor?"),
+    Option("seqused_q", "Tensor?"),
+    Option("seqused_k", "Tensor?"),
+    Option("page_table", "Tensor?"),
+    Option("cache_batch_idx", "Tensor?"),
+    Option("cache_leftpad", "Tensor?"),
+    Option("draft_mask", "Tensor?"),
+    Option("q_scale", "Tensor?"),
+    Option("k_scale", "Tensor?"),
+    Option("v_scale", "Tensor?"),
+    Option("scale", "float?"),
+    Option("causal", "int", 0),
+    Option("window_left", "SymInt", -1),
+    Option("window_right", "SymInt", -1),
+    Option("softcap", "float", 0.0),
+    Option("dropout_p", "float", 0.0),
+    Option("dropout_seed", "Tensor?"),
+    Option("max_seqlen_q", "SymInt", 0),
+    Option("max_seqlen_k", "SymInt", 0),
+    Option("batch_invariant", "bool", False),
+    Option("deterministic", "bool", False),
+    Option("precision", "int", 0),
+    Option("method", "str", ""),
+    Option("force", "str", ""),
+)
+INDEX = {option.name: i for i, option in enumerate(OPTIONS)}
+
+#: How many of them are arrays; the seed, which torch's operators take as a tensor, is not one of those.
+ARRAYS = next(i for i, option in enumerate(OPTIONS) if option.schema != "Tensor?")
+ARRAY_NAMES = tuple(option.name for option in OPTIONS[:ARRAYS])
+ALIBI_SLOPES, BIAS, MASK, SINK, CU_SEQLENS_Q, Q_SCALE, K_SCALE, V_SCALE, DROPOUT_P, DROPOUT_SEED = (
+    INDEX[name] for name in ("alibi_slopes", "bias", "mask", "sink", "cu_seqlens_q", "q_scale", "k_scale", "v_scale", "dropout_p", "dropout_seed")
 )  # fmt: skip
+WITH_GRADIENT = tuple(i for i, option in enumerate(OPTIONS) if option.gradient)
+WITHOUT_GRADIENT = tuple(INDEX[name] for name in ("alibi_slopes", "q_scale", "k_scale", "v_scale"))  # of floats
+
+
+def check_names(native: tuple[str, ...]) -> None:
+    """Raises ImportError unless these are the items that the native module takes."""
+    if native != tuple(INDEX):
+        other = next((f"{a!r} and {b!r}" for a, b in zip(native, INDEX) if a != b), f"{len(native)} and {len(INDEX)}")
+        raise ImportError(f"heddle's native module and its Python code are of different versions: their options differ, {other}")
+
+
+check_names(_heddle.option_names())
+
+
+def schema(written: dict[str, str] | None = None) -> str:
+    """The options as arguments in an operator's schema. written: name -> alias, of arrays that the operator writes."""
+    aliases = written or {}
+    return ", ".join(f"{o.schema.replace('Tensor', 'Tensor' + aliases.get(o.name, ''))} {o.name}" for o in OPTIONS)
+
+
+def replaced(items: tuple, index: int, value: Any) -> tuple:
+    """The options tuple with one item replaced."""
+    return (*items[:index], value, *items[index + 1 :])
 
 
 def pack(
     *,
-    scale=None,
-    causal="none",
-    window=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    bias=None,
-    mask=None,
-    sink=None,
-    dropout_p=0.0,
-    dropout_seed=None,
-    cu_seqlens_q=None,
-    cu_seqlens_k=None,
-    max_seqlen_q=None,
-    max_seqlen_k=None,
-    seqused_q=None,
-    seqused_k=None,
-    page_table=None,
-    cache_batch_idx=None,
-    cache_leftpad=None,
-    draft_mask=None,
-    q_scale=None,
-    k_scale=None,
-    v_scale=None,
-    batch_invariant=False,
-    deterministic=None,
-    precision="f32",
-    method=None,
-    force=None,
+    causal: Any = "none",
+    window: Any = (-1, -1),
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    batch_invariant: Any = False,
+    deterministic: bool | None = None,
+    precision: Any = "f32",
+    method: str | None = None,
+    force: str | None = None,
+    **others: Any,
 ) -> tuple:
-    """The options tuple that the native module and the torch operators take: 15 arrays, then 14 other values."""
+    """The options tuple of arguments as heddle.attention takes them."""
     left, right = pair(window)
-    deterministic = torch_is_deterministic() if deterministic is None else flag("attention", "deterministic", deterministic)
-    return (
-        alibi_slopes,
-        bias,
-        mask,
-        sink,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        seqused_q,
-        seqused_k,
-        page_table,
-        cache_batch_idx,
-        cache_leftpad,
-        draft_mask,
-        q_scale,
-        k_scale,
-        v_scale,
-        scale,
-        causal_code(causal),
-        left,
-        right,
-        softcap,
-        dropout_p,
-        dropout_seed,
-        max_seqlen_q or 0,
-        max_seqlen_k or 0,
-        flag("attention", "batch_invariant", batch_invariant),
-        deterministic,
-        precision_code(precision),
-        method or "",
-        force or "",
-    )
+    given = others | {
+        "causal": causal_code(causal),
+        "window_left": left,
+        "window_right": right,
+        "max_seqlen_q": max_seqlen_q or 0,
+        "max_seqlen_k": max_seqlen_k or 0,
+        "batch_invariant": flag("attention", "batch_invariant", batch_invariant),
+        "deterministic": torch_is_deterministic() if deterministic is None else flag("attention", "deterministic", deterministic),
+        "precision": precision_code(precision),
+        "method": method or "",
+        "force": force or "",
+    }
+    if unknown := given.keys() - INDEX.keys():
+        raise TypeError(f"[attention] there is no option {', '.join(sorted(unknown))}")
+    return tuple(given.get(option.name, option.default) for option in OPTIONS)

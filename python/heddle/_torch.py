@@ -7,17 +7,15 @@ import torch
 from . import _heddle
 from . import _torch_direct as direct
 from ._options import (
-    ALIBI_SLOPES,
     ARRAY_NAMES,
     ARRAYS,
     BIAS,
     DROPOUT_P,
     DROPOUT_SEED,
-    K_SCALE,
     MASK,
-    Q_SCALE,
-    SINK,
-    V_SCALE,
+    WITH_GRADIENT,
+    WITHOUT_GRADIENT,
+    replaced,
 )
 from ._torch_checks import (
     blame_subclass,
@@ -60,7 +58,7 @@ def _cast(q, k, v, items):
     q, k, v = (x.to(dtype) if x.dtype in _CAST else x for x in (q, k, v))
     bias = items[BIAS]
     if bias is not None and bias.dtype in _CAST and bias.dtype != torch.float32:
-        items = (*items[:BIAS], bias.to(dtype), *items[BIAS + 1 :])
+        items = replaced(items, BIAS, bias.to(dtype))
     return q, k, v, items
 
 
@@ -69,7 +67,7 @@ def attention(q, k, v, items, return_lse, heads_first=False):
     if items[BIAS] is not None or items[MASK] is not None:
         if not heads_first:  # sdpa has done that, by its own names
             check_tensors("attention", ("bias", "mask"), (items[BIAS], items[MASK]))
-        items = (items[0], four(items[BIAS]), four(items[MASK]), *items[MASK + 1 :])
+        items = replaced(replaced(items, BIAS, four(items[BIAS])), MASK, four(items[MASK]))
     if _compiling() or _any_autocast():
         check_operands("attention", _OPERANDS, (q, k, v))
         q, k, v, items = _cast(q, k, v, items)
@@ -92,7 +90,7 @@ def attention(q, k, v, items, return_lse, heads_first=False):
     if heads_first:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     try:
-        out, lse = operator(q, k, v, *items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
+        out, lse = operator(q, k, v, *replaced(items, DROPOUT_SEED, seed))
     except (TypeError, NotImplementedError) as error:
         blame_subclass("attention", (*_OPERANDS, *ARRAY_NAMES), (q, k, v, *items[:ARRAYS]), error)
         raise
@@ -144,15 +142,12 @@ def append_kv_cache(
     )  # fmt: skip
 
 
-# The options that might have gradients.
-_FLOATS = (ALIBI_SLOPES, BIAS, SINK, Q_SCALE, K_SCALE, V_SCALE)
-
 
 def _refuse_without_backward(operation, names, tensors, items):
     """What attention over a cache that is written or in 4 bits cannot do with its operands and its options."""
     if _grad_enabled() or _forward_ad._current_level >= 0:
         refuse_gradients(operation, names, tensors)
-        for i in _FLOATS:
+        for i in (*WITH_GRADIENT, *WITHOUT_GRADIENT):
             if items[i] is not None:
                 refuse_gradients(operation, (ARRAY_NAMES[i],), (items[i],))
     if items[BIAS] is not None or items[MASK] is not None:
@@ -165,7 +160,7 @@ def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interle
     operands = (q, k_new, v_new, k_cache, v_cache, cos, sin)
     _refuse_without_backward("attention_with_kv_cache", names, operands, items)
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
-    items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
+    items = replaced(items, DROPOUT_SEED, seed)
     out, lse = _without_gradients(_cached_operator, *operands, interleaved, *items)
     return (out, lse) if return_lse else out
 
@@ -184,6 +179,6 @@ def attention_over_int4_cache(q, cache, items, return_lse):
     """See heddle.Int4Cache."""
     _refuse_without_backward("attention_over_int4_cache", ("q", "k_tail", "v_tail"), (q, cache[1], cache[2]), items)
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
-    items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
+    items = replaced(items, DROPOUT_SEED, seed)
     out, lse = _without_gradients(torch.ops.heddle.attention_over_int4_cache.default, q, *cache, *items)
     return (out, lse) if return_lse else out

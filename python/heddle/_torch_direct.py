@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from . import _heddle
-from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, SINK, check_rank
+from ._options import ARRAYS, BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, SINK, check_rank, replaced
 from ._torch_checks import PLAIN_TYPES, refuse_tangents
 from ._torch_ops import backward_operator, empty_lse, empty_out, native, out_dtype, seed_tensor
 
@@ -78,8 +78,11 @@ def forward(q, k, v, items, with_lse, heads_first):
     return out, lse
 
 
+#: Where bias and sink, which the items hold too, lie among _Attention's arguments where they have gradients.
+_BIAS_ARGUMENT, _SINK_ARGUMENT = 6, 7
+
+
 class _Attention(torch.autograd.Function):
-    """bias and sink, which the items hold too, are arguments where they have gradients."""
 
     @staticmethod
     def forward(ctx, q, k, v, items, return_lse, heads_first, bias=None, sink=None):
@@ -111,8 +114,8 @@ class _Attention(torch.autograd.Function):
         dq = torch.empty_like(q) if needs[0] else None
         dk = torch.empty_like(k) if needs[1] else None
         dv = torch.empty_like(v) if needs[2] else None
-        dbias = torch.empty_like(items[BIAS]) if len(needs) > 6 and needs[6] else None
-        dsink = torch.empty_like(items[SINK]) if len(needs) > 6 and needs[7] else None
+        dbias = torch.empty_like(items[BIAS]) if len(needs) > _BIAS_ARGUMENT and needs[_BIAS_ARGUMENT] else None
+        dsink = torch.empty_like(items[SINK]) if len(needs) > _SINK_ARGUMENT and needs[_SINK_ARGUMENT] else None
         native(
             _heddle.attention_backward, q, k, v, out, lse, d_o, d_lse, dq, dk, dv, dbias, dsink, items, ctx.heads_first
         )
@@ -127,7 +130,7 @@ def attention(q, k, v, items, return_lse, heads_first):
     """The call and its gradients, for what is_direct(). heads_first: q, k, v and out are [B, H, S, D]."""
     if items[DROPOUT_P] != 0:
         seed = int(seed_tensor(items[DROPOUT_SEED])) & 0xFFFFFFFFFFFFFFFF
-        items = (*items[:DROPOUT_SEED], seed, *items[DROPOUT_SEED + 1 :])
+        items = replaced(items, DROPOUT_SEED, seed)
     if _grad_enabled():
         bias, sink = items[BIAS], items[SINK]
         if (bias is not None and bias.requires_grad) or (sink is not None and sink.requires_grad):
@@ -144,8 +147,8 @@ def _by_operator(d_o, d_lse, q, k, v, out, lse, needs, items, heads_first):
     if heads_first:
         d_o, q, k, v, out = (x.transpose(-3, -2) for x in (d_o, q, k, v, out))
     if items[DROPOUT_SEED] is not None:
-        items = (*items[:DROPOUT_SEED], seed_tensor(items[DROPOUT_SEED]), *items[DROPOUT_SEED + 1 :])
-    wanted = [*needs[:3], *(needs[6:] or (False, False))]
+        items = replaced(items, DROPOUT_SEED, seed_tensor(items[DROPOUT_SEED]))
+    wanted = [*needs[:3], *(needs[_BIAS_ARGUMENT:] or (False, False))]
     found = backward_operator()(d_o, d_lse, q, k, v, out, lse, wanted, *items)
     dq, dk, dv, dbias, dsink = (x if want else None for x, want in zip(found, wanted))
     if heads_first:

@@ -8,17 +8,20 @@ import torch
 
 from . import _heddle
 from ._options import (
+    ALIBI_SLOPES,
     ARRAY_NAMES,
     ARRAYS,
-    BIAS,
     CU_SEQLENS_Q,
     DROPOUT_SEED,
     K_SCALE,
-    Q_SCALE,
-    SINK,
+    OPTIONS,
     V_SCALE,
+    WITH_GRADIENT,
+    WITHOUT_GRADIENT,
     check_rank,
     lse_shape,
+    replaced,
+    schema,
 )
 from ._torch_checks import one_device, refuse_gradients, refuse_tangents
 from ._torch_transforms import for_transforms, no_second_derivative, save_nothing, transformed
@@ -45,13 +48,8 @@ _heddle.use_torch(
     _device_memory,
 )
 
-_OPTIONS = (
-    "Tensor? alibi_slopes, Tensor? bias, Tensor? mask, Tensor? sink, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "Tensor? seqused_q, Tensor? seqused_k, Tensor? page_table, Tensor? cache_batch_idx, Tensor? cache_leftpad, "
-    "Tensor? draft_mask, Tensor? q_scale, Tensor? k_scale, Tensor? v_scale, float? scale, int causal, SymInt window_left, SymInt window_right, float softcap, float dropout_p, "
-    "Tensor? dropout_seed, SymInt max_seqlen_q, SymInt max_seqlen_k, bool batch_invariant, bool deterministic, int precision, "
-    "str method, str force"
-)
+_OPTIONS = schema()
+_OPERANDS = 3  # q, k and v, in front of them
 
 _LIBRARY.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
 # wanted: which of dq, dk, dv, dbias, dsink to compute; the others come back with no elements.
@@ -67,7 +65,7 @@ _LIBRARY.define(
 )
 
 # Scales for each slot of a cache are written.
-_CACHE_OPTIONS = _OPTIONS.replace("Tensor? k_scale", "Tensor(c!)? k_scale").replace("Tensor? v_scale", "Tensor(d!)? v_scale")
+_CACHE_OPTIONS = schema({"k_scale": "(c!)", "v_scale": "(d!)"})
 _LIBRARY.define(
     "attention_with_kv_cache(Tensor q, Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? cos, "
     f"Tensor? sin, bool interleaved, {_CACHE_OPTIONS}) -> (Tensor, Tensor)"
@@ -87,7 +85,7 @@ _LIBRARY.define(
 def _items(options):
     """The native module's options tuple: the seed, a tensor here, is a number there."""
     seed = options[DROPOUT_SEED]
-    return options if seed is None else (*options[:DROPOUT_SEED], int(seed), *options[DROPOUT_SEED + 1 :])
+    return options if seed is None else replaced(options, DROPOUT_SEED, int(seed))
 
 
 _FLOAT8 = torch.float8_e4m3fn
@@ -164,7 +162,7 @@ def _forward(q, k, v, *options):
 
 
 def _gradient_buffers(q, k, v, wanted, options):
-    tensors = (q, k, v, options[BIAS], options[SINK])
+    tensors = (q, k, v, *(options[i] for i in WITH_GRADIENT))
     return tuple(torch.empty_like(x) if want else q.new_empty(0) for x, want in zip(tensors, wanted))
 
 
@@ -182,11 +180,10 @@ def _backward_gradients(d_o, d_lse, q, k, v, o, lse, wanted, *options):
 def _save_for_backward(ctx, inputs, output):
     q, k, v, *options = inputs
     out, lse = output
-    if inputs[3] is not None and inputs[3].requires_grad:
-        raise ValueError("[attention] alibi_slopes requires a gradient: it has none; give the whole term as bias")
-    for i in (Q_SCALE, K_SCALE, V_SCALE):
+    for i in WITHOUT_GRADIENT:
         if options[i] is not None and options[i].requires_grad:
-            raise ValueError(f"[attention] {ARRAY_NAMES[i]} requires a gradient: it has none; detach it")
+            instead = "give the whole term as bias" if i == ALIBI_SLOPES else "detach it"
+            raise ValueError(f"[attention] {ARRAY_NAMES[i]} requires a gradient: it has none; {instead}")
     ctx.save_for_backward(q, k, v, out, lse, *options[:ARRAYS], options[DROPOUT_SEED])
     ctx.numbers = options[ARRAYS:DROPOUT_SEED], options[DROPOUT_SEED + 1 :]
     ctx.set_materialize_grads(False)
@@ -197,13 +194,14 @@ def _backward(ctx, d_o, d_lse):
     refuse_tangents("attention_backward", ("d_o", "d_lse", "q", "k", "v", "o", "lse"), (d_o, d_lse, q, k, v, out, lse))
     before, after = ctx.numbers
     needs = ctx.needs_input_grad
-    wanted = [needs[0], needs[1], needs[2], needs[3 + BIAS], needs[3 + SINK]]
+    wanted = [*needs[:_OPERANDS], *(needs[_OPERANDS + i] for i in WITH_GRADIENT)]
     if d_o is None:
         d_o = torch.zeros_like(out)
     gradients = backward_operator()(d_o, d_lse, q, k, v, out, lse, wanted, *arrays, *before, seed, *after)
-    dq, dk, dv, dbias, dsink = (x if want else None for x, want in zip(gradients, wanted))
-    result = [dq, dk, dv] + [None] * len(ctx.needs_input_grad[3:])
-    result[3 + BIAS], result[3 + SINK] = dbias, dsink
+    found = [x if want else None for x, want in zip(gradients, wanted)]
+    result = found[:_OPERANDS] + [None] * len(OPTIONS)
+    for i, gradient in zip(WITH_GRADIENT, found[_OPERANDS:]):
+        result[_OPERANDS + i] = gradient
     return tuple(result)
 
 

@@ -57,12 +57,6 @@ std::int64_t int64_of(PyObject* object) {
   return value;
 }
 
-bool truth(nb::handle object) {
-  const int value = PyObject_IsTrue(object.ptr());
-  if (value < 0) throw nb::python_error();
-  return value != 0;
-}
-
 // What reading a torch tensor needs; empty until torch is in use. Never destroyed: it may outlive the interpreter.
 struct Torch {
   nb::object type;
@@ -107,6 +101,12 @@ const char* runs_on() {
 }
 
 }  // namespace
+
+bool truth(nb::handle object) {
+  const int value = PyObject_IsTrue(object.ptr());
+  if (value < 0) throw nb::python_error();
+  return value != 0;
+}
 
 void use_torch(nb::type_object tensor_type, nb::dict dtypes, nb::callable allocate) {
   Torch& torch = Torch::get();
@@ -274,48 +274,6 @@ TensorView Arguments::view_of_array(nb::handle object, const char* name, bool wr
   }
   held_.push_back(std::move(array));
   return view;
-}
-
-AttentionOptions Arguments::options(const nb::tuple& items, const char* seqused_k_name) {
-  if (items.size() != 29) throw Error("[heddle] the options must be a tuple of 29 items");
-  const auto item = [&](int i) { return nb::handle(NB_TUPLE_GET_ITEM(items.ptr(), i)); };
-  AttentionOptions out;
-  out.alibi_slopes = read(item(0), "alibi_slopes");
-  out.bias = read(item(1), "bias");
-  out.mask = read(item(2), "mask");
-  out.sink = read(item(3), "sink");
-  out.cu_seqlens_q = read(item(4), "cu_seqlens_q");
-  out.cu_seqlens_k = read(item(5), "cu_seqlens_k");
-  out.seqused_q = read(item(6), "seqused_q");
-  out.seqused_k = read(item(7), seqused_k_name);
-  out.page_table = read(item(8), "page_table");
-  out.cache_batch_idx = read(item(9), "cache_batch_idx");
-  out.cache_leftpad = read(item(10), "cache_leftpad");
-  out.draft_mask = read(item(11), "draft_mask");
-  out.q_scale = read(item(12), "q_scale");
-  out.k_scale = read(item(13), "k_scale");
-  out.v_scale = read(item(14), "v_scale");
-  if (!item(15).is_none()) out.scale = static_cast<float>(number(item(15), "scale"));
-  out.causal = static_cast<Causal>(integer(item(16), "causal"));
-  out.window_left = integer(item(17), "window's left side");
-  out.window_right = integer(item(18), "window's right side");
-  out.softcap = static_cast<float>(number(item(19), "softcap"));
-  out.dropout.p = static_cast<float>(number(item(20), "dropout_p"));
-  // The library would say dropout.p, as its own options have it.
-  if (!(out.dropout.p >= 0 && out.dropout.p < 1))
-    refuse("dropout_p", text("is ", out.dropout.p, ": it must be in [0, 1)"));
-  if (!item(21).is_none()) {
-    out.dropout.seed = PyLong_AsUnsignedLongLongMask(item(21).ptr());
-    if (PyErr_Occurred()) refuse_kind(item(21), "dropout_seed", "an integer");
-  }
-  out.max_seqlen_q = integer(item(22), "max_seqlen_q");
-  out.max_seqlen_k = integer(item(23), "max_seqlen_k");
-  out.batch_invariant = truth(item(24));
-  out.deterministic = truth(item(25));
-  out.precision = static_cast<Precision>(integer(item(26), "precision"));
-  out.method = string(item(27), "method");
-  out.force = string(item(28), "force");
-  return out;
 }
 
 Workspace Scratch::get(std::size_t bytes) {

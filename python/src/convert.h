@@ -36,9 +36,16 @@ class Arguments {
   // As read(), and refuses read-only arrays.
   TensorView write(nb::handle object, const char* name) { return view(object, name, true); }
 
-  // From the options tuple; heddle._options.pack() says what its items are.
+  // From the options tuple; options.h has its items.
   // seqused_k_name: what the caller calls the lengths of k.
   AttentionOptions options(const nb::tuple& items, const char* seqused_k_name = "seqused_k");
+
+  // Other values, and what is said of those that are something else.
+  double number(nb::handle object, const char* name) const;
+  std::int64_t integer(nb::handle object, const char* name) const;
+  const char* string(nb::handle object, const char* name) const;
+  [[noreturn]] void refuse(const char* name, const std::string& what) const;
+  [[noreturn]] void refuse_kind(nb::handle object, const char* name, const char* kind) const;
 
   // The one that all tensors on a GPU are on; -1: none was read.
   std::int64_t gpu() const { return gpu_; }
@@ -52,11 +59,6 @@ class Arguments {
   Device device_of_torch(nb::handle tensor, const char* name);
   TensorView view_of(nb::handle data, nb::handle dtype, nb::handle shape, nb::handle stride, const char* name) const;
   TensorView view_of_array(nb::handle object, const char* name, bool writable);
-  double number(nb::handle object, const char* name) const;
-  std::int64_t integer(nb::handle object, const char* name) const;
-  const char* string(nb::handle object, const char* name) const;
-  [[noreturn]] void refuse(const char* name, const std::string& what) const;
-  [[noreturn]] void refuse_kind(nb::handle object, const char* name, const char* kind) const;
 
   const char* operation_;
   Devices devices_;
@@ -99,6 +101,10 @@ class DeviceScratch {
 // allocate(bytes) gives a tensor in the current GPU's memory.
 void use_torch(nb::type_object tensor_type, nb::dict dtypes, nb::callable allocate);
 
+// As Python's bool().
+bool truth(nb::handle object);
+
+void bind_options(nb::module_& module);
 void bind_runtime(nb::module_& module);
 void bind_attention(nb::module_& module);
 void bind_kv_cache(nb::module_& module);

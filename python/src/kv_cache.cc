@@ -3,6 +3,7 @@
 #include "convert.h"
 #include "heddle/attention.h"
 #include "ops/attention.h"
+#include "options.h"
 
 namespace heddle::python {
 namespace {
@@ -54,7 +55,6 @@ void attend(nb::handle q, nb::handle k_new, nb::handle v_new, nb::handle k_cache
             nb::handle lse, nb::handle cos, nb::handle sin, bool interleaved, const nb::tuple& items,
             std::uintptr_t stream) {
   constexpr IndexName kLengthsName = IndexName::seqlens;
-  constexpr std::size_t kKScale = 13, kVScale = 14;  // of the items, as heddle._options.pack() has them
   Arguments arguments("attention_with_kv_cache", Arguments::Devices::any);
   const TensorView q_view = arguments.read(q, "q");
   const TensorView k_view = arguments.read(k_new, "k_new"), v_view = arguments.read(v_new, "v_new");
@@ -63,8 +63,8 @@ void attend(nb::handle q, nb::handle k_new, nb::handle v_new, nb::handle k_cache
   const TensorView o_view = arguments.write(o, "o"), lse_view = arguments.write(lse, "lse");
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
   AttentionOptions options = arguments.options(items, name_of(kLengthsName));
-  options.k_scale = cache_scale(arguments, items[kKScale], "k_scale");
-  options.v_scale = cache_scale(arguments, items[kVScale], "v_scale");
+  options.k_scale = cache_scale(arguments, items[option_index("k_scale")], "k_scale");
+  options.v_scale = cache_scale(arguments, items[option_index("v_scale")], "v_scale");
   Scratch scratch;
   DeviceScratch device_scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;

@@ -2,6 +2,7 @@
 #include "convert.h"
 
 NB_MODULE(_heddle, module) {
+  heddle::python::bind_options(module);
   heddle::python::bind_runtime(module);
   heddle::python::bind_attention(module);
   heddle::python::bind_kv_cache(module);

@@ -1,0 +1,88 @@
+// The options tuple of attention: what heddle._options.OPTIONS lists, item by item.
+#pragma once
+
+#include <array>
+#include <string_view>
+#include <type_traits>
+
+#include "convert.h"
+#include "core/check.h"
+
+namespace heddle::python {
+
+// One item: its name, how errors call it, and how it gets into the library's options.
+struct OptionItem {
+  const char* name;
+  const char* words;
+  void (*take)(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out);
+
+  constexpr OptionItem(const char* name, decltype(take) take, const char* words = nullptr)
+      : name(name), words(words != nullptr ? words : name), take(take) {}
+};
+
+template <auto kMember>
+void take_array(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out) {
+  out.*kMember = arguments.read(item, words);
+}
+// Also of an enumeration, whose values Python has as numbers.
+template <auto kMember>
+void take_integer(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out) {
+  auto& member = out.*kMember;
+  member = static_cast<std::remove_reference_t<decltype(member)>>(arguments.integer(item, words));
+}
+template <auto kMember>
+void take_number(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out) {
+  out.*kMember = static_cast<float>(arguments.number(item, words));
+}
+template <auto kMember>
+void take_truth(Arguments&, nb::handle item, const char*, AttentionOptions& out) {
+  out.*kMember = truth(item);
+}
+template <auto kMember>
+void take_text(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out) {
+  out.*kMember = arguments.string(item, words);
+}
+void take_scale(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out);
+void take_dropout_p(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out);
+void take_dropout_seed(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out);
+
+inline constexpr std::array kOptionItems{
+    OptionItem("alibi_slopes", take_array<&AttentionOptions::alibi_slopes>),
+    OptionItem("bias", take_array<&AttentionOptions::bias>),
+    OptionItem("mask", take_array<&AttentionOptions::mask>),
+    OptionItem("sink", take_array<&AttentionOptions::sink>),
+    OptionItem("cu_seqlens_q", take_array<&AttentionOptions::cu_seqlens_q>),
+    OptionItem("cu_seqlens_k", take_array<&AttentionOptions::cu_seqlens_k>),
+    OptionItem("seqused_q", take_array<&AttentionOptions::seqused_q>),
+    OptionItem("seqused_k", take_array<&AttentionOptions::seqused_k>),
+    OptionItem("page_table", take_array<&AttentionOptions::page_table>),
+    OptionItem("cache_batch_idx", take_array<&AttentionOptions::cache_batch_idx>),
+    OptionItem("cache_leftpad", take_array<&AttentionOptions::cache_leftpad>),
+    OptionItem("draft_mask", take_array<&AttentionOptions::draft_mask>),
+    OptionItem("q_scale", take_array<&AttentionOptions::q_scale>),
+    OptionItem("k_scale", take_array<&AttentionOptions::k_scale>),
+    OptionItem("v_scale", take_array<&AttentionOptions::v_scale>),
+    OptionItem("scale", take_scale),
+    OptionItem("causal", take_integer<&AttentionOptions::causal>),
+    OptionItem("window_left", take_integer<&AttentionOptions::window_left>, "window's left side"),
+    OptionItem("window_right", take_integer<&AttentionOptions::window_right>, "window's right side"),
+    OptionItem("softcap", take_number<&AttentionOptions::softcap>),
+    OptionItem("dropout_p", take_dropout_p),
+    OptionItem("dropout_seed", take_dropout_seed),
+    OptionItem("max_seqlen_q", take_integer<&AttentionOptions::max_seqlen_q>),
+    OptionItem("max_seqlen_k", take_integer<&AttentionOptions::max_seqlen_k>),
+    OptionItem("batch_invariant", take_truth<&AttentionOptions::batch_invariant>),
+    OptionItem("deterministic", take_truth<&AttentionOptions::deterministic>),
+    OptionItem("precision", take_integer<&AttentionOptions::precision>),
+    OptionItem("method", take_text<&AttentionOptions::method>),
+    OptionItem("force", take_text<&AttentionOptions::force>),
+};
+
+// Where the item of this name lies in the tuple.
+consteval std::size_t option_index(std::string_view name) {
+  std::size_t index = 0;
+  while (kOptionItems.at(index).name != name) ++index;
+  return index;
+}
+
+}  // namespace heddle::python

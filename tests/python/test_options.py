@@ -1,0 +1,101 @@
+"""The one table of attention's options, and what is written out beside it for speed."""
+
+import inspect
+
+import heddle
+import numpy as np
+import pytest
+import torch
+from heddle import _options, functional
+from heddle._options import INDEX, OPTIONS, WITH_GRADIENT, pack
+
+#: A value of each argument of heddle.attention that is not its default, and what comes of it, item by item.
+GIVEN = {
+    "scale": (0.5, {"scale": 0.5}),
+    "causal": ("bottom_right", {"causal": 2}),
+    "window": ((3, None), {"window_left": 3, "window_right": -1}),
+    "softcap": (30.0, {"softcap": 30.0}),
+    "dropout_p": (0.25, {"dropout_p": 0.25}),
+    "dropout_seed": (7, {"dropout_seed": 7}),
+    "max_seqlen_q": (11, {"max_seqlen_q": 11}),
+    "max_seqlen_k": (12, {"max_seqlen_k": 12}),
+    "batch_invariant": (True, {"batch_invariant": True}),
+    "deterministic": (True, {"deterministic": True}),
+    "precision": ("tf32", {"precision": 1}),
+    "method": ("flash", {"method": "flash"}),
+    "force": ("cpu", {"force": "cpu"}),
+} | {name: (marker, {name: marker}) for name in _options.ARRAY_NAMES for marker in [np.zeros(1)]}
+
+DEFAULTS = tuple(option.default for option in OPTIONS)
+
+
+def items_of(**arguments):
+    """The tuple that heddle.attention makes of its arguments."""
+    seen = []
+    q = np.zeros((1, 1, 1, 4), np.float32)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(functional._arrays, "attention", lambda q, k, v, items, return_lse: seen.append(items))
+        heddle.attention(q, q, q, **arguments)
+    return seen[0]
+
+
+def test_every_argument_is_given_here():
+    keywords = [p.name for p in inspect.signature(heddle.attention).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    assert sorted(keywords) == sorted([*GIVEN, "return_lse"])
+
+
+@pytest.mark.parametrize("make", [items_of, pack])
+def test_without_arguments_come_the_defaults(make):
+    assert make() == DEFAULTS
+
+
+@pytest.mark.parametrize("make", [items_of, pack])
+@pytest.mark.parametrize("name", GIVEN)
+def test_an_argument_changes_its_items_alone(make, name):
+    value, expected = GIVEN[name]
+    found = make(**{name: value})
+    assert len(found) == len(OPTIONS)
+    for option, item, default in zip(OPTIONS, found, DEFAULTS):
+        wanted = expected.get(option.name, default)
+        assert item is wanted or item == wanted, option.name
+
+
+def test_pack_refuses_what_is_no_option():
+    with pytest.raises(TypeError, match="no option colour, sie"):
+        pack(sie=1, colour=2)
+
+
+def test_sdpa_writes_the_same_tuple():
+    from heddle import _torch_sdpa
+
+    bias, mask = torch.zeros(1), torch.ones(1, dtype=torch.bool)
+    found = _torch_sdpa._options(bias, mask, 0.5, 1, 0.25)
+    assert found == pack(bias=bias, mask=mask, scale=0.5, causal="top_left", dropout_p=0.25)
+
+
+@pytest.mark.parametrize("operator, operands", [("attention_forward", 3), ("attention_backward", 8), ("attention_with_kv_cache", 8), ("attention_over_int4_cache", 6)])
+def test_operators_take_them_in_that_order(operator, operands):
+    arguments = getattr(torch.ops.heddle, operator).default._schema.arguments
+    assert tuple(a.name for a in arguments[operands:]) == tuple(INDEX)
+    for argument, option in zip(arguments[operands:], OPTIONS):
+        kind = {"Tensor?": "Optional[Tensor]", "float?": "Optional[float]", "SymInt": "int"}.get(option.schema, option.schema)
+        assert str(argument.type) == kind, option.name
+
+
+def test_options_with_gradients_are_differentiable():
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 3, 2, 4) for _ in range(3))
+    given = {"bias": torch.randn(1, 2, 3, 3), "sink": torch.randn(2)}
+    assert [OPTIONS[i].name for i in WITH_GRADIENT] == list(given)
+    for name, value in given.items():
+        value.requires_grad_(True)
+        out = torch.ops.heddle.attention_forward.default(q, k, v, *pack(**{name: value}))[0]
+        assert torch.autograd.grad(out.sum(), value)[0].shape == value.shape
+
+
+def test_a_native_module_with_other_options_is_refused():
+    _options.check_names(tuple(INDEX))
+    with pytest.raises(ImportError, match="their options differ, 'seed' and 'alibi_slopes'"):
+        _options.check_names(("seed", *INDEX))
+    with pytest.raises(ImportError, match="their options differ, 28 and 29"):
+        _options.check_names(tuple(INDEX)[:-1])
