@@ -25,7 +25,9 @@ bench: ## benchmarks against torch and OpenBLAS; never part of the tests
 bench-gpu: ## benchmarks on a GPU against what torch brings, and FlashAttention-3 where it can be imported; SHARD=i/n runs a part
 	scripts/bench_gpu.sh
 
-format: ## clang-format over the C++ and CUDA sources
+format: ## clang-format over the C++ and CUDA sources, ruff over Python's
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
 	git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format -i
 
 setup: ## install what the others need

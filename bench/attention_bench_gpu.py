@@ -182,13 +182,18 @@ def measure(name, make) -> dict:
 def show(row):
     """One line: rates in the row's unit (calls: microseconds), what the machine reaches, and the ratio to the best rival."""
     if "wrong" in row:
-        return print(f"{row['name']:34} WRONG: {row['wrong']}", flush=True)
+        print(f"{row['name']:34} WRONG: {row['wrong']}", flush=True)
+        return
     calls = row["unit"] == "calls/s"
     digits = 1 if calls else 2 if row["unit"] == "TB/s" else 0
     rates = "  ".join(f"{name} {1e6 / rate if calls else rate:6.{digits}f}" for name, rate in row["rates"].items())
     if row["unit"] == "TB/s":
         rates += f"  ({1e3 * statistics.median(row['milliseconds']['heddle']):.1f} us)"
-    beside = "".join(f"  {label} {row[key]:.{n}f}" for key, label, n in (("gemm_tflops", "gemm", 0), ("copy_tbs", "copy", 2)) if key in row)
+    beside = "".join(
+        f"  {label} {row[key]:.{n}f}"
+        for key, label, n in (("gemm_tflops", "gemm", 0), ("copy_tbs", "copy", 2))
+        if key in row
+    )
     ratio = f"{row['ratio']:.2f} of {row['rival']}" if "ratio" in row else ""
     missing = f"  without {', '.join(row['absent'])}" if row["absent"] else ""
     print(f"{row['name']:34} {rates} {'us' if calls else row['unit']}{beside}  {ratio}{missing}", flush=True)
@@ -208,7 +213,9 @@ def summary(results):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--filter", default="", help="only rows whose name contains this; a|b: those with a, then those with b")
+    parser.add_argument(
+        "--filter", default="", help="only rows whose name contains this; a|b: those with a, then those with b"
+    )
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts, i from 0")
     parser.add_argument("--out", type=pathlib.Path, help="the results file (default: bench/results/<gpu>.json)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no row is begun after so many")

@@ -91,8 +91,9 @@ def packed(shape, dtype):
 
     # The comparison of results needs one layout; its cost stays out of the timing.
     calls = {
-        "heddle": lambda: heddle.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest,
-                                           max_seqlen_k=longest),  # fmt: skip
+        "heddle": lambda: heddle.attention(
+            q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest, max_seqlen_k=longest
+        ),  # fmt: skip
         "torch padded": lambda: F.scaled_dot_product_attention(pq, pk, pv, attn_mask=mask),
         "torch one by one": lambda: [F.scaled_dot_product_attention(*d) for d in documents],
     }

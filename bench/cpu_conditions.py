@@ -60,7 +60,7 @@ def simd_class(target: str, flags: str, held: bool) -> str:
 
 
 def file_name(kind: str, model: str, simd: str, held: bool) -> str:
-    """"cpu-amd-epyc-avx512_bf16.json"; "cpu-amd-epyc-held-to-avx2.json" where a wider processor was held to it."""
+    """ "cpu-amd-epyc-avx512_bf16.json"; "cpu-amd-epyc-held-to-avx2.json" where a wider processor was held to it."""
     words = re.sub(r"[^a-z0-9]+", "-", model.lower()).strip("-")
     return f"{kind}-{words}-{'held-to-' if held else ''}{simd}.json"
 
@@ -69,7 +69,9 @@ def conditions(threads: int) -> dict:
     import heddle
     import torch
 
-    flags = next((line for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    flags = next(
+        (line for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), ""
+    )
     held = HELD in os.environ
     here = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

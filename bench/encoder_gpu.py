@@ -42,7 +42,13 @@ def prepare(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(weights, folder / "model.safetensors")
     shutil.copy(source / "config.json", folder)
-    np.savez(folder / "text.npz", token_ids=packed.token_ids, cu_seqlens=packed.cu_seqlens, exact=exact, about=json.dumps(about))
+    np.savez(
+        folder / "text.npz",
+        token_ids=packed.token_ids,
+        cu_seqlens=packed.cu_seqlens,
+        exact=exact,
+        about=json.dumps(about),
+    )
     print(f"{len(packed)} pieces, {packed.cu_seqlens[-1]} tokens in {folder}")
 
 
@@ -75,12 +81,13 @@ def main() -> None:
     if chosen.what == "prepare":
         if chosen.folder is None:
             parser.error("prepare needs a folder")
-        return prepare(chosen.folder)
-    if chosen.folder is not None:
-        return run(chosen.folder, chosen.out)
-    with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder))
-        run(Path(folder), chosen.out)
+        prepare(chosen.folder)
+    elif chosen.folder is not None:
+        run(chosen.folder, chosen.out)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            prepare(Path(folder))
+            run(Path(folder), chosen.out)
 
 
 if __name__ == "__main__":

@@ -105,7 +105,9 @@ def documents(total, heads, kv_heads, size, causal):
         **peers.fa3_packed(*leaves, starts, longest, causal),
         "fa2": peers.fa2_packed(*leaves, starts, longest, causal),
     }
-    return backward_row(forwards, leaves, 4e-12 * heads * size * sum(n * n for n in lengths) / (2 if causal else 1), **mine)
+    return backward_row(
+        forwards, leaves, 4e-12 * heads * size * sum(n * n for n in lengths) / (2 if causal else 1), **mine
+    )
 
 
 def deterministic(batch, length, heads, kv_heads, size):
@@ -139,7 +141,9 @@ def python_call(length):
     """What a Python user waits for forward and backward of a short call, launches included: drop-in for drop-in."""
     leaves = [x.transpose(1, 2).contiguous().detach().requires_grad_() for x in tensors(1, length, 4, 4, 64)]
     forwards = {"heddle": lambda: heddle.sdpa(*leaves)}
-    forwards |= {name: peers.Chosen(name, lambda: functional.scaled_dot_product_attention(*leaves)) for name in ("cudnn", "fa2")}
+    forwards |= {
+        name: peers.Chosen(name, lambda: functional.scaled_dot_product_attention(*leaves)) for name in ("cudnn", "fa2")
+    }
     made = each(forwards, lambda forward: both(forward, leaves))
     rows = [x.detach().transpose(1, 2) for x in leaves]
     kernels = [sources.attention(chosen(*rows, backward=backward), backward) for backward in (False, True)]
@@ -157,7 +161,9 @@ def memory(length, heads=8, size=64):
         "math": peers.sdpa(*leaves, "math", is_causal=True),
     }
     made = each(forwards, lambda forward: both(forward, leaves))
-    return Row(work=1, unit="MiB", how="memory", **made, **served(chosen(*leaves, backward=True, **mine), backward=True))
+    return Row(
+        work=1, unit="MiB", how="memory", **made, **served(chosen(*leaves, backward=True, **mine), backward=True)
+    )
 
 
 def equal_heads(force=None):

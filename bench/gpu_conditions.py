@@ -35,7 +35,9 @@ def now() -> str:
 @functools.cache
 def query(fields: str) -> str:
     """What nvidia-smi says of the first GPU."""
-    out = subprocess.run(["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True, check=True
+    )
     return out.stdout.strip().split("\n")[0]
 
 

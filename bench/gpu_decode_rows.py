@@ -34,7 +34,10 @@ def decode(batch, heads, kv_heads, length, cache=torch.bfloat16, rows=1, force=N
     inputs, each = queries_and_caches(batch, heads, kv_heads, length, size, cache, rows)
     scaled = {}
     if scales == "key":
-        scaled = {n: torch.rand(batch, kv_heads, length, device="cuda").add_(0.5).transpose(1, 2) for n in ("k_scale", "v_scale")}
+        scaled = {
+            n: torch.rand(batch, kv_heads, length, device="cuda").add_(0.5).transpose(1, 2)
+            for n in ("k_scale", "v_scale")
+        }
     mine = {"causal": "bottom_right", "force": force, **scaled}
     calls = {"heddle": lambda n=0: heddle.attention(*inputs[n % len(inputs)], **mine)}
     if cache == torch.bfloat16:
@@ -58,9 +61,13 @@ def paged(batch, heads, kv_heads, length, page, size=128):
 
     def reference():
         q, k, v = in_pages[0]
-        return sampled(Attention(q, *(x[order.long()].reshape(batch, length, kv_heads, size) for x in (k, v)), causal=True))
+        return sampled(
+            Attention(q, *(x[order.long()].reshape(batch, length, kv_heads, size) for x in (k, v)), causal=True)
+        )
 
-    return Row(calls, 1e-12 * each, "TB/s", "graph", len(inputs), LIMIT, reference, **served(chosen(*in_pages[0], **mine)))
+    return Row(
+        calls, 1e-12 * each, "TB/s", "graph", len(inputs), LIMIT, reference, **served(chosen(*in_pages[0], **mine))
+    )
 
 
 def decode_int4(batch, heads, kv_heads, length, size=128):

@@ -20,7 +20,11 @@ LIMIT, E4M3_LIMIT = 0.02, 0.04  # e4m3 rounds each element of x by up to a sixte
 
 
 def drawn(n, k, dtype=torch.float32):
-    return torch.randn(n, k, device="cuda", generator=torch.Generator(device="cuda").manual_seed(1)).mul_(k**-0.5).to(dtype)
+    return (
+        torch.randn(n, k, device="cuda", generator=torch.Generator(device="cuda").manual_seed(1))
+        .mul_(k**-0.5)
+        .to(dtype)
+    )
 
 
 def served(x, weights, also=(), **options):
@@ -36,7 +40,9 @@ def weights(n, k, format, fp8_x):
     packed = heddle.lowbit.pack(quantized, device="cuda", fp8_x=fp8_x)
     plain = quantized.dequantize(torch.bfloat16)
     turns = max(2, copies(packed.nbytes))
-    of_packed = [heddle.lowbit.PackedTensor(format, (n, k), False, packed.data.clone(), packed.order) for _ in range(turns)]
+    of_packed = [
+        heddle.lowbit.PackedTensor(format, (n, k), False, packed.data.clone(), packed.order) for _ in range(turns)
+    ]
     rivals = {}
     if format == "int4_g128":
         rivals["int4pack"] = peers.int4pack(quantized, turns)
@@ -71,6 +77,9 @@ def rows():
             name = "w4a16 nvfp4" if format == "nvfp4" else format
             out |= {f"linear {name} {n}x{k} M{m}": functools.partial(linear, n, k, m, format) for m in ROWS_OF_X}
         for format in E4M3_X:
-            out |= {f"linear w4a8 {format} {n}x{k} M{m}": functools.partial(linear, n, k, m, format, True) for m in ROWS_OF_X}
+            out |= {
+                f"linear w4a8 {format} {n}x{k} M{m}": functools.partial(linear, n, k, m, format, True)
+                for m in ROWS_OF_X
+            }
     out["linear python 4096x4096 M1"] = functools.partial(python_call, 4096, 4096, 1)
     return out

@@ -37,7 +37,9 @@ def rows_of(matrix, count):
     """The first rows of a quantised matrix, on the CPU."""
     cut = lambda x: None if x is None else x[:count].cpu()
     shared = None if matrix.global_scale is None else matrix.global_scale.cpu()
-    return lowbit.QuantizedTensor(matrix.format, (count, matrix.shape[1]), cut(matrix.codes), cut(matrix.scales), cut(matrix.zeros), shared)
+    return lowbit.QuantizedTensor(
+        matrix.format, (count, matrix.shape[1]), cut(matrix.codes), cut(matrix.scales), cut(matrix.zeros), shared
+    )
 
 
 def decode(n, k, format):
@@ -78,7 +80,13 @@ def gradient(n, k, m, keep):
     dy = random(m, n)
     outputs = {"heddle": lowbit.linear(x, weights), "cublas": functional.linear(x, plain)}
     call = lambda name: lambda: torch.autograd.grad(outputs[name], x, dy, retain_graph=True)[0]
-    return Row({name: call(name) for name in outputs}, 2e-12 * m * n * k, "TFLOP/s", kernel="cublaslt", sources=sources.linear("cublaslt"))
+    return Row(
+        {name: call(name) for name in outputs},
+        2e-12 * m * n * k,
+        "TFLOP/s",
+        kernel="cublaslt",
+        sources=sources.linear("cublaslt"),
+    )
 
 
 def rows():
@@ -93,10 +101,18 @@ def rows():
             out[f"linear w8a8 int8 {n}x{k} M{m}"] = functools.partial(forward, n, k, m, "int8_row", "matrix")
             out[f"linear w8a8 fp8 {n}x{k} M{m}"] = functools.partial(forward, n, k, m, "fp8_row", "matrix8")
         for keep in (True, False):
-            out[f"linear dx nvfp4 {n}x{k} M4096{' kept' if keep else ''}"] = functools.partial(gradient, n, k, 4096, keep)
+            out[f"linear dx nvfp4 {n}x{k} M4096{' kept' if keep else ''}"] = functools.partial(
+                gradient, n, k, 4096, keep
+            )
     for format in FORMATS[1:]:
         out[f"encode {format} 8192x8192"] = functools.partial(encode, 8192, 8192, format)
         out[f"decode {format} 8192x8192"] = functools.partial(decode, 8192, 8192, format)
-    for format, rule in (("nvfp4", "four_six"), ("nvfp4", "mse"), ("nf4", "mse"), ("int4_g128", "mse"), ("int8_row", "mse")):
+    for format, rule in (
+        ("nvfp4", "four_six"),
+        ("nvfp4", "mse"),
+        ("nf4", "mse"),
+        ("int4_g128", "mse"),
+        ("int8_row", "mse"),
+    ):
         out[f"encode {format} {rule} 8192x8192"] = functools.partial(encode, 8192, 8192, format, rule)
     return out

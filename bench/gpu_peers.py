@@ -48,7 +48,9 @@ def sdpa(q, k, v, backend: str, tf32: bool = False, **options) -> Chosen:
 def fa2_packed(q, k, v, starts, longest, causal, window=(-1, -1)) -> Callable:
     """FlashAttention-2 over packed sequences, [total, H, D]."""
     sides = {f"window_size_{side}": extent for side, extent in zip(("left", "right"), window) if extent >= 0}
-    return lambda: torch.ops.aten._flash_attention_forward(q, k, v, starts, starts, longest, longest, 0.0, causal, False, **sides)[0]
+    return lambda: torch.ops.aten._flash_attention_forward(
+        q, k, v, starts, starts, longest, longest, 0.0, causal, False, **sides
+    )[0]
 
 
 @functools.cache
@@ -67,7 +69,11 @@ def _there(module: str) -> bool:
 def absent() -> dict[str, str]:
     """contender -> why it is not in this run."""
     modules = {"fa3": "flash_attn_interface", "bitsandbytes": "bitsandbytes"}
-    return {name: f"{module} cannot be imported: {str(_imported(module)).splitlines()[0][:200]}" for name, module in modules.items() if not _there(module)}
+    return {
+        name: f"{module} cannot be imported: {str(_imported(module)).splitlines()[0][:200]}"
+        for name, module in modules.items()
+        if not _there(module)
+    }
 
 
 def contenders() -> list[str]:

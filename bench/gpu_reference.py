@@ -15,7 +15,14 @@ import torch
 def places(batch: int, length: int, heads: int, count: int = 12) -> list[tuple[int, int, int]]:
     """Rows (b, i, h) spread over a call: its first and last, and others between."""
     last = max(count - 1, 1)
-    return [((batch - 1) * n // last, (length - 1) * (n * 5 % (last + 1)) // last, (heads - 1) * (n * 7 % (last + 1)) // last) for n in range(count)]
+    return [
+        (
+            (batch - 1) * n // last,
+            (length - 1) * (n * 5 % (last + 1)) // last,
+            (heads - 1) * (n * 7 % (last + 1)) // last,
+        )
+        for n in range(count)
+    ]
 
 
 @dataclasses.dataclass

@@ -105,7 +105,13 @@ def spread_lengths(total):
 
 
 def packed_options(starts, longest, causal):
-    return {"causal": direction(causal), "cu_seqlens_q": starts, "cu_seqlens_k": starts, "max_seqlen_q": longest, "max_seqlen_k": longest}
+    return {
+        "causal": direction(causal),
+        "cu_seqlens_q": starts,
+        "cu_seqlens_k": starts,
+        "max_seqlen_q": longest,
+        "max_seqlen_k": longest,
+    }
 
 
 def documents(total, heads, kv_heads, size, causal):
@@ -114,13 +120,26 @@ def documents(total, heads, kv_heads, size, causal):
     q, k, v = (x[0] for x in operands(1, total, heads, kv_heads, size))
     mine = packed_options(starts, longest, causal)
     calls = {"heddle": lambda: heddle.attention(q, k, v, **mine)}
-    calls |= peers.fa3_packed(q, k, v, starts, longest, causal) | {"fa2": peers.fa2_packed(q, k, v, starts, longest, causal)}
+    calls |= peers.fa3_packed(q, k, v, starts, longest, causal) | {
+        "fa2": peers.fa2_packed(q, k, v, starts, longest, causal)
+    }
     work = 4e-12 * heads * size * sum(n * n for n in lengths) / (2 if causal else 1)
     reference = lambda: sampled_documents(q, k, v, starts.tolist(), causal)  # noqa: E731
     return Row(calls, work, reference=reference, **served(chosen(q, k, v, **mine)))
 
 
-OPTIONS = ("softcap", "alibi", "bias", "shared_bias", "key_bias", "mask", "key_mask", "padding", "shared_bias_key_mask", "sink")
+OPTIONS = (
+    "softcap",
+    "alibi",
+    "bias",
+    "shared_bias",
+    "key_bias",
+    "mask",
+    "key_mask",
+    "padding",
+    "shared_bias_key_mask",
+    "sink",
+)
 
 
 def option(name, size, length=8192, batch=2):
@@ -143,7 +162,9 @@ def option(name, size, length=8192, batch=2):
     mine = made[name]()
     calls = {"heddle": lambda: heddle.attention(q, k, v, **mine)}
     reference = lambda: sampled(Attention(q, k, v, **mine))  # noqa: E731
-    return Row(calls, forward_work(batch, heads, length, size, False), reference=reference, **served(chosen(q, k, v, **mine)))
+    return Row(
+        calls, forward_work(batch, heads, length, size, False), reference=reference, **served(chosen(q, k, v, **mine))
+    )
 
 
 def narrow(batch, length, heads, size, causal, scaling):
@@ -208,7 +229,14 @@ def half(length, batch=1, heads=8, size=64):
         "tf32": lambda: heddle.attention(*wide, precision="tf32"),
     }
     reference = lambda: sampled(Attention(q, k, v))  # noqa: E731
-    return Row(calls, 1, "calls/s", "graph", reference=reference, **served(chosen(q, k, v), also=sources.attention(chosen(*wide))))
+    return Row(
+        calls,
+        1,
+        "calls/s",
+        "graph",
+        reference=reference,
+        **served(chosen(q, k, v), also=sources.attention(chosen(*wide))),
+    )
 
 
 def short(length, how):
@@ -222,7 +250,9 @@ def short(length, how):
 def lengths_rows(prefix, sizes, lengths, make):
     """f"{prefix} D{size} {mask} S{length}" -> maker, make(batch, length, heads, size, causal)."""
     return {
-        f"{prefix} D{size} {mask} S{length}": functools.partial(make, 16384 // length, length, HEADS[size], size, causal)
+        f"{prefix} D{size} {mask} S{length}": functools.partial(
+            make, 16384 // length, length, HEADS[size], size, causal
+        )
         for size in sizes
         for mask, causal in MASKS.items()
         for length in lengths
@@ -234,7 +264,9 @@ def equal_heads(force=None):
 
 
 def plain_rows():
-    out = lengths_rows("forward", (64, 128, 256), LENGTHS, equal_heads()) | lengths_rows("forward", (96, 192), FEW_LENGTHS, equal_heads())
+    out = lengths_rows("forward", (64, 128, 256), LENGTHS, equal_heads()) | lengths_rows(
+        "forward", (96, 192), FEW_LENGTHS, equal_heads()
+    )
     for length in LENGTHS[3:]:
         out[f"gqa 64/8 D128 causal S{length}"] = functools.partial(batched, 1, length, 64, 8, 128, True)
     out["gqa 32/1 D128 causal S4096"] = functools.partial(batched, 4, 4096, 32, 1, 128, True)
@@ -252,7 +284,9 @@ def rows():
     for size in (64, 128, 256):
         out |= {f"option {name} D{size} S8192": functools.partial(option, name, size) for name in OPTIONS}
     out |= lengths_rows("sm80", (64, 128, 256), (512, 2048, 8192), equal_heads("sm80"))
-    out |= lengths_rows("fp8", (64, 128, 256), LENGTHS[2:], lambda b, n, h, d, causal: narrow(b, n, h, d, causal, "none"))
+    out |= lengths_rows(
+        "fp8", (64, 128, 256), LENGTHS[2:], lambda b, n, h, d, causal: narrow(b, n, h, d, causal, "none")
+    )
     for scaling in ("heads", "tokens"):
         out[f"fp8 D128 none S8192, scales by {scaling}"] = functools.partial(narrow, 2, 8192, 16, 128, False, scaling)
     for mask, causal in MASKS.items():

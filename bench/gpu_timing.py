@@ -112,7 +112,9 @@ def _sample(device, call, count, host_seconds):
         if ahead:
             return begin.elapsed_time(end) / count
         sleep = max(2 * sleep, MARGIN * queued)
-    raise TimingError(f"the host needed {queued:.3g} s to queue {count} calls, however long the GPU slept: the call waits for the GPU")
+    raise TimingError(
+        f"the host needed {queued:.3g} s to queue {count} calls, however long the GPU slept: the call waits for the GPU"
+    )
 
 
 class _Timed:

@@ -54,17 +54,45 @@ def climb(rung, length, causal):
     line = LINE.search(done.stdout)
     if done.returncode != 0 or line is None:
         sys.exit(f"ladder_gpu.py: {rung.name} failed: {done.stdout}{done.stderr}")
-    return {"rung": rung.name, "S": length, "causal": causal, "ms": float(line[3]), "tflops": float(line[4]),
-            "error": float(line[5]), "allowed": float(line[6])}
+    return {
+        "rung": rung.name,
+        "S": length,
+        "causal": causal,
+        "ms": float(line[3]),
+        "tflops": float(line[4]),
+        "error": float(line[5]),
+        "allowed": float(line[6]),
+    }
 
 
 def counters(rung):
     """One launch after the warm-up; the first rung on one sequence, since it is replayed for every group of counters."""
     batch = 1 if rung.name.startswith("1") else TOTAL // LENGTH
     done = subprocess.run(
-        ["ncu", "--clock-control", "none", "--metrics", ",".join(METRICS.values()), "--page", "raw", "--csv", "-k",
-         "regex:" + rung.name.split("_", 1)[1], "-s", "1", "-c", "1", rung, str(LENGTH), "0", str(batch)],
-        capture_output=True, text=True, timeout=120)
+        [
+            "ncu",
+            "--clock-control",
+            "none",
+            "--metrics",
+            ",".join(METRICS.values()),
+            "--page",
+            "raw",
+            "--csv",
+            "-k",
+            "regex:" + rung.name.split("_", 1)[1],
+            "-s",
+            "1",
+            "-c",
+            "1",
+            rung,
+            str(LENGTH),
+            "0",
+            str(batch),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     rows = list(csv.reader(line for line in done.stdout.splitlines() if line.startswith('"')))
     if len(rows) < 3:
         print(f"no counters of {rung.name}: {done.stdout[-400:]}{done.stderr[-400:]}", file=sys.stderr)
@@ -78,8 +106,13 @@ def main():
     parser.add_argument("output", type=pathlib.Path)
     parser.add_argument("--lengths", type=int, nargs="*", default=[LENGTH])
     output = (arguments := parser.parse_args()).output
-    conditions = {"gpu": gpu_conditions.query("name,driver_version"), "date": gpu_conditions.now(), "commit": gpu_conditions.commit(),
-                  "lengths": arguments.lengths, "ncu": shutil.which("ncu") is not None}
+    conditions = {
+        "gpu": gpu_conditions.query("name,driver_version"),
+        "date": gpu_conditions.now(),
+        "commit": gpu_conditions.commit(),
+        "lengths": arguments.lengths,
+        "ncu": shutil.which("ncu") is not None,
+    }
     results = {"conditions": conditions, "sources": sources.digests(sources.LADDER), "rungs": [], "counters": {}}
     found = rungs()
     for length in arguments.lengths:

@@ -35,14 +35,24 @@ def calls_of(format, packed, plain, x):
         calls[f"torch {name}"] = lambda i, d=dtype: torch.nn.functional.linear(x[d], plain[d][i % len(plain[d])])
         calls[f"heddle {name}"] = lambda i, d=dtype: lowbit.linear(x[d], packed[i % len(packed)])
     if format in ("nvfp4", "mxfp4", "e2m1_row", "int8_row") or format.startswith("int4"):
-        calls["heddle bfloat16, int8_x"] = lambda i: lowbit.linear(x[torch.bfloat16], packed[i % len(packed)], int8_x=True)
+        calls["heddle bfloat16, int8_x"] = lambda i: lowbit.linear(
+            x[torch.bfloat16], packed[i % len(packed)], int8_x=True
+        )
     return calls
 
 
 def differences(calls, expected):
     """name of Heddle's call -> relative distance of its output from `expected`, and its limit."""
-    limits = {"heddle float32": 1e-4, "heddle bfloat16": 0.02, "heddle bfloat16, int8_x": 0.03}  # x in 8 bits: 1/254 of a row's largest
-    return {name: [((calls[name](0).float() - expected).norm() / expected.norm()).item(), limit] for name, limit in limits.items() if name in calls}
+    limits = {
+        "heddle float32": 1e-4,
+        "heddle bfloat16": 0.02,
+        "heddle bfloat16, int8_x": 0.03,
+    }  # x in 8 bits: 1/254 of a row's largest
+    return {
+        name: [((calls[name](0).float() - expected).norm() / expected.norm()).item(), limit]
+        for name, limit in limits.items()
+        if name in calls
+    }
 
 
 def timed(calls, seconds):
@@ -69,7 +79,11 @@ def measure(format, rows, quantized, packed, plain, seconds):
     x = torch.randn(rows, EXTENT).to(torch.bfloat16)
     calls = calls_of(format, packed, plain, {dtype: x.to(dtype) for dtype in plain})
     row["differences"] = differences(calls, torch.nn.functional.linear(x.float(), quantized.dequantize()))
-    wrong = [f"{name} differs by {value:.2g}, the limit is {limit}" for name, (value, limit) in row["differences"].items() if not value <= limit]
+    wrong = [
+        f"{name} differs by {value:.2g}, the limit is {limit}"
+        for name, (value, limit) in row["differences"].items()
+        if not value <= limit
+    ]
     if wrong:
         return row | {"wrong": "; ".join(wrong)}
     times = timed(calls, seconds)
@@ -80,7 +94,8 @@ def measure(format, rows, quantized, packed, plain, seconds):
 
 def show(row):
     if "wrong" in row:
-        return print(f"{row['name']}  WRONG: {row['wrong']}", flush=True)
+        print(f"{row['name']}  WRONG: {row['wrong']}", flush=True)
+        return
     for name, found in row["milliseconds"].items():
         print(f"{row['rows']:4} rows  {name:24} {found['least']:8.3f} {found['median']:8.3f}", flush=True)
 

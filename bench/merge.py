@@ -36,7 +36,9 @@ def merged(results: list[dict], names: list[str], shards: bool = False) -> dict:
     for result, name in zip(results, names, strict=True):
         for key in ALIKE:
             if result["conditions"].get(key) != first.get(key):
-                raise Unlike(f"{name}: {key} is {result['conditions'].get(key)!r}, and {first.get(key)!r} in {names[0]}")
+                raise Unlike(
+                    f"{name}: {key} is {result['conditions'].get(key)!r}, and {first.get(key)!r} in {names[0]}"
+                )
     rows, wrong, inputs = {}, {}, []
     for result in results:
         # A file that was merged before brings its inputs along.
@@ -61,7 +63,11 @@ def main():
     parser.add_argument("inputs", type=Path, nargs="+")
     given = parser.parse_args()
     try:
-        result = merged([json.loads(path.read_text(encoding="utf-8")) for path in given.inputs], [path.name for path in given.inputs], given.shards)
+        result = merged(
+            [json.loads(path.read_text(encoding="utf-8")) for path in given.inputs],
+            [path.name for path in given.inputs],
+            given.shards,
+        )
     except Unlike as unlike:
         sys.exit(f"merge.py: {unlike}")
     given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -41,14 +41,34 @@ LINEAR = {
 INT4_CACHE = ("src/cuda/any/int4_cache",)
 LOWBIT_GPU = ("src/cuda/any/lowbit", "src/lowbit")
 PYTHON = ("python/heddle", "python/src")  # of rows that a Python program feels
-ENCODER_GPU = ("src/model", "src/cuda/any/model", "src/cuda/sm90", "src/cuda/sm80", "src/cuda/any/linear", "src/cuda/any/cublaslt")
+ENCODER_GPU = (
+    "src/model",
+    "src/cuda/any/model",
+    "src/cuda/sm90",
+    "src/cuda/sm80",
+    "src/cuda/any/linear",
+    "src/cuda/any/cublaslt",
+)
 LADDER = ("examples/ladder",)
-TRAINING = (*ATTENTION["sm90", False], *ATTENTION["sm90", True], *ATTENTION["sm80", False], *ATTENTION["sm80", True], GPU_COMMON, *PYTHON)
+TRAINING = (
+    *ATTENTION["sm90", False],
+    *ATTENTION["sm90", True],
+    *ATTENTION["sm80", False],
+    *ATTENTION["sm80", True],
+    GPU_COMMON,
+    *PYTHON,
+)
 CPU_ATTENTION = (
     "src/cpu/attention*", "src/cpu/decode*", "src/cpu/gemm-inl.h", "src/cpu/*keys-inl.h", "src/cpu/rows-inl.h", "src/cpu/scores-inl.h",
     "src/cpu/simd-inl.h", "src/cpu/softmax-inl.h", "src/cpu/bias_gradient-inl.h", "src/cpu/plan.h", "src/cpu/targets",
 )  # fmt: skip
-CPU_LINEAR = ("src/cpu/linear*", "src/cpu/lowbit_decode-inl.h", "src/cpu/lowbit_elements-inl.h", "src/cpu/simd-inl.h", "src/cpu/targets")
+CPU_LINEAR = (
+    "src/cpu/linear*",
+    "src/cpu/lowbit_decode-inl.h",
+    "src/cpu/lowbit_elements-inl.h",
+    "src/cpu/simd-inl.h",
+    "src/cpu/targets",
+)
 
 
 def files(root: Path, path: str) -> list[Path]:
@@ -94,7 +114,19 @@ def linear(candidate: str) -> tuple[str, ...]:
 
 def known() -> list[str]:
     """Every path that a row may name."""
-    groups = (*ATTENTION.values(), *LINEAR.values(), INT4_CACHE, LOWBIT_GPU, PYTHON, ENCODER_GPU, LADDER, TRAINING, CPU_ATTENTION, CPU_LINEAR, (GPU_COMMON,))
+    groups = (
+        *ATTENTION.values(),
+        *LINEAR.values(),
+        INT4_CACHE,
+        LOWBIT_GPU,
+        PYTHON,
+        ENCODER_GPU,
+        LADDER,
+        TRAINING,
+        CPU_ATTENTION,
+        CPU_LINEAR,
+        (GPU_COMMON,),
+    )
     return sorted({path for group in groups for path in group})
 
 

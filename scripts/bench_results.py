@@ -51,13 +51,13 @@ def merged(files):
 
 
 def span(values, form):
-    """"12" or "12 to 34"."""
+    """ "12" or "12 to 34"."""
     low, high = form.format(min(values)), form.format(max(values))
     return low if low == high else f"{low} to {high}"
 
 
 def said(count, words):
-    """"1 row", "3 rows"."""
+    """ "1 row", "3 rows"."""
     return f"{count} {words}{'' if count == 1 else 's'}"
 
 

@@ -25,10 +25,26 @@ NO_BARRIER = 7
 
 # (kernel's folder, loads, why they may be under way at an arrive)
 KNOWN = [
-    ("attention_fwd", r"LDS R", "words of the schedule, which a warp stores anew when every reading thread has arrived at work_free"),
-    ("attention_fwd_fp8", r"LDS R", "the same, and scales by token, which warps store anew when every reading thread has arrived at v_free"),
-    ("attention_decode", r"LDS R", "factors of rows, which the query warps store anew when every reading thread has arrived at q_free"),
-    ("attention_bwd", r"LDS\.128", "P from one warpgroup's registers to the other's: stored anew when every reading thread has arrived at p_free"),
+    (
+        "attention_fwd",
+        r"LDS R",
+        "words of the schedule, which a warp stores anew when every reading thread has arrived at work_free",
+    ),
+    (
+        "attention_fwd_fp8",
+        r"LDS R",
+        "the same, and scales by token, which warps store anew when every reading thread has arrived at v_free",
+    ),
+    (
+        "attention_decode",
+        r"LDS R",
+        "factors of rows, which the query warps store anew when every reading thread has arrived at q_free",
+    ),
+    (
+        "attention_bwd",
+        r"LDS\.128",
+        "P from one warpgroup's registers to the other's: stored anew when every reading thread has arrived at p_free",
+    ),
     ("linear_w4a16", r"LDS(\.\w+)? ", "weights of the stage behind the one that is given back"),
     ("linear_w4a8", r"LDS(\.\w+)? ", "weights of the stage behind the one that is given back"),
 ]
@@ -76,7 +92,10 @@ def successors(instructions):
         if stem in ("BRA", "JMP", "CALL"):
             target = LABEL_TARGET.findall(x.text.split(stem, 1)[1])
             conditional = x.guarded or len(re.findall(r"\bU?P\d", x.text)) > 0
-            out.append([number[int(t, 16)] for t in target[-1:] if int(t, 16) in number] + (following if conditional or stem == "CALL" else []))
+            out.append(
+                [number[int(t, 16)] for t in target[-1:] if int(t, 16) in number]
+                + (following if conditional or stem == "CALL" else [])
+            )
         elif stem in ("EXIT", "RET", "BRX"):
             out.append(following if x.guarded else [])
         else:

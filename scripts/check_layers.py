@@ -68,7 +68,11 @@ def main() -> None:
             if other not in rooms[room]:
                 wrong.append(f"{path}: includes {name}, and no arrow leads from {room} to {other or to}")
     for room, others in rooms.items():
-        wrong += [f"{PAGE}: no include needs the arrow from {room} to {other}" for other in sorted(others) if (room, other) not in used]
+        wrong += [
+            f"{PAGE}: no include needs the arrow from {room} to {other}"
+            for other in sorted(others)
+            if (room, other) not in used
+        ]
     if wrong:
         sys.exit("\n".join(wrong) + f"\ncheck_layers.py: {len(wrong)} against the arrows of {PAGE}")
     print(f"{len(used)} arrows between {len(rooms)} rooms")

@@ -45,7 +45,10 @@ def broken_links(path: Path) -> list[str]:
 def main() -> int:
     names = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
-        cwd=ROOT, check=True, capture_output=True, text=True,
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.split()
     broken = [line for name in names for line in broken_links(ROOT / name)]
     print("\n".join(broken) if broken else f"links of {len(names)} files are good")

@@ -119,11 +119,26 @@ def flops(rows, head, known):
 
 
 def decoding(rows):
-    lines = [["decoding, bfloat16 caches and one query where nothing else is said, D 128", "µs", "TB/s of keys and values", "best rival, µs", "times it"]]
+    lines = [
+        [
+            "decoding, bfloat16 caches and one query where nothing else is said, D 128",
+            "µs",
+            "TB/s of keys and values",
+            "best rival, µs",
+            "times it",
+        ]
+    ]
     for row in rows:
         us, (best, ratio) = microseconds(row), rival(row)
         beside = [f"{NAMES[best]} {us[best]:.1f}", f"{ratio:.2f}"] if best else ["none", ""]
-        lines.append([marked(re.sub(r"^decode ", "", row["name"]), [row]), f"{us['heddle']:.1f}", f"{rates(row)['heddle']:.2f}", *beside])
+        lines.append(
+            [
+                marked(re.sub(r"^decode ", "", row["name"]), [row]),
+                f"{us['heddle']:.1f}",
+                f"{rates(row)['heddle']:.2f}",
+                *beside,
+            ]
+        )
     return table(lines)
 
 
@@ -148,7 +163,13 @@ def cell(row):
 
 
 def coding(rows):
-    lines = [["weights to a format, with the wait for what is read back, and from it", "rows", "TB/s of weights read and written"]]
+    lines = [
+        [
+            "weights to a format, with the wait for what is read back, and from it",
+            "rows",
+            "TB/s of weights read and written",
+        ]
+    ]
     for family, group in families(rows, r" \d+x\d+").items():
         lines.append([marked(family, group), str(len(group)), span([rates(row)["heddle"] for row in group], "{:.2f}")])
     return table(lines)
@@ -169,14 +190,24 @@ def calls(rows):
             us = microseconds(row)
             others = ", ".join(f"{NAMES[name]} {value:.1f}" for name, value in us.items() if name != "heddle")
             ratio = rival(row)[1]
-            lines.append([marked(CALLS[family], [row]), row["name"].rsplit(" ", 1)[1], f"{us['heddle']:.1f}", others, "" if ratio is None else f"{ratio:.2f}"])
+            lines.append(
+                [
+                    marked(CALLS[family], [row]),
+                    row["name"].rsplit(" ", 1)[1],
+                    f"{us['heddle']:.1f}",
+                    others,
+                    "" if ratio is None else f"{ratio:.2f}",
+                ]
+            )
     return table(lines)
 
 
 def memory(rows):
     lines = [["peak memory, MiB", "B 1, H 8, D 64, causal"]]
     for row in rows:
-        lines.append([marked(row["name"], [row]), ", ".join(f"{NAMES[name]} {value:.0f}" for name, value in rates(row).items())])
+        lines.append(
+            [marked(row["name"], [row]), ", ".join(f"{NAMES[name]} {value:.0f}" for name, value in rates(row).items())]
+        )
     return table(lines)
 
 
@@ -197,11 +228,27 @@ def every(rows):
         lines = [["row", "timed", "unit", "each, in the unit, spread in %", "ratio", "difference"]]
         for row in group:
             unit = "µs" if row["unit"] == "calls/s" else row["unit"]
-            value = (lambda rate: f"{1e6 / rate:.1f}") if unit == "µs" else lambda rate: f"{rate:.2f}" if rate < 10 else f"{rate:.0f}"
+            value = (
+                (lambda rate: f"{1e6 / rate:.1f}")
+                if unit == "µs"
+                else lambda rate: f"{rate:.2f}" if rate < 10 else f"{rate:.0f}"
+            )
             spreads = row.get("spread", {})
-            each = ", ".join(f"{NAMES[name]} {value(rate)}" + (f" ± {100 * spreads[name]:.0f}" if name in spreads else "") for name, rate in rates(row).items())
+            each = ", ".join(
+                f"{NAMES[name]} {value(rate)}" + (f" ± {100 * spreads[name]:.0f}" if name in spreads else "")
+                for name, rate in rates(row).items()
+            )
             missing = "".join(f"; no {NAMES[name]}: {why}" for name, why in row.get("absent", {}).items())
-            lines.append([marked(row["name"], [row]), row["timed"], unit, (each + missing).replace("|", "/"), "" if (ratio := rival(row)[1]) is None else f"{ratio:.2f}", difference(row)])
+            lines.append(
+                [
+                    marked(row["name"], [row]),
+                    row["timed"],
+                    unit,
+                    (each + missing).replace("|", "/"),
+                    "" if (ratio := rival(row)[1]) is None else f"{ratio:.2f}",
+                    difference(row),
+                ]
+            )
         if group:
             parts.append(f"### {TITLES[kind]}\n\n{table(lines)}")
     return "\n\n".join(parts)
@@ -211,7 +258,9 @@ def difference(row):
     """The largest of a row's; of rows that were compared with nothing, nothing."""
     found = row.get("difference")
     worst = max(found.values(), default=None) if isinstance(found, dict) else found
-    return f"{worst:.1e} of {row['limit']:g}" if worst is not None and "limit" in row else f"{worst:.1e}" if worst else ""
+    return (
+        f"{worst:.1e} of {row['limit']:g}" if worst is not None and "limit" in row else f"{worst:.1e}" if worst else ""
+    )
 
 
 def about(files, rows, link):
@@ -220,7 +269,9 @@ def about(files, rows, link):
     for name, content in files:
         conditions = content["conditions"]
         used = sum(row["file"] == name for row in rows.values())
-        parts.append(f"[`{name}`]({link}{name}) ({said(used, 'row')}, commit {conditions['commit'][:7]}, {conditions['date'][:10]})")
+        parts.append(
+            f"[`{name}`]({link}{name}) ({said(used, 'row')}, commit {conditions['commit'][:7]}, {conditions['date'][:10]})"
+        )
     raced = any("fa3" in row["rates"] for row in rows.values())
     fa3 = "FlashAttention-3 was raced in the same run." if raced else (
         "FlashAttention-3 is not in these runs: the ratios say nothing about it, and at head sizes 64 to 192 it is faster than Heddle, forward and in gradients.")  # fmt: skip
@@ -249,7 +300,10 @@ def written(files, make, link):
 def write(check):
     files = read("nvidia-*.json")
     readme = update(ROOT / "README.md", "measured gpu", written(files, tables, "bench/results/"), check=check)
-    return update(ROOT / "docs/performance.md", "gpu rows", written(files, every, "../bench/results/"), check=check) and readme
+    return (
+        update(ROOT / "docs/performance.md", "gpu rows", written(files, every, "../bench/results/"), check=check)
+        and readme
+    )
 
 
 if __name__ == "__main__":

@@ -49,7 +49,18 @@ def written():
     draws = [random.standard_normal(shape), random.standard_t(5, shape), random.uniform(-1, 1, shape)]
     draws = [w.astype(np.float32) for w in draws]
     layers = [Layer(random, normal=False), Layer(random, normal=True)]
-    rows = [["format", "rule", "bits per weight", "normal", "Student t, ν = 5", "uniform", "layer, uniform", "layer, normal"]]
+    rows = [
+        [
+            "format",
+            "rule",
+            "bits per weight",
+            "normal",
+            "Student t, ν = 5",
+            "uniform",
+            "layer, uniform",
+            "layer, normal",
+        ]
+    ]
     for format, rule in ROWS:
         matrices = [lowbit.quantize(w, format, rule=rule) for w in draws]
         cells = [f"{q.error(w).sqnr:.1f}" for q, w in zip(matrices, draws)]

@@ -32,7 +32,9 @@ def choose(packed: text.Packed, count: int) -> text.Packed:
 
 def embed(packed: text.Packed) -> np.ndarray:
     """Mean-pooled, unit-length embeddings f32 [pieces, hidden], each piece alone: no padding, no mask."""
-    model = transformers.AutoModel.from_pretrained(encode.model_folder(), attn_implementation="eager", dtype=torch.float32).eval()
+    model = transformers.AutoModel.from_pretrained(
+        encode.model_folder(), attn_implementation="eager", dtype=torch.float32
+    ).eval()
     rows = []
     with torch.no_grad():
         for i in range(len(packed)):
@@ -49,7 +51,12 @@ def main() -> None:
     packed = choose(encode.prepare(200_000)[0], PIECES)
     held = {"token_ids": packed.token_ids, "cu_seqlens": packed.cu_seqlens, "embeddings": embed(packed)}
     out.parent.mkdir(parents=True, exist_ok=True)
-    about = {"model": "all-MiniLM-L6-v2", "torch": torch.__version__, "transformers": transformers.__version__, "pooling": "mean, unit length"}
+    about = {
+        "model": "all-MiniLM-L6-v2",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "pooling": "mean, unit length",
+    }
     save_file(held, out, metadata=about)
     print(f"{out}: {len(packed)} pieces, {len(packed.token_ids)} tokens, {out.stat().st_size} bytes")
 

@@ -23,7 +23,11 @@ WORDS = {
 def title(conditions):
     """The kind of processor, and whether it was held to fewer instructions than it has."""
     simd = conditions.get("simd", conditions["heddle_target"])
-    held = f", held to `{simd}` on both sides, as a processor would run it that has no more" if conditions.get("held") else ""
+    held = (
+        f", held to `{simd}` on both sides, as a processor would run it that has no more"
+        if conditions.get("held")
+        else ""
+    )
     return f"{conditions['cpu']}, `{simd}`{held}"
 
 
@@ -75,7 +79,17 @@ def every(rows):
         each = ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in row["median_seconds"].items())
         low, high = row["ratio_quartiles"]
         goal = f"{row['goal']:.2f}" + ("" if row["met"] else ", missed")
-        out.append([marked(row["name"], [row]), each, row["rival"], f"{row['ratio']:.2f}", f"{low:.2f} to {high:.2f}", goal, f"{row['heddle_gflops']:.0f}"])
+        out.append(
+            [
+                marked(row["name"], [row]),
+                each,
+                row["rival"],
+                f"{row['ratio']:.2f}",
+                f"{low:.2f} to {high:.2f}",
+                goal,
+                f"{row['heddle_gflops']:.0f}",
+            ]
+        )
     return table(out)
 
 
@@ -86,7 +100,10 @@ def written(files, make, link):
 def write(check):
     files = read("cpu-*.json")
     readme = update(ROOT / "README.md", "measured", written(files, short, "bench/results/"), check=check)
-    return update(ROOT / "docs/performance.md", "cpu rows", written(files, every, "../bench/results/"), check=check) and readme
+    return (
+        update(ROOT / "docs/performance.md", "cpu rows", written(files, every, "../bench/results/"), check=check)
+        and readme
+    )
 
 
 if __name__ == "__main__":

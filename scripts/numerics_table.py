@@ -86,8 +86,12 @@ def written() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if the tables are not current")
-    parser.add_argument("--keep", nargs="+", metavar=("NAME", "RESULTS"), help="make accuracy-NAME.json of these results first")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit status 1 if the tables are not current"
+    )
+    parser.add_argument(
+        "--keep", nargs="+", metavar=("NAME", "RESULTS"), help="make accuracy-NAME.json of these results first"
+    )
     arguments = parser.parse_args()
     if arguments.keep:
         if arguments.check or len(arguments.keep) < 2:
@@ -98,7 +102,10 @@ def main() -> int:
         (RESULTS / f"accuracy-{name}.json").write_text(text + "\n", encoding="utf-8")
     current = update(ROOT / "docs/numerics.md", "accuracy", written(), check=arguments.check)
     if not current:
-        print("docs/numerics.md: the accuracy tables are not what bench/results/accuracy-*.json say; run scripts/numerics_table.py", file=sys.stderr)
+        print(
+            "docs/numerics.md: the accuracy tables are not what bench/results/accuracy-*.json say; run scripts/numerics_table.py",
+            file=sys.stderr,
+        )
     return 0 if current else 1
 
 

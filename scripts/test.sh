@@ -19,7 +19,9 @@ step() {
   local name=$1 words=$2 begun=$SECONDS
   shift 2
   printf '%-14s %-92s ' "$name" "$words"
-  if ! "$@" >"build/logs/$name.log" 2>&1; then
+  # Not as the condition itself: in one, every command of a function but the last may fail unnoticed.
+  "$@" >"build/logs/$name.log" 2>&1 &
+  if ! wait $!; then
     echo FAILED
     tail -n 100 "build/logs/$name.log"
     echo "FAILED: $name ($*); all of its output is in build/logs/$name.log" >&2
@@ -37,7 +39,11 @@ tables() {
   "$python" scripts/ladder_tables.py --check
 }
 
-format() { git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror; }
+format() {
+  git ls-files '*.h' '*.cc' '*.cu' '*.cuh' | xargs clang-format --dry-run --Werror
+  .venv/bin/ruff format --check .
+  .venv/bin/ruff check .
+}
 
 release() {
   cmake --preset release -DHEDDLE_CUDA=ON
@@ -92,7 +98,7 @@ fuzz() {
   done
 }
 
-step format "clang-format agrees with every source" format
+step format "clang-format and ruff agree with every source" format
 step links "links of the pages lead somewhere" "$python" scripts/check_links.py
 step layers "includes follow the arrows of docs/architecture.md" "$python" scripts/check_layers.py
 step release "library, GPU kernels, command, Python module, tests and benchmarks, optimised" release

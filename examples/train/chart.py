@@ -49,16 +49,22 @@ def lines(title, x_name, y_name, series, doubling=False):
     def at_y(y):
         return TOP + up * (scale(y_high) - scale(y)) / ((scale(y_high) - scale(y_low)) or 1)
 
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">']
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
+    ]
     out.append(f'<style>{STYLE}</style><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>')
     out.append(f'<text class="title" x="{LEFT}" y="20">{escape(title)}</text>')
     for y in decade_ticks(y_low, y_high) if doubling else linear_ticks(y_low, y_high):
         out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}"/>')
         out.append(f'<text x="{LEFT - 8}" y="{at_y(y) + 4:.1f}" text-anchor="end">{short(y)}</text>')
     for x in doubling_ticks(x_low, x_high) if doubling else linear_ticks(x_low, x_high):
-        out.append(f'<text x="{at_x(x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{short(x) if not doubling else int(x)}</text>')
+        out.append(
+            f'<text x="{at_x(x):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{short(x) if not doubling else int(x)}</text>'
+        )
     out.append(f'<text x="{LEFT + across / 2:.0f}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_name)}</text>')
-    out.append(f'<text x="16" y="{TOP + up / 2:.0f}" text-anchor="middle" transform="rotate(-90 16 {TOP + up / 2:.0f})">{escape(y_name)}</text>')
+    out.append(
+        f'<text x="16" y="{TOP + up / 2:.0f}" text-anchor="middle" transform="rotate(-90 16 {TOP + up / 2:.0f})">{escape(y_name)}</text>'
+    )
     firsts = list(dict.fromkeys(name.split()[0] for name in series))
     rests = list(dict.fromkeys(" ".join(name.split()[1:]) for name in series))
     for row, (name, line) in enumerate(series.items()):

@@ -14,8 +14,9 @@ import pathlib
 import results
 import torch
 from data import gather
-from model import Shape
 from train import PRECISIONS, Settings, train
+
+from model import Shape
 
 
 def main(arguments=None):
@@ -34,7 +35,10 @@ def main(arguments=None):
         for precision in PRECISIONS:
             for attention in given.attention:
                 shape = Shape(given.layers, given.heads, context=length)
-                run = train(Settings(attention, precision, False, given.device, shape, given.tokens // length, given.steps), corpus)
+                run = train(
+                    Settings(attention, precision, False, given.device, shape, given.tokens // length, given.steps),
+                    corpus,
+                )
                 run["name"] += f" S{length}"
                 memory = "" if run["peak_mib"] is None else f", {run['peak_mib']:.0f} MiB"
                 print(f"{run['name']:22} {run['tokens_per_second']:.0f} tokens/s{memory}", flush=True)

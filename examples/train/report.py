@@ -31,7 +31,8 @@ def distance(one, other):
 def smooth(losses):
     """(step, mean loss of the steps around it)."""
     return [
-        (end, sum(losses[end - SMOOTHED : end]) / SMOOTHED) for end in range(SMOOTHED, len(losses) + 1, max(1, SMOOTHED // 2))
+        (end, sum(losses[end - SMOOTHED : end]) / SMOOTHED)
+        for end in range(SMOOTHED, len(losses) + 1, max(1, SMOOTHED // 2))
     ]
 
 
@@ -45,7 +46,11 @@ def by_kind(runs):
 
 def noise(runs, theirs):
     """The largest distance of torch's other runs of the same precision from `theirs`; None if there are none."""
-    others = [run for run in runs if run["attention"] != "heddle" and run["precision"] == theirs["precision"] and run is not theirs]
+    others = [
+        run
+        for run in runs
+        if run["attention"] != "heddle" and run["precision"] == theirs["precision"] and run is not theirs
+    ]
     return max((distance(run["losses"], theirs["losses"]) for run in others), default=None)
 
 
@@ -75,7 +80,10 @@ def by_length(runs):
     rows = [["S", "fp32, tokens/s", "bf16", "fp16", "bf16 / fp32", "fp16 / fp32", "torch, fp32", "bf16", "fp16", "Heddle / torch, fp32", "bf16",
              "fp16"]]  # fmt: skip
     for length in lengths:
-        ours, theirs = ([speed[attention, precision, length] for precision in ("fp32", "bf16", "fp16")] for attention in ("heddle", "torch"))
+        ours, theirs = (
+            [speed[attention, precision, length] for precision in ("fp32", "bf16", "fp16")]
+            for attention in ("heddle", "torch")
+        )
         rows.append([
             str(length), *(f"{x:.0f}" for x in ours), f"{ours[1] / ours[0]:.2f}", f"{ours[2] / ours[0]:.2f}", *(f"{x:.0f}" for x in theirs),
             *(f"{x / y:.2f}" for x, y in zip(ours, theirs)),
@@ -91,21 +99,40 @@ def where(report):
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path)
-    parser.add_argument("--page", type=Path, default=HERE / "README.md", help="the page with the marked blocks; charts go beside it")
+    parser.add_argument(
+        "--page", type=Path, default=HERE / "README.md", help="the page with the marked blocks; charts go beside it"
+    )
     given = parser.parse_args(arguments)
     report = results.read(given.results)
     if report["runs"]:
-        curves = {run["name"]: smooth(run["losses"]) for run in report["runs"] if not run["checkpointing"] and run["attention"] != "math"}
-        svg = chart.lines("Training loss, means of 10 steps", "step", "nats per byte", {n: line for n, line in curves.items() if line})
+        curves = {
+            run["name"]: smooth(run["losses"])
+            for run in report["runs"]
+            if not run["checkpointing"] and run["attention"] != "math"
+        }
+        svg = chart.lines(
+            "Training loss, means of 10 steps", "step", "nats per byte", {n: line for n, line in curves.items() if line}
+        )
         (given.page.parent / "loss.svg").write_text(svg, encoding="utf-8")
-        update(given.page, "runs", where(report) + comparison(report["runs"]) + "\n\n![Training loss](loss.svg)", check=False)
+        update(
+            given.page,
+            "runs",
+            where(report) + comparison(report["runs"]) + "\n\n![Training loss](loss.svg)",
+            check=False,
+        )
     if report["lengths"]:
         lines = {}
         for run in report["lengths"]:
-            lines.setdefault(f"{run['precision']} {run['attention']}", []).append((run["context"], run["tokens_per_second"]))
+            lines.setdefault(f"{run['precision']} {run['attention']}", []).append(
+                (run["context"], run["tokens_per_second"])
+            )
         svg = chart.lines("Training steps over the length of the text", "context", "tokens/s", lines, doubling=True)
         (given.page.parent / "lengths.svg").write_text(svg, encoding="utf-8")
-        block = where(report) + by_length(report["lengths"]) + "\n\n![Tokens per second over the length of the text](lengths.svg)"
+        block = (
+            where(report)
+            + by_length(report["lengths"])
+            + "\n\n![Tokens per second over the length of the text](lengths.svg)"
+        )
         update(given.page, "lengths", block, check=False)
 
 

@@ -29,7 +29,9 @@ def conditions(corpus):
 
 
 def read(path):
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"conditions": {}, "runs": [], "lengths": []}
+    return (
+        json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"conditions": {}, "runs": [], "lengths": []}
+    )
 
 
 def add(path, kind, found, corpus):

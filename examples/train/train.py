@@ -20,8 +20,9 @@ import time
 
 import results
 import torch
-from bench import gpu_timing
 from data import batch, gather
+
+from bench import gpu_timing
 from model import ATTENTION, BYTES, Model, Shape
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -130,11 +131,26 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attention", choices=[*ATTENTION, "both", "all"], default="both")
     parser.add_argument("--precision", choices=[*PRECISIONS, "all"], default="bf16")
-    parser.add_argument("--checkpointing", choices=["off", "on", "both"], default="off", help="compute activations again in the backward")
+    parser.add_argument(
+        "--checkpointing",
+        choices=["off", "on", "both"],
+        default="off",
+        help="compute activations again in the backward",
+    )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    for name, value in (("layers", 6), ("heads", 8), ("head-size", 64), ("context", 2048), ("batch", 8), ("steps", 200), ("seed", 1)):
+    for name, value in (
+        ("layers", 6),
+        ("heads", 8),
+        ("head-size", 64),
+        ("context", 2048),
+        ("batch", 8),
+        ("steps", 200),
+        ("seed", 1),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
-    parser.add_argument("--deterministic", action="store_true", help="torch.use_deterministic_algorithms: a repeat has the same bits")
+    parser.add_argument(
+        "--deterministic", action="store_true", help="torch.use_deterministic_algorithms: a repeat has the same bits"
+    )
     parser.add_argument("--out", type=pathlib.Path, help="a JSON file of runs, for report.py")
     given = parser.parse_args(arguments)
     torch.use_deterministic_algorithms(given.deterministic)
@@ -146,7 +162,10 @@ def main(arguments=None):
         for checkpointing in {"off": [False], "on": [True], "both": [False, True]}[given.checkpointing]:
             for attention in attentions:
                 run = train(
-                    Settings(attention, precision, checkpointing, given.device, shape, given.batch, given.steps, given.seed), corpus
+                    Settings(
+                        attention, precision, checkpointing, given.device, shape, given.batch, given.steps, given.seed
+                    ),
+                    corpus,
                 )
                 memory = "" if run["peak_mib"] is None else f", {run['peak_mib']:.0f} MiB"
                 print(

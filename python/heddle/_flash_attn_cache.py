@@ -29,9 +29,20 @@ def _check(k, v, rotary_cos, rotary_sin, cache_seqlens, num_splits):
 
 
 def attend_over_cache(
-    q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, cache_seqlens, causal, rotary_interleaved, num_splits,
-    return_softmax_lse, **options,
-):  # fmt: skip
+    q,
+    k_cache,
+    v_cache,
+    k,
+    v,
+    rotary_cos,
+    rotary_sin,
+    cache_seqlens,
+    causal,
+    rotary_interleaved,
+    num_splits,
+    return_softmax_lse,
+    **options,
+):
     """The call, by FlashAttention's names; options: what heddle.attention has besides, by its names."""
     _check(k, v, rotary_cos, rotary_sin, cache_seqlens, num_splits)
     if rotary_interleaved is not True:

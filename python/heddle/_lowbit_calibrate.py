@@ -155,8 +155,10 @@ def calibrate(
     columns = int(matrices[0].shape[-1]) if matrices[0].ndim else 0
     for w in matrices:
         if w.ndim != 2 or int(w.shape[1]) != columns:
-            raise ValueError(f"[calibrate] weights are {list(w.shape)}: they must be [N, {columns}], as the first are "
-                             f"{list(matrices[0].shape)}")  # fmt: skip
+            raise ValueError(
+                f"[calibrate] weights are {list(w.shape)}: they must be [N, {columns}], as the first are "
+                f"{list(matrices[0].shape)}"
+            )
         _check_finite(w, "weights")
     in_8_bits = int8_x or fp8_x
     methods = METHODS if methods is None and in_8_bits else ("awq",) if methods is None else tuple(methods)
@@ -235,7 +237,9 @@ def _statistics(columns: int, x: Any, absmean: Any, moment: Any) -> tuple[np.nda
     if x is not None:
         x = _floats(x, "x")
         if x.ndim == 0 or int(x.shape[-1]) != columns:
-            raise ValueError(f"[calibrate] x is {list(x.shape)}: it must be [..., {columns}], as weights are [N, {columns}]")
+            raise ValueError(
+                f"[calibrate] x is {list(x.shape)}: it must be [..., {columns}], as weights are [N, {columns}]"
+            )
         x = x.reshape(-1, columns)
         if x.shape[0] == 0:
             raise ValueError("[calibrate] x has no rows: there is nothing to measure")

@@ -110,10 +110,13 @@ def load(
         raise ValueError(f"[load] framework is {framework!r}: it must be 'numpy' or 'torch'")
     torch = None
     if framework == "torch":
-        from . import _needs_torch  # noqa: F401  before _torch_ops, which says less
+        # isort: off
+        from . import _needs_torch  # noqa: F401  before torch and _torch_ops, which say less of a torch that is not there
         from . import _torch_ops  # noqa: F401
 
         import torch
+
+        # isort: on
     checkpoint = _open(paths, gptq_version)
     layer = _stored(checkpoint.layer(name))
     if expert is None and layer.experts > 0:

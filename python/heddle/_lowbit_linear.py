@@ -125,10 +125,20 @@ def pack(
     if keep_16bit is not False and not gpu:
         raise ValueError("[pack_weights] keep_16bit is set and device is 'cpu': it is for GPUs")
     if order is None:
-        order = "rows16" if not gpu else "fragments16" if not fp8_x else "matrix8" if matrix.format == "fp8_row" else "fragments8"
+        order = (
+            "rows16"
+            if not gpu
+            else "fragments16"
+            if not fp8_x
+            else "matrix8"
+            if matrix.format == "fp8_row"
+            else "fragments8"
+        )
     elif gpu == (order == "rows16"):
-        raise ValueError(f"[pack_weights] order is {order!r} and device is {str(device)!r}: rows16 is for CPUs, the others "
-                         "are for GPUs")  # fmt: skip
+        raise ValueError(
+            f"[pack_weights] order is {order!r} and device is {str(device)!r}: rows16 is for CPUs, the others "
+            "are for GPUs"
+        )
     if gpu and str(device) != "meta":  # where a layer may be before it is loaded
         device = gpu_of("pack_weights", device)
     rows, columns = map(int, matrix.shape)
@@ -147,7 +157,9 @@ def pack(
         return packed
     dtype = torch.bfloat16 if keep_16bit is True else keep_16bit
     if dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"[pack_weights] keep_16bit is {keep_16bit!r}: it must be a bool, torch.bfloat16 or torch.float16")
+        raise ValueError(
+            f"[pack_weights] keep_16bit is {keep_16bit!r}: it must be a bool, torch.bfloat16 or torch.float16"
+        )
     return dataclasses.replace(packed, kept=packed.unpack(dtype))
 
 
@@ -202,8 +214,18 @@ def explain(
     kind(x, "explain_linear", "x")
     _check_packed("explain_linear", weights)
     name = gpu_name(gpu)
-    options = (activation, plain(bias), plain(residual), norm, plain(norm_weight), plain(norm_bias), eps, int8_x,
-               batch_invariant, force)  # fmt: skip
+    options = (
+        activation,
+        plain(bias),
+        plain(residual),
+        norm,
+        plain(norm_weight),
+        plain(norm_bias),
+        eps,
+        int8_x,
+        batch_invariant,
+        force,
+    )
     parts = weights._parts()
     if name and weights.order == "rows16":
         described = (*parts[:4], "fragments16")
@@ -289,17 +311,30 @@ def linear(
         tensors = {"x": x, "bias": bias, "residual": residual, "norm_weight": norm_weight, "norm_bias": norm_bias}
         for name, tensor in tensors.items():
             if tensor is not None and tensor.requires_grad:
-                raise RuntimeError(f"[linear_forward] {name} requires a gradient, which a call with `out` does not have: "
-                                   "leave it out, or call under torch.no_grad()")  # fmt: skip
+                raise RuntimeError(
+                    f"[linear_forward] {name} requires a gradient, which a call with `out` does not have: "
+                    "leave it out, or call under torch.no_grad()"
+                )
     if out is None:
         if len(x.shape) == 0 or x.shape[-1] != columns:  # before memory for the result is asked for
-            raise ValueError(f"[linear_forward] x is {list(x.shape)} and weights have {columns} columns: x must be "
-                             f"[..., {columns}]")  # fmt: skip
+            raise ValueError(
+                f"[linear_forward] x is {list(x.shape)} and weights have {columns} columns: x must be [..., {columns}]"
+            )
         shape = (*x.shape[:-1], rows // 2 if weights.gated else rows)
         out = np.empty(shape, x.dtype)
     parts = weights._parts()
-    options = (activation, plain(bias), plain(residual), norm, plain(norm_weight), plain(norm_bias), eps, int8_x,
-               batch_invariant, force)  # fmt: skip
+    options = (
+        activation,
+        plain(bias),
+        plain(residual),
+        norm,
+        plain(norm_weight),
+        plain(norm_bias),
+        eps,
+        int8_x,
+        batch_invariant,
+        force,
+    )
     if torch is None:
         _heddle.linear_forward(x, parts, out, options)
     else:

@@ -56,8 +56,10 @@ def smooth(weights: Any, x_absmax: Any, alpha: float = 0.5) -> Any:
     for matrix in matrices:
         found = _array(matrix, "weights")
         if found.ndim != 2 or found.shape[1] != largest_x.size:
-            raise ValueError(f"[smooth] weights are {list(found.shape)}: they must be [N, {largest_x.size}], as x_absmax is "
-                             f"[{largest_x.size}]")  # fmt: skip
+            raise ValueError(
+                f"[smooth] weights are {list(found.shape)}: they must be [N, {largest_x.size}], as x_absmax is "
+                f"[{largest_x.size}]"
+            )
         largest_w = np.maximum(largest_w, np.abs(found).max(0, initial=0.0))
     used = (largest_x > 0) & (largest_w > 0)
     exponent = np.zeros_like(largest_x)

@@ -153,7 +153,12 @@ def on_cpu(matrix: QuantizedTensor) -> QuantizedTensor:
 
 
 def quantize(
-    weights: Any, format: str = "nvfp4", *, rule: str = "plain", importance: Any = None, global_scale: float | None = None
+    weights: Any,
+    format: str = "nvfp4",
+    *,
+    rule: str = "plain",
+    importance: Any = None,
+    global_scale: float | None = None,
 ) -> QuantizedTensor:
     """Quantises a weight matrix where it is, on the CPU or, of torch, on a GPU: the same bytes. On a GPU the current stream is
     waited for once.

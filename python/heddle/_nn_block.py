@@ -55,8 +55,10 @@ class TransformerBlock(nn.Module):
         super().__init__()
         kv_heads = heads if kv_heads is None else kv_heads
         if dim % heads != 0 or heads % kv_heads != 0:
-            raise ValueError(f"[TransformerBlock] dim is {dim}, heads {heads}, kv_heads {kv_heads}: heads must divide dim, "
-                             "and kv_heads heads")  # fmt: skip
+            raise ValueError(
+                f"[TransformerBlock] dim is {dim}, heads {heads}, kv_heads {kv_heads}: heads must divide dim, "
+                "and kv_heads heads"
+            )
         if norm not in _NORMS:
             raise ValueError(f"[TransformerBlock] norm is '{norm}': it must be one of {', '.join(_NORMS)}")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
@@ -85,8 +87,9 @@ class TransformerBlock(nn.Module):
         elif isinstance(layer.activation, (nn.ReLU, nn.SiLU)):
             activation = "relu" if isinstance(layer.activation, nn.ReLU) else "silu"
         if activation is None:
-            raise ValueError(f"[TransformerBlock.from_torch] activation is {layer.activation}: it must be ReLU, GELU or "
-                             "SiLU")  # fmt: skip
+            raise ValueError(
+                f"[TransformerBlock.from_torch] activation is {layer.activation}: it must be ReLU, GELU or SiLU"
+            )
         block = cls(
             attend.embed_dim,
             attend.num_heads,
@@ -104,11 +107,16 @@ class TransformerBlock(nn.Module):
             pairs = (
                 (block.qkv, attend.in_proj_weight, attend.in_proj_bias),
                 (block.out, attend.out_proj.weight, attend.out_proj.bias),
-                *((to, of.weight, of.bias) for to, of in (
-                    (block.up, layer.linear1), (block.down, layer.linear2), (block.norm1, layer.norm1),
-                    (block.norm2, layer.norm2),
-                )),
-            )  # fmt: skip
+                *(
+                    (to, of.weight, of.bias)
+                    for to, of in (
+                        (block.up, layer.linear1),
+                        (block.down, layer.linear2),
+                        (block.norm1, layer.norm1),
+                        (block.norm2, layer.norm2),
+                    )
+                ),
+            )
             for to, weight, bias in pairs:
                 to.weight.copy_(weight)
                 if bias is not None:

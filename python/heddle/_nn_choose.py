@@ -42,7 +42,9 @@ class PolicyReport:
         for name, errors in self.sensitivity.items():
             cells = "".join(f" {errors[f]:12.3e}" if f in errors else f" {'-':>12}" for f in formats)
             lines.append(f"{name:{width}} {self.weights[name]:12d}{cells}  {self.policy.format_of(name)}")
-        lines.append(f"error {self.error:.3e} (predicted {self.predicted:.3e}), {self.bits_per_weight:.2f} bits a weight")
+        lines.append(
+            f"error {self.error:.3e} (predicted {self.predicted:.3e}), {self.bits_per_weight:.2f} bits a weight"
+        )
         return "\n".join(lines)
 
 
@@ -89,7 +91,9 @@ def choose_policy(
         not finite or zero.
     """
     if any(m.training for m in module.modules()):
-        raise ValueError("[choose_policy] module is in training mode, where dropout would be measured: call eval() on it")
+        raise ValueError(
+            "[choose_policy] module is in training mode, where dropout would be measured: call eval() on it"
+        )
     if not error >= 0:
         raise ValueError(f"[choose_policy] error is {error}: it must not be negative")
     layers = linear_layers(module)

@@ -69,8 +69,10 @@ def _given(module: nn.Module, layers: Mapping[str, nn.Module], name: str, behind
             raise ValueError(f"[calibrate] groups: the model has no module '{each}'")
     group = _behind(modules[name], behind)
     if group is None:
-        raise ValueError(f"[calibrate] groups: '{name}' is a {type(modules[name]).__name__}: it must be a LayerNorm, an RMSNorm "
-                         "or a linear layer without an activation, with ReLU or with SwiGLU")  # fmt: skip
+        raise ValueError(
+            f"[calibrate] groups: '{name}' is a {type(modules[name]).__name__}: it must be a LayerNorm, an RMSNorm "
+            "or a linear layer without an activation, with ReLU or with SwiGLU"
+        )
     if not behind:
         raise ValueError(f"[calibrate] groups: '{name}' has no layers behind it")
     for each in behind:
@@ -87,11 +89,17 @@ def _refuse_fold(group: Group, layers: Mapping[str, nn.Module], owners: Counter[
     for name in group.layers:
         if layers[name].in_features != outputs:
             return f"'{name}' has {layers[name].in_features} inputs, the module in front {outputs} outputs"
-    tensors = [group.source, group.source.weight, *(t for name in group.layers for t in (layers[name], layers[name].weight))]
+    tensors = [
+        group.source,
+        group.source.weight,
+        *(t for name in group.layers for t in (layers[name], layers[name].weight)),
+    ]
     return "a module or a parameter is used in several places" if any(owners[id(t)] != 1 for t in tensors) else ""
 
 
-def groups_of(module: nn.Module, layers: Mapping[str, nn.Module], formats: Mapping[str, str], given: Any) -> list[Group]:
+def groups_of(
+    module: nn.Module, layers: Mapping[str, nn.Module], formats: Mapping[str, str], given: Any
+) -> list[Group]:
     """Those behind linear layers first: folding them changes a layer's rows, which its own columns' scales then see."""
     owners = Counter(id(p) for m in module.modules() for p in m._parameters.values() if p is not None)
     owners += Counter(id(child) for m in module.modules() for child in m._modules.values() if child is not None)
@@ -102,7 +110,9 @@ def groups_of(module: nn.Module, layers: Mapping[str, nn.Module], formats: Mappi
         reason = _refuse_fold(group, layers, owners)
         if not reason and len({formats[each] for each in behind}) > 1:
             reason = f"its layers must have one format; found {', '.join(formats[each] for each in behind)}"
-        if not reason and any(set(group.layers) & set(other.layers) or group.source is other.source for other in groups):
+        if not reason and any(
+            set(group.layers) & set(other.layers) or group.source is other.source for other in groups
+        ):
             reason = "it, or one of its layers, is in another group"
         if reason:
             raise ValueError(f"[calibrate] groups: '{name}': {reason}")

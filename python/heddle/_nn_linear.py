@@ -114,8 +114,10 @@ class Linear(nn.Module):
         if int8_x and fp8_x:
             raise ValueError(f"[Linear] {refuse_x('', int8_x, fp8_x)}")
         if keep_16bit and (int8_x or fp8_x):
-            raise ValueError(f"[Linear] keep_16bit and {'int8_x' if int8_x else 'fp8_x'} are set: products with x in 8 bits do not "
-                             "read weights in 16")  # fmt: skip
+            raise ValueError(
+                f"[Linear] keep_16bit and {'int8_x' if int8_x else 'fp8_x'} are set: products with x in 8 bits do not "
+                "read weights in 16"
+            )
         self.activation, self.int8_x, self.fp8_x, self.keep_16bit = activation, int8_x, fp8_x, keep_16bit
         self._kept: dict[torch.dtype, torch.Tensor] = {}
         self.format: str | None = None
@@ -280,8 +282,12 @@ class Linear(nn.Module):
 
     def _check_columns(self, order):
         shape = [self.in_features]
-        if list(order.shape) != shape or not torch.equal(order.long().sort()[0], torch.arange(*shape, device=order.device)):
-            raise ValueError(f"[Linear] column_order is {list(order.shape)}: it must have each of 0 to {shape[0] - 1} once")
+        if list(order.shape) != shape or not torch.equal(
+            order.long().sort()[0], torch.arange(*shape, device=order.device)
+        ):
+            raise ValueError(
+                f"[Linear] column_order is {list(order.shape)}: it must have each of 0 to {shape[0] - 1} once"
+            )
 
     def _take(self, matrix, column_order=None):
         """matrix into buffers: bytes, which no cast of the module touches."""
@@ -317,7 +323,9 @@ class Linear(nn.Module):
     def _matrix_of(self, format, stored):
         """A matrix of bytes such as the buffers hold."""
         shape = (self.out_features, self.in_features)
-        dtypes = [None if d is None else empty(torch, (((0,), d[1]))).dtype for d in _heddle.lowbit_storage(format, *shape)]
+        dtypes = [
+            None if d is None else empty(torch, (((0,), d[1]))).dtype for d in _heddle.lowbit_storage(format, *shape)
+        ]
         tensors = (None if x is None else x.view(dtype) for x, dtype in zip((stored[n] for n in _PLAIN), dtypes))
         return QuantizedTensor(format, shape, *tensors)
 
@@ -330,8 +338,10 @@ class Linear(nn.Module):
         if self.fp8_x:
             return "matrix8" if format == "fp8_row" else "fragments8"
         if self.int8_x and format != "int8_row":
-            raise ValueError(f"[Linear] int8_x is set and the weights are {format}, on a GPU: there it is for int8_row, and fp8_x "
-                             "for nvfp4, mxfp4, e2m1_row and fp8_row")  # fmt: skip
+            raise ValueError(
+                f"[Linear] int8_x is set and the weights are {format}, on a GPU: there it is for int8_row, and fp8_x "
+                "for nvfp4, mxfp4, e2m1_row and fp8_row"
+            )
         return "matrix" if self.int8_x or not self._whole_vectors() else "fragments16"
 
     def _whole_vectors(self):
@@ -352,11 +362,15 @@ class Linear(nn.Module):
         cpu = self.packed.is_cpu
         if cpu != (self._packed_order == "rows16"):
             here, there = ("a CPU", "GPUs") if cpu else ("a GPU", "CPUs")
-            raise ValueError(f"[Linear] the layer is on {here} and its packed weights are for {there}, and plain storage was "
-                             "dropped: move it back, or load a state with plain storage")  # fmt: skip
+            raise ValueError(
+                f"[Linear] the layer is on {here} and its packed weights are for {there}, and plain storage was "
+                "dropped: move it back, or load a state with plain storage"
+            )
         if cpu and self.fp8_x:
-            raise ValueError("[Linear] fp8_x is set and the layer is on a CPU: products with x in float8_e4m3fn are for GPUs, "
-                             "to which it may be moved; CPUs have int8_x")  # fmt: skip
+            raise ValueError(
+                "[Linear] fp8_x is set and the layer is on a CPU: products with x in float8_e4m3fn are for GPUs, "
+                "to which it may be moved; CPUs have int8_x"
+            )
         found = PackedTensor(self.format, shape, gated, self.packed, self._packed_order)
         if not self.keep_16bit or cpu or dtype not in (torch.bfloat16, torch.float16):
             return found
@@ -395,11 +409,15 @@ class Linear(nn.Module):
         if prefix + "packed" in state_dict:
             by = _of_text(state_dict[prefix + "packed_by"])
             if by != _PACKED_BY:
-                raise ValueError(f"weights were packed by Heddle {by}, this is {_PACKED_BY}: save plain storage instead")
+                raise ValueError(
+                    f"weights were packed by Heddle {by}, this is {_PACKED_BY}: save plain storage instead"
+                )
             order, *gated = _of_text(state_dict[prefix + "packed_as"]).split(" ")
             if bool(gated) != (self.activation == "swiglu"):
-                raise ValueError(f"weights were packed {'for' if gated else 'without'} swiglu, and the layer's activation is "
-                                 f"'{self.activation}'")  # fmt: skip
+                raise ValueError(
+                    f"weights were packed {'for' if gated else 'without'} swiglu, and the layer's activation is "
+                    f"'{self.activation}'"
+                )
             if order != "rows16" and (order in _FP8_ORDERS) != self.fp8_x:
                 raise ValueError(f"weights were packed in order {order}, and fp8_x is {self.fp8_x}")
             shape = [_heddle.lowbit_packed_bytes(format, self.out_features, self.in_features, bool(gated), order)]
@@ -412,7 +430,9 @@ class Linear(nn.Module):
             self.packing_error = None
             return  # the module's own loading copies
         # A copy, so that the layer does not share its memory with the state.
-        stored = {n: None if (x := state_dict.get(prefix + n)) is None else x.detach().to(device, copy=True) for n in _PLAIN}
+        stored = {
+            n: None if (x := state_dict.get(prefix + n)) is None else x.detach().to(device, copy=True) for n in _PLAIN
+        }
         if stored["codes"] is None:
             raise ValueError("codes are missing")
         self._take(self._matrix_of(format, stored), columns)

@@ -125,7 +125,9 @@ def converted(name: str, layer: nn.Module, format: str, rule: str | None, import
             return found
         return Linear.from_linear(layer, format, rule=rule, importance=importance, **options)
     except ValueError as error:
-        raise ValueError(f"[quantize_model] layer '{name}', [{layer.out_features}, {layer.in_features}]: {error}") from error
+        raise ValueError(
+            f"[quantize_model] layer '{name}', [{layer.out_features}, {layer.in_features}]: {error}"
+        ) from error
 
 
 class Replacement:

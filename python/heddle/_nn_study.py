@@ -35,7 +35,9 @@ class FlashAttention(nn.Module):
     def __init__(self, d_model: int, n_heads: int, dropout: float = 0.1, use_triton: bool = True) -> None:
         super().__init__()
         if d_model % n_heads != 0:
-            raise ValueError(f"[FlashAttention] d_model is {d_model} and n_heads {n_heads}: n_heads must divide d_model")
+            raise ValueError(
+                f"[FlashAttention] d_model is {d_model} and n_heads {n_heads}: n_heads must divide d_model"
+            )
         self.n_heads = n_heads
         self.qkv, self.o_proj = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
         self.dropout = nn.Dropout(dropout)
@@ -52,7 +54,13 @@ class OptimizedTransformerBlock(nn.Module):
     ``quantize()`` on its layers makes them FP4. use_checkpoint: in training, activations are computed again."""
 
     def __init__(
-        self, d_model: int, n_heads: int, d_ff: int, dropout: float = 0.1, use_fp4: bool = True, use_checkpoint: bool = False
+        self,
+        d_model: int,
+        n_heads: int,
+        d_ff: int,
+        dropout: float = 0.1,
+        use_fp4: bool = True,
+        use_checkpoint: bool = False,
     ) -> None:
         super().__init__()
         self.use_checkpoint = use_checkpoint

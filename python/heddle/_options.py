@@ -164,8 +164,20 @@ INDEX = {option.name: i for i, option in enumerate(OPTIONS)}
 ARRAYS = next(i for i, option in enumerate(OPTIONS) if option.schema != "Tensor?")
 ARRAY_NAMES = tuple(option.name for option in OPTIONS[:ARRAYS])
 ALIBI_SLOPES, BIAS, MASK, SINK, CU_SEQLENS_Q, Q_SCALE, K_SCALE, V_SCALE, DROPOUT_P, DROPOUT_SEED = (
-    INDEX[name] for name in ("alibi_slopes", "bias", "mask", "sink", "cu_seqlens_q", "q_scale", "k_scale", "v_scale", "dropout_p", "dropout_seed")
-)  # fmt: skip
+    INDEX[name]
+    for name in (
+        "alibi_slopes",
+        "bias",
+        "mask",
+        "sink",
+        "cu_seqlens_q",
+        "q_scale",
+        "k_scale",
+        "v_scale",
+        "dropout_p",
+        "dropout_seed",
+    )
+)
 WITH_GRADIENT = tuple(i for i, option in enumerate(OPTIONS) if option.gradient)
 WITHOUT_GRADIENT = tuple(INDEX[name] for name in ("alibi_slopes", "q_scale", "k_scale", "v_scale"))  # of floats
 
@@ -174,7 +186,9 @@ def check_names(native: tuple[str, ...]) -> None:
     """Raises ImportError unless these are the items that the native module takes."""
     if native != tuple(INDEX):
         other = next((f"{a!r} and {b!r}" for a, b in zip(native, INDEX) if a != b), f"{len(native)} and {len(INDEX)}")
-        raise ImportError(f"heddle's native module and its Python code are of different versions: their options differ, {other}")
+        raise ImportError(
+            f"heddle's native module and its Python code are of different versions: their options differ, {other}"
+        )
 
 
 check_names(_heddle.option_names())
@@ -213,7 +227,9 @@ def pack(
         "max_seqlen_q": max_seqlen_q or 0,
         "max_seqlen_k": max_seqlen_k or 0,
         "batch_invariant": flag("attention", "batch_invariant", batch_invariant),
-        "deterministic": torch_is_deterministic() if deterministic is None else flag("attention", "deterministic", deterministic),
+        "deterministic": torch_is_deterministic()
+        if deterministic is None
+        else flag("attention", "deterministic", deterministic),
         "precision": precision_code(precision),
         "method": method or "",
         "force": force or "",

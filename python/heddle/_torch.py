@@ -99,7 +99,10 @@ def attention(q, k, v, items, return_lse, heads_first=False):
     return (out, lse) if return_lse else out
 
 
-def dropout_keep(shape, p, seed, device=torch.device("cpu")):
+_CPU = torch.device("cpu")
+
+
+def dropout_keep(shape, p, seed, device=_CPU):
     """bool [B, H, Sq, Sk]: which probabilities dropout keeps under this seed (an int64 tensor of one element)."""
     if device.type == "meta":
         return torch.empty(shape, dtype=torch.bool, device=device)
@@ -138,9 +141,19 @@ def append_kv_cache(
         refuse_gradients("append_kv_cache", names, (k_new, v_new, k_cache, v_cache, cos, sin, k_scale, v_scale))
     _without_gradients(
         _append_operator,
-        k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale, v_scale,
-    )  # fmt: skip
-
+        k_new,
+        v_new,
+        k_cache,
+        v_cache,
+        seqlens,
+        page_table,
+        cache_batch_idx,
+        cos,
+        sin,
+        interleaved,
+        k_scale,
+        v_scale,
+    )
 
 
 def _refuse_without_backward(operation, names, tensors, items):
@@ -171,8 +184,18 @@ def append_int4_cache(k_new, v_new, blocks, k_tail, v_tail, page_table, row_idx,
     refuse_gradients("append_int4_cache", names, (k_new, v_new, k_tail, v_tail, cos, sin))
     _without_gradients(
         torch.ops.heddle.append_int4_cache.default,
-        k_new, v_new, blocks, k_tail, v_tail, page_table, row_idx, seqlens, cos, sin, interleaved,
-    )  # fmt: skip
+        k_new,
+        v_new,
+        blocks,
+        k_tail,
+        v_tail,
+        page_table,
+        row_idx,
+        seqlens,
+        cos,
+        sin,
+        interleaved,
+    )
 
 
 def attention_over_int4_cache(q, cache, items, return_lse):

@@ -47,7 +47,12 @@ def check_tensors(operation, names, tensors):
     for name, x in zip(names, tensors):
         if x is None:
             continue
-        if type(x) in PLAIN_TYPES and (x.is_cpu or (_cuda_built and x.is_cuda)) and x.layout is _strided and not x.is_nested:
+        if (
+            type(x) in PLAIN_TYPES
+            and (x.is_cpu or (_cuda_built and x.is_cuda))
+            and x.layout is _strided
+            and not x.is_nested
+        ):
             continue
         if not isinstance(x, torch.Tensor):
             kind = type(x).__name__
@@ -63,9 +68,13 @@ def check_tensors(operation, names, tensors):
                 "heddle.attention takes packed sequences with cu_seqlens_q and cu_seqlens_k"
             )
         if x.layout is not _strided:
-            raise TypeError(f"[{operation}] {name} is a {type(x).__name__} of layout {x.layout}: it must be torch.strided")
+            raise TypeError(
+                f"[{operation}] {name} is a {type(x).__name__} of layout {x.layout}: it must be torch.strided"
+            )
         if x.device.type not in _DEVICES:
-            where = "Heddle runs on the CPU and on NVIDIA GPUs" if _cuda_built else "this build of Heddle runs on the CPU"
+            where = (
+                "Heddle runs on the CPU and on NVIDIA GPUs" if _cuda_built else "this build of Heddle runs on the CPU"
+            )
             raise ValueError(f"[{operation}] {name} is on {x.device}: {where}")
 
 

@@ -83,7 +83,6 @@ _BIAS_ARGUMENT, _SINK_ARGUMENT = 6, 7
 
 
 class _Attention(torch.autograd.Function):
-
     @staticmethod
     def forward(ctx, q, k, v, items, return_lse, heads_first, bias=None, sink=None):
         out, lse = forward(q, k, v, items, True, heads_first)

@@ -33,8 +33,9 @@ _BOTH_WAYS = ("cpu", "reference", "cublaslt")
 def _result(x, rows, columns, gated):
     shape = x.shape
     if not shape or shape[-1] != columns:
-        raise ValueError(f"[linear_forward] x is {list(shape)} and weights have {columns} columns: x must be "
-                         f"[..., {columns}]")  # fmt: skip
+        raise ValueError(
+            f"[linear_forward] x is {list(shape)} and weights have {columns} columns: x must be [..., {columns}]"
+        )
     return x.new_empty((*shape[:-1], rows // 2 if gated else rows))
 
 

@@ -246,7 +246,18 @@ def rotary_operator():
 
 
 def _append(
-    k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale=None, v_scale=None
+    k_new,
+    v_new,
+    k_cache,
+    v_cache,
+    seqlens,
+    page_table,
+    cache_batch_idx,
+    cos,
+    sin,
+    interleaved,
+    k_scale=None,
+    v_scale=None,
 ):
     native(
         _heddle.append_kv_cache,
@@ -285,8 +296,18 @@ def _cached(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options):
     out, lse = _cached_fake(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options)
     native(
         _heddle.attention_with_kv_cache,
-        q, k_new, v_new, k_cache, v_cache, out, lse, cos, sin, interleaved, _items(options),
-    )  # fmt: skip
+        q,
+        k_new,
+        v_new,
+        k_cache,
+        v_cache,
+        out,
+        lse,
+        cos,
+        sin,
+        interleaved,
+        _items(options),
+    )
     _changed(k_cache, v_cache, options[K_SCALE], options[V_SCALE])
     return out, lse
 
@@ -348,10 +369,6 @@ for _name, _kernel, _fake, _without_backward in (
         _LIBRARY.impl(_name, _kernel, _device)
     torch.library.register_fake(f"heddle::{_name}", _fake, lib=_LIBRARY)
 
-torch.library.register_autograd(
-    "heddle::attention_forward", _backward, setup_context=_save_for_backward, lib=_LIBRARY
-)
+torch.library.register_autograd("heddle::attention_forward", _backward, setup_context=_save_for_backward, lib=_LIBRARY)
 torch.library.register_autograd("heddle::attention_backward", _no_second_derivative, lib=_LIBRARY)
-torch.library.register_autograd(
-    "heddle::apply_rotary", _rotary_backward, setup_context=_rotary_save, lib=_LIBRARY
-)
+torch.library.register_autograd("heddle::apply_rotary", _rotary_backward, setup_context=_rotary_save, lib=_LIBRARY)

@@ -114,9 +114,20 @@ def _planes(mask, query, weights, lead):
 
 def _options(bias, mask, scale, causal, dropout_p):
     return (
-        None, bias, mask, *_NO_ARRAYS[3:], scale, causal, -1, -1, 0.0, dropout_p, *_NO_SEED, _deterministic(),
+        None,
+        bias,
+        mask,
+        *_NO_ARRAYS[3:],
+        scale,
+        causal,
+        -1,
+        -1,
+        0.0,
+        dropout_p,
+        *_NO_SEED,
+        _deterministic(),
         *_FREE_CHOICE,
-    )  # fmt: skip
+    )
 
 
 def sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):

@@ -88,9 +88,18 @@ class Int4Cache:
         """
         interleaved = flag("append_int4_cache", "interleaved", interleaved)
         _torch_path().append_int4_cache(
-            k_new, v_new, self.blocks, self.k_tail, self.v_tail, self.page_table, self.row_idx, seqlens,
-            rotary_cos, rotary_sin, interleaved,
-        )  # fmt: skip
+            k_new,
+            v_new,
+            self.blocks,
+            self.k_tail,
+            self.v_tail,
+            self.page_table,
+            self.row_idx,
+            seqlens,
+            rotary_cos,
+            rotary_sin,
+            interleaved,
+        )
 
     def attention(self, q: Any, seqlens: Any, *, return_lse: bool = False, **options: Any) -> Any:
         """``heddle.attention`` of q [B, Sq, H, D] over the seqlens[b] keys (int32 [B]) that each sequence has.

@@ -14,21 +14,48 @@ from .progress import Progress
 
 SCHEMA = 2
 LENGTHS = [128, 192, 256, 512, 1024, 2048, 4096, 8192]
-TIMED = [(method, dtype) for method in ("flash", "torch", "baseline") for dtype in ("float32", "bfloat16")]  # the baseline, the slowest, last
+TIMED = [
+    (method, dtype) for method in ("flash", "torch", "baseline") for dtype in ("float32", "bfloat16")
+]  # the baseline, the slowest, last
 KINDS = [kind for kind in TIMED if kind[0] != "torch"]
 
 
 def arguments(argv) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m scripts.demo", description=__doc__)
-    parser.add_argument("--accuracy", type=float, default=1e-2, help="largest relative error the recommendation allows (default %(default)s)")
-    parser.add_argument("--budget", type=float, default=570.0, help="seconds to measure for; what does not fit is left out and said (default %(default)s)")
-    parser.add_argument("--build-seconds", type=float, help="how long the build before took, to be said on the pages; no part of the budget")
-    parser.add_argument("--out", type=Path, default=machine.ROOT / "report", help="folder of index.html, lowbit.html and report.json (default: report)")
-    parser.add_argument("--lengths", type=lambda s: [int(x) for x in s.split(",")], default=LENGTHS, help="lengths of the sweep")
+    parser.add_argument(
+        "--accuracy",
+        type=float,
+        default=1e-2,
+        help="largest relative error the recommendation allows (default %(default)s)",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=570.0,
+        help="seconds to measure for; what does not fit is left out and said (default %(default)s)",
+    )
+    parser.add_argument(
+        "--build-seconds",
+        type=float,
+        help="how long the build before took, to be said on the pages; no part of the budget",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=machine.ROOT / "report",
+        help="folder of index.html, lowbit.html and report.json (default: report)",
+    )
+    parser.add_argument(
+        "--lengths", type=lambda s: [int(x) for x in s.split(",")], default=LENGTHS, help="lengths of the sweep"
+    )
     parser.add_argument("--heads", type=int, default=8, help="heads of the sweep (default %(default)s)")
     parser.add_argument("--head-size", type=int, default=64, help="head size of the sweep (default %(default)s)")
-    parser.add_argument("--text-bytes", type=int, default=200_000, help="bytes of text to encode, at least (default %(default)s)")
-    parser.add_argument("--limit", type=int, default=2 << 30, help="bytes of the limit under which the longest sequence is tried")
+    parser.add_argument(
+        "--text-bytes", type=int, default=200_000, help="bytes of text to encode, at least (default %(default)s)"
+    )
+    parser.add_argument(
+        "--limit", type=int, default=2 << 30, help="bytes of the limit under which the longest sequence is tried"
+    )
     chosen = parser.parse_args(argv)
     if not chosen.accuracy > 0:
         parser.error(f"--accuracy {chosen.accuracy}: must be greater than 0")
@@ -60,16 +87,17 @@ def time_axes(options, timer: sweep.Timer) -> dict:
     for axis, shapes in axes.items():
         found[axis] = timer.along(shapes, KINDS, 0.15)
     timer.progress.stage("Best batch size at each length", 0.95)
-    found["batches"] = timer.along(sweep.batch_shapes(options.lengths, heads, head_size, max(options.lengths)), KINDS, 0.1)
+    found["batches"] = timer.along(
+        sweep.batch_shapes(options.lengths, heads, head_size, max(options.lengths)), KINDS, 0.1
+    )
     found["best_batch"] = sweep.choose_batch(found["batches"])
     return found
 
 
 def run(options) -> dict:
     """Measures everything and returns the report (the contents of report.json)."""
-    import torch
-
     import heddle
+    import torch
 
     torch.set_num_threads(heddle.num_threads())
     progress = Progress(options.budget)
@@ -83,11 +111,15 @@ def run(options) -> dict:
     progress.stage("all-MiniLM-L6-v2 on real text", 0.35)
     packed, report["text"] = encode.prepare(options.text_bytes)
     about = report["text"]
-    progress.step(f"{about['bytes'] / 1e3:.0f} kB of {about['source']}: {about['pieces']} pieces, {about['tokens']} tokens")
+    progress.step(
+        f"{about['bytes'] / 1e3:.0f} kB of {about['source']}: {about['pieces']} pieces, {about['tokens']} tokens"
+    )
     report["encoder"] = encode.run(packed, progress)
 
     progress.stage(lowbit.STAGES[0], 0.40)
-    rate = next((r["tokens_per_second"] for r in report["encoder"] if (r["method"], r["dtype"]) == ("flash", "float32")), 1000.0)
+    rate = next(
+        (r["tokens_per_second"] for r in report["encoder"] if (r["method"], r["dtype"]) == ("flash", "float32")), 1000.0
+    )
     report["lowbit"] = {"policies": lowbit.policies(packed, rate, progress)}
     progress.stage(lowbit.STAGES[1], 0.30)
     report["lowbit"]["gpu"] = gpu.policies(packed, progress)
@@ -102,7 +134,9 @@ def run(options) -> dict:
     report["sweep"] = time_lengths(options, timer)
     progress.stage("Longest sequence that fits", 0.50)
     one_head, free = report["sweep"]["one_head"], machine.memory_bytes()
-    report["limits"] = limits.verify(report["memory"], one_head, KINDS, options.head_size, options.limit, free, progress)
+    report["limits"] = limits.verify(
+        report["memory"], one_head, KINDS, options.head_size, options.limit, free, progress
+    )
     report["sweep"] |= time_axes(options, timer)
     progress.end_stage()
 
@@ -132,7 +166,11 @@ def run(options) -> dict:
 def write(folder: Path, report: dict) -> None:
     """report.json and the pages, each replaced whole."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (("report.json", json.dumps(report, indent=1)), (html.INDEX, html.page(report)), (html.LOWBIT, html.lowbit(report))):
+    for name, content in (
+        ("report.json", json.dumps(report, indent=1)),
+        (html.INDEX, html.page(report)),
+        (html.LOWBIT, html.lowbit(report)),
+    ):
         fresh = folder / (name + ".new")
         fresh.write_text(content, encoding="utf-8")
         os.replace(fresh, folder / name)
@@ -143,7 +181,9 @@ def main(argv=None) -> int:
     report = run(options)
     write(options.out, report)
     left_out = sum(item["count"] for item in report["left_out"])
-    print(f"\nDone in {report['seconds']:.0f} s; {left_out} measurements left out or cut short.\nOpen {options.out / 'index.html'}")
+    print(
+        f"\nDone in {report['seconds']:.0f} s; {left_out} measurements left out or cut short.\nOpen {options.out / 'index.html'}"
+    )
     return 0
 
 

@@ -44,7 +44,11 @@ def compare(found: np.ndarray, wanted: np.ndarray) -> dict:
         raise ValueError(f"[compare] found {found.shape} and wanted {wanted.shape} must have one shape")
     a, b = found.astype(np.float64), wanted.astype(np.float64)
     cosine = (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
-    return {"cosine_least": float(cosine.min()), "cosine_mean": float(cosine.mean()), "largest_error": float(np.abs(a - b).max())}
+    return {
+        "cosine_least": float(cosine.min()),
+        "cosine_mean": float(cosine.mean()),
+        "largest_error": float(np.abs(a - b).max()),
+    }
 
 
 def prepare(least_bytes: int) -> tuple[text.Packed, dict]:
@@ -57,14 +61,18 @@ def prepare(least_bytes: int) -> tuple[text.Packed, dict]:
     about = {
         "documents": len(documents),
         "bytes": sum(len(content.encode()) for _, content in documents),
-        "source": "licences of Debian" if documents[-1][0].startswith(str(text.LICENCES)) else "licences of Debian, Python's standard library",
+        "source": "licences of Debian"
+        if documents[-1][0].startswith(str(text.LICENCES))
+        else "licences of Debian, Python's standard library",
         "pieces": len(packed),
         "tokens": int(packed.cu_seqlens[-1]),
         "longest": int(lengths.max()),
         "median": float(np.median(lengths)),
         "tokenise_seconds": time.perf_counter() - begun,
         "padded_tokens": packed.padded_tokens(32),
-        "histogram": [[int(low), int(((lengths >= low) & (lengths < low + 32)).sum())] for low in range(0, LONGEST + 1, 32)],
+        "histogram": [
+            [int(low), int(((lengths >= low) & (lengths < low + 32)).sum())] for low in range(0, LONGEST + 1, 32)
+        ],
     }
     return packed, about
 
@@ -83,7 +91,9 @@ def unequal(runs: list[dict], unchanged=UNCHANGED) -> list[dict]:
             quick = min(own, key=taken.__getitem__)
             for i in own:
                 if taken[i] >= 0.05 * runs[i]["seconds"] and taken[i] >= UNEQUAL * taken[quick] > 0:
-                    found.append({"stage": stage, "dtype": dtype, "slow": i, "quick": quick, "ratio": taken[i] / taken[quick]})
+                    found.append(
+                        {"stage": stage, "dtype": dtype, "slow": i, "quick": quick, "ratio": taken[i] / taken[quick]}
+                    )
     return found
 
 

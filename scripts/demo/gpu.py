@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import numpy as np
+
 from bench import gpu_timing
 
 from . import encode, lowbit, machine, text
@@ -34,7 +35,13 @@ def conditions() -> dict:
 
     def asked(what):
         try:
-            done = subprocess.run(["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"], capture_output=True, text=True, timeout=20, check=True)
+            done = subprocess.run(
+                ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader"],
+                capture_output=True,
+                text=True,
+                timeout=20,
+                check=True,
+            )
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.splitlines()[torch.cuda.current_device()].strip()
@@ -82,7 +89,9 @@ def _alone(encoder, packed: text.Packed) -> float:
     return _seconds(one)
 
 
-def measure(folder: str, packed: text.Packed, exact: np.ndarray, left=lambda: float("inf"), step=lambda line: None) -> dict:
+def measure(
+    folder: str, packed: text.Packed, exact: np.ndarray, left=lambda: float("inf"), step=lambda line: None
+) -> dict:
     """Every policy over the text, held against `exact`, the CPU's embeddings in float32 [pieces, hidden]."""
     import heddle
     import torch
@@ -98,7 +107,9 @@ def measure(folder: str, packed: text.Packed, exact: np.ndarray, left=lambda: fl
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        embeddings = np.concatenate([encoder.encode(b.token_ids, b.cu_seqlens).cpu().numpy() for b in packed.batches(BATCHES[0])])
+        embeddings = np.concatenate(
+            [encoder.encode(b.token_ids, b.cu_seqlens).cpu().numpy() for b in packed.batches(BATCHES[0])]
+        )
         row = {
             "name": name,
             "dtype": dtype,

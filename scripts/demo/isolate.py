@@ -78,7 +78,7 @@ def fresh_pages() -> None:
 class Residence:
     """Bytes by which this process's resident memory grew at its peak inside a `with`: `.grown`, `.how` it was read."""
 
-    def __enter__(self) -> "Residence":
+    def __enter__(self) -> Residence:
         try:
             with open("/proc/self/clear_refs", "w", encoding="ascii") as refs:
                 refs.write("5")  # sets VmHWM back to VmRSS

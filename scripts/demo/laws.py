@@ -98,7 +98,15 @@ def check_score_buffer(memory: list[dict]) -> dict:
             law = score_buffer_bytes(p["batch"], p["heads"], p["length"], p["length"])
             scores = p["workspace"] - scratch
             rows.append(
-                {"length": p["length"], "dtype": dtype, "law": law, "workspace": p["workspace"], "scratch": scratch, "scores": scores, "ratio": scores / law}
+                {
+                    "length": p["length"],
+                    "dtype": dtype,
+                    "law": law,
+                    "workspace": p["workspace"],
+                    "scratch": scratch,
+                    "scores": scores,
+                    "ratio": scores / law,
+                }
             )
     judged = [row for row in rows if row["length"] >= FIT_FROM]
     growth = []
@@ -111,11 +119,19 @@ def check_score_buffer(memory: list[dict]) -> dict:
         if len(own) >= LEAST_LENGTHS:
             (short, small), (long, large) = own[0], own[-1]
             growth.append(
-                {"dtype": dtype, "from": short, "to": long, "length_ratio": long / short, "workspace_ratio": large / max(small, 1)}
+                {
+                    "dtype": dtype,
+                    "from": short,
+                    "to": long,
+                    "length_ratio": long / short,
+                    "workspace_ratio": large / max(small, 1),
+                }
             )
     return {
         "rows": rows,
-        "baseline_holds": all(abs(row["ratio"] - 1) <= 0.01 and row["scratch"] >= 0 for row in judged) if judged else None,
+        "baseline_holds": all(abs(row["ratio"] - 1) <= 0.01 and row["scratch"] >= 0 for row in judged)
+        if judged
+        else None,
         "flash_growth": growth,
         "flash_holds": all(g["workspace_ratio"] < g["length_ratio"] for g in growth) if growth else None,
     }

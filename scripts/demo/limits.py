@@ -25,7 +25,11 @@ def model(points: list[dict], method: str, dtype: str) -> dict:
     (short, small), (long, large) = own[-2], own[-1]
     tensors = (large["inputs"] + large["output"]) / long
     grown = large["workspace"] - small["workspace"]
-    squared = grown / (long**2 - short**2) if math.log(max(large["workspace"], 1) / max(small["workspace"], 1), long / short) > 1.5 else 0.0
+    squared = (
+        grown / (long**2 - short**2)
+        if math.log(max(large["workspace"], 1) / max(small["workspace"], 1), long / short) > 1.5
+        else 0.0
+    )
     linear = 0.0 if squared else grown / (long - short)
     constant = large["workspace"] - squared * long**2 - linear * long
     return {"constant": max(0.0, constant), "per_token": tensors + max(0.0, linear), "per_pair": squared}
@@ -60,10 +64,9 @@ def rows_like_the_whole(length: int, head_size: int, method: str, dtype: str) ->
 
 def _attempt(length: int, head_size: int, method: str, dtype: str, limit: int, whole: bool) -> dict:
     """Allocates q, k, v, o and the whole call's workspace under the limit and runs all rows, or a few of the last ones."""
+    import heddle
     import numpy as np
     import torch
-
-    import heddle
 
     isolate.fresh_pages()
     torch.set_num_threads(1)  # its threads' stacks would count as well
@@ -91,7 +94,13 @@ def _attempt(length: int, head_size: int, method: str, dtype: str, limit: int, w
     except (MemoryError, RuntimeError) as error:
         return {"fits": False, "length": length, "error": f"{type(error).__name__}: {error}"[:200]}
     # The check is no part of what has to fit.
-    return {"fits": True, "length": length, "rows": min(rows, length), "seconds": seconds, "error": _row_error(q, k, v, o)}
+    return {
+        "fits": True,
+        "length": length,
+        "rows": min(rows, length),
+        "seconds": seconds,
+        "error": _row_error(q, k, v, o),
+    }
 
 
 def _row_error(q, k, v, o) -> float:
@@ -157,7 +166,9 @@ def verify(points, times, kinds, head_size: int, limit: int, free: int, progress
             short_enough = whole is not None and whole <= WHOLE_CALL_SECONDS
             entry["inside"] = _try(inside, head_size, method, dtype, limit, short_enough)
             entry["beyond"] = _try(beyond, head_size, method, dtype, limit, short_enough)
-            progress.step(f"{method} {dtype}: {inside} tokens {_said(entry['inside'])}; {beyond} {_said(entry['beyond'])}")
+            progress.step(
+                f"{method} {dtype}: {inside} tokens {_said(entry['inside'])}; {beyond} {_said(entry['beyond'])}"
+            )
         found.append(entry)
     return found
 

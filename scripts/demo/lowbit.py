@@ -43,7 +43,9 @@ def retrieval(found: np.ndarray, wanted: np.ndarray, neighbours: int = NEIGHBOUR
     """Each piece as a query over all others, by cosine: how much of its nearest `neighbours` is the same (mean and least of 0..1),
     how often the nearest is, and Spearman's correlation of the whole ranking (mean and least). Embeddings [pieces, hidden]."""
     if found.shape != wanted.shape or len(found) < 3:
-        raise ValueError(f"[retrieval] found {found.shape} and wanted {wanted.shape} must have one shape and three pieces")
+        raise ValueError(
+            f"[retrieval] found {found.shape} and wanted {wanted.shape} must have one shape and three pieces"
+        )
     count = len(found)
     most = min(neighbours, count - 1)
 
@@ -138,7 +140,9 @@ def policies(packed: text.Packed, tokens_per_second: float, progress) -> list[di
     runs: list[dict] = []
     choosing = min(0.3 * progress.left(), 60.0)
     tokens = max(1.0, tokens_per_second * (progress.left() - choosing) / (1.3 * (len(POLICIES) + 1)))
-    part = packed.select(0, min(len(packed), max(32, int(np.searchsorted(packed.cu_seqlens, tokens, side="right")) - 1)))
+    part = packed.select(
+        0, min(len(packed), max(32, int(np.searchsorted(packed.cu_seqlens, tokens, side="right")) - 1))
+    )
     if len(part) < len(packed):
         progress.leave_out(f"every format on the last {len(packed) - len(part)} of {len(packed)} pieces", OUT_OF_TIME)
     todo: list[tuple[str, str, dict]] = list(POLICIES)
@@ -182,7 +186,15 @@ def gelu(y: np.ndarray) -> np.ndarray:
     return torch.nn.functional.gelu(torch.from_numpy(y)).numpy()
 
 
-LAYER_FORMATS = [("e2m1_row", "plain"), ("mxfp4", "mse"), ("nvfp4", "plain"), ("nvfp4", "mse"), ("int4_g64", "mse"), ("fp8_row", "mse"), ("int8_row", "plain")]
+LAYER_FORMATS = [
+    ("e2m1_row", "plain"),
+    ("mxfp4", "mse"),
+    ("nvfp4", "plain"),
+    ("nvfp4", "mse"),
+    ("int4_g64", "mse"),
+    ("fp8_row", "mse"),
+    ("int8_row", "plain"),
+]
 STUDIED = {("e2m1_row", "plain"): KEPT}
 
 
@@ -204,7 +216,14 @@ def layer_accuracy(draws: int = 4) -> list[dict]:
             kept[format, rule].append(100 * (1 - np.abs(found - y).mean() / np.abs(y).mean()))
             bits[format, rule] = q.bits_per_weight
     return [
-        {"format": f, "rule": r, "bits": bits[f, r], "kept": float(np.mean(kept[f, r])), "range": float(np.ptp(kept[f, r])), "study": STUDIED.get((f, r))}
+        {
+            "format": f,
+            "rule": r,
+            "bits": bits[f, r],
+            "kept": float(np.mean(kept[f, r])),
+            "range": float(np.ptp(kept[f, r])),
+            "study": STUDIED.get((f, r)),
+        }
         for f, r in LAYER_FORMATS
     ]
 
@@ -261,7 +280,7 @@ def block(batch: int = 4, length: int = 1024, hidden: int = 768, heads: int = 12
         for key, module in modules.items():
             y = module(x).double()
             base = y if base is None else base
-            seconds = _least(lambda: module(x), 2, warm=True)
+            seconds = _least(lambda module=module: module(x), 2, warm=True)
             found[key] = {"seconds": seconds, "kept": float(100 * (1 - (y - base).abs().mean() / base.abs().mean()))}
     return found
 
@@ -275,7 +294,12 @@ def attention_memory(batch: int = 4, heads: int = 8, length: int = 2048, head_si
     return found
 
 
-WORDS = {"layer": "a layer's accuracy", "attention": "attention's memory", "speed": "a layer's speed", "block": "a Transformer block"}
+WORDS = {
+    "layer": "a layer's accuracy",
+    "attention": "attention's memory",
+    "speed": "a layer's speed",
+    "block": "a Transformer block",
+}
 
 
 def study(progress) -> dict:

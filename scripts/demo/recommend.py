@@ -61,5 +61,13 @@ def lower_precision(rows: list[dict], accuracy: float) -> dict:
             faster = best["float32"]["seconds"] / low["seconds"]
             within = low["error"] is not None and low["error"] <= accuracy
             pays = faster > TIE and within
-            short.append({"length": row["length"], "faster": faster, "error": low["error"], "within_accuracy": within, "pays": pays})
+            short.append(
+                {
+                    "length": row["length"],
+                    "faster": faster,
+                    "error": low["error"],
+                    "within_accuracy": within,
+                    "pays": pays,
+                }
+            )
     return {"lengths": short, "worth_it": all(s["pays"] for s in short) if short else None, "up_to": SHORT}

@@ -15,9 +15,8 @@ LEAST_ROUNDS = 3
 
 
 def _runner(method: str, q, k, v):
-    import torch.nn.functional as functional
-
     import heddle
+    import torch.nn.functional as functional
 
     if method != "torch":
         return lambda: heddle.attention(q, k, v, method=method)
@@ -81,7 +80,7 @@ class Timer:
             for kind in going:
                 # A call of microseconds is repeated until a clock reading costs nothing beside it.
                 inner = max(1, int(0.002 / max(self.expected(shape, kind), 1e-9)))
-                taken, _ = isolate.seconds(lambda: [runs[kind]() for _ in range(inner)] and None)
+                taken, _ = isolate.seconds(lambda run=runs[kind], inner=inner: [run() for _ in range(inner)] and None)
                 seconds[kind].append(taken / inner)
                 self._rate[kind] = min(seconds[kind]) / (batch * heads * length * length * head_size)
         return [
@@ -120,7 +119,10 @@ def choose_batch(points: list[dict]) -> list[dict]:
     """For each length and kind: the smallest batch whose tokens per second are within 3 % of the best measured."""
     rows = []
     for length, method, dtype in sorted({(p["length"], p["method"], p["dtype"]) for p in points}):
-        own = sorted((p for p in points if (p["length"], p["method"], p["dtype"]) == (length, method, dtype)), key=lambda p: p["batch"])
+        own = sorted(
+            (p for p in points if (p["length"], p["method"], p["dtype"]) == (length, method, dtype)),
+            key=lambda p: p["batch"],
+        )
         rates = [p["batch"] * p["length"] / p["seconds"] for p in own]
         index = next(i for i, rate in enumerate(rates) if rate >= 0.97 * max(rates))
         rows.append(
@@ -166,9 +168,8 @@ def errors(lengths, kinds, heads: int, head_size: int, progress, most_rows: int 
     the root mean square of the result. plain: the error of plain torch operations in that dtype, on the same operands.
     total: like own, but against float64 on the operands before they were rounded: what a user of that dtype gets.
     """
-    import torch
-
     import heddle
+    import torch
 
     points = []
     for length in lengths:

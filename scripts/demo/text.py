@@ -26,12 +26,12 @@ class Packed:
     def __len__(self) -> int:
         return len(self.cu_seqlens) - 1
 
-    def select(self, first: int, last: int) -> "Packed":
+    def select(self, first: int, last: int) -> Packed:
         """Pieces first .. last - 1."""
         begin, end = self.cu_seqlens[first], self.cu_seqlens[last]
         return Packed(self.token_ids[begin:end], (self.cu_seqlens[first : last + 1] - begin).astype(np.int32))
 
-    def batches(self, most_tokens: int) -> list["Packed"]:
+    def batches(self, most_tokens: int) -> list[Packed]:
         """Consecutive pieces, as many as fit in most_tokens (at least one)."""
         groups, first = [], 0
         for last in range(1, len(self) + 1):
@@ -44,7 +44,9 @@ class Packed:
     def padded_tokens(self, batch: int) -> int:
         """Tokens of the same pieces padded to the longest of each `batch` consecutive ones."""
         lengths = self.lengths
-        return int(sum(lengths[i : i + batch].max() * len(lengths[i : i + batch]) for i in range(0, len(lengths), batch)))
+        return int(
+            sum(lengths[i : i + batch].max() * len(lengths[i : i + batch]) for i in range(0, len(lengths), batch))
+        )
 
 
 def pack(pieces: list[list[int]]) -> Packed:
@@ -79,7 +81,9 @@ def collect(least_bytes: int) -> list[tuple[str, str]]:
                 return documents
         if held >= least_bytes:
             return documents
-    raise RuntimeError(f"only {held} bytes of text found under {LICENCES} and in the standard library; {least_bytes} are needed")
+    raise RuntimeError(
+        f"only {held} bytes of text found under {LICENCES} and in the standard library; {least_bytes} are needed"
+    )
 
 
 def paragraphs(content: str) -> list[str]:

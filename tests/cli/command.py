@@ -51,16 +51,6 @@ def softmax_attention(q, k, v, *, causal=False, bias=None, mask=None):
     return o, (np.log(total) + top)[..., 0]
 
 
-@pytest.fixture
-def tensors():
-    random = np.random.default_rng(3)
-
-    def make(*shape, dtype=np.float32):
-        return random.standard_normal(shape).astype(dtype)
-
-    return make(2, 33, 4, 24), make(2, 33, 2, 24), make(2, 33, 2, 16)
-
-
 def save(folder: pathlib.Path, **arrays):
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)

@@ -33,7 +33,12 @@ def test_wrong_command_lines_exit_with_2(arguments):
 
 @pytest.mark.parametrize(
     "word, end",
-    [("explian", "; did you mean explain?"), ("quantise", "; did you mean quantize?"), ("chek", "; did you mean check?"), ("weave", "")],
+    [
+        ("explian", "; did you mean explain?"),
+        ("quantise", "; did you mean quantize?"),
+        ("chek", "; did you mean check?"),
+        ("weave", ""),
+    ],
 )
 def test_unknown_subcommands_are_named(word, end):
     assert run(word, "--json", code=2).splitlines()[0] == f"unknown subcommand '{word}'{end}"
@@ -291,7 +296,11 @@ def test_check_writes_digests(tmp_path):
     for file, candidate in zip(files, ("cpu", "cpu_baseline"), strict=True):
         run("check", "--name", "s64_d64_f32", "--candidate", candidate, "--digest", str(file))
     lines = [file.read_text(encoding="utf-8").splitlines() for file in files]
-    assert [line.split()[1:4:2] for line in lines[0]] == [["forward", "o"], ["forward", "lse"], *(["backward", f"d{x}"] for x in "qkv")]
+    assert [line.split()[1:4:2] for line in lines[0]] == [
+        ["forward", "o"],
+        ["forward", "lse"],
+        *(["backward", f"d{x}"] for x in "qkv"),
+    ]
     assert len(lines[1]) == 2 and {line.split()[2] for line in lines[1]} == {"cpu_baseline"}
     # Two candidates sum in orders of their own.
     assert lines[0][0].split()[4] != lines[1][0].split()[4]

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from command import built_with_cases, needs_command, run, run_json, save, softmax_attention, tensors
+from command import built_with_cases, needs_command, run, run_json, save, softmax_attention
 
 pytestmark = needs_command
 
@@ -77,7 +77,9 @@ def test_explain_memory_and_bench_on_a_gpu(gpu, flags):
 def test_tune_writes_a_file_that_is_used(gpu, tmp_path):
     file = tmp_path / "tuned.json"
     rows = run_json("tune", "--out", file)["rows"]
-    assert {"sm80 d64", "sm80 f32", "sm80_bwd d64", "sm80_bwd f32"} <= {row["kernel"] for row in rows if "seconds" in row}
+    assert {"sm80 d64", "sm80 f32", "sm80_bwd d64", "sm80_bwd f32"} <= {
+        row["kernel"] for row in rows if "seconds" in row
+    }
     said = run_json("info", HEDDLE_TUNING=str(file))["gpu"]["tuning"]
     assert said.startswith(f"{file}: used, made on {gpu['name']} ")
     moved = json.loads(file.read_text())
@@ -85,4 +87,6 @@ def test_tune_writes_a_file_that_is_used(gpu, tmp_path):
     file.write_text(json.dumps(moved))
     assert f"{file}: ignored, " in run_json("info", HEDDLE_TUNING=str(file))["gpu"]["tuning"]
     file.write_text("{}")
-    assert "'schema' is missing" in run("explain", "--device", "cuda", "--dtype", "bf16", code=2, HEDDLE_TUNING=str(file))
+    assert "'schema' is missing" in run(
+        "explain", "--device", "cuda", "--dtype", "bf16", code=2, HEDDLE_TUNING=str(file)
+    )

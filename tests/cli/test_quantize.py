@@ -2,8 +2,6 @@
 
 import json
 import os
-import pty
-import resource
 import signal
 import struct
 import subprocess
@@ -29,7 +27,9 @@ def write_safetensors(path, **tensors):
 @pytest.fixture
 def checkpoint(tmp_path):
     random = np.random.default_rng(5)
-    layers = {f"model.layers.0.mlp.{part}_proj.weight": random.standard_normal((48, 128)) for part in ("gate", "up", "down")}
+    layers = {
+        f"model.layers.0.mlp.{part}_proj.weight": random.standard_normal((48, 128)) for part in ("gate", "up", "down")
+    }
     write_safetensors(tmp_path / "model.safetensors", **layers, **{"lm_head.weight": random.standard_normal((9, 128))})
     return tmp_path / "model.safetensors"
 
@@ -49,20 +49,29 @@ def test_quantize_lists_experts_that_lie_in_one_tensor(tmp_path):
     text = run("quantize", tmp_path / "m.safetensors")
     assert "model.layers.0.experts.down" in text and "4 x 8 x 32" in text and "1 3-D tensors are as they were" in text
     found = run_json("quantize", "-o", tmp_path / "out", tmp_path / "m.safetensors")["copied_3d"]
-    assert found == [{"name": "model.layers.0.experts.down", "file": "m.safetensors", "shape": [4, 8, 32], "bytes": 4096}]
+    assert found == [
+        {"name": "model.layers.0.experts.down", "file": "m.safetensors", "shape": [4, 8, 32], "bytes": 4096}
+    ]
 
 
 def test_quantize_json_and_rules(checkpoint):
     out = checkpoint.parent / "out"
     found = run_json("quantize", "-o", out, "--format", "int8_row", "--rule", "plain", "--layers", "*up_proj=int4_g64:mse",
                      "--layers", "*gate*=16bit", "--keep", "*down*", checkpoint)  # fmt: skip
-    assert found["output"] == str(out) and found["kept"] == ["lm_head", "model.layers.0.mlp.down_proj", "model.layers.0.mlp.gate_proj"]
+    assert found["output"] == str(out) and found["kept"] == [
+        "lm_head",
+        "model.layers.0.mlp.down_proj",
+        "model.layers.0.mlp.gate_proj",
+    ]
     by_name = {layer["name"].split(".")[-1]: layer for layer in found["layers"]}
     assert {name: (layer["format"], layer["rule"]) for name, layer in by_name.items()} == {
         "gate_proj": ("bfloat16", ""),
         "up_proj": ("int4_g64", "mse"),
     }
-    assert by_name["up_proj"]["bytes_after"] == 48 * 64 + 48 * 2 * 2 + 16 and by_name["up_proj"]["bytes_before"] == 48 * 128 * 4
+    assert (
+        by_name["up_proj"]["bytes_after"] == 48 * 64 + 48 * 2 * 2 + 16
+        and by_name["up_proj"]["bytes_before"] == 48 * 128 * 4
+    )
     assert 15 < by_name["up_proj"]["sqnr_db"] < 25 < by_name["gate_proj"]["sqnr_db"]
 
 
@@ -109,7 +118,9 @@ def test_quantize_takes_importance(checkpoint):
     np.save(folder / f"{name}.npy", np.linspace(0, 1, 128, dtype=np.float32))
     options = ("quantize", checkpoint, "--format", "int4_g32", "--importance", folder)
     error = {layer["name"]: layer["sqnr_db"] for layer in run_json(*options, "-o", checkpoint.parent / "a")["layers"]}
-    plain = {layer["name"]: layer["sqnr_db"] for layer in run_json(*options[:4], "-o", checkpoint.parent / "b")["layers"]}
+    plain = {
+        layer["name"]: layer["sqnr_db"] for layer in run_json(*options[:4], "-o", checkpoint.parent / "b")["layers"]
+    }
     assert error[name] < plain.pop(name) and all(error[other] == plain[other] for other in plain)
     np.save(folder / f"{name}.npy", np.ones(3, np.float32))
     assert "up_proj.weight': importance" in run(*options, "-o", checkpoint.parent / "c", code=2)
@@ -121,12 +132,18 @@ def test_quantize_refuses_importance_of_nothing(checkpoint, tmp_path_factory):
     assert f"--importance is {folder}: it holds no LAYER.npy" in run(*options, code=2)
     np.save(folder / "model.layers.0.mlp.up_porj.npy", np.ones(128, np.float32))
     said = run(*options, code=2)
-    assert "none of its 1 files is of a layer of" in said and "'model.layers.0.mlp.up_porj.npy'" in said and "mlp.up_proj'" in said
+    assert (
+        "none of its 1 files is of a layer of" in said
+        and "'model.layers.0.mlp.up_porj.npy'" in said
+        and "mlp.up_proj'" in said
+    )
     np.save(folder / "model.layers.0.mlp.up_proj.npy", np.ones(128, np.float32))
     done = subprocess.run([CLI, *map(str, options)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "1 of the 2 files of --importance are of no layer of this checkpoint" in done.stderr
     absent = folder / "absent"
-    assert f"--importance is {absent}: there is no such folder" in run("quantize", checkpoint, "--importance", absent, code=2)
+    assert f"--importance is {absent}: there is no such folder" in run(
+        "quantize", checkpoint, "--importance", absent, code=2
+    )
 
 
 def test_quantize_reads_no_importance_outside_of_its_folder(tmp_path):
@@ -144,7 +161,9 @@ def test_quantize_reads_no_importance_outside_of_its_folder(tmp_path):
 @pytest.mark.parametrize("content", [b'{\n  "model_type": "llama"\n}', b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', "])
 def test_quantize_says_what_is_no_safetensors_file(tmp_path, content):
     (tmp_path / "file").write_bytes(content)
-    assert f"{tmp_path / 'file'}: not a safetensors file: its first 8 bytes" in run("quantize", tmp_path / "file", code=2)
+    assert f"{tmp_path / 'file'}: not a safetensors file: its first 8 bytes" in run(
+        "quantize", tmp_path / "file", code=2
+    )
 
 
 @pytest.mark.parametrize(

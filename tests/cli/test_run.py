@@ -9,7 +9,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from command import CLI, needs_command, run, run_json, save, softmax_attention, tensors
+from command import CLI, needs_command, run, run_json, save, softmax_attention
 
 pytestmark = needs_command
 
@@ -116,7 +116,9 @@ def test_run_keeps_its_inputs(tmp_path, tensors):
         said = run("run", *flags, "-o", tmp_path / name, code=2)
         assert f"--out is {tmp_path / name}, the file that --q is read from" in said
     assert "--lse is" in run("run", *flags, "-o", tmp_path / "o.npy", "--lse", tmp_path / "v.npy", code=2)
-    assert "the file that --out names" in run("run", *flags, "-o", tmp_path / "o.npy", "--lse", tmp_path / "o.npy", code=2)
+    assert "the file that --out names" in run(
+        "run", *flags, "-o", tmp_path / "o.npy", "--lse", tmp_path / "o.npy", code=2
+    )
     file = write_qkv(tmp_path, tensors[0])
     assert "--tensors" in run("run", "--tensors", file, *flags[2:], "-o", file, code=2)
     assert (tmp_path / "q.npy").read_bytes() == before and not (tmp_path / "o.npy").exists()

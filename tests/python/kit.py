@@ -13,8 +13,9 @@ def normal(*shape):
     return RANDOM.standard_normal(shape).astype(np.float32)
 
 
-def scores_and_mask(q, k, *, scale=None, causal="none", window=(-1, -1), softcap=0.0, alibi_slopes=None, bias=None,
-                    mask=None):
+def scores_and_mask(
+    q, k, *, scale=None, causal="none", window=(-1, -1), softcap=0.0, alibi_slopes=None, bias=None, mask=None
+):
     """[B, H, Sq, Sk] scores and the pairs that are attended, from q [B, Sq, H, D], k [B, Sk, H, D] of one dtype."""
     rows, keys = q.shape[1], k.shape[1]
     s = torch.einsum("bihd,bjhd->bhij", q, k) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
@@ -98,5 +99,7 @@ def differentiate(function, q, k, v, options, weight, lse_weight, dtype):
             options[name] = leaf(options[name], dtype if function is plain or name == "bias" else None)
             inputs.append(options[name])
     out, lse = function(q, k, v, **options)
-    loss = (out * weight.to(out.dtype)).sum() + torch.where(torch.isfinite(lse), lse * lse_weight.to(lse.dtype), 0).sum()
+    loss = (out * weight.to(out.dtype)).sum() + torch.where(
+        torch.isfinite(lse), lse * lse_weight.to(lse.dtype), 0
+    ).sum()
     return [out, lse, *torch.autograd.grad(loss, inputs)]

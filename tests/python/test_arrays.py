@@ -53,7 +53,9 @@ def test_numpy_views_and_read_only_inputs():
 def test_numpy_packed_with_dropout():
     q = np.random.default_rng(1).standard_normal((18, 2, 8)).astype(np.float32)
     cu = np.array([0, 4, 18], np.int32)
-    out, lse = heddle.attention(q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu, dropout_p=0.4, dropout_seed=8, return_lse=True)
+    out, lse = heddle.attention(
+        q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu, dropout_p=0.4, dropout_seed=8, return_lse=True
+    )
     t, c = torch.from_numpy(q), torch.from_numpy(cu)
     expected = heddle.attention(t, t, t, cu_seqlens_q=c, cu_seqlens_k=c, dropout_p=0.4, dropout_seed=8)
     assert lse.shape == (2, 18) and np.array_equal(out, expected.numpy())

@@ -108,7 +108,9 @@ def test_packed_equals_each_sequence_alone(causal):
         return torch.cat(outs), torch.cat(lses, 1)
 
     def ours(q, k, v, sink):
-        return heddle.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=causal, sink=sink, return_lse=True)
+        return heddle.attention(
+            q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=causal, sink=sink, return_lse=True
+        )
 
     sink, weight, lse_weight = torch.randn(4), torch.randn(52, 4, 24), torch.randn(4, 52)
     results = []
@@ -154,13 +156,23 @@ def test_strides_are_free():
 
 
 def test_empty_extents():
-    assert heddle.attention(torch.empty(0, 4, 2, 8), torch.empty(0, 4, 2, 8), torch.empty(0, 4, 2, 8)).shape == (0, 4, 2, 8)
+    assert heddle.attention(torch.empty(0, 4, 2, 8), torch.empty(0, 4, 2, 8), torch.empty(0, 4, 2, 8)).shape == (
+        0,
+        4,
+        2,
+        8,
+    )
     q = torch.randn(1, 3, 2, 8, requires_grad=True)
     out, lse = heddle.attention(q, torch.empty(1, 0, 2, 8), torch.empty(1, 0, 2, 8), return_lse=True)
     assert torch.equal(out, torch.zeros(1, 3, 2, 8)) and torch.equal(lse, torch.full((1, 2, 3), -math.inf))
     out.sum().backward()
     assert torch.equal(q.grad, torch.zeros_like(q))
-    assert heddle.attention(torch.empty(2, 0, 2, 8), torch.randn(2, 5, 2, 8), torch.randn(2, 5, 2, 8)).shape == (2, 0, 2, 8)
+    assert heddle.attention(torch.empty(2, 0, 2, 8), torch.randn(2, 5, 2, 8), torch.randn(2, 5, 2, 8)).shape == (
+        2,
+        0,
+        2,
+        8,
+    )
 
 
 def test_dropout_follows_its_seed():
@@ -188,7 +200,9 @@ def test_methods_and_forced_candidates_agree(name):
     rough = plain(q, k, v, **options)[0]
     for candidate in heddle.explain(q, k, v, **options):
         if candidate.supported:
-            assert_accurate(candidate.name, heddle.attention(q, k, v, force=candidate.name, **options), exact, rough, q.dtype)
+            assert_accurate(
+                candidate.name, heddle.attention(q, k, v, force=candidate.name, **options), exact, rough, q.dtype
+            )
     for method in ("flash", "baseline"):
         assert_accurate(method, heddle.attention(q, k, v, method=method, **options), exact, rough, q.dtype)
 
@@ -244,7 +258,9 @@ def test_precision_is_one_of_three_words():
 
 def test_int8_qk_is_refused_on_the_cpu():
     q = torch.randn(1, 4, 2, 64, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match=r"no candidate can serve this call; cpu: it does not multiply q and k in 8 bits"):
+    with pytest.raises(
+        ValueError, match=r"no candidate can serve this call; cpu: it does not multiply q and k in 8 bits"
+    ):
         heddle.attention(q, q, q, precision="int8_qk")
     assert heddle.explain(q, q, q, precision="int8_qk").chosen is None
 
@@ -300,7 +316,9 @@ def test_attention_with_kv_cache_names_its_own_arguments():
         with pytest.raises(ValueError, match=r"\[attention_with_kv_cache\] " + match):
             heddle.attention_with_kv_cache(q, new, new, k_cache, cache.clone(), seqlens)
 
-    refused(r"seqlens\[1\] is 30: with 1 rows sequence 1 ends at position 31", torch.tensor([20, 30], dtype=torch.int32))
+    refused(
+        r"seqlens\[1\] is 30: with 1 rows sequence 1 ends at position 31", torch.tensor([20, 30], dtype=torch.int32)
+    )
     refused(r"seqlens\[0\] is 31: it must be from 0", torch.tensor([31, 30], dtype=torch.int32))
     refused("seqlens has 3 entries: it must have 2", torch.zeros(3, dtype=torch.int32))
     refused("seqlens is int64: it must be int32", torch.tensor([20, 30]))

@@ -75,13 +75,20 @@ def cpu(monkeypatch):
     monkeypatch.setattr(gpu_timing, "SAMPLE_MS", 0.01)
     monkeypatch.setattr(gpu_timing, "HOST_SECONDS", 1e-6)
     monkeypatch.setattr(gpu_timing, "WARM_CALLS", 1)
-    monkeypatch.setattr(gpu_timing, "graph", lambda call, rotations, prepare: gpu_timing.Contender((lambda: call(0)) if rotations > 1 else call, 1, prepare))
+    monkeypatch.setattr(
+        gpu_timing,
+        "graph",
+        lambda call, rotations, prepare: gpu_timing.Contender((lambda: call(0)) if rotations > 1 else call, 1, prepare),
+    )
     monkeypatch.setattr(gpu_decode_rows, "ROTATED_BYTES", 1 << 16)
     for name in ("gemm_tflops", "copy_tbs"):
         monkeypatch.setattr(bench, name, lambda: 1.0)
     for backward in (False, True):
         monkeypatch.setitem(sources.ATTENTION, ("cpu", backward), ("src/cpu/attention*",))
-    flags = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in ("flash", "mem_efficient", "math", "cudnn")}
+    flags = {
+        name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")()
+        for name in ("flash", "mem_efficient", "math", "cudnn")
+    }
     with OnTheCpu():
         yield
     for name, value in flags.items():  # rows choose back ends for good
@@ -97,7 +104,9 @@ NAN = torch.full((4, 3), math.nan)
 
 
 def test_a_right_row_has_its_difference_its_spread_and_its_sources():
-    row = bench.measure("r", made({"heddle": lambda: ONES * 1.001, "cudnn": lambda: ONES}, kernel="sm90", sources=("src/cuda/common",)))
+    row = bench.measure(
+        "r", made({"heddle": lambda: ONES * 1.001, "cudnn": lambda: ONES}, kernel="sm90", sources=("src/cuda/common",))
+    )
     assert row["difference"] == {"heddle": pytest.approx(0.001, rel=1e-2)} and row["limit"] == gpu_rows.LIMIT
     assert row["rival"] == "cudnn" and row["ratio"] == pytest.approx(row["rates"]["heddle"] / row["rates"]["cudnn"])
     assert len(row["milliseconds"]["heddle"]) == gpu_timing.ROUNDS and row["spread"]["heddle"] >= 0
@@ -116,14 +125,19 @@ def test_one_wrong_gradient_among_right_ones_is_found():
 
 
 def test_a_row_that_is_compared_with_nothing_is_wrong():
-    assert "nor another contender" in bench.measure("r", made({"heddle": lambda: ONES, "default": lambda: ONES}))["wrong"]
+    assert (
+        "nor another contender" in bench.measure("r", made({"heddle": lambda: ONES, "default": lambda: ONES}))["wrong"]
+    )
 
 
 def test_a_row_of_heddles_that_fails_is_wrong_and_says_why():
     def fail():
         raise RuntimeError("no such kernel\nand more")
 
-    assert bench.measure("r", made({"heddle": fail, "cudnn": lambda: ONES}))["wrong"] == "Wrong: heddle failed: RuntimeError: no such kernel"
+    assert (
+        bench.measure("r", made({"heddle": fail, "cudnn": lambda: ONES}))["wrong"]
+        == "Wrong: heddle failed: RuntimeError: no such kernel"
+    )
     row = bench.measure("r", made({"heddle": lambda: ONES, "fa2": fail, "cudnn": lambda: ONES}))
     assert row["absent"] == {"fa2": "RuntimeError: no such kernel"} and set(row["rates"]) == {"heddle", "cudnn"}
 
@@ -137,7 +151,9 @@ def test_a_rival_that_computes_something_else_is_out_of_the_race():
 def test_a_reference_is_held_against_each_row_and_a_rival_against_all_of_it():
     expected = lambda: gpu_reference.Expected(lambda o: o[:2], ONES[:2])
     small = torch.cat([100 * ONES[:1], ONES[1:2] * 1.5])  # the second row is wrong, beside one that hides it in a norm
-    assert gpu_reference.from_expected(small, gpu_reference.Expected(lambda o: o, torch.cat([100 * ONES[:1], ONES[:1]]))) == pytest.approx(0.5)
+    assert gpu_reference.from_expected(
+        small, gpu_reference.Expected(lambda o: o, torch.cat([100 * ONES[:1], ONES[:1]]))
+    ) == pytest.approx(0.5)
     unseen = torch.cat([ONES[:3], NAN[:1]])  # the reference does not look at the last row
     assert "wrong" not in bench.measure("r", made({"heddle": lambda: unseen}, reference=expected))
     assert "wrong" in bench.measure("r", made({"heddle": lambda: unseen, "cudnn": lambda: ONES}, reference=expected))
@@ -149,11 +165,14 @@ def test_where_nobody_has_a_kernel_the_row_says_so():
 
 
 def test_a_run_goes_on_after_a_wrong_row_and_ends_with_status_1(tmp_path, monkeypatch):
-    rows = {"bad": made({"heddle": lambda: NAN, "cudnn": lambda: ONES}), "good": made({"heddle": lambda: ONES, "cudnn": lambda: ONES})}
+    rows = {
+        "bad": made({"heddle": lambda: NAN, "cudnn": lambda: ONES}),
+        "good": made({"heddle": lambda: ONES, "cudnn": lambda: ONES}),
+    }
     monkeypatch.setattr(bench, "known", lambda: rows)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
-    monkeypatch.setattr(gpu_peers, "absent", lambda: {})
+    monkeypatch.setattr(gpu_peers, "absent", dict)
     monkeypatch.setattr(bench.gpu_conditions, "conditions", lambda method: {"method": method, "date": "d"})
     monkeypatch.setattr(sys, "argv", ["bench", "--out", str(tmp_path / "out.json")])
     with pytest.raises(SystemExit, match="1 rows are wrong: bad"):
@@ -191,7 +210,13 @@ def test_rows_are_made_compared_and_timed(name):
 
 def test_a_reference_knows_causality_from_the_bottom_right_and_groups():
     q, k, v = torch.randn(2, 20, 4, 32), torch.randn(2, 50, 2, 32), torch.randn(2, 50, 2, 32)
-    options = {"softcap": 3.0, "alibi_slopes": torch.rand(4), "bias": torch.randn(1, 4, 20, 50), "mask": torch.rand(2, 1, 1, 50) < 0.9, "sink": torch.randn(4)}
+    options = {
+        "softcap": 3.0,
+        "alibi_slopes": torch.rand(4),
+        "bias": torch.randn(1, 4, 20, 50),
+        "mask": torch.rand(2, 1, 1, 50) < 0.9,
+        "sink": torch.randn(4),
+    }
     found = heddle.attention(q, k, v, causal="bottom_right", window=(9, -1), **options)
     expected = gpu_reference.sampled(gpu_reference.Attention(q, k, v, causal=True, left=9, **options))
     assert gpu_reference.from_expected(found, expected) < 1e-5
@@ -210,21 +235,41 @@ class TestFlashAttention3:
             window = (window_size[0], -1 if causal else window_size[1])
             return heddle.attention(q, k, v, causal="bottom_right" if causal else "none", window=window)
 
-        def flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None, softmax_scale=None, causal=False):
+        def flash_attn_varlen_func(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            seqused_q=None,
+            seqused_k=None,
+            softmax_scale=None,
+            causal=False,
+        ):
             return heddle.attention(q, k, v, causal="bottom_right" if causal else "none", cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,
                                     max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k)  # fmt: skip
 
         def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None,
                                     cache_leftpad=None, page_table=None, cu_seqlens_q=None, causal=False):  # fmt: skip
-            return heddle.attention(q, k_cache, v_cache, causal="bottom_right", seqused_k=cache_seqlens, page_table=page_table)
+            return heddle.attention(
+                q, k_cache, v_cache, causal="bottom_right", seqused_k=cache_seqlens, page_table=page_table
+            )
 
-        found = types.SimpleNamespace(flash_attn_func=flash_attn_func, flash_attn_varlen_func=flash_attn_varlen_func, flash_attn_with_kvcache=flash_attn_with_kvcache)
+        found = types.SimpleNamespace(
+            flash_attn_func=flash_attn_func,
+            flash_attn_varlen_func=flash_attn_varlen_func,
+            flash_attn_with_kvcache=flash_attn_with_kvcache,
+        )
         monkeypatch.setitem(sys.modules, "flash_attn_interface", found)
         gpu_peers._imported.cache_clear()
         yield
         gpu_peers._imported.cache_clear()
 
-    @pytest.mark.parametrize("name", ["dense", "window", "documents", "python call", "decode", "decode, rows", "paged", "gradients"])
+    @pytest.mark.parametrize(
+        "name", ["dense", "window", "documents", "python call", "decode", "decode, rows", "paged", "gradients"]
+    )
     def test_it_is_raced_where_it_can_be_imported(self, module, name):
         row = bench.measure(name, SMALL[name])
         assert "wrong" not in row, row["wrong"]
@@ -241,8 +286,14 @@ def test_the_codes_of_int4_weights_are_those_that_torch_reads(monkeypatch):
     asked = {}
     quantized = heddle.lowbit.quantize(torch.randn(16, 256), "int4_g128")
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
-    monkeypatch.setattr(gpu_peers.torch.ops.aten, "_convert_weight_to_int4pack", lambda codes, tiles: asked.setdefault("codes", codes))
-    monkeypatch.setattr(gpu_peers.torch.ops.aten, "_weight_int4pack_mm", lambda x, codes, group, scales: asked.setdefault("scales", scales))
+    monkeypatch.setattr(
+        gpu_peers.torch.ops.aten, "_convert_weight_to_int4pack", lambda codes, tiles: asked.setdefault("codes", codes)
+    )
+    monkeypatch.setattr(
+        gpu_peers.torch.ops.aten,
+        "_weight_int4pack_mm",
+        lambda x, codes, group, scales: asked.setdefault("scales", scales),
+    )
     gpu_peers.int4pack(quantized, 2)(torch.ones(1, 256))
     codes, scales = asked["codes"].int(), asked["scales"].float()  # [N, K / 2], [K / 128, N, 2]
     columns = torch.stack((codes >> 4, codes & 15), dim=-1).reshape(16, 256)
@@ -276,7 +327,9 @@ class TestCpuRows:
         import attention_bench
         import contenders
 
-        row = contenders.make_row({"name": "sgemm", "kind": "sgemm", "pass": "forward", "goal": 0.9}, [1, 2, 32, 64], "f32", 2)
+        row = contenders.make_row(
+            {"name": "sgemm", "kind": "sgemm", "pass": "forward", "goal": 0.9}, [1, 2, 32, 64], "f32", 2
+        )
         right = row.reference()
         worst, limit = attention_bench.difference(row, {"heddle": right}, {})
         assert worst == 0.0 and limit == 1e-4
@@ -295,6 +348,10 @@ class TestCpuRows:
         plain = {dtype: [weights.to(dtype)] for dtype in (torch.float32, torch.bfloat16)}
         row = linear_bench.measure("nvfp4", 4, quantized, packed, plain, 0.0)
         if wrong is None:
-            assert "wrong" not in row and sources.current(row) and set(row["differences"]) == {"heddle float32", "heddle bfloat16", "heddle bfloat16, int8_x"}
+            assert (
+                "wrong" not in row
+                and sources.current(row)
+                and set(row["differences"]) == {"heddle float32", "heddle bfloat16", "heddle bfloat16, int8_x"}
+            )
         else:
             assert wrong in row["wrong"] and "milliseconds" not in row

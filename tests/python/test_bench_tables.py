@@ -103,13 +103,24 @@ def result(date, rows, wrong=(), **conditions):
 
 
 def row(name, heddle=2.0, **more):
-    return {"name": name, "unit": "TFLOP/s", "timed": "queued", "milliseconds": {"heddle": [1.0]}, "rates": {"heddle": heddle}, **more}
+    return {
+        "name": name,
+        "unit": "TFLOP/s",
+        "timed": "queued",
+        "milliseconds": {"heddle": [1.0]},
+        "rates": {"heddle": heddle},
+        **more,
+    }
 
 
 class TestMerge:
     def test_later_rows_replace_earlier_ones_and_keep_their_conditions(self):
         found = merge.merged([result("1", [row("a"), row("b")]), result("2", [row("b", 3.0), row("c")])], ["x", "y"])
-        assert [(r["name"], r["rates"]["heddle"], r["input"]) for r in found["rows"]] == [("a", 2.0, 0), ("b", 3.0, 1), ("c", 2.0, 1)]
+        assert [(r["name"], r["rates"]["heddle"], r["input"]) for r in found["rows"]] == [
+            ("a", 2.0, 0),
+            ("b", 3.0, 1),
+            ("c", 2.0, 1),
+        ]
         assert [i["commit"] for i in found["inputs"]] == ["1", "2"] and found["conditions"]["date"] == "2"
 
     def test_rows_of_shards_come_in_their_runs_order(self):
@@ -150,7 +161,11 @@ class TestMerge:
 
 class TestReading:
     def test_files_are_read_oldest_first_and_a_later_row_wins(self, tmp_path):
-        for name, found in {"nvidia-b": result("2", [row("a", 5.0)]), "nvidia-a": result("3", [row("a", 7.0)]), "nvidia-c": result("1", [row("a", 1.0), row("d")])}.items():
+        for name, found in {
+            "nvidia-b": result("2", [row("a", 5.0)]),
+            "nvidia-a": result("3", [row("a", 7.0)]),
+            "nvidia-c": result("1", [row("a", 1.0), row("d")]),
+        }.items():
             (tmp_path / f"{name}.json").write_text(json.dumps(found))
         files = bench_results.read("nvidia-*.json", tmp_path)
         assert [name for name, _ in files] == ["nvidia-c.json", "nvidia-b.json", "nvidia-a.json"]
@@ -163,7 +178,10 @@ class TestReading:
         assert bench_results.marked("a", [fresh]) == "a"
         for stale in ([old], [row("c")], [fresh, old]):
             assert bench_results.marked("x", stale) == "x †"
-        assert bench_results.noted("x †").endswith("† measured on older sources of this kernel.") and bench_results.noted("x") == "x"
+        assert (
+            bench_results.noted("x †").endswith("† measured on older sources of this kernel.")
+            and bench_results.noted("x") == "x"
+        )
 
     def test_spans(self):
         assert bench_results.span([1.001, 2.5], "{:.2f}") == "1.00 to 2.50"
@@ -191,7 +209,13 @@ class TestGpuTables:
         assert "no Heddle: head sizes to 128" in gpu_table.every({one["name"]: one})
 
     def test_bad_rows_are_shown(self):
-        rows = {r["name"]: r for r in (raced("linear nf4 4096x4096 M256", "calls/s", heddle=100.0, cublas=270.0), raced("linear nf4 4096x4096 M1", "calls/s", heddle=3.0, cublas=2.0))}
+        rows = {
+            r["name"]: r
+            for r in (
+                raced("linear nf4 4096x4096 M256", "calls/s", heddle=100.0, cublas=270.0),
+                raced("linear nf4 4096x4096 M1", "calls/s", heddle=3.0, cublas=2.0),
+            )
+        }
         shown = gpu_table.tables(rows)
         assert "| nf4 4096x4096 † | 333333 (1.50) | 10000 (0.37) |" in shown and "M 1 | M 256" in shown
 
@@ -210,7 +234,10 @@ class TestGpuTables:
 
     def test_each_row_is_counted_in_the_file_that_it_is_of(self):
         alike = {"gpu": "G", "driver": "1", "cuda": "13", "torch": "2", "commit": "c" * 40, "date": "2026-01-01"}
-        files = [(name, {"conditions": alike, "rows": [raced(f"forward D64 none S{s}") for s in lengths]}) for name, lengths in (("a", (512, 1024)), ("b", (512,)))]
+        files = [
+            (name, {"conditions": alike, "rows": [raced(f"forward D64 none S{s}") for s in lengths]})
+            for name, lengths in (("a", (512, 1024)), ("b", (512,)))
+        ]
         shown = gpu_table.written(files, gpu_table.tables, "")
         assert "[`a`](a) (1 row," in shown and "[`b`](b) (1 row," in shown
 
@@ -285,7 +312,9 @@ def copy(tmp_path_factory):
     ("encoder_table", "docs/encoder.md", "gpu"),
 ])  # fmt: skip
 def test_a_page_that_was_changed_by_hand_fails_the_check(copy, script, page, block):
-    check = lambda *more: subprocess.run([sys.executable, copy / "scripts" / f"{script}.py", *more], capture_output=True, text=True)
+    check = lambda *more: subprocess.run(
+        [sys.executable, copy / "scripts" / f"{script}.py", *more], capture_output=True, text=True
+    )
     path, right = copy / page, (ROOT / page).read_text(encoding="utf-8")
     assert check("--check").returncode == 0
     path.write_text(marked_block.replaced(right, block, "better figures"), encoding="utf-8")

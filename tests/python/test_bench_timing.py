@@ -59,7 +59,9 @@ class Device:
         return timing.Contender(call, calls)
 
 
-@pytest.mark.parametrize("milliseconds, count", [(0.001, 40), (0.5, 40), (1.0, 20), (5.0, 4), (6.5, 4), (10.0, 3), (500.0, 3), (0.0, 40)])
+@pytest.mark.parametrize(
+    "milliseconds, count", [(0.001, 40), (0.5, 40), (1.0, 20), (5.0, 4), (6.5, 4), (10.0, 3), (500.0, 3), (0.0, 40)]
+)
 def test_as_many_calls_in_a_row_as_make_a_sample(milliseconds, count):
     assert timing.in_a_row(milliseconds) == count
 
@@ -77,7 +79,9 @@ def test_the_gpu_sleeps_longer_than_the_host_needs():
 def test_what_counts_is_the_gpu_time_whatever_the_host_needs():
     device = Device()
     # The host is five times as slow as the GPU: timed one by one, a call would take 100 us.
-    found, calls = timing.race({"slow host": device.contender("a", 20e-6, host=100e-6), "fast host": device.contender("b", 20e-6)}, device)
+    found, calls = timing.race(
+        {"slow host": device.contender("a", 20e-6, host=100e-6), "fast host": device.contender("b", 20e-6)}, device
+    )
     for times in found.values():
         assert times == [pytest.approx(0.02, rel=1e-6)] * timing.ROUNDS
     assert calls == {"slow host": 40, "fast host": 40}
@@ -115,7 +119,10 @@ def test_a_call_that_waits_for_the_gpu_is_refused():
 def test_rounds_alternate_with_a_pause_before_each():
     device = Device()
     order = []
-    prepared = {name: timing.Contender(device.contender(name, 1e-3).call, 1, lambda name=name: order.append(name)) for name in "ab"}
+    prepared = {
+        name: timing.Contender(device.contender(name, 1e-3).call, 1, lambda name=name: order.append(name))
+        for name in "ab"
+    }
     timing.race(prepared, device)
     assert "".join(order[2:]) == "abbaab"  # the first two: when each is tried
     assert device.pauses == [timing.PAUSE] * 6 == [0.04] * 6
@@ -123,7 +130,10 @@ def test_rounds_alternate_with_a_pause_before_each():
 
 def test_the_host_feels_both_parts():
     device = Device()
-    found, _ = timing.host_milliseconds({"call": device.contender("c", 1e-6, host=20e-6), "waits": device.contender("w", 30e-6, 20e-6, waits=True)}, device)
+    found, _ = timing.host_milliseconds(
+        {"call": device.contender("c", 1e-6, host=20e-6), "waits": device.contender("w", 30e-6, 20e-6, waits=True)},
+        device,
+    )
     assert found["call"] == [pytest.approx(0.02, rel=0.01)] * 3
     assert found["waits"] == [pytest.approx(0.05, rel=0.01)] * 3
 

@@ -98,7 +98,9 @@ def test_nvfp4(tmp_path, rng, divided):
         divisor = np.float32(448 * 6 / 3.7)
         tensors["l.weight_global_scale"] = torch.tensor([divisor])
         save_torch(tensors, file)
-        q = check(file, "l", E2M1[codes] * spread(scales * (np.float32(1) / divisor)), "nvfp4", "compressed_tensors_nvfp4")
+        q = check(
+            file, "l", E2M1[codes] * spread(scales * (np.float32(1) / divisor)), "nvfp4", "compressed_tensors_nvfp4"
+        )
         theirs = E2M1[codes] * spread(scales / divisor)  # one rounding apart
         assert np.all(np.abs(q.dequantize() - theirs) <= np.abs(theirs) * 2.0**-22)
     else:
@@ -265,7 +267,9 @@ def test_what_is_refused_names_tensor_value_and_rule(tmp_path, rng):
         lowbit.load(file, "other")
     for call in (lowbit.layers, lambda paths: lowbit.load(paths, "l"), lambda paths: lowbit.layout_of(paths, "l")):
         for path in (tmp_path / "absent.safetensors", "org/model", [file, "org/model"]):
-            with pytest.raises(FileNotFoundError, match=r"\[checkpoint\] paths is '.*', which is not there: .*hub are not downl"):
+            with pytest.raises(
+                FileNotFoundError, match=r"\[checkpoint\] paths is '.*', which is not there: .*hub are not downl"
+            ):
                 call(path)
     with pytest.raises(ValueError, match="no path is given"):
         lowbit.layers([])

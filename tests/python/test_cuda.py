@@ -1,9 +1,8 @@
 """torch tensors on a GPU: results, streams, memory, tracing, and what is refused."""
 
+import heddle
 import pytest
 import torch
-
-import heddle
 from heddle import _heddle
 from kit import assert_accurate, plain
 
@@ -97,7 +96,9 @@ def test_int8_qk_is_asked_for_and_forward_only():
     assert heddle.explain(q, k, v).chosen.name != "sm80_int8"
     with pytest.raises(ValueError, match="sm80_int8: it has no softcap"):
         heddle.attention(q, k, v, precision="int8_qk", softcap=3.0)
-    with pytest.raises(ValueError, match="force is 'sm80_int8', .* it multiplies q and k in 8 bits, which precision int8_qk asks for"):
+    with pytest.raises(
+        ValueError, match="force is 'sm80_int8', .* it multiplies q and k in 8 bits, which precision int8_qk asks for"
+    ):
         heddle.attention(q, k, v, force="sm80_int8")
     with pytest.raises(ValueError, match="precision is int8_qk, which has no backward"):
         heddle.attention(q.requires_grad_(), k, v, precision="int8_qk").sum().backward()
@@ -241,7 +242,9 @@ def test_refusals():
         heddle.attention(q, k, v, sink=torch.zeros(4))
     with pytest.raises(ValueError, match="q is float64: it must be float32, float16 or bfloat16"):
         heddle.attention(q.double(), k.double(), v.double())
-    with pytest.raises(ValueError, match="force is 'reference', which cannot serve this call: it runs on another device"):
+    with pytest.raises(
+        ValueError, match="force is 'reference', which cannot serve this call: it runs on another device"
+    ):
         heddle.attention(q, k, v, force="reference")
     cu = torch.tensor([0, 96], dtype=torch.int32, device="cuda")
     with pytest.raises(ValueError, match="max_seqlen_q is 0: cu_seqlens_q is on a GPU, where lengths are not read"):
@@ -278,7 +281,9 @@ def test_append_as_on_the_cpu(paged):
     seqlens = torch.tensor([0, 27], dtype=torch.int32, device="cuda")
     cos, sin = angles()
     pages = torch.tensor([[5, 2], [0, 4]], dtype=torch.int32, device="cuda") if paged else None
-    caches = [torch.zeros(6 if paged else 2, 16 if paged else 32, 2, 64, device="cuda", dtype=k_new.dtype) for _ in "kv"]
+    caches = [
+        torch.zeros(6 if paged else 2, 16 if paged else 32, 2, 64, device="cuda", dtype=k_new.dtype) for _ in "kv"
+    ]
     host = [x.cpu() for x in caches]
     version = caches[0]._version
     heddle.append_kv_cache(k_new, v_new, *caches, seqlens, page_table=pages, rotary_cos=cos, rotary_sin=sin)
@@ -350,7 +355,16 @@ def test_flash_attn_with_kvcache(causal):
     cos, sin = angles()
     host = [x.cpu() for x in (q, *caches, k_new, v_new, cos, sin)]
     out, lse = flash_attn_with_kvcache(
-        q, *caches, k_new, v_new, cos, sin, cache_seqlens=lengths, block_table=table, causal=causal, return_softmax_lse=True
+        q,
+        *caches,
+        k_new,
+        v_new,
+        cos,
+        sin,
+        cache_seqlens=lengths,
+        block_table=table,
+        causal=causal,
+        return_softmax_lse=True,
     )
     expected, expected_lse = flash_attn_with_kvcache(
         *host, cache_seqlens=lengths.cpu(), block_table=table.cpu(), causal=causal, return_softmax_lse=True
@@ -372,5 +386,7 @@ def test_other_arrays_on_the_gpu_are_refused():
             return self.tensor.__dlpack_device__()
 
     q, k, v = map(Array, inputs())
-    with pytest.raises(ValueError, match="q is not in CPU memory .*of arrays in GPU memory, Heddle reads torch tensors"):
+    with pytest.raises(
+        ValueError, match="q is not in CPU memory .*of arrays in GPU memory, Heddle reads torch tensors"
+    ):
         heddle.attention(q, k, v)

@@ -86,7 +86,10 @@ def textbook(weights, ids, offsets):
 
     rows = []
     for begin, end in zip(offsets[:-1], offsets[1:]):
-        x = w["embeddings.word_embeddings.weight"][ids[begin:end]] + w["embeddings.position_embeddings.weight"][: end - begin]
+        x = (
+            w["embeddings.word_embeddings.weight"][ids[begin:end]]
+            + w["embeddings.position_embeddings.weight"][: end - begin]
+        )
         x = norm(x + w["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
         for i in range(LAYERS):
             layer = f"encoder.layer.{i}."
@@ -113,7 +116,9 @@ def test_matches_the_textbook(model, dtype):
     exact = torch.cat(rows)
     # Some 12 roundings on the way, of values that norms bring back to the order of 1.
     assert (states.cpu() - exact).abs().max() < 12 * UNIT[dtype] * exact.abs().max()
-    means = torch.nn.functional.normalize(torch.stack([x.mean(0) if len(x) else torch.zeros(HIDDEN).double() for x in rows]), dim=-1)
+    means = torch.nn.functional.normalize(
+        torch.stack([x.mean(0) if len(x) else torch.zeros(HIDDEN).double() for x in rows]), dim=-1
+    )
     assert (embeddings.cpu() - means).abs().max() < 12 * UNIT[dtype] * means.abs().max()
     assert not embeddings[2].any()
     raw = encoder.encode(*packed(), normalize=False)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from heddle import _heddle, flash_attn, flash_attn_3
 
 if not torch.cuda.is_available():

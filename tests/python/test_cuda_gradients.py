@@ -99,7 +99,9 @@ def options_of(name, h, rows, keys, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-@pytest.mark.parametrize("name", ["window", "softcap", "alibi", "bias", "broadcast bias", "mask", "sink", "dropout", "all"])
+@pytest.mark.parametrize(
+    "name", ["window", "softcap", "alibi", "bias", "broadcast bias", "mask", "sink", "dropout", "all"]
+)
 def test_options(name, dtype):
     q, k, v = inputs(h=4, hkv=2, sq=150, sk=200, dtype=DTYPES[dtype])
     check(q, k, v, options_of(name, 4, 150, 200, q.dtype), {"dropout_seed": 5} if name == "dropout" else {})
@@ -231,7 +233,9 @@ def test_runs_on_the_stream_of_the_forward():
 
 def test_graphed_forward_and_backward():
     tensors = inputs()
-    graphed = torch.cuda.make_graphed_callables(lambda q, k, v: heddle.attention(q, k, v, deterministic=True), tuple(tensors))
+    graphed = torch.cuda.make_graphed_callables(
+        lambda q, k, v: heddle.attention(q, k, v, deterministic=True), tuple(tensors)
+    )
     for seed in (3, 4):
         new = inputs(seed=seed)
         expected = torch.autograd.grad(heddle.attention(*new, deterministic=True).float().square().sum(), new)
@@ -245,7 +249,9 @@ def test_gradients_of_masked_rows_and_infinite_biases():
     bias[:, :, 17] = -torch.inf
     bias[..., 40:] = -torch.inf
     bias.requires_grad_()
-    dq, dk, dv, dbias = torch.autograd.grad(heddle.attention(q, k, v, bias=bias).float().square().sum(), (q, k, v, bias))
+    dq, dk, dv, dbias = torch.autograd.grad(
+        heddle.attention(q, k, v, bias=bias).float().square().sum(), (q, k, v, bias)
+    )
     assert all(torch.isfinite(x).all() for x in (dq, dk, dv, dbias))
     assert dq[:, 17].count_nonzero() == 0 and dbias[:, :, 17].count_nonzero() == 0
     assert dk[:, 40:].count_nonzero() == dv[:, 40:].count_nonzero() == dbias[..., 40:].count_nonzero() == 0

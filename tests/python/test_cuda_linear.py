@@ -1,9 +1,8 @@
 """heddle.lowbit.linear on a GPU: against float64, streams, graphs, and what is refused."""
 
+import heddle
 import pytest
 import torch
-
-import heddle
 from heddle import _heddle, lowbit
 
 if not torch.cuda.is_available():

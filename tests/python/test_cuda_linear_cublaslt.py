@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from heddle import _heddle, lowbit
 from heddle.nn import Linear
 
@@ -39,7 +38,10 @@ def test_keep_16bit():
     assert kept.kept.dtype == torch.bfloat16 and kept.nbytes == plain.nbytes + 2 * 1024 * 512
     assert torch.equal(kept.kept.cpu(), q.dequantize(torch.bfloat16))
     few, many = (torch.randn(m, 512, device="cuda", dtype=torch.bfloat16) for m in (2, 32768))
-    chosen = {m.shape[0]: next(c.name for c in lowbit.explain(m, kept, activation="gelu_tanh") if c.chosen) for m in (few, many)}
+    chosen = {
+        m.shape[0]: next(c.name for c in lowbit.explain(m, kept, activation="gelu_tanh") if c.chosen)
+        for m in (few, many)
+    }
     assert chosen[32768] == "cublaslt"
     by_name = {c.name: c for c in lowbit.explain(many, kept)}
     assert by_name["cublaslt"].of_16bit > 0
@@ -72,7 +74,9 @@ def test_w8a8():
 def test_gradients(activation):
     gated = activation == "swiglu"
     q = quantized(128, 192)
-    weights = q.dequantize(torch.bfloat16).double().cuda()  # as products have them: else z has another sign here and there
+    weights = (
+        q.dequantize(torch.bfloat16).double().cuda()
+    )  # as products have them: else z has another sign here and there
     layer = lambda x, bias, packed: lowbit.linear(x, packed, activation=activation, bias=bias)  # noqa: E731
     act = {
         "none": lambda z: z,
@@ -160,4 +164,6 @@ def test_refusals():
     with pytest.raises(ValueError, match="order matrix8 has fp8_row"):
         lowbit.pack(quantized(64, 64, "nf4"), device="cuda", order="matrix8")
     with pytest.raises(ValueError, match="int8_x is not set"):
-        lowbit.linear(x, lowbit.pack(quantized(64, 64, "int8_row"), device="cuda", order="matrix"), force="cublaslt_w8a8")
+        lowbit.linear(
+            x, lowbit.pack(quantized(64, 64, "int8_row"), device="cuda", order="matrix"), force="cublaslt_w8a8"
+        )

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from heddle import _heddle, lowbit
 
 if not torch.cuda.is_available():
@@ -18,7 +17,9 @@ def same(found, expected):
         x, y = getattr(found, name), getattr(expected, name)
         assert (x is None) == (y is None), name
         if x is not None:
-            assert x.is_cuda and x.dtype == y.dtype and torch.equal(x.cpu().view(torch.uint8), y.view(torch.uint8)), name
+            assert x.is_cuda and x.dtype == y.dtype and torch.equal(x.cpu().view(torch.uint8), y.view(torch.uint8)), (
+                name
+            )
 
 
 @pytest.mark.parametrize("format", lowbit.FORMATS)

@@ -96,7 +96,9 @@ def test_a_copy_for_each_dtype():
         copies = dict(layer._kept)
         layer(x.half())
         assert torch.equal(layer(x.bfloat16()), first)
-    assert list(layer._kept) == [torch.bfloat16, torch.float16] and layer._kept[torch.bfloat16] is copies[torch.bfloat16]
+    assert (
+        list(layer._kept) == [torch.bfloat16, torch.float16] and layer._kept[torch.bfloat16] is copies[torch.bfloat16]
+    )
 
 
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4", "e2m1_row", "fp8_row"])
@@ -129,7 +131,9 @@ def test_x_in_int8():
         expected = layer(x)
         assert relative(layer.cuda()(x.cuda()).cpu(), expected) < 0.005
     layer = nn.quantize_model(torch.nn.Sequential(torch.nn.Linear(256, 96)), "nvfp4+int8_x").bfloat16().cuda()
-    with pytest.raises(ValueError, match="int8_x is set and the weights are nvfp4, on a GPU: there it is for int8_row, and fp8_x"):
+    with pytest.raises(
+        ValueError, match="int8_x is set and the weights are nvfp4, on a GPU: there it is for int8_row, and fp8_x"
+    ):
         layer(x.cuda())
 
 
@@ -187,7 +191,11 @@ def test_checkpointing_of_a_mixed_block(norm_first):
     """With dropout: the block is computed again with the same one."""
     found = {}
     for checkpointing in (False, True):
-        on_gpu = nn.quantize_model(block(norm_first=norm_first, dropout=0.2, checkpointing=checkpointing), MIXED).cuda().train()
+        on_gpu = (
+            nn.quantize_model(block(norm_first=norm_first, dropout=0.2, checkpointing=checkpointing), MIXED)
+            .cuda()
+            .train()
+        )
         x = tensor(2, 50, 128, dtype=torch.bfloat16).cuda().requires_grad_()
         torch.manual_seed(6)
         y = on_gpu(x)
@@ -200,7 +208,13 @@ def test_checkpointing_of_a_mixed_block(norm_first):
 
 def test_choose_policy_with_a_head_of_ten_classes():
     torch.manual_seed(7)
-    layers = [torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 96), torch.nn.ReLU(), torch.nn.Linear(96, 10)]
+    layers = [
+        torch.nn.Linear(64, 96),
+        torch.nn.ReLU(),
+        torch.nn.Linear(96, 96),
+        torch.nn.ReLU(),
+        torch.nn.Linear(96, 10),
+    ]
     model = torch.nn.Sequential(*layers).cuda().bfloat16().eval()
     x = tensor(200, 64, dtype=torch.bfloat16).cuda()
     with torch.no_grad():

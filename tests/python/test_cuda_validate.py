@@ -6,7 +6,6 @@ import sys
 
 import pytest
 import torch
-
 from heddle import _heddle
 
 if not torch.cuda.is_available():
@@ -104,7 +103,10 @@ with pytest.raises(ValueError, match=WRONG):
 
 
 def test_off_finds_nothing():
-    run("""
+    run(
+        """
 attend((0, 3, 5))
 heddle.check_errors()
-""", validate="0")
+""",
+        validate="0",
+    )

@@ -101,7 +101,11 @@ def test_low_bit_layers_are_those_weights(grouped, format, dtype):
     folder, bert = grouped
     encoder = heddle.Encoder(folder, dtype=dtype, layers={"*.0.output.dense": "float32", "*": f"{format}:mse"})
     formats = {layer.name: layer.format for layer in encoder.layers}
-    assert formats.pop("encoder.layer.0.output.dense") == "float32" and set(formats.values()) == {format} and len(formats) == 11
+    assert (
+        formats.pop("encoder.layer.0.output.dense") == "float32"
+        and set(formats.values()) == {format}
+        and len(formats) == 11
+    )
     held = transformers.BertModel(bert.config, add_pooling_layer=False).eval()
     state = {name: x.clone() for name, x in bert.state_dict().items()}
     for name in formats:
@@ -113,7 +117,11 @@ def test_low_bit_layers_are_those_weights(grouped, format, dtype):
     error = np.linalg.norm(states - expected) / np.linalg.norm(expected)
     assert error < (2e-5 if dtype == "float32" else 2e-2)
     assert all(layer.packing_error.changed == 0 for layer in encoder.layers)  # the CPU's order keeps every weight
-    assert sum(layer.weight_bytes for layer in encoder.layers) < encoder.weight_bytes < heddle.Encoder(folder, dtype=dtype).weight_bytes
+    assert (
+        sum(layer.weight_bytes for layer in encoder.layers)
+        < encoder.weight_bytes
+        < heddle.Encoder(folder, dtype=dtype).weight_bytes
+    )
 
 
 def test_a_quantised_checkpoint_loads_as_it_is(grouped, tmp_path):

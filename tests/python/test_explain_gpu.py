@@ -56,7 +56,9 @@ def test_tensors_may_be_anywhere_and_stay_what_they_are():
     cu = np.array([0, 64], np.int32)
     with pytest.raises(ValueError, match="max_seqlen_q is 0: cu_seqlens_q is on a GPU"):
         chosen("h100", q[0], q[0], q[0], cu_seqlens_q=cu, cu_seqlens_k=cu)
-    assert chosen("h100", q[0], q[0], q[0], cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=64, max_seqlen_k=64) == "sm90"
+    assert (
+        chosen("h100", q[0], q[0], q[0], cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=64, max_seqlen_k=64) == "sm90"
+    )
 
 
 def test_the_next_call_is_about_what_is_here():
@@ -87,10 +89,14 @@ def test_other_names_are_refused(gpu, words):
 def test_linear_layers():
     weights = torch.ones(512, 1024)
     packed = lowbit.pack(lowbit.quantize(weights, "nvfp4"))
+
     def named(gpu, rows, matrix=packed, **options):
         found = lowbit.explain(torch.empty(rows, 1024, dtype=torch.bfloat16), matrix, gpu=gpu, **options)
         return next((c.name for c in found if c.chosen), None)
-    assert named("h100", 64) == "sm90_w4a16" and named("a100", 64) == "sm80_linear" and named("rtx4090", 1) == "sm80_gemv"
+
+    assert (
+        named("h100", 64) == "sm90_w4a16" and named("a100", 64) == "sm80_linear" and named("rtx4090", 1) == "sm80_gemv"
+    )
     assert named("a100", 64, activation="silu", norm="rms_norm") == "sm80_linear"
     assert named("a100", 4096, lowbit.pack(lowbit.quantize(weights, "int4_g128"))) == "cublaslt"
     assert named(None, 64) == "cpu"
@@ -120,7 +126,9 @@ def test_a_row_changed_by_hand_is_seen(tree):
     begin = good.index("<!-- begin support gpu -->")
     for row in ("| float16; bfloat16 | yes |", "| GPU | Hopper |", "| runs by itself | yes |"):
         assert row in good[begin:]
-        readme.write_text(good[:begin] + good[begin:].replace(row, row.replace("yes |", "no |").replace("Hopper", "Ada")))
+        readme.write_text(
+            good[:begin] + good[begin:].replace(row, row.replace("yes |", "no |").replace("Hopper", "Ada"))
+        )
         failed = support_table(tree, "--check")
         assert failed.returncode == 1 and "run scripts/support_table.py" in failed.stderr
     assert support_table(tree).returncode == 0 and readme.read_text() == good

@@ -63,7 +63,9 @@ def test_dense_options():
     check(flash_attn.flash_attn_func(q, k, v, window_size=(4, 2)), q, k, v, window=(4, 2))
     # More queries than keys: the first rows meet no key.
     out, lse, _ = flash_attn.flash_attn_func(q, k[:, :5], v[:, :5], causal=True, return_attn_probs=True)
-    assert torch.equal(out[:, :15], torch.zeros(2, 15, 4, 16)) and torch.equal(lse[..., :15], torch.full((2, 4, 15), -math.inf))
+    assert torch.equal(out[:, :15], torch.zeros(2, 15, 4, 16)) and torch.equal(
+        lse[..., :15], torch.full((2, 4, 15), -math.inf)
+    )
 
 
 def test_packed_variants_equal_the_plain_function():
@@ -109,7 +111,9 @@ def test_s_dmask_of_packed_sequences():
         q, k, v, cu_q, cu_k, 33, 28, dropout_p=0.2, causal=True, return_attn_probs=True
     )
     assert dmask.shape == (2, 4, 33, 28) and lse.shape == (4, 40)
-    assert torch.equal(dmask[0, :, 7:], torch.zeros(4, 26, 28)) and torch.equal(dmask[0, :, :, 12:], torch.zeros(4, 33, 16))
+    assert torch.equal(dmask[0, :, 7:], torch.zeros(4, 26, 28)) and torch.equal(
+        dmask[0, :, :, 12:], torch.zeros(4, 33, 16)
+    )
     for b, (i, j) in enumerate([(slice(0, 7), slice(0, 12)), (slice(7, 40), slice(12, 40))]):
         kept = torch.where(dmask > 0, dmask / 0.8, 0)[b, :, : i.stop - i.start, : j.stop - j.start]
         torch.testing.assert_close(out[i], torch.einsum("hij,jhd->ihd", kept, v[j].repeat_interleave(2, 1)))

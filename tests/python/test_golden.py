@@ -35,7 +35,9 @@ def test_file_is_whole(golden):
 
 def test_fp32(golden, method):
     pieces, wanted = golden
-    found = heddle.Encoder(encode.model_folder(), dtype="float32", method=method).encode(pieces.token_ids, pieces.cu_seqlens)
+    found = heddle.Encoder(encode.model_folder(), dtype="float32", method=method).encode(
+        pieces.token_ids, pieces.cu_seqlens
+    )
     result = encode.compare(found, wanted)
     # Unit-length rows of 384: elements are about 0.05; fp32 sums in another order move them by 1e-7.
     assert not result["largest_error"] > 2e-6 and result["cosine_least"] >= 1 - 1e-6, result
@@ -43,7 +45,9 @@ def test_fp32(golden, method):
 
 def test_bf16(golden, method):
     pieces, wanted = golden
-    found = heddle.Encoder(encode.model_folder(), dtype="bfloat16", method=method).encode(pieces.token_ids, pieces.cu_seqlens)
+    found = heddle.Encoder(encode.model_folder(), dtype="bfloat16", method=method).encode(
+        pieces.token_ids, pieces.cu_seqlens
+    )
     result = encode.compare(found, wanted)
     assert result["cosine_least"] >= 0.999 and result["largest_error"] <= 0.02, result
 

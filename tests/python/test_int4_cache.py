@@ -1,9 +1,8 @@
 """The cache in 4 bits from Python: what it holds, how far attention over it is from 16 bits, and its operators."""
 
+import heddle
 import pytest
 import torch
-
-import heddle
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 

@@ -159,9 +159,14 @@ def test_calibrate_refuses():
         ("multiple of its group", lambda: lowbit.calibrate(w, x, format="int4_g128")),
         ("rule", lambda: lowbit.calibrate(w, x, format="nvfp4", rule="even")),
         ("int8_x and fp8_x are set", lambda: lowbit.calibrate(w, x, int8_x=True, fp8_x=True)),
-        ("x must be given where it is rounded", lambda: lowbit.calibrate(w, absmean=abs(x[0]), moment=x.T @ x, int8_x=True)),
-        ("absmax must be given where moment is",
-         lambda: lowbit.calibrate(w, absmean=abs(x[0]), moment=x.T @ x, methods=["smoothquant"])),
+        (
+            "x must be given where it is rounded",
+            lambda: lowbit.calibrate(w, absmean=abs(x[0]), moment=x.T @ x, int8_x=True),
+        ),
+        (
+            "absmax must be given where moment is",
+            lambda: lowbit.calibrate(w, absmean=abs(x[0]), moment=x.T @ x, methods=["smoothquant"]),
+        ),
         (r"absmax is \[3\]: it must be \[64\]", lambda: lowbit.calibrate(w, x, absmax=x[0, :3], int8_x=True)),
         ("absmax has a negative number", lambda: lowbit.calibrate(w, x, absmax=x[0], int8_x=True)),
     ]:

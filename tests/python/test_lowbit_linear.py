@@ -10,7 +10,6 @@ import torch
 from heddle import lowbit
 from kit import normal
 
-
 ERF = np.vectorize(math.erf, otypes=[np.float64])
 BY_DEFINITION = {
     "none": lambda s: s,
@@ -88,7 +87,9 @@ def test_a_norm_in_front(norm, dtype):
     y = lowbit.linear(x, p, norm=norm, eps=1e-3, **parameters)
     expected = rows @ q.dequantize().double().T
     assert y.dtype == dtype and (y - expected).abs().max() <= max(2e-6, torch.finfo(dtype).eps * expected.abs().max())
-    plain = lowbit.linear(x.float().numpy(), lowbit.pack(lowbit.quantize(q.dequantize().numpy(), "int8_row")), norm=norm)
+    plain = lowbit.linear(
+        x.float().numpy(), lowbit.pack(lowbit.quantize(q.dequantize().numpy(), "int8_row")), norm=norm
+    )
     by_hand = xd / (xd**2).mean(-1, True).add(1e-5).sqrt()
     rows = torch.nn.functional.layer_norm(xd, (96,)) if norm == "layer_norm" else by_hand
     assert np.abs(plain - (rows @ q.dequantize().double().T).numpy()).max() < 1e-5

@@ -83,7 +83,26 @@ def test_gradients_by_every_way():
     assert torch.equal(dx, results["autograd"][1])
     assert torch.library.opcheck(
         torch.ops.heddle.linear_forward,
-        (x, bias, None, weight, None, p.data, None, p.format, 32, 64, False, p.order, "silu", "rms_norm", 1e-5, False, False, ""),
+        (
+            x,
+            bias,
+            None,
+            weight,
+            None,
+            p.data,
+            None,
+            p.format,
+            32,
+            64,
+            False,
+            p.order,
+            "silu",
+            "rms_norm",
+            1e-5,
+            False,
+            False,
+            "",
+        ),
         test_utils=("test_schema", "test_faketensor", "test_autograd_registration"),
     )
 

@@ -65,7 +65,9 @@ class PlainBlock(torch.nn.Module):
             return F.rms_norm(x, x.shape[-1:], n.weight, n.eps)
 
         qkv = norm(b.norm1, x) @ b.qkv.dequantized().T
-        q, k, v = (t.unflatten(-1, (-1, size)).transpose(1, 2) for t in qkv.split((heads * size, kv * size, kv * size), -1))
+        q, k, v = (
+            t.unflatten(-1, (-1, size)).transpose(1, 2) for t in qkv.split((heads * size, kv * size, kv * size), -1)
+        )
         k, v = (t.repeat_interleave(heads // kv, 1) for t in (k, v))
         o = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + o @ b.out.dequantized().T
@@ -96,7 +98,7 @@ def test_block_with_grouped_heads_rms_norm_and_swiglu():
         assert relative(block(x), plain(x)) < 3e-3  # what bfloat16 rounds in `down`
         assert 1e-3 < relative(block(x), exact) < 0.1
     other = modern_block()
-    other.load_state_dict({n: t for n, t in block.state_dict().items()} | {"down.weight": block.down.weight.float()})
+    other.load_state_dict(block.state_dict() | {"down.weight": block.down.weight.float()})
     with torch.no_grad():
         assert relative(other(x), block(x)) < 3e-3
 
@@ -148,7 +150,13 @@ def test_block_refuses():
 
 def model():
     torch.manual_seed(7)
-    layers = [torch.nn.Linear(64, 96), torch.nn.ReLU(), torch.nn.Linear(96, 96), torch.nn.ReLU(), torch.nn.Linear(96, 24)]
+    layers = [
+        torch.nn.Linear(64, 96),
+        torch.nn.ReLU(),
+        torch.nn.Linear(96, 96),
+        torch.nn.ReLU(),
+        torch.nn.Linear(96, 24),
+    ]
     return torch.nn.Sequential(*layers).eval()
 
 
@@ -184,7 +192,7 @@ def test_policy_says_how_x_is_rounded():
     # A layer's own options stay where the policy says nothing of x.
     own = torch.nn.Sequential(nn.Linear(64, 32, int8_x=True), nn.Linear(32, 8, int8_x=True))
     nn.quantize_model(own, {"0": "nvfp4", "1": "mxfp4+fp8_x"})
-    assert [(l.int8_x, l.fp8_x) for l in own] == [(True, False), (False, True)]
+    assert [(layer.int8_x, layer.fp8_x) for layer in own] == [(True, False), (False, True)]
     report = nn.choose_policy(model(), x, error=0.02, formats=("int8_row+int8_x", "16bit"))
     chosen = nn.quantize_model(model(), report.policy)
     assert report.policy.format_of("0") == "int8_row+int8_x" and relative(chosen(x), exact) <= 0.02 and chosen[0].int8_x
@@ -194,7 +202,7 @@ def test_quantize_model():
     m, x = model(), tensor(5, 64)
     exact = m(x)
     assert nn.quantize_model(m, {"0": "nvfp4", "2": "float32", "*": "16bit"}) is m
-    assert [type(l) for l in m] == [nn.Linear, torch.nn.ReLU, torch.nn.Linear, torch.nn.ReLU, nn.Linear]
+    assert [type(layer) for layer in m] == [nn.Linear, torch.nn.ReLU, torch.nn.Linear, torch.nn.ReLU, nn.Linear]
     assert m[0].format == "nvfp4" and m[4].weight.dtype == torch.bfloat16 and 0 < relative(m(x), exact) < 0.2
     assert isinstance(nn.quantize_model(torch.nn.Linear(32, 8), "mxfp4"), nn.Linear)
     odd = torch.nn.Sequential(torch.nn.Linear(64, 24), torch.nn.Linear(24, 8))
@@ -239,7 +247,7 @@ def test_choose_policy_meets_the_error(error):
     before = [p.clone() for p in m.parameters()]
     exact = m(x)
     report = nn.choose_policy(m, x, error=error)
-    assert [type(l) for l in m][::2] == [torch.nn.Linear] * 3
+    assert [type(layer) for layer in m][::2] == [torch.nn.Linear] * 3
     assert all(torch.equal(a, b) for a, b in zip(before, m.parameters()))
     found = relative(nn.quantize_model(copy.deepcopy(m), report.policy)(x), exact)
     assert found <= error and abs(found - report.error) <= 1e-6

@@ -109,7 +109,10 @@ def test_calibrate_with_groups_and_policies():
         ("the model has no module 'nix'", {"groups": [("nix", ["parts.a"])]}),
         ("'parts.norm' has no layers behind it", {"groups": [("parts.norm", [])]}),
         ("'parts' is a ModuleDict: it must be a LayerNorm", {"groups": [("parts", ["parts.a"])]}),
-        ("'parts.head' is no float linear layer that the policy quantises", {"groups": [("parts.down", ["parts.head"])]}),
+        (
+            "'parts.head' is no float linear layer that the policy quantises",
+            {"groups": [("parts.down", ["parts.head"])]},
+        ),
         ("'parts.down' has 32 inputs, the module in front 64 outputs", {"groups": [("parts.norm", ["parts.down"])]}),
         ("it, or one of its layers, is in another group", {"groups": [*groups, ("parts.norm", ["parts.b"])]}),
         ("rows is 0", {"rows": 0}),

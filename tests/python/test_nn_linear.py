@@ -150,7 +150,10 @@ def test_packed_alone():
         assert torch.equal(other(x), y) and other.quantized().format == "nvfp4"
     for wrong, match in [
         ({"packed_by": text("0.0.1")}, "packed by Heddle 0.0.1, this is"),
-        ({"packed_by": text(heddle._heddle.version())}, r"packed by Heddle [\d.]+, this is [\d.]+, layout \d+: save plain storage instead"),
+        (
+            {"packed_by": text(heddle._heddle.version())},
+            r"packed by Heddle [\d.]+, this is [\d.]+, layout \d+: save plain storage instead",
+        ),
         ({"packed_as": text("rows16 gated")}, "packed for swiglu, and the layer's activation is 'none'"),
         ({"packed_as": text("rows17")}, "order is 'rows17'"),
         ({"packed": state["packed"][1:]}, r"packed weights are \[\d+\]: they must be"),
@@ -163,21 +166,39 @@ def test_packed_alone():
 
 LAYOUT = {
     "rows16": {
-        "nvfp4": "3f473a80406fe5d2", "mxfp4": "c03034e1c6126c62", "e2m1_row": "85da2b4bfafa0c8f",
-        "nf4": "ff322debd26215a3", "fp4_bnb": "aaf036e11b12ac14", "int4_g32": "08ff37ce2e2aec83",
-        "int4_g64": "80a70634ac48a844", "int4_g128": "56dd8a5bc9120679", "int4_g32_zp": "202d2c5fad874030",
-        "int4_g64_zp": "514143232364334d", "int4_g128_zp": "63d3f0bcc865dcce", "int8_row": "6d488f898e7be707",
+        "nvfp4": "3f473a80406fe5d2",
+        "mxfp4": "c03034e1c6126c62",
+        "e2m1_row": "85da2b4bfafa0c8f",
+        "nf4": "ff322debd26215a3",
+        "fp4_bnb": "aaf036e11b12ac14",
+        "int4_g32": "08ff37ce2e2aec83",
+        "int4_g64": "80a70634ac48a844",
+        "int4_g128": "56dd8a5bc9120679",
+        "int4_g32_zp": "202d2c5fad874030",
+        "int4_g64_zp": "514143232364334d",
+        "int4_g128_zp": "63d3f0bcc865dcce",
+        "int8_row": "6d488f898e7be707",
         "fp8_row": "70f976c7db3f6b6b",
     },
     "fragments16": {
-        "nvfp4": "134c60bfebd83aa2", "mxfp4": "706a306fd2fbe533", "e2m1_row": "06e5f894723b8d84",
-        "nf4": "ca24923bd21ca12e", "fp4_bnb": "3d1b6a014ea3dab1", "int4_g32": "7aed656fa8e6ecee",
-        "int4_g64": "a8c9d6147dcce946", "int4_g128": "7b4568846986c931", "int4_g32_zp": "2e238e6f6c78d4f8",
-        "int4_g64_zp": "1efe1aae8f2a053b", "int4_g128_zp": "1d1d5c8a6cfb216c", "int8_row": "222bc25c656d4f3d",
+        "nvfp4": "134c60bfebd83aa2",
+        "mxfp4": "706a306fd2fbe533",
+        "e2m1_row": "06e5f894723b8d84",
+        "nf4": "ca24923bd21ca12e",
+        "fp4_bnb": "3d1b6a014ea3dab1",
+        "int4_g32": "7aed656fa8e6ecee",
+        "int4_g64": "a8c9d6147dcce946",
+        "int4_g128": "7b4568846986c931",
+        "int4_g32_zp": "2e238e6f6c78d4f8",
+        "int4_g64_zp": "1efe1aae8f2a053b",
+        "int4_g128_zp": "1d1d5c8a6cfb216c",
+        "int8_row": "222bc25c656d4f3d",
         "fp8_row": "49e356b957c77352",
     },
     "fragments8": {
-        "nvfp4": "2030ece063b61de9", "mxfp4": "aba1178ab84bdc34", "e2m1_row": "39171a9a1a9f675a",
+        "nvfp4": "2030ece063b61de9",
+        "mxfp4": "aba1178ab84bdc34",
+        "e2m1_row": "39171a9a1a9f675a",
     },
 }
 
@@ -208,9 +229,13 @@ def test_weights_packed_for_a_gpu_wait_for_one():
     layer.load_state_dict(state)
     assert layer.format == "nvfp4" and layer.held_bytes == packed.nbytes
     for holder in (layer, copy.deepcopy(layer)):
-        with pytest.raises(ValueError, match="on a CPU and its packed weights are for GPUs, and plain storage was dropped"):
+        with pytest.raises(
+            ValueError, match="on a CPU and its packed weights are for GPUs, and plain storage was dropped"
+        ):
             holder(tensor(3, 64))
-        assert {name: t.tolist() for name, t in holder.state_dict().items()} == {n: t.tolist() for n, t in state.items()}
+        assert {name: t.tolist() for name, t in holder.state_dict().items()} == {
+            n: t.tolist() for n, t in state.items()
+        }
     with pytest.raises(RuntimeError, match="packed in order fragments16, and fp8_x is True"):
         nn.Linear(64, 32, bias=False, activation="swiglu", fp8_x=True).load_state_dict(state)
     layer.load_state_dict(nn.Linear.from_quantized(matrix, activation="swiglu").state_dict())
@@ -302,8 +327,10 @@ def test_linear_refuses():
         ("int8_x and fp8_x are set", lambda: nn.Linear(8, 8, int8_x=True, fp8_x=True)),
         ("keep_16bit and int8_x are set", lambda: nn.Linear(8, 8, int8_x=True, keep_16bit=True)),
         ("keep_16bit and fp8_x are set", lambda: nn.Linear(8, 8, fp8_x=True, keep_16bit=True)),
-        (r"layer '', \[8, 64\]: .*keep_16bit and int8_x are set",
-         lambda: nn.quantize_model(nn.Linear(64, 8, keep_16bit=True), "int8_row+int8_x")),
+        (
+            r"layer '', \[8, 64\]: .*keep_16bit and int8_x are set",
+            lambda: nn.quantize_model(nn.Linear(64, 8, keep_16bit=True), "int8_row+int8_x"),
+        ),
         ("fp8_x is set and the format is int8_row", lambda: nn.Linear(8, 8, fp8_x=True).quantize("int8_row")),
         ("int8_x is set and the format is nf4", lambda: nn.Linear(64, 8, format="nf4", int8_x=True)),
         ("fp8_x is set and the layer is on a CPU", nn.Linear(64, 8, format="nvfp4", fp8_x=True).drop_plain),

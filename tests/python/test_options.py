@@ -73,12 +73,22 @@ def test_sdpa_writes_the_same_tuple():
     assert found == pack(bias=bias, mask=mask, scale=0.5, causal="top_left", dropout_p=0.25)
 
 
-@pytest.mark.parametrize("operator, operands", [("attention_forward", 3), ("attention_backward", 8), ("attention_with_kv_cache", 8), ("attention_over_int4_cache", 6)])
+@pytest.mark.parametrize(
+    "operator, operands",
+    [
+        ("attention_forward", 3),
+        ("attention_backward", 8),
+        ("attention_with_kv_cache", 8),
+        ("attention_over_int4_cache", 6),
+    ],
+)
 def test_operators_take_them_in_that_order(operator, operands):
     arguments = getattr(torch.ops.heddle, operator).default._schema.arguments
     assert tuple(a.name for a in arguments[operands:]) == tuple(INDEX)
     for argument, option in zip(arguments[operands:], OPTIONS):
-        kind = {"Tensor?": "Optional[Tensor]", "float?": "Optional[float]", "SymInt": "int"}.get(option.schema, option.schema)
+        kind = {"Tensor?": "Optional[Tensor]", "float?": "Optional[float]", "SymInt": "int"}.get(
+            option.schema, option.schema
+        )
         assert str(argument.type) == kind, option.name
 
 

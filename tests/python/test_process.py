@@ -37,7 +37,10 @@ def test_parts_that_need_torch_say_how_to_install_it():
                 f"try: exec({statement!r})\n"
                 "except ImportError as error: print(error)\n"
             )
-            assert "this part of heddle needs torch, which cannot be imported" in out and "pip install 'heddle[torch]'" in out
+            assert (
+                "this part of heddle needs torch, which cannot be imported" in out
+                and "pip install 'heddle[torch]'" in out
+            )
     out = run(
         "import sys; sys.modules['torch'] = None\n"
         "from heddle import lowbit\n"

@@ -111,7 +111,13 @@ def test_transformers_loads_the_model(tmp_path, format, dtype):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("compressed_tensors")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 100,
+    }
     exact = transformers.BertModel(transformers.BertConfig(**sizes, initializer_range=0.3)).eval()
     exact.save_pretrained(tmp_path / "model")
     report = lowbit.quantize_checkpoint(tmp_path / "model", tmp_path / "out", format=format)
@@ -134,7 +140,13 @@ def test_importance_and_scales_of_a_calibration(tmp_path, folds):
     """As docs/quantize.md has it: of a model of transformers, whose layers have the checkpoint's names."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 100,
+    }
     model = transformers.BertModel(transformers.BertConfig(**sizes, initializer_range=0.3)).eval()
     with torch.no_grad():
         model.embeddings.LayerNorm.weight[::9] = 20
@@ -151,7 +163,9 @@ def test_importance_and_scales_of_a_calibration(tmp_path, folds):
     assert f"{attention}.self.query" in report.importance
     for name, layer in written.layers.items():
         weights, importance = model.get_submodule(name).weight, report.importance.get(name)
-        wanted = lowbit.quantize(weights.detach(), "nvfp4", rule="mse", importance=importance, global_scale=layer.global_scale)
+        wanted = lowbit.quantize(
+            weights.detach(), "nvfp4", rule="mse", importance=importance, global_scale=layer.global_scale
+        )
         assert torch.equal(lowbit.load(tmp_path / "out", name, framework="torch").codes, wanted.codes)
     assert report.layers[f"{attention}.self.query"].error < 0.9 * report.layers[f"{attention}.self.query"].plain_error
 
@@ -160,12 +174,19 @@ def test_rules_and_importance(model, tmp_path):
     folder, tensors = model
     importance = {LAYERS[2]: np.linspace(0, 9, K, dtype=np.float32)}
     report = lowbit.quantize_checkpoint(
-        folder, tmp_path / "out", format="int4_g64", layers=[("*q_proj", "int8_row:plain")], keep="*k_proj", importance=importance
+        folder,
+        tmp_path / "out",
+        format="int4_g64",
+        layers=[("*q_proj", "int8_row:plain")],
+        keep="*k_proj",
+        importance=importance,
     )
     found = {name: (layer.format, layer.rule) for name, layer in report.layers.items()}
     assert found == {LAYERS[0]: ("int8_row", "plain"), LAYERS[2]: ("int4_g64", "mse")}
     assert report.kept == ["model.embed_tokens", LAYERS[1]]
-    wanted = lowbit.quantize(tensors[f"{LAYERS[2]}.weight"], "int4_g64", rule="mse", importance=torch.from_numpy(importance[LAYERS[2]]))
+    wanted = lowbit.quantize(
+        tensors[f"{LAYERS[2]}.weight"], "int4_g64", rule="mse", importance=torch.from_numpy(importance[LAYERS[2]])
+    )
     assert torch.equal(lowbit.load(tmp_path / "out", LAYERS[2], framework="torch").codes, wanted.codes)
     assert lowbit.linear_layer(LAYERS[0]) and not lowbit.linear_layer("lm_head")
     with pytest.raises(ValueError, match=r"down_proj.weight': importance"):
@@ -193,11 +214,17 @@ def test_errors(model, tmp_path):
     with pytest.raises(ValueError, match="decides over no layer"):
         lowbit.quantize_checkpoint(folder, tmp_path / "out", keep="nothing")
     for path in (folder / "gone", "org/model"):
-        with pytest.raises(FileNotFoundError, match=r"\[quantize_checkpoint\] input is .* which is not there: .*not downloaded"):
+        with pytest.raises(
+            FileNotFoundError, match=r"\[quantize_checkpoint\] input is .* which is not there: .*not downloaded"
+        ):
             lowbit.quantize_checkpoint(path, tmp_path / "out")
     columns = np.ones(K, np.float32)
-    with pytest.raises(ValueError, match="importance has 'model.layers.0.typo', which is no layer of .*: its names are"):
-        lowbit.quantize_checkpoint(folder, tmp_path / "out", importance={LAYERS[0]: columns, "model.layers.0.typo": columns})
+    with pytest.raises(
+        ValueError, match="importance has 'model.layers.0.typo', which is no layer of .*: its names are"
+    ):
+        lowbit.quantize_checkpoint(
+            folder, tmp_path / "out", importance={LAYERS[0]: columns, "model.layers.0.typo": columns}
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
     lowbit.quantize_checkpoint(folder, tmp_path / "out")
     with pytest.raises(ValueError, match="must be a new folder"):
@@ -222,15 +249,29 @@ def test_a_cached_model_of_sentence_transformers_comes_out_whole(tmp_path):
     """As huggingface_hub keeps it: every file a link into blobs/, the modules' too. "2_Normalize" is an empty folder."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100}
+    sizes = {
+        "hidden_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 100,
+    }
     plain = tmp_path / "plain"
     transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(plain)
     modules = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     listed = [{"path": path, "type": f"sentence_transformers.models.{name}"} for path, name in modules.items()]
     (plain / "modules.json").write_text(json.dumps(listed))
     (plain / "1_Pooling").mkdir()
-    (plain / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}))
-    for name in ("config_sentence_transformers.json", "sentence_bert_config.json", "tokenizer.json", "vocab.txt", "README.md"):
+    (plain / "1_Pooling" / "config.json").write_text(
+        json.dumps({"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True})
+    )
+    for name in (
+        "config_sentence_transformers.json",
+        "sentence_bert_config.json",
+        "tokenizer.json",
+        "vocab.txt",
+        "README.md",
+    ):
         (plain / name).write_text(f"{name}\n")
 
     repository = tmp_path / "hub" / "models--org--name"
@@ -247,7 +288,9 @@ def test_a_cached_model_of_sentence_transformers_comes_out_whole(tmp_path):
     report = lowbit.quantize_checkpoint(snapshot, tmp_path / "out", format="int8_row")
     out = tmp_path / "out"
     assert sorted(report.files) == [str(name) for name in files]
-    assert sorted(str(path.relative_to(out)) for path in out.rglob("*")) == sorted([*report.files, "1_Pooling", "2_Normalize"])
+    assert sorted(str(path.relative_to(out)) for path in out.rglob("*")) == sorted(
+        [*report.files, "1_Pooling", "2_Normalize"]
+    )
     assert not any(path.is_symlink() for path in out.rglob("*"))
     assert sorted(path for path in tmp_path.rglob("*") if out not in (path, *path.parents)) == before
     for name in files:

@@ -31,7 +31,9 @@ def test_causal_biases_are_no_biases(bias, name, device):
     with pytest.raises(TypeError, match=words):
         heddle.attention(q, k, v, **{name: bias})
     with pytest.raises(TypeError, match=words):
-        heddle.attention_with_kv_cache(q, k, v, *(x.to(device) for x in cache_of(k, v)), LENGTHS.to(device), **{name: bias})
+        heddle.attention_with_kv_cache(
+            q, k, v, *(x.to(device) for x in cache_of(k, v)), LENGTHS.to(device), **{name: bias}
+        )
     with pytest.raises(TypeError, match=words):
         heddle.Int4Cache.empty(2, 300, 4, 64, device=device).attention(q, LENGTHS.to(device), **{name: bias})
 
@@ -125,7 +127,9 @@ def flagged():
     zero = torch.zeros(2, dtype=torch.int32)
 
     def cached(**options):
-        return heddle.attention_with_kv_cache(q, k, v, *cache_of(k, v), LENGTHS, rotary_cos=table, rotary_sin=table, **options)
+        return heddle.attention_with_kv_cache(
+            q, k, v, *cache_of(k, v), LENGTHS, rotary_cos=table, rotary_sin=table, **options
+        )
 
     def varlen(**options):
         return flash_attn.flash_attn_varlen_func(*flat, cu, cu, 5, 5, **options)
@@ -141,8 +145,14 @@ def flagged():
         "append_int4_cache": (lambda **x: cache.append(wide, wide, zero, **x), "interleaved"),
         "attention_over_int4_cache": (lambda **x: cache.attention(wide, zero, **x), "return_lse"),
         "func": (lambda **x: flash_attn.flash_attn_func(q, k, v, **x), "causal deterministic return_attn_probs"),
-        "kvpacked": (lambda **x: flash_attn.flash_attn_kvpacked_func(q, kv, **x), "causal deterministic return_attn_probs"),
-        "qkvpacked": (lambda **x: flash_attn.flash_attn_qkvpacked_func(qkv, **x), "causal deterministic return_attn_probs"),
+        "kvpacked": (
+            lambda **x: flash_attn.flash_attn_kvpacked_func(q, kv, **x),
+            "causal deterministic return_attn_probs",
+        ),
+        "qkvpacked": (
+            lambda **x: flash_attn.flash_attn_qkvpacked_func(qkv, **x),
+            "causal deterministic return_attn_probs",
+        ),
         "varlen": (varlen, "causal deterministic return_attn_probs"),
         "varlen_kvpacked": (
             lambda **x: flash_attn.flash_attn_varlen_kvpacked_func(flat[0], kv.flatten(0, 1), cu, cu, 5, 5, **x),

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 from report_kit import ERRORS, TIMES, made_up_memory, time_point
+
 from scripts.demo import claims, encode, laws, limits, recommend, sweep, text, units
 from scripts.demo.progress import Progress
 
@@ -13,14 +14,24 @@ from scripts.demo.progress import Progress
 def test_fit_power_finds_the_exponent_and_says_how_well():
     x = np.array([512, 1024, 2048, 4096])
     exact = laws.fit_power(x, 3.0 * x**2.0)
-    assert exact.exponent == pytest.approx(2.0) and exact.constant == pytest.approx(3.0) and exact.r2 == pytest.approx(1.0)
+    assert (
+        exact.exponent == pytest.approx(2.0) and exact.constant == pytest.approx(3.0) and exact.r2 == pytest.approx(1.0)
+    )
     flat = laws.fit_power(x, [7.0] * 4)
     assert flat.exponent == pytest.approx(0.0, abs=1e-9) and flat.r2 == 1.0
     noisy = laws.fit_power(x, 3.0 * x**2.0 * np.array([1, 3, 0.4, 1.2]))
     assert noisy.r2 < 0.95
 
 
-@pytest.mark.parametrize("x, y, rule", [([1, 2], [0, 1], "positive"), ([1, 2], [math.nan, 1], "positive"), ([4, 4], [1, 2], "two"), ([1, 2], [1], "one length")])
+@pytest.mark.parametrize(
+    "x, y, rule",
+    [
+        ([1, 2], [0, 1], "positive"),
+        ([1, 2], [math.nan, 1], "positive"),
+        ([4, 4], [1, 2], "two"),
+        ([1, 2], [1], "one length"),
+    ],
+)
 def test_fit_power_refuses(x, y, rule):
     with pytest.raises(ValueError, match=rule):
         laws.fit_power(x, y)
@@ -54,7 +65,9 @@ def test_laws_are_not_judged_on_fewer_than_four_lengths():
 
     lower = recommend.lower_precision([], 1e-2)
     squares = "Twice the length takes four times the time"
-    verdicts = {r["claim"]: r["verdict"] for r in claims.check([], few, laws.fit_all(points([512, 1024]), []), {}, lower)}
+    verdicts = {
+        r["claim"]: r["verdict"] for r in claims.check([], few, laws.fit_all(points([512, 1024]), []), {}, lower)
+    }
     assert verdicts[squares] == verdicts["At length 2048 the score buffer of one head takes 16 MiB"] == "not measured"
     assert {r["claim"]: r["verdict"] for r in claims.check([], few, fits, {}, lower)}[squares] == "does not hold here"
     batch = [{**time_point("baseline", "float32", 512, 1e-3 * b), "batch": b} for b in (1, 2, 4, 8)]
@@ -79,13 +92,18 @@ def test_runs_whose_unchanged_stages_differ_are_found():
     same = [run("float32"), run("float32", attention=2.5, linear=1.15), run("bfloat16", linear=0.5)]
     assert encode.unequal(same) == []  # attention is what differs, 1.15 is chance, another dtype is other code
     found = encode.unequal([*same, run("float32", linear=1.8, pooling=0.1)])
-    assert found == [{"stage": "linear", "dtype": "float32", "slow": 3, "quick": 0, "ratio": 1.8}]  # pooling is 3 % of the run
+    assert found == [
+        {"stage": "linear", "dtype": "float32", "slow": 3, "quick": 0, "ratio": 1.8}
+    ]  # pooling is 3 % of the run
     assert [u["slow"] for u in encode.unequal(same, ("attention",))] == [1]
     assert encode.unequal([]) == []
 
 
 def chosen(accuracy, times=TIMES, errors=ERRORS):
-    return {r["length"]: r["chosen"] and (r["chosen"]["method"], r["chosen"]["dtype"]) for r in recommend.recommend(times, errors, accuracy)}
+    return {
+        r["length"]: r["chosen"] and (r["chosen"]["method"], r["chosen"]["dtype"])
+        for r in recommend.recommend(times, errors, accuracy)
+    }
 
 
 def test_recommendation_keeps_to_the_accuracy():
@@ -148,7 +166,9 @@ def test_longest_sequence_inverts_the_bytes():
 
 
 def test_best_batch_is_the_smallest_that_is_as_good():
-    points = [{**time_point("flash", "float32", 128, t), "batch": b} for b, t in ((1, 1.0), (2, 1.2), (4, 2.2), (8, 4.3))]
+    points = [
+        {**time_point("flash", "float32", 128, t), "batch": b} for b, t in ((1, 1.0), (2, 1.2), (4, 2.2), (8, 4.3))
+    ]
     row = sweep.choose_batch(points)[0]
     assert row["batch"] == 4 and row["gain_over_batch_1"] == pytest.approx(4 / 2.2) and row["largest_tried"] == 8
     assert [s[0] for s in sweep.batch_shapes([128], 8, 64, 1000)] == [1, 2, 4]
@@ -194,7 +214,17 @@ def test_text_is_real_and_long_enough():
 
 
 @pytest.mark.parametrize(
-    "value, said", [(86400 * 12, "12 days"), (7200 * 2, "4 h"), (600, "10 min"), (119, "119 s"), (1.5, "1.5 s"), (2.5e-3, "2.5 ms"), (123e-6, "123 µs"), (4e-9, "4 ns")]
+    "value, said",
+    [
+        (86400 * 12, "12 days"),
+        (7200 * 2, "4 h"),
+        (600, "10 min"),
+        (119, "119 s"),
+        (1.5, "1.5 s"),
+        (2.5e-3, "2.5 ms"),
+        (123e-6, "123 µs"),
+        (4e-9, "4 ns"),
+    ],
 )
 def test_seconds_text(value, said):
     assert units.seconds_text(value) == said
@@ -205,7 +235,10 @@ def test_bytes_text(value, said):
     assert units.bytes_text(value) == said
 
 
-@pytest.mark.parametrize("value, said", [(1e-7, "10⁻⁷"), (1.84e-7, "1.8·10⁻⁷"), (9.97e-3, "10⁻²"), (9.4e-3, "9.4·10⁻³"), (0.0, "0"), (1.02e-3, "10⁻³")])
+@pytest.mark.parametrize(
+    "value, said",
+    [(1e-7, "10⁻⁷"), (1.84e-7, "1.8·10⁻⁷"), (9.97e-3, "10⁻²"), (9.4e-3, "9.4·10⁻³"), (0.0, "0"), (1.02e-3, "10⁻³")],
+)
 def test_error_text(value, said):
     assert units.error_text(value) == said
 

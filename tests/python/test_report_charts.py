@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 from report_kit import Page
+
 from scripts.demo import charts, units
 from scripts.demo.charts import Log, Series
 

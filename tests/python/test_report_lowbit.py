@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from report_kit import check_page, shown, small_lowbit, small_report
+
 from scripts.demo import html, lowbit, reported, text
 
 
@@ -27,7 +28,9 @@ def test_low_bit_page_says_on_top_what_was_left_out_of_it():
     report = small_report()
     assert "1 measurement was left out or cut short" in shown(html.lowbit(report)).split("format by format")[0]
     assert "2 measurements were left out" in shown(html.page(report))
-    report["left_out"] = [{"stage": stage, "what": "x", "why": "late", "count": 1, "length": None} for stage in lowbit.STAGES]
+    report["left_out"] = [
+        {"stage": stage, "what": "x", "why": "late", "count": 1, "length": None} for stage in lowbit.STAGES
+    ]
     assert "3 measurements were left out" in shown(html.lowbit(report)) and "left out" not in shown(html.page(report))
 
 
@@ -43,7 +46,10 @@ def test_tiles_say_each_thing_once():
     assert "at a mean cosine of 0.980 and 0.53× the speed of float32" in text  # the tile of the smallest
     runs["int8_row"]["pieces_per_second"] = 25.0
     text = shown(html.lowbit(report))
-    assert "25.0 pieces/swith int8_row, the fastest here; float32 reaches 19.0" in text and "the fastest with low-bit" not in text
+    assert (
+        "25.0 pieces/swith int8_row, the fastest here; float32 reaches 19.0" in text
+        and "the fastest with low-bit" not in text
+    )
 
 
 def test_passes_that_met_a_busy_machine_are_flagged():
@@ -56,7 +62,9 @@ def test_passes_that_met_a_busy_machine_are_flagged():
 def test_low_bit_page_says_whose_the_figures_of_a_gpu_are():
     report = small_report()
     text = shown(html.lowbit(report))
-    assert "Not measured here: no <GPU> here. Figures of bench/results/x.json, measured 2026-01-02, on an A <GPU>" in text
+    assert (
+        "Not measured here: no <GPU> here. Figures of bench/results/x.json, measured 2026-01-02, on an A <GPU>" in text
+    )
     assert "5.25 M" in text and "4.00 M" in text and "Rounds & waits." in text
     found = report["lowbit"]["gpu"]
     found["here"] = True
@@ -71,7 +79,10 @@ def test_the_gpu_s_part_says_what_slower_formats_are_for():
     plain, low = report["lowbit"]["gpu"]["rows"]
     low["tokens_per_second"] = {"8192": 3e6, "65536": 4.2e6}
     text = shown(html.lowbit(report))
-    assert "Why use formats that are slower than 16 bits? For memory: they take 75 to 75 % off" in text and "at up to 0.80× the speed" in text
+    assert (
+        "Why use formats that are slower than 16 bits? For memory: they take 75 to 75 % off" in text
+        and "at up to 0.80× the speed" in text
+    )
     low["tokens_per_second"] = {"8192": 5e6, "65536": 6e6}
     assert "Why use formats" not in shown(html.lowbit(report))
 
@@ -84,19 +95,24 @@ def test_figures_of_a_gpu_come_from_the_repository_where_there_is_none(monkeypat
     monkeypatch.setattr(gpu, "absence", lambda: "no GPU, in this test")
     monkeypatch.setattr(gpu, "FIGURES", kept)
     found = report["lowbit"]["gpu"] = gpu.policies(None, None)
-    assert "Not measured: no GPU, in this test, and the repository has no bench/results/figures.json" in shown(html.lowbit(report))
+    assert "Not measured: no GPU, in this test, and the repository has no bench/results/figures.json" in shown(
+        html.lowbit(report)
+    )
 
     figures = {key: small_lowbit()["gpu"][key] for key in ("conditions", "rows")}
     kept.write_text(json.dumps(figures))
     found = report["lowbit"]["gpu"] = gpu.policies(None, None)
     assert not found["here"] and found["rows"] == figures["rows"]
-    assert "Not measured here: no GPU, in this test. Figures of bench/results/figures.json" in shown(html.lowbit(report))
+    assert "Not measured here: no GPU, in this test. Figures of bench/results/figures.json" in shown(
+        html.lowbit(report)
+    )
     json.dumps(report, allow_nan=False)
 
 
 def test_gpu_policies_measure_what_the_page_shows(monkeypatch):
     import heddle
     import torch
+
     from scripts.demo import gpu
 
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
@@ -121,8 +137,16 @@ def test_gpu_policies_measure_what_the_page_shows(monkeypatch):
     found = gpu.measure("somewhere", packed, np.eye(8, dtype=np.float32)[[0, 1, 3]])
     assert [row["name"] for row in found["rows"]] == [name for name, _, _ in gpu.POLICIES]
     row = found["rows"][0]
-    assert row["peak"] == 2000 and row["linear_bytes"] == 7 and row["tokens"] == 6 and row["error"] == 0 and row["cosine"]["cosine_least"] == 1
-    assert set(row["tokens_per_second"]) == {"8192", "65536"} and row["formats"] == ["nvfp4"] and row["alone_seconds"] > 0
+    assert (
+        row["peak"] == 2000
+        and row["linear_bytes"] == 7
+        and row["tokens"] == 6
+        and row["error"] == 0
+        and row["cosine"]["cosine_least"] == 1
+    )
+    assert (
+        set(row["tokens_per_second"]) == {"8192", "65536"} and row["formats"] == ["nvfp4"] and row["alone_seconds"] > 0
+    )
     assert not gpu.measure("somewhere", packed, np.eye(8, dtype=np.float32)[[0, 1, 3]], left=lambda: 0)["rows"]
 
 
@@ -155,7 +179,9 @@ def test_retrieval_compares_rankings():
     random = np.random.default_rng(0)
     wanted = random.standard_normal((40, 16))
     same = lowbit.retrieval(wanted * 3, wanted)  # lengths do not matter
-    assert (same["overlap_least"], same["nearest_same"], same["neighbours"]) == (1, 1, 10) and same["spearman_least"] == pytest.approx(1)
+    assert (same["overlap_least"], same["nearest_same"], same["neighbours"]) == (1, 1, 10) and same[
+        "spearman_least"
+    ] == pytest.approx(1)
     other = lowbit.retrieval(random.standard_normal((40, 16)), wanted)
     assert 0.1 < other["overlap_mean"] < 0.45 and abs(other["spearman_mean"]) < 0.15 and other["nearest_same"] < 0.2
     # Four pieces on a line: from the first one the others are ordered 1, 2, 3; with the last two exchanged 1, 3, 2.

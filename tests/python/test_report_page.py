@@ -4,6 +4,7 @@ import json
 import re
 
 from report_kit import ERRORS, TIMES, check_page, made_up_memory, shown, small_report, time_point
+
 from scripts.demo import html, laws, parts, recommend, sweep
 from scripts.demo.progress import NO_MEMORY, OUT_OF_TIME
 

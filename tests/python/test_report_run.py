@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from report_kit import ROOT
+
 from scripts.demo.__main__ import arguments
 
 

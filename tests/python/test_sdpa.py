@@ -147,7 +147,9 @@ def test_causal_biases_that_do_not_fit():
     with pytest.raises(ValueError, match="is_causal and attn_mask exclude each other"):
         heddle.sdpa(q, k, v, attn_mask=causal_upper_left(9, 13), is_causal=True)
     for make in BIASES.values():
-        with pytest.raises(ValueError, match=r"\[sdpa\] attn_mask is a CausalBias of \[7, 13\] and .* lengths \[9, 13\]"):
+        with pytest.raises(
+            ValueError, match=r"\[sdpa\] attn_mask is a CausalBias of \[7, 13\] and .* lengths \[9, 13\]"
+        ):
             heddle.sdpa(q, k, v, attn_mask=make(7, 13))
     moved = causal_upper_left(9, 13).clone()
     assert type(moved) is CausalBias

@@ -69,7 +69,9 @@ def loss_of(function, inputs, *rest):
 
 def test_compile_fullgraph_with_inductor():
     def step(q, k, v, bias, sink):
-        out, lse = heddle.attention(q * 2, k, v, causal="bottom_right", bias=bias, sink=sink, softcap=3.0, return_lse=True)
+        out, lse = heddle.attention(
+            q * 2, k, v, causal="bottom_right", bias=bias, sink=sink, softcap=3.0, return_lse=True
+        )
         return (out.sin() * out).sum() + lse.sum()
 
     inputs = [*tensors(), torch.randn(4, 9, 9), torch.randn(4)]
@@ -103,7 +105,9 @@ def test_compile_traces_every_entry_fullgraph_and_dynamic():
     caches = [torch.zeros(2, 10, 2, 8) for _ in range(4)]
     lengths = torch.tensor([4, 0], dtype=torch.int32)
     expected = decode(q, k, v, *caches[:2], lengths)
-    torch.testing.assert_close(torch.compile(decode, fullgraph=True, backend="aot_eager")(q, k, v, *caches[2:], lengths), expected)
+    torch.testing.assert_close(
+        torch.compile(decode, fullgraph=True, backend="aot_eager")(q, k, v, *caches[2:], lengths), expected
+    )
     assert torch.equal(caches[0], caches[2]) and caches[0].abs().sum() > 0
 
 
@@ -203,7 +207,9 @@ def test_gradients_only_where_asked():
     (dk,) = torch.autograd.grad(lse.sum(), k)
     kk = k.detach().double().requires_grad_()
     scores = torch.einsum("bihd,bjhd->bhij", q.double(), kk.repeat_interleave(2, 2)) / 8**0.5
-    torch.testing.assert_close(dk.double(), torch.autograd.grad(scores.logsumexp(-1).sum(), kk)[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        dk.double(), torch.autograd.grad(scores.logsumexp(-1).sum(), kk)[0], atol=1e-5, rtol=1e-5
+    )
 
 
 def test_what_has_no_derivative_says_so():
@@ -229,7 +235,9 @@ def test_rotary_gradient():
         out = heddle.apply_rotary(x, angle.cos(), angle.sin(), interleaved=interleaved, offsets=offsets)
         (dx,) = torch.autograd.grad((out * weight).sum(), x)
         # Rotations keep lengths and inner products: the gradient is the weight turned back.
-        torch.testing.assert_close(heddle.apply_rotary(dx, angle.cos(), angle.sin(), interleaved=interleaved, offsets=offsets), weight)
+        torch.testing.assert_close(
+            heddle.apply_rotary(dx, angle.cos(), angle.sin(), interleaved=interleaved, offsets=offsets), weight
+        )
         a = angle[offsets[:, None] + torch.arange(5)][:, :, None]
         pairs = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :4], x[..., 4:])
         turned = (pairs[0] * a.cos() - pairs[1] * a.sin(), pairs[0] * a.sin() + pairs[1] * a.cos())

@@ -19,7 +19,7 @@ def options(name):
     random = torch.Generator().manual_seed(1)
     cu = torch.tensor([0, 4, 18], dtype=torch.int32)
     return {
-        "plain": lambda: {},
+        "plain": dict,
         "causal": lambda: {"causal": "bottom_right", "window": (3, -1), "softcap": 2.0},
         "bias and sink": lambda: {
             "bias": torch.randn(4, 1, 9, generator=random).requires_grad_(),
@@ -170,7 +170,11 @@ def test_checkpointing(name, reentrant):
     torch.manual_seed(3)
     expected = torch.autograd.grad(block(q, k, v).sum(), (q, k, v))
     torch.manual_seed(3)
-    found = torch.autograd.grad(checkpoint(block, q, k, v, use_reentrant=reentrant).sum(), (q, k, v)) if not reentrant else None
+    found = (
+        torch.autograd.grad(checkpoint(block, q, k, v, use_reentrant=reentrant).sum(), (q, k, v))
+        if not reentrant
+        else None
+    )
     if reentrant:  # autograd.grad() is not for it
         checkpoint(block, q, k, v, use_reentrant=True).sum().backward()
         found = q.grad, k.grad, v.grad

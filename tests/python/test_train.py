@@ -17,10 +17,13 @@ import data  # noqa: E402
 import lengths  # noqa: E402
 import report  # noqa: E402
 import train  # noqa: E402
+
 from model import Model, Shape  # noqa: E402
 
 # At this rate the attention decides: without dk the loss would be off by 0.3, with v 1 % too large by 0.006.
-SMALL = train.Settings(device="cpu", shape=Shape(layers=2, heads=2, head_size=32, context=128), batch=2, steps=24, rate=4e-3)
+SMALL = train.Settings(
+    device="cpu", shape=Shape(layers=2, heads=2, head_size=32, context=128), batch=2, steps=24, rate=4e-3
+)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +37,9 @@ def run(corpus, **changes):
 
 @pytest.mark.parametrize("precision, tolerance", [("fp32", 5e-4), ("bf16", 3e-2)])
 def test_learns_as_torch_does(corpus, precision, tolerance):
-    ours, theirs, unfused = (run(corpus, attention=name, precision=precision)["losses"] for name in ("heddle", "torch", "math"))
+    ours, theirs, unfused = (
+        run(corpus, attention=name, precision=precision)["losses"] for name in ("heddle", "torch", "math")
+    )
     assert ours[0] > 5 and ours[-1] < ours[0] - 2  # from chance, ln 256 = 5.5
     assert max(abs(x - y) for x, y in zip(ours, theirs)) <= tolerance
     assert max(abs(x - y) for x, y in zip(unfused, theirs)) <= tolerance  # what two programs of torch keep to, as well
@@ -58,7 +63,9 @@ def test_model_is_causal():
     text = torch.randint(256, (1, 40))
     other = text.clone()
     other[:, 25:] = 7
-    assert torch.equal(model(text)[:, :25], model(other)[:, :25]) and not torch.equal(model(text)[:, 25], model(other)[:, 25])
+    assert torch.equal(model(text)[:, :25], model(other)[:, :25]) and not torch.equal(
+        model(text)[:, 25], model(other)[:, 25]
+    )
 
 
 def test_text_is_large_and_the_same_each_time():
@@ -98,6 +105,8 @@ def test_commands_and_their_report(tmp_path, capsys, monkeypatch):
 
 
 def test_chart_marks_what_it_shows():
-    svg = chart.lines("t", "x", "y", {"a one": [(128, 10.0), (1024, 80.0)], "a two": [(128, 20.0), (1024, 20.0)]}, doubling=True)
+    svg = chart.lines(
+        "t", "x", "y", {"a one": [(128, 10.0), (1024, 80.0)], "a two": [(128, 20.0), (1024, 20.0)]}, doubling=True
+    )
     assert svg.count("<polyline") == 2 and ">512<" in svg and ">50<" in svg and ">a two<" in svg
     assert report.distance([1.0, 2.0], [1.0, 4.0]) == pytest.approx(2**0.5)

@@ -5,10 +5,9 @@ import os
 import subprocess
 import sys
 
+import heddle
 import pytest
 import torch
-
-import heddle
 from heddle import _heddle, _torch_ops
 
 
