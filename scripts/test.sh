@@ -99,6 +99,7 @@ fuzz() {
 }
 
 step format "clang-format and ruff agree with every source" format
+step types "mypy agrees with the annotations of the Python package" "$python" -m mypy
 step links "links of the pages lead somewhere" "$python" scripts/check_links.py
 step layers "includes follow the arrows of docs/architecture.md" "$python" scripts/check_layers.py
 step release "library, GPU kernels, command, Python module, tests and benchmarks, optimised" release

@@ -86,7 +86,7 @@ def flash_attn_with_kvcache(
         raise ValueError(
             f"[{_NAME}] k is torch.float8_e4m3fn: new keys must have 16 bits; they are rounded into the cache"
         )
-    options = {}
+    options: dict[str, Any] = {}
     if cu_seqlens_q is not None:
         options.update(cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q)
     if q_descale is not None or k_descale is not None or v_descale is not None:

@@ -195,7 +195,7 @@ def calibrate(
         if "smoothquant" in methods:
             tried.append(("smoothquant", alpha, _numpy(smooth(matrices, largest, alpha))))
     plain_found = errors(None, None)
-    best = (plain_found, *tried[0], None)
+    best: tuple[Any, str, float, np.ndarray, np.ndarray | None] = (plain_found, *tried[0], None)
     for method, alpha, scales in tried:
         importance = square / scales**2 if rule in _SEARCHES else None
         weighed = None if importance is None else _like(importance, matrices[0])

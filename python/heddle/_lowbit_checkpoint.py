@@ -108,13 +108,13 @@ def load(
     """
     if framework not in ("numpy", "torch"):
         raise ValueError(f"[load] framework is {framework!r}: it must be 'numpy' or 'torch'")
-    torch = None
+    torch: Any = None
     if framework == "torch":
         # isort: off
         from . import _needs_torch  # noqa: F401  before torch and _torch_ops, which say less of a torch that is not there
         from . import _torch_ops  # noqa: F401
 
-        import torch
+        import torch  # type: ignore[no-redef]
 
         # isort: on
     checkpoint = _open(paths, gptq_version)
@@ -122,6 +122,6 @@ def load(
     if expert is None and layer.experts > 0:
         raise ValueError(f"[load] expert is None: layer {name!r} has {layer.experts} of them, from 0")
     tensors = [empty(torch, described) for described in _heddle.lowbit_storage(layer.format, *layer.shape)]
-    out = QuantizedTensor(layer.format, layer.shape, *tensors)
+    out = QuantizedTensor(str(layer.format), layer.shape, *tensors)
     checkpoint.load(name, out._parts(), expert or 0, reorder_columns)
     return out

@@ -100,7 +100,7 @@ def quantize_checkpoint(
     rules += list(layers.items() if isinstance(layers, Mapping) else layers)
 
     def of_layer(name: str) -> Any:
-        found = importance.get(name)
+        found = (importance or {}).get(name)
         return None if found is None else plain(found) if hasattr(found, "dtype") else np.asarray(found, np.float32)
 
     changed, kept, copied, files, before, after, config = _heddle.quantize_checkpoint(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,8 @@ class PackedTensor:
     order: str = "rows16"
     kept: Any = None
     error: PackingError | None = None
+
+    _described: tuple[Any, ...] = field(init=False, repr=False)  # what calls say of it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_described", (self.format, *map(int, self.shape), self.gated, self.order))
@@ -125,15 +127,12 @@ def pack(
     if keep_16bit is not False and not gpu:
         raise ValueError("[pack_weights] keep_16bit is set and device is 'cpu': it is for GPUs")
     if order is None:
-        order = (
-            "rows16"
-            if not gpu
-            else "fragments16"
-            if not fp8_x
-            else "matrix8"
-            if matrix.format == "fp8_row"
-            else "fragments8"
-        )
+        if not gpu:
+            order = "rows16"
+        elif not fp8_x:
+            order = "fragments16"
+        else:
+            order = "matrix8" if matrix.format == "fp8_row" else "fragments8"
     elif gpu == (order == "rows16"):
         raise ValueError(
             f"[pack_weights] order is {order!r} and device is {str(device)!r}: rows16 is for CPUs, the others "
@@ -143,6 +142,7 @@ def pack(
         device = gpu_of("pack_weights", device)
     rows, columns = map(int, matrix.shape)
     count = _heddle.lowbit_packed_bytes(matrix.format, rows, columns, gated, order)
+    memory: Any
     if torch is None:
         memory = np.empty(count + 63, np.uint8)
         address = memory.ctypes.data

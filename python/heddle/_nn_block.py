@@ -80,7 +80,7 @@ class TransformerBlock(nn.Module):
         attend = layer.self_attn
         if not isinstance(layer.norm1, nn.LayerNorm):
             raise ValueError("[TransformerBlock.from_torch] the layer has no LayerNorm")
-        names = {F.relu: "relu", torch.relu: "relu", F.gelu: "gelu_erf", F.silu: "silu"}
+        names: dict[Any, str] = {F.relu: "relu", torch.relu: "relu", F.gelu: "gelu_erf", F.silu: "silu"}
         activation = names.get(layer.activation)
         if isinstance(layer.activation, nn.GELU):
             activation = "gelu_tanh" if layer.activation.approximate == "tanh" else "gelu_erf"
@@ -104,7 +104,7 @@ class TransformerBlock(nn.Module):
             **options,
         )
         with torch.no_grad():
-            pairs = (
+            pairs: Any = (
                 (block.qkv, attend.in_proj_weight, attend.in_proj_bias),
                 (block.out, attend.out_proj.weight, attend.out_proj.bias),
                 *(

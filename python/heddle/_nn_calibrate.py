@@ -130,9 +130,9 @@ def calibrate(
         if folds:
             group.fold(calibration.scales, layers)
         for i, name in enumerate(names):
-            scales = (calibration.method, calibration.alpha) if folds else (None, None)
+            method, alpha = (calibration.method, calibration.alpha) if folds else (None, None)
             measured[name] = LayerCalibration(
-                formats[name], *scales, calibration.plain_errors[i], calibration.errors[i]
+                formats[name], method, alpha, calibration.plain_errors[i], calibration.errors[i]
             )
             if calibration.importance is not None:
                 importance[name] = calibration.importance

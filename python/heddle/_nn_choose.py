@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ._nn_linear import Linear
-from ._nn_policy import Policy, Replacement, check_format, converted, linear_layers
+from ._nn_policy import FloatLayer, Policy, Replacement, check_format, converted, linear_layers
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def _tensors(output: Any) -> list[torch.Tensor]:
     return []
 
 
-def _bits(layer: nn.Module) -> float:
+def _bits(layer: FloatLayer) -> float:
     weight = layer.weight_bytes if isinstance(layer, Linear) else layer.weight.nbytes
     return 8.0 * weight
 

@@ -13,7 +13,7 @@ from torch import nn
 from . import _heddle
 from ._nn_block import TransformerBlock
 from ._nn_linear import Linear, refuse_x
-from ._nn_policy import weights_and_x
+from ._nn_policy import FloatLayer, weights_and_x
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Group:
     """Layers behind one module into which their scales can be folded: a norm, or a linear layer of which output k comes from
     the rows `first`, `first + step`, ..."""
 
-    source: nn.Module
+    source: Any  # a module with a weight
     layers: tuple[str, ...]
     first: int = 0
     step: int = 1
 
-    def fold(self, scales: torch.Tensor, layers: Mapping[str, nn.Module]) -> None:
+    def fold(self, scales: torch.Tensor, layers: Mapping[str, FloatLayer]) -> None:
         for parameter in (self.source.weight, self.source.bias if hasattr(self.source, "bias") else None):
             if parameter is not None:
                 rows = parameter.data[self.first :: self.step]
@@ -62,7 +62,7 @@ def _of_blocks(module: nn.Module, names: Mapping[int, str]) -> list[Group]:
     return found
 
 
-def _given(module: nn.Module, layers: Mapping[str, nn.Module], name: str, behind: Sequence[str]) -> Group:
+def _given(module: nn.Module, layers: Mapping[str, FloatLayer], name: str, behind: Sequence[str]) -> Group:
     modules = dict(module.named_modules())
     for each in (name, *behind):
         if each not in modules:
@@ -81,7 +81,7 @@ def _given(module: nn.Module, layers: Mapping[str, nn.Module], name: str, behind
     return group
 
 
-def _refuse_fold(group: Group, layers: Mapping[str, nn.Module], owners: Counter[int]) -> str:
+def _refuse_fold(group: Group, layers: Mapping[str, FloatLayer], owners: Counter[int]) -> str:
     """Why the group's scales cannot be folded; empty if they can."""
     if group.source.weight is None:
         return "the module in front has no weight in floats"
@@ -98,7 +98,7 @@ def _refuse_fold(group: Group, layers: Mapping[str, nn.Module], owners: Counter[
 
 
 def groups_of(
-    module: nn.Module, layers: Mapping[str, nn.Module], formats: Mapping[str, str], given: Any
+    module: nn.Module, layers: Mapping[str, FloatLayer], formats: Mapping[str, str], given: Any
 ) -> list[Group]:
     """Those behind linear layers first: folding them changes a layer's rows, which its own columns' scales then see."""
     owners = Counter(id(p) for m in module.modules() for p in m._parameters.values() if p is not None)
@@ -124,7 +124,7 @@ class Recorder:
     """Inputs of layers: sums of magnitudes over all rows and the largest, and some of the rows, spread evenly over the
     calls."""
 
-    def __init__(self, layers: Mapping[str, nn.Module], rows_a_call: int) -> None:
+    def __init__(self, layers: Mapping[str, FloatLayer], rows_a_call: int) -> None:
         self.rows_a_call = rows_a_call
         self.rows: dict[str, list[torch.Tensor]] = {name: [] for name in layers}
         self.absolute: dict[str, torch.Tensor] = {}
@@ -158,7 +158,7 @@ class Recorder:
             handle.remove()
 
 
-def check_sample(name: str, layer: nn.Module, format: str, x: Sequence[torch.Tensor]) -> None:
+def check_sample(name: str, layer: FloatLayer, format: str, x: Sequence[torch.Tensor]) -> None:
     """What would stop calibration halfway."""
     where = f"[calibrate] layer '{name}', [{layer.out_features}, {layer.in_features}]: "
     weights, x_in_8_bits = weights_and_x(format)

@@ -48,7 +48,7 @@ def refuse_x(format: str, int8_x: bool, fp8_x: bool) -> str:
     return ""
 
 
-def norm_arguments(norm: nn.Module | None, columns: int, dtype: torch.dtype) -> dict[str, Any] | None:
+def norm_arguments(norm: Any, columns: int, dtype: torch.dtype) -> dict[str, Any] | None:
     """What ``lowbit.linear`` takes for a norm module over the last dimension; None if it takes no such module."""
     if norm is None:
         return {}
@@ -121,13 +121,14 @@ class Linear(nn.Module):
         self.activation, self.int8_x, self.fp8_x, self.keep_16bit = activation, int8_x, fp8_x, keep_16bit
         self._kept: dict[torch.dtype, torch.Tensor] = {}
         self.format: str | None = None
+        self.column_order: torch.Tensor | None
         self.register_buffer("column_order", None)
         self.bias = nn.Parameter(torch.zeros(out_features, device=device, dtype=dtype)) if bias else None
         if format is None:
             self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
             bound = 1 / math.sqrt(in_features) if in_features > 0 else 0
             nn.init.uniform_(self.weight, -bound, bound)
-            if bias:
+            if self.bias is not None:
                 nn.init.uniform_(self.bias, -bound, bound)
         else:
             self.register_parameter("weight", None)
@@ -236,7 +237,7 @@ class Linear(nn.Module):
         if x.is_cuda and norm is not None and self.in_features % 8 != 0:  # no kernel has a norm over such rows
             arguments = None
         if arguments is None:
-            x, arguments = norm(x), {}
+            x, arguments = x if norm is None else norm(x), {}
         order = self.column_order
         if order is not None and x.shape[-1:] == order.shape:
             x = x.index_select(-1, order)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -104,12 +104,16 @@ def _is_float_layer(module: nn.Module) -> bool:
     return type(module) is nn.Linear or (isinstance(module, Linear) and module.format is None)
 
 
-def linear_layers(module: nn.Module) -> dict[str, nn.Module]:
+#: torch's Linear or heddle.nn's, with weights in floats.
+FloatLayer: TypeAlias = Any
+
+
+def linear_layers(module: nn.Module) -> dict[str, FloatLayer]:
     """The layers of a module that can be quantised, by name; "" is the module itself."""
     return {name: found for name, found in module.named_modules() if _is_float_layer(found)}
 
 
-def converted(name: str, layer: nn.Module, format: str, rule: str | None, importance: Any) -> nn.Module:
+def converted(name: str, layer: FloatLayer, format: str, rule: str | None, importance: Any) -> nn.Module:
     """Another layer, which shares what floats it keeps."""
     options = {}
     if isinstance(layer, Linear):

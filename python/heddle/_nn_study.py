@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -21,11 +23,12 @@ class FusedFP4Linear(Linear):
     ) -> None:
         super().__init__(in_features, out_features, bias, activation="gelu_erf" if activation == "gelu" else activation)
 
-    def quantize(self, format: str = "e2m1_row", *, rule: str | None = None) -> FusedFP4Linear:
+    def quantize(self, format: str = "e2m1_row", *, rule: str | None = None, importance: Any = None) -> FusedFP4Linear:
         """rule: "plain" for the study's own format if None. A layer that is quantised stays as it is."""
-        if self.format is not None:
-            return self
-        return super().quantize(format, rule="plain" if rule is None and format == "e2m1_row" else rule)
+        if self.format is None:
+            rule = "plain" if rule is None and format == "e2m1_row" else rule
+            super().quantize(format, rule=rule, importance=importance)
+        return self
 
 
 class FlashAttention(nn.Module):
