@@ -7,6 +7,7 @@
 
 #include "core/check.h"
 #include "core/parallel.h"
+#include "core/runtime.h"
 #include "cuda/model.h"
 #include "heddle/transformer.h"
 #include "model/encoder_call.h"
@@ -60,10 +61,6 @@ struct Arrangement {
   std::size_t linear = 0;                     //   scratch of a linear layer
   std::size_t bytes = 0;
 };
-
-Executor& executor_of(const Runtime& runtime) {
-  return runtime.executor != nullptr ? *runtime.executor : default_executor();
-}
 
 }  // namespace
 
@@ -387,11 +384,7 @@ void Encoder::encode(const TensorView& token_ids, const TensorView& cu_seqlens, 
   }
   const EncoderTask task{token_ids, cu_seqlens, embeddings, hidden_states, longest, normalize};
   const auto run = [&](auto& call, std::size_t needed, const auto&... rest) {
-    check.require(runtime.workspace.data != nullptr && runtime.workspace.bytes >= needed, "the workspace has ",
-                  runtime.workspace.data != nullptr ? runtime.workspace.bytes : 0, " bytes: ", needed,
-                  " are needed, as Encoder::workspace() says");
-    check.require(reinterpret_cast<std::uintptr_t>(runtime.workspace.data) % 64 == 0,
-                  "the workspace must be aligned to 64 bytes");
+    check_workspace(check, runtime.workspace, needed, "as Encoder::workspace() says");
     call.run(task, rest...);
   };
   if (gpu) {

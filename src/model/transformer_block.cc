@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "core/parallel.h"
+#include "core/runtime.h"
 #include "cpu/kernels.h"
 #include "cpu/row_ops.h"
 #include "cuda/model.h"
@@ -19,13 +20,11 @@
 namespace heddle {
 namespace {
 
+constexpr const char* kWorkspaceAdvice = "TransformerBlock::workspace() says how many always suffice";
+
 std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
-
-Executor& executor_of(const Runtime& runtime) {
-  return runtime.executor != nullptr ? *runtime.executor : default_executor();
-}
 
 // Where everything lies in the workspace. `rows`: the total, up to whole steps of linear layers.
 struct Arrangement {
@@ -241,14 +240,6 @@ Offsets offsets_of(const TensorView& cu_seqlens, std::int64_t total, std::int64_
           IndexName::longest};
 }
 
-void check_workspace(const Check& check, const Workspace& workspace, std::size_t needed) {
-  check.require(workspace.data != nullptr && workspace.bytes >= needed, "the workspace has ",
-                workspace.data != nullptr ? workspace.bytes : 0, " bytes: ", needed,
-                " are needed, and TransformerBlock::workspace() says how many always suffice");
-  check.require(reinterpret_cast<std::uintptr_t>(workspace.data) % 64 == 0,
-                "the workspace must be aligned to 64 bytes");
-}
-
 }  // namespace
 
 std::size_t TransformerBlock::workspace(std::int64_t total, std::int64_t sequences, std::int64_t longest,
@@ -320,13 +311,13 @@ void TransformerBlock::forward(const TensorView& x, const TensorView& cu_seqlens
 
   if (gpu) {
     const GpuCall call(*weights_, total, sequences, longest);
-    check_workspace(check, runtime.workspace, call.workspace());
+    check_workspace(check, runtime.workspace, call.workspace(), kWorkspaceAdvice);
     call.run(x, cu_seqlens, y, runtime);
     return;
   }
   CpuCall call(*weights_, total, runtime);
   const Arrangement plan = call.arrange(call.attention_bytes(total, cu_seqlens));
-  check_workspace(check, runtime.workspace, plan.bytes);
+  check_workspace(check, runtime.workspace, plan.bytes, kWorkspaceAdvice);
   call.run(x, cu_seqlens, y, plan, static_cast<std::byte*>(runtime.workspace.data));
 }
 

@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "core/check.h"
+#include "core/runtime.h"
 #include "cuda/assumed_gpu.h"
 #include "cuda/backend.h"
 #include "cuda/kernels.h"
 #include "heddle/candidate.h"
-#include "heddle/runtime.h"
 #include "problem/candidate.h"
 
 namespace heddle {
@@ -57,7 +57,8 @@ template <class Problem>
 std::string names_of_candidates() {
   std::string names;
   for (const Kernel<Problem>* kernel : Operation<Problem>::candidates()) {
-    names += (names.empty() ? "" : ", ") + std::string(kernel->name);
+    if (!names.empty()) names += ", ";
+    names += kernel->name;
   }
   return names;
 }
@@ -162,14 +163,6 @@ std::vector<Candidate> explained(const Problem& problem, const Wish& wish, int w
   }
   return list;
 }
-
-inline Executor& executor_of(const Runtime& runtime) {
-  return runtime.executor != nullptr ? *runtime.executor : default_executor();
-}
-inline int workers_of(const Runtime& runtime) { return executor_of(runtime).workers(); }
-
-// Throws unless `workspace` has `needed` bytes, aligned to 64.
-void check_workspace(const Check& check, const Workspace& workspace, std::size_t needed);
 
 // Launches over a workspace of `needed` bytes, which is checked. operation: as errors name it.
 template <class Problem>

@@ -1,9 +1,9 @@
 // apply_rotary and append_kv_cache: check everything, then write.
 #include "ops/kv_cache.h"
 
+#include "core/runtime.h"
 #include "cpu/kv_cache.h"
 #include "cuda/kv_cache.h"
-#include "ops/choice.h"
 #include "ops/kv_cache_arguments.h"
 #include "ops/validate.h"
 

@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "core/overlap.h"
+#include "core/runtime.h"
 #include "cpu/lowbit.h"
 #include "cuda/lowbit.h"
 #include "lowbit/scale_rules.h"
-#include "ops/choice.h"
 #include "ops/lowbit_arguments.h"
 
 namespace heddle::lowbit {
@@ -89,8 +89,7 @@ QuantizationError quantization_error(const TensorView& weights, const QuantizedM
     check.not_overlapping(*view, name);
   }
   const std::size_t needed = quantization_error_workspace(m.N);
-  check.require(runtime.workspace.bytes >= needed, "the workspace has ", runtime.workspace.bytes, " bytes: ", needed,
-                " are needed, as quantization_error_workspace says");
+  check_workspace(check, runtime.workspace, needed, "as quantization_error_workspace() says");
   auto* rows = static_cast<cpu::RowError*>(runtime.workspace.data);
   cpu::row_errors(from, m, rows, executor_of(runtime));
 

@@ -246,7 +246,7 @@ TEST(GpuEncoderErrors, Encode) {
   expect_message([&] { encoder.encode(input.id_view(), input.offset_view(), embeddings, hidden, true, runtime); },
                  "[encode] hidden_states must be aligned to 16 bytes");
   runtime.workspace.bytes -= 1;
-  refused("are needed, as Encoder::workspace() says", embeddings);
+  refused("; as Encoder::workspace() says", embeddings);
   runtime.workspace.bytes += 1;
   input.ids[3] = 60;
   refused("[encode] token_ids holds 60 at 3: ids are from 0 to 59", embeddings);

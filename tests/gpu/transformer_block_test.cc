@@ -427,7 +427,7 @@ TEST(GpuTransformerBlockErrors, Forward) {
   refused([](auto& a) { a.longest = 5; }, "[transformer_block] 2 sequences of at most 5 rows cannot hold 12");
   refused([](auto& a) { a.longest = -1; }, "[transformer_block] longest is -1: it must not be negative");
   refused([](auto& a) { a.runtime.workspace.bytes -= 1; },
-          "are needed, and TransformerBlock::workspace() says how many always suffice");
+          "; TransformerBlock::workspace() says how many always suffice");
   refused([](auto& a) { a.runtime.workspace.data = nullptr; }, "[transformer_block] the workspace has 0 bytes");
   refused([](auto& a) { a.runtime.workspace.data = static_cast<std::byte*>(a.runtime.workspace.data) + 4; },
           "[transformer_block] the workspace must be aligned to 64 bytes");

@@ -387,7 +387,7 @@ TEST(EncoderErrors, ViewsAndWorkspace) {
   expect_message([&] { encoder.encode(strided, offsets, out, {}, true, runtime); }, {"token_ids must be contiguous"});
   runtime.workspace.bytes = 1000;  // what is needed may be less than what suffices for any lengths
   expect_message([&] { encoder.encode(ids, offsets, out, states, true, runtime); },
-                 {"the workspace has 1000 bytes: ", " are needed, as Encoder::workspace() says"});
+                 {"the workspace has 1000 bytes: this call needs ", "; as Encoder::workspace() says"});
   runtime.workspace = {};
   expect_message([&] { encoder.encode(ids, offsets, out, states, true, runtime); }, {"the workspace has 0 bytes"});
   expect_message([&] { encoder.workspace(100, 2, 40); }, {"2 sequences of at most 40 tokens cannot hold 100"});

@@ -221,8 +221,8 @@ TEST_F(TransformerBlockCall, Lengths) {
 
 TEST_F(TransformerBlockCall, Workspace) {
   const std::string small = refused([](auto& a) { a.runtime.workspace.bytes = 128; });
-  EXPECT_TRUE(small.starts_with("[transformer_block] the workspace has 128 bytes: ")) << small;
-  EXPECT_TRUE(small.ends_with(" are needed, and TransformerBlock::workspace() says how many always suffice")) << small;
+  EXPECT_TRUE(small.starts_with("[transformer_block] the workspace has 128 bytes: this call needs ")) << small;
+  EXPECT_TRUE(small.ends_with("; TransformerBlock::workspace() says how many always suffice")) << small;
   EXPECT_NE(refused([](auto& a) { a.runtime.workspace.data = nullptr; }).find("the workspace has 0 bytes"),
             std::string::npos);
   EXPECT_EQ(refused([](auto& a) { a.runtime.workspace.data = static_cast<std::byte*>(a.runtime.workspace.data) + 4; }),
