@@ -48,6 +48,7 @@ struct Explain {
         if (c.supported) {
           entry["estimated_seconds"] = c.seconds;
           entry["workspace_bytes"] = c.workspace;
+          entry["plan"] = c.plan;
         }
         out["candidates"].push_back(entry);
       }
@@ -65,6 +66,9 @@ struct Explain {
                                     : c.reason});
     }
     table.print();
+    for (const Candidate& c : candidates) {
+      if (c.chosen) std::cout << '\n' << c.name << ": " << c.plan << '\n';
+    }
   }
 };
 

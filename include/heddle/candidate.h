@@ -17,9 +17,10 @@ struct Candidate {
   std::string reason;    // why not, if not supported
   double seconds = 0.0;  // estimated, if supported
   std::size_t workspace = 0;
+  std::string plan;  // what it would run, in words, if supported: its variant, tiles, how keys are split
   bool chosen = false;
-  double of_16bit =
-      0.0;  // linear layers on a GPU: `seconds` over those estimated of a product of 16-bit weights; else 0
+  // Linear layers on a GPU: `seconds` over those estimated of a product of 16-bit weights; else 0.
+  double of_16bit = 0.0;
 };
 
 }  // namespace heddle

@@ -174,6 +174,7 @@ class LinearCandidate:
       chosen: whether the call would run it.
       of_16bit: on a GPU, `seconds` over those estimated of cuBLAS with weights in 16 bits: above 1, ``pack``'s keep_16bit
         would make the call faster.
+      plan: what it would run, in words; empty if it could not.
     """
 
     name: str
@@ -184,6 +185,7 @@ class LinearCandidate:
     workspace: int
     chosen: bool
     of_16bit: float
+    plan: str = ""
 
 
 def explain(

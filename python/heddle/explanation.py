@@ -23,6 +23,7 @@ class Candidate:
       reason: why it may not run, if it may not.
       seconds: estimated time, workspace: scratch bytes; 0 if not supported.
       chosen: whether the call would run it.
+      plan: what it would run, in words (its variant, tiles, how keys are split); empty if not supported.
     """
 
     name: str
@@ -32,10 +33,11 @@ class Candidate:
     seconds: float
     workspace: int
     chosen: bool
+    plan: str = ""
 
 
 class Explanation(list):
-    """A list of ``Candidate``; prints as a table."""
+    """A list of ``Candidate``; prints as a table, and the plan of the one that is chosen below it."""
 
     @property
     def chosen(self) -> Candidate | None:
@@ -57,6 +59,8 @@ class Explanation(list):
         ]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in [head, *rows]]
+        if self.chosen is not None:
+            lines += ["", f"{self.chosen.name}: {self.chosen.plan}"]
         return "\n".join(lines)
 
 

@@ -96,7 +96,7 @@ nb::list explain(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& item
        gpu.empty() ? explain_attention(q_view, k_view, v_view, options, pass)
                    : explain_attention_on(gpu_model_named(gpu), q_view, k_view, v_view, options, pass)) {
     out.append(nb::make_tuple(candidate.name, candidate.method, candidate.supported, candidate.reason,
-                              candidate.seconds, candidate.workspace, candidate.chosen));
+                              candidate.seconds, candidate.workspace, candidate.chosen, candidate.plan));
   }
   return out;
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/check.h"
 #include "core/dtypes.h"
 #include "core/parallel.h"
 #include "cpu/attention.h"
@@ -80,6 +81,13 @@ void sink_gradient(const Problem& p, std::int64_t h) {
   p.dsink.as<float>()[h * p.dsink.stride_h] = static_cast<float>(sum);
 }
 
+std::string describe(const Problem& p, int workers) {
+  const std::int64_t cuts = splits(p);
+  return text(kernels().name, ", tiles of ", backward_rows(p), " rows x ", kKeyBlock, " keys, ",
+              cuts == 1 ? "a kv head to a thread" : text(cuts, " parts of a kv head"), ", ", workers,
+              workers == 1 ? " thread" : " threads");
+}
+
 void launch(const Problem& p, const Runtime& runtime) {
   const Kernels& k = kernels();
   Executor& executor = *runtime.executor;
@@ -135,6 +143,7 @@ const AttentionBackwardKernel kAttentionBackward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
 };
 
 }  // namespace heddle::cpu

@@ -1,6 +1,7 @@
 // Launches the unfused method: three passes over a score matrix of 4 * B * H * Sq * Sk bytes.
 #include <algorithm>
 
+#include "core/check.h"
 #include "core/parallel.h"
 #include "cpu/attention.h"
 #include "cpu/kernels.h"
@@ -33,6 +34,11 @@ std::size_t workspace(const AttentionProblem& p, int workers) {
   std::int64_t pairs = 0;
   for (std::int64_t b = 0; b < p.B; ++b) pairs += stored(p, p.sequence(b));
   return prefix_bytes(p) + scratch_bytes(p) * static_cast<std::size_t>(workers) + static_cast<std::size_t>(pairs) * 4;
+}
+
+std::string describe(const AttentionProblem& p, int workers) {
+  return text(kernels().name, ", all scores in memory, tiles of ", tile_rows(p), " rows, ", workers,
+              workers == 1 ? " thread" : " threads");
 }
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {
@@ -81,6 +87,7 @@ const AttentionForwardKernel kAttentionForwardBaseline = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
     .extras = kDraftMask,
 };
 

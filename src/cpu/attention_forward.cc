@@ -97,6 +97,12 @@ std::size_t workspace(const AttentionProblem& p, int workers) {
          static_cast<std::size_t>(partials) * partial_bytes(p);
 }
 
+std::string describe(const AttentionProblem& p, int workers) {
+  const Layout l = layout(p, workers);
+  return text(kernels().name, ", tiles of ", l.split ? kSplitRows : l.tile_rows, " rows x ", kKeyBlock, " keys",
+              l.split ? text(", keys split by ", kKeyChunk) : "", ", ", workers, workers == 1 ? " thread" : " threads");
+}
+
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   const Kernels& k = kernels();
   Executor& executor = *runtime.executor;
@@ -175,6 +181,7 @@ const AttentionForwardKernel kAttentionForward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
     .extras = kE4m3 | kDraftMask | kInt4,
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/check.h"
 #include "core/parallel.h"
 #include "cpu/kernels.h"
 #include "cpu/linear_staging.h"
@@ -30,6 +31,14 @@ double estimate(const LinearProblem& p, int workers) {
 std::size_t workspace(const LinearProblem& p, int workers) {
   if (p.M == 0 || p.N == 0) return 0;
   return StagedRows(p, nullptr).bytes + scratch_each() * static_cast<std::size_t>(workers);
+}
+
+std::string describe(const LinearProblem& p, int workers) {
+  return text(kernels().name, ", ", kLinearChunk, " rows of x and ", kLinearTile, " of W at a time, products ",
+              p.int8_x      ? "in integers"
+              : in_pairs(p) ? "of bf16 pairs"
+                            : "in f32",
+              ", ", workers, workers == 1 ? " thread" : " threads");
 }
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
@@ -62,6 +71,7 @@ const LinearKernel kLinear = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
     .extras = kNormInFront,
 };
 

@@ -2,6 +2,7 @@
 // with a norm in front, dx by rows and the norm's own gradients by columns.
 #include <algorithm>
 
+#include "core/check.h"
 #include "core/parallel.h"
 #include "cpu/kernels.h"
 #include "cpu/linear.h"
@@ -126,6 +127,11 @@ void add_rows(const LinearBackwardProblem& p, const Place& place, const StagedRo
   });
 }
 
+std::string describe(const LinearBackwardProblem& p, int workers) {
+  return text(kernels().name, ", ", kLinearChunk, " rows of x at a time, products ",
+              pairs_of(p.forward) ? "of bf16 pairs" : "in f32", ", ", workers, workers == 1 ? " thread" : " threads");
+}
+
 void launch(const LinearBackwardProblem& p, const Runtime& runtime) {
   const LinearProblem& f = p.forward;
   auto* memory = static_cast<std::byte*>(runtime.workspace.data);
@@ -162,6 +168,7 @@ const LinearBackwardKernel kLinearBackward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
     .extras = kNormInFront,
 };
 

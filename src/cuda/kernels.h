@@ -40,15 +40,20 @@ namespace heddle::cuda {
 HEDDLE_CUDA_KERNELS(HEDDLE_DECLARE_KERNEL)
 #undef HEDDLE_DECLARE_KERNEL
 
+// Calls visit(kernel) for each, whatever its problem.
+template <class Visit>
+void for_each_kernel(Visit visit) {
+#define HEDDLE_VISIT_KERNEL(Problem, symbol, ...) visit(symbol);
+  HEDDLE_CUDA_KERNELS(HEDDLE_VISIT_KERNEL)
+#undef HEDDLE_VISIT_KERNEL
+}
+
 // Adds those for one kind of problem.
 template <class Wanted>
 void add_kernels(std::vector<const Kernel<Wanted>*>& list) {
-  const auto add = [&]<class Problem>(const Kernel<Problem>& kernel) {
+  for_each_kernel([&]<class Problem>(const Kernel<Problem>& kernel) {
     if constexpr (std::is_same_v<Problem, Wanted>) list.push_back(&kernel);
-  };
-#define HEDDLE_ADD_KERNEL(Problem, symbol, ...) add(symbol);
-  HEDDLE_CUDA_KERNELS(HEDDLE_ADD_KERNEL)
-#undef HEDDLE_ADD_KERNEL
+  });
 }
 
 }  // namespace heddle::cuda

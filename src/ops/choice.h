@@ -158,6 +158,7 @@ std::vector<Candidate> explained(const Problem& problem, const Wish& wish, int w
     if (candidate.supported) {
       candidate.seconds = kernel->estimate(problem, workers);
       candidate.workspace = kernel->workspace(problem, workers);
+      candidate.plan = kernel->describe(problem, workers);
     }
     candidate.chosen = kernel == best;
   }

@@ -80,7 +80,16 @@ struct Append {
   explicit operator bool() const { return static_cast<bool>(k_new); }
 };
 
+// A call without options, q, k and v drawn at random: o has q's dtype, bf16 for f8e4m3.
+struct AttentionExample {
+  DType q, kv;
+  Precision precision;
+  std::int64_t B, H, Hkv, Sq, Sk, D;
+};
+
 struct AttentionProblem {
+  using Example = AttentionExample;
+
   std::int64_t B = 0, H = 0, Hkv = 0, G = 1;
   std::int64_t Sq = 0, Sk = 0;          // the longest sequence of each (bounds, for packed data)
   std::int64_t q_rows = 0, k_rows = 0;  // extents of q's and k's row dimension: Sq and Sk, the totals if packed, or a

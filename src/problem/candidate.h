@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
+#include <string_view>
 
 #include "heddle/runtime.h"
 #include "heddle/tensor.h"
@@ -12,7 +14,23 @@ namespace heddle {
 // Empty: supported. Otherwise the sentence that says why not.
 using Refusal = std::string;
 
-// Problem: a call of the operation after its arguments were checked.
+// What an estimate is made of, as measured on an H200; `heddle tune` measures it on another GPU. What an estimate does
+// not read of it is 0.
+struct Cost {
+  double fixed = 0;  // seconds of a call with next to nothing to compute
+  double flops = 0;  // of products, a second, with every multiprocessor busy
+  double bytes = 0;  // of keys and values, or of weights, read from memory, a second
+};
+
+// A cost by name, "sm90 d128", and the call that shows its rate: of bytes, if it has one, else of products.
+template <class Problem>
+struct CostLine {
+  std::string_view name;
+  Cost cost;
+  typename Problem::Example example;
+};
+
+// Problem: a call of the operation after its arguments were checked. Problem::Example: such a call in short.
 template <class Problem>
 struct Kernel {
   const char* name;    // what `force` takes
@@ -23,8 +41,10 @@ struct Kernel {
   double (*estimate)(const Problem&, int workers);        // seconds
   std::size_t (*workspace)(const Problem&, int workers);  // bytes
   void (*launch)(const Problem&, const Runtime&);         // runtime.executor and workspace are set and large enough
+  std::string (*describe)(const Problem&, int workers);   // what launch() would run, in words: variant, tiles, splits
   unsigned extras = 0;      // what it knows of what few kernels do: a set of bits that the problem's header names
   bool for_decode = false;  // takes few queries a sequence only
+  std::span<const CostLine<Problem>> costs = {};  // what `estimate` rests on, of a GPU's kernel
 };
 
 }  // namespace heddle

@@ -33,7 +33,18 @@ struct RowNorm {
   const std::byte *weight = nullptr, *bias = nullptr;  // [K] of x's dtype; null: ones, zeros
 };
 
+// A call without bias, activation and norm; of dense weights without a format.
+struct LinearExample {
+  const char* format;
+  WeightOrder order;
+  DType dtype;
+  std::int64_t M, N, K;
+  bool int8_x = false;
+};
+
 struct LinearProblem {
+  using Example = LinearExample;
+
   std::int64_t M = 0, N = 0, K = 0;
   std::int64_t outputs = 0;  // columns of y: N, or N / 2
   DType dtype = DType::f32;  // of x, y, bias and residual
@@ -55,6 +66,8 @@ struct LinearProblem {
 };
 
 struct LinearBackwardProblem {
+  using Example = LinearExample;  // dx alone
+
   LinearProblem forward;  // without y and residual; x.data: null if it is not read
   RowsOf dy, dx;          // dx.data: null if it is not wanted, as the others
   std::byte *dbias = nullptr, *dnorm_weight = nullptr, *dnorm_bias = nullptr;

@@ -193,6 +193,10 @@ double estimate_backward(const AttentionBackwardProblem& p, int workers) { retur
 
 std::size_t workspace(const AttentionProblem&, int) { return 0; }
 std::size_t workspace_backward(const AttentionBackwardProblem&, int) { return 0; }
+template <class Problem>
+std::string describe(const Problem&, int) {
+  return "each sum in doubles";
+}
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   const Forward result = attention_forward(p, *runtime.executor);
@@ -284,9 +288,27 @@ Backward attention_backward(const AttentionBackwardProblem& p, Executor& executo
 }
 
 const AttentionForwardKernel kAttentionForward = {
-    "reference", "reference", Device::cpu, false, supports, estimate, workspace, launch, kE4m3 | kDraftMask | kInt4};
+    .name = "reference",
+    .method = "reference",
+    .device = Device::cpu,
+    .automatic = false,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .launch = launch,
+    .describe = describe<AttentionProblem>,
+    .extras = kE4m3 | kDraftMask | kInt4,
+};
 const AttentionBackwardKernel kAttentionBackward = {
-    "reference",       "reference",       Device::cpu,        false,
-    supports_backward, estimate_backward, workspace_backward, launch_backward};
+    .name = "reference",
+    .method = "reference",
+    .device = Device::cpu,
+    .automatic = false,
+    .supports = supports_backward,
+    .estimate = estimate_backward,
+    .workspace = workspace_backward,
+    .launch = launch_backward,
+    .describe = describe<AttentionBackwardProblem>,
+};
 
 }  // namespace heddle::reference

@@ -40,6 +40,8 @@ double estimate(const LinearProblem& p, int workers) {
 }
 std::size_t workspace(const LinearProblem&, int) { return 0; }
 
+std::string describe(const LinearProblem&, int) { return "each sum in doubles"; }
+
 void launch(const LinearProblem& p, const Runtime& runtime) {
   parallel_for(*runtime.executor, p.M, [&p](std::int64_t m, int) {
     const std::vector<double> x = row_of(p, m);
@@ -100,6 +102,7 @@ const LinearKernel kLinear = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
     .extras = kNormInFront,
 };
 

@@ -99,6 +99,8 @@ double estimate(const LinearBackwardProblem& p, int) {
 }
 std::size_t workspace(const LinearBackwardProblem&, int) { return 0; }
 
+std::string describe(const LinearBackwardProblem&, int) { return "each sum in doubles"; }
+
 void launch(const LinearBackwardProblem& p, const Runtime&) {
   const LinearProblem& f = p.forward;
   Row dbias(static_cast<std::size_t>(f.N)), dnorm_weight(static_cast<std::size_t>(f.K)), dnorm_bias = dnorm_weight;
@@ -133,6 +135,7 @@ const LinearBackwardKernel kLinearBackward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
     .extras = kNormInFront,
 };
 

@@ -26,7 +26,8 @@ constexpr Kernel<Problem> absent(const char* name, const char* method, bool auto
           .supports = [](const Problem&) -> Refusal { return kWithout; },
           .estimate = [](const Problem&, int) { return 0.0; },
           .workspace = [](const Problem&, int) { return std::size_t{0}; },
-          .launch = [](const Problem&, const Runtime&) { throw RuntimeError(kWithout); }};
+          .launch = [](const Problem&, const Runtime&) { throw RuntimeError(kWithout); },
+          .describe = [](const Problem&, int) { return std::string(); }};
 }
 
 }  // namespace

@@ -49,6 +49,19 @@ TEST(Choice, ANameIsOneCandidatesOfAnOperation) {
   EXPECT_FALSE(names_a_kernel(""));
 }
 
+template <class Problem>
+void expect_descriptions() {
+  for (const Kernel<Problem>* kernel : Operation<Problem>::candidates())
+    EXPECT_NE(kernel->describe, nullptr) << kernel->name;
+}
+
+TEST(Choice, EachCandidateDescribesWhatItWouldRun) {
+  expect_descriptions<AttentionProblem>();
+  expect_descriptions<AttentionBackwardProblem>();
+  expect_descriptions<LinearProblem>();
+  expect_descriptions<LinearBackwardProblem>();
+}
+
 // HEDDLE_KERNEL, for as long as this lives.
 class Asked {
  public:

@@ -120,6 +120,30 @@ TEST_F(ExplainOn, TakesAModelOfTheCallers) {
             "it needs an Ampere GPU or a newer one (compute capability 8.0); this one has 7.5");
 }
 
+// What a call of q [2, 1024, 8, 128] and two kv heads would run, to the letter: a change of plans is seen here.
+TEST_F(ExplainOn, PlansInWords) {
+  const auto plan = [](const char* gpu, const Call& c, Pass pass = Pass::forward) {
+    for (const Candidate& candidate :
+         explain_attention_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), c.options, pass)) {
+      if (candidate.chosen) return candidate.name + ": " + candidate.plan;
+    }
+    return std::string();
+  };
+  Call c;
+  EXPECT_EQ(plan("h200", c), "");
+  EXPECT_EQ(plan("h200", c, Pass::backward), "");
+  EXPECT_EQ(plan("a100", c), "");
+  EXPECT_EQ(plan("a100", c, Pass::backward), "");
+  const Call decode{.Sq = 1, .Sk = 8192};
+  EXPECT_EQ(plan("h200", decode), "");
+  EXPECT_EQ(plan("a100", decode), "");
+  c.options.softcap = 20;
+  c.options.alibi_slopes = view(DType::f32, {8});
+  EXPECT_EQ(plan("h200", c), "");
+  c.options.softcap = 0;
+  EXPECT_EQ(plan("h200", c), "");
+}
+
 // Nothing of the options is left on the CPU, and none of it is read: the addresses are of 64 bytes.
 TEST_F(ExplainOn, OptionsAreThereToo) {
   Call c{.Sq = 4, .Sk = 16};

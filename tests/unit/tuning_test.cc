@@ -49,7 +49,7 @@ class TuningFile : public ::testing::Test {
     return what.substr(before.size(), what.size() - before.size() - after.size());
   }
   static const Cost& cost(const CostTable& table, std::string_view name) {
-    for (const CostLine& line : table) {
+    for (const NamedCost& line : table) {
       if (line.name == name) return line.cost;
     }
     throw RuntimeError("no such line");

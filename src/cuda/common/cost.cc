@@ -11,43 +11,11 @@
 #include "cuda/common/device.h"
 #include "cuda/common/pairs.h"
 #include "cuda/common/tuning.h"
+#include "cuda/kernels.h"
 #include "heddle/runtime.h"
 
 namespace heddle::cuda {
 namespace {
-
-// H200: `heddle tune`. The products of sm90_decode are those of mma.sync at 64 rows a kv head, the line after it is of
-// warpgroups at 128; the products of sm80_decode are a guess.
-constexpr CostTable kMeasured = {{
-    {"sm90 d64", {6.2e-6, 516e12, 0}},
-    {"sm90 d128", {7.0e-6, 703e12, 0}},
-    {"sm90 d256", {6.8e-6, 781e12, 0}},
-    {"sm80 d64", {6.4e-6, 328e12, 0}},
-    {"sm80 d128", {6.3e-6, 381e12, 0}},
-    {"sm80 d256", {6.8e-6, 339e12, 0}},
-    {"sm80 f32", {10.9e-6, 62.9e12, 0}},
-    {"sm80 tf32", {8.4e-6, 152e12, 0}},
-    // By a driver, between calls of 2048 and 8192 keys. Fixed seconds are guesses.
-    {"sm80_int8 d64", {14.0e-6, 363e12, 0}},
-    {"sm80_int8 d128", {14.0e-6, 431e12, 0}},
-    {"sm90_fp8 d64", {7.7e-6, 529e12, 0}},
-    {"sm90_fp8 d128", {7.9e-6, 860e12, 0}},
-    {"sm90_decode", {5.4e-6, 172e12, 4.31e12}},
-    {"sm90_decode rows", {17.7e-6, 418e12, 0}},
-    {"sm80_decode", {12.3e-6, 150e12, 3.51e12}},
-    // At 8192 and 16384 rows and keys, by a driver. Fixed seconds are guesses.
-    {"sm90_bwd d64", {15.0e-6, 520e12, 0}},
-    {"sm90_bwd d128", {15.0e-6, 600e12, 0}},
-    {"sm90_bwd d256", {15.0e-6, 490e12, 0}},
-    // At 8192 rows and keys, f32 at 2048. Fixed seconds, and tf32, are guesses.
-    {"sm80_bwd d64", {25.0e-6, 286e12, 0}},
-    {"sm80_bwd d128", {25.0e-6, 316e12, 0}},
-    {"sm80_bwd d256", {25.0e-6, 303e12, 0}},
-    {"sm80_bwd f32", {40.0e-6, 44e12, 0}},
-    {"sm80_bwd tf32", {40.0e-6, 90e12, 0}},
-    {"naive_cuda", {15.5e-6, 0.568e12, 0}},
-    {"baseline_cuda", {19.3e-6, 31.8e12, 0}},
-}};
 
 const char* tuning_path() {
   const char* path = std::getenv("HEDDLE_TUNING");
@@ -58,7 +26,7 @@ const char* tuning_path() {
 const std::optional<Tuning>& tuning() {
   static const std::optional<Tuning> file = [] {
     const char* path = tuning_path();
-    return path != nullptr ? std::optional(read_tuning(path, kMeasured, version())) : std::nullopt;
+    return path != nullptr ? std::optional(read_tuning(path, measured_costs(), version())) : std::nullopt;
   }();
   return file;
 }
@@ -73,7 +41,16 @@ bool serves(const Tuning& file, const DeviceProperties& device) {
 
 }  // namespace
 
-const CostTable& measured_costs() { return kMeasured; }
+const CostTable& measured_costs() {
+  static const CostTable table = [] {
+    CostTable all;
+    for_each_kernel([&](const auto& kernel) {
+      for (const auto& line : kernel.costs) all.push_back(named(line));
+    });
+    return all;
+  }();
+  return table;
+}
 
 std::string tuning_state() {
   const std::optional<Tuning>& file = tuning();
@@ -86,13 +63,12 @@ std::string tuning_state() {
               device.major == 0 ? "there is no GPU" : text("this is ", here.words()));
 }
 
-const Cost& cost_of(std::string_view name) {
+const Cost* tuned_cost(std::string_view name) {
   const std::optional<Tuning>& file = tuning();
-  const CostTable& table = file && serves(*file, current_device()) ? file->costs : kMeasured;
-  for (const CostLine& line : table) {
-    if (line.name == name) return line.cost;
-  }
-  throw RuntimeError(text("[heddle] there is no cost of '", name, "'"));
+  if (!file || !serves(*file, current_device())) return nullptr;
+  const auto line = std::ranges::find(file->costs, name, &NamedCost::name);
+  if (line == file->costs.end()) throw RuntimeError(text("[heddle] there is no cost of '", name, "'"));
+  return &line->cost;
 }
 
 double tiles_seconds(const AttentionProblem& p, const Cost& cost, const Cost& decode, double tiles, int tile_rows) {

@@ -87,7 +87,7 @@ class TuningFile {
     }
     for (const auto& [name, costs] : kernels.items()) {
       const auto line =
-          std::find_if(table.begin(), table.end(), [&, &key = name](const CostLine& x) { return x.name == key; });
+          std::find_if(table.begin(), table.end(), [&, &key = name](const NamedCost& x) { return x.name == key; });
       if (line == table.end()) {
         refuse_at(path_of({"kernels", name}), text("'", name, "' is no kernel of this version"));
       }

@@ -46,15 +46,23 @@ Refusal supports(const AttentionProblem& p) {
   return "";
 }
 
+constexpr CostLine<AttentionProblem> kCosts[] = {
+    {"baseline_cuda", {19.3e-6, 31.8e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 1, 16, 16, 4096, 4096, 128}},
+};
+
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const double pairs = static_cast<double>(p.B) * static_cast<double>(p.H * p.Sq) * static_cast<double>(p.Sk);
-  const Cost& cost = cost_of("baseline_cuda");
+  const Cost& cost = cost_of(kCosts[0]);
   return cost.fixed + 2.0 * static_cast<double>(p.D + p.Dv) * pairs / cost.flops;
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
   std::int64_t bytes;
   return buffer_bytes(p, bytes) ? static_cast<std::size_t>(bytes) : 0;
+}
+
+std::string describe(const AttentionProblem& p, int workers) {
+  return text("scores, softmax and output by a kernel each, over a buffer of ", workspace(p, workers), " bytes");
 }
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {
@@ -84,7 +92,9 @@ const AttentionForwardKernel kAttentionForwardBaseline = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
     .extras = kE4m3 | kDraftMask,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda

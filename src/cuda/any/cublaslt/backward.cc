@@ -70,11 +70,15 @@ struct Place {
   }
 };
 
+constexpr CostLine<LinearBackwardProblem> kBackwardCosts[] = {
+    {"cublaslt_bwd", {13.0e-6, 805e12, 0}, {"", WeightOrder::dense, DType::bf16, 4096, 8192, 8192}},
+};
+
 double estimate(const LinearBackwardProblem& p, int /*workers*/) {
   const LinearProblem& f = p.forward;
   const double products = (p.activated() ? 1 : 0) + (p.dx.data != nullptr ? 1 : 0);
   const double decoded = has_kept(f) ? 0 : memory_seconds(2.5 * static_cast<double>(f.N) * static_cast<double>(f.K));
-  return products * (product_seconds(f, 2, 1) + decoded) + 4 * kLaunchSeconds;
+  return cost_of(kBackwardCosts[0]).fixed + products * (product_seconds(f, 2, named(kBackwardCosts[0])) + decoded);
 }
 
 std::size_t workspace(const LinearBackwardProblem& p, int /*workers*/) {
@@ -146,6 +150,14 @@ void clear(std::byte* to, std::int64_t elements, cudaStream_t stream) {
   if (to != nullptr) check(cudaMemsetAsync(to, 0, static_cast<std::size_t>(2 * elements), stream), "linear_backward");
 }
 
+std::string describe(const LinearBackwardProblem& p, int /*workers*/) {
+  const LinearProblem& f = p.forward;
+  const Parts parts = parts_of(p);
+  return text(has_kept(f) ? "over W in 16 bits, " : "over W as it is decoded to 16 bits, ", parts.rows,
+              " rows of x and ", parts.columns, " columns of W at a time",
+              p.activated() ? ", the sums computed again" : "");
+}
+
 void launch(const LinearBackwardProblem& p, const Runtime& runtime) {
   const LinearProblem& f = p.forward;
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
@@ -178,6 +190,8 @@ const LinearBackwardKernel kCublasLtLinearBackward = {.name = "cublaslt",
                                                       .supports = supports,
                                                       .estimate = estimate,
                                                       .workspace = workspace,
-                                                      .launch = launch};
+                                                      .launch = launch,
+                                                      .describe = describe,
+                                                      .costs = kBackwardCosts};
 
 }  // namespace heddle::cuda

@@ -65,7 +65,7 @@ std::string supports(const LinearProblem& p) {
 // Over weights in 16 bits that are there.
 double seconds_over_16bit(const LinearProblem& p) {
   const double sums = static_cast<double>(p.M) * static_cast<double>(p.N);
-  double seconds = product_seconds(p, 2, 1);
+  double seconds = cost_of(kCosts[0]).fixed + product_seconds(p, 2, named(kCosts[0]));
   if (finishes(p)) seconds += kLaunchSeconds + memory_seconds(8 * sums);
   return normed(p) ? seconds + linear::rows_seconds(p) : seconds;
 }
@@ -94,6 +94,14 @@ struct Place {
 };
 
 std::size_t workspace(const LinearProblem& p, int /*workers*/) { return nothing(p) ? 0 : Place(p, nullptr).bytes; }
+
+std::string describe(const LinearProblem& p, int /*workers*/) {
+  if (nothing(p)) return "nothing to launch";
+  const Part part = part_of(p);
+  return text(has_kept(p) ? "over W in 16 bits, " : "over W as it is decoded to 16 bits, ", part.columns,
+              " rows of W and ", part.rows, " of x at a time", normed(p) ? ", after a pass for the norm" : "",
+              finishes(p) ? ", before one that finishes the sums" : "");
+}
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
   if (nothing(p)) return;
@@ -169,6 +177,8 @@ const LinearKernel kCublasLtLinear = {.name = "cublaslt",
                                       .estimate = estimate,
                                       .workspace = workspace,
                                       .launch = launch,
-                                      .extras = kNormInFront};
+                                      .describe = describe,
+                                      .extras = kNormInFront,
+                                      .costs = kCosts};
 
 }  // namespace heddle::cuda

@@ -18,15 +18,15 @@ std::string refuse_stride(const char* name, const RowsOf& rows, std::int64_t wid
   return one_row || *stride >= width ? "" : text(name, "'s rows overlap or run backwards");
 }
 
-// 16-bit products of a multiprocessor, and the memory's bandwidth: on an H200 805 TFLOP/s and 4.2 TB/s were seen of
-// cuBLAS; of other GPUs this is what their data sheets say, times as much of it as there.
+// Of 16 bits, on GPUs where nobody measured.
 struct Rates {
   double flops = 0, bytes = 0;
 };
-Rates rates() {
+Rates assumed_rates() {
   const DeviceProperties& device = current_device();
   const double multiprocessors = device.multiprocessors;
-  if (device.major >= 9) return {multiprocessors * 6.1e12, 4.2e12};
+  constexpr double kOfH200 = 132;  // multiprocessors
+  if (device.major >= 9) return {multiprocessors / kOfH200 * kCosts[0].cost.flops, kCosts[1].cost.bytes};
   if (device.major == 8 && device.minor == 0) return {multiprocessors * 2.3e12, 1.4e12};
   return {multiprocessors * 0.9e12, 0.8e12};
 }
@@ -72,13 +72,16 @@ std::string refuse_pass(const LinearProblem& p) {
 
 bool has_kept(const LinearProblem& p) { return p.kept != nullptr && p.kept_dtype == p.dtype; }
 
-double product_seconds(const LinearProblem& p, double bytes, double peak) {
-  const Rates r = rates();
-  const double M = static_cast<double>(p.M), N = static_cast<double>(p.N), K = static_cast<double>(p.K);
-  const double flops = 2 * M * N * K / (r.flops * peak), moved = (bytes * (N * K + M * K) + 2 * M * N) / r.bytes;
-  return 3e-6 + std::max(flops, moved);
+double memory_seconds(double bytes) {
+  const Cost* const tuned = tuned_cost(kCosts[1].name);
+  return bytes / (tuned != nullptr ? tuned->bytes : assumed_rates().bytes);
 }
 
-double memory_seconds(double bytes) { return bytes / rates().bytes; }
+double product_seconds(const LinearProblem& p, double bytes, const NamedCost& line) {
+  const double M = static_cast<double>(p.M), N = static_cast<double>(p.N), K = static_cast<double>(p.K);
+  const Cost* const tuned = tuned_cost(line.name);
+  const double flops = tuned != nullptr ? tuned->flops : assumed_rates().flops * line.cost.flops / kCosts[0].cost.flops;
+  return std::max(2 * M * N * K / flops, memory_seconds(bytes * (N * K + M * K) + 2 * M * N));
+}
 
 }  // namespace heddle::cuda::cublaslt

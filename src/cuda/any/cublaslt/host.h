@@ -8,6 +8,7 @@
 
 #include "cuda/any/cublaslt/passes.h"
 #include "cuda/any/cublaslt/product.h"
+#include "cuda/common/cost.h"
 #include "problem/linear.h"
 
 namespace heddle::cuda::cublaslt {
@@ -54,10 +55,18 @@ std::string refuse_pass(const LinearProblem& problem);
 
 bool has_kept(const LinearProblem& problem);
 
-// Seconds of a product whose operands have `bytes` bytes an element and whose peak is `peak` times that of 16 bits.
-double product_seconds(const LinearProblem& problem, double bytes, double peak);
+// Rates of this GPU: as the lines of costs say, if they were measured on it; on Hopper as on an H200, by the number of
+// multiprocessors; else as data sheets have them, times as much of it as is reached on an H200.
+// Seconds of a product without its launch, whose operands have `bytes` bytes an element; line: its name and rate.
+double product_seconds(const LinearProblem& problem, double bytes, const NamedCost& line);
 // Of moving that many bytes through memory.
 double memory_seconds(double bytes);
 constexpr double kLaunchSeconds = 2.5e-6;
+
+// Of 16-bit products.
+inline constexpr CostLine<LinearProblem> kCosts[] = {
+    {"cublaslt", {3.0e-6, 805e12, 0}, {"", WeightOrder::dense, DType::bf16, 4096, 8192, 8192}},
+    {"cublaslt few rows", {3.0e-6, 0, 4.2e12}, {"", WeightOrder::dense, DType::bf16, 16, 28672, 8192}},
+};
 
 }  // namespace heddle::cuda::cublaslt

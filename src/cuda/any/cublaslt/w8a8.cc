@@ -41,11 +41,16 @@ std::string supports(const LinearProblem& p) {
   return refuse_library();
 }
 
+constexpr CostLine<LinearProblem> kW8A8Costs[] = {
+    {"cublaslt_w8a8", {23.0e-6, 1207.5e12, 0}, {"int8_row", WeightOrder::matrix, DType::bf16, 4096, 8192, 8192, true}},
+};
+
 double estimate(const LinearProblem& p, int /*workers*/) {
   if (nothing(p)) return 0.0;
   const double sums = static_cast<double>(p.M) * static_cast<double>(p.N);
   // Few rows take its products of 8 bits some 15 us and twice what reading W takes, at 28672 x 8192 as at 8192 x 8192.
-  return linear::rows_seconds(p) + 15e-6 + product_seconds(p, 1.5, 1.5) + kLaunchSeconds + memory_seconds(8 * sums);
+  return cost_of(kW8A8Costs[0]).fixed + linear::rows_traffic_seconds(p) +
+         product_seconds(p, 1.5, named(kW8A8Costs[0])) + memory_seconds(8 * sums);
 }
 
 struct Place {
@@ -64,6 +69,13 @@ struct Place {
 };
 
 std::size_t workspace(const LinearProblem& p, int /*workers*/) { return nothing(p) ? 0 : Place(p, nullptr).bytes; }
+
+std::string describe(const LinearProblem& p, int /*workers*/) {
+  if (nothing(p)) return "nothing to launch";
+  const Part part = part_of(p);
+  return text("products in ", in_int8(p) ? "int8" : "e4m3", ", ", part.columns, " rows of W and ", part.rows,
+              " of x at a time, after a pass that rounds x, before one that finishes the sums");
+}
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
   if (nothing(p)) return;
@@ -121,6 +133,8 @@ const LinearKernel kCublasLtLinearW8A8 = {.name = "cublaslt_w8a8",
                                           .estimate = estimate,
                                           .workspace = workspace,
                                           .launch = launch,
-                                          .extras = kNormInFront};
+                                          .describe = describe,
+                                          .extras = kNormInFront,
+                                          .costs = kW8A8Costs};
 
 }  // namespace heddle::cuda

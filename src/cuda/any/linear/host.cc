@@ -88,9 +88,23 @@ RowsPass rows_pass(const LinearProblem& p, std::int64_t pitch, std::byte* to, fl
           .scales = scales};
 }
 
+std::string words_of(const TileShape& tile, const Plan& plan) {
+  const std::string shared = plan.cluster > 1 ? text(", each shared by a cluster of ", plan.cluster)
+                             : plan.shared_tiles > 0
+                                 ? text(", ", plan.shared_tiles, " of them shared through the workspace")
+                                 : "";
+  return text("tiles of ", tile.tokens, " rows of x and ", tile.row_blocks * 64, " of W, ", plan.tiles, " on ",
+              plan.grid, " CTAs", shared);
+}
+
+double rows_traffic_seconds(const LinearProblem& p) {
+  constexpr double kBytesASecond = 2.5e12;
+  return 4.0 * static_cast<double>(p.M) * static_cast<double>(p.K) / kBytesASecond;
+}
+
 double rows_seconds(const LinearProblem& p) {
-  constexpr double kLaunch = 2.5e-6, kBytesASecond = 2.5e12;
-  return kLaunch + 4.0 * static_cast<double>(p.M) * static_cast<double>(p.K) / kBytesASecond;
+  constexpr double kLaunch = 2.5e-6;
+  return kLaunch + rows_traffic_seconds(p);
 }
 
 double activation_seconds(const LinearProblem& p) {

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "cuda/any/linear/params.h"
 #include "cuda/any/linear/plan.h"
 #include "cuda/any/linear/rows.h"
 #include "cuda/assumed_gpu.h"
+#include "cuda/common/cost.h"
 #include "problem/linear.h"
 
 namespace heddle::cuda::linear {
@@ -32,11 +34,25 @@ Schedule schedule_of(const LinearProblem& problem, const Plan& plan, std::byte* 
 std::size_t workspace_of(const Plan& plan);
 constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
 
-// Seconds of the pass over x: a launch, and what it reads and writes.
+// In words: "tiles of 64 rows of x and 128 of W on 132 CTAs, 4 tiles shared through the workspace".
+std::string words_of(const TileShape& tile, const Plan& plan);
+
+// Seconds of the pass over x: what it reads and writes; with its launch, where a candidate's fixed cost is without it.
+double rows_traffic_seconds(const LinearProblem& problem);
 double rows_seconds(const LinearProblem& problem);
 
 // Seconds of an activation, which nothing hides: gelu_tanh was measured on an H200, the others call functions as long.
 double activation_seconds(const LinearProblem& problem);
+
+// What units last here: so many times as long as on an H200, those of tiles for few rows and of others.
+struct Speed {
+  double fixed = 0;  // seconds of a launch
+  double few = 1, many = 1;
+};
+// Of a candidate's lines: of many rows, and of few.
+inline Speed speed_of(std::span<const CostLine<LinearProblem>> costs) {
+  return {.fixed = cost_of(costs[0]).fixed, .few = times_as_long(costs[1]), .many = times_as_long(costs[0])};
+}
 
 // An instantiation, and what was measured of it on an H200.
 template <class Variant>
@@ -56,10 +72,10 @@ struct Choice {
 // tile is shared then.
 template <class Variant, std::size_t kCount>
 Choice<Variant> choose(const LinearProblem& p, const Measured<Variant> (&variants)[kCount], const Variant* invariant,
-                       int multiprocessors) {
+                       int multiprocessors, const Speed& speed) {
+  constexpr int kFewRows = 64;
   Choice<Variant> best;
   const auto consider = [&](const Measured<Variant>& v, const Plan& plan) {
-    constexpr double kFixed = 3.3e-6;
     const TileShape& tile = v.variant->tile;
     const double units = static_cast<double>(plan.units), grid = plan.grid;
     const double shared =
@@ -71,7 +87,8 @@ Choice<Variant> choose(const LinearProblem& p, const Measured<Variant> (&variant
     const double merge = plan.cluster > 1        ? 1.0e-6 + kib * 0.03e-6 + (plan.cluster - 2) * 1.6e-6
                          : plan.shared_tiles > 0 ? 3.0e-6 + kib * 0.1e-6
                                                  : 0.0;
-    const double seconds = kFixed + (shared + whole) * v.unit + merge;
+    const double unit = v.unit * (tile.tokens <= kFewRows ? speed.few : speed.many);
+    const double seconds = speed.fixed + (shared + whole) * unit + merge;
     if (best.variant == nullptr || seconds < best.seconds) best = {v.variant, plan, seconds};
   };
   for (const Measured<Variant>& v : variants) {

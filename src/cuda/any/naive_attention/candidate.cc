@@ -21,13 +21,21 @@ Refusal supports(const AttentionProblem& p) {
   return "";
 }
 
+constexpr CostLine<AttentionProblem> kCosts[] = {
+    {"naive_cuda", {15.5e-6, 0.568e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 1, 16, 16, 1024, 1024, 128}},
+};
+
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
-  const Cost& cost = cost_of("naive_cuda");
+  const Cost& cost = cost_of(kCosts[0]);
   return cost.fixed + flops / cost.flops;
 }
 
 std::size_t workspace(const AttentionProblem&, int /*workers*/) { return 0; }
+
+std::string describe(const AttentionProblem&, int /*workers*/) {
+  return "a row of scores at a time, element by element";
+}
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.Sq == 0) return;
@@ -47,7 +55,9 @@ const AttentionForwardKernel kNaiveAttentionForward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
     .extras = kE4m3 | kDraftMask,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda

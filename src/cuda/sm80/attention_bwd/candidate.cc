@@ -65,12 +65,17 @@ Refusal supports(const AttentionBackwardProblem& p) {
   return refuse_bias_gradient(p);
 }
 
+constexpr CostLine<AttentionBackwardProblem> kCosts[] = {
+    {"sm80_bwd d64", {25.0e-6, 286e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 32, 32, 4096, 4096, 64}},
+    {"sm80_bwd d128", {25.0e-6, 316e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 16, 16, 4096, 4096, 128}},
+    {"sm80_bwd d256", {25.0e-6, 303e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 8, 8, 4096, 4096, 256}},
+    {"sm80_bwd f32", {40.0e-6, 44e12, 0}, {DType::f32, DType::f32, Precision::f32, 2, 16, 16, 2048, 2048, 128}},
+    {"sm80_bwd tf32", {40.0e-6, 90e12, 0}, {DType::f32, DType::f32, Precision::tf32, 2, 16, 16, 2048, 2048, 128}},
+};
+
 double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
   const std::int64_t size = std::max(p.D, p.Dv);
-  const Cost& cost = cost_of(p.dtype == DType::f32 ? tf32(p) ? "sm80_bwd tf32" : "sm80_bwd f32"
-                             : size <= 64          ? "sm80_bwd d64"
-                             : size <= 128         ? "sm80_bwd d128"
-                                                   : "sm80_bwd d256");
+  const Cost& cost = cost_of(kCosts[p.dtype == DType::f32 ? tf32(p) ? 4 : 3 : size <= 64 ? 0 : size <= 128 ? 1 : 2]);
   // Five products of the forward's two, and two more for dbias.
   const double products = p.dbias ? 7.0 : 5.0;
   const double flops = products * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
@@ -166,6 +171,14 @@ Params params_for(const AttentionBackwardProblem& p, const Variant& v, const any
   return params;
 }
 
+std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
+  const Variants& variants = variants_for(p);
+  const Variant& v = variant_for(p);
+  return text("head sizes to ", v.head_size, ", tiles of ", v.tile_q, " rows x ", v.tile_k, " keys, ",
+              &v == &variants.large || &v == &variants.plain ? "without" : "with all", " score options, ",
+              v.shared_bytes, " bytes of shared memory, ", p.B * p.H * tiles(p.Sk, v.tile_k), " tiles of keys");
+}
+
 void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   const Variant& v = variant_for(p);
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
@@ -219,6 +232,8 @@ const AttentionBackwardKernel kSm80AttentionBackward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda

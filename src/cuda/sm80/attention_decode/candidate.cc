@@ -62,10 +62,14 @@ Refusal supports(const AttentionProblem& p) {
   return "";
 }
 
+constexpr CostLine<AttentionProblem> kCosts[] = {
+    {"sm80_decode", {12.3e-6, 150e12, 3.51e12}, {DType::bf16, DType::bf16, Precision::f32, 64, 32, 8, 1, 8192, 128}},
+};
+
 // Keys and values are read once for each tile of query rows; the cache's capacity stands for lengths that only the GPU
 // knows.
 double estimate(const AttentionProblem& p, int /*workers*/) {
-  const Cost& cost = cost_of("sm80_decode");
+  const Cost& cost = cost_of(kCosts[0]);
   const double elements = static_cast<double>(p.B * p.Hkv * row_tiles(p)) * static_cast<double>(p.Sk * (p.D + p.Dv));
   const double each = p.int4 ? 4.5 / 8 : static_cast<double>(size_of(p.k.dtype));  // bytes
   const double bytes = elements * each, flops = 2 * kRows * elements;
@@ -107,6 +111,14 @@ struct Layout {
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) { return p.B == 0 ? 0 : Layout(p).bytes; }
 
+std::string describe(const AttentionProblem& p, int /*workers*/) {
+  const Variant& v = variant_for(p);
+  const Layout layout(p);
+  return text("head sizes to ", v.head_size, ", tiles of ", kRows, " rows, cells of ", kCellKeys, " keys, ",
+              ctas_for(v), " CTAs",
+              layout.max_chunks > 0 ? ", keys split by their number alone" : ", keys split evenly");
+}
+
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || (p.Sq == 0 && !p.append)) return;
   const Variant& v = variant_for(p);
@@ -147,8 +159,10 @@ const AttentionForwardKernel kSm80AttentionDecode = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
     .extras = kE4m3 | kDraftMask | kAppend | kInt4,
     .for_decode = true,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda

@@ -51,17 +51,41 @@ Refusal supports(const AttentionProblem& p) {
   return "";
 }
 
+constexpr CostLine<AttentionProblem> kCosts[] = {
+    {"sm80 d64", {6.4e-6, 328e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 32, 32, 4096, 4096, 64}},
+    {"sm80 d128", {6.3e-6, 381e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 16, 16, 4096, 4096, 128}},
+    {"sm80 d256", {6.8e-6, 339e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 8, 8, 4096, 4096, 256}},
+    {"sm80 f32", {10.9e-6, 62.9e12, 0}, {DType::f32, DType::f32, Precision::f32, 2, 16, 16, 4096, 4096, 128}},
+    {"sm80 tf32", {8.4e-6, 152e12, 0}, {DType::f32, DType::f32, Precision::tf32, 2, 16, 16, 4096, 4096, 128}},
+};
+
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const std::int64_t size = std::max(p.D, p.Dv);
-  const Cost& cost = cost_of(p.dtype == DType::f32 ? tf32(p) ? "sm80 tf32" : "sm80 f32"
-                             : size <= 64          ? "sm80 d64"
-                             : size <= 128         ? "sm80 d128"
-                                                   : "sm80 d256");
+  const Cost& cost = cost_of(kCosts[p.dtype == DType::f32 ? tf32(p) ? 4 : 3 : size <= 64 ? 0 : size <= 128 ? 1 : 2]);
   const Variant& v = variant_for(p);
-  return tiles_seconds(p, cost, cost_of("sm80_decode"), static_cast<double>(p.B * p.H * q_tiles(p, v)), v.tile_q);
+  return tiles_seconds(p, cost, cost_of(kSm80AttentionDecode.costs.front()),
+                       static_cast<double>(p.B * p.H * q_tiles(p, v)), v.tile_q);
 }
 
 std::size_t workspace(const AttentionProblem&, int /*workers*/) { return 0; }
+
+std::string describe(const AttentionProblem& p, int /*workers*/) {
+  const Variants& variants = variants_for(p);
+  const Variant& v = variant_for(p);
+  const std::int64_t size = std::max(p.D, p.Dv);
+  return text("head sizes to ",
+              size <= 64    ? 64
+              : size <= 128 ? 128
+                            : 256,
+              ", tiles of ", v.tile_q, " rows, ",
+              &v == &variants.plain     ? "without score options"
+              : &v == &variants.options ? "with all score options"
+                                        : "rows element by element",
+              tf32(p)                 ? ", products in tf32"
+              : p.dtype == DType::f32 ? ", products in three of tf32"
+                                      : "",
+              ", ", p.B * p.H * q_tiles(p, v), " tiles");
+}
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.Sq == 0) return;
@@ -80,6 +104,8 @@ const AttentionForwardKernel kSm80AttentionForward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda

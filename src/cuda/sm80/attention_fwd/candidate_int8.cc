@@ -46,13 +46,26 @@ Refusal supports(const AttentionProblem& p) {
   return "";
 }
 
+constexpr CostLine<AttentionProblem> kCosts[] = {
+    {"sm80_int8 d64", {14.0e-6, 363e12, 0}, {DType::bf16, DType::bf16, Precision::int8_qk, 4, 32, 32, 4096, 4096, 64}},
+    {"sm80_int8 d128",
+     {14.0e-6, 431e12, 0},
+     {DType::bf16, DType::bf16, Precision::int8_qk, 4, 16, 16, 4096, 4096, 128}},
+};
+
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
-  const Cost& cost = cost_of(std::max(p.D, p.Dv) <= 64 ? "sm80_int8 d64" : "sm80_int8 d128");
+  const Cost& cost = cost_of(kCosts[std::max(p.D, p.Dv) <= 64 ? 0 : 1]);
   return cost.fixed + flops / cost.flops;
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) { return int8_qk::workspace_bytes(p); }
+
+std::string describe(const AttentionProblem& p, int /*workers*/) {
+  const Variant& v = variant_for(p);
+  return text("head sizes to ", std::max(p.D, p.Dv) <= 64 ? 64 : 128, ", tiles of ", v.tile_q, " rows, ",
+              p.B * p.H * q_tiles(p, v), " tiles, after a pass that makes codes of q and k");
+}
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.Sq == 0) return;
@@ -75,7 +88,9 @@ const AttentionForwardKernel kSm80AttentionForwardInt8 = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
     .extras = kInt8Qk,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda

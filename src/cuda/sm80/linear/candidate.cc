@@ -11,28 +11,49 @@ namespace {
 
 using namespace sm80::linear;
 
-// A decoder's kernels, and seconds of a unit of theirs, as measured on an H200.
+// Two of each decoder, for many rows and for few.
+constexpr CostLine<LinearProblem> kCosts[] = {
+    {"sm80_linear e2m1", {3.3e-6, 300e12, 0}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
+    {"sm80_linear e2m1 few rows", {3.3e-6, 0, 3e12}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
+    {"sm80_linear int4", {3.3e-6, 300e12, 0}, {"int4_g128", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
+    {"sm80_linear int4 few rows",
+     {3.3e-6, 0, 3e12},
+     {"int4_g128", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
+    {"sm80_linear int8", {3.3e-6, 300e12, 0}, {"int8_row", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
+    {"sm80_linear int8 few rows",
+     {3.3e-6, 0, 3e12},
+     {"int8_row", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
+    {"sm80_linear e4m3", {3.3e-6, 300e12, 0}, {"fp8_row", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
+    {"sm80_linear e4m3 few rows",
+     {3.3e-6, 0, 3e12},
+     {"fp8_row", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
+    {"sm80_linear lookup", {3.3e-6, 300e12, 0}, {"nf4", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
+    {"sm80_linear lookup few rows", {3.3e-6, 0, 3e12}, {"nf4", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
+};
+
+// A decoder's kernels, seconds of a unit of theirs as measured on an H200, and the first of its lines.
 struct Kernels {
   const Variants *bf16, *f16;
   double few, many;
+  std::size_t line;
 };
 
 Kernels kernels_of(const lowbit::Format& format) {
   switch (format.element) {
     case lowbit::Element::e2m1:
     case lowbit::Element::e2m1_row:
-      return {&kBf16E2M1, &kF16E2M1, 0.90e-6, 1.77e-6};
+      return {&kBf16E2M1, &kF16E2M1, 0.90e-6, 1.77e-6, 0};
     case lowbit::Element::int4: {
       constexpr double kGroups = 1.4;  // times as long with several groups in a block, or zero points
       const bool plain = format.group >= lowbit::kBlockColumns && !format.zero_points;
-      return {&kBf16Int4, &kF16Int4, plain ? 0.95e-6 : kGroups * 0.95e-6, plain ? 1.96e-6 : kGroups * 1.96e-6};
+      return {&kBf16Int4, &kF16Int4, plain ? 0.95e-6 : kGroups * 0.95e-6, plain ? 1.96e-6 : kGroups * 1.96e-6, 2};
     }
     case lowbit::Element::int8:
-      return {&kBf16Int8, &kF16Int8, 0.60e-6, 1.05e-6};
+      return {&kBf16Int8, &kF16Int8, 0.60e-6, 1.05e-6, 4};
     case lowbit::Element::e4m3:
-      return {&kBf16E4M3, &kF16E4M3, 0.61e-6, 1.07e-6};
+      return {&kBf16E4M3, &kF16E4M3, 0.61e-6, 1.07e-6, 6};
     default:
-      return {&kBf16Lookup, &kF16Lookup, 1.08e-6, 2.12e-6};
+      return {&kBf16Lookup, &kF16Lookup, 1.08e-6, 2.12e-6, 8};
   }
 }
 
@@ -41,9 +62,10 @@ Choice<Variant> choice(const LinearProblem& p) {
   const Kernels kernels = kernels_of(p.format);
   const Variants& v = p.dtype == DType::bf16 ? *kernels.bf16 : *kernels.f16;
   const bool half_empty = p.M <= v.many.tile.tokens / 2;
+  const Speed speed = speed_of(std::span(kCosts).subspan(kernels.line));
   const Measured<Variant> measured[] = {{&v.few, kernels.few},
                                         {&v.many, half_empty ? kHalfEmpty * kernels.many : kernels.many}};
-  return choose(p, measured, &v.many, current_device().multiprocessors);
+  return choose(p, measured, &v.many, current_device().multiprocessors, speed);
 }
 
 // As many stages as there is room for, beside a table without conflicts if that leaves three.
@@ -82,6 +104,12 @@ std::size_t workspace(const LinearProblem& p, int /*workers*/) {
   return nothing(p) ? 0 : x_bytes(p) + workspace_of(choice(p).plan);
 }
 
+std::string describe(const LinearProblem& p, int /*workers*/) {
+  if (nothing(p)) return "nothing to launch";
+  const Choice<Variant> chosen = choice(p);
+  return words_of(chosen.variant->tile, chosen.plan) + (normed(p) ? ", after a pass for the norm" : "");
+}
+
 void launch(const LinearProblem& p, const Runtime& runtime) {
   if (nothing(p)) return;
   const Choice<Variant> chosen = choice(p);
@@ -117,6 +145,8 @@ const LinearKernel kSm80Linear = {.name = "sm80_linear",
                                   .estimate = estimate,
                                   .workspace = workspace,
                                   .launch = launch,
-                                  .extras = kNormInFront};
+                                  .describe = describe,
+                                  .extras = kNormInFront,
+                                  .costs = kCosts};
 
 }  // namespace heddle::cuda

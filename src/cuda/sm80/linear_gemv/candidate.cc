@@ -47,15 +47,26 @@ std::string supports(const LinearProblem& p) {
 
 bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
 
+constexpr CostLine<LinearProblem> kCosts[] = {
+    {"sm80_gemv", {2.0e-6, 0, 4.2e12}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 1, 28672, 8192}},
+};
+
 double estimate(const LinearProblem& p, int /*workers*/) {
   if (nothing(p)) return 0.0;
-  // As measured on an H200. Every CTA reads all of x.
-  constexpr double kFixed = 2.0e-6, kWeights = 4.2e12, kX = 2.5e12;
+  // Every CTA reads all of x: from the L2 cache, at this rate on an H200.
+  constexpr double kX = 2.5e12;
   const auto x = static_cast<double>(ctas_of(p, variant_of(p)) * p.M * p.K) * 2;
-  return kFixed + static_cast<double>(p.fragments.bytes) / kWeights + x / kX;
+  const double seconds = static_cast<double>(p.fragments.bytes) / kCosts[0].cost.bytes + x / kX;
+  return cost_of(kCosts[0]).fixed + seconds * times_as_long(kCosts[0]);
 }
 
 std::size_t workspace(const LinearProblem&, int /*workers*/) { return 0; }
+
+std::string describe(const LinearProblem& p, int /*workers*/) {
+  if (nothing(p)) return "nothing to launch";
+  const Variant& v = variant_of(p);
+  return text(ctas_of(p, v), " CTAs of ", v.slabs * kSlabRows, " rows of W, x in shared memory");
+}
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
   if (nothing(p)) return;
@@ -82,6 +93,8 @@ const LinearKernel kSm80Gemv = {.name = "sm80_gemv",
                                 .estimate = estimate,
                                 .workspace = workspace,
                                 .launch = launch,
-                                .extras = kNormInFront};
+                                .describe = describe,
+                                .extras = kNormInFront,
+                                .costs = kCosts};
 
 }  // namespace heddle::cuda

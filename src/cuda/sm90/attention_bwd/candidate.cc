@@ -69,10 +69,15 @@ const Variant& variant_for(const AttentionBackwardProblem& p) {
   return *(p.dtype == DType::bf16 ? kBf16 : kF16)[options][number];
 }
 
+constexpr CostLine<AttentionBackwardProblem> kCosts[] = {
+    {"sm90_bwd d64", {15.0e-6, 520e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 32, 32, 4096, 4096, 64}},
+    {"sm90_bwd d128", {15.0e-6, 600e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 16, 16, 4096, 4096, 128}},
+    {"sm90_bwd d256", {15.0e-6, 490e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 8, 8, 4096, 4096, 256}},
+};
+
 double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
-  const Cost& cost = cost_of(variant_for(p).columns <= 64    ? "sm90_bwd d64"
-                             : variant_for(p).columns <= 128 ? "sm90_bwd d128"
-                                                             : "sm90_bwd d256");
+  const int columns = variant_for(p).columns;
+  const Cost& cost = cost_of(kCosts[columns <= 64 ? 0 : columns <= 128 ? 1 : 2]);
   const double flops = 5.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
   return cost.fixed + flops / cost.flops;
 }
@@ -108,6 +113,17 @@ std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
 }
 
 int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min<std::int64_t>(size, kOpen)); }
+
+std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
+  const Variant& v = variant_for(p);
+  const int parts = parts_of_group(p, v);
+  return text("head sizes to ", v.columns, ", tiles of ", v.tile_q, " rows x ", v.tile_k, " keys",
+              has_planes(p)    ? ", with ALiBi, bias or mask"
+              : p.softcap != 0 ? ", with a softcap"
+                               : "",
+              parts > 1 ? text(", ", parts, " CTAs share the heads of a kv head") : "", ", ",
+              p.B * p.Hkv * parts * ((p.Sk + v.tile_k - 1) / v.tile_k), " tiles of keys");
+}
 
 void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   const Variant& v = variant_for(p);
@@ -219,6 +235,8 @@ const AttentionBackwardKernel kSm90AttentionBackward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda

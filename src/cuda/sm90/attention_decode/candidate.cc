@@ -198,9 +198,14 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
   return plan;
 }
 
+constexpr CostLine<AttentionProblem> kCosts[] = {
+    {"sm90_decode", {5.4e-6, 172e12, 4.31e12}, {DType::bf16, DType::bf16, Precision::f32, 64, 32, 8, 1, 8192, 128}},
+    {"sm90_decode rows", {17.7e-6, 418e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 64, 64, 8, 16, 8192, 128}},
+};
+
 double estimate(const AttentionProblem& p, int /*workers*/) {
-  const Cost& cost = cost_of("sm90_decode");
-  const Cost& by_warpgroups = cost_of("sm90_decode rows");
+  const Cost& cost = cost_of(kCosts[0]);
+  const Cost& by_warpgroups = cost_of(kCosts[1]);
   double keys = static_cast<double>(p.Sk);
   if (p.window_left >= 0) keys = std::min(keys, static_cast<double>(p.window_left + p.Sq));
   const auto heads = static_cast<double>(p.B * p.Hkv);
@@ -220,6 +225,17 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
 }
 
 int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min<std::int64_t>(size, kOpen)); }
+
+std::string describe(const AttentionProblem& p, int /*workers*/) {
+  if (p.B == 0 || p.q_rows == 0) return "nothing to launch";
+  const Variant& v = variant_for(p);
+  const Plan plan = plan_for(p, v);
+  return text(
+      "head sizes to ", v.size, ", ", v.warps == 1 ? "products by warps" : "products by warpgroups",
+      narrow(p) && scales_by_key(p) ? ", scales by key" : "", ", blocks of ", plan.block, " keys of ", plan.heads,
+      " kv heads and ", plan.rows, " rows, ", plan.stages, " stages, ", plan.ctas, " CTAs",
+      plan.cluster > 1 ? text(" in clusters of ", plan.cluster, " that share the keys") : ", keys split evenly");
+}
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.q_rows == 0) return;
@@ -263,8 +279,10 @@ const AttentionForwardKernel kSm90AttentionDecode = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
     .extras = heddle::kE4m3 | kDraftMask | kAppend,
     .for_decode = true,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda

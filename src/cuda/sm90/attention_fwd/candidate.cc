@@ -1,6 +1,7 @@
 // The candidate "sm90": what it takes, which instantiation, and the launch.
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/check.h"
 #include "cuda/common/cost.h"
@@ -121,13 +122,19 @@ const Variant& variant_for(const AttentionProblem& p) {
   return size <= 96 ? all.d96 : size <= 128 ? all.d128 : size <= 192 ? all.d192 : all.d256;
 }
 
+constexpr CostLine<AttentionProblem> kCosts[] = {
+    {"sm90 d64", {6.2e-6, 516e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 32, 32, 4096, 4096, 64}},
+    {"sm90 d128", {7.0e-6, 703e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 16, 16, 4096, 4096, 128}},
+    {"sm90 d256", {6.8e-6, 781e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 8, 8, 4096, 4096, 256}},
+};
+
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const std::int64_t size = std::max(p.D, p.Dv);
-  const Cost& cost = cost_of(size <= 64 ? "sm90 d64" : size <= 128 ? "sm90 d128" : "sm90 d256");
+  const Cost& cost = cost_of(kCosts[size <= 64 ? 0 : size <= 128 ? 1 : 2]);
   const Variant& v = variant_for(p);
   const Plan plan = make_plan(p, v.consumers);
   const auto tiles = static_cast<double>(p.B * plan.units * plan.q_tiles);
-  return tiles_seconds(p, cost, cost_of("sm90_decode"), tiles, v.consumers * 64);
+  return tiles_seconds(p, cost, cost_of(kSm90AttentionDecode.costs.front()), tiles, v.consumers * 64);
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
@@ -163,6 +170,31 @@ CUtensorMap plane_map(const AttentionProblem& p, const Plane& x, int rows) {
                          TensorMapShape<4>{.extent = {p.Sk, p.Sq, x.stride_h == 0 ? 1 : p.H, x.stride_b == 0 ? 1 : p.B},
                                            .stride = {x.stride_i, x.stride_h, x.stride_b},
                                            .box = {128 / static_cast<int>(size_of(x.dtype)), rows, 1, 1}});
+}
+
+std::string describe(const AttentionProblem& p, int /*workers*/) {
+  const Variant& v = variant_for(p);
+  const Plan plan = make_plan(p, v.consumers);
+  std::string words =
+      text("head sizes to ", v.head_size, ", tiles of ", 64 * v.consumers, " rows x ", v.tile_k, " keys");
+  if (v.options == kAllOptions) {
+    words += ", with all score options";
+  } else {
+    constexpr std::pair<unsigned, const char*> kNames[] = {{kSoftcap, "a softcap"},
+                                                           {kAlibiTerms, "ALiBi in the product"},
+                                                           {kKeyTerms, "bias or mask by keys in the product"},
+                                                           {kTilePlanes, "bias or mask by copies"},
+                                                           {kBulkPlane, "bias or mask in bulk"}};
+    const char* before = ", with ";
+    for (const auto& [option, name] : kNames) {
+      if ((v.options & option) == 0) continue;
+      words += text(before, name);
+      before = " and ";
+    }
+  }
+  if (plan.pack > 1) words += text(", ", plan.pack, " heads in a tile");
+  return words + text(", ", p.B * plan.units * plan.q_tiles, " tiles on ", current_device().multiprocessors,
+                      " multiprocessors", plan.dynamic ? ", dealt out as they run" : "");
 }
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {
@@ -201,6 +233,8 @@ const AttentionForwardKernel kSm90AttentionForward = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda

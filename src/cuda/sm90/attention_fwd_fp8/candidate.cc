@@ -46,14 +46,29 @@ const Variant& variant_for(const AttentionProblem& p) {
   return bf16 ? kBf16D128 : kF16D128;
 }
 
+constexpr CostLine<AttentionProblem> kCosts[] = {
+    {"sm90_fp8 d64", {7.7e-6, 529e12, 0}, {DType::f8e4m3, DType::f8e4m3, Precision::f32, 4, 32, 32, 4096, 4096, 64}},
+    {"sm90_fp8 d128", {7.9e-6, 860e12, 0}, {DType::f8e4m3, DType::f8e4m3, Precision::f32, 4, 16, 16, 4096, 4096, 128}},
+};
+
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const double flops = 2.0 * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
-  const Cost& cost = cost_of(std::max(p.D, p.Dv) <= 64 ? "sm90_fp8 d64" : "sm90_fp8 d128");
+  const Cost& cost = cost_of(kCosts[std::max(p.D, p.Dv) <= 64 ? 0 : 1]);
   return cost.fixed + flops / cost.flops;
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
   return make_plan(p, variant_for(p).consumers).dynamic ? sizeof(int) : 0;
+}
+
+std::string describe(const AttentionProblem& p, int /*workers*/) {
+  const Variant& v = variant_for(p);
+  const Plan plan = make_plan(p, v.consumers);
+  return text("head sizes to ", v.head_size, ", tiles of ", 64 * v.consumers, " rows x ", v.tile_k, " keys",
+              p.k_scale.stride_s != 0 || p.v_scale.stride_s != 0 ? ", scales by token" : "",
+              plan.pack > 1 ? text(", ", plan.pack, " heads in a tile") : "", ", ", p.B * plan.units * plan.q_tiles,
+              " tiles on ", current_device().multiprocessors, " multiprocessors",
+              plan.dynamic ? ", dealt out as they run" : "");
 }
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {
@@ -81,7 +96,9 @@ const AttentionForwardKernel kSm90AttentionForwardFp8 = {
     .estimate = estimate,
     .workspace = workspace,
     .launch = launch,
+    .describe = describe,
     .extras = kE4m3,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda

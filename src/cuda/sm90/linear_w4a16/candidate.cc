@@ -13,6 +13,7 @@ namespace {
 using namespace sm90::linear_w4a16;
 using sm90::linear::Choice;
 using sm90::linear::Measured;
+using sm90::linear::speed_of;
 
 constexpr Measured<Variant> kBf16[] = {{&kBf16T8, 0.66e-6},     {&kBf16T16, 0.70e-6},    {&kBf16T32, 0.86e-6},
                                        {&kBf16T32R2, 0.82e-6},  {&kBf16T64, 1.08e-6},    {&kBf16T64R2, 0.56e-6},
@@ -21,9 +22,15 @@ constexpr Measured<Variant> kF16[] = {{&kF16T8, 0.66e-6},     {&kF16T16, 0.70e-6
                                       {&kF16T32R2, 0.82e-6},  {&kF16T64, 1.08e-6},    {&kF16T64R2, 0.56e-6},
                                       {&kF16T128R2, 0.72e-6}, {&kF16T128R3, 1.15e-6}, {&kF16T256, 1.40e-6}};
 
+constexpr CostLine<LinearProblem> kCosts[] = {
+    {"sm90_w4a16", {3.3e-6, 600e12, 0}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
+    {"sm90_w4a16 few rows", {3.3e-6, 0, 3e12}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
+};
+
 Choice<Variant> choice(const LinearProblem& p) {
   const bool bf16 = p.dtype == DType::bf16;
-  return choose(p, bf16 ? kBf16 : kF16, bf16 ? &kBf16T64 : &kF16T64, current_device().multiprocessors);
+  return choose(p, bf16 ? kBf16 : kF16, bf16 ? &kBf16T64 : &kF16T64, current_device().multiprocessors,
+                speed_of(kCosts));
 }
 
 std::string supports(const LinearProblem& p) {
@@ -51,6 +58,12 @@ double estimate(const LinearProblem& p, int /*workers*/) {
 
 std::size_t workspace(const LinearProblem& p, int /*workers*/) {
   return nothing(p) ? 0 : x_bytes(p) + sm90::linear::workspace_of(choice(p).plan);
+}
+
+std::string describe(const LinearProblem& p, int /*workers*/) {
+  if (nothing(p)) return "nothing to launch";
+  const Choice<Variant> chosen = choice(p);
+  return words_of(chosen.variant->tile, chosen.plan) + (normed(p) ? ", after a pass for the norm" : "");
 }
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
@@ -89,6 +102,8 @@ const LinearKernel kSm90LinearW4A16 = {.name = "sm90_w4a16",
                                        .estimate = estimate,
                                        .workspace = workspace,
                                        .launch = launch,
-                                       .extras = kNormInFront};
+                                       .describe = describe,
+                                       .extras = kNormInFront,
+                                       .costs = kCosts};
 
 }  // namespace heddle::cuda

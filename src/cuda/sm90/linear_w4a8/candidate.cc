@@ -15,6 +15,7 @@ namespace {
 using namespace sm90::linear_w4a8;
 using sm90::linear::Choice;
 using sm90::linear::Measured;
+using sm90::linear::speed_of;
 
 template <class Block>
 struct Variants {
@@ -32,10 +33,15 @@ constexpr Variants<ScaledBlock8> kScaledVariants = {.bf16 = {{&kBf16ScaledT64, 0
                                                             {&kF16ScaledT128, 0.60e-6},
                                                             {&kF16ScaledT256, 1.00e-6}}};
 
+constexpr CostLine<LinearProblem> kCosts[] = {
+    {"sm90_w4a8", {5.8e-6, 1000e12, 0}, {"nvfp4", WeightOrder::fragments8, DType::bf16, 4096, 8192, 8192}},
+    {"sm90_w4a8 few rows", {5.8e-6, 0, 3e12}, {"nvfp4", WeightOrder::fragments8, DType::bf16, 16, 28672, 8192}},
+};
+
 template <class Block>
 Choice<Variant<Block>> choice(const LinearProblem& p, const Variants<Block>& variants) {
   const auto& measured = p.dtype == DType::bf16 ? variants.bf16 : variants.f16;
-  return choose(p, measured, measured[0].variant, current_device().multiprocessors);
+  return choose(p, measured, measured[0].variant, current_device().multiprocessors, speed_of(kCosts));
 }
 // Calls visit(choice) with the variant for the weights' blocks.
 template <class Visit>
@@ -58,7 +64,7 @@ bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
 
 double estimate(const LinearProblem& p, int /*workers*/) {
   if (nothing(p)) return 0.0;
-  return sm90::linear::rows_seconds(p) + sm90::linear::activation_seconds(p) +
+  return sm90::linear::rows_traffic_seconds(p) + sm90::linear::activation_seconds(p) +
          with_choice(p, [](const auto& chosen) { return chosen.seconds; });
 }
 
@@ -67,6 +73,12 @@ std::size_t workspace(const LinearProblem& p, int /*workers*/) {
   if (nothing(p)) return 0;
   return x_bytes(p) + aligned(static_cast<std::size_t>(p.M) * sizeof(float)) +
          with_choice(p, [](const auto& chosen) { return workspace_of(chosen.plan); });
+}
+
+std::string describe(const LinearProblem& p, int /*workers*/) {
+  if (nothing(p)) return "nothing to launch";
+  return with_choice(p, [](const auto& chosen) { return words_of(chosen.variant->tile, chosen.plan); }) +
+         ", after a pass that rounds x to e4m3";
 }
 
 template <class Block>
@@ -109,6 +121,8 @@ const LinearKernel kSm90LinearW4A8 = {.name = "sm90_w4a8",
                                       .estimate = estimate,
                                       .workspace = workspace,
                                       .launch = launch,
-                                      .extras = kNormInFront};
+                                      .describe = describe,
+                                      .extras = kNormInFront,
+                                      .costs = kCosts};
 
 }  // namespace heddle::cuda

@@ -1,0 +1,207 @@
+#include "tune_calls.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "gpu.h"
+#include "heddle/linear.h"
+#include "heddle/lowbit.h"
+#include "kit/device_mirror.h"
+#include "tensors.h"
+
+namespace heddle::cli {
+namespace {
+
+// Random numbers: how fast products run depends on the power that they draw, and so on their operands.
+constexpr std::int64_t kBlock = 1 << 20;
+HostTensor random_block(DType dtype) {
+  HostTensor block(dtype == DType::f8e4m3 ? DType::bf16 : dtype, {kBlock});
+  fill_normal(block.view(), 1);
+  if (dtype == DType::f8e4m3) {  // any bytes but NaN's
+    for (std::size_t n = 0; n < block.bytes(); ++n) block.data()[n] &= std::byte{0xBF};
+  }
+  return block;
+}
+
+// Tensors on the current GPU, and the time of calls there.
+class Bench {
+ public:
+  TensorView random(std::initializer_list<std::int64_t> shape, DType dtype) {
+    const TensorView view = empty(shape, dtype);
+    const HostTensor block = random_block(dtype);
+    const std::size_t bytes = static_cast<std::size_t>(view.elements()) * size_of(dtype);
+    for (std::size_t at = 0; at < bytes; at += block.bytes()) {
+      memory_.back().write(at, block.data(), std::min(block.bytes(), bytes - at));
+    }
+    return view;
+  }
+  TensorView empty(std::initializer_list<std::int64_t> shape, DType dtype) {
+    TensorView view(nullptr, dtype, shape);
+    memory_.emplace_back(static_cast<std::size_t>(view.elements()) * size_of(dtype));
+    view.data = memory_.back().data();
+    view.device = Device::cuda;
+    return view;
+  }
+  TensorView copy(const void* data, std::int64_t bytes) {
+    const TensorView view = empty({bytes}, DType::u8);
+    memory_.back().write(0, data, static_cast<std::size_t>(bytes));
+    return view;
+  }
+
+  Runtime runtime(std::size_t workspace) { return gpu_.runtime(workspace); }
+  void run(const std::function<void()>& launch) const { gpu_.seconds(launch); }
+
+  // Of rounds of several milliseconds, after pauses in which the chip cools.
+  double median(const std::function<void()>& launch) const {
+    const GpuTimer timer(gpu_, launch);
+    std::vector<double> times;
+    for (int round = 0; round < 7; ++round) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+      times.push_back(timer.round());
+    }
+    std::sort(times.begin(), times.end());
+    return times[times.size() / 2];
+  }
+
+ private:
+  Gpu gpu_{"tune"};
+  std::vector<kit::DeviceMemory> memory_;
+};
+
+// What the candidate says of the call; measure() is asked if it takes it.
+TunedCall told(const char* candidate, const std::vector<Candidate>& explained, const std::function<double()>& measure) {
+  TunedCall call;
+  for (const Candidate& each : explained) {
+    if (each.name != candidate) continue;
+    call.refusal = each.reason;
+    call.estimate = each.seconds;
+  }
+  if (call.refusal.empty()) call.seconds = measure();
+  return call;
+}
+
+// Weights of a packed layer, and where they lie.
+PackedWeights weights_of(const LinearExample& call, Bench& bench) {
+  if (call.order == WeightOrder::dense) return dense_weights(bench.random({call.N, call.K}, call.dtype));
+  const HostTensor block = random_block(DType::bf16), weights(DType::bf16, {call.N, call.K});
+  for (std::size_t at = 0; at < weights.bytes(); at += block.bytes()) {
+    std::copy_n(block.data(), std::min(block.bytes(), weights.bytes() - at), weights.data() + at);
+  }
+  lowbit::QuantizedMatrix matrix = lowbit::storage(lowbit::format_named(call.format), call.N, call.K);
+  std::vector<HostTensor> parts;
+  for (TensorView* part : {&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale}) {
+    if (part->rank == 0) continue;
+    parts.emplace_back(part->dtype, std::vector<std::int64_t>(part->shape.begin(), part->shape.begin() + part->rank));
+    part->data = parts.back().data();
+  }
+  lowbit::quantize(weights.view(), {}, matrix);
+  PackedWeights packed = packed_storage(matrix.format, call.N, call.K, /*gated=*/false, call.order);
+  std::vector<std::byte> bytes(static_cast<std::size_t>(packed.data.shape[0]) + 64);
+  void* data = bytes.data();
+  std::size_t room = bytes.size();
+  packed.data.data = std::align(64, bytes.size() - 64, data, room);
+  pack_weights(matrix, packed);
+  packed.data = bench.copy(packed.data.data, packed.data.shape[0]);
+  packed.device = Device::cuda;
+  return packed;
+}
+
+}  // namespace
+
+TunedCall timed(const char* candidate, const AttentionExample& call, Pass pass) {
+  Bench bench;
+  AttentionOptions options;
+  options.force = candidate;
+  options.precision = call.precision;
+  const bool e4m3 = call.q == DType::f8e4m3;
+  const TensorView q = bench.random({call.B, call.Sq, call.H, call.D}, call.q);
+  const TensorView k = bench.random({call.B, call.Sk, call.Hkv, call.D}, call.kv);
+  const TensorView v = bench.random({call.B, call.Sk, call.Hkv, call.D}, call.kv);
+  const TensorView o = bench.empty({call.B, call.Sq, call.H, call.D}, e4m3 ? DType::bf16 : call.q);
+  const std::vector<Candidate> explained = explain_attention(q, k, v, options, pass);
+  if (pass == Pass::forward) {
+    return told(candidate, explained, [&] {
+      const Runtime runtime = bench.runtime(attention_forward_workspace(q, k, v, options));
+      return bench.median([&] { attention_forward(q, k, v, o, {}, options, runtime); });
+    });
+  }
+  const TensorView lse = bench.empty({call.B, call.H, call.Sq}, DType::f32),
+                   d_o = bench.random({call.B, call.Sq, call.H, call.D}, call.q);
+  AttentionGradients gradients;
+  gradients.dq = bench.empty({call.B, call.Sq, call.H, call.D}, call.q);
+  gradients.dk = bench.empty({call.B, call.Sk, call.Hkv, call.D}, call.kv);
+  gradients.dv = bench.empty({call.B, call.Sk, call.Hkv, call.D}, call.kv);
+  return told(candidate, explained, [&] {
+    // Of o and lse that a forward wrote, as the free choice has it.
+    AttentionOptions free = options;
+    free.force.clear();
+    const Runtime before = bench.runtime(attention_forward_workspace(q, k, v, free));
+    bench.run([&] { attention_forward(q, k, v, o, lse, free, before); });
+    const Runtime runtime = bench.runtime(attention_backward_workspace(q, k, v, gradients, options));
+    return bench.median([&] { attention_backward(q, k, v, o, lse, d_o, {}, gradients, options, runtime); });
+  });
+}
+
+TunedCall timed(const char* candidate, const LinearExample& call, Pass pass) {
+  Bench bench;
+  LinearOptions options;
+  options.force = candidate;
+  options.int8_x = call.int8_x;
+  const PackedWeights weights = weights_of(call, bench);
+  const TensorView x = bench.random({call.M, call.K}, call.dtype), y = bench.random({call.M, call.N}, call.dtype);
+  if (pass == Pass::forward) {
+    return told(candidate, explain_linear(x, weights, options), [&] {
+      const Runtime runtime = bench.runtime(linear_forward_workspace(x, weights, options));
+      return bench.median([&] { linear_forward(x, weights, y, options, runtime); });
+    });
+  }
+  LinearGradients gradients;
+  gradients.dx = bench.empty({call.M, call.K}, call.dtype);
+  return told(candidate, explain_linear_backward(y, x, weights, gradients, options), [&] {
+    const Runtime runtime = bench.runtime(linear_backward_workspace(y, x, weights, gradients, options));
+    return bench.median([&] { linear_backward(y, x, weights, gradients, options, runtime); });
+  });
+}
+
+CallWork work_of(const AttentionExample& call, Pass pass) {
+  const double products = pass == Pass::forward ? 2 : 5;
+  const auto rows = static_cast<double>(call.B * call.H * call.Sq), keys = static_cast<double>(call.Sk);
+  const auto size = static_cast<double>(call.D);
+  return {.flops = 2 * products * rows * keys * size,
+          .bytes = 2 * static_cast<double>(call.B * call.Hkv) * keys * size * static_cast<double>(size_of(call.kv))};
+}
+
+CallWork work_of(const LinearExample& call, Pass) {
+  const double weights = static_cast<double>(call.N) * static_cast<double>(call.K);
+  const double bytes = call.order == WeightOrder::dense
+                           ? weights * static_cast<double>(size_of(call.dtype))
+                           : static_cast<double>(packed_storage(lowbit::format_named(call.format), call.N, call.K,
+                                                                /*gated=*/false, call.order)
+                                                     .data.shape[0]);
+  return {.flops = 2 * static_cast<double>(call.M) * weights, .bytes = bytes};
+}
+
+AttentionExample small_of(AttentionExample call) {
+  constexpr std::int64_t kFewKeys = 4096, kFewest = 16;
+  call.B = 1;
+  if (call.Sq == 1) {
+    call.Sk = kFewKeys;
+    return call;
+  }
+  call.H /= call.Hkv;
+  call.Hkv = 1;
+  call.Sq = call.Sk = kFewest;
+  return call;
+}
+
+LinearExample small_of(LinearExample call) {
+  call.M = std::min<std::int64_t>(call.M, 16);
+  call.N = call.K = 256;
+  return call;
+}
+
+}  // namespace heddle::cli

@@ -1,0 +1,116 @@
+// The lines of costs that the GPU's candidates bring: each has a name of its own, an example that its candidate takes,
+// and an estimate that reads it.
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+#include <cstdlib>
+#include <fstream>
+#include <set>
+#include <string>
+#include <type_traits>
+
+#include "cuda/backend.h"
+#include "cuda/common/tuning.h"
+#include "cuda/kernels.h"
+#include "heddle/explain.h"
+
+namespace heddle {
+namespace {
+
+alignas(64) std::byte somewhere[64];  // no data is read
+
+TensorView view(DType dtype, std::initializer_list<std::int64_t> shape) { return {somewhere, dtype, shape}; }
+
+// Of the candidate of that name, for the example of a line, on an H200 that need not be here; its reason if it refuses.
+struct Answer {
+  double seconds = 0;
+  std::string reason = "no such candidate", plan = {};
+};
+Answer answer_of(const std::vector<Candidate>& list, const char* name) {
+  for (const Candidate& candidate : list) {
+    if (candidate.name == name) return {candidate.seconds, candidate.supported ? "" : candidate.reason, candidate.plan};
+  }
+  return {};
+}
+
+const GpuModel& h200() { return gpu_model_named("h200"); }
+
+template <class Problem>
+Answer answer(const Kernel<Problem>& kernel, const AttentionExample& c) {
+  AttentionOptions options;
+  options.precision = c.precision;
+  const TensorView q = view(c.q, {c.B, c.Sq, c.H, c.D}), k = view(c.kv, {c.B, c.Sk, c.Hkv, c.D});
+  const Pass pass = std::is_same_v<Problem, AttentionProblem> ? Pass::forward : Pass::backward;
+  return answer_of(explain_attention_on(h200(), q, k, k, options, pass), kernel.name);
+}
+
+template <class Problem>
+Answer answer(const Kernel<Problem>& kernel, const LinearExample& c) {
+  LinearOptions options;
+  options.int8_x = c.int8_x;
+  const TensorView x = view(c.dtype, {c.M, c.K}), y = view(c.dtype, {c.M, c.N});
+  PackedWeights weights;
+  if (c.order == WeightOrder::dense) {
+    TensorView w = view(c.dtype, {c.N, c.K});
+    w.device = Device::cuda;
+    weights = dense_weights(w);
+  } else {
+    weights = packed_storage(lowbit::format_named(c.format), c.N, c.K, /*gated=*/false, c.order);
+    weights.data.data = somewhere;
+  }
+  if constexpr (std::is_same_v<Problem, LinearProblem>) {
+    return answer_of(explain_linear_on(h200(), x, weights, options), kernel.name);
+  } else {
+    LinearGradients gradients;
+    gradients.dx = x;
+    return answer_of(explain_linear_backward_on(h200(), y, x, weights, gradients, options), kernel.name);
+  }
+}
+
+// By a file for HEDDLE_TUNING in which this line's rate is 1 a second: 0 if its example takes weeks then.
+template <class Problem>
+[[noreturn]] void exit_by_estimate(const Kernel<Problem>& kernel, const CostLine<Problem>& line) {
+  const std::string path = ::testing::TempDir() + "heddle_cost_line_" + std::to_string(getpid()) + ".json";
+  std::ofstream(path) << cuda::tuning_text({std::string(h200().product), "9.0", h200().multiprocessors, version()},
+                                           {{std::string(line.name), {{line.cost.bytes > 0 ? "bytes" : "flops", 1}}}});
+  setenv("HEDDLE_TUNING", path.c_str(), 1);
+  const double seconds = answer(kernel, line.example).seconds;
+  std::remove(path.c_str());
+  std::_Exit(seconds > 1e6 ? 0 : 1);
+}
+
+TEST(CostLines, HaveNamesAndRates) {
+  std::set<std::string_view> names;
+  cuda::for_each_kernel([&](const auto& kernel) {
+    EXPECT_FALSE(kernel.costs.empty()) << kernel.name;
+    for (const auto& line : kernel.costs) {
+      EXPECT_TRUE(names.insert(line.name).second) << line.name << " stands twice";
+      EXPECT_GT(line.cost.fixed, 0) << line.name;
+      EXPECT_GT(line.cost.flops + line.cost.bytes, 1e9) << line.name;
+    }
+  });
+  EXPECT_EQ(names.size(), cuda::measured_costs().size());
+}
+
+TEST(CostLines, ExamplesAreTaken) {
+  cuda::for_each_kernel([&](const auto& kernel) {
+    for (const auto& line : kernel.costs) {
+      const Answer said = answer(kernel, line.example);
+      EXPECT_EQ(said.reason, "") << line.name;
+      EXPECT_NE(said.plan, "") << line.name;
+    }
+  });
+}
+
+// The file that HEDDLE_TUNING names is read once by a process: one for each line.
+TEST(CostLinesDeathTest, EstimatesReadThem) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  cuda::for_each_kernel([&](const auto& kernel) {
+    for (const auto& line : kernel.costs) {
+      EXPECT_EXIT(exit_by_estimate(kernel, line), ::testing::ExitedWithCode(0), "") << line.name;
+    }
+  });
+}
+
+}  // namespace
+}  // namespace heddle
