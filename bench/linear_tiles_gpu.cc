@@ -14,8 +14,8 @@
 #include "cuda/any/linear/plan.h"
 #include "cuda/common/device.h"
 #include "cuda/common/tensor_map.h"
-#include "cuda/sm90/linear_w4a16/launch.h"
-#include "cuda/sm90/linear_w4a8/launch.h"
+#include "cuda/sm90/linear_w4a16/variants.h"
+#include "cuda/sm90/linear_w4a8/variants.h"
 #include "kit/device_mirror.h"
 
 namespace {
@@ -138,8 +138,8 @@ class Problem {
   std::uint64_t mark = 0;
 };
 
-template <class Block, std::size_t kCount>
-void measure(const Variant<Block>* const (&variants)[kCount], std::int64_t n, std::int64_t k, std::int64_t m) {
+template <class Block>
+void measure(const std::vector<const Variant<Block>*>& variants, std::int64_t n, std::int64_t k, std::int64_t m) {
   Problem<Block> problem(n, k, m);
   const int multiprocessors = cuda::current_device().multiprocessors;
   const auto print = [&](const Variant<Block>& v, const Plan& plan) {
@@ -176,13 +176,13 @@ int main(int argc, char** argv) try {
     const std::int64_t m = std::atoll(argv[i]);
     if (m <= 0) continue;
     if (products == "w4a16") {
-      using namespace cuda::sm90::linear_w4a16;
-      measure<lowbit::FragmentBlock>(
-          {&kBf16T8, &kBf16T16, &kBf16T32, &kBf16T32R2, &kBf16T64, &kBf16T64R2, &kBf16T128R2, &kBf16T128R3, &kBf16T256},
-          n, k, m);
+      std::vector<const Variant<lowbit::FragmentBlock>*> variants;
+      for (const auto& v : cuda::sm90::linear_w4a16::variants(DType::bf16)) variants.push_back(&v);
+      measure(variants, n, k, m);
     } else {
-      using namespace cuda::sm90::linear_w4a8;
-      measure<lowbit::FragmentBlock8>({&kBf16T64, &kBf16T64R2, &kBf16T128, &kBf16T256}, n, k, m);
+      std::vector<const Variant<lowbit::FragmentBlock8>*> variants;
+      for (const auto& v : cuda::sm90::linear_w4a8::variants(DType::bf16)) variants.push_back(&v.fragment);
+      measure(variants, n, k, m);
     }
   }
 } catch (const std::exception& error) {

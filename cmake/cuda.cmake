@@ -23,4 +23,4 @@ endif()
 # How kernels are compiled: refused when they spill, through the same cache as C++ where there is one.
 set(heddle_cuda_launcher ${PROJECT_SOURCE_DIR}/cmake/strict_ptxas.sh ${CMAKE_CXX_COMPILER_LAUNCHER})
 message(STATUS "GPU kernels: ${HEDDLE_CUDA_FOUND}")
-include(cmake/kernel_groups.cmake)
+include(cmake/variants.cmake)

@@ -152,7 +152,7 @@ def main():
     arrives, bad = 0, 0
     with ThreadPoolExecutor() as pool:
         for path, text in zip(paths, pool.map(disassembly, paths)):
-            folder = path.parent.parent.name
+            folder = path.parent.name
             for _, instructions in kernels(text):
                 arrives += sum(x.arrives for x in instructions)
                 for arrive, loads in findings(instructions):

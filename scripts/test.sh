@@ -56,7 +56,7 @@ hand_overs() {
   local unfenced
   CUOBJDUMP=$(scripts/cuobjdump.sh)
   export CUOBJDUMP
-  unfenced=$(find build/release/tests/soak -path '*sm90/attention_fwd/inst/f16_d128.cu.o')
+  unfenced=$(find build/release/tests/soak -path '*sm90/attention_fwd/f16_d128.cu.o')
   if "$python" scripts/check_hand_overs.py "$unfenced"; then
     echo "check_hand_overs.py does not see what is wrong with $unfenced" >&2
     return 1

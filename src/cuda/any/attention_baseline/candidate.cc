@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "core/check.h"
-#include "cuda/any/attention_baseline/launch.h"
+#include "cuda/any/attention_baseline/variants.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
@@ -77,11 +77,14 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.k_pieces = in_pieces(p.k, p.D);
   params.v_pieces = in_pieces(p.v, p.Dv);
   params.drop_below = dropout_threshold(p.dropout.p);
-  const auto start = p.o.dtype == DType::f32 ? launch_f32 : p.o.dtype == DType::f16 ? launch_f16 : launch_bf16;
-  start(params, static_cast<cudaStream_t>(runtime.stream));
+  variants(p.o.dtype).front().launch(params, static_cast<cudaStream_t>(runtime.stream));
 }
 
 }  // namespace
+
+std::span<const Variant> any::attention_baseline::variants(DType type) {
+  return variants_of<Instance, kTypes, kVariants>(type);
+}
 
 const AttentionForwardKernel kAttentionForwardBaseline = {
     .name = "baseline_cuda",

@@ -1,10 +1,11 @@
 // Starts the three kernels for one dtype.
 #pragma once
 
-#include "cuda/any/attention_baseline/launch.h"
 #include "cuda/any/attention_baseline/output.cuh"
 #include "cuda/any/attention_baseline/scores.cuh"
 #include "cuda/any/attention_baseline/softmax.cuh"
+#include "cuda/any/attention_baseline/variants.h"
+#include "cuda/common/elements.cuh"
 #include "cuda/common/launch.cuh"
 
 namespace heddle::cuda::any::attention_baseline {
@@ -23,6 +24,11 @@ void launch(const Params& params, cudaStream_t stream) {
   } else {
     run(output_kernel<T, 128>, tiles * (p.Dv > 128 ? 2 : 1));
   }
+}
+
+template <DType kType, int kRow>
+Variant Instance<kType, kRow>::variant() {
+  return {kVariants[kRow], kType, launch<ElementOf<kType>>};
 }
 
 }  // namespace heddle::cuda::any::attention_baseline

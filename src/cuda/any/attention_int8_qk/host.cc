@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "cuda/any/attention_int8_qk/kernels.h"
 #include "cuda/any/attention_int8_qk/launch.h"
+#include "cuda/any/attention_int8_qk/variants.h"
 
 namespace heddle::cuda::any::attention_int8_qk {
 namespace {
@@ -84,9 +84,10 @@ void launch(const AttentionProblem& p, const Codes& codes, cudaStream_t stream) 
                       .row_blocks = divisor(row_blocks),
                       .key_launches = static_cast<unsigned>(p.B * p.Hkv * codes.blocks),
                       .row_launches = static_cast<unsigned>(p.B * p.H * row_blocks)};
-  const bool bf16 = p.dtype == DType::bf16;
-  const Kernels& kernels = codes.pitch == 64 ? (bf16 ? kBf16D64 : kF16D64) : (bf16 ? kBf16D128 : kF16D128);
-  kernels.launch(params, stream);
+  const auto has_pitch = [&](const Variant& v) { return v.pitch == codes.pitch; };
+  first_that(variants(p.dtype), has_pitch).launch(params, stream);
 }
+
+std::span<const Variant> variants(DType type) { return variants_of<Instance, kTypes, kVariants>(type); }
 
 }  // namespace heddle::cuda::any::attention_int8_qk

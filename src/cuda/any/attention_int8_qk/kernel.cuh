@@ -7,8 +7,7 @@
 
 #include <cfloat>
 
-#include "cuda/any/attention_int8_qk/kernels.h"
-#include "cuda/common/launch.cuh"
+#include "cuda/any/attention_int8_qk/params.h"
 
 namespace heddle::cuda::any::attention_int8_qk {
 
@@ -238,20 +237,6 @@ __global__ void __launch_bounds__(threads_for(kPitch)) quantize_kernel(const __g
   } else {
     quantize_queries<T, kPitch>(params, blockIdx.x - params.key_launches);
   }
-}
-
-template <class T, int kPitch>
-void launch(const Params& params, cudaStream_t stream) {
-  constexpr const char* kOperation = "attention_forward";
-  const auto heads = static_cast<unsigned>(params.problem.B * params.problem.Hkv);
-  start(kOperation, mean_keys_kernel<T, kPitch>, {heads, 256}, stream, params);
-  start(kOperation, quantize_kernel<T, kPitch>, {params.key_launches + params.row_launches, threads_for(kPitch)},
-        stream, params);
-}
-
-template <class T, int kPitch>
-constexpr Kernels kernels() {
-  return {.launch = launch<T, kPitch>};
 }
 
 }  // namespace heddle::cuda::any::attention_int8_qk

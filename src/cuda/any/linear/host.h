@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <span>
 #include <string>
@@ -58,7 +59,8 @@ inline Speed speed_of(std::span<const CostLine<LinearProblem>> costs) {
 template <class Variant>
 struct Measured {
   const Variant* variant;
-  double unit;  // seconds of a unit of a CTA, all of them busy
+  double unit;             // seconds of a unit of a CTA, all of them busy
+  bool invariant = false;  // the one to take where the order of sums must not depend on M
 };
 
 template <class Variant>
@@ -68,10 +70,9 @@ struct Choice {
   double seconds = 0;
 };
 
-// The quickest, in clusters or not; `invariant` is the one to take where the order of sums must not depend on M: no
-// tile is shared then.
+// The quickest, in clusters or not. Where the order of sums must not depend on M, no tile is shared.
 template <class Variant, std::size_t kCount>
-Choice<Variant> choose(const LinearProblem& p, const Measured<Variant> (&variants)[kCount], const Variant* invariant,
+Choice<Variant> choose(const LinearProblem& p, const std::array<Measured<Variant>, kCount>& variants,
                        int multiprocessors, const Speed& speed) {
   constexpr int kFewRows = 64;
   Choice<Variant> best;
@@ -92,7 +93,7 @@ Choice<Variant> choose(const LinearProblem& p, const Measured<Variant> (&variant
     if (best.variant == nullptr || seconds < best.seconds) best = {v.variant, plan, seconds};
   };
   for (const Measured<Variant>& v : variants) {
-    if (p.batch_invariant && v.variant != invariant) continue;
+    if (p.batch_invariant && !v.invariant) continue;
     const TileShape& tile = v.variant->tile;
     Plan plan = plan_of(tile, p.M, p.fragments.row_blocks, p.fragments.column_blocks, multiprocessors);
     if (p.batch_invariant) plan = unshared(plan, multiprocessors);

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "core/check.h"
-#include "cuda/any/naive_attention/launch.h"
+#include "cuda/any/naive_attention/variants.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
@@ -40,11 +40,14 @@ std::string describe(const AttentionProblem&, int /*workers*/) {
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.Sq == 0) return;
   const Params params{p, dropout_threshold(p.dropout.p)};
-  const auto start = p.o.dtype == DType::f32 ? launch_f32 : p.o.dtype == DType::f16 ? launch_f16 : launch_bf16;
-  start(params, static_cast<cudaStream_t>(runtime.stream));
+  variants(p.o.dtype).front().launch(params, static_cast<cudaStream_t>(runtime.stream));
 }
 
 }  // namespace
+
+std::span<const Variant> any::naive_attention::variants(DType type) {
+  return variants_of<Instance, kTypes, kVariants>(type);
+}
 
 const AttentionForwardKernel kNaiveAttentionForward = {
     .name = "naive_cuda",

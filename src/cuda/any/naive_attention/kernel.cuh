@@ -27,14 +27,14 @@ struct Partial {
 };
 
 // Where a block works.
-struct Row {
+struct Place {
   std::int64_t b, h, kv_head, i;
   Sequence s;
 };
 
 // 1. Scores of `count` keys from `first` on, a key a thread, and their maximum.
 template <class T>
-__device__ float compute_scores_and_maximum(const AttentionProblem& p, const Row& at, std::int64_t first, int count,
+__device__ float compute_scores_and_maximum(const AttentionProblem& p, const Place& at, std::int64_t first, int count,
                                             SharedMemory& shared) {
   const int thread = static_cast<int>(threadIdx.x);
   if (thread < count) {
@@ -54,7 +54,7 @@ __device__ float compute_scores_and_maximum(const AttentionProblem& p, const Row
 
 // 2. Softmax over the block, and the values weighted with it.
 template <class T>
-__device__ Partial compute_softmax_and_weighted_values(const Params& params, const Row& at, std::int64_t first,
+__device__ Partial compute_softmax_and_weighted_values(const Params& params, const Place& at, std::int64_t first,
                                                        int count, float maximum, SharedMemory& shared) {
   const AttentionProblem& p = params.problem;
   const int thread = static_cast<int>(threadIdx.x);
@@ -95,7 +95,7 @@ __device__ inline void merge_statistics(Partial& all, const Partial& block) {
 
 // 4. Division by the sum, in which a sink takes part. A row without keys is zero.
 template <class T>
-__device__ void normalise(const AttentionProblem& p, const Row& at, const Partial& all) {
+__device__ void normalise(const AttentionProblem& p, const Place& at, const Partial& all) {
   const float sink = at.i < at.s.sq ? sink_of(p, at.h) : -INFINITY;
   const float base = base_of(fmaxf(all.maximum, sink)), factor = expf(all.maximum - base);
   const float sum = all.sum * factor + expf(sink - base);
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) naive_attention_kernel(const __grid_
   const AttentionProblem& p = params.problem;
   const std::int64_t unit = blockIdx.x / p.Sq, b = unit / p.H;
   const std::int64_t h = unit - b * p.H;
-  const Row at{b, h, h / p.G, blockIdx.x - unit * p.Sq, bounded_sequence(p, b)};
+  const Place at{b, h, h / p.G, blockIdx.x - unit * p.Sq, bounded_sequence(p, b)};
   if (at.i >= at.s.q_rows) return;
   const std::byte* q = p.q.at(b, at.s.q_begin + at.i, h);
   const float scale = p.q_scale.at(b, at.s.q_begin + at.i, h);

@@ -10,7 +10,7 @@
 #include "cuda/common/pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
-#include "cuda/sm80/attention_bwd/launch.h"
+#include "cuda/sm80/attention_bwd/variants.h"
 #include "problem/philox.h"
 
 namespace heddle::cuda {
@@ -27,13 +27,9 @@ constexpr std::int64_t kMaxLength = kOpen / 2, kMaxTiles = 1 << 30;
 bool tf32(const AttentionProblem& p) { return p.dtype == DType::f32 && p.precision == Precision::tf32; }
 
 const Variants& variants_for(const AttentionProblem& p) {
-  const std::int64_t size = std::max(p.D, p.Dv);
-  const auto by_size = [&](const Variants& d64, const Variants& d128, const Variants& d256) -> const Variants& {
-    return size <= 64 ? d64 : size <= 128 ? d128 : d256;
-  };
-  if (tf32(p)) return by_size(kTf32D64, kTf32D128, kTf32D256);
-  if (p.dtype == DType::f32) return by_size(kF32D64, kF32D128, kF32D256);
-  return p.dtype == DType::bf16 ? by_size(kBf16D64, kBf16D128, kBf16D256) : by_size(kF16D64, kF16D128, kF16D256);
+  const int products = p.dtype == DType::f32 && !tf32(p) ? 3 : 1;
+  return first_that(variants(p.dtype),
+                    [&](const Variants& v) { return v.products == products && std::max(p.D, p.Dv) <= v.head; });
 }
 
 const Variant& variant_for(const AttentionProblem& p) {
@@ -207,6 +203,11 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+std::span<const Variants> sm80::attention_bwd::variants(DType type) {
+  return type == DType::f32 ? variants_of<Instance, kF32Types, kF32Variants>(type)
+                            : variants_of<Instance, k16BitTypes, k16BitVariants>(type);
+}
 
 Refusal refuse_bias_gradient(const AttentionBackwardProblem& p) {
   const Variant& v = variants_for(p).everywhere;

@@ -1,6 +1,7 @@
 // Tiles and shared memory of the backward for Ampere and Ada.
 #pragma once
 
+#include "cuda/sm80/attention_bwd/variants.h"
 #include "cuda/sm80/attention_fwd/config.h"
 
 namespace heddle::cuda::sm80::attention_bwd {
@@ -10,15 +11,6 @@ using attention_fwd::kGroupRows;
 using attention_fwd::recomputed;
 using attention_fwd::swizzled;
 using attention_fwd::Tile;
-
-struct Tiling {
-  int warps, tile_q, tile_k;
-  // How many warps share the rows of each matrix of sums; the others share its columns.
-  int score_warps;  // S and dP [tile_q, tile_k]
-  int key_warps;    // dK and dV [tile_k, head size]
-  int row_warps;    // dQ [tile_q, head size]
-  int blocks;       // on a multiprocessor, as registers allow
-};
 
 // A warp's share of a matrix of sums [kRows, kColumns]: groups of 16 rows, blocks of 8 columns.
 template <int kWarps, int kRowWarps, int kRows, int kColumns>

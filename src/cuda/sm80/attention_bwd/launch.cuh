@@ -1,10 +1,11 @@
 // Starts one instantiation.
 #pragma once
 
+#include "cuda/common/elements.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/sm80/attention_bwd/bias.cuh"
 #include "cuda/sm80/attention_bwd/kernel.cuh"
-#include "cuda/sm80/attention_bwd/launch.h"
+#include "cuda/sm80/attention_bwd/variants.h"
 
 namespace heddle::cuda::sm80::attention_bwd {
 
@@ -38,7 +39,7 @@ void launch_dbias(const Params& params, cudaStream_t stream) {
 }
 
 template <class C>
-constexpr Variant variant() {
+constexpr Variant variant_of() {
   return {.tile_q = C::kTileQ,
           .tile_k = C::kTileK,
           .head_size = C::kHeadSize,
@@ -47,37 +48,22 @@ constexpr Variant variant() {
           .launch_finish_dq = launch_finish_dq<C>};
 }
 
-// Everywhere: a config with all options.
-template <class Large, class Plain, class Options, class Everywhere>
-constexpr Variants variants_of() {
+template <DType kType, int kRow>
+Variants Instance<kType, kRow>::variant() {
+  constexpr Row row = kType == DType::f32 ? kF32Variants[kRow] : k16BitVariants[kRow];
+  using T = ElementOf<kType>;
+  using Large = Config<T, row.products, row.head, row.tilings.large, row.one_kernel>;
+  using Plain = Config<T, row.products, row.head, row.tilings.plain, row.one_kernel>;
+  using Options = Config<T, row.products, row.head, row.tilings.options, true>;
+  using Everywhere = Config<T, row.products, row.head, row.tilings.everywhere, true>;
   static_assert(sizeof(SharedMemory<Everywhere>) <= kAmpereSharedBytes, "more shared memory than each block can have");
-  return {.large = variant<Large>(),
-          .plain = variant<Plain>(),
-          .options = variant<Options>(),
-          .everywhere = variant<Everywhere>(),
-          .launch_dbias = launch_dbias<Everywhere>};
-}
-
-// kOptions: smaller tiles, which leave registers for options.
-template <class T, int kHeadSize, Tiling kPlain, Tiling kOptions>
-constexpr Variants variants() {
-  using Plain = Config<T, 1, kHeadSize, kPlain, false>;
-  using Options = Config<T, 1, kHeadSize, kOptions, true>;
-  return variants_of<Plain, Plain, Options, Options>();
-}
-
-// kLarge, kMedium: tiles that not each GPU has the shared memory for.
-template <class T, int kHeadSize, Tiling kLarge, Tiling kMedium, Tiling kEverywhere>
-constexpr Variants variants_large() {
-  return variants_of<Config<T, 1, kHeadSize, kLarge, false>, Config<T, 1, kHeadSize, kMedium, false>,
-                     Config<T, 1, kHeadSize, kMedium, true>, Config<T, 1, kHeadSize, kEverywhere, true>>();
-}
-
-// float32: one tiling for all calls.
-template <int kProducts, int kHeadSize, Tiling kTiling>
-constexpr Variants variants_f32() {
-  using All = Config<float, kProducts, kHeadSize, kTiling, true>;
-  return variants_of<All, All, All, All>();
+  return {row,
+          kType,
+          variant_of<Large>(),
+          variant_of<Plain>(),
+          variant_of<Options>(),
+          variant_of<Everywhere>(),
+          launch_dbias<Everywhere>};
 }
 
 }  // namespace heddle::cuda::sm80::attention_bwd

@@ -7,7 +7,7 @@
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/attention_decode/config.h"
-#include "cuda/sm80/attention_decode/launch.h"
+#include "cuda/sm80/attention_decode/variants.h"
 
 namespace heddle::cuda {
 namespace {
@@ -20,18 +20,9 @@ constexpr int kLeastCells = 2, kMostAbreast = 16;
 bool e4m3(const AttentionProblem& p) { return p.k.dtype == DType::f8e4m3; }
 
 const Variant& variant_for(const AttentionProblem& p) {
-  const bool bf16 = p.dtype == DType::bf16;
-  const std::int64_t size = std::max(p.D, p.Dv);
-  if (p.int4) {
-    return size <= 64 ? bf16 ? kBf16Int4D64 : kF16Int4D64 : bf16 ? kBf16Int4D128 : kF16Int4D128;
-  }
-  if (e4m3(p)) {
-    return size <= 128 ? bf16 ? kBf16E4m3D128 : kF16E4m3D128 : bf16 ? kBf16E4m3D256 : kF16E4m3D256;
-  }
-  return size <= 64    ? bf16 ? kBf16D64 : kF16D64
-         : size <= 128 ? bf16 ? kBf16D128 : kF16D128
-         : bf16        ? kBf16D256
-                       : kF16D256;
+  const Cache cache = p.int4 ? Cache::kInt4 : e4m3(p) ? Cache::kE4m3 : Cache::kLikeQ;
+  return first_that(variants(p.dtype),
+                    [&](const Variant& v) { return v.cache == cache && std::max(p.D, p.Dv) <= v.tiles.head; });
 }
 
 // One at least: new keys are written also where no row attends them.
@@ -80,7 +71,7 @@ unsigned ctas_for(const Variant& v) {
   const DeviceProperties& device = current_device();
   constexpr int kReserved = 1024;  // of shared memory, for each CTA
   const int fitting = device.multiprocessor_shared_memory / (v.shared_bytes + kReserved);
-  return static_cast<unsigned>(device.multiprocessors * std::clamp(fitting, 1, v.blocks));
+  return static_cast<unsigned>(device.multiprocessors * std::clamp(fitting, 1, v.tiles.blocks));
 }
 
 // The largest divisor of `units` for groups of CTAs, of which whole ones fill the grid well.
@@ -105,7 +96,7 @@ struct Layout {
     const auto padded = [](std::int64_t n) { return static_cast<std::size_t>((n + 63) / 64 * 64); };
     statistics = padded(slots * static_cast<std::int64_t>(sizeof(std::uint64_t)));
     o = statistics + padded(slots * kRows * static_cast<std::int64_t>(sizeof(float2)));
-    bytes = o + padded(slots * tile_rows * v.head_size * static_cast<std::int64_t>(sizeof(float)));
+    bytes = o + padded(slots * tile_rows * v.tiles.head * static_cast<std::int64_t>(sizeof(float)));
   }
 };
 
@@ -114,7 +105,7 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) { return p.B =
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const Layout layout(p);
-  return text("head sizes to ", v.head_size, ", tiles of ", kRows, " rows, cells of ", kCellKeys, " keys, ",
+  return text("head sizes to ", v.tiles.head, ", tiles of ", kRows, " rows, cells of ", kCellKeys, " keys, ",
               ctas_for(v), " CTAs",
               layout.max_chunks > 0 ? ", keys split by their number alone" : ", keys split evenly");
 }
@@ -149,6 +140,10 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+std::span<const Variant> sm80::attention_decode::variants(DType type) {
+  return variants_of<Instance, kTypes, kVariants>(type);
+}
 
 const AttentionForwardKernel kSm80AttentionDecode = {
     .name = "sm80_decode",

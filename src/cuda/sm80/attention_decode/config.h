@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/sm80/attention_decode/variants.h"
+
 namespace heddle::cuda::sm80::attention_decode {
 
 constexpr int kRows = 16;      // packed query rows of a tile: the M of mma.m16n8k16
@@ -17,17 +19,17 @@ constexpr int kCellKeys = 64;  // what keys are dealt out in
 constexpr int kChunkKeys = 512, kMaxChunks = 64;
 
 // Stored_: of the cache. std::uint8_t stands for e4m3.
-template <class T, class Stored_, int kHeadSize_, int kWarps_, int kStages_, int kBlocks_>
+template <class T, class Stored_, Tiles kTiles>
 struct Config {
   using Element = T;
   using Stored = Stored_;
   static constexpr bool kE4m3 = sizeof(Stored) == 1;
-  static constexpr bool kInt4 = false;          // see int4_config.h
-  static constexpr int kHeadSize = kHeadSize_;  // the larger of D and Dv, rounded up
-  static constexpr int kWarps = kWarps_;
+  static constexpr bool kInt4 = false;  // see int4_config.h
+  static constexpr int kHeadSize = kTiles.head;
+  static constexpr int kWarps = kTiles.warps;
   static constexpr int kThreads = 32 * kWarps;
-  static constexpr int kStages = kStages_;  // steps of a warp that are in shared memory or on their way
-  static constexpr int kBlocks = kBlocks_;  // on a multiprocessor, as registers allow
+  static constexpr int kStages = kTiles.stages;
+  static constexpr int kBlocks = kTiles.blocks;
   // Elements in 16 bytes, which a lane copies at once. A quad of lanes covers 4 pieces of a key, eight lanes 8 pieces
   // of a value.
   static constexpr int kPiece = 16 / sizeof(Stored);

@@ -26,22 +26,21 @@ struct Int4Keys {
 static_assert(sizeof(Int4Keys<64>) == Int4Block{64, 64}.bytes());
 static_assert(sizeof(Int4Keys<128>) == Int4Block{128, 128}.bytes());
 
-// Heads of 64 or 128. Stages are large: two of a warp are as many bytes under way as three of 16-bit keys; of heads of
-// 64 there are more CTAs.
-template <class T, int kHeadSize>
-struct Int4Config : Config<T, T, kHeadSize, 4, 2, kHeadSize == 64 ? 3 : 2> {
+// Heads of 64 or 128.
+template <class T, Tiles kTiles>
+struct Int4Config : Config<T, T, kTiles> {
   static constexpr bool kInt4 = true;
   static constexpr bool kQueryInStage = false;  // read again behind the ring
   // Three CTAs leave 168 registers, which the ring's query would not fit into beside the blocks'.
-  static constexpr bool kQueryInRegisters = kHeadSize == 128;
-  static constexpr int kGroups = Int4Keys<kHeadSize>::kGroups;
+  static constexpr bool kQueryInRegisters = kTiles.head == 128;
+  static constexpr int kGroups = Int4Keys<kTiles.head>::kGroups;
 };
 
 // A stage holds 16 keys of the ring, as those of other caches do, or a block.
-template <class T, int kHeadSize>
-struct Stage<Int4Config<T, kHeadSize>> {
-  using C = Int4Config<T, kHeadSize>;
-  using Keys = Int4Keys<kHeadSize>;
+template <class T, Tiles kTiles>
+struct Stage<Int4Config<T, kTiles>> {
+  using C = Int4Config<T, kTiles>;
+  using Keys = Int4Keys<kTiles.head>;
   uint4 k[2][C::kKeyPieces][32];
   uint4 v[4][C::kValuePieces][32];
   uint4 more[sizeof(Keys) / sizeof(uint4) - (2 * C::kKeyPieces + 4 * C::kValuePieces) * 32];

@@ -20,13 +20,10 @@ std::int64_t elements_of_16_bytes(const AttentionProblem& p) {
 bool tf32(const AttentionProblem& p) { return p.dtype == DType::f32 && p.precision == Precision::tf32; }
 
 const Variants& variants_for(const AttentionProblem& p) {
-  const std::int64_t size = std::max(p.D, p.Dv);
-  const auto by_size = [&](const Variants& d64, const Variants& d128, const Variants& d256) -> const Variants& {
-    return size <= 64 ? d64 : size <= 128 ? d128 : d256;
-  };
-  if (tf32(p)) return by_size(kTf32D64, kTf32D128, kTf32D256);
-  if (p.dtype == DType::f32) return by_size(kF32D64, kF32D128, kF32D256);
-  return p.dtype == DType::bf16 ? by_size(kBf16D64, kBf16D128, kBf16D256) : by_size(kF16D64, kF16D128, kF16D256);
+  const int products = p.dtype == DType::f32 && !tf32(p) ? 3 : 1;
+  return first_that(variants(p.dtype), [&](const Variants& v) {
+    return !v.int8_qk && v.products == products && std::max(p.D, p.Dv) <= v.head;
+  });
 }
 
 const Variant& variant_for(const AttentionProblem& p) {
@@ -72,12 +69,7 @@ std::size_t workspace(const AttentionProblem&, int /*workers*/) { return 0; }
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variants& variants = variants_for(p);
   const Variant& v = variant_for(p);
-  const std::int64_t size = std::max(p.D, p.Dv);
-  return text("head sizes to ",
-              size <= 64    ? 64
-              : size <= 128 ? 128
-                            : 256,
-              ", tiles of ", v.tile_q, " rows, ",
+  return text("head sizes to ", variants.head, ", tiles of ", v.tile_q, " rows, ",
               &v == &variants.plain     ? "without score options"
               : &v == &variants.options ? "with all score options"
                                         : "rows element by element",
@@ -94,6 +86,11 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+std::span<const Variants> sm80::attention_fwd::variants(DType type) {
+  return type == DType::f32 ? variants_of<Instance, kF32Types, kF32Variants>(type)
+                            : variants_of<Instance, k16BitTypes, k16BitVariants>(type);
+}
 
 const AttentionForwardKernel kSm80AttentionForward = {
     .name = "sm80",

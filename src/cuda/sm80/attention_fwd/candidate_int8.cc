@@ -16,11 +16,10 @@ namespace {
 using namespace sm80::attention_fwd;
 namespace int8_qk = any::attention_int8_qk;
 
-const Variant& variant_for(const AttentionProblem& p) {
-  const bool bf16 = p.dtype == DType::bf16;
-  if (std::max(p.D, p.Dv) <= 64) return bf16 ? kBf16Int8D64 : kF16Int8D64;
-  return bf16 ? kBf16Int8D128 : kF16Int8D128;
+const Variants& variants_for(const AttentionProblem& p) {
+  return first_that(variants(p.dtype), [&](const Variants& v) { return v.int8_qk && std::max(p.D, p.Dv) <= v.head; });
 }
+const Variant& variant_for(const AttentionProblem& p) { return variants_for(p).plain; }
 
 Refusal supports(const AttentionProblem& p) {
   if (Refusal reason = refuse_before_ampere(); !reason.empty()) return reason;
@@ -63,8 +62,8 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) { return int8_
 
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
-  return text("head sizes to ", std::max(p.D, p.Dv) <= 64 ? 64 : 128, ", tiles of ", v.tile_q, " rows, ",
-              p.B * p.H * q_tiles(p, v), " tiles, after a pass that makes codes of q and k");
+  return text("head sizes to ", variants_for(p).head, ", tiles of ", v.tile_q, " rows, ", p.B * p.H * q_tiles(p, v),
+              " tiles, after a pass that makes codes of q and k");
 }
 
 void launch(const AttentionProblem& p, const Runtime& runtime) {

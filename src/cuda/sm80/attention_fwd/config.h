@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "cuda/any/attention_int8_qk/layout.h"
+#include "cuda/sm80/attention_fwd/variants.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
 
@@ -18,15 +19,7 @@ constexpr int kGroupRows = 16;  // the M of mma.m16n8k16 and mma.m16n8k8
 struct AlignedRows;  // contiguous; addresses, strides and sizes in multiples of 16 bytes
 struct StridedRows;  // anything
 
-struct Tiling {
-  int warps;
-  int groups;  // of 16 query rows, owned by one warp
-  int tile_k;
-  int blocks;          // on a multiprocessor, as registers allow
-  int kept_steps = 0;  // of 16 dimensions of q that stay in registers, where there is room (16-bit operands)
-};
-
-// kProducts: of the tensor cores for one of elements. 1, or 3 for float32 with its own precision (products_tf32.cuh).
+// kProducts: 3 for float32 with its own precision (products_tf32.cuh).
 // QkElement: of q and k as they are multiplied; T, or int8 (products_int8.cuh).
 template <class T, int kProducts_, int kHeadSize_, Tiling kTiling, bool kScoreOptions_, class Rows_,
           class QkElement_ = T>

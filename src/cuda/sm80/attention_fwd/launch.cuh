@@ -1,9 +1,10 @@
 // Starts one instantiation.
 #pragma once
 
+#include "cuda/common/elements.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/sm80/attention_fwd/kernel.cuh"
-#include "cuda/sm80/attention_fwd/launch.h"
+#include "cuda/sm80/attention_fwd/variants.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
 
@@ -15,21 +16,24 @@ void launch(const Params& params, cudaStream_t stream) {
 }
 
 template <class C>
-constexpr Variant variant() {
+constexpr Variant variant_of() {
   return {.tile_q = C::kTileQ, .launch = launch<C>};
 }
 
-// kOptions: smaller tiles, which leave registers for options.
-template <class T, int kProducts, int kHeadSize, Tiling kPlain, Tiling kOptions>
-constexpr Variants variants() {
-  return {.plain = variant<Config<T, kProducts, kHeadSize, kPlain, false, AlignedRows>>(),
-          .options = variant<Config<T, kProducts, kHeadSize, kOptions, true, AlignedRows>>(),
-          .strided = variant<Config<T, kProducts, kHeadSize, kOptions, true, StridedRows>>()};
-}
-
-template <class T, int kHeadSize, Tiling kTiling>
-constexpr Variant int8_variant() {
-  return variant<Config<T, 1, kHeadSize, kTiling, false, AlignedRows, std::int8_t>>();
+template <DType kType, int kRow>
+Variants Instance<kType, kRow>::variant() {
+  constexpr Row row = kType == DType::f32 ? kF32Variants[kRow] : k16BitVariants[kRow];
+  constexpr Tiling kPlain = row.tilings.plain, kOptions = row.tilings.options;
+  constexpr int kProducts = row.products, kHeadSize = row.head;
+  using T = ElementOf<kType>;
+  if constexpr (row.int8_qk) {
+    using C = Config<T, kProducts, kHeadSize, kPlain, false, AlignedRows, std::int8_t>;
+    return {row, kType, variant_of<C>(), {}, {}};
+  } else {
+    return {row, kType, variant_of<Config<T, kProducts, kHeadSize, kPlain, false, AlignedRows>>(),
+            variant_of<Config<T, kProducts, kHeadSize, kOptions, true, AlignedRows>>(),
+            variant_of<Config<T, kProducts, kHeadSize, kOptions, true, StridedRows>>()};
+  }
 }
 
 }  // namespace heddle::cuda::sm80::attention_fwd

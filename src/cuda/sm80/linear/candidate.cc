@@ -1,17 +1,19 @@
 // The candidate "sm80_linear": what it takes, which tile, and the launch.
+#include <array>
+
 #include "core/check.h"
 #include "cuda/any/linear/host.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
-#include "cuda/sm80/linear/launch.h"
+#include "cuda/sm80/linear/variants.h"
 
 namespace heddle::cuda {
 namespace {
 
 using namespace sm80::linear;
 
-// Two of each decoder, for many rows and for few.
+// Two of each decoder, in the order of Decoder: for many rows and for few.
 constexpr CostLine<LinearProblem> kCosts[] = {
     {"sm80_linear e2m1", {3.3e-6, 300e12, 0}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
     {"sm80_linear e2m1 few rows", {3.3e-6, 0, 3e12}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
@@ -31,41 +33,35 @@ constexpr CostLine<LinearProblem> kCosts[] = {
     {"sm80_linear lookup few rows", {3.3e-6, 0, 3e12}, {"nf4", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
 };
 
-// A decoder's kernels, seconds of a unit of theirs as measured on an H200, and the first of its lines.
-struct Kernels {
-  const Variants *bf16, *f16;
-  double few, many;
-  std::size_t line;
-};
-
-Kernels kernels_of(const lowbit::Format& format) {
+Decoder decoder_of(const lowbit::Format& format) {
   switch (format.element) {
     case lowbit::Element::e2m1:
     case lowbit::Element::e2m1_row:
-      return {&kBf16E2M1, &kF16E2M1, 0.90e-6, 1.77e-6, 0};
-    case lowbit::Element::int4: {
-      constexpr double kGroups = 1.4;  // times as long with several groups in a block, or zero points
-      const bool plain = format.group >= lowbit::kBlockColumns && !format.zero_points;
-      return {&kBf16Int4, &kF16Int4, plain ? 0.95e-6 : kGroups * 0.95e-6, plain ? 1.96e-6 : kGroups * 1.96e-6, 2};
-    }
+      return Decoder::kE2M1;
+    case lowbit::Element::int4:
+      return Decoder::kInt4;
     case lowbit::Element::int8:
-      return {&kBf16Int8, &kF16Int8, 0.60e-6, 1.05e-6, 4};
+      return Decoder::kInt8;
     case lowbit::Element::e4m3:
-      return {&kBf16E4M3, &kF16E4M3, 0.61e-6, 1.07e-6, 6};
+      return Decoder::kE4M3;
     default:
-      return {&kBf16Lookup, &kF16Lookup, 1.08e-6, 2.12e-6, 8};
+      return Decoder::kLookup;
   }
 }
 
 Choice<Variant> choice(const LinearProblem& p) {
+  constexpr double kGroups = 1.4;      // times as long with several groups of int4 in a block, or zero points
   constexpr double kHalfEmpty = 0.76;  // of a unit's time, where the tile's second half has no tokens
-  const Kernels kernels = kernels_of(p.format);
-  const Variants& v = p.dtype == DType::bf16 ? *kernels.bf16 : *kernels.f16;
+  const Decoder decoder = decoder_of(p.format);
+  const Variants& v = first_that(variants(p.dtype), [&](const Variants& x) { return x.decoder == decoder; });
+  const bool plain = p.format.group >= lowbit::kBlockColumns && !p.format.zero_points;
+  const double factor = decoder == Decoder::kInt4 && !plain ? kGroups : 1.0;
   const bool half_empty = p.M <= v.many.tile.tokens / 2;
-  const Speed speed = speed_of(std::span(kCosts).subspan(kernels.line));
-  const Measured<Variant> measured[] = {{&v.few, kernels.few},
-                                        {&v.many, half_empty ? kHalfEmpty * kernels.many : kernels.many}};
-  return choose(p, measured, &v.many, current_device().multiprocessors, speed);
+  const Speed speed = speed_of(std::span(kCosts).subspan(2 * static_cast<std::size_t>(decoder)));
+  const std::array<Measured<Variant>, 2> measured = {
+      {{.variant = &v.few, .unit = factor * v.few_unit},
+       {.variant = &v.many, .unit = (half_empty ? kHalfEmpty : 1.0) * (factor * v.many_unit), .invariant = true}}};
+  return choose(p, measured, current_device().multiprocessors, speed);
 }
 
 // As many stages as there is room for, beside a table without conflicts if that leaves three.
@@ -136,6 +132,8 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+std::span<const Variants> sm80::linear::variants(DType type) { return variants_of<Instance, kTypes, kVariants>(type); }
 
 const LinearKernel kSm80Linear = {.name = "sm80_linear",
                                   .method = "linear",

@@ -1,19 +1,19 @@
 // Tiles, stages and shared memory.
 #pragma once
 
-#include "cuda/sm80/linear/params.h"
+#include "cuda/sm80/linear/variants.h"
 
 namespace heddle::cuda::sm80::linear {
 
-// D: what decodes the weights. kTokens_: rows of x, the N of the products. Groups of four warps have kRowBlocks_ times
-// 64 rows of W, the M; kColumnGroups_ of them have the same rows and take turns along K.
-template <class D, int kTokens_, int kRowGroups_, int kColumnGroups_, int kRowBlocks_>
+// D: what decodes the weights.
+template <class D, Tiles kTiles>
 struct Config {
   using Decoder = D;
   using Element = typename D::Element;
   using Output = Element;
-  static constexpr int kTokens = kTokens_, kRowGroups = kRowGroups_, kColumnGroups = kColumnGroups_;
-  static constexpr int kRowBlocks = kRowBlocks_, kTileBlocks = kRowGroups * kRowBlocks, kUnitBlocks = kColumnGroups;
+  static constexpr int kTokens = kTiles.tokens, kRowGroups = kTiles.row_groups, kColumnGroups = kTiles.column_groups;
+  static constexpr int kRowBlocks = kTiles.row_blocks, kTileBlocks = kRowGroups * kRowBlocks,
+                       kUnitBlocks = kColumnGroups;
   static constexpr int kSharers = 128 * kRowGroups;  // threads that share x
   static constexpr int kThreads = kSharers * kColumnGroups;
   static constexpr int kAccumulators = kTokens / 2;

@@ -1,9 +1,16 @@
 // Starts one decoder's instantiations.
 #pragma once
 
+#include <type_traits>
+
+#include "cuda/common/elements.cuh"
 #include "cuda/common/launch.cuh"
+#include "cuda/sm80/linear/decode/bytes.cuh"
+#include "cuda/sm80/linear/decode/e2m1.cuh"
+#include "cuda/sm80/linear/decode/int4.cuh"
+#include "cuda/sm80/linear/decode/lookup.cuh"
 #include "cuda/sm80/linear/kernel.cuh"
-#include "cuda/sm80/linear/launch.h"
+#include "cuda/sm80/linear/variants.h"
 
 namespace heddle::cuda::sm80::linear {
 
@@ -17,7 +24,7 @@ void launch(const Params& params, int grid, cudaStream_t stream) {
 }
 
 template <class C>
-constexpr Variant variant() {
+constexpr Variant variant_of() {
   return {.tile = {.tokens = C::kTokens,
                    .row_blocks = C::kTileBlocks,
                    .unit_blocks = C::kUnitBlocks,
@@ -30,14 +37,25 @@ constexpr Variant variant() {
           .launch = launch<C>};
 }
 
-template <class D>
-constexpr Variants variants() {
-  using Few = Config<D, 16, 1, 4, 1>;
-  using Many = Config<D, 64, 2, 1, 2>;
+template <class T, Decoder kDecoder>
+constexpr auto decoder_type() {
+  if constexpr (kDecoder == Decoder::kE2M1) return std::type_identity<E2M1<T>>();
+  if constexpr (kDecoder == Decoder::kInt4) return std::type_identity<Int4<T>>();
+  if constexpr (kDecoder == Decoder::kLookup) return std::type_identity<Lookup<T>>();
+  if constexpr (kDecoder == Decoder::kInt8) return std::type_identity<Int8<T>>();
+  if constexpr (kDecoder == Decoder::kE4M3) return std::type_identity<E4M3<T>>();
+}
+
+template <DType kType, int kRow>
+Variants Instance<kType, kRow>::variant() {
+  constexpr Row row = kVariants[kRow];
+  using D = typename decltype(decoder_type<ElementOf<kType>, row.decoder>())::type;
+  constexpr Variant few = variant_of<Config<D, kFew>>();
+  constexpr Variant many = variant_of<Config<D, kMany>>();
   constexpr int kLeast = 2, kCopies = 8;  // what a GPU with the least shared memory has room for
-  static_assert(shared_bytes(variant<Few>(), kLeast, kCopies) <= kAmpereSharedBytes);
-  static_assert(shared_bytes(variant<Many>(), kLeast, kCopies) <= kAmpereSharedBytes);
-  return {variant<Few>(), variant<Many>()};
+  static_assert(shared_bytes(few, kLeast, kCopies) <= kAmpereSharedBytes);
+  static_assert(shared_bytes(many, kLeast, kCopies) <= kAmpereSharedBytes);
+  return {row, kType, few, many};
 }
 
 }  // namespace heddle::cuda::sm80::linear

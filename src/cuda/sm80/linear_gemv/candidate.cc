@@ -5,7 +5,7 @@
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/linear_gemv/config.h"
-#include "cuda/sm80/linear_gemv/launch.h"
+#include "cuda/sm80/linear_gemv/variants.h"
 
 namespace heddle::cuda {
 namespace {
@@ -18,9 +18,9 @@ std::int64_t ctas_of(const LinearProblem& p, const Variant& v) {
 
 // With several slabs a CTA less of x is read, if enough CTAs are left.
 const Variant& variant_of(const LinearProblem& p) {
-  const Variants& variants = p.dtype == DType::bf16 ? kBf16E2M1 : kF16E2M1;
-  const std::int64_t places = static_cast<std::int64_t>(variants.many.resident) * current_device().multiprocessors;
-  return ctas_of(p, variants.many) >= places ? variants.many : variants.few;
+  const Variants& v = variants(p.dtype).front();
+  const std::int64_t places = static_cast<std::int64_t>(v.many.resident) * current_device().multiprocessors;
+  return ctas_of(p, v.many) >= places ? v.many : v.few;
 }
 
 std::size_t shared_bytes(const LinearProblem& p) {
@@ -84,6 +84,10 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+std::span<const Variants> sm80::linear_gemv::variants(DType type) {
+  return variants_of<Instance, kTypes, kVariants>(type);
+}
 
 const LinearKernel kSm80Gemv = {.name = "sm80_gemv",
                                 .method = "linear",

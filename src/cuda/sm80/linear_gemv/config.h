@@ -1,20 +1,19 @@
 // Warps and shared memory.
 #pragma once
 
-#include "cuda/sm80/linear_gemv/params.h"
+#include "cuda/sm80/linear_gemv/variants.h"
 
 namespace heddle::cuda::sm80::linear_gemv {
 
 constexpr int kSlabRows = 16, kTokens = 8;  // M and N of mma.m16n8k16
 
-// S: what reads and decodes the weights. A CTA has kSlabs_ times 16 rows of W; kGroups_ warps of each take turns along
-// K.
-template <class S, int kSlabs_, int kGroups_>
+// S: what reads and decodes the weights.
+template <class S, Tiles kTiles>
 struct Config {
   using Source = S;
   using Element = typename S::Element;
   using Output = Element;
-  static constexpr int kSlabs = kSlabs_, kGroups = kGroups_, kThreads = 32 * kSlabs * kGroups;
+  static constexpr int kSlabs = kTiles.slabs, kGroups = kTiles.groups, kThreads = 32 * kSlabs * kGroups;
   static constexpr int kResident = 1024 / kThreads;  // CTAs of a multiprocessor, as registers allow
   static constexpr int kAhead = 2;                   // blocks of a warp whose loads are on their way
   static constexpr bool kTokenScales = false;

@@ -1,9 +1,10 @@
 // Starts the instantiations of a source.
 #pragma once
 
+#include "cuda/common/elements.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/sm80/linear_gemv/kernel.cuh"
-#include "cuda/sm80/linear_gemv/launch.h"
+#include "cuda/sm80/linear_gemv/variants.h"
 
 namespace heddle::cuda::sm80::linear_gemv {
 
@@ -19,7 +20,7 @@ void launch(const Params& params, std::size_t shared_bytes, cudaStream_t stream)
 }
 
 template <class C>
-constexpr Variant variant() {
+constexpr Variant variant_of() {
   return {.slabs = C::kSlabs,
           .resident = C::kResident,
           .block_columns = C::Source::kBlockColumns,
@@ -27,9 +28,11 @@ constexpr Variant variant() {
           .launch = launch<C>};
 }
 
-template <class S>
-constexpr Variants variants() {
-  return {variant<Config<S, 1, 8>>(), variant<Config<S, 2, 4>>()};
+template <DType kType, int kRow>
+Variants Instance<kType, kRow>::variant() {
+  constexpr Row row = kVariants[kRow];
+  using Source = E2M1<ElementOf<kType>>;
+  return {row, kType, variant_of<Config<Source, row.tiles.few>>(), variant_of<Config<Source, row.tiles.many>>()};
 }
 
 }  // namespace heddle::cuda::sm80::linear_gemv

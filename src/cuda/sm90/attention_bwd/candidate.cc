@@ -10,7 +10,7 @@
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/kernels.h"
-#include "cuda/sm90/attention_bwd/launch.h"
+#include "cuda/sm90/attention_bwd/variants.h"
 
 namespace heddle::cuda {
 namespace {
@@ -52,21 +52,10 @@ Refusal supports(const AttentionBackwardProblem& p) {
   return "";
 }
 
-// By head size, to 64, 96, 128, 192, 256: plain, with a softcap, with ALiBi, a bias or a mask.
-constexpr const Variant* kBf16[3][5] = {
-    {&kBf16D64, &kBf16D96, &kBf16D128, &kBf16D192, &kBf16D256},
-    {&kBf16D64Softcap, &kBf16D128Softcap, &kBf16D128Softcap, &kBf16D256Softcap, &kBf16D256Softcap},
-    {&kBf16D64Planes, &kBf16D128Planes, &kBf16D128Planes, &kBf16D256Planes, &kBf16D256Planes}};
-constexpr const Variant* kF16[3][5] = {
-    {&kF16D64, &kF16D96, &kF16D128, &kF16D192, &kF16D256},
-    {&kF16D64Softcap, &kF16D128Softcap, &kF16D128Softcap, &kF16D256Softcap, &kF16D256Softcap},
-    {&kF16D64Planes, &kF16D128Planes, &kF16D128Planes, &kF16D256Planes, &kF16D256Planes}};
-
 const Variant& variant_for(const AttentionBackwardProblem& p) {
-  const std::int64_t size = std::max(p.D, p.Dv);
-  const int options = has_planes(p) ? 2 : p.softcap != 0 ? 1 : 0;
-  const int number = size <= 64 ? 0 : size <= 96 ? 1 : size <= 128 ? 2 : size <= 192 ? 3 : 4;
-  return *(p.dtype == DType::bf16 ? kBf16 : kF16)[options][number];
+  const Option option = has_planes(p) ? Option::kPlanes : p.softcap != 0 ? Option::kSoftcap : Option::kNone;
+  return first_that(variants(p.dtype),
+                    [&](const Variant& v) { return v.option == option && std::max(p.D, p.Dv) <= v.tiles.head; });
 }
 
 constexpr CostLine<AttentionBackwardProblem> kCosts[] = {
@@ -117,7 +106,7 @@ int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::
 std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const int parts = parts_of_group(p, v);
-  return text("head sizes to ", v.columns, ", tiles of ", v.tile_q, " rows x ", v.tile_k, " keys",
+  return text("head sizes to ", v.tiles.head, ", tiles of ", v.tile_q, " rows x ", v.tile_k, " keys",
               has_planes(p)    ? ", with ALiBi, bias or mask"
               : p.softcap != 0 ? ", with a softcap"
                                : "",
@@ -225,6 +214,10 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+std::span<const Variant> sm90::attention_bwd::variants(DType type) {
+  return variants_of<Instance, kTypes, kVariants>(type);
+}
 
 const AttentionBackwardKernel kSm90AttentionBackward = {
     .name = "sm90",

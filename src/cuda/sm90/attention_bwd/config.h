@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "cuda/common/ptx/barrier.cuh"
-#include "cuda/sm90/attention_bwd/params.h"
+#include "cuda/sm90/attention_bwd/variants.h"
 #include "cuda/sm90/attention_fwd/config.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
@@ -20,15 +20,12 @@ constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
 
-// What is done to scores pair by pair. kPlanes: ALiBi, bias, mask.
-enum class Option { kNone, kSoftcap, kPlanes };
-
-template <class T, int kHeadSize_, int kTileQ_, Option kOption_ = Option::kNone>
+template <class T, Tiles kTiles, Option kOption_>
 struct Config {
   using Element = T;
-  static constexpr int kHeadSize = kHeadSize_;                                 // D and Dv, at most
+  static constexpr int kHeadSize = kTiles.head;                                // D and Dv, at most
   static constexpr int kColumns = (kHeadSize + kPanel - 1) / kPanel * kPanel;  // as stored, zeros behind the head size
-  static constexpr int kTileQ = kTileQ_;
+  static constexpr int kTileQ = kTiles.rows;
   static constexpr Option kOption = kOption_;
   // Head sizes up to 128: each warpgroup has 64 keys, and half of dQ. Above, dK and dV of 64 keys take all registers:
   // one warpgroup computes P and dV, the other one dS and dK.

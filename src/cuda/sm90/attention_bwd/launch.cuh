@@ -1,10 +1,11 @@
 // Starts one instantiation.
 #pragma once
 
+#include "cuda/common/elements.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/attention_bwd/kernel.cuh"
-#include "cuda/sm90/attention_bwd/launch.h"
 #include "cuda/sm90/attention_bwd/sums.cuh"
+#include "cuda/sm90/attention_bwd/variants.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
 
@@ -29,10 +30,11 @@ void round_sums(const Params& params, const Sums& sums, cudaStream_t stream) {
         sums);
 }
 
-template <class C>
-constexpr Variant variant() {
-  return {
-      .columns = C::kColumns, .tile_q = C::kTileQ, .tile_k = C::kTileK, .launch = launch<C>, .round = round_sums<C>};
+template <DType kType, int kRow>
+Variant Instance<kType, kRow>::variant() {
+  constexpr Row row = kVariants[kRow];
+  using C = Config<ElementOf<kType>, row.tiles, row.option>;
+  return {row, kType, C::kColumns, C::kTileQ, C::kTileK, launch<C>, round_sums<C>};
 }
 
 }  // namespace heddle::cuda::sm90::attention_bwd

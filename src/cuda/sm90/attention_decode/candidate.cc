@@ -11,7 +11,7 @@
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/kernels.h"
-#include "cuda/sm90/attention_decode/launch.h"
+#include "cuda/sm90/attention_decode/variants.h"
 
 namespace heddle::cuda {
 namespace {
@@ -31,23 +31,6 @@ int keys_together(const AttentionProblem& p) {
   return p.page_table ? static_cast<int>(std::gcd(p.page_size, std::int64_t{kBlockRows})) : kBlockRows;
 }
 
-struct Variants {
-  const Variant &few, &wide, &warpgroup;
-};
-constexpr Variants kBf16[] = {{kBf16D64, kBf16D64Wide, kBf16D64Warpgroup},
-                              {kBf16D128, kBf16D128Wide, kBf16D128Warpgroup},
-                              {kBf16D256, kBf16D256, kBf16D256Warpgroup}};
-constexpr Variants kF16[] = {{kF16D64, kF16D64Wide, kF16D64Warpgroup},
-                             {kF16D128, kF16D128Wide, kF16D128Warpgroup},
-                             {kF16D256, kF16D256, kF16D256Warpgroup}};
-constexpr Variants kNarrow[] = {{kE4m3D64, kE4m3D64Wide, kE4m3D64Wide},
-                                {kE4m3D128, kE4m3D128Wide, kE4m3D128Wide},
-                                {kE4m3D256, kE4m3D256, kE4m3D256}};
-
-constexpr Variants kNarrowKeyScales[] = {{kE4m3D64Keys, kE4m3D64WideKeys, kE4m3D64WideKeys},
-                                         {kE4m3D128Keys, kE4m3D128WideKeys, kE4m3D128WideKeys},
-                                         {kE4m3D256Keys, kE4m3D256Keys, kE4m3D256Keys}};
-
 // Scales differ from key to key, or are found for each.
 bool scales_by_key(const AttentionProblem& p) {
   const auto differ = [&](const Scales& x) { return x && (x.stride_s != 0 || (p.page_table && x.stride_b != 0)); };
@@ -55,20 +38,21 @@ bool scales_by_key(const AttentionProblem& p) {
 }
 
 // Rows of a kv head that one unit may have.
-int row_limit(const Variant& v) { return std::min(kWarps * kRowTile * v.row_tiles, v.size == 256 ? 64 : 256); }
+int row_limit(const Variant& v) {
+  return std::min(kWarps * kRowTile * v.tiles.row_tiles, v.tiles.head == 256 ? 64 : 256);
+}
 
-const Variant& variant_for(const AttentionProblem& p) {
-  const std::int64_t size = std::max(p.D, p.Dv), rows = p.G * p.Sq;
-  const Variants& all = (narrow(p)                ? scales_by_key(p) ? kNarrowKeyScales : kNarrow
-                         : p.dtype == DType::bf16 ? kBf16
-                                                  : kF16)[size <= 64    ? 0
-                                                          : size <= 128 ? 1
-                                                                        : 2];
-  if (rows <= kRowTile) return all.few;
+bool takes(const Variant& v, const AttentionProblem& p) {
+  const std::int64_t rows = p.G * p.Sq;
+  if (std::max(p.D, p.Dv) > v.tiles.head || v.tiles.key_scales != (narrow(p) && scales_by_key(p))) return false;
   // A warpgroup's keys lie side by side, so a unit over pages has one head; the smallest are better copied for several.
   // And units that append have all rows.
-  if (keys_together(p) < kKeyTile || (p.append && rows > row_limit(all.warpgroup))) return all.wide;
-  return all.warpgroup;
+  if (v.tiles.warpgroups && (keys_together(p) < kKeyTile || (p.append && rows > row_limit(v)))) return false;
+  return rows > kRowTile || (v.tiles.row_tiles == 1 && !v.tiles.warpgroups);
+}
+
+const Variant& variant_for(const AttentionProblem& p) {
+  return first_that(variants(narrow(p) ? DType::f8e4m3 : p.dtype), [&](const Variant& v) { return takes(v, p); });
 }
 
 Refusal supports(const AttentionProblem& p) {
@@ -131,7 +115,7 @@ void choose_cluster(const AttentionProblem& p, const Variant& v, Plan& plan) {
 Plan plan_for(const AttentionProblem& p, const Variant& v) {
   Plan plan{};
   const int all_rows = static_cast<int>(p.G * p.Sq), processors = current_device().multiprocessors;
-  const int tile_rows = kRowTile * v.row_tiles;  // of a warp
+  const int tile_rows = kRowTile * v.tiles.row_tiles;  // of a warp
   plan.row_units = ceil_div(all_rows, row_limit(v));
   plan.rows = plan.row_units == 1 ? all_rows : row_limit(v);
   plan.row_groups =
@@ -231,7 +215,7 @@ std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const Plan plan = plan_for(p, v);
   return text(
-      "head sizes to ", v.size, ", ", v.warps == 1 ? "products by warps" : "products by warpgroups",
+      "head sizes to ", v.tiles.head, ", ", v.warps == 1 ? "products by warps" : "products by warpgroups",
       narrow(p) && scales_by_key(p) ? ", scales by key" : "", ", blocks of ", plan.block, " keys of ", plan.heads,
       " kv heads and ", plan.rows, " rows, ", plan.stages, " stages, ", plan.ctas, " CTAs",
       plan.cluster > 1 ? text(" in clusters of ", plan.cluster, " that share the keys") : ", keys split evenly");
@@ -269,6 +253,11 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+std::span<const Variant> sm90::attention_decode::variants(DType type) {
+  return type == DType::f8e4m3 ? variants_of<Instance, kE4m3Types, kE4m3Variants>(type)
+                               : variants_of<Instance, k16BitTypes, k16BitVariants>(type);
+}
 
 const AttentionForwardKernel kSm90AttentionDecode = {
     .name = "sm90_decode",

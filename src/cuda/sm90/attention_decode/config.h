@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "cuda/common/ptx/barrier.cuh"
-#include "cuda/sm90/attention_decode/params.h"
+#include "cuda/sm90/attention_decode/variants.h"
 
 namespace heddle::cuda::sm90::attention_decode {
 
@@ -18,17 +18,16 @@ constexpr int kPanel = 128;                      // bytes, the width of the swiz
 constexpr int kMaxStages = 16, kPieces = 4;
 constexpr int kMaxRows = 256;  // of a unit, over all its heads
 
-// T: element type of the products. An e4m3 cache is widened to f16 on its way from shared memory to the registers.
-// kWarpgroups: the four warps of a warpgroup multiply as one, and read K and V in shared memory once for all.
-// kKeyScales: scales of an e4m3 cache differ from key to key; as a choice at run time it would cost the others a tenth.
-template <class T, int kSize_, int kRowTiles_, bool kE4m3_, bool kWarpgroups_ = false, bool kKeyScales_ = false>
+// T: element type of the products. Scales that differ from key to key, as a choice at run time, would cost the others a
+// tenth.
+template <class T, Tiles kTiles, bool kE4m3_>
 struct Config {
   using Element = T;
-  static constexpr int kSize = kSize_;          // of a head, at most
-  static constexpr int kRowTiles = kRowTiles_;  // of a warp
+  static constexpr int kSize = kTiles.head;
+  static constexpr int kRowTiles = kTiles.row_tiles;  // of a warp
   static constexpr bool kE4m3 = kE4m3_;
-  static constexpr bool kWarpgroups = kWarpgroups_;
-  static constexpr bool kKeyScales = kKeyScales_;
+  static constexpr bool kWarpgroups = kTiles.warpgroups;
+  static constexpr bool kKeyScales = kTiles.key_scales;
   static constexpr int kKeyBytes = kE4m3 ? 1 : 2;
   static constexpr int kPanels = kSize * kKeyBytes <= kPanel ? 1 : kSize * kKeyBytes / kPanel;
   static constexpr int kPanelElements = kPanel / kKeyBytes;

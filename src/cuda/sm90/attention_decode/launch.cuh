@@ -2,8 +2,9 @@
 #pragma once
 
 #include "cuda/common/clusters.cuh"
+#include "cuda/common/elements.cuh"
 #include "cuda/sm90/attention_decode/kernel.cuh"
-#include "cuda/sm90/attention_decode/launch.h"
+#include "cuda/sm90/attention_decode/variants.h"
 
 namespace heddle::cuda::sm90::attention_decode {
 
@@ -26,20 +27,24 @@ int clusters_at_once(int size) {
                   {.threads = kThreads, .shared_bytes = kHopperSharedBytes});
 }
 
-template <class C>
-constexpr Variant variant() {
-  return {.size = C::kSize,
-          .row_tiles = C::kRowTiles,
-          .warps = C::kWarpgroups ? 4 : 1,
-          .keys = C::kWarpgroups ? kGroupKeys : kKeyTile,
-          .panels = C::kPanels,
-          .panel_elements = C::kPanelElements,
-          .q_pitch = C::kQPitch,
-          .q_rows = C::kQSwizzled ? kGroupRows : 1,
-          .control_bytes = sizeof(Control),
-          .merge_bytes = C::kMergeBytes,
-          .launch = launch<C>,
-          .clusters_at_once = clusters_at_once<C>};
+// An e4m3 cache is widened to f16 on its way from shared memory to the registers.
+template <DType kType, int kRow>
+Variant Instance<kType, kRow>::variant() {
+  constexpr bool kE4m3 = kType == DType::f8e4m3;
+  constexpr Row row = kE4m3 ? kE4m3Variants[kRow] : k16BitVariants[kRow];
+  using C = Config<ElementOf<kE4m3 ? DType::f16 : kType>, row.tiles, kE4m3>;
+  return {row,
+          kType,
+          C::kWarpgroups ? 4 : 1,
+          C::kWarpgroups ? kGroupKeys : kKeyTile,
+          C::kPanels,
+          C::kPanelElements,
+          C::kQPitch,
+          C::kQSwizzled ? kGroupRows : 1,
+          sizeof(Control),
+          C::kMergeBytes,
+          launch<C>,
+          clusters_at_once<C>};
 }
 
 }  // namespace heddle::cuda::sm90::attention_decode

@@ -9,8 +9,8 @@
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/kernels.h"
-#include "cuda/sm90/attention_fwd/launch.h"
 #include "cuda/sm90/attention_fwd/plan.h"
+#include "cuda/sm90/attention_fwd/variants.h"
 
 namespace heddle::cuda {
 namespace {
@@ -25,38 +25,6 @@ Refusal supports(const AttentionProblem& p) {
   if (p.dropout.p != 0) return "it has no dropout";
   if (p.page_table || p.cache_batch_idx || p.cache_leftpad) return "it has no cached keys";
   return "";
-}
-
-// Of one range of head sizes: fast ones, each for some options, and one for all.
-struct OptionVariants {
-  const Variant* fast[3];
-  const Variant& all;
-};
-struct Variants {
-  const Variant &d64, &d64_wide, &d96, &d128, &d192, &d256;
-  OptionVariants d64_options, d128_options, d256_options;
-};
-constexpr Variants kBf16 = {kBf16D64,
-                            kBf16D64Wide,
-                            kBf16D96,
-                            kBf16D128,
-                            kBf16D192,
-                            kBf16D256,
-                            {{&kBf16D64Softcap, &kBf16D64Keys, &kBf16D64Planes}, kBf16D64Options},
-                            {{&kBf16D128Softcap, &kBf16D128Keys, &kBf16D128Planes}, kBf16D128Options},
-                            {{&kBf16D256Softcap, &kBf16D256Alibi, &kBf16D256Planes}, kBf16D256Options}};
-constexpr Variants kF16 = {kF16D64,
-                           kF16D64Wide,
-                           kF16D96,
-                           kF16D128,
-                           kF16D192,
-                           kF16D256,
-                           {{&kF16D64Softcap, &kF16D64Keys, &kF16D64Planes}, kF16D64Options},
-                           {{&kF16D128Softcap, &kF16D128Keys, &kF16D128Planes}, kF16D128Options},
-                           {{&kF16D256Softcap, &kF16D256Alibi, &kF16D256Planes}, kF16D256Options}};
-
-bool has_score_options(const AttentionProblem& p) {
-  return p.softcap != 0 || p.alibi || p.bias || p.mask || !(p.scale > 0);
 }
 
 // Whether its rows are at multiples of so many bytes.
@@ -78,9 +46,22 @@ PlaneAccess access_to(const Plane& x, unsigned options, int pack) {
   return PlaneAccess::direct;
 }
 
-// Whether a fast variant does all that p asks for.
-bool takes(const Variant& v, const AttentionProblem& p, int pack) {
+// Two warpgroups with q in registers start sooner, and compute less of few rows and beside a window; three need less of
+// the L2 cache. Bits are the same.
+bool is_short(const AttentionProblem& p) {
+  const std::int64_t right = p.causal != Causal::none ? 0 : p.window_right;
+  const bool narrow = p.window_left >= 0 && right >= 0 && p.window_left + right <= 2048;
+  const bool few = p.G * p.Sq <= 128;
+  return narrow || few || p.Sk <= (p.causal == Causal::none ? 1024 : 2048);
+}
+
+// Whether a variant does all that p asks for.
+bool takes(const Variant& v, const AttentionProblem& p) {
   const unsigned o = v.options;
+  if (std::max(p.D, p.Dv) > v.tiles.head || (v.short_calls && !is_short(p))) return false;
+  if (o == kAllOptions) return true;
+  if (!(p.scale > 0)) return false;
+  const int pack = p.bias || p.mask ? make_plan(p, v.tiles.consumers).pack : 1;
   const PlaneAccess bias = access_to(p.bias, o, pack), mask = access_to(p.mask, o, pack);
   const auto reads = [&](PlaneAccess access, unsigned by_keys) {
     return access == PlaneAccess::none || (access == PlaneAccess::keys && (o & by_keys) != 0) ||
@@ -89,37 +70,12 @@ bool takes(const Variant& v, const AttentionProblem& p, int pack) {
   };
   if (!reads(bias, kKeyTerms | kKeyPlanes) || !reads(mask, kKeyTerms | kKeyPlanes | kBulkPlane)) return false;
   if (bias == PlaneAccess::bulk && mask == PlaneAccess::bulk) return false;
-  if (bias == PlaneAccess::copies && mask == PlaneAccess::copies && v.planes < 2) return false;
+  if (bias == PlaneAccess::copies && mask == PlaneAccess::copies && v.tiles.planes() < 2) return false;
   return (p.softcap == 0 || (o & kSoftcap) != 0) && (!p.alibi || (o & (kAlibi | kAlibiTerms)) != 0);
 }
 
-const Variants& variants(const AttentionProblem& p) { return p.dtype == DType::bf16 ? kBf16 : kF16; }
-const OptionVariants& option_variants(const AttentionProblem& p) {
-  const Variants& all = variants(p);
-  const std::int64_t size = std::max(p.D, p.Dv);
-  return size <= 64 ? all.d64_options : size <= 128 ? all.d128_options : all.d256_options;
-}
-
 const Variant& variant_for(const AttentionProblem& p) {
-  const Variants& all = variants(p);
-  const std::int64_t size = std::max(p.D, p.Dv);
-  if (has_score_options(p)) {
-    if (p.scale > 0) {
-      for (const Variant* v : option_variants(p).fast) {
-        if (takes(*v, p, make_plan(p, v->consumers).pack)) return *v;
-      }
-    }
-    return option_variants(p).all;
-  }
-  if (size <= 64) {
-    // Two warpgroups with q in registers start sooner, and compute less of few rows and beside a window; three need
-    // less of the L2 cache. Bits are the same.
-    const std::int64_t right = p.causal != Causal::none ? 0 : p.window_right;
-    const bool narrow = p.window_left >= 0 && right >= 0 && p.window_left + right <= 2048;
-    const bool few = p.G * p.Sq <= 128;
-    return narrow || few || p.Sk <= (p.causal == Causal::none ? 1024 : 2048) ? all.d64 : all.d64_wide;
-  }
-  return size <= 96 ? all.d96 : size <= 128 ? all.d128 : size <= 192 ? all.d192 : all.d256;
+  return first_that(variants(p.dtype), [&](const Variant& v) { return takes(v, p); });
 }
 
 constexpr CostLine<AttentionProblem> kCosts[] = {
@@ -132,13 +88,13 @@ double estimate(const AttentionProblem& p, int /*workers*/) {
   const std::int64_t size = std::max(p.D, p.Dv);
   const Cost& cost = cost_of(kCosts[size <= 64 ? 0 : size <= 128 ? 1 : 2]);
   const Variant& v = variant_for(p);
-  const Plan plan = make_plan(p, v.consumers);
+  const Plan plan = make_plan(p, v.tiles.consumers);
   const auto tiles = static_cast<double>(p.B * plan.units * plan.q_tiles);
-  return tiles_seconds(p, cost, cost_of(kSm90AttentionDecode.costs.front()), tiles, v.consumers * 64);
+  return tiles_seconds(p, cost, cost_of(kSm90AttentionDecode.costs.front()), tiles, v.tiles.consumers * 64);
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
-  return make_plan(p, variant_for(p).consumers).dynamic ? sizeof(int) : 0;
+  return make_plan(p, variant_for(p).tiles.consumers).dynamic ? sizeof(int) : 0;
 }
 
 Softcap softcap(const AttentionProblem& p) {
@@ -174,9 +130,9 @@ CUtensorMap plane_map(const AttentionProblem& p, const Plane& x, int rows) {
 
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
-  const Plan plan = make_plan(p, v.consumers);
+  const Plan plan = make_plan(p, v.tiles.consumers);
   std::string words =
-      text("head sizes to ", v.head_size, ", tiles of ", 64 * v.consumers, " rows x ", v.tile_k, " keys");
+      text("head sizes to ", v.tiles.head, ", tiles of ", 64 * v.tiles.consumers, " rows x ", v.tiles.keys, " keys");
   if (v.options == kAllOptions) {
     words += ", with all score options";
   } else {
@@ -200,13 +156,13 @@ std::string describe(const AttentionProblem& p, int /*workers*/) {
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.q_rows == 0) return;
   const Variant& v = variant_for(p);
-  const Plan plan = make_plan(p, v.consumers);
+  const Plan plan = make_plan(p, v.tiles.consumers);
   PlaneAccess bias = access_to(p.bias, v.options, plan.pack), mask = access_to(p.mask, v.options, plan.pack);
   // One that shared memory has no place for.
-  if (bias == PlaneAccess::copies && mask == PlaneAccess::copies && v.planes < 2) mask = PlaneAccess::direct;
+  if (bias == PlaneAccess::copies && mask == PlaneAccess::copies && v.tiles.planes() < 2) mask = PlaneAccess::direct;
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   Params params{};
-  fill(params, p, plan, v.tile_k);
+  fill(params, p, plan, v.tiles.keys);
   params.scale = p.scale;
   params.scale_inverse = 1 / p.scale;
   params.softcap = softcap(p);
@@ -223,6 +179,10 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+std::span<const Variant> sm90::attention_fwd::variants(DType type) {
+  return variants_of<Instance, kTypes, kVariants>(type);
+}
 
 const AttentionForwardKernel kSm90AttentionForward = {
     .name = "sm90",

@@ -6,24 +6,22 @@
 #include <type_traits>
 
 #include "cuda/common/ptx/barrier.cuh"
-#include "cuda/sm90/attention_fwd/params.h"
+#include "cuda/sm90/attention_fwd/variants.h"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
 constexpr int kRows = 64;   // of a warpgroup: the M of wgmma
 constexpr int kPanel = 64;  // 16-bit elements in a row of the 128-byte swizzle
 
-template <class T, int kHeadSize_, int kValueSize_, int kTileK_, int kConsumers_, int kStages_, bool kQInRegisters_,
-          unsigned kOptions_ = 0>
+template <class T, Tiles kTiles, unsigned kOptions_>
 struct Config {
   using Element = T;
-  static constexpr int kHeadSize = kHeadSize_;
-  static constexpr int kValueSize = kValueSize_;
-  static constexpr int kConsumers = kConsumers_;  // warpgroups of kRows query rows
-  static constexpr int kTileK = kTileK_;
-  static constexpr int kStages = kStages_;               // of K and of V
-  static constexpr bool kQInRegisters = kQInRegisters_;  // else wgmma reads q from shared memory for every key tile
-  static constexpr unsigned kOptions = kOptions_;        // of ScoreOption
+  static constexpr int kHeadSize = kTiles.head, kValueSize = kTiles.head;
+  static constexpr int kConsumers = kTiles.consumers;  // warpgroups of kRows query rows
+  static constexpr int kTileK = kTiles.keys;
+  static constexpr int kStages = kTiles.stages;
+  static constexpr bool kQInRegisters = kTiles.q_in_registers;
+  static constexpr unsigned kOptions = kOptions_;  // of ScoreOption
   static constexpr bool kRemovesPairs =
       (kOptions & (kKeyPlanes | kTilePlanes | kAnyPlanes | kKeyTerms | kBulkPlane)) != 0;
   static constexpr bool kByElement = (kOptions & kAllOptions) != 0;  // what ScoreOptions does
@@ -34,7 +32,7 @@ struct Config {
   static constexpr bool kRepeatsTiles = kRemovesPairs;  // that came out spoiled
   static constexpr bool kGuessesMaxima = false;         // of rows, and repeats tiles where that went wrong
   // Bias and mask tiles that shared memory has a place for (2: one of each), and stages of each.
-  static constexpr int kPlanes = kHeadSize <= 128 ? 2 : 1;
+  static constexpr int kPlanes = kTiles.planes();
   static constexpr int kPlaneStages = kHeadSize <= 64 ? 2 : 1;
   // To issue products: where the softmax is longer than the other warpgroup's products, they fall into step otherwise.
   static constexpr bool kTakesTurns =

@@ -1,9 +1,10 @@
 // Starts one instantiation.
 #pragma once
 
+#include "cuda/common/elements.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/attention_fwd/kernel.cuh"
-#include "cuda/sm90/attention_fwd/launch.h"
+#include "cuda/sm90/attention_fwd/variants.h"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
@@ -14,16 +15,10 @@ void launch(const Params& params, int grid, cudaStream_t stream) {
         {static_cast<unsigned>(grid), C::kThreads, sizeof(SharedMemory<C>)}, stream, params);
 }
 
-template <class C>
-constexpr Variant variant(DType dtype) {
-  return {.dtype = dtype,
-          .head_size = C::kHeadSize,
-          .value_size = C::kValueSize,
-          .consumers = C::kConsumers,
-          .tile_k = C::kTileK,
-          .options = C::kOptions,
-          .planes = C::kPlanes,
-          .launch = launch<C>};
+template <DType kType, int kRow>
+Variant Instance<kType, kRow>::variant() {
+  constexpr Row row = kVariants[kRow];
+  return {row, kType, launch<Config<ElementOf<kType>, row.tiles, row.options>>};
 }
 
 }  // namespace heddle::cuda::sm90::attention_fwd

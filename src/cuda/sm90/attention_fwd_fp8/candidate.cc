@@ -8,7 +8,7 @@
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/attention_fwd/plan.h"
-#include "cuda/sm90/attention_fwd_fp8/launch.h"
+#include "cuda/sm90/attention_fwd_fp8/variants.h"
 
 namespace heddle::cuda {
 namespace {
@@ -35,15 +35,11 @@ Refusal supports(const AttentionProblem& p) {
 }
 
 const Variant& variant_for(const AttentionProblem& p) {
-  const bool bf16 = p.o.dtype == DType::bf16;
-  const std::int64_t size = std::max(p.D, p.Dv);
-  if (p.k_scale.stride_s != 0 || p.v_scale.stride_s != 0) {
-    if (size <= 64) return bf16 ? kBf16D64Tokens : kF16D64Tokens;
-    return bf16 ? kBf16D128Tokens : kF16D128Tokens;
-  }
-  if (size <= 64) return bf16 ? kBf16D64 : kF16D64;
-  if (size <= 96) return bf16 ? kBf16D96 : kF16D96;
-  return bf16 ? kBf16D128 : kF16D128;
+  const bool token_scales = p.k_scale.stride_s != 0 || p.v_scale.stride_s != 0;
+  // Whoever only asks gives no output; the tiles are the same.
+  return first_that(variants(p.o.dtype == DType::bf16 ? DType::bf16 : DType::f16), [&](const Variant& v) {
+    return v.tiles.token_scales == token_scales && std::max(p.D, p.Dv) <= v.tiles.head;
+  });
 }
 
 constexpr CostLine<AttentionProblem> kCosts[] = {
@@ -64,7 +60,7 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const Plan plan = make_plan(p, v.consumers);
-  return text("head sizes to ", v.head_size, ", tiles of ", 64 * v.consumers, " rows x ", v.tile_k, " keys",
+  return text("head sizes to ", v.tiles.head, ", tiles of ", 64 * v.consumers, " rows x ", v.tile_k, " keys",
               p.k_scale.stride_s != 0 || p.v_scale.stride_s != 0 ? ", scales by token" : "",
               plan.pack > 1 ? text(", ", plan.pack, " heads in a tile") : "", ", ", p.B * plan.units * plan.q_tiles,
               " tiles on ", current_device().multiprocessors, " multiprocessors",
@@ -86,6 +82,10 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+std::span<const Variant> sm90::attention_fwd_fp8::variants(DType type) {
+  return variants_of<Instance, kTypes, kVariants>(type);
+}
 
 const AttentionForwardKernel kSm90AttentionForwardFp8 = {
     .name = "sm90_fp8",

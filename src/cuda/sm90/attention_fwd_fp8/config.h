@@ -7,7 +7,7 @@
 
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_fwd/config.h"
-#include "cuda/sm90/attention_fwd_fp8/params.h"
+#include "cuda/sm90/attention_fwd_fp8/variants.h"
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
@@ -18,15 +18,15 @@ using attention_fwd::Work;
 
 constexpr int kRowBytes = 128;  // of every tile: head sizes are padded to it, and 128 keys fill a row of V^T
 
-template <class Output_, int kHeadSize_, int kValueSize_, int kStages_, bool kTokenScales_ = false>
+template <class Output_, Tiles kTiles>
 struct Config {
   using Element = __nv_fp8_e4m3;
   using Output = Output_;
-  static constexpr int kHeadSize = kHeadSize_;    // a multiple of 32
-  static constexpr int kValueSize = kValueSize_;  // a multiple of 16
+  static constexpr int kHeadSize = kTiles.head;   // a multiple of 32
+  static constexpr int kValueSize = kTiles.head;  // a multiple of 16
   static constexpr int kTileK = 128;
-  static constexpr int kStages = kStages_;             // of K, V and V^T
-  static constexpr bool kTokenScales = kTokenScales_;  // of k and v; else they belong to heads
+  static constexpr int kStages = kTiles.stages;
+  static constexpr bool kTokenScales = kTiles.token_scales;
   // Of a warp at barriers of values. Scales are written and read by every lane, for itself.
   static constexpr int kArrivals = kTokenScales ? 32 : 1;
   static constexpr int kConsumers = 2;

@@ -1,9 +1,10 @@
 // Starts one instantiation.
 #pragma once
 
+#include "cuda/common/elements.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/attention_fwd_fp8/kernel.cuh"
-#include "cuda/sm90/attention_fwd_fp8/launch.h"
+#include "cuda/sm90/attention_fwd_fp8/variants.h"
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
@@ -14,13 +15,11 @@ void launch(const Params& params, int grid, cudaStream_t stream) {
         {static_cast<unsigned>(grid), C::kThreads, sizeof(SharedMemory<C>)}, stream, params);
 }
 
-template <class C>
-constexpr Variant variant() {
-  return {.head_size = C::kHeadSize,
-          .value_size = C::kValueSize,
-          .consumers = C::kConsumers,
-          .tile_k = C::kTileK,
-          .launch = launch<C>};
+template <DType kType, int kRow>
+Variant Instance<kType, kRow>::variant() {
+  constexpr Row row = kVariants[kRow];
+  using C = Config<ElementOf<kType>, row.tiles>;
+  return {row, kType, C::kConsumers, C::kTileK, launch<C>};
 }
 
 }  // namespace heddle::cuda::sm90::attention_fwd_fp8

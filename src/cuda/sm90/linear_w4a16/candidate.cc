@@ -1,11 +1,14 @@
 // The candidate "sm90_w4a16": what it takes, which tile, and the launch.
+#include <algorithm>
+#include <array>
+
 #include "core/check.h"
 #include "cuda/any/linear/host.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/kernels.h"
-#include "cuda/sm90/linear_w4a16/launch.h"
+#include "cuda/sm90/linear_w4a16/variants.h"
 
 namespace heddle::cuda {
 namespace {
@@ -15,22 +18,17 @@ using sm90::linear::Choice;
 using sm90::linear::Measured;
 using sm90::linear::speed_of;
 
-constexpr Measured<Variant> kBf16[] = {{&kBf16T8, 0.66e-6},     {&kBf16T16, 0.70e-6},    {&kBf16T32, 0.86e-6},
-                                       {&kBf16T32R2, 0.82e-6},  {&kBf16T64, 1.08e-6},    {&kBf16T64R2, 0.56e-6},
-                                       {&kBf16T128R2, 0.72e-6}, {&kBf16T128R3, 1.15e-6}, {&kBf16T256, 1.40e-6}};
-constexpr Measured<Variant> kF16[] = {{&kF16T8, 0.66e-6},     {&kF16T16, 0.70e-6},    {&kF16T32, 0.86e-6},
-                                      {&kF16T32R2, 0.82e-6},  {&kF16T64, 1.08e-6},    {&kF16T64R2, 0.56e-6},
-                                      {&kF16T128R2, 0.72e-6}, {&kF16T128R3, 1.15e-6}, {&kF16T256, 1.40e-6}};
-
 constexpr CostLine<LinearProblem> kCosts[] = {
     {"sm90_w4a16", {3.3e-6, 600e12, 0}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
     {"sm90_w4a16 few rows", {3.3e-6, 0, 3e12}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
 };
 
 Choice<Variant> choice(const LinearProblem& p) {
-  const bool bf16 = p.dtype == DType::bf16;
-  return choose(p, bf16 ? kBf16 : kF16, bf16 ? &kBf16T64 : &kF16T64, current_device().multiprocessors,
-                speed_of(kCosts));
+  std::array<Measured<Variant>, std::size(kVariants)> measured;
+  std::ranges::transform(variants(p.dtype), measured.begin(), [](const Variant& v) {
+    return Measured<Variant>{&v, v.unit, v.invariant};
+  });
+  return choose(p, measured, current_device().multiprocessors, speed_of(kCosts));
 }
 
 std::string supports(const LinearProblem& p) {
@@ -93,6 +91,10 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+std::span<const Variant> sm90::linear_w4a16::variants(DType type) {
+  return variants_of<Instance, kTypes, kVariants>(type);
+}
 
 const LinearKernel kSm90LinearW4A16 = {.name = "sm90_w4a16",
                                        .method = "linear",

@@ -5,22 +5,21 @@
 #include "cuda/common/device.h"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/linear/params.h"
+#include "cuda/sm90/linear_w4a16/variants.h"
 
 namespace heddle::cuda::sm90::linear_w4a16 {
 
 using namespace cuda::linear;  // decoding
 
-// kTokens_: rows of x, the N of the products. Warpgroups have kRowBlocks_ times 64 rows of W each, the M;
-// kColumnGroups_ of them have the same rows and take turns along K. kWarpgroups_: they multiply by wgmma, and have 64
-// rows.
-template <class T, bool kWarpgroups_, int kTokens_, int kRowGroups_, int kColumnGroups_, int kRowBlocks_ = 1>
+template <class T, Tiles kTiles>
 struct Config {
   using Element = T;
   using Output = T;
   using WeightBlock = lowbit::FragmentBlock;
-  static constexpr int kTokens = kTokens_, kRowGroups = kRowGroups_, kColumnGroups = kColumnGroups_;
-  static constexpr bool kWarpgroups = kWarpgroups_;
-  static constexpr int kRowBlocks = kRowBlocks_, kTileBlocks = kRowGroups * kRowBlocks, kUnitBlocks = kColumnGroups;
+  static constexpr int kTokens = kTiles.tokens, kRowGroups = kTiles.row_groups, kColumnGroups = kTiles.column_groups;
+  static constexpr bool kWarpgroups = kTiles.warpgroups;
+  static constexpr int kRowBlocks = kTiles.row_blocks, kTileBlocks = kRowGroups * kRowBlocks,
+                       kUnitBlocks = kColumnGroups;
   static constexpr int kPanelColumns = 64, kBlockPanels = lowbit::kBlockColumns / kPanelColumns;
   static constexpr bool kTokenScales = false;
   static constexpr int kDecoders = 0, kOthers = 1, kConsumers = kRowGroups * kColumnGroups;

@@ -1,4 +1,6 @@
 // The candidate "sm90_w4a8": what it takes, which tile, and the launches.
+#include <algorithm>
+#include <array>
 #include <type_traits>
 
 #include "core/check.h"
@@ -7,7 +9,7 @@
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/kernels.h"
-#include "cuda/sm90/linear_w4a8/launch.h"
+#include "cuda/sm90/linear_w4a8/variants.h"
 
 namespace heddle::cuda {
 namespace {
@@ -17,36 +19,24 @@ using sm90::linear::Choice;
 using sm90::linear::Measured;
 using sm90::linear::speed_of;
 
-template <class Block>
-struct Variants {
-  Measured<Variant<Block>> bf16[4], f16[4];
-};
-constexpr Variants<FragmentBlock8> kVariants = {
-    .bf16 = {{&kBf16T64, 0.95e-6}, {&kBf16T64R2, 0.49e-6}, {&kBf16T128, 0.60e-6}, {&kBf16T256, 1.00e-6}},
-    .f16 = {{&kF16T64, 0.95e-6}, {&kF16T64R2, 0.49e-6}, {&kF16T128, 0.60e-6}, {&kF16T256, 1.00e-6}}};
-constexpr Variants<ScaledBlock8> kScaledVariants = {.bf16 = {{&kBf16ScaledT64, 0.95e-6},
-                                                             {&kBf16ScaledT64R2, 0.49e-6},
-                                                             {&kBf16ScaledT128, 0.60e-6},
-                                                             {&kBf16ScaledT256, 1.00e-6}},
-                                                    .f16 = {{&kF16ScaledT64, 0.95e-6},
-                                                            {&kF16ScaledT64R2, 0.49e-6},
-                                                            {&kF16ScaledT128, 0.60e-6},
-                                                            {&kF16ScaledT256, 1.00e-6}}};
-
 constexpr CostLine<LinearProblem> kCosts[] = {
     {"sm90_w4a8", {5.8e-6, 1000e12, 0}, {"nvfp4", WeightOrder::fragments8, DType::bf16, 4096, 8192, 8192}},
     {"sm90_w4a8 few rows", {5.8e-6, 0, 3e12}, {"nvfp4", WeightOrder::fragments8, DType::bf16, 16, 28672, 8192}},
 };
 
 template <class Block>
-Choice<Variant<Block>> choice(const LinearProblem& p, const Variants<Block>& variants) {
-  const auto& measured = p.dtype == DType::bf16 ? variants.bf16 : variants.f16;
-  return choose(p, measured, measured[0].variant, current_device().multiprocessors, speed_of(kCosts));
+Choice<sm90::linear::Variant<Block>> choice(const LinearProblem& p) {
+  using Kernel = sm90::linear::Variant<Block>;
+  std::array<Measured<Kernel>, std::size(kVariants)> measured;
+  std::ranges::transform(variants(p.dtype), measured.begin(), [](const Variant& v) {
+    return Measured<Kernel>{&v.of<Block>(), v.unit, v.invariant};
+  });
+  return choose(p, measured, current_device().multiprocessors, speed_of(kCosts));
 }
 // Calls visit(choice) with the variant for the weights' blocks.
 template <class Visit>
 auto with_choice(const LinearProblem& p, Visit visit) {
-  return lowbit::has_scaled_blocks(p.format) ? visit(choice(p, kScaledVariants)) : visit(choice(p, kVariants));
+  return lowbit::has_scaled_blocks(p.format) ? visit(choice<ScaledBlock8>(p)) : visit(choice<FragmentBlock8>(p));
 }
 
 using sm90::linear::aligned;
@@ -82,9 +72,9 @@ std::string describe(const LinearProblem& p, int /*workers*/) {
 }
 
 template <class Block>
-void launch_chosen(const LinearProblem& p, const Choice<Variant<Block>>& chosen, const Runtime& runtime) {
+void launch_chosen(const LinearProblem& p, const Choice<sm90::linear::Variant<Block>>& chosen, const Runtime& runtime) {
   constexpr std::int64_t kPanel = lowbit::kBlockColumns;  // columns of x in a row of the swizzle
-  const Variant<Block>& v = *chosen.variant;
+  const sm90::linear::Variant<Block>& v = *chosen.variant;
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   const std::int64_t pitch = pitch_of(p);
   auto* const x = static_cast<std::byte*>(runtime.workspace.data);
@@ -112,6 +102,10 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+std::span<const Variant> sm90::linear_w4a8::variants(DType type) {
+  return variants_of<Instance, kTypes, kVariants>(type);
+}
 
 const LinearKernel kSm90LinearW4A8 = {.name = "sm90_w4a8",
                                       .method = "linear",

@@ -7,22 +7,22 @@
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/linear/params.h"
 #include "cuda/sm90/linear_w4a8/decode.cuh"
+#include "cuda/sm90/linear_w4a8/variants.h"
 
 namespace heddle::cuda::sm90::linear_w4a8 {
 
-// T: of y. Block: of weights. kTokens_: rows of x, the N of the products; kRowGroups_: warpgroups of 64 rows of W, the
-// M. kDecoders_: warps that decode weights for them; 0: each decodes its own in registers.
-template <class T, class Block, int kTokens_, int kRowGroups_, int kDecoders_>
+// T: of y. Block: of weights.
+template <class T, class Block, Tiles kTiles>
 struct Config {
   using Element = __nv_fp8_e4m3;
   using Output = T;
   using WeightBlock = Block;
   using Scales = GroupScales<Block>;
-  static constexpr int kTokens = kTokens_, kRowGroups = kRowGroups_, kRowBlocks = 1;
+  static constexpr int kTokens = kTiles.tokens, kRowGroups = kTiles.row_groups, kRowBlocks = 1;
   static constexpr int kTileBlocks = kRowGroups * kRowBlocks, kUnitBlocks = 1;
   static constexpr int kPanelColumns = lowbit::kBlockColumns, kBlockPanels = 1;
   static constexpr bool kTokenScales = true;
-  static constexpr int kDecoders = kDecoders_, kOthers = (1 + kDecoders + 3) / 4;  // warpgroups
+  static constexpr int kDecoders = kTiles.decoders, kOthers = (1 + kDecoders + 3) / 4;  // warpgroups
   static constexpr int kColumnGroups = 1, kConsumers = kRowGroups, kThreads = 128 * (kOthers + kConsumers);
   static constexpr int kAccumulators = kTokens / 2;
   static constexpr float kFactor = Scales::kFactor;

@@ -1,7 +1,0 @@
-#include "cuda/sm80/attention_bwd/launch.cuh"
-
-namespace heddle::cuda::sm80::attention_bwd {
-
-const Variants kBf16D64 = variants<__nv_bfloat16, 64, Tiling{4, 128, 64, 4, 2, 4, 2}, Tiling{4, 64, 64, 2, 2, 2, 2}>();
-
-}  // namespace heddle::cuda::sm80::attention_bwd

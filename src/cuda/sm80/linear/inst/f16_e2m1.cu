@@ -1,6 +1,0 @@
-#include "cuda/sm80/linear/decode/e2m1.cuh"
-#include "cuda/sm80/linear/launch.cuh"
-
-namespace heddle::cuda::sm80::linear {
-const Variants kF16E2M1 = variants<E2M1<__half>>();
-}  // namespace heddle::cuda::sm80::linear

@@ -1,7 +1,0 @@
-#include <cuda_fp16.h>
-
-#include "cuda/sm90/attention_bwd/launch.cuh"
-
-namespace heddle::cuda::sm90::attention_bwd {
-const Variant kF16D64 = variant<Config<__half, 64, 128>>();
-}  // namespace heddle::cuda::sm90::attention_bwd

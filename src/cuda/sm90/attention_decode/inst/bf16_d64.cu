@@ -1,7 +1,0 @@
-#include "cuda/sm90/attention_decode/launch.cuh"
-
-namespace heddle::cuda::sm90::attention_decode {
-
-const Variant kBf16D64 = variant<Config<__nv_bfloat16, 64, 1, false>>();
-
-}  // namespace heddle::cuda::sm90::attention_decode

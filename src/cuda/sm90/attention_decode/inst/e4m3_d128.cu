@@ -1,7 +1,0 @@
-#include "cuda/sm90/attention_decode/launch.cuh"
-
-namespace heddle::cuda::sm90::attention_decode {
-
-const Variant kE4m3D128 = variant<Config<__half, 128, 1, true>>();
-
-}  // namespace heddle::cuda::sm90::attention_decode

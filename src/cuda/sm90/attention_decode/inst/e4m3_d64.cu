@@ -1,7 +1,0 @@
-#include "cuda/sm90/attention_decode/launch.cuh"
-
-namespace heddle::cuda::sm90::attention_decode {
-
-const Variant kE4m3D64 = variant<Config<__half, 64, 1, true>>();
-
-}  // namespace heddle::cuda::sm90::attention_decode

@@ -1,7 +1,0 @@
-#include "cuda/sm90/attention_decode/launch.cuh"
-
-namespace heddle::cuda::sm90::attention_decode {
-
-const Variant kF16D256 = variant<Config<__half, 256, 1, false>>();
-
-}  // namespace heddle::cuda::sm90::attention_decode

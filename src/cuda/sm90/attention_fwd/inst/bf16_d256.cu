@@ -1,7 +1,0 @@
-#include "cuda/sm90/attention_fwd/launch.cuh"
-
-namespace heddle::cuda::sm90::attention_fwd {
-
-const Variant kBf16D256 = variant<Config<__nv_bfloat16, 256, 256, 64, 2, 2, false>>(DType::bf16);
-
-}  // namespace heddle::cuda::sm90::attention_fwd

@@ -1,7 +1,0 @@
-#include "cuda/sm90/attention_fwd/launch.cuh"
-
-namespace heddle::cuda::sm90::attention_fwd {
-
-const Variant kBf16D64Options = variant<Config<__nv_bfloat16, 64, 64, 128, 2, 2, true, kAllOptions>>(DType::bf16);
-
-}  // namespace heddle::cuda::sm90::attention_fwd

@@ -1,7 +1,0 @@
-#include "cuda/sm90/attention_fwd/launch.cuh"
-
-namespace heddle::cuda::sm90::attention_fwd {
-
-const Variant kBf16D96 = variant<Config<__nv_bfloat16, 96, 96, 128, 2, 2, true>>(DType::bf16);
-
-}  // namespace heddle::cuda::sm90::attention_fwd

@@ -1,7 +1,0 @@
-#include "cuda/sm90/attention_fwd/launch.cuh"
-
-namespace heddle::cuda::sm90::attention_fwd {
-
-const Variant kF16D256Planes = variant<Config<__half, 256, 256, 64, 2, 2, false, kKeyPlanes | kTilePlanes>>(DType::f16);
-
-}  // namespace heddle::cuda::sm90::attention_fwd

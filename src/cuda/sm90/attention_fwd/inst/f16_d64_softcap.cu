@@ -1,7 +1,0 @@
-#include "cuda/sm90/attention_fwd/launch.cuh"
-
-namespace heddle::cuda::sm90::attention_fwd {
-
-const Variant kF16D64Softcap = variant<Config<__half, 64, 64, 128, 3, 2, false, kSoftcap>>(DType::f16);
-
-}  // namespace heddle::cuda::sm90::attention_fwd

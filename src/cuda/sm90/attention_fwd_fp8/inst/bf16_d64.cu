@@ -1,7 +1,0 @@
-#include "cuda/sm90/attention_fwd_fp8/launch.cuh"
-
-namespace heddle::cuda::sm90::attention_fwd_fp8 {
-
-const Variant kBf16D64 = variant<Config<__nv_bfloat16, 64, 64, 3>>();
-
-}  // namespace heddle::cuda::sm90::attention_fwd_fp8

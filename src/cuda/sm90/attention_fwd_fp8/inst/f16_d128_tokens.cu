@@ -1,7 +1,0 @@
-#include "cuda/sm90/attention_fwd_fp8/launch.cuh"
-
-namespace heddle::cuda::sm90::attention_fwd_fp8 {
-
-const Variant kF16D128Tokens = variant<Config<__half, 128, 128, 3, true>>();
-
-}  // namespace heddle::cuda::sm90::attention_fwd_fp8

@@ -1,7 +1,0 @@
-#include <cuda_bf16.h>
-
-#include "cuda/sm90/linear_w4a8/launch.cuh"
-
-namespace heddle::cuda::sm90::linear_w4a8 {
-const Variant<FragmentBlock8> kBf16T64R2 = variant<Config<__nv_bfloat16, FragmentBlock8, 64, 2, 0>>();
-}  // namespace heddle::cuda::sm90::linear_w4a8

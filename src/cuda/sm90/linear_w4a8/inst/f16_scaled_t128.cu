@@ -1,7 +1,0 @@
-#include <cuda_fp16.h>
-
-#include "cuda/sm90/linear_w4a8/launch.cuh"
-
-namespace heddle::cuda::sm90::linear_w4a8 {
-const Variant<ScaledBlock8> kF16ScaledT128 = variant<Config<__half, ScaledBlock8, 128, 2, 0>>();
-}  // namespace heddle::cuda::sm90::linear_w4a8
