@@ -40,17 +40,16 @@ class BackwardTile {
     std::memset(task.dv, 0, static_cast<std::size_t>(s.k_rows * w_.dvl) * 4);
     const std::int64_t all = s.q_rows * p_.G, tile = backward_rows(p_);
     for (std::int64_t begin = task.first_tile * tile; begin < all; begin += task.tile_step * tile) {
-      load(head, begin, std::min(begin + tile, all));
+      const TaskWalk walk = load(head, {begin, std::min(begin + tile, all)}, task.tiles);
       std::memset(dq_, 0, static_cast<std::size_t>(rows_.groups() * kGroup * w_.dp) * 4);
-      for_blocks([&](std::int64_t block, std::int64_t end) {
-        pack(head, block, end);
-        const std::int64_t next = block + kKeyBlock, calls = rows_.groups() * (kKeyBlock + w_.dp) / kTileM;
-        Prefetcher prefetcher(p_, head.b, head.s, head.kv_head, next, std::min(next + kKeyBlock, rows_.key_end()),
-                              calls);
+      for (std::int64_t n = 0; n < walk.count(); ++n) {
+        pack(head, walk.tile(n));
+        const std::int64_t calls = rows_.groups() * (kKeyBlock + w_.dp) / kTileM;
+        Prefetcher prefetcher(p_, head.b, head.s, head.kv_head, walk.next(n), calls);
         for (std::int64_t group = 0; group < rows_.groups(); group += kSpan) {
-          add_gradients(head, group, block, end, task, prefetcher);
+          add_gradients(head, group, walk.tile(n), task, prefetcher);
         }
-      });
+      }
       store_dq(head);
     }
   }
@@ -58,58 +57,54 @@ class BackwardTile {
   // Gradients of the logits of rows [row_begin, row_end) are added to sums[i - row_begin][j]; p.G must be 1.
   void add_bias_gradient(const Head& head, std::int64_t row_begin, std::int64_t row_end, float* sums,
                          std::int64_t sums_row) {
-    load(head, row_begin, row_end);
-    for_blocks([&](std::int64_t block, std::int64_t end) {
-      pack(head, block, end);
+    const TaskWalk walk = load(head, {row_begin, row_end}, {});
+    for (std::int64_t n = 0; n < walk.count(); ++n) {
+      const KeyRange tile = walk.tile(n);
+      pack(head, tile);
       for (std::int64_t group = 0; group < rows_.groups(); ++group) {
         const GroupRows& g = rows_.group(group);
-        std::int64_t first, last;
-        if (!rows_.range(group, block, end, first, last)) continue;
-        Prefetcher none(p_, head.b, head.s, head.kv_head, 0, 0, 1);
-        scores_.compute(head, rows_, group, 0, k_, v_, block, first, last, false, none);
-        for (std::int64_t j = block + first; j < std::min(block + last, head.s.sk); ++j) {
+        const TilePart part(g, tile);
+        if (part.empty()) continue;
+        Prefetcher none(p_, head.b, head.s, head.kv_head, {}, 1);
+        scores_.compute(head, rows_, group, 0, k_, v_, part, false, none);
+        for (std::int64_t j = tile.begin + part.first; j < std::min(tile.begin + part.last, head.s.sk); ++j) {
           for (std::int64_t lane = 0; lane < g.count; ++lane) {
-            sums[(g.begin - row_begin + lane) * sums_row + j] += scores_.ds()[(j - block) * kSpanRows + lane];
+            sums[(g.begin - row_begin + lane) * sums_row + j] += scores_.ds()[(j - tile.begin) * kSpanRows + lane];
           }
         }
       }
-    });
-  }
-
- private:
-  // Calls f(block, end) for each block of keys that a loaded row needs.
-  template <class F>
-  void for_blocks(const F& f) {
-    const std::int64_t last = rows_.key_end();
-    for (std::int64_t block = rows_.key_begin() / kKeyBlock * kKeyBlock; block < last; block += kKeyBlock) {
-      f(block, std::min(block + kKeyBlock, last));
     }
   }
 
-  void load(const Head& head, std::int64_t begin, std::int64_t end) {
-    rows_.load(head, begin, end);
+ private:
+  // Rows [begin, end) of the kv head, and the walk over their keys.
+  TaskWalk load(const Head& head, Interval<std::int64_t> rows, const TileList& tiles) {
+    const TaskWalk walk(p_, head.s, rows, {0, head.s.sk}, kKeyBlock, tiles);
+    rows_.load(head, rows.begin, rows.end);
     bool absorbed = false;
     for (std::int64_t group = 0; group < rows_.groups(); ++group) absorbed |= rows_.absorbed(group);
-    if (absorbed) find_denominators(head);
+    if (absorbed) find_denominators(head, walk);
+    return walk;
   }
 
   // Where lse holds no denominator, it is found again from the scores.
-  void find_denominators(const Head& head) {
+  void find_denominators(const Head& head, const TaskWalk& walk) {
     const auto max = [&](std::int64_t group) { return max_and_sum_ + 2 * group * kGroup; };
     const auto sum = [&](std::int64_t group) { return max(group) + kGroup; };
     for (std::int64_t group = 0; group < rows_.groups(); ++group) {
       std::fill_n(max(group), kGroup, -kInfinity);
       std::fill_n(sum(group), kGroup, 0.0f);
     }
-    for_blocks([&](std::int64_t block, std::int64_t end) {
-      PackRows<W>(p_, p_.k, p_.D, w_.dp, head.b, head.s, head.kv_head, block, end - block, round_up(end - block, kPad),
-                  k_);
+    for (std::int64_t n = 0; n < walk.count(); ++n) {
+      const KeyRange tile = walk.tile(n);
+      PackRows<W>(p_, p_.k, p_.D, w_.dp, head.b, head.s, head.kv_head, tile.begin, tile.size(),
+                  round_up(tile.size(), kPad), k_);
       for (std::int64_t group = 0; group < rows_.groups(); ++group) {
-        std::int64_t first, last;
-        if (!rows_.absorbed(group) || !rows_.range(group, block, end, first, last)) continue;
-        scores_.join_statistics(head, rows_, group, k_, block, first, last, max(group), sum(group));
+        const TilePart part(rows_.group(group), tile);
+        if (!rows_.absorbed(group) || part.empty()) continue;
+        scores_.join_statistics(head, rows_, group, k_, part, max(group), sum(group));
       }
-    });
+    }
     for (std::int64_t group = 0; group < rows_.groups(); ++group) {
       for (std::int64_t lane = 0; lane < rows_.group(group).count; ++lane) {
         if (!rows_.absorbed(group, lane) || max(group)[lane] == -kInfinity) continue;
@@ -123,39 +118,44 @@ class BackwardTile {
     }
   }
 
-  void pack(const Head& head, std::int64_t block, std::int64_t end) {
-    packed_ = round_up(end - block, kPad);
-    PackRows<W>(p_, p_.k, p_.D, w_.dp, head.b, head.s, head.kv_head, block, end - block, packed_, k_);
-    PackRows<W>(p_, p_.v, p_.Dv, w_.dvp, head.b, head.s, head.kv_head, block, end - block, packed_, v_);
+  void pack(const Head& head, KeyRange tile) {
+    packed_ = round_up(tile.size(), kPad);
+    PackRows<W>(p_, p_.k, p_.D, w_.dp, head.b, head.s, head.kv_head, tile.begin, tile.size(), packed_, k_);
+    PackRows<W>(p_, p_.v, p_.Dv, w_.dvp, head.b, head.s, head.kv_head, tile.begin, tile.size(), packed_, v_);
     k_non_finite_ = PanelsFromRows<W>(k_, w_.dp, packed_, k_panels_);
   }
 
-  void add_gradients(const Head& head, std::int64_t group0, std::int64_t block, std::int64_t end,
-                     const BackwardTask& task, Prefetcher& prefetcher) {
+  void add_gradients(const Head& head, std::int64_t group0, KeyRange tile, const BackwardTask& task,
+                     Prefetcher& prefetcher) {
     const std::int64_t groups = std::min<std::int64_t>(kSpan, rows_.groups() - group0);
     std::int64_t first = kKeyBlock, last = 0;
     for (std::int64_t k = 0; k < groups; ++k) {
-      std::int64_t f, l;
-      if (!rows_.range(group0 + k, block, end, f, l)) continue;
-      first = std::min(first, f);
-      last = std::max(last, l);
+      const TilePart part(rows_.group(group0 + k), tile);
+      if (part.empty()) continue;
+      first = std::min(first, part.first);
+      last = std::max(last, part.last);
     }
     if (first >= last) return;
     for (std::int64_t k = 0; k < groups; ++k) {
-      std::int64_t f, l;
-      if (!rows_.range(group0 + k, block, end, f, l)) f = l = first;
-      scores_.clear(first, f, k * kGroup);
-      scores_.clear(l, last, k * kGroup);
-      if (f < l) scores_.compute(head, rows_, group0 + k, k * kGroup, k_, v_, block, f, l, true, prefetcher);
+      const TilePart part(rows_.group(group0 + k), tile);
+      const std::int64_t column = k * kGroup;
+      if (part.empty()) {
+        scores_.clear(first, last, column);
+        continue;
+      }
+      scores_.clear(first, part.first, column);
+      scores_.clear(part.last, last, column);
+      scores_.compute(head, rows_, group0 + k, column, k_, v_, part, true, prefetcher);
     }
     const std::int64_t depth = groups * kGroup;
     if constexpr (W::kPair == 2) {
       round_tile(scores_.p(), first, last, depth, p_words_);
       round_tile(scores_.ds(), first, last, depth, ds_words_);
     }
-    add_to_keys(first, last, depth, scores_.p(), p_words_, rows_.do_rows(group0), w_.dvl, task.dv + block * w_.dvl);
-    add_to_keys(first, last, depth, scores_.ds(), ds_words_, rows_.q_rows(group0), w_.dl, task.dk + block * w_.dl);
-    for (std::int64_t k = 0; k < groups; ++k) add_to_queries(head, group0 + k, k * kGroup, block, end, prefetcher);
+    add_to_keys(first, last, depth, scores_.p(), p_words_, rows_.do_rows(group0), w_.dvl,
+                task.dv + tile.begin * w_.dvl);
+    add_to_keys(first, last, depth, scores_.ds(), ds_words_, rows_.q_rows(group0), w_.dl, task.dk + tile.begin * w_.dl);
+    for (std::int64_t k = 0; k < groups; ++k) add_to_queries(head, group0 + k, k * kGroup, tile, prefetcher);
   }
 
   // tile[key][row] rounded to bf16, rows in pairs.
@@ -203,12 +203,12 @@ class BackwardTile {
     }
   }
 
-  void add_to_queries(const Head& head, std::int64_t group, std::int64_t column, std::int64_t block, std::int64_t end,
+  void add_to_queries(const Head& head, std::int64_t group, std::int64_t column, KeyRange tile,
                       Prefetcher& prefetcher) {
     const GroupRows& g = rows_.group(group);
-    const std::int64_t key_begin = std::max(block, g.key_begin), key_end = std::min(end, g.key_end);
-    if (key_begin >= key_end) return;
-    const std::int64_t from = (key_begin - block) / W::kPair, to = ceil_div(key_end - block, W::kPair);
+    const KeyRange keys = tile.common(g.keys);
+    if (keys.empty()) return;
+    const std::int64_t from = (keys.begin - tile.begin) / W::kPair, to = ceil_div(keys.end - tile.begin, W::kPair);
     const T* lanes;
     std::int64_t ld = kSpanRows;
     if constexpr (W::kPair == 1) {
@@ -218,7 +218,7 @@ class BackwardTile {
       lanes = ds_pairs_;
       ld = kGroup;
     }
-    if (k_non_finite_) DropUnattended<W>(head, g, block, packed_, w_.dp, k_panels_);
+    if (k_non_finite_) DropUnattended<W>(head, g, tile.begin, packed_, w_.dp, k_panels_);
     for (std::int64_t i = 0; i < w_.dp; i += kTileM) {
       TileProduct<W, kTileN, Sum::kJoin>(to - from, k_panels_ + i / kTileM * PanelStride<W>(packed_) + from * kTileM, 1,
                                          kTileM, lanes + from * ld, ld, dq_ + (group * w_.dp + i) * kGroup, kGroup,

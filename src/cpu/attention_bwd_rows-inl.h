@@ -34,8 +34,6 @@ class BackwardRows {
 
   void load(const Head& head, std::int64_t begin, std::int64_t end) {
     groups_ = ceil_div(end - begin, kGroup);
-    key_begin_ = head.s.sk;
-    key_end_ = 0;
     for (std::int64_t group = 0; group < groups_; ++group) {
       GroupRows& g = rows_[group];
       const std::int64_t at = begin + group * kGroup, lanes = kGroup;
@@ -48,15 +46,10 @@ class BackwardRows {
                               do_ + group * w_.dvp / W::kPair * kGroup, kGroup, line_);
       gather_rows(head, p_.q, p_.D, w_.dl, g, lse(group), q_rows_ + group * kGroup * w_.dl / W::kPair);
       gather_rows(head, p_.d_o, p_.Dv, w_.dvl, g, lse(group), do_rows_ + group * kGroup * w_.dvl / W::kPair);
-      key_begin_ = std::min(key_begin_, g.key_begin);
-      key_end_ = std::max(key_end_, g.key_end);
     }
   }
 
   std::int64_t groups() const { return groups_; }
-  // Keys that a loaded row needs.
-  std::int64_t key_begin() const { return key_begin_; }
-  std::int64_t key_end() const { return key_end_; }
   const GroupRows& group(std::int64_t group) const { return rows_[group]; }
   // What is taken off a kept logit to make its probability's exponent; +inf: the row has none.
   const float* lse(std::int64_t group) const { return lse_ + group * kGroup; }
@@ -88,14 +81,6 @@ class BackwardRows {
   // Rows as they lie, [row][dl] and [row][dvl].
   const T* q_rows(std::int64_t group) const { return q_rows_ + group * kGroup * w_.dl / W::kPair; }
   const T* do_rows(std::int64_t group) const { return do_rows_ + group * kGroup * w_.dvl / W::kPair; }
-
-  // Padded keys [first, last) of the block that the group needs; false if none.
-  bool range(std::int64_t group, std::int64_t block, std::int64_t end, std::int64_t& first, std::int64_t& last) const {
-    const std::int64_t begin = std::max(block, rows_[group].key_begin), stop = std::min(end, rows_[group].key_end);
-    first = (begin - block) / kPad * kPad;
-    last = round_up(stop - block, kPad);
-    return begin < stop;
-  }
 
   // dq [d][kGroup] of the group, to memory.
   void store_dq(const Head& head, std::int64_t group, const float* dq) const {
@@ -171,7 +156,7 @@ class BackwardRows {
 
   const AttentionBackwardProblem& p_;
   const BackwardWidths w_;
-  std::int64_t groups_ = 0, key_begin_ = 0, key_end_ = 0;
+  std::int64_t groups_ = 0;
   GroupRows* rows_ = nullptr;
   float *line_ = nullptr, *lse_ = nullptr, *log2_sum_ = nullptr, *delta_ = nullptr;
   T *q_ = nullptr, *do_ = nullptr, *q_rows_ = nullptr, *do_rows_ = nullptr;

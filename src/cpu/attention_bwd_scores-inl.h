@@ -24,12 +24,12 @@ class BackwardScores {
   const float* p() const { return p_tile_; }
   const float* ds() const { return ds_tile_; }
 
-  // One group's rows against keys [first, last) of the block, packed as k and v, into columns [column, column +
-  // kGroup). dS is with respect to scale * q.k if through_softcap, else with respect to the finished logits.
+  // One group's rows against its part of the tile packed as k and v, into columns [column, column + kGroup). dS is with
+  // respect to scale * q.k if through_softcap, else with respect to the finished logits.
   void compute(const Head& head, const BackwardRows<W>& rows, std::int64_t group, std::int64_t column, const T* k,
-               const T* v, std::int64_t block, std::int64_t first, std::int64_t last, bool through_softcap,
-               Prefetcher& prefetcher) {
+               const T* v, const TilePart& part, bool through_softcap, Prefetcher& prefetcher) {
     const DF d;
+    const std::int64_t first = part.first, last = part.last, begin = part.tile + first;
     const GroupRows& g = rows.group(group);
     const T *q = rows.q(group), *d_o = rows.d_o(group);
     const std::int64_t depth = w_.dp / W::kPair, depth_v = w_.dvp / W::kPair, count = last - first;
@@ -44,14 +44,14 @@ class BackwardScores {
     }
     s_tile += first * kSpanRows;
     dp_tile += first * kSpanRows;
-    const bool plain = block + first >= g.full_begin && block + last <= g.full_end && !has_score_options(p_);
+    const bool plain = part.unmasked && !has_score_options(p_);
     const bool capped = p_.softcap > 0 && through_softcap;
     if (capped) softcap_slopes(s_tile, count);
     if (!plain) {
       VF unused[kTileN] = {hn::Zero(d), hn::Zero(d), hn::Zero(d)};
-      FinishScores(head, g, block + first, count, s_tile, kSpanRows, extra_, unused);
+      FinishScores(head, g, begin, count, s_tile, kSpanRows, extra_, unused);
     }
-    if (p_.dropout.p > 0) DropoutFactors(head, g, block + first, count, factors_);
+    if (p_.dropout.p > 0) DropoutFactors(head, g, begin, count, factors_);
     const VF factor = hn::Set(d, plain ? p_.scale * kLog2e : 1.0f), log2e = hn::Set(d, kLog2e);
     const bool natural = natural_logits(p_);
     for (int n = 0; n < kTileN; ++n) {
@@ -81,11 +81,12 @@ class BackwardScores {
     }
   }
 
-  // One group's rows against keys [first, last) of the block: their logits join running maxima and sums [kGroup]. What
-  // p() holds is lost.
+  // One group's rows against its part of the tile: their logits join running maxima and sums [kGroup]. What p() holds
+  // is lost.
   void join_statistics(const Head& head, const BackwardRows<W>& rows, std::int64_t group, const T* k,
-                       std::int64_t block, std::int64_t first, std::int64_t last, float* max, float* sum) {
+                       const TilePart& part, float* max, float* sum) {
     const DF d;
+    const std::int64_t first = part.first, last = part.last;
     const std::int64_t depth = w_.dp / W::kPair;
     for (std::int64_t j = first; j < last; j += kTileM) {
       TileProduct<W, kTileN, Sum::kStore>(depth, k + j * depth, depth, 1, rows.q(group), kGroup,
@@ -95,7 +96,7 @@ class BackwardScores {
     g.vectors = kTileN;
     const VF none = hn::Set(d, -kInfinity);
     VF top[kTileN] = {none, none, none}, alpha[kTileN];
-    FinishScores(head, g, block + first, last - first, p_tile_, kGroup, extra_, top);
+    FinishScores(head, g, part.tile + first, last - first, p_tile_, kGroup, extra_, top);
     UpdateMax<kTileN>(max, to_log2(p_), top, alpha);
     Exponentiate<kTileN>(p_, false, p_tile_, last - first, top, alpha, sum);
   }

@@ -45,15 +45,15 @@ class ForwardTile {
     const Head head{p_, task.b, task.kv_head, s};
     load_rows(head, task);
     if (task.partial != nullptr) {
-      attend(head, task.key_begin, task.key_end, task.partial);
+      attend(head, task, {task.key_begin, task.key_end}, task.partial);
       return;
     }
     if (!splits_keys(p_, s)) {
-      attend(head, task.key_begin, task.key_end, running_);
+      attend(head, task, {task.key_begin, task.key_end}, running_);
     } else {
       for (std::int64_t begin = 0; begin < s.sk; begin += kKeyChunk) {
         float* to = begin == 0 ? running_ : chunk_;
-        attend(head, begin, std::min(begin + kKeyChunk, s.sk), to);
+        attend(head, task, {begin, std::min(begin + kKeyChunk, s.sk)}, to);
         if (begin > 0) merge(chunk_);
       }
     }
@@ -95,10 +95,10 @@ class ForwardTile {
     }
   }
 
-  // All groups against keys [begin, end), from nothing, into `result`.
-  void attend(const Head& head, std::int64_t begin, std::int64_t end, float* result) {
+  // All groups against `keys`, from nothing, into `result`. Tiles start at multiples of kKeyBlock whatever a row needs,
+  // so that its sums are always grouped alike.
+  void attend(const Head& head, const ForwardTask& task, KeyRange keys, float* result) {
     const DF d;
-    std::int64_t first = end, last = begin;  // keys that any row needs
     for (std::int64_t group = 0; group < groups_; ++group) {
       const Running r = at(result, group);
       const int lanes = rows_[group].vectors * kLanes;
@@ -107,55 +107,50 @@ class ForwardTile {
         hn::StoreU(hn::Zero(d), d, r.sum + lane);
       }
       for (std::int64_t i = 0; i < dvp_; ++i) std::memset(r.o + i * kGroup, 0, static_cast<std::size_t>(lanes) * 4);
-      first = std::min(first, rows_[group].key_begin);
-      last = std::max(last, rows_[group].key_end);
     }
-    // Blocks start at multiples of kKeyBlock whatever the row needs, so that its sums are always grouped alike.
-    first = std::max(first, begin) / kKeyBlock * kKeyBlock;
-    last = std::min(last, end);
-    for (std::int64_t block = first; block < last; block += kKeyBlock) {
-      pack(head, block, std::min(block + kKeyBlock, last));
-      const std::int64_t next = block + kKeyBlock, calls = groups_ * (kKeyBlock + dvp_) / kTileM;
-      Prefetcher prefetcher(p_, head.b, head.s, head.kv_head, next, std::min(next + kKeyBlock, last), calls);
+    const TaskWalk walk(p_, head.s, {task.row_begin, task.row_end}, keys, kKeyBlock, task.tiles);
+    for (std::int64_t n = 0; n < walk.count(); ++n) {
+      const KeyRange tile = walk.tile(n);
+      pack(head, tile);
+      const std::int64_t calls = groups_ * (kKeyBlock + dvp_) / kTileM;
+      Prefetcher prefetcher(p_, head.b, head.s, head.kv_head, walk.next(n), calls);
       for (std::int64_t group = 0; group < groups_; ++group) {
-        step(head, rows_[group], group, block, last, at(result, group), prefetcher);
+        step(head, rows_[group], group, tile, at(result, group), prefetcher);
       }
     }
   }
 
-  void pack(const Head& head, std::int64_t block, std::int64_t end) {
-    packed_ = round_up(end - block, kPad);
-    block_end_ = end;
-    PackRows<W>(p_, p_.k, p_.D, dp_, head.b, head.s, head.kv_head, block, end - block, packed_, k_);
-    pack_values(head, block);
+  void pack(const Head& head, KeyRange tile) {
+    packed_ = round_up(tile.size(), kPad);
+    tile_ = tile;
+    PackRows<W>(p_, p_.k, p_.D, dp_, head.b, head.s, head.kv_head, tile.begin, tile.size(), packed_, k_);
+    pack_values(head);
   }
 
-  void pack_values(const Head& head, std::int64_t block) {
-    v_non_finite_ = PackPanels<W>(p_, p_.v, p_.Dv, dvp_, head.b, head.s, head.kv_head, block, block_end_ - block,
+  void pack_values(const Head& head) {
+    v_non_finite_ = PackPanels<W>(p_, p_.v, p_.Dv, dvp_, head.b, head.s, head.kv_head, tile_.begin, tile_.size(),
                                   packed_, v_, line_);
   }
 
-  void step(const Head& head, const GroupRows& g, std::int64_t group, std::int64_t block, std::int64_t end,
-            const Running& r, Prefetcher& prefetcher) {
-    const std::int64_t key_begin = std::max(block, g.key_begin),
-                       key_end = std::min({block + kKeyBlock, end, g.key_end});
-    if (key_begin >= key_end) return;
-    const std::int64_t first = (key_begin - block) / kPad * kPad, last = round_up(key_end - block, kPad);
-    const bool plain = block + first >= g.full_begin && block + last <= g.full_end && !has_score_options(p_);
+  void step(const Head& head, const GroupRows& g, std::int64_t group, KeyRange tile, const Running& r,
+            Prefetcher& prefetcher) {
+    const TilePart part(g, tile);
+    if (part.empty()) return;
     switch (g.vectors) {
       case 1:
-        return step_n<1>(head, g, group, block, first, last, key_begin, key_end, plain, r, prefetcher);
+        return step_n<1>(head, g, group, part, r, prefetcher);
       case 2:
-        return step_n<2>(head, g, group, block, first, last, key_begin, key_end, plain, r, prefetcher);
+        return step_n<2>(head, g, group, part, r, prefetcher);
       default:
-        return step_n<3>(head, g, group, block, first, last, key_begin, key_end, plain, r, prefetcher);
+        return step_n<3>(head, g, group, part, r, prefetcher);
     }
   }
 
   template <int N>
-  void step_n(const Head& head, const GroupRows& g, std::int64_t group, std::int64_t block, std::int64_t first,
-              std::int64_t last, std::int64_t key_begin, std::int64_t key_end, bool plain, const Running& r,
+  void step_n(const Head& head, const GroupRows& g, std::int64_t group, const TilePart& part, const Running& r,
               Prefetcher& prefetcher) {
+    const std::int64_t first = part.first, last = part.last, begin = part.tile + first;
+    const bool plain = part.unmasked && !has_score_options(p_);
     const DF d;
     const T* q = q_ + group * dp_ / W::kPair * kGroup;
     const std::int64_t depth = dp_ / W::kPair;
@@ -177,17 +172,18 @@ class ForwardTile {
         TileProduct<W, N, Sum::kStore>(depth, k_ + j * depth, depth, 1, q, kGroup, scores_ + j * kGroup, kGroup,
                                        nullptr, nullptr);
       }
-      FinishScores(head, g, block + first, last - first, scores, kGroup, extra_, top);
+      FinishScores(head, g, begin, last - first, scores, kGroup, extra_, top);
     }
     VF alpha[N];
     UpdateMax<N>(r.max, to_log2(p_), top, alpha);
     Exponentiate<N>(p_, plain, scores, last - first, top, alpha, r.sum);
-    ApplyDropout<N>(head, g, block + first, last - first, scores, extra_);
+    ApplyDropout<N>(head, g, begin, last - first, scores, extra_);
     if constexpr (W::kPair == 2) PairRows(scores_, kGroup, first / 2, last / 2, N, pairs_);
-    if (v_non_finite_) DropUnattended<W>(head, g, block, packed_, dvp_, v_);
+    if (v_non_finite_) DropUnattended<W>(head, g, part.tile, packed_, dvp_, v_);
     // Exactly the keys that the group needs (in whole pairs): a value that no row here attends is not even multiplied
     // by 0.
-    const std::int64_t from = (key_begin - block) / W::kPair, to = ceil_div(key_end - block, W::kPair);
+    const std::int64_t from = (part.keys.begin - part.tile) / W::kPair,
+                       to = ceil_div(part.keys.end - part.tile, W::kPair);
     const T* weights;
     if constexpr (W::kPair == 1) {
       weights = scores_;
@@ -200,7 +196,7 @@ class ForwardTile {
                                          weights + from * kGroup, kGroup, r.o + i * kGroup, kGroup, alpha, nullptr);
       prefetcher.some();
     }
-    if (v_non_finite_) pack_values(head, block);
+    if (v_non_finite_) pack_values(head);
   }
 
   // running_ and a later partial result become one.
@@ -242,8 +238,8 @@ class ForwardTile {
   const std::int64_t dp_, dvp_;
   std::int64_t groups_;
   std::size_t bytes_ = 0;
-  std::int64_t packed_ = 0;     // rows of the packed block, padded
-  std::int64_t block_end_ = 0;  // its last key + 1
+  KeyRange tile_;            // that is packed
+  std::int64_t packed_ = 0;  // its rows, padded
   bool v_non_finite_ = false;
   float* line_ = nullptr;
   GroupRows* rows_ = nullptr;

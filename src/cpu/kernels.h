@@ -27,6 +27,8 @@ struct Kernels {
   // Scratch bytes of one worker, and one task.
   std::size_t (*forward_scratch)(const AttentionProblem&, std::int64_t rows);  // tasks of at most `rows` query rows
   void (*forward)(const AttentionProblem&, const ForwardTask&, std::byte* scratch);
+  // Keys of a tile of ForwardTask::tiles for sequence `s`; of BackwardTask::tiles it is kKeyBlock.
+  std::int64_t (*key_tile)(const AttentionProblem&, const Sequence& s);
   // kv heads that one task for sequence `s` does best to take together; 1 unless it has few query rows.
   std::int64_t (*heads_together)(const AttentionProblem&, const Sequence& s);
   // f32 of one partial result, and the merge of `count` of them, one after the other, into o and lse.

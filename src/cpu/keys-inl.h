@@ -118,16 +118,10 @@ bool PanelsFromRows(const typename W::T* rows, std::int64_t padded, std::int64_t
 // wait for memory.
 class Prefetcher {
  public:
-  // Keys [begin, end), over `calls` calls of some().
-  Prefetcher(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t begin,
-             std::int64_t end, std::int64_t calls)
-      : p_(p),
-        s_(s),
-        b_(b),
-        head_(head),
-        begin_(begin),
-        rows_(p.int4 ? 0 : std::max<std::int64_t>(end - begin, 0) * 2),
-        calls_(calls) {}
+  // Over `calls` calls of some().
+  Prefetcher(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, KeyRange keys,
+             std::int64_t calls)
+      : p_(p), s_(s), b_(b), head_(head), begin_(keys.begin), rows_(p.int4 ? 0 : keys.size() * 2), calls_(calls) {}
 
   HWY_INLINE void some() {
     for (due_ += rows_; due_ >= calls_; due_ -= calls_) {

@@ -89,47 +89,56 @@ inline void ScatterRows(const AttentionProblem& p, const Operand& x, std::int64_
 
 // One register tile's worth of query rows: what its scores need besides Q.
 struct GroupRows {
-  std::int64_t begin = 0, count = 0;          // rows [begin, begin + count) of the kv head
-  int vectors = 0;                            // lanes used, in vectors
-  std::int64_t key_begin = 0, key_end = 0;    // keys that some row may attend
-  std::int64_t full_begin = 0, full_end = 0;  // keys that all rows attend, as far as ranges go
-  std::int32_t low[kGroup], high[kGroup];     // row's keys: low <= j < high
-  float slope[kGroup], position[kGroup];      // ALiBi: slope >= 0 or not, i + off
+  std::int64_t begin = 0, count = 0;       // rows [begin, begin + count) of the kv head
+  int vectors = 0;                         // lanes used, in vectors
+  KeyRange keys;                           // from the first to the last that some row meets in the band
+  KeyRange unmasked;                       // those that every row meets
+  std::int32_t low[kGroup], high[kGroup];  // row's keys: low <= j < high
+  float slope[kGroup], position[kGroup];   // ALiBi: slope >= 0 or not, i + off
 };
 
 // Fills `g` for rows [begin, begin + count); lanes beyond count copy the widest range, so that they never force a mask.
 inline void PrepareRows(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t kv_head,
                         std::int64_t begin, std::int64_t count, GroupRows& g) {
+  const Band band = p.band(s);
+  const Interval<std::int64_t> positions = positions_of(p, {begin, begin + count});
   g.begin = begin;
   g.count = count;
   g.vectors = static_cast<int>(ceil_div(count, kLanes));
-  g.key_begin = s.sk;
-  g.key_end = 0;
-  g.full_begin = 0;
-  g.full_end = s.sk;
+  g.keys = band.keys_of(positions);
+  // Rows that are stored but not used meet no key.
+  g.unmasked = band.all_rows().holds(positions) ? band.keys_of_each(positions) : KeyRange{};
   for (std::int64_t lane = 0; lane < count; ++lane) {
     const Row row = row_at(p, kv_head, begin + lane);
-    auto [low, high] = p.key_range(s, row.i);
-    if (row.i >= s.sq) low = high = 0;  // stored but not used
-    g.low[lane] = static_cast<std::int32_t>(low);
-    g.high[lane] = static_cast<std::int32_t>(high);
+    const KeyRange keys = row.i < s.sq ? band.keys_of(row.i) : KeyRange{};
+    g.low[lane] = static_cast<std::int32_t>(keys.begin);
+    g.high[lane] = static_cast<std::int32_t>(keys.end);
     g.position[lane] = static_cast<float>(row.i + s.off);
     g.slope[lane] = p.alibi ? p.alibi.as<const float>()[p.alibi.offset(b, row.h, 0)] : 0.0f;
-    if (low < high) {
-      g.key_begin = std::min(g.key_begin, low);
-      g.key_end = std::max(g.key_end, high);
-    }
-    g.full_begin = std::max(g.full_begin, low);
-    g.full_end = std::min(g.full_end, high);
   }
-  if (g.key_end == 0) g.key_begin = 0;
   for (std::int64_t lane = count; lane < kGroup; ++lane) {
-    g.low[lane] = static_cast<std::int32_t>(g.key_begin);
-    g.high[lane] = static_cast<std::int32_t>(g.key_end);
+    g.low[lane] = static_cast<std::int32_t>(g.keys.begin);
+    g.high[lane] = static_cast<std::int32_t>(g.keys.end);
     g.position[lane] = 0.0f;
     g.slope[lane] = 0.0f;
   }
 }
+
+// What a group works on in one tile of keys.
+struct TilePart {
+  std::int64_t tile;         // the tile's first key
+  KeyRange keys;             // those of it that the group needs
+  std::int64_t first, last;  // these in whole steps of kPad, counted from the tile's first
+  bool unmasked;             // all rows meet all keys of the steps
+
+  TilePart(const GroupRows& g, KeyRange of)
+      : tile(of.begin),
+        keys(of.common(g.keys)),
+        first((keys.begin - tile) / kPad * kPad),
+        last(round_up(keys.end - tile, kPad)),
+        unmasked(g.unmasked.holds({tile + first, tile + last})) {}
+  bool empty() const { return keys.empty(); }
+};
 
 }  // namespace heddle::cpu::HEDDLE_TARGET
 HWY_AFTER_NAMESPACE();

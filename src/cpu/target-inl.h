@@ -9,6 +9,7 @@
 #endif
 
 #include "cpu/kernels.h"
+#include "cpu/task_walk.h"
 
 // Each file uses those above it.
 // clang-format off
@@ -53,6 +54,7 @@ const Kernels kKernels = {
     .store_row = StoreRow,
     .forward_scratch = ForwardScratch,
     .forward = Forward,
+    .key_tile = KeyTile,
     .heads_together = HeadsTogether,
     .partial_floats = PartialFloats,
     .merge = Merge,
