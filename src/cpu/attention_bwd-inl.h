@@ -3,13 +3,31 @@
 //   dV[key, d] += P^T[key, row] dO[row, d]    dK[key, d] += dS^T[key, row] Q[row, d]    dQ^T[d, row] += K[key, d]
 //   dS^T[key, row]
 // where P^T and dS^T are the broadcast operand for dV and dK and the lane operand for dQ.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/attention_bwd_rows-inl.h"
+#include "cpu/attention_bwd_scores-inl.h"
+#include "cpu/keys-inl.h"
+#include "cpu/plan.h"
+#include "cpu/rows-inl.h"
+#include "cpu/scores-inl.h"
+#include "cpu/scratch.h"
+#include "cpu/task_walk.h"
+#include "cpu/unit-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
-template <class W>
+template <Unit U>
 class BackwardTile {
-  using T = typename W::T;
+  using Word = typename U::Word;
 
  public:
   // row_limit: most query rows loaded at a time.
@@ -21,14 +39,14 @@ class BackwardTile {
         rows_(p, limit_, scratch_),
         scores_(p, scratch_) {
     dq_ = scratch_.take<float>(limit_ * kGroup * w_.dp);
-    k_ = scratch_.take<T>(kKeyBlock * w_.dp / W::kPair);
-    v_ = scratch_.take<T>(kKeyBlock * w_.dvp / W::kPair);
-    k_panels_ = scratch_.take<T>(w_.dp / kTileM * PanelStride<W>(kKeyBlock));
+    k_ = scratch_.take<Word>(kKeyBlock * Words<U>(w_.dp));
+    v_ = scratch_.take<Word>(kKeyBlock * Words<U>(w_.dvp));
+    k_panels_ = scratch_.take<Word>(U::PanelWords(w_.dp, kKeyBlock));
     if (natural_logits(p)) max_and_sum_ = scratch_.take<float>(2 * limit_ * kGroup);
-    if (W::kPair == 2) {
-      p_words_ = scratch_.take<T>(kKeyBlock * kSpanRows / 2);
-      ds_words_ = scratch_.take<T>(kKeyBlock * kSpanRows / 2);
-      ds_pairs_ = scratch_.take<T>(kKeyBlock / 2 * kGroup);
+    if (U::kRounds) {
+      p_words_ = scratch_.take<Word>(kKeyBlock * Words<U>(kSpanRows));
+      ds_words_ = scratch_.take<Word>(kKeyBlock * Words<U>(kSpanRows));
+      ds_lanes_ = scratch_.take<Word>(Words<U>(kKeyBlock) * kGroup);
     }
   }
   std::size_t bytes() const { return scratch_.used(); }
@@ -44,7 +62,7 @@ class BackwardTile {
       std::memset(dq_, 0, static_cast<std::size_t>(rows_.groups() * kGroup * w_.dp) * 4);
       for (std::int64_t n = 0; n < walk.count(); ++n) {
         pack(head, walk.tile(n));
-        const std::int64_t calls = rows_.groups() * (kKeyBlock + w_.dp) / kTileM;
+        const std::int64_t calls = rows_.groups() * (kKeyBlock + w_.dp) / U::kTileM;
         Prefetcher prefetcher(p_, head.b, head.s, head.kv_head, walk.next(n), calls);
         for (std::int64_t group = 0; group < rows_.groups(); group += kSpan) {
           add_gradients(head, group, walk.tile(n), task, prefetcher);
@@ -63,7 +81,7 @@ class BackwardTile {
       pack(head, tile);
       for (std::int64_t group = 0; group < rows_.groups(); ++group) {
         const GroupRows& g = rows_.group(group);
-        const TilePart part(g, tile);
+        const TilePart<U> part(g, tile);
         if (part.empty()) continue;
         Prefetcher none(p_, head.b, head.s, head.kv_head, {}, 1);
         scores_.compute(head, rows_, group, 0, k_, v_, part, false, none);
@@ -97,10 +115,10 @@ class BackwardTile {
     }
     for (std::int64_t n = 0; n < walk.count(); ++n) {
       const KeyRange tile = walk.tile(n);
-      PackRows<W>(p_, p_.k, p_.D, w_.dp, head.b, head.s, head.kv_head, tile.begin, tile.size(),
-                  round_up(tile.size(), kPad), k_);
+      PackRows<U>(p_, p_.k, p_.D, w_.dp, head.b, head.s, head.kv_head, tile.begin, tile.size(),
+                  round_up(tile.size(), U::kPad), k_);
       for (std::int64_t group = 0; group < rows_.groups(); ++group) {
-        const TilePart part(rows_.group(group), tile);
+        const TilePart<U> part(rows_.group(group), tile);
         if (!rows_.absorbed(group) || part.empty()) continue;
         scores_.join_statistics(head, rows_, group, k_, part, max(group), sum(group));
       }
@@ -119,10 +137,10 @@ class BackwardTile {
   }
 
   void pack(const Head& head, KeyRange tile) {
-    packed_ = round_up(tile.size(), kPad);
-    PackRows<W>(p_, p_.k, p_.D, w_.dp, head.b, head.s, head.kv_head, tile.begin, tile.size(), packed_, k_);
-    PackRows<W>(p_, p_.v, p_.Dv, w_.dvp, head.b, head.s, head.kv_head, tile.begin, tile.size(), packed_, v_);
-    k_non_finite_ = PanelsFromRows<W>(k_, w_.dp, packed_, k_panels_);
+    packed_ = round_up(tile.size(), U::kPad);
+    PackRows<U>(p_, p_.k, p_.D, w_.dp, head.b, head.s, head.kv_head, tile.begin, tile.size(), packed_, k_);
+    PackRows<U>(p_, p_.v, p_.Dv, w_.dvp, head.b, head.s, head.kv_head, tile.begin, tile.size(), packed_, v_);
+    k_non_finite_ = PanelsFromRows<U>(k_, w_.dp, packed_, k_panels_);
   }
 
   void add_gradients(const Head& head, std::int64_t group0, KeyRange tile, const BackwardTask& task,
@@ -130,14 +148,14 @@ class BackwardTile {
     const std::int64_t groups = std::min<std::int64_t>(kSpan, rows_.groups() - group0);
     std::int64_t first = kKeyBlock, last = 0;
     for (std::int64_t k = 0; k < groups; ++k) {
-      const TilePart part(rows_.group(group0 + k), tile);
+      const TilePart<U> part(rows_.group(group0 + k), tile);
       if (part.empty()) continue;
       first = std::min(first, part.first);
       last = std::max(last, part.last);
     }
     if (first >= last) return;
     for (std::int64_t k = 0; k < groups; ++k) {
-      const TilePart part(rows_.group(group0 + k), tile);
+      const TilePart<U> part(rows_.group(group0 + k), tile);
       const std::int64_t column = k * kGroup;
       if (part.empty()) {
         scores_.clear(first, last, column);
@@ -148,56 +166,33 @@ class BackwardTile {
       scores_.compute(head, rows_, group0 + k, column, k_, v_, part, true, prefetcher);
     }
     const std::int64_t depth = groups * kGroup;
-    if constexpr (W::kPair == 2) {
-      round_tile(scores_.p(), first, last, depth, p_words_);
-      round_tile(scores_.ds(), first, last, depth, ds_words_);
-    }
-    add_to_keys(first, last, depth, scores_.p(), p_words_, rows_.do_rows(group0), w_.dvl,
-                task.dv + tile.begin * w_.dvl);
-    add_to_keys(first, last, depth, scores_.ds(), ds_words_, rows_.q_rows(group0), w_.dl, task.dk + tile.begin * w_.dl);
+    const Interval<std::int64_t> keys{first, last};
+    const Word* p = U::PackTile(scores_.p(), kSpanRows, keys, depth, p_words_);
+    const Word* ds = U::PackTile(scores_.ds(), kSpanRows, keys, depth, ds_words_);
+    add_to_keys(keys, depth, p, {rows_.do_rows(group0), w_.dvl}, task.dv + tile.begin * w_.dvl);
+    add_to_keys(keys, depth, ds, {rows_.q_rows(group0), w_.dl}, task.dk + tile.begin * w_.dl);
     for (std::int64_t k = 0; k < groups; ++k) add_to_queries(head, group0 + k, k * kGroup, tile, prefetcher);
   }
 
-  // tile[key][row] rounded to bf16, rows in pairs.
-  static void round_tile(const float* HWY_RESTRICT tile, std::int64_t first, std::int64_t last, std::int64_t depth,
-                         T* HWY_RESTRICT words) {
-    const DF d;
-    const hn::Rebind<std::uint16_t, DF> d16;
-    for (std::int64_t j = first; j < last; ++j) {
-      auto* to = reinterpret_cast<std::uint16_t*>(words) + j * kSpanRows;
-      for (std::int64_t i = 0; i < depth; i += kLanes) {
-        const VU bits = RoundToBf16(hn::LoadU(d, tile + j * kSpanRows + i));
-        hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(bits)), d16, to + i);
-      }
-    }
-  }
-
-  // sums[key][d] += tile[key][row] rows[row][d], keys [first, last) of the block; width in whole vectors.
-  void add_to_keys(std::int64_t first, std::int64_t last, std::int64_t depth, const float* tile, const T* words,
-                   const T* rows, std::int64_t width, float* sums) {
-    const T* a;
-    if constexpr (W::kPair == 1) {
-      a = tile;
-    } else {
-      a = words;
-    }
-    const std::int64_t a_row = kSpanRows / W::kPair;
+  // sums[key][d] += tile[key][row] rows[row][d], of keys of the block; whole vectors of d.
+  void add_to_keys(Interval<std::int64_t> keys, std::int64_t depth, const Word* tile, Lanes<Word> rows, float* sums) {
+    const std::int64_t words = Words<U>(depth), tile_row = Words<U>(kSpanRows), width = rows.row;
     // Vectors in equal shares: 4 as 2 + 2, since a tile of one vector would wait for its loads.
     const std::int64_t vectors = width / kLanes, share = ceil_div(vectors, ceil_div(vectors, kTileN));
     for (std::int64_t n = 0; n < vectors; n += share) {
-      for (std::int64_t j = first; j < last; j += kTileM) {
-        const T* b = rows + n * kLanes;
+      for (std::int64_t j = keys.begin; j < keys.end; j += U::kTileM) {
+        const Broadcasts<Word> a{tile + j * tile_row, tile_row, 1};
+        const Lanes<Word> b{rows.at + n * kLanes, width};
         float* c = sums + j * width + n * kLanes;
-        const T* at = a + j * a_row;
         switch (std::min(share, vectors - n)) {
           case 1:
-            TileProduct<W, 1, Sum::kJoin>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
+            U::template Product<1, Sum::kJoin>(words, a, b, c, width);
             break;
           case 2:
-            TileProduct<W, 2, Sum::kJoin>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
+            U::template Product<2, Sum::kJoin>(words, a, b, c, width);
             break;
           default:
-            TileProduct<W, 3, Sum::kJoin>(depth / W::kPair, at, a_row, 1, b, width, c, width, nullptr, nullptr);
+            U::template Product<3, Sum::kJoin>(words, a, b, c, width);
         }
       }
     }
@@ -206,27 +201,18 @@ class BackwardTile {
   void add_to_queries(const Head& head, std::int64_t group, std::int64_t column, KeyRange tile,
                       Prefetcher& prefetcher) {
     const GroupRows& g = rows_.group(group);
-    const KeyRange keys = tile.common(g.keys);
-    if (keys.empty()) return;
-    const std::int64_t from = (keys.begin - tile.begin) / W::kPair, to = ceil_div(keys.end - tile.begin, W::kPair);
-    const T* lanes;
-    std::int64_t ld = kSpanRows;
-    if constexpr (W::kPair == 1) {
-      lanes = scores_.ds() + column;
-    } else {
-      PairRows(scores_.ds() + column, kSpanRows, from, to, kTileN, ds_pairs_);
-      lanes = ds_pairs_;
-      ld = kGroup;
-    }
-    if (k_non_finite_) DropUnattended<W>(head, g, tile.begin, packed_, w_.dp, k_panels_);
-    for (std::int64_t i = 0; i < w_.dp; i += kTileM) {
-      TileProduct<W, kTileN, Sum::kJoin>(to - from, k_panels_ + i / kTileM * PanelStride<W>(packed_) + from * kTileM, 1,
-                                         kTileM, lanes + from * ld, ld, dq_ + (group * w_.dp + i) * kGroup, kGroup,
-                                         nullptr, nullptr);
+    const TilePart<U> part(g, tile);
+    if (part.empty()) return;
+    const auto [from, to] = part.depth();
+    const Lanes<Word> ds = U::PackLanes(scores_.ds() + column, kSpanRows, {from, to}, kTileN, ds_lanes_);
+    if (k_non_finite_) DropUnattended<U>(head, g, tile.begin, packed_, w_.dp, k_panels_);
+    for (std::int64_t i = 0; i < w_.dp; i += U::kTileM) {
+      U::template Product<kTileN, Sum::kJoin>(to - from, U::Panel(k_panels_, packed_, i, from), ds,
+                                              dq_ + (group * w_.dp + i) * kGroup, kGroup);
       prefetcher.some();
     }
     if (k_non_finite_) {
-      PanelsFromRows<W>(k_, w_.dp, packed_, k_panels_);
+      PanelsFromRows<U>(k_, w_.dp, packed_, k_panels_);
     }
   }
 
@@ -243,30 +229,25 @@ class BackwardTile {
   }
 
   const AttentionBackwardProblem& p_;
-  const BackwardWidths w_;
+  const BackwardWidths<U> w_;
   const std::int64_t limit_;
   Scratch scratch_;
-  BackwardRows<W> rows_;
-  BackwardScores<W> scores_;
+  BackwardRows<U> rows_;
+  BackwardScores<U> scores_;
   std::int64_t packed_ = 0;  // rows of the packed block, padded
   bool k_non_finite_ = false;
-  T *k_ = nullptr, *v_ = nullptr, *k_panels_ = nullptr, *p_words_ = nullptr, *ds_words_ = nullptr, *ds_pairs_ = nullptr;
+  Word *k_ = nullptr, *v_ = nullptr, *k_panels_ = nullptr, *p_words_ = nullptr, *ds_words_ = nullptr,
+       *ds_lanes_ = nullptr;
   float *dq_ = nullptr, *max_and_sum_ = nullptr;
 };
 
 template <class F>
 auto WithBackwardTile(const AttentionBackwardProblem& p, std::int64_t row_limit, std::byte* memory, const F& f) {
-#if HEDDLE_TARGET_BF16
-  if (p.dtype == DType::bf16) {
-    BackwardTile<Bf16Word> tile(p, row_limit, memory);
+  return WithUnit(p.dtype == DType::bf16, [&]<Unit U>() {
+    BackwardTile<U> tile(p, row_limit, memory);
     return f(tile);
-  }
-#endif
-  BackwardTile<F32Word> tile(p, row_limit, memory);
-  return f(tile);
+  });
 }
-
-inline std::int64_t GradientWidth(std::int64_t width) { return PadLanes(round_up(width, kPad)); }
 
 inline std::size_t BackwardScratch(const AttentionBackwardProblem& p) {
   return WithBackwardTile(p, backward_rows(p), nullptr, [](auto& tile) { return tile.bytes(); });

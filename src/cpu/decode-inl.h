@@ -1,5 +1,21 @@
 // Few query rows (decode): bound by reading K and V once, so both are read where they lie, with head dimensions in
 // lanes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/decode_products-inl.h"
+#include "cpu/plan.h"
+#include "cpu/rows-inl.h"
+#include "cpu/scores-inl.h"
+#include "cpu/scratch.h"
+#include "cpu/softmax-inl.h"
+#include "cpu/task_walk.h"
+#include "cpu/widened_keys-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {

@@ -1,4 +1,14 @@
 // Products of few query rows with keys and values that are read where they lie, and their fetching into the cache.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtypes.h"
+#include "cpu/plan.h"
+#include "cpu/simd-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {

@@ -1,25 +1,17 @@
 // Query rows in vector lanes: gathering Q^T, each row's keys, and scattering O.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/plan.h"
+#include "cpu/unit-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
-
-// Cuts one worker's scratch memory into 64-byte aligned arrays.
-class Scratch {
- public:
-  explicit Scratch(std::byte* at) : at_(at) {}
-  template <class T>
-  T* take(std::int64_t count) {
-    T* p = reinterpret_cast<T*>(at_);
-    used_ += round_up(count * static_cast<std::int64_t>(sizeof(T)), 64);
-    if (at_ != nullptr) at_ += round_up(count * static_cast<std::int64_t>(sizeof(T)), 64);
-    return p;
-  }
-  std::size_t used() const { return static_cast<std::size_t>(used_); }
-
- private:
-  std::byte* at_;
-  std::int64_t used_ = 0;
-};
 
 // One query row of a kv head's G * Sq: its position and its query head.
 struct Row {
@@ -28,6 +20,10 @@ struct Row {
 inline Row row_at(const AttentionProblem& p, std::int64_t kv_head, std::int64_t row) {
   return {row / p.G, kv_head * p.G + row % p.G};
 }
+
+// Rows of f32 that pass through a line of memory at a time: four are transposed, and panels take kDepth of them.
+template <Unit U>
+constexpr std::int64_t kLineRows = HWY_MAX(4, U::kDepth);
 
 // Rows are far apart in memory and each is touched once: fetched this many rows before their use.
 constexpr std::int64_t kRowsAhead = 12;
@@ -48,26 +44,26 @@ HWY_INLINE void FetchRows(const AttentionProblem& p, const Operand& x, std::int6
 }
 
 // Writes rows [row_begin, row_begin + count) of x (a [.., H, width] operand with q's rows) as columns: out[d][lane],
-// lanes `ld` apart, d padded to `padded` with zeros, lanes padded to `lanes`. For a Word of pairs, out[d / 2][lane]
-// holds (d, d+1). line: 4 * padded f32.
-template <class W>
+// lanes `ld` apart, d padded to `padded` with zeros, lanes padded to `lanes`; a word holds neighbouring d. line: 4 *
+// padded f32.
+template <Unit U>
 void GatherRowsTransposed(const AttentionProblem& p, const Operand& x, std::int64_t width, std::int64_t padded,
                           std::int64_t b, const Sequence& s, std::int64_t kv_head, std::int64_t row_begin,
-                          std::int64_t count, std::int64_t lanes, typename W::T* HWY_RESTRICT out, std::int64_t ld,
+                          std::int64_t count, std::int64_t lanes, typename U::Word* HWY_RESTRICT out, std::int64_t ld,
                           float* HWY_RESTRICT line) {
-  using T = typename W::T;
-  T* words = reinterpret_cast<T*>(line);
-  const std::int64_t row_words = padded / W::kPair;
+  using Word = typename U::Word;
+  Word* words = reinterpret_cast<Word*>(line);
+  const std::int64_t row_words = Words<U>(padded);
   for (std::int64_t lane = 0; lane < lanes; lane += 4) {
     FetchRows<0>(p, x, width, b, s, kv_head, row_begin, lane, count);
     for (std::int64_t k = 0; k < 4; ++k) {
-      T* to = words + k * row_words;
+      Word* to = words + k * row_words;
       const Row row = row_at(p, kv_head, row_begin + lane + k);
       if (lane + k >= count || row.i >= s.sq) {  // rows that are not used may hold anything
-        std::memset(to, 0, static_cast<std::size_t>(row_words) * sizeof(T));
+        std::memset(to, 0, static_cast<std::size_t>(row_words) * sizeof(Word));
         continue;
       }
-      LoadWords<W>(x, x.at(b, s.q_begin + row.i, row.h), width, padded, to);
+      U::PackRow(x, x.at(b, s.q_begin + row.i, row.h), width, padded, reinterpret_cast<typename U::Element*>(to));
     }
     for (std::int64_t d = 0; d < row_words; d += 4) Transpose4x4(words + d, row_words, out + d * ld + lane, ld);
   }
@@ -125,6 +121,7 @@ inline void PrepareRows(const AttentionProblem& p, std::int64_t b, const Sequenc
 }
 
 // What a group works on in one tile of keys.
+template <Unit U>
 struct TilePart {
   std::int64_t tile;         // the tile's first key
   KeyRange keys;             // those of it that the group needs
@@ -134,10 +131,13 @@ struct TilePart {
   TilePart(const GroupRows& g, KeyRange of)
       : tile(of.begin),
         keys(of.common(g.keys)),
-        first((keys.begin - tile) / kPad * kPad),
-        last(round_up(keys.end - tile, kPad)),
+        first((keys.begin - tile) / U::kPad * U::kPad),
+        last(round_up(keys.end - tile, U::kPad)),
         unmasked(g.unmasked.holds({tile + first, tile + last})) {}
   bool empty() const { return keys.empty(); }
+  // Words of the keys where they are summed: exactly those that the group needs (in whole steps of the product), so
+  // that a value that no row attends is not even multiplied by 0.
+  Interval<std::int64_t> depth() const { return DepthWords<U>({keys.begin - tile, keys.end - tile}); }
 };
 
 }  // namespace heddle::cpu::HEDDLE_TARGET
