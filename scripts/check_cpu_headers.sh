@@ -15,4 +15,4 @@ git ls-files --cached --others --exclude-standard 'src/cpu/*-inl.h' | sort -u |
   CXX=${CXX:-c++} options=$options folder=$folder xargs -P "$(nproc)" -I{} sh -c '
     echo "#include \"${1#src/}\"" >"$folder/$(basename "$1").cc"
     $CXX $options -Winvalid-pch -include "$folder/target.h" -fsyntax-only "$folder/$(basename "$1").cc" ||
-      { echo "$1 does not include all that it uses" >&2; exit 255; }' sh {}
+      { echo "$1 does not include all that it uses" >&2; exit 1; }' sh {}

@@ -17,6 +17,7 @@ struct Kernels {
   const char* name;
   int group;                   // query rows of one register tile
   bool bf16_pairs;             // products of bf16 operands in bf16, two at a time, summed in f32
+  int bf16_rows;               // rows of a matrix that such a product takes at a time
   double f32_rate, bf16_rate;  // FLOP/s of one core in the matrix products, for estimates
 
   // Widens `count` elements, `stride` apart, to f32 with zeros up to `padded`; and the reverse, rounding.

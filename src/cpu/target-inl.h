@@ -25,6 +25,7 @@ const Kernels kKernels = {
     .name = HEDDLE_TARGET_NAME,
     .group = kGroup,
     .bf16_pairs = kHasBf16Unit,
+    .bf16_rows = Bf16Unit::kTileM,
     .f32_rate = HEDDLE_F32_RATE,
     .bf16_rate = HEDDLE_BF16_RATE,
     .load_row = LoadRow,
