@@ -25,8 +25,7 @@ enum class Sum {
   kScaleJoin,  // C = C * scale[n] + A B
 };
 
-// Operands, in a unit's words: A(m, k) = at[m * row + k * step], which is broadcast, and B[k, lane] = at[k * row +
-// lane].
+// Operands, in a unit's words. A(m, k) = at[m * row + k * step] is broadcast; B[k, lane] = at[k * row + lane].
 template <class Word>
 struct Broadcasts {
   const Word* at;
