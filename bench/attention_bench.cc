@@ -14,6 +14,7 @@
 #include "heddle/heddle.h"
 #include "kit/case_data.h"
 #include "problem.h"
+#include "problem/attended_pairs.h"
 #include "run.h"
 
 namespace {
@@ -134,10 +135,7 @@ double case_flops(const heddle::AttentionProblem& p, Pass pass) {
   double pairs = 0;
   for (std::int64_t b = 0; b < p.B; ++b) {
     const heddle::Sequence s = p.sequence(b);
-    for (std::int64_t i = 0; i < s.sq; ++i) {
-      const auto [begin, end] = p.key_range(s, i);
-      pairs += static_cast<double>(end - begin);
-    }
+    pairs += heddle::attended_pairs(p.band(s), s.sq);
   }
   const auto D = static_cast<double>(p.D), Dv = static_cast<double>(p.Dv);
   return pairs * static_cast<double>(p.H) * (pass == Pass::forward ? 2 * (D + Dv) : 2 * (3 * D + 2 * Dv));

@@ -6,6 +6,7 @@
 #include "cuda/backend.h"
 #include "heddle/error.h"
 #include "heddle/runtime.h"
+#include "problem/attended_pairs.h"
 
 namespace heddle::cli {
 
@@ -265,16 +266,11 @@ void add_place(Json& out, const std::string& device) {
 }
 
 double attended_pairs(const ProblemFlags& f) {
+  AttentionProblem p;
+  if (!f.options.window.empty()) p.window_left = f.options.window[0], p.window_right = f.options.window[1];
+  if (f.options.causal != "none") p.causal = Causal::top_left;
   const std::int64_t Sq = f.length_q, Sk = f.Sk(), off = f.options.causal == "top_left" ? 0 : Sk - Sq;
-  double pairs = 0;
-  for (std::int64_t i = 0; i < Sq; ++i) {
-    std::int64_t begin = 0, end = Sk;
-    if (!f.options.window.empty() && f.options.window[0] >= 0) begin = std::max(begin, i + off - f.options.window[0]);
-    if (!f.options.window.empty() && f.options.window[1] >= 0) end = std::min(end, i + off + f.options.window[1] + 1);
-    if (f.options.causal != "none") end = std::min(end, i + off + 1);
-    pairs += static_cast<double>(std::max<std::int64_t>(end - begin, 0));
-  }
-  return pairs;
+  return attended_pairs(p.band({.sq = Sq, .sk = Sk, .off = off}), Sq);
 }
 
 double flops(const ProblemFlags& f, Pass pass) {

@@ -8,6 +8,7 @@
 #include "core/parallel.h"
 #include "cpu/attention.h"
 #include "cpu/kernels.h"
+#include "problem/attended_pairs.h"
 
 namespace heddle::cpu {
 namespace {
@@ -43,8 +44,7 @@ Refusal supports(const Problem&) { return ""; }
 double estimate(const Problem& p, int workers) {
   const Kernels& k = kernels();
   const double rate = p.dtype == DType::bf16 ? k.bf16_rate : k.f32_rate;
-  const double pairs = static_cast<double>(p.B * p.H) * static_cast<double>(p.Sq) * static_cast<double>(p.Sk) *
-                       (p.causal == Causal::none ? 1.0 : 0.5);
+  const double pairs = static_cast<double>(p.B * p.H) * attended_pairs(p);
   return 6e-6 + pairs * (6.0 * static_cast<double>(p.D) + 4.0 * static_cast<double>(p.Dv) + 20.0) / (rate * workers);
 }
 

@@ -1,24 +1,39 @@
 // The unfused method in three steps over the full score matrix: S = Q K^T, P = softmax(S), O = P V. It shares the fused
 // kernel's matrix products, packing and exponentials and differs in what it stores: 4 bytes for every pair.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/keys-inl.h"
+#include "cpu/plan.h"
+#include "cpu/rows-inl.h"
+#include "cpu/scores-inl.h"
+#include "cpu/scratch.h"
+#include "cpu/softmax-inl.h"
+#include "cpu/unit-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
-template <class W>
+template <Unit U>
 class BaselineTile {
-  using T = typename W::T;
+  using Word = typename U::Word;
 
  public:
   BaselineTile(const AttentionProblem& p, std::byte* memory)
-      : p_(p), dp_(round_up(p.D, kPad)), dvp_(round_up(p.Dv, kPad)), groups_(tile_rows(p) / kGroup) {
+      : p_(p), dp_(round_up(p.D, U::kPad)), dvp_(round_up(p.Dv, U::kPad)), groups_(tile_rows(p) / kGroup) {
     Scratch scratch(memory);
-    line_ = scratch.take<float>(4 * std::max(dp_, dvp_));
-    q_ = scratch.take<T>(groups_ * dp_ / W::kPair * kGroup);
-    keys_ = scratch.take<T>(kKeyBlock * dp_ / W::kPair);
-    panels_ = scratch.take<T>(dvp_ / kTileM * PanelStride<W>(kKeyBlock));
+    line_ = scratch.take<float>(kLineRows<U> * std::max(dp_, dvp_));
+    q_ = scratch.take<Word>(groups_ * Words<U>(dp_) * kGroup);
+    keys_ = scratch.take<Word>(kKeyBlock * Words<U>(dp_));
+    panels_ = scratch.take<Word>(U::PanelWords(dvp_, kKeyBlock));
     tile_ = scratch.take<float>(kKeyBlock * kGroup);
     extra_ = scratch.take<float>(kKeyBlock * kGroup);
-    if (W::kPair == 2) pairs_ = scratch.take<T>(kKeyBlock / 2 * kGroup);
+    if (U::kRounds) weights_ = scratch.take<Word>(Words<U>(kKeyBlock) * kGroup);
     o_ = scratch.take<float>(groups_ * dvp_ * kGroup);
     bytes_ = scratch.used();
   }
@@ -27,25 +42,26 @@ class BaselineTile {
   void scores(const BaselineTask& task) {
     const Sequence s = p_.sequence(task.b);
     const Head head{p_, task.b, task.kv_head, s};
-    const std::int64_t depth = dp_ / W::kPair;
+    const std::int64_t depth = Words<U>(dp_);
     for_groups(head, task, [&](const GroupRows& g, std::int64_t group) {
-      GatherRowsTransposed<W>(p_, p_.q, p_.D, dp_, task.b, s, task.kv_head, g.begin, g.count,
+      GatherRowsTransposed<U>(p_, p_.q, p_.D, dp_, task.b, s, task.kv_head, g.begin, g.count,
                               static_cast<std::int64_t>(g.vectors) * kLanes, q_ + group * depth * kGroup, kGroup,
                               line_);
     });
     for (std::int64_t block = 0; block < s.sk; block += kKeyBlock) {
       const std::int64_t count = std::min(kKeyBlock, s.sk - block);
-      PackRows<W>(p_, p_.k, p_.D, dp_, task.b, s, task.kv_head, block, count, round_up(count, kPad), keys_);
+      PackRows<U>(p_, p_.k, p_.D, dp_, task.b, s, task.kv_head, block, count, round_up(count, U::kPad), keys_);
       for_groups(head, task, [&](const GroupRows& g, std::int64_t group) {
-        for (std::int64_t j = 0; j < count; j += kTileM) {
-          const T *k = keys_ + j * depth, *q = q_ + group * depth * kGroup;
-          const bool direct = g.count == g.vectors * kLanes && j + kTileM <= count;
+        for (std::int64_t j = 0; j < count; j += U::kTileM) {
+          const Broadcasts<Word> k{keys_ + j * depth, depth, 1};
+          const Lanes<Word> q{q_ + group * depth * kGroup, kGroup};
+          const bool direct = g.count == g.vectors * kLanes && j + U::kTileM <= count;
           float* to = direct ? at(head, task, g, block + j) : tile_;
           const std::int64_t ld = direct ? stride(head) : kGroup;
-          if (g.vectors == 1) TileProduct<W, 1, Sum::kStore>(depth, k, depth, 1, q, kGroup, to, ld, nullptr, nullptr);
-          if (g.vectors == 2) TileProduct<W, 2, Sum::kStore>(depth, k, depth, 1, q, kGroup, to, ld, nullptr, nullptr);
-          if (g.vectors == 3) TileProduct<W, 3, Sum::kStore>(depth, k, depth, 1, q, kGroup, to, ld, nullptr, nullptr);
-          if (!direct) put(head, task, g, block + j, std::min<std::int64_t>(kTileM, count - j));
+          if (g.vectors == 1) U::template Product<1, Sum::kStore>(depth, k, q, to, ld);
+          if (g.vectors == 2) U::template Product<2, Sum::kStore>(depth, k, q, to, ld);
+          if (g.vectors == 3) U::template Product<3, Sum::kStore>(depth, k, q, to, ld);
+          if (!direct) put(head, task, g, block + j, std::min<std::int64_t>(U::kTileM, count - j));
         }
       });
     }
@@ -62,13 +78,13 @@ class BaselineTile {
     const Head head{p_, task.b, task.kv_head, s};
     std::memset(o_, 0, static_cast<std::size_t>(groups_ * dvp_ * kGroup) * 4);
     for (std::int64_t block = 0; block < s.sk; block += kKeyBlock) {
-      const std::int64_t count = std::min(kKeyBlock, s.sk - block), padded = round_up(count, kPad);
+      const std::int64_t count = std::min(kKeyBlock, s.sk - block), padded = round_up(count, U::kPad);
       const auto pack = [&] {
-        return PackPanels<W>(p_, p_.v, p_.Dv, dvp_, task.b, s, task.kv_head, block, count, padded, panels_, line_);
+        return PackPanels<U>(p_, p_.v, p_.Dv, dvp_, task.b, s, task.kv_head, block, count, padded, panels_, line_);
       };
       const bool non_finite = pack();
       for_groups(head, task, [&](const GroupRows& g, std::int64_t group) {
-        if (non_finite) DropUnattended<W>(head, g, block, padded, dvp_, panels_);
+        if (non_finite) DropUnattended<U>(head, g, block, padded, dvp_, panels_);
         add_values(head, task, g, group, block, count, padded);
         if (non_finite) pack();
       });
@@ -166,26 +182,21 @@ class BaselineTile {
 
   void add_values(const Head& head, const BaselineTask& task, const GroupRows& g, std::int64_t group,
                   std::int64_t block, std::int64_t count, std::int64_t padded) {
-    const bool direct = W::kPair == 1 && g.count == g.vectors * kLanes;
+    const bool direct = !U::kRounds && g.count == g.vectors * kLanes;
     if (!direct) {
       get(head, task, g, block, count);
       std::memset(tile_ + count * kGroup, 0, static_cast<std::size_t>((padded - count) * kGroup) * 4);
     }
-    const T* weights;
-    std::int64_t ld = kGroup, depth = ceil_div(count, W::kPair);
-    if constexpr (W::kPair == 1) {
-      weights = direct ? at(head, task, g, block) : tile_;
-      if (direct) ld = stride(head);
-    } else {
-      PairRows(tile_, kGroup, 0, padded / 2, g.vectors, pairs_);
-      weights = pairs_;
-    }
-    for (std::int64_t i = 0; i < dvp_; i += kTileM) {
-      const T* v = panels_ + i / kTileM * PanelStride<W>(padded);
+    const float* tile = direct ? at(head, task, g, block) : tile_;
+    const Lanes<Word> weights =
+        U::PackLanes(tile, direct ? stride(head) : kGroup, {0, Words<U>(padded)}, g.vectors, weights_);
+    const std::int64_t depth = DepthWords<U>({0, count}).end;
+    for (std::int64_t i = 0; i < dvp_; i += U::kTileM) {
+      const Broadcasts<Word> v = U::Panel(panels_, padded, i, 0);
       float* o = o_ + (group * dvp_ + i) * kGroup;
-      if (g.vectors == 1) TileProduct<W, 1, Sum::kJoin>(depth, v, 1, kTileM, weights, ld, o, kGroup, nullptr, nullptr);
-      if (g.vectors == 2) TileProduct<W, 2, Sum::kJoin>(depth, v, 1, kTileM, weights, ld, o, kGroup, nullptr, nullptr);
-      if (g.vectors == 3) TileProduct<W, 3, Sum::kJoin>(depth, v, 1, kTileM, weights, ld, o, kGroup, nullptr, nullptr);
+      if (g.vectors == 1) U::template Product<1, Sum::kJoin>(depth, v, weights, o, kGroup);
+      if (g.vectors == 2) U::template Product<2, Sum::kJoin>(depth, v, weights, o, kGroup);
+      if (g.vectors == 3) U::template Product<3, Sum::kJoin>(depth, v, weights, o, kGroup);
     }
   }
 
@@ -194,20 +205,16 @@ class BaselineTile {
   std::size_t bytes_ = 0;
   GroupRows rows_;
   float* line_ = nullptr;
-  T *q_ = nullptr, *keys_ = nullptr, *panels_ = nullptr, *pairs_ = nullptr;
+  Word *q_ = nullptr, *keys_ = nullptr, *panels_ = nullptr, *weights_ = nullptr;
   float *tile_ = nullptr, *extra_ = nullptr, *o_ = nullptr;
 };
 
 template <class F>
 auto WithBaselineTile(const AttentionProblem& p, std::byte* memory, const F& f) {
-#if HEDDLE_TARGET_BF16
-  if (p.dtype == DType::bf16) {
-    BaselineTile<Bf16Word> tile(p, memory);
+  return WithUnit(p.dtype == DType::bf16, [&]<Unit U>() {
+    BaselineTile<U> tile(p, memory);
     return f(tile);
-  }
-#endif
-  BaselineTile<F32Word> tile(p, memory);
-  return f(tile);
+  });
 }
 
 inline std::size_t BaselineScratch(const AttentionProblem& p) {

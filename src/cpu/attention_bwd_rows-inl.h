@@ -1,62 +1,71 @@
 // The query rows of a backward tile: q and dO, each with rows in lanes (for S^T and dP^T) and as they lie (for dK and
 // dV), and the statistics from which P and dS follow.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/plan.h"
+#include "cpu/rows-inl.h"
+#include "cpu/scores-inl.h"
+#include "cpu/scratch.h"
+#include "cpu/simd-inl.h"
+#include "cpu/unit-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
-constexpr std::int64_t PadLanes(std::int64_t width) { return round_up(width, kLanes); }
+// A head size in whole vectors, as dK and dV are summed.
+inline std::int64_t GradientWidth(std::int64_t width) { return round_up(width, HWY_MAX(kLanes, 8)); }
 
-// Head sizes, padded: for lane operands (dp, dvp), and in whole vectors (dl, dvl).
+// Head sizes, padded: for the unit's products (dp, dvp), and in whole vectors (dl, dvl).
+template <Unit U>
 struct BackwardWidths {
   explicit BackwardWidths(const AttentionProblem& p)
-      : dp(round_up(p.D, kPad)), dvp(round_up(p.Dv, kPad)), dl(PadLanes(dp)), dvl(PadLanes(dvp)) {}
+      : dp(round_up(p.D, U::kPad)), dvp(round_up(p.Dv, U::kPad)), dl(GradientWidth(p.D)), dvl(GradientWidth(p.Dv)) {}
   const std::int64_t dp, dvp, dl, dvl;
 };
 
-template <class W>
+template <Unit U>
 class BackwardRows {
-  using T = typename W::T;
+  using Word = typename U::Word;
 
  public:
   // limit: most groups loaded at a time.
   BackwardRows(const AttentionBackwardProblem& p, std::int64_t limit, Scratch& scratch) : p_(p), w_(p) {
     const std::int64_t rows = limit * kGroup;
-    line_ = scratch.take<float>(4 * std::max(w_.dl, w_.dvl));
+    line_ = scratch.take<float>(4 * std::max({w_.dp, w_.dvp, w_.dl, w_.dvl}));
     rows_ = scratch.take<GroupRows>(limit);
     lse_ = scratch.take<float>(rows);
     if (natural_logits(p)) log2_sum_ = scratch.take<float>(rows);
     delta_ = scratch.take<float>(rows);
-    q_ = scratch.take<T>(rows * w_.dp / W::kPair);
-    do_ = scratch.take<T>(rows * w_.dvp / W::kPair);
-    q_rows_ = scratch.take<T>(rows * w_.dl / W::kPair);
-    do_rows_ = scratch.take<T>(rows * w_.dvl / W::kPair);
+    q_ = scratch.take<Word>(rows * Words<U>(w_.dp));
+    do_ = scratch.take<Word>(rows * Words<U>(w_.dvp));
+    q_rows_ = scratch.take<Word>(rows * Words<U>(w_.dl));
+    do_rows_ = scratch.take<Word>(rows * Words<U>(w_.dvl));
   }
 
   void load(const Head& head, std::int64_t begin, std::int64_t end) {
     groups_ = ceil_div(end - begin, kGroup);
-    key_begin_ = head.s.sk;
-    key_end_ = 0;
     for (std::int64_t group = 0; group < groups_; ++group) {
       GroupRows& g = rows_[group];
       const std::int64_t at = begin + group * kGroup, lanes = kGroup;
       PrepareRows(p_, head.b, head.s, head.kv_head, at, std::min<std::int64_t>(kGroup, end - at), g);
       load_statistics(head, g, lse_ + group * kGroup, delta_ + group * kGroup);
       if (log2_sum_ != nullptr) std::memset(log2_sum_ + group * kGroup, 0, kGroup * 4);
-      GatherRowsTransposed<W>(p_, p_.q, p_.D, w_.dp, head.b, head.s, head.kv_head, at, g.count, lanes,
-                              q_ + group * w_.dp / W::kPair * kGroup, kGroup, line_);
-      GatherRowsTransposed<W>(p_, p_.d_o, p_.Dv, w_.dvp, head.b, head.s, head.kv_head, at, g.count, lanes,
-                              do_ + group * w_.dvp / W::kPair * kGroup, kGroup, line_);
-      gather_rows(head, p_.q, p_.D, w_.dl, g, lse(group), q_rows_ + group * kGroup * w_.dl / W::kPair);
-      gather_rows(head, p_.d_o, p_.Dv, w_.dvl, g, lse(group), do_rows_ + group * kGroup * w_.dvl / W::kPair);
-      key_begin_ = std::min(key_begin_, g.key_begin);
-      key_end_ = std::max(key_end_, g.key_end);
+      GatherRowsTransposed<U>(p_, p_.q, p_.D, w_.dp, head.b, head.s, head.kv_head, at, g.count, lanes,
+                              q_ + group * Words<U>(w_.dp) * kGroup, kGroup, line_);
+      GatherRowsTransposed<U>(p_, p_.d_o, p_.Dv, w_.dvp, head.b, head.s, head.kv_head, at, g.count, lanes,
+                              do_ + group * Words<U>(w_.dvp) * kGroup, kGroup, line_);
+      gather_rows(head, p_.q, p_.D, w_.dl, g, lse(group), q_rows_ + Words<U>(group * kGroup * w_.dl));
+      gather_rows(head, p_.d_o, p_.Dv, w_.dvl, g, lse(group), do_rows_ + Words<U>(group * kGroup * w_.dvl));
     }
   }
 
   std::int64_t groups() const { return groups_; }
-  // Keys that a loaded row needs.
-  std::int64_t key_begin() const { return key_begin_; }
-  std::int64_t key_end() const { return key_end_; }
   const GroupRows& group(std::int64_t group) const { return rows_[group]; }
   // What is taken off a kept logit to make its probability's exponent; +inf: the row has none.
   const float* lse(std::int64_t group) const { return lse_ + group * kGroup; }
@@ -83,19 +92,11 @@ class BackwardRows {
   }
   const float* delta(std::int64_t group) const { return delta_ + group * kGroup; }
   // Rows in lanes, [d][kGroup].
-  const T* q(std::int64_t group) const { return q_ + group * w_.dp / W::kPair * kGroup; }
-  const T* d_o(std::int64_t group) const { return do_ + group * w_.dvp / W::kPair * kGroup; }
+  const Word* q(std::int64_t group) const { return q_ + group * Words<U>(w_.dp) * kGroup; }
+  const Word* d_o(std::int64_t group) const { return do_ + group * Words<U>(w_.dvp) * kGroup; }
   // Rows as they lie, [row][dl] and [row][dvl].
-  const T* q_rows(std::int64_t group) const { return q_rows_ + group * kGroup * w_.dl / W::kPair; }
-  const T* do_rows(std::int64_t group) const { return do_rows_ + group * kGroup * w_.dvl / W::kPair; }
-
-  // Padded keys [first, last) of the block that the group needs; false if none.
-  bool range(std::int64_t group, std::int64_t block, std::int64_t end, std::int64_t& first, std::int64_t& last) const {
-    const std::int64_t begin = std::max(block, rows_[group].key_begin), stop = std::min(end, rows_[group].key_end);
-    first = (begin - block) / kPad * kPad;
-    last = round_up(stop - block, kPad);
-    return begin < stop;
-  }
+  const Word* q_rows(std::int64_t group) const { return q_rows_ + Words<U>(group * kGroup * w_.dl); }
+  const Word* do_rows(std::int64_t group) const { return do_rows_ + Words<U>(group * kGroup * w_.dvl); }
 
   // dq [d][kGroup] of the group, to memory.
   void store_dq(const Head& head, std::int64_t group, const float* dq) const {
@@ -104,38 +105,21 @@ class BackwardRows {
   }
 
  private:
-  // Rows as they lie, [row][d]; for pairs, word [row / 2][d] holds rows (row, row + 1). Rows without a probability may
-  // hold anything and become zeros.
+  // Rows as they lie, [row][d], a word holding neighbouring rows. Rows without a probability may hold anything and
+  // become zeros.
   void gather_rows(const Head& head, const Operand& x, std::int64_t width, std::int64_t padded, const GroupRows& g,
-                   const float* lse, T* HWY_RESTRICT out) {
+                   const float* lse, Word* HWY_RESTRICT out) {
+    using Element = typename U::Element;
     for (std::int64_t lane = 0; lane < kGroup; ++lane) {
       const Row row = row_at(p_, head.kv_head, g.begin + lane);
-      const bool used = !(lse[lane] == kInfinity);
-      if constexpr (W::kPair == 1) {
-        if (used) {
-          LoadWords<W>(x, x.at(head.b, head.s.q_begin + row.i, row.h), width, padded, out + lane * padded);
+      const auto put = [&](Element* to) HWY_ATTR {
+        if (!(lse[lane] == kInfinity)) {
+          U::PackRow(x, x.at(head.b, head.s.q_begin + row.i, row.h), width, padded, to);
         } else {
-          std::memset(out + lane * padded, 0, static_cast<std::size_t>(padded) * 4);
+          std::memset(to, 0, static_cast<std::size_t>(padded) * sizeof(Element));
         }
-      } else {
-        auto* half = reinterpret_cast<std::uint16_t*>(line_) + lane % 2 * padded;
-        if (used) {
-          CopyBf16Row(x.at(head.b, head.s.q_begin + row.i, row.h), x.stride_d, width, padded, half);
-        } else {
-          std::memset(half, 0, static_cast<std::size_t>(padded) * 2);
-        }
-        if (lane % 2 == 1) InterleaveRows(half - padded, half, padded, out + lane / 2 * padded);
-      }
-    }
-  }
-
-  static void InterleaveRows(const std::uint16_t* HWY_RESTRICT even, const std::uint16_t* HWY_RESTRICT odd,
-                             std::int64_t count, T* HWY_RESTRICT out) {
-    const DU d;
-    const hn::Rebind<std::uint16_t, DU> d16;
-    for (std::int64_t i = 0; i < count; i += kLanes) {
-      const VU low = hn::PromoteTo(d, hn::LoadU(d16, even + i)), high = hn::PromoteTo(d, hn::LoadU(d16, odd + i));
-      hn::StoreU(hn::Or(low, hn::ShiftLeft<16>(high)), d, reinterpret_cast<std::uint32_t*>(out) + i);
+      };
+      U::PackLaneRow(lane, padded, line_, put, out);
     }
   }
 
@@ -170,11 +154,11 @@ class BackwardRows {
   }
 
   const AttentionBackwardProblem& p_;
-  const BackwardWidths w_;
-  std::int64_t groups_ = 0, key_begin_ = 0, key_end_ = 0;
+  const BackwardWidths<U> w_;
+  std::int64_t groups_ = 0;
   GroupRows* rows_ = nullptr;
   float *line_ = nullptr, *lse_ = nullptr, *log2_sum_ = nullptr, *delta_ = nullptr;
-  T *q_ = nullptr, *do_ = nullptr, *q_rows_ = nullptr, *do_rows_ = nullptr;
+  Word *q_ = nullptr, *do_ = nullptr, *q_rows_ = nullptr, *do_rows_ = nullptr;
 };
 
 }  // namespace heddle::cpu::HEDDLE_TARGET

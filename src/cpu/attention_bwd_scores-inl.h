@@ -1,4 +1,18 @@
 // From q, k, v and dO to P and dS, a block of keys at a time.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/attention_bwd_rows-inl.h"
+#include "cpu/keys-inl.h"
+#include "cpu/plan.h"
+#include "cpu/rows-inl.h"
+#include "cpu/scores-inl.h"
+#include "cpu/scratch.h"
+#include "cpu/softmax-inl.h"
+#include "cpu/unit-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -7,9 +21,9 @@ namespace heddle::cpu::HEDDLE_TARGET {
 constexpr int kSpan = 2;
 constexpr std::int64_t kSpanRows = kSpan * kGroup;
 
-template <class W>
+template <Unit U>
 class BackwardScores {
-  using T = typename W::T;
+  using Word = typename U::Word;
 
  public:
   BackwardScores(const AttentionBackwardProblem& p, Scratch& scratch) : p_(p), w_(p) {
@@ -24,34 +38,33 @@ class BackwardScores {
   const float* p() const { return p_tile_; }
   const float* ds() const { return ds_tile_; }
 
-  // One group's rows against keys [first, last) of the block, packed as k and v, into columns [column, column +
-  // kGroup). dS is with respect to scale * q.k if through_softcap, else with respect to the finished logits.
-  void compute(const Head& head, const BackwardRows<W>& rows, std::int64_t group, std::int64_t column, const T* k,
-               const T* v, std::int64_t block, std::int64_t first, std::int64_t last, bool through_softcap,
-               Prefetcher& prefetcher) {
+  // One group's rows against its part of the tile packed as k and v, into columns [column, column + kGroup). dS is with
+  // respect to scale * q.k if through_softcap, else with respect to the finished logits.
+  void compute(const Head& head, const BackwardRows<U>& rows, std::int64_t group, std::int64_t column, const Word* k,
+               const Word* v, const TilePart<U>& part, bool through_softcap, Prefetcher& prefetcher) {
     const DF d;
+    const std::int64_t first = part.first, last = part.last, begin = part.tile + first;
     const GroupRows& g = rows.group(group);
-    const T *q = rows.q(group), *d_o = rows.d_o(group);
-    const std::int64_t depth = w_.dp / W::kPair, depth_v = w_.dvp / W::kPair, count = last - first;
+    const Lanes<Word> q{rows.q(group), kGroup}, d_o{rows.d_o(group), kGroup};
+    const std::int64_t depth = Words<U>(w_.dp), depth_v = Words<U>(w_.dvp), count = last - first;
     float* s_tile = p_tile_ + column;
     float* dp_tile = ds_tile_ + column;
-    for (std::int64_t j = first; j < last; j += kTileM) {
-      TileProduct<W, kTileN, Sum::kStore>(depth, k + j * depth, depth, 1, q, kGroup, s_tile + j * kSpanRows, kSpanRows,
-                                          nullptr, nullptr);
-      TileProduct<W, kTileN, Sum::kStore>(depth_v, v + j * depth_v, depth_v, 1, d_o, kGroup, dp_tile + j * kSpanRows,
-                                          kSpanRows, nullptr, nullptr);
+    for (std::int64_t j = first; j < last; j += U::kTileM) {
+      U::template Product<kTileN, Sum::kStore>(depth, {k + j * depth, depth, 1}, q, s_tile + j * kSpanRows, kSpanRows);
+      U::template Product<kTileN, Sum::kStore>(depth_v, {v + j * depth_v, depth_v, 1}, d_o, dp_tile + j * kSpanRows,
+                                               kSpanRows);
       prefetcher.some();
     }
     s_tile += first * kSpanRows;
     dp_tile += first * kSpanRows;
-    const bool plain = block + first >= g.full_begin && block + last <= g.full_end && !has_score_options(p_);
+    const bool plain = part.unmasked && !has_score_options(p_);
     const bool capped = p_.softcap > 0 && through_softcap;
     if (capped) softcap_slopes(s_tile, count);
     if (!plain) {
       VF unused[kTileN] = {hn::Zero(d), hn::Zero(d), hn::Zero(d)};
-      FinishScores(head, g, block + first, count, s_tile, kSpanRows, extra_, unused);
+      FinishScores(head, g, begin, count, s_tile, kSpanRows, extra_, unused);
     }
-    if (p_.dropout.p > 0) DropoutFactors(head, g, block + first, count, factors_);
+    if (p_.dropout.p > 0) DropoutFactors(head, g, begin, count, factors_);
     const VF factor = hn::Set(d, plain ? p_.scale * kLog2e : 1.0f), log2e = hn::Set(d, kLog2e);
     const bool natural = natural_logits(p_);
     for (int n = 0; n < kTileN; ++n) {
@@ -81,21 +94,23 @@ class BackwardScores {
     }
   }
 
-  // One group's rows against keys [first, last) of the block: their logits join running maxima and sums [kGroup]. What
-  // p() holds is lost.
-  void join_statistics(const Head& head, const BackwardRows<W>& rows, std::int64_t group, const T* k,
-                       std::int64_t block, std::int64_t first, std::int64_t last, float* max, float* sum) {
+  // One group's rows against its part of the tile: their logits join running maxima and sums [kGroup]. What p() holds
+  // is lost.
+  void join_statistics(const Head& head, const BackwardRows<U>& rows, std::int64_t group, const Word* k,
+                       const TilePart<U>& part, float* max, float* sum) {
     const DF d;
-    const std::int64_t depth = w_.dp / W::kPair;
-    for (std::int64_t j = first; j < last; j += kTileM) {
-      TileProduct<W, kTileN, Sum::kStore>(depth, k + j * depth, depth, 1, rows.q(group), kGroup,
-                                          p_tile_ + (j - first) * kGroup, kGroup, nullptr, nullptr);
+    const std::int64_t first = part.first, last = part.last;
+    const std::int64_t depth = Words<U>(w_.dp);
+    const Lanes<Word> q{rows.q(group), kGroup};
+    for (std::int64_t j = first; j < last; j += U::kTileM) {
+      U::template Product<kTileN, Sum::kStore>(depth, {k + j * depth, depth, 1}, q, p_tile_ + (j - first) * kGroup,
+                                               kGroup);
     }
     GroupRows g = rows.group(group);
     g.vectors = kTileN;
     const VF none = hn::Set(d, -kInfinity);
     VF top[kTileN] = {none, none, none}, alpha[kTileN];
-    FinishScores(head, g, block + first, last - first, p_tile_, kGroup, extra_, top);
+    FinishScores(head, g, part.tile + first, last - first, p_tile_, kGroup, extra_, top);
     UpdateMax<kTileN>(max, to_log2(p_), top, alpha);
     Exponentiate<kTileN>(p_, false, p_tile_, last - first, top, alpha, sum);
   }
@@ -122,7 +137,7 @@ class BackwardScores {
   }
 
   const AttentionBackwardProblem& p_;
-  const BackwardWidths w_;
+  const BackwardWidths<U> w_;
   float *p_tile_ = nullptr, *ds_tile_ = nullptr;
   float *extra_ = nullptr, *factors_ = nullptr, *slope_ = nullptr;
 };

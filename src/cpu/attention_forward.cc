@@ -5,6 +5,7 @@
 #include "core/parallel.h"
 #include "cpu/attention.h"
 #include "cpu/kernels.h"
+#include "problem/attended_pairs.h"
 
 namespace heddle::cpu {
 namespace {
@@ -64,29 +65,12 @@ Refusal supports(const AttentionProblem& p) {
   return p.dtype == DType::f8e4m3 ? "it takes queries in float32, float16 and bfloat16, not float8_e4m3fn" : "";
 }
 
-// Pairs of query and key that some row attends, over all heads; causality and windows counted for the longest sequence.
-double pairs(const AttentionProblem& p) {
-  Sequence s;
-  s.sq = p.Sq;
-  s.sk = p.Sk;
-  s.off = p.causal == Causal::top_left ? 0 : p.Sk - p.Sq;
-  double rows = 0;
-  constexpr std::int64_t kSamples = 64;
-  const std::int64_t samples = std::min(p.Sq, kSamples);
-  for (std::int64_t n = 0; n < samples; ++n) {
-    const auto [begin, end] = p.key_range(s, n * p.Sq / samples);
-    rows += static_cast<double>(end - begin);
-  }
-  return samples == 0
-             ? 0
-             : rows / static_cast<double>(samples) * static_cast<double>(p.Sq) * static_cast<double>(p.B * p.H);
-}
-
 double estimate(const AttentionProblem& p, int workers) {
   const Kernels& k = kernels();
   const bool narrow = p.int4 || p.k.dtype == DType::f8e4m3;  // multiplied in f32
   const double rate = p.dtype == DType::bf16 && !narrow ? k.bf16_rate : k.f32_rate;
-  const double work = pairs(p) * (2.0 * static_cast<double>(p.D + p.Dv) + 12.0);
+  const double pairs = static_cast<double>(p.B * p.H) * attended_pairs(p);
+  const double work = pairs * (2.0 * static_cast<double>(p.D + p.Dv) + 12.0);
   return 3e-6 + work / (rate * workers);
 }
 

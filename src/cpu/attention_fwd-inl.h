@@ -1,6 +1,24 @@
 // Forward: one tile of query rows against its keys, block by block, with the online softmax (Milakov and Gimelshein,
 // arXiv 1805.02867; Dao et al., arXiv 2205.14135). Rows lie in vector lanes: O^T[d][lane], S^T[key][lane], maxima and
 // sums are vectors.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/decode-inl.h"
+#include "cpu/keys-inl.h"
+#include "cpu/plan.h"
+#include "cpu/rows-inl.h"
+#include "cpu/scores-inl.h"
+#include "cpu/scratch.h"
+#include "cpu/softmax-inl.h"
+#include "cpu/task_walk.h"
+#include "cpu/unit-inl.h"
+#include "cpu/widened_keys-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -10,24 +28,24 @@ struct Running {
   float *o, *max, *sum;
 };
 
-template <class W>
+template <Unit U>
 class ForwardTile {
-  using T = typename W::T;
+  using Word = typename U::Word;
 
  public:
   ForwardTile(const AttentionProblem& p, std::int64_t rows, std::byte* memory)
       : p_(p),
-        dp_(round_up(p.D, kPad)),
-        dvp_(round_up(p.Dv, kPad)),
+        dp_(round_up(p.D, U::kPad)),
+        dvp_(round_up(p.Dv, U::kPad)),
         groups_(ceil_div(std::min(rows, tile_rows(p)), kGroup)) {
     Scratch scratch(memory);
-    line_ = scratch.take<float>(4 * std::max(dp_, dvp_));
+    line_ = scratch.take<float>(kLineRows<U> * std::max(dp_, dvp_));
     rows_ = scratch.take<GroupRows>(groups_);
-    q_ = scratch.take<T>(groups_ * dp_ / W::kPair * kGroup);
-    k_ = scratch.take<T>(kKeyBlock * dp_ / W::kPair);
-    v_ = scratch.take<T>(dvp_ / kTileM * PanelStride<W>(kKeyBlock));
+    q_ = scratch.take<Word>(groups_ * Words<U>(dp_) * kGroup);
+    k_ = scratch.take<Word>(kKeyBlock * Words<U>(dp_));
+    v_ = scratch.take<Word>(U::PanelWords(dvp_, kKeyBlock));
     scores_ = scratch.take<float>(kKeyBlock * kGroup);
-    if (W::kPair == 2) pairs_ = scratch.take<T>(kKeyBlock / 2 * kGroup);
+    if (U::kRounds) weights_ = scratch.take<Word>(Words<U>(kKeyBlock) * kGroup);
     if (p.has_planes() || p.dropout.p > 0) extra_ = scratch.take<float>(kKeyBlock * kGroup);
     running_ = scratch.take<float>(groups_ * running_floats());
     chunk_ = scratch.take<float>(groups_ * running_floats());
@@ -45,15 +63,15 @@ class ForwardTile {
     const Head head{p_, task.b, task.kv_head, s};
     load_rows(head, task);
     if (task.partial != nullptr) {
-      attend(head, task.key_begin, task.key_end, task.partial);
+      attend(head, task, {task.key_begin, task.key_end}, task.partial);
       return;
     }
     if (!splits_keys(p_, s)) {
-      attend(head, task.key_begin, task.key_end, running_);
+      attend(head, task, {task.key_begin, task.key_end}, running_);
     } else {
       for (std::int64_t begin = 0; begin < s.sk; begin += kKeyChunk) {
         float* to = begin == 0 ? running_ : chunk_;
-        attend(head, begin, std::min(begin + kKeyChunk, s.sk), to);
+        attend(head, task, {begin, std::min(begin + kKeyChunk, s.sk)}, to);
         if (begin > 0) merge(chunk_);
       }
     }
@@ -89,16 +107,16 @@ class ForwardTile {
     load_ranges(head, task);
     for (std::int64_t group = 0; group < groups_; ++group) {
       const GroupRows& g = rows_[group];
-      GatherRowsTransposed<W>(p_, p_.q, p_.D, dp_, head.b, head.s, head.kv_head, g.begin, g.count,
-                              static_cast<std::int64_t>(g.vectors) * kLanes, q_ + group * dp_ / W::kPair * kGroup,
+      GatherRowsTransposed<U>(p_, p_.q, p_.D, dp_, head.b, head.s, head.kv_head, g.begin, g.count,
+                              static_cast<std::int64_t>(g.vectors) * kLanes, q_ + group * Words<U>(dp_) * kGroup,
                               kGroup, line_);
     }
   }
 
-  // All groups against keys [begin, end), from nothing, into `result`.
-  void attend(const Head& head, std::int64_t begin, std::int64_t end, float* result) {
+  // All groups against `keys`, from nothing, into `result`. Tiles start at multiples of kKeyBlock whatever a row needs,
+  // so that its sums are always grouped alike.
+  void attend(const Head& head, const ForwardTask& task, KeyRange keys, float* result) {
     const DF d;
-    std::int64_t first = end, last = begin;  // keys that any row needs
     for (std::int64_t group = 0; group < groups_; ++group) {
       const Running r = at(result, group);
       const int lanes = rows_[group].vectors * kLanes;
@@ -107,100 +125,85 @@ class ForwardTile {
         hn::StoreU(hn::Zero(d), d, r.sum + lane);
       }
       for (std::int64_t i = 0; i < dvp_; ++i) std::memset(r.o + i * kGroup, 0, static_cast<std::size_t>(lanes) * 4);
-      first = std::min(first, rows_[group].key_begin);
-      last = std::max(last, rows_[group].key_end);
     }
-    // Blocks start at multiples of kKeyBlock whatever the row needs, so that its sums are always grouped alike.
-    first = std::max(first, begin) / kKeyBlock * kKeyBlock;
-    last = std::min(last, end);
-    for (std::int64_t block = first; block < last; block += kKeyBlock) {
-      pack(head, block, std::min(block + kKeyBlock, last));
-      const std::int64_t next = block + kKeyBlock, calls = groups_ * (kKeyBlock + dvp_) / kTileM;
-      Prefetcher prefetcher(p_, head.b, head.s, head.kv_head, next, std::min(next + kKeyBlock, last), calls);
+    const TaskWalk walk(p_, head.s, {task.row_begin, task.row_end}, keys, kKeyBlock, task.tiles);
+    for (std::int64_t n = 0; n < walk.count(); ++n) {
+      const KeyRange tile = walk.tile(n);
+      pack(head, tile);
+      const std::int64_t calls = groups_ * (kKeyBlock + dvp_) / U::kTileM;
+      Prefetcher prefetcher(p_, head.b, head.s, head.kv_head, walk.next(n), calls);
       for (std::int64_t group = 0; group < groups_; ++group) {
-        step(head, rows_[group], group, block, last, at(result, group), prefetcher);
+        step(head, rows_[group], group, tile, at(result, group), prefetcher);
       }
     }
   }
 
-  void pack(const Head& head, std::int64_t block, std::int64_t end) {
-    packed_ = round_up(end - block, kPad);
-    block_end_ = end;
-    PackRows<W>(p_, p_.k, p_.D, dp_, head.b, head.s, head.kv_head, block, end - block, packed_, k_);
-    pack_values(head, block);
+  void pack(const Head& head, KeyRange tile) {
+    packed_ = round_up(tile.size(), U::kPad);
+    tile_ = tile;
+    PackRows<U>(p_, p_.k, p_.D, dp_, head.b, head.s, head.kv_head, tile.begin, tile.size(), packed_, k_);
+    pack_values(head);
   }
 
-  void pack_values(const Head& head, std::int64_t block) {
-    v_non_finite_ = PackPanels<W>(p_, p_.v, p_.Dv, dvp_, head.b, head.s, head.kv_head, block, block_end_ - block,
+  void pack_values(const Head& head) {
+    v_non_finite_ = PackPanels<U>(p_, p_.v, p_.Dv, dvp_, head.b, head.s, head.kv_head, tile_.begin, tile_.size(),
                                   packed_, v_, line_);
   }
 
-  void step(const Head& head, const GroupRows& g, std::int64_t group, std::int64_t block, std::int64_t end,
-            const Running& r, Prefetcher& prefetcher) {
-    const std::int64_t key_begin = std::max(block, g.key_begin),
-                       key_end = std::min({block + kKeyBlock, end, g.key_end});
-    if (key_begin >= key_end) return;
-    const std::int64_t first = (key_begin - block) / kPad * kPad, last = round_up(key_end - block, kPad);
-    const bool plain = block + first >= g.full_begin && block + last <= g.full_end && !has_score_options(p_);
+  void step(const Head& head, const GroupRows& g, std::int64_t group, KeyRange tile, const Running& r,
+            Prefetcher& prefetcher) {
+    const TilePart<U> part(g, tile);
+    if (part.empty()) return;
     switch (g.vectors) {
       case 1:
-        return step_n<1>(head, g, group, block, first, last, key_begin, key_end, plain, r, prefetcher);
+        return step_n<1>(head, g, group, part, r, prefetcher);
       case 2:
-        return step_n<2>(head, g, group, block, first, last, key_begin, key_end, plain, r, prefetcher);
+        return step_n<2>(head, g, group, part, r, prefetcher);
       default:
-        return step_n<3>(head, g, group, block, first, last, key_begin, key_end, plain, r, prefetcher);
+        return step_n<3>(head, g, group, part, r, prefetcher);
     }
   }
 
   template <int N>
-  void step_n(const Head& head, const GroupRows& g, std::int64_t group, std::int64_t block, std::int64_t first,
-              std::int64_t last, std::int64_t key_begin, std::int64_t key_end, bool plain, const Running& r,
+  void step_n(const Head& head, const GroupRows& g, std::int64_t group, const TilePart<U>& part, const Running& r,
               Prefetcher& prefetcher) {
+    const std::int64_t first = part.first, last = part.last, begin = part.tile + first;
+    const bool plain = part.unmasked && !has_score_options(p_);
     const DF d;
-    const T* q = q_ + group * dp_ / W::kPair * kGroup;
-    const std::int64_t depth = dp_ / W::kPair;
+    const std::int64_t depth = Words<U>(dp_);
+    const Lanes<Word> q{q_ + group * depth * kGroup, kGroup};
     float* scores = scores_ + first * kGroup;
     VF top[N];
     HWY_UNROLL(kTileN)
     for (int n = 0; n < N; ++n) top[n] = hn::Set(d, -kInfinity);
     if (plain) {
-      for (std::int64_t j = first; j < last; j += kTileM) {
-        TileProduct<W, N, Sum::kStoreMax>(depth, k_ + j * depth, depth, 1, q, kGroup, scores_ + j * kGroup, kGroup,
-                                          nullptr, top);
+      for (std::int64_t j = first; j < last; j += U::kTileM) {
+        U::template Product<N, Sum::kStoreMax>(depth, {k_ + j * depth, depth, 1}, q, scores_ + j * kGroup, kGroup,
+                                               nullptr, top);
         prefetcher.some();
       }
       const VF scale = hn::Set(d, p_.scale * kLog2e);
       HWY_UNROLL(kTileN)
       for (int n = 0; n < N; ++n) top[n] = hn::Mul(top[n], scale);
     } else {
-      for (std::int64_t j = first; j < last; j += kTileM) {
-        TileProduct<W, N, Sum::kStore>(depth, k_ + j * depth, depth, 1, q, kGroup, scores_ + j * kGroup, kGroup,
-                                       nullptr, nullptr);
+      for (std::int64_t j = first; j < last; j += U::kTileM) {
+        U::template Product<N, Sum::kStore>(depth, {k_ + j * depth, depth, 1}, q, scores_ + j * kGroup, kGroup);
       }
-      FinishScores(head, g, block + first, last - first, scores, kGroup, extra_, top);
+      FinishScores(head, g, begin, last - first, scores, kGroup, extra_, top);
     }
     VF alpha[N];
     UpdateMax<N>(r.max, to_log2(p_), top, alpha);
     Exponentiate<N>(p_, plain, scores, last - first, top, alpha, r.sum);
-    ApplyDropout<N>(head, g, block + first, last - first, scores, extra_);
-    if constexpr (W::kPair == 2) PairRows(scores_, kGroup, first / 2, last / 2, N, pairs_);
-    if (v_non_finite_) DropUnattended<W>(head, g, block, packed_, dvp_, v_);
-    // Exactly the keys that the group needs (in whole pairs): a value that no row here attends is not even multiplied
-    // by 0.
-    const std::int64_t from = (key_begin - block) / W::kPair, to = ceil_div(key_end - block, W::kPair);
-    const T* weights;
-    if constexpr (W::kPair == 1) {
-      weights = scores_;
-    } else {
-      weights = pairs_;
-    }
-    const std::int64_t panel = PanelStride<W>(packed_);
-    for (std::int64_t i = 0; i < dvp_; i += kTileM) {
-      TileProduct<W, N, Sum::kScaleJoin>(to - from, v_ + i / kTileM * panel + from * kTileM, 1, kTileM,
-                                         weights + from * kGroup, kGroup, r.o + i * kGroup, kGroup, alpha, nullptr);
+    ApplyDropout<N>(head, g, begin, last - first, scores, extra_);
+    if (v_non_finite_) DropUnattended<U>(head, g, part.tile, packed_, dvp_, v_);
+    const auto [from, to] = part.depth();
+    const Lanes<Word> weights = U::PackLanes(scores_, kGroup, {from, to}, N, weights_);
+    for (std::int64_t i = 0; i < dvp_; i += U::kTileM) {
+      U::template Product<N, Sum::kScaleJoin>(to - from, U::Panel(v_, packed_, i, from), weights, r.o + i * kGroup,
+                                              kGroup, alpha);
       prefetcher.some();
     }
-    if (v_non_finite_) pack_values(head, block);
+    if (v_non_finite_) pack_values(head);
   }
 
   // running_ and a later partial result become one.
@@ -242,26 +245,22 @@ class ForwardTile {
   const std::int64_t dp_, dvp_;
   std::int64_t groups_;
   std::size_t bytes_ = 0;
-  std::int64_t packed_ = 0;     // rows of the packed block, padded
-  std::int64_t block_end_ = 0;  // its last key + 1
+  KeyRange tile_;            // that is packed
+  std::int64_t packed_ = 0;  // its rows, padded
   bool v_non_finite_ = false;
   float* line_ = nullptr;
   GroupRows* rows_ = nullptr;
-  T *q_ = nullptr, *k_ = nullptr, *v_ = nullptr, *pairs_ = nullptr;
+  Word *q_ = nullptr, *k_ = nullptr, *v_ = nullptr, *weights_ = nullptr;
   float *scores_ = nullptr, *extra_ = nullptr, *running_ = nullptr, *chunk_ = nullptr;
 };
 
-// Calls f(ForwardTile<W>) with the word type that the problem's dtype multiplies in.
+// Calls f(ForwardTile<U>) with the unit of the problem's dtype.
 template <class F>
 auto WithForwardTile(const AttentionProblem& p, std::int64_t rows, std::byte* memory, const F& f) {
-#if HEDDLE_TARGET_BF16
-  if (p.dtype == DType::bf16 && !widened(p)) {
-    ForwardTile<Bf16Word> tile(p, rows, memory);
+  return WithUnit(p.dtype == DType::bf16 && !widened(p), [&]<Unit U>() {
+    ForwardTile<U> tile(p, rows, memory);
     return f(tile);
-  }
-#endif
-  ForwardTile<F32Word> tile(p, rows, memory);
-  return f(tile);
+  });
 }
 
 inline std::size_t ForwardScratch(const AttentionProblem& p, std::int64_t rows) {

@@ -1,5 +1,17 @@
 // The gradient of the additive bias, a pass of its own over S and dP: whoever shares an element of the bias then adds
 // in one order, whatever the threads.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/dtypes.h"
+#include "cpu/attention_bwd-inl.h"
+#include "cpu/plan.h"
+#include "cpu/scores-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {

@@ -1,5 +1,21 @@
 // Few query rows (decode): bound by reading K and V once, so both are read where they lie, with head dimensions in
 // lanes.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/decode_products-inl.h"
+#include "cpu/plan.h"
+#include "cpu/rows-inl.h"
+#include "cpu/scores-inl.h"
+#include "cpu/scratch.h"
+#include "cpu/softmax-inl.h"
+#include "cpu/task_walk.h"
+#include "cpu/widened_keys-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -11,6 +27,10 @@ constexpr std::int64_t kFewBlock = 32;  // keys between two rescalings: 32 rows 
 // Whether a kv head with that many query rows takes this path; a matter of the problem alone.
 inline bool few_rows(const AttentionProblem& p, const Sequence& s) {
   return s.q_rows * p.G <= kFewRows && p.k.stride_d == 1 && p.v.stride_d == 1;
+}
+
+inline std::int64_t KeyTile(const AttentionProblem& p, const Sequence& s) {
+  return few_rows(p, s) ? kFewBlock : kKeyBlock;
 }
 
 // Heads side by side in memory are read together up to kSpanBytes of a key's row.
@@ -50,7 +70,7 @@ class FewTile {
       // Sequences of one chunk are not cut, so that a chunk's end never lies past the keys.
       const std::int64_t end = splits_keys(p_, s) ? std::min(begin + kKeyChunk, task.key_end) : task.key_end;
       float* to = begin == task.key_begin && task.partial == nullptr ? running_ : chunk_;
-      attend(task, s, begin, end, to);
+      attend(task, s, {begin, end}, to);
       if (task.partial == nullptr && to == chunk_) {
         for (std::int64_t h = 0; h < task.kv_heads; ++h) merge(h, chunk_ + h * step());
       }
@@ -89,27 +109,24 @@ class FewTile {
     }
   }
 
-  void attend(const ForwardTask& task, const Sequence& s, std::int64_t begin, std::int64_t end, float* result) {
+  void attend(const ForwardTask& task, const Sequence& s, KeyRange keys, float* result) {
     const DF d;
-    std::int64_t first = end, last = begin;
     for (std::int64_t h = 0; h < task.kv_heads; ++h) {
       float* part = result + h * step();
       std::memset(part, 0, partial_floats() * 4);
       hn::StoreU(hn::Set(d, -kInfinity), d, max_of(part, width_));
-      first = std::min(first, rows_[h].key_begin);
-      last = std::max(last, rows_[h].key_end);
     }
-    last = std::min(last, end);
-    first = std::max(begin, first / kFewBlock * kFewBlock);
-    const auto fetched = [&](std::int64_t key) { return p_.int4 ? 0 : std::min(key, last); };
-    Fetcher(p_, task.b, s, task.kv_head, task.kv_heads, first, fetched(first + kFewBlock), 1).all();
-    for (std::int64_t block = first; block < last; block += kFewBlock) {
-      const std::int64_t next = block + kFewBlock, passes = ceil_div(s.q_rows * p_.G, 4);
-      Fetcher fetcher(p_, task.b, s, task.kv_head, task.kv_heads, next, fetched(next + kFewBlock),
-                      task.kv_heads * passes * kFewBlock);
+    const std::int64_t rows = s.q_rows * p_.G, passes = ceil_div(rows, 4);
+    const TaskWalk walk(p_, s, {0, rows}, keys, kFewBlock, task.tiles);
+    const auto fetcher_of = [&](KeyRange tile, std::int64_t steps) {
+      return Fetcher(p_, task.b, s, task.kv_head, task.kv_heads, p_.int4 ? KeyRange{} : tile, steps);
+    };
+    if (walk.count() > 0) fetcher_of(walk.tile(0), 1).all();
+    for (std::int64_t n = 0; n < walk.count(); ++n) {
+      Fetcher fetcher = fetcher_of(walk.next(n), task.kv_heads * passes * kFewBlock);
       for (std::int64_t h = 0; h < task.kv_heads; ++h) {
-        attend_block({p_, task.b, task.kv_head + h, s}, h, std::max(block, rows_[h].key_begin),
-                     std::min({next, last, rows_[h].key_end}), fetcher, result + h * step());
+        const KeyRange met = walk.tile(n).common(rows_[h].keys);
+        attend_block({p_, task.b, task.kv_head + h, s}, h, met.begin, met.end, fetcher, result + h * step());
       }
     }
   }

@@ -1,4 +1,14 @@
 // Products of few query rows with keys and values that are read where they lie, and their fetching into the cache.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtypes.h"
+#include "cpu/plan.h"
+#include "cpu/simd-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -7,14 +17,14 @@ namespace heddle::cpu::HEDDLE_TARGET {
 // evenly over the work on the block before: in bursts, memory and arithmetic would wait for each other.
 class Fetcher {
  public:
-  // Keys [begin, end) of `heads` heads from `head` on, over `steps` calls of some().
+  // Of `heads` heads from `head` on, over `steps` calls of some().
   Fetcher(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t heads,
-          std::int64_t begin, std::int64_t end, std::int64_t steps)
-      : p_(p), s_(s), b_(b), head_(head), next_(begin), end_(end), steps_(std::max<std::int64_t>(steps, 1)) {
+          KeyRange keys, std::int64_t steps)
+      : p_(p), s_(s), b_(b), head_(head), next_(keys.begin), end_(keys.end), steps_(std::max<std::int64_t>(steps, 1)) {
     const auto bytes = heads * static_cast<std::int64_t>(size_of(p.k.dtype));
     k_bytes_ = p.D * bytes;
     v_bytes_ = p.Dv * bytes;
-    lines_ = std::max<std::int64_t>(end - begin, 0) * (ceil_div(k_bytes_, kLine) + ceil_div(v_bytes_, kLine));
+    lines_ = keys.size() * (ceil_div(k_bytes_, kLine) + ceil_div(v_bytes_, kLine));
   }
 
   HWY_INLINE void some() {

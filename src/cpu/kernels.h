@@ -17,6 +17,7 @@ struct Kernels {
   const char* name;
   int group;                   // query rows of one register tile
   bool bf16_pairs;             // products of bf16 operands in bf16, two at a time, summed in f32
+  int bf16_rows;               // rows of a matrix that such a product takes at a time
   double f32_rate, bf16_rate;  // FLOP/s of one core in the matrix products, for estimates
 
   // Widens `count` elements, `stride` apart, to f32 with zeros up to `padded`; and the reverse, rounding.
@@ -27,6 +28,8 @@ struct Kernels {
   // Scratch bytes of one worker, and one task.
   std::size_t (*forward_scratch)(const AttentionProblem&, std::int64_t rows);  // tasks of at most `rows` query rows
   void (*forward)(const AttentionProblem&, const ForwardTask&, std::byte* scratch);
+  // Keys of a tile of ForwardTask::tiles for sequence `s`; of BackwardTask::tiles it is kKeyBlock.
+  std::int64_t (*key_tile)(const AttentionProblem&, const Sequence& s);
   // kv heads that one task for sequence `s` does best to take together; 1 unless it has few query rows.
   std::int64_t (*heads_together)(const AttentionProblem&, const Sequence& s);
   // f32 of one partial result, and the merge of `count` of them, one after the other, into o and lse.

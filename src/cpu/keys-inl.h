@@ -1,116 +1,69 @@
 // Packing a block of keys or values as the A operand of the matrix product, whatever their dtype, strides or pages.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "cpu/plan.h"
+#include "cpu/unit-inl.h"
+#include "cpu/widened_keys-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
-// Panels of V and rows of K are packed once for all the groups of a tile.
-
 // Rows [begin, begin + count) of k, as they lie: out[j][d] in words, d padded with zeros, rows up to `padded_rows`
 // zero.
-template <class W>
+template <Unit U>
 void PackRows(const AttentionProblem& p, const Operand& x, std::int64_t width, std::int64_t padded, std::int64_t b,
               const Sequence& s, std::int64_t head, std::int64_t begin, std::int64_t count, std::int64_t padded_rows,
-              typename W::T* HWY_RESTRICT out) {
-  const std::int64_t row_words = padded / W::kPair;
-  if constexpr (W::kPair == 1) {
+              typename U::Word* HWY_RESTRICT out) {
+  const std::int64_t row_words = Words<U>(padded);
+  if constexpr (std::is_same_v<typename U::Element, float>) {
     if (widened(p)) KeyWidener(p, b, s, head).load(&x == &p.v, begin, count, padded, out);
   }
   for (std::int64_t j = 0; j < count && !widened(p); ++j) {
-    LoadWords<W>(x, p.key_row(x, b, s, begin + j, head), width, padded, out + j * row_words);
+    U::PackRow(x, p.key_row(x, b, s, begin + j, head), width, padded,
+               reinterpret_cast<typename U::Element*>(out + j * row_words));
   }
   std::memset(out + count * row_words, 0, static_cast<std::size_t>((padded_rows - count) * row_words) * sizeof(*out));
 }
 
-// Panels of kTileM columns stand this many words apart: a multiple of the page size would put all of them in one cache
-// set.
-template <class W>
-constexpr std::int64_t PanelStride(std::int64_t padded_rows) {
-  return padded_rows / W::kPair * kTileM + 16;
-}
-
-// Distributes rows over panels of kTileM columns: out[d / kTileM][j][d % kTileM], panels PanelStride apart; for pairs,
-// word j / 2 holds rows (j, j + 1) of one column. Remembers whether a value was infinite or NaN.
-template <class W>
-class PanelWriter {
-  using T = typename W::T;
-
- public:
-  PanelWriter(std::int64_t padded, std::int64_t padded_rows, T* out)
-      : padded_(padded), stride_(PanelStride<W>(padded_rows)), out_(out) {}
-
-  // Row j, or rows (j, j + 1) that lie one after the other.
-  HWY_INLINE void put(const T* HWY_RESTRICT words, std::int64_t j) {
-    T* HWY_RESTRICT out = out_ + j / W::kPair * kTileM;
-    if constexpr (W::kPair == 1) {
-      for (std::int64_t i = 0; i < padded_; i += kStep) {
-        const auto value = hn::LoadU(DStep(), words + i);
-        bad_ = hn::MulAdd(value, hn::Zero(DStep()), bad_);
-        hn::StoreU(value, DStep(), out + i / kTileM * stride_ + i % kTileM);
-      }
-    }
-#if HEDDLE_TARGET_BF16
-    else {
-      const hn::FixedTag<std::uint16_t, 8> d16;
-      const hn::FixedTag<std::uint32_t, 8> d32;
-      static_assert(kTileM == 8);
-      const auto* half = reinterpret_cast<const std::uint16_t*>(words);
-      const auto exponent = hn::Set(d16, 0x7f80);
-      for (std::int64_t i = 0; i < padded_; i += kTileM) {
-        const auto even = hn::LoadU(d16, half + i), odd = hn::LoadU(d16, half + padded_ + i);
-        const auto fields = hn::Max(hn::And(even, exponent), hn::And(odd, exponent));
-        bad_ = hn::Max(bad_, hn::BitCast(DStep(), hn::PromoteTo(d32, fields)));
-        hn::StoreU(hn::Or(hn::PromoteTo(d32, even), hn::ShiftLeft<16>(hn::PromoteTo(d32, odd))), d32,
-                   out + i / kTileM * stride_);
-      }
-    }
-#endif
-  }
-
-  bool non_finite() const {
-    if constexpr (W::kPair == 1) {
-      return !hn::AllTrue(DStep(), hn::Eq(bad_, hn::Zero(DStep())));  // x * 0 is 0 for finite x and NaN otherwise
-    } else {
-      return !hn::AllFalse(DStep(), hn::Eq(bad_, hn::Set(DStep(), 0x7f80u)));
-    }
-  }
-
- private:
-  static constexpr int kStep = HWY_MIN(kLanes, kTileM);
-  using DStep = hn::CappedTag<T, kStep>;
-  const std::int64_t padded_, stride_;
-  T* out_;
-  hn::Vec<DStep> bad_ = hn::Zero(DStep());
-};
-
 // Rows [begin, begin + count) of x as panels; padded columns and padded_rows are zero-filled. Returns whether a value
-// is infinite or NaN. line: 2 * padded f32.
-template <class W>
+// is infinite or NaN. line: U::kDepth * padded f32.
+template <Unit U>
 bool PackPanels(const AttentionProblem& p, const Operand& x, std::int64_t width, std::int64_t padded, std::int64_t b,
                 const Sequence& s, std::int64_t head, std::int64_t begin, std::int64_t count, std::int64_t padded_rows,
-                typename W::T* out, float* HWY_RESTRICT line) {
-  auto* words = reinterpret_cast<typename W::T*>(line);
-  const std::int64_t row_words = padded / W::kPair;
-  PanelWriter<W> panels(padded, padded_rows, out);
-  for (std::int64_t j = 0; j < padded_rows; j += W::kPair) {
-    for (std::int64_t k = 0; k < W::kPair; ++k) {
+                typename U::Word* out, float* HWY_RESTRICT line) {
+  using Element = typename U::Element;
+  auto* rows = reinterpret_cast<Element*>(line);
+  typename U::PanelPacker panels(padded, padded_rows, out);
+  for (std::int64_t j = 0; j < padded_rows; j += U::kDepth) {
+    for (std::int64_t k = 0; k < U::kDepth; ++k) {
+      Element* row = rows + k * padded;
       if (j + k < count && widened(p)) {
-        if constexpr (W::kPair == 1) KeyWidener(p, b, s, head).load(&x == &p.v, begin + j, 1, padded, words);
+        if constexpr (std::is_same_v<Element, float>) {
+          KeyWidener(p, b, s, head).load(&x == &p.v, begin + j, 1, padded, row);
+        }
       } else if (j + k < count) {
-        LoadWords<W>(x, p.key_row(x, b, s, begin + j + k, head), width, padded, words + k * row_words);
+        U::PackRow(x, p.key_row(x, b, s, begin + j + k, head), width, padded, row);
       } else {
-        std::memset(words + k * row_words, 0, static_cast<std::size_t>(row_words) * 4);
+        std::memset(row, 0, static_cast<std::size_t>(padded) * sizeof(Element));
       }
     }
-    panels.put(words, j);
+    panels.put(reinterpret_cast<const typename U::Word*>(rows), j);
   }
   return panels.non_finite();
 }
 
 // The same from rows that PackRows packed.
-template <class W>
-bool PanelsFromRows(const typename W::T* rows, std::int64_t padded, std::int64_t padded_rows, typename W::T* out) {
-  PanelWriter<W> panels(padded, padded_rows, out);
-  for (std::int64_t j = 0; j < padded_rows; j += W::kPair) panels.put(rows + j * padded / W::kPair, j);
+template <Unit U>
+bool PanelsFromRows(const typename U::Word* rows, std::int64_t padded, std::int64_t padded_rows,
+                    typename U::Word* out) {
+  typename U::PanelPacker panels(padded, padded_rows, out);
+  for (std::int64_t j = 0; j < padded_rows; j += U::kDepth) panels.put(rows + Words<U>(j * padded), j);
   return panels.non_finite();
 }
 
@@ -118,16 +71,10 @@ bool PanelsFromRows(const typename W::T* rows, std::int64_t padded, std::int64_t
 // wait for memory.
 class Prefetcher {
  public:
-  // Keys [begin, end), over `calls` calls of some().
-  Prefetcher(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, std::int64_t begin,
-             std::int64_t end, std::int64_t calls)
-      : p_(p),
-        s_(s),
-        b_(b),
-        head_(head),
-        begin_(begin),
-        rows_(p.int4 ? 0 : std::max<std::int64_t>(end - begin, 0) * 2),
-        calls_(calls) {}
+  // Over `calls` calls of some().
+  Prefetcher(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t head, KeyRange keys,
+             std::int64_t calls)
+      : p_(p), s_(s), b_(b), head_(head), begin_(keys.begin), rows_(p.int4 ? 0 : keys.size() * 2), calls_(calls) {}
 
   HWY_INLINE void some() {
     for (due_ += rows_; due_ >= calls_; due_ -= calls_) {

@@ -1,4 +1,20 @@
 // One task of a linear layer: the product, then bias, activation and residual, rounded once.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtypes.h"
+#include "cpu/linear_codes-inl.h"
+#include "cpu/linear_int8-inl.h"
+#include "cpu/linear_kernels.h"
+#include "cpu/linear_products-inl.h"
+#include "cpu/row_ops-inl.h"
+#include "cpu/scratch.h"
+#include "cpu/simd-inl.h"
+#include "cpu/unit-inl.h"
+#include "problem/linear.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -120,7 +136,6 @@ inline void WriteOutputs(const LinearProblem& p, const LinearTask& task, const L
 inline float MultiplyTask(const lowbit::Panels& w, const LinearTask& task, const LinearMemory& memory) {
   const std::int64_t first = task.tile * kLinearPanels;
   const int vectors = static_cast<int>(std::min(kLinearPanels, w.layout.panels - first)) * kSlices;
-  const std::int64_t rows = round_up(task.m_count, kTileM);
   if (w.layout.columns == 0) {
     std::fill_n(memory.sums, kLinearChunk * kLinearTile, 0.0f);
     return 1.0f;
@@ -130,15 +145,16 @@ inline float MultiplyTask(const lowbit::Panels& w, const LinearTask& task, const
     return 1.0f;
   }
   const float global = w.format.global_scale ? w.global_scale() : 1.0f;
-#if HEDDLE_TARGET_BF16
-  if (task.pairs) {  // exact without the global scale
-    WithFormat(w, 1.0f, [&](const auto& codes, const auto& scales) HWY_ATTR {
-      MultiplyTile<Bf16Word>(codes, scales, w, static_cast<const std::uint32_t*>(task.x), rows, first, vectors,
-                             reinterpret_cast<std::uint32_t*>(memory.block), memory.sums);
-    });
-    return global;
+  if constexpr (kHasBf16Unit) {
+    if (task.pairs) {  // exact without the global scale
+      using Word = Bf16Unit::Word;
+      WithFormat(w, 1.0f, [&](const auto& codes, const auto& scales) HWY_ATTR {
+        MultiplyTile<Bf16Unit>(codes, scales, w, static_cast<const Word*>(task.x), task.m_count, first, vectors,
+                               reinterpret_cast<Word*>(memory.block), memory.sums);
+      });
+      return global;
+    }
   }
-#endif
   const auto* x = static_cast<const float*>(task.x);
   WithFormat(w, global, [&](const auto& codes, const auto& scales) HWY_ATTR {
     // Rows of x beyond m_count are zeros.
@@ -147,7 +163,7 @@ inline float MultiplyTask(const lowbit::Panels& w, const LinearTask& task, const
     if (task.m_count <= 4) return DotTile<4>(codes, scales, w, x, first, vectors, memory.sums);
     if (task.m_count <= kLinearFewRows)
       return DotTile<kLinearFewRows>(codes, scales, w, x, first, vectors, memory.sums);
-    MultiplyTile<F32Word>(codes, scales, w, x, rows, first, vectors, memory.block, memory.sums);
+    MultiplyTile<F32Unit>(codes, scales, w, x, task.m_count, first, vectors, memory.block, memory.sums);
   });
   return 1.0f;
 }

@@ -2,6 +2,23 @@
 // the broadcast operand and rows of x in lanes, so that W is decoded as the forward decodes it and no sum crosses
 // lanes:
 //   dn^T[k, m] += W^T[k, n] dz^T[n, m]
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "core/dtypes.h"
+#include "cpu/linear-inl.h"
+#include "cpu/linear_codes-inl.h"
+#include "cpu/linear_kernels.h"
+#include "cpu/linear_products-inl.h"
+#include "cpu/row_ops-inl.h"
+#include "cpu/scratch.h"
+#include "cpu/simd-inl.h"
+#include "cpu/unit-inl.h"
+#include "problem/linear.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -129,6 +146,20 @@ inline void RowGradient(const LinearBackwardProblem& p, const std::byte* dy, con
   std::fill(d + count, d + kLinearTile, 0.0f);  // what stands for rows that W does not have may be anything
 }
 
+// rows[m][kLinearTile] as operand B, words of neighbouring sums, rows of x in lanes. What `rows` held is lost.
+template <Unit U>
+void StoreSums(float* rows, std::int64_t lanes, typename U::Word* to) {
+  // No payload of a NaN of bf16 is lost to the rounding.
+  const auto* words =
+      U::PackTile(rows, kLinearTile, {0, lanes}, kLinearTile, reinterpret_cast<typename U::Word*>(rows));
+  constexpr std::int64_t kWords = Words<U>(kLinearTile);
+  for (std::int64_t i = 0; i < kWords; i += 4) {
+    for (std::int64_t m = 0; m < lanes; m += 4) {
+      Transpose4x4(words + m * kWords + i, kWords, to + i * lanes + m, lanes);
+    }
+  }
+}
+
 inline void SumsGradient(const LinearBackwardProblem& p, const LinearTask& task, const LinearGradientRows& g,
                          std::byte* scratch) {
   const DF df;
@@ -150,65 +181,32 @@ inline void SumsGradient(const LinearBackwardProblem& p, const LinearTask& task,
     }
   }
   std::fill_n(memory.rows + g.m_count * kLinearTile, (g.lanes - g.m_count) * kLinearTile, 0.0f);
-  if (!g.pairs) {
-    float* to = static_cast<float*>(g.dz) + n * g.lanes;
-    for (std::int64_t i = 0; i < kLinearTile; i += 4) {
-      for (std::int64_t m = 0; m < g.lanes; m += 4) {
-        Transpose4x4(memory.rows + m * kLinearTile + i, kLinearTile, to + i * g.lanes + m, g.lanes);
-      }
-    }
-    return;
-  }
-#if HEDDLE_TARGET_BF16
-  // Two neighbouring sums of a row are a word already; no payload of a NaN of bf16 is lost to the rounding.
-  auto* words = reinterpret_cast<std::uint32_t*>(memory.rows);
-  constexpr std::int64_t kWords = kLinearTile / 2;
-  const hn::Rebind<std::uint16_t, DF> d16;
-  for (std::int64_t m = 0; m < g.lanes; ++m) {
-    for (std::int64_t i = 0; i < kLinearTile; i += kLanes) {
-      const VU bits = RoundToBf16(hn::LoadU(df, memory.rows + m * kLinearTile + i));
-      hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(bits)), d16,
-                 reinterpret_cast<std::uint16_t*>(words + m * kWords) + i);
-    }
-  }
-  std::uint32_t* to = static_cast<std::uint32_t*>(g.dz) + n / 2 * g.lanes;
-  for (std::int64_t i = 0; i < kWords; i += 4) {
-    for (std::int64_t m = 0; m < g.lanes; m += 4) {
-      Transpose4x4(words + m * kWords + i, kWords, to + i * g.lanes + m, g.lanes);
-    }
-  }
-#endif
+  WithUnit(g.pairs, [&]<Unit U>() HWY_ATTR {
+    StoreSums<U>(memory.rows, g.lanes, static_cast<typename U::Word*>(g.dz) + Words<U>(n) * g.lanes);
+  });
 }
 
-// A block of W for the product: the forward's, f32 [k][kLinearTile], or bf16 in the same order, which makes
-// neighbouring rows of W the halves of a word.
-template <class W, class Codes, class Scales>
+// A block of W for the product, [k][kLinearTile] elements: neighbouring rows of W are the parts of a word.
+template <Unit U, class Codes, class Scales>
 HWY_NOINLINE void DecodeRows(const Codes& given_codes, const Scales& given_scales, const lowbit::Panels& w,
                              std::int64_t first, int vectors, std::int64_t begin, std::int64_t depth,
-                             typename W::T* HWY_RESTRICT block) {
-  if constexpr (W::kPair == 1) {
-    return DecodeBlock<W, false>(given_codes, given_scales, w, first, vectors, begin, depth, block);
-  } else {
-    const lowbit::PanelLayout& l = w.layout;
-    const Codes codes = given_codes;
-    const Scales scales = given_scales;
-    const hn::Rebind<std::uint16_t, DF> d16;
-    for (int n = 0; n < vectors; ++n) {
-      const SlicePlace place(w, first, n);
-      auto* to = reinterpret_cast<std::uint16_t*>(block) + n * kLanes;
-      std::int64_t k = begin;
-      for (std::int64_t g = begin / l.group; k < begin + depth; ++g) {
-        const VF scale = scales.Load(place.panel + l.scales, place.scale_index(g));
-        const VF zero = place.template Zero<Codes>(l, g);
-        for (const std::int64_t end = std::min(begin + depth, (g + 1) * l.group); k < end; k += lowbit::kPanelStep) {
-          auto word = codes.Load(place.step(l, k), place.slice);
-          HWY_UNROLL(8)
-          for (int j = 0; j < lowbit::kPanelStep; ++j) {
-            const VF weight = hn::Mul(codes.Value(word, zero), scale);
-            const VU bits = Scales::kExact ? hn::BitCast(DU(), weight) : RoundToBf16(weight);
-            hn::StoreU(hn::TruncateTo(d16, hn::ShiftRight<16>(bits)), d16, to);
-            to += kLinearTile;
-          }
+                             typename U::Word* HWY_RESTRICT block) {
+  const lowbit::PanelLayout& l = w.layout;
+  const Codes codes = given_codes;
+  const Scales scales = given_scales;
+  for (int n = 0; n < vectors; ++n) {
+    const SlicePlace place(w, first, n);
+    auto* to = reinterpret_cast<typename U::Element*>(block) + n * kLanes;
+    std::int64_t k = begin;
+    for (std::int64_t g = begin / l.group; k < begin + depth; ++g) {
+      const VF scale = scales.Load(place.panel + l.scales, place.scale_index(g));
+      const VF zero = place.template Zero<Codes>(l, g);
+      for (const std::int64_t end = std::min(begin + depth, (g + 1) * l.group); k < end; k += lowbit::kPanelStep) {
+        auto word = codes.Load(place.step(l, k), place.slice);
+        HWY_UNROLL(8)
+        for (int j = 0; j < lowbit::kPanelStep; ++j) {
+          U::template PackElements<Scales::kExact>(hn::Mul(codes.Value(word, zero), scale), to);
+          to += kLinearTile;
         }
       }
     }
@@ -216,14 +214,14 @@ HWY_NOINLINE void DecodeRows(const Codes& given_codes, const Scales& given_scale
 }
 
 // columns[k][m] (+)= sum over the block's rows of W of W[n, k] dz[n, m].
-template <class W, Sum kSum>
-void MultiplyColumns(const typename W::T* block, std::int64_t depth, const typename W::T* dz, std::int64_t lanes,
+template <Unit U, Sum kSum>
+void MultiplyColumns(const typename U::Word* block, std::int64_t depth, const typename U::Word* dz, std::int64_t lanes,
                      float* columns) {
-  constexpr std::int64_t kWords = kLinearTile / W::kPair;
+  constexpr std::int64_t kWords = Words<U>(kLinearTile);
   const auto run = [&]<int kVectors>(std::int64_t m) {
-    for (std::int64_t k = 0; k < depth; k += kTileM) {
-      TileProduct<W, kVectors, kSum>(kWords, block + k * kWords, kWords, 1, dz + m, lanes, columns + k * lanes + m,
-                                     lanes, nullptr, nullptr);
+    for (std::int64_t k = 0; k < depth; k += U::kTileM) {
+      U::template Product<kVectors, kSum>(kWords, {block + k * kWords, kWords, 1}, {dz + m, lanes},
+                                          columns + k * lanes + m, lanes);
     }
   };
   std::int64_t m = 0;
@@ -232,20 +230,20 @@ void MultiplyColumns(const typename W::T* block, std::int64_t depth, const typen
   if (lanes - m == kLanes) run.template operator()<1>(m);
 }
 
-template <class W, class Codes, class Scales>
+template <Unit U, class Codes, class Scales>
 void GradientColumns(const Codes& codes, const Scales& scales, const lowbit::Panels& w, const LinearGradientRows& g,
-                     std::int64_t begin, std::int64_t depth, typename W::T* block, float* columns) {
-  constexpr std::int64_t kWords = kLinearTile / W::kPair;
-  const auto* dz = static_cast<const typename W::T*>(g.dz);
+                     std::int64_t begin, std::int64_t depth, typename U::Word* block, float* columns) {
+  constexpr std::int64_t kWords = Words<U>(kLinearTile);
+  const auto* dz = static_cast<const typename U::Word*>(g.dz);
   for (std::int64_t first = 0; first < w.layout.panels; first += kLinearPanels) {
     const int vectors = static_cast<int>(std::min(kLinearPanels, w.layout.panels - first)) * kSlices;
     if (vectors < kTileVectors) std::memset(block, 0, static_cast<std::size_t>(depth * kWords) * sizeof(*block));
-    DecodeRows<W>(codes, scales, w, first, vectors, begin, depth, block);
+    DecodeRows<U>(codes, scales, w, first, vectors, begin, depth, block);
     const auto* from = dz + first / kLinearPanels * kWords * g.lanes;
     if (first == 0) {
-      MultiplyColumns<W, Sum::kStore>(block, depth, from, g.lanes, columns);
+      MultiplyColumns<U, Sum::kStore>(block, depth, from, g.lanes, columns);
     } else {
-      MultiplyColumns<W, Sum::kGoOn>(block, depth, from, g.lanes, columns);
+      MultiplyColumns<U, Sum::kGoOn>(block, depth, from, g.lanes, columns);
     }
   }
 }
@@ -260,20 +258,13 @@ inline void RowsGradient(const LinearBackwardProblem& p, const LinearGradientRow
   const float global = w.format.global_scale ? w.global_scale() : 1.0f;
   float factor = 1.0f;
   if (w.layout.panels == 0) std::fill_n(memory.columns, depth * g.lanes, 0.0f);
-#if HEDDLE_TARGET_BF16
-  if (g.pairs) {
-    factor = global;
-    WithFormat(w, 1.0f, [&](const auto& codes, const auto& scales) HWY_ATTR {
-      GradientColumns<Bf16Word>(codes, scales, w, g, begin, depth, reinterpret_cast<std::uint32_t*>(memory.block),
-                                memory.columns);
+  if (g.pairs) factor = global;  // exact without the global scale
+  WithUnit(g.pairs, [&]<Unit U>() HWY_ATTR {
+    WithFormat(w, g.pairs ? 1.0f : global, [&](const auto& codes, const auto& scales) HWY_ATTR {
+      GradientColumns<U>(codes, scales, w, g, begin, depth, reinterpret_cast<typename U::Word*>(memory.block),
+                         memory.columns);
     });
-  }
-#endif
-  if (!g.pairs) {
-    WithFormat(w, global, [&](const auto& codes, const auto& scales) HWY_ATTR {
-      GradientColumns<F32Word>(codes, scales, w, g, begin, depth, memory.block, memory.columns);
-    });
-  }
+  });
   for (std::int64_t k = 0; k < depth; k += 4) {
     for (std::int64_t m = 0; m < g.lanes; m += 4) {
       Transpose4x4(memory.columns + k * g.lanes + m, g.lanes, memory.turned + m * kGradientColumns + k,

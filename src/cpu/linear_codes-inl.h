@@ -1,5 +1,17 @@
-// Packed weights, one column of kLanes rows at a time. Included once for each target. A panel of 16 rows is
-// kSlices vectors; value * scale has the bits of lowbit::packed_value().
+// Packed weights, one column of kLanes rows at a time. A panel of 16 rows is kSlices vectors; value * scale has the
+// bits of lowbit::packed_value().
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "core/dtypes.h"
+#include "cpu/lowbit_decode-inl.h"
+#include "cpu/lowbit_elements-inl.h"
+#include "cpu/simd-inl.h"
+#include "lowbit/packed.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -58,8 +70,7 @@ class NibbleTable {
   }
 
  private:
-  using D8 = hn::Repartition<std::uint8_t, DF>;
-  hn::Vec<D8> planes_[4];
+  V8 planes_[4];
 #endif
 };
 

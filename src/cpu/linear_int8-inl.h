@@ -1,39 +1,20 @@
 // x W^T in integers: rows of x in 8 bits with a scale each, four columns of a row of W in a lane. Codes are taken as
 // u8 = value / step + offset, so that a group's sum is step * scale * (sum of u8 x - offset * sum of x). Weights of 8
 // bits keep their sign where products of u8 would overflow.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/linear_codes-inl.h"
+#include "cpu/linear_kernels.h"
+#include "cpu/simd-inl.h"
+#include "cpu/unit-inl.h"
+#include "lowbit/packed.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
-
-using D8 = hn::Repartition<std::uint8_t, DF>;
-using V8 = hn::Vec<D8>;
-
-// sum + the four products of each lane; codes u8 up to 24, x s8.
-HWY_INLINE VI DotBytes(VI sum, V8 codes, V8 x) {
-#if HEDDLE_TARGET_BF16  // and with it VNNI
-  return VI{_mm512_dpbusd_epi32(sum.raw, codes.raw, x.raw)};
-#elif HWY_TARGET == HWY_AVX3  // pairs of products are at most 24 * 127 * 2
-  const __m512i pairs = _mm512_maddubs_epi16(codes.raw, x.raw);
-  return hn::Add(sum, VI{_mm512_madd_epi16(pairs, _mm512_set1_epi16(1))});
-#elif HWY_TARGET == HWY_AVX2
-  const __m256i pairs = _mm256_maddubs_epi16(codes.raw, x.raw);
-  return hn::Add(sum, VI{_mm256_madd_epi16(pairs, _mm256_set1_epi16(1))});
-#elif HWY_TARGET == HWY_SSE4
-  const __m128i pairs = _mm_maddubs_epi16(codes.raw, x.raw);
-  return hn::Add(sum, VI{_mm_madd_epi16(pairs, _mm_set1_epi16(1))});
-#else
-  alignas(16) std::uint8_t a[16];
-  alignas(16) std::int8_t b[16];
-  alignas(16) std::int32_t out[4];
-  hn::Store(codes, D8(), a);
-  hn::Store(hn::BitCast(hn::RebindToSigned<D8>(), x), hn::RebindToSigned<D8>(), b);
-  for (int i = 0; i < 4; ++i) {
-    out[i] = 0;
-    for (int j = 4 * i; j < 4 * i + 4; ++j) out[i] += a[j] * b[j];
-  }
-  return hn::Add(sum, hn::Load(DI(), out));
-#endif
-}
 
 // Load() gives two words of each row for eight columns; which columns a word has is the order in which x is staged.
 
@@ -45,7 +26,7 @@ struct Nibbles {
     first = hn::And(hn::BitCast(D8(), word), nibble);
     second = hn::And(hn::BitCast(D8(), hn::ShiftRight<4>(word)), nibble);
   }
-  HWY_INLINE VI Dot(VI sum, V8 codes, V8 x) const { return DotBytes(sum, codes, x); }
+  HWY_INLINE VI Dot(VI sum, V8 codes, V8 x) const { return ByteUnit::Dot(sum, codes, x); }
   // dot - offset * total, exact below 2^24
   HWY_INLINE VF Exact(VI dot, VF offset, float total) const {
     return hn::NegMulAdd(offset, hn::Set(DF(), total), hn::ConvertTo(DF(), dot));
@@ -94,11 +75,7 @@ HWY_INLINE V8 LoadFourColumns(const std::uint8_t* from) {
 struct Int8Numbers {
   static constexpr float kStep = 1;
   static constexpr bool kZeros = false;
-#if HEDDLE_TARGET_BF16  // u8 = value + 128, for VNNI
-  static constexpr float kOffset = 128;
-#else
-  static constexpr float kOffset = 0;
-#endif
+  static constexpr float kOffset = ByteUnit::kOffset;
   Int8Numbers() {
     // Four rows of a column lie in a word: to the columns of four rows, and within those to a row's columns.
     alignas(64) std::uint32_t words[kLanes];
@@ -121,24 +98,7 @@ struct Int8Numbers {
     first = Word(from);
     second = Word(from + 4 * lowbit::kPanelRows);
   }
-  // |w| is at most 128, so that pairs of products fit 16 bits.
-  HWY_INLINE VI Dot(VI sum, V8 w, V8 x) const {
-#if HEDDLE_TARGET_BF16
-    return DotBytes(sum, w, x);
-#elif HWY_TARGET == HWY_AVX3
-    const __m512i turned = _mm512_mask_sub_epi8(x.raw, _mm512_movepi8_mask(w.raw), _mm512_setzero_si512(), x.raw);
-    return DotBytes(sum, V8{_mm512_abs_epi8(w.raw)}, V8{turned});
-#elif HWY_TARGET == HWY_AVX2
-    return DotBytes(sum, V8{_mm256_abs_epi8(w.raw)}, V8{_mm256_sign_epi8(x.raw, w.raw)});
-#elif HWY_TARGET == HWY_SSE4
-    return DotBytes(sum, V8{_mm_abs_epi8(w.raw)}, V8{_mm_sign_epi8(x.raw, w.raw)});
-#else
-    const hn::RebindToSigned<D8> d8;
-    const auto value = hn::BitCast(d8, w), given = hn::BitCast(d8, x);
-    const auto turned = hn::IfThenElse(hn::Lt(value, hn::Zero(d8)), hn::Neg(given), given);
-    return DotBytes(sum, hn::BitCast(D8(), hn::Abs(value)), hn::BitCast(D8(), turned));
-#endif
-  }
+  HWY_INLINE VI Dot(VI sum, V8 w, V8 x) const { return ByteUnit::DotSigned(sum, w, x); }
   HWY_INLINE VF Exact(VI dot, VF, float total) const {
     constexpr auto kWhole = static_cast<std::int32_t>(kOffset);
     return hn::ConvertTo(DF(), hn::Sub(dot, hn::Set(DI(), kWhole * static_cast<std::int32_t>(total))));

@@ -32,8 +32,8 @@ struct LinearTask {
   std::int64_t m_begin = 0, m_count = 0, tile = 0;
   Int8Rows int8;       // words: null unless products are in integers
   bool pairs = false;  // products of bf16 pairs
-  const void* x =
-      nullptr;  // rows [m_begin, ..): f32, pairs: bf16; [m_count up to eights][layout.columns], zeros beyond
+  // Rows from m_begin on, [m_count up to whole tiles][layout.columns], zeros beyond m_count: f32, pairs: bf16.
+  const void* x = nullptr;
 };
 
 // A norm in front of the product, its parameters widened.

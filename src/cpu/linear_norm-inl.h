@@ -1,5 +1,15 @@
 // Norms of rows in front of a linear layer, in f64: in f32 a large mean would cancel, and a row that is then rounded to
 // 8 bits must round alike on every target.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "core/dtypes.h"
+#include "cpu/linear_kernels.h"
+#include "cpu/simd-inl.h"
+#include "problem/linear.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {

@@ -1,6 +1,18 @@
 // x W^T over packed weights: with few rows of x each decoded vector is used from its register, with more a block of
 // columns is decoded into the first-level cache and multiplied by the register tile of gemm-inl.h. Both add products
 // column after column to one sum, so that their bits are the same.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/linear_codes-inl.h"
+#include "cpu/linear_kernels.h"
+#include "cpu/plan.h"
+#include "cpu/unit-inl.h"
+#include "lowbit/packed.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -8,7 +20,6 @@ namespace heddle::cpu::HEDDLE_TARGET {
 constexpr std::int64_t kBlockColumns = 128;  // 24 KB of f32 weights for kLinearTile
 constexpr int kTileVectors = static_cast<int>(kLinearPanels) * kSlices;
 static_assert(kTileVectors % kTileN == 0);
-constexpr int kRegisters = kTileM == 8 ? 32 : 16;
 
 // sums[m][kLanes * v] for `V` vectors of rows of W from `vector` of panel `first` on, and M rows of x.
 template <int M, int V, class Codes, class Scales>
@@ -68,27 +79,19 @@ void DotTile(const Codes& codes, const Scales& scales, const lowbit::Panels& w, 
   for (; n < vectors; ++n) DotRows<M, 1>(codes, scales, w, x, first, n, sums + n * kLanes);
 }
 
-// Two columns as bf16 in a word, the even one low. kExact: they are bf16 numbers.
-template <bool kExact>
-HWY_INLINE VU PairOf(VF even, VF odd) {
-  const DU du;
-  const VU low = kExact ? hn::BitCast(du, even) : RoundToBf16(even);
-  const VU high = kExact ? hn::BitCast(du, odd) : RoundToBf16(odd);
-  return hn::Or(hn::ShiftRight<16>(low), hn::And(high, hn::Set(du, 0xffff0000u)));
-}
-
-// Columns [begin, begin + depth) of `vectors` vectors of rows from panel `first` on, to block[k][row], f32, or
-// block[k / 2][row], pairs of bf16. begin and depth are multiples of kPanelStep.
-template <class W, bool kExact, class Codes, class Scales>
+// Columns [begin, begin + depth) of `vectors` vectors of rows from panel `first` on, to block[k][row], words of
+// neighbouring columns. begin and depth are multiples of kPanelStep.
+template <Unit U, bool kExact, class Codes, class Scales>
 HWY_NOINLINE void DecodeBlock(const Codes& given_codes, const Scales& given_scales, const lowbit::Panels& w,
                               std::int64_t first, int vectors, std::int64_t begin, std::int64_t depth,
-                              typename W::T* HWY_RESTRICT block) {
+                              typename U::Word* HWY_RESTRICT block) {
+  constexpr int kColumns = sizeof(typename U::Word) / sizeof(typename U::Element);
   const lowbit::PanelLayout& l = w.layout;
   const Codes codes = given_codes;
   const Scales scales = given_scales;
   for (int n = 0; n < vectors; ++n) {
     const SlicePlace place(w, first, n);
-    typename W::T* to = block + n * kLanes;
+    typename U::Word* to = block + n * kLanes;
     std::int64_t k = begin;
     for (std::int64_t g = begin / l.group; k < begin + depth; ++g) {
       const VF scale = scales.Load(place.panel + l.scales, place.scale_index(g));
@@ -96,14 +99,11 @@ HWY_NOINLINE void DecodeBlock(const Codes& given_codes, const Scales& given_scal
       for (const std::int64_t end = std::min(begin + depth, (g + 1) * l.group); k < end; k += lowbit::kPanelStep) {
         auto word = codes.Load(place.step(l, k), place.slice);
         HWY_UNROLL(8)
-        for (int j = 0; j < lowbit::kPanelStep; j += W::kPair) {
-          const VF weight = hn::Mul(codes.Value(word, zero), scale);
-          if constexpr (W::kPair == 1) {
-            hn::StoreU(weight, DF(), to);
-          } else {
-            const VF next = hn::Mul(codes.Value(word, zero), scale);
-            hn::StoreU(PairOf<kExact>(weight, next), DU(), to);
-          }
+        for (int j = 0; j < lowbit::kPanelStep; j += kColumns) {
+          VF weights[kColumns];
+          HWY_UNROLL(2)
+          for (int i = 0; i < kColumns; ++i) weights[i] = hn::Mul(codes.Value(word, zero), scale);
+          U::template PackWord<kExact>(weights, to);
           to += kLinearTile;
         }
       }
@@ -111,32 +111,34 @@ HWY_NOINLINE void DecodeBlock(const Codes& given_codes, const Scales& given_scal
   }
 }
 
-// sums[m][row] for rows of x in steps of kTileM; x: words [rows][stride].
-template <class W, Sum kSum>
-void MultiplyBlock(const typename W::T* x, std::int64_t stride, std::int64_t rows, std::int64_t depth,
-                   const typename W::T* block, float* sums) {
+// sums[m][row] for rows of x in whole tiles; x: words [rows][stride].
+template <Unit U, Sum kSum>
+void MultiplyBlock(const typename U::Word* x, std::int64_t stride, std::int64_t rows, std::int64_t depth,
+                   const typename U::Word* block, float* sums) {
   for (int n = 0; n < kTileVectors; n += kTileN) {
-    for (std::int64_t m = 0; m < rows; m += kTileM) {
-      TileProduct<W, kTileN, kSum>(depth, x + m * stride, stride, 1, block + n * kLanes, kLinearTile,
-                                   sums + m * kLinearTile + n * kLanes, kLinearTile, nullptr, nullptr);
+    for (std::int64_t m = 0; m < rows; m += U::kTileM) {
+      U::template Product<kTileN, kSum>(depth, {x + m * stride, stride, 1}, {block + n * kLanes, kLinearTile},
+                                        sums + m * kLinearTile + n * kLanes, kLinearTile);
     }
   }
 }
 
-// The whole product of one task. rows: of x, up to whole register tiles.
-template <class W, class Codes, class Scales>
-void MultiplyTile(const Codes& codes, const Scales& scales, const lowbit::Panels& w, const typename W::T* x,
-                  std::int64_t rows, std::int64_t first, int vectors, typename W::T* block, float* sums) {
-  const std::int64_t columns = w.layout.columns;
-  if (vectors < kTileVectors) std::memset(block, 0, kBlockColumns * kLinearTile * sizeof(*block) / W::kPair);
+// The whole product of one task, of `count` rows of x, which are there up to whole tiles.
+template <Unit U, class Codes, class Scales>
+void MultiplyTile(const Codes& codes, const Scales& scales, const lowbit::Panels& w, const typename U::Word* x,
+                  std::int64_t count, std::int64_t first, int vectors, typename U::Word* block, float* sums) {
+  const std::int64_t columns = w.layout.columns, rows = round_up(count, U::kTileM);
+  if (vectors < kTileVectors) {
+    std::memset(block, 0, static_cast<std::size_t>(Words<U>(kBlockColumns) * kLinearTile) * sizeof(*block));
+  }
   for (std::int64_t k = 0; k < columns; k += kBlockColumns) {
     const std::int64_t depth = std::min(kBlockColumns, columns - k);
-    DecodeBlock<W, Scales::kExact>(codes, scales, w, first, vectors, k, depth, block);
-    const auto* from = x + k / W::kPair;
+    DecodeBlock<U, Scales::kExact>(codes, scales, w, first, vectors, k, depth, block);
+    const auto* from = x + Words<U>(k);
     if (k == 0) {
-      MultiplyBlock<W, Sum::kStore>(from, columns / W::kPair, rows, depth / W::kPair, block, sums);
+      MultiplyBlock<U, Sum::kStore>(from, Words<U>(columns), rows, Words<U>(depth), block, sums);
     } else {
-      MultiplyBlock<W, Sum::kGoOn>(from, columns / W::kPair, rows, depth / W::kPair, block, sums);
+      MultiplyBlock<U, Sum::kGoOn>(from, Words<U>(columns), rows, Words<U>(depth), block, sums);
     }
   }
 }

@@ -11,7 +11,7 @@
 namespace heddle::cpu {
 namespace {
 
-// Rows of x that no SIMD target reads beyond, whatever its register tile.
+// Rows of x that no product of f32 or of bytes reads beyond, whatever its register tile.
 constexpr std::int64_t kRowStep = 8;
 // Elements of x below which handing its rows out costs more than widening them, and normalising them.
 constexpr std::int64_t kTaskElements = std::int64_t{1} << 15, kNormElements = std::int64_t{1} << 13;
@@ -19,6 +19,10 @@ constexpr std::int64_t kTaskElements = std::int64_t{1} << 15, kNormElements = st
 // Bytes of one row of x, widened, or of bf16 as it is, up to whole steps of columns.
 std::size_t row_bytes(const LinearProblem& p, bool pairs) {
   return static_cast<std::size_t>(p.weights.layout.columns) * (pairs ? 2 : 4);
+}
+
+std::int64_t row_step(const LinearProblem& p) {
+  return in_pairs(p) ? std::max<std::int64_t>(kernels().bf16_rows, kRowStep) : kRowStep;
 }
 
 }  // namespace
@@ -29,7 +33,7 @@ bool in_pairs(const LinearProblem& p) {
 
 StagedRows::StagedRows(const LinearProblem& p, std::byte* at) {
   const lowbit::PanelLayout& l = p.weights.layout;
-  const std::int64_t count = round_up(std::min(p.M, kLinearChunk), kRowStep);
+  const std::int64_t count = round_up(std::min(p.M, kLinearChunk), row_step(p));
   std::int64_t end = 0;
   const auto take = [&](std::int64_t size) {
     std::byte* here = at == nullptr ? nullptr : at + end;
@@ -97,7 +101,7 @@ void StagedRows::stage(const LinearProblem& p, std::int64_t begin, std::int64_t 
     }
     if (p.int8_x) stage_int8(p, i, reinterpret_cast<const float*>(at));
   };
-  const std::int64_t up_to = round_up(count, kRowStep);
+  const std::int64_t up_to = round_up(count, row_step(p));
   if (count * columns < (normed ? kNormElements : kTaskElements)) {
     for (std::int64_t i = 0; i < up_to; ++i) row(i);
   } else {

@@ -1,4 +1,13 @@
-// Dequantisation of a piece of one row. Included once for each target. Gives the bits of reference/lowbit.cc.
+// Dequantisation of a piece of one row. Gives the bits of reference/lowbit.cc.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/lowbit_elements-inl.h"
+#include "cpu/lowbit_kernels.h"
+#include "cpu/simd-inl.h"
+#include "lowbit/formats.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {

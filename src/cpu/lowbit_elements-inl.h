@@ -1,7 +1,11 @@
 // The elements of low-bit weights in vector lanes: each type below rounds quotients x = w / scale to what a code stands
-// for (value) and to the code itself, exactly as its scalar twin in lowbit/formats.h. Included once for each target.
+// for (value) and to the code itself, exactly as its scalar twin in lowbit/formats.h.
+#pragma once
+
+#include <cstdint>
 
 #include "cpu/lowbit_kernels.h"
+#include "cpu/simd-inl.h"
 #include "lowbit/formats.h"
 
 HWY_BEFORE_NAMESPACE();

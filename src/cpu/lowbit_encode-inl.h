@@ -1,7 +1,15 @@
-// Quantisation of one row: the range of a group, the best of the scales that the rule considers, the codes. Included
-// once for each target. Gives the bits of reference/lowbit.cc.
+// Quantisation of one row: the range of a group, the best of the scales that the rule considers, the codes. Gives the
+// bits of reference/lowbit.cc.
+#pragma once
 
+#include <algorithm>
+#include <cstdint>
 #include <type_traits>
+
+#include "cpu/lowbit_elements-inl.h"
+#include "cpu/lowbit_kernels.h"
+#include "cpu/lowbit_search-inl.h"
+#include "cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {

@@ -1,5 +1,12 @@
-// Rows of weights as quantisation reads them, and the search among a group's scales. Included once for each target.
+// Rows of weights as quantisation reads them, and the search among a group's scales.
+#pragma once
 
+#include <algorithm>
+#include <cstdint>
+
+#include "cpu/lowbit_elements-inl.h"
+#include "cpu/lowbit_kernels.h"
+#include "cpu/simd-inl.h"
 #include "lowbit/scale_rules.h"
 
 HWY_BEFORE_NAMESPACE();

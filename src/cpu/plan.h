@@ -31,6 +31,15 @@ inline std::int64_t backward_rows(const AttentionProblem& p) {
   return std::clamp<std::int64_t>(kBackwardFloats / (3 * round_up(p.D, 8) + 2 * round_up(p.Dv, 8)) / 96 * 96, 96, 768);
 }
 
+// Tiles of keys that a task is held to, `count` ascending indices of them in the sequence; null: all that its rows
+// meet. A tile has Kernels::key_tile() keys.
+struct TileList {
+  const std::int32_t* tiles = nullptr;
+  std::int64_t count = 0;
+
+  explicit operator bool() const { return tiles != nullptr; }
+};
+
 // The query rows of one kv head are numbered i * G + g, so that a group's heads share their keys and causal limits
 // never decrease along a tile.
 struct ForwardTask {
@@ -38,8 +47,9 @@ struct ForwardTask {
   std::int64_t kv_heads = 1;                // more than one only where few_heads() says so
   std::int64_t row_begin = 0, row_end = 0;  // in [0, q_rows * G)
   std::int64_t key_begin = 0, key_end = 0;  // of the sequence; more than one chunk only if `partial` is null
-  float* partial = nullptr;                 // where keys are split: the partial result of this chunk
-  std::int64_t partial_head_stride = 0;     // f32 between the partial results of two heads
+  TileList tiles;
+  float* partial = nullptr;              // where keys are split: the partial result of this chunk
+  std::int64_t partial_head_stride = 0;  // f32 between the partial results of two heads
 };
 
 // The unfused method: rows [row_begin, row_end) of one kv head and all its keys. scores[key][row] with rows of all the
@@ -57,12 +67,18 @@ struct BackwardTask {
   std::int64_t b = 0, kv_head = 0;
   std::int64_t first_tile = 0, tile_step = 1;
   float *dk = nullptr, *dv = nullptr;
+  TileList tiles;
 };
 
 struct BiasTask {
   std::int64_t bias_b = 0, bias_h = 0;      // element of the bias's batch and head extents
   std::int64_t row_begin = 0, row_end = 0;  // positions i
 };
+
+// The positions i of rows [begin, end) of a kv head.
+inline Interval<std::int64_t> positions_of(const AttentionProblem& p, Interval<std::int64_t> rows) {
+  return {rows.begin / p.G, ceil_div(rows.end, p.G)};
+}
 
 // Query rows that split their keys use chunks for their arithmetic even when one worker walks all of them.
 inline bool splits_keys(const AttentionProblem& p, const Sequence& s) {

@@ -1,8 +1,13 @@
-// The encoder's row-wise steps. Included once for each target, after cpu/simd-inl.h.
+// The encoder's row-wise steps.
+#pragma once
 
 #include <hwy/contrib/math/math-inl.h>
 
+#include <cmath>
+#include <cstdint>
+
 #include "cpu/row_ops.h"
+#include "cpu/simd-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {

@@ -1,25 +1,17 @@
 // Query rows in vector lanes: gathering Q^T, each row's keys, and scattering O.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "cpu/plan.h"
+#include "cpu/unit-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
-
-// Cuts one worker's scratch memory into 64-byte aligned arrays.
-class Scratch {
- public:
-  explicit Scratch(std::byte* at) : at_(at) {}
-  template <class T>
-  T* take(std::int64_t count) {
-    T* p = reinterpret_cast<T*>(at_);
-    used_ += round_up(count * static_cast<std::int64_t>(sizeof(T)), 64);
-    if (at_ != nullptr) at_ += round_up(count * static_cast<std::int64_t>(sizeof(T)), 64);
-    return p;
-  }
-  std::size_t used() const { return static_cast<std::size_t>(used_); }
-
- private:
-  std::byte* at_;
-  std::int64_t used_ = 0;
-};
 
 // One query row of a kv head's G * Sq: its position and its query head.
 struct Row {
@@ -28,6 +20,10 @@ struct Row {
 inline Row row_at(const AttentionProblem& p, std::int64_t kv_head, std::int64_t row) {
   return {row / p.G, kv_head * p.G + row % p.G};
 }
+
+// Rows of f32 that pass through a line of memory at a time: four are transposed, and panels take kDepth of them.
+template <Unit U>
+constexpr std::int64_t kLineRows = HWY_MAX(4, U::kDepth);
 
 // Rows are far apart in memory and each is touched once: fetched this many rows before their use.
 constexpr std::int64_t kRowsAhead = 12;
@@ -48,26 +44,26 @@ HWY_INLINE void FetchRows(const AttentionProblem& p, const Operand& x, std::int6
 }
 
 // Writes rows [row_begin, row_begin + count) of x (a [.., H, width] operand with q's rows) as columns: out[d][lane],
-// lanes `ld` apart, d padded to `padded` with zeros, lanes padded to `lanes`. For a Word of pairs, out[d / 2][lane]
-// holds (d, d+1). line: 4 * padded f32.
-template <class W>
+// lanes `ld` apart, d padded to `padded` with zeros, lanes padded to `lanes`; a word holds neighbouring d. line: 4 *
+// padded f32.
+template <Unit U>
 void GatherRowsTransposed(const AttentionProblem& p, const Operand& x, std::int64_t width, std::int64_t padded,
                           std::int64_t b, const Sequence& s, std::int64_t kv_head, std::int64_t row_begin,
-                          std::int64_t count, std::int64_t lanes, typename W::T* HWY_RESTRICT out, std::int64_t ld,
+                          std::int64_t count, std::int64_t lanes, typename U::Word* HWY_RESTRICT out, std::int64_t ld,
                           float* HWY_RESTRICT line) {
-  using T = typename W::T;
-  T* words = reinterpret_cast<T*>(line);
-  const std::int64_t row_words = padded / W::kPair;
+  using Word = typename U::Word;
+  Word* words = reinterpret_cast<Word*>(line);
+  const std::int64_t row_words = Words<U>(padded);
   for (std::int64_t lane = 0; lane < lanes; lane += 4) {
     FetchRows<0>(p, x, width, b, s, kv_head, row_begin, lane, count);
     for (std::int64_t k = 0; k < 4; ++k) {
-      T* to = words + k * row_words;
+      Word* to = words + k * row_words;
       const Row row = row_at(p, kv_head, row_begin + lane + k);
       if (lane + k >= count || row.i >= s.sq) {  // rows that are not used may hold anything
-        std::memset(to, 0, static_cast<std::size_t>(row_words) * sizeof(T));
+        std::memset(to, 0, static_cast<std::size_t>(row_words) * sizeof(Word));
         continue;
       }
-      LoadWords<W>(x, x.at(b, s.q_begin + row.i, row.h), width, padded, to);
+      U::PackRow(x, x.at(b, s.q_begin + row.i, row.h), width, padded, reinterpret_cast<typename U::Element*>(to));
     }
     for (std::int64_t d = 0; d < row_words; d += 4) Transpose4x4(words + d, row_words, out + d * ld + lane, ld);
   }
@@ -89,47 +85,60 @@ inline void ScatterRows(const AttentionProblem& p, const Operand& x, std::int64_
 
 // One register tile's worth of query rows: what its scores need besides Q.
 struct GroupRows {
-  std::int64_t begin = 0, count = 0;          // rows [begin, begin + count) of the kv head
-  int vectors = 0;                            // lanes used, in vectors
-  std::int64_t key_begin = 0, key_end = 0;    // keys that some row may attend
-  std::int64_t full_begin = 0, full_end = 0;  // keys that all rows attend, as far as ranges go
-  std::int32_t low[kGroup], high[kGroup];     // row's keys: low <= j < high
-  float slope[kGroup], position[kGroup];      // ALiBi: slope >= 0 or not, i + off
+  std::int64_t begin = 0, count = 0;       // rows [begin, begin + count) of the kv head
+  int vectors = 0;                         // lanes used, in vectors
+  KeyRange keys;                           // from the first to the last that some row meets in the band
+  KeyRange unmasked;                       // those that every row meets
+  std::int32_t low[kGroup], high[kGroup];  // row's keys: low <= j < high
+  float slope[kGroup], position[kGroup];   // ALiBi: slope >= 0 or not, i + off
 };
 
 // Fills `g` for rows [begin, begin + count); lanes beyond count copy the widest range, so that they never force a mask.
 inline void PrepareRows(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t kv_head,
                         std::int64_t begin, std::int64_t count, GroupRows& g) {
+  const Band band = p.band(s);
+  const Interval<std::int64_t> positions = positions_of(p, {begin, begin + count});
   g.begin = begin;
   g.count = count;
   g.vectors = static_cast<int>(ceil_div(count, kLanes));
-  g.key_begin = s.sk;
-  g.key_end = 0;
-  g.full_begin = 0;
-  g.full_end = s.sk;
+  g.keys = band.keys_of(positions);
+  // Rows that are stored but not used meet no key.
+  g.unmasked = band.all_rows().holds(positions) ? band.keys_of_each(positions) : KeyRange{};
   for (std::int64_t lane = 0; lane < count; ++lane) {
     const Row row = row_at(p, kv_head, begin + lane);
-    auto [low, high] = p.key_range(s, row.i);
-    if (row.i >= s.sq) low = high = 0;  // stored but not used
-    g.low[lane] = static_cast<std::int32_t>(low);
-    g.high[lane] = static_cast<std::int32_t>(high);
+    const KeyRange keys = row.i < s.sq ? band.keys_of(row.i) : KeyRange{};
+    g.low[lane] = static_cast<std::int32_t>(keys.begin);
+    g.high[lane] = static_cast<std::int32_t>(keys.end);
     g.position[lane] = static_cast<float>(row.i + s.off);
     g.slope[lane] = p.alibi ? p.alibi.as<const float>()[p.alibi.offset(b, row.h, 0)] : 0.0f;
-    if (low < high) {
-      g.key_begin = std::min(g.key_begin, low);
-      g.key_end = std::max(g.key_end, high);
-    }
-    g.full_begin = std::max(g.full_begin, low);
-    g.full_end = std::min(g.full_end, high);
   }
-  if (g.key_end == 0) g.key_begin = 0;
   for (std::int64_t lane = count; lane < kGroup; ++lane) {
-    g.low[lane] = static_cast<std::int32_t>(g.key_begin);
-    g.high[lane] = static_cast<std::int32_t>(g.key_end);
+    g.low[lane] = static_cast<std::int32_t>(g.keys.begin);
+    g.high[lane] = static_cast<std::int32_t>(g.keys.end);
     g.position[lane] = 0.0f;
     g.slope[lane] = 0.0f;
   }
 }
+
+// What a group works on in one tile of keys.
+template <Unit U>
+struct TilePart {
+  std::int64_t tile;         // the tile's first key
+  KeyRange keys;             // those of it that the group needs
+  std::int64_t first, last;  // these in whole steps of kPad, counted from the tile's first
+  bool unmasked;             // all rows meet all keys of the steps
+
+  TilePart(const GroupRows& g, KeyRange of)
+      : tile(of.begin),
+        keys(of.common(g.keys)),
+        first((keys.begin - tile) / U::kPad * U::kPad),
+        last(round_up(keys.end - tile, U::kPad)),
+        unmasked(g.unmasked.holds({tile + first, tile + last})) {}
+  bool empty() const { return keys.empty(); }
+  // Words of the keys where they are summed: exactly those that the group needs (in whole steps of the product), so
+  // that a value that no row attends is not even multiplied by 0.
+  Interval<std::int64_t> depth() const { return DepthWords<U>({keys.begin - tile, keys.end - tile}); }
+};
 
 }  // namespace heddle::cpu::HEDDLE_TARGET
 HWY_AFTER_NAMESPACE();

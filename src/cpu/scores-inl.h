@@ -1,5 +1,18 @@
 // From products q.k to logits: scale, softcap, ALiBi, bias, masks; and dropout of the probabilities. Tiles are
 // S^T[key][lane], rows of kGroup f32.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "core/dtypes.h"
+#include "cpu/plan.h"
+#include "cpu/rows-inl.h"
+#include "cpu/simd-inl.h"
+#include "cpu/unit-inl.h"
+#include "problem/attention.h"
+#include "problem/philox.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -27,7 +40,7 @@ inline bool has_score_options(const AttentionProblem& p) { return natural_logits
 inline void LoadBiasAndMask(const Head& head, const GroupRows& g, std::int64_t begin, std::int64_t count,
                             float* HWY_RESTRICT extra) {
   const AttentionProblem& p = head.p;
-  // Keys are padded up to kPad; those from sk on have neither bias nor mask.
+  // Keys are padded; those from sk on have neither bias nor mask.
   const std::int64_t end = std::min(begin + count, head.s.sk);
   for (std::int64_t lane = 0; lane < static_cast<std::int64_t>(g.vectors) * kLanes; ++lane) {
     if (lane >= g.count) {
@@ -133,22 +146,15 @@ inline void AttendedKeys(const Head& head, const GroupRows& g, std::int64_t begi
 
 // The block's panels hold a non-finite value: rows that no query of this group attends are zeroed, so that they are not
 // even multiplied by 0. The caller packs the panels again afterwards.
-template <class W>
+template <Unit U>
 void DropUnattended(const Head& head, const GroupRows& g, std::int64_t block, std::int64_t packed, std::int64_t padded,
-                    typename W::T* panels) {
+                    typename U::Word* panels) {
   bool attended[kKeyBlock];
-  const std::int64_t count = std::min(packed, head.s.sk - block), panel = PanelStride<W>(packed);
+  const std::int64_t count = std::min(packed, head.s.sk - block);
   AttendedKeys(head, g, block, count, attended);
   for (std::int64_t j = 0; j < count; ++j) {
     if (attended[j]) continue;
-    for (std::int64_t i = 0; i < padded; ++i) {
-      typename W::T& word = panels[i / kTileM * panel + j / W::kPair * kTileM + i % kTileM];
-      if constexpr (W::kPair == 1) {
-        word = 0.0f;
-      } else {
-        word &= j % 2 == 0 ? 0xffff0000u : 0x0000ffffu;
-      }
-    }
+    for (std::int64_t i = 0; i < padded; ++i) U::ClearRow(U::PanelWord(panels, packed, i, j), j);
   }
 }
 

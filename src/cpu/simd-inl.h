@@ -1,15 +1,15 @@
-// Vector helpers of every CPU kernel. Included once for each target, inside targets/<name>.cc, which has set HWY_TARGET
-// and HEDDLE_TARGET (the namespace) before.
+// Vector helpers of every CPU kernel. A translation unit is one target's: targets/<name>.cc has set HWY_TARGET and
+// HEDDLE_TARGET (the namespace) before.
+#pragma once
 
-#include <bit>
-#include <cmath>
+#include <hwy/highway.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 
 #include "core/dtypes.h"
-#include "problem/attention.h"
-#include "problem/philox.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -21,14 +21,13 @@ using DU = hn::RebindToUnsigned<DF>;
 using VF = hn::Vec<DF>;
 using VI = hn::Vec<DI>;
 using VU = hn::Vec<DU>;
+using D8 = hn::Repartition<std::uint8_t, DF>;
+using V8 = hn::Vec<D8>;
 
 constexpr int kLanes = HWY_LANES(float);
-// The register tile of the matrix products: kTileM broadcast rows by up to kTileN vectors. AVX-512 and NEON have 32
-// registers: 24 sums, 3 operands, 1 broadcast. The others have 16: 12 sums, 3 operands, 1 broadcast.
-constexpr int kTileN = 3;
-constexpr int kTileM = (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON) ? 8 : 4;
-constexpr int kGroup = kTileN * kLanes;  // query rows of one register tile
-constexpr int kPad = 8;                  // head sizes and key counts are padded to this; a multiple of kTileM
+constexpr int kRegisters = (HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON) ? 32 : 16;
+constexpr int kTileN = 3;                // vectors of a tile of the matrix products
+constexpr int kGroup = kTileN * kLanes;  // query rows of one tile
 
 // Highway 1.0.3 emulates f16 conversions on these targets, truncating and without infinities; scalar ones serve there.
 constexpr bool kVectorF16 = HWY_TARGET != HWY_SSE4 && HWY_TARGET != HWY_EMU128;
@@ -82,42 +81,6 @@ HWY_INLINE VU RoundToBf16(VF x) {
   return hn::Add(bits, hn::Add(odd, hn::Set(du, 0x7fffu)));
 }
 
-// Rows (2 j, 2 j + 1) of tile[row][lane], `ld` apart, rounded to bf16 as words out[j][lane] for j in [begin, end).
-inline void PairRows(const float* HWY_RESTRICT tile, std::int64_t ld, std::int64_t begin, std::int64_t end, int vectors,
-                     std::uint32_t* HWY_RESTRICT out) {
-  const DF d;
-  const DU du;
-  for (std::int64_t j = begin; j < end; ++j) {
-    for (int n = 0; n < vectors; ++n) {
-      const float* at = tile + 2 * j * ld + n * kLanes;
-      const VU even = RoundToBf16(hn::LoadU(d, at)), odd = RoundToBf16(hn::LoadU(d, at + ld));
-      const VU word = hn::Or(hn::ShiftRight<16>(even), hn::And(odd, hn::Set(du, 0xffff0000u)));
-      hn::StoreU(word, du, out + j * kGroup + n * kLanes);
-    }
-  }
-}
-
-// One matrix operand element as the register tile sees it: an f32, or a pair of bf16 along the summed dimension.
-struct F32Word {
-  using T = float;
-  static constexpr int kPair = 1;
-  static HWY_INLINE VF Load(const float* p) { return hn::LoadU(DF(), p); }
-  static HWY_INLINE VF Broadcast(const float* p) { return hn::Set(DF(), *p); }
-  static HWY_INLINE VF MulAdd(VF a, VF b, VF sum) { return hn::MulAdd(a, b, sum); }
-};
-
-#if HEDDLE_TARGET_BF16
-struct Bf16Word {
-  using T = std::uint32_t;
-  static constexpr int kPair = 2;
-  static HWY_INLINE VU Load(const std::uint32_t* p) { return hn::LoadU(DU(), p); }
-  static HWY_INLINE VU Broadcast(const std::uint32_t* p) { return hn::Set(DU(), *p); }
-  static HWY_INLINE VF MulAdd(VU a, VU b, VF sum) {
-    return VF{_mm512_dpbf16_ps(sum.raw, reinterpret_cast<__m512bh>(a.raw), reinterpret_cast<__m512bh>(b.raw))};
-  }
-};
-#endif
-
 // Widens (or copies) `count` elements that are `stride` apart to f32 and fills up to `padded` with zeros.
 inline void LoadRow(const std::byte* from, DType dtype, std::int64_t stride, std::int64_t count, std::int64_t padded,
                     float* HWY_RESTRICT to) {
@@ -142,29 +105,6 @@ inline void LoadRow(const std::byte* from, DType dtype, std::int64_t stride, std
   }
   for (; i < count; ++i) to[i] = load_element(from, dtype, i * stride);
   for (; i < padded; ++i) to[i] = 0.0f;
-}
-
-// Copies `width` bf16 that are `stride` apart and fills up to `padded` with zeros.
-inline void CopyBf16Row(const std::byte* from, std::int64_t stride, std::int64_t width, std::int64_t padded,
-                        std::uint16_t* HWY_RESTRICT to) {
-  const auto* source = reinterpret_cast<const std::uint16_t*>(from);
-  if (stride == 1) {
-    std::memcpy(to, source, static_cast<std::size_t>(width) * 2);
-  } else {
-    for (std::int64_t d = 0; d < width; ++d) to[d] = source[d * stride];
-  }
-  std::memset(to + width, 0, static_cast<std::size_t>(padded - width) * 2);
-}
-
-// A row of x as words: f32, or bf16 as they are.
-template <class W>
-HWY_INLINE void LoadWords(const Operand& x, const std::byte* from, std::int64_t width, std::int64_t padded,
-                          typename W::T* HWY_RESTRICT to) {
-  if constexpr (W::kPair == 1) {
-    LoadRow(from, x.dtype, x.stride_d, width, padded, to);
-  } else {
-    CopyBf16Row(from, x.stride_d, width, padded, reinterpret_cast<std::uint16_t*>(to));
-  }
 }
 
 // The reverse of LoadRow: rounds `count` f32 to `dtype`.

@@ -1,4 +1,14 @@
 // The online softmax: running maxima of logits as they are kept (scores-inl.h), and sums, of rows in lanes.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "cpu/rows-inl.h"
+#include "cpu/scores-inl.h"
+#include "cpu/simd-inl.h"
+#include "problem/attention.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {

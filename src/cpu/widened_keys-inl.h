@@ -1,4 +1,15 @@
 // Keys and values that are stored in 8 or 4 bits, with their scales, as rows of f32.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/dtypes.h"
+#include "cpu/lowbit_decode-inl.h"
+#include "cpu/simd-inl.h"
+#include "problem/attention.h"
+#include "problem/int4_cache.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "heddle/attention.h"
+#include "problem/band.h"
 #include "problem/candidate.h"
 #include "problem/int4_cache.h"
 #include "problem/rotary.h"
@@ -104,7 +105,7 @@ struct AttentionProblem {
 
   float scale = 1.0f, softcap = 0.0f;
   Causal causal = Causal::none;
-  std::int64_t window_left = -1, window_right = -1;  // as the caller gave them; key_range() joins them with `causal`
+  std::int64_t window_left = -1, window_right = -1;  // as the caller gave them; band() joins them with `causal`
   Plane alibi;                                       // f32 [b, h]
   Plane bias, mask;
   Plane sink;                                // f32 [h]
@@ -195,16 +196,16 @@ struct AttentionProblem {
     return draft_mask != nullptr && t >= 0 && (draft_mask[b * draft_mask_stride + i] >> t & 1) == 0;
   }
 
-  // Keys that row i may attend by causality and window: [begin, end), clipped to [0, sk]; begin <= end.
-  struct KeyRange {
-    std::int64_t begin, end;
-  };
-  constexpr KeyRange key_range(const Sequence& s, std::int64_t i) const {
-    const std::int64_t begin = window_left >= 0 ? clamped(i + s.off - window_left, 0, s.sk) : 0;
-    std::int64_t end = window_right >= 0 ? clamped(i + s.off + window_right + 1, begin, s.sk) : s.sk;
-    if (causal != Causal::none) end = clamped(i + s.off + 1, begin, end);
-    return {begin, end};
+  // What causality and window leave of the pairs of rows [0, sq) and keys [0, sk).
+  constexpr Band band(const Sequence& s) const {
+    Band band{.off = s.off, .rows = s.sq, .keys = s.sk};
+    if (window_left >= 0) band.left = window_left;
+    if (window_right >= 0) band.right = window_right;
+    if (causal != Causal::none && band.right > 0) band.right = 0;
+    return band;
   }
+  // The keys that row i may attend by them.
+  constexpr KeyRange key_range(const Sequence& s, std::int64_t i) const { return band(s).keys_of(i); }
 };
 
 // What a backward call adds to the problem it differentiates.

@@ -8,5 +8,9 @@
 #define HEDDLE_TARGET_BF16 1
 #define HEDDLE_F32_RATE 95e9
 #define HEDDLE_BF16_RATE 170e9
+// Highway 1.0.3 has no target with AVX512_BF16: its AVX-512 one, widened.
+#include <hwy/highway.h>
+#undef HWY_TARGET_STR
+#define HWY_TARGET_STR HWY_TARGET_STR_AVX3 ",avx512bf16,avx512vnni"
 #include "cpu/target-inl.h"
 #endif

@@ -9,7 +9,7 @@
 #include "core/check.h"
 #include "cuda/backend.h"
 #include "cuda/common/device.h"
-#include "cuda/common/pairs.h"
+#include "problem/attended_pairs.h"
 #include "cuda/common/tuning.h"
 #include "cuda/kernels.h"
 #include "heddle/runtime.h"

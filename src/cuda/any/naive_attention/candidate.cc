@@ -4,7 +4,7 @@
 #include "core/check.h"
 #include "cuda/any/naive_attention/variants.h"
 #include "cuda/common/cost.h"
-#include "cuda/common/pairs.h"
+#include "problem/attended_pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
 #include "problem/philox.h"

@@ -7,7 +7,7 @@
 #include "cuda/any/attention_bwd_rows/launch.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
-#include "cuda/common/pairs.h"
+#include "problem/attended_pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/attention_bwd/variants.h"

@@ -5,7 +5,7 @@
 #include "core/check.h"
 #include "cuda/any/attention_int8_qk/launch.h"
 #include "cuda/common/cost.h"
-#include "cuda/common/pairs.h"
+#include "problem/attended_pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/attention_fwd/launch.h"

@@ -6,7 +6,7 @@
 #include "cuda/any/attention_bwd_rows/launch.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
-#include "cuda/common/pairs.h"
+#include "problem/attended_pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/kernels.h"

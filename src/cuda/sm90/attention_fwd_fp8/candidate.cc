@@ -4,7 +4,7 @@
 #include "core/check.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
-#include "cuda/common/pairs.h"
+#include "problem/attended_pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/attention_fwd/plan.h"

@@ -1,0 +1,20 @@
+#include "problem/attended_pairs.h"
+
+#include <algorithm>
+
+namespace heddle {
+
+double attended_pairs(const Band& band, std::int64_t most_rows) {
+  const std::int64_t samples = std::min(band.rows, most_rows);
+  double keys = 0;
+  for (std::int64_t n = 0; n < samples; ++n) {
+    keys += static_cast<double>(band.keys_of((2 * n + 1) * band.rows / (2 * samples)).size());
+  }
+  return samples == 0 ? 0 : keys * (static_cast<double>(band.rows) / static_cast<double>(samples));
+}
+
+double attended_pairs(const AttentionProblem& p) {
+  return attended_pairs(p.band({.sq = p.Sq, .sk = p.Sk, .off = p.causal == Causal::top_left ? 0 : p.Sk - p.Sq}), 64);
+}
+
+}  // namespace heddle

@@ -1,0 +1,86 @@
+// Which tiles of keys a run of rows goes through, one step after the other. Loops over keys ask a walk and nothing
+// else, so that they are the same for a band and for a list of tiles. Host and device.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+
+#include "problem/band.h"
+
+namespace heddle {
+
+// Steps are 0 <= n < count(), in ascending order of keys; a kernel may take them backwards. tile(n) begins at a
+// multiple of the tile's size and ends a tile later, or behind the last key that the rows meet. whole(n): each row
+// meets each key of it, so that nothing is to be masked.
+template <class W>
+concept KeyWalk = requires(const W walk, typename W::Index n) {
+  { walk.count() } -> std::same_as<typename W::Index>;
+  { walk.tile(n) } -> std::same_as<Interval<typename W::Index>>;
+  { walk.whole(n) } -> std::same_as<bool>;
+};
+
+// All tiles of `size` keys that hold one that rows `rows` of the band meet, among `keys`, which begin at a tile.
+template <class Int>
+class BandWalk {
+ public:
+  using Index = Int;
+
+  constexpr BandWalk(const BasicBand<Int>& band, Interval<Int> rows, Interval<Int> keys, Int size)
+      : met_(band.keys_of(rows).common(keys)),
+        by_each_(band.keys_of_each(rows)),
+        tiles_(tiles_of(met_, size)),
+        size_(size) {}
+
+  constexpr Int count() const { return tiles_.size(); }
+  constexpr Interval<Int> tile(Int n) const { return keys_of_tile(tiles_.begin + n); }
+  constexpr bool whole(Int n) const { return by_each_.holds(tile(n)); }
+
+  // The tiles gone through, and the keys of the t-th in the sequence.
+  constexpr Interval<Int> tiles() const { return tiles_; }
+  constexpr Interval<Int> keys_of_tile(Int t) const {
+    const Int begin = t * size_, end = begin + size_;
+    return {begin, end < met_.end ? end : met_.end};
+  }
+
+ private:
+  Interval<Int> met_, by_each_, tiles_;
+  Int size_;
+};
+
+// Those of a BandWalk's tiles that a list names: `count` ascending indices of tiles in the sequence, none twice.
+template <class Int>
+class ListWalk {
+ public:
+  using Index = Int;
+
+  constexpr ListWalk(const std::int32_t* list, Int count, const BandWalk<Int>& band) : band_(band) {
+    const Int first = below(list, count, band.tiles().begin);
+    list_ = list + first;
+    count_ = below(list_, count - first, band.tiles().end);
+  }
+
+  constexpr Int count() const { return count_; }
+  constexpr Interval<Int> tile(Int n) const { return band_.keys_of_tile(list_[n]); }
+  constexpr bool whole(Int n) const { return band_.whole(list_[n] - band_.tiles().begin); }
+
+ private:
+  // How many of a list's first indices are less than `index`.
+  static constexpr Int below(const std::int32_t* list, Int count, Int index) {
+    Int least = 0;
+    while (least < count) {
+      const Int middle = least + (count - least) / 2;
+      if (list[middle] < index) {
+        least = middle + 1;
+      } else {
+        count = middle;
+      }
+    }
+    return least;
+  }
+
+  BandWalk<Int> band_;
+  const std::int32_t* list_ = nullptr;
+  Int count_ = 0;
+};
+
+}  // namespace heddle
