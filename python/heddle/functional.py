@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from . import _arrays
 from ._options import (
     CAUSAL_CODES,
     Causal,
@@ -16,37 +14,18 @@ from ._options import (
     precision_code,
     torch_is_deterministic,
 )
-
-
-def _is_torch(x: Any) -> bool:
-    """Whether x is a torch tensor, of any subclass. Does not import torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
-
-
-_loaded = None
-
-
-def _torch_path() -> Any:
-    """The module for torch tensors, imported when the first one is seen."""
-    global _loaded
-    if _loaded is None:
-        from . import _torch
-
-        _loaded = _torch
-    return _loaded
-
+from .hosts import arrays, is_torch, torch_host
 
 _loaded_sdpa = None
 
 
 def _sdpa() -> Any:
-    """The function for torch tensors, imported as _torch_path()."""
+    """The function for torch tensors, imported as torch_host() is."""
     global _loaded_sdpa
     if _loaded_sdpa is None:
-        from . import _torch_sdpa
+        from .hosts.torch.sdpa import sdpa
 
-        _loaded_sdpa = _torch_sdpa.sdpa
+        _loaded_sdpa = sdpa
     return _loaded_sdpa
 
 
@@ -186,9 +165,9 @@ def attention(
         method or "",
         force or "",
     )
-    if _is_torch(q):
-        return _torch_path().attention(q, k, v, items, return_lse)
-    return _arrays.attention(q, k, v, items, return_lse)
+    if is_torch(q):
+        return torch_host().attention(q, k, v, items, return_lse)
+    return arrays.attention(q, k, v, items, return_lse)
 
 
 def sdpa(
@@ -228,7 +207,7 @@ def sdpa(
       ValueError: a bad argument. TypeError: not torch tensors, or of a kind whose memory is not its values.
       NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
     """
-    if not _is_torch(query):
+    if not is_torch(query):
         raise TypeError(f"[sdpa] query is a {type(query).__name__}: it must be a torch tensor; see heddle.attention")
     if is_causal is not False and is_causal is not True:
         is_causal = flag("sdpa", "is_causal", is_causal)
@@ -254,9 +233,9 @@ def apply_rotary(x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offse
         table's nearest row serves those outside.
     """
     interleaved = flag("apply_rotary", "interleaved", interleaved)
-    if _is_torch(x):
-        return _torch_path().apply_rotary(x, cos, sin, interleaved, offsets)
-    return _arrays.apply_rotary(x, cos, sin, interleaved, offsets)
+    if is_torch(x):
+        return torch_host().apply_rotary(x, cos, sin, interleaved, offsets)
+    return arrays.apply_rotary(x, cos, sin, interleaved, offsets)
 
 
 def append_kv_cache(
@@ -292,8 +271,8 @@ def append_kv_cache(
         pages are not read before; rows outside the cache are dropped.
     """
     interleaved = flag("append_kv_cache", "interleaved", interleaved)
-    if _is_torch(k_cache):
-        return _torch_path().append_kv_cache(
+    if is_torch(k_cache):
+        return torch_host().append_kv_cache(
             k_new,
             v_new,
             k_cache,
@@ -307,7 +286,7 @@ def append_kv_cache(
             k_scale,
             v_scale,
         )
-    return _arrays.append_kv_cache(
+    return arrays.append_kv_cache(
         k_new,
         v_new,
         k_cache,
@@ -366,7 +345,7 @@ def attention_with_kv_cache(
         if (x := options.get(name)) is not None and len(x.shape) < 4:
             options[name] = x[(None,) * (4 - len(x.shape))]
     items = pack(seqused_k=seqlens, **options)
-    path = _torch_path() if _is_torch(q) else _arrays
+    path = torch_host() if is_torch(q) else arrays
     return path.attention_with_kv_cache(
         q, k_new, v_new, k_cache, v_cache, rotary_cos, rotary_sin, interleaved, items, return_lse
     )

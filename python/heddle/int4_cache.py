@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _heddle
 from ._options import flag, pack
-from .functional import _torch_path
+from .hosts import torch_host
 
 TAIL = 128  # slots of a ring
 
@@ -87,7 +87,7 @@ class Int4Cache:
             sequence that would grow too long is left as it is, rows and pages outside the cache are dropped.
         """
         interleaved = flag("append_int4_cache", "interleaved", interleaved)
-        _torch_path().append_int4_cache(
+        torch_host().append_int4_cache(
             k_new,
             v_new,
             self.blocks,
@@ -112,4 +112,4 @@ class Int4Cache:
                 options[name] = x[(None,) * (4 - len(x.shape))]
         items = pack(seqused_k=seqlens, **options)
         cache = (self.blocks, self.k_tail, self.v_tail, self.page_table, self.row_idx)
-        return _torch_path().attention_over_int4_cache(q, cache, items, return_lse)
+        return torch_host().attention_over_int4_cache(q, cache, items, return_lse)

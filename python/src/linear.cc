@@ -29,7 +29,7 @@ PackedWeights packed_of(Arguments& arguments, const nb::tuple& parts) {
   return packed;
 }
 
-// The options as heddle._lowbit_linear packs them: activation, bias, residual, norm, norm_weight, norm_bias, norm_eps,
+// The options as heddle.lowbit.product packs them: activation, bias, residual, norm, norm_weight, norm_bias, norm_eps,
 // int8_x, batch_invariant, force.
 LinearOptions options_of(Arguments& arguments, const nb::tuple& items) {
   if (items.size() != 10) throw Error("[linear] options must be a tuple of 10 items");

@@ -34,7 +34,7 @@ def items_of(**arguments):
     seen = []
     q = np.zeros((1, 1, 1, 4), np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functional._arrays, "attention", lambda q, k, v, items, return_lse: seen.append(items))
+        patch.setattr(functional.arrays, "attention", lambda q, k, v, items, return_lse: seen.append(items))
         heddle.attention(q, q, q, **arguments)
     return seen[0]
 
@@ -66,7 +66,7 @@ def test_pack_refuses_what_is_no_option():
 
 
 def test_sdpa_writes_the_same_tuple():
-    from heddle import _torch_sdpa
+    from heddle.hosts.torch import sdpa as _torch_sdpa
 
     bias, mask = torch.zeros(1), torch.ones(1, dtype=torch.bool)
     found = _torch_sdpa._options(bias, mask, 0.5, 1, 0.25)

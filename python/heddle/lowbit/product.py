@@ -1,0 +1,207 @@
+"""Linear layers over packed weights. heddle.lowbit is their public name."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import _heddle
+from ..explanation import UINT8, gpu_name, stand_in
+from .packed import PackedTensor
+from .tensor import QuantizedTensor, kind, plain
+
+#: What ``linear`` may apply to its sums.
+ACTIVATIONS: tuple[str, ...] = ("none", "relu", "gelu_erf", "gelu_tanh", "silu", "swiglu")
+#: What it may do to each row of x before the product.
+NORMS: tuple[str, ...] = ("none", "layer_norm", "rms_norm")
+
+
+@dataclass(frozen=True)
+class LinearCandidate:
+    """A kernel that could serve a call of ``linear``; see ``explain``.
+
+    Attributes:
+      name: as ``force`` takes it. method: "linear" or "reference".
+      supported, reason: whether it could run, and why it does not.
+      seconds, workspace: estimated; bytes.
+      chosen: whether the call would run it.
+      of_16bit: on a GPU, `seconds` over those estimated of cuBLAS with weights in 16 bits: above 1, ``pack``'s keep_16bit
+        would make the call faster.
+    """
+
+    name: str
+    method: str
+    supported: bool
+    reason: str
+    seconds: float
+    workspace: int
+    chosen: bool
+    of_16bit: float
+
+
+def explain(
+    x: Any,
+    weights: PackedTensor,
+    *,
+    activation: str = "none",
+    bias: Any = None,
+    residual: Any = None,
+    norm: str = "none",
+    norm_weight: Any = None,
+    norm_bias: Any = None,
+    eps: float = 1e-5,
+    int8_x: bool = False,
+    batch_invariant: bool = False,
+    force: str = "",
+    gpu: str | None = None,
+) -> list[LinearCandidate]:
+    """The candidates for ``linear`` with these arguments, and which one would run. Nothing is computed.
+
+    gpu: answer as a machine with that GPU would, as ``heddle.explain`` does. Weights that were packed for the CPU are taken
+    as ``pack`` has them on a GPU by itself, in order "fragments16". cuBLASLt is taken to be found there; seconds of few rows
+    may be others on a Hopper GPU, whose driver alone knows how many clusters of thread blocks it holds.
+
+    Raises:
+      ValueError: a bad argument, as ``linear`` would refuse it; a gpu that is not known, listing those that are.
+    """
+    kind(x, "explain_linear", "x")
+    _check_packed("explain_linear", weights)
+    name = gpu_name(gpu)
+    options = (
+        activation,
+        plain(bias),
+        plain(residual),
+        norm,
+        plain(norm_weight),
+        plain(norm_bias),
+        eps,
+        int8_x,
+        batch_invariant,
+        force,
+    )
+    parts = weights._parts()
+    if name and weights.order == "rows16":
+        described = (*parts[:4], "fragments16")
+        parts = (*described, stand_in((_heddle.lowbit_packed_bytes(*described),), UINT8), None)
+    return [LinearCandidate(*found) for found in _heddle.explain_linear(plain(x), parts, options, name)]
+
+
+def _check_packed(operation: str, weights: Any) -> None:
+    if isinstance(weights, PackedTensor):
+        return
+    rule = "it must be a PackedTensor"
+    if isinstance(weights, QuantizedTensor):
+        rule = "pack it first, heddle.lowbit.pack(weights)"
+    raise TypeError(f"[{operation}] weights is a {type(weights).__name__}: {rule}")
+
+
+@functools.cache
+def _torch_way() -> Any:
+    from ..hosts.torch.linear import linear
+
+    return linear
+
+
+def linear(
+    x: Any,
+    weights: PackedTensor,
+    *,
+    activation: str = "none",
+    bias: Any = None,
+    residual: Any = None,
+    norm: str = "none",
+    norm_weight: Any = None,
+    norm_bias: Any = None,
+    eps: float = 1e-5,
+    out: Any = None,
+    int8_x: bool = False,
+    batch_invariant: bool = False,
+    force: str = "",
+) -> Any:
+    """activation(norm(x) @ W.T + bias) + residual, W decoded inside the product.
+
+    torch tensors have gradients of x, bias, residual, norm_weight and norm_bias, not of the weights: adapters train over
+    frozen layers. With an activation the backward computes the sums again, so that only x is kept for it; without
+    activation and norm nothing is. On a GPU all runs on the current stream and can be captured in a CUDA graph; gradients
+    take cuBLASLt, and with them a norm is torch's own.
+
+    Args:
+      x: [..., K], up to four dimensions; float32, float16 or, of torch, bfloat16; the last dimension contiguous. On a
+        GPU float16 or bfloat16, rows one stride apart, K and N in multiples of 8.
+      weights: a PackedTensor of [N, K], on x's device.
+      activation: one of ``ACTIVATIONS``. "swiglu" takes gated weights and gives N / 2 columns, silu(gate) * up.
+      bias: [N], of x's dtype.
+      residual: as the result, of x's dtype.
+      norm: one of ``NORMS``, applied to each row of x before the product, once a row.
+      norm_weight, norm_bias: [K], of x's dtype; ones and zeros if None. The bias is layer_norm's only.
+      eps: added to the row's variance, or its mean square.
+      out: where to write the result; may be the residual itself. Without gradients.
+      int8_x: x is rounded to 8 bits, a scale for each row, and multiplied in integers: faster, and less exact. For nvfp4,
+        mxfp4, e2m1_row, int4 and int8_row (W8A8) on a CPU; on a GPU for int8_row in order "matrix", and see ``pack``'s
+        fp8_x.
+      batch_invariant: a row's bits do not depend on how many rows x has. float32 and float16 promise it without; bfloat16
+        is slower with it on processors that multiply it in pairs.
+      force: a candidate by name, as ``explain`` lists them.
+
+    Returns:
+      [..., N] or [..., N / 2] of x's dtype; a numpy array or a torch tensor as x is.
+
+    Raises:
+      ValueError: a bad argument; the message names it. RuntimeError: `out` beside a tensor that requires a gradient while
+        torch records them; second derivatives. TypeError: no array, or weights that are not packed.
+      NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
+    """
+    if type(weights) is not PackedTensor:
+        _check_packed("linear", weights)
+    torch = sys.modules.get("torch")
+    if torch is not None and out is None and isinstance(x, torch.Tensor):  # the way of most calls: as short as can be
+        options = (*weights._described, activation, norm, eps, int8_x, batch_invariant, force)
+        data = weights.data if isinstance(weights.data, torch.Tensor) else torch.from_numpy(weights.data)
+        return _torch_way()(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options)
+    torch = kind(x, "linear_forward", "x")
+    rows, columns = map(int, weights.shape)
+    if torch is not None and torch.is_grad_enabled():
+        tensors = {"x": x, "bias": bias, "residual": residual, "norm_weight": norm_weight, "norm_bias": norm_bias}
+        for name, tensor in tensors.items():
+            if tensor is not None and tensor.requires_grad:
+                raise RuntimeError(
+                    f"[linear_forward] {name} requires a gradient, which a call with `out` does not have: "
+                    "leave it out, or call under torch.no_grad()"
+                )
+    if out is None:
+        if len(x.shape) == 0 or x.shape[-1] != columns:  # before memory for the result is asked for
+            raise ValueError(
+                f"[linear_forward] x is {list(x.shape)} and weights have {columns} columns: x must be [..., {columns}]"
+            )
+        shape = (*x.shape[:-1], rows // 2 if weights.gated else rows)
+        out = np.empty(shape, x.dtype)
+    parts = weights._parts()
+    options = (
+        activation,
+        plain(bias),
+        plain(residual),
+        norm,
+        plain(norm_weight),
+        plain(norm_bias),
+        eps,
+        int8_x,
+        batch_invariant,
+        force,
+    )
+    if torch is None:
+        _heddle.linear_forward(x, parts, out, options)
+    else:
+        from ..hosts.torch.checks import one_device
+        from ..hosts.torch.operators import native
+
+        try:
+            native(_heddle.linear_forward, plain(x), parts, plain(out), options)
+        except ValueError:
+            names = ("x", "weights", "out", "bias", "residual", "norm_weight", "norm_bias")
+            one_device("linear_forward", names, (x, weights.data, out, bias, residual, norm_weight, norm_bias))
+            raise
+    return out
