@@ -104,6 +104,14 @@ std::int64_t packed_bytes(const std::string& format, std::int64_t rows, std::int
   return packed_storage(lowbit::format_named(format), rows, columns, gated, weight_order_named(order)).data.shape[0];
 }
 
+// (order, why none serves)
+nb::tuple packed_order(const std::string& format, std::int64_t rows, std::int64_t columns, bool gpu, bool gated,
+                       bool int8_x, bool fp8_x) {
+  const PackedUse use{gpu ? Device::cuda : Device::cpu, gated, int8_x, fp8_x};
+  const PackedOrder found = packed_order_for(lowbit::format_named(format), rows, columns, use);
+  return nb::make_tuple(name_of(found.order), found.refusal);
+}
+
 // (changed, max, max_row, max_column)
 nb::tuple pack(const nb::tuple& matrix, bool gated, const std::string& order, nb::handle data, bool exact) {
   Arguments arguments("pack_weights");
@@ -208,6 +216,8 @@ void bind_lowbit(nb::module_& module) {
              nb::arg("row_max").none());
   module.def("lowbit_packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
              nb::arg("gated"), nb::arg("order"));
+  module.def("lowbit_packed_order", &packed_order, nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
+             nb::arg("gpu"), nb::arg("gated") = false, nb::arg("int8_x") = false, nb::arg("fp8_x") = false);
   module.def("lowbit_pack", &pack, nb::arg("matrix"), nb::arg("gated"), nb::arg("order"), nb::arg("data"),
              nb::arg("exact") = false);
   module.def("quantize_checkpoint", &quantize_checkpoint, nb::arg("input"), nb::arg("output"), nb::arg("format"),

@@ -98,8 +98,9 @@ def pack(
       keep_16bit: on a GPU, keep the weights in bfloat16 (True) or in a torch dtype of 16 bits too: calls with x of that
         dtype and so many rows that 4 bits cannot win take cuBLASLt's product of them. 2 N K bytes more, which ``nbytes``
         counts: 4.6 times the memory of nvfp4. ``explain`` says from how many rows on it pays.
-      order: instead of the usual one: "matrix" takes every format on a GPU, whose weights are decoded before cuBLASLt's
-        product, and int8_row for ``linear``'s int8_x (W8A8).
+      order: instead of the usual one, which on a GPU is "fragments16" where K and the columns of y are multiples of 8:
+        "matrix" takes every format and shape there, whose weights are decoded before cuBLASLt's product, and int8_row for
+        ``linear``'s int8_x (W8A8).
       exact: refuse what would change a weight.
 
     Raises:
@@ -118,13 +119,11 @@ def pack(
         raise ValueError("[pack_weights] fp8_x is set and device is 'cpu': it is for GPUs; CPUs have linear's int8_x")
     if keep_16bit is not False and not gpu:
         raise ValueError("[pack_weights] keep_16bit is set and device is 'cpu': it is for GPUs")
+    rows, columns = map(int, matrix.shape)
     if order is None:
-        if not gpu:
-            order = "rows16"
-        elif not fp8_x:
-            order = "fragments16"
-        else:
-            order = "matrix8" if matrix.format == "fp8_row" else "fragments8"
+        order, refusal = _heddle.lowbit_packed_order(matrix.format, rows, columns, gpu, gated, fp8_x=fp8_x)
+        if refusal:
+            raise ValueError(f"[pack_weights] {refusal}")
     elif gpu == (order == "rows16"):
         raise ValueError(
             f"[pack_weights] order is {order!r} and device is {str(device)!r}: rows16 is for CPUs, the others "
@@ -132,7 +131,6 @@ def pack(
         )
     if gpu and str(device) != "meta":  # where a layer may be before it is loaded
         device = gpu_of("pack_weights", device)
-    rows, columns = map(int, matrix.shape)
     count = _heddle.lowbit_packed_bytes(matrix.format, rows, columns, gated, order)
     memory: Any
     if torch is None:

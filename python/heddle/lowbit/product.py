@@ -62,7 +62,7 @@ def explain(
     """The candidates for ``linear`` with these arguments, and which one would run. Nothing is computed.
 
     gpu: answer as a machine with that GPU would, as ``heddle.explain`` does. Weights that were packed for the CPU are taken
-    as ``pack`` has them on a GPU by itself, in order "fragments16". cuBLASLt is taken to be found there; seconds of few rows
+    as ``pack`` has them on a GPU by itself. cuBLASLt is taken to be found there; seconds of few rows
     may be others on a Hopper GPU, whose driver alone knows how many clusters of thread blocks it holds.
 
     Raises:
@@ -85,7 +85,7 @@ def explain(
     )
     parts = weights._parts()
     if name and weights.order == "rows16":
-        described = (*parts[:4], "fragments16")
+        described = (*parts[:4], _heddle.lowbit_packed_order(*parts[:3], True, weights.gated)[0])
         parts = (*described, stand_in((_heddle.lowbit_packed_bytes(*described),), UINT8), None)
     return [LinearCandidate(*found) for found in _heddle.explain_linear(plain(x), parts, options, name)]
 

@@ -85,7 +85,7 @@ class Linear(StoredWeights):
             raise ValueError(f"[Linear] activation is '{activation}': it must be one of {', '.join(ACTIVATIONS)}")
         self.in_features, self.out_features = in_features, out_features
         if int8_x and fp8_x:
-            raise ValueError(f"[Linear] {refuse_x('', int8_x, fp8_x)}")
+            raise ValueError(f"[Linear] {refuse_x('int8_row', int8_x, fp8_x)}")
         if keep_16bit and (int8_x or fp8_x):
             raise ValueError(
                 f"[Linear] keep_16bit and {'int8_x' if int8_x else 'fp8_x'} are set: products with x in 8 bits do not "

@@ -38,6 +38,8 @@ def check_format(format: str) -> str:
     if x:
         if not any(x.values()):
             raise ValueError(f"[Policy] format is '{format}': behind + there is int8_x or fp8_x")
+        if weights in _FLOATS:
+            raise ValueError(f"[Policy] format is '{format}': the format is {weights}, beside which x is not rounded")
         if reason := refuse_x(weights, **x):
             raise ValueError(f"[Policy] format is '{format}': {reason}")
     return format

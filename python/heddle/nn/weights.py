@@ -14,7 +14,6 @@ from ..lowbit.packed import PackedTensor, PackingError, pack
 from ..lowbit.tensor import QuantizedTensor, empty
 
 _PLAIN = ("codes", "scales", "zeros", "global_scale")
-_FP8_ORDERS = ("fragments8", "matrix8")
 # Who wrote packed bytes, and how: the number changes with what their bits mean (test_packed_bytes_are_those_of_the_layout).
 _PACKED_BY = f"{_heddle.version()}, layout 2"
 
@@ -28,15 +27,8 @@ def _of_text(buffer: torch.Tensor) -> str:
 
 
 def refuse_x(format: str, int8_x: bool, fp8_x: bool) -> str:
-    """Why x cannot be rounded so for weights of a format; empty if it can."""
-    e2m1 = format in ("nvfp4", "mxfp4", "e2m1_row")
-    if int8_x and fp8_x:
-        return "int8_x and fp8_x are set: x is rounded one way"
-    if int8_x and not (e2m1 or format == "int8_row" or format.startswith("int4")):
-        return f"int8_x is set and the format is {format}: it is for nvfp4, mxfp4, e2m1_row, int4 and int8_row"
-    if fp8_x and not (e2m1 or format == "fp8_row"):
-        return f"fp8_x is set and the format is {format}: it is for nvfp4, mxfp4, e2m1_row and fp8_row"
-    return ""
+    """Why x cannot be rounded so for weights of a format, wherever they are; empty if it can."""
+    return _heddle.lowbit_packed_order(format, 0, 0, False, int8_x=int8_x, fp8_x=fp8_x)[1]
 
 
 _Layer = TypeVar("_Layer", bound="StoredWeights")
@@ -165,23 +157,14 @@ class StoredWeights(nn.Module):
 
     def _order(self, format, cpu):
         """Of the packed weights on a CPU, or on a GPU."""
-        if reason := refuse_x(format, self.int8_x, self.fp8_x):
-            raise ValueError(f"[Linear] {reason}")
-        if cpu:
-            return "rows16"
-        if self.fp8_x:
-            return "matrix8" if format == "fp8_row" else "fragments8"
-        if self.int8_x and format != "int8_row":
-            raise ValueError(
-                f"[Linear] int8_x is set and the weights are {format}, on a GPU: there it is for int8_row, and fp8_x "
-                "for nvfp4, mxfp4, e2m1_row and fp8_row"
-            )
-        return "matrix" if self.int8_x or not self._whole_vectors() else "fragments16"
+        order, refusal = self._order_and_refusal(format, not cpu, int8_x=self.int8_x, fp8_x=self.fp8_x)
+        if refusal:
+            raise ValueError(f"[Linear] {refusal}")
+        return order
 
-    def _whole_vectors(self):
-        """Whether rows of x and y are whole vectors of 16 bytes, as kernels over fragments want them; cuBLASLt takes any."""
-        outputs = self.out_features // 2 if self.activation == "swiglu" else self.out_features
-        return self.in_features % 8 == 0 and outputs % 8 == 0
+    def _order_and_refusal(self, format, gpu, **x):
+        gated = self.activation == "swiglu"
+        return _heddle.lowbit_packed_order(format, self.out_features, self.in_features, gpu, gated, **x)
 
     def _pack(self, matrix, order):
         return pack(matrix, gated=self.activation == "swiglu", device=matrix.codes.device, order=order)
@@ -252,7 +235,7 @@ class StoredWeights(nn.Module):
                     f"weights were packed {'for' if gated else 'without'} swiglu, and the layer's activation is "
                     f"'{self.activation}'"
                 )
-            if order != "rows16" and (order in _FP8_ORDERS) != self.fp8_x:
+            if order != "rows16" and (order == self._order_and_refusal(format, True, fp8_x=True)[0]) != self.fp8_x:
                 raise ValueError(f"weights were packed in order {order}, and fp8_x is {self.fp8_x}")
             shape = [_heddle.lowbit_packed_bytes(format, self.out_features, self.in_features, bool(gated), order)]
             packed = state_dict[prefix + "packed"]
