@@ -59,29 +59,26 @@ QuantizedMatrix matrix_of(Arguments& arguments, const nb::tuple& parts, bool wri
 
 void quantize(nb::handle weights, const nb::tuple& out, const std::string& rule, nb::handle importance,
               float global_scale, std::uintptr_t stream) {
-  Arguments arguments("quantize", Arguments::Devices::any);
+  Arguments arguments("quantize", Arguments::Devices::any, stream);
   const TensorView from = arguments.read(weights, "weights");
   const QuantizedMatrix to = matrix_of(arguments, out, true);
   lowbit::QuantizeOptions options;
   options.rule = lowbit::rule_named(rule);
   options.importance = arguments.read(importance, "importance");
   options.global_scale = global_scale;
-  Runtime runtime;
-  runtime.stream = reinterpret_cast<void*>(stream);
-  DeviceScratch device_scratch(arguments.gpu());
+  CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  runtime.workspace = device_scratch.get(lowbit::quantize_workspace(from));
+  Runtime runtime = arguments.runtime();
+  runtime.workspace = scratch.get(lowbit::quantize_workspace(from));
   lowbit::quantize(from, options, to, runtime);
 }
 
 void dequantize(nb::handle out, const nb::tuple& matrix, std::uintptr_t stream) {
-  Arguments arguments("dequantize", Arguments::Devices::any);
+  Arguments arguments("dequantize", Arguments::Devices::any, stream);
   const QuantizedMatrix from = matrix_of(arguments, matrix, false);
   const TensorView to = arguments.write(out, "out");
-  Runtime runtime;
-  runtime.stream = reinterpret_cast<void*>(stream);
   nb::gil_scoped_release released;
-  lowbit::dequantize(from, to, runtime);
+  lowbit::dequantize(from, to, arguments.runtime());
 }
 
 // (sqnr, mean, max, max_row, max_column)
@@ -93,8 +90,10 @@ nb::tuple error(nb::handle weights, const nb::tuple& matrix, nb::handle row_sqnr
   lowbit::QuantizationError found;
   {
     nb::gil_scoped_release released;
-    const Scratch scratch(lowbit::quantization_error_workspace(from.shape[0]));  // checked to be the matrix's
-    found = lowbit::quantization_error(from, stored, sqnr, largest, scratch);
+    Scratch scratch;
+    Runtime runtime;
+    runtime.workspace = scratch.get(lowbit::quantization_error_workspace(from.shape[0]));  // checked to be the matrix's
+    found = lowbit::quantization_error(from, stored, sqnr, largest, runtime);
   }
   return nb::make_tuple(found.sqnr, found.mean, found.max, found.max_row, found.max_column);
 }

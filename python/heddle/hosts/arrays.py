@@ -1,7 +1,10 @@
-"""Operations on numpy arrays and on any other array in CPU memory that supports DLPack."""
+"""Operations on numpy arrays and on those of every library that supports DLPack and has no module of its own here."""
 
 from __future__ import annotations
 
+import contextlib
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,21 +13,115 @@ from .. import _heddle
 from .._options import BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, MASK, check_rank, lse_shape
 
 _FLOAT32, _BFLOAT16, _FLOAT8 = 0, 2, 5  # heddle::DType
+_DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
+_GPUS = (2, 13)  # DLPack's devices: memory of a GPU, and memory that it shares with the host
+_LEGACY_STREAM = 1  # as DLPack numbers streams
+# Whose arrays nobody may write, though DLPack exports them as if one might.
+_IMMUTABLE = ("jax", "jaxlib")
 
 
-def _empty_like_kind(model: Any, shape: tuple[int, ...], code: int) -> Any:
-    """Memory for a result: a numpy array for numpy, else an array that only knows DLPack."""
-    if isinstance(model, np.ndarray):
-        return np.empty(shape, np.float32 if code == _FLOAT32 else model.dtype)
-    return _heddle.empty(shape, code)
+def _namespace(x: Any, on_gpu: bool) -> Any:
+    """The module that has the functions of x's library: that of its array API, on a GPU else the package of its type; None
+    where there is none that imports arrays."""
+    found = getattr(x, "__array_namespace__", None)
+    if found is not None:
+        return found()
+    package = sys.modules.get(type(x).__module__.partition(".")[0]) if on_gpu else None
+    return package if hasattr(package, "from_dlpack") else None
 
 
-def _as_kind(model: Any, result: Any) -> Any:
-    """`result` as an array of model's library, where that library can say which it is."""
-    if isinstance(model, np.ndarray):
-        return result
-    namespace = getattr(model, "__array_namespace__", None)
-    return result if namespace is None else namespace().from_dlpack(result)
+class _Asked(Exception):
+    pass
+
+
+class _Question:
+    """Stands for an array on a GPU. A library that imports one says, by DLPack's protocol, on which stream it will use it: that
+    is all this is for."""
+
+    def __init__(self, device: tuple[int, int]) -> None:
+        self.device = device
+        self.stream: Any = -1
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, *, stream: Any = None, **options: Any) -> Any:
+        self.stream = stream
+        raise _Asked
+
+
+def stream_of(namespace: Any, device: tuple[int, int]) -> int | None:
+    """The stream that a library works on now, in DLPack's numbers; None if it does not say."""
+    if namespace is None:
+        return None
+    question = _Question(device)
+    with contextlib.suppress(Exception):  # _Asked, or what the library makes of it
+        namespace.from_dlpack(question)
+    if question.stream is None:
+        return _LEGACY_STREAM
+    return question.stream if question.stream >= 0 else None
+
+
+class _Place:
+    """Where a call runs, by its first array: on the CPU, or on that array's GPU and on its library's stream."""
+
+    gpu: int | None = None
+    stream = 0  # its handle
+
+    def __init__(self, operation: str, name: str, x: Any) -> None:
+        self.operation, self.name, self.model = operation, name, x
+        self.namespace = None
+        if isinstance(x, np.ndarray):
+            return
+        if hasattr(x, "__dlpack_device__") and _heddle.cuda_built():
+            kind, number = map(int, x.__dlpack_device__())
+            if kind in _GPUS:  # what is elsewhere the native module refuses by name
+                self.gpu, self.device = number, (kind, number)
+        self.namespace = _namespace(x, self.gpu is not None)
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """For what reads and writes the arrays. On a GPU, which is then the current one, all of it is done before what the
+        library starts next: it is on the stream that the library works on, or, where it does not say which, over."""
+        if self.gpu is None:
+            yield
+            return
+        before = _heddle.exchange_current_gpu(self.gpu)
+        try:
+            known = stream_of(self.namespace, self.device)
+            stream = _LEGACY_STREAM if known is None else known
+            self.stream = 0 if stream == _LEGACY_STREAM else stream
+            if _heddle.validates():
+                _heddle.raise_bad_index(self.stream)
+            yield
+            if known is None:
+                _heddle.wait_for(self.stream)
+        finally:
+            _heddle.exchange_current_gpu(before)
+
+    def empty(self, shape: tuple[int, ...], code: int) -> Any:
+        """Memory for a result: an array of the library's own, but on a CPU one that only knows DLPack."""
+        if isinstance(self.model, np.ndarray):
+            return np.empty(shape, np.float32 if code == _FLOAT32 else self.model.dtype)
+        if self.gpu is None:
+            return _heddle.empty(shape, code)
+        make, dtype = (getattr(self.namespace, name, None) for name in ("empty", _DTYPES[code]))
+        immutable = type(self.model).__module__.partition(".")[0] in _IMMUTABLE
+        if make is None or dtype is None or immutable:
+            raise ValueError(
+                f"[{self.operation}] {self.name} is a {type(self.model).__name__} on a GPU, whose library makes no array of "
+                f"{_DTYPES[code]} that Heddle could write"
+            )
+        try:
+            return make(shape, dtype=dtype, device=self.model.device)
+        except TypeError:  # older than the array API's `device`: on the current GPU
+            return make(shape, dtype=dtype)
+
+    def result(self, made: Any) -> Any:
+        """What empty() gave, as an array of the library's own where that library says which it is."""
+        if self.gpu is not None or self.namespace is None:
+            return made
+        return self.namespace.from_dlpack(made)
 
 
 def _four(x: Any) -> Any:
@@ -40,31 +137,49 @@ def attention(q, k, v, items, return_lse):
     items[BIAS], items[MASK] = _four(items[BIAS]), _four(items[MASK])
     q_shape, code = _heddle.describe(q, "attention_forward", "q")
     v_shape, _ = _heddle.describe(v, "attention_forward", "v")
-    out = _empty_like_kind(q, q_shape[:-1] + v_shape[-1:], _BFLOAT16 if code == _FLOAT8 else code)
-    lse = None
-    if return_lse:
-        packed = items[CU_SEQLENS_Q] is not None
-        check_rank(q_shape, packed)
-        lse = _empty_like_kind(q, lse_shape(q_shape, packed), _FLOAT32)
-    _heddle.attention_forward(q, k, v, out, lse, tuple(items))
-    return (_as_kind(q, out), _as_kind(q, lse)) if return_lse else _as_kind(q, out)
+    packed = items[CU_SEQLENS_Q] is not None
+    place = _Place("attention_forward", "q", q)
+    with place.running():
+        out = place.empty(q_shape[:-1] + v_shape[-1:], _BFLOAT16 if code == _FLOAT8 else code)
+        lse = None
+        if return_lse:
+            check_rank(q_shape, packed)
+            lse = place.empty(lse_shape(q_shape, packed), _FLOAT32)
+        _heddle.attention_forward(q, k, v, out, lse, tuple(items), stream=place.stream)
+    return (place.result(out), place.result(lse)) if return_lse else place.result(out)
 
 
 def apply_rotary(x, cos, sin, interleaved, offsets):
     """See heddle.apply_rotary."""
     shape, code = _heddle.describe(x, "apply_rotary", "x")
-    out = _empty_like_kind(x, shape, code)
-    _heddle.apply_rotary(x, out, cos, sin, interleaved, offsets)
-    return _as_kind(x, out)
+    place = _Place("apply_rotary", "x", x)
+    with place.running():
+        out = place.empty(shape, code)
+        _heddle.apply_rotary(x, out, cos, sin, interleaved, offsets, place.stream)
+    return place.result(out)
 
 
 def append_kv_cache(
     k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale, v_scale
 ):
     """See heddle.append_kv_cache."""
-    _heddle.append_kv_cache(
-        k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale, v_scale
-    )
+    place = _Place("append_kv_cache", "k_cache", k_cache)
+    with place.running():
+        _heddle.append_kv_cache(
+            k_new,
+            v_new,
+            k_cache,
+            v_cache,
+            seqlens,
+            page_table,
+            cache_batch_idx,
+            cos,
+            sin,
+            interleaved,
+            k_scale,
+            v_scale,
+            place.stream,
+        )
 
 
 def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse):
@@ -72,7 +187,11 @@ def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interle
     q_shape, code = _heddle.describe(q, "attention_with_kv_cache", "q")
     v_shape, _ = _heddle.describe(v_cache, "attention_with_kv_cache", "v_cache")
     check_rank(q_shape, False)
-    out = _empty_like_kind(q, q_shape[:-1] + v_shape[-1:], code)
-    lse = _empty_like_kind(q, lse_shape(q_shape, False), _FLOAT32) if return_lse else None
-    _heddle.attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, out, lse, cos, sin, interleaved, items)
-    return (_as_kind(q, out), _as_kind(q, lse)) if return_lse else _as_kind(q, out)
+    place = _Place("attention_with_kv_cache", "q", q)
+    with place.running():
+        out = place.empty(q_shape[:-1] + v_shape[-1:], code)
+        lse = place.empty(lse_shape(q_shape, False), _FLOAT32) if return_lse else None
+        _heddle.attention_with_kv_cache(
+            q, k_new, v_new, k_cache, v_cache, out, lse, cos, sin, interleaved, items, place.stream
+        )
+    return (place.result(out), place.result(lse)) if return_lse else place.result(out)
