@@ -149,6 +149,16 @@ def test_a_call_on_a_gpu_is_on_the_library_s_stream(gpu, says, stream):
     assert gpu == [("gpu", 0), ("attention", stream), ("gpu", 3)]
 
 
+def test_a_result_that_the_caller_has(gpu):
+    alone = [zeros(SHAPE, device=GPU), zeros((1, 2, 5), device=GPU)]
+    q = Library(77).array(random())
+    assert heddle.attention(q, q, q, return_lse=True, out=alone[0], lse_out=alone[1]) == tuple(alone)
+    assert (alone[0].array == 1).all() and (alone[1].array == 2).all() and not q.__array_namespace__().made
+    q = zeros(SHAPE, device=GPU)
+    assert heddle.attention(q, q, q, out=alone[0]) is alone[0]
+    assert gpu == [("gpu", 0), ("attention", 77), ("gpu", 3), ("gpu", 0), ("attention", 0), ("wait", 0), ("gpu", 3)]
+
+
 def test_a_call_is_waited_for_where_the_stream_is_not_known(gpu):
     library = Library(-1)
     q = library.array(random())
@@ -167,4 +177,9 @@ def test_results_that_nobody_makes_are_refused(gpu):
     type(immutable).__module__ = "jaxlib._jax"
     with pytest.raises(ValueError, match="q is a LibraryArray on a GPU, whose library makes no array"):
         heddle.attention(immutable, immutable, immutable)
+    mutable = Library(77).array(random())
+    with pytest.raises(ValueError, match="out is a LibraryArray, which nobody may write"):
+        heddle.attention(mutable, mutable, mutable, out=immutable)
+    with pytest.raises(ValueError, match="k_cache is a LibraryArray, which nobody may write"):
+        heddle.append_kv_cache(mutable, mutable, immutable, mutable, np.zeros(1, np.int32))
     assert [step for step in gpu if step[0] == "attention"] == [] and gpu[-1] == ("gpu", 3)

@@ -41,7 +41,7 @@ def items_of(**arguments):
 
 def test_every_argument_is_given_here():
     keywords = [p.name for p in inspect.signature(heddle.attention).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    assert sorted(keywords) == sorted([*GIVEN, "return_lse"])
+    assert sorted(keywords) == sorted([*GIVEN, "return_lse", "out", "lse_out"])
 
 
 @pytest.mark.parametrize("make", [items_of, pack])
@@ -80,6 +80,9 @@ def test_sdpa_writes_the_same_tuple():
         ("attention_backward", 8),
         ("attention_with_kv_cache", 8),
         ("attention_over_int4_cache", 6),
+        ("attention_forward_out", 5),
+        ("attention_with_kv_cache_out", 10),
+        ("attention_over_int4_cache_out", 8),
     ],
 )
 def test_operators_take_them_in_that_order(operator, operands):

@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import _heddle
 from .._options import BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, MASK, check_rank, lse_shape
+from . import is_torch
 
 _FLOAT32, _BFLOAT16, _FLOAT8 = 0, 2, 5  # heddle::DType
 _DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
@@ -18,6 +19,18 @@ _GPUS = (2, 13)  # DLPack's devices: memory of a GPU, and memory that it shares 
 _LEGACY_STREAM = 1  # as DLPack numbers streams
 # Whose arrays nobody may write, though DLPack exports them as if one might.
 _IMMUTABLE = ("jax", "jaxlib")
+
+
+def _immutable(x: Any) -> bool:
+    return type(x).__module__.partition(".")[0] in _IMMUTABLE
+
+
+def _check_written(operation: str, **arrays: Any) -> None:
+    for name, x in arrays.items():
+        if _immutable(x):
+            raise ValueError(
+                f"[{operation}] {name} is a {type(x).__name__}, which nobody may write: it is written, so it must be writable"
+            )
 
 
 def _namespace(x: Any, on_gpu: bool) -> Any:
@@ -106,22 +119,30 @@ class _Place:
         if self.gpu is None:
             return _heddle.empty(shape, code)
         make, dtype = (getattr(self.namespace, name, None) for name in ("empty", _DTYPES[code]))
-        immutable = type(self.model).__module__.partition(".")[0] in _IMMUTABLE
-        if make is None or dtype is None or immutable:
+        if make is None or dtype is None or _immutable(self.model):
             raise ValueError(
                 f"[{self.operation}] {self.name} is a {type(self.model).__name__} on a GPU, whose library makes no array of "
-                f"{_DTYPES[code]} that Heddle could write"
+                f"{_DTYPES[code]} that Heddle could write: give out, and lse_out for lse"
             )
         try:
             return make(shape, dtype=dtype, device=self.model.device)
         except TypeError:  # older than the array API's `device`: on the current GPU
             return make(shape, dtype=dtype)
 
-    def result(self, made: Any) -> Any:
-        """What empty() gave, as an array of the library's own where that library says which it is."""
+    def memory(self, name: str, given: Any, shape: tuple[int, ...], code: int) -> Any:
+        """What to write a result to: an array that the caller gave, or a new one."""
+        if is_torch(given):
+            raise TypeError(f"[{self.operation}] {name} is a torch tensor: it must be an array, as {self.name} is")
+        _check_written(self.operation, **{name: given})
+        return self.empty(shape, code) if given is None else given
+
+    def returned(self, given: Any, memory: Any) -> Any:
+        """memory() as the caller gets it: what he gave, or an array of the library's own where that says which it is."""
+        if given is not None:
+            return given
         if self.gpu is not None or self.namespace is None:
-            return made
-        return self.namespace.from_dlpack(made)
+            return memory
+        return self.namespace.from_dlpack(memory)
 
 
 def _four(x: Any) -> Any:
@@ -129,7 +150,7 @@ def _four(x: Any) -> Any:
     return x[(None,) * (4 - x.ndim)] if isinstance(x, np.ndarray) and x.ndim < 4 else x
 
 
-def attention(q, k, v, items, return_lse):
+def attention(q, k, v, items, return_lse, out=None, lse_out=None):
     """See heddle.attention."""
     if items[DROPOUT_P] != 0 and items[DROPOUT_SEED] is None:
         raise ValueError(f"[attention] dropout_p is {items[DROPOUT_P]} and dropout_seed is missing: give a seed")
@@ -138,31 +159,32 @@ def attention(q, k, v, items, return_lse):
     q_shape, code = _heddle.describe(q, "attention_forward", "q")
     v_shape, _ = _heddle.describe(v, "attention_forward", "v")
     packed = items[CU_SEQLENS_Q] is not None
+    if return_lse:
+        check_rank(q_shape, packed)
     place = _Place("attention_forward", "q", q)
     with place.running():
-        out = place.empty(q_shape[:-1] + v_shape[-1:], _BFLOAT16 if code == _FLOAT8 else code)
-        lse = None
-        if return_lse:
-            check_rank(q_shape, packed)
-            lse = place.empty(lse_shape(q_shape, packed), _FLOAT32)
-        _heddle.attention_forward(q, k, v, out, lse, tuple(items), stream=place.stream)
-    return (place.result(out), place.result(lse)) if return_lse else place.result(out)
+        o = place.memory("out", out, q_shape[:-1] + v_shape[-1:], _BFLOAT16 if code == _FLOAT8 else code)
+        lse = place.memory("lse_out", lse_out, lse_shape(q_shape, packed), _FLOAT32) if return_lse else None
+        _heddle.attention_forward(q, k, v, o, lse, tuple(items), stream=place.stream)
+    out = place.returned(out, o)
+    return (out, place.returned(lse_out, lse)) if return_lse else out
 
 
-def apply_rotary(x, cos, sin, interleaved, offsets):
+def apply_rotary(x, cos, sin, interleaved, offsets, out=None):
     """See heddle.apply_rotary."""
     shape, code = _heddle.describe(x, "apply_rotary", "x")
     place = _Place("apply_rotary", "x", x)
     with place.running():
-        out = place.empty(shape, code)
-        _heddle.apply_rotary(x, out, cos, sin, interleaved, offsets, place.stream)
-    return place.result(out)
+        turned = place.memory("out", out, shape, code)
+        _heddle.apply_rotary(x, turned, cos, sin, interleaved, offsets, place.stream)
+    return place.returned(out, turned)
 
 
 def append_kv_cache(
     k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, interleaved, k_scale, v_scale
 ):
     """See heddle.append_kv_cache."""
+    _check_written("append_kv_cache", k_cache=k_cache, v_cache=v_cache)
     place = _Place("append_kv_cache", "k_cache", k_cache)
     with place.running():
         _heddle.append_kv_cache(
@@ -182,16 +204,20 @@ def append_kv_cache(
         )
 
 
-def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse):
+def attention_with_kv_cache(
+    q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse, out=None, lse_out=None
+):
     """See heddle.attention_with_kv_cache."""
     q_shape, code = _heddle.describe(q, "attention_with_kv_cache", "q")
     v_shape, _ = _heddle.describe(v_cache, "attention_with_kv_cache", "v_cache")
     check_rank(q_shape, False)
+    _check_written("attention_with_kv_cache", k_cache=k_cache, v_cache=v_cache)
     place = _Place("attention_with_kv_cache", "q", q)
     with place.running():
-        out = place.empty(q_shape[:-1] + v_shape[-1:], code)
-        lse = place.empty(lse_shape(q_shape, False), _FLOAT32) if return_lse else None
+        o = place.memory("out", out, q_shape[:-1] + v_shape[-1:], code)
+        lse = place.memory("lse_out", lse_out, lse_shape(q_shape, False), _FLOAT32) if return_lse else None
         _heddle.attention_with_kv_cache(
-            q, k_new, v_new, k_cache, v_cache, out, lse, cos, sin, interleaved, items, place.stream
+            q, k_new, v_new, k_cache, v_cache, o, lse, cos, sin, interleaved, items, place.stream
         )
-    return (place.result(out), place.result(lse)) if return_lse else place.result(out)
+    out = place.returned(out, o)
+    return (out, place.returned(lse_out, lse)) if return_lse else out

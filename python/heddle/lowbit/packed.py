@@ -10,7 +10,7 @@ import numpy as np
 
 from .. import _heddle
 from ..hosts.gpu import gpu_of
-from .tensor import QuantizedTensor, call, kind, on_cpu
+from .tensor import QuantizedTensor, kind, on_cpu, write_weights
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,10 @@ class PackedTensor:
         """Bytes of data, and of what is kept beside it."""
         return self.data.nbytes + (0 if self.kept is None else self.kept.nbytes)
 
-    def unpack(self, dtype: Any = None) -> Any:
-        """The weights [N, K] that the packed data stands for, where it is; dtype: see ``dequantize``."""
+    def unpack(self, dtype: Any = None, *, out: Any = None) -> Any:
+        """The weights [N, K] that the packed data stands for, where it is; dtype, out: see ``dequantize``."""
         torch = kind(self.data, "unpack_weights", "data")
-        if torch is None:
-            out = np.empty(self.shape, np.float32 if dtype is None else dtype)
-        else:
-            out = torch.empty(self.shape, dtype=torch.float32 if dtype is None else dtype, device=self.data.device)
-        call(torch, _heddle.unpack_weights, out, self._parts())
-        return out
+        return write_weights("unpack_weights", torch, _heddle.unpack_weights, self, self.data, dtype, out)
 
     def _parts(self) -> tuple[Any, ...]:
         return (*self._described, self.data, self.kept)

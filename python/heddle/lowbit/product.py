@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 
 from .. import _heddle
 from ..explanation import UINT8, gpu_name, stand_in
+from ..hosts import torch_host
 from .packed import PackedTensor
 from .tensor import QuantizedTensor, kind, plain
 
@@ -99,13 +99,6 @@ def _check_packed(operation: str, weights: Any) -> None:
     raise TypeError(f"[{operation}] weights is a {type(weights).__name__}: {rule}")
 
 
-@functools.cache
-def _torch_way() -> Any:
-    from ..hosts.torch.linear import linear
-
-    return linear
-
-
 def linear(
     x: Any,
     weights: PackedTensor,
@@ -139,7 +132,8 @@ def linear(
       norm: one of ``NORMS``, applied to each row of x before the product, once a row.
       norm_weight, norm_bias: [K], of x's dtype; ones and zeros if None. The bias is layer_norm's only.
       eps: added to the row's variance, or its mean square.
-      out: where to write the result; may be the residual itself. Without gradients.
+      out: where to write the result, which is then returned: as the result, the last dimension contiguous; may be the
+        residual itself, and shares no memory with anything else that is read. Without gradients.
       int8_x: x is rounded to 8 bits, a scale for each row, and multiplied in integers: faster, and less exact. For nvfp4,
         mxfp4, e2m1_row, int4 and int8_row (W8A8) on a CPU; on a GPU for int8_row in order "matrix", and see ``pack``'s
         fp8_x.
@@ -151,27 +145,21 @@ def linear(
       [..., N] or [..., N / 2] of x's dtype; a numpy array or a torch tensor as x is.
 
     Raises:
-      ValueError: a bad argument; the message names it. RuntimeError: `out` beside a tensor that requires a gradient while
-        torch records them; second derivatives. TypeError: no array, or weights that are not packed.
+      ValueError: a bad argument; the message names it. Also `out` beside a tensor that requires a gradient while torch
+        records them. RuntimeError: second derivatives. TypeError: no array, or weights that are not packed.
       NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
     """
     if type(weights) is not PackedTensor:
         _check_packed("linear", weights)
     torch = sys.modules.get("torch")
-    if torch is not None and out is None and isinstance(x, torch.Tensor):  # the way of most calls: as short as can be
+    if torch is not None and isinstance(x, torch.Tensor):  # the way of most calls: as short as can be
         options = (*weights._described, activation, norm, eps, int8_x, batch_invariant, force)
         data = weights.data if isinstance(weights.data, torch.Tensor) else torch.from_numpy(weights.data)
-        return _torch_way()(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options)
-    torch = kind(x, "linear_forward", "x")
+        if out is None:
+            return torch_host().linear(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options)
+        return torch_host().linear_into(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options, out)
+    kind(x, "linear_forward", "x")
     rows, columns = map(int, weights.shape)
-    if torch is not None and torch.is_grad_enabled():
-        tensors = {"x": x, "bias": bias, "residual": residual, "norm_weight": norm_weight, "norm_bias": norm_bias}
-        for name, tensor in tensors.items():
-            if tensor is not None and tensor.requires_grad:
-                raise RuntimeError(
-                    f"[linear_forward] {name} requires a gradient, which a call with `out` does not have: "
-                    "leave it out, or call under torch.no_grad()"
-                )
     if out is None:
         if len(x.shape) == 0 or x.shape[-1] != columns:  # before memory for the result is asked for
             raise ValueError(
@@ -179,7 +167,8 @@ def linear(
             )
         shape = (*x.shape[:-1], rows // 2 if weights.gated else rows)
         out = np.empty(shape, x.dtype)
-    parts = weights._parts()
+    elif not isinstance(out, np.ndarray):
+        raise TypeError(f"[linear_forward] out is a {type(out).__name__}: it must be a numpy array, as x is")
     options = (
         activation,
         plain(bias),
@@ -192,16 +181,5 @@ def linear(
         batch_invariant,
         force,
     )
-    if torch is None:
-        _heddle.linear_forward(x, parts, out, options)
-    else:
-        from ..hosts.torch.checks import one_device
-        from ..hosts.torch.operators import native
-
-        try:
-            native(_heddle.linear_forward, plain(x), parts, plain(out), options)
-        except ValueError:
-            names = ("x", "weights", "out", "bias", "residual", "norm_weight", "norm_bias")
-            one_device("linear_forward", names, (x, weights.data, out, bias, residual, norm_weight, norm_bias))
-            raise
+    _heddle.linear_forward(x, weights._parts(), out, options)
     return out

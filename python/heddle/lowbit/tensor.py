@@ -57,6 +57,14 @@ def call(torch: Any, function: Any, first: Any, *arguments: Any) -> None:
         native(function, first, *arguments)
 
 
+def _changed(torch: Any, *written: Any) -> None:
+    """Has torch's autograd notice that these tensors were written."""
+    if torch is not None:
+        from ..hosts.torch.operators import changed
+
+        changed(*written)
+
+
 def plain(x: Any) -> Any:
     """A torch tensor without its gradient; an e8m0 one as its bytes."""
     torch = torch_of(x)
@@ -119,9 +127,9 @@ class QuantizedTensor:
         """8 * nbytes / (N * K)."""
         return 8 * self.nbytes / max(self.shape[0] * self.shape[1], 1)
 
-    def dequantize(self, dtype: Any = None) -> Any:
+    def dequantize(self, dtype: Any = None, *, out: Any = None) -> Any:
         """See ``dequantize``."""
-        return dequantize(self, dtype)
+        return dequantize(self, dtype, out=out)
 
     def error(self, weights: Any) -> QuantizationError:
         """The error of this matrix against the weights [N, K] that it was made of."""
@@ -159,6 +167,7 @@ def quantize(
     rule: str = "plain",
     importance: Any = None,
     global_scale: float | None = None,
+    out: QuantizedTensor | None = None,
 ) -> QuantizedTensor:
     """Quantises a weight matrix where it is, on the CPU or, of torch, on a GPU: the same bytes. On a GPU the current stream is
     waited for once.
@@ -176,6 +185,7 @@ def quantize(
         errors count importance[k] times. The mean of x[:, k] ** 2 over sample inputs makes that the output's error, inputs
         uncorrelated.
       global_scale: of nvfp4, instead of the matrix's own: for matrices that must share one.
+      out: a QuantizedTensor of this format and shape, where the weights are, to write to; it is then the one returned.
 
     Returns:
       A QuantizedTensor of numpy arrays for numpy, of torch tensors for torch.
@@ -190,21 +200,36 @@ def quantize(
     if len(weights.shape) != 2:
         raise ValueError(f"[quantize] weights has {len(weights.shape)} dimensions: it must be [N, K]")
     rows, columns = map(int, weights.shape)
-    device = "cpu" if torch is None else weights.device
-    tensors = [empty(torch, described, device) for described in _heddle.lowbit_storage(format, rows, columns)]
-    out = QuantizedTensor(format, (rows, columns), *tensors)
+    if out is None:
+        device = "cpu" if torch is None else weights.device
+        tensors = [empty(torch, described, device) for described in _heddle.lowbit_storage(format, rows, columns)]
+        out = QuantizedTensor(format, (rows, columns), *tensors)
+    else:
+        _check_out("quantize", out, format, (rows, columns))
     if global_scale is not None and not global_scale > 0:
         raise ValueError(f"[quantize] global_scale is {global_scale}: it must be positive and finite")
     call(torch, _heddle.lowbit_quantize, plain(weights), out._parts(), rule, plain(importance), global_scale or 0.0)
+    _changed(torch, out.codes, out.scales, out.zeros, out.global_scale)
     return out
 
 
-def dequantize(matrix: QuantizedTensor, dtype: Any = None) -> Any:
+def _check_out(operation: str, out: Any, format: str, shape: tuple[int, int]) -> None:
+    """Of a matrix to write to; the native module looks at its tensors."""
+    if not isinstance(out, QuantizedTensor):
+        raise TypeError(f"[{operation}] out is a {type(out).__name__}: it must be a QuantizedTensor")
+    if (out.format, tuple(out.shape)) != (format, shape):
+        raise ValueError(
+            f"[{operation}] out is {out.format} {list(out.shape)}: it must be {format} {list(shape)}, as the weights become"
+        )
+
+
+def dequantize(matrix: QuantizedTensor, dtype: Any = None, *, out: Any = None) -> Any:
     """The weights [N, K] that a quantised matrix stands for, a numpy array or a torch tensor as its codes are.
 
     Args:
       matrix: a QuantizedTensor.
       dtype: numpy.float32 or numpy.float16; torch.float32, torch.float16 or torch.bfloat16. float32 if None.
+      out: where to write the weights, [N, K] of one of these dtypes, any strides; it is then the one returned.
 
     Raises:
       ValueError: another dtype, or a matrix whose tensors are not what its format has.
@@ -214,9 +239,24 @@ def dequantize(matrix: QuantizedTensor, dtype: Any = None) -> Any:
     if tuple(matrix.codes.shape) != codes_shape:  # before memory for the result is asked for
         found, wanted = list(matrix.codes.shape), list(codes_shape)
         raise ValueError(f"[dequantize] matrix.codes is {found}: it must be {wanted} for {matrix.format}")
-    if torch is None:
+    return write_weights("dequantize", torch, _heddle.lowbit_dequantize, matrix, matrix.codes, dtype, out)
+
+
+def write_weights(operation: str, torch: Any, function: Any, matrix: Any, beside: Any, dtype: Any, out: Any) -> Any:
+    """Has one of the native module's functions write a matrix's weights [N, K] to `out`, or to a new array beside its own."""
+    if out is None and torch is None:
         out = np.empty(matrix.shape, np.float32 if dtype is None else dtype)
+    elif out is None:
+        out = torch.empty(matrix.shape, dtype=torch.float32 if dtype is None else dtype, device=beside.device)
     else:
-        out = torch.empty(matrix.shape, dtype=torch.float32 if dtype is None else dtype, device=matrix.codes.device)
-    call(torch, _heddle.lowbit_dequantize, out, matrix._parts())
+        if kind(out, operation, "out") is not torch:
+            raise TypeError(f"[{operation}] out is a {type(out).__name__}: it must be of the library of the matrix")
+        if dtype is not None and dtype != out.dtype:
+            raise ValueError(f"[{operation}] dtype is {dtype} and out is {out.dtype}: give one of them")
+        if torch is not None:
+            from ..hosts.torch.checks import refuse_gradients
+
+            refuse_gradients(operation, ("out",), (out,))
+    call(torch, function, plain(out), matrix._parts())
+    _changed(torch, out)
     return out

@@ -124,13 +124,12 @@ def refuse_tangents(operation, names, tensors):
             )
 
 
-def refuse_gradients(operation, names, tensors):
+def refuse_gradients(operation, names, tensors, why="this call has no backward"):
     """Of calls without a backward, which would drop gradients."""
     if _grad_enabled():
         for name, x in zip(names, tensors):
             if x is not None and getattr(x, "requires_grad", False):
                 raise ValueError(
-                    f"[{operation}] {name} requires a gradient: this call has no backward; make it under torch.no_grad(), or "
-                    f"detach {name}"
+                    f"[{operation}] {name} requires a gradient: {why}; make it under torch.no_grad(), or detach {name}"
                 )
     refuse_tangents(operation, names, tensors)

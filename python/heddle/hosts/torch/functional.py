@@ -9,14 +9,17 @@ from ..._options import (
     ARRAY_NAMES,
     ARRAYS,
     BIAS,
+    CU_SEQLENS_Q,
     DROPOUT_P,
     DROPOUT_SEED,
     MASK,
     WITH_GRADIENT,
     WITHOUT_GRADIENT,
+    check_rank,
     replaced,
 )
 from . import direct as direct
+from .cache_operators import rotary_operator
 from .checks import (
     blame_subclass,
     check_operands,
@@ -25,12 +28,17 @@ from .checks import (
     refuse_gradients,
     refuse_tangents,
 )
-from .operators import AttentionForTransforms, rotary_operator, seed_tensor
+from .linear import linear, linear_into  # noqa: F401  of this host, too
+from .operators import AttentionForTransforms, changed, empty_lse, empty_out, native, seed_tensor
 from .transforms import transformed
 
 _forward_operator = torch.ops.heddle.attention_forward.default
 _append_operator = torch.ops.heddle.append_kv_cache.default
+_forward_out_operator = torch.ops.heddle.attention_forward_out.default
 _cached_operator = torch.ops.heddle.attention_with_kv_cache.default
+_cached_out_operator = torch.ops.heddle.attention_with_kv_cache_out.default
+_over_int4_operator = torch.ops.heddle.attention_over_int4_cache.default
+_over_int4_out_operator = torch.ops.heddle.attention_over_int4_cache_out.default
 _any_autocast = torch._C._is_any_autocast_enabled
 _compiling = torch.compiler.is_compiling
 _profiling = torch.autograd._profiler_enabled
@@ -99,6 +107,52 @@ def attention(q, k, v, items, return_lse, heads_first=False):
     return (out, lse) if return_lse else out
 
 
+_OUTPUTS = ("out", "lse_out")
+_WRITES = "a call that writes to out has no backward"
+
+
+def _check_outputs(operation, *outputs):
+    check_tensors(operation, _OUTPUTS, outputs)
+    if transformed():
+        raise ValueError(
+            f"[{operation}] out is given inside a transform of torch.func, which cannot write to it: leave it out"
+        )
+
+
+def _outputs(q, v, packed, return_lse, out, lse_out):
+    """What the caller has not brought of out and, if it is wanted, lse."""
+    check_rank(q.shape, packed)
+    out = empty_out(q, v) if out is None else out
+    return out, empty_lse(q, packed) if return_lse and lse_out is None else lse_out
+
+
+def attention_into(q, k, v, items, return_lse, out, lse_out):
+    """attention() with an output that the caller has, or two."""
+    arrays = items[:ARRAYS]
+    check_operands("attention", _OPERANDS, (q, k, v))
+    check_tensors("attention", ARRAY_NAMES, arrays)
+    _check_outputs("attention", out, lse_out)
+    if _grad_enabled() or _forward_ad._current_level >= 0:
+        names = (*_OPERANDS, *ARRAY_NAMES, *_OUTPUTS)
+        refuse_gradients("attention", names, (q, k, v, *arrays, out, lse_out), _WRITES)
+    items = replaced(replaced(items, BIAS, four(items[BIAS])), MASK, four(items[MASK]))
+    q, k, v, items = _cast(q, k, v, items)
+    seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
+    out, lse_out = _outputs(q, v, items[CU_SEQLENS_Q] is not None, return_lse, out, lse_out)
+    if direct.is_direct(q, k, v) and direct.are_direct((*items[:ARRAYS], out, lse_out)):
+        try:
+            items = replaced(items, DROPOUT_SEED, None if seed is None else int(seed))
+            native(_heddle.attention_forward, q, k, v, out, lse_out, items, False)
+        except ValueError:
+            names = (*_OPERANDS, *ARRAY_NAMES, *_OUTPUTS)
+            one_device("attention_forward", names, (q, k, v, *items[:ARRAYS], out, lse_out))
+            raise
+        changed(out, lse_out)
+    else:
+        _without_gradients(_forward_out_operator, q, k, v, out, lse_out, *replaced(items, DROPOUT_SEED, seed))
+    return (out, lse_out) if return_lse else out
+
+
 _CPU = torch.device("cpu")
 
 
@@ -111,8 +165,13 @@ def dropout_keep(shape, p, seed, device=_CPU):
     return keep.to(device)
 
 
-def apply_rotary(x, cos, sin, interleaved, offsets):
+def apply_rotary(x, cos, sin, interleaved, offsets, out=None):
     """See heddle.apply_rotary."""
+    if out is not None:
+        _check_outputs("apply_rotary", out)
+        refuse_gradients("apply_rotary", ("x", "cos", "sin", "out"), (x, cos, sin, out), _WRITES)
+        _without_gradients(torch.ops.heddle.apply_rotary_out.default, x, cos, sin, interleaved, offsets, out)
+        return out
     refuse_tangents("apply_rotary", ("x", "cos", "sin"), (x, cos, sin))
     return rotary_operator()(x, cos, sin, interleaved, offsets)
 
@@ -167,15 +226,23 @@ def _refuse_without_backward(operation, names, tensors, items):
         check_tensors(operation, ("bias", "mask"), (items[BIAS], items[MASK]))
 
 
-def attention_with_kv_cache(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse):
+def attention_with_kv_cache(
+    q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse, out=None, lse_out=None
+):
     """See heddle.attention_with_kv_cache."""
     names = ("q", "k_new", "v_new", "k_cache", "v_cache", "rotary_cos", "rotary_sin")
     operands = (q, k_new, v_new, k_cache, v_cache, cos, sin)
-    _refuse_without_backward("attention_with_kv_cache", names, operands, items)
+    _refuse_without_backward("attention_with_kv_cache", (*names, *_OUTPUTS), (*operands, out, lse_out), items)
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     items = replaced(items, DROPOUT_SEED, seed)
-    out, lse = _without_gradients(_cached_operator, *operands, interleaved, *items)
-    return (out, lse) if return_lse else out
+    if out is None and lse_out is None:
+        out, lse_out = _without_gradients(_cached_operator, *operands, interleaved, *items)
+    else:
+        check_tensors("attention_with_kv_cache", names, operands)
+        _check_outputs("attention_with_kv_cache", out, lse_out)
+        out, lse_out = _outputs(q, v_cache, False, return_lse, out, lse_out)
+        _without_gradients(_cached_out_operator, *operands, interleaved, out, lse_out, *items)
+    return (out, lse_out) if return_lse else out
 
 
 def append_int4_cache(k_new, v_new, blocks, k_tail, v_tail, page_table, row_idx, seqlens, cos, sin, interleaved):
@@ -198,10 +265,17 @@ def append_int4_cache(k_new, v_new, blocks, k_tail, v_tail, page_table, row_idx,
     )
 
 
-def attention_over_int4_cache(q, cache, items, return_lse):
+def attention_over_int4_cache(q, cache, items, return_lse, out=None, lse_out=None):
     """See heddle.Int4Cache."""
-    _refuse_without_backward("attention_over_int4_cache", ("q", "k_tail", "v_tail"), (q, cache[1], cache[2]), items)
+    names, operands = ("q", "k_tail", "v_tail"), (q, cache[1], cache[2])
+    _refuse_without_backward("attention_over_int4_cache", (*names, *_OUTPUTS), (*operands, out, lse_out), items)
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     items = replaced(items, DROPOUT_SEED, seed)
-    out, lse = _without_gradients(torch.ops.heddle.attention_over_int4_cache.default, q, *cache, *items)
-    return (out, lse) if return_lse else out
+    if out is None and lse_out is None:
+        out, lse_out = _without_gradients(_over_int4_operator, q, *cache, *items)
+    else:
+        check_tensors("attention_over_int4_cache", names, operands)
+        _check_outputs("attention_over_int4_cache", out, lse_out)
+        out, lse_out = _outputs(q, cache[2], False, return_lse, out, lse_out)
+        _without_gradients(_over_int4_out_operator, q, *cache, out, lse_out, *items)
+    return (out, lse_out) if return_lse else out

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ... import _heddle
-from .checks import check_tensors, one_device, refuse_tangents
+from .checks import check_tensors, one_device, refuse_gradients, refuse_tangents
 from .direct import plain, watched
-from .operators import asking, native
+from .operators import changed, native, register, returns_nothing
 from .transforms import for_transforms, no_second_derivative, save_nothing, transformed
 
 _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
@@ -18,6 +18,10 @@ _OPTIONS = (
 _LIBRARY.define(
     "linear_forward(Tensor x, Tensor? bias, Tensor? residual, Tensor? norm_weight, Tensor? norm_bias, Tensor weights, "
     f"Tensor? kept, {_OPTIONS}) -> Tensor"
+)
+_LIBRARY.define(
+    "linear_forward_out(Tensor x, Tensor? bias, Tensor? residual, Tensor? norm_weight, Tensor? norm_bias, Tensor weights, "
+    f"Tensor? kept, Tensor(a!) out, {_OPTIONS}) -> ()"
 )
 # wanted: which of dx, dbias, dnorm_weight, dnorm_bias to compute; the others come back with no elements.
 _LIBRARY.define(
@@ -43,13 +47,22 @@ def _forward_fake(x, bias, residual, norm_weight, norm_bias, weights, kept, *opt
     return _result(x, *options[1:4])
 
 
-def _run(x, bias, residual, norm_weight, norm_bias, weights, kept, options):
+def _write(x, bias, residual, norm_weight, norm_bias, weights, kept, y, options):
     format, rows, columns, gated, order, activation, norm, eps, int8_x, batch_invariant, force = options
-    y = _result(x, rows, columns, gated)
     packed = (format, rows, columns, gated, order, weights, kept)
     items = (activation, bias, residual, norm, norm_weight, norm_bias, eps, int8_x, batch_invariant, force)
     native(_heddle.linear_forward, x, packed, y, items)
     return y
+
+
+def _run(x, bias, residual, norm_weight, norm_bias, weights, kept, options):
+    y = _result(x, *options[1:4])
+    return _write(x, bias, residual, norm_weight, norm_bias, weights, kept, y, options)
+
+
+def _forward_out(x, bias, residual, norm_weight, norm_bias, weights, kept, out, *options):
+    _write(x, bias, residual, norm_weight, norm_bias, weights, kept, out, options)
+    changed(out)
 
 
 def _forward(x, bias, residual, norm_weight, norm_bias, weights, kept, *options):
@@ -122,15 +135,9 @@ class _Linear(torch.autograd.Function):
         return _gradients(ctx, dy, _backward if direct else torch.ops.heddle.linear_backward)
 
 
-for _name, _kernel, _fake in (
-    ("linear_forward", _forward, _forward_fake),
-    ("linear_backward", _backward, _backward_fake),
-):
-    _kernel, _fake = asking(_name, _kernel, _fake)
-    for _device in ("CPU", "CUDA"):  # what does not run there is refused by the native module, by name
-        _LIBRARY.impl(_name, _kernel, _device)
-    torch.library.register_fake(f"heddle::{_name}", _fake, lib=_LIBRARY)
-
+register(_LIBRARY, "linear_forward", _forward, _forward_fake)
+register(_LIBRARY, "linear_forward_out", _forward_out, returns_nothing, without_backward=True)
+register(_LIBRARY, "linear_backward", _backward, _backward_fake)
 torch.library.register_autograd("heddle::linear_forward", _operator_backward, setup_context=_save, lib=_LIBRARY)
 torch.library.register_autograd("heddle::linear_backward", _no_second_derivative, lib=_LIBRARY)
 
@@ -173,3 +180,25 @@ def linear(x, bias, residual, norm_weight, norm_bias, weights, kept, options):
     except ValueError:
         one_device("linear_forward", (*_OPERANDS, "weights"), (*tensors, weights))  # the native module names one alone
         raise
+
+
+def linear_into(x, bias, residual, norm_weight, norm_bias, weights, kept, options, out):
+    """linear() with a result that the caller has."""
+    names, tensors = (*_OPERANDS, "out"), (x, bias, residual, norm_weight, norm_bias, out)
+    check_tensors("linear_forward", names, tensors)
+    refuse_gradients("linear_forward", names, tensors, "a call that writes to out has no backward")
+    if transformed():
+        raise ValueError(
+            "[linear_forward] out is given inside a transform of torch.func, which cannot write to it: leave it out"
+        )
+    arguments = (*tensors[:-1], weights, kept, out)
+    if watched() or not all(t is None or plain(t) for t in tensors):
+        with torch.no_grad():
+            torch.ops.heddle.linear_forward_out(*arguments, *options)
+        return out
+    try:
+        _forward_out(*arguments, *options)
+    except ValueError:
+        one_device("linear_forward", (*_OPERANDS, "weights", "out"), (*tensors[:-1], weights, out))
+        raise
+    return out

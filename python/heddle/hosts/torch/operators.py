@@ -1,4 +1,5 @@
-"""The torch operators ``heddle::*``: schemas, kernels, shapes for tracing, and gradients."""
+"""The torch operators ``heddle::*`` of attention: schemas, kernels, shapes for tracing, and gradients; and what the other
+operators are made of."""
 
 from __future__ import annotations
 
@@ -13,9 +14,7 @@ from ..._options import (
     ARRAYS,
     CU_SEQLENS_Q,
     DROPOUT_SEED,
-    K_SCALE,
     OPTIONS,
-    V_SCALE,
     WITH_GRADIENT,
     WITHOUT_GRADIENT,
     check_rank,
@@ -52,37 +51,18 @@ _OPTIONS = schema()
 _OPERANDS = 3  # q, k and v, in front of them
 
 _LIBRARY.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
+# Outputs that the caller has: only what autograd does not watch.
+_LIBRARY.define(
+    f"attention_forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse_out, {_OPTIONS}) -> ()"
+)
 # wanted: which of dq, dk, dv, dbias, dsink to compute; the others come back with no elements.
 _LIBRARY.define(
     "attention_backward(Tensor d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool[5] wanted, "
     f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-_LIBRARY.define("apply_rotary(Tensor x, Tensor cos, Tensor sin, bool interleaved, Tensor? offsets) -> Tensor")
-_LIBRARY.define(
-    "append_kv_cache(Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor seqlens, "
-    "Tensor? page_table, Tensor? cache_batch_idx, Tensor? cos, Tensor? sin, bool interleaved, "
-    "Tensor(c!)? k_scale=None, Tensor(d!)? v_scale=None) -> ()"
-)
-
-# Scales for each slot of a cache are written.
-_CACHE_OPTIONS = schema({"k_scale": "(c!)", "v_scale": "(d!)"})
-_LIBRARY.define(
-    "attention_with_kv_cache(Tensor q, Tensor k_new, Tensor v_new, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? cos, "
-    f"Tensor? sin, bool interleaved, {_CACHE_OPTIONS}) -> (Tensor, Tensor)"
-)
 
 
-_LIBRARY.define(
-    "append_int4_cache(Tensor k_new, Tensor v_new, Tensor(a!) blocks, Tensor(b!) k_tail, Tensor(c!) v_tail, "
-    "Tensor? block_table, Tensor? row_idx, Tensor seqlens, Tensor? cos, Tensor? sin, bool interleaved) -> ()"
-)
-_LIBRARY.define(
-    "attention_over_int4_cache(Tensor q, Tensor blocks, Tensor k_tail, Tensor v_tail, Tensor? block_table, "
-    f"Tensor? row_idx, {_OPTIONS}) -> (Tensor, Tensor)"
-)
-
-
-def _items(options):
+def native_items(options):
     """The native module's options tuple: the seed, a tensor here, is a number there."""
     seed = options[DROPOUT_SEED]
     return options if seed is None else replaced(options, DROPOUT_SEED, int(seed))
@@ -157,8 +137,24 @@ def seed_tensor(seed):
 
 def _forward(q, k, v, *options):
     out, lse = _forward_fake(q, k, v, *options)
-    native(_heddle.attention_forward, q, k, v, out, lse, _items(options), False)
+    native(_heddle.attention_forward, q, k, v, out, lse, native_items(options), False)
     return out, lse
+
+
+def changed(*tensors):
+    """Has autograd notice that these were written."""
+    for x in tensors:
+        if x is not None and not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+
+
+def _forward_out(q, k, v, out, lse_out, *options):
+    native(_heddle.attention_forward, q, k, v, out, lse_out, native_items(options), False)
+    changed(out, lse_out)
+
+
+def returns_nothing(*arguments):
+    """The fake kernel of what only writes."""
 
 
 def _gradient_buffers(q, k, v, wanted, options):
@@ -173,7 +169,7 @@ def _backward_fake(d_o, d_lse, q, k, v, o, lse, wanted, *options):
 def _backward_gradients(d_o, d_lse, q, k, v, o, lse, wanted, *options):
     gradients = _gradient_buffers(q, k, v, wanted, options)
     written = (x if want else None for x, want in zip(gradients, wanted))
-    native(_heddle.attention_backward, q, k, v, o, lse, d_o, d_lse, *written, _items(options), False)
+    native(_heddle.attention_backward, q, k, v, o, lse, d_o, d_lse, *written, native_items(options), False)
     return gradients
 
 
@@ -214,127 +210,11 @@ def backward_operator():
     return _AttentionBackwardForTransforms.apply if transformed() else torch.ops.heddle.attention_backward
 
 
-def _rotary_fake(x, cos, sin, interleaved, offsets):
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-def _rotary(x, cos, sin, interleaved, offsets):
-    out = _rotary_fake(x, cos, sin, interleaved, offsets)
-    native(_heddle.apply_rotary, x, out, cos, sin, interleaved, offsets)
-    return out
-
-
-def _rotary_save(ctx, inputs, output):
-    _, cos, sin, ctx.interleaved, offsets = inputs
-    if cos.requires_grad or sin.requires_grad:
-        raise ValueError("[apply_rotary] cos or sin requires a gradient: they have none; detach them")
-    ctx.save_for_backward(cos, sin, offsets)
-
-
-def _rotary_backward(ctx, d_out):
-    cos, sin, offsets = ctx.saved_tensors
-    refuse_tangents("apply_rotary", ("d_out",), (d_out,))
-    # The inverse of a rotation is the rotation by the opposite angle.
-    return rotary_operator()(d_out, cos, -sin, ctx.interleaved, offsets), None, None, None, None
-
-
-_RotaryForTransforms = for_transforms("apply_rotary", _rotary_save, _rotary_backward)
-
-
-def rotary_operator():
-    return _RotaryForTransforms.apply if transformed() else torch.ops.heddle.apply_rotary
-
-
-def _append(
-    k_new,
-    v_new,
-    k_cache,
-    v_cache,
-    seqlens,
-    page_table,
-    cache_batch_idx,
-    cos,
-    sin,
-    interleaved,
-    k_scale=None,
-    v_scale=None,
-):
-    native(
-        _heddle.append_kv_cache,
-        k_new,
-        v_new,
-        k_cache,
-        v_cache,
-        seqlens,
-        page_table,
-        cache_batch_idx,
-        cos,
-        sin,
-        interleaved,
-        k_scale,
-        v_scale,
-    )
-    _changed(k_cache, v_cache, k_scale, v_scale)
-
-
-def _append_fake(*arguments):
-    return None
-
-
-def _changed(*tensors):
-    for x in tensors:
-        if x is not None and not x.is_inference():
-            torch.autograd.graph.increment_version(x)
-
-
-def _cached_fake(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options):
-    check_rank(q.shape, False)
-    return empty_out(q, v_cache), empty_lse(q, False)
-
-
-def _cached(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options):
-    out, lse = _cached_fake(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options)
-    native(
-        _heddle.attention_with_kv_cache,
-        q,
-        k_new,
-        v_new,
-        k_cache,
-        v_cache,
-        out,
-        lse,
-        cos,
-        sin,
-        interleaved,
-        _items(options),
-    )
-    _changed(k_cache, v_cache, options[K_SCALE], options[V_SCALE])
-    return out, lse
-
-
-def _append_int4(k_new, v_new, blocks, k_tail, v_tail, *rest):
-    native(_heddle.append_int4_cache, k_new, v_new, blocks, k_tail, v_tail, *rest)
-    _changed(blocks, k_tail, v_tail)
-
-
-def _over_int4_fake(q, blocks, k_tail, v_tail, block_table, row_idx, *options):
-    check_rank(q.shape, False)
-    return empty_out(q, v_tail), empty_lse(q, False)
-
-
-def _over_int4(q, blocks, k_tail, v_tail, block_table, row_idx, *options):
-    out, lse = _over_int4_fake(q, blocks, k_tail, v_tail, block_table, row_idx, *options)
-    native(
-        _heddle.attention_over_int4_cache, q, blocks, k_tail, v_tail, block_table, row_idx, out, lse, _items(options)
-    )
-    return out, lse
-
-
 def asking(name, kernel, fake, without_backward=False):
     """kernel and fake of an operator that refuse tensors on several devices, and gradients that would be dropped: autograd
     calls an operator that it does not know all the same. (heddle's own functions have asked, and turn gradients off.)"""
     names = [argument.name for argument in getattr(torch.ops.heddle, name).default._schema.arguments]
-    if name == "attention_with_kv_cache":  # as the native module calls them there
+    if name.startswith("attention_with_kv_cache"):  # as the native module calls them there
         names[names.index("seqused_k")] = "seqlens"
 
     def asking_kernel(*arguments):
@@ -355,20 +235,16 @@ def asking(name, kernel, fake, without_backward=False):
     return asking_kernel, asking_fake
 
 
-for _name, _kernel, _fake, _without_backward in (
-    ("attention_forward", _forward, _forward_fake, False),
-    ("attention_backward", _backward_gradients, _backward_fake, False),
-    ("apply_rotary", _rotary, _rotary_fake, False),
-    ("append_kv_cache", _append, _append_fake, True),
-    ("attention_with_kv_cache", _cached, _cached_fake, True),
-    ("append_int4_cache", _append_int4, _append_fake, True),
-    ("attention_over_int4_cache", _over_int4, _over_int4_fake, True),
-):
-    _kernel, _fake = asking(_name, _kernel, _fake, _without_backward)
-    for _device in ("CPU", "CUDA"):  # what does not run there is refused by the native module, by name
-        _LIBRARY.impl(_name, _kernel, _device)
-    torch.library.register_fake(f"heddle::{_name}", _fake, lib=_LIBRARY)
+def register(library, name, kernel, fake, without_backward=False):
+    """The kernels of heddle::<name>, asking()."""
+    kernel, fake = asking(name, kernel, fake, without_backward)
+    for device in ("CPU", "CUDA"):  # what does not run there is refused by the native module, by name
+        library.impl(name, kernel, device)
+    torch.library.register_fake(f"heddle::{name}", fake, lib=library)
 
+
+register(_LIBRARY, "attention_forward", _forward, _forward_fake)
+register(_LIBRARY, "attention_forward_out", _forward_out, returns_nothing, without_backward=True)
+register(_LIBRARY, "attention_backward", _backward_gradients, _backward_fake)
 torch.library.register_autograd("heddle::attention_forward", _backward, setup_context=_save_for_backward, lib=_LIBRARY)
 torch.library.register_autograd("heddle::attention_backward", _no_second_derivative, lib=_LIBRARY)
-torch.library.register_autograd("heddle::apply_rotary", _rotary_backward, setup_context=_rotary_save, lib=_LIBRARY)
