@@ -107,8 +107,9 @@ def attention(
         that or 1; a stored x stands for x * scale. 1 if None.
       return_lse: also return the log-sum-exp of each row's scores.
       out: where to write the result, which is then the one that is returned: an array of the same library, dtype and shape
-        as the result would have, on q's device, any strides whose elements are apart (on a GPU the last dimension
-        contiguous, rows at multiples of 16 bytes). It shares no memory with what is read. Without gradients.
+        as the result would have, on q's device, any strides whose elements are apart (on a GPU a slower candidate may run
+        unless rows are contiguous and begin at multiples of 16 bytes). It shares no memory with what is read. Without
+        gradients.
       lse_out: the same for lse, float32; beside return_lse.
       batch_invariant: a row's bits do not depend on the rest of the batch, also where keys are split.
       deterministic: bitwise repeatable gradients (the CPU's are so always). None follows

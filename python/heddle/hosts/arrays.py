@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -75,49 +74,78 @@ def stream_of(namespace: Any, device: tuple[int, int]) -> int | None:
     return question.stream if question.stream >= 0 else None
 
 
-class _Place:
-    """Where a call runs, by its first array: on the CPU, or on that array's GPU and on its library's stream."""
+class _Cpu:
+    """Where a call of an array on the CPU runs; results are of its library."""
 
-    gpu: int | None = None
     stream = 0  # its handle
 
+    def __init__(self, operation: str, name: str, x: Any, namespace: Any) -> None:
+        self.operation, self.name, self.model, self.namespace = operation, name, x, namespace
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        pass
+
+    def memory(self, name: str, given: Any, shape: tuple[int, ...], code: int) -> Any:
+        """What to write a result to: an array that the caller gave, or a new one."""
+        if given is None:
+            return self._empty(shape, code)
+        if is_torch(given):
+            raise TypeError(f"[{self.operation}] {name} is a torch tensor: it must be an array, as {self.name} is")
+        _check_written(self.operation, **{name: given})
+        return given
+
+    def returned(self, given: Any, memory: Any) -> Any:
+        """memory() as the caller gets it: what he gave, or an array of the library's own where that says which it is."""
+        return self._owned(memory) if given is None else given
+
+    def _empty(self, shape: tuple[int, ...], code: int) -> Any:
+        return _heddle.empty(shape, code)  # which only knows DLPack
+
+    def _owned(self, memory: Any) -> Any:
+        return memory if self.namespace is None else self.namespace.from_dlpack(memory)
+
+
+class _Numpy(_Cpu):
     def __init__(self, operation: str, name: str, x: Any) -> None:
         self.operation, self.name, self.model = operation, name, x
-        self.namespace = None
-        if isinstance(x, np.ndarray):
-            return
-        if hasattr(x, "__dlpack_device__") and _heddle.cuda_built():
-            kind, number = map(int, x.__dlpack_device__())
-            if kind in _GPUS:  # what is elsewhere the native module refuses by name
-                self.gpu, self.device = number, (kind, number)
-        self.namespace = _namespace(x, self.gpu is not None)
 
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """For what reads and writes the arrays. On a GPU, which is then the current one, all of it is done before what the
-        library starts next: it is on the stream that the library works on, or, where it does not say which, over."""
-        if self.gpu is None:
-            yield
-            return
-        before = _heddle.exchange_current_gpu(self.gpu)
+    def _empty(self, shape: tuple[int, ...], code: int) -> Any:
+        return np.empty(shape, np.float32 if code == _FLOAT32 else self.model.dtype)
+
+    def _owned(self, memory: Any) -> Any:
+        return memory
+
+
+class _Gpu(_Cpu):
+    """An array's GPU, and the stream that its library works on. Within it that GPU is the current one; all that the call starts
+    is done before what the library starts next: it is on that stream, or, where the library does not say which, over."""
+
+    def __init__(self, operation: str, name: str, x: Any, device: tuple[int, int]) -> None:
+        super().__init__(operation, name, x, _namespace(x, on_gpu=True))
+        self.device = device
+
+    def __enter__(self) -> None:
+        self.before = _heddle.exchange_current_gpu(self.device[1])
         try:
-            known = stream_of(self.namespace, self.device)
-            stream = _LEGACY_STREAM if known is None else known
-            self.stream = 0 if stream == _LEGACY_STREAM else stream
+            self.known = stream_of(self.namespace, self.device)
+            self.stream = 0 if self.known in (None, _LEGACY_STREAM) else self.known
             if _heddle.validates():
                 _heddle.raise_bad_index(self.stream)
-            yield
-            if known is None:
+        except BaseException:
+            _heddle.exchange_current_gpu(self.before)
+            raise
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            if self.known is None and kind is None:
                 _heddle.wait_for(self.stream)
         finally:
-            _heddle.exchange_current_gpu(before)
+            _heddle.exchange_current_gpu(self.before)
 
-    def empty(self, shape: tuple[int, ...], code: int) -> Any:
-        """Memory for a result: an array of the library's own, but on a CPU one that only knows DLPack."""
-        if isinstance(self.model, np.ndarray):
-            return np.empty(shape, np.float32 if code == _FLOAT32 else self.model.dtype)
-        if self.gpu is None:
-            return _heddle.empty(shape, code)
+    def _empty(self, shape: tuple[int, ...], code: int) -> Any:
         make, dtype = (getattr(self.namespace, name, None) for name in ("empty", _DTYPES[code]))
         if make is None or dtype is None or _immutable(self.model):
             raise ValueError(
@@ -129,20 +157,19 @@ class _Place:
         except TypeError:  # older than the array API's `device`: on the current GPU
             return make(shape, dtype=dtype)
 
-    def memory(self, name: str, given: Any, shape: tuple[int, ...], code: int) -> Any:
-        """What to write a result to: an array that the caller gave, or a new one."""
-        if is_torch(given):
-            raise TypeError(f"[{self.operation}] {name} is a torch tensor: it must be an array, as {self.name} is")
-        _check_written(self.operation, **{name: given})
-        return self.empty(shape, code) if given is None else given
+    def _owned(self, memory: Any) -> Any:
+        return memory
 
-    def returned(self, given: Any, memory: Any) -> Any:
-        """memory() as the caller gets it: what he gave, or an array of the library's own where that says which it is."""
-        if given is not None:
-            return given
-        if self.gpu is not None or self.namespace is None:
-            return memory
-        return self.namespace.from_dlpack(memory)
+
+def _place(operation: str, name: str, x: Any) -> Any:
+    """Where a call runs, by its first array."""
+    if isinstance(x, np.ndarray):
+        return _Numpy(operation, name, x)
+    if hasattr(x, "__dlpack_device__") and _heddle.cuda_built():
+        kind, number = map(int, x.__dlpack_device__())
+        if kind in _GPUS:  # what is elsewhere the native module refuses by name
+            return _Gpu(operation, name, x, (kind, number))
+    return _Cpu(operation, name, x, _namespace(x, on_gpu=False))
 
 
 def _four(x: Any) -> Any:
@@ -161,11 +188,11 @@ def attention(q, k, v, items, return_lse, out=None, lse_out=None):
     packed = items[CU_SEQLENS_Q] is not None
     if return_lse:
         check_rank(q_shape, packed)
-    place = _Place("attention_forward", "q", q)
-    with place.running():
+    place = _place("attention_forward", "q", q)
+    with place:
         o = place.memory("out", out, q_shape[:-1] + v_shape[-1:], _BFLOAT16 if code == _FLOAT8 else code)
         lse = place.memory("lse_out", lse_out, lse_shape(q_shape, packed), _FLOAT32) if return_lse else None
-        _heddle.attention_forward(q, k, v, o, lse, tuple(items), stream=place.stream)
+        _heddle.attention_forward(q, k, v, o, lse, tuple(items), False, place.stream)
     out = place.returned(out, o)
     return (out, place.returned(lse_out, lse)) if return_lse else out
 
@@ -173,8 +200,8 @@ def attention(q, k, v, items, return_lse, out=None, lse_out=None):
 def apply_rotary(x, cos, sin, interleaved, offsets, out=None):
     """See heddle.apply_rotary."""
     shape, code = _heddle.describe(x, "apply_rotary", "x")
-    place = _Place("apply_rotary", "x", x)
-    with place.running():
+    place = _place("apply_rotary", "x", x)
+    with place:
         turned = place.memory("out", out, shape, code)
         _heddle.apply_rotary(x, turned, cos, sin, interleaved, offsets, place.stream)
     return place.returned(out, turned)
@@ -185,8 +212,8 @@ def append_kv_cache(
 ):
     """See heddle.append_kv_cache."""
     _check_written("append_kv_cache", k_cache=k_cache, v_cache=v_cache)
-    place = _Place("append_kv_cache", "k_cache", k_cache)
-    with place.running():
+    place = _place("append_kv_cache", "k_cache", k_cache)
+    with place:
         _heddle.append_kv_cache(
             k_new,
             v_new,
@@ -212,8 +239,8 @@ def attention_with_kv_cache(
     v_shape, _ = _heddle.describe(v_cache, "attention_with_kv_cache", "v_cache")
     check_rank(q_shape, False)
     _check_written("attention_with_kv_cache", k_cache=k_cache, v_cache=v_cache)
-    place = _Place("attention_with_kv_cache", "q", q)
-    with place.running():
+    place = _place("attention_with_kv_cache", "q", q)
+    with place:
         o = place.memory("out", out, q_shape[:-1] + v_shape[-1:], code)
         lse = place.memory("lse_out", lse_out, lse_shape(q_shape, False), _FLOAT32) if return_lse else None
         _heddle.attention_with_kv_cache(

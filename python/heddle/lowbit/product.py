@@ -153,11 +153,12 @@ def linear(
         _check_packed("linear", weights)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):  # the way of most calls: as short as can be
+        host = torch_host()
         options = (*weights._described, activation, norm, eps, int8_x, batch_invariant, force)
         data = weights.data if isinstance(weights.data, torch.Tensor) else torch.from_numpy(weights.data)
         if out is None:
-            return torch_host().linear(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options)
-        return torch_host().linear_into(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options, out)
+            return host.linear(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options)
+        return host.linear_into(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options, out)
     kind(x, "linear_forward", "x")
     rows, columns = map(int, weights.shape)
     if out is None:

@@ -119,7 +119,8 @@ def _cached_fake(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *opti
     return empty_out(q, v_cache), empty_lse(q, False)
 
 
-def _cached_out(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, out, lse_out, *options):
+def _attend(operands, interleaved, out, lse, options):
+    q, k_new, v_new, k_cache, v_cache, cos, sin = operands
     native(
         _heddle.attention_with_kv_cache,
         q,
@@ -128,19 +129,25 @@ def _cached_out(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, out, l
         k_cache,
         v_cache,
         out,
-        lse_out,
+        lse,
         cos,
         sin,
         interleaved,
         native_items(options),
     )
-    changed(k_cache, v_cache, options[K_SCALE], options[V_SCALE], out, lse_out)
+    changed(k_cache, v_cache, options[K_SCALE], options[V_SCALE])
 
 
 def _cached(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options):
-    out, lse = _cached_fake(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options)
-    _cached_out(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, out, lse, *options)
+    check_rank(q.shape, False)
+    out, lse = empty_out(q, v_cache), empty_lse(q, False)
+    _attend((q, k_new, v_new, k_cache, v_cache, cos, sin), interleaved, out, lse, options)
     return out, lse
+
+
+def _cached_out(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, out, lse_out, *options):
+    _attend((q, k_new, v_new, k_cache, v_cache, cos, sin), interleaved, out, lse_out, options)
+    changed(out, lse_out)
 
 
 def _append_int4(k_new, v_new, blocks, k_tail, v_tail, *rest):

@@ -13,6 +13,7 @@ from ..._options import (
     DROPOUT_P,
     DROPOUT_SEED,
     MASK,
+    SINK,
     WITH_GRADIENT,
     WITHOUT_GRADIENT,
     check_rank,
@@ -126,30 +127,44 @@ def _outputs(q, v, packed, return_lse, out, lse_out):
     return out, empty_lse(q, packed) if return_lse and lse_out is None else lse_out
 
 
+def _is_quick(q, k, v, items, out, lse_out):
+    """Whether attention_into() has nothing to look at, ask or refuse."""
+    if _compiling() or _any_autocast() or not direct.is_direct(q, k, v):
+        return False
+    if not direct.are_direct((*items[:ARRAYS], out, lse_out)):
+        return False
+    differentiable = (q, k, v, items[BIAS], items[SINK])
+    return not (_grad_enabled() and any(x is not None and x.requires_grad for x in differentiable))
+
+
 def attention_into(q, k, v, items, return_lse, out, lse_out):
     """attention() with an output that the caller has, or two."""
-    arrays = items[:ARRAYS]
-    check_operands("attention", _OPERANDS, (q, k, v))
-    check_tensors("attention", ARRAY_NAMES, arrays)
-    _check_outputs("attention", out, lse_out)
-    if _grad_enabled() or _forward_ad._current_level >= 0:
-        names = (*_OPERANDS, *ARRAY_NAMES, *_OUTPUTS)
-        refuse_gradients("attention", names, (q, k, v, *arrays, out, lse_out), _WRITES)
-    items = replaced(replaced(items, BIAS, four(items[BIAS])), MASK, four(items[MASK]))
-    q, k, v, items = _cast(q, k, v, items)
+    names = (*_OPERANDS, *ARRAY_NAMES, *_OUTPUTS)
+    quick = _is_quick(q, k, v, items, out, lse_out)
+    if not quick:
+        check_operands("attention", _OPERANDS, (q, k, v))
+        check_tensors("attention", ARRAY_NAMES, items[:ARRAYS])
+        _check_outputs("attention", out, lse_out)
+        if _grad_enabled() or _forward_ad._current_level >= 0:
+            refuse_gradients("attention", names, (q, k, v, *items[:ARRAYS], out, lse_out), _WRITES)
+        q, k, v, items = _cast(q, k, v, items)
+    if items[BIAS] is not None or items[MASK] is not None:
+        items = replaced(replaced(items, BIAS, four(items[BIAS])), MASK, four(items[MASK]))
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     out, lse_out = _outputs(q, v, items[CU_SEQLENS_Q] is not None, return_lse, out, lse_out)
-    if direct.is_direct(q, k, v) and direct.are_direct((*items[:ARRAYS], out, lse_out)):
-        try:
-            items = replaced(items, DROPOUT_SEED, None if seed is None else int(seed))
-            native(_heddle.attention_forward, q, k, v, out, lse_out, items, False)
-        except ValueError:
-            names = (*_OPERANDS, *ARRAY_NAMES, *_OUTPUTS)
-            one_device("attention_forward", names, (q, k, v, *items[:ARRAYS], out, lse_out))
-            raise
-        changed(out, lse_out)
-    else:
+    if not quick:
         _without_gradients(_forward_out_operator, q, k, v, out, lse_out, *replaced(items, DROPOUT_SEED, seed))
+        return (out, lse_out) if return_lse else out
+    try:
+        items = items if seed is None else replaced(items, DROPOUT_SEED, int(seed))
+        native(_heddle.attention_forward, q, k, v, out, lse_out, items, False)
+    except Exception:
+        # These have better words for what nobody asked before the call.
+        tensors = (q, k, v, *items[:ARRAYS], out, lse_out)
+        check_tensors("attention", names, tensors)
+        one_device("attention_forward", names, tensors)
+        raise
+    changed(out, lse_out)
     return (out, lse_out) if return_lse else out
 
 
@@ -230,9 +245,9 @@ def attention_with_kv_cache(
     q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse, out=None, lse_out=None
 ):
     """See heddle.attention_with_kv_cache."""
-    names = ("q", "k_new", "v_new", "k_cache", "v_cache", "rotary_cos", "rotary_sin")
+    names = ("q", "k_new", "v_new", "k_cache", "v_cache", "rotary_cos", "rotary_sin", *_OUTPUTS)
     operands = (q, k_new, v_new, k_cache, v_cache, cos, sin)
-    _refuse_without_backward("attention_with_kv_cache", (*names, *_OUTPUTS), (*operands, out, lse_out), items)
+    _refuse_without_backward("attention_with_kv_cache", names, (*operands, out, lse_out), items)
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     items = replaced(items, DROPOUT_SEED, seed)
     if out is None and lse_out is None:
