@@ -156,7 +156,16 @@ def test_a_result_that_the_caller_has(gpu):
     assert (alone[0].array == 1).all() and (alone[1].array == 2).all() and not q.__array_namespace__().made
     q = zeros(SHAPE, device=GPU)
     assert heddle.attention(q, q, q, out=alone[0]) is alone[0]
-    assert gpu == [("gpu", 0), ("attention", 77), ("gpu", 3), ("gpu", 0), ("attention", 0), ("wait", 0), ("gpu", 3)]
+    # Waited for: the memory is another library's, and the stream of one that does not say.
+    steps = [("gpu", 0), ("attention", 77), ("wait", 77), ("gpu", 3)]
+    assert gpu == steps + [("gpu", 0), ("attention", 0), ("wait", 0), ("gpu", 3)]
+    del gpu[:]
+    library = Library(77)
+    q, bias = library.array(random()), library.array(random((1, 1, 5, 5)))
+    heddle.attention(q, q, q, bias=bias, out=library.array(random()))
+    assert gpu == [("gpu", 0), ("attention", 77), ("gpu", 3)]
+    heddle.attention(q, q, q, bias=zeros((1, 1, 5, 5), device=GPU), out=library.array(random()))
+    assert ("wait", 77) in gpu
 
 
 def test_a_call_is_waited_for_where_the_stream_is_not_known(gpu):

@@ -20,8 +20,12 @@ _LEGACY_STREAM = 1  # as DLPack numbers streams
 _IMMUTABLE = ("jax", "jaxlib")
 
 
+def _package(x: Any) -> str:
+    return type(x).__module__.partition(".")[0]
+
+
 def _immutable(x: Any) -> bool:
-    return type(x).__module__.partition(".")[0] in _IMMUTABLE
+    return _package(x) in _IMMUTABLE
 
 
 def _check_written(operation: str, **arrays: Any) -> None:
@@ -38,7 +42,7 @@ def _namespace(x: Any, on_gpu: bool) -> Any:
     found = getattr(x, "__array_namespace__", None)
     if found is not None:
         return found()
-    package = sys.modules.get(type(x).__module__.partition(".")[0]) if on_gpu else None
+    package = sys.modules.get(_package(x)) if on_gpu else None
     return package if hasattr(package, "from_dlpack") else None
 
 
@@ -121,17 +125,21 @@ class _Numpy(_Cpu):
 
 class _Gpu(_Cpu):
     """An array's GPU, and the stream that its library works on. Within it that GPU is the current one; all that the call starts
-    is done before what the library starts next: it is on that stream, or, where the library does not say which, over."""
+    is done before what its arrays' libraries start next: it is on that stream, or over where the library does not say which,
+    and where an array is of another one, which may write to its memory again as soon as the call has let go of it."""
 
-    def __init__(self, operation: str, name: str, x: Any, device: tuple[int, int]) -> None:
+    def __init__(self, operation: str, name: str, x: Any, device: tuple[int, int], others: tuple[Any, ...]) -> None:
         super().__init__(operation, name, x, _namespace(x, on_gpu=True))
         self.device = device
+        package = _package(x)
+        self.waits = any(hasattr(y, "__dlpack_device__") and _package(y) != package for y in others)
 
     def __enter__(self) -> None:
         self.before = _heddle.exchange_current_gpu(self.device[1])
         try:
-            self.known = stream_of(self.namespace, self.device)
-            self.stream = 0 if self.known in (None, _LEGACY_STREAM) else self.known
+            stream = stream_of(self.namespace, self.device)
+            self.waits |= stream is None
+            self.stream = 0 if stream is None or stream == _LEGACY_STREAM else stream
             if _heddle.validates():
                 _heddle.raise_bad_index(self.stream)
         except BaseException:
@@ -140,7 +148,7 @@ class _Gpu(_Cpu):
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         try:
-            if self.known is None and kind is None:
+            if self.waits and kind is None:
                 _heddle.wait_for(self.stream)
         finally:
             _heddle.exchange_current_gpu(self.before)
@@ -161,14 +169,14 @@ class _Gpu(_Cpu):
         return memory
 
 
-def _place(operation: str, name: str, x: Any) -> Any:
-    """Where a call runs, by its first array."""
+def _place(operation: str, name: str, x: Any, others: tuple[Any, ...]) -> Any:
+    """Where a call runs, by its first array; others: its other arguments."""
     if isinstance(x, np.ndarray):
         return _Numpy(operation, name, x)
     if hasattr(x, "__dlpack_device__") and _heddle.cuda_built():
         kind, number = map(int, x.__dlpack_device__())
         if kind in _GPUS:  # what is elsewhere the native module refuses by name
-            return _Gpu(operation, name, x, (kind, number))
+            return _Gpu(operation, name, x, (kind, number), others)
     return _Cpu(operation, name, x, _namespace(x, on_gpu=False))
 
 
@@ -188,7 +196,7 @@ def attention(q, k, v, items, return_lse, out=None, lse_out=None):
     packed = items[CU_SEQLENS_Q] is not None
     if return_lse:
         check_rank(q_shape, packed)
-    place = _place("attention_forward", "q", q)
+    place = _place("attention_forward", "q", q, (k, v, out, lse_out, *items))
     with place:
         o = place.memory("out", out, q_shape[:-1] + v_shape[-1:], _BFLOAT16 if code == _FLOAT8 else code)
         lse = place.memory("lse_out", lse_out, lse_shape(q_shape, packed), _FLOAT32) if return_lse else None
@@ -200,7 +208,7 @@ def attention(q, k, v, items, return_lse, out=None, lse_out=None):
 def apply_rotary(x, cos, sin, interleaved, offsets, out=None):
     """See heddle.apply_rotary."""
     shape, code = _heddle.describe(x, "apply_rotary", "x")
-    place = _place("apply_rotary", "x", x)
+    place = _place("apply_rotary", "x", x, (cos, sin, offsets, out))
     with place:
         turned = place.memory("out", out, shape, code)
         _heddle.apply_rotary(x, turned, cos, sin, interleaved, offsets, place.stream)
@@ -212,7 +220,8 @@ def append_kv_cache(
 ):
     """See heddle.append_kv_cache."""
     _check_written("append_kv_cache", k_cache=k_cache, v_cache=v_cache)
-    place = _place("append_kv_cache", "k_cache", k_cache)
+    others = (k_new, v_new, v_cache, seqlens, page_table, cache_batch_idx, cos, sin, k_scale, v_scale)
+    place = _place("append_kv_cache", "k_cache", k_cache, others)
     with place:
         _heddle.append_kv_cache(
             k_new,
@@ -239,7 +248,8 @@ def attention_with_kv_cache(
     v_shape, _ = _heddle.describe(v_cache, "attention_with_kv_cache", "v_cache")
     check_rank(q_shape, False)
     _check_written("attention_with_kv_cache", k_cache=k_cache, v_cache=v_cache)
-    place = _place("attention_with_kv_cache", "q", q)
+    others = (k_new, v_new, k_cache, v_cache, cos, sin, out, lse_out, *items)
+    place = _place("attention_with_kv_cache", "q", q, others)
     with place:
         o = place.memory("out", out, q_shape[:-1] + v_shape[-1:], code)
         lse = place.memory("lse_out", lse_out, lse_shape(q_shape, False), _FLOAT32) if return_lse else None
