@@ -1,10 +1,12 @@
 """Arrays of other libraries than torch on a GPU: cupy's, and what can DLPack and nothing else."""
 
+import dataclasses
+
 import heddle
 import numpy as np
 import pytest
 import torch
-from heddle import _heddle
+from heddle import _heddle, lowbit
 
 pytestmark = pytest.mark.skipif(
     not (_heddle.cuda_built() and torch.cuda.is_available()), reason="needs a GPU and a build with CUDA"
@@ -104,6 +106,14 @@ class TestCupy:
         assert cupy.array_equal(k_cache[0, 5:8], new[0]) and cupy.array_equal(k_cache[1, :3], new[1])
         table = cupy.ones((64, 16), cupy.float32), cupy.zeros((64, 16), cupy.float32)
         assert cupy.array_equal(heddle.apply_rotary(new, *table, offsets=at), new)
+
+    def test_linear(self):
+        packed = lowbit.pack(lowbit.quantize(torch.randn(64, 128), "nvfp4"), device="cuda")
+        x = torch.randn(5, 128, device="cuda", dtype=torch.float16)
+        expected = lowbit.linear(x, packed, activation="relu")
+        for weights in (packed, dataclasses.replace(packed, data=self.cupy.from_dlpack(packed.data))):
+            found = lowbit.linear(self.cupy.from_dlpack(x), weights, activation="relu")
+            assert isinstance(found, self.cupy.ndarray) and torch.equal(torch.from_dlpack(found), expected)
 
     def test_arrays_on_the_cpu_are_refused(self):
         q, k, v = self.arrays(operands())

@@ -77,7 +77,7 @@ CALLS = {
     ),
 }  # fmt: skip
 ARRAYS = [name for name in CALLS if name != "int4 cache"]
-DLPACK = ["attention", "attention without lse", "packed", "kv cache", "rotary"]
+DLPACK = ["attention", "attention without lse", "packed", "kv cache", "rotary", "linear", "gated linear"]
 
 
 def results(found):
@@ -400,7 +400,7 @@ def test_other_kinds_and_devices():
         heddle.attention(*n, out=torch.empty_like(q))
     with pytest.raises(TypeError, match="out is a ndarray: it must be a torch tensor"):
         lowbit.linear(normal(5, 64), PACKED, out=np.empty((5, 16), np.float32))
-    with pytest.raises(TypeError, match="out is a Tensor: it must be a numpy array, as x is"):
+    with pytest.raises(TypeError, match="out is a torch tensor: it must be an array, as x is"):
         lowbit.linear(normal(5, 64).numpy(), PACKED, out=torch.empty(5, 16))
     with pytest.raises(ValueError, match="out is on another device than q: out is on meta, q on cpu"):
         heddle.attention(q, k, v, out=torch.empty_like(q, device="meta"))

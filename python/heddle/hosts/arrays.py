@@ -258,3 +258,18 @@ def attention_with_kv_cache(
         )
     out = place.returned(out, o)
     return (out, place.returned(lse_out, lse)) if return_lse else out
+
+
+def linear(x, weights, options, out=None):
+    """See heddle.lowbit.linear. weights, options: as the native module takes them."""
+    shape, code = _heddle.describe(x, "linear_forward", "x")
+    _, rows, columns, gated, *_, data, kept = weights
+    if shape[-1] != columns:  # before memory for the result is asked for
+        raise ValueError(
+            f"[linear_forward] x is {list(shape)} and weights have {columns} columns: x must be [..., {columns}]"
+        )
+    place = _place("linear_forward", "x", x, (data, kept, *options, out))
+    with place:
+        y = place.memory("out", out, (*shape[:-1], rows // 2 if gated else rows), code)
+        _heddle.linear_forward(x, weights, y, options, place.stream)
+    return place.returned(out, y)

@@ -6,11 +6,9 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from .. import _heddle
 from ..explanation import UINT8, gpu_name, stand_in
-from ..hosts import torch_host
+from ..hosts import arrays, torch_host
 from .packed import PackedTensor
 from .tensor import QuantizedTensor, kind, plain
 
@@ -68,7 +66,7 @@ def explain(
     Raises:
       ValueError: a bad argument, as ``linear`` would refuse it; a gpu that is not known, listing those that are.
     """
-    kind(x, "explain_linear", "x")
+    _check_array("explain_linear", x)
     _check_packed("explain_linear", weights)
     name = gpu_name(gpu)
     options = (
@@ -123,7 +121,7 @@ def linear(
     take cuBLASLt, and with them a norm is torch's own.
 
     Args:
-      x: [..., K], up to four dimensions; float32, float16 or, of torch, bfloat16; the last dimension contiguous. On a
+      x: [..., K], up to four dimensions, an array of any library (docs/arrays.md); float32, float16 or, of torch, bfloat16; the last dimension contiguous. On a
         GPU float16 or bfloat16, rows one stride apart, K and N in multiples of 8.
       weights: a PackedTensor of [N, K], on x's device.
       activation: one of ``ACTIVATIONS``. "swiglu" takes gated weights and gives N / 2 columns, silu(gate) * up.
@@ -142,7 +140,7 @@ def linear(
       force: a candidate by name, as ``explain`` lists them.
 
     Returns:
-      [..., N] or [..., N / 2] of x's dtype; a numpy array or a torch tensor as x is.
+      [..., N] or [..., N / 2] of x's dtype; an array of x's library.
 
     Raises:
       ValueError: a bad argument; the message names it. Also `out` beside a tensor that requires a gradient while torch
@@ -159,17 +157,7 @@ def linear(
         if out is None:
             return host.linear(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options)
         return host.linear_into(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options, out)
-    kind(x, "linear_forward", "x")
-    rows, columns = map(int, weights.shape)
-    if out is None:
-        if len(x.shape) == 0 or x.shape[-1] != columns:  # before memory for the result is asked for
-            raise ValueError(
-                f"[linear_forward] x is {list(x.shape)} and weights have {columns} columns: x must be [..., {columns}]"
-            )
-        shape = (*x.shape[:-1], rows // 2 if weights.gated else rows)
-        out = np.empty(shape, x.dtype)
-    elif not isinstance(out, np.ndarray):
-        raise TypeError(f"[linear_forward] out is a {type(out).__name__}: it must be a numpy array, as x is")
+    _check_array("linear_forward", x)
     options = (
         activation,
         plain(bias),
@@ -182,5 +170,9 @@ def linear(
         batch_invariant,
         force,
     )
-    _heddle.linear_forward(x, weights._parts(), out, options)
-    return out
+    return arrays.linear(x, weights._parts(), options, out)
+
+
+def _check_array(operation: str, x: Any) -> None:
+    if not hasattr(x, "__dlpack__"):
+        kind(x, operation, "x")  # numpy's, or it says so
