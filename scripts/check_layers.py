@@ -1,9 +1,12 @@
-"""Holds the includes of the C++ and CUDA sources to the arrows of docs/architecture.md.
+"""Holds the includes of the C++ and CUDA sources, and the imports of the Python package, to the arrows of
+docs/architecture.md.
 
 Between the marks `layers` that page has a line a room: its folder, an arrow, and the rooms whose headers its files may
-include. Their own and include/heddle/ are open to all. An arrow that no include needs is an error, too.
+include, or whose modules they may import. Their own and include/heddle/ are open to all. An arrow that nothing needs is
+an error, too.
 """
 
+import ast
 import re
 import subprocess
 import sys
@@ -12,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = "docs/architecture.md"
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
-SOURCES = ("*.h", "*.cc", "*.cu", "*.cuh")
+SOURCES = ("*.h", "*.cc", "*.cu", "*.cuh", "python/heddle/*.py")
 
 
 def arrows(page: str) -> dict[str, set[str]]:
@@ -21,7 +24,7 @@ def arrows(page: str) -> dict[str, set[str]]:
     if not block:
         sys.exit(f"check_layers.py: {PAGE} has no block marked 'layers'")
     found = {}
-    for line in block[1].splitlines():
+    for line in filter(None, block[1].splitlines()):
         room, arrow, others = line.partition("→")
         if not arrow:
             sys.exit(f"check_layers.py: {PAGE}: no arrow in the line '{line}'")
@@ -45,6 +48,29 @@ def target(name: str, file: Path) -> str | None:
     return None
 
 
+def imports(file: Path) -> list[tuple[str, str | None]]:
+    """What a file of the package imports of the package: how it says so, and the path from the root; None: there is no such
+    module."""
+    found: list[tuple[str, str | None]] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or node.level == 0:
+            continue
+        folder = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+        for alias in node.names:
+            # A module of its own, or a name of the module or package in front of it.
+            places = ((folder / alias.name).with_suffix(".py"), folder / alias.name / "__init__.py")
+            places += (folder.with_suffix(".py"), folder / "__init__.py")
+            to = next((place.relative_to(ROOT).as_posix() for place in places if place.is_file()), None)
+            words = f"from {'.' * node.level}{node.module or ''} import {alias.name}"
+            if alias.name != "_heddle" and not (node.module or "").endswith("_heddle"):  # the native module
+                found.append((words, to))
+    return found
+
+
+def includes(file: Path) -> list[tuple[str, str | None]]:
+    return [(name, target(name, file)) for name in INCLUDE.findall(file.read_text(encoding="utf-8"))]
+
+
 def main() -> None:
     rooms = arrows((ROOT / PAGE).read_text(encoding="utf-8"))
     listed = subprocess.run(["git", "ls-files", *SOURCES], cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -56,8 +82,7 @@ def main() -> None:
                 wrong.append(f"{path}: its folder has no line")
             continue
         file = ROOT / path
-        for name in INCLUDE.findall(file.read_text(encoding="utf-8")):
-            to = target(name, file)
+        for name, to in imports(file) if file.suffix == ".py" else includes(file):
             if to is None:
                 wrong.append(f"{path}: there is no {name}")
                 continue
@@ -66,10 +91,10 @@ def main() -> None:
                 continue
             used.add((room, other))
             if other not in rooms[room]:
-                wrong.append(f"{path}: includes {name}, and no arrow leads from {room} to {other or to}")
+                wrong.append(f"{path}: {name}: no arrow leads from {room} to {other or to}")
     for room, others in rooms.items():
         wrong += [
-            f"{PAGE}: no include needs the arrow from {room} to {other}"
+            f"{PAGE}: nothing needs the arrow from {room} to {other}"
             for other in sorted(others)
             if (room, other) not in used
         ]

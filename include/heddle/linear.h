@@ -51,6 +51,22 @@ enum class WeightOrder : std::uint8_t {
 WeightOrder weight_order_named(std::string_view name);
 const char* name_of(WeightOrder order);
 
+// How a layer will be called, as far as it decides how its weights are packed.
+struct PackedUse {
+  Device device = Device::cpu;
+  bool gated = false;   // as PackedWeights::gated
+  bool int8_x = false;  // LinearOptions::int8_x
+  bool fp8_x = false;  // on a GPU, x rounded to e4m3 with a scale for each row; CPUs hold such weights and refuse calls
+};
+struct PackedOrder {
+  WeightOrder order = WeightOrder::rows16;
+  std::string refusal;  // why no order serves such calls, a sentence; empty if `order` does
+};
+// The order in which to pack weights [N, K] of a format. CPUs have one. On a GPU fragments, unless cuBLASLt alone has
+// the product: rows of x or y that are no multiples of 16 bytes, int8_x, and fp8_x beside weights in e4m3.
+PackedOrder packed_order_for(const lowbit::Format& format, std::int64_t rows, std::int64_t columns,
+                             const PackedUse& use = {});
+
 // Weights [N, K] of a layer as kernels read them.
 struct PackedWeights {
   lowbit::Format format;

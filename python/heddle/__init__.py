@@ -1,7 +1,7 @@
 """Heddle: attention for Transformers, exact, forward and backward, over dense, packed and cached keys.
 
-The package is a thin layer on the C++ library of the same name. It takes numpy arrays, any array that supports DLPack,
-and torch tensors (with autograd and ``torch.compile``); torch is not imported before a torch tensor is seen, or one of
+The package is a thin layer on the C++ library of the same name. It takes numpy arrays, any array that supports DLPack, on
+GPUs too, and torch tensors (with autograd and ``torch.compile``); torch is not imported before a torch tensor is seen, or one of
 ``heddle.flash_attn``, ``heddle.flash_attn_3`` and ``heddle.nn`` is asked for.
 
 >>> import numpy as np, heddle

@@ -100,6 +100,11 @@ def lse_shape(q_shape: Any, packed: bool) -> tuple[int, ...]:
     return (q_shape[1], q_shape[0]) if packed else (q_shape[0], q_shape[2], q_shape[1])
 
 
+def check_lse_out(operation: str, return_lse: bool, lse_out: Any) -> None:
+    if lse_out is not None and not return_lse:
+        raise ValueError(f"[{operation}] lse_out is given and return_lse is False: lse is written where it is returned")
+
+
 PRECISION_CODES = {"f32": 0, "tf32": 1, "int8_qk": 2}
 
 

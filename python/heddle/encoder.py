@@ -12,9 +12,9 @@ import numpy as np
 
 from . import _heddle
 from ._files import existing
-from ._gpu import gpu_of
-from ._lowbit_linear import PackingError
 from ._options import dtype_name
+from .hosts.gpu import gpu_of
+from .lowbit.packed import PackingError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _heddle
 from ._options import BIAS, DROPOUT_SEED, MASK, dtype_name, pack
-from .functional import _is_torch, _torch_path
+from .hosts import is_torch, torch_host
 
 _DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 UINT8 = 6
@@ -126,10 +126,10 @@ def explain(
     for i in (BIAS, MASK):
         if items[i] is not None and items[i].ndim < 4:
             items[i] = items[i][(None,) * (4 - items[i].ndim)]
-    if _is_torch(items[DROPOUT_SEED]):
+    if is_torch(items[DROPOUT_SEED]):
         items[DROPOUT_SEED] = None  # its value chooses nothing
-    if any(map(_is_torch, (q, k, v, *items))):
-        _torch_path()
+    if any(map(is_torch, (q, k, v, *items))):
+        torch_host()
     shapes = (_shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
     found = _heddle.explain_attention(*shapes, tuple(items), backward, gpu_name(gpu))
     return Explanation(Candidate(*parts) for parts in found)

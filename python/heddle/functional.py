@@ -2,51 +2,31 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
-from . import _arrays
 from ._options import (
     CAUSAL_CODES,
     Causal,
     causal_code,
+    check_lse_out,
     flag,
     pack,
     pair,
     precision_code,
     torch_is_deterministic,
 )
-
-
-def _is_torch(x: Any) -> bool:
-    """Whether x is a torch tensor, of any subclass. Does not import torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(x, torch.Tensor)
-
-
-_loaded = None
-
-
-def _torch_path() -> Any:
-    """The module for torch tensors, imported when the first one is seen."""
-    global _loaded
-    if _loaded is None:
-        from . import _torch
-
-        _loaded = _torch
-    return _loaded
-
+from .hosts import arrays, is_torch, torch_host
 
 _loaded_sdpa = None
 
 
 def _sdpa() -> Any:
-    """The function for torch tensors, imported as _torch_path()."""
+    """The function for torch tensors, imported as torch_host() is."""
     global _loaded_sdpa
     if _loaded_sdpa is None:
-        from . import _torch_sdpa
+        from .hosts.torch.sdpa import sdpa
 
-        _loaded_sdpa = _torch_sdpa.sdpa
+        _loaded_sdpa = sdpa
     return _loaded_sdpa
 
 
@@ -79,6 +59,8 @@ def attention(
     k_scale: Any = None,
     v_scale: Any = None,
     return_lse: bool = False,
+    out: Any = None,
+    lse_out: Any = None,
     batch_invariant: bool = False,
     deterministic: bool | None = None,
     precision: str = "f32",
@@ -90,8 +72,9 @@ def attention(
     B sequences, H query heads, Hkv key/value heads (H a multiple of Hkv), Sq and Sk lengths, D and Dv head sizes (1 to
     256). float32, float16 or bfloat16; sums are float32. k and v may be torch.float8_e4m3fn beside 16-bit q (a cache in 8
     bits), or all three, with a bfloat16 result. Strides are free. Torch tensors go through a torch operator
-    with gradients of q, k, v, bias and sink, also through the returned lse; other arrays are forward only. Torch
-    tensors on a GPU run there, on the current stream, as far as a candidate takes them (see ``heddle.explain``). Under
+    with gradients of q, k, v, bias and sink, also through the returned lse; other arrays are forward only. Tensors
+    on a GPU run there, on torch's current stream or the one that their library works on (docs/arrays.md), as far as a
+    candidate takes them (see ``heddle.explain``). Under
     ``torch.autocast`` q, k and v are cast to its dtype, as for torch's own attention; a float32 bias stays as it is. All
     tensors of a call are on one device (a dropout_seed may stay on the CPU); if that is ``meta``, so is the result.
 
@@ -123,6 +106,11 @@ def attention(
       q_scale, k_scale, v_scale: float32, beside float8_e4m3fn: the shape of q (k, v) without its last extent, each extent
         that or 1; a stored x stands for x * scale. 1 if None.
       return_lse: also return the log-sum-exp of each row's scores.
+      out: where to write the result, which is then the one that is returned: an array of the same library, dtype and shape
+        as the result would have, on q's device, any strides whose elements are apart (on a GPU a slower candidate may run
+        unless rows are contiguous and begin at multiples of 16 bytes). It shares no memory with what is read. Without
+        gradients.
+      lse_out: the same for lse, float32; beside return_lse.
       batch_invariant: a row's bits do not depend on the rest of the batch, also where keys are split.
       deterministic: bitwise repeatable gradients (the CPU's are so always). None follows
         ``torch.use_deterministic_algorithms``.
@@ -136,7 +124,8 @@ def attention(
       float32 [B, H, Sq] (packed: [H, total_q]). A row without any key gives 0 and lse -inf (with a sink, lse = sink).
 
     Raises:
-      ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written.
+      ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written. Also a tensor that
+        requires a gradient beside out or lse_out, unless torch's gradients are off.
       TypeError: a bool as ``causal``, what is no bool as return_lse, batch_invariant or deterministic (numpy's bool and
         the ints 0 and 1 are), what is no number, an object that is no array, or a tensor whose memory is not its
         values: torch's ``CausalBias``, nested and sparse ones.
@@ -186,9 +175,14 @@ def attention(
         method or "",
         force or "",
     )
-    if _is_torch(q):
-        return _torch_path().attention(q, k, v, items, return_lse)
-    return _arrays.attention(q, k, v, items, return_lse)
+    if out is not None or lse_out is not None:
+        check_lse_out("attention", return_lse, lse_out)
+        if is_torch(q):
+            return torch_host().attention_into(q, k, v, items, return_lse, out, lse_out)
+        return arrays.attention(q, k, v, items, return_lse, out, lse_out)
+    if is_torch(q):
+        return torch_host().attention(q, k, v, items, return_lse)
+    return arrays.attention(q, k, v, items, return_lse)
 
 
 def sdpa(
@@ -228,7 +222,7 @@ def sdpa(
       ValueError: a bad argument. TypeError: not torch tensors, or of a kind whose memory is not its values.
       NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
     """
-    if not _is_torch(query):
+    if not is_torch(query):
         raise TypeError(f"[sdpa] query is a {type(query).__name__}: it must be a torch tensor; see heddle.attention")
     if is_causal is not False and is_causal is not True:
         is_causal = flag("sdpa", "is_causal", is_causal)
@@ -237,7 +231,7 @@ def sdpa(
     return _sdpa()(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def apply_rotary(x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offsets: Any = None) -> Any:
+def apply_rotary(x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offsets: Any = None, out: Any = None) -> Any:
     """Rotary position embedding (Su et al., arXiv 2104.09864).
 
     Args:
@@ -245,18 +239,20 @@ def apply_rotary(x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offse
       cos, sin: [max_position, R / 2], R <= D even, float32 or x's dtype; dimensions R to D pass through. No gradient.
       interleaved: rotate pairs (0, 1), (2, 3), ... (GPT-J); else (0, R / 2), (1, R / 2 + 1), ... (GPT-NeoX).
       offsets: int32 [B]; 0 if None.
+      out: where to write the result, which is then the one that is returned: of x's shape, dtype and device; may be x
+        itself, else apart from what is read. Without gradients.
 
     Returns:
       The rotated x, contiguous; for torch tensors with the gradient of x.
 
     Raises:
-      ValueError: a bad argument, such as a position outside the table. On a GPU positions are not read before; the
+      ValueError: a bad argument, such as a position outside the table, or a tensor that requires a gradient beside out. On a GPU positions are not read before; the
         table's nearest row serves those outside.
     """
     interleaved = flag("apply_rotary", "interleaved", interleaved)
-    if _is_torch(x):
-        return _torch_path().apply_rotary(x, cos, sin, interleaved, offsets)
-    return _arrays.apply_rotary(x, cos, sin, interleaved, offsets)
+    if is_torch(x):
+        return torch_host().apply_rotary(x, cos, sin, interleaved, offsets, out)
+    return arrays.apply_rotary(x, cos, sin, interleaved, offsets, out)
 
 
 def append_kv_cache(
@@ -292,8 +288,8 @@ def append_kv_cache(
         pages are not read before; rows outside the cache are dropped.
     """
     interleaved = flag("append_kv_cache", "interleaved", interleaved)
-    if _is_torch(k_cache):
-        return _torch_path().append_kv_cache(
+    if is_torch(k_cache):
+        return torch_host().append_kv_cache(
             k_new,
             v_new,
             k_cache,
@@ -307,7 +303,7 @@ def append_kv_cache(
             k_scale,
             v_scale,
         )
-    return _arrays.append_kv_cache(
+    return arrays.append_kv_cache(
         k_new,
         v_new,
         k_cache,
@@ -335,6 +331,8 @@ def attention_with_kv_cache(
     rotary_sin: Any = None,
     interleaved: bool = False,
     return_lse: bool = False,
+    out: Any = None,
+    lse_out: Any = None,
     **options: Any,
 ) -> Any:
     """One step of decoding: ``append_kv_cache``, rotary embedding of q, and ``attention`` over the longer cache.
@@ -350,6 +348,7 @@ def attention_with_kv_cache(
       seqlens: int32 [B], keys in the cache before the append; not changed. seqlens[b] + Sn keys are attended.
       rotary_cos, rotary_sin, interleaved: rotate k_new by its position, and q: row i by seqlens[b] + i if causal or
         windowed, else each row by seqlens[b]; see apply_rotary.
+      out, lse_out: where to write the results, as for ``attention``.
       options: those of ``attention``, except cu_seqlens_q, cu_seqlens_k and seqused_k.
 
     Returns:
@@ -362,11 +361,12 @@ def attention_with_kv_cache(
     """
     interleaved = flag("attention_with_kv_cache", "interleaved", interleaved)
     return_lse = flag("attention_with_kv_cache", "return_lse", return_lse)
+    check_lse_out("attention_with_kv_cache", return_lse, lse_out)
     for name in ("bias", "mask"):
         if (x := options.get(name)) is not None and len(x.shape) < 4:
             options[name] = x[(None,) * (4 - len(x.shape))]
     items = pack(seqused_k=seqlens, **options)
-    path = _torch_path() if _is_torch(q) else _arrays
+    path = torch_host() if is_torch(q) else arrays
     return path.attention_with_kv_cache(
-        q, k_new, v_new, k_cache, v_cache, rotary_cos, rotary_sin, interleaved, items, return_lse
+        q, k_new, v_new, k_cache, v_cache, rotary_cos, rotary_sin, interleaved, items, return_lse, out, lse_out
     )

@@ -6,8 +6,8 @@ import dataclasses
 from typing import Any
 
 from . import _heddle
-from ._options import flag, pack
-from .functional import _torch_path
+from ._options import check_lse_out, flag, pack
+from .hosts import torch_host
 
 TAIL = 128  # slots of a ring
 
@@ -87,7 +87,7 @@ class Int4Cache:
             sequence that would grow too long is left as it is, rows and pages outside the cache are dropped.
         """
         interleaved = flag("append_int4_cache", "interleaved", interleaved)
-        _torch_path().append_int4_cache(
+        torch_host().append_int4_cache(
             k_new,
             v_new,
             self.blocks,
@@ -101,15 +101,26 @@ class Int4Cache:
             interleaved,
         )
 
-    def attention(self, q: Any, seqlens: Any, *, return_lse: bool = False, **options: Any) -> Any:
+    def attention(
+        self,
+        q: Any,
+        seqlens: Any,
+        *,
+        return_lse: bool = False,
+        out: Any = None,
+        lse_out: Any = None,
+        **options: Any,
+    ) -> Any:
         """``heddle.attention`` of q [B, Sq, H, D] over the seqlens[b] keys (int32 [B]) that each sequence has.
 
+        out, lse_out: where to write the results, as for ``attention``.
         options: those of ``attention``, except seqused_k, page_table, cache_batch_idx, cu_seqlens_q and cu_seqlens_k.
         """
         return_lse = flag("attention_over_int4_cache", "return_lse", return_lse)
+        check_lse_out("attention_over_int4_cache", return_lse, lse_out)
         for name in ("bias", "mask"):
             if (x := options.get(name)) is not None and len(x.shape) < 4:
                 options[name] = x[(None,) * (4 - len(x.shape))]
         items = pack(seqused_k=seqlens, **options)
         cache = (self.blocks, self.k_tail, self.v_tail, self.page_table, self.row_idx)
-        return _torch_path().attention_over_int4_cache(q, cache, items, return_lse)
+        return torch_host().attention_over_int4_cache(q, cache, items, return_lse, out, lse_out)

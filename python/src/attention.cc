@@ -41,25 +41,22 @@ TensorView read_gradient(Arguments& arguments, nb::object& d_o) {
 // gradients are [B, H, S, D].
 void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, const nb::tuple& items,
              bool heads_first, std::uintptr_t stream) {
-  Arguments arguments("attention_forward", Arguments::Devices::any);
+  Arguments arguments("attention_forward", Arguments::Devices::any, stream);
   const auto read = [&](nb::handle x, const char* name) { return rows_first(arguments.read(x, name), heads_first); };
   const TensorView q_view = read(q, "q"), k_view = read(k, "k"), v_view = read(v, "v");
-  const TensorView o_view = rows_first(arguments.write(o, "o"), heads_first), lse_view = arguments.write(lse, "lse");
+  const TensorView o_view = rows_first(arguments.write(o, "out"), heads_first),
+                   lse_view = arguments.write(lse, "lse_out");
   const AttentionOptions options = arguments.options(items);
-  Runtime runtime;
-  runtime.stream = reinterpret_cast<void*>(stream);
-  Scratch scratch;
-  DeviceScratch device_scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
+  CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  attention_forward_with(q_view, k_view, v_view, o_view, lse_view, options, runtime, [&](std::size_t bytes) {
-    return q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
-  });
+  attention_forward_with(q_view, k_view, v_view, o_view, lse_view, options, arguments.runtime(),
+                         [&](std::size_t bytes) { return scratch.get(bytes); }, {.o = "out", .lse = "lse_out"});
 }
 
 void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::object d_o, nb::handle d_lse,
               nb::handle dq, nb::handle dk, nb::handle dv, nb::handle dbias, nb::handle dsink, const nb::tuple& items,
               bool heads_first, std::uintptr_t stream) {
-  Arguments arguments("attention_backward", Arguments::Devices::any);
+  Arguments arguments("attention_backward", Arguments::Devices::any, stream);
   const auto read = [&](nb::handle x, const char* name) { return rows_first(arguments.read(x, name), heads_first); };
   const auto write = [&](nb::handle x, const char* name) { return rows_first(arguments.write(x, name), heads_first); };
   const TensorView q_view = read(q, "q"), k_view = read(k, "k"), v_view = read(v, "v"), o_view = read(o, "o");
@@ -73,21 +70,16 @@ void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle
   gradients.dbias = arguments.write(dbias, "dbias");
   gradients.dsink = arguments.write(dsink, "dsink");
   const AttentionOptions options = arguments.options(items);
-  Runtime runtime;
-  runtime.stream = reinterpret_cast<void*>(stream);
-  Scratch scratch;
-  DeviceScratch device_scratch(arguments.gpu());
+  CallScratch scratch(arguments);
   nb::gil_scoped_release released;
-  attention_backward_with(q_view, k_view, v_view, o_view, lse_view, d_o_view, d_lse_view, gradients, options, runtime,
-                          [&](std::size_t bytes) {
-                            return q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
-                          });
+  attention_backward_with(q_view, k_view, v_view, o_view, lse_view, d_o_view, d_lse_view, gradients, options,
+                          arguments.runtime(), [&](std::size_t bytes) { return scratch.get(bytes); });
 }
 
 // gpu: the name of a GPU that need not be here; "": where the tensors are.
 nb::list explain(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& items, bool backward_pass,
                  const std::string& gpu) {
-  Arguments arguments("explain_attention", Arguments::Devices::any);
+  Arguments arguments("explain_attention", Arguments::Devices::any, kNoStream);
   const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
   const AttentionOptions options = arguments.options(items);
   const Pass pass = backward_pass ? Pass::backward : Pass::forward;
@@ -122,7 +114,7 @@ void dropout_mask(nb::handle keep, double p, std::uint64_t seed) {
 
 // (shape, dtype code) of any array that Heddle can read.
 nb::tuple describe(nb::handle object, const std::string& operation, const std::string& name) {
-  Arguments arguments(operation.c_str());
+  Arguments arguments(operation.c_str(), Arguments::Devices::any, kNoStream);
   const TensorView view = arguments.read(object, name.c_str());
   if (!view.given()) throw Error("[" + operation + "] " + name + " is missing");
   nb::list shape;

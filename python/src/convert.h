@@ -1,10 +1,6 @@
-// Python objects to Heddle's views and options. Two ways in: a tuple (pointer, dtype, shape, strides) that a
-// framework's adapter has taken apart, which costs no import protocol; and any object that nanobind can read through
-// DLPack or the buffer protocol.
+// Python objects to Heddle's views and options. An array is seen by its host (host.h), or is a tuple (pointer, dtype,
+// shape, strides) that an adapter has taken apart.
 #pragma once
-
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 
 #include <cstdint>
 #include <string>
@@ -13,14 +9,9 @@
 #include "heddle/attention.h"
 #include "heddle/runtime.h"
 #include "heddle/tensor.h"
+#include "host.h"
 
 namespace heddle::python {
-
-namespace nb = nanobind;
-
-namespace dlpack {
-struct ManagedTensor;
-}
 
 // The arrays of one call. Holds what the views point into; destroy it with the GIL held, after the operation.
 class Arguments {
@@ -28,8 +19,9 @@ class Arguments {
   // Where the operation can run.
   enum class Devices : std::uint8_t { cpu, any };
 
-  explicit Arguments(const char* operation, Devices devices = Devices::cpu)
-      : operation_(operation), devices_(devices) {}
+  // stream: on which the operation runs if its arrays are on a GPU.
+  explicit Arguments(const char* operation, Devices devices = Devices::cpu, std::uintptr_t stream = 0)
+      : operation_(operation), devices_(devices), stream_(stream) {}
 
   // None gives a view that is not given.
   TensorView read(nb::handle object, const char* name) { return view(object, name, false); }
@@ -47,57 +39,49 @@ class Arguments {
   [[noreturn]] void refuse(const char* name, const std::string& what) const;
   [[noreturn]] void refuse_kind(nb::handle object, const char* name, const char* kind) const;
 
-  // The one that all tensors on a GPU are on; -1: none was read.
-  std::int64_t gpu() const { return gpu_; }
+  // That of the arrays on a GPU.
+  Runtime runtime() const;
 
  private:
+  friend class CallScratch;
+
   TensorView view(nb::handle object, const char* name, bool writable);
-  TensorView view_of_tuple(const nb::tuple& parts, const char* name) const;
-  TensorView view_of_torch(nb::handle tensor, const char* name);
-  bool borrow_torch(nb::handle tensor, const char* name, TensorView* view);
-  void use_gpu(std::int64_t gpu, const char* name);
-  Device device_of_torch(nb::handle tensor, const char* name);
-  TensorView view_of(nb::handle data, nb::handle dtype, nb::handle shape, nb::handle stride, const char* name) const;
-  TensorView view_of_array(nb::handle object, const char* name, bool writable);
+  Seen see(nb::handle object, const Given& given);
 
   const char* operation_;
   Devices devices_;
-  std::int64_t gpu_ = -1;
+  std::uintptr_t stream_;
+  const Host* host_ = nullptr;  // of the first array on a GPU
+  std::int64_t gpu_ = -1;       // the one that all arrays on a GPU are on; -1: there is none
   std::vector<nb::ndarray<nb::ro>> held_;
 };
 
-// Scratch for one call on the CPU, kept by each thread while it is small and freed after the call when it is not.
+// Scratch memory for one call on the CPU, kept by each thread while it is small and freed after the call when it is
+// not.
 class Scratch {
  public:
-  Scratch() = default;
-  explicit Scratch(std::size_t bytes) { get(bytes); }
   Workspace get(std::size_t bytes);
-  operator Runtime() const;
 
  private:
   Workspace workspace_;
   WorkspaceBuffer large_;
 };
 
-// Scratch for one call on the current GPU, from torch's allocator: it is given back at once and used again in the order
-// of the current stream. Made and destroyed with the GIL held.
-class DeviceScratch {
+// Scratch memory for one call where its arrays are; on a GPU from the host of the first one there, in the order of the
+// call's stream. Destroy it with the GIL held, before the arguments, after the operation.
+class CallScratch {
  public:
-  // gpu: the current one. For calls on a CPU, whatever it is.
-  explicit DeviceScratch(std::int64_t gpu) : gpu_(gpu) {}
-  DeviceScratch(const DeviceScratch&) = delete;
-  DeviceScratch& operator=(const DeviceScratch&) = delete;
-  ~DeviceScratch();
+  explicit CallScratch(const Arguments& call) : call_(call) {}
   // With or without the GIL.
   Workspace get(std::size_t bytes);
 
  private:
-  std::int64_t gpu_;
-  dlpack::ManagedTensor* managed_ = nullptr;
-  nb::object tensor_;  // where torch's allocator has to be called through Python
+  const Arguments& call_;
+  Scratch scratch_;
+  GpuMemory memory_;
 };
 
-// Makes instances of `tensor_type` be read as torch tensors; dtypes maps torch's dtypes to DType's numbers;
+// Makes instances of `tensor_type` be seen as torch tensors; dtypes maps torch's dtypes to DType's numbers;
 // allocate(bytes) gives a tensor in the current GPU's memory.
 void use_torch(nb::type_object tensor_type, nb::dict dtypes, nb::callable allocate);
 

@@ -6,7 +6,7 @@
 
 namespace heddle::python::dlpack {
 
-enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2 };
+enum DeviceType : std::int32_t { kCpu = 1, kCuda = 2, kCudaManaged = 13 };
 constexpr std::uint8_t kUnsigned = 1, kFloat8E4m3fn = 10;  // dtype codes, the last newer than nanobind's list
 
 struct Tensor {

@@ -8,16 +8,10 @@
 namespace heddle::python {
 namespace {
 
-Runtime on(std::uintptr_t stream) {
-  Runtime runtime;
-  runtime.stream = reinterpret_cast<void*>(stream);
-  return runtime;
-}
-
 void append(nb::handle k_new, nb::handle v_new, nb::handle blocks, nb::handle k_tail, nb::handle v_tail,
             nb::handle page_table, nb::handle row_idx, nb::handle seqlens, nb::handle cos, nb::handle sin,
             bool interleaved, std::uintptr_t stream) {
-  Arguments arguments("append_int4_cache", Arguments::Devices::any);
+  Arguments arguments("append_int4_cache", Arguments::Devices::any, stream);
   const TensorView k_view = arguments.read(k_new, "k_new"), v_view = arguments.read(v_new, "v_new");
   const Int4Cache cache{arguments.write(blocks, "blocks"), arguments.write(k_tail, "k_tail"),
                         arguments.write(v_tail, "v_tail"), arguments.read(page_table, "page_table"),
@@ -25,24 +19,22 @@ void append(nb::handle k_new, nb::handle v_new, nb::handle blocks, nb::handle k_
   const TensorView seqlens_view = arguments.read(seqlens, "seqlens");
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
   nb::gil_scoped_release released;
-  append_int4_cache(k_view, v_view, cache, seqlens_view, table, on(stream));
+  append_int4_cache(k_view, v_view, cache, seqlens_view, table, arguments.runtime());
 }
 
 void attend(nb::handle q, nb::handle blocks, nb::handle k_tail, nb::handle v_tail, nb::handle page_table,
             nb::handle row_idx, nb::handle o, nb::handle lse, const nb::tuple& items, std::uintptr_t stream) {
-  Arguments arguments("attention_over_int4_cache", Arguments::Devices::any);
+  Arguments arguments("attention_over_int4_cache", Arguments::Devices::any, stream);
   const TensorView q_view = arguments.read(q, "q");
   const Int4Cache cache{arguments.read(blocks, "blocks"), arguments.read(k_tail, "k_tail"),
                         arguments.read(v_tail, "v_tail"), arguments.read(page_table, "page_table"),
                         arguments.read(row_idx, "row_idx")};
-  const TensorView o_view = arguments.write(o, "o"), lse_view = arguments.write(lse, "lse");
+  const TensorView o_view = arguments.write(o, "out"), lse_view = arguments.write(lse, "lse_out");
   const AttentionOptions options = arguments.options(items);
-  Scratch scratch;
-  DeviceScratch device_scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
+  CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  attention_over_int4_cache_with(q_view, cache, o_view, lse_view, options, on(stream), [&](std::size_t bytes) {
-    return q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
-  });
+  attention_over_int4_cache_with(q_view, cache, o_view, lse_view, options, arguments.runtime(),
+                                 [&](std::size_t bytes) { return scratch.get(bytes); }, {.o = "out", .lse = "lse_out"});
 }
 
 }  // namespace

@@ -8,12 +8,6 @@
 namespace heddle::python {
 namespace {
 
-Runtime on(std::uintptr_t stream) {
-  Runtime runtime;
-  runtime.stream = reinterpret_cast<void*>(stream);
-  return runtime;
-}
-
 // Scales of a cache, which an append writes if there is one for each slot.
 TensorView cache_scale(Arguments& arguments, nb::handle scale, const char* name) {
   const TensorView view = arguments.read(scale, name);
@@ -24,18 +18,18 @@ TensorView cache_scale(Arguments& arguments, nb::handle scale, const char* name)
 // stream: the CUDA stream of tensors on a GPU, which is then the current one.
 void rotary(nb::handle x, nb::handle out, nb::handle cos, nb::handle sin, bool interleaved, nb::handle offsets,
             std::uintptr_t stream) {
-  Arguments arguments("apply_rotary", Arguments::Devices::any);
+  Arguments arguments("apply_rotary", Arguments::Devices::any, stream);
   const TensorView x_view = arguments.read(x, "x"), out_view = arguments.write(out, "out");
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
   const TensorView offsets_view = arguments.read(offsets, "offsets");
   nb::gil_scoped_release released;
-  apply_rotary(x_view, out_view, table, offsets_view, on(stream));
+  apply_rotary(x_view, out_view, table, offsets_view, arguments.runtime());
 }
 
 void append(nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v_cache, nb::handle seqlens,
             nb::handle page_table, nb::handle cache_batch_idx, nb::handle cos, nb::handle sin, bool interleaved,
             nb::handle k_scale, nb::handle v_scale, std::uintptr_t stream) {
-  Arguments arguments("append_kv_cache", Arguments::Devices::any);
+  Arguments arguments("append_kv_cache", Arguments::Devices::any, stream);
   const TensorView k_view = arguments.read(k_new, "k_new"), v_view = arguments.read(v_new, "v_new");
   const TensorView k_cache_view = arguments.write(k_cache, "k_cache"),
                    v_cache_view = arguments.write(v_cache, "v_cache");
@@ -46,8 +40,8 @@ void append(nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v
   const TensorView k_scale_view = cache_scale(arguments, k_scale, "k_scale"),
                    v_scale_view = cache_scale(arguments, v_scale, "v_scale");
   nb::gil_scoped_release released;
-  append_kv_cache(k_view, v_view, k_cache_view, v_cache_view, seqlens_view, pages_view, rows_view, table, on(stream),
-                  k_scale_view, v_scale_view);
+  append_kv_cache(k_view, v_view, k_cache_view, v_cache_view, seqlens_view, pages_view, rows_view, table,
+                  arguments.runtime(), k_scale_view, v_scale_view);
 }
 
 // As attention_forward, with an append before it. Python names the lengths as append_kv_cache does.
@@ -55,23 +49,21 @@ void attend(nb::handle q, nb::handle k_new, nb::handle v_new, nb::handle k_cache
             nb::handle lse, nb::handle cos, nb::handle sin, bool interleaved, const nb::tuple& items,
             std::uintptr_t stream) {
   constexpr IndexName kLengthsName = IndexName::seqlens;
-  Arguments arguments("attention_with_kv_cache", Arguments::Devices::any);
+  Arguments arguments("attention_with_kv_cache", Arguments::Devices::any, stream);
   const TensorView q_view = arguments.read(q, "q");
   const TensorView k_view = arguments.read(k_new, "k_new"), v_view = arguments.read(v_new, "v_new");
   const TensorView k_cache_view = arguments.write(k_cache, "k_cache"),
                    v_cache_view = arguments.write(v_cache, "v_cache");
-  const TensorView o_view = arguments.write(o, "o"), lse_view = arguments.write(lse, "lse");
+  const TensorView o_view = arguments.write(o, "out"), lse_view = arguments.write(lse, "lse_out");
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
   AttentionOptions options = arguments.options(items, name_of(kLengthsName));
   options.k_scale = cache_scale(arguments, items[option_index("k_scale")], "k_scale");
   options.v_scale = cache_scale(arguments, items[option_index("v_scale")], "v_scale");
-  Scratch scratch;
-  DeviceScratch device_scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
+  CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  attention_with_kv_cache_with(
-      q_view, k_view, v_view, k_cache_view, v_cache_view, o_view, lse_view, table, options, on(stream),
-      [&](std::size_t bytes) { return q_view.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes); },
-      kLengthsName);
+  attention_with_kv_cache_with(q_view, k_view, v_view, k_cache_view, v_cache_view, o_view, lse_view, table, options,
+                               arguments.runtime(), [&](std::size_t bytes) { return scratch.get(bytes); }, kLengthsName,
+                               {.o = "out", .lse = "lse_out"});
 }
 
 }  // namespace

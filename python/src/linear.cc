@@ -6,6 +6,7 @@
 #include "convert.h"
 #include "heddle/error.h"
 #include "heddle/explain.h"
+#include "ops/linear.h"
 
 namespace heddle::python {
 namespace {
@@ -29,7 +30,7 @@ PackedWeights packed_of(Arguments& arguments, const nb::tuple& parts) {
   return packed;
 }
 
-// The options as heddle._lowbit_linear packs them: activation, bias, residual, norm, norm_weight, norm_bias, norm_eps,
+// The options as heddle.lowbit.product packs them: activation, bias, residual, norm, norm_weight, norm_bias, norm_eps,
 // int8_x, batch_invariant, force.
 LinearOptions options_of(Arguments& arguments, const nb::tuple& items) {
   if (items.size() != 10) throw Error("[linear] options must be a tuple of 10 items");
@@ -53,25 +54,21 @@ LinearOptions options_of(Arguments& arguments, const nb::tuple& items) {
 
 // stream: the CUDA stream of tensors on a GPU, which is then the current one.
 void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const nb::tuple& items, std::uintptr_t stream) {
-  Arguments arguments("linear_forward", Arguments::Devices::any);
+  Arguments arguments("linear_forward", Arguments::Devices::any, stream);
   const TensorView from = arguments.read(x, "x");
   const PackedWeights weights = packed_of(arguments, packed);
   const LinearOptions options = options_of(arguments, items);
-  const TensorView to = arguments.write(y, "y");
-  Runtime runtime;
-  runtime.stream = reinterpret_cast<void*>(stream);
-  Scratch scratch;
-  DeviceScratch device_scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
+  const TensorView to = arguments.write(y, "out");
+  CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  linear_forward(from, weights, to, options, runtime, [&](std::size_t bytes) {
-    return from.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
-  });
+  linear_forward_with(
+      from, weights, to, options, arguments.runtime(), [&](std::size_t bytes) { return scratch.get(bytes); }, "out");
 }
 
 // Name, method, whether it could run, why it does not, seconds, bytes of workspace, chosen, seconds over those of a
 // product of 16-bit weights. gpu: the name of a GPU that need not be here; "": where the tensors are.
 nb::list explain(nb::handle x, const nb::tuple& packed, const nb::tuple& items, const std::string& gpu) {
-  Arguments arguments("explain_linear", Arguments::Devices::any);
+  Arguments arguments("explain_linear", Arguments::Devices::any, kNoStream);
   const TensorView from = arguments.read(x, "x");
   const PackedWeights weights = packed_of(arguments, packed);
   const LinearOptions options = options_of(arguments, items);
@@ -84,19 +81,17 @@ nb::list explain(nb::handle x, const nb::tuple& packed, const nb::tuple& items, 
 }
 
 void unpack(nb::handle out, const nb::tuple& packed, std::uintptr_t stream) {
-  Arguments arguments("unpack_weights", Arguments::Devices::any);
+  Arguments arguments("unpack_weights", Arguments::Devices::any, stream);
   const PackedWeights weights = packed_of(arguments, packed);
   const TensorView to = arguments.write(out, "out");
-  Runtime runtime;
-  runtime.stream = reinterpret_cast<void*>(stream);
   nb::gil_scoped_release released;
-  unpack_weights(weights, to, runtime);
+  unpack_weights(weights, to, arguments.runtime());
 }
 
 // gradients: (dx, dbias, dnorm_weight, dnorm_bias), each of them None if it is not wanted.
 void backward(nb::handle dy, nb::handle x, const nb::tuple& packed, const nb::tuple& gradients, const nb::tuple& items,
               std::uintptr_t stream) {
-  Arguments arguments("linear_backward", Arguments::Devices::any);
+  Arguments arguments("linear_backward", Arguments::Devices::any, stream);
   if (gradients.size() != 4) throw Error("[linear_backward] gradients must be a tuple of 4 items");
   const TensorView from = arguments.read(dy, "dy"), rows = arguments.read(x, "x");
   const PackedWeights weights = packed_of(arguments, packed);
@@ -106,13 +101,10 @@ void backward(nb::handle dy, nb::handle x, const nb::tuple& packed, const nb::tu
   to.dbias = arguments.write(gradients[1], "dbias");
   to.dnorm_weight = arguments.write(gradients[2], "dnorm_weight");
   to.dnorm_bias = arguments.write(gradients[3], "dnorm_bias");
-  Runtime runtime;
-  runtime.stream = reinterpret_cast<void*>(stream);
-  Scratch scratch;
-  DeviceScratch device_scratch(arguments.gpu());
+  CallScratch scratch(arguments);
   nb::gil_scoped_release released;
-  const std::size_t bytes = linear_backward_workspace(from, rows, weights, to, options, runtime);
-  runtime.workspace = from.device == Device::cuda ? device_scratch.get(bytes) : scratch.get(bytes);
+  Runtime runtime = arguments.runtime();
+  runtime.workspace = scratch.get(linear_backward_workspace(from, rows, weights, to, options, runtime));
   linear_backward(from, rows, weights, to, options, runtime);
 }
 

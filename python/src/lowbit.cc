@@ -59,29 +59,26 @@ QuantizedMatrix matrix_of(Arguments& arguments, const nb::tuple& parts, bool wri
 
 void quantize(nb::handle weights, const nb::tuple& out, const std::string& rule, nb::handle importance,
               float global_scale, std::uintptr_t stream) {
-  Arguments arguments("quantize", Arguments::Devices::any);
+  Arguments arguments("quantize", Arguments::Devices::any, stream);
   const TensorView from = arguments.read(weights, "weights");
   const QuantizedMatrix to = matrix_of(arguments, out, true);
   lowbit::QuantizeOptions options;
   options.rule = lowbit::rule_named(rule);
   options.importance = arguments.read(importance, "importance");
   options.global_scale = global_scale;
-  Runtime runtime;
-  runtime.stream = reinterpret_cast<void*>(stream);
-  DeviceScratch device_scratch(arguments.gpu());
+  CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  runtime.workspace = device_scratch.get(lowbit::quantize_workspace(from));
+  Runtime runtime = arguments.runtime();
+  runtime.workspace = scratch.get(lowbit::quantize_workspace(from));
   lowbit::quantize(from, options, to, runtime);
 }
 
 void dequantize(nb::handle out, const nb::tuple& matrix, std::uintptr_t stream) {
-  Arguments arguments("dequantize", Arguments::Devices::any);
+  Arguments arguments("dequantize", Arguments::Devices::any, stream);
   const QuantizedMatrix from = matrix_of(arguments, matrix, false);
   const TensorView to = arguments.write(out, "out");
-  Runtime runtime;
-  runtime.stream = reinterpret_cast<void*>(stream);
   nb::gil_scoped_release released;
-  lowbit::dequantize(from, to, runtime);
+  lowbit::dequantize(from, to, arguments.runtime());
 }
 
 // (sqnr, mean, max, max_row, max_column)
@@ -93,8 +90,10 @@ nb::tuple error(nb::handle weights, const nb::tuple& matrix, nb::handle row_sqnr
   lowbit::QuantizationError found;
   {
     nb::gil_scoped_release released;
-    const Scratch scratch(lowbit::quantization_error_workspace(from.shape[0]));  // checked to be the matrix's
-    found = lowbit::quantization_error(from, stored, sqnr, largest, scratch);
+    Scratch scratch;
+    Runtime runtime;
+    runtime.workspace = scratch.get(lowbit::quantization_error_workspace(from.shape[0]));  // checked to be the matrix's
+    found = lowbit::quantization_error(from, stored, sqnr, largest, runtime);
   }
   return nb::make_tuple(found.sqnr, found.mean, found.max, found.max_row, found.max_column);
 }
@@ -102,6 +101,14 @@ nb::tuple error(nb::handle weights, const nb::tuple& matrix, nb::handle row_sqnr
 std::int64_t packed_bytes(const std::string& format, std::int64_t rows, std::int64_t columns, bool gated,
                           const std::string& order) {
   return packed_storage(lowbit::format_named(format), rows, columns, gated, weight_order_named(order)).data.shape[0];
+}
+
+// (order, why none serves)
+nb::tuple packed_order(const std::string& format, std::int64_t rows, std::int64_t columns, bool gpu, bool gated,
+                       bool int8_x, bool fp8_x) {
+  const PackedUse use{gpu ? Device::cuda : Device::cpu, gated, int8_x, fp8_x};
+  const PackedOrder found = packed_order_for(lowbit::format_named(format), rows, columns, use);
+  return nb::make_tuple(name_of(found.order), found.refusal);
 }
 
 // (changed, max, max_row, max_column)
@@ -208,6 +215,8 @@ void bind_lowbit(nb::module_& module) {
              nb::arg("row_max").none());
   module.def("lowbit_packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
              nb::arg("gated"), nb::arg("order"));
+  module.def("lowbit_packed_order", &packed_order, nb::arg("format"), nb::arg("rows"), nb::arg("columns"),
+             nb::arg("gpu"), nb::arg("gated") = false, nb::arg("int8_x") = false, nb::arg("fp8_x") = false);
   module.def("lowbit_pack", &pack, nb::arg("matrix"), nb::arg("gated"), nb::arg("order"), nb::arg("data"),
              nb::arg("exact") = false);
   module.def("quantize_checkpoint", &quantize_checkpoint, nb::arg("input"), nb::arg("output"), nb::arg("format"),

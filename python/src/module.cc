@@ -4,6 +4,7 @@
 NB_MODULE(_heddle, module) {
   heddle::python::bind_options(module);
   heddle::python::bind_runtime(module);
+  heddle::python::bind_hosts(module);
   heddle::python::bind_attention(module);
   heddle::python::bind_kv_cache(module);
   heddle::python::bind_int4_cache(module);

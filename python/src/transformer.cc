@@ -87,26 +87,20 @@ nb::tuple choose(const std::string& folder, nb::handle token_ids, nb::handle cu_
 nb::dict encode(const Encoder& encoder, nb::handle token_ids, nb::handle cu_seqlens, nb::handle embeddings,
                 nb::handle hidden_states, bool normalize, std::int64_t longest, std::uintptr_t stream) {
   const bool gpu = encoder.device() == Device::cuda;
-  Arguments arguments("encode", gpu ? Arguments::Devices::any : Arguments::Devices::cpu);
+  Arguments arguments("encode", gpu ? Arguments::Devices::any : Arguments::Devices::cpu, stream);
   const TensorView ids = arguments.read(token_ids, "token_ids"), lengths = arguments.read(cu_seqlens, "cu_seqlens");
   const TensorView out = arguments.write(embeddings, "embeddings");
   const TensorView hidden = arguments.write(hidden_states, "hidden_states");
   EncoderTimes times;
   nb::dict seconds;
-  if (gpu) {
-    DeviceScratch scratch(arguments.gpu());  // outlives what follows: given back with the GIL held
-    nb::gil_scoped_release released;
-    Runtime runtime;
-    runtime.stream = reinterpret_cast<void*>(stream);
-    runtime.workspace = scratch.get(encoder.workspace(ids.elements(), lengths.elements() - 1, longest));
-    encoder.encode(ids, lengths, out, hidden, normalize, runtime);
-    return seconds;
-  }
+  CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   {
     nb::gil_scoped_release released;
-    const Scratch scratch(encoder.workspace(ids.elements(), lengths.elements() - 1, longest));
-    encoder.encode(ids, lengths, out, hidden, normalize, scratch, &times);
+    Runtime runtime = arguments.runtime();
+    runtime.workspace = scratch.get(encoder.workspace(ids.elements(), lengths.elements() - 1, longest));
+    encoder.encode(ids, lengths, out, hidden, normalize, runtime, gpu ? nullptr : &times);
   }
+  if (gpu) return seconds;
   seconds["embedding"] = times.embedding;
   seconds["attention"] = times.attention;
   seconds["linear"] = times.linear;

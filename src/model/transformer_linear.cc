@@ -75,8 +75,9 @@ TransformerLinear::TransformerLinear(const Shape& shape, const lowbit::Quantized
                                      const cpu::NormParameters& norm)
     : shape_(shape), format_(lowbit::name_of(weight.format)) {
   const bool gpu = shape.device == Device::cuda;
-  const WeightOrder order = gpu ? WeightOrder::fragments16 : WeightOrder::rows16;
   const bool gated = shape.activation == Activation::swiglu;
+  const WeightOrder order =
+      packed_order_for(weight.format, weight.rows, weight.columns, {.device = shape.device, .gated = gated}).order;
   packed_ = packed_storage(weight.format, weight.rows, weight.columns, gated, order);
   packed_data_ = WeightMemory(bytes_of(packed_.data));
   packed_.data.data = packed_data_.data();

@@ -33,10 +33,10 @@ void attention_forward(const TensorView& q, const TensorView& k, const TensorVie
 
 void attention_forward_with(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                             const TensorView& lse, const AttentionOptions& options, const Runtime& runtime,
-                            const std::function<Workspace(std::size_t bytes)>& scratch) {
+                            const std::function<Workspace(std::size_t bytes)>& scratch, const OutputNames& outputs) {
   const Check check("attention_forward");
   check.require(o.given(), "o is missing");
-  const AttentionProblem problem = checked_forward_problem(check, q, k, v, o, lse, options);
+  const AttentionProblem problem = checked_forward_problem(check, q, k, v, o, lse, options, {}, outputs);
   const int workers = workers_of(runtime);
   const AttentionForwardKernel& kernel =
       choose(check, problem, attention_wish<AttentionProblem>(check, options), workers);

@@ -1,7 +1,7 @@
 #include "ops/attention_arguments.h"
 
+#include <array>
 #include <initializer_list>
-#include <utility>
 
 #include "core/overlap.h"
 #include "ops/attention_problem_builder.h"
@@ -9,52 +9,66 @@
 namespace heddle {
 namespace {
 
-using Named = std::pair<const char*, const TensorView*>;
+// All that a call reads beside its operands.
+std::array<Named, 15> read_options(const AttentionOptions& o) {
+  return {{{"bias", &o.bias},
+           {"mask", &o.mask},
+           {"alibi_slopes", &o.alibi_slopes},
+           {"sink", &o.sink},
+           {"cu_seqlens_q", &o.cu_seqlens_q},
+           {"cu_seqlens_k", &o.cu_seqlens_k},
+           {"seqused_q", &o.seqused_q},
+           {"seqused_k", &o.seqused_k},
+           {"page_table", &o.page_table},
+           {"cache_batch_idx", &o.cache_batch_idx},
+           {"cache_leftpad", &o.cache_leftpad},
+           {"draft_mask", &o.draft_mask},
+           {"q_scale", &o.q_scale},
+           {"k_scale", &o.k_scale},
+           {"v_scale", &o.v_scale}}};
+}
 
-// Outputs that are written in the same call must be apart, and from what is read: other rows are written while a row is
-// read.
 void apart(const Check& check, std::initializer_list<Named> outputs, std::initializer_list<Named> inputs,
            const AttentionOptions& options) {
-  const auto from = [&](const Named& output, const char* name, const TensorView& input) {
-    check.require(!input.given() || !may_share_memory(*output.second, input), output.first, " shares memory with ",
-                  name, ", which is read while it is written; found ", output.first, " ", *output.second, ", ", name,
-                  " ", input);
-  };
-  for (const Named& output : outputs) {
-    if (!output.second->given()) continue;
-    for (const auto& [name, input] : inputs) from(output, name, *input);
-    from(output, "bias", options.bias);
-    from(output, "mask", options.mask);
-    from(output, "alibi_slopes", options.alibi_slopes);
-    from(output, "sink", options.sink);
-  }
-  for (auto a = outputs.begin(); a != outputs.end(); ++a) {
-    for (auto b = a + 1; b != outputs.end(); ++b) {
-      const bool both = a->second->given() && b->second->given();
-      check.require(!both || !may_share_memory(*a->second, *b->second), a->first, " and ", b->first,
-                    " share memory: outputs must be apart; found ", a->first, " ", *a->second, ", ", b->first, " ",
-                    *b->second);
-    }
-  }
+  check_apart(check, std::span(outputs), std::span(inputs));
+  check_apart(check, std::span(outputs), read_options(options));
 }
 
 }  // namespace
 
+void check_apart(const Check& check, std::span<const Named> outputs, std::span<const Named> inputs) {
+  for (auto output = outputs.begin(); output != outputs.end(); ++output) {
+    const auto& [name, view] = *output;
+    if (!view->given()) continue;
+    for (const auto& [read_name, read] : inputs) {
+      check.require(!read->given() || !may_share_memory(*view, *read), name, " shares memory with ", read_name,
+                    ", which is read while it is written; found ", name, " ", *view, ", ", read_name, " ", *read);
+    }
+    for (auto other = outputs.begin(); other != output; ++other) {
+      check.require(!other->second->given() || !may_share_memory(*other->second, *view), other->first, " and ", name,
+                    " share memory: outputs must be apart; found ", other->first, " ", *other->second, ", ", name, " ",
+                    *view);
+    }
+  }
+}
+
 AttentionProblem checked_forward_problem(const Check& check, const TensorView& q, const TensorView& k,
                                          const TensorView& v, const TensorView& o, const TensorView& lse,
-                                         const AttentionOptions& options, const KeyNames& names) {
+                                         const AttentionOptions& options, const KeyNames& names,
+                                         const OutputNames& outputs) {
   AttentionProblem p;
   const ProblemBuilder builder(check, q, k, v, options, names);
   builder.build(p);
   if (o.given()) {
-    p.o = builder.rows_like_q(p, o, "o", p.Dv);
-    check.not_overlapping(o, "o");
+    p.o = builder.rows_like_q(p, o, outputs.o, p.Dv);
+    check.not_overlapping(o, outputs.o);
   }
   if (lse.given()) {
-    p.lse = builder.per_row(p, lse, "lse");
-    check.not_overlapping(lse, "lse");
+    p.lse = builder.per_row(p, lse, outputs.lse);
+    check.not_overlapping(lse, outputs.lse);
   }
-  apart(check, {{"o", &o}, {"lse", &lse}}, {{"q", &q}, {name_of(names.k), &k}, {name_of(names.v), &v}}, options);
+  apart(check, {{outputs.o, &o}, {outputs.lse, &lse}}, {{"q", &q}, {name_of(names.k), &k}, {name_of(names.v), &v}},
+        options);
   return p;
 }
 

@@ -36,14 +36,18 @@ Operand contiguous_rows(const AttentionProblem& p, void* data) {
 
 Call checked_call(const Check& check, const TensorView& q, const TensorView& k_new, const TensorView& v_new,
                   const TensorView& k_cache, const TensorView& v_cache, const TensorView& o, const TensorView& lse,
-                  const Rotary& rotary, const AttentionOptions& options, const Runtime& runtime,
-                  IndexName lengths_name) {
+                  const Rotary& rotary, const AttentionOptions& options, const Runtime& runtime, IndexName lengths_name,
+                  const OutputNames& outputs) {
   check.require(options.seqused_k.given(), lengths_name, " is missing: it says where each sequence's new keys go");
   check.require(!options.cu_seqlens_q.given() && !options.cu_seqlens_k.given(),
                 "cu_seqlens_q and cu_seqlens_k are not taken: q is [B, Sq, H, D] and keys are in a cache");
   Call call;
   AttentionProblem& p = call.problem;
-  p = checked_forward_problem(check, q, k_cache, v_cache, o, lse, options, key_names(lengths_name));
+  p = checked_forward_problem(check, q, k_cache, v_cache, o, lse, options, key_names(lengths_name), outputs);
+  // What an append reads, too.
+  check_apart(
+      check, std::array{Named{outputs.o, &o}, Named{outputs.lse, &lse}},
+      std::array{Named{"k_new", &k_new}, Named{"v_new", &v_new}, Named{"cos", &rotary.cos}, Named{"sin", &rotary.sin}});
   check.require(k_new.given() && k_new.rank == 4 && k_new.shape[0] == p.B, "k_new is ", k_new,
                 ": it must be [B, Sn, Hkv, D] with q's B, ", p.B);
   check.require(k_new.dtype == q.dtype, "k_new is ", name_of(k_new.dtype), ": it must have q's dtype, ",
@@ -100,7 +104,7 @@ std::size_t attention_with_kv_cache_workspace(const TensorView& q, const TensorV
                                               const Runtime& runtime) {
   const Check check("attention_with_kv_cache");
   const Call call =
-      checked_call(check, q, k_new, v_new, k_cache, v_cache, {}, {}, rotary, options, runtime, kLengthsName);
+      checked_call(check, q, k_new, v_new, k_cache, v_cache, {}, {}, rotary, options, runtime, kLengthsName, {});
   return call.rotated_bytes + call.kernel_bytes;
 }
 
@@ -117,10 +121,11 @@ void attention_with_kv_cache_with(const TensorView& q, const TensorView& k_new, 
                                   const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
                                   const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,
                                   const Runtime& runtime, const std::function<Workspace(std::size_t bytes)>& scratch,
-                                  IndexName lengths_name) {
+                                  IndexName lengths_name, const OutputNames& outputs) {
   const Check check("attention_with_kv_cache");
   check.require(o.given(), "o is missing");
-  Call call = checked_call(check, q, k_new, v_new, k_cache, v_cache, o, lse, rotary, options, runtime, lengths_name);
+  Call call =
+      checked_call(check, q, k_new, v_new, k_cache, v_cache, o, lse, rotary, options, runtime, lengths_name, outputs);
   const std::size_t needed = call.rotated_bytes + call.kernel_bytes;
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};

@@ -87,7 +87,8 @@ CheckedCache check_cache(const Check& check, const Int4Cache& cache, const First
 }
 
 AttentionProblem checked_problem(const Check& check, const TensorView& q, const Int4Cache& cache, const TensorView& o,
-                                 const TensorView& lse, const AttentionOptions& options) {
+                                 const TensorView& lse, const AttentionOptions& options,
+                                 const OutputNames& outputs = {}) {
   check.require(q.given(), "q is missing");
   check.require(!options.page_table.given() && !options.cache_batch_idx.given(),
                 "page_table and cache_batch_idx are taken from the cache, not from the options");
@@ -102,7 +103,9 @@ AttentionProblem checked_problem(const Check& check, const TensorView& q, const 
   k.stride[1] = v.stride[1] = 0;
   AttentionOptions with = options;
   with.cache_batch_idx = cache.row_idx;
-  AttentionProblem p = checked_forward_problem(check, q, k, v, o, lse, with, kInt4Names);
+  AttentionProblem p = checked_forward_problem(check, q, k, v, o, lse, with, kInt4Names, outputs);
+  check_apart(check, std::array{Named{outputs.o, &o}, Named{outputs.lse, &lse}},
+              std::array{Named{"blocks", &cache.blocks}, Named{"page_table", &cache.page_table}});
   p.k.stride_s = cache.k_tail.stride[1];
   p.v.stride_s = cache.v_tail.stride[1];
   p.int4 = checked.blocks;
@@ -193,10 +196,11 @@ void attention_over_int4_cache(const TensorView& q, const Int4Cache& cache, cons
 
 void attention_over_int4_cache_with(const TensorView& q, const Int4Cache& cache, const TensorView& o,
                                     const TensorView& lse, const AttentionOptions& options, const Runtime& runtime,
-                                    const std::function<Workspace(std::size_t bytes)>& scratch) {
+                                    const std::function<Workspace(std::size_t bytes)>& scratch,
+                                    const OutputNames& outputs) {
   const Check check("attention_over_int4_cache");
   check.require(o.given(), "o is missing");
-  const AttentionProblem p = checked_problem(check, q, cache, o, lse, options);
+  const AttentionProblem p = checked_problem(check, q, cache, o, lse, options, outputs);
   const AttentionForwardKernel& kernel =
       choose(check, p, attention_wish<AttentionProblem>(check, options), workers_of(runtime));
   const std::size_t needed = kernel.workspace(p, workers_of(runtime));

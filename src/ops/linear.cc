@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "cuda/linear.h"
+#include "ops/linear.h"
 #include "ops/linear_arguments.h"
 #include "ops/linear_choice.h"
 
@@ -57,11 +58,17 @@ const char* name_of(Norm norm) {
 }
 
 void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
-                    const LinearOptions& options, const Runtime& given,
+                    const LinearOptions& options, const Runtime& runtime,
                     const std::function<Workspace(std::size_t)>& allocate) {
+  linear_forward_with(x, weights, y, options, runtime, allocate, "y");
+}
+
+void linear_forward_with(const TensorView& x, const PackedWeights& weights, const TensorView& y,
+                         const LinearOptions& options, const Runtime& given,
+                         const std::function<Workspace(std::size_t)>& allocate, const char* y_name) {
   const Check check("linear_forward");
-  check.require(y.given(), "y is missing");
-  const LinearProblem problem = checked_linear_problem(check, x, weights, y, options);
+  check.require(y.given(), y_name, " is missing");
+  const LinearProblem problem = checked_linear_problem(check, x, weights, y, options, y_name);
   const int workers = workers_of(given);
   const LinearKernel& kernel = choose(check, problem, wish_of<LinearProblem>(check, options.force), workers);
   const std::size_t bytes = kernel.workspace(problem, workers);

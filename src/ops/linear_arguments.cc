@@ -13,8 +13,8 @@ std::int64_t count_of(const RowsOf& rows) { return rows.shape[0] * rows.shape[1]
 class LinearChecks {
  public:
   LinearChecks(const Check& check, const TensorView& x, const PackedWeights& weights, const TensorView& y,
-               const LinearOptions& options)
-      : check_(check), x_(x), weights_(weights), y_(y), options_(options) {}
+               const LinearOptions& options, const char* y_name)
+      : check_(check), x_(x), weights_(weights), y_(y), options_(options), y_name_(y_name) {}
 
   LinearProblem problem() const {
     check_packed(check_, weights_, "weights");
@@ -35,8 +35,8 @@ class LinearChecks {
                    "other activation does");
     p.outputs = gated ? p.N / 2 : p.N;
     if (y_.given()) {
-      like_x(y_, "y", p.outputs);
-      check_.not_overlapping(y_, "y");
+      like_x(y_, y_name_, p.outputs);
+      check_.not_overlapping(y_, y_name_);
       apart("x", x_);
       if (weights_.data.given()) apart("weights.data", weights_.data);
       if (weights_.kept.given()) apart("weights.kept", weights_.kept);
@@ -76,7 +76,7 @@ class LinearChecks {
   }
 
   void apart(const char* name, const TensorView& read) const {
-    check_.require(!may_share_memory(y_, read), "y shares memory with ", name);
+    check_.require(!may_share_memory(y_, read), y_name_, " shares memory with ", name);
   }
 
   const std::byte* vector(const TensorView& given, const char* name, const char* shape, std::int64_t count) const {
@@ -110,8 +110,8 @@ class LinearChecks {
     like_x(residual, "residual", width);
     if (y_.given()) {
       const bool in_place = residual.data == y_.data && residual.stride == y_.stride;
-      check_.require(in_place || !may_share_memory(y_, residual),
-                     "y shares memory with residual: it must be the residual itself or lie apart");
+      check_.require(in_place || !may_share_memory(y_, residual), y_name_,
+                     " shares memory with residual: it must be the residual itself or lie apart");
     }
     return rows_of(residual);
   }
@@ -121,6 +121,7 @@ class LinearChecks {
   const PackedWeights& weights_;
   const TensorView& y_;
   const LinearOptions& options_;
+  const char* y_name_;
 };
 
 }  // namespace
@@ -215,8 +216,8 @@ lowbit::Panels panels_of(const PackedWeights& weights) {
 }
 
 LinearProblem checked_linear_problem(const Check& check, const TensorView& x, const PackedWeights& weights,
-                                     const TensorView& y, const LinearOptions& options) {
-  return LinearChecks(check, x, weights, y, options).problem();
+                                     const TensorView& y, const LinearOptions& options, const char* y_name) {
+  return LinearChecks(check, x, weights, y, options, y_name).problem();
 }
 
 }  // namespace heddle

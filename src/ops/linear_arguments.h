@@ -14,7 +14,7 @@ void check_linear_dtype(const Check& check, const TensorView& view, const char* 
 
 // y may be absent (not given) in queries. Throws Error.
 LinearProblem checked_linear_problem(const Check& check, const TensorView& x, const PackedWeights& weights,
-                                     const TensorView& y, const LinearOptions& options);
+                                     const TensorView& y, const LinearOptions& options, const char* y_name = "y");
 
 // The copy of W in 16 bits, which is given.
 void check_kept(const Check& check, const PackedWeights& weights, const char* name);

@@ -116,36 +116,12 @@ std::int64_t packed_bytes(const lowbit::Format& format, std::int64_t rows, std::
   }
 }
 
-struct NamedOrder {
-  const char* name;
-  WeightOrder order;
-};
-constexpr NamedOrder kOrders[] = {{"rows16", WeightOrder::rows16},         {"fragments16", WeightOrder::fragments16},
-                                  {"fragments8", WeightOrder::fragments8}, {"matrix", WeightOrder::matrix},
-                                  {"matrix8", WeightOrder::matrix8},       {"dense", WeightOrder::dense}};
-
 bool has_order(const lowbit::Format& format, WeightOrder order) {
   if (order == WeightOrder::matrix8) return format.element == lowbit::Element::e4m3;
   return order != WeightOrder::fragments8 || lowbit::is_e2m1(format);
 }
 
 }  // namespace
-
-WeightOrder weight_order_named(std::string_view name) {
-  std::string known;
-  for (const NamedOrder& named : kOrders) {
-    if (name == named.name) return named.order;
-    known += (known.empty() ? "" : ", ") + std::string(named.name);
-  }
-  throw Error(text("[linear] order is '", name, "': it must be one of ", known));
-}
-
-const char* name_of(WeightOrder order) {
-  for (const NamedOrder& named : kOrders) {
-    if (order == named.order) return named.name;
-  }
-  return "unknown";
-}
 
 PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, std::int64_t columns, bool gated,
                              WeightOrder order) {

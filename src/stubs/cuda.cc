@@ -9,6 +9,7 @@
 #include "cuda/linear.h"
 #include "cuda/lowbit.h"
 #include "cuda/model.h"
+#include "cuda/stream_memory.h"
 #include "cuda/validate.h"
 #include "heddle/error.h"
 
@@ -58,6 +59,10 @@ void decode_weights(const LinearProblem&, const WeightBlock&, const lowbit::Weig
 void apply_rotary(const RotaryProblem&, void*) { throw RuntimeError(text("[apply_rotary] ", kWithout)); }
 void append_int4_cache(const Int4AppendProblem&, void*) { throw RuntimeError(text("[append_int4_cache] ", kWithout)); }
 void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[append_kv_cache] ", kWithout)); }
+
+int exchange_current_gpu(int) { throw RuntimeError(kWithout); }
+void* take_memory(std::size_t, void*) { throw RuntimeError(kWithout); }
+void give_memory_back(void*, void*) noexcept {}
 
 int current_gpu(std::string_view operation) {
   throw RuntimeError(text("[", operation, "] device is cuda: ", kWithout));

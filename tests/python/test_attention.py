@@ -5,7 +5,7 @@ import math
 import heddle
 import pytest
 import torch
-from heddle import _torch
+from heddle.hosts.torch import functional as _torch
 from kit import DTYPES, assert_accurate, differentiate, leaf, plain
 
 # name: (B, Sq, Sk, H, Hkv, D, Dv, dtype, options)

@@ -5,7 +5,8 @@ import contextlib
 import heddle
 import pytest
 import torch
-from heddle import _heddle, _torch, flash_attn
+from heddle import _heddle, flash_attn
+from heddle.hosts.torch import functional as _torch
 from kit import DTYPES, assert_accurate, differentiate, plain
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from heddle import _flash_attn_run as run
 from heddle import flash_attn
+from heddle.flash_attn import run
 from torch.utils._python_dispatch import TorchDispatchMode
 
 

@@ -129,7 +129,7 @@ def test_refusals():
          lambda: lowbit.linear(x, p, norm="rms_norm", norm_bias=normal(32))),
         ("norm_eps is -1: it must be finite", lambda: lowbit.linear(x, p, norm="rms_norm", eps=-1)),
         (r"residual is \[2, 15\]", lambda: lowbit.linear(x, p, residual=normal(2, 15))),
-        (r"y is \[2, 15\]", lambda: lowbit.linear(x, p, out=normal(2, 15))),
+        (r"out is \[2, 15\]", lambda: lowbit.linear(x, p, out=normal(2, 15))),
         ("last dimension has stride 2", lambda: lowbit.linear(normal(2, 64)[:, ::2], p)),
         ("x is float64|float64", lambda: lowbit.linear(x.astype(np.float64), p)),
         ("force is 'gpu': the candidates are cpu, reference", lambda: lowbit.linear(x, p, force="gpu")),

@@ -61,3 +61,26 @@ def test_layers_tell_it():
     assert layer.packing_error.changed == 0 and "changed" not in repr(layer)
     layer.to("meta")
     assert layer.packing_error is None
+
+
+def test_the_order_follows_what_the_calls_will_be():
+    q = quantized("nvfp4")
+
+    def order(matrix=q, **options):
+        return lowbit.pack(matrix, device="meta", **options).order  # a GPU's, without one
+
+    rows = lowbit.quantize(torch.ones(10, 64), "nvfp4")
+    assert lowbit.pack(q).order == lowbit.pack(quantized("nvfp4", lambda x: x)).order == "rows16"
+    assert order() == "fragments16" and order(rows) == "matrix" and order(fp8_x=True) == "fragments8"
+    assert (
+        order(gated=True) == "fragments16" and order(lowbit.quantize(torch.ones(24, 64), "nf4"), gated=True) == "matrix"
+    )
+    assert order(quantized("fp8_row"), fp8_x=True) == "matrix8" and order(order="matrix") == "matrix"
+    for matrix, options, words in [
+        (quantized("nf4"), {"fp8_x": True}, "fp8_x is set and the format is nf4: it is for nvfp4, mxfp4, e2m1_row and"),
+        (q, {"order": "rows16"}, "order is 'rows16' and device is 'meta': rows16 is for CPUs"),
+    ]:
+        with pytest.raises(ValueError, match=rf"\[pack_weights\] {words}"):
+            order(matrix, **options)
+    with pytest.raises(ValueError, match="fp8_x is set and device is 'cpu'"):
+        lowbit.pack(q, fp8_x=True)

@@ -285,14 +285,14 @@ def test_choose_policy_of_a_block():
 
 def test_choose_policy_skips_what_the_device_refuses(monkeypatch):
     m, x = model(), tensor(200, 64)
-    real = heddle._nn_linear.linear
+    real = heddle.nn.linear.linear
 
     def refusing(x, weights, **options):
         if weights.format == "nvfp4" and weights.shape[0] == 24:
             raise ValueError("y's rows must have a multiple of 8 elements")
         return real(x, weights, **options)
 
-    monkeypatch.setattr(heddle._nn_linear, "linear", refusing)
+    monkeypatch.setattr(heddle.nn.linear, "linear", refusing)
     report = nn.choose_policy(m, x, error=0.1)
     assert list(report.sensitivity["4"]) == ["int8_row", "16bit"] and "nvfp4" in report.sensitivity["0"]
     assert report.policy.format_of("4") != "nvfp4" and report.error <= 0.1

@@ -8,7 +8,7 @@ import heddle
 import pytest
 import torch
 from heddle import lowbit, nn
-from heddle._nn_linear import _PACKED_BY
+from heddle.nn.weights import _PACKED_BY
 from nn_kit import relative, tensor
 from torch.nn import functional as F
 

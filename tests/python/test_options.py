@@ -34,14 +34,14 @@ def items_of(**arguments):
     seen = []
     q = np.zeros((1, 1, 1, 4), np.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functional._arrays, "attention", lambda q, k, v, items, return_lse: seen.append(items))
+        patch.setattr(functional.arrays, "attention", lambda q, k, v, items, return_lse: seen.append(items))
         heddle.attention(q, q, q, **arguments)
     return seen[0]
 
 
 def test_every_argument_is_given_here():
     keywords = [p.name for p in inspect.signature(heddle.attention).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    assert sorted(keywords) == sorted([*GIVEN, "return_lse"])
+    assert sorted(keywords) == sorted([*GIVEN, "return_lse", "out", "lse_out"])
 
 
 @pytest.mark.parametrize("make", [items_of, pack])
@@ -66,7 +66,7 @@ def test_pack_refuses_what_is_no_option():
 
 
 def test_sdpa_writes_the_same_tuple():
-    from heddle import _torch_sdpa
+    from heddle.hosts.torch import sdpa as _torch_sdpa
 
     bias, mask = torch.zeros(1), torch.ones(1, dtype=torch.bool)
     found = _torch_sdpa._options(bias, mask, 0.5, 1, 0.25)
@@ -80,6 +80,9 @@ def test_sdpa_writes_the_same_tuple():
         ("attention_backward", 8),
         ("attention_with_kv_cache", 8),
         ("attention_over_int4_cache", 6),
+        ("attention_forward_out", 5),
+        ("attention_with_kv_cache_out", 10),
+        ("attention_over_int4_cache_out", 8),
     ],
 )
 def test_operators_take_them_in_that_order(operator, operands):

@@ -3,7 +3,7 @@
 import heddle
 import pytest
 import torch
-from heddle import _torch
+from heddle.hosts.torch import functional as _torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 OPS = torch.ops.heddle

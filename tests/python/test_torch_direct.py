@@ -3,8 +3,8 @@
 import heddle
 import pytest
 import torch
-from heddle import _torch_direct as direct
 from heddle import flash_attn
+from heddle.hosts.torch import direct
 from torch.utils.checkpoint import checkpoint
 
 BY_OPERATOR = torch.ops.heddle.attention_forward.default
@@ -72,7 +72,7 @@ def test_nothing_passes_the_dispatcher(monkeypatch):
     def called(*arguments):
         raise AssertionError("an operator was called")
 
-    monkeypatch.setattr(heddle._torch, "_forward_operator", called)
+    monkeypatch.setattr(heddle.hosts.torch.functional, "_forward_operator", called)
     monkeypatch.setattr(direct, "backward_operator", called)
     q, k, v = tensors()
     run((q, k, v), options("bias and sink"), True)

@@ -8,7 +8,8 @@ import sys
 import heddle
 import pytest
 import torch
-from heddle import _heddle, _torch_ops
+from heddle import _heddle
+from heddle.hosts.torch import operators as _torch_ops
 
 
 class OnGpu:

@@ -1,0 +1,250 @@
+"""The torch operators ``heddle::*`` of attention: schemas, kernels, shapes for tracing, and gradients; and what the other
+operators are made of."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from ... import _heddle
+from ..._options import (
+    ALIBI_SLOPES,
+    ARRAY_NAMES,
+    ARRAYS,
+    CU_SEQLENS_Q,
+    DROPOUT_SEED,
+    OPTIONS,
+    WITH_GRADIENT,
+    WITHOUT_GRADIENT,
+    check_rank,
+    lse_shape,
+    replaced,
+    schema,
+)
+from .checks import one_device, refuse_gradients, refuse_tangents
+from .transforms import for_transforms, no_second_derivative, save_nothing, transformed
+
+_LIBRARY = torch.library.Library("heddle", "DEF")
+
+
+def _device_memory(size):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+_heddle.use_torch(
+    torch.Tensor,
+    {
+        torch.float32: 0,
+        torch.float16: 1,
+        torch.bfloat16: 2,
+        torch.int32: 3,
+        torch.bool: 4,
+        torch.float8_e4m3fn: 5,
+        torch.uint8: 6,
+        torch.int8: 7,
+    },
+    _device_memory,
+)
+
+_OPTIONS = schema()
+_OPERANDS = 3  # q, k and v, in front of them
+
+_LIBRARY.define(f"attention_forward(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)")
+# Outputs that the caller has: only what autograd does not watch.
+_LIBRARY.define(
+    f"attention_forward_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse_out, {_OPTIONS}) -> ()"
+)
+# wanted: which of dq, dk, dv, dbias, dsink to compute; the others come back with no elements.
+_LIBRARY.define(
+    "attention_backward(Tensor d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, bool[5] wanted, "
+    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def native_items(options):
+    """The native module's options tuple: the seed, a tensor here, is a number there."""
+    seed = options[DROPOUT_SEED]
+    return options if seed is None else replaced(options, DROPOUT_SEED, int(seed))
+
+
+_FLOAT8 = torch.float8_e4m3fn
+
+
+def out_dtype(q):
+    dtype = q.dtype
+    return torch.bfloat16 if dtype is _FLOAT8 else dtype
+
+
+def empty_out(q, v):
+    dtype = out_dtype(q)
+    if q.size(-1) == v.size(-1):
+        if dtype is q.dtype and q.is_contiguous():
+            return torch.empty_like(q)
+        return torch.empty_like(q, dtype=dtype, memory_format=torch.contiguous_format)
+    return torch.empty((*q.shape[:-1], v.shape[-1]), dtype=dtype, device=q.device)
+
+
+def empty_lse(q, packed):
+    return torch.empty(lse_shape(q.shape, packed), dtype=torch.float32, device=q.device)
+
+
+def _forward_fake(q, k, v, *options):
+    packed = options[CU_SEQLENS_Q] is not None
+    check_rank(q.shape, packed)
+    return empty_out(q, v), empty_lse(q, packed)
+
+
+# Absent from a torch without CUDA, which has no tensors to ask them about.
+_current_gpu = getattr(torch._C, "_cuda_getDevice", None)
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+# HEDDLE_VALIDATE: whether index data on GPUs is checked there.
+_validates = _heddle.validates()
+
+
+def native(function, q, *arguments):
+    """Calls one of the native module's functions on the device and the current stream of q. Raises instead what the checks
+    of an earlier call have found on that stream by now, if there are any."""
+    if not q.is_cuda or _raw_stream is None:
+        return function(q, *arguments, 0)
+    gpu = q.get_device()
+    if gpu != _current_gpu():
+        with torch.cuda.device(gpu):
+            return native(function, q, *arguments)
+    stream = _raw_stream(gpu)
+    if _validates:
+        _heddle.raise_bad_index(stream)
+    return function(q, *arguments, stream)
+
+
+def seed_tensor(seed):
+    """int64 of one element, from an int, such a tensor, or torch's default generator."""
+    if seed is None:
+        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)
+    if isinstance(seed, torch.Tensor):
+        return seed
+    try:
+        seed = operator.index(seed) & 0xFFFFFFFFFFFFFFFF
+    except TypeError:
+        shown = repr(seed) if isinstance(seed, (str, float)) else f"a {type(seed).__name__}"
+        raise TypeError(
+            f"[attention] dropout_seed is {shown}: it must be an int or an int64 tensor of one element"
+        ) from None
+    return torch.tensor(seed - (1 << 64) if seed >> 63 else seed, dtype=torch.int64)
+
+
+def _forward(q, k, v, *options):
+    out, lse = _forward_fake(q, k, v, *options)
+    native(_heddle.attention_forward, q, k, v, out, lse, native_items(options), False)
+    return out, lse
+
+
+def changed(*tensors):
+    """Has autograd notice that these were written."""
+    for x in tensors:
+        if x is not None and not x.is_inference():
+            torch.autograd.graph.increment_version(x)
+
+
+def _forward_out(q, k, v, out, lse_out, *options):
+    native(_heddle.attention_forward, q, k, v, out, lse_out, native_items(options), False)
+    changed(out, lse_out)
+
+
+def returns_nothing(*arguments):
+    """The fake kernel of what only writes."""
+
+
+def _gradient_buffers(q, k, v, wanted, options):
+    tensors = (q, k, v, *(options[i] for i in WITH_GRADIENT))
+    return tuple(torch.empty_like(x) if want else q.new_empty(0) for x, want in zip(tensors, wanted))
+
+
+def _backward_fake(d_o, d_lse, q, k, v, o, lse, wanted, *options):
+    return _gradient_buffers(q, k, v, wanted, options)
+
+
+def _backward_gradients(d_o, d_lse, q, k, v, o, lse, wanted, *options):
+    gradients = _gradient_buffers(q, k, v, wanted, options)
+    written = (x if want else None for x, want in zip(gradients, wanted))
+    native(_heddle.attention_backward, q, k, v, o, lse, d_o, d_lse, *written, native_items(options), False)
+    return gradients
+
+
+def _save_for_backward(ctx, inputs, output):
+    q, k, v, *options = inputs
+    out, lse = output
+    for i in WITHOUT_GRADIENT:
+        if options[i] is not None and options[i].requires_grad:
+            instead = "give the whole term as bias" if i == ALIBI_SLOPES else "detach it"
+            raise ValueError(f"[attention] {ARRAY_NAMES[i]} requires a gradient: it has none; {instead}")
+    ctx.save_for_backward(q, k, v, out, lse, *options[:ARRAYS], options[DROPOUT_SEED])
+    ctx.numbers = options[ARRAYS:DROPOUT_SEED], options[DROPOUT_SEED + 1 :]
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, d_o, d_lse):
+    q, k, v, out, lse, *arrays, seed = ctx.saved_tensors
+    refuse_tangents("attention_backward", ("d_o", "d_lse", "q", "k", "v", "o", "lse"), (d_o, d_lse, q, k, v, out, lse))
+    before, after = ctx.numbers
+    needs = ctx.needs_input_grad
+    wanted = [*needs[:_OPERANDS], *(needs[_OPERANDS + i] for i in WITH_GRADIENT)]
+    if d_o is None:
+        d_o = torch.zeros_like(out)
+    gradients = backward_operator()(d_o, d_lse, q, k, v, out, lse, wanted, *arrays, *before, seed, *after)
+    found = [x if want else None for x, want in zip(gradients, wanted)]
+    result = found[:_OPERANDS] + [None] * len(OPTIONS)
+    for i, gradient in zip(WITH_GRADIENT, found[_OPERANDS:]):
+        result[_OPERANDS + i] = gradient
+    return tuple(result)
+
+
+_no_second_derivative = no_second_derivative("attention_backward")
+AttentionForTransforms = for_transforms("attention_forward", _save_for_backward, _backward)
+_AttentionBackwardForTransforms = for_transforms("attention_backward", save_nothing, _no_second_derivative)
+
+
+def backward_operator():
+    return _AttentionBackwardForTransforms.apply if transformed() else torch.ops.heddle.attention_backward
+
+
+def asking(name, kernel, fake, without_backward=False):
+    """kernel and fake of an operator that refuse tensors on several devices, and gradients that would be dropped: autograd
+    calls an operator that it does not know all the same. (heddle's own functions have asked, and turn gradients off.)"""
+    names = [argument.name for argument in getattr(torch.ops.heddle, name).default._schema.arguments]
+    if name.startswith("attention_with_kv_cache"):  # as the native module calls them there
+        names[names.index("seqused_k")] = "seqlens"
+
+    def asking_kernel(*arguments):
+        if without_backward and torch.is_grad_enabled():
+            refuse_gradients(name, names, arguments)
+        try:
+            return kernel(*arguments)
+        except ValueError:
+            one_device(name, names, arguments)  # the native module has refused that, in fewer words
+            raise
+
+    def asking_fake(*arguments):
+        one_device(name, names, arguments)  # where one tensor of them is on the meta device, this is what runs
+        if without_backward and torch.is_grad_enabled():
+            refuse_gradients(name, names, arguments)
+        return fake(*arguments)
+
+    return asking_kernel, asking_fake
+
+
+def register(library, name, kernel, fake, without_backward=False):
+    """The kernels of heddle::<name>, asking()."""
+    kernel, fake = asking(name, kernel, fake, without_backward)
+    for device in ("CPU", "CUDA"):  # what does not run there is refused by the native module, by name
+        library.impl(name, kernel, device)
+    torch.library.register_fake(f"heddle::{name}", fake, lib=library)
+
+
+register(_LIBRARY, "attention_forward", _forward, _forward_fake)
+register(_LIBRARY, "attention_forward_out", _forward_out, returns_nothing, without_backward=True)
+register(_LIBRARY, "attention_backward", _backward_gradients, _backward_fake)
+torch.library.register_autograd("heddle::attention_forward", _backward, setup_context=_save_for_backward, lib=_LIBRARY)
+torch.library.register_autograd("heddle::attention_backward", _no_second_derivative, lib=_LIBRARY)

@@ -1,0 +1,180 @@
+"""Linear layers over packed weights. heddle.lowbit is their public name."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _heddle
+from ..explanation import UINT8, gpu_name, stand_in
+from ..hosts import arrays, torch_host
+from .packed import PackedTensor
+from .tensor import QuantizedTensor, kind, plain
+
+#: What ``linear`` may apply to its sums.
+ACTIVATIONS: tuple[str, ...] = ("none", "relu", "gelu_erf", "gelu_tanh", "silu", "swiglu")
+#: What it may do to each row of x before the product.
+NORMS: tuple[str, ...] = ("none", "layer_norm", "rms_norm")
+
+
+@dataclass(frozen=True)
+class LinearCandidate:
+    """A kernel that could serve a call of ``linear``; see ``explain``.
+
+    Attributes:
+      name: as ``force`` takes it. method: "linear" or "reference".
+      supported, reason: whether it could run, and why it does not.
+      seconds, workspace: estimated; bytes.
+      chosen: whether the call would run it.
+      of_16bit: on a GPU, `seconds` over those estimated of cuBLAS with weights in 16 bits: above 1, ``pack``'s keep_16bit
+        would make the call faster.
+      plan: what it would run, in words; empty if it could not.
+    """
+
+    name: str
+    method: str
+    supported: bool
+    reason: str
+    seconds: float
+    workspace: int
+    chosen: bool
+    of_16bit: float
+    plan: str = ""
+
+
+def explain(
+    x: Any,
+    weights: PackedTensor,
+    *,
+    activation: str = "none",
+    bias: Any = None,
+    residual: Any = None,
+    norm: str = "none",
+    norm_weight: Any = None,
+    norm_bias: Any = None,
+    eps: float = 1e-5,
+    int8_x: bool = False,
+    batch_invariant: bool = False,
+    force: str = "",
+    gpu: str | None = None,
+) -> list[LinearCandidate]:
+    """The candidates for ``linear`` with these arguments, and which one would run. Nothing is computed.
+
+    gpu: answer as a machine with that GPU would, as ``heddle.explain`` does. Weights that were packed for the CPU are taken
+    as ``pack`` has them on a GPU by itself. cuBLASLt is taken to be found there; seconds of few rows
+    may be others on a Hopper GPU, whose driver alone knows how many clusters of thread blocks it holds.
+
+    Raises:
+      ValueError: a bad argument, as ``linear`` would refuse it; a gpu that is not known, listing those that are.
+    """
+    _check_array("explain_linear", x)
+    _check_packed("explain_linear", weights)
+    name = gpu_name(gpu)
+    options = (
+        activation,
+        plain(bias),
+        plain(residual),
+        norm,
+        plain(norm_weight),
+        plain(norm_bias),
+        eps,
+        int8_x,
+        batch_invariant,
+        force,
+    )
+    parts = weights._parts()
+    if name and weights.order == "rows16":
+        described = (*parts[:4], _heddle.lowbit_packed_order(*parts[:3], True, weights.gated)[0])
+        parts = (*described, stand_in((_heddle.lowbit_packed_bytes(*described),), UINT8), None)
+    return [LinearCandidate(*found) for found in _heddle.explain_linear(plain(x), parts, options, name)]
+
+
+def _check_packed(operation: str, weights: Any) -> None:
+    if isinstance(weights, PackedTensor):
+        return
+    rule = "it must be a PackedTensor"
+    if isinstance(weights, QuantizedTensor):
+        rule = "pack it first, heddle.lowbit.pack(weights)"
+    raise TypeError(f"[{operation}] weights is a {type(weights).__name__}: {rule}")
+
+
+def linear(
+    x: Any,
+    weights: PackedTensor,
+    *,
+    activation: str = "none",
+    bias: Any = None,
+    residual: Any = None,
+    norm: str = "none",
+    norm_weight: Any = None,
+    norm_bias: Any = None,
+    eps: float = 1e-5,
+    out: Any = None,
+    int8_x: bool = False,
+    batch_invariant: bool = False,
+    force: str = "",
+) -> Any:
+    """activation(norm(x) @ W.T + bias) + residual, W decoded inside the product.
+
+    torch tensors have gradients of x, bias, residual, norm_weight and norm_bias, not of the weights: adapters train over
+    frozen layers. With an activation the backward computes the sums again, so that only x is kept for it; without
+    activation and norm nothing is. On a GPU all runs on the current stream and can be captured in a CUDA graph; gradients
+    take cuBLASLt, and with them a norm is torch's own.
+
+    Args:
+      x: [..., K], up to four dimensions, an array of any library (docs/arrays.md); float32, float16 or, of torch, bfloat16; the last dimension contiguous. On a
+        GPU float16 or bfloat16, rows one stride apart, K and N in multiples of 8.
+      weights: a PackedTensor of [N, K], on x's device.
+      activation: one of ``ACTIVATIONS``. "swiglu" takes gated weights and gives N / 2 columns, silu(gate) * up.
+      bias: [N], of x's dtype.
+      residual: as the result, of x's dtype.
+      norm: one of ``NORMS``, applied to each row of x before the product, once a row.
+      norm_weight, norm_bias: [K], of x's dtype; ones and zeros if None. The bias is layer_norm's only.
+      eps: added to the row's variance, or its mean square.
+      out: where to write the result, which is then returned: as the result, the last dimension contiguous; may be the
+        residual itself, and shares no memory with anything else that is read. Without gradients.
+      int8_x: x is rounded to 8 bits, a scale for each row, and multiplied in integers: faster, and less exact. For nvfp4,
+        mxfp4, e2m1_row, int4 and int8_row (W8A8) on a CPU; on a GPU for int8_row in order "matrix", and see ``pack``'s
+        fp8_x.
+      batch_invariant: a row's bits do not depend on how many rows x has. float32 and float16 promise it without; bfloat16
+        is slower with it on processors that multiply it in pairs.
+      force: a candidate by name, as ``explain`` lists them.
+
+    Returns:
+      [..., N] or [..., N / 2] of x's dtype; an array of x's library.
+
+    Raises:
+      ValueError: a bad argument; the message names it. Also `out` beside a tensor that requires a gradient while torch
+        records them. RuntimeError: second derivatives. TypeError: no array, or weights that are not packed.
+      NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
+    """
+    if type(weights) is not PackedTensor:
+        _check_packed("linear", weights)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):  # the way of most calls: as short as can be
+        host = torch_host()
+        options = (*weights._described, activation, norm, eps, int8_x, batch_invariant, force)
+        data = weights.data if isinstance(weights.data, torch.Tensor) else torch.from_numpy(weights.data)
+        if out is None:
+            return host.linear(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options)
+        return host.linear_into(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options, out)
+    _check_array("linear_forward", x)
+    options = (
+        activation,
+        plain(bias),
+        plain(residual),
+        norm,
+        plain(norm_weight),
+        plain(norm_bias),
+        eps,
+        int8_x,
+        batch_invariant,
+        force,
+    )
+    return arrays.linear(x, weights._parts(), options, out)
+
+
+def _check_array(operation: str, x: Any) -> None:
+    if not hasattr(x, "__dlpack__"):
+        kind(x, operation, "x")  # numpy's, or it says so

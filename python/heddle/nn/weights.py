@@ -1,0 +1,255 @@
+"""Where the weights of heddle.nn.Linear lie once they are quantised: buffers of bytes, plain and packed, and what a state
+holds of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from .. import _heddle
+from ..lowbit.packed import PackedTensor, PackingError, pack
+from ..lowbit.tensor import QuantizedTensor, empty
+
+_PLAIN = ("codes", "scales", "zeros", "global_scale")
+# Who wrote packed bytes, and how: the number changes with what their bits mean (test_packed_bytes_are_those_of_the_layout).
+_PACKED_BY = f"{_heddle.version()}, layout 2"
+
+
+def _text(name: str, device: Any) -> torch.Tensor:
+    return torch.tensor(list(name.encode()), dtype=torch.uint8, device=device)
+
+
+def _of_text(buffer: torch.Tensor) -> str:
+    return bytes(buffer.tolist()).decode()
+
+
+def refuse_x(format: str, int8_x: bool, fp8_x: bool) -> str:
+    """Why x cannot be rounded so for weights of a format, wherever they are; empty if it can."""
+    return _heddle.lowbit_packed_order(format, 0, 0, False, int8_x=int8_x, fp8_x=fp8_x)[1]
+
+
+_Layer = TypeVar("_Layer", bound="StoredWeights")
+
+
+class StoredWeights(nn.Module):
+    """W [out_features, in_features] in one of ``heddle.lowbit.FORMATS``, or in floats as the parameter ``weight`` while
+    ``format`` is None. Linear, its subclass, says what is asked of it: activation, int8_x, fp8_x, keep_16bit."""
+
+    in_features: int
+    out_features: int
+    activation: str
+    int8_x: bool
+    fp8_x: bool
+    keep_16bit: bool
+    format: str | None
+    weight: Any
+    packed: Any
+    column_order: Any
+    packing_error: PackingError | None = None
+    _kept: dict[torch.dtype, torch.Tensor]
+    _packed_order: str
+
+    def drop_plain(self: _Layer) -> _Layer:
+        """Keeps the packed weights alone, half of the memory. They and the state are then for this version of Heddle and for
+        devices as the layer is on now, CPUs or GPUs; ``quantized`` and ``dequantized`` are gone."""
+        self._require_plain("drop_plain")
+        self._take_packed(self.format, self._packed_weights().data, self._packed_order, self.column_order)
+        return self
+
+    def quantized(self) -> QuantizedTensor:
+        """The stored matrix, its columns as they are stored; it shares the layer's memory."""
+        self._require_plain("quantized")
+        return self._matrix_of(self.format, {name: getattr(self, name) for name in _PLAIN})
+
+    def dequantized(self) -> torch.Tensor:
+        """float32 [N, K]: what the stored weights stand for, column k for column k of x, or the weights."""
+        if self.format is None:
+            return self.weight.detach().float()
+        weights = self.quantized().dequantize()
+        order = self.column_order
+        return weights if order is None else torch.empty_like(weights).index_copy_(1, order.long(), weights)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of W as the state has it."""
+        if self.format is None:
+            return self.weight.nbytes
+        return self._plain_bytes() or self.packed.nbytes
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that W takes in memory now: plain storage, the packed weights beside it (they are made anew by the first call
+        after a move), and what keep_16bit keeps."""
+        if self.format is None:
+            return self.weight.nbytes
+        beside = [x.nbytes for x in (self.packed, *self._kept.values()) if x is not None]
+        return self._plain_bytes() + sum(beside)
+
+    def _plain_bytes(self):
+        plain = [getattr(self, name, None) for name in _PLAIN]
+        return sum(x.nbytes for x in plain if x is not None)
+
+    def _require_plain(self, operation):
+        if self.format is None:
+            raise ValueError(f"[Linear.{operation}] the weights are floats: quantise them first")
+        if not hasattr(self, "codes"):
+            raise ValueError(f"[Linear.{operation}] plain storage was dropped: load the state that was saved before")
+
+    def _zeros(self, format):
+        shapes = _heddle.lowbit_storage(format, self.out_features, self.in_features)
+        tensors = [empty(torch, described) for described in shapes]
+        for tensor in tensors:
+            if tensor is not None:
+                tensor.view(torch.uint8).zero_()
+        return QuantizedTensor(format, (self.out_features, self.in_features), *tensors)
+
+    def _check_columns(self, order):
+        shape = [self.in_features]
+        if list(order.shape) != shape or not torch.equal(
+            order.long().sort()[0], torch.arange(*shape, device=order.device)
+        ):
+            raise ValueError(
+                f"[Linear] column_order is {list(order.shape)}: it must have each of 0 to {shape[0] - 1} once"
+            )
+
+    def _take(self, matrix, column_order=None):
+        """matrix into buffers: bytes, which no cast of the module touches."""
+        if column_order is not None:
+            self._check_columns(column_order)
+        order = self._order(matrix.format, matrix.codes.is_cpu)
+        packed = self._pack(matrix, order)  # first: what it refuses leaves the layer as it was
+        self._begin(matrix.format, order, packed.data.device, column_order)
+        self.packing_error = packed.error
+        for name in _PLAIN:
+            tensor = getattr(matrix, name)
+            self.register_buffer(name, None if tensor is None else tensor.detach().view(torch.uint8))
+        self.register_buffer("packed", packed.data, persistent=False)
+
+    def _take_packed(self, format, packed, order, column_order):
+        """Packed weights alone."""
+        self._begin(format, order, packed.device, column_order)
+        self.register_buffer("packed", packed)
+        self.register_buffer("packed_by", _text(_PACKED_BY, packed.device))
+        gated = " gated" if self.activation == "swiglu" else ""  # gates and ups lie in an order of their own
+        self.register_buffer("packed_as", _text(order + gated, packed.device))
+
+    def _begin(self, format, order, device, column_order):
+        self.format, self._packed_order = format, order
+        self._kept = {}
+        self.weight = None
+        for name in (*_PLAIN, "format_name", "packed", "packed_by", "packed_as"):
+            if name in self._buffers:
+                del self._buffers[name]
+        self.register_buffer("format_name", _text(format, device))
+        self.register_buffer("column_order", column_order)
+
+    def _matrix_of(self, format, stored):
+        """A matrix of bytes such as the buffers hold."""
+        shape = (self.out_features, self.in_features)
+        dtypes = [
+            None if d is None else empty(torch, (((0,), d[1]))).dtype for d in _heddle.lowbit_storage(format, *shape)
+        ]
+        tensors = (None if x is None else x.view(dtype) for x, dtype in zip((stored[n] for n in _PLAIN), dtypes))
+        return QuantizedTensor(format, shape, *tensors)
+
+    def _order(self, format, cpu):
+        """Of the packed weights on a CPU, or on a GPU."""
+        order, refusal = self._order_and_refusal(format, not cpu, int8_x=self.int8_x, fp8_x=self.fp8_x)
+        if refusal:
+            raise ValueError(f"[Linear] {refusal}")
+        return order
+
+    def _order_and_refusal(self, format, gpu, **x):
+        gated = self.activation == "swiglu"
+        return _heddle.lowbit_packed_order(format, self.out_features, self.in_features, gpu, gated, **x)
+
+    def _pack(self, matrix, order):
+        return pack(matrix, gated=self.activation == "swiglu", device=matrix.codes.device, order=order)
+
+    def _packed_weights(self, dtype=None):
+        """dtype: of x, for the copy that keep_16bit wants."""
+        shape, gated = (self.out_features, self.in_features), self.activation == "swiglu"
+        if self.packed is None:  # since the layer has moved
+            self._packed_order = self._order(self.format, self.codes.is_cpu)
+            packed = self._pack(self.quantized(), self._packed_order)
+            self.packed, self.packing_error = packed.data, packed.error
+        cpu = self.packed.is_cpu
+        if cpu != (self._packed_order == "rows16"):
+            here, there = ("a CPU", "GPUs") if cpu else ("a GPU", "CPUs")
+            raise ValueError(
+                f"[Linear] the layer is on {here} and its packed weights are for {there}, and plain storage was "
+                "dropped: move it back, or load a state with plain storage"
+            )
+        if cpu and self.fp8_x:
+            raise ValueError(
+                "[Linear] fp8_x is set and the layer is on a CPU: products with x in float8_e4m3fn are for GPUs, "
+                "to which it may be moved; CPUs have int8_x"
+            )
+        found = PackedTensor(self.format, shape, gated, self.packed, self._packed_order)
+        if not self.keep_16bit or cpu or dtype not in (torch.bfloat16, torch.float16):
+            return found
+        if dtype not in self._kept:
+            self._kept[dtype] = found.unpack(dtype)
+        return dataclasses.replace(found, kept=self._kept[dtype])
+
+    def _apply(self, fn, recurse=True):
+        if self.format is None:
+            return super()._apply(fn, recurse)
+        weights = "codes" if hasattr(self, "codes") else "packed"
+        before = getattr(self, weights).device
+        super()._apply(fn, recurse)
+        if getattr(self, weights).device != before:
+            self._kept = {}
+            if weights == "codes":
+                self.packed = self.packing_error = None  # devices have orders of their own: packed anew when next used
+        return self
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
+        stored = state_dict.get(prefix + "format_name")
+        if stored is not None:
+            format = _of_text(stored)
+            try:
+                self._take_state(format, state_dict, prefix)
+            except (ValueError, KeyError, RuntimeError) as error:
+                errors.append(f"{prefix}: a state of {format} for [{self.out_features}, {self.in_features}]: {error}")
+                return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected, errors)
+
+    def _take_state(self, format, state_dict, prefix):
+        held = (*self._parameters.values(), *self._buffers.values())
+        device = next((t.device for t in held if t is not None and not t.is_meta), "cpu")
+        columns = state_dict.get(prefix + "column_order")
+        columns = None if columns is None else columns.detach().to(device, torch.int32, copy=True)
+        if prefix + "packed" in state_dict:
+            by = _of_text(state_dict[prefix + "packed_by"])
+            if by != _PACKED_BY:
+                raise ValueError(
+                    f"weights were packed by Heddle {by}, this is {_PACKED_BY}: save plain storage instead"
+                )
+            order, *gated = _of_text(state_dict[prefix + "packed_as"]).split(" ")
+            if bool(gated) != (self.activation == "swiglu"):
+                raise ValueError(
+                    f"weights were packed {'for' if gated else 'without'} swiglu, and the layer's activation is "
+                    f"'{self.activation}'"
+                )
+            if order != "rows16" and (order == self._order_and_refusal(format, True, fp8_x=True)[0]) != self.fp8_x:
+                raise ValueError(f"weights were packed in order {order}, and fp8_x is {self.fp8_x}")
+            shape = [_heddle.lowbit_packed_bytes(format, self.out_features, self.in_features, bool(gated), order)]
+            packed = state_dict[prefix + "packed"]
+            if list(packed.shape) != shape:
+                raise ValueError(f"packed weights are {list(packed.shape)}: they must be {shape}")
+            if columns is not None:
+                self._check_columns(columns)
+            self._take_packed(format, torch.empty(shape, dtype=torch.uint8, device=device), order, columns)
+            self.packing_error = None
+            return  # the module's own loading copies
+        # A copy, so that the layer does not share its memory with the state.
+        stored = {
+            n: None if (x := state_dict.get(prefix + n)) is None else x.detach().to(device, copy=True) for n in _PLAIN
+        }
+        if stored["codes"] is None:
+            raise ValueError("codes are missing")
+        self._take(self._matrix_of(format, stored), columns)

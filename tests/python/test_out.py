@@ -1,0 +1,413 @@
+"""Results that go where the caller says: the same bits, the same object, nothing beside it, and every refusal."""
+
+import heddle
+import numpy as np
+import pytest
+import torch
+from dlpack_kit import Producer
+from heddle import lowbit
+
+B, S, H, HKV, D = 2, 9, 4, 2, 8
+NOT_GIVEN = object()
+
+
+def ints(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def normal(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def cache():
+    at = ints(3, 0)
+    held = heddle.Int4Cache.empty(2, 400, 2, 64)
+    held.append(normal(2, 150, 2, 64).bfloat16(), normal(2, 150, 2, 64, seed=1).bfloat16(), ints(0, 0))
+    return at, held
+
+
+PACKED = lowbit.pack(lowbit.quantize(normal(16, 64), "nvfp4"))
+GATED = lowbit.pack(lowbit.quantize(normal(16, 64), "int4_g32"), gated=True)
+
+
+def linear(x, bias, residual, out=None):
+    return lowbit.linear(x, PACKED, activation="relu", bias=bias, residual=residual, norm="rms_norm", out=out)
+
+
+# call -> (function of its tensors, tensors, the results' names)
+CALLS = {
+    "attention": (
+        lambda q, k, v, **o: heddle.attention(q, k, v, causal="top_left", return_lse=True, **o),
+        lambda: (normal(B, S, H, D), normal(B, S, HKV, D, seed=1), normal(B, S, HKV, 6, seed=2)),
+        ("out", "lse_out"),
+    ),
+    "attention without lse": (
+        lambda q, k, v, bias, mask, **o: heddle.attention(q, k, v, bias=bias, mask=mask, **o),
+        lambda: (*(normal(B, S, H, D, seed=i) for i in range(3)), normal(1, 1, S, S), normal(1, 1, 1, S) > -1),
+        ("out",),
+    ),
+    "packed": (
+        lambda q, k, v, cu, **o: heddle.attention(
+            q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, dropout_p=0.25, dropout_seed=3, return_lse=True, **o
+        ),
+        lambda: (*(normal(B * S, H, D, seed=i) for i in range(3)), ints(0, 5, B * S)),
+        ("out", "lse_out"),
+    ),
+    "kv cache": (
+        lambda q, k, v, kc, vc, at, **o: heddle.attention_with_kv_cache(q, k, v, kc, vc, at, return_lse=True, **o),
+        lambda: (
+            normal(B, 1, H, D), normal(B, 1, HKV, D, seed=1), normal(B, 1, HKV, D, seed=2),
+            normal(B, 12, HKV, D, seed=3), normal(B, 12, HKV, D, seed=4), ints(5, 11),
+        ),
+        ("out", "lse_out"),
+    ),
+    "rotary": (
+        lambda x, cos, sin, at, **o: heddle.apply_rotary(x, cos, sin, offsets=at, **o),
+        lambda: (normal(B, S, H, D), normal(40, 3, seed=1), normal(40, 3, seed=2), ints(7, 0)),
+        ("out",),
+    ),
+    "int4 cache": (
+        lambda q, blocks, k, v, at, **o: heddle.Int4Cache(blocks, k, v).attention(q, at, return_lse=True, **o),
+        lambda: (normal(2, 1, 4, 64).bfloat16(), cache()[1].blocks, cache()[1].k_tail, cache()[1].v_tail, ints(150, 140)),
+        ("out", "lse_out"),
+    ),
+    "linear": (linear, lambda: (normal(3, 5, 64), normal(16), normal(3, 5, 16, seed=1)), ("out",)),
+    "gated linear": (
+        lambda x, **o: lowbit.linear(x, GATED, activation="swiglu", **o), lambda: (normal(7, 64),), ("out",)
+    ),
+}  # fmt: skip
+ARRAYS = [name for name in CALLS if name != "int4 cache"]
+DLPACK = ["attention", "attention without lse", "packed", "kv cache", "rotary", "linear", "gated linear"]
+
+
+def results(found):
+    return found if isinstance(found, tuple) else (found,)
+
+
+class Framed:
+    """Memory for a result amid a larger array of sevens: `strided` has gaps in every dimension but the last."""
+
+    def __init__(self, like, strided=False):
+        steps = [2] * (like.dim() - 1) + [1] if strided else [1] * like.dim()
+        self.whole = torch.full([n * s + 4 for n, s in zip(like.shape, steps)], 7.0, dtype=like.dtype)
+        self.index = tuple(slice(2, 2 + n * s, s) for n, s in zip(like.shape, steps))
+        self.view = self.whole[self.index]
+
+    def check(self, expected):
+        assert torch.equal(self.view, expected)
+        around = self.whole.clone()
+        around[self.index] = 7
+        assert (around == 7).all(), "written outside"
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_torch(name, strided):
+    call, tensors, names = CALLS[name]
+    expected = results(call(*tensors()))
+    for given in ({names[0]}, set(names), {names[-1]}):
+        frames = {n: Framed(e, strided) for n, e in zip(names, expected) if n in given}
+        written = tensors()
+        versions = {n: f.view._version for n, f in frames.items()}
+        found = results(call(*written, **{n: f.view for n, f in frames.items()}))
+        for n, f, e in zip(names, found, expected):
+            if n in frames:
+                assert f is frames[n].view and f._version == versions[n] + 1
+                frames[n].check(e)
+            else:
+                assert torch.equal(f, e)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_numpy(name, strided):
+    call, tensors, names = CALLS[name]
+    arrays = [x.numpy() for x in tensors()]
+    expected = results(call(*[x.copy() for x in arrays]))
+    frames = {n: Framed(torch.from_numpy(e), strided) for n, e in zip(names, expected)}
+    outs = {n: f.view.numpy() for n, f in frames.items()}
+    found = results(call(*arrays, **outs))
+    for n, f, e in zip(names, found, expected):
+        assert f is outs[n]
+        frames[n].check(torch.from_numpy(e))
+
+
+@pytest.mark.parametrize("name", DLPACK)
+def test_a_library_of_dlpack_alone(name):
+    call, tensors, names = CALLS[name]
+    expected = results(call(*[x.numpy() for x in tensors()]))
+    outs = {n: Producer(np.zeros_like(e)) for n, e in zip(names, expected)}
+    found = results(call(*[Producer(x.numpy()) for x in tensors()], **outs))
+    for n, f, e in zip(names, found, expected):
+        assert f is outs[n] and np.array_equal(f.array, e)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_compiled(name):
+    call, tensors, names = CALLS[name]
+    expected = results(call(*tensors()))
+    given = tensors()
+    outs = {n: torch.full_like(e, 7) for n, e in zip(names, expected)}
+
+    def twice(given, outs):
+        found = results(call(*[x * 1 if x.is_floating_point() else x for x in given], **outs))
+        return found, found[0] + found[0]
+
+    compiled = torch.compile(twice, backend="aot_eager", fullgraph=True)
+    found, doubled = compiled(given, outs)
+    assert torch.equal(doubled, 2 * expected[0])
+    for n, f, e in zip(names, found, expected):
+        assert torch.equal(outs[n], e) and f.data_ptr() == outs[n].data_ptr()
+
+
+def test_operators():
+    q, k, v = (normal(B, S, h, D, seed=h) for h in (H, HKV, HKV))
+    checks = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
+    options = heddle._options.pack()
+    for lse in (torch.empty(B, H, S), None):
+        sample = (q, k, v, torch.empty_like(q), lse, *options)
+        torch.library.opcheck(torch.ops.heddle.attention_forward_out.default, sample, test_utils=checks)
+    caches = normal(B, 12, HKV, D, seed=3), normal(B, 12, HKV, D, seed=4)
+    new = normal(B, 1, HKV, D, seed=1), normal(B, 1, HKV, D, seed=2)
+    items = heddle._options.pack(seqused_k=ints(5, 11))
+    sample = (q[:, :1].contiguous(), *new, *caches, None, None, False, torch.empty(B, 1, H, D), None, *items)
+    torch.library.opcheck(torch.ops.heddle.attention_with_kv_cache_out.default, sample, test_utils=checks)
+    sample = (q, normal(40, 3), normal(40, 3), False, None, torch.empty_like(q))
+    torch.library.opcheck(torch.ops.heddle.apply_rotary_out.default, sample, test_utils=checks)
+
+
+def test_in_place():
+    x, cos, sin = normal(B, S, H, D), normal(40, 3), normal(40, 3, seed=1)
+    for a in (x.clone(), x.numpy().copy()):
+        table = (cos, sin) if isinstance(a, torch.Tensor) else (cos.numpy(), sin.numpy())
+        expected = heddle.apply_rotary(a, *table)
+        assert heddle.apply_rotary(a, *table, out=a) is a and np.array_equal(a, expected)
+    x, residual = normal(5, 64), normal(5, 16)
+    expected = lowbit.linear(x, PACKED, residual=residual)
+    assert lowbit.linear(x, PACKED, residual=residual, out=residual) is residual
+    assert torch.equal(residual, expected)
+
+
+@pytest.mark.parametrize("format", ["nvfp4", "int4_g32_zp", "int8_row"])
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_weights(format, kind):
+    w = normal(16, 64) if kind == "torch" else normal(16, 64).numpy()
+    first, other = lowbit.quantize(w, format), lowbit.quantize(w * 2, format)
+    assert lowbit.quantize(w, format, out=other) is other
+    assert all(
+        torch.equal(*(torch.as_tensor(x).view(torch.uint8) for x in pair)) for pair in zip(parts(first), parts(other))
+    )
+    plain = first.dequantize()
+    for matrix in (first, lowbit.pack(first)):
+        out = plain * 0
+        undo = matrix.dequantize if matrix is first else matrix.unpack
+        assert undo(out=out) is out and np.array_equal(out, plain)
+        with pytest.raises(ValueError, match=r"out is \[15, 64\]: it must be \[16, 64\]"):
+            undo(out=out[1:])
+        with pytest.raises(ValueError, match="dtype is .*float16.* and out is .*float32: give one of them"):
+            undo(torch.float16 if kind == "torch" else np.float16, out=out)
+        with pytest.raises(TypeError, match="out is a .*: it must be"):
+            undo(out=out.numpy() if kind == "torch" else torch.from_numpy(out))
+    with pytest.raises(ValueError, match=rf"out is {format} \[16, 64\]: it must be {format} \[8, 64\]"):
+        lowbit.quantize(w[:8], format, out=first)
+    with pytest.raises(ValueError, match=rf"out is {format} \[16, 64\]: it must be nf4"):
+        lowbit.quantize(w, "nf4", out=first)
+    with pytest.raises(TypeError, match="out is a .*: it must be a QuantizedTensor"):
+        lowbit.quantize(w, format, out=w)
+    with pytest.raises(ValueError, match="shares memory with weights"):
+        memory = first.codes.view(np.uint8) if kind == "numpy" else first.codes.view(torch.uint8)
+        shared = memory.reshape(-1)[:256].view(np.float32 if kind == "numpy" else torch.float32).reshape(1, 64)
+        lowbit.quantize(
+            shared, format, out=lowbit.QuantizedTensor(format, (1, 64), *(cut(t) for t in parts(first, True)))
+        )
+
+
+def parts(q, all_of_them=False):
+    tensors = (q.codes, q.scales, q.zeros, q.global_scale)
+    return tensors if all_of_them else [t for t in tensors if t is not None]
+
+
+def cut(t):
+    return t if t is None else t[:1]
+
+
+def test_gradients_are_refused():
+    q, k, v = (normal(B, S, H, D, seed=i) for i in range(3))
+    words = "requires a gradient: a call that writes to out has no backward; make it under torch.no_grad.., or detach"
+    for name, changed in {
+        "q": {"q": q.clone().requires_grad_()},
+        "v": {"v": v.clone().requires_grad_()},
+        "bias": {"bias": normal(S, S).requires_grad_()},
+        "sink": {"sink": normal(H).requires_grad_()},
+        "alibi_slopes": {"alibi_slopes": normal(H).requires_grad_()},
+        "out": {"out": torch.empty_like(q).requires_grad_()},
+    }.items():
+        given = {"q": q, "k": k, "v": v, "out": torch.full_like(q, 7), **changed}
+        with pytest.raises(ValueError, match=rf"\[attention\] {name} {words} {name}"):
+            heddle.attention(given.pop("q"), given.pop("k"), given.pop("v"), **given)
+        given = {"q": q, "k": k, "v": v, "out": torch.full_like(q, 7), **changed}
+        with torch.no_grad():
+            out = given["out"]
+            assert heddle.attention(given.pop("q"), given.pop("k"), given.pop("v"), **given) is out
+        assert not (out == 7).any()
+    with pytest.raises(ValueError, match="lse_out requires a gradient"):
+        heddle.attention(q, k, v, return_lse=True, lse_out=torch.empty(B, H, S).requires_grad_())
+    with pytest.raises(ValueError, match="x requires a gradient"):
+        heddle.apply_rotary(q.clone().requires_grad_(), normal(40, 3), normal(40, 3), out=torch.empty_like(q))
+    at, new = ints(0, 0), (k[:, :1].contiguous(), v[:, :1].contiguous())
+    with pytest.raises(ValueError, match="out requires a gradient"):
+        heddle.attention_with_kv_cache(q[:, :1], *new, k, v, at, out=torch.empty(B, 1, H, D).requires_grad_())
+    with pytest.raises(ValueError, match="out requires a gradient"):
+        lowbit.quantize(normal(16, 64), "nvfp4").dequantize(out=torch.empty(16, 64).requires_grad_())
+    with torch.inference_mode():
+        out = torch.empty_like(q)
+        assert heddle.attention(q, k, v, out=out) is out
+
+
+def test_autograd_notices_that_out_was_written():
+    q, k, v = (normal(B, S, H, D, seed=i) for i in range(3))
+    out, w = torch.ones_like(q), normal(B, S, H, D, seed=3).requires_grad_()
+    loss = (w * out).sum()
+    heddle.attention(q, k, v, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_transforms_are_refused():
+    q = normal(3, B, S, H, D)
+    out = torch.empty(B, S, H, D)
+    with pytest.raises(ValueError, match="out is given inside a transform of torch.func"):
+        torch.func.vmap(lambda x: heddle.attention(x, x, x, out=out))(q)
+    with pytest.raises(ValueError, match="out is given inside a transform of torch.func"):
+        torch.func.vmap(lambda x: lowbit.linear(x, PACKED, out=torch.empty(4, 16)))(normal(3, 4, 64))
+
+
+def test_autocast_decides_the_dtype():
+    q, k, v = (normal(B, S, H, D, seed=i) for i in range(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = torch.empty(B, S, H, D, dtype=torch.bfloat16)
+        assert heddle.attention(q, k, v, out=out) is out and torch.equal(out, heddle.attention(q, k, v))
+        with pytest.raises(ValueError, match="out is float32: it must be bfloat16"):
+            heddle.attention(q, k, v, out=torch.empty_like(q))
+
+
+def refused():
+    """name -> (what is given, the words); over q, k, v of [2, 9, 4, 8]."""
+    q, k, v = (normal(B, S, H, D, seed=i) for i in range(3))
+    lse = torch.empty(B, H, S)
+    lengths = torch.zeros(B * S * H * D, dtype=torch.int32)
+    wide = torch.zeros(B, S, 2 * H, D)
+    return {
+        "shape": (dict(out=torch.empty(B, S, H, 7)), r"out is \[2, 9, 4, 7\]: its last extent must be 8"),
+        "rank": (dict(out=torch.empty(S, H, D)), "out .*3 dimensions"),
+        "dtype": (dict(out=torch.empty(B, S, H, D, dtype=torch.float16)), "out is float16: it must be float32"),
+        "long dtype": (dict(out=torch.empty(B, S, H, D, dtype=torch.float64)), "out is float64: it must be"),
+        "expanded": (dict(out=torch.empty(1, S, H, D).expand(B, -1, -1, -1)), "out .*(overlap|share|more than one)"),
+        "q": (dict(q=q, out=q), "out shares memory with q, which is read while it is written"),
+        "part of k": (dict(k=wide[:, :, :H], v=v, out=wide[:, :, 2 : H + 2]), "out shares memory with k"),
+        "bias": (dict(bias=(b := torch.zeros(B, H, S, S)), out=b.view(-1)[: q.numel()].view(q.shape)), "out shares memory with bias"),
+        "lengths": (
+            dict(seqused_k=lengths[:B], out=lengths.view(torch.float32).view(q.shape)), "out shares memory with seqused_k"
+        ),
+        "lse shape": (dict(return_lse=True, lse_out=torch.empty(B, S, H)), r"lse_out is \[2, 9, 4\]: it must be .*\[2, 4, 9\]"),
+        "lse dtype": (dict(return_lse=True, lse_out=lse.half()), "lse_out is float16: it must be float32"),
+        "long lse": (dict(return_lse=True, lse_out=lse.double()), "lse_out is float64: it must be float32"),
+        "lse in out": (
+            dict(return_lse=True, out=(o := torch.empty_like(q)), lse_out=o.view(-1)[: B * H * S].view(B, H, S)),
+            "out and lse_out share memory: outputs must be apart",
+        ),
+        "lse that nobody asked for": (dict(lse_out=lse), "lse_out is given and return_lse is False"),
+    }  # fmt: skip
+
+
+# What the compiler copies shares no memory.
+COPIED = ("q", "part of k", "bias", "lengths", "lse in out", "expanded")
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [(n, k) for n in refused() for k in ("torch", "numpy", "compiled") if k != "compiled" or n not in COPIED],
+)
+def test_refusals_of_attention(name, kind):
+    given, words = refused()[name]
+    q, k, v = (normal(B, S, H, D, seed=i) for i in range(3))
+    given = {"q": q, "k": k, "v": v, **given}
+    if kind == "numpy":
+        given = {n: x.numpy() if isinstance(x, torch.Tensor) else x for n, x in given.items()}
+    before = {n: x.copy() if kind == "numpy" else x.clone() for n, x in given.items() if not isinstance(x, bool)}
+    call = torch.compile(heddle.attention, backend="aot_eager") if kind == "compiled" else heddle.attention
+    with pytest.raises(ValueError, match=words):
+        call(given["q"], given["k"], given["v"], **{n: x for n, x in given.items() if n not in "qkv"})
+    for n, x in before.items():
+        assert np.array_equal(np.asarray(given[n]), np.asarray(x), equal_nan=True), f"{n} was written"
+
+
+def test_refusals_of_other_calls():
+    new, at = normal(B, 1, HKV, D), ints(5, 0)
+    k_cache, v_cache, table = normal(B, 12, HKV, D), normal(B, 12, HKV, D), normal(40, 4)
+    q = normal(B, 1, H, D)
+
+    def step(**given):
+        return heddle.attention_with_kv_cache(q, new, new.clone(), k_cache, v_cache, at, **given)
+
+    memory = torch.zeros(B, 1, H, D)
+    held = cache()[1]
+    x, w = normal(5, 64), normal(5, 16)
+    for words, call in [
+        ("out shares memory with k_cache", lambda: step(out=k_cache.view(-1)[: q.numel()].view(q.shape))),
+        ("out shares memory with q", lambda: step(out=q)),
+        (r"out is \[2, 2, 4, 8\]: dimension 1 must be q.s, 1", lambda: step(out=torch.empty(B, 2, H, D))),
+        ("lse_out is given and return_lse is False", lambda: step(lse_out=torch.empty(B, H, 1))),
+        (
+            "out shares memory with k_new",
+            lambda: heddle.attention_with_kv_cache(q, memory[:, :, :HKV], new, k_cache, v_cache, at, out=memory),
+        ),
+        (
+            "out shares memory with cos",
+            lambda: step(rotary_cos=table, rotary_sin=table.clone(), out=table.view(-1)[: q.numel()].view(q.shape)),
+        ),
+        (
+            "out shares memory with blocks",
+            lambda: held.attention(
+                normal(2, 1, 4, 64).bfloat16(),
+                ints(150, 140),
+                out=held.blocks.view(torch.bfloat16).view(-1)[: 2 * 4 * 64].view(2, 1, 4, 64),
+            ),
+        ),
+        (
+            r"out is \[2, 9, 4, 7\]",
+            lambda: heddle.apply_rotary(normal(B, S, H, D), table, table, out=torch.empty(B, S, H, 7)),
+        ),
+        (
+            "out shares memory with x",
+            lambda: heddle.apply_rotary((y := normal(B, S + 1, H, D))[:, 1:], table, table, out=y[:, :-1]),
+        ),
+        (r"out is \[5, 15\]: it must be \[5, 16\]", lambda: lowbit.linear(x, PACKED, out=torch.empty(5, 15))),
+        ("out is float16: it must be float32", lambda: lowbit.linear(x, PACKED, out=torch.empty(5, 16).half())),
+        ("out shares memory with x", lambda: lowbit.linear(x, PACKED, out=x.view(-1)[:80].view(5, 16))),
+        ("out shares memory with residual", lambda: lowbit.linear(x[:4], PACKED, residual=w[1:], out=w[:-1])),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            call()
+
+
+def test_other_kinds_and_devices():
+    q, k, v = (normal(B, S, H, D, seed=i) for i in range(3))
+    n = [x.numpy() for x in (q, k, v)]
+    with pytest.raises(TypeError, match="out is a ndarray: it must be a torch tensor"):
+        heddle.attention(q, k, v, out=n[0])
+    with pytest.raises(TypeError, match="out is a torch tensor: it must be an array, as q is"):
+        heddle.attention(*n, out=torch.empty_like(q))
+    with pytest.raises(TypeError, match="out is a ndarray: it must be a torch tensor"):
+        lowbit.linear(normal(5, 64), PACKED, out=np.empty((5, 16), np.float32))
+    with pytest.raises(TypeError, match="out is a torch tensor: it must be an array, as x is"):
+        lowbit.linear(normal(5, 64).numpy(), PACKED, out=torch.empty(5, 16))
+    with pytest.raises(ValueError, match="out is on another device than q: out is on meta, q on cpu"):
+        heddle.attention(q, k, v, out=torch.empty_like(q, device="meta"))
+    frozen = np.empty(q.shape, np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match="out is read-only: it is written, so it must be writable"):
+        heddle.attention(*n, out=frozen)
+    meta = [x.to("meta") for x in (q, k, v)]
+    out = torch.empty_like(q, device="meta")
+    assert heddle.attention(*meta, out=out) is out
