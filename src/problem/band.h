@@ -45,11 +45,17 @@ struct BasicBand {
   constexpr Interval<Int> all_rows() const { return {0, rows}; }
   constexpr Interval<Int> all_keys() const { return {0, keys}; }
 
+  // The keys that row i would meet if there were keys without end on both sides; where it meets none, an end before the
+  // begin or there.
+  constexpr Interval<Int> reach(Int i) const {
+    const Int at = off + row_step * i;
+    return {ceil_quotient(at - left), floor_quotient(at + right) + 1};
+  }
   // The keys that row i meets, within [0, keys); where it meets none, an empty interval.
   constexpr Interval<Int> keys_of(Int i) const {
-    const Int at = off + row_step * i;
-    const Int begin = clamp(ceil_quotient(at - left), 0, keys);
-    return {begin, clamp(floor_quotient(at + right) + 1, begin, keys)};
+    const Interval<Int> all = reach(i);
+    const Int begin = clamp(all.begin, 0, keys);
+    return {begin, clamp(all.end, begin, keys)};
   }
 
   // From the first to the last of the keys that rows [begin, end) meet. Where rows stand farther apart than the window

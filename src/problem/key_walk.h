@@ -19,23 +19,46 @@ concept KeyWalk = requires(const W walk, typename W::Index n) {
   { walk.whole(n) } -> std::same_as<bool>;
 };
 
+// One for kernels whose tiles have one size: they count through steps(), whatever numbers these are, and think in
+// indices of tiles in the sequence. No row meets a key outside of keys().
+template <class W>
+concept TileWalk = KeyWalk<W> && requires(const W walk, typename W::Index n) {
+  { walk.steps() } -> std::same_as<Interval<typename W::Index>>;
+  { walk.index(n) } -> std::same_as<typename W::Index>;  // of the tile that step n takes
+  { walk.whole_tile(n) } -> std::same_as<bool>;          // whole(), of the tile of that index
+  { walk.keys() } -> std::same_as<Interval<typename W::Index>>;
+};
+
 // All tiles of `size` keys that hold one that rows `rows` of the band meet, among `keys`, which begin at a tile.
 template <class Int>
 class BandWalk {
  public:
   using Index = Int;
 
+  constexpr BandWalk() = default;
   constexpr BandWalk(const BasicBand<Int>& band, Interval<Int> rows, Interval<Int> keys, Int size)
-      : met_(band.keys_of(rows).common(keys)),
-        by_each_(band.keys_of_each(rows)),
-        tiles_(tiles_of(met_, size)),
-        size_(size) {}
+      : met_(band.keys_of(rows).common(keys)), tiles_(tiles_of(met_, size)), size_(size) {
+    const Interval<Int> by_each = band.keys_of_each(rows);
+    whole_ = {(by_each.begin + size - 1) / size, by_each.end >= met_.end ? tiles_.end : by_each.end / size};
+  }
+
+  // For kernels that multiply all of a tile: one that is not full is to be masked; or all are, for another reason.
+  constexpr void mask_partial() {
+    const Int full = met_.end / size_;
+    if (whole_.end > full) whole_.end = full;
+  }
+  constexpr void mask_all() { whole_ = {}; }
 
   constexpr Int count() const { return tiles_.size(); }
   constexpr Interval<Int> tile(Int n) const { return keys_of_tile(tiles_.begin + n); }
-  constexpr bool whole(Int n) const { return by_each_.holds(tile(n)); }
+  constexpr bool whole(Int n) const { return whole_tile(tiles_.begin + n); }
 
-  // The tiles gone through, and the keys of the t-th in the sequence.
+  constexpr Interval<Int> steps() const { return tiles_; }
+  constexpr Int index(Int step) const { return step; }
+  // Without a branch: of two, GPU kernels keep what both ways need in registers that they do not have.
+  constexpr bool whole_tile(Int t) const { return (whole_.begin <= t) & (t < whole_.end); }
+  // From the first to the last key that one of the rows meets, and the tiles that hold them.
+  constexpr Interval<Int> keys() const { return met_; }
   constexpr Interval<Int> tiles() const { return tiles_; }
   constexpr Interval<Int> keys_of_tile(Int t) const {
     const Int begin = t * size_, end = begin + size_;
@@ -43,8 +66,8 @@ class BandWalk {
   }
 
  private:
-  Interval<Int> met_, by_each_, tiles_;
-  Int size_;
+  Interval<Int> met_, tiles_, whole_;
+  Int size_ = 1;
 };
 
 // Those of a BandWalk's tiles that a list names: `count` ascending indices of tiles in the sequence, none twice.
@@ -53,6 +76,7 @@ class ListWalk {
  public:
   using Index = Int;
 
+  constexpr ListWalk() = default;
   constexpr ListWalk(const std::int32_t* list, Int count, const BandWalk<Int>& band) : band_(band) {
     const Int first = below(list, count, band.tiles().begin);
     list_ = list + first;
@@ -61,7 +85,12 @@ class ListWalk {
 
   constexpr Int count() const { return count_; }
   constexpr Interval<Int> tile(Int n) const { return band_.keys_of_tile(list_[n]); }
-  constexpr bool whole(Int n) const { return band_.whole(list_[n] - band_.tiles().begin); }
+  constexpr bool whole(Int n) const { return whole_tile(list_[n]); }
+
+  constexpr Interval<Int> steps() const { return {0, count_}; }
+  constexpr Int index(Int step) const { return list_[step]; }
+  constexpr bool whole_tile(Int t) const { return band_.whole_tile(t); }
+  constexpr Interval<Int> keys() const { return band_.keys(); }
 
  private:
   // How many of a list's first indices are less than `index`.

@@ -10,6 +10,7 @@
 
 #include "cuda/any/attention_int8_qk/layout.h"
 #include "cuda/sm80/attention_fwd/variants.h"
+#include "problem/key_walk.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
 
@@ -19,11 +20,12 @@ constexpr int kGroupRows = 16;  // the M of mma.m16n8k16 and mma.m16n8k8
 struct AlignedRows;  // contiguous; addresses, strides and sizes in multiples of 16 bytes
 struct StridedRows;  // anything
 
-// kProducts: 3 for float32 with its own precision (products_tf32.cuh).
-// QkElement: of q and k as they are multiplied; T, or int8 (products_int8.cuh).
+// kProducts: 3 for float32 with its own precision (products_tf32.cuh). QkElement: of q and k as they are multiplied; T,
+// or int8 (products_int8.cuh). Walk: which tiles of keys a tile of rows goes through.
 template <class T, int kProducts_, int kHeadSize_, Tiling kTiling, bool kScoreOptions_, class Rows_,
-          class QkElement_ = T>
+          class QkElement_ = T, TileWalk Walk_ = BandWalk<int>>
 struct Config {
+  using Walk = Walk_;
   using Element = T;
   using QkElement = QkElement_;
   using Rows = Rows_;
@@ -55,16 +57,19 @@ __device__ inline std::uint32_t swizzled(std::uint32_t pitch, unsigned row, unsi
   return row * pitch + ((chunk ^ (pitch < 128 ? row / 2 % 4 : row % 8)) << 4);
 }
 
-// Which query tile a CTA computes, and which keys that tile meets.
+// Which head of which sequence, and which query tile of it.
 struct Work {
   int b, h;
-  int first;                   // position of the tile's row 0 in its sequence
-  int q_rows, sq, off;         // as in Sequence
-  int begin, end;              // keys that any row of the tile attends
-  int k_begin, k_end;          // key tiles that hold them
-  int whole_begin, whole_end;  // those that every row attends wholly
-  int q_row, k_slot;           // of position 0 and key 0 in their storage
-  const std::byte *k, *v;      // this head's: key 0; in a paged cache, slot 0 of page 0
+  int first;                // position of the tile's row 0 in its sequence
+  int q_rows, sq, sk, off;  // as in Sequence
+  int q_row, k_slot;        // of position 0 and key 0 in their storage
+  const std::byte *k, *v;   // this head's: key 0; in a paged cache, slot 0 of page 0
+};
+
+// And which tiles of keys that tile of rows goes through.
+template <class Walk>
+struct TileWork : Work {
+  Walk walk;
 };
 
 // Scales of the codes of a tile: of its rows, and of its keys' groups.
@@ -82,7 +87,7 @@ struct SharedMemory {
   Tile<typename C::QkElement, C::kTileQ, C::kHeadSize> q;
   Tile<typename C::QkElement, C::kTileK, C::kHeadSize> k;
   Tile<typename C::Element, C::kTileK, C::kHeadSize> v;
-  Work work;  // here rather than in registers, which the products need
+  TileWork<typename C::Walk> work;  // here rather than in registers, which the products need
   std::conditional_t<Int8Qk<C>, Int8Scales<C::kTileQ, C::kTileK>, NoScales> scales;
 };
 

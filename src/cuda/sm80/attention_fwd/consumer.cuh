@@ -19,7 +19,7 @@ constexpr float kSumStart = 0x1.8p23f;  // of scores that are sums of 8-bit code
 template <class C>
 struct Consumer {
   const Params& p;
-  const Work& w;
+  const TileWork<typename C::Walk>& w;
   SharedMemory<C>& shared;
   const unsigned lane, warp_row;
 
@@ -39,7 +39,7 @@ struct Consumer {
   static constexpr int kColumns = C::kTileK / 8 / kBlocks;  // pairs of columns of a block
   float factor[kBlocks][C::kGroups][2], offset[kBlocks][C::kGroups][2];
 
-  __device__ Consumer(const Params& params, const Work& work, SharedMemory<C>& memory)
+  __device__ Consumer(const Params& params, const TileWork<typename C::Walk>& work, SharedMemory<C>& memory)
       : p(params),
         w(work),
         shared(memory),
@@ -57,10 +57,10 @@ struct Consumer {
   __device__ void finish_scores(int tile) {
     const unsigned lane = recomputed(this->lane, tile);
     const int row = w.first + warp_row + lane / 4, key = tile * C::kTileK + 2 * (lane % 4);
-    const bool whole = w.whole_begin <= tile && tile < w.whole_end;
+    const bool whole = w.walk.whole_tile(tile);
     if constexpr (Int8Qk<C>) find_factors(lane);
     if constexpr (C::kScoreOptions) scale_scores<C>(p, w, row, key, s);
-    if (!whole) mask_band<C>(p, w, row, key, s);
+    if (!whole) mask_band<C>(p, w, w.walk.keys(), row, key, s);
     if constexpr (C::kScoreOptions) {
       attended = ~0u;
       if (p.problem.bias.data != nullptr || p.problem.mask.data != nullptr) {

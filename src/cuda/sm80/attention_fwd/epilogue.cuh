@@ -55,7 +55,8 @@ requires(!Float32<C>) __device__ void store_rows(const Params& p, const Work& w,
   constexpr std::uint32_t kPitch = C::kPitch;
   constexpr int kChunks = C::kHeadSize / 8, kRows = kGroupRows * C::kGroups;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  static_assert(C::kTileQ * kPitch <= offsetof(SharedMemory<C>, work), "o must fit where q, k and v were");
+  static_assert(C::kTileQ * kPitch <= sizeof(shared.q) + sizeof(shared.k) + sizeof(shared.v),
+                "o must fit where q, k and v were");
   std::byte* const staging = reinterpret_cast<std::byte*>(&shared.q) + warp_row * kPitch;
   __syncwarp();
 #pragma unroll

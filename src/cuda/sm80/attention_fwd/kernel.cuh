@@ -19,38 +19,40 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_fwd_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
-  const Work& w = shared.work;
+  const auto& w = shared.work;
   if (threadIdx.x == 0) shared.work = describe_work<C>(p);
   __syncthreads();
   if (w.first >= w.q_rows) return;
 
   Consumer<C> rows(p, w, shared);
-  if (w.k_end > w.k_begin) {
+  if (!w.walk.steps().empty()) {
+    const int tile = w.walk.index(w.walk.steps().end - 1);
     load_q<C>(p, w, shared);
-    load_k<C>(p, w, w.k_end - 1, shared);
+    load_k<C>(p, w, tile, shared);
     ptx::copy_async_commit();
-    load_v<C>(p, w, w.k_end - 1, shared);
+    load_v<C>(p, w, tile, shared);
     ptx::copy_async_commit();
     ptx::copy_async_wait<1>();
     __syncthreads();
     if constexpr (C::kKeptSteps > 0) keep_q(rows);
   }
 #pragma unroll 1
-  for (int tile = w.k_end - 1; tile >= w.k_begin; --tile) {
+  for (int step = w.walk.steps().end - 1; step >= w.walk.steps().begin; --step) {  // the last keys first
+    const int tile = w.walk.index(step);
     multiply_qk(rows, tile);
     rows.finish_scores(tile);
     ptx::copy_async_wait<0>();
     __syncthreads();
-    if (tile > w.k_begin) {
-      load_k<C>(p, w, tile - 1, shared);
+    if (step > w.walk.steps().begin) {
+      load_k<C>(p, w, w.walk.index(step - 1), shared);
       ptx::copy_async_commit();
     }
     rows.rescale();
     multiply_pv(rows, tile);
-    if (tile > w.k_begin) {
+    if (step > w.walk.steps().begin) {
       ptx::copy_async_wait<0>();
       __syncthreads();
-      load_v<C>(p, w, tile - 1, shared);
+      load_v<C>(p, w, w.walk.index(step - 1), shared);
       ptx::copy_async_commit();
     }
   }

@@ -101,13 +101,13 @@ __device__ void load_q_scales(const Params& p, const Work& w, SharedMemory<C>& s
 }
 
 template <class C>
-__device__ void load_k_scales(const Params& p, const Work& w, int tile, SharedMemory<C>& shared) {
+__device__ void load_k_scales(const Params& p, const TileWork<typename C::Walk>& w, int tile, SharedMemory<C>& shared) {
   using namespace any::attention_int8_qk;
   constexpr int kBlocks = C::kTileK / kBlockKeys, kPerCopy = 16 / sizeof(KeyGroup), kCopies = kGroups / kPerCopy;
   const int thread = static_cast<int>(threadIdx.x);
   if (thread >= kBlocks * kCopies) return;
   const int in_tile = thread / kCopies, group = thread % kCopies * kPerCopy, block = tile * kBlocks + in_tile;
-  const bool exists = block * kBlockKeys < w.end;
+  const bool exists = block * kBlockKeys < w.walk.keys().end;
   const std::int64_t head = w.b * p.problem.Hkv + p.group.quotient(w.h);
   const KeyGroup* from = p.codes.groups + (exists ? (head * p.codes.blocks + block) * kGroups + group : 0);
   ptx::copy_async_16(ptx::shared_address(&shared.scales.k[in_tile][group]), from, exists);
@@ -128,12 +128,13 @@ __device__ void load_q(const Params& p, const Work& w, SharedMemory<C>& shared) 
 
 // One key tile of k or v. data: as in Work.
 template <class C, class T>
-__device__ void load_keys(const Params& p, const Work& w, const Operand& x, const std::byte* data, std::int64_t size,
-                          int tile, Tile<T, C::kTileK, C::kHeadSize>& to) {
+__device__ void load_keys(const Params& p, const TileWork<typename C::Walk>& w, const Operand& x, const std::byte* data,
+                          std::int64_t size, int tile, Tile<T, C::kTileK, C::kHeadSize>& to) {
   constexpr std::int64_t kBytes = sizeof(T);
   const AttentionProblem& a = p.problem;
   const auto load = [&](auto make_source) {
-    C::Rows::template load<C::kThreads>(to, x, static_cast<int>(size), tile * C::kTileK, w.begin, w.end, make_source);
+    C::Rows::template load<C::kThreads>(to, x, static_cast<int>(size), tile * C::kTileK, w.walk.keys().begin,
+                                        w.walk.keys().end, make_source);
   };
   if (!Int8Qk<C> && a.page_table != nullptr) {
     load([&](int j, unsigned bytes) {
@@ -152,7 +153,7 @@ __device__ void load_keys(const Params& p, const Work& w, const Operand& x, cons
 }
 
 template <class C>
-__device__ void load_k(const Params& p, const Work& w, int tile, SharedMemory<C>& shared) {
+__device__ void load_k(const Params& p, const TileWork<typename C::Walk>& w, int tile, SharedMemory<C>& shared) {
   if constexpr (Int8Qk<C>) {
     load_keys<C>(p, w, p.codes.k, w.k, C::kHeadSize, tile, shared.k);
     load_k_scales<C>(p, w, tile, shared);
@@ -162,7 +163,7 @@ __device__ void load_k(const Params& p, const Work& w, int tile, SharedMemory<C>
 }
 
 template <class C>
-__device__ void load_v(const Params& p, const Work& w, int tile, SharedMemory<C>& shared) {
+__device__ void load_v(const Params& p, const TileWork<typename C::Walk>& w, int tile, SharedMemory<C>& shared) {
   load_keys<C>(p, w, p.problem.v, w.v, p.problem.Dv, tile, shared.v);
 }
 

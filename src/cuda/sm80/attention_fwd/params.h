@@ -9,6 +9,13 @@
 
 namespace heddle::cuda::sm80::attention_fwd {
 
+// For each tile of query rows of each head a list of tiles of keys, for kernels whose walk is a ListWalk.
+struct TileLists {
+  const std::int32_t* tiles;   // [B, H, q_tiles, length]
+  const std::int32_t* counts;  // [B, H, q_tiles]
+  std::int64_t length;
+};
+
 struct Params {
   AttentionProblem problem;
   Divisor heads, group;   // H, G
@@ -24,6 +31,7 @@ struct Params {
   bool o_aligned;                       // rows of o may be written in pieces of 16 bytes
   std::uint32_t drop_below;             // a probability whose random word is less is dropped
   any::attention_int8_qk::Codes codes;  // of q and k, where they are multiplied in 8 bits
+  TileLists lists;
 };
 
 constexpr int kOpen = 1 << 30;  // a window without an edge

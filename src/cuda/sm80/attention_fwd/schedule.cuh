@@ -7,22 +7,38 @@
 
 namespace heddle::cuda::sm80::attention_fwd {
 
+// Which pairs of the sequence meet. Its steps are constants here, and so cost nothing.
+__device__ inline BasicBand<int> band_of(const Params& p, const Work& w) {
+  return {.off = w.off, .left = p.left, .right = p.right, .rows = w.sq, .keys = w.sk};
+}
+
+// The walk of a tile of rows, which is all of `band` or what a list names of it.
+__device__ inline void set_walk(const Params&, const Work&, int /*tile_q*/, const BandWalk<int>& band,
+                                BandWalk<int>& walk) {
+  walk = band;
+}
+__device__ inline void set_walk(const Params& p, const Work& w, int tile_q, const BandWalk<int>& band,
+                                ListWalk<int>& walk) {
+  const std::int64_t list = (std::int64_t{w.b} * p.heads.divisor + w.h) * p.q_tiles + w.first / tile_q;
+  walk = {p.lists.tiles + list * p.lists.length, p.lists.counts[list], band};
+}
+
 // Tiles in sections of heads whose keys stay in the L2 cache; in each the last rows first: under a causal mask they
 // have most keys, and short tiles at the end let all multiprocessors finish together.
 template <class C>
-__device__ inline Work describe_work(const Params& p) {
+__device__ inline TileWork<typename C::Walk> describe_work(const Params& p) {
   // Divisions would be most of what this takes; only a last section of fewer heads needs one.
   const unsigned tile = blockIdx.x, section = p.section_tiles.quotient(tile);
   const unsigned rest = tile - section * p.section_tiles.divisor, from_unit = section * p.section.divisor;
   const unsigned left_over = p.units - from_unit, units = min(p.section.divisor, left_over);
   const unsigned row = units == p.section.divisor ? p.section.quotient(rest) : rest / units;
   const unsigned unit = from_unit + rest - row * units, b = p.heads.quotient(unit);
-  Work w;
+  TileWork<typename C::Walk> w;
   w.b = static_cast<int>(b);
   w.h = static_cast<int>(unit - b * p.heads.divisor);
   w.first = (p.q_tiles - 1 - static_cast<int>(row)) * C::kTileQ;
   const Sequence s = bounded_sequence(p.problem, w.b);
-  const int sk = static_cast<int>(Int8Qk<C> ? any::attention_int8_qk::keys_of(p.problem, s) : s.sk);
+  w.sk = static_cast<int>(Int8Qk<C> ? any::attention_int8_qk::keys_of(p.problem, s) : s.sk);
   w.q_rows = static_cast<int>(s.q_rows);
   w.sq = static_cast<int>(s.sq < s.q_rows ? s.sq : s.q_rows);
   w.off = static_cast<int>(s.off);
@@ -36,16 +52,12 @@ __device__ inline Work describe_work(const Params& p) {
   };
   w.k = key0(Int8Qk<C> ? p.codes.k : p.problem.k, sizeof(typename C::QkElement));
   w.v = key0(p.problem.v, sizeof(typename C::Element));
-  const int from = w.first + w.off, to = min(w.first + C::kTileQ, w.sq) - 1 + w.off;
-  w.begin = max(from - p.left, 0);
-  w.end = w.first < w.sq ? min(to + p.right + 1, sk) : 0;
-  const bool any = w.begin < w.end;
-  w.k_begin = any ? w.begin / C::kTileK : 0;
-  w.k_end = any ? (w.end + C::kTileK - 1) / C::kTileK : 0;
-  w.whole_begin = (max(to - p.left, 0) + C::kTileK - 1) / C::kTileK;
-  w.whole_end = min(max(from + p.right + 1, 0), sk) / C::kTileK;
+  const Interval<int> rows{w.first, w.first + C::kTileQ};
+  BandWalk<int> band(band_of(p, w), rows, {0, w.sk}, C::kTileK);
+  band.mask_partial();
   // Rows that do not exist have no bias or mask to read.
-  if (C::kScoreOptions && w.first + C::kTileQ > w.sq) w.whole_end = 0;
+  if (C::kScoreOptions && rows.end > w.sq) band.mask_all();
+  set_walk(p, w, C::kTileQ, band, w.walk);
   return w;
 }
 
