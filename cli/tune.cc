@@ -1,10 +1,12 @@
 // heddle tune: measures on the current GPU what the candidates' estimates are made of.
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <type_traits>
 
 #include "core/files.h"
 #include "cuda/backend.h"
+#include "cuda/common/cost.h"
 #include "cuda/common/tuning.h"
 #include "cuda/kernels.h"
 #include "heddle/error.h"
@@ -16,12 +18,8 @@
 namespace heddle::cli {
 namespace {
 
-template <class Problem>
-constexpr Pass kPass =
-    std::is_same_v<Problem, AttentionBackwardProblem> || std::is_same_v<Problem, LinearBackwardProblem> ? Pass::backward
-                                                                                                        : Pass::forward;
-
-// A line of costs as this GPU has it: a line through two points, the example and a small call.
+// A line of costs as this GPU has it: what is fixed by a small call; and the rate by which the estimate of the example
+// is what was measured of it.
 struct Measured {
   std::string_view name;
   const char* rate_name;       // "flops" or "bytes"
@@ -32,21 +30,29 @@ struct Measured {
   template <class Problem>
   Measured(const Kernel<Problem>& kernel, const CostLine<Problem>& line)
       : name(line.name), rate_name(line.cost.bytes > 0 ? "bytes" : "flops") {
-    const auto of_rate = [&](const CallWork& work) { return line.cost.bytes > 0 ? work.bytes : work.flops; };
-    const TunedCall large = timed(kernel.name, line.example, kPass<Problem>);
-    refusal = large.refusal;
-    if (!refusal.empty()) return;
+    const ExampleCall<Problem> large(kernel.name, line.example);
     const typename Problem::Example few = small_of(line.example);
-    const TunedCall small = timed(kernel.name, few, kPass<Problem>);
-    refusal = small.refusal;
+    const ExampleCall<Problem> small(kernel.name, few);
+    refusal = large.refusal();
+    if (refusal.empty()) refusal = small.refusal();
     if (!refusal.empty()) return;
-    const double work = of_rate(work_of(line.example, kPass<Problem>));
-    const double share = of_rate(work_of(few, kPass<Problem>)) / work;
-    const double work_seconds = (large.seconds - small.seconds) / (1 - share);
-    fixed = small.seconds - share * work_seconds;
-    rate = work / work_seconds;
-    seconds = large.seconds;
-    estimate = large.estimate;
+    seconds = large.measure();
+    estimate = large.estimate();
+    const double small_seconds = small.measure();
+    // The small call's own work is so much of the large one's.
+    const double share = cuda::work_of(line, few, kPass<Problem>) / cuda::work_of(line, line.example, kPass<Problem>);
+    fixed = (small_seconds - share * seconds) / (1 - share);
+    const double declared = line.cost.bytes > 0 ? line.cost.bytes : line.cost.flops;
+    const auto estimate_at = [&](double of_rate) {
+      Cost cost = line.cost;
+      cost.fixed = fixed;
+      (line.cost.bytes > 0 ? cost.bytes : cost.flops) = of_rate;
+      const cuda::CostOverride here(line.name, cost);
+      return large.estimate();
+    };
+    constexpr double kWithoutEnd = 1e9;
+    const double without = estimate_at(kWithoutEnd * declared);
+    rate = declared * (estimate_at(declared) - without) / std::max(seconds - without, 1e-9);
   }
 };
 

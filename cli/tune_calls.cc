@@ -72,18 +72,6 @@ class Bench {
   std::vector<kit::DeviceMemory> memory_;
 };
 
-// What the candidate says of the call; measure() is asked if it takes it.
-TunedCall told(const char* candidate, const std::vector<Candidate>& explained, const std::function<double()>& measure) {
-  TunedCall call;
-  for (const Candidate& each : explained) {
-    if (each.name != candidate) continue;
-    call.refusal = each.reason;
-    call.estimate = each.seconds;
-  }
-  if (call.refusal.empty()) call.seconds = measure();
-  return call;
-}
-
 // Weights of a packed layer, and where they lie.
 PackedWeights weights_of(const LinearExample& call, Bench& bench) {
   if (call.order == WeightOrder::dense) return dense_weights(bench.random({call.N, call.K}, call.dtype));
@@ -112,77 +100,76 @@ PackedWeights weights_of(const LinearExample& call, Bench& bench) {
 
 }  // namespace
 
-TunedCall timed(const char* candidate, const AttentionExample& call, Pass pass) {
-  Bench bench;
-  AttentionOptions options;
-  options.force = candidate;
-  options.precision = call.precision;
-  const bool e4m3 = call.q == DType::f8e4m3;
-  const TensorView q = bench.random({call.B, call.Sq, call.H, call.D}, call.q);
-  const TensorView k = bench.random({call.B, call.Sk, call.Hkv, call.D}, call.kv);
-  const TensorView v = bench.random({call.B, call.Sk, call.Hkv, call.D}, call.kv);
-  const TensorView o = bench.empty({call.B, call.Sq, call.H, call.D}, e4m3 ? DType::bf16 : call.q);
-  const std::vector<Candidate> explained = explain_attention(q, k, v, options, pass);
+PreparedCall prepared(const char* candidate, const AttentionExample& call, Pass pass) {
+  struct Call {
+    Bench bench = {};
+    AttentionOptions options = {};
+    TensorView q = {}, k = {}, v = {}, o = {}, lse = {}, d_o = {};
+    AttentionGradients gradients = {};
+  };
+  const auto c = std::make_shared<Call>();
+  c->options.force = candidate;
+  c->options.precision = call.precision;
+  const std::initializer_list<std::int64_t> rows = {call.B, call.Sq, call.H, call.D},
+                                            keys = {call.B, call.Sk, call.Hkv, call.D};
+  c->q = c->bench.random(rows, call.q);
+  c->k = c->bench.random(keys, call.kv);
+  c->v = c->bench.random(keys, call.kv);
+  c->o = c->bench.empty(rows, call.q == DType::f8e4m3 ? DType::bf16 : call.q);
+  const auto explain = [c, pass] { return explain_attention(c->q, c->k, c->v, c->options, pass); };
   if (pass == Pass::forward) {
-    return told(candidate, explained, [&] {
-      const Runtime runtime = bench.runtime(attention_forward_workspace(q, k, v, options));
-      return bench.median([&] { attention_forward(q, k, v, o, {}, options, runtime); });
-    });
+    return {explain, [c] {
+              const Runtime runtime = c->bench.runtime(attention_forward_workspace(c->q, c->k, c->v, c->options));
+              return c->bench.median([&] { attention_forward(c->q, c->k, c->v, c->o, {}, c->options, runtime); });
+            }};
   }
-  const TensorView lse = bench.empty({call.B, call.H, call.Sq}, DType::f32),
-                   d_o = bench.random({call.B, call.Sq, call.H, call.D}, call.q);
-  AttentionGradients gradients;
-  gradients.dq = bench.empty({call.B, call.Sq, call.H, call.D}, call.q);
-  gradients.dk = bench.empty({call.B, call.Sk, call.Hkv, call.D}, call.kv);
-  gradients.dv = bench.empty({call.B, call.Sk, call.Hkv, call.D}, call.kv);
-  return told(candidate, explained, [&] {
-    // Of o and lse that a forward wrote, as the free choice has it.
-    AttentionOptions free = options;
-    free.force.clear();
-    const Runtime before = bench.runtime(attention_forward_workspace(q, k, v, free));
-    bench.run([&] { attention_forward(q, k, v, o, lse, free, before); });
-    const Runtime runtime = bench.runtime(attention_backward_workspace(q, k, v, gradients, options));
-    return bench.median([&] { attention_backward(q, k, v, o, lse, d_o, {}, gradients, options, runtime); });
-  });
+  c->lse = c->bench.empty({call.B, call.H, call.Sq}, DType::f32);
+  c->d_o = c->bench.random(rows, call.q);
+  c->gradients.dq = c->bench.empty(rows, call.q);
+  c->gradients.dk = c->bench.empty(keys, call.kv);
+  c->gradients.dv = c->bench.empty(keys, call.kv);
+  return {explain, [c] {
+            // Of o and lse that a forward wrote, as the free choice has it.
+            AttentionOptions free = c->options;
+            free.force.clear();
+            const Runtime before = c->bench.runtime(attention_forward_workspace(c->q, c->k, c->v, free));
+            c->bench.run([&] { attention_forward(c->q, c->k, c->v, c->o, c->lse, free, before); });
+            const Runtime runtime =
+                c->bench.runtime(attention_backward_workspace(c->q, c->k, c->v, c->gradients, c->options));
+            return c->bench.median([&] {
+              attention_backward(c->q, c->k, c->v, c->o, c->lse, c->d_o, {}, c->gradients, c->options, runtime);
+            });
+          }};
 }
 
-TunedCall timed(const char* candidate, const LinearExample& call, Pass pass) {
-  Bench bench;
-  LinearOptions options;
-  options.force = candidate;
-  options.int8_x = call.int8_x;
-  const PackedWeights weights = weights_of(call, bench);
-  const TensorView x = bench.random({call.M, call.K}, call.dtype), y = bench.random({call.M, call.N}, call.dtype);
+PreparedCall prepared(const char* candidate, const LinearExample& call, Pass pass) {
+  struct Call {
+    Bench bench = {};
+    LinearOptions options = {};
+    PackedWeights weights = {};
+    TensorView x = {}, y = {};
+    LinearGradients gradients = {};
+  };
+  const auto c = std::make_shared<Call>();
+  c->options.force = candidate;
+  c->options.int8_x = call.int8_x;
+  c->weights = weights_of(call, c->bench);
+  c->x = c->bench.random({call.M, call.K}, call.dtype);
+  c->y = c->bench.random({call.M, call.N}, call.dtype);
   if (pass == Pass::forward) {
-    return told(candidate, explain_linear(x, weights, options), [&] {
-      const Runtime runtime = bench.runtime(linear_forward_workspace(x, weights, options));
-      return bench.median([&] { linear_forward(x, weights, y, options, runtime); });
-    });
+    return {[c] { return explain_linear(c->x, c->weights, c->options); },
+            [c] {
+              const Runtime runtime = c->bench.runtime(linear_forward_workspace(c->x, c->weights, c->options));
+              return c->bench.median([&] { linear_forward(c->x, c->weights, c->y, c->options, runtime); });
+            }};
   }
-  LinearGradients gradients;
-  gradients.dx = bench.empty({call.M, call.K}, call.dtype);
-  return told(candidate, explain_linear_backward(y, x, weights, gradients, options), [&] {
-    const Runtime runtime = bench.runtime(linear_backward_workspace(y, x, weights, gradients, options));
-    return bench.median([&] { linear_backward(y, x, weights, gradients, options, runtime); });
-  });
-}
-
-CallWork work_of(const AttentionExample& call, Pass pass) {
-  const double products = pass == Pass::forward ? 2 : 5;
-  const auto rows = static_cast<double>(call.B * call.H * call.Sq), keys = static_cast<double>(call.Sk);
-  const auto size = static_cast<double>(call.D);
-  return {.flops = 2 * products * rows * keys * size,
-          .bytes = 2 * static_cast<double>(call.B * call.Hkv) * keys * size * static_cast<double>(size_of(call.kv))};
-}
-
-CallWork work_of(const LinearExample& call, Pass) {
-  const double weights = static_cast<double>(call.N) * static_cast<double>(call.K);
-  const double bytes = call.order == WeightOrder::dense
-                           ? weights * static_cast<double>(size_of(call.dtype))
-                           : static_cast<double>(packed_storage(lowbit::format_named(call.format), call.N, call.K,
-                                                                /*gated=*/false, call.order)
-                                                     .data.shape[0]);
-  return {.flops = 2 * static_cast<double>(call.M) * weights, .bytes = bytes};
+  c->gradients.dx = c->bench.empty({call.M, call.K}, call.dtype);
+  return {[c] { return explain_linear_backward(c->y, c->x, c->weights, c->gradients, c->options); },
+          [c] {
+            const Runtime runtime =
+                c->bench.runtime(linear_backward_workspace(c->y, c->x, c->weights, c->gradients, c->options));
+            return c->bench.median([&] { linear_backward(c->y, c->x, c->weights, c->gradients, c->options, runtime); });
+          }};
 }
 
 AttentionExample small_of(AttentionExample call) {

@@ -1,29 +1,51 @@
 // The calls that `heddle tune` times: of the examples that candidates' lines of costs bring, and of small ones.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "problem/attention.h"
 #include "problem/linear.h"
 
 namespace heddle::cli {
 
-struct TunedCall {
-  std::string refusal;               // not empty: the candidate does not run here
-  double seconds = 0, estimate = 0;  // of one call, measured and as the costs in force have it
+template <class Problem>
+constexpr Pass kPass =
+    std::is_same_v<Problem, AttentionProblem> || std::is_same_v<Problem, LinearProblem> ? Pass::forward
+                                                                                        : Pass::backward;
+
+// A call on the current GPU, of tensors drawn at random.
+struct PreparedCall {
+  std::function<std::vector<Candidate>()> explain;
+  std::function<double()> measure;  // seconds of one call
 };
+PreparedCall prepared(const char* candidate, const AttentionExample& call, Pass pass);
+PreparedCall prepared(const char* candidate, const LinearExample& call, Pass pass);
 
-// What a call does: operations of products, and bytes of keys and values, or of weights.
-struct CallWork {
-  double flops = 0, bytes = 0;
+// By the candidate of that name.
+template <class Problem>
+class ExampleCall {
+ public:
+  ExampleCall(const char* candidate, const typename Problem::Example& call)
+      : candidate_(candidate), call_(prepared(candidate, call, kPass<Problem>)) {}
+
+  std::string refusal() const { return told().reason; }  // empty if it takes the call
+  double estimate() const { return told().seconds; }     // as costs are now
+  double measure() const { return call_.measure(); }
+
+ private:
+  Candidate told() const {
+    for (const Candidate& each : call_.explain()) {
+      if (each.name == candidate_) return each;
+    }
+    return {};
+  }
+
+  std::string candidate_;
+  PreparedCall call_;
 };
-
-// Times one call of the candidate of that name on the current GPU.
-TunedCall timed(const char* candidate, const AttentionExample& call, Pass pass);
-TunedCall timed(const char* candidate, const LinearExample& call, Pass pass);
-
-CallWork work_of(const AttentionExample& call, Pass pass);
-CallWork work_of(const LinearExample& call, Pass pass);
 
 // With next to nothing to compute. Decoding few keys still shows what splitting and merging them costs.
 AttentionExample small_of(AttentionExample call);

@@ -75,7 +75,8 @@ nb::list explain(nb::handle x, const nb::tuple& packed, const nb::tuple& items, 
   nb::list out;
   for (const Candidate& c : gpu.empty() ? explain_linear(from, weights, options)
                                         : explain_linear_on(gpu_model_named(gpu), from, weights, options)) {
-    out.append(nb::make_tuple(c.name, c.method, c.supported, c.reason, c.seconds, c.workspace, c.chosen, c.of_16bit, c.plan));
+    out.append(
+        nb::make_tuple(c.name, c.method, c.supported, c.reason, c.seconds, c.workspace, c.chosen, c.of_16bit, c.plan));
   }
   return out;
 }

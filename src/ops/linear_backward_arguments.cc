@@ -78,7 +78,7 @@ class LinearBackwardChecks {
     TensorView x = rows_like_dy(weights_.columns);
     x.stride = {};
     x.stride[x.rank - 1] = 1;
-    x.data = weights_.data.data;
+    x.data = weights_.data.given() ? weights_.data.data : weights_.kept.data;
     LinearProblem p = checked_linear_problem(check_, x, weights_, {}, options);
     p.x.data = nullptr;
     return p;

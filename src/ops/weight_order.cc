@@ -59,16 +59,17 @@ const char* name_of(WeightOrder order) {
 PackedOrder packed_order_for(const lowbit::Format& format, std::int64_t rows, std::int64_t columns,
                              const PackedUse& use) {
   if (std::string refusal = refuse_rounding(format, use); !refusal.empty()) return {.refusal = std::move(refusal)};
-  if (use.device == Device::cpu) return {.order = WeightOrder::rows16};
+  if (use.device == Device::cpu) return {.order = WeightOrder::rows16, .refusal = {}};
   if (use.fp8_x) {
-    return {.order = format.element == lowbit::Element::e4m3 ? WeightOrder::matrix8 : WeightOrder::fragments8};
+    return {.order = format.element == lowbit::Element::e4m3 ? WeightOrder::matrix8 : WeightOrder::fragments8,
+            .refusal = {}};
   }
   if (use.int8_x && format.element != lowbit::Element::int8) {
     return {.refusal = text("int8_x is set and the weights are ", lowbit::name_of(format),
                             ", on a GPU: there it is for int8_row, and fp8_x for nvfp4, mxfp4, e2m1_row and fp8_row")};
   }
   const bool fragments = !use.int8_x && whole_vectors(rows, columns, use.gated);
-  return {.order = fragments ? WeightOrder::fragments16 : WeightOrder::matrix};
+  return {.order = fragments ? WeightOrder::fragments16 : WeightOrder::matrix, .refusal = {}};
 }
 
 }  // namespace heddle

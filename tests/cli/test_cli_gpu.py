@@ -77,9 +77,14 @@ def test_explain_memory_and_bench_on_a_gpu(gpu, flags):
 def test_tune_writes_a_file_that_is_used(gpu, tmp_path):
     file = tmp_path / "tuned.json"
     rows = run_json("tune", "--out", file)["rows"]
-    assert {"sm80 d64", "sm80 f32", "sm80_bwd d64", "sm80_bwd f32"} <= {
-        row["kernel"] for row in rows if "seconds" in row
-    }
+    assert {
+        "sm80 d64",
+        "sm80 f32",
+        "sm80_bwd d64",
+        "sm80_bwd f32",
+        "sm80_linear int4",
+        "sm80_linear int4 few rows",
+    } <= {row["kernel"] for row in rows if "seconds" in row}
     said = run_json("info", HEDDLE_TUNING=str(file))["gpu"]["tuning"]
     assert said.startswith(f"{file}: used, made on {gpu['name']} ")
     moved = json.loads(file.read_text())

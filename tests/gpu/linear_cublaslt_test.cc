@@ -241,11 +241,14 @@ TEST(GpuLinearCublasLt, NonFiniteRowsStayRows) {
   }
 }
 
-void check_gradients(const LinearCase& c, bool kept) {
-  SCOPED_TRACE(text(c.format, " in ", name_of(c.order), kept ? ", kept " : " ", c.rows[0], " x ", c.N, " x ", c.K, " ",
-                    name_of(c.dtype), " ", name_of(c.activation)));
+void check_gradients(const LinearCase& c, bool kept, bool dense = false) {
+  SCOPED_TRACE(text(c.format, " in ", name_of(c.order),
+                    dense  ? ", dense "
+                    : kept ? ", kept "
+                           : " ",
+                    c.rows[0], " x ", c.N, " x ", c.K, " ", name_of(c.dtype), " ", name_of(c.activation)));
   const LinearGradientLayer gradients(c);
-  DeviceLayer gpu(gradients.layer, kept);
+  DeviceLayer gpu(gradients.layer, kept, dense);
   const DeviceTensor dy(gradients.dy);
   HostTensor dx = gradients.output('x'), dbias = gradients.output('b');
   const DeviceTensor dx_there(dx), dbias_there(dbias);
@@ -284,6 +287,7 @@ TEST(GpuLinearCublasLt, Gradients) {
                            .order = order};
         check_gradients(c, false);
         check_gradients(c, true);
+        check_gradients(c, true, /*dense=*/true);
       }
     }
   }

@@ -130,18 +130,27 @@ TEST_F(ExplainOn, PlansInWords) {
     return std::string();
   };
   Call c;
-  EXPECT_EQ(plan("h200", c), "");
-  EXPECT_EQ(plan("h200", c, Pass::backward), "");
-  EXPECT_EQ(plan("a100", c), "");
-  EXPECT_EQ(plan("a100", c, Pass::backward), "");
+  EXPECT_EQ(plan("h200", c), "sm90: d128: tiles of 128 rows x 128 keys, 128 tiles on 132 multiprocessors");
+  EXPECT_EQ(plan("h200", c, Pass::backward),
+            "sm90: d128: tiles of 64 rows x 128 keys, 4 CTAs share the heads of a kv head, 128 tiles of keys");
+  EXPECT_EQ(plan("a100", c), "sm80: d128: tiles of 128 rows, without score options, 128 tiles");
+  EXPECT_EQ(plan("a100", c, Pass::backward),
+            "sm80: d128: tiles of 64 rows x 64 keys, without score options, 82944 bytes of shared memory, "
+            "256 tiles of keys");
   const Call decode{.Sq = 1, .Sk = 8192};
-  EXPECT_EQ(plan("h200", decode), "");
-  EXPECT_EQ(plan("a100", decode), "");
+  EXPECT_EQ(plan("h200", decode),
+            "sm90_decode: d128: products by warps, blocks of 128 keys of a kv head with 4 rows, 5 stages, "
+            "44 CTAs in clusters of 11 that share the keys");
+  EXPECT_EQ(plan("a100", decode), "sm80_decode: d128: tiles of 16 rows, cells of 64 keys, 108 CTAs, keys split evenly");
   c.options.softcap = 20;
   c.options.alibi_slopes = view(DType::f32, {8});
-  EXPECT_EQ(plan("h200", c), "");
+  EXPECT_EQ(plan("h200", c),
+            "sm90: d128 options: tiles of 128 rows x 128 keys, with all score options, 128 tiles on 132 "
+            "multiprocessors");
   c.options.softcap = 0;
-  EXPECT_EQ(plan("h200", c), "");
+  EXPECT_EQ(plan("h200", c),
+            "sm90: d128 keys: tiles of 128 rows x 128 keys, with ALiBi in the product and bias or mask by keys "
+            "in the product, 128 tiles on 132 multiprocessors");
 }
 
 // Nothing of the options is left on the CPU, and none of it is read: the addresses are of 64 bytes.

@@ -9,13 +9,15 @@
 #include "core/check.h"
 #include "cuda/backend.h"
 #include "cuda/common/device.h"
-#include "problem/attended_pairs.h"
 #include "cuda/common/tuning.h"
 #include "cuda/kernels.h"
 #include "heddle/runtime.h"
+#include "problem/attended_pairs.h"
 
 namespace heddle::cuda {
 namespace {
+
+thread_local const NamedCost* overriding = nullptr;
 
 const char* tuning_path() {
   const char* path = std::getenv("HEDDLE_TUNING");
@@ -63,12 +65,36 @@ std::string tuning_state() {
               device.major == 0 ? "there is no GPU" : text("this is ", here.words()));
 }
 
+CostOverride::CostOverride(std::string_view line, const Cost& cost) : cost_{line, cost}, before_(overriding) {
+  overriding = &cost_;
+}
+CostOverride::~CostOverride() { overriding = before_; }
+
 const Cost* tuned_cost(std::string_view name) {
+  if (overriding != nullptr && overriding->name == name) return &overriding->cost;
   const std::optional<Tuning>& file = tuning();
   if (!file || !serves(*file, current_device())) return nullptr;
   const auto line = std::ranges::find(file->costs, name, &NamedCost::name);
   if (line == file->costs.end()) throw RuntimeError(text("[heddle] there is no cost of '", name, "'"));
   return &line->cost;
+}
+
+Work work_of(const AttentionExample& call, Pass pass) {
+  const double products = pass == Pass::forward ? 2 : 5;
+  const auto rows = static_cast<double>(call.B * call.H * call.Sq), keys = static_cast<double>(call.Sk);
+  const auto size = static_cast<double>(call.D);
+  return {.flops = 2 * products * rows * keys * size,
+          .bytes = 2 * static_cast<double>(call.B * call.Hkv) * keys * size * static_cast<double>(size_of(call.kv))};
+}
+
+Work work_of(const LinearExample& call, Pass) {
+  const double weights = static_cast<double>(call.N) * static_cast<double>(call.K);
+  double bytes = weights * static_cast<double>(size_of(call.dtype));
+  if (call.order != WeightOrder::dense) {
+    const lowbit::Format format = lowbit::format_named(call.format);
+    bytes = static_cast<double>(packed_storage(format, call.N, call.K, /*gated=*/false, call.order).data.shape[0]);
+  }
+  return {.flops = 2 * static_cast<double>(call.M) * weights, .bytes = bytes};
 }
 
 double tiles_seconds(const AttentionProblem& p, const Cost& cost, const Cost& decode, double tiles, int tile_rows) {

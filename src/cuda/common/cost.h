@@ -1,5 +1,6 @@
 // What the estimates of the GPU's candidates are made of, on the GPU at hand. Candidates bring their own lines
-// (Kernel::costs).
+// (Kernel::costs): of attention as `heddle tune` measured them on an H200; of linear layers, whose kernels bring
+// seconds of each variant's units, what these amount to for the example.
 #pragma once
 
 #include <string_view>
@@ -7,6 +8,7 @@
 
 #include "problem/attention.h"
 #include "problem/candidate.h"
+#include "problem/linear.h"
 
 namespace heddle::cuda {
 
@@ -23,9 +25,22 @@ NamedCost named(const CostLine<Problem>& line) {
 // The lines of all candidates of cuda/kernels.h.
 const CostTable& measured_costs();
 
-// What stands in this line's place in the file that HEDDLE_TUNING names, if it was made on such a GPU as the current
-// one for this version; else null. Throws Error if that file is none of `heddle tune`.
+// What stands in this line's place: by a CostOverride, or in the file that HEDDLE_TUNING names if it was made on such a
+// GPU as the current one for this version; else null. Throws Error if that file is none of `heddle tune`.
 const Cost* tuned_cost(std::string_view line);
+
+// While one lives, this thread's estimates take `cost` for the line of that name, whatever GPU is here.
+class CostOverride {
+ public:
+  CostOverride(std::string_view line, const Cost& cost);
+  ~CostOverride();
+  CostOverride(const CostOverride&) = delete;
+  CostOverride& operator=(const CostOverride&) = delete;
+
+ private:
+  NamedCost cost_;
+  const NamedCost* before_;
+};
 
 template <class Problem>
 const Cost& cost_of(const CostLine<Problem>& line) {
@@ -38,6 +53,19 @@ template <class Problem>
 double times_as_long(const CostLine<Problem>& line) {
   const Cost& here = cost_of(line);
   return line.cost.bytes > 0 ? line.cost.bytes / here.bytes : line.cost.flops / here.flops;
+}
+
+// What a rate is of: operations of products, and bytes of keys and values, or of weights, of a call.
+struct Work {
+  double flops = 0, bytes = 0;
+};
+Work work_of(const AttentionExample& call, Pass pass);
+Work work_of(const LinearExample& call, Pass pass);
+// In the unit of the line's rate.
+template <class Problem>
+double work_of(const CostLine<Problem>& line, const typename Problem::Example& call, Pass pass) {
+  const Work work = work_of(call, pass);
+  return line.cost.bytes > 0 ? work.bytes : work.flops;
 }
 
 // Seconds of a forward with tiles of rows: each of the `tiles` takes as long as one of all its `tile_rows`, as many at

@@ -4,9 +4,9 @@
 #include "core/check.h"
 #include "cuda/any/naive_attention/variants.h"
 #include "cuda/common/cost.h"
-#include "problem/attended_pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
+#include "problem/attended_pairs.h"
 #include "problem/philox.h"
 
 namespace heddle::cuda {
@@ -22,7 +22,7 @@ Refusal supports(const AttentionProblem& p) {
 }
 
 constexpr CostLine<AttentionProblem> kCosts[] = {
-    {"naive_cuda", {15.5e-6, 0.568e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 1, 16, 16, 1024, 1024, 128}},
+    {"naive_cuda", {14.0e-6, 0.569e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 1, 16, 16, 1024, 1024, 128}},
 };
 
 double estimate(const AttentionProblem& p, int /*workers*/) {

@@ -7,10 +7,10 @@
 #include "cuda/any/attention_bwd_rows/launch.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
-#include "problem/attended_pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/attention_bwd/variants.h"
+#include "problem/attended_pairs.h"
 #include "problem/philox.h"
 
 namespace heddle::cuda {
@@ -62,11 +62,11 @@ Refusal supports(const AttentionBackwardProblem& p) {
 }
 
 constexpr CostLine<AttentionBackwardProblem> kCosts[] = {
-    {"sm80_bwd d64", {25.0e-6, 286e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 32, 32, 4096, 4096, 64}},
-    {"sm80_bwd d128", {25.0e-6, 316e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 16, 16, 4096, 4096, 128}},
-    {"sm80_bwd d256", {25.0e-6, 303e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 8, 8, 4096, 4096, 256}},
-    {"sm80_bwd f32", {40.0e-6, 44e12, 0}, {DType::f32, DType::f32, Precision::f32, 2, 16, 16, 2048, 2048, 128}},
-    {"sm80_bwd tf32", {40.0e-6, 90e12, 0}, {DType::f32, DType::f32, Precision::tf32, 2, 16, 16, 2048, 2048, 128}},
+    {"sm80_bwd d64", {10.6e-6, 279e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 32, 32, 4096, 4096, 64}},
+    {"sm80_bwd d128", {11.1e-6, 295e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 16, 16, 4096, 4096, 128}},
+    {"sm80_bwd d256", {13.8e-6, 295e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 8, 8, 4096, 4096, 256}},
+    {"sm80_bwd f32", {12.7e-6, 43.1e12, 0}, {DType::f32, DType::f32, Precision::f32, 2, 16, 16, 2048, 2048, 128}},
+    {"sm80_bwd tf32", {10.4e-6, 74.4e12, 0}, {DType::f32, DType::f32, Precision::tf32, 2, 16, 16, 2048, 2048, 128}},
 };
 
 double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
@@ -170,7 +170,7 @@ Params params_for(const AttentionBackwardProblem& p, const Variant& v, const any
 std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
   const Variants& variants = variants_for(p);
   const Variant& v = variant_for(p);
-  return text("head sizes to ", v.head_size, ", tiles of ", v.tile_q, " rows x ", v.tile_k, " keys, ",
+  return text(variants.name, ": tiles of ", v.tile_q, " rows x ", v.tile_k, " keys, ",
               &v == &variants.large || &v == &variants.plain ? "without" : "with all", " score options, ",
               v.shared_bytes, " bytes of shared memory, ", p.B * p.H * tiles(p.Sk, v.tile_k), " tiles of keys");
 }

@@ -54,7 +54,7 @@ Refusal supports(const AttentionProblem& p) {
 }
 
 constexpr CostLine<AttentionProblem> kCosts[] = {
-    {"sm80_decode", {12.3e-6, 150e12, 3.51e12}, {DType::bf16, DType::bf16, Precision::f32, 64, 32, 8, 1, 8192, 128}},
+    {"sm80_decode", {11.8e-6, 150e12, 3.51e12}, {DType::bf16, DType::bf16, Precision::f32, 64, 32, 8, 1, 8192, 128}},
 };
 
 // Keys and values are read once for each tile of query rows; the cache's capacity stands for lengths that only the GPU
@@ -105,8 +105,7 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) { return p.B =
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const Layout layout(p);
-  return text("head sizes to ", v.tiles.head, ", tiles of ", kRows, " rows, cells of ", kCellKeys, " keys, ",
-              ctas_for(v), " CTAs",
+  return text(v.name, ": tiles of ", kRows, " rows, cells of ", kCellKeys, " keys, ", ctas_for(v), " CTAs",
               layout.max_chunks > 0 ? ", keys split by their number alone" : ", keys split evenly");
 }
 

@@ -49,11 +49,11 @@ Refusal supports(const AttentionProblem& p) {
 }
 
 constexpr CostLine<AttentionProblem> kCosts[] = {
-    {"sm80 d64", {6.4e-6, 328e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 32, 32, 4096, 4096, 64}},
-    {"sm80 d128", {6.3e-6, 381e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 16, 16, 4096, 4096, 128}},
-    {"sm80 d256", {6.8e-6, 339e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 8, 8, 4096, 4096, 256}},
-    {"sm80 f32", {10.9e-6, 62.9e12, 0}, {DType::f32, DType::f32, Precision::f32, 2, 16, 16, 4096, 4096, 128}},
-    {"sm80 tf32", {8.4e-6, 152e12, 0}, {DType::f32, DType::f32, Precision::tf32, 2, 16, 16, 4096, 4096, 128}},
+    {"sm80 d64", {6.0e-6, 345e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 32, 32, 4096, 4096, 64}},
+    {"sm80 d128", {5.9e-6, 393e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 16, 16, 4096, 4096, 128}},
+    {"sm80 d256", {5.9e-6, 346e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 8, 8, 4096, 4096, 256}},
+    {"sm80 f32", {9.5e-6, 65.3e12, 0}, {DType::f32, DType::f32, Precision::f32, 2, 16, 16, 4096, 4096, 128}},
+    {"sm80 tf32", {7.0e-6, 157e12, 0}, {DType::f32, DType::f32, Precision::tf32, 2, 16, 16, 4096, 4096, 128}},
 };
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
@@ -69,7 +69,7 @@ std::size_t workspace(const AttentionProblem&, int /*workers*/) { return 0; }
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variants& variants = variants_for(p);
   const Variant& v = variant_for(p);
-  return text("head sizes to ", variants.head, ", tiles of ", v.tile_q, " rows, ",
+  return text(variants.name, ": tiles of ", v.tile_q, " rows, ",
               &v == &variants.plain     ? "without score options"
               : &v == &variants.options ? "with all score options"
                                         : "rows element by element",

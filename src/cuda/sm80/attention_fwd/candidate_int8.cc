@@ -5,10 +5,10 @@
 #include "core/check.h"
 #include "cuda/any/attention_int8_qk/launch.h"
 #include "cuda/common/cost.h"
-#include "problem/attended_pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/attention_fwd/launch.h"
+#include "problem/attended_pairs.h"
 
 namespace heddle::cuda {
 namespace {
@@ -46,9 +46,9 @@ Refusal supports(const AttentionProblem& p) {
 }
 
 constexpr CostLine<AttentionProblem> kCosts[] = {
-    {"sm80_int8 d64", {14.0e-6, 363e12, 0}, {DType::bf16, DType::bf16, Precision::int8_qk, 4, 32, 32, 4096, 4096, 64}},
+    {"sm80_int8 d64", {10.2e-6, 363e12, 0}, {DType::bf16, DType::bf16, Precision::int8_qk, 4, 32, 32, 4096, 4096, 64}},
     {"sm80_int8 d128",
-     {14.0e-6, 431e12, 0},
+     {10.4e-6, 420e12, 0},
      {DType::bf16, DType::bf16, Precision::int8_qk, 4, 16, 16, 4096, 4096, 128}},
 };
 
@@ -62,7 +62,7 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) { return int8_
 
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
-  return text("head sizes to ", variants_for(p).head, ", tiles of ", v.tile_q, " rows, ", p.B * p.H * q_tiles(p, v),
+  return text(variants_for(p).name, ": tiles of ", v.tile_q, " rows, ", p.B * p.H * q_tiles(p, v),
               " tiles, after a pass that makes codes of q and k");
 }
 

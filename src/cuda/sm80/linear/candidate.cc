@@ -15,22 +15,26 @@ using namespace sm80::linear;
 
 // Two of each decoder, in the order of Decoder: for many rows and for few.
 constexpr CostLine<LinearProblem> kCosts[] = {
-    {"sm80_linear e2m1", {3.3e-6, 300e12, 0}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
-    {"sm80_linear e2m1 few rows", {3.3e-6, 0, 3e12}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
-    {"sm80_linear int4", {3.3e-6, 300e12, 0}, {"int4_g128", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
+    {"sm80_linear e2m1", {3.3e-6, 311.7e12, 0}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
+    {"sm80_linear e2m1 few rows",
+     {3.3e-6, 0, 2.53e12},
+     {"nvfp4", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
+    {"sm80_linear int4", {3.3e-6, 281.6e12, 0}, {"int4_g128", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
     {"sm80_linear int4 few rows",
-     {3.3e-6, 0, 3e12},
+     {3.3e-6, 0, 2.21e12},
      {"int4_g128", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
-    {"sm80_linear int8", {3.3e-6, 300e12, 0}, {"int8_row", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
+    {"sm80_linear int8", {3.3e-6, 262.9e12, 0}, {"int8_row", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
     {"sm80_linear int8 few rows",
-     {3.3e-6, 0, 3e12},
+     {3.3e-6, 0, 3.43e12},
      {"int8_row", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
-    {"sm80_linear e4m3", {3.3e-6, 300e12, 0}, {"fp8_row", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
+    {"sm80_linear e4m3", {3.3e-6, 258.0e12, 0}, {"fp8_row", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
     {"sm80_linear e4m3 few rows",
-     {3.3e-6, 0, 3e12},
+     {3.3e-6, 0, 3.38e12},
      {"fp8_row", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
-    {"sm80_linear lookup", {3.3e-6, 300e12, 0}, {"nf4", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
-    {"sm80_linear lookup few rows", {3.3e-6, 0, 3e12}, {"nf4", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
+    {"sm80_linear lookup", {3.3e-6, 260.4e12, 0}, {"nf4", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
+    {"sm80_linear lookup few rows",
+     {3.3e-6, 0, 2.14e12},
+     {"nf4", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
 };
 
 Decoder decoder_of(const lowbit::Format& format) {
@@ -59,9 +63,11 @@ Choice<Variant> choice(const LinearProblem& p) {
   const bool half_empty = p.M <= v.many.tile.tokens / 2;
   const Speed speed = speed_of(std::span(kCosts).subspan(2 * static_cast<std::size_t>(decoder)));
   const std::array<Measured<Variant>, 2> measured = {
-      {{.variant = &v.few, .unit = factor * v.few_unit},
-       {.variant = &v.many, .unit = (half_empty ? kHalfEmpty : 1.0) * (factor * v.many_unit), .invariant = true}}};
-  return choose(p, measured, current_device().multiprocessors, speed);
+      {{.variant = &v.few, .unit = factor * v.few_unit * speed.few},
+       {.variant = &v.many,
+        .unit = (half_empty ? kHalfEmpty : 1.0) * (factor * v.many_unit * speed.many),
+        .invariant = true}}};
+  return choose(p, measured, current_device().multiprocessors, {.fixed = speed.fixed});
 }
 
 // As many stages as there is room for, beside a table without conflicts if that leaves three.

@@ -6,11 +6,11 @@
 #include "cuda/any/attention_bwd_rows/launch.h"
 #include "cuda/common/cost.h"
 #include "cuda/common/device.h"
-#include "problem/attended_pairs.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/attention_bwd/variants.h"
+#include "problem/attended_pairs.h"
 
 namespace heddle::cuda {
 namespace {
@@ -59,9 +59,9 @@ const Variant& variant_for(const AttentionBackwardProblem& p) {
 }
 
 constexpr CostLine<AttentionBackwardProblem> kCosts[] = {
-    {"sm90_bwd d64", {15.0e-6, 520e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 32, 32, 4096, 4096, 64}},
-    {"sm90_bwd d128", {15.0e-6, 600e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 16, 16, 4096, 4096, 128}},
-    {"sm90_bwd d256", {15.0e-6, 490e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 8, 8, 4096, 4096, 256}},
+    {"sm90_bwd d64", {10.7e-6, 481e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 32, 32, 4096, 4096, 64}},
+    {"sm90_bwd d128", {12.1e-6, 559e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 16, 16, 4096, 4096, 128}},
+    {"sm90_bwd d256", {14.3e-6, 467e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 4, 8, 8, 4096, 4096, 256}},
 };
 
 double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
@@ -106,7 +106,7 @@ int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::
 std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const int parts = parts_of_group(p, v);
-  return text("head sizes to ", v.tiles.head, ", tiles of ", v.tile_q, " rows x ", v.tile_k, " keys",
+  return text(v.name, ": tiles of ", v.tile_q, " rows x ", v.tile_k, " keys",
               has_planes(p)    ? ", with ALiBi, bias or mask"
               : p.softcap != 0 ? ", with a softcap"
                                : "",

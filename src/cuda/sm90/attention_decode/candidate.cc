@@ -183,8 +183,8 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
 }
 
 constexpr CostLine<AttentionProblem> kCosts[] = {
-    {"sm90_decode", {5.4e-6, 172e12, 4.31e12}, {DType::bf16, DType::bf16, Precision::f32, 64, 32, 8, 1, 8192, 128}},
-    {"sm90_decode rows", {17.7e-6, 418e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 64, 64, 8, 16, 8192, 128}},
+    {"sm90_decode", {5.1e-6, 172e12, 4.48e12}, {DType::bf16, DType::bf16, Precision::f32, 64, 32, 8, 1, 8192, 128}},
+    {"sm90_decode rows", {16.5e-6, 357e12, 0}, {DType::bf16, DType::bf16, Precision::f32, 64, 64, 8, 16, 8192, 128}},
 };
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
@@ -215,9 +215,10 @@ std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const Plan plan = plan_for(p, v);
   return text(
-      "head sizes to ", v.tiles.head, ", ", v.warps == 1 ? "products by warps" : "products by warpgroups",
-      narrow(p) && scales_by_key(p) ? ", scales by key" : "", ", blocks of ", plan.block, " keys of ", plan.heads,
-      " kv heads and ", plan.rows, " rows, ", plan.stages, " stages, ", plan.ctas, " CTAs",
+      v.name, ": ", v.warps == 1 ? "products by warps" : "products by warpgroups",
+      narrow(p) && scales_by_key(p) ? ", scales by key" : "", ", blocks of ", plan.block, " keys of ",
+      plan.heads == 1 ? "a kv head" : text(plan.heads, " kv heads"), " with ", plan.rows,
+      plan.rows == 1 ? " row, " : " rows, ", plan.stages, " stages, ", plan.ctas, " CTAs",
       plan.cluster > 1 ? text(" in clusters of ", plan.cluster, " that share the keys") : ", keys split evenly");
 }
 

@@ -19,8 +19,8 @@ using sm90::linear::Measured;
 using sm90::linear::speed_of;
 
 constexpr CostLine<LinearProblem> kCosts[] = {
-    {"sm90_w4a16", {3.3e-6, 600e12, 0}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
-    {"sm90_w4a16 few rows", {3.3e-6, 0, 3e12}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
+    {"sm90_w4a16", {3.3e-6, 780e12, 0}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
+    {"sm90_w4a16 few rows", {3.3e-6, 0, 3.20e12}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 16, 28672, 8192}},
 };
 
 Choice<Variant> choice(const LinearProblem& p) {

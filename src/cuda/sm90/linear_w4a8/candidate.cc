@@ -20,8 +20,8 @@ using sm90::linear::Measured;
 using sm90::linear::speed_of;
 
 constexpr CostLine<LinearProblem> kCosts[] = {
-    {"sm90_w4a8", {5.8e-6, 1000e12, 0}, {"nvfp4", WeightOrder::fragments8, DType::bf16, 4096, 8192, 8192}},
-    {"sm90_w4a8 few rows", {5.8e-6, 0, 3e12}, {"nvfp4", WeightOrder::fragments8, DType::bf16, 16, 28672, 8192}},
+    {"sm90_w4a8", {5.8e-6, 1087e12, 0}, {"nvfp4", WeightOrder::fragments8, DType::bf16, 4096, 8192, 8192}},
+    {"sm90_w4a8 few rows", {5.8e-6, 0, 2.35e12}, {"nvfp4", WeightOrder::fragments8, DType::bf16, 16, 28672, 8192}},
 };
 
 template <class Block>
