@@ -1,4 +1,5 @@
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/check.h"
@@ -29,9 +30,11 @@ std::int64_t dlpack_stream(std::uintptr_t stream) {
   return stream == 0 ? 1 : static_cast<std::int64_t>(stream);
 }
 
-// (device type, number) as DLPack has them; (0, 0) of what does not say.
+// (device type, number) as DLPack has them; (0, 0) of what does not say, and of numpy's, which need not be asked.
+// CuPy's have the buffer protocol too, and are on a GPU.
 std::pair<std::int64_t, std::int64_t> device_of(nb::handle array) {
-  if (PyObject_CheckBuffer(array.ptr()) != 0 || !nb::hasattr(array, "__dlpack_device__")) return {0, 0};
+  const bool numpy = std::string_view(Py_TYPE(array.ptr())->tp_name) == "numpy.ndarray";
+  if (numpy || !nb::hasattr(array, "__dlpack_device__")) return {0, 0};
   const nb::object device = array.attr("__dlpack_device__")();
   if (!PyTuple_Check(device.ptr()) || PyTuple_Size(device.ptr()) != 2) return {0, 0};
   return {int64_of(PyTuple_GetItem(device.ptr(), 0)), int64_of(PyTuple_GetItem(device.ptr(), 1))};

@@ -133,7 +133,7 @@ TEST_P(GpuTileLists, AllTilesAreAsGoodAsNoList) {
 INSTANTIATE_TEST_SUITE_P(Cases, GpuTileLists,
                          ::testing::Values("round_s64_d64_bf16", "round_s256_d64_causal_bf16",
                                            "corner_bias_tiles_words_bf16", "corner_mask_bias_tiles_keys_bf16",
-                                           "feature_packed_heads_first_bf16"));
+                                           "feature_packed_causal_bf16"));
 
 // The same tiles of keys, one after the other, and nothing else.
 HostTensor gathered(const HostTensor& x, const List& list, std::int64_t size) {

@@ -11,7 +11,9 @@ namespace heddle::cuda::sm80::attention_bwd {
 // The tile of the bias that a CTA has: of each of batch, heads, query tiles and key tiles, [begin, end) are what it
 // sums over.
 struct BiasTile {
-  using Range = Interval<int>;
+  struct Range {
+    int begin, end;
+  };
   Range b, h, q_tile, k_tile;
 
   __device__ explicit BiasTile(const Params& p) {
@@ -100,10 +102,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) bias_gradient_kernel(
           choose_keys<C>(p, k_tile, shared.work);
         }
         __syncthreads();
-        const Interval<int> tiles = w.walk.tiles().common(at.q_tile);
-        if (!tiles.empty()) load_keys<C>(p, w, shared);
+        const int begin = max(w.tile_begin, at.q_tile.begin), end = min(w.tile_end, at.q_tile.end);
+        if (begin < end) load_keys<C>(p, w, shared);
 #pragma unroll 1
-        for (int tile = tiles.begin; tile < tiles.end; ++tile) add_tile<C>(p, w, tile, sums, shared);
+        for (int tile = begin; tile < end; ++tile) add_tile<C>(p, w, tile, sums, shared);
       }
     }
   }

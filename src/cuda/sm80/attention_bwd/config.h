@@ -63,13 +63,13 @@ struct Work {
   // What the forward's score functions read: the sequence and the head at hand.
   attention_fwd::Work scores;
   int kv_head;
-  int first_key;            // of the tile
-  int k_rows;               // stored keys of the sequence
-  Interval<int> met;        // keys that any row of the sequence meets, by causality and window
-  BandWalk<int> walk;       // over tiles of rows that meet a key of this tile
-  std::int64_t stored_row;  // of position 0 in lse_log2, delta and the sums of dQ, in a head
-  const std::byte *k, *v;   // this head's: key 0
-  bool takes_turns;         // at the sums of dQ
+  int first_key;                     // of the tile
+  int k_rows;                        // stored keys of the sequence
+  int attended_begin, attended_end;  // keys that any row of the sequence attends, by causality and window
+  int tile_begin, tile_end;          // query tiles with a row that attends a key of this tile
+  std::int64_t stored_row;           // of position 0 in lse_log2, delta and the sums of dQ, in a head
+  const std::byte *k, *v;            // this head's: key 0
+  bool takes_turns;                  // at the sums of dQ
 };
 
 template <class C>

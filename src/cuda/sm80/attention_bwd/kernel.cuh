@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
   typename C::Keys::Sums dk, dv;
   clear(dk);
   clear(dv);
-  const int group = static_cast<int>(p.scores.group.divisor), begin = w.walk.steps().begin, end = w.walk.steps().end;
-  int h = w.kv_head * group, left = group * (end - begin), step = begin, tile = left > 0 ? w.walk.index(step) : 0;
+  const int group = static_cast<int>(p.scores.group.divisor), begin = w.tile_begin, end = w.tile_end;
+  int h = w.kv_head * group, left = begin < end ? group * (end - begin) : 0, tile = begin;
   if (left > 0) {
     load_keys<C>(p, w, shared);
     load_rows<C>(p, w, h, tile, shared);
@@ -80,11 +80,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
     ptx::copy_async_wait<0>();
     if (threadIdx.x == 0) shared.work.scores.h = h;
     __syncthreads();
-    if (++step == end) {
-      step = begin;
+    if (++tile == end) {
+      tile = begin;
       ++h;
     }
-    tile = w.walk.index(step);
     if constexpr (C::kScoreOptions) {
       if (threadIdx.x < 4) shared.attended[1 - parity][threadIdx.x] = 0;
     }

@@ -4,11 +4,8 @@
 #include "cuda/common/bounded_sequence.h"
 #include "cuda/sm80/attention_bwd/config.h"
 #include "cuda/sm80/attention_bwd/params.h"
-#include "cuda/sm80/attention_fwd/schedule.cuh"
 
 namespace heddle::cuda::sm80::attention_bwd {
-
-using attention_fwd::band_of;
 
 // What is known of a sequence and a head before a key tile is chosen.
 template <class C>
@@ -26,8 +23,9 @@ __device__ inline Work describe_sequence(const Params& p, int b, int kv_head) {
   w.scores.k_slot = static_cast<int>(s.k_begin);
   w.scores.sk = static_cast<int>(s.sk);
   w.k_rows = static_cast<int>(s.k_rows);
-  const BasicBand<int> band = band_of(p.scores, w.scores);
-  w.met = band.keys_of(band.all_rows());
+  const bool any = w.scores.sq > 0;
+  w.attended_begin = max(w.scores.off - p.scores.left, 0);
+  w.attended_end = any ? min(w.scores.sq + w.scores.off + p.scores.right, w.scores.sk) : 0;
   w.stored_row = any::attention_bwd_rows::first_row(a, b, s);
   constexpr std::int64_t kBytes = sizeof(typename C::Element);
   const auto key0 = [&](const Operand& x) {
@@ -41,11 +39,11 @@ __device__ inline Work describe_sequence(const Params& p, int b, int kv_head) {
 template <class C>
 __device__ inline void choose_keys(const Params& p, int k_tile, Work& w) {
   w.first_key = k_tile * C::kTileK;
-  const BasicBand<int> rows_of_keys = band_of(p.scores, w.scores).transposed();
-  w.walk = {rows_of_keys, {w.first_key, w.first_key + C::kTileK}, rows_of_keys.all_keys(), C::kTileQ};
-  // Rows that do not exist have no bias or mask to read; without, they are rows without keys and harmless.
-  if (C::kScoreOptions || w.walk.keys().end < w.scores.sq) w.walk.mask_partial();
-  if (w.first_key + C::kTileK > w.scores.sk) w.walk.mask_all();
+  const int last = min(w.first_key + C::kTileK, w.scores.sk), off = w.scores.off;
+  const int begin = max(w.first_key - off - p.scores.right, 0), end = min(last - off + p.scores.left, w.scores.sq);
+  const bool any = w.first_key < last && begin < end;
+  w.tile_begin = any ? begin / C::kTileQ : 0;
+  w.tile_end = any ? (end + C::kTileQ - 1) / C::kTileQ : 0;
 }
 
 // Tiles in sections of heads whose rows stay in the L2 cache. In each, under a causal mask the first keys have most
@@ -66,8 +64,8 @@ __device__ inline Work describe_work(const Params& p) {
 // How many key tiles add to a query tile before this one does: those with later keys.
 template <class C>
 __device__ inline int turn_of(const Params& p, const Work& w, int q_tile) {
-  const int last = min((q_tile + 1) * C::kTileQ, w.scores.sq) - 1;
-  const int end = min(band_of(p.scores, w.scores).reach(last).end, w.scores.sk);
+  const int to = min((q_tile + 1) * C::kTileQ, w.scores.sq) - 1 + w.scores.off;
+  const int end = min(to + p.scores.right + 1, w.scores.sk);
   return (end + C::kTileK - 1) / C::kTileK - 1 - w.first_key / C::kTileK;
 }
 

@@ -52,6 +52,16 @@ __device__ inline float softcap_slope(float x, float to_exponent) {
   }
 }
 
+// Whether every row of a query tile attends every key of the CTA's, by lengths, causality and window. Rows that do not
+// exist have no bias or mask to read; without, they are rows without keys and harmless.
+template <class C>
+__device__ inline bool attends_wholly(const Params& p, const Work& w, int tile) {
+  const int first = tile * C::kTileQ, last = min(first + C::kTileQ, w.scores.sq) - 1, off = w.scores.off;
+  return w.first_key + C::kTileK <= w.scores.sk && last + off - p.scores.left <= w.first_key &&
+         first + off + p.scores.right >= w.first_key + C::kTileK - 1 &&
+         (!C::kScoreOptions || first + C::kTileQ <= w.scores.sq);
+}
+
 // The sums of P and dS of one warp on their way: from raw products to what the definition of attention says.
 template <class C>
 struct Pairs {
@@ -70,7 +80,7 @@ struct Pairs {
         tile(q_tile),
         warp(threadIdx.x / 32),
         lane(recomputed(threadIdx.x % 32, q_tile)),
-        whole(w.walk.whole_tile(tile)),
+        whole(attends_wholly<C>(p, w, tile)),
         row(tile * C::kTileQ + static_cast<int>(C::Scores::first_row(warp) + lane / 4)),
         key(w.first_key + static_cast<int>(C::Scores::first_column(warp) + 2 * (lane % 4))) {
     const unsigned first = C::Scores::first_row(warp) + lane / 4;

@@ -24,18 +24,18 @@ __device__ inline void for_each_score(int row, int key, float (&s)[C::kGroups][C
   }
 }
 
-// Causality, window and lengths: row i attends one run of keys. keys: all that there are, or that the rows meet.
+// Causality, window and lengths: row i attends one run of keys, as Band::reach() has it; written out, since three
+// numbers are added at once then. keys: all that there are, or that the rows meet.
 template <class C>
 __device__ inline void mask_band(const Params& p, const Work& w, Interval<int> keys, int row, int key,
                                  float (&s)[C::kGroups][C::kTileK / 8][4]) {
-  const BasicBand<int> band = band_of(p, w);
 #pragma unroll
   for (int g = 0; g < C::kGroups; ++g) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int i = row + kGroupRows * g + 8 * r;
-      const Interval<int> reach = band.reach(i);
-      const int begin = max(reach.begin, keys.begin), end = i < w.sq ? min(reach.end, keys.end) : 0;
+      const int begin = max(i + w.off - p.left, keys.begin),
+                end = i < w.sq ? min(i + w.off + p.right + 1, keys.end) : 0;
       const auto length = static_cast<unsigned>(max(end - begin, 0));
 #pragma unroll
       for (int n = 0; n < C::kTileK / 8; ++n) {
