@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "cuda/assumed_gpu.h"
 #include "cuda/backend.h"
+#include "cuda/common/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/kv_cache.h"
 #include "cuda/linear.h"
@@ -43,6 +44,12 @@ std::string tuning_state() {
   const char* path = std::getenv("HEDDLE_TUNING");
   return path != nullptr && *path != '\0' ? text(path, ": not read, as this build has no GPU kernels") : "";
 }
+
+// Its candidates have no costs, so that nothing asks for them.
+CostOverride::CostOverride(std::string_view line, const Cost& cost) : cost_{line, cost}, before_(nullptr) {}
+CostOverride::~CostOverride() = default;
+Work work_of(const AttentionExample&, Pass) { throw RuntimeError(kWithout); }
+Work work_of(const LinearExample&, Pass) { throw RuntimeError(kWithout); }
 
 struct DeviceProperties {};
 AssumedGpu::AssumedGpu(const GpuModel&) {}
