@@ -6,8 +6,8 @@
 
 #include "core/files.h"
 #include "cuda/backend.h"
-#include "cuda/common/cost.h"
 #include "cuda/common/tuning.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "heddle/error.h"
 #include "output.h"

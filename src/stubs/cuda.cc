@@ -4,7 +4,7 @@
 #include "core/check.h"
 #include "cuda/assumed_gpu.h"
 #include "cuda/backend.h"
-#include "cuda/common/cost.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/kv_cache.h"
 #include "cuda/linear.h"

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "cuda/backend.h"
-#include "cuda/common/cost.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "heddle/explain.h"
 

@@ -1,4 +1,4 @@
-#include "cuda/common/cost.h"
+#include "cuda/cost.h"
 
 #include <algorithm>
 #include <cmath>

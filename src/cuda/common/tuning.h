@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "cuda/common/cost.h"
+#include "cuda/cost.h"
 
 namespace heddle::cuda {
 

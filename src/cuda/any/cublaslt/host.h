@@ -8,7 +8,7 @@
 
 #include "cuda/any/cublaslt/passes.h"
 #include "cuda/any/cublaslt/product.h"
-#include "cuda/common/cost.h"
+#include "cuda/cost.h"
 #include "problem/linear.h"
 
 namespace heddle::cuda::cublaslt {

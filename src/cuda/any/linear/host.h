@@ -11,7 +11,7 @@
 #include "cuda/any/linear/plan.h"
 #include "cuda/any/linear/rows.h"
 #include "cuda/assumed_gpu.h"
-#include "cuda/common/cost.h"
+#include "cuda/cost.h"
 #include "problem/linear.h"
 
 namespace heddle::cuda::linear {

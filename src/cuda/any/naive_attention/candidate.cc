@@ -3,8 +3,8 @@
 
 #include "core/check.h"
 #include "cuda/any/naive_attention/variants.h"
-#include "cuda/common/cost.h"
 #include "cuda/common/requirements.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "problem/attended_pairs.h"
 #include "problem/philox.h"

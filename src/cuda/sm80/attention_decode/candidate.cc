@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/attention_decode/config.h"
 #include "cuda/sm80/attention_decode/variants.h"

@@ -3,8 +3,8 @@
 #include <limits>
 
 #include "core/check.h"
-#include "cuda/common/cost.h"
 #include "cuda/common/requirements.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/attention_fwd/launch.h"
 

@@ -4,8 +4,8 @@
 
 #include "core/check.h"
 #include "cuda/any/attention_int8_qk/launch.h"
-#include "cuda/common/cost.h"
 #include "cuda/common/requirements.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/attention_fwd/launch.h"
 #include "problem/attended_pairs.h"

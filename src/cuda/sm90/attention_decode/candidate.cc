@@ -6,10 +6,10 @@
 
 #include "core/check.h"
 #include "cuda/assumed_gpu.h"
-#include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/attention_decode/variants.h"
 

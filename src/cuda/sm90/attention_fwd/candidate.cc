@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "core/check.h"
-#include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/attention_fwd/plan.h"
 #include "cuda/sm90/attention_fwd/variants.h"

@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "core/check.h"
-#include "cuda/common/cost.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/attention_fwd/plan.h"
 #include "cuda/sm90/attention_fwd_fp8/variants.h"
