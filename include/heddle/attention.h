@@ -84,7 +84,8 @@ struct AttentionOptions {
 };
 
 // Scratch bytes that attention_forward needs for these arguments. Checks them as the operation does; data is not read,
-// except index data on the CPU.
+// except index data on the CPU, and views may be without it (heddle/tensor.h): a call can be planned before its tensors
+// are allocated.
 std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                         const AttentionOptions& options, const Runtime& runtime = {});
 
@@ -154,7 +155,8 @@ std::size_t attention_with_kv_cache_workspace(const TensorView& q, const TensorV
 
 enum class Pass : std::uint8_t { forward, backward };
 
-// The candidates for a call with these arguments, and which one would run. Reads no data but CPU index data.
+// The candidates for a call with these arguments, and which one would run. Reads no data but CPU index data; views may
+// be without data.
 std::vector<Candidate> explain_attention(const TensorView& q, const TensorView& k, const TensorView& v,
                                          const AttentionOptions& options, Pass pass = Pass::forward,
                                          const Runtime& runtime = {});

@@ -27,6 +27,8 @@ constexpr int kMaxRank = 4;
 
 // A strided view. A default-constructed view is "not given"; a given view has rank >= 1 and may hold 0 elements.
 // Strides are counted in elements and may be 0 (broadcast) or negative for tensors that are only read.
+// Where an operation is only asked about (its workspace, its candidates), views may have no data yet: data is null, and
+// `alignment` says what it will be.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -34,6 +36,7 @@ struct TensorView {
   int rank = 0;
   std::array<std::int64_t, kMaxRank> shape{};
   std::array<std::int64_t, kMaxRank> stride{};
+  int alignment = 16;  // of a view without data: the bytes that its data will be a multiple of, a power of two
 
   TensorView() = default;
   // Row-major contiguous view. Throws Error if the rank is above kMaxRank or an extent is negative.

@@ -1,6 +1,7 @@
 #include "core/check.h"
 
 #include <array>
+#include <bit>
 #include <utility>
 
 namespace heddle {
@@ -29,8 +30,15 @@ void Check::addressable(const TensorView& view, const char* name) const {
     require(reach <= kLimit, name, " spans more than 2^58 elements: stride ", view.stride[i], " in dimension ", i,
             " is too large; found ", name, " ", view);
   }
-  require(empty || !view.given() || view.data != nullptr, name, " has no data: its pointer is null; found ", name, " ",
-          view);
+  const bool absent = !empty && view.given() && view.data == nullptr;
+  require(!absent || data_ == Data::to_come, name, " has no data: its pointer is null; found ", name, " ", view);
+  require(!absent || (view.alignment > 0 && std::has_single_bit(static_cast<unsigned>(view.alignment))), name,
+          " has no data yet and alignment ", view.alignment, ": it must be a power of two");
+}
+
+void Check::readable_indices(const TensorView& view, const char* name) const {
+  require(view.device != Device::cpu || view.data != nullptr || view.elements() == 0, name,
+          " has no data: index data on the CPU is read in questions too");
 }
 
 void Check::not_overlapping(const TensorView& view, const char* name) const {
@@ -49,6 +57,13 @@ void Check::not_overlapping(const TensorView& view, const char* name) const {
             " is smaller than the ", reach, " elements inside it; found ", name, " ", view);
     reach += axes[i].first * (axes[i].second - 1);
   }
+}
+
+int alignment_of(const TensorView& view) {
+  constexpr std::uintptr_t kMost = 256;
+  const auto address =
+      view.data != nullptr ? reinterpret_cast<std::uintptr_t>(view.data) : static_cast<std::uintptr_t>(view.alignment);
+  return 1 << std::countr_zero(address | kMost);
 }
 
 }  // namespace heddle

@@ -48,7 +48,7 @@ Range byte_range(const TensorView& view) {
 }  // namespace
 
 bool may_share_memory(const TensorView& a, const TensorView& b) {
-  if (a.elements() == 0 || b.elements() == 0) return false;
+  if (a.elements() == 0 || b.elements() == 0 || a.data == nullptr || b.data == nullptr) return false;
   const Range range_a = byte_range(a), range_b = byte_range(b);
   if (range_a.end <= range_b.begin || range_b.end <= range_a.begin) return false;
   if (a.dtype != b.dtype || a.rank != b.rank) return true;

@@ -1,6 +1,7 @@
 #include "model/packed_attention.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace heddle {
 namespace {
@@ -11,22 +12,22 @@ namespace {
 constexpr std::int64_t kLeastLongest = 64;
 constexpr std::size_t kLeastScratch = 256;
 
-// Aligned as the rows are: queries read no data, and it must not be null.
-const std::byte* some_address() { return reinterpret_cast<const std::byte*>(std::uintptr_t{4096}); }
+constexpr std::size_t kRowAlignment = 64;  // of all rows, as workspaces have them
 
 }  // namespace
 
-TensorView PackedAttention::rows(std::int64_t total, const std::byte* data, std::int64_t count,
+TensorView PackedAttention::rows(std::int64_t total, const std::byte* data, std::int64_t first, std::int64_t count,
                                  std::int64_t stride) const {
-  TensorView view(data, dtype, {total, count, head}, {stride, head, 1});
+  const std::size_t offset = size_of(dtype) * static_cast<std::size_t>(first * head);
+  TensorView view(data != nullptr ? data + offset : nullptr, dtype, {total, count, head}, {stride, head, 1});
+  view.alignment = 1 << std::countr_zero(offset | kRowAlignment);
   view.device = device;
   return view;
 }
 
 PackedAttention::Operands PackedAttention::operands(std::int64_t total, const std::byte* qkv) const {
-  const std::byte* const k = qkv + size_of(dtype) * static_cast<std::size_t>(heads * head);
-  const std::byte* const v = k + size_of(dtype) * static_cast<std::size_t>(kv_heads * head);
-  return {rows(total, qkv, heads, columns()), rows(total, k, kv_heads, columns()), rows(total, v, kv_heads, columns())};
+  return {rows(total, qkv, 0, heads, columns()), rows(total, qkv, heads, kv_heads, columns()),
+          rows(total, qkv, heads + kv_heads, kv_heads, columns())};
 }
 
 AttentionOptions PackedAttention::options(const TensorView& cu_seqlens, std::int64_t longest) const {
@@ -41,12 +42,12 @@ AttentionOptions PackedAttention::options(const TensorView& cu_seqlens, std::int
 
 std::size_t PackedAttention::workspace(std::int64_t total, const TensorView& cu_seqlens, std::int64_t longest,
                                        const Runtime& runtime) const {
-  const Operands of = operands(total, some_address());
+  const Operands of = operands(total, nullptr);
   return attention_forward_workspace(of.q, of.k, of.v, options(cu_seqlens, longest), runtime);
 }
 
 std::size_t PackedAttention::gpu_workspace(std::int64_t total, std::int64_t sequences, std::int64_t longest) const {
-  TensorView cu_seqlens(some_address(), DType::i32, {sequences + 1});
+  TensorView cu_seqlens(nullptr, DType::i32, {sequences + 1});
   cu_seqlens.device = Device::cuda;
   return std::max(workspace(total, cu_seqlens, longest, {}), kLeastScratch);
 }
@@ -54,7 +55,7 @@ std::size_t PackedAttention::gpu_workspace(std::int64_t total, std::int64_t sequ
 void PackedAttention::run(std::int64_t total, const TensorView& cu_seqlens, std::int64_t longest, const std::byte* qkv,
                           std::byte* context, const Runtime& runtime) const {
   const Operands of = operands(total, qkv);
-  attention_forward(of.q, of.k, of.v, rows(total, context, heads, heads * head), {}, options(cu_seqlens, longest),
+  attention_forward(of.q, of.k, of.v, rows(total, context, 0, heads, heads * head), {}, options(cu_seqlens, longest),
                     runtime);
 }
 

@@ -34,8 +34,10 @@ struct PackedAttention {
   struct Operands {
     TensorView q, k, v;
   };
-  Operands operands(std::int64_t total, const std::byte* qkv) const;
-  TensorView rows(std::int64_t total, const std::byte* data, std::int64_t count, std::int64_t stride) const;
+  Operands operands(std::int64_t total, const std::byte* qkv) const;  // qkv: null before there is any
+  // `count` heads of each row of `data` (null: it is to come), from head `first` on.
+  TensorView rows(std::int64_t total, const std::byte* data, std::int64_t first, std::int64_t count,
+                  std::int64_t stride) const;
   AttentionOptions options(const TensorView& cu_seqlens, std::int64_t longest) const;
 };
 

@@ -93,8 +93,7 @@ TransformerLinear::TransformerLinear(const Shape& shape, const lowbit::Quantized
   if (shape.role == LinearRole::sum && shape.dtype != DType::f32) {
     library_at_ = aligned(size_of(shape.dtype) * static_cast<std::size_t>(kLinearRows * shape.out));
   }
-  // Any data: the query reads none.
-  const TensorView x(packed_data_.data(), shape.dtype, {kLinearRows, shape.in});
+  const TensorView x(nullptr, shape.dtype, {kLinearRows, shape.in});
   const LinearOptions options = packed_options();
   library_bytes_ = aligned(linear_forward_workspace(x, packed_, options, inline_runtime()));
 }
@@ -203,9 +202,8 @@ LinearOptions TransformerLinear::gpu_options(const GpuRows& residual, std::int64
 }
 
 std::size_t TransformerLinear::gpu_workspace(std::int64_t rows) const {
-  auto* const some = reinterpret_cast<std::byte*>(std::uintptr_t{4096});  // the query reads no data
-  return linear_forward_workspace(on_gpu({some, shape_.in}, rows, shape_.in), packed_,
-                                  gpu_options({some, shape_.out}, rows));
+  return linear_forward_workspace(on_gpu({nullptr, shape_.in}, rows, shape_.in), packed_,
+                                  gpu_options({nullptr, shape_.out}, rows));
 }
 
 void TransformerLinear::run_on_gpu(const GpuRows& x, const GpuRows& residual, const GpuRows& y, std::int64_t rows,

@@ -20,7 +20,7 @@ void validate(const char* operation, const AttentionProblem& problem, const Runt
 
 std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                         const AttentionOptions& options, const Runtime& runtime) {
-  const Check check("attention_forward");
+  const Check check("attention_forward", Data::to_come);
   const AttentionProblem problem = checked_forward_problem(check, q, k, v, {}, {}, options);
   const int workers = workers_of(runtime);
   return choose(check, problem, attention_wish<AttentionProblem>(check, options), workers).workspace(problem, workers);
@@ -50,7 +50,7 @@ void attention_forward_with(const TensorView& q, const TensorView& k, const Tens
 std::size_t attention_backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                          const AttentionGradients& gradients, const AttentionOptions& options,
                                          const Runtime& runtime) {
-  const Check check("attention_backward");
+  const Check check("attention_backward", Data::to_come);
   const AttentionBackwardProblem problem = checked_backward_problem(check, q, k, v, {}, {}, {}, {}, gradients, options);
   const int workers = workers_of(runtime);
   const Wish wish = attention_wish<AttentionBackwardProblem>(check, options);
@@ -91,7 +91,7 @@ void attention_backward_with(const TensorView& q, const TensorView& k, const Ten
 
 std::vector<Candidate> explain_attention(const TensorView& q, const TensorView& k, const TensorView& v,
                                          const AttentionOptions& options, Pass pass, const Runtime& runtime) {
-  const Check check("explain_attention");
+  const Check check("explain_attention", Data::to_come);
   const int workers = workers_of(runtime);
   if (pass == Pass::forward) {
     return explained(checked_forward_problem(check, q, k, v, {}, {}, options),

@@ -123,7 +123,7 @@ AttentionBackwardProblem checked_backward_problem(const Check& check, const Tens
     check.require(gradients.dsink.shape[0] == p.H, "dsink is ", gradients.dsink, ": it must have the shape of sink, [",
                   p.H, "]");
     check.not_overlapping(gradients.dsink, "dsink");
-    p.dsink.data = static_cast<std::byte*>(gradients.dsink.data);
+    p.dsink = plane_of(gradients.dsink);
     p.dsink.stride_h = gradients.dsink.stride[0];
   }
   apart(check,

@@ -6,18 +6,19 @@
 
 namespace heddle {
 
-const std::int32_t* ProblemBuilder::indices(const TensorView& view, const char* name, std::int64_t length) const {
+Indices ProblemBuilder::indices(const TensorView& view, const char* name, std::int64_t length) const {
   check_.tensor(view, name, DType::i32, q_.device, 1);
   check_.require(view.shape[0] == length, name, " has ", view.shape[0], " entries: it must have ", length);
   check_.require(view.stride[0] == 1 || view.shape[0] <= 1, name, " must be contiguous");
-  return static_cast<const std::int32_t*>(view.data);
+  check_.readable_indices(view, name);
+  return {static_cast<const std::int32_t*>(view.data), true};
 }
 
 std::int64_t ProblemBuilder::packed_length(const TensorView& cu, IndexName name, const TensorView& x, IndexName x_name,
                                            std::int64_t bound, IndexName bound_name) const {
   check_.require(cu.rank == 1 && cu.shape[0] >= 1, name, " is ", cu, ": it must be int32 [B + 1]");
   check_.require(bound >= 0, bound_name, " is ", bound, ": it must be at least 0");
-  const std::int32_t* at = indices(cu, name_of(name), cu.shape[0]);
+  const std::int32_t* at = indices(cu, name_of(name), cu.shape[0]).data;
   if (!readable()) {
     check_.require(bound > 0 || x.shape[0] == 0, bound_name, " is 0: ", name,
                    " is on a GPU, where lengths are not read, so an upper bound must be given");
@@ -42,7 +43,7 @@ void ProblemBuilder::lengths(AttentionProblem& p) const {
     p.Sq = packed_length(options_.cu_seqlens_q, IndexName::cu_seqlens_q, q_, IndexName::q, options_.max_seqlen_q,
                          IndexName::max_seqlen_q);
     p.B = options_.cu_seqlens_q.shape[0] - 1;
-    p.cu_seqlens_q = static_cast<const std::int32_t*>(options_.cu_seqlens_q.data);
+    p.cu_seqlens_q = {static_cast<const std::int32_t*>(options_.cu_seqlens_q.data), true};
   } else {
     p.B = q_.shape[0];
     p.Sq = q_.shape[1];
@@ -52,7 +53,7 @@ void ProblemBuilder::lengths(AttentionProblem& p) const {
                          IndexName::max_seqlen_k);
     check_.require(options_.cu_seqlens_k.shape[0] == p.B + 1, "cu_seqlens_k has ", options_.cu_seqlens_k.shape[0],
                    " entries: for ", p.B, " sequences of q it must have ", p.B + 1);
-    p.cu_seqlens_k = static_cast<const std::int32_t*>(options_.cu_seqlens_k.data);
+    p.cu_seqlens_k = {static_cast<const std::int32_t*>(options_.cu_seqlens_k.data), true};
   } else if (!paged) {
     p.Sk = k_.shape[1];
   }
@@ -71,7 +72,8 @@ void ProblemBuilder::cache(AttentionProblem& p) const {
     check_.require(table.shape[1] <= kMaxLength / p.page_size, "page_table has ", table.shape[1], " pages of ",
                    p.page_size, " keys for a sequence: it must have fewer than 2^31 keys");
     p.Sk = table.shape[1] * p.page_size;
-    p.page_table = static_cast<const std::int32_t*>(table.data);
+    check_.readable_indices(table, "page_table");
+    p.page_table = {static_cast<const std::int32_t*>(table.data), true};
     p.page_table_stride = table.stride[0];
     check_.require(!options_.cache_batch_idx.given(), "cache_batch_idx and page_table exclude each other");
   } else if (options_.cache_batch_idx.given()) {

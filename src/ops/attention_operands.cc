@@ -10,18 +10,21 @@ Operand operand(const TensorView& view, bool packed) {
   Operand x;
   x.data = static_cast<std::byte*>(view.data);
   x.dtype = view.dtype;
+  x.given = true;
+  x.alignment = static_cast<std::uint16_t>(alignment_of(view));
   const int row = packed ? 0 : 1;
   x.stride_b = packed ? 0 : view.stride[0];
   x.stride_s = view.stride[row];
   x.stride_h = view.stride[row + 1];
   x.stride_d = view.stride[row + 2];
-  // A view without elements may have no address; kernels then touch none, but "given" must show.
-  static std::byte nothing;
-  if (x.data == nullptr) x.data = &nothing;
   return x;
 }
 
 }  // namespace
+
+Plane plane_of(const TensorView& view) {
+  return {static_cast<std::byte*>(view.data), view.dtype, true, static_cast<std::uint16_t>(alignment_of(view))};
+}
 
 void ProblemBuilder::operands(AttentionProblem& p) const {
   check_.require(q_.given(), "q is missing");
@@ -103,7 +106,7 @@ Operand ProblemBuilder::like(const TensorView& view, const char* name, const Ten
 // f32 [B, H, Sq], packed [H, total].
 Plane ProblemBuilder::per_row(const AttentionProblem& p, const TensorView& view, const char* name) const {
   check_.tensor(view, name, DType::f32, q_.device, packed_q() ? 2 : 3);
-  Plane plane{static_cast<std::byte*>(view.data), DType::f32};
+  Plane plane = plane_of(view);
   if (packed_q()) {
     check_.require(view.shape[0] == p.H && view.shape[1] == q_.shape[0], name, " is ", view,
                    ": it must be [H, total_q] = [", p.H, ", ", q_.shape[0], "]");
@@ -116,8 +119,6 @@ Plane ProblemBuilder::per_row(const AttentionProblem& p, const TensorView& view,
     plane.stride_h = view.stride[1];
     plane.stride_i = view.stride[2];
   }
-  static std::byte nothing;
-  if (plane.data == nullptr) plane.data = &nothing;
   return plane;
 }
 
@@ -134,7 +135,7 @@ Scales ProblemBuilder::scales(const TensorView& view, const char* name, const Te
   }
   const auto stride = [&](int i) { return view.shape[i] == 1 ? 0 : view.stride[i]; };
   const int row = packed ? 0 : 1;
-  return {static_cast<float*>(view.data), packed ? 0 : stride(0), stride(row), stride(row + 1)};
+  return {static_cast<float*>(view.data), packed ? 0 : stride(0), stride(row), stride(row + 1), true};
 }
 
 void ProblemBuilder::all_scales(AttentionProblem& p) const {

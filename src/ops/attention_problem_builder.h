@@ -10,6 +10,9 @@
 
 namespace heddle {
 
+// Of the view's data and dtype; strides are to be filled in.
+Plane plane_of(const TensorView& view);
+
 class ProblemBuilder {
  public:
   ProblemBuilder(const Check& check, const TensorView& q, const TensorView& k, const TensorView& v,
@@ -57,7 +60,7 @@ class ProblemBuilder {
   void all_scales(AttentionProblem& p) const;
 
   // attention_lengths.cc
-  const std::int32_t* indices(const TensorView& view, const char* name, std::int64_t length) const;
+  Indices indices(const TensorView& view, const char* name, std::int64_t length) const;
   std::int64_t packed_length(const TensorView& cu, IndexName name, const TensorView& x, IndexName x_name,
                              std::int64_t bound, IndexName bound_name) const;
   void lengths(AttentionProblem& p) const;

@@ -30,7 +30,7 @@ void ProblemBuilder::per_head(AttentionProblem& p) const {
     check_.tensor(slopes, "alibi_slopes", DType::f32, q_.device, slopes.rank);
     check_.require(slopes.shape[slopes.rank - 1] == p.H && (slopes.rank == 1 || slopes.shape[0] == p.B),
                    "alibi_slopes is ", slopes, ": it must be [H] = [", p.H, "] or [B, H] = [", p.B, ", ", p.H, "]");
-    p.alibi.data = static_cast<std::byte*>(slopes.data);
+    p.alibi = plane_of(slopes);
     p.alibi.stride_b = slopes.rank == 2 ? slopes.stride[0] : 0;
     p.alibi.stride_h = slopes.stride[slopes.rank - 1];
   }
@@ -38,7 +38,7 @@ void ProblemBuilder::per_head(AttentionProblem& p) const {
   if (sink.given()) {
     check_.tensor(sink, "sink", DType::f32, q_.device, 1);
     check_.require(sink.shape[0] == p.H, "sink is ", sink, ": it must have one logit for each of ", p.H, " heads");
-    p.sink.data = static_cast<std::byte*>(sink.data);
+    p.sink = plane_of(sink);
     p.sink.stride_h = sink.stride[0];
   }
 }
@@ -65,7 +65,7 @@ void ProblemBuilder::draft(AttentionProblem& p) const {
   check_.require(mask.shape[0] == p.B && mask.shape[1] == p.Sq, "draft_mask is ", mask, ": it must be [B, Sq] = [", p.B,
                  ", ", p.Sq, "]");
   check_.require(mask.stride[1] == 1 || p.Sq <= 1, "draft_mask's rows must be contiguous");
-  p.draft_mask = static_cast<const std::int32_t*>(mask.data);
+  p.draft_mask = {static_cast<const std::int32_t*>(mask.data), true};
   p.draft_mask_stride = mask.stride[0];
 }
 
@@ -76,7 +76,7 @@ Plane ProblemBuilder::plane(const AttentionProblem& p, const TensorView& view, c
   check_.require(view.device == q_.device, name, " is on another device than q");
   check_.addressable(view, name);
   const std::int64_t full[4] = {p.B, p.H, p.Sq, p.Sk};
-  Plane plane{static_cast<std::byte*>(view.data), view.dtype};
+  Plane plane = plane_of(view);
   std::int64_t* strides[4] = {&plane.stride_b, &plane.stride_h, &plane.stride_i, &plane.stride_j};
   for (int i = 0; i < 4; ++i) {
     check_.require(view.shape[i] == full[i] || view.shape[i] == 1, name, " is ", view, ": dimension ", i,

@@ -23,10 +23,11 @@ KeyNames key_names(IndexName lengths_name) {
   return {.k = IndexName::k_cache, .v = IndexName::v_cache, .seqused_k = lengths_name};
 }
 
-// A q of its own, contiguous, aligned as the workspace is.
+// A q of its own, contiguous, aligned as the workspace is, which may be to come.
 Operand contiguous_rows(const AttentionProblem& p, void* data) {
   Operand x = p.q;
   x.data = static_cast<std::byte*>(data);
+  x.alignment = 64;
   x.stride_d = 1;
   x.stride_h = p.D;
   x.stride_s = p.H * p.D;
@@ -74,9 +75,7 @@ Call checked_call(const Check& check, const TensorView& q, const TensorView& k_n
     p.append = {};
     if (rotates) {
       call.rotated_bytes = (static_cast<std::size_t>(p.B * p.Sq * p.H * p.D) * size_of(p.dtype) + 63) / 64 * 64;
-      // Where it will be is not known yet; that it is aligned is.
-      alignas(64) static std::byte somewhere[64];
-      p.q = contiguous_rows(p, somewhere);
+      p.q = contiguous_rows(p, nullptr);
     }
     call.kernel = &choose(check, p, wish, workers);
   }
@@ -102,7 +101,7 @@ std::size_t attention_with_kv_cache_workspace(const TensorView& q, const TensorV
                                               const TensorView& k_cache, const TensorView& v_cache,
                                               const Rotary& rotary, const AttentionOptions& options,
                                               const Runtime& runtime) {
-  const Check check("attention_with_kv_cache");
+  const Check check("attention_with_kv_cache", Data::to_come);
   const Call call =
       checked_call(check, q, k_new, v_new, k_cache, v_cache, {}, {}, rotary, options, runtime, kLengthsName, {});
   return call.rotated_bytes + call.kernel_bytes;

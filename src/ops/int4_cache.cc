@@ -51,21 +51,21 @@ CheckedCache check_cache(const Check& check, const Int4Cache& cache, const First
   const int at = blocks.rank - 2;
   check.require(blocks.shape[at] == k.shape[2] && blocks.shape[at + 1] == format.bytes(), "blocks is ", blocks,
                 ": its last extents must be Hkv and the bytes of a block, ", k.shape[2], " and ", format.bytes());
-  bool aligned = blocks.stride[at + 1] == 1 && reinterpret_cast<std::uintptr_t>(blocks.data) % kAlignment == 0;
+  bool aligned = blocks.stride[at + 1] == 1 && (blocks.elements() == 0 || alignment_of(blocks) % kAlignment == 0);
   for (int i = 0; i <= at; ++i) aligned &= blocks.stride[i] % kAlignment == 0;
   check.require(aligned, "blocks must be contiguous, each beginning at a multiple of ", kAlignment, " bytes");
   check.not_overlapping(blocks, "blocks");
   CheckedCache out;
-  out.blocks = {static_cast<std::byte*>(blocks.data), paged ? 0 : blocks.stride[0], blocks.stride[paged ? 0 : 1],
-                blocks.stride[at], paged ? blocks.shape[0] : 0};
-  static std::byte nothing;
-  if (out.blocks.data == nullptr) out.blocks.data = &nothing;
+  out.blocks = {static_cast<std::byte*>(blocks.data), paged ? 0 : blocks.stride[0],
+                blocks.stride[paged ? 0 : 1],         blocks.stride[at],
+                paged ? blocks.shape[0] : 0,          true};
   if (paged) {
     const TensorView& table = cache.page_table;
     check.tensor(table, "page_table", DType::i32, first.device, 2, first.name);
     check.require(table.shape[0] == batch, "page_table is ", table, ": it must have one row for each of ", batch,
                   " sequences");
     check.require(table.stride[1] == 1 || table.shape[1] <= 1, "page_table's rows must be contiguous");
+    check.readable_indices(table, "page_table");
     out.page_table = static_cast<const std::int32_t*>(table.data);
     out.page_table_stride = table.stride[0];
   } else {
@@ -109,7 +109,7 @@ AttentionProblem checked_problem(const Check& check, const TensorView& q, const 
   p.k.stride_s = cache.k_tail.stride[1];
   p.v.stride_s = cache.v_tail.stride[1];
   p.int4 = checked.blocks;
-  p.page_table = checked.page_table;
+  p.page_table = {checked.page_table, cache.page_table.given()};
   p.page_table_stride = checked.page_table_stride;
   p.page_size = kInt4Keys;
   FirstBadIndex found;
@@ -214,7 +214,7 @@ void attention_over_int4_cache_with(const TensorView& q, const Int4Cache& cache,
 
 std::size_t attention_over_int4_cache_workspace(const TensorView& q, const Int4Cache& cache,
                                                 const AttentionOptions& options, const Runtime& runtime) {
-  const Check check("attention_over_int4_cache");
+  const Check check("attention_over_int4_cache", Data::to_come);
   const AttentionProblem p = checked_problem(check, q, cache, {}, {}, options);
   return choose(check, p, attention_wish<AttentionProblem>(check, options), workers_of(runtime))
       .workspace(p, workers_of(runtime));
@@ -222,13 +222,13 @@ std::size_t attention_over_int4_cache_workspace(const TensorView& q, const Int4C
 
 std::vector<Candidate> explain_attention_over_int4_cache(const TensorView& q, const Int4Cache& cache,
                                                          const AttentionOptions& options, const Runtime& runtime) {
-  const Check check("explain_attention_over_int4_cache");
+  const Check check("explain_attention_over_int4_cache", Data::to_come);
   return explained(checked_problem(check, q, cache, {}, {}, options), attention_wish<AttentionProblem>(check, options),
                    workers_of(runtime));
 }
 
 AttentionProblem checked_int4_problem(const TensorView& q, const Int4Cache& cache, const AttentionOptions& options) {
-  return checked_problem(Check("attention_over_int4_cache"), q, cache, {}, {}, options);
+  return checked_problem(Check("attention_over_int4_cache", Data::to_come), q, cache, {}, {}, options);
 }
 
 }  // namespace heddle

@@ -31,6 +31,7 @@ void check_paged(const Check& check, AppendProblem& p, const TensorView& k_cache
   check.require(k_cache.shape[1] >= 1, "k_cache has pages of 0 keys: page_size must be at least 1; found k_cache ",
                 k_cache);
   p.page_size = k_cache.shape[1];
+  check.readable_indices(page_table, "page_table");
   p.page_table = static_cast<const std::int32_t*>(page_table.data);
   p.page_table_stride = page_table.stride[0];
   check.require(!__builtin_mul_overflow(page_table.shape[1], p.page_size, &p.capacity),
@@ -72,7 +73,7 @@ Scales check_scale(const Check& check, const TensorView& scale, const char* name
   check.tensor(scale, name, DType::f32, first.device, 3, first.name);
   auto* const data = static_cast<float*>(scale.data);
   if (scale.shape[0] == 1 && scale.shape[1] == 1 && (scale.shape[2] == 1 || scale.shape[2] == cache.shape[2])) {
-    return {data, 0, 0, scale.shape[2] == 1 ? 0 : scale.stride[2]};
+    return {data, 0, 0, scale.shape[2] == 1 ? 0 : scale.stride[2], true};
   }
   finds = true;
   for (int i = 0; i < 3; ++i) finds &= scale.shape[i] == cache.shape[i];
@@ -80,7 +81,7 @@ Scales check_scale(const Check& check, const TensorView& scale, const char* name
                 "] or [1, 1, 1], to be read, or the cache's shape without its last extent, [", cache.shape[0], ", ",
                 cache.shape[1], ", ", cache.shape[2], "], to be written");
   check.not_overlapping(scale, name);
-  return {data, scale.stride[0], scale.stride[1], scale.stride[2]};
+  return {data, scale.stride[0], scale.stride[1], scale.stride[2], true};
 }
 
 }  // namespace

@@ -15,6 +15,8 @@ Operand operand_of(const TensorView& view) {
   Operand x;
   x.data = static_cast<std::byte*>(view.data);
   x.dtype = view.dtype;
+  x.given = true;
+  x.alignment = static_cast<std::uint16_t>(alignment_of(view));
   x.stride_b = view.stride[0];
   x.stride_s = view.stride[1];
   x.stride_h = view.stride[2];
@@ -42,6 +44,7 @@ const std::int32_t* check_indices(const Check& check, const TensorView& view, co
   check.tensor(view, name, DType::i32, first.device, 1, first.name);
   check.require(view.shape[0] == count, name, " has ", view.shape[0], " entries: it must have ", count);
   check.require(view.stride[0] == 1 || count <= 1, name, " must be contiguous");
+  check.readable_indices(view, name);
   return static_cast<const std::int32_t*>(view.data);
 }
 

@@ -84,7 +84,7 @@ void linear_forward(const TensorView& x, const PackedWeights& weights, const Ten
 
 std::size_t linear_forward_workspace(const TensorView& x, const PackedWeights& weights, const LinearOptions& options,
                                      const Runtime& runtime) {
-  const Check check("linear_forward");
+  const Check check("linear_forward", Data::to_come);
   const LinearProblem problem = checked_linear_problem(check, x, weights, {}, options);
   const int workers = workers_of(runtime);
   return choose(check, problem, wish_of<LinearProblem>(check, options.force), workers).workspace(problem, workers);
@@ -92,7 +92,7 @@ std::size_t linear_forward_workspace(const TensorView& x, const PackedWeights& w
 
 std::vector<Candidate> explain_linear(const TensorView& x, const PackedWeights& weights, const LinearOptions& options,
                                       const Runtime& runtime) {
-  const Check check("explain_linear");
+  const Check check("explain_linear", Data::to_come);
   const LinearProblem problem = checked_linear_problem(check, x, weights, {}, options);
   std::vector<Candidate> list = explained(problem, wish_of<LinearProblem>(check, options.force), workers_of(runtime));
   const double wide = problem.device == Device::cuda ? cuda::seconds_of_16bit(problem) : 0.0;

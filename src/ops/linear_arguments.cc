@@ -1,5 +1,6 @@
 #include "ops/linear_arguments.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/overlap.h"
@@ -102,6 +103,9 @@ class LinearChecks {
     const std::int64_t K = weights_.columns;
     if (options_.norm_weight.given()) norm.weight = vector(options_.norm_weight, "norm_weight", "[K]", K);
     if (options_.norm_bias.given()) norm.bias = vector(options_.norm_bias, "norm_bias", "[K]", K);
+    for (const TensorView* view : {&options_.norm_weight, &options_.norm_bias}) {
+      if (view->given()) norm.alignment = std::min(norm.alignment, alignment_of(*view));
+    }
     return norm;
   }
 
@@ -130,6 +134,8 @@ RowsOf rows_of(const TensorView& view) {
   RowsOf rows;
   rows.data = static_cast<std::byte*>(view.data);
   rows.dtype = view.dtype;
+  rows.given = true;
+  rows.alignment = static_cast<std::uint16_t>(alignment_of(view));
   for (int i = 0; i + 1 < view.rank; ++i) {
     const int at = 3 - (view.rank - 1) + i;
     rows.shape[at] = view.shape[i];
@@ -179,7 +185,7 @@ void check_packed(const Check& check, const PackedWeights& weights, const char* 
                 weights.columns, "] in order ", name_of(weights.order));
   check.require(weights.data.contiguous(), data, " is not contiguous: it must be");
   check.addressable(weights.data, data.c_str());
-  check.require(reinterpret_cast<std::uintptr_t>(weights.data.data) % 64 == 0, data, " must be aligned to 64 bytes");
+  check.require(weights.data.data == nullptr || alignment_of(weights.data) >= 64, data, " must be aligned to 64 bytes");
 }
 
 LinearProblem weights_problem(const PackedWeights& weights) {
@@ -206,7 +212,8 @@ LinearProblem weights_problem(const PackedWeights& weights) {
       p.fragment_data = data;
   }
   p.kept = static_cast<const std::byte*>(weights.kept.data);
-  if (weights.kept.given()) p.kept_dtype = weights.kept.dtype;
+  p.has_kept = weights.kept.given();
+  if (p.has_kept) p.kept_dtype = weights.kept.dtype;
   return p;
 }
 

@@ -19,7 +19,7 @@ void linear_backward(const TensorView& dy, const TensorView& x, const PackedWeig
 std::size_t linear_backward_workspace(const TensorView& dy, const TensorView& x, const PackedWeights& weights,
                                       const LinearGradients& gradients, const LinearOptions& options,
                                       const Runtime& runtime) {
-  const Check check("linear_backward");
+  const Check check("linear_backward", Data::to_come);
   const LinearBackwardProblem problem = checked_linear_backward_problem(check, dy, x, weights, gradients, options);
   const int workers = workers_of(runtime);
   return choose(check, problem, wish_of<LinearBackwardProblem>(check, options.force), workers)
@@ -29,7 +29,7 @@ std::size_t linear_backward_workspace(const TensorView& dy, const TensorView& x,
 std::vector<Candidate> explain_linear_backward(const TensorView& dy, const TensorView& x, const PackedWeights& weights,
                                                const LinearGradients& gradients, const LinearOptions& options,
                                                const Runtime& runtime) {
-  const Check check("explain_linear_backward");
+  const Check check("explain_linear_backward", Data::to_come);
   const LinearBackwardProblem problem = checked_linear_backward_problem(check, dy, x, weights, gradients, options);
   return explained(problem, wish_of<LinearBackwardProblem>(check, options.force), workers_of(runtime));
 }

@@ -40,7 +40,7 @@ class LinearBackwardChecks {
   }
 
  private:
-  // A view with dy's leading dimensions; its strides and its memory are dy's, and stand for none.
+  // A view with dy's leading dimensions, for its shape.
   TensorView rows_like_dy(std::int64_t width) const {
     TensorView view = dy_;
     view.shape[dy_.rank - 1] = width;
@@ -74,13 +74,14 @@ class LinearBackwardChecks {
     LinearOptions options = options_;
     options.residual = {};
     if (reads_x()) return checked_linear_problem(check_, x_, weights_, {}, options);
-    // Nothing is read of x: a view without strides passes its checks.
+    // Nothing is read of x, which so needs no data; the weights do as ever.
+    check_packed(check_, weights_, "weights");
+    if (weights_.kept.given()) check_kept(check_, weights_, "weights.kept");
     TensorView x = rows_like_dy(weights_.columns);
-    x.stride = {};
-    x.stride[x.rank - 1] = 1;
-    x.data = weights_.data.given() ? weights_.data.data : weights_.kept.data;
-    LinearProblem p = checked_linear_problem(check_, x, weights_, {}, options);
-    p.x.data = nullptr;
+    x.stride = contiguous_strides(x.rank, x.shape);
+    x.data = nullptr;
+    LinearProblem p = checked_linear_problem(check_.without_data(), x, weights_, {}, options);
+    p.x = {};
     return p;
   }
 

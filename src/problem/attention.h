@@ -13,13 +13,19 @@
 
 namespace heddle {
 
+// What a call says of a tensor and what is at its address are apart: candidates answer (supports, estimate, workspace)
+// from `given`, `alignment` and strides, also before there is data; launches, and code of GPUs, read `data`, which is
+// null where a tensor is not given or has no elements.
+
 // A [batch, row, head, dim] operand. Packed operands have stride_b = 0 and are addressed through Sequence::*_begin.
 struct Operand {
   std::byte* data = nullptr;
   DType dtype = DType::f32;
+  bool given = false;
+  std::uint16_t alignment = 1;                                          // bytes: a power of two
   std::int64_t stride_b = 0, stride_s = 0, stride_h = 0, stride_d = 0;  // elements
 
-  explicit operator bool() const { return data != nullptr; }
+  explicit operator bool() const { return given; }
   constexpr std::byte* at(std::int64_t b, std::int64_t s, std::int64_t h) const {
     return data + (b * stride_b + s * stride_s + h * stride_h) * static_cast<std::int64_t>(size_of(dtype));
   }
@@ -30,8 +36,9 @@ struct Operand {
 struct Scales {
   float* data = nullptr;
   std::int64_t stride_b = 0, stride_s = 0, stride_h = 0;
+  bool given = false;
 
-  constexpr explicit operator bool() const { return data != nullptr; }
+  explicit operator bool() const { return given; }
   constexpr float at(std::int64_t b, std::int64_t s, std::int64_t h) const {
     return data == nullptr ? 1.0f : *place(b, s, h);
   }
@@ -44,9 +51,11 @@ struct Scales {
 struct Plane {
   std::byte* data = nullptr;
   DType dtype = DType::f32;
+  bool given = false;
+  std::uint16_t alignment = 1;                                          // bytes: a power of two
   std::int64_t stride_b = 0, stride_h = 0, stride_i = 0, stride_j = 0;  // elements
 
-  explicit operator bool() const { return data != nullptr; }
+  explicit operator bool() const { return given; }
   constexpr std::int64_t offset(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j = 0) const {
     return b * stride_b + h * stride_h + i * stride_i + j * stride_j;
   }
@@ -54,6 +63,15 @@ struct Plane {
   T* as() const {
     return reinterpret_cast<T*>(data);
   }
+};
+
+// int32 index data of a call.
+struct Indices {
+  const std::int32_t* data = nullptr;
+  bool given = false;
+
+  explicit operator bool() const { return given; }
+  constexpr std::int32_t operator[](std::int64_t i) const { return data[i]; }
 };
 
 // std::clamp by value: its references cost kernels memory.
@@ -108,21 +126,18 @@ struct AttentionProblem {
   std::int64_t window_left = -1, window_right = -1;  // as the caller gave them; band() joins them with `causal`
   Plane alibi;                                       // f32 [b, h]
   Plane bias, mask;
-  Plane sink;                                // f32 [h]
-  const std::int32_t* draft_mask = nullptr;  // [b, i], row stride draft_mask_stride: bits of the last sq keys
+  Plane sink;          // f32 [h]
+  Indices draft_mask;  // [b, i], row stride draft_mask_stride: bits of the last sq keys
   std::int64_t draft_mask_stride = 0;
   Scales q_scale, k_scale, v_scale;
   Precision precision = Precision::f32;
   Dropout dropout;
 
-  const std::int32_t* cu_seqlens_q = nullptr;
-  const std::int32_t* cu_seqlens_k = nullptr;
-  const std::int32_t* seqused_q = nullptr;
-  const std::int32_t* seqused_k = nullptr;
-  const std::int32_t* page_table = nullptr;  // [B, ...] row stride page_table_stride
+  Indices cu_seqlens_q, cu_seqlens_k;
+  Indices seqused_q, seqused_k;
+  Indices page_table;  // [B, ...] row stride page_table_stride
   std::int64_t page_table_stride = 0, page_size = 0;
-  const std::int32_t* cache_batch_idx = nullptr;
-  const std::int32_t* cache_leftpad = nullptr;
+  Indices cache_batch_idx, cache_leftpad;
 
   // Keys in 4 bits, but for the newest. k and v are then the rings [row, kInt4Tail, head, dim], their rows chosen by
   // cache_batch_idx, and page_table holds blocks.
@@ -139,17 +154,17 @@ struct AttentionProblem {
     Sequence s;
     s.q_rows = Sq;
     s.k_rows = k_batches > 0 ? Sk : 0;
-    if (cu_seqlens_q) {
+    if (cu_seqlens_q.data) {
       s.q_begin = clamped(cu_seqlens_q[b], 0, q_rows);
       s.q_rows = clamped(cu_seqlens_q[b + 1], s.q_begin, q_rows) - s.q_begin;
     }
-    if (cu_seqlens_k) {
+    if (cu_seqlens_k.data) {
       s.k_begin = clamped(cu_seqlens_k[b], 0, k_rows);
       s.k_rows = clamped(cu_seqlens_k[b + 1], s.k_begin, k_rows) - s.k_begin;
     }
-    s.sq = seqused_q ? clamped(seqused_q[b], 0, s.q_rows) : s.q_rows;
-    s.sk = seqused_k ? clamped(seqused_k[b] + k_appended, 0, s.k_rows) : s.k_rows;
-    if (cache_leftpad) {
+    s.sq = seqused_q.data ? clamped(seqused_q[b], 0, s.q_rows) : s.q_rows;
+    s.sk = seqused_k.data ? clamped(seqused_k[b] + k_appended, 0, s.k_rows) : s.k_rows;
+    if (cache_leftpad.data) {
       const std::int64_t skipped = clamped(cache_leftpad[b], 0, s.sk);
       s.k_begin += skipped;
       s.sk -= skipped;
@@ -164,20 +179,21 @@ struct AttentionProblem {
   };
   constexpr Slot key_slot(std::int64_t b, const Sequence& s, std::int64_t j) const {
     const std::int64_t slot = s.k_begin + j;
-    if (page_table) {
+    if (page_table.data) {
       return {clamped(page_table[b * page_table_stride + slot / page_size], 0, k_batches - 1), slot % page_size};
     }
-    return {cache_batch_idx ? clamped(cache_batch_idx[b], 0, k_batches - 1) : b, slot};
+    return {cache_batch_idx.data ? clamped(cache_batch_idx[b], 0, k_batches - 1) : b, slot};
   }
 
   // Row of the rings (and of blocks without a page table) that sequence b has.
   constexpr std::int64_t int4_row(std::int64_t b) const {
-    return cache_batch_idx ? clamped(cache_batch_idx[b], 0, k_batches - 1) : b;
+    return cache_batch_idx.data ? clamped(cache_batch_idx[b], 0, k_batches - 1) : b;
   }
   // Block n of sequence b, head h.
   constexpr std::byte* int4_block(std::int64_t b, std::int64_t n, std::int64_t h) const {
-    const std::int64_t at = page_table ? clamped(page_table[b * page_table_stride + n], 0, int4.pages - 1) : n;
-    return int4.data + ((page_table ? 0 : int4_row(b) * int4.stride_row) + at * int4.stride_block + h * int4.stride_h);
+    const std::int64_t at = page_table.data ? clamped(page_table[b * page_table_stride + n], 0, int4.pages - 1) : n;
+    return int4.data +
+           ((page_table.data ? 0 : int4_row(b) * int4.stride_row) + at * int4.stride_block + h * int4.stride_h);
   }
 
   // First byte of key (or value) row j of sequence b, head h.
@@ -193,7 +209,7 @@ struct AttentionProblem {
   // Whether the draft's mask keeps row i from key j.
   constexpr bool draft_removes(std::int64_t b, const Sequence& s, std::int64_t i, std::int64_t j) const {
     const std::int64_t t = j - (s.sk - s.sq);
-    return draft_mask != nullptr && t >= 0 && (draft_mask[b * draft_mask_stride + i] >> t & 1) == 0;
+    return draft_mask.data != nullptr && t >= 0 && (draft_mask[b * draft_mask_stride + i] >> t & 1) == 0;
   }
 
   // What causality and window leave of the pairs of rows [0, sq) and keys [0, sk).

@@ -18,8 +18,8 @@ struct AttentionIndices {
 
   constexpr std::int64_t sequences() const { return p.B; }
   constexpr void check(std::int64_t n, const Lane& lane, FirstBadIndex& found) const {
-    if (p.cu_seqlens_q) check_offset(q_offsets(p), n, CheckStep::q_offsets, found);
-    if (p.cu_seqlens_k) check_offset(k_offsets(p, names), n, CheckStep::k_offsets, found);
+    if (p.cu_seqlens_q.data) check_offset(q_offsets(p), n, CheckStep::q_offsets, found);
+    if (p.cu_seqlens_k.data) check_offset(k_offsets(p, names), n, CheckStep::k_offsets, found);
     if (n == p.B) return;
     check_cached_row(p, names, n, found);
     check_lengths(p, names, n, lane, found);

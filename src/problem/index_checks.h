@@ -100,16 +100,16 @@ constexpr void check_offset(const Offsets& offsets, std::int64_t n, CheckStep st
 }
 
 constexpr Offsets q_offsets(const AttentionProblem& p) {
-  return {p.cu_seqlens_q, p.B, p.q_rows, p.Sq, IndexName::cu_seqlens_q, IndexName::q, IndexName::max_seqlen_q};
+  return {p.cu_seqlens_q.data, p.B, p.q_rows, p.Sq, IndexName::cu_seqlens_q, IndexName::q, IndexName::max_seqlen_q};
 }
 constexpr Offsets k_offsets(const AttentionProblem& p, const KeyNames& names) {
-  return {p.cu_seqlens_k, p.B, p.k_rows, p.Sk, IndexName::cu_seqlens_k, names.k, IndexName::max_seqlen_k};
+  return {p.cu_seqlens_k.data, p.B, p.k_rows, p.Sk, IndexName::cu_seqlens_k, names.k, IndexName::max_seqlen_k};
 }
 
 // The row of the cache that sequence b reads.
 constexpr void check_cached_row(const AttentionProblem& p, const KeyNames& names, std::int64_t b,
                                 FirstBadIndex& found) {
-  if (p.cache_batch_idx == nullptr) return;
+  if (p.cache_batch_idx.data == nullptr) return;
   found.note(place_of(CheckStep::rows, b),
              below(IndexRule::among, names.rows, b, -1, p.cache_batch_idx[b], p.k_batches));
 }
@@ -117,18 +117,19 @@ constexpr void check_cached_row(const AttentionProblem& p, const KeyNames& names
 // What is used of sequence b, and the pages of that.
 constexpr void check_lengths(const AttentionProblem& p, const KeyNames& names, std::int64_t b, const Lane& lane,
                              FirstBadIndex& found) {
-  const std::int64_t rows = p.cu_seqlens_q ? std::int64_t{p.cu_seqlens_q[b + 1]} - p.cu_seqlens_q[b] : p.Sq;
-  const std::int64_t keys = p.cu_seqlens_k ? std::int64_t{p.cu_seqlens_k[b + 1]} - p.cu_seqlens_k[b] : p.Sk;
+  const std::int64_t rows = p.cu_seqlens_q.data ? std::int64_t{p.cu_seqlens_q[b + 1]} - p.cu_seqlens_q[b] : p.Sq;
+  const std::int64_t keys = p.cu_seqlens_k.data ? std::int64_t{p.cu_seqlens_k[b + 1]} - p.cu_seqlens_k[b] : p.Sk;
   const auto place = [&](int part, std::int64_t entry = 0) { return place_of(CheckStep::lengths, b, part, entry); };
-  if (p.seqused_q)
+  if (p.seqused_q.data)
     found.note(place(0), length_within(IndexRule::length, IndexName::seqused_q, b, p.seqused_q[b], rows));
-  if (p.seqused_k) found.note(place(1), length_within(IndexRule::length, names.seqused_k, b, p.seqused_k[b], keys));
-  const std::int64_t slots = p.seqused_k ? p.seqused_k[b] : keys;
-  const std::int64_t skipped = p.cache_leftpad ? p.cache_leftpad[b] : 0;
-  if (p.cache_leftpad) {
+  if (p.seqused_k.data)
+    found.note(place(1), length_within(IndexRule::length, names.seqused_k, b, p.seqused_k[b], keys));
+  const std::int64_t slots = p.seqused_k.data ? p.seqused_k[b] : keys;
+  const std::int64_t skipped = p.cache_leftpad.data ? p.cache_leftpad[b] : 0;
+  if (p.cache_leftpad.data) {
     found.note(place(2), length_within(IndexRule::used_length, IndexName::cache_leftpad, b, skipped, slots));
   }
-  if (p.page_table == nullptr || p.int4) return;
+  if (p.page_table.data == nullptr || p.int4) return;
   const std::int64_t end = clamped(slots, 0, keys), begin = clamped(skipped, 0, end);
   for (std::int64_t n = begin / p.page_size + lane.index; n * p.page_size < end; n += lane.count) {
     found.note(place(3, n), below(IndexRule::among_pages, IndexName::page_table, b, n,
@@ -138,7 +139,7 @@ constexpr void check_lengths(const AttentionProblem& p, const KeyNames& names, s
 
 // The pages of sequence b that hold its keys in 4 bits.
 constexpr void check_int4_pages(const AttentionProblem& p, std::int64_t b, const Lane& lane, FirstBadIndex& found) {
-  if (p.page_table == nullptr || !p.int4) return;
+  if (p.page_table.data == nullptr || !p.int4) return;
   const std::int64_t end = int4_blocks(clamped(p.seqused_k[b], 0, p.Sk));
   for (std::int64_t n = lane.index; n < end; n += lane.count) {
     found.note(

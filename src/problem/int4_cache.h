@@ -50,8 +50,9 @@ struct Int4Blocks {
   std::byte* data = nullptr;
   std::int64_t stride_row = 0, stride_block = 0, stride_h = 0;
   std::int64_t pages = 0;  // with a page table
+  bool given = false;      // of a sequence whose keys are all in the ring, too, whose data may be null
 
-  constexpr explicit operator bool() const { return data != nullptr; }
+  constexpr explicit operator bool() const { return given; }
 };
 
 }  // namespace heddle

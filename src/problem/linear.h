@@ -15,8 +15,10 @@ namespace heddle {
 
 // A tensor [..., width] as rows, the last dimension contiguous.
 struct RowsOf {
-  std::byte* data = nullptr;
+  std::byte* data = nullptr;  // null before there is any, too
   DType dtype = DType::f32;
+  bool given = false;
+  std::uint16_t alignment = 1;                           // bytes: a power of two
   std::array<std::int64_t, 3> shape{1, 1, 1}, stride{};  // of the leading dimensions, elements
 
   std::byte* row(std::int64_t m) const {
@@ -31,6 +33,7 @@ struct RowNorm {
   Norm kind = Norm::none;
   double eps = 0;
   const std::byte *weight = nullptr, *bias = nullptr;  // [K] of x's dtype; null: ones, zeros
+  int alignment = 256;                                 // of both, bytes: a power of two
 };
 
 // A call without bias, activation and norm; of dense weights without a format.
@@ -56,9 +59,10 @@ struct LinearProblem {
   lowbit::FragmentLayout fragments;  // of another, and where they are
   const std::byte* fragment_data = nullptr;
   lowbit::Matrix matrix;            // of order matrix or matrix8
-  const std::byte* kept = nullptr;  // [N, K] of kept_dtype, or null
+  bool has_kept = false;            // W in 16 bits, beside the format's or in its place
+  const std::byte* kept = nullptr;  // [N, K] of kept_dtype
   DType kept_dtype = DType::bf16;
-  RowsOf x, y, residual;            // residual.data: null if there is none
+  RowsOf x, y, residual;
   const std::byte* bias = nullptr;  // [N], or null
   Activation activation = Activation::none;
   RowNorm norm;
@@ -68,14 +72,14 @@ struct LinearProblem {
 struct LinearBackwardProblem {
   using Example = LinearExample;  // dx alone
 
-  LinearProblem forward;  // without y and residual; x.data: null if it is not read
-  RowsOf dy, dx;          // dx.data: null if it is not wanted, as the others
+  LinearProblem forward;  // without y and residual; x is not given if it is not read
+  RowsOf dy, dx;          // dx is not given if it is not wanted; the others are null
   std::byte *dbias = nullptr, *dnorm_weight = nullptr, *dnorm_bias = nullptr;
 
   bool activated() const { return forward.activation != Activation::none; }
   bool normed() const { return forward.norm.kind != Norm::none; }
   // Of the rows after the norm.
-  bool wants_rows() const { return dx.data != nullptr || dnorm_weight != nullptr || dnorm_bias != nullptr; }
+  bool wants_rows() const { return dx.given || dnorm_weight != nullptr || dnorm_bias != nullptr; }
 };
 
 // Kernel::extras.

@@ -20,9 +20,8 @@ struct Choice {
 };
 
 Choice choice(const Call& c, std::initializer_list<const char*> expected) {
-  alignas(16) static std::byte somewhere[16];
   const auto view = [](DType dtype, std::initializer_list<std::int64_t> shape) {
-    TensorView x(somewhere, dtype, shape);
+    TensorView x(nullptr, dtype, shape);
     x.device = Device::cuda;
     return x;
   };

@@ -19,9 +19,8 @@ struct Extents {
 };
 
 std::string chosen(const GpuModel& gpu, const Extents& x, Pass pass) {
-  alignas(16) static std::byte somewhere[16];
   const auto view = [](DType dtype, std::initializer_list<std::int64_t> shape) {
-    TensorView t(somewhere, dtype, shape);
+    TensorView t(nullptr, dtype, shape);
     t.device = Device::cuda;
     return t;
   };

@@ -71,6 +71,34 @@ TEST_P(CacheStepTest, RotatesAsTheSeparateOperationsDo) {
   EXPECT_TRUE(o.same_bits(expected));
 }
 
+// No new rows, and so none that have an address: q is rotated all the same.
+TEST_P(CacheStepTest, RotatesBesideNothingNew) {
+  CacheStep step(GetParam(), kNew);
+  const std::int64_t half = step.data.spec.D / 4;
+  HostTensor cos = HostTensor::input(DType::f32, {step.data.spec.Sk + 8, half}), sin = cos;
+  for (std::int64_t n = 0; n < cos.elements(); ++n) {
+    cos.set(n, std::cos(0.1 * static_cast<double>(n)));
+    sin.set(n, std::sin(0.1 * static_cast<double>(n)));
+  }
+  const Rotary rotary{cos.view(), sin.view(), false};
+  std::vector<HostTensor> results;
+  std::byte somewhere[4];
+  for (void* address : {static_cast<void*>(nullptr), static_cast<void*>(somewhere)}) {
+    TensorView k_new = step.k_new.view(), v_new = step.v_new.view();
+    k_new.shape[1] = v_new.shape[1] = 0;
+    k_new.data = v_new.data = address;
+    HostTensor k = step.k_cache, v = step.v_cache, o = step.data.new_o();
+    WorkspaceBuffer buffer;
+    Runtime runtime;
+    runtime.workspace = buffer.get(attention_with_kv_cache_workspace(step.data.q.view(), k_new, v_new, k.view(),
+                                                                     v.view(), rotary, options_of(step)));
+    attention_with_kv_cache(step.data.q.view(), k_new, v_new, k.view(), v.view(), o.view(), {}, rotary,
+                            options_of(step), runtime);
+    results.push_back(o);
+  }
+  EXPECT_TRUE(results[0].same_bits(results[1]));
+}
+
 INSTANTIATE_TEST_SUITE_P(Steps, CacheStepTest, ::testing::ValuesIn(cache_step_cases()), case_name);
 
 TEST(CacheStepArguments, BadOnesAreRefusedBeforeAnythingIsWritten) {

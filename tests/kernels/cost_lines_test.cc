@@ -15,9 +15,7 @@
 namespace heddle {
 namespace {
 
-alignas(64) std::byte somewhere[64];  // no data is read
-
-TensorView view(DType dtype, std::initializer_list<std::int64_t> shape) { return {somewhere, dtype, shape}; }
+TensorView view(DType dtype, std::initializer_list<std::int64_t> shape) { return {nullptr, dtype, shape}; }
 
 // Of the candidate of that name, for the example of a line, on an H200 that need not be here; its reason if it refuses.
 struct Answer {
@@ -54,14 +52,12 @@ Answer answer(const Kernel<Problem>& kernel, const LinearExample& c) {
     weights = dense_weights(w);
   } else {
     weights = packed_storage(lowbit::format_named(c.format), c.N, c.K, /*gated=*/false, c.order);
-    weights.data.data = somewhere;
   }
   if constexpr (std::is_same_v<Problem, LinearProblem>) {
     return answer_of(explain_linear_on(h200(), x, weights, options), kernel.name);
   } else {
     LinearGradients gradients;
     gradients.dx = x;
-    gradients.dx.data = reinterpret_cast<void*>(std::uintptr_t{1} << 40);  // apart from dy
     return answer_of(explain_linear_backward_on(h200(), y, x, weights, gradients, options), kernel.name);
   }
 }

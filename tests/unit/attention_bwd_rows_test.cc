@@ -17,7 +17,7 @@ struct Packed {
     problem.B = static_cast<std::int64_t>(cu_seqlens.size()) - 1;
     problem.q_rows = cu_seqlens.back();
     problem.Sq = 1000;
-    problem.cu_seqlens_q = cu_seqlens.data();
+    problem.cu_seqlens_q = {cu_seqlens.data(), true};
   }
 };
 

@@ -223,11 +223,9 @@ TEST(FragmentCodes, TakeTheBitsOfTheFormat) {
 }
 
 TEST(FragmentCodes, ExplainNamesTheCandidate) {
-  alignas(64) std::byte somewhere[64];
   PackedWeights weights = packed_storage(format_named("int4_g64"), 64, 128, false, WeightOrder::fragments16);
-  weights.data.data = somewhere;
   weights.device = weights.data.device = Device::cuda;
-  TensorView x(somewhere, DType::bf16, {4, 128});
+  TensorView x(nullptr, DType::bf16, {4, 128});
   x.device = Device::cuda;
   int found = 0;
   for (const Candidate& c : explain_linear(x, weights)) {

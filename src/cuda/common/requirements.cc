@@ -29,8 +29,8 @@ Refusal refuse_other_than_hopper() {
 
 bool has_rows_of_16_bytes(const Operand& x) {
   const std::int64_t piece = 16 / static_cast<std::int64_t>(size_of(x.dtype));
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && x.stride_b % piece == 0 &&
-         x.stride_s % piece == 0 && x.stride_h % piece == 0;
+  return x.alignment >= 16 && x.stride_d == 1 && x.stride_b % piece == 0 && x.stride_s % piece == 0 &&
+         x.stride_h % piece == 0;
 }
 
 Refusal refuse_unmappable(const char* name, const Operand& x) {

@@ -29,8 +29,8 @@ bool buffer_bytes(const AttentionProblem& p, std::int64_t& bytes) {
 bool in_pieces(const Operand& x, std::int64_t size) {
   if (x.dtype == DType::f8e4m3) return false;
   const std::int64_t piece = 16 / static_cast<std::int64_t>(size_of(x.dtype));
-  return reinterpret_cast<std::uintptr_t>(x.data) % 16 == 0 && x.stride_d == 1 && x.stride_b % piece == 0 &&
-         x.stride_s % piece == 0 && x.stride_h % piece == 0 && size % piece == 0;
+  return x.alignment >= 16 && x.stride_d == 1 && x.stride_b % piece == 0 && x.stride_s % piece == 0 &&
+         x.stride_h % piece == 0 && size % piece == 0;
 }
 
 Refusal supports(const AttentionProblem& p) {

@@ -13,12 +13,12 @@ constexpr std::int64_t round_up_to_tile(std::int64_t rows) { return (rows + kRow
 
 // Without reading index data.
 constexpr std::int64_t rows_per_head(const AttentionProblem& p) {
-  return p.cu_seqlens_q ? round_up_to_tile(p.q_rows + kRowTile * p.B) : p.B * round_up_to_tile(p.Sq);
+  return p.cu_seqlens_q.data ? round_up_to_tile(p.q_rows + kRowTile * p.B) : p.B * round_up_to_tile(p.Sq);
 }
 
 // Of sequence b in a head.
 constexpr std::int64_t first_row(const AttentionProblem& p, std::int64_t b, const Sequence& s) {
-  return p.cu_seqlens_q ? (s.q_begin + kRowTile * b) / kRowTile * kRowTile : b * round_up_to_tile(p.Sq);
+  return p.cu_seqlens_q.data ? (s.q_begin + kRowTile * b) / kRowTile * kRowTile : b * round_up_to_tile(p.Sq);
 }
 
 // Whether packed sequences lie one behind the other and are as short as was said; of those from `first` on, `step`
@@ -33,7 +33,7 @@ constexpr bool lie_apart(const AttentionProblem& p, std::int64_t first, std::int
     }
     return all;
   };
-  return apart(p.cu_seqlens_q, p.q_rows, p.Sq) && apart(p.cu_seqlens_k, p.k_rows, p.Sk);
+  return apart(p.cu_seqlens_q.data, p.q_rows, p.Sq) && apart(p.cu_seqlens_k.data, p.k_rows, p.Sk);
 }
 
 }  // namespace heddle::cuda::any::attention_bwd_rows

@@ -37,7 +37,7 @@ Codes place(const AttentionProblem& p, Places& places) {
     x.data = places.next((packed ? 1 : p.B) * heads * head);
     return x;
   };
-  const bool packed_q = p.cu_seqlens_q != nullptr;
+  const bool packed_q = p.cu_seqlens_q.given;
   const auto per_row = [&] {
     Scales x{.stride_b = packed_q ? 0 : p.H * p.q_rows, .stride_s = 1, .stride_h = p.q_rows};
     x.data = reinterpret_cast<float*>(
@@ -46,7 +46,7 @@ Codes place(const AttentionProblem& p, Places& places) {
   };
   const auto per_key_head = [&](std::int64_t bytes) { return places.next(p.B * p.Hkv * bytes); };
   c.q = rows(packed_q, p.H, p.q_rows);
-  c.k = rows(p.cu_seqlens_k != nullptr, p.Hkv, p.k_rows);
+  c.k = rows(p.cu_seqlens_k.given, p.Hkv, p.k_rows);
   c.q_scale = per_row();
   c.q_shift = per_row();
   c.groups =

@@ -22,7 +22,7 @@ std::string supports(const LinearBackwardProblem& p) {
     return "weights in order dense are of another dtype than x, and are not converted";
   }
   for (const RowsOf* rows : {&p.dy, &p.dx}) {
-    if (rows->data != nullptr && !linear::row_stride(*rows)) {
+    if (rows->given && !linear::row_stride(*rows)) {
       return text(rows == &p.dy ? "dy" : "dx", "'s rows must lie one stride apart");
     }
   }
@@ -61,7 +61,7 @@ struct Place {
     const Parts parts = parts_of(p);
     Arena arena(memory);
     dz = arena.take(p.activated() ? 2 * parts.rows * round_up(f.N, 8) : 0);
-    const std::int64_t of_columns = p.dx.data != nullptr ? 2 * f.N * round_up(parts.columns, 8) : 0;
+    const std::int64_t of_columns = p.dx.given ? 2 * f.N * round_up(parts.columns, 8) : 0;
     weights = arena.take(has_kept(f) ? 0 : std::max(of_columns, 2 * parts.sums_columns * round_up(f.K, 8)));
     sums = arena.take(4 * parts.sums_rows * round_up(parts.sums_columns, 4));
     dbias = arena.take<float>(p.dbias != nullptr ? 4 * kSlices * f.N : 0);
@@ -76,7 +76,7 @@ constexpr CostLine<LinearBackwardProblem> kBackwardCosts[] = {
 
 double estimate(const LinearBackwardProblem& p, int /*workers*/) {
   const LinearProblem& f = p.forward;
-  const double products = (p.activated() ? 1 : 0) + (p.dx.data != nullptr ? 1 : 0);
+  const double products = (p.activated() ? 1 : 0) + (p.dx.given ? 1 : 0);
   const double decoded = has_kept(f) ? 0 : memory_seconds(2.5 * static_cast<double>(f.N) * static_cast<double>(f.K));
   return cost_of(kBackwardCosts[0]).fixed + products * (product_seconds(f, 2, named(kBackwardCosts[0])) + decoded);
 }
@@ -163,7 +163,7 @@ void launch(const LinearBackwardProblem& p, const Runtime& runtime) {
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   if (f.M == 0) return clear(p.dbias, f.N, stream);
   if (f.N == 0) {
-    for (std::int64_t m = 0; p.dx.data != nullptr && m < f.M; ++m) clear(p.dx.row(m), f.K, stream);
+    for (std::int64_t m = 0; p.dx.given && m < f.M; ++m) clear(p.dx.row(m), f.K, stream);
     return;
   }
   const Place place(p, runtime.workspace.data);
@@ -177,7 +177,7 @@ void launch(const LinearBackwardProblem& p, const Runtime& runtime) {
         .data = dz, .dtype = f.dtype, .rows = rows, .columns = f.N, .stride = dz_stride, .partial = place.dbias};
     if (p.dbias != nullptr) add_columns(columns, m == 0, stream);
     if (p.dbias != nullptr && m + rows == f.M) write_columns(columns, p.dbias, stream);
-    if (p.dx.data != nullptr) rows_gradient(p, place, dz, dz_stride, m, rows, stream);
+    if (p.dx.given) rows_gradient(p, place, dz, dz_stride, m, rows, stream);
   }
 }
 

@@ -21,7 +21,7 @@ bool normed(const LinearProblem& p) { return p.norm.kind != Norm::none; }
 // or gelu with an approximate tanh, which bfloat16 does not show.
 bool fused(const LinearProblem& p) {
   if (p.activation == Activation::none) return true;
-  if (p.residual.data != nullptr) return false;
+  if (p.residual.given) return false;
   return p.activation == Activation::relu || (p.activation == Activation::gelu_tanh && p.dtype == DType::bf16);
 }
 bool finishes(const LinearProblem& p) { return !fused(p); }
@@ -38,7 +38,7 @@ Part part_of(const LinearProblem& p) {
 
 std::string supports(const LinearProblem& p) {
   if (!has_kept(p)) {
-    if (p.kept != nullptr) {
+    if (p.has_kept) {
       return text("the kept copy of W is ", name_of(p.kept_dtype), " and x is ", name_of(p.dtype));
     }
     // For E2M1 there are kernels as fast, which round no weight; and float16 would not hold every weight that the

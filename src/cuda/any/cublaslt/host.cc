@@ -11,7 +11,7 @@ namespace {
 constexpr std::int64_t kPartBytes = std::int64_t{32} << 20, kFewest = 256;
 
 std::string refuse_stride(const char* name, const RowsOf& rows, std::int64_t width) {
-  if (rows.data == nullptr) return "";
+  if (!rows.given) return "";
   const auto stride = linear::row_stride(rows);
   if (!stride) return text(name, "'s rows must lie one stride apart");
   const bool one_row = rows.shape[0] * rows.shape[1] * rows.shape[2] <= 1;
@@ -62,15 +62,14 @@ std::string refuse(const LinearProblem& p) {
 
 std::string refuse_pass(const LinearProblem& p) {
   const std::int64_t stride = linear::row_stride(p.x).value_or(0);
-  const auto at = [](const std::byte* data) { return reinterpret_cast<std::uintptr_t>(data) % 16; };
-  if (p.K % 8 != 0 || at(p.x.data) != 0 || stride % 8 != 0) {
+  if (p.K % 8 != 0 || (p.x.given && p.x.alignment < 16) || stride % 8 != 0) {
     return "x's rows must have a multiple of 8 elements and begin at multiples of 16 bytes";
   }
-  if (at(p.norm.weight) != 0 || at(p.norm.bias) != 0) return "the norm's parameters must be aligned to 16 bytes";
+  if (p.norm.alignment < 16) return "the norm's parameters must be aligned to 16 bytes";
   return "";
 }
 
-bool has_kept(const LinearProblem& p) { return p.kept != nullptr && p.kept_dtype == p.dtype; }
+bool has_kept(const LinearProblem& p) { return p.has_kept && p.kept_dtype == p.dtype; }
 
 double memory_seconds(double bytes) {
   const Cost* const tuned = tuned_cost(kCosts[1].name);

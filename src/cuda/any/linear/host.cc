@@ -14,13 +14,12 @@ constexpr std::int64_t kMostSums = std::int64_t{1} << 39, kMostColumns = std::in
 // The width is known where data is not: in queries, which must not answer for another candidate than the call takes.
 std::string refuse_rows(const char* name, const RowsOf& rows, std::int64_t width) {
   if (width % 8 != 0) return text(name, "'s rows must have a multiple of 8 elements; found ", width);
-  if (rows.data == nullptr) return "";
+  if (!rows.given) return "";
   const auto stride = row_stride(rows);
   if (!stride) return text(name, "'s rows must lie one stride apart");
-  if (reinterpret_cast<std::uintptr_t>(rows.data) % 16 != 0 || *stride % 8 != 0 || *stride < 0) {
+  if (rows.alignment < 16 || *stride % 8 != 0 || *stride < 0) {
     return text(name, "'s rows must begin at multiples of 16 bytes; found a stride of ", *stride,
-                " elements, and a first byte ", reinterpret_cast<std::uintptr_t>(rows.data) % 16,
-                " behind such a multiple");
+                " elements, and a first byte at a multiple of ", rows.alignment);
   }
   return "";
 }
@@ -64,10 +63,7 @@ std::string refuse(const LinearProblem& p) {
   }
   if (p.M * p.N > kMostSums) return text("y has more than ", kMostSums, " sums");
   if (std::string reason = refuse_rows("x", p.x, p.K); !reason.empty()) return reason;
-  for (const std::byte* parameters : {p.norm.weight, p.norm.bias}) {
-    if (reinterpret_cast<std::uintptr_t>(parameters) % 16 != 0)
-      return "the norm's parameters must be aligned to 16 bytes";
-  }
+  if (p.norm.alignment < 16) return "the norm's parameters must be aligned to 16 bytes";
   if (std::string reason = refuse_rows("y", p.y, p.outputs); !reason.empty()) return reason;
   return refuse_rows("residual", p.residual, p.outputs);
 }

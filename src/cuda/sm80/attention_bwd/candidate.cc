@@ -42,7 +42,7 @@ const Variant& variant_for(const AttentionProblem& p) {
   };
   // Rows up to the smaller tile would leave half of the larger one idle. Of packed sequences only the longest is known,
   // and what a sequence gets must not follow from it.
-  const bool long_rows = p.Sq > variants.plain.tile_q || p.cu_seqlens_q != nullptr;
+  const bool long_rows = p.Sq > variants.plain.tile_q || p.cu_seqlens_q.given;
   if (plain && fits(variants.large) && long_rows) return variants.large;
   if (plain && fits(variants.plain)) return variants.plain;
   return fits(variants.options) ? variants.options : variants.everywhere;
@@ -104,8 +104,8 @@ std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
 
 // Columns 2 n and 2 n + 1 of every row lie side by side, aligned to both.
 bool in_pairs(const Plane& x) {
-  return reinterpret_cast<std::uintptr_t>(x.data) % (2 * size_of(x.dtype)) == 0 && x.stride_j == 1 &&
-         x.stride_b % 2 == 0 && x.stride_h % 2 == 0 && x.stride_i % 2 == 0;
+  return x.alignment >= 2 * size_of(x.dtype) && x.stride_j == 1 && x.stride_b % 2 == 0 && x.stride_h % 2 == 0 &&
+         x.stride_i % 2 == 0;
 }
 
 int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min(size, kOpen)); }

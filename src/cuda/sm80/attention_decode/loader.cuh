@@ -17,9 +17,9 @@ struct Source {
   template <class C>
   __device__ static Source of(const Params& p, const Segment& s, const Operand& x, int head_size, int column) {
     constexpr std::int64_t kBytes = sizeof(typename C::Stored);
-    const std::int64_t batch = C::kInt4                          ? p.problem.int4_row(s.b)
-                               : p.problem.page_table != nullptr ? 0
-                                                                 : place_of(p, s.b, 0).batch;
+    const std::int64_t batch = C::kInt4                               ? p.problem.int4_row(s.b)
+                               : p.problem.page_table.data != nullptr ? 0
+                                                                      : place_of(p, s.b, 0).batch;
     return {x.data + (batch * x.stride_b + s.head * x.stride_h + column) * kBytes, x.stride_s * kBytes,
             x.stride_b * kBytes, head_size - column};
   }
@@ -46,7 +46,7 @@ class Loader {
         copy(first, to, [](const Source& x, int slot, bool) { return x.first + slot % kInt4Tail * x.row; });
       } else if (first + kStepKeys > e.new_begin) {
         add_new(first, stage, to);
-      } else if (p.problem.page_table == nullptr) {
+      } else if (p.problem.page_table.data == nullptr) {
         copy(first, to, [](const Source& x, int slot, bool) { return x.first + slot * x.row; });
       } else {
         copy(first, to, [&](const Source& x, int slot, bool exists) { return paged_row(x, slot, exists); });
@@ -120,7 +120,7 @@ class Loader {
     const AttentionProblem& a = p.problem;
     const auto old = [&](const Source& x, int slot, auto copy) {
       const bool exists = slot < s.end;
-      const std::byte* from = a.page_table != nullptr ? paged_row(x, slot, exists) : x.first + slot * x.row;
+      const std::byte* from = a.page_table.data != nullptr ? paged_row(x, slot, exists) : x.first + slot * x.row;
       copy(from, exists ? x.columns : 0);
     };
 #pragma unroll 1

@@ -29,11 +29,11 @@ struct Place {
 
 __device__ inline Place place_of(const Params& p, int b, int slot) {
   const AttentionProblem& a = p.problem;
-  if (a.cu_seqlens_k != nullptr) return {0, slot, true};
+  if (a.cu_seqlens_k.data != nullptr) return {0, slot, true};
   Paged at{b, slot};
-  if (a.page_table != nullptr) {
+  if (a.page_table.data != nullptr) {
     at = paged(p, b, slot);
-  } else if (a.cache_batch_idx != nullptr) {
+  } else if (a.cache_batch_idx.data != nullptr) {
     at.page = a.cache_batch_idx[b];
   }
   const int inside = clamped_page(p, at.page);

@@ -66,7 +66,7 @@ class Scores {
     for_each(slot, x, [&](float& y, int r, int at, int, int) {
       if (at < rows[r].begin || at >= min(rows[r].end, s.end)) y = -INFINITY;
     });
-    if (a.bias.data != nullptr || a.mask.data != nullptr || a.draft_mask != nullptr) add_planes(rows, slot, x);
+    if (a.bias.data != nullptr || a.mask.data != nullptr || a.draft_mask.data != nullptr) add_planes(rows, slot, x);
     std::uint32_t attended = 0;
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -115,7 +115,7 @@ class Scores {
     for_each(slot, x, [&](float& y, int r, int at, int, int) {
       if (y == -INFINITY) return;
       const int j = at - e.first_slot;
-      if (a.draft_mask != nullptr && a.draft_removes(s.b, {.sq = e.sq, .sk = e.sk}, rows[r].at.i, j)) {
+      if (a.draft_mask.data != nullptr && a.draft_removes(s.b, {.sq = e.sq, .sk = e.sk}, rows[r].at.i, j)) {
         y = -INFINITY;
         return;
       }

@@ -136,11 +136,11 @@ __device__ void load_keys(const Params& p, const TileWork<typename C::Walk>& w, 
     C::Rows::template load<C::kThreads>(to, x, static_cast<int>(size), tile * C::kTileK, w.walk.keys().begin,
                                         w.walk.keys().end, make_source);
   };
-  if (!Int8Qk<C> && a.page_table != nullptr) {
+  if (!Int8Qk<C> && a.page_table.data != nullptr) {
     load([&](int j, unsigned bytes) {
       return PagedRows<T>{data + bytes,
                           x,
-                          a.page_table + w.b * a.page_table_stride,
+                          a.page_table.data + w.b * a.page_table_stride,
                           p.page_size,
                           static_cast<int>(a.k_batches) - 1,
                           static_cast<unsigned>(w.k_slot + j)};

@@ -46,7 +46,7 @@ __device__ inline TileWork<typename C::Walk> describe_work(const Params& p) {
   w.k_slot = static_cast<int>(s.k_begin);
   const auto key0 = [&](const Operand& x, std::int64_t element_bytes) {
     const std::int64_t head = p.group.quotient(w.h) * x.stride_h;
-    if (p.problem.page_table != nullptr) return x.data + element_bytes * head;
+    if (p.problem.page_table.data != nullptr) return x.data + element_bytes * head;
     const std::int64_t b = p.problem.key_slot(w.b, s, 0).batch;
     return x.data + element_bytes * (head + b * x.stride_b + s.k_begin * x.stride_s);
   };

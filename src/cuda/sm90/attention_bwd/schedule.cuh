@@ -75,7 +75,7 @@ __device__ TileIndex tile_of_packed(const Params& p, int tile) {
 template <class C>
 __device__ bool find_work(const Params& p, int tile, Work& w) {
   const AttentionBackwardProblem& problem = p.problem;
-  const TileIndex at = problem.cu_seqlens_k != nullptr ? tile_of_packed<C>(p, tile) : tile_of_batch(p, tile);
+  const TileIndex at = problem.cu_seqlens_k.data != nullptr ? tile_of_packed<C>(p, tile) : tile_of_batch(p, tile);
   const bool takes_turns =
       p.turns != nullptr && __all_sync(0xffffffff, any::attention_bwd_rows::lie_apart(problem, threadIdx.x % 32, 32));
   if (at.sequence < 0 || threadIdx.x % 32 != 0) return false;
@@ -91,8 +91,8 @@ __device__ bool find_work(const Params& p, int tile, Work& w) {
   w.heads = static_cast<int>(problem.G) / p.parts;
   w.head = at.head * w.heads;
   w.key_sums_row = static_cast<int>(first_key_row(problem, at.sequence, s));
-  w.q_batch = problem.cu_seqlens_q != nullptr ? 0 : at.sequence;
-  w.k_batch = problem.cu_seqlens_k != nullptr ? 0 : at.sequence;
+  w.q_batch = problem.cu_seqlens_q.data != nullptr ? 0 : at.sequence;
+  w.k_batch = problem.cu_seqlens_k.data != nullptr ? 0 : at.sequence;
   w.q_row = static_cast<int>(s.q_begin);
   w.k_row = static_cast<int>(s.k_begin);
   w.statistics_row = static_cast<int>(any::attention_bwd_rows::first_row(problem, at.sequence, s));

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_decode_kernel(const __g
     ptx::registers_decrease<C::kServiceRegisters>();
     if (warp == 0) {
       // Where this CTA's work lies is found out while the barriers are made.
-      if (!p.equal_lengths || p.problem.cache_batch_idx != nullptr) ptx::previous_grid_wait();
+      if (!p.equal_lengths || p.problem.cache_batch_idx.data != nullptr) ptx::previous_grid_wait();
       Producer<C>(p, shared).run();
     } else {
       if (threadIdx.x == 32) init_barriers(control, p.plan.stages, copies_q<C>(p));

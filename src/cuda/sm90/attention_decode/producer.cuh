@@ -99,7 +99,7 @@ class Producer {
     for (int n = lane; n < boxes * C::kPanels; n += 32) {
       const int box = n / C::kPanels, panel = n % C::kPanels;
       int row = from + (box << plan.box_shift), batch = piece.cache_row;
-      if (problem.page_table != nullptr) {
+      if (problem.page_table.data != nullptr) {
         const int size = static_cast<int>(problem.page_size), page = row / size;
         batch = static_cast<int>(
             clamped(problem.page_table[piece.sequence * problem.page_table_stride + page], 0, problem.k_batches - 1));

@@ -210,11 +210,11 @@ class QueryWarp {
   // another sequence's to write.
   __device__ bool has_place(const Piece& piece, int slot) const {
     const AttentionProblem& problem = p.problem;
-    const std::int32_t* const at = problem.page_table != nullptr
-                                       ? problem.page_table + piece.sequence * problem.page_table_stride +
-                                             static_cast<unsigned>(slot) / static_cast<unsigned>(problem.page_size)
-                                   : problem.cache_batch_idx != nullptr ? problem.cache_batch_idx + piece.sequence
-                                                                        : nullptr;
+    const std::int32_t* const at =
+        problem.page_table.data != nullptr ? problem.page_table.data + piece.sequence * problem.page_table_stride +
+                                                 static_cast<unsigned>(slot) / static_cast<unsigned>(problem.page_size)
+        : problem.cache_batch_idx.data != nullptr ? problem.cache_batch_idx.data + piece.sequence
+                                                  : nullptr;
     return at == nullptr || static_cast<unsigned>(*at) < static_cast<unsigned>(problem.k_batches);
   }
 
@@ -235,10 +235,12 @@ class QueryWarp {
       const AttentionProblem::Slot at = problem.key_slot(piece.sequence, Sequence{}, slot);
       store_row(problem.append.k_new.at(piece.sequence, slot - length, h), problem.append.k_new.dtype,
                 problem.k.at(at.batch, at.row, h), static_cast<int>(problem.D), problem.append.rotary, slot,
-                problem.k_scale ? problem.k_scale.place(at.batch, at.row, h) : nullptr, problem.append.finds_k_scale);
+                problem.k_scale.data ? problem.k_scale.place(at.batch, at.row, h) : nullptr,
+                problem.append.finds_k_scale);
       store_row(problem.append.v_new.at(piece.sequence, slot - length, h), problem.append.v_new.dtype,
                 problem.v.at(at.batch, at.row, h), static_cast<int>(problem.Dv), RotaryTables{}, slot,
-                problem.v_scale ? problem.v_scale.place(at.batch, at.row, h) : nullptr, problem.append.finds_v_scale);
+                problem.v_scale.data ? problem.v_scale.place(at.batch, at.row, h) : nullptr,
+                problem.append.finds_v_scale);
     }
   }
 

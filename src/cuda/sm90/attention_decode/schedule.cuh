@@ -114,8 +114,8 @@ class Schedule {
     piece.sk = span.sk;
     piece.off = span.off;
     const AttentionProblem& problem = p.problem;
-    piece.cache_row = problem.cu_seqlens_k != nullptr ? 0
-                      : problem.cache_batch_idx != nullptr
+    piece.cache_row = problem.cu_seqlens_k.data != nullptr ? 0
+                      : problem.cache_batch_idx.data != nullptr
                           ? static_cast<int>(clamped(problem.cache_batch_idx[sequence], 0, problem.k_batches - 1))
                           : sequence;
     piece.k_begin = span.k_begin;

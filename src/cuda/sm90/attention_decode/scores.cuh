@@ -84,7 +84,7 @@ __device__ __forceinline__ void apply_options(const Params& p, const Piece& piec
       x = bias == -INFINITY ? bias : x + bias;  // a removed pair's score may be NaN
     }
     if (problem.mask.data != nullptr && !load_flag(problem.mask, b, h, i, j)) x = -INFINITY;
-    if (problem.draft_mask != nullptr && j >= draft) {
+    if (problem.draft_mask.data != nullptr && j >= draft) {
       const int bits = problem.draft_mask[b * problem.draft_mask_stride + i];
       if ((bits >> (j - draft) & 1) == 0) x = -INFINITY;
     }

@@ -163,7 +163,7 @@ class WarpBlocks : protected Products<C> {
     const float* const row = control.scale_row[this->warp][of_keys ? 0 : 1];
     if (row == nullptr) return nullptr;
     const int slot = min(max(from + lane() % kKeyTile, piece.k_begin + piece.begin), piece.end_slot - 1);
-    if (p.problem.page_table != nullptr) return scale_in_page(piece, slot);
+    if (p.problem.page_table.data != nullptr) return scale_in_page(piece, slot);
     const int stride = static_cast<int>(of_keys ? p.problem.k_scale.stride_s : p.problem.v_scale.stride_s);
     return row + std::int64_t{slot} * stride;
   }

@@ -32,8 +32,7 @@ bool is_aligned(const Plane& x, std::int64_t bytes) {
   const auto multiple = [&](std::int64_t stride) {
     return stride >= 0 && stride * static_cast<std::int64_t>(size_of(x.dtype)) % bytes == 0;
   };
-  return reinterpret_cast<std::uintptr_t>(x.data) % static_cast<std::uintptr_t>(bytes) == 0 && multiple(x.stride_b) &&
-         multiple(x.stride_h) && multiple(x.stride_i);
+  return x.alignment >= bytes && multiple(x.stride_b) && multiple(x.stride_h) && multiple(x.stride_i);
 }
 
 // How a variant whose options these are reads a bias or mask; direct is for all that remains.

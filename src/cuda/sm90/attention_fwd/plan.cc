@@ -43,7 +43,7 @@ Plan make_plan(const AttentionProblem& p, int consumers) {
   const int rows = consumers * plan.positions;
   plan.q_tiles = static_cast<int>((p.Sq + rows - 1) / rows);
   const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
-  const bool packed = p.cu_seqlens_q != nullptr, uneven = packed || p.cu_seqlens_k || p.seqused_k || p.seqused_q;
+  const bool packed = p.cu_seqlens_q.given, uneven = packed || p.cu_seqlens_k || p.seqused_k || p.seqused_q;
   // Below, dealing tiles out in turn balances well enough, and costs no counter.
   plan.dynamic = uneven || (band && p.Sk > 1024);
   // Half of the L2 cache for keys and values; a power of two, so that the last section is not a small one.
@@ -61,7 +61,7 @@ Plan make_plan(const AttentionProblem& p, int consumers) {
 }
 
 void fill(Params& params, const AttentionProblem& p, const Plan& plan, int tile_k) {
-  const bool packed_q = p.cu_seqlens_q != nullptr, packed_k = p.cu_seqlens_k != nullptr;
+  const bool packed_q = p.cu_seqlens_q.given, packed_k = p.cu_seqlens_k.given;
   const std::int64_t q_rows = p.q_rows, k_rows = p.k_rows, q_batch = packed_q ? 1 : p.B, k_batch = packed_k ? 1 : p.B;
   const int columns = 128 / static_cast<int>(size_of(p.q.dtype));
   params.q =
@@ -93,10 +93,10 @@ void fill(Params& params, const AttentionProblem& p, const Plan& plan, int tile_
   params.B = static_cast<int>(p.B);
   params.q_rows = static_cast<int>(q_rows);
   params.k_rows = static_cast<int>(std::max<std::int64_t>(k_rows, 1));
-  params.cu_seqlens_q = p.cu_seqlens_q;
-  params.cu_seqlens_k = p.cu_seqlens_k;
-  params.seqused_q = p.seqused_q;
-  params.seqused_k = p.seqused_k;
+  params.cu_seqlens_q = p.cu_seqlens_q.data;
+  params.cu_seqlens_k = p.cu_seqlens_k.data;
+  params.seqused_q = p.seqused_q.data;
+  params.seqused_k = p.seqused_k.data;
   params.k_appended = static_cast<int>(p.k_appended);
   params.heads = plan.units;
   params.pack = plan.pack;
