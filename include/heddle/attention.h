@@ -4,17 +4,18 @@
 //   batched   q [B, Sq, H, D]      k [B, Sk, Hkv, D]   v [B, Sk, Hkv, Dv]   o [B, Sq, H, Dv]   lse [B, H, Sq]
 //   packed    q [total_q, H, D]    with cu_seqlens_q;  o [total_q, H, Dv];  lse [H, total_q];  k, v likewise
 //   paged     k [pages, page_size, Hkv, D]   v [pages, page_size, Hkv, Dv]  with page_table
-// q, k, v, o share one dtype (f32, f16 or bf16); lse is f32. Strides are free, except that an output must not overlap
-// itself, another, or what is read.
-// k and v may also be f8e4m3 beside 16-bit q and o (a cache in 8 bits), or q, k and v all f8e4m3 with o f16 or bf16; a
-// stored x then stands for x * scale (q_scale, k_scale, v_scale), and every formula is about what it stands for.
+// q, k, v, o share one dtype (f32, f16 or bf16), but for an o in f32 (float32_out); lse is f32. Strides are free,
+// except that an output must not overlap itself, another, or what is read. k and v may also be f8e4m3 beside 16-bit q
+// and o (a cache in 8 bits), or q, k and v all f8e4m3 with o f16 or bf16; a stored x then stands for x * scale
+// (q_scale, k_scale, v_scale), and every formula is about what it stands for.
 //
 // Meaning (the same on every backend):
 //   s_ij = scale * q_i . k_j;  s = softcap * tanh(s / softcap) if softcap > 0;  s += -slope_h * |i + off - j|;
 //   s += bias_ij;  masks then remove pairs;  p = softmax_j(s);  o_i = sum_j dropout(p_ij) v_j;
 //   lse_i = ln(sum_j exp(s_ij) + exp(sink_h)), before dropout.
-// off = 0 for Causal::top_left, else Sk - Sq (lengths as used). A row without any key gives o = 0 and lse = -inf (with
-// a sink, lse = sink), and no gradient for q, k and v. FlashAttention: Dao et al., arXiv 2205.14135; 2307.08691.
+// off = 0 for Causal::top_left, else Sk - Sq (lengths as used). In a piece of a longer problem (q_offset, key_offset)
+// off is q_offset - key_offset of the sequence, whatever the lengths. A row without any key gives o = 0 and lse = -inf
+// (with a sink, lse = sink), and no gradient for q, k and v. FlashAttention: Dao et al., arXiv 2205.14135; 2307.08691.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,8 @@ namespace heddle {
 enum class Causal : std::uint8_t { none, top_left, bottom_right };
 
 // Bernoulli dropout of the probabilities, Philox4x32-10 keyed by `seed`, counted by (offset, batch, head, i, j): the
-// same mask in forward and backward, on every backend, whatever the tiling.
+// same mask in forward and backward, on every backend, whatever the tiling. i and j are positions in a piece of a
+// longer problem, whose pieces so have the whole's mask; the sequence and the head are the call's.
 struct Dropout {
   float p = 0.0f;  // probability of dropping, in [0, 1)
   std::uint64_t seed = 0;
@@ -72,6 +74,15 @@ struct AttentionOptions {
   // k and v (not paged) that each sequence reads; leftpad: int32 [B], slots to skip before the first key.
   TensorView page_table, cache_batch_idx, cache_leftpad;
 
+  // A piece of a longer problem (docs/partial.md): int32 [B], positions of the first row and of the first key of each
+  // sequence; where one is given, the other is 0 if it is not. Row i stands at position q_offset[b] + i and key j at
+  // key_offset[b] + j, below 2^31. Causality, window, ALiBi and dropout are about these positions: causal is none or
+  // top_left, which lets a row attend the keys at its own position and before. Bias and mask (and dbias) have the
+  // piece's rows and the longer problem's columns: key j's is key_offset[b] + j, and there are as many as the caller
+  // has, the same number for both, or 1. Not beside draft_mask.
+  TensorView q_offset, key_offset;
+  bool float32_out = false;  // o and d_o are f32, whatever q's dtype: o is then not rounded to it
+
   // f32, beside f8e4m3 operands: the shape of q (k, v) without its last extent, each extent that or 1. So [1, 1, 1] is
   // one number, [B, 1, H] one for each head of each sequence, [B, Sq, H] one for each row. Not given: 1.
   TensorView q_scale, k_scale, v_scale;
@@ -93,10 +104,18 @@ std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k
 void attention_forward(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
                        const TensorView& lse, const AttentionOptions& options, const Runtime& runtime);
 
-// Gradients to write. A view that is not given is not computed. Each has its tensor's shape; dq, dk, dv have q's dtype,
-// dbias has bias's shape and dtype (summed over broadcast extents), dsink is f32 [H].
+// Gradients to write. A view that is not given is not computed. Each has its tensor's shape; dq, dk, dv have q's dtype
+// or f32, dbias has bias's shape and dtype (summed over broadcast extents), dsink is f32 [H].
 struct AttentionGradients {
   TensorView dq, dk, dv, dbias, dsink;
+  // dq, dk and dv, all f32, are added to: each element once, by the call's own sum, so that calls that come one after
+  // another are summed in their order. dbias and dsink are written all the same.
+  bool accumulate = false;
+  // o and lse are those of a longer problem, of which this call is a piece: p_ij = exp(s_ij - lse_i), and dq is what
+  // the piece's keys add to the longer problem's, dk and dv what its rows add. The sink is the one that the merge had,
+  // and dsink that of all these rows' keys, whichever piece is asked. A row whose lse is 2^17 or more from 0 has lost
+  // in float32 how many keys share it, which a piece cannot find again: the gradients of such a row are not exact.
+  bool merged = false;
 };
 
 std::size_t attention_backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,

@@ -9,6 +9,7 @@
 #include "heddle/int4_cache.h"
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
+#include "heddle/partial.h"
 #include "heddle/runtime.h"
 #include "heddle/safetensors.h"
 #include "heddle/tensor.h"

@@ -144,6 +144,7 @@ const AttentionBackwardKernel kAttentionBackward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
+    .extras = kPiece | kFloat32Out | kFloat32Gradients,
 };
 
 }  // namespace heddle::cpu

@@ -88,7 +88,7 @@ const AttentionForwardKernel kAttentionForwardBaseline = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
-    .extras = kDraftMask,
+    .extras = kDraftMask | kPiece | kFloat32Out,
 };
 
 }  // namespace heddle::cpu

@@ -270,7 +270,7 @@ inline void WriteGradient(const AttentionBackwardProblem& p, const Operand& to, 
     }
     // Padding of the last block adds to rows beyond the used keys; what is there is no gradient.
     if (j >= s.sk) std::memset(row, 0, static_cast<std::size_t>(width) * 4);
-    StoreRow(row, width, to.at(b, s.k_begin + j, kv_head), to.dtype, to.stride_d);
+    PutRow(row, width, to.at(b, s.k_begin + j, kv_head), to, p.accumulate);
   }
 }
 

@@ -78,7 +78,7 @@ class BackwardRows {
   static constexpr float kAbsorbing = 131072.0f;
   bool absorbed(std::int64_t group, std::int64_t lane) const {
     const float lse = std::abs(this->lse(group)[lane]);
-    return natural_logits(p_) && lse >= kAbsorbing && lse < kInfinity;
+    return natural_logits(p_) && !p_.merged && lse >= kAbsorbing && lse < kInfinity;
   }
   bool absorbed(std::int64_t group) const {
     for (std::int64_t lane = 0; lane < kGroup; ++lane) {
@@ -101,7 +101,7 @@ class BackwardRows {
   // dq [d][kGroup] of the group, to memory.
   void store_dq(const Head& head, std::int64_t group, const float* dq) const {
     ScatterRows(p_, p_.dq, p_.D, w_.dp, head.b, head.s, head.kv_head, rows_[group].begin, rows_[group].count, dq,
-                kGroup, line_);
+                kGroup, line_, p_.accumulate);
   }
 
  private:

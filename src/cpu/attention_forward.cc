@@ -166,7 +166,7 @@ const AttentionForwardKernel kAttentionForward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
-    .extras = kE4m3 | kDraftMask | kInt4,
+    .extras = kE4m3 | kDraftMask | kInt4 | kPiece | kFloat32Out,
 };
 
 }  // namespace heddle::cpu

@@ -16,8 +16,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
+// Sums of a row of dbias: one for each of its columns, of keys where it has but one, which is their sum.
+inline std::int64_t BiasSumColumns(const AttentionBackwardProblem& p) {
+  return p.bias_columns == 1 ? p.Sk : p.bias_columns;
+}
 inline std::int64_t BiasSums(const AttentionBackwardProblem& p) {
-  return round_up((p.bias_rows == 1 ? 1 : kBiasRows) * p.Sk, 16);
+  return round_up((p.bias_rows == 1 ? 1 : kBiasRows) * BiasSumColumns(p), 16);
 }
 inline std::size_t BiasScratch(const AttentionBackwardProblem& p) {
   return static_cast<std::size_t>(BiasSums(p)) * 4 +
@@ -28,7 +32,8 @@ inline void BiasGradient(const AttentionBackwardProblem& p, const BiasTask& task
   auto* sums = reinterpret_cast<float*>(memory);
   memory += BiasSums(p) * 4;
   const std::int64_t rows = p.bias_rows == 1 ? 1 : task.row_end - task.row_begin;
-  std::memset(sums, 0, static_cast<std::size_t>(rows * p.Sk) * 4);
+  const std::int64_t columns = BiasSumColumns(p);
+  std::memset(sums, 0, static_cast<std::size_t>(rows * columns) * 4);
   const std::int64_t b_end = p.bias_batch == 1 ? p.B : task.bias_b + 1,
                      h_end = p.bias_heads == 1 ? p.H : task.bias_h + 1;
   for (std::int64_t b = task.bias_b; b < b_end; ++b) {
@@ -42,11 +47,12 @@ inline void BiasGradient(const AttentionBackwardProblem& p, const BiasTask& task
       }
       const Sequence s = p.sequence(b);
       const Head head{one, b, h, s};
+      float* const first = sums + (p.bias_columns == 1 ? 0 : s.key_offset);
       WithBackwardTile(one, kBiasRows, memory, [&](auto& tile) {
         for (std::int64_t i = task.row_begin; i < std::min(task.row_end, s.sq); i += kBiasRows) {
-          float* to = p.bias_rows == 1 ? sums : sums + (i - task.row_begin) * p.Sk;
+          float* to = p.bias_rows == 1 ? first : first + (i - task.row_begin) * columns;
           tile.add_bias_gradient(head, i, std::min({i + kBiasRows, task.row_end, s.sq}), to,
-                                 p.bias_rows == 1 ? 0 : p.Sk);
+                                 p.bias_rows == 1 ? 0 : columns);
         }
       });
     }
@@ -55,10 +61,10 @@ inline void BiasGradient(const AttentionBackwardProblem& p, const BiasTask& task
     const std::int64_t at = p.bias_rows == 1 ? 0 : task.row_begin + i;
     for (std::int64_t j = 0; j < p.bias_columns; ++j) {
       double value = 0;
-      if (p.bias_columns == p.Sk) {
-        value = sums[i * p.Sk + j];
+      if (p.bias_columns == columns) {
+        value = sums[i * columns + j];
       } else {
-        for (std::int64_t k = 0; k < p.Sk; ++k) value += sums[i * p.Sk + k];
+        for (std::int64_t k = 0; k < columns; ++k) value += sums[i * columns + k];
       }
       store_element(p.dbias.data, p.dbias.dtype, p.dbias.offset(task.bias_b, task.bias_h, at, j),
                     static_cast<float>(value));

@@ -10,6 +10,7 @@
 #include "cpu/plan.h"
 #include "cpu/row_ops.h"
 #include "problem/attention.h"
+#include "problem/partial.h"
 
 namespace heddle::cpu {
 
@@ -50,6 +51,11 @@ struct Kernels {
                          std::int64_t b, std::int64_t kv_head, float* sums, std::int64_t count, std::int64_t stride);
   std::size_t (*bias_scratch)(const AttentionBackwardProblem&);
   void (*bias_gradient)(const AttentionBackwardProblem&, const BiasTask&, std::byte* scratch);
+
+  // Partial results of whole calls: rows [begin, end) of all batches', counted b * S + i; and dsink of head h.
+  void (*merge_partials)(const MergeProblem&, std::int64_t begin, std::int64_t end);
+  void (*merge_partials_backward)(const MergeBackwardProblem&, std::int64_t begin, std::int64_t end);
+  void (*merge_sink_gradient)(const MergeBackwardProblem&, std::int64_t h);
 
   RowKernels model_rows;
   LowbitKernels lowbit;

@@ -69,16 +69,24 @@ void GatherRowsTransposed(const AttentionProblem& p, const Operand& x, std::int6
   }
 }
 
-// The reverse for f32: columns in[d][lane] to rows of x, rounded to its dtype.
+// Writes a row of x, rounded to its dtype, or adds to it, in f32.
+inline void PutRow(const float* HWY_RESTRICT from, std::int64_t count, std::byte* to, const Operand& x, bool add) {
+  if (!add) return StoreRow(from, count, to, x.dtype, x.stride_d);
+  auto* sums = reinterpret_cast<float*>(to);
+  for (std::int64_t d = 0; d < count; ++d) sums[d * x.stride_d] += from[d];
+}
+
+// The reverse for f32: columns in[d][lane] to rows of x, rounded to its dtype or added to it.
 inline void ScatterRows(const AttentionProblem& p, const Operand& x, std::int64_t width, std::int64_t padded,
                         std::int64_t b, const Sequence& s, std::int64_t kv_head, std::int64_t row_begin,
-                        std::int64_t count, const float* HWY_RESTRICT in, std::int64_t ld, float* HWY_RESTRICT line) {
+                        std::int64_t count, const float* HWY_RESTRICT in, std::int64_t ld, float* HWY_RESTRICT line,
+                        bool add = false) {
   for (std::int64_t lane = 0; lane < count; lane += 4) {
     FetchRows<1>(p, x, width, b, s, kv_head, row_begin, lane, count);
     for (std::int64_t d = 0; d < padded; d += 4) Transpose4x4(in + d * ld + lane, ld, line + d, padded);
     for (std::int64_t k = 0; k < 4 && lane + k < count; ++k) {
       const Row row = row_at(p, kv_head, row_begin + lane + k);
-      StoreRow(line + k * padded, width, x.at(b, s.q_begin + row.i, row.h), x.dtype, x.stride_d);
+      PutRow(line + k * padded, width, x.at(b, s.q_begin + row.i, row.h), x, add);
     }
   }
 }

@@ -55,8 +55,10 @@ inline void LoadBiasAndMask(const Head& head, const GroupRows& g, std::int64_t b
     for (std::int64_t j = begin; j < begin + count; ++j) {
       float value = 0.0f;
       if (j < end) {
-        if (p.bias) value = load_element(p.bias.data, p.bias.dtype, p.bias.offset(head.b, row.h, row.i, j));
-        if (p.mask && p.mask.as<const std::uint8_t>()[p.mask.offset(head.b, row.h, row.i, j)] == 0) value = -kInfinity;
+        const std::int64_t column = head.s.key_offset + j;
+        if (p.bias) value = load_element(p.bias.data, p.bias.dtype, p.bias.offset(head.b, row.h, row.i, column));
+        if (p.mask && p.mask.as<const std::uint8_t>()[p.mask.offset(head.b, row.h, row.i, column)] == 0)
+          value = -kInfinity;
         if (p.draft_removes(head.b, head.s, row.i, j)) value = -kInfinity;
       }
       extra[(j - begin) * kGroup + lane] = value;
@@ -117,11 +119,11 @@ inline void DropoutFactors(const Head& head, const GroupRows& g, std::int64_t be
     const Row row = row_at(p, head.kv_head, g.begin + lane);
     const auto h = static_cast<std::uint32_t>(head.b * p.H + row.h);
     std::array<std::uint32_t, 4> words{};
-    for (std::int64_t j = begin; j < begin + count; ++j) {
-      if (j == begin || j % 4 == 0) {
-        words = dropout_words(p.dropout, h, static_cast<std::uint32_t>(row.i), static_cast<std::uint32_t>(j / 4));
-      }
-      factors[(j - begin) * kGroup + lane] = words[j % 4] >= threshold ? keep : 0.0f;
+    const auto i = static_cast<std::uint32_t>(head.s.q_offset + row.i);
+    for (std::int64_t k = 0; k < count; ++k) {
+      const std::int64_t j = head.s.key_offset + begin + k;
+      if (k == 0 || j % 4 == 0) words = dropout_words(p.dropout, h, i, static_cast<std::uint32_t>(j / 4));
+      factors[k * kGroup + lane] = words[j % 4] >= threshold ? keep : 0.0f;
     }
   }
 }
@@ -134,8 +136,9 @@ inline void AttendedKeys(const Head& head, const GroupRows& g, std::int64_t begi
     for (std::int64_t lane = 0; lane < g.count && !any; ++lane) {
       if (j < g.low[lane] || j >= g.high[lane]) continue;
       const Row row = row_at(p, head.kv_head, g.begin + lane);
-      if (p.mask && p.mask.as<const std::uint8_t>()[p.mask.offset(head.b, row.h, row.i, j)] == 0) continue;
-      if (p.bias && load_element(p.bias.data, p.bias.dtype, p.bias.offset(head.b, row.h, row.i, j)) == -kInfinity)
+      const std::int64_t column = head.s.key_offset + j;
+      if (p.mask && p.mask.as<const std::uint8_t>()[p.mask.offset(head.b, row.h, row.i, column)] == 0) continue;
+      if (p.bias && load_element(p.bias.data, p.bias.dtype, p.bias.offset(head.b, row.h, row.i, column)) == -kInfinity)
         continue;
       if (p.draft_removes(head.b, head.s, row.i, j)) continue;
       any = true;

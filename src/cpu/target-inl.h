@@ -14,6 +14,7 @@
 #include "cpu/linear_norm-inl.h"
 #include "cpu/lowbit_decode-inl.h"
 #include "cpu/lowbit_encode-inl.h"
+#include "cpu/partial-inl.h"
 #include "cpu/row_ops-inl.h"
 #include "cpu/simd-inl.h"
 #include "cpu/unit-inl.h"
@@ -46,6 +47,9 @@ const Kernels kKernels = {
     .write_gradient = WriteGradient,
     .bias_scratch = BiasScratch,
     .bias_gradient = BiasGradient,
+    .merge_partials = MergePartials,
+    .merge_partials_backward = MergePartialsBackward,
+    .merge_sink_gradient = MergeSinkGradient,
     .model_rows = kRowKernels,
     .lowbit = {.largest = LargestWeight, .encode = EncodeRow, .decode = DecodeRow},
     .linear = {.scratch = LinearScratch,

@@ -10,7 +10,7 @@ namespace heddle {
 namespace {
 
 // All that a call reads beside its operands.
-std::array<Named, 15> read_options(const AttentionOptions& o) {
+std::array<Named, 17> read_options(const AttentionOptions& o) {
   return {{{"bias", &o.bias},
            {"mask", &o.mask},
            {"alibi_slopes", &o.alibi_slopes},
@@ -22,6 +22,8 @@ std::array<Named, 15> read_options(const AttentionOptions& o) {
            {"page_table", &o.page_table},
            {"cache_batch_idx", &o.cache_batch_idx},
            {"cache_leftpad", &o.cache_leftpad},
+           {"q_offset", &o.q_offset},
+           {"key_offset", &o.key_offset},
            {"draft_mask", &o.draft_mask},
            {"q_scale", &o.q_scale},
            {"k_scale", &o.k_scale},
@@ -60,7 +62,7 @@ AttentionProblem checked_forward_problem(const Check& check, const TensorView& q
   const ProblemBuilder builder(check, q, k, v, options, names);
   builder.build(p);
   if (o.given()) {
-    p.o = builder.rows_like_q(p, o, outputs.o, p.Dv);
+    p.o = builder.output(p, o, outputs.o);
     check.not_overlapping(o, outputs.o);
   }
   if (lse.given()) {
@@ -86,20 +88,22 @@ AttentionBackwardProblem checked_backward_problem(const Check& check, const Tens
   check.require(!p.page_table, "page_table has no backward: gather the keys first");
   check.require(!p.cache_batch_idx, "cache_batch_idx has no backward: gather the keys first");
   check.require(!p.cache_leftpad, "cache_leftpad has no backward: gather the keys first");
-  if (o.given()) p.o = builder.rows_like_q(p, o, "o", p.Dv);
+  if (o.given()) p.o = builder.output(p, o, "o");
   if (lse.given()) p.lse = builder.per_row(p, lse, "lse");
-  if (d_o.given()) p.d_o = builder.rows_like_q(p, d_o, "d_o", p.Dv);
+  if (d_o.given()) p.d_o = builder.output(p, d_o, "d_o");
   if (d_lse.given()) p.d_lse = builder.per_row(p, d_lse, "d_lse");
+  p.accumulate = gradients.accumulate;
+  p.merged = gradients.merged;
   if (gradients.dq.given()) {
-    p.dq = builder.rows_like_q(p, gradients.dq, "dq", p.D);
+    p.dq = builder.gradient(gradients.dq, "dq", q, "q", builder.packed_q(), p.accumulate);
     check.not_overlapping(gradients.dq, "dq");
   }
   if (gradients.dk.given()) {
-    p.dk = builder.like(gradients.dk, "dk", k, "k", builder.packed_k());
+    p.dk = builder.gradient(gradients.dk, "dk", k, "k", builder.packed_k(), p.accumulate);
     check.not_overlapping(gradients.dk, "dk");
   }
   if (gradients.dv.given()) {
-    p.dv = builder.like(gradients.dv, "dv", v, "v", builder.packed_k());
+    p.dv = builder.gradient(gradients.dv, "dv", v, "v", builder.packed_k(), p.accumulate);
     check.not_overlapping(gradients.dv, "dv");
   }
   if (gradients.dbias.given()) {

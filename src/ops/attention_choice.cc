@@ -21,6 +21,15 @@ Problem in_a_large_batch(const Problem& problem) {
   return p;
 }
 
+// What forward and backward have in common.
+Refusal missing_of_pieces(unsigned extras, const AttentionProblem& p) {
+  if (p.piece() && (extras & kPiece) == 0) return "it has no q_offset and key_offset";
+  if (p.float32_out && p.dtype != DType::f32 && (extras & kFloat32Out) == 0) {
+    return text("it does not take o in float32 beside q of ", name_of(p.dtype));
+  }
+  return "";
+}
+
 }  // namespace
 
 std::span<const AttentionForwardKernel* const> Operation<AttentionProblem>::candidates() {
@@ -37,11 +46,25 @@ std::span<const AttentionBackwardKernel* const> Operation<AttentionBackwardProbl
 
 Refusal Operation<AttentionProblem>::missing(unsigned extras, const AttentionProblem& p) {
   const auto lacks = [&](Extra extra) { return (extras & extra) == 0; };
+  if (Refusal reason = missing_of_pieces(extras, p); !reason.empty()) return reason;
   if (p.k.dtype == DType::f8e4m3 && lacks(kE4m3)) return "it does not read float8_e4m3fn";
   if (p.int4 && lacks(kInt4)) return "it does not read a cache in 4 bits";
   if (p.draft_mask && lacks(kDraftMask)) return "it has no draft_mask";
   if (p.append && lacks(kAppend)) return "it does not append keys";
   if (p.precision == Precision::int8_qk && lacks(kInt8Qk)) return "it does not multiply q and k in 8 bits (int8_qk)";
+  return "";
+}
+
+Refusal Operation<AttentionBackwardProblem>::missing(unsigned extras, const AttentionBackwardProblem& p) {
+  if (Refusal reason = missing_of_pieces(extras, p); !reason.empty()) return reason;
+  if (p.merged && (extras & kPiece) == 0) return "it has no backward of a piece whose o and lse are merged";
+  if ((extras & kFloat32Gradients) != 0) return "";
+  if (p.accumulate) return "it does not add to dq, dk and dv";
+  for (const Operand* gradient : {&p.dq, &p.dk, &p.dv}) {
+    if (*gradient && gradient->dtype != p.dtype) {
+      return text("it does not write gradients in float32 beside q of ", name_of(p.dtype));
+    }
+  }
   return "";
 }
 

@@ -48,7 +48,7 @@ template <>
 struct Operation<AttentionBackwardProblem> {
   static std::span<const AttentionBackwardKernel* const> candidates();
   static Device device(const AttentionBackwardProblem& problem) { return problem.device; }
-  static Refusal missing(unsigned, const AttentionBackwardProblem&) { return ""; }
+  static Refusal missing(unsigned extras, const AttentionBackwardProblem& problem);
   static auto ranking(const AttentionBackwardProblem& problem, int workers) {
     return attention_ranking(problem, workers);
   }

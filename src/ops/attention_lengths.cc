@@ -104,4 +104,24 @@ void ProblemBuilder::used(AttentionProblem& p) const {
   require_none(check_, found);
 }
 
+void ProblemBuilder::offsets(AttentionProblem& p) const {
+  const bool rows = options_.q_offset.given(), keys = options_.key_offset.given();
+  if (!rows && !keys) return;
+  const char* const name = rows ? "q_offset" : "key_offset";
+  check_.require(
+      options_.causal != Causal::bottom_right, "causal is bottom_right and ", name,
+      " is given: a piece does not know where the longer problem's keys end; say top_left, whose diagonal is "
+      "where positions are equal");
+  check_.require(!options_.draft_mask.given(), "draft_mask and ", name,
+                 " exclude each other: a draft's keys are the last of the whole problem");
+  if (rows) p.q_offset = indices(options_.q_offset, "q_offset", p.B);
+  if (keys) p.key_offset = indices(options_.key_offset, "key_offset", p.B);
+}
+
+void ProblemBuilder::positions(const AttentionProblem& p) const {
+  FirstBadIndex found;
+  for (std::int64_t b = 0; p.piece() && readable() && b < p.B; ++b) check_positions(p, b, found);
+  require_none(check_, found);
+}
+
 }  // namespace heddle

@@ -70,32 +70,35 @@ void ProblemBuilder::operands(AttentionProblem& p) const {
   p.v = operand(v_, packed_k());
 }
 
-void ProblemBuilder::same_kind(const TensorView& view, const char* name, int rank) const {
-  check_.tensor(view, name, q_.dtype, q_.device, rank);
-}
-
-// An o-shaped (q's rows and heads, Dv columns) or q-shaped tensor.
-Operand ProblemBuilder::rows_like_q(const AttentionProblem& p, const TensorView& view, const char* name,
-                                    std::int64_t width) const {
-  if (q_.dtype == DType::f8e4m3) {
+// o or d_o.
+Operand ProblemBuilder::output(const AttentionProblem& p, const TensorView& view, const char* name) const {
+  if (options_.float32_out) {
+    check_.require(view.dtype == DType::f32, name, " is ", name_of(view.dtype),
+                   ": with float32_out it must be float32");
+  } else if (q_.dtype == DType::f8e4m3) {
     check_.require(view.dtype == DType::bf16 || view.dtype == DType::f16, name, " is ", name_of(view.dtype),
-                   ": beside q of float8_e4m3fn it must be bfloat16 or float16");
-    check_.tensor(view, name, view.dtype, q_.device, q_.rank);
+                   ": beside q of float8_e4m3fn it must be bfloat16 or float16, or float32 with float32_out");
   } else {
-    ProblemBuilder::same_kind(view, name, q_.rank);
+    check_.require(view.dtype == q_.dtype, name, " is ", name_of(view.dtype), ": it must be ", name_of(q_.dtype),
+                   q_.dtype == DType::f32 ? "" : ", q's dtype, or float32 with float32_out");
   }
+  check_.tensor(view, name, view.dtype, q_.device, q_.rank);
   for (int i = 0; i < q_.rank - 1; ++i) {
     check_.require(view.shape[i] == q_.shape[i], name, " is ", view, ": dimension ", i, " must be q's, ", q_.shape[i],
                    "; found q ", q_);
   }
-  check_.require(view.shape[q_.rank - 1] == width, name, " is ", view, ": its last extent must be ", width, " (",
-                 width == p.Dv ? "v's head size" : "q's head size", ")");
+  check_.require(view.shape[q_.rank - 1] == p.Dv, name, " is ", view, ": its last extent must be ", p.Dv,
+                 " (v's head size)");
   return operand(view, packed_q());
 }
 
-Operand ProblemBuilder::like(const TensorView& view, const char* name, const TensorView& model, const char* model_name,
-                             bool packed) const {
-  same_kind(view, name, model.rank);
+Operand ProblemBuilder::gradient(const TensorView& view, const char* name, const TensorView& model,
+                                 const char* model_name, bool packed, bool accumulate) const {
+  check_.require(!accumulate || view.dtype == DType::f32, name, " is ", name_of(view.dtype),
+                 ": with accumulate it must be float32");
+  check_.require(view.dtype == q_.dtype || view.dtype == DType::f32, name, " is ", name_of(view.dtype), ": it must be ",
+                 name_of(q_.dtype), q_.dtype == DType::f32 ? "" : ", q's dtype, or float32");
+  check_.tensor(view, name, view.dtype, q_.device, model.rank);
   for (int i = 0; i < model.rank; ++i) {
     check_.require(view.shape[i] == model.shape[i], name, " is ", view, ": it must have the shape of ", model_name,
                    ", ", model);

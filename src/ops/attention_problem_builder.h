@@ -24,12 +24,15 @@ class ProblemBuilder {
     lengths(p);
     cache(p);
     used(p);
+    offsets(p);
     scores(p);
     per_head(p);
     planes(p);
+    positions(p);
     draft(p);
     all_scales(p);
     p.precision = options_.precision;
+    p.float32_out = options_.float32_out;
     p.batch_invariant = options_.batch_invariant;
     p.deterministic = options_.deterministic;
   }
@@ -37,10 +40,11 @@ class ProblemBuilder {
   bool packed_q() const { return options_.cu_seqlens_q.given(); }
   bool packed_k() const { return options_.cu_seqlens_k.given(); }
 
-  // An o-shaped (q's rows and heads, Dv columns) or q-shaped tensor.
-  Operand rows_like_q(const AttentionProblem& p, const TensorView& view, const char* name, std::int64_t width) const;
-  Operand like(const TensorView& view, const char* name, const TensorView& model, const char* model_name,
-               bool packed) const;
+  // o or d_o: q's rows and heads, Dv columns.
+  Operand output(const AttentionProblem& p, const TensorView& view, const char* name) const;
+  // dq, dk or dv: `model`'s shape.
+  Operand gradient(const TensorView& view, const char* name, const TensorView& model, const char* model_name,
+                   bool packed, bool accumulate) const;
   // f32 [B, H, Sq], packed [H, total].
   Plane per_row(const AttentionProblem& p, const TensorView& view, const char* name) const;
   // [B|1, H|1, Sq|1, Sk|1]
@@ -54,7 +58,6 @@ class ProblemBuilder {
 
   // attention_operands.cc
   void operands(AttentionProblem& p) const;
-  void same_kind(const TensorView& view, const char* name, int rank) const;
   Scales scales(const TensorView& view, const char* name, const TensorView& data, const char* data_name,
                 bool packed) const;
   void all_scales(AttentionProblem& p) const;
@@ -66,11 +69,14 @@ class ProblemBuilder {
   void lengths(AttentionProblem& p) const;
   void cache(AttentionProblem& p) const;
   void used(AttentionProblem& p) const;
+  void offsets(AttentionProblem& p) const;
+  void positions(const AttentionProblem& p) const;
 
   // attention_score_options.cc
   void scores(AttentionProblem& p) const;
   void per_head(AttentionProblem& p) const;
   void planes(AttentionProblem& p) const;
+  static void longer_columns(AttentionProblem& p, const TensorView& view);
   void draft(AttentionProblem& p) const;
 
   const Check& check_;

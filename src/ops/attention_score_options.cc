@@ -49,11 +49,16 @@ void ProblemBuilder::planes(AttentionProblem& p) const {
                    "bias is ", name_of(options_.bias.dtype), ": it must be float32",
                    p.dtype == DType::f8e4m3 ? "" : " or q's dtype, ", p.dtype == DType::f8e4m3 ? "" : name_of(p.dtype));
     p.bias = plane(p, options_.bias, "bias");
+    longer_columns(p, options_.bias);
   }
   if (options_.mask.given()) {
     check_.require(options_.mask.dtype == DType::boolean, "mask is ", name_of(options_.mask.dtype),
                    ": it must be bool (true = attend); pass numbers that are added as bias");
     p.mask = plane(p, options_.mask, "mask");
+    check_.require(p.columns == 0 || options_.mask.shape[3] == 1 || options_.mask.shape[3] == p.columns, "mask is ",
+                   options_.mask, " and bias has ", p.columns,
+                   " columns: both have one for each key of the longer problem");
+    longer_columns(p, options_.mask);
   }
 }
 
@@ -69,7 +74,11 @@ void ProblemBuilder::draft(AttentionProblem& p) const {
   p.draft_mask_stride = mask.stride[0];
 }
 
-// [B|1, H|1, Sq|1, Sk|1]
+void ProblemBuilder::longer_columns(AttentionProblem& p, const TensorView& view) {
+  if (p.piece() && view.shape[3] != 1) p.columns = view.shape[3];
+}
+
+// [B|1, H|1, Sq|1, Sk|1]; a piece's columns are the longer problem's, which positions() holds against its keys.
 Plane ProblemBuilder::plane(const AttentionProblem& p, const TensorView& view, const char* name) const {
   check_.require(view.rank == 4, name, " has ", view.rank,
                  " dimensions: it must have 4, each 1 or that of [B, H, Sq, Sk]");
@@ -79,7 +88,8 @@ Plane ProblemBuilder::plane(const AttentionProblem& p, const TensorView& view, c
   Plane plane = plane_of(view);
   std::int64_t* strides[4] = {&plane.stride_b, &plane.stride_h, &plane.stride_i, &plane.stride_j};
   for (int i = 0; i < 4; ++i) {
-    check_.require(view.shape[i] == full[i] || view.shape[i] == 1, name, " is ", view, ": dimension ", i,
+    const bool longer = i == 3 && p.piece();
+    check_.require(longer || view.shape[i] == full[i] || view.shape[i] == 1, name, " is ", view, ": dimension ", i,
                    " must be 1 or ", full[i], " (of [B, H, Sq, Sk] = [", p.B, ", ", p.H, ", ", p.Sq, ", ", p.Sk, "])");
     *strides[i] = view.shape[i] == 1 ? 0 : view.stride[i];
   }

@@ -42,6 +42,8 @@ Call checked_call(const Check& check, const TensorView& q, const TensorView& k_n
   check.require(options.seqused_k.given(), lengths_name, " is missing: it says where each sequence's new keys go");
   check.require(!options.cu_seqlens_q.given() && !options.cu_seqlens_k.given(),
                 "cu_seqlens_q and cu_seqlens_k are not taken: q is [B, Sq, H, D] and keys are in a cache");
+  check.require(!options.q_offset.given() && !options.key_offset.given(),
+                "q_offset and key_offset are not taken: positions are those of the cache");
   Call call;
   AttentionProblem& p = call.problem;
   p = checked_forward_problem(check, q, k_cache, v_cache, o, lse, options, key_names(lengths_name), outputs);

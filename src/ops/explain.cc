@@ -32,7 +32,8 @@ void move(std::initializer_list<TensorView*> views) {
 
 AttentionOptions there(AttentionOptions o) {
   move({&o.alibi_slopes, &o.bias, &o.mask, &o.sink, &o.draft_mask, &o.cu_seqlens_q, &o.cu_seqlens_k, &o.seqused_q,
-        &o.seqused_k, &o.page_table, &o.cache_batch_idx, &o.cache_leftpad, &o.q_scale, &o.k_scale, &o.v_scale});
+        &o.seqused_k, &o.page_table, &o.cache_batch_idx, &o.cache_leftpad, &o.q_offset, &o.key_offset, &o.q_scale,
+        &o.k_scale, &o.v_scale});
   return o;
 }
 

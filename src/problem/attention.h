@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "heddle/attention.h"
 #include "problem/band.h"
@@ -74,6 +75,9 @@ struct Indices {
   constexpr std::int32_t operator[](std::int64_t i) const { return data[i]; }
 };
 
+// Positions lie below this: index data has 32 bits.
+constexpr std::int64_t kPositions = std::numeric_limits<std::int32_t>::max();
+
 // std::clamp by value: its references cost kernels memory.
 constexpr std::int64_t clamped(std::int64_t x, std::int64_t low, std::int64_t high) {
   return x < low ? low : x > high ? high : x;
@@ -84,7 +88,10 @@ struct Sequence {
   std::int64_t q_begin = 0, k_begin = 0;  // first row in packed (or left-padded) storage
   std::int64_t sq = 0, sk = 0;            // lengths as used
   std::int64_t q_rows = 0, k_rows = 0;  // rows stored; those from sq (sk) on hold nothing, and outputs there are empty
-  std::int64_t off = 0;                 // key position that row 0 is aligned with
+  std::int64_t off = 0;                 // key that row 0 is aligned with
+  // Where row 0 and key 0 stand in the longer problem that the call is a piece of; 0 where it is none. Columns of bias
+  // and mask, and dropout, count from there.
+  std::int64_t q_offset = 0, key_offset = 0;
 };
 
 // New keys that a call writes into the cache before it attends: row i of sequence b goes to position seqused_k[b] + i,
@@ -139,6 +146,11 @@ struct AttentionProblem {
   std::int64_t page_table_stride = 0, page_size = 0;
   Indices cache_batch_idx, cache_leftpad;
 
+  // A piece of a longer problem (piece()): [b], where its rows and keys begin; an absent one is 0.
+  Indices q_offset, key_offset;
+  std::int64_t columns = 0;  // of bias and mask, those of the longer problem; 0: neither has more than one
+  bool float32_out = false;  // o and d_o are f32, whatever q is
+
   // Keys in 4 bits, but for the newest. k and v are then the rings [row, kInt4Tail, head, dim], their rows chosen by
   // cache_batch_idx, and page_table holds blocks.
   Int4Blocks int4;
@@ -170,6 +182,11 @@ struct AttentionProblem {
       s.sk -= skipped;
     }
     s.off = causal == Causal::top_left ? 0 : s.sk - s.sq;
+    if (piece()) {
+      s.q_offset = q_offset.data ? clamped(q_offset[b], 0, kPositions) : 0;
+      s.key_offset = key_offset.data ? clamped(key_offset[b], 0, kPositions) : 0;
+      s.off = s.q_offset - s.key_offset;
+    }
     return s;
   }
 
@@ -203,6 +220,9 @@ struct AttentionProblem {
     return x.at(at.batch, at.row, h);
   }
 
+  // Whether rows and keys have positions of their own.
+  constexpr bool piece() const { return q_offset.given || key_offset.given; }
+
   // Whether scores depend on pairs in more than their distance.
   bool has_planes() const { return bias || mask || draft_mask; }
 
@@ -231,6 +251,8 @@ struct AttentionBackwardProblem : AttentionProblem {
   Plane dbias;              // bias's dtype, broadcast strides 0, or absent
   std::int64_t bias_batch = 1, bias_heads = 1, bias_rows = 1, bias_columns = 1;  // extents of bias and dbias
   Plane dsink;                                                                   // f32 [h] or absent
+  bool accumulate = false;                                                       // dq, dk and dv, f32, are added to
+  bool merged = false;  // o and lse are those of the longer problem that this one is a piece of
 };
 
 // What a call may ask for and few kernels do: Kernel::extras. Those that a kernel does not name are refused for it.
@@ -240,6 +262,10 @@ enum Extra : unsigned {
   kAppend = 4,     // writing new keys into the cache in the same launch
   kInt4 = 8,       // a cache in 4 bits
   kInt8Qk = 16,    // Precision::int8_qk
+  kPiece = 32,     // q_offset and key_offset; the backward of what was merged
+  kFloat32Out = 64,
+  kFloat32Gradients = 128,  // dq, dk and dv in f32 beside q of 16 bits, or added to
+                            // o in f32 beside q of 16 or 8 bits
 };
 
 using AttentionForwardKernel = Kernel<AttentionProblem>;

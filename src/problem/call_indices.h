@@ -23,6 +23,7 @@ struct AttentionIndices {
     if (n == p.B) return;
     check_cached_row(p, names, n, found);
     check_lengths(p, names, n, lane, found);
+    if (lane.index == 0) check_positions(p, n, found);
     check_int4_pages(p, n, lane, found);
   }
   constexpr std::int64_t pieces() const { return 0; }

@@ -25,6 +25,7 @@ enum class CheckStep : std::uint8_t {
   k_longest,
   rows,
   lengths,
+  positions,
   int4_pages,
   written_rows,
   written,
@@ -135,6 +136,19 @@ constexpr void check_lengths(const AttentionProblem& p, const KeyNames& names, s
     found.note(place(3, n), below(IndexRule::among_pages, IndexName::page_table, b, n,
                                   p.page_table[b * p.page_table_stride + n], p.k_batches, names.k));
   }
+}
+
+// Where sequence b's rows and keys stand in the longer problem that the call is a piece of.
+constexpr void check_positions(const AttentionProblem& p, std::int64_t b, FirstBadIndex& found) {
+  if (!p.piece()) return;
+  const Sequence s = p.sequence(b);
+  found.note(place_of(CheckStep::positions, b, 0),
+             positions_within(IndexName::q_offset, b, p.q_offset.data ? p.q_offset[b] : 0, s.sq, kPositions,
+                              IndexName::positions_number));
+  found.note(place_of(CheckStep::positions, b, 1),
+             positions_within(IndexName::key_offset, b, p.key_offset.data ? p.key_offset[b] : 0, s.sk,
+                              p.columns > 0 ? p.columns : kPositions,
+                              p.columns > 0 ? IndexName::columns_number : IndexName::positions_number));
 }
 
 // The pages of sequence b that hold its keys in 4 bits.

@@ -64,6 +64,14 @@ const char* name_of(IndexName name) {
       return "the cache's sequences hold";
     case IndexName::tables_number:
       return "cos's rows number";
+    case IndexName::q_offset:
+      return "q_offset";
+    case IndexName::key_offset:
+      return "key_offset";
+    case IndexName::columns_number:
+      return "the columns of bias and mask number";
+    case IndexName::positions_number:
+      return "positions number";
   }
   return "";
 }

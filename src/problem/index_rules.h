@@ -58,6 +58,10 @@ enum class IndexName : std::uint8_t {
   rows_hold,
   sequences_hold,
   tables_number,
+  q_offset,
+  key_offset,
+  columns_number,
+  positions_number,
 };
 const char* name_of(IndexName name);
 void append(std::string& out, IndexName name);

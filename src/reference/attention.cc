@@ -66,6 +66,7 @@ struct Probabilities {
   std::vector<int64_t> keys;  // attended keys j, ascending; the vectors below run along them
   Row p;                      // softmax, before dropout
   Row keep;                   // dropout's factor: 0 or 1 / (1 - p)
+  Row scores;                 // what p is the softmax of
   Row score_slope;            // d s / d (q . k): the scale, and the softcap's derivative
   double sink = 0;            // probability of the sink
   double lse = -kInfinity;
@@ -73,14 +74,14 @@ struct Probabilities {
 
 bool removed(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i, int64_t j) {
   if (p.draft_removes(b, s, i, j)) return true;
-  if (p.mask && p.mask.as<unsigned char>()[p.mask.offset(b, h, i, j)] == 0) return true;
-  return p.bias && load_element(p.bias.data, p.bias.dtype, p.bias.offset(b, h, i, j)) == -kInfinity;
+  if (p.mask && p.mask.as<unsigned char>()[p.mask.offset(b, h, i, s.key_offset + j)] == 0) return true;
+  return p.bias && load_element(p.bias.data, p.bias.dtype, p.bias.offset(b, h, i, s.key_offset + j)) == -kInfinity;
 }
 
 Probabilities softmax_row(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i,
                           const Keys& keys) {
   Probabilities out;
-  Row scores;
+  Row& scores = out.scores;
   const Row q = load_row(p.q.at(b, s.q_begin + i, h), p.q, p.D, p.q_scale.at(b, s.q_begin + i, h));
   const auto range = p.key_range(s, i);
   for (int64_t j = range.begin; j < range.end; ++j) {
@@ -96,9 +97,10 @@ Probabilities softmax_row(const AttentionProblem& p, int64_t b, int64_t h, const
       const double alibi = p.alibi.as<float>()[p.alibi.offset(b, h, 0)];
       score -= alibi * static_cast<double>(std::abs(i + s.off - j));
     }
-    if (p.bias) score += load_element(p.bias.data, p.bias.dtype, p.bias.offset(b, h, i, j));
+    if (p.bias) score += load_element(p.bias.data, p.bias.dtype, p.bias.offset(b, h, i, s.key_offset + j));
     const bool kept = p.dropout.p == 0 || dropout_keeps(p.dropout, static_cast<std::uint32_t>(b * p.H + h),
-                                                        static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j));
+                                                        static_cast<std::uint32_t>(s.q_offset + i),
+                                                        static_cast<std::uint32_t>(s.key_offset + j));
     out.keys.push_back(j);
     out.keep.push_back(kept ? 1 / (1 - static_cast<double>(p.dropout.p)) : 0);
     out.score_slope.push_back(slope);
@@ -118,13 +120,33 @@ Probabilities softmax_row(const AttentionProblem& p, int64_t b, int64_t h, const
   return out;
 }
 
+// Replaces a piece's probabilities by those of the longer problem, whose lse the caller has brought.
+void take_merged(const AttentionBackwardProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i,
+                 Probabilities& row) {
+  row.lse = p.lse.as<float>()[p.lse.offset(b, h, s.q_begin + i)];
+  for (std::size_t n = 0; n < row.p.size(); ++n) row.p[n] = std::exp(row.scores[n] - row.lse);
+  if (p.sink) row.sink = std::exp(p.sink.as<float>()[p.sink.offset(0, h, 0)] - row.lse);
+}
+
+// d_o . o of the longer problem. Where o is 0 a row may have no key at all, and its d_o may hold anything.
+double merged_delta(const AttentionBackwardProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i,
+                    const Row& d_o) {
+  const Row o = load_row(p.o.at(b, s.q_begin + i, h), p.o, p.Dv);
+  double delta = 0;
+  for (int64_t d = 0; d < p.Dv; ++d) {
+    if (o[d] != 0) delta += d_o[d] * o[d];
+  }
+  return delta;
+}
+
 // Adds to `out` the gradients of query head h of sequence b.
 void backward_head(const AttentionBackwardProblem& p, int64_t b, int64_t h, Backward& out, double& dsink) {
   const Sequence s = p.sequence(b);
   const Keys keys(p, b, s, h);
   const int64_t kv_head = h / p.G;
   for (int64_t i = 0; i < s.sq; ++i) {
-    const Probabilities row = softmax_row(p, b, h, s, i, keys);
+    Probabilities row = softmax_row(p, b, h, s, i, keys);
+    if (p.merged) take_merged(p, b, h, s, i, row);
     if (row.lse == -kInfinity) continue;
     const Row q = load_row(p.q.at(b, s.q_begin + i, h), p.q, p.D);
     const Row d_o = load_row(p.d_o.at(b, s.q_begin + i, h), p.d_o, p.Dv);
@@ -137,6 +159,7 @@ void backward_head(const AttentionBackwardProblem& p, int64_t b, int64_t h, Back
       if (row.keep[n] != 0) dp[n] = row.keep[n] * dot(d_o, keys.v[row.keys[n]]);
       delta += row.p[n] * dp[n];
     }
+    if (p.merged) delta = merged_delta(p, b, h, s, i, d_o);
     dsink += row.sink * (d_lse - delta);
 
     double* dq = &out.dq[(row_index(p, b, s, i) * p.H + h) * p.D];
@@ -151,23 +174,25 @@ void backward_head(const AttentionBackwardProblem& p, int64_t b, int64_t h, Back
       for (int64_t d = 0; d < p.Dv; ++d) out.dv[key * p.Dv + d] += row.p[n] * row.keep[n] * d_o[d];
       if (p.dbias) {
         const int64_t bias_b = p.bias_batch == 1 ? 0 : b, bias_h = p.bias_heads == 1 ? 0 : h;
-        const int64_t bias_i = p.bias_rows == 1 ? 0 : i, bias_j = p.bias_columns == 1 ? 0 : j;
+        const int64_t bias_i = p.bias_rows == 1 ? 0 : i, bias_j = p.bias_columns == 1 ? 0 : s.key_offset + j;
         out.dbias[((bias_b * p.bias_heads + bias_h) * p.bias_rows + bias_i) * p.bias_columns + bias_j] += ds;
       }
     }
   }
 }
 
-// Rounds values, [rows of all sequences, heads, width], into x.
+// Rounds values, [rows of all sequences, heads, width], into x, or adds them, rounded to f32, to what is there.
 void store(const std::vector<double>& values, const Operand& x, int64_t batch, int64_t rows, int64_t heads,
-           int64_t width) {
+           int64_t width, bool add) {
   if (!x) return;
   auto value = values.begin();
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t h = 0; h < heads; ++h) {
         for (int64_t d = 0; d < width; ++d) {
-          store_element(x.at(b, i, h), x.dtype, d * x.stride_d, static_cast<float>(*value++));
+          std::byte* const row = x.at(b, i, h);
+          const float before = add ? load_element(row, x.dtype, d * x.stride_d) : 0, own = static_cast<float>(*value++);
+          store_element(row, x.dtype, d * x.stride_d, add ? before + own : own);
         }
       }
     }
@@ -175,11 +200,13 @@ void store(const std::vector<double>& values, const Operand& x, int64_t batch, i
 }
 
 // Packed operands are one batch of `total` rows.
-void store_rows(const AttentionProblem& p, const std::vector<double>& values, const Operand& x, int64_t width) {
-  store(values, x, p.cu_seqlens_q ? 1 : p.B, p.cu_seqlens_q ? total_rows(p) : p.Sq, p.H, width);
+void store_rows(const AttentionProblem& p, const std::vector<double>& values, const Operand& x, int64_t width,
+                bool add = false) {
+  store(values, x, p.cu_seqlens_q ? 1 : p.B, p.cu_seqlens_q ? total_rows(p) : p.Sq, p.H, width, add);
 }
-void store_keys(const AttentionProblem& p, const std::vector<double>& values, const Operand& x, int64_t width) {
-  store(values, x, p.cu_seqlens_k ? 1 : p.B, p.cu_seqlens_k ? total_keys(p) : p.Sk, p.Hkv, width);
+void store_keys(const AttentionProblem& p, const std::vector<double>& values, const Operand& x, int64_t width,
+                bool add) {
+  store(values, x, p.cu_seqlens_k ? 1 : p.B, p.cu_seqlens_k ? total_keys(p) : p.Sk, p.Hkv, width, add);
 }
 
 Refusal supports(const AttentionProblem&) { return {}; }
@@ -214,9 +241,9 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
 
 void launch_backward(const AttentionBackwardProblem& p, const Runtime& runtime) {
   const Backward result = attention_backward(p, *runtime.executor);
-  store_rows(p, result.dq, p.dq, p.D);
-  store_keys(p, result.dk, p.dk, p.D);
-  store_keys(p, result.dv, p.dv, p.Dv);
+  store_rows(p, result.dq, p.dq, p.D, p.accumulate);
+  store_keys(p, result.dk, p.dk, p.D, p.accumulate);
+  store_keys(p, result.dv, p.dv, p.Dv, p.accumulate);
   if (p.dbias) {
     auto value = result.dbias.begin();
     for (int64_t b = 0; b < p.bias_batch; ++b) {
@@ -297,7 +324,7 @@ const AttentionForwardKernel kAttentionForward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe<AttentionProblem>,
-    .extras = kE4m3 | kDraftMask | kInt4,
+    .extras = kE4m3 | kDraftMask | kInt4 | kPiece | kFloat32Out,
 };
 const AttentionBackwardKernel kAttentionBackward = {
     .name = "reference",
@@ -309,6 +336,7 @@ const AttentionBackwardKernel kAttentionBackward = {
     .workspace = workspace_backward,
     .launch = launch_backward,
     .describe = describe<AttentionBackwardProblem>,
+    .extras = kPiece | kFloat32Out | kFloat32Gradients,
 };
 
 }  // namespace heddle::reference

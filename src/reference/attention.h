@@ -25,7 +25,7 @@ struct Backward {
 };
 
 // The results before they are rounded to the problem's dtypes. They do not depend on the executor. attention_backward
-// computes its own probabilities in double: it does not read the problem's o and lse.
+// computes its own probabilities in double: it does not read the problem's o and lse, but where they are merged.
 Forward attention_forward(const AttentionProblem& p, Executor& executor);
 Backward attention_backward(const AttentionBackwardProblem& p, Executor& executor);
 

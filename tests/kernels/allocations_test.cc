@@ -12,6 +12,7 @@
 #include "heddle/attention.h"
 #include "heddle/int4_cache.h"
 #include "heddle/linear.h"
+#include "heddle/partial.h"
 #include "kit/host_tensor.h"
 #include "kit/int4_case.h"
 #include "kit/linear_layer.h"
@@ -124,6 +125,29 @@ TEST(Allocations, OfAttentionAndItsGradientsAreNone) {
               0)
         << rows << " rows";
   }
+}
+
+TEST(Allocations, OfMergesAndTheirGradientsAreNone) {
+  CallingThread executor;
+  const Runtime runtime{{}, &executor, nullptr};
+  const HostTensor sink = filled(DType::f32, {4}), d_o = filled(DType::bf16, {2, 70, 4, 24}),
+                   o = filled(DType::bf16, {2, 70, 4, 24}, true), lse = filled(DType::f32, {2, 4, 70}, true),
+                   dsink = filled(DType::f32, {4}, true);
+  std::vector<HostTensor> tensors;
+  for (int n = 0; n < 24; ++n) {  // with names of two digits
+    tensors.push_back(filled(DType::bf16, {2, 70, 4, 24}, n % 2 == 1));
+    tensors.push_back(filled(DType::f32, {2, 4, 70}, n % 2 == 1));
+  }
+  std::vector<Partial> partials, gradients;
+  for (std::size_t n = 0; n < tensors.size(); n += 4) {
+    partials.push_back({tensors[n].view(), tensors[n + 1].view()});
+    gradients.push_back({tensors[n + 2].view(), tensors[n + 3].view()});
+  }
+  EXPECT_EQ(allocations_of([&] { merge_attention(partials, sink.view(), o.view(), lse.view(), runtime); }), 0);
+  EXPECT_EQ(allocations_of([&] {
+              merge_attention_backward(partials, sink.view(), d_o.view(), lse.view(), gradients, dsink.view(), runtime);
+            }),
+            0);
 }
 
 TEST(Allocations, OfLinearLayersAndTheirGradientsAreNone) {

@@ -281,6 +281,27 @@ TEST_F(ExplainOn, NothingCanBeStarted) {
             "[kernel" + words);
 }
 
+// No GPU's kernel knows positions of its own or an o in float32 yet: each says so, and none is chosen.
+TEST_F(ExplainOn, PiecesAreRefused) {
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    Call piece, wide;
+    piece.options.q_offset = view(DType::i32, {2});
+    wide.options.float32_out = true;
+    for (const auto& [c, words] : {std::pair{piece, "it has no q_offset and key_offset"},
+                                   std::pair{wide, "it does not take o in float32 beside q of bfloat16"}}) {
+      int asked = 0;
+      for (const Candidate& candidate :
+           explain_attention_on(gpu_model_named("h100"), c.q(), c.k(), c.k(), c.options, pass)) {
+        if (candidate.device != Device::cuda) continue;
+        EXPECT_EQ(candidate.reason, words) << candidate.name;
+        EXPECT_FALSE(candidate.chosen || candidate.supported) << candidate.name;
+        ++asked;
+      }
+      EXPECT_GT(asked, 0);
+    }
+  }
+}
+
 // Of the driver's answer only what must be: a bound from below, for which no kernel is asked.
 TEST_F(ExplainOn, ClustersAreTheLeastThatThereCanBe) {
   const auto ask = [](int size) { return -size; };

@@ -27,6 +27,9 @@ AttentionOptions CaseData::options() const {
   out.page_table = page_table.view();
   out.cache_batch_idx = cache_batch_idx.view();
   out.cache_leftpad = leftpad.view();
+  out.q_offset = q_offset.view();
+  out.key_offset = key_offset.view();
+  out.float32_out = spec.float32_out;
   out.precision = spec.precision;
   out.draft_mask = draft_mask.view();
   out.q_scale = q_scale.view();
@@ -86,6 +89,8 @@ std::string CaseData::describe() const {
                                                                {"page_table", &page_table},
                                                                {"cache_batch_idx", &cache_batch_idx},
                                                                {"leftpad", &leftpad},
+                                                               {"q_offset", &q_offset},
+                                                               {"key_offset", &key_offset},
                                                                {"draft_mask", &draft_mask},
                                                                {"q_scale", &q_scale},
                                                                {"k_scale", &k_scale},

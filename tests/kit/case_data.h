@@ -25,7 +25,7 @@ class CaseData {
   HostTensor d_o, d_lse;  // made for every case with a backward; d_lse only if the case asks for it
   HostTensor bias, mask, alibi, sink;
   HostTensor cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k, page_table, cache_batch_idx, leftpad;
-  HostTensor draft_mask, q_scale, k_scale, v_scale;
+  HostTensor q_offset, key_offset, draft_mask, q_scale, k_scale, v_scale;
 
   AttentionOptions options() const;
   // Outputs, poisoned and guarded, in the case's output layout.

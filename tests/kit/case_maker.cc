@@ -30,6 +30,8 @@ void CaseData::Maker::make() {
   const std::vector<int64_t> k_used = c_.seqused_k ? used(k_lengths) : k_lengths;
   if (c_.seqused_k) data_.seqused_k = indices(k_used);
   if (c_.leftpad) data_.leftpad = indices(left_padding(k_used));
+  if (c_.q_offset) data_.q_offset = indices(offsets());
+  if (c_.key_offset) data_.key_offset = indices(offsets());
 
   const int64_t q_total = std::accumulate(q_lengths.begin(), q_lengths.end(), int64_t{0});
   const int64_t k_total = std::accumulate(k_lengths.begin(), k_lengths.end(), int64_t{0});
@@ -47,7 +49,7 @@ void CaseData::Maker::make() {
   fill_keys(p, data_.k, c_.D, size, 3, c_.values == Values::far_keys ? 60 : 0);
   fill_keys(p, data_.v, c_.Dv, 1, 8);
   if (c_.has_backward()) {
-    data_.d_o = rows(c_.dtype, c_.packed_q, q_total, c_.Sq, c_.H, c_.Dv, c_.layout_o);
+    data_.d_o = rows(c_.float32_out ? DType::f32 : c_.dtype, c_.packed_q, q_total, c_.Sq, c_.H, c_.Dv, c_.layout_o);
     fill_rows(p, data_.d_o, c_.Dv, 1, 2);
     if (c_.d_lse) make_d_lse(p);
   }
@@ -76,6 +78,13 @@ std::vector<int64_t> CaseData::Maker::used(const std::vector<int64_t>& lengths) 
 std::vector<int64_t> CaseData::Maker::left_padding(const std::vector<int64_t>& lengths) {
   std::vector<int64_t> out;
   for (std::size_t b = 0; b < lengths.size(); ++b) out.push_back(b == 1 ? lengths[b] : uniform(0, lengths[b] / 2));
+  return out;
+}
+
+// Rows and keys so stand about the same places; the first sequence's are as far from 0 as any.
+std::vector<int64_t> CaseData::Maker::offsets() {
+  std::vector<int64_t> out;
+  for (int64_t b = 0; b < c_.B; ++b) out.push_back(b == 0 ? c_.kMostOffset : uniform(0, c_.kMostOffset));
   return out;
 }
 

@@ -24,6 +24,7 @@ class CaseData::Maker {
   std::vector<int64_t> lengths(bool packed, int64_t longest);
   std::vector<int64_t> used(const std::vector<int64_t>& lengths);
   std::vector<int64_t> left_padding(const std::vector<int64_t>& lengths);
+  std::vector<int64_t> offsets();
   static std::vector<int64_t> cumulative(const std::vector<int64_t>& lengths);
   HostTensor rows(DType dtype, bool packed, int64_t total, int64_t longest, int64_t heads, int64_t width,
                   Layout layout);

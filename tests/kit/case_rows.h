@@ -21,5 +21,6 @@ void add_corner(Rows& rows);
 void add_feature(Rows& rows);
 void add_decode(Rows& rows);
 void add_e4m3(Rows& rows);
+void add_partial(Rows& rows);
 
 }  // namespace heddle::kit

@@ -9,11 +9,11 @@ namespace {
 
 using std::int64_t;
 
-std::vector<int64_t> extents(const Extents& given, const AttentionProblem& p) {
-  return {given.batch ? p.B : 1, given.heads ? p.H : 1, given.rows ? p.Sq : 1, given.columns ? p.Sk : 1};
+std::vector<int64_t> extents(const Extents& given, const AttentionProblem& p, int64_t columns) {
+  return {given.batch ? p.B : 1, given.heads ? p.H : 1, given.rows ? p.Sq : 1, given.columns ? columns : 1};
 }
 
-// Of an element in a bias or mask with extents e.
+// Of an element in a bias or mask with extents e; j: its column.
 int64_t index(const std::vector<int64_t>& e, int64_t b, int64_t h, int64_t i, int64_t j) {
   return ((b % e[0] * e[1] + h % e[1]) * e[2] + i % e[2]) * e[3] + j % e[3];
 }
@@ -92,7 +92,7 @@ void CaseData::Maker::make_draft_mask() {
 }
 
 void CaseData::Maker::make_mask(const AttentionProblem& p) {
-  const std::vector<int64_t> shape = extents(c_.mask, p);
+  const std::vector<int64_t> shape = extents(c_.mask, p, c_.columns());
   data_.mask = HostTensor::input(DType::boolean, shape);
   for (int64_t n = 0; n < data_.mask.elements(); ++n) {
     const int64_t row = n / shape[3] % shape[2];
@@ -103,18 +103,18 @@ void CaseData::Maker::make_mask(const AttentionProblem& p) {
 
 // Entries that only pairs outside the sequences, the causal range, the window or the mask would read stay NaN.
 void CaseData::Maker::make_bias(const AttentionProblem& p) {
-  const std::vector<int64_t> shape = extents(c_.bias, p);
+  const std::vector<int64_t> shape = extents(c_.bias, p, c_.columns());
   data_.bias = HostTensor::input(c_.bias_f32 || c_.dtype == DType::f8e4m3 ? DType::f32 : c_.dtype, shape, c_.layout_q);
   std::vector<bool> read(data_.bias.elements());
-  const std::vector<int64_t> mask_shape = extents(c_.mask, p);
+  const std::vector<int64_t> mask_shape = extents(c_.mask, p, c_.columns());
   for (int64_t b = 0; b < p.B; ++b) {
     const Sequence s = p.sequence(b);
     for (int64_t h = 0; h < p.H; ++h) {
       for (int64_t i = 0; i < s.sq; ++i) {
         const auto range = p.key_range(s, i);
         for (int64_t j = range.begin; j < range.end; ++j) {
-          if (!c_.mask.given || data_.mask.get(index(mask_shape, b, h, i, j)) != 0) {
-            read[index(shape, b, h, i, j)] = true;
+          if (!c_.mask.given || data_.mask.get(index(mask_shape, b, h, i, s.key_offset + j)) != 0) {
+            read[index(shape, b, h, i, s.key_offset + j)] = true;
           }
         }
       }
@@ -129,7 +129,8 @@ void CaseData::Maker::make_bias(const AttentionProblem& p) {
 
 // Batched, contiguous cases only.
 void CaseData::Maker::poison_unattended(const AttentionProblem& p) {
-  const std::vector<int64_t> bias_shape = extents(c_.bias, p), mask_shape = extents(c_.mask, p);
+  const std::vector<int64_t> bias_shape = extents(c_.bias, p, c_.columns()),
+                             mask_shape = extents(c_.mask, p, c_.columns());
   std::vector<bool> rows(p.B * p.Sq * p.H), keys(p.B * p.Sk * p.Hkv);
   for (int64_t b = 0; b < p.B; ++b) {
     const Sequence s = p.sequence(b);
@@ -137,8 +138,8 @@ void CaseData::Maker::poison_unattended(const AttentionProblem& p) {
       for (int64_t i = 0; i < s.sq; ++i) {
         const auto range = p.key_range(s, i);
         for (int64_t j = range.begin; j < range.end; ++j) {
-          if (c_.mask.given && data_.mask.get(index(mask_shape, b, h, i, j)) == 0) continue;
-          if (c_.bias.given && std::isinf(data_.bias.get(index(bias_shape, b, h, i, j)))) continue;
+          if (c_.mask.given && data_.mask.get(index(mask_shape, b, h, i, s.key_offset + j)) == 0) continue;
+          if (c_.bias.given && std::isinf(data_.bias.get(index(bias_shape, b, h, i, s.key_offset + j)))) continue;
           rows[(b * p.Sq + i) * p.H + h] = keys[(b * p.Sk + s.k_begin + j) * p.Hkv + h / p.G] = true;
         }
       }

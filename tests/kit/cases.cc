@@ -58,6 +58,7 @@ const std::vector<AttentionCase>& attention_cases() {
     add_feature(rows);
     add_decode(rows);
     add_e4m3(rows);
+    add_partial(rows);
     return expand(rows);
   }();
   return cases;

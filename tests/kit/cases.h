@@ -64,6 +64,8 @@ struct AttentionCase {
   bool seqused_q = false, seqused_k = false;
   std::int64_t page_size = 0;  // 0: not paged
   bool cache_batch_idx = false, leftpad = false;
+  bool q_offset = false, key_offset = false;  // a piece of a longer problem
+  bool float32_out = false;
 
   Layout layout_q = Layout::contiguous, layout_k = Layout::contiguous,
          layout_o = Layout::contiguous;  // layout_k: v too
@@ -75,7 +77,11 @@ struct AttentionCase {
 
   // k's and v's.
   DType k_dtype() const { return f8_cache ? DType::f8e4m3 : dtype; }
-  DType o_dtype() const { return dtype == DType::f8e4m3 ? DType::bf16 : dtype; }
+  DType o_dtype() const { return float32_out ? DType::f32 : dtype == DType::f8e4m3 ? DType::bf16 : dtype; }
+  // Of bias and mask: in a piece, those of a problem that is longer at both ends.
+  bool piece() const { return q_offset || key_offset; }
+  std::int64_t columns() const { return piece() ? kMostOffset + Sk + 5 : Sk; }
+  static constexpr std::int64_t kMostOffset = 37;
   bool has_backward() const {
     return !forward_only && precision != Precision::int8_qk && page_size == 0 && !cache_batch_idx && !leftpad &&
            !draft_mask && k_dtype() != DType::f8e4m3;

@@ -38,9 +38,9 @@ Row additions(const AttentionProblem& p, const Sequence& s, int64_t b, int64_t h
   Row out(end - begin);
   for (int64_t j = begin; j < end; ++j) {
     float& x = out[j - begin];
-    if (p.bias) x = load_element(p.bias.data, p.bias.dtype, p.bias.offset(b, h, i, j));
+    if (p.bias) x = load_element(p.bias.data, p.bias.dtype, p.bias.offset(b, h, i, s.key_offset + j));
     if (p.alibi && x > -kInfinity) x -= p.alibi.as<float>()[p.alibi.offset(b, h, 0)] * std::abs(i + s.off - j);
-    const bool masked = p.mask && p.mask.as<unsigned char>()[p.mask.offset(b, h, i, j)] == 0;
+    const bool masked = p.mask && p.mask.as<unsigned char>()[p.mask.offset(b, h, i, s.key_offset + j)] == 0;
     if (masked || p.draft_removes(b, s, i, j)) x = -kInfinity;
   }
   return out;
@@ -214,7 +214,8 @@ PlainSoftmax plain_softmax(const AttentionProblem& p, const Arithmetic& how, con
     }
     const int64_t j = range.begin + n;
     const bool kept = p.dropout.p == 0 || dropout_keeps(p.dropout, static_cast<std::uint32_t>(b * p.H + h),
-                                                        static_cast<std::uint32_t>(i), static_cast<std::uint32_t>(j));
+                                                        static_cast<std::uint32_t>(s.q_offset + i),
+                                                        static_cast<std::uint32_t>(s.key_offset + j));
     out.keep[n] = kept ? 1 / (1 - p.dropout.p) : 0;
     largest = std::max(largest, static_cast<float>(out.score[n]));
   }

@@ -113,6 +113,8 @@ void CaseRunner::mirror() {
   move(options.page_table, data_.page_table);
   move(options.cache_batch_idx, data_.cache_batch_idx);
   move(options.cache_leftpad, data_.leftpad);
+  move(options.q_offset, data_.q_offset);
+  move(options.key_offset, data_.key_offset);
   move(options.draft_mask, data_.draft_mask);
   move(options.q_scale, data_.q_scale);
   move(options.k_scale, data_.k_scale);

@@ -27,7 +27,10 @@ int64_t lse_index(const AttentionProblem& p, const Sequence& s, int64_t b, int64
   return p.cu_seqlens_q ? h * total_rows(p) + s.q_begin + i : (b * p.H + h) * p.Sq + i;
 }
 
-DType o_dtype(const AttentionProblem& p) { return p.dtype != DType::f8e4m3 ? p.dtype : p.o ? p.o.dtype : DType::bf16; }
+DType o_dtype(const AttentionProblem& p) {
+  if (p.float32_out) return DType::f32;
+  return p.dtype != DType::f8e4m3 ? p.dtype : p.o ? p.o.dtype : DType::bf16;
+}
 
 // P (keep included) as it enters P V.
 Row weights(const AttentionProblem& p, const Arithmetic& how, const PlainKeys& keys, const PlainSoftmax& softmax) {
@@ -147,7 +150,7 @@ void backward_row(const AttentionBackwardProblem& p, const Arithmetic& how, cons
   Row d_o(p.Dv), exact_d_o(p.Dv);
   for (int64_t d = 0; d < p.Dv; ++d) {
     exact_d_o[d] = load_element(row, p.d_o.dtype, d * p.d_o.stride_d);
-    d_o[d] = operand(p, how, exact_d_o[d]);
+    d_o[d] = operand(p, how, round_to(p.dtype, exact_d_o[d]));
   }
   const float d_lse = p.d_lse ? p.d_lse.as<float>()[p.d_lse.offset(b, h, s.q_begin + i)] : 0.0f;
   const float lse = forward.lse[lse_index(p, s, b, h, i)];
@@ -180,7 +183,7 @@ void backward_row(const AttentionBackwardProblem& p, const Arithmetic& how, cons
   for (int64_t n = 0; n < width; ++n) {
     if (probability[n] == 0) continue;
     const float gradient = probability[n] * (dp[n] - delta + d_lse);
-    if (p.dbias) out.dbias.add(bias_row(p, b, h, i) + (softmax.begin + n) % p.bias_columns, i, gradient);
+    if (p.dbias) out.dbias.add(bias_row(p, b, h, i) + (s.key_offset + softmax.begin + n) % p.bias_columns, i, gradient);
     ds[n] = operand(p, how, round_to(p.dtype, gradient * softmax.slope[n]));
     const float term = std::abs(probability[n] * dp[n] * softmax.slope[n]);
     out.dq_term = std::max(out.dq_term, term * largest_of(keys.k.row(softmax.begin + n), p.D));

@@ -41,8 +41,9 @@ TensorView there(TensorView view) {
   return view;
 }
 AttentionOptions there(AttentionOptions options) {
-  for (TensorView* view : {&options.cu_seqlens_q, &options.cu_seqlens_k, &options.seqused_q, &options.seqused_k,
-                           &options.page_table, &options.cache_batch_idx, &options.cache_leftpad}) {
+  for (TensorView* view :
+       {&options.cu_seqlens_q, &options.cu_seqlens_k, &options.seqused_q, &options.seqused_k, &options.page_table,
+        &options.cache_batch_idx, &options.cache_leftpad, &options.q_offset, &options.key_offset, &options.bias}) {
     *view = there(*view);
   }
   return options;
@@ -163,6 +164,12 @@ TEST(IndexChecks, PackedAttention) {
     options.max_seqlen_k = random.between(4, 6);
     if (random.one_in(2)) options.seqused_q = of(used_q);
     if (random.one_in(2)) options.seqused_k = of(used_k);
+    const Values q_offset = random.indices(B, 30), key_offset = random.indices(B, 30);
+    if (random.one_in(3)) options.q_offset = of(q_offset);
+    if (random.one_in(3)) options.key_offset = of(key_offset);
+    if (random.one_in(2) && (options.q_offset.given() || options.key_offset.given())) {
+      options.bias = floats(3, {1, 1, 1, random.between(2, 40)});
+    }
     const TensorView q = floats(0, {rows, 2, 4}), k = floats(1, {keys, 1, 4}), v = floats(2, {keys, 1, 4});
     const AttentionProblem p =
         checked_forward_problem(Check("attention_forward"), there(q), there(k), there(v), {}, {}, there(options));

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/dtypes.h"
 #include "cpu/gemm-inl.h"
 #include "cpu/simd-inl.h"
 #include "problem/attention.h"
@@ -26,7 +27,10 @@ struct Bf16PairUnit : RegisterTileUnit<Bf16PairUnit, std::uint16_t, std::uint32_
   static HWY_INLINE void PackRow(const Operand& x, const std::byte* from, std::int64_t width, std::int64_t padded,
                                  Element* HWY_RESTRICT to) {
     const auto* source = reinterpret_cast<const Element*>(from);
-    if (x.stride_d == 1) {
+    if (x.dtype == DType::f32) {  // d_o beside an o in f32
+      for (std::int64_t d = 0; d < width; ++d)
+        to[d] = f32_to_bf16(reinterpret_cast<const float*>(from)[d * x.stride_d]);
+    } else if (x.stride_d == 1) {
       std::memcpy(to, source, static_cast<std::size_t>(width) * 2);
     } else {
       for (std::int64_t d = 0; d < width; ++d) to[d] = source[d * x.stride_d];

@@ -1,0 +1,229 @@
+// merge_attention and its gradients: check everything, then write.
+#include "ops/partial.h"
+
+#include <cstdio>
+
+#include "core/overlap.h"
+#include "core/runtime.h"
+#include "cpu/partial.h"
+#include "ops/attention_problem_builder.h"
+
+namespace heddle {
+namespace {
+
+constexpr std::int64_t kMaxHeadSize = 256;
+
+bool same_view(const TensorView& a, const TensorView& b) {
+  return a.data == b.data && a.shape == b.shape && a.stride == b.stride;
+}
+
+// What errors call tensor `name` of entry n of a list. Holds it itself: a call that is right allocates nothing.
+class Name {
+ public:
+  Name(const char* list, std::size_t n, const char* name) {
+    std::snprintf(text_, sizeof text_, "%s[%zu].%s", list, n, name);
+  }
+  operator const char*() const { return text_; }
+
+ private:
+  char text_[48];
+};
+
+class MergeChecks {
+ public:
+  MergeChecks(const Check& check, std::span<const Partial> partials) : check_(check), partials_(partials) {}
+
+  // The partials themselves: sizes, dtypes, where they are.
+  void read(MergeProblem& p) const {
+    check_.require(!partials_.empty(), "partials are none: there must be at least one");
+    const TensorView& o = first();
+    check_.require(o.given(), "partials[0].o is missing");
+    check_.require(o.rank == 3 || o.rank == 4, "partials[0].o has ", o.rank,
+                   " dimensions: it must be [B, Sq, H, Dv], or packed [total_q, H, Dv]");
+    check_.require(is_float(o.dtype), "partials[0].o is ", name_of(o.dtype),
+                   ": it must be float32, float16 or bfloat16");
+    check_.require(o.device == Device::cpu,
+                   "partials[0].o is on a GPU, for which there is no kernel yet: merge on the CPU");
+    for (std::size_t n = 0; n < partials_.size(); ++n) {
+      result(partials_[n].o, Name("partials", n, "o"), o.dtype);
+      per_row(partials_[n].lse, Name("partials", n, "lse"));
+    }
+    const bool packed = o.rank == 3;
+    p.B = packed ? 1 : o.shape[0];
+    p.S = o.shape[packed ? 0 : 1];
+    p.H = heads();
+    p.Dv = o.shape[o.rank - 1];
+    check_.require(p.Dv >= 1 && p.Dv <= kMaxHeadSize, "partials[0].o has head size ", p.Dv, ": it must be from 1 to ",
+                   kMaxHeadSize);
+    p.partials = partials_;
+  }
+
+  // f32 or of the partials' dtype, [B, Sq, H, Dv].
+  void wide_result(const TensorView& view, const char* name) const {
+    check_.require(view.dtype == DType::f32 || view.dtype == first().dtype, name, " is ", name_of(view.dtype),
+                   ": it must be float32", first().dtype == DType::f32 ? "" : " or have the partials' dtype, ",
+                   first().dtype == DType::f32 ? "" : name_of(first().dtype));
+    result(view, name, view.dtype);
+  }
+  void result(const TensorView& view, const char* name, DType dtype) const {
+    check_.tensor(view, name, dtype, Device::cpu, first().rank, "partials[0].o");
+    check_.require(view.shape == first().shape, name, " is ", view, ": it must have the shape of partials[0].o, ",
+                   first());
+  }
+  // f32 [B, H, Sq], packed [H, total_q].
+  void per_row(const TensorView& view, const char* name) const {
+    const TensorView& o = first();
+    const bool packed = o.rank == 3;
+    check_.tensor(view, name, DType::f32, Device::cpu, o.rank - 1, "partials[0].o");
+    const std::int64_t rows = o.shape[packed ? 0 : 1];
+    check_.require(packed ? view.shape[0] == heads() && view.shape[1] == rows
+                          : view.shape[0] == o.shape[0] && view.shape[1] == heads() && view.shape[2] == rows,
+                   name, " is ", view, ": it must be ", packed ? "[H, total_q]" : "[B, H, Sq]", " of partials[0].o, ",
+                   o);
+  }
+  Plane per_head(const TensorView& view, const char* name) const {
+    if (!view.given()) return {};
+    check_.tensor(view, name, DType::f32, Device::cpu, 1, "partials[0].o");
+    check_.require(view.shape[0] == heads(), name, " is ", view, ": it must have one logit for each of ", heads(),
+                   " heads");
+    Plane plane = plane_of(view);
+    plane.stride_h = view.stride[0];
+    return plane;
+  }
+
+  // An output shares no memory with what is read, unless it may be, and is, one of `itself` of the partials.
+  void apart(const TensorView& written, const char* name, const TensorView& read, const char* read_name,
+             bool itself = false) const {
+    if (!written.given() || !read.given() || !may_share_memory(written, read)) return;
+    check_.require(itself && same_view(written, read), name, " shares memory with ", read_name,
+                   itself ? " without being it" : "", ", which is read while it is written; found ", name, " ", written,
+                   ", ", read_name, " ", read);
+  }
+  void apart_from_partials(const TensorView& written, const char* name, bool may_be_o, bool may_be_lse) const {
+    for (std::size_t n = 0; written.given() && n < partials_.size(); ++n) {
+      apart(written, name, partials_[n].o, Name("partials", n, "o"), may_be_o);
+      apart(written, name, partials_[n].lse, Name("partials", n, "lse"), may_be_lse);
+    }
+  }
+
+ private:
+  static bool is_float(DType dtype) { return dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16; }
+  const TensorView& first() const { return partials_[0].o; }
+  std::int64_t heads() const { return first().shape[first().rank - 2]; }
+
+  const Check& check_;
+  const std::span<const Partial> partials_;
+};
+
+}  // namespace
+
+MergeProblem checked_merge_problem(const Check& check, std::span<const Partial> partials, const TensorView& sink,
+                                   const TensorView& o, const TensorView& lse, const OutputNames& names) {
+  const MergeChecks checks(check, partials);
+  MergeProblem p;
+  checks.read(p);
+  p.sink = checks.per_head(sink, "sink");
+  if (o.given()) {
+    checks.wide_result(o, names.o);
+    check.not_overlapping(o, names.o);
+    p.o = MergeProblem::rows(o);
+  }
+  if (lse.given()) {
+    checks.per_row(lse, names.lse);
+    check.not_overlapping(lse, names.lse);
+    p.lse = MergeProblem::per_row(lse);
+  }
+  checks.apart_from_partials(o, names.o, true, false);
+  checks.apart_from_partials(lse, names.lse, false, true);
+  checks.apart(o, names.o, sink, "sink");
+  checks.apart(lse, names.lse, sink, "sink");
+  check.require(!o.given() || !lse.given() || !may_share_memory(o, lse), names.o, " and ", names.lse,
+                " share memory: outputs must be apart; found ", names.o, " ", o, ", ", names.lse, " ", lse);
+  return p;
+}
+
+MergeBackwardProblem checked_merge_backward_problem(const Check& check, std::span<const Partial> partials,
+                                                    const TensorView& sink, const TensorView& d_o,
+                                                    const TensorView& d_lse, std::span<const Partial> gradients,
+                                                    const TensorView& dsink) {
+  const MergeChecks checks(check, partials);
+  MergeBackwardProblem p;
+  checks.read(p);
+  p.sink = checks.per_head(sink, "sink");
+  check.require(d_o.given(), "d_o is missing");
+  checks.wide_result(d_o, "d_o");
+  p.d_o = MergeProblem::rows(d_o);
+  if (d_lse.given()) {
+    checks.per_row(d_lse, "d_lse");
+    p.d_lse = MergeProblem::per_row(d_lse);
+  }
+  check.require(gradients.size() == partials.size(), "gradients are ", gradients.size(), " and partials are ",
+                partials.size(), ": there must be as many");
+  check.require(!dsink.given() || sink.given(), "dsink is given but sink is not");
+  p.dsink = checks.per_head(dsink, "dsink");
+  p.gradients = gradients;
+
+  const auto written = [&](const TensorView& view, const char* name) {
+    check.not_overlapping(view, name);
+    checks.apart_from_partials(view, name, false, false);
+    checks.apart(view, name, sink, "sink");
+    checks.apart(view, name, d_o, "d_o");
+    checks.apart(view, name, d_lse, "d_lse");
+  };
+  for (std::size_t n = 0; n < gradients.size(); ++n) {
+    const auto& [to, to_lse] = gradients[n];
+    const Name name("gradients", n, "o"), lse_name("gradients", n, "lse");
+    if (to.given()) {
+      checks.result(to, name, partials[n].o.dtype);
+      written(to, name);
+    }
+    if (to_lse.given()) {
+      checks.per_row(to_lse, lse_name);
+      written(to_lse, lse_name);
+    }
+  }
+  if (dsink.given()) written(dsink, "dsink");
+  // Outputs are apart from each other.
+  const std::size_t outputs = 2 * gradients.size() + 1;
+  const auto view_of = [&](std::size_t n) -> const TensorView& {
+    if (n + 1 == outputs) return dsink;
+    return n % 2 == 0 ? gradients[n / 2].o : gradients[n / 2].lse;
+  };
+  const auto name_of_output = [&](std::size_t n) -> std::string {
+    return n + 1 == outputs ? "dsink" : static_cast<const char*>(Name("gradients", n / 2, n % 2 == 0 ? "o" : "lse"));
+  };
+  for (std::size_t n = 0; n < outputs; ++n) {
+    for (std::size_t other = 0; other < n; ++other) {
+      const bool apart =
+          !view_of(n).given() || !view_of(other).given() || !may_share_memory(view_of(n), view_of(other));
+      if (!apart) {
+        check.require(false, name_of_output(other), " and ", name_of_output(n),
+                      " share memory: outputs must be apart; found ", view_of(other), " and ", view_of(n));
+      }
+    }
+  }
+  return p;
+}
+
+void merge_attention(std::span<const Partial> partials, const TensorView& sink, const TensorView& o,
+                     const TensorView& lse, const Runtime& runtime) {
+  merge_attention_as(partials, sink, o, lse, runtime, {});
+}
+
+void merge_attention_as(std::span<const Partial> partials, const TensorView& sink, const TensorView& o,
+                        const TensorView& lse, const Runtime& runtime, const OutputNames& names) {
+  const Check check("merge_attention");
+  const MergeProblem p = checked_merge_problem(check, partials, sink, o, lse, names);
+  check.require(o.given(), names.o, " is missing");
+  cpu::merge_attention(p, executor_of(runtime));
+}
+
+void merge_attention_backward(std::span<const Partial> partials, const TensorView& sink, const TensorView& d_o,
+                              const TensorView& d_lse, std::span<const Partial> gradients, const TensorView& dsink,
+                              const Runtime& runtime) {
+  const MergeBackwardProblem p =
+      checked_merge_backward_problem(Check("merge_attention_backward"), partials, sink, d_o, d_lse, gradients, dsink);
+  cpu::merge_attention_backward(p, executor_of(runtime));
+}
+
+}  // namespace heddle

@@ -1,0 +1,59 @@
+// A merge of partial results after its arguments were checked (include/heddle/partial.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "heddle/partial.h"
+#include "problem/attention.h"
+
+namespace heddle {
+
+struct MergeProblem {
+  std::int64_t B = 0, S = 0, H = 0, Dv = 0;  // packed results are one batch of all rows
+  std::span<const Partial> partials;
+  Plane sink;  // f32 [h] or absent
+  Operand o;
+  Plane lse;  // [b, h, i] or absent
+
+  // A view of a result, [b, i, h, d], and of what there is for each row, [b, h, i].
+  static Operand rows(const TensorView& view) {
+    const bool packed = view.rank == 3;
+    const int row = packed ? 0 : 1;
+    return {.data = static_cast<std::byte*>(view.data),
+            .dtype = view.dtype,
+            .given = true,
+            .stride_b = packed ? 0 : view.stride[0],
+            .stride_s = view.stride[row],
+            .stride_h = view.stride[row + 1],
+            .stride_d = view.stride[row + 2]};
+  }
+  static Plane per_row(const TensorView& view) {
+    const bool packed = view.rank == 2;
+    const int head = packed ? 0 : 1;
+    return {.data = static_cast<std::byte*>(view.data),
+            .dtype = view.dtype,
+            .given = true,
+            .stride_b = packed ? 0 : view.stride[0],
+            .stride_h = view.stride[head],
+            .stride_i = view.stride[head + 1]};
+  }
+
+  float lse_of(std::size_t n, std::int64_t b, std::int64_t h, std::int64_t i) const {
+    const Plane plane = per_row(partials[n].lse);
+    return plane.as<const float>()[plane.offset(b, h, i)];
+  }
+  double sink_of(std::int64_t h) const {
+    return sink ? static_cast<double>(sink.as<const float>()[sink.offset(0, h, 0)])
+                : -std::numeric_limits<double>::infinity();
+  }
+};
+
+struct MergeBackwardProblem : MergeProblem {  // without o and lse
+  Operand d_o;
+  Plane d_lse;                         // or absent
+  std::span<const Partial> gradients;  // as many as partials; each view may be absent
+  Plane dsink;                         // f32 [h] or absent
+};
+
+}  // namespace heddle

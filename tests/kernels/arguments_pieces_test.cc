@@ -1,0 +1,108 @@
+// Bad arguments of pieces of longer problems: offsets, o and gradients in float32.
+#include "kernels/bad_arguments.h"
+
+namespace heddle {
+namespace {
+
+void bias_of_12_columns(Call& c) { c.options.bias = c.floats({1, 4, 5, 12}); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Pieces, BadArguments,
+    ::testing::Values(
+        BadArgument{"q_offset_negative",
+                    [](Call& c) {
+                      c.options.q_offset = c.indices({0, -1});
+                    },
+                    "q_offset[1] is -1: it must be at least 0"},
+        BadArgument{"key_offset_negative",
+                    [](Call& c) {
+                      c.options.key_offset = c.indices({-3, 0});
+                    },
+                    "key_offset[0] is -3: it must be at least 0"},
+        BadArgument{
+            "q_offset_far",
+            [](Call& c) {
+              c.options.q_offset = c.indices({0, 2147483643});
+            },
+            "q_offset[1] is 2147483643: with 5 rows sequence 1 ends at position 2147483648, and positions number "
+            "2147483647"},
+        BadArgument{"key_offset_far",
+                    [](Call& c) {
+                      c.options.key_offset = c.indices({2147483641, 0});
+                    },
+                    "key_offset[0] is 2147483641: with 7 rows sequence 0 ends at position 2147483648, and positions "
+                    "number 2147483647"},
+        BadArgument{"key_offset_past_columns",
+                    [](Call& c) {
+                      bias_of_12_columns(c);
+                      c.options.key_offset = c.indices({5, 6});
+                    },
+                    "key_offset[1] is 6: with 7 rows sequence 1 ends at position 13, and the columns of bias and mask "
+                    "number 12"},
+        BadArgument{"columns_too_few",
+                    [](Call& c) {
+                      c.options.mask = TensorView(c.bits.data(), DType::boolean, {1, 1, 1, 6});
+                      c.options.q_offset = c.indices({3, 3});
+                    },
+                    "key_offset[0] is 0: with 7 rows sequence 0 ends at position 7, and the columns of bias and mask "
+                    "number 6"},
+        BadArgument{"columns_differ",
+                    [](Call& c) {
+                      bias_of_12_columns(c);
+                      c.options.mask = TensorView(c.bits.data(), DType::boolean, {1, 1, 1, 11});
+                      c.options.key_offset = c.indices({1, 1});
+                    },
+                    "mask is [1, 1, 1, 11] and bias has 12 columns: both have one for each key of the longer problem"},
+        BadArgument{"rows_of_the_longer",
+                    [](Call& c) {
+                      c.options.bias = c.floats({1, 4, 12, 12});
+                      c.options.q_offset = c.indices({1, 1});
+                    },
+                    "bias is [1, 4, 12, 12]: dimension 2 must be 1 or 5"},
+        BadArgument{"offsets_count", [](Call& c) { c.options.q_offset = c.indices({0}); },
+                    "q_offset has 1 entries: it must have 2"},
+        BadArgument{"offsets_dtype", [](Call& c) { c.options.key_offset = c.floats({2}); },
+                    "key_offset is float32: it must be int32"},
+        BadArgument{"offsets_bottom_right",
+                    [](Call& c) {
+                      c.options.causal = Causal::bottom_right;
+                      c.options.key_offset = c.indices({0, 0});
+                    },
+                    "causal is bottom_right and key_offset is given: a piece does not know where the longer problem's "
+                    "keys end; say top_left, whose diagonal is where positions are equal"},
+        BadArgument{"offsets_draft",
+                    [](Call& c) {
+                      c.options.draft_mask = TensorView(c.index.data() + 32, DType::i32, {2, 5});
+                      c.options.q_offset = c.indices({0, 0});
+                    },
+                    "draft_mask and q_offset exclude each other: a draft's keys are the last of the whole problem"},
+        BadArgument{"offsets_backward",
+                    [](Call& c) {
+                      c.options.q_offset = c.indices({0, -1});
+                    },
+                    "[attention_backward] q_offset[1] is -1: it must be at least 0", true},
+        BadArgument{"float32_out_narrow",
+                    [](Call& c) {
+                      c.q.dtype = c.k.dtype = c.v.dtype = c.o.dtype = DType::bf16;
+                      c.options.float32_out = true;
+                    },
+                    "o is bfloat16: with float32_out it must be float32"},
+        BadArgument{"float32_without_asking", [](Call& c) { c.q.dtype = c.k.dtype = c.v.dtype = DType::bf16; },
+                    "o is float32: it must be bfloat16, q's dtype, or float32 with float32_out"},
+        BadArgument{"gradient_other_dtype",
+                    [](Call& c) {
+                      c.q.dtype = c.k.dtype = c.v.dtype = c.o.dtype = c.d_o.dtype = DType::bf16;
+                      c.gradients.dk.dtype = DType::f16;
+                    },
+                    "dk is float16: it must be bfloat16, q's dtype, or float32", true},
+        BadArgument{"accumulate_narrow",
+                    [](Call& c) {
+                      c.q.dtype = c.k.dtype = c.v.dtype = c.o.dtype = c.d_o.dtype = DType::bf16;
+                      c.gradients.dv.dtype = DType::bf16;
+                      c.gradients.accumulate = true;
+                    },
+                    "dv is bfloat16: with accumulate it must be float32", true}),
+    name_of_test);
+
+}  // namespace
+}  // namespace heddle

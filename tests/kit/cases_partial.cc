@@ -1,0 +1,73 @@
+#include "core/check.h"
+#include "kit/case_rows.h"
+
+namespace heddle::kit {
+
+// Pieces of a longer problem, whose rows and keys stand at offsets of their own, and o in f32.
+void add_partial(Rows& rows) {
+  const AttentionCase base{.B = 3, .H = 4, .Hkv = 2, .Sq = 50, .Sk = 75, .D = 32, .Dv = 32};
+  const auto with = [&](const char* name, auto change) {
+    AttentionCase row = base;
+    row.name = name;
+    row.purpose = Purpose::feature;
+    change(row);
+    rows.push_back(row);
+  };
+  const auto piece = [&](const char* name, auto change) {
+    with(name, [&](auto& c) {
+      c.q_offset = c.key_offset = true;
+      change(c);
+    });
+  };
+  piece("piece", [](auto&) {});
+  piece("piece_causal", [](auto& c) { c.causal = Causal::top_left, c.d_lse = true; });
+  piece("piece_window", [](auto& c) { c.window_left = 11, c.window_right = 6; });
+  piece("piece_window_causal", [](auto& c) { c.window_left = 20, c.causal = Causal::top_left, c.sink = true; });
+  piece("piece_alibi", [](auto& c) { c.alibi = Alibi::per_head; });
+  piece("piece_alibi_causal", [](auto& c) { c.alibi = Alibi::per_batch, c.causal = Causal::top_left; });
+  piece("piece_bias", [](auto& c) { c.bias = kFull, c.bias_holes = true; });
+  piece("piece_bias_columns", [](auto& c) { c.bias = kColumns, c.bias_f32 = true; });
+  piece("piece_bias_rows", [](auto& c) { c.bias = kRows, c.causal = Causal::top_left; });
+  piece("piece_mask", [](auto& c) { c.mask = kRowsColumns, c.softcap = 9.0f; });
+  piece("piece_mask_bias", [](auto& c) { c.mask = kBatchColumns, c.bias = kRowsColumns; });
+  piece("piece_dropout", [](auto& c) { c.dropout = 0.2f; });
+  piece("piece_dropout_odd", [](auto& c) { c.dropout = 0.5f, c.Sq = c.Sk = 67, c.causal = Causal::top_left; });
+  piece("piece_packed", [](auto& c) {
+    c.B = 5, c.packed_q = c.packed_k = true, c.causal = Causal::top_left, c.bias = kFull, c.alibi = Alibi::per_head;
+  });
+  piece("piece_used", [](auto& c) {
+    c.B = 4, c.seqused_q = c.seqused_k = true, c.causal = Causal::top_left, c.mask = kFull, c.dropout = 0.3f;
+  });
+  piece("piece_all", [](auto& c) {
+    c.causal = Causal::top_left, c.window_left = 40, c.softcap = 8.0f, c.alibi = Alibi::per_head, c.bias = kHeads;
+    c.mask = kBatchColumns, c.sink = c.d_lse = true, c.dropout = 0.1f, c.float32_out = true;
+  });
+  piece("piece_few_rows", [](auto& c) {
+    c.Sq = 1, c.Sk = 700, c.bias = kColumns, c.dropout = 0.2f, c.window_right = 600, c.window_left = 30;
+  });
+  piece("piece_paged", [](auto& c) {
+    c.page_size = 16, c.Sk = 96, c.seqused_k = true, c.causal = Causal::top_left, c.mask = kColumns;
+  });
+  with("piece_of_rows", [](auto& c) { c.q_offset = true, c.causal = Causal::top_left, c.mask = kColumns; });
+  with("piece_of_keys", [](auto& c) { c.key_offset = true, c.causal = Causal::top_left, c.dropout = 0.2f; });
+
+  const auto float32 = [&](const char* name, auto change) {
+    with(name, [&](auto& c) {
+      c.float32_out = true;
+      change(c);
+    });
+  };
+  // Two of each: the table gives rows bf16 and f16 in turn.
+  float32("float32_out", [](auto& c) { c.d_lse = true; });
+  float32("float32_out_too", [](auto& c) { c.d_lse = true; });
+  float32("float32_out_causal", [](auto& c) { c.causal = Causal::bottom_right, c.D = 40, c.Dv = 72; });
+  float32("float32_out_packed", [](auto& c) {
+    c.packed_q = c.packed_k = c.sink = true, c.causal = Causal::bottom_right, c.layout_o = Layout::padded_rows;
+  });
+  float32("float32_out_strided", [](auto& c) { c.layout_q = c.layout_k = c.layout_o = Layout::strided_dim; });
+  float32("float32_out_few_rows", [](auto& c) { c.Sq = 2, c.Sk = 700, c.causal = Causal::bottom_right; });
+  float32("float32_out_f8_cache", [](auto& c) { c.f8_cache = true, c.scaling = Scaling::heads; });
+  float32("float32_out_e4m3", [](auto& c) { c.dtype = DType::f8e4m3, c.scaling = Scaling::one; });
+}
+
+}  // namespace heddle::kit
