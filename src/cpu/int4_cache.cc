@@ -121,7 +121,7 @@ std::string describe(const Int4AppendProblem& p, int workers) {
 
 }  // namespace
 
-const Int4AppendKernel kInt4Append = {
+const Int4AppendKernel kInt4CacheAppend = {
     .name = "cpu",
     .method = "append",
     .device = Device::cpu,

@@ -5,6 +5,6 @@
 
 namespace heddle::cpu {
 
-extern const Int4AppendKernel kInt4Append;  // "cpu"
+extern const Int4AppendKernel kInt4CacheAppend;  // "cpu"
 
 }  // namespace heddle::cpu

@@ -125,7 +125,7 @@ const RotaryKernel kRotary = {
     .describe = [](const RotaryProblem& p, int workers) { return in_tasks(p.H * p.D, workers); },
 };
 
-const AppendKernel kAppend = {
+const AppendKernel kKvCacheAppend = {
     .name = "cpu",
     .method = "append",
     .device = Device::cpu,

@@ -5,7 +5,7 @@
 
 namespace heddle::cpu {
 
-extern const RotaryKernel kRotary;  // "cpu"
-extern const AppendKernel kAppend;  // "cpu"
+extern const RotaryKernel kRotary;         // "cpu"
+extern const AppendKernel kKvCacheAppend;  // "cpu"
 
 }  // namespace heddle::cpu

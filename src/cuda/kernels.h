@@ -39,8 +39,8 @@
   K(LinearBackwardProblem, kCublasLtLinearBackward, "cublaslt", "linear", true)                           \
   /* caches, from Ampere on: rows rotated, rows appended, rows appended in 4 bits */                      \
   K(RotaryProblem, kRotary, "cuda", "rotary", true)                                                       \
-  K(AppendProblem, kAppend, "cuda", "append", true)                                                       \
-  K(Int4AppendProblem, kInt4Append, "cuda", "append", true)                                               \
+  K(AppendProblem, kKvCacheAppend, "cuda", "append", true)                                                \
+  K(Int4AppendProblem, kInt4CacheAppend, "cuda", "append", true)                                          \
   /* low-bit weights, from Ampere on, every format: encoded, decoded, packed orders decoded */            \
   K(lowbit::QuantizeCall, kQuantize, "cuda", "quantize", true)                                            \
   K(lowbit::DequantizeProblem, kDequantize, "cuda", "dequantize", true)                                   \

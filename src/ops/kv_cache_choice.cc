@@ -13,13 +13,13 @@ std::span<const RotaryKernel* const> PlainOperation<RotaryProblem>::candidates()
 
 template <>
 std::span<const AppendKernel* const> PlainOperation<AppendProblem>::candidates() {
-  static const auto kernels = with_gpu_kernels<AppendProblem>({&cpu::kAppend});
+  static const auto kernels = with_gpu_kernels<AppendProblem>({&cpu::kKvCacheAppend});
   return kernels;
 }
 
 template <>
 std::span<const Int4AppendKernel* const> PlainOperation<Int4AppendProblem>::candidates() {
-  static const auto kernels = with_gpu_kernels<Int4AppendProblem>({&cpu::kInt4Append});
+  static const auto kernels = with_gpu_kernels<Int4AppendProblem>({&cpu::kInt4CacheAppend});
   return kernels;
 }
 

@@ -6,7 +6,7 @@
 
 namespace heddle::cuda {
 
-const Int4AppendKernel kInt4Append = {
+const Int4AppendKernel kInt4CacheAppend = {
     .name = "cuda",
     .method = "append",
     .device = Device::cuda,

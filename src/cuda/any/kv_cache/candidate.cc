@@ -18,7 +18,7 @@ const RotaryKernel kRotary = {
     .describe = [](const RotaryProblem&, int) { return std::string("a block of threads for a row of all heads"); },
 };
 
-const AppendKernel kAppend = {
+const AppendKernel kKvCacheAppend = {
     .name = "cuda",
     .method = "append",
     .device = Device::cuda,
