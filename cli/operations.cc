@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <initializer_list>
 #include <string_view>
+#include <utility>
 
 #include "cuda/backend.h"
+#include "heddle/int4_cache.h"
+#include "heddle/kv_cache.h"
 #include "heddle/linear.h"
+#include "heddle/lowbit.h"
 #include "problem.h"
 #include "tensors.h"
 
@@ -29,24 +33,51 @@ void add(Operation& operation, Device device, const std::vector<Candidate>& aske
   }
 }
 
-// A linear layer, which nobody computes.
+// A linear layer.
 struct LinearSample {
   static constexpr std::int64_t kRows = 1, kSize = 1024;
-  HostTensor rows, gradient, codes;
+  StandIns views;
   TensorView x, dx;
   PackedWeights weights;
 
   LinearSample(Device device, const char* format, WeightOrder order)
-      : rows(DType::bf16, {kRows, kSize}),
-        gradient(DType::bf16, {kRows, kSize}),
-        x(rows.view()),
-        dx(gradient.view()),
+      : views(device),
+        x(views.tensor(DType::bf16, {kRows, kSize})),
+        dx(views.tensor(DType::bf16, {kRows, kSize})),
         weights(packed_storage(lowbit::format_named(format), kSize, kSize, false, order)) {
-    codes = HostTensor(weights.data.dtype, {weights.data.shape[0]});
-    weights.data.data = codes.data();
-    for (Device* at : {&x.device, &dx.device, &weights.device, &weights.data.device}) *at = device;
+    views.place(weights.data);
+    weights.device = device;
   }
 };
+
+// Rows into caches, and weights into a format and back.
+std::vector<Operation> caches_and_weights() {
+  Operation rotary{"apply_rotary", {}}, append{"append_kv_cache", {}}, int4{"append_int4_cache", {}},
+      quantize{"quantize", {}}, dequantize{"dequantize", {}}, unpack{"unpack_weights", {}};
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    constexpr std::int64_t kHeads = 2, kD = 64, kSlots = 128;
+    StandIns views(device);
+    const auto rows = [&](std::int64_t count) { return views.tensor(DType::bf16, {1, count, kHeads, kD}); };
+    const TensorView k = rows(1), v = rows(1), seqlens = views.indices({0}, {1});
+    const TensorView table = views.tensor(DType::f32, {kSlots, kD / 2});
+    add(rotary, device, explain_apply_rotary(k, k, {.cos = table, .sin = table}));
+    add(append, device, explain_append_kv_cache(k, v, rows(kSlots), rows(kSlots), seqlens));
+    Int4Cache cache;
+    cache.blocks = views.tensor(DType::u8, {1, 1, kHeads, int4_cache_block_bytes(kD, kD)});
+    cache.k_tail = rows(kSlots);
+    cache.v_tail = rows(kSlots);
+    add(int4, device, explain_append_int4_cache(k, v, cache, seqlens));
+
+    LinearSample s(device, "nvfp4", device == Device::cuda ? WeightOrder::fragments16 : WeightOrder::rows16);
+    const TensorView plain = s.views.tensor(DType::bf16, {LinearSample::kSize, LinearSample::kSize});
+    lowbit::QuantizedMatrix matrix = lowbit::storage(s.weights.format, LinearSample::kSize, LinearSample::kSize);
+    for (TensorView* part : {&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale}) s.views.place(*part);
+    add(quantize, device, lowbit::explain_quantize(plain, {}, matrix));
+    add(dequantize, device, lowbit::explain_dequantize(matrix, plain));
+    add(unpack, device, explain_unpack_weights(s.weights, plain));
+  }
+  return {rotary, append, int4, quantize, dequantize, unpack};
+}
 
 }  // namespace
 
@@ -89,7 +120,9 @@ std::vector<Operation> operations() {
     gradients.dx = s.dx;
     add(linear_backward, layer.device, explain_linear_backward(s.x, {}, s.weights, gradients), {layer.own});
   }
-  return {forward, backward, linear, linear_backward};
+  std::vector<Operation> all = {forward, backward, linear, linear_backward};
+  for (Operation& operation : caches_and_weights()) all.push_back(std::move(operation));
+  return all;
 }
 
 }  // namespace heddle::cli

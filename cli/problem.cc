@@ -121,18 +121,19 @@ Json ProblemFlags::json() const {
   return out;
 }
 
+void require_at_least_one(std::int64_t value, const char* flag) {
+  if (value < 1) throw Error(std::string(flag) + " is " + std::to_string(value) + ": it must be at least 1");
+}
+
 void ProblemFlags::check() const {
-  const auto at_least_one = [](std::int64_t value, const char* flag) {
-    if (value < 1) throw Error(std::string(flag) + " is " + std::to_string(value) + ": it must be at least 1");
-  };
-  at_least_one(batch, "--batch");
-  at_least_one(heads, "--heads");
-  at_least_one(length_q, "--length");
-  at_least_one(head_size, "--head-size");
-  if (kv_heads != 0) at_least_one(kv_heads, "--kv-heads");
-  if (length_k != 0) at_least_one(length_k, "--keys");
-  if (head_size_v != 0) at_least_one(head_size_v, "--head-size-v");
-  if (page_size != 0) at_least_one(page_size, "--page-size");
+  require_at_least_one(batch, "--batch");
+  require_at_least_one(heads, "--heads");
+  require_at_least_one(length_q, "--length");
+  require_at_least_one(head_size, "--head-size");
+  if (kv_heads != 0) require_at_least_one(kv_heads, "--kv-heads");
+  if (length_k != 0) require_at_least_one(length_k, "--keys");
+  if (head_size_v != 0) require_at_least_one(head_size_v, "--head-size-v");
+  if (page_size != 0) require_at_least_one(page_size, "--page-size");
   if (packed && page_size > 0) throw Error("--packed and --page-size exclude each other");
 }
 

@@ -79,6 +79,9 @@ class ProblemTensors {
   unsigned seed_ = 1;
 };
 
+// Throws Error "--flag is ...: it must be at least 1" for less.
+void require_at_least_one(std::int64_t value, const char* flag);
+
 // The flag --device of a verb.
 void add_device_flag(CLI::App& app, std::string& device);
 // Throws RuntimeError, "[verb] --device is cuda: ...", where `device` is that and there is no GPU.

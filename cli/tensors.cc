@@ -74,6 +74,31 @@ void HostTensor::reverse_strides() {
   }
 }
 
+TensorView StandIns::tensor(DType dtype, const std::vector<std::int64_t>& shape) {
+  TensorView view;
+  view.dtype = dtype;
+  view.rank = static_cast<int>(shape.size());
+  std::copy(shape.begin(), shape.end(), view.shape.begin());
+  place(view);
+  return view;
+}
+
+void StandIns::place(TensorView& view) {
+  if (!view.given()) return;
+  view.stride = contiguous_strides(view.rank, view.shape);
+  view.device = device_;
+  view.data = reinterpret_cast<void*>(next_);
+  const std::uintptr_t bytes = static_cast<std::uintptr_t>(view.elements()) * size_of(view.dtype);
+  next_ += (bytes / kAlignment + 1) * kAlignment;
+}
+
+TensorView StandIns::indices(const std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape) {
+  if (device_ != Device::cpu) return tensor(DType::i32, shape);
+  indices_.emplace_back(DType::i32, shape);
+  std::copy(values.begin(), values.end(), static_cast<std::int32_t*>(indices_.back().view().data));
+  return indices_.back().view();
+}
+
 HostTensor converted(const TensorView& from, DType dtype) {
   if (from.dtype != dtype && !(floating(from.dtype) && floating(dtype))) {
     throw Error(std::string("a tensor of ") + name_of(from.dtype) + " cannot be converted to " + name_of(dtype));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -31,6 +32,23 @@ class HostTensor {
   std::unique_ptr<std::byte, Free> memory_;
   std::size_t bytes_ = 0;
   TensorView view_;
+};
+
+// Views of tensors on a device that nobody reads, contiguous and apart from each other, at addresses of nothing. Index
+// data on a CPU is read, and has memory.
+class StandIns {
+ public:
+  explicit StandIns(Device device) : device_(device) {}
+  TensorView tensor(DType dtype, const std::vector<std::int64_t>& shape);
+  // Of a view that has a shape and a dtype, or is not given.
+  void place(TensorView& view);
+  TensorView indices(const std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape);
+
+ private:
+  static constexpr std::uintptr_t kAlignment = 4096;
+  Device device_;
+  std::uintptr_t next_ = kAlignment;
+  std::vector<HostTensor> indices_;
 };
 
 // A contiguous copy of `from` (any strides), as `dtype`. Only floating-point dtypes convert; others must be equal.

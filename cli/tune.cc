@@ -88,9 +88,7 @@ struct Tune {
       table.add({name, seconds_text(found.fixed), bytes ? "-" : fixed(found.rate / 1e12, 1),
                  bytes ? fixed(found.rate / 1e12, 2) : "-", seconds_text(found.estimate), seconds_text(found.seconds)});
     };
-    cuda::for_each_kernel([&](const auto& kernel) {
-      for (const auto& line : kernel.costs) tell(Measured(kernel, line));
-    });
+    cuda::for_each_cost([&](const auto& kernel, const auto& line) { tell(Measured(kernel, line)); });
     if (!out.empty()) {
       const std::string text = cuda::tuning_text(
           {gpu.name, std::to_string(gpu.major) + "." + std::to_string(gpu.minor), gpu.multiprocessors, version()},

@@ -129,49 +129,6 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
                         const TensorView& lse, const TensorView& d_o, const TensorView& d_lse,
                         const AttentionGradients& gradients, const AttentionOptions& options, const Runtime& runtime);
 
-// Rotary embedding (Su et al., arXiv 2104.09864). cos, sin: f32 or the data's dtype, [max_position, R / 2], R <= D
-// even; dimensions R..D pass through. interleaved: pairs (0, 1), (2, 3), ...; else (0, R/2), (1, R/2 + 1), ...
-struct Rotary {
-  TensorView cos, sin;
-  bool interleaved = false;
-};
-
-// Rotates x [B, S, H, D] into out (may be x itself); row i of sequence b stands at position offsets[b] + i. offsets:
-// int32 [B], or not given: 0. Positions outside the tables are refused; on a GPU, where they are not read before, the
-// table's nearest row serves them.
-void apply_rotary(const TensorView& x, const TensorView& out, const Rotary& rotary, const TensorView& offsets,
-                  const Runtime& runtime);
-
-// Appends k_new [B, Sn, Hkv, D] and v_new [B, Sn, Hkv, Dv] to a cache at positions seqlens[b] .. seqlens[b] + Sn - 1,
-// rotating k_new if rotary is given. The cache is contiguous ([Bc, Smax, Hkv, D], rows chosen by cache_batch_idx) or
-// paged ([pages, page_size, Hkv, D] with page_table). An f8e4m3 cache beside f16 or bf16 rows gets values / scale,
-// rounded to nearest even and saturating: k_scale, v_scale are f32 [1, 1, Hkv|1], which are read (not given: 1), or
-// have the cache's shape without its last extent, one for each slot and head, which are written: the row's largest
-// magnitude / 448 (a row's NaN stay NaN, and infinities become the largest finite numbers). attention_forward reads
-// them as they are. seqlens (int32 [B]) is read, not changed. Positions and pages out of range, and two rows for one
-// slot, are refused before anything is written. On a GPU index data is not read before: there rows out of range are
-// dropped, and which of two rows for one slot stays is not said.
-void append_kv_cache(const TensorView& k_new, const TensorView& v_new, const TensorView& k_cache,
-                     const TensorView& v_cache, const TensorView& seqlens, const TensorView& page_table,
-                     const TensorView& cache_batch_idx, const Rotary& rotary, const Runtime& runtime,
-                     const TensorView& k_scale = {}, const TensorView& v_scale = {});
-
-// Decoding in one call: appends k_new and v_new to the cache as append_kv_cache does, at positions seqused_k[b] on
-// (options.seqused_k: lengths before the append), rotates q if rotary is given (row i at position seqused_k[b] + i if
-// causal or windowed, else at seqused_k[b]), and attends seqused_k[b] + Sn keys. options says where the cache's rows
-// are (page_table, cache_batch_idx), and its scales, which are read or written as by append_kv_cache; leftpad counts
-// slots, and positions are slots. On a GPU lengths are not read by the host: rows that would fall outside the cache are
-// dropped there. One launch where a candidate can.
-void attention_with_kv_cache(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
-                             const TensorView& k_cache, const TensorView& v_cache, const TensorView& o,
-                             const TensorView& lse, const Rotary& rotary, const AttentionOptions& options,
-                             const Runtime& runtime);
-
-std::size_t attention_with_kv_cache_workspace(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
-                                              const TensorView& k_cache, const TensorView& v_cache,
-                                              const Rotary& rotary, const AttentionOptions& options,
-                                              const Runtime& runtime = {});
-
 enum class Pass : std::uint8_t { forward, backward };
 
 // The candidates for a call with these arguments, and which one would run. Reads no data but CPU index data; views may

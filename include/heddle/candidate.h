@@ -10,8 +10,10 @@ namespace heddle {
 
 // One kernel that could serve a call.
 struct Candidate {
-  std::string name;    // as `force` takes it
-  std::string method;  // "flash", "baseline", "naive", "linear" or "reference"
+  std::string name;  // as `force` takes it
+  // "flash", "baseline" or "naive" (attention), "linear", "rotary", "append", "quantize", "dequantize", "unpack", or
+  // "reference"
+  std::string method;
   Device device = Device::cpu;
   bool supported = false;
   std::string reason;    // why not, if not supported

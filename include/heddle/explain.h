@@ -14,7 +14,9 @@
 
 #include "heddle/attention.h"
 #include "heddle/int4_cache.h"
+#include "heddle/kv_cache.h"
 #include "heddle/linear.h"
+#include "heddle/lowbit.h"
 
 namespace heddle {
 
@@ -49,4 +51,32 @@ std::vector<Candidate> explain_linear_backward_on(const GpuModel& gpu, const Ten
                                                   const PackedWeights& weights, const LinearGradients& gradients,
                                                   const LinearOptions& options = {}, const Runtime& runtime = {});
 
+std::vector<Candidate> explain_apply_rotary_on(const GpuModel& gpu, const TensorView& x, const TensorView& out,
+                                               const Rotary& rotary, const RotaryOptions& options = {},
+                                               const Runtime& runtime = {});
+
+std::vector<Candidate> explain_append_kv_cache_on(const GpuModel& gpu, const TensorView& k_new, const TensorView& v_new,
+                                                  const TensorView& k_cache, const TensorView& v_cache,
+                                                  const TensorView& seqlens, const AppendOptions& options = {},
+                                                  const Runtime& runtime = {});
+
+std::vector<Candidate> explain_append_int4_cache_on(const GpuModel& gpu, const TensorView& k_new,
+                                                    const TensorView& v_new, const Int4Cache& cache,
+                                                    const TensorView& seqlens, const Int4AppendOptions& options = {},
+                                                    const Runtime& runtime = {});
+
+std::vector<Candidate> explain_unpack_weights_on(const GpuModel& gpu, const PackedWeights& weights,
+                                                 const TensorView& out, const UnpackOptions& options = {},
+                                                 const Runtime& runtime = {});
+
+namespace lowbit {
+
+std::vector<Candidate> explain_quantize_on(const GpuModel& gpu, const TensorView& weights,
+                                           const QuantizeOptions& options, const QuantizedMatrix& out,
+                                           const Runtime& runtime = {});
+
+std::vector<Candidate> explain_dequantize_on(const GpuModel& gpu, const QuantizedMatrix& matrix, const TensorView& out,
+                                             const DequantizeOptions& options = {}, const Runtime& runtime = {});
+
+}  // namespace lowbit
 }  // namespace heddle

@@ -7,6 +7,7 @@
 #include "heddle/error.h"
 #include "heddle/explain.h"
 #include "heddle/int4_cache.h"
+#include "heddle/kv_cache.h"
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
 #include "heddle/partial.h"

@@ -7,10 +7,13 @@
 // as its number of blocks stays. The format to the bit: docs/kv_cache.md.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "heddle/attention.h"
+#include "heddle/kv_cache.h"
 
 namespace heddle {
 
@@ -26,14 +29,25 @@ std::int64_t int4_cache_block_bytes(std::int64_t D, std::int64_t Dv);
 // Blocks of a sequence of so many keys: (keys - 64) / 64, at least 0.
 std::int64_t int4_cache_blocks(std::int64_t keys);
 
+struct Int4AppendOptions {
+  Rotary rotary = {};      // of k_new, at the positions that it goes to; not given: it is written as it is
+  std::string force = {};  // a candidate's name
+};
+
 // Appends k_new [B, Sn, Hkv, D] and v_new [B, Sn, Hkv, Dv], of the rings' dtype, behind the seqlens[b] keys (int32 [B],
-// not changed) that each sequence has, rotating k_new if rotary is given. A sequence may have max_blocks * 64 + 127
-// keys. What is not finite makes its group NaN; what is beyond float16 saturates. Lengths, rows and pages out of range,
-// and two sequences with one row or page to be written, are refused before anything is written; on a GPU index data is
-// not read before: a sequence that would grow too long is left as it is there, and rows and pages out of range are
-// dropped.
+// not changed) that each sequence has. A sequence may have max_blocks * 64 + 127 keys. What is not finite makes its
+// group NaN; what is beyond float16 saturates.
+//
+// Lengths, rows and pages out of range, and two sequences with one row or page to be written, throw Error before
+// anything is written. On a GPU index data is not read before: a sequence that would grow too long is left as it is
+// there, and rows and pages out of range are dropped.
 void append_int4_cache(const TensorView& k_new, const TensorView& v_new, const Int4Cache& cache,
-                       const TensorView& seqlens, const Rotary& rotary, const Runtime& runtime);
+                       const TensorView& seqlens, const Int4AppendOptions& options = {}, const Runtime& runtime = {});
+
+// The candidates for such a call, and which one would run. Reads no data but index data on the CPU.
+std::vector<Candidate> explain_append_int4_cache(const TensorView& k_new, const TensorView& v_new,
+                                                 const Int4Cache& cache, const TensorView& seqlens,
+                                                 const Int4AppendOptions& options = {}, const Runtime& runtime = {});
 
 // attention_forward over the cache: keys that a block holds are those that its codes stand for. options.seqused_k says
 // how many keys each sequence has; page_table, cache_batch_idx and cu_seqlens_k are not taken.

@@ -113,10 +113,19 @@ struct PackingError {
 PackingError pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWeights& out,
                           const PackOptions& options = {}, const Runtime& runtime = {});
 
+struct UnpackOptions {
+  std::string force = {};  // a candidate's name
+};
+
 // Writes W [N, K] to `out`, as the packed order has it, each weight rounded once to out's dtype: f32, f16 or bf16, any
 // strides that do not overlap. So it makes PackedWeights::kept. On a GPU `out` is on it, and the call does not wait for
 // the stream. On the CPU orders rows16, fragments8, matrix and matrix8, on a GPU all.
-void unpack_weights(const PackedWeights& weights, const TensorView& out, const Runtime& runtime = {});
+void unpack_weights(const PackedWeights& weights, const TensorView& out, const UnpackOptions& options = {},
+                    const Runtime& runtime = {});
+
+// The candidates for such a call, and which one would run. Reads no data.
+std::vector<Candidate> explain_unpack_weights(const PackedWeights& weights, const TensorView& out,
+                                              const UnpackOptions& options = {}, const Runtime& runtime = {});
 
 struct LinearOptions {
   Activation activation = Activation::none;

@@ -14,6 +14,7 @@
 #include <string_view>
 #include <vector>
 
+#include "heddle/candidate.h"
 #include "heddle/runtime.h"
 #include "heddle/tensor.h"
 
@@ -90,9 +91,10 @@ struct QuantizeOptions {
   ScaleRule rule = ScaleRule::plain;
   // f32 [K], >= 0: column k's squared errors count importance[k] times in the search of four_six and mse. E[x_k^2] over
   // sample inputs makes that the expected squared error of the layer's output, inputs uncorrelated.
-  TensorView importance;
+  TensorView importance = {};
   // With a format that has one: take this global scale instead of the matrix's own, for matrices that share it. 0: own.
   float global_scale = 0.0f;
+  std::string force = {};  // a candidate's name
 };
 
 // weights: [N, K], f32, f16 or bf16, any strides; all of them finite. Writes `out`. Throws Error on a bad argument, a
@@ -101,13 +103,27 @@ struct QuantizeOptions {
 // On a GPU all tensors are on it, importance too, and the bytes are those of the CPU. The call then waits for the
 // stream once, to read back what it found of the weights: `out` was written when it throws for them, or for an
 // importance, and a stream that is being captured refuses it. It needs quantize_workspace() bytes of workspace, there.
-std::size_t quantize_workspace(const TensorView& weights);
+std::size_t quantize_workspace(const TensorView& weights, const QuantizeOptions& options, const QuantizedMatrix& out,
+                               const Runtime& runtime = {});
 void quantize(const TensorView& weights, const QuantizeOptions& options, const QuantizedMatrix& out,
               const Runtime& runtime = {});
 
+// The candidates for such a call, and which one would run. Reads no data but importance on the CPU.
+std::vector<Candidate> explain_quantize(const TensorView& weights, const QuantizeOptions& options,
+                                        const QuantizedMatrix& out, const Runtime& runtime = {});
+
+struct DequantizeOptions {
+  std::string force = {};  // a candidate's name
+};
+
 // out: [N, K], f32, f16 or bf16, any strides that do not overlap. On a GPU all tensors are on it, and the call does not
 // wait for the stream.
-void dequantize(const QuantizedMatrix& matrix, const TensorView& out, const Runtime& runtime = {});
+void dequantize(const QuantizedMatrix& matrix, const TensorView& out, const DequantizeOptions& options = {},
+                const Runtime& runtime = {});
+
+// The candidates for such a call, and which one would run. Reads no data.
+std::vector<Candidate> explain_dequantize(const QuantizedMatrix& matrix, const TensorView& out,
+                                          const DequantizeOptions& options = {}, const Runtime& runtime = {});
 
 // Of d = dequantised - weight.
 struct QuantizationError {

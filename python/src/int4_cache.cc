@@ -19,7 +19,7 @@ void append(nb::handle k_new, nb::handle v_new, nb::handle blocks, nb::handle k_
   const TensorView seqlens_view = arguments.read(seqlens, "seqlens");
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
   nb::gil_scoped_release released;
-  append_int4_cache(k_view, v_view, cache, seqlens_view, table, arguments.runtime());
+  append_int4_cache(k_view, v_view, cache, seqlens_view, {.rotary = table}, arguments.runtime());
 }
 
 void attend(nb::handle q, nb::handle blocks, nb::handle k_tail, nb::handle v_tail, nb::handle page_table,

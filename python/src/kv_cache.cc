@@ -1,7 +1,7 @@
 #include <cstdint>
 
 #include "convert.h"
-#include "heddle/attention.h"
+#include "heddle/kv_cache.h"
 #include "ops/attention.h"
 #include "options.h"
 
@@ -23,7 +23,7 @@ void rotary(nb::handle x, nb::handle out, nb::handle cos, nb::handle sin, bool i
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
   const TensorView offsets_view = arguments.read(offsets, "offsets");
   nb::gil_scoped_release released;
-  apply_rotary(x_view, out_view, table, offsets_view, arguments.runtime());
+  apply_rotary(x_view, out_view, table, {.offsets = offsets_view}, arguments.runtime());
 }
 
 void append(nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v_cache, nb::handle seqlens,
@@ -40,8 +40,13 @@ void append(nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v
   const TensorView k_scale_view = cache_scale(arguments, k_scale, "k_scale"),
                    v_scale_view = cache_scale(arguments, v_scale, "v_scale");
   nb::gil_scoped_release released;
-  append_kv_cache(k_view, v_view, k_cache_view, v_cache_view, seqlens_view, pages_view, rows_view, table,
-                  arguments.runtime(), k_scale_view, v_scale_view);
+  append_kv_cache(k_view, v_view, k_cache_view, v_cache_view, seqlens_view,
+                  {.rotary = table,
+                   .page_table = pages_view,
+                   .cache_batch_idx = rows_view,
+                   .k_scale = k_scale_view,
+                   .v_scale = v_scale_view},
+                  arguments.runtime());
 }
 
 // As attention_forward, with an append before it. Python names the lengths as append_kv_cache does.

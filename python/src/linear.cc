@@ -86,7 +86,7 @@ void unpack(nb::handle out, const nb::tuple& packed, std::uintptr_t stream) {
   const PackedWeights weights = packed_of(arguments, packed);
   const TensorView to = arguments.write(out, "out");
   nb::gil_scoped_release released;
-  unpack_weights(weights, to, arguments.runtime());
+  unpack_weights(weights, to, {}, arguments.runtime());
 }
 
 // gradients: (dx, dbias, dnorm_weight, dnorm_bias), each of them None if it is not wanted.

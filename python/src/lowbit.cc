@@ -69,7 +69,7 @@ void quantize(nb::handle weights, const nb::tuple& out, const std::string& rule,
   CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
   Runtime runtime = arguments.runtime();
-  runtime.workspace = scratch.get(lowbit::quantize_workspace(from));
+  runtime.workspace = scratch.get(lowbit::quantize_workspace(from, options, to, runtime));
   lowbit::quantize(from, options, to, runtime);
 }
 
@@ -78,7 +78,7 @@ void dequantize(nb::handle out, const nb::tuple& matrix, std::uintptr_t stream) 
   const QuantizedMatrix from = matrix_of(arguments, matrix, false);
   const TensorView to = arguments.write(out, "out");
   nb::gil_scoped_release released;
-  lowbit::dequantize(from, to, arguments.runtime());
+  lowbit::dequantize(from, to, {}, arguments.runtime());
 }
 
 // (sqnr, mean, max, max_row, max_column)

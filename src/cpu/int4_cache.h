@@ -1,11 +1,10 @@
-// Appends to the cache in 4 bits on the CPU.
+// The CPU's candidate for appends to the cache in 4 bits.
 #pragma once
 
-#include "heddle/runtime.h"
 #include "problem/int4_append.h"
 
 namespace heddle::cpu {
 
-void append_int4_cache(const Int4AppendProblem& problem, Executor& executor);
+extern const Int4AppendKernel kInt4CacheAppend;  // "cpu"
 
 }  // namespace heddle::cpu

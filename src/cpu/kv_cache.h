@@ -1,11 +1,11 @@
-// Rotary embedding and cache appends on the CPU.
+// The CPU's candidates for rotary embedding and for appends to a cache.
 #pragma once
 
 #include "problem/kv_cache.h"
 
 namespace heddle::cpu {
 
-void apply_rotary(const RotaryProblem& problem, Executor& executor);
-void append_kv_cache(const AppendProblem& problem, Executor& executor);
+extern const RotaryKernel kRotary;         // "cpu"
+extern const AppendKernel kKvCacheAppend;  // "cpu"
 
 }  // namespace heddle::cpu

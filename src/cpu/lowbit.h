@@ -1,4 +1,4 @@
-// Quantisation on the CPU, rows spread over an executor.
+// Quantisation on the CPU, rows spread over an executor: the candidates, and what others ask of them.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,12 @@
 
 namespace heddle::cpu {
 
+extern const lowbit::QuantizeKernel kQuantize;      // "cpu"
+extern const lowbit::DequantizeKernel kDequantize;  // "cpu"
+
 // The bits of the largest |weight|; NaN counts above infinity.
 std::uint32_t largest_weight(const lowbit::Weights& weights, std::int64_t rows, std::int64_t columns,
                              Executor& executor);
-
-void quantize(const lowbit::QuantizeProblem& problem, Executor& executor);
 
 void dequantize(const lowbit::Matrix& matrix, const lowbit::Weights& out, Executor& executor);
 

@@ -6,7 +6,11 @@
 #include <vector>
 
 #include "problem/attention.h"
+#include "problem/int4_append.h"
+#include "problem/kv_cache.h"
 #include "problem/linear.h"
+#include "problem/quantize.h"
+#include "problem/unpack_weights.h"
 
 // K(problem, symbol, name, method, automatic), in the order in which `explain` lists them.
 #define HEDDLE_CUDA_KERNELS(K)                                                                            \
@@ -32,7 +36,15 @@
   /* cuBLASLt, loaded at run time: W in 16 bits, kept or decoded before the product; in int8 or e4m3 */   \
   K(LinearProblem, kCublasLtLinear, "cublaslt", "linear", true)                                           \
   K(LinearProblem, kCublasLtLinearW8A8, "cublaslt_w8a8", "linear", true)                                  \
-  K(LinearBackwardProblem, kCublasLtLinearBackward, "cublaslt", "linear", true)
+  K(LinearBackwardProblem, kCublasLtLinearBackward, "cublaslt", "linear", true)                           \
+  /* caches, from Ampere on: rows rotated, rows appended, rows appended in 4 bits */                      \
+  K(RotaryProblem, kRotary, "cuda", "rotary", true)                                                       \
+  K(AppendProblem, kKvCacheAppend, "cuda", "append", true)                                                \
+  K(Int4AppendProblem, kInt4CacheAppend, "cuda", "append", true)                                          \
+  /* low-bit weights, from Ampere on, every format: encoded, decoded, packed orders decoded */            \
+  K(lowbit::QuantizeCall, kQuantize, "cuda", "quantize", true)                                            \
+  K(lowbit::DequantizeProblem, kDequantize, "cuda", "dequantize", true)                                   \
+  K(UnpackProblem, kUnpackWeights, "cuda", "unpack", true)
 
 namespace heddle::cuda {
 
@@ -46,6 +58,16 @@ void for_each_kernel(Visit visit) {
 #define HEDDLE_VISIT_KERNEL(Problem, symbol, ...) visit(symbol);
   HEDDLE_CUDA_KERNELS(HEDDLE_VISIT_KERNEL)
 #undef HEDDLE_VISIT_KERNEL
+}
+
+// Calls visit(kernel, line) for each line of costs, of those whose problem has examples.
+template <class Visit>
+void for_each_cost(Visit visit) {
+  for_each_kernel([&]<class Problem>(const Kernel<Problem>& kernel) {
+    if constexpr (requires { typename Problem::Example; }) {
+      for (const CostLine<Problem>& line : kernel.costs) visit(kernel, line);
+    }
+  });
 }
 
 // Adds those for one kind of problem.

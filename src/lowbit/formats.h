@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <limits>
 
 #include "core/dtypes.h"
 #include "heddle/lowbit.h"
@@ -164,6 +165,12 @@ constexpr float largest_of(Element element) {
     default:
       return 1.0f;
   }
+}
+
+// The magnitude that weights of the format may have. Of a range around zero the largest weight is at least half, so
+// that this holds with zero points too.
+constexpr float weight_limit(const Format& format) {
+  return format.scale == ScaleType::f16 ? 65504.0f * largest_of(Element::int4) : std::numeric_limits<float>::max();
 }
 
 constexpr DType code_dtype(Element element) {

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "heddle/attention.h"
+#include "heddle/kv_cache.h"
 #include "problem/index_rules.h"
 
 namespace heddle {

@@ -2,8 +2,8 @@
 #include "ops/attention.h"
 #include "ops/attention_arguments.h"
 #include "ops/attention_choice.h"
-#include "ops/kv_cache.h"
 #include "ops/kv_cache_arguments.h"
+#include "ops/kv_cache_choice.h"
 #include "ops/validate.h"
 
 namespace heddle {
@@ -55,8 +55,13 @@ Call checked_call(const Check& check, const TensorView& q, const TensorView& k_n
                 ": it must be [B, Sn, Hkv, D] with q's B, ", p.B);
   check.require(k_new.dtype == q.dtype, "k_new is ", name_of(k_new.dtype), ": it must have q's dtype, ",
                 name_of(q.dtype));
-  call.append = checked_append_problem(check, k_new, v_new, k_cache, v_cache, options.seqused_k, options.page_table,
-                                       options.cache_batch_idx, rotary, options.k_scale, options.v_scale, lengths_name);
+  call.append = checked_append_problem(check, k_new, v_new, k_cache, v_cache, options.seqused_k,
+                                       {.rotary = rotary,
+                                        .page_table = options.page_table,
+                                        .cache_batch_idx = options.cache_batch_idx,
+                                        .k_scale = options.k_scale,
+                                        .v_scale = options.v_scale},
+                                       lengths_name);
   p.k_appended = call.append.S;
   const bool rotates = call.append.rotary.dims > 0;
   const bool by_row = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
@@ -85,15 +90,30 @@ Call checked_call(const Check& check, const TensorView& q, const TensorView& k_n
   return call;
 }
 
-void rotate_rows(Call& call, std::int64_t rows, const Runtime& runtime) {
+// A step before the attention, by the candidate that the operation itself would choose.
+template <class Problem>
+const Kernel<Problem>& step_of(const Check& check, const Problem& problem, const Runtime& runtime) {
+  return choose(check, problem, wish_of<Problem>(check, ""), workers_of(runtime));
+}
+
+// The call's workspace is the attention's and q's: a step has none.
+template <class Problem>
+void run_step(const Check& check, const Kernel<Problem>& kernel, const Problem& problem, const Runtime& runtime) {
+  Runtime without = runtime;
+  without.workspace = {};
+  run(check, "attention_with_kv_cache", kernel, problem, without, kernel.workspace(problem, workers_of(runtime)));
+}
+
+void rotate_rows(const Check& check, Call& call, std::int64_t rows, const Runtime& runtime) {
   AttentionProblem& p = call.problem;
   p.q = contiguous_rows(p, runtime.workspace.data);
   RotaryProblem step = call.rotary;
+  step.out = p.q;
+  const RotaryKernel& kernel = step_of(check, step, runtime);
   for (std::int64_t i = 0; i < rows; i += step.S) {
     step.x.data = call.rotary.x.at(0, i, 0);
-    step.out = p.q;
     step.out.data = p.q.at(0, i, 0);
-    run(step, p.device, runtime);
+    run_step(check, kernel, step, runtime);
   }
 }
 
@@ -139,8 +159,8 @@ void attention_with_kv_cache_with(const TensorView& q, const TensorView& k_new, 
                         runtime.stream);
   }
   if (!call.problem.append) {
-    run(call.append, q.device, with);
-    if (call.rotated_bytes > 0) rotate_rows(call, q.shape[1], with);
+    run_step(check, step_of(check, call.append, with), call.append, with);
+    if (call.rotated_bytes > 0) rotate_rows(check, call, q.shape[1], with);
   }
   with.workspace = {static_cast<std::byte*>(with.workspace.data) + call.rotated_bytes, call.kernel_bytes};
   run(check, "attention_with_kv_cache", *call.kernel, call.problem, with, call.kernel_bytes);

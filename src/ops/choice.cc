@@ -1,22 +1,25 @@
 #include "ops/choice.h"
 
 #include "ops/attention_choice.h"
+#include "ops/kv_cache_choice.h"
 #include "ops/linear_choice.h"
+#include "ops/lowbit_choice.h"
 
 namespace heddle {
 namespace {
 
-template <class Problem>
-bool has_candidate(std::string_view name) {
-  return std::ranges::any_of(Operation<Problem>::candidates(),
-                             [&](const auto* kernel) { return kernel->name == name; });
+template <class... Problems>
+bool any_has(std::string_view name) {
+  const auto is_named = [name](const auto* kernel) { return kernel->name == name; };
+  return (std::ranges::any_of(Operation<Problems>::candidates(), is_named) || ...);
 }
 
 }  // namespace
 
 bool names_a_kernel(std::string_view name) {
-  return has_candidate<AttentionProblem>(name) || has_candidate<AttentionBackwardProblem>(name) ||
-         has_candidate<LinearProblem>(name) || has_candidate<LinearBackwardProblem>(name);
+  return any_has<AttentionProblem, AttentionBackwardProblem, LinearProblem, LinearBackwardProblem, RotaryProblem,
+                 AppendProblem, Int4AppendProblem, lowbit::QuantizeCall, lowbit::DequantizeProblem, UnpackProblem>(
+      name);
 }
 
 }  // namespace heddle

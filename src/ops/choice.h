@@ -30,6 +30,19 @@ struct Operation {
   static auto ranking(const Problem& problem, int workers);
 };
 
+// One whose candidates do all that can be asked, and are compared by their estimates alone.
+template <class Problem>
+struct PlainOperation {
+  static std::span<const Kernel<Problem>* const> candidates();
+  static Device device(const Problem& problem) { return problem.device; }
+  static Refusal missing(unsigned, const Problem&) { return ""; }
+  static auto ranking(const Problem& problem, int workers) {
+    return [&problem, workers](const Kernel<Problem>& kernel) {
+      return std::pair(false, kernel.estimate(problem, workers));
+    };
+  }
+};
+
 // The CPU's kernels, and then the GPU's.
 template <class Problem>
 std::vector<const Kernel<Problem>*> with_gpu_kernels(std::vector<const Kernel<Problem>*> kernels) {

@@ -48,6 +48,37 @@ PackedWeights there(PackedWeights weights) {
   return weights;
 }
 
+Rotary there(Rotary rotary) {
+  move({&rotary.cos, &rotary.sin});
+  return rotary;
+}
+
+RotaryOptions there(RotaryOptions o) {
+  move({&o.offsets});
+  return o;
+}
+
+AppendOptions there(AppendOptions o) {
+  o.rotary = there(o.rotary);
+  move({&o.page_table, &o.cache_batch_idx, &o.k_scale, &o.v_scale});
+  return o;
+}
+
+Int4AppendOptions there(Int4AppendOptions o) {
+  o.rotary = there(o.rotary);
+  return o;
+}
+
+lowbit::QuantizedMatrix there(lowbit::QuantizedMatrix matrix) {
+  move({&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale});
+  return matrix;
+}
+
+lowbit::QuantizeOptions there(lowbit::QuantizeOptions o) {
+  move({&o.importance});
+  return o;
+}
+
 LinearOptions there(LinearOptions o) {
   move({&o.bias, &o.residual, &o.norm_weight, &o.norm_bias});
   return o;
@@ -96,6 +127,51 @@ std::vector<Candidate> explain_linear_backward_on(const GpuModel& gpu, const Ten
                                                   const LinearOptions& options, const Runtime& runtime) {
   const cuda::AssumedGpu assumed(gpu);
   return explain_linear_backward(there(dy), there(x), there(weights), there(gradients), there(options), runtime);
+}
+
+std::vector<Candidate> explain_apply_rotary_on(const GpuModel& gpu, const TensorView& x, const TensorView& out,
+                                               const Rotary& rotary, const RotaryOptions& options,
+                                               const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_apply_rotary(there(x), there(out), there(rotary), there(options), runtime);
+}
+
+std::vector<Candidate> explain_append_kv_cache_on(const GpuModel& gpu, const TensorView& k_new, const TensorView& v_new,
+                                                  const TensorView& k_cache, const TensorView& v_cache,
+                                                  const TensorView& seqlens, const AppendOptions& options,
+                                                  const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_append_kv_cache(there(k_new), there(v_new), there(k_cache), there(v_cache), there(seqlens),
+                                 there(options), runtime);
+}
+
+std::vector<Candidate> explain_append_int4_cache_on(const GpuModel& gpu, const TensorView& k_new,
+                                                    const TensorView& v_new, const Int4Cache& cache,
+                                                    const TensorView& seqlens, const Int4AppendOptions& options,
+                                                    const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_append_int4_cache(there(k_new), there(v_new), there(cache), there(seqlens), there(options), runtime);
+}
+
+std::vector<Candidate> explain_unpack_weights_on(const GpuModel& gpu, const PackedWeights& weights,
+                                                 const TensorView& out, const UnpackOptions& options,
+                                                 const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_unpack_weights(there(weights), there(out), options, runtime);
+}
+
+std::vector<Candidate> lowbit::explain_quantize_on(const GpuModel& gpu, const TensorView& weights,
+                                                   const QuantizeOptions& options, const QuantizedMatrix& out,
+                                                   const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_quantize(there(weights), there(options), there(out), runtime);
+}
+
+std::vector<Candidate> lowbit::explain_dequantize_on(const GpuModel& gpu, const QuantizedMatrix& matrix,
+                                                     const TensorView& out, const DequantizeOptions& options,
+                                                     const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_dequantize(there(matrix), there(out), options, runtime);
 }
 
 }  // namespace heddle

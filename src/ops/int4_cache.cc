@@ -6,12 +6,11 @@
 #include <utility>
 
 #include "core/overlap.h"
-#include "cpu/int4_cache.h"
-#include "cuda/kv_cache.h"
 #include "ops/attention_arguments.h"
 #include "ops/attention_choice.h"
 #include "ops/int4_cache.h"
 #include "ops/kv_cache_checks.h"
+#include "ops/kv_cache_choice.h"
 #include "ops/written_indices.h"
 
 namespace heddle {
@@ -123,7 +122,9 @@ AttentionProblem checked_problem(const Check& check, const TensorView& q, const 
 }  // namespace
 
 Int4AppendProblem checked_int4_append_problem(const Check& check, const TensorView& k_new, const TensorView& v_new,
-                                              const Int4Cache& cache, const TensorView& seqlens, const Rotary& rotary) {
+                                              const Int4Cache& cache, const TensorView& seqlens,
+                                              const Int4AppendOptions& options) {
+  const Rotary& rotary = options.rotary;
   const First first{"k_new", k_new.device};
   check_data(check, k_new, "k_new", "[B, Sn, Hkv, D]", first);
   check_data(check, v_new, "v_new", "[B, Sn, Hkv, Dv]", first);
@@ -138,6 +139,7 @@ Int4AppendProblem checked_int4_append_problem(const Check& check, const TensorVi
                   " and k_new is ", k_new, ": sequences and rows must be equal");
   }
   Int4AppendProblem p;
+  p.device = first.device;
   p.k_new = operand_of(k_new), p.v_new = operand_of(v_new);
   p.k_tail = operand_of(cache.k_tail), p.v_tail = operand_of(cache.v_tail);
   p.B = k_new.shape[0], p.S = k_new.shape[1], p.Hkv = k_new.shape[2], p.D = k_new.shape[3], p.Dv = v_new.shape[3];
@@ -181,14 +183,23 @@ std::int64_t int4_cache_block_bytes(std::int64_t D, std::int64_t Dv) {
 std::int64_t int4_cache_blocks(std::int64_t keys) { return int4_blocks(keys); }
 
 void append_int4_cache(const TensorView& k_new, const TensorView& v_new, const Int4Cache& cache,
-                       const TensorView& seqlens, const Rotary& rotary, const Runtime& runtime) {
-  const Int4AppendProblem p =
-      checked_int4_append_problem(Check("append_int4_cache"), k_new, v_new, cache, seqlens, rotary);
-  if (validates(runtime, k_new.device)) {
+                       const TensorView& seqlens, const Int4AppendOptions& options, const Runtime& runtime) {
+  const Check check("append_int4_cache");
+  const Int4AppendProblem p = checked_int4_append_problem(check, k_new, v_new, cache, seqlens, options);
+  const Int4AppendKernel& kernel =
+      choose(check, p, wish_of<Int4AppendProblem>(check, options.force), workers_of(runtime));
+  if (validates(runtime, p.device)) {
     cuda::check_indices("append_int4_cache", Int4AppendIndices{p, IndexName::seqlens}, runtime.stream);
   }
-  if (k_new.device == Device::cuda) return cuda::append_int4_cache(p, runtime.stream);
-  cpu::append_int4_cache(p, executor_of(runtime));
+  run(check, "append_int4_cache", kernel, p, runtime, kernel.workspace(p, workers_of(runtime)));
+}
+
+std::vector<Candidate> explain_append_int4_cache(const TensorView& k_new, const TensorView& v_new,
+                                                 const Int4Cache& cache, const TensorView& seqlens,
+                                                 const Int4AppendOptions& options, const Runtime& runtime) {
+  const Check check("explain_append_int4_cache");
+  return explained(checked_int4_append_problem(check, k_new, v_new, cache, seqlens, options),
+                   wish_of<Int4AppendProblem>(check, options.force), workers_of(runtime));
 }
 
 void attention_over_int4_cache(const TensorView& q, const Int4Cache& cache, const TensorView& o, const TensorView& lse,

@@ -23,7 +23,8 @@ constexpr KeyNames kInt4Names = {.k = IndexName::k_tail, .v = IndexName::v_tail,
 
 // The checked problems, as kernels get them.
 Int4AppendProblem checked_int4_append_problem(const Check& check, const TensorView& k_new, const TensorView& v_new,
-                                              const Int4Cache& cache, const TensorView& seqlens, const Rotary& rotary);
+                                              const Int4Cache& cache, const TensorView& seqlens,
+                                              const Int4AppendOptions& options);
 AttentionProblem checked_int4_problem(const TensorView& q, const Int4Cache& cache, const AttentionOptions& options);
 
 }  // namespace heddle

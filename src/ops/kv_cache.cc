@@ -1,40 +1,50 @@
-// apply_rotary and append_kv_cache: check everything, then write.
-#include "ops/kv_cache.h"
+// apply_rotary, append_kv_cache and what explains them: check, ask each candidate, choose, launch.
+#include "heddle/kv_cache.h"
 
 #include "core/runtime.h"
-#include "cpu/kv_cache.h"
-#include "cuda/kv_cache.h"
 #include "ops/kv_cache_arguments.h"
+#include "ops/kv_cache_choice.h"
 #include "ops/validate.h"
 
 namespace heddle {
-void run(const RotaryProblem& p, Device device, const Runtime& runtime) {
-  device == Device::cuda ? cuda::apply_rotary(p, runtime.stream) : cpu::apply_rotary(p, executor_of(runtime));
-}
 
-void run(const AppendProblem& p, Device device, const Runtime& runtime) {
-  device == Device::cuda ? cuda::append_kv_cache(p, runtime.stream) : cpu::append_kv_cache(p, executor_of(runtime));
-}
-
-void apply_rotary(const TensorView& x, const TensorView& out, const Rotary& rotary, const TensorView& offsets,
+void apply_rotary(const TensorView& x, const TensorView& out, const Rotary& rotary, const RotaryOptions& options,
                   const Runtime& runtime) {
-  const RotaryProblem p = checked_rotary_problem(Check("apply_rotary"), x, out, rotary, offsets);
-  if (validates(runtime, x.device)) {
+  const Check check("apply_rotary");
+  const RotaryProblem p = checked_rotary_problem(check, x, out, rotary, options.offsets);
+  const RotaryKernel& kernel = choose(check, p, wish_of<RotaryProblem>(check, options.force), workers_of(runtime));
+  if (validates(runtime, p.device)) {
     cuda::check_indices("apply_rotary", RotaryIndices{p, RotaryNames().offsets}, runtime.stream);
   }
-  run(p, x.device, runtime);
+  run(check, "apply_rotary", kernel, p, runtime, kernel.workspace(p, workers_of(runtime)));
+}
+
+std::vector<Candidate> explain_apply_rotary(const TensorView& x, const TensorView& out, const Rotary& rotary,
+                                            const RotaryOptions& options, const Runtime& runtime) {
+  const Check check("explain_apply_rotary");
+  return explained(checked_rotary_problem(check, x, out, rotary, options.offsets),
+                   wish_of<RotaryProblem>(check, options.force), workers_of(runtime));
 }
 
 void append_kv_cache(const TensorView& k_new, const TensorView& v_new, const TensorView& k_cache,
-                     const TensorView& v_cache, const TensorView& seqlens, const TensorView& page_table,
-                     const TensorView& cache_batch_idx, const Rotary& rotary, const Runtime& runtime,
-                     const TensorView& k_scale, const TensorView& v_scale) {
-  const AppendProblem p = checked_append_problem(Check("append_kv_cache"), k_new, v_new, k_cache, v_cache, seqlens,
-                                                 page_table, cache_batch_idx, rotary, k_scale, v_scale);
-  if (validates(runtime, k_new.device)) {
+                     const TensorView& v_cache, const TensorView& seqlens, const AppendOptions& options,
+                     const Runtime& runtime) {
+  const Check check("append_kv_cache");
+  const AppendProblem p = checked_append_problem(check, k_new, v_new, k_cache, v_cache, seqlens, options);
+  const AppendKernel& kernel = choose(check, p, wish_of<AppendProblem>(check, options.force), workers_of(runtime));
+  if (validates(runtime, p.device)) {
     cuda::check_indices("append_kv_cache", AppendIndices{p, IndexName::seqlens}, runtime.stream);
   }
-  run(p, k_new.device, runtime);
+  run(check, "append_kv_cache", kernel, p, runtime, kernel.workspace(p, workers_of(runtime)));
+}
+
+std::vector<Candidate> explain_append_kv_cache(const TensorView& k_new, const TensorView& v_new,
+                                               const TensorView& k_cache, const TensorView& v_cache,
+                                               const TensorView& seqlens, const AppendOptions& options,
+                                               const Runtime& runtime) {
+  const Check check("explain_append_kv_cache");
+  return explained(checked_append_problem(check, k_new, v_new, k_cache, v_cache, seqlens, options),
+                   wish_of<AppendProblem>(check, options.force), workers_of(runtime));
 }
 
 }  // namespace heddle

@@ -88,9 +88,10 @@ Scales check_scale(const Check& check, const TensorView& scale, const char* name
 
 AppendProblem checked_append_problem(const Check& check, const TensorView& k_new, const TensorView& v_new,
                                      const TensorView& k_cache, const TensorView& v_cache, const TensorView& seqlens,
-                                     const TensorView& page_table, const TensorView& cache_batch_idx,
-                                     const Rotary& rotary, const TensorView& k_scale, const TensorView& v_scale,
-                                     IndexName seqlens_name) {
+                                     const AppendOptions& options, IndexName seqlens_name) {
+  const TensorView &page_table = options.page_table, &cache_batch_idx = options.cache_batch_idx;
+  const TensorView &k_scale = options.k_scale, &v_scale = options.v_scale;
+  const Rotary& rotary = options.rotary;
   const First first{"k_new", k_new.device};
   check_pair(check, k_new, "k_new", k_cache, "k_cache", k_new, k_cache, first);
   check_pair(check, v_new, "v_new", v_cache, "v_cache", k_new, k_cache, first);
@@ -100,6 +101,7 @@ AppendProblem checked_append_problem(const Check& check, const TensorView& k_new
   p.v_new = operand_of(v_new);
   p.k_cache = operand_of(k_cache);
   p.v_cache = operand_of(v_cache);
+  p.device = k_new.device;
   p.B = k_new.shape[0];
   p.S = k_new.shape[1];
   p.Hkv = k_new.shape[2];

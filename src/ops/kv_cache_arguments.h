@@ -2,7 +2,7 @@
 #pragma once
 
 #include "core/check.h"
-#include "heddle/attention.h"
+#include "heddle/kv_cache.h"
 #include "problem/index_rules.h"
 #include "problem/kv_cache.h"
 
@@ -19,8 +19,6 @@ RotaryProblem checked_rotary_problem(const Check& check, const TensorView& x, co
                                      const Rotary& rotary, const TensorView& offsets, const RotaryNames& names = {});
 AppendProblem checked_append_problem(const Check& check, const TensorView& k_new, const TensorView& v_new,
                                      const TensorView& k_cache, const TensorView& v_cache, const TensorView& seqlens,
-                                     const TensorView& page_table, const TensorView& cache_batch_idx,
-                                     const Rotary& rotary, const TensorView& k_scale, const TensorView& v_scale,
-                                     IndexName seqlens_name = IndexName::seqlens);
+                                     const AppendOptions& options, IndexName seqlens_name = IndexName::seqlens);
 
 }  // namespace heddle

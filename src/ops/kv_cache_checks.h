@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "core/check.h"
-#include "heddle/attention.h"
+#include "heddle/kv_cache.h"
 #include "problem/attention.h"
 
 namespace heddle {

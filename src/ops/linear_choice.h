@@ -13,17 +13,12 @@ inline const LinearProblem& forward_of(const LinearProblem& problem) { return pr
 inline const LinearProblem& forward_of(const LinearBackwardProblem& problem) { return problem.forward; }
 
 template <class Problem>
-struct LinearOperation {
+struct LinearOperation : PlainOperation<Problem> {
   static std::span<const Kernel<Problem>* const> candidates();
   static Device device(const Problem& problem) { return forward_of(problem).device; }
   static Refusal missing(unsigned extras, const Problem& problem) {
     const bool normed = forward_of(problem).norm.kind != Norm::none;
     return normed && (extras & kNormInFront) == 0 ? "it has no norm in front of the product" : "";
-  }
-  static auto ranking(const Problem& problem, int workers) {
-    return [&problem, workers](const Kernel<Problem>& kernel) {
-      return std::pair(false, kernel.estimate(problem, workers));
-    };
   }
 };
 template <>

@@ -2,7 +2,6 @@
 #include "heddle/lowbit.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -11,9 +10,8 @@
 #include "core/overlap.h"
 #include "core/runtime.h"
 #include "cpu/lowbit.h"
-#include "cuda/lowbit.h"
-#include "lowbit/scale_rules.h"
 #include "ops/lowbit_arguments.h"
+#include "ops/lowbit_choice.h"
 
 namespace heddle::lowbit {
 namespace {
@@ -22,43 +20,7 @@ double decibels(double signal, double noise) {
   return noise == 0 ? std::numeric_limits<double>::infinity() : 10 * std::log10(signal / noise);
 }
 
-// What is written is looked at when it is written: the host waits for the GPU once.
-void quantize_on_gpu(const Check& check, const QuantizeProblem& p, const Runtime& runtime) {
-  check_workspace(check, runtime.workspace, cuda::kQuantizeWorkspace);
-  void* const memory = runtime.workspace.data;
-  const cuda::QuantizeFindings found = cuda::quantize(p, memory, runtime.stream);
-  if (p.importance != nullptr && found.bad_importance < p.out.K) {
-    refuse_importance(found.bad_importance, cuda::importance_at(p, found.bad_importance, runtime.stream));
-  }
-  const auto largest = std::bit_cast<float>(found.largest);
-  if (largest <= weight_limit(p.out.format)) return;
-  const float limit = std::isfinite(largest) ? weight_limit(p.out.format) : std::numeric_limits<float>::max();
-  const cuda::FoundWeight bad = cuda::first_weight_beyond(p, limit, memory, runtime.stream);
-  refuse_weight(p.out.format, bad.row, bad.column, bad.value);
-}
-
-}  // namespace
-
-void quantize(const TensorView& weights, const QuantizeOptions& options, const QuantizedMatrix& out,
-              const Runtime& runtime) {
-  const Check check("quantize");
-  QuantizeProblem p = checked_problem(check, weights, options, out);
-  if (weights.device == Device::cuda) return quantize_on_gpu(check, p, runtime);
-  Executor& executor = executor_of(runtime);
-  const std::uint32_t largest = cpu::largest_weight(p.weights, p.out.N, p.out.K, executor);
-  check_values(p, largest);
-  if (p.out.format.global_scale && p.global_scale == 0.0f) {
-    p.global_scale = own_global_scale(p.rule, std::bit_cast<float>(largest));
-  }
-  cpu::quantize(p, executor);
-}
-
-std::size_t quantize_workspace(const TensorView& weights) {
-  return weights.device == Device::cuda ? cuda::kQuantizeWorkspace : 0;
-}
-
-void dequantize(const QuantizedMatrix& matrix, const TensorView& out, const Runtime& runtime) {
-  const Check check("dequantize");
+DequantizeProblem checked_dequantize_problem(const Check& check, const QuantizedMatrix& matrix, const TensorView& out) {
   const Weights to = checked_weights(check, out, "out", std::nullopt);
   check.require(out.shape[0] == matrix.rows && out.shape[1] == matrix.columns, "out is ", out, ": it must be [",
                 matrix.rows, ", ", matrix.columns, "], as the matrix is");
@@ -67,8 +29,52 @@ void dequantize(const QuantizedMatrix& matrix, const TensorView& out, const Runt
   for (const TensorView* view : {&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale}) {
     check.require(!view->given() || !may_share_memory(out, *view), "out shares memory with the matrix");
   }
-  if (out.device == Device::cuda) return cuda::dequantize(from, to, runtime.stream);
-  cpu::dequantize(from, to, executor_of(runtime));
+  return {from, to, out.device};
+}
+
+}  // namespace
+
+void quantize(const TensorView& weights, const QuantizeOptions& options, const QuantizedMatrix& out,
+              const Runtime& runtime) {
+  const Check check("quantize");
+  BadValues found;
+  const QuantizeCall call{checked_problem(check, weights, options, out), weights.device, &found};
+  const int workers = workers_of(runtime);
+  const QuantizeKernel& kernel = choose(check, call, wish_of<QuantizeCall>(check, options.force), workers);
+  run(check, "quantize", kernel, call, runtime, kernel.workspace(call, workers));
+  if (found.importance) refuse_importance(found.importance->column, found.importance->value);
+  if (found.weight) refuse_weight(out.format, found.weight->row, found.weight->column, found.weight->value);
+}
+
+std::size_t quantize_workspace(const TensorView& weights, const QuantizeOptions& options, const QuantizedMatrix& out,
+                               const Runtime& runtime) {
+  const Check check("quantize");
+  const QuantizeCall call{checked_problem(check, weights, options, out), weights.device};
+  const int workers = workers_of(runtime);
+  return choose(check, call, wish_of<QuantizeCall>(check, options.force), workers).workspace(call, workers);
+}
+
+std::vector<Candidate> explain_quantize(const TensorView& weights, const QuantizeOptions& options,
+                                        const QuantizedMatrix& out, const Runtime& runtime) {
+  const Check check("explain_quantize");
+  return explained(QuantizeCall{checked_problem(check, weights, options, out), weights.device},
+                   wish_of<QuantizeCall>(check, options.force), workers_of(runtime));
+}
+
+void dequantize(const QuantizedMatrix& matrix, const TensorView& out, const DequantizeOptions& options,
+                const Runtime& runtime) {
+  const Check check("dequantize");
+  const DequantizeProblem p = checked_dequantize_problem(check, matrix, out);
+  const int workers = workers_of(runtime);
+  const DequantizeKernel& kernel = choose(check, p, wish_of<DequantizeProblem>(check, options.force), workers);
+  run(check, "dequantize", kernel, p, runtime, kernel.workspace(p, workers));
+}
+
+std::vector<Candidate> explain_dequantize(const QuantizedMatrix& matrix, const TensorView& out,
+                                          const DequantizeOptions& options, const Runtime& runtime) {
+  const Check check("explain_dequantize");
+  return explained(checked_dequantize_problem(check, matrix, out), wish_of<DequantizeProblem>(check, options.force),
+                   workers_of(runtime));
 }
 
 std::size_t quantization_error_workspace(std::int64_t rows) {

@@ -117,11 +117,6 @@ QuantizeProblem checked_problem(const Check& check, const TensorView& weights, c
   return p;
 }
 
-float weight_limit(const Format& format) {
-  // Of a range around zero the largest weight is at least half, so that this holds with zero points too.
-  return format.scale == ScaleType::f16 ? 65504.0f * largest_of(Element::int4) : std::numeric_limits<float>::max();
-}
-
 void refuse_weight(const Format& format, std::int64_t n, std::int64_t k, float w) {
   const std::string found = text("[quantize] weights[", n, ", ", k, "] is ", w, ": ");
   if (!std::isfinite(w)) throw Error(found + "weights must be finite");
@@ -130,20 +125,6 @@ void refuse_weight(const Format& format, std::int64_t n, std::int64_t k, float w
 
 void refuse_importance(std::int64_t k, float value) {
   throw Error(text("[quantize] importance[", k, "] is ", value, ": it must be finite and at least 0"));
-}
-
-void check_values(const QuantizeProblem& p, std::uint32_t largest) {
-  const float limit = weight_limit(p.out.format);
-  const auto serves = [&](float w) { return std::abs(w) <= limit; };  // not NaN
-  if (serves(std::bit_cast<float>(largest))) return;
-  // What is not finite is named first, wherever it is.
-  const bool finite = std::isfinite(std::bit_cast<float>(largest));
-  for (std::int64_t n = 0; n < p.out.N; ++n) {
-    for (std::int64_t k = 0; k < p.out.K; ++k) {
-      const float w = load_element(p.weights.at(n, k), p.weights.dtype, 0);
-      if (!(finite ? serves(w) : std::isfinite(w))) refuse_weight(p.out.format, n, k, w);
-    }
-  }
 }
 
 }  // namespace heddle::lowbit

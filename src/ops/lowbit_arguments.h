@@ -25,13 +25,7 @@ const float* checked_importance(const Check& check, const TensorView& importance
 QuantizeProblem checked_problem(const Check& check, const TensorView& weights, const QuantizeOptions& options,
                                 const QuantizedMatrix& out);
 
-// Throws if `largest`, the bits of the largest |weight|, is not finite or is beyond what the format's scales hold,
-// naming the first weight that is.
-void check_values(const QuantizeProblem& problem, std::uint32_t largest);
-
-// The magnitude that weights of the format may have.
-float weight_limit(const Format& format);
-// Throws for weight [n, k], which is not finite or beyond that.
+// Throws for weight [n, k], which is not finite or beyond weight_limit().
 [[noreturn]] void refuse_weight(const Format& format, std::int64_t n, std::int64_t k, float w);
 [[noreturn]] void refuse_importance(std::int64_t k, float value);
 

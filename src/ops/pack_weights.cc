@@ -3,11 +3,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/dtypes.h"
 #include "core/overlap.h"
 #include "core/parallel.h"
-#include "cpu/lowbit.h"
-#include "cuda/linear.h"
+#include "core/runtime.h"
 #include "heddle/linear.h"
 #include "lowbit/formats.h"
 #include "lowbit/fragments.h"
@@ -175,48 +173,12 @@ PackingError pack_weights(const lowbit::QuantizedMatrix& matrix, const PackedWei
   if (out.order == WeightOrder::fragments16 && from.zeros != nullptr) check_zeros(check, from);
   const bool fragments = out.order == WeightOrder::fragments16 || out.order == WeightOrder::fragments8;
   if (fragments && from.format.scale == lowbit::ScaleType::e4m3) check_signs(check, from, out.order);
-  Executor& executor = runtime.executor != nullptr ? *runtime.executor : default_executor();
+  Executor& executor = executor_of(runtime);
   const PackingError found = lowbit::packing_error(from, out.order, executor);
   if (options.exact && found.changed > 0) refuse_changes(check, from, out.order, found);
   const bool in_matrix = out.order == WeightOrder::matrix || out.order == WeightOrder::matrix8;
   (out.order == WeightOrder::rows16 ? pack_panels : in_matrix ? pack_matrix : pack_fragments)(from, out, executor);
   return found;
-}
-
-void unpack_weights(const PackedWeights& weights, const TensorView& out, const Runtime& runtime) {
-  const Check check("unpack_weights");
-  check.require(weights.order != WeightOrder::dense, "weights are in order dense: weights.kept is W as it is");
-  check_packed(check, weights, "weights");
-  const lowbit::Weights to = lowbit::checked_weights(check, out, "out", weights.device);
-  check.require(out.shape[0] == weights.rows && out.shape[1] == weights.columns, "out is ", out, ": it must be [",
-                weights.rows, ", ", weights.columns, "], as weights are");
-  check.not_overlapping(out, "out");
-  check.require(!may_share_memory(out, weights.data), "out shares memory with weights.data");
-  if (weights.device == Device::cuda) {
-    const LinearProblem p = weights_problem(weights);
-    return cuda::decode_weights(p, {.rows = p.N, .columns = p.K}, to, runtime.stream);
-  }
-  Executor& executor = runtime.executor != nullptr ? *runtime.executor : default_executor();
-  if (weights.order == WeightOrder::matrix || weights.order == WeightOrder::matrix8) {
-    return cpu::dequantize(weights_problem(weights).matrix, to, executor);
-  }
-  const auto unpack = [&](auto value) {
-    parallel_for(executor, weights.rows, [&](std::int64_t n, int) {
-      for (std::int64_t k = 0; k < weights.columns; ++k) store_element(to.at(n, k), to.dtype, 0, value(n, k));
-    });
-  };
-  if (weights.order == WeightOrder::fragments8) {
-    const lowbit::FragmentLayout layout =
-        lowbit::fragment_layout(weights.format, weights.order, weights.rows, weights.columns);
-    const auto* const data = static_cast<const std::byte*>(weights.data.data);
-    return unpack([&](std::int64_t n, std::int64_t k) {
-      return lowbit::value8(weights.format, data, layout, weights.gated, n, k);
-    });
-  }
-  check.require(weights.order == WeightOrder::rows16, "weights are in order ", name_of(weights.order),
-                " on the CPU: there, orders rows16, fragments8, matrix and matrix8 are unpacked");
-  const lowbit::Panels panels = panels_of(weights);
-  unpack([&](std::int64_t n, std::int64_t k) { return lowbit::packed_value(panels, n, k); });
 }
 
 }  // namespace heddle

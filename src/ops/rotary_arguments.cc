@@ -25,6 +25,7 @@ RotaryProblem checked_rotary_problem(const Check& check, const TensorView& x, co
   RotaryProblem p;
   p.x = operand_of(x);
   p.out = operand_of(out);
+  p.device = x.device;
   p.B = x.shape[0];
   p.S = x.shape[1];
   p.H = x.shape[2];

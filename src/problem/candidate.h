@@ -30,11 +30,13 @@ struct CostLine {
   typename Problem::Example example;
 };
 
-// Problem: a call of the operation after its arguments were checked. Problem::Example: such a call in short.
+// Problem: a call of the operation after its arguments were checked. Problem::Example: such a call in short, where
+// candidates are compared by costs that `heddle tune` measures; elsewhere a problem has none, and estimates rest on the
+// bytes that are moved.
 template <class Problem>
 struct Kernel {
   const char* name;    // what `force` takes
-  const char* method;  // "flash", "baseline", "naive", "linear", "reference"
+  const char* method;  // as heddle/candidate.h lists them
   Device device;
   bool automatic;                                         // false: runs only when its method or name is asked for
   Refusal (*supports)(const Problem&);                    // also of a GPU that is not here (cuda/assumed_gpu.h)
@@ -44,7 +46,18 @@ struct Kernel {
   std::string (*describe)(const Problem&, int workers);   // what launch() would run, in words: variant, tiles, splits
   unsigned extras = 0;      // what it knows of what few kernels do: a set of bits that the problem's header names
   bool for_decode = false;  // takes few queries a sequence only
-  std::span<const CostLine<Problem>> costs = {};  // what `estimate` rests on, of a GPU's kernel
+  // What `estimate` rests on, of a GPU's kernel whose problem has examples.
+  std::span<const CostLine<Problem>> costs = {};
 };
+
+// Kernel::supports and Kernel::workspace of those that take every call that was checked, and no workspace.
+template <class Problem>
+Refusal serves_all(const Problem&) {
+  return "";
+}
+template <class Problem>
+std::size_t no_workspace(const Problem&, int) {
+  return 0;
+}
 
 }  // namespace heddle

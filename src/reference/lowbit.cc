@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "core/dtypes.h"
@@ -139,5 +141,66 @@ float dequantized(const Matrix& matrix, std::int64_t n, std::int64_t k) {
   const float zero = format.zero_points ? static_cast<float>(matrix.zeros[group]) : kInt4Zero;
   return value_of(format.element, load_code(matrix, n, k), zero) * scale;
 }
+
+namespace {
+
+void launch_quantize(const QuantizeCall& call, const Runtime&) {
+  const QuantizeProblem& given = call.problem;
+  float largest = 0.0f;
+  for (std::int64_t n = 0; n < given.out.N; ++n) {
+    for (std::int64_t k = 0; k < given.out.K; ++k) {
+      const float w = std::abs(weight(given.weights, n, k));
+      if (!std::isnan(largest) && !(w <= largest)) largest = w;  // a NaN stays
+    }
+  }
+  if (const std::optional<QuantizeProblem> p = encodable(call, largest)) quantize(*p);
+}
+
+void launch_dequantize(const DequantizeProblem& p, const Runtime&) {
+  for (std::int64_t n = 0; n < p.matrix.N; ++n) {
+    for (std::int64_t k = 0; k < p.matrix.K; ++k) {
+      store_element(p.out.at(n, k), p.out.dtype, 0, dequantized(p.matrix, n, k));
+    }
+  }
+}
+
+// Seconds of a weight, about.
+constexpr double kEncode = 50e-9, kSearch = 2e-6, kDecode = 20e-9;
+
+double estimate_quantize(const QuantizeCall& call, int /*workers*/) {
+  const Matrix& out = call.problem.out;
+  return static_cast<double>(out.N * out.K) * (searches(call.problem.rule) ? kSearch : kEncode);
+}
+
+double estimate_dequantize(const DequantizeProblem& p, int /*workers*/) {
+  return static_cast<double>(p.matrix.N * p.matrix.K) * kDecode;
+}
+
+}  // namespace
+
+const QuantizeKernel kQuantize = {
+    .name = "reference",
+    .method = "reference",
+    .device = Device::cpu,
+    .automatic = false,
+    .supports = serves_all,
+    .estimate = estimate_quantize,
+    .workspace = no_workspace,
+    .launch = launch_quantize,
+    .describe = [](const QuantizeCall&, int) { return std::string("plain loops, a weight at a time, on one thread"); },
+};
+
+const DequantizeKernel kDequantize = {
+    .name = "reference",
+    .method = "reference",
+    .device = Device::cpu,
+    .automatic = false,
+    .supports = serves_all,
+    .estimate = estimate_dequantize,
+    .workspace = no_workspace,
+    .launch = launch_dequantize,
+    .describe = [](const DequantizeProblem&,
+                   int) { return std::string("plain loops, a weight at a time, on one thread"); },
+};
 
 }  // namespace heddle::reference

@@ -5,6 +5,9 @@
 
 namespace heddle::reference {
 
+extern const lowbit::QuantizeKernel kQuantize;      // "reference"
+extern const lowbit::DequantizeKernel kDequantize;  // "reference"
+
 // Writes codes, scales and zero points; the problem's global scale is set. Weights are finite.
 void quantize(const lowbit::QuantizeProblem& problem);
 

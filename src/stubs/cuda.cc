@@ -6,9 +6,7 @@
 #include "cuda/backend.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
-#include "cuda/kv_cache.h"
 #include "cuda/linear.h"
-#include "cuda/lowbit.h"
 #include "cuda/model.h"
 #include "cuda/stream_memory.h"
 #include "cuda/validate.h"
@@ -59,13 +57,6 @@ void require_gpu_that_is_here(std::string_view) {}
 int clusters_held(int (*)(int), int) { return 0; }
 
 double seconds_of_16bit(const LinearProblem&) { return 0.0; }
-void decode_weights(const LinearProblem&, const WeightBlock&, const lowbit::Weights&, void*) {
-  throw RuntimeError(text("[unpack_weights] ", kWithout));
-}
-
-void apply_rotary(const RotaryProblem&, void*) { throw RuntimeError(text("[apply_rotary] ", kWithout)); }
-void append_int4_cache(const Int4AppendProblem&, void*) { throw RuntimeError(text("[append_int4_cache] ", kWithout)); }
-void append_kv_cache(const AppendProblem&, void*) { throw RuntimeError(text("[append_kv_cache] ", kWithout)); }
 
 int exchange_current_gpu(int) { throw RuntimeError(kWithout); }
 void* take_memory(std::size_t, void*) { throw RuntimeError(kWithout); }
@@ -81,15 +72,6 @@ void norm_rows(const void*, const NormRows&, void*) { throw RuntimeError(kWithou
 void norm_embeddings(const EmbeddingRows&, const NormRows&, void*) { throw RuntimeError(kWithout); }
 void pool_rows(const PooledRows&, void*) { throw RuntimeError(kWithout); }
 void widen(const void*, DType, std::int64_t, float*, void*) { throw RuntimeError(kWithout); }
-
-QuantizeFindings quantize(const lowbit::QuantizeProblem&, void*, void*) {
-  throw RuntimeError(text("[quantize] ", kWithout));
-}
-FoundWeight first_weight_beyond(const lowbit::QuantizeProblem&, float, void*, void*) { throw RuntimeError(kWithout); }
-float importance_at(const lowbit::QuantizeProblem&, std::uint32_t, void*) { throw RuntimeError(kWithout); }
-void dequantize(const lowbit::Matrix&, const lowbit::Weights&, void*) {
-  throw RuntimeError(text("[dequantize] ", kWithout));
-}
 
 // Operations that refuse their tensors have nothing to check.
 template <class Indices>

@@ -79,10 +79,20 @@ def test_info_says_what_gpus_there_are():
 def test_info_lists_every_candidate_and_whether_it_runs():
     found = run_json("info")
     gpus, operations = found["gpu"]["gpus"], found["operations"]
-    assert {"attention_forward", "attention_backward", "linear_forward", "linear_backward"} == set(operations)
+    without_reference = {"apply_rotary", "append_kv_cache", "append_int4_cache", "unpack_weights"}
+    with_reference = {
+        "attention_forward",
+        "attention_backward",
+        "linear_forward",
+        "linear_backward",
+        "quantize",
+        "dequantize",
+    }
+    assert with_reference | without_reference == set(operations)
     text = run("info")
     for name, candidates in operations.items():
-        assert {c["name"] for c in candidates if c["device"] == "cpu" and c["runs"]} >= {"cpu", "reference"}, name
+        here = {c["name"] for c in candidates if c["device"] == "cpu" and c["runs"]}
+        assert "cpu" in here and ("reference" in here) == (name in with_reference), name
         on_gpus = [c for c in candidates if c["device"] == "cuda"]
         assert on_gpus, name
         for candidate in on_gpus:
@@ -192,6 +202,51 @@ def test_a_tuning_file_is_for_the_gpu_it_was_made_on(tmp_path):
     assert chosen_on("h200", **tuned) == chosen_on("h200")
     assert chosen_on("h100", "--force", "sm90", **tuned)[1]["estimated_seconds"] > 0.25
     assert chosen_on("h100", **tuned)[1]["name"] == "sm80" and chosen_on("h100")[1]["name"] == "sm90"
+
+
+@pytest.mark.parametrize(
+    "verb, flags, method",
+    [
+        ("linear", ["--rows", 16, "--activation", "swiglu", "--residual"], "linear"),
+        ("linear", ["--pass", "backward", "--bias", "--norm", "layer_norm", "--activation", "silu"], "linear"),
+        ("rotary", ["--heads", 4, "--length", 9], "rotary"),
+        ("append", ["--batch", 3, "--page-size", 16, "--rotary"], "append"),
+        ("append", ["--e4m3", "--scales", "--dtype", "bf16", "--keys", 0], "append"),
+        ("append-int4", ["--batch", 2, "--keys", 500, "--rotary"], "append"),
+        ("quantize", ["--rule", "mse", "--importance", "--inputs", 64], "quantize"),
+        ("dequantize", ["--format", "int4_g64"], "dequantize"),
+        ("unpack", ["--format", "mxfp4"], "unpack"),
+    ],
+)
+def test_explain_of_every_operation(verb, flags, method):
+    out = run_json("explain", verb, *flags)
+    chosen = [c for c in out["candidates"] if c["chosen"]]
+    assert [(c["name"], c["method"]) for c in chosen] == [("cpu", method)]
+    assert chosen[0]["estimated_seconds"] > 0 and chosen[0]["plan"]
+    assert all(c["supported"] or c["reason"] for c in out["candidates"]) and len(out["candidates"]) > 1
+    text = run("explain", verb, *flags)
+    assert "chosen" in text and f"cpu: {chosen[0]['plan']}" in text
+    assert run_json("explain", verb, *flags, "--force", "sm9O")["candidates"][0]["chosen"] is False
+    usage = run("explain", verb, "--help")
+    assert "--json" in usage and usage.rstrip().splitlines()[-1].startswith(f"Example: heddle explain {verb} ")
+
+    there = run_json("explain", verb, "--gpu", "h100", *([] if "--dtype" in flags else ["--dtype", "bf16"]), *flags)
+    assert there["assumed"] and there["problem"]["device"] == "cuda"
+    gpu = [c for c in there["candidates"] if c["method"] == method and c["name"] != "cpu"]
+    if WITHOUT_CUDA in run("explain"):
+        assert gpu and all(c["reason"] == WITHOUT_CUDA for c in gpu)
+    else:
+        assert [c["estimated_seconds"] > 0 for c in gpu if c["chosen"]] == [True]
+
+
+def test_explain_of_every_operation_refuses_what_the_operation_refuses():
+    assert "--rows is 0: it must be at least 1" in run("explain", "linear", "--rows", 0, code=2)
+    assert "--heads is -2" in run("explain", "rotary", "--heads", -2, code=2)
+    assert "format is 'int3'" in run("explain", "quantize", "--format", "int3", code=2)
+    assert "rule is floor, which nvfp4 does not have" in run("explain", "quantize", "--rule", "floor", code=2)
+    assert "scales are for a float8_e4m3fn cache" in run("explain", "append", "--scales", code=2)
+    assert "must be a multiple of 64" in run("explain", "append-int4", "--head-size", 96, code=2)
+    assert "order dense is for GPUs" in run("explain", "linear", "--order", "dense", code=2)
 
 
 @pytest.mark.parametrize("flags", [["--packed"], ["--page-size", 5], ["--bias", "--mask", "--alibi", "--sink"]])

@@ -14,6 +14,7 @@
 
 #include "bytes.h"
 #include "heddle/attention.h"
+#include "heddle/kv_cache.h"
 #include "heddle/error.h"
 
 namespace {
@@ -322,14 +323,15 @@ class Call {
       batch = indices(lengths(B_ - 1), {B_});
     }
     const Rotary rotary = bytes_.rarely(2) ? make_rotary(slots + 1) : Rotary{};
-    append_kv_cache(k_new, v_new, k_cache, v_cache, seqlens, table, batch, rotary, {});
+    append_kv_cache(k_new, v_new, k_cache, v_cache, seqlens,
+                    {.rotary = rotary, .page_table = table, .cache_batch_idx = batch});
   }
 
   void rotary() {
     const TensorView x = view({B_, Sq_, H_, D_}, dtype_);
     const TensorView out = bytes_.rarely(2) ? x : view({B_, Sq_, H_, D_}, dtype_, true);
     const TensorView positions = bytes_.rarely(2) ? indices(lengths(9), {B_}) : TensorView{};
-    apply_rotary(x, out, make_rotary(Sq_ + 9), positions, {});
+    apply_rotary(x, out, make_rotary(Sq_ + 9), {.offsets = positions});
   }
 
   Rotary make_rotary(std::int64_t positions) {

@@ -249,7 +249,8 @@ class GpuAppendIndices : public ::testing::TestWithParam<DType> {
     const Mirror k_expected(k_cache), v_expected(v_cache);
     on_stream([&](const Runtime& runtime) {
       append_kv_cache(k_new_there.view(), v_new_there.view(), k_expected.view(), v_expected.view(),
-                      seqlens_there.view(), table_there.view(), rows_there.view(), {}, runtime);
+                      seqlens_there.view(), {.page_table = table_there.view(), .cache_batch_idx = rows_there.view()},
+                      runtime);
     });
     EXPECT_NE(k_expected.bytes(), k_cache.bytes());  // some rows are in the cache
     bool any = false;

@@ -210,15 +210,20 @@ TEST_P(GpuCacheCall, IsThreeOperations) {
     const TensorView k_after = attended(k_three.view()), v_after = attended(v_three.view());
     const DeviceMemory after_memory(attention_forward_workspace(turned.view(), k_after, v_after, options), 0xFF);
     on_stream([&](Runtime runtime) {
-      append_kv_cache(k_new_there.view(), v_new_there.view(), k_after, v_after, seqlens.view(), pages_there.view(),
-                      rows_there.view(), rotary, runtime, options.k_scale, options.v_scale);
+      append_kv_cache(k_new_there.view(), v_new_there.view(), k_after, v_after, seqlens.view(),
+                      {.rotary = rotary,
+                       .page_table = pages_there.view(),
+                       .cache_batch_idx = rows_there.view(),
+                       .k_scale = options.k_scale,
+                       .v_scale = options.v_scale},
+                      runtime);
       TensorView turned_rows = turned.view();
       if (c.half > 0) {
         if (!c.by_row) {
           turned_rows.shape = {c.B, 1, c.Sq * c.H, c.D};
           turned_rows.stride[1] = turned_rows.stride[0];
         }
-        apply_rotary(turned_rows, turned_rows, rotary, seqlens.view(), runtime);
+        apply_rotary(turned_rows, turned_rows, rotary, {.offsets = seqlens.view()}, runtime);
       }
       runtime.workspace = {after_memory.data(), after_memory.bytes()};
       attention_forward(turned.view(), k_after, v_after, o_three.view(), lse_three.view(), options, runtime);

@@ -60,7 +60,7 @@ class DeviceMatrix {
 inline void quantize_on_gpu(const TensorView& weights, const lowbit::QuantizeOptions& options,
                             const lowbit::QuantizedMatrix& out) {
   const DeviceStream stream;
-  const DeviceMemory scratch(lowbit::quantize_workspace(weights), 0xFF);
+  const DeviceMemory scratch(lowbit::quantize_workspace(weights, options, out), 0xFF);
   Runtime runtime;
   runtime.stream = stream.get();
   runtime.workspace = {scratch.data(), scratch.bytes()};
@@ -74,7 +74,7 @@ inline HostTensor dequantize_on_gpu(const lowbit::QuantizedMatrix& matrix, DType
   const DeviceStream stream;
   Runtime runtime;
   runtime.stream = stream.get();
-  lowbit::dequantize(matrix, there.view(), runtime);
+  lowbit::dequantize(matrix, there.view(), {}, runtime);
   stream.synchronize();
   there.read(out);
   return out;

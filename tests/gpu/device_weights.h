@@ -22,7 +22,7 @@ class DeviceWeights {
     const DeviceStream stream;
     Runtime runtime;
     runtime.stream = stream.get();
-    unpack_weights(weights_, kept_.view(), runtime);
+    unpack_weights(weights_, kept_.view(), {}, runtime);
     stream.synchronize();
     weights_.kept = kept_.view();
     if (dense) weights_ = dense_weights(kept_.view(), weights_.gated);

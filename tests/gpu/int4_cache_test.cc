@@ -47,7 +47,7 @@ struct DeviceInt4 {
     const DeviceStream stream;
     Runtime runtime;
     runtime.stream = stream.get();
-    append_int4_cache(s.k_new, s.v_new, s.cache, s.seqlens, rotary, runtime);
+    append_int4_cache(s.k_new, s.v_new, s.cache, s.seqlens, {.rotary = rotary}, runtime);
     stream.synchronize();
   }
   void expect_as(const Int4Case& expected) const {

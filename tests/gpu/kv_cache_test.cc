@@ -28,9 +28,9 @@ void check_rotary(const RotaryCase& c, const std::vector<std::int32_t>& offsets)
   const Tables tables(c.table, 40, c.half);
   const Mirror x_there(x), out_there(out), cos(tables.cos), sin(tables.sin), offsets_there(indices(offsets));
   const Rotary there{cos.view(), sin.view(), c.interleaved};
-  apply_rotary(x.view(), out.view(), tables.rotary(c.interleaved), indices(offsets), {});
+  apply_rotary(x.view(), out.view(), tables.rotary(c.interleaved), {.offsets = indices(offsets)});
   on_stream([&](const Runtime& runtime) {
-    apply_rotary(x_there.view(), out_there.view(), there, offsets_there.view(), runtime);
+    apply_rotary(x_there.view(), out_there.view(), there, {.offsets = offsets_there.view()}, runtime);
   });
   expect_equal(out_there.bytes(), out.bytes(), c.dtype, 1, "out");
   // In place.
@@ -68,11 +68,12 @@ TEST(GpuRotary, PositionsAreClamped) {
       row.shape[0] = row.shape[1] = 1;
       const std::vector<std::int32_t> position = {
           static_cast<std::int32_t>(std::clamp<std::int64_t>(offsets[b] + i, 0, 7))};
-      apply_rotary(row, row, tables.rotary(false), indices(position), {});
+      apply_rotary(row, row, tables.rotary(false), {.offsets = indices(position)});
     }
   }
   on_stream([&](const Runtime& runtime) {
-    apply_rotary(there.view(), there.view(), {cos.view(), sin.view(), false}, offsets_there.view(), runtime);
+    apply_rotary(there.view(), there.view(), {cos.view(), sin.view(), false}, {.offsets = offsets_there.view()},
+                 runtime);
   });
   expect_equal(there.bytes(), expected.bytes(), DType::bf16, 1, "x");
 }
@@ -127,8 +128,12 @@ struct Append {
 
   void on_cpu(const TensorView& new_k, const TensorView& new_v, const TensorView& seqlens, const TensorView& pages,
               const TensorView& rows) {
-    append_kv_cache(new_k, new_v, k_cache.view(), v_cache.view(), seqlens, pages, rows,
-                    c.half > 0 ? tables.rotary(c.interleaved) : Rotary{}, {}, k_scale, v_scale);
+    append_kv_cache(new_k, new_v, k_cache.view(), v_cache.view(), seqlens,
+                    {.rotary = c.half > 0 ? tables.rotary(c.interleaved) : Rotary{},
+                     .page_table = pages,
+                     .cache_batch_idx = rows,
+                     .k_scale = k_scale,
+                     .v_scale = v_scale});
   }
   void on_gpu_equals_cpu(const std::function<void()>& cpu) {
     SCOPED_TRACE(text(name_of(c.dtype), ", half ", c.half, c.interleaved ? ", interleaved" : "", ", pages of ",
@@ -139,9 +144,12 @@ struct Append {
         v_scale_there = c.finds ? Mirror(v_found) : Mirror(v_scale);
     on_stream([&](const Runtime& runtime) {
       append_kv_cache(k_new_there.view(), v_new_there.view(), k_there.view(), v_there.view(), seqlens.view(),
-                      table_there.view(), batch_idx_there.view(),
-                      c.half > 0 ? Rotary{cos.view(), sin.view(), c.interleaved} : Rotary{}, runtime,
-                      k_scale_there.view(), v_scale_there.view());
+                      {.rotary = c.half > 0 ? Rotary{cos.view(), sin.view(), c.interleaved} : Rotary{},
+                       .page_table = table_there.view(),
+                       .cache_batch_idx = batch_idx_there.view(),
+                       .k_scale = k_scale_there.view(),
+                       .v_scale = v_scale_there.view()},
+                      runtime);
     });
     const std::vector<std::byte> before = k_cache.bytes();
     cpu();
@@ -278,7 +286,7 @@ TEST(GpuAppend, RefusesTensorsOnTwoDevices) {
   const Mirror zero_there(indices(zero));
   const Tables tables(DType::f32, 8, 4);
   const auto append = [&](const TensorView& v_new, const TensorView& k_cache, const TensorView& seqlens) {
-    return message([&] { append_kv_cache(x_there.view(), v_new, k_cache, cache_too.view(), seqlens, {}, {}, {}, {}); });
+    return message([&] { append_kv_cache(x_there.view(), v_new, k_cache, cache_too.view(), seqlens); });
   };
   EXPECT_SAYS(append(x.view(), cache_there.view(), zero_there.view()), "v_new is on another device than k_new");
   EXPECT_SAYS(append(x_there.view(), cache.view(), zero_there.view()), "k_cache is on another device than k_new");

@@ -49,7 +49,7 @@ TEST(GpuUnpackWeights, EveryOrder) {
       const DeviceStream stream;
       Runtime runtime;
       runtime.stream = stream.get();
-      unpack_weights(*weights, there.view(), runtime);
+      unpack_weights(*weights, there.view(), {}, runtime);
       stream.synchronize();
       there.read(out);
       EXPECT_EQ(out.damage(), "");

@@ -150,8 +150,9 @@ struct Appended {
     return {table, table, false};
   }
   void append(Side& side) const {
-    append_kv_cache(side(k_new), side(v_new), side(t.k), side(t.v), side(t.used_k), side(t.table), side(t.rows),
-                    rotary(side), side.with([] { return std::size_t{0}; }));
+    append_kv_cache(side(k_new), side(v_new), side(t.k), side(t.v), side(t.used_k),
+                    {.rotary = rotary(side), .page_table = side(t.table), .cache_batch_idx = side(t.rows)},
+                    side.with([] { return std::size_t{0}; }));
   }
   void attend(Side& side) const {
     const TensorView q = side(t.q), k = side(k_new), v = side(v_new), k_cache = side(t.k), v_cache = side(t.v);
@@ -229,7 +230,7 @@ TEST(GpuValidate, Rotations) {
                    few = HostTensor::input(DType::f32, {2, 32});
   const auto rotate = [&](Side& side, const HostTensor& table, const HostTensor& offsets) {
     const TensorView x_ = side(x), table_ = side(table);
-    apply_rotary(x_, x_, {table_, table_, false}, side(offsets), side.with([] { return std::size_t{0}; }));
+    apply_rotary(x_, x_, {table_, table_, false}, {.offsets = side(offsets)}, side.with([] { return std::size_t{0}; }));
   };
   expect_same([&](Side& side) { rotate(side, cos, ints({0, 6})); });
   expect_same([&](Side& side) { rotate(side, cos, ints({-1, 0})); });

@@ -16,6 +16,7 @@
 #include "kit/host_tensor.h"
 #include "kit/int4_case.h"
 #include "kit/linear_layer.h"
+#include "ops/kv_cache_choice.h"
 
 namespace {
 
@@ -70,6 +71,7 @@ TEST(Allocations, AreCounted) {
 TEST(Allocations, OfAppendsInFourBitsAreNone) {
   const Int4Case c({.name = "allocations", .lengths = {200, 129}});
   CallingThread executor;
+  Operation<Int4AppendProblem>::candidates();  // their list is made once in a process
   c.fill_cache([&](std::int64_t b, std::int64_t from, std::int64_t count) {
     const HostTensor row = c.indices({c.row_of(b)}), before = c.indices({from});
     const auto s = Int4Case::step(c.k_new.view(), c.v_new.view(), c.cache(), row.view(), before.view(), b, from, count);

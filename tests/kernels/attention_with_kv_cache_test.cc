@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "heddle/error.h"
+#include "heddle/kv_cache.h"
 #include "kernels/cache_step.h"
 #include "kernels/candidates.h"
 
@@ -52,7 +53,11 @@ TEST_P(CacheStepTest, RotatesAsTheSeparateOperationsDo) {
 
   HostTensor k_apart = step.k_cache, v_apart = step.v_cache, q = step.data.q;
   append_kv_cache(step.k_new.view(), step.v_new.view(), k_apart.view(), v_apart.view(), options.seqused_k,
-                  options.page_table, options.cache_batch_idx, rotary, {}, options.k_scale, options.v_scale);
+                  {.rotary = rotary,
+                   .page_table = options.page_table,
+                   .cache_batch_idx = options.cache_batch_idx,
+                   .k_scale = options.k_scale,
+                   .v_scale = options.v_scale});
   EXPECT_TRUE(k.same_bits(k_apart));
   EXPECT_TRUE(v.same_bits(v_apart));
   const bool by_row = spec.causal != Causal::none || spec.window_left >= 0;
@@ -60,7 +65,7 @@ TEST_P(CacheStepTest, RotatesAsTheSeparateOperationsDo) {
     TensorView rows = q.view();
     rows.data = static_cast<std::byte*>(rows.data) + i * rows.stride[1] * 2;
     if (!by_row) rows.shape[1] = 1;
-    apply_rotary(rows, rows, rotary, options.seqused_k, {});
+    apply_rotary(rows, rows, rotary, {.offsets = options.seqused_k});
   }
   options.seqused_k = {};  // all keys
   WorkspaceBuffer buffer;

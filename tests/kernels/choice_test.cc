@@ -1,18 +1,20 @@
 // The choice of a candidate, which is one for all operations, and the one list of the GPU's.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "cuda/kernels.h"
 #include "kernels/bad_arguments.h"
+#include "kernels/explained.h"
 #include "kernels/linear_cases.h"
 #include "kit/linear_gradients.h"
 #include "kit/messages.h"
 #include "ops/attention_choice.h"
+#include "ops/kv_cache_choice.h"
 #include "ops/linear_choice.h"
+#include "ops/lowbit_choice.h"
 
 namespace heddle {
 namespace {
@@ -30,51 +32,39 @@ TEST(GpuKernels, SayOfThemselvesWhatTheirListSays) {
 #undef HEDDLE_EXPECT_KERNEL
 }
 
-template <class Problem>
-void expect_names_of_one_each() {
-  std::set<std::string> names;
-  for (const Kernel<Problem>* kernel : Operation<Problem>::candidates()) {
-    EXPECT_TRUE(names.insert(kernel->name).second) << kernel->name;
-    EXPECT_TRUE(names_a_kernel(kernel->name)) << kernel->name;
-  }
-  EXPECT_FALSE(names.empty());
+// Calls visit(candidates) for every operation that has some.
+template <class Visit>
+void for_each_operation(const Visit& visit) {
+  const auto all = [&]<class... Problems>() { (visit(Operation<Problems>::candidates()), ...); };
+  all.template
+  operator()<AttentionProblem, AttentionBackwardProblem, LinearProblem, LinearBackwardProblem, RotaryProblem,
+             AppendProblem, Int4AppendProblem, lowbit::QuantizeCall, lowbit::DequantizeProblem, UnpackProblem>();
 }
 
 TEST(Choice, ANameIsOneCandidatesOfAnOperation) {
-  expect_names_of_one_each<AttentionProblem>();
-  expect_names_of_one_each<AttentionBackwardProblem>();
-  expect_names_of_one_each<LinearProblem>();
-  expect_names_of_one_each<LinearBackwardProblem>();
+  for_each_operation([](const auto& candidates) {
+    std::set<std::string> names;
+    for (const auto* kernel : candidates) {
+      EXPECT_TRUE(names.insert(kernel->name).second) << kernel->name;
+      EXPECT_TRUE(names_a_kernel(kernel->name)) << kernel->name;
+    }
+    EXPECT_TRUE(names.contains("cpu"));
+    EXPECT_GE(names.size(), 2);
+  });
   EXPECT_FALSE(names_a_kernel("cpu "));
   EXPECT_FALSE(names_a_kernel(""));
 }
 
-template <class Problem>
-void expect_descriptions() {
-  for (const Kernel<Problem>* kernel : Operation<Problem>::candidates())
-    EXPECT_NE(kernel->describe, nullptr) << kernel->name;
-}
-
-TEST(Choice, EachCandidateDescribesWhatItWouldRun) {
-  expect_descriptions<AttentionProblem>();
-  expect_descriptions<AttentionBackwardProblem>();
-  expect_descriptions<LinearProblem>();
-  expect_descriptions<LinearBackwardProblem>();
-}
-
-// HEDDLE_KERNEL, for as long as this lives.
-class Asked {
- public:
-  explicit Asked(const char* name) { setenv("HEDDLE_KERNEL", name, 1); }
-  ~Asked() { unsetenv("HEDDLE_KERNEL"); }
-};
-
-std::string chosen(const std::vector<Candidate>& list) {
-  std::string names;
-  for (const Candidate& c : list) {
-    if (c.chosen) names += c.name;
-  }
-  return names;
+TEST(Choice, EachCandidateSaysAllThatIsAskedOfIt) {
+  for_each_operation([](const auto& candidates) {
+    for (const auto* kernel : candidates) {
+      EXPECT_NE(kernel->supports, nullptr) << kernel->name;
+      EXPECT_NE(kernel->estimate, nullptr) << kernel->name;
+      EXPECT_NE(kernel->workspace, nullptr) << kernel->name;
+      EXPECT_NE(kernel->launch, nullptr) << kernel->name;
+      EXPECT_NE(kernel->describe, nullptr) << kernel->name;
+    }
+  });
 }
 
 // What attention, its gradients, a linear layer and its gradients choose.
@@ -114,8 +104,8 @@ TEST(Choice, HeddleKernelIsTakenByEveryOperationThatHasOneOfItsName) {
 }
 
 TEST(Choice, HeddleKernelMayNotNameWhatNoOperationHas) {
-  const Asked asked("sm9O");
   const kit::LinearLayer layer(kit::LinearCase{.rows = {3}, .N = 34});
+  const Asked asked("sm9O");
   Call c;
   kit::expect_message(
       [&] { c.forward(); },

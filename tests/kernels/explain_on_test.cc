@@ -206,6 +206,40 @@ TEST_F(ExplainOn, LinearLayersAndCachesInFourBits) {
   }
 }
 
+// One kernel each, which any GPU from Ampere on runs; that a GPU is not here costs no answer.
+TEST_F(ExplainOn, CachesAndLowBitWeights) {
+  alignas(64) static std::byte apart[5][64];
+  const auto at = [](int i, DType dtype, std::initializer_list<std::int64_t> shape) {
+    return TensorView(apart[i], dtype, shape);
+  };
+  const TensorView rows = view(DType::bf16, {2, 4, 2, 128}), seqlens = at(0, DType::i32, {2});
+  const TensorView k = at(1, DType::bf16, {2, 64, 2, 128}), v = at(2, DType::bf16, {2, 64, 2, 128});
+  const Rotary rotary{.cos = at(3, DType::f32, {64, 64}), .sin = at(4, DType::f32, {64, 64})};
+  const TensorView weights = at(1, DType::bf16, {64, 128});
+  lowbit::QuantizedMatrix matrix = lowbit::storage(lowbit::format_named("nvfp4"), 64, 128);
+  matrix.codes.data = apart[2];
+  matrix.scales.data = apart[3];
+  matrix.global_scale.data = apart[4];
+  const GpuModel& ampere = gpu_model_named("a100");
+  const GpuModel turing{.name = "t4", .product = "Tesla T4", .major = 7, .minor = 5, .multiprocessors = 40};
+  const auto ask = [&](const GpuModel& gpu) {
+    return std::vector{explain_apply_rotary_on(gpu, rows, rows, rotary),
+                       explain_append_kv_cache_on(gpu, rows, rows, k, v, seqlens, {.rotary = rotary}),
+                       lowbit::explain_quantize_on(gpu, weights, {}, matrix),
+                       lowbit::explain_dequantize_on(gpu, matrix, weights)};
+  };
+  for (const auto& list : ask(ampere)) {
+    EXPECT_EQ(chosen(list), "cuda");
+    EXPECT_EQ(reason_of(list, "cpu"), "it runs on another device than the tensors are on");
+    for (const Candidate& c : list) EXPECT_EQ(c.supported, c.seconds > 0 && !c.plan.empty()) << c.name;
+  }
+  EXPECT_EQ(ask(ampere)[2].back().workspace, 256);
+  for (const auto& list : ask(turing)) {
+    EXPECT_EQ(reason_of(list, "cuda"),
+              "it needs an Ampere GPU or a newer one (compute capability 8.0); this one has 7.5");
+  }
+}
+
 TEST_F(ExplainOn, IsForgottenAfterTheCall) {
   const std::vector<std::string> before = answers_here();
   const Call c;
@@ -273,12 +307,11 @@ TEST_F(ExplainOn, NothingCanBeStarted) {
   dx.dx = x;
   EXPECT_EQ(refusal([&] { linear_backward(y, {}, weights, dx, {}, runtime); }), "[linear_backward" + words);
 
-  // Operations without candidates are stopped at their kernel.
   const TensorView cos = apart(view(DType::f32, {64, 64}, Device::cuda)), sin = apart(cos);
-  EXPECT_EQ(refusal([&] { apply_rotary(q, q, {.cos = cos, .sin = sin}, {}, runtime); }), "[kernel" + words);
+  EXPECT_EQ(refusal([&] { apply_rotary(q, q, {.cos = cos, .sin = sin}, {}, runtime); }), "[apply_rotary" + words);
   const TensorView seqlens = apart(view(DType::i32, {2}, Device::cuda));
-  EXPECT_EQ(refusal([&] { append_kv_cache(k, v, apart(k), apart(v), seqlens, {}, {}, {}, runtime); }),
-            "[kernel" + words);
+  EXPECT_EQ(refusal([&] { append_kv_cache(k, v, apart(k), apart(v), seqlens, {}, runtime); }),
+            "[append_kv_cache" + words);
 }
 
 // No GPU's kernel knows positions of its own or an o in float32 yet: each says so, and none is chosen.

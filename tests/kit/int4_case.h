@@ -143,7 +143,7 @@ class Int4Case {
     fill_cache([&](std::int64_t b, std::int64_t from, std::int64_t count) {
       const HostTensor row = indices({row_of(b)}), before = indices({from});
       const Step s = step(k_new.view(), v_new.view(), cache(), row.view(), before.view(), b, from, count);
-      append_int4_cache(s.k_new, s.v_new, s.cache, s.seqlens, rotary, {});
+      append_int4_cache(s.k_new, s.v_new, s.cache, s.seqlens, {.rotary = rotary});
     });
   }
 

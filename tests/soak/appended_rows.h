@@ -1,6 +1,7 @@
 // The keys and values that a call appends to its cache, and what the cache must then hold.
 #pragma once
 
+#include "heddle/kv_cache.h"
 #include "soak/subject.h"
 
 namespace heddle::soak {

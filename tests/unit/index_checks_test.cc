@@ -240,11 +240,15 @@ TEST(IndexChecks, Appends) {
                      v = cache.keys(3), cos = floats(4, {cache.capacity() - random.between(0, 1), 2}), sin = cos;
     const Rotary rotary = random.one_in(2) ? Rotary{cos, sin, false} : Rotary{};
     const AppendProblem p = checked_append_problem(Check("append_kv_cache"), there(k_new), there(v_new), there(k),
-                                                   there(v), there(of(seqlens)), there(cache.page_table()),
-                                                   there(cache.rows_view()), there(rotary), {}, {});
+                                                   there(v), there(of(seqlens)),
+                                                   {.rotary = there(rotary),
+                                                    .page_table = there(cache.page_table()),
+                                                    .cache_batch_idx = there(cache.rows_view())});
     comparison.expect(
         [&] {
-          append_kv_cache(k_new, v_new, k, v, of(seqlens), cache.page_table(), cache.rows_view(), rotary, Runtime());
+          append_kv_cache(k_new, v_new, k, v, of(seqlens),
+                          {.rotary = rotary, .page_table = cache.page_table(), .cache_batch_idx = cache.rows_view()},
+                          Runtime());
         },
         AppendIndices{p, IndexName::seqlens});
   }
@@ -271,9 +275,12 @@ TEST(IndexChecks, AttentionWithAppends) {
     const AttentionOptions options_there = there(options);
     const AttentionProblem attention =
         checked_forward_problem(check, there(q), there(k), there(v), {}, {}, options_there, names);
-    const AppendProblem append = checked_append_problem(
-        check, there(k_new), there(v_new), there(k), there(v), options_there.seqused_k, options_there.page_table,
-        options_there.cache_batch_idx, there(rotary), {}, {}, names.seqused_k);
+    const AppendProblem append =
+        checked_append_problem(check, there(k_new), there(v_new), there(k), there(v), options_there.seqused_k,
+                               {.rotary = there(rotary),
+                                .page_table = options_there.page_table,
+                                .cache_batch_idx = options_there.cache_batch_idx},
+                               names.seqused_k);
     RotaryProblem rotated;
     if (rotary.cos.given()) {
       TensorView turned = there(q);
@@ -298,7 +305,8 @@ TEST(IndexChecks, Rotations) {
     const Rotary rotary{cos, cos, false};
     const RotaryProblem p =
         checked_rotary_problem(Check("apply_rotary"), there(x), there(x), there(rotary), there(given));
-    comparison.expect([&] { apply_rotary(x, x, rotary, given, Runtime()); }, RotaryIndices{p, IndexName::offsets});
+    comparison.expect([&] { apply_rotary(x, x, rotary, {.offsets = given}, Runtime()); },
+                      RotaryIndices{p, IndexName::offsets});
   }
 }
 
@@ -354,10 +362,12 @@ TEST(IndexChecks, Int4Appends) {
     const TensorView k_new(rows.data(), DType::f16, {cache.B, S, 1, 64}),
         cos = floats(0, {cache.capacity() - random.between(0, 1), 2});
     const Rotary rotary = random.one_in(2) ? Rotary{cos, cos, false} : Rotary{};
-    const Int4AppendProblem p = checked_int4_append_problem(Check("append_int4_cache"), there(k_new), there(k_new),
-                                                            there(cache.views()), there(of(seqlens)), there(rotary));
-    comparison.expect([&] { append_int4_cache(k_new, k_new, cache.views(), of(seqlens), rotary, Runtime()); },
-                      Int4AppendIndices{p, IndexName::seqlens});
+    const Int4AppendProblem p =
+        checked_int4_append_problem(Check("append_int4_cache"), there(k_new), there(k_new), there(cache.views()),
+                                    there(of(seqlens)), {.rotary = there(rotary)});
+    comparison.expect(
+        [&] { append_int4_cache(k_new, k_new, cache.views(), of(seqlens), {.rotary = rotary}, Runtime()); },
+        Int4AppendIndices{p, IndexName::seqlens});
   }
 }
 

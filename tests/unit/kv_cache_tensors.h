@@ -15,6 +15,7 @@
 
 #include "core/dtypes.h"
 #include "heddle/attention.h"
+#include "heddle/kv_cache.h"
 #include "heddle/error.h"
 
 namespace heddle::kv_cache_tests {

@@ -38,9 +38,11 @@ void check_append(const AppendCase& c) {
   const std::int64_t max_pages = c.table.empty() ? 0 : static_cast<std::int64_t>(c.table.size()) / c.B;
   const TensorView table = c.table.empty() ? TensorView() : TensorView(c.table.data(), DType::i32, {c.B, max_pages});
   const auto pool = make_thread_pool(c.threads);
-  append_kv_cache(k_new.view(), v_new.view(), cache.k.view(), cache.v.view(), indices(c.seqlens), table,
-                  c.batch_idx.empty() ? TensorView() : indices(c.batch_idx),
-                  c.half > 0 ? tables.rotary(c.interleaved) : Rotary{}, {{}, pool.get(), nullptr});
+  append_kv_cache(k_new.view(), v_new.view(), cache.k.view(), cache.v.view(), indices(c.seqlens),
+                  {.rotary = c.half > 0 ? tables.rotary(c.interleaved) : Rotary{},
+                   .page_table = table,
+                   .cache_batch_idx = c.batch_idx.empty() ? TensorView() : indices(c.batch_idx)},
+                  {{}, pool.get(), nullptr});
   EXPECT_TRUE(cache.k.guards_intact());
   EXPECT_TRUE(cache.v.guards_intact());
   for (std::int64_t b = 0; b < c.B; ++b) {
@@ -127,9 +129,10 @@ TEST(AppendKvCache, IntoEightBits) {
     const Tables tables(DType::f32, 40, half);
     const std::vector<std::int32_t> seqlens = {0, 13};
     const std::vector<float> scales = {0.25f, 1.7f};
-    append_kv_cache(k_new.view(), v_new.view(), cache.k.view(), cache.v.view(), indices(seqlens), {}, {},
-                    half > 0 ? tables.rotary(false) : Rotary{}, {}, TensorView(scales.data(), DType::f32, {1, 1, 2}),
-                    TensorView(scales.data(), DType::f32, {1, 1, 1}));
+    append_kv_cache(k_new.view(), v_new.view(), cache.k.view(), cache.v.view(), indices(seqlens),
+                    {.rotary = half > 0 ? tables.rotary(false) : Rotary{},
+                     .k_scale = TensorView(scales.data(), DType::f32, {1, 1, 2}),
+                     .v_scale = TensorView(scales.data(), DType::f32, {1, 1, 1})});
     k_new.for_each([&](const auto& at) {
       const auto row = [&](std::int64_t d) { return k_new.get({at[0], at[1], at[2], d}); };
       const std::int64_t position = seqlens[at[0]] + at[1];
@@ -165,8 +168,10 @@ TEST(AppendKvCache, FindsTheScaleOfEachRow) {
     const Tables tables(DType::f32, 40, half);
     const std::vector<std::int32_t> seqlens = {2, 13}, table = {7, 2, 19, 0, 11, 4, 3, 8};
     append_kv_cache(k_new.view(), v_new.view(), cache.k.view(), cache.v.view(), indices(seqlens),
-                    TensorView(table.data(), DType::i32, {2, 4}), {}, half > 0 ? tables.rotary(false) : Rotary{}, {},
-                    k_scale.view(), v_scale.view());
+                    {.rotary = half > 0 ? tables.rotary(false) : Rotary{},
+                     .page_table = TensorView(table.data(), DType::i32, {2, 4}),
+                     .k_scale = k_scale.view(),
+                     .v_scale = v_scale.view()});
     const auto check = [&](const Tensor& rows, const Tensor& stored, Tensor& bits, const Tensor& scales, Tensor& kept,
                            bool turned) {
       rows.for_each([&](const auto& at) {
@@ -218,8 +223,8 @@ TEST(AppendKvCache, AcceptsOneFusedCacheTensor) {
   k_new.randomize(1);
   v_new.randomize(2);
   const std::vector<std::int32_t> table = {2, 0}, seqlens = {3};
-  append_kv_cache(k_new.view(), v_new.view(), k, v, indices(seqlens), TensorView(table.data(), DType::i32, {1, 2}), {},
-                  {}, {});
+  append_kv_cache(k_new.view(), v_new.view(), k, v, indices(seqlens),
+                  {.page_table = TensorView(table.data(), DType::i32, {1, 2})});
   EXPECT_EQ(std::count(fused.begin(), fused.end(), -1.0f), 3 * 128 - 4 * 16);
   EXPECT_EQ(fused[2 * 128 + 3 * 16], static_cast<float>(k_new.get({0, 0, 0, 0})));
   EXPECT_EQ(fused[64 + 15], static_cast<float>(v_new.get({0, 1, 1, 7})));
@@ -234,15 +239,15 @@ class AppendRefuses : public testing::Test {
   std::string contiguous(const std::vector<std::int32_t>& seqlens, const std::vector<std::int32_t>& batch_idx,
                          const Rotary& rotary = {}) {
     return message([&] {
-      append_kv_cache(k_new_.view(), v_new_.view(), cache_.k.view(), cache_.v.view(), indices(seqlens), {},
-                      batch_idx.empty() ? TensorView() : indices(batch_idx), rotary, {});
+      append_kv_cache(k_new_.view(), v_new_.view(), cache_.k.view(), cache_.v.view(), indices(seqlens),
+                      {.rotary = rotary, .cache_batch_idx = batch_idx.empty() ? TensorView() : indices(batch_idx)});
     });
   }
   std::string paged(const std::vector<std::int32_t>& seqlens, const std::vector<std::int32_t>& table) {
     return message([&] {
-      append_kv_cache(k_new_.view(), v_new_.view(), cache_.k.view(), cache_.v.view(), indices(seqlens),
-                      TensorView(table.data(), DType::i32, {2, static_cast<std::int64_t>(table.size()) / 2}), {}, {},
-                      {});
+      append_kv_cache(
+          k_new_.view(), v_new_.view(), cache_.k.view(), cache_.v.view(), indices(seqlens),
+          {.page_table = TensorView(table.data(), DType::i32, {2, static_cast<std::int64_t>(table.size()) / 2})});
     });
   }
   void TearDown() override {
@@ -293,7 +298,7 @@ TEST_F(AppendRefuses, TwoRowsOfOneSequenceForOneSlot) {
   const std::vector<std::int32_t> seqlens = {0}, table = {1, 1};
   EXPECT_EQ(message([&] {
               append_kv_cache(k_new.view(), v_new.view(), cache_.k.view(), cache_.v.view(), indices(seqlens),
-                              TensorView(table.data(), DType::i32, {1, 2}), {}, {}, {});
+                              {.page_table = TensorView(table.data(), DType::i32, {1, 2})});
             }),
             "[append_kv_cache] position 0 of sequence 0 and position 5 of sequence 0 are both slot 0 of page 1: the "
             "rows of one call must go to slots of their own");
@@ -304,8 +309,8 @@ TEST_F(AppendRefuses, ScalesAndEightBits) {
   const std::vector<float> scales = {1, 1, 1, 1};
   const auto call = [&](const Tensor& k_new, const Tensor& v_new, const Cache& cache, const TensorView& scale) {
     return message([&] {
-      append_kv_cache(k_new.view(), v_new.view(), cache.k.view(), cache.v.view(), indices(seqlens), {}, indices(rows),
-                      {}, {}, scale);
+      append_kv_cache(k_new.view(), v_new.view(), cache.k.view(), cache.v.view(), indices(seqlens),
+                      {.cache_batch_idx = indices(rows), .k_scale = scale});
     });
   };
   EXPECT_SAYS(call(k_new_, v_new_, cache_, TensorView(scales.data(), DType::f32, {1, 1, 2})),
@@ -319,8 +324,8 @@ TEST_F(AppendRefuses, ScalesAndEightBits) {
   EXPECT_SAYS(call(k_new_, v_new_, narrow, expanded), "k_scale");
   const Tensor both(DType::f32, {4, 5, 2});
   EXPECT_SAYS(message([&] {
-                append_kv_cache(k_new_.view(), v_new_.view(), narrow.k.view(), narrow.v.view(), indices(seqlens), {},
-                                indices(rows), {}, {}, both.view(), both.view());
+                append_kv_cache(k_new_.view(), v_new_.view(), narrow.k.view(), narrow.v.view(), indices(seqlens),
+                                {.cache_batch_idx = indices(rows), .k_scale = both.view(), .v_scale = both.view()});
               }),
               "v_scale shares memory with k_scale, and scales are written");
   EXPECT_SAYS(call(Tensor(DType::f32, {2, 3, 2, 8}), Tensor(DType::f32, {2, 3, 2, 6}), narrow, {}),
@@ -331,7 +336,7 @@ TEST_F(AppendRefuses, ScalesAndEightBits) {
 TEST_F(AppendRefuses, ShapesDtypesAndSharedMemory) {
   const std::vector<std::int32_t> seqlens = {0, 0}, rows = {0, 1};
   const auto call = [&](const TensorView& k_new, const TensorView& v_new, const TensorView& k, const TensorView& v) {
-    return message([&] { append_kv_cache(k_new, v_new, k, v, indices(seqlens), {}, indices(rows), {}, {}); });
+    return message([&] { append_kv_cache(k_new, v_new, k, v, indices(seqlens), {.cache_batch_idx = indices(rows)}); });
   };
   const TensorView k = cache_.k.view(), v = cache_.v.view();
   EXPECT_SAYS(call(k_new_.view(), v_new_.view(), {}, v), "k_cache is missing");
@@ -350,9 +355,10 @@ TEST_F(AppendRefuses, ShapesDtypesAndSharedMemory) {
   const TensorView in_cache(k.data, DType::i32, {2});
   std::memset(k.data, 0, 8);  // index data that would pass, were it not about to be overwritten
   std::memset(const_cast<std::byte*>(before_.k.bytes().data()) + 128, 0, 8);
-  EXPECT_SAYS(
-      message([&] { append_kv_cache(k_new_.view(), v_new_.view(), k, v, in_cache, {}, indices(rows), {}, {}); }),
-      "k_cache shares memory with seqlens");
+  EXPECT_SAYS(message([&] {
+                append_kv_cache(k_new_.view(), v_new_.view(), k, v, in_cache, {.cache_batch_idx = indices(rows)});
+              }),
+              "k_cache shares memory with seqlens");
 }
 
 TEST(MayShareMemory, IsExactForSlicesOfOneTensor) {

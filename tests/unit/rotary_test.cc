@@ -31,14 +31,14 @@ TEST(ApplyRotary, AgreesWithDoublePrecision) {
           std::vector<std::int32_t> offsets;
           for (std::int64_t b = 0; b < c.B; ++b) offsets.push_back(static_cast<std::int32_t>(11 * (c.B - b)) - 4);
           const Tensor before = x;
-          apply_rotary(x.view(), out.view(), tables.rotary(interleaved), indices(offsets), {});
+          apply_rotary(x.view(), out.view(), tables.rotary(interleaved), {.offsets = indices(offsets)});
           EXPECT_EQ(x.bytes(), before.bytes());
           EXPECT_TRUE(out.guards_intact());
           out.for_each([&](const auto& n) {
             const auto row = [&](std::int64_t d) { return before.get({n[0], n[1], n[2], d}); };
             expect_near(out, n, rotated(row, tables, c.half, interleaved, offsets[n[0]] + n[1], n[3]));
           });
-          apply_rotary(x.view(), x.view(), tables.rotary(interleaved), indices(offsets), {});
+          apply_rotary(x.view(), x.view(), tables.rotary(interleaved), {.offsets = indices(offsets)});
           EXPECT_TRUE(x.guards_intact());
           x.for_each([&](const auto& n) { ASSERT_EQ(x.get(n), out.get(n)); });
         }
@@ -105,7 +105,7 @@ TEST(ApplyRotary, RefusesBadArgumentsAndWritesNothing) {
   const Rotary rotary = tables.rotary(false);
   const auto refused = [&](const TensorView& from, const TensorView& to, const Rotary& r,
                            const std::vector<std::int32_t>& offsets) {
-    return message([&] { apply_rotary(from, to, r, indices(offsets), {}); });
+    return message([&] { apply_rotary(from, to, r, {.offsets = indices(offsets)}); });
   };
   EXPECT_EQ(refused(x.view(), out.view(), rotary, {0, -3}), "[apply_rotary] offsets[1] is -3: it must be at least 0");
   EXPECT_EQ(refused(x.view(), out.view(), rotary, {12, 0}),

@@ -46,9 +46,7 @@ bool serves(const Tuning& file, const DeviceProperties& device) {
 const CostTable& measured_costs() {
   static const CostTable table = [] {
     CostTable all;
-    for_each_kernel([&](const auto& kernel) {
-      for (const auto& line : kernel.costs) all.push_back(named(line));
-    });
+    for_each_cost([&](const auto&, const auto& line) { all.push_back(named(line)); });
     return all;
   }();
   return table;

@@ -2,9 +2,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "cuda/any/int4_cache/host.h"
 #include "cuda/any/int4_cache/kernel.cuh"
 #include "cuda/common/launch.cuh"
-#include "cuda/kv_cache.h"
 
 namespace heddle::cuda {
 namespace {

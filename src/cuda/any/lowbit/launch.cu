@@ -4,8 +4,8 @@
 #include <limits>
 
 #include "cuda/any/lowbit/find.cuh"
+#include "cuda/any/lowbit/host.h"
 #include "cuda/common/launch.cuh"
-#include "cuda/lowbit.h"
 
 namespace heddle::cuda {
 namespace {

@@ -1,10 +1,10 @@
 // Blocks of packed weights as floats: which kernel, by their order.
 #include "core/check.h"
 #include "cuda/any/lowbit/fragments.cuh"
+#include "cuda/any/lowbit/host.h"
 #include "cuda/any/lowbit/launch.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/linear.h"
-#include "cuda/lowbit.h"
 #include "lowbit/formats.h"
 
 namespace heddle::cuda {

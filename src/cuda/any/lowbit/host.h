@@ -1,4 +1,4 @@
-// Quantisation on the GPU. In a build without CUDA it refuses (src/stubs/cuda.cc).
+// Quantisation on the GPU, on `stream`.
 #pragma once
 
 #include <cstddef>

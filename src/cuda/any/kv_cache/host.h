@@ -2,13 +2,11 @@
 // rotary tables are clamped, and rows whose position or page lies outside the cache are dropped.
 #pragma once
 
-#include "problem/int4_append.h"
 #include "problem/kv_cache.h"
 
 namespace heddle::cuda {
 
 void apply_rotary(const RotaryProblem& problem, void* stream);
 void append_kv_cache(const AppendProblem& problem, void* stream);
-void append_int4_cache(const Int4AppendProblem& problem, void* stream);
 
 }  // namespace heddle::cuda
