@@ -5,8 +5,8 @@
 
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
+#include "cuda/sm80/attention/scores.cuh"
 #include "cuda/sm80/attention_bwd/config.h"
-#include "cuda/sm80/attention_fwd/products_16bit.cuh"
 
 namespace heddle::cuda::sm80::attention_bwd {
 
@@ -99,7 +99,7 @@ requires(!Float32<C>) __device__
       ptx::load_matrix_x4_transposed(y, (b_at ^ n << 5) + step * 16 * C::kPitch);
       if constexpr (C::kScoreOptions) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] &= attention_fwd::halves(attended >> (4 * step + i % 2 * 2));
+        for (int i = 0; i < 4; ++i) y[i] &= attention::halves(attended >> (4 * step + i % 2 * 2));
       }
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "cuda/common/attention/window.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/cost.h"
@@ -123,9 +124,9 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.abreast = abreast(params.units, static_cast<int>(ctas_for(v)));
   params.uniform = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_q && !p.seqused_k && !p.cache_leftpad;
   params.least_cells = kLeastCells;
-  params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
-  params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
-  if (p.causal != Causal::none) params.right = std::min(params.right, 0);
+  const Window window = window_of(p);
+  params.left = window.left;
+  params.right = window.right;
   params.q_aligned = has_rows_of_16_bytes(p.q);
   params.score_options = p.softcap > 0 || p.alibi || p.bias || p.mask || p.draft_mask != nullptr;
   const Layout layout(p);

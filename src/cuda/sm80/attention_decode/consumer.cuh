@@ -4,15 +4,13 @@
 
 #include <cfloat>
 
+#include "cuda/common/attention/exponents.cuh"
 #include "cuda/common/e4m3.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/sm80/attention_decode/scores.cuh"
 
 namespace heddle::cuda::sm80::attention_decode {
-
-// O is rescaled only when a row's maximum has grown by more than this (log2), as in the sm80 forward.
-constexpr float kRescaleLog2 = 8;
 
 template <class C>
 class Consumer {
@@ -145,7 +143,7 @@ class Consumer {
       top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
       top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
       const float before = max[r];
-      if (top > before + kRescaleLog2 / kLog2OfE) max[r] = top;
+      if (top > before + kRescaleLog2 / kLog2e) max[r] = top;
       correction[r] = exp_of_difference(before, max[r]);
       changed |= correction[r] != 1.0f;
     }

@@ -4,6 +4,7 @@
 // their own: of q with K's, once a block, and of P with V's, as if they were two more channels.
 #pragma once
 
+#include "cuda/common/attention/exponents.cuh"
 #include "cuda/sm80/attention_decode/consumer.cuh"
 #include "cuda/sm80/attention_decode/int4_config.h"
 

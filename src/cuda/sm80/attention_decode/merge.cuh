@@ -2,6 +2,7 @@
 // merged in the order of their keys, so that bits do not depend on which CTA comes last.
 #pragma once
 
+#include "cuda/common/attention/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_decode/consumer.cuh"

@@ -4,7 +4,7 @@
 // Masking selects: whatever a masked score was, NaN included, it becomes -inf.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/log2.h"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_decode/new_rows.cuh"
 
@@ -58,7 +58,7 @@ class Scores {
     const int slot = first + 2 * (static_cast<int>(threadIdx.x) % 4);
     const AttentionProblem& a = p.problem;
     if (a.softcap > 0) {
-      const float to_exponent = 2 * kLog2OfE / a.softcap, twice = 2 * a.softcap;
+      const float to_exponent = 2 * kLog2e / a.softcap, twice = 2 * a.softcap;
       for_each(slot, x, [=](float& y, int, int, int, int) { y = soft_cap(y, to_exponent, twice); });
     }
     const ScoreRow rows[2] = {row_of(0, first), row_of(1, first)};

@@ -4,15 +4,12 @@
 
 #include <cfloat>
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm80/attention_fwd/scores.cuh"
+#include "cuda/sm80/attention/scores.cuh"
+#include "cuda/sm80/attention_fwd/schedule.cuh"
 
 namespace heddle::cuda::sm80::attention_fwd {
-
-// O is rescaled only when a row's maximum has grown by more than this (log2): until then P may reach 2^8, which fp32
-// sums and 16-bit floats hold as exactly as values below 1. (The conditional rescaling of FlashAttention-4.)
-constexpr float kRescaleLog2 = 8;
 
 constexpr float kSumStart = 0x1.8p23f;  // of scores that are sums of 8-bit codes (products_int8.cuh)
 
@@ -59,13 +56,13 @@ struct Consumer {
     const int row = w.first + warp_row + lane / 4, key = tile * C::kTileK + 2 * (lane % 4);
     const bool whole = w.walk.whole_tile(tile);
     if constexpr (Int8Qk<C>) find_factors(lane);
-    if constexpr (C::kScoreOptions) scale_scores<C>(p, w, row, key, s);
-    if (!whole) mask_band<C>(p, w, w.walk.keys(), row, key, s);
+    if constexpr (C::kScoreOptions) attention::scale_scores<C>(p, w, row, key, s);
+    if (!whole) attention::mask_band<C>(p, w, w.walk.keys(), row, key, s);
     if constexpr (C::kScoreOptions) {
       attended = ~0u;
       if (p.problem.bias.data != nullptr || p.problem.mask.data != nullptr) {
-        add_planes<C>(p, w, whole, row, key, s);
-        attended = attended_keys<C>(s);
+        attention::add_planes<C>(p, w, whole, row, key, s);
+        attended = attention::attended_keys<C>(s);
       }
     }
   }
@@ -172,12 +169,13 @@ struct Consumer {
     }
     if constexpr (C::kScoreOptions) {
       const unsigned lane = recomputed(this->lane, tile);
-      if (p.drop_below > 0) drop<C>(p, w, w.first + warp_row + lane / 4, tile * C::kTileK + 2 * (lane % 4), step, s);
+      if (p.drop_below > 0)
+        attention::drop<C>(p, w, w.first + warp_row + lane / 4, tile * C::kTileK + 2 * (lane % 4), step, s);
     }
   }
 
   // log2 units in one of max.
-  static constexpr float kLog2 = C::kScoreOptions ? kLog2OfE : 1.0f;
+  static constexpr float kLog2 = C::kScoreOptions ? kLog2e : 1.0f;
 
   // Of s as rescale() finds it.
   __device__ float scale() const { return C::kScoreOptions || Int8Qk<C> ? 1.0f : p.scale_log2; }

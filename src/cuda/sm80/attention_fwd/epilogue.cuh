@@ -1,7 +1,7 @@
 // The end of a tile: lse, and O normalised, rounded and written.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_fwd/consumer.cuh"
 
@@ -11,7 +11,6 @@ namespace heddle::cuda::sm80::attention_fwd {
 template <class C>
 __device__ inline void finish_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
                                    float (&inverse)[C::kGroups][2]) {
-  constexpr float kLn2 = 0.693147180559945309f;
   const AttentionProblem& a = p.problem;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float keep = C::kScoreOptions ? 1.0f / (1.0f - a.dropout.p) : 1.0f;

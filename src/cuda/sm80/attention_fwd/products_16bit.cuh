@@ -59,11 +59,6 @@ requires(!Float32<C> && !Int8Qk<C>) __device__ inline void multiply_qk(Consumer<
   }
 }
 
-// A word whose low and high half are all ones where bit 0 and bit 1 are set.
-__device__ inline std::uint32_t halves(std::uint32_t bits) {
-  return ((bits & 1) != 0 ? 0x0000ffffu : 0) | ((bits & 2) != 0 ? 0xffff0000u : 0);
-}
-
 // O += P V. The exponentials of 16 keys are computed while the tensor cores multiply those before.
 template <class C>
 requires(!Float32<C>) __device__ inline void multiply_pv(Consumer<C>& rows, int tile) {
@@ -90,7 +85,7 @@ requires(!Float32<C>) __device__ inline void multiply_pv(Consumer<C>& rows, int 
       if constexpr (C::kScoreOptions) {
         // A lane's rows of v are its columns of s.
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] &= halves(rows.attended >> (4 * step + i % 2 * 2));
+        for (int i = 0; i < 4; ++i) v[i] &= attention::halves(rows.attended >> (4 * step + i % 2 * 2));
       }
 #pragma unroll
       for (int g = 0; g < C::kGroups; ++g) {

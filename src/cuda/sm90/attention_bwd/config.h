@@ -4,14 +4,14 @@
 #include <type_traits>
 
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ring.cuh"
+#include "cuda/sm90/attention/tile.cuh"
 #include "cuda/sm90/attention_bwd/variants.h"
-#include "cuda/sm90/attention_fwd/config.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
 
-using attention_fwd::kPanel;
-using attention_fwd::RingPosition;
-using attention_fwd::Tile;
+using attention::kPanel;
+using attention::Tile;
 
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kKeys = 64;      // the M of their products

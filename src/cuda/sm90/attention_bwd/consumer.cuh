@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_bwd/warpgroup.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {

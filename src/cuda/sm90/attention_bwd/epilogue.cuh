@@ -3,6 +3,7 @@
 
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/sm90/attention_bwd/config.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
@@ -12,7 +13,7 @@ namespace heddle::cuda::sm90::attention_bwd {
 template <class T, int kCount>
 __device__ __forceinline__ void store_rows(T (&staging)[16][kPanel], std::byte* to, std::int64_t stride, int size,
                                            int rows, const float (&d)[kCount], float factor) {
-  const int lane = attention_fwd::recomputed(static_cast<int>(threadIdx.x) % 32), chunk = lane % 8;
+  const int lane = recomputed(static_cast<int>(threadIdx.x) % 32), chunk = lane % 8;
   T* const out = reinterpret_cast<T*>(to);
 #pragma unroll
   for (int panel = 0; panel < (kCount + 31) / 32; ++panel) {

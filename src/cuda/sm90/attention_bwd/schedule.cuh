@@ -1,6 +1,7 @@
 // Which keys a CTA computes the gradients of, and which query tiles meet them.
 #pragma once
 
+#include "cuda/common/attention/window.h"
 #include "cuda/common/bounded_sequence.h"
 #include "cuda/sm90/attention_bwd/config.h"
 

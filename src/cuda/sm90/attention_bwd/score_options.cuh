@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/any/attention_bwd_rows/large_rows.cuh"
-#include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_bwd/scores.cuh"
 

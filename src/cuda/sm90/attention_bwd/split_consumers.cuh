@@ -5,6 +5,7 @@
 
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_bwd/warpgroup.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "cuda/assumed_gpu.h"
+#include "cuda/common/attention/window.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
@@ -208,8 +209,6 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
   return std::size_t{16} * static_cast<std::size_t>(plan.slots) * static_cast<std::size_t>(plan.slot_words);
 }
 
-int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min<std::int64_t>(size, kOpen)); }
-
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   if (p.B == 0 || p.q_rows == 0) return "nothing to launch";
   const Variant& v = variant_for(p);
@@ -240,8 +239,9 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.k = cache_map(p.k, p.D);
   params.v = cache_map(p.v, p.Dv);
   params.slots = static_cast<uint4*>(runtime.workspace.data);
-  params.left = window(p.window_left);
-  params.right = p.causal != Causal::none ? 0 : window(p.window_right);
+  const Window window = window_of(p);
+  params.left = window.left;
+  params.right = window.right;
   params.equal_lengths = equal_lengths(p);
   if (params.equal_lengths) {
     params.equal = span_of(p, plan, params.left, params.right, 0);

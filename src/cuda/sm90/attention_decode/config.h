@@ -4,6 +4,8 @@
 #include <cstdint>
 
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/recomputed.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_decode/variants.h"
 
 namespace heddle::cuda::sm90::attention_decode {
@@ -112,24 +114,5 @@ __device__ inline void start() {
   ptx::previous_grid_wait();
   __syncthreads();
 }
-
-// The same value, of which the compiler knows nothing: what is computed from it inside a loop stays inside. Registers
-// are scarcer here than the few instructions that hoisting would save.
-__device__ inline int recomputed(int value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
-// Position in a ring of buffers, and the parity of its barriers' phases.
-struct RingPosition {
-  int index = 0;
-  std::uint32_t phase = 0;
-  __device__ void next(int size) {
-    if (++index == size) {
-      index = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 }  // namespace heddle::cuda::sm90::attention_decode

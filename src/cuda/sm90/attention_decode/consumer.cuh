@@ -7,6 +7,7 @@
 
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_decode/merge.cuh"
 #include "cuda/sm90/attention_decode/warp_blocks.cuh"
 #include "cuda/sm90/attention_decode/warpgroup_blocks.cuh"
@@ -26,7 +27,7 @@ class Consumer : Blocks<C> {
     Merger<C> merger(p, shared);
     const Piece* last = nullptr;  // whose unit is merged when all else is done: it began in an earlier CTA
     std::uint32_t phase = 0;
-    for (RingPosition slot;; slot.next(kPieces), phase ^= 1) {
+    for (RingPosition<kPieces> slot;; slot.next(), phase ^= 1) {
       ptx::barrier_wait(control.piece_ready[slot.index], slot.phase);
       const Piece& piece = control.pieces[slot.index];
       const bool more = piece.sequence >= 0;

@@ -1,10 +1,12 @@
 // What a consumer warp holds while a piece lasts: its place in the unit, q, O and the rows' statistics.
 #pragma once
 
+#include "cuda/common/attention/row_state.cuh"
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/sm90/attention_decode/scores.cuh"
 
 namespace heddle::cuda::sm90::attention_decode {

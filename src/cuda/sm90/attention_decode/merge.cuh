@@ -7,10 +7,11 @@
 // the next launch.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/config.h"
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/common/attention/window.h"
 #include "cuda/common/bounded_sequence.h"
 #include "cuda/common/divisor.h"
 #include "problem/attention.h"
@@ -39,7 +40,6 @@ struct Plan {
 };
 
 constexpr int kMaxCluster = 16;  // CTAs; more than eight is not portable, but every Hopper GPU has it
-constexpr int kOpen = 1 << 30;   // a window without an edge
 
 // One sequence, as any of its units sees it.
 struct Span {

@@ -4,6 +4,7 @@
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/schedule.cuh"
 
@@ -27,7 +28,7 @@ class Producer {
   __device__ void run() {
     bool started = false;
     std::uint32_t phase = 0;
-    for (RingPosition slot;; slot.next(kPieces), phase ^= 1) {
+    for (RingPosition<kPieces> slot;; slot.next(), phase ^= 1) {
       Piece piece;
       const bool more = schedule.next(piece);
       if (!more) piece.sequence = -1;
@@ -117,7 +118,7 @@ class Producer {
   Control& control;
   const int lane;
   Schedule schedule;
-  RingPosition stage;
+  DynamicRingPosition stage;
 };
 
 }  // namespace heddle::cuda::sm90::attention_decode

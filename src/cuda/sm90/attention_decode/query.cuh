@@ -5,6 +5,7 @@
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/config.h"
 
@@ -47,7 +48,7 @@ class QueryWarp {
   __device__ void run() {
     const bool rotates = p.problem.append.rotary.dims > 0;
     std::uint32_t phase = 0;
-    for (RingPosition slot;; slot.next(kPieces), phase ^= 1) {
+    for (RingPosition<kPieces> slot;; slot.next(), phase ^= 1) {
       ptx::barrier_wait(control.piece_ready[slot.index], slot.phase);
       const Piece& piece = control.pieces[slot.index];
       if (piece.sequence < 0) return;

@@ -4,16 +4,13 @@
 // and lane / 4 + 8, key 8 n + 2 (lane % 4) + c.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/row_state.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/config.h"
 
 namespace heddle::cuda::sm90::attention_decode {
-
-// O is rescaled only when a row's maximum has grown by more than this (log2): until then P may reach 2^8, which fp32
-// sums and 16-bit floats hold as exactly as values below 1. (The conditional rescaling of FlashAttention-4.)
-constexpr float kRescaleLog2 = 8;
 
 // The two rows of a tile that a thread works on, and what they may attend.
 struct TileRows {
@@ -71,7 +68,7 @@ __device__ __forceinline__ void apply_options(const Params& p, const Piece& piec
     if (j < (lower ? rows.begin[0] : rows.begin[1]) || j >= (lower ? rows.end[0] : rows.end[1])) continue;
     float x = stash[32 * e];
     if (problem.softcap > 0.0f) {
-      const float cap = problem.softcap, to_exponent = 2.0f * kLog2OfE / cap;  // tanh(x) = 1 - 2 / (e^2x + 1)
+      const float cap = problem.softcap, to_exponent = 2.0f * kLog2e / cap;  // tanh(x) = 1 - 2 / (e^2x + 1)
       x = fmaf(-2.0f * cap, __fdividef(1.0f, ptx::exp2_approx(x * to_exponent) + 1.0f), cap);
     }
     if (problem.alibi.data != nullptr) {
@@ -93,13 +90,6 @@ __device__ __forceinline__ void apply_options(const Params& p, const Piece& piec
 #pragma unroll
   for (int e = 0; e < 4 * kColumns; ++e) s[e / 4][e % 4] = stash[32 * e];
 }
-
-// Running statistics of the two rows, which a thread shares with three others. max is a logit; sum counts this thread's
-// columns only.
-struct RowState {
-  float max[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {0.0f, 0.0f};
-};
 
 // Turns s into exp(s - max); returns by `correction` what O must be multiplied with. Without `second` rows lane / 4 +
 // 8 do not exist: theirs become 0.
@@ -124,7 +114,7 @@ __device__ __forceinline__ void softmax(float (&s)[kColumns][4], RowState& state
     top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
     top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
     const float before = state.max[r];
-    if (top > before + kRescaleLog2 / kLog2OfE) state.max[r] = top;
+    if (top > before + kRescaleLog2 / kLog2e) state.max[r] = top;
     const float base = state.max[r] == -INFINITY ? 0.0f : state.max[r];
     correction[r] = state.max[r] == -INFINITY ? 1.0f : exp_of_difference(before, base);
     float sums[2];

@@ -4,6 +4,7 @@
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_decode/products.cuh"
 
 namespace heddle::cuda::sm90::attention_decode {
@@ -218,7 +219,7 @@ class WarpBlocks : protected Products<C> {
   // Whether there are rows lane / 4 + 8, where it pays to know.
   __device__ bool second() const { return !C::kKeyScales || p.plan.rows > 8; }
 
-  RingPosition stage;
+  DynamicRingPosition stage;
   float scales;  // of this warp's 16 keys, a lane each, where they differ from key to key; see scale_place()
 };
 

@@ -8,6 +8,8 @@
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/recomputed.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_decode/fragments.cuh"
 
@@ -82,7 +84,7 @@ class WarpgroupBlocks : protected Fragments<C> {
   }
 
   // From one block's tile of K, or of V, to the next's.
-  __device__ void advance(RingPosition& tile) {
+  __device__ void advance(DynamicRingPosition& tile) {
     tile.next(p.plan.stages);
     tile.next(p.plan.stages);
   }
@@ -95,7 +97,7 @@ class WarpgroupBlocks : protected Fragments<C> {
       pass(v);
     }
   }
-  __device__ void pass(RingPosition& tile) {
+  __device__ void pass(DynamicRingPosition& tile) {
     await_filled(control.full[tile.index], tile.phase);
     release_after_products(control.empty[tile.index]);
     advance(tile);
@@ -200,7 +202,7 @@ class WarpgroupBlocks : protected Fragments<C> {
     }
   }
 
-  RingPosition k, v;  // tiles to come
+  DynamicRingPosition k, v;  // tiles to come
   float s[kGroupKeys / 8][4];
   std::uint32_t probabilities[kGroupKeys / 16][4];
 };

@@ -9,13 +9,17 @@
 #include "cuda/common/tensor_map.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
-#include "cuda/sm90/attention_fwd/plan.h"
+#include "cuda/sm90/attention/plan.h"
 #include "cuda/sm90/attention_fwd/variants.h"
 
 namespace heddle::cuda {
 namespace {
 
 using namespace sm90::attention_fwd;
+using sm90::attention::make_plan;
+using sm90::attention::new_counter;
+using sm90::attention::Plan;
+using sm90::attention::refuse_layout;
 
 Refusal supports(const AttentionProblem& p) {
   if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;

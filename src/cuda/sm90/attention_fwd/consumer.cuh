@@ -6,12 +6,17 @@
 
 #include <type_traits>
 
+#include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/row_state.cuh"
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/recomputed.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_fwd/bulk_plane.cuh"
+#include "cuda/sm90/attention_fwd/epilogue.cuh"
 #include "cuda/sm90/attention_fwd/score_options.cuh"
 #include "cuda/sm90/attention_fwd/softmax.cuh"
 #include "cuda/sm90/attention_fwd/terms.cuh"
@@ -289,7 +294,7 @@ class Consumer {
       auto* scratch = reinterpret_cast<float*>(&staging());
       const float unit = options.apply(p, w, thread_rows(w), first_position(w) + warp_row(), tile,
                                        whole(tile) && own(w), planes(), scratch, s);
-      units.scale = unit * (kLog2OfE / Units::kLog2);
+      units.scale = unit * (kLog2e / Units::kLog2);
     }
     if constexpr (C::kHasAlibiTerms) {
       if (p.alibi != nullptr) take_alibi(tile, units);

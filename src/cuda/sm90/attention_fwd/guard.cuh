@@ -5,27 +5,16 @@
 
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/recomputed.cuh"
+#include "cuda/sm90/attention/finite.cuh"
+#include "cuda/sm90/attention/guard.cuh"
 #include "cuda/sm90/attention_fwd/terms.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-// Rows of a tile of v that some row may attend by its band: [begin, end), in the tile.
-template <class C>
-struct AttendedRows {
-  int begin, end;
-  __device__ AttendedRows(const Work& w, int tile)
-      : begin(max(w.begin - tile * C::kTileK, 0)), end(max(min(w.end - tile * C::kTileK, C::kTileK), 0)) {}
-};
-
-// Whether a tile of v goes through the guard on its way to the consumers: where rows of it lie outside what is attended
-// and are not zeros because they lie outside the tensor; and when it is computed again.
-template <class C>
-__device__ inline bool passes_guard(const Params& p, const Work& w, int tile) {
-  if (C::kRemovesPairs && w.careful) return true;
-  const AttendedRows<C> rows(w, tile);
-  const bool zeros_follow = w.k_row + w.end >= p.k_rows;
-  return rows.begin > 0 || (rows.end < C::kTileK && !zeros_follow);
-}
+using attention::AttendedRows;
+using attention::not_finite;
+using attention::passes_guard;
 
 // Whether any row of the tile attends this key, by band, bias and mask. The whole warp.
 template <class C>
@@ -48,30 +37,6 @@ __device__ bool anyone_attends(const Params& p, const Work& w, int key) {
     attends |= open(p.bias, false) && open(p.mask, true);
   }
   return __any_sync(0xffffffff, attends);
-}
-
-// Rows [from, to) of a tile become zeros. The whole warp.
-template <class Tile>
-__device__ void clear_rows(Tile& tile, int from, int to) {
-  constexpr int kChunks = sizeof(tile.panel[0][0]) / sizeof(uint4);
-#pragma unroll 1
-  for (int panel = 0; panel < Tile::kPanels; ++panel) {
-    auto* chunks = reinterpret_cast<uint4*>(tile.panel[panel]);
-#pragma unroll 1
-    for (int i = from * kChunks + static_cast<int>(threadIdx.x) % 32; i < to * kChunks; i += 32) {
-      chunks[i] = make_uint4(0, 0, 0, 0);
-    }
-  }
-}
-
-// Whether 16-bit words hold a NaN or an infinity: adding one to an exponent of all ones carries into the sign's place.
-template <class T>
-__device__ inline std::uint32_t not_finite(const uint4& words) {
-  constexpr std::uint32_t kExponents = Exponent<T>::kMask * 0x10001u,
-                          kOne = (Exponent<T>::kMask & -Exponent<T>::kMask) * 0x10001u;
-  std::uint32_t carries = 0;
-  for (const std::uint32_t word : {words.x, words.y, words.z, words.w}) carries |= (word & kExponents) + kOne;
-  return carries & 0x80008000u;
 }
 
 // Clears those rows of [from, to) that hold a NaN or an infinity and that nobody attends. The whole warp.

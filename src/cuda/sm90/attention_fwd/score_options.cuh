@@ -1,10 +1,11 @@
 // From products q.k to logits: scale, softcap, ALiBi, bias and mask.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/log2.h"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/sm90/attention_fwd/planes.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
@@ -118,7 +119,7 @@ class ScoreOptions {
 
   static __device__ __forceinline__ void cap(const Softcap& softcap, bool own, Scores s) {
     if (C::kOptions == kSoftcap || !own || !small_for(softcap, s)) {
-      const float to_exponent = 2.0f * kLog2OfE * softcap.inside;
+      const float to_exponent = 2.0f * kLog2e * softcap.inside;
 #pragma unroll
       for (int i = 0; i < C::kTileK / 2; ++i) {  // tanh(y) = 1 - 2 / (e^2y + 1)
         const float inverse = __fdividef(1.0f, ptx::exp2_approx(s[i] * to_exponent) + 1.0f);

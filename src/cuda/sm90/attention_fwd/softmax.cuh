@@ -1,15 +1,11 @@
 // The softmax of a key tile's accumulators, and the ways in which they are logits.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/row_state.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm90/attention_fwd/epilogue.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
-
-// O is rescaled only when a row's maximum has grown by more than this (log2): until then P may reach 2^8, which fp32
-// sums and 16-bit floats hold as exactly as values below 1. (The conditional rescaling of FlashAttention-4.)
-constexpr float kRescaleLog2 = 8;
 
 // x * factor + offset.
 struct Line {
@@ -35,19 +31,19 @@ struct Shifted {
 // at most 2^(1/128) where the base is below kLargeLogit, far above more than numbers hold.
 constexpr float kLargeLogit = 0x1p17f;
 struct Biased {
-  static constexpr float kLog2 = kLog2OfE;
+  static constexpr float kLog2 = kLog2e;
   float scale, shift[2];
   __device__ float logit(float x, int row) const { return fmaf(x, scale, shift[row]); }
-  __device__ Line above(int row, float base) const { return {scale * kLog2OfE, (shift[row] - base) * kLog2OfE}; }
+  __device__ Line above(int row, float base) const { return {scale * kLog2e, (shift[row] - base) * kLog2e}; }
 };
 // The same, exact for rows with a larger base too.
 struct Distant {
-  static constexpr float kLog2 = kLog2OfE;
+  static constexpr float kLog2 = kLog2e;
   const Biased& biased;
   __device__ float logit(float x, int row) const { return biased.logit(x, row); }
   __device__ auto above(int row, float base) const {
     return [this, row, base, line = biased.above(row, base)](float x) {
-      return fabsf(base) < kLargeLogit ? line(x) : (logit(x, row) - base) * kLog2OfE;
+      return fabsf(base) < kLargeLogit ? line(x) : (logit(x, row) - base) * kLog2e;
     };
   }
 };

@@ -12,10 +12,11 @@
 // is about what the parts can hold; a bias is then added to the scores themselves.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/log2.h"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/sm90/attention_fwd/planes.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
@@ -196,7 +197,7 @@ __device__ __forceinline__ void write_row_terms(const Params& p, RowTerms<C>& te
     const float slope = p.alibi[w.sequence * p.alibi_stride_b + row.head(p, w, 0) * p.alibi_stride_h];
     float part[3];
     split_slope<T>(slope / p.scale, part);
-    terms.slope[warp_row + lane] = slope * (C::kRemovesPairs ? 1.0f : kLog2OfE);
+    terms.slope[warp_row + lane] = slope * (C::kRemovesPairs ? 1.0f : kLog2e);
 #pragma unroll
     for (int side = 0; side < 3; ++side) {
       const float sign = static_cast<float>(1 - side);

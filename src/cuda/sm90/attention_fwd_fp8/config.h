@@ -6,15 +6,17 @@
 #include <type_traits>
 
 #include "cuda/common/ptx/barrier.cuh"
-#include "cuda/sm90/attention_fwd/config.h"
+#include "cuda/common/ring.cuh"
+#include "cuda/sm90/attention/tile.cuh"
+#include "cuda/sm90/attention/work.cuh"
 #include "cuda/sm90/attention_fwd_fp8/variants.h"
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
-using attention_fwd::kRows;
-using attention_fwd::kWorkSlots;
-using attention_fwd::RingPosition;
-using attention_fwd::Work;
+using attention::kNoMoreTiles;
+using attention::kRows;
+using attention::kWorkSlots;
+using attention::Work;
 
 constexpr int kRowBytes = 128;  // of every tile: head sizes are padded to it, and 128 keys fill a row of V^T
 
@@ -32,7 +34,7 @@ struct Config {
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kTransposers = 2;   // warps
-  static constexpr unsigned kOptions = 0;  // of attention_fwd::ScoreOption
+  static constexpr unsigned kOptions = 0;  // it has no softcap, ALiBi, bias or mask
   static constexpr bool kRemovesPairs = false;
   static constexpr bool kRepeatsTiles = true;   // where exponentials overflowed
   static constexpr bool kGuessesMaxima = true;  // see softmax.cuh
@@ -42,7 +44,7 @@ struct Config {
 
 // [kHeight] rows of 128 bytes, swizzled. As a 16-bit tile of one panel it is one of the 16-bit kernel's.
 template <int kHeight>
-using Tile = attention_fwd::Tile<std::uint16_t, kHeight, kRowBytes / 2>;
+using Tile = attention::Tile<std::uint16_t, kHeight, kRowBytes / 2>;
 
 // A computing thread's own, needed once a tile: registers are scarcer.
 struct alignas(16) Parked {

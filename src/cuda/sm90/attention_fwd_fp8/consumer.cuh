@@ -12,11 +12,14 @@
 // took a tenth of the time. Where exponentials overflow, the whole query tile is computed again.
 #pragma once
 
+#include "cuda/common/attention/row_state.cuh"
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/recomputed.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/common/wgmma.cuh"
-#include "cuda/sm90/attention_fwd/scores.cuh"
+#include "cuda/sm90/attention/rows.cuh"
 #include "cuda/sm90/attention_fwd_fp8/epilogue.cuh"
 #include "cuda/sm90/attention_fwd_fp8/softmax.cuh"
 
@@ -32,7 +35,7 @@ class Consumer {
     parked() = {};
     for (;;) {
       if (next_work()) compute_tiles();
-      if (__all_sync(0xffffffff, shared.work[slot()].position == attention_fwd::kNoMoreTiles)) return;
+      if (__all_sync(0xffffffff, shared.work[slot()].position == kNoMoreTiles)) return;
       __syncwarp();
       ptx::barrier_arrive(shared.work_free[slot()]);  // of a pause
     }
@@ -116,7 +119,7 @@ class Consumer {
   }
   // The first of this warp's 16 rows of the warpgroup's 64.
   __device__ int warp_row() const { return thread() % 128 / 32 * 16; }
-  __device__ static int thread() { return attention_fwd::recomputed(static_cast<int>(threadIdx.x)); }
+  __device__ static int thread() { return recomputed(static_cast<int>(threadIdx.x)); }
 
   // Of the tile that next_work() has announced last, or of one before it.
   __device__ unsigned slot(unsigned before = 0) { return (parked().works - 1 - before) % kWorkSlots; }
@@ -212,7 +215,7 @@ class Consumer {
     const Work& w = shared.work[slot()];
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = scale[i / 2 % 2] == 0.0f ? 0.0f : s[i] * scale[i / 2 % 2];
-    if (tile < w.whole_begin || tile >= w.whole_end) attention_fwd::mask_band<C>(p, w, thread_rows(w), tile, s);
+    if (tile < w.whole_begin || tile >= w.whole_end) attention::mask_band<C>(p, w, thread_rows(w), tile, s);
     float correction[2];
     exact_softmax(s, state, correction, kShift);
     correct_o(correction);

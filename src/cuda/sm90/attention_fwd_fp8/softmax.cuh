@@ -5,13 +5,11 @@
 // sums, which are wanted anyway, tell whether that went well.
 #pragma once
 
+#include "cuda/common/attention/row_state.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm90/attention_fwd/epilogue.cuh"
 #include "cuda/sm90/attention_fwd_fp8/config.h"
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
-
-using attention_fwd::RowState;
 
 // P is exp2(s - max + kShift): 2^3 at the maximum, and no more than 448, e4m3's largest, if a thread's share of a row,
 // 32 elements, has at most kLargestSum. Equal scores sum to 256. Below 2^-9 of the maximum P is subnormal.

@@ -2,10 +2,11 @@
 #pragma once
 
 #include "cuda/common/ptx/barrier.cuh"
-#include "cuda/sm90/attention_fwd/config.h"
-#include "cuda/sm90/attention_fwd/params.h"
+#include "cuda/common/ring.cuh"
+#include "cuda/sm90/attention/params.h"
+#include "cuda/sm90/attention/work.cuh"
 
-namespace heddle::cuda::sm90::attention_fwd {
+namespace heddle::cuda::sm90::attention {
 
 // A tile as a number of rows down (in query tiles), a head unit and a sequence.
 struct TileIndex {
@@ -210,4 +211,4 @@ class Scheduler {
   int pending = 0;
 };
 
-}  // namespace heddle::cuda::sm90::attention_fwd
+}  // namespace heddle::cuda::sm90::attention

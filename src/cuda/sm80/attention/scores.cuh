@@ -4,12 +4,14 @@
 // Masking selects: whatever a masked score was, NaN included, it becomes -inf.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/log2.h"
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm80/attention_fwd/schedule.cuh"
+#include "cuda/sm80/attention/params.h"
+#include "cuda/sm80/attention/tile.cuh"
+#include "cuda/sm80/attention/work.cuh"
 #include "problem/philox.h"
 
-namespace heddle::cuda::sm80::attention_fwd {
+namespace heddle::cuda::sm80::attention {
 
 // Calls visit(score, i, j) for each score. row: the position of this lane's first row; key: that of its first column.
 template <class C, class Visit>
@@ -162,6 +164,11 @@ __device__ inline std::uint32_t attended_keys(const float (&s)[C::kGroups][C::kT
   return attended;
 }
 
+// A word whose low and high half are all ones where bit 0 and bit 1 are set.
+__device__ inline std::uint32_t halves(std::uint32_t bits) {
+  return ((bits & 1) != 0 ? 0x0000ffffu : 0) | ((bits & 2) != 0 ? 0xffff0000u : 0);
+}
+
 // Which pairs of a block dropout keeps: bit 2 r + c for row i + 8 r and key + c, of this lane. Two lanes side by side
 // hold one quad of keys for two rows each: one draws the random words of the first row, the other those of the second,
 // and they swap halves.
@@ -195,4 +202,4 @@ __device__ inline void drop(const Params& p, const Work& w, int row, int key, in
   }
 }
 
-}  // namespace heddle::cuda::sm80::attention_fwd
+}  // namespace heddle::cuda::sm80::attention
