@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention/params.h"
 #include "cuda/sm80/attention/tile.cuh"
@@ -38,13 +39,8 @@ __device__ inline void mask_band(const Params& p, const Work& w, Interval<int> k
       const int i = row + kGroupRows * g + 8 * r;
       const int begin = max(i + w.off - p.left, keys.begin),
                 end = i < w.sq ? min(i + w.off + p.right + 1, keys.end) : 0;
-      const auto length = static_cast<unsigned>(max(end - begin, 0));
-#pragma unroll
-      for (int n = 0; n < C::kTileK / 8; ++n) {
-        const auto from = static_cast<unsigned>(key + 8 * n - begin);
-        if (from >= length) s[g][n][2 * r] = -INFINITY;
-        if (from + 1 >= length) s[g][n][2 * r + 1] = -INFINITY;
-      }
+      keep_keys<C::kTileK / 8>(begin, static_cast<unsigned>(max(end - begin, 0)), key,
+                               [&](int n) { return &s[g][n][2 * r]; });
     }
   }
 }
@@ -160,13 +156,7 @@ __device__ inline std::uint32_t attended_keys(const float (&s)[C::kGroups][C::kT
       attended |= static_cast<std::uint32_t>(any) << (2 * n + c);
     }
   }
-  for (int lanes = 4; lanes < 32; lanes *= 2) attended |= __shfl_xor_sync(0xffffffff, attended, lanes);
-  return attended;
-}
-
-// A word whose low and high half are all ones where bit 0 and bit 1 are set.
-__device__ inline std::uint32_t halves(std::uint32_t bits) {
-  return ((bits & 1) != 0 ? 0x0000ffffu : 0) | ((bits & 2) != 0 ? 0xffff0000u : 0);
+  return any_of_quads(attended);
 }
 
 // Which pairs of a block dropout keeps: bit 2 r + c for row i + 8 r and key + c, of this lane. Two lanes side by side

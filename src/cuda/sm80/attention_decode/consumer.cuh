@@ -5,6 +5,7 @@
 #include <cfloat>
 
 #include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/e4m3.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
@@ -140,8 +141,7 @@ class Consumer {
       float top = fmaxf(x[0][2 * r], x[0][2 * r + 1]);
 #pragma unroll
       for (int n = 1; n < kBlocks; ++n) top = fmaxf(top, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+      top = largest_of_quad(top);
       const float before = max[r];
       if (top > before + kRescaleLog2 / kLog2e) max[r] = top;
       correction[r] = exp_of_difference(before, max[r]);

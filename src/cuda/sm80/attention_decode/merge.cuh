@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_decode/consumer.cuh"
@@ -40,9 +41,7 @@ __device__ void put_down(const Consumer<C>& rows, WarpResult<C>& to) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = lane / 4 + 8 * r;
-    float sum = rows.sum[r];
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    const float sum = sum_of_quad(rows.sum[r]);
     if (lane % 4 == 0) to.statistics[row] = {rows.max[r], sum};
 #pragma unroll
     for (int g = 0; g < C::kValuePieces; ++g) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_decode/new_rows.cuh"
 
@@ -75,8 +76,7 @@ class Scores {
         attended |= static_cast<std::uint32_t>(x[n][c] != -INFINITY || x[n][2 + c] != -INFINITY) << (2 * n + c);
       }
     }
-    for (int lanes = 4; lanes < 32; lanes *= 2) attended |= __shfl_xor_sync(0xffffffff, attended, lanes);
-    return attended;
+    return any_of_quads(attended);
   }
 
  private:

@@ -5,6 +5,7 @@
 #include <cfloat>
 
 #include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention/scores.cuh"
 #include "cuda/sm80/attention_fwd/schedule.cuh"
@@ -126,8 +127,7 @@ struct Consumer {
             top = fmaxf(top, (largest(g, r, b * kColumns, kColumns) - kSumStart) * factor[b][g][r]);
           }
         }
-        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)) * scale();
+        top = largest_of_quad(top) * scale();
         const float before = max[g][r];
         if (top > before + kRescaleLog2 / kLog2) max[g][r] = top;
         if constexpr (Int8Qk<C>) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_fwd/consumer.cuh"
 
@@ -19,9 +20,7 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const Consume
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int i = w.first + warp_row + kGroupRows * g + 8 * r + lane / 4;
-      float sum = rows.sum[g][r], max = C::kScoreOptions ? rows.max[g][r] : rows.max[g][r] * kLn2;
-      sum += __shfl_xor_sync(0xffffffff, sum, 1);
-      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      float sum = sum_of_quad(rows.sum[g][r]), max = C::kScoreOptions ? rows.max[g][r] : rows.max[g][r] * kLn2;
       inverse[g][r] = sum == 0.0f ? 0.0f : __fdividef(keep, sum);
       // What every score of the row lacks.
       if constexpr (Int8Qk<C>) {

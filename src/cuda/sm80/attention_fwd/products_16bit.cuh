@@ -1,6 +1,7 @@
 // The products of a key tile with 16-bit operands, mma.m16n8k16.
 #pragma once
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
@@ -85,7 +86,7 @@ requires(!Float32<C>) __device__ inline void multiply_pv(Consumer<C>& rows, int 
       if constexpr (C::kScoreOptions) {
         // A lane's rows of v are its columns of s.
 #pragma unroll
-        for (int i = 0; i < 4; ++i) v[i] &= attention::halves(rows.attended >> (4 * step + i % 2 * 2));
+        for (int i = 0; i < 4; ++i) v[i] &= halves(rows.attended >> (4 * step + i % 2 * 2));
       }
 #pragma unroll
       for (int g = 0; g < C::kGroups; ++g) {

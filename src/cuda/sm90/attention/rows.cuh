@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/common/attention/log2.h"
-#include "cuda/common/attention/row_state.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention/params.h"
 #include "cuda/sm90/attention/tiles.h"
@@ -20,6 +20,18 @@ struct ThreadRows {
   }
 };
 
+// Row r's largest element of s: with those of the other threads of its quad.
+template <int kCount>
+__device__ __forceinline__ float row_maximum(const float (&s)[kCount], int r) {
+  float top0 = fmaxf(s[2 * r], s[2 * r + 1]), top1 = fmaxf(s[2 * r + 4], s[2 * r + 5]);
+#pragma unroll
+  for (int i = 8; i < kCount; i += 8) {
+    top0 = fmaxf(top0, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+    top1 = fmaxf(top1, fmaxf(s[i + 2 * r + 4], s[i + 2 * r + 5]));
+  }
+  return largest_of_quad(fmaxf(top0, top1));
+}
+
 // Causality, a window, and the end of the keys: each row attends one run of keys. Masking selects: whatever a masked
 // score was, NaN included, it becomes -inf.
 template <class C>
@@ -30,13 +42,8 @@ __device__ inline void mask_band(const Params& p, const Work& w, const ThreadRow
   for (int r = 0; r < 2; ++r) {
     const int position = rows.position(p, r), i = position + w.off;
     const int begin = max(i - p.left, 0), end = position < w.used_rows ? min(i + p.right + 1, w.keys) : 0;
-    const auto length = static_cast<unsigned>(max(end - begin, 0));
-#pragma unroll
-    for (int j = 0; j < C::kTileK / 8; ++j) {
-      const auto from = static_cast<unsigned>(column - begin + 8 * j);
-      if (from >= length) s[4 * j + 2 * r] = -INFINITY;
-      if (from + 1 >= length) s[4 * j + 2 * r + 1] = -INFINITY;
-    }
+    keep_keys<C::kTileK / 8>(begin, static_cast<unsigned>(max(end - begin, 0)), column,
+                             [&](int n) { return &s[4 * n + 2 * r]; });
   }
 }
 
@@ -47,9 +54,7 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const ThreadR
   constexpr float kUnit = kInLog2 ? 0.693147180559945309f : 1.0f, kLog2 = kInLog2 ? 1.0f : kLog2e;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float sum = state.sum[r], max = state.max[r];
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    float sum = sum_of_quad(state.sum[r]), max = state.max[r];
     const int position = rows.position(p, r), head = rows.head(p, w, r);
     const bool exists = rows.lane_row + 8 * r < p.positions * p.pack && position < w.rows;
     inverse[r] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);

@@ -5,6 +5,7 @@
 
 #include <type_traits>
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ring.cuh"
@@ -91,9 +92,7 @@ class Consumer : Blocks<C> {
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float sum = state[m].sum[r];
-        sum += __shfl_xor_sync(0xffffffff, sum, 1);
-        sum += __shfl_xor_sync(0xffffffff, sum, 2);
+        const float sum = sum_of_quad(state[m].sum[r]);
         if (lane() % 4 == 0) {
           control.max[warp][kRowTile * m + 8 * r + lane() / 4] = state[m].max[r];
           control.sum[warp][kRowTile * m + 8 * r + lane() / 4] = sum;

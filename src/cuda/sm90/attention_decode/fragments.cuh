@@ -1,7 +1,7 @@
 // What a consumer warp holds while a piece lasts: its place in the unit, q, O and the rows' statistics.
 #pragma once
 
-#include "cuda/common/attention/row_state.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/matrix.cuh"

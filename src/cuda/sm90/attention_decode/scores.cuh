@@ -5,7 +5,7 @@
 #pragma once
 
 #include "cuda/common/attention/exponents.cuh"
-#include "cuda/common/attention/row_state.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/config.h"
@@ -42,7 +42,7 @@ __device__ __forceinline__ void mask_band(const TileRows& rows, int first_key, f
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        // Masking selects: whatever a masked score was, NaN included, it becomes -inf.
+        // As keep_keys() does; but called here, it makes other code.
         if (static_cast<unsigned>(key + 8 * n + c - rows.begin[r]) >= length) s[n][2 * r + c] = -INFINITY;
       }
     }
@@ -110,9 +110,7 @@ __device__ __forceinline__ void softmax(float (&s)[kColumns][4], RowState& state
       const float larger = fmaxf(s[n][2 * r], s[n][2 * r + 1]);
       tops[n % 2] = n < 2 ? larger : fmaxf(tops[n % 2], larger);
     }
-    float top = fmaxf(tops[0], tops[1]);
-    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+    const float top = largest_of_quad(fmaxf(tops[0], tops[1]));
     const float before = state.max[r];
     if (top > before + kRescaleLog2 / kLog2e) state.max[r] = top;
     const float base = state.max[r] == -INFINITY ? 0.0f : state.max[r];

@@ -2,8 +2,9 @@
 #pragma once
 
 #include "cuda/common/attention/log2.h"
-#include "cuda/common/attention/row_state.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/sm90/attention/rows.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
@@ -66,15 +67,7 @@ struct Capped {
 template <class Logits, int kCount>
 __device__ __forceinline__ float raise_maximum(const float (&s)[kCount], RowState& state, float (&correction)[2], int r,
                                                const Logits& logits) {
-  float top0 = fmaxf(s[2 * r], s[2 * r + 1]), top1 = fmaxf(s[2 * r + 4], s[2 * r + 5]);
-#pragma unroll
-  for (int i = 8; i < kCount; i += 8) {
-    top0 = fmaxf(top0, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
-    top1 = fmaxf(top1, fmaxf(s[i + 2 * r + 4], s[i + 2 * r + 5]));
-  }
-  float top = fmaxf(top0, top1);
-  top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-  top = logits.logit(fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)), r);
+  const float top = logits.logit(attention::row_maximum(s, r), r);
   const float before = state.max[r];
   if (top > before + kRescaleLog2 / Logits::kLog2) state.max[r] = top;
   const float base = state.max[r] == -INFINITY ? 0.0f : state.max[r];

@@ -12,7 +12,7 @@
 // took a tenth of the time. Where exponentials overflow, the whole query tile is computed again.
 #pragma once
 
-#include "cuda/common/attention/row_state.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
@@ -306,9 +306,7 @@ class Consumer {
     bool finite = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = state.sum[r];
-      sum += __shfl_xor_sync(0xffffffff, sum, 1);
-      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      const float sum = sum_of_quad(state.sum[r]);
       finite = finite && (sum < INFINITY || scale[r] == 0.0f);     // 0: there is no such row
       if constexpr (!C::kTokenScales) factor[r] *= sum * v_scale;  // v_scale, but for a sink
     }
