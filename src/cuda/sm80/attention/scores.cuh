@@ -6,6 +6,7 @@
 
 #include "cuda/common/attention/log2.h"
 #include "cuda/common/attention/rows.cuh"
+#include "cuda/common/attention/softcap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention/params.h"
 #include "cuda/sm80/attention/tile.cuh"
@@ -45,11 +46,6 @@ __device__ inline void mask_band(const Params& p, const Work& w, Interval<int> k
   }
 }
 
-// softcap * tanh(x / softcap) from one exponential; its error is 2^-22 of softcap, not of x: for 16-bit operands.
-__device__ inline float soft_cap(float x, float to_exponent, float twice) {
-  return 0.5f * twice - __fdividef(twice, 1.0f + ptx::exp2_approx(x * to_exponent));
-}
-
 // Scale, softcap and ALiBi.
 template <class C>
 __device__ inline void scale_scores(const Params& p, const Work& w, int row, int key,
@@ -61,7 +57,7 @@ __device__ inline void scale_scores(const Params& p, const Work& w, int row, int
       if constexpr (Float32<C>) {
         x = 0.5f * twice * tanhf(x * (to_exponent * (0.5f / kLog2e)));
       } else {
-        x = soft_cap(x, to_exponent, twice);
+        x = capped(x, to_exponent, twice);
       }
     });
   } else {

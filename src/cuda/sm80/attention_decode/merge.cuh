@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/merge.cuh"
 #include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/memory.cuh"
@@ -10,22 +11,7 @@
 
 namespace heddle::cuda::sm80::attention_decode {
 
-// Four dimensions of a row, not normalised, with the row's statistics.
-struct Result {
-  float max = -FLT_MAX, sum = 0.0f;
-  float4 o{};
-
-  __device__ void add(const float2& statistics, const float4& other) {
-    const float top = fmaxf(max, statistics.x);
-    const float mine = exp_of_difference(max, top), its = exp_of_difference(statistics.x, top);
-    max = top;
-    sum = sum * mine + statistics.y * its;
-    o.x = o.x * mine + other.x * its;
-    o.y = o.y * mine + other.y * its;
-    o.z = o.z * mine + other.z * its;
-    o.w = o.w * mine + other.w * its;
-  }
-};
+using Result = PartialRow<true>;
 
 // Calls visit(row, d) for each four dimensions of the tile's rows, dealt out to the threads.
 template <class C, class Visit>
@@ -64,7 +50,7 @@ __device__ Result of_warps(const SharedMemory<C>& shared, int row, int d) {
 #pragma unroll
   for (int w = 0; w < C::kWarps; ++w) {
     const WarpResult<C>& one = shared.result[w];
-    all.add(one.statistics[row], *reinterpret_cast<const float4*>(&one.o[row][d]));
+    all.join({one.statistics[row].x, one.statistics[row].y, *reinterpret_cast<const float4*>(&one.o[row][d])});
   }
   return all;
 }
@@ -91,7 +77,7 @@ __device__ Result of_segments(const Params& p, const Segment& s, int row, int d)
     }
 #pragma unroll
     for (int n = 0; n < kBatch; ++n) {
-      if (first + n < s.count) all.add(statistics[n], o[n]);
+      if (first + n < s.count) all.join({statistics[n].x, statistics[n].y, o[n]});
     }
   }
   return all;

@@ -6,15 +6,11 @@
 
 #include "cuda/common/attention/log2.h"
 #include "cuda/common/attention/rows.cuh"
+#include "cuda/common/attention/softcap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_decode/new_rows.cuh"
 
 namespace heddle::cuda::sm80::attention_decode {
-
-// softcap * tanh(x / softcap) from one exponential; its error is 2^-22 of softcap, not of x.
-__device__ inline float soft_cap(float x, float to_exponent, float twice) {
-  return 0.5f * twice - __fdividef(twice, 1.0f + ptx::exp2_approx(x * to_exponent));
-}
 
 // One of a lane's two packed rows: it attends the slots [begin, end).
 struct ScoreRow {
@@ -60,7 +56,7 @@ class Scores {
     const AttentionProblem& a = p.problem;
     if (a.softcap > 0) {
       const float to_exponent = 2 * kLog2e / a.softcap, twice = 2 * a.softcap;
-      for_each(slot, x, [=](float& y, int, int, int, int) { y = soft_cap(y, to_exponent, twice); });
+      for_each(slot, x, [=](float& y, int, int, int, int) { y = capped(y, to_exponent, twice); });
     }
     const ScoreRow rows[2] = {row_of(0, first), row_of(1, first)};
     if (a.alibi.data != nullptr) add_alibi(rows, slot, x);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/merge.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/memory.cuh"
@@ -17,37 +18,12 @@
 
 namespace heddle::cuda::sm90::attention_decode {
 
+using Partial = PartialRow<false>;
+
 constexpr std::uint32_t kTagLow = 0x8D3A61C7, kTagHigh = 0xB52F9E04;  // 64 bits that memory does not hold by chance
 
 // All consumer warps have come here.
 __device__ inline void consumers_meet() { ptx::barrier_sync<1, kConsumers>(); }
-
-// Four columns of a row's O over some of its keys, not normalised, with the row's maximum and sum there.
-struct Partial {
-  float max = -INFINITY, sum = 0.0f;
-  float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
-
-  __device__ void join(const Partial& other) {
-    const float now = fmaxf(max, other.max);
-    const float before = now == -INFINITY ? 0.0f : exp_of_difference(max, now);
-    const float factor = now == -INFINITY ? 0.0f : exp_of_difference(other.max, now);
-    sum = sum * before + factor * other.sum;
-    o.x = o.x * before + factor * other.o.x;
-    o.y = o.y * before + factor * other.o.y;
-    o.z = o.z * before + factor * other.o.z;
-    o.w = o.w * before + factor * other.o.w;
-    max = now;
-  }
-
-  // With those of `count` neighbouring lanes, a power of two. The whole warp.
-  __device__ void join_lanes(int count) {
-#pragma unroll 1
-    for (int step = 1; step < count; step *= 2) {
-      const auto from = [step](float x) { return __shfl_xor_sync(0xffffffff, x, step); };
-      join({from(max), from(sum), make_float4(from(o.x), from(o.y), from(o.z), from(o.w))});
-    }
-  }
-};
 
 template <class C>
 class Merger {

@@ -6,6 +6,7 @@
 
 #include "cuda/common/attention/exponents.cuh"
 #include "cuda/common/attention/rows.cuh"
+#include "cuda/common/attention/softcap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/config.h"
@@ -68,8 +69,7 @@ __device__ __forceinline__ void apply_options(const Params& p, const Piece& piec
     if (j < (lower ? rows.begin[0] : rows.begin[1]) || j >= (lower ? rows.end[0] : rows.end[1])) continue;
     float x = stash[32 * e];
     if (problem.softcap > 0.0f) {
-      const float cap = problem.softcap, to_exponent = 2.0f * kLog2e / cap;  // tanh(x) = 1 - 2 / (e^2x + 1)
-      x = fmaf(-2.0f * cap, __fdividef(1.0f, ptx::exp2_approx(x * to_exponent) + 1.0f), cap);
+      x = capped_by_fma(x, 2.0f * kLog2e / problem.softcap, problem.softcap);
     }
     if (problem.alibi.data != nullptr) {
       const float slope =

@@ -1,6 +1,7 @@
 // A warp's blocks: S = Q K^T, softmax, O += P V, over 16 keys of one kv head at a time.
 #pragma once
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/memory.cuh"
@@ -133,11 +134,10 @@ class WarpBlocks : protected Products<C> {
         if (s[m][n / 2][n % 2] != -INFINITY || s[m][n / 2][2 + n % 2] != -INFINITY) attended |= 1u << n;
       }
     }
-#pragma unroll
-    for (int step = 4; step < 32; step *= 2) attended |= __shfl_xor_sync(0xffffffff, attended, step);
+    attended = any_of_quads(attended);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      kept[n] = (attended >> (2 * n) & 1 ? 0x0000FFFFu : 0u) | (attended >> (2 * n + 1) & 1 ? 0xFFFF0000u : 0u);
+      kept[n] = halves(attended >> 2 * n);
     }
   }
 

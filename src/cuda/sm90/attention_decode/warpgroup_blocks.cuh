@@ -4,6 +4,7 @@
 // A block is one product for each warpgroup: both have halves of its keys, or a kv head each, or 64 rows each.
 #pragma once
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/memory.cuh"
@@ -160,8 +161,7 @@ class WarpgroupBlocks : protected Fragments<C> {
         if (s[n][c] != -INFINITY || s[n][2 + c] != -INFINITY) attended |= 1u << (2 * n + c);
       }
     }
-#pragma unroll
-    for (int step = 4; step < 32; step *= 2) attended |= __shfl_xor_sync(0xffffffff, attended, step);
+    attended = any_of_quads(attended);
     if (lane() < 4) control.attended[warp_number()][lane()] = attended;
   }
 

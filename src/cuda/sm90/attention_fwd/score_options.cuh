@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/softcap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
@@ -121,10 +122,7 @@ class ScoreOptions {
     if (C::kOptions == kSoftcap || !own || !small_for(softcap, s)) {
       const float to_exponent = 2.0f * kLog2e * softcap.inside;
 #pragma unroll
-      for (int i = 0; i < C::kTileK / 2; ++i) {  // tanh(y) = 1 - 2 / (e^2y + 1)
-        const float inverse = __fdividef(1.0f, ptx::exp2_approx(s[i] * to_exponent) + 1.0f);
-        s[i] = fmaf(-2.0f * softcap.outside, inverse, softcap.outside);
-      }
+      for (int i = 0; i < C::kTileK / 2; ++i) s[i] = capped_by_fma(s[i], to_exponent, softcap.outside);
       return;
     }
     const float(&c)[4] = softcap.series;
