@@ -8,7 +8,8 @@ namespace heddle::cuda {
 
 // In one fused step after the division. twice: 2 softcap.
 __device__ inline float capped_by_fma(float x, float to_exponent, float softcap) {
-  return fmaf(-2.0f * softcap, __fdividef(1.0f, ptx::exp2_approx(x * to_exponent) + 1.0f), softcap);
+  const float inverse = __fdividef(1.0f, ptx::exp2_approx(x * to_exponent) + 1.0f);
+  return fmaf(-2.0f * softcap, inverse, softcap);
 }
 // In a division and a difference.
 __device__ inline float capped(float x, float to_exponent, float twice) {

@@ -7,7 +7,7 @@
 #include "cuda/common/requirements.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
-#include "cuda/sm80/attention_decode/config.h"
+#include "cuda/sm80/attention_decode/tiles.h"
 #include "cuda/sm80/attention_decode/variants.h"
 
 namespace heddle::cuda {

@@ -3,6 +3,7 @@
 
 #include "cuda/common/attention/window.h"
 #include "cuda/common/bounded_sequence.h"
+#include "cuda/common/prefix_sum.cuh"
 #include "cuda/sm90/attention_bwd/config.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
@@ -53,12 +54,7 @@ __device__ TileIndex tile_of_packed(const Params& p, int tile) {
     const int b = from + lane;
     const int rows = b < batch ? static_cast<int>(p.problem.sequence(b).k_rows) : 0;
     const int tiles = (rows + C::kTileK - 1) / C::kTileK * heads;
-    int before = tiles;  // of the sequences up to this lane's
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(0xffffffff, before, step);
-      if (lane >= step) before += other;
-    }
+    const int before = sum_through_lane(tiles, lane);  // of the sequences up to this lane's
     const unsigned reaches = __ballot_sync(0xffffffff, tile < before);
     if (reaches != 0) {
       const int owner = __ffs(static_cast<int>(reaches)) - 1;

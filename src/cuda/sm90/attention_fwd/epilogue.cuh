@@ -1,10 +1,9 @@
 // The end of a tile: O normalised, rounded and written from the registers.
 #pragma once
 
-#include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/recomputed.cuh"
 #include "cuda/sm90/attention/rows.cuh"
+#include "cuda/sm90/attention/staging.cuh"
 #include "cuda/sm90/attention_fwd/config.h"
 
 namespace heddle::cuda::sm90::attention_fwd {
@@ -30,20 +29,11 @@ __device__ void store_rows(const Params& p, typename C::Element (&staging)[16][k
   }
 #pragma unroll
   for (int panel = 0; panel < (C::kValueSize + kPanel - 1) / kPanel; ++panel) {
-    // Lanes 0-15 name the rows of the left 8 columns, 16-31 of the right. Chunk c of row r lies at chunk c ^ (r % 8).
-#pragma unroll
-    for (int j = 0; j < 4 && 4 * panel + j < C::kValueSize / 16; ++j) {
-      const float* d = o + 32 * panel + 8 * j;
-      ptx::store_matrix_x4(
-          &staging[lane % 16][8 * ((2 * j + lane / 16) ^ (lane % 8))],
-          ptx::pack2<T>(d[0] * inverse[0], d[1] * inverse[0]), ptx::pack2<T>(d[2] * inverse[1], d[3] * inverse[1]),
-          ptx::pack2<T>(d[4] * inverse[0], d[5] * inverse[0]), ptx::pack2<T>(d[6] * inverse[1], d[7] * inverse[1]));
-    }
+    attention::stage_panel(staging, o + 32 * panel, C::kValueSize / 2 - 32 * panel, inverse[0], inverse[1], lane);
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      const int r = lane / 8 + 4 * n;
-      const uint4 words = *reinterpret_cast<const uint4*>(&staging[r][8 * (chunk ^ (r % 8))]);
+      const uint4 words = attention::staged(staging, lane / 8 + 4 * n, chunk);
       if (to[n] != nullptr && panel * kPanel + 8 * chunk < p.Dv)
         *reinterpret_cast<uint4*>(to[n] + panel * kPanel) = words;
     }

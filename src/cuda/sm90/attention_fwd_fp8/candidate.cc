@@ -7,6 +7,7 @@
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/attention/plan.h"
+#include "cuda/sm90/attention/tiles.h"
 #include "cuda/sm90/attention_fwd_fp8/variants.h"
 #include "problem/attended_pairs.h"
 
@@ -60,7 +61,7 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const Plan plan = make_plan(p, v.consumers);
-  return text(v.name, ": tiles of ", 64 * v.consumers, " rows x ", v.tile_k, " keys",
+  return text(v.name, ": tiles of ", sm90::attention::kRows * v.consumers, " rows x ", v.tile_k, " keys",
               p.k_scale.stride_s != 0 || p.v_scale.stride_s != 0 ? ", scales by token" : "",
               plan.pack > 1 ? text(", ", plan.pack, " heads in a tile") : "", ", ", p.B * plan.units * plan.q_tiles,
               " tiles on ", current_device().multiprocessors, " multiprocessors",
