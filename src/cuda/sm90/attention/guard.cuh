@@ -15,8 +15,9 @@ struct AttendedRows {
       : begin(max(w.begin - tile * C::kTileK, 0)), end(max(min(w.end - tile * C::kTileK, C::kTileK), 0)) {}
 };
 
-// Whether a tile of v goes through the guard on its way to the consumers: where rows of it lie outside what is attended
-// and are not zeros because they lie outside the tensor; and when it is computed again.
+// Whether a tile of v goes through the guard on its way to the consumers: if the tile of query rows is careful, or if
+// some of its keys lie outside [begin, end). Those behind the tensor's last row need none: the copy fills them with
+// zeros.
 template <class C>
 __device__ inline bool passes_guard(const Params& p, const Work& w, int tile) {
   if (C::kRemovesPairs && w.careful) return true;

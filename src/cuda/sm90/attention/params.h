@@ -10,7 +10,7 @@ namespace heddle::cuda::sm90::attention {
 // How the consumers come by a bias or mask.
 enum class PlaneAccess : int {
   none,    // there is none
-  keys,    // all rows of a tile share one value a key: each warp reads a tile's keys once
+  keys,    // by keys: all rows of a tile share one value a key, so each warp reads a tile's values once
   bulk,    // tiles by the tensor memory accelerator
   copies,  // asynchronous copies of 16 or 4 bytes to shared memory, ahead of their use
   direct,  // element by element, when it is needed

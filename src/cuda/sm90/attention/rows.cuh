@@ -32,8 +32,7 @@ __device__ __forceinline__ float row_maximum(const float (&s)[kCount], int r) {
   return largest_of_quad(fmaxf(top0, top1));
 }
 
-// Causality, a window, and the end of the keys: each row attends one run of keys. Masking selects: whatever a masked
-// score was, NaN included, it becomes -inf.
+// Causality, a window, and the end of the keys: each row attends one run of keys.
 template <class C>
 __device__ inline void mask_band(const Params& p, const Work& w, const ThreadRows& rows, int k_tile,
                                  float (&s)[C::kTileK / 2]) {
@@ -59,7 +58,7 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const ThreadR
     const bool exists = rows.lane_row + 8 * r < p.positions * p.pack && position < w.rows;
     inverse[r] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
     if (p.sink != nullptr && exists && position < w.used_rows) {
-      // The sink joins the sum; the common factor is the larger of both, so that nothing overflows.
+      // The sink joins the sum. Both are taken relative to the larger logit, so that nothing overflows.
       const float sink = p.sink[head * p.sink_stride] * (kLog2e / kLog2), top = fmaxf(max, sink);
       if (top > -INFINITY) {
         const float factor = ptx::exp2_approx((max - top) * kLog2);

@@ -3,7 +3,8 @@
 
 namespace heddle::cuda::sm90::attention {
 
-// Announcements that are no tile. Pause: finish what is there and come back; shared memory is then quiet.
+// Announcements that are no tile. kPause: compute and write what is there before waiting for more; nothing is then on
+// its way in shared memory.
 constexpr int kNoMoreTiles = -1, kPause = -2;
 
 // One tile of work: rows of one head (or group of heads) of one sequence, and the key tiles that they meet.
@@ -15,10 +16,10 @@ struct alignas(16) Work {
   int off;
   int begin, end;              // keys that some row attends are in [begin, end)
   int k_begin, k_end;          // key tiles, k_end > k_begin
-  int whole_begin, whole_end;  // those that every row attends wholly
-  int careful;                 // every tile of v passes the guard, no maximum is guessed
-  unsigned first_number;       // of key tile k_end - 1: a CTA's key tiles are counted in the order of their use
-  int spoiled;                 // something is not finite: the consumers ask for the tile again, careful
+  int whole_begin, whole_end;  // key tiles of which every row attends every key
+  int careful;                 // computed again: every tile of v passes the guard, no maximum is guessed
+  unsigned first_number;       // a CTA counts all its key tiles in the order of their use: that of tile k_end - 1
+  int spoiled;                 // set by consumers whose result is not finite: the tile is to come again, careful
 
   __device__ unsigned number_of(int k_tile) const { return first_number + static_cast<unsigned>(k_end - 1 - k_tile); }
 };

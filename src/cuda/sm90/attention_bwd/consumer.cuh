@@ -44,7 +44,8 @@ class Consumer : Warpgroup<C> {
 
   __device__ void issue_scores(int n) { this->template issue_products<C::kTileQ>(shared.k, shared.q[n], 0, s); }
 
-  // Of the tile before; of the first tile if there is none, for nothing. Returns the buffer of its dS.
+  // Starts dQ of the query tile before, and returns the buffer of its dS. At the first tile there is none before: then
+  // the product runs over this tile's dS and is thrown away.
   __device__ int issue_last_query_gradient(typename Base::Block& dq, bool first) {
     const int buffer = first ? 0 : ds.index ^ 1;
     if (!planted(Plant::unawaited_gradients)) {

@@ -64,8 +64,8 @@ __device__ __forceinline__ void apply_planes(const Params& p, const Work& w, int
   }
 }
 
-// Where rows have an lse that does not say what their scores sum to, the scores of two queries and two keys become
-// relative to the row's largest, and base with them. at: of the first query's largest.
+// For large rows (docs/glossary.md): the scores of two queries and two keys become relative to their row's largest
+// score, and so does `base`. at: where the first query's largest score is.
 __device__ __forceinline__ void take_large_rows(const float* at, float2& base, float (&x)[4]) {
   using namespace any::attention_bwd_rows;
   if (is_large_row(base.x)) {

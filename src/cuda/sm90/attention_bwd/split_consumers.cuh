@@ -74,7 +74,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     ptx::barrier_wait(shared.d_o_ready[0], phase);
     this->issue_gradient(pairs, shared.d_o[0], 0, dv);
 
-    // At the first tile there is none before: this one's, for nothing.
+    // dQ of the tile before. At the first tile there is none: then over this tile's dS, and thrown away.
     const bool first = last == nullptr;
     const int buffer = first ? 0 : ds.index ^ 1;
     ptx::barrier_wait(shared.ds_ready[buffer], first ? 0 : ds.phase ^ (ds.index == 0));

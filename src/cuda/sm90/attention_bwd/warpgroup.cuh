@@ -102,7 +102,8 @@ class Warpgroup {
     wgmma_commit();
   }
 
-  // Under a softcap not ahead of its use, for which there are no registers.
+  // Two neighbours of an array in shared memory. Under a softcap read where they are used, not before: the compiler
+  // would else load them ahead, into registers that there are not.
   __device__ static float2 two_of(const float* x) {
     if constexpr (C::kOption == Option::kSoftcap) {
       const volatile float* now = x;

@@ -26,7 +26,7 @@ class Consumer : Blocks<C> {
 
   __device__ void run() {
     Merger<C> merger(p, shared);
-    const Piece* last = nullptr;  // whose unit is merged when all else is done: it began in an earlier CTA
+    const Piece* last = nullptr;  // of a unit that began in an earlier CTA: merged when all else is done
     std::uint32_t phase = 0;
     for (RingPosition<kPieces> slot;; slot.next(), phase ^= 1) {
       ptx::barrier_wait(control.piece_ready[slot.index], slot.phase);
@@ -99,7 +99,8 @@ class Consumer : Blocks<C> {
         }
       }
     }
-    // Eight rows and kPassColumns columns at a time; selected, not indexed, since registers have no index.
+    // Eight rows and kPassColumns columns at a time. The loop over `other` picks them by comparison, since registers
+    // cannot be indexed.
     constexpr int kPasses = C::kSize / C::kPassColumns, kColumnsOfPass = C::kPassColumns / 8;
 #pragma unroll 1
     for (int part = 0; part < 2 * kTiles * kPasses; ++part) {

@@ -46,7 +46,8 @@ class Fragments {
   // This warp's part of the merge buffer, idle while it attends.
   __device__ float* merge_rows() const { return shared.merge() + warp * C::kMergeWords; }
 
-  // Of row tile m for all steps (in registers) or for one. Rows beyond the last repeat it: nothing of theirs is kept.
+  // Loads q of row tile m, for all steps (in registers) or for one. Rows beyond the last read the last one's: their
+  // results are thrown away.
   __device__ void load_q(int m, int step) {
     const int row = head % p.plan.heads * p.plan.rows + min(first_row + kRowTile * m + lane() % 16, p.plan.rows - 1);
     const std::uint32_t address = ptx::shared_address(shared.q()) + row * C::kQPitch + lane() / 16 * 16;

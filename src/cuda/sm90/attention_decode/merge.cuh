@@ -81,7 +81,7 @@ class Merger {
     } else {
       merge_parts<1, 8>(piece);
     }
-    consumers_meet();  // nothing needs it but the wide kernels' registers: without it they spill
+    consumers_meet();  // nothing waits for it; but without it the kernels of wide heads spill registers
   }
 
   // The partial results of this cluster's CTAs. Each CTA has a part of the elements, and a lane of it one CTA's share.
@@ -134,8 +134,8 @@ class Merger {
     ptx::store_relaxed_16(to + 2 * word_step(), word(x.o.z, x.o.w));
   }
 
-  // On their way at once for a thread: kParts parts of each of kItems items. Too many are not free: those that do not
-  // exist are read, too, from the last one's place.
+  // A thread has loads of kParts parts of each of kItems items on their way at once. More than there are cost time:
+  // those that do not exist are loaded too, from the last one's place.
   template <int kItems, int kParts>
   __device__ void merge_parts(const Piece& piece) const {
     const int thread = thread_index(), quads = quad_count(), items = row_count() * quads, count = piece.merge_count;

@@ -41,8 +41,8 @@ class Producer {
           ptx::barrier_arrive(control.piece_ready[slot.index]);
         }
       };
-      // The queries are asked for before the keys: behind keys they would wait for all that is on its way. With both
-      // asked for, the others may know.
+      // Queries are asked for before keys, behind which they would arrive last. The piece is announced to the other
+      // warps when both are asked for.
       bool published = !copies_q<C>(p) || piece.blocks <= 0 || !more;
       if (copies_q<C>(p) && more) {
         await_free(control.q_free, phase);
@@ -69,7 +69,7 @@ class Producer {
   }
 
  private:
-  // Rows that do not exist stay what they are: nothing of theirs reaches o.
+  // Rows of q that do not exist are not copied: shared memory keeps what it had there, and nothing of it reaches o.
   __device__ void copy_q(const Piece& piece) {
     const int rows = p.plan.heads * p.plan.rows, bytes = static_cast<int>(p.problem.D) * 2;
     int copied = 0;

@@ -33,7 +33,7 @@ class QueryWarp {
   __device__ QueryWarp(const Params& params, SharedMemory<C> memory, int number)
       : p(params), shared(memory), control(memory.control()), warp(number), lane(static_cast<int>(threadIdx.x) % 32) {}
 
-  // Before start(): what copies of q leave out, columns behind the head's size, is zero.
+  // Before start(): columns behind the head's size, which copies of q leave out, become zeros.
   __device__ void clear_columns() {
     const int size = static_cast<int>(p.problem.D);
 #pragma unroll 1
@@ -224,7 +224,7 @@ class QueryWarp {
     const AttentionProblem& problem = p.problem;
     if (piece.row != 0) return;
     const int count = static_cast<int>(problem.k_appended);
-    // Whatever it is said to be: what lies beyond these limits has no place either.
+    // seqused_k may say anything. What it puts beyond these limits has no place in the cache, and is dropped.
     const int length = min(max(problem.seqused_k[piece.sequence], -count), piece.end_slot);
     const int from = max(max(length, piece.first_slot), 0);
     const int to = min(min(length + count, piece.first_slot + piece.blocks * p.plan.block), piece.end_slot);

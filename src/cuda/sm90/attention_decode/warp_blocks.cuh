@@ -52,7 +52,7 @@ class WarpBlocks : protected Products<C> {
     for (int group = split; group < groups; group += p.plan.key_splits) {
       const bool last = group + p.plan.key_splits >= groups;
       const int slot = from + group * kKeyTile, first_key = slot - piece.k_begin;
-      // What this launch writes itself is there only when the keys are.
+      // Scales of keys that this launch itself appends can be read only when those keys have come.
       if (C::kKeyScales && slot + kKeyTile > piece.new_slot) scales = scale_at(scale_place(piece, slot));
       ScoreTile s[kTiles];
       const bool released = last && planted_release(Plant::late_key_reads, control.empty[k_stage]);
@@ -81,7 +81,7 @@ class WarpBlocks : protected Products<C> {
         probabilities[m][3] = ptx::pack2<T>(s[m][1][2], s[m][1][3]);
       }
       if constexpr (C::kKeyScales) {
-        // Those of this warp's next keys, which come from far.
+        // The scales of this warp's next keys are loaded now, as they come from global memory.
         const int next = last ? from + p.plan.block + split * kKeyTile : slot + p.plan.key_splits * kKeyTile;
         scales = scale_at(scale_place(piece, next));
       }
@@ -143,8 +143,8 @@ class WarpBlocks : protected Products<C> {
 
   __device__ static float scale_at(const float* place) { return place != nullptr ? *place : 1.0f; }
 
-  // Where scales begin: in shared memory, because an address from its beginning takes more instructions than all else
-  // that scales by key take, and registers are all taken.
+  // Writes down where the scales of this warp's sequence and kv head begin, in shared memory: to compute the address
+  // each time takes more instructions than all else about scales by key, and there are no registers to keep it in.
   __device__ void find_scales(const Piece& piece) {
     const Scales& k = p.problem.k_scale;
     const Scales& v = p.problem.v_scale;
@@ -183,8 +183,9 @@ class WarpBlocks : protected Products<C> {
     return __shfl_sync(0xffffffff, scales, first_lane + lane() % 4 * 2 + n / 2 * 8 + n % 2);
   }
 
-  // O counts in units of a power of two above the largest scale of V so far, so that float16 holds what P becomes. From
-  // here on lanes 16 to 31 have their scales in units.
+  // P is multiplied with the scales of V before it is rounded to float16. So that it stays in float16's range, scales
+  // and O are divided by value_unit, a power of two above the largest scale of V so far. From here on lanes 16 to 31
+  // hold scales that are divided so.
   __device__ void measure_values() {
     const bool of_values = lane() >= kKeyTile;
     if (__any_sync(0xffffffff, of_values && fabsf(scales) > value_unit[0])) {

@@ -37,8 +37,8 @@ class WarpgroupBlocks : protected Fragments<C> {
 #pragma unroll 1
     for (int block = 0; block < piece.blocks; ++block, first_key += p.plan.block) {
       issue_scores();
-      // Before the first block's values there are none: its keys stand in for them, and what becomes of them is
-      // dropped.
+      // In the first step there are no values yet, as P V runs a block behind: keys stand in for them, and their
+      // product is thrown away.
       issue_values(block == 0 ? k.index : v.index, block == 0 ? k.phase : v.phase, block > 1);
       wgmma_wait<1>();
       keep(flat(s));
@@ -49,7 +49,7 @@ class WarpgroupBlocks : protected Fragments<C> {
       float correction[2];
       softmax(s, state[0], correction);
       keep(flat(s));
-      // Each branch has its own wait: one in front of the branch, the assembler would move in front of the softmax.
+      // Each branch waits for P V itself: a single wait in front of it would be moved up to before the softmax.
       if (__any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f)) {
         wgmma_wait<0>();
         keep(flat(o[0]));
@@ -90,7 +90,7 @@ class WarpgroupBlocks : protected Fragments<C> {
     tile.next(p.plan.stages);
   }
 
-  // Blocks of which this warpgroup has nothing.
+  // Passes over blocks that hold nothing for this warpgroup.
   __device__ void pass(int blocks) {
 #pragma unroll 1
     for (; blocks > 0; --blocks) {

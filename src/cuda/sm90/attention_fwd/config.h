@@ -36,12 +36,13 @@ struct Config {
   static constexpr bool kHasAlibiTerms = (kOptions & kAlibiTerms) != 0;
   static constexpr bool kHasTerms = kHasKeyTerms || kHasAlibiTerms;
   static constexpr bool kHasBulkPlane = (kOptions & kBulkPlane) != 0;
-  static constexpr bool kRepeatsTiles = kRemovesPairs;  // that came out spoiled
-  static constexpr bool kGuessesMaxima = false;         // of rows, and repeats tiles where that went wrong
+  static constexpr bool kRepeatsTiles = kRemovesPairs;  // spoiled tiles are computed again
+  static constexpr bool kGuessesMaxima = false;         // of rows, instead of looking for them
   // Bias and mask tiles that shared memory has a place for (2: one of each), and stages of each.
   static constexpr int kPlanes = kTiles.planes();
   static constexpr int kPlaneStages = kHeadSize <= 64 ? 2 : 1;
-  // To issue products: where the softmax is longer than the other warpgroup's products, they fall into step otherwise.
+  // Whether two warpgroups issue their products in turn. Where a softmax takes longer than the other warpgroup's
+  // products, they would else fall into step, and the tensor cores would wait for both.
   static constexpr bool kTakesTurns =
       kConsumers == 2 && kHeadSize == 128 && (kOptions == kSoftcap || kOptions == kBulkPlane);
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -89,7 +90,7 @@ struct alignas(1024) BulkTile {
   std::byte bytes[kRows * C::kTileK * 2];
 };
 
-constexpr int kKeyTiles = 4;  // of which the guard's word is kept
+constexpr int kKeyTiles = 4;  // for which what the guard has written down is kept
 
 template <class C>
 struct SharedMemory {
@@ -103,14 +104,15 @@ struct SharedMemory {
   ptx::Barrier q_ready[C::kConsumers], q_free[C::kConsumers];
   ptx::Barrier k_ready[C::kStages], k_free[C::kStages];
   ptx::Barrier v_ready[C::kStages], v_free[C::kStages], v_landed[C::kStages];
-  std::uint32_t v_phase[C::kStages];  // to wait for at v_landed: the guard's, which has few registers
+  std::uint32_t v_phase[C::kStages];  // the phase of v_landed that the guard waits for next: it has few registers
   struct Nothing {};
   std::conditional_t<(C::kOptions & kTilePlanes) != 0, PlaneTiles<C>, Nothing> planes[4 * C::kConsumers];
   std::conditional_t<C::kHasBulkPlane, BulkTile<C>, Nothing> bulk[C::kConsumers][C::kPlaneStages];
   ptx::Barrier bulk_ready[C::kConsumers][C::kPlaneStages], bulk_free[C::kConsumers][C::kPlaneStages];
   std::conditional_t<C::kHasTerms, KeyTerms<C>, Nothing> key_terms[kKeyTiles];
   std::conditional_t<C::kHasTerms, RowTerms<C>, Nothing> row_terms[C::kHasAlibiTerms ? C::kConsumers : 1];
-  // Which keys of a tile are closed for all rows: for 8 j + 2 a + c bit 2 j + c of word a.
+  // Which keys of a tile are closed, removed for all rows by a bias or mask: of key 8 j + 2 a + c, bit 2 j + c of word
+  // a.
   std::uint32_t closed_keys[kKeyTiles][4];
 };
 

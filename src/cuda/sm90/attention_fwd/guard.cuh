@@ -1,6 +1,9 @@
-// The warp that keeps values which no row of a tile attends out of P V: P is zero there, but zero times NaN is not.
-// Values outside a tile's band are cleared beforehand. Those that a bias or mask removes are not looked at, as they are
-// finite nearly always: where O came out as NaN, the tile is computed again, and then the guard looks at all of them.
+// The guard: a warp that keeps values which no row of a tile attends out of P V. P is zero there, but zero times NaN is
+// NaN, and so is zero times infinity.
+//
+// Values outside a tile's band are always cleared (sm90/attention/guard.cuh). Values that only a bias or mask removes
+// are nearly always finite, so the first time a tile is computed nobody looks at them. Where its O comes out as NaN,
+// the tile is computed again as a careful one, and the guard looks at every value.
 #pragma once
 
 #include "cuda/common/ptx/barrier.cuh"
@@ -45,7 +48,7 @@ __device__ void clear_unattended(const Params& p, const Work& w, Tile& tile, int
   using T = typename C::Element;
   constexpr int kChunks = sizeof(tile.panel[0][0]) / sizeof(uint4);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  // Most tiles are finite, which one pass tells.
+  // Most tiles are finite, and one pass over all of a tile shows it.
   std::uint32_t found = 0;
 #pragma unroll 1
   for (int panel = 0; panel < Tile::kPanels; ++panel) {
@@ -62,12 +65,13 @@ __device__ void clear_unattended(const Params& p, const Work& w, Tile& tile, int
       found |= not_finite<T>(reinterpret_cast<const uint4*>(tile.panel[i / kChunks][row])[i % kChunks]);
     }
     if (!__any_sync(0xffffffff, found != 0) || anyone_attends<C>(p, w, first_key + row)) continue;
-    __syncwarp();  // what other lanes have read is theirs no more
+    __syncwarp();  // all lanes have read the row before any clears it
     clear_rows(tile, row, row + 1);
   }
 }
 
-// Values of one tile. The whole warp.
+// Waits for one tile of v, if it passes the guard at all, clears rows of it, and announces it to the consumers. The
+// whole warp.
 template <class C>
 __device__ __forceinline__ void guard_values(const Params& p, const Work& w, SharedMemory<C>& shared, int tile,
                                              int stage) {
@@ -80,7 +84,7 @@ __device__ __forceinline__ void guard_values(const Params& p, const Work& w, Sha
   clear_rows(shared.v[stage], 0, min(rows.begin, C::kTileK));
   clear_rows(shared.v[stage], rows.end, C::kTileK);
   if constexpr (C::kRemovesPairs) {
-    __syncwarp();  // rows are looked at four at a time, those just cleared among them
+    __syncwarp();  // clear_unattended() reads rows that other lanes have just cleared
     if (w.careful) clear_unattended<C>(p, w, shared.v[stage], tile * C::kTileK, rows.begin, rows.end);
   }
   ptx::fence_async_shared();
@@ -88,8 +92,9 @@ __device__ __forceinline__ void guard_values(const Params& p, const Work& w, Sha
   if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.v_ready[stage]);
 }
 
-// What is known of a tile's keys, for the consumers. Their place in its ring is free: the tile of four before is done
-// with where that of two before was waited for.
+// Writes down which keys of a tile are closed, and what is added to their scores, for the consumers: tile n in place
+// n % kKeyTiles, where tile n - 4 was. That is free: the call for tile n - 1 has waited until the k of tile n - 3 was
+// given back (there are two stages), and who gives that back is done with tile n - 4.
 template <class C>
 __device__ __forceinline__ void serve_keys(const Params& p, const Work& w, SharedMemory<C>& shared, int tile) {
   const unsigned n = w.number_of(tile);
@@ -104,7 +109,7 @@ __device__ __forceinline__ void serve_keys(const Params& p, const Work& w, Share
 template <class C>
 __device__ void guard_tiles(const Params& p, SharedMemory<C>& shared) {
   constexpr int kAhead = C::kHasKeyTerms || C::kHasBulkPlane ? 1 : 0;
-  unsigned works = 0;  // behind us: the ring's position and phase follow, and registers are few
+  unsigned works = 0;  // tiles done so far. Position and phase in the ring follow from it: registers are few
 #pragma unroll 1
   for (;; ++works) {
     ptx::barrier_wait(shared.work_ready[works % kWorkSlots], works / kWorkSlots & 1);

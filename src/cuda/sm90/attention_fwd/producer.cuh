@@ -10,7 +10,7 @@
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-// The tiles of a bias or mask that a tile of q meets, in the order of keys.
+// Brings the tiles of a bias or mask that a tile of q meets, in the order in which keys come.
 template <class C, int kElement>
 __device__ __forceinline__ void produce_plane(const Params& p, const ScorePlane& x, SharedMemory<C>& shared,
                                               RingPosition<C::kPlaneStages>& stage, int position, int h, int b,
@@ -34,7 +34,8 @@ __device__ __forceinline__ void produce_plane(const Params& p, const ScorePlane&
   }
 }
 
-// One thread, so that q never waits behind keys. It brings a bias or mask, too.
+// Brings q, and a bias or mask that comes in bulk. One thread, another than that of keys, so that q never waits until a
+// stage of keys is free.
 template <class C>
 __device__ void produce_q(const Params& p, SharedMemory<C>& shared) {
   std::uint32_t phase = 0;

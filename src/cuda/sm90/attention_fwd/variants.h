@@ -18,8 +18,9 @@ using attention::PlaneAccess;
 using attention::ScorePlane;
 using attention::Softcap;
 
-// What a kernel can do to scores. Each makes the loop over keys longer, and its code is too long for the instruction
-// caches as it is: a jump over an option that is not used costs about 80 cycles.
+// What a kernel can do to scores. Kernels are compiled for few combinations: each option makes the loop over keys
+// longer, which is too long for the instruction caches already, and a jump over an option that is not used costs about
+// 80 cycles.
 enum ScoreOption : unsigned {
   kSoftcap = 1,
   kAlibi = 2,

@@ -29,7 +29,8 @@ struct Config {
   static constexpr int kTileK = 128;
   static constexpr int kStages = kTiles.stages;
   static constexpr bool kTokenScales = kTiles.token_scales;
-  // Of a warp at barriers of values. Scales are written and read by every lane, for itself.
+  // Arrivals of a warp at barriers of values. With scales by token every lane arrives itself, as each writes or reads
+  // scales; else one lane does for all.
   static constexpr int kArrivals = kTokenScales ? 32 : 1;
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -46,10 +47,10 @@ struct Config {
 template <int kHeight>
 using Tile = attention::Tile<std::uint16_t, kHeight, kRowBytes / 2>;
 
-// A computing thread's own, needed once a tile: registers are scarcer.
+// What a consumer thread needs once a tile of query rows only, and has no registers for.
 struct alignas(16) Parked {
   float factor[2];  // O, over the sum of P, must be multiplied with it
-  unsigned works;   // tiles and pauses that the thread has heard of
+  unsigned works;   // how many tiles and pauses the thread has taken
   std::uint32_t q_phase;
 };
 

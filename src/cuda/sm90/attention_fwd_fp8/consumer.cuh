@@ -96,10 +96,11 @@ class Consumer {
     }
   }
 
-  // What is known of the next tile of keys before its turn: then nobody waits for it to be looked up.
+  // What the loop asks about the next tile of keys. Looked up ahead of time, while exponentials are computed, so that
+  // no step begins with waiting for shared memory.
   struct Outlook {
     bool exists, last, whole;  // whole: all rows attend it wholly
-    bool k_there;              // or else it must be waited for
+    bool k_there;              // its keys have landed; else they must be waited for
   };
   __device__ Outlook look_ahead(int tile) {
     const Work& w = shared.work[slot()];
@@ -107,8 +108,8 @@ class Consumer {
             ptx::barrier_test(shared.k_ready[k.index], k.phase)};
   }
 
-  // Whether x, which is the same for the whole warp: so that the compiler knows, and keeps other such in registers of
-  // the warp.
+  // x, which is the same in all lanes. The vote tells the compiler so, which then keeps what follows from it in the
+  // warp's uniform registers.
   __device__ static bool vote(bool x) { return __all_sync(0xffffffff, x); }
 
   // Whether every row of the warp has met a key: maxima may be guessed.
@@ -121,10 +122,11 @@ class Consumer {
   __device__ int warp_row() const { return thread() % 128 / 32 * 16; }
   __device__ static int thread() { return recomputed(static_cast<int>(threadIdx.x)); }
 
-  // Of the tile that next_work() has announced last, or of one before it.
+  // The slot of the tile that next_work() has taken last, or of one `before` it.
   __device__ unsigned slot(unsigned before = 0) { return (parked().works - 1 - before) % kWorkSlots; }
 
-  // Learns what the next tile is; false if there is none.
+  // Waits until the next tile is announced, and finds the scales of its rows. False if it is a pause or there are no
+  // more.
   __device__ bool next_work() {
     const unsigned works = parked().works++;
     ptx::barrier_wait(shared.work_ready[works % kWorkSlots], works / kWorkSlots % 2);
@@ -135,7 +137,8 @@ class Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int position = rows.position(p, r);
-      // q of other rows may be anything: 0 keeps them from moving a maximum, which others of the tile would notice.
+      // Rows that do not exist may hold any q. A scale of 0 makes their scores 0, so that they move no maximum and
+      // overflow nothing: a warp, and for overflow a whole tile, asks about all of its rows together.
       const bool exists = rows.lane_row + 8 * r < p.positions * p.pack && position < w.used_rows;
       scale[r] = exists ? shared_scale * p.q_scale.at(w.sequence, w.q_row + position, rows.head(p, w, r)) : 0.0f;
     }
@@ -160,7 +163,7 @@ class Consumer {
     wgmma_commit();
   }
 
-  // Whoever made P has waited for V^T.
+  // Does not wait for V^T: take_s() and take_s_exactly(), which made P, have.
   __device__ void issue_pv() {
     const Swizzled128 v_tile(shared.transposed[v.index].panel);
     wgmma_fence();
@@ -181,7 +184,7 @@ class Consumer {
 
   // From S of a whole tile to its P; adds P V of the tile before to O.
   __device__ Outlook take_s(int tile) {
-    // As many exponentials take longer than P V. The others run beside the sums and the roundings.
+    // So many exponentials take longer than P V, which runs beside them; the others run beside sums and roundings.
     constexpr int kEarly = C::kTokenScales ? 0 : 40;
     float sum[2] = {};
     if constexpr (C::kTokenScales) {

@@ -18,8 +18,9 @@ using attention::row_maximum;
 // 32 elements, has at most kLargestSum. Equal scores sum to 256. Below 2^-9 of the maximum P is subnormal.
 constexpr float kShift = 3, kLargestSum = 430;
 
-// True, but not before this sum of exponentials is known: the assembler moves exponentials behind whatever does not
-// need them. No such sum is subnormal, which the assembler does not know.
+// Always true, but not before this sum of exponentials is computed. The assembler moves exponentials behind all that
+// does not need their results; what asks this function does. (The sum is compared with a subnormal number, which it
+// never is; the assembler cannot know that.)
 __device__ inline bool known(float sum) {
   std::uint32_t subnormal;
   asm volatile("{\n .reg .pred p;\n setp.eq.f32 p, %1, 0f00000200;\n selp.u32 %0, 1, 0, p;\n}"
