@@ -28,8 +28,8 @@ __device__ inline void for_each_score(int row, int key, float (&s)[C::kGroups][C
   }
 }
 
-// Causality, window and lengths: row i attends one run of keys, as Band::reach() has it; written out, since three
-// numbers are added at once then. keys: all that there are, or that the rows meet.
+// Causality, window and lengths: row i attends one run of keys. That is Band::reach(), written out here so that the
+// compiler adds three numbers in one instruction. keys: all that there are, or that the tile's rows meet.
 template <class C>
 __device__ inline void mask_band(const Params& p, const Work& w, Interval<int> keys, int row, int key,
                                  float (&s)[C::kGroups][C::kTileK / 8][4]) {

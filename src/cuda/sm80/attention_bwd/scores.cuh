@@ -97,7 +97,8 @@ struct Pairs {
 
   __device__ bool drops() const { return C::kScoreOptions && p.scores.drop_below > 0; }
 
-  // What sums of dP begin with: those that begin at -delta are dP - delta; but dropout scales dP first.
+  // What the sums of dP begin with. Beginning at -delta, they come out as dP - delta. Under dropout they begin at 0,
+  // since dP must be scaled before delta is taken off.
   __device__ void begin_dp(typename C::Scores::Sums& dp) const {
     for_each_pair<C>([&](int g, int n, int i) { dp[g][n][i] = drops() ? 0.0f : -delta[g][i / 2]; });
   }
@@ -118,7 +119,7 @@ struct Pairs {
     }
   }
 
-  // Rows whose lse does not say what their scores sum to: both become relative to the row's largest score.
+  // For large rows (docs/glossary.md): lse and scores become relative to the row's largest score.
   __device__ void take_large_rows(typename C::Scores::Sums& s) {
     using namespace any::attention_bwd_rows;
     bool any = false;
@@ -193,7 +194,7 @@ __device__ inline void compute_pairs(const Params& p, const Work& w, int tile, i
   };
   std::uint32_t attended = ~0u;
   if constexpr (C::kScoreOptions) {
-    // The softcap's derivative asks for raw products and finished dP at a time.
+    // The softcap's derivative needs the raw products and the finished dP at the same time.
     multiply_dov();
     multiply_qk();
     pairs.finish_dp(s, ds, kThroughSoftcap);

@@ -18,8 +18,8 @@ class Consumer {
   using T = typename C::Element;
 
  public:
-  // Statistics of the rows lane / 4 + 8 r. max is a logit, and finite: what is subtracted from -inf must not be
-  // -inf. sum counts this lane's columns only.
+  // Statistics of the rows lane / 4 + 8 r. max is a logit. It begins at the lowest finite number, not at -inf: -inf -
+  // -inf would be NaN. sum counts this lane's columns only.
   float max[2] = {-FLT_MAX, -FLT_MAX}, sum[2] = {};
   // Element 2 r + c of block kPiece g + j: dimension kPiece (8 g + 2 (lane % 4) + c) + j of row lane / 4 + 8 r.
   float o[C::kHeadSize / 8][4] = {};
@@ -78,7 +78,7 @@ class Consumer {
     }
   }
 
-  // By which the scores and the probabilities of the lane's keys are multiplied.
+  // What scores and probabilities of the lane's keys are multiplied with.
   __device__ void load_factors(int stage, float (&factor)[2][2], float (&value_factor)[2][2]) const {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {

@@ -93,7 +93,7 @@ __device__ void write_row(const Params& p, const Extent& e, const Segment& s, in
   float sum = at.i < e.sq ? result.sum : 0.0f, top = result.max;
   float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
   if (a.sink.data != nullptr && at.i < e.sq) {
-    // The sink joins the sum; the common factor exp(top) is the larger of both, so that nothing overflows.
+    // The sink joins the sum. Both are taken relative to the larger logit, so that nothing overflows.
     const float sink = reinterpret_cast<const float*>(a.sink.data)[at.h * a.sink.stride_h];
     top = fmaxf(result.max, sink);
     const float factor = exp_of_difference(result.max, top);
@@ -116,15 +116,14 @@ __device__ void write_row(const Params& p, const Extent& e, const Segment& s, in
   }
 }
 
-// Says that this segment's partial result is there; true for the CTA that finds all of its unit's there (for the last
-// one at least, perhaps for more: they write the same).
-//
-// Nothing was zeroed before the launch. A slot's word means "ready" only if it is the one below, which no other use of
-// the memory leaves there, and whoever merges takes the words away.
+// The word that says "this slot's partial result is there". The workspace is not cleared before a launch, so the word
+// is one that no other use of the memory leaves behind by chance; and whoever merges erases it for the next launch.
 __device__ inline std::uint64_t ready_word(std::int64_t slot) {
   return 0x9E6C63D0876A9A47u ^ static_cast<std::uint64_t>(slot) << 1;
 }
 
+// Says that this segment's partial result is there, and asks for the others of its unit. True if all are there: for the
+// last CTA to come, and perhaps for others that come at the same time, which then write the same.
 template <class C>
 __device__ bool is_last(const Params& p, const Segment& s) {
   __syncthreads();
@@ -135,7 +134,7 @@ __device__ bool is_last(const Params& p, const Segment& s) {
       ptx::store_relaxed(p.ready + s.slot, ready_word(s.slot));
     }
     __syncwarp();
-    __threadfence();  // this CTA's word is written before others' are read: of two that do so, one sees both
+    __threadfence();  // writes its own word before it reads the others': of two CTAs at least one sees both words
     for (int i = static_cast<int>(threadIdx.x); i < s.count; i += 32) {
       const std::int64_t slot = Schedule<C>::slot_of(s, i);
       all &= ptx::load_relaxed(p.ready + slot) == ready_word(slot);

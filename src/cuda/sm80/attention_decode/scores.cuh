@@ -32,7 +32,7 @@ class Scores {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const ScoreRow row = row_of(r, 0);
-      if (row.at.i >= e.sq) continue;  // rows beyond the last call for no mask: nobody reads them
+      if (row.at.i >= e.sq) continue;  // rows beyond the last need no mask: nobody reads their results
       latest_begin = max(latest_begin, row.begin);
       first_end = min(first_end, row.end);
     }
@@ -76,7 +76,8 @@ class Scores {
   }
 
  private:
-  // Computed where it is needed, which is rare, rather than kept: first, which is never negative, ties it to the step.
+  // Computed anew in each step that needs it, which is rare, not kept in registers. first is never negative, so that
+  // first >> 31 is 0; but the compiler does not know, and cannot move the computation out of the loop over steps.
   __device__ ScoreRow row_of(int r, int first) const {
     return ScoreRow(p, e, s, static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r + (first >> 31));
   }

@@ -22,8 +22,8 @@ struct Consumer {
   const unsigned lane, warp_row;
 
   // Statistics of the rows lane / 4 + 8 r of each group. max is in log2 units, after the scale, or with score options a
-  // logit; and finite: what is subtracted from -inf must not be -inf. sum counts this lane's columns only, and is 0
-  // until a key is met.
+  // logit. It begins at the lowest finite number, not at -inf: -inf - -inf would be NaN. sum counts this lane's columns
+  // only, and is 0 until a key is met.
   float max[C::kGroups][2], sum[C::kGroups][2];
   float s[C::kGroups][C::kTileK / 8][4];
   float o[C::kGroups][C::kHeadSize / 8][4];
@@ -87,7 +87,8 @@ struct Consumer {
     if (spoiled) spoil_scores(lane);
   }
 
-  // Scores of rows and keys that are not finite. Where they are masked, they come to nothing.
+  // Codes cannot say that a row or key is not finite: its scores become NaN here. What is masked afterwards becomes
+  // -inf whatever it was.
   __device__ void spoil_scores(unsigned lane) {
 #pragma unroll
     for (int g = 0; g < C::kGroups; ++g) {
@@ -111,7 +112,7 @@ struct Consumer {
     return top;
   }
 
-  // Brings the maxima up to date, and sums and o to their scale.
+  // Brings the maxima up to date, and makes sums and o relative to them.
   __device__ void rescale() {
     float correction[C::kGroups][2];
     bool changed = false;
@@ -174,10 +175,10 @@ struct Consumer {
     }
   }
 
-  // log2 units in one of max.
+  // How many log2 units one unit of max is.
   static constexpr float kLog2 = C::kScoreOptions ? kLog2e : 1.0f;
 
-  // Of s as rescale() finds it.
+  // What makes scores, as rescale() finds them, units of max.
   __device__ float scale() const { return C::kScoreOptions || Int8Qk<C> ? 1.0f : p.scale_log2; }
 };
 

@@ -22,12 +22,12 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const Consume
       const int i = w.first + warp_row + kGroupRows * g + 8 * r + lane / 4;
       float sum = sum_of_quad(rows.sum[g][r]), max = C::kScoreOptions ? rows.max[g][r] : rows.max[g][r] * kLn2;
       inverse[g][r] = sum == 0.0f ? 0.0f : __fdividef(keep, sum);
-      // What every score of the row lacks.
+      // Scores of codes lack q times the mean of the keys (any/attention_int8_qk/layout.h), which lse must have.
       if constexpr (Int8Qk<C>) {
         if (i < w.sq) max += p.codes.q_shift.at(w.b, w.q_row + i, w.h) * kLn2;
       }
       if (a.sink.data != nullptr) {
-        // The sink joins the sum; the common factor exp(max) is the larger of both, so that nothing overflows.
+        // The sink joins the sum. Both are taken relative to the larger logit, so that nothing overflows.
         const float sink = reinterpret_cast<const float*>(a.sink.data)[w.h * a.sink.stride_h];
         const float top = fmaxf(max, sink), factor = exp_of_difference(max, top);
         inverse[g][r] = sum == 0.0f ? 0.0f : keep * factor;

@@ -21,7 +21,8 @@ __device__ inline void set_walk(const Params& p, const Work& w, int tile_q, cons
 // have most keys, and short tiles at the end let all multiprocessors finish together.
 template <class C>
 __device__ inline TileWork<typename C::Walk> describe_work(const Params& p) {
-  // Divisions would be most of what this takes; only a last section of fewer heads needs one.
+  // Divisions would take most of this function's time, so all but one are by Divisors that the host prepared. That one
+  // is for a last section with fewer heads than the others.
   const unsigned tile = blockIdx.x, section = p.section_tiles.quotient(tile);
   const unsigned rest = tile - section * p.section_tiles.divisor, from_unit = section * p.section.divisor;
   const unsigned left_over = p.units - from_unit, units = min(p.section.divisor, left_over);
@@ -49,7 +50,7 @@ __device__ inline TileWork<typename C::Walk> describe_work(const Params& p) {
   const Interval<int> rows{w.first, w.first + C::kTileQ};
   BandWalk<int> band(attention::band_of(p, w), rows, {0, w.sk}, C::kTileK);
   band.mask_partial();
-  // Rows that do not exist have no bias or mask to read.
+  // With score options, rows that do not exist have all their keys masked, so that no bias or mask is read for them.
   if (C::kScoreOptions && rows.end > w.sq) band.mask_all();
   set_walk(p, w, C::kTileQ, band, w.walk);
   return w;

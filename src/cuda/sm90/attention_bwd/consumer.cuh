@@ -94,7 +94,7 @@ class Consumer : Warpgroup<C> {
     // lse and delta went into P and dS, whose products are done.
     if (!released) release_after_products(shared.q_free[n]);
     release_after_products(shared.d_o_free[n]);
-    // After the last tile, one that is there already is computed once more, for nothing.
+    // After the last tile there is no next: scores of one that is there are computed once more, and thrown away.
     const RingPosition<C::kStages> current = stage;
     stage.next();
     const int following = more ? stage.index : n;
@@ -107,7 +107,7 @@ class Consumer : Warpgroup<C> {
       this->add(dq, last, buffer);
     }
     ds.next();
-    wgmma_wait<0>();  // under way from one round of the loop to the next, products would be serialised
+    wgmma_wait<0>();  // ptxas would serialise products that are under way from one round of the loop to the next
     keep(s);
   }
 

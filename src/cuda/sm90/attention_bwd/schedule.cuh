@@ -12,8 +12,8 @@ struct TileIndex {
   int tile, head, sequence;  // head: kv head and part; sequence < 0: there is no such tile
 };
 
-// Which CTA this is in the order of work: in a deterministic sum in that of their starts, since they wait for those
-// before them. The whole warp.
+// This CTA's number in the order of work. For deterministic sums, where CTAs wait for those before them, that is the
+// order in which they have started: whoever is waited for then runs. The whole warp.
 __device__ inline int number_of_start(const Params& p) {
   int number = static_cast<int>(blockIdx.x);
   if (p.ticket != nullptr) {
@@ -95,7 +95,7 @@ __device__ bool find_work(const Params& p, int tile, Work& w) {
   w.statistics_row = static_cast<int>(any::attention_bwd_rows::first_row(problem, at.sequence, s));
   w.sq = sq;
   w.off = off;
-  // A key that no row attends is as one beyond the length: what lies there may be anything.
+  // Keys that no row attends are treated as keys beyond the length: they may hold anything, and are cleared.
   const int end = p.right == kOpen ? sk : min(sk, sq + off + p.right);
   w.keys = max(min(end - w.first_key, C::kTileK), 0);
   w.begin = min(max(off - p.left - w.first_key, 0), w.keys);

@@ -47,7 +47,7 @@ __device__ __forceinline__ void apply_planes(const Params& p, const Work& w, int
       score = fmaf(-slope, fabsf(static_cast<float>(i + query + w.off - j - key)), score);
     });
   }
-  // A pair that a bias of -inf removes may have had any score.
+  // A bias of -inf removes the pair, whatever its score was: NaN - inf would be NaN.
   const auto add = [](float& score, float bias) { score = bias == -INFINITY ? bias : score + bias; };
   if (problem.bias.data != nullptr && problem.bias.dtype == DType::f32) {
     const PlaneElements<float> bias(problem.bias, w, head, i, j);

@@ -88,7 +88,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     this->issue_query_gradient(buffer, 0, 2, dq);
     const RingPosition<C::kStages> current = q;
     q.next();
-    const int following = more ? q.index : n;  // after the last tile, one that is there is computed again, for nothing
+    const int following = more ? q.index : n;  // after the last tile: one that is there, and its scores are thrown away
     ptx::barrier_wait(shared.q_ready[following], more ? q.phase : current.phase);
     issue_scores(following);
     wgmma_wait<1>();
