@@ -50,7 +50,7 @@ __device__ inline void mask_band(const Params& p, const Work& w, const ThreadRow
 template <bool kInLog2 = true>
 __device__ inline void finish_rows(const Params& p, const Work& w, const ThreadRows& rows, const RowState& state,
                                    float (&inverse)[2]) {
-  constexpr float kUnit = kInLog2 ? 0.693147180559945309f : 1.0f, kLog2 = kInLog2 ? 1.0f : kLog2e;
+  constexpr float kUnit = kInLog2 ? kLn2 : 1.0f, kLog2 = kInLog2 ? 1.0f : kLog2e;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float sum = sum_of_quad(state.sum[r]), max = state.max[r];

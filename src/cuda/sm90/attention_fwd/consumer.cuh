@@ -19,6 +19,7 @@
 #include "cuda/sm90/attention_fwd/epilogue.cuh"
 #include "cuda/sm90/attention_fwd/score_options.cuh"
 #include "cuda/sm90/attention_fwd/softmax.cuh"
+#include "cuda/sm90/attention_fwd/spoiled.cuh"
 #include "cuda/sm90/attention_fwd/terms.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
@@ -374,26 +375,11 @@ class Consumer {
     if (p.mask.access == PlaneAccess::keys) remove_closed<C>(shared.closed_keys[n % kKeyTiles][lane % 4], s);
   }
 
-  // Marks a tile as spoiled, so that the scheduler announces it once more, as careful. Two things spoil it:
-  // - O is NaN. A value that is not finite has reached P V, perhaps one whose pairs a bias or mask removed; the guard
-  //   then finds out which values nobody attends, and clears them.
-  // - A row's largest logit is so large that float32 cannot say how far other logits are below it (kLargeLogit), or
-  //   that the terms of the product cannot hold its bias. The careful softmax subtracts logits before it scales them.
+  // Has a spoiled tile announced once more, as a careful one.
   __device__ void ask_again_if_spoiled(int done_slot, const RowState& rows) {
     if constexpr (C::kRemovesPairs) {
       Work& done = shared.work[done_slot];
-      float sums[4] = {};
-#pragma unroll
-      for (int i = 0; i < C::kValueSize / 2; ++i) sums[i % 4] += o[i];
-      const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-      bool spoiled = sum != sum;
-      float limit = kLargeLogit;
-      if (C::kHasKeyTerms && p.bias.access == PlaneAccess::keys) {
-        limit = fminf(limit, 0.25f * Parts<T>::kLargest * p.scale);
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) spoiled |= fabsf(rows.max[r]) >= limit && rows.max[r] != -INFINITY;
-      if (spoiled) atomicOr(&done.spoiled, 1);
+      if (is_spoiled<C>(p, o, rows)) atomicOr(&done.spoiled, 1);
       __syncwarp();  // all lanes have read it before one gives it back
     }
   }
