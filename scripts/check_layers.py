@@ -2,8 +2,9 @@
 docs/architecture.md.
 
 Between the marks `layers` that page has a line a room: its folder, an arrow, and the rooms whose headers its files may
-include, or whose modules they may import. Their own and include/heddle/ are open to all. An arrow that nothing needs is
-an error, too.
+include, or whose modules they may import. Their own and include/heddle/ are open to all. A line for `folder/*` is about
+each folder in it that has no line of its own: a room to itself, so that none of them sees another. An arrow that nothing
+needs is an error, too.
 """
 
 import ast
@@ -36,8 +37,14 @@ def arrows(page: str) -> dict[str, set[str]]:
 
 def room_of(path: str, rooms: dict[str, set[str]]) -> str | None:
     """The longest folder of a path that is a room."""
-    inside = [room for room in rooms if path.startswith(room + "/")]
-    return max(inside, key=len, default=None)
+    folders = [folder.as_posix() for folder in Path(path).parents]  # the longest first
+    return next((folder for folder in folders if line_of(folder, rooms)), None)
+
+
+def line_of(folder: str, rooms: dict[str, set[str]]) -> str | None:
+    """What the page's line about a room begins with: its folder, or the one around it and a star."""
+    around = f"{Path(folder).parent.as_posix()}/*"
+    return folder if folder in rooms else around if around in rooms else None
 
 
 def target(name: str, file: Path) -> str | None:
@@ -89,9 +96,10 @@ def main() -> None:
             other = room_of(to, rooms)
             if other == room or to.startswith("include/"):
                 continue
-            used.add((room, other))
-            if other not in rooms[room]:
-                wrong.append(f"{path}: {name}: no arrow leads from {room} to {other or to}")
+            line = line_of(room, rooms)
+            used.add((line, other))
+            if other not in rooms[line]:
+                wrong.append(f"{path}: {name}: no arrow leads from {line} to {other or to}")
     for room, others in rooms.items():
         wrong += [
             f"{PAGE}: nothing needs the arrow from {room} to {other}"

@@ -5,8 +5,9 @@
 
 namespace heddle::cuda {
 
-// AttentionProblem::sequence(), no longer than the bounds Sq and Sk if there is a bias or mask, which have their
-// extents, or if `buffers` do too. Else a bound that was none costs nothing but time.
+// AttentionProblem::sequence(), cut off at the bounds Sq and Sk if there is a bias or mask, whose extents they are, or
+// if `buffers` in memory have these extents too. Where nothing has them, a sequence that is longer than was said
+// costs nothing but time.
 constexpr Sequence bounded_sequence(const AttentionProblem& p, std::int64_t b, bool buffers = false) {
   Sequence s = p.sequence(b);
   if (buffers || p.bias.data != nullptr || p.mask.data != nullptr) {

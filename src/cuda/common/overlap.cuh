@@ -7,15 +7,15 @@
 
 namespace heddle::cuda {
 
-// What grids before this one wrote can be read from here on. Every CTA must come here: so a grid that has ended says
-// that those before it have.
+// Waits for the grids before this one: what they wrote can be read from here on. Every CTA must call it. A grid that
+// has ended then has waited for those before it, so that waiting for the last grid is waiting for all.
 __device__ inline void wait_for_previous_grid() {
 #if __CUDA_ARCH__ >= 900
   ptx::previous_grid_wait();
 #endif
 }
 
-// Once all CTAs have come here or ended, those of the next grid start where there is room.
+// Lets the next grid start: once all CTAs have called it or ended, CTAs of the next grid run where there is room.
 __device__ inline void let_next_grid_start() {
 #if __CUDA_ARCH__ >= 900
   ptx::next_grid_start();

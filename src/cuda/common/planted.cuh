@@ -24,8 +24,8 @@ static const bool planted_here =
 
 __device__ inline bool planted(Plant plant) { return planted_now == static_cast<int>(plant); }
 
-// Some tens of microseconds, or, if `seldom`, nothing most times. What is said to __nanosleep() is doubled at most, and
-// may be far less.
+// Waits some tens of microseconds; if `seldom`, mostly not at all. __nanosleep() may take up to twice as long as it is
+// told, or far less.
 __device__ inline void planted_pause(Plant plant, bool seldom) {
   if (!planted(plant)) return;
   const auto time = static_cast<std::uint32_t>(clock64());

@@ -5,8 +5,8 @@
 
 namespace heddle::cuda {
 
-// A fragment is 128 floats, four of each lane of a warp, in the order that is best to be added to: all lanes of a warp
-// add x to it, or read it. Four at a time from sm_90 on.
+// A fragment is 128 floats, four of each lane of a warp, in the order in which a warp adds to them fastest. All lanes
+// of a warp add x to it, or read it; from sm_90 on four floats in one instruction.
 #if __CUDA_ARCH__ >= 900
 
 __device__ inline void add_fragment(float* fragment, unsigned lane, const float (&x)[4]) {

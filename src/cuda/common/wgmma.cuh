@@ -28,7 +28,8 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// wgmma_wait<0>() in other words, so that the compiler does not merge the two.
+// The same as wgmma_wait<0>(). Its text differs, so that the compiler does not merge the waits of two branches into
+// one.
 __device__ inline void wgmma_wait_without_rescale() {
   asm volatile("wgmma.wait_group.sync.aligned 0;  // nothing to rescale" ::: "memory");
 }

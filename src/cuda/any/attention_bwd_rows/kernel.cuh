@@ -7,6 +7,7 @@
 #include "cuda/any/attention_bwd_rows/large_rows.cuh"
 #include "cuda/any/attention_bwd_rows/params.h"
 #include "cuda/any/options.cuh"
+#include "cuda/common/attention/log2.h"
 #include "cuda/common/overlap.cuh"
 
 namespace heddle::cuda::any::attention_bwd_rows {
@@ -14,7 +15,6 @@ namespace heddle::cuda::any::attention_bwd_rows {
 constexpr int kThreads = 256;
 constexpr int kRowsAtOnce = 4;  // of a group of lanes: enough loads on their way for rows of 128 bytes too
 constexpr int kSinkThreads = 1024;
-constexpr float kLog2e = 1.44269504088896341f;
 
 // Rows of a block whose groups have so many lanes: divides kRowTile.
 constexpr int block_rows(int lanes) { return kThreads / lanes * kRowsAtOnce; }

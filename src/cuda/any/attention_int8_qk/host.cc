@@ -2,11 +2,10 @@
 
 #include "cuda/any/attention_int8_qk/launch.h"
 #include "cuda/any/attention_int8_qk/variants.h"
+#include "cuda/common/attention/log2.h"
 
 namespace heddle::cuda::any::attention_int8_qk {
 namespace {
-
-constexpr float kLog2e = 1.44269504088896341f;
 
 std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
 

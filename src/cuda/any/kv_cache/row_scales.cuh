@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads) append_scaled_kernel(const __grid_co
 #pragma unroll 1
     for (int h = static_cast<int>(threadIdx.x) / 32; h < p.Hkv; h += kThreads / 32) {
       const auto place = [&](const Scales& scales, bool finds) {
-        return !scales ? nullptr : finds ? scales.place(page, slot, h) : scales.place(0, 0, h);
+        return scales.data == nullptr ? nullptr : finds ? scales.place(page, slot, h) : scales.place(0, 0, h);
       };
       store_scaled(p.rotary, turned, Row<T, 1>(p.k_new, b, i, h), Row<std::uint8_t, 1>(p.k_cache, page, slot, h),
                    static_cast<int>(p.D), place(p.k_scale, p.finds_k_scale), p.finds_k_scale);

@@ -4,14 +4,10 @@
 #include "cuda/any/linear/params.h"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/flags.cuh"
+#include "cuda/common/recomputed.cuh"
 
 namespace heddle::cuda::linear {
 
-// So that the compiler computes from it again what it has no registers to keep.
-__device__ inline int recomputed(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
 __device__ inline int this_cta() { return recomputed(static_cast<int>(blockIdx.x)); }
 __device__ inline int this_thread() { return recomputed(static_cast<int>(threadIdx.x)) % 128; }
 

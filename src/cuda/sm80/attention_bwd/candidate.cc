@@ -5,13 +5,13 @@
 #include "core/check.h"
 #include "cuda/any/attention_bwd_rows/bias_gradient.h"
 #include "cuda/any/attention_bwd_rows/launch.h"
+#include "cuda/common/attention/window.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/attention_bwd/variants.h"
 #include "problem/attended_pairs.h"
-#include "problem/philox.h"
 
 namespace heddle::cuda {
 namespace {
@@ -21,13 +21,10 @@ using any::attention_bwd_rows::kRowTile;
 using any::attention_bwd_rows::rows_per_head;
 using any::attention_bwd_rows::statistics_bytes;
 
-constexpr std::int64_t kOpen = sm80::attention_fwd::kOpen;
 constexpr std::int64_t kMaxLength = kOpen / 2, kMaxTiles = 1 << 30;
 
-bool tf32(const AttentionProblem& p) { return p.dtype == DType::f32 && p.precision == Precision::tf32; }
-
 const Variants& variants_for(const AttentionProblem& p) {
-  const int products = p.dtype == DType::f32 && !tf32(p) ? 3 : 1;
+  const int products = sm80::attention::products_of(p);
   return first_that(variants(p.dtype),
                     [&](const Variants& v) { return v.products == products && std::max(p.D, p.Dv) <= v.head; });
 }
@@ -71,7 +68,10 @@ constexpr CostLine<AttentionBackwardProblem> kCosts[] = {
 
 double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
   const std::int64_t size = std::max(p.D, p.Dv);
-  const Cost& cost = cost_of(kCosts[p.dtype == DType::f32 ? tf32(p) ? 4 : 3 : size <= 64 ? 0 : size <= 128 ? 1 : 2]);
+  const Cost& cost = cost_of(kCosts[p.dtype == DType::f32 ? sm80::attention::uses_tf32(p) ? 4 : 3
+                                    : size <= 64          ? 0
+                                    : size <= 128         ? 1
+                                                          : 2]);
   // Five products of the forward's two, and two more for dbias.
   const double products = p.dbias ? 7.0 : 5.0;
   const double flops = products * static_cast<double>(p.D + p.Dv) * attended_pairs(p) * static_cast<double>(p.B * p.H);
@@ -102,29 +102,11 @@ std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
   return static_cast<std::size_t>(Layout(p, variant_for(p)).bytes);
 }
 
-// Columns 2 n and 2 n + 1 of every row lie side by side, aligned to both.
-bool in_pairs(const Plane& x) {
-  return x.alignment >= 2 * size_of(x.dtype) && x.stride_j == 1 && x.stride_b % 2 == 0 && x.stride_h % 2 == 0 &&
-         x.stride_i % 2 == 0;
-}
-
-int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min(size, kOpen)); }
-
 // ticket: the counters of a deterministic sum, or null.
 Params params_for(const AttentionBackwardProblem& p, const Variant& v, const any::attention_bwd_rows::Rows& rows,
                   int* ticket) {
   Params params{};
-  sm80::attention_fwd::Params& scores = params.scores;
-  scores.problem = p;
-  scores.heads = Divisor(static_cast<unsigned>(p.H));
-  scores.group = Divisor(static_cast<unsigned>(p.G));
-  scores.left = window(p.window_left);
-  scores.right = p.causal != Causal::none ? 0 : window(p.window_right);
-  scores.scale_log2 = p.scale * sm80::attention_fwd::kLog2e;
-  scores.bias_pairs = in_pairs(p.bias);
-  scores.mask_pairs = in_pairs(p.mask);
-  scores.drop_below = dropout_threshold(p.dropout.p);
-
+  params.scores = sm80::attention::score_params(p);
   params.d_o = p.d_o;
   params.dq = p.dq;
   params.dk = p.dk;
@@ -143,7 +125,7 @@ Params params_for(const AttentionBackwardProblem& p, const Variant& v, const any
   params.last_keys_first = ticket != nullptr;
   // With a band, tiles differ in cost, and those of several heads are dealt out by it; where they take turns at the
   // rows of a head, other heads go on meanwhile. Half of the L2 cache for q, dO and the sums of dQ.
-  const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
+  const bool band = has_band(p);
   const std::int64_t element = static_cast<std::int64_t>(size_of(p.dtype)),
                      row = (p.D + p.Dv) * element + v.head_size * static_cast<std::int64_t>(sizeof(float));
   const std::int64_t heads = std::clamp<std::int64_t>(

@@ -1,16 +1,17 @@
 // Tiles and shared memory of the backward for Ampere and Ada.
 #pragma once
 
+#include "cuda/sm80/attention/tile.cuh"
+#include "cuda/sm80/attention/work.cuh"
 #include "cuda/sm80/attention_bwd/variants.h"
-#include "cuda/sm80/attention_fwd/config.h"
 
 namespace heddle::cuda::sm80::attention_bwd {
 
-using attention_fwd::Float32;
-using attention_fwd::kGroupRows;
-using attention_fwd::recomputed;
-using attention_fwd::swizzled;
-using attention_fwd::Tile;
+using attention::Float32;
+using attention::kGroupRows;
+using attention::recomputed;
+using attention::swizzled;
+using attention::Tile;
 
 // A warp's share of a matrix of sums [kRows, kColumns]: groups of 16 rows, blocks of 8 columns.
 template <int kWarps, int kRowWarps, int kRows, int kColumns>
@@ -47,7 +48,7 @@ struct Config {
   using Keys = Share<kTiling.warps, kTiling.key_warps, kTileK, kHeadSize>;
   using Rows = Share<kTiling.warps, kTiling.row_warps, kTileQ, kHeadSize>;
 
-  // A warp's scores as the forward's functions take them.
+  // A warp's scores as the functions of sm80/attention/scores.cuh take them.
   struct WarpScores {
     using Element = T;
     static constexpr int kGroups = Scores::kGroups, kTileK = 8 * Scores::kBlocks;
@@ -60,8 +61,8 @@ struct Config {
 
 // Which key tile a CTA has, and which query tiles meet it.
 struct Work {
-  // What the forward's score functions read: the sequence and the head at hand.
-  attention_fwd::Work scores;
+  // What the functions of sm80/attention/scores.cuh read: the sequence and the head at hand.
+  attention::Work scores;
   int kv_head;
   int first_key;                     // of the tile
   int k_rows;                        // stored keys of the sequence

@@ -36,7 +36,7 @@ __device__ inline void add_dq(const Params& p, const Work& w, int h, int tile, i
     } else {
       for_each_fragment<C>(share, kBlocks * (piece - 1), sums[1 - piece % 2],
                            [&](float* to, const float(&x)[4]) { add_fragment(to, lane, x); });
-      __syncwarp();  // or the compiler gathers all additions at the end
+      __syncwarp();  // without it, the compiler moves all additions to the end
     }
   }
   if (turns != nullptr) end_turn(turns);

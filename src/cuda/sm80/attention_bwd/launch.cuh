@@ -11,7 +11,8 @@ namespace heddle::cuda::sm80::attention_bwd {
 
 constexpr const char* kOperation = "attention_backward";
 
-// Each waits for the grid before it itself: that of the rows, if there are any; not for what clears turns.
+// Whether launches may overlap the grid before them: each then waits for it in the kernel (common/overlap.cuh). Not
+// where that clears the turns, or where there is no grid of rows' statistics before.
 inline bool overlaps(const Params& params) { return params.ticket == nullptr && params.scores.problem.q_rows > 0; }
 
 template <class C>

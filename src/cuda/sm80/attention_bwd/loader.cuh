@@ -1,10 +1,10 @@
-// Tiles on their way to shared memory, by the forward's loaders. What lies beyond a sequence's lengths, and keys that
+// Tiles on their way to shared memory. What lies beyond a sequence's lengths, and keys that
 // no row attends, arrive as zeros.
 #pragma once
 
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/sm80/attention/rows.cuh"
 #include "cuda/sm80/attention_bwd/schedule.cuh"
-#include "cuda/sm80/attention_fwd/loader.cuh"
 
 namespace heddle::cuda::sm80::attention_bwd {
 
@@ -14,13 +14,13 @@ __device__ inline void load_tile(const Params& p, const Operand& x, const std::b
                                  int begin, int end, Tile<typename C::Element, kRows, C::kHeadSize>& to) {
   const std::int64_t stride = static_cast<std::int64_t>(sizeof(typename C::Element)) * x.stride_s;
   const auto make_source = [&](int row, unsigned bytes) {
-    return attention_fwd::DenseRows{row0 + bytes + row * stride, stride};
+    return attention::DenseRows{row0 + bytes + row * stride, stride};
   };
   const int columns = static_cast<int>(size);
   if (p.in_pieces) {
-    attention_fwd::AlignedRows::load<C::kThreads>(to, x, columns, first, begin, end, make_source);
+    attention::AlignedRows::load<C::kThreads>(to, x, columns, first, begin, end, make_source);
   } else {
-    attention_fwd::StridedRows::load<C::kThreads>(to, x, columns, first, begin, end, make_source);
+    attention::StridedRows::load<C::kThreads>(to, x, columns, first, begin, end, make_source);
   }
 }
 

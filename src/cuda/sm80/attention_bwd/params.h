@@ -2,12 +2,12 @@
 #pragma once
 
 #include "cuda/any/attention_bwd_rows/params.h"
-#include "cuda/sm80/attention_fwd/params.h"
+#include "cuda/sm80/attention/params.h"
 
 namespace heddle::cuda::sm80::attention_bwd {
 
 struct Params {
-  attention_fwd::Params scores;  // as in the forward: all that concerns scores, and q, k and v
+  attention::Params scores;  // as in the forward: all that concerns scores, and q, k and v
   Operand d_o, dq, dk, dv;
   const float *lse_log2, *delta, *largest;  // as attention_bwd_rows wrote them
   float* dq_sums;  // [H][rows_per_head][head size of the instantiation], in fragments; null: no dq

@@ -3,10 +3,11 @@
 // swizzle is an exclusive or. What sums[g][n] holds: group g of 16 rows, block n of 8 columns.
 #pragma once
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
+#include "cuda/sm80/attention/scores.cuh"
 #include "cuda/sm80/attention_bwd/config.h"
-#include "cuda/sm80/attention_fwd/products_16bit.cuh"
 
 namespace heddle::cuda::sm80::attention_bwd {
 
@@ -99,7 +100,7 @@ requires(!Float32<C>) __device__
       ptx::load_matrix_x4_transposed(y, (b_at ^ n << 5) + step * 16 * C::kPitch);
       if constexpr (C::kScoreOptions) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) y[i] &= attention_fwd::halves(attended >> (4 * step + i % 2 * 2));
+        for (int i = 0; i < 4; ++i) y[i] &= halves(attended >> (4 * step + i % 2 * 2));
       }
 #pragma unroll
       for (int g = 0; g < kGroups; ++g) {

@@ -1,17 +1,16 @@
-// The products of products_16bit.cuh with float32 operands, mma.m16n8k8 in tf32: how precise they are stands in the
-// forward's products_tf32.cuh.
+// The products of products_16bit.cuh with float32 operands: how precise they are, sm80/attention/tf32.cuh says.
 #pragma once
 
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/sm80/attention/tf32.cuh"
 #include "cuda/sm80/attention_bwd/config.h"
-#include "cuda/sm80/attention_fwd/products_tf32.cuh"
 
 namespace heddle::cuda::sm80::attention_bwd {
 
-using attention_fwd::multiply_add;
-using attention_fwd::Tf32;
-using attention_fwd::to_tf32;
+using attention::multiply_add;
+using attention::Tf32;
+using attention::to_tf32;
 
 // size: columns that are not zeros.
 template <class C, int kGroups, int kBlocks>

@@ -1,14 +1,15 @@
-// From q, k, d_o and v of a tile to P and dS, as the definition of attention has them. The scores come from the
-// forward's functions; a warp's share is C::Scores.
+// From q, k, d_o and v of a tile to P and dS, as the definition of attention has them. A warp's share of the
+// scores is C::Scores.
 #pragma once
 
 #include "cuda/any/attention_bwd_rows/large_rows.cuh"
+#include "cuda/common/attention/log2.h"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/sm80/attention/scores.cuh"
 #include "cuda/sm80/attention_bwd/products_16bit.cuh"
 #include "cuda/sm80/attention_bwd/products_tf32.cuh"
 #include "cuda/sm80/attention_bwd/schedule.cuh"
-#include "cuda/sm80/attention_fwd/scores.cuh"
 
 namespace heddle::cuda::sm80::attention_bwd {
 
@@ -35,7 +36,7 @@ __device__ inline void draw_kept(const Params& p, const Work& w, int row, int ke
     kept[g] = 0;
 #pragma unroll
     for (int n = 0; n < C::Scores::kBlocks; ++n) {
-      kept[g] |= attention_fwd::kept_pairs(p.scores, w.scores, row + kGroupRows * g, key + 8 * n) << 4 * n;
+      kept[g] |= attention::kept_pairs(p.scores, w.scores, row + kGroupRows * g, key + 8 * n) << 4 * n;
     }
   }
 }
@@ -44,7 +45,7 @@ __device__ inline void draw_kept(const Params& p, const Work& w, int row, int ke
 template <class C>
 __device__ inline float softcap_slope(float x, float to_exponent) {
   if constexpr (Float32<C>) {
-    const float t = tanhf(x * (to_exponent * (0.5f / attention_fwd::kLog2e)));
+    const float t = tanhf(x * (to_exponent * (0.5f / kLog2e)));
     return fmaf(-t, t, 1.0f);
   } else {
     const float r = __fdividef(1.0f, 1.0f + ptx::exp2_approx(x * to_exponent));  // (1 - tanh) / 2
@@ -96,7 +97,8 @@ struct Pairs {
 
   __device__ bool drops() const { return C::kScoreOptions && p.scores.drop_below > 0; }
 
-  // What sums of dP begin with: those that begin at -delta are dP - delta; but dropout scales dP first.
+  // What the sums of dP begin with. Beginning at -delta, they come out as dP - delta. Under dropout they begin at 0,
+  // since dP must be scaled before delta is taken off.
   __device__ void begin_dp(typename C::Scores::Sums& dp) const {
     for_each_pair<C>([&](int g, int n, int i) { dp[g][n][i] = drops() ? 0.0f : -delta[g][i / 2]; });
   }
@@ -117,7 +119,7 @@ struct Pairs {
     }
   }
 
-  // Rows whose lse does not say what their scores sum to: both become relative to the row's largest score.
+  // For large rows (docs/glossary.md): lse and scores become relative to the row's largest score.
   __device__ void take_large_rows(typename C::Scores::Sums& s) {
     using namespace any::attention_bwd_rows;
     bool any = false;
@@ -143,16 +145,16 @@ struct Pairs {
   // Raw products to P, without dropout. attended: this lane's word for its keys.
   __device__ void finish_p(typename C::Scores::Sums& s, std::uint32_t& attended) {
     using Warp = typename C::WarpScores;
-    if constexpr (C::kScoreOptions) attention_fwd::scale_scores<Warp>(p.scores, w.scores, row, key, s);
-    if (!whole) attention_fwd::mask_band<Warp>(p.scores, w.scores, {0, w.scores.sk}, row, key, s);
+    if constexpr (C::kScoreOptions) attention::scale_scores<Warp>(p.scores, w.scores, row, key, s);
+    if (!whole) attention::mask_band<Warp>(p.scores, w.scores, {0, w.scores.sk}, row, key, s);
     if constexpr (C::kScoreOptions) {
       const AttentionProblem& a = p.scores.problem;
       const bool planes = a.bias.data != nullptr || a.mask.data != nullptr;
-      if (planes) attention_fwd::add_planes<Warp>(p.scores, w.scores, whole, row, key, s);
-      attended = planes || !whole ? attention_fwd::attended_keys<Warp>(s) : ~0u;
+      if (planes) attention::add_planes<Warp>(p.scores, w.scores, whole, row, key, s);
+      attended = planes || !whole ? attention::attended_keys<Warp>(s) : ~0u;
       if (p.largest != nullptr) take_large_rows(s);
     }
-    const float scale = C::kScoreOptions ? kLog2OfE : p.scores.scale_log2;
+    const float scale = C::kScoreOptions ? kLog2e : p.scores.scale_log2;
     for_each_pair<C>(
         [&](int g, int n, int i) { s[g][n][i] = ptx::exp2_approx(fmaf(s[g][n][i], scale, -lse[g][i / 2])); });
   }
@@ -192,7 +194,7 @@ __device__ inline void compute_pairs(const Params& p, const Work& w, int tile, i
   };
   std::uint32_t attended = ~0u;
   if constexpr (C::kScoreOptions) {
-    // The softcap's derivative asks for raw products and finished dP at a time.
+    // The softcap's derivative needs the raw products and the finished dP at the same time.
     multiply_dov();
     multiply_qk();
     pairs.finish_dp(s, ds, kThroughSoftcap);

@@ -2,11 +2,12 @@
 #include <algorithm>
 
 #include "core/check.h"
+#include "cuda/common/attention/window.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
-#include "cuda/sm80/attention_decode/config.h"
+#include "cuda/sm80/attention_decode/tiles.h"
 #include "cuda/sm80/attention_decode/variants.h"
 
 namespace heddle::cuda {
@@ -123,11 +124,11 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.abreast = abreast(params.units, static_cast<int>(ctas_for(v)));
   params.uniform = !p.cu_seqlens_q && !p.cu_seqlens_k && !p.seqused_q && !p.seqused_k && !p.cache_leftpad;
   params.least_cells = kLeastCells;
-  params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
-  params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
-  if (p.causal != Causal::none) params.right = std::min(params.right, 0);
+  const Window window = window_of(p);
+  params.left = window.left;
+  params.right = window.right;
   params.q_aligned = has_rows_of_16_bytes(p.q);
-  params.score_options = p.softcap > 0 || p.alibi || p.bias || p.mask || p.draft_mask != nullptr;
+  params.score_options = p.softcap > 0 || p.alibi || p.bias || p.mask || p.draft_mask;
   const Layout layout(p);
   auto* memory = static_cast<std::byte*>(runtime.workspace.data);
   params.max_chunks = layout.max_chunks;

@@ -4,6 +4,8 @@
 
 #include <cfloat>
 
+#include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/e4m3.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
@@ -11,16 +13,13 @@
 
 namespace heddle::cuda::sm80::attention_decode {
 
-// O is rescaled only when a row's maximum has grown by more than this (log2), as in the sm80 forward.
-constexpr float kRescaleLog2 = 8;
-
 template <class C>
 class Consumer {
   using T = typename C::Element;
 
  public:
-  // Statistics of the rows lane / 4 + 8 r. max is a logit, and finite: what is subtracted from -inf must not be
-  // -inf. sum counts this lane's columns only.
+  // Statistics of the rows lane / 4 + 8 r. max is a logit. It begins at the lowest finite number, not at -inf: -inf -
+  // -inf would be NaN. sum counts this lane's columns only.
   float max[2] = {-FLT_MAX, -FLT_MAX}, sum[2] = {};
   // Element 2 r + c of block kPiece g + j: dimension kPiece (8 g + 2 (lane % 4) + c) + j of row lane / 4 + 8 r.
   float o[C::kHeadSize / 8][4] = {};
@@ -79,7 +78,7 @@ class Consumer {
     }
   }
 
-  // By which the scores and the probabilities of the lane's keys are multiplied.
+  // What scores and probabilities of the lane's keys are multiplied with.
   __device__ void load_factors(int stage, float (&factor)[2][2], float (&value_factor)[2][2]) const {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -142,10 +141,9 @@ class Consumer {
       float top = fmaxf(x[0][2 * r], x[0][2 * r + 1]);
 #pragma unroll
       for (int n = 1; n < kBlocks; ++n) top = fmaxf(top, fmaxf(x[n][2 * r], x[n][2 * r + 1]));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+      top = largest_of_quad(top);
       const float before = max[r];
-      if (top > before + kRescaleLog2 / kLog2OfE) max[r] = top;
+      if (top > before + kRescaleLog2 / kLog2e) max[r] = top;
       correction[r] = exp_of_difference(before, max[r]);
       changed |= correction[r] != 1.0f;
     }

@@ -4,6 +4,8 @@
 // their own: of q with K's, once a block, and of P with V's, as if they were two more channels.
 #pragma once
 
+#include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/sm80/attention_decode/consumer.cuh"
 #include "cuda/sm80/attention_decode/int4_config.h"
 
@@ -69,8 +71,7 @@ class Int4Consumer : public Consumer<C> {
       float largest = 0.0f;
 #pragma unroll
       for (int d = 0; d < kLaneDims; ++d) largest = fmaxf(largest, fabsf(to_float(row[d])));
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
-      largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+      largest = largest_of_quad(largest);
       const bool usual = largest > 1e-30f && largest < 1e30f;  // else it stays as it is
       const std::uint32_t exponent = usual ? __float_as_uint(largest) & 0x7F800000u : 0x3F800000u;
       const float shrink = __uint_as_float(0x7F000000u - exponent);
@@ -235,9 +236,7 @@ class Int4Consumer : public Consumer<C> {
                                std::uint32_t (&factors)[kBlockTiles]) const {
 #pragma unroll
     for (int n = 0; n < kBlockTiles; ++n) {
-      const std::uint32_t kept =
-          (attended >> (2 * n) & 1 ? 0x0000FFFFu : 0u) | (attended >> (2 * n + 1) & 1 ? 0xFFFF0000u : 0u);
-      factors[n] = reinterpret_cast<const std::uint32_t*>(from)[4 * n + lane % 4] & kept;
+      factors[n] = reinterpret_cast<const std::uint32_t*>(from)[4 * n + lane % 4] & halves(attended >> 2 * n);
     }
   }
 

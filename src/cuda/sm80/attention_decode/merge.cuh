@@ -2,28 +2,16 @@
 // merged in the order of their keys, so that bits do not depend on which CTA comes last.
 #pragma once
 
+#include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/merge.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention_decode/consumer.cuh"
 
 namespace heddle::cuda::sm80::attention_decode {
 
-// Four dimensions of a row, not normalised, with the row's statistics.
-struct Result {
-  float max = -FLT_MAX, sum = 0.0f;
-  float4 o{};
-
-  __device__ void add(const float2& statistics, const float4& other) {
-    const float top = fmaxf(max, statistics.x);
-    const float mine = exp_of_difference(max, top), its = exp_of_difference(statistics.x, top);
-    max = top;
-    sum = sum * mine + statistics.y * its;
-    o.x = o.x * mine + other.x * its;
-    o.y = o.y * mine + other.y * its;
-    o.z = o.z * mine + other.z * its;
-    o.w = o.w * mine + other.w * its;
-  }
-};
+using Result = PartialRow<true>;
 
 // Calls visit(row, d) for each four dimensions of the tile's rows, dealt out to the threads.
 template <class C, class Visit>
@@ -39,9 +27,7 @@ __device__ void put_down(const Consumer<C>& rows, WarpResult<C>& to) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = lane / 4 + 8 * r;
-    float sum = rows.sum[r];
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    const float sum = sum_of_quad(rows.sum[r]);
     if (lane % 4 == 0) to.statistics[row] = {rows.max[r], sum};
 #pragma unroll
     for (int g = 0; g < C::kValuePieces; ++g) {
@@ -64,7 +50,7 @@ __device__ Result of_warps(const SharedMemory<C>& shared, int row, int d) {
 #pragma unroll
   for (int w = 0; w < C::kWarps; ++w) {
     const WarpResult<C>& one = shared.result[w];
-    all.add(one.statistics[row], *reinterpret_cast<const float4*>(&one.o[row][d]));
+    all.join({one.statistics[row].x, one.statistics[row].y, *reinterpret_cast<const float4*>(&one.o[row][d])});
   }
   return all;
 }
@@ -91,7 +77,7 @@ __device__ Result of_segments(const Params& p, const Segment& s, int row, int d)
     }
 #pragma unroll
     for (int n = 0; n < kBatch; ++n) {
-      if (first + n < s.count) all.add(statistics[n], o[n]);
+      if (first + n < s.count) all.join({statistics[n].x, statistics[n].y, o[n]});
     }
   }
   return all;
@@ -107,7 +93,7 @@ __device__ void write_row(const Params& p, const Extent& e, const Segment& s, in
   float sum = at.i < e.sq ? result.sum : 0.0f, top = result.max;
   float inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
   if (a.sink.data != nullptr && at.i < e.sq) {
-    // The sink joins the sum; the common factor exp(top) is the larger of both, so that nothing overflows.
+    // The sink joins the sum. Both are taken relative to the larger logit, so that nothing overflows.
     const float sink = reinterpret_cast<const float*>(a.sink.data)[at.h * a.sink.stride_h];
     top = fmaxf(result.max, sink);
     const float factor = exp_of_difference(result.max, top);
@@ -130,15 +116,14 @@ __device__ void write_row(const Params& p, const Extent& e, const Segment& s, in
   }
 }
 
-// Says that this segment's partial result is there; true for the CTA that finds all of its unit's there (for the last
-// one at least, perhaps for more: they write the same).
-//
-// Nothing was zeroed before the launch. A slot's word means "ready" only if it is the one below, which no other use of
-// the memory leaves there, and whoever merges takes the words away.
+// The word that says "this slot's partial result is there". The workspace is not cleared before a launch, so the word
+// is one that no other use of the memory leaves behind by chance; and whoever merges erases it for the next launch.
 __device__ inline std::uint64_t ready_word(std::int64_t slot) {
   return 0x9E6C63D0876A9A47u ^ static_cast<std::uint64_t>(slot) << 1;
 }
 
+// Says that this segment's partial result is there, and asks for the others of its unit. True if all are there: for the
+// last CTA to come, and perhaps for others that come at the same time, which then write the same.
 template <class C>
 __device__ bool is_last(const Params& p, const Segment& s) {
   __syncthreads();
@@ -149,7 +134,7 @@ __device__ bool is_last(const Params& p, const Segment& s) {
       ptx::store_relaxed(p.ready + s.slot, ready_word(s.slot));
     }
     __syncwarp();
-    __threadfence();  // this CTA's word is written before others' are read: of two that do so, one sees both
+    __threadfence();  // writes its own word before it reads the others': of two CTAs at least one sees both words
     for (int i = static_cast<int>(threadIdx.x); i < s.count; i += 32) {
       const std::int64_t slot = Schedule<C>::slot_of(s, i);
       all &= ptx::load_relaxed(p.ready + slot) == ready_word(slot);

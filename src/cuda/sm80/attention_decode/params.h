@@ -3,12 +3,10 @@
 
 #include <cstdint>
 
-#include "cuda/sm80/attention_fwd/params.h"
+#include "cuda/common/divisor.h"
 #include "problem/attention.h"
 
 namespace heddle::cuda::sm80::attention_decode {
-
-using attention_fwd::kOpen;
 
 // A tile is 16 packed query rows of one kv head: row i * G + g of head g of its group. A unit is a tile of a sequence;
 // the keys of units are cut into cells, which are dealt out.

@@ -5,6 +5,7 @@
 // key lie side by side in memory, and DRAM likes them to be read at about the same time.
 #pragma once
 
+#include "cuda/common/attention/window.h"
 #include "cuda/common/bounded_sequence.h"
 #include "cuda/sm80/attention_decode/config.h"
 #include "cuda/sm80/attention_decode/params.h"

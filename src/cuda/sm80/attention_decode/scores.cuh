@@ -4,16 +4,13 @@
 // Masking selects: whatever a masked score was, NaN included, it becomes -inf.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/rows.cuh"
+#include "cuda/common/attention/softcap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_decode/new_rows.cuh"
 
 namespace heddle::cuda::sm80::attention_decode {
-
-// softcap * tanh(x / softcap) from one exponential; its error is 2^-22 of softcap, not of x.
-__device__ inline float soft_cap(float x, float to_exponent, float twice) {
-  return 0.5f * twice - __fdividef(twice, 1.0f + ptx::exp2_approx(x * to_exponent));
-}
 
 // One of a lane's two packed rows: it attends the slots [begin, end).
 struct ScoreRow {
@@ -35,7 +32,7 @@ class Scores {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const ScoreRow row = row_of(r, 0);
-      if (row.at.i >= e.sq) continue;  // rows beyond the last call for no mask: nobody reads them
+      if (row.at.i >= e.sq) continue;  // rows beyond the last need no mask: nobody reads their results
       latest_begin = max(latest_begin, row.begin);
       first_end = min(first_end, row.end);
     }
@@ -58,8 +55,8 @@ class Scores {
     const int slot = first + 2 * (static_cast<int>(threadIdx.x) % 4);
     const AttentionProblem& a = p.problem;
     if (a.softcap > 0) {
-      const float to_exponent = 2 * kLog2OfE / a.softcap, twice = 2 * a.softcap;
-      for_each(slot, x, [=](float& y, int, int, int, int) { y = soft_cap(y, to_exponent, twice); });
+      const float to_exponent = 2 * kLog2e / a.softcap, twice = 2 * a.softcap;
+      for_each(slot, x, [=](float& y, int, int, int, int) { y = capped(y, to_exponent, twice); });
     }
     const ScoreRow rows[2] = {row_of(0, first), row_of(1, first)};
     if (a.alibi.data != nullptr) add_alibi(rows, slot, x);
@@ -75,12 +72,12 @@ class Scores {
         attended |= static_cast<std::uint32_t>(x[n][c] != -INFINITY || x[n][2 + c] != -INFINITY) << (2 * n + c);
       }
     }
-    for (int lanes = 4; lanes < 32; lanes *= 2) attended |= __shfl_xor_sync(0xffffffff, attended, lanes);
-    return attended;
+    return any_of_quads(attended);
   }
 
  private:
-  // Computed where it is needed, which is rare, rather than kept: first, which is never negative, ties it to the step.
+  // Computed anew in each step that needs it, which is rare, not kept in registers. first is never negative, so that
+  // first >> 31 is 0; but the compiler does not know, and cannot move the computation out of the loop over steps.
   __device__ ScoreRow row_of(int r, int first) const {
     return ScoreRow(p, e, s, static_cast<int>(threadIdx.x) % 32 / 4 + 8 * r + (first >> 31));
   }

@@ -17,10 +17,8 @@ std::int64_t elements_of_16_bytes(const AttentionProblem& p) {
   return 16 / static_cast<std::int64_t>(size_of(p.dtype));
 }
 
-bool tf32(const AttentionProblem& p) { return p.dtype == DType::f32 && p.precision == Precision::tf32; }
-
 const Variants& variants_for(const AttentionProblem& p) {
-  const int products = p.dtype == DType::f32 && !tf32(p) ? 3 : 1;
+  const int products = sm80::attention::products_of(p);
   return first_that(variants(p.dtype), [&](const Variants& v) {
     return !v.int8_qk && v.products == products && std::max(p.D, p.Dv) <= v.head;
   });
@@ -58,7 +56,10 @@ constexpr CostLine<AttentionProblem> kCosts[] = {
 
 double estimate(const AttentionProblem& p, int /*workers*/) {
   const std::int64_t size = std::max(p.D, p.Dv);
-  const Cost& cost = cost_of(kCosts[p.dtype == DType::f32 ? tf32(p) ? 4 : 3 : size <= 64 ? 0 : size <= 128 ? 1 : 2]);
+  const Cost& cost = cost_of(kCosts[p.dtype == DType::f32 ? sm80::attention::uses_tf32(p) ? 4 : 3
+                                    : size <= 64          ? 0
+                                    : size <= 128         ? 1
+                                                          : 2]);
   const Variant& v = variant_for(p);
   return tiles_seconds(p, cost, cost_of(kSm80AttentionDecode.costs.front()),
                        static_cast<double>(p.B * p.H * q_tiles(p, v)), v.tile_q);
@@ -73,9 +74,9 @@ std::string describe(const AttentionProblem& p, int /*workers*/) {
               &v == &variants.plain     ? "without score options"
               : &v == &variants.options ? "with all score options"
                                         : "rows element by element",
-              tf32(p)                 ? ", products in tf32"
-              : p.dtype == DType::f32 ? ", products in three of tf32"
-                                      : "",
+              sm80::attention::uses_tf32(p) ? ", products in tf32"
+              : p.dtype == DType::f32       ? ", products in three of tf32"
+                                            : "",
               ", ", p.B * p.H * q_tiles(p, v), " tiles");
 }
 

@@ -9,19 +9,26 @@
 #include <type_traits>
 
 #include "cuda/any/attention_int8_qk/layout.h"
+#include "cuda/sm80/attention/rows.cuh"
+#include "cuda/sm80/attention/tile.cuh"
+#include "cuda/sm80/attention/work.cuh"
 #include "cuda/sm80/attention_fwd/variants.h"
 #include "problem/key_walk.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
 
-constexpr int kGroupRows = 16;  // the M of mma.m16n8k16 and mma.m16n8k8
-
-// How rows come from global to shared memory (loader.cuh).
-struct AlignedRows;  // contiguous; addresses, strides and sizes in multiples of 16 bytes
-struct StridedRows;  // anything
+using attention::AlignedRows;
+using attention::Float32;
+using attention::kGroupRows;
+using attention::recomputed;
+using attention::StridedRows;
+using attention::swizzled;
+using attention::Tile;
+using attention::Work;
 
 // kProducts: 3 for float32 with its own precision (products_tf32.cuh). QkElement: of q and k as they are multiplied; T,
-// or int8 (products_int8.cuh). Walk: which tiles of keys a tile of rows goes through.
+// or int8 (products_int8.cuh). Rows: how they come to shared memory (attention/rows.cuh). Walk: which tiles of keys a
+// tile of rows goes through.
 template <class T, int kProducts_, int kHeadSize_, Tiling kTiling, bool kScoreOptions_, class Rows_,
           class QkElement_ = T, TileWalk Walk_ = BandWalk<int>>
 struct Config {
@@ -40,31 +47,7 @@ struct Config {
 };
 
 template <class C>
-concept Float32 = sizeof(typename C::Element) == 4;
-template <class C>
 concept Int8Qk = std::is_same_v<typename C::QkElement, std::int8_t>;
-
-// Rows of 16-byte chunks; chunk c of row r lies at c ^ (r % 8), so that eight rows of one column meet all banks. Rows
-// of four chunks meet them two by two: c ^ (r / 2 % 4).
-template <class T, int kRows, int kColumns>
-struct alignas(1024) Tile {
-  static constexpr std::uint32_t kPitch = kColumns * sizeof(T);
-  static constexpr int kPerChunk = 16 / sizeof(T), kChunks = kColumns / kPerChunk;
-  T row[kRows][kColumns];
-};
-
-__device__ inline std::uint32_t swizzled(std::uint32_t pitch, unsigned row, unsigned chunk) {
-  return row * pitch + ((chunk ^ (pitch < 128 ? row / 2 % 4 : row % 8)) << 4);
-}
-
-// Which head of which sequence, and which query tile of it.
-struct Work {
-  int b, h;
-  int first;                // position of the tile's row 0 in its sequence
-  int q_rows, sq, sk, off;  // as in Sequence
-  int q_row, k_slot;        // of position 0 and key 0 in their storage
-  const std::byte *k, *v;   // this head's: key 0; in a paged cache, slot 0 of page 0
-};
 
 // And which tiles of keys that tile of rows goes through.
 template <class Walk>
@@ -90,9 +73,5 @@ struct SharedMemory {
   TileWork<typename C::Walk> work;  // here rather than in registers, which the products need
   std::conditional_t<Int8Qk<C>, Int8Scales<C::kTileQ, C::kTileK>, NoScales> scales;
 };
-
-// The same value, of which the compiler believes that it changes with the tile (which is never negative): what is
-// computed from it inside a loop stays inside, where registers are scarcer than instructions.
-__device__ inline unsigned recomputed(unsigned value, int tile) { return value + (tile >> 31); }
 
 }  // namespace heddle::cuda::sm80::attention_fwd

@@ -4,15 +4,13 @@
 
 #include <cfloat>
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm80/attention_fwd/scores.cuh"
+#include "cuda/sm80/attention/scores.cuh"
+#include "cuda/sm80/attention_fwd/schedule.cuh"
 
 namespace heddle::cuda::sm80::attention_fwd {
-
-// O is rescaled only when a row's maximum has grown by more than this (log2): until then P may reach 2^8, which fp32
-// sums and 16-bit floats hold as exactly as values below 1. (The conditional rescaling of FlashAttention-4.)
-constexpr float kRescaleLog2 = 8;
 
 constexpr float kSumStart = 0x1.8p23f;  // of scores that are sums of 8-bit codes (products_int8.cuh)
 
@@ -24,8 +22,8 @@ struct Consumer {
   const unsigned lane, warp_row;
 
   // Statistics of the rows lane / 4 + 8 r of each group. max is in log2 units, after the scale, or with score options a
-  // logit; and finite: what is subtracted from -inf must not be -inf. sum counts this lane's columns only, and is 0
-  // until a key is met.
+  // logit. It begins at the lowest finite number, not at -inf: -inf - -inf would be NaN. sum counts this lane's columns
+  // only, and is 0 until a key is met.
   float max[C::kGroups][2], sum[C::kGroups][2];
   float s[C::kGroups][C::kTileK / 8][4];
   float o[C::kGroups][C::kHeadSize / 8][4];
@@ -59,13 +57,13 @@ struct Consumer {
     const int row = w.first + warp_row + lane / 4, key = tile * C::kTileK + 2 * (lane % 4);
     const bool whole = w.walk.whole_tile(tile);
     if constexpr (Int8Qk<C>) find_factors(lane);
-    if constexpr (C::kScoreOptions) scale_scores<C>(p, w, row, key, s);
-    if (!whole) mask_band<C>(p, w, w.walk.keys(), row, key, s);
+    if constexpr (C::kScoreOptions) attention::scale_scores<C>(p, w, row, key, s);
+    if (!whole) attention::mask_band<C>(p, w, w.walk.keys(), row, key, s);
     if constexpr (C::kScoreOptions) {
       attended = ~0u;
       if (p.problem.bias.data != nullptr || p.problem.mask.data != nullptr) {
-        add_planes<C>(p, w, whole, row, key, s);
-        attended = attended_keys<C>(s);
+        attention::add_planes<C>(p, w, whole, row, key, s);
+        attended = attention::attended_keys<C>(s);
       }
     }
   }
@@ -89,7 +87,8 @@ struct Consumer {
     if (spoiled) spoil_scores(lane);
   }
 
-  // Scores of rows and keys that are not finite. Where they are masked, they come to nothing.
+  // Codes cannot say that a row or key is not finite: its scores become NaN here. What is masked afterwards becomes
+  // -inf whatever it was.
   __device__ void spoil_scores(unsigned lane) {
 #pragma unroll
     for (int g = 0; g < C::kGroups; ++g) {
@@ -113,7 +112,7 @@ struct Consumer {
     return top;
   }
 
-  // Brings the maxima up to date, and sums and o to their scale.
+  // Brings the maxima up to date, and makes sums and o relative to them.
   __device__ void rescale() {
     float correction[C::kGroups][2];
     bool changed = false;
@@ -129,8 +128,7 @@ struct Consumer {
             top = fmaxf(top, (largest(g, r, b * kColumns, kColumns) - kSumStart) * factor[b][g][r]);
           }
         }
-        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)) * scale();
+        top = largest_of_quad(top) * scale();
         const float before = max[g][r];
         if (top > before + kRescaleLog2 / kLog2) max[g][r] = top;
         if constexpr (Int8Qk<C>) {
@@ -172,14 +170,15 @@ struct Consumer {
     }
     if constexpr (C::kScoreOptions) {
       const unsigned lane = recomputed(this->lane, tile);
-      if (p.drop_below > 0) drop<C>(p, w, w.first + warp_row + lane / 4, tile * C::kTileK + 2 * (lane % 4), step, s);
+      if (p.drop_below > 0)
+        attention::drop<C>(p, w, w.first + warp_row + lane / 4, tile * C::kTileK + 2 * (lane % 4), step, s);
     }
   }
 
-  // log2 units in one of max.
-  static constexpr float kLog2 = C::kScoreOptions ? kLog2OfE : 1.0f;
+  // How many log2 units one unit of max is.
+  static constexpr float kLog2 = C::kScoreOptions ? kLog2e : 1.0f;
 
-  // Of s as rescale() finds it.
+  // What makes scores, as rescale() finds them, units of max.
   __device__ float scale() const { return C::kScoreOptions || Int8Qk<C> ? 1.0f : p.scale_log2; }
 };
 

@@ -1,7 +1,8 @@
 // The end of a tile: lse, and O normalised, rounded and written.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/attention_fwd/consumer.cuh"
 
@@ -11,7 +12,6 @@ namespace heddle::cuda::sm80::attention_fwd {
 template <class C>
 __device__ inline void finish_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
                                    float (&inverse)[C::kGroups][2]) {
-  constexpr float kLn2 = 0.693147180559945309f;
   const AttentionProblem& a = p.problem;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float keep = C::kScoreOptions ? 1.0f / (1.0f - a.dropout.p) : 1.0f;
@@ -20,16 +20,14 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const Consume
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int i = w.first + warp_row + kGroupRows * g + 8 * r + lane / 4;
-      float sum = rows.sum[g][r], max = C::kScoreOptions ? rows.max[g][r] : rows.max[g][r] * kLn2;
-      sum += __shfl_xor_sync(0xffffffff, sum, 1);
-      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      float sum = sum_of_quad(rows.sum[g][r]), max = C::kScoreOptions ? rows.max[g][r] : rows.max[g][r] * kLn2;
       inverse[g][r] = sum == 0.0f ? 0.0f : __fdividef(keep, sum);
-      // What every score of the row lacks.
+      // Scores of codes lack q times the mean of the keys (any/attention_int8_qk/layout.h), which lse must have.
       if constexpr (Int8Qk<C>) {
         if (i < w.sq) max += p.codes.q_shift.at(w.b, w.q_row + i, w.h) * kLn2;
       }
       if (a.sink.data != nullptr) {
-        // The sink joins the sum; the common factor exp(max) is the larger of both, so that nothing overflows.
+        // The sink joins the sum. Both are taken relative to the larger logit, so that nothing overflows.
         const float sink = reinterpret_cast<const float*>(a.sink.data)[w.h * a.sink.stride_h];
         const float top = fmaxf(max, sink), factor = exp_of_difference(max, top);
         inverse[g][r] = sum == 0.0f ? 0.0f : keep * factor;

@@ -1,6 +1,7 @@
 // What the candidates of the kernel share on the host.
 #pragma once
 
+#include "cuda/common/attention/window.h"
 #include "cuda/sm80/attention_fwd/variants.h"
 
 namespace heddle::cuda::sm80::attention_fwd {

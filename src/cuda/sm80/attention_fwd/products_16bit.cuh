@@ -1,6 +1,7 @@
 // The products of a key tile with 16-bit operands, mma.m16n8k16.
 #pragma once
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
@@ -57,11 +58,6 @@ requires(!Float32<C> && !Int8Qk<C>) __device__ inline void multiply_qk(Consumer<
       }
     }
   }
-}
-
-// A word whose low and high half are all ones where bit 0 and bit 1 are set.
-__device__ inline std::uint32_t halves(std::uint32_t bits) {
-  return ((bits & 1) != 0 ? 0x0000ffffu : 0) | ((bits & 2) != 0 ? 0xffff0000u : 0);
 }
 
 // O += P V. The exponentials of 16 keys are computed while the tensor cores multiply those before.

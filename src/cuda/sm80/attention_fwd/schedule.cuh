@@ -3,14 +3,8 @@
 
 #include "cuda/common/bounded_sequence.h"
 #include "cuda/sm80/attention_fwd/config.h"
-#include "cuda/sm80/attention_fwd/params.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
-
-// Which pairs of the sequence meet. Its steps are constants here, and so cost nothing.
-__device__ inline BasicBand<int> band_of(const Params& p, const Work& w) {
-  return {.off = w.off, .left = p.left, .right = p.right, .rows = w.sq, .keys = w.sk};
-}
 
 // The walk of a tile of rows, which is all of `band` or what a list names of it.
 __device__ inline void set_walk(const Params&, const Work&, int /*tile_q*/, const BandWalk<int>& band,
@@ -27,7 +21,8 @@ __device__ inline void set_walk(const Params& p, const Work& w, int tile_q, cons
 // have most keys, and short tiles at the end let all multiprocessors finish together.
 template <class C>
 __device__ inline TileWork<typename C::Walk> describe_work(const Params& p) {
-  // Divisions would be most of what this takes; only a last section of fewer heads needs one.
+  // Divisions would take most of this function's time, so all but one are by Divisors that the host prepared. That one
+  // is for a last section with fewer heads than the others.
   const unsigned tile = blockIdx.x, section = p.section_tiles.quotient(tile);
   const unsigned rest = tile - section * p.section_tiles.divisor, from_unit = section * p.section.divisor;
   const unsigned left_over = p.units - from_unit, units = min(p.section.divisor, left_over);
@@ -53,9 +48,9 @@ __device__ inline TileWork<typename C::Walk> describe_work(const Params& p) {
   w.k = key0(Int8Qk<C> ? p.codes.k : p.problem.k, sizeof(typename C::QkElement));
   w.v = key0(p.problem.v, sizeof(typename C::Element));
   const Interval<int> rows{w.first, w.first + C::kTileQ};
-  BandWalk<int> band(band_of(p, w), rows, {0, w.sk}, C::kTileK);
+  BandWalk<int> band(attention::band_of(p, w), rows, {0, w.sk}, C::kTileK);
   band.mask_partial();
-  // Rows that do not exist have no bias or mask to read.
+  // With score options, rows that do not exist have all their keys masked, so that no bias or mask is read for them.
   if (C::kScoreOptions && rows.end > w.sq) band.mask_all();
   set_walk(p, w, C::kTileQ, band, w.walk);
   return w;

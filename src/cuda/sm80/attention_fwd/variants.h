@@ -7,9 +7,11 @@
 #include <string_view>
 
 #include "cuda/common/variants.h"
-#include "cuda/sm80/attention_fwd/params.h"
+#include "cuda/sm80/attention/params.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
+
+using attention::Params;
 
 struct Tiling {
   int warps;

@@ -1,6 +1,7 @@
-// Deterministic sums of dQ: two threads take the tiles in turn, add what the consumer warpgroups hand over when the
-// tile awaits these keys, and let the next keys have it when the sum is there. That is known only microseconds later,
-// and no consumer waits for it.
+// Deterministic sums of dQ. The CTAs of all key tiles add to a query tile's sum one after the other, in a fixed order;
+// p.turns counts who is next. Two threads of each CTA do so, one for even and one for odd query tiles: they wait until
+// it is this CTA's turn, add what the consumer warpgroups have handed over, and pass the turn on when the sum has been
+// written. That is known only microseconds later, which is why no consumer waits for it.
 #pragma once
 
 #include "cuda/common/ptx/barrier.cuh"

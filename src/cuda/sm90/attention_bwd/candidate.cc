@@ -4,6 +4,8 @@
 #include "core/check.h"
 #include "cuda/any/attention_bwd_rows/bias_gradient.h"
 #include "cuda/any/attention_bwd_rows/launch.h"
+#include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/window.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
@@ -101,8 +103,6 @@ std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
   return static_cast<std::size_t>(Layout(p, variant_for(p)).bytes);
 }
 
-int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min<std::int64_t>(size, kOpen)); }
-
 std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const int parts = parts_of_group(p, v);
@@ -148,8 +148,9 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
     params.k = map(p.k, p.D, p.k_rows, p.Hkv, k_batches, v.tile_k);
     params.v = map(p.v, p.Dv, p.k_rows, p.Hkv, k_batches, v.tile_k);
   }
-  params.left = window(p.window_left);
-  params.right = p.causal != Causal::none ? 0 : window(p.window_right);
+  const Window window = window_of(p);
+  params.left = window.left;
+  params.right = window.right;
   params.lse_log2 = rows.lse_log2;
   params.delta = rows.delta;
   params.largest = rows.largest;

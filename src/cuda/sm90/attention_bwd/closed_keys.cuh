@@ -2,9 +2,9 @@
 #pragma once
 
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/sm90/attention/finite.cuh"
 #include "cuda/sm90/attention_bwd/producer.cuh"
 #include "cuda/sm90/attention_bwd/score_options.cuh"
-#include "cuda/sm90/attention_fwd/guard.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {
 
@@ -49,7 +49,7 @@ __device__ void clear_closed_keys(const Params& p, SharedMemory<C>& shared) {
     const auto chunk = [&](const auto& tile) {
       return reinterpret_cast<const uint4*>(tile.panel[n / kChunks][row])[n % kChunks];
     };
-    found |= attention_fwd::not_finite<T>(chunk(shared.k)) | attention_fwd::not_finite<T>(chunk(shared.v));
+    found |= attention::not_finite<T>(chunk(shared.k)) | attention::not_finite<T>(chunk(shared.v));
   }
 #pragma unroll
   for (int lanes = 1; lanes < kThreadsOfRow; lanes *= 2) found |= __shfl_xor_sync(0xffffffff, found, lanes);

@@ -4,19 +4,20 @@
 #include <type_traits>
 
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ring.cuh"
+#include "cuda/sm90/attention/tile.cuh"
 #include "cuda/sm90/attention_bwd/variants.h"
-#include "cuda/sm90/attention_fwd/config.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
 
-using attention_fwd::kPanel;
-using attention_fwd::RingPosition;
-using attention_fwd::Tile;
+using attention::kPanel;
+using attention::Tile;
 
 constexpr int kConsumers = 2;  // warpgroups
 constexpr int kKeys = 64;      // the M of their products
 constexpr int kThreads = 128 * (1 + kConsumers);
-// Three times 168 in all: what a thread is launched with. More would be waited for forever.
+// At launch each of three warpgroups has 168 registers a thread. The consumers wait until the producer has given back
+// what they ask for beyond that: were the sum larger, they would wait forever.
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
 
@@ -49,12 +50,12 @@ struct Work {
   int stored_keys;        // rows of dk and dv to be written
   int first_tile, tiles;  // query tiles of each head that attend keys of this tile
   int start;              // the one to begin with; after the last comes the first
-  // In a deterministic sum, this tile of keys is the one after `place` others at a query tile. In a chunk of tiles that
-  // start apart: number `place` of `chunk`, of the chunk that begins with tile chunk_first.
+  // For deterministic sums (schedule.cuh). tile: of keys. Where tiles of keys start at different query tiles, this one
+  // is number `place` of the `chunk` ones of its chunk, which begins with tile chunk_first; else chunk is 0.
   int tile, chunk, place, chunk_first;
   int last_key;             // tile of keys in use
   int first_row, last_row;  // the rows that attend some key lie between
-  bool clears_end;          // what follows last_row may be anything; else it is zero
+  bool clears_end;          // rows from last_row on may hold anything and must be cleared; else copies bring zeros
   bool takes_turns;         // at the sums of dQ, if those are deterministic
 };
 

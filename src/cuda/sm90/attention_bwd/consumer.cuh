@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_bwd/warpgroup.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {
@@ -43,7 +44,8 @@ class Consumer : Warpgroup<C> {
 
   __device__ void issue_scores(int n) { this->template issue_products<C::kTileQ>(shared.k, shared.q[n], 0, s); }
 
-  // Of the tile before; of the first tile if there is none, for nothing. Returns the buffer of its dS.
+  // Starts dQ of the query tile before, and returns the buffer of its dS. At the first tile there is none before: then
+  // the product runs over this tile's dS and is thrown away.
   __device__ int issue_last_query_gradient(typename Base::Block& dq, bool first) {
     const int buffer = first ? 0 : ds.index ^ 1;
     if (!planted(Plant::unawaited_gradients)) {
@@ -92,7 +94,7 @@ class Consumer : Warpgroup<C> {
     // lse and delta went into P and dS, whose products are done.
     if (!released) release_after_products(shared.q_free[n]);
     release_after_products(shared.d_o_free[n]);
-    // After the last tile, one that is there already is computed once more, for nothing.
+    // After the last tile there is no next: scores of one that is there are computed once more, and thrown away.
     const RingPosition<C::kStages> current = stage;
     stage.next();
     const int following = more ? stage.index : n;
@@ -105,7 +107,7 @@ class Consumer : Warpgroup<C> {
       this->add(dq, last, buffer);
     }
     ds.next();
-    wgmma_wait<0>();  // under way from one round of the loop to the next, products would be serialised
+    wgmma_wait<0>();  // ptxas would serialise products that are under way from one round of the loop to the next
     keep(s);
   }
 

@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_bwd_kernel(const __grid
       ptx::barrier_init(shared.ds_ready[i], C::kSplit ? 4 : kWarps);
       ptx::barrier_init(shared.ds_free[i], kWarps);
     }
-    // Every thread that writes or reads it: racecheck carries no meeting of a warp through a barrier.
+    // Every thread that writes or reads P arrives itself: racecheck does not see that a warp has met before one lane
+    // arrives for all.
     ptx::barrier_init(shared.p_ready, 128);
     ptx::barrier_init(shared.p_free, 128);
     for (int c = 0; c < kConsumers; ++c) {

@@ -9,7 +9,8 @@
 
 namespace heddle::cuda::sm90::attention_bwd {
 
-// Each waits for the grid before it itself: that of the rows, if there are any; not for what clears turns.
+// Whether launches may overlap the grid before them: each then waits for it in the kernel (common/overlap.cuh). Not
+// where that clears the turns, or where there is no grid of rows' statistics before.
 inline bool overlaps(const Params& params) { return params.turns == nullptr && params.problem.q_rows > 0; }
 
 template <class C>

@@ -8,9 +8,6 @@
 
 namespace heddle::cuda::sm90::attention_bwd {
 
-constexpr int kOpen = 1 << 30;  // a window without an edge
-constexpr float kLog2e = 1.44269504088896341f;
-
 struct Params {
   // [batch, head, row, dim], innermost first: dim, row, head, batch; boxes of 64 dims.
   CUtensorMap q, d_o, k, v;

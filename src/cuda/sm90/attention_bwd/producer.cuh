@@ -5,31 +5,11 @@
 #include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/ring.cuh"
+#include "cuda/sm90/attention/tile.cuh"
 #include "cuda/sm90/attention_bwd/schedule.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {
-
-// Box after box of 64 dims; their bytes count at `ready`.
-template <class Tile>
-__device__ void load_tile(Tile& tile, const CUtensorMap& map, ptx::Barrier& ready, int row, int h, int b,
-                          ptx::L2 hint) {
-#pragma unroll
-  for (int panel = 0; panel < Tile::kPanels; ++panel) {
-    ptx::tma_load_4d(tile.panel[panel], map, ready, panel * kPanel, row, h, b, hint);
-  }
-}
-
-// Rows [from, to) become zeros, by `threads` threads of which this is number `thread`.
-template <class Tile>
-__device__ void clear_rows(Tile& tile, int from, int to, int thread, int threads) {
-  constexpr int kChunks = sizeof(tile.panel[0][0]) / sizeof(uint4);
-#pragma unroll 1
-  for (int panel = 0; panel < Tile::kPanels; ++panel) {
-    auto* chunks = reinterpret_cast<uint4*>(tile.panel[panel]);
-#pragma unroll 1
-    for (int i = from * kChunks + thread; i < to * kChunks; i += threads) chunks[i] = make_uint4(0, 0, 0, 0);
-  }
-}
 
 // Rows of q and dO that attend no key become zeros: P and dS are zero for them, but zero times NaN is not. The whole
 // warp.
@@ -55,9 +35,9 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
   const bool first_lane = threadIdx.x % 32 == 0;
   if (first_lane) {
     ptx::barrier_arrive_expect(shared.k_ready, sizeof(shared.k.panel));
-    load_tile(shared.k, p.k, shared.k_ready, w.k_row + w.first_key, w.kv_head, w.k_batch, ptx::L2::evict_first);
+    load_panels(shared.k, p.k, shared.k_ready, w.k_row + w.first_key, w.kv_head, w.k_batch, ptx::L2::evict_first);
     ptx::barrier_arrive_expect(shared.v_ready, sizeof(shared.v.panel));
-    load_tile(shared.v, p.v, shared.v_ready, w.k_row + w.first_key, w.kv_head, w.k_batch, ptx::L2::evict_first);
+    load_panels(shared.v, p.v, shared.v_ready, w.k_row + w.first_key, w.kv_head, w.k_batch, ptx::L2::evict_first);
   }
   wait_for_previous_grid();  // of the rows' statistics
   constexpr std::uint32_t kRowBytes = C::kTileQ * sizeof(float);
@@ -75,14 +55,14 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
     if (first_lane) {
       auto& ready = clears ? shared.landed[q.index] : shared.q_ready[q.index];
       ptx::barrier_arrive_expect(ready, sizeof(shared.q[0].panel) + kRowBytes);
-      load_tile(shared.q[q.index], p.q, ready, w.q_row + row, h, w.q_batch, ptx::L2::evict_last);
+      load_panels(shared.q[q.index], p.q, ready, w.q_row + row, h, w.q_batch, ptx::L2::evict_last);
       ptx::bulk_load(shared.lse[q.index], p.lse_log2 + statistics + row, kRowBytes, ready);
     }
     await_free(shared.d_o_free[d_o.index], d_o.phase);
     if (first_lane) {
       auto& ready = clears ? shared.landed[q.index] : shared.d_o_ready[d_o.index];
       ptx::barrier_arrive_expect(ready, sizeof(shared.d_o[0].panel) + kRowBytes);
-      load_tile(shared.d_o[d_o.index], p.d_o, ready, w.q_row + row, h, w.q_batch, ptx::L2::evict_last);
+      load_panels(shared.d_o[d_o.index], p.d_o, ready, w.q_row + row, h, w.q_batch, ptx::L2::evict_last);
       ptx::bulk_load(shared.delta[d_o.index], p.delta + statistics + row, kRowBytes, ready);
     }
     if (!clears) continue;

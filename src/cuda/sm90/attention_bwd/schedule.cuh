@@ -1,7 +1,9 @@
 // Which keys a CTA computes the gradients of, and which query tiles meet them.
 #pragma once
 
+#include "cuda/common/attention/window.h"
 #include "cuda/common/bounded_sequence.h"
+#include "cuda/common/prefix_sum.cuh"
 #include "cuda/sm90/attention_bwd/config.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
@@ -10,8 +12,8 @@ struct TileIndex {
   int tile, head, sequence;  // head: kv head and part; sequence < 0: there is no such tile
 };
 
-// Which CTA this is in the order of work: in a deterministic sum in that of their starts, since they wait for those
-// before them. The whole warp.
+// This CTA's number in the order of work. For deterministic sums, where CTAs wait for those before them, that is the
+// order in which they have started: whoever is waited for then runs. The whole warp.
 __device__ inline int number_of_start(const Params& p) {
   int number = static_cast<int>(blockIdx.x);
   if (p.ticket != nullptr) {
@@ -52,12 +54,7 @@ __device__ TileIndex tile_of_packed(const Params& p, int tile) {
     const int b = from + lane;
     const int rows = b < batch ? static_cast<int>(p.problem.sequence(b).k_rows) : 0;
     const int tiles = (rows + C::kTileK - 1) / C::kTileK * heads;
-    int before = tiles;  // of the sequences up to this lane's
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-      const int other = __shfl_up_sync(0xffffffff, before, step);
-      if (lane >= step) before += other;
-    }
+    const int before = sum_through_lane(tiles, lane);  // of the sequences up to this lane's
     const unsigned reaches = __ballot_sync(0xffffffff, tile < before);
     if (reaches != 0) {
       const int owner = __ffs(static_cast<int>(reaches)) - 1;
@@ -98,7 +95,7 @@ __device__ bool find_work(const Params& p, int tile, Work& w) {
   w.statistics_row = static_cast<int>(any::attention_bwd_rows::first_row(problem, at.sequence, s));
   w.sq = sq;
   w.off = off;
-  // A key that no row attends is as one beyond the length: what lies there may be anything.
+  // Keys that no row attends are treated as keys beyond the length: they may hold anything, and are cleared.
   const int end = p.right == kOpen ? sk : min(sk, sq + off + p.right);
   w.keys = max(min(end - w.first_key, C::kTileK), 0);
   w.begin = min(max(off - p.left - w.first_key, 0), w.keys);

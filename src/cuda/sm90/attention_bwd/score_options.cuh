@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/any/attention_bwd_rows/large_rows.cuh"
-#include "cuda/common/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_bwd/scores.cuh"
 
@@ -48,7 +47,7 @@ __device__ __forceinline__ void apply_planes(const Params& p, const Work& w, int
       score = fmaf(-slope, fabsf(static_cast<float>(i + query + w.off - j - key)), score);
     });
   }
-  // A pair that a bias of -inf removes may have had any score.
+  // A bias of -inf removes the pair, whatever its score was: NaN - inf would be NaN.
   const auto add = [](float& score, float bias) { score = bias == -INFINITY ? bias : score + bias; };
   if (problem.bias.data != nullptr && problem.bias.dtype == DType::f32) {
     const PlaneElements<float> bias(problem.bias, w, head, i, j);
@@ -65,8 +64,8 @@ __device__ __forceinline__ void apply_planes(const Params& p, const Work& w, int
   }
 }
 
-// Where rows have an lse that does not say what their scores sum to, the scores of two queries and two keys become
-// relative to the row's largest, and base with them. at: of the first query's largest.
+// For large rows (docs/glossary.md): the scores of two queries and two keys become relative to their row's largest
+// score, and so does `base`. at: where the first query's largest score is.
 __device__ __forceinline__ void take_large_rows(const float* at, float2& base, float (&x)[4]) {
   using namespace any::attention_bwd_rows;
   if (is_large_row(base.x)) {

@@ -4,6 +4,7 @@
 // 8 j + 2 (t % 4) + c of the tile.
 #pragma once
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/sm90/attention_bwd/config.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
@@ -30,13 +31,7 @@ __device__ __forceinline__ void mask_band(const Params& p, const Work& w, int ro
     const int j = key + 8 * r, begin = j - w.off - p.right - row, end = j - w.off + p.left - row + 1;
     const unsigned length =
         j < w.first_key + w.keys ? static_cast<unsigned>(end) - static_cast<unsigned>(begin) : 0;  // to 2^31
-#pragma unroll
-    for (int n = 0; n < kCount / 4; ++n) {
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        if (static_cast<unsigned>(column + 8 * n + c - begin) >= length) s[4 * n + 2 * r + c] = -INFINITY;
-      }
-    }
+    keep_keys<kCount / 4>(begin, length, column, [&](int n) { return &s[4 * n + 2 * r]; });
   }
 }
 

@@ -5,6 +5,7 @@
 
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_bwd/warpgroup.cuh"
 
 namespace heddle::cuda::sm90::attention_bwd {
@@ -73,7 +74,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     ptx::barrier_wait(shared.d_o_ready[0], phase);
     this->issue_gradient(pairs, shared.d_o[0], 0, dv);
 
-    // At the first tile there is none before: this one's, for nothing.
+    // dQ of the tile before. At the first tile there is none: then over this tile's dS, and thrown away.
     const bool first = last == nullptr;
     const int buffer = first ? 0 : ds.index ^ 1;
     ptx::barrier_wait(shared.ds_ready[buffer], first ? 0 : ds.phase ^ (ds.index == 0));
@@ -87,7 +88,7 @@ class ProbabilityConsumer : Warpgroup<C> {
     this->issue_query_gradient(buffer, 0, 2, dq);
     const RingPosition<C::kStages> current = q;
     q.next();
-    const int following = more ? q.index : n;  // after the last tile, one that is there is computed again, for nothing
+    const int following = more ? q.index : n;  // after the last tile: one that is there, and its scores are thrown away
     ptx::barrier_wait(shared.q_ready[following], more ? q.phase : current.phase);
     issue_scores(following);
     wgmma_wait<1>();

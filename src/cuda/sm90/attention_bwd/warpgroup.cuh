@@ -3,12 +3,14 @@
 // dS K.
 #pragma once
 
+#include "cuda/common/attention/log2.h"
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_bwd/closed_keys.cuh"
 #include "cuda/sm90/attention_bwd/epilogue.cuh"
@@ -35,7 +37,7 @@ class Warpgroup {
   __device__ Warpgroup(const Params& params, SharedMemory<C>& memory, int number)
       : p(params), shared(memory), warpgroup(number), key_row(C::kSplit ? 0 : number * kKeys) {}
 
-  __device__ static int thread() { return attention_fwd::recomputed(static_cast<int>(threadIdx.x)) % 128; }
+  __device__ static int thread() { return recomputed(static_cast<int>(threadIdx.x)) % 128; }
 
   __device__ static void clear(Accumulators& x) {
 #pragma unroll
@@ -100,7 +102,8 @@ class Warpgroup {
     wgmma_commit();
   }
 
-  // Under a softcap not ahead of its use, for which there are no registers.
+  // Two neighbours of an array in shared memory. Under a softcap read where they are used, not before: the compiler
+  // would else load them ahead, into registers that there are not.
   __device__ static float2 two_of(const float* x) {
     if constexpr (C::kOption == Option::kSoftcap) {
       const volatile float* now = x;
@@ -142,7 +145,7 @@ class Warpgroup {
           } else if constexpr (C::kOption == Option::kSoftcap) {
             pair[c] = ptx::exp2_approx(cap_softly(p, pair[c], derivative[c]) - subtract);
           } else {
-            pair[c] = ptx::exp2_approx(fmaf(pair[c], kLog2OfE, -subtract));
+            pair[c] = ptx::exp2_approx(fmaf(pair[c], kLog2e, -subtract));
           }
         }
         pairs[part * kPartQ / 16 + j / 2][j % 2 * 2 + r] = ptx::pack2<T>(pair[0], pair[1]);

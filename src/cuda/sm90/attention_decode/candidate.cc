@@ -6,11 +6,13 @@
 
 #include "core/check.h"
 #include "cuda/assumed_gpu.h"
+#include "cuda/common/attention/window.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
+#include "cuda/sm90/attention_decode/tiles.h"
 #include "cuda/sm90/attention_decode/variants.h"
 
 namespace heddle::cuda {
@@ -19,8 +21,7 @@ namespace {
 using namespace sm90::attention_decode;
 
 constexpr std::int64_t kMaxLength = kOpen / 2, kMaxQueries = 16;
-constexpr int kWarps = 8, kRowTile = 16, kKeyTile = 16,
-              kBlockRows = 128;      // as in config.h; keys of all heads of a block
+constexpr int kBlockRows = 128;      // keys of all heads of a block
 constexpr int kInvariantKeys = 512;  // an item's keys where the cut must not depend on the batch
 constexpr int kSharedBytes = kHopperSharedBytes, kQueryBytes = 34 * 1024;
 
@@ -39,7 +40,7 @@ bool scales_by_key(const AttentionProblem& p) {
 
 // Rows of a kv head that one unit may have.
 int row_limit(const Variant& v) {
-  return std::min(kWarps * kRowTile * v.tiles.row_tiles, v.tiles.head == 256 ? 64 : 256);
+  return std::min(kConsumerWarps * kRowTile * v.tiles.row_tiles, v.tiles.head == 256 ? 64 : 256);
 }
 
 bool takes(const Variant& v, const AttentionProblem& p) {
@@ -126,18 +127,18 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
   // and fewer parts of each to merge.
   const bool interleaved = p.k.stride_h <= p.k.stride_s, small_pages = page < kKeyTile;
   // With many rows, what a CTA has to merge at its end counts for more; and a warpgroup's keys lie side by side.
-  const bool many_rows = v.warps > 1 && (page < v.keys || 2 * plan.rows > kWarps / 2 * kRowTile);
-  const int most = !interleaved || many_rows ? 1 : p.batch_invariant && !small_pages ? 2 : kWarps;
+  const bool many_rows = v.warps > 1 && (page < v.keys || 2 * plan.rows > kConsumerWarps / 2 * kRowTile);
+  const int most = !interleaved || many_rows ? 1 : p.batch_invariant && !small_pages ? 2 : kConsumerWarps;
   const std::int64_t units = small_pages ? 8 : processors / 2;
   const int q_bytes = ceil_to(plan.rows, v.q_rows) * v.q_pitch;  // of a head
   plan.heads = 1;
-  while (2 * plan.heads <= most && 2 * plan.heads * plan.row_groups <= kWarps && p.Hkv % (2 * plan.heads) == 0 &&
-         2 * plan.heads * q_bytes <= kQueryBytes &&
+  while (2 * plan.heads <= most && 2 * plan.heads * plan.row_groups <= kConsumerWarps &&
+         p.Hkv % (2 * plan.heads) == 0 && 2 * plan.heads * q_bytes <= kQueryBytes &&
          (p.batch_invariant || p.B * p.Hkv / (2 * plan.heads) * plan.row_units >= units)) {
     plan.heads *= 2;
   }
   plan.head_groups = static_cast<int>(p.Hkv / plan.heads);
-  plan.key_splits = kWarps / (plan.heads * plan.row_groups);
+  plan.key_splits = kConsumerWarps / (plan.heads * plan.row_groups);
   plan.block = v.warps > 1 ? plan.key_splits * v.keys : kBlockRows / plan.heads;
   plan.cluster = 1;
   if (!p.batch_invariant && (p.B == 1 || equal_lengths(p))) choose_cluster(p, v, plan);
@@ -175,7 +176,7 @@ Plan plan_for(const AttentionProblem& p, const Variant& v) {
   plan.ctas = plan.cluster > 1 ? static_cast<int>(p.B) * plan.head_groups * plan.row_units * plan.cluster
                                : static_cast<int>(std::min<std::int64_t>(items, processors));
   const int quads = plan.heads * plan.rows * ceil_div(p.Dv, 4);
-  while (plan.merge_shift < 3 && quads << (plan.merge_shift + 1) <= 32 * kWarps) ++plan.merge_shift;
+  while (plan.merge_shift < 3 && quads << (plan.merge_shift + 1) <= 32 * kConsumerWarps) ++plan.merge_shift;
   plan.cluster_items = ceil_div(quads, plan.cluster);
   plan.slot_words = 3 * quads;
   plan.slots = plan.item_blocks > 1 ? static_cast<int>(items) : 2 * plan.ctas;
@@ -208,8 +209,6 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
   return std::size_t{16} * static_cast<std::size_t>(plan.slots) * static_cast<std::size_t>(plan.slot_words);
 }
 
-int window(std::int64_t size) { return static_cast<int>(size < 0 ? kOpen : std::min<std::int64_t>(size, kOpen)); }
-
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   if (p.B == 0 || p.q_rows == 0) return "nothing to launch";
   const Variant& v = variant_for(p);
@@ -240,8 +239,9 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.k = cache_map(p.k, p.D);
   params.v = cache_map(p.v, p.Dv);
   params.slots = static_cast<uint4*>(runtime.workspace.data);
-  params.left = window(p.window_left);
-  params.right = p.causal != Causal::none ? 0 : window(p.window_right);
+  const Window window = window_of(p);
+  params.left = window.left;
+  params.right = window.right;
   params.equal_lengths = equal_lengths(p);
   if (params.equal_lengths) {
     params.equal = span_of(p, plan, params.left, params.right, 0);

@@ -4,17 +4,14 @@
 #include <cstdint>
 
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/recomputed.cuh"
+#include "cuda/common/ring.cuh"
+#include "cuda/sm90/attention_decode/tiles.h"
 #include "cuda/sm90/attention_decode/variants.h"
 
 namespace heddle::cuda::sm90::attention_decode {
 
-constexpr int kConsumerWarps = 8, kQueryWarps = 3;
-constexpr int kServiceThreads = 128;  // the producer's warp and the query warps
-constexpr int kConsumers = 32 * kConsumerWarps;
-constexpr int kThreads = kServiceThreads + kConsumers;
-constexpr int kRowTile = 16, kKeyTile = 16;      // what a warp's product takes
-constexpr int kGroupRows = 64, kGroupKeys = 64;  // what a warpgroup's takes, a row tile for each of its four warps
-constexpr int kPanel = 128;                      // bytes, the width of the swizzle
+constexpr int kPanel = 128;  // bytes, the width of the swizzle
 constexpr int kMaxStages = 16, kPieces = 4;
 constexpr int kMaxRows = 256;  // of a unit, over all its heads
 
@@ -112,24 +109,5 @@ __device__ inline void start() {
   ptx::previous_grid_wait();
   __syncthreads();
 }
-
-// The same value, of which the compiler knows nothing: what is computed from it inside a loop stays inside. Registers
-// are scarcer here than the few instructions that hoisting would save.
-__device__ inline int recomputed(int value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
-// Position in a ring of buffers, and the parity of its barriers' phases.
-struct RingPosition {
-  int index = 0;
-  std::uint32_t phase = 0;
-  __device__ void next(int size) {
-    if (++index == size) {
-      index = 0;
-      phase ^= 1;
-    }
-  }
-};
 
 }  // namespace heddle::cuda::sm90::attention_decode

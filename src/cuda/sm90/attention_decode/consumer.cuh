@@ -5,8 +5,10 @@
 
 #include <type_traits>
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_decode/merge.cuh"
 #include "cuda/sm90/attention_decode/warp_blocks.cuh"
 #include "cuda/sm90/attention_decode/warpgroup_blocks.cuh"
@@ -24,9 +26,9 @@ class Consumer : Blocks<C> {
 
   __device__ void run() {
     Merger<C> merger(p, shared);
-    const Piece* last = nullptr;  // whose unit is merged when all else is done: it began in an earlier CTA
+    const Piece* last = nullptr;  // of a unit that began in an earlier CTA: merged when all else is done
     std::uint32_t phase = 0;
-    for (RingPosition slot;; slot.next(kPieces), phase ^= 1) {
+    for (RingPosition<kPieces> slot;; slot.next(), phase ^= 1) {
       ptx::barrier_wait(control.piece_ready[slot.index], slot.phase);
       const Piece& piece = control.pieces[slot.index];
       const bool more = piece.sequence >= 0;
@@ -90,16 +92,15 @@ class Consumer : Blocks<C> {
     for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float sum = state[m].sum[r];
-        sum += __shfl_xor_sync(0xffffffff, sum, 1);
-        sum += __shfl_xor_sync(0xffffffff, sum, 2);
+        const float sum = sum_of_quad(state[m].sum[r]);
         if (lane() % 4 == 0) {
           control.max[warp][kRowTile * m + 8 * r + lane() / 4] = state[m].max[r];
           control.sum[warp][kRowTile * m + 8 * r + lane() / 4] = sum;
         }
       }
     }
-    // Eight rows and kPassColumns columns at a time; selected, not indexed, since registers have no index.
+    // Eight rows and kPassColumns columns at a time. The loop over `other` picks them by comparison, since registers
+    // cannot be indexed.
     constexpr int kPasses = C::kSize / C::kPassColumns, kColumnsOfPass = C::kPassColumns / 8;
 #pragma unroll 1
     for (int part = 0; part < 2 * kTiles * kPasses; ++part) {

@@ -1,10 +1,12 @@
 // What a consumer warp holds while a piece lasts: its place in the unit, q, O and the rows' statistics.
 #pragma once
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/sm90/attention_decode/scores.cuh"
 
 namespace heddle::cuda::sm90::attention_decode {
@@ -44,7 +46,8 @@ class Fragments {
   // This warp's part of the merge buffer, idle while it attends.
   __device__ float* merge_rows() const { return shared.merge() + warp * C::kMergeWords; }
 
-  // Of row tile m for all steps (in registers) or for one. Rows beyond the last repeat it: nothing of theirs is kept.
+  // Loads q of row tile m, for all steps (in registers) or for one. Rows beyond the last read the last one's: their
+  // results are thrown away.
   __device__ void load_q(int m, int step) {
     const int row = head % p.plan.heads * p.plan.rows + min(first_row + kRowTile * m + lane() % 16, p.plan.rows - 1);
     const std::uint32_t address = ptx::shared_address(shared.q()) + row * C::kQPitch + lane() / 16 * 16;

@@ -7,46 +7,23 @@
 // the next launch.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/merge.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/config.h"
 
 namespace heddle::cuda::sm90::attention_decode {
 
+using Partial = PartialRow<false>;
+
 constexpr std::uint32_t kTagLow = 0x8D3A61C7, kTagHigh = 0xB52F9E04;  // 64 bits that memory does not hold by chance
 
 // All consumer warps have come here.
 __device__ inline void consumers_meet() { ptx::barrier_sync<1, kConsumers>(); }
-
-// Four columns of a row's O over some of its keys, not normalised, with the row's maximum and sum there.
-struct Partial {
-  float max = -INFINITY, sum = 0.0f;
-  float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
-
-  __device__ void join(const Partial& other) {
-    const float now = fmaxf(max, other.max);
-    const float before = now == -INFINITY ? 0.0f : exp_of_difference(max, now);
-    const float factor = now == -INFINITY ? 0.0f : exp_of_difference(other.max, now);
-    sum = sum * before + factor * other.sum;
-    o.x = o.x * before + factor * other.o.x;
-    o.y = o.y * before + factor * other.o.y;
-    o.z = o.z * before + factor * other.o.z;
-    o.w = o.w * before + factor * other.o.w;
-    max = now;
-  }
-
-  // With those of `count` neighbouring lanes, a power of two. The whole warp.
-  __device__ void join_lanes(int count) {
-#pragma unroll 1
-    for (int step = 1; step < count; step *= 2) {
-      const auto from = [step](float x) { return __shfl_xor_sync(0xffffffff, x, step); };
-      join({from(max), from(sum), make_float4(from(o.x), from(o.y), from(o.z), from(o.w))});
-    }
-  }
-};
 
 template <class C>
 class Merger {
@@ -104,7 +81,7 @@ class Merger {
     } else {
       merge_parts<1, 8>(piece);
     }
-    consumers_meet();  // nothing needs it but the wide kernels' registers: without it they spill
+    consumers_meet();  // nothing waits for it; but without it the kernels of wide heads spill registers
   }
 
   // The partial results of this cluster's CTAs. Each CTA has a part of the elements, and a lane of it one CTA's share.
@@ -157,8 +134,8 @@ class Merger {
     ptx::store_relaxed_16(to + 2 * word_step(), word(x.o.z, x.o.w));
   }
 
-  // On their way at once for a thread: kParts parts of each of kItems items. Too many are not free: those that do not
-  // exist are read, too, from the last one's place.
+  // A thread has loads of kParts parts of each of kItems items on their way at once. More than there are cost time:
+  // those that do not exist are loaded too, from the last one's place.
   template <int kItems, int kParts>
   __device__ void merge_parts(const Piece& piece) const {
     const int thread = thread_index(), quads = quad_count(), items = row_count() * quads, count = piece.merge_count;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/common/attention/window.h"
 #include "cuda/common/bounded_sequence.h"
 #include "cuda/common/divisor.h"
 #include "problem/attention.h"
@@ -39,7 +40,6 @@ struct Plan {
 };
 
 constexpr int kMaxCluster = 16;  // CTAs; more than eight is not portable, but every Hopper GPU has it
-constexpr int kOpen = 1 << 30;   // a window without an edge
 
 // One sequence, as any of its units sees it.
 struct Span {
@@ -78,7 +78,7 @@ constexpr Span span_of(const AttentionProblem& p, const Plan& plan, int left, in
     if (from > span.new_slot) from = span.new_slot;
   }
   // Blocks start at multiples of their size, as pages do; in packed storage, from the sequence's own start.
-  const int base = p.cu_seqlens_k != nullptr ? span.k_begin : 0;
+  const int base = p.cu_seqlens_k.data != nullptr ? span.k_begin : 0;
   span.first_slot = base + ((from - base) & -plan.block);
   span.blocks = span.end_slot > from ? (span.end_slot - span.first_slot + plan.block - 1) >> plan.block_shift : 0;
   span.items = (span.blocks + plan.item_blocks - 1) >> plan.item_shift;

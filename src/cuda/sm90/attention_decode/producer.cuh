@@ -4,6 +4,7 @@
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/schedule.cuh"
 
@@ -27,7 +28,7 @@ class Producer {
   __device__ void run() {
     bool started = false;
     std::uint32_t phase = 0;
-    for (RingPosition slot;; slot.next(kPieces), phase ^= 1) {
+    for (RingPosition<kPieces> slot;; slot.next(), phase ^= 1) {
       Piece piece;
       const bool more = schedule.next(piece);
       if (!more) piece.sequence = -1;
@@ -40,8 +41,8 @@ class Producer {
           ptx::barrier_arrive(control.piece_ready[slot.index]);
         }
       };
-      // The queries are asked for before the keys: behind keys they would wait for all that is on its way. With both
-      // asked for, the others may know.
+      // Queries are asked for before keys, behind which they would arrive last. The piece is announced to the other
+      // warps when both are asked for.
       bool published = !copies_q<C>(p) || piece.blocks <= 0 || !more;
       if (copies_q<C>(p) && more) {
         await_free(control.q_free, phase);
@@ -68,7 +69,7 @@ class Producer {
   }
 
  private:
-  // Rows that do not exist stay what they are: nothing of theirs reaches o.
+  // Rows of q that do not exist are not copied: shared memory keeps what it had there, and nothing of it reaches o.
   __device__ void copy_q(const Piece& piece) {
     const int rows = p.plan.heads * p.plan.rows, bytes = static_cast<int>(p.problem.D) * 2;
     int copied = 0;
@@ -117,7 +118,7 @@ class Producer {
   Control& control;
   const int lane;
   Schedule schedule;
-  RingPosition stage;
+  DynamicRingPosition stage;
 };
 
 }  // namespace heddle::cuda::sm90::attention_decode

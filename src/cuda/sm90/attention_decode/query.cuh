@@ -5,6 +5,7 @@
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/config.h"
 
@@ -32,7 +33,7 @@ class QueryWarp {
   __device__ QueryWarp(const Params& params, SharedMemory<C> memory, int number)
       : p(params), shared(memory), control(memory.control()), warp(number), lane(static_cast<int>(threadIdx.x) % 32) {}
 
-  // Before start(): what copies of q leave out, columns behind the head's size, is zero.
+  // Before start(): columns behind the head's size, which copies of q leave out, become zeros.
   __device__ void clear_columns() {
     const int size = static_cast<int>(p.problem.D);
 #pragma unroll 1
@@ -47,7 +48,7 @@ class QueryWarp {
   __device__ void run() {
     const bool rotates = p.problem.append.rotary.dims > 0;
     std::uint32_t phase = 0;
-    for (RingPosition slot;; slot.next(kPieces), phase ^= 1) {
+    for (RingPosition<kPieces> slot;; slot.next(), phase ^= 1) {
       ptx::barrier_wait(control.piece_ready[slot.index], slot.phase);
       const Piece& piece = control.pieces[slot.index];
       if (piece.sequence < 0) return;
@@ -223,7 +224,7 @@ class QueryWarp {
     const AttentionProblem& problem = p.problem;
     if (piece.row != 0) return;
     const int count = static_cast<int>(problem.k_appended);
-    // Whatever it is said to be: what lies beyond these limits has no place either.
+    // seqused_k may say anything. What it puts beyond these limits has no place in the cache, and is dropped.
     const int length = min(max(problem.seqused_k[piece.sequence], -count), piece.end_slot);
     const int from = max(max(length, piece.first_slot), 0);
     const int to = min(min(length + count, piece.first_slot + piece.blocks * p.plan.block), piece.end_slot);

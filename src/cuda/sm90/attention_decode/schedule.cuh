@@ -2,6 +2,7 @@
 // neighbours; whoever has a unit's end merges it, and so waits for CTAs of lower index only.
 #pragma once
 
+#include "cuda/common/prefix_sum.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/attention_decode/config.h"
 
@@ -44,12 +45,7 @@ class Schedule {
           total += items;
           continue;
         }
-        int through = items;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-          const int other = __shfl_up_sync(0xffffffff, through, step);
-          if (lane >= step) through += other;
-        }
+        const int through = sum_through_lane(items, lane);
         const unsigned passed = __ballot_sync(0xffffffff, before + through > at);
         if (passed != 0) {
           const int found = __ffs(passed) - 1;

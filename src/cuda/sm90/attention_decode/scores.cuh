@@ -4,16 +4,14 @@
 // and lane / 4 + 8, key 8 n + 2 (lane % 4) + c.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/rows.cuh"
+#include "cuda/common/attention/softcap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_decode/address.cuh"
 #include "cuda/sm90/attention_decode/config.h"
 
 namespace heddle::cuda::sm90::attention_decode {
-
-// O is rescaled only when a row's maximum has grown by more than this (log2): until then P may reach 2^8, which fp32
-// sums and 16-bit floats hold as exactly as values below 1. (The conditional rescaling of FlashAttention-4.)
-constexpr float kRescaleLog2 = 8;
 
 // The two rows of a tile that a thread works on, and what they may attend.
 struct TileRows {
@@ -45,7 +43,7 @@ __device__ __forceinline__ void mask_band(const TileRows& rows, int first_key, f
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        // Masking selects: whatever a masked score was, NaN included, it becomes -inf.
+        // As keep_keys() does; but called here, it makes other code.
         if (static_cast<unsigned>(key + 8 * n + c - rows.begin[r]) >= length) s[n][2 * r + c] = -INFINITY;
       }
     }
@@ -71,8 +69,7 @@ __device__ __forceinline__ void apply_options(const Params& p, const Piece& piec
     if (j < (lower ? rows.begin[0] : rows.begin[1]) || j >= (lower ? rows.end[0] : rows.end[1])) continue;
     float x = stash[32 * e];
     if (problem.softcap > 0.0f) {
-      const float cap = problem.softcap, to_exponent = 2.0f * kLog2OfE / cap;  // tanh(x) = 1 - 2 / (e^2x + 1)
-      x = fmaf(-2.0f * cap, __fdividef(1.0f, ptx::exp2_approx(x * to_exponent) + 1.0f), cap);
+      x = capped_by_fma(x, 2.0f * kLog2e / problem.softcap, problem.softcap);
     }
     if (problem.alibi.data != nullptr) {
       const float slope =
@@ -94,13 +91,6 @@ __device__ __forceinline__ void apply_options(const Params& p, const Piece& piec
   for (int e = 0; e < 4 * kColumns; ++e) s[e / 4][e % 4] = stash[32 * e];
 }
 
-// Running statistics of the two rows, which a thread shares with three others. max is a logit; sum counts this thread's
-// columns only.
-struct RowState {
-  float max[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {0.0f, 0.0f};
-};
-
 // Turns s into exp(s - max); returns by `correction` what O must be multiplied with. Without `second` rows lane / 4 +
 // 8 do not exist: theirs become 0.
 template <int kColumns>
@@ -120,11 +110,9 @@ __device__ __forceinline__ void softmax(float (&s)[kColumns][4], RowState& state
       const float larger = fmaxf(s[n][2 * r], s[n][2 * r + 1]);
       tops[n % 2] = n < 2 ? larger : fmaxf(tops[n % 2], larger);
     }
-    float top = fmaxf(tops[0], tops[1]);
-    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-    top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+    const float top = largest_of_quad(fmaxf(tops[0], tops[1]));
     const float before = state.max[r];
-    if (top > before + kRescaleLog2 / kLog2OfE) state.max[r] = top;
+    if (top > before + kRescaleLog2 / kLog2e) state.max[r] = top;
     const float base = state.max[r] == -INFINITY ? 0.0f : state.max[r];
     correction[r] = state.max[r] == -INFINITY ? 1.0f : exp_of_difference(before, base);
     float sums[2];

@@ -1,9 +1,11 @@
 // A warp's blocks: S = Q K^T, softmax, O += P V, over 16 keys of one kv head at a time.
 #pragma once
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention_decode/products.cuh"
 
 namespace heddle::cuda::sm90::attention_decode {
@@ -50,7 +52,7 @@ class WarpBlocks : protected Products<C> {
     for (int group = split; group < groups; group += p.plan.key_splits) {
       const bool last = group + p.plan.key_splits >= groups;
       const int slot = from + group * kKeyTile, first_key = slot - piece.k_begin;
-      // What this launch writes itself is there only when the keys are.
+      // Scales of keys that this launch itself appends can be read only when those keys have come.
       if (C::kKeyScales && slot + kKeyTile > piece.new_slot) scales = scale_at(scale_place(piece, slot));
       ScoreTile s[kTiles];
       const bool released = last && planted_release(Plant::late_key_reads, control.empty[k_stage]);
@@ -79,7 +81,7 @@ class WarpBlocks : protected Products<C> {
         probabilities[m][3] = ptx::pack2<T>(s[m][1][2], s[m][1][3]);
       }
       if constexpr (C::kKeyScales) {
-        // Those of this warp's next keys, which come from far.
+        // The scales of this warp's next keys are loaded now, as they come from global memory.
         const int next = last ? from + p.plan.block + split * kKeyTile : slot + p.plan.key_splits * kKeyTile;
         scales = scale_at(scale_place(piece, next));
       }
@@ -132,26 +134,25 @@ class WarpBlocks : protected Products<C> {
         if (s[m][n / 2][n % 2] != -INFINITY || s[m][n / 2][2 + n % 2] != -INFINITY) attended |= 1u << n;
       }
     }
-#pragma unroll
-    for (int step = 4; step < 32; step *= 2) attended |= __shfl_xor_sync(0xffffffff, attended, step);
+    attended = any_of_quads(attended);
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      kept[n] = (attended >> (2 * n) & 1 ? 0x0000FFFFu : 0u) | (attended >> (2 * n + 1) & 1 ? 0xFFFF0000u : 0u);
+      kept[n] = halves(attended >> 2 * n);
     }
   }
 
   __device__ static float scale_at(const float* place) { return place != nullptr ? *place : 1.0f; }
 
-  // Where scales begin: in shared memory, because an address from its beginning takes more instructions than all else
-  // that scales by key take, and registers are all taken.
+  // Writes down where the scales of this warp's sequence and kv head begin, in shared memory: to compute the address
+  // each time takes more instructions than all else about scales by key, and there are no registers to keep it in.
   __device__ void find_scales(const Piece& piece) {
     const Scales& k = p.problem.k_scale;
     const Scales& v = p.problem.v_scale;
     const int kv_head = piece.head + head;
     __syncwarp();
     if (lane() == 0) {
-      control.scale_row[this->warp][0] = k ? k.place(piece.cache_row, 0, kv_head) : nullptr;
-      control.scale_row[this->warp][1] = v ? v.place(piece.cache_row, 0, kv_head) : nullptr;
+      control.scale_row[this->warp][0] = k.data ? k.place(piece.cache_row, 0, kv_head) : nullptr;
+      control.scale_row[this->warp][1] = v.data ? v.place(piece.cache_row, 0, kv_head) : nullptr;
     }
     __syncwarp();
   }
@@ -182,8 +183,9 @@ class WarpBlocks : protected Products<C> {
     return __shfl_sync(0xffffffff, scales, first_lane + lane() % 4 * 2 + n / 2 * 8 + n % 2);
   }
 
-  // O counts in units of a power of two above the largest scale of V so far, so that float16 holds what P becomes. From
-  // here on lanes 16 to 31 have their scales in units.
+  // P is multiplied with the scales of V before it is rounded to float16. So that it stays in float16's range, scales
+  // and O are divided by value_unit, a power of two above the largest scale of V so far. From here on lanes 16 to 31
+  // hold scales that are divided so.
   __device__ void measure_values() {
     const bool of_values = lane() >= kKeyTile;
     if (__any_sync(0xffffffff, of_values && fabsf(scales) > value_unit[0])) {
@@ -218,7 +220,7 @@ class WarpBlocks : protected Products<C> {
   // Whether there are rows lane / 4 + 8, where it pays to know.
   __device__ bool second() const { return !C::kKeyScales || p.plan.rows > 8; }
 
-  RingPosition stage;
+  DynamicRingPosition stage;
   float scales;  // of this warp's 16 keys, a lane each, where they differ from key to key; see scale_place()
 };
 

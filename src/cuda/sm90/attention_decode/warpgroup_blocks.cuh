@@ -4,10 +4,13 @@
 // A block is one product for each warpgroup: both have halves of its keys, or a kv head each, or 64 rows each.
 #pragma once
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/recomputed.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_decode/fragments.cuh"
 
@@ -34,8 +37,8 @@ class WarpgroupBlocks : protected Fragments<C> {
 #pragma unroll 1
     for (int block = 0; block < piece.blocks; ++block, first_key += p.plan.block) {
       issue_scores();
-      // Before the first block's values there are none: its keys stand in for them, and what becomes of them is
-      // dropped.
+      // In the first step there are no values yet, as P V runs a block behind: keys stand in for them, and their
+      // product is thrown away.
       issue_values(block == 0 ? k.index : v.index, block == 0 ? k.phase : v.phase, block > 1);
       wgmma_wait<1>();
       keep(flat(s));
@@ -46,7 +49,7 @@ class WarpgroupBlocks : protected Fragments<C> {
       float correction[2];
       softmax(s, state[0], correction);
       keep(flat(s));
-      // Each branch has its own wait: one in front of the branch, the assembler would move in front of the softmax.
+      // Each branch waits for P V itself: a single wait in front of it would be moved up to before the softmax.
       if (__any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f)) {
         wgmma_wait<0>();
         keep(flat(o[0]));
@@ -82,12 +85,12 @@ class WarpgroupBlocks : protected Fragments<C> {
   }
 
   // From one block's tile of K, or of V, to the next's.
-  __device__ void advance(RingPosition& tile) {
+  __device__ void advance(DynamicRingPosition& tile) {
     tile.next(p.plan.stages);
     tile.next(p.plan.stages);
   }
 
-  // Blocks of which this warpgroup has nothing.
+  // Passes over blocks that hold nothing for this warpgroup.
   __device__ void pass(int blocks) {
 #pragma unroll 1
     for (; blocks > 0; --blocks) {
@@ -95,7 +98,7 @@ class WarpgroupBlocks : protected Fragments<C> {
       pass(v);
     }
   }
-  __device__ void pass(RingPosition& tile) {
+  __device__ void pass(DynamicRingPosition& tile) {
     await_filled(control.full[tile.index], tile.phase);
     release_after_products(control.empty[tile.index]);
     advance(tile);
@@ -158,8 +161,7 @@ class WarpgroupBlocks : protected Fragments<C> {
         if (s[n][c] != -INFINITY || s[n][2 + c] != -INFINITY) attended |= 1u << (2 * n + c);
       }
     }
-#pragma unroll
-    for (int step = 4; step < 32; step *= 2) attended |= __shfl_xor_sync(0xffffffff, attended, step);
+    attended = any_of_quads(attended);
     if (lane() < 4) control.attended[warp_number()][lane()] = attended;
   }
 
@@ -200,7 +202,7 @@ class WarpgroupBlocks : protected Fragments<C> {
     }
   }
 
-  RingPosition k, v;  // tiles to come
+  DynamicRingPosition k, v;  // tiles to come
   float s[kGroupKeys / 8][4];
   std::uint32_t probabilities[kGroupKeys / 16][4];
 };

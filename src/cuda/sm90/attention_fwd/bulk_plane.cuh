@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/sm90/attention_fwd/scores.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {

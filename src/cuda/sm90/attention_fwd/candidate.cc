@@ -9,13 +9,17 @@
 #include "cuda/common/tensor_map.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
-#include "cuda/sm90/attention_fwd/plan.h"
+#include "cuda/sm90/attention/plan.h"
 #include "cuda/sm90/attention_fwd/variants.h"
 
 namespace heddle::cuda {
 namespace {
 
 using namespace sm90::attention_fwd;
+using sm90::attention::make_plan;
+using sm90::attention::new_counter;
+using sm90::attention::Plan;
+using sm90::attention::refuse_layout;
 
 Refusal supports(const AttentionProblem& p) {
   if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
@@ -89,7 +93,7 @@ double estimate(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const Plan plan = make_plan(p, v.tiles.consumers);
   const auto tiles = static_cast<double>(p.B * plan.units * plan.q_tiles);
-  return tiles_seconds(p, cost, cost_of(kSm90AttentionDecode.costs.front()), tiles, v.tiles.consumers * 64);
+  return tiles_seconds(p, cost, cost_of(kSm90AttentionDecode.costs.front()), tiles, v.tiles.consumers * kRows);
 }
 
 std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
@@ -130,7 +134,7 @@ CUtensorMap plane_map(const AttentionProblem& p, const Plane& x, int rows) {
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const Plan plan = make_plan(p, v.tiles.consumers);
-  std::string words = text(v.name, ": tiles of ", 64 * v.tiles.consumers, " rows x ", v.tiles.keys, " keys");
+  std::string words = text(v.name, ": tiles of ", kRows * v.tiles.consumers, " rows x ", v.tiles.keys, " keys");
   if (v.options == kAllOptions) {
     words += ", with all score options";
   } else {

@@ -6,12 +6,19 @@
 #include <type_traits>
 
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/ring.cuh"
+#include "cuda/sm90/attention/tile.cuh"
+#include "cuda/sm90/attention/work.cuh"
 #include "cuda/sm90/attention_fwd/variants.h"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-constexpr int kRows = 64;   // of a warpgroup: the M of wgmma
-constexpr int kPanel = 64;  // 16-bit elements in a row of the 128-byte swizzle
+using attention::kNoMoreTiles;
+using attention::kPanel;
+using attention::kPause;
+using attention::kWorkSlots;
+using attention::Tile;
+using attention::Work;
 
 template <class T, Tiles kTiles, unsigned kOptions_>
 struct Config {
@@ -29,12 +36,13 @@ struct Config {
   static constexpr bool kHasAlibiTerms = (kOptions & kAlibiTerms) != 0;
   static constexpr bool kHasTerms = kHasKeyTerms || kHasAlibiTerms;
   static constexpr bool kHasBulkPlane = (kOptions & kBulkPlane) != 0;
-  static constexpr bool kRepeatsTiles = kRemovesPairs;  // that came out spoiled
-  static constexpr bool kGuessesMaxima = false;         // of rows, and repeats tiles where that went wrong
+  static constexpr bool kRepeatsTiles = kRemovesPairs;  // spoiled tiles are computed again
+  static constexpr bool kGuessesMaxima = false;         // of rows, instead of looking for them
   // Bias and mask tiles that shared memory has a place for (2: one of each), and stages of each.
   static constexpr int kPlanes = kTiles.planes();
   static constexpr int kPlaneStages = kHeadSize <= 64 ? 2 : 1;
-  // To issue products: where the softmax is longer than the other warpgroup's products, they fall into step otherwise.
+  // Whether two warpgroups issue their products in turn. Where a softmax takes longer than the other warpgroup's
+  // products, they would else fall into step, and the tensor cores would wait for both.
   static constexpr bool kTakesTurns =
       kConsumers == 2 && kHeadSize == 128 && (kOptions == kSoftcap || kOptions == kBulkPlane);
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -44,14 +52,6 @@ struct Config {
   static constexpr int kConsumerRegisters = kConsumers == 3                                 ? 160
                                             : kRemovesPairs && !kHasTerms && !kHasBulkPlane ? 224
                                                                                             : 232;
-};
-
-// A [rows, columns] tile in panels of 64 columns.
-template <class T, int kRows, int kColumns>
-struct alignas(1024) Tile {
-  static constexpr int kPanels = (kColumns + kPanel - 1) / kPanel;
-  static constexpr std::uint32_t kPanelBytes = kRows * kPanel * sizeof(T);
-  T panel[kPanels][kRows][kPanel];
 };
 
 // Bias and mask of a consumer warp's 16 rows and a key tile. 16-byte chunk c of a row lies at chunk c ^ (row % 8), in
@@ -90,28 +90,7 @@ struct alignas(1024) BulkTile {
   std::byte bytes[kRows * C::kTileK * 2];
 };
 
-// Announcements that are no tile. Pause: finish what is there and come back; shared memory is then quiet.
-constexpr int kNoMoreTiles = -1, kPause = -2;
-
-// One tile of work: rows of one head (or group of heads) of one sequence, and the key tiles that they meet.
-struct alignas(16) Work {
-  int position;               // of the first row in its sequence; or one of the above
-  int h, sequence;            // head unit (a head, or a kv head's whole group if packed)
-  int q_row, k_row;           // the sequence's first row in packed q and k; 0 if they are not
-  int rows, used_rows, keys;  // stored rows, rows and keys in use
-  int off;
-  int begin, end;              // keys that some row attends are in [begin, end)
-  int k_begin, k_end;          // key tiles, k_end > k_begin
-  int whole_begin, whole_end;  // those that every row attends wholly
-  int careful;                 // every tile of v passes the guard, no maximum is guessed
-  unsigned first_number;       // of key tile k_end - 1: a CTA's key tiles are counted in the order of their use
-  int spoiled;                 // something is not finite: the consumers ask for the tile again, careful
-
-  __device__ unsigned number_of(int k_tile) const { return first_number + static_cast<unsigned>(k_end - 1 - k_tile); }
-};
-
-constexpr int kKeyTiles = 4;   // of which the guard's word is kept
-constexpr int kWorkSlots = 4;  // announced tiles that are not yet written out
+constexpr int kKeyTiles = 4;  // for which what the guard has written down is kept
 
 template <class C>
 struct SharedMemory {
@@ -125,35 +104,16 @@ struct SharedMemory {
   ptx::Barrier q_ready[C::kConsumers], q_free[C::kConsumers];
   ptx::Barrier k_ready[C::kStages], k_free[C::kStages];
   ptx::Barrier v_ready[C::kStages], v_free[C::kStages], v_landed[C::kStages];
-  std::uint32_t v_phase[C::kStages];  // to wait for at v_landed: the guard's, which has few registers
+  std::uint32_t v_phase[C::kStages];  // the phase of v_landed that the guard waits for next: it has few registers
   struct Nothing {};
   std::conditional_t<(C::kOptions & kTilePlanes) != 0, PlaneTiles<C>, Nothing> planes[4 * C::kConsumers];
   std::conditional_t<C::kHasBulkPlane, BulkTile<C>, Nothing> bulk[C::kConsumers][C::kPlaneStages];
   ptx::Barrier bulk_ready[C::kConsumers][C::kPlaneStages], bulk_free[C::kConsumers][C::kPlaneStages];
   std::conditional_t<C::kHasTerms, KeyTerms<C>, Nothing> key_terms[kKeyTiles];
   std::conditional_t<C::kHasTerms, RowTerms<C>, Nothing> row_terms[C::kHasAlibiTerms ? C::kConsumers : 1];
-  // Which keys of a tile are closed for all rows: for 8 j + 2 a + c bit 2 j + c of word a.
+  // Which keys of a tile are closed, removed for all rows by a bias or mask: of key 8 j + 2 a + c, bit 2 j + c of word
+  // a.
   std::uint32_t closed_keys[kKeyTiles][4];
-};
-
-// The same value, of which the compiler knows nothing: what is computed from it inside a loop stays inside. Registers
-// are scarcer here than the few instructions that hoisting would save once a tile.
-__device__ inline int recomputed(int value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
-// Position in a ring of buffers, and the parity of its barriers' phases.
-template <int kSize>
-struct RingPosition {
-  int index = 0;
-  std::uint32_t phase = 0;
-  __device__ void next() {
-    if (++index == kSize) {
-      index = 0;
-      phase ^= 1;
-    }
-  }
 };
 
 }  // namespace heddle::cuda::sm90::attention_fwd

@@ -6,14 +6,20 @@
 
 #include <type_traits>
 
+#include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/recomputed.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/attention_fwd/bulk_plane.cuh"
+#include "cuda/sm90/attention_fwd/epilogue.cuh"
 #include "cuda/sm90/attention_fwd/score_options.cuh"
 #include "cuda/sm90/attention_fwd/softmax.cuh"
+#include "cuda/sm90/attention_fwd/spoiled.cuh"
 #include "cuda/sm90/attention_fwd/terms.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
@@ -52,7 +58,7 @@ class Consumer {
   using PV = Wgmma<T, C::kValueSize>;
   using Units = std::conditional_t<C::kRemovesPairs, Biased, Shifted>;
 
-  // The tile at hand and those after it, until next_work() has none.
+  // Computes the tile at hand and all that follow, until next_work() returns false.
   __device__ __forceinline__ void compute_tiles() {
     take_q();
     begin_score_options();
@@ -79,7 +85,8 @@ class Consumer {
         wgmma_wait<1>();
         softmax_of(tile, correction);
         keep(s);
-        // Each branch has its own wait: one in front of the branch, the assembler would move in front of the softmax.
+        // Each branch waits for P V itself. A single wait in front of the branch would be moved up by the assembler, to
+        // before the softmax, which would then no longer run beside P V.
         if (__any_sync(0xffffffff, correction[0] != 1.0f || correction[1] != 1.0f)) {
           wgmma_wait<0>();
           keep(o);
@@ -132,8 +139,9 @@ class Consumer {
     }
   }
 
-  // A tile for the second time, one product after the other: it is rare, and keeps what it needs out of
-  // compute_tiles(). q stays in shared memory: in registers in front of this loop, ptxas 13.0 let P overwrite it.
+  // Computes a careful tile (docs/glossary.md), one product after the other. It is rare, so a loop of its own keeps the
+  // registers that it needs out of compute_tiles(). q stays in shared memory: when it was loaded to registers in front
+  // of this loop, ptxas 13.0 let P overwrite it.
   __device__ __forceinline__ void compute_again() {
     const Work& w = shared.work[slot];
     await_q();
@@ -162,7 +170,8 @@ class Consumer {
     store_rows<C>(p, staging(), w, first_position(w), warp_row(), o, inverse);
   }
 
-  // Two warpgroups take turns to issue, if kTakesTurns: one's products then run beside the other's softmax.
+  // With kTakesTurns two warpgroups issue their products in turn, so that those of one run beside the softmax of the
+  // other.
   __device__ void begin_turn() {
     if constexpr (C::kTakesTurns) ptx::barrier_sync(kTurn + warpgroup, 256);
   }
@@ -178,7 +187,8 @@ class Consumer {
   __device__ auto& row_terms() { return shared.row_terms[C::kHasAlibiTerms ? warpgroup : 0]; }
   __device__ auto& planes() { return reinterpret_cast<PlaneTiles<C>&>(shared.planes[4 * warpgroup + warp_row() / 16]); }
 
-  // Learns what the next tile is; false if there is none to be computed for the first time.
+  // Waits until the next tile is announced. False if it is not one to compute for the first time: there are no more, it
+  // is a pause, or it is careful.
   __device__ bool next_work() {
     ptx::barrier_wait(shared.work_ready[announced % kWorkSlots], announced / kWorkSlots & 1);
     slot = static_cast<int>(announced++ % kWorkSlots);
@@ -210,7 +220,7 @@ class Consumer {
     }
   }
 
-  // Of the next tile of keys, in front of their product. Planted: see keys_released.
+  // Waits for the next tile of keys, before Q K^T reads it. (keys_released: only ever set by a planted fault.)
   __device__ void await_keys() {
     if (!planted(Plant::unawaited_keys)) await_filled(shared.k_ready[k.index], k.phase);
     keys_released = planted_release(Plant::late_key_reads, shared.k_free[k.index]);
@@ -267,7 +277,8 @@ class Consumer {
     }
   }
 
-  // After a wait for S. The last one of a tile is done with q. kCareful: of a tile that is computed again.
+  // Softmax of a key tile, once its S has been waited for. S is what reads k and, in the last key tile, q for the last
+  // time, so both are given back here. kCareful: the tile of query rows is careful.
   template <bool kCareful = false>
   __device__ __forceinline__ void softmax_of(int tile, float (&correction)[2]) {
     keep(s);
@@ -289,7 +300,7 @@ class Consumer {
       auto* scratch = reinterpret_cast<float*>(&staging());
       const float unit = options.apply(p, w, thread_rows(w), first_position(w) + warp_row(), tile,
                                        whole(tile) && own(w), planes(), scratch, s);
-      units.scale = unit * (kLog2OfE / Units::kLog2);
+      units.scale = unit * (kLog2e / Units::kLog2);
     }
     if constexpr (C::kHasAlibiTerms) {
       if (p.alibi != nullptr) take_alibi(tile, units);
@@ -300,7 +311,8 @@ class Consumer {
     if constexpr (C::kHasBulkPlane) take_plane(tile, units);
     if (!whole(tile)) mask_band<C>(p, w, thread_rows(w), tile, s);
     if constexpr (kCareful && C::kHasKeyTerms) {
-      // What is not finite in q or k leaves more than -inf of a closed key.
+      // The product has added -inf to the scores of closed keys. Where q or k hold NaN or infinity, the sum is not -inf
+      // but NaN, so these scores are set to -inf once more.
       if (has_key_values<C>(p)) {
         remove_closed<C>(shared.closed_keys[w.number_of(tile) % kKeyTiles][lane % 4], s);
       }
@@ -314,20 +326,22 @@ class Consumer {
     }
   }
 
-  // Whether all rows of the tile are this sequence's.
+  // Whether every row of the tile exists in this sequence.
   __device__ bool own(const Work& w) const {
     return p.positions * p.pack == kRows && w.position + C::kConsumers * p.positions <= w.rows;
   }
-  // The last key tile to come.
+  // The key tile with the lowest index, which comes last.
   __device__ int first_tile() const { return C::kOptions == 0 ? k_begin : shared.work[slot].k_begin; }
-  // Whether all of its rows attend all keys of the key tile.
+  // Whether every row attends every key of the key tile, so that there is nothing to mask.
   __device__ bool whole(int tile) const {
     if constexpr (C::kOptions == 0) return tile >= whole_begin && tile < whole_end;
     const Work& w = shared.work[slot];  // registers are scarcer
     return tile >= w.whole_begin && tile < w.whole_end;
   }
 
-  // Beside the columns of the product: a constant of each row, or all of it where the distance changes its sign.
+  // The product has added ALiBi's slope * (j - middle of the tile); what is missing is a constant of each row. That
+  // holds while all keys lie on one side of the rows. Where they lie on both, the distance changes its sign inside the
+  // tile, the product has added nothing, and all of ALiBi is added here.
   __device__ __forceinline__ void take_alibi(int tile, Units& units) {
     const Work& w = shared.work[slot];
     const ThreadRows rows = thread_rows(w);
@@ -361,25 +375,12 @@ class Consumer {
     if (p.mask.access == PlaneAccess::keys) remove_closed<C>(shared.closed_keys[n % kKeyTiles][lane % 4], s);
   }
 
-  // P V has NaN where values are not finite. Where pairs may have been removed, nobody need have attended those: the
-  // guard then finds out. And a row whose largest logit is large is computed again, Distant, and with what columns of
-  // keys cannot hold of a bias.
+  // Has a spoiled tile announced once more, as a careful one.
   __device__ void ask_again_if_spoiled(int done_slot, const RowState& rows) {
     if constexpr (C::kRemovesPairs) {
       Work& done = shared.work[done_slot];
-      float sums[4] = {};
-#pragma unroll
-      for (int i = 0; i < C::kValueSize / 2; ++i) sums[i % 4] += o[i];
-      const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-      bool spoiled = sum != sum;
-      float limit = kLargeLogit;
-      if (C::kHasKeyTerms && p.bias.access == PlaneAccess::keys) {
-        limit = fminf(limit, 0.25f * Parts<T>::kLargest * p.scale);
-      }
-#pragma unroll
-      for (int r = 0; r < 2; ++r) spoiled |= fabsf(rows.max[r]) >= limit && rows.max[r] != -INFINITY;
-      if (spoiled) atomicOr(&done.spoiled, 1);
-      __syncwarp();  // one lane then gives back what all have read
+      if (is_spoiled<C>(p, o, rows)) atomicOr(&done.spoiled, 1);
+      __syncwarp();  // all lanes have read it before one gives it back
     }
   }
 

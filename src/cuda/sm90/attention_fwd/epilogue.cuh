@@ -1,49 +1,14 @@
-// The end of a tile: lse, and O normalised, rounded and written from the registers.
+// The end of a tile: O normalised, rounded and written from the registers.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
-#include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/common/ptx/matrix.cuh"
-#include "cuda/sm90/attention_fwd/scores.cuh"
+#include "cuda/common/recomputed.cuh"
+#include "cuda/sm90/attention/rows.cuh"
+#include "cuda/sm90/attention/staging.cuh"
+#include "cuda/sm90/attention_fwd/config.h"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-// Running statistics of the two rows, 8 apart, that a thread shares with three others. max is in units of the kernel's
-// logits (softmax.cuh), after the scale; sum counts this thread's columns only.
-struct RowState {
-  float max[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {0.0f, 0.0f};
-};
-
-// Writes lse; returns by `inverse` what O must be multiplied with. kInLog2: max is in log2 units, else natural.
-template <bool kInLog2 = true>
-__device__ inline void finish_rows(const Params& p, const Work& w, const ThreadRows& rows, const RowState& state,
-                                   float (&inverse)[2]) {
-  constexpr float kUnit = kInLog2 ? 0.693147180559945309f : 1.0f, kLog2 = kInLog2 ? 1.0f : kLog2OfE;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float sum = state.sum[r], max = state.max[r];
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    const int position = rows.position(p, r), head = rows.head(p, w, r);
-    const bool exists = rows.lane_row + 8 * r < p.positions * p.pack && position < w.rows;
-    inverse[r] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-    if (p.sink != nullptr && exists && position < w.used_rows) {
-      // The sink joins the sum; the common factor is the larger of both, so that nothing overflows.
-      const float sink = p.sink[head * p.sink_stride] * (kLog2OfE / kLog2), top = fmaxf(max, sink);
-      if (top > -INFINITY) {
-        const float factor = ptx::exp2_approx((max - top) * kLog2);
-        sum = sum * factor + ptx::exp2_approx((sink - top) * kLog2);
-        inverse[r] = __fdividef(factor, sum);
-        max = top;
-      }
-    }
-    if (p.lse != nullptr && exists && threadIdx.x % 4 == 0) {
-      p.lse[w.sequence * p.lse_stride_b + head * p.lse_stride_h + (w.q_row + position) * p.lse_stride_s] =
-          sum == 0.0f ? -INFINITY : max * kUnit + __logf(sum);
-    }
-  }
-}
+using attention::ThreadRows;
 
 // A warp's 16 rows of O through shared memory, so that they go out in runs of 128 bytes. warp_row: the first of them.
 template <class C>
@@ -64,20 +29,11 @@ __device__ void store_rows(const Params& p, typename C::Element (&staging)[16][k
   }
 #pragma unroll
   for (int panel = 0; panel < (C::kValueSize + kPanel - 1) / kPanel; ++panel) {
-    // Lanes 0-15 name the rows of the left 8 columns, 16-31 of the right. Chunk c of row r lies at chunk c ^ (r % 8).
-#pragma unroll
-    for (int j = 0; j < 4 && 4 * panel + j < C::kValueSize / 16; ++j) {
-      const float* d = o + 32 * panel + 8 * j;
-      ptx::store_matrix_x4(
-          &staging[lane % 16][8 * ((2 * j + lane / 16) ^ (lane % 8))],
-          ptx::pack2<T>(d[0] * inverse[0], d[1] * inverse[0]), ptx::pack2<T>(d[2] * inverse[1], d[3] * inverse[1]),
-          ptx::pack2<T>(d[4] * inverse[0], d[5] * inverse[0]), ptx::pack2<T>(d[6] * inverse[1], d[7] * inverse[1]));
-    }
+    attention::stage_panel(staging, o + 32 * panel, C::kValueSize / 2 - 32 * panel, inverse[0], inverse[1], lane);
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
-      const int r = lane / 8 + 4 * n;
-      const uint4 words = *reinterpret_cast<const uint4*>(&staging[r][8 * (chunk ^ (r % 8))]);
+      const uint4 words = attention::staged(staging, lane / 8 + 4 * n, chunk);
       if (to[n] != nullptr && panel * kPanel + 8 * chunk < p.Dv)
         *reinterpret_cast<uint4*>(to[n] + panel * kPanel) = words;
     }

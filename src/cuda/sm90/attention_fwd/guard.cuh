@@ -1,31 +1,23 @@
-// The warp that keeps values which no row of a tile attends out of P V: P is zero there, but zero times NaN is not.
-// Values outside a tile's band are cleared beforehand. Those that a bias or mask removes are not looked at, as they are
-// finite nearly always: where O came out as NaN, the tile is computed again, and then the guard looks at all of them.
+// The guard: a warp that keeps values which no row of a tile attends out of P V. P is zero there, but zero times NaN is
+// NaN, and so is zero times infinity.
+//
+// Values outside a tile's band are always cleared (sm90/attention/guard.cuh). Values that only a bias or mask removes
+// are nearly always finite, so the first time a tile is computed nobody looks at them. Where its O comes out as NaN,
+// the tile is computed again as a careful one, and the guard looks at every value.
 #pragma once
 
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/recomputed.cuh"
+#include "cuda/sm90/attention/finite.cuh"
+#include "cuda/sm90/attention/guard.cuh"
 #include "cuda/sm90/attention_fwd/terms.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-// Rows of a tile of v that some row may attend by its band: [begin, end), in the tile.
-template <class C>
-struct AttendedRows {
-  int begin, end;
-  __device__ AttendedRows(const Work& w, int tile)
-      : begin(max(w.begin - tile * C::kTileK, 0)), end(max(min(w.end - tile * C::kTileK, C::kTileK), 0)) {}
-};
-
-// Whether a tile of v goes through the guard on its way to the consumers: where rows of it lie outside what is attended
-// and are not zeros because they lie outside the tensor; and when it is computed again.
-template <class C>
-__device__ inline bool passes_guard(const Params& p, const Work& w, int tile) {
-  if (C::kRemovesPairs && w.careful) return true;
-  const AttendedRows<C> rows(w, tile);
-  const bool zeros_follow = w.k_row + w.end >= p.k_rows;
-  return rows.begin > 0 || (rows.end < C::kTileK && !zeros_follow);
-}
+using attention::AttendedRows;
+using attention::not_finite;
+using attention::passes_guard;
 
 // Whether any row of the tile attends this key, by band, bias and mask. The whole warp.
 template <class C>
@@ -50,37 +42,13 @@ __device__ bool anyone_attends(const Params& p, const Work& w, int key) {
   return __any_sync(0xffffffff, attends);
 }
 
-// Rows [from, to) of a tile become zeros. The whole warp.
-template <class Tile>
-__device__ void clear_rows(Tile& tile, int from, int to) {
-  constexpr int kChunks = sizeof(tile.panel[0][0]) / sizeof(uint4);
-#pragma unroll 1
-  for (int panel = 0; panel < Tile::kPanels; ++panel) {
-    auto* chunks = reinterpret_cast<uint4*>(tile.panel[panel]);
-#pragma unroll 1
-    for (int i = from * kChunks + static_cast<int>(threadIdx.x) % 32; i < to * kChunks; i += 32) {
-      chunks[i] = make_uint4(0, 0, 0, 0);
-    }
-  }
-}
-
-// Whether 16-bit words hold a NaN or an infinity: adding one to an exponent of all ones carries into the sign's place.
-template <class T>
-__device__ inline std::uint32_t not_finite(const uint4& words) {
-  constexpr std::uint32_t kExponents = Exponent<T>::kMask * 0x10001u,
-                          kOne = (Exponent<T>::kMask & -Exponent<T>::kMask) * 0x10001u;
-  std::uint32_t carries = 0;
-  for (const std::uint32_t word : {words.x, words.y, words.z, words.w}) carries |= (word & kExponents) + kOne;
-  return carries & 0x80008000u;
-}
-
 // Clears those rows of [from, to) that hold a NaN or an infinity and that nobody attends. The whole warp.
 template <class C, class Tile>
 __device__ void clear_unattended(const Params& p, const Work& w, Tile& tile, int first_key, int from, int to) {
   using T = typename C::Element;
   constexpr int kChunks = sizeof(tile.panel[0][0]) / sizeof(uint4);
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  // Most tiles are finite, which one pass tells.
+  // Most tiles are finite, and one pass over all of a tile shows it.
   std::uint32_t found = 0;
 #pragma unroll 1
   for (int panel = 0; panel < Tile::kPanels; ++panel) {
@@ -97,12 +65,13 @@ __device__ void clear_unattended(const Params& p, const Work& w, Tile& tile, int
       found |= not_finite<T>(reinterpret_cast<const uint4*>(tile.panel[i / kChunks][row])[i % kChunks]);
     }
     if (!__any_sync(0xffffffff, found != 0) || anyone_attends<C>(p, w, first_key + row)) continue;
-    __syncwarp();  // what other lanes have read is theirs no more
+    __syncwarp();  // all lanes have read the row before any clears it
     clear_rows(tile, row, row + 1);
   }
 }
 
-// Values of one tile. The whole warp.
+// Waits for one tile of v, if it passes the guard at all, clears rows of it, and announces it to the consumers. The
+// whole warp.
 template <class C>
 __device__ __forceinline__ void guard_values(const Params& p, const Work& w, SharedMemory<C>& shared, int tile,
                                              int stage) {
@@ -115,7 +84,7 @@ __device__ __forceinline__ void guard_values(const Params& p, const Work& w, Sha
   clear_rows(shared.v[stage], 0, min(rows.begin, C::kTileK));
   clear_rows(shared.v[stage], rows.end, C::kTileK);
   if constexpr (C::kRemovesPairs) {
-    __syncwarp();  // rows are looked at four at a time, those just cleared among them
+    __syncwarp();  // clear_unattended() reads rows that other lanes have just cleared
     if (w.careful) clear_unattended<C>(p, w, shared.v[stage], tile * C::kTileK, rows.begin, rows.end);
   }
   ptx::fence_async_shared();
@@ -123,8 +92,9 @@ __device__ __forceinline__ void guard_values(const Params& p, const Work& w, Sha
   if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.v_ready[stage]);
 }
 
-// What is known of a tile's keys, for the consumers. Their place in its ring is free: the tile of four before is done
-// with where that of two before was waited for.
+// Writes down which keys of a tile are closed, and what is added to their scores, for the consumers: tile n in place
+// n % kKeyTiles, where tile n - 4 was. That is free: the call for tile n - 1 has waited until the k of tile n - 3 was
+// given back (there are two stages), and who gives that back is done with tile n - 4.
 template <class C>
 __device__ __forceinline__ void serve_keys(const Params& p, const Work& w, SharedMemory<C>& shared, int tile) {
   const unsigned n = w.number_of(tile);
@@ -139,7 +109,7 @@ __device__ __forceinline__ void serve_keys(const Params& p, const Work& w, Share
 template <class C>
 __device__ void guard_tiles(const Params& p, SharedMemory<C>& shared) {
   constexpr int kAhead = C::kHasKeyTerms || C::kHasBulkPlane ? 1 : 0;
-  unsigned works = 0;  // behind us: the ring's position and phase follow, and registers are few
+  unsigned works = 0;  // tiles done so far. Position and phase in the ring follow from it: registers are few
 #pragma unroll 1
   for (;; ++works) {
     ptx::barrier_wait(shared.work_ready[works % kWorkSlots], works / kWorkSlots & 1);

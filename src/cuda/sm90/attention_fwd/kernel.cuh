@@ -4,9 +4,9 @@
 
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/sm90/attention/schedule.cuh"
 #include "cuda/sm90/attention_fwd/consumer.cuh"
 #include "cuda/sm90/attention_fwd/producer.cuh"
-#include "cuda/sm90/attention_fwd/schedule.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
@@ -53,9 +53,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
 
   if (warpgroup == 0) {
     ptx::registers_decrease<C::kProducerRegisters>();
-    if (threadIdx.x == 0) produce_keys<C>(p, shared);
+    if (threadIdx.x == 0) {
+      attention::produce_keys<C>(p, shared, shared.v_free, [&](const Work& w, int tile, int stage) -> ptx::Barrier& {
+        return passes_guard<C>(p, w, tile) ? shared.v_landed[stage] : shared.v_ready[stage];
+      });
+    }
     if (threadIdx.x == 32) produce_q<C>(p, shared);
-    if (threadIdx.x / 32 == 2) Scheduler<C, SharedMemory<C>>(p, shared).run([](const Work&) {});
+    if (threadIdx.x / 32 == 2) attention::Scheduler<C, SharedMemory<C>>(p, shared).run([](const Work&) {});
     if (threadIdx.x / 32 == 3) guard_tiles<C>(p, shared);
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();

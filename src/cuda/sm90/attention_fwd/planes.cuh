@@ -1,7 +1,9 @@
-// Bias and mask of a consumer warp's rows and a key tile: how they reach the warp. See PlaneAccess.
+// How the elements of a bias or mask (a plane) that a consumer warp needs for its rows and a key tile reach it; the
+// ways are those of PlaneAccess.
 #pragma once
 
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/sm90/attention_fwd/scores.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
@@ -62,14 +64,15 @@ struct KeyValues {
   }
 };
 
-// Where the element at a row of a warpgroup and a key is. Of rows and keys not in use: the last one's that is.
+// Where the element at a row of a warpgroup and a key is. Rows and keys behind the last one in use share that one's, so
+// that nothing beyond the tensor is read.
 __device__ inline std::int64_t plane_offset(const ScorePlane& plane, const Params& p, const Work& w,
                                             const ThreadRows& rows, int key) {
   return w.sequence * plane.stride_b + rows.head(p, w, 0) * plane.stride_h +
          min(rows.position(p, 0), w.used_rows - 1) * plane.stride_i + min(key, w.keys - 1) * plane.stride_j;
 }
 
-// Elements as what is to be added to scores. A mask's elements are bytes.
+// Loads elements as numbers to add to scores: those of a mask, which are bytes, become 0 or -inf.
 template <class T, int kCount>
 __device__ __forceinline__ void load_elements(const ScorePlane& plane, bool is_mask, bool is_float,
                                               const std::int64_t (&at)[kCount], float (&values)[kCount]) {

@@ -4,51 +4,13 @@
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/ring.cuh"
+#include "cuda/sm90/attention/producer.cuh"
 #include "cuda/sm90/attention_fwd/guard.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-template <class Tile>
-__device__ void load_keys(Tile& tile, const CUtensorMap& map, ptx::Barrier& ready, int row, int h, int b) {
-  ptx::barrier_arrive_expect(ready, sizeof(tile.panel));
-#pragma unroll
-  for (int panel = 0; panel < Tile::kPanels; ++panel) {
-    ptx::tma_load_4d(tile.panel[panel], map, ready, panel * kPanel, row, h, b, ptx::L2::evict_last);
-  }
-}
-
-// One thread. Keys come from the last tile of a row of tiles to the first; k runs one tile ahead of v, as the consumers
-// take them.
-template <class C>
-__device__ void produce_keys(const Params& p, SharedMemory<C>& shared) {
-  RingPosition<C::kStages> k, v;
-  for (RingPosition<kWorkSlots> slot;; slot.next()) {
-    ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
-    const Work& w = shared.work[slot.index];
-    if (w.position == kNoMoreTiles) return;  // a pause has no keys
-    const int h = w.h / p.kv_divisor, b = p.cu_seqlens_k != nullptr ? 0 : w.sequence, count = w.k_end - w.k_begin;
-    int row = w.k_row + (w.k_end - 1) * C::kTileK;  // of the tile of k
-#pragma unroll 1                                    // the producers have few registers
-    for (int n = 0; n <= count; ++n, row -= C::kTileK) {
-      if (n < count) {
-        await_free(shared.k_free[k.index], k.phase);
-        planted_pause(Plant::unawaited_keys, false);
-        load_keys(shared.k[k.index], p.k, shared.k_ready[k.index], row, h, b);
-        k.next();
-      }
-      if (n > 0) {
-        await_free(shared.v_free[v.index], v.phase);
-        load_keys(shared.v[v.index], p.v,
-                  passes_guard<C>(p, w, w.k_end - n) ? shared.v_landed[v.index] : shared.v_ready[v.index],
-                  row + C::kTileK, h, b);
-        v.next();
-      }
-    }
-    ptx::barrier_arrive(shared.work_free[slot.index]);
-  }
-}
-
-// The tiles of a bias or mask that a tile of q meets, in the order of keys.
+// Brings the tiles of a bias or mask that a tile of q meets, in the order in which keys come.
 template <class C, int kElement>
 __device__ __forceinline__ void produce_plane(const Params& p, const ScorePlane& x, SharedMemory<C>& shared,
                                               RingPosition<C::kPlaneStages>& stage, int position, int h, int b,
@@ -72,7 +34,8 @@ __device__ __forceinline__ void produce_plane(const Params& p, const ScorePlane&
   }
 }
 
-// One thread, so that q never waits behind keys. It brings a bias or mask, too.
+// Brings q, and a bias or mask that comes in bulk. One thread, another than that of keys, so that q never waits until a
+// stage of keys is free.
 template <class C>
 __device__ void produce_q(const Params& p, SharedMemory<C>& shared) {
   std::uint32_t phase = 0;

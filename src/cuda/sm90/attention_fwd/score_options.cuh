@@ -1,16 +1,19 @@
 // From products q.k to logits: scale, softcap, ALiBi, bias and mask.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/softcap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/sm90/attention_fwd/planes.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
-// Whether a warp's scores are where the softcap's series is right. What scores elsewhere are must not decide on a row's
-// bits: among scores that are not the sequence's own, the series is not tried.
+// Whether all scores of a warp are small enough for the softcap's series. The answer changes a row's last bits, so it
+// must depend on this sequence's scores alone: tiles that hold other scores too, of rows or keys that do not exist, do
+// not ask.
 template <int kCount>
 __device__ __forceinline__ bool small_for(const Softcap& softcap, const float (&s)[kCount]) {
   float largest = 0.0f;
@@ -19,8 +22,8 @@ __device__ __forceinline__ bool small_for(const Softcap& softcap, const float (&
   return !__any_sync(0xffffffff, largest > softcap.limit);
 }
 
-// What a consumer thread keeps for them. Scores stay q.k, which the softmax scales beside its subtraction, until
-// something is added to them. Pairs outside the band are left to mask_band.
+// What a consumer thread keeps for the score options. Scores stay q.k as long as nothing is added to them: the softmax
+// scales and subtracts in one step. Pairs outside the band are left to mask_band().
 template <class C>
 class ScoreOptions {
   using T = typename C::Element;
@@ -64,7 +67,7 @@ class ScoreOptions {
                                          float (&s)[C::kTileK / 2]) {
     float unit = p.scale;
     if (has(kSoftcap) && p.softcap.inside != 0.0f) cap(p.softcap, own, s);
-    if (has(kAnyPlanes) && !(unit > 0.0f)) {  // the softmax takes the largest of s before it scales
+    if (has(kAnyPlanes) && !(unit > 0.0f)) {  // the softmax takes the largest s before it scales, which takes unit > 0
 #pragma unroll
       for (int i = 0; i < C::kTileK / 2; ++i) s[i] *= unit;
       unit = 1.0f;
@@ -73,7 +76,7 @@ class ScoreOptions {
       add_alibi<C>(p, w, rows, k_tile, slope, unit, s);
       unit = 1.0f;
     }
-    // First what is added, then what removes pairs: a bias may be NaN where a mask is false.
+    // First add, then remove pairs: a bias may be NaN where a mask is false, and the pair must still end as -inf.
     bool open[kPerLane];
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e) open[e] = !by_keys(p.mask) || key_mask.bits[e] != 0;
@@ -106,7 +109,8 @@ class ScoreOptions {
  private:
   using Scores = float (&)[C::kTileK / 2];
 
-  // A group for each key tile, also where there is nothing to copy: groups are what is waited for.
+  // Commits one group of copies a key tile, an empty one where there is nothing to copy: apply() waits by counting
+  // groups.
   static __device__ __forceinline__ void copy(const Params& p, PlaneTiles<C>& tiles, const Work& w, int first_row,
                                               int k_tile, int stage) {
     if (k_tile >= w.k_begin && w.used_rows > 0) {
@@ -118,12 +122,9 @@ class ScoreOptions {
 
   static __device__ __forceinline__ void cap(const Softcap& softcap, bool own, Scores s) {
     if (C::kOptions == kSoftcap || !own || !small_for(softcap, s)) {
-      const float to_exponent = 2.0f * kLog2OfE * softcap.inside;
+      const float to_exponent = 2.0f * kLog2e * softcap.inside;
 #pragma unroll
-      for (int i = 0; i < C::kTileK / 2; ++i) {  // tanh(y) = 1 - 2 / (e^2y + 1)
-        const float inverse = __fdividef(1.0f, ptx::exp2_approx(s[i] * to_exponent) + 1.0f);
-        s[i] = fmaf(-2.0f * softcap.outside, inverse, softcap.outside);
-      }
+      for (int i = 0; i < C::kTileK / 2; ++i) s[i] = capped_by_fma(s[i], to_exponent, softcap.outside);
       return;
     }
     const float(&c)[4] = softcap.series;
@@ -134,7 +135,8 @@ class ScoreOptions {
     }
   }
 
-  // Through `scratch`, C::kTileK floats of this warp. A bias of -inf closes its key, so that no NaN of k gets past it.
+  // Adds a bias by keys, through `scratch`, C::kTileK floats of this warp. A bias of -inf closes its key: -inf added to
+  // a score that is NaN would be NaN, so the score is set to -inf at the end.
   __device__ __forceinline__ void add_key_bias(const Params& p, float* scratch, bool (&open)[kPerLane], float& unit,
                                                Scores s) const {
     const int lane = recomputed(static_cast<int>(threadIdx.x)) % 32;

@@ -1,15 +1,12 @@
 // The softmax of a key tile's accumulators, and the ways in which they are logits.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm90/attention_fwd/epilogue.cuh"
+#include "cuda/sm90/attention/rows.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
-
-// O is rescaled only when a row's maximum has grown by more than this (log2): until then P may reach 2^8, which fp32
-// sums and 16-bit floats hold as exactly as values below 1. (The conditional rescaling of FlashAttention-4.)
-constexpr float kRescaleLog2 = 8;
 
 // x * factor + offset.
 struct Line {
@@ -17,8 +14,8 @@ struct Line {
   __device__ float operator()(float x) const { return fmaf(x, factor, offset); }
 };
 
-// How accumulators become logits, in units of kLog2 log2 units each; and by above(), exponents of two of how far they
-// are above a row's base.
+// How accumulators x become logits. logit(x, row) is the logit, in units of kLog2 (1: log2; log2(e): natural);
+// above(row, base) gives a function from x to log2 of exp(logit - base).
 struct Scaled {
   static constexpr float kLog2 = 1.0f;
   float scale;
@@ -31,23 +28,24 @@ struct Shifted {
   __device__ float logit(float x, int row) const { return fmaf(x, scale, shift[row]); }
   __device__ Line above(int row, float base) const { return {scale, shift[row] - base}; }
 };
-// Where a bias may be in them. The offset's rounding is a factor of all of a row's P, which goes away with their sum:
-// at most 2^(1/128) where the base is below kLargeLogit, far above more than numbers hold.
+// For scores with a bias, which may be large. The offset (shift - base) log2(e) is rounded: that multiplies all P of a
+// row by the same factor, which their sum cancels. Below kLargeLogit the factor is at most 2^(1/128); far above, P
+// would overflow or vanish.
 constexpr float kLargeLogit = 0x1p17f;
 struct Biased {
-  static constexpr float kLog2 = kLog2OfE;
+  static constexpr float kLog2 = kLog2e;
   float scale, shift[2];
   __device__ float logit(float x, int row) const { return fmaf(x, scale, shift[row]); }
-  __device__ Line above(int row, float base) const { return {scale * kLog2OfE, (shift[row] - base) * kLog2OfE}; }
+  __device__ Line above(int row, float base) const { return {scale * kLog2e, (shift[row] - base) * kLog2e}; }
 };
-// The same, exact for rows with a larger base too.
+// For careful tiles: as Biased, but rows with a larger base subtract before they scale, which is exact.
 struct Distant {
-  static constexpr float kLog2 = kLog2OfE;
+  static constexpr float kLog2 = kLog2e;
   const Biased& biased;
   __device__ float logit(float x, int row) const { return biased.logit(x, row); }
   __device__ auto above(int row, float base) const {
     return [this, row, base, line = biased.above(row, base)](float x) {
-      return fabsf(base) < kLargeLogit ? line(x) : (logit(x, row) - base) * kLog2OfE;
+      return fabsf(base) < kLargeLogit ? line(x) : (logit(x, row) - base) * kLog2e;
     };
   }
 };
@@ -65,20 +63,12 @@ struct Capped {
   }
 };
 
-// Brings a thread's row r up to date with its logits' maximum; returns what exponents are above. correction: what O
-// must be multiplied with.
+// Raises the maximum of a thread's row r to that of its new logits. Returns the base that exponents are relative to;
+// `correction` is what O must be multiplied with.
 template <class Logits, int kCount>
 __device__ __forceinline__ float raise_maximum(const float (&s)[kCount], RowState& state, float (&correction)[2], int r,
                                                const Logits& logits) {
-  float top0 = fmaxf(s[2 * r], s[2 * r + 1]), top1 = fmaxf(s[2 * r + 4], s[2 * r + 5]);
-#pragma unroll
-  for (int i = 8; i < kCount; i += 8) {
-    top0 = fmaxf(top0, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
-    top1 = fmaxf(top1, fmaxf(s[i + 2 * r + 4], s[i + 2 * r + 5]));
-  }
-  float top = fmaxf(top0, top1);
-  top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-  top = logits.logit(fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2)), r);
+  const float top = logits.logit(attention::row_maximum(s, r), r);
   const float before = state.max[r];
   if (top > before + kRescaleLog2 / Logits::kLog2) state.max[r] = top;
   const float base = state.max[r] == -INFINITY ? 0.0f : state.max[r];
@@ -87,8 +77,9 @@ __device__ __forceinline__ float raise_maximum(const float (&s)[kCount], RowStat
 }
 
 // Turns s, in place, into exp(logit - max) and brings the rows' maxima and sums up to date. Returns by `correction`
-// what O must be multiplied with. Logits must grow with s. kMaximaFirst: of both rows, then the exponentials, which the
-// compiler else mixes: at head size 64 with a bias or mask that takes 3 to 5 % longer, without either no less.
+// what O must be multiplied with. Logits must grow with s. kMaximaFirst: the maxima of both rows, then the
+// exponentials, which the compiler would else mix: at head size 64 with a bias or mask, mixed ones take 3 to 5 %
+// longer; without either, no less.
 template <bool kMaximaFirst = false, class Logits, int kCount>
 __device__ __forceinline__ void softmax(float (&s)[kCount], RowState& state, float (&correction)[2],
                                         const Logits& logits) {

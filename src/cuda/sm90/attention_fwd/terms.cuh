@@ -7,15 +7,17 @@
 //            the key is closed
 //   3 - 5    j - kTileK / 2                        slope / scale in three parts, less in tiles right of the rows
 //
-// The slope's part at the middle of the tile is a constant of a row, which the softmax adds. A closed key whose row of
-// k is not finite leaves NaN in O, and the tile is computed again: see guard.cuh. So it is where a row's largest logit
-// is about what the parts can hold; a bias is then added to the scores themselves.
+// ALiBi at the middle of the tile is a constant of a row, which the softmax adds. Where k of a closed key is not
+// finite, its score is NaN instead of -inf, O comes out as NaN, and the tile is computed again as a careful one
+// (guard.cuh). So is one where a row's largest logit comes near what three parts can hold; the bias is then added to
+// the scores themselves.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/log2.h"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/recomputed.cuh"
 #include "cuda/sm90/attention_fwd/planes.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd {
@@ -38,7 +40,7 @@ __device__ inline float rounded(float x) {
   return static_cast<float>(static_cast<T>(x));
 }
 
-// x, limited to what the parts can hold; infinities and NaN stay what they are.
+// Splits x, limited to what the parts can hold. Infinities and NaN stay what they are.
 template <class T>
 __device__ inline void split(float x, float (&part)[3]) {
   const bool finite = fabsf(x) < INFINITY;
@@ -49,7 +51,7 @@ __device__ inline void split(float x, float (&part)[3]) {
   part[2] = rounded<T>((x - part[1] * Parts<T>::kUnit1) * (1.0f / Parts<T>::kUnit2));
 }
 
-// Before the first tile: what later ones do not change. The whole warp.
+// Writes, once before the first tile, those columns that are the same for all tiles. The whole warp.
 template <class C>
 __device__ void begin_terms(SharedMemory<C>& shared) {
   using T = typename C::Element;
@@ -75,7 +77,8 @@ __device__ void begin_terms(SharedMemory<C>& shared) {
   ptx::fence_async_shared();
 }
 
-// Whether the guard has something to say of each key tile: k is ready then when both have come.
+// Whether the guard writes something down for each key tile (serve_keys()). k_ready then waits for two arrivals: of the
+// copy of k and of the guard.
 template <class C>
 __device__ inline bool has_key_values(const Params& p) {
   return (C::kHasKeyTerms && p.bias.access == PlaneAccess::keys) ||
@@ -103,7 +106,7 @@ class KeyTileValues {
 #pragma unroll
       for (int e = 0; e < kPerLane; ++e) {
         const float x = p.bias_is_float ? __uint_as_float(of_keys.bits[e]) : to_float2<T>(of_keys.bits[e]).x;
-        // Finite stays finite.
+        // Limited, so that what was finite does not become infinite by the division.
         values[e] = fabsf(x) < INFINITY ? fminf(fmaxf(x * p.scale_inverse, -3e38f), 3e38f) : x;
         if (w.careful && x != -INFINITY) values[e] = 0.0f;
       }
@@ -141,7 +144,7 @@ class KeyTileValues {
   }
 };
 
-// s unit + bias, of a tile that is computed again. unit is 1 then.
+// s becomes s unit + bias, in a careful tile. unit becomes 1.
 template <class C>
 __device__ __forceinline__ void add_key_bias(const Params& p, const Work& w, int k_tile, float& unit,
                                              float (&s)[C::kTileK / 2]) {
@@ -155,7 +158,7 @@ __device__ __forceinline__ void add_key_bias(const Params& p, const Work& w, int
       const std::int64_t at[1] = {plane_begin(p.bias, w) + key * p.bias.stride_j};
       float bias[1];
       load_elements<typename C::Element>(p.bias, false, p.bias_is_float, at, bias);
-      if (bias[0] == -INFINITY) continue;  // closed already
+      if (bias[0] == -INFINITY) continue;  // a closed key: see remove_closed()
       s[4 * j + c] = fmaf(s[4 * j + c], unit, bias[0]);
       s[4 * j + 2 + c] = fmaf(s[4 * j + 2 + c], unit, bias[0]);
     }
@@ -173,7 +176,7 @@ __device__ __forceinline__ Side side_of_keys(const Params& p, const Work& w, int
   return key + C::kTileK - 1 <= row ? Side::left : key >= row + p.positions - 1 ? Side::right : Side::both;
 }
 
-// A float in three 16-bit ones of one unit: what they are multiplied with is small.
+// A float as the sum of three 16-bit ones, without units: they are multiplied with numbers up to kTileK / 2 only.
 template <class T>
 __device__ inline void split_slope(float x, float (&part)[3]) {
   constexpr float kLargest = Parts<T>::kUnit0 != 1.0f ? 65000.0f : 3.3e38f;
@@ -190,13 +193,13 @@ __device__ __forceinline__ void write_row_terms(const Params& p, RowTerms<C>& te
   using T = typename C::Element;
   using P = Parts<T>;
   const int lane = recomputed(static_cast<int>(threadIdx.x)) % 32;
-  ptx::barrier_sync(barrier, 128);  // nobody multiplies with the last tile's any more
+  ptx::barrier_sync(barrier, 128);  // all products with the columns of the last tile are done
   if (lane < 16) {
     const ThreadRows row{first_position, warp_row + lane};
     const float slope = p.alibi[w.sequence * p.alibi_stride_b + row.head(p, w, 0) * p.alibi_stride_h];
     float part[3];
     split_slope<T>(slope / p.scale, part);
-    terms.slope[warp_row + lane] = slope * (C::kRemovesPairs ? 1.0f : kLog2OfE);
+    terms.slope[warp_row + lane] = slope * (C::kRemovesPairs ? 1.0f : kLog2e);
 #pragma unroll
     for (int side = 0; side < 3; ++side) {
       const float sign = static_cast<float>(1 - side);
@@ -209,7 +212,7 @@ __device__ __forceinline__ void write_row_terms(const Params& p, RowTerms<C>& te
   ptx::barrier_sync(barrier, 128);
 }
 
-// Keys of the tile that are closed for all rows. word: this lane's of closed_keys.
+// Sets the scores of closed keys to -inf. word: this lane's of SharedMemory::closed_keys.
 template <class C>
 __device__ __forceinline__ void remove_closed(std::uint32_t word, float (&s)[C::kTileK / 2]) {
   if (!__any_sync(0xffffffff, word != 0)) return;

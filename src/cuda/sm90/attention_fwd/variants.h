@@ -7,9 +7,32 @@
 #include <string_view>
 
 #include "cuda/common/variants.h"
-#include "cuda/sm90/attention_fwd/params.h"
+#include "cuda/sm90/attention/params.h"
+#include "cuda/sm90/attention/tiles.h"
 
 namespace heddle::cuda::sm90::attention_fwd {
+
+using attention::kRows;
+using attention::Params;
+using attention::PlaneAccess;
+using attention::ScorePlane;
+using attention::Softcap;
+
+// What a kernel can do to scores. Kernels are compiled for few combinations: each option makes the loop over keys
+// longer, which is too long for the instruction caches already, and a jump over an option that is not used costs about
+// 80 cycles.
+enum ScoreOption : unsigned {
+  kSoftcap = 1,
+  kAlibi = 2,
+  kKeyPlanes = 4,   // bias or mask by PlaneAccess::keys
+  kTilePlanes = 8,  // by PlaneAccess::copies
+  kAnyPlanes = 16,  // by PlaneAccess::direct; also scales that are not positive
+  kAllOptions = 31,
+  // In kernels of their own:
+  kKeyTerms = 32,    // bias or mask by PlaneAccess::keys, as columns of the product
+  kAlibiTerms = 64,  // ALiBi, likewise
+  kBulkPlane = 128,  // bias or mask by PlaneAccess::bulk
+};
 
 struct Tiles {
   int head;             // the largest head size of q and k, and of v

@@ -6,7 +6,8 @@
 #include "cuda/common/requirements.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
-#include "cuda/sm90/attention_fwd/plan.h"
+#include "cuda/sm90/attention/plan.h"
+#include "cuda/sm90/attention/tiles.h"
 #include "cuda/sm90/attention_fwd_fp8/variants.h"
 #include "problem/attended_pairs.h"
 
@@ -14,15 +15,15 @@ namespace heddle::cuda {
 namespace {
 
 using namespace sm90::attention_fwd_fp8;
-using sm90::attention_fwd::make_plan;
-using sm90::attention_fwd::Plan;
+using sm90::attention::make_plan;
+using sm90::attention::Plan;
 
 Refusal supports(const AttentionProblem& p) {
   if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
   if (p.q.dtype != DType::f8e4m3 || p.k.dtype != DType::f8e4m3) return "it takes q, k and v of float8_e4m3fn only";
   if (p.D % 8 != 0 || p.Dv % 8 != 0) return text("head sizes must be multiples of 8; found ", p.D, " and ", p.Dv);
   if (p.D > 128 || p.Dv > 128) return text("head sizes must be at most 128; found ", p.D, " and ", p.Dv);
-  if (Refusal reason = sm90::attention_fwd::refuse_layout(p); !reason.empty()) return reason;
+  if (Refusal reason = sm90::attention::refuse_layout(p); !reason.empty()) return reason;
   if (p.softcap != 0) return "it has no softcap";
   if (p.alibi) return "it has no ALiBi";
   // Which heads share a tile depends on the longest sequence, and a row's guessed maximum on its tile.
@@ -60,7 +61,7 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const Plan plan = make_plan(p, v.consumers);
-  return text(v.name, ": tiles of ", 64 * v.consumers, " rows x ", v.tile_k, " keys",
+  return text(v.name, ": tiles of ", sm90::attention::kRows * v.consumers, " rows x ", v.tile_k, " keys",
               p.k_scale.stride_s != 0 || p.v_scale.stride_s != 0 ? ", scales by token" : "",
               plan.pack > 1 ? text(", ", plan.pack, " heads in a tile") : "", ", ", p.B * plan.units * plan.q_tiles,
               " tiles on ", current_device().multiprocessors, " multiprocessors",
@@ -77,7 +78,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.q_scale = p.q_scale;
   params.k_scale = p.k_scale;
   params.v_scale = p.v_scale;
-  if (plan.dynamic) params.next_tile = sm90::attention_fwd::new_counter(runtime.workspace.data, stream);
+  if (plan.dynamic) params.next_tile = sm90::attention::new_counter(runtime.workspace.data, stream);
   v.launch(params, std::min(params.tiles, current_device().multiprocessors), stream);
 }
 

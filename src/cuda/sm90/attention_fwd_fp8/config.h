@@ -6,15 +6,17 @@
 #include <type_traits>
 
 #include "cuda/common/ptx/barrier.cuh"
-#include "cuda/sm90/attention_fwd/config.h"
+#include "cuda/common/ring.cuh"
+#include "cuda/sm90/attention/tile.cuh"
+#include "cuda/sm90/attention/work.cuh"
 #include "cuda/sm90/attention_fwd_fp8/variants.h"
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
-using attention_fwd::kRows;
-using attention_fwd::kWorkSlots;
-using attention_fwd::RingPosition;
-using attention_fwd::Work;
+using attention::kNoMoreTiles;
+using attention::kRows;
+using attention::kWorkSlots;
+using attention::Work;
 
 constexpr int kRowBytes = 128;  // of every tile: head sizes are padded to it, and 128 keys fill a row of V^T
 
@@ -27,12 +29,13 @@ struct Config {
   static constexpr int kTileK = 128;
   static constexpr int kStages = kTiles.stages;
   static constexpr bool kTokenScales = kTiles.token_scales;
-  // Of a warp at barriers of values. Scales are written and read by every lane, for itself.
+  // Arrivals of a warp at barriers of values. With scales by token every lane arrives itself, as each writes or reads
+  // scales; else one lane does for all.
   static constexpr int kArrivals = kTokenScales ? 32 : 1;
   static constexpr int kConsumers = 2;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kTransposers = 2;   // warps
-  static constexpr unsigned kOptions = 0;  // of attention_fwd::ScoreOption
+  static constexpr unsigned kOptions = 0;  // it has no softcap, ALiBi, bias or mask
   static constexpr bool kRemovesPairs = false;
   static constexpr bool kRepeatsTiles = true;   // where exponentials overflowed
   static constexpr bool kGuessesMaxima = true;  // see softmax.cuh
@@ -42,12 +45,12 @@ struct Config {
 
 // [kHeight] rows of 128 bytes, swizzled. As a 16-bit tile of one panel it is one of the 16-bit kernel's.
 template <int kHeight>
-using Tile = attention_fwd::Tile<std::uint16_t, kHeight, kRowBytes / 2>;
+using Tile = attention::Tile<std::uint16_t, kHeight, kRowBytes / 2>;
 
-// A computing thread's own, needed once a tile: registers are scarcer.
+// What a consumer thread needs once a tile of query rows only, and has no registers for.
 struct alignas(16) Parked {
   float factor[2];  // O, over the sum of P, must be multiplied with it
-  unsigned works;   // tiles and pauses that the thread has heard of
+  unsigned works;   // how many tiles and pauses the thread has taken
   std::uint32_t q_phase;
 };
 

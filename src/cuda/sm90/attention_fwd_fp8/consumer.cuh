@@ -12,11 +12,14 @@
 // took a tenth of the time. Where exponentials overflow, the whole query tile is computed again.
 #pragma once
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/barrier.cuh"
+#include "cuda/common/recomputed.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/common/wgmma.cuh"
-#include "cuda/sm90/attention_fwd/scores.cuh"
+#include "cuda/sm90/attention/rows.cuh"
 #include "cuda/sm90/attention_fwd_fp8/epilogue.cuh"
 #include "cuda/sm90/attention_fwd_fp8/softmax.cuh"
 
@@ -32,7 +35,7 @@ class Consumer {
     parked() = {};
     for (;;) {
       if (next_work()) compute_tiles();
-      if (__all_sync(0xffffffff, shared.work[slot()].position == attention_fwd::kNoMoreTiles)) return;
+      if (__all_sync(0xffffffff, shared.work[slot()].position == kNoMoreTiles)) return;
       __syncwarp();
       ptx::barrier_arrive(shared.work_free[slot()]);  // of a pause
     }
@@ -93,10 +96,11 @@ class Consumer {
     }
   }
 
-  // What is known of the next tile of keys before its turn: then nobody waits for it to be looked up.
+  // What the loop asks about the next tile of keys. Looked up ahead of time, while exponentials are computed, so that
+  // no step begins with waiting for shared memory.
   struct Outlook {
     bool exists, last, whole;  // whole: all rows attend it wholly
-    bool k_there;              // or else it must be waited for
+    bool k_there;              // its keys have landed; else they must be waited for
   };
   __device__ Outlook look_ahead(int tile) {
     const Work& w = shared.work[slot()];
@@ -104,8 +108,8 @@ class Consumer {
             ptx::barrier_test(shared.k_ready[k.index], k.phase)};
   }
 
-  // Whether x, which is the same for the whole warp: so that the compiler knows, and keeps other such in registers of
-  // the warp.
+  // x, which is the same in all lanes. The vote tells the compiler so, which then keeps what follows from it in the
+  // warp's uniform registers.
   __device__ static bool vote(bool x) { return __all_sync(0xffffffff, x); }
 
   // Whether every row of the warp has met a key: maxima may be guessed.
@@ -116,12 +120,13 @@ class Consumer {
   }
   // The first of this warp's 16 rows of the warpgroup's 64.
   __device__ int warp_row() const { return thread() % 128 / 32 * 16; }
-  __device__ static int thread() { return attention_fwd::recomputed(static_cast<int>(threadIdx.x)); }
+  __device__ static int thread() { return recomputed(static_cast<int>(threadIdx.x)); }
 
-  // Of the tile that next_work() has announced last, or of one before it.
+  // The slot of the tile that next_work() has taken last, or of one `before` it.
   __device__ unsigned slot(unsigned before = 0) { return (parked().works - 1 - before) % kWorkSlots; }
 
-  // Learns what the next tile is; false if there is none.
+  // Waits until the next tile is announced, and finds the scales of its rows. False if it is a pause or there are no
+  // more.
   __device__ bool next_work() {
     const unsigned works = parked().works++;
     ptx::barrier_wait(shared.work_ready[works % kWorkSlots], works / kWorkSlots % 2);
@@ -132,7 +137,8 @@ class Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int position = rows.position(p, r);
-      // q of other rows may be anything: 0 keeps them from moving a maximum, which others of the tile would notice.
+      // Rows that do not exist may hold any q. A scale of 0 makes their scores 0, so that they move no maximum and
+      // overflow nothing: a warp, and for overflow a whole tile, asks about all of its rows together.
       const bool exists = rows.lane_row + 8 * r < p.positions * p.pack && position < w.used_rows;
       scale[r] = exists ? shared_scale * p.q_scale.at(w.sequence, w.q_row + position, rows.head(p, w, r)) : 0.0f;
     }
@@ -157,7 +163,7 @@ class Consumer {
     wgmma_commit();
   }
 
-  // Whoever made P has waited for V^T.
+  // Does not wait for V^T: take_s() and take_s_exactly(), which made P, have.
   __device__ void issue_pv() {
     const Swizzled128 v_tile(shared.transposed[v.index].panel);
     wgmma_fence();
@@ -178,7 +184,7 @@ class Consumer {
 
   // From S of a whole tile to its P; adds P V of the tile before to O.
   __device__ Outlook take_s(int tile) {
-    // As many exponentials take longer than P V. The others run beside the sums and the roundings.
+    // So many exponentials take longer than P V, which runs beside them; the others run beside sums and roundings.
     constexpr int kEarly = C::kTokenScales ? 0 : 40;
     float sum[2] = {};
     if constexpr (C::kTokenScales) {
@@ -212,7 +218,7 @@ class Consumer {
     const Work& w = shared.work[slot()];
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = scale[i / 2 % 2] == 0.0f ? 0.0f : s[i] * scale[i / 2 % 2];
-    if (tile < w.whole_begin || tile >= w.whole_end) attention_fwd::mask_band<C>(p, w, thread_rows(w), tile, s);
+    if (tile < w.whole_begin || tile >= w.whole_end) attention::mask_band<C>(p, w, thread_rows(w), tile, s);
     float correction[2];
     exact_softmax(s, state, correction, kShift);
     correct_o(correction);
@@ -303,9 +309,7 @@ class Consumer {
     bool finite = true;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float sum = state.sum[r];
-      sum += __shfl_xor_sync(0xffffffff, sum, 1);
-      sum += __shfl_xor_sync(0xffffffff, sum, 2);
+      const float sum = sum_of_quad(state.sum[r]);
       finite = finite && (sum < INFINITY || scale[r] == 0.0f);     // 0: there is no such row
       if constexpr (!C::kTokenScales) factor[r] *= sum * v_scale;  // v_scale, but for a sink
     }

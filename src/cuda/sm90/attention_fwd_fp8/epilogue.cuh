@@ -2,12 +2,12 @@
 #pragma once
 
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm90/attention_fwd/epilogue.cuh"
+#include "cuda/sm90/attention/rows.cuh"
 #include "cuda/sm90/attention_fwd_fp8/config.h"
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
-using attention_fwd::ThreadRows;
+using attention::ThreadRows;
 
 // V^T's order of dims has left four neighbours to a thread, so that a quad writes 32 bytes of a row.
 template <class C>

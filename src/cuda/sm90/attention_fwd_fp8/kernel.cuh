@@ -4,7 +4,8 @@
 
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
-#include "cuda/sm90/attention_fwd/schedule.cuh"
+#include "cuda/sm90/attention/producer.cuh"
+#include "cuda/sm90/attention/schedule.cuh"
 #include "cuda/sm90/attention_fwd_fp8/consumer.cuh"
 #include "cuda/sm90/attention_fwd_fp8/producer.cuh"
 #include "cuda/sm90/attention_fwd_fp8/transposer.cuh"
@@ -46,10 +47,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_fp8_kernel(const
   if (warpgroup == 0) {
     ptx::registers_decrease<C::kProducerRegisters>();
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    if (threadIdx.x == 0) produce_keys<C>(p, shared);
+    if (threadIdx.x == 0) {
+      attention::produce_keys<C>(p, shared, shared.v_taken,
+                                 [&](const Work&, int, int stage) -> ptx::Barrier& { return shared.v_landed[stage]; });
+    }
     if (warp == 1) {
       QProducer<C> q(p, shared);
-      attention_fwd::Scheduler<C, SharedMemory<C>>(p, shared).run([&](const Work& w) { q.bring(w); });
+      attention::Scheduler<C, SharedMemory<C>>(p, shared).run([&](const Work& w) { q.bring(w); });
     }
     if (warp >= 2) transpose_values<C>(p, shared, warp - 2);
   } else {

@@ -1,44 +1,12 @@
-// The threads that bring q, k and v to shared memory.
+// The thread that brings q to shared memory.
 #pragma once
 
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ptx/tma.cuh"
-#include "cuda/sm90/attention_fwd/producer.cuh"
 #include "cuda/sm90/attention_fwd_fp8/config.h"
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
-
-using attention_fwd::kNoMoreTiles;
-using attention_fwd::load_keys;
-
-// One thread. Keys come from the last tile of a row of tiles to the first; k runs one tile ahead of v, as the consumers
-// take them.
-template <class C>
-__device__ void produce_keys(const Params& p, SharedMemory<C>& shared) {
-  RingPosition<C::kStages> k, v;
-  for (RingPosition<kWorkSlots> slot;; slot.next()) {
-    ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
-    const Work& w = shared.work[slot.index];
-    if (w.position == kNoMoreTiles) return;  // a pause has no keys
-    const int h = w.h / p.kv_divisor, b = p.cu_seqlens_k != nullptr ? 0 : w.sequence, count = w.k_end - w.k_begin;
-    int row = w.k_row + (w.k_end - 1) * C::kTileK;  // of the tile of k
-#pragma unroll 1                                    // the producers have few registers
-    for (int n = 0; n <= count; ++n, row -= C::kTileK) {
-      if (n < count) {
-        await_free(shared.k_free[k.index], k.phase);
-        load_keys(shared.k[k.index], p.k, shared.k_ready[k.index], row, h, b);
-        k.next();
-      }
-      if (n > 0) {
-        await_free(shared.v_taken[v.index], v.phase);
-        load_keys(shared.v[v.index], p.v, shared.v_landed[v.index], row + C::kTileK, h, b);
-        v.next();
-      }
-    }
-    ptx::barrier_arrive(shared.work_free[slot.index]);
-  }
-}
 
 // Brings the q of each announced tile, to whichever warpgroup is done with its last one first. The scheduler's warp.
 template <class C>

@@ -5,33 +5,22 @@
 // sums, which are wanted anyway, tell whether that went well.
 #pragma once
 
+#include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm90/attention_fwd/epilogue.cuh"
+#include "cuda/sm90/attention/rows.cuh"
 #include "cuda/sm90/attention_fwd_fp8/config.h"
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
-using attention_fwd::RowState;
+using attention::row_maximum;
 
 // P is exp2(s - max + kShift): 2^3 at the maximum, and no more than 448, e4m3's largest, if a thread's share of a row,
 // 32 elements, has at most kLargestSum. Equal scores sum to 256. Below 2^-9 of the maximum P is subnormal.
 constexpr float kShift = 3, kLargestSum = 430;
 
-// Row r's largest element of s among the thread's and its quad's.
-template <int kCount>
-__device__ inline float row_maximum(const float (&s)[kCount], int r) {
-  float top0 = fmaxf(s[2 * r], s[2 * r + 1]), top1 = fmaxf(s[2 * r + 4], s[2 * r + 5]);
-#pragma unroll
-  for (int i = 8; i < kCount; i += 8) {
-    top0 = fmaxf(top0, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
-    top1 = fmaxf(top1, fmaxf(s[i + 2 * r + 4], s[i + 2 * r + 5]));
-  }
-  const float top = fmaxf(top0, top1), pair = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
-  return fmaxf(pair, __shfl_xor_sync(0xffffffff, pair, 2));
-}
-
-// True, but not before this sum of exponentials is known: the assembler moves exponentials behind whatever does not
-// need them. No such sum is subnormal, which the assembler does not know.
+// Always true, but not before this sum of exponentials is computed. The assembler moves exponentials behind all that
+// does not need their results; what asks this function does. (The sum is compared with a subnormal number, which it
+// never is; the assembler cannot know that.)
 __device__ inline bool known(float sum) {
   std::uint32_t subnormal;
   asm volatile("{\n .reg .pred p;\n setp.eq.f32 p, %1, 0f00000200;\n selp.u32 %0, 1, 0, p;\n}"

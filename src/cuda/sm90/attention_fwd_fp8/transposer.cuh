@@ -10,7 +10,8 @@
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/common/ptx/tma.cuh"
-#include "cuda/sm90/attention_fwd/guard.cuh"
+#include "cuda/common/ring.cuh"
+#include "cuda/sm90/attention/guard.cuh"
 #include "cuda/sm90/attention_fwd_fp8/token_scales.cuh"
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
@@ -61,7 +62,7 @@ __device__ void transpose_values(const Params& p, SharedMemory<C>& shared, int n
   for (RingPosition<kWorkSlots> slot;; slot.next()) {
     ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
     const Work& w = shared.work[slot.index];
-    if (w.position == attention_fwd::kNoMoreTiles) return;
+    if (w.position == kNoMoreTiles) return;
 #pragma unroll 1
     for (int tile = w.k_end - 1; tile >= w.k_begin; --tile, v.next()) {
       ptx::barrier_wait(shared.v_free[v.index], v.phase ^ 1);
@@ -69,8 +70,8 @@ __device__ void transpose_values(const Params& p, SharedMemory<C>& shared, int n
       await_filled(shared.v_landed[v.index], v.phase);
       const bool released = planted_release(Plant::late_key_reads, shared.v_taken[v.index]);
       // P is zero where no row attends, but zero times NaN is not.
-      if (attention_fwd::passes_guard<C>(p, w, tile)) {
-        const attention_fwd::AttendedRows<C> rows(w, tile);
+      if (attention::passes_guard<C>(p, w, tile)) {
+        const attention::AttendedRows<C> rows(w, tile);
         const int from = number * kShare, to = from + kShare;
         clear_rows(shared.v[v.index], from, min(rows.begin, to));
         clear_rows(shared.v[v.index], max(rows.end, from), to);

@@ -5,19 +5,10 @@
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/linear/params.h"
 
 namespace heddle::cuda::sm90::linear {
-
-// Where in a ring of stages one is.
-struct Position {
-  int index = 0;
-  std::uint32_t phase = 0;
-  template <int kStages>
-  __device__ void next() {
-    if (++index == kStages) index = 0, phase ^= 1;
-  }
-};
 
 constexpr int kPanelBytes = 128;  // of a row of x, the width of the swizzle
 
@@ -79,9 +70,9 @@ __device__ inline void produce(const Params<typename C::WeightBlock>& p, Shared&
   Cursor<C> at(s);
 #pragma unroll 1
   for (int n = 0; n < stages; ++n, at.next(s)) load_x(at, n);
-  Position stage;
+  RingPosition<C::kStages> stage;
 #pragma unroll 1
-  for (; !at.done(); at.next(s), stage.next<C::kStages>()) {
+  for (; !at.done(); at.next(s), stage.next()) {
     await_free(shared.free[stage.index], stage.phase ^ 1);  // the first round did not wait
     load_weights(at, stage.index);
     load_x(at, stage.index);

@@ -4,6 +4,7 @@
 
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/matrix.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/linear/producer.cuh"
 #include "cuda/sm90/linear_w4a16/config.h"
 
@@ -58,7 +59,7 @@ class WarpConsumer {
         multiply(second, sums);
         if (!released) release_after_reads(free);
       }
-      stage.template next<C::kStages>();
+      stage.next();
     }
     if constexpr (kRegistersForTwo) for_each_sum([&](int r, int i) { sums[r][i] += odd[r][i]; });
   }
@@ -111,7 +112,7 @@ class WarpConsumer {
 
   const int panel_bytes;                  // of x in a stage
   std::uint32_t codes, scales, x, ready;  // addresses in shared memory, of the first stage
-  linear::Position stage;
+  RingPosition<C::kStages> stage;
 };
 
 }  // namespace heddle::cuda::sm90::linear_w4a16

@@ -4,6 +4,7 @@
 
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/shared.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/common/wgmma_narrow.cuh"
 #include "cuda/sm90/linear/producer.cuh"
 #include "cuda/sm90/linear_w4a16/config.h"
@@ -43,7 +44,7 @@ class WarpgroupConsumer {
       issue(n, 1, second, sums[0]);
       wgmma_wait<1>();
       before = n;
-      stage.template next<C::kStages>();
+      stage.next();
     }
     wgmma_wait<0>();
     keep(sums[0]);
@@ -77,7 +78,7 @@ class WarpgroupConsumer {
   SharedMemory<C>& shared;
   const int panel_bytes, first_panel;
   std::uint32_t codes, scales, ready;  // addresses in shared memory, of the first stage
-  linear::Position stage;
+  RingPosition<C::kStages> stage;
 };
 
 }  // namespace heddle::cuda::sm90::linear_w4a16

@@ -4,6 +4,7 @@
 
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/shared.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/linear/producer.cuh"
 #include "cuda/sm90/linear_w4a8/config.h"
@@ -75,7 +76,7 @@ class Consumer {
       if (u > 0) add(done, sums);
       wgmma_wait<1>();
       before = stage.index;
-      stage.template next<C::kStages>();
+      stage.next();
       if (u + 1 < kUnits || more) await_weights();
       // Behind the last unit this one's once more, for nothing.
       decode_half(u + 1 < kUnits || more ? stage.index : before, 0, first);
@@ -115,7 +116,7 @@ class Consumer {
 
   SharedMemory<C>& shared;
   std::uint32_t codes, scales;  // addresses of this thread's in the first stage
-  linear::Position stage;
+  RingPosition<C::kStages> stage;
 };
 
 }  // namespace heddle::cuda::sm90::linear_w4a8

@@ -5,6 +5,7 @@
 #include "cuda/common/hand_over.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/sm90/linear/producer.cuh"
 #include "cuda/sm90/linear_w4a8/config.h"
 
@@ -89,13 +90,14 @@ class Decoder {
     finish_reads();  // and what was stored is there for products
     __syncwarp();
     if (ptx::elect_one()) ptx::barrier_arrive(shared.decoded_ready[place.index]);
-    stage.template next<C::kStages>();
-    place.template next<C::kDecodedStages>();
+    stage.next();
+    place.next();
   }
 
   DecodedMemory<C>& shared;
   const int first_item, lane;
-  linear::Position stage, place;
+  RingPosition<C::kStages> stage;
+  RingPosition<C::kDecodedStages> place;
 };
 
 }  // namespace heddle::cuda::sm90::linear_w4a8

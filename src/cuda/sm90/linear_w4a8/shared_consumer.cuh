@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/common/hand_over.cuh"
+#include "cuda/common/ring.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/sm90/linear_w4a8/decoder.cuh"
 
@@ -46,8 +47,8 @@ class SharedConsumer {
 #pragma unroll
         for (int i = 0; i < kProductTokens / 2; ++i) sums[0][token / 2 + i] += products[i];
       }
-      stage.template next<C::kStages>();
-      place.template next<C::kDecodedStages>();
+      stage.next();
+      place.next();
     }
   }
 
@@ -56,7 +57,8 @@ class SharedConsumer {
 
   Memory& shared;
   const int group;
-  linear::Position stage, place;
+  RingPosition<C::kStages> stage;
+  RingPosition<C::kDecodedStages> place;
 };
 
 }  // namespace heddle::cuda::sm90::linear_w4a8

@@ -1,4 +1,4 @@
-// What a launch tells the kernel.
+// What a launch tells kernels that compute scores.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 #include "cuda/common/divisor.h"
 #include "problem/attention.h"
 
-namespace heddle::cuda::sm80::attention_fwd {
+namespace heddle::cuda::sm80::attention {
 
 // For each tile of query rows of each head a list of tiles of keys, for kernels whose walk is a ListWalk.
 struct TileLists {
@@ -34,7 +34,11 @@ struct Params {
   TileLists lists;
 };
 
-constexpr int kOpen = 1 << 30;  // a window without an edge
-constexpr float kLog2e = 1.44269504088896341f;
+// What every kernel must know of the scores of p: all but what counts its tiles, and where codes and lists lie.
+Params score_params(const AttentionProblem& p);
 
-}  // namespace heddle::cuda::sm80::attention_fwd
+// Whether float32 operands are rounded to tf32; and how many products of the tensor cores one of elements takes.
+inline bool uses_tf32(const AttentionProblem& p) { return p.dtype == DType::f32 && p.precision == Precision::tf32; }
+inline int products_of(const AttentionProblem& p) { return p.dtype == DType::f32 && !uses_tf32(p) ? 3 : 1; }
+
+}  // namespace heddle::cuda::sm80::attention

@@ -4,12 +4,16 @@
 // Masking selects: whatever a masked score was, NaN included, it becomes -inf.
 #pragma once
 
-#include "cuda/common/exponents.cuh"
+#include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/rows.cuh"
+#include "cuda/common/attention/softcap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm80/attention_fwd/schedule.cuh"
+#include "cuda/sm80/attention/params.h"
+#include "cuda/sm80/attention/tile.cuh"
+#include "cuda/sm80/attention/work.cuh"
 #include "problem/philox.h"
 
-namespace heddle::cuda::sm80::attention_fwd {
+namespace heddle::cuda::sm80::attention {
 
 // Calls visit(score, i, j) for each score. row: the position of this lane's first row; key: that of its first column.
 template <class C, class Visit>
@@ -24,8 +28,8 @@ __device__ inline void for_each_score(int row, int key, float (&s)[C::kGroups][C
   }
 }
 
-// Causality, window and lengths: row i attends one run of keys, as Band::reach() has it; written out, since three
-// numbers are added at once then. keys: all that there are, or that the rows meet.
+// Causality, window and lengths: row i attends one run of keys. That is Band::reach(), written out here so that the
+// compiler adds three numbers in one instruction. keys: all that there are, or that the tile's rows meet.
 template <class C>
 __device__ inline void mask_band(const Params& p, const Work& w, Interval<int> keys, int row, int key,
                                  float (&s)[C::kGroups][C::kTileK / 8][4]) {
@@ -36,20 +40,10 @@ __device__ inline void mask_band(const Params& p, const Work& w, Interval<int> k
       const int i = row + kGroupRows * g + 8 * r;
       const int begin = max(i + w.off - p.left, keys.begin),
                 end = i < w.sq ? min(i + w.off + p.right + 1, keys.end) : 0;
-      const auto length = static_cast<unsigned>(max(end - begin, 0));
-#pragma unroll
-      for (int n = 0; n < C::kTileK / 8; ++n) {
-        const auto from = static_cast<unsigned>(key + 8 * n - begin);
-        if (from >= length) s[g][n][2 * r] = -INFINITY;
-        if (from + 1 >= length) s[g][n][2 * r + 1] = -INFINITY;
-      }
+      keep_keys<C::kTileK / 8>(begin, static_cast<unsigned>(max(end - begin, 0)), key,
+                               [&](int n) { return &s[g][n][2 * r]; });
     }
   }
-}
-
-// softcap * tanh(x / softcap) from one exponential; its error is 2^-22 of softcap, not of x: for 16-bit operands.
-__device__ inline float soft_cap(float x, float to_exponent, float twice) {
-  return 0.5f * twice - __fdividef(twice, 1.0f + ptx::exp2_approx(x * to_exponent));
 }
 
 // Scale, softcap and ALiBi.
@@ -63,7 +57,7 @@ __device__ inline void scale_scores(const Params& p, const Work& w, int row, int
       if constexpr (Float32<C>) {
         x = 0.5f * twice * tanhf(x * (to_exponent * (0.5f / kLog2e)));
       } else {
-        x = soft_cap(x, to_exponent, twice);
+        x = capped(x, to_exponent, twice);
       }
     });
   } else {
@@ -158,8 +152,7 @@ __device__ inline std::uint32_t attended_keys(const float (&s)[C::kGroups][C::kT
       attended |= static_cast<std::uint32_t>(any) << (2 * n + c);
     }
   }
-  for (int lanes = 4; lanes < 32; lanes *= 2) attended |= __shfl_xor_sync(0xffffffff, attended, lanes);
-  return attended;
+  return any_of_quads(attended);
 }
 
 // Which pairs of a block dropout keeps: bit 2 r + c for row i + 8 r and key + c, of this lane. Two lanes side by side
@@ -195,4 +188,4 @@ __device__ inline void drop(const Params& p, const Work& w, int row, int key, in
   }
 }
 
-}  // namespace heddle::cuda::sm80::attention_fwd
+}  // namespace heddle::cuda::sm80::attention

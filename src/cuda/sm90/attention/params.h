@@ -5,27 +5,12 @@
 
 #include <cstdint>
 
-namespace heddle::cuda::sm90::attention_fwd {
-
-// What a kernel can do to scores. Each makes the loop over keys longer, and its code is too long for the instruction
-// caches as it is: a jump over an option that is not used costs about 80 cycles.
-enum ScoreOption : unsigned {
-  kSoftcap = 1,
-  kAlibi = 2,
-  kKeyPlanes = 4,   // bias or mask by PlaneAccess::keys
-  kTilePlanes = 8,  // by PlaneAccess::copies
-  kAnyPlanes = 16,  // by PlaneAccess::direct; also scales that are not positive
-  kAllOptions = 31,
-  // In kernels of their own:
-  kKeyTerms = 32,    // bias or mask by PlaneAccess::keys, as columns of the product
-  kAlibiTerms = 64,  // ALiBi, likewise
-  kBulkPlane = 128,  // bias or mask by PlaneAccess::bulk
-};
+namespace heddle::cuda::sm90::attention {
 
 // How the consumers come by a bias or mask.
 enum class PlaneAccess : int {
   none,    // there is none
-  keys,    // all rows of a tile share one value a key: each warp reads a tile's keys once
+  keys,    // by keys: all rows of a tile share one value a key, so each warp reads a tile's values once
   bulk,    // tiles by the tensor memory accelerator
   copies,  // asynchronous copies of 16 or 4 bytes to shared memory, ahead of their use
   direct,  // element by element, when it is needed
@@ -86,6 +71,4 @@ struct Params {
   bool bias_is_float;
 };
 
-constexpr int kOpen = 1 << 30;  // a window without an edge
-
-}  // namespace heddle::cuda::sm90::attention_fwd
+}  // namespace heddle::cuda::sm90::attention

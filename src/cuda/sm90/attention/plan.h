@@ -3,10 +3,10 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/sm90/attention_fwd/params.h"
+#include "cuda/sm90/attention/params.h"
 #include "problem/attention.h"
 
-namespace heddle::cuda::sm90::attention_fwd {
+namespace heddle::cuda::sm90::attention {
 
 struct Plan {
   int pack, positions, units, q_tiles, section;
@@ -26,4 +26,4 @@ void fill(Params& params, const AttentionProblem& p, const Plan& plan, int tile_
 // The counter that tiles are dealt out by, set to 0 on the stream.
 int* new_counter(void* memory, cudaStream_t stream);
 
-}  // namespace heddle::cuda::sm90::attention_fwd
+}  // namespace heddle::cuda::sm90::attention

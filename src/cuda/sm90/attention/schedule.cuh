@@ -2,10 +2,11 @@
 #pragma once
 
 #include "cuda/common/ptx/barrier.cuh"
-#include "cuda/sm90/attention_fwd/config.h"
-#include "cuda/sm90/attention_fwd/params.h"
+#include "cuda/common/ring.cuh"
+#include "cuda/sm90/attention/params.h"
+#include "cuda/sm90/attention/work.cuh"
 
-namespace heddle::cuda::sm90::attention_fwd {
+namespace heddle::cuda::sm90::attention {
 
 // A tile as a number of rows down (in query tiles), a head unit and a sequence.
 struct TileIndex {
@@ -56,7 +57,7 @@ class PackedTiles {
   int q_tile, chunk = 0, before = 0;
 };
 
-// All that the other roles must know. One thread.
+// Fills in what the other roles must know of a tile. One thread.
 template <class C>
 __device__ void describe_tile(const Params& p, const TileIndex& t, Work& w) {
   const int rows = C::kConsumers * p.positions, s = t.sequence;
@@ -89,7 +90,8 @@ __device__ void describe_tile(const Params& p, const TileIndex& t, Work& w) {
   w.off = off;
   const int from = position + off, to = min(position + rows, used) - 1 + off;
   const int begin = max(from - p.left, 0), end = position < used ? min(to + p.right + 1, keys) : 0;
-  // A tile without keys meets one key tile beyond the end, which arrives as zeros: that keeps the pipeline simple.
+  // A tile without keys is given one key tile behind the tensor's end, which arrives as zeros and is masked: so every
+  // tile has a first key tile, which keeps the pipeline simple.
   w.k_row = begin < end ? k_row : p.k_rows;
   w.begin = begin;
   w.end = end;
@@ -158,7 +160,7 @@ class Scheduler {
       oldest.next();
     }
   }
-  // Whether the tile that was in this slot must be computed again; the slot then says so.
+  // Whether the tile that was in this slot came out spoiled. The slot then holds it once more, as a careful one.
   __device__ bool repeat() {
     if constexpr (!C::kRepeatsTiles) return false;
     Work& w = shared.work[slot.index];
@@ -180,8 +182,8 @@ class Scheduler {
     }
     announce();
   }
-  // The last tiles are known to be good only when they are written out, for which the consumers must not wait for
-  // another one.
+  // Whether the last tiles are good is known only when they are written out. Consumers write a tile while they compute
+  // the next, so a pause tells them not to wait for one.
   template <class Announced>
   __device__ void repeat_last(const Announced& announced) {
     pause();
@@ -210,4 +212,4 @@ class Scheduler {
   int pending = 0;
 };
 
-}  // namespace heddle::cuda::sm90::attention_fwd
+}  // namespace heddle::cuda::sm90::attention

@@ -1,18 +1,20 @@
-#include "cuda/sm90/attention_fwd/plan.h"
+#include "cuda/sm90/attention/plan.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 
 #include "core/check.h"
+#include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/window.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/tensor_map.h"
+#include "cuda/sm90/attention/tiles.h"
 
-namespace heddle::cuda::sm90::attention_fwd {
+namespace heddle::cuda::sm90::attention {
 namespace {
 
-constexpr int kRows = 64;  // of a warpgroup
 constexpr std::int64_t kMaxLength = kOpen / 2;
 constexpr std::int64_t kMaxTiles = 1 << 30;
 constexpr std::int64_t kFewestRows = 2 * kRows;  // of a tile: no variant has fewer than two warpgroups
@@ -42,7 +44,7 @@ Plan make_plan(const AttentionProblem& p, int consumers) {
   plan.units = static_cast<int>(p.H / plan.pack);
   const int rows = consumers * plan.positions;
   plan.q_tiles = static_cast<int>((p.Sq + rows - 1) / rows);
-  const bool band = p.causal != Causal::none || p.window_left >= 0 || p.window_right >= 0;
+  const bool band = has_band(p);
   const bool packed = p.cu_seqlens_q.given, uneven = packed || p.cu_seqlens_k || p.seqused_k || p.seqused_q;
   // Below, dealing tiles out in turn balances well enough, and costs no counter.
   plan.dynamic = uneven || (band && p.Sk > 1024);
@@ -108,10 +110,10 @@ void fill(Params& params, const AttentionProblem& p, const Plan& plan, int tile_
   params.tiles = static_cast<int>(std::int64_t{plan.q_tiles} * plan.units * p.B);
   params.section = plan.section;
   params.top_left = p.causal == Causal::top_left;
-  params.left = static_cast<int>(p.window_left < 0 ? kOpen : std::min<std::int64_t>(p.window_left, kOpen));
-  params.right = static_cast<int>(p.window_right < 0 ? kOpen : std::min<std::int64_t>(p.window_right, kOpen));
-  if (p.causal != Causal::none) params.right = std::min(params.right, 0);
-  params.scale_log2 = p.scale * 1.44269504088896341f;
+  const Window window = window_of(p);
+  params.left = window.left;
+  params.right = window.right;
+  params.scale_log2 = p.scale * kLog2e;
 }
 
 int* new_counter(void* memory, cudaStream_t stream) {
@@ -120,4 +122,4 @@ int* new_counter(void* memory, cudaStream_t stream) {
   return counter;
 }
 
-}  // namespace heddle::cuda::sm90::attention_fwd
+}  // namespace heddle::cuda::sm90::attention

@@ -1,0 +1,33 @@
+#include "cuda/sm80/attention/params.h"
+
+#include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/window.h"
+#include "problem/philox.h"
+
+namespace heddle::cuda::sm80::attention {
+namespace {
+
+// Columns 2 n and 2 n + 1 of every row lie side by side, aligned to both.
+bool in_pairs(const Plane& x) {
+  return x.alignment >= 2 * size_of(x.dtype) && x.stride_j == 1 &&
+         x.stride_b % 2 == 0 && x.stride_h % 2 == 0 && x.stride_i % 2 == 0;
+}
+
+}  // namespace
+
+Params score_params(const AttentionProblem& p) {
+  Params params{};
+  params.problem = p;
+  params.heads = Divisor(static_cast<unsigned>(p.H));
+  params.group = Divisor(static_cast<unsigned>(p.G));
+  const Window window = window_of(p);
+  params.left = window.left;
+  params.right = window.right;
+  params.scale_log2 = p.scale * kLog2e;
+  params.bias_pairs = in_pairs(p.bias);
+  params.mask_pairs = in_pairs(p.mask);
+  params.drop_below = dropout_threshold(p.dropout.p);
+  return params;
+}
+
+}  // namespace heddle::cuda::sm80::attention

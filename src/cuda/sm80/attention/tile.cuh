@@ -1,0 +1,31 @@
+// Tiles in shared memory as mma.sync takes them, and what goes with them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace heddle::cuda::sm80::attention {
+
+constexpr int kGroupRows = 16;  // the M of mma.m16n8k16 and mma.m16n8k8
+
+template <class C>
+concept Float32 = sizeof(typename C::Element) == 4;
+
+// Rows of 16-byte chunks; chunk c of row r lies at c ^ (r % 8), so that eight rows of one column meet all banks. Rows
+// of four chunks meet them two by two: c ^ (r / 2 % 4).
+template <class T, int kRows, int kColumns>
+struct alignas(1024) Tile {
+  static constexpr std::uint32_t kPitch = kColumns * sizeof(T);
+  static constexpr int kPerChunk = 16 / sizeof(T), kChunks = kColumns / kPerChunk;
+  T row[kRows][kColumns];
+};
+
+__device__ inline std::uint32_t swizzled(std::uint32_t pitch, unsigned row, unsigned chunk) {
+  return row * pitch + ((chunk ^ (pitch < 128 ? row / 2 % 4 : row % 8)) << 4);
+}
+
+// The same value, of which the compiler believes that it changes with the tile (which is never negative): what is
+// computed from it inside a loop stays inside, where registers are scarcer than instructions.
+__device__ inline unsigned recomputed(unsigned value, int tile) { return value + (tile >> 31); }
+
+}  // namespace heddle::cuda::sm80::attention
