@@ -21,9 +21,9 @@ constexpr std::int64_t first_row(const AttentionProblem& p, std::int64_t b, cons
   return p.cu_seqlens_q.data ? (s.q_begin + kRowTile * b) / kRowTile * kRowTile : b * round_up_to_tile(p.Sq);
 }
 
-// Whether packed sequences lie one behind the other and are as short as was said; of those from `first` on, `step`
-// apart. Index data is nobody's word, and where sequences shared rows or had more tiles than there are CTAs, a CTA
-// could wait for a turn that never comes.
+// Whether packed sequences lie one behind the other and are no longer than was said; asked of every `step`-th sequence
+// from `first` on. Index data may say anything, and where sequences shared rows or had more tiles than there are CTAs,
+// a CTA could wait for a turn that never comes.
 constexpr bool lie_apart(const AttentionProblem& p, std::int64_t first, std::int64_t step) {
   const auto apart = [&](const std::int32_t* offsets, std::int64_t rows, std::int64_t longest) {
     bool all = true;

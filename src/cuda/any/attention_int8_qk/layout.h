@@ -35,13 +35,15 @@ struct Codes {
   float scale_log2;     // scale * log2(e)
 };
 
-// The n-th key that is asked for the mean: of 256 equal parts of the sequence one each, at places inside them that do
-// not fall in step with rows of pictures or the like. 40503 / 65536 is near the golden ratio.
+// The n-th key that the mean is taken over: one of each of 256 equal parts of the sequence. Its place inside the part
+// moves on by 40503 / 65536 of it, near the golden ratio, so that it does not fall in step with what repeats in the
+// data, such as rows of pictures.
 constexpr std::int64_t sampled_key(std::int64_t n, std::int64_t keys) {
   return keys <= kSampledKeys ? n : ((n << 16) + (n * 40503 & 65535)) * keys >> 24;
 }
 
-// Keys of a sequence that are quantised. More than Sk it has only if the caller's bound of it was none.
+// How many keys of a sequence are quantised. A sequence with more than Sk keys, which the caller's bound rules out, is
+// cut off there: the workspace has no room for more.
 constexpr std::int64_t keys_of(const AttentionProblem& p, const Sequence& s) { return s.sk < p.Sk ? s.sk : p.Sk; }
 
 }  // namespace heddle::cuda::any::attention_int8_qk

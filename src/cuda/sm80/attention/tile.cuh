@@ -24,8 +24,9 @@ __device__ inline std::uint32_t swizzled(std::uint32_t pitch, unsigned row, unsi
   return row * pitch + ((chunk ^ (pitch < 128 ? row / 2 % 4 : row % 8)) << 4);
 }
 
-// The same value, of which the compiler believes that it changes with the tile (which is never negative): what is
-// computed from it inside a loop stays inside, where registers are scarcer than instructions.
+// The same value. tile is never negative, so that tile >> 31 is 0; but the compiler does not know, and takes the value
+// for one that changes with the tile. So what is computed from it inside a loop over tiles is computed in each step,
+// not kept in registers, which are scarcer than instructions.
 __device__ inline unsigned recomputed(unsigned value, int tile) { return value + (tile >> 31); }
 
 }  // namespace heddle::cuda::sm80::attention

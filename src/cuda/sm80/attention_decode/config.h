@@ -30,7 +30,7 @@ struct Config {
   static constexpr int kPiece = 16 / sizeof(Stored);
   static constexpr int kKeyPieces = kHeadSize / (4 * kPiece), kValuePieces = kHeadSize / (8 * kPiece);
   static constexpr bool kQueryInRegisters = kHeadSize <= 128;
-  // Until it is in registers, the query stands where the last stage is filled first when the loop begins.
+  // Whether the query, until it is in registers, stands in the last stage, which is not filled before the loop begins.
   static constexpr bool kQueryInStage = kQueryInRegisters && !kE4m3;
 };
 

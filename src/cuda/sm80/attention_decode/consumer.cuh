@@ -60,7 +60,7 @@ class Consumer {
   }
 
  protected:
-  // Of a row's piece c, then of the same piece of the row 8 further.
+  // Piece c of a query row, and the same piece of the row 8 further.
   using QueryPiece = std::uint32_t[2][C::kPiece / 2];
 
   __device__ void load_query_piece(int c, QueryPiece& piece) const {

@@ -231,7 +231,7 @@ class Int4Consumer : public Consumer<C> {
     }
   }
 
-  // Of this lane's keys; of those that no row attends 0, whatever stands there.
+  // Loads scales or zeros of this lane's keys. Those of keys that no row attends become 0, whatever stands there.
   __device__ void load_factors(const std::uint16_t* from, std::uint32_t attended,
                                std::uint32_t (&factors)[kBlockTiles]) const {
 #pragma unroll

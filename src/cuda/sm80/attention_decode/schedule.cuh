@@ -44,7 +44,7 @@ __device__ inline Extent extent_of(const Params& p, int b) {
       e.end = e.new_end;
     }
   }
-  // Of a cache in 4 bits, cells are blocks.
+  // Over a cache in 4 bits, cells begin where its blocks do.
   if (a.int4 && e.begin < e.end) e.begin -= e.begin % kCellKeys;
   const int keys = e.end - e.begin, least_keys = a.int4 ? kCellKeys : kStepKeys;
   e.cell_keys = kCellKeys;

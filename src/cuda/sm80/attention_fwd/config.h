@@ -49,7 +49,7 @@ struct Config {
 template <class C>
 concept Int8Qk = std::is_same_v<typename C::QkElement, std::int8_t>;
 
-// And which tiles of keys that tile of rows goes through.
+// The same with the tiles of keys that the tile of rows goes through.
 template <class Walk>
 struct TileWork : Work {
   Walk walk;

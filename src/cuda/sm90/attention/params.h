@@ -37,7 +37,7 @@ struct Params {
   CUtensorMap q;
   // [B, S, Hkv, D], innermost first: D, S, Hkv, B. Packed sequences: B = 1, S is the total.
   CUtensorMap k, v;
-  // Of a bias or mask by PlaneAccess::bulk: Sk, Sq, H, B, the last two 1 where it is broadcast.
+  // A bias or mask by PlaneAccess::bulk, innermost first: Sk, Sq, H, B, the last two 1 where it is broadcast.
   CUtensorMap plane;
   void* o;
   float* lse;         // or null

@@ -212,7 +212,7 @@ class Warpgroup {
     }
     handed_over ^= 1;
   }
-  // Until what was added has left shared memory.
+  // Waits until what was added last has left shared memory.
   __device__ void await_staging() {
     if (p.turns != nullptr) {
       ptx::barrier_wait(shared.staging_free[warpgroup], handed_over ^ 1);

@@ -47,7 +47,7 @@ bool takes(const Variant& v, const AttentionProblem& p) {
   const std::int64_t rows = p.G * p.Sq;
   if (std::max(p.D, p.Dv) > v.tiles.head || v.tiles.key_scales != (narrow(p) && scales_by_key(p))) return false;
   // A warpgroup's keys lie side by side, so a unit over pages has one head; the smallest are better copied for several.
-  // And units that append have all rows.
+  // And a unit that appends must have all rows of its kv heads.
   if (v.tiles.warpgroups && (keys_together(p) < kKeyTile || (p.append && rows > row_limit(v)))) return false;
   return rows > kRowTile || (v.tiles.row_tiles == 1 && !v.tiles.warpgroups);
 }

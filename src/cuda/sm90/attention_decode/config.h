@@ -29,8 +29,8 @@ struct Config {
   static constexpr int kPanels = kSize * kKeyBytes <= kPanel ? 1 : kSize * kKeyBytes / kPanel;
   static constexpr int kPanelElements = kPanel / kKeyBytes;
   static constexpr bool kQInRegisters = kRowTiles == 1 && kSize <= 128;
-  // Of a warpgroup, q that has no place in registers is an operand in shared memory: [panel][row], swizzled as keys
-  // are.
+  // Where warpgroups multiply and q has no place in registers, it is an operand in shared memory: [panel][row],
+  // swizzled as keys are.
   static constexpr bool kQSwizzled = kWarpgroups && !kQInRegisters;
   static constexpr int kQPitch =
       2 * kSize + (kQSwizzled ? 0 : 16);  // bytes of a row of q; the 16 spread rows over the banks

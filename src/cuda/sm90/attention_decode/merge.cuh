@@ -112,7 +112,7 @@ class Merger {
   __device__ int row_count() const { return p.plan.heads * p.plan.rows; }           // of all heads of a unit
   __device__ int quad_count() const { return static_cast<int>(p.problem.Dv) / 4; }  // pieces of four columns in one
 
-  // Of partial(): the quads of all rows, behind the rows' statistics.
+  // Where in partial() a quad of a row lies: the quads of all rows stand behind the rows' statistics.
   __device__ float* cluster_quad(int row, int quad) const {
     return shared.partial() + (2 * row_count() + 3) / 4 * 4 + 4 * (row * quad_count() + quad);
   }
@@ -190,7 +190,7 @@ class Merger {
     while (word.z != kTagLow || word.w != kTagHigh) word = ptx::load_relaxed_16(from);
   }
 
-  // Of a finished row: normalised, with its sink, and lse beside the first columns.
+  // Writes four columns of a finished row, normalised and with its sink; and, beside the first, its lse.
   __device__ void store(const Piece& piece, int unit_row, int quad, Partial x) const {
     const AttentionProblem& problem = p.problem;
     const QueryRow at(p, piece, unit_row);

@@ -125,7 +125,7 @@ class Schedule {
     piece.new_slot = span.new_slot;
   }
 
-  // Whose the other items of the piece's unit are, and who merges.
+  // Finds which CTAs have the other items of the piece's unit, and which of them merges.
   __device__ void divide(Piece& piece, const Span& span, int item, int count) const {
     const bool whole = count == span.items, ends = item + count == span.items;
     const int unit_start = at - item;

@@ -43,7 +43,7 @@ __device__ __forceinline__ void mask_band(const TileRows& rows, int first_key, f
     for (int n = 0; n < kColumns; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        // As keep_keys() does; but called here, it makes other code.
+        // As keep_keys() has it, written out: called here, the compiler makes other code of it.
         if (static_cast<unsigned>(key + 8 * n + c - rows.begin[r]) >= length) s[n][2 * r + c] = -INFINITY;
       }
     }

@@ -178,7 +178,7 @@ class WarpBlocks : protected Products<C> {
     return lane() < kKeyTile ? problem.k_scale.place(batch, row, kv_head) : problem.v_scale.place(batch, row, kv_head);
   }
 
-  // Of key n of this thread's four: of K, or, from lane 16 on, of V.
+  // The scale of key n of this thread's four: that of K from first_lane 0 on, that of V from 16 on.
   __device__ float key_scale(int first_lane, int n) const {
     return __shfl_sync(0xffffffff, scales, first_lane + lane() % 4 * 2 + n / 2 * 8 + n % 2);
   }

@@ -166,7 +166,7 @@ __device__ __forceinline__ void add_key_bias(const Params& p, const Work& w, int
   unit = 1.0f;
 }
 
-// Where a tile's keys stand to a warpgroup's rows.
+// On which side of a warpgroup's rows the keys of a tile lie.
 enum class Side : int { left, both, right };
 
 template <class C>

@@ -54,7 +54,7 @@ struct alignas(16) Parked {
   std::uint32_t q_phase;
 };
 
-// Of a tile of keys; see token_scales.cuh.
+// The scales of a tile of keys; see token_scales.cuh.
 template <class C>
 struct alignas(16) TokenScales {
   float k[C::kTileK], v[C::kTileK];  // v: over the largest magnitude

@@ -145,7 +145,7 @@ class Consumer {
     return true;
   }
 
-  // Of k and v.
+  // The scale of the tile's head of k or v.
   __device__ float head_scale(const Scales& x, const Work& w) const { return x.at(w.sequence, 0, w.h / p.kv_divisor); }
 
   __device__ void take_q() {
@@ -318,7 +318,7 @@ class Consumer {
     parked().factor[1] = factor[1];
   }
 
-  // Of the tile before the one that next_work() has announced.
+  // Writes O of the tile before the one that next_work() has taken last.
   __device__ void write_o() {
     const unsigned done = slot(1);
     const Work& w = shared.work[done];
