@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._options import (
     CAUSAL_CODES,
-    Causal,
     causal_code,
     check_lse_out,
     flag,
@@ -16,6 +15,11 @@ from ._options import (
     torch_is_deterministic,
 )
 from .hosts import arrays, is_torch, torch_host
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._types import Array, AttentionOptions, CausalName, MethodName, PrecisionName
 
 _loaded_sdpa = None
 
@@ -30,13 +34,25 @@ def _sdpa() -> Any:
     return _loaded_sdpa
 
 
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, return_lse: Literal[False] = False, **options: Unpack[AttentionOptions]
+) -> Array: ...
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
+) -> tuple[Array, Array]: ...
+@overload
+def attention(
+    q: Array, k: Array, v: Array, *, return_lse: bool, **options: Unpack[AttentionOptions]
+) -> Array | tuple[Array, Array]: ...
 def attention(
     q: Any,
     k: Any,
     v: Any,
     *,
     scale: float | None = None,
-    causal: str | Causal = "none",
+    causal: CausalName = "none",
     window: tuple[int | None, int | None] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Any = None,
@@ -63,8 +79,8 @@ def attention(
     lse_out: Any = None,
     batch_invariant: bool = False,
     deterministic: bool | None = None,
-    precision: str = "f32",
-    method: str | None = None,
+    precision: PrecisionName = "f32",
+    method: MethodName | None = None,
     force: str | None = None,
 ) -> Any:
     """Exact attention: ``softmax(scale * q k^T + ...) v``, without the matrix of scores in memory.
@@ -186,15 +202,15 @@ def attention(
 
 
 def sdpa(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: Array,
+    key: Array,
+    value: Array,
     attn_mask: Any = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Any:
+) -> Array:
     """``torch.nn.functional.scaled_dot_product_attention`` on Heddle's kernels: same signature, shapes and rules.
 
     Args:
@@ -231,7 +247,9 @@ def sdpa(
     return _sdpa()(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def apply_rotary(x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offsets: Any = None, out: Any = None) -> Any:
+def apply_rotary(
+    x: Array, cos: Any, sin: Any, *, interleaved: bool = False, offsets: Any = None, out: Array | None = None
+) -> Array:
     """Rotary position embedding (Su et al., arXiv 2104.09864).
 
     Args:

@@ -3,7 +3,7 @@ public names."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,10 +11,13 @@ from .._options import flag
 from ..functional import attention
 from ..hosts.torch import functional as _torch
 
+if TYPE_CHECKING:
+    from .._types import CausalName
+
 _KEYS_AT_ONCE = 256  # the largest head size: v as a piece of the identity
 
 
-def alignment(causal: Any, operation: str = "flash_attn") -> str:
+def alignment(causal: Any, operation: str = "flash_attn") -> CausalName:
     """heddle.attention's causal for FlashAttention's."""
     if causal is not True and causal is not False:
         causal = flag(operation, "causal", causal)

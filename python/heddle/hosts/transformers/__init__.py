@@ -1,0 +1,53 @@
+"""transformers as a host: models of the library ``transformers`` on Heddle's kernels, unchanged (docs/hosts.md).
+
+>>> import heddle.hosts.transformers
+>>> heddle.hosts.transformers.register()
+>>> model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="heddle")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    from transformers import AttentionInterface as _AttentionInterface
+    from transformers import AttentionMaskInterface as _AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask as _sdpa_mask
+
+    from .attention import attention as _attention
+    from .masks import mask as _mask
+except ImportError as error:
+    raise ImportError(
+        f"heddle.hosts.transformers needs transformers 5.23 or later, which cannot be imported ({error}): "
+        "pip install 'transformers>=5.23'"
+    ) from error
+
+from .kernel_folder import write_kernel_folder
+
+__all__ = ["register", "write_kernel_folder"]
+
+_MASKS: dict[str, Any] = {"limits": _mask, "boolean": _sdpa_mask}
+
+
+def register(name: str = "heddle", masks: str = "limits") -> None:
+    """Makes ``attn_implementation=name`` mean Heddle, in ``from_pretrained``, ``from_config`` and
+    ``set_attn_implementation``; again with the same name replaces what it meant.
+
+    Args:
+      name: not with "flash" in it, which transformers looks for on the Hub; not one of transformers' own.
+      masks: "limits" has masks made only where a few lengths do not say the same; "boolean" always writes them out, for a
+        model that changes masks on their way to its layers.
+
+    Raises:
+      ValueError: a bad name or kind of mask.
+    """
+    if masks not in _MASKS:
+        raise ValueError(f"[register] masks is {masks!r}: it must be 'limits' or 'boolean'")
+    known = _AttentionInterface._global_mapping.get(name)
+    if "flash" in name or "/" in name or name == "eager" or (known is not None and known is not _attention):
+        raise ValueError(
+            f"[register] name is {name!r}: it must not be one of transformers' own, nor have 'flash' or '/' in it, which mean a "
+            "kernel of the Hub"
+        )
+    _AttentionInterface.register(name, _attention)
+    _AttentionMaskInterface.register(name, _MASKS[masks])

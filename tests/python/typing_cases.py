@@ -1,0 +1,28 @@
+"""What a type checker says of calls: tests/python/test_typing.py runs mypy over this file, and nothing runs it. A line that ends
+in `# error: TEXT` is to be an error with that text, and no other line is to be one."""
+
+import heddle
+import numpy as np
+import torch
+from typing_extensions import assert_type
+
+x: torch.Tensor = torch.zeros(1, 2, 3, 4)
+a: np.ndarray = np.zeros((1, 2, 3, 4), np.float32)
+said: bool = bool(x.sum())
+
+assert_type(heddle.attention(x, x, x), torch.Tensor)
+assert_type(heddle.attention(a, a, a, causal="top_left"), np.ndarray)
+assert_type(heddle.attention(x, x, x, return_lse=True), tuple[torch.Tensor, torch.Tensor])
+assert_type(heddle.attention(x, x, x, return_lse=said), torch.Tensor | tuple[torch.Tensor, torch.Tensor])
+assert_type(heddle.attention(x, x, x, causal=heddle.Causal.bottom_right, window=(3, None)), torch.Tensor)
+assert_type(heddle.attention(x, x, x, precision="int8_qk", method="flash", sink=x, out=x), torch.Tensor)
+assert_type(heddle.sdpa(x, x, x, is_causal=True), torch.Tensor)
+assert_type(heddle.apply_rotary(a, a, a), np.ndarray)
+
+heddle.attention(x, x, x, causal="bottm_right")  # error: No overload variant
+heddle.attention(x, x, x, causal=True)  # error: No overload variant
+heddle.attention(x, x, x, precision="bf16")  # error: No overload variant
+heddle.attention(x, x, x, method="quick")  # error: No overload variant
+heddle.attention(x, x, x, windows=(3, 0))  # error: No overload variant
+heddle.attention(x, x, x).half_precision()  # error: "Tensor" has no attribute
+heddle.attention(x, x, x, return_lse=True).sum()  # error: "tuple[Tensor, Tensor]" has no attribute
