@@ -42,7 +42,9 @@ std::string chosen(const std::vector<Candidate>& list) {
 }
 
 std::string chosen_on(const char* gpu, const Call& c, Pass pass = Pass::forward) {
-  return chosen(explain_attention_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), c.options, pass));
+  return chosen(pass == Pass::forward
+                    ? explain_attention_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), c.options)
+                    : explain_attention_backward_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), {}, c.options));
 }
 
 std::string reason_of(const std::vector<Candidate>& list, const std::string& name) {
@@ -57,7 +59,9 @@ std::vector<std::string> answers_here() {
   const Call c{.device = Device::cuda};
   std::vector<std::string> out;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
-    for (const Candidate& candidate : explain_attention(c.q(), c.k(), c.k(), c.options, pass)) {
+    for (const Candidate& candidate : pass == Pass::forward
+                                          ? explain_attention(c.q(), c.k(), c.k(), c.options)
+                                          : explain_attention_backward(c.q(), c.k(), c.k(), {}, c.options)) {
       out.push_back(candidate.name + ": " + candidate.reason + (candidate.chosen ? "chosen" : ""));
     }
   }
@@ -125,7 +129,9 @@ TEST_F(ExplainOn, TakesAModelOfTheCallers) {
 TEST_F(ExplainOn, PlansInWords) {
   const auto plan = [](const char* gpu, const Call& c, Pass pass = Pass::forward) {
     for (const Candidate& candidate :
-         explain_attention_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), c.options, pass)) {
+         pass == Pass::forward
+             ? explain_attention_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), c.options)
+             : explain_attention_backward_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), {}, c.options)) {
       if (candidate.chosen) return candidate.name + ": " + candidate.plan;
     }
     return std::string();
