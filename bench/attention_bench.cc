@@ -73,7 +73,9 @@ void add(const std::string& name, std::function<Call()> prepare, Pass pass, cons
 std::vector<std::string> candidates(const heddle::TensorView& q, const heddle::TensorView& k,
                                     const heddle::TensorView& v, const heddle::AttentionOptions& options, Pass pass) {
   std::vector<std::string> names;
-  for (const heddle::Candidate& c : heddle::explain_attention(q, k, v, options, pass)) {
+  for (const heddle::Candidate& c : pass == heddle::Pass::forward
+                                        ? heddle::explain_attention(q, k, v, options)
+                                        : heddle::explain_attention_backward(q, k, v, {}, options)) {
     if (c.supported && c.method != "reference") names.push_back(c.name);
   }
   return names;

@@ -67,7 +67,8 @@ Row run_one(const ProblemFlags& problem, Pass pass, double seconds) {
   Gpu* const on = gpu ? &*gpu : nullptr;
   ProblemTensors t(problem, backward ? ProblemTensors::Memory::backward : ProblemTensors::Memory::forward, on);
   Row row{problem, pass, "", 0, {}};
-  for (const Candidate& c : explain_attention(t.q, t.k, t.v, t.options, pass)) {
+  for (const Candidate& c : pass == Pass::forward ? explain_attention(t.q, t.k, t.v, t.options)
+                                                  : explain_attention_backward(t.q, t.k, t.v, {}, t.options)) {
     if (c.chosen) row.candidate = c.name;
   }
   WorkspaceBuffer buffer;

@@ -4,7 +4,6 @@
 
 #include <iostream>
 #include <memory>
-#include <tuple>
 #include <utility>
 
 #include "output.h"
@@ -23,12 +22,17 @@ struct ExplainAttention {
     ProblemFlags problem = asked;
     problem.device = explained.device;
     const ProblemTensors tensors(problem, ProblemTensors::Memory::none);
-    const auto& [q, k, v, options] = std::tie(tensors.q, tensors.k, tensors.v, tensors.options);
-    const Pass which = pass == "forward" ? Pass::forward : Pass::backward;
+    const TensorView &q = tensors.q, &k = tensors.k, &v = tensors.v;
+    const AttentionOptions& options = tensors.options;
+    const auto candidates = [&] {
+      if (pass == "forward") {
+        return model != nullptr ? explain_attention_on(*model, q, k, v, options) : explain_attention(q, k, v, options);
+      }
+      return model != nullptr ? explain_attention_backward_on(*model, q, k, v, {}, options)
+                              : explain_attention_backward(q, k, v, {}, options);
+    }();
     explained.tell(problem.name() + ", " + name_of(dtype_named(problem.dtype)) + ", " + pass,
-                   {{"problem", problem.json()}, {"pass", pass}},
-                   model != nullptr ? explain_attention_on(*model, q, k, v, options, which)
-                                    : explain_attention(q, k, v, options, which));
+                   {{"problem", problem.json()}, {"pass", pass}}, candidates);
   }
 };
 

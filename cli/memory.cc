@@ -37,7 +37,9 @@ struct Need {
 
 Need need(ProblemFlags problem, const std::string& candidate, Pass pass) {
   const ProblemTensors tensors(problem, ProblemTensors::Memory::none);
-  for (const Candidate& c : explain_attention(tensors.q, tensors.k, tensors.v, tensors.options, pass)) {
+  for (const Candidate& c : pass == Pass::forward
+                                ? explain_attention(tensors.q, tensors.k, tensors.v, tensors.options)
+                                : explain_attention_backward(tensors.q, tensors.k, tensors.v, {}, tensors.options)) {
     if (c.name != candidate) continue;
     if (!c.supported) return {0, 0, c.reason};
     const auto workspace = static_cast<double>(c.workspace);
@@ -103,7 +105,9 @@ struct MemoryVerb {
       std::int64_t longest;
     };
     std::vector<Row> rows;
-    for (const Candidate& c : explain_attention(views.q, views.k, views.v, views.options, which)) {
+    for (const Candidate& c : which == Pass::forward
+                                  ? explain_attention(views.q, views.k, views.v, views.options)
+                                  : explain_attention_backward(views.q, views.k, views.v, {}, views.options)) {
       rows.push_back({c, need(problem, c.name, which), longest(problem, c.name, which, allowed)});
     }
     if (common.json) {

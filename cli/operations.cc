@@ -89,8 +89,8 @@ std::vector<Operation> operations() {
     sample.device = device == Device::cuda ? "cuda" : "cpu";
     sample.dtype = device == Device::cuda ? "bf16" : "f32";
     const ProblemTensors t(sample, ProblemTensors::Memory::none);
-    add(forward, device, explain_attention(t.q, t.k, t.v, t.options, Pass::forward));
-    add(backward, device, explain_attention(t.q, t.k, t.v, t.options, Pass::backward));
+    add(forward, device, explain_attention(t.q, t.k, t.v, t.options));
+    add(backward, device, explain_attention_backward(t.q, t.k, t.v, {}, t.options));
   }
   const auto ask = [&](const ProblemFlags& flags, DType dtype, Precision precision, Names own) {
     ProblemTensors t(flags, ProblemTensors::Memory::none);

@@ -116,7 +116,10 @@ PreparedCall prepared(const char* candidate, const AttentionExample& call, Pass 
   c->k = c->bench.random(keys, call.kv);
   c->v = c->bench.random(keys, call.kv);
   c->o = c->bench.empty(rows, call.q == DType::f8e4m3 ? DType::bf16 : call.q);
-  const auto explain = [c, pass] { return explain_attention(c->q, c->k, c->v, c->options, pass); };
+  const auto explain = [c, pass] {
+    return pass == Pass::forward ? explain_attention(c->q, c->k, c->v, c->options)
+                                 : explain_attention_backward(c->q, c->k, c->v, {}, c->options);
+  };
   if (pass == Pass::forward) {
     return {explain, [c] {
               const Runtime runtime = c->bench.runtime(attention_forward_workspace(c->q, c->k, c->v, c->options));

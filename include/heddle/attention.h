@@ -131,10 +131,12 @@ void attention_backward(const TensorView& q, const TensorView& k, const TensorVi
 
 enum class Pass : std::uint8_t { forward, backward };
 
-// The candidates for a call with these arguments, and which one would run. Reads no data but CPU index data; views may
-// be without data.
+// The candidates for a call with these arguments, and which one would run. Reads no data but index data on the CPU;
+// views may be without data.
 std::vector<Candidate> explain_attention(const TensorView& q, const TensorView& k, const TensorView& v,
-                                         const AttentionOptions& options, Pass pass = Pass::forward,
-                                         const Runtime& runtime = {});
+                                         const AttentionOptions& options, const Runtime& runtime = {});
+std::vector<Candidate> explain_attention_backward(const TensorView& q, const TensorView& k, const TensorView& v,
+                                                  const AttentionGradients& gradients, const AttentionOptions& options,
+                                                  const Runtime& runtime = {});
 
 }  // namespace heddle

@@ -38,7 +38,11 @@ const GpuModel& gpu_model_named(std::string_view name);
 
 std::vector<Candidate> explain_attention_on(const GpuModel& gpu, const TensorView& q, const TensorView& k,
                                             const TensorView& v, const AttentionOptions& options,
-                                            Pass pass = Pass::forward, const Runtime& runtime = {});
+                                            const Runtime& runtime = {});
+
+std::vector<Candidate> explain_attention_backward_on(const GpuModel& gpu, const TensorView& q, const TensorView& k,
+                                                     const TensorView& v, const AttentionGradients& gradients,
+                                                     const AttentionOptions& options, const Runtime& runtime = {});
 
 std::vector<Candidate> explain_attention_over_int4_cache_on(const GpuModel& gpu, const TensorView& q,
                                                             const Int4Cache& cache, const AttentionOptions& options,

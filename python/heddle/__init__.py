@@ -18,7 +18,7 @@ from ._heddle import version as _version
 from ._options import Causal
 from ._validate import check_errors
 from .encoder import Encoder, EncoderLayer, PrecisionChoice, PrecisionTrial
-from .explanation import Candidate, Explanation, explain
+from .explanation import Candidate, Explanation, explain, explain_append_kv_cache, explain_apply_rotary
 from .functional import append_kv_cache, apply_rotary, attention, attention_with_kv_cache, sdpa
 from .int4_cache import Int4Cache
 
@@ -50,6 +50,8 @@ __all__ = [
     "cpu_target",
     "cpu_targets",
     "explain",
+    "explain_append_kv_cache",
+    "explain_apply_rotary",
     "lowbit",
     "num_threads",
     "sdpa",

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from . import _heddle
-from ._options import BIAS, DROPOUT_SEED, MASK, dtype_name, pack
+from ._options import BIAS, DROPOUT_SEED, MASK, dtype_name, flag, pack
 from .hosts import is_torch, torch_host
 
 _DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
@@ -18,7 +18,8 @@ class Candidate:
     """One kernel that could serve a call.
 
     Attributes:
-      name: what ``force`` takes. method: "flash", "baseline" or "reference".
+      name: what ``force`` takes. method: "flash", "baseline", "naive", "rotary", "append", "quantize", "dequantize" or
+        "reference".
       supported: whether it can compute the call at all.
       reason: why it may not run, if it may not.
       seconds: estimated time, workspace: scratch bytes; 0 if not supported.
@@ -102,6 +103,10 @@ def gpu_name(gpu: Any) -> str:
     return gpu or ""
 
 
+def _explanation(found: Any) -> Explanation:
+    return Explanation(Candidate(*parts) for parts in found)
+
+
 def explain(
     q: Any, k: Any, v: Any, *, backward: bool = False, dtype: Any = "float32", gpu: str | None = None, **options: Any
 ) -> Explanation:
@@ -131,5 +136,56 @@ def explain(
     if any(map(is_torch, (q, k, v, *items))):
         torch_host()
     shapes = (_shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
-    found = _heddle.explain_attention(*shapes, tuple(items), backward, gpu_name(gpu))
-    return Explanation(Candidate(*parts) for parts in found)
+    return _explanation(_heddle.explain_attention(*shapes, tuple(items), backward, gpu_name(gpu)))
+
+
+def explain_apply_rotary(
+    x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offsets: Any = None, gpu: str | None = None
+) -> Explanation:
+    """The candidates for ``heddle.apply_rotary`` with these arguments and which one would run. Data is not read, except
+    index data on the CPU.
+
+    Args:
+      x, cos, sin, interleaved, offsets: as ``apply_rotary`` takes them.
+      gpu: answer as a machine with that GPU would, which need not be here; see ``explain``.
+
+    Raises:
+      ValueError: a bad argument, as ``apply_rotary`` would refuse it; a gpu that is not known, listing those that are.
+    """
+    interleaved = flag("explain_apply_rotary", "interleaved", interleaved)
+    if any(map(is_torch, (x, cos, sin, offsets))):
+        torch_host()
+    return _explanation(_heddle.explain_apply_rotary(x, cos, sin, interleaved, offsets, gpu_name(gpu)))
+
+
+def explain_append_kv_cache(
+    k_new: Any,
+    v_new: Any,
+    k_cache: Any,
+    v_cache: Any,
+    seqlens: Any,
+    *,
+    page_table: Any = None,
+    cache_batch_idx: Any = None,
+    rotary_cos: Any = None,
+    rotary_sin: Any = None,
+    interleaved: bool = False,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    gpu: str | None = None,
+) -> Explanation:
+    """The candidates for ``heddle.append_kv_cache`` with these arguments and which one would run. Nothing is written, and
+    data is not read, except index data on the CPU.
+
+    Args:
+      k_new .. v_scale: as ``append_kv_cache`` takes them.
+      gpu: answer as a machine with that GPU would, which need not be here; see ``explain``.
+
+    Raises:
+      ValueError: a bad argument, as ``append_kv_cache`` would refuse it; a gpu that is not known, listing those that are.
+    """
+    interleaved = flag("explain_append_kv_cache", "interleaved", interleaved)
+    cache = (k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, rotary_cos, rotary_sin)
+    if any(map(is_torch, (*cache, k_scale, v_scale))):
+        torch_host()
+    return _explanation(_heddle.explain_append_kv_cache(*cache, interleaved, k_scale, v_scale, gpu_name(gpu)))

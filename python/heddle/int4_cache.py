@@ -7,6 +7,7 @@ from typing import Any
 
 from . import _heddle
 from ._options import check_lse_out, flag, pack
+from .explanation import Candidate, Explanation, gpu_name
 from .hosts import torch_host
 
 TAIL = 128  # slots of a ring
@@ -100,6 +101,26 @@ class Int4Cache:
             rotary_sin,
             interleaved,
         )
+
+    def explain_append(
+        self,
+        k_new: Any,
+        v_new: Any,
+        seqlens: Any,
+        *,
+        rotary_cos: Any = None,
+        rotary_sin: Any = None,
+        interleaved: bool = False,
+        gpu: str | None = None,
+    ) -> Explanation:
+        """The candidates for ``append`` with these arguments and which one would run; nothing is written. gpu: answer as a
+        machine with that GPU would, which need not be here; see ``heddle.explain``."""
+        interleaved = flag("explain_append_int4_cache", "interleaved", interleaved)
+        torch_host()
+        cache = (self.blocks, self.k_tail, self.v_tail, self.page_table, self.row_idx)
+        rotary = (rotary_cos, rotary_sin, interleaved)
+        found = _heddle.explain_append_int4_cache(k_new, v_new, *cache, seqlens, *rotary, gpu_name(gpu))
+        return Explanation(Candidate(*parts) for parts in found)
 
     def attention(
         self,

@@ -82,15 +82,12 @@ nb::list explain(nb::handle q, nb::handle k, nb::handle v, const nb::tuple& item
   Arguments arguments("explain_attention", Arguments::Devices::any, kNoStream);
   const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
   const AttentionOptions options = arguments.options(items);
-  const Pass pass = backward_pass ? Pass::backward : Pass::forward;
-  nb::list out;
-  for (const Candidate& candidate :
-       gpu.empty() ? explain_attention(q_view, k_view, v_view, options, pass)
-                   : explain_attention_on(gpu_model_named(gpu), q_view, k_view, v_view, options, pass)) {
-    out.append(nb::make_tuple(candidate.name, candidate.method, candidate.supported, candidate.reason,
-                              candidate.seconds, candidate.workspace, candidate.chosen, candidate.plan));
+  if (backward_pass) {
+    return told(gpu.empty() ? explain_attention_backward(q_view, k_view, v_view, {}, options)
+                            : explain_attention_backward_on(gpu_model_named(gpu), q_view, k_view, v_view, {}, options));
   }
-  return out;
+  return told(gpu.empty() ? explain_attention(q_view, k_view, v_view, options)
+                          : explain_attention_on(gpu_model_named(gpu), q_view, k_view, v_view, options));
 }
 
 // keep: bool [B, H, Sq, Sk]; true where dropout keeps the probability.

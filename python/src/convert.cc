@@ -1,5 +1,7 @@
 #include "convert.h"
 
+#include <nanobind/stl/string.h>
+
 #include <string_view>
 #include <utility>
 
@@ -117,6 +119,14 @@ Workspace CallScratch::get(std::size_t bytes) {
   if (call_.gpu_ < 0) return scratch_.get(bytes);
   memory_ = call_.host_->allocate(call_.gpu_, call_.stream_, bytes);
   return {memory_.data(), bytes};
+}
+
+nb::list told(const std::vector<Candidate>& candidates) {
+  nb::list out;
+  for (const Candidate& c : candidates) {
+    out.append(nb::make_tuple(c.name, c.method, c.supported, c.reason, c.seconds, c.workspace, c.chosen, c.plan));
+  }
+  return out;
 }
 
 }  // namespace heddle::python

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "heddle/attention.h"
+#include "heddle/candidate.h"
 #include "heddle/runtime.h"
 #include "heddle/tensor.h"
 #include "host.h"
@@ -84,6 +85,10 @@ class CallScratch {
 // Makes instances of `tensor_type` be seen as torch tensors; dtypes maps torch's dtypes to DType's numbers;
 // allocate(bytes) gives a tensor in the current GPU's memory.
 void use_torch(nb::type_object tensor_type, nb::dict dtypes, nb::callable allocate);
+
+// What Explanation takes: for each candidate its name, method, whether it could run, why it does not, seconds, bytes of
+// workspace, chosen, plan.
+nb::list told(const std::vector<Candidate>& candidates);
 
 // As Python's bool().
 bool truth(nb::handle object);

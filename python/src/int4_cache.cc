@@ -1,8 +1,12 @@
 #include "heddle/int4_cache.h"
 
+#include <nanobind/stl/string.h>
+
 #include <cstdint>
+#include <string>
 
 #include "convert.h"
+#include "heddle/explain.h"
 #include "ops/int4_cache.h"
 
 namespace heddle::python {
@@ -20,6 +24,21 @@ void append(nb::handle k_new, nb::handle v_new, nb::handle blocks, nb::handle k_
   const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
   nb::gil_scoped_release released;
   append_int4_cache(k_view, v_view, cache, seqlens_view, {.rotary = table}, arguments.runtime());
+}
+
+nb::list explain_append(nb::handle k_new, nb::handle v_new, nb::handle blocks, nb::handle k_tail, nb::handle v_tail,
+                        nb::handle page_table, nb::handle row_idx, nb::handle seqlens, nb::handle cos, nb::handle sin,
+                        bool interleaved, const std::string& gpu) {
+  Arguments arguments("explain_append_int4_cache", Arguments::Devices::any, kNoStream);
+  const TensorView k_view = arguments.read(k_new, "k_new"), v_view = arguments.read(v_new, "v_new");
+  const Int4Cache cache{arguments.read(blocks, "blocks"), arguments.read(k_tail, "k_tail"),
+                        arguments.read(v_tail, "v_tail"), arguments.read(page_table, "page_table"),
+                        arguments.read(row_idx, "row_idx")};
+  const TensorView seqlens_view = arguments.read(seqlens, "seqlens");
+  const Int4AppendOptions options{.rotary = {arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved}};
+  return told(gpu.empty()
+                  ? explain_append_int4_cache(k_view, v_view, cache, seqlens_view, options)
+                  : explain_append_int4_cache_on(gpu_model_named(gpu), k_view, v_view, cache, seqlens_view, options));
 }
 
 void attend(nb::handle q, nb::handle blocks, nb::handle k_tail, nb::handle v_tail, nb::handle page_table,
@@ -43,6 +62,10 @@ void bind_int4_cache(nb::module_& module) {
   module.def("append_int4_cache", &append, nb::arg("k_new"), nb::arg("v_new"), nb::arg("blocks"), nb::arg("k_tail"),
              nb::arg("v_tail"), nb::arg("page_table").none(), nb::arg("row_idx").none(), nb::arg("seqlens"),
              nb::arg("cos").none(), nb::arg("sin").none(), nb::arg("interleaved"), nb::arg("stream") = 0);
+  module.def("explain_append_int4_cache", &explain_append, nb::arg("k_new"), nb::arg("v_new"), nb::arg("blocks"),
+             nb::arg("k_tail"), nb::arg("v_tail"), nb::arg("page_table").none(), nb::arg("row_idx").none(),
+             nb::arg("seqlens"), nb::arg("cos").none(), nb::arg("sin").none(), nb::arg("interleaved"),
+             nb::arg("gpu") = "");
   module.def("attention_over_int4_cache", &attend, nb::arg("q"), nb::arg("blocks"), nb::arg("k_tail"),
              nb::arg("v_tail"), nb::arg("page_table").none(), nb::arg("row_idx").none(), nb::arg("o"),
              nb::arg("lse").none(), nb::arg("options"), nb::arg("stream") = 0);

@@ -1,6 +1,10 @@
+#include <nanobind/stl/string.h>
+
 #include <cstdint>
+#include <string>
 
 #include "convert.h"
+#include "heddle/explain.h"
 #include "heddle/kv_cache.h"
 #include "ops/attention.h"
 #include "options.h"
@@ -49,6 +53,34 @@ void append(nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v
                   arguments.runtime());
 }
 
+// gpu: the name of a GPU that need not be here; "": where the tensors are.
+nb::list explain_rotary(nb::handle x, nb::handle cos, nb::handle sin, bool interleaved, nb::handle offsets,
+                        const std::string& gpu) {
+  Arguments arguments("explain_apply_rotary", Arguments::Devices::any, kNoStream);
+  const TensorView x_view = arguments.read(x, "x");
+  const Rotary table{arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved};
+  const RotaryOptions options{.offsets = arguments.read(offsets, "offsets")};
+  return told(gpu.empty() ? explain_apply_rotary(x_view, x_view, table, options)
+                          : explain_apply_rotary_on(gpu_model_named(gpu), x_view, x_view, table, options));
+}
+
+nb::list explain_append(nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v_cache, nb::handle seqlens,
+                        nb::handle page_table, nb::handle cache_batch_idx, nb::handle cos, nb::handle sin,
+                        bool interleaved, nb::handle k_scale, nb::handle v_scale, const std::string& gpu) {
+  Arguments arguments("explain_append_kv_cache", Arguments::Devices::any, kNoStream);
+  const TensorView k_view = arguments.read(k_new, "k_new"), v_view = arguments.read(v_new, "v_new");
+  const TensorView k_cache_view = arguments.read(k_cache, "k_cache"), v_cache_view = arguments.read(v_cache, "v_cache");
+  const TensorView seqlens_view = arguments.read(seqlens, "seqlens");
+  const AppendOptions options{.rotary = {arguments.read(cos, "cos"), arguments.read(sin, "sin"), interleaved},
+                              .page_table = arguments.read(page_table, "page_table"),
+                              .cache_batch_idx = arguments.read(cache_batch_idx, "cache_batch_idx"),
+                              .k_scale = arguments.read(k_scale, "k_scale"),
+                              .v_scale = arguments.read(v_scale, "v_scale")};
+  return told(gpu.empty() ? explain_append_kv_cache(k_view, v_view, k_cache_view, v_cache_view, seqlens_view, options)
+                          : explain_append_kv_cache_on(gpu_model_named(gpu), k_view, v_view, k_cache_view, v_cache_view,
+                                                       seqlens_view, options));
+}
+
 // As attention_forward, with an append before it. Python names the lengths as append_kv_cache does.
 void attend(nb::handle q, nb::handle k_new, nb::handle v_new, nb::handle k_cache, nb::handle v_cache, nb::handle o,
             nb::handle lse, nb::handle cos, nb::handle sin, bool interleaved, const nb::tuple& items,
@@ -80,6 +112,12 @@ void bind_kv_cache(nb::module_& module) {
              nb::arg("seqlens"), nb::arg("page_table").none(), nb::arg("cache_batch_idx").none(), nb::arg("cos").none(),
              nb::arg("sin").none(), nb::arg("interleaved"), nb::arg("k_scale").none(), nb::arg("v_scale").none(),
              nb::arg("stream") = 0);
+  module.def("explain_apply_rotary", &explain_rotary, nb::arg("x"), nb::arg("cos"), nb::arg("sin"),
+             nb::arg("interleaved"), nb::arg("offsets").none(), nb::arg("gpu") = "");
+  module.def("explain_append_kv_cache", &explain_append, nb::arg("k_new"), nb::arg("v_new"), nb::arg("k_cache"),
+             nb::arg("v_cache"), nb::arg("seqlens"), nb::arg("page_table").none(), nb::arg("cache_batch_idx").none(),
+             nb::arg("cos").none(), nb::arg("sin").none(), nb::arg("interleaved"), nb::arg("k_scale").none(),
+             nb::arg("v_scale").none(), nb::arg("gpu") = "");
   module.def("attention_with_kv_cache", &attend, nb::arg("q"), nb::arg("k_new"), nb::arg("v_new"), nb::arg("k_cache"),
              nb::arg("v_cache"), nb::arg("o"), nb::arg("lse").none(), nb::arg("cos").none(), nb::arg("sin").none(),
              nb::arg("interleaved"), nb::arg("options"), nb::arg("stream") = 0);

@@ -8,12 +8,16 @@
 #include "convert.h"
 #include "heddle/checkpoint.h"
 #include "heddle/error.h"
+#include "heddle/explain.h"
 #include "heddle/linear.h"
 
 namespace heddle::python {
 namespace {
 
 using lowbit::QuantizedMatrix;
+
+// Where views of nothing begin: a tensor of nobody's, aligned as an allocator's.
+constexpr std::uintptr_t kFirstStandIn = 64;
 
 // (shape, DType's number), or None.
 nb::object describe(const TensorView& view) {
@@ -79,6 +83,38 @@ void dequantize(nb::handle out, const nb::tuple& matrix, std::uintptr_t stream) 
   const TensorView to = arguments.write(out, "out");
   nb::gil_scoped_release released;
   lowbit::dequantize(from, to, {}, arguments.runtime());
+}
+
+// Into storage that the format asks for, of which there is none here.
+nb::list explain_quantize(nb::handle weights, const std::string& format, const std::string& rule, nb::handle importance,
+                          float global_scale, const std::string& gpu) {
+  Arguments arguments("explain_quantize", Arguments::Devices::any, kNoStream);
+  const TensorView from = arguments.read(weights, "weights");
+  if (from.rank != 2)
+    throw Error("[explain_quantize] weights has " + std::to_string(from.rank) + " dimensions: it must be [N, K]");
+  QuantizedMatrix to = lowbit::storage(lowbit::format_named(format), from.shape[0], from.shape[1]);
+  std::uintptr_t next = kFirstStandIn;
+  for (TensorView* part : {&to.codes, &to.scales, &to.zeros, &to.global_scale}) {
+    if (!part->given()) continue;
+    part->device = from.device;
+    part->data = reinterpret_cast<void*>(next);
+    next += static_cast<std::uintptr_t>(part->elements()) * size_of(part->dtype) + kFirstStandIn;
+  }
+  const lowbit::QuantizeOptions options{.rule = lowbit::rule_named(rule),
+                                        .importance = arguments.read(importance, "importance"),
+                                        .global_scale = global_scale};
+  return told(gpu.empty() ? lowbit::explain_quantize(from, options, to)
+                          : lowbit::explain_quantize_on(gpu_model_named(gpu), from, options, to));
+}
+
+// out: weights, or what stands in for them.
+nb::list explain_dequantize(nb::handle out, const nb::tuple& matrix, const std::string& gpu) {
+  Arguments arguments("explain_dequantize", Arguments::Devices::any, kNoStream);
+  const QuantizedMatrix from = matrix_of(arguments, matrix, false);
+  TensorView to = arguments.read(out, "out");
+  to.device = from.codes.device;
+  return told(gpu.empty() ? lowbit::explain_dequantize(from, to)
+                          : lowbit::explain_dequantize_on(gpu_model_named(gpu), from, to));
 }
 
 // (sqnr, mean, max, max_row, max_column)
@@ -211,6 +247,9 @@ void bind_lowbit(nb::module_& module) {
   module.def("lowbit_quantize", &quantize, nb::arg("weights").none(), nb::arg("out"), nb::arg("rule"),
              nb::arg("importance").none(), nb::arg("global_scale"), nb::arg("stream") = 0);
   module.def("lowbit_dequantize", &dequantize, nb::arg("out").none(), nb::arg("matrix"), nb::arg("stream") = 0);
+  module.def("explain_quantize", &explain_quantize, nb::arg("weights").none(), nb::arg("format"), nb::arg("rule"),
+             nb::arg("importance").none(), nb::arg("global_scale"), nb::arg("gpu") = "");
+  module.def("explain_dequantize", &explain_dequantize, nb::arg("out").none(), nb::arg("matrix"), nb::arg("gpu") = "");
   module.def("lowbit_error", &error, nb::arg("weights").none(), nb::arg("matrix"), nb::arg("row_sqnr").none(),
              nb::arg("row_max").none());
   module.def("lowbit_packed_bytes", &packed_bytes, nb::arg("format"), nb::arg("rows"), nb::arg("columns"),

@@ -1,4 +1,4 @@
-// attention_forward, attention_backward and explain_attention: check, ask each candidate, choose, launch.
+// attention_forward, attention_backward and what explains them: check, ask each candidate, choose, launch.
 #include "ops/attention.h"
 
 #include <algorithm>
@@ -90,15 +90,18 @@ void attention_backward_with(const TensorView& q, const TensorView& k, const Ten
 }
 
 std::vector<Candidate> explain_attention(const TensorView& q, const TensorView& k, const TensorView& v,
-                                         const AttentionOptions& options, Pass pass, const Runtime& runtime) {
+                                         const AttentionOptions& options, const Runtime& runtime) {
   const Check check("explain_attention", Data::to_come);
-  const int workers = workers_of(runtime);
-  if (pass == Pass::forward) {
-    return explained(checked_forward_problem(check, q, k, v, {}, {}, options),
-                     attention_wish<AttentionProblem>(check, options), workers);
-  }
-  return explained(checked_backward_problem(check, q, k, v, {}, {}, {}, {}, {}, options),
-                   attention_wish<AttentionBackwardProblem>(check, options), workers);
+  return explained(checked_forward_problem(check, q, k, v, {}, {}, options),
+                   attention_wish<AttentionProblem>(check, options), workers_of(runtime));
+}
+
+std::vector<Candidate> explain_attention_backward(const TensorView& q, const TensorView& k, const TensorView& v,
+                                                  const AttentionGradients& gradients, const AttentionOptions& options,
+                                                  const Runtime& runtime) {
+  const Check check("explain_attention_backward", Data::to_come);
+  return explained(checked_backward_problem(check, q, k, v, {}, {}, {}, {}, gradients, options),
+                   attention_wish<AttentionBackwardProblem>(check, options), workers_of(runtime));
 }
 
 }  // namespace heddle

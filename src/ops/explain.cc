@@ -37,6 +37,11 @@ AttentionOptions there(AttentionOptions o) {
   return o;
 }
 
+AttentionGradients there(AttentionGradients gradients) {
+  move({&gradients.dq, &gradients.dk, &gradients.dv, &gradients.dbias, &gradients.dsink});
+  return gradients;
+}
+
 Int4Cache there(Int4Cache cache) {
   move({&cache.blocks, &cache.k_tail, &cache.v_tail, &cache.page_table, &cache.row_idx});
   return cache;
@@ -103,10 +108,17 @@ const GpuModel& gpu_model_named(std::string_view name) {
 }
 
 std::vector<Candidate> explain_attention_on(const GpuModel& gpu, const TensorView& q, const TensorView& k,
-                                            const TensorView& v, const AttentionOptions& options, Pass pass,
+                                            const TensorView& v, const AttentionOptions& options,
                                             const Runtime& runtime) {
   const cuda::AssumedGpu assumed(gpu);
-  return explain_attention(there(q), there(k), there(v), there(options), pass, runtime);
+  return explain_attention(there(q), there(k), there(v), there(options), runtime);
+}
+
+std::vector<Candidate> explain_attention_backward_on(const GpuModel& gpu, const TensorView& q, const TensorView& k,
+                                                     const TensorView& v, const AttentionGradients& gradients,
+                                                     const AttentionOptions& options, const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_attention_backward(there(q), there(k), there(v), there(gradients), there(options), runtime);
 }
 
 std::vector<Candidate> explain_attention_over_int4_cache_on(const GpuModel& gpu, const TensorView& q,

@@ -197,7 +197,7 @@ void append_int4_cache(const TensorView& k_new, const TensorView& v_new, const I
 std::vector<Candidate> explain_append_int4_cache(const TensorView& k_new, const TensorView& v_new,
                                                  const Int4Cache& cache, const TensorView& seqlens,
                                                  const Int4AppendOptions& options, const Runtime& runtime) {
-  const Check check("explain_append_int4_cache");
+  const Check check("explain_append_int4_cache", Data::to_come);
   return explained(checked_int4_append_problem(check, k_new, v_new, cache, seqlens, options),
                    wish_of<Int4AppendProblem>(check, options.force), workers_of(runtime));
 }

@@ -21,7 +21,7 @@ void apply_rotary(const TensorView& x, const TensorView& out, const Rotary& rota
 
 std::vector<Candidate> explain_apply_rotary(const TensorView& x, const TensorView& out, const Rotary& rotary,
                                             const RotaryOptions& options, const Runtime& runtime) {
-  const Check check("explain_apply_rotary");
+  const Check check("explain_apply_rotary", Data::to_come);
   return explained(checked_rotary_problem(check, x, out, rotary, options.offsets),
                    wish_of<RotaryProblem>(check, options.force), workers_of(runtime));
 }
@@ -42,7 +42,7 @@ std::vector<Candidate> explain_append_kv_cache(const TensorView& k_new, const Te
                                                const TensorView& k_cache, const TensorView& v_cache,
                                                const TensorView& seqlens, const AppendOptions& options,
                                                const Runtime& runtime) {
-  const Check check("explain_append_kv_cache");
+  const Check check("explain_append_kv_cache", Data::to_come);
   return explained(checked_append_problem(check, k_new, v_new, k_cache, v_cache, seqlens, options),
                    wish_of<AppendProblem>(check, options.force), workers_of(runtime));
 }

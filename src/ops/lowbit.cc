@@ -56,7 +56,7 @@ std::size_t quantize_workspace(const TensorView& weights, const QuantizeOptions&
 
 std::vector<Candidate> explain_quantize(const TensorView& weights, const QuantizeOptions& options,
                                         const QuantizedMatrix& out, const Runtime& runtime) {
-  const Check check("explain_quantize");
+  const Check check("explain_quantize", Data::to_come);
   return explained(QuantizeCall{checked_problem(check, weights, options, out), weights.device},
                    wish_of<QuantizeCall>(check, options.force), workers_of(runtime));
 }
@@ -72,7 +72,7 @@ void dequantize(const QuantizedMatrix& matrix, const TensorView& out, const Dequ
 
 std::vector<Candidate> explain_dequantize(const QuantizedMatrix& matrix, const TensorView& out,
                                           const DequantizeOptions& options, const Runtime& runtime) {
-  const Check check("explain_dequantize");
+  const Check check("explain_dequantize", Data::to_come);
   return explained(checked_dequantize_problem(check, matrix, out), wish_of<DequantizeProblem>(check, options.force),
                    workers_of(runtime));
 }

@@ -33,7 +33,7 @@ void unpack_weights(const PackedWeights& weights, const TensorView& out, const U
 
 std::vector<Candidate> explain_unpack_weights(const PackedWeights& weights, const TensorView& out,
                                               const UnpackOptions& options, const Runtime& runtime) {
-  const Check check("explain_unpack_weights");
+  const Check check("explain_unpack_weights", Data::to_come);
   return explained(checked_unpack_problem(check, weights, out), wish_of<UnpackProblem>(check, options.force),
                    workers_of(runtime));
 }

@@ -164,8 +164,8 @@ void launch_dequantize(const DequantizeProblem& p, const Runtime&) {
   }
 }
 
-// Seconds of a weight, about.
-constexpr double kEncode = 50e-9, kSearch = 2e-6, kDecode = 20e-9;
+// Seconds of a weight, about, on the same processor as the estimates of src/cpu/lowbit.cc.
+constexpr double kEncode = 50e-9, kSearch = 0.7e-6, kDecode = 20e-9;
 
 double estimate_quantize(const QuantizeCall& call, int /*workers*/) {
   const Matrix& out = call.problem.out;

@@ -14,8 +14,8 @@
 
 #include "bytes.h"
 #include "heddle/attention.h"
-#include "heddle/kv_cache.h"
 #include "heddle/error.h"
+#include "heddle/kv_cache.h"
 
 namespace {
 

@@ -83,7 +83,7 @@ void check(const Size& size, DType dtype, DType bias_dtype, bool with_sink) {
                         {dq.view(), dk.view(), dv.view(), dbias.view(), {}}};
   DeviceCall& forward = backward.forward;
   std::vector<std::string> names;
-  for (const Candidate& c : explain_attention(forward.q, forward.k, forward.v, options, Pass::forward)) {
+  for (const Candidate& c : explain_attention(forward.q, forward.k, forward.v, options)) {
     if (c.supported && c.method != "reference") names.push_back(c.name);
   }
   ASSERT_FALSE(names.empty());

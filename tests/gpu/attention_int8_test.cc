@@ -95,7 +95,7 @@ TEST(GpuInt8QkRefusals, OthersDoNotStandIn) {
     runner.explain(Pass::backward);
     FAIL() << "a backward was explained";
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "[explain_attention] precision is int8_qk, which has no backward");
+    EXPECT_STREQ(error.what(), "[explain_attention_backward] precision is int8_qk, which has no backward");
   }
 }
 

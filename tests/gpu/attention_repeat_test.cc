@@ -140,7 +140,7 @@ TEST_P(GpuBatchInvariance, SequencesAlone) {
   DeviceCase at(attention_case(GetParam()));
   at.call.options.batch_invariant = true;
   std::vector<std::string> candidates;
-  for (const Candidate& c : explain_attention(at.call.q, at.call.k, at.call.v, at.call.options, Pass::forward)) {
+  for (const Candidate& c : explain_attention(at.call.q, at.call.k, at.call.v, at.call.options)) {
     if (c.supported && c.method != "reference") candidates.push_back(c.name);
   }
   if (candidates.empty()) GTEST_SKIP() << "no candidate of the GPU takes " << GetParam();
@@ -282,8 +282,7 @@ TEST(GpuStreams, AThreadMayBeginWithAnyCall) {
   spec.name = "first_in_its_thread";
   spec.dtype = DType::bf16;
   DeviceCase at(spec);
-  for (const Candidate& candidate :
-       explain_attention(at.call.q, at.call.k, at.call.v, at.call.options, Pass::forward)) {
+  for (const Candidate& candidate : explain_attention(at.call.q, at.call.k, at.call.v, at.call.options)) {
     if (!candidate.supported || candidate.method == "reference") continue;
     at.call.options.force = candidate.name;
     const DeviceStream stream;

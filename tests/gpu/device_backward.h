@@ -40,8 +40,7 @@ inline std::vector<std::string> candidates(const BackwardCall& call) {
   AttentionOptions options = call.forward.options;
   options.force.clear();
   std::vector<std::string> names;
-  for (const Candidate& c :
-       explain_attention(call.forward.q, call.forward.k, call.forward.v, options, Pass::backward)) {
+  for (const Candidate& c : explain_attention_backward(call.forward.q, call.forward.k, call.forward.v, {}, options)) {
     if (c.supported && c.method != "reference") names.push_back(c.name);
   }
   return names;

@@ -63,8 +63,8 @@ TEST_F(GpuModelHere, AnswersAsTheGpuItself) {
         const TensorView q = there(dtype, {2, Sq, 16, D}), k = there(dtype, {2, 4096, 4, D});
         const AttentionOptions options;
         expect_same(explain_attention_on(*model, q, k, k, options), explain_attention(q, k, k, options), Sq > 16);
-        expect_same(explain_attention_on(*model, q, k, k, options, Pass::backward),
-                    explain_attention(q, k, k, options, Pass::backward), true);
+        expect_same(explain_attention_backward_on(*model, q, k, k, {}, options),
+                    explain_attention_backward(q, k, k, {}, options), true);
       }
     }
   }

@@ -49,7 +49,9 @@ TEST(Arguments, WorkspaceTooSmallOrMisalignedIsRefused) {
 TEST(Arguments, ExplainNamesEveryCandidateAndOneChoice) {
   Call call;
   for (Pass pass : {Pass::forward, Pass::backward}) {
-    const std::vector<Candidate> list = explain_attention(call.q, call.k, call.v, call.options, pass);
+    const std::vector<Candidate> list = pass == Pass::forward
+                                            ? explain_attention(call.q, call.k, call.v, call.options)
+                                            : explain_attention_backward(call.q, call.k, call.v, {}, call.options);
     EXPECT_EQ(std::count_if(list.begin(), list.end(), [](const Candidate& c) { return c.chosen; }), 1);
     for (const Candidate& candidate : list) {
       EXPECT_NE(candidate.chosen, !candidate.reason.empty()) << candidate.name;
@@ -57,7 +59,9 @@ TEST(Arguments, ExplainNamesEveryCandidateAndOneChoice) {
     }
     AttentionOptions forced = call.options;
     forced.force = "reference";
-    for (const Candidate& candidate : explain_attention(call.q, call.k, call.v, forced, pass)) {
+    for (const Candidate& candidate : pass == Pass::forward
+                                          ? explain_attention(call.q, call.k, call.v, forced)
+                                          : explain_attention_backward(call.q, call.k, call.v, {}, forced)) {
       EXPECT_EQ(candidate.chosen, candidate.name == "reference");
     }
   }

@@ -35,7 +35,8 @@ std::string chosen(const GpuModel& gpu, const Extents& x, Pass pass) {
     options.max_seqlen_q = x.Sq;
     options.max_seqlen_k = x.Sk;
   }
-  for (const Candidate& c : explain_attention_on(gpu, q, k, k, options, pass)) {
+  for (const Candidate& c : pass == Pass::forward ? explain_attention_on(gpu, q, k, k, options)
+                                                  : explain_attention_backward_on(gpu, q, k, k, {}, options)) {
     if (c.chosen) return c.name;
   }
   return "none";

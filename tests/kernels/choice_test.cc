@@ -79,7 +79,7 @@ std::vector<std::string> chosen_here(const std::string& force = "") {
   LinearGradients gradients;
   gradients.dx = dx.view();
   return {chosen(explain_attention(c.q, c.k, c.v, c.options)),
-          chosen(explain_attention(c.q, c.k, c.v, c.options, Pass::backward)),
+          chosen(explain_attention_backward(c.q, c.k, c.v, {}, c.options)),
           chosen(explain_linear(layer.layer.x.view(), weights, options)),
           chosen(explain_linear_backward(layer.dy.view(), {}, weights, gradients, options))};
 }

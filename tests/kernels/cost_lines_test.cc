@@ -37,7 +37,9 @@ Answer answer(const Kernel<Problem>& kernel, const AttentionExample& c) {
   options.precision = c.precision;
   const TensorView q = view(c.q, {c.B, c.Sq, c.H, c.D}), k = view(c.kv, {c.B, c.Sk, c.Hkv, c.D});
   const Pass pass = std::is_same_v<Problem, AttentionProblem> ? Pass::forward : Pass::backward;
-  return answer_of(explain_attention_on(h200(), q, k, k, options, pass), kernel.name);
+  return answer_of(pass == Pass::forward ? explain_attention_on(h200(), q, k, k, options)
+                                         : explain_attention_backward_on(h200(), q, k, k, {}, options),
+                   kernel.name);
 }
 
 template <class Problem>

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
 #include <initializer_list>
 #include <string>
@@ -39,7 +40,9 @@ std::string chosen(const std::vector<Candidate>& list) {
 }
 
 std::string chosen_on(const char* gpu, const Call& c, Pass pass = Pass::forward) {
-  return chosen(explain_attention_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), c.options, pass));
+  return chosen(pass == Pass::forward
+                    ? explain_attention_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), c.options)
+                    : explain_attention_backward_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), {}, c.options));
 }
 
 std::string reason_of(const std::vector<Candidate>& list, const std::string& name) {
@@ -54,7 +57,9 @@ std::vector<std::string> answers_here() {
   const Call c{.device = Device::cuda};
   std::vector<std::string> out;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
-    for (const Candidate& candidate : explain_attention(c.q(), c.k(), c.k(), c.options, pass)) {
+    for (const Candidate& candidate : pass == Pass::forward
+                                          ? explain_attention(c.q(), c.k(), c.k(), c.options)
+                                          : explain_attention_backward(c.q(), c.k(), c.k(), {}, c.options)) {
       out.push_back(candidate.name + ": " + candidate.reason + (candidate.chosen ? "chosen" : ""));
     }
   }
@@ -122,7 +127,9 @@ TEST_F(ExplainOn, TakesAModelOfTheCallers) {
 TEST_F(ExplainOn, PlansInWords) {
   const auto plan = [](const char* gpu, const Call& c, Pass pass = Pass::forward) {
     for (const Candidate& candidate :
-         explain_attention_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), c.options, pass)) {
+         pass == Pass::forward
+             ? explain_attention_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), c.options)
+             : explain_attention_backward_on(gpu_model_named(gpu), c.q(), c.k(), c.k(), {}, c.options)) {
       if (candidate.chosen) return candidate.name + ": " + candidate.plan;
     }
     return std::string();
@@ -208,33 +215,43 @@ TEST_F(ExplainOn, LinearLayersAndCachesInFourBits) {
 
 // One kernel each, which any GPU from Ampere on runs; that a GPU is not here costs no answer.
 TEST_F(ExplainOn, CachesAndLowBitWeights) {
-  alignas(64) static std::byte apart[5][64];
-  const auto at = [](int i, DType dtype, std::initializer_list<std::int64_t> shape) {
-    return TensorView(apart[i], dtype, shape);
+  std::uintptr_t next = 0;
+  const auto apart = [&](TensorView x) {  // nobody reads it
+    x.data = reinterpret_cast<void*>(++next << 32);
+    return x;
   };
-  const TensorView rows = view(DType::bf16, {2, 4, 2, 128}), seqlens = at(0, DType::i32, {2});
-  const TensorView k = at(1, DType::bf16, {2, 64, 2, 128}), v = at(2, DType::bf16, {2, 64, 2, 128});
-  const Rotary rotary{.cos = at(3, DType::f32, {64, 64}), .sin = at(4, DType::f32, {64, 64})};
-  const TensorView weights = at(1, DType::bf16, {64, 128});
+  const TensorView rows = apart(view(DType::bf16, {2, 4, 2, 128})), seqlens = apart(view(DType::i32, {2}));
+  const TensorView k = apart(view(DType::bf16, {2, 64, 2, 128})), v = apart(k);
+  const Rotary rotary{.cos = apart(view(DType::f32, {64, 64})), .sin = apart(view(DType::f32, {64, 64}))};
+  Int4Cache cache;
+  cache.blocks = apart(view(DType::u8, {2, 1, 2, int4_cache_block_bytes(128, 128)}));
+  cache.k_tail = apart(view(DType::bf16, {2, 128, 2, 128}));
+  cache.v_tail = apart(cache.k_tail);
+  const TensorView weights = apart(view(DType::bf16, {64, 128}));
   lowbit::QuantizedMatrix matrix = lowbit::storage(lowbit::format_named("nvfp4"), 64, 128);
-  matrix.codes.data = apart[2];
-  matrix.scales.data = apart[3];
-  matrix.global_scale.data = apart[4];
-  const GpuModel& ampere = gpu_model_named("a100");
-  const GpuModel turing{.name = "t4", .product = "Tesla T4", .major = 7, .minor = 5, .multiprocessors = 40};
+  for (TensorView* part : {&matrix.codes, &matrix.scales, &matrix.global_scale}) *part = apart(*part);
+  PackedWeights packed = packed_storage(matrix.format, 64, 128, false, WeightOrder::fragments16);
+  packed.data = apart(packed.data);
   const auto ask = [&](const GpuModel& gpu) {
-    return std::vector{explain_apply_rotary_on(gpu, rows, rows, rotary),
+    return std::vector{lowbit::explain_quantize_on(gpu, weights, {}, matrix),
+                       explain_apply_rotary_on(gpu, rows, rows, rotary),
                        explain_append_kv_cache_on(gpu, rows, rows, k, v, seqlens, {.rotary = rotary}),
-                       lowbit::explain_quantize_on(gpu, weights, {}, matrix),
-                       lowbit::explain_dequantize_on(gpu, matrix, weights)};
+                       explain_append_int4_cache_on(gpu, rows, rows, cache, seqlens, {.rotary = rotary}),
+                       lowbit::explain_dequantize_on(gpu, matrix, weights),
+                       explain_unpack_weights_on(gpu, packed, weights)};
   };
-  for (const auto& list : ask(ampere)) {
+  const auto on_ampere = ask(gpu_model_named("a100"));
+  for (const auto& list : on_ampere) {
     EXPECT_EQ(chosen(list), "cuda");
     EXPECT_EQ(reason_of(list, "cpu"), "it runs on another device than the tensors are on");
     for (const Candidate& c : list) EXPECT_EQ(c.supported, c.seconds > 0 && !c.plan.empty()) << c.name;
   }
-  EXPECT_EQ(ask(ampere)[2].back().workspace, 256);
+  EXPECT_EQ(on_ampere[0].back().workspace, 256);
+  EXPECT_EQ(on_ampere[0].back().plan,
+            "a team of threads for each group, after the matrix's own global scale; the host waits for what was found");
+  const GpuModel turing{.name = "t4", .product = "Tesla T4", .major = 7, .minor = 5, .multiprocessors = 40};
   for (const auto& list : ask(turing)) {
+    EXPECT_EQ(chosen(list), "none");
     EXPECT_EQ(reason_of(list, "cuda"),
               "it needs an Ampere GPU or a newer one (compute capability 8.0); this one has 7.5");
   }

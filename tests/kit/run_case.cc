@@ -125,7 +125,8 @@ void CaseRunner::mirror() {
 }
 
 std::vector<Candidate> CaseRunner::explain(Pass pass) const {
-  return explain_attention(inputs_.q, inputs_.k, inputs_.v, inputs_.options, pass);
+  return pass == Pass::forward ? explain_attention(inputs_.q, inputs_.k, inputs_.v, inputs_.options)
+                               : explain_attention_backward(inputs_.q, inputs_.k, inputs_.v, {}, inputs_.options);
 }
 
 std::vector<std::string> CaseRunner::candidates(Pass pass) const {

@@ -113,10 +113,10 @@ TEST(Int8Qk, CandidatesOfTheCpuRefuse) {
     EXPECT_NE(what.find("cpu: it does not multiply q and k in 8 bits (int8_qk)"), std::string::npos) << what;
   }
   try {
-    explain_attention(q, q, q, options, Pass::backward);
+    explain_attention_backward(q, q, q, {}, options);
     FAIL() << "nothing was refused";
   } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "[explain_attention] precision is int8_qk, which has no backward");
+    EXPECT_STREQ(error.what(), "[explain_attention_backward] precision is int8_qk, which has no backward");
   }
 }
 

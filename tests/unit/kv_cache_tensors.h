@@ -15,8 +15,8 @@
 
 #include "core/dtypes.h"
 #include "heddle/attention.h"
-#include "heddle/kv_cache.h"
 #include "heddle/error.h"
+#include "heddle/kv_cache.h"
 
 namespace heddle::kv_cache_tests {
 

@@ -17,6 +17,7 @@ from .calibration import Calibration, calibrate
 from .checkpoint import StoredLayer, layers, layout_of, load
 from .codec import FP4Codec
 from .conversion import LayerReport, QuantizeReport, linear_layer, quantize_checkpoint
+from .explanation import explain_dequantize, explain_quantize
 from .packed import PackedTensor, PackingError, pack
 from .product import ACTIVATIONS, NORMS, LinearCandidate, explain, linear
 from .smoothing import smooth
@@ -40,6 +41,8 @@ __all__ = [
     "calibrate",
     "dequantize",
     "explain",
+    "explain_dequantize",
+    "explain_quantize",
     "layers",
     "layout_of",
     "linear",

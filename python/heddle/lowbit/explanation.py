@@ -1,0 +1,45 @@
+"""Which kernel quantises, and which undoes it. heddle.lowbit is their public name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import _heddle
+from ..explanation import Candidate, Explanation, gpu_name, stand_in
+from .tensor import QuantizedTensor, kind, plain
+
+_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
+
+
+def explain_quantize(
+    weights: Any,
+    format: str = "nvfp4",
+    *,
+    rule: str = "plain",
+    importance: Any = None,
+    global_scale: float | None = None,
+    gpu: str | None = None,
+) -> Explanation:
+    """The candidates for ``quantize`` with these arguments and which one would run. No weight is read.
+
+    Args:
+      weights, format, rule, importance, global_scale: as ``quantize`` takes them.
+      gpu: answer as a machine with that GPU would, which need not be here; see ``heddle.explain``.
+
+    Raises:
+      ValueError: a bad argument, as ``quantize`` would refuse it; a gpu that is not known, listing those that are.
+    """
+    kind(weights, "explain_quantize", "weights")
+    arguments = (plain(weights), format, rule, plain(importance), global_scale or 0.0, gpu_name(gpu))
+    return Explanation(Candidate(*parts) for parts in _heddle.explain_quantize(*arguments))
+
+
+def explain_dequantize(matrix: QuantizedTensor, dtype: str = "float32", *, gpu: str | None = None) -> Explanation:
+    """The candidates for ``dequantize`` of a matrix to weights of a dtype, "float32", "float16" or "bfloat16", and which one
+    would run. Nothing is read. gpu: as for ``explain_quantize``."""
+    if dtype not in _CODES:
+        raise ValueError(f"[explain_dequantize] dtype is {dtype!r}: it must be one of {', '.join(_CODES)}")
+    kind(matrix.codes, "explain_dequantize", "codes")
+    out = stand_in(tuple(map(int, matrix.shape)), _CODES[dtype])
+    found = _heddle.explain_dequantize(out, matrix._parts(), gpu_name(gpu))
+    return Explanation(Candidate(*parts) for parts in found)
