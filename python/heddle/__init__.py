@@ -19,7 +19,7 @@ from ._options import Causal
 from ._validate import check_errors
 from .encoder import Encoder, EncoderLayer, PrecisionChoice, PrecisionTrial
 from .explanation import Candidate, Explanation, explain
-from .functional import append_kv_cache, apply_rotary, attention, attention_with_kv_cache, sdpa
+from .functional import append_kv_cache, apply_rotary, attention, attention_with_kv_cache, merge_attention, sdpa
 from .int4_cache import Int4Cache
 
 __version__: str = _version()
@@ -51,6 +51,7 @@ __all__ = [
     "cpu_targets",
     "explain",
     "lowbit",
+    "merge_attention",
     "num_threads",
     "sdpa",
     "set_cpu_target",

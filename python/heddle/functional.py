@@ -14,8 +14,9 @@ from ._options import (
     pair,
     precision_code,
     torch_is_deterministic,
+    wants_float32,
 )
-from .hosts import arrays, is_torch, torch_host
+from .hosts import arrays, is_torch, offsets, torch_host
 
 _loaded_sdpa = None
 
@@ -55,10 +56,13 @@ def attention(
     cache_batch_idx: Any = None,
     cache_leftpad: Any = None,
     draft_mask: Any = None,
+    q_offset: Any = None,
+    key_offset: Any = None,
     q_scale: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
     return_lse: bool = False,
+    out_dtype: Any = None,
     out: Any = None,
     lse_out: Any = None,
     batch_invariant: bool = False,
@@ -103,9 +107,14 @@ def attention(
       cache_leftpad: int32 [B], slots to skip before each sequence's first key.
       draft_mask: int32 [B, Sq], Sq <= 32: bit t of entry [b, i] lets row i attend the key at position Sk - Sq + t, the
         last Sq keys (lengths as used) being the draft's own.
+      q_offset, key_offset: int32 [B], or an int for all: where rows and keys of a piece of a longer problem begin
+        (docs/partial.md); one that is None is 0 beside the other. Row i then stands at position q_offset[b] + i and key j at
+        key_offset[b] + j, and off is q_offset[b] - key_offset[b]: causality ("top_left", a row's own position and before),
+        window, ALiBi and dropout are about positions. Bias and mask have the piece's rows and the longer problem's columns.
       q_scale, k_scale, v_scale: float32, beside float8_e4m3fn: the shape of q (k, v) without its last extent, each extent
         that or 1; a stored x stands for x * scale. 1 if None.
       return_lse: also return the log-sum-exp of each row's scores.
+      out_dtype: float32 ("float32", torch's or numpy's) for a result that is not rounded to q's dtype, which None gives.
       out: where to write the result, which is then the one that is returned: an array of the same library, dtype and shape
         as the result would have, on q's device, any strides whose elements are apart (on a GPU a slower candidate may run
         unless rows are contiguous and begin at multiples of 16 bytes). It shares no memory with what is read. Without
@@ -120,7 +129,7 @@ def attention(
       force: a candidate's name, as ``heddle.explain`` lists it; None chooses.
 
     Returns:
-      out [B, Sq, H, Dv] (packed: [total_q, H, Dv]), of q's dtype and kind of array; with return_lse a pair with lse,
+      out [B, Sq, H, Dv] (packed: [total_q, H, Dv]), of q's dtype (or out_dtype) and kind of array; with return_lse a pair with lse,
       float32 [B, H, Sq] (packed: [H, total_q]). A row without any key gives 0 and lse -inf (with a sink, lse = sink).
 
     Raises:
@@ -144,6 +153,10 @@ def attention(
     elif deterministic is not False and deterministic is not True:
         deterministic = flag("attention", "deterministic", deterministic)
     left, right = window if type(window) is tuple and len(window) == 2 else pair(window)
+    if q_offset is not None or key_offset is not None:
+        sequences = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
+        q_offset = offsets("q_offset", q_offset, sequences, q)
+        key_offset = offsets("key_offset", key_offset, sequences, q)
     items = (
         alibi_slopes,
         bias,
@@ -157,6 +170,8 @@ def attention(
         cache_batch_idx,
         cache_leftpad,
         draft_mask,
+        q_offset,
+        key_offset,
         q_scale,
         k_scale,
         v_scale,
@@ -171,6 +186,7 @@ def attention(
         max_seqlen_k or 0,
         batch_invariant,
         deterministic,
+        out_dtype is not None and wants_float32("attention", out_dtype),
         0 if precision == "f32" else precision_code(precision),
         method or "",
         force or "",
@@ -370,3 +386,39 @@ def attention_with_kv_cache(
     return path.attention_with_kv_cache(
         q, k_new, v_new, k_cache, v_cache, rotary_cos, rotary_sin, interleaved, items, return_lse, out, lse_out
     )
+
+
+def merge_attention(
+    os: Any, lses: Any, sink: Any = None, *, out_dtype: Any = None, out: Any = None, lse_out: Any = None
+) -> Any:
+    """Joins results of ``attention`` over parts of a row's keys: together they are the call over all of them.
+
+    ``lse = ln(sum_p exp(lse_p) + exp(sink))`` and ``out = sum_p exp(lse_p - lse) o_p``, summed in the order of the parts.
+    The gradients of os, lses and sink follow for torch tensors; other arrays are forward only. On the CPU. docs/partial.md
+    has an example.
+
+    Args:
+      os: a sequence of results over the same rows, each [B, Sq, H, Dv] or packed [total_q, H, Dv], of one dtype; float32
+        (``out_dtype`` of ``attention``) keeps what rounding each would lose.
+      lses: their lse, float32 [B, H, Sq] or packed [H, total_q], as ``return_lse`` gives them.
+      sink: float32 [H], one more logit in each row's denominator. It enters here, once: the parts are made without it.
+      out_dtype: float32 ("float32", torch's or numpy's) beside os in 16 bits; None gives their dtype.
+      out, lse_out: where to write the results, which are then those that are returned; may be one of os (lses) itself.
+        Without gradients.
+
+    Returns:
+      (out, lse). Parts without any key (lse -inf) count nothing; where all are so, out is 0 and lse -inf (with a sink, lse
+      = sink). NaN stays NaN. One part alone comes back to the bit.
+
+    Raises:
+      ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written. Also a tensor that
+        requires a gradient beside out or lse_out, unless torch's gradients are off.
+      NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
+    """
+    os, lses = tuple(os), tuple(lses)
+    if len(os) == 0 or len(os) != len(lses):
+        rule = "there must be at least one" if len(os) == 0 else "there must be as many"
+        raise ValueError(f"[merge_attention] os are {len(os)} and lses are {len(lses)}: {rule}")
+    float32_out = wants_float32("merge_attention", out_dtype)
+    host = torch_host() if is_torch(os[0]) else arrays
+    return host.merge_attention(os, lses, sink, float32_out, out, lse_out)

@@ -86,9 +86,9 @@ INSTANTIATE_TEST_SUITE_P(
                       c.q.dtype = c.k.dtype = c.v.dtype = c.o.dtype = DType::bf16;
                       c.options.float32_out = true;
                     },
-                    "o is bfloat16: with float32_out it must be float32"},
+                    "o is bfloat16: it must be float32, which was asked for"},
         BadArgument{"float32_without_asking", [](Call& c) { c.q.dtype = c.k.dtype = c.v.dtype = DType::bf16; },
-                    "o is float32: it must be bfloat16, q's dtype, or float32 with float32_out"},
+                    "o is float32: it must be bfloat16, q's dtype, or float32 where that is asked for"},
         BadArgument{"gradient_other_dtype",
                     [](Call& c) {
                       c.q.dtype = c.k.dtype = c.v.dtype = c.o.dtype = c.d_o.dtype = DType::bf16;
