@@ -122,11 +122,9 @@ def explain(
     Raises:
       ValueError: a bad argument, as ``attention`` would refuse it; a gpu that is not known, listing those that are.
     """
-    shape, starts = getattr(q, "shape", q), options.get("cu_seqlens_q")
     for name in ("q_offset", "key_offset"):
         if name in options:
-            sequences = shape[0] if starts is None else starts.shape[0] - 1
-            options[name] = offsets(name, options[name], sequences, q)
+            options[name] = offsets(name, options[name], q, options.get("cu_seqlens_q"))
     items = list(pack(**options))
     for i in (BIAS, MASK):
         if items[i] is not None and items[i].ndim < 4:

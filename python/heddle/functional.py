@@ -154,9 +154,8 @@ def attention(
         deterministic = flag("attention", "deterministic", deterministic)
     left, right = window if type(window) is tuple and len(window) == 2 else pair(window)
     if q_offset is not None or key_offset is not None:
-        sequences = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-        q_offset = offsets("q_offset", q_offset, sequences, q)
-        key_offset = offsets("key_offset", key_offset, sequences, q)
+        q_offset = offsets("q_offset", q_offset, q, cu_seqlens_q)
+        key_offset = offsets("key_offset", key_offset, q, cu_seqlens_q)
     items = (
         alibi_slopes,
         bias,

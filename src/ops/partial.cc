@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kMaxHeadSize = 256;
 
 bool same_view(const TensorView& a, const TensorView& b) {
-  return a.data == b.data && a.shape == b.shape && a.stride == b.stride;
+  return a.data == b.data && a.dtype == b.dtype && a.shape == b.shape && a.stride == b.stride;
 }
 
 // What errors call entry n of a list. Holds it itself: a call that is right allocates nothing.
@@ -92,7 +92,7 @@ class MergeChecks {
     return plane;
   }
 
-  // An output shares no memory with what is read, unless it may be, and is, one of `itself` of the partials.
+  // An output shares no memory with what is read, but, if `itself` allows it, may be that tensor.
   void apart(const TensorView& written, const char* name, const TensorView& read, const char* read_name,
              bool itself = false) const {
     if (!written.given() || !read.given() || !may_share_memory(written, read)) return;

@@ -222,6 +222,42 @@ def test_numpy_arrays_and_results_in_place():
         lses[0].copy_(parts()[1][0])
 
 
+class Exported:
+    """A tensor of which only DLPack is left."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def test_arrays_of_other_libraries():
+    os, lses, sink = parts(torch.bfloat16)
+    for dtype in (None, "float32"):
+        expected = heddle.merge_attention(os, lses, sink, out_dtype=dtype)
+        exported = [Exported(x) for x in os], [Exported(x) for x in lses], Exported(sink)
+        for x, y in zip(heddle.merge_attention(*exported, out_dtype=dtype), expected):
+            assert torch.equal(torch.from_dlpack(x), y)
+    q, k, v, _ = operands(torch.bfloat16)
+    out = heddle.attention(*(Exported(x) for x in (q, k, v)), out_dtype="float32", q_offset=5)
+    assert torch.equal(torch.from_dlpack(out), heddle.attention(q, k, v, out_dtype="float32"))
+    at = torch.tensor([5, 5], dtype=torch.int32)
+    for offset in (5, np.int64(5), at, at.numpy(), Exported(at)):
+        moved = heddle.attention(*(x.float().numpy() for x in (q, k, v)), causal="top_left", q_offset=offset)
+        expected = heddle.attention(*(x.float() for x in (q, k, v)), causal="top_left", q_offset=at)
+        assert np.array_equal(moved, expected.numpy())
+
+
+def test_shapes_without_data():
+    os, lses = ([x.to("meta") for x in part] for part in parts(torch.bfloat16)[:2])
+    out, lse = heddle.merge_attention(os, lses, out_dtype="float32")
+    assert out.shape == (2, 9, 4, 16) and out.dtype == torch.float32 and out.is_meta and lse.shape == (2, 4, 9)
+
+
 def test_narrow_parts_merge_into_either_dtype():
     os, lses, _ = parts(torch.bfloat16)
     wide, _ = heddle.merge_attention(os, lses, out_dtype="float32")
