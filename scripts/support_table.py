@@ -75,6 +75,8 @@ QUESTIONS = [
     Question("KV cache, contiguous, rows by index", dict(cache_batch_idx=np.array([3, 0], INT), seqused_k=USED), keys=(5, S)),
     Question("KV cache, paged, any page size", dict(page_table=np.arange(2 * 3, dtype=INT).reshape(2, 3)), keys=(PAGES, 16)),
     Question("KV cache, left padding", dict(cache_leftpad=np.array([3, 0], INT))),
+    Question("piece of a longer problem (`q_offset`, `key_offset`)", dict(q_offset=3, key_offset=5)),
+    Question("result in float32 (`out_dtype`) of 16-bit operands", dict(out_dtype="float32"), dtypes=("bfloat16", "bfloat16")),
 ]  # fmt: skip
 COLUMNS = [
     Column("`flash` forward", ("cpu",)),

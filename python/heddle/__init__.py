@@ -19,8 +19,9 @@ from ._options import Causal
 from ._validate import check_errors
 from .encoder import Encoder, EncoderLayer, PrecisionChoice, PrecisionTrial
 from .explanation import Candidate, Explanation, explain, explain_append_kv_cache, explain_apply_rotary
-from .functional import append_kv_cache, apply_rotary, attention, attention_with_kv_cache, sdpa
+from .functional import attention, merge_attention, sdpa
 from .int4_cache import Int4Cache
+from .kv_cache import append_kv_cache, apply_rotary, attention_with_kv_cache
 
 __version__: str = _version()
 
@@ -53,6 +54,7 @@ __all__ = [
     "explain_append_kv_cache",
     "explain_apply_rotary",
     "lowbit",
+    "merge_attention",
     "num_threads",
     "sdpa",
     "set_cpu_target",

@@ -116,6 +116,15 @@ def precision_code(precision: Any) -> int:
     return code
 
 
+def wants_float32(operation: str, out_dtype: Any) -> bool:
+    """Whether the result is to be float32, whatever the operands are."""
+    if out_dtype is None:
+        return False
+    if dtype_name(out_dtype) != "float32":
+        raise ValueError(f"[{operation}] out_dtype is {out_dtype!r}: it must be float32, or None for the operands' own")
+    return True
+
+
 def torch_is_deterministic() -> bool:
     """What torch.use_deterministic_algorithms() was last told. Does not import torch."""
     torch = sys.modules.get("torch")
@@ -145,6 +154,8 @@ OPTIONS = (
     Option("cache_batch_idx", "Tensor?"),
     Option("cache_leftpad", "Tensor?"),
     Option("draft_mask", "Tensor?"),
+    Option("q_offset", "Tensor?"),
+    Option("key_offset", "Tensor?"),
     Option("q_scale", "Tensor?"),
     Option("k_scale", "Tensor?"),
     Option("v_scale", "Tensor?"),
@@ -159,6 +170,7 @@ OPTIONS = (
     Option("max_seqlen_k", "SymInt", 0),
     Option("batch_invariant", "bool", False),
     Option("deterministic", "bool", False),
+    Option("float32_out", "bool", False),
     Option("precision", "int", 0),
     Option("method", "str", ""),
     Option("force", "str", ""),
@@ -168,7 +180,7 @@ INDEX = {option.name: i for i, option in enumerate(OPTIONS)}
 #: How many of them are arrays; the seed, which torch's operators take as a tensor, is not one of those.
 ARRAYS = next(i for i, option in enumerate(OPTIONS) if option.schema != "Tensor?")
 ARRAY_NAMES = tuple(option.name for option in OPTIONS[:ARRAYS])
-ALIBI_SLOPES, BIAS, MASK, SINK, CU_SEQLENS_Q, Q_SCALE, K_SCALE, V_SCALE, DROPOUT_P, DROPOUT_SEED = (
+ALIBI_SLOPES, BIAS, MASK, SINK, CU_SEQLENS_Q, Q_SCALE, K_SCALE, V_SCALE, DROPOUT_P, DROPOUT_SEED, FLOAT32_OUT = (
     INDEX[name]
     for name in (
         "alibi_slopes",
@@ -181,6 +193,7 @@ ALIBI_SLOPES, BIAS, MASK, SINK, CU_SEQLENS_Q, Q_SCALE, K_SCALE, V_SCALE, DROPOUT
         "v_scale",
         "dropout_p",
         "dropout_seed",
+        "float32_out",
     )
 )
 WITH_GRADIENT = tuple(i for i, option in enumerate(OPTIONS) if option.gradient)
@@ -218,6 +231,7 @@ def pack(
     max_seqlen_k: int | None = None,
     batch_invariant: Any = False,
     deterministic: bool | None = None,
+    out_dtype: Any = None,
     precision: Any = "f32",
     method: str | None = None,
     force: str | None = None,
@@ -235,6 +249,7 @@ def pack(
         "deterministic": torch_is_deterministic()
         if deterministic is None
         else flag("attention", "deterministic", deterministic),
+        "float32_out": wants_float32("attention", out_dtype),
         "precision": precision_code(precision),
         "method": method or "",
         "force": force or "",

@@ -37,9 +37,12 @@ class AttentionOptions(TypedDict, total=False):
     cache_batch_idx: Any
     cache_leftpad: Any
     draft_mask: Any
+    q_offset: Any
+    key_offset: Any
     q_scale: Any
     k_scale: Any
     v_scale: Any
+    out_dtype: Any
     out: Any
     lse_out: Any
     batch_invariant: bool

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import _heddle
 from ._options import BIAS, DROPOUT_SEED, MASK, dtype_name, flag, pack
-from .hosts import is_torch, torch_host
+from .hosts import is_torch, offsets, torch_host
 
 _DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 UINT8 = 6
@@ -127,6 +127,9 @@ def explain(
     Raises:
       ValueError: a bad argument, as ``attention`` would refuse it; a gpu that is not known, listing those that are.
     """
+    for name in ("q_offset", "key_offset"):
+        if name in options:
+            options[name] = offsets(name, options[name], q, options.get("cu_seqlens_q"))
     items = list(pack(**options))
     for i in (BIAS, MASK):
         if items[i] is not None and items[i].ndim < 4:

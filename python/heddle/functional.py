@@ -1,4 +1,4 @@
-"""The operations: attention, sdpa, rotary embedding, and appending to a cache of keys and values."""
+"""Attention: the operation itself, as torch calls it, and the merge of partial results. Caches are kv_cache.py's."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ._options import (
     causal_code,
     check_lse_out,
     flag,
-    pack,
     pair,
     precision_code,
     torch_is_deterministic,
+    wants_float32,
 )
-from .hosts import arrays, is_torch, torch_host
+from .hosts import arrays, is_torch, offsets, torch_host
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -71,10 +71,13 @@ def attention(
     cache_batch_idx: Any = None,
     cache_leftpad: Any = None,
     draft_mask: Any = None,
+    q_offset: Any = None,
+    key_offset: Any = None,
     q_scale: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
     return_lse: bool = False,
+    out_dtype: Any = None,
     out: Any = None,
     lse_out: Any = None,
     batch_invariant: bool = False,
@@ -119,9 +122,14 @@ def attention(
       cache_leftpad: int32 [B], slots to skip before each sequence's first key.
       draft_mask: int32 [B, Sq], Sq <= 32: bit t of entry [b, i] lets row i attend the key at position Sk - Sq + t, the
         last Sq keys (lengths as used) being the draft's own.
+      q_offset, key_offset: int32 [B], or an int for all: where rows and keys of a piece of a longer problem begin
+        (docs/partial.md); one that is None is 0 beside the other. Row i then stands at position q_offset[b] + i and key j at
+        key_offset[b] + j, and off is q_offset[b] - key_offset[b]: causality ("top_left", a row's own position and before),
+        window, ALiBi and dropout are about positions. Bias and mask have the piece's rows and the longer problem's columns.
       q_scale, k_scale, v_scale: float32, beside float8_e4m3fn: the shape of q (k, v) without its last extent, each extent
         that or 1; a stored x stands for x * scale. 1 if None.
       return_lse: also return the log-sum-exp of each row's scores.
+      out_dtype: float32 ("float32", torch's or numpy's) for a result that is not rounded to q's dtype, which None gives.
       out: where to write the result, which is then the one that is returned: an array of the same library, dtype and shape
         as the result would have, on q's device, any strides whose elements are apart (on a GPU a slower candidate may run
         unless rows are contiguous and begin at multiples of 16 bytes). It shares no memory with what is read. Without
@@ -136,7 +144,7 @@ def attention(
       force: a candidate's name, as ``heddle.explain`` lists it; None chooses.
 
     Returns:
-      out [B, Sq, H, Dv] (packed: [total_q, H, Dv]), of q's dtype and kind of array; with return_lse a pair with lse,
+      out [B, Sq, H, Dv] (packed: [total_q, H, Dv]), of q's dtype (or out_dtype) and kind of array; with return_lse a pair with lse,
       float32 [B, H, Sq] (packed: [H, total_q]). A row without any key gives 0 and lse -inf (with a sink, lse = sink).
 
     Raises:
@@ -160,6 +168,9 @@ def attention(
     elif deterministic is not False and deterministic is not True:
         deterministic = flag("attention", "deterministic", deterministic)
     left, right = window if type(window) is tuple and len(window) == 2 else pair(window)
+    if q_offset is not None or key_offset is not None:
+        q_offset = offsets("q_offset", q_offset, q, cu_seqlens_q)
+        key_offset = offsets("key_offset", key_offset, q, cu_seqlens_q)
     items = (
         alibi_slopes,
         bias,
@@ -173,6 +184,8 @@ def attention(
         cache_batch_idx,
         cache_leftpad,
         draft_mask,
+        q_offset,
+        key_offset,
         q_scale,
         k_scale,
         v_scale,
@@ -187,6 +200,7 @@ def attention(
         max_seqlen_k or 0,
         batch_invariant,
         deterministic,
+        out_dtype is not None and wants_float32("attention", out_dtype),
         0 if precision == "f32" else precision_code(precision),
         method or "",
         force or "",
@@ -247,144 +261,37 @@ def sdpa(
     return _sdpa()(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
 
-def apply_rotary(
-    x: Array, cos: Any, sin: Any, *, interleaved: bool = False, offsets: Any = None, out: Array | None = None
-) -> Array:
-    """Rotary position embedding (Su et al., arXiv 2104.09864).
-
-    Args:
-      x: [B, S, H, D]; row i of sequence b stands at position offsets[b] + i.
-      cos, sin: [max_position, R / 2], R <= D even, float32 or x's dtype; dimensions R to D pass through. No gradient.
-      interleaved: rotate pairs (0, 1), (2, 3), ... (GPT-J); else (0, R / 2), (1, R / 2 + 1), ... (GPT-NeoX).
-      offsets: int32 [B]; 0 if None.
-      out: where to write the result, which is then the one that is returned: of x's shape, dtype and device; may be x
-        itself, else apart from what is read. Without gradients.
-
-    Returns:
-      The rotated x, contiguous; for torch tensors with the gradient of x.
-
-    Raises:
-      ValueError: a bad argument, such as a position outside the table, or a tensor that requires a gradient beside out. On a GPU positions are not read before; the
-        table's nearest row serves those outside.
-    """
-    interleaved = flag("apply_rotary", "interleaved", interleaved)
-    if is_torch(x):
-        return torch_host().apply_rotary(x, cos, sin, interleaved, offsets, out)
-    return arrays.apply_rotary(x, cos, sin, interleaved, offsets, out)
-
-
-def append_kv_cache(
-    k_new: Any,
-    v_new: Any,
-    k_cache: Any,
-    v_cache: Any,
-    seqlens: Any,
-    *,
-    page_table: Any = None,
-    cache_batch_idx: Any = None,
-    rotary_cos: Any = None,
-    rotary_sin: Any = None,
-    interleaved: bool = False,
-    k_scale: Any = None,
-    v_scale: Any = None,
-) -> None:
-    """Writes new keys and values into a cache, in place, at positions seqlens[b] .. seqlens[b] + Sn - 1.
-
-    Args:
-      k_new, v_new: [B, Sn, Hkv, D], [B, Sn, Hkv, Dv].
-      k_cache, v_cache: [Bc, Smax, Hkv, D or Dv], or pages [pages, page_size, Hkv, D or Dv] with page_table.
-      seqlens: int32 [B], keys already in the cache; not changed.
-      page_table: int32 [B, max_pages]. cache_batch_idx: int32 [B], each sequence's row of the cache.
-      rotary_cos, rotary_sin, interleaved: rotate k_new by its position first; see apply_rotary.
-      k_scale, v_scale: of a torch.float8_e4m3fn cache, float32: it holds values / scale, rounded to nearest even and
-        saturating. [1, 1, Hkv or 1]: read. The cache's shape without its last extent: one for each slot and head, which
-        is written, the row's largest magnitude / 448. 1 if None.
-
-    Raises:
-      ValueError: a bad argument, a position or page out of range, or, unless torch's gradients are off, a tensor that
-        requires one: what is written would have none. Nothing has been written. On a GPU positions and
-        pages are not read before; rows outside the cache are dropped.
-    """
-    interleaved = flag("append_kv_cache", "interleaved", interleaved)
-    if is_torch(k_cache):
-        return torch_host().append_kv_cache(
-            k_new,
-            v_new,
-            k_cache,
-            v_cache,
-            seqlens,
-            page_table,
-            cache_batch_idx,
-            rotary_cos,
-            rotary_sin,
-            interleaved,
-            k_scale,
-            v_scale,
-        )
-    return arrays.append_kv_cache(
-        k_new,
-        v_new,
-        k_cache,
-        v_cache,
-        seqlens,
-        page_table,
-        cache_batch_idx,
-        rotary_cos,
-        rotary_sin,
-        interleaved,
-        k_scale,
-        v_scale,
-    )
-
-
-def attention_with_kv_cache(
-    q: Any,
-    k_new: Any,
-    v_new: Any,
-    k_cache: Any,
-    v_cache: Any,
-    seqlens: Any,
-    *,
-    rotary_cos: Any = None,
-    rotary_sin: Any = None,
-    interleaved: bool = False,
-    return_lse: bool = False,
-    out: Any = None,
-    lse_out: Any = None,
-    **options: Any,
+def merge_attention(
+    os: Any, lses: Any, sink: Any = None, *, out_dtype: Any = None, out: Any = None, lse_out: Any = None
 ) -> Any:
-    """One step of decoding: ``append_kv_cache``, rotary embedding of q, and ``attention`` over the longer cache.
+    """Joins results of ``attention`` over parts of a row's keys: together they are the call over all of them.
 
-    One launch where a candidate writes new keys itself; otherwise one after the other. For inference: no gradient.
+    ``lse = ln(sum_p exp(lse_p) + exp(sink))`` and ``out = sum_p exp(lse_p - lse) o_p``, summed in the order of the parts.
+    The gradients of os, lses and sink follow for torch tensors; other arrays are forward only. On the CPU. docs/partial.md
+    has an example.
 
     Args:
-      q: [B, Sq, H, D].
-      k_new, v_new: [B, Sn, Hkv, D], [B, Sn, Hkv, Dv], written in place to k_cache, v_cache at positions seqlens[b] on.
-      k_cache, v_cache: [Bc, Smax, Hkv, D or Dv], or pages [pages, page_size, Hkv, D or Dv] with page_table; may be
-        torch.float8_e4m3fn beside 16-bit q, then with k_scale, v_scale of [1, 1, Hkv or 1], or of one for each slot and
-        head, those of the new keys being written; see append_kv_cache.
-      seqlens: int32 [B], keys in the cache before the append; not changed. seqlens[b] + Sn keys are attended.
-      rotary_cos, rotary_sin, interleaved: rotate k_new by its position, and q: row i by seqlens[b] + i if causal or
-        windowed, else each row by seqlens[b]; see apply_rotary.
-      out, lse_out: where to write the results, as for ``attention``.
-      options: those of ``attention``, except cu_seqlens_q, cu_seqlens_k and seqused_k.
+      os: a sequence of results over the same rows, each [B, Sq, H, Dv] or packed [total_q, H, Dv], of one dtype; float32
+        (``out_dtype`` of ``attention``) keeps what rounding each would lose.
+      lses: their lse, float32 [B, H, Sq] or packed [H, total_q], as ``return_lse`` gives them.
+      sink: float32 [H], one more logit in each row's denominator. It enters here, once: the parts are made without it.
+      out_dtype: float32 ("float32", torch's or numpy's) beside os in 16 bits; None gives their dtype.
+      out, lse_out: where to write the results, which are then those that are returned; may be one of os (lses) itself.
+        Without gradients.
 
     Returns:
-      out [B, Sq, H, Dv], with return_lse a pair with lse, float32 [B, H, Sq].
+      (out, lse). Parts without any key (lse -inf) count nothing; where all are so, out is 0 and lse -inf (with a sink, lse
+      = sink). NaN stays NaN. One part alone comes back to the bit.
 
     Raises:
-      ValueError: a bad argument, or a tensor that requires a gradient: there is no backward, so make the call under
-        ``torch.no_grad()`` or detach it. Nothing has been written. On a GPU positions and pages are not read before:
-        rows outside the cache are dropped.
+      ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written. Also a tensor that
+        requires a gradient beside out or lse_out, unless torch's gradients are off.
+      NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
     """
-    interleaved = flag("attention_with_kv_cache", "interleaved", interleaved)
-    return_lse = flag("attention_with_kv_cache", "return_lse", return_lse)
-    check_lse_out("attention_with_kv_cache", return_lse, lse_out)
-    for name in ("bias", "mask"):
-        if (x := options.get(name)) is not None and len(x.shape) < 4:
-            options[name] = x[(None,) * (4 - len(x.shape))]
-    items = pack(seqused_k=seqlens, **options)
-    path = torch_host() if is_torch(q) else arrays
-    return path.attention_with_kv_cache(
-        q, k_new, v_new, k_cache, v_cache, rotary_cos, rotary_sin, interleaved, items, return_lse, out, lse_out
-    )
+    os, lses = tuple(os), tuple(lses)
+    if len(os) == 0 or len(os) != len(lses):
+        rule = "there must be at least one" if len(os) == 0 else "there must be as many"
+        raise ValueError(f"[merge_attention] os are {len(os)} and lses are {len(lses)}: {rule}")
+    float32_out = wants_float32("merge_attention", out_dtype)
+    host = torch_host() if is_torch(os[0]) else arrays
+    return host.merge_attention(os, lses, sink, float32_out, out, lse_out)

@@ -74,13 +74,13 @@ void ProblemBuilder::operands(AttentionProblem& p) const {
 Operand ProblemBuilder::output(const AttentionProblem& p, const TensorView& view, const char* name) const {
   if (options_.float32_out) {
     check_.require(view.dtype == DType::f32, name, " is ", name_of(view.dtype),
-                   ": with float32_out it must be float32");
+                   ": it must be float32, which was asked for");
   } else if (q_.dtype == DType::f8e4m3) {
     check_.require(view.dtype == DType::bf16 || view.dtype == DType::f16, name, " is ", name_of(view.dtype),
-                   ": beside q of float8_e4m3fn it must be bfloat16 or float16, or float32 with float32_out");
+                   ": beside q of float8_e4m3fn it must be bfloat16 or float16, or float32 where that is asked for");
   } else {
     check_.require(view.dtype == q_.dtype, name, " is ", name_of(view.dtype), ": it must be ", name_of(q_.dtype),
-                   q_.dtype == DType::f32 ? "" : ", q's dtype, or float32 with float32_out");
+                   q_.dtype == DType::f32 ? "" : ", q's dtype, or float32 where that is asked for");
   }
   check_.tensor(view, name, view.dtype, q_.device, q_.rank);
   for (int i = 0; i < q_.rank - 1; ++i) {

@@ -14,46 +14,48 @@ namespace {
 constexpr std::int64_t kMaxHeadSize = 256;
 
 bool same_view(const TensorView& a, const TensorView& b) {
-  return a.data == b.data && a.shape == b.shape && a.stride == b.stride;
+  return a.data == b.data && a.dtype == b.dtype && a.shape == b.shape && a.stride == b.stride;
 }
 
-// What errors call tensor `name` of entry n of a list. Holds it itself: a call that is right allocates nothing.
+// What errors call entry n of a list. Holds it itself: a call that is right allocates nothing.
 class Name {
  public:
-  Name(const char* list, std::size_t n, const char* name) {
-    std::snprintf(text_, sizeof text_, "%s[%zu].%s", list, n, name);
+  Name(const char* const (&around)[2], std::size_t n) {
+    std::snprintf(text_, sizeof text_, "%s%zu%s", around[0], n, around[1]);
   }
   operator const char*() const { return text_; }
 
  private:
   char text_[48];
 };
+void append(std::string& out, const Name& name) { out += static_cast<const char*>(name); }
+
+constexpr MergeNames kGradientNames{.o = {"gradients[", "].o"}, .lse = {"gradients[", "].lse"}};
 
 class MergeChecks {
  public:
-  MergeChecks(const Check& check, std::span<const Partial> partials) : check_(check), partials_(partials) {}
+  MergeChecks(const Check& check, std::span<const Partial> partials, const MergeNames& names)
+      : check_(check), partials_(partials), names_(names), first_(names.o, 0) {}
 
   // The partials themselves: sizes, dtypes, where they are.
   void read(MergeProblem& p) const {
     check_.require(!partials_.empty(), "partials are none: there must be at least one");
     const TensorView& o = first();
-    check_.require(o.given(), "partials[0].o is missing");
-    check_.require(o.rank == 3 || o.rank == 4, "partials[0].o has ", o.rank,
+    check_.require(o.given(), first_, " is missing");
+    check_.require(o.rank == 3 || o.rank == 4, first_, " has ", o.rank,
                    " dimensions: it must be [B, Sq, H, Dv], or packed [total_q, H, Dv]");
-    check_.require(is_float(o.dtype), "partials[0].o is ", name_of(o.dtype),
-                   ": it must be float32, float16 or bfloat16");
-    check_.require(o.device == Device::cpu,
-                   "partials[0].o is on a GPU, for which there is no kernel yet: merge on the CPU");
+    check_.require(is_float(o.dtype), first_, " is ", name_of(o.dtype), ": it must be float32, float16 or bfloat16");
+    check_.require(o.device == Device::cpu, first_, " is on a GPU, for which there is no kernel yet: merge on the CPU");
     for (std::size_t n = 0; n < partials_.size(); ++n) {
-      result(partials_[n].o, Name("partials", n, "o"), o.dtype);
-      per_row(partials_[n].lse, Name("partials", n, "lse"));
+      result(partials_[n].o, Name(names_.o, n), o.dtype);
+      per_row(partials_[n].lse, Name(names_.lse, n));
     }
     const bool packed = o.rank == 3;
     p.B = packed ? 1 : o.shape[0];
     p.S = o.shape[packed ? 0 : 1];
     p.H = heads();
     p.Dv = o.shape[o.rank - 1];
-    check_.require(p.Dv >= 1 && p.Dv <= kMaxHeadSize, "partials[0].o has head size ", p.Dv, ": it must be from 1 to ",
+    check_.require(p.Dv >= 1 && p.Dv <= kMaxHeadSize, first_, " has head size ", p.Dv, ": it must be from 1 to ",
                    kMaxHeadSize);
     p.partials = partials_;
   }
@@ -66,24 +68,24 @@ class MergeChecks {
     result(view, name, view.dtype);
   }
   void result(const TensorView& view, const char* name, DType dtype) const {
-    check_.tensor(view, name, dtype, Device::cpu, first().rank, "partials[0].o");
-    check_.require(view.shape == first().shape, name, " is ", view, ": it must have the shape of partials[0].o, ",
+    check_.tensor(view, name, dtype, Device::cpu, first().rank, first_);
+    check_.require(view.shape == first().shape, name, " is ", view, ": it must have the shape of ", first_, ", ",
                    first());
   }
   // f32 [B, H, Sq], packed [H, total_q].
   void per_row(const TensorView& view, const char* name) const {
     const TensorView& o = first();
     const bool packed = o.rank == 3;
-    check_.tensor(view, name, DType::f32, Device::cpu, o.rank - 1, "partials[0].o");
+    check_.tensor(view, name, DType::f32, Device::cpu, o.rank - 1, first_);
     const std::int64_t rows = o.shape[packed ? 0 : 1];
     check_.require(packed ? view.shape[0] == heads() && view.shape[1] == rows
                           : view.shape[0] == o.shape[0] && view.shape[1] == heads() && view.shape[2] == rows,
-                   name, " is ", view, ": it must be ", packed ? "[H, total_q]" : "[B, H, Sq]", " of partials[0].o, ",
+                   name, " is ", view, ": it must be ", packed ? "[H, total_q]" : "[B, H, Sq]", " of ", first_, ", ",
                    o);
   }
   Plane per_head(const TensorView& view, const char* name) const {
     if (!view.given()) return {};
-    check_.tensor(view, name, DType::f32, Device::cpu, 1, "partials[0].o");
+    check_.tensor(view, name, DType::f32, Device::cpu, 1, first_);
     check_.require(view.shape[0] == heads(), name, " is ", view, ": it must have one logit for each of ", heads(),
                    " heads");
     Plane plane = plane_of(view);
@@ -91,7 +93,7 @@ class MergeChecks {
     return plane;
   }
 
-  // An output shares no memory with what is read, unless it may be, and is, one of `itself` of the partials.
+  // An output shares no memory with what is read, but, if `itself` allows it, may be that tensor.
   void apart(const TensorView& written, const char* name, const TensorView& read, const char* read_name,
              bool itself = false) const {
     if (!written.given() || !read.given() || !may_share_memory(written, read)) return;
@@ -101,8 +103,8 @@ class MergeChecks {
   }
   void apart_from_partials(const TensorView& written, const char* name, bool may_be_o, bool may_be_lse) const {
     for (std::size_t n = 0; written.given() && n < partials_.size(); ++n) {
-      apart(written, name, partials_[n].o, Name("partials", n, "o"), may_be_o);
-      apart(written, name, partials_[n].lse, Name("partials", n, "lse"), may_be_lse);
+      apart(written, name, partials_[n].o, Name(names_.o, n), may_be_o);
+      apart(written, name, partials_[n].lse, Name(names_.lse, n), may_be_lse);
     }
   }
 
@@ -113,40 +115,43 @@ class MergeChecks {
 
   const Check& check_;
   const std::span<const Partial> partials_;
+  const MergeNames& names_;
+  const Name first_;
 };
 
 }  // namespace
 
 MergeProblem checked_merge_problem(const Check& check, std::span<const Partial> partials, const TensorView& sink,
-                                   const TensorView& o, const TensorView& lse, const OutputNames& names) {
-  const MergeChecks checks(check, partials);
+                                   const TensorView& o, const TensorView& lse, const MergeNames& names) {
+  const MergeChecks checks(check, partials, names);
+  const auto& [o_name, lse_name] = names.outputs;
   MergeProblem p;
   checks.read(p);
   p.sink = checks.per_head(sink, "sink");
   if (o.given()) {
-    checks.wide_result(o, names.o);
-    check.not_overlapping(o, names.o);
+    checks.wide_result(o, o_name);
+    check.not_overlapping(o, o_name);
     p.o = MergeProblem::rows(o);
   }
   if (lse.given()) {
-    checks.per_row(lse, names.lse);
-    check.not_overlapping(lse, names.lse);
+    checks.per_row(lse, lse_name);
+    check.not_overlapping(lse, lse_name);
     p.lse = MergeProblem::per_row(lse);
   }
-  checks.apart_from_partials(o, names.o, true, false);
-  checks.apart_from_partials(lse, names.lse, false, true);
-  checks.apart(o, names.o, sink, "sink");
-  checks.apart(lse, names.lse, sink, "sink");
-  check.require(!o.given() || !lse.given() || !may_share_memory(o, lse), names.o, " and ", names.lse,
-                " share memory: outputs must be apart; found ", names.o, " ", o, ", ", names.lse, " ", lse);
+  checks.apart_from_partials(o, o_name, true, false);
+  checks.apart_from_partials(lse, lse_name, false, true);
+  checks.apart(o, o_name, sink, "sink");
+  checks.apart(lse, lse_name, sink, "sink");
+  check.require(!o.given() || !lse.given() || !may_share_memory(o, lse), o_name, " and ", lse_name,
+                " share memory: outputs must be apart; found ", o_name, " ", o, ", ", lse_name, " ", lse);
   return p;
 }
 
 MergeBackwardProblem checked_merge_backward_problem(const Check& check, std::span<const Partial> partials,
                                                     const TensorView& sink, const TensorView& d_o,
                                                     const TensorView& d_lse, std::span<const Partial> gradients,
-                                                    const TensorView& dsink) {
-  const MergeChecks checks(check, partials);
+                                                    const TensorView& dsink, const MergeNames& names) {
+  const MergeChecks checks(check, partials, names);
   MergeBackwardProblem p;
   checks.read(p);
   p.sink = checks.per_head(sink, "sink");
@@ -172,7 +177,7 @@ MergeBackwardProblem checked_merge_backward_problem(const Check& check, std::spa
   };
   for (std::size_t n = 0; n < gradients.size(); ++n) {
     const auto& [to, to_lse] = gradients[n];
-    const Name name("gradients", n, "o"), lse_name("gradients", n, "lse");
+    const Name name(kGradientNames.o, n), lse_name(kGradientNames.lse, n);
     if (to.given()) {
       checks.result(to, name, partials[n].o.dtype);
       written(to, name);
@@ -190,7 +195,8 @@ MergeBackwardProblem checked_merge_backward_problem(const Check& check, std::spa
     return n % 2 == 0 ? gradients[n / 2].o : gradients[n / 2].lse;
   };
   const auto name_of_output = [&](std::size_t n) -> std::string {
-    return n + 1 == outputs ? "dsink" : static_cast<const char*>(Name("gradients", n / 2, n % 2 == 0 ? "o" : "lse"));
+    return n + 1 == outputs ? "dsink"
+                            : static_cast<const char*>(Name(n % 2 == 0 ? kGradientNames.o : kGradientNames.lse, n / 2));
   };
   for (std::size_t n = 0; n < outputs; ++n) {
     for (std::size_t other = 0; other < n; ++other) {
@@ -207,22 +213,28 @@ MergeBackwardProblem checked_merge_backward_problem(const Check& check, std::spa
 
 void merge_attention(std::span<const Partial> partials, const TensorView& sink, const TensorView& o,
                      const TensorView& lse, const Runtime& runtime) {
-  merge_attention_as(partials, sink, o, lse, runtime, {});
+  merge_attention_as({}, partials, sink, o, lse, runtime);
 }
 
-void merge_attention_as(std::span<const Partial> partials, const TensorView& sink, const TensorView& o,
-                        const TensorView& lse, const Runtime& runtime, const OutputNames& names) {
+void merge_attention_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& sink,
+                        const TensorView& o, const TensorView& lse, const Runtime& runtime) {
   const Check check("merge_attention");
   const MergeProblem p = checked_merge_problem(check, partials, sink, o, lse, names);
-  check.require(o.given(), names.o, " is missing");
+  check.require(o.given(), names.outputs.o, " is missing");
   cpu::merge_attention(p, executor_of(runtime));
 }
 
 void merge_attention_backward(std::span<const Partial> partials, const TensorView& sink, const TensorView& d_o,
                               const TensorView& d_lse, std::span<const Partial> gradients, const TensorView& dsink,
                               const Runtime& runtime) {
-  const MergeBackwardProblem p =
-      checked_merge_backward_problem(Check("merge_attention_backward"), partials, sink, d_o, d_lse, gradients, dsink);
+  merge_attention_backward_as({}, partials, sink, d_o, d_lse, gradients, dsink, runtime);
+}
+
+void merge_attention_backward_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& sink,
+                                 const TensorView& d_o, const TensorView& d_lse, std::span<const Partial> gradients,
+                                 const TensorView& dsink, const Runtime& runtime) {
+  const MergeBackwardProblem p = checked_merge_backward_problem(Check("merge_attention_backward"), partials, sink, d_o,
+                                                                d_lse, gradients, dsink, names);
   cpu::merge_attention_backward(p, executor_of(runtime));
 }
 

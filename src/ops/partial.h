@@ -7,16 +7,25 @@
 
 namespace heddle {
 
+// What errors call the tensors: those of partial n as o[0] n o[1], so "partials[2].o".
+struct MergeNames {
+  const char *o[2] = {"partials[", "].o"}, *lse[2] = {"partials[", "].lse"};
+  OutputNames outputs = {};
+};
+
 // Checked arguments; the spans are the caller's. o may be absent where only the problem is wanted.
 MergeProblem checked_merge_problem(const Check& check, std::span<const Partial> partials, const TensorView& sink,
-                                   const TensorView& o, const TensorView& lse, const OutputNames& names = {});
+                                   const TensorView& o, const TensorView& lse, const MergeNames& names = {});
 MergeBackwardProblem checked_merge_backward_problem(const Check& check, std::span<const Partial> partials,
                                                     const TensorView& sink, const TensorView& d_o,
                                                     const TensorView& d_lse, std::span<const Partial> gradients,
-                                                    const TensorView& dsink);
+                                                    const TensorView& dsink, const MergeNames& names = {});
 
-// merge_attention() with names for the outputs in errors.
-void merge_attention_as(std::span<const Partial> partials, const TensorView& sink, const TensorView& o,
-                        const TensorView& lse, const Runtime& runtime, const OutputNames& names);
+// merge_attention() and merge_attention_backward() with names for errors.
+void merge_attention_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& sink,
+                        const TensorView& o, const TensorView& lse, const Runtime& runtime);
+void merge_attention_backward_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& sink,
+                                 const TensorView& d_o, const TensorView& d_lse, std::span<const Partial> gradients,
+                                 const TensorView& dsink, const Runtime& runtime);
 
 }  // namespace heddle

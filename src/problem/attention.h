@@ -257,15 +257,14 @@ struct AttentionBackwardProblem : AttentionProblem {
 
 // What a call may ask for and few kernels do: Kernel::extras. Those that a kernel does not name are refused for it.
 enum Extra : unsigned {
-  kE4m3 = 1,       // f8e4m3 operands
-  kDraftMask = 2,  // draft_mask
-  kAppend = 4,     // writing new keys into the cache in the same launch
-  kInt4 = 8,       // a cache in 4 bits
-  kInt8Qk = 16,    // Precision::int8_qk
-  kPiece = 32,     // q_offset and key_offset; the backward of what was merged
-  kFloat32Out = 64,
+  kE4m3 = 1,                // f8e4m3 operands
+  kDraftMask = 2,           // draft_mask
+  kAppend = 4,              // writing new keys into the cache in the same launch
+  kInt4 = 8,                // a cache in 4 bits
+  kInt8Qk = 16,             // Precision::int8_qk
+  kPiece = 32,              // q_offset and key_offset; the backward of what was merged
+  kFloat32Out = 64,         // o in f32 beside q of 16 or 8 bits
   kFloat32Gradients = 128,  // dq, dk and dv in f32 beside q of 16 bits, or added to
-                            // o in f32 beside q of 16 or 8 bits
 };
 
 using AttentionForwardKernel = Kernel<AttentionProblem>;

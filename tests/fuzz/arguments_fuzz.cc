@@ -16,6 +16,7 @@
 #include "heddle/attention.h"
 #include "heddle/error.h"
 #include "heddle/kv_cache.h"
+#include "heddle/partial.h"
 
 namespace {
 
@@ -27,7 +28,7 @@ class Call {
   Call(const std::uint8_t* data, std::size_t size) : bytes_(data, size) {}
 
   void run() {
-    const std::int64_t kind = bytes_.below(4);
+    const std::int64_t kind = bytes_.below(5);
     choose_sizes();
     try {
       switch (kind) {
@@ -39,6 +40,9 @@ class Call {
           break;
         case 2:
           append();
+          break;
+        case 4:
+          merge();
           break;
         default:
           rotary();
@@ -240,11 +244,20 @@ class Call {
     if (bytes_.rarely(4)) options_.softcap = static_cast<float>(bytes_.below(30) - 2);
     if (bytes_.rarely(8)) options_.scale = static_cast<float>(bytes_.below(20) - 4) / 4;
     if (bytes_.rarely(4)) options_.alibi_slopes = view(bytes_.rarely(2) ? Shape{B_, H_} : Shape{H_}, DType::f32);
+    std::int64_t columns = Sk_;
+    if (bytes_.rarely(4)) {  // a piece of a longer problem
+      if (bytes_.rarely(2)) options_.q_offset = indices(lengths(9), {B_});
+      if (bytes_.rarely(2)) options_.key_offset = indices(lengths(9), {B_});
+      columns += 9 - bytes_.below(3);
+      if (options_.causal == Causal::bottom_right && !bytes_.rarely(16)) options_.causal = Causal::top_left;
+    }
+    options_.float32_out = bytes_.rarely(8);
     const auto extent = [&](std::int64_t full) { return bytes_.rarely(4) ? 1 : full; };
     if (bytes_.rarely(4)) {
-      options_.bias = view({extent(B_), extent(H_), extent(Sq_), extent(Sk_)}, bytes_.rarely(2) ? DType::f32 : dtype_);
+      options_.bias =
+          view({extent(B_), extent(H_), extent(Sq_), extent(columns)}, bytes_.rarely(2) ? DType::f32 : dtype_);
     }
-    if (bytes_.rarely(4)) options_.mask = view({extent(B_), extent(H_), extent(Sq_), extent(Sk_)}, DType::boolean);
+    if (bytes_.rarely(4)) options_.mask = view({extent(B_), extent(H_), extent(Sq_), extent(columns)}, DType::boolean);
     if (bytes_.rarely(4)) options_.sink = view({H_}, DType::f32);
     if (bytes_.rarely(4)) options_.dropout = {static_cast<float>(bytes_.below(12)) / 10, bytes_.next(), bytes_.next()};
     if (bytes_.rarely(8)) options_.draft_mask = view({B_, Sq_}, DType::i32);
@@ -267,7 +280,7 @@ class Call {
   TensorView output_like_q(std::int64_t width) {
     Shape shape = q_shape_;
     shape.back() = width;
-    return view(shape, dtype_, true);
+    return view(shape, options_.float32_out ? DType::f32 : dtype_, true);
   }
   TensorView row_values(bool output) {
     if (!output && bytes_.rarely(2)) return {};
@@ -290,17 +303,44 @@ class Call {
     attention_forward(q_, k_, v_, o, lse, options_, runtime(attention_forward_workspace(q_, k_, v_, options_)));
     const TensorView d_o = output_like_q(Dv_), d_lse = row_values(false);
     AttentionGradients gradients;
-    const auto like = [&](const TensorView& model) {
+    gradients.accumulate = bytes_.rarely(4);
+    gradients.merged = bytes_.rarely(4);
+    const bool wide = gradients.accumulate || bytes_.rarely(4);
+    const auto like = [&](const TensorView& model, bool in_f32) {
       if (!model.given() || bytes_.rarely(4)) return TensorView{};
-      return view(Shape(model.shape.begin(), model.shape.begin() + model.rank), model.dtype, true);
+      return view(Shape(model.shape.begin(), model.shape.begin() + model.rank), in_f32 ? DType::f32 : model.dtype,
+                  true);
     };
-    gradients.dq = like(q_);
-    gradients.dk = like(k_);
-    gradients.dv = like(v_);
-    gradients.dbias = like(options_.bias);
-    gradients.dsink = like(options_.sink);
+    gradients.dq = like(q_, wide);
+    gradients.dk = like(k_, wide);
+    gradients.dv = like(v_, wide);
+    gradients.dbias = like(options_.bias, false);
+    gradients.dsink = like(options_.sink, false);
     const Runtime with = runtime(attention_backward_workspace(q_, k_, v_, gradients, options_));
     attention_backward(q_, k_, v_, o, lse, d_o, d_lse, gradients, options_, with);
+  }
+
+  void merge() {
+    const bool packed = bytes_.rarely(2), wide = bytes_.rarely(2), backward = bytes_.rarely(2);
+    const std::int64_t count = bytes_.below(4);
+    const auto rows = [&](DType dtype, bool output) {
+      return view(packed ? Shape{Sq_, H_, Dv_} : Shape{B_, Sq_, H_, Dv_}, dtype, output);
+    };
+    const auto per_row = [&](bool output) {
+      return view(packed ? Shape{H_, Sq_} : Shape{B_, H_, Sq_}, DType::f32, output);
+    };
+    std::vector<Partial> partials, gradients;
+    for (std::int64_t n = 0; n < count; ++n) {
+      partials.push_back({rows(dtype_, false), per_row(false)});
+      if (backward) gradients.push_back({rows(dtype_, true), per_row(true)});
+    }
+    const TensorView sink = bytes_.rarely(2) ? view({H_}, DType::f32) : TensorView{};
+    const TensorView o = rows(wide ? DType::f32 : dtype_, !backward), lse = per_row(!backward);
+    if (backward) {
+      merge_attention_backward(partials, sink, o, lse, gradients, sink.given() ? view({H_}, DType::f32, true) : sink);
+    } else {
+      merge_attention(partials, sink, o, lse);
+    }
   }
 
   void append() {

@@ -1,5 +1,6 @@
 // Bad arguments of pieces of longer problems: offsets, o and gradients in float32.
 #include "kernels/bad_arguments.h"
+#include "ops/attention_choice.h"
 
 namespace heddle {
 namespace {
@@ -86,9 +87,9 @@ INSTANTIATE_TEST_SUITE_P(
                       c.q.dtype = c.k.dtype = c.v.dtype = c.o.dtype = DType::bf16;
                       c.options.float32_out = true;
                     },
-                    "o is bfloat16: with float32_out it must be float32"},
+                    "o is bfloat16: it must be float32, which was asked for"},
         BadArgument{"float32_without_asking", [](Call& c) { c.q.dtype = c.k.dtype = c.v.dtype = DType::bf16; },
-                    "o is float32: it must be bfloat16, q's dtype, or float32 with float32_out"},
+                    "o is float32: it must be bfloat16, q's dtype, or float32 where that is asked for"},
         BadArgument{"gradient_other_dtype",
                     [](Call& c) {
                       c.q.dtype = c.k.dtype = c.v.dtype = c.o.dtype = c.d_o.dtype = DType::bf16;
@@ -103,6 +104,41 @@ INSTANTIATE_TEST_SUITE_P(
                     },
                     "dv is bfloat16: with accumulate it must be float32", true}),
     name_of_test);
+
+// What a kernel says that knows nothing of pieces, as those of GPUs do not yet.
+TEST(PiecesAreRefused, ByKernelsThatDoNotKnowThem) {
+  using Forward = Operation<AttentionProblem>;
+  using Backward = Operation<AttentionBackwardProblem>;
+  constexpr std::int32_t kOffset = 0;
+  AttentionBackwardProblem p;
+  p.dtype = DType::bf16;
+  EXPECT_EQ(Forward::missing(0, p), "");
+  EXPECT_EQ(Backward::missing(0, p), "");
+  const auto with = [&](const auto& change) {
+    AttentionBackwardProblem changed = p;
+    change(changed);
+    return changed;
+  };
+  const auto piece = with([&](auto& x) { x.key_offset = &kOffset; });
+  EXPECT_EQ(Forward::missing(kFloat32Out, piece), "it has no q_offset and key_offset");
+  EXPECT_EQ(Backward::missing(kFloat32Out, piece), "it has no q_offset and key_offset");
+  EXPECT_EQ(Forward::missing(kPiece, piece), "");
+  const auto wide = with([](auto& x) { x.float32_out = true; });
+  EXPECT_EQ(Forward::missing(kPiece, wide), "it does not take o in float32 beside q of bfloat16");
+  EXPECT_EQ(Backward::missing(kPiece, wide), "it does not take o in float32 beside q of bfloat16");
+  EXPECT_EQ(Forward::missing(kFloat32Out, wide), "");
+  EXPECT_EQ(Forward::missing(0, with([](auto& x) { x.float32_out = true, x.dtype = DType::f32; })), "");
+  const auto merged = with([](auto& x) { x.merged = true; });
+  EXPECT_EQ(Backward::missing(0, merged), "it has no backward of a piece whose o and lse are merged");
+  EXPECT_EQ(Backward::missing(kPiece, merged), "");
+  const auto adds = with([](auto& x) { x.accumulate = true; });
+  EXPECT_EQ(Backward::missing(kPiece, adds), "it does not add to dq, dk and dv");
+  EXPECT_EQ(Backward::missing(kFloat32Gradients, adds), "");
+  std::byte gradient{};
+  const auto wide_dv = with([&](auto& x) { x.dv = {&gradient, DType::f32}; });
+  EXPECT_EQ(Backward::missing(kPiece, wide_dv), "it does not write gradients in float32 beside q of bfloat16");
+  EXPECT_EQ(Backward::missing(kFloat32Gradients, wide_dv), "");
+}
 
 }  // namespace
 }  // namespace heddle

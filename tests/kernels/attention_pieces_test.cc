@@ -18,8 +18,9 @@ using std::int64_t;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Rows of the table: causal from either corner, windows, ALiBi, bias and mask over any extents, softcap, dropout, heads
-// in groups, packed and used lengths, sinks, gradients of lse. Sinks in f32: dsink of an o whose P were rounded to 16
-// bits is off by what that o is, and the rule's bound is found from the reference's.
+// in groups, packed and used lengths, sinks, gradients of lse, rows without keys and keys without rows that hold NaN,
+// few rows against many keys. Sinks in f32: dsink of an o whose P were rounded to 16 bits is off by what that o is, and
+// the rule's bound is found from the reference's.
 const char* const kCases[] = {
     "feature_mqa_f32",
     "feature_groups_of_3_f16",
@@ -53,6 +54,16 @@ const char* const kCases[] = {
     "feature_used_both_causal_f32",
     "feature_used_both_bias_f32",
     "feature_packed_encoder_f32",
+    "corner_idle_rows_f32",
+    "corner_idle_rows_mask_bf16",
+    "corner_unattended_keys_window_f32",
+    "corner_unattended_keys_bias_f32",
+    "decode_gqa8_d128_f32",
+    "decode_gqa8_d128_bf16",
+    "decode_rows_2_sink_f32",
+    "decode_window_f32",
+    "decode_bias_mask_f32",
+    "decode_packed_f32",
 };
 
 // o in f32, so that pieces are not rounded before they are merged.

@@ -55,6 +55,17 @@ std::string text_of(const std::vector<Candidate>& list) {
   return all;
 }
 
+std::vector<Candidate> explained(const TensorView& q, const TensorView& k, const TensorView& v,
+                                 const AttentionOptions& options, Pass pass, const AttentionGradients& gradients) {
+  return pass == Pass::forward ? explain_attention(q, k, v, options)
+                               : explain_attention_backward(q, k, v, gradients, options);
+}
+std::vector<Candidate> explained_on(const GpuModel& gpu, const TensorView& q, const TensorView& k, const TensorView& v,
+                                    const AttentionOptions& options, Pass pass, const AttentionGradients& gradients) {
+  return pass == Pass::forward ? explain_attention_on(gpu, q, k, v, options)
+                               : explain_attention_backward_on(gpu, q, k, v, gradients, options);
+}
+
 // The bytes of workspace, or what the query says in refusing.
 std::string workspace_of(const TensorView& q, const TensorView& k, const TensorView& v, const AttentionOptions& options,
                          Pass pass, const AttentionGradients& gradients) {
@@ -76,14 +87,16 @@ TEST_P(DataToCome, ChangesNoAnswer) {
   const kit::Gradients gradients = data.new_gradients();
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     if (pass == Pass::backward && !data.d_o.given()) continue;
-    EXPECT_EQ(text_of(explain_attention(to_come(q), to_come(k), to_come(v), to_come(options), pass)),
-              text_of(explain_attention(q, k, v, options, pass)));
+    EXPECT_EQ(
+        text_of(explained(to_come(q), to_come(k), to_come(v), to_come(options), pass, to_come(gradients.views()))),
+        text_of(explained(q, k, v, options, pass, gradients.views())));
     EXPECT_EQ(workspace_of(to_come(q), to_come(k), to_come(v), to_come(options), pass, to_come(gradients.views())),
               workspace_of(q, k, v, options, pass, gradients.views()));
     for (const char* name : {"a100", "h100"}) {
       const GpuModel& gpu = gpu_model_named(name);
-      EXPECT_EQ(text_of(explain_attention_on(gpu, to_come(q), to_come(k), to_come(v), indices_to_come(options), pass)),
-                text_of(explain_attention_on(gpu, q, k, v, options, pass)))
+      EXPECT_EQ(text_of(explained_on(gpu, to_come(q), to_come(k), to_come(v), indices_to_come(options), pass,
+                                     to_come(gradients.views()))),
+                text_of(explained_on(gpu, q, k, v, options, pass, gradients.views())))
           << name;
     }
   }

@@ -340,8 +340,10 @@ TEST_F(ExplainOn, PiecesAreRefused) {
     for (const auto& [c, words] : {std::pair{piece, "it has no q_offset and key_offset"},
                                    std::pair{wide, "it does not take o in float32 beside q of bfloat16"}}) {
       int asked = 0;
-      for (const Candidate& candidate :
-           explain_attention_on(gpu_model_named("h100"), c.q(), c.k(), c.k(), c.options, pass)) {
+      const GpuModel& gpu = gpu_model_named("h100");
+      for (const Candidate& candidate : pass == Pass::forward
+                                            ? explain_attention_on(gpu, c.q(), c.k(), c.k(), c.options)
+                                            : explain_attention_backward_on(gpu, c.q(), c.k(), c.k(), {}, c.options)) {
         if (candidate.device != Device::cuda) continue;
         EXPECT_EQ(candidate.reason, words) << candidate.name;
         EXPECT_FALSE(candidate.chosen || candidate.supported) << candidate.name;

@@ -100,6 +100,14 @@ INSTANTIATE_TEST_SUITE_P(
                  },
                  "o shares memory with partials[1].o without being it, which is read while it is written; found o "
                  "[2, 3, 2, 4], partials[1].o [2, 3, 2, 4]"},
+        BadMerge{"o_meets_a_narrow_partial",
+                 [](MergeCall& c) {
+                   c.partials[0].o.dtype = c.partials[1].o.dtype = DType::f16;
+                   c.o = c.partials[0].o;
+                   c.o.dtype = DType::f32;
+                 },
+                 "o shares memory with partials[0].o without being it, which is read while it is written; found o "
+                 "[2, 3, 2, 4], partials[0].o [2, 3, 2, 4]"},
         BadMerge{"outputs_meet",
                  [](MergeCall& c) {
                    c.lse = TensorView(c.written.data(), DType::f32, {2, 2, 3});

@@ -4,6 +4,7 @@ import heddle
 import pytest
 import torch
 from heddle import _heddle
+from heddle._options import pack
 from kit import assert_accurate, plain
 
 if not torch.cuda.is_available():
@@ -156,13 +157,9 @@ def test_runs_on_the_current_stream():
         torch.cuda._sleep(200_000_000)
         late.copy_(q)
         out = heddle.attention(late, k, v)
-        operator = torch.ops.heddle.attention_forward(late, k, v, *_items())[0]
+        operator = torch.ops.heddle.attention_forward(late, k, v, *pack())[0]
     side.synchronize()
     assert torch.equal(out, expected) and torch.equal(operator, expected)
-
-
-def _items():
-    return (None,) * 16 + (0, -1, -1, 0.0, 0.0, None, 0, 0, False, False, 0, "", "")
 
 
 def test_allocates_what_it_asks_for_from_torch():
@@ -208,7 +205,7 @@ def test_traced_by_torch_compile():
 def test_operator_is_registered_well():
     torch.library.opcheck(
         torch.ops.heddle.attention_forward.default,
-        (*inputs(), *_items()),
+        (*inputs(), *pack()),
         test_utils=("test_schema", "test_faketensor"),
     )
 

@@ -4,6 +4,7 @@ import heddle
 import pytest
 import torch
 from heddle import flash_attn, lowbit
+from heddle._options import pack
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
@@ -41,8 +42,7 @@ def flash_whole(x):
 
 def by_operator(x):
     operands = [x[name] for name in ("q", "k_new", "v_new", "k_cache", "v_cache")]
-    arrays = [None] * 7 + [LENGTHS] + [None] * 7
-    options = (*arrays, None, 0, -1, -1, 0.0, 0.0, None, 0, 0, False, False, 0, "", "")
+    options = pack(seqused_k=LENGTHS)
     return torch.ops.heddle.attention_with_kv_cache(*operands, None, None, False, *options)[0]
 
 
@@ -221,7 +221,7 @@ def test_one_device(name, gradients):
 
 def test_one_device_of_operators_and_fakes():
     q, k, v = (given()[name] for name in ("q", "k_new", "v_new"))
-    options = (*[None] * 15, None, 0, -1, -1, 0.0, 0.0, None, 0, 0, False, False, 0, "", "")
+    options = pack()
     words = "k is on another device than q: k is on {}, q on {}; all tensors of a call must be on one"
     with pytest.raises(ValueError, match=words.format("cpu", "meta")):
         torch.ops.heddle.attention_forward(q.to("meta"), k, v, *options)

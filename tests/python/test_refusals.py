@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from heddle import flash_attn
+from heddle._options import pack
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -43,7 +44,7 @@ def test_causal_biases_past_the_front():
     q, k, v = tensors()
     words = "bias is a CausalBias, whose memory holds no values"
     bias = causal_upper_left(5, 5)
-    options = (None, bias, *[None] * 13, None, 0, -1, -1, 0.0, 0.0, None, 0, 0, False, False, 0, "", "")
+    options = pack(bias=bias)
     with pytest.raises(ValueError, match=words):
         torch.ops.heddle.attention_forward(q, k, v, *options)
     with pytest.raises(ValueError, match=words):

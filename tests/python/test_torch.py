@@ -3,6 +3,7 @@
 import heddle
 import pytest
 import torch
+from heddle._options import pack
 from heddle.hosts.torch import functional as _torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -15,8 +16,17 @@ def tensors(B=2, S=9, H=4, Hkv=2, D=8, dtype=torch.float32):
 
 
 def arguments(bias=None, sink=None, seed=None, p=0.0, cu=None, longest=0):
-    arrays = (None, bias, None, sink, cu, cu, *(None,) * 9)
-    return (*arrays, None, 1, -1, -1, 0.0, p, seed, longest, longest, False, False, 0, "", "")
+    return pack(
+        bias=bias,
+        sink=sink,
+        cu_seqlens_q=cu,
+        cu_seqlens_k=cu,
+        causal="top_left",
+        dropout_p=p,
+        dropout_seed=seed,
+        max_seqlen_q=longest,
+        max_seqlen_k=longest,
+    )
 
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")

@@ -4,6 +4,7 @@ import heddle
 import pytest
 import torch
 from heddle import flash_attn
+from heddle._options import INDEX
 from heddle.hosts.torch import direct
 from torch.utils.checkpoint import checkpoint
 
@@ -194,7 +195,7 @@ def test_deterministic_follows_torch(monkeypatch):
     native = direct.native
 
     def recorded(function, *arguments, **rest):
-        seen.append(next(x for x in arguments if isinstance(x, tuple))[25])
+        seen.append(next(x for x in arguments if isinstance(x, tuple))[INDEX["deterministic"]])
         return native(function, *arguments, **rest)
 
     monkeypatch.setattr(direct, "native", recorded)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from .._options import flag
-from ..functional import attention, attention_with_kv_cache
+from ..functional import attention
 from ..hosts.torch.checks import refuse_gradients
+from ..kv_cache import attention_with_kv_cache
 from .run import alignment
 
 _NAME = "flash_attn_with_kvcache"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _heddle
-from .._options import BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, MASK, check_rank, lse_shape
+from .._options import BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, FLOAT32_OUT, MASK, check_rank, lse_shape
 from . import is_torch
 
 _FLOAT32, _BFLOAT16, _FLOAT8 = 0, 2, 5  # heddle::DType
@@ -185,6 +185,11 @@ def _four(x: Any) -> Any:
     return x[(None,) * (4 - x.ndim)] if isinstance(x, np.ndarray) and x.ndim < 4 else x
 
 
+def _out_code(code: int, items: Any) -> int:
+    """The result's dtype beside operands of dtype `code`."""
+    return _FLOAT32 if items[FLOAT32_OUT] else _BFLOAT16 if code == _FLOAT8 else code
+
+
 def attention(q, k, v, items, return_lse, out=None, lse_out=None):
     """See heddle.attention."""
     if items[DROPOUT_P] != 0 and items[DROPOUT_SEED] is None:
@@ -198,7 +203,7 @@ def attention(q, k, v, items, return_lse, out=None, lse_out=None):
         check_rank(q_shape, packed)
     place = _place("attention_forward", "q", q, (k, v, out, lse_out, *items))
     with place:
-        o = place.memory("out", out, q_shape[:-1] + v_shape[-1:], _BFLOAT16 if code == _FLOAT8 else code)
+        o = place.memory("out", out, q_shape[:-1] + v_shape[-1:], _out_code(code, items))
         lse = place.memory("lse_out", lse_out, lse_shape(q_shape, packed), _FLOAT32) if return_lse else None
         _heddle.attention_forward(q, k, v, o, lse, tuple(items), False, place.stream)
     out = place.returned(out, o)
@@ -251,7 +256,7 @@ def attention_with_kv_cache(
     others = (k_new, v_new, k_cache, v_cache, cos, sin, out, lse_out, *items)
     place = _place("attention_with_kv_cache", "q", q, others)
     with place:
-        o = place.memory("out", out, q_shape[:-1] + v_shape[-1:], code)
+        o = place.memory("out", out, q_shape[:-1] + v_shape[-1:], _out_code(code, items))
         lse = place.memory("lse_out", lse_out, lse_shape(q_shape, False), _FLOAT32) if return_lse else None
         _heddle.attention_with_kv_cache(
             q, k_new, v_new, k_cache, v_cache, o, lse, cos, sin, interleaved, items, place.stream
@@ -273,3 +278,18 @@ def linear(x, weights, options, out=None):
         y = place.memory("out", out, (*shape[:-1], rows // 2 if gated else rows), code)
         _heddle.linear_forward(x, weights, y, options, place.stream)
     return place.returned(out, y)
+
+
+def merge_attention(os, lses, sink, float32_out, out=None, lse_out=None):
+    """See heddle.merge_attention."""
+    shape, code = _heddle.describe(os[0], "merge_attention", "os[0]")
+    if len(shape) not in (3, 4):  # before memory for the results is asked for
+        raise ValueError(
+            f"[merge_attention] os[0] has {len(shape)} dimensions: it must be [B, Sq, H, Dv], or packed [total_q, H, Dv]"
+        )
+    place = _place("merge_attention", "os[0]", os[0], (*os, *lses, sink, out, lse_out))
+    with place:
+        o = place.memory("out", out, shape, _FLOAT32 if float32_out else code)
+        lse = place.memory("lse_out", lse_out, lse_shape(shape, len(shape) == 3), _FLOAT32)
+        _heddle.merge_attention(os, lses, sink, o, lse, place.stream)
+    return place.returned(out, o), place.returned(lse_out, lse)

@@ -116,7 +116,7 @@ def _append(
 
 def _cached_fake(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options):
     check_rank(q.shape, False)
-    return empty_out(q, v_cache), empty_lse(q, False)
+    return empty_out(q, v_cache, options), empty_lse(q, False)
 
 
 def _attend(operands, interleaved, out, lse, options):
@@ -140,7 +140,7 @@ def _attend(operands, interleaved, out, lse, options):
 
 def _cached(q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, *options):
     check_rank(q.shape, False)
-    out, lse = empty_out(q, v_cache), empty_lse(q, False)
+    out, lse = empty_out(q, v_cache, options), empty_lse(q, False)
     _attend((q, k_new, v_new, k_cache, v_cache, cos, sin), interleaved, out, lse, options)
     return out, lse
 
@@ -157,7 +157,7 @@ def _append_int4(k_new, v_new, blocks, k_tail, v_tail, *rest):
 
 def _over_int4_fake(q, blocks, k_tail, v_tail, block_table, row_idx, *options):
     check_rank(q.shape, False)
-    return empty_out(q, v_tail), empty_lse(q, False)
+    return empty_out(q, v_tail, options), empty_lse(q, False)
 
 
 def _over_int4_out(q, blocks, k_tail, v_tail, block_table, row_idx, out, lse_out, *options):

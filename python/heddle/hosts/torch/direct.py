@@ -65,11 +65,11 @@ def forward(q, k, v, items, with_lse, heads_first):
         batch, heads, rows, _ = q.shape
         size = v.shape[-1]
         strides = (rows * heads * size, size, heads * size, 1)
-        out = q.new_empty_strided((batch, heads, rows, size), strides, dtype=out_dtype(q))
+        out = q.new_empty_strided((batch, heads, rows, size), strides, dtype=out_dtype(q, items))
         if with_lse:  # contiguous, by the function that is at hand
             lse = q.new_empty_strided((batch, heads, rows), (heads * rows, rows, 1), dtype=_LSE_DTYPE)
     else:
-        out = empty_out(q, v)
+        out = empty_out(q, v, items)
         if with_lse:
             packed = items[CU_SEQLENS_Q] is not None
             check_rank(q.shape, packed)

@@ -31,6 +31,7 @@ from .checks import (
 )
 from .linear import linear, linear_into  # noqa: F401  of this host, too
 from .operators import AttentionForTransforms, changed, empty_lse, empty_out, native, seed_tensor
+from .partial import merge_attention  # noqa: F401  of this host, too
 from .transforms import transformed
 
 _forward_operator = torch.ops.heddle.attention_forward.default
@@ -120,10 +121,10 @@ def _check_outputs(operation, *outputs):
         )
 
 
-def _outputs(q, v, packed, return_lse, out, lse_out):
+def _outputs(q, v, packed, items, return_lse, out, lse_out):
     """What the caller has not brought of out and, if it is wanted, lse."""
     check_rank(q.shape, packed)
-    out = empty_out(q, v) if out is None else out
+    out = empty_out(q, v, items) if out is None else out
     return out, empty_lse(q, packed) if return_lse and lse_out is None else lse_out
 
 
@@ -151,7 +152,7 @@ def attention_into(q, k, v, items, return_lse, out, lse_out):
     if items[BIAS] is not None or items[MASK] is not None:
         items = replaced(replaced(items, BIAS, four(items[BIAS])), MASK, four(items[MASK]))
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
-    out, lse_out = _outputs(q, v, items[CU_SEQLENS_Q] is not None, return_lse, out, lse_out)
+    out, lse_out = _outputs(q, v, items[CU_SEQLENS_Q] is not None, items, return_lse, out, lse_out)
     if not quick:
         _without_gradients(_forward_out_operator, q, k, v, out, lse_out, *replaced(items, DROPOUT_SEED, seed))
         return (out, lse_out) if return_lse else out
@@ -255,7 +256,7 @@ def attention_with_kv_cache(
     else:
         check_tensors("attention_with_kv_cache", names, operands)
         _check_outputs("attention_with_kv_cache", out, lse_out)
-        out, lse_out = _outputs(q, v_cache, False, return_lse, out, lse_out)
+        out, lse_out = _outputs(q, v_cache, False, items, return_lse, out, lse_out)
         _without_gradients(_cached_out_operator, *operands, interleaved, out, lse_out, *items)
     return (out, lse_out) if return_lse else out
 
@@ -291,6 +292,6 @@ def attention_over_int4_cache(q, cache, items, return_lse, out=None, lse_out=Non
     else:
         check_tensors("attention_over_int4_cache", names, operands)
         _check_outputs("attention_over_int4_cache", out, lse_out)
-        out, lse_out = _outputs(q, cache[2], False, return_lse, out, lse_out)
+        out, lse_out = _outputs(q, cache[2], False, items, return_lse, out, lse_out)
         _without_gradients(_over_int4_out_operator, q, *cache, out, lse_out, *items)
     return (out, lse_out) if return_lse else out

@@ -14,6 +14,7 @@ from ..._options import (
     ARRAYS,
     CU_SEQLENS_Q,
     DROPOUT_SEED,
+    FLOAT32_OUT,
     OPTIONS,
     WITH_GRADIENT,
     WITHOUT_GRADIENT,
@@ -71,13 +72,15 @@ def native_items(options):
 _FLOAT8 = torch.float8_e4m3fn
 
 
-def out_dtype(q):
+def out_dtype(q, options):
+    if options[FLOAT32_OUT]:
+        return torch.float32
     dtype = q.dtype
     return torch.bfloat16 if dtype is _FLOAT8 else dtype
 
 
-def empty_out(q, v):
-    dtype = out_dtype(q)
+def empty_out(q, v, options):
+    dtype = out_dtype(q, options)
     if q.size(-1) == v.size(-1):
         if dtype is q.dtype and q.is_contiguous():
             return torch.empty_like(q)
@@ -92,7 +95,7 @@ def empty_lse(q, packed):
 def _forward_fake(q, k, v, *options):
     packed = options[CU_SEQLENS_Q] is not None
     check_rank(q.shape, packed)
-    return empty_out(q, v), empty_lse(q, packed)
+    return empty_out(q, v, options), empty_lse(q, packed)
 
 
 # Absent from a torch without CUDA, which has no tensors to ask them about.

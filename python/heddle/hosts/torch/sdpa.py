@@ -20,7 +20,7 @@ _OPERANDS = ("query", "key", "value")
 # The options that sdpa has no words for.
 _NO_ARRAYS = (None,) * ARRAYS
 _NO_SEED = (None, 0, 0, False)
-_FREE_CHOICE = (0, "", "")
+_FREE_CHOICE = (False, 0, "", "")
 
 
 def _shapes(query, key, value):

@@ -23,11 +23,11 @@ def save_nothing(ctx, inputs, output):
     """The setup_context of what has no derivative."""
 
 
-def for_transforms(operation, setup_context, backward):
+def for_transforms(operation, setup_context, backward, forward=None):
     """The operator as a torch.autograd.Function, which torch.func's transforms see through; register_autograd they do
-    not."""
+    not. forward: calls it, where that takes more than passing the arguments on."""
 
-    def forward(*arguments):
+    def operator(*arguments):
         return getattr(torch.ops.heddle, operation)(*arguments)
 
     def jvp(ctx, *tangents):
@@ -36,6 +36,6 @@ def for_transforms(operation, setup_context, backward):
             "take grad, vjp or jacrev, of a first derivative"
         )
 
-    members = {"forward": forward, "setup_context": setup_context, "backward": backward, "jvp": jvp}
+    members = {"forward": forward or operator, "setup_context": setup_context, "backward": backward, "jvp": jvp}
     members = {name: staticmethod(member) for name, member in members.items()}
     return type(f"{operation}_for_transforms", (torch.autograd.Function,), {**members, "generate_vmap_rule": True})
