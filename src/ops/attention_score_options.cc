@@ -55,7 +55,7 @@ void ProblemBuilder::planes(AttentionProblem& p) const {
     check_.require(options_.mask.dtype == DType::boolean, "mask is ", name_of(options_.mask.dtype),
                    ": it must be bool (true = attend); pass numbers that are added as bias");
     p.mask = plane(p, options_.mask, "mask");
-    check_.require(p.columns == 0 || options_.mask.shape[3] == 1 || options_.mask.shape[3] == p.columns, "mask is ",
+    check_.require(p.columns < 0 || options_.mask.shape[3] == 1 || options_.mask.shape[3] == p.columns, "mask is ",
                    options_.mask, " and bias has ", p.columns,
                    " columns: both have one for each key of the longer problem");
     longer_columns(p, options_.mask);

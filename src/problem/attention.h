@@ -148,8 +148,8 @@ struct AttentionProblem {
 
   // A piece of a longer problem (piece()): [b], where its rows and keys begin; an absent one is 0.
   Indices q_offset, key_offset;
-  std::int64_t columns = 0;  // of bias and mask, those of the longer problem; 0: neither has more than one
-  bool float32_out = false;  // o and d_o are f32, whatever q is
+  std::int64_t columns = -1;  // of bias and mask, those of the longer problem; -1: no more than one
+  bool float32_out = false;   // o and d_o are f32, whatever q is
 
   // Keys in 4 bits, but for the newest. k and v are then the rings [row, kInt4Tail, head, dim], their rows chosen by
   // cache_batch_idx, and page_table holds blocks.

@@ -147,8 +147,8 @@ constexpr void check_positions(const AttentionProblem& p, std::int64_t b, FirstB
                               IndexName::positions_number));
   found.note(place_of(CheckStep::positions, b, 1),
              positions_within(IndexName::key_offset, b, p.key_offset.data ? p.key_offset[b] : 0, s.sk,
-                              p.columns > 0 ? p.columns : kPositions,
-                              p.columns > 0 ? IndexName::columns_number : IndexName::positions_number));
+                              p.columns >= 0 ? p.columns : kPositions,
+                              p.columns >= 0 ? IndexName::columns_number : IndexName::positions_number));
 }
 
 // The pages of sequence b that hold its keys in 4 bits.

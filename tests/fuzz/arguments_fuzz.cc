@@ -322,7 +322,7 @@ class Call {
 
   void merge() {
     const bool packed = bytes_.rarely(2), wide = bytes_.rarely(2), backward = bytes_.rarely(2);
-    const std::int64_t count = bytes_.below(4);
+    const std::int64_t count = bytes_.rarely(16) ? 0 : 1 + bytes_.below(3);
     const auto rows = [&](DType dtype, bool output) {
       return view(packed ? Shape{Sq_, H_, Dv_} : Shape{B_, Sq_, H_, Dv_}, dtype, output);
     };

@@ -47,6 +47,13 @@ INSTANTIATE_TEST_SUITE_P(
                     },
                     "key_offset[0] is 0: with 7 rows sequence 0 ends at position 7, and the columns of bias and mask "
                     "number 6"},
+        BadArgument{"columns_none",
+                    [](Call& c) {
+                      c.options.bias = c.floats({1, 4, 5, 0});
+                      c.options.q_offset = c.indices({3, 3});
+                    },
+                    "key_offset[0] is 0: with 7 rows sequence 0 ends at position 7, and the columns of bias and mask "
+                    "number 0"},
         BadArgument{"columns_differ",
                     [](Call& c) {
                       bias_of_12_columns(c);
@@ -119,7 +126,7 @@ TEST(PiecesAreRefused, ByKernelsThatDoNotKnowThem) {
     change(changed);
     return changed;
   };
-  const auto piece = with([&](auto& x) { x.key_offset = &kOffset; });
+  const auto piece = with([&](auto& x) { x.key_offset = {&kOffset, true}; });
   EXPECT_EQ(Forward::missing(kFloat32Out, piece), "it has no q_offset and key_offset");
   EXPECT_EQ(Backward::missing(kFloat32Out, piece), "it has no q_offset and key_offset");
   EXPECT_EQ(Forward::missing(kPiece, piece), "");
