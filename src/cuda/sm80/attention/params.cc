@@ -9,8 +9,8 @@ namespace {
 
 // Columns 2 n and 2 n + 1 of every row lie side by side, aligned to both.
 bool in_pairs(const Plane& x) {
-  return x.alignment >= 2 * size_of(x.dtype) && x.stride_j == 1 &&
-         x.stride_b % 2 == 0 && x.stride_h % 2 == 0 && x.stride_i % 2 == 0;
+  return x.alignment >= 2 * size_of(x.dtype) && x.stride_j == 1 && x.stride_b % 2 == 0 && x.stride_h % 2 == 0 &&
+         x.stride_i % 2 == 0;
 }
 
 }  // namespace
