@@ -11,8 +11,8 @@ namespace heddle {
 // One kernel that could serve a call.
 struct Candidate {
   std::string name;  // as `force` takes it
-  // "flash", "baseline" or "naive" (attention), "linear", "rotary", "append", "quantize", "dequantize", "unpack", or
-  // "reference"
+  // "flash", "baseline" or "naive" (attention), "linear", "rotary", "append", "quantize", "dequantize", "unpack",
+  // "merge" or "reference"
   std::string method;
   Device device = Device::cpu;
   bool supported = false;

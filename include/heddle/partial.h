@@ -14,7 +14,10 @@
 #pragma once
 
 #include <span>
+#include <string>
+#include <vector>
 
+#include "heddle/candidate.h"
 #include "heddle/runtime.h"
 #include "heddle/tensor.h"
 
@@ -24,24 +27,37 @@ struct Partial {
   TensorView o, lse;
 };
 
-// Writes o, f32 or of the partials' dtype, and, if given, lse. sink: f32 [H] or not given, a logit in the denominator
-// of each row; it enters here, once, and the partials are made without it. o (lse) may be the o (lse) of one of the
-// partials itself; else outputs share no memory with what is read. Needs no workspace. CPU only: tensors on a GPU are
-// refused. Throws Error on a bad argument before anything is written.
+struct MergeOptions {
+  TensorView sink = {};  // f32 [H]: a logit in each row's denominator. It enters here, once: partials are made without
+  std::string force = {};  // a candidate's name
+};
+
+// Writes o, f32 or of the partials' dtype, and, if given, lse. o (lse) may be the o (lse) of one of the partials
+// itself, where o has their dtype; else outputs share no memory with what is read. Needs no workspace. Throws Error on
+// a bad argument, and for tensors on a GPU, for which there is no candidate yet, before anything is written.
 //
 // Sums are taken in the order of the partials, and the sink comes last: what is added are e_p = exp(lse_p - m), m the
 // largest of lse_p and sink, the denominator in f64, o in f32, which is divided by the denominator at the end. So one
 // partial without a sink, or beside others without keys, comes back to the bit.
-void merge_attention(std::span<const Partial> partials, const TensorView& sink, const TensorView& o,
-                     const TensorView& lse, const Runtime& runtime = {});
+void merge_attention(std::span<const Partial> partials, const TensorView& o, const TensorView& lse,
+                     const MergeOptions& options = {}, const Runtime& runtime = {});
 
 // Gradients of a loss whose derivative is d_o with respect to o (o's shape, f32 or the partials' dtype) and, if it is
 // given, d_lse with respect to lse. gradients: for each partial the derivatives with respect to its o (its dtype) and
 // its lse; dsink: f32 [H]. A view that is not given is not computed. With w_p = exp(lse_p - lse):
 //   d_o_p = w_p d_o      d_lse_p = w_p (d_o . (o_p - o) + d_lse)      dsink = sum over rows of w_sink (d_lse - d_o . o)
 // Partials without keys get zeros, whatever d_o holds.
-void merge_attention_backward(std::span<const Partial> partials, const TensorView& sink, const TensorView& d_o,
-                              const TensorView& d_lse, std::span<const Partial> gradients, const TensorView& dsink,
-                              const Runtime& runtime = {});
+void merge_attention_backward(std::span<const Partial> partials, const TensorView& d_o, const TensorView& d_lse,
+                              std::span<const Partial> gradients, const TensorView& dsink,
+                              const MergeOptions& options = {}, const Runtime& runtime = {});
+
+// The candidates for such calls, and which one would run. Read no data; views may be without it.
+std::vector<Candidate> explain_merge_attention(std::span<const Partial> partials, const TensorView& o,
+                                               const TensorView& lse, const MergeOptions& options = {},
+                                               const Runtime& runtime = {});
+std::vector<Candidate> explain_merge_attention_backward(std::span<const Partial> partials, const TensorView& d_o,
+                                                        const TensorView& d_lse, std::span<const Partial> gradients,
+                                                        const TensorView& dsink, const MergeOptions& options = {},
+                                                        const Runtime& runtime = {});
 
 }  // namespace heddle

@@ -36,7 +36,7 @@ void merge(const nb::sequence& os, const nb::sequence& lses, nb::handle sink, nb
   const TensorView sink_view = arguments.read(sink, "sink"), out_view = arguments.write(out, "out"),
                    lse_view = arguments.write(lse_out, "lse_out");
   nb::gil_scoped_release released;
-  merge_attention_as(kNames, read, sink_view, out_view, lse_view, arguments.runtime());
+  merge_attention_as(kNames, read, out_view, lse_view, {.sink = sink_view}, arguments.runtime());
 }
 
 void merge_backward(const nb::sequence& os, const nb::sequence& lses, nb::handle sink, nb::handle d_o, nb::handle d_lse,
@@ -48,7 +48,8 @@ void merge_backward(const nb::sequence& os, const nb::sequence& lses, nb::handle
   const std::vector<Partial> written = partials(arguments, d_os, d_lses, true);
   const TensorView dsink_view = arguments.write(dsink, "dsink");
   nb::gil_scoped_release released;
-  merge_attention_backward_as(kNames, read, sink_view, d_o_view, d_lse_view, written, dsink_view, arguments.runtime());
+  merge_attention_backward_as(kNames, read, d_o_view, d_lse_view, written, dsink_view, {.sink = sink_view},
+                              arguments.runtime());
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 
 namespace heddle::cpu {
 
-void merge_attention(const MergeProblem& problem, Executor& executor);
-void merge_attention_backward(const MergeBackwardProblem& problem, Executor& executor);
+extern const MergeKernel kMergeAttention;
+extern const MergeBackwardKernel kMergeAttentionBackward;
 
 }  // namespace heddle::cpu

@@ -5,8 +5,8 @@
 
 #include "core/overlap.h"
 #include "core/runtime.h"
-#include "cpu/partial.h"
 #include "ops/attention_problem_builder.h"
+#include "ops/partial_choice.h"
 
 namespace heddle {
 namespace {
@@ -45,12 +45,12 @@ class MergeChecks {
     check_.require(o.rank == 3 || o.rank == 4, first_, " has ", o.rank,
                    " dimensions: it must be [B, Sq, H, Dv], or packed [total_q, H, Dv]");
     check_.require(is_float(o.dtype), first_, " is ", name_of(o.dtype), ": it must be float32, float16 or bfloat16");
-    check_.require(o.device == Device::cpu, first_, " is on a GPU, for which there is no kernel yet: merge on the CPU");
     for (std::size_t n = 0; n < partials_.size(); ++n) {
       result(partials_[n].o, Name(names_.o, n), o.dtype);
       per_row(partials_[n].lse, Name(names_.lse, n));
     }
     const bool packed = o.rank == 3;
+    p.device = o.device;
     p.B = packed ? 1 : o.shape[0];
     p.S = o.shape[packed ? 0 : 1];
     p.H = heads();
@@ -68,7 +68,7 @@ class MergeChecks {
     result(view, name, view.dtype);
   }
   void result(const TensorView& view, const char* name, DType dtype) const {
-    check_.tensor(view, name, dtype, Device::cpu, first().rank, first_);
+    check_.tensor(view, name, dtype, first().device, first().rank, first_);
     check_.require(view.shape == first().shape, name, " is ", view, ": it must have the shape of ", first_, ", ",
                    first());
   }
@@ -76,7 +76,7 @@ class MergeChecks {
   void per_row(const TensorView& view, const char* name) const {
     const TensorView& o = first();
     const bool packed = o.rank == 3;
-    check_.tensor(view, name, DType::f32, Device::cpu, o.rank - 1, first_);
+    check_.tensor(view, name, DType::f32, first().device, o.rank - 1, first_);
     const std::int64_t rows = o.shape[packed ? 0 : 1];
     check_.require(packed ? view.shape[0] == heads() && view.shape[1] == rows
                           : view.shape[0] == o.shape[0] && view.shape[1] == heads() && view.shape[2] == rows,
@@ -85,7 +85,7 @@ class MergeChecks {
   }
   Plane per_head(const TensorView& view, const char* name) const {
     if (!view.given()) return {};
-    check_.tensor(view, name, DType::f32, Device::cpu, 1, first_);
+    check_.tensor(view, name, DType::f32, first().device, 1, first_);
     check_.require(view.shape[0] == heads(), name, " is ", view, ": it must have one logit for each of ", heads(),
                    " heads");
     Plane plane = plane_of(view);
@@ -211,31 +211,52 @@ MergeBackwardProblem checked_merge_backward_problem(const Check& check, std::spa
   return p;
 }
 
-void merge_attention(std::span<const Partial> partials, const TensorView& sink, const TensorView& o,
-                     const TensorView& lse, const Runtime& runtime) {
-  merge_attention_as({}, partials, sink, o, lse, runtime);
+void merge_attention(std::span<const Partial> partials, const TensorView& o, const TensorView& lse,
+                     const MergeOptions& options, const Runtime& runtime) {
+  merge_attention_as({}, partials, o, lse, options, runtime);
 }
 
-void merge_attention_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& sink,
-                        const TensorView& o, const TensorView& lse, const Runtime& runtime) {
+void merge_attention_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& o,
+                        const TensorView& lse, const MergeOptions& options, const Runtime& runtime) {
   const Check check("merge_attention");
-  const MergeProblem p = checked_merge_problem(check, partials, sink, o, lse, names);
+  const MergeProblem p = checked_merge_problem(check, partials, options.sink, o, lse, names);
   check.require(o.given(), names.outputs.o, " is missing");
-  cpu::merge_attention(p, executor_of(runtime));
+  const MergeKernel& kernel = choose(check, p, wish_of<MergeProblem>(check, options.force), workers_of(runtime));
+  run(check, "merge_attention", kernel, p, runtime, kernel.workspace(p, workers_of(runtime)));
 }
 
-void merge_attention_backward(std::span<const Partial> partials, const TensorView& sink, const TensorView& d_o,
-                              const TensorView& d_lse, std::span<const Partial> gradients, const TensorView& dsink,
+std::vector<Candidate> explain_merge_attention(std::span<const Partial> partials, const TensorView& o,
+                                               const TensorView& lse, const MergeOptions& options,
+                                               const Runtime& runtime) {
+  const Check check("explain_merge_attention", Data::to_come);
+  return explained(checked_merge_problem(check, partials, options.sink, o, lse),
+                   wish_of<MergeProblem>(check, options.force), workers_of(runtime));
+}
+
+void merge_attention_backward(std::span<const Partial> partials, const TensorView& d_o, const TensorView& d_lse,
+                              std::span<const Partial> gradients, const TensorView& dsink, const MergeOptions& options,
                               const Runtime& runtime) {
-  merge_attention_backward_as({}, partials, sink, d_o, d_lse, gradients, dsink, runtime);
+  merge_attention_backward_as({}, partials, d_o, d_lse, gradients, dsink, options, runtime);
 }
 
-void merge_attention_backward_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& sink,
-                                 const TensorView& d_o, const TensorView& d_lse, std::span<const Partial> gradients,
-                                 const TensorView& dsink, const Runtime& runtime) {
-  const MergeBackwardProblem p = checked_merge_backward_problem(Check("merge_attention_backward"), partials, sink, d_o,
-                                                                d_lse, gradients, dsink, names);
-  cpu::merge_attention_backward(p, executor_of(runtime));
+void merge_attention_backward_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& d_o,
+                                 const TensorView& d_lse, std::span<const Partial> gradients, const TensorView& dsink,
+                                 const MergeOptions& options, const Runtime& runtime) {
+  const Check check("merge_attention_backward");
+  const MergeBackwardProblem p =
+      checked_merge_backward_problem(check, partials, options.sink, d_o, d_lse, gradients, dsink, names);
+  const MergeBackwardKernel& kernel =
+      choose(check, p, wish_of<MergeBackwardProblem>(check, options.force), workers_of(runtime));
+  run(check, "merge_attention_backward", kernel, p, runtime, kernel.workspace(p, workers_of(runtime)));
+}
+
+std::vector<Candidate> explain_merge_attention_backward(std::span<const Partial> partials, const TensorView& d_o,
+                                                        const TensorView& d_lse, std::span<const Partial> gradients,
+                                                        const TensorView& dsink, const MergeOptions& options,
+                                                        const Runtime& runtime) {
+  const Check check("explain_merge_attention_backward", Data::to_come);
+  return explained(checked_merge_backward_problem(check, partials, options.sink, d_o, d_lse, gradients, dsink),
+                   wish_of<MergeBackwardProblem>(check, options.force), workers_of(runtime));
 }
 
 }  // namespace heddle

@@ -22,10 +22,10 @@ MergeBackwardProblem checked_merge_backward_problem(const Check& check, std::spa
                                                     const TensorView& dsink, const MergeNames& names = {});
 
 // merge_attention() and merge_attention_backward() with names for errors.
-void merge_attention_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& sink,
-                        const TensorView& o, const TensorView& lse, const Runtime& runtime);
-void merge_attention_backward_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& sink,
-                                 const TensorView& d_o, const TensorView& d_lse, std::span<const Partial> gradients,
-                                 const TensorView& dsink, const Runtime& runtime);
+void merge_attention_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& o,
+                        const TensorView& lse, const MergeOptions& options, const Runtime& runtime);
+void merge_attention_backward_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& d_o,
+                                 const TensorView& d_lse, std::span<const Partial> gradients, const TensorView& dsink,
+                                 const MergeOptions& options, const Runtime& runtime);
 
 }  // namespace heddle

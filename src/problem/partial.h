@@ -6,15 +6,23 @@
 
 #include "heddle/partial.h"
 #include "problem/attention.h"
+#include "problem/candidate.h"
 
 namespace heddle {
 
 struct MergeProblem {
   std::int64_t B = 0, S = 0, H = 0, Dv = 0;  // packed results are one batch of all rows
+  Device device = Device::cpu;
   std::span<const Partial> partials;
   Plane sink;  // f32 [h] or absent
   Operand o;
   Plane lse;  // [b, h, i] or absent
+
+  // That a merge moves at least: each partial, and as much as one of them for o.
+  double bytes() const {
+    const double rows = static_cast<double>(B * S * H) * static_cast<double>(partials.size() + 1);
+    return rows * (static_cast<double>(Dv) * static_cast<double>(size_of(partials[0].o.dtype)) + sizeof(float));
+  }
 
   // A view of a result, [b, i, h, d], and of what there is for each row, [b, h, i].
   static Operand rows(const TensorView& view) {
@@ -55,5 +63,8 @@ struct MergeBackwardProblem : MergeProblem {  // without o and lse
   std::span<const Partial> gradients;  // as many as partials; each view may be absent
   Plane dsink;                         // f32 [h] or absent
 };
+
+using MergeKernel = Kernel<MergeProblem>;
+using MergeBackwardKernel = Kernel<MergeBackwardProblem>;
 
 }  // namespace heddle

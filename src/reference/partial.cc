@@ -59,6 +59,44 @@ Merged zeros(const MergeProblem& p) {
 std::size_t o_at(const MergeProblem& p, int64_t b, int64_t i, int64_t h) { return ((b * p.S + i) * p.H + h) * p.Dv; }
 std::size_t lse_at(const MergeProblem& p, int64_t b, int64_t i, int64_t h) { return (b * p.H + h) * p.S + i; }
 
+// Rounds the values, as Merged has them, into o and lse; either may be absent.
+void store(const MergeProblem& p, const Merged& values, const Operand& o, const Plane& lse) {
+  for (int64_t b = 0; b < p.B; ++b) {
+    for (int64_t i = 0; i < p.S; ++i) {
+      for (int64_t h = 0; h < p.H; ++h) {
+        for (int64_t d = 0; o && d < p.Dv; ++d) {
+          store_element(o.at(b, i, h), o.dtype, d * o.stride_d, static_cast<float>(values.o[o_at(p, b, i, h) + d]));
+        }
+        if (lse) lse.as<float>()[lse.offset(b, h, i)] = static_cast<float>(values.lse[lse_at(p, b, i, h)]);
+      }
+    }
+  }
+}
+
+void launch(const MergeProblem& p, const Runtime&) { store(p, merge_attention(p), p.o, p.lse); }
+
+void launch_backward(const MergeBackwardProblem& p, const Runtime&) {
+  const MergedBackward result = merge_attention_backward(p);
+  for (std::size_t n = 0; n < p.gradients.size(); ++n) {
+    const auto& [to, to_lse] = p.gradients[n];
+    store(p, result.partials[n], to.given() ? MergeProblem::rows(to) : Operand(),
+          to_lse.given() ? MergeProblem::per_row(to_lse) : Plane());
+  }
+  for (int64_t h = 0; p.dsink && h < p.H; ++h) {
+    p.dsink.as<float>()[p.dsink.offset(0, h, 0)] = static_cast<float>(result.dsink[h]);
+  }
+}
+
+// Like that of attention: never the least.
+template <class Problem>
+double estimate(const Problem& p, int) {
+  return p.bytes() / 1e7;
+}
+template <class Problem>
+std::string describe(const Problem&, int) {
+  return "plain loops in double precision, on one thread";
+}
+
 }  // namespace
 
 Merged merge_attention(const MergeProblem& p) {
@@ -99,5 +137,29 @@ MergedBackward merge_attention_backward(const MergeBackwardProblem& p) {
   });
   return out;
 }
+
+const MergeKernel kMergeAttention = {
+    .name = "reference",
+    .method = "reference",
+    .device = Device::cpu,
+    .automatic = false,
+    .supports = serves_all,
+    .estimate = estimate<MergeProblem>,
+    .workspace = no_workspace,
+    .launch = launch,
+    .describe = describe<MergeProblem>,
+};
+
+const MergeBackwardKernel kMergeAttentionBackward = {
+    .name = "reference",
+    .method = "reference",
+    .device = Device::cpu,
+    .automatic = false,
+    .supports = serves_all,
+    .estimate = estimate<MergeBackwardProblem>,
+    .workspace = no_workspace,
+    .launch = launch_backward,
+    .describe = describe<MergeBackwardProblem>,
+};
 
 }  // namespace heddle::reference

@@ -20,4 +20,7 @@ struct MergedBackward {
 };
 MergedBackward merge_attention_backward(const MergeBackwardProblem& p);
 
+extern const MergeKernel kMergeAttention;
+extern const MergeBackwardKernel kMergeAttentionBackward;
+
 }  // namespace heddle::reference

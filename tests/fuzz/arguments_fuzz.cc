@@ -337,9 +337,10 @@ class Call {
     const TensorView sink = bytes_.rarely(2) ? view({H_}, DType::f32) : TensorView{};
     const TensorView o = rows(wide ? DType::f32 : dtype_, !backward), lse = per_row(!backward);
     if (backward) {
-      merge_attention_backward(partials, sink, o, lse, gradients, sink.given() ? view({H_}, DType::f32, true) : sink);
+      merge_attention_backward(partials, o, lse, gradients, sink.given() ? view({H_}, DType::f32, true) : sink,
+                               {.sink = sink});
     } else {
-      merge_attention(partials, sink, o, lse);
+      merge_attention(partials, o, lse, {.sink = sink});
     }
   }
 

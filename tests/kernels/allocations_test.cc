@@ -145,9 +145,11 @@ TEST(Allocations, OfMergesAndTheirGradientsAreNone) {
     partials.push_back({tensors[n].view(), tensors[n + 1].view()});
     gradients.push_back({tensors[n + 2].view(), tensors[n + 3].view()});
   }
-  EXPECT_EQ(allocations_of([&] { merge_attention(partials, sink.view(), o.view(), lse.view(), runtime); }), 0);
+  EXPECT_EQ(allocations_of([&] { merge_attention(partials, o.view(), lse.view(), {.sink = sink.view()}, runtime); }),
+            0);
   EXPECT_EQ(allocations_of([&] {
-              merge_attention_backward(partials, sink.view(), d_o.view(), lse.view(), gradients, dsink.view(), runtime);
+              merge_attention_backward(partials, d_o.view(), lse.view(), gradients, dsink.view(), {.sink = sink.view()},
+                                       runtime);
             }),
             0);
 }

@@ -100,7 +100,7 @@ struct MergedRows {
     for (const Piece& piece : pieces) {
       piece.forward(candidate, o.emplace_back(piece.new_o()), lse.emplace_back(piece.new_lse()));
     }
-    merge_attention(partials(), whole.sink.view(), merged_o.view(), merged_lse.view());
+    merge_attention(partials(), merged_o.view(), merged_lse.view(), {.sink = whole.sink.view()});
   }
   std::vector<Partial> partials() const {
     std::vector<Partial> out;
@@ -229,8 +229,8 @@ void add_through_merge(const CaseData& whole, const std::string& candidate, Sums
     }
     HostTensor dsink;
     if (whole.sink.given()) dsink = HostTensor::output(DType::f32, {whole.spec.H});
-    merge_attention_backward(rows.partials(), whole.sink.view(), pieces[0].d_o.view(), pieces[0].d_lse.view(),
-                             gradients, dsink.view());
+    merge_attention_backward(rows.partials(), pieces[0].d_o.view(), pieces[0].d_lse.view(), gradients, dsink.view(),
+                             {.sink = whole.sink.view()});
     for (int64_t h = 0; dsink.given() && h < whole.spec.H; ++h) sums.dsink[h] += dsink.get(h);
     for (std::size_t n = 0; n < pieces.size(); ++n) {
       const Piece& piece = pieces[n];

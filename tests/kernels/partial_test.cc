@@ -137,12 +137,12 @@ TEST_P(MergeAttention, MatchesReference) {
   on_each_target([&] {
     for (const DType dtype : {DType::f32, parts.s.dtype}) {
       const HostTensor o = parts.rows(dtype), lse = parts.per_row();
-      merge_attention(parts.partials, parts.sink.view(), o.view(), lse.view());
+      merge_attention(parts.partials, o.view(), lse.view(), {.sink = parts.sink.view()});
       // A product, a sum and a rounded exponential for each part, and the division; parts cancel at most to nothing.
       expect_near(o, exact.o, 2 * static_cast<double>(parts.s.partials) + 3, 4 * size);
       expect_near(lse, exact.lse, 1, 1);
       const HostTensor alone = parts.rows(dtype);
-      merge_attention(parts.partials, parts.sink.view(), alone.view(), {});
+      merge_attention(parts.partials, alone.view(), {}, {.sink = parts.sink.view()});
       EXPECT_TRUE(alone.same_bits(o));
     }
   });
@@ -161,8 +161,8 @@ TEST_P(MergeAttention, GradientsMatchReference) {
     const reference::MergedBackward exact = reference::merge_attention_backward(parts.backward_problem(gradients));
     HostTensor dsink;
     if (parts.s.sink) dsink = HostTensor::output(DType::f32, {parts.s.H});
-    merge_attention_backward(parts.partials, parts.sink.view(), parts.d_o.view(), parts.d_lse.view(), gradients,
-                             dsink.view());
+    merge_attention_backward(parts.partials, parts.d_o.view(), parts.d_lse.view(), gradients, dsink.view(),
+                             {.sink = parts.sink.view()});
     const double d_o = largest(parts.d_o), dims = static_cast<double>(parts.s.Dv);
     for (std::size_t n = 0; n < parts.s.partials; ++n) {
       expect_near(o[n], exact.partials[n].o, 2, d_o);
@@ -176,7 +176,8 @@ TEST_P(MergeAttention, GradientsMatchReference) {
     std::vector<Partial> one(parts.s.partials);
     const HostTensor alone = parts.per_row();
     one[1].lse = alone.view();
-    merge_attention_backward(parts.partials, parts.sink.view(), parts.d_o.view(), parts.d_lse.view(), one, {});
+    merge_attention_backward(parts.partials, parts.d_o.view(), parts.d_lse.view(), one, {},
+                             {.sink = parts.sink.view()});
     EXPECT_TRUE(alone.same_bits(lse[1]));
   });
 }
@@ -246,7 +247,7 @@ TEST(MergeAttentionBits, OnePartialComesBack) {
       const Partial one{o.view(), lse.view()}, empty{empty_o.view(), empty_lse.view()};
       for (const auto& partials : {std::vector{one}, {one, empty}, {empty, one, empty}}) {
         const HostTensor to = parts.rows(dtype), to_lse = parts.per_row();
-        merge_attention(partials, {}, to.view(), to_lse.view());
+        merge_attention(partials, to.view(), to_lse.view());
         EXPECT_TRUE(to.same_bits(o)) << partials.size();
         EXPECT_TRUE(to_lse.same_bits(lse)) << partials.size();
       }
@@ -262,7 +263,7 @@ TEST(MergeAttentionBits, DoNotDependOnThreads) {
     Runtime runtime;
     runtime.executor = pool.get();
     found.push_back(parts.rows(DType::f32));
-    merge_attention(parts.partials, parts.sink.view(), found.back().view(), {}, runtime);
+    merge_attention(parts.partials, found.back().view(), {}, {.sink = parts.sink.view()}, runtime);
   }
   EXPECT_TRUE(found[0].same_bits(found[1]));
 }
@@ -270,9 +271,9 @@ TEST(MergeAttentionBits, DoNotDependOnThreads) {
 TEST(MergeAttentionBits, InPlaceIsTheSame) {
   Parts parts(kShapes[1]);
   const HostTensor o = parts.rows(DType::f32), lse = parts.per_row();
-  merge_attention(parts.partials, parts.sink.view(), o.view(), lse.view());
+  merge_attention(parts.partials, o.view(), lse.view(), {.sink = parts.sink.view()});
   const auto& [own, own_lse] = parts.partials[2];
-  merge_attention(parts.partials, parts.sink.view(), own, own_lse);
+  merge_attention(parts.partials, own, own_lse, {.sink = parts.sink.view()});
   for (int64_t n = 0; n < o.elements(); ++n) ASSERT_EQ(static_cast<float*>(own.data)[n], o.get(n));
   for (int64_t n = 0; n < lse.elements(); ++n) ASSERT_EQ(static_cast<float*>(own_lse.data)[n], lse.get(n));
 }
@@ -292,9 +293,9 @@ struct Tiny {
     }
     to.assign(o[0].size(), -7);
     to_lse = to;
-    merge_attention(partials, sink.empty() ? TensorView() : TensorView(sink.data(), DType::f32, {1}),
-                    TensorView(to.data(), DType::f32, {1, rows, 1, 1}),
-                    TensorView(to_lse.data(), DType::f32, {1, 1, rows}));
+    merge_attention(partials, TensorView(to.data(), DType::f32, {1, rows, 1, 1}),
+                    TensorView(to_lse.data(), DType::f32, {1, 1, rows}),
+                    {.sink = sink.empty() ? TensorView() : TensorView(sink.data(), DType::f32, {1})});
   }
 };
 
@@ -349,8 +350,9 @@ TEST(MergeAttentionBackward, RowsWithoutKeysHaveNone) {
       {TensorView(o, DType::f32, {1, 2, 1, 1}), TensorView(lse, DType::f32, {1, 1, 2})}};
   const std::vector<Partial> gradients{
       {TensorView(to, DType::f32, {1, 2, 1, 1}), TensorView(to_lse, DType::f32, {1, 1, 2})}};
-  merge_attention_backward(partials, TensorView(sink, DType::f32, {1}), TensorView(d_o, DType::f32, {1, 2, 1, 1}),
-                           TensorView(d_lse, DType::f32, {1, 1, 2}), gradients, TensorView(dsink, DType::f32, {1}));
+  merge_attention_backward(partials, TensorView(d_o, DType::f32, {1, 2, 1, 1}),
+                           TensorView(d_lse, DType::f32, {1, 1, 2}), gradients, TensorView(dsink, DType::f32, {1}),
+                           {.sink = TensorView(sink, DType::f32, {1})});
   // The second row: both weights are 1/2 and o = 2, so d_lse_p = (2 (4 - 2) + 5) / 2, dsink = 3 + (5 - 4) / 2.
   EXPECT_EQ(to[0], 0);
   EXPECT_EQ(to[1], 1);
