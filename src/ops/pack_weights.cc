@@ -141,7 +141,7 @@ PackedWeights packed_storage(const lowbit::Format& format, std::int64_t rows, st
 }
 
 PackedWeights dense_weights(const TensorView& weights, bool gated) {
-  const Check check("dense_weights");
+  const Check check("dense_weights", Data::to_come);  // the calls that read them ask for their data
   check.require(weights.given(), "weights is missing");
   check.require(weights.rank == 2, "weights is ", weights, ": it must be [N, K]");
   check.require(weights.device == Device::cuda, "weights is on the CPU: order dense is for GPUs");

@@ -17,6 +17,7 @@
 #include "kit/int4_case.h"
 #include "kit/linear_layer.h"
 #include "ops/kv_cache_choice.h"
+#include "ops/partial_choice.h"
 
 namespace {
 
@@ -145,6 +146,7 @@ TEST(Allocations, OfMergesAndTheirGradientsAreNone) {
     partials.push_back({tensors[n].view(), tensors[n + 1].view()});
     gradients.push_back({tensors[n + 2].view(), tensors[n + 3].view()});
   }
+  Operation<MergeProblem>::candidates(), Operation<MergeBackwardProblem>::candidates();  // as above
   EXPECT_EQ(allocations_of([&] { merge_attention(partials, o.view(), lse.view(), {.sink = sink.view()}, runtime); }),
             0);
   EXPECT_EQ(allocations_of([&] {

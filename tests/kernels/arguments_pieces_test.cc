@@ -142,7 +142,7 @@ TEST(PiecesAreRefused, ByKernelsThatDoNotKnowThem) {
   EXPECT_EQ(Backward::missing(kPiece, adds), "it does not add to dq, dk and dv");
   EXPECT_EQ(Backward::missing(kFloat32Gradients, adds), "");
   std::byte gradient{};
-  const auto wide_dv = with([&](auto& x) { x.dv = {&gradient, DType::f32}; });
+  const auto wide_dv = with([&](auto& x) { x.dv = {.data = &gradient, .dtype = DType::f32, .given = true}; });
   EXPECT_EQ(Backward::missing(kPiece, wide_dv), "it does not write gradients in float32 beside q of bfloat16");
   EXPECT_EQ(Backward::missing(kFloat32Gradients, wide_dv), "");
 }

@@ -67,7 +67,11 @@ LongCase::LongCase(const AttentionCase& spec, int64_t samples, Device device)
 // Pairs that causality removes, of the part's rows and keys.
 void LongCase::remove_pairs(Part& part) const {
   AttentionBackwardProblem& p = part.problem;
-  p.mask = {reinterpret_cast<std::byte*>(part.mask.data()), DType::boolean, 0, 0, p.Sk, 1};
+  p.mask = {.data = reinterpret_cast<std::byte*>(part.mask.data()),
+            .dtype = DType::boolean,
+            .given = true,
+            .stride_i = p.Sk,
+            .stride_j = 1};
   p.causal = Causal::none;
   p.window_left = p.window_right = -1;
 }

@@ -13,7 +13,7 @@ constexpr std::int64_t round_up_to_tile(std::int64_t rows) { return (rows + kRow
 
 // Without reading index data.
 constexpr std::int64_t rows_per_head(const AttentionProblem& p) {
-  return p.cu_seqlens_q.data ? round_up_to_tile(p.q_rows + kRowTile * p.B) : p.B * round_up_to_tile(p.Sq);
+  return p.cu_seqlens_q.given ? round_up_to_tile(p.q_rows + kRowTile * p.B) : p.B * round_up_to_tile(p.Sq);
 }
 
 // Of sequence b in a head.

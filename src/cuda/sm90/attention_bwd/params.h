@@ -49,7 +49,7 @@ struct Sums {
 // Rows of dk and dv sums, as any/attention_bwd_rows lays out those of queries.
 constexpr std::int64_t key_rows_per_head(const AttentionProblem& p) {
   using any::attention_bwd_rows::kRowTile, any::attention_bwd_rows::round_up_to_tile;
-  return p.cu_seqlens_k.data ? round_up_to_tile(p.k_rows + kRowTile * p.B) : p.B * round_up_to_tile(p.Sk);
+  return p.cu_seqlens_k.given ? round_up_to_tile(p.k_rows + kRowTile * p.B) : p.B * round_up_to_tile(p.Sk);
 }
 constexpr std::int64_t first_key_row(const AttentionProblem& p, std::int64_t b, const Sequence& s) {
   using any::attention_bwd_rows::kRowTile, any::attention_bwd_rows::round_up_to_tile;
