@@ -34,8 +34,8 @@ class HostTensor {
   TensorView view_;
 };
 
-// Views of tensors on a device that nobody reads, contiguous and apart from each other, at addresses of nothing. Index
-// data on a CPU is read, and has memory.
+// Views of tensors that are not there, to ask about a call on a device: contiguous, without data. Index data on a CPU is
+// read, and has memory.
 class StandIns {
  public:
   explicit StandIns(Device device) : device_(device) {}
@@ -45,9 +45,7 @@ class StandIns {
   TensorView indices(const std::vector<std::int32_t>& values, const std::vector<std::int64_t>& shape);
 
  private:
-  static constexpr std::uintptr_t kAlignment = 4096;
   Device device_;
-  std::uintptr_t next_ = kAlignment;
   std::vector<HostTensor> indices_;
 };
 

@@ -1,9 +1,9 @@
-"""Writes README's and docs/performance.md's tables of GPU figures from the results of `make bench-gpu`.
+"""Writes docs/performance.md's tables of GPU figures from the results of `make bench-gpu`.
 
   python scripts/gpu_table.py [--check]
 
-The files are bench/results/nvidia-*.json (see bench_results.py). README has a line for each kind of row, the page every row;
-a row that no table takes is an error. Ratios are found here, of contenders raced in the row's own run.
+The files are bench/results/nvidia-*.json (see bench_results.py). The page's summary has a line for each kind of row, then
+every row has one; a row that no table takes is an error. Ratios are found here, of contenders raced in the row's own run.
 """
 
 import re
@@ -212,7 +212,7 @@ def memory(rows):
 
 
 def tables(rows):
-    """README's: what there is of each kind."""
+    """The summary: what there is of each kind."""
     found = sorted_by_kind(rows)
     made = {
         "forward": lambda some: flops(some, "forward", rows), "gradients": lambda some: flops(some, "gradients", rows),
@@ -222,7 +222,7 @@ def tables(rows):
 
 
 def every(rows):
-    """docs/performance.md's: a line a row, kind by kind."""
+    """A line a row, kind by kind."""
     parts = []
     for kind, group in sorted_by_kind(rows).items():
         lines = [["row", "timed", "unit", "each, in the unit, spread in %", "ratio", "difference"]]
@@ -263,14 +263,14 @@ def difference(row):
     )
 
 
-def about(files, rows, link):
+def about(files, rows):
     """What a GPU's figures are: conditions, files and who was raced."""
     parts, latest = [], files[-1][1]["conditions"]
     for name, content in files:
         conditions = content["conditions"]
         used = sum(row["file"] == name for row in rows.values())
         parts.append(
-            f"[`{name}`]({link}{name}) ({said(used, 'row')}, commit {conditions['commit'][:7]}, {conditions['date'][:10]})"
+            f"[`{name}`](../bench/results/{name}) ({said(used, 'row')}, commit {conditions['commit'][:7]}, {conditions['date'][:10]})"
         )
     raced = any("fa3" in row["rates"] for row in rows.values())
     fa3 = "FlashAttention-3 was raced in the same run." if raced else (
@@ -289,21 +289,18 @@ def by_gpu(files):
     return out
 
 
-def written(files, make, link):
+def written(files, make):
     parts = []
     for found in by_gpu(files).values():
         rows = merged(found)
-        parts.append(f"{about(found, rows, link)}\n\n{make(rows)}")
+        parts.append(f"{about(found, rows)}\n\n{make(rows)}")
     return noted("\n\n".join(parts))
 
 
 def write(check):
-    files = read("nvidia-*.json")
-    readme = update(ROOT / "README.md", "measured gpu", written(files, tables, "bench/results/"), check=check)
-    return (
-        update(ROOT / "docs/performance.md", "gpu rows", written(files, every, "../bench/results/"), check=check)
-        and readme
-    )
+    files, page = read("nvidia-*.json"), ROOT / "docs/performance.md"
+    summary = update(page, "measured gpu", written(files, tables), check=check)
+    return update(page, "gpu rows", written(files, every), check=check) and summary
 
 
 if __name__ == "__main__":

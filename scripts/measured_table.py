@@ -1,9 +1,9 @@
-"""Writes README's and docs/performance.md's figures of CPUs from the results of `make bench` and bench/linear_bench.py.
+"""Writes docs/performance.md's figures of CPUs from the results of `make bench` and bench/linear_bench.py.
 
   python scripts/measured_table.py [--check]
 
 Each file bench/results/cpu-*.json is a section of its own: what one kind of processor does says nothing about another.
-README has, for each kind of call, the slowest and the fastest row; the page has every row.
+The page's summary has, for each kind of call, the slowest and the fastest row; then comes every row.
 """
 
 from bench_results import ROOT, marked, noted, read, run, said
@@ -31,10 +31,10 @@ def title(conditions):
     return f"{conditions['cpu']}, `{simd}`{held}"
 
 
-def about(name, content, link):
+def about(name, content):
     c = content["conditions"]
     return (f"**{title(c)}**: {c['threads']} threads, Heddle's target `{c['heddle_target']}`, torch {c['torch']} ({c['torch_capability']}), on the same machine in the same run, calls in turn, medians; "
-            f"commit {c['commit'][:7]}, {c['date'][:10]}, {said(len(content['rows']), 'row')} in [`{name}`]({link}{name}).")  # fmt: skip
+            f"commit {c['commit'][:7]}, {c['date'][:10]}, {said(len(content['rows']), 'row')} in [`{name}`](../bench/results/{name}).")  # fmt: skip
 
 
 def attention(rows):
@@ -93,17 +93,14 @@ def every(rows):
     return table(out)
 
 
-def written(files, make, link):
-    return noted("\n\n".join(f"{about(name, content, link)}\n\n{make(content['rows'])}" for name, content in files))
+def written(files, make):
+    return noted("\n\n".join(f"{about(name, content)}\n\n{make(content['rows'])}" for name, content in files))
 
 
 def write(check):
-    files = read("cpu-*.json")
-    readme = update(ROOT / "README.md", "measured", written(files, short, "bench/results/"), check=check)
-    return (
-        update(ROOT / "docs/performance.md", "cpu rows", written(files, every, "../bench/results/"), check=check)
-        and readme
-    )
+    files, page = read("cpu-*.json"), ROOT / "docs/performance.md"
+    summary = update(page, "measured", written(files, short), check=check)
+    return update(page, "cpu rows", written(files, every), check=check) and summary
 
 
 if __name__ == "__main__":

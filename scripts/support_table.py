@@ -1,4 +1,4 @@
-"""Writes README's tables of what runs where: each option is put to `heddle.explain`, each SIMD target read from its source file.
+"""Writes docs/support.md's tables of what runs where: each option is put to `heddle.explain`, each SIMD target read from its source file.
 GPUs are asked for by name, and none need be there.
 
 The package must be installed, built with CUDA. With --check nothing is written; the exit status is 1 if a table is not current.
@@ -16,6 +16,7 @@ import torch
 from marked_block import table, update
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = "docs/support.md"
 B, S, H, HKV, D = 2, 48, 4, 4, 64
 DECODED = 4  # queries of a sequence
 PAGES = 16
@@ -187,11 +188,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the table is not current")
     check = parser.parse_args().check
     if any("without CUDA" in one.reason for one in heddle.explain((1, 1, 1, 8), (1, 1, 1, 8), (1, 1, 1, 8))):
-        sys.exit("README.md: the table of GPUs cannot be asked for: this heddle was built without CUDA")
+        sys.exit(f"{PAGE}: the table of GPUs cannot be asked for: this heddle was built without CUDA")
     blocks = {"support": options_table() + "\n\n" + targets_table(), "support gpu": gpu_table()}
-    current = [update(ROOT / "README.md", name, block, check=check) for name, block in blocks.items()]
+    current = [update(ROOT / PAGE, name, block, check=check) for name, block in blocks.items()]
     if not all(current):
-        print("README.md: a support table is not current: run scripts/support_table.py", file=sys.stderr)
+        print(f"{PAGE}: a support table is not current: run scripts/support_table.py", file=sys.stderr)
     return 0 if all(current) else 1
 
 

@@ -44,8 +44,9 @@ done
 sed -n '/^```cpp$/,/^```$/{/^```/d;p}' README.md >"$build/readme.cc"
 # shellcheck disable=SC2086
 "${CXX:-g++}" "$build/readme.cc" -o "$build/readme" $flags
-LD_LIBRARY_PATH=$(dirname "$pc") "$build/readme"
-echo "README's example: ran"
+printed=$(LD_LIBRARY_PATH=$(dirname "$pc") "$build/readme")
+[[ $printed == 0.5 ]] || { echo "README's example printed '$printed', and README says 0.5" >&2; exit 1; }
+echo "README's example: printed 0.5"
 consume add_subdirectory -DHEDDLE_SOURCE="$root" -DHEDDLE_BUILD_TESTS=OFF -DHEDDLE_CUDA=OFF
 
 # There a kernel's compiler is started by Heddle's launcher alone: no ccache is the user's choice.

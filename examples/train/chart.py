@@ -33,29 +33,36 @@ def decade_ticks(low, high):
     return [m * 10.0**n for n in decades for m in (1, 2, 5) if low <= m * 10.0**n <= high]
 
 
-def lines(title, x_name, y_name, series, doubling=False):
+def lines(title, x_name, y_name, series, doubling=False, decades=None, right=RIGHT):
     """An SVG. series: name -> points (x, y); names that share a first word share a colour, and dashes tell them apart.
-    doubling: both axes logarithmic, with powers of 2 marked on x.
+    doubling: x is logarithmic, with powers of 2 marked. decades: y is; as x, unless it is said. Beside a logarithmic x a linear y
+    begins at 0. right: pixels for the names of the series.
     """
+    decades = doubling if decades is None else decades
     points = [point for line in series.values() for point in line]
     (x_low, x_high), (y_low, y_high) = ((min(axis), max(axis)) for axis in zip(*points))
-    y_low, y_high = (y_low / 1.2, y_high * 1.2) if doubling else (y_low - 0.04 * (y_high - y_low), y_high)
-    scale = math.log2 if doubling else float
-    across, up = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    if decades:
+        y_low, y_high = y_low / 1.2, y_high * 1.2
+    else:
+        y_low = 0.0 if doubling else y_low - 0.04 * (y_high - y_low)
+    across_scale, up_scale = (math.log2 if logarithmic else float for logarithmic in (doubling, decades))
+    across, up = WIDTH - LEFT - right, HEIGHT - TOP - BOTTOM
 
     def at_x(x):
-        return LEFT + across * (scale(x) - scale(x_low)) / ((scale(x_high) - scale(x_low)) or 1)
+        return LEFT + across * (across_scale(x) - across_scale(x_low)) / (
+            (across_scale(x_high) - across_scale(x_low)) or 1
+        )
 
     def at_y(y):
-        return TOP + up * (scale(y_high) - scale(y)) / ((scale(y_high) - scale(y_low)) or 1)
+        return TOP + up * (up_scale(y_high) - up_scale(y)) / ((up_scale(y_high) - up_scale(y_low)) or 1)
 
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
     ]
     out.append(f'<style>{STYLE}</style><rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>')
     out.append(f'<text class="title" x="{LEFT}" y="20">{escape(title)}</text>')
-    for y in decade_ticks(y_low, y_high) if doubling else linear_ticks(y_low, y_high):
-        out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}"/>')
+    for y in decade_ticks(y_low, y_high) if decades else linear_ticks(y_low, y_high):
+        out.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - right}" y1="{at_y(y):.1f}" y2="{at_y(y):.1f}"/>')
         out.append(f'<text x="{LEFT - 8}" y="{at_y(y) + 4:.1f}" text-anchor="end">{short(y)}</text>')
     for x in doubling_ticks(x_low, x_high) if doubling else linear_ticks(x_low, x_high):
         out.append(
@@ -75,6 +82,6 @@ def lines(title, x_name, y_name, series, doubling=False):
         path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y in line)
         key = TOP + 12 + 20 * row
         out.append(f'<polyline points="{path}" {stroke}/>')
-        out.append(f'<line x1="{WIDTH - RIGHT + 12}" x2="{WIDTH - RIGHT + 40}" y1="{key}" y2="{key}" {stroke}/>')
-        out.append(f'<text x="{WIDTH - RIGHT + 46}" y="{key + 4}">{escape(name)}</text>')
+        out.append(f'<line x1="{WIDTH - right + 12}" x2="{WIDTH - right + 40}" y1="{key}" y2="{key}" {stroke}/>')
+        out.append(f'<text x="{WIDTH - right + 46}" y="{key + 4}">{escape(name)}</text>')
     return "\n".join(out) + "\n</svg>\n"

@@ -52,7 +52,7 @@ def _why(runs: list[dict]) -> str:
         f"{saved[0]:.0f} to {saved[-1]:.0f} % off "
         f"the linear layers' bytes, at up to {times_text(fast / best)} the speed. Thousands of tokens at once, as "
         "here, are bound by arithmetic, which every format does in 16 bits, and decoding comes on top. Time is saved "
-        "where few rows meet large matrices and bytes are the bound, as in generating text token by token: README's "
+        "where few rows meet large matrices and bytes are the bound, as in generating text token by token: docs/performance.md's "
         "table of linear layers on a GPU has those figures.</div>"
     )
 

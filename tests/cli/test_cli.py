@@ -207,8 +207,8 @@ def test_a_tuning_file_is_for_the_gpu_it_was_made_on(tmp_path):
 @pytest.mark.parametrize(
     "verb, flags, method",
     [
-        ("linear", ["--rows", 16, "--activation", "swiglu", "--residual"], "linear"),
-        ("linear", ["--pass", "backward", "--bias", "--norm", "layer_norm", "--activation", "silu"], "linear"),
+        ("linear", ["--rows", 16, "--norm", "rms_norm", "--activation", "swiglu", "--residual"], "linear"),
+        ("linear", ["--pass", "backward", "--bias", "--activation", "silu"], "linear"),
         ("rotary", ["--heads", 4, "--length", 9], "rotary"),
         ("append", ["--batch", 3, "--page-size", 16, "--rotary"], "append"),
         ("append", ["--e4m3", "--scales", "--dtype", "bf16", "--keys", 0], "append"),

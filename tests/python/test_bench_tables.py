@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import marked_block  # noqa: E402
 import measured_table  # noqa: E402
 import merge  # noqa: E402
 import sources  # noqa: E402
+import speed_chart  # noqa: E402
 
 
 @pytest.fixture
@@ -238,15 +240,15 @@ class TestGpuTables:
             (name, {"conditions": alike, "rows": [raced(f"forward D64 none S{s}") for s in lengths]})
             for name, lengths in (("a", (512, 1024)), ("b", (512,)))
         ]
-        shown = gpu_table.written(files, gpu_table.tables, "")
-        assert "[`a`](a) (1 row," in shown and "[`b`](b) (1 row," in shown
+        shown = gpu_table.written(files, gpu_table.tables)
+        assert "[`a`](../bench/results/a) (1 row," in shown and "[`b`](../bench/results/b) (1 row," in shown
 
     def test_pages_say_when_flash_attention_3_is_missing(self):
         conditions = {"gpu": "G", "driver": "1", "cuda": "13", "torch": "2", "commit": "c" * 40, "date": "2026-01-01"}
         files = [("f.json", {"conditions": conditions, "rows": [raced("forward D64 none S512")]})]
-        assert "FlashAttention-3 is not in these runs" in gpu_table.written(files, gpu_table.tables, "")
+        assert "FlashAttention-3 is not in these runs" in gpu_table.written(files, gpu_table.tables)
         files[0][1]["rows"][0]["rates"]["fa3"] = 700.0
-        assert "FlashAttention-3 was raced in the same run" in gpu_table.written(files, gpu_table.tables, "")
+        assert "FlashAttention-3 was raced in the same run" in gpu_table.written(files, gpu_table.tables)
 
     def test_committed_rows_and_those_that_would_be_measured_have_their_tables(self):
         torch = pytest.importorskip("torch")
@@ -273,7 +275,7 @@ class TestCpuTables:
         assert measured_table.title({"cpu": "AMD EPYC", "heddle_target": "avx2"}) == "AMD EPYC, `avx2`"
 
     def test_each_file_is_a_section(self):
-        sections = measured_table.written(bench_results.read("cpu-*.json"), measured_table.short, "")
+        sections = measured_table.written(bench_results.read("cpu-*.json"), measured_table.short)
         assert sections.count("Heddle's target") == len(list((ROOT / "bench/results").glob("cpu-*.json")))
 
     def test_rows_of_an_unknown_group_are_an_error(self):
@@ -307,8 +309,8 @@ def copy(tmp_path_factory):
 
 
 @pytest.mark.parametrize("script, page, block", [
-    ("gpu_table", "README.md", "measured gpu"), ("gpu_table", "docs/performance.md", "gpu rows"), ("measured_table", "README.md", "measured"),
-    ("measured_table", "docs/performance.md", "cpu rows"), ("ladder_tables", "docs/ladder.md", "unfused"), ("ladder_tables", "docs/ladder.md", "times"),
+    ("gpu_table", "docs/performance.md", "measured gpu"), ("gpu_table", "docs/performance.md", "gpu rows"), ("measured_table", "docs/performance.md", "measured"),
+    ("measured_table", "docs/performance.md", "cpu rows"), ("speed_chart", "README.md", "speed"), ("ladder_tables", "docs/ladder.md", "unfused"), ("ladder_tables", "docs/ladder.md", "times"),
     ("encoder_table", "docs/encoder.md", "gpu"),
 ])  # fmt: skip
 def test_a_page_that_was_changed_by_hand_fails_the_check(copy, script, page, block):
@@ -323,3 +325,38 @@ def test_a_page_that_was_changed_by_hand_fails_the_check(copy, script, page, blo
     assert "better figures" in path.read_text(encoding="utf-8")  # a check writes nothing
     assert check().returncode == 0
     assert path.read_text(encoding="utf-8") == right
+
+
+class TestSpeedChart:
+    CONDITIONS = {"gpu": "G", "driver": "1", "cuda": "13", "torch": "2", "commit": "c" * 40, "date": "2026-01-01"}
+
+    def drawn(self, *rows):
+        return speed_chart.drawn([("nvidia-g.json", {"conditions": self.CONDITIONS, "rows": list(rows)})])
+
+    def test_who_took_every_length_has_a_line(self):
+        shown = self.drawn(
+            raced("forward D128 causal S512", heddle=300.0, fa3=310.0, cudnn=290.0),
+            raced("forward D128 causal S1024", heddle=400.0, fa3=420.0),
+            raced("backward D128 causal S512", heddle=200.0, cudnn=210.0),
+            raced("forward D128 causal S512, scales by heads", heddle=1.0),
+        )
+        names = re.findall(r">(\w+ (?:forward|gradients))<", shown)
+        assert names == ["Heddle forward", "FA3 forward", "Heddle gradients", "cuDNN gradients"]
+        assert shown.count("<polyline") == 4 and "one G †:" in shown  # rows that do not say what they measured
+
+    def test_without_such_rows_there_is_no_picture(self):
+        with pytest.raises(ValueError, match="no row is of attention at head size 128 under a causal mask"):
+            self.drawn(raced("forward D64 none S512"))
+
+    def test_a_picture_that_was_changed_by_hand_fails_the_check(self, copy):
+        check = lambda *more: subprocess.run(
+            [sys.executable, copy / "scripts/speed_chart.py", *more], capture_output=True, text=True
+        )
+        picture = copy / "docs/speed.svg"
+        right = picture.read_text(encoding="utf-8")
+        assert check("--check").returncode == 0
+        picture.write_text(right.replace("Heddle", "Hurdle"), encoding="utf-8")
+        failed = check("--check")
+        assert failed.returncode == 1 and "run scripts/speed_chart.py" in failed.stderr
+        assert "Hurdle" in picture.read_text(encoding="utf-8")
+        assert check().returncode == 0 and picture.read_text(encoding="utf-8") == right

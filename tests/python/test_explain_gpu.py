@@ -1,4 +1,4 @@
-"""explain() for a GPU that need not be here, and README's table, which is written from it."""
+"""explain() for a GPU that need not be here, and docs/support.md's table, which is written from it."""
 
 import shutil
 import subprocess
@@ -110,7 +110,8 @@ def tree(tmp_path):
     """A copy of what scripts/support_table.py reads."""
     for folder in ("scripts", "src/cpu/targets"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
-    shutil.copy(ROOT / "README.md", tmp_path)
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs/support.md", tmp_path / "docs")
     return tmp_path
 
 
@@ -120,18 +121,16 @@ def support_table(tree, *more):
 
 @needs_kernels
 def test_a_row_changed_by_hand_is_seen(tree):
-    readme = tree / "README.md"
-    good = readme.read_text()
+    page = tree / "docs/support.md"
+    good = page.read_text()
     assert support_table(tree, "--check").returncode == 0
     begin = good.index("<!-- begin support gpu -->")
     for row in ("| float16; bfloat16 | yes |", "| GPU | Hopper |", "| runs by itself | yes |"):
         assert row in good[begin:]
-        readme.write_text(
-            good[:begin] + good[begin:].replace(row, row.replace("yes |", "no |").replace("Hopper", "Ada"))
-        )
+        page.write_text(good[:begin] + good[begin:].replace(row, row.replace("yes |", "no |").replace("Hopper", "Ada")))
         failed = support_table(tree, "--check")
         assert failed.returncode == 1 and "run scripts/support_table.py" in failed.stderr
-    assert support_table(tree).returncode == 0 and readme.read_text() == good
+    assert support_table(tree).returncode == 0 and page.read_text() == good
 
 
 @pytest.mark.skipif(heddle._heddle.cuda_built(), reason="this build has kernels")
