@@ -34,8 +34,8 @@ class HostTensor {
   TensorView view_;
 };
 
-// Views of tensors that are not there, to ask about a call on a device: contiguous, without data. Index data on a CPU is
-// read, and has memory.
+// Views of tensors that are not there, to ask about a call on a device: contiguous, without data. Index data on a CPU
+// is read, and has memory.
 class StandIns {
  public:
   explicit StandIns(Device device) : device_(device) {}
