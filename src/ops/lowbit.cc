@@ -48,7 +48,7 @@ void quantize(const TensorView& weights, const QuantizeOptions& options, const Q
 
 std::size_t quantize_workspace(const TensorView& weights, const QuantizeOptions& options, const QuantizedMatrix& out,
                                const Runtime& runtime) {
-  const Check check("quantize");
+  const Check check("quantize", Data::to_come);
   const QuantizeCall call{checked_problem(check, weights, options, out), weights.device};
   const int workers = workers_of(runtime);
   return choose(check, call, wish_of<QuantizeCall>(check, options.force), workers).workspace(call, workers);

@@ -80,7 +80,7 @@ const float* checked_importance(const Check& check, const TensorView& importance
   check.require(importance.shape[0] == K, "importance is ", importance, ": it must be [K] = [", K, "]");
   check.require(K == 0 || importance.contiguous(), "importance is not contiguous: it must be");
   const auto* values = static_cast<const float*>(importance.data);
-  for (std::int64_t k = 0; device == Device::cpu && k < K; ++k) {
+  for (std::int64_t k = 0; device == Device::cpu && values != nullptr && k < K; ++k) {
     if (!(values[k] >= 0.0f && std::isfinite(values[k]))) refuse_importance(k, values[k]);
   }
   return values;

@@ -162,7 +162,7 @@ struct AttentionProblem {
 
   // Reads index data, so it belongs where the data is: for problems on a GPU, inside kernels (hence constexpr). Nobody
   // has checked the data there: it is clamped, so that no row outside the tensors is named.
-  constexpr Sequence sequence(std::int64_t b) const {
+  constexpr Sequence stored_sequence(std::int64_t b) const {
     Sequence s;
     s.q_rows = Sq;
     s.k_rows = k_batches > 0 ? Sk : 0;
@@ -182,6 +182,12 @@ struct AttentionProblem {
       s.sk -= skipped;
     }
     s.off = causal == Causal::top_left ? 0 : s.sk - s.sq;
+    return s;
+  }
+  // With its positions in the longer problem, if the call is a piece of one. Kernels that refuse pieces, as all of GPUs
+  // do, take stored_sequence(), and do not pay for the question.
+  constexpr Sequence sequence(std::int64_t b) const {
+    Sequence s = stored_sequence(b);
     if (piece()) {
       s.q_offset = q_offset.data ? clamped(q_offset[b], 0, kPositions) : 0;
       s.key_offset = key_offset.data ? clamped(key_offset[b], 0, kPositions) : 0;

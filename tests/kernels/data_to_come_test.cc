@@ -11,6 +11,7 @@
 #include "heddle/error.h"
 #include "heddle/explain.h"
 #include "heddle/linear.h"
+#include "heddle/lowbit.h"
 #include "kit/case_data.h"
 #include "kit/messages.h"
 
@@ -147,6 +148,16 @@ TEST(DataToCome, MayBeThatOfLinearLayers) {
   EXPECT_EQ(reason(view(DType::bf16, {64, 512}, 4), view(DType::bf16, {512})),
             "x's rows must begin at multiples of 16 bytes; found a stride of 512 elements, and a first byte at a "
             "multiple of 4");
+}
+
+TEST(DataToCome, MayBeThatOfAQuantisation) {
+  const TensorView weights(nullptr, DType::bf16, {64, 128});
+  const lowbit::QuantizedMatrix out = lowbit::storage(lowbit::format_named("nvfp4"), 64, 128);
+  lowbit::QuantizeOptions options;
+  options.rule = lowbit::ScaleRule::mse;
+  options.importance = TensorView(nullptr, DType::f32, {128});
+  EXPECT_EQ(lowbit::quantize_workspace(weights, options, out), 0);
+  for (const Candidate& c : lowbit::explain_quantize(weights, options, out)) EXPECT_EQ(c.chosen, c.name == "cpu");
 }
 
 TEST(DataToCome, IsNoneForACall) {

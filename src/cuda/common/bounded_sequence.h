@@ -9,7 +9,7 @@ namespace heddle::cuda {
 // if `buffers` in memory have these extents too. Where nothing has them, a sequence that is longer than was said
 // costs nothing but time.
 constexpr Sequence bounded_sequence(const AttentionProblem& p, std::int64_t b, bool buffers = false) {
-  Sequence s = p.sequence(b);
+  Sequence s = p.stored_sequence(b);
   if (buffers || p.bias.data != nullptr || p.mask.data != nullptr) {
     s.q_rows = clamped(s.q_rows, 0, p.Sq);
     s.k_rows = clamped(s.k_rows, 0, p.Sk);

@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
   const AttentionBackwardProblem& p = params.problem;
   const unsigned heads = static_cast<unsigned>(p.H), blocks = params.blocks_per_sequence;
   const unsigned unit = blockIdx.x / heads, h = blockIdx.x - unit * heads, b = unit / blocks;
-  const Sequence s = p.sequence(b);
+  const Sequence s = p.stored_sequence(b);
   const int lanes = params.lanes, lane = static_cast<int>(threadIdx.x) % lanes;
   const std::int64_t block_row = std::int64_t{unit - b * blocks} * block_rows(lanes);
   if (block_row >= round_up_to_tile(s.q_rows)) return;
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kThreads) large_rows_kernel(const __grid_const
   const AttentionBackwardProblem& p = params.problem;
   const unsigned heads = static_cast<unsigned>(p.H), blocks = params.blocks_per_sequence;
   const unsigned unit = blockIdx.x / heads, h = blockIdx.x - unit * heads, b = unit / blocks;
-  const Sequence s = p.sequence(b);
+  const Sequence s = p.stored_sequence(b);
   const std::int64_t i = std::int64_t{unit - b * blocks} * kThreads + threadIdx.x;
   const std::int64_t at = h * rows_per_head(p) + first_row(p, b, s) + i;
   bool mine = false;
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kSinkThreads) sink_gradient_kernel(const __gri
   const float sink = floats(p.sink)[h * p.sink.stride_h];
   float sum = 0.0f;
   for (std::int64_t b = 0; b < p.B; ++b) {
-    const Sequence s = p.sequence(b);
+    const Sequence s = p.stored_sequence(b);
     const std::int64_t from = h * rows_per_head(p) + first_row(p, b, s);
 #pragma unroll 4
     for (std::int64_t i = thread; i < s.sq; i += kSinkThreads) {

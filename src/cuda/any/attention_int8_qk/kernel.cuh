@@ -29,7 +29,7 @@ struct KeyHead {
   __device__ KeyHead(const Params& params, unsigned unit)
       : b(static_cast<int>(params.kv_heads.quotient(unit))), h(static_cast<int>(unit - b * params.kv_heads.divisor)) {
     const AttentionProblem& p = params.problem;
-    const Sequence s = p.sequence(b);
+    const Sequence s = p.stored_sequence(b);
     keys = static_cast<int>(keys_of(p, s));
     first = s.k_begin;
     data = p.k.at(b, first, h);
@@ -182,7 +182,7 @@ __device__ void quantize_queries(const Params& params, unsigned block_of_all) {
   const Codes& c = params.codes;
   const unsigned unit = params.row_blocks.quotient(block_of_all), b = params.heads.quotient(unit);
   const int h = static_cast<int>(unit - b * params.heads.divisor);
-  const Sequence s = p.sequence(b);
+  const Sequence s = p.stored_sequence(b);
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const int column = lane % kPieces * kPiece, sq = static_cast<int>(s.sq);
   const int first = static_cast<int>(block_of_all - unit * params.row_blocks.divisor) * kBlockRows + warp * kWarpRows +

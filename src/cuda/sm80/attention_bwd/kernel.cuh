@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(C::kThreads) finish_dq_kernel(const __grid_con
   const unsigned b = p.scores.heads.quotient(unit);
   const int h = static_cast<int>(unit - b * p.scores.heads.divisor);
   const AttentionProblem& a = p.scores.problem;
-  const Sequence s = a.sequence(b);
+  const Sequence s = a.stored_sequence(b);
   const int rows = static_cast<int>(s.q_rows) - tile * C::kTileQ;
   if (rows <= 0) return;
   const std::int64_t stored_row = any::attention_bwd_rows::first_row(a, b, s);

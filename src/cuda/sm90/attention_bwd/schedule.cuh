@@ -52,7 +52,7 @@ __device__ TileIndex tile_of_packed(const Params& p, int tile) {
 #pragma unroll 1
   for (int from = 0; from < batch; from += 32) {
     const int b = from + lane;
-    const int rows = b < batch ? static_cast<int>(p.problem.sequence(b).k_rows) : 0;
+    const int rows = b < batch ? static_cast<int>(p.problem.stored_sequence(b).k_rows) : 0;
     const int tiles = (rows + C::kTileK - 1) / C::kTileK * heads;
     const int before = sum_through_lane(tiles, lane);  // of the sequences up to this lane's
     const unsigned reaches = __ballot_sync(0xffffffff, tile < before);

@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kSumThreads)
   const AttentionBackwardProblem& problem = p.problem;
   const std::int64_t blocks = (sums.longest + kSumRows - 1) / kSumRows, unit = blockIdx.x / blocks;
   const std::int64_t b = unit / sums.heads, h = unit - b * sums.heads, row = (blockIdx.x - unit * blocks) * kSumRows;
-  const Sequence s = problem.sequence(b);
+  const Sequence s = problem.stored_sequence(b);
   const std::int64_t rows = sums.of_keys ? s.k_rows : s.q_rows, begin = sums.of_keys ? s.k_begin : s.q_begin;
   if (row >= rows) return;
   const int warp = static_cast<int>(threadIdx.x) / 32;
