@@ -43,7 +43,8 @@ void merge_backward(const MergeBackwardProblem& p, const Runtime& runtime) {
   }
 }
 
-// Bytes a second of one thread, of float32 partials in memory; the gradients read and write each.
+// Bytes a second of one thread, about, of float32 partials in memory; the gradients read and write each. Nothing is
+// compared by it.
 constexpr double kMerged = 20e9;
 
 std::string in_tasks(const MergeProblem& p, int workers) {
