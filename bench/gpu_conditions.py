@@ -34,10 +34,12 @@ def now() -> str:
 
 @functools.cache
 def query(fields: str) -> str:
-    """What nvidia-smi says of the first GPU."""
+    """What nvidia-smi says of the GPU that this process runs on, the first of those that it may see."""
+    which = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     out = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"], capture_output=True, text=True, check=True
-    )
+        ["nvidia-smi", f"--id={which}", f"--query-gpu={fields}", "--format=csv,noheader"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
     return out.stdout.strip().split("\n")[0]
 
 
