@@ -46,6 +46,11 @@ def causal_code(causal: Any) -> int:
     return code
 
 
+def of_torch(value: Any, name: str) -> bool:
+    """Whether value is of torch's class of that name. As hosts.is_torch, by names."""
+    return type(value).__name__ == name and type(value).__module__ == "torch"
+
+
 def flag(operation: str, name: str, value: Any) -> bool:
     """value as a bool: also numpy's, the ints 0 and 1, and what torch makes of a comparison of symbolic sizes. Python would
     take any other object for true or false too, "none" for true."""
@@ -53,8 +58,7 @@ def flag(operation: str, name: str, value: Any) -> bool:
         return value
     if isinstance(value, np.bool_) or (type(value) is int and value in (0, 1)):
         return bool(value)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.SymBool):
+    if of_torch(value, "SymBool"):
         return bool(value)
     shown = repr(value) if value is None or isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
     rule = "it must be True or False (numpy's bool and the ints 0 and 1 are taken too)"
@@ -80,8 +84,7 @@ def dtype_name(dtype: Any) -> Any:
     bf16). What is none of these comes back as it is."""
     if isinstance(dtype, str):
         return _SHORT.get(dtype, dtype)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(dtype, torch.dtype):
+    if of_torch(dtype, "dtype"):
         return str(dtype).removeprefix("torch.")
     if isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic)):
         return np.dtype(dtype).name

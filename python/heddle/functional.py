@@ -164,7 +164,7 @@ def attention(
     if batch_invariant is not False and batch_invariant is not True:
         batch_invariant = flag("attention", "batch_invariant", batch_invariant)
     if deterministic is None:
-        deterministic = torch_is_deterministic()
+        deterministic = torch_host().is_deterministic() if is_torch(q) else torch_is_deterministic()
     elif deterministic is not False and deterministic is not True:
         deterministic = flag("attention", "deterministic", deterministic)
     left, right = window if type(window) is tuple and len(window) == 2 else pair(window)

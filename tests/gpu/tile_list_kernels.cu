@@ -14,7 +14,13 @@ void launch(const AttentionProblem& p, const std::int32_t* tiles, const std::int
   constexpr sm80::Variant kVariant = sm80::variant_of<C>();
   sm80::Params params = sm80::params_for(p, kVariant);
   params.lists = {tiles, counts, length};
-  kVariant.launch(params, static_cast<cudaStream_t>(stream));
+  // Not by kVariant.launch: in a shared library that asks a CUDA runtime of its own, which does not know this kernel.
+  const auto kernel = sm80::attention_fwd_kernel<C>;
+  constexpr int kBytes = sizeof(sm80::SharedMemory<C>);
+  cuda::check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes), "tile lists");
+  const auto blocks = static_cast<unsigned>(params.q_tiles) * params.units;
+  kernel<<<blocks, C::kThreads, kBytes, static_cast<cudaStream_t>(stream)>>>(params);
+  cuda::check(cudaGetLastError(), "tile lists");
 }
 
 template <sm80::Tiling kTiling, bool kOptions>

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 from .. import _heddle
 from ..explanation import UINT8, gpu_name, stand_in
-from ..hosts import arrays, torch_host
+from ..hosts import arrays, is_torch, torch_host
 from .packed import PackedTensor
 from .tensor import QuantizedTensor, kind, plain
 
@@ -151,11 +150,10 @@ def linear(
     """
     if type(weights) is not PackedTensor:
         _check_packed("linear", weights)
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(x, torch.Tensor):  # the way of most calls: as short as can be
+    if is_torch(x):  # the way of most calls: as short as can be
         host = torch_host()
         options = (*weights._described, activation, norm, eps, int8_x, batch_invariant, force)
-        data = weights.data if isinstance(weights.data, torch.Tensor) else torch.from_numpy(weights.data)
+        data = weights.data if is_torch(weights.data) else host.torch.from_numpy(weights.data)
         if out is None:
             return host.linear(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options)
         return host.linear_into(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options, out)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .. import _heddle
+from ..hosts import is_torch
 
 #: Names of formats; ``nf4_bN`` and ``fp4_bnb_bN`` with N a power of two from 32 to 4096 are there besides.
 FORMATS: tuple[str, ...] = tuple(_heddle.lowbit_formats())
@@ -22,9 +22,10 @@ _TORCH = {0: "float32", 1: "float16", 2: "bfloat16", 5: "float8_e4m3fn", 6: "uin
 
 def torch_of(x: Any) -> Any:
     """torch, with Heddle's reading of its tensors set up, if x is a torch tensor; else None."""
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(x, torch.Tensor):
+    if not is_torch(x):
         return None
+    import torch
+
     from ..hosts.torch import operators  # noqa: F401
 
     return torch

@@ -41,6 +41,7 @@ _cached_operator = torch.ops.heddle.attention_with_kv_cache.default
 _cached_out_operator = torch.ops.heddle.attention_with_kv_cache_out.default
 _over_int4_operator = torch.ops.heddle.attention_over_int4_cache.default
 _over_int4_out_operator = torch.ops.heddle.attention_over_int4_cache_out.default
+is_deterministic = torch.are_deterministic_algorithms_enabled
 _any_autocast = torch._C._is_any_autocast_enabled
 _compiling = torch.compiler.is_compiling
 _profiling = torch.autograd._profiler_enabled
