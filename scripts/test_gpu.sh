@@ -88,18 +88,18 @@ watch() {
   grep 'SUMMARY' "$logs/$tool.log" | sort | uniq -c
 }
 
-# $1: tool, $2: what it must report, $3: the disabled test that it must report it of, $4: what it means if it does not.
-prove() {
+# $1: tool, $2: what it may report, $3: the disabled test that it is to run. Whether it reports it.
+reports() {
   env -u GTEST_SHARD_INDEX -u GTEST_TOTAL_SHARDS "$sanitizer" --tool "$1" --log-file "$logs/planted.log" \
     "$tests" --gtest_also_run_disabled_tests --gtest_filter="GpuKit.DISABLED_$3" >/dev/null 2>&1 || true
-  if ! grep -q "$2" "$logs/planted.log"; then
-    echo "test_gpu.sh: $1 does not report what it must of $3: $4; see $logs/planted.log" >&2
-    exit 1
-  fi
-  rm "$logs/planted.log"
+  grep -q "$2" "$logs/planted.log"
+}
+# As reports(): it must.
+prove() {
+  reports "$@" || { echo "test_gpu.sh: $1 does not report $3; see $logs/planted.log" >&2; exit 1; }
 }
 
-prove memcheck 'Invalid __global__ write' WritesPastItsMemory 'it sees no errors'
+prove memcheck 'Invalid __global__ write' WritesPastItsMemory
 # Not the calls of many thousand rows and keys: the same code as often again, a quarter of the time of all.
 watch memcheck "${MEMCHECK_FILTER:-*-*Addresses.*:*Repeats.*:*RepeatsToTheBit:*GpuLong*:*Coverage.*:*Streams.*:GpuKit.Failures*}" --leak-check no
 if (($(grep -c 'ERROR SUMMARY: 0 errors' "$logs/memcheck.log") != jobs)); then
@@ -110,8 +110,14 @@ fi
 
 climb "$sanitizer" --tool memcheck --error-exitcode 9 --log-file "$logs/ladder_memcheck.log" >/dev/null
 
-prove racecheck 'Race reported' Races 'it sees no races'
-prove racecheck 'Race reported' MeetsUnevenly 'it understands barriers better than tests/gpu/racecheck_known.txt says, which then excuses too much'
+prove racecheck 'Race reported' Races
+# Where it does not take MeetsUnevenly for a race, nothing excuses what it finds in kernels that meet so.
+known=$logs/racecheck_known.txt
+grep -vE '^(#|$)' tests/gpu/racecheck_known.txt >"$known"
+if ! reports racecheck 'Race reported' MeetsUnevenly; then
+  echo 'racecheck does not take MeetsUnevenly for a race: findings in sm90_decode are not excused'
+  sed -i '/attention_decode/d' "$known"
+fi
 # racecheck takes a hundred times as long as the test alone: one row of each kind, of the dtypes that tell kernels apart.
 rows='Cases/GpuForward.*'
 back='Cases/GpuBackward.MatchesReference'
@@ -120,10 +126,9 @@ gradients+=":$back/round_s64_d64_f32:$back/feature_all_scores_f*:$back/feature_p
 some="$rows/round_*:$rows/feature_*_f16:$rows/feature_*_e4m3:$rows/decode_*_bf16:$rows/decode_f8_*:$gradients:GpuLinear.Clusters:GpuLinear.Epilogues:GpuLinear.NormInFront:GpuLinearGemv.*"
 some+=":GpuInt8QkValues.*:GpuEncoderEdges.*:GpuTransformerBlockEdges.OneRowAndNone:GpuTransformerBlockEdges.WideRows:GpuUnpackWeights.*"
 watch racecheck "${RACECHECK_FILTER:-$some}" --racecheck-report analysis
-known=tests/gpu/racecheck_known.txt
-if grep -E '^========= +(Error|Warning): ' "$logs/racecheck.log" |
-  grep -vFf <(grep -vE '^(#|$)' "$known" || echo '(nothing is known)') >"$logs/racecheck_new.log"; then
+[[ -s $known ]] || echo '(nothing is known)' >"$known"
+if grep -E '^========= +(Error|Warning): ' "$logs/racecheck.log" | grep -vFf "$known" >"$logs/racecheck_new.log"; then
   sort "$logs/racecheck_new.log" | uniq -c | head -20 >&2
-  echo "test_gpu.sh: racecheck found what $known does not explain" >&2
+  echo "test_gpu.sh: racecheck found what tests/gpu/racecheck_known.txt does not explain" >&2
   exit 1
 fi

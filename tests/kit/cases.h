@@ -80,7 +80,7 @@ struct AttentionCase {
   DType o_dtype() const { return float32_out ? DType::f32 : dtype == DType::f8e4m3 ? DType::bf16 : dtype; }
   // Of bias and mask: in a piece, those of a problem that is longer at both ends.
   bool piece() const { return q_offset || key_offset; }
-  bool partial() const { return piece() || float32_out; }
+  bool partial() const { return piece() || (float32_out && dtype != DType::f32); }
   std::int64_t columns() const { return piece() ? kMostOffset + Sk + 5 : Sk; }
   static constexpr std::int64_t kMostOffset = 37;
   bool has_backward() const {
