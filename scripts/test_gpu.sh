@@ -114,7 +114,11 @@ prove racecheck 'Race reported' Races
 # Where it does not take MeetsUnevenly for a race, nothing excuses what it finds in kernels that meet so.
 known=$logs/racecheck_known.txt
 grep -vE '^(#|$)' tests/gpu/racecheck_known.txt >"$known"
-if ! reports racecheck 'Race reported' MeetsUnevenly; then
+met=
+for _ in 1 2 3 4 5; do
+  if reports racecheck 'Race reported' MeetsUnevenly; then met=1 && break; fi
+done
+if [[ -z $met ]]; then
   echo 'racecheck does not take MeetsUnevenly for a race: findings in sm90_decode are not excused'
   sed -i '/attention_decode/d' "$known"
 fi
