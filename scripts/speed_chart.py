@@ -2,7 +2,7 @@
 
   python scripts/speed_chart.py [--check]
 
-Attention in bfloat16 at head size 128 under a causal mask, forward and gradients: each contender of bench/results/nvidia-h200.json
+Attention in bfloat16 at head size 128 under a causal mask, forward and gradients: each contender of the newest bench/results/nvidia-*.json
 that took every length. A dagger says that the sources of a kernel are others now than those that were measured.
 """
 
@@ -74,7 +74,7 @@ def told(files):
 
 
 def write(check):
-    files = read("nvidia-h200.json")
+    files = read("nvidia-*.json")[-1:]
     new = drawn(files)
     if not check:
         PICTURE.write_text(new, encoding="utf-8")
