@@ -18,7 +18,7 @@ constexpr GpuModel kModels[] = {
     {"rtx4090", "NVIDIA GeForce RTX 4090", 8, 9, 128, 99 * kKiB, 100 * kKiB, 72 * kMiB},
     {"l40s", "NVIDIA L40S", 8, 9, 142, 99 * kKiB, 100 * kKiB, 96 * kMiB},
     {"h100", "NVIDIA H100 80GB HBM3", 9, 0, 132, 227 * kKiB, 228 * kKiB, 50 * kMiB},
-    {"h200", "NVIDIA H200", 9, 0, 132, 227 * kKiB, 228 * kKiB, 50 * kMiB},
+    {"h200", "NVIDIA H200", 9, 0, 132, 227 * kKiB, 228 * kKiB, 60 * kMiB},
 };
 
 TensorView there(TensorView view) {
