@@ -72,6 +72,15 @@ struct Probabilities {
   double lse = -kInfinity;
 };
 
+// Of a call over lists of key blocks, whether the list of row i holds the block of key j; of any other, true.
+bool listed(const SparseProblem* p, int64_t b, int64_t h, const Sequence& s, int64_t i, int64_t j) {
+  if (p == nullptr) return true;
+  for (const std::int32_t block : p->list(b, s, i, h / p->heads_of_unit())) {
+    if (block == j / p->lists.block_size) return true;
+  }
+  return false;
+}
+
 bool removed(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i, int64_t j) {
   if (p.draft_removes(b, s, i, j)) return true;
   if (p.mask && p.mask.as<unsigned char>()[p.mask.offset(b, h, i, s.key_offset + j)] == 0) return true;
@@ -79,13 +88,13 @@ bool removed(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s,
 }
 
 Probabilities softmax_row(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i,
-                          const Keys& keys) {
+                          const Keys& keys, const SparseProblem* lists = nullptr) {
   Probabilities out;
   Row& scores = out.scores;
   const Row q = load_row(p.q.at(b, s.q_begin + i, h), p.q, p.D, p.q_scale.at(b, s.q_begin + i, h));
   const auto range = p.key_range(s, i);
   for (int64_t j = range.begin; j < range.end; ++j) {
-    if (removed(p, b, h, s, i, j)) continue;
+    if (!listed(lists, b, h, s, i, j) || removed(p, b, h, s, i, j)) continue;
     double score = static_cast<double>(p.scale) * dot(q, keys.k[j]);
     double slope = p.scale;
     if (p.softcap > 0) {
@@ -225,7 +234,8 @@ std::string describe(const Problem&, int) {
   return "each sum in doubles";
 }
 
-void launch(const AttentionProblem& p, const Runtime& runtime) {
+template <class Problem>
+void launch(const Problem& p, const Runtime& runtime) {
   const Forward result = attention_forward(p, *runtime.executor);
   store_rows(p, result.o, p.o, p.Dv);
   if (!p.lse) return;
@@ -233,7 +243,8 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
     const Sequence s = p.sequence(b);
     for (int64_t h = 0; h < p.H; ++h) {
       for (int64_t i = 0; i < s.q_rows; ++i) {
-        p.lse.as<float>()[p.lse.offset(b, h, s.q_begin + i)] = static_cast<float>(result.lse[lse_index(p, b, h, s, i)]);
+        p.lse.template as<float>()[p.lse.offset(b, h, s.q_begin + i)] =
+            static_cast<float>(result.lse[lse_index(p, b, h, s, i)]);
       }
     }
   }
@@ -263,9 +274,7 @@ void launch_backward(const AttentionBackwardProblem& p, const Runtime& runtime) 
   }
 }
 
-}  // namespace
-
-Forward attention_forward(const AttentionProblem& p, Executor& executor) {
+Forward forward(const AttentionProblem& p, const SparseProblem* lists, Executor& executor) {
   Forward out;
   out.o.assign(total_rows(p) * p.H * p.Dv, 0);
   out.lse.assign(total_rows(p) * p.H, -kInfinity);
@@ -274,7 +283,7 @@ Forward attention_forward(const AttentionProblem& p, Executor& executor) {
     const Sequence s = p.sequence(b);
     const Keys keys(p, b, s, h);
     for (int64_t i = 0; i < s.sq; ++i) {
-      const Probabilities row = softmax_row(p, b, h, s, i, keys);
+      const Probabilities row = softmax_row(p, b, h, s, i, keys, lists);
       double* o = &out.o[(row_index(p, b, s, i) * p.H + h) * p.Dv];
       for (std::size_t n = 0; n < row.keys.size(); ++n) {
         if (row.keep[n] == 0) continue;
@@ -285,6 +294,11 @@ Forward attention_forward(const AttentionProblem& p, Executor& executor) {
   });
   return out;
 }
+
+}  // namespace
+
+Forward attention_forward(const AttentionProblem& p, Executor& executor) { return forward(p, nullptr, executor); }
+Forward attention_forward(const SparseProblem& p, Executor& executor) { return forward(p, &p, executor); }
 
 Backward attention_backward(const AttentionBackwardProblem& p, Executor& executor) {
   Backward out;
@@ -325,6 +339,17 @@ const AttentionForwardKernel kAttentionForward = {
     .launch = launch,
     .describe = describe<AttentionProblem>,
     .extras = kE4m3 | kDraftMask | kInt4 | kPiece | kFloat32Out,
+};
+const SparseForwardKernel kSparseAttentionForward = {
+    .name = "reference",
+    .method = "reference",
+    .device = Device::cpu,
+    .automatic = false,
+    .supports = serves_all,
+    .estimate = [](const SparseProblem& p, int workers) { return estimate(p, workers); },
+    .workspace = no_workspace,
+    .launch = launch,
+    .describe = describe<SparseProblem>,
 };
 const AttentionBackwardKernel kAttentionBackward = {
     .name = "reference",

@@ -1,0 +1,10 @@
+// The CPU's candidate for attention over lists of key blocks.
+#pragma once
+
+#include "problem/sparse.h"
+
+namespace heddle::cpu {
+
+extern const SparseForwardKernel kSparseAttentionForward;  // "cpu": rows gathered by the blocks that they list
+
+}  // namespace heddle::cpu

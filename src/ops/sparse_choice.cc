@@ -1,0 +1,15 @@
+#include "ops/sparse_choice.h"
+
+#include "cpu/sparse.h"
+#include "reference/attention.h"
+
+namespace heddle {
+
+template <>
+std::span<const SparseForwardKernel* const> PlainOperation<SparseProblem>::candidates() {
+  static const auto kernels =
+      with_gpu_kernels<SparseProblem>({&cpu::kSparseAttentionForward, &reference::kSparseAttentionForward});
+  return kernels;
+}
+
+}  // namespace heddle

@@ -1,0 +1,15 @@
+// The candidates for attention over lists of key blocks.
+#pragma once
+
+#include "ops/choice.h"
+#include "problem/sparse.h"
+
+namespace heddle {
+
+template <>
+std::span<const SparseForwardKernel* const> PlainOperation<SparseProblem>::candidates();
+
+template <>
+struct Operation<SparseProblem> : PlainOperation<SparseProblem> {};
+
+}  // namespace heddle
