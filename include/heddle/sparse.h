@@ -45,4 +45,17 @@ std::vector<Candidate> explain_sparse_attention(const TensorView& q, const Tenso
                                                 const BlockLists& lists, const AttentionOptions& options,
                                                 const Runtime& runtime = {});
 
+// As attention_backward and its kin; no gradient passes through a list. Not with paged keys, cache_batch_idx or
+// leftpad.
+std::size_t sparse_attention_backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
+                                                const BlockLists& lists, const AttentionGradients& gradients,
+                                                const AttentionOptions& options, const Runtime& runtime = {});
+void sparse_attention_backward(const TensorView& q, const TensorView& k, const TensorView& v, const BlockLists& lists,
+                               const TensorView& o, const TensorView& lse, const TensorView& d_o,
+                               const TensorView& d_lse, const AttentionGradients& gradients,
+                               const AttentionOptions& options, const Runtime& runtime);
+std::vector<Candidate> explain_sparse_attention_backward(const TensorView& q, const TensorView& k, const TensorView& v,
+                                                         const BlockLists& lists, const AttentionGradients& gradients,
+                                                         const AttentionOptions& options, const Runtime& runtime = {});
+
 }  // namespace heddle

@@ -56,6 +56,9 @@ struct Kernels {
   // Attention over lists: scratch bytes for tasks of at most so many positions, and one task.
   std::size_t (*sparse_scratch)(const SparseProblem&, std::int64_t positions);
   void (*sparse_forward)(const SparseProblem&, const SparseTask&, std::byte* scratch);
+  // The same, backward: dq is written, dk and dv are added to, sums as BackwardTask has them.
+  std::size_t (*sparse_backward_scratch)(const SparseBackwardProblem&, std::int64_t positions);
+  void (*sparse_backward)(const SparseBackwardProblem&, const SparseTask&, float* dk, float* dv, std::byte* scratch);
 
   // Partial results of whole calls: rows [begin, end) of all batches', counted b * S + i; and dsink of head h.
   void (*merge_partials)(const MergeProblem&, std::int64_t begin, std::int64_t end);

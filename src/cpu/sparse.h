@@ -1,4 +1,4 @@
-// The CPU's candidate for attention over lists of key blocks.
+// The CPU's candidates for attention over lists of key blocks.
 #pragma once
 
 #include "problem/sparse.h"
@@ -6,5 +6,6 @@
 namespace heddle::cpu {
 
 extern const SparseForwardKernel kSparseAttentionForward;  // "cpu": rows gathered by the blocks that they list
+extern const SparseBackwardKernel kSparseAttentionBackward;
 
 }  // namespace heddle::cpu

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "cpu/keys-inl.h"
+#include "cpu/listed_rows.h"
 #include "cpu/plan.h"
 #include "cpu/rows-inl.h"
 #include "cpu/scores-inl.h"
@@ -21,62 +22,6 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
-
-// The rows of a chunk that list each block. Rows are numbered (i - first position) * G + g.
-class ListedRows {
- public:
-  ListedRows(const SparseProblem& p, std::int64_t positions, Scratch& scratch)
-      : p_(p), blocks_(ceil_div(p.Sk, p.lists.block_size)) {
-    first_ = scratch.take<std::int32_t>(blocks_ + 2);
-    seen_ = scratch.take<std::int64_t>(blocks_);
-    rows_ = scratch.take<std::int32_t>(positions * p.G * std::min(p.lists.entries, blocks_));
-  }
-
-  void find(const Head& head, const SparseTask& task) {
-    const Band band = p_.band(head.s);
-    // Rows of block c are counted at first_[c + 2]. Summed up, first_[c + 1] is where its next row goes, and at last
-    // where they end.
-    std::fill_n(first_, blocks_ + 2, 0);
-    std::fill_n(seen_, blocks_, -1);
-    for_each(head, task, band, [&](std::int64_t c, std::int32_t, std::int64_t heads) {
-      first_[c + 2] += static_cast<std::int32_t>(heads);
-    });
-    for (std::int64_t c = 1; c <= blocks_; ++c) first_[c + 1] += first_[c];
-    std::fill_n(seen_, blocks_, -1);
-    for_each(head, task, band, [&](std::int64_t c, std::int32_t row, std::int64_t heads) {
-      for (std::int64_t g = 0; g < heads; ++g) rows_[first_[c + 1]++] = row + static_cast<std::int32_t>(g);
-    });
-  }
-
-  std::int64_t blocks() const { return blocks_; }
-  // Ascending.
-  std::span<const std::int32_t> of(std::int64_t c) const { return {rows_ + first_[c], rows_ + first_[c + 1]}; }
-
- private:
-  // visit(block, first row, rows) for each list's blocks, each once, that hold a key which the list's row may meet.
-  template <class Visit>
-  void for_each(const Head& head, const SparseTask& task, const Band& band, const Visit& visit) {
-    const bool by_head = p_.lists.units == p_.H && p_.G > 1;
-    const std::int64_t lists = by_head ? p_.G : 1, heads = by_head ? 1 : p_.G;
-    const std::int64_t unit = by_head ? head.kv_head * p_.G : p_.lists.units == 1 ? 0 : head.kv_head;
-    for (std::int64_t i = task.row_begin; i < std::min(task.row_end, head.s.sq); ++i) {
-      const KeyRange met = tiles_of(band.keys_of(i), p_.lists.block_size);
-      for (std::int64_t l = 0; l < lists; ++l) {
-        const std::int64_t row = (i - task.row_begin) * p_.G + l;
-        for (const std::int32_t block : p_.list(head.b, head.s, i, unit + l)) {
-          if (block < met.begin || block >= met.end || seen_[block] == row) continue;
-          seen_[block] = row;
-          visit(block, static_cast<std::int32_t>(row), heads);
-        }
-      }
-    }
-  }
-
-  const SparseProblem& p_;
-  const std::int64_t blocks_;
-  std::int32_t *first_ = nullptr, *rows_ = nullptr;
-  std::int64_t* seen_ = nullptr;  // the last list that named a block
-};
 
 template <Unit U>
 class SparseForwardTile {
@@ -90,7 +35,7 @@ class SparseForwardTile {
         dvp_(round_up(p.Dv, U::kPad)),
         width_(round_up(dvp_, kLanes)),
         scratch_(memory),
-        listed_(p, positions, scratch_) {
+        listed_(p, p.lists, positions, scratch_) {
     const std::int64_t rows = positions * p.G;
     line_ = scratch_.take<float>(kLineRows<U> * std::max(dp_, width_));
     q_ = scratch_.take<Word>(Words<U>(dp_) * kGroup);
@@ -113,7 +58,7 @@ class SparseForwardTile {
     std::fill_n(o_, rows * width_, 0.0f);
     std::fill_n(max_, rows, -kInfinity);
     std::fill_n(sum_, rows, 0.0f);
-    listed_.find(head, task);
+    listed_.find(s, task);
     for (std::int64_t c = 0; c < listed_.blocks(); ++c) {
       const std::span<const std::int32_t> all = listed_.of(c);
       if (all.empty()) continue;
@@ -137,12 +82,12 @@ class SparseForwardTile {
                                   packed_, v_, line_);
   }
 
-  Row row_of(const Head& head, const SparseTask& task, std::int64_t row) const {
-    return {task.row_begin + row / p_.G, head.kv_head * p_.G + row % p_.G};
-  }
-
   void attend(const Head& head, const SparseTask& task, std::span<const std::int32_t> rows) {
-    prepare(head, task, rows);
+    GroupRows& g = *rows_;
+    PrepareRows(p_, head.b, head.s, head.kv_head, task.row_begin * p_.G, static_cast<std::int64_t>(rows.size()), g,
+                rows.data(), keys_);
+    GatherRowsTransposed<U>(p_, p_.q, p_.D, dp_, head.b, head.s, head.kv_head, g,
+                            static_cast<std::int64_t>(g.vectors) * kLanes, q_, kGroup, line_);
     switch (rows_->vectors) {
       case 1:
         return attend_n<1>(head, rows);
@@ -150,33 +95,6 @@ class SparseForwardTile {
         return attend_n<2>(head, rows);
       default:
         return attend_n<3>(head, rows);
-    }
-  }
-
-  // What the scores of these rows need, and Q^T.
-  void prepare(const Head& head, const SparseTask& task, std::span<const std::int32_t> rows) {
-    const Band band = p_.band(head.s);
-    GroupRows& g = *rows_;
-    g.count = static_cast<std::int64_t>(rows.size());
-    g.vectors = static_cast<int>(ceil_div(g.count, kLanes));
-    g.keys = keys_;
-    for (std::int64_t lane = 0; lane < static_cast<std::int64_t>(g.vectors) * kLanes; ++lane) {
-      const Row row = row_of(head, task, rows[std::min(lane, g.count - 1)]);
-      const KeyRange keys = band.keys_of(row.i);
-      g.low[lane] = static_cast<std::int32_t>(keys.begin);
-      g.high[lane] = static_cast<std::int32_t>(keys.end);
-      g.position[lane] = static_cast<float>(row.i + head.s.off);
-      g.slope[lane] = p_.alibi ? p_.alibi.template as<const float>()[p_.alibi.offset(head.b, row.h, 0)] : 0.0f;
-    }
-    Word* words = reinterpret_cast<Word*>(line_);
-    const std::int64_t depth = Words<U>(dp_);
-    for (std::int64_t lane = 0; lane < static_cast<std::int64_t>(g.vectors) * kLanes; lane += 4) {
-      for (std::int64_t k = 0; k < 4; ++k) {
-        const Row row = row_of(head, task, rows[std::min(lane + k, g.count - 1)]);
-        U::PackRow(p_.q, p_.q.at(head.b, head.s.q_begin + row.i, row.h), p_.D, dp_,
-                   reinterpret_cast<typename U::Element*>(words + k * depth));
-      }
-      for (std::int64_t d = 0; d < depth; d += 4) Transpose4x4(words + d, depth, q_ + d * kGroup + lane, kGroup);
     }
   }
 
@@ -237,7 +155,7 @@ class SparseForwardTile {
   void finish(const Head& head, const SparseTask& task) {
     const DF d;
     for (std::int64_t n = 0; n < (task.row_end - task.row_begin) * p_.G; ++n) {
-      const Row row = row_of(head, task, n);
+      const Row row = row_at(p_, head.kv_head, task.row_begin * p_.G + n);
       float* o = o_ + n * width_;
       const VF factor = hn::Set(d, FinishRow(head, row, max_[n], sum_[n]));
       for (std::int64_t i = 0; i < width_; i += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, o + i), factor), d, o + i);

@@ -21,7 +21,7 @@ bool any_has(std::string_view name) {
 bool names_a_kernel(std::string_view name) {
   return any_has<AttentionProblem, AttentionBackwardProblem, LinearProblem, LinearBackwardProblem, RotaryProblem,
                  AppendProblem, Int4AppendProblem, lowbit::QuantizeCall, lowbit::DequantizeProblem, UnpackProblem,
-                 MergeProblem, MergeBackwardProblem, SparseProblem>(name);
+                 MergeProblem, MergeBackwardProblem, SparseProblem, SparseBackwardProblem>(name);
 }
 
 }  // namespace heddle

@@ -62,10 +62,12 @@ KeyLists checked_lists(const Check& check, const AttentionProblem& p, const Bloc
   return out;
 }
 
-Wish wish_of_options(const Check& check, const AttentionOptions& options) {
+// What attention has and attention over lists has not.
+void check_options(const Check& check, const AttentionProblem& p, const AttentionOptions& options) {
+  check.require(!p.draft_mask, "draft_mask is given: attention over lists has none");
+  check.require(p.precision == Precision::f32, "precision is not f32: attention over lists has no other");
   check.require(options.method.empty(), "method is '", options.method,
                 "': attention over lists has one; leave it empty, or name a candidate as force");
-  return wish_of<SparseProblem>(check, options.force);
 }
 
 }  // namespace
@@ -75,10 +77,29 @@ SparseProblem checked_sparse_problem(const Check& check, const TensorView& q, co
                                      const AttentionOptions& options) {
   SparseProblem p;
   static_cast<AttentionProblem&>(p) = checked_forward_problem(check, q, k, v, o, lse, options);
-  check.require(!p.draft_mask, "draft_mask is given: attention over lists has none");
-  check.require(p.precision == Precision::f32, "precision is not f32: attention over lists has no other");
+  check_options(check, p, options);
   p.lists = checked_lists(check, p, lists);
   const Named outputs[] = {{"o", &o}, {"lse", &lse}}, inputs[] = {{"blocks", &lists.blocks}, {"counts", &lists.counts}};
+  check_apart(check, outputs, inputs);
+  return p;
+}
+
+SparseBackwardProblem checked_sparse_backward_problem(const Check& check, const TensorView& q, const TensorView& k,
+                                                      const TensorView& v, const BlockLists& lists, const TensorView& o,
+                                                      const TensorView& lse, const TensorView& d_o,
+                                                      const TensorView& d_lse, const AttentionGradients& gradients,
+                                                      const AttentionOptions& options) {
+  SparseBackwardProblem p;
+  static_cast<AttentionBackwardProblem&>(p) =
+      checked_backward_problem(check, q, k, v, o, lse, d_o, d_lse, gradients, options);
+  check_options(check, p, options);
+  p.lists = checked_lists(check, p, lists);
+  const Named outputs[] = {{"dq", &gradients.dq},
+                           {"dk", &gradients.dk},
+                           {"dv", &gradients.dv},
+                           {"dbias", &gradients.dbias},
+                           {"dsink", &gradients.dsink}};
+  const Named inputs[] = {{"blocks", &lists.blocks}, {"counts", &lists.counts}};
   check_apart(check, outputs, inputs);
   return p;
 }
@@ -89,7 +110,7 @@ std::size_t sparse_attention_forward_workspace(const TensorView& q, const Tensor
   const Check check("sparse_attention_forward", Data::to_come);
   const SparseProblem p = checked_sparse_problem(check, q, k, v, lists, {}, {}, options);
   const int workers = workers_of(runtime);
-  return choose(check, p, wish_of_options(check, options), workers).workspace(p, workers);
+  return choose(check, p, wish_of<SparseProblem>(check, options.force), workers).workspace(p, workers);
 }
 
 void sparse_attention_forward(const TensorView& q, const TensorView& k, const TensorView& v, const BlockLists& lists,
@@ -107,7 +128,7 @@ void sparse_attention_forward_with(const TensorView& q, const TensorView& k, con
   check.require(o.given(), "o is missing");
   const SparseProblem p = checked_sparse_problem(check, q, k, v, lists, o, lse, options);
   const int workers = workers_of(runtime);
-  const SparseForwardKernel& kernel = choose(check, p, wish_of_options(check, options), workers);
+  const SparseForwardKernel& kernel = choose(check, p, wish_of<SparseProblem>(check, options.force), workers);
   const std::size_t needed = kernel.workspace(p, workers);
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};
@@ -118,8 +139,53 @@ std::vector<Candidate> explain_sparse_attention(const TensorView& q, const Tenso
                                                 const BlockLists& lists, const AttentionOptions& options,
                                                 const Runtime& runtime) {
   const Check check("explain_sparse_attention", Data::to_come);
-  return explained(checked_sparse_problem(check, q, k, v, lists, {}, {}, options), wish_of_options(check, options),
-                   workers_of(runtime));
+  return explained(checked_sparse_problem(check, q, k, v, lists, {}, {}, options),
+                   wish_of<SparseProblem>(check, options.force), workers_of(runtime));
+}
+
+std::size_t sparse_attention_backward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
+                                                const BlockLists& lists, const AttentionGradients& gradients,
+                                                const AttentionOptions& options, const Runtime& runtime) {
+  const Check check("sparse_attention_backward", Data::to_come);
+  const SparseBackwardProblem p =
+      checked_sparse_backward_problem(check, q, k, v, lists, {}, {}, {}, {}, gradients, options);
+  const int workers = workers_of(runtime);
+  return choose(check, p, wish_of<SparseBackwardProblem>(check, options.force), workers).workspace(p, workers);
+}
+
+void sparse_attention_backward(const TensorView& q, const TensorView& k, const TensorView& v, const BlockLists& lists,
+                               const TensorView& o, const TensorView& lse, const TensorView& d_o,
+                               const TensorView& d_lse, const AttentionGradients& gradients,
+                               const AttentionOptions& options, const Runtime& runtime) {
+  sparse_attention_backward_with(q, k, v, lists, o, lse, d_o, d_lse, gradients, options, runtime,
+                                 [&](std::size_t) { return runtime.workspace; });
+}
+
+void sparse_attention_backward_with(const TensorView& q, const TensorView& k, const TensorView& v,
+                                    const BlockLists& lists, const TensorView& o, const TensorView& lse,
+                                    const TensorView& d_o, const TensorView& d_lse, const AttentionGradients& gradients,
+                                    const AttentionOptions& options, const Runtime& runtime,
+                                    const std::function<Workspace(std::size_t bytes)>& scratch) {
+  const Check check("sparse_attention_backward");
+  check.require(o.given(), "o is missing");
+  check.require(lse.given(), "lse is missing: sparse_attention_forward writes it");
+  check.require(d_o.given(), "d_o is missing");
+  const SparseBackwardProblem p =
+      checked_sparse_backward_problem(check, q, k, v, lists, o, lse, d_o, d_lse, gradients, options);
+  const int workers = workers_of(runtime);
+  const SparseBackwardKernel& kernel = choose(check, p, wish_of<SparseBackwardProblem>(check, options.force), workers);
+  const std::size_t needed = kernel.workspace(p, workers);
+  Runtime with = runtime;
+  with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  run(check, "sparse_attention_backward", kernel, p, with, needed);
+}
+
+std::vector<Candidate> explain_sparse_attention_backward(const TensorView& q, const TensorView& k, const TensorView& v,
+                                                         const BlockLists& lists, const AttentionGradients& gradients,
+                                                         const AttentionOptions& options, const Runtime& runtime) {
+  const Check check("explain_sparse_attention_backward", Data::to_come);
+  return explained(checked_sparse_backward_problem(check, q, k, v, lists, {}, {}, {}, {}, gradients, options),
+                   wish_of<SparseBackwardProblem>(check, options.force), workers_of(runtime));
 }
 
 }  // namespace heddle

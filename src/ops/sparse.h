@@ -15,10 +15,23 @@ SparseProblem checked_sparse_problem(const Check& check, const TensorView& q, co
                                      const BlockLists& lists, const TensorView& o, const TensorView& lse,
                                      const AttentionOptions& options);
 
-// sparse_attention_forward() with scratch that is asked for when the kernel is chosen (ops/attention.h).
+// o, lse, d_o and d_lse may be absent in queries.
+SparseBackwardProblem checked_sparse_backward_problem(const Check& check, const TensorView& q, const TensorView& k,
+                                                      const TensorView& v, const BlockLists& lists, const TensorView& o,
+                                                      const TensorView& lse, const TensorView& d_o,
+                                                      const TensorView& d_lse, const AttentionGradients& gradients,
+                                                      const AttentionOptions& options);
+
+// sparse_attention_forward() and its gradients with scratch that is asked for when the kernel is chosen
+// (ops/attention.h).
 void sparse_attention_forward_with(const TensorView& q, const TensorView& k, const TensorView& v,
                                    const BlockLists& lists, const TensorView& o, const TensorView& lse,
                                    const AttentionOptions& options, const Runtime& runtime,
                                    const std::function<Workspace(std::size_t bytes)>& scratch);
+void sparse_attention_backward_with(const TensorView& q, const TensorView& k, const TensorView& v,
+                                    const BlockLists& lists, const TensorView& o, const TensorView& lse,
+                                    const TensorView& d_o, const TensorView& d_lse, const AttentionGradients& gradients,
+                                    const AttentionOptions& options, const Runtime& runtime,
+                                    const std::function<Workspace(std::size_t bytes)>& scratch);
 
 }  // namespace heddle

@@ -12,4 +12,11 @@ std::span<const SparseForwardKernel* const> PlainOperation<SparseProblem>::candi
   return kernels;
 }
 
+template <>
+std::span<const SparseBackwardKernel* const> PlainOperation<SparseBackwardProblem>::candidates() {
+  static const auto kernels =
+      with_gpu_kernels<SparseBackwardProblem>({&cpu::kSparseAttentionBackward, &reference::kSparseAttentionBackward});
+  return kernels;
+}
+
 }  // namespace heddle

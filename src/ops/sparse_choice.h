@@ -8,8 +8,12 @@ namespace heddle {
 
 template <>
 std::span<const SparseForwardKernel* const> PlainOperation<SparseProblem>::candidates();
+template <>
+std::span<const SparseBackwardKernel* const> PlainOperation<SparseBackwardProblem>::candidates();
 
 template <>
 struct Operation<SparseProblem> : PlainOperation<SparseProblem> {};
+template <>
+struct Operation<SparseBackwardProblem> : PlainOperation<SparseBackwardProblem> {};
 
 }  // namespace heddle

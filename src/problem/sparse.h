@@ -16,29 +16,29 @@ struct KeyLists {
   std::int64_t count_stride_b = 0, count_stride_n = 0, count_stride_l = 0;
   std::int64_t units = 1, entries = 0;  // L and n
   std::int64_t block_size = 64, query_rows = 1;
+
+  // The list of row i of sequence b for head unit l; its entries may be anything.
+  std::span<const std::int32_t> list(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t i,
+                                     std::int64_t l) const {
+    std::int64_t n = i / query_rows;
+    if (p.cu_seqlens_q) n += query_rows == 1 ? s.q_begin : s.q_begin / query_rows + b;
+    const std::int64_t batch = p.cu_seqlens_q ? 0 : b;
+    std::int64_t count = entries;
+    if (counts != nullptr) {
+      count = clamped(counts[batch * count_stride_b + n * count_stride_n + l * count_stride_l], 0, entries);
+    }
+    return {blocks + batch * stride_b + n * stride_n + l * stride_l, static_cast<std::size_t>(count)};
+  }
 };
 
 struct SparseProblem : AttentionProblem {
   KeyLists lists;
-
-  // Query heads that one list is for; 0: all.
-  std::int64_t heads_of_unit() const { return H / lists.units; }
-
-  // The list of row i of sequence b for head unit l; its entries may be anything.
-  std::span<const std::int32_t> list(std::int64_t b, const Sequence& s, std::int64_t i, std::int64_t l) const {
-    std::int64_t n = i / lists.query_rows;
-    if (cu_seqlens_q) n += lists.query_rows == 1 ? s.q_begin : s.q_begin / lists.query_rows + b;
-    const std::int64_t batch = cu_seqlens_q ? 0 : b;
-    std::int64_t count = lists.entries;
-    if (lists.counts != nullptr) {
-      count = clamped(lists.counts[batch * lists.count_stride_b + n * lists.count_stride_n + l * lists.count_stride_l],
-                      0, lists.entries);
-    }
-    return {lists.blocks + batch * lists.stride_b + n * lists.stride_n + l * lists.stride_l,
-            static_cast<std::size_t>(count)};
-  }
+};
+struct SparseBackwardProblem : AttentionBackwardProblem {
+  KeyLists lists;
 };
 
 using SparseForwardKernel = Kernel<SparseProblem>;
+using SparseBackwardKernel = Kernel<SparseBackwardProblem>;
 
 }  // namespace heddle

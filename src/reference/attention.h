@@ -30,10 +30,12 @@ struct Backward {
 Forward attention_forward(const AttentionProblem& p, Executor& executor);
 Forward attention_forward(const SparseProblem& p, Executor& executor);
 Backward attention_backward(const AttentionBackwardProblem& p, Executor& executor);
+Backward attention_backward(const SparseBackwardProblem& p, Executor& executor);
 
 // The same as candidates of the dispatcher, "reference": never chosen unless asked for by name.
 extern const AttentionForwardKernel kAttentionForward;
 extern const AttentionBackwardKernel kAttentionBackward;
 extern const SparseForwardKernel kSparseAttentionForward;
+extern const SparseBackwardKernel kSparseAttentionBackward;
 
 }  // namespace heddle::reference

@@ -118,6 +118,42 @@ Outputs run(const CaseData& data, const BlockLists& lists, const char* candidate
   return out;
 }
 
+// After a forward that wrote o and lse.
+Gradients run_backward(const CaseData& data, const BlockLists& lists, const HostTensor& o, const HostTensor& lse,
+                       const char* candidate, Executor* executor = nullptr) {
+  Gradients out = data.new_gradients();
+  const AttentionOptions options = options_of(data, candidate);
+  Runtime runtime;
+  runtime.executor = executor;
+  WorkspaceBuffer buffer;
+  const TensorView &q = data.q.view(), &k = data.k.view(), &v = data.v.view();
+  const std::size_t bytes = sparse_attention_backward_workspace(q, k, v, lists, out.views(), options, runtime);
+  if (bytes > 0) {
+    runtime.workspace = {buffer.get(bytes).data, bytes};
+    std::memset(runtime.workspace.data, 0xFF, bytes);
+  }
+  sparse_attention_backward(q, k, v, lists, o.view(), lse.view(), data.d_o.view(), data.d_lse.view(), out.views(),
+                            options, runtime);
+  for (const HostTensor* x : {&out.dq, &out.dk, &out.dv, &out.dsink}) {
+    if (!x->given()) continue;
+    EXPECT_EQ(x->damage(), "");
+  }
+  return out;
+}
+
+void judge(const char* name, const HostTensor& out, const std::vector<double>& reference, const PlainTensor& plain,
+           double factor) {
+  if (!out.given()) return;
+  const TensorView& view = out.view();
+  const Comparison found = compare(name, out.values(), reference, plain,
+                                   {view.shape.begin(), view.shape.begin() + view.rank}, view.dtype, factor);
+  EXPECT_TRUE(found.passed) << name << ": " << found.error << " of " << found.bound << ", " << found.worst;
+}
+
+bool has_gradients(const AttentionCase& call) {
+  return call.has_backward() && call.alibi == Alibi::none && call.softcap == 0;
+}
+
 class Sparse : public ::testing::TestWithParam<SparseCase> {};
 
 TEST_P(Sparse, IsAttentionUnderTheMaskThatSaysTheSame) {
@@ -137,17 +173,48 @@ TEST_P(Sparse, IsAttentionUnderTheMaskThatSaysTheSame) {
 
   const PlainForward plain = plain_forward(masked);
   const double factor = allowed_factor(masked, expected);
-  const auto judge = [&](const char* name, const HostTensor& out, const std::vector<double>& reference,
-                         const PlainTensor& plainly) {
-    const TensorView& view = out.view();
-    const Comparison found = compare(name, out.values(), reference, plainly,
-                                     {view.shape.begin(), view.shape.begin() + view.rank}, view.dtype, factor);
-    EXPECT_TRUE(found.passed) << name << ": " << found.error << " of " << found.bound << ", " << found.worst;
-  };
   on_each_target([&] {
     const Outputs out = run(data, lists.views, "cpu");
-    judge("o", out.o, expected.o, plain.o);
-    judge("lse", out.lse, expected.lse, plain.lse);
+    judge("o", out.o, expected.o, plain.o, factor);
+    judge("lse", out.lse, expected.lse, plain.lse, factor);
+  });
+}
+
+TEST_P(Sparse, HasTheGradientsOfAttentionUnderTheMask) {
+  CaseData data(GetParam().call);
+  if (!data.spec.has_backward()) GTEST_SKIP() << "attention has none";
+  const CaseLists lists(data, GetParam().lists);
+  lists.write_mask(data);
+  const Gradients none = data.new_gradients();
+  const AttentionBackwardProblem masked = data.backward_problem(none);
+  const reference::Forward forward = reference::attention_forward(masked, default_executor());
+  const reference::Backward expected = reference::attention_backward(masked, default_executor());
+  Outputs after{data.new_o(), data.new_lse()};
+  for (std::size_t n = 0; n < forward.o.size(); ++n) after.o.set(static_cast<std::int64_t>(n), forward.o[n]);
+  for (std::size_t n = 0; n < forward.lse.size(); ++n) after.lse.set(static_cast<std::int64_t>(n), forward.lse[n]);
+
+  const SparseBackwardProblem problem = checked_sparse_backward_problem(
+      Check("sparse_attention_backward"), data.q.view(), data.k.view(), data.v.view(), lists.views, after.o.view(),
+      after.lse.view(), data.d_o.view(), data.d_lse.view(), none.views(), options_of(data));
+  const reference::Backward listed = reference::attention_backward(problem, default_executor());
+  EXPECT_EQ(listed.dq, expected.dq);
+  EXPECT_EQ(listed.dk, expected.dk);
+  EXPECT_EQ(listed.dv, expected.dv);
+  EXPECT_EQ(listed.dsink, expected.dsink);
+
+  if (!has_gradients(data.spec)) return;
+  const PlainBackward plain = plain_backward(masked, forward);
+  const double factor = allowed_factor(masked, forward);
+  const std::unique_ptr<Executor> one = make_thread_pool(1), five = make_thread_pool(5);
+  on_each_target([&] {
+    const Gradients out = run_backward(data, lists.views, after.o, after.lse, "cpu", one.get());
+    judge("dq", out.dq, expected.dq, plain.dq, factor);
+    judge("dk", out.dk, expected.dk, plain.dk, factor);
+    judge("dv", out.dv, expected.dv, plain.dv, factor);
+    judge("dsink", out.dsink, expected.dsink, plain.dsink, kFactor);
+    const Gradients again = run_backward(data, lists.views, after.o, after.lse, "cpu", five.get());
+    EXPECT_TRUE(out.dq.same_bits(again.dq) && out.dk.same_bits(again.dk) && out.dv.same_bits(again.dv))
+        << "other bits with other threads";
   });
 }
 
