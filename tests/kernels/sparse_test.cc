@@ -272,6 +272,31 @@ TEST(SparseInvariance, ARowAloneIsTheRowAmongOthers) {
   });
 }
 
+// Entries that name nothing say nothing, however far off they are.
+TEST(SparseEntries, MayBeAnything) {
+  CaseData data(call(DType::f32, 2, 4, 2, 50, 120, 32));
+  CaseLists lists(data, {.units = 2, .entries = 6, .counts = true});
+  for (std::int64_t k = 0; k < lists.counts.elements(); ++k) lists.counts.set(k, k % 2 == 0 ? 6 : 2147483647.0);
+  constexpr double kWild[] = {-2147483648.0, -17, 2147483647.0, 8, 1e9};
+  CaseLists plain = lists;
+  for (std::int64_t k = 0; k < lists.blocks.elements(); ++k) {
+    const double wild = kWild[k % 5];
+    if (k % 6 < 3) {
+      lists.blocks.set(k, wild);
+      plain.blocks.set(k, -1);
+    }
+  }
+  plain.views.blocks = plain.blocks.view();
+  plain.views.counts = {};
+  on_each_target([&] {
+    const Outputs out = run(data, lists.views, "cpu"), expected = run(data, plain.views, "cpu");
+    EXPECT_TRUE(out.o.same_bits(expected.o));
+    const Gradients found = run_backward(data, lists.views, out.o, out.lse, "cpu"),
+                    other = run_backward(data, plain.views, out.o, out.lse, "cpu");
+    EXPECT_TRUE(found.dq.same_bits(other.dq) && found.dk.same_bits(other.dk) && found.dv.same_bits(other.dv));
+  });
+}
+
 // Values that no list names may hold anything.
 TEST(SparseValues, WhatNobodyListsIsNotReadIntoARow) {
   CaseData data(call(DType::f32, 1, 2, 1, 40, 256, 32));
