@@ -69,7 +69,7 @@ class Wrong(Exception):
 
 
 def difference(row, calls, to_common):
-    """The largest of Heddle's output from anybody's, of the largest value, and its limit. sgemm computes something else: there
+    """The largest of Heddle's output from anybody's, of the largest value, and its limit. where the others compute something else,
     torch is asked, which is not timed. Raises Wrong beyond the limit."""
     asked = calls if row.reference is None else {"heddle": calls["heddle"], "torch": row.reference()}
     outputs = {name: to_common.get(name, lambda x: x)(call()).float() for name, call in asked.items()}

@@ -61,7 +61,8 @@ TRAINING = (
 CPU_ATTENTION = (
     "src/cpu/attention*", "src/cpu/decode*", "src/cpu/gemm-inl.h", "src/cpu/*keys-inl.h", "src/cpu/rows-inl.h", "src/cpu/scores-inl.h",
     "src/cpu/simd-inl.h", "src/cpu/softmax-inl.h", "src/cpu/bias_gradient-inl.h", "src/cpu/plan.h", "src/cpu/task_walk.h",
-    "src/cpu/unit-inl.h", "src/cpu/units", "src/cpu/targets", "src/problem/band.h", "src/problem/key_walk.h",
+    "src/cpu/unit-inl.h", "src/cpu/units", "src/cpu/targets", "src/problem/band.h", "src/problem/key_walk.h", "src/cpu/sparse*",
+    "src/cpu/listed_rows.h",
 )  # fmt: skip
 CPU_LINEAR = (
     "src/cpu/linear*",
