@@ -17,6 +17,7 @@ from collections.abc import Callable
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 import heddle
+import sources
 import torch
 import torch.nn.functional as F
 
@@ -37,6 +38,7 @@ class Row:
     reference: Callable | None = None  # makes the call to compare with, where the others compute something else
     rate: bool = False  # the goal is a share of sgemm's rate and not of torch's time
     rival: str | None = None  # whom the goal is about; None: whoever is fastest
+    sources: tuple[str, ...] = sources.CPU_ATTENTION
 
 
 def random(*shape, dtype, seed):
@@ -232,4 +234,4 @@ def make_row(group, shape, dtype, threads):
         else:
             calls = lambda: (dense(shape, dtype, causal, backward), {})  # noqa: E731
     return Row(group["name"], f"{group['name']} {name} {dtype}", dtype, flops, goal, shape, calls, reference,
-               kind == "sgemm", group.get("rival"))  # fmt: skip
+               kind == "sgemm", group.get("rival"), sources.CPU_SPARSE if kind == "sparse" else sources.CPU_ATTENTION)  # fmt: skip
