@@ -69,8 +69,8 @@ class Wrong(Exception):
 
 
 def difference(row, calls, to_common):
-    """The largest of Heddle's output from anybody's, of the largest value, and its limit. sgemm computes something else: there
-    torch is asked, which is not timed. Raises Wrong beyond the limit."""
+    """The largest of Heddle's output from anybody's, of the largest value, and its limit. Where the others compute something else,
+    what a row has as its reference is asked, which is not timed. Raises Wrong beyond the limit."""
     asked = calls if row.reference is None else {"heddle": calls["heddle"], "torch": row.reference()}
     outputs = {name: to_common.get(name, lambda x: x)(call()).float() for name, call in asked.items()}
     ours = outputs.pop("heddle")
@@ -101,7 +101,7 @@ def run_row(row, seconds):
         "group": row.group, "name": row.name, "shape": row.shape, "dtype": row.dtype, "turns": len(paired),
         "median_seconds": medians, "rival": rival, "ratio": ratio, "ratio_quartiles": [quartiles[0], quartiles[2]],
         "heddle_gflops": row.flops / ours / 1e9, "goal": row.goal, "met": ratio >= row.goal,
-        "difference": worst, "limit": limit, "sources": sources.digests(sources.CPU_ATTENTION),
+        "difference": worst, "limit": limit, "sources": sources.digests(row.sources),
     }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 import heddle
+import sources
 import torch
 import torch.nn.functional as F
 
@@ -37,6 +38,7 @@ class Row:
     reference: Callable | None = None  # makes the call to compare with, where the others compute something else
     rate: bool = False  # the goal is a share of sgemm's rate and not of torch's time
     rival: str | None = None  # whom the goal is about; None: whoever is fastest
+    sources: tuple[str, ...] = sources.CPU_ATTENTION
 
 
 def random(*shape, dtype, seed):
@@ -117,6 +119,60 @@ def decode(shape, dtype):
     }, {"torch folded": lambda out: out.reshape(B, H, 1, D)}
 
 
+def block_lists(rows, heads, block, entries):
+    """[1, rows, heads, entries]: of each row the first block, the one before its own, its own, and others before it at random,
+    ascending; -1 where there are no more."""
+    generator = torch.Generator().manual_seed(9)
+    own = torch.arange(rows)[:, None, None] // block
+    drawn = torch.rand(rows, heads, -(-rows // block), generator=generator)
+    block_index = torch.arange(drawn.shape[-1])
+    forced = (block_index == 0) | (block_index == own) | (block_index == own - 1)
+    drawn = torch.where(block_index > own, -1.0, torch.where(forced, 2.0, drawn))
+    score, chosen = drawn.topk(min(entries, drawn.shape[-1]), dim=-1)
+    chosen = torch.where(score < 0, drawn.shape[-1], chosen).sort(-1).values
+    return torch.where(chosen == drawn.shape[-1], -1, chosen).to(torch.int32)[None]
+
+
+def sparse(shape, dtype, backward):
+    """Lists of key blocks; Heddle's and torch's dense causal attention beside it, which compute something else."""
+    T, H, Hkv, D, block, entries = shape
+    q, k, v, d_o = (random(1, n, T, D, dtype=DTYPES[dtype], seed=i) for i, n in enumerate((H, Hkv, Hkv, H)))
+    hq, hk, hv, hd_o = map(heddle_layout, (q, k, v, d_o))
+    lists = block_lists(T, Hkv, block, entries)
+    ours = lambda: heddle.sparse_attention(hq, hk, hv, lists, block_size=block, causal="top_left")  # noqa: E731
+    own = lambda: heddle.attention(hq, hk, hv, causal="top_left")  # noqa: E731
+    theirs = lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)  # noqa: E731
+    if not backward:
+        return {"heddle": ours, "heddle dense": own, "torch dense": theirs}, {}
+    for x in (q, k, v, hq, hk, hv):
+        x.requires_grad_(True)
+    out, dense_out, torch_out = ours(), own(), theirs()
+    return {
+        "heddle": lambda: torch.autograd.grad(out, (hq, hk, hv), hd_o, retain_graph=True)[0],
+        "heddle dense": lambda: torch.autograd.grad(dense_out, (hq, hk, hv), hd_o, retain_graph=True)[0],
+        "torch dense": lambda: torch.autograd.grad(torch_out, (q, k, v), d_o, retain_graph=True)[0],
+    }, {}
+
+
+def masked(shape, dtype, backward):
+    """What sparse() computes: attention under the mask that says the same."""
+    T, H, Hkv, D, block, entries = shape
+    q, k, v, d_o = (
+        heddle_layout(random(1, n, T, D, dtype=DTYPES[dtype], seed=i)) for i, n in enumerate((H, Hkv, Hkv, H))
+    )
+    lists = block_lists(T, Hkv, block, entries)[0].permute(1, 0, 2).long()
+    blocks = -(-T // block)
+    lists = torch.where(lists < 0, blocks, lists)
+    open_blocks = torch.zeros(Hkv, T, blocks + 1, dtype=torch.bool).scatter_(2, lists, True)[..., :-1]
+    mask = open_blocks.repeat_interleave(H // Hkv, 0).repeat_interleave(block, 2)[None, ..., :T]
+    if not backward:
+        return lambda: heddle.attention(q, k, v, mask=mask, causal="top_left")
+    for x in (q, k, v):
+        x.requires_grad_(True)
+    out = heddle.attention(q, k, v, mask=mask, causal="top_left")
+    return lambda: torch.autograd.grad(out, (q, k, v), d_o)[0]
+
+
 class Sgemm:
     """OpenBLAS' sgemm, n x n x n, on `threads` threads."""
 
@@ -155,6 +211,13 @@ def make_row(group, shape, dtype, threads):
         name = f"H{H} D{D} {len(lengths)} documents of {min(lengths)}..{max(lengths)}"
         flops = sum(forward_flops(1, H, n, n, D) for n in lengths)
         calls = lambda: packed(shape, dtype)  # noqa: E731
+    elif kind == "sparse":
+        T, H, Hkv, D, block, entries = shape
+        name = f"T{T} H{H}/{Hkv} D{D}, {entries} blocks of {block}"
+        pairs = sum(min(t // block + 1, entries) * block for t in range(T))  # as they are multiplied
+        flops = 4.0 * H * D * pairs * (2.5 if backward else 1.0)
+        calls = lambda: sparse(shape, dtype, backward)  # noqa: E731
+        reference = lambda: masked(shape, dtype, backward)  # noqa: E731
     elif kind == "decode":
         B, H, Hkv, Sk, D = shape
         name = f"B{B} H{H}/{Hkv} Sk{Sk} D{D}"
@@ -171,4 +234,4 @@ def make_row(group, shape, dtype, threads):
         else:
             calls = lambda: (dense(shape, dtype, causal, backward), {})  # noqa: E731
     return Row(group["name"], f"{group['name']} {name} {dtype}", dtype, flops, goal, shape, calls, reference,
-               kind == "sgemm", group.get("rival"))  # fmt: skip
+               kind == "sgemm", group.get("rival"), sources.CPU_SPARSE if kind == "sparse" else sources.CPU_ATTENTION)  # fmt: skip

@@ -63,6 +63,7 @@ CPU_ATTENTION = (
     "src/cpu/simd-inl.h", "src/cpu/softmax-inl.h", "src/cpu/bias_gradient-inl.h", "src/cpu/plan.h", "src/cpu/task_walk.h",
     "src/cpu/unit-inl.h", "src/cpu/units", "src/cpu/targets", "src/problem/band.h", "src/problem/key_walk.h",
 )  # fmt: skip
+CPU_SPARSE = (*CPU_ATTENTION, "src/cpu/sparse*", "src/cpu/listed_rows.h")
 CPU_LINEAR = (
     "src/cpu/linear*",
     "src/cpu/gemm-inl.h",
@@ -127,7 +128,7 @@ def known() -> list[str]:
         ENCODER_GPU,
         LADDER,
         TRAINING,
-        CPU_ATTENTION,
+        CPU_SPARSE,
         CPU_LINEAR,
         (GPU_COMMON,),
     )

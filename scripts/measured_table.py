@@ -16,6 +16,8 @@ WORDS = {
     "backward": "backward, no mask",
     "backward_causal": "backward, causal",
     "decode": "decode, 1 query, 4k to 32k keys, groups of 4",
+    "sparse": "forward over lists of 16 blocks of 64 keys, D 128, against Heddle's dense causal",
+    "sparse_backward": "its gradients, against Heddle's dense causal",
     "sgemm": "forward, D 128, against OpenBLAS sgemm",
 }
 

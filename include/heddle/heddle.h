@@ -13,6 +13,7 @@
 #include "heddle/partial.h"
 #include "heddle/runtime.h"
 #include "heddle/safetensors.h"
+#include "heddle/sparse.h"
 #include "heddle/tensor.h"
 #include "heddle/transformer.h"
 #include "heddle/transformer_block.h"

@@ -9,4 +9,7 @@ extern const AttentionForwardKernel kAttentionForward;          // "cpu": tiles 
 extern const AttentionForwardKernel kAttentionForwardBaseline;  // "cpu_baseline": the full score matrix
 extern const AttentionBackwardKernel kAttentionBackward;        // "cpu"
 
+// Writes dsink of head h, which follows from o, lse and their gradients alone.
+void sink_gradient(const AttentionBackwardProblem& p, std::int64_t h);
+
 }  // namespace heddle::cpu

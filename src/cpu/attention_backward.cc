@@ -58,29 +58,6 @@ void write(const Kernels& k, const Problem& p, std::int64_t b, std::int64_t kv_h
   if (p.dv) k.write_gradient(p, p.dv, p.Dv, 1.0f, b, kv_head, sums + dk_floats(p), count, sum_floats(p));
 }
 
-// dL/dsink_h = -sum over rows of p_sink * delta, with p_sink = exp(sink - lse).
-void sink_gradient(const Problem& p, std::int64_t h) {
-  double sum = 0;
-  const double sink = p.sink.as<const float>()[h * p.sink.stride_h];
-  for (std::int64_t b = 0; b < p.B; ++b) {
-    const Sequence s = p.sequence(b);
-    for (std::int64_t i = 0; i < s.sq; ++i) {
-      const std::int64_t row = s.q_begin + i;
-      const double lse = p.lse.as<const float>()[p.lse.offset(b, h, row)];
-      if (std::isinf(lse) && lse < 0) continue;
-      const std::byte *o = p.o.at(b, row, h), *d_o = p.d_o.at(b, row, h);
-      double delta = p.d_lse ? -static_cast<double>(p.d_lse.as<const float>()[p.d_lse.offset(b, h, row)]) : 0.0;
-      for (std::int64_t d = 0; d < p.Dv; ++d) {
-        const double out = load_element(o, p.o.dtype, d * p.o.stride_d);
-        // A row without keys has o = 0, and its d_o may hold anything.
-        if (out != 0) delta += out * static_cast<double>(load_element(d_o, p.d_o.dtype, d * p.d_o.stride_d));
-      }
-      sum -= std::exp(sink - lse) * delta;
-    }
-  }
-  p.dsink.as<float>()[h * p.dsink.stride_h] = static_cast<float>(sum);
-}
-
 std::string describe(const Problem& p, int workers) {
   const std::int64_t cuts = splits(p);
   return text(kernels().name, ", tiles of ", backward_rows(p), " rows x ", kKeyBlock, " keys, ",
@@ -133,6 +110,29 @@ void launch(const Problem& p, const Runtime& runtime) {
 }
 
 }  // namespace
+
+// dL/dsink_h = -sum over rows of p_sink * delta, with p_sink = exp(sink - lse).
+void sink_gradient(const AttentionBackwardProblem& p, std::int64_t h) {
+  double sum = 0;
+  const double sink = p.sink.as<const float>()[h * p.sink.stride_h];
+  for (std::int64_t b = 0; b < p.B; ++b) {
+    const Sequence s = p.sequence(b);
+    for (std::int64_t i = 0; i < s.sq; ++i) {
+      const std::int64_t row = s.q_begin + i;
+      const double lse = p.lse.as<const float>()[p.lse.offset(b, h, row)];
+      if (std::isinf(lse) && lse < 0) continue;
+      const std::byte *o = p.o.at(b, row, h), *d_o = p.d_o.at(b, row, h);
+      double delta = p.d_lse ? -static_cast<double>(p.d_lse.as<const float>()[p.d_lse.offset(b, h, row)]) : 0.0;
+      for (std::int64_t d = 0; d < p.Dv; ++d) {
+        const double out = load_element(o, p.o.dtype, d * p.o.stride_d);
+        // A row without keys has o = 0, and its d_o may hold anything.
+        if (out != 0) delta += out * static_cast<double>(load_element(d_o, p.d_o.dtype, d * p.d_o.stride_d));
+      }
+      sum -= std::exp(sink - lse) * delta;
+    }
+  }
+  p.dsink.as<float>()[h * p.dsink.stride_h] = static_cast<float>(sum);
+}
 
 const AttentionBackwardKernel kAttentionBackward = {
     .name = "cpu",

@@ -44,7 +44,7 @@ class BaselineTile {
     const Head head{p_, task.b, task.kv_head, s};
     const std::int64_t depth = Words<U>(dp_);
     for_groups(head, task, [&](const GroupRows& g, std::int64_t group) {
-      GatherRowsTransposed<U>(p_, p_.q, p_.D, dp_, task.b, s, task.kv_head, g.begin, g.count,
+      GatherRowsTransposed<U>(p_, p_.q, p_.D, dp_, task.b, s, task.kv_head, g,
                               static_cast<std::int64_t>(g.vectors) * kLanes, q_ + group * depth * kGroup, kGroup,
                               line_);
     });
@@ -90,8 +90,7 @@ class BaselineTile {
       });
     }
     for_groups(head, task, [&](const GroupRows& g, std::int64_t group) {
-      ScatterRows(p_, p_.o, p_.Dv, dvp_, task.b, s, task.kv_head, g.begin, g.count, o_ + group * dvp_ * kGroup, kGroup,
-                  line_);
+      ScatterRows(p_, p_.o, p_.Dv, dvp_, task.b, s, task.kv_head, g, o_ + group * dvp_ * kGroup, kGroup, line_);
     });
   }
 

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "cpu/attention_bwd_rows-inl.h"
 #include "cpu/attention_bwd_scores-inl.h"
@@ -69,6 +70,24 @@ class BackwardTile {
         }
       }
       store_dq(head);
+    }
+  }
+
+  // A block of keys against rows begin + listed[0], begin + listed[1], ..., at most as many as the tile has room for:
+  // dK and dV are added to these sums, and take(group, dQ^T) gets what the block adds to dQ / scale, [d][kGroup].
+  void pack_block(const Head& head, KeyRange keys) { pack(head, keys); }
+  template <class Take>
+  void add_block(const Head& head, std::int64_t begin, std::span<const std::int32_t> listed, KeyRange keys, float* dk,
+                 float* dv, const Take& take) {
+    rows_.load(head, begin, listed, keys);
+    std::memset(dq_, 0, static_cast<std::size_t>(rows_.groups() * kGroup * w_.dp) * 4);
+    const BackwardTask sums{.dk = dk, .dv = dv, .tiles = {}};
+    Prefetcher none(p_, head.b, head.s, head.kv_head, {}, 1);
+    for (std::int64_t group = 0; group < rows_.groups(); group += kSpan) {
+      add_gradients(head, group, keys, sums, none);
+    }
+    for (std::int64_t group = 0; group < rows_.groups(); ++group) {
+      take(rows_.group(group), dq_ + group * w_.dp * kGroup);
     }
   }
 

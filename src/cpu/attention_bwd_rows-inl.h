@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <span>
 
 #include "cpu/plan.h"
 #include "cpu/rows-inl.h"
@@ -51,20 +52,22 @@ class BackwardRows {
   void load(const Head& head, std::int64_t begin, std::int64_t end) {
     groups_ = ceil_div(end - begin, kGroup);
     for (std::int64_t group = 0; group < groups_; ++group) {
-      GroupRows& g = rows_[group];
-      const std::int64_t at = begin + group * kGroup, lanes = kGroup;
-      PrepareRows(p_, head.b, head.s, head.kv_head, at, std::min<std::int64_t>(kGroup, end - at), g);
-      load_statistics(head, g, lse_ + group * kGroup, delta_ + group * kGroup);
-      if (log2_sum_ != nullptr) std::memset(log2_sum_ + group * kGroup, 0, kGroup * 4);
-      GatherRowsTransposed<U>(p_, p_.q, p_.D, w_.dp, head.b, head.s, head.kv_head, at, g.count, lanes,
-                              q_ + group * Words<U>(w_.dp) * kGroup, kGroup, line_);
-      GatherRowsTransposed<U>(p_, p_.d_o, p_.Dv, w_.dvp, head.b, head.s, head.kv_head, at, g.count, lanes,
-                              do_ + group * Words<U>(w_.dvp) * kGroup, kGroup, line_);
-      gather_rows(head, p_.q, p_.D, w_.dl, g, lse(group), q_rows_ + Words<U>(group * kGroup * w_.dl));
-      gather_rows(head, p_.d_o, p_.Dv, w_.dvl, g, lse(group), do_rows_ + Words<U>(group * kGroup * w_.dvl));
+      const std::int64_t at = begin + group * kGroup;
+      PrepareRows(p_, head.b, head.s, head.kv_head, at, std::min<std::int64_t>(kGroup, end - at), rows_[group]);
+      gather(head, group);
     }
   }
-
+  // Rows begin + listed[0], begin + listed[1], ..., of which each meets some of `keys`.
+  void load(const Head& head, std::int64_t begin, std::span<const std::int32_t> listed, KeyRange keys) {
+    const auto count = static_cast<std::int64_t>(listed.size());
+    groups_ = ceil_div(count, kGroup);
+    for (std::int64_t group = 0; group < groups_; ++group) {
+      const std::int64_t at = group * kGroup;
+      PrepareRows(p_, head.b, head.s, head.kv_head, begin, std::min<std::int64_t>(kGroup, count - at), rows_[group],
+                  listed.data() + at, keys);
+      gather(head, group);
+    }
+  }
   std::int64_t groups() const { return groups_; }
   const GroupRows& group(std::int64_t group) const { return rows_[group]; }
   // What is taken off a kept logit to make its probability's exponent; +inf: the row has none.
@@ -100,20 +103,32 @@ class BackwardRows {
 
   // dq [d][kGroup] of the group, to memory.
   void store_dq(const Head& head, std::int64_t group, const float* dq) const {
-    ScatterRows(p_, p_.dq, p_.D, w_.dp, head.b, head.s, head.kv_head, rows_[group].begin, rows_[group].count, dq,
-                kGroup, line_, p_.accumulate);
+    ScatterRows(p_, p_.dq, p_.D, w_.dp, head.b, head.s, head.kv_head, rows_[group], dq, kGroup, line_, p_.accumulate);
   }
 
  private:
+  void gather(const Head& head, std::int64_t group) {
+    const GroupRows& g = rows_[group];
+    const std::int64_t lanes = kGroup;
+    load_statistics(head, g, lse_ + group * kGroup, delta_ + group * kGroup);
+    if (log2_sum_ != nullptr) std::memset(log2_sum_ + group * kGroup, 0, kGroup * 4);
+    GatherRowsTransposed<U>(p_, p_.q, p_.D, w_.dp, head.b, head.s, head.kv_head, g, lanes,
+                            q_ + group * Words<U>(w_.dp) * kGroup, kGroup, line_);
+    GatherRowsTransposed<U>(p_, p_.d_o, p_.Dv, w_.dvp, head.b, head.s, head.kv_head, g, lanes,
+                            do_ + group * Words<U>(w_.dvp) * kGroup, kGroup, line_);
+    gather_rows(head, p_.q, p_.D, w_.dl, g, lse(group), q_rows_ + Words<U>(group * kGroup * w_.dl));
+    gather_rows(head, p_.d_o, p_.Dv, w_.dvl, g, lse(group), do_rows_ + Words<U>(group * kGroup * w_.dvl));
+  }
+
   // Rows as they lie, [row][d], a word holding neighbouring rows. Rows without a probability may hold anything and
   // become zeros.
   void gather_rows(const Head& head, const Operand& x, std::int64_t width, std::int64_t padded, const GroupRows& g,
                    const float* lse, Word* HWY_RESTRICT out) {
     using Element = typename U::Element;
     for (std::int64_t lane = 0; lane < kGroup; ++lane) {
-      const Row row = row_at(p_, head.kv_head, g.begin + lane);
       const auto put = [&](Element* to) HWY_ATTR {
         if (!(lse[lane] == kInfinity)) {
+          const Row row = row_of(p_, head.kv_head, g, lane);
           U::PackRow(x, x.at(head.b, head.s.q_begin + row.i, row.h), width, padded, to);
         } else {
           std::memset(to, 0, static_cast<std::size_t>(padded) * sizeof(Element));
@@ -129,8 +144,9 @@ class BackwardRows {
     for (std::int64_t lane = 0; lane < kGroup; ++lane) {
       lse[lane] = kInfinity;
       delta[lane] = 0.0f;
-      const Row row = row_at(p_, head.kv_head, g.begin + lane);
-      if (lane >= g.count || row.i >= head.s.sq) continue;
+      if (lane >= g.count) continue;
+      const Row row = row_of(p_, head.kv_head, g, lane);
+      if (row.i >= head.s.sq) continue;
       const std::int64_t at = head.s.q_begin + row.i;
       const float value = p_.lse.as<const float>()[p_.lse.offset(head.b, row.h, at)];
       if (value == -kInfinity) continue;

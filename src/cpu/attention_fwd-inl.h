@@ -107,7 +107,7 @@ class ForwardTile {
     load_ranges(head, task);
     for (std::int64_t group = 0; group < groups_; ++group) {
       const GroupRows& g = rows_[group];
-      GatherRowsTransposed<U>(p_, p_.q, p_.D, dp_, head.b, head.s, head.kv_head, g.begin, g.count,
+      GatherRowsTransposed<U>(p_, p_.q, p_.D, dp_, head.b, head.s, head.kv_head, g,
                               static_cast<std::int64_t>(g.vectors) * kLanes, q_ + group * Words<U>(dp_) * kGroup,
                               kGroup, line_);
     }
@@ -237,7 +237,7 @@ class ForwardTile {
           hn::StoreU(hn::Mul(hn::LoadU(d, o), hn::LoadU(d, r.sum + lane)), d, o);
         }
       }
-      ScatterRows(p_, p_.o, p_.Dv, dvp_, head.b, head.s, head.kv_head, g.begin, g.count, r.o, kGroup, line_);
+      ScatterRows(p_, p_.o, p_.Dv, dvp_, head.b, head.s, head.kv_head, g, r.o, kGroup, line_);
     }
   }
 

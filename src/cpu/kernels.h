@@ -11,6 +11,7 @@
 #include "cpu/row_ops.h"
 #include "problem/attention.h"
 #include "problem/partial.h"
+#include "problem/sparse.h"
 
 namespace heddle::cpu {
 
@@ -51,6 +52,13 @@ struct Kernels {
                          std::int64_t b, std::int64_t kv_head, float* sums, std::int64_t count, std::int64_t stride);
   std::size_t (*bias_scratch)(const AttentionBackwardProblem&);
   void (*bias_gradient)(const AttentionBackwardProblem&, const BiasTask&, std::byte* scratch);
+
+  // Attention over lists: scratch bytes for tasks of at most so many positions, and one task.
+  std::size_t (*sparse_scratch)(const SparseProblem&, std::int64_t positions);
+  void (*sparse_forward)(const SparseProblem&, const SparseTask&, std::byte* scratch);
+  // The same, backward: dq is written, dk and dv are added to, sums as BackwardTask has them.
+  std::size_t (*sparse_backward_scratch)(const SparseBackwardProblem&, std::int64_t positions);
+  void (*sparse_backward)(const SparseBackwardProblem&, const SparseTask&, float* dk, float* dv, std::byte* scratch);
 
   // Partial results of whole calls: rows [begin, end) of all batches', counted b * S + i; and dsink of head h.
   void (*merge_partials)(const MergeProblem&, std::int64_t begin, std::int64_t end);

@@ -21,6 +21,21 @@ inline Row row_at(const AttentionProblem& p, std::int64_t kv_head, std::int64_t 
   return {row / p.G, kv_head * p.G + row % p.G};
 }
 
+// One register tile's worth of query rows: what its scores need besides Q.
+struct GroupRows {
+  std::int64_t begin = 0, count = 0;       // rows [begin, begin + count) of the kv head, or, if there is a list,
+  const std::int32_t* listed = nullptr;    // begin + listed[0], begin + listed[1], ...
+  int vectors = 0;                         // lanes used, in vectors
+  KeyRange keys;                           // from the first to the last that some row meets in the band
+  KeyRange unmasked;                       // those that every row meets
+  std::int32_t low[kGroup], high[kGroup];  // row's keys: low <= j < high
+  float slope[kGroup], position[kGroup];   // ALiBi: slope >= 0 or not, i + off
+};
+
+inline Row row_of(const AttentionProblem& p, std::int64_t kv_head, const GroupRows& g, std::int64_t lane) {
+  return row_at(p, kv_head, g.begin + (g.listed == nullptr ? lane : g.listed[lane]));
+}
+
 // Rows of f32 that pass through a line of memory at a time: four are transposed, and panels take kDepth of them.
 template <Unit U>
 constexpr std::int64_t kLineRows = HWY_MAX(4, U::kDepth);
@@ -31,11 +46,10 @@ constexpr std::int64_t kRowsAhead = 12;
 // Fetches rows [lane, lane + 4) + kRowsAhead of a tile, for writing if kWrite.
 template <int kWrite>
 HWY_INLINE void FetchRows(const AttentionProblem& p, const Operand& x, std::int64_t width, std::int64_t b,
-                          const Sequence& s, std::int64_t kv_head, std::int64_t row_begin, std::int64_t lane,
-                          std::int64_t count) {
+                          const Sequence& s, std::int64_t kv_head, const GroupRows& g, std::int64_t lane) {
   if (x.stride_d != 1) return;
-  for (std::int64_t r = lane + kRowsAhead; r < std::min(lane + kRowsAhead + 4, count); ++r) {
-    const Row row = row_at(p, kv_head, row_begin + r);
+  for (std::int64_t r = lane + kRowsAhead; r < std::min(lane + kRowsAhead + 4, g.count); ++r) {
+    const Row row = row_of(p, kv_head, g, r);
     const std::byte* at = x.at(b, s.q_begin + row.i, row.h);
     for (std::int64_t n = 0; n < width * static_cast<std::int64_t>(size_of(x.dtype)); n += 64) {
       __builtin_prefetch(at + n, kWrite, 3);
@@ -43,23 +57,23 @@ HWY_INLINE void FetchRows(const AttentionProblem& p, const Operand& x, std::int6
   }
 }
 
-// Writes rows [row_begin, row_begin + count) of x (a [.., H, width] operand with q's rows) as columns: out[d][lane],
+// Writes the group's rows of x (a [.., H, width] operand with q's rows) as columns: out[d][lane],
 // lanes `ld` apart, d padded to `padded` with zeros, lanes padded to `lanes`; a word holds neighbouring d. line: 4 *
 // padded f32.
 template <Unit U>
 void GatherRowsTransposed(const AttentionProblem& p, const Operand& x, std::int64_t width, std::int64_t padded,
-                          std::int64_t b, const Sequence& s, std::int64_t kv_head, std::int64_t row_begin,
-                          std::int64_t count, std::int64_t lanes, typename U::Word* HWY_RESTRICT out, std::int64_t ld,
+                          std::int64_t b, const Sequence& s, std::int64_t kv_head, const GroupRows& g,
+                          std::int64_t lanes, typename U::Word* HWY_RESTRICT out, std::int64_t ld,
                           float* HWY_RESTRICT line) {
   using Word = typename U::Word;
   Word* words = reinterpret_cast<Word*>(line);
   const std::int64_t row_words = Words<U>(padded);
   for (std::int64_t lane = 0; lane < lanes; lane += 4) {
-    FetchRows<0>(p, x, width, b, s, kv_head, row_begin, lane, count);
+    FetchRows<0>(p, x, width, b, s, kv_head, g, lane);
     for (std::int64_t k = 0; k < 4; ++k) {
       Word* to = words + k * row_words;
-      const Row row = row_at(p, kv_head, row_begin + lane + k);
-      if (lane + k >= count || row.i >= s.sq) {  // rows that are not used may hold anything
+      const Row row = lane + k < g.count ? row_of(p, kv_head, g, lane + k) : Row{s.sq, 0};
+      if (row.i >= s.sq) {  // rows that are not used may hold anything
         std::memset(to, 0, static_cast<std::size_t>(row_words) * sizeof(Word));
         continue;
       }
@@ -78,45 +92,42 @@ inline void PutRow(const float* HWY_RESTRICT from, std::int64_t count, std::byte
 
 // The reverse for f32: columns in[d][lane] to rows of x, rounded to its dtype or added to it.
 inline void ScatterRows(const AttentionProblem& p, const Operand& x, std::int64_t width, std::int64_t padded,
-                        std::int64_t b, const Sequence& s, std::int64_t kv_head, std::int64_t row_begin,
-                        std::int64_t count, const float* HWY_RESTRICT in, std::int64_t ld, float* HWY_RESTRICT line,
-                        bool add = false) {
-  for (std::int64_t lane = 0; lane < count; lane += 4) {
-    FetchRows<1>(p, x, width, b, s, kv_head, row_begin, lane, count);
+                        std::int64_t b, const Sequence& s, std::int64_t kv_head, const GroupRows& g,
+                        const float* HWY_RESTRICT in, std::int64_t ld, float* HWY_RESTRICT line, bool add = false) {
+  for (std::int64_t lane = 0; lane < g.count; lane += 4) {
+    FetchRows<1>(p, x, width, b, s, kv_head, g, lane);
     for (std::int64_t d = 0; d < padded; d += 4) Transpose4x4(in + d * ld + lane, ld, line + d, padded);
-    for (std::int64_t k = 0; k < 4 && lane + k < count; ++k) {
-      const Row row = row_at(p, kv_head, row_begin + lane + k);
+    for (std::int64_t k = 0; k < 4 && lane + k < g.count; ++k) {
+      const Row row = row_of(p, kv_head, g, lane + k);
       PutRow(line + k * padded, width, x.at(b, s.q_begin + row.i, row.h), x, add);
     }
   }
 }
 
-// One register tile's worth of query rows: what its scores need besides Q.
-struct GroupRows {
-  std::int64_t begin = 0, count = 0;       // rows [begin, begin + count) of the kv head
-  int vectors = 0;                         // lanes used, in vectors
-  KeyRange keys;                           // from the first to the last that some row meets in the band
-  KeyRange unmasked;                       // those that every row meets
-  std::int32_t low[kGroup], high[kGroup];  // row's keys: low <= j < high
-  float slope[kGroup], position[kGroup];   // ALiBi: slope >= 0 or not, i + off
-};
-
 // Fills `g` for rows [begin, begin + count); lanes beyond count copy the widest range, so that they never force a mask.
+// listed: then rows begin + listed[0] and so on, which meet `keys` at most, as a tile that is to be masked.
 inline void PrepareRows(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t kv_head,
-                        std::int64_t begin, std::int64_t count, GroupRows& g) {
+                        std::int64_t begin, std::int64_t count, GroupRows& g, const std::int32_t* listed = nullptr,
+                        KeyRange keys = {}) {
   const Band band = p.band(s);
-  const Interval<std::int64_t> positions = positions_of(p, {begin, begin + count});
   g.begin = begin;
   g.count = count;
+  g.listed = listed;
   g.vectors = static_cast<int>(ceil_div(count, kLanes));
-  g.keys = band.keys_of(positions);
-  // Rows that are stored but not used meet no key.
-  g.unmasked = band.all_rows().holds(positions) ? band.keys_of_each(positions) : KeyRange{};
+  if (listed == nullptr) {
+    const Interval<std::int64_t> positions = positions_of(p, {begin, begin + count});
+    g.keys = band.keys_of(positions);
+    // Rows that are stored but not used meet no key.
+    g.unmasked = band.all_rows().holds(positions) ? band.keys_of_each(positions) : KeyRange{};
+  } else {
+    g.keys = keys;
+    g.unmasked = {};
+  }
   for (std::int64_t lane = 0; lane < count; ++lane) {
-    const Row row = row_at(p, kv_head, begin + lane);
-    const KeyRange keys = row.i < s.sq ? band.keys_of(row.i) : KeyRange{};
-    g.low[lane] = static_cast<std::int32_t>(keys.begin);
-    g.high[lane] = static_cast<std::int32_t>(keys.end);
+    const Row row = row_of(p, kv_head, g, lane);
+    const KeyRange met = row.i < s.sq ? band.keys_of(row.i) : KeyRange{};
+    g.low[lane] = static_cast<std::int32_t>(met.begin);
+    g.high[lane] = static_cast<std::int32_t>(met.end);
     g.position[lane] = static_cast<float>(row.i + s.off);
     g.slope[lane] = p.alibi ? p.alibi.as<const float>()[p.alibi.offset(b, row.h, 0)] : 0.0f;
   }

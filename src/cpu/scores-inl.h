@@ -47,7 +47,7 @@ inline void LoadBiasAndMask(const Head& head, const GroupRows& g, std::int64_t b
       for (std::int64_t j = 0; j < count; ++j) extra[j * kGroup + lane] = 0.0f;
       continue;
     }
-    const Row row = row_at(p, head.kv_head, g.begin + lane);
+    const Row row = row_of(p, head.kv_head, g, lane);
     if (row.i >= head.s.sq) {  // not used: its bias may lie anywhere
       for (std::int64_t j = 0; j < count; ++j) extra[j * kGroup + lane] = 0.0f;
       continue;
@@ -116,7 +116,7 @@ inline void DropoutFactors(const Head& head, const GroupRows& g, std::int64_t be
       for (std::int64_t j = 0; j < count; ++j) factors[j * kGroup + lane] = 0.0f;
       continue;
     }
-    const Row row = row_at(p, head.kv_head, g.begin + lane);
+    const Row row = row_of(p, head.kv_head, g, lane);
     const auto h = static_cast<std::uint32_t>(head.b * p.H + row.h);
     std::array<std::uint32_t, 4> words{};
     const auto i = static_cast<std::uint32_t>(head.s.q_offset + row.i);
@@ -135,7 +135,7 @@ inline void AttendedKeys(const Head& head, const GroupRows& g, std::int64_t begi
     bool any = false;
     for (std::int64_t lane = 0; lane < g.count && !any; ++lane) {
       if (j < g.low[lane] || j >= g.high[lane]) continue;
-      const Row row = row_at(p, head.kv_head, g.begin + lane);
+      const Row row = row_of(p, head.kv_head, g, lane);
       const std::int64_t column = head.s.key_offset + j;
       if (p.mask && p.mask.as<const std::uint8_t>()[p.mask.offset(head.b, row.h, row.i, column)] == 0) continue;
       if (p.bias && load_element(p.bias.data, p.bias.dtype, p.bias.offset(head.b, row.h, row.i, column)) == -kInfinity)

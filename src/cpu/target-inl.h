@@ -17,6 +17,8 @@
 #include "cpu/partial-inl.h"
 #include "cpu/row_ops-inl.h"
 #include "cpu/simd-inl.h"
+#include "cpu/sparse_bwd-inl.h"
+#include "cpu/sparse_fwd-inl.h"
 #include "cpu/unit-inl.h"
 
 namespace heddle::cpu::HEDDLE_TARGET {
@@ -47,6 +49,10 @@ const Kernels kKernels = {
     .write_gradient = WriteGradient,
     .bias_scratch = BiasScratch,
     .bias_gradient = BiasGradient,
+    .sparse_scratch = SparseScratch,
+    .sparse_forward = SparseForward,
+    .sparse_backward_scratch = SparseBackwardScratch,
+    .sparse_backward = SparseBackward,
     .merge_partials = MergePartials,
     .merge_partials_backward = MergePartialsBackward,
     .merge_sink_gradient = MergeSinkGradient,

@@ -5,6 +5,7 @@
 #include "ops/linear_choice.h"
 #include "ops/lowbit_choice.h"
 #include "ops/partial_choice.h"
+#include "ops/sparse_choice.h"
 
 namespace heddle {
 namespace {
@@ -20,7 +21,7 @@ bool any_has(std::string_view name) {
 bool names_a_kernel(std::string_view name) {
   return any_has<AttentionProblem, AttentionBackwardProblem, LinearProblem, LinearBackwardProblem, RotaryProblem,
                  AppendProblem, Int4AppendProblem, lowbit::QuantizeCall, lowbit::DequantizeProblem, UnpackProblem,
-                 MergeProblem, MergeBackwardProblem>(name);
+                 MergeProblem, MergeBackwardProblem, SparseProblem, SparseBackwardProblem>(name);
 }
 
 }  // namespace heddle

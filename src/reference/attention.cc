@@ -72,6 +72,17 @@ struct Probabilities {
   double lse = -kInfinity;
 };
 
+// Of a call over lists of key blocks, whether the list of row i holds the block of key j; of any other, true.
+bool listed(const AttentionProblem& p, const KeyLists* lists, int64_t b, int64_t h, const Sequence& s, int64_t i,
+            int64_t j) {
+  if (lists == nullptr) return true;
+  const int64_t heads = p.H / lists->units;  // of each list
+  for (const std::int32_t block : lists->list(p, b, s, i, h / heads)) {
+    if (block == j / lists->block_size) return true;
+  }
+  return false;
+}
+
 bool removed(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i, int64_t j) {
   if (p.draft_removes(b, s, i, j)) return true;
   if (p.mask && p.mask.as<unsigned char>()[p.mask.offset(b, h, i, s.key_offset + j)] == 0) return true;
@@ -79,13 +90,13 @@ bool removed(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s,
 }
 
 Probabilities softmax_row(const AttentionProblem& p, int64_t b, int64_t h, const Sequence& s, int64_t i,
-                          const Keys& keys) {
+                          const Keys& keys, const KeyLists* lists) {
   Probabilities out;
   Row& scores = out.scores;
   const Row q = load_row(p.q.at(b, s.q_begin + i, h), p.q, p.D, p.q_scale.at(b, s.q_begin + i, h));
   const auto range = p.key_range(s, i);
   for (int64_t j = range.begin; j < range.end; ++j) {
-    if (removed(p, b, h, s, i, j)) continue;
+    if (!listed(p, lists, b, h, s, i, j) || removed(p, b, h, s, i, j)) continue;
     double score = static_cast<double>(p.scale) * dot(q, keys.k[j]);
     double slope = p.scale;
     if (p.softcap > 0) {
@@ -140,12 +151,13 @@ double merged_delta(const AttentionBackwardProblem& p, int64_t b, int64_t h, con
 }
 
 // Adds to `out` the gradients of query head h of sequence b.
-void backward_head(const AttentionBackwardProblem& p, int64_t b, int64_t h, Backward& out, double& dsink) {
+void backward_head(const AttentionBackwardProblem& p, const KeyLists* lists, int64_t b, int64_t h, Backward& out,
+                   double& dsink) {
   const Sequence s = p.sequence(b);
   const Keys keys(p, b, s, h);
   const int64_t kv_head = h / p.G;
   for (int64_t i = 0; i < s.sq; ++i) {
-    Probabilities row = softmax_row(p, b, h, s, i, keys);
+    Probabilities row = softmax_row(p, b, h, s, i, keys, lists);
     if (p.merged) take_merged(p, b, h, s, i, row);
     if (row.lse == -kInfinity) continue;
     const Row q = load_row(p.q.at(b, s.q_begin + i, h), p.q, p.D);
@@ -225,7 +237,8 @@ std::string describe(const Problem&, int) {
   return "each sum in doubles";
 }
 
-void launch(const AttentionProblem& p, const Runtime& runtime) {
+template <class Problem>
+void launch(const Problem& p, const Runtime& runtime) {
   const Forward result = attention_forward(p, *runtime.executor);
   store_rows(p, result.o, p.o, p.Dv);
   if (!p.lse) return;
@@ -233,13 +246,15 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
     const Sequence s = p.sequence(b);
     for (int64_t h = 0; h < p.H; ++h) {
       for (int64_t i = 0; i < s.q_rows; ++i) {
-        p.lse.as<float>()[p.lse.offset(b, h, s.q_begin + i)] = static_cast<float>(result.lse[lse_index(p, b, h, s, i)]);
+        p.lse.template as<float>()[p.lse.offset(b, h, s.q_begin + i)] =
+            static_cast<float>(result.lse[lse_index(p, b, h, s, i)]);
       }
     }
   }
 }
 
-void launch_backward(const AttentionBackwardProblem& p, const Runtime& runtime) {
+template <class Problem>
+void launch_backward(const Problem& p, const Runtime& runtime) {
   const Backward result = attention_backward(p, *runtime.executor);
   store_rows(p, result.dq, p.dq, p.D, p.accumulate);
   store_keys(p, result.dk, p.dk, p.D, p.accumulate);
@@ -258,14 +273,12 @@ void launch_backward(const AttentionBackwardProblem& p, const Runtime& runtime) 
   }
   if (p.dsink) {
     for (int64_t h = 0; h < p.H; ++h) {
-      p.dsink.as<float>()[p.dsink.offset(0, h, 0)] = static_cast<float>(result.dsink[h]);
+      p.dsink.template as<float>()[p.dsink.offset(0, h, 0)] = static_cast<float>(result.dsink[h]);
     }
   }
 }
 
-}  // namespace
-
-Forward attention_forward(const AttentionProblem& p, Executor& executor) {
+Forward forward(const AttentionProblem& p, const KeyLists* lists, Executor& executor) {
   Forward out;
   out.o.assign(total_rows(p) * p.H * p.Dv, 0);
   out.lse.assign(total_rows(p) * p.H, -kInfinity);
@@ -274,7 +287,7 @@ Forward attention_forward(const AttentionProblem& p, Executor& executor) {
     const Sequence s = p.sequence(b);
     const Keys keys(p, b, s, h);
     for (int64_t i = 0; i < s.sq; ++i) {
-      const Probabilities row = softmax_row(p, b, h, s, i, keys);
+      const Probabilities row = softmax_row(p, b, h, s, i, keys, lists);
       double* o = &out.o[(row_index(p, b, s, i) * p.H + h) * p.Dv];
       for (std::size_t n = 0; n < row.keys.size(); ++n) {
         if (row.keep[n] == 0) continue;
@@ -286,7 +299,7 @@ Forward attention_forward(const AttentionProblem& p, Executor& executor) {
   return out;
 }
 
-Backward attention_backward(const AttentionBackwardProblem& p, Executor& executor) {
+Backward backward(const AttentionBackwardProblem& p, const KeyLists* lists, Executor& executor) {
   Backward out;
   out.dq.assign(total_rows(p) * p.H * p.D, 0);
   out.dk.assign(total_keys(p) * p.Hkv * p.D, 0);
@@ -297,7 +310,8 @@ Backward attention_backward(const AttentionBackwardProblem& p, Executor& executo
   // Query heads of one kv head share dk and dv, so a task takes them all, in order.
   const auto task = [&](int64_t index, int) {
     const int64_t b = index / p.Hkv, kv_head = index % p.Hkv;
-    for (int64_t h = kv_head * p.G; h < (kv_head + 1) * p.G; ++h) backward_head(p, b, h, out, dsink[b * p.H + h]);
+    for (int64_t h = kv_head * p.G; h < (kv_head + 1) * p.G; ++h)
+      backward_head(p, lists, b, h, out, dsink[b * p.H + h]);
   };
   if (p.dbias) {  // may be shared by all heads and sequences
     for (int64_t index = 0; index < p.B * p.Hkv; ++index) task(index, 0);
@@ -314,6 +328,18 @@ Backward attention_backward(const AttentionBackwardProblem& p, Executor& executo
   return out;
 }
 
+}  // namespace
+
+Forward attention_forward(const AttentionProblem& p, Executor& executor) { return forward(p, nullptr, executor); }
+Forward attention_forward(const SparseProblem& p, Executor& executor) { return forward(p, &p.lists, executor); }
+
+Backward attention_backward(const AttentionBackwardProblem& p, Executor& executor) {
+  return backward(p, nullptr, executor);
+}
+Backward attention_backward(const SparseBackwardProblem& p, Executor& executor) {
+  return backward(p, &p.lists, executor);
+}
+
 const AttentionForwardKernel kAttentionForward = {
     .name = "reference",
     .method = "reference",
@@ -326,6 +352,17 @@ const AttentionForwardKernel kAttentionForward = {
     .describe = describe<AttentionProblem>,
     .extras = kE4m3 | kDraftMask | kInt4 | kPiece | kFloat32Out,
 };
+const SparseForwardKernel kSparseAttentionForward = {
+    .name = "reference",
+    .method = "reference",
+    .device = Device::cpu,
+    .automatic = false,
+    .supports = serves_all,
+    .estimate = [](const SparseProblem& p, int workers) { return estimate(p, workers); },
+    .workspace = no_workspace,
+    .launch = launch,
+    .describe = describe<SparseProblem>,
+};
 const AttentionBackwardKernel kAttentionBackward = {
     .name = "reference",
     .method = "reference",
@@ -337,6 +374,18 @@ const AttentionBackwardKernel kAttentionBackward = {
     .launch = launch_backward,
     .describe = describe<AttentionBackwardProblem>,
     .extras = kPiece | kFloat32Out | kFloat32Gradients,
+};
+
+const SparseBackwardKernel kSparseAttentionBackward = {
+    .name = "reference",
+    .method = "reference",
+    .device = Device::cpu,
+    .automatic = false,
+    .supports = serves_all,
+    .estimate = [](const SparseBackwardProblem& p, int workers) { return estimate_backward(p, workers); },
+    .workspace = no_workspace,
+    .launch = launch_backward,
+    .describe = describe<SparseBackwardProblem>,
 };
 
 }  // namespace heddle::reference

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "problem/attention.h"
+#include "problem/sparse.h"
 
 namespace heddle::reference {
 
@@ -27,10 +28,14 @@ struct Backward {
 // The results before they are rounded to the problem's dtypes. They do not depend on the executor. attention_backward
 // computes its own probabilities in double: it does not read the problem's o and lse, but where they are merged.
 Forward attention_forward(const AttentionProblem& p, Executor& executor);
+Forward attention_forward(const SparseProblem& p, Executor& executor);
 Backward attention_backward(const AttentionBackwardProblem& p, Executor& executor);
+Backward attention_backward(const SparseBackwardProblem& p, Executor& executor);
 
 // The same as candidates of the dispatcher, "reference": never chosen unless asked for by name.
 extern const AttentionForwardKernel kAttentionForward;
 extern const AttentionBackwardKernel kAttentionBackward;
+extern const SparseForwardKernel kSparseAttentionForward;
+extern const SparseBackwardKernel kSparseAttentionBackward;
 
 }  // namespace heddle::reference

@@ -1,0 +1,71 @@
+// The inverse of lists of key blocks: which rows of a chunk list a block.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+
+#include "cpu/plan.h"
+#include "cpu/scratch.h"
+#include "problem/sparse.h"
+
+namespace heddle::cpu {
+
+// The rows of a chunk that list each block. Rows are numbered (i - first position) * G + g.
+class ListedRows {
+ public:
+  ListedRows(const AttentionProblem& p, const KeyLists& lists, std::int64_t positions, Scratch& scratch)
+      : p_(p), lists_(lists), blocks_(ceil_div(p.Sk, lists.block_size)) {
+    first_ = scratch.take<std::int32_t>(blocks_ + 2);
+    seen_ = scratch.take<std::int64_t>(blocks_);
+    rows_ = scratch.take<std::int32_t>(positions * p.G * std::min(lists.entries, blocks_));
+  }
+
+  void find(const Sequence& s, const SparseTask& task) {
+    const Band band = p_.band(s);
+    // Rows of block c are counted at first_[c + 2]. Summed up, first_[c + 1] is where its next row goes, and at last
+    // where they end.
+    std::fill_n(first_, blocks_ + 2, 0);
+    std::fill_n(seen_, blocks_, -1);
+    for_each(s, task, band, [&](std::int64_t c, std::int32_t, std::int64_t heads) {
+      first_[c + 2] += static_cast<std::int32_t>(heads);
+    });
+    for (std::int64_t c = 1; c <= blocks_; ++c) first_[c + 1] += first_[c];
+    std::fill_n(seen_, blocks_, -1);
+    for_each(s, task, band, [&](std::int64_t c, std::int32_t row, std::int64_t heads) {
+      for (std::int64_t g = 0; g < heads; ++g) rows_[first_[c + 1]++] = row + static_cast<std::int32_t>(g);
+    });
+  }
+
+  std::int64_t blocks() const { return blocks_; }
+  // Ascending.
+  std::span<const std::int32_t> of(std::int64_t c) const { return {rows_ + first_[c], rows_ + first_[c + 1]}; }
+
+ private:
+  // visit(block, first row, rows) for each list's blocks, each once, that hold a key which the list's row may meet.
+  template <class Visit>
+  void for_each(const Sequence& s, const SparseTask& task, const Band& band, const Visit& visit) {
+    const bool by_head = lists_.units == p_.H && p_.G > 1;
+    const std::int64_t lists = by_head ? p_.G : 1, heads = by_head ? 1 : p_.G;
+    const std::int64_t unit = by_head ? task.kv_head * p_.G : lists_.units == 1 ? 0 : task.kv_head;
+    for (std::int64_t i = task.row_begin; i < std::min(task.row_end, s.sq); ++i) {
+      const KeyRange met = tiles_of(band.keys_of(i), lists_.block_size);
+      for (std::int64_t l = 0; l < lists; ++l) {
+        const std::int64_t row = (i - task.row_begin) * p_.G + l;
+        for (const std::int32_t block : lists_.list(p_, task.b, s, i, unit + l)) {
+          if (block < met.begin || block >= met.end || seen_[block] == row) continue;
+          seen_[block] = row;
+          visit(block, static_cast<std::int32_t>(row), heads);
+        }
+      }
+    }
+  }
+
+  const AttentionProblem& p_;
+  const KeyLists& lists_;
+  const std::int64_t blocks_;
+  std::int32_t *first_ = nullptr, *rows_ = nullptr;
+  std::int64_t* seen_ = nullptr;  // the last list that named a block
+};
+
+}  // namespace heddle::cpu

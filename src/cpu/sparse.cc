@@ -1,0 +1,191 @@
+// Launches attention over lists on the CPU. Each task gathers the rows of a chunk block by block; how rows are cut into
+// chunks moves work between workers without changing a bit.
+#include "cpu/sparse.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/parallel.h"
+#include "cpu/attention.h"
+#include "cpu/kernels.h"
+#include "problem/attended_pairs.h"
+
+namespace heddle::cpu {
+namespace {
+
+constexpr std::int64_t kLeastRows = 64;
+
+// Positions of a chunk: as many as fill the lanes some times over for each block that they list, so that packing the
+// block does not count, and few enough that their running sums stay in a core's cache.
+std::int64_t chunk_rows(const AttentionProblem& p, const KeyLists& lists) {
+  constexpr std::int64_t kMost = 4096, kCachedFloats = 1 << 18, kRowsOfBlock = 96;
+  const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p.Sk, lists.block_size));
+  const std::int64_t listed = p.G * std::clamp<std::int64_t>(lists.entries, 1, blocks);
+  const std::int64_t cached = kCachedFloats / (p.G * (p.D + p.Dv)), filling = ceil_div(kRowsOfBlock * blocks, listed);
+  const std::int64_t rows = std::clamp(std::max(cached, filling), kLeastRows, kMost);
+  return std::min(rows, std::max<std::int64_t>(p.Sq, 1));
+}
+
+// Forward: fewer where there would be less than two chunks for a worker.
+std::int64_t forward_rows(const SparseProblem& p, int workers) {
+  const std::int64_t heads = std::max<std::int64_t>(1, p.B * p.Hkv);
+  return std::min(chunk_rows(p, p.lists), std::max(kLeastRows, ceil_div(p.Sq * heads, 2 * workers)));
+}
+
+std::size_t scratch_bytes(const SparseProblem& p, int workers) {
+  return static_cast<std::size_t>(
+      round_up(static_cast<std::int64_t>(kernels().sparse_scratch(p, forward_rows(p, workers))), 64));
+}
+
+Refusal supports(const SparseProblem& p) {
+  if (p.dtype == DType::f8e4m3) return "it takes queries in float32, float16 and bfloat16, not float8_e4m3fn";
+  if (p.bias || p.mask) return "it takes no bias and no mask beside lists";
+  if (p.dropout.p > 0) return "it has no dropout";
+  return "";
+}
+
+// Pairs that are multiplied, at most.
+double pairs_of(const AttentionProblem& p, const KeyLists& lists) {
+  const double heads = static_cast<double>(p.B * p.H);
+  const double listed = static_cast<double>(p.Sq) * static_cast<double>(lists.entries * lists.block_size);
+  return heads * std::min(attended_pairs(p), listed);
+}
+double rate_of(const AttentionProblem& p) { return p.dtype == DType::bf16 ? kernels().bf16_rate : kernels().f32_rate; }
+
+double estimate(const SparseProblem& p, int workers) {
+  return 3e-6 + pairs_of(p, p.lists) * (2.0 * static_cast<double>(p.D + p.Dv) + 16.0) / (rate_of(p) * workers);
+}
+
+std::size_t workspace(const SparseProblem& p, int workers) {
+  return scratch_bytes(p, workers) * static_cast<std::size_t>(workers);
+}
+
+std::string describe(const SparseProblem& p, int workers) {
+  return text(kernels().name, ", chunks of ", forward_rows(p, workers), " rows gathered by blocks of ",
+              p.lists.block_size, " keys, ", workers, workers == 1 ? " thread" : " threads");
+}
+
+void launch(const SparseProblem& p, const Runtime& runtime) {
+  const Kernels& k = kernels();
+  Executor& executor = *runtime.executor;
+  const std::int64_t rows = forward_rows(p, executor.workers()), chunks = ceil_div(p.Sq, rows);
+  const std::size_t each = scratch_bytes(p, executor.workers());
+  auto* memory = static_cast<std::byte*>(runtime.workspace.data);
+  parallel_for(executor, p.B * p.Hkv * chunks, [&](std::int64_t index, int worker) {
+    // The last rows first: under a causal mask they cost most.
+    SparseTask task{.b = index / (p.Hkv * chunks), .kv_head = index / chunks % p.Hkv};
+    const std::int64_t stored = p.sequence(task.b).q_rows, chunk = chunks - 1 - index % chunks;
+    task.row_begin = chunk * rows;
+    task.row_end = std::min(task.row_begin + rows, stored);
+    if (task.row_begin < task.row_end) k.sparse_forward(p, task, memory + each * static_cast<std::size_t>(worker));
+  });
+}
+
+using Backward = SparseBackwardProblem;
+
+// Backward: tasks that few heads are cut into, each with sums of dK and dV of its own. A matter of the problem alone,
+// as are chunks: sums of dK and dV are added up chunk by chunk.
+std::int64_t cuts_of(const Backward& p) {
+  constexpr std::int64_t kTasks = 16;
+  const std::int64_t heads = std::max<std::int64_t>(p.B * p.Hkv, 1);
+  const std::int64_t chunks = std::max<std::int64_t>(ceil_div(p.Sq, chunk_rows(p, p.lists)), 1);
+  return std::clamp<std::int64_t>(ceil_div(kTasks, heads), 1, chunks);
+}
+
+std::int64_t dk_floats(const Backward& p) { return round_up(p.Sk, kKeyBlock) * kernels().gradient_width(p.D); }
+std::int64_t sum_floats(const Backward& p) {
+  return round_up(dk_floats(p) + round_up(p.Sk, kKeyBlock) * kernels().gradient_width(p.Dv), 16);
+}
+std::size_t backward_scratch(const Backward& p) {
+  const auto bytes = static_cast<std::int64_t>(kernels().sparse_backward_scratch(p, chunk_rows(p, p.lists)));
+  return static_cast<std::size_t>(round_up(bytes, 64));
+}
+// With one cut a worker sums one kv head after the other.
+std::int64_t sum_slots(const Backward& p, int workers) { return cuts_of(p) == 1 ? workers : p.B * p.Hkv * cuts_of(p); }
+
+Refusal supports_backward(const Backward& p) {
+  if (p.bias || p.mask) return "it takes no bias and no mask beside lists";
+  if (p.dropout.p > 0) return "it has no dropout";
+  if (p.alibi || p.softcap > 0) return "it has no gradients with ALiBi or softcap";
+  return "";
+}
+
+double estimate_backward(const Backward& p, int workers) {
+  const double flops = 6.0 * static_cast<double>(p.D) + 4.0 * static_cast<double>(p.Dv) + 24.0;
+  return 6e-6 + pairs_of(p, p.lists) * flops / (rate_of(p) * workers);
+}
+
+std::size_t workspace_backward(const Backward& p, int workers) {
+  return backward_scratch(p) * static_cast<std::size_t>(workers) +
+         static_cast<std::size_t>(sum_slots(p, workers)) * static_cast<std::size_t>(sum_floats(p)) * 4;
+}
+
+std::string describe_backward(const Backward& p, int workers) {
+  const std::int64_t cuts = cuts_of(p);
+  return text(kernels().name, ", chunks of ", chunk_rows(p, p.lists), " rows gathered by blocks of ",
+              p.lists.block_size, " keys, ", cuts == 1 ? "a kv head to a thread" : text(cuts, " parts of a kv head"),
+              ", ", workers, workers == 1 ? " thread" : " threads");
+}
+
+void launch_backward(const Backward& p, const Runtime& runtime) {
+  const Kernels& k = kernels();
+  Executor& executor = *runtime.executor;
+  auto* memory = static_cast<std::byte*>(runtime.workspace.data);
+  const std::size_t each = backward_scratch(p);
+  const auto scratch = [&](int worker) { return memory + each * static_cast<std::size_t>(worker); };
+  auto* sums = reinterpret_cast<float*>(scratch(executor.workers()));
+  const std::int64_t cuts = cuts_of(p), floats = sum_floats(p), rows = chunk_rows(p, p.lists);
+  const auto write = [&](std::int64_t b, std::int64_t kv_head, float* from) {
+    if (p.dk) k.write_gradient(p, p.dk, p.D, p.scale, b, kv_head, from, cuts, floats);
+    if (p.dv) k.write_gradient(p, p.dv, p.Dv, 1.0f, b, kv_head, from + dk_floats(p), cuts, floats);
+  };
+  if (p.dq || p.dk || p.dv) {
+    parallel_for(executor, p.B * p.Hkv * cuts, [&](std::int64_t index, int worker) {
+      SparseTask task{.b = index / cuts / p.Hkv, .kv_head = index / cuts % p.Hkv};
+      float* const dk = sums + (cuts == 1 ? worker : index) * floats;
+      std::fill_n(dk, floats, 0.0f);
+      const std::int64_t stored = p.sequence(task.b).q_rows;
+      for (std::int64_t chunk = index % cuts; chunk * rows < stored; chunk += cuts) {
+        task.row_begin = chunk * rows;
+        task.row_end = std::min(task.row_begin + rows, stored);
+        k.sparse_backward(p, task, dk, dk + dk_floats(p), scratch(worker));
+      }
+      if (cuts == 1) write(task.b, task.kv_head, dk);
+    });
+    if (cuts > 1) {
+      parallel_for(executor, p.B * p.Hkv,
+                   [&](std::int64_t index, int) { write(index / p.Hkv, index % p.Hkv, sums + index * cuts * floats); });
+    }
+  }
+  if (p.dsink) {
+    parallel_for(executor, p.H, [&](std::int64_t h, int) { sink_gradient(p, h); });
+  }
+}
+
+}  // namespace
+
+const SparseForwardKernel kSparseAttentionForward = {
+    .name = "cpu",
+    .method = "flash",
+    .device = Device::cpu,
+    .automatic = true,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = workspace,
+    .launch = launch,
+    .describe = describe,
+};
+
+const SparseBackwardKernel kSparseAttentionBackward = {
+    .name = "cpu",
+    .method = "flash",
+    .device = Device::cpu,
+    .automatic = true,
+    .supports = supports_backward,
+    .estimate = estimate_backward,
+    .workspace = workspace_backward,
+    .launch = launch_backward,
+    .describe = describe_backward,
+};
+
+}  // namespace heddle::cpu

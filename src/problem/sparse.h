@@ -1,0 +1,44 @@
+// Attention over lists of key blocks after its arguments were checked (include/heddle/sparse.h).
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "problem/attention.h"
+#include "problem/candidate.h"
+
+namespace heddle {
+
+// Lists as checked; what is in them is not.
+struct KeyLists {
+  const std::int32_t *blocks = nullptr, *counts = nullptr;  // counts: or null
+  std::int64_t stride_b = 0, stride_n = 0, stride_l = 0;    // of lists in `blocks`, elements
+  std::int64_t count_stride_b = 0, count_stride_n = 0, count_stride_l = 0;
+  std::int64_t units = 1, entries = 0;  // L and n
+  std::int64_t block_size = 64, query_rows = 1;
+
+  // The list of row i of sequence b for head unit l; its entries may be anything.
+  std::span<const std::int32_t> list(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t i,
+                                     std::int64_t l) const {
+    std::int64_t n = i / query_rows;
+    if (p.cu_seqlens_q) n += query_rows == 1 ? s.q_begin : s.q_begin / query_rows + b;
+    const std::int64_t batch = p.cu_seqlens_q ? 0 : b;
+    std::int64_t count = entries;
+    if (counts != nullptr) {
+      count = clamped(counts[batch * count_stride_b + n * count_stride_n + l * count_stride_l], 0, entries);
+    }
+    return {blocks + batch * stride_b + n * stride_n + l * stride_l, static_cast<std::size_t>(count)};
+  }
+};
+
+struct SparseProblem : AttentionProblem {
+  KeyLists lists;
+};
+struct SparseBackwardProblem : AttentionBackwardProblem {
+  KeyLists lists;
+};
+
+using SparseForwardKernel = Kernel<SparseProblem>;
+using SparseBackwardKernel = Kernel<SparseBackwardProblem>;
+
+}  // namespace heddle

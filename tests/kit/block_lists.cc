@@ -1,0 +1,76 @@
+#include "kit/block_lists.h"
+
+#include <random>
+
+namespace heddle::kit {
+namespace {
+
+std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
+
+std::int64_t lists_of(const CaseData& data, std::int64_t query_rows) {
+  if (!data.spec.packed_q) return ceil_div(data.spec.Sq, query_rows);
+  const std::int64_t total = data.q.view().shape[0];
+  return query_rows == 1 ? total : total / query_rows + data.spec.B;
+}
+
+}  // namespace
+
+CaseLists::CaseLists(const CaseData& data, const ListShape& shape, std::uint64_t seed) {
+  const AttentionCase& spec = data.spec;
+  const std::int64_t n = lists_of(data, shape.query_rows);
+  std::vector<std::int64_t> extents{n, shape.units};
+  if (!spec.packed_q) extents.insert(extents.begin(), spec.B);
+  if (shape.counts) counts = HostTensor::input(DType::i32, extents);
+  extents.push_back(shape.entries);
+  blocks = HostTensor::input(DType::i32, extents);
+  std::mt19937_64 random(seed);
+  const std::int64_t there = ceil_div(spec.Sk, shape.block_size);
+  for (std::int64_t k = 0; k < blocks.elements(); ++k) {
+    const auto block = static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(there + 3)) - 1;
+    const bool again = k % shape.entries > 0 && random() % 5 == 0;
+    blocks.set(k, again ? blocks.get(k - 1) : static_cast<double>(block));
+  }
+  for (std::int64_t k = 0; shape.counts && k < counts.elements(); ++k) {
+    counts.set(k, static_cast<double>(random() % static_cast<std::uint64_t>(shape.entries + 4)) - 2);
+  }
+  views = {
+      .blocks = blocks.view(), .counts = counts.view(), .block_size = shape.block_size, .query_rows = shape.query_rows};
+}
+
+bool CaseLists::holds(const CaseData& data, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
+  const AttentionCase& spec = data.spec;
+  const bool packed = spec.packed_q;
+  const TensorView& view = blocks.view();
+  const std::int64_t units = view.shape[packed ? 1 : 2], entries = view.shape[packed ? 2 : 3];
+  const std::int64_t unit = units == spec.H ? h : units == 1 ? 0 : h / (spec.H / spec.Hkv);
+  std::int64_t list = i / views.query_rows;
+  if (packed) {
+    const auto begin = static_cast<std::int64_t>(data.cu_seqlens_q.get(b));
+    list += views.query_rows == 1 ? begin : begin / views.query_rows + b;
+  } else {
+    list += b * view.shape[1];
+  }
+  const std::int64_t at = list * units + unit;
+  const double count = counts.given() ? counts.get(at) : static_cast<double>(entries);
+  for (std::int64_t n = 0; n < entries && static_cast<double>(n) < count; ++n) {
+    if (blocks.get(at * entries + n) == static_cast<double>(j / views.block_size)) return true;
+  }
+  return false;
+}
+
+void CaseLists::write_mask(CaseData& data) const {
+  const AttentionCase& spec = data.spec;
+  std::int64_t at = 0;
+  for (std::int64_t b = 0; b < spec.B; ++b) {
+    // Rows behind a packed sequence's end have no list.
+    const std::int64_t rows =
+        spec.packed_q ? static_cast<std::int64_t>(data.cu_seqlens_q.get(b + 1) - data.cu_seqlens_q.get(b)) : spec.Sq;
+    for (std::int64_t h = 0; h < spec.H; ++h) {
+      for (std::int64_t i = 0; i < spec.Sq; ++i) {
+        for (std::int64_t j = 0; j < spec.Sk; ++j) data.mask.set(at++, i < rows && holds(data, b, h, i, j) ? 1 : 0);
+      }
+    }
+  }
+}
+
+}  // namespace heddle::kit

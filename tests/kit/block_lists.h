@@ -1,0 +1,32 @@
+// Lists of key blocks for a case of the table, drawn at random, and the mask that says the same.
+#pragma once
+
+#include <cstdint>
+
+#include "heddle/sparse.h"
+#include "kit/case_data.h"
+
+namespace heddle::kit {
+
+struct ListShape {
+  std::int64_t block_size = 16, query_rows = 1;
+  std::int64_t units = 1;    // L
+  std::int64_t entries = 3;  // n
+  bool counts = false;
+};
+
+// Entries are in no order, some of them twice, -1, or blocks that are not there; some counts are 0, negative or above
+// n.
+struct CaseLists {
+  HostTensor blocks, counts;
+  BlockLists views;
+
+  CaseLists(const CaseData& data, const ListShape& shape, std::uint64_t seed = 1);
+
+  // Whether the list of row i of head h holds the block of key j: from the formula of include/heddle/sparse.h alone.
+  bool holds(const CaseData& data, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
+  // Writes that into data.mask, [B, H, Sq, Sk].
+  void write_mask(CaseData& data) const;
+};
+
+}  // namespace heddle::kit
