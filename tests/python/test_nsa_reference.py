@@ -216,6 +216,8 @@ def test_gates_scale_dtypes():
         found = nsa.naive_nsa_with_compression(*(y.to(dtype) for y in x), 40, 8, 5)
         assert found.dtype == dtype
         torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=tolerance)
+        wide = nsa.naive_nsa_with_compression(*(y.to(dtype).float() for y in x), 40, 8, 5)
+        assert torch.equal(found, wide.to(dtype))  # rounded once
     mixed = nsa.naive_nsa_with_compression(
         *(y.to(torch.bfloat16) for y in x[:3]), *(g.float() for g in x[3:]), 40, 8, 5
     )
@@ -277,7 +279,9 @@ def test_an_empty_list_gives_zero_and_no_gradient():
     for lists in (torch.full((1, 20, 2, 3), -1), torch.zeros(1, 20, 2, 0, dtype=torch.int64)):
         o = nsa.naive_nsa(q, k, v, g_slc, None, lists, block_size=8)
         assert torch.equal(o, torch.zeros_like(o))
-        for gradient in torch.autograd.grad(o.sum(), (q, k, v, g_slc)):
+        with torch.autograd.set_detect_anomaly(True):
+            gradients = torch.autograd.grad(o.sum(), (q, k, v, g_slc))
+        for gradient in gradients:
             assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
@@ -307,6 +311,9 @@ def test_lower_number_wins():
     assert lists[0, 20, 1].tolist() == [0, 1, 2, -1, -1]
     lists, _ = nsa.naive_nsa_compression(q, torch.zeros(1, 64, 2, 4).double(), v, g_cmp, 2, 8)
     assert lists[0, 63, 0].tolist() == [0, 6]  # forced blocks are equal among each other, too
+    many = torch.zeros(1, 2000, 2, 4).double()
+    lists, _ = nsa.naive_nsa_compression(q[:, :1], many, many, g_cmp[:, :1], 300, 2, forced=())
+    assert lists[0, 0, 0].tolist() == list(range(300))
 
 
 def test_counts_by_row_and_head():
