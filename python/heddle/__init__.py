@@ -2,7 +2,7 @@
 
 The package is a thin layer on the C++ library of the same name. It takes numpy arrays, any array that supports DLPack, on
 GPUs too, and torch tensors (with autograd and ``torch.compile``); torch is not imported before a torch tensor is seen, or one of
-``heddle.flash_attn``, ``heddle.flash_attn_3`` and ``heddle.nn`` is asked for.
+``heddle.flash_attn``, ``heddle.flash_attn_3``, ``heddle.nn`` and ``heddle.nsa`` is asked for.
 
 >>> import numpy as np, heddle
 >>> q = np.random.rand(2, 128, 8, 64).astype(np.float32)   # [B, S, H, D]
@@ -27,7 +27,7 @@ __version__: str = _version()
 
 
 def __getattr__(name):
-    if name in ("flash_attn", "flash_attn_3", "nn"):  # which import torch
+    if name in ("flash_attn", "flash_attn_3", "nn", "nsa"):  # which import torch
         import importlib
 
         return importlib.import_module(f".{name}", __name__)

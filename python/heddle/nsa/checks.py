@@ -1,0 +1,237 @@
+"""What the reference functions refuse before anything is computed: argument, value and rule."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+class Span(NamedTuple):
+    """Where one sequence lies: rows of q and keys of k in the batch entry ``batch``. The rows are its last positions."""
+
+    batch: int
+    rows: slice
+    keys: slice
+
+    @property
+    def first(self) -> int:
+        """The position of its first row."""
+        return (self.keys.stop - self.keys.start) - (self.rows.stop - self.rows.start)
+
+
+def shown(value: Any) -> str:
+    if value is None or isinstance(value, (str, int, float, tuple, list)):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def integer(operation: str, name: str, value: Any, least: int) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"[{operation}] {name} is {shown(value)}: it must be an int") from None
+    if number < least:
+        raise ValueError(f"[{operation}] {name} is {number}: it must be at least {least}")
+    return number
+
+
+def one_of(operation: str, name: str, value: Any, names: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(f"[{operation}] {name} is {shown(value)}: it must be one of {', '.join(map(repr, names))}")
+
+
+def some_of(operation: str, name: str, values: Iterable[str], names: tuple[str, ...]) -> frozenset[str]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"[{operation}] {name} is {shown(values)}: it must be a tuple of {', '.join(map(repr, names))}")
+    values = tuple(values)
+    for value in values:
+        one_of(operation, f"an element of {name}", value, names)
+    return frozenset(values)
+
+
+def no_head_first(operation: str, head_first: Any) -> None:
+    if head_first is not False:
+        raise ValueError(
+            f"[{operation}] head_first is {shown(head_first)}: it must be False, since tensors are [B, T, H, D]; give "
+            "q.transpose(1, 2) and so on"
+        )
+
+
+def scale_of(operation: str, scale: Any, q: torch.Tensor) -> float:
+    if scale is None:
+        return 1 / math.sqrt(q.shape[-1])
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(f"[{operation}] scale is {shown(scale)}: it must be a number, or None for 1 / sqrt(D)")
+    if not math.isfinite(scale):
+        raise ValueError(f"[{operation}] scale is {scale}: it must be finite")
+    return float(scale)
+
+
+def _tensor(operation: str, name: str, x: Any) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"[{operation}] {name} is {shown(x)}: it must be a torch tensor")
+    if x.is_nested or x.layout is not torch.strided:
+        raise TypeError(f"[{operation}] {name} is nested or sparse: it must be a tensor of one shape, torch.strided")
+
+
+def _same_device(operation: str, name: str, x: torch.Tensor, q: torch.Tensor) -> None:
+    if x.device != q.device:
+        raise ValueError(f"[{operation}] {name} is on {x.device} and q on {q.device}: they must be on one device")
+
+
+def operands(operation: str, q: Any, k: Any, v: Any) -> None:
+    """q [B, Tq, HQ, D], k [B, Tk, H, D], v [B, Tk, H, Dv], Tq <= Tk."""
+    for name, x, shape in (("q", q, "[B, T, HQ, D]"), ("k", k, "[B, T, H, D]"), ("v", v, "[B, T, H, Dv]")):
+        _tensor(operation, name, x)
+        if x.dim() != 4:
+            raise ValueError(
+                f"[{operation}] {name} has {x.dim()} dimensions: it must be {shape}; found {list(x.shape)}"
+            )
+        if not x.dtype.is_floating_point:
+            raise ValueError(f"[{operation}] {name} is {str(x.dtype)[6:]}: it must be a floating-point tensor")
+        if x.dtype != q.dtype:
+            raise ValueError(f"[{operation}] {name} is {str(x.dtype)[6:]}: it must be {str(q.dtype)[6:]}, as q is")
+        _same_device(operation, name, x, q)
+    found = f"found q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+    if not (q.shape[0] == k.shape[0] == v.shape[0]):
+        raise ValueError(f"[{operation}] q, k and v must have the same batch; {found}")
+    if k.shape[1:3] != v.shape[1:3]:
+        raise ValueError(f"[{operation}] v must have k's length and heads; {found}")
+    if q.shape[3] != k.shape[3] or q.shape[3] == 0:
+        raise ValueError(f"[{operation}] q and k must have the same head size, at least 1; {found}")
+    if k.shape[2] == 0 or q.shape[2] == 0 or q.shape[2] % k.shape[2] != 0:
+        raise ValueError(f"[{operation}] q's heads must be a multiple of k's; {found}")
+    if q.shape[1] > k.shape[1]:
+        raise ValueError(f"[{operation}] q must not be longer than k, whose last positions its rows are; {found}")
+
+
+def like(operation: str, name: str, x: Any, model_name: str, model: torch.Tensor) -> torch.Tensor:
+    """An operand of another branch: model itself if x is None."""
+    if x is None:
+        return model
+    _tensor(operation, name, x)
+    if x.shape != model.shape or x.dtype != model.dtype:
+        raise ValueError(
+            f"[{operation}] {name} is {str(x.dtype)[6:]} {list(x.shape)} and {model_name} is {str(model.dtype)[6:]} "
+            f"{list(model.shape)}: they must be alike"
+        )
+    _same_device(operation, name, x, model)
+    return x
+
+
+def gate(operation: str, name: str, x: Any, q: torch.Tensor) -> None:
+    """[B, Tq, HQ], any floating-point dtype."""
+    _tensor(operation, name, x)
+    if x.shape != q.shape[:3]:
+        raise ValueError(
+            f"[{operation}] {name} is {list(x.shape)}: it must be [B, T, HQ], a number for each row and head of q "
+            f"{list(q.shape)}"
+        )
+    if not x.dtype.is_floating_point:
+        raise ValueError(f"[{operation}] {name} is {str(x.dtype)[6:]}: it must be a floating-point tensor")
+    _same_device(operation, name, x, q)
+
+
+def lists(operation: str, block_indices: Any, q: torch.Tensor, k: torch.Tensor) -> None:
+    """[B, Tq, H, S]. Any values are taken."""
+    _tensor(operation, "block_indices", block_indices)
+    if block_indices.dim() != 4 or block_indices.shape[:3] != (*q.shape[:2], k.shape[2]):
+        raise ValueError(
+            f"[{operation}] block_indices is {list(block_indices.shape)}: it must be [B, T, H, S], a list for each row of q "
+            f"{list(q.shape)} and head of k {list(k.shape)}"
+        )
+    if block_indices.dtype not in INDEX_DTYPES:
+        raise ValueError(f"[{operation}] block_indices is {str(block_indices.dtype)[6:]}: it must be int32 or int64")
+    _same_device(operation, "block_indices", block_indices, q)
+
+
+def counts(operation: str, block_counts: Any, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """int64 [B, Tq, H] and the largest, from an int or a tensor of that shape."""
+    shape = (*q.shape[:2], k.shape[2])
+    if not isinstance(block_counts, torch.Tensor):
+        number = integer(operation, "block_counts", block_counts, 0)
+        return torch.full(shape, number, dtype=torch.int64, device=q.device), number
+    if block_counts.shape != shape:
+        raise ValueError(
+            f"[{operation}] block_counts is {list(block_counts.shape)}: it must be an int or [B, T, H], here {list(shape)}"
+        )
+    if block_counts.dtype not in INDEX_DTYPES:
+        raise ValueError(f"[{operation}] block_counts is {str(block_counts.dtype)[6:]}: it must be int32 or int64")
+    _same_device(operation, "block_counts", block_counts, q)
+    return block_counts.long(), max(0, int(block_counts.max())) if block_counts.numel() else 0
+
+
+def compression(operation: str, block_size: int, block: Any, stride: Any, compress: Any) -> tuple[int, int]:
+    """(block, stride) of the compressed keys; both are block_size if not given."""
+    block = block_size if block is None else integer(operation, "compression_block", block, 1)
+    stride = block if stride is None else integer(operation, "compression_stride", stride, 1)
+    for name, size in (("compression_block", block), ("block_size", block_size)):
+        if size % stride != 0:
+            raise ValueError(f"[{operation}] {name} is {size}: it must be a multiple of compression_stride, {stride}")
+    if compress is not None and not callable(compress):
+        raise TypeError(
+            f"[{operation}] compress is {shown(compress)}: it must be callable, or None for the mean of a block"
+        )
+    return block, stride
+
+
+def _starts(operation: str, name: str, x: Any, length: int, owner: str) -> list[int]:
+    _tensor(operation, name, x)
+    if x.dim() != 1 or len(x) < 2 or x.dtype not in INDEX_DTYPES:
+        raise ValueError(
+            f"[{operation}] {name} is {str(x.dtype)[6:]} {list(x.shape)}: it must be int32 or int64 [N + 1], N at least 1"
+        )
+    starts: list[int] = x.tolist()
+    if starts[0] != 0:
+        raise ValueError(f"[{operation}] {name}[0] is {starts[0]}: it must be 0")
+    for n, (start, end) in enumerate(zip(starts, starts[1:])):
+        if end < start:
+            raise ValueError(f"[{operation}] {name}[{n + 1}] is {end}: it must be at least the one before, {start}")
+    if starts[-1] != length:
+        raise ValueError(
+            f"[{operation}] {name}[{len(starts) - 1}] is {starts[-1]}: it must be the length of {owner}, {length}"
+        )
+    return starts
+
+
+def spans(operation: str, q: torch.Tensor, k: torch.Tensor, cu_seqlens: Any, query_stride: int) -> list[Span]:
+    """The sequences of a call. With a stride, the first row of each is an anchor."""
+    if cu_seqlens is None:
+        found = [Span(b, slice(0, q.shape[1]), slice(0, k.shape[1])) for b in range(q.shape[0])]
+    else:
+        if q.shape[0] != 1:
+            raise ValueError(f"[{operation}] q is {list(q.shape)}: with cu_seqlens the batch must be 1")
+        pair = isinstance(cu_seqlens, (tuple, list))
+        if pair and len(cu_seqlens) != 2:
+            raise ValueError(
+                f"[{operation}] cu_seqlens has {len(cu_seqlens)} elements: it must be a tensor, or a pair (of q, of k)"
+            )
+        of_q, of_k = cu_seqlens if pair else (cu_seqlens, cu_seqlens)
+        q_starts = _starts(operation, "cu_seqlens[0]" if pair else "cu_seqlens", of_q, q.shape[1], "q")
+        k_starts = _starts(operation, "cu_seqlens[1]" if pair else "cu_seqlens", of_k, k.shape[1], "k")
+        if len(q_starts) != len(k_starts):
+            raise ValueError(
+                f"[{operation}] cu_seqlens has {len(q_starts) - 1} sequences of q and {len(k_starts) - 1} of k: they must be as many"
+            )
+        edges = zip(q_starts, q_starts[1:], k_starts, k_starts[1:])
+        found = [Span(0, slice(q0, q1), slice(k0, k1)) for q0, q1, k0, k1 in edges]
+    for n, span in enumerate(found):
+        if span.first < 0:
+            raise ValueError(
+                f"[{operation}] sequence {n} has {span.rows.stop - span.rows.start} rows of q and "
+                f"{span.keys.stop - span.keys.start} keys: q must not be longer than k, whose last positions its rows are"
+            )
+        if span.rows.stop > span.rows.start and span.first % query_stride != 0:
+            raise ValueError(
+                f"[{operation}] the first row of sequence {n} stands at position {span.first}: it must be a multiple of "
+                f"query_stride, {query_stride}, since the row takes from an anchor that is not among the rows"
+            )
+    return found
