@@ -18,10 +18,18 @@ from ._heddle import version as _version
 from ._options import Causal
 from ._validate import check_errors
 from .encoder import Encoder, EncoderLayer, PrecisionChoice, PrecisionTrial
-from .explanation import Candidate, Explanation, explain, explain_append_kv_cache, explain_apply_rotary
+from .explanation import (
+    Candidate,
+    Explanation,
+    explain,
+    explain_append_kv_cache,
+    explain_apply_rotary,
+    explain_sparse_attention,
+)
 from .functional import attention, merge_attention, sdpa
 from .int4_cache import Int4Cache
 from .kv_cache import append_kv_cache, apply_rotary, attention_with_kv_cache
+from .sparse import sparse_attention
 
 __version__: str = _version()
 
@@ -53,10 +61,12 @@ __all__ = [
     "explain",
     "explain_append_kv_cache",
     "explain_apply_rotary",
+    "explain_sparse_attention",
     "lowbit",
     "merge_attention",
     "num_threads",
     "sdpa",
     "set_cpu_target",
     "set_num_threads",
+    "sparse_attention",
 ]

@@ -91,11 +91,11 @@ def dtype_name(dtype: Any) -> Any:
     return dtype
 
 
-def check_rank(q_shape: Any, packed: bool) -> None:
+def check_rank(q_shape: Any, packed: bool, operation: str = "attention_forward") -> None:
     """lse's shape is read off q's, so this rule comes before the library's own checks."""
     if len(q_shape) != (3 if packed else 4):
         rule = "with cu_seqlens_q it must be [total_q, H, D]" if packed else "it must be [B, Sq, H, D]"
-        raise ValueError(f"[attention_forward] q has {len(q_shape)} dimensions: {rule}; found q {list(q_shape)}")
+        raise ValueError(f"[{operation}] q has {len(q_shape)} dimensions: {rule}; found q {list(q_shape)}")
 
 
 def lse_shape(q_shape: Any, packed: bool) -> tuple[int, ...]:

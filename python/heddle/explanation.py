@@ -6,11 +6,12 @@ import dataclasses
 from typing import Any
 
 from . import _heddle
-from ._options import BIAS, DROPOUT_SEED, MASK, dtype_name, flag, pack
-from .hosts import is_torch, offsets, torch_host
+from ._options import BIAS, DROPOUT_SEED, MASK, dtype_name, flag
+from .hosts import is_torch, torch_host
+from .sparse import options_tuple
 
 _DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
-UINT8 = 6
+_INT32, UINT8 = 3, 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +108,17 @@ def _explanation(found: Any) -> Explanation:
     return Explanation(Candidate(*parts) for parts in found)
 
 
+def _asked(q: Any, options: dict[str, Any]) -> tuple:
+    """The options tuple of a question."""
+    items = list(options_tuple(q, options))
+    for i in (BIAS, MASK):
+        if items[i] is not None and items[i].ndim < 4:
+            items[i] = items[i][(None,) * (4 - items[i].ndim)]
+    if is_torch(items[DROPOUT_SEED]):
+        items[DROPOUT_SEED] = None  # its value chooses nothing
+    return tuple(items)
+
+
 def explain(
     q: Any, k: Any, v: Any, *, backward: bool = False, dtype: Any = "float32", gpu: str | None = None, **options: Any
 ) -> Explanation:
@@ -127,19 +139,45 @@ def explain(
     Raises:
       ValueError: a bad argument, as ``attention`` would refuse it; a gpu that is not known, listing those that are.
     """
-    for name in ("q_offset", "key_offset"):
-        if name in options:
-            options[name] = offsets(name, options[name], q, options.get("cu_seqlens_q"))
-    items = list(pack(**options))
-    for i in (BIAS, MASK):
-        if items[i] is not None and items[i].ndim < 4:
-            items[i] = items[i][(None,) * (4 - items[i].ndim)]
-    if is_torch(items[DROPOUT_SEED]):
-        items[DROPOUT_SEED] = None  # its value chooses nothing
+    items = _asked(q, options)
     if any(map(is_torch, (q, k, v, *items))):
         torch_host()
     shapes = (_shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
-    return _explanation(_heddle.explain_attention(*shapes, tuple(items), backward, gpu_name(gpu)))
+    return _explanation(_heddle.explain_attention(*shapes, items, backward, gpu_name(gpu)))
+
+
+def explain_sparse_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    blocks: Any,
+    counts: Any = None,
+    *,
+    block_size: int = 64,
+    query_rows: int = 1,
+    backward: bool = False,
+    dtype: Any = "float32",
+    **options: Any,
+) -> Explanation:
+    """The candidates for ``heddle.sparse_attention`` with these arguments and which one would run. Data is not read, except
+    index data; that of lists is not.
+
+    Args:
+      q, k, v: arrays as for ``sparse_attention``, or only their shapes as tuples, of dtype `dtype`; see ``explain``.
+      blocks, counts: the same, int32.
+      block_size, query_rows, options: as ``sparse_attention`` takes them.
+      backward: explain the gradient's kernels instead of the forward's.
+      dtype: of q, k and v given as shapes; see ``explain``.
+
+    Raises:
+      ValueError: a bad argument, as ``sparse_attention`` would refuse it.
+    """
+    items = _asked(q, options)
+    if any(map(is_torch, (q, k, v, blocks, counts, *items))):
+        torch_host()
+    shapes = (_shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
+    lists = (stand_in(x, _INT32) if isinstance(x, tuple) else x for x in (blocks, counts))
+    return _explanation(_heddle.explain_sparse_attention(*shapes, *lists, block_size, query_rows, items, backward))
 
 
 def explain_apply_rotary(

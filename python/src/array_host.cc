@@ -105,7 +105,7 @@ class ArrayHost final : public Host {
     }
     TensorView& view = seen->view;
     if (!dtype_of(found.dtype(), &view.dtype)) {
-      given.refuse("is " + name_of(found.dtype()) + ": " + dtype_rule(given.name));
+      given.refuse("is " + name_of(found.dtype()) + ": " + dtype_rule(given));
     }
     if (found.ndim() < 1 || found.ndim() > kMaxRank) given.refuse(rank_rule(static_cast<std::int64_t>(found.ndim())));
     view.data = const_cast<void*>(static_cast<const void*>(found.data()));

@@ -50,11 +50,15 @@ TensorView view_of(nb::handle data, nb::handle dtype, nb::handle shape, nb::hand
   return view;
 }
 
-std::string dtype_rule(const char* given) {
-  const std::string_view name = given;
+std::string dtype_rule(const Given& given) {
+  const std::string_view name = given.name;
   for (const std::string_view index :
        {"cu_seqlens", "seqused", "seqlens", "page_table", "cache_", "offsets", "token_", "draft_"}) {
     if (name.starts_with(index)) return "it must be int32";
+  }
+  if (std::string_view(given.operation).find("sparse_attention") != std::string_view::npos &&
+      (name == "blocks" || name == "counts")) {
+    return "it must be int32";
   }
   for (const std::string_view stored : {"codes", "scales", "zeros", "global_scale"}) {
     if (name == stored) return "see heddle.lowbit.QuantizedTensor";

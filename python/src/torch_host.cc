@@ -50,7 +50,7 @@ class TorchHost final : public Host {
       const nb::str full = nb::str(dtype);  // "torch.float64"
       std::string_view words = full.c_str();
       if (words.starts_with("torch.")) words.remove_prefix(6);
-      given.refuse("is " + std::string(words) + ": " + dtype_rule(given.name));
+      given.refuse("is " + std::string(words) + ": " + dtype_rule(given));
     }
     seen.view = view_of(call(tensor, data_ptr_), code, nb::getattr(tensor, shape_), call(tensor, stride_), given);
     seen.view.device = gpu >= 0 ? Device::cuda : Device::cpu;

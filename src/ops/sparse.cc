@@ -74,13 +74,14 @@ void check_options(const Check& check, const AttentionProblem& p, const Attentio
 
 SparseProblem checked_sparse_problem(const Check& check, const TensorView& q, const TensorView& k, const TensorView& v,
                                      const BlockLists& lists, const TensorView& o, const TensorView& lse,
-                                     const AttentionOptions& options) {
+                                     const AttentionOptions& options, const OutputNames& outputs) {
   SparseProblem p;
-  static_cast<AttentionProblem&>(p) = checked_forward_problem(check, q, k, v, o, lse, options);
+  static_cast<AttentionProblem&>(p) = checked_forward_problem(check, q, k, v, o, lse, options, {}, outputs);
   check_options(check, p, options);
   p.lists = checked_lists(check, p, lists);
-  const Named outputs[] = {{"o", &o}, {"lse", &lse}}, inputs[] = {{"blocks", &lists.blocks}, {"counts", &lists.counts}};
-  check_apart(check, outputs, inputs);
+  const Named written[] = {{outputs.o, &o}, {outputs.lse, &lse}};
+  const Named inputs[] = {{"blocks", &lists.blocks}, {"counts", &lists.counts}};
+  check_apart(check, written, inputs);
   return p;
 }
 
@@ -123,10 +124,11 @@ void sparse_attention_forward(const TensorView& q, const TensorView& k, const Te
 void sparse_attention_forward_with(const TensorView& q, const TensorView& k, const TensorView& v,
                                    const BlockLists& lists, const TensorView& o, const TensorView& lse,
                                    const AttentionOptions& options, const Runtime& runtime,
-                                   const std::function<Workspace(std::size_t bytes)>& scratch) {
+                                   const std::function<Workspace(std::size_t bytes)>& scratch,
+                                   const OutputNames& outputs) {
   const Check check("sparse_attention_forward");
   check.require(o.given(), "o is missing");
-  const SparseProblem p = checked_sparse_problem(check, q, k, v, lists, o, lse, options);
+  const SparseProblem p = checked_sparse_problem(check, q, k, v, lists, o, lse, options, outputs);
   const int workers = workers_of(runtime);
   const SparseForwardKernel& kernel = choose(check, p, wish_of<SparseProblem>(check, options.force), workers);
   const std::size_t needed = kernel.workspace(p, workers);

@@ -13,7 +13,7 @@ namespace heddle {
 // o and lse may be absent in queries. Throws Error.
 SparseProblem checked_sparse_problem(const Check& check, const TensorView& q, const TensorView& k, const TensorView& v,
                                      const BlockLists& lists, const TensorView& o, const TensorView& lse,
-                                     const AttentionOptions& options);
+                                     const AttentionOptions& options, const OutputNames& outputs = {});
 
 // o, lse, d_o and d_lse may be absent in queries.
 SparseBackwardProblem checked_sparse_backward_problem(const Check& check, const TensorView& q, const TensorView& k,
@@ -27,7 +27,8 @@ SparseBackwardProblem checked_sparse_backward_problem(const Check& check, const 
 void sparse_attention_forward_with(const TensorView& q, const TensorView& k, const TensorView& v,
                                    const BlockLists& lists, const TensorView& o, const TensorView& lse,
                                    const AttentionOptions& options, const Runtime& runtime,
-                                   const std::function<Workspace(std::size_t bytes)>& scratch);
+                                   const std::function<Workspace(std::size_t bytes)>& scratch,
+                                   const OutputNames& outputs = {});
 void sparse_attention_backward_with(const TensorView& q, const TensorView& k, const TensorView& v,
                                     const BlockLists& lists, const TensorView& o, const TensorView& lse,
                                     const TensorView& d_o, const TensorView& d_lse, const AttentionGradients& gradients,

@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 torch.manual_seed(0)
 Q = torch.randn(2, 5, 4, 8)
 TABLE = torch.randn(9, 4)
+BLOCKS = torch.zeros(2, 5, 1, 1, dtype=torch.int32)
 PACKED = lowbit.pack(lowbit.quantize(torch.randn(8, 32), "nvfp4"))
 
 
@@ -19,6 +20,7 @@ def heads_first(x):
 CALLS = {
     "attention": (lambda x: heddle.attention(x, Q, Q), Q, "attention_backward"),
     "attention with a bias": (lambda x: heddle.attention(Q, Q, Q, bias=x), torch.randn(5, 5), "attention_backward"),
+    "sparse": (lambda x: heddle.sparse_attention(x, Q, Q, BLOCKS), Q, "sparse_attention_backward"),
     "sdpa": (heads_first, Q.transpose(1, 2), "attention_backward"),
     "sdpa with few dimensions": (lambda x: heddle.sdpa(x, Q[0, 0], Q[0, 0]), Q[0, 0], "attention_backward"),
     "linear": (lambda x: lowbit.linear(x, PACKED), torch.randn(3, 32), "linear_backward"),

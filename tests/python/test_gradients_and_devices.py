@@ -130,6 +130,7 @@ def test_tangents():
         ("attention", "q", lambda q: heddle.attention(q, k, v)),
         ("attention", "v", lambda q: heddle.attention(k, k, q)),
         ("attention", "q", lambda q: heddle.sdpa(q, k, v)),
+        ("sparse_attention", "q", lambda q: heddle.sparse_attention(q, k, v, LENGTHS.expand(2, 5, 1, 2))),
         ("apply_rotary", "x", lambda q: heddle.apply_rotary(q, table, table)),
         ("attention_with_kv_cache", "q", lambda q: with_kv_cache({**x, "q": q})),
         ("linear_forward", "x", lambda q: lowbit.linear(q.reshape(-1, 64), weights)),
@@ -156,6 +157,10 @@ def on_meta(name, x):
 
 def dense(x):
     return heddle.attention(**x)
+
+
+def sparse(x):
+    return heddle.sparse_attention(**x)
 
 
 def sdpa(x):
@@ -189,6 +194,16 @@ def on_devices():
         "a mask": (dense, {**operands, "mask": torch.ones(5, 5, dtype=torch.bool), "alibi_slopes": torch.rand(4)}),
         "packed": (dense, {**flat, "cu_seqlens_q": cu, "cu_seqlens_k": cu}),
         "pages": (dense, pages),
+        "sparse": (
+            sparse,
+            {
+                **operands,
+                "blocks": torch.zeros(2, 5, 1, 2, dtype=torch.int32),
+                "counts": torch.ones(2, 5, 1, dtype=torch.int32),
+                "sink": torch.randn(4),
+                "seqused_k": LENGTHS,
+            },
+        ),
         "sdpa": (sdpa, dict(zip(("query", "key", "value"), heads_first))),
         "masked sdpa": (sdpa, dict(zip(("query", "key", "value", "attn_mask"), (*heads_first, torch.randn(5, 5))))),
         "rotary": (rotary, {"x": q, "cos": x["rotary_cos"], "sin": x["rotary_sin"], "offsets": LENGTHS}),

@@ -53,6 +53,16 @@ CALLS = {
         lambda: (*(normal(B * S, H, D, seed=i) for i in range(3)), ints(0, 5, B * S)),
         ("out", "lse_out"),
     ),
+    "sparse": (
+        lambda q, k, v, blocks, counts, **o: heddle.sparse_attention(
+            q, k, v, blocks, counts, block_size=16, query_rows=4, return_lse=True, **o
+        ),
+        lambda: (
+            normal(B, S, H, D), normal(B, 40, HKV, D, seed=1), normal(B, 40, HKV, 6, seed=2),
+            ints(*range(12)).reshape(B, 3, 1, 2) % 3, ints(1, 2, 0, 2, 2, 2).reshape(B, 3, 1),
+        ),
+        ("out", "lse_out"),
+    ),
     "kv cache": (
         lambda q, k, v, kc, vc, at, **o: heddle.attention_with_kv_cache(q, k, v, kc, vc, at, return_lse=True, **o),
         lambda: (
@@ -77,7 +87,7 @@ CALLS = {
     ),
 }  # fmt: skip
 ARRAYS = [name for name in CALLS if name != "int4 cache"]
-DLPACK = ["attention", "attention without lse", "packed", "kv cache", "rotary", "linear", "gated linear"]
+DLPACK = ["attention", "attention without lse", "packed", "sparse", "kv cache", "rotary", "linear", "gated linear"]
 
 
 def results(found):
@@ -153,6 +163,7 @@ def test_compiled(name):
         found = results(call(*[x * 1 if x.is_floating_point() else x for x in given], **outs))
         return found, found[0] + found[0]
 
+    torch._dynamo.reset()  # the calls share one code, which torch compiles a few times at most
     compiled = torch.compile(twice, backend="aot_eager", fullgraph=True)
     found, doubled = compiled(given, outs)
     assert torch.equal(doubled, 2 * expected[0])

@@ -127,6 +127,8 @@ def flagged():
     wide = torch.zeros(2, 1, 4, 64, dtype=torch.bfloat16)
     zero = torch.zeros(2, dtype=torch.int32)
 
+    blocks = torch.zeros(2, 5, 1, 1, dtype=torch.int32)
+
     def cached(**options):
         return heddle.attention_with_kv_cache(
             q, k, v, *cache_of(k, v), LENGTHS, rotary_cos=table, rotary_sin=table, **options
@@ -139,6 +141,14 @@ def flagged():
         "attention": (lambda **x: heddle.attention(q, k, v, **x), "return_lse batch_invariant deterministic"),
         "numpy": (lambda **x: heddle.attention(*(t.numpy() for t in (q, k, v)), **x), "return_lse batch_invariant"),
         "explain": (lambda **x: heddle.explain(q, k, v, **x), "batch_invariant deterministic"),
+        "sparse_attention": (
+            lambda **x: heddle.sparse_attention(q, k, v, blocks, **x),
+            "return_lse batch_invariant deterministic",
+        ),
+        "explain_sparse_attention": (
+            lambda **x: heddle.explain_sparse_attention(q, k, v, blocks, **x),
+            "batch_invariant deterministic",
+        ),
         "sdpa": (lambda **x: heddle.sdpa(*heads_first, **x), "is_causal enable_gqa"),
         "apply_rotary": (lambda **x: heddle.apply_rotary(q, table, table, **x), "interleaved"),
         "append_kv_cache": (lambda **x: heddle.append_kv_cache(k, v, *cache_of(k, v), LENGTHS, **x), "interleaved"),

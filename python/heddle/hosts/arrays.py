@@ -190,24 +190,43 @@ def _out_code(code: int, items: Any) -> int:
     return _FLOAT32 if items[FLOAT32_OUT] else _BFLOAT16 if code == _FLOAT8 else code
 
 
-def attention(q, k, v, items, return_lse, out=None, lse_out=None):
-    """See heddle.attention."""
+def _attend(operation, call, q, v, others, items, return_lse, out, lse_out):
+    """call: the native function, of the results, the options and the stream. others: arrays that it has besides q and v."""
     if items[DROPOUT_P] != 0 and items[DROPOUT_SEED] is None:
-        raise ValueError(f"[attention] dropout_p is {items[DROPOUT_P]} and dropout_seed is missing: give a seed")
+        name = operation.removesuffix("_forward")
+        raise ValueError(f"[{name}] dropout_p is {items[DROPOUT_P]} and dropout_seed is missing: give a seed")
     items = list(items)
     items[BIAS], items[MASK] = _four(items[BIAS]), _four(items[MASK])
-    q_shape, code = _heddle.describe(q, "attention_forward", "q")
-    v_shape, _ = _heddle.describe(v, "attention_forward", "v")
+    q_shape, code = _heddle.describe(q, operation, "q")
+    v_shape, _ = _heddle.describe(v, operation, "v")
     packed = items[CU_SEQLENS_Q] is not None
     if return_lse:
-        check_rank(q_shape, packed)
-    place = _place("attention_forward", "q", q, (k, v, out, lse_out, *items))
+        check_rank(q_shape, packed, operation)
+    place = _place(operation, "q", q, (v, *others, out, lse_out, *items))
     with place:
         o = place.memory("out", out, q_shape[:-1] + v_shape[-1:], _out_code(code, items))
         lse = place.memory("lse_out", lse_out, lse_shape(q_shape, packed), _FLOAT32) if return_lse else None
-        _heddle.attention_forward(q, k, v, o, lse, tuple(items), False, place.stream)
+        call(o, lse, tuple(items), place.stream)
     out = place.returned(out, o)
     return (out, place.returned(lse_out, lse)) if return_lse else out
+
+
+def attention(q, k, v, items, return_lse, out=None, lse_out=None):
+    """See heddle.attention."""
+
+    def call(o, lse, items, stream):
+        _heddle.attention_forward(q, k, v, o, lse, items, False, stream)
+
+    return _attend("attention_forward", call, q, v, (k,), items, return_lse, out, lse_out)
+
+
+def sparse_attention(q, k, v, lists, items, return_lse, out=None, lse_out=None):
+    """See heddle.sparse_attention. lists: blocks, counts, block_size and query_rows."""
+
+    def call(o, lse, items, stream):
+        _heddle.sparse_attention_forward(q, k, v, *lists, o, lse, items, stream)
+
+    return _attend("sparse_attention_forward", call, q, v, (k, *lists), items, return_lse, out, lse_out)
 
 
 def apply_rotary(x, cos, sin, interleaved, offsets, out=None):

@@ -30,8 +30,9 @@ from .checks import (
     refuse_tangents,
 )
 from .linear import linear, linear_into  # noqa: F401  of this host, too
-from .operators import AttentionForTransforms, changed, empty_lse, empty_out, native, seed_tensor
+from .operators import AttentionForTransforms, changed, empty_lse, empty_out, native, native_items, seed_tensor
 from .partial import merge_attention  # noqa: F401  of this host, too
+from .sparse_operators import SparseForTransforms
 from .transforms import transformed
 
 _forward_operator = torch.ops.heddle.attention_forward.default
@@ -39,6 +40,8 @@ _append_operator = torch.ops.heddle.append_kv_cache.default
 _forward_out_operator = torch.ops.heddle.attention_forward_out.default
 _cached_operator = torch.ops.heddle.attention_with_kv_cache.default
 _cached_out_operator = torch.ops.heddle.attention_with_kv_cache_out.default
+_sparse_operator = torch.ops.heddle.sparse_attention.default
+_sparse_out_operator = torch.ops.heddle.sparse_attention_out.default
 _over_int4_operator = torch.ops.heddle.attention_over_int4_cache.default
 _over_int4_out_operator = torch.ops.heddle.attention_over_int4_cache_out.default
 is_deterministic = torch.are_deterministic_algorithms_enabled
@@ -122,9 +125,9 @@ def _check_outputs(operation, *outputs):
         )
 
 
-def _outputs(q, v, packed, items, return_lse, out, lse_out):
+def _outputs(q, v, packed, items, return_lse, out, lse_out, operation="attention_forward"):
     """What the caller has not brought of out and, if it is wanted, lse."""
-    check_rank(q.shape, packed)
+    check_rank(q.shape, packed, operation)
     out = empty_out(q, v, items) if out is None else out
     return out, empty_lse(q, packed) if return_lse and lse_out is None else lse_out
 
@@ -168,6 +171,59 @@ def attention_into(q, k, v, items, return_lse, out, lse_out):
         raise
     changed(out, lse_out)
     return (out, lse_out) if return_lse else out
+
+
+_LISTED = (*_OPERANDS, "blocks")
+_LISTED_ARRAYS = ("counts", *ARRAY_NAMES)
+
+
+def _listed(q, k, v, lists, items, return_lse, out, lse_out):
+    """sparse_attention() past the dispatcher."""
+    packed = items[CU_SEQLENS_Q] is not None
+    o, lse = _outputs(q, v, packed, items, return_lse, out, lse_out, "sparse_attention_forward")
+    try:
+        native(_heddle.sparse_attention_forward, q, k, v, *lists, o, lse, native_items(items))
+    except ValueError:
+        names = (*_LISTED, *_LISTED_ARRAYS, *_OUTPUTS)
+        one_device("sparse_attention_forward", names, (q, k, v, *lists[:2], *items[:ARRAYS], out, lse_out))
+        raise
+    changed(out, lse_out)
+    return o, lse
+
+
+def sparse_attention(q, k, v, lists, items, return_lse, out=None, lse_out=None):
+    """See heddle.sparse_attention. lists: blocks, counts, block_size and query_rows."""
+    operands, arrays = (q, k, v, lists[0]), (lists[1], *items[:ARRAYS])
+    check_operands("sparse_attention", _LISTED, operands)
+    check_tensors("sparse_attention", _LISTED_ARRAYS, arrays)
+    names, tensors = (*_LISTED, *_LISTED_ARRAYS, *_OUTPUTS), (*operands, *arrays, out, lse_out)
+    written = out is not None or lse_out is not None
+    if written:
+        _check_outputs("sparse_attention", out, lse_out)
+        refuse_gradients("sparse_attention", names, tensors, _WRITES)
+    else:
+        refuse_tangents("sparse_attention", names, tensors)
+    q, k, v, items = _cast(q, k, v, items)
+    items = replaced(replaced(items, BIAS, four(items[BIAS])), MASK, four(items[MASK]))
+    items = replaced(items, DROPOUT_SEED, seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None)
+    quick = _is_quick(q, k, v, items, out, lse_out) and all(x is None or direct.plain(x) for x in lists[:2])
+    if quick and not _profiling():
+        out, lse = _listed(q, k, v, lists, items, return_lse, out, lse_out)
+        return (out, lse) if return_lse else out
+    if written:
+        packed = items[CU_SEQLENS_Q] is not None
+        out, lse = _outputs(q, v, packed, items, return_lse, out, lse_out, "sparse_attention_forward")
+        _without_gradients(_sparse_out_operator, q, k, v, *lists, out, lse, *items)
+        return (out, lse) if return_lse else out
+    operator = SparseForTransforms.apply if transformed() else _sparse_operator
+    try:
+        out, lse = operator(q, k, v, *lists, *items)
+    except (TypeError, NotImplementedError, RuntimeError) as error:
+        blame_subclass("sparse_attention", names, tensors, error)
+        if direct.is_direct(q, k, v):
+            _listed(q, k, v, lists, items, True, None, None)  # words for values are the native module's
+        raise
+    return (out, lse) if return_lse else out
 
 
 _CPU = torch.device("cpu")

@@ -160,48 +160,69 @@ def returns_nothing(*arguments):
     """The fake kernel of what only writes."""
 
 
-def _gradient_buffers(q, k, v, wanted, options):
+def gradient_buffers(q, k, v, wanted, options):
+    """For dq, dk, dv, dbias and dsink; those that are not wanted have no elements."""
     tensors = (q, k, v, *(options[i] for i in WITH_GRADIENT))
     return tuple(torch.empty_like(x) if want else q.new_empty(0) for x, want in zip(tensors, wanted))
 
 
 def _backward_fake(d_o, d_lse, q, k, v, o, lse, wanted, *options):
-    return _gradient_buffers(q, k, v, wanted, options)
+    return gradient_buffers(q, k, v, wanted, options)
 
 
 def _backward_gradients(d_o, d_lse, q, k, v, o, lse, wanted, *options):
-    gradients = _gradient_buffers(q, k, v, wanted, options)
+    gradients = gradient_buffers(q, k, v, wanted, options)
     written = (x if want else None for x, want in zip(gradients, wanted))
     native(_heddle.attention_backward, q, k, v, o, lse, d_o, d_lse, *written, native_items(options), False)
     return gradients
 
 
-def _save_for_backward(ctx, inputs, output):
-    q, k, v, *options = inputs
-    out, lse = output
+def save_for_backward(operation, ctx, tensors, options):
+    """tensors: those that are no options."""
     for i in WITHOUT_GRADIENT:
         if options[i] is not None and options[i].requires_grad:
             instead = "give the whole term as bias" if i == ALIBI_SLOPES else "detach it"
-            raise ValueError(f"[attention] {ARRAY_NAMES[i]} requires a gradient: it has none; {instead}")
-    ctx.save_for_backward(q, k, v, out, lse, *options[:ARRAYS], options[DROPOUT_SEED])
+            raise ValueError(f"[{operation}] {ARRAY_NAMES[i]} requires a gradient: it has none; {instead}")
+    ctx.save_for_backward(*tensors, *options[:ARRAYS], options[DROPOUT_SEED])
     ctx.numbers = options[ARRAYS:DROPOUT_SEED], options[DROPOUT_SEED + 1 :]
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, d_o, d_lse):
-    q, k, v, out, lse, *arrays, seed = ctx.saved_tensors
-    refuse_tangents("attention_backward", ("d_o", "d_lse", "q", "k", "v", "o", "lse"), (d_o, d_lse, q, k, v, out, lse))
+def saved(ctx):
+    """The tensors and the options of save_for_backward()."""
+    tensors = ctx.saved_tensors
+    first = len(tensors) - ARRAYS - 1
     before, after = ctx.numbers
-    needs = ctx.needs_input_grad
-    wanted = [*needs[:_OPERANDS], *(needs[_OPERANDS + i] for i in WITH_GRADIENT)]
+    return tensors[:first], (*tensors[first:-1], *before, tensors[-1], *after)
+
+
+def wanted_gradients(needs):
+    """Of q, k, v, bias and sink, from what autograd needs of an operator's arguments, whose last are the options."""
+    options = needs[len(needs) - len(OPTIONS) :]
+    return [*needs[:_OPERANDS], *(options[i] for i in WITH_GRADIENT)]
+
+
+def gradients_of_arguments(gradients, wanted, arguments):
+    """Gradients of all arguments of an operator, whose last are the options."""
+    found = [x if want else None for x, want in zip(gradients, wanted)]
+    result = found[:_OPERANDS] + [None] * (arguments - _OPERANDS)
+    for i, gradient in zip(WITH_GRADIENT, found[_OPERANDS:]):
+        result[arguments - len(OPTIONS) + i] = gradient
+    return tuple(result)
+
+
+def _save_for_backward(ctx, inputs, output):
+    save_for_backward("attention", ctx, (*inputs[:_OPERANDS], *output), inputs[_OPERANDS:])
+
+
+def _backward(ctx, d_o, d_lse):
+    (q, k, v, out, lse), options = saved(ctx)
+    refuse_tangents("attention_backward", ("d_o", "d_lse", "q", "k", "v", "o", "lse"), (d_o, d_lse, q, k, v, out, lse))
+    wanted = wanted_gradients(ctx.needs_input_grad)
     if d_o is None:
         d_o = torch.zeros_like(out)
-    gradients = backward_operator()(d_o, d_lse, q, k, v, out, lse, wanted, *arrays, *before, seed, *after)
-    found = [x if want else None for x, want in zip(gradients, wanted)]
-    result = found[:_OPERANDS] + [None] * len(OPTIONS)
-    for i, gradient in zip(WITH_GRADIENT, found[_OPERANDS:]):
-        result[_OPERANDS + i] = gradient
-    return tuple(result)
+    gradients = backward_operator()(d_o, d_lse, q, k, v, out, lse, wanted, *options)
+    return gradients_of_arguments(gradients, wanted, len(ctx.needs_input_grad))
 
 
 _no_second_derivative = no_second_derivative("attention_backward")

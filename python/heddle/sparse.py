@@ -1,0 +1,124 @@
+"""Attention over lists of key blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from ._options import check_lse_out, flag, pack
+from .hosts import arrays, is_torch, offsets, torch_host
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._types import Array, AttentionOptions
+
+
+def options_tuple(q: Any, options: dict[str, Any]) -> tuple:
+    """pack(), of the options of a call on q: offsets may be ints."""
+    for name in ("q_offset", "key_offset"):
+        if name in options:
+            options[name] = offsets(name, options[name], q, options.get("cu_seqlens_q"))
+    if options.get("deterministic") is None and is_torch(q):
+        options["deterministic"] = torch_host().is_deterministic()
+    return pack(**options)
+
+
+@overload
+def sparse_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    blocks: Any,
+    counts: Any = None,
+    *,
+    block_size: int = 64,
+    query_rows: int = 1,
+    return_lse: Literal[False] = False,
+    **options: Unpack[AttentionOptions],
+) -> Array: ...
+@overload
+def sparse_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    blocks: Any,
+    counts: Any = None,
+    *,
+    block_size: int = 64,
+    query_rows: int = 1,
+    return_lse: Literal[True],
+    **options: Unpack[AttentionOptions],
+) -> tuple[Array, Array]: ...
+@overload
+def sparse_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    blocks: Any,
+    counts: Any = None,
+    *,
+    block_size: int = 64,
+    query_rows: int = 1,
+    return_lse: bool,
+    **options: Unpack[AttentionOptions],
+) -> Array | tuple[Array, Array]: ...
+def sparse_attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    blocks: Any,
+    counts: Any = None,
+    *,
+    block_size: int = 64,
+    query_rows: int = 1,
+    return_lse: bool = False,
+    out: Any = None,
+    lse_out: Any = None,
+    **options: Any,
+) -> Any:
+    """Attention over lists of key blocks: each row attends the keys of the blocks that its list names and no other.
+
+    Keys of a sequence are cut into blocks of block_size, block c of keys c * block_size to (c + 1) * block_size - 1, the
+    last of which may be shorter. Row i of a head attends key j if causality, window and mask let it, and its list holds
+    j // block_size: exactly ``attention`` under the mask that says the same, at the cost of the pairs that are listed.
+
+    A list is a set: entries come in any order, and one that is there twice counts once. Entries that name no block of the
+    sequence (negative, as -1 where a list ends early, or too large), or none that the row may meet, say nothing.
+
+    B sequences, H query heads, Hkv key/value heads, Sq and Sk lengths, as for ``attention``; float32, float16 or bfloat16.
+    Torch tensors go through a torch operator with gradients of q, k, v and sink, also through the returned lse; no
+    gradient passes through a list. Other arrays are forward only. On the CPU; see ``heddle.explain_sparse_attention``.
+
+    Args:
+      q, k, v: as for ``attention``: [B, Sq, H, D], [B, Sk, Hkv, D], [B, Sk, Hkv, Dv]; packed, or k and v in pages.
+      blocks: int32 [B, N, L, n]: lists of n entries, for N = ceil(Sq / query_rows) runs of rows and L head units. L is 1
+        (one list for all heads), Hkv (one for a group of heads), or H. Entries of a list are contiguous, strides are free
+        else. With cu_seqlens_q: [N, L, n]; the list of row i of sequence b is number cu_seqlens_q[b] + i where query_rows
+        is 1 (N = total_q), else cu_seqlens_q[b] // query_rows + b + i // query_rows (N = total_q // query_rows + B; those
+        in between are not read). torch.topk gives int64: ``.int()``.
+      counts: int32 [B, N, L], with cu_seqlens_q [N, L]: how many entries of each list count, the first ones; all if None.
+      block_size: keys of a block: 16, 32, 64 or 128.
+      query_rows: how many neighbouring rows share a list, counted from a sequence's first on; at least 1.
+      return_lse: also return the log-sum-exp of each row's scores.
+      out, lse_out: where to write the results, as for ``attention``.
+      options: those of ``attention``, except draft_mask, precision and method. bias, mask, dropout_p and float8_e4m3fn are
+        served by ``force="reference"`` alone; so are gradients with alibi_slopes or softcap. Gradients are refused with
+        page_table, cache_batch_idx or cache_leftpad.
+
+    Returns:
+      out [B, Sq, H, Dv] (packed: [total_q, H, Dv]), of q's dtype (or out_dtype) and kind of array; with return_lse a pair with
+      lse, float32 [B, H, Sq] (packed: [H, total_q]). A row without any key gives 0 and lse -inf (with a sink, lse = sink).
+
+    Raises:
+      ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written. Also a tensor that
+        requires a gradient beside out or lse_out, unless torch's gradients are off; and tensors on a GPU.
+      TypeError: as ``attention``.
+      NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
+
+    Sources: Yuan et al., arXiv 2502.11089; Lu et al., arXiv 2502.13189.
+    """
+    return_lse = flag("sparse_attention", "return_lse", return_lse)
+    check_lse_out("sparse_attention", return_lse, lse_out)
+    items = options_tuple(q, options)
+    host = torch_host() if is_torch(q) else arrays
+    return host.sparse_attention(q, k, v, (blocks, counts, block_size, query_rows), items, return_lse, out, lse_out)
