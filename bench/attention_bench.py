@@ -162,26 +162,28 @@ def main():
     print(f"{here['cpu']}, {arguments.threads} threads; heddle {here['heddle']} ({here['heddle_target']}), torch "
           f"{here['torch']} ({here['torch_capability']}); commit {here['commit'][:10]}; "
           f"load {here['load_average_before']:.1f}\n")  # fmt: skip
-    print_line(HEADS)
-    for row in selected_rows(arguments):
-        try:
-            result = run_row(row, arguments.seconds)
-        except Wrong as wrong:
-            report["wrong"].append({"name": row.name, "wrong": str(wrong)})
-            print(f"{row.name}  WRONG: {wrong}", flush=True)
-            continue
-        report["rows"].append(result)
-        print_line(text_row(result))
-    here["load_average_after"] = os.getloadavg()[0]
-    met = sum(result["met"] for result in report["rows"])
-    print(f"\n{met} of {len(report['rows'])} goals met")
-
     out = arguments.out
     if out is None and not arguments.quick and not arguments.filter:
         out = HERE / "results" / cpu_conditions.file_name("cpu", here["cpu"], here["simd"], here["held"])
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=1) + "\n")
+    print_line(HEADS)
+    for row in selected_rows(arguments):
+        try:
+            result = run_row(row, arguments.seconds)
+        except Exception as error:  # one row that fails does not cost the others
+            words = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {error}"
+            report["wrong"].append({"name": row.name, "wrong": words})
+            print(f"{row.name}  WRONG: {words}", flush=True)
+        else:
+            report["rows"].append(result)
+            print_line(text_row(result))
+        here["load_average_after"] = os.getloadavg()[0]
+        if out is not None:  # after each row, too: what was measured is not lost with what comes after
+            out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    met = sum(result["met"] for result in report["rows"])
+    print(f"\n{met} of {len(report['rows'])} goals met")
+    if out is not None:
         print(f"written to {out}")
     if report["wrong"]:
         sys.exit(f"{len(report['wrong'])} rows are wrong: {', '.join(row['name'] for row in report['wrong'])}")

@@ -4,7 +4,8 @@ PYTHONPATH=build/release/python python bench/linear_bench.py [--threads 2] [--se
 
 Several weights take turns, so that they come from memory. A contender's turn is a pause, in which the other's threads go to
 sleep, calls that are not counted, till the processors are awake, and some that are, one after another as in a model. Prints
-the least and the median time of a call in ms. --out: the figures and their conditions, as JSON.
+the least and the median time of a call in ms. The figures and their conditions go to --out, or, of all formats and rows, to
+bench/results/cpu-linear-<model>-<SIMD class>.json.
 """
 
 import argparse
@@ -22,6 +23,8 @@ import torch
 from attention_bench import PAUSE
 from heddle import lowbit
 
+FORMATS = ("nvfp4", "mxfp4", "e2m1_row", "nf4", "fp4_bnb", "int4_g128", "int4_g128_zp", "int8_row", "fp8_row")
+ROWS = (1, 8, 32, 128)
 EXTENT = 4096
 TURNING_BYTES = 128 << 20  # of weights that take turns: more than caches hold
 CALLS, WAKING = 8, 0.02  # counted ones of a turn, and seconds of those in front of them
@@ -104,8 +107,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--format", nargs="*", default=["nvfp4"])
-    parser.add_argument("--rows", type=int, nargs="*", default=[1, 8, 32, 128])
+    parser.add_argument("--format", nargs="*", default=FORMATS)
+    parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--target", choices=list(cpu_conditions.TARGETS), help="hold everybody to these instructions")
     options = parser.parse_args()
@@ -117,6 +120,10 @@ def main():
     weights = torch.randn(EXTENT, EXTENT) / 50
     copies = {dtype: TURNING_BYTES // (EXTENT * EXTENT * dtype.itemsize) for dtype in (torch.float32, torch.bfloat16)}
     plain = {dtype: [weights.to(dtype).clone() for _ in range(count)] for dtype, count in copies.items()}
+    out, here = options.out, report["conditions"]
+    if out is None and options.format is FORMATS and options.rows is ROWS:
+        name = cpu_conditions.file_name("cpu-linear", here["cpu"], here["simd"], here["held"])
+        out = pathlib.Path(__file__).resolve().parent / "results" / name
     for format in options.format:
         quantized = lowbit.quantize(weights, format)
         packed = [lowbit.pack(quantized)]
@@ -127,8 +134,8 @@ def main():
                 row = measure(format, rows, quantized, packed, plain, options.seconds)
             report["wrong" if "wrong" in row else "rows"].append(row)
             show(row)
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            if out is not None:  # after each row: what was measured is not lost with what comes after
+                out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if report["wrong"]:
         sys.exit(f"{len(report['wrong'])} rows are wrong")
 

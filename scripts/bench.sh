@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Builds Heddle and runs the benchmark against torch and OpenBLAS. Arguments go to bench/attention_bench.py.
+# Builds Heddle and runs the benchmarks against torch and OpenBLAS: attention, then linear layers. --target T holds everybody to
+# fewer instructions than the processor has; other arguments go to bench/attention_bench.py, which then runs alone.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 scripts/setup.sh
 cmake --preset release
 cmake --build --preset demo
-PYTHONPATH=build/release/python exec .venv/bin/python bench/attention_bench.py "$@"
+export PYTHONPATH=build/release/python
+.venv/bin/python bench/attention_bench.py "$@"
+if (($# == 0)) || [[ $# == 2 && $1 == --target ]]; then .venv/bin/python bench/linear_bench.py "$@"; fi
