@@ -30,6 +30,7 @@ ATTENTION = {
     ("baseline_cuda", False): ("src/cuda/any/attention_baseline",),
     ("naive_cuda", False): ("src/cuda/any/naive_attention",),
 }
+ATTENTION_GPU = tuple(sorted({path for paths in ATTENTION.values() for path in paths} | {GPU_COMMON}))
 LINEAR = {
     "sm90_w4a16": ("src/cuda/sm90/linear_w4a16", "src/cuda/sm90/linear", "src/cuda/any/linear"),
     "sm90_w4a8": ("src/cuda/sm90/linear_w4a8", "src/cuda/sm90/linear", "src/cuda/any/linear"),

@@ -7,7 +7,8 @@ and tensor, as a share of what the accuracy rule allows it. Measure on the machi
     scripts/test_neon.sh    # writes build/neon/results.json
     scripts/numerics_table.py --keep cpu cpu.json build/neon/results.json
 
-and for a GPU `heddle check --json --device cuda`, with --precision tf32 and int8_qk too. Without arguments the tables are
+and for a GPU `heddle check --json --device cuda`, with --precision tf32 and int8_qk too. What is kept names commit, date and the
+sources it is of; tables of older sources have a dagger. HEDDLE_COMMIT: the commit, where it is not the tree's. Without arguments the tables are
 written from the files that are there; with --check nothing is written, and the exit status is 1 if they are not current.
 """
 
@@ -16,10 +17,13 @@ import json
 import sys
 from pathlib import Path
 
+from bench_results import DAGGER, RESULTS, ROOT, noted
 from marked_block import table, update
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench/results"
+# Of bench/, which bench_results has put on the path.
+import gpu_conditions  # isort: skip
+import sources  # isort: skip
+
 TARGETS = ["avx512_bf16", "avx512", "avx2", "sse4", "neon", "emu128"]
 DTYPES = {
     "f32": "float32",
@@ -37,6 +41,11 @@ def dtype_of(case: str) -> str:
     return next(name for suffix, name in reversed(DTYPES.items()) if case.endswith("_" + suffix))
 
 
+def measured_on(results: list[dict]) -> tuple[str, ...]:
+    """The sources of the candidates: a GPU's targets are not the CPU's."""
+    return sources.CPU_ATTENTION if all(r["target"] in TARGETS for r in results) else sources.ATTENTION_GPU
+
+
 def kept(results: list[dict]) -> dict:
     """What a file holds of results as `heddle check --json` prints them."""
     rows: dict[tuple, dict] = {}
@@ -51,6 +60,9 @@ def kept(results: list[dict]) -> dict:
             if share > row["share"]:
                 row["share"], row["closest"] = round(share, 4), result["case"]
     return {
+        "commit": gpu_conditions.commit(),
+        "date": gpu_conditions.now(),
+        "sources": sources.digests(measured_on(results)),
         "cases": len({r["case"] for r in results}),
         "checks": len(results),
         "rows": [rows[key] for key in sorted(rows)],
@@ -74,14 +86,15 @@ def of_file(found: dict) -> str:
         shares = worst[which, candidate, dtype]
         cells = [f"{100 * shares[t]:.0f} %" if t in shares else "–" for t in targets]
         lines.append([f"{which}, `{candidate}`", dtype, *cells])
-    return table(lines) + f"\n\n{found['cases']} cases, {found['checks']} checks."
+    when = f"commit {found['commit'][:7]}, {found['date'][:10]}" + ("" if sources.current(found) else DAGGER)
+    return table(lines) + f"\n\n{found['cases']} cases, {found['checks']} checks; {when}."
 
 
 def written() -> str:
     files = sorted(RESULTS.glob("accuracy-*.json"))
     if not files:
         raise SystemExit(f"no accuracy-*.json in {RESULTS}")
-    return "\n\n".join(of_file(json.loads(file.read_text(encoding="utf-8"))) for file in files)
+    return noted("\n\n".join(of_file(json.loads(file.read_text(encoding="utf-8"))) for file in files))
 
 
 def main() -> int:
