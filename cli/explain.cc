@@ -107,9 +107,8 @@ void add_explain(CLI::App& app) {
   const auto self = std::make_shared<ExplainAttention>();
   self->explained.add_to(*verb);
   self->asked.add_to(*verb);
-  verb->add_option("--pass", self->pass, "forward or backward")
-      ->check(CLI::IsMember({"forward", "backward"}))
-      ->capture_default_str();
+  add_pass_flag(*verb, self->pass);
+  add_explain_merge(*verb);
   add_explain_linear(*verb);
   add_explain_caches(*verb);
   add_explain_lowbit(*verb);

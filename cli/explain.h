@@ -31,8 +31,16 @@ inline std::string dtype_or_default(const std::string& dtype, Device device) {
   return !dtype.empty() ? dtype : device == Device::cuda ? "bf16" : "f32";
 }
 
+// --pass, of operations that have gradients.
+inline void add_pass_flag(CLI::App& verb, std::string& pass) {
+  verb.add_option("--pass", pass, "forward or backward")
+      ->check(CLI::IsMember({"forward", "backward"}))
+      ->capture_default_str();
+}
+
 void add_explain_linear(CLI::App& explain);
-// rotary, append, append-int4
+void add_explain_merge(CLI::App& explain);
+// rotary, append, append-int4, attention-int4
 void add_explain_caches(CLI::App& explain);
 // quantize, dequantize, unpack
 void add_explain_lowbit(CLI::App& explain);

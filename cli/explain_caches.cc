@@ -1,4 +1,5 @@
-// heddle explain rotary, append, append-int4: rows rotated, and rows appended to caches.
+// heddle explain rotary, append, append-int4, attention-int4: rows rotated, rows appended to caches, and attention over
+// a cache in 4 bits.
 #include <memory>
 #include <vector>
 
@@ -6,6 +7,24 @@
 
 namespace heddle::cli {
 namespace {
+
+// A cache of B sequences with so many keys, without pages.
+Int4Cache int4_cache(StandIns& views, DType type, std::int64_t batch, std::int64_t keys, std::int64_t kv_heads,
+                     std::int64_t head_size) {
+  constexpr std::int64_t kRing = 128;
+  Int4Cache cache;
+  cache.blocks =
+      views.tensor(DType::u8, {batch, int4_cache_blocks(keys), kv_heads, int4_cache_block_bytes(head_size, head_size)});
+  cache.k_tail = views.tensor(type, {batch, kRing, kv_heads, head_size});
+  cache.v_tail = cache.k_tail;
+  return cache;
+}
+
+// int32 [B], each of them `keys`.
+TensorView lengths_of(StandIns& views, std::int64_t batch, std::int64_t keys) {
+  return views.indices(std::vector<std::int32_t>(static_cast<std::size_t>(batch), static_cast<std::int32_t>(keys)),
+                       {batch});
+}
 
 // New rows of B sequences behind `keys` that each has.
 struct CacheRows {
@@ -37,10 +56,7 @@ struct CacheRows {
   TensorView rows(StandIns& views, DType type) const {
     return views.tensor(type, {batch, length, kv_heads, head_size});
   }
-  TensorView lengths(StandIns& views) const {
-    return views.indices(std::vector<std::int32_t>(static_cast<std::size_t>(batch), static_cast<std::int32_t>(keys)),
-                         {batch});
-  }
+  TensorView lengths(StandIns& views) const { return lengths_of(views, batch, keys); }
   Rotary rotary(StandIns& views, std::int64_t positions) const {
     const TensorView table = views.tensor(DType::f32, {positions, head_size / 2});
     return {.cos = table, .sin = table};
@@ -120,12 +136,7 @@ struct ExplainInt4Append : CacheRows {
     StandIns views(explained.where());
     const DType type = dtype_named(dtype.empty() ? "bf16" : dtype);
     const TensorView k = rows(views, type), v = rows(views, type);
-    constexpr std::int64_t kRing = 128;
-    Int4Cache cache;
-    cache.blocks = views.tensor(
-        DType::u8, {batch, int4_cache_blocks(keys + length), kv_heads, int4_cache_block_bytes(head_size, head_size)});
-    cache.k_tail = views.tensor(type, {batch, kRing, kv_heads, head_size});
-    cache.v_tail = views.tensor(type, {batch, kRing, kv_heads, head_size});
+    const Int4Cache cache = int4_cache(views, type, batch, keys + length, kv_heads, head_size);
     Int4AppendOptions options{.force = force};
     if (rotates) options.rotary = rotary(views, keys + length);
     Json problem = json(type);
@@ -137,6 +148,39 @@ struct ExplainInt4Append : CacheRows {
                    {{"problem", problem}},
                    gpu != nullptr ? explain_append_int4_cache_on(*gpu, k, v, cache, seqlens, options)
                                   : explain_append_int4_cache(k, v, cache, seqlens, options));
+  }
+};
+
+struct ExplainInt4Attention {
+  Explained explained;
+  std::int64_t batch = 1, heads = 8, kv_heads = 0, length = 1, keys = 1024, head_size = 128;
+  std::string dtype;
+  OptionFlags flags;
+
+  void run() {
+    require_at_least_one(batch, "--batch");
+    require_at_least_one(heads, "--heads");
+    if (kv_heads != 0) require_at_least_one(kv_heads, "--kv-heads");
+    require_at_least_one(length, "--length");
+    require_at_least_one(keys, "--keys");
+    require_at_least_one(head_size, "--head-size");
+    const GpuModel* const gpu = explained.begin();
+    StandIns views(explained.where());
+    const DType type = dtype_named(dtype.empty() ? "bf16" : dtype);
+    const std::int64_t of_keys = kv_heads > 0 ? kv_heads : heads;
+    const TensorView q = views.tensor(type, {batch, length, heads, head_size});
+    const Int4Cache cache = int4_cache(views, type, batch, keys, of_keys, head_size);
+    AttentionOptions options;
+    flags.fill(options);
+    options.seqused_k = lengths_of(views, batch, keys);
+    Json problem = {{"batch", batch}, {"heads", heads},         {"kv_heads", of_keys},   {"queries", length},
+                    {"keys", keys},   {"head_size", head_size}, {"dtype", name_of(type)}};
+    flags.add_to(problem);
+    if (explained.device != "cpu") problem["device"] = explained.device;
+    explained.tell("q " + q.shape_text() + " " + name_of(type) + " over " + std::to_string(keys) + " keys in 4 bits",
+                   {{"problem", problem}},
+                   gpu != nullptr ? explain_attention_over_int4_cache_on(*gpu, q, cache, options)
+                                  : explain_attention_over_int4_cache(q, cache, options));
   }
 };
 
@@ -162,12 +206,27 @@ void add_explain_caches(CLI::App& explain) {
     verb->add_flag("--scales", self->scales, "With a scale for each key and head of such a cache, which is found");
     verb->callback([self] { self->run(); });
   }
-  CLI::App* verb = explain.add_subcommand("append-int4", "An append to a cache in 4 bits");
-  verb->footer("Example: heddle explain append-int4 --batch 64 --keys 8192 --gpu h100");
-  const auto self = std::make_shared<ExplainInt4Append>();
-  self->add_to(*verb);
-  self->add_keys_to(*verb);
-  verb->add_flag("--rotary", self->rotates, "k_new is rotated");
+  {
+    CLI::App* verb = explain.add_subcommand("append-int4", "An append to a cache in 4 bits");
+    verb->footer("Example: heddle explain append-int4 --batch 64 --keys 8192 --gpu h100");
+    const auto self = std::make_shared<ExplainInt4Append>();
+    self->add_to(*verb);
+    self->add_keys_to(*verb);
+    verb->add_flag("--rotary", self->rotates, "k_new is rotated");
+    verb->callback([self] { self->run(); });
+  }
+  CLI::App* verb = explain.add_subcommand("attention-int4", "Attention over a cache in 4 bits");
+  verb->footer("Example: heddle explain attention-int4 --batch 64 --heads 32 --kv-heads 8 --keys 8192 --gpu h100");
+  const auto self = std::make_shared<ExplainInt4Attention>();
+  self->explained.add_to(*verb);
+  verb->add_option("-b,--batch", self->batch, "Sequences, B")->capture_default_str();
+  verb->add_option("-n,--heads", self->heads, "Query heads, H")->capture_default_str();
+  verb->add_option("--kv-heads", self->kv_heads, "Key/value heads, Hkv (default: H)");
+  verb->add_option("-s,--length", self->length, "Queries of a sequence, Sq")->capture_default_str();
+  verb->add_option("--keys", self->keys, "Keys that each sequence has")->capture_default_str();
+  verb->add_option("-d,--head-size", self->head_size, "Head size, D")->capture_default_str();
+  verb->add_option("-t,--dtype", self->dtype, "Of q and of the keys in 16 bits: f16 or bf16 (default: bf16)");
+  self->flags.add_to(*verb);
   verb->callback([self] { self->run(); });
 }
 

@@ -118,9 +118,7 @@ void add_explain_linear(CLI::App& explain) {
   verb->add_flag("--fp8-x", self->fp8_x, "On a GPU, weights are packed for x in e4m3");
   verb->add_flag("--batch-invariant", self->batch_invariant, "A row's bits do not depend on the other rows");
   verb->add_option("--force", self->force, "One candidate's name");
-  verb->add_option("--pass", self->pass, "forward or backward")
-      ->check(CLI::IsMember({"forward", "backward"}))
-      ->capture_default_str();
+  add_pass_flag(*verb, self->pass);
   verb->callback([self] { self->run(); });
 }
 

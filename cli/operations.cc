@@ -10,6 +10,7 @@
 #include "heddle/kv_cache.h"
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
+#include "heddle/partial.h"
 #include "problem.h"
 #include "tensors.h"
 
@@ -79,6 +80,19 @@ std::vector<Operation> caches_and_weights() {
   return {rotary, append, int4, quantize, dequantize, unpack};
 }
 
+// Partial results joined, and the gradients of that.
+std::vector<Operation> merges() {
+  Operation merge{"merge_attention", {}}, backward{"merge_attention_backward", {}};
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    StandIns views(device);
+    const TensorView o = views.tensor(DType::f32, {1, 2, 2, 64}), lse = views.tensor(DType::f32, {1, 2, 2});
+    const std::vector<Partial> partials(2, Partial{o, lse});
+    add(merge, device, explain_merge_attention(partials, o, lse));
+    add(backward, device, explain_merge_attention_backward(partials, o, lse, partials, {}));
+  }
+  return {merge, backward};
+}
+
 }  // namespace
 
 std::vector<Operation> operations() {
@@ -120,7 +134,9 @@ std::vector<Operation> operations() {
     gradients.dx = s.dx;
     add(linear_backward, layer.device, explain_linear_backward(s.x, {}, s.weights, gradients), {layer.own});
   }
-  std::vector<Operation> all = {forward, backward, linear, linear_backward};
+  std::vector<Operation> all = {forward, backward};
+  for (Operation& operation : merges()) all.push_back(std::move(operation));
+  all.insert(all.end(), {linear, linear_backward});
   for (Operation& operation : caches_and_weights()) all.push_back(std::move(operation));
   return all;
 }

@@ -57,6 +57,13 @@ void OptionFlags::fill(AttentionOptions& options) const {
   options.deterministic = deterministic;
 }
 
+void OptionFlags::add_to(Json& problem) const {
+  problem["causal"] = causal;
+  if (!window.empty()) problem["window"] = window;
+  if (softcap > 0) problem["softcap"] = softcap;
+  if (dropout > 0) problem["dropout"] = dropout;
+}
+
 void ProblemFlags::add_to(CLI::App& app) {
   app.add_option("-b,--batch", batch, "Sequences, B")->capture_default_str();
   app.add_option("-n,--heads", heads, "Query heads, H")->capture_default_str();
@@ -100,22 +107,14 @@ std::string ProblemFlags::name() const {
 }
 
 Json ProblemFlags::json() const {
-  Json out = {{"batch", batch},
-              {"heads", heads},
-              {"kv_heads", Hkv()},
-              {"queries", length_q},
-              {"keys", Sk()},
-              {"head_size", head_size},
-              {"head_size_v", Dv()},
-              {"dtype", name_of(dtype_named(dtype))},
-              {"causal", options.causal}};
-  if (!options.window.empty()) out["window"] = options.window;
+  Json out = {
+      {"batch", batch}, {"heads", heads},         {"kv_heads", Hkv()},   {"queries", length_q},
+      {"keys", Sk()},   {"head_size", head_size}, {"head_size_v", Dv()}, {"dtype", name_of(dtype_named(dtype))}};
+  options.add_to(out);
   for (const auto& [given, word] :
        {std::pair{bias, "bias"}, {mask, "mask"}, {alibi, "alibi"}, {sink, "sink"}, {packed, "packed"}}) {
     if (given) out[word] = true;
   }
-  if (options.softcap > 0) out["softcap"] = options.softcap;
-  if (options.dropout > 0) out["dropout"] = options.dropout;
   if (page_size > 0) out["page_size"] = page_size;
   if (device != "cpu") out["device"] = device;
   return out;

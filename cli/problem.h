@@ -37,6 +37,8 @@ struct OptionFlags {
   bool batch_invariant = false, deterministic = false;
   void add_to(CLI::App& app);
   void fill(AttentionOptions& options) const;
+  // Those that are the problem's and not the caller's wishes.
+  void add_to(Json& problem) const;
 };
 
 // One problem: shape, dtype, options. Defaults: B 1, H 8, S 1024, D 64, f32.

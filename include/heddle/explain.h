@@ -17,6 +17,7 @@
 #include "heddle/kv_cache.h"
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
+#include "heddle/partial.h"
 
 namespace heddle {
 
@@ -68,6 +69,16 @@ std::vector<Candidate> explain_append_int4_cache_on(const GpuModel& gpu, const T
                                                     const TensorView& v_new, const Int4Cache& cache,
                                                     const TensorView& seqlens, const Int4AppendOptions& options = {},
                                                     const Runtime& runtime = {});
+
+std::vector<Candidate> explain_merge_attention_on(const GpuModel& gpu, std::span<const Partial> partials,
+                                                  const TensorView& o, const TensorView& lse,
+                                                  const MergeOptions& options = {}, const Runtime& runtime = {});
+
+std::vector<Candidate> explain_merge_attention_backward_on(const GpuModel& gpu, std::span<const Partial> partials,
+                                                           const TensorView& d_o, const TensorView& d_lse,
+                                                           std::span<const Partial> gradients, const TensorView& dsink,
+                                                           const MergeOptions& options = {},
+                                                           const Runtime& runtime = {});
 
 std::vector<Candidate> explain_unpack_weights_on(const GpuModel& gpu, const PackedWeights& weights,
                                                  const TensorView& out, const UnpackOptions& options = {},

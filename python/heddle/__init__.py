@@ -24,6 +24,7 @@ from .explanation import (
     explain,
     explain_append_kv_cache,
     explain_apply_rotary,
+    explain_merge_attention,
     explain_sparse_attention,
 )
 from .functional import attention, merge_attention, sdpa
@@ -61,6 +62,7 @@ __all__ = [
     "explain",
     "explain_append_kv_cache",
     "explain_apply_rotary",
+    "explain_merge_attention",
     "explain_sparse_attention",
     "lowbit",
     "merge_attention",

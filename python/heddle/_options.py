@@ -119,6 +119,19 @@ def precision_code(precision: Any) -> int:
     return code
 
 
+#: Candidates of linear layers that a forward and its backward may both be asked for by name.
+LINEAR_BOTH_WAYS = ("cpu", "reference", "cublaslt")
+
+
+def parts_of(operation: str, os: Any, lses: Any) -> tuple[tuple, tuple]:
+    """The results that a merge joins, and their lse: as many of each."""
+    os, lses = tuple(os), tuple(lses)
+    if len(os) == 0 or len(os) != len(lses):
+        rule = "there must be at least one" if len(os) == 0 else "there must be as many"
+        raise ValueError(f"[{operation}] os are {len(os)} and lses are {len(lses)}: {rule}")
+    return os, lses
+
+
 def wants_float32(operation: str, out_dtype: Any) -> bool:
     """Whether the result is to be float32, whatever the operands are."""
     if out_dtype is None:

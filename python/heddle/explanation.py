@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from . import _heddle
-from ._options import BIAS, DROPOUT_SEED, MASK, dtype_name, flag
+from ._options import BIAS, DROPOUT_SEED, MASK, dtype_name, flag, parts_of, wants_float32
 from .hosts import is_torch, torch_host
 from .sparse import options_tuple
 
@@ -19,8 +19,8 @@ class Candidate:
     """One kernel that could serve a call.
 
     Attributes:
-      name: what ``force`` takes. method: "flash", "baseline", "naive", "rotary", "append", "quantize", "dequantize" or
-        "reference".
+      name: what ``force`` takes. method: "flash", "baseline", "naive", "merge", "rotary", "append", "quantize", "dequantize",
+        "unpack" or "reference".
       supported: whether it can compute the call at all.
       reason: why it may not run, if it may not.
       seconds: estimated time, workspace: scratch bytes; 0 if not supported.
@@ -80,11 +80,12 @@ def _bytes(count: int) -> str:
     return f"{count} B"
 
 
-def _shape_only(shape: tuple[int, ...], dtype: Any) -> tuple:
+def shape_only(shape: tuple[int, ...], dtype: Any, operation: str = "explain") -> tuple:
+    """A view of no data, of a dtype by its name, or torch's or numpy's."""
     name = dtype_name(dtype)
     code = _DTYPE_CODES.get(name) if isinstance(name, str) else None
     if code is None:
-        raise ValueError(f"[explain] dtype is {dtype!r}: it must be 'float32', 'float16' or 'bfloat16'")
+        raise ValueError(f"[{operation}] dtype is {dtype!r}: it must be 'float32', 'float16' or 'bfloat16'")
     return stand_in(shape, code)
 
 
@@ -142,7 +143,7 @@ def explain(
     items = _asked(q, options)
     if any(map(is_torch, (q, k, v, *items))):
         torch_host()
-    shapes = (_shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
+    shapes = (shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
     return _explanation(_heddle.explain_attention(*shapes, items, backward, gpu_name(gpu)))
 
 
@@ -175,9 +176,33 @@ def explain_sparse_attention(
     items = _asked(q, options)
     if any(map(is_torch, (q, k, v, blocks, counts, *items))):
         torch_host()
-    shapes = (_shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
+    shapes = (shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
     lists = (stand_in(x, _INT32) if isinstance(x, tuple) else x for x in (blocks, counts))
     return _explanation(_heddle.explain_sparse_attention(*shapes, *lists, block_size, query_rows, items, backward))
+
+
+def explain_merge_attention(
+    os: Any, lses: Any, sink: Any = None, *, out_dtype: Any = None, backward: bool = False, gpu: str | None = None
+) -> Explanation:
+    """The candidates for ``heddle.merge_attention`` with these arguments and which one would run. No data is read.
+
+    Args:
+      os: a sequence of results, each [B, Sq, H, Dv] or packed [total_q, H, Dv]. lses: their lse, float32 [B, H, Sq] or packed
+        [H, total_q].
+      sink, out_dtype: as ``merge_attention`` takes them.
+      backward: explain the kernels of the gradients, of os, lses and sink, instead of the merge's.
+      gpu: answer as a machine with that GPU would, which need not be here; see ``explain``. No GPU has a kernel for this yet.
+
+    Raises:
+      ValueError: a bad argument, as ``merge_attention`` would refuse it; a gpu that is not known, listing those that are.
+      TypeError: what is no bool as backward.
+    """
+    os, lses = parts_of("explain_merge_attention", os, lses)
+    float32_out = wants_float32("explain_merge_attention", out_dtype)
+    backward = flag("explain_merge_attention", "backward", backward)
+    if any(map(is_torch, (*os, *lses, sink))):
+        torch_host()
+    return _explanation(_heddle.explain_merge_attention(os, lses, sink, float32_out, backward, gpu_name(gpu)))
 
 
 def explain_apply_rotary(

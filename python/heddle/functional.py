@@ -10,6 +10,7 @@ from ._options import (
     check_lse_out,
     flag,
     pair,
+    parts_of,
     precision_code,
     torch_is_deterministic,
     wants_float32,
@@ -288,10 +289,7 @@ def merge_attention(
         requires a gradient beside out or lse_out, unless torch's gradients are off.
       NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
     """
-    os, lses = tuple(os), tuple(lses)
-    if len(os) == 0 or len(os) != len(lses):
-        rule = "there must be at least one" if len(os) == 0 else "there must be as many"
-        raise ValueError(f"[merge_attention] os are {len(os)} and lses are {len(lses)}: {rule}")
+    os, lses = parts_of("merge_attention", os, lses)
     float32_out = wants_float32("merge_attention", out_dtype)
     host = torch_host() if is_torch(os[0]) else arrays
     return host.merge_attention(os, lses, sink, float32_out, out, lse_out)

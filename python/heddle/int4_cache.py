@@ -6,9 +6,9 @@ import dataclasses
 from typing import Any
 
 from . import _heddle
-from ._options import check_lse_out, flag, pack
+from ._options import DROPOUT_SEED, check_lse_out, flag, pack
 from .explanation import Candidate, Explanation, gpu_name
-from .hosts import torch_host
+from .hosts import is_torch, torch_host
 
 TAIL = 128  # slots of a ring
 
@@ -117,9 +117,26 @@ class Int4Cache:
         machine with that GPU would, which need not be here; see ``heddle.explain``."""
         interleaved = flag("explain_append_int4_cache", "interleaved", interleaved)
         torch_host()
-        cache = (self.blocks, self.k_tail, self.v_tail, self.page_table, self.row_idx)
         rotary = (rotary_cos, rotary_sin, interleaved)
-        found = _heddle.explain_append_int4_cache(k_new, v_new, *cache, seqlens, *rotary, gpu_name(gpu))
+        found = _heddle.explain_append_int4_cache(k_new, v_new, *self._tensors(), seqlens, *rotary, gpu_name(gpu))
+        return Explanation(Candidate(*parts) for parts in found)
+
+    def explain_attention(self, q: Any, seqlens: Any, *, gpu: str | None = None, **options: Any) -> Explanation:
+        """The candidates for ``attention`` of q [B, Sq, H, D] with these arguments and which one would run. Data is not read,
+        except index data on the CPU.
+
+        Args:
+          q, seqlens, options: as ``attention`` takes them.
+          gpu: answer as a machine with that GPU would, which need not be here; see ``heddle.explain``.
+
+        Raises:
+          ValueError: a bad argument, as ``attention`` would refuse it; a gpu that is not known, listing those that are.
+        """
+        torch_host()
+        items = list(_attention_items(seqlens, options))
+        if is_torch(items[DROPOUT_SEED]):
+            items[DROPOUT_SEED] = None  # its value chooses nothing
+        found = _heddle.explain_attention_over_int4_cache(q, *self._tensors(), tuple(items), gpu_name(gpu))
         return Explanation(Candidate(*parts) for parts in found)
 
     def attention(
@@ -139,9 +156,15 @@ class Int4Cache:
         """
         return_lse = flag("attention_over_int4_cache", "return_lse", return_lse)
         check_lse_out("attention_over_int4_cache", return_lse, lse_out)
-        for name in ("bias", "mask"):
-            if (x := options.get(name)) is not None and len(x.shape) < 4:
-                options[name] = x[(None,) * (4 - len(x.shape))]
-        items = pack(seqused_k=seqlens, **options)
-        cache = (self.blocks, self.k_tail, self.v_tail, self.page_table, self.row_idx)
-        return torch_host().attention_over_int4_cache(q, cache, items, return_lse, out, lse_out)
+        items = _attention_items(seqlens, options)
+        return torch_host().attention_over_int4_cache(q, self._tensors(), items, return_lse, out, lse_out)
+
+    def _tensors(self) -> tuple[Any, ...]:
+        return self.blocks, self.k_tail, self.v_tail, self.page_table, self.row_idx
+
+
+def _attention_items(seqlens: Any, options: dict[str, Any]) -> tuple[Any, ...]:
+    for name in ("bias", "mask"):
+        if (x := options.get(name)) is not None and len(x.shape) < 4:
+            options[name] = x[(None,) * (4 - len(x.shape))]
+    return pack(seqused_k=seqlens, **options)

@@ -121,6 +121,15 @@ Workspace CallScratch::get(std::size_t bytes) {
   return {memory_.data(), bytes};
 }
 
+TensorView stand_in(const TensorView& like, DType dtype) {
+  TensorView view = like;
+  view.dtype = dtype;
+  view.stride = contiguous_strides(view.rank, view.shape);
+  view.data = nullptr;
+  view.alignment = 64;  // as an allocator's
+  return view;
+}
+
 nb::list told(const std::vector<Candidate>& candidates) {
   nb::list out;
   for (const Candidate& c : candidates) {

@@ -90,6 +90,9 @@ void use_torch(nb::type_object tensor_type, nb::dict dtypes, nb::callable alloca
 // workspace, chosen, plan.
 nb::list told(const std::vector<Candidate>& candidates);
 
+// A contiguous tensor that is not there, for what explains a call: `like` one that is, of another dtype or not.
+TensorView stand_in(const TensorView& like, DType dtype);
+
 // As Python's bool().
 bool truth(nb::handle object);
 

@@ -56,6 +56,18 @@ void attend(nb::handle q, nb::handle blocks, nb::handle k_tail, nb::handle v_tai
                                  [&](std::size_t bytes) { return scratch.get(bytes); }, {.o = "out", .lse = "lse_out"});
 }
 
+nb::list explain_attend(nb::handle q, nb::handle blocks, nb::handle k_tail, nb::handle v_tail, nb::handle page_table,
+                        nb::handle row_idx, const nb::tuple& items, const std::string& gpu) {
+  Arguments arguments("explain_attention_over_int4_cache", Arguments::Devices::any, kNoStream);
+  const TensorView q_view = arguments.read(q, "q");
+  const Int4Cache cache{arguments.read(blocks, "blocks"), arguments.read(k_tail, "k_tail"),
+                        arguments.read(v_tail, "v_tail"), arguments.read(page_table, "page_table"),
+                        arguments.read(row_idx, "row_idx")};
+  const AttentionOptions options = arguments.options(items);
+  return told(gpu.empty() ? explain_attention_over_int4_cache(q_view, cache, options)
+                          : explain_attention_over_int4_cache_on(gpu_model_named(gpu), q_view, cache, options));
+}
+
 }  // namespace
 
 void bind_int4_cache(nb::module_& module) {
@@ -69,6 +81,9 @@ void bind_int4_cache(nb::module_& module) {
   module.def("attention_over_int4_cache", &attend, nb::arg("q"), nb::arg("blocks"), nb::arg("k_tail"),
              nb::arg("v_tail"), nb::arg("page_table").none(), nb::arg("row_idx").none(), nb::arg("o"),
              nb::arg("lse").none(), nb::arg("options"), nb::arg("stream") = 0);
+  module.def("explain_attention_over_int4_cache", &explain_attend, nb::arg("q"), nb::arg("blocks"), nb::arg("k_tail"),
+             nb::arg("v_tail"), nb::arg("page_table").none(), nb::arg("row_idx").none(), nb::arg("options"),
+             nb::arg("gpu") = "");
   module.def("int4_cache_block_bytes", &int4_cache_block_bytes, nb::arg("D"), nb::arg("Dv"));
   module.def("int4_cache_blocks", &int4_cache_blocks, nb::arg("keys"));
 }

@@ -65,20 +65,44 @@ void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const nb::tupl
       from, weights, to, options, arguments.runtime(), [&](std::size_t bytes) { return scratch.get(bytes); }, "out");
 }
 
-// Name, method, whether it could run, why it does not, seconds, bytes of workspace, chosen, seconds over those of a
-// product of 16-bit weights. gpu: the name of a GPU that need not be here; "": where the tensors are.
+// For each its name, method, whether it could run, why it does not, seconds, bytes of workspace, chosen, seconds over
+// those of a product of 16-bit weights, plan.
+nb::list told_of_layers(const std::vector<Candidate>& candidates) {
+  nb::list out;
+  for (const Candidate& c : candidates) {
+    out.append(
+        nb::make_tuple(c.name, c.method, c.supported, c.reason, c.seconds, c.workspace, c.chosen, c.of_16bit, c.plan));
+  }
+  return out;
+}
+
+// gpu: the name of a GPU that need not be here; "": where the tensors are.
 nb::list explain(nb::handle x, const nb::tuple& packed, const nb::tuple& items, const std::string& gpu) {
   Arguments arguments("explain_linear", Arguments::Devices::any, kNoStream);
   const TensorView from = arguments.read(x, "x");
   const PackedWeights weights = packed_of(arguments, packed);
   const LinearOptions options = options_of(arguments, items);
-  nb::list out;
-  for (const Candidate& c : gpu.empty() ? explain_linear(from, weights, options)
-                                        : explain_linear_on(gpu_model_named(gpu), from, weights, options)) {
-    out.append(
-        nb::make_tuple(c.name, c.method, c.supported, c.reason, c.seconds, c.workspace, c.chosen, c.of_16bit, c.plan));
-  }
-  return out;
+  return told_of_layers(gpu.empty() ? explain_linear(from, weights, options)
+                                    : explain_linear_on(gpu_model_named(gpu), from, weights, options));
+}
+
+// The gradients of x and of each vector that is given, of a call that explain() has taken.
+nb::list explain_backward(nb::handle x, const nb::tuple& packed, const nb::tuple& items, const std::string& gpu) {
+  Arguments arguments("explain_linear_backward", Arguments::Devices::any, kNoStream);
+  const TensorView from = arguments.read(x, "x");
+  const PackedWeights weights = packed_of(arguments, packed);
+  const LinearOptions options = options_of(arguments, items);
+  const auto gradient = [&](const TensorView& of) { return of.given() ? stand_in(of, from.dtype) : TensorView{}; };
+  LinearGradients to;
+  to.dx = gradient(from);
+  to.dbias = gradient(options.bias);
+  to.dnorm_weight = gradient(options.norm_weight);
+  to.dnorm_bias = gradient(options.norm_bias);
+  TensorView dy = from;
+  dy.shape[from.rank - 1] = weights.gated ? weights.rows / 2 : weights.rows;
+  dy = stand_in(dy, from.dtype);
+  return told_of_layers(gpu.empty() ? explain_linear_backward(dy, from, weights, to, options)
+                                    : explain_linear_backward_on(gpu_model_named(gpu), dy, from, weights, to, options));
 }
 
 void unpack(nb::handle out, const nb::tuple& packed, std::uintptr_t stream) {
@@ -87,6 +111,17 @@ void unpack(nb::handle out, const nb::tuple& packed, std::uintptr_t stream) {
   const TensorView to = arguments.write(out, "out");
   nb::gil_scoped_release released;
   unpack_weights(weights, to, {}, arguments.runtime());
+}
+
+// out: the shape and dtype of the weights.
+nb::list explain_unpack(nb::handle out, const nb::tuple& packed, const std::string& gpu) {
+  Arguments arguments("explain_unpack_weights", Arguments::Devices::any, kNoStream);
+  const PackedWeights weights = packed_of(arguments, packed);
+  const TensorView shape = arguments.read(out, "out");
+  TensorView to = stand_in(shape, shape.dtype);  // without an address, so that it shares none with the weights
+  to.device = weights.device;
+  return told(gpu.empty() ? explain_unpack_weights(weights, to)
+                          : explain_unpack_weights_on(gpu_model_named(gpu), weights, to));
 }
 
 // gradients: (dx, dbias, dnorm_weight, dnorm_bias), each of them None if it is not wanted.
@@ -116,6 +151,9 @@ void bind_linear(nb::module_& module) {
              nb::arg("options"), nb::arg("stream") = 0);
   module.def("explain_linear", &explain, nb::arg("x").none(), nb::arg("weights"), nb::arg("options"),
              nb::arg("gpu") = "");
+  module.def("explain_linear_backward", &explain_backward, nb::arg("x").none(), nb::arg("weights"), nb::arg("options"),
+             nb::arg("gpu") = "");
+  module.def("explain_unpack_weights", &explain_unpack, nb::arg("out").none(), nb::arg("weights"), nb::arg("gpu") = "");
   module.def("unpack_weights", &unpack, nb::arg("out").none(), nb::arg("weights"), nb::arg("stream") = 0);
   module.def("linear_backward", &backward, nb::arg("dy").none(), nb::arg("x").none(), nb::arg("weights"),
              nb::arg("gradients"), nb::arg("options"), nb::arg("stream") = 0);

@@ -1,10 +1,13 @@
 #include "heddle/partial.h"
 
+#include <nanobind/stl/string.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "convert.h"
+#include "heddle/explain.h"
 #include "ops/partial.h"
 
 namespace heddle::python {
@@ -52,6 +55,28 @@ void merge_backward(const nb::sequence& os, const nb::sequence& lses, nb::handle
                               arguments.runtime());
 }
 
+// backward_pass: of all gradients. gpu: the name of a GPU that need not be here; "": where the tensors are.
+nb::list explain(const nb::sequence& os, const nb::sequence& lses, nb::handle sink, bool float32_out,
+                 bool backward_pass, const std::string& gpu) {
+  Arguments arguments("explain_merge_attention", Arguments::Devices::any, kNoStream);
+  const std::vector<Partial> read = partials(arguments, os, lses, false);
+  const MergeOptions options{.sink = arguments.read(sink, "sink")};
+  const TensorView& first = read.at(0).o;
+  const TensorView o = stand_in(first, float32_out ? DType::f32 : first.dtype), lse = stand_in(read[0].lse, DType::f32);
+  const GpuModel* const model = gpu.empty() ? nullptr : &gpu_model_named(gpu);
+  // Checks what the gradients' call is made of, by the names that Python has for it.
+  const std::vector<Candidate> forward = model == nullptr
+                                             ? explain_merge_attention_as(kNames, read, o, lse, options, {})
+                                             : explain_merge_attention_on_as(kNames, *model, read, o, lse, options, {});
+  if (!backward_pass) return told(forward);
+  std::vector<Partial> gradients;
+  for (const Partial& part : read)
+    gradients.push_back({stand_in(part.o, part.o.dtype), stand_in(part.lse, DType::f32)});
+  const TensorView dsink = options.sink.given() ? stand_in(options.sink, DType::f32) : TensorView{};
+  return told(model == nullptr ? explain_merge_attention_backward(read, o, lse, gradients, dsink, options)
+                               : explain_merge_attention_backward_on(*model, read, o, lse, gradients, dsink, options));
+}
+
 }  // namespace
 
 void bind_partial(nb::module_& module) {
@@ -60,6 +85,8 @@ void bind_partial(nb::module_& module) {
   module.def("merge_attention_backward", &merge_backward, nb::arg("os"), nb::arg("lses"), nb::arg("sink").none(),
              nb::arg("d_o"), nb::arg("d_lse").none(), nb::arg("d_os"), nb::arg("d_lses"), nb::arg("dsink").none(),
              nb::arg("stream") = 0);
+  module.def("explain_merge_attention", &explain, nb::arg("os"), nb::arg("lses"), nb::arg("sink").none(),
+             nb::arg("float32_out"), nb::arg("backward"), nb::arg("gpu") = "");
 }
 
 }  // namespace heddle::python

@@ -6,6 +6,7 @@
 
 #include "core/check.h"
 #include "cuda/assumed_gpu.h"
+#include "ops/partial.h"
 
 namespace heddle {
 namespace {
@@ -94,6 +95,17 @@ LinearGradients there(LinearGradients gradients) {
   return gradients;
 }
 
+std::vector<Partial> there(std::span<const Partial> partials) {
+  std::vector<Partial> moved(partials.begin(), partials.end());
+  for (Partial& partial : moved) move({&partial.o, &partial.lse});
+  return moved;
+}
+
+MergeOptions there(MergeOptions o) {
+  move({&o.sink});
+  return o;
+}
+
 }  // namespace
 
 std::span<const GpuModel> gpu_models() { return kModels; }
@@ -163,6 +175,29 @@ std::vector<Candidate> explain_append_int4_cache_on(const GpuModel& gpu, const T
                                                     const Runtime& runtime) {
   const cuda::AssumedGpu assumed(gpu);
   return explain_append_int4_cache(there(k_new), there(v_new), there(cache), there(seqlens), there(options), runtime);
+}
+
+std::vector<Candidate> explain_merge_attention_on(const GpuModel& gpu, std::span<const Partial> partials,
+                                                  const TensorView& o, const TensorView& lse,
+                                                  const MergeOptions& options, const Runtime& runtime) {
+  return explain_merge_attention_on_as({}, gpu, partials, o, lse, options, runtime);
+}
+
+std::vector<Candidate> explain_merge_attention_on_as(const MergeNames& names, const GpuModel& gpu,
+                                                     std::span<const Partial> partials, const TensorView& o,
+                                                     const TensorView& lse, const MergeOptions& options,
+                                                     const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_merge_attention_as(names, there(partials), there(o), there(lse), there(options), runtime);
+}
+
+std::vector<Candidate> explain_merge_attention_backward_on(const GpuModel& gpu, std::span<const Partial> partials,
+                                                           const TensorView& d_o, const TensorView& d_lse,
+                                                           std::span<const Partial> gradients, const TensorView& dsink,
+                                                           const MergeOptions& options, const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_merge_attention_backward(there(partials), there(d_o), there(d_lse), there(gradients), there(dsink),
+                                          there(options), runtime);
 }
 
 std::vector<Candidate> explain_unpack_weights_on(const GpuModel& gpu, const PackedWeights& weights,

@@ -228,8 +228,14 @@ void merge_attention_as(const MergeNames& names, std::span<const Partial> partia
 std::vector<Candidate> explain_merge_attention(std::span<const Partial> partials, const TensorView& o,
                                                const TensorView& lse, const MergeOptions& options,
                                                const Runtime& runtime) {
+  return explain_merge_attention_as({}, partials, o, lse, options, runtime);
+}
+
+std::vector<Candidate> explain_merge_attention_as(const MergeNames& names, std::span<const Partial> partials,
+                                                  const TensorView& o, const TensorView& lse,
+                                                  const MergeOptions& options, const Runtime& runtime) {
   const Check check("explain_merge_attention", Data::to_come);
-  return explained(checked_merge_problem(check, partials, options.sink, o, lse),
+  return explained(checked_merge_problem(check, partials, options.sink, o, lse, names),
                    wish_of<MergeProblem>(check, options.force), workers_of(runtime));
 }
 

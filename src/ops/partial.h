@@ -7,6 +7,8 @@
 
 namespace heddle {
 
+struct GpuModel;  // heddle/explain.h
+
 // What errors call the tensors: those of partial n as o[0] n o[1], so "partials[2].o".
 struct MergeNames {
   const char *o[2] = {"partials[", "].o"}, *lse[2] = {"partials[", "].lse"};
@@ -21,11 +23,18 @@ MergeBackwardProblem checked_merge_backward_problem(const Check& check, std::spa
                                                     const TensorView& d_lse, std::span<const Partial> gradients,
                                                     const TensorView& dsink, const MergeNames& names = {});
 
-// merge_attention() and merge_attention_backward() with names for errors.
+// merge_attention(), merge_attention_backward() and what explains the first, with names for errors.
 void merge_attention_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& o,
                         const TensorView& lse, const MergeOptions& options, const Runtime& runtime);
 void merge_attention_backward_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& d_o,
                                  const TensorView& d_lse, std::span<const Partial> gradients, const TensorView& dsink,
                                  const MergeOptions& options, const Runtime& runtime);
+std::vector<Candidate> explain_merge_attention_as(const MergeNames& names, std::span<const Partial> partials,
+                                                  const TensorView& o, const TensorView& lse,
+                                                  const MergeOptions& options, const Runtime& runtime);
+std::vector<Candidate> explain_merge_attention_on_as(const MergeNames& names, const GpuModel& gpu,
+                                                     std::span<const Partial> partials, const TensorView& o,
+                                                     const TensorView& lse, const MergeOptions& options,
+                                                     const Runtime& runtime);
 
 }  // namespace heddle

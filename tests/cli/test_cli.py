@@ -88,13 +88,15 @@ def test_info_lists_every_candidate_and_whether_it_runs():
         "quantize",
         "dequantize",
     }
+    on_cpus_alone = {"merge_attention", "merge_attention_backward"}
+    with_reference |= on_cpus_alone
     assert with_reference | without_reference == set(operations)
     text = run("info")
     for name, candidates in operations.items():
         here = {c["name"] for c in candidates if c["device"] == "cpu" and c["runs"]}
         assert "cpu" in here and ("reference" in here) == (name in with_reference), name
         on_gpus = [c for c in candidates if c["device"] == "cuda"]
-        assert on_gpus, name
+        assert bool(on_gpus) == (name not in on_cpus_alone), name
         for candidate in on_gpus:
             assert candidate["runs"] != ("reason" in candidate) and candidate["name"] in text
             if not gpus:
@@ -213,6 +215,7 @@ def test_a_tuning_file_is_for_the_gpu_it_was_made_on(tmp_path):
         ("append", ["--batch", 3, "--page-size", 16, "--rotary"], "append"),
         ("append", ["--e4m3", "--scales", "--dtype", "bf16", "--keys", 0], "append"),
         ("append-int4", ["--batch", 2, "--keys", 500, "--rotary"], "append"),
+        ("attention-int4", ["--batch", 2, "--kv-heads", 2, "--keys", 500, "--causal", "bottom_right"], "flash"),
         ("quantize", ["--rule", "mse", "--importance", "--inputs", 64], "quantize"),
         ("dequantize", ["--format", "int4_g64"], "dequantize"),
         ("unpack", ["--format", "mxfp4"], "unpack"),
@@ -239,6 +242,43 @@ def test_explain_of_every_operation(verb, flags, method):
         assert [c["estimated_seconds"] > 0 for c in gpu if c["chosen"]] == [True]
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("flags", [[], ["--parts", 3, "--packed", "--sink", "--float32-out", "--dtype", "bf16"]])
+def test_explain_merge(flags, direction):
+    flags = [*flags, "--pass", direction]
+    out = run_json("explain", "merge", *flags)
+    assert [(c["name"], c["method"], c["chosen"]) for c in out["candidates"]] == [
+        ("cpu", "merge", True),
+        ("reference", "reference", False),
+    ]
+    assert out["pass"] == direction and out["problem"]["parts"] == (3 if "--parts" in flags else 2)
+    assert out["candidates"][0]["estimated_seconds"] > 0 and out["candidates"][0]["plan"]
+    text = run("explain", "merge", *flags)
+    assert f", {direction}, " in text and f"cpu: {out['candidates'][0]['plan']}" in text
+    forced = run_json("explain", "merge", *flags, "--force", "reference")["candidates"]
+    assert [c["name"] for c in forced if c["chosen"]] == ["reference"]
+    usage = run("explain", "merge", "--help")
+    assert "--json" in usage and usage.rstrip().splitlines()[-1].startswith("Example: heddle explain merge ")
+
+    there = run_json("explain", "merge", "--gpu", "h100", *flags)
+    assert there["assumed"] and there["problem"]["device"] == "cuda" and there["problem"]["dtype"] == "bfloat16"
+    assert not any(c["chosen"] or c["supported"] for c in there["candidates"])
+    assert {c["reason"] for c in there["candidates"]} == {"it runs on another device than the tensors are on"}
+
+
+def test_gradients_of_merges_are_another_call():
+    seconds = [
+        run_json("explain", "merge", "--pass", p)["candidates"][0]["estimated_seconds"] for p in ("forward", "backward")
+    ]
+    assert seconds[1] > seconds[0]
+
+
+def test_explain_names_every_operation():
+    usage = run("explain", "--help")
+    for verb in "merge linear rotary append append-int4 attention-int4 quantize dequantize unpack".split():
+        assert f"\n  {verb} " in usage
+
+
 def test_explain_of_every_operation_refuses_what_the_operation_refuses():
     assert "--rows is 0: it must be at least 1" in run("explain", "linear", "--rows", 0, code=2)
     assert "--heads is -2" in run("explain", "rotary", "--heads", -2, code=2)
@@ -246,6 +286,11 @@ def test_explain_of_every_operation_refuses_what_the_operation_refuses():
     assert "rule is floor, which nvfp4 does not have" in run("explain", "quantize", "--rule", "floor", code=2)
     assert "scales are for a float8_e4m3fn cache" in run("explain", "append", "--scales", code=2)
     assert "must be a multiple of 64" in run("explain", "append-int4", "--head-size", 96, code=2)
+    assert "must be a multiple of 64" in run("explain", "attention-int4", "--head-size", 96, code=2)
+    assert "--keys is 0: it must be at least 1" in run("explain", "attention-int4", "--keys", 0, code=2)
+    assert "--parts is 0: it must be at least 1" in run("explain", "merge", "--parts", 0, code=2)
+    assert "has head size 257: it must be from 1 to 256" in run("explain", "merge", "--head-size", 257, code=2)
+    assert "--pass" in run("explain", "merge", "--pass", "both", code=2)
     assert "order dense is for GPUs" in run("explain", "linear", "--order", "dense", code=2)
 
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "heddle/explain.h"
 #include "heddle/partial.h"
 #include "kernels/explained.h"
 #include "kit/messages.h"
@@ -86,6 +87,25 @@ TEST(PartialChoice, MayBeAskedBeforeThereIsData) {
   EXPECT_EQ(chosen(explain_merge_attention(partials, o, lse)), "cpu");
   kit::expect_message([&] { merge_attention(partials, o, lse); },
                       "[merge_attention] partials[0].o has no data: its pointer is null");
+}
+
+TEST(PartialChoice, NoGpuMergesYet) {
+  const TensorView o(nullptr, DType::bf16, {2, 8, 4, 64}), lse(nullptr, DType::f32, {2, 4, 8});
+  const std::vector<Partial> partials(3, Partial{o, lse});
+  const TensorView sink(nullptr, DType::f32, {4});
+  for (const GpuModel& gpu : gpu_models()) {
+    for (const auto& list :
+         {explain_merge_attention_on(gpu, partials, o, lse, {.sink = sink}),
+          explain_merge_attention_backward_on(gpu, partials, o, lse, partials, sink, {.sink = sink})}) {
+      EXPECT_EQ(chosen(list), "");
+      for (const Candidate& c : list) {
+        EXPECT_EQ(c.reason, "it runs on another device than the tensors are on") << c.name;
+      }
+    }
+  }
+  EXPECT_EQ(chosen(explain_merge_attention(partials, o, lse, {.sink = sink})), "cpu");
+  kit::expect_message([&] { explain_merge_attention_on(gpu_model_named("h100"), {}, o, lse); },
+                      "[explain_merge_attention] partials are none: there must be at least one");
 }
 
 }  // namespace

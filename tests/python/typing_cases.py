@@ -22,6 +22,11 @@ assert_type(heddle.sparse_attention(x, x, x, x, return_lse=said), torch.Tensor |
 assert_type(heddle.explain_sparse_attention(x, x, x, x, backward=True), heddle.Explanation)
 assert_type(heddle.sdpa(x, x, x, is_causal=True), torch.Tensor)
 assert_type(heddle.apply_rotary(a, a, a), np.ndarray)
+packed: heddle.lowbit.PackedTensor = heddle.lowbit.pack(heddle.lowbit.quantize(a))
+assert_type(heddle.explain_merge_attention([x], [x], x, out_dtype="float32", backward=True), heddle.Explanation)
+assert_type(heddle.lowbit.explain(x, packed, backward=True), list[heddle.lowbit.LinearCandidate])
+assert_type(packed.explain_unpack(torch.float16, gpu="h100"), heddle.Explanation)
+assert_type(heddle.Int4Cache.empty(1, 2, 3, 64).explain_attention(x, x).chosen, heddle.Candidate | None)
 
 heddle.attention(x, x, x, causal="bottm_right")  # error: No overload variant
 heddle.attention(x, x, x, causal=True)  # error: No overload variant
@@ -30,5 +35,6 @@ heddle.attention(x, x, x, method="quick")  # error: No overload variant
 heddle.attention(x, x, x, windows=(3, 0))  # error: No overload variant
 heddle.sparse_attention(x, x, x)  # error: No overload variant
 heddle.sparse_attention(x, x, x, x, blocksize=64)  # error: No overload variant
+heddle.explain_merge_attention([x], [x], backward="yes")  # error: incompatible type "str"; expected "bool"
 heddle.attention(x, x, x).half_precision()  # error: "Tensor" has no attribute
 heddle.attention(x, x, x, return_lse=True).sum()  # error: "tuple[Tensor, Tensor]" has no attribute

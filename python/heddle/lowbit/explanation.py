@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .. import _heddle
-from ..explanation import Candidate, Explanation, gpu_name, stand_in
+from ..explanation import Candidate, Explanation, gpu_name, shape_only
 from .tensor import QuantizedTensor, kind, plain
-
-_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
 
 
 def explain_quantize(
@@ -34,12 +32,10 @@ def explain_quantize(
     return Explanation(Candidate(*parts) for parts in _heddle.explain_quantize(*arguments))
 
 
-def explain_dequantize(matrix: QuantizedTensor, dtype: str = "float32", *, gpu: str | None = None) -> Explanation:
-    """The candidates for ``dequantize`` of a matrix to weights of a dtype, "float32", "float16" or "bfloat16", and which one
-    would run. Nothing is read. gpu: as for ``explain_quantize``."""
-    if dtype not in _CODES:
-        raise ValueError(f"[explain_dequantize] dtype is {dtype!r}: it must be one of {', '.join(_CODES)}")
+def explain_dequantize(matrix: QuantizedTensor, dtype: Any = "float32", *, gpu: str | None = None) -> Explanation:
+    """The candidates for ``dequantize`` of a matrix to weights of a dtype, "float32", "float16" or "bfloat16" (or torch's or
+    numpy's of that name), and which one would run. Nothing is read. gpu: as for ``explain_quantize``."""
+    out = shape_only(tuple(map(int, matrix.shape)), dtype, "explain_dequantize")
     kind(matrix.codes, "explain_dequantize", "codes")
-    out = stand_in(tuple(map(int, matrix.shape)), _CODES[dtype])
     found = _heddle.explain_dequantize(out, matrix._parts(), gpu_name(gpu))
     return Explanation(Candidate(*parts) for parts in found)

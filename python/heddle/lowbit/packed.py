@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import _heddle
+from ..explanation import UINT8, Candidate, Explanation, gpu_name, shape_only, stand_in
 from ..hosts.gpu import gpu_of
 from .tensor import QuantizedTensor, kind, on_cpu, write_weights
 
@@ -60,8 +61,35 @@ class PackedTensor:
         torch = kind(self.data, "unpack_weights", "data")
         return write_weights("unpack_weights", torch, _heddle.unpack_weights, self, self.data, dtype, out)
 
+    def explain_unpack(self, dtype: Any = "float32", *, gpu: str | None = None) -> Explanation:
+        """The candidates for ``unpack`` to weights [N, K] of a dtype and which one would run. Nothing is read.
+
+        Args:
+          dtype: "float32", "float16" or "bfloat16", or torch's or numpy's dtype of that name.
+          gpu: answer as a machine with that GPU would, which need not be here; see ``heddle.explain``. Weights that were packed
+            for the CPU are taken as ``pack`` has them on a GPU by itself.
+
+        Raises:
+          ValueError: another dtype; a gpu that is not known, listing those that are. TypeError: data that is no array.
+        """
+        out = shape_only(self._described[1:3], dtype, "explain_unpack_weights")
+        kind(self.data, "explain_unpack_weights", "data")
+        name = gpu_name(gpu)
+        return Explanation(
+            Candidate(*parts) for parts in _heddle.explain_unpack_weights(out, self._parts_on(name), name)
+        )
+
     def _parts(self) -> tuple[Any, ...]:
         return (*self._described, self.data, self.kept)
+
+    def _parts_on(self, gpu: str) -> tuple[Any, ...]:
+        """_parts() of these weights packed for a GPU, which is only asked about; "": as they are."""
+        if not gpu or self.order != "rows16":
+            return self._parts()
+        format, rows, columns, gated, _ = self._described
+        order, _ = _heddle.lowbit_packed_order(format, rows, columns, True, gated)
+        described = (format, rows, columns, gated, order)
+        return (*described, stand_in((_heddle.lowbit_packed_bytes(*described),), UINT8), None)
 
     def __repr__(self) -> str:
         rows, columns = self.shape

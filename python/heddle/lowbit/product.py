@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _heddle
-from ..explanation import UINT8, gpu_name, stand_in
+from .._options import LINEAR_BOTH_WAYS, flag
+from ..explanation import gpu_name
 from ..hosts import arrays, is_torch, torch_host
 from .packed import PackedTensor
 from .tensor import QuantizedTensor, kind, plain
@@ -56,21 +57,29 @@ def explain(
     int8_x: bool = False,
     batch_invariant: bool = False,
     force: str = "",
+    backward: bool = False,
     gpu: str | None = None,
 ) -> list[LinearCandidate]:
     """The candidates for ``linear`` with these arguments, and which one would run. Nothing is computed.
 
-    gpu: answer as a machine with that GPU would, as ``heddle.explain`` does. Weights that were packed for the CPU are taken
-    as ``pack`` has them on a GPU by itself. cuBLASLt is taken to be found there; seconds of few rows
-    may be others on a Hopper GPU, whose driver alone knows how many clusters of thread blocks it holds.
+    Args:
+      x .. force: as ``linear`` takes them.
+      backward: explain the kernels of the gradients instead: of x [..., K], and of bias [N], norm_weight [K] and norm_bias [K]
+        as far as they are given. On a GPU without the norm, whose gradients are torch's own there. force is heard where it
+        names one of them.
+      gpu: answer as a machine with that GPU would, as ``heddle.explain`` does. Weights that were packed for the CPU are taken
+        as ``pack`` has them on a GPU by itself. cuBLASLt is taken to be found there; seconds of few rows
+        may be others on a Hopper GPU, whose driver alone knows how many clusters of thread blocks it holds.
 
     Raises:
       ValueError: a bad argument, as ``linear`` would refuse it; a gpu that is not known, listing those that are.
+      TypeError: no array, weights that are not packed, or what is no bool as backward.
     """
     _check_array("explain_linear", x)
     _check_packed("explain_linear", weights)
+    backward = flag("explain_linear", "backward", backward)
     name = gpu_name(gpu)
-    options = (
+    options: tuple[Any, ...] = (
         activation,
         plain(bias),
         plain(residual),
@@ -82,11 +91,14 @@ def explain(
         batch_invariant,
         force,
     )
-    parts = weights._parts()
-    if name and weights.order == "rows16":
-        described = (*parts[:4], _heddle.lowbit_packed_order(*parts[:3], True, weights.gated)[0])
-        parts = (*described, stand_in((_heddle.lowbit_packed_bytes(*described),), UINT8), None)
-    return [LinearCandidate(*found) for found in _heddle.explain_linear(plain(x), parts, options, name)]
+    arguments = (plain(x), weights._parts_on(name))
+    found = _heddle.explain_linear(*arguments, options, name)
+    if backward:  # of arguments that the forward has taken
+        if name or weights.order != "rows16":
+            options = (*options[:3], "none", None, None, *options[6:])
+        options = (*options[:2], None, *options[3:9], force if force in LINEAR_BOTH_WAYS else "")
+        found = _heddle.explain_linear_backward(*arguments, options, name)
+    return [LinearCandidate(*parts) for parts in found]
 
 
 def _check_packed(operation: str, weights: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ... import _heddle
+from ..._options import LINEAR_BOTH_WAYS
 from .checks import check_tensors, one_device, refuse_gradients, refuse_tangents
 from .direct import plain, watched
 from .operators import changed, native, register, returns_nothing
@@ -28,10 +29,6 @@ _LIBRARY.define(
     "linear_backward(Tensor dy, Tensor? x, Tensor? bias, Tensor? norm_weight, Tensor? norm_bias, Tensor weights, "
     f"Tensor? kept, bool[4] wanted, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)"
 )
-
-
-# Candidates that a forward and its backward may both be asked for by name.
-_BOTH_WAYS = ("cpu", "reference", "cublaslt")
 
 
 def _result(x, rows, columns, gated):
@@ -81,7 +78,7 @@ def _backward(dy, x, bias, norm_weight, norm_bias, weights, kept, wanted, *optio
     if dy.stride(-1) != 1 or (dy.is_cuda and not dy.is_contiguous()):  # of a sum, say
         dy = dy.contiguous()
     activation, norm, eps, int8_x, batch_invariant, force = options[5:]
-    force = force if force in _BOTH_WAYS else ""
+    force = force if force in LINEAR_BOTH_WAYS else ""
     items = (activation, bias, None, norm, norm_weight, norm_bias, eps, int8_x, batch_invariant, force)
     native(_heddle.linear_backward, dy, x, (*options[:5], weights, kept), written, items)
     return gradients
