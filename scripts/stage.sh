@@ -44,7 +44,7 @@ if [[ -n $python ]]; then
   mkdir -p "$stage/python/heddle" "$stage/tests/python"
   (cd python && find heddle -name '*.py' -o -name py.typed | xargs cp --parents -t "$stage/python")
   install -s "$build"/python/heddle/_heddle*.so "$stage/python/heddle/"
-  cp tests/python/{,nn_}kit.py tests/python/test_cuda{,_arrays,_encoder,_flash_attn,_gradients,_linear,_linear_cublaslt,_lowbit,_nn,_out,_validate}.py "$stage/tests/python/"
+  cp tests/python/{,nn_}kit.py tests/python/test_cuda*.py "$stage/tests/python/"
   mkdir -p "$stage"/{bench,examples/train}
   cp examples/train/*.py "$stage/examples/train/"
   # encoder_gpu.py runs over a folder that it prepares elsewhere. What is measured there says which sources it is of, which are here.
