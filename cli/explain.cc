@@ -108,6 +108,7 @@ void add_explain(CLI::App& app) {
   self->explained.add_to(*verb);
   self->asked.add_to(*verb);
   add_pass_flag(*verb, self->pass);
+  add_explain_sparse(*verb);
   add_explain_merge(*verb);
   add_explain_linear(*verb);
   add_explain_caches(*verb);

@@ -11,6 +11,7 @@
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
 #include "heddle/partial.h"
+#include "heddle/sparse.h"
 #include "problem.h"
 #include "tensors.h"
 
@@ -80,6 +81,20 @@ std::vector<Operation> caches_and_weights() {
   return {rotary, append, int4, quantize, dequantize, unpack};
 }
 
+// Attention over lists of key blocks, and its gradients.
+std::vector<Operation> over_lists() {
+  Operation forward{"sparse_attention_forward", {}}, backward{"sparse_attention_backward", {}};
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    StandIns views(device);
+    const TensorView x = views.tensor(DType::f32, {1, 64, 2, 64});
+    BlockLists lists;
+    lists.blocks = views.indices(std::vector<std::int32_t>(64), {1, 64, 1, 1});
+    add(forward, device, explain_sparse_attention(x, x, x, lists, {}));
+    add(backward, device, explain_sparse_attention_backward(x, x, x, lists, {}, {}));
+  }
+  return {forward, backward};
+}
+
 // Partial results joined, and the gradients of that.
 std::vector<Operation> merges() {
   Operation merge{"merge_attention", {}}, backward{"merge_attention_backward", {}};
@@ -135,6 +150,7 @@ std::vector<Operation> operations() {
     add(linear_backward, layer.device, explain_linear_backward(s.x, {}, s.weights, gradients), {layer.own});
   }
   std::vector<Operation> all = {forward, backward};
+  for (Operation& operation : over_lists()) all.push_back(std::move(operation));
   for (Operation& operation : merges()) all.push_back(std::move(operation));
   all.insert(all.end(), {linear, linear_backward});
   for (Operation& operation : caches_and_weights()) all.push_back(std::move(operation));

@@ -18,6 +18,7 @@
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
 #include "heddle/partial.h"
+#include "heddle/sparse.h"
 
 namespace heddle {
 
@@ -48,6 +49,14 @@ std::vector<Candidate> explain_attention_backward_on(const GpuModel& gpu, const 
 std::vector<Candidate> explain_attention_over_int4_cache_on(const GpuModel& gpu, const TensorView& q,
                                                             const Int4Cache& cache, const AttentionOptions& options,
                                                             const Runtime& runtime = {});
+
+std::vector<Candidate> explain_sparse_attention_on(const GpuModel& gpu, const TensorView& q, const TensorView& k,
+                                                   const TensorView& v, const BlockLists& lists,
+                                                   const AttentionOptions& options, const Runtime& runtime = {});
+
+std::vector<Candidate> explain_sparse_attention_backward_on(
+    const GpuModel& gpu, const TensorView& q, const TensorView& k, const TensorView& v, const BlockLists& lists,
+    const AttentionGradients& gradients, const AttentionOptions& options, const Runtime& runtime = {});
 
 std::vector<Candidate> explain_linear_on(const GpuModel& gpu, const TensorView& x, const PackedWeights& weights,
                                          const LinearOptions& options = {}, const Runtime& runtime = {});

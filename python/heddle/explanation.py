@@ -158,6 +158,7 @@ def explain_sparse_attention(
     query_rows: int = 1,
     backward: bool = False,
     dtype: Any = "float32",
+    gpu: str | None = None,
     **options: Any,
 ) -> Explanation:
     """The candidates for ``heddle.sparse_attention`` with these arguments and which one would run. Data is not read, except
@@ -169,16 +170,18 @@ def explain_sparse_attention(
       block_size, query_rows, options: as ``sparse_attention`` takes them.
       backward: explain the gradient's kernels instead of the forward's.
       dtype: of q, k and v given as shapes; see ``explain``.
+      gpu: answer as a machine with that GPU would, which need not be here; see ``explain``. No GPU has a kernel for this yet.
 
     Raises:
-      ValueError: a bad argument, as ``sparse_attention`` would refuse it.
+      ValueError: a bad argument, as ``sparse_attention`` would refuse it; a gpu that is not known, listing those that are.
     """
     items = _asked(q, options)
     if any(map(is_torch, (q, k, v, blocks, counts, *items))):
         torch_host()
     shapes = (shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
     lists = (stand_in(x, _INT32) if isinstance(x, tuple) else x for x in (blocks, counts))
-    return _explanation(_heddle.explain_sparse_attention(*shapes, *lists, block_size, query_rows, items, backward))
+    rest = (block_size, query_rows, items, backward, gpu_name(gpu))
+    return _explanation(_heddle.explain_sparse_attention(*shapes, *lists, *rest))
 
 
 def explain_merge_attention(

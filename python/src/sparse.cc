@@ -1,8 +1,11 @@
 #include "heddle/sparse.h"
 
+#include <nanobind/stl/string.h>
+
 #include <cstdint>
 
 #include "convert.h"
+#include "heddle/explain.h"
 #include "ops/sparse.h"
 
 namespace heddle::python {
@@ -53,11 +56,16 @@ void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle blocks, nb::h
 }
 
 nb::list explain(nb::handle q, nb::handle k, nb::handle v, nb::handle blocks, nb::handle counts, nb::handle block_size,
-                 nb::handle query_rows, const nb::tuple& items, bool backward_pass) {
+                 nb::handle query_rows, const nb::tuple& items, bool backward_pass, const std::string& gpu) {
   Arguments arguments("explain_sparse_attention", Arguments::Devices::any, kNoStream);
   const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k, "k"), v_view = arguments.read(v, "v");
   const BlockLists lists = lists_of(arguments, blocks, counts, block_size, query_rows);
   const AttentionOptions options = arguments.options(items);
+  if (!gpu.empty()) {
+    const GpuModel& model = gpu_model_named(gpu);
+    return told(backward_pass ? explain_sparse_attention_backward_on(model, q_view, k_view, v_view, lists, {}, options)
+                              : explain_sparse_attention_on(model, q_view, k_view, v_view, lists, options));
+  }
   return told(backward_pass ? explain_sparse_attention_backward(q_view, k_view, v_view, lists, {}, options)
                             : explain_sparse_attention(q_view, k_view, v_view, lists, options));
 }
@@ -74,7 +82,7 @@ void bind_sparse(nb::module_& module) {
              nb::arg("dbias").none(), nb::arg("dsink").none(), nb::arg("options"), nb::arg("stream") = 0);
   module.def("explain_sparse_attention", &explain, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("blocks").none(),
              nb::arg("counts").none(), nb::arg("block_size"), nb::arg("query_rows"), nb::arg("options"),
-             nb::arg("backward"));
+             nb::arg("backward"), nb::arg("gpu") = "");
 }
 
 }  // namespace heddle::python

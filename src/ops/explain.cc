@@ -43,6 +43,11 @@ AttentionGradients there(AttentionGradients gradients) {
   return gradients;
 }
 
+BlockLists there(BlockLists lists) {
+  move({&lists.blocks, &lists.counts});
+  return lists;
+}
+
 Int4Cache there(Int4Cache cache) {
   move({&cache.blocks, &cache.k_tail, &cache.v_tail, &cache.page_table, &cache.row_idx});
   return cache;
@@ -138,6 +143,23 @@ std::vector<Candidate> explain_attention_over_int4_cache_on(const GpuModel& gpu,
                                                             const Runtime& runtime) {
   const cuda::AssumedGpu assumed(gpu);
   return explain_attention_over_int4_cache(there(q), there(cache), there(options), runtime);
+}
+
+std::vector<Candidate> explain_sparse_attention_on(const GpuModel& gpu, const TensorView& q, const TensorView& k,
+                                                   const TensorView& v, const BlockLists& lists,
+                                                   const AttentionOptions& options, const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_sparse_attention(there(q), there(k), there(v), there(lists), there(options), runtime);
+}
+
+std::vector<Candidate> explain_sparse_attention_backward_on(const GpuModel& gpu, const TensorView& q,
+                                                            const TensorView& k, const TensorView& v,
+                                                            const BlockLists& lists,
+                                                            const AttentionGradients& gradients,
+                                                            const AttentionOptions& options, const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_sparse_attention_backward(there(q), there(k), there(v), there(lists), there(gradients), there(options),
+                                           runtime);
 }
 
 std::vector<Candidate> explain_linear_on(const GpuModel& gpu, const TensorView& x, const PackedWeights& weights,

@@ -88,7 +88,10 @@ def test_info_lists_every_candidate_and_whether_it_runs():
         "quantize",
         "dequantize",
     }
-    on_cpus_alone = {"merge_attention", "merge_attention_backward"}
+    on_cpus_alone = {
+        f"{name}_attention{way}"
+        for name, way in [("merge", ""), ("merge", "_backward"), ("sparse", "_forward"), ("sparse", "_backward")]
+    }
     with_reference |= on_cpus_alone
     assert with_reference | without_reference == set(operations)
     text = run("info")
@@ -273,9 +276,25 @@ def test_gradients_of_merges_are_another_call():
     assert seconds[1] > seconds[0]
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(
+    "flags", [[], ["--packed", "--batch", 2, "--query-rows", 16, "--counts"], ["--length", 65, "--query-rows", 4]]
+)
+def test_explain_sparse(flags, direction):
+    flags = [*flags, "--pass", direction]
+    out = run_json("explain", "sparse", *flags)
+    assert [c["name"] for c in out["candidates"] if c["chosen"]] == ["cpu"] and out["pass"] == direction
+    assert "lists [" in run("explain", "sparse", *flags)
+    there = run_json("explain", "sparse", "--gpu", "h100", *flags)
+    assert there["assumed"] and not any(c["chosen"] for c in there["candidates"])
+    assert {c["reason"] for c in there["candidates"]} == {"it runs on another device than the tensors are on"}
+    usage = run("explain", "sparse", "--help")
+    assert "--json" in usage and usage.rstrip().splitlines()[-1].startswith("Example: heddle explain sparse ")
+
+
 def test_explain_names_every_operation():
     usage = run("explain", "--help")
-    for verb in "merge linear rotary append append-int4 attention-int4 quantize dequantize unpack".split():
+    for verb in "sparse merge linear rotary append append-int4 attention-int4 quantize dequantize unpack".split():
         assert f"\n  {verb} " in usage
 
 
@@ -288,6 +307,8 @@ def test_explain_of_every_operation_refuses_what_the_operation_refuses():
     assert "must be a multiple of 64" in run("explain", "append-int4", "--head-size", 96, code=2)
     assert "must be a multiple of 64" in run("explain", "attention-int4", "--head-size", 96, code=2)
     assert "--keys is 0: it must be at least 1" in run("explain", "attention-int4", "--keys", 0, code=2)
+    assert "block_size is 48" in run("explain", "sparse", "--block-size", 48, code=2)
+    assert "--entries is 0: it must be at least 1" in run("explain", "sparse", "--entries", 0, code=2)
     assert "--parts is 0: it must be at least 1" in run("explain", "merge", "--parts", 0, code=2)
     assert "has head size 257: it must be from 1 to 256" in run("explain", "merge", "--head-size", 257, code=2)
     assert "--pass" in run("explain", "merge", "--pass", "both", code=2)
