@@ -261,7 +261,8 @@ struct AttentionBackwardProblem : AttentionProblem {
   bool merged = false;  // o and lse are those of the longer problem that this one is a piece of
 };
 
-// What a call may ask for and few kernels do: Kernel::extras. Those that a kernel does not name are refused for it.
+// What a call may ask for and few kernels do: Kernel::extras. Those that a kernel does not name are refused for it, by
+// the sentences in src/ops/attention_choice.cc, which does not compile while a bit has none.
 enum Extra : unsigned {
   kE4m3 = 1,                // f8e4m3 operands
   kDraftMask = 2,           // draft_mask
@@ -271,6 +272,7 @@ enum Extra : unsigned {
   kPiece = 32,              // q_offset and key_offset; the backward of what was merged
   kFloat32Out = 64,         // o in f32 beside q of 16 or 8 bits
   kFloat32Gradients = 128,  // dq, dk and dv in f32 beside q of 16 bits, or added to
+  kExtrasEnd                // stays last, and the bits in ascending order
 };
 
 using AttentionForwardKernel = Kernel<AttentionProblem>;

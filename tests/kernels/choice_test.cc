@@ -1,6 +1,7 @@
 // The choice of a candidate, which is one for all operations, and the one list of the GPU's.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <set>
 #include <string>
 #include <vector>
@@ -65,6 +66,15 @@ TEST(Choice, EachCandidateSaysAllThatIsAskedOfIt) {
       EXPECT_NE(kernel->describe, nullptr) << kernel->name;
     }
   });
+}
+
+// A bit behind kExtrasEnd's is one that the choice does not hold to its rows (attention_choice.cc).
+TEST(Choice, KernelsOfAttentionNameNoExtraBeyondTheLast) {
+  const unsigned end = 2 * std::bit_floor(static_cast<unsigned>(kExtrasEnd) - 1);
+  for (const auto* kernel : Operation<AttentionProblem>::candidates()) EXPECT_LT(kernel->extras, end) << kernel->name;
+  for (const auto* kernel : Operation<AttentionBackwardProblem>::candidates()) {
+    EXPECT_LT(kernel->extras, end) << kernel->name;
+  }
 }
 
 // What attention, its gradients, a linear layer and its gradients choose.
