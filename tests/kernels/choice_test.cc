@@ -67,6 +67,15 @@ TEST(Choice, EachCandidateSaysAllThatIsAskedOfIt) {
   });
 }
 
+// A bit behind kLastExtra is one that the choice does not hold to its rows (attention_choice.cc).
+TEST(Choice, KernelsOfAttentionNameNoExtraBeyondTheLast) {
+  const unsigned end = 2u * kLastExtra;
+  for (const auto* kernel : Operation<AttentionProblem>::candidates()) EXPECT_LT(kernel->extras, end) << kernel->name;
+  for (const auto* kernel : Operation<AttentionBackwardProblem>::candidates()) {
+    EXPECT_LT(kernel->extras, end) << kernel->name;
+  }
+}
+
 // What attention, its gradients, a linear layer and its gradients choose.
 std::vector<std::string> chosen_here(const std::string& force = "") {
   Call c;

@@ -114,5 +114,5 @@ def test_a_native_module_with_other_options_is_refused():
     _options.check_names(tuple(INDEX))
     with pytest.raises(ImportError, match="their options differ, 'seed' and 'alibi_slopes'"):
         _options.check_names(("seed", *INDEX))
-    with pytest.raises(ImportError, match="their options differ, 31 and 32"):
+    with pytest.raises(ImportError, match=f"their options differ, {len(INDEX) - 1} and {len(INDEX)}"):
         _options.check_names(tuple(INDEX)[:-1])
