@@ -151,6 +151,7 @@ void check(const Kind& kind, const std::vector<Length>& lengths) {
     EXPECT_TRUE(alone == together[n]) << "packed, beside others";
     EXPECT_TRUE(alone == padded(kind, x, numbers[n], 5, {0, 0})) << "in a batch";
     EXPECT_TRUE(alone == padded(kind, x, numbers[n], 2, {0, 200})) << "in a batch, beside longer keys";
+    EXPECT_TRUE(alone == padded(kind, x, numbers[n], 2, {60, 200})) << "in a batch, beside more rows and longer keys";
   }
 }
 
