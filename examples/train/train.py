@@ -28,6 +28,7 @@ from model import ATTENTION, BYTES, Model, Shape
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 VALIDATION_BATCHES = 4
 WARM_UP = 20  # steps in which the learning rate grows
+LOG_EVERY = 10  # steps between two lines, unless --log-every says otherwise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +83,8 @@ class Trainer:
         return loss.detach()
 
 
-def train(settings, corpus):
-    """One run: its losses, its speed after the first steps, its peak memory."""
+def train(settings, corpus, log_every=0):
+    """One run: its losses, its speed after the first steps, its peak memory. A line every log_every steps; 0: none."""
     trainer, device = Trainer(settings), settings.device
     on_gpu = device == "cuda"
 
@@ -104,10 +105,20 @@ def train(settings, corpus):
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+    logged, since = 0, clock()
     for number in range(settings.steps):
         if number in marks:
             clocks[number] = clock()
         losses.append(trainer.step(number, *draw(corpus.train, generator)))
+        if log_every and ((number + 1) % log_every == 0 or number + 1 == settings.steps):
+            now, done = clock(), number + 1
+            tokens = (done - logged) * settings.batch * settings.shape.context
+            print(
+                f"{settings.name:26} step {done} of {settings.steps}: loss {losses[-1].item():.4f}, "
+                f"{tokens / (now - since):.0f} tokens/s",
+                flush=True,
+            )
+            logged, since = done, now
     clocks[settings.steps] = clock()
     numbers = sorted(clocks)  # a round of no step is none
     seconds = [(clocks[b] - clocks[a]) / (b - a) for a, b in zip(numbers, numbers[1:])]  # of a step
@@ -149,6 +160,12 @@ def main(arguments=None):
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
     parser.add_argument(
+        "--log-every",
+        type=int,
+        default=LOG_EVERY,
+        help=f"a line every so many steps; 0: when a run ends alone; default {LOG_EVERY}",
+    )
+    parser.add_argument(
         "--deterministic", action="store_true", help="torch.use_deterministic_algorithms: a repeat has the same bits"
     )
     parser.add_argument("--out", type=pathlib.Path, help="a JSON file of runs, for report.py")
@@ -166,6 +183,7 @@ def main(arguments=None):
                         attention, precision, checkpointing, given.device, shape, given.batch, given.steps, given.seed
                     ),
                     corpus,
+                    given.log_every,
                 )
                 memory = "" if run["peak_mib"] is None else f", {run['peak_mib']:.0f} MiB"
                 print(

@@ -23,10 +23,11 @@ class SafeTensors {
     std::size_t bytes = 0;
   };
 
-  // Maps the file: no data is copied or read beyond the header. The file must not shrink while it is open. Throws
-  // RuntimeError if the file cannot be read, Error if it breaks the format: header longer than 100 MB or than the file,
-  // not a JSON object of the format's fields, duplicate names, an unknown dtype, negative or overflowing shapes,
-  // offsets that are reversed, overlap, leave holes, do not match the shape or pass the end.
+  // Maps the file: no data is copied or read beyond the header. The file must not shrink while it is open: reading what
+  // was cut off ends the process (SIGBUS), without an exception. Throws RuntimeError if the file cannot be read, Error
+  // if it breaks the format: header longer than 100 MB or than the file, not a JSON object of the format's fields,
+  // duplicate names, an unknown dtype, negative or overflowing shapes, offsets that are reversed, overlap, leave holes,
+  // do not match the shape or pass the end.
   static SafeTensors open(const std::string& path);
   // The same checks over bytes in memory, which must outlive the result.
   static SafeTensors parse(const void* data, std::size_t bytes);

@@ -1,5 +1,7 @@
 // Launches the flash forward on the CPU: which rows and keys make one task, and who merges.
 #include <algorithm>
+#include <cstring>
+#include <limits>
 
 #include "core/check.h"
 #include "core/parallel.h"
@@ -17,7 +19,7 @@ struct Layout {
 };
 
 std::int64_t tiles(const AttentionProblem& p, const Sequence& s, std::int64_t tile_rows) {
-  return ceil_div(s.q_rows * p.G, tile_rows);
+  return ceil_div(s.sq * p.G, tile_rows);
 }
 
 std::int64_t chunks(const AttentionProblem& p, const Sequence& s) {
@@ -87,6 +89,27 @@ std::string describe(const AttentionProblem& p, int workers) {
               l.split ? text(", keys split by ", kKeyChunk) : "", ", ", workers, workers == 1 ? " thread" : " threads");
 }
 
+// Rows that are stored and not used: a tile has none of them, or its other rows' bits would follow from how many there
+// are.
+void empty_unused_rows(const AttentionProblem& p, std::int64_t b) {
+  const Sequence s = p.sequence(b);
+  const auto size = static_cast<std::int64_t>(size_of(p.o.dtype)), step = p.o.stride_d * size;
+  for (std::int64_t i = s.sq; i < s.q_rows; ++i) {
+    for (std::int64_t h = 0; h < p.H; ++h) {
+      std::byte* row = p.o.at(b, s.q_begin + i, h);
+      // Zeros in any dtype.
+      if (step == size) {
+        std::memset(row, 0, static_cast<std::size_t>(p.Dv * size));
+      } else {
+        for (std::int64_t d = 0; d < p.Dv; ++d) std::memset(row + d * step, 0, static_cast<std::size_t>(size));
+      }
+      if (p.lse) {
+        p.lse.as<float>()[p.lse.offset(b, h, s.q_begin + i)] = -std::numeric_limits<float>::infinity();
+      }
+    }
+  }
+}
+
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   const Kernels& k = kernels();
   Executor& executor = *runtime.executor;
@@ -126,7 +149,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
     task.kv_head = rest / c.tiles * c.heads;
     task.kv_heads = std::min(c.heads, p.Hkv - task.kv_head);
     task.row_begin = tile * c.tile_rows;
-    task.row_end = std::min(task.row_begin + c.tile_rows, s.q_rows * p.G);
+    task.row_end = std::min(task.row_begin + c.tile_rows, s.sq * p.G);
     task.key_begin = 0;
     task.key_end = s.sk;
     if (c.chunks > 1) {
@@ -138,6 +161,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
     return task;
   };
 
+  if (p.seqused_q) parallel_for(executor, p.B, [&](std::int64_t b, int) { empty_unused_rows(p, b); });
   parallel_for(executor, before[p.B], [&](std::int64_t index, int worker) {
     k.forward(p, task_at(index), scratch + scratch_each * static_cast<std::size_t>(worker));
   });
@@ -147,8 +171,8 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
     task.b = index / p.Hkv;
     task.kv_head = index % p.Hkv;
     const Sequence s = p.sequence(task.b);
-    if (cut(s).chunks == 1) return;
-    task.row_end = s.q_rows * p.G;
+    if (s.sq == 0 || cut(s).chunks == 1) return;
+    task.row_end = s.sq * p.G;
     task.partial = partials + (task.b * p.Hkv + task.kv_head) * slots * partial_floats;
     k.merge(p, task, chunks(p, s), scratch + scratch_each * static_cast<std::size_t>(worker));
   });

@@ -26,7 +26,7 @@ constexpr std::int64_t kFewBlock = 32;  // keys between two rescalings: 32 rows 
 
 // Whether a kv head with that many query rows takes this path; a matter of the problem alone.
 inline bool few_rows(const AttentionProblem& p, const Sequence& s) {
-  return s.q_rows * p.G <= kFewRows && p.k.stride_d == 1 && p.v.stride_d == 1;
+  return s.sq * p.G <= kFewRows && p.k.stride_d == 1 && p.v.stride_d == 1;
 }
 
 inline std::int64_t KeyTile(const AttentionProblem& p, const Sequence& s) {
@@ -88,7 +88,7 @@ class FewTile {
   // task.partial: `count` results of run() for one head, `stride` f32 apart, in the order of their keys.
   void merge_partials(const ForwardTask& task, std::int64_t count, std::int64_t stride) {
     const Sequence s = p_.sequence(task.b);
-    PrepareRows(p_, task.b, s, task.kv_head, 0, s.q_rows * p_.G, rows_[0]);
+    PrepareRows(p_, task.b, s, task.kv_head, 0, s.sq * p_.G, rows_[0]);
     std::memcpy(running_, task.partial, partial_floats() * 4);
     for (std::int64_t chunk = 1; chunk < count; ++chunk) merge(0, task.partial + chunk * stride);
     finish({p_, task.b, task.kv_head, s}, 0);
@@ -100,7 +100,7 @@ class FewTile {
 
   void load(const ForwardTask& task, const Sequence& s) {
     for (std::int64_t h = 0; h < task.kv_heads; ++h) {
-      PrepareRows(p_, task.b, s, task.kv_head + h, 0, s.q_rows * p_.G, rows_[h]);
+      PrepareRows(p_, task.b, s, task.kv_head + h, 0, s.sq * p_.G, rows_[h]);
       for (std::int64_t lane = 0; lane < rows_[h].count; ++lane) {
         const Row row = row_at(p_, task.kv_head + h, lane);
         LoadRow(p_.q.at(task.b, s.q_begin + row.i, row.h), p_.q.dtype, p_.q.stride_d, p_.D, width_,
@@ -116,7 +116,7 @@ class FewTile {
       std::memset(part, 0, partial_floats() * 4);
       hn::StoreU(hn::Set(d, -kInfinity), d, max_of(part, width_));
     }
-    const std::int64_t rows = s.q_rows * p_.G, passes = ceil_div(rows, 4);
+    const std::int64_t rows = s.sq * p_.G, passes = ceil_div(rows, 4);
     const TaskWalk walk(p_, s, {0, rows}, keys, kFewBlock, task.tiles);
     const auto fetcher_of = [&](KeyRange tile, std::int64_t steps) {
       return Fetcher(p_, task.b, s, task.kv_head, task.kv_heads, p_.int4 ? KeyRange{} : tile, steps);

@@ -45,7 +45,7 @@ struct TileList {
 struct ForwardTask {
   std::int64_t b = 0, kv_head = 0;
   std::int64_t kv_heads = 1;                // more than one only where few_heads() says so
-  std::int64_t row_begin = 0, row_end = 0;  // in [0, q_rows * G)
+  std::int64_t row_begin = 0, row_end = 0;  // in [0, sq * G)
   std::int64_t key_begin = 0, key_end = 0;  // of the sequence; more than one chunk only if `partial` is null
   TileList tiles;
   float* partial = nullptr;              // where keys are split: the partial result of this chunk
@@ -86,9 +86,9 @@ inline Interval<std::int64_t> positions_of(const AttentionProblem& p, Interval<s
   return {rows.begin / p.G, ceil_div(rows.end, p.G)};
 }
 
-// Query rows that split their keys use chunks for their arithmetic even when one worker walks all of them.
+// Query rows (those used) that split their keys use chunks for their arithmetic even when one worker walks all of them.
 inline bool splits_keys(const AttentionProblem& p, const Sequence& s) {
-  return s.q_rows * p.G <= kSplitRows && s.sk > kKeyChunk;
+  return s.sq * p.G <= kSplitRows && s.sk > kKeyChunk;
 }
 
 }  // namespace heddle::cpu

@@ -2,6 +2,7 @@
 // bias gives what doubles give.
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <numeric>
 
 #include "gpu/device_backward.h"
@@ -16,7 +17,9 @@ struct Answers {
   HostTensor o, lse, dq, dk, dv, dbias;
 
   explicit Answers(const Call& call)
-      : o(like(call.q)),
+      : o(call.q.view().dtype == DType::f8e4m3
+              ? HostTensor::output(DType::bf16, {call.q.view().shape.begin(), call.q.view().shape.begin() + 4})
+              : like(call.q)),
         lse(HostTensor::output(DType::f32, {call.q.view().shape[0], 2, call.q.view().shape[1]})),
         dq(like(call.q)),
         dk(like(call.k)),
@@ -48,7 +51,7 @@ Answers exact_answers(const Call& call) {
 
 // What rounding P and o leaves of the differences dP - delta that a key which takes all of its rows sums up: two
 // roundings of delta = dO . o, over the rows of a sequence.
-double left_of_delta(const Call& call, const Answers& exact) {
+double left_of_delta(const Call& call, const Answers& exact, Precision precision) {
   const std::vector<double> d_o = call.d_o.values(), o = exact.o.values();
   const auto sequence = d_o.size() / static_cast<std::size_t>(call.q.view().shape[0]),
              width = static_cast<std::size_t>(call.q.view().shape[3]);
@@ -61,14 +64,45 @@ double left_of_delta(const Call& call, const Answers& exact) {
     most = std::max(most, sum);
   }
   const DType dtype = call.q.view().dtype;
-  return most * (dtype == DType::bf16 ? 0x1p-8 : dtype == DType::f16 ? 0x1p-11 : 0x1p-21);
+  const bool of_11_bits = dtype == DType::f16 || precision == Precision::tf32;
+  return most * (dtype == DType::bf16 ? 0x1p-8 : of_11_bits ? 0x1p-11 : 0x1p-21);
+}
+
+// o and lse of every candidate that takes the call.
+void expect_forward_as_doubles(const Call& call, double tolerance = 0.015, double of_lse = 2e-5) {
+  Answers exact(call), found(call);
+  AttentionOptions options = call.options;
+  options.force = "reference";
+  options.precision = Precision::f32;
+  attention_forward(call.q.view(), call.k.view(), call.v.view(), exact.o.view(), exact.lse.view(), options, {});
+  const DeviceTensor q(call.q), k(call.k), v(call.v), bias(call.bias), sink(call.sink);
+  DeviceTensor o(found.o), lse(found.lse);
+  options = call.options;
+  if (options.bias.given()) options.bias = bias.view();
+  options.sink = sink.view();
+  DeviceCall device{q.view(), k.view(), v.view(), o.view(), lse.view(), options};
+  int served = 0;
+  for (const Candidate& c : explain_attention(device.q, device.k, device.v, options)) {
+    if (!c.supported || c.method == "reference") continue;
+    ++served;
+    device.options.force = c.name;
+    device.run();
+    o.read(found.o);
+    lse.read(found.lse);
+    expect_near(found.o, exact.o, tolerance, c.name + ", o");
+    expect_lse(found.lse, exact.lse, c.name + ", lse", of_lse);
+  }
+  EXPECT_GT(served, 0);
 }
 
 class GpuExtremeBias : public ::testing::TestWithParam<Size> {};
 
-void check(const Size& size, DType dtype, DType bias_dtype, bool with_sink) {
-  SCOPED_TRACE(std::string(name_of(dtype)) + ", bias " + name_of(bias_dtype) + (with_sink ? ", sink" : ""));
-  const double tolerance = dtype == DType::f32 ? 2e-5 : 0.015, of_gradients = dtype == DType::f32 ? 5e-5 : 0.06;
+void check(const Size& size, DType dtype, DType bias_dtype, bool with_sink, Precision precision = Precision::f32) {
+  SCOPED_TRACE(std::string(name_of(dtype)) + ", bias " + name_of(bias_dtype) + (with_sink ? ", sink" : "") +
+               (precision == Precision::tf32 ? ", tf32" : ""));
+  const bool f32 = dtype == DType::f32 && precision == Precision::f32, tf32 = precision == Precision::tf32;
+  // Products of tf32 have the digits of float16, and so have the scores.
+  const double tolerance = f32 ? 2e-5 : 0.015, of_gradients = f32 ? 5e-5 : 0.06, of_lse = tf32 ? 5e-3 : 2e-5;
   const Call call(size, dtype, bias_dtype, with_sink);
   const Answers exact = exact_answers(call);
   Answers found(call);
@@ -77,6 +111,7 @@ void check(const Size& size, DType dtype, DType bias_dtype, bool with_sink) {
   AttentionOptions options;
   options.bias = bias.view();
   options.sink = sink.view();
+  options.precision = precision;
   BackwardCall backward{{q.view(), k.view(), v.view(), o.view(), lse.view(), options},
                         d_o.view(),
                         {},
@@ -93,10 +128,10 @@ void check(const Size& size, DType dtype, DType bias_dtype, bool with_sink) {
     o.read(found.o);
     lse.read(found.lse);
     expect_near(found.o, exact.o, tolerance, name + ", o");
-    expect_lse(found.lse, exact.lse, name + ", lse", 2e-5);
+    expect_lse(found.lse, exact.lse, name + ", lse", of_lse);
   }
   // Gradients of the forward that a caller would get.
-  const double of_terms = size.by_keys ? left_of_delta(call, exact) : 1e-6;
+  const double of_terms = size.by_keys ? left_of_delta(call, exact, precision) : 1e-6;
   forward.options.force.clear();
   forward.run();
   for (const std::string& name : candidates(backward)) {
@@ -118,6 +153,48 @@ TEST_P(GpuExtremeBias, GivesWhatDoublesGive) {
       for (const bool with_sink : {false, true}) check(GetParam(), dtype, bias_dtype, with_sink);
     }
   }
+}
+
+TEST_P(GpuExtremeBias, UnderTf32) {
+  for (const bool with_sink : {false, true}) check(GetParam(), DType::f32, DType::f32, with_sink, Precision::tf32);
+}
+
+// Keys and values in f8e4m3, which have no backward.
+TEST_P(GpuExtremeBias, OverACacheIn8Bits) {
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    for (const DType bias_dtype : {DType::f32, dtype}) {
+      for (const bool with_sink : {false, true}) {
+        SCOPED_TRACE(std::string(name_of(dtype)) + ", bias " + name_of(bias_dtype) + (with_sink ? ", sink" : ""));
+        const Call call(GetParam(), dtype, bias_dtype, with_sink, DType::f8e4m3);
+        expect_forward_as_doubles(call);
+      }
+    }
+  }
+}
+
+// Where no bias is taken, a sink may be as large: products in 8 bits.
+void check_sinks(DType dtype, Precision precision, double tolerance, double of_lse) {
+  for (const double end : {-static_cast<double>(std::numeric_limits<float>::max()), -1e9, 1e9, 3e38}) {
+    for (const std::int64_t width : {64, 128}) {
+      SCOPED_TRACE(std::string(name_of(dtype)) + ", sink " + std::to_string(end) + ", d" + std::to_string(width));
+      Call call({"sink", 140, 304, width}, dtype, DType::f32, true);
+      call.options.bias = {};
+      call.options.precision = precision;
+      call.sink.set(1, end);
+      expect_forward_as_doubles(call, tolerance, of_lse);
+    }
+  }
+}
+
+// Scores are off by some of the codes' steps, 1/127 of the largest of a row or a group.
+TEST(GpuExtremeSink, UnderInt8Qk) {
+  for (const DType dtype : {DType::bf16, DType::f16}) check_sinks(dtype, Precision::int8_qk, 0.05, 0.05);
+}
+
+// Probabilities have three bits behind the point, and sums of products 13.
+TEST(GpuExtremeSink, OfE4m3) {
+  if (current_gpu().major != 9) GTEST_SKIP() << "only Hopper multiplies e4m3";
+  check_sinks(DType::f8e4m3, Precision::f32, 0.06, 0.02);
 }
 
 // Rows of a bias element by element, in pieces of 4 bytes and by the copying engine; keys for which all rows share one;

@@ -20,6 +20,7 @@ std::vector<AttentionCase> gpu_cases() {
 class GpuLong : public ::testing::TestWithParam<AttentionCase> {};
 
 TEST_P(GpuLong, MatchesReferenceInSomeRowsAndKeys) {
+  if (GetParam().dtype == DType::f8e4m3 && current_gpu().major != 9) GTEST_SKIP() << "only Hopper multiplies e4m3";
   LongCase at(GetParam(), kSamples, Device::cuda);
   std::int64_t served = 0;
   for (const std::string& candidate : at.candidates(Pass::forward)) {
@@ -28,7 +29,7 @@ TEST_P(GpuLong, MatchesReferenceInSomeRowsAndKeys) {
     EXPECT_TRUE(result.passed) << result.message();
   }
   // Under tf32 a backward takes o and lse of a forward in tf32, which some rows of the reference do not stand for.
-  if (GetParam().precision == Precision::f32) {
+  if (GetParam().precision == Precision::f32 && GetParam().has_backward()) {
     for (const std::string& candidate : at.candidates(Pass::backward)) {
       ++served;
       const CaseResult result = at.check_backward(candidate);

@@ -3,10 +3,14 @@
 // left.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <vector>
 
+#include "core/check.h"
 #include "kernels/candidates.h"
 #include "kit/extreme_bias.h"
+#include "kit/int4_case.h"
 
 namespace heddle::kit {
 namespace {
@@ -81,6 +85,24 @@ TEST_P(ExtremeBias, GivesWhatDoublesGive) {
   }
 }
 
+TEST_P(ExtremeBias, OverACacheIn8Bits) {
+  for (DType dtype : {DType::bf16, DType::f16}) {
+    for (DType bias_dtype : {DType::f32, dtype}) {
+      for (bool with_sink : {false, true}) {
+        SCOPED_TRACE(std::string(name_of(dtype)) + ", bias " + name_of(bias_dtype) + (with_sink ? ", sink" : ""));
+        const Call call(GetParam(), dtype, bias_dtype, with_sink, DType::f8e4m3);
+        Results exact, r;
+        forward(call, "reference", exact.o, exact.lse);
+        on_each_target([&] {
+          forward(call, "cpu", r.o, r.lse);
+          expect_near(r.o, exact.o, 0.015, "o");
+          expect_lse(r.lse, exact.lse, "lse");
+        });
+      }
+    }
+  }
+}
+
 // Tiles of many rows; 64 rows whose keys are walked in chunks; few rows, read where they lie. And powers of two at
 // which logits in another unit are rounded by more than numbers in 16 or 32 bits hold.
 INSTANTIATE_TEST_SUITE_P(Sizes, ExtremeBias,
@@ -90,6 +112,50 @@ INSTANTIATE_TEST_SUITE_P(Sizes, ExtremeBias,
                                            Size{.name = "few_1e9", .rows = 2, .keys = 700, .end = 1e9},
                                            Size{.name = "prefill_1e30", .rows = 70, .keys = 300, .end = 1e30}),
                          [](const auto& info) { return std::string(info.param.name); });
+
+// Over a cache in 4 bits: few rows and a tile of them, keys in blocks and in the rings behind them.
+TEST(ExtremeBiasInFourBits, GivesWhatDoublesGive) {
+  for (const std::int64_t rows : {1, 2, 70}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const DType bias_dtype : {DType::f32, dtype}) {
+        for (const double end : {largest(bias_dtype), 1e9}) {
+          SCOPED_TRACE(text(rows, " rows of ", name_of(dtype), ", bias ", name_of(bias_dtype), " to ", end));
+          Int4Spec spec{.name = "extreme_bias", .dtype = dtype, .H = 2, .Hkv = 1, .Sq = rows, .D = 64, .Dv = 64};
+          spec.lengths = rows > 8 ? std::vector{300} : std::vector{700, 191, 600, 600, 600, 600, 600, 600};
+          spec.max_blocks = 10;
+          spec.causal = Causal::none;
+          Int4Case c(spec);
+          c.fill_cache_on_cpu();
+          // As in Call: the scores vanish beside that number anyway.
+          for (std::int64_t n = 0; end == 1e9 && n < c.q.elements(); ++n) c.q.set(n, 1e-6 * c.q.get(n));
+          const std::int64_t keys = spec.max_blocks * kInt4Keys + kInt4Tail - 1;
+          HostTensor bias = HostTensor::input(bias_dtype, {spec.B(), 1, rows, keys});
+          for (std::int64_t n = 0; n < bias.elements(); ++n) {
+            const std::int64_t b = n / (rows * keys), i = n / keys % rows;
+            bias.set(n, bias_at(b + i, n % keys, std::min(end, largest(bias_dtype))));
+          }
+          AttentionOptions options = c.options();
+          options.bias = bias.view();
+          const auto attend = [&](const char* candidate, HostTensor& o, HostTensor& lse) {
+            options.force = candidate;
+            WorkspaceBuffer buffer;
+            Runtime runtime;
+            runtime.workspace = buffer.get(attention_over_int4_cache_workspace(c.q.view(), c.cache(), options));
+            attention_over_int4_cache(c.q.view(), c.cache(), o.view(), lse.view(), options, runtime);
+          };
+          HostTensor exact_o = c.new_o(), exact_lse = c.new_lse();
+          attend("reference", exact_o, exact_lse);
+          on_each_target([&] {
+            HostTensor o = c.new_o(), lse = c.new_lse();
+            attend("cpu", o, lse);
+            expect_near(o, exact_o, 0.015, "o");
+            expect_lse(lse, exact_lse, "lse", 1e-5);
+          });
+        }
+      }
+    }
+  }
+}
 
 }  // namespace
 }  // namespace heddle::kit

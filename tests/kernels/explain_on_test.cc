@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <thread>
 #include <vector>
@@ -156,6 +157,38 @@ TEST_F(ExplainOn, PlansInWords) {
   EXPECT_EQ(plan("h200", c),
             "sm90: d128 keys: tiles of 128 rows x 128 keys, with ALiBi in the product and bias or mask by keys "
             "in the product, 128 tiles on 132 multiprocessors");
+}
+
+// A launch has at most 2^30 blocks: of one sequence more the kernels say so, instead of counting past what int holds.
+TEST_F(ExplainOn, MoreTilesThanALaunchHas) {
+  struct Limit {
+    const char* candidate;
+    Pass pass;
+    DType dtype;
+    std::int64_t most;  // sequences of 1024 heads of 64 rows and keys
+    const char* words;
+  };
+  constexpr DType bf16 = DType::bf16, f32 = DType::f32, e4m3 = DType::f8e4m3;
+  constexpr std::int64_t kAll = 1 << 20;  // of one tile for each head
+  for (const Limit& x : {Limit{"sm90", Pass::forward, bf16, kAll, "q has more tiles of 128 rows than 1073741824"},
+                         Limit{"sm90_fp8", Pass::forward, e4m3, kAll, "q has more tiles of 128 rows than 1073741824"},
+                         Limit{"sm90", Pass::backward, bf16, kAll, "q or k have more tiles than 1073741824"},
+                         Limit{"sm80", Pass::forward, bf16, kAll, "q has more tiles of 128 rows than 2^30"},
+                         Limit{"sm80", Pass::forward, f32, kAll, "q has more tiles of 128 rows than 2^30"},
+                         Limit{"sm80", Pass::backward, bf16, kAll / 4, "q or k have more tiles than 2^30"},
+                         Limit{"sm80", Pass::backward, f32, kAll / 4, "q or k have more tiles than 2^30"}}) {
+    SCOPED_TRACE(std::string(x.candidate) + (x.pass == Pass::forward ? ", " : " backward, ") + name_of(x.dtype));
+    const auto answer = [&](std::int64_t sequences) {
+      const TensorView q = view(x.dtype, {sequences, 64, 1024, 64});
+      const GpuModel& gpu = gpu_model_named("h100");
+      return reason_of(x.pass == Pass::forward ? explain_attention_on(gpu, q, q, q, {})
+                                               : explain_attention_backward_on(gpu, q, q, q, {}, {}),
+                       x.candidate);
+    };
+    EXPECT_EQ(answer(x.most), "");
+    EXPECT_EQ(answer(x.most + 1), x.words);
+    EXPECT_EQ(answer(std::numeric_limits<std::int32_t>::max()), x.words);
+  }
 }
 
 // Nothing of the options is left on the CPU, and none of it is read: the addresses are of 64 bytes.

@@ -54,14 +54,17 @@ struct Call {
   HostTensor q, k, v, d_o, bias, sink;
   AttentionOptions options;
 
-  Call(const Size& size, DType dtype, DType bias_dtype, bool with_sink) {
+  // cache_dtype: of k and v.
+  Call(const Size& size, DType dtype, DType bias_dtype, bool with_sink)
+      : Call(size, dtype, bias_dtype, with_sink, dtype) {}
+  Call(const Size& size, DType dtype, DType bias_dtype, bool with_sink, DType cache_dtype) {
     const std::int64_t heads = 2, width = size.width, batch = size.batch;
     const auto fill = [](HostTensor& x, double step, double most = 1) {
       for (std::int64_t n = 0; n < x.elements(); ++n) x.set(n, most * std::sin(static_cast<double>(n) * step));
     };
     q = HostTensor::input(dtype, {batch, size.rows, heads, width});
-    k = HostTensor::input(dtype, {batch, size.keys, 1, width});
-    v = HostTensor::input(dtype, {batch, size.keys, 1, width});
+    k = HostTensor::input(cache_dtype, {batch, size.keys, 1, width});
+    v = HostTensor::input(cache_dtype, {batch, size.keys, 1, width});
     d_o = HostTensor::input(dtype, {batch, size.rows, heads, width});
     fill(q, 0.37);
     fill(k, 0.73);

@@ -11,6 +11,14 @@ namespace {
 
 using std::int64_t;
 
+// Of a case without a backward, what a forward reads alone.
+AttentionBackwardProblem problem_of(const CaseData& data, const Gradients& gradients) {
+  if (data.spec.has_backward()) return data.backward_problem(gradients);
+  AttentionBackwardProblem out;
+  static_cast<AttentionProblem&>(out) = data.problem();
+  return out;
+}
+
 // For a part within a task of another executor.
 class Alone : public Executor {
  public:
@@ -52,8 +60,8 @@ double dot(const std::vector<double>& x, const std::vector<double>& y) {
 
 LongCase::LongCase(const AttentionCase& spec, int64_t samples, Device device)
     : runner_(spec, 1, device),
-      gradients_(runner_.data().new_gradients()),
-      problem_(runner_.data().backward_problem(gradients_)),
+      gradients_(spec.has_backward() ? runner_.data().new_gradients() : Gradients()),
+      problem_(problem_of(runner_.data(), gradients_)),
       samples_(samples),
       row_step_(step_of(spec.Sq, samples)),
       key_step_(step_of(spec.Sk, samples)) {
@@ -80,7 +88,7 @@ LongCase::Part LongCase::rows_of(int64_t first, int64_t step, int64_t count) con
   Part part{problem_, std::vector<unsigned char>(count * problem_.Sk)};
   AttentionBackwardProblem& p = part.problem;
   thin_out(p.q, first, step);
-  thin_out(p.d_o, first, step);
+  if (p.d_o) thin_out(p.d_o, first, step);
   p.Sq = p.q_rows = count;
   const Sequence s = problem_.sequence(0);
   for (int64_t n = 0; n < count; ++n) {
@@ -208,22 +216,40 @@ CaseResult LongCase::check_backward(const std::string& candidate) {
 
 std::vector<AttentionCase> long_cases(bool small) {
   std::vector<AttentionCase> out;
+  const auto add = [&](int64_t length, int64_t size, DType dtype, Causal causal, bool forward_only) {
+    const std::string word = dtype == DType::f8e4m3 ? "e4m3"
+                             : dtype == DType::f32  ? "f32"
+                             : dtype == DType::bf16 ? "bf16"
+                                                    : "f16";
+    out.push_back({.name = text("long_", length, "_d", size, causal == Causal::none ? "" : "_causal", "_", word),
+                   .dtype = dtype,
+                   .H = 2,
+                   .Hkv = 1,
+                   .Sq = length,
+                   .Sk = length,
+                   .D = size,
+                   .Dv = size,
+                   .causal = causal,
+                   .forward_only = forward_only});
+  };
   for (const int64_t length : small ? std::vector<int64_t>{300} : std::vector<int64_t>{1024, 4096, 16384}) {
     for (const int64_t size : {64, 128}) {
       for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
         for (const Causal causal : {Causal::none, Causal::bottom_right}) {
-          const char* word = dtype == DType::f32 ? "f32" : dtype == DType::bf16 ? "bf16" : "f16";
-          out.push_back({.name = text("long_", length, "_d", size, causal == Causal::none ? "" : "_causal", "_", word),
-                         .dtype = dtype,
-                         .H = 2,
-                         .Hkv = 1,
-                         .Sq = length,
-                         .Sk = length,
-                         .D = size,
-                         .Dv = size,
-                         .causal = causal});
+          add(length, size, dtype, causal, false);
         }
       }
+    }
+  }
+  // What a backward is judged by costs all rows: at head size 256 once for each 16-bit dtype, and e4m3 has none.
+  for (const int64_t length : small ? std::vector<int64_t>{300} : std::vector<int64_t>{4096, 16384}) {
+    for (const Causal causal : {Causal::none, Causal::bottom_right}) {
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+        const bool backward = length == 4096 && causal != Causal::none && dtype != DType::f32;
+        add(length, 256, dtype, causal, !backward);
+      }
+      if (small) continue;  // the CPU has no products of e4m3
+      for (const int64_t size : {64, 128}) add(length, size, DType::f8e4m3, causal, true);
     }
   }
   return out;

@@ -19,6 +19,7 @@ class LongCase {
   std::vector<std::string> candidates(Pass pass) const { return runner_.candidates(pass); }
   // o and lse of the rows; dq of the rows, dk and dv of the keys.
   CaseResult check_forward(const std::string& candidate);
+  // Only of a case that has one.
   CaseResult check_backward(const std::string& candidate);
 
  private:

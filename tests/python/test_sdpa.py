@@ -70,6 +70,26 @@ def test_rows_masked_by_infinity_give_zero():
     assert torch.equal(out[:, :, 3], torch.zeros(2, 4, 24)) and torch.isfinite(out).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_the_lowest_number_are_means(dtype):
+    """As transformers writes masks: where no key is left, all are the same, and what is left is the mean of the values."""
+    q, k, v = (x.to(dtype) for x in draw("four dimensions"))
+    mask = torch.randn(9, 13).to(dtype)
+    mask[3], mask[5, 1:] = torch.finfo(dtype).min, torch.finfo(dtype).min
+    mask[7], mask[7, 4] = torch.finfo(dtype).min, torch.finfo(dtype).max
+    out = heddle.sdpa(q, k, v, attn_mask=mask)
+    tolerance = 2e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(
+        out, scaled_dot_product_attention(q, k, v, attn_mask=mask), atol=tolerance, rtol=tolerance
+    )
+    mean = v.float().mean(2).to(dtype)
+    torch.testing.assert_close(out[:, :, 3], mean, atol=tolerance, rtol=tolerance)
+    for row, key in ((5, 0), (7, 4)):
+        assert torch.equal(out[:, :, row], v[:, :, key])
+    if dtype == torch.float32:
+        compare((q, k, v), attn_mask=mask)
+
+
 def test_grouped_heads():
     torch.manual_seed(1)
     inputs = [torch.randn(2, 6, 9, 16), torch.randn(2, 2, 13, 16), torch.randn(2, 2, 13, 16)]

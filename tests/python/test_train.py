@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import sys
 from pathlib import Path
 from xml.etree import ElementTree
@@ -90,9 +91,20 @@ def test_commands_and_their_report(tmp_path, capsys, monkeypatch):
     small = ["--device", "cpu", "--layers", "1", "--out", str(out)]
     more = ["--heads", "2", "--head-size", "16", "--context", "64", "--batch", "2", "--steps", "12"]
     train.main([*small, *more, "--attention", "all", "--precision", "fp32", "--checkpointing", "both"])
-    train.main([*small, *more, "--attention", "both", "--precision", "bf16"])
+    told = capsys.readouterr().out
+    train.main([*small, *more, "--attention", "both", "--precision", "bf16", "--log-every", "5"])
+    steps = re.findall(
+        r"^(\w+ bf16) +step (\d+) of 12: loss (\d\.\d{4}), (\d+) tokens/s$", capsys.readouterr().out, re.M
+    )
+    assert [(name, int(step)) for name, step, _, _ in steps] == [
+        (f"{name} bf16", step) for name in ("heddle", "torch") for step in (5, 10, 12)
+    ]
+    assert all(0 < float(loss) < 7 and int(speed) > 0 for _, _, loss, speed in steps)
+    train.main([*small, *more, "--attention", "heddle", "--precision", "bf16", "--log-every", "0"])
+    assert "step" not in capsys.readouterr().out
     lengths.main([*small, "--heads", "1", "--lengths", "32", "64", "--tokens", "64", "--steps", "2"])
     assert "tokens/s" in capsys.readouterr().out
+    assert told.count("step 10 of 12: loss ") == 6 and told.count(", validation ") == 6
     found = json.loads(out.read_text())
     assert [len(found[kind]) for kind in ("runs", "lengths")] == [8, 12]
     page.write_text((TRAIN / "README.md").read_text())

@@ -236,6 +236,23 @@ def test_attends_within_limits(limits, gradients):
                 assert not ((a - b).abs().max() > 1e-4)
 
 
+@pytest.mark.parametrize("mask_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("position_bias", [False, True])
+def test_additive_masks_of_the_lowest_number(mask_dtype, position_bias):
+    """What transformers writes for eager attention: a row of padding has it everywhere, and gives the mean of the values."""
+    q, k, v = (x.to(mask_dtype) for x in _operands())
+    written = Limits(True, 2, leftpad=_ints(2, 0)).mask(2, 6, 6, q.device)
+    lowest = torch.where(written, 0.0, torch.finfo(mask_dtype).min).to(mask_dtype)
+    assert (lowest[0, 0, :2] == torch.finfo(mask_dtype).min).all()
+    bias = torch.randn(1, 4, 6, 6).to(mask_dtype) if position_bias else None
+    found, _ = attention(SimpleNamespace(is_causal=False), q, k, v, lowest, position_bias=bias)
+    both = lowest if bias is None else lowest + bias
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, both, enable_gqa=True)
+    assert not ((found.transpose(1, 2) - expected).abs().max() > (1e-5 if mask_dtype == torch.float32 else 2e-2))
+    mean = v[0].float().mean(1).repeat_interleave(2, 0)
+    assert not ((found[0, :2].float() - mean).abs().max() > (1e-5 if mask_dtype == torch.float32 else 2e-2))
+
+
 def test_limits_go_through_a_compiler():
     q, k, v = _operands()
     module = SimpleNamespace(is_causal=False)

@@ -1,10 +1,15 @@
 // The kit can fail: poison, guards, comparison and bounds notice what they are there to notice.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <map>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "heddle/error.h"
 #include "kit/run_case.h"
@@ -135,6 +140,30 @@ TEST(CaseTable, RowsOfReducedPrecisionCanFail) {
         EXPECT_EQ(CaseRunner(row).blind_spots(pass), "") << row.name;
       }
     }
+  }
+}
+
+// What docs/numerics.md allows, where kernels are judged: of most rows four times e, of none more than twelve. Whether
+// a row attends anything hangs on no element of q, k and v: heads of one element will do.
+TEST(CaseTable, MostRowsAreAllowedFourTimesThePlainError) {
+  std::map<std::pair<std::string, std::string>, std::vector<double>> factors;  // by tensor and dtype
+  for (AttentionCase row : attention_cases()) {
+    row.D = row.Dv = 1;
+    const CaseData data(row);
+    const AttentionProblem p = data.problem();
+    const double factor = allowed_factor(p, reference::attention_forward(p, default_executor()));
+    EXPECT_TRUE(factor == kFactor || factor == kFactorOfFewRows) << row.name << ": " << factor;
+    EXPECT_LE(factor, 12) << row.name;
+    const auto add = [&](const char* tensor) { factors[{tensor, heddle::name_of(row.dtype)}].push_back(factor); };
+    for (const char* tensor : {"o", "lse"}) add(tensor);
+    if (!row.has_backward()) continue;
+    for (const char* tensor : {"dq", "dk", "dv"}) add(tensor);
+    if (row.bias.given) add("dbias");
+  }
+  EXPECT_EQ(factors.size(), 3 * 6 + 2);  // e4m3 has no backward
+  for (auto& [of, all] : factors) {
+    std::ranges::sort(all);
+    EXPECT_LE(all[all.size() / 2], 4) << of.first << " of " << of.second << ", " << all.size() << " rows";
   }
 }
 
