@@ -82,6 +82,13 @@ const std::vector<SparseCase>& cases() {
       {"float32_out",
        {.units = 2, .entries = 3},
        call(bf16, 2, 4, 2, 40, 90, 32, [](auto& c) { c.float32_out = true; })},
+      {"piece",
+       {.units = 2, .entries = 4},
+       call(f32, 3, 4, 2, 50, 75, 32,
+            [](auto& c) { c.q_offset = c.key_offset = true, c.causal = Causal::top_left, c.window_left = 60; })},
+      {"cache_rows",
+       {.units = 2, .entries = 4},
+       call(f16, 3, 4, 2, 7, 96, 32, [](auto& c) { c.cache_batch_idx = c.seqused_k = c.leftpad = true; })},
       {"no_entries", {.entries = 0}, call(f32, 1, 2, 1, 9, 40, 16)},
   };  // fmt: skip
   return all;
@@ -267,6 +274,37 @@ TEST(SparseInvariance, ARowAloneIsTheRowAmongOthers) {
         for (std::int64_t n = 0; n < 8 * 64; ++n) {
           ASSERT_EQ(o.get(b * 512 + n), all.o.get((b * 150 + i) * 512 + n)) << "row " << i << ", element " << n;
         }
+      }
+    }
+  });
+}
+
+// Gradients are added to what is there, each element once.
+TEST(SparseGradients, AreAddedToWhatIsThere) {
+  CaseData data(call(DType::f32, 2, 4, 2, 70, 150, 32, [](auto& c) { c.causal = Causal::bottom_right; }));
+  const CaseLists lists(data, {.block_size = 32, .units = 2, .entries = 4});
+  on_each_target([&] {
+    const Outputs out = run(data, lists.views, "cpu");
+    const Gradients once = run_backward(data, lists.views, out.o, out.lse, "cpu");
+    Gradients sums = data.new_gradients();
+    HostTensor* const all[] = {&sums.dq, &sums.dk, &sums.dv};
+    const HostTensor* const own[] = {&once.dq, &once.dk, &once.dv};
+    for (HostTensor* x : all) {
+      for (std::int64_t n = 0; n < x->elements(); ++n) x->set(n, static_cast<double>(n % 7));
+    }
+    AttentionGradients views = sums.views();
+    views.accumulate = true;
+    const TensorView &q = data.q.view(), &k = data.k.view(), &v = data.v.view();
+    const AttentionOptions options = options_of(data, "cpu");
+    WorkspaceBuffer buffer;
+    Runtime runtime;
+    runtime.workspace = buffer.get(sparse_attention_backward_workspace(q, k, v, lists.views, views, options));
+    sparse_attention_backward(q, k, v, lists.views, out.o.view(), out.lse.view(), data.d_o.view(), data.d_lse.view(),
+                              views, options, runtime);
+    for (int t = 0; t < 3; ++t) {
+      for (std::int64_t n = 0; n < all[t]->elements(); ++n) {
+        const float before = static_cast<float>(n % 7), added = static_cast<float>(own[t]->get(n));
+        ASSERT_EQ(static_cast<float>(all[t]->get(n)), before + added) << "tensor " << t << ", element " << n;
       }
     }
   });

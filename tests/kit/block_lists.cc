@@ -62,12 +62,17 @@ void CaseLists::write_mask(CaseData& data) const {
   const AttentionCase& spec = data.spec;
   std::int64_t at = 0;
   for (std::int64_t b = 0; b < spec.B; ++b) {
+    // Columns of a piece are those of the longer problem.
+    const auto first = spec.key_offset ? static_cast<std::int64_t>(data.key_offset.get(b)) : 0;
     // Rows behind a packed sequence's end have no list.
     const std::int64_t rows =
         spec.packed_q ? static_cast<std::int64_t>(data.cu_seqlens_q.get(b + 1) - data.cu_seqlens_q.get(b)) : spec.Sq;
     for (std::int64_t h = 0; h < spec.H; ++h) {
       for (std::int64_t i = 0; i < spec.Sq; ++i) {
-        for (std::int64_t j = 0; j < spec.Sk; ++j) data.mask.set(at++, i < rows && holds(data, b, h, i, j) ? 1 : 0);
+        for (std::int64_t column = 0; column < spec.columns(); ++column) {
+          const std::int64_t j = column - first;
+          data.mask.set(at++, i < rows && j >= 0 && j < spec.Sk && holds(data, b, h, i, j) ? 1 : 0);
+        }
       }
     }
   }

@@ -25,7 +25,7 @@ struct CaseLists {
 
   // Whether the list of row i of head h holds the block of key j: from the formula of include/heddle/sparse.h alone.
   bool holds(const CaseData& data, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const;
-  // Writes that into data.mask, [B, H, Sq, Sk].
+  // Writes that into data.mask, [B, H, Sq, Sk], of a piece [B, H, Sq, columns].
   void write_mask(CaseData& data) const;
 };
 
