@@ -1,133 +1,13 @@
 """Attention over lists of key blocks: attention under the mask that says the same, and all that an operation is held to."""
 
-import re
-
 import heddle
 import numpy as np
 import pytest
 import torch
 from dlpack_kit import Producer
-from heddle._options import pack
-from kit import assert_accurate, plain
+from kit import assert_accurate
+from sparse_kit import CASES, DV, HKV, KEYS, OPS, ROWS, Call, D, H, in_double, ints, masked_attention, sample
 from torch._subclasses.fake_tensor import FakeTensorMode
-
-OPS = torch.ops.heddle
-H, HKV, D, DV = 4, 2, 24, 20
-ROWS, KEYS = (70, 41), (90, 150)  # of packed sequences; dense ones have the first
-
-#: name: (shape of the lists, options)
-CASES = {
-    "plain": ({}, {}),
-    "causal": ({"keys": 70}, {"causal": "top_left"}),
-    "bottom right": ({"units": HKV, "entries": 3}, {"causal": "bottom_right"}),
-    "a list for each head": ({"units": H, "block_size": 16}, {}),
-    "counts": ({"counts": True, "units": HKV}, {"causal": "bottom_right", "sink": True}),
-    "rows share lists": ({"query_rows": 16, "units": HKV}, {"sink": True}),
-    "window": ({"units": HKV, "entries": 4}, {"window": (40, 11)}),
-    "offsets": ({}, {"causal": "top_left", "q_offset": 30}),
-    "packed": ({"packed": True, "units": HKV, "counts": True}, {"causal": "bottom_right"}),
-    "packed rows share lists": ({"packed": True, "query_rows": 8}, {"sink": True}),
-}
-
-
-def ints(*values):
-    return torch.tensor(values, dtype=torch.int32)
-
-
-class Call:
-    """The arguments of a call, and those of attention() that say the same."""
-
-    def __init__(self, name, dtype=torch.float32, requires_grad=False):
-        shape, options = CASES[name]
-        self.make = torch.Generator().manual_seed(5)
-        self.packed, self.rows_of_list = shape.get("packed", False), shape.get("query_rows", 1)
-        self.block_size = shape.get("block_size", 32)
-        units, entries = shape.get("units", 1), shape.get("entries", 2)
-        keys = shape.get("keys", KEYS[0])
-        if self.packed:
-            rows, keys = sum(ROWS), sum(KEYS)
-            lead = [rows if self.rows_of_list == 1 else rows // self.rows_of_list + 2, units]
-            extents = (rows,), (keys,)
-        else:
-            lead = [2, -(-ROWS[0] // self.rows_of_list), units]
-            extents = (2, ROWS[0]), (2, keys)
-        # Beside blocks of the sequence some that name none, and some twice.
-        self.blocks = torch.randint(-1, 6, (*lead, entries), generator=self.make, dtype=torch.int32)
-        self.counts = None
-        if shape.get("counts"):
-            self.counts = torch.randint(0, entries + 1, lead, generator=self.make, dtype=torch.int32)
-        self.q, self.k, self.v = (
-            self.normal(*e, h, d).to(dtype).requires_grad_(requires_grad)
-            for e, h, d in ((extents[0], H, D), (extents[1], HKV, D), (extents[1], HKV, DV))
-        )
-        self.options = dict(options)
-        self.sink = None
-        if self.options.pop("sink", False):
-            self.sink = self.normal(H).requires_grad_(requires_grad)
-
-    def normal(self, *shape):
-        return torch.randn(*shape, generator=self.make)
-
-    @property
-    def inputs(self):
-        return [x for x in (self.q, self.k, self.v, self.sink) if x is not None]
-
-    @property
-    def lists(self):
-        return {"block_size": self.block_size, "query_rows": self.rows_of_list}
-
-    def __call__(self, **more):
-        packed = {}
-        if self.packed:
-            packed = {
-                "cu_seqlens_q": ints(0, ROWS[0], sum(ROWS)),
-                "cu_seqlens_k": ints(0, KEYS[0], sum(KEYS)),
-            }
-        options = {**self.lists, **self.options, **packed, "sink": self.sink, **more}
-        return heddle.sparse_attention(self.q, self.k, self.v, self.blocks, self.counts, **options)
-
-    def keep(self, lists, counts, rows, keys):
-        """bool [H, rows, keys], of a sequence's lists [N, L, n]."""
-        entries = torch.arange(lists.shape[-1])
-        listed = torch.where(entries < counts[..., None], lists, -1) if counts is not None else lists
-        blocks = torch.arange(-(-keys // self.block_size))
-        held = (listed[..., None] == blocks).any(-2)  # [N, L, blocks]
-        held = held.repeat_interleave(self.rows_of_list, 0)[:rows].repeat_interleave(self.block_size, 2)[..., :keys]
-        return held.repeat_interleave(H // held.shape[1], 1).transpose(0, 1)
-
-    def sequences(self):
-        """(q, k, v, mask [1, H, Sq, Sk]) of each, for attention()."""
-        for b in range(2):
-            counts = None
-            if self.packed:
-                first = sum(ROWS[:b]) // self.rows_of_list + (b if self.rows_of_list > 1 else 0)
-                many = -(-ROWS[b] // self.rows_of_list)
-                lists = self.blocks[first : first + many]
-                counts = None if self.counts is None else self.counts[first : first + many]
-                q = self.q[sum(ROWS[:b]) : sum(ROWS[: b + 1])][None]
-                k, v = (x[sum(KEYS[:b]) : sum(KEYS[: b + 1])][None] for x in (self.k, self.v))
-            else:
-                lists, counts = self.blocks[b], None if self.counts is None else self.counts[b]
-                q, k, v = self.q[b : b + 1], self.k[b : b + 1], self.v[b : b + 1]
-            yield q, k, v, self.keep(lists, counts, q.shape[1], k.shape[1])[None]
-
-    def masked(self, attend):
-        """(out, lse) of attend(q, k, v, mask=..., ...), laid out as the call's."""
-        found = [attend(*qkv, mask=mask, sink=self.sink, **self.options) for *qkv, mask in self.sequences()]
-        outs, lses = zip(*found)
-        if self.packed:
-            return torch.cat([o[0] for o in outs]), torch.cat([x[0] for x in lses], -1)
-        return torch.cat(outs), torch.cat(lses)
-
-
-def masked_attention(q, k, v, **options):
-    return heddle.attention(q, k, v, return_lse=True, **options)
-
-
-def in_double(q, k, v, mask, q_offset=0, **options):
-    if q_offset:  # what kit.plain() has no word for
-        mask, options = mask & (torch.arange(k.shape[1]) <= q_offset + torch.arange(q.shape[1])[:, None]), {}
-    return plain(q.double(), k.double(), v.double(), mask=mask, **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -254,14 +134,6 @@ def test_other_arrays_and_results_that_the_caller_has(name):
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
-def sample(call, **options):
-    if call.packed:
-        options |= {"cu_seqlens_q": ints(0, ROWS[0], sum(ROWS)), "cu_seqlens_k": ints(0, KEYS[0], sum(KEYS))}
-        options |= {"max_seqlen_q": max(ROWS), "max_seqlen_k": max(KEYS)}
-    operands = call.q, call.k, call.v, call.blocks, call.counts, call.block_size, call.rows_of_list
-    return operands, pack(sink=call.sink, **call.options, **options)
-
-
 @pytest.mark.parametrize("name", ["rows share lists", "packed"])
 def test_opcheck(name):
     operands, options = sample(Call(name, requires_grad=True))
@@ -383,123 +255,6 @@ def test_pages():
         ValueError, match=r"\[sparse_attention_backward\] page_table has no backward: gather the keys first"
     ):
         call(page_table=table, seqused_k=ints(90, 90)).sum().backward()
-
-
-def refusals():
-    """name: (what differs from a call that is served, the error, its words)."""
-    kinds = "for each of 2 key/value heads or for each of 4 query heads"
-    return {
-        "64 bits": (lambda x: dict(blocks=x.blocks.long()), ValueError, "_forward] blocks is int64: it must be int32"),
-        "wide counts": (lambda x: dict(counts=x.counts.long()), ValueError, "_forward] counts is int64: it must be int32"),
-        "no array": (lambda x: dict(blocks=[[1]]), (TypeError, ValueError), "blocks is a list: it must be a"),
-        "few lists": (
-            lambda x: dict(blocks=x.blocks[:, 1:], counts=None), ValueError,
-            "_forward] blocks is [2, 69, 2, 2]: it must be [2, 70, L, n], a list for each row of q",
-        ),
-        "shared lists": (
-            lambda x: dict(query_rows=16), ValueError,
-            "_forward] blocks is [2, 70, 2, 2]: it must be [2, 5, L, n], a list for each 16 rows of q",
-        ),
-        "heads": (
-            lambda x: dict(blocks=x.blocks.repeat(1, 1, 2, 1)[:, :, :3], counts=None), ValueError,
-            f"_forward] blocks is [2, 70, 3, 2]: it has lists for 3 heads and must have them for 1, {kinds}",
-        ),
-        "counts": (
-            lambda x: dict(counts=x.counts[..., :1]), ValueError,
-            "_forward] counts is [2, 70, 1]: it must be a number for each list of blocks, [2, 70, 2, 2]",
-        ),
-        "block size": (lambda x: dict(block_size=48), ValueError, "_forward] block_size is 48: it must be 16, 32, 64 or 128"),
-        "block size in words": (
-            lambda x: dict(block_size="64"), TypeError, "_forward] block_size is '64': it must be an integer of 64 bits"
-        ),
-        "half a row": (
-            lambda x: dict(query_rows=1.5), TypeError, "_forward] query_rows is 1.5: it must be an integer of 64 bits"
-        ),
-        "no rows": (lambda x: dict(query_rows=0), ValueError, "_forward] query_rows is 0: it must be from 1 to 1048576"),
-        "scale": (lambda x: dict(scale="1"), TypeError, "_forward] scale is '1': it must be a number"),
-        "method": (
-            lambda x: dict(method="flash"), ValueError,
-            "_forward] method is 'flash': attention over lists has one; leave it empty, or name a candidate as force",
-        ),
-        "precision": (
-            lambda x: dict(precision="tf32"), ValueError,
-            "_forward] precision is not f32: attention over lists has no other",
-        ),
-        "mask": (
-            lambda x: dict(mask=(x.blocks[0, :, 0, :1] > 9)), ValueError,
-            "_forward] no candidate can serve this call; cpu: it takes no bias and no mask beside lists; "
-            "reference: it runs only when it is asked for",
-        ),
-        "a flag": (lambda x: dict(return_lse="no"), TypeError, "] return_lse is 'no': it must be True or False"),
-        "an option that is none": (lambda x: dict(colour=1), TypeError, "[attention] there is no option colour"),
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["torch", "numpy", "with gradient"])
-@pytest.mark.parametrize("name", refusals())
-def test_refusals(name, kind):
-    change, error, words = refusals()[name]
-    call = Call("counts", requires_grad=kind == "with gradient")
-    given = {"blocks": call.blocks, "counts": call.counts, **call.lists, **change(call)}
-    operands = call.q, call.k, call.v
-    if kind == "numpy":
-        given = {n: x.numpy() if isinstance(x, torch.Tensor) else x for n, x in given.items()}
-        operands = [x.numpy() for x in operands]
-    with pytest.raises(error, match=re.escape(words)):
-        heddle.sparse_attention(*operands, **given)
-
-
-def test_lists_must_be_given():
-    q, k, v = (getattr(Call("plain"), name) for name in "qkv")
-    with pytest.raises(TypeError, match=r"^\[sparse_attention\] blocks is None: it must be a torch tensor$"):
-        heddle.sparse_attention(q, k, v, None)
-    with pytest.raises(ValueError, match=r"^\[sparse_attention_forward\] blocks is missing$"):
-        heddle.sparse_attention(q.numpy(), k.numpy(), v.numpy(), None)
-
-
-def test_refusals_of_results_and_gradients():
-    call = Call("counts")
-
-    def refused(words, error=ValueError, **given):
-        with pytest.raises(error, match=re.escape(words)):
-            call(**given)
-
-    out, lse = (torch.empty_like(x) for x in call(return_lse=True))
-    refused("[sparse_attention_forward] out is [2, 70, 4, 19]: its last extent must be 20", out=out[..., :19])
-    refused("[sparse_attention_forward] lse_out is float16: it must be float32", lse_out=lse.half(), return_lse=True)
-    refused("[sparse_attention] lse_out is given and return_lse is False: lse is written where it", lse_out=lse)
-    refused("[sparse_attention] out is a ndarray: it must be a torch tensor", TypeError, out=out.numpy())
-    held = torch.zeros(2 * 70 * 4 * 20, dtype=torch.int32)
-    call.blocks = held[: call.blocks.numel()].reshape(call.blocks.shape)
-    words = "[sparse_attention_forward] out shares memory with blocks, which is read while it is written"
-    refused(words, out=held.view(torch.float32).reshape(2, 70, 4, 20))
-    refused(
-        "[sparse_attention] sink requires a gradient: a call that writes to out has no backward; make it under "
-        "torch.no_grad(), or detach sink",
-        out=out,
-        sink=torch.zeros(H, requires_grad=True),
-    )
-    refused("[sparse_attention] out requires a gradient: a call that", out=out.clone().requires_grad_())
-    operands, options = sample(Call("counts", requires_grad=True))
-    with pytest.raises(ValueError, match=r"^\[sparse_attention_out\] q requires a gradient: this call has no backward"):
-        OPS.sparse_attention_out(*operands, out, lse, *options)
-    with pytest.raises(ValueError, match=r"\[sparse_attention\] out is given inside a transform of torch.func"):
-        torch.func.vmap(lambda q: heddle.sparse_attention(q, call.k, call.v, call.blocks, out=out))(call.q[None])
-    refused(
-        "[sparse_attention] alibi_slopes requires a gradient: it has none",
-        alibi_slopes=torch.ones(H, requires_grad=True),
-    )
-    q = call.q.requires_grad_()
-    words = (
-        "[sparse_attention_backward] no candidate can serve this call; cpu: it has no gradients with ALiBi or softcap; "
-    )
-    with pytest.raises(ValueError, match=re.escape(words)):
-        call(softcap=2.0).sum().backward()
-    torch.autograd.grad(call(softcap=2.0, force="reference").sum(), q)
-    (dq,) = torch.autograd.grad(call().square().sum(), q, create_graph=True)
-    words = "heddle::sparse_attention_backward has no derivative: second derivatives are not supported"
-    with pytest.raises(RuntimeError, match=words):
-        dq.sum().backward()
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -1,0 +1,132 @@
+"""Calls of attention over lists of key blocks, and the mask that says the same."""
+
+import heddle
+import torch
+from heddle._options import pack
+from kit import plain
+
+OPS = torch.ops.heddle
+H, HKV, D, DV = 4, 2, 24, 20
+ROWS, KEYS = (70, 41), (90, 150)  # of packed sequences; dense ones have the first
+
+#: name: (shape of the lists, options)
+CASES = {
+    "plain": ({}, {}),
+    "causal": ({"keys": 70}, {"causal": "top_left"}),
+    "bottom right": ({"units": HKV, "entries": 3}, {"causal": "bottom_right"}),
+    "a list for each head": ({"units": H, "block_size": 16}, {}),
+    "counts": ({"counts": True, "units": HKV}, {"causal": "bottom_right", "sink": True}),
+    "rows share lists": ({"query_rows": 16, "units": HKV}, {"sink": True}),
+    "window": ({"units": HKV, "entries": 4}, {"window": (40, 11)}),
+    "offsets": ({}, {"causal": "top_left", "q_offset": 30}),
+    "packed": ({"packed": True, "units": HKV, "counts": True}, {"causal": "bottom_right"}),
+    "packed rows share lists": ({"packed": True, "query_rows": 8}, {"sink": True}),
+}
+
+
+def ints(*values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+class Call:
+    """The arguments of a call, and those of attention() that say the same."""
+
+    def __init__(self, name, dtype=torch.float32, requires_grad=False):
+        shape, options = CASES[name]
+        self.make = torch.Generator().manual_seed(5)
+        self.packed, self.rows_of_list = shape.get("packed", False), shape.get("query_rows", 1)
+        self.block_size = shape.get("block_size", 32)
+        units, entries = shape.get("units", 1), shape.get("entries", 2)
+        keys = shape.get("keys", KEYS[0])
+        if self.packed:
+            rows, keys = sum(ROWS), sum(KEYS)
+            lead = [rows if self.rows_of_list == 1 else rows // self.rows_of_list + 2, units]
+            extents = (rows,), (keys,)
+        else:
+            lead = [2, -(-ROWS[0] // self.rows_of_list), units]
+            extents = (2, ROWS[0]), (2, keys)
+        # Beside blocks of the sequence some that name none, and some twice.
+        self.blocks = torch.randint(-1, 6, (*lead, entries), generator=self.make, dtype=torch.int32)
+        self.counts = None
+        if shape.get("counts"):
+            self.counts = torch.randint(0, entries + 1, lead, generator=self.make, dtype=torch.int32)
+        self.q, self.k, self.v = (
+            self.normal(*e, h, d).to(dtype).requires_grad_(requires_grad)
+            for e, h, d in ((extents[0], H, D), (extents[1], HKV, D), (extents[1], HKV, DV))
+        )
+        self.options = dict(options)
+        self.sink = None
+        if self.options.pop("sink", False):
+            self.sink = self.normal(H).requires_grad_(requires_grad)
+
+    def normal(self, *shape):
+        return torch.randn(*shape, generator=self.make)
+
+    @property
+    def inputs(self):
+        return [x for x in (self.q, self.k, self.v, self.sink) if x is not None]
+
+    @property
+    def lists(self):
+        return {"block_size": self.block_size, "query_rows": self.rows_of_list}
+
+    def __call__(self, **more):
+        packed = {}
+        if self.packed:
+            packed = {
+                "cu_seqlens_q": ints(0, ROWS[0], sum(ROWS)),
+                "cu_seqlens_k": ints(0, KEYS[0], sum(KEYS)),
+            }
+        options = {**self.lists, **self.options, **packed, "sink": self.sink, **more}
+        return heddle.sparse_attention(self.q, self.k, self.v, self.blocks, self.counts, **options)
+
+    def keep(self, lists, counts, rows, keys):
+        """bool [H, rows, keys], of a sequence's lists [N, L, n]."""
+        entries = torch.arange(lists.shape[-1])
+        listed = torch.where(entries < counts[..., None], lists, -1) if counts is not None else lists
+        blocks = torch.arange(-(-keys // self.block_size))
+        held = (listed[..., None] == blocks).any(-2)  # [N, L, blocks]
+        held = held.repeat_interleave(self.rows_of_list, 0)[:rows].repeat_interleave(self.block_size, 2)[..., :keys]
+        return held.repeat_interleave(H // held.shape[1], 1).transpose(0, 1)
+
+    def sequences(self):
+        """(q, k, v, mask [1, H, Sq, Sk]) of each, for attention()."""
+        for b in range(2):
+            counts = None
+            if self.packed:
+                first = sum(ROWS[:b]) // self.rows_of_list + (b if self.rows_of_list > 1 else 0)
+                many = -(-ROWS[b] // self.rows_of_list)
+                lists = self.blocks[first : first + many]
+                counts = None if self.counts is None else self.counts[first : first + many]
+                q = self.q[sum(ROWS[:b]) : sum(ROWS[: b + 1])][None]
+                k, v = (x[sum(KEYS[:b]) : sum(KEYS[: b + 1])][None] for x in (self.k, self.v))
+            else:
+                lists, counts = self.blocks[b], None if self.counts is None else self.counts[b]
+                q, k, v = self.q[b : b + 1], self.k[b : b + 1], self.v[b : b + 1]
+            yield q, k, v, self.keep(lists, counts, q.shape[1], k.shape[1])[None]
+
+    def masked(self, attend):
+        """(out, lse) of attend(q, k, v, mask=..., ...), laid out as the call's."""
+        found = [attend(*qkv, mask=mask, sink=self.sink, **self.options) for *qkv, mask in self.sequences()]
+        outs, lses = zip(*found)
+        if self.packed:
+            return torch.cat([o[0] for o in outs]), torch.cat([x[0] for x in lses], -1)
+        return torch.cat(outs), torch.cat(lses)
+
+
+def masked_attention(q, k, v, **options):
+    return heddle.attention(q, k, v, return_lse=True, **options)
+
+
+def in_double(q, k, v, mask, q_offset=0, **options):
+    if q_offset:  # what kit.plain() has no word for
+        mask, options = mask & (torch.arange(k.shape[1]) <= q_offset + torch.arange(q.shape[1])[:, None]), {}
+    return plain(q.double(), k.double(), v.double(), mask=mask, **options)
+
+
+def sample(call, **options):
+    if call.packed:
+        options |= {"cu_seqlens_q": ints(0, ROWS[0], sum(ROWS)), "cu_seqlens_k": ints(0, KEYS[0], sum(KEYS))}
+        options |= {"max_seqlen_q": max(ROWS), "max_seqlen_k": max(KEYS)}
+    operands = call.q, call.k, call.v, call.blocks, call.counts, call.block_size, call.rows_of_list
+    return operands, pack(sink=call.sink, **call.options, **options)
