@@ -26,7 +26,12 @@ concept TileWalk = KeyWalk<W> && requires(const W walk, typename W::Index n) {
   { walk.steps() } -> std::same_as<Interval<typename W::Index>>;
   { walk.index(n) } -> std::same_as<typename W::Index>;  // of the tile that step n takes
   { walk.whole_tile(n) } -> std::same_as<bool>;          // whole(), of the tile of that index
+  // The steps to such tiles. By reference: where a walk lies in memory, a kernel reads what it compares and no more.
+  { walk.whole_steps() } -> std::same_as<const Interval<typename W::Index>&>;
   { walk.keys() } -> std::same_as<Interval<typename W::Index>>;
+} && requires(W walk) {
+  walk.mask_all();       // for kernels that mask every tile, for a reason of their own: none is whole
+  walk.take_one_step();  // for kernels that always take one: where there is none, to a tile of which no row meets a key
 };
 
 // All tiles of `size` keys that hold one that rows `rows` of the band meet, among `keys`, which begin at a tile.
@@ -37,17 +42,22 @@ class BandWalk {
 
   constexpr BandWalk() = default;
   constexpr BandWalk(const BasicBand<Int>& band, Interval<Int> rows, Interval<Int> keys, Int size)
-      : met_(band.keys_of(rows).common(keys)), tiles_(tiles_of(met_, size)), size_(size) {
-    const Interval<Int> by_each = band.keys_of_each(rows);
+      : BandWalk(band.keys_of(rows).common(keys), band.keys_of_each(rows), size) {}
+  // met: from the first to the last key that one of the rows meets; by_each: those that each of them meets.
+  constexpr BandWalk(Interval<Int> met, Interval<Int> by_each, Int size)
+      : met_(met), tiles_(tiles_of(met, size)), size_(size) {
     whole_ = {(by_each.begin + size - 1) / size, by_each.end >= met_.end ? tiles_.end : by_each.end / size};
   }
 
-  // For kernels that multiply all of a tile: one that is not full is to be masked; or all are, for another reason.
+  // For kernels that multiply all of a tile: one that is not full is to be masked.
   constexpr void mask_partial() {
     const Int full = met_.end / size_;
     if (whole_.end > full) whole_.end = full;
   }
   constexpr void mask_all() { whole_ = {}; }
+  constexpr void take_one_step() {
+    if (tiles_.empty()) tiles_ = {0, 1};
+  }
 
   constexpr Int count() const { return tiles_.size(); }
   constexpr Interval<Int> tile(Int n) const { return keys_of_tile(tiles_.begin + n); }
@@ -57,6 +67,7 @@ class BandWalk {
   constexpr Int index(Int step) const { return step; }
   // Without a branch: of two, GPU kernels keep what both ways need in registers that they do not have.
   constexpr bool whole_tile(Int t) const { return (whole_.begin <= t) & (t < whole_.end); }
+  constexpr const Interval<Int>& whole_steps() const { return whole_; }
   // From the first to the last key that one of the rows meets, and the tiles that hold them.
   constexpr Interval<Int> keys() const { return met_; }
   constexpr Interval<Int> tiles() const { return tiles_; }
@@ -67,7 +78,7 @@ class BandWalk {
 
  private:
   Interval<Int> met_, tiles_, whole_;
-  Int size_ = 1;
+  Int size_ = 0;
 };
 
 // Those of a BandWalk's tiles that a list names: `count` ascending indices of tiles in the sequence, none twice.
@@ -81,15 +92,27 @@ class ListWalk {
     const Int first = below(list, count, band.tiles().begin);
     list_ = list + first;
     count_ = below(list_, count - first, band.tiles().end);
+    whole_ = {below(list_, count_, band.whole_steps().begin), below(list_, count_, band.whole_steps().end)};
+  }
+
+  constexpr void mask_all() {
+    band_.mask_all();
+    whole_ = {};
+  }
+  constexpr void take_one_step() {
+    if (count_ > 0) return;
+    list_ = nullptr;
+    count_ = 1;
   }
 
   constexpr Int count() const { return count_; }
-  constexpr Interval<Int> tile(Int n) const { return band_.keys_of_tile(list_[n]); }
-  constexpr bool whole(Int n) const { return whole_tile(list_[n]); }
+  constexpr Interval<Int> tile(Int n) const { return band_.keys_of_tile(index(n)); }
+  constexpr bool whole(Int n) const { return whole_tile(index(n)); }
 
   constexpr Interval<Int> steps() const { return {0, count_}; }
-  constexpr Int index(Int step) const { return list_[step]; }
+  constexpr Int index(Int step) const { return list_ != nullptr ? list_[step] : band_.tiles().end; }
   constexpr bool whole_tile(Int t) const { return band_.whole_tile(t); }
+  constexpr const Interval<Int>& whole_steps() const { return whole_; }
   constexpr Interval<Int> keys() const { return band_.keys(); }
 
  private:
@@ -108,8 +131,9 @@ class ListWalk {
   }
 
   BandWalk<Int> band_;
-  const std::int32_t* list_ = nullptr;
+  const std::int32_t* list_ = nullptr;  // null: of the one step of take_one_step(), behind all tiles of the band
   Int count_ = 0;
+  Interval<Int> whole_;  // steps to whole tiles
 };
 
 }  // namespace heddle

@@ -188,7 +188,7 @@ TEST(Band, TilesOf) {
 
 // What a walk says must be: each key that a row meets is in one tile of those listed, in ascending order, and a tile is
 // whole exactly where nothing is to be masked.
-template <KeyWalk W>
+template <TileWalk W>
 void check_walk(const W& walk, const Band& band, Interval<Index> rows, KeyRange keys, Index size,
                 const std::vector<std::int32_t>& listed) {
   std::vector<bool> there(static_cast<std::size_t>(band.keys));
@@ -205,6 +205,15 @@ void check_walk(const W& walk, const Band& band, Interval<Index> rows, KeyRange 
     }
     ASSERT_EQ(walk.whole(n), whole) << described(band) << ", tile at key " << tile.begin;
     last = tile.begin;
+  }
+  // Kernels on a GPU count through steps(), which tell the same.
+  const Interval<Index> steps = walk.steps();
+  ASSERT_EQ(steps.size(), walk.count());
+  for (Index step = steps.begin; step < steps.end; ++step) {
+    const Index n = step - steps.begin;
+    ASSERT_EQ(walk.index(step), walk.tile(n).begin / size);
+    ASSERT_EQ(walk.whole_tile(walk.index(step)), walk.whole(n));
+    ASSERT_EQ(walk.whole_steps().begin <= step && step < walk.whole_steps().end, walk.whole(n)) << described(band);
   }
   for (Index j = keys.begin; j < keys.end; ++j) {
     if (std::ranges::find(listed, j / size) == listed.end()) continue;
@@ -237,8 +246,41 @@ TEST(KeyWalk, GoesThroughWhatRowsMeet) {
   });
 }
 
+TEST(KeyWalk, TakesOneStepWhereThereIsNone) {
+  const std::vector<std::int32_t> list = {0, 2};
+  const BandWalk<Index> band({.off = 0, .right = 0, .rows = 10, .keys = 20}, {0, 10}, {0, 20}, 4);
+  const auto one_step = [](auto walk) {
+    const Index count = walk.count();
+    walk.take_one_step();
+    EXPECT_EQ(walk.count(), std::max<Index>(count, 1));
+    return walk;
+  };
+  EXPECT_EQ(one_step(band).tile(2), (KeyRange{8, 10}));
+  EXPECT_EQ(one_step(ListWalk<Index>(list.data(), 2, band)).tile(1), (KeyRange{8, 10}));
+  // Behind the tiles that rows meet: nothing of it is met, and it is not whole.
+  const auto none = one_step(ListWalk<Index>(list.data(), 0, band));
+  EXPECT_EQ(none.index(0), 3);
+  EXPECT_FALSE(none.whole(0));
+  const BandWalk<Index> no_keys({.off = 0, .right = -1, .rows = 1, .keys = 20}, {0, 1}, {0, 20}, 4);
+  EXPECT_EQ(no_keys.count(), 0);
+  EXPECT_FALSE(one_step(no_keys).whole(0));
+  EXPECT_FALSE(one_step(ListWalk<Index>(list.data(), 2, no_keys)).whole(0));
+}
+
+TEST(KeyWalk, HasNoWholeTilesWhereAllAreMasked) {
+  const std::vector<std::int32_t> list = {0, 2};
+  BandWalk<Index> band({.rows = 10, .keys = 20}, {0, 10}, {0, 20}, 4);
+  ListWalk<Index> listed(list.data(), 2, band);
+  EXPECT_TRUE(band.whole(4) && listed.whole(1));
+  band.mask_all();
+  listed.mask_all();
+  EXPECT_TRUE(band.whole_steps().empty() && listed.whole_steps().empty());
+  EXPECT_FALSE(band.whole(4) || listed.whole(1));
+}
+
 // Usable where kernels are compiled: no host code in it.
 static_assert(BasicBand<int>{.off = 4, .right = 0, .rows = 3, .keys = 7}.keys_of(2).end == 7);
+static_assert(TileWalk<BandWalk<int>> && TileWalk<ListWalk<int>>);
 static_assert(BandWalk<int>({.off = 0, .right = 0, .rows = 8, .keys = 8}, {4, 8}, {0, 8}, 4).count() == 2);
 
 }  // namespace

@@ -4,17 +4,11 @@
 #include <cstdint>
 
 #include "cuda/any/attention_int8_qk/layout.h"
+#include "cuda/common/attention/tile_lists.h"
 #include "cuda/common/divisor.h"
 #include "problem/attention.h"
 
 namespace heddle::cuda::sm80::attention {
-
-// For each tile of query rows of each head a list of tiles of keys, for kernels whose walk is a ListWalk.
-struct TileLists {
-  const std::int32_t* tiles;   // [B, H, q_tiles, length]
-  const std::int32_t* counts;  // [B, H, q_tiles]
-  std::int64_t length;
-};
 
 struct Params {
   AttentionProblem problem;

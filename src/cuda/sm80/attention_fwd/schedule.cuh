@@ -6,17 +6,6 @@
 
 namespace heddle::cuda::sm80::attention_fwd {
 
-// The walk of a tile of rows, which is all of `band` or what a list names of it.
-__device__ inline void set_walk(const Params&, const Work&, int /*tile_q*/, const BandWalk<int>& band,
-                                BandWalk<int>& walk) {
-  walk = band;
-}
-__device__ inline void set_walk(const Params& p, const Work& w, int tile_q, const BandWalk<int>& band,
-                                ListWalk<int>& walk) {
-  const std::int64_t list = (std::int64_t{w.b} * p.heads.divisor + w.h) * p.q_tiles + w.first / tile_q;
-  walk = {p.lists.tiles + list * p.lists.length, p.lists.counts[list], band};
-}
-
 // Tiles in sections of heads whose keys stay in the L2 cache; in each the last rows first: under a causal mask they
 // have most keys, and short tiles at the end let all multiprocessors finish together.
 template <class C>
@@ -52,7 +41,8 @@ __device__ inline TileWork<typename C::Walk> describe_work(const Params& p) {
   band.mask_partial();
   // With score options, rows that do not exist have all their keys masked, so that no bias or mask is read for them.
   if (C::kScoreOptions && rows.end > w.sq) band.mask_all();
-  set_walk(p, w, C::kTileQ, band, w.walk);
+  const std::int64_t list = (std::int64_t{w.b} * p.heads.divisor + w.h) * p.q_tiles + w.first / C::kTileQ;
+  w.walk = walk_of<typename C::Walk>(p.lists, list, band);
   return w;
 }
 
