@@ -11,18 +11,19 @@ namespace heddle::cuda::sm90::attention {
 template <class C>
 struct AttendedRows {
   int begin, end;
-  __device__ AttendedRows(const Work& w, int tile)
-      : begin(max(w.begin - tile * C::kTileK, 0)), end(max(min(w.end - tile * C::kTileK, C::kTileK), 0)) {}
+  __device__ AttendedRows(const TileWork<typename C::Walk>& w, int tile)
+      : begin(max(w.walk.keys().begin - tile * C::kTileK, 0)),
+        end(max(min(w.walk.keys().end - tile * C::kTileK, C::kTileK), 0)) {}
 };
 
 // Whether a tile of v goes through the guard on its way to the consumers: if the tile of query rows is careful, or if
-// some of its keys lie outside [begin, end). Those behind the tensor's last row need none: the copy fills them with
+// some of its keys lie outside of the walk's. Those behind the tensor's last row need none: the copy fills them with
 // zeros.
 template <class C>
-__device__ inline bool passes_guard(const Params& p, const Work& w, int tile) {
+__device__ inline bool passes_guard(const Params& p, const TileWork<typename C::Walk>& w, int tile) {
   if (C::kRemovesPairs && w.careful) return true;
   const AttendedRows<C> rows(w, tile);
-  const bool zeros_follow = w.k_row + w.end >= p.k_rows;
+  const bool zeros_follow = w.k_row + w.walk.keys().end >= p.k_rows;
   return rows.begin > 0 || (rows.end < C::kTileK && !zeros_follow);
 }
 

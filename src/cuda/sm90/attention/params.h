@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "cuda/common/attention/tile_lists.h"
+
 namespace heddle::cuda::sm90::attention {
 
 // How the consumers come by a bias or mask.
@@ -69,6 +71,8 @@ struct Params {
   std::int64_t alibi_stride_b, alibi_stride_h;
   ScorePlane bias, mask;  // bias: 16-bit like q, or f32; mask: bytes
   bool bias_is_float;
+  // For kernels whose walk is a ListWalk. Lists are those of head units, whose q_tiles are the longest sequence's.
+  TileLists lists;
 };
 
 }  // namespace heddle::cuda::sm90::attention

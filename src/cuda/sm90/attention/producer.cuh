@@ -18,29 +18,32 @@ __device__ void load_keys(Tile& tile, const CUtensorMap& map, ptx::Barrier& read
   load_panels(tile, map, ready, row, h, b, ptx::L2::evict_last);
 }
 
-// One thread. Keys come from the last tile of a row of tiles to the first; k runs one tile ahead of v, as the consumers
-// take them. v_free: of each stage of v; v_landed(w, tile, stage): the barrier that a tile of v is announced at.
+// One thread. Keys come from the last step of a walk to the first; k runs one step ahead of v, as the consumers take
+// them. v_free: of each stage of v; v_landed(w, tile, stage): the barrier that a tile of v is announced at.
 template <class C, class Memory, class Landed>
 __device__ __forceinline__ void produce_keys(const Params& p, Memory& shared, ptx::Barrier (&v_free)[C::kStages],
                                              const Landed& v_landed) {
   RingPosition<C::kStages> k, v;
   for (RingPosition<kWorkSlots> slot;; slot.next()) {
     ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
-    const Work& w = shared.work[slot.index];
+    const TileWork<typename C::Walk>& w = shared.work[slot.index];
     if (w.position == kNoMoreTiles) return;  // a pause has no keys
-    const int h = w.h / p.kv_divisor, b = p.cu_seqlens_k != nullptr ? 0 : w.sequence, count = w.k_end - w.k_begin;
-    int row = w.k_row + (w.k_end - 1) * C::kTileK;  // of the tile of k
-#pragma unroll 1                                    // the producers have few registers
-    for (int n = 0; n <= count; ++n, row -= C::kTileK) {
-      if (n < count) {
+    const int h = w.h / p.kv_divisor, b = p.cu_seqlens_k != nullptr ? 0 : w.sequence;
+    const int first = w.walk.steps().begin, end = w.walk.steps().end;
+    // step: of k. Not unrolled, as the producers have few registers.
+#pragma unroll 1
+    for (int step = end - 1; step >= first - 1; --step) {
+      if (step >= first) {
         await_free(shared.k_free[k.index], k.phase);
         planted_pause(Plant::unawaited_keys, false);
+        const int row = w.k_row + w.walk.index(step) * C::kTileK;
         load_keys(shared.k[k.index], p.k, shared.k_ready[k.index], row, h, b);
         k.next();
       }
-      if (n > 0) {
+      if (step + 1 < end) {
         await_free(v_free[v.index], v.phase);
-        load_keys(shared.v[v.index], p.v, v_landed(w, w.k_end - n, v.index), row + C::kTileK, h, b);
+        const int tile = w.walk.index(step + 1);
+        load_keys(shared.v[v.index], p.v, v_landed(w, tile, v.index), w.k_row + tile * C::kTileK, h, b);
         v.next();
       }
     }

@@ -59,7 +59,7 @@ class PackedTiles {
 
 // Fills in what the other roles must know of a tile. One thread.
 template <class C>
-__device__ void describe_tile(const Params& p, const TileIndex& t, Work& w) {
+__device__ void describe_tile(const Params& p, const TileIndex& t, TileWork<typename C::Walk>& w) {
   const int rows = C::kConsumers * p.positions, s = t.sequence;
   int q_row = 0, k_row = 0, stored = p.Sq, keys = p.Sk;
   if (p.cu_seqlens_q != nullptr) {
@@ -88,18 +88,21 @@ __device__ void describe_tile(const Params& p, const TileIndex& t, Work& w) {
   w.used_rows = used;
   w.keys = keys;
   w.off = off;
-  const int from = position + off, to = min(position + rows, used) - 1 + off;
-  const int begin = max(from - p.left, 0), end = position < used ? min(to + p.right + 1, keys) : 0;
-  // A tile without keys is given one key tile behind the tensor's end, which arrives as zeros and is masked: so every
-  // tile has a first key tile, which keeps the pipeline simple.
-  w.k_row = begin < end ? k_row : p.k_rows;
-  w.begin = begin;
-  w.end = end;
-  w.k_begin = begin < end ? begin / C::kTileK : 0;
-  w.k_end = begin < end ? (end + C::kTileK - 1) / C::kTileK : 1;
   w.careful = w.spoiled = 0;
-  w.whole_begin = (max(to - p.left, 0) + C::kTileK - 1) / C::kTileK;
-  w.whole_end = begin < end && min(position + rows, stored) <= used ? min(from + p.right + 1, keys) / C::kTileK : 0;
+  // What its first and last row reach is cut to keys that are there once, not row by row: a CTA waits for its first
+  // tile.
+  const BasicBand<int> band{.off = off, .left = p.left, .right = p.right};
+  const Interval<int> first = band.reach(position), last = band.reach(min(position + rows, used) - 1);
+  const Interval<int> met = Interval<int>{first.begin, last.end}.common({0, position < used ? keys : 0});
+  const bool all_used = min(position + rows, stored) <= used;  // else there are rows that meet no key
+  BandWalk<int> walk(met, {last.begin, all_used ? first.end : 0}, C::kTileK);
+  walk.mask_partial();
+  const std::int64_t list = (std::int64_t{s} * p.heads + t.h) * p.q_tiles + t.q_tile;
+  w.walk = walk_of<typename C::Walk>(p.lists, list, walk);
+  // A tile without keys is given one key tile behind the tensor's end, which arrives as zeros and is masked: so every
+  // tile has a first step, which keeps the pipeline simple.
+  w.k_row = w.walk.steps().empty() ? p.k_rows : k_row;
+  w.walk.take_one_step();
 }
 
 // Where tiles differ in cost, p.next_tile deals them out as CTAs become free; a CTA then claims its next tile not
@@ -126,7 +129,7 @@ class Scheduler {
         if (index.q_tile < 0) break;
         if (first_lane) describe_tile<C>(p, index, shared.work[slot.index]);
       }
-      const Work& work = shared.work[slot.index];
+      const TileWork<Walk>& work = shared.work[slot.index];
       announce();
       announced(work);
       settle(ahead - 1);
@@ -144,10 +147,13 @@ class Scheduler {
   }
 
  private:
+  using Walk = typename C::Walk;
+
   __device__ void announce() {
     if (first_lane) {
-      const Work& last = shared.work[(slot.index + kWorkSlots - 1) % kWorkSlots];
-      shared.work[slot.index].first_number = last.first_number + static_cast<unsigned>(last.k_end - last.k_begin);
+      const TileWork<Walk>& last = shared.work[(slot.index + kWorkSlots - 1) % kWorkSlots];
+      const Interval<int> steps = last.walk.steps();
+      shared.work[slot.index].first_number = last.first_number + static_cast<unsigned>(steps.end - steps.begin);
       ptx::barrier_arrive(shared.work_ready[slot.index]);
     }
     slot.next();
@@ -163,22 +169,22 @@ class Scheduler {
   // Whether the tile that was in this slot came out spoiled. The slot then holds it once more, as a careful one.
   __device__ bool repeat() {
     if constexpr (!C::kRepeatsTiles) return false;
-    Work& w = shared.work[slot.index];
+    TileWork<Walk>& w = shared.work[slot.index];
     const bool spoiled = w.spoiled != 0;
     __syncwarp();
     if (!spoiled) return false;
     if (first_lane) {
       w.careful = 1;
-      if constexpr (C::kGuessesMaxima) w.whole_end = 0;  // they are guessed where a tile is whole
+      if constexpr (C::kGuessesMaxima) w.walk.mask_all();  // they are guessed where a tile is whole
       w.spoiled = 0;
     }
     return true;
   }
   __device__ void pause() {
     if (first_lane) {
-      Work& w = shared.work[slot.index];
+      TileWork<Walk>& w = shared.work[slot.index];
       w.position = kPause;
-      w.k_begin = w.k_end = 0;
+      w.walk = {};
     }
     announce();
   }
@@ -189,12 +195,12 @@ class Scheduler {
     pause();
     settle(0);
     bool any = false;
-    for (const Work& w : shared.work) any |= w.spoiled != 0;
+    for (const TileWork<Walk>& w : shared.work) any |= w.spoiled != 0;
     if (!any) return;
 #pragma unroll 1
     for (int i = 0; i < kWorkSlots; ++i) {
       if (repeat()) {
-        const Work& work = shared.work[slot.index];
+        const TileWork<Walk>& work = shared.work[slot.index];
         announce();
         announced(work);
       } else {

@@ -10,6 +10,7 @@
 #include "cuda/sm90/attention/tile.cuh"
 #include "cuda/sm90/attention/work.cuh"
 #include "cuda/sm90/attention_fwd/variants.h"
+#include "problem/key_walk.h"
 
 namespace heddle::cuda::sm90::attention_fwd {
 
@@ -18,11 +19,14 @@ using attention::kPanel;
 using attention::kPause;
 using attention::kWorkSlots;
 using attention::Tile;
+using attention::TileWork;
 using attention::Work;
 
-template <class T, Tiles kTiles, unsigned kOptions_>
+// Walk: which tiles of keys a tile of rows goes through.
+template <class T, Tiles kTiles, unsigned kOptions_, TileWalk Walk_ = BandWalk<int>>
 struct Config {
   using Element = T;
+  using Walk = Walk_;
   static constexpr int kHeadSize = kTiles.head, kValueSize = kTiles.head;
   static constexpr int kConsumers = kTiles.consumers;  // warpgroups of kRows query rows
   static constexpr int kTileK = kTiles.keys;
@@ -99,7 +103,7 @@ struct SharedMemory {
   Tile<T, C::kTileK, C::kHeadSize> k[C::kStages];
   Tile<T, C::kTileK, C::kValueSize> v[C::kStages];
   T o[4 * C::kConsumers][16][kPanel];  // a warp's rows of O on their way out, one panel at a time
-  Work work[kWorkSlots];
+  TileWork<typename C::Walk> work[kWorkSlots];
   ptx::Barrier work_ready[kWorkSlots], work_free[kWorkSlots];
   ptx::Barrier q_ready[C::kConsumers], q_free[C::kConsumers];
   ptx::Barrier k_ready[C::kStages], k_free[C::kStages];

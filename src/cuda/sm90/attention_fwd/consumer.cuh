@@ -51,6 +51,7 @@ class Consumer {
  private:
   static constexpr int kTurn = 1, kRowTerms = 3;  // numbers of barriers, one a warpgroup
   using T = typename C::Element;
+  using Walk = typename C::Walk;
   using QTile = Tile<T, kRows, C::kHeadSize>;
   using KTile = Tile<T, C::kTileK, C::kHeadSize>;
   using VTile = Tile<T, C::kTileK, C::kValueSize>;
@@ -64,26 +65,26 @@ class Consumer {
     begin_score_options();
     await_keys();
     begin_turn();
-    issue_qk(shared.work[slot].k_end - 1);
+    issue_qk(steps_end() - 1);
     end_turn();
-    load_score_options(shared.work[slot].k_end - 1);
+    load_score_options(steps_end() - 1);
     wgmma_wait<0>();
     float correction[2];
     state = {};
-    softmax_of(shared.work[slot].k_end - 1, correction);
+    softmax_of(steps_end() - 1, correction);
     round_probabilities();
     for (;;) {
       bool accumulate = false;
-      for (int tile = shared.work[slot].k_end - 2; tile >= first_tile(); --tile) {
+      for (int step = steps_end() - 2; step >= walk().steps().begin; --step) {
         await_keys();
         begin_turn();
-        issue_qk(tile);
+        issue_qk(step);
         issue_pv(accumulate);
         end_turn();
         accumulate = true;
-        load_score_options(tile);
+        load_score_options(step);
         wgmma_wait<1>();
-        softmax_of(tile, correction);
+        softmax_of(step, correction);
         keep(s);
         // Each branch waits for P V itself. A single wait in front of the branch would be moved up by the assembler, to
         // before the softmax, which would then no longer run beside P V.
@@ -120,13 +121,13 @@ class Consumer {
       begin_score_options();
       await_keys();
       begin_turn();
-      issue_qk(shared.work[slot].k_end - 1);
+      issue_qk(steps_end() - 1);
       issue_pv(accumulate);
       end_turn();
-      load_score_options(shared.work[slot].k_end - 1);
+      load_score_options(steps_end() - 1);
       wgmma_wait<1>();
       state = {};
-      softmax_of(shared.work[slot].k_end - 1, correction);
+      softmax_of(steps_end() - 1, correction);
       keep(s);
       finish_rows<!C::kRemovesPairs>(p, done, thread_rows(done), sums, inverse);
       wgmma_wait<0>();
@@ -143,19 +144,19 @@ class Consumer {
   // registers that it needs out of compute_tiles(). q stays in shared memory: when it was loaded to registers in front
   // of this loop, ptxas 13.0 let P overwrite it.
   __device__ __forceinline__ void compute_again() {
-    const Work& w = shared.work[slot];
+    const TileWork<Walk>& w = shared.work[slot];
     await_q();
     begin_score_options();
     state = {};
     bool accumulate = false;
 #pragma unroll 1
-    for (int tile = w.k_end - 1; tile >= first_tile(); --tile) {
+    for (int step = w.walk.steps().end - 1; step >= w.walk.steps().begin; --step) {
       await_keys();
-      issue_qk<false>(tile);
-      load_score_options(tile);
+      issue_qk<false>(step);
+      load_score_options(step);
       wgmma_wait<0>();
       float correction[2];
-      softmax_of<true>(tile, correction);
+      softmax_of<true>(step, correction);
       round_probabilities();
 #pragma unroll
       for (int i = 0; i < C::kValueSize / 2; ++i) o[i] *= correction[i / 2 % 2];
@@ -192,10 +193,8 @@ class Consumer {
   __device__ bool next_work() {
     ptx::barrier_wait(shared.work_ready[announced % kWorkSlots], announced / kWorkSlots & 1);
     slot = static_cast<int>(announced++ % kWorkSlots);
-    const Work& work = shared.work[slot];
-    k_begin = work.k_begin;
-    whole_begin = work.whole_begin;
-    whole_end = work.whole_end;
+    const TileWork<Walk>& work = shared.work[slot];
+    kept_walk = work.walk;
     if (C::kRemovesPairs && work.careful) return false;
     return work.position >= 0;
   }
@@ -227,10 +226,10 @@ class Consumer {
   }
 
   template <bool kInRegisters = C::kQInRegisters>
-  __device__ void issue_qk(int tile) {
+  __device__ void issue_qk(int step_of_walk) {
     const Swizzled128 k_tile(shared.k[k.index].panel), q_tile(shared.q[warpgroup].panel);
-    const Work& w = shared.work[slot];
-    const Side side = side_of_keys<C>(p, w, first_position(w), tile);
+    const TileWork<Walk>& w = shared.work[slot];
+    const Side side = side_of_keys<C>(p, w, first_position(w), w.walk.index(step_of_walk));
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < C::kHeadSize / 16; ++step) {
@@ -244,7 +243,8 @@ class Consumer {
     }
     if constexpr (C::kHasTerms) {
       QK::shared_shared(s, unswizzled_columns(row_terms().columns[static_cast<int>(side)], kRows),
-                        unswizzled_columns(shared.key_terms[w.number_of(tile) % kKeyTiles].columns, C::kTileK), true);
+                        unswizzled_columns(shared.key_terms[w.number_of(step_of_walk) % kKeyTiles].columns, C::kTileK),
+                        true);
     }
     wgmma_commit();
   }
@@ -261,7 +261,7 @@ class Consumer {
   }
 
   __device__ void begin_score_options() {
-    const Work& w = shared.work[slot];
+    const TileWork<Walk>& w = shared.work[slot];
     if constexpr (C::kByElement) options.begin(p, planes(), w, first_position(w) + warp_row());
     if constexpr (C::kHasAlibiTerms) {
       if (p.alibi != nullptr) {
@@ -270,27 +270,28 @@ class Consumer {
     }
   }
 
-  __device__ void load_score_options(int tile) {
+  __device__ void load_score_options(int step) {
     if constexpr (C::kByElement) {
-      const Work& w = shared.work[slot];
-      options.load(p, w, thread_rows(w), tile);
+      const TileWork<Walk>& w = shared.work[slot];
+      options.load(p, w, thread_rows(w), w.walk.index(step));
     }
   }
 
-  // Softmax of a key tile, once its S has been waited for. S is what reads k and, in the last key tile, q for the last
+  // Softmax of a key tile, once its S has been waited for. S is what reads k and, in the last step, q for the last
   // time, so both are given back here. kCareful: the tile of query rows is careful.
   template <bool kCareful = false>
-  __device__ __forceinline__ void softmax_of(int tile, float (&correction)[2]) {
+  __device__ __forceinline__ void softmax_of(int step, float (&correction)[2]) {
     keep(s);
     if (planted(Plant::unawaited_keys)) ptx::barrier_wait(shared.k_ready[k.index], k.phase);
     if (!keys_released) release_after_products(shared.k_free[k.index]);
     k.next();
     if constexpr (!C::kQInRegisters || kCareful) {
-      if (tile == first_tile()) release_after_products(shared.q_free[warpgroup]);
+      if (step == walk().steps().begin) release_after_products(shared.q_free[warpgroup]);
     }
-    const Work& w = shared.work[slot];
+    const TileWork<Walk>& w = shared.work[slot];
+    const int tile = walk().index(step);
     if constexpr (C::kOptions == kSoftcap) {
-      if (whole(tile) && own(w) && small_for(p.softcap, s)) {
+      if (whole(step) && own(w) && small_for(p.softcap, s)) {
         softmax(s, state, correction, Capped{p.softcap.log2_series});
         return;
       }
@@ -298,8 +299,8 @@ class Consumer {
     Units units = {C::kRemovesPairs ? p.scale : p.scale_log2, {0.0f, 0.0f}};
     if constexpr (C::kByElement) {
       auto* scratch = reinterpret_cast<float*>(&staging());
-      const float unit = options.apply(p, w, thread_rows(w), first_position(w) + warp_row(), tile,
-                                       whole(tile) && own(w), planes(), scratch, s);
+      const float unit = options.apply(p, w, thread_rows(w), first_position(w) + warp_row(), step,
+                                       whole(step) && own(w), planes(), scratch, s);
       units.scale = unit * (kLog2e / Units::kLog2);
     }
     if constexpr (C::kHasAlibiTerms) {
@@ -308,13 +309,13 @@ class Consumer {
     if constexpr (kCareful && C::kHasKeyTerms) {
       if (p.bias.access == PlaneAccess::keys) add_key_bias<C>(p, w, tile, units.scale, s);
     }
-    if constexpr (C::kHasBulkPlane) take_plane(tile, units);
-    if (!whole(tile)) mask_band<C>(p, w, thread_rows(w), tile, s);
+    if constexpr (C::kHasBulkPlane) take_plane(step, units);
+    if (!whole(step)) mask_band<C>(p, w, thread_rows(w), tile, s);
     if constexpr (kCareful && C::kHasKeyTerms) {
       // The product has added -inf to the scores of closed keys. Where q or k hold NaN or infinity, the sum is not -inf
       // but NaN, so these scores are set to -inf once more.
       if (has_key_values<C>(p)) {
-        remove_closed<C>(shared.closed_keys[w.number_of(tile) % kKeyTiles][lane % 4], s);
+        remove_closed<C>(shared.closed_keys[w.number_of(step) % kKeyTiles][lane % 4], s);
       }
     }
     if constexpr (kCareful) {
@@ -330,14 +331,16 @@ class Consumer {
   __device__ bool own(const Work& w) const {
     return p.positions * p.pack == kRows && w.position + C::kConsumers * p.positions <= w.rows;
   }
-  // The key tile with the lowest index, which comes last.
-  __device__ int first_tile() const { return C::kOptions == 0 ? k_begin : shared.work[slot].k_begin; }
-  // Whether every row attends every key of the key tile, so that there is nothing to mask.
-  __device__ bool whole(int tile) const {
-    if constexpr (C::kOptions == 0) return tile >= whole_begin && tile < whole_end;
-    const Work& w = shared.work[slot];  // registers are scarcer
-    return tile >= w.whole_begin && tile < w.whole_end;
+  // Of the tile at hand, whose steps are taken from the last to the first.
+  __device__ const Walk& walk() const {
+    if constexpr (C::kOptions == 0) return kept_walk;
+    return shared.work[slot].walk;  // registers are scarcer
   }
+  // Whether every row attends every key of the step's tile, so that there is nothing to mask.
+  __device__ bool whole(int step) const {
+    return step >= walk().whole_steps().begin && step < walk().whole_steps().end;
+  }
+  __device__ int steps_end() const { return shared.work[slot].walk.steps().end; }
 
   // The product has added ALiBi's slope * (j - middle of the tile); what is missing is a constant of each row. That
   // holds while all keys lie on one side of the rows. Where they lie on both, the distance changes its sign inside the
@@ -358,10 +361,9 @@ class Consumer {
     }
   }
 
-  __device__ __forceinline__ void take_plane(int tile, Units& units) {
+  __device__ __forceinline__ void take_plane(int step, Units& units) {
     if (p.bias.access != PlaneAccess::bulk && p.mask.access != PlaneAccess::bulk) return;
-    const Work& w = shared.work[slot];
-    const unsigned n = w.number_of(tile), stage = n % C::kPlaneStages;
+    const unsigned n = shared.work[slot].number_of(step), stage = n % C::kPlaneStages;
     await_filled(shared.bulk_ready[warpgroup][stage], n / C::kPlaneStages & 1);
     const bool released = planted_release(Plant::late_plane_reads, shared.bulk_free[warpgroup][stage]);
     const BulkTile<C>& bulk = shared.bulk[warpgroup][stage];
@@ -378,7 +380,7 @@ class Consumer {
   // Has a spoiled tile announced once more, as a careful one.
   __device__ void ask_again_if_spoiled(int done_slot, const RowState& rows) {
     if constexpr (C::kRemovesPairs) {
-      Work& done = shared.work[done_slot];
+      TileWork<Walk>& done = shared.work[done_slot];
       if (is_spoiled<C>(p, o, rows)) atomicOr(&done.spoiled, 1);
       __syncwarp();  // all lanes have read it before one gives it back
     }
@@ -397,7 +399,8 @@ class Consumer {
   const Params& p;
   SharedMemory<C>& shared;
   const int warpgroup, lane;
-  int slot = 0, k_begin = 0, whole_begin = 0, whole_end = 0;  // of the tile at hand
+  int slot = 0;    // of the tile at hand
+  Walk kept_walk;  // its walk, for kernels that have the registers
   RowState state;
   std::uint32_t q_phase = 0;
   bool keys_released = false;  // before their product: only ever where that is planted

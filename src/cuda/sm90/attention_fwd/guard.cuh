@@ -73,8 +73,9 @@ __device__ void clear_unattended(const Params& p, const Work& w, Tile& tile, int
 // Waits for one tile of v, if it passes the guard at all, clears rows of it, and announces it to the consumers. The
 // whole warp.
 template <class C>
-__device__ __forceinline__ void guard_values(const Params& p, const Work& w, SharedMemory<C>& shared, int tile,
-                                             int stage) {
+__device__ __forceinline__ void guard_values(const Params& p, const TileWork<typename C::Walk>& w,
+                                             SharedMemory<C>& shared, int step) {
+  const int tile = w.walk.index(step), stage = static_cast<int>(w.number_of(step) % C::kStages);
   if (!passes_guard<C>(p, w, tile)) return;
   const std::uint32_t phase = shared.v_phase[stage];
   __syncwarp();
@@ -92,20 +93,21 @@ __device__ __forceinline__ void guard_values(const Params& p, const Work& w, Sha
   if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.v_ready[stage]);
 }
 
-// Writes down which keys of a tile are closed, and what is added to their scores, for the consumers: tile n in place
-// n % kKeyTiles, where tile n - 4 was. That is free: the call for tile n - 1 has waited until the k of tile n - 3 was
-// given back (there are two stages), and who gives that back is done with tile n - 4.
+// Writes down which keys of a tile are closed, and what is added to their scores, for the consumers: of step n in place
+// n % kKeyTiles, where that of step n - 4 was. It is free: the call for step n - 1 has waited until the k of step n - 3
+// was given back (there are two stages), and who gives that back is done with step n - 4.
 template <class C>
-__device__ __forceinline__ void serve_keys(const Params& p, const Work& w, SharedMemory<C>& shared, int tile) {
-  const unsigned n = w.number_of(tile);
-  KeyTileValues<C>(p, w, tile).write(shared, static_cast<int>(n % kKeyTiles));
+__device__ __forceinline__ void serve_keys(const Params& p, const TileWork<typename C::Walk>& w,
+                                           SharedMemory<C>& shared, int step) {
+  const unsigned n = w.number_of(step);
+  KeyTileValues<C>(p, w, w.walk.index(step)).write(shared, static_cast<int>(n % kKeyTiles));
   ptx::fence_async_shared();
   ptx::barrier_wait(shared.k_free[n % C::kStages], ~(n / C::kStages) & 1);
   __syncwarp();
   if (threadIdx.x % 32 == 0) ptx::barrier_arrive(shared.k_ready[n % C::kStages]);
 }
 
-// The whole warp. In the producer's order: k runs one tile ahead of v.
+// The whole warp. In the producer's order: k runs one step ahead of v.
 template <class C>
 __device__ void guard_tiles(const Params& p, SharedMemory<C>& shared) {
   constexpr int kAhead = C::kHasKeyTerms || C::kHasBulkPlane ? 1 : 0;
@@ -113,15 +115,15 @@ __device__ void guard_tiles(const Params& p, SharedMemory<C>& shared) {
 #pragma unroll 1
   for (;; ++works) {
     ptx::barrier_wait(shared.work_ready[works % kWorkSlots], works / kWorkSlots & 1);
-    const Work& w = shared.work[works % kWorkSlots];
+    const TileWork<typename C::Walk>& w = shared.work[works % kWorkSlots];
     if (w.position == kNoMoreTiles) return;
 #pragma unroll 1
-    for (int tile = w.k_end - 1; tile >= w.k_begin - kAhead; --tile) {
+    for (int step = w.walk.steps().end - 1; step >= w.walk.steps().begin - kAhead; --step) {
       if constexpr (kAhead > 0) {
-        if (has_key_values<C>(p) && tile >= w.k_begin) serve_keys<C>(p, w, shared, tile);
+        if (has_key_values<C>(p) && step >= w.walk.steps().begin) serve_keys<C>(p, w, shared, step);
       }
-      if (tile + kAhead == w.k_end) continue;
-      guard_values<C>(p, w, shared, tile + kAhead, static_cast<int>(w.number_of(tile + kAhead) % C::kStages));
+      if (step + kAhead == w.walk.steps().end) continue;
+      guard_values<C>(p, w, shared, step + kAhead);
     }
     __syncwarp();
     ptx::barrier_arrive(shared.work_free[recomputed(static_cast<int>(works)) % kWorkSlots]);

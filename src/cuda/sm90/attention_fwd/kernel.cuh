@@ -54,9 +54,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
   if (warpgroup == 0) {
     ptx::registers_decrease<C::kProducerRegisters>();
     if (threadIdx.x == 0) {
-      attention::produce_keys<C>(p, shared, shared.v_free, [&](const Work& w, int tile, int stage) -> ptx::Barrier& {
-        return passes_guard<C>(p, w, tile) ? shared.v_landed[stage] : shared.v_ready[stage];
-      });
+      attention::produce_keys<C>(p, shared, shared.v_free,
+                                 [&](const TileWork<typename C::Walk>& w, int tile, int stage) -> ptx::Barrier& {
+                                   return passes_guard<C>(p, w, tile) ? shared.v_landed[stage] : shared.v_ready[stage];
+                                 });
     }
     if (threadIdx.x == 32) produce_q<C>(p, shared);
     if (threadIdx.x / 32 == 2) attention::Scheduler<C, SharedMemory<C>>(p, shared).run([](const Work&) {});

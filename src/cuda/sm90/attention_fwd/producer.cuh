@@ -14,12 +14,13 @@ namespace heddle::cuda::sm90::attention_fwd {
 template <class C, int kElement>
 __device__ __forceinline__ void produce_plane(const Params& p, const ScorePlane& x, SharedMemory<C>& shared,
                                               RingPosition<C::kPlaneStages>& stage, int position, int h, int b,
-                                              int k_begin, int k_end) {
+                                              const typename C::Walk& walk) {
   constexpr int kColumns = 128 / kElement, kBytes = kRows * C::kTileK * kElement;
   if (x.stride_h == 0) h = 0;
   if (x.stride_b == 0) b = 0;
 #pragma unroll 1
-  for (int tile = k_end - 1; tile >= k_begin; --tile, stage.next()) {
+  for (int step = walk.steps().end - 1; step >= walk.steps().begin; --step, stage.next()) {
+    const int key = walk.index(step) * C::kTileK;
 #pragma unroll 1
     for (int c = 0; c < C::kConsumers; ++c) {
       auto& ready = shared.bulk_ready[c][stage.index];
@@ -28,7 +29,7 @@ __device__ __forceinline__ void produce_plane(const Params& p, const ScorePlane&
 #pragma unroll
       for (int panel = 0; panel < C::kTileK / kColumns; ++panel) {
         ptx::tma_load_4d(shared.bulk[c][stage.index].bytes + panel * (kRows * 128), p.plane, ready,
-                         tile * C::kTileK + panel * kColumns, position + c * kRows, h, b, ptx::L2::evict_normal);
+                         key + panel * kColumns, position + c * kRows, h, b, ptx::L2::evict_normal);
       }
     }
   }
@@ -42,11 +43,12 @@ __device__ void produce_q(const Params& p, SharedMemory<C>& shared) {
   RingPosition<C::kPlaneStages> plane;
   for (RingPosition<kWorkSlots> slot;; slot.next()) {
     ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
-    const Work& w = shared.work[slot.index];
+    const TileWork<typename C::Walk>& w = shared.work[slot.index];
     const int position = w.position;
     if (position == kNoMoreTiles) return;
     const int h = w.h, b = p.cu_seqlens_q != nullptr ? 0 : w.sequence, row = w.q_row + position;
-    const int sequence = w.sequence, k_begin = w.k_begin, k_end = w.k_end;
+    const int sequence = w.sequence;
+    const typename C::Walk walk = w.walk;
     ptx::barrier_arrive(shared.work_free[slot.index]);
     if (C::kRemovesPairs && position == kPause) continue;
 #pragma unroll 1
@@ -63,9 +65,9 @@ __device__ void produce_q(const Params& p, SharedMemory<C>& shared) {
     phase ^= 1;
     if constexpr (C::kHasBulkPlane) {
       if (p.bias.access == PlaneAccess::bulk) {
-        produce_plane<C, 2>(p, p.bias, shared, plane, position, h, sequence, k_begin, k_end);
+        produce_plane<C, 2>(p, p.bias, shared, plane, position, h, sequence, walk);
       } else if (p.mask.access == PlaneAccess::bulk) {
-        produce_plane<C, 1>(p, p.mask, shared, plane, position, h, sequence, k_begin, k_end);
+        produce_plane<C, 1>(p, p.mask, shared, plane, position, h, sequence, walk);
       }
     }
   }

@@ -27,6 +27,7 @@ __device__ __forceinline__ bool small_for(const Softcap& softcap, const float (&
 template <class C>
 class ScoreOptions {
   using T = typename C::Element;
+  using Walk = typename C::Walk;
   static constexpr int kColumns = C::kTileK / 8;  // pairs of them: s[4 j + 2 r], s[4 j + 2 r + 1]
   static constexpr int kPerLane = KeyValues<C>::kPerLane;
 
@@ -36,11 +37,11 @@ class ScoreOptions {
 
  public:
   // tiles, scratch: this warp's. warp_row: its first row in the warpgroup.
-  __device__ __forceinline__ void begin(const Params& p, PlaneTiles<C>& tiles, const Work& w, int first_row) {
+  __device__ __forceinline__ void begin(const Params& p, PlaneTiles<C>& tiles, const TileWork<Walk>& w, int first_row) {
     if (!has(kTilePlanes)) return;
     stage = 0;
 #pragma unroll 1
-    for (int n = 1; n <= C::kPlaneStages; ++n) copy(p, tiles, w, first_row, w.k_end - n, n - 1);
+    for (int n = 1; n <= C::kPlaneStages; ++n) copy(p, tiles, w, first_row, w.walk.steps().end - n, n - 1);
   }
 
   // Loads that can be on their way while a key tile's products run.
@@ -62,9 +63,10 @@ class ScoreOptions {
   }
 
   // own: all rows and keys of the tile are this sequence's. Returns what s must be multiplied with to be logits.
-  __device__ __forceinline__ float apply(const Params& p, const Work& w, const ThreadRows& rows, int first_row,
-                                         int k_tile, bool own, PlaneTiles<C>& tiles, float* scratch,
+  __device__ __forceinline__ float apply(const Params& p, const TileWork<Walk>& w, const ThreadRows& rows,
+                                         int first_row, int step, bool own, PlaneTiles<C>& tiles, float* scratch,
                                          float (&s)[C::kTileK / 2]) {
+    const int k_tile = w.walk.index(step);
     float unit = p.scale;
     if (has(kSoftcap) && p.softcap.inside != 0.0f) cap(p.softcap, own, s);
     if (has(kAnyPlanes) && !(unit > 0.0f)) {  // the softmax takes the largest s before it scales, which takes unit > 0
@@ -99,7 +101,7 @@ class ScoreOptions {
     if (by_copies(p.mask)) remove_by_tile(tiles.mask(stage), s);
     if (copies) {
       __syncwarp();
-      copy(p, tiles, w, first_row, k_tile - C::kPlaneStages, stage);
+      copy(p, tiles, w, first_row, step - C::kPlaneStages, stage);
       if (++stage == C::kPlaneStages) stage = 0;
     }
     if (by_keys(p.bias) || by_keys(p.mask)) remove_keys(open, s);
@@ -111,9 +113,10 @@ class ScoreOptions {
 
   // Commits one group of copies a key tile, an empty one where there is nothing to copy: apply() waits by counting
   // groups.
-  static __device__ __forceinline__ void copy(const Params& p, PlaneTiles<C>& tiles, const Work& w, int first_row,
-                                              int k_tile, int stage) {
-    if (k_tile >= w.k_begin && w.used_rows > 0) {
+  static __device__ __forceinline__ void copy(const Params& p, PlaneTiles<C>& tiles, const TileWork<Walk>& w,
+                                              int first_row, int step, int stage) {
+    if (step >= w.walk.steps().begin && w.used_rows > 0) {
+      const int k_tile = w.walk.index(step);
       if (by_copies(p.bias)) copy_plane<C, 2>(p.bias, w, first_row, k_tile, tiles.bias(stage));
       if (by_copies(p.mask)) copy_plane<C, 1>(p.mask, w, first_row, k_tile, tiles.mask(stage));
     }

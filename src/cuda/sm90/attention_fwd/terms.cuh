@@ -93,7 +93,7 @@ class KeyTileValues {
   float values[kPerLane];
 
  public:
-  __device__ __forceinline__ KeyTileValues(const Params& p, const Work& w, int k_tile) {
+  __device__ __forceinline__ KeyTileValues(const Params& p, const TileWork<typename C::Walk>& w, int k_tile) {
 #pragma unroll
     for (int e = 0; e < kPerLane; ++e) values[e] = 0.0f;
     KeyValues<C> of_keys;

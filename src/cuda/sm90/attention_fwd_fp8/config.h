@@ -10,20 +10,24 @@
 #include "cuda/sm90/attention/tile.cuh"
 #include "cuda/sm90/attention/work.cuh"
 #include "cuda/sm90/attention_fwd_fp8/variants.h"
+#include "problem/key_walk.h"
 
 namespace heddle::cuda::sm90::attention_fwd_fp8 {
 
 using attention::kNoMoreTiles;
 using attention::kRows;
 using attention::kWorkSlots;
+using attention::TileWork;
 using attention::Work;
 
 constexpr int kRowBytes = 128;  // of every tile: head sizes are padded to it, and 128 keys fill a row of V^T
 
-template <class Output_, Tiles kTiles>
+// Walk: which tiles of keys a tile of rows goes through.
+template <class Output_, Tiles kTiles, TileWalk Walk_ = BandWalk<int>>
 struct Config {
   using Element = __nv_fp8_e4m3;
   using Output = Output_;
+  using Walk = Walk_;
   static constexpr int kHeadSize = kTiles.head;   // a multiple of 32
   static constexpr int kValueSize = kTiles.head;  // a multiple of 16
   static constexpr int kTileK = 128;
@@ -68,7 +72,7 @@ struct SharedMemory {
   Tile<C::kTileK> v[C::kStages];                   // as it comes: [key, dim]
   Tile<C::kValueSize + 8> transposed[C::kStages];  // [dim, key], in the orders of transposer.cuh; then 8 rows of ones
   Parked parked[128 * C::kConsumers];
-  Work work[kWorkSlots];
+  TileWork<typename C::Walk> work[kWorkSlots];
   ptx::Barrier work_ready[kWorkSlots], work_free[kWorkSlots];
   ptx::Barrier q_ready[C::kConsumers], q_free[C::kConsumers];
   ptx::Barrier k_ready[C::kStages], k_free[C::kStages];

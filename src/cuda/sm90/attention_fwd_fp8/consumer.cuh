@@ -42,6 +42,7 @@ class Consumer {
   }
 
  private:
+  using Walk = typename C::Walk;
   using QK = Wgmma<__nv_fp8_e4m3, C::kTileK>;
   static constexpr int kOnes = C::kTokenScales ? 0 : 8;  // columns of P V that are sums of P
   using PV = Wgmma<__nv_fp8_e4m3, C::kValueSize + kOnes>;
@@ -57,9 +58,9 @@ class Consumer {
     take_first_s();
     for (;;) {
       clear_o();
-      int tile = shared.work[slot()].k_end - 1;
-      for (Outlook next_tile = look_ahead(tile); vote(next_tile.exists);) {
-        --tile;
+      int step = shared.work[slot()].walk.steps().end - 1;
+      for (Outlook next_tile = look_ahead(step); vote(next_tile.exists);) {
+        --step;
         const bool guess = vote(next_tile.whole) && started();
         if (!next_tile.k_there) ptx::barrier_wait(shared.k_ready[k.index], k.phase);
         issue_qk();
@@ -68,12 +69,12 @@ class Consumer {
         keep(s);
         release_k(vote(next_tile.last));
         if (guess) {
-          next_tile = take_s(tile);
+          next_tile = take_s(step);
         } else {
           wgmma_wait<0>();
           add_pv();
-          take_s_exactly(tile);
-          next_tile = look_ahead(tile);
+          take_s_exactly(step);
+          next_tile = look_ahead(step);
         }
       }
       finish(shared.work[slot()]);
@@ -102,9 +103,10 @@ class Consumer {
     bool exists, last, whole;  // whole: all rows attend it wholly
     bool k_there;              // its keys have landed; else they must be waited for
   };
-  __device__ Outlook look_ahead(int tile) {
-    const Work& w = shared.work[slot()];
-    return {tile > w.k_begin, tile - 1 == w.k_begin, tile > w.whole_begin && tile <= w.whole_end,
+  __device__ Outlook look_ahead(int step) {
+    const Walk& walk = shared.work[slot()].walk;
+    const Interval<int>& whole = walk.whole_steps();
+    return {step > walk.steps().begin, step - 1 == walk.steps().begin, step > whole.begin && step <= whole.end,
             ptx::barrier_test(shared.k_ready[k.index], k.phase)};
   }
 
@@ -183,7 +185,7 @@ class Consumer {
   }
 
   // From S of a whole tile to its P; adds P V of the tile before to O.
-  __device__ Outlook take_s(int tile) {
+  __device__ Outlook take_s(int step) {
     // So many exponentials take longer than P V, which runs beside them; the others run beside sums and roundings.
     constexpr int kEarly = C::kTokenScales ? 0 : 40;
     float sum[2] = {};
@@ -198,7 +200,7 @@ class Consumer {
       wgmma_wait<0>();
       add_pv();
     }
-    const Outlook next_tile = look_ahead(tile);
+    const Outlook next_tile = look_ahead(step);
     exponentiate<kEarly, kScores>(s, state, scale, kShift, sum);
     round_probabilities();
     if (__all_sync(0xffffffff, !(sum[0] > kLargestSum || sum[1] > kLargestSum))) {
@@ -213,12 +215,15 @@ class Consumer {
     return next_tile;
   }
 
-  __device__ void take_s_exactly(int tile) {
+  __device__ void take_s_exactly(int step) {
     if constexpr (C::kTokenScales) scale_scores();
-    const Work& w = shared.work[slot()];
+    const TileWork<Walk>& w = shared.work[slot()];
 #pragma unroll
     for (int i = 0; i < kScores; ++i) s[i] = scale[i / 2 % 2] == 0.0f ? 0.0f : s[i] * scale[i / 2 % 2];
-    if (tile < w.whole_begin || tile >= w.whole_end) attention::mask_band<C>(p, w, thread_rows(w), tile, s);
+    const Interval<int>& whole = w.walk.whole_steps();
+    if (step < whole.begin || step >= whole.end) {
+      attention::mask_band<C>(p, w, thread_rows(w), w.walk.index(step), s);
+    }
     float correction[2];
     exact_softmax(s, state, correction, kShift);
     correct_o(correction);
@@ -239,10 +244,10 @@ class Consumer {
   }
 
   __device__ void take_first_s() {
-    const int tile = shared.work[slot()].k_end - 1;
+    const int step = shared.work[slot()].walk.steps().end - 1;
     state = {};
-    release_k(vote(tile == shared.work[slot()].k_begin));
-    take_s_exactly(tile);
+    release_k(vote(step == shared.work[slot()].walk.steps().begin));
+    take_s_exactly(step);
   }
 
   __device__ void round_probabilities() {
@@ -300,7 +305,7 @@ class Consumer {
 
   // Writes lse; leaves what O over the sum of P must be multiplied with. Where exponentials overflowed, asks for the
   // tile again.
-  __device__ void finish(Work& w) {
+  __device__ void finish(TileWork<Walk>& w) {
     float factor[2];
     state.max[0] -= kShift;
     state.max[1] -= kShift;

@@ -10,13 +10,14 @@ namespace heddle::cuda::sm90::attention_fwd_fp8 {
 // The share of one transposing warp: scales of its own keys, though it reads all of v's, for the largest. The whole
 // warp.
 template <class C>
-__device__ void bring_scales(const Params& p, const Work& w, int tile, int number, TokenScales<C>& to) {
+__device__ void bring_scales(const Params& p, const TileWork<typename C::Walk>& w, int tile, int number,
+                             TokenScales<C>& to) {
   constexpr int kShare = C::kTileK / C::kTransposers, kOwn = kShare / 32, kAll = C::kTileK / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32, h = w.h / p.kv_divisor;
   // Keys that no row attends have scale 0, whatever is stored there.
   const auto scale = [&](const Scales& x, int key) {
     const int j = tile * C::kTileK + key;
-    return j >= w.begin && j < w.end ? x.at(w.sequence, w.k_row + j, h) : 0.0f;
+    return j >= w.walk.keys().begin && j < w.walk.keys().end ? x.at(w.sequence, w.k_row + j, h) : 0.0f;
   };
   const int own = number * kShare + lane;
   float k[kOwn], v[kAll];

@@ -61,10 +61,11 @@ __device__ void transpose_values(const Params& p, SharedMemory<C>& shared, int n
   RingPosition<C::kStages> v;
   for (RingPosition<kWorkSlots> slot;; slot.next()) {
     ptx::barrier_wait(shared.work_ready[slot.index], slot.phase);
-    const Work& w = shared.work[slot.index];
+    const TileWork<typename C::Walk>& w = shared.work[slot.index];
     if (w.position == kNoMoreTiles) return;
 #pragma unroll 1
-    for (int tile = w.k_end - 1; tile >= w.k_begin; --tile, v.next()) {
+    for (int step = w.walk.steps().end - 1; step >= w.walk.steps().begin; --step, v.next()) {
+      const int tile = w.walk.index(step);
       ptx::barrier_wait(shared.v_free[v.index], v.phase ^ 1);
       if constexpr (C::kTokenScales) bring_scales<C>(p, w, tile, number, shared.scales[v.index]);
       await_filled(shared.v_landed[v.index], v.phase);
