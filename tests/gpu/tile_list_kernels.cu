@@ -26,7 +26,7 @@ void launch(const AttentionProblem& p, const std::int32_t* tiles, const std::int
 template <sm80::Tiling kTiling, bool kOptions>
 constexpr ListedForward listed(const char* name) {
   using C = sm80::Config<__nv_bfloat16, 1, 64, kTiling, kOptions, sm80::AlignedRows, __nv_bfloat16, ListWalk<int>>;
-  return {name, C::kTileQ, C::kTileK, launch<C>};
+  return {"sm80", name, C::kTileQ, C::kTileK, launch<C>};
 }
 
 }  // namespace

@@ -1,16 +1,13 @@
 // The candidate "sm90": what it takes, which instantiation, and the launch.
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "core/check.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
-#include "cuda/common/tensor_map.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
-#include "cuda/sm90/attention/plan.h"
-#include "cuda/sm90/attention_fwd/variants.h"
+#include "cuda/sm90/attention_fwd/launch.h"
 
 namespace heddle::cuda {
 namespace {
@@ -29,24 +26,6 @@ Refusal supports(const AttentionProblem& p) {
   if (p.dropout.p != 0) return "it has no dropout";
   if (p.page_table || p.cache_batch_idx || p.cache_leftpad) return "it has no cached keys";
   return "";
-}
-
-// Whether its rows are at multiples of so many bytes.
-bool is_aligned(const Plane& x, std::int64_t bytes) {
-  const auto multiple = [&](std::int64_t stride) {
-    return stride >= 0 && stride * static_cast<std::int64_t>(size_of(x.dtype)) % bytes == 0;
-  };
-  return x.alignment >= bytes && multiple(x.stride_b) && multiple(x.stride_h) && multiple(x.stride_i);
-}
-
-// How a variant whose options these are reads a bias or mask; direct is for all that remains.
-PlaneAccess access_to(const Plane& x, unsigned options, int pack) {
-  if (!x) return PlaneAccess::none;
-  if (x.stride_i == 0 && (pack == 1 || x.stride_h == 0)) return PlaneAccess::keys;
-  const bool dense = pack == 1 && x.stride_j == 1 && size_of(x.dtype) <= 2;
-  if ((options & kBulkPlane) != 0 && dense && is_aligned(x, 16)) return PlaneAccess::bulk;
-  if ((options & kTilePlanes) != 0 && dense && is_aligned(x, 4)) return PlaneAccess::copies;
-  return PlaneAccess::direct;
 }
 
 // Two warpgroups with q in registers start sooner, and compute less of few rows and beside a window; three need less of
@@ -100,37 +79,6 @@ std::size_t workspace(const AttentionProblem& p, int /*workers*/) {
   return make_plan(p, variant_for(p).tiles.consumers).dynamic ? sizeof(int) : 0;
 }
 
-Softcap softcap(const AttentionProblem& p) {
-  Softcap cap{};
-  if (!(p.softcap > 0)) return cap;
-  // tanh(y) / y in y^2, for |y| <= 0.5, right to 6e-7.
-  constexpr double kSeries[] = {0.9999994558, -0.3332631795, 0.1319029664, -0.04440222626};
-  const double inside = static_cast<double>(p.scale) / p.softcap;
-  cap.inside = static_cast<float>(inside);
-  cap.outside = static_cast<float>(1 / inside);
-  cap.limit = static_cast<float>(0.5 / std::abs(inside));
-  for (int k = 0; k < 4; ++k) {
-    const double c = kSeries[k] * std::pow(inside, 2 * k);
-    cap.series[k] = static_cast<float>(c);
-    cap.log2_series[k] = static_cast<float>(c * static_cast<double>(p.scale) * 1.4426950408889634);
-  }
-  return cap;
-}
-
-ScorePlane score_plane(const Plane& x, PlaneAccess access) {
-  if (!x) return {};
-  return {x.data, access, is_aligned(x, 16) ? 16 : 4, x.stride_b, x.stride_h, x.stride_i, x.stride_j};
-}
-
-// rows: of a warpgroup.
-CUtensorMap plane_map(const AttentionProblem& p, const Plane& x, int rows) {
-  // Mask bytes are copied as they are.
-  return make_tensor_map(x.data, x.dtype == DType::boolean ? DType::f8e4m3 : x.dtype,
-                         TensorMapShape<4>{.extent = {p.Sk, p.Sq, x.stride_h == 0 ? 1 : p.H, x.stride_b == 0 ? 1 : p.B},
-                                           .stride = {x.stride_i, x.stride_h, x.stride_b},
-                                           .box = {128 / static_cast<int>(size_of(x.dtype)), rows, 1, 1}});
-}
-
 std::string describe(const AttentionProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   const Plan plan = make_plan(p, v.tiles.consumers);
@@ -159,23 +107,8 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.q_rows == 0) return;
   const Variant& v = variant_for(p);
   const Plan plan = make_plan(p, v.tiles.consumers);
-  PlaneAccess bias = access_to(p.bias, v.options, plan.pack), mask = access_to(p.mask, v.options, plan.pack);
-  // One that shared memory has no place for.
-  if (bias == PlaneAccess::copies && mask == PlaneAccess::copies && v.tiles.planes() < 2) mask = PlaneAccess::direct;
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
-  Params params{};
-  fill(params, p, plan, v.tiles.keys);
-  params.scale = p.scale;
-  params.scale_inverse = 1 / p.scale;
-  params.softcap = softcap(p);
-  params.alibi = p.alibi.as<float>();
-  params.alibi_stride_b = p.alibi.stride_b;
-  params.alibi_stride_h = p.alibi.stride_h;
-  params.bias = score_plane(p.bias, bias);
-  params.mask = score_plane(p.mask, mask);
-  params.bias_is_float = p.bias.dtype == DType::f32;
-  if (bias == PlaneAccess::bulk) params.plane = plane_map(p, p.bias, plan.positions);
-  if (mask == PlaneAccess::bulk) params.plane = plane_map(p, p.mask, plan.positions);
+  Params params = params_for(p, v, plan);
   if (plan.dynamic) params.next_tile = new_counter(runtime.workspace.data, stream);
   v.launch(params, std::min(params.tiles, current_device().multiprocessors), stream);
 }

@@ -6,9 +6,8 @@
 #include "cuda/common/requirements.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
-#include "cuda/sm90/attention/plan.h"
 #include "cuda/sm90/attention/tiles.h"
-#include "cuda/sm90/attention_fwd_fp8/variants.h"
+#include "cuda/sm90/attention_fwd_fp8/launch.h"
 #include "problem/attended_pairs.h"
 
 namespace heddle::cuda {
@@ -73,11 +72,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   const Variant& v = variant_for(p);
   const Plan plan = make_plan(p, v.consumers);
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
-  Params params{};
-  fill(params, p, plan, v.tile_k);
-  params.q_scale = p.q_scale;
-  params.k_scale = p.k_scale;
-  params.v_scale = p.v_scale;
+  Params params = params_for(p, plan, v.tile_k);
   if (plan.dynamic) params.next_tile = sm90::attention::new_counter(runtime.workspace.data, stream);
   v.launch(params, std::min(params.tiles, current_device().multiprocessors), stream);
 }
