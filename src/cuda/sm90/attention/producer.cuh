@@ -18,6 +18,10 @@ __device__ void load_keys(Tile& tile, const CUtensorMap& map, ptx::Barrier& read
   load_panels(tile, map, ready, row, h, b, ptx::L2::evict_last);
 }
 
+// When so many tiles of keys are still to be brought, the scheduler may claim the next tile of rows: early enough that
+// nobody waits for it, and so late that claims come in the order in which CTAs become free.
+constexpr int kEndingTiles = 8;
+
 // One thread. Keys come from the last tile of a row of tiles to the first; k runs one tile ahead of v, as the consumers
 // take them. v_free: of each stage of v; v_landed(w, tile, stage): the barrier that a tile of v is announced at.
 template <class C, class Memory, class Landed>
@@ -29,9 +33,11 @@ __device__ __forceinline__ void produce_keys(const Params& p, Memory& shared, pt
     const Work& w = shared.work[slot.index];
     if (w.position == kNoMoreTiles) return;  // a pause has no keys
     const int h = w.h / p.kv_divisor, b = p.cu_seqlens_k != nullptr ? 0 : w.sequence, count = w.k_end - w.k_begin;
+    const int ending = max(count - kEndingTiles, 0);
     int row = w.k_row + (w.k_end - 1) * C::kTileK;  // of the tile of k
 #pragma unroll 1                                    // the producers have few registers
     for (int n = 0; n <= count; ++n, row -= C::kTileK) {
+      if (n == ending) ptx::barrier_arrive(shared.work_ending);
       if (n < count) {
         await_free(shared.k_free[k.index], k.phase);
         planted_pause(Plant::unawaited_keys, false);

@@ -24,6 +24,15 @@ struct alignas(16) Work {
   __device__ unsigned number_of(int k_tile) const { return first_number + static_cast<unsigned>(k_end - 1 - k_tile); }
 };
 
+// Where among packed sequences the scheduler is. It begins behind a section that has none.
+struct alignas(16) PackedPlace {
+  int first_head, heads;  // of the section
+  int begin, end;         // its sequences
+  int first_tile;         // the number of its first tile
+  int q_tile, chunk;      // the row of tiles, and the first of the sequences looked at
+  int before;             // tiles a head of this section before them
+};
+
 constexpr int kWorkSlots = 4;  // announced tiles that are not yet written out
 
 }  // namespace heddle::cuda::sm90::attention
