@@ -58,7 +58,8 @@ struct Params {
   int kv_divisor;      // head units to a kv head
   int positions;       // of a warpgroup: kRows / pack
   int q_tiles, tiles;  // of one head unit (packed sequences: of the longest one), of all (packed: unknown, 2^30)
-  int section;         // head units (of all sequences) whose keys and values the L2 cache holds together
+  int section;         // head units whose keys and values the L2 cache holds together; equal lengths: of all sequences
+  int section_rows;    // packed: a section's sequences have so many rows of k together, or it is one sequence
   int* next_tile;      // 0 at the start; or null: tiles are dealt out in turn
   // Row i attends keys j with i + off - left <= j <= i + off + right, off = Sk - Sq (as used) or 0 if top_left.
   bool top_left;

@@ -47,18 +47,22 @@ Plan make_plan(const AttentionProblem& p, int consumers) {
   const bool band = has_band(p);
   const bool packed = p.cu_seqlens_q.given, uneven = packed || p.cu_seqlens_k || p.seqused_k || p.seqused_q;
   // Below, dealing tiles out in turn balances well enough, and costs no counter.
-  plan.dynamic = uneven || (band && p.Sk > 1024);
-  // Half of the L2 cache for keys and values; a power of two, so that the last section is not a small one.
-  const std::int64_t bytes = p.Sk * (p.D + p.Dv) * static_cast<std::int64_t>(size_of(p.k.dtype));
+  plan.dynamic = uneven || (band && p.Sk > (p.D + p.Dv > 256 ? 512 : 1024));
+  // Most of the L2 cache for keys and values; heads are a power of two, so that the last section is not a small one.
+  const std::int64_t l2_bytes = std::int64_t{current_device().l2_bytes} * 13 / 16;
+  const std::int64_t row_bytes =
+      std::max<std::int64_t>((p.D + p.Dv) * static_cast<std::int64_t>(size_of(p.k.dtype)), 1);
+  const std::int64_t rows_of_head = p.cu_seqlens_k.given ? p.k_rows : p.Sk * (packed ? p.B : 1);
   const auto heads = static_cast<std::uint64_t>(
-      std::max<std::int64_t>(current_device().l2_bytes * 9 / 16 / std::max<std::int64_t>(bytes, 1), 1));
+      std::max<std::int64_t>(l2_bytes / row_bytes / std::max<std::int64_t>(rows_of_head, 1), 1));
   // Heads that share a bias or mask read it together, too.
   const auto shared = [](const Plane& x) { return x && x.stride_i != 0 && x.stride_h == 0; };
   const std::int64_t section = plan.dynamic || shared(p.bias) || shared(p.mask)
                                    ? static_cast<std::int64_t>(std::bit_floor(heads)) * (p.G / plan.pack)
                                : band ? 4
                                       : 1;
-  plan.section = static_cast<int>(std::min<std::int64_t>(section, plan.units * p.B));
+  plan.section = static_cast<int>(std::min<std::int64_t>(section, packed ? plan.units : plan.units * p.B));
+  plan.section_rows = static_cast<int>(std::min<std::int64_t>(l2_bytes / row_bytes, kMaxLength));
   return plan;
 }
 
@@ -109,6 +113,7 @@ void fill(Params& params, const AttentionProblem& p, const Plan& plan, int tile_
   // How many tiles packed sequences have, only the kernel knows; this bounds them, and the CTAs worth starting.
   params.tiles = static_cast<int>(std::int64_t{plan.q_tiles} * plan.units * p.B);
   params.section = plan.section;
+  params.section_rows = plan.section_rows;
   params.top_left = p.causal == Causal::top_left;
   const Window window = window_of(p);
   params.left = window.left;

@@ -9,7 +9,7 @@
 namespace heddle::cuda::sm90::attention {
 
 struct Plan {
-  int pack, positions, units, q_tiles, section;
+  int pack, positions, units, q_tiles, section, section_rows;
   bool dynamic;  // tiles are dealt out while the kernel runs: a counter in the workspace
 };
 

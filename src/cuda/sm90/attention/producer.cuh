@@ -18,6 +18,10 @@ __device__ void load_keys(Tile& tile, const CUtensorMap& map, ptx::Barrier& read
   load_panels(tile, map, ready, row, h, b, ptx::L2::evict_last);
 }
 
+// When so many steps of a tile's walk are still to be brought, the scheduler may claim the next tile: early enough that
+// nobody waits for it, and so late that claims come in the order in which CTAs become free.
+constexpr int kEndingSteps = 8;
+
 // One thread. Keys come from the last step of a walk to the first; k runs one step ahead of v, as the consumers take
 // them. v_free: of each stage of v; v_landed(w, tile, stage): the barrier that a tile of v is announced at.
 template <class C, class Memory, class Landed>
@@ -29,10 +33,11 @@ __device__ __forceinline__ void produce_keys(const Params& p, Memory& shared, pt
     const TileWork<typename C::Walk>& w = shared.work[slot.index];
     if (w.position == kNoMoreTiles) return;  // a pause has no keys
     const int h = w.h / p.kv_divisor, b = p.cu_seqlens_k != nullptr ? 0 : w.sequence;
-    const int first = w.walk.steps().begin, end = w.walk.steps().end;
+    const int first = w.walk.steps().begin, end = w.walk.steps().end, ending = min(first + kEndingSteps, end) - 1;
     // step: of k. Not unrolled, as the producers have few registers.
 #pragma unroll 1
     for (int step = end - 1; step >= first - 1; --step) {
+      if (step == ending) ptx::barrier_arrive(shared.work_ending);
       if (step >= first) {
         await_free(shared.k_free[k.index], k.phase);
         planted_pause(Plant::unawaited_keys, false);

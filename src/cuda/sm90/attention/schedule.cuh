@@ -22,39 +22,86 @@ __device__ inline TileIndex tile_of_batch(const Params& p, int tile) {
   return {p.q_tiles - 1 - rest / units, unit % p.heads, unit / p.heads};
 }
 
-// Packed sequences: the last rows of the longest first, then those of all sequences that reach as far, and so on;
-// within a row of tiles by sequence, then by head. The warp keeps its place: tiles only grow.
+// Packed sequences: in sections too, of heads and of sequences that follow each other. In each the last rows of the
+// longest first, then those of all its sequences that reach as far, and so on; within a row of tiles by sequence, then
+// by head. The whole warp.
 class PackedTiles {
  public:
-  __device__ PackedTiles(const Params& params, int tile_rows) : p(params), rows(tile_rows), q_tile(params.q_tiles) {}
+  __device__ PackedTiles(const Params& params, int tile_rows, PackedPlace& place)
+      : p(params), rows(tile_rows), at(place), lane(static_cast<int>(threadIdx.x) % 32) {}
 
-  // q_tile < 0: there is no such tile.
+  // Tiles only grow from call to call. q_tile < 0: there is no such tile.
   __device__ TileIndex find(int tile) {
-    const int rank = tile / p.heads;  // among the (row of tiles, sequence) pairs
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    for (;;) {
-      if (chunk >= p.B || q_tile == p.q_tiles) {
-        if (--q_tile < 0) return {-1, 0, 0};
-        chunk = 0;
+    do {
+      const int rank = (tile - at.first_tile) / at.heads;  // among the section's (row of tiles, sequence) pairs
+      int q_tile = at.q_tile, chunk = at.chunk, before = at.before;
+      for (; q_tile >= 0; --q_tile, chunk = at.begin) {
+        for (; chunk < at.end; chunk += 32) {
+          const int b = chunk + lane;
+          const bool reaches = b < at.end && p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b] > q_tile * rows;
+          const unsigned all = __ballot_sync(0xffffffff, reaches);
+          const int count = __popc(all);
+          if (rank < before + count) {
+            const bool it = reaches && before + __popc(all & ((1u << lane) - 1)) == rank;
+            const int found = chunk + __ffs(__ballot_sync(0xffffffff, it)) - 1;
+            keep(q_tile, chunk, before);
+            return {q_tile, at.first_head + (tile - at.first_tile) % at.heads, found};
+          }
+          before += count;
+        }
       }
-      const int b = chunk + lane;
-      const bool reaches = b < p.B && p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b] > q_tile * rows;
-      const unsigned all = __ballot_sync(0xffffffff, reaches);
-      const int count = __popc(all);
-      if (rank < before + count) {
-        const bool it = reaches && before + __popc(all & ((1u << lane) - 1)) == rank;
-        const int found = __ffs(__ballot_sync(0xffffffff, it)) - 1;
-        return {q_tile, tile % p.heads, chunk + found};
-      }
-      before += count;
-      chunk += 32;
-    }
+      keep(q_tile, chunk, before);
+    } while (next_section());
+    return {-1, 0, 0};
   }
 
  private:
+  // Lanes read the place together, and one of them writes it.
+  __device__ void keep(int q_tile, int chunk, int before) {
+    __syncwarp();
+    if (lane == 0) {
+      at.q_tile = q_tile;
+      at.chunk = chunk;
+      at.before = before;
+    }
+    __syncwarp();
+  }
+
+  // The next has as many sequences as have section_rows keys together, but one at least.
+  __device__ bool next_section() {
+    const bool all = at.end >= p.B;
+    const int begin = all ? 0 : at.end, first_head = all ? at.first_head + at.heads : at.first_head;
+    if (first_head >= p.heads) return false;
+    const int first_key = p.cu_seqlens_k != nullptr ? p.cu_seqlens_k[begin] : 0;
+    int end = begin, longest = 0, fit = 32;
+    while (fit == 32 && end < p.B) {
+      const int b = end + lane;
+      const bool fits =
+          b < p.B && (b == begin || (p.cu_seqlens_k != nullptr ? p.cu_seqlens_k[b + 1] - first_key <= p.section_rows
+                                                               : b - begin < p.section_rows / max(p.Sk, 1)));
+      const unsigned others = ~__ballot_sync(0xffffffff, fits);
+      fit = others == 0 ? 32 : __ffs(static_cast<int>(others)) - 1;
+      if (lane < fit) longest = max(longest, p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b]);
+      end += fit;
+    }
+    longest = static_cast<int>(__reduce_max_sync(0xffffffff, static_cast<unsigned>(longest)));
+    if (lane == 0) {
+      at.first_tile += at.before * at.heads;
+      at.first_head = first_head;
+      at.heads = min(p.section, p.heads - first_head);
+      at.begin = at.chunk = begin;
+      at.end = end;
+      at.q_tile = min((longest + rows - 1) / rows, p.q_tiles) - 1;
+      at.before = 0;
+    }
+    __syncwarp();
+    return true;
+  }
+
   const Params& p;
   const int rows;
-  int q_tile, chunk = 0, before = 0;
+  PackedPlace& at;
+  const int lane;
 };
 
 // Fills in what the other roles must know of a tile. One thread.
@@ -105,16 +152,14 @@ __device__ void describe_tile(const Params& p, const TileIndex& t, TileWork<type
   w.walk.take_one_step();
 }
 
-// Where tiles differ in cost, p.next_tile deals them out as CTAs become free; a CTA then claims its next tile not
-// before it has written out the last but one, or the end would be uneven.
+// Where tiles differ in cost, p.next_tile deals them out as CTAs become free. Whoever claimed a tile while the one
+// before has long to go would take it from a CTA that is free sooner, and heads would drift apart until the L2 cache
+// cannot hold them: a CTA claims its next tile when the last but one is written out and few keys of the last are left.
 template <class C, class Memory>
 class Scheduler {
  public:
   __device__ Scheduler(const Params& params, Memory& memory)
-      : p(params),
-        shared(memory),
-        first_lane(threadIdx.x % 32 == 0),
-        packed(params, C::kConsumers * params.positions) {}
+      : p(params), shared(memory), first_lane(threadIdx.x % 32 == 0) {}
 
   // The whole warp; it calls announced(work) for each tile.
   template <class Announced>
@@ -125,7 +170,9 @@ class Scheduler {
       const bool repeated = repeat();
       if (!repeated) {
         if (tile >= p.tiles) break;
-        const TileIndex index = p.cu_seqlens_q != nullptr ? packed.find(tile) : tile_of_batch(p, tile);
+        const TileIndex index = p.cu_seqlens_q != nullptr
+                                    ? PackedTiles(p, C::kConsumers * p.positions, shared.packed_place).find(tile)
+                                    : tile_of_batch(p, tile);
         if (index.q_tile < 0) break;
         if (first_lane) describe_tile<C>(p, index, shared.work[slot.index]);
       }
@@ -133,6 +180,7 @@ class Scheduler {
       announce();
       announced(work);
       settle(ahead - 1);
+      if (p.next_tile != nullptr) ptx::barrier_wait(shared.work_ending, ending_phase ^ 1);
       if (repeated) continue;
       if (p.next_tile != nullptr) {
         if (first_lane) tile = grid + atomicAdd(p.next_tile, 1);
@@ -158,6 +206,7 @@ class Scheduler {
     }
     slot.next();
     ++pending;
+    ending_phase ^= 1;
   }
   // Waits until all but `most` announced tiles are written out.
   __device__ void settle(int most) {
@@ -213,9 +262,9 @@ class Scheduler {
   const Params& p;
   Memory& shared;
   const bool first_lane;
-  PackedTiles packed;
   RingPosition<kWorkSlots> slot, oldest;
   int pending = 0;
+  std::uint32_t ending_phase = 0;  // of work_ending, for the next tile to be announced
 };
 
 }  // namespace heddle::cuda::sm90::attention

@@ -32,6 +32,15 @@ struct alignas(16) TileWork : Work {
   }
 };
 
+// Where among packed sequences the scheduler is. It begins behind a section that has none.
+struct alignas(16) PackedPlace {
+  int first_head, heads;  // of the section
+  int begin, end;         // its sequences
+  int first_tile;         // the number of its first tile
+  int q_tile, chunk;      // the row of tiles, and the first of the sequences looked at
+  int before;             // tiles a head of this section before them
+};
+
 constexpr int kWorkSlots = 4;  // announced tiles that are not yet written out
 
 }  // namespace heddle::cuda::sm90::attention

@@ -118,6 +118,8 @@ struct SharedMemory {
   // Which keys of a tile are closed, removed for all rows by a bias or mask: of key 8 j + 2 a + c, bit 2 j + c of word
   // a.
   std::uint32_t closed_keys[kKeyTiles][4];
+  ptx::Barrier work_ending;  // the producer of keys, to the scheduler: few keys are left of a tile
+  attention::PackedPlace packed_place;
 };
 
 }  // namespace heddle::cuda::sm90::attention_fwd

@@ -25,6 +25,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
       ptx::barrier_init(shared.work_free[i], 32 * (kConsumerWarps + 1) + 2);  // every thread that reads it
       shared.work[i] = {};
     }
+    ptx::barrier_init(shared.work_ending, 1);
+    shared.packed_place = {.heads = 1};
     for (int c = 0; c < C::kConsumers; ++c) {
       ptx::barrier_init(shared.q_ready[c], 1);
       ptx::barrier_init(shared.q_free[c], 4);
@@ -53,15 +55,19 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_kernel(const __g
 
   if (warpgroup == 0) {
     ptx::registers_decrease<C::kProducerRegisters>();
+    const int warp = static_cast<int>(threadIdx.x) / 32;
     if (threadIdx.x == 0) {
       attention::produce_keys<C>(p, shared, shared.v_free,
                                  [&](const TileWork<typename C::Walk>& w, int tile, int stage) -> ptx::Barrier& {
                                    return passes_guard<C>(p, w, tile) ? shared.v_landed[stage] : shared.v_ready[stage];
                                  });
+    } else if (threadIdx.x == 32) {
+      produce_q<C>(p, shared);
+    } else if (warp == 2) {
+      attention::Scheduler<C, SharedMemory<C>>(p, shared).run([](const TileWork<typename C::Walk>&) {});
+    } else if (warp == 3) {
+      guard_tiles<C>(p, shared);
     }
-    if (threadIdx.x == 32) produce_q<C>(p, shared);
-    if (threadIdx.x / 32 == 2) attention::Scheduler<C, SharedMemory<C>>(p, shared).run([](const Work&) {});
-    if (threadIdx.x / 32 == 3) guard_tiles<C>(p, shared);
   } else {
     ptx::registers_increase<C::kConsumerRegisters>();
     Consumer<C>(p, shared, warpgroup - 1).run();

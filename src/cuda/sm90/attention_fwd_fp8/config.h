@@ -80,6 +80,8 @@ struct SharedMemory {
   ptx::Barrier v_ready[C::kStages], v_free[C::kStages];  // of V^T
   struct Nothing {};
   std::conditional_t<C::kTokenScales, TokenScales<C>, Nothing> scales[C::kStages];  // with v
+  ptx::Barrier work_ending;  // the producer of keys, to the scheduler: few keys are left of a tile
+  attention::PackedPlace packed_place;
 };
 
 }  // namespace heddle::cuda::sm90::attention_fwd_fp8

@@ -28,6 +28,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) attention_fwd_fp8_kernel(const
                         32 * (kConsumerWarps + C::kTransposers) + 1);  // every thread that reads it
       shared.work[i].spoiled = 0;
     }
+    ptx::barrier_init(shared.work_ending, 1);
+    shared.packed_place = {.heads = 1};
     for (int c = 0; c < C::kConsumers; ++c) {
       ptx::barrier_init(shared.q_ready[c], 1);
       ptx::barrier_init(shared.q_free[c], 4);
