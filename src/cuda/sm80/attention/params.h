@@ -9,10 +9,12 @@
 
 namespace heddle::cuda::sm80::attention {
 
-// For each tile of query rows of each head a list of tiles of keys, for kernels whose walk is a ListWalk.
+// For kernels whose walk is a ListWalk, for each tile of query rows of each head a list of tiles of keys; in a
+// backward, for each tile of keys of each kv head a list of tiles of query rows, which all heads of the group have in
+// common.
 struct TileLists {
-  const std::int32_t* tiles;   // [B, H, q_tiles, length]
-  const std::int32_t* counts;  // [B, H, q_tiles]
+  const std::int32_t* tiles;   // [B, H, q_tiles, length]; backward: [B, Hkv, k_tiles, length]
+  const std::int32_t* counts;  // without length
   std::int64_t length;
 };
 
