@@ -79,8 +79,8 @@ bool runs(const CaseRunner& runner, const ListedBackward& kernel) {
   return std::ranges::count(runner.candidates(Pass::backward), kernel.candidate) > 0;
 }
 
-const ListedBackward* const kPlain[] = {&kListedBackwardSm80Plain};
-const ListedBackward* const kWithOptions[] = {&kListedBackwardSm80Options};
+const ListedBackward* const kPlain[] = {&kListedBackwardSm80Plain, &kListedBackwardSm90Plain};
+const ListedBackward* const kWithOptions[] = {&kListedBackwardSm80Options, &kListedBackwardSm90Planes};
 
 class GpuTileListsBackward : public ::testing::TestWithParam<const char*> {};
 
@@ -173,7 +173,8 @@ TEST_P(GpuTileListBackward, OthersAreNotThere) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, GpuTileListBackward,
-                         ::testing::Values(&kListedBackwardSm80Plain, &kListedBackwardSm80Options));
+                         ::testing::Values(&kListedBackwardSm80Plain, &kListedBackwardSm80Options,
+                                           &kListedBackwardSm90Plain, &kListedBackwardSm90Planes));
 
 }  // namespace
 }  // namespace heddle::kit

@@ -22,29 +22,27 @@ void start(const sm80::Params& params, cudaStream_t stream) {
   cuda::check(cudaGetLastError(), "tile lists");
 }
 
-// The library's variant, but for its main kernel.
-template <class C, sm80::Variant sm80::Variants::*kSame>
-sm80::Variant variant() {
-  sm80::Variant v = sm80::variants(DType::bf16)[kRow].*kSame;
-  v.launch = start<C>;
-  v.shared_bytes = sizeof(sm80::SharedMemory<C>);
-  return v;
-}
-
 template <sm80::Tiling kTiling, bool kOptions, sm80::Variant sm80::Variants::*kSame>
-constexpr ListedBackward listed() {
+struct Listed {
   using C = sm80::Config<__nv_bfloat16, 1, 64, kTiling, kOptions, ListWalk<int>>;
-  return {"sm80", C::kTileQ, C::kTileK,
-          [](const AttentionBackwardProblem& p) { return sm80::workspace_of(p, variant<C, kSame>()); },
-          [](const AttentionBackwardProblem& p, const std::int32_t* tiles, const std::int32_t* counts,
-             std::int64_t length, const Runtime& runtime) {
-            sm80::launch_call(p, variant<C, kSame>(), {tiles, counts, length}, runtime);
-          }};
-}
+
+  // The library's, but for its main kernel.
+  static sm80::Variant variant() {
+    sm80::Variant v = sm80::variants(DType::bf16)[kRow].*kSame;
+    v.launch = start<C>;
+    return v;
+  }
+  static std::size_t workspace(const AttentionBackwardProblem& p) { return sm80::workspace_of(p, variant()); }
+  static void launch(const AttentionBackwardProblem& p, const std::int32_t* tiles, const std::int32_t* counts,
+                     std::int64_t length, const Runtime& runtime) {
+    sm80::launch_call(p, variant(), {tiles, counts, length}, runtime);
+  }
+  static constexpr ListedBackward kernel() { return {"sm80", C::kTileQ, C::kTileK, workspace, launch}; }
+};
 
 }  // namespace
 
-const ListedBackward kListedBackwardSm80Plain = listed<kTilings.plain, false, &sm80::Variants::plain>();
-const ListedBackward kListedBackwardSm80Options = listed<kTilings.options, true, &sm80::Variants::options>();
+const ListedBackward kListedBackwardSm80Plain = Listed<kTilings.plain, false, &sm80::Variants::plain>::kernel();
+const ListedBackward kListedBackwardSm80Options = Listed<kTilings.options, true, &sm80::Variants::options>::kernel();
 
 }  // namespace heddle::kit

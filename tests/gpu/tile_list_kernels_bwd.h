@@ -18,5 +18,6 @@ struct ListedBackward {
                  std::int64_t length, const Runtime& runtime);
 };
 extern const ListedBackward kListedBackwardSm80Plain, kListedBackwardSm80Options;
+extern const ListedBackward kListedBackwardSm90Plain, kListedBackwardSm90Planes;
 
 }  // namespace heddle::kit

@@ -4,19 +4,11 @@
 #include <cstdint>
 
 #include "cuda/any/attention_int8_qk/layout.h"
+#include "cuda/common/attention/tile_lists.h"
 #include "cuda/common/divisor.h"
 #include "problem/attention.h"
 
 namespace heddle::cuda::sm80::attention {
-
-// For kernels whose walk is a ListWalk, for each tile of query rows of each head a list of tiles of keys; in a
-// backward, for each tile of keys of each kv head a list of tiles of query rows, which all heads of the group have in
-// common.
-struct TileLists {
-  const std::int32_t* tiles;   // [B, H, q_tiles, length]; backward: [B, Hkv, k_tiles, length]
-  const std::int32_t* counts;  // without length
-  std::int64_t length;
-};
 
 struct Params {
   AttentionProblem problem;

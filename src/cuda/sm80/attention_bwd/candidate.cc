@@ -169,8 +169,8 @@ std::size_t sm80::attention_bwd::workspace_of(const AttentionBackwardProblem& p,
   return static_cast<std::size_t>(Layout(p, v).bytes);
 }
 
-void sm80::attention_bwd::launch_call(const AttentionBackwardProblem& p, const Variant& v,
-                                      const attention::TileLists& lists, const Runtime& runtime) {
+void sm80::attention_bwd::launch_call(const AttentionBackwardProblem& p, const Variant& v, const TileLists& lists,
+                                      const Runtime& runtime) {
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
   const Layout layout(p, v);

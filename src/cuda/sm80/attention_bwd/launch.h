@@ -10,7 +10,6 @@ namespace heddle::cuda::sm80::attention_bwd {
 std::size_t workspace_of(const AttentionBackwardProblem& p, const Variant& v);
 
 // All launches of a call. lists: for a `v` that walks over them.
-void launch_call(const AttentionBackwardProblem& p, const Variant& v, const attention::TileLists& lists,
-                 const Runtime& runtime);
+void launch_call(const AttentionBackwardProblem& p, const Variant& v, const TileLists& lists, const Runtime& runtime);
 
 }  // namespace heddle::cuda::sm80::attention_bwd

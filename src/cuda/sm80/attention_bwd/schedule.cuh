@@ -9,15 +9,17 @@ namespace heddle::cuda::sm80::attention_bwd {
 
 using attention::band_of;
 
-// The walk of a tile of keys, which is all of `band` or what a list names of it.
-__device__ inline void set_walk(const Params&, const Work&, int /*k_tile*/, const BandWalk<int>& band,
-                                BandWalk<int>& walk) {
-  walk = band;
+// The steps of a tile of keys: all of `band`, or what a list names of it. Of the band's walk nothing is kept, since
+// index() is all that is asked later, and needs nothing.
+__device__ inline Interval<int> set_walk(const Params&, const Work&, int /*k_tile*/, const BandWalk<int>& band,
+                                         BandWalk<int>&) {
+  return band.steps();
 }
-__device__ inline void set_walk(const Params& p, const Work& w, int k_tile, const BandWalk<int>& band,
-                                ListWalk<int>& walk) {
+__device__ inline Interval<int> set_walk(const Params& p, const Work& w, int k_tile, const BandWalk<int>& band,
+                                         ListWalk<int>& walk) {
   const std::int64_t list = (std::int64_t{w.scores.b} * p.kv_heads.divisor + w.kv_head) * p.k_tiles + k_tile;
   walk = {p.scores.lists.tiles + list * p.scores.lists.length, p.scores.lists.counts[list], band};
+  return walk.steps();
 }
 
 // What is known of a sequence and a head before a key tile is chosen.
@@ -54,8 +56,7 @@ __device__ inline void choose_keys(const Params& p, int k_tile, Interval<int> ro
   w.first_key = k_tile * C::kTileK;
   const BandWalk<int> band(band_of(p.scores, w.scores).transposed(), {w.first_key, w.first_key + C::kTileK}, rows,
                            C::kTileQ);
-  set_walk(p, w, k_tile, band, w.walk);
-  w.steps = w.walk.steps();
+  w.steps = set_walk(p, w, k_tile, band, w.walk);
 }
 
 // Tiles in sections of heads whose rows stay in the L2 cache. In each, under a causal mask the first keys have most
