@@ -278,6 +278,24 @@ TEST(KeyWalk, HasNoWholeTilesWhereAllAreMasked) {
   EXPECT_FALSE(band.whole(4) || listed.whole(1));
 }
 
+// Over the transposed band: the tiles of rows that keys go through in a backward.
+TEST(KeyWalk, GoesThroughRowsThatMeetKeys) {
+  const std::vector<std::int32_t> list = {0, 2, 3};
+  for_bands(13, 5, {-1, 0, 2, Band::kOpen}, [&](const Band& band) {
+    const Band transposed = band.transposed();
+    for (Index i = 0; i < band.rows; ++i) {
+      for (Index j = 0; j < band.keys; ++j) ASSERT_EQ(meets(transposed, j, i), meets(band, i, j)) << described(band);
+    }
+    for (const KeyRange keys : {KeyRange{0, 5}, {1, 3}, {4, 5}}) {
+      for (const Interval<Index> rows : {band.all_rows(), Interval<Index>{4, 8}}) {
+        const BandWalk<Index> walk(transposed, keys, rows, 4);
+        check_walk(walk, transposed, keys, rows, 4, {0, 1, 2, 3});
+        check_walk(ListWalk<Index>(list.data(), 3, walk), transposed, keys, rows, 4, list);
+      }
+    }
+  });
+}
+
 // Usable where kernels are compiled: no host code in it.
 static_assert(BasicBand<int>{.off = 4, .right = 0, .rows = 3, .keys = 7}.keys_of(2).end == 7);
 static_assert(TileWalk<BandWalk<int>> && TileWalk<ListWalk<int>>);

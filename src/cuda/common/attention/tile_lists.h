@@ -1,4 +1,4 @@
-// Lists of key tiles, for kernels whose walk over keys is a ListWalk. For host and device.
+// Lists of tiles, for kernels whose walk is a ListWalk. For host and device.
 #pragma once
 
 #include <concepts>
@@ -8,14 +8,16 @@
 
 namespace heddle::cuda {
 
-// For each tile of query rows of each head (of each group of heads that share tiles) a list of tiles of keys.
+// For each tile of query rows of each head (of each group of heads that share tiles) ascending indices of tiles of keys;
+// in a backward for each tile of keys of each kv head those of tiles of query rows, which all heads of the group have in
+// common.
 struct TileLists {
-  const std::int32_t* tiles;   // [B, H, q_tiles, length]
-  const std::int32_t* counts;  // [B, H, q_tiles]
+  const std::int32_t* tiles;   // [B, H, q_tiles, length]; backward: [B, Hkv, k_tiles, length]
+  const std::int32_t* counts;  // the same without length
   std::int64_t length;
 };
 
-// The walk of a tile of rows: all of `band`, or what its list, of that number, names of it.
+// The walk of a tile: all of `band`, or what its list, of that number, names of it.
 template <TileWalk Walk>
 constexpr Walk walk_of(const TileLists& lists, std::int64_t list, const BandWalk<int>& band) {
   if constexpr (std::same_as<Walk, ListWalk<int>>) {

@@ -11,9 +11,7 @@ namespace heddle::cuda::sm80::attention_bwd {
 // The tile of the bias that a CTA has: of each of batch, heads, query tiles and key tiles, [begin, end) are what it
 // sums over.
 struct BiasTile {
-  struct Range {
-    int begin, end;
-  };
+  using Range = Interval<int>;
   Range b, h, q_tile, k_tile;
 
   __device__ explicit BiasTile(const Params& p) {
@@ -85,7 +83,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks) bias_gradient_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
-  const Work& w = shared.work;
+  const auto& w = shared.work;
   const BiasTile at(p);
   typename C::Scores::Sums sums;
   for_each_pair<C>([&](int g, int n, int i) { sums[g][n][i] = 0.0f; });
@@ -99,13 +97,15 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) bias_gradient_kernel(
         if (threadIdx.x == 0) {
           shared.work = describe_sequence<C>(p, b, p.scores.group.quotient(h));
           shared.work.scores.h = h;
-          choose_keys<C>(p, k_tile, shared.work);
+          choose_keys<C>(p, k_tile, {at.q_tile.begin * C::kTileQ, at.q_tile.end * C::kTileQ}, shared.work);
         }
         __syncthreads();
-        const int begin = max(w.tile_begin, at.q_tile.begin), end = min(w.tile_end, at.q_tile.end);
-        if (begin < end) load_keys<C>(p, w, shared);
+        const Interval<int> steps = w.steps;
+        if (!steps.empty()) load_keys<C>(p, w, shared);
 #pragma unroll 1
-        for (int tile = begin; tile < end; ++tile) add_tile<C>(p, w, tile, sums, shared);
+        for (int step = steps.begin; step < steps.end; ++step) {
+          add_tile<C>(p, w, w.walk.index(step), sums, shared);
+        }
       }
     }
   }

@@ -10,6 +10,7 @@
 #include "cuda/common/requirements.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
+#include "cuda/sm80/attention_bwd/launch.h"
 #include "cuda/sm80/attention_bwd/variants.h"
 #include "problem/attended_pairs.h"
 
@@ -98,9 +99,7 @@ struct Layout {
   }
 };
 
-std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
-  return static_cast<std::size_t>(Layout(p, variant_for(p)).bytes);
-}
+std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) { return workspace_of(p, variant_for(p)); }
 
 // ticket: the counters of a deterministic sum, or null.
 Params params_for(const AttentionBackwardProblem& p, const Variant& v, const any::attention_bwd_rows::Rows& rows,
@@ -157,8 +156,21 @@ std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
               v.shared_bytes, " bytes of shared memory, ", p.B * p.H * tiles(p.Sk, v.tile_k), " tiles of keys");
 }
 
-void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
-  const Variant& v = variant_for(p);
+void launch(const AttentionBackwardProblem& p, const Runtime& runtime) { launch_call(p, variant_for(p), {}, runtime); }
+
+}  // namespace
+
+std::span<const Variants> sm80::attention_bwd::variants(DType type) {
+  return type == DType::f32 ? variants_of<Instance, kF32Types, kF32Variants>(type)
+                            : variants_of<Instance, k16BitTypes, k16BitVariants>(type);
+}
+
+std::size_t sm80::attention_bwd::workspace_of(const AttentionBackwardProblem& p, const Variant& v) {
+  return static_cast<std::size_t>(Layout(p, v).bytes);
+}
+
+void sm80::attention_bwd::launch_call(const AttentionBackwardProblem& p, const Variant& v, const TileLists& lists,
+                                      const Runtime& runtime) {
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
   const Layout layout(p, v);
@@ -178,17 +190,11 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   if (ticket != nullptr) {
     check(cudaMemsetAsync(ticket, 0, static_cast<std::size_t>(turns_bytes), stream), "attention_backward");
   }
-  const Params params = params_for(p, v, rows, ticket);
+  Params params = params_for(p, v, rows, ticket);
+  params.scores.lists = lists;
   if (p.dq || p.dk || p.dv) v.launch(params, stream);
   if (p.dq) v.launch_finish_dq(params, stream);
   if (p.dbias) launch_bias_gradient(p, rows, stream);
-}
-
-}  // namespace
-
-std::span<const Variants> sm80::attention_bwd::variants(DType type) {
-  return type == DType::f32 ? variants_of<Instance, kF32Types, kF32Variants>(type)
-                            : variants_of<Instance, k16BitTypes, k16BitVariants>(type);
 }
 
 Refusal refuse_bias_gradient(const AttentionBackwardProblem& p) {

@@ -4,6 +4,7 @@
 #include "cuda/sm80/attention/tile.cuh"
 #include "cuda/sm80/attention/work.cuh"
 #include "cuda/sm80/attention_bwd/variants.h"
+#include "problem/key_walk.h"
 
 namespace heddle::cuda::sm80::attention_bwd {
 
@@ -31,9 +32,11 @@ __device__ inline void clear(float (&sums)[kGroups][kBlocks][4]) {
   }
 }
 
-// kProducts: of the tensor cores for one of elements, as in the forward.
-template <class T, int kProducts_, int kHeadSize_, Tiling kTiling, bool kScoreOptions_>
+// kProducts: of the tensor cores for one of elements, as in the forward. Walk: which tiles of query rows a tile of keys
+// goes through; to a walk over the transposed band these are keys.
+template <class T, int kProducts_, int kHeadSize_, Tiling kTiling, bool kScoreOptions_, TileWalk Walk_ = BandWalk<int>>
 struct Config {
+  using Walk = Walk_;
   using Element = T;
   static constexpr int kProducts = kProducts_;
   static constexpr int kHeadSize = kHeadSize_;  // the larger of D and Dv, rounded up
@@ -59,18 +62,24 @@ struct Config {
   static constexpr std::uint32_t kPairPitch = kPairColumns * sizeof(T);
 };
 
-// Which key tile a CTA has, and which query tiles meet it.
+// Which key tile a CTA has.
 struct Work {
   // What the functions of sm80/attention/scores.cuh read: the sequence and the head at hand.
   attention::Work scores;
   int kv_head;
-  int first_key;                     // of the tile
-  int k_rows;                        // stored keys of the sequence
-  int attended_begin, attended_end;  // keys that any row of the sequence attends, by causality and window
-  int tile_begin, tile_end;          // query tiles with a row that attends a key of this tile
-  std::int64_t stored_row;           // of position 0 in lse_log2, delta and the sums of dQ, in a head
-  const std::byte *k, *v;            // this head's: key 0
-  bool takes_turns;                  // at the sums of dQ
+  int first_key;            // of the tile
+  int k_rows;               // stored keys of the sequence
+  Interval<int> met;        // keys that any row of the sequence attends, by causality and window
+  Interval<int> steps;      // the walk's: kept apart, they leave the loop as it is assembled without a walk
+  std::int64_t stored_row;  // of position 0 in lse_log2, delta and the sums of dQ, in a head
+  const std::byte *k, *v;   // this head's: key 0
+  bool takes_turns;         // at the sums of dQ
+};
+
+// The same with the query tiles that the tile of keys goes through.
+template <class Walk>
+struct TileWork : Work {
+  Walk walk;
 };
 
 template <class C>
@@ -83,7 +92,7 @@ struct SharedMemory {
   // Keys that a row of the query tile attends, in turn for even and odd steps: bit 2 n + c of word t is column 2 t + c
   // of block n.
   std::uint32_t attended[2][4];
-  Work work;  // here rather than in registers, which the products need
+  TileWork<typename C::Walk> work;  // here rather than in registers, which the products need
 };
 
 // A warp's rows of dS, to be multiplied with the columns of K in pieces.

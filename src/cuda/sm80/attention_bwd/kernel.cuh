@@ -49,7 +49,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
-  const Work& w = shared.work;
+  const auto& w = shared.work;
   let_next_grid_start();
   const bool apart =
       p.turns == nullptr || any::attention_bwd_rows::lie_apart(p.scores.problem, threadIdx.x, C::kThreads);
@@ -67,21 +67,22 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
   typename C::Keys::Sums dk, dv;
   clear(dk);
   clear(dv);
-  const int group = static_cast<int>(p.scores.group.divisor), begin = w.tile_begin, end = w.tile_end;
-  int h = w.kv_head * group, left = begin < end ? group * (end - begin) : 0, tile = begin;
+  const int group = static_cast<int>(p.scores.group.divisor);
+  const int begin = w.steps.begin, end = w.steps.end;
+  int h = w.kv_head * group, left = begin < end ? group * (end - begin) : 0, step = begin;
   if (left > 0) {
     load_keys<C>(p, w, shared);
-    load_rows<C>(p, w, h, tile, shared);
+    load_rows<C>(p, w, h, w.walk.index(step), shared);
     ptx::copy_async_commit();
   }
 #pragma unroll 1
   for (; left > 0; --left) {
-    const int parity = left % 2, this_h = h, this_tile = tile;
+    const int parity = left % 2, this_h = h, this_tile = w.walk.index(step);
     ptx::copy_async_wait<0>();
     if (threadIdx.x == 0) shared.work.scores.h = h;
     __syncthreads();
-    if (++tile == end) {
-      tile = begin;
+    if (++step == end) {
+      step = begin;
       ++h;
     }
     if constexpr (C::kScoreOptions) {
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
     multiply_transposed<C>(dv, ptx::shared_address(&shared.p), key, ptx::shared_address(&shared.d_o), column, lane);
     multiply_transposed<C>(dk, ptx::shared_address(&shared.ds), key, ptx::shared_address(&shared.q), column, lane);
     __syncthreads();
-    if (left > 1) load_rows<C>(p, w, h, tile, shared);
+    if (left > 1) load_rows<C>(p, w, h, w.walk.index(step), shared);
     ptx::copy_async_commit();
     if (p.dq_sums != nullptr) add_dq<C>(p, w, this_h, this_tile, parity, shared);
   }

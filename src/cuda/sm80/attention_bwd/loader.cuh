@@ -27,8 +27,8 @@ __device__ inline void load_tile(const Params& p, const Operand& x, const std::b
 template <class C>
 __device__ inline void load_keys(const Params& p, const Work& w, SharedMemory<C>& shared) {
   const AttentionProblem& a = p.scores.problem;
-  load_tile<C>(p, a.k, w.k, a.D, w.first_key, w.attended_begin, w.attended_end, shared.k);
-  load_tile<C>(p, a.v, w.v, a.Dv, w.first_key, w.attended_begin, w.attended_end, shared.v);
+  load_tile<C>(p, a.k, w.k, a.D, w.first_key, w.met.begin, w.met.end, shared.k);
+  load_tile<C>(p, a.v, w.v, a.Dv, w.first_key, w.met.begin, w.met.end, shared.v);
 }
 
 // q, d_o and the statistics of a query tile.

@@ -18,15 +18,15 @@ constexpr int kQueryBlocks = C::kTileQ* C::kColumns / (64 * 64);
 // One of two threads: the tiles of this parity.
 template <class C>
 __device__ void add_in_turns(const Params& p, SharedMemory<C>& shared, int parity) {
-  const Work& w = shared.work;
+  const auto& w = shared.work;
   std::uint32_t phases = 0;  // of each warpgroup's hand-overs, a bit each
   int n = 0;
 #pragma unroll 1
   for (QueryTiles tiles(w); tiles.left > 0; tiles.next(), n ^= 1) {
     if (n != parity) continue;
-    const std::int64_t row = tiles.head * p.rows_per_head + w.statistics_row + tiles.tile * C::kTileQ;
+    const std::int64_t row = tiles.head * p.rows_per_head + w.statistics_row + tiles.tile() * C::kTileQ;
     int* const turn = p.turns + row / C::kTileQ;
-    const int place = place_in_order<C>(p, w, tiles.tile);
+    const int place = place_in_order<C>(p, w, tiles.tile());
     while (w.takes_turns && ptx::load_acquire(turn) != place) {
     }
     ptx::fence_async();

@@ -11,6 +11,7 @@
 #include "cuda/common/tensor_map.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
+#include "cuda/sm90/attention_bwd/launch.h"
 #include "cuda/sm90/attention_bwd/variants.h"
 #include "problem/attended_pairs.h"
 
@@ -99,9 +100,7 @@ struct Layout {
   }
 };
 
-std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) {
-  return static_cast<std::size_t>(Layout(p, variant_for(p)).bytes);
-}
+std::size_t workspace(const AttentionBackwardProblem& p, int /*workers*/) { return workspace_of(p, variant_for(p)); }
 
 std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
@@ -114,8 +113,20 @@ std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
               p.B * p.Hkv * parts * ((p.Sk + v.tile_k - 1) / v.tile_k), " tiles of keys");
 }
 
-void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
-  const Variant& v = variant_for(p);
+void launch(const AttentionBackwardProblem& p, const Runtime& runtime) { launch_call(p, variant_for(p), {}, runtime); }
+
+}  // namespace
+
+std::span<const Variant> sm90::attention_bwd::variants(DType type) {
+  return variants_of<Instance, kTypes, kVariants>(type);
+}
+
+std::size_t sm90::attention_bwd::workspace_of(const AttentionBackwardProblem& p, const Variant& v) {
+  return static_cast<std::size_t>(Layout(p, v).bytes);
+}
+
+void sm90::attention_bwd::launch_call(const AttentionBackwardProblem& p, const Variant& v, const TileLists& lists,
+                                      const Runtime& runtime) {
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
   const Layout layout(p, v);
@@ -134,6 +145,7 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
 
   Params params{};
   params.problem = p;
+  params.lists = lists;
   const auto map = [&](const Operand& x, std::int64_t size, std::int64_t extent, std::int64_t heads,
                        std::int64_t batches, int box) {
     return make_tensor_map(extent > 0 ? x.data : p.k.data, p.dtype,  // of no rows, nothing is read
@@ -212,12 +224,6 @@ void launch(const AttentionBackwardProblem& p, const Runtime& runtime) {
   round_parts(params.dk, p.dk, p.D, p.scale);
   round_parts(params.dv, p.dv, p.Dv, 1.0f);
   if (p.dbias) launch_bias_gradient(p, rows, stream);
-}
-
-}  // namespace
-
-std::span<const Variant> sm90::attention_bwd::variants(DType type) {
-  return variants_of<Instance, kTypes, kVariants>(type);
 }
 
 const AttentionBackwardKernel kSm90AttentionBackward = {

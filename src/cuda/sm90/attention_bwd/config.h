@@ -7,6 +7,7 @@
 #include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention/tile.cuh"
 #include "cuda/sm90/attention_bwd/variants.h"
+#include "problem/key_walk.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
 
@@ -21,8 +22,10 @@ constexpr int kThreads = 128 * (1 + kConsumers);
 constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= 3 * 168);
 
-template <class T, Tiles kTiles, Option kOption_>
+// Walk: which tiles of query rows a tile of keys goes through; to a walk over the transposed band these are keys.
+template <class T, Tiles kTiles, Option kOption_, TileWalk Walk_ = BandWalk<int>>
 struct Config {
+  using Walk = Walk_;
   using Element = T;
   static constexpr int kHeadSize = kTiles.head;                                // D and Dv, at most
   static constexpr int kColumns = (kHeadSize + kPanel - 1) / kPanel * kPanel;  // as stored, zeros behind the head size
@@ -48,7 +51,7 @@ struct Work {
   int first_key;          // of the tile
   int begin, keys;        // those that some row attends by its band: from first_key + begin, to first_key + keys
   int stored_keys;        // rows of dk and dv to be written
-  int first_tile, tiles;  // query tiles of each head that attend keys of this tile
+  int first_step, steps;  // of the walk over query tiles, with each head
   int start;              // the one to begin with; after the last comes the first
   // For deterministic sums (schedule.cuh). tile: of keys. Where tiles of keys start at different query tiles, this one
   // is number `place` of the `chunk` ones of its chunk, which begins with tile chunk_first; else chunk is 0.
@@ -57,6 +60,12 @@ struct Work {
   int first_row, last_row;  // the rows that attend some key lie between
   bool clears_end;          // rows from last_row on may hold anything and must be cleared; else copies bring zeros
   bool takes_turns;         // at the sums of dQ, if those are deterministic
+};
+
+// The same with the query tiles that the tile of keys goes through.
+template <class Walk>
+struct TileWork : Work {
+  Walk walk;
 };
 
 template <class C>
@@ -74,7 +83,7 @@ struct SharedMemory {
   // P from one warpgroup's registers to the other's: what thread t has in registers 4 m to 4 m + 3.
   std::conditional_t<C::kSplit, uint4[4][128], Nothing> probabilities;
   alignas(16) float lse[C::kStages][C::kTileQ], delta[C::kOutputStages][C::kTileQ];
-  Work work;
+  TileWork<typename C::Walk> work;
   bool exists;                        // work
   bool suspect[C::kTileK], attended;  // closed_keys.cuh
   ptx::Barrier k_ready, v_ready;

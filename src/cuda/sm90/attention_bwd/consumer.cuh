@@ -24,8 +24,8 @@ class Consumer : Warpgroup<C> {
       float* last = nullptr;  // dQ of the tile before
 #pragma unroll 1
       for (; tiles.left > 0; tiles.next()) {
-        step(tiles.head, tiles.tile * C::kTileQ, tiles.left > 1, last);
-        last = this->sum_of(tiles.head, tiles.tile, warpgroup);
+        step(tiles.head, tiles.tile() * C::kTileQ, tiles.left > 1, last);
+        last = this->sum_of(tiles.head, tiles.tile(), warpgroup);
       }
       typename Base::Block dq;
       issue_last_query_gradient(dq, false);

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include "cuda/any/attention_bwd_rows/params.h"
+#include "cuda/common/attention/tile_lists.h"
 #include "problem/attention.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
@@ -33,6 +34,7 @@ struct Params {
   // and softcap * log2(e).
   float softcap_inside, softcap_log2;
   int left, right;  // row i attends keys j with i + off - left <= j <= i + off + right
+  TileLists lists;
 };
 
 // Sums that are to be rounded: dq's, or dk's and dv's if parts of them lie there.

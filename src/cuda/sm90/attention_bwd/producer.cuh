@@ -31,7 +31,7 @@ __device__ void clear_idle_rows(SharedMemory<C>& shared, int q, int d_o) {
 // One warp.
 template <class C>
 __device__ void produce(const Params& p, SharedMemory<C>& shared) {
-  const Work& w = shared.work;
+  const auto& w = shared.work;
   const bool first_lane = threadIdx.x % 32 == 0;
   if (first_lane) {
     ptx::barrier_arrive_expect(shared.k_ready, sizeof(shared.k.panel));
@@ -46,7 +46,7 @@ __device__ void produce(const Params& p, SharedMemory<C>& shared) {
   std::uint32_t landed = 0;  // phases, a bit for each stage
 #pragma unroll 1
   for (QueryTiles tiles(w); tiles.left > 0; tiles.next(), q.next(), d_o.next()) {
-    const int h = tiles.head, row = tiles.tile * C::kTileQ;
+    const int h = tiles.head, row = tiles.tile() * C::kTileQ;
     const std::int64_t statistics = h * p.rows_per_head + w.statistics_row;
     // A bias or mask may leave any row without keys.
     const bool clears =

@@ -68,9 +68,22 @@ __device__ TileIndex tile_of_packed(const Params& p, int tile) {
   return {0, 0, -1};
 }
 
+// The steps of a tile of keys: all of `band`, or what a list names of it. Of the band's walk nothing is kept, since
+// index() is all that is asked later, and needs nothing.
+__device__ inline Interval<int> set_walk(const Params&, const Work&, int /*k_tile*/, const BandWalk<int>& band,
+                                         BandWalk<int>&) {
+  return band.steps();
+}
+__device__ inline Interval<int> set_walk(const Params& p, const Work& w, int k_tile, const BandWalk<int>& band,
+                                         ListWalk<int>& walk) {
+  const std::int64_t list = (w.sequence * p.problem.Hkv + w.kv_head) * p.k_tiles + k_tile;
+  walk = {p.lists.tiles + list * p.lists.length, p.lists.counts[list], band};
+  return walk.steps();
+}
+
 // The whole warp; its first lane writes w. False: there is nothing to do, or this is another lane.
 template <class C>
-__device__ bool find_work(const Params& p, int tile, Work& w) {
+__device__ bool find_work(const Params& p, int tile, TileWork<typename C::Walk>& w) {
   const AttentionBackwardProblem& problem = p.problem;
   const TileIndex at = problem.cu_seqlens_k.data != nullptr ? tile_of_packed<C>(p, tile) : tile_of_batch(p, tile);
   const bool takes_turns =
@@ -99,11 +112,12 @@ __device__ bool find_work(const Params& p, int tile, Work& w) {
   const int end = p.right == kOpen ? sk : min(sk, sq + off + p.right);
   w.keys = max(min(end - w.first_key, C::kTileK), 0);
   w.begin = min(max(off - p.left - w.first_key, 0), w.keys);
-  const int first = max(w.first_key - off - p.right, 0);
-  const int last = min(w.first_key + w.keys - 1 - off + p.left, sq - 1);
-  w.first_tile = first / C::kTileQ;
-  w.tiles = w.keys > 0 && last >= first ? last / C::kTileQ - w.first_tile + 1 : 0;
-  w.start = w.first_tile;
+  const BasicBand<int> band{.off = off, .left = p.left, .right = p.right, .rows = sq, .keys = sk};
+  const Interval<int> keys{w.first_key, w.first_key + C::kTileK};
+  const Interval<int> steps = set_walk(p, w, at.tile, {band.transposed(), keys, band.all_rows(), C::kTileQ}, w.walk);
+  w.first_step = steps.begin;
+  w.steps = steps.size();
+  w.start = w.first_step;
   w.first_row = p.right == kOpen ? 0 : max(-off - p.right, 0);
   w.last_row = p.left == kOpen ? sq : min(sq, sk + p.left - off);
   w.clears_end = s.q_begin + w.last_row < problem.q_rows;
@@ -116,18 +130,19 @@ __device__ bool find_work(const Params& p, int tile, Work& w) {
       w.chunk_first = at.tile / p.chunk * p.chunk;
       w.chunk = max(min(p.chunk, tiles - w.chunk_first), 1);
       w.place = at.tile - w.chunk_first;
-      w.start = w.place * w.tiles / w.chunk;
+      w.start = w.first_step + w.place * w.steps / w.chunk;
     }
   }
   return true;
 }
 
-// How many tiles of keys add to this query tile before this one does.
+// How many tiles of keys add to this query tile before this one does. Of the band: what takes turns and walks over
+// lists must have all of its tiles in them.
 template <class C>
 __device__ inline int place_in_order(const Params& p, const Work& w, int query_tile) {
   if (w.chunk > 0) {
     // The tile that begins here, or last before, comes first; then those that began before it, the last one first.
-    const int owner = min(((query_tile + 1) * w.chunk + w.tiles - 1) / w.tiles, w.chunk) - 1, after = owner - w.place;
+    const int owner = min(((query_tile + 1) * w.chunk + w.steps - 1) / w.steps, w.chunk) - 1, after = owner - w.place;
     return w.chunk_first + (after < 0 ? after + w.chunk : after);
   }
   const int last_row = min((query_tile + 1) * C::kTileQ, w.sq) - 1;
@@ -136,19 +151,21 @@ __device__ inline int place_in_order(const Params& p, const Work& w, int query_t
 }
 
 // The query tiles that a CTA walks over: of its heads, one after the other.
+template <class Walk>
 struct QueryTiles {
-  int tile, head, left;  // left: with this one
+  int step, head, left;  // left: with this one
 
-  __device__ explicit QueryTiles(const Work& work)
-      : tile(work.start), head(work.head), left(work.tiles * work.heads), w(work) {}
+  __device__ explicit QueryTiles(const TileWork<Walk>& work)
+      : step(work.start), head(work.head), left(work.steps * work.heads), w(work) {}
+  __device__ int tile() const { return w.walk.index(step); }
   __device__ void next() {
     --left;
-    if (++tile == w.first_tile + w.tiles) tile = w.first_tile;
-    if (tile == w.start) ++head;
+    if (++step == w.first_step + w.steps) step = w.first_step;
+    if (step == w.start) ++head;
   }
 
  private:
-  const Work& w;
+  const TileWork<Walk>& w;
 };
 
 }  // namespace heddle::cuda::sm90::attention_bwd

@@ -26,8 +26,8 @@ class ProbabilityConsumer : Warpgroup<C> {
       float* last = nullptr;  // dQ of the tile before
 #pragma unroll 1
       for (; tiles.left > 0; tiles.next()) {
-        step(tiles.head, tiles.tile * C::kTileQ, tiles.left > 1, last);
-        last = this->sum_of(tiles.head, tiles.tile, 0);
+        step(tiles.head, tiles.tile() * C::kTileQ, tiles.left > 1, last);
+        last = this->sum_of(tiles.head, tiles.tile(), 0);
       }
       const int buffer = ds.index ^ 1;
       ptx::barrier_wait(shared.ds_ready[buffer], ds.phase ^ (ds.index == 0));
@@ -121,7 +121,7 @@ class GradientConsumer : Warpgroup<C> {
     this->prepare_keys();
     QueryTiles tiles(shared.work);
 #pragma unroll 1
-    for (; tiles.left > 0; tiles.next()) step(this->sum_of(tiles.head, tiles.tile, 0));
+    for (; tiles.left > 0; tiles.next()) step(this->sum_of(tiles.head, tiles.tile(), 0));
     this->await_staging();
     this->store(p.problem.dk, p.dk, p.problem.D, dk, p.problem.scale);
   }
