@@ -312,4 +312,8 @@ def test_explain_knows_pieces(option, words):
         return
     there = heddle.explain(shape, shape, shape, dtype="bfloat16", gpu="h100", **option)
     assert there.chosen is None
-    assert {c.reason for c in there if "cuda" in c.name or c.name.startswith("sm")} == {words}
+    assert {c.reason for c in there if c.name.startswith("sm")} == {words}
+    for name in ("naive_cuda", "baseline_cuda"):
+        assert (
+            heddle.explain(shape, shape, shape, dtype="bfloat16", gpu="h100", force=name, **option).chosen.name == name
+        )
