@@ -13,6 +13,7 @@
 // Milakov and Gimelshein, arXiv 1805.02867; Liu, Zaharia and Abbeel (ring attention), arXiv 2310.01889.
 #pragma once
 
+#include <cstddef>
 #include <span>
 #include <string>
 #include <vector>
@@ -33,14 +34,17 @@ struct MergeOptions {
 };
 
 // Writes o, f32 or of the partials' dtype, and, if given, lse. o (lse) may be the o (lse) of one of the partials
-// itself, where o has their dtype; else outputs share no memory with what is read. Needs no workspace. Throws Error on
-// a bad argument, and for tensors on a GPU, for which there is no candidate yet, before anything is written.
+// itself, where o has their dtype; else outputs share no memory with what is read. Throws Error on a bad argument
+// before anything is written.
 //
 // Sums are taken in the order of the partials, and the sink comes last: what is added are e_p = exp(lse_p - m), m the
 // largest of lse_p and sink, the denominator in f64, o in f32, which is divided by the denominator at the end. So one
 // partial without a sink, or beside others without keys, comes back to the bit.
 void merge_attention(std::span<const Partial> partials, const TensorView& o, const TensorView& lse,
                      const MergeOptions& options = {}, const Runtime& runtime = {});
+// Bytes of workspace that such a call needs: none on the CPU, and on a GPU none of up to 32 partials. Reads no data.
+std::size_t merge_attention_workspace(std::span<const Partial> partials, const TensorView& o, const TensorView& lse,
+                                      const MergeOptions& options = {}, const Runtime& runtime = {});
 
 // Gradients of a loss whose derivative is d_o with respect to o (o's shape, f32 or the partials' dtype) and, if it is
 // given, d_lse with respect to lse. gradients: for each partial the derivatives with respect to its o (its dtype) and
@@ -50,6 +54,11 @@ void merge_attention(std::span<const Partial> partials, const TensorView& o, con
 void merge_attention_backward(std::span<const Partial> partials, const TensorView& d_o, const TensorView& d_lse,
                               std::span<const Partial> gradients, const TensorView& dsink,
                               const MergeOptions& options = {}, const Runtime& runtime = {});
+// None on the CPU, and on a GPU none of up to 16 partials without dsink.
+std::size_t merge_attention_backward_workspace(std::span<const Partial> partials, const TensorView& d_o,
+                                               const TensorView& d_lse, std::span<const Partial> gradients,
+                                               const TensorView& dsink, const MergeOptions& options = {},
+                                               const Runtime& runtime = {});
 
 // The candidates for such calls, and which one would run. Read no data; views may be without it.
 std::vector<Candidate> explain_merge_attention(std::span<const Partial> partials, const TensorView& o,

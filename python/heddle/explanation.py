@@ -194,7 +194,7 @@ def explain_merge_attention(
         [H, total_q].
       sink, out_dtype: as ``merge_attention`` takes them.
       backward: explain the kernels of the gradients, of os, lses and sink, instead of the merge's.
-      gpu: answer as a machine with that GPU would, which need not be here; see ``explain``. No GPU has a kernel for this yet.
+      gpu: answer as a machine with that GPU would, which need not be here; see ``explain``.
 
     Raises:
       ValueError: a bad argument, as ``merge_attention`` would refuse it; a gpu that is not known, listing those that are.

@@ -268,8 +268,8 @@ def merge_attention(
     """Joins results of ``attention`` over parts of a row's keys: together they are the call over all of them.
 
     ``lse = ln(sum_p exp(lse_p) + exp(sink))`` and ``out = sum_p exp(lse_p - lse) o_p``, summed in the order of the parts.
-    The gradients of os, lses and sink follow for torch tensors; other arrays are forward only. On the CPU. docs/partial.md
-    has an example.
+    The gradients of os, lses and sink follow for torch tensors; other arrays are forward only. docs/partial.md has an
+    example.
 
     Args:
       os: a sequence of results over the same rows, each [B, Sq, H, Dv] or packed [total_q, H, Dv], of one dtype; float32

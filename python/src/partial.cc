@@ -38,8 +38,10 @@ void merge(const nb::sequence& os, const nb::sequence& lses, nb::handle sink, nb
   const std::vector<Partial> read = partials(arguments, os, lses, false);
   const TensorView sink_view = arguments.read(sink, "sink"), out_view = arguments.write(out, "out"),
                    lse_view = arguments.write(lse_out, "lse_out");
+  CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  merge_attention_as(kNames, read, out_view, lse_view, {.sink = sink_view}, arguments.runtime());
+  merge_attention_with(kNames, read, out_view, lse_view, {.sink = sink_view}, arguments.runtime(),
+                       [&](std::size_t bytes) { return scratch.get(bytes); });
 }
 
 void merge_backward(const nb::sequence& os, const nb::sequence& lses, nb::handle sink, nb::handle d_o, nb::handle d_lse,
@@ -50,9 +52,10 @@ void merge_backward(const nb::sequence& os, const nb::sequence& lses, nb::handle
                    d_lse_view = arguments.read(d_lse, "d_lse");
   const std::vector<Partial> written = partials(arguments, d_os, d_lses, true);
   const TensorView dsink_view = arguments.write(dsink, "dsink");
+  CallScratch scratch(arguments);
   nb::gil_scoped_release released;
-  merge_attention_backward_as(kNames, read, d_o_view, d_lse_view, written, dsink_view, {.sink = sink_view},
-                              arguments.runtime());
+  merge_attention_backward_with(kNames, read, d_o_view, d_lse_view, written, dsink_view, {.sink = sink_view},
+                                arguments.runtime(), [&](std::size_t bytes) { return scratch.get(bytes); });
 }
 
 // backward_pass: of all gradients. gpu: the name of a GPU that need not be here; "": where the tensors are.

@@ -9,6 +9,7 @@
 #include "problem/int4_append.h"
 #include "problem/kv_cache.h"
 #include "problem/linear.h"
+#include "problem/partial.h"
 #include "problem/quantize.h"
 #include "problem/unpack_weights.h"
 
@@ -37,6 +38,9 @@
   K(LinearProblem, kCublasLtLinear, "cublaslt", "linear", true)                                           \
   K(LinearProblem, kCublasLtLinearW8A8, "cublaslt_w8a8", "linear", true)                                  \
   K(LinearBackwardProblem, kCublasLtLinearBackward, "cublaslt", "linear", true)                           \
+  /* partial results joined, from Ampere on, and the gradients of that */                                 \
+  K(MergeProblem, kMergeAttention, "cuda", "merge", true)                                                 \
+  K(MergeBackwardProblem, kMergeAttentionBackward, "cuda", "merge", true)                                 \
   /* caches, from Ampere on: rows rotated, rows appended, rows appended in 4 bits */                      \
   K(RotaryProblem, kRotary, "cuda", "rotary", true)                                                       \
   K(AppendProblem, kKvCacheAppend, "cuda", "append", true)                                                \

@@ -213,16 +213,29 @@ MergeBackwardProblem checked_merge_backward_problem(const Check& check, std::spa
 
 void merge_attention(std::span<const Partial> partials, const TensorView& o, const TensorView& lse,
                      const MergeOptions& options, const Runtime& runtime) {
-  merge_attention_as({}, partials, o, lse, options, runtime);
+  merge_attention_with({}, partials, o, lse, options, runtime, [&](std::size_t) { return runtime.workspace; });
 }
 
-void merge_attention_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& o,
-                        const TensorView& lse, const MergeOptions& options, const Runtime& runtime) {
+std::size_t merge_attention_workspace(std::span<const Partial> partials, const TensorView& o, const TensorView& lse,
+                                      const MergeOptions& options, const Runtime& runtime) {
+  const Check check("merge_attention", Data::to_come);
+  const MergeProblem p = checked_merge_problem(check, partials, options.sink, o, lse);
+  const int workers = workers_of(runtime);
+  return choose(check, p, wish_of<MergeProblem>(check, options.force), workers).workspace(p, workers);
+}
+
+void merge_attention_with(const MergeNames& names, std::span<const Partial> partials, const TensorView& o,
+                          const TensorView& lse, const MergeOptions& options, const Runtime& runtime,
+                          const std::function<Workspace(std::size_t bytes)>& scratch) {
   const Check check("merge_attention");
   const MergeProblem p = checked_merge_problem(check, partials, options.sink, o, lse, names);
   check.require(o.given(), names.outputs.o, " is missing");
-  const MergeKernel& kernel = choose(check, p, wish_of<MergeProblem>(check, options.force), workers_of(runtime));
-  run(check, "merge_attention", kernel, p, runtime, kernel.workspace(p, workers_of(runtime)));
+  const int workers = workers_of(runtime);
+  const MergeKernel& kernel = choose(check, p, wish_of<MergeProblem>(check, options.force), workers);
+  const std::size_t needed = kernel.workspace(p, workers);
+  Runtime with = runtime;
+  with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  run(check, "merge_attention", kernel, p, with, needed);
 }
 
 std::vector<Candidate> explain_merge_attention(std::span<const Partial> partials, const TensorView& o,
@@ -242,18 +255,34 @@ std::vector<Candidate> explain_merge_attention_as(const MergeNames& names, std::
 void merge_attention_backward(std::span<const Partial> partials, const TensorView& d_o, const TensorView& d_lse,
                               std::span<const Partial> gradients, const TensorView& dsink, const MergeOptions& options,
                               const Runtime& runtime) {
-  merge_attention_backward_as({}, partials, d_o, d_lse, gradients, dsink, options, runtime);
+  merge_attention_backward_with({}, partials, d_o, d_lse, gradients, dsink, options, runtime,
+                                [&](std::size_t) { return runtime.workspace; });
 }
 
-void merge_attention_backward_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& d_o,
-                                 const TensorView& d_lse, std::span<const Partial> gradients, const TensorView& dsink,
-                                 const MergeOptions& options, const Runtime& runtime) {
+std::size_t merge_attention_backward_workspace(std::span<const Partial> partials, const TensorView& d_o,
+                                               const TensorView& d_lse, std::span<const Partial> gradients,
+                                               const TensorView& dsink, const MergeOptions& options,
+                                               const Runtime& runtime) {
+  const Check check("merge_attention_backward", Data::to_come);
+  const MergeBackwardProblem p =
+      checked_merge_backward_problem(check, partials, options.sink, d_o, d_lse, gradients, dsink);
+  const int workers = workers_of(runtime);
+  return choose(check, p, wish_of<MergeBackwardProblem>(check, options.force), workers).workspace(p, workers);
+}
+
+void merge_attention_backward_with(const MergeNames& names, std::span<const Partial> partials, const TensorView& d_o,
+                                   const TensorView& d_lse, std::span<const Partial> gradients, const TensorView& dsink,
+                                   const MergeOptions& options, const Runtime& runtime,
+                                   const std::function<Workspace(std::size_t bytes)>& scratch) {
   const Check check("merge_attention_backward");
   const MergeBackwardProblem p =
       checked_merge_backward_problem(check, partials, options.sink, d_o, d_lse, gradients, dsink, names);
-  const MergeBackwardKernel& kernel =
-      choose(check, p, wish_of<MergeBackwardProblem>(check, options.force), workers_of(runtime));
-  run(check, "merge_attention_backward", kernel, p, runtime, kernel.workspace(p, workers_of(runtime)));
+  const int workers = workers_of(runtime);
+  const MergeBackwardKernel& kernel = choose(check, p, wish_of<MergeBackwardProblem>(check, options.force), workers);
+  const std::size_t needed = kernel.workspace(p, workers);
+  Runtime with = runtime;
+  with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  run(check, "merge_attention_backward", kernel, p, with, needed);
 }
 
 std::vector<Candidate> explain_merge_attention_backward(std::span<const Partial> partials, const TensorView& d_o,

@@ -1,6 +1,9 @@
 // What bindings and tests call beside the public API of partial results.
 #pragma once
 
+#include <cstddef>
+#include <functional>
+
 #include "core/check.h"
 #include "ops/attention.h"
 #include "problem/partial.h"
@@ -23,12 +26,15 @@ MergeBackwardProblem checked_merge_backward_problem(const Check& check, std::spa
                                                     const TensorView& d_lse, std::span<const Partial> gradients,
                                                     const TensorView& dsink, const MergeNames& names = {});
 
-// merge_attention(), merge_attention_backward() and what explains the first, with names for errors.
-void merge_attention_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& o,
-                        const TensorView& lse, const MergeOptions& options, const Runtime& runtime);
-void merge_attention_backward_as(const MergeNames& names, std::span<const Partial> partials, const TensorView& d_o,
-                                 const TensorView& d_lse, std::span<const Partial> gradients, const TensorView& dsink,
-                                 const MergeOptions& options, const Runtime& runtime);
+// merge_attention() and merge_attention_backward() with names for errors, and scratch that is asked for when the kernel
+// is chosen (ops/attention.h); and what explains the first, with names.
+void merge_attention_with(const MergeNames& names, std::span<const Partial> partials, const TensorView& o,
+                          const TensorView& lse, const MergeOptions& options, const Runtime& runtime,
+                          const std::function<Workspace(std::size_t bytes)>& scratch);
+void merge_attention_backward_with(const MergeNames& names, std::span<const Partial> partials, const TensorView& d_o,
+                                   const TensorView& d_lse, std::span<const Partial> gradients, const TensorView& dsink,
+                                   const MergeOptions& options, const Runtime& runtime,
+                                   const std::function<Workspace(std::size_t bytes)>& scratch);
 std::vector<Candidate> explain_merge_attention_as(const MergeNames& names, std::span<const Partial> partials,
                                                   const TensorView& o, const TensorView& lse,
                                                   const MergeOptions& options, const Runtime& runtime);

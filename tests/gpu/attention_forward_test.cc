@@ -46,7 +46,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuForward, ::testing::ValuesIn(attention_cases(
 INSTANTIATE_TEST_SUITE_P(Tf32, GpuForward, ::testing::ValuesIn(in_tf32(attention_cases())), case_name);
 
 // What is not served is said, with the sentence that a user would read, and does not grow. No tuned candidate takes
-// partial results yet, which are not counted.
+// pieces yet, or has an o in float32 beside 16 bits; these rows are not counted.
 TEST(GpuCoverage, UnservedRowsAreListed) {
   std::map<std::string, std::vector<std::string>> unserved;  // by refusal
   std::int64_t count = 0;
@@ -54,7 +54,7 @@ TEST(GpuCoverage, UnservedRowsAreListed) {
     const CaseRunner runner(spec, 1, Device::cuda);
     std::vector<std::string> tuned = runner.candidates(Pass::forward);
     for (const std::string& name : kComplete) {
-      EXPECT_TRUE(std::erase(tuned, name) == 1u || spec.partial()) << name << " does not take " << spec.name;
+      EXPECT_EQ(std::erase(tuned, name), 1u) << name << " does not take " << spec.name;
     }
     if (spec.partial()) {
       EXPECT_TRUE(tuned.empty()) << spec.name << " is served, and is to be counted";

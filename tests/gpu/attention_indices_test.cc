@@ -146,6 +146,37 @@ TEST(GpuIndices, PackedSequences) {
   }
 }
 
+// Positions outside 31 bits, and columns that a bias or mask has not: nothing outside of them is read.
+TEST(GpuIndices, PositionsOfPieces) {
+  int asked = 0;
+  for (const AttentionCase& spec : attention_cases()) {
+    if (!spec.piece()) continue;
+    SCOPED_TRACE(spec.name);
+    DeviceCase at(spec);
+    for (const std::string& candidate : at.runner.candidates(Pass::forward)) {
+      SCOPED_TRACE(candidate);
+      for (const double far : {kFar, static_cast<double>(spec.columns()) + 3}) {
+        HostTensor rows = at.runner.data().q_offset, keys = at.runner.data().key_offset;
+        for (HostTensor* offset : {&rows, &keys}) {
+          for (std::int64_t b = 0; offset->given() && b < offset->elements(); ++b) {
+            offset->set(b, (b % 2 == 0) == (offset == &rows) ? far : -far - 1);
+          }
+        }
+        const DeviceTensor rows_there(rows), keys_there(keys);
+        DeviceCall call = at.call;
+        call.options.force = candidate;
+        call.options.q_offset = rows_there.view();
+        call.options.key_offset = keys_there.view();
+        at.poison();
+        call.run();
+        EXPECT_EQ(at.read().o.damage() + at.read().lse.damage(), "");
+        ++asked;
+      }
+    }
+  }
+  EXPECT_GT(asked, 0);
+}
+
 TEST(GpuIndices, Gradients) {
   for (const char* name :
        {"feature_packed_f16", "feature_packed_causal_bf16", "feature_packed_causal_f32", "feature_packed_used_bf16",

@@ -15,6 +15,7 @@
 #include "ops/kv_cache_choice.h"
 #include "ops/linear_choice.h"
 #include "ops/lowbit_choice.h"
+#include "ops/partial_choice.h"
 
 namespace heddle {
 namespace {
@@ -36,9 +37,9 @@ TEST(GpuKernels, SayOfThemselvesWhatTheirListSays) {
 template <class Visit>
 void for_each_operation(const Visit& visit) {
   const auto all = [&]<class... Problems>() { (visit(Operation<Problems>::candidates()), ...); };
-  all.template
-  operator()<AttentionProblem, AttentionBackwardProblem, LinearProblem, LinearBackwardProblem, RotaryProblem,
-             AppendProblem, Int4AppendProblem, lowbit::QuantizeCall, lowbit::DequantizeProblem, UnpackProblem>();
+  all.template operator()<AttentionProblem, AttentionBackwardProblem, LinearProblem, LinearBackwardProblem,
+                          RotaryProblem, AppendProblem, Int4AppendProblem, MergeProblem, MergeBackwardProblem,
+                          lowbit::QuantizeCall, lowbit::DequantizeProblem, UnpackProblem>();
 }
 
 TEST(Choice, ANameIsOneCandidatesOfAnOperation) {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <vector>
 
+#include "cuda/backend.h"
 #include "heddle/explain.h"
 #include "heddle/partial.h"
 #include "kernels/explained.h"
@@ -48,11 +49,12 @@ TEST(PartialChoice, ListsWhatThereIs) {
   Merge m;
   for (const auto& list : {explain_merge_attention(m.partials(), Merge::rows(m.merged), Merge::per_row(m.merged_lse)),
                            explain_merge_attention_backward(m.partials(), Merge::rows(m.d_o), {}, m.gradients(), {})}) {
-    EXPECT_EQ(names_of(list), "cpu, reference");
+    EXPECT_EQ(names_of(list), "cpu, reference, cuda");
     EXPECT_EQ(chosen(list), "cpu");
     EXPECT_EQ(candidate_of(list, "cpu").method, "merge");
     EXPECT_EQ(candidate_of(list, "reference").reason, "it runs only when it is asked for");
     for (const Candidate& c : list) {
+      if (c.device == Device::cuda) continue;
       EXPECT_TRUE(c.supported) << c.name;
       EXPECT_GT(c.seconds, 0) << c.name;
       EXPECT_NE(c.plan, "") << c.name;
@@ -77,7 +79,7 @@ TEST(PartialChoice, EachGivesTheResults) {
 TEST(PartialChoice, RefusesOtherNames) {
   Merge m;
   kit::expect_message([&] { m.run({.force = "sm90"}); },
-                      "[merge_attention] force is 'sm90': the candidates are cpu, reference");
+                      "[merge_attention] force is 'sm90': the candidates are cpu, reference, cuda");
   EXPECT_EQ(m.merged[0], -7);
 }
 
@@ -89,23 +91,43 @@ TEST(PartialChoice, MayBeAskedBeforeThereIsData) {
                       "[merge_attention] partials[0].o has no data: its pointer is null");
 }
 
-TEST(PartialChoice, NoGpuMergesYet) {
+TEST(PartialChoice, GpusMerge) {
   const TensorView o(nullptr, DType::bf16, {2, 8, 4, 64}), lse(nullptr, DType::f32, {2, 4, 8});
-  const std::vector<Partial> partials(3, Partial{o, lse});
+  const std::vector<Partial> few(3, Partial{o, lse}), many(33, Partial{o, lse});
   const TensorView sink(nullptr, DType::f32, {4});
   for (const GpuModel& gpu : gpu_models()) {
-    for (const auto& list :
-         {explain_merge_attention_on(gpu, partials, o, lse, {.sink = sink}),
-          explain_merge_attention_backward_on(gpu, partials, o, lse, partials, sink, {.sink = sink})}) {
-      EXPECT_EQ(chosen(list), "");
+    const auto merge = explain_merge_attention_on(gpu, few, o, lse, {.sink = sink}),
+               gradients = explain_merge_attention_backward_on(gpu, few, o, lse, few, sink, {.sink = sink});
+    for (const auto& list : {merge, gradients}) {
+      EXPECT_EQ(chosen(list), cuda::built() ? "cuda" : "");
       for (const Candidate& c : list) {
-        EXPECT_EQ(c.reason, "it runs on another device than the tensors are on") << c.name;
+        if (c.device == Device::cpu) {
+          EXPECT_EQ(c.reason, "it runs on another device than the tensors are on") << c.name;
+        }
       }
     }
+    if (!cuda::built()) continue;
+    const Candidate one = candidate_of(merge, "cuda"), back = candidate_of(gradients, "cuda");
+    EXPECT_EQ(one.method, "merge");
+    EXPECT_EQ(one.plan, "8 threads for a row of a head, in pieces of 16 bytes");
+    EXPECT_GT(one.seconds, 0);
+    EXPECT_GT(back.seconds, one.seconds);
+    EXPECT_EQ(one.workspace, 0u);
+    EXPECT_EQ(back.workspace, 2u * 8 * 4 * sizeof(double));  // a term of dsink for each row
+    EXPECT_GT(candidate_of(explain_merge_attention_on(gpu, many, o, lse), "cuda").workspace, 0u);
+    const TensorView odd(nullptr, DType::bf16, {2, 8, 4, 33});
+    EXPECT_EQ(candidate_of(explain_merge_attention_on(gpu, std::vector<Partial>(2, {odd, lse}), odd, {}), "cuda").plan,
+              "32 threads for a row of a head, element by element");
   }
-  EXPECT_EQ(chosen(explain_merge_attention(partials, o, lse, {.sink = sink})), "cpu");
+  EXPECT_EQ(chosen(explain_merge_attention(few, o, lse, {.sink = sink})), "cpu");
   kit::expect_message([&] { explain_merge_attention_on(gpu_model_named("h100"), {}, o, lse); },
                       "[explain_merge_attention] partials are none: there must be at least one");
+}
+
+TEST(PartialChoice, TheCpuNeedsNoWorkspace) {
+  Merge m;
+  EXPECT_EQ(merge_attention_workspace(m.partials(), Merge::rows(m.merged), {}), 0u);
+  EXPECT_EQ(merge_attention_backward_workspace(m.partials(), Merge::rows(m.d_o), {}, m.gradients(), {}), 0u);
 }
 
 }  // namespace

@@ -53,11 +53,6 @@ TEST_P(MergeRefuses, InWords) {
   for (float x : c.written) ASSERT_EQ(x, -7.0f);
 }
 
-void on_gpu(MergeCall& c) {
-  for (Partial& partial : c.partials) partial.o.device = partial.lse.device = Device::cuda;
-  for (TensorView* view : {&c.sink, &c.o, &c.lse}) view->device = Device::cuda;
-}
-
 INSTANTIATE_TEST_SUITE_P(
     Partial, MergeRefuses,
     ::testing::Values(
@@ -69,10 +64,6 @@ INSTANTIATE_TEST_SUITE_P(
                  "partials[0].o has 2 dimensions: it must be [B, Sq, H, Dv], or packed [total_q, H, Dv]"},
         BadMerge{"integers", [](MergeCall& c) { c.partials[0].o.dtype = DType::i32; },
                  "partials[0].o is int32: it must be float32, float16 or bfloat16"},
-        BadMerge{
-            "gpu", on_gpu,
-            "no candidate can serve this call; cpu: it runs on another device than the tensors are on; reference: it "
-            "runs on another device than the tensors are on"},
         BadMerge{"partial_gpu", [](MergeCall& c) { c.partials[1].o.device = Device::cuda; },
                  "partials[1].o is on another device than partials[0].o"},
         BadMerge{"dtypes", [](MergeCall& c) { c.partials[1].o.dtype = DType::bf16; },

@@ -143,7 +143,7 @@ def test_candidates_of_merges(module, packed, backward):
     os, lses, sink = parts(module, np.float16, packed)
     for options in ({}, {"sink": sink, "out_dtype": "float32"}):
         found = heddle.explain_merge_attention(os, lses, backward=backward, **options)
-        assert [c.name for c in found] == ["cpu", "reference"]
+        assert [c.name for c in found] == ["cpu", "reference", "cuda"]
         assert (found.chosen.name, found.chosen.method) == ("cpu", "merge")
         assert found.chosen.seconds > 0 and found.chosen.plan
     if module is torch:
@@ -157,11 +157,12 @@ def test_gradients_of_merges_are_another_call():
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_no_gpu_merges(backward):
+def test_merges_on_gpus(backward):
     for gpu in ("a100", "h100"):
         there = heddle.explain_merge_attention(*parts(), backward=backward, gpu=gpu)
-        assert there.chosen is None
-        assert {c.reason for c in there} == {"it runs on another device than the tensors are on"}
+        assert (there.chosen and there.chosen.name) == ("cuda" if BUILT else None)
+        on_cpus = {c.reason for c in there if c.name != "cuda"}
+        assert on_cpus == {"it runs on another device than the tensors are on"}
     with pytest.raises(ValueError, match="gpu is 'v100': it must be one of"):
         heddle.explain_merge_attention(*parts(), backward=backward, gpu="v100")
 

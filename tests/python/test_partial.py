@@ -6,6 +6,7 @@ import heddle
 import numpy as np
 import pytest
 import torch
+from partial_kit import parts, plain_merge
 
 CUTS = ((0, 1), (1, 1), (1, 30), (30, 70))
 OPTIONS = {
@@ -129,23 +130,6 @@ def test_gradients_of_float32_results_have_the_operands_dtype():
     for x, y in zip(found, exact):
         assert x.dtype == torch.bfloat16
         assert (x.float() - y.float()).abs().max() < 0.03 * y.float().abs().max()
-
-
-def parts(dtype=torch.float32, requires_grad=False, count=3):
-    make = torch.Generator().manual_seed(5)
-    os = [torch.randn(2, 9, 4, 16, generator=make).to(dtype).requires_grad_(requires_grad) for _ in range(count)]
-    lses = [torch.randn(2, 4, 9, generator=make).requires_grad_(requires_grad) for _ in range(count)]
-    return os, lses, torch.randn(4, generator=make).requires_grad_(requires_grad)
-
-
-def plain_merge(os, lses, sink):
-    """The formula in torch, in double."""
-    logits = torch.stack(
-        [lse.double() for lse in lses] + ([sink.double()[:, None].expand_as(lses[0])] if sink is not None else [])
-    )
-    lse = torch.logsumexp(logits, 0)
-    weights = [torch.exp(x.double() - lse).transpose(-1, -2)[..., None] for x in lses]
-    return sum(w * o.double() for w, o in zip(weights, os)), lse
 
 
 @pytest.mark.parametrize("with_sink", [True, False])
@@ -328,4 +312,8 @@ def test_explain_knows_pieces(option, words):
         return
     there = heddle.explain(shape, shape, shape, dtype="bfloat16", gpu="h100", **option)
     assert there.chosen is None
-    assert {c.reason for c in there if "cuda" in c.name or c.name.startswith("sm")} == {words}
+    assert {c.reason for c in there if c.name.startswith("sm")} == {words}
+    for name in ("naive_cuda", "baseline_cuda"):
+        assert (
+            heddle.explain(shape, shape, shape, dtype="bfloat16", gpu="h100", force=name, **option).chosen.name == name
+        )

@@ -10,7 +10,7 @@
 
 namespace heddle::cuda::any {
 
-// Element d of a row of q, k or v, widened. T: o's dtype, which an operand has that is not f8e4m3.
+// Element d of a row of q, k or v, widened. T: operand_dtype(p), which an operand has that is not f8e4m3.
 template <class T>
 __device__ inline float element(const Operand& x, const std::byte* row, std::int64_t d) {
   if (x.dtype == DType::f8e4m3) {
@@ -21,12 +21,13 @@ __device__ inline float element(const Operand& x, const std::byte* row, std::int
 }
 
 // Logit of row i and key j, whose band holds both; -inf where a mask or bias removes the pair, whatever the product
-// was. T: o's dtype, which a bias has that is not f32.
+// was. T: operand_dtype(p), which a bias has that is not f32.
 template <class T>
 __device__ inline float logit(const AttentionProblem& p, const Sequence& s, std::int64_t b, std::int64_t h,
                               std::int64_t i, std::int64_t j, float product) {
   if (p.draft_removes(b, s, i, j)) return -INFINITY;
-  if (p.mask.data != nullptr && p.mask.data[p.mask.offset(b, h, i, j)] == std::byte{0}) return -INFINITY;
+  const std::int64_t column = s.key_offset + j;
+  if (p.mask.data != nullptr && p.mask.data[p.mask.offset(b, h, i, column)] == std::byte{0}) return -INFINITY;
   float x = p.scale * product;
   if (p.softcap > 0) x = p.softcap * tanhf(x / p.softcap);
   if (p.alibi.data != nullptr) {
@@ -35,7 +36,7 @@ __device__ inline float logit(const AttentionProblem& p, const Sequence& s, std:
     x -= slope * static_cast<float>(distance < 0 ? -distance : distance);
   }
   if (p.bias.data != nullptr) {
-    const std::int64_t at = p.bias.offset(b, h, i, j);
+    const std::int64_t at = p.bias.offset(b, h, i, column);
     const float bias = p.bias.dtype == DType::f32 ? reinterpret_cast<const float*>(p.bias.data)[at]
                                                   : static_cast<float>(reinterpret_cast<const T*>(p.bias.data)[at]);
     x = bias == -INFINITY ? -INFINITY : x + bias;
@@ -51,13 +52,23 @@ __device__ inline float sink_of(const AttentionProblem& p, std::int64_t h) {
 }
 
 // 1 / (1 - p) for a probability that dropout keeps, or 0. drop_below: dropout_threshold(p).
-__device__ inline float dropout_factor(const AttentionProblem& p, std::uint32_t drop_below, std::int64_t b,
-                                       std::int64_t h, std::int64_t i, std::int64_t j) {
+__device__ inline float dropout_factor(const AttentionProblem& p, std::uint32_t drop_below, const Sequence& s,
+                                       std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
   if (drop_below == 0) return 1.0f;
-  const auto words = dropout_words(p.dropout, static_cast<std::uint32_t>(b * p.H + h), static_cast<std::uint32_t>(i),
-                                   static_cast<std::uint32_t>(j) / 4);
-  const std::uint32_t low = j % 2 == 0 ? words[0] : words[1], high = j % 2 == 0 ? words[2] : words[3];
-  return (j % 4 < 2 ? low : high) >= drop_below ? 1.0f / (1.0f - p.dropout.p) : 0.0f;
+  const auto row = static_cast<std::uint32_t>(s.q_offset + i), key = static_cast<std::uint32_t>(s.key_offset + j);
+  const auto words = dropout_words(p.dropout, static_cast<std::uint32_t>(b * p.H + h), row, key / 4);
+  const std::uint32_t low = key % 2 == 0 ? words[0] : words[1], high = key % 2 == 0 ? words[2] : words[3];
+  return (key % 4 < 2 ? low : high) >= drop_below ? 1.0f / (1.0f - p.dropout.p) : 0.0f;
+}
+
+// Element d of a row of o, which is of T or f32.
+template <class T>
+__device__ inline void store_output(const Operand& o, std::byte* row, std::int64_t d, float x) {
+  if (o.dtype == DType::f32) {
+    reinterpret_cast<float*>(row)[d * o.stride_d] = x;
+  } else {
+    reinterpret_cast<T*>(row)[d * o.stride_d] = static_cast<T>(x);
+  }
 }
 
 // sum: of exp(score - base). Without a key or a sink it is 0.

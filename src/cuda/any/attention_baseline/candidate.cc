@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "cuda/any/attention_baseline/variants.h"
+#include "cuda/any/operand_dtype.h"
 #include "cuda/common/requirements.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
@@ -77,7 +78,7 @@ void launch(const AttentionProblem& p, const Runtime& runtime) {
   params.k_pieces = in_pieces(p.k, p.D);
   params.v_pieces = in_pieces(p.v, p.Dv);
   params.drop_below = dropout_threshold(p.dropout.p);
-  variants(p.o.dtype).front().launch(params, static_cast<cudaStream_t>(runtime.stream));
+  variants(any::operand_dtype(p)).front().launch(params, static_cast<cudaStream_t>(runtime.stream));
 }
 
 }  // namespace
@@ -96,7 +97,7 @@ const AttentionForwardKernel kAttentionForwardBaseline = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
-    .extras = kE4m3 | kDraftMask,
+    .extras = kE4m3 | kDraftMask | kPiece | kFloat32Out,
     .costs = kCosts,
 };
 

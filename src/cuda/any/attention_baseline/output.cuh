@@ -109,10 +109,10 @@ __global__ void __launch_bounds__(kThreads, 2) output_kernel(const __grid_consta
   output.for_each_pair([&](int row, int column, float x, float y) {
     const std::int64_t i = at.first + row, d = first_column + column;
     if (i >= at.s.q_rows) return;
-    T* o = reinterpret_cast<T*>(p.o.at(at.b, at.s.q_begin + i, at.h)) + d * p.o.stride_d;
+    std::byte* const o = p.o.at(at.b, at.s.q_begin + i, at.h);
     const bool used = i < at.s.sq;
-    if (d < size) o[0] = static_cast<T>(used ? x : 0.0f);
-    if (d + 1 < size) o[p.o.stride_d] = static_cast<T>(used ? y : 0.0f);
+    if (d < size) store_output<T>(p.o, o, d, used ? x : 0.0f);
+    if (d + 1 < size) store_output<T>(p.o, o, d + 1, used ? y : 0.0f);
   });
 }
 

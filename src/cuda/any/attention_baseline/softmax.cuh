@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) softmax_kernel(const __grid_constant
   const std::int64_t row = std::int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32, unit = row / p.Sq;
   const std::int64_t i = row - unit * p.Sq, b = unit / p.H, h = unit - b * p.H;
   if (b >= p.B) return;
-  const Sequence s = bounded_sequence(p, b, true);
+  const Sequence s = bounded_piece(p, b, true);
   if (i >= s.q_rows) return;
   if (i >= s.sq) {
     if (lane == 0) store_lse(p, s, b, h, i, 0.0f, 0.0f);
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) softmax_kernel(const __grid_constant
   for (std::int64_t j = begin; j < keys.end; j += 128) {
     float4 x = *reinterpret_cast<const float4*>(scores + j);
     const auto probability = [&](float score, int n) {
-      return expf(score - base) * inverse * dropout_factor(p, params.drop_below, b, h, i, j + n);
+      return expf(score - base) * inverse * dropout_factor(p, params.drop_below, s, b, h, i, j + n);
     };
     x = make_float4(probability(x.x, 0), probability(x.y, 1), probability(x.z, 2), probability(x.w, 3));
     *reinterpret_cast<float4*>(scores + j) = x;

@@ -21,7 +21,7 @@ __device__ inline RowTile row_tile(const AttentionProblem& p, std::int64_t unit,
   at.h = unit - at.b * p.H;
   at.kv_head = at.h / p.G;
   at.first = q_tile * kRows;
-  at.s = bounded_sequence(p, at.b, true);  // the score buffer
+  at.s = bounded_piece(p, at.b, true);  // the score buffer
   if (at.first < at.s.sq) {
     at.begin = p.key_range(at.s, at.first).begin;
     at.end = p.key_range(at.s, clamped(at.first + kRows, 0, at.s.sq) - 1).end;

@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "cuda/any/naive_attention/variants.h"
+#include "cuda/any/operand_dtype.h"
 #include "cuda/common/requirements.h"
 #include "cuda/cost.h"
 #include "cuda/kernels.h"
@@ -40,7 +41,7 @@ std::string describe(const AttentionProblem&, int /*workers*/) {
 void launch(const AttentionProblem& p, const Runtime& runtime) {
   if (p.B == 0 || p.Sq == 0) return;
   const Params params{p, dropout_threshold(p.dropout.p)};
-  variants(p.o.dtype).front().launch(params, static_cast<cudaStream_t>(runtime.stream));
+  variants(any::operand_dtype(p)).front().launch(params, static_cast<cudaStream_t>(runtime.stream));
 }
 
 }  // namespace
@@ -59,7 +60,7 @@ const AttentionForwardKernel kNaiveAttentionForward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
-    .extras = kE4m3 | kDraftMask,
+    .extras = kE4m3 | kDraftMask | kPiece | kFloat32Out,
     .costs = kCosts,
 };
 

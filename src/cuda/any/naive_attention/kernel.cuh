@@ -61,7 +61,7 @@ __device__ Partial compute_softmax_and_weighted_values(const Params& params, con
   const float base = base_of(maximum);
   if (thread < count) {
     const std::int64_t j = first + thread;
-    const float factor = dropout_factor(p, params.drop_below, at.b, at.h, at.i, j);
+    const float factor = dropout_factor(p, params.drop_below, at.s, at.b, at.h, at.i, j);
     const bool read = shared.score[thread] != -INFINITY && factor != 0.0f;
     shared.probability[thread] = expf(shared.score[thread] - base);
     const auto slot = p.key_slot(at.b, at.s, j);
@@ -99,11 +99,11 @@ __device__ void normalise(const AttentionProblem& p, const Place& at, const Part
   const float sink = at.i < at.s.sq ? sink_of(p, at.h) : -INFINITY;
   const float base = base_of(fmaxf(all.maximum, sink)), factor = expf(all.maximum - base);
   const float sum = all.sum * factor + expf(sink - base);
-  T* o = reinterpret_cast<T*>(p.o.at(at.b, at.s.q_begin + at.i, at.h));
+  std::byte* const o = p.o.at(at.b, at.s.q_begin + at.i, at.h);
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     const int d = static_cast<int>(threadIdx.x) + c * kThreads;
-    if (d < p.Dv) o[d * p.o.stride_d] = static_cast<T>(sum == 0.0f ? 0.0f : all.o[c] * factor / sum);
+    if (d < p.Dv) store_output<T>(p.o, o, d, sum == 0.0f ? 0.0f : all.o[c] * factor / sum);
   }
   if (threadIdx.x == 0) store_lse(p, at.s, at.b, at.h, at.i, base, sum);
 }
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads) naive_attention_kernel(const __grid_
   const AttentionProblem& p = params.problem;
   const std::int64_t unit = blockIdx.x / p.Sq, b = unit / p.H;
   const std::int64_t h = unit - b * p.H;
-  const Place at{b, h, h / p.G, blockIdx.x - unit * p.Sq, bounded_sequence(p, b)};
+  const Place at{b, h, h / p.G, blockIdx.x - unit * p.Sq, bounded_piece(p, b)};
   if (at.i >= at.s.q_rows) return;
   const std::byte* q = p.q.at(b, at.s.q_begin + at.i, h);
   const float scale = p.q_scale.at(b, at.s.q_begin + at.i, h);
