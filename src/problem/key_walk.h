@@ -42,11 +42,13 @@ class BandWalk {
 
   constexpr BandWalk() = default;
   constexpr BandWalk(const BasicBand<Int>& band, Interval<Int> rows, Interval<Int> keys, Int size)
-      : BandWalk(band.keys_of(rows).common(keys), band.keys_of_each(rows), size) {}
+      : met_(band.keys_of(rows).common(keys)), tiles_(tiles_of(met_, size)), size_(size) {
+    set_whole(band.keys_of_each(rows));
+  }
   // met: from the first to the last key that one of the rows meets; by_each: those that each of them meets.
   constexpr BandWalk(Interval<Int> met, Interval<Int> by_each, Int size)
       : met_(met), tiles_(tiles_of(met, size)), size_(size) {
-    whole_ = {(by_each.begin + size - 1) / size, by_each.end >= met_.end ? tiles_.end : by_each.end / size};
+    set_whole(by_each);
   }
 
   // For kernels that multiply all of a tile: one that is not full is to be masked.
@@ -77,6 +79,10 @@ class BandWalk {
   }
 
  private:
+  constexpr void set_whole(Interval<Int> by_each) {
+    whole_ = {(by_each.begin + size_ - 1) / size_, by_each.end >= met_.end ? tiles_.end : by_each.end / size_};
+  }
+
   Interval<Int> met_, tiles_, whole_;
   Int size_ = 0;
 };
