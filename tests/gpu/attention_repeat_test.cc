@@ -204,6 +204,15 @@ TEST(GpuBatchInvariance, SequencesAloneByThemselves) {
   }
 }
 
+// Packed keys that the L2 cache cannot hold, of one head or of two: tiles go by sections of sequences, more of them
+// than a warp looks at together, or of heads.
+TEST(GpuBatchInvariance, SectionsOfPackedSequences) {
+  for (const Unforced& x :
+       {Unforced{70, 1, 60, 1600, 256, true, false}, Unforced{40, 2, 200, 1300, 256, true, false}}) {
+    expect_alone_by_themselves(x, DType::bf16, Causal::bottom_right);
+  }
+}
+
 // More sequences and more heads fill the GPU otherwise; no row may notice.
 TEST(GpuBatchInvariance, CopiesInABatch) {
   AttentionCase spec = large(700, 4, 64, Causal::bottom_right);

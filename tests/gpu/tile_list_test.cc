@@ -109,8 +109,10 @@ Outputs by_candidate(const Mirror& m, const ListedForward& kernel) {
   return outputs_of(m.data, [&](const TensorView& o, const TensorView& lse, const DeviceStream& stream) {
     AttentionOptions options = m.options();
     options.force = kernel.candidate;
+    const DeviceMemory scratch(attention_forward_workspace(m.q.view(), m.k.view(), m.v.view(), options), 0xFF);
     Runtime runtime;
     runtime.stream = stream.get();
+    runtime.workspace = {scratch.data(), scratch.bytes()};
     attention_forward(m.q.view(), m.k.view(), m.v.view(), o, lse, options, runtime);
     stream.synchronize();
   });
