@@ -8,6 +8,7 @@
 #include "core/parallel.h"
 #include "cpu/attention.h"
 #include "cpu/kernels.h"
+#include "cpu/unused_rows.h"
 #include "problem/attended_pairs.h"
 
 namespace heddle::cpu {
@@ -74,6 +75,9 @@ void launch(const Problem& p, const Runtime& runtime) {
   auto* sums = reinterpret_cast<float*>(scratch(executor.workers()));
   const std::int64_t cuts = splits(p), each = sum_floats(p);
 
+  if (p.seqused_q && p.dq && !p.accumulate) {
+    parallel_for(executor, p.B, [&](std::int64_t b, int) { zero_unused_rows(p, b, p.dq, p.D); });
+  }
   if (p.dq || p.dk || p.dv) {
     parallel_for(executor, p.B * p.Hkv * cuts, [&](std::int64_t index, int worker) {
       BackwardTask task;
