@@ -1,4 +1,4 @@
-// heddle check: candidates against the reference, over the tests' case table.
+// heddle check: candidates against the reference, over the tests' case tables.
 #include <algorithm>
 #include <iostream>
 #include <limits>
@@ -8,8 +8,7 @@
 #include "core/files.h"
 #include "heddle/error.h"
 #include "heddle/runtime.h"
-#include "kit/cases.h"
-#include "kit/run_case.h"
+#include "kit/operations.h"
 #include "output.h"
 #include "problem.h"
 #include "verbs.h"
@@ -19,6 +18,7 @@ namespace {
 
 struct Verdict {
   kit::CaseResult result;
+  std::string operation;
   kit::Purpose purpose;
   std::string target;  // of the CPU, or the GPU's name
 
@@ -38,30 +38,39 @@ struct Verdict {
 
 struct CheckVerb {
   CommonFlags common;
-  std::vector<std::string> purposes, names, candidates, dtypes;
+  std::vector<std::string> operations = {"attention"}, purposes, names, candidates, dtypes;
   std::string pass = "both", device = "cpu", precision = "f32";
   std::string digest;
   bool all_targets = false, list = false;
 
-  std::vector<const kit::AttentionCase*> selection() const {
+  std::vector<kit::OperationRow> selection() const {
     std::vector<DType> wanted;
     for (const std::string& dtype : dtypes) {
       wanted.push_back(dtype == "e4m3" || dtype == name_of(DType::f8e4m3) ? DType::f8e4m3 : dtype_named(dtype));
     }
-    std::vector<const kit::AttentionCase*> cases;
-    static const std::vector<kit::AttentionCase> tf32 = kit::in_tf32(kit::attention_cases());
-    static const std::vector<kit::AttentionCase> int8_qk = kit::in_int8_qk(kit::attention_cases());
-    const auto& all = precision == "tf32" ? tf32 : precision == "int8_qk" ? int8_qk : kit::attention_cases();
-    for (const kit::AttentionCase& spec : all) {
-      const auto contained = [&](const std::string& part) { return spec.name.find(part) != std::string::npos; };
-      if (!purposes.empty() && std::ranges::find(purposes, kit::name_of(spec.purpose)) == purposes.end()) continue;
-      if (!names.empty() && std::ranges::none_of(names, contained)) continue;
-      if (!wanted.empty() && std::ranges::find(wanted, spec.dtype) == wanted.end()) continue;
-      cases.push_back(&spec);
+    const Precision kind = precision == "tf32"      ? Precision::tf32
+                           : precision == "int8_qk" ? Precision::int8_qk
+                                                    : Precision::f32;
+    std::vector<kit::OperationRow> cases;
+    for (const std::string& operation : kit::operation_names()) {
+      const auto named = [&](const std::string& name) { return name == operation || name == "all"; };
+      if (std::ranges::none_of(operations, named)) continue;
+      if (device == "cuda" && operation != "attention") {
+        throw Error("--device cuda is for --operation attention: the cases of " + operation + " are the CPU's");
+      }
+      for (kit::OperationRow& row : kit::operation_rows(operation, kind)) {
+        const auto contained = [&](const std::string& part) { return row.name.find(part) != std::string::npos; };
+        if (!purposes.empty() && std::ranges::find(purposes, kit::name_of(row.purpose)) == purposes.end()) continue;
+        if (!names.empty() && std::ranges::none_of(names, contained)) continue;
+        if (!wanted.empty() && std::ranges::find(wanted, row.dtype) == wanted.end()) continue;
+        cases.push_back(std::move(row));
+      }
     }
-    if (cases.empty()) throw Error("no case of the table is left by --purpose, --name and --dtype");
+    if (cases.empty()) throw Error("no case of the table is left by --operation, --purpose, --name and --dtype");
     return cases;
   }
+
+  bool asked(Pass which) const { return pass == "both" || pass == name_of_pass(which); }
 
   // The candidates of a case to check: those it has, or those asked for. One asked for that refuses the case is left
   // out.
@@ -74,27 +83,25 @@ struct CheckVerb {
   }
 
   // Counts in `unserved` the passes of cases that none of the wanted candidates takes.
-  std::vector<Verdict> run_all(const std::vector<const kit::AttentionCase*>& cases, std::int64_t& unserved) const {
-    std::vector<Pass> passes;
-    if (pass != "backward") passes.push_back(Pass::forward);
-    if (pass != "forward") passes.push_back(Pass::backward);
+  std::vector<Verdict> run_all(const std::vector<kit::OperationRow>& cases, std::int64_t& unserved) const {
     const bool gpu = device == "cuda";
     if (gpu && kit::current_gpu().name.empty()) throw RuntimeError(kit::current_gpu().absence);
     const std::vector<std::string> targets = gpu           ? std::vector{kit::current_gpu().name}
                                              : all_targets ? cpu_targets()
                                                            : std::vector{cpu_target()};
     std::vector<Verdict> verdicts;
-    for (const kit::AttentionCase* spec : cases) {
+    for (const kit::OperationRow& row : cases) {
+      if (std::ranges::none_of(row.passes, [&](Pass which) { return asked(which); })) continue;
       // The answers are computed once, whatever is judged by them.
-      kit::CaseRunner runner(*spec, 1, gpu ? Device::cuda : Device::cpu);
-      for (const Pass which : passes) {
-        if (which == Pass::backward && !spec->has_backward()) continue;
-        const std::vector<std::string> names = wanted(runner.candidates(which));
+      const std::unique_ptr<kit::OperationCase> answers = row.open(gpu ? Device::cuda : Device::cpu);
+      for (const Pass which : row.passes) {
+        if (!asked(which)) continue;
+        const std::vector<std::string> names = wanted(answers->candidates(which));
         if (names.empty()) ++unserved;
         for (const std::string& target : targets) {
           if (!gpu) set_cpu_target(target);
           for (const std::string& name : names) {
-            verdicts.push_back({runner.check(which, name), spec->purpose, target});
+            verdicts.push_back({answers->check(which, name), row.operation, row.purpose, target});
           }
         }
       }
@@ -134,23 +141,17 @@ struct CheckVerb {
     file.finish();
   }
 
-  // Without the name that the line begins with.
-  static std::string described(const kit::AttentionCase& spec) {
-    const std::string line = kit::CaseData(spec).describe();
-    return line.rfind(spec.name + ": ", 0) == 0 ? line.substr(spec.name.size() + 2) : line;
-  }
-
-  void print_list(const std::vector<const kit::AttentionCase*>& cases) const {
+  void print_list(const std::vector<kit::OperationRow>& cases) const {
     if (common.json) {
       Json out = Json::array();
-      for (const auto* spec : cases) out.push_back({{"name", spec->name}, {"purpose", kit::name_of(spec->purpose)}});
+      for (const kit::OperationRow& row : cases) {
+        out.push_back({{"operation", row.operation}, {"name", row.name}, {"purpose", kit::name_of(row.purpose)}});
+      }
       std::cout << out.dump(2) << '\n';
       return;
     }
     Table table({{"case"}, {"purpose"}, {"what"}});
-    for (const auto* spec : cases) {
-      table.add({spec->name, kit::name_of(spec->purpose), described(*spec)});
-    }
+    for (const kit::OperationRow& row : cases) table.add({row.name, kit::name_of(row.purpose), row.describe()});
     table.print();
   }
 
@@ -169,7 +170,8 @@ struct CheckVerb {
             {"error", tensor.error},     {"bound", tensor.bound},   {"plain_error", tensor.plain_error},
             {"largest", tensor.largest}, {"passed", tensor.passed}, {"compared", tensor.compared}};
       }
-      Json entry = {{"case", v.result.case_name},
+      Json entry = {{"operation", v.operation},
+                    {"case", v.result.case_name},
                     {"purpose", kit::name_of(v.purpose)},
                     {"pass", name_of_pass(v.result.pass)},
                     {"candidate", v.result.candidate},
@@ -218,10 +220,16 @@ struct CheckVerb {
 }  // namespace
 
 void add_check(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("check", "Candidates against the reference, over the case table");
+  CLI::App* verb = app.add_subcommand("check", "Candidates against the reference, over the case tables");
   verb->footer("Example: heddle check --name causal --candidate cpu --all-targets");
   const auto self = std::make_shared<CheckVerb>();
   self->common.add_to(*verb);
+  std::vector<std::string> choices = kit::operation_names();
+  choices.emplace_back("all");
+  verb->add_option("--operation", self->operations,
+                   "The operations whose cases are taken; others than attention on the CPU")
+      ->check(CLI::IsMember(choices))
+      ->capture_default_str();
   verb->add_option("--purpose", self->purposes, "Only cases of these purposes: round, odd, corner, feature, decode")
       ->check(CLI::IsMember({"round", "odd", "corner", "feature", "decode"}));
   verb->add_option("--name", self->names, "Only cases whose name contains one of these");
@@ -238,7 +246,8 @@ void add_check(CLI::App& app) {
       ->check(CLI::IsMember({"f32", "tf32", "int8_qk"}))
       ->capture_default_str();
   verb->add_option("--digest", self->digest,
-                   "A file for a hash of every result's bits, a line for each case, pass, candidate and tensor");
+                   "A file for a hash of every result's bits, a line for each case, pass, candidate and tensor; with "
+                   "--operation all, of every operation");
   verb->add_flag("--all-targets", self->all_targets, "With every SIMD target that runs here, one after the other");
   verb->add_flag("--list", self->list, "List the cases and run none");
   verb->callback([self] { self->run(); });

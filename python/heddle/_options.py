@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,14 +24,23 @@ class Causal(enum.Enum):
     bottom_right = "bottom_right"
 
 
-CAUSAL_CODES = {
-    "none": 0,
-    "top_left": 1,
-    "bottom_right": 2,
-    Causal.none: 0,
-    Causal.top_left: 1,
-    Causal.bottom_right: 2,
+#: The numbers that stand for members of the library's enumerations where the native module is called.
+CODES: dict[str, dict[str, int]] = {
+    "dtype": {
+        "float32": 0,
+        "float16": 1,
+        "bfloat16": 2,
+        "int32": 3,
+        "bool": 4,
+        "float8_e4m3fn": 5,
+        "uint8": 6,
+        "int8": 7,
+    },
+    "causal": {"none": 0, "top_left": 1, "bottom_right": 2},
+    "precision": {"f32": 0, "tf32": 1, "int8_qk": 2},
 }
+DTYPE_CODES, PRECISION_CODES = CODES["dtype"], CODES["precision"]
+CAUSAL_CODES = CODES["causal"] | {corner: CODES["causal"][corner.value] for corner in Causal}
 
 
 def causal_code(causal: Any) -> int:
@@ -108,19 +118,12 @@ def check_lse_out(operation: str, return_lse: bool, lse_out: Any) -> None:
         raise ValueError(f"[{operation}] lse_out is given and return_lse is False: lse is written where it is returned")
 
 
-PRECISION_CODES = {"f32": 0, "tf32": 1, "int8_qk": 2}
-
-
 def precision_code(precision: Any) -> int:
     """0, 1 or 2 for "f32", "tf32" or "int8_qk"."""
     code = PRECISION_CODES.get(precision) if isinstance(precision, str) else None
     if code is None:
         raise ValueError(f"[attention] precision is {precision!r}: it must be 'f32', 'tf32' or 'int8_qk'")
     return code
-
-
-#: Candidates of linear layers that a forward and its backward may both be asked for by name.
-LINEAR_BOTH_WAYS = ("cpu", "reference", "cublaslt")
 
 
 def parts_of(operation: str, os: Any, lses: Any) -> tuple[tuple, tuple]:
@@ -216,22 +219,33 @@ WITH_GRADIENT = tuple(i for i, option in enumerate(OPTIONS) if option.gradient)
 WITHOUT_GRADIENT = tuple(INDEX[name] for name in ("alibi_slopes", "q_scale", "k_scale", "v_scale"))  # of floats
 
 
-def check_names(native: tuple[str, ...]) -> None:
-    """Raises ImportError unless these are the items that the native module takes."""
-    if native != tuple(INDEX):
-        other = next((f"{a!r} and {b!r}" for a, b in zip(native, INDEX) if a != b), f"{len(native)} and {len(INDEX)}")
-        raise ImportError(
-            f"heddle's native module and its Python code are of different versions: their options differ, {other}"
-        )
+_VERSIONS = "heddle's native module and its Python code are of different versions"
+
+
+def check_names(native: tuple[str, ...], own: Sequence[str] = tuple(INDEX)) -> None:
+    """Raises ImportError unless the items of a tuple are those that the native module takes."""
+    if native != tuple(own):
+        other = next((f"{a!r} and {b!r}" for a, b in zip(native, own) if a != b), f"{len(native)} and {len(own)}")
+        raise ImportError(f"{_VERSIONS}: their options differ, {other}")
+
+
+def check_codes(native: dict[str, dict[str, int]]) -> None:
+    """Raises ImportError unless these are the numbers of the library's enumerations."""
+    for kind in native.keys() | CODES.keys():
+        theirs, own = native.get(kind, {}), CODES.get(kind, {})
+        for name in theirs.keys() | own.keys():
+            if theirs.get(name) != own.get(name):
+                raise ImportError(f"{_VERSIONS}: {kind} {name!r} is {theirs.get(name)} there and {own.get(name)} here")
 
 
 check_names(_heddle.option_names())
+check_codes(_heddle.codes())
 
 
-def schema(written: dict[str, str] | None = None) -> str:
+def schema(written: dict[str, str] | None = None, options: Sequence[Option] = OPTIONS) -> str:
     """The options as arguments in an operator's schema. written: name -> alias, of arrays that the operator writes."""
     aliases = written or {}
-    return ", ".join(f"{o.schema.replace('Tensor', 'Tensor' + aliases.get(o.name, ''))} {o.name}" for o in OPTIONS)
+    return ", ".join(f"{o.schema.replace('Tensor', 'Tensor' + aliases.get(o.name, ''))} {o.name}" for o in options)
 
 
 def replaced(items: tuple, index: int, value: Any) -> tuple:

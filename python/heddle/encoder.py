@@ -13,6 +13,7 @@ import numpy as np
 from . import _heddle
 from ._files import existing
 from ._options import dtype_name
+from .hosts import torch_host
 from .hosts.gpu import gpu_of
 from .lowbit.packed import PackingError
 
@@ -27,6 +28,24 @@ class EncoderLayer:
     shape: tuple[int, int]
     weight_bytes: int
     packing_error: PackingError | None = None
+
+
+def _check_out(name: str, dtype: str, found: tuple, contiguous: bool, shape: tuple[int, int]) -> None:
+    if dtype != "float32" or found != shape or not contiguous:
+        strides = "" if contiguous else " and not contiguous"
+        raise ValueError(
+            f"[encode] {name} is {dtype} {list(found)}{strides}: it must be float32 {list(shape)}, contiguous"
+        )
+
+
+def _numpy_out(name: str, given: Any, shape: tuple[int, int]) -> Any:
+    """A result of an encoder on the CPU that the caller has."""
+    if not isinstance(given, np.ndarray):
+        raise TypeError(f"[encode] {name} is a {type(given).__name__}: it must be a numpy array")
+    _check_out(name, given.dtype.name, given.shape, given.flags.c_contiguous, shape)
+    if not given.flags.writeable:
+        raise ValueError(f"[encode] {name} is read-only: it is written, so it must be writable")
+    return given
 
 
 @dataclass(frozen=True)
@@ -125,6 +144,20 @@ class Encoder:
 
         return torch.cuda.device(self._gpu)
 
+    def _torch_out(self, name: str, given: Any, shape: tuple[int, int]) -> Any:
+        """A result on the encoder's GPU that the caller has."""
+        import torch
+
+        from .hosts.torch.checks import refuse_gradients
+
+        if not isinstance(given, torch.Tensor):
+            raise TypeError(f"[encode] {name} is a {type(given).__name__}: it must be a torch tensor")
+        refuse_gradients("encode", (name,), (given,), "an encoder has no backward")
+        if given.device != self._gpu:
+            raise ValueError(f"[encode] {name} is on {given.device}: it must be on {self._gpu}, as the encoder is")
+        _check_out(name, str(given.dtype).removeprefix("torch."), tuple(given.shape), given.is_contiguous(), shape)
+        return given
+
     @staticmethod
     def choose_precisions(
         folder: str | os.PathLike[str],
@@ -176,7 +209,14 @@ class Encoder:
             return self._native.workspace(total, sequences, longest)
 
     def encode(
-        self, token_ids: Any, cu_seqlens: Any, *, normalize: bool = True, return_hidden_states: bool = False
+        self,
+        token_ids: Any,
+        cu_seqlens: Any,
+        *,
+        normalize: bool = True,
+        return_hidden_states: bool = False,
+        out: Any = None,
+        hidden_states_out: Any = None,
     ) -> Any:
         """Embeds sequences packed one after another, without padding.
 
@@ -185,6 +225,8 @@ class Encoder:
             on a GPU: they are checked there.
           normalize: scale each embedding to unit length.
           return_hidden_states: also return the last layer's rows.
+          out, hidden_states_out: where to write the results, which are then those that are returned: contiguous, numpy
+            arrays or, of an encoder on a GPU, torch tensors there. They share no memory.
 
         Returns:
           float32 [sequences, hidden]; with return_hidden_states a pair with float32 [total, hidden]. From the CPU numpy
@@ -192,8 +234,14 @@ class Encoder:
           current stream, which the call does not wait for.
 
         Raises:
-          ValueError: an id outside the vocabulary, a sequence longer than the position table, bad cu_seqlens.
+          ValueError: an id outside the vocabulary, a sequence longer than the position table, bad cu_seqlens, an out that
+            is not what the result would be. TypeError: an out of another library.
         """
+        if hidden_states_out is not None and not return_hidden_states:
+            raise ValueError(
+                "[encode] hidden_states_out is given and return_hidden_states is False: they are written where they are "
+                "returned"
+            )
         for name, given in (("token_ids", token_ids), ("cu_seqlens", cu_seqlens)):
             if getattr(given, "is_cuda", False):
                 raise ValueError(f"[encode] {name} is on a GPU: it must be on the CPU, where it is checked")
@@ -207,20 +255,29 @@ class Encoder:
         hidden = self.config["hidden"]
         longest = int(np.diff(lengths).max(initial=0))
 
-        def outputs(empty):
-            states = empty((ids.size, hidden)) if return_hidden_states else None
-            return empty((lengths.size - 1, hidden)), states
+        def outputs(empty, check):
+            def memory(name, given, shape):
+                return empty(shape) if given is None else check(name, given, shape)
+
+            embeddings = memory("out", out, (lengths.size - 1, hidden))
+            if not return_hidden_states:
+                return embeddings, None
+            states = memory("hidden_states_out", hidden_states_out, (ids.size, hidden))
+            return embeddings, states
 
         if self._gpu is None:
-            embeddings, states = outputs(lambda shape: np.empty(shape, np.float32))
+            embeddings, states = outputs(lambda shape: np.empty(shape, np.float32), _numpy_out)
+            if states is not None and np.shares_memory(embeddings, states):
+                raise ValueError("[encode] hidden_states_out shares memory with out")
             self.times = self._native.encode(ids, lengths, embeddings, states, normalize, longest)
         else:
             import torch
 
             with self._current():
-                embeddings, states = outputs(lambda shape: torch.empty(shape, device=self._gpu))
+                embeddings, states = outputs(lambda shape: torch.empty(shape, device=self._gpu), self._torch_out)
                 stream = torch.cuda.current_stream().cuda_stream
                 if _heddle.validates():
                     _heddle.raise_bad_index(stream)
                 self._native.encode(ids, lengths, embeddings, states, normalize, longest, stream)
+                torch_host().changed(out, hidden_states_out)
         return (embeddings, states) if return_hidden_states else embeddings

@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 from . import _heddle
-from ._options import BIAS, DROPOUT_SEED, MASK, dtype_name, flag, parts_of, wants_float32
+from ._options import BIAS, DROPOUT_SEED, DTYPE_CODES, MASK, dtype_name, flag, parts_of, wants_float32
 from .hosts import is_torch, torch_host
 from .sparse import options_tuple
 
-_DTYPE_CODES = {"float32": 0, "float16": 1, "bfloat16": 2}
-_INT32, UINT8 = 3, 6
+_FLOATS = ("float32", "float16", "bfloat16")
+_INT32, UINT8 = DTYPE_CODES["int32"], DTYPE_CODES["uint8"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,10 +83,9 @@ def _bytes(count: int) -> str:
 def shape_only(shape: tuple[int, ...], dtype: Any, operation: str = "explain") -> tuple:
     """A view of no data, of a dtype by its name, or torch's or numpy's."""
     name = dtype_name(dtype)
-    code = _DTYPE_CODES.get(name) if isinstance(name, str) else None
-    if code is None:
+    if not isinstance(name, str) or name not in _FLOATS:
         raise ValueError(f"[{operation}] dtype is {dtype!r}: it must be 'float32', 'float16' or 'bfloat16'")
-    return stand_in(shape, code)
+    return stand_in(shape, DTYPE_CODES[name])
 
 
 def stand_in(shape: tuple[int, ...], code: int) -> tuple:

@@ -37,7 +37,7 @@ void Arguments::refuse(const char* name, const std::string& what) const {
   throw Error("[" + std::string(operation_) + "] " + name + " " + what);
 }
 
-// After a conversion has failed with Python's own words, which do not say of what.
+// After a conversion has failed with Python's own words, which do not say of what; its error is set.
 void Arguments::refuse_kind(nb::handle object, const char* name, const char* kind) const {
   if (PyErr_ExceptionMatches(PyExc_TypeError) == 0 && PyErr_ExceptionMatches(PyExc_ValueError) == 0 &&
       PyErr_ExceptionMatches(PyExc_OverflowError) == 0) {
@@ -67,6 +67,14 @@ const char* Arguments::string(nb::handle object, const char* name) const {
   const char* found = PyUnicode_AsUTF8(object.ptr());
   if (found == nullptr) refuse_kind(object, name, "a string");
   return found;
+}
+
+bool Arguments::flag(nb::handle object, const char* name) const {
+  if (PyBool_Check(object.ptr()) == 0) {
+    PyErr_SetNone(PyExc_TypeError);
+    refuse_kind(object, name, "True or False");
+  }
+  return object.is(nb::bool_(true));
 }
 
 TensorView Arguments::view(nb::handle object, const char* name, bool writable) {

@@ -37,6 +37,7 @@ class Arguments {
   double number(nb::handle object, const char* name) const;
   std::int64_t integer(nb::handle object, const char* name) const;
   const char* string(nb::handle object, const char* name) const;
+  bool flag(nb::handle object, const char* name) const;
   [[noreturn]] void refuse(const char* name, const std::string& what) const;
   [[noreturn]] void refuse_kind(nb::handle object, const char* name, const char* kind) const;
 

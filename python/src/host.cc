@@ -50,22 +50,67 @@ TensorView view_of(nb::handle data, nb::handle dtype, nb::handle shape, nb::hand
   return view;
 }
 
-std::string dtype_rule(const Given& given) {
-  const std::string_view name = given.name;
-  for (const std::string_view index :
-       {"cu_seqlens", "seqused", "seqlens", "page_table", "cache_", "offsets", "token_", "draft_"}) {
-    if (name.starts_with(index)) return "it must be int32";
+namespace {
+
+constexpr const char *kFloats = "it must be float32, float16 or bfloat16", *kFloat32 = "it must be float32",
+                     *kInt32 = "it must be int32", *kUint8 = "it must be uint8",
+                     *kStored = "see heddle.lowbit.QuantizedTensor",
+                     *kMask = "it must be bool (true = attend); pass numbers that are added as bias";
+
+// The dtypes of arguments by their names, of lists without the index; kFloats where there is no line. operation: a part
+// of the names of those that the line is about, of the others' too if empty.
+struct DTypeLine {
+  std::string_view name;
+  const char* rule;
+  std::string_view operation = {};
+};
+constexpr DTypeLine kDTypes[] = {
+    {"alibi_slopes", kFloat32},
+    {"blocks", kInt32, "sparse_attention"},
+    {"blocks", kUint8, "int4_cache"},
+    {"cache_batch_idx", kInt32},
+    {"cache_leftpad", kInt32},
+    {"codes", kStored},
+    {"counts", kInt32},
+    {"cu_seqlens", kInt32},
+    {"cu_seqlens_k", kInt32},
+    {"cu_seqlens_q", kInt32},
+    {"d_lse", kFloat32},
+    {"draft_mask", kInt32},
+    {"embeddings", kFloat32},
+    {"global_scale", kStored},
+    {"hidden_states", kFloat32},
+    {"importance", kFloat32},
+    {"k_scale", kFloat32},
+    {"key_offset", kInt32},
+    {"lse", kFloat32},
+    {"lse_out", kFloat32},
+    {"lses", kFloat32},
+    {"mask", kMask},
+    {"offsets", kInt32},
+    {"page_table", kInt32},
+    {"q_offset", kInt32},
+    {"q_scale", kFloat32},
+    {"row_idx", kInt32},
+    {"scales", kStored},
+    {"seqlens", kInt32},
+    {"seqused_k", kInt32},
+    {"seqused_q", kInt32},
+    {"sink", kFloat32},
+    {"token_ids", kInt32},
+    {"v_scale", kFloat32},
+    {"weights.data", kUint8},
+    {"zeros", kStored},
+};
+
+}  // namespace
+
+const char* dtype_rule(const Given& given) {
+  const std::string_view operation = given.operation, all = given.name, name = all.substr(0, all.find('['));
+  for (const DTypeLine& line : kDTypes) {
+    if (line.name == name && operation.find(line.operation) != std::string_view::npos) return line.rule;
   }
-  if (std::string_view(given.operation).find("sparse_attention") != std::string_view::npos &&
-      (name == "blocks" || name == "counts")) {
-    return "it must be int32";
-  }
-  for (const std::string_view stored : {"codes", "scales", "zeros", "global_scale"}) {
-    if (name == stored) return "see heddle.lowbit.QuantizedTensor";
-  }
-  if (name == "lse_out") return "it must be float32";
-  if (name == "mask") return "it must be bool (true = attend); pass numbers that are added as bias";
-  return "it must be float32, float16 or bfloat16";
+  return kFloats;
 }
 
 std::string rank_rule(std::int64_t rank) { return text("has ", rank, " dimensions: it must have 1 to ", kMaxRank); }

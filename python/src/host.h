@@ -88,7 +88,7 @@ const Host& array_host();
 bool dtype_of(nb::dlpack::dtype dtype, DType* out);
 TensorView view_of(nb::handle data, nb::handle dtype, nb::handle shape, nb::handle stride, const Given& given);
 std::int64_t int64_of(PyObject* object);
-std::string dtype_rule(const Given& given);  // which dtypes the argument may have
+const char* dtype_rule(const Given& given);  // which dtypes the argument may have
 std::string rank_rule(std::int64_t rank);    // of one that is not from 1 to kMaxRank
 const char* runs_on();                       // where this build runs, for arrays that are somewhere else
 

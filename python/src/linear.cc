@@ -3,52 +3,62 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
+
 #include "convert.h"
 #include "heddle/error.h"
 #include "heddle/explain.h"
 #include "ops/linear.h"
+#include "options.h"
 
 namespace heddle::python {
 namespace {
 
-// Packed weights as Python hands them over: format, rows, columns, gated, order, data, kept.
-PackedWeights packed_of(Arguments& arguments, const nb::tuple& parts) {
-  if (parts.size() != 7) throw Error("[heddle] packed weights must be a tuple of 7 items");
+// Packed weights as Python hands them over.
+struct Parts {
   std::string format, order;
   std::int64_t rows = 0, columns = 0;
   bool gated = false;
-  if (!nb::try_cast(parts[0], format) || !nb::try_cast(parts[1], rows) || !nb::try_cast(parts[2], columns) ||
-      !nb::try_cast(parts[3], gated) || !nb::try_cast(parts[4], order)) {
-    throw Error(
-        "[linear] weights must have a format's name, a shape (N, K) of 64-bit integers, gated, a bool, and an " +
-        std::string("order's name"));
-  }
-  PackedWeights packed = packed_storage(lowbit::format_named(format), rows, columns, gated, weight_order_named(order));
-  packed.data = arguments.read(parts[5], "weights.data");
+  TensorView data, kept;
+};
+
+constexpr std::array kParts{
+    OptionItem("format", take_text<&Parts::format>),
+    OptionItem("rows", take_integer<&Parts::rows>),
+    OptionItem("columns", take_integer<&Parts::columns>),
+    OptionItem("gated", take_flag<&Parts::gated>),
+    OptionItem("order", take_text<&Parts::order>),
+    OptionItem("weights", take_array<&Parts::data>, "weights.data"),
+    OptionItem("kept", take_array<&Parts::kept>, "weights.kept"),
+};
+
+PackedWeights packed_of(Arguments& arguments, const nb::tuple& items) {
+  Parts parts;
+  take_options(kParts, arguments, items, parts);
+  PackedWeights packed = packed_storage(lowbit::format_named(parts.format), parts.rows, parts.columns, parts.gated,
+                                        weight_order_named(parts.order));
+  packed.data = parts.data;
   packed.device = packed.data.device;
-  packed.kept = arguments.read(parts[6], "weights.kept");
+  packed.kept = parts.kept;
   return packed;
 }
 
-// The options as heddle.lowbit.product packs them: activation, bias, residual, norm, norm_weight, norm_bias, norm_eps,
-// int8_x, batch_invariant, force.
+constexpr std::array kItems{
+    OptionItem("bias", take_array<&LinearOptions::bias>),
+    OptionItem("residual", take_array<&LinearOptions::residual>),
+    OptionItem("norm_weight", take_array<&LinearOptions::norm_weight>),
+    OptionItem("norm_bias", take_array<&LinearOptions::norm_bias>),
+    OptionItem("activation", take_named<&LinearOptions::activation, activation_named>),
+    OptionItem("norm", take_named<&LinearOptions::norm, norm_named>),
+    OptionItem("norm_eps", take_number<&LinearOptions::norm_eps>),
+    OptionItem("int8_x", take_flag<&LinearOptions::int8_x>),
+    OptionItem("batch_invariant", take_flag<&LinearOptions::batch_invariant>),
+    OptionItem("force", take_text<&LinearOptions::force>),
+};
+
 LinearOptions options_of(Arguments& arguments, const nb::tuple& items) {
-  if (items.size() != 10) throw Error("[linear] options must be a tuple of 10 items");
   LinearOptions options;
-  std::string activation, norm;
-  if (!nb::try_cast(items[0], activation)) throw Error("[linear] activation is no string");
-  if (!nb::try_cast(items[3], norm)) throw Error("[linear] norm is no string");
-  if (!nb::try_cast(items[6], options.norm_eps)) throw Error("[linear] norm_eps is no number");
-  if (!nb::try_cast(items[7], options.int8_x) || !nb::try_cast(items[8], options.batch_invariant)) {
-    throw Error("[linear] int8_x and batch_invariant must be bool");
-  }
-  if (!nb::try_cast(items[9], options.force)) throw Error("[linear] force is no string");
-  options.activation = activation_named(activation);
-  options.bias = arguments.read(items[1], "bias");
-  options.residual = arguments.read(items[2], "residual");
-  options.norm = norm_named(norm);
-  options.norm_weight = arguments.read(items[4], "norm_weight");
-  options.norm_bias = arguments.read(items[5], "norm_bias");
+  take_options(kItems, arguments, items, options);
   return options;
 }
 
@@ -147,6 +157,12 @@ void backward(nb::handle dy, nb::handle x, const nb::tuple& packed, const nb::tu
 }  // namespace
 
 void bind_linear(nb::module_& module) {
+  module.def(
+      "linear_option_names", [] { return names_of(kItems); },
+      "The items of the options tuple, which heddle._linear_options has too.");
+  module.def(
+      "packed_part_names", [] { return names_of(kParts); },
+      "The parts of packed weights, which heddle._linear_options has too.");
   module.def("linear_forward", &forward, nb::arg("x").none(), nb::arg("weights"), nb::arg("y").none(),
              nb::arg("options"), nb::arg("stream") = 0);
   module.def("explain_linear", &explain, nb::arg("x").none(), nb::arg("weights"), nb::arg("options"),

@@ -1,7 +1,5 @@
 #include "options.h"
 
-#include "heddle/error.h"
-
 namespace heddle::python {
 
 void take_scale(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out) {
@@ -23,27 +21,39 @@ void take_dropout_seed(Arguments& arguments, nb::handle item, const char* words,
 }
 
 AttentionOptions Arguments::options(const nb::tuple& items, const char* seqused_k_name) {
-  if (items.size() != kOptionItems.size()) {
-    throw Error(text("[heddle] the options must be a tuple of ", kOptionItems.size(), " items"));
-  }
   AttentionOptions out;
-  for (std::size_t i = 0; i < kOptionItems.size(); ++i) {
-    const OptionItem& option = kOptionItems[i];
-    const char* const words = i == option_index("seqused_k") ? seqused_k_name : option.words;
-    option.take(*this, NB_TUPLE_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)), words, out);
-  }
+  take_options(kOptionItems, *this, items, out, option_index("seqused_k"), seqused_k_name);
   return out;
 }
 
+namespace {
+
+// Each enumeration whose members Python has as numbers: {kind: {name: number}}.
+nb::dict codes() {
+  nb::dict dtypes, causal, precision;
+  for (auto code = static_cast<int>(DType::f32); code <= static_cast<int>(DType::i8); ++code) {
+    dtypes[name_of(static_cast<DType>(code))] = code;
+  }
+  causal["none"] = static_cast<int>(Causal::none);
+  causal["top_left"] = static_cast<int>(Causal::top_left);
+  causal["bottom_right"] = static_cast<int>(Causal::bottom_right);
+  precision["f32"] = static_cast<int>(Precision::f32);
+  precision["tf32"] = static_cast<int>(Precision::tf32);
+  precision["int8_qk"] = static_cast<int>(Precision::int8_qk);
+  nb::dict out;
+  out["dtype"] = dtypes;
+  out["causal"] = causal;
+  out["precision"] = precision;
+  return out;
+}
+
+}  // namespace
+
 void bind_options(nb::module_& module) {
   module.def(
-      "option_names",
-      [] {
-        nb::list names;
-        for (const OptionItem& option : kOptionItems) names.append(option.name);
-        return nb::tuple(names);
-      },
+      "option_names", [] { return names_of(kOptionItems); },
       "The items of the options tuple, which heddle._options has too.");
+  module.def("codes", &codes, "The numbers of enumerations' members, which heddle._options has too.");
 }
 
 }  // namespace heddle::python

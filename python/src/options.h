@@ -1,4 +1,5 @@
-// The options tuple of attention: what heddle._options.OPTIONS lists, item by item.
+// Tuples of options: a table of their items for each operation that has one. Python has the same tables, in
+// heddle._options and heddle._linear_options, and compares names when it is imported.
 #pragma once
 
 #include <array>
@@ -7,45 +8,84 @@
 
 #include "convert.h"
 #include "core/check.h"
+#include "heddle/error.h"
 
 namespace heddle::python {
 
 // One item: its name, how errors call it, and how it gets into the library's options.
+template <class Options>
 struct OptionItem {
+  using Take = void (*)(Arguments& arguments, nb::handle item, const char* words, Options& out);
+
   const char* name;
   const char* words;
-  void (*take)(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out);
+  Take take;
 
-  constexpr OptionItem(const char* name, decltype(take) take, const char* words = nullptr)
+  constexpr OptionItem(const char* name, Take take, const char* words = nullptr)
       : name(name), words(words != nullptr ? words : name), take(take) {}
 };
 
+template <class Member, class Options>
+Options options_with(Member Options::*);
 template <auto kMember>
-void take_array(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out) {
+using OptionsOf = decltype(options_with(kMember));
+
+template <auto kMember>
+void take_array(Arguments& arguments, nb::handle item, const char* words, OptionsOf<kMember>& out) {
   out.*kMember = arguments.read(item, words);
 }
 // Also of an enumeration, whose values Python has as numbers.
 template <auto kMember>
-void take_integer(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out) {
+void take_integer(Arguments& arguments, nb::handle item, const char* words, OptionsOf<kMember>& out) {
   auto& member = out.*kMember;
   member = static_cast<std::remove_reference_t<decltype(member)>>(arguments.integer(item, words));
 }
 template <auto kMember>
-void take_number(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out) {
+void take_number(Arguments& arguments, nb::handle item, const char* words, OptionsOf<kMember>& out) {
   out.*kMember = static_cast<float>(arguments.number(item, words));
 }
 template <auto kMember>
-void take_truth(Arguments&, nb::handle item, const char*, AttentionOptions& out) {
+void take_flag(Arguments& arguments, nb::handle item, const char* words, OptionsOf<kMember>& out) {
+  out.*kMember = arguments.flag(item, words);
+}
+// Of what Python's code has made a bool.
+template <auto kMember>
+void take_truth(Arguments&, nb::handle item, const char*, OptionsOf<kMember>& out) {
   out.*kMember = truth(item);
 }
 template <auto kMember>
-void take_text(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out) {
+void take_text(Arguments& arguments, nb::handle item, const char* words, OptionsOf<kMember>& out) {
   out.*kMember = arguments.string(item, words);
+}
+// An enumeration by the names that the library has for it.
+template <auto kMember, auto kNamed>
+void take_named(Arguments& arguments, nb::handle item, const char* words, OptionsOf<kMember>& out) {
+  out.*kMember = kNamed(arguments.string(item, words));
 }
 void take_scale(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out);
 void take_dropout_p(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out);
 void take_dropout_seed(Arguments& arguments, nb::handle item, const char* words, AttentionOptions& out);
 
+// Item by item. other_words: what errors call the item `other` for this caller.
+template <class Options, std::size_t kCount>
+void take_options(const std::array<OptionItem<Options>, kCount>& table, Arguments& arguments, const nb::tuple& items,
+                  Options& out, std::size_t other = kCount, const char* other_words = nullptr) {
+  if (items.size() != kCount) throw Error(text("[heddle] the options must be a tuple of ", kCount, " items"));
+  for (std::size_t i = 0; i < kCount; ++i) {
+    const OptionItem<Options>& option = table[i];
+    option.take(arguments, NB_TUPLE_GET_ITEM(items.ptr(), static_cast<Py_ssize_t>(i)),
+                i == other ? other_words : option.words, out);
+  }
+}
+
+template <class Options, std::size_t kCount>
+nb::tuple names_of(const std::array<OptionItem<Options>, kCount>& table) {
+  nb::list names;
+  for (const OptionItem<Options>& option : table) names.append(option.name);
+  return nb::tuple(names);
+}
+
+// Of attention.
 inline constexpr std::array kOptionItems{
     OptionItem("alibi_slopes", take_array<&AttentionOptions::alibi_slopes>),
     OptionItem("bias", take_array<&AttentionOptions::bias>),

@@ -10,6 +10,7 @@
 #include "core/check.h"
 #include "core/in_quotes.h"
 #include "core/json.h"
+#include "core/names.h"
 #include "core/overlap.h"
 #include "ops/lowbit_arguments.h"
 
@@ -19,20 +20,16 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-struct NamedLayout {
-  Layout layout;
-  const char* name;
-};
-constexpr NamedLayout kLayouts[] = {{Layout::gpt_oss_mxfp4, "gpt_oss_mxfp4"},
-                                    {Layout::modelopt_nvfp4, "modelopt_nvfp4"},
-                                    {Layout::compressed_tensors_nvfp4, "compressed_tensors_nvfp4"},
-                                    {Layout::compressed_tensors_mxfp4, "compressed_tensors_mxfp4"},
-                                    {Layout::compressed_tensors_int4, "compressed_tensors_int4"},
-                                    {Layout::compressed_tensors_int8, "compressed_tensors_int8"},
-                                    {Layout::compressed_tensors_fp8, "compressed_tensors_fp8"},
-                                    {Layout::bitsandbytes, "bitsandbytes"},
-                                    {Layout::gptq, "gptq"},
-                                    {Layout::awq, "awq"}};
+constexpr NamedValue<Layout> kLayouts[] = {{"gpt_oss_mxfp4", Layout::gpt_oss_mxfp4},
+                                           {"modelopt_nvfp4", Layout::modelopt_nvfp4},
+                                           {"compressed_tensors_nvfp4", Layout::compressed_tensors_nvfp4},
+                                           {"compressed_tensors_mxfp4", Layout::compressed_tensors_mxfp4},
+                                           {"compressed_tensors_int4", Layout::compressed_tensors_int4},
+                                           {"compressed_tensors_int8", Layout::compressed_tensors_int8},
+                                           {"compressed_tensors_fp8", Layout::compressed_tensors_fp8},
+                                           {"bitsandbytes", Layout::bitsandbytes},
+                                           {"gptq", Layout::gptq},
+                                           {"awq", Layout::awq}};
 
 // A path's safetensors files, in the order of their names.
 std::vector<std::string> files_of(const std::string& path) {
@@ -94,12 +91,7 @@ int gptq_version_of(const fs::path& folder) {
 
 }  // namespace
 
-const char* name_of(Layout layout) {
-  for (const NamedLayout& named : kLayouts) {
-    if (named.layout == layout) return named.name;
-  }
-  return "unknown";
-}
+const char* name_of(Layout layout) { return name_in(kLayouts, layout); }
 
 Checkpoint::Checkpoint(std::vector<SafeTensors> files, const CheckpointOptions& options)
     : files_(std::move(files)), gptq_version_(options.gptq_version) {

@@ -8,6 +8,8 @@
 #include "core/parallel.h"
 #include "cpu/attention.h"
 #include "cpu/kernels.h"
+#include "cpu/key_gradients.h"
+#include "cpu/unused_rows.h"
 #include "problem/attended_pairs.h"
 
 namespace heddle::cpu {
@@ -15,28 +17,11 @@ namespace {
 
 using Problem = AttentionBackwardProblem;
 
-// Tasks that few heads are cut into, so that a machine with several cores has work; each keeps its own sums of dK and
-// dV.
-constexpr std::int64_t kFewTasks = 16;
-
-std::int64_t splits(const Problem& p) {
-  const std::int64_t heads = std::max<std::int64_t>(p.B * p.Hkv, 1);
-  return std::clamp<std::int64_t>(ceil_div(kFewTasks, heads), 1,
-                                  std::max<std::int64_t>(ceil_div(p.Sq * p.G, backward_rows(p)), 1));
-}
-
-std::int64_t dk_floats(const Problem& p) { return round_up(p.Sk, kKeyBlock) * kernels().gradient_width(p.D); }
-std::int64_t dv_floats(const Problem& p) { return round_up(p.Sk, kKeyBlock) * kernels().gradient_width(p.Dv); }
-std::int64_t sum_floats(const Problem& p) { return round_up(dk_floats(p) + dv_floats(p), 16); }
+KeyGradients key_gradients(const Problem& p) { return {p, ceil_div(p.Sq * p.G, backward_rows(p))}; }
 
 std::size_t scratch_bytes(const Problem& p) {
   const std::size_t tile = kernels().backward_scratch(p), bias = p.dbias ? kernels().bias_scratch(p) : 0;
   return static_cast<std::size_t>(round_up(static_cast<std::int64_t>(std::max(tile, bias)), 64));
-}
-
-// With one split a worker sums one kv head after the other; with more, each task has sums of its own.
-std::int64_t sum_slots(const Problem& p, int workers) {
-  return splits(p) == 1 ? workers : std::max<std::int64_t>(p.B * p.Hkv, 1) * splits(p);
 }
 
 Refusal supports(const Problem&) { return ""; }
@@ -49,20 +34,12 @@ double estimate(const Problem& p, int workers) {
 }
 
 std::size_t workspace(const Problem& p, int workers) {
-  return scratch_bytes(p) * static_cast<std::size_t>(workers) +
-         static_cast<std::size_t>(sum_slots(p, workers)) * static_cast<std::size_t>(sum_floats(p)) * 4;
-}
-
-void write(const Kernels& k, const Problem& p, std::int64_t b, std::int64_t kv_head, float* sums, std::int64_t count) {
-  if (p.dk) k.write_gradient(p, p.dk, p.D, p.scale, b, kv_head, sums, count, sum_floats(p));
-  if (p.dv) k.write_gradient(p, p.dv, p.Dv, 1.0f, b, kv_head, sums + dk_floats(p), count, sum_floats(p));
+  return scratch_bytes(p) * static_cast<std::size_t>(workers) + key_gradients(p).bytes(workers);
 }
 
 std::string describe(const Problem& p, int workers) {
-  const std::int64_t cuts = splits(p);
   return text(kernels().name, ", tiles of ", backward_rows(p), " rows x ", kKeyBlock, " keys, ",
-              cuts == 1 ? "a kv head to a thread" : text(cuts, " parts of a kv head"), ", ", workers,
-              workers == 1 ? " thread" : " threads");
+              key_gradients(p).describe(), ", ", workers, workers == 1 ? " thread" : " threads");
 }
 
 void launch(const Problem& p, const Runtime& runtime) {
@@ -72,25 +49,24 @@ void launch(const Problem& p, const Runtime& runtime) {
   const std::size_t scratch_each = scratch_bytes(p);
   const auto scratch = [&](int worker) { return memory + scratch_each * static_cast<std::size_t>(worker); };
   auto* sums = reinterpret_cast<float*>(scratch(executor.workers()));
-  const std::int64_t cuts = splits(p), each = sum_floats(p);
 
+  if (p.seqused_q && p.dq && !p.accumulate) {
+    parallel_for(executor, p.B, [&](std::int64_t b, int) { zero_unused_rows(p, b, p.dq, p.D); });
+  }
   if (p.dq || p.dk || p.dv) {
-    parallel_for(executor, p.B * p.Hkv * cuts, [&](std::int64_t index, int worker) {
-      BackwardTask task;
-      task.b = index / cuts / p.Hkv;
-      task.kv_head = index / cuts % p.Hkv;
-      task.first_tile = index % cuts;
-      task.tile_step = cuts;
-      task.dk = sums + (cuts == 1 ? worker : index) * each;
-      task.dv = task.dk + dk_floats(p);
-      k.backward(p, task, scratch(worker));
-      if (cuts == 1) write(k, p, task.b, task.kv_head, task.dk, 1);
-    });
-    if (cuts > 1) {
-      parallel_for(executor, p.B * p.Hkv, [&](std::int64_t index, int) {
-        write(k, p, index / p.Hkv, index % p.Hkv, sums + index * cuts * each, cuts);
-      });
-    }
+    const KeyGradients gradients = key_gradients(p);
+    gradients.run(executor, sums,
+                  [&](std::int64_t b, std::int64_t kv_head, std::int64_t cut, float* dk, float* dv, int worker) {
+                    k.backward(p,
+                               {.b = b,
+                                .kv_head = kv_head,
+                                .first_tile = cut,
+                                .tile_step = gradients.cuts(),
+                                .dk = dk,
+                                .dv = dv,
+                                .tiles = {}},
+                               scratch(worker));
+                  });
   }
   if (p.dbias) {
     const std::int64_t rows = p.bias_rows == 1 ? p.Sq : kBiasRows,

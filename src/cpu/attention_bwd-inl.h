@@ -57,7 +57,7 @@ class BackwardTile {
     const Head head{p_, task.b, task.kv_head, s};
     std::memset(task.dk, 0, static_cast<std::size_t>(s.k_rows * w_.dl) * 4);
     std::memset(task.dv, 0, static_cast<std::size_t>(s.k_rows * w_.dvl) * 4);
-    const std::int64_t all = s.q_rows * p_.G, tile = backward_rows(p_);
+    const std::int64_t all = s.sq * p_.G, tile = backward_rows(p_);
     for (std::int64_t begin = task.first_tile * tile; begin < all; begin += task.tile_step * tile) {
       const TaskWalk walk = load(head, {begin, std::min(begin + tile, all)}, task.tiles);
       std::memset(dq_, 0, static_cast<std::size_t>(rows_.groups() * kGroup * w_.dp) * 4);

@@ -7,6 +7,7 @@
 #include "core/parallel.h"
 #include "cpu/attention.h"
 #include "cpu/kernels.h"
+#include "cpu/unused_rows.h"
 #include "problem/attended_pairs.h"
 
 namespace heddle::cpu {
@@ -89,23 +90,13 @@ std::string describe(const AttentionProblem& p, int workers) {
               l.split ? text(", keys split by ", kKeyChunk) : "", ", ", workers, workers == 1 ? " thread" : " threads");
 }
 
-// Rows that are stored and not used: a tile has none of them, or its other rows' bits would follow from how many there
-// are.
 void empty_unused_rows(const AttentionProblem& p, std::int64_t b) {
+  zero_unused_rows(p, b, p.o, p.Dv);
+  if (!p.lse) return;
   const Sequence s = p.sequence(b);
-  const auto size = static_cast<std::int64_t>(size_of(p.o.dtype)), step = p.o.stride_d * size;
   for (std::int64_t i = s.sq; i < s.q_rows; ++i) {
     for (std::int64_t h = 0; h < p.H; ++h) {
-      std::byte* row = p.o.at(b, s.q_begin + i, h);
-      // Zeros in any dtype.
-      if (step == size) {
-        std::memset(row, 0, static_cast<std::size_t>(p.Dv * size));
-      } else {
-        for (std::int64_t d = 0; d < p.Dv; ++d) std::memset(row + d * step, 0, static_cast<std::size_t>(size));
-      }
-      if (p.lse) {
-        p.lse.as<float>()[p.lse.offset(b, h, s.q_begin + i)] = -std::numeric_limits<float>::infinity();
-      }
+      p.lse.as<float>()[p.lse.offset(b, h, s.q_begin + i)] = -std::numeric_limits<float>::infinity();
     }
   }
 }

@@ -8,6 +8,7 @@
 #include "core/parallel.h"
 #include "cpu/attention.h"
 #include "cpu/kernels.h"
+#include "cpu/key_gradients.h"
 #include "problem/attended_pairs.h"
 
 namespace heddle::cpu {
@@ -83,25 +84,13 @@ void launch(const SparseProblem& p, const Runtime& runtime) {
 
 using Backward = SparseBackwardProblem;
 
-// Backward: tasks that few heads are cut into, each with sums of dK and dV of its own. A matter of the problem alone,
-// as are chunks: sums of dK and dV are added up chunk by chunk.
-std::int64_t cuts_of(const Backward& p) {
-  constexpr std::int64_t kTasks = 16;
-  const std::int64_t heads = std::max<std::int64_t>(p.B * p.Hkv, 1);
-  const std::int64_t chunks = std::max<std::int64_t>(ceil_div(p.Sq, chunk_rows(p, p.lists)), 1);
-  return std::clamp<std::int64_t>(ceil_div(kTasks, heads), 1, chunks);
-}
+// Chunks are a matter of the problem alone: sums of dK and dV are added up chunk by chunk.
+KeyGradients key_gradients(const Backward& p) { return {p, ceil_div(p.Sq, chunk_rows(p, p.lists))}; }
 
-std::int64_t dk_floats(const Backward& p) { return round_up(p.Sk, kKeyBlock) * kernels().gradient_width(p.D); }
-std::int64_t sum_floats(const Backward& p) {
-  return round_up(dk_floats(p) + round_up(p.Sk, kKeyBlock) * kernels().gradient_width(p.Dv), 16);
-}
 std::size_t backward_scratch(const Backward& p) {
   const auto bytes = static_cast<std::int64_t>(kernels().sparse_backward_scratch(p, chunk_rows(p, p.lists)));
   return static_cast<std::size_t>(round_up(bytes, 64));
 }
-// With one cut a worker sums one kv head after the other.
-std::int64_t sum_slots(const Backward& p, int workers) { return cuts_of(p) == 1 ? workers : p.B * p.Hkv * cuts_of(p); }
 
 Refusal supports_backward(const Backward& p) {
   if (p.bias || p.mask) return "it takes no bias and no mask beside lists";
@@ -116,15 +105,13 @@ double estimate_backward(const Backward& p, int workers) {
 }
 
 std::size_t workspace_backward(const Backward& p, int workers) {
-  return backward_scratch(p) * static_cast<std::size_t>(workers) +
-         static_cast<std::size_t>(sum_slots(p, workers)) * static_cast<std::size_t>(sum_floats(p)) * 4;
+  return backward_scratch(p) * static_cast<std::size_t>(workers) + key_gradients(p).bytes(workers);
 }
 
 std::string describe_backward(const Backward& p, int workers) {
-  const std::int64_t cuts = cuts_of(p);
   return text(kernels().name, ", chunks of ", chunk_rows(p, p.lists), " rows gathered by blocks of ",
-              p.lists.block_size, " keys, ", cuts == 1 ? "a kv head to a thread" : text(cuts, " parts of a kv head"),
-              ", ", workers, workers == 1 ? " thread" : " threads");
+              p.lists.block_size, " keys, ", key_gradients(p).describe(), ", ", workers,
+              workers == 1 ? " thread" : " threads");
 }
 
 void launch_backward(const Backward& p, const Runtime& runtime) {
@@ -134,28 +121,20 @@ void launch_backward(const Backward& p, const Runtime& runtime) {
   const std::size_t each = backward_scratch(p);
   const auto scratch = [&](int worker) { return memory + each * static_cast<std::size_t>(worker); };
   auto* sums = reinterpret_cast<float*>(scratch(executor.workers()));
-  const std::int64_t cuts = cuts_of(p), floats = sum_floats(p), rows = chunk_rows(p, p.lists);
-  const auto write = [&](std::int64_t b, std::int64_t kv_head, float* from) {
-    if (p.dk) k.write_gradient(p, p.dk, p.D, p.scale, b, kv_head, from, cuts, floats);
-    if (p.dv) k.write_gradient(p, p.dv, p.Dv, 1.0f, b, kv_head, from + dk_floats(p), cuts, floats);
-  };
   if (p.dq || p.dk || p.dv) {
-    parallel_for(executor, p.B * p.Hkv * cuts, [&](std::int64_t index, int worker) {
-      SparseTask task{.b = index / cuts / p.Hkv, .kv_head = index / cuts % p.Hkv};
-      float* const dk = sums + (cuts == 1 ? worker : index) * floats;
-      std::fill_n(dk, floats, 0.0f);
-      const std::int64_t stored = p.sequence(task.b).q_rows;
-      for (std::int64_t chunk = index % cuts; chunk * rows < stored; chunk += cuts) {
-        task.row_begin = chunk * rows;
-        task.row_end = std::min(task.row_begin + rows, stored);
-        k.sparse_backward(p, task, dk, dk + dk_floats(p), scratch(worker));
-      }
-      if (cuts == 1) write(task.b, task.kv_head, dk);
-    });
-    if (cuts > 1) {
-      parallel_for(executor, p.B * p.Hkv,
-                   [&](std::int64_t index, int) { write(index / p.Hkv, index % p.Hkv, sums + index * cuts * floats); });
-    }
+    const KeyGradients gradients = key_gradients(p);
+    const std::int64_t rows = chunk_rows(p, p.lists);
+    gradients.run(executor, sums,
+                  [&](std::int64_t b, std::int64_t kv_head, std::int64_t cut, float* dk, float* dv, int worker) {
+                    std::fill_n(dk, gradients.floats(), 0.0f);
+                    SparseTask task{.b = b, .kv_head = kv_head};
+                    const std::int64_t stored = p.sequence(b).q_rows;
+                    for (std::int64_t chunk = cut; chunk * rows < stored; chunk += gradients.cuts()) {
+                      task.row_begin = chunk * rows;
+                      task.row_end = std::min(task.row_begin + rows, stored);
+                      k.sparse_backward(p, task, dk, dv, scratch(worker));
+                    }
+                  });
   }
   if (p.dsink) {
     parallel_for(executor, p.H, [&](std::int64_t h, int) { sink_gradient(p, h); });

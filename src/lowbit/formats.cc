@@ -4,21 +4,17 @@
 #include <charconv>
 
 #include "core/check.h"
+#include "core/names.h"
 #include "lowbit/scale_rules.h"
 
 namespace heddle::lowbit {
 namespace {
 
-struct Named {
-  const char* name;
-  Format format;
-};
-
 constexpr Format int4(std::int64_t group, bool zero_points) {
   return {.element = Element::int4, .scale = ScaleType::f16, .group = group, .zero_points = zero_points};
 }
 
-constexpr Named kFormats[] = {
+constexpr NamedValue<Format> kFormats[] = {
     {"nvfp4", {.element = Element::e2m1, .scale = ScaleType::e4m3, .group = 16, .global_scale = true}},
     {"mxfp4", {.element = Element::e2m1, .scale = ScaleType::e8m0, .group = 32}},
     {"e2m1_row", {.element = Element::e2m1_row, .high_nibble_first = true}},
@@ -38,7 +34,7 @@ constexpr Named kFormats[] = {
 constexpr std::int64_t kLeastBlock = 32, kLargestBlock = 4096;
 
 // "nf4_b128" and its like: `format` with that block size.
-bool with_block(std::string_view name, const Named& plain, Format* format) {
+bool with_block(std::string_view name, const NamedValue<Format>& plain, Format* format) {
   const std::string prefix = std::string(plain.name) + "_b";
   if (!name.starts_with(prefix)) return false;
   const std::string_view digits = name.substr(prefix.size());
@@ -46,29 +42,25 @@ bool with_block(std::string_view name, const Named& plain, Format* format) {
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), block);
   if (error != std::errc() || end != digits.data() + digits.size() || digits.front() == '0') return false;
   if (block < kLeastBlock || block > kLargestBlock || (block & (block - 1)) != 0) return false;
-  *format = plain.format;
+  *format = plain.value;
   format->group = block;
   return true;
 }
 
 bool has_blocks(const Format& format) { return format.element == Element::nf4 || format.element == Element::fp4_bnb; }
 
-struct NamedRule {
-  const char* name;
-  ScaleRule rule;
-};
-constexpr NamedRule kRules[] = {{"plain", ScaleRule::plain},       {"four_six", ScaleRule::four_six},
-                                {"mse", ScaleRule::mse},           {"floor", ScaleRule::floor},
-                                {"round_up", ScaleRule::round_up}, {"even", ScaleRule::even}};
+constexpr NamedValue<ScaleRule> kRules[] = {{"plain", ScaleRule::plain},       {"four_six", ScaleRule::four_six},
+                                            {"mse", ScaleRule::mse},           {"floor", ScaleRule::floor},
+                                            {"round_up", ScaleRule::round_up}, {"even", ScaleRule::even}};
 
 }  // namespace
 
 Format format_named(std::string_view name) {
   std::string known;
-  for (const Named& candidate : kFormats) {
-    if (name == candidate.name) return candidate.format;
+  for (const NamedValue<Format>& candidate : kFormats) {
+    if (name == candidate.name) return candidate.value;
     Format format;
-    if (has_blocks(candidate.format) && with_block(name, candidate, &format)) return format;
+    if (has_blocks(candidate.value) && with_block(name, candidate, &format)) return format;
     known += std::string(candidate.name) + ", ";
   }
   throw Error(text("[lowbit] format is '", name, "': it must be one of ", known,
@@ -76,9 +68,9 @@ Format format_named(std::string_view name) {
 }
 
 std::string name_of(const Format& format) {
-  for (const Named& candidate : kFormats) {
-    if (format == candidate.format) return candidate.name;
-    if (!has_blocks(candidate.format)) continue;
+  for (const NamedValue<Format>& candidate : kFormats) {
+    if (format == candidate.value) return candidate.name;
+    if (!has_blocks(candidate.value)) continue;
     const std::string name = text(candidate.name, "_b", format.group);
     Format named;
     if (with_block(name, candidate, &named) && named == format) return name;
@@ -88,25 +80,12 @@ std::string name_of(const Format& format) {
 
 std::vector<std::string> format_names() {
   std::vector<std::string> names;
-  for (const Named& named : kFormats) names.emplace_back(named.name);
+  for (const NamedValue<Format>& named : kFormats) names.emplace_back(named.name);
   return names;
 }
 
-ScaleRule rule_named(std::string_view name) {
-  std::string known;
-  for (const NamedRule& named : kRules) {
-    if (name == named.name) return named.rule;
-    known += (known.empty() ? "" : ", ") + std::string(named.name);
-  }
-  throw Error(text("[lowbit] rule is '", name, "': it must be one of ", known));
-}
-
-const char* name_of(ScaleRule rule) {
-  for (const NamedRule& named : kRules) {
-    if (rule == named.rule) return named.name;
-  }
-  return "unknown";
-}
+ScaleRule rule_named(std::string_view name) { return value_named(kRules, name, "lowbit", "rule"); }
+const char* name_of(ScaleRule rule) { return name_in(kRules, rule); }
 
 QuantizedMatrix storage(const Format& format, std::int64_t rows, std::int64_t columns) {
   const Check check("lowbit");

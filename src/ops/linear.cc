@@ -2,6 +2,7 @@
 #include "heddle/linear.h"
 
 #include "core/check.h"
+#include "core/names.h"
 #include "cuda/linear.h"
 #include "ops/linear.h"
 #include "ops/linear_arguments.h"
@@ -10,52 +11,20 @@
 namespace heddle {
 namespace {
 
-struct NamedActivation {
-  const char* name;
-  Activation activation;
-};
-constexpr NamedActivation kActivations[] = {{"none", Activation::none},         {"relu", Activation::relu},
-                                            {"gelu_erf", Activation::gelu_erf}, {"gelu_tanh", Activation::gelu_tanh},
-                                            {"silu", Activation::silu},         {"swiglu", Activation::swiglu}};
+constexpr NamedValue<Activation> kActivations[] = {
+    {"none", Activation::none},           {"relu", Activation::relu}, {"gelu_erf", Activation::gelu_erf},
+    {"gelu_tanh", Activation::gelu_tanh}, {"silu", Activation::silu}, {"swiglu", Activation::swiglu}};
 
-constexpr struct {
-  const char* name;
-  Norm norm;
-} kNorms[] = {{"none", Norm::none}, {"layer_norm", Norm::layer_norm}, {"rms_norm", Norm::rms_norm}};
+constexpr NamedValue<Norm> kNorms[] = {
+    {"none", Norm::none}, {"layer_norm", Norm::layer_norm}, {"rms_norm", Norm::rms_norm}};
 
 }  // namespace
 
-Activation activation_named(std::string_view name) {
-  std::string known;
-  for (const NamedActivation& named : kActivations) {
-    if (name == named.name) return named.activation;
-    known += (known.empty() ? "" : ", ") + std::string(named.name);
-  }
-  throw Error(text("[linear] activation is '", name, "': it must be one of ", known));
-}
+Activation activation_named(std::string_view name) { return value_named(kActivations, name, "linear", "activation"); }
+const char* name_of(Activation activation) { return name_in(kActivations, activation); }
 
-const char* name_of(Activation activation) {
-  for (const NamedActivation& named : kActivations) {
-    if (activation == named.activation) return named.name;
-  }
-  return "unknown";
-}
-
-Norm norm_named(std::string_view name) {
-  std::string known;
-  for (const auto& named : kNorms) {
-    if (name == named.name) return named.norm;
-    known += (known.empty() ? "" : ", ") + std::string(named.name);
-  }
-  throw Error(text("[linear] norm is '", name, "': it must be one of ", known));
-}
-
-const char* name_of(Norm norm) {
-  for (const auto& named : kNorms) {
-    if (norm == named.norm) return named.name;
-  }
-  return "unknown";
-}
+Norm norm_named(std::string_view name) { return value_named(kNorms, name, "linear", "norm"); }
+const char* name_of(Norm norm) { return name_in(kNorms, norm); }
 
 void linear_forward(const TensorView& x, const PackedWeights& weights, const TensorView& y,
                     const LinearOptions& options, const Runtime& runtime,

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "core/check.h"
+#include "core/names.h"
 #include "heddle/error.h"
 #include "heddle/linear.h"
 #include "lowbit/fragments.h"
@@ -11,13 +12,9 @@
 namespace heddle {
 namespace {
 
-struct NamedOrder {
-  const char* name;
-  WeightOrder order;
-};
-constexpr NamedOrder kOrders[] = {{"rows16", WeightOrder::rows16},         {"fragments16", WeightOrder::fragments16},
-                                  {"fragments8", WeightOrder::fragments8}, {"matrix", WeightOrder::matrix},
-                                  {"matrix8", WeightOrder::matrix8},       {"dense", WeightOrder::dense}};
+constexpr NamedValue<WeightOrder> kOrders[] = {
+    {"rows16", WeightOrder::rows16}, {"fragments16", WeightOrder::fragments16}, {"fragments8", WeightOrder::fragments8},
+    {"matrix", WeightOrder::matrix}, {"matrix8", WeightOrder::matrix8},         {"dense", WeightOrder::dense}};
 
 // Why x cannot be rounded so for weights of this format, wherever they are; empty if it can.
 std::string refuse_rounding(const lowbit::Format& format, const PackedUse& use) {
@@ -40,21 +37,8 @@ bool whole_vectors(std::int64_t rows, std::int64_t columns, bool gated) {
 
 }  // namespace
 
-WeightOrder weight_order_named(std::string_view name) {
-  std::string known;
-  for (const NamedOrder& named : kOrders) {
-    if (name == named.name) return named.order;
-    known += (known.empty() ? "" : ", ") + std::string(named.name);
-  }
-  throw Error(text("[linear] order is '", name, "': it must be one of ", known));
-}
-
-const char* name_of(WeightOrder order) {
-  for (const NamedOrder& named : kOrders) {
-    if (order == named.order) return named.name;
-  }
-  return "unknown";
-}
+WeightOrder weight_order_named(std::string_view name) { return value_named(kOrders, name, "linear", "order"); }
+const char* name_of(WeightOrder order) { return name_in(kOrders, order); }
 
 PackedOrder packed_order_for(const lowbit::Format& format, std::int64_t rows, std::int64_t columns,
                              const PackedUse& use) {

@@ -431,6 +431,53 @@ def test_check_writes_digests(tmp_path):
     assert "cannot" in run("check", "--name", "s64_d64_f32", "--digest", str(tmp_path / "none" / "a"), code=3)
 
 
+def test_check_goes_through_every_operation(tmp_path):
+    if not built_with_cases():
+        return
+    few = ["--operation", "all", "--name", "s64_d64_f32", "merge_sink", "sparse_sink", "linear_nvfp4_m8_"]
+    file = tmp_path / "digest"
+    out = run_json("check", *few, "--candidate", "cpu", "--digest", file)
+    assert out["failed"] == 0
+    found = {(r["operation"], r["case"], r["pass"]): sorted(r["tensors"]) for r in out["results"]}
+    assert found["attention", "round_s64_d64_f32", "forward"] == ["lse", "o"]
+    assert found["merge_attention", "merge_sink", "forward"] == ["lse", "o"]
+    gradients = ["d_lse0", "d_lse1", "d_lse2", "d_o0", "d_o1", "d_o2", "dsink"]
+    assert found["merge_attention", "merge_sink", "backward"] == gradients
+    assert found["sparse_attention", "sparse_sink", "forward"] == ["lse", "o"]
+    assert found["sparse_attention", "sparse_sink", "backward"] == ["dk", "dq", "dsink", "dv"]
+    for dtype in ("f32", "f16", "bf16"):
+        assert found["linear", f"linear_nvfp4_m8_{dtype}", "forward"] == ["y"]
+        assert "dx" in found["linear", f"linear_nvfp4_m8_{dtype}", "backward"]
+    lines = file.read_text(encoding="utf-8").splitlines()
+    assert len(lines) == sum(map(len, found.values())) == len({tuple(line.split()[:4]) for line in lines})
+    for line in lines:
+        name, way, candidate, tensor, digest, _ = line.split()
+        assert candidate == "cpu" and len(digest) == 16
+        assert any(key[1:] == (name, way) and tensor in tensors for key, tensors in found.items())
+
+
+def test_check_lists_every_operation():
+    if not built_with_cases():
+        return
+    rows = run_json("check", "--list", "--operation", "all")
+    by_operation = {}
+    for row in rows:
+        by_operation.setdefault(row["operation"], []).append(row["name"])
+    assert list(by_operation) == ["attention", "merge_attention", "sparse_attention", "linear"]
+    alone = run_json("check", "--list")
+    assert [row["name"] for row in alone] == by_operation["attention"]
+    # Linear layers have a table for each pass, with names in common; all else is unique.
+    assert len({name for names in by_operation.values() for name in names}) == len(rows) - len(
+        [name for name in set(by_operation["linear"]) if by_operation["linear"].count(name) == 2]
+    )
+    assert "lists of 4 blocks of 16 keys" in run(
+        "check", "--list", "--operation", "sparse_attention", "--name", "plain"
+    )
+    assert "others than attention" in run("check", "--help")
+    assert "the cases of linear are the CPU's" in run("check", "--operation", "linear", "--device", "cuda", code=2)
+    assert "no case of the table is left" in run("check", "--operation", "linear", "--precision", "tf32", code=2)
+
+
 def test_check_refuses_an_empty_choice():
     if built_with_cases():
         assert "no case of the table is left" in run("check", "--name", "nonesuch", code=2)

@@ -9,6 +9,7 @@
 #include "gpu/far_tensors.h"
 #include "kernels/merge_cases.h"
 #include "kit/device_mirror.h"
+#include "reference/partial.h"
 
 namespace heddle::kit {
 namespace {
@@ -53,7 +54,7 @@ struct PartsThere {
   std::vector<Partial> partials;
   DeviceTensor sink, d_o, d_lse;
 
-  explicit PartsThere(const Parts& parts) : sink(parts.sink), d_o(parts.d_o), d_lse(parts.d_lse) {
+  explicit PartsThere(const MergeData& parts) : sink(parts.sink), d_o(parts.d_o), d_lse(parts.d_lse) {
     for (std::size_t n = 0; n < parts.partials.size(); ++n) {
       const TensorView &o = memory.emplace_back(parts.os[n]).view(), &lse = memory.emplace_back(parts.lses[n]).view();
       partials.push_back({o, lse});
@@ -65,7 +66,7 @@ struct PartsThere {
 struct Result {
   HostTensor o, lse;
 };
-Result merged(const Parts& parts, const PartsThere& there, DType dtype) {
+Result merged(const MergeData& parts, const PartsThere& there, DType dtype) {
   Result out{parts.rows(dtype), parts.per_row()};
   const DeviceTensor o(out.o), lse(out.lse);
   merge_there(there.partials, o.view(), lse.view(), there.sink.view());
@@ -78,7 +79,7 @@ struct GradientResult {
   std::vector<Result> partials;
   HostTensor dsink;
 };
-GradientResult gradients(const Parts& parts, const PartsThere& there) {
+GradientResult gradients(const MergeData& parts, const PartsThere& there) {
   GradientResult out;
   std::deque<DeviceTensor> memory;
   std::vector<Partial> views;
@@ -102,7 +103,7 @@ GradientResult gradients(const Parts& parts, const PartsThere& there) {
 class GpuMergeAttention : public ::testing::TestWithParam<MergeCase> {};
 
 TEST_P(GpuMergeAttention, MatchesReference) {
-  const Parts parts(GetParam());
+  const MergeData parts(GetParam());
   const PartsThere there(parts);
   const reference::Merged exact = reference::merge_attention(parts.problem());
   double size = 0;
@@ -123,7 +124,7 @@ TEST_P(GpuMergeAttention, MatchesReference) {
 
 TEST_P(GpuMergeAttention, GradientsMatchReference) {
   for (const DType d_o_dtype : {DType::f32, GetParam().dtype}) {
-    const Parts parts(GetParam(), d_o_dtype);
+    const MergeData parts(GetParam(), d_o_dtype);
     const PartsThere there(parts);
     const reference::MergedBackward exact =
         reference::merge_attention_backward(parts.backward_problem(std::vector<Partial>(parts.s.partials)));
@@ -157,7 +158,7 @@ TEST_P(GpuMergeAttention, GradientsMatchReference) {
 }
 
 const auto name_of_case = [](const auto& info) { return std::string(info.param.name); };
-INSTANTIATE_TEST_SUITE_P(Cases, GpuMergeAttention, ::testing::ValuesIn(kMergeCases), name_of_case);
+INSTANTIATE_TEST_SUITE_P(Cases, GpuMergeAttention, ::testing::ValuesIn(merge_cases()), name_of_case);
 INSTANTIATE_TEST_SUITE_P(ManyRows, GpuMergeAttention, ::testing::ValuesIn(kManyRows), name_of_case);
 
 // ---- Single rows, whose results are known
@@ -220,7 +221,7 @@ TEST(GpuMergeAttentionRows, OrNone) {
 TEST(GpuMergeAttention, InPlaceIsTheSame) {
   for (const char* name : {"sink", "bf16", "heads_first", "many", "hundred"}) {
     SCOPED_TRACE(name);
-    const Parts parts(merge_case(name));
+    const MergeData parts(merge_case(name));
     const PartsThere there(parts);
     const Result expected = merged(parts, there, parts.s.dtype);
     for (const std::size_t which : {std::size_t{0}, parts.s.partials - 1}) {
@@ -240,7 +241,7 @@ TEST(GpuMergeAttention, InPlaceIsTheSame) {
 TEST(GpuMergeAttention, CanBeCaptured) {
   for (const char* name : {"sink", "hundred"}) {
     SCOPED_TRACE(name);
-    const Parts parts(merge_case(name));
+    const MergeData parts(merge_case(name));
     const PartsThere there(parts);
     const Result expected = merged(parts, there, DType::f32);
     Result found{parts.rows(DType::f32), parts.per_row()};
@@ -261,7 +262,7 @@ TEST(GpuMergeAttention, CanBeCaptured) {
 }
 
 TEST(GpuMergeAttention, RefusesASmallWorkspace) {
-  const Parts parts(merge_case("hundred"));
+  const MergeData parts(merge_case("hundred"));
   const PartsThere there(parts);
   HostTensor o = parts.rows(DType::f32);
   const DeviceTensor to(o);
@@ -278,8 +279,8 @@ class GpuMergeAddresses : public ::testing::TestWithParam<Spread> {};
 
 TEST_P(GpuMergeAddresses, FarElements) {
   const Spread& spread = GetParam();
-  const Parts parts({"far", DType::bf16, 2, false, true, true, Layout::contiguous, kB, kRows, kHeads, kSize},
-                    DType::bf16);
+  const MergeData parts({"far", DType::bf16, 2, false, true, true, Layout::contiguous, kB, kRows, kHeads, kSize},
+                        DType::bf16);
   const std::size_t bytes = bytes_of(spread, parts.s.dtype);
   if (current_gpu().memory < bytes + (std::size_t{2} << 30)) {
     GTEST_SKIP() << "needs " << (bytes >> 30) + 2 << " GiB of GPU memory";
@@ -322,7 +323,7 @@ TEST(GpuMergeAddresses, MoreRowsThan32Bits) {
   if (current_gpu().memory < kBytes + (std::size_t{2} << 30)) {
     GTEST_SKIP() << "needs " << (kBytes >> 30) + 2 << " GiB of GPU memory";
   }
-  const Parts parts({"one", DType::f16, 2, false, false, false, Layout::contiguous, 1, kS, kH, 1});
+  const MergeData parts({"one", DType::f16, 2, false, false, false, Layout::contiguous, 1, kS, kH, 1});
   const PartsThere there(parts);
   const Result expected = merged(parts, there, DType::f16);
   DeviceMemory memory(kBytes);

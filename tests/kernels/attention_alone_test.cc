@@ -1,6 +1,6 @@
 // What a caller of the CPU gets who asks for no candidate and, in a prefill, for no flag: a sequence has the same bits
-// alone, in a batch and beside longer ones. On both sides of where the arithmetic changes: 8 rows of a kv head, 64 of
-// them that split their keys, chunks of 512 keys.
+// alone, in a batch and beside longer ones, gradients too. On both sides of where the arithmetic changes: 8 rows of a
+// kv head, 64 of them that split their keys, chunks of 512 keys.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +13,7 @@
 namespace heddle::kit {
 namespace {
 
-constexpr std::int64_t kHeads = 2, kSize = 17;
+constexpr std::int64_t kSize = 17;
 
 constexpr std::pair<DType, DType> kTypes[] = {{DType::f32, DType::f32},
                                               {DType::bf16, DType::bf16},
@@ -29,12 +29,8 @@ double value(int which, std::int64_t sequence, std::int64_t n) {
   return static_cast<double>((n * 7919 + sequence * 104729 + which * 1299709) % 2003) / 1000.0 - 1.0;
 }
 
-struct Operands {
-  HostTensor q, k, v;
-};
-
 struct Answer {
-  std::vector<double> o, lse;
+  std::vector<double> o, lse, dq, dk, dv;
   bool operator==(const Answer&) const = default;
 };
 
@@ -42,7 +38,8 @@ struct Kind {
   DType dtype, cache;
   std::int64_t kv_heads;
   Causal causal;
-  bool batch_invariant;
+  bool batch_invariant = false, gradients = false;
+  std::int64_t heads = 2;
 
   AttentionOptions options() const {
     AttentionOptions out;
@@ -58,12 +55,72 @@ HostTensor indices(const std::vector<std::int64_t>& values) {
   return out;
 }
 
-void attend(const Operands& x, HostTensor& o, HostTensor& lse, const AttentionOptions& options) {
-  WorkspaceBuffer buffer;
-  Runtime runtime;
-  runtime.workspace = buffer.get(attention_forward_workspace(x.q.view(), x.k.view(), x.v.view(), options));
-  attention_forward(x.q.view(), x.k.view(), x.v.view(), o.view(), lse.view(), options, runtime);
-}
+struct Call {
+  Call(const Kind& kind, std::vector<std::int64_t> rows, std::vector<std::int64_t> keys)
+      : q(HostTensor::input(kind.dtype, shape(rows, kind.heads))),
+        k(HostTensor::input(kind.cache, shape(keys, kind.kv_heads))),
+        v(HostTensor::input(kind.cache, shape(keys, kind.kv_heads))),
+        d_o(HostTensor::input(kind.dtype, shape(rows, kind.heads))),
+        o(HostTensor::output(kind.dtype, shape(rows, kind.heads))),
+        lse(HostTensor::output(DType::f32, lse_shape(rows, kind.heads))),
+        dq(HostTensor::output(kind.dtype, shape(rows, kind.heads))),
+        dk(HostTensor::output(kind.cache, shape(keys, kind.kv_heads))),
+        dv(HostTensor::output(kind.cache, shape(keys, kind.kv_heads))),
+        options(kind.options()),
+        kind(kind) {}
+
+  void run() {
+    WorkspaceBuffer buffer;
+    Runtime runtime;
+    runtime.workspace = buffer.get(attention_forward_workspace(q.view(), k.view(), v.view(), options));
+    attention_forward(q.view(), k.view(), v.view(), o.view(), lse.view(), options, runtime);
+    if (!kind.gradients) return;
+    AttentionGradients to;
+    to.dq = dq.view();
+    to.dk = dk.view();
+    to.dv = dv.view();
+    runtime.workspace = buffer.get(attention_backward_workspace(q.view(), k.view(), v.view(), to, options));
+    attention_backward(q.view(), k.view(), v.view(), o.view(), lse.view(), d_o.view(), {}, to, options, runtime);
+  }
+
+  // Of rows [row, row + count.rows) and keys [key, key + count.keys) of all; lse's rows of head h begin at
+  // first_lse + h * lse_stride.
+  Answer answer(std::int64_t row, std::int64_t key, const Length& count, std::int64_t first_lse,
+                std::int64_t lse_stride) const {
+    Answer out;
+    copy(o, row, count.rows, kind.heads, out.o);
+    for (std::int64_t h = 0; h < kind.heads; ++h) {
+      for (std::int64_t i = 0; i < count.rows; ++i) out.lse.push_back(lse.get(first_lse + h * lse_stride + i));
+    }
+    if (kind.gradients) {
+      copy(dq, row, count.rows, kind.heads, out.dq);
+      copy(dk, key, count.keys, kind.kv_heads, out.dk);
+      copy(dv, key, count.keys, kind.kv_heads, out.dv);
+    }
+    return out;
+  }
+
+  HostTensor q, k, v, d_o, o, lse, dq, dk, dv;
+  AttentionOptions options;
+  Kind kind;
+
+ private:
+  // extents: [total], or [batch, rows].
+  static std::vector<std::int64_t> shape(std::vector<std::int64_t> extents, std::int64_t heads) {
+    extents.push_back(heads);
+    extents.push_back(kSize);
+    return extents;
+  }
+  static std::vector<std::int64_t> lse_shape(std::vector<std::int64_t> extents, std::int64_t heads) {
+    extents.insert(extents.end() - 1, heads);
+    return extents;
+  }
+  static void copy(const HostTensor& x, std::int64_t row, std::int64_t count, std::int64_t heads,
+                   std::vector<double>& to) {
+    const std::int64_t size = heads * kSize;
+    for (std::int64_t at = row * size; at < (row + count) * size; ++at) to.push_back(x.get(at));
+  }
+};
 
 // `count` rows of sequence `number`, each of heads * kSize elements, from row `begin` of x on.
 void write(HostTensor& x, int which, std::int64_t number, std::int64_t begin, std::int64_t count, std::int64_t heads) {
@@ -71,69 +128,56 @@ void write(HostTensor& x, int which, std::int64_t number, std::int64_t begin, st
   for (std::int64_t n = 0; n < count * row; ++n) x.set(begin * row + n, value(which, number, n));
 }
 
+// Of sequence `number`, from row `row` and key `key` of all on.
+void write(Call& call, std::int64_t number, std::int64_t row, std::int64_t key, const Length& count) {
+  write(call.q, 0, number, row, count.rows, call.kind.heads);
+  write(call.k, 1, number, key, count.keys, call.kind.kv_heads);
+  write(call.v, 2, number, key, count.keys, call.kind.kv_heads);
+  write(call.d_o, 3, number, row, count.rows, call.kind.heads);
+}
+
 // All sequences end to end; answers[n] is sequence numbers[n]'s.
 std::vector<Answer> packed(const Kind& kind, const std::vector<Length>& lengths,
                            const std::vector<std::int64_t>& numbers) {
   std::vector<std::int64_t> rows{0}, keys{0};
   for (const Length& x : lengths) rows.push_back(rows.back() + x.rows), keys.push_back(keys.back() + x.keys);
-  Operands x{HostTensor::input(kind.dtype, {rows.back(), kHeads, kSize}),
-             HostTensor::input(kind.cache, {keys.back(), kind.kv_heads, kSize}),
-             HostTensor::input(kind.cache, {keys.back(), kind.kv_heads, kSize})};
-  for (std::size_t n = 0; n < lengths.size(); ++n) {
-    write(x.q, 0, numbers[n], rows[n], lengths[n].rows, kHeads);
-    write(x.k, 1, numbers[n], keys[n], lengths[n].keys, kind.kv_heads);
-    write(x.v, 2, numbers[n], keys[n], lengths[n].keys, kind.kv_heads);
-  }
-  HostTensor o = HostTensor::output(kind.dtype, {rows.back(), kHeads, kSize}),
-             lse = HostTensor::output(DType::f32, {kHeads, rows.back()});
+  Call call(kind, {rows.back()}, {keys.back()});
+  for (std::size_t n = 0; n < lengths.size(); ++n) write(call, numbers[n], rows[n], keys[n], lengths[n]);
   const HostTensor cu_q = indices(rows), cu_k = indices(keys);
-  AttentionOptions options = kind.options();
-  options.cu_seqlens_q = cu_q.view();
-  options.cu_seqlens_k = cu_k.view();
-  attend(x, o, lse, options);
-  std::vector<Answer> out(lengths.size());
+  call.options.cu_seqlens_q = cu_q.view();
+  call.options.cu_seqlens_k = cu_k.view();
+  call.run();
+  std::vector<Answer> out;
   for (std::size_t n = 0; n < lengths.size(); ++n) {
-    for (std::int64_t at = rows[n] * kHeads * kSize; at < rows[n + 1] * kHeads * kSize; ++at) {
-      out[n].o.push_back(o.get(at));
-    }
-    for (std::int64_t h = 0; h < kHeads; ++h) {
-      for (std::int64_t i = rows[n]; i < rows[n + 1]; ++i) out[n].lse.push_back(lse.get(h * rows.back() + i));
-    }
+    out.push_back(call.answer(rows[n], keys[n], lengths[n], rows[n], rows.back()));
   }
   return out;
 }
 
 // Sequence `number` as the last of `batch` that have room for `more` rows and keys beyond its own; the others use them.
 Answer padded(const Kind& kind, const Length& length, std::int64_t number, std::int64_t batch, const Length& more) {
-  const std::int64_t rows = length.rows + more.rows, keys = length.keys + more.keys;
-  Operands x{HostTensor::input(kind.dtype, {batch, rows, kHeads, kSize}),
-             HostTensor::input(kind.cache, {batch, keys, kind.kv_heads, kSize}),
-             HostTensor::input(kind.cache, {batch, keys, kind.kv_heads, kSize})};
+  const Length room{length.rows + more.rows, length.keys + more.keys};
+  Call call(kind, {batch, room.rows}, {batch, room.keys});
   std::vector<std::int64_t> used_q, used_k;
   for (std::int64_t b = 0; b < batch; ++b) {
     const bool last = b == batch - 1;
-    used_q.push_back(last ? length.rows : rows);
-    used_k.push_back(last ? length.keys : keys);
-    const std::int64_t which = last ? number : 100 + b;
-    write(x.q, 0, which, b * rows, used_q.back(), kHeads);
-    write(x.k, 1, which, b * keys, used_k.back(), kind.kv_heads);
-    write(x.v, 2, which, b * keys, used_k.back(), kind.kv_heads);
+    const Length& used = last ? length : room;
+    used_q.push_back(used.rows);
+    used_k.push_back(used.keys);
+    write(call, last ? number : 100 + b, b * room.rows, b * room.keys, used);
   }
-  HostTensor o = HostTensor::output(kind.dtype, {batch, rows, kHeads, kSize}),
-             lse = HostTensor::output(DType::f32, {batch, kHeads, rows});
   const HostTensor seqused_q = indices(used_q), seqused_k = indices(used_k);
-  AttentionOptions options = kind.options();
-  if (more.rows > 0) options.seqused_q = seqused_q.view();
-  if (more.keys > 0) options.seqused_k = seqused_k.view();
-  attend(x, o, lse, options);
-  Answer out;
-  for (std::int64_t n = 0; n < length.rows * kHeads * kSize; ++n) {
-    out.o.push_back(o.get((batch - 1) * rows * kHeads * kSize + n));
+  if (more.rows > 0) call.options.seqused_q = seqused_q.view();
+  if (more.keys > 0) call.options.seqused_k = seqused_k.view();
+  call.run();
+  const std::int64_t b = batch - 1;
+  if (kind.gradients) {
+    const Answer unused = call.answer(b * room.rows + length.rows, b * room.keys + length.keys, more, 0, 0);
+    for (const auto* gradient : {&unused.dq, &unused.dk, &unused.dv}) {
+      for (const double x : *gradient) EXPECT_EQ(x, 0);
+    }
   }
-  for (std::int64_t h = 0; h < kHeads; ++h) {
-    for (std::int64_t i = 0; i < length.rows; ++i) out.lse.push_back(lse.get(((batch - 1) * kHeads + h) * rows + i));
-  }
-  return out;
+  return call.answer(b * room.rows, b * room.keys, length, b * kind.heads * room.rows, room.rows);
 }
 
 void check(const Kind& kind, const std::vector<Length>& lengths) {
@@ -159,8 +203,20 @@ TEST(AloneByItself, APrefill) {
   on_each_target([] {
     for (const auto& [dtype, cache] : kTypes) {
       for (const auto& [kv_heads, causal] : {std::pair{1, Causal::bottom_right}, {2, Causal::none}}) {
-        check({dtype, cache, kv_heads, causal, false},
+        check({.dtype = dtype, .cache = cache, .kv_heads = kv_heads, .causal = causal},
               {{17, 511}, {17, 513}, {32, 513}, {33, 512}, {33, 513}, {64, 512}, {64, 513}, {65, 513}, {110, 1030}});
+      }
+    }
+  });
+}
+
+// So many kv heads that no batch changes how the sums of dK and dV are cut, and rows of one tile and of two.
+TEST(AloneByItself, GradientsOfAPrefill) {
+  on_each_target([] {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+      for (const auto& [heads, causal] : {std::pair{32, Causal::bottom_right}, {16, Causal::none}}) {
+        check({.dtype = dtype, .cache = dtype, .kv_heads = 16, .causal = causal, .gradients = true, .heads = heads},
+              {{17, 130}, {33, 65}, {97, 257}, {400, 70}, {800, 33}});
       }
     }
   });
@@ -170,7 +226,11 @@ TEST(AloneByItself, ADecode) {
   on_each_target([] {
     for (const auto& [dtype, cache] : kTypes) {
       for (const std::int64_t kv_heads : {1, 2}) {
-        check({dtype, cache, kv_heads, Causal::bottom_right, true},
+        check({.dtype = dtype,
+               .cache = cache,
+               .kv_heads = kv_heads,
+               .causal = Causal::bottom_right,
+               .batch_invariant = true},
               {{1, 31}, {1, 512}, {1, 513}, {2, 1025}, {4, 513}, {5, 513}, {8, 512}, {8, 513}, {9, 512}, {9, 513}});
       }
     }

@@ -5,19 +5,18 @@
 
 #include "kernels/candidates.h"
 #include "kit/linear_gradients.h"
+#include "kit/linear_table.h"
 
 namespace heddle {
 namespace {
 
 using kit::HostTensor;
+using kit::kActivations;
+using kit::kDtypes;
+using kit::kNorms;
 using kit::Layout;
 using kit::LinearCase;
 using kit::LinearGradientLayer;
-
-constexpr Activation kActivations[] = {Activation::none,      Activation::relu, Activation::gelu_erf,
-                                       Activation::gelu_tanh, Activation::silu, Activation::swiglu};
-constexpr DType kDtypes[] = {DType::f32, DType::f16, DType::bf16};
-constexpr Norm kNorms[] = {Norm::none, Norm::layer_norm, Norm::rms_norm};
 
 std::string words(const LinearCase& c) {
   std::string rows;
@@ -48,44 +47,16 @@ LinearGradients only(const HostTensor& dx) {
   return gradients;
 }
 
-class LinearBackwardFormats : public ::testing::TestWithParam<std::string> {
- protected:
-  // Of a few dozen 16-bit elements the plain computation's largest error is small by chance once in a hundred cases,
-  // and with it what the rule allows: so 33 columns or more, or one, where little is rounded.
-  std::vector<std::int64_t> columns() const {
-    const std::int64_t group = lowbit::format_named(GetParam()).group;
-    if (group == 0) return {1, 39, 33, 128, 301};
-    return {group, 3 * group, std::max<std::int64_t>(160 / group, 1) * group};
-  }
-};
+class LinearBackwardFormats : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(LinearBackwardFormats, AgreesWithDoublePrecision) {
-  constexpr std::int64_t kRowsOfW[] = {1, 16, 47, 48, 50, 99, 130};
-  std::uint32_t turn = 0;
-  for (const std::int64_t M : {1, 2, 8, 9, 16, 17, 33, 130}) {
-    for (const DType dtype : kDtypes) {
-      LinearCase c;
-      c.format = GetParam();
-      c.rows = turn % 3 == 0 ? std::vector<std::int64_t>{M} : std::vector<std::int64_t>{M, 1, 1};
-      if (M == 16) c.rows = {2, 4, 2};
-      c.dtype = dtype;
-      c.activation = kActivations[turn % std::size(kActivations)];
-      c.N = kRowsOfW[turn % std::size(kRowsOfW)];
-      if (c.activation == Activation::swiglu) c.N += c.N % 2;
-      c.K = columns()[turn % columns().size()];
-      c.norm = kNorms[turn % 5 % 3];
-      c.bias = turn % 2 == 0;
-      c.layout = turn % 4 < 2 ? Layout::padded_rows : turn % 4 == 2 ? Layout::heads_first : Layout::contiguous;
-      c.seed = ++turn;
-      expect_right(c);
-      if (HasFailure()) return;
-    }
+  for (const kit::NamedLinearCase& c : kit::linear_backward_cases(GetParam())) {
+    expect_right(c.spec);
+    if (HasFailure()) return;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LinearBackwardFormats,
-                         ::testing::Values("nvfp4", "mxfp4", "nf4", "nf4_b256", "fp4_bnb", "int4_g32", "int4_g128",
-                                           "int4_g32_zp", "int4_g128_zp", "int8_row", "fp8_row", "e2m1_row"),
+INSTANTIATE_TEST_SUITE_P(All, LinearBackwardFormats, ::testing::ValuesIn(kit::kBackwardFormats),
                          [](const auto& info) { return info.param; });
 
 TEST(LinearBackward, EveryActivationThroughEveryNorm) {

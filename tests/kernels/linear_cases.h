@@ -7,13 +7,9 @@
 #include <gtest/gtest.h>
 
 #include "kernels/candidates.h"
-#include "kit/linear_layer.h"
+#include "kit/linear_table.h"
 
 namespace heddle::kit {
-
-inline constexpr Activation kActivations[] = {Activation::none,      Activation::relu, Activation::gelu_erf,
-                                              Activation::gelu_tanh, Activation::silu, Activation::swiglu};
-inline constexpr DType kDtypes[] = {DType::f32, DType::f16, DType::bf16};
 
 inline std::string words(const LinearCase& c) {
   std::string rows;

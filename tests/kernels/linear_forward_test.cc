@@ -42,28 +42,9 @@ class LinearFormats : public ::testing::TestWithParam<std::string> {
 };
 
 TEST_P(LinearFormats, AgreesWithDoublePrecision) {
-  constexpr std::int64_t kRowsOfW[] = {1, 16, 47, 48, 50, 99, 130};
-  std::uint32_t turn = 0;
-  for (const std::int64_t M : {1, 2, 3, 4, 7, 8, 9, 16, 33, 130}) {
-    for (const DType dtype : kDtypes) {
-      LinearCase c;
-      c.format = GetParam();
-      c.rows = turn % 3 == 0 ? std::vector<std::int64_t>{M} : std::vector<std::int64_t>{M, 1, 1};
-      if (M == 1 && turn % 2 == 1) c.rows.clear();
-      if (M == 16) c.rows = {2, 4, 2};
-      c.dtype = dtype;
-      c.activation = kActivations[turn % std::size(kActivations)];
-      c.N = kRowsOfW[turn % std::size(kRowsOfW)];
-      if (c.activation == Activation::swiglu) c.N += c.N % 2;
-      c.K = columns()[turn % columns().size()];
-      c.bias = turn % 2 == 0;
-      c.residual = turn % 3 != 0;
-      c.in_place = turn % 3 == 2;
-      c.layout = turn % 4 < 2 ? Layout::padded_rows : turn % 4 == 2 ? Layout::heads_first : Layout::contiguous;
-      c.seed = ++turn;
-      expect_right(c);
-      if (HasFailure()) return;
-    }
+  for (const kit::NamedLinearCase& c : kit::linear_forward_cases(GetParam())) {
+    expect_right(c.spec);
+    if (HasFailure()) return;
   }
 }
 
@@ -165,11 +146,9 @@ TEST_P(LinearFormats, ARowsBitsDoNotDependOnTheOthers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, LinearFormats,
-                         ::testing::Values("nvfp4", "mxfp4", "nf4", "nf4_b256", "fp4_bnb", "int4_g32", "int4_g64",
-                                           "int4_g128", "int4_g32_zp", "int4_g64_zp", "int4_g128_zp", "int8_row",
-                                           "fp8_row", "e2m1_row"),
-                         [](const auto& info) { return info.param; });
+std::string name_of_format(const ::testing::TestParamInfo<std::string>& info) { return info.param; }
+INSTANTIATE_TEST_SUITE_P(BothWays, LinearFormats, ::testing::ValuesIn(kit::kBackwardFormats), name_of_format);
+INSTANTIATE_TEST_SUITE_P(Forward, LinearFormats, ::testing::ValuesIn(kit::kForwardFormats), name_of_format);
 
 TEST(LinearForward, EveryActivationWithEverything) {
   for (const Activation activation : kActivations) {

@@ -1,5 +1,5 @@
-// Partial results of every kind, what comes of them to the bit, and how far from the reference in doubles a merge may
-// be: for the tests of every device.
+// What comes of partial results to the bit, and how far from the reference in doubles a merge may be: for the tests of
+// every device.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,119 +8,16 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <random>
 #include <span>
-#include <string>
-#include <string_view>
-#include <utility>
 #include <vector>
 
 #include "heddle/partial.h"
 #include "kit/host_tensor.h"
-#include "ops/partial.h"
-#include "reference/partial.h"
+#include "kit/merge_case.h"
 
 namespace heddle::kit {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-struct MergeCase {
-  const char* name;
-  DType dtype;
-  std::size_t partials;
-  bool packed, sink, d_lse;
-  Layout layout;
-  std::int64_t B, S, H, Dv;
-};
-inline void PrintTo(const MergeCase& c, std::ostream* out) { *out << c.name; }
-
-inline const MergeCase kMergeCases[] = {
-    {"two", DType::f32, 2, false, false, false, Layout::contiguous, 2, 7, 3, 32},
-    {"sink", DType::f32, 3, false, true, true, Layout::contiguous, 2, 7, 3, 33},
-    {"packed", DType::f32, 4, true, true, true, Layout::contiguous, 1, 40, 2, 7},
-    {"strided", DType::f32, 3, false, true, true, Layout::padded_rows, 2, 9, 4, 40},
-    {"heads_first", DType::bf16, 5, false, true, true, Layout::heads_first, 2, 9, 4, 40},
-    {"every_third", DType::f16, 3, false, false, true, Layout::strided_dim, 2, 9, 4, 40},
-    {"backwards", DType::f32, 2, false, true, true, Layout::reversed, 2, 9, 4, 32},
-    {"shared", DType::bf16, 3, false, true, true, Layout::expanded, 2, 9, 4, 64},
-    {"one_dim", DType::f32, 2, false, false, true, Layout::contiguous, 1, 5, 2, 1},
-    {"widest", DType::f32, 2, false, true, false, Layout::contiguous, 1, 3, 2, 256},
-    {"widest_bf16", DType::bf16, 9, true, true, true, Layout::contiguous, 1, 3, 2, 256},
-    {"odd_wide", DType::f32, 3, false, true, true, Layout::contiguous, 1, 9, 2, 251},
-    {"many", DType::f32, 20, false, true, true, Layout::contiguous, 1, 50, 2, 64},
-    {"hundred", DType::f32, 100, false, true, true, Layout::contiguous, 1, 17, 3, 16},
-    {"hundred_odd", DType::bf16, 100, false, false, true, Layout::contiguous, 1, 17, 3, 130},
-    {"bf16", DType::bf16, 3, false, true, true, Layout::contiguous, 2, 7, 3, 48},
-    {"f16", DType::f16, 3, true, false, true, Layout::padded_rows, 1, 30, 3, 24},
-};
-
-inline const MergeCase& merge_case(std::string_view name) {
-  return *std::ranges::find(kMergeCases, name, &MergeCase::name);
-}
-
-// Rows of every kind: all parts with keys, some without, one alone, and none.
-class Parts {
- public:
-  // d_o_dtype: f32 or the partials'.
-  explicit Parts(const MergeCase& spec, DType d_o_dtype = DType::f32) : s(spec) {
-    std::mt19937_64 random(11);
-    std::normal_distribution<double> normal;
-    for (std::size_t n = 0; n < s.partials; ++n) {
-      HostTensor o = rows(s.dtype, false), lse = per_row(false);
-      for (std::int64_t k = 0; k < lse.elements(); ++k) lse.set(k, 3 * normal(random));
-      for (std::int64_t k = 0; k < o.elements(); ++k) o.set(k, normal(random));
-      for (std::int64_t b = 0; b < s.B; ++b) {
-        for (std::int64_t h = 0; h < s.H; ++h) {
-          for (std::int64_t i = 0; i < s.S; ++i) {
-            const bool without = (i % 4 == 1 && n % 2 == 0) || (i % 4 == 2 && n != 1) || i % 8 == 3;
-            if (!without) continue;
-            lse.set((b * s.H + h) * s.S + i, -kInfinity);
-            // Not read: it may hold anything.
-            for (std::int64_t d = 0; d < s.Dv; ++d) o.set(((b * s.S + i) * s.H + h) * s.Dv + d, std::nan(""));
-          }
-        }
-      }
-      os.push_back(std::move(o));
-      lses.push_back(std::move(lse));
-      partials.push_back({os.back().view(), lses.back().view()});
-    }
-    if (s.sink) {
-      sink = HostTensor::input(DType::f32, {s.H});
-      for (std::int64_t h = 0; h < s.H; ++h) sink.set(h, normal(random));
-    }
-    d_o = rows(d_o_dtype, false);
-    for (std::int64_t k = 0; k < d_o.elements(); ++k) d_o.set(k, normal(random));
-    if (s.d_lse) {
-      d_lse = per_row(false);
-      for (std::int64_t k = 0; k < d_lse.elements(); ++k) d_lse.set(k, normal(random));
-    }
-  }
-
-  HostTensor rows(DType dtype, bool output = true) const {
-    return tensor(dtype, s.packed ? std::vector{s.S, s.H, s.Dv} : std::vector{s.B, s.S, s.H, s.Dv}, output);
-  }
-  HostTensor per_row(bool output = true) const {
-    return tensor(DType::f32, s.packed ? std::vector{s.H, s.S} : std::vector{s.B, s.H, s.S}, output);
-  }
-  MergeProblem problem() const {
-    return checked_merge_problem(Check("merge_attention"), partials, sink.view(), {}, {});
-  }
-  MergeBackwardProblem backward_problem(const std::vector<Partial>& gradients) const {
-    return checked_merge_backward_problem(Check("merge_attention_backward"), partials, sink.view(), d_o.view(),
-                                          d_lse.view(), gradients, {});
-  }
-
-  const MergeCase s;
-  std::vector<HostTensor> os, lses;
-  std::vector<Partial> partials;
-  HostTensor sink, d_o, d_lse;
-
- private:
-  HostTensor tensor(DType dtype, std::vector<std::int64_t> shape, bool output) const {
-    return output ? HostTensor::output(dtype, std::move(shape), s.layout)
-                  : HostTensor::input(dtype, std::move(shape), s.layout);
-  }
-};
 
 // |found - exact| <= steps * 2^-24 * size, and half a unit in the last place of its dtype.
 inline void expect_near(const HostTensor& found, const std::vector<double>& exact, double steps, double size) {
@@ -212,7 +109,7 @@ inline void expect_one_comes_back(const MergeCall& merge) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
     MergeCase spec = merge_case("two");
     spec.dtype = dtype;
-    const Parts parts(spec);
+    const MergeData parts(spec);
     HostTensor o = parts.rows(dtype), lse = parts.per_row(), empty_o = parts.rows(dtype), empty_lse = parts.per_row();
     for (std::int64_t n = 0; n < o.elements(); ++n) o.set(n, n % 9 == 0 ? -0.0 : std::sin(static_cast<double>(n)));
     for (std::int64_t n = 0; n < lse.elements(); ++n) lse.set(n, 40 * std::cos(static_cast<double>(n)));

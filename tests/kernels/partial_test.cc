@@ -1,10 +1,12 @@
 // merge_attention and its gradients against the reference in doubles; bits that are promised.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <memory>
 
 #include "kernels/candidates.h"
 #include "kernels/merge_cases.h"
+#include "reference/partial.h"
 
 namespace heddle::kit {
 namespace {
@@ -18,18 +20,13 @@ void merge_here(std::span<const Partial> partials, const TensorView& o, const Te
 class MergeAttention : public ::testing::TestWithParam<MergeCase> {};
 
 TEST_P(MergeAttention, MatchesReference) {
-  const Parts parts(GetParam());
-  const reference::Merged exact = reference::merge_attention(parts.problem());
-  double size = 0;
-  for (double x : exact.o) size = std::max(size, std::abs(x));
+  const MergeData parts(GetParam());
   on_each_target([&] {
     for (const DType dtype : {DType::f32, parts.s.dtype}) {
-      const HostTensor o = parts.rows(dtype), lse = parts.per_row();
+      const CaseResult found = check_merge(parts, "cpu", dtype);
+      EXPECT_TRUE(found.passed) << found.message();
+      const HostTensor o = parts.rows(dtype), lse = parts.per_row(), alone = parts.rows(dtype);
       merge_attention(parts.partials, o.view(), lse.view(), {.sink = parts.sink.view()});
-      // A product, a sum and a rounded exponential for each part, and the division; parts cancel at most to nothing.
-      expect_near(o, exact.o, 2 * static_cast<double>(parts.s.partials) + 3, 4 * size);
-      expect_near(lse, exact.lse, 1, 1);
-      const HostTensor alone = parts.rows(dtype);
       merge_attention(parts.partials, alone.view(), {}, {.sink = parts.sink.view()});
       EXPECT_TRUE(alone.same_bits(o));
     }
@@ -37,45 +34,33 @@ TEST_P(MergeAttention, MatchesReference) {
 }
 
 TEST_P(MergeAttention, GradientsMatchReference) {
-  const Parts parts(GetParam());
+  const MergeData parts(GetParam());
   on_each_target([&] {
-    std::vector<HostTensor> o, lse;
-    std::vector<Partial> gradients;
-    for (std::size_t n = 0; n < parts.s.partials; ++n) {
-      o.push_back(parts.rows(parts.s.dtype));
-      lse.push_back(parts.per_row());
-      gradients.push_back({o.back().view(), lse.back().view()});
-    }
-    const reference::MergedBackward exact = reference::merge_attention_backward(parts.backward_problem(gradients));
-    HostTensor dsink;
-    if (parts.s.sink) dsink = HostTensor::output(DType::f32, {parts.s.H});
-    merge_attention_backward(parts.partials, parts.d_o.view(), parts.d_lse.view(), gradients, dsink.view(),
-                             {.sink = parts.sink.view()});
-    const double d_o = largest(parts.d_o), dims = static_cast<double>(parts.s.Dv);
-    for (std::size_t n = 0; n < parts.s.partials; ++n) {
-      expect_near(o[n], exact.partials[n].o, 2, d_o);
-      // Dot products of Dv terms, each at most the product of the largest; values of o are below 6.
-      expect_near(lse[n], exact.partials[n].lse, dims, 6 * d_o * std::sqrt(dims));
-    }
-    if (parts.s.sink) {
-      expect_near(dsink, exact.dsink, dims, 6 * d_o * std::sqrt(dims) * static_cast<double>(parts.s.S * parts.s.B));
-    }
+    const CaseResult found = check_merge_backward(parts, "cpu");
+    EXPECT_TRUE(found.passed) << found.message();
     // One gradient alone is what it is beside the others.
-    std::vector<Partial> one(parts.s.partials);
+    std::vector<HostTensor> lse;
+    std::vector<Partial> all, one(parts.s.partials);
+    for (std::size_t n = 0; n < parts.s.partials; ++n) {
+      lse.push_back(parts.per_row());
+      all.push_back({{}, lse.back().view()});
+    }
     const HostTensor alone = parts.per_row();
     one[1].lse = alone.view();
-    merge_attention_backward(parts.partials, parts.d_o.view(), parts.d_lse.view(), one, {},
-                             {.sink = parts.sink.view()});
+    for (const auto& gradients : {all, one}) {
+      merge_attention_backward(parts.partials, parts.d_o.view(), parts.d_lse.view(), gradients, {},
+                               {.sink = parts.sink.view()});
+    }
     EXPECT_TRUE(alone.same_bits(lse[1]));
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, MergeAttention, ::testing::ValuesIn(kMergeCases),
+INSTANTIATE_TEST_SUITE_P(Cases, MergeAttention, ::testing::ValuesIn(merge_cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // Of the loss sum(d_o o) + sum(d_lse lse), by differences in double of the reference's own forward.
 TEST(MergeAttentionReference, GradientsAreDerivatives) {
-  Parts parts(merge_case("sink"));
+  MergeData parts(merge_case("sink"));
   std::vector<HostTensor> o, lse;
   std::vector<Partial> gradients;
   for (std::size_t n = 0; n < parts.s.partials; ++n) {
@@ -127,7 +112,7 @@ TEST(MergeAttentionBits, OnePartialComesBack) {
 }
 
 TEST(MergeAttentionBits, DoNotDependOnThreads) {
-  const Parts parts(merge_case("many"));
+  const MergeData parts(merge_case("many"));
   std::vector<HostTensor> found;
   for (const int threads : {1, 3}) {
     const std::unique_ptr<Executor> pool = make_thread_pool(threads);
@@ -140,7 +125,7 @@ TEST(MergeAttentionBits, DoNotDependOnThreads) {
 }
 
 TEST(MergeAttentionBits, InPlaceIsTheSame) {
-  Parts parts(merge_case("sink"));
+  MergeData parts(merge_case("sink"));
   const HostTensor o = parts.rows(DType::f32), lse = parts.per_row();
   merge_attention(parts.partials, o.view(), lse.view(), {.sink = parts.sink.view()});
   const auto& [own, own_lse] = parts.partials[2];

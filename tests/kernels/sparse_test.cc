@@ -3,224 +3,64 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "heddle/error.h"
 #include "heddle/sparse.h"
 #include "kernels/candidates.h"
-#include "kit/block_lists.h"
-#include "kit/case_rows.h"
-#include "kit/yardstick.h"
-#include "ops/sparse.h"
+#include "kit/sparse_case.h"
 #include "reference/attention.h"
 
 namespace heddle::kit {
 namespace {
 
-struct SparseCase {
-  const char* name;
-  ListShape lists;
-  AttentionCase call;
-};
-
-AttentionCase call(DType dtype, std::int64_t B, std::int64_t H, std::int64_t Hkv, std::int64_t Sq, std::int64_t Sk,
-                   std::int64_t D, void (*change)(AttentionCase&) = nullptr) {
-  AttentionCase c{.name = "sparse", .dtype = dtype, .B = B, .H = H, .Hkv = Hkv, .Sq = Sq, .Sk = Sk, .D = D, .Dv = D};
-  if (change != nullptr) change(c);
-  c.mask = kFull;
-  return c;
-}
-
-const std::vector<SparseCase>& cases() {
-  using enum DType;
-  static const std::vector<SparseCase> all = {
-      {"plain", {.entries = 4}, call(f32, 2, 4, 2, 70, 150, 32)},
-      {"causal",
-       {.block_size = 32, .units = 2, .entries = 5},
-       call(f32, 1, 8, 2, 200, 200, 64, [](auto& c) { c.causal = Causal::top_left; })},
-      {"causal_16_bits",
-       {.block_size = 64, .units = 2, .entries = 4},
-       call(bf16, 1, 8, 2, 300, 300, 64, [](auto& c) { c.causal = Causal::top_left; })},
-      {"half",
-       {.block_size = 64, .entries = 3, .counts = true},
-       call(f16, 2, 3, 3, 90, 333, 40, [](auto& c) { c.causal = Causal::bottom_right; })},
-      {"list_for_each_head", {.units = 6, .entries = 3, .counts = true}, call(f32, 2, 6, 2, 33, 120, 16)},
-      {"one_list", {.block_size = 128, .units = 1, .entries = 2}, call(bf16, 1, 10, 2, 65, 700, 128)},
-      {"rows_share", {.query_rows = 16, .units = 2, .entries = 3}, call(f32, 2, 4, 2, 75, 130, 24)},
-      {"sink",
-       {.units = 2, .entries = 2, .counts = true},
-       call(f32, 2, 4, 2, 40, 90, 32, [](auto& c) { c.sink = true; })},
-      {"window",
-       {.entries = 6},
-       call(f32, 2, 2, 2, 100, 140, 32, [](auto& c) { c.window_left = 50, c.window_right = 20; })},
-      {"alibi_softcap",
-       {.units = 2, .entries = 4},
-       call(f32, 2, 4, 2, 60, 100, 32, [](auto& c) { c.alibi = Alibi::per_head, c.softcap = 7.0f; })},
-      {"packed",
-       {.units = 2, .entries = 3, .counts = true},
-       call(f32, 5, 4, 2, 60, 90, 32,
-            [](auto& c) {
-              c.packed_q = c.packed_k = true;
-              c.causal = Causal::bottom_right;
-            })},
-      {"packed_rows_share",
-       {.query_rows = 8, .units = 2, .entries = 3},
-       call(bf16, 5, 4, 2, 60, 90, 32, [](auto& c) { c.packed_q = c.packed_k = true; })},
-      {"used", {.entries = 3}, call(f32, 4, 2, 1, 50, 80, 32, [](auto& c) { c.seqused_q = c.seqused_k = true; })},
-      {"paged",
-       {.units = 2, .entries = 4},
-       call(bf16, 3, 4, 2, 5, 96, 32,
-            [](auto& c) { c.page_size = 16, c.seqused_k = true, c.causal = Causal::bottom_right; })},
-      {"one_row",
-       {.block_size = 64, .units = 2, .entries = 5},
-       call(f32, 2, 8, 2, 1, 600, 64, [](auto& c) { c.causal = Causal::bottom_right; })},
-      {"group_of_5",
-       {.block_size = 32, .units = 3, .entries = 3},
-       call(f32, 1, 15, 3, 77, 140, 48, [](auto& c) { c.Dv = 20; })},
-      {"float32_out",
-       {.units = 2, .entries = 3},
-       call(bf16, 2, 4, 2, 40, 90, 32, [](auto& c) { c.float32_out = true; })},
-      {"piece",
-       {.units = 2, .entries = 4},
-       call(f32, 3, 4, 2, 50, 75, 32,
-            [](auto& c) { c.q_offset = c.key_offset = true, c.causal = Causal::top_left, c.window_left = 60; })},
-      {"cache_rows",
-       {.units = 2, .entries = 4},
-       call(f16, 3, 4, 2, 7, 96, 32, [](auto& c) { c.cache_batch_idx = c.seqused_k = c.leftpad = true; })},
-      {"no_entries", {.entries = 0}, call(f32, 1, 2, 1, 9, 40, 16)},
-  };  // fmt: skip
-  return all;
-}
-
-// The case's options without the mask, which the lists say in its place.
-AttentionOptions options_of(const CaseData& data, const char* candidate = "") {
-  AttentionOptions options = data.options();
-  options.mask = {};
-  options.force = candidate;
-  return options;
-}
-
-struct Outputs {
-  HostTensor o, lse;
-};
-
-Outputs run(const CaseData& data, const BlockLists& lists, const char* candidate, Executor* executor = nullptr) {
-  Outputs out{data.new_o(), data.new_lse()};
-  const AttentionOptions options = options_of(data, candidate);
-  Runtime runtime;
-  runtime.executor = executor;
-  WorkspaceBuffer buffer;
-  const std::size_t bytes =
-      sparse_attention_forward_workspace(data.q.view(), data.k.view(), data.v.view(), lists, options, runtime);
-  if (bytes > 0) {
-    runtime.workspace = {buffer.get(bytes).data, bytes};
-    std::memset(runtime.workspace.data, 0xFF, bytes);
-  }
-  sparse_attention_forward(data.q.view(), data.k.view(), data.v.view(), lists, out.o.view(), out.lse.view(), options,
-                           runtime);
+ForwardOutputs run(const CaseData& data, const BlockLists& lists, const char* candidate, Executor* executor = nullptr) {
+  ForwardOutputs out = run_sparse(data, lists, candidate, executor);
   EXPECT_EQ(out.o.damage(), "");
   EXPECT_EQ(out.lse.damage(), "");
   return out;
 }
 
-// After a forward that wrote o and lse.
-Gradients run_backward(const CaseData& data, const BlockLists& lists, const HostTensor& o, const HostTensor& lse,
-                       const char* candidate, Executor* executor = nullptr) {
-  Gradients out = data.new_gradients();
-  const AttentionOptions options = options_of(data, candidate);
-  Runtime runtime;
-  runtime.executor = executor;
-  WorkspaceBuffer buffer;
-  const TensorView &q = data.q.view(), &k = data.k.view(), &v = data.v.view();
-  const std::size_t bytes = sparse_attention_backward_workspace(q, k, v, lists, out.views(), options, runtime);
-  if (bytes > 0) {
-    runtime.workspace = {buffer.get(bytes).data, bytes};
-    std::memset(runtime.workspace.data, 0xFF, bytes);
-  }
-  sparse_attention_backward(q, k, v, lists, o.view(), lse.view(), data.d_o.view(), data.d_lse.view(), out.views(),
-                            options, runtime);
-  for (const HostTensor* x : {&out.dq, &out.dk, &out.dv, &out.dsink}) {
-    if (!x->given()) continue;
-    EXPECT_EQ(x->damage(), "");
-  }
-  return out;
-}
-
-void judge(const char* name, const HostTensor& out, const std::vector<double>& reference, const PlainTensor& plain,
-           double factor) {
-  if (!out.given()) return;
-  const TensorView& view = out.view();
-  const Comparison found = compare(name, out.values(), reference, plain,
-                                   {view.shape.begin(), view.shape.begin() + view.rank}, view.dtype, factor);
-  EXPECT_TRUE(found.passed) << name << ": " << found.error << " of " << found.bound << ", " << found.worst;
-}
-
-bool has_gradients(const AttentionCase& call) {
-  return call.has_backward() && call.alibi == Alibi::none && call.softcap == 0;
+Gradients run_backward(const CaseData& data, const BlockLists& lists, const ForwardOutputs& after,
+                       Executor* executor = nullptr) {
+  return run_sparse_backward(data, lists, after.o, after.lse, "cpu", executor).gradients;
 }
 
 class Sparse : public ::testing::TestWithParam<SparseCase> {};
 
 TEST_P(Sparse, IsAttentionUnderTheMaskThatSaysTheSame) {
-  CaseData data(GetParam().call);
-  const CaseLists lists(data, GetParam().lists);
-  lists.write_mask(data);
-  const AttentionProblem masked = data.problem();
-  const reference::Forward expected = reference::attention_forward(masked, default_executor());
-
-  const Outputs none{data.new_o(), data.new_lse()};
-  const SparseProblem problem =
-      checked_sparse_problem(Check("sparse_attention_forward"), data.q.view(), data.k.view(), data.v.view(),
-                             lists.views, none.o.view(), none.lse.view(), options_of(data));
-  const reference::Forward listed = reference::attention_forward(problem, default_executor());
-  EXPECT_EQ(listed.o, expected.o);
-  EXPECT_EQ(listed.lse, expected.lse);
-
-  const PlainForward plain = plain_forward(masked);
-  const double factor = allowed_factor(masked, expected);
+  SparseRunner runner(GetParam());
+  const reference::Forward listed = reference::attention_forward(runner.problem(), default_executor());
+  EXPECT_EQ(listed.o, runner.forward().o);
+  EXPECT_EQ(listed.lse, runner.forward().lse);
   on_each_target([&] {
-    const Outputs out = run(data, lists.views, "cpu");
-    judge("o", out.o, expected.o, plain.o, factor);
-    judge("lse", out.lse, expected.lse, plain.lse, factor);
+    const CaseResult found = runner.check(Pass::forward, "cpu");
+    EXPECT_TRUE(found.passed) << found.message();
   });
 }
 
 TEST_P(Sparse, HasTheGradientsOfAttentionUnderTheMask) {
-  CaseData data(GetParam().call);
-  if (!data.spec.has_backward()) GTEST_SKIP() << "attention has none";
-  const CaseLists lists(data, GetParam().lists);
-  lists.write_mask(data);
-  const Gradients none = data.new_gradients();
-  const AttentionBackwardProblem masked = data.backward_problem(none);
-  const reference::Forward forward = reference::attention_forward(masked, default_executor());
-  const reference::Backward expected = reference::attention_backward(masked, default_executor());
-  Outputs after{data.new_o(), data.new_lse()};
-  for (std::size_t n = 0; n < forward.o.size(); ++n) after.o.set(static_cast<std::int64_t>(n), forward.o[n]);
-  for (std::size_t n = 0; n < forward.lse.size(); ++n) after.lse.set(static_cast<std::int64_t>(n), forward.lse[n]);
-
-  const SparseBackwardProblem problem = checked_sparse_backward_problem(
-      Check("sparse_attention_backward"), data.q.view(), data.k.view(), data.v.view(), lists.views, after.o.view(),
-      after.lse.view(), data.d_o.view(), data.d_lse.view(), none.views(), options_of(data));
-  const reference::Backward listed = reference::attention_backward(problem, default_executor());
+  if (!GetParam().call.has_backward()) GTEST_SKIP() << "attention has none";
+  SparseRunner runner(GetParam());
+  const Gradients none = runner.data.new_gradients();
+  const reference::Backward listed = reference::attention_backward(runner.backward_problem(none), default_executor());
+  const reference::Backward& expected = runner.backward();
   EXPECT_EQ(listed.dq, expected.dq);
   EXPECT_EQ(listed.dk, expected.dk);
   EXPECT_EQ(listed.dv, expected.dv);
   EXPECT_EQ(listed.dsink, expected.dsink);
 
-  if (!has_gradients(data.spec)) return;
-  const PlainBackward plain = plain_backward(masked, forward);
-  const double factor = allowed_factor(masked, forward);
+  if (!GetParam().has_gradients()) return;
   const std::unique_ptr<Executor> one = make_thread_pool(1), five = make_thread_pool(5);
   on_each_target([&] {
-    const Gradients out = run_backward(data, lists.views, after.o, after.lse, "cpu", one.get());
-    judge("dq", out.dq, expected.dq, plain.dq, factor);
-    judge("dk", out.dk, expected.dk, plain.dk, factor);
-    judge("dv", out.dv, expected.dv, plain.dv, factor);
-    judge("dsink", out.dsink, expected.dsink, plain.dsink, kFactor);
-    const Gradients again = run_backward(data, lists.views, after.o, after.lse, "cpu", five.get());
-    EXPECT_TRUE(out.dq.same_bits(again.dq) && out.dk.same_bits(again.dk) && out.dv.same_bits(again.dv))
+    const CaseResult found = runner.check(Pass::backward, "cpu", one.get());
+    EXPECT_TRUE(found.passed) << found.message();
+    const ForwardOutputs& after = runner.rounded_forward();
+    const Gradients once = run_backward(runner.data, runner.lists.views, after, one.get()),
+                    again = run_backward(runner.data, runner.lists.views, after, five.get());
+    EXPECT_TRUE(once.dq.same_bits(again.dq) && once.dk.same_bits(again.dk) && once.dv.same_bits(again.dv))
         << "other bits with other threads";
   });
 }
@@ -237,25 +77,26 @@ TEST_P(Sparse, BitsDoNotDependOnThreadsOrOnTheOrderOfAList) {
   other.blocks = backwards.view();
   const std::unique_ptr<Executor> one = make_thread_pool(1), five = make_thread_pool(5);
   on_each_target([&] {
-    const Outputs first = run(data, lists.views, "cpu", one.get()), second = run(data, lists.views, "cpu", five.get());
+    const ForwardOutputs first = run(data, lists.views, "cpu", one.get()),
+                         second = run(data, lists.views, "cpu", five.get());
     EXPECT_TRUE(first.o.same_bits(second.o));
     EXPECT_TRUE(first.lse.same_bits(second.lse));
     if (lists.counts.given()) return;  // then the first entries are others
-    const Outputs third = run(data, other, "cpu", one.get());
+    const ForwardOutputs third = run(data, other, "cpu", one.get());
     EXPECT_TRUE(first.o.same_bits(third.o));
     EXPECT_TRUE(first.lse.same_bits(third.lse));
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, Sparse, ::testing::ValuesIn(cases()),
+INSTANTIATE_TEST_SUITE_P(Cases, Sparse, ::testing::ValuesIn(sparse_cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // A row's bits are its own: the same row alone, in another place of another batch, with other neighbours' lists.
 TEST(SparseInvariance, ARowAloneIsTheRowAmongOthers) {
-  CaseData data(call(DType::bf16, 2, 8, 2, 150, 400, 64));
+  CaseData data(sparse_call(DType::bf16, 2, 8, 2, 150, 400, 64));
   const CaseLists lists(data, {.block_size = 32, .units = 2, .entries = 5});
   on_each_target([&] {
-    const Outputs all = run(data, lists.views, "cpu");
+    const ForwardOutputs all = run(data, lists.views, "cpu");
     for (const std::int64_t i : {0, 1, 77, 149}) {
       TensorView q = data.q.view(), blocks = lists.blocks.view();
       q.data = static_cast<std::byte*>(q.data) + static_cast<std::int64_t>(size_of(q.dtype)) * i * q.stride[1];
@@ -281,11 +122,11 @@ TEST(SparseInvariance, ARowAloneIsTheRowAmongOthers) {
 
 // Gradients are added to what is there, each element once.
 TEST(SparseGradients, AreAddedToWhatIsThere) {
-  CaseData data(call(DType::f32, 2, 4, 2, 70, 150, 32, [](auto& c) { c.causal = Causal::bottom_right; }));
+  CaseData data(sparse_call(DType::f32, 2, 4, 2, 70, 150, 32, [](auto& c) { c.causal = Causal::bottom_right; }));
   const CaseLists lists(data, {.block_size = 32, .units = 2, .entries = 4});
   on_each_target([&] {
-    const Outputs out = run(data, lists.views, "cpu");
-    const Gradients once = run_backward(data, lists.views, out.o, out.lse, "cpu");
+    const ForwardOutputs out = run(data, lists.views, "cpu");
+    const Gradients once = run_backward(data, lists.views, out);
     Gradients sums = data.new_gradients();
     HostTensor* const all[] = {&sums.dq, &sums.dk, &sums.dv};
     const HostTensor* const own[] = {&once.dq, &once.dk, &once.dv};
@@ -295,7 +136,7 @@ TEST(SparseGradients, AreAddedToWhatIsThere) {
     AttentionGradients views = sums.views();
     views.accumulate = true;
     const TensorView &q = data.q.view(), &k = data.k.view(), &v = data.v.view();
-    const AttentionOptions options = options_of(data, "cpu");
+    const AttentionOptions options = sparse_options(data, "cpu");
     WorkspaceBuffer buffer;
     Runtime runtime;
     runtime.workspace = buffer.get(sparse_attention_backward_workspace(q, k, v, lists.views, views, options));
@@ -312,7 +153,7 @@ TEST(SparseGradients, AreAddedToWhatIsThere) {
 
 // Entries that name nothing say nothing, however far off they are.
 TEST(SparseEntries, MayBeAnything) {
-  CaseData data(call(DType::f32, 2, 4, 2, 50, 120, 32));
+  CaseData data(sparse_call(DType::f32, 2, 4, 2, 50, 120, 32));
   CaseLists lists(data, {.units = 2, .entries = 6, .counts = true});
   for (std::int64_t k = 0; k < lists.counts.elements(); ++k) lists.counts.set(k, k % 2 == 0 ? 6 : 2147483647.0);
   constexpr double kWild[] = {-2147483648.0, -17, 2147483647.0, 8, 1e9};
@@ -327,17 +168,16 @@ TEST(SparseEntries, MayBeAnything) {
   plain.views.blocks = plain.blocks.view();
   plain.views.counts = {};
   on_each_target([&] {
-    const Outputs out = run(data, lists.views, "cpu"), expected = run(data, plain.views, "cpu");
+    const ForwardOutputs out = run(data, lists.views, "cpu"), expected = run(data, plain.views, "cpu");
     EXPECT_TRUE(out.o.same_bits(expected.o));
-    const Gradients found = run_backward(data, lists.views, out.o, out.lse, "cpu"),
-                    other = run_backward(data, plain.views, out.o, out.lse, "cpu");
+    const Gradients found = run_backward(data, lists.views, out), other = run_backward(data, plain.views, out);
     EXPECT_TRUE(found.dq.same_bits(other.dq) && found.dk.same_bits(other.dk) && found.dv.same_bits(other.dv));
   });
 }
 
 // Values that no list names may hold anything.
 TEST(SparseValues, WhatNobodyListsIsNotReadIntoARow) {
-  CaseData data(call(DType::f32, 1, 2, 1, 40, 256, 32));
+  CaseData data(sparse_call(DType::f32, 1, 2, 1, 40, 256, 32));
   CaseLists lists(data, {.block_size = 64, .entries = 2});
   for (std::int64_t k = 0; k < lists.blocks.elements(); ++k) lists.blocks.set(k, k % 2 == 0 ? 0 : 2);
   for (std::int64_t j = 0; j < 256; ++j) {
@@ -348,7 +188,7 @@ TEST(SparseValues, WhatNobodyListsIsNotReadIntoARow) {
     }
   }
   on_each_target([&] {
-    const Outputs out = run(data, lists.views, "cpu");
+    const ForwardOutputs out = run(data, lists.views, "cpu");
     for (const double value : out.o.values()) ASSERT_TRUE(std::isfinite(value));
   });
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <limits>
 
 #include "core/check.h"
 
@@ -84,6 +85,38 @@ Comparison compare(const std::string& tensor, std::span<const double> out, std::
   result.passed = result.error <= result.bound;                              // false for NaN
   if (!reference.empty()) {
     result.worst = text(place(worst), " is ", out[worst], ", the reference ", reference[worst]);
+  }
+  return result;
+}
+
+Comparison compare_within(const std::string& tensor, std::span<const double> out, std::span<const double> reference,
+                          const std::vector<std::int64_t>& shape, const std::function<double(double)>& allowed) {
+  if (out.size() != reference.size()) {
+    throw Error(text("[compare] ", tensor, ": ", out.size(), " values and ", reference.size(), " in the reference"));
+  }
+  Comparison result;
+  result.tensor = tensor;
+  result.compared = static_cast<std::int64_t>(reference.size());
+  result.digest = digest_of(out);
+  result.passed = true;
+  std::size_t worst = 0;
+  double share = -1;
+  for (std::size_t n = 0; n < reference.size(); ++n) {
+    if (std::isfinite(reference[n])) result.largest = std::max(result.largest, std::abs(reference[n]));
+    const double error = difference(out[n], reference[n]);
+    const double bound = std::isfinite(reference[n]) ? allowed(reference[n]) : 0;
+    const bool passed = error <= bound;
+    if (passed && !(error > share * bound)) continue;
+    if (!passed && !result.passed) continue;  // the first that fails is the one to name
+    result.passed &= passed;
+    share = !passed ? std::numeric_limits<double>::infinity() : bound > 0 ? error / bound : 0;
+    result.error = error;
+    result.bound = bound;
+    worst = n;
+  }
+  if (!reference.empty()) {
+    result.worst = text(tensor, coordinate(static_cast<std::int64_t>(worst), shape), " is ", out[worst],
+                        ", the reference ", reference[worst]);
   }
   return result;
 }

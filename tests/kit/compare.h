@@ -12,6 +12,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -52,5 +53,10 @@ struct Comparison {
 // and the other way round. dtype: out's.
 Comparison compare(const std::string& tensor, std::span<const double> out, std::span<const double> reference,
                    const PlainTensor& plain, const std::vector<std::int64_t>& shape, DType dtype, double factor);
+
+// By a bound that was derived, element by element: |out - reference| <= allowed(reference), and NaN fails too. What is
+// kept as error and bound is the element's that comes closest to its own.
+Comparison compare_within(const std::string& tensor, std::span<const double> out, std::span<const double> reference,
+                          const std::vector<std::int64_t>& shape, const std::function<double(double)>& allowed);
 
 }  // namespace heddle::kit

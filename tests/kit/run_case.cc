@@ -1,7 +1,6 @@
 #include "kit/run_case.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -64,13 +63,6 @@ class Output {
   std::optional<DeviceTensor> mirror_;
 };
 
-template <class Operation>
-double seconds_of(const Operation& operation) {
-  const auto start = std::chrono::steady_clock::now();
-  operation();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
-
 }  // namespace
 
 std::string CaseResult::message() const {
@@ -83,6 +75,20 @@ std::string CaseResult::message() const {
   }
   if (!damage.empty()) out += text(candidate, " on ", case_name, ": ", damage, "\n");
   return out;
+}
+
+CaseResult judged_by(CaseResult result, const std::vector<Judged>& outputs) {
+  result.passed = true;
+  for (const Judged& x : outputs) {
+    if (!x.out->given()) continue;
+    result.tensors.push_back(
+        compare(x.name, x.out->values(), *x.reference, *x.plain, shape_of(*x.out), x.out->view().dtype, x.factor));
+    result.passed &= result.tensors.back().passed;
+    const std::string damage = x.out->damage();
+    if (!damage.empty()) result.damage += text(result.damage.empty() ? "" : "; ", x.name, ": ", damage);
+  }
+  result.passed &= result.damage.empty();
+  return result;
 }
 
 CaseRunner::CaseRunner(const AttentionCase& spec, std::uint64_t seed, Device device)
@@ -129,9 +135,9 @@ std::vector<Candidate> CaseRunner::explain(Pass pass) const {
                                : explain_attention_backward(inputs_.q, inputs_.k, inputs_.v, {}, inputs_.options);
 }
 
-std::vector<std::string> CaseRunner::candidates(Pass pass) const {
+std::vector<std::string> kernels_of(const std::vector<Candidate>& candidates) {
   std::vector<std::string> names;
-  for (const Candidate& candidate : explain(pass)) {
+  for (const Candidate& candidate : candidates) {
     if (candidate.supported && candidate.method != "reference") names.push_back(candidate.name);
   }
   return names;
@@ -195,49 +201,34 @@ BackwardOutputs CaseRunner::run_backward_after(const HostTensor& o_in, const Hos
   return out;
 }
 
-std::vector<CaseRunner::Judged> CaseRunner::judged(const ForwardOutputs& out) {
+std::vector<Judged> CaseRunner::judged(const ForwardOutputs& out) {
   const reference::Forward& exact = forward_reference();
   if (!plain_) plain_ = std::make_unique<PlainForward>(plain_forward(data_.problem()));
   const double factor = allowed_factor(data_.problem(), exact);
   return {{"o", &out.o, &exact.o, &plain_->o, factor}, {"lse", &out.lse, &exact.lse, &plain_->lse, factor}};
 }
 
-std::vector<CaseRunner::Judged> CaseRunner::judged(const BackwardOutputs& out) {
+std::vector<Judged> CaseRunner::judged(const BackwardOutputs& out) {
   const auto& [exact, plain, o, lse] = backward_answer();
   const double factor = allowed_factor(data_.problem(), forward_reference());
   const Gradients& g = out.gradients;
-  std::vector<Judged> all = {{"dq", &g.dq, &exact.dq, &plain.dq, factor},
-                             {"dk", &g.dk, &exact.dk, &plain.dk, factor},
-                             {"dv", &g.dv, &exact.dv, &plain.dv, factor},
-                             {"dbias", &g.dbias, &exact.dbias, &plain.dbias, factor},
-                             {"dsink", &g.dsink, &exact.dsink, &plain.dsink, kFactor}};  // sums over rows, however few
-  std::erase_if(all, [](const Judged& x) { return !x.out->given(); });
-  return all;
-}
-
-CaseResult CaseRunner::verdict(Pass pass, const std::string& candidate, double seconds,
-                               const std::vector<Judged>& outputs) const {
-  CaseResult result{data_.spec.name, candidate, pass, true};
-  result.seconds = seconds;
-  for (const Judged& x : outputs) {
-    result.tensors.push_back(
-        compare(x.name, x.out->values(), *x.reference, *x.plain, shape_of(*x.out), x.out->view().dtype, x.factor));
-    result.passed &= result.tensors.back().passed;
-    const std::string damage = x.out->damage();
-    if (!damage.empty()) result.damage += text(result.damage.empty() ? "" : "; ", x.name, ": ", damage);
-  }
-  result.passed &= result.damage.empty();
-  return result;
+  return {{"dq", &g.dq, &exact.dq, &plain.dq, factor},
+          {"dk", &g.dk, &exact.dk, &plain.dk, factor},
+          {"dv", &g.dv, &exact.dv, &plain.dv, factor},
+          {"dbias", &g.dbias, &exact.dbias, &plain.dbias, factor},
+          {"dsink", &g.dsink, &exact.dsink, &plain.dsink, kFactor}};  // sums over rows, however few
 }
 
 CaseResult CaseRunner::check_forward(const std::string& candidate, Executor* executor) {
   const ForwardOutputs out = run_forward(candidate, executor);
-  return verdict(Pass::forward, candidate, out.seconds, judged(out));
+  return judged_by({.case_name = data_.spec.name, .candidate = candidate, .seconds = out.seconds}, judged(out));
 }
 
 CaseResult CaseRunner::check_backward(const std::string& candidate, Executor* executor, const Wanted& wanted) {
   const BackwardOutputs out = run_backward(candidate, executor, 0xFF, wanted);
-  return verdict(Pass::backward, candidate, out.seconds, judged(out));
+  return judged_by(
+      {.case_name = data_.spec.name, .candidate = candidate, .pass = Pass::backward, .seconds = out.seconds},
+      judged(out));
 }
 
 std::string CaseRunner::blind_spots(Pass pass) {
@@ -245,6 +236,7 @@ std::string CaseRunner::blind_spots(Pass pass) {
   const BackwardOutputs backward{pass == Pass::backward ? data_.new_gradients() : Gradients()};
   std::string out;
   for (const Judged& x : pass == Pass::forward ? judged(forward) : judged(backward)) {
+    if (!x.out->given()) continue;
     const DType dtype = x.out->view().dtype;
     const auto judge = [&](const std::vector<double>& values) {
       return compare(x.name, values, *x.reference, *x.plain, shape_of(*x.out), dtype, x.factor);

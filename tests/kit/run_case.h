@@ -1,6 +1,7 @@
 // Runs candidates on a case through the public API and judges what they wrote.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +26,27 @@ struct CaseResult {
   // Why it failed, one line for each tensor; empty if it passed.
   std::string message() const;
 };
+
+// A tensor to be judged: what kernels wrote it to, and by what. One that is not given is passed over.
+struct Judged {
+  const char* name;
+  const HostTensor* out;
+  const std::vector<double>* reference;
+  const PlainTensor* plain;
+  double factor;
+};
+// Fills result.tensors, .damage and .passed.
+CaseResult judged_by(CaseResult result, const std::vector<Judged>& outputs);
+
+// The candidates that support a call, without the reference.
+std::vector<std::string> kernels_of(const std::vector<Candidate>& candidates);
+
+template <class Operation>
+double seconds_of(const Operation& operation) {
+  const auto start = std::chrono::steady_clock::now();
+  operation();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
 
 // What the operation wrote, before any judgement.
 struct ForwardOutputs {
@@ -61,8 +83,7 @@ class CaseRunner {
 
   // What explain_attention says of this case.
   std::vector<Candidate> explain(Pass pass) const;
-  // The candidates that support this case, without the reference.
-  std::vector<std::string> candidates(Pass pass) const;
+  std::vector<std::string> candidates(Pass pass) const { return kernels_of(explain(pass)); }
 
   // Runs `candidate` (null executor: the default one) to its end. The workspace is filled with `garbage` bytes before
   // the call.
@@ -88,18 +109,8 @@ class CaseRunner {
     PlainBackward plain;
     HostTensor o, lse;  // inputs of the backward
   };
-  // A tensor to be judged: what kernels write it to, and by what.
-  struct Judged {
-    const char* name;
-    const HostTensor* out;
-    const std::vector<double>* reference;
-    const PlainTensor* plain;
-    double factor;
-  };
   std::vector<Judged> judged(const ForwardOutputs& out);
   std::vector<Judged> judged(const BackwardOutputs& out);
-
-  CaseResult verdict(Pass pass, const std::string& candidate, double seconds, const std::vector<Judged>& outputs) const;
 
   const reference::Forward& forward_reference();
   const BackwardAnswer& backward_answer();

@@ -180,3 +180,30 @@ def test_linear_on_several_devices():
     assert found.device.type == "meta" and found.shape == (3, 16)
     with pytest.raises(TypeError, match=r"\[linear_forward\] bias is a ndarray: it must be a torch tensor"):
         lowbit.linear(x, packed, bias=np.zeros(16, np.float32))
+
+
+def test_dtypes_that_nothing_has():
+    q, k, v = tensors("numpy")
+    wide = np.zeros(2)
+    long = np.zeros(2, np.int64)
+    floats = "it must be float32, float16 or bfloat16$"
+    for name in ("cu_seqlens_q", "seqused_q", "page_table", "cache_batch_idx", "cache_leftpad", "draft_mask"):
+        with pytest.raises(ValueError, match=rf"\] {name} is int64: it must be int32$"):
+            heddle.attention(q, k, v, **{name: long})
+    for name in ("q_offset", "key_offset"):
+        with pytest.raises(ValueError, match=rf"\] {name} is int64: it must be int32$"):
+            heddle.attention(q, k, v, **{name: long})
+    for name in ("alibi_slopes", "sink", "q_scale", "k_scale", "v_scale"):
+        with pytest.raises(ValueError, match=rf"\] {name} is float64: it must be float32$"):
+            heddle.attention(q, k, v, **{name: wide})
+    with pytest.raises(ValueError, match=r"\] mask is int64: it must be bool \(true = attend\)"):
+        heddle.attention(q, k, v, mask=long)
+    with pytest.raises(ValueError, match=rf"\] bias is float64: {floats}"):
+        heddle.attention(q, k, v, bias=wide)
+    with pytest.raises(ValueError, match=r"\] lses\[1\] is float64: it must be float32$"):
+        lse = np.zeros((2, 4, 5), np.float32)
+        heddle.merge_attention([q, q], [lse, lse.astype(np.float64)])
+    with pytest.raises(ValueError, match=rf"\] os\[0\] is float64: {floats}"):
+        heddle.merge_attention([q.astype(np.float64)], [lse])
+    with pytest.raises(ValueError, match=r"\] blocks is int64: it must be int32$"):
+        heddle.sparse_attention(q, k, v, np.zeros((2, 5, 1, 1), np.int64))

@@ -136,6 +136,24 @@ def test_low_bit_layers_are_the_cpus(model, format):
     assert (found * wanted).sum(1)[there].min() > 0.9995
 
 
+def test_results_where_the_caller_wants_them(model):
+    encoder = heddle.Encoder(model[0], device="cuda", dtype="bfloat16")
+    wanted, rows = encoder.encode(*packed(), return_hidden_states=True)
+    out, states = torch.empty_like(wanted), torch.empty_like(rows)
+    before = out._version
+    found = encoder.encode(*packed(), return_hidden_states=True, out=out, hidden_states_out=states)
+    assert found[0] is out and found[1] is states and out._version > before
+    assert out.equal(wanted) and states.equal(rows)
+    for given, error, words in [
+        (np.empty(wanted.shape, np.float32), TypeError, "out is a ndarray: it must be a torch tensor"),
+        (out.cpu(), ValueError, "out is on cpu: it must be on cuda:0, as the encoder is"),
+        (out[1:], ValueError, "it must be float32"),
+        (out.clone().requires_grad_(), ValueError, "out requires a gradient"),
+    ]:
+        with pytest.raises(error, match=words):
+            encoder.encode(*packed(), out=given)
+
+
 def test_streams_and_workspace(model):
     encoder = heddle.Encoder(model[0], device="cuda:0", dtype="bfloat16")
     wanted = encoder.encode(*packed())

@@ -160,3 +160,45 @@ def test_errors_of_layers(grouped):
         heddle.Encoder(grouped[0], layers="nf4_b256")
     with pytest.raises(ValueError, match="error is -1"):
         heddle.Encoder.choose_precisions(grouped[0], *packed(), error=-1)
+
+
+def test_results_where_the_caller_wants_them(model):
+    encoder = heddle.Encoder(model[0])
+    ids, starts = packed()
+    embeddings, states = encoder.encode(ids, starts, return_hidden_states=True)
+    out, rows = np.empty_like(embeddings), np.empty_like(states)
+    found = encoder.encode(ids, starts, return_hidden_states=True, out=out, hidden_states_out=rows)
+    assert found[0] is out and found[1] is rows
+    np.testing.assert_array_equal(out, embeddings)
+    np.testing.assert_array_equal(rows, states)
+    out[:] = 0
+    assert encoder.encode(ids, starts, out=out) is out
+    np.testing.assert_array_equal(out, embeddings)
+
+    frozen = np.empty_like(embeddings)
+    frozen.flags.writeable = False
+    both = np.empty((len(ids), 48), np.float32)
+    for given, error, words in [
+        (dict(out=out[:2]), ValueError, r"out is float32 \[2, 48\]: it must be float32 \[3, 48\]"),
+        (dict(out=out.astype(np.float64)), ValueError, r"out is float64 \[3, 48\]: it must be float32"),
+        (
+            dict(out=np.empty((48, 3), np.float32).T),
+            ValueError,
+            r"out is float32 \[3, 48\] and not contiguous: it must",
+        ),
+        (dict(out=frozen), ValueError, "out is read-only"),
+        (dict(out=torch.empty(3, 48)), TypeError, "out is a Tensor: it must be a numpy array"),
+        (dict(hidden_states_out=rows), ValueError, "hidden_states_out is given and return_hidden_states is False"),
+        (
+            dict(return_hidden_states=True, hidden_states_out=rows[1:]),
+            ValueError,
+            r"hidden_states_out is float32 \[28, 48\]: it must be float32 \[29, 48\]",
+        ),
+        (
+            dict(return_hidden_states=True, out=both[:3], hidden_states_out=both),
+            ValueError,
+            "hidden_states_out shares memory with out",
+        ),
+    ]:
+        with pytest.raises(error, match=rf"\[encode\] {words}"):
+            encoder.encode(ids, starts, **given)

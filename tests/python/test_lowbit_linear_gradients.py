@@ -63,8 +63,8 @@ def test_gradients_by_every_way():
         return lowbit.linear(x, p, activation="silu", bias=bias, norm="rms_norm", norm_weight=weight)
 
     def operator(x, bias, weight):
-        options = (p.format, 32, 64, False, p.order, "silu", "rms_norm", 1e-5, False, False, "")
-        return torch.ops.heddle.linear_forward(x, bias, None, weight, None, p.data, None, *options)
+        options = (bias, None, weight, None, "silu", "rms_norm", 1e-5, False, False, "")
+        return torch.ops.heddle.linear_forward(x, *p._parts(), *options)
 
     ways = {
         "autograd": call,
@@ -85,17 +85,11 @@ def test_gradients_by_every_way():
         torch.ops.heddle.linear_forward,
         (
             x,
+            *p._parts(),
             bias,
             None,
             weight,
             None,
-            p.data,
-            None,
-            p.format,
-            32,
-            64,
-            False,
-            p.order,
             "silu",
             "rms_norm",
             1e-5,
@@ -115,7 +109,7 @@ def test_what_is_kept_for_the_backward():
         lowbit.linear(x, p, residual=torch.ones(2, 16))
         assert [t.dtype for t in kept] == [torch.uint8]
         lowbit.linear(x, p, activation="silu", bias=torch.ones(16))
-        assert [tuple(t.shape) for t in kept[1:]] == [(2, 32), (16,), tuple(p.data.shape)]
+        assert [tuple(t.shape) for t in kept[1:]] == [(2, 32), tuple(p.data.shape), (16,)]
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         a = x * 1
         y = lowbit.linear(a, p, activation="silu")

@@ -1,4 +1,4 @@
-"""The one table of attention's options, and what is written out beside it for speed."""
+"""The tables of attention's and of linear layers' options, and what is written out beside them for speed."""
 
 import inspect
 
@@ -6,7 +6,7 @@ import heddle
 import numpy as np
 import pytest
 import torch
-from heddle import _options, functional
+from heddle import _linear_options, _options, functional, lowbit
 from heddle._options import INDEX, OPTIONS, WITH_GRADIENT, pack
 
 #: A value of each argument of heddle.attention that is not its default, and what comes of it, item by item.
@@ -116,3 +116,81 @@ def test_a_native_module_with_other_options_is_refused():
         _options.check_names(("seed", *INDEX))
     with pytest.raises(ImportError, match=f"their options differ, {len(INDEX) - 1} and {len(INDEX)}"):
         _options.check_names(tuple(INDEX)[:-1])
+
+
+def test_numbers_of_enumerations_that_differ_are_refused():
+    _options.check_codes({kind: dict(codes) for kind, codes in _options.CODES.items()})
+    for kind, other, words in [
+        ("dtype", {"bool": 5}, "dtype 'bool' is 5 there and 4 here"),
+        ("causal", {"spiral": 3}, "causal 'spiral' is 3 there and None here"),
+        ("layout", {"rows": 0}, "layout 'rows' is 0 there and None here"),
+    ]:
+        with pytest.raises(ImportError, match=f"are of different versions: {words}"):
+            _options.check_codes(_options.CODES | {kind: _options.CODES.get(kind, {}) | other})
+    for kind, codes in _options.CODES.items():
+        with pytest.raises(ImportError, match=rf"{kind} '\w+' is None there and \d here"):
+            _options.check_codes(_options.CODES | {kind: dict(list(codes.items())[1:])})
+
+
+#: As GIVEN, of heddle.lowbit.linear.
+LINEAR_GIVEN = {
+    "activation": ("silu", {"activation": "silu"}),
+    "norm": ("rms_norm", {"norm": "rms_norm"}),
+    "eps": (0.5, {"norm_eps": 0.5}),
+    "int8_x": (True, {"int8_x": True}),
+    "batch_invariant": (1, {"batch_invariant": True}),
+    "force": ("cpu", {"force": "cpu"}),
+} | {name: (marker, {name: marker}) for name in _linear_options.ARRAY_NAMES for marker in [np.zeros(1)]}
+PACKED = lowbit.pack(lowbit.quantize(np.ones((16, 32), np.float32), "nvfp4"))
+
+
+def linear_items_of(x, host, **arguments):
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host, "linear", lambda x, parts, options, out=None: seen.extend([parts, options]))
+        lowbit.linear(x, PACKED, **arguments)
+    return seen
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("name", [None, *LINEAR_GIVEN])
+def test_linear_writes_out_its_tables(library, name):
+    from heddle.hosts import arrays
+    from heddle.hosts.torch import functional as torch_functional
+
+    x, host = (np.zeros((1, 32), np.float32), arrays) if library == "numpy" else (torch.zeros(1, 32), torch_functional)
+    value, expected = LINEAR_GIVEN[name] if name else (None, {})
+    parts, options = linear_items_of(x, host, **({name: value} if name else {}))
+    assert parts[:5] == ("nvfp4", 16, 32, False, "rows16") and parts[_linear_options.WEIGHTS] is not None
+    assert len(parts) == len(_linear_options.PARTS) and len(options) == len(_linear_options.OPTIONS)
+    for option, item in zip(_linear_options.OPTIONS, options):
+        wanted = expected.get(option.name, option.default)
+        assert item is wanted or item == wanted, option.name
+
+
+def test_every_argument_of_linear_is_given_here():
+    keywords = [p.name for p in inspect.signature(lowbit.linear).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    assert sorted(keywords) == sorted([*LINEAR_GIVEN, "out"])
+
+
+@pytest.mark.parametrize(
+    "operator, operands, between", [("linear_forward", 1, 0), ("linear_forward_out", 1, 1), ("linear_backward", 2, 1)]
+)
+def test_operators_take_linears_tables(operator, operands, between):
+    arguments = [a.name for a in getattr(torch.ops.heddle, operator).default._schema.arguments]
+    parts = [part.name for part in _linear_options.PARTS]
+    assert arguments[operands:][: len(parts)] == parts
+    assert arguments[operands + len(parts) + between :] == list(_linear_options.INDEX)
+
+
+def test_flags_of_linear_are_flags():
+    x = np.zeros((1, 32), np.float32)
+    for name in ("int8_x", "batch_invariant"):
+        for call, operation in ((lowbit.linear, "linear_forward"), (lowbit.explain, "explain_linear")):
+            with pytest.raises(TypeError, match=rf"\[{operation}\] {name} is 'none': it must be True or False"):
+                call(x, PACKED, **{name: "none"})
+    odd = lowbit.PackedTensor("nvfp4", (16, 32), "no", PACKED.data)
+    with pytest.raises(TypeError, match=r"\[linear_forward\] gated is 'no': it must be True or False"):
+        lowbit.linear(x, odd)
+    with pytest.raises(TypeError, match=r"\[linear_forward\] norm_eps is 'small': it must be a number"):
+        lowbit.linear(x, PACKED, eps="small")

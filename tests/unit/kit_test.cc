@@ -109,6 +109,28 @@ TEST(Compare, InfinitiesAndNansMustMatch) {
   EXPECT_EQ(compare_values({0, nan, 9}, {0, 0, 0}).worst, "x[1] is nan, the reference 0");
 }
 
+TEST(Compare, DerivedBoundsAreHeldElementByElement) {
+  const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
+  const auto within = [](std::vector<double> out, std::vector<double> reference) {
+    const auto size = static_cast<std::int64_t>(out.size());
+    return compare_within("x", out, reference, {size}, [](double value) { return 0.5 * std::abs(value); });
+  };
+  EXPECT_TRUE(within({0, 1.5, 100}, {0, 1, 200}).passed);
+  const Comparison wrong = within({100, 1.6, 9}, {200, 1, 1});
+  EXPECT_FALSE(wrong.passed);
+  EXPECT_EQ(wrong.worst, "x[1] is 1.6, the reference 1");
+  EXPECT_DOUBLE_EQ(wrong.bound, 0.5);
+  // What comes closest to its own bound, not what is off by most.
+  const Comparison right = within({1000, 1.4}, {1200, 1});
+  EXPECT_TRUE(right.passed);
+  EXPECT_EQ(right.worst, "x[1] is 1.4, the reference 1");
+  EXPECT_TRUE(within({inf, -inf}, {inf, -inf}).passed);
+  EXPECT_FALSE(within({nan}, {1}).passed);
+  EXPECT_FALSE(within({1}, {-inf}).passed);
+  EXPECT_FALSE(within({inf}, {1}).passed);
+  EXPECT_THROW(within({1, 2}, {1}), Error);
+}
+
 TEST(CaseTable, NamesAreUniqueAndSizesCovered) {
   std::set<std::string> names;
   std::set<std::int64_t> lengths, head_sizes;

@@ -9,11 +9,21 @@ from typing import Any
 import numpy as np
 
 from .. import _heddle
-from .._options import BIAS, CU_SEQLENS_Q, DROPOUT_P, DROPOUT_SEED, FLOAT32_OUT, MASK, check_rank, lse_shape
+from .._options import (
+    BIAS,
+    CU_SEQLENS_Q,
+    DROPOUT_P,
+    DROPOUT_SEED,
+    DTYPE_CODES,
+    FLOAT32_OUT,
+    MASK,
+    check_rank,
+    lse_shape,
+)
 from . import is_torch
 
-_FLOAT32, _BFLOAT16, _FLOAT8 = 0, 2, 5  # heddle::DType
-_DTYPES = {0: "float32", 1: "float16", 2: "bfloat16"}
+_FLOAT32, _BFLOAT16, _FLOAT8 = (DTYPE_CODES[name] for name in ("float32", "bfloat16", "float8_e4m3fn"))
+_DTYPES = {code: name for name, code in DTYPE_CODES.items()}
 _GPUS = (2, 13)  # DLPack's devices: memory of a GPU, and memory that it shares with the host
 _LEGACY_STREAM = 1  # as DLPack numbers streams
 # Whose arrays nobody may write, though DLPack exports them as if one might.

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import _heddle
-from .._options import LINEAR_BOTH_WAYS, flag
+from .._linear_options import of_backward, without_norm
+from .._options import flag
 from ..explanation import gpu_name
 from ..hosts import arrays, is_torch, torch_host
 from .packed import PackedTensor
@@ -78,26 +79,17 @@ def explain(
     _check_array("explain_linear", x)
     _check_packed("explain_linear", weights)
     backward = flag("explain_linear", "backward", backward)
+    int8_x = flag("explain_linear", "int8_x", int8_x)
+    batch_invariant = flag("explain_linear", "batch_invariant", batch_invariant)
     name = gpu_name(gpu)
-    options: tuple[Any, ...] = (
-        activation,
-        plain(bias),
-        plain(residual),
-        norm,
-        plain(norm_weight),
-        plain(norm_bias),
-        eps,
-        int8_x,
-        batch_invariant,
-        force,
-    )
+    given = (plain(bias), plain(residual), plain(norm_weight), plain(norm_bias))
+    options = (*given, activation, norm, eps, int8_x, batch_invariant, force)
     arguments = (plain(x), weights._parts_on(name))
     found = _heddle.explain_linear(*arguments, options, name)
     if backward:  # of arguments that the forward has taken
         if name or weights.order != "rows16":
-            options = (*options[:3], "none", None, None, *options[6:])
-        options = (*options[:2], None, *options[3:9], force if force in LINEAR_BOTH_WAYS else "")
-        found = _heddle.explain_linear_backward(*arguments, options, name)
+            options = without_norm(options)
+        found = _heddle.explain_linear_backward(*arguments, of_backward(options), name)
     return [LinearCandidate(*parts) for parts in found]
 
 
@@ -162,26 +154,21 @@ def linear(
     """
     if type(weights) is not PackedTensor:
         _check_packed("linear", weights)
+    if int8_x is not False and int8_x is not True:
+        int8_x = flag("linear_forward", "int8_x", int8_x)
+    if batch_invariant is not False and batch_invariant is not True:
+        batch_invariant = flag("linear_forward", "batch_invariant", batch_invariant)
+    settings = (activation, norm, eps, int8_x, batch_invariant, force)
     if is_torch(x):  # the way of most calls: as short as can be
         host = torch_host()
-        options = (*weights._described, activation, norm, eps, int8_x, batch_invariant, force)
+        options = (bias, residual, norm_weight, norm_bias, *settings)
         data = weights.data if is_torch(weights.data) else host.torch.from_numpy(weights.data)
+        parts = (*weights._described, data, weights.kept)
         if out is None:
-            return host.linear(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options)
-        return host.linear_into(x, bias, residual, norm_weight, norm_bias, data, weights.kept, options, out)
+            return host.linear(x, parts, options)
+        return host.linear_into(x, parts, options, out)
     _check_array("linear_forward", x)
-    options = (
-        activation,
-        plain(bias),
-        plain(residual),
-        norm,
-        plain(norm_weight),
-        plain(norm_bias),
-        eps,
-        int8_x,
-        batch_invariant,
-        force,
-    )
+    options = (plain(bias), plain(residual), plain(norm_weight), plain(norm_bias), *settings)
     return arrays.linear(x, weights._parts(), options, out)
 
 

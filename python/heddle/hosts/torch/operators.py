@@ -14,6 +14,7 @@ from ..._options import (
     ARRAYS,
     CU_SEQLENS_Q,
     DROPOUT_SEED,
+    DTYPE_CODES,
     FLOAT32_OUT,
     OPTIONS,
     WITH_GRADIENT,
@@ -35,16 +36,7 @@ def _device_memory(size):
 
 _heddle.use_torch(
     torch.Tensor,
-    {
-        torch.float32: 0,
-        torch.float16: 1,
-        torch.bfloat16: 2,
-        torch.int32: 3,
-        torch.bool: 4,
-        torch.float8_e4m3fn: 5,
-        torch.uint8: 6,
-        torch.int8: 7,
-    },
+    {getattr(torch, name): code for name, code in DTYPE_CODES.items()},
     _device_memory,
 )
 

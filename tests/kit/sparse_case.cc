@@ -1,0 +1,213 @@
+#include "kit/sparse_case.h"
+
+#include <cstring>
+
+#include "core/check.h"
+#include "heddle/sparse.h"
+#include "kit/case_rows.h"
+#include "kit/yardstick.h"
+#include "ops/sparse.h"
+
+namespace heddle::kit {
+namespace {
+
+void fill(HostTensor& out, const std::vector<double>& values) {
+  for (std::size_t n = 0; n < values.size(); ++n) out.set(static_cast<std::int64_t>(n), values[n]);
+}
+
+// Scratch of exactly the size that a call asks for; what it held before must not matter.
+struct Scratch {
+  Scratch(std::size_t bytes, Executor* executor) {
+    runtime.executor = executor;
+    if (bytes == 0) return;
+    runtime.workspace = {buffer.get(bytes).data, bytes};
+    std::memset(runtime.workspace.data, 0xFF, bytes);
+  }
+  WorkspaceBuffer buffer;
+  Runtime runtime;
+};
+
+}  // namespace
+
+AttentionCase sparse_call(DType dtype, std::int64_t B, std::int64_t H, std::int64_t Hkv, std::int64_t Sq,
+                          std::int64_t Sk, std::int64_t D, void (*change)(AttentionCase&)) {
+  AttentionCase c{.name = "sparse", .dtype = dtype, .B = B, .H = H, .Hkv = Hkv, .Sq = Sq, .Sk = Sk, .D = D, .Dv = D};
+  if (change != nullptr) change(c);
+  c.mask = kFull;
+  return c;
+}
+
+const std::vector<SparseCase>& sparse_cases() {
+  using enum DType;
+  static const std::vector<SparseCase> all = {
+      {"plain", {.entries = 4}, sparse_call(f32, 2, 4, 2, 70, 150, 32)},
+      {"causal",
+       {.block_size = 32, .units = 2, .entries = 5},
+       sparse_call(f32, 1, 8, 2, 200, 200, 64, [](auto& c) { c.causal = Causal::top_left; })},
+      {"causal_16_bits",
+       {.block_size = 64, .units = 2, .entries = 4},
+       sparse_call(bf16, 1, 8, 2, 300, 300, 64, [](auto& c) { c.causal = Causal::top_left; })},
+      {"half",
+       {.block_size = 64, .entries = 3, .counts = true},
+       sparse_call(f16, 2, 3, 3, 90, 333, 40, [](auto& c) { c.causal = Causal::bottom_right; })},
+      {"list_for_each_head", {.units = 6, .entries = 3, .counts = true}, sparse_call(f32, 2, 6, 2, 33, 120, 16)},
+      {"one_list", {.block_size = 128, .units = 1, .entries = 2}, sparse_call(bf16, 1, 10, 2, 65, 700, 128)},
+      {"rows_share", {.query_rows = 16, .units = 2, .entries = 3}, sparse_call(f32, 2, 4, 2, 75, 130, 24)},
+      {"sink",
+       {.units = 2, .entries = 2, .counts = true},
+       sparse_call(f32, 2, 4, 2, 40, 90, 32, [](auto& c) { c.sink = true; })},
+      {"window",
+       {.entries = 6},
+       sparse_call(f32, 2, 2, 2, 100, 140, 32, [](auto& c) { c.window_left = 50, c.window_right = 20; })},
+      {"alibi_softcap",
+       {.units = 2, .entries = 4},
+       sparse_call(f32, 2, 4, 2, 60, 100, 32, [](auto& c) { c.alibi = Alibi::per_head, c.softcap = 7.0f; })},
+      {"packed",
+       {.units = 2, .entries = 3, .counts = true},
+       sparse_call(f32, 5, 4, 2, 60, 90, 32,
+                   [](auto& c) {
+                     c.packed_q = c.packed_k = true;
+                     c.causal = Causal::bottom_right;
+                   })},
+      {"packed_rows_share",
+       {.query_rows = 8, .units = 2, .entries = 3},
+       sparse_call(bf16, 5, 4, 2, 60, 90, 32, [](auto& c) { c.packed_q = c.packed_k = true; })},
+      {"used",
+       {.entries = 3},
+       sparse_call(f32, 4, 2, 1, 50, 80, 32, [](auto& c) { c.seqused_q = c.seqused_k = true; })},
+      {"paged",
+       {.units = 2, .entries = 4},
+       sparse_call(bf16, 3, 4, 2, 5, 96, 32,
+                   [](auto& c) { c.page_size = 16, c.seqused_k = true, c.causal = Causal::bottom_right; })},
+      {"one_row",
+       {.block_size = 64, .units = 2, .entries = 5},
+       sparse_call(f32, 2, 8, 2, 1, 600, 64, [](auto& c) { c.causal = Causal::bottom_right; })},
+      {"group_of_5",
+       {.block_size = 32, .units = 3, .entries = 3},
+       sparse_call(f32, 1, 15, 3, 77, 140, 48, [](auto& c) { c.Dv = 20; })},
+      {"float32_out",
+       {.units = 2, .entries = 3},
+       sparse_call(bf16, 2, 4, 2, 40, 90, 32, [](auto& c) { c.float32_out = true; })},
+      {"piece",
+       {.units = 2, .entries = 4},
+       sparse_call(f32, 3, 4, 2, 50, 75, 32,
+                   [](auto& c) { c.q_offset = c.key_offset = true, c.causal = Causal::top_left, c.window_left = 60; })},
+      {"cache_rows",
+       {.units = 2, .entries = 4},
+       sparse_call(f16, 3, 4, 2, 7, 96, 32, [](auto& c) { c.cache_batch_idx = c.seqused_k = c.leftpad = true; })},
+      {"no_entries", {.entries = 0}, sparse_call(f32, 1, 2, 1, 9, 40, 16)},
+  };  // fmt: skip
+  return all;
+}
+
+AttentionOptions sparse_options(const CaseData& data, const std::string& candidate) {
+  AttentionOptions options = data.options();
+  options.mask = {};
+  options.force = candidate;
+  return options;
+}
+
+ForwardOutputs run_sparse(const CaseData& data, const BlockLists& lists, const std::string& candidate,
+                          Executor* executor) {
+  ForwardOutputs out{data.new_o(), data.new_lse()};
+  const AttentionOptions options = sparse_options(data, candidate);
+  const TensorView &q = data.q.view(), &k = data.k.view(), &v = data.v.view();
+  Runtime query;
+  query.executor = executor;
+  const Scratch scratch(sparse_attention_forward_workspace(q, k, v, lists, options, query), executor);
+  out.seconds = seconds_of(
+      [&] { sparse_attention_forward(q, k, v, lists, out.o.view(), out.lse.view(), options, scratch.runtime); });
+  return out;
+}
+
+BackwardOutputs run_sparse_backward(const CaseData& data, const BlockLists& lists, const HostTensor& o,
+                                    const HostTensor& lse, const std::string& candidate, Executor* executor) {
+  BackwardOutputs out{data.new_gradients()};
+  const AttentionOptions options = sparse_options(data, candidate);
+  const TensorView &q = data.q.view(), &k = data.k.view(), &v = data.v.view();
+  const AttentionGradients to = out.gradients.views();
+  Runtime query;
+  query.executor = executor;
+  const Scratch scratch(sparse_attention_backward_workspace(q, k, v, lists, to, options, query), executor);
+  out.seconds = seconds_of([&] {
+    sparse_attention_backward(q, k, v, lists, o.view(), lse.view(), data.d_o.view(), data.d_lse.view(), to, options,
+                              scratch.runtime);
+  });
+  return out;
+}
+
+SparseRunner::SparseRunner(const SparseCase& spec)
+    : data(spec.call), lists(data, spec.lists), name_(text("sparse_", spec.name)) {
+  lists.write_mask(data);
+}
+
+SparseProblem SparseRunner::problem() const {
+  const ForwardOutputs none{data.new_o(), data.new_lse()};
+  return checked_sparse_problem(Check("sparse_attention_forward"), data.q.view(), data.k.view(), data.v.view(),
+                                lists.views, none.o.view(), none.lse.view(), sparse_options(data));
+}
+
+SparseBackwardProblem SparseRunner::backward_problem(const Gradients& gradients) {
+  const ForwardOutputs& after = rounded_forward();
+  return checked_sparse_backward_problem(Check("sparse_attention_backward"), data.q.view(), data.k.view(),
+                                         data.v.view(), lists.views, after.o.view(), after.lse.view(), data.d_o.view(),
+                                         data.d_lse.view(), gradients.views(), sparse_options(data));
+}
+
+const reference::Forward& SparseRunner::forward() {
+  if (!forward_) {
+    forward_ = std::make_unique<reference::Forward>(reference::attention_forward(data.problem(), default_executor()));
+  }
+  return *forward_;
+}
+
+const reference::Backward& SparseRunner::backward() {
+  if (!backward_) {
+    const Gradients none = data.new_gradients();
+    backward_ = std::make_unique<reference::Backward>(
+        reference::attention_backward(data.backward_problem(none), default_executor()));
+  }
+  return *backward_;
+}
+
+const ForwardOutputs& SparseRunner::rounded_forward() {
+  if (!rounded_) {
+    rounded_ = std::make_unique<ForwardOutputs>(ForwardOutputs{data.new_o(), data.new_lse()});
+    fill(rounded_->o, forward().o);
+    fill(rounded_->lse, forward().lse);
+  }
+  return *rounded_;
+}
+
+std::vector<std::string> SparseRunner::candidates(Pass pass) const {
+  const TensorView &q = data.q.view(), &k = data.k.view(), &v = data.v.view();
+  return kernels_of(pass == Pass::forward
+                        ? explain_sparse_attention(q, k, v, lists.views, sparse_options(data))
+                        : explain_sparse_attention_backward(q, k, v, lists.views, {}, sparse_options(data)));
+}
+
+CaseResult SparseRunner::check(Pass pass, const std::string& candidate, Executor* executor) {
+  const double factor = allowed_factor(data.problem(), forward());
+  if (pass == Pass::forward) {
+    if (!plain_forward_) plain_forward_ = std::make_unique<PlainForward>(plain_forward(data.problem()));
+    const ForwardOutputs out = run_sparse(data, lists.views, candidate, executor);
+    return judged_by({.case_name = name_, .candidate = candidate, .seconds = out.seconds},
+                     {{"o", &out.o, &forward().o, &plain_forward_->o, factor},
+                      {"lse", &out.lse, &forward().lse, &plain_forward_->lse, factor}});
+  }
+  const ForwardOutputs& after = rounded_forward();
+  const reference::Backward& exact = backward();
+  if (!plain_backward_) {
+    const Gradients none = data.new_gradients();
+    plain_backward_ = std::make_unique<PlainBackward>(plain_backward(data.backward_problem(none), forward()));
+  }
+  const BackwardOutputs out = run_sparse_backward(data, lists.views, after.o, after.lse, candidate, executor);
+  const Gradients& g = out.gradients;
+  return judged_by({.case_name = name_, .candidate = candidate, .pass = pass, .seconds = out.seconds},
+                   {{"dq", &g.dq, &exact.dq, &plain_backward_->dq, factor},
+                    {"dk", &g.dk, &exact.dk, &plain_backward_->dk, factor},
+                    {"dv", &g.dv, &exact.dv, &plain_backward_->dv, factor},
+                    {"dsink", &g.dsink, &exact.dsink, &plain_backward_->dsink, kFactor}});
+}
+
+}  // namespace heddle::kit
