@@ -31,7 +31,7 @@ import sources
 import torch
 from gpu_reference import distance, from_expected
 
-OWN = ("heddle", "baseline", "f32", "tf32", "sm80", "default", "deterministic")  # not rivals: Heddle itself
+OWN = ("heddle", "baseline", "f32", "tf32", "sm80", "sm90", "default", "deterministic")  # not rivals: Heddle itself
 
 
 class Wrong(Exception):

@@ -46,7 +46,8 @@ def decode(n, k, format):
     quantized = lowbit.quantize(drawn(n, k, torch.bfloat16), format)
     reference = lambda: Expected(lambda w: w[:SAMPLED].cpu(), rows_of(quantized, SAMPLED).dequantize(torch.bfloat16))
     work = (quantized.nbytes + 2 * n * k) * 1e-12
-    return Row({"heddle": lambda: quantized.dequantize(torch.bfloat16)}, work, "TB/s", limit=0.0, reference=reference,
+    how = "graph" if n * k <= 8192 * 8192 else "queued"  # under 100 us or not
+    return Row({"heddle": lambda: quantized.dequantize(torch.bfloat16)}, work, "TB/s", how, limit=0.0, reference=reference,
                kernel="decode", sources=sources.LOWBIT_GPU)  # fmt: skip
 
 

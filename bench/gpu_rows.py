@@ -247,6 +247,21 @@ def short(length, how):
     return Row(calls, 1, "calls/s", how, **served(chosen(q, k, v), also=sources.PYTHON if how == "host" else ()))
 
 
+def short_d128(length, batch, causal, heads=16, size=128):
+    """What is chosen where the Ampere kernel's smaller tiles fill more of the GPU, beside both kernels."""
+    q, k, v = operands(batch, length, heads, heads, size)
+    calls = {
+        name: lambda force=force: heddle.attention(q, k, v, causal=direction(causal), force=force)
+        for name, force in (("heddle", None), ("sm80", "sm80"), ("sm90", "sm90"))
+    }
+    calls |= peers.fa3_dense(q, k, v, causal=causal)
+    calls |= {name: peers.sdpa(q, k, v, name, is_causal=causal) for name in ("cudnn", "fa2")}
+    kernels = served(
+        chosen(q, k, v, causal=direction(causal)), also=(*sources.attention("sm80"), *sources.attention("sm90"))
+    )
+    return Row(calls, 1, "calls/s", "graph", **kernels)
+
+
 def lengths_rows(prefix, sizes, lengths, make):
     """f"{prefix} D{size} {mask} S{length}" -> maker, make(batch, length, heads, size, causal)."""
     return {
@@ -296,6 +311,10 @@ def rows():
     for length in (128, 256, 512, 1024, 2048, 4096):
         out[f"unfused S{length}"] = functools.partial(unfused, length)
         out[f"half S{length}"] = functools.partial(half, length)
+    for mask, causal in MASKS.items():
+        for batch in (1, 8):
+            for length in (128, 256, 512):
+                out[f"short D128 {mask} B{batch} S{length}"] = functools.partial(short_d128, length, batch, causal)
     for length in (128, 256, 512, 1024):
         out[f"short call S{length}"] = functools.partial(short, length, "graph")
         out[f"python call S{length}"] = functools.partial(short, length, "host")

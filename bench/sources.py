@@ -30,7 +30,8 @@ ATTENTION = {
     ("baseline_cuda", False): ("src/cuda/any/attention_baseline",),
     ("naive_cuda", False): ("src/cuda/any/naive_attention",),
 }
-ATTENTION_GPU = tuple(sorted({path for paths in ATTENTION.values() for path in paths} | {GPU_COMMON}))
+WALKS = ("src/problem/band.h", "src/problem/key_walk.h")  # what kernels of attention count tiles with
+ATTENTION_GPU = tuple(sorted({path for paths in ATTENTION.values() for path in paths} | {GPU_COMMON, *WALKS}))
 LINEAR = {
     "sm90_w4a16": ("src/cuda/sm90/linear_w4a16", "src/cuda/sm90/linear", "src/cuda/any/linear"),
     "sm90_w4a8": ("src/cuda/sm90/linear_w4a8", "src/cuda/sm90/linear", "src/cuda/any/linear"),
@@ -56,6 +57,7 @@ TRAINING = (
     *ATTENTION["sm90", True],
     *ATTENTION["sm80", False],
     *ATTENTION["sm80", True],
+    *WALKS,
     GPU_COMMON,
     *PYTHON,
 )
@@ -111,7 +113,7 @@ def current(row: dict, root: Path = ROOT) -> bool:
 
 
 def attention(candidate: str, backward: bool = False) -> tuple[str, ...]:
-    return (*ATTENTION[candidate, backward], GPU_COMMON)
+    return (*ATTENTION[candidate, backward], *WALKS, GPU_COMMON)
 
 
 def linear(candidate: str) -> tuple[str, ...]:

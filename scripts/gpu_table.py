@@ -12,9 +12,9 @@ import statistics
 from bench_results import ROOT, marked, merged, noted, read, run, said, span
 from marked_block import table, update
 
-OWN = ("heddle", "baseline", "f32", "tf32", "sm80", "default", "deterministic")  # Heddle itself
+OWN = ("heddle", "baseline", "f32", "tf32", "sm80", "sm90", "default", "deterministic")  # Heddle itself
 NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "efficient": "memory-efficient", "math": "torch unfused", "cublas": "cuBLAS bf16",
-         "int4pack": "torch int4", "bitsandbytes": "bitsandbytes", "baseline": "`baseline_cuda`", "f32": "float32", "tf32": "tf32", "sm80": "`sm80`", "default": "default",
+         "int4pack": "torch int4", "bitsandbytes": "bitsandbytes", "baseline": "`baseline_cuda`", "f32": "float32", "tf32": "tf32", "sm80": "`sm80`", "sm90": "`sm90`", "default": "default",
          "deterministic": "deterministic", "heddle": "Heddle"}  # fmt: skip
 # In the names of rows, and what the tables say for them.
 WORDS = [
@@ -178,6 +178,8 @@ def coding(rows):
 CALLS = {
     "python call": "a Python call at B 1, H 4, D 64, launch included", "python forward and backward": "forward and backward through autograd, the same, launches included",
     "short call": "the same call in a CUDA graph", "unfused": "B 1, H 8, D 64 in a CUDA graph", "half": "B 1, H 8, D 64 in a CUDA graph, and what float32 takes",
+    **{f"short D128 {mask} B{batch}": f"B {batch}, H 16, D 128, {words} in a CUDA graph, and each of Heddle's kernels"
+       for mask, words in (("none", "no mask,"), ("causal", "causal,")) for batch in (1, 8)},
     "linear python 4096x4096": "a Python call of a layer in nvfp4, launch included",
 }  # fmt: skip
 
