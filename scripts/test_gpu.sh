@@ -2,6 +2,7 @@
 # The tests that need a GPU, a minute of the soak, then the same kernels under compute-sanitizer: memcheck must be clean,
 # racecheck may report only what tests/gpu/racecheck_known.txt explains. Runs in the tree, after a build, and in the folder that scripts/stage.sh makes.
 # SHARD=i/n: the i-th of n parts, i from 0. JOBS: processes that share the tests, also under the checkers; most of their time is the references' on the CPU (default: half of its cores, at most 8).
+# SECONDS_TO_SOAK: of the soak (default 60; 0: none).
 # FILTER, MEMCHECK_FILTER and RACECHECK_FILTER: other GoogleTest filters than its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -44,7 +45,7 @@ share_out gpu "${FILTER:-*}" env
 if grep -q 'no test was run' "$logs/gpu.0.log"; then exit 0; fi
 
 # Hopper's copies and matrix products are nothing that the tools below follow; their races show as rows that change.
-SECONDS_TO_SOAK=60 LOGS=$logs scripts/soak_gpu.sh
+if ((${SECONDS_TO_SOAK:-60} > 0)); then SECONDS_TO_SOAK=${SECONDS_TO_SOAK:-60} LOGS=$logs scripts/soak_gpu.sh; fi
 
 # Each rung of the ladder judges its own result. 3: it has no code for this GPU.
 ladder=()
