@@ -4,9 +4,9 @@
 #include <cstdint>
 
 #include "cuda/any/attention_int8_qk/layout.h"
-#include "cuda/common/attention/tile_lists.h"
 #include "cuda/common/divisor.h"
 #include "problem/attention.h"
+#include "problem/tile_lists.h"
 
 namespace heddle::cuda::sm80::attention {
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/common/attention/tile_lists.h"
+#include "problem/tile_lists.h"
 
 namespace heddle::cuda::sm90::attention {
 

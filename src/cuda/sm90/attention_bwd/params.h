@@ -4,7 +4,7 @@
 #include <cuda.h>
 
 #include "cuda/any/attention_bwd_rows/params.h"
-#include "cuda/common/attention/tile_lists.h"
+#include "problem/tile_lists.h"
 #include "problem/attention.h"
 
 namespace heddle::cuda::sm90::attention_bwd {

@@ -1,4 +1,4 @@
-// Lists of tiles, for kernels whose walk is a ListWalk. For host and device.
+// Lists of tiles, for GPU kernels whose walk is a ListWalk. Host and device.
 #pragma once
 
 #include <concepts>
@@ -6,7 +6,7 @@
 
 #include "problem/key_walk.h"
 
-namespace heddle::cuda {
+namespace heddle {
 
 // For each tile of query rows of each head (of each group of heads that share tiles) ascending indices of tiles of keys;
 // in a backward for each tile of keys of each kv head those of tiles of query rows, which all heads of the group have in
@@ -27,4 +27,4 @@ constexpr Walk walk_of(const TileLists& lists, std::int64_t list, const BandWalk
   }
 }
 
-}  // namespace heddle::cuda
+}  // namespace heddle
