@@ -30,7 +30,11 @@ ATTENTION = {
     ("baseline_cuda", False): ("src/cuda/any/attention_baseline",),
     ("naive_cuda", False): ("src/cuda/any/naive_attention",),
 }
-WALKS = ("src/problem/band.h", "src/problem/key_walk.h")  # what kernels of attention count tiles with
+WALKS = (
+    "src/problem/band.h",
+    "src/problem/key_walk.h",
+    "src/problem/tile_lists.h",
+)  # what kernels of attention count tiles with
 ATTENTION_GPU = tuple(sorted({path for paths in ATTENTION.values() for path in paths} | {GPU_COMMON, *WALKS}))
 LINEAR = {
     "sm90_w4a16": ("src/cuda/sm90/linear_w4a16", "src/cuda/sm90/linear", "src/cuda/any/linear"),

@@ -4,8 +4,8 @@
 #include <cuda.h>
 
 #include "cuda/any/attention_bwd_rows/params.h"
-#include "problem/tile_lists.h"
 #include "problem/attention.h"
+#include "problem/tile_lists.h"
 
 namespace heddle::cuda::sm90::attention_bwd {
 
