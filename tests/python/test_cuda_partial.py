@@ -1,4 +1,4 @@
-"""Merges of partial results on a GPU: results, gradients, memory of the caller's, graphs, tracing, other libraries' arrays."""
+"""Pieces and merges of partial results on a GPU: results, gradients, memory of the caller's, graphs, tracing, other libraries' arrays."""
 
 import re
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from heddle import _heddle
 from kit import DTYPES
-from partial_kit import parts, plain_merge
+from partial_kit import OPTIONS, merged, operands, parts, plain_merge
 
 pytestmark = pytest.mark.skipif(
     not (_heddle.cuda_built() and torch.cuda.is_available()), reason="needs a GPU and a build with CUDA"
@@ -58,6 +58,29 @@ def test_as_on_the_cpu():
         there = heddle.merge_attention([x.cuda() for x in os], [x.cuda() for x in lses], sink.cuda())
         for x, y in zip(there, heddle.merge_attention(os, lses, sink)):
             torch.testing.assert_close(x.cpu(), y, atol=1e-6, rtol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("rows", [(0, 70), (13, 41)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("force", ["naive_cuda", "baseline_cuda"])
+def test_pieces_are_the_call(force, name, dtype, rows):
+    q, k, v, sink = operands(DTYPES[dtype], device="cuda")
+    options = {key: x.cuda() if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[name].items()}
+    out, lse = merged(q, k, v, sink, {**options, "force": force}, rows)
+    whole, whole_lse = heddle.attention(*(x.float() for x in (q, k, v)), sink=sink, return_lse=True, **options)
+    near = {"f32": 1e-5, "f16": 3e-3, "bf16": 2e-2}[dtype]
+    torch.testing.assert_close(out, whole[:, rows[0] : rows[1]], atol=near, rtol=near)
+    torch.testing.assert_close(lse, whole_lse[..., rows[0] : rows[1]], atol=near, rtol=near)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_float32_results_are_not_rounded(dtype):
+    q, k, v, _ = operands(dtype, device="cuda")
+    for force in ("naive_cuda", "baseline_cuda"):
+        wide, narrow = (heddle.attention(q, k, v, out_dtype=x, force=force) for x in (torch.float32, None))
+        assert wide.dtype == torch.float32 and narrow.dtype == dtype
+        assert torch.equal(wide.to(dtype), narrow) and not torch.equal(wide, narrow.float())
 
 
 def test_pieces_of_keys_are_the_call():

@@ -6,47 +6,7 @@ import heddle
 import numpy as np
 import pytest
 import torch
-from partial_kit import parts, plain_merge
-
-CUTS = ((0, 1), (1, 1), (1, 30), (30, 70))
-OPTIONS = {
-    "plain": {},
-    "causal": {"causal": "top_left"},
-    "window": {"window": (9, 4)},
-    "alibi": {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625]), "causal": "top_left"},
-    "bias": {"bias": torch.sin(torch.arange(4.0 * 70 * 70).reshape(1, 4, 70, 70))},
-    "mask": {"mask": torch.arange(70 * 70).reshape(70, 70) % 3 != 1},
-    "dropout": {"dropout_p": 0.3, "dropout_seed": 11, "causal": "top_left"},
-    "softcap": {"softcap": 3.0},
-}
-
-
-def operands(dtype=torch.float32, requires_grad=False):
-    make = torch.Generator().manual_seed(3)
-    q, k, v = (torch.randn(2, 70, h, 24, generator=make).to(dtype).requires_grad_(requires_grad) for h in (4, 2, 2))
-    return q, k, v, torch.randn(4, generator=make).requires_grad_(requires_grad)
-
-
-def merged(q, k, v, sink, options, rows=(0, 70)):
-    """The rows of q, against the keys in pieces."""
-    first, last = rows
-    options = {
-        name: x[..., first:last, :] if name in ("bias", "mask") else x for name, x in options.items()
-    }  # all columns stay
-    parts = [
-        heddle.attention(
-            q[:, first:last],
-            k[:, a:b],
-            v[:, a:b],
-            q_offset=first,
-            key_offset=a,
-            return_lse=True,
-            out_dtype="float32",
-            **options,
-        )
-        for a, b in CUTS
-    ]
-    return heddle.merge_attention([o for o, _ in parts], [lse for _, lse in parts], sink)
+from partial_kit import OPTIONS, merged, operands, parts, plain_merge
 
 
 @pytest.mark.parametrize("rows", [(0, 70), (13, 41)])

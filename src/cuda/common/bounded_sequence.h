@@ -5,9 +5,9 @@
 
 namespace heddle::cuda {
 
-// AttentionProblem::stored_sequence(), cut off at the bounds Sq and Sk if there is a bias or mask, whose extents they
-// are, or if `buffers` in memory have these extents too. Where nothing has them, a sequence that is longer than was
-// said costs nothing but time.
+// AttentionProblem::sequence(), cut off at the bounds Sq and Sk if there is a bias or mask, whose extents they are, or
+// if `buffers` in memory have these extents too. Where nothing has them, a sequence that is longer than was said
+// costs nothing but time.
 constexpr Sequence bounded_sequence(const AttentionProblem& p, std::int64_t b, bool buffers = false) {
   Sequence s = p.stored_sequence(b);
   if (buffers || p.bias.data != nullptr || p.mask.data != nullptr) {
@@ -16,21 +16,6 @@ constexpr Sequence bounded_sequence(const AttentionProblem& p, std::int64_t b, b
     s.sq = clamped(s.sq, 0, p.Sq);
     s.sk = clamped(s.sk, 0, p.Sk);
   }
-  return s;
-}
-
-// The same with its positions, for kernels that serve pieces. Columns of a bias or mask are the longer problem's, and
-// no key stands behind them.
-constexpr Sequence bounded_piece(const AttentionProblem& p, std::int64_t b, bool buffers = false) {
-  Sequence s = bounded_sequence(p, b, buffers);
-  if (!p.piece()) return s;
-  s.q_offset = p.q_offset.data != nullptr ? clamped(p.q_offset[b], 0, kPositions) : 0;
-  s.key_offset = p.key_offset.data != nullptr ? clamped(p.key_offset[b], 0, kPositions) : 0;
-  if (p.columns >= 0) {
-    s.sk = clamped(s.sk, 0, p.columns);
-    s.key_offset = clamped(s.key_offset, 0, p.columns - s.sk);
-  }
-  s.off = s.q_offset - s.key_offset;
   return s;
 }
 

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "cuda/any/attention_baseline/params.h"
+#include "cuda/any/bounded_piece.h"
 #include "cuda/any/options.cuh"
-#include "cuda/common/bounded_sequence.h"
 
 namespace heddle::cuda::any::attention_baseline {
 

@@ -3,9 +3,9 @@
 // no tensor core, f32 arithmetic; every option. examples/ladder climbs from here.
 #pragma once
 
+#include "cuda/any/bounded_piece.h"
 #include "cuda/any/naive_attention/params.h"
 #include "cuda/any/options.cuh"
-#include "cuda/common/bounded_sequence.h"
 
 namespace heddle::cuda::any::naive_attention {
 
