@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "gpu/far_tensors.h"
+#include "heddle/error.h"
 #include "kernels/merge_cases.h"
 #include "kit/device_mirror.h"
 #include "reference/partial.h"
