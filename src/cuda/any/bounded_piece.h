@@ -5,7 +5,8 @@
 
 namespace heddle::cuda::any {
 
-// bounded_sequence(), with positions. Columns of a bias or mask are the longer problem's, and no key stands behind them.
+// bounded_sequence(), with positions. Columns of a bias or mask are the longer problem's, and no key stands behind
+// them.
 constexpr Sequence bounded_piece(const AttentionProblem& p, std::int64_t b, bool buffers = false) {
   Sequence s = bounded_sequence(p, b, buffers);
   if (!p.piece()) return s;
