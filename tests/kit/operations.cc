@@ -18,7 +18,7 @@ std::string described(const AttentionCase& spec) {
 std::string described(const MergeCase& s) {
   return text(s.partials, " results of ", name_of(s.dtype), s.packed ? ", packed" : "", ", B ", s.B, ", S ", s.S,
               ", H ", s.H, ", Dv ", s.Dv, s.sink ? ", sink" : "", s.d_lse ? ", d_lse" : "",
-              s.strided ? ", strided" : "");
+              s.layout != Layout::contiguous ? ", strided" : "");
 }
 
 std::string described(const SparseCase& spec) {
