@@ -50,26 +50,30 @@ __device__ inline void mask_band(const Params& p, const Work& w, const ThreadRow
 template <bool kInLog2 = true>
 __device__ inline void finish_rows(const Params& p, const Work& w, const ThreadRows& rows, const RowState& state,
                                    float (&inverse)[2]) {
-  constexpr float kUnit = kInLog2 ? kLn2 : 1.0f, kLog2 = kInLog2 ? 1.0f : kLog2e;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float sum = sum_of_quad(state.sum[r]), max = state.max[r];
+    float sum = sum_of_quad(state.sum[r]), base = kInLog2 ? state.max[r] * kLn2 : state.max[r];
     const int position = rows.position(p, r), head = rows.head(p, w, r);
     const bool exists = rows.lane_row + 8 * r < p.positions * p.pack && position < w.rows;
     inverse[r] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
     if (p.sink != nullptr && exists && position < w.used_rows) {
-      // The sink joins the sum. Both are taken relative to the larger logit, so that nothing overflows.
-      const float sink = p.sink[head * p.sink_stride] * (kLog2e / kLog2), top = fmaxf(max, sink);
-      if (top > -INFINITY) {
-        const float factor = ptx::exp2_approx((max - top) * kLog2);
-        sum = sum * factor + ptx::exp2_approx((sink - top) * kLog2);
+      // The sink joins the sum. Both are taken relative to the larger logit, and the sink itself in no other unit: the
+      // largest numbers have none in log2.
+      const float sink = p.sink[head * p.sink_stride];
+      const float above = kInLog2 ? fmaf(sink, kLog2e, -state.max[r]) : (sink - state.max[r]) * kLog2e;
+      if (above > 0.0f) {
+        const float factor = ptx::exp2_approx(-above);
+        sum = fmaf(sum, factor, 1.0f);
         inverse[r] = __fdividef(factor, sum);
-        max = top;
+        base = sink;
+      } else if (sink != -INFINITY) {  // NaN too
+        sum += ptx::exp2_approx(above);
+        inverse[r] = __fdividef(1.0f, sum);
       }
     }
     if (p.lse != nullptr && exists && threadIdx.x % 4 == 0) {
       p.lse[w.sequence * p.lse_stride_b + head * p.lse_stride_h + (w.q_row + position) * p.lse_stride_s] =
-          sum == 0.0f ? -INFINITY : max * kUnit + __logf(sum);
+          sum == 0.0f ? -INFINITY : base + __logf(sum);
     }
   }
 }
