@@ -357,9 +357,9 @@ TEST_F(ExplainOn, NothingCanBeStarted) {
             "[append_kv_cache" + words);
 }
 
-// No tuned kernel of a GPU knows positions of its own or an o in float32 yet: each says so, and none is chosen. The
-// plain ones serve both when they are asked for.
-TEST_F(ExplainOn, PiecesAreThePlainKernels) {
+// Positions of its own and an o in float32 has on GPUs the forward of sm80, and what runs when it is asked for; the
+// others say so. No backward has them.
+TEST_F(ExplainOn, PiecesAreServedBySm80) {
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     Call piece, wide;
     piece.options.q_offset = view(DType::i32, {2});
@@ -373,14 +373,30 @@ TEST_F(ExplainOn, PiecesAreThePlainKernels) {
                                             : explain_attention_backward_on(gpu, c.q(), c.k(), c.k(), {}, c.options)) {
         if (candidate.device != Device::cuda) continue;
         const bool plain = candidate.name == "naive_cuda" || candidate.name == "baseline_cuda";
-        EXPECT_EQ(candidate.reason, plain ? "it runs only when it is asked for" : words) << candidate.name;
-        EXPECT_EQ(candidate.supported, plain) << candidate.name;
-        EXPECT_FALSE(candidate.chosen) << candidate.name;
+        const bool serves = pass == Pass::forward && candidate.name == "sm80";
+        EXPECT_EQ(candidate.reason, serves  ? ""
+                                    : plain ? "it runs only when it is asked for"
+                                            : words)
+            << candidate.name;
+        EXPECT_EQ(candidate.supported, plain || serves) << candidate.name;
+        EXPECT_EQ(candidate.chosen, serves) << candidate.name;
         ++asked;
       }
       EXPECT_GT(asked, 0);
     }
   }
+}
+
+TEST_F(ExplainOn, PiecesWithDropoutOrFarWindowsAreNot) {
+  Call dropped, far;
+  dropped.options.q_offset = far.options.q_offset = view(DType::i32, {2});
+  dropped.options.dropout.p = 0.5f;
+  far.options.window_left = (1 << 28) + 1;
+  const auto said = [](const Call& c) {
+    return reason_of(explain_attention_on(gpu_model_named("h100"), c.q(), c.k(), c.k(), c.options), "sm80");
+  };
+  EXPECT_EQ(said(dropped), "it has no dropout beside q_offset and key_offset");
+  EXPECT_EQ(said(far), "sequences and windows must be no longer than 268435456 beside q_offset and key_offset");
 }
 
 // Of the driver's answer only what must be: a bound from below, for which no kernel is asked.

@@ -40,6 +40,12 @@ const Variant& variant_for(const AttentionProblem& p) {
 Refusal supports(const AttentionProblem& p) {
   if (Refusal reason = refuse_before_ampere(); !reason.empty()) return reason;
   if (p.Sq > kMaxLength || p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
+  if (p.piece()) {
+    if (p.dropout.p > 0) return "it has no dropout beside q_offset and key_offset";
+    if (std::max({p.Sq, p.Sk, p.window_left, p.window_right}) > kMaxPiece) {
+      return text("sequences and windows must be no longer than ", kMaxPiece, " beside q_offset and key_offset");
+    }
+  }
   if (p.B * p.H > kMaxTiles / std::max<std::int64_t>(q_tiles(p, variant_for(p)), 1)) {
     return text("q has more tiles of ", variant_for(p).tile_q, " rows than 2^30");
   }
@@ -103,6 +109,7 @@ const AttentionForwardKernel kSm80AttentionForward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
+    .extras = kPiece | kFloat32Out,
     .costs = kCosts,
 };
 

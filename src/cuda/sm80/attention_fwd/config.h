@@ -53,6 +53,9 @@ concept Int8Qk = std::is_same_v<typename C::QkElement, std::int8_t>;
 template <class Walk>
 struct TileWork : Work {
   Walk walk;
+  // Of a piece of a longer problem: column of bias and mask that key 0 has, and what `off` lacks of row 0's distance
+  // from key 0 where that is far.
+  int key_offset, far;
 };
 
 // Scales of the codes of a tile: of its rows, and of its keys' groups.

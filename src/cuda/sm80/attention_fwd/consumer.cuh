@@ -57,12 +57,12 @@ struct Consumer {
     const int row = w.first + warp_row + lane / 4, key = tile * C::kTileK + 2 * (lane % 4);
     const bool whole = w.walk.whole_tile(tile);
     if constexpr (Int8Qk<C>) find_factors(lane);
-    if constexpr (C::kScoreOptions) attention::scale_scores<C>(p, w, row, key, s);
+    if constexpr (C::kScoreOptions) attention::scale_scores<C>(p, w, row + w.far, key, s);
     if (!whole) attention::mask_band<C>(p, w, w.walk.keys(), row, key, s);
     if constexpr (C::kScoreOptions) {
       attended = ~0u;
       if (p.problem.bias.data != nullptr || p.problem.mask.data != nullptr) {
-        attention::add_planes<C>(p, w, whole, row, key, s);
+        attention::add_planes<C>(p, w, whole && w.key_offset % 2 == 0, row, key + w.key_offset, s);
         attended = attention::attended_keys<C>(s);
       }
     }

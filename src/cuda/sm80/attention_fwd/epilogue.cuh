@@ -45,10 +45,42 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const Consume
   }
 }
 
+// A warp's rows of an o in f32: four lanes have 32 bytes side by side.
+template <class C>
+__device__ void store_wide_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
+                                const float (&inverse)[C::kGroups][2]) {
+  const Operand& o = p.problem.o;
+  const int lane = static_cast<int>(threadIdx.x) % 32, first = w.first + warp_row + lane / 4, begin = lane % 4 * 2;
+  const int left = static_cast<int>(p.problem.Dv) - begin;
+  float* const head = reinterpret_cast<float*>(o.data) + (w.b * o.stride_b + w.h * o.stride_h);
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int i = first + kGroupRows * g + 8 * r;
+      const float factor = inverse[g][r];
+      if (i >= w.q_rows) continue;
+      float* to = head + (std::int64_t{w.q_row + i} * o.stride_s + begin * o.stride_d);
+#pragma unroll
+      for (int n = 0; n < C::kHeadSize / 8; ++n, to += 8 * o.stride_d) {
+        const float x = factor == 0.0f ? 0.0f : rows.o[g][n][2 * r] * factor;
+        const float y = factor == 0.0f ? 0.0f : rows.o[g][n][2 * r + 1] * factor;
+        if (p.o_aligned && 8 * n + 1 < left) {
+          *reinterpret_cast<float2*>(to) = {x, y};
+        } else {
+          if (8 * n < left) to[0] = x;
+          if (8 * n + 1 < left) to[o.stride_d] = y;
+        }
+      }
+    }
+  }
+}
+
 // A warp's rows of O through its rows of the q tile, so that they go out in pieces of 16 bytes where o allows.
 template <class C>
 requires(!Float32<C>) __device__ void store_rows(const Params& p, const Work& w, const Consumer<C>& rows, int warp_row,
                                                  const float (&inverse)[C::kGroups][2], SharedMemory<C>& shared) {
+  if (!Int8Qk<C> && p.problem.o.dtype == DType::f32) return store_wide_rows<C>(p, w, rows, warp_row, inverse);
   using T = typename C::Element;
   constexpr std::uint32_t kPitch = C::kPitch;
   constexpr int kChunks = C::kHeadSize / 8, kRows = kGroupRows * C::kGroups;

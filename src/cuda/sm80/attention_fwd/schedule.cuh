@@ -1,10 +1,14 @@
 // Which CTA computes what.
 #pragma once
 
-#include "cuda/common/bounded_sequence.h"
+#include "cuda/any/bounded_piece.h"
+#include "cuda/common/attention/window.h"
 #include "cuda/sm80/attention_fwd/config.h"
 
 namespace heddle::cuda::sm80::attention_fwd {
+
+// Of a piece's row 0 from its key 0: beyond that no pair changes sides (kMaxPiece).
+constexpr std::int64_t kFarthest = kOpen / 2;
 
 // Tiles in sections of heads whose keys stay in the L2 cache; in each the last rows first: under a causal mask they
 // have most keys, and short tiles at the end let all multiprocessors finish together.
@@ -21,11 +25,13 @@ __device__ inline TileWork<typename C::Walk> describe_work(const Params& p) {
   w.b = static_cast<int>(b);
   w.h = static_cast<int>(unit - b * p.heads.divisor);
   w.first = (p.q_tiles - 1 - static_cast<int>(row)) * C::kTileQ;
-  const Sequence s = bounded_sequence(p.problem, w.b);
+  const Sequence s = any::bounded_piece(p.problem, w.b);
   w.sk = static_cast<int>(Int8Qk<C> ? any::attention_int8_qk::keys_of(p.problem, s) : s.sk);
   w.q_rows = static_cast<int>(s.q_rows);
   w.sq = static_cast<int>(s.sq < s.q_rows ? s.sq : s.q_rows);
-  w.off = static_cast<int>(s.off);
+  w.off = static_cast<int>(clamped(s.off, -kFarthest, kFarthest));
+  w.far = static_cast<int>(s.off - w.off);
+  w.key_offset = static_cast<int>(s.key_offset);
   w.q_row = static_cast<int>(s.q_begin);
   w.k_slot = static_cast<int>(s.k_begin);
   const auto key0 = [&](const Operand& x, std::int64_t element_bytes) {
