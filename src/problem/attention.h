@@ -184,8 +184,8 @@ struct AttentionProblem {
     s.off = causal == Causal::top_left ? 0 : s.sk - s.sq;
     return s;
   }
-  // With its positions in the longer problem, if the call is a piece of one. Kernels that refuse pieces, as most of GPUs
-  // do, take stored_sequence(), and do not pay for the question.
+  // With its positions in the longer problem, if the call is a piece of one. Kernels that refuse pieces, as most of
+  // GPUs do, take stored_sequence(), and do not pay for the question.
   constexpr Sequence sequence(std::int64_t b) const {
     Sequence s = stored_sequence(b);
     if (piece()) {
