@@ -8,9 +8,9 @@
 
 namespace heddle {
 
-// For each tile of query rows of each head (of each group of heads that share tiles) ascending indices of tiles of keys;
-// in a backward for each tile of keys of each kv head those of tiles of query rows, which all heads of the group have in
-// common.
+// For each tile of query rows of each head (of each group of heads that share tiles) ascending indices of tiles of
+// keys; in a backward for each tile of keys of each kv head those of tiles of query rows, which all heads of the group
+// have in common.
 struct TileLists {
   const std::int32_t* tiles;   // [B, H, q_tiles, length]; backward: [B, Hkv, k_tiles, length]
   const std::int32_t* counts;  // the same without length
