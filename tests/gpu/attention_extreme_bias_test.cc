@@ -192,7 +192,7 @@ void check_sinks(DType dtype, Precision precision, double tolerance, double of_l
 TEST(GpuExtremeSink, WithoutABias) {
   for (const std::int64_t rows : {140, 2}) {  // 2: decoding
     check_sinks(DType::f32, Precision::f32, 2e-5, 2e-5, 1e-6, rows);
-    for (const DType dtype : {DType::bf16, DType::f16}) check_sinks(dtype, Precision::f32, 0.015, 2e-5, 1e-6, rows);
+    for (const DType dtype : {DType::bf16, DType::f16}) check_sinks(dtype, Precision::f32, 0.015, 2e-5, 1e-3, rows);
   }
 }
 
