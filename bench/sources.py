@@ -17,18 +17,20 @@ ROOT = Path(__file__).resolve().parent.parent
 STAGED = "sources.json"
 GPU_COMMON = "src/cuda/common"
 
+PLAIN = ("src/cuda/any/bounded_piece.h", "src/cuda/any/operand_dtype.h", "src/cuda/any/options.cuh")
+
 #: candidate (as heddle.explain names it), whether of gradients -> what it is built from, beside GPU_COMMON
 ATTENTION = {
     ("sm90", False): ("src/cuda/sm90/attention_fwd", "src/cuda/sm90/attention"),
     ("sm90", True): ("src/cuda/sm90/attention_bwd", "src/cuda/sm90/attention", "src/cuda/any/attention_bwd_rows"),
     ("sm90_fp8", False): ("src/cuda/sm90/attention_fwd_fp8", "src/cuda/sm90/attention"),
     ("sm90_decode", False): ("src/cuda/sm90/attention_decode",),
-    ("sm80", False): ("src/cuda/sm80/attention_fwd", "src/cuda/sm80/attention"),
+    ("sm80", False): ("src/cuda/sm80/attention_fwd", "src/cuda/sm80/attention", "src/cuda/any/bounded_piece.h"),
     ("sm80", True): ("src/cuda/sm80/attention_bwd", "src/cuda/sm80/attention", "src/cuda/any/attention_bwd_rows"),
     ("sm80_int8", False): ("src/cuda/sm80/attention_fwd", "src/cuda/sm80/attention", "src/cuda/any/attention_int8_qk"),
     ("sm80_decode", False): ("src/cuda/sm80/attention_decode",),
-    ("baseline_cuda", False): ("src/cuda/any/attention_baseline",),
-    ("naive_cuda", False): ("src/cuda/any/naive_attention",),
+    ("baseline_cuda", False): ("src/cuda/any/attention_baseline", *PLAIN),
+    ("naive_cuda", False): ("src/cuda/any/naive_attention", *PLAIN),
 }
 WALKS = (
     "src/problem/band.h",

@@ -45,6 +45,31 @@ TEST_P(GpuForward, MatchesReference) {
 INSTANTIATE_TEST_SUITE_P(Cases, GpuForward, ::testing::ValuesIn(attention_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Tf32, GpuForward, ::testing::ValuesIn(in_tf32(attention_cases())), case_name);
 
+// Beside q, k and v in f8e4m3 o may be in either 16-bit dtype: the same numbers, rounded otherwise, and in the plain
+// kernels probabilities too.
+TEST(GpuForwardOutputs, OInFloat16BesideE4m3) {
+  DeviceCase at(attention_case("feature_e4m3_d128_e4m3"));
+  const std::vector<std::string> candidates = at.runner.candidates(Pass::forward);
+  EXPECT_FALSE(candidates.empty());
+  for (const std::string& candidate : candidates) {
+    SCOPED_TRACE(candidate);
+    at.call.options.force = candidate;
+    at.poison();
+    at.call.run();
+    const HostTensor bf16 = at.read().o;
+    const TensorView& shape = bf16.view();
+    HostTensor f16 = HostTensor::output(DType::f16, {shape.shape.begin(), shape.shape.begin() + shape.rank});
+    const DeviceTensor there(f16);
+    DeviceCall call = at.call;
+    call.o = there.view();
+    call.run();
+    there.read(f16);
+    for (std::int64_t n = 0; n < f16.elements(); ++n) {
+      ASSERT_NEAR(f16.get(n), bf16.get(n), 0x1p-7 * std::abs(bf16.get(n)) + 0x1p-8) << "element " << n;
+    }
+  }
+}
+
 // What is not served is said, with the sentence that a user would read, and does not grow. Of pieces, and of an o in
 // float32 beside 16 bits, it is said here which rows are.
 TEST(GpuCoverage, UnservedRowsAreListed) {

@@ -177,6 +177,39 @@ TEST(GpuIndices, PositionsOfPieces) {
   EXPECT_GT(asked, 0);
 }
 
+// Rows that stand far behind all keys attend each of them under causality, and those far before none.
+TEST(GpuIndices, PiecesFarApart) {
+  AttentionCase spec = attention_case("feature_piece_causal_f32");
+  DeviceCase at(spec);
+  for (const std::string& candidate : at.runner.candidates(Pass::forward)) {
+    SCOPED_TRACE(candidate);
+    const auto run = [&](double q_offset, double key_offset, Causal causal) {
+      HostTensor rows = at.runner.data().q_offset, keys = at.runner.data().key_offset;
+      for (std::int64_t b = 0; b < rows.elements(); ++b) {
+        rows.set(b, q_offset);
+        keys.set(b, key_offset);
+      }
+      const DeviceTensor rows_there(rows), keys_there(keys);
+      DeviceCall call = at.call;
+      call.options.force = candidate;
+      call.options.causal = causal;
+      call.options.q_offset = rows_there.view();
+      call.options.key_offset = keys_there.view();
+      at.poison();
+      call.run();
+      return at.read();
+    };
+    const ForwardOutputs all = run(0, 0, Causal::none);
+    for (const double far : {1.5e9, 2147483000.0}) {
+      EXPECT_TRUE(same_bits(run(far, 0, Causal::top_left), all)) << far;
+      EXPECT_TRUE(same_bits(run(far, far, Causal::none), all)) << far;
+      for (const double x : run(0, far, Causal::top_left).lse.values()) {
+        ASSERT_EQ(x, -std::numeric_limits<double>::infinity()) << far;
+      }
+    }
+  }
+}
+
 TEST(GpuIndices, Gradients) {
   for (const char* name :
        {"feature_packed_f16", "feature_packed_causal_bf16", "feature_packed_causal_f32", "feature_packed_used_bf16",

@@ -217,6 +217,25 @@ TEST(GpuMergeAttentionRows, OrNone) {
   for (const float x : found) EXPECT_EQ(x, 0.0f);
 }
 
+// Sums of many rows, of one sign: with d_lse = 1 and nothing else dsink is the sum of the sink's weights.
+TEST(GpuMergeAttentionRows, SinksOfManyRows) {
+  for (const MergeCase& spec : kManyRows) {
+    if (!spec.sink || !spec.d_lse) continue;
+    SCOPED_TRACE(spec.name);
+    MergeData parts(spec);
+    for (std::int64_t n = 0; n < parts.d_o.elements(); ++n) parts.d_o.set(n, 0);
+    for (std::int64_t n = 0; n < parts.d_lse.elements(); ++n) parts.d_lse.set(n, 1);
+    const PartsThere there(parts);
+    const reference::MergedBackward exact =
+        reference::merge_attention_backward(parts.backward_problem(std::vector<Partial>(parts.s.partials)));
+    const GradientResult found = gradients(parts, there);
+    for (std::int64_t h = 0; h < spec.H; ++h) {
+      const double wanted = exact.dsink[static_cast<std::size_t>(h)];
+      EXPECT_NEAR(found.dsink.get(h), wanted, 0x1p-16 * wanted) << h;
+    }
+  }
+}
+
 // ---- Where outputs are
 
 TEST(GpuMergeAttention, InPlaceIsTheSame) {

@@ -30,6 +30,9 @@ void add_partial(Rows& rows) {
   piece("piece_bias_rows", [](auto& c) { c.bias = kRows, c.causal = Causal::top_left; });
   piece("piece_mask", [](auto& c) { c.mask = kRowsColumns, c.softcap = 9.0f; });
   piece("piece_mask_bias", [](auto& c) { c.mask = kBatchColumns, c.bias = kRowsColumns; });
+  // Tiles of a GPU that hold no row and no key too many, whose columns are read in pairs where they begin at even ones.
+  piece("piece_whole_tiles_bias", [](auto& c) { c.Sq = 64, c.Sk = 192, c.bias = kFull; });
+  piece("piece_whole_tiles_mask", [](auto& c) { c.Sq = 64, c.Sk = 192, c.mask = kFull; });
   piece("piece_dropout", [](auto& c) { c.dropout = 0.2f; });
   piece("piece_dropout_odd", [](auto& c) { c.dropout = 0.5f, c.Sq = c.Sk = 67, c.causal = Causal::top_left; });
   piece("piece_packed", [](auto& c) {

@@ -5,7 +5,10 @@
 
 namespace heddle::cuda::any {
 
-// That of the operands that are not f8e4m3: o's, but for an o in f32 beside 16 or 8 bits.
-inline DType operand_dtype(const AttentionProblem& p) { return p.dtype == DType::f8e4m3 ? DType::bf16 : p.dtype; }
+// q's dtype; beside q in f8e4m3 that of a 16-bit o, else bf16.
+inline DType operand_dtype(const AttentionProblem& p) {
+  if (p.dtype != DType::f8e4m3) return p.dtype;
+  return p.o.dtype == DType::f16 ? DType::f16 : DType::bf16;
+}
 
 }  // namespace heddle::cuda::any
