@@ -8,6 +8,8 @@ import subprocess
 import numpy as np
 import pytest
 
+WITHOUT_CUDA = "this heddle was built without CUDA: build it with HEDDLE_CUDA=ON"
+
 CLI = os.environ.get("HEDDLE_CLI")
 needs_command = pytest.mark.skipif(not CLI, reason="HEDDLE_CLI does not name the built binary")
 

@@ -1,4 +1,5 @@
-"""The heddle command as its users call it: text, --json, exit codes. test_run.py, test_quantize.py, test_cli_gpu.py have more."""
+"""The heddle command as its users call it: text, --json, exit codes. test_explain.py, test_check.py, test_run.py, test_quantize.py,
+test_cli_gpu.py have more."""
 
 import json
 import os
@@ -6,7 +7,7 @@ import resource
 import subprocess
 
 import pytest
-from command import CLI, built_with_cases, needs_command, run, run_json
+from command import CLI, WITHOUT_CUDA, needs_command, run, run_json
 
 pytestmark = needs_command
 
@@ -60,9 +61,6 @@ def test_info():
     assert "cpu" in names and "cpu_baseline" in names
     text = run("info")
     assert info["version"] in text and info["target"] in text
-
-
-WITHOUT_CUDA = "this heddle was built without CUDA: build it with HEDDLE_CUDA=ON"
 
 
 def test_info_says_what_gpus_there_are():
@@ -148,177 +146,7 @@ def test_unknown_target_exits_with_3():
     assert "nonesuch" in run("info", "--target", "nonesuch", code=3)
 
 
-# ------------------------------------------------------------------------------------------- explain, memory and bench
-
-
-def test_explain_names_the_choice_and_the_reasons():
-    out = run_json("explain", "--batch", 2, "--heads", 8, "--kv-heads", 2, "--causal", "bottom_right")
-    chosen = [c for c in out["candidates"] if c["chosen"]]
-    assert len(chosen) == 1 and chosen[0]["method"] == "flash"
-    assert all("reason" in c for c in out["candidates"] if c["name"] == "reference")
-    text = run("explain", "--batch", 2, "--heads", 8, "--kv-heads", 2)
-    assert chosen[0]["name"] in text and "chosen" in text
-    forced = run_json("explain", "--force", "reference")
-    assert [c["name"] for c in forced["candidates"] if c["chosen"]] == ["reference"]
-
-
-def test_explain_refuses_what_the_operation_refuses():
-    assert "q's heads must be a multiple of k's" in run("explain", "--heads", 8, "--kv-heads", 3, code=2)
-    assert "head size 257" in run("explain", "--head-size", 257, code=2)
-    assert "--heads is -1" in run("explain", "--heads", -1, code=2)
-    assert "dtype is 'int7'" in run("explain", "--dtype", "int7", code=2)
-
-
-def chosen_on(gpu, *flags, **environment):
-    out = run_json("explain", "--gpu", gpu, "--dtype", "bf16", *flags, **environment)
-    assert out["assumed"] and out["problem"]["device"] == "cuda"
-    return out["gpu"], next((c for c in out["candidates"] if c["chosen"]), None)
-
-
-def test_explain_for_a_gpu_that_is_not_here():
-    assert "gpu is 'v100': it must be one of a100, rtx4090, l40s, h100, h200" in run("explain", "--gpu", "v100", code=2)
-    assert "gpu is '': it must be one of" in run("explain", "--gpu", "", code=2)
-    if WITHOUT_CUDA in run("explain"):
-        assert chosen_on("h100") == ("NVIDIA H100 80GB HBM3", None) and WITHOUT_CUDA in run("explain", "--gpu", "h100")
-        return
-    for gpu, product, prefix in [("a100", "NVIDIA A100-SXM4-80GB", "sm80"), ("rtx4090", "NVIDIA GeForce RTX 4090", "sm80"),
-                                 ("h200", "NVIDIA H200", "sm90")]:  # fmt: skip
-        for flags, suffix in [(["--bias", "--mask", "--alibi", "--sink"], ""), (["--packed"], ""), (["--pass", "backward"], ""),
-                              (["--length", 1, "--keys", 8192, "--page-size", 16], "_decode")]:  # fmt: skip
-            named, candidate = chosen_on(gpu, *flags)
-            assert (named, candidate["name"]) == (product, prefix + suffix)
-            assert candidate["estimated_seconds"] > 0
-    text = run("explain", "--gpu", "l40s")
-    assert "NVIDIA L40S, assumed" in text and "it needs a Hopper GPU (compute capability 9.0); this one has 8.9" in text
-
-
-def test_a_tuning_file_is_for_the_gpu_it_was_made_on(tmp_path):
-    if WITHOUT_CUDA in run("explain"):
-        pytest.skip("no kernels to tune")
-    made = {"name": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0", "multiprocessors": 132}
-    file = tmp_path / "tuned.json"
-    kernels = {"sm90 d64": {"fixed": 0.25, "flops": 1e15}}
-    version = run_json("info")["version"]
-    file.write_text(json.dumps({"schema": 1, "gpu": made, "version": version, "kernels": kernels}))
-    tuned = dict(HEDDLE_TUNING=str(file))
-    assert chosen_on("h200", **tuned) == chosen_on("h200")
-    assert chosen_on("h100", "--force", "sm90", **tuned)[1]["estimated_seconds"] > 0.25
-    assert chosen_on("h100", **tuned)[1]["name"] == "sm80" and chosen_on("h100")[1]["name"] == "sm90"
-
-
-@pytest.mark.parametrize(
-    "verb, flags, method",
-    [
-        ("linear", ["--rows", 16, "--norm", "rms_norm", "--activation", "swiglu", "--residual"], "linear"),
-        ("linear", ["--pass", "backward", "--bias", "--activation", "silu"], "linear"),
-        ("rotary", ["--heads", 4, "--length", 9], "rotary"),
-        ("append", ["--batch", 3, "--page-size", 16, "--rotary"], "append"),
-        ("append", ["--e4m3", "--scales", "--dtype", "bf16", "--keys", 0], "append"),
-        ("append-int4", ["--batch", 2, "--keys", 500, "--rotary"], "append"),
-        ("attention-int4", ["--batch", 2, "--kv-heads", 2, "--keys", 500, "--causal", "bottom_right"], "flash"),
-        ("quantize", ["--rule", "mse", "--importance", "--inputs", 64], "quantize"),
-        ("dequantize", ["--format", "int4_g64"], "dequantize"),
-        ("unpack", ["--format", "mxfp4"], "unpack"),
-    ],
-)
-def test_explain_of_every_operation(verb, flags, method):
-    out = run_json("explain", verb, *flags)
-    chosen = [c for c in out["candidates"] if c["chosen"]]
-    assert [(c["name"], c["method"]) for c in chosen] == [("cpu", method)]
-    assert chosen[0]["estimated_seconds"] > 0 and chosen[0]["plan"]
-    assert all(c["supported"] or c["reason"] for c in out["candidates"]) and len(out["candidates"]) > 1
-    text = run("explain", verb, *flags)
-    assert "chosen" in text and f"cpu: {chosen[0]['plan']}" in text
-    assert run_json("explain", verb, *flags, "--force", "sm9O")["candidates"][0]["chosen"] is False
-    usage = run("explain", verb, "--help")
-    assert "--json" in usage and usage.rstrip().splitlines()[-1].startswith(f"Example: heddle explain {verb} ")
-
-    there = run_json("explain", verb, "--gpu", "h100", *([] if "--dtype" in flags else ["--dtype", "bf16"]), *flags)
-    assert there["assumed"] and there["problem"]["device"] == "cuda"
-    gpu = [c for c in there["candidates"] if c["method"] == method and c["name"] != "cpu"]
-    if WITHOUT_CUDA in run("explain"):
-        assert gpu and all(c["reason"] == WITHOUT_CUDA for c in gpu)
-    else:
-        assert [c["estimated_seconds"] > 0 for c in gpu if c["chosen"]] == [True]
-
-
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize("flags", [[], ["--parts", 3, "--packed", "--sink", "--float32-out", "--dtype", "bf16"]])
-def test_explain_merge(flags, direction):
-    flags = [*flags, "--pass", direction]
-    out = run_json("explain", "merge", *flags)
-    assert [(c["name"], c["method"], c["chosen"]) for c in out["candidates"]] == [
-        ("cpu", "merge", True),
-        ("reference", "reference", False),
-        ("cuda", "merge", False),
-    ]
-    assert out["pass"] == direction and out["problem"]["parts"] == (3 if "--parts" in flags else 2)
-    assert out["candidates"][0]["estimated_seconds"] > 0 and out["candidates"][0]["plan"]
-    text = run("explain", "merge", *flags)
-    assert f", {direction}, " in text and f"cpu: {out['candidates'][0]['plan']}" in text
-    forced = run_json("explain", "merge", *flags, "--force", "reference")["candidates"]
-    assert [c["name"] for c in forced if c["chosen"]] == ["reference"]
-    usage = run("explain", "merge", "--help")
-    assert "--json" in usage and usage.rstrip().splitlines()[-1].startswith("Example: heddle explain merge ")
-
-    there = run_json("explain", "merge", "--gpu", "h100", *flags)
-    assert there["assumed"] and there["problem"]["device"] == "cuda" and there["problem"]["dtype"] == "bfloat16"
-    built = run_json("info")["gpu"]["kernels"]
-    assert [c["name"] for c in there["candidates"] if c["chosen"]] == (["cuda"] if built else [])
-    on_cpus = {c["reason"] for c in there["candidates"] if c["name"] != "cuda"}
-    assert on_cpus == {"it runs on another device than the tensors are on"}
-
-
-def test_gradients_of_merges_are_another_call():
-    seconds = [
-        run_json("explain", "merge", "--pass", p)["candidates"][0]["estimated_seconds"] for p in ("forward", "backward")
-    ]
-    assert seconds[1] > seconds[0]
-
-
-@pytest.mark.parametrize("direction", ["forward", "backward"])
-@pytest.mark.parametrize(
-    "flags", [[], ["--packed", "--batch", 2, "--query-rows", 16, "--counts"], ["--length", 65, "--query-rows", 4]]
-)
-def test_explain_sparse(flags, direction):
-    flags = [*flags, "--pass", direction]
-    out = run_json("explain", "sparse", *flags)
-    assert [c["name"] for c in out["candidates"] if c["chosen"]] == ["cpu"] and out["pass"] == direction
-    assert "lists [" in run("explain", "sparse", *flags)
-    there = run_json("explain", "sparse", "--gpu", "h100", *flags)
-    assert there["assumed"] and not any(c["chosen"] for c in there["candidates"])
-    assert {c["reason"] for c in there["candidates"]} == {"it runs on another device than the tensors are on"}
-    usage = run("explain", "sparse", "--help")
-    assert "--json" in usage and usage.rstrip().splitlines()[-1].startswith("Example: heddle explain sparse ")
-
-
-def test_explain_names_every_operation():
-    usage = run("explain", "--help")
-    for verb in "sparse merge linear rotary append append-int4 attention-int4 quantize dequantize unpack".split():
-        assert f"\n  {verb} " in usage
-
-
-def test_explain_of_every_operation_refuses_what_the_operation_refuses():
-    assert "--rows is 0: it must be at least 1" in run("explain", "linear", "--rows", 0, code=2)
-    assert "--heads is -2" in run("explain", "rotary", "--heads", -2, code=2)
-    assert "format is 'int3'" in run("explain", "quantize", "--format", "int3", code=2)
-    assert "rule is floor, which nvfp4 does not have" in run("explain", "quantize", "--rule", "floor", code=2)
-    assert "scales are for a float8_e4m3fn cache" in run("explain", "append", "--scales", code=2)
-    assert "must be a multiple of 64" in run("explain", "append-int4", "--head-size", 96, code=2)
-    assert "must be a multiple of 64" in run("explain", "attention-int4", "--head-size", 96, code=2)
-    assert "--keys is 0: it must be at least 1" in run("explain", "attention-int4", "--keys", 0, code=2)
-    assert "block_size is 48" in run("explain", "sparse", "--block-size", 48, code=2)
-    assert "--entries is 0: it must be at least 1" in run("explain", "sparse", "--entries", 0, code=2)
-    assert "--parts is 0: it must be at least 1" in run("explain", "merge", "--parts", 0, code=2)
-    assert "has head size 257: it must be from 1 to 256" in run("explain", "merge", "--head-size", 257, code=2)
-    assert "--pass" in run("explain", "merge", "--pass", "both", code=2)
-    assert "order dense is for GPUs" in run("explain", "linear", "--order", "dense", code=2)
-
-
-@pytest.mark.parametrize("flags", [["--packed"], ["--page-size", 5], ["--bias", "--mask", "--alibi", "--sink"]])
-def test_explain_with_features(flags):
-    out = run_json("explain", "--length", 65, *flags)
-    assert sum(c["chosen"] for c in out["candidates"]) == 1
+# --------------------------------------------------------------------------------------------------- memory and bench
 
 
 def test_memory_counts_tensors_and_scores():
@@ -385,101 +213,3 @@ def test_bench_counts_only_attended_pairs():
 
 def test_devices_that_there_are_not():
     assert "--device" in run("explain", "--device", "tpu", code=2)
-
-
-def test_check_passes_and_reports():
-    if not built_with_cases():
-        assert "HEDDLE_BUILD_TESTS=ON" in run("check", code=3)
-        return
-    out = run_json("check", "--purpose", "round", "--name", "s64", "--dtype", "f32")
-    assert out["checked"] == len(out["results"]) > 0 and out["failed"] == 0
-    for result in out["results"]:
-        assert result["passed"] and result["purpose"] == "round" and "s64" in result["case"]
-        assert all(t["error"] <= t["bound"] and t["compared"] > 0 for t in result["tensors"].values())
-    only = run_json("check", "--name", "s64_d64_f32", "--candidate", "cpu_baseline", "--pass", "forward",
-                    "--all-targets")  # fmt: skip
-    targets = run_json("info")["runnable_targets"]
-    assert [r["target"] for r in only["results"]] == targets
-    text = run("check", "--name", "s64_d64_f32")
-    assert "ok" in text and "0 failed" in text
-
-
-def test_check_lists_cases_of_8_bits():
-    if built_with_cases():
-        names = [case["name"] for case in run_json("check", "--list", "--dtype", "e4m3")]
-        assert names and all(name.endswith("_e4m3") for name in names)
-
-
-def test_check_writes_digests(tmp_path):
-    if not built_with_cases():
-        return
-    files = [tmp_path / "a", tmp_path / "b"]
-    for file, candidate in zip(files, ("cpu", "cpu_baseline"), strict=True):
-        run("check", "--name", "s64_d64_f32", "--candidate", candidate, "--digest", str(file))
-    lines = [file.read_text(encoding="utf-8").splitlines() for file in files]
-    assert [line.split()[1:4:2] for line in lines[0]] == [
-        ["forward", "o"],
-        ["forward", "lse"],
-        *(["backward", f"d{x}"] for x in "qkv"),
-    ]
-    assert len(lines[1]) == 2 and {line.split()[2] for line in lines[1]} == {"cpu_baseline"}
-    # Two candidates sum in orders of their own.
-    assert lines[0][0].split()[4] != lines[1][0].split()[4]
-    again = tmp_path / "again"
-    run("check", "--name", "s64_d64_f32", "--candidate", "cpu", "--digest", str(again))
-    assert again.read_text(encoding="utf-8").splitlines() == lines[0]
-    assert "cannot" in run("check", "--name", "s64_d64_f32", "--digest", str(tmp_path / "none" / "a"), code=3)
-
-
-def test_check_goes_through_every_operation(tmp_path):
-    if not built_with_cases():
-        return
-    few = ["--operation", "all", "--name", "s64_d64_f32", "merge_sink", "sparse_sink", "linear_nvfp4_m8_"]
-    file = tmp_path / "digest"
-    out = run_json("check", *few, "--candidate", "cpu", "--digest", file)
-    assert out["failed"] == 0
-    found = {(r["operation"], r["case"], r["pass"]): sorted(r["tensors"]) for r in out["results"]}
-    assert found["attention", "round_s64_d64_f32", "forward"] == ["lse", "o"]
-    assert found["merge_attention", "merge_sink", "forward"] == ["lse", "o"]
-    gradients = ["d_lse0", "d_lse1", "d_lse2", "d_o0", "d_o1", "d_o2", "dsink"]
-    assert found["merge_attention", "merge_sink", "backward"] == gradients
-    assert found["sparse_attention", "sparse_sink", "forward"] == ["lse", "o"]
-    assert found["sparse_attention", "sparse_sink", "backward"] == ["dk", "dq", "dsink", "dv"]
-    for dtype in ("f32", "f16", "bf16"):
-        assert found["linear", f"linear_nvfp4_m8_{dtype}", "forward"] == ["y"]
-        assert "dx" in found["linear", f"linear_nvfp4_m8_{dtype}", "backward"]
-    lines = file.read_text(encoding="utf-8").splitlines()
-    assert len(lines) == sum(map(len, found.values())) == len({tuple(line.split()[:4]) for line in lines})
-    for line in lines:
-        name, way, candidate, tensor, digest, _ = line.split()
-        assert candidate == "cpu" and len(digest) == 16
-        assert any(key[1:] == (name, way) and tensor in tensors for key, tensors in found.items())
-
-
-def test_check_lists_every_operation():
-    if not built_with_cases():
-        return
-    rows = run_json("check", "--list", "--operation", "all")
-    by_operation = {}
-    for row in rows:
-        by_operation.setdefault(row["operation"], []).append(row["name"])
-    assert list(by_operation) == ["attention", "merge_attention", "sparse_attention", "linear"]
-    alone = run_json("check", "--list")
-    assert [row["name"] for row in alone] == by_operation["attention"]
-    # Linear layers have a table for each pass, with names in common; all else is unique.
-    assert len({name for names in by_operation.values() for name in names}) == len(rows) - len(
-        [name for name in set(by_operation["linear"]) if by_operation["linear"].count(name) == 2]
-    )
-    assert "lists of 4 blocks of 16 keys" in run(
-        "check", "--list", "--operation", "sparse_attention", "--name", "plain"
-    )
-    assert "others than attention" in run("check", "--help")
-    assert "the cases of linear are the CPU's" in run("check", "--operation", "linear", "--device", "cuda", code=2)
-    assert "no case of the table is left" in run("check", "--operation", "linear", "--precision", "tf32", code=2)
-
-
-def test_check_refuses_an_empty_choice():
-    if built_with_cases():
-        assert "no case of the table is left" in run("check", "--name", "nonesuch", code=2)
-        assert "none of the chosen cases has a candidate" in run("check", "--name", "s64_d64_f32", "--candidate", "x",
-                                                                 code=2)  # fmt: skip

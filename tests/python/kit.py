@@ -103,3 +103,16 @@ def differentiate(function, q, k, v, options, weight, lse_weight, dtype):
         torch.isfinite(lse), lse * lse_weight.to(lse.dtype), 0
     ).sum()
     return [out, lse, *torch.autograd.grad(loss, inputs)]
+
+
+class OnlyDLPack:
+    """An array of a library of which only DLPack is known: it makes none."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()

@@ -4,19 +4,7 @@ import heddle
 import numpy as np
 import pytest
 import torch
-
-
-class OnlyDLPack:
-    """An array of an unknown library: DLPack is all it can do."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def __dlpack__(self, **options):
-        return self.tensor.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
+from kit import OnlyDLPack
 
 
 def arrays(dtype=np.float32):

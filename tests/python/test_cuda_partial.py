@@ -6,7 +6,7 @@ import heddle
 import pytest
 import torch
 from heddle import _heddle
-from kit import DTYPES
+from kit import DTYPES, OnlyDLPack
 from partial_kit import OPTIONS, merged, operands, parts, plain_merge
 
 pytestmark = pytest.mark.skipif(
@@ -172,19 +172,6 @@ def test_on_another_stream():
         torch.cuda._sleep(50_000_000)
         found = heddle.merge_attention([x * 2 for x in os], lses, sink)
         assert all(map(torch.equal, found, expected))
-
-
-class OnlyDLPack:
-    """An array of a library that makes none."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def __dlpack__(self, **options):
-        return self.tensor.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
 
 
 @pytest.mark.parametrize("count", [3, 40])

@@ -6,6 +6,7 @@ import heddle
 import numpy as np
 import pytest
 import torch
+from kit import OnlyDLPack
 from partial_kit import OPTIONS, merged, operands, parts, plain_merge
 
 
@@ -166,31 +167,18 @@ def test_numpy_arrays_and_results_in_place():
         lses[0].copy_(parts()[1][0])
 
 
-class Exported:
-    """A tensor of which only DLPack is left."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-    def __dlpack__(self, **options):
-        return self.tensor.__dlpack__(**options)
-
-    def __dlpack_device__(self):
-        return self.tensor.__dlpack_device__()
-
-
 def test_arrays_of_other_libraries():
     os, lses, sink = parts(torch.bfloat16)
     for dtype in (None, "float32"):
         expected = heddle.merge_attention(os, lses, sink, out_dtype=dtype)
-        exported = [Exported(x) for x in os], [Exported(x) for x in lses], Exported(sink)
+        exported = [OnlyDLPack(x) for x in os], [OnlyDLPack(x) for x in lses], OnlyDLPack(sink)
         for x, y in zip(heddle.merge_attention(*exported, out_dtype=dtype), expected):
             assert torch.equal(torch.from_dlpack(x), y)
     q, k, v, _ = operands(torch.bfloat16)
-    out = heddle.attention(*(Exported(x) for x in (q, k, v)), out_dtype="float32", q_offset=5)
+    out = heddle.attention(*(OnlyDLPack(x) for x in (q, k, v)), out_dtype="float32", q_offset=5)
     assert torch.equal(torch.from_dlpack(out), heddle.attention(q, k, v, out_dtype="float32"))
     at = torch.tensor([5, 5], dtype=torch.int32)
-    for offset in (5, np.int64(5), at, at.numpy(), Exported(at)):
+    for offset in (5, np.int64(5), at, at.numpy(), OnlyDLPack(at)):
         moved = heddle.attention(*(x.float().numpy() for x in (q, k, v)), causal="top_left", q_offset=offset)
         expected = heddle.attention(*(x.float() for x in (q, k, v)), causal="top_left", q_offset=at)
         assert np.array_equal(moved, expected.numpy())
