@@ -74,7 +74,7 @@ inline void MergePartials(const MergeProblem& p, std::int64_t begin, std::int64_
         if (!row.counts(n)) continue;
         const double exponential = row.exponential(n);
         total += exponential;
-        row.load(MergeProblem::rows(p.partials[n].o), line);
+        row.load(operand_of(p.partials[n].o), line);
         const VF e = hn::Set(d, static_cast<float>(exponential));
         for (std::int64_t k = 0; k < width; k += kLanes) {
           const VF x = hn::LoadU(d, line + k);
@@ -107,7 +107,7 @@ inline double MergedDelta(const MergeBackwardProblem& p, const MergedRow& row, d
   double delta = 0;
   for (std::size_t n = 0; n < p.partials.size(); ++n) {
     if (!row.counts(n)) continue;
-    row.load(MergeProblem::rows(p.partials[n].o), line);
+    row.load(operand_of(p.partials[n].o), line);
     delta += row.exponential(n) / total * DotRows(d_o, line, round_up(p.Dv, kLanes));
   }
   return delta;
@@ -135,7 +135,7 @@ inline void MergePartialsBackward(const MergeBackwardProblem& p, std::int64_t be
         if (to_lse.given()) {
           double gradient = 0;
           if (counts) {
-            row.load(MergeProblem::rows(p.partials[n].o), line);
+            row.load(operand_of(p.partials[n].o), line);
             gradient = weight * (DotRows(d_o, line, width) - delta + d_lse);
           }
           const Plane plane = MergeProblem::per_row(to_lse);
@@ -146,7 +146,7 @@ inline void MergePartialsBackward(const MergeBackwardProblem& p, std::int64_t be
         for (std::int64_t k = 0; k < width; k += kLanes) {
           hn::StoreU(counts ? hn::Mul(hn::LoadU(d, d_o + k), share) : hn::Zero(d), d, line + k);
         }
-        row.store(MergeProblem::rows(to), line);
+        row.store(operand_of(to), line);
       }
     }
   }

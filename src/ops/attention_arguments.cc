@@ -95,15 +95,15 @@ AttentionBackwardProblem checked_backward_problem(const Check& check, const Tens
   p.accumulate = gradients.accumulate;
   p.merged = gradients.merged;
   if (gradients.dq.given()) {
-    p.dq = builder.gradient(gradients.dq, "dq", q, "q", builder.packed_q(), p.accumulate);
+    p.dq = builder.gradient(gradients.dq, "dq", q, "q", p.accumulate);
     check.not_overlapping(gradients.dq, "dq");
   }
   if (gradients.dk.given()) {
-    p.dk = builder.gradient(gradients.dk, "dk", k, "k", builder.packed_k(), p.accumulate);
+    p.dk = builder.gradient(gradients.dk, "dk", k, "k", p.accumulate);
     check.not_overlapping(gradients.dk, "dk");
   }
   if (gradients.dv.given()) {
-    p.dv = builder.gradient(gradients.dv, "dv", v, "v", builder.packed_k(), p.accumulate);
+    p.dv = builder.gradient(gradients.dv, "dv", v, "v", p.accumulate);
     check.not_overlapping(gradients.dv, "dv");
   }
   if (gradients.dbias.given()) {

@@ -1,24 +1,11 @@
 // q, k and v, and what has their shapes: outputs, gradients, statistics, scales.
 #include "ops/attention_problem_builder.h"
+#include "problem/operand_of.h"
 
 namespace heddle {
 namespace {
 
 constexpr std::int64_t kMaxHeadSize = 256;
-
-Operand operand(const TensorView& view, bool packed) {
-  Operand x;
-  x.data = static_cast<std::byte*>(view.data);
-  x.dtype = view.dtype;
-  x.given = true;
-  x.alignment = static_cast<std::uint16_t>(alignment_of(view));
-  const int row = packed ? 0 : 1;
-  x.stride_b = packed ? 0 : view.stride[0];
-  x.stride_s = view.stride[row];
-  x.stride_h = view.stride[row + 1];
-  x.stride_d = view.stride[row + 2];
-  return x;
-}
 
 }  // namespace
 
@@ -65,9 +52,9 @@ void ProblemBuilder::operands(AttentionProblem& p) const {
   p.q_rows = q_.shape[q_rank - 3];
   p.k_rows = k_.shape[k_rank - 3];
   p.k_batches = packed_k() ? 1 : k_.shape[0];
-  p.q = operand(q_, packed_q());
-  p.k = operand(k_, packed_k());
-  p.v = operand(v_, packed_k());
+  p.q = operand_of(q_);
+  p.k = operand_of(k_);
+  p.v = operand_of(v_);
 }
 
 // o or d_o.
@@ -89,11 +76,11 @@ Operand ProblemBuilder::output(const AttentionProblem& p, const TensorView& view
   }
   check_.require(view.shape[q_.rank - 1] == p.Dv, name, " is ", view, ": its last extent must be ", p.Dv,
                  " (v's head size)");
-  return operand(view, packed_q());
+  return operand_of(view);
 }
 
 Operand ProblemBuilder::gradient(const TensorView& view, const char* name, const TensorView& model,
-                                 const char* model_name, bool packed, bool accumulate) const {
+                                 const char* model_name, bool accumulate) const {
   check_.require(!accumulate || view.dtype == DType::f32, name, " is ", name_of(view.dtype),
                  ": with accumulate it must be float32");
   check_.require(view.dtype == q_.dtype || view.dtype == DType::f32, name, " is ", name_of(view.dtype), ": it must be ",
@@ -103,7 +90,7 @@ Operand ProblemBuilder::gradient(const TensorView& view, const char* name, const
     check_.require(view.shape[i] == model.shape[i], name, " is ", view, ": it must have the shape of ", model_name,
                    ", ", model);
   }
-  return operand(view, packed);
+  return operand_of(view);
 }
 
 // f32 [B, H, Sq], packed [H, total].

@@ -44,7 +44,7 @@ class ProblemBuilder {
   Operand output(const AttentionProblem& p, const TensorView& view, const char* name) const;
   // dq, dk or dv: `model`'s shape.
   Operand gradient(const TensorView& view, const char* name, const TensorView& model, const char* model_name,
-                   bool packed, bool accumulate) const;
+                   bool accumulate) const;
   // f32 [B, H, Sq], packed [H, total].
   Plane per_row(const AttentionProblem& p, const TensorView& view, const char* name) const;
   // [B|1, H|1, Sq|1, Sk|1]

@@ -11,19 +11,6 @@ constexpr std::int64_t kMaxHeadSize = 256;
 
 }  // namespace
 
-Operand operand_of(const TensorView& view) {
-  Operand x;
-  x.data = static_cast<std::byte*>(view.data);
-  x.dtype = view.dtype;
-  x.given = true;
-  x.alignment = static_cast<std::uint16_t>(alignment_of(view));
-  x.stride_b = view.stride[0];
-  x.stride_s = view.stride[1];
-  x.stride_h = view.stride[2];
-  x.stride_d = view.stride[3];
-  return x;
-}
-
 void check_data(const Check& check, const TensorView& view, const char* name, const char* layout, const First& first,
                 bool narrow) {
   check.require(view.given(), name, " is missing");

@@ -5,7 +5,7 @@
 
 #include "core/check.h"
 #include "heddle/kv_cache.h"
-#include "problem/attention.h"
+#include "problem/operand_of.h"
 
 namespace heddle {
 
@@ -16,9 +16,6 @@ struct First {
   // Whether index data may be read here: on a GPU it is not, because that would wait for the stream.
   bool readable() const { return device == Device::cpu; }
 };
-
-// [batch, row, head, dim]
-Operand operand_of(const TensorView& view);
 
 // A rank 4 tensor of a floating-point dtype (for a cache also f8e4m3).
 void check_data(const Check& check, const TensorView& view, const char* name, const char* layout, const First& first,

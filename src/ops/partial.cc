@@ -131,7 +131,7 @@ MergeProblem checked_merge_problem(const Check& check, std::span<const Partial> 
   if (o.given()) {
     checks.wide_result(o, o_name);
     check.not_overlapping(o, o_name);
-    p.o = MergeProblem::rows(o);
+    p.o = operand_of(o);
   }
   if (lse.given()) {
     checks.per_row(lse, lse_name);
@@ -157,7 +157,7 @@ MergeBackwardProblem checked_merge_backward_problem(const Check& check, std::spa
   p.sink = checks.per_head(sink, "sink");
   check.require(d_o.given(), "d_o is missing");
   checks.wide_result(d_o, "d_o");
-  p.d_o = MergeProblem::rows(d_o);
+  p.d_o = operand_of(d_o);
   if (d_lse.given()) {
     checks.per_row(d_lse, "d_lse");
     p.d_lse = MergeProblem::per_row(d_lse);

@@ -7,6 +7,7 @@
 #include "heddle/partial.h"
 #include "problem/attention.h"
 #include "problem/candidate.h"
+#include "problem/operand_of.h"
 
 namespace heddle {
 
@@ -24,18 +25,7 @@ struct MergeProblem {
     return rows * (static_cast<double>(Dv) * static_cast<double>(size_of(partials[0].o.dtype)) + sizeof(float));
   }
 
-  // A view of a result, [b, i, h, d], and of what there is for each row, [b, h, i].
-  static Operand rows(const TensorView& view) {
-    const bool packed = view.rank == 3;
-    const int row = packed ? 0 : 1;
-    return {.data = static_cast<std::byte*>(view.data),
-            .dtype = view.dtype,
-            .given = true,
-            .stride_b = packed ? 0 : view.stride[0],
-            .stride_s = view.stride[row],
-            .stride_h = view.stride[row + 1],
-            .stride_d = view.stride[row + 2]};
-  }
+  // A view of what there is for each row, [b, h, i].
   static Plane per_row(const TensorView& view) {
     const bool packed = view.rank == 2;
     const int head = packed ? 0 : 1;

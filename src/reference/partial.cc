@@ -79,7 +79,7 @@ void launch_backward(const MergeBackwardProblem& p, const Runtime&) {
   const MergedBackward result = merge_attention_backward(p);
   for (std::size_t n = 0; n < p.gradients.size(); ++n) {
     const auto& [to, to_lse] = p.gradients[n];
-    store(p, result.partials[n], to.given() ? MergeProblem::rows(to) : Operand(),
+    store(p, result.partials[n], to.given() ? operand_of(to) : Operand(),
           to_lse.given() ? MergeProblem::per_row(to_lse) : Plane());
   }
   for (int64_t h = 0; p.dsink && h < p.H; ++h) {
@@ -106,7 +106,7 @@ Merged merge_attention(const MergeProblem& p) {
     for (std::size_t n = 0; n < p.partials.size(); ++n) {
       if (!counts(p, n, b, h, i)) continue;
       for (int64_t d = 0; d < p.Dv; ++d) {
-        out.o[o_at(p, b, i, h) + d] += row.weight[n] * element(MergeProblem::rows(p.partials[n].o), b, i, h, d);
+        out.o[o_at(p, b, i, h) + d] += row.weight[n] * element(operand_of(p.partials[n].o), b, i, h, d);
       }
     }
   });
@@ -122,7 +122,7 @@ MergedBackward merge_attention_backward(const MergeBackwardProblem& p) {
     for (std::size_t n = 0; n < dot.size(); ++n) {
       if (!counts(p, n, b, h, i)) continue;
       for (int64_t d = 0; d < p.Dv; ++d) {
-        dot[n] += element(p.d_o, b, i, h, d) * element(MergeProblem::rows(p.partials[n].o), b, i, h, d);
+        dot[n] += element(p.d_o, b, i, h, d) * element(operand_of(p.partials[n].o), b, i, h, d);
       }
       delta += row.weight[n] * dot[n];
     }

@@ -33,6 +33,32 @@ TEST(Arguments, TheUnspoiledCallsRun) {
   EXPECT_FALSE(call.untouched());
 }
 
+// Each row of a head size of 1 is one element, so that no address needs the last stride, however large it is.
+TEST(Arguments, StridesOfSingleElementsSayNothing) {
+  std::vector<float> plain;
+  for (const std::int64_t stride : {std::int64_t{1}, INT64_MAX}) {
+    Call call;
+    call.q = call.floats({2, 5, 4, 1}), call.k = call.floats({2, 7, 2, 1}), call.v = call.floats({2, 7, 2, 1});
+    call.d_o = call.floats({2, 5, 4, 1});
+    call.o = TensorView(call.written.data(), DType::f32, {2, 5, 4, 1});
+    call.gradients.dq = TensorView(call.written.data() + 300, DType::f32, {2, 5, 4, 1});
+    call.gradients.dk = TensorView(call.written.data() + 400, DType::f32, {2, 7, 2, 1});
+    call.gradients.dv = TensorView(call.written.data() + 500, DType::f32, {2, 7, 2, 1});
+    for (TensorView* view :
+         {&call.q, &call.k, &call.v, &call.d_o, &call.o, &call.gradients.dq, &call.gradients.dk, &call.gradients.dv}) {
+      view->stride[3] = stride;
+    }
+    call.options.seqused_q = call.indices({3, 5});
+    call.forward();
+    call.backward();
+    if (plain.empty()) {
+      plain = call.written;
+      EXPECT_FALSE(call.untouched());
+    }
+    EXPECT_EQ(call.written, plain);
+  }
+}
+
 TEST(Arguments, WorkspaceTooSmallOrMisalignedIsRefused) {
   Call call;
   call.options.force = "cpu_baseline";

@@ -21,14 +21,14 @@ constexpr const char* kBackward = "merge_attention_backward";
 Rows rows_of(const Operand& x) { return {x.data, x.stride_b, x.stride_s, x.stride_h, x.stride_d}; }
 PerRow per_row(const Plane& x) { return {x.as<float>(), x.stride_b, x.stride_h, x.stride_i}; }
 Part part_of(const Partial& x) {
-  return {x.o.given() ? rows_of(MergeProblem::rows(x.o)) : Rows(),
+  return {x.o.given() ? rows_of(operand_of(x.o)) : Rows(),
           x.lse.given() ? per_row(MergeProblem::per_row(x.lse)) : PerRow()};
 }
 
 // Whether the rows of `x`, if it is given, can be moved in pieces of 16 bytes.
 bool in_pieces(const TensorView& x) {
   if (!x.given()) return true;
-  Operand rows = MergeProblem::rows(x);
+  Operand rows = operand_of(x);
   rows.alignment = static_cast<std::uint16_t>(alignment_of(x));
   return has_rows_of_16_bytes(rows);
 }
