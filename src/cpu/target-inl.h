@@ -1,6 +1,6 @@
 // The table of one target's kernels. targets/<name>.cc sets HWY_TARGET, HEDDLE_TARGET (its namespace),
-// HEDDLE_TARGET_BF16 (whether it has bf16 products and VNNI: unit-inl.h) and the rates, and includes this. A
-// translation unit has one target, so that each file is included once.
+// HEDDLE_TARGET_UNITS (what multiplies matrices: unit-inl.h) and the rates, and includes this. A translation unit has
+// one target, so that each file is included once.
 #pragma once
 
 #include "cpu/attention_baseline-inl.h"

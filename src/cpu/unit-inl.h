@@ -1,5 +1,6 @@
 // A unit is what multiplies matrices on a target, as a type: its operands and its product. All kernels are templates of
-// one; a new matrix unit is a new type, and a line below for the targets that have it.
+// one. A target names a file of units/ (HEDDLE_TARGET_UNITS) that says which are Bf16Unit and ByteUnit, of operands of
+// bf16 and of bytes; f32's is F32Unit on all.
 #pragma once
 
 #include <concepts>
@@ -11,26 +12,13 @@
 #include "cpu/plan.h"
 #include "cpu/simd-inl.h"
 #include "cpu/units/f32-inl.h"
-#if HEDDLE_TARGET_BF16
-#include "cpu/units/bf16_pairs-inl.h"
-#include "cpu/units/vnni-inl.h"
-#else
-#include "cpu/units/bytes-inl.h"
-#endif
 #include "problem/band.h"
+#include HEDDLE_TARGET_UNITS
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
-// What operands of bf16 and of bytes are multiplied by. All processors with AVX512_BF16 have VNNI.
-#if HEDDLE_TARGET_BF16
-using Bf16Unit = Bf16PairUnit;
-using ByteUnit = VnniBytes;
-#else
-using Bf16Unit = F32Unit;
-using ByteUnit = Int16Bytes;
-#endif
-// Whether that is another one than f32's.
+// Whether bf16 operands have another unit than f32's.
 constexpr bool kHasBf16Unit = !std::is_same_v<Bf16Unit, F32Unit>;
 
 // What a unit says. Its product is C[m, lane] (+)= sum_k A(m, k) B[k, lane], as in gemm-inl.h.

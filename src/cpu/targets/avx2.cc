@@ -5,7 +5,7 @@
 #define HWY_TARGET HWY_AVX2
 #define HEDDLE_TARGET avx2
 #define HEDDLE_TARGET_NAME "avx2"
-#define HEDDLE_TARGET_BF16 0
+#define HEDDLE_TARGET_UNITS "cpu/units/plain-inl.h"
 #define HEDDLE_F32_RATE 75e9
 #define HEDDLE_BF16_RATE 70e9
 #include "cpu/target-inl.h"

@@ -5,7 +5,7 @@
 #define HWY_TARGET HWY_AVX3
 #define HEDDLE_TARGET avx512
 #define HEDDLE_TARGET_NAME "avx512"
-#define HEDDLE_TARGET_BF16 0
+#define HEDDLE_TARGET_UNITS "cpu/units/plain-inl.h"
 #define HEDDLE_F32_RATE 95e9
 #define HEDDLE_BF16_RATE 90e9
 #include "cpu/target-inl.h"

@@ -5,7 +5,7 @@
 #define HWY_TARGET HWY_AVX3
 #define HEDDLE_TARGET avx512_bf16
 #define HEDDLE_TARGET_NAME "avx512_bf16"
-#define HEDDLE_TARGET_BF16 1
+#define HEDDLE_TARGET_UNITS "cpu/units/avx512_bf16-inl.h"
 #define HEDDLE_F32_RATE 95e9
 #define HEDDLE_BF16_RATE 170e9
 // Highway 1.0.3 has no target with AVX512_BF16: its AVX-512 one, widened.

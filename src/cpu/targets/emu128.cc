@@ -5,7 +5,7 @@
 #define HWY_TARGET HWY_EMU128
 #define HEDDLE_TARGET emu128
 #define HEDDLE_TARGET_NAME "emu128"
-#define HEDDLE_TARGET_BF16 0
+#define HEDDLE_TARGET_UNITS "cpu/units/plain-inl.h"
 #define HEDDLE_F32_RATE 2e9
 #define HEDDLE_BF16_RATE 2e9
 #include "cpu/target-inl.h"

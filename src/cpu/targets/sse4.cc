@@ -5,7 +5,7 @@
 #define HWY_TARGET HWY_SSE4
 #define HEDDLE_TARGET sse4
 #define HEDDLE_TARGET_NAME "sse4"
-#define HEDDLE_TARGET_BF16 0
+#define HEDDLE_TARGET_UNITS "cpu/units/plain-inl.h"
 #define HEDDLE_F32_RATE 20e9
 #define HEDDLE_BF16_RATE 20e9
 #include "cpu/target-inl.h"
