@@ -56,10 +56,10 @@ void check_apart(const Check& check, std::span<const Named> outputs, std::span<c
 
 AttentionProblem checked_forward_problem(const Check& check, const TensorView& q, const TensorView& k,
                                          const TensorView& v, const TensorView& o, const TensorView& lse,
-                                         const AttentionOptions& options, const KeyNames& names,
+                                         const AttentionOptions& options, const KeyStorage& storage,
                                          const OutputNames& outputs) {
   AttentionProblem p;
-  const ProblemBuilder builder(check, q, k, v, options, names);
+  const ProblemBuilder builder(check, q, k, v, options, storage);
   builder.build(p);
   if (o.given()) {
     p.o = builder.output(p, o, outputs.o);
@@ -69,8 +69,8 @@ AttentionProblem checked_forward_problem(const Check& check, const TensorView& q
     p.lse = builder.per_row(p, lse, outputs.lse);
     check.not_overlapping(lse, outputs.lse);
   }
-  apart(check, {{outputs.o, &o}, {outputs.lse, &lse}}, {{"q", &q}, {name_of(names.k), &k}, {name_of(names.v), &v}},
-        options);
+  apart(check, {{outputs.o, &o}, {outputs.lse, &lse}},
+        {{"q", &q}, {name_of(storage.names.k), &k}, {name_of(storage.names.v), &v}}, options);
   return p;
 }
 

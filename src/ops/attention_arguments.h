@@ -1,6 +1,7 @@
 // From a caller's views to a checked problem. Every rule of include/heddle/attention.h is enforced here, once.
 #pragma once
 
+#include <cstdint>
 #include <span>
 #include <utility>
 
@@ -11,10 +12,16 @@
 
 namespace heddle {
 
+// What k and v are to their caller.
+struct KeyStorage {
+  KeyNames names;
+  std::int64_t capacity = 0;  // keys of a sequence, where k and v are rings of fewer slots
+};
+
 // o and lse may be absent (not given) in workspace and explain queries. Throws Error.
 AttentionProblem checked_forward_problem(const Check& check, const TensorView& q, const TensorView& k,
                                          const TensorView& v, const TensorView& o, const TensorView& lse,
-                                         const AttentionOptions& options, const KeyNames& names = {},
+                                         const AttentionOptions& options, const KeyStorage& storage = {},
                                          const OutputNames& outputs = {});
 
 // Outputs that are written in the same call must be apart, and from what is read: other rows are written while a row is

@@ -55,7 +55,7 @@ void ProblemBuilder::lengths(AttentionProblem& p) const {
                    " entries: for ", p.B, " sequences of q it must have ", p.B + 1);
     p.cu_seqlens_k = {static_cast<const std::int32_t*>(options_.cu_seqlens_k.data), true};
   } else if (!paged) {
-    p.Sk = k_.shape[1];
+    p.Sk = p.k_rows;
   }
 }
 

@@ -50,7 +50,7 @@ void ProblemBuilder::operands(AttentionProblem& p) const {
   }
   p.G = p.H / p.Hkv;
   p.q_rows = q_.shape[q_rank - 3];
-  p.k_rows = k_.shape[k_rank - 3];
+  p.k_rows = capacity_ > 0 ? capacity_ : k_.shape[k_rank - 3];
   p.k_batches = packed_k() ? 1 : k_.shape[0];
   p.q = operand_of(q_);
   p.k = operand_of(k_);

@@ -16,8 +16,8 @@ Plane plane_of(const TensorView& view);
 class ProblemBuilder {
  public:
   ProblemBuilder(const Check& check, const TensorView& q, const TensorView& k, const TensorView& v,
-                 const AttentionOptions& options, const KeyNames& names = {})
-      : check_(check), options_(options), q_(q), k_(k), v_(v), names_(names) {}
+                 const AttentionOptions& options, const KeyStorage& storage = {})
+      : check_(check), options_(options), q_(q), k_(k), v_(v), names_(storage.names), capacity_(storage.capacity) {}
 
   void build(AttentionProblem& p) const {
     operands(p);
@@ -83,6 +83,7 @@ class ProblemBuilder {
   const AttentionOptions& options_;
   const TensorView &q_, &k_, &v_;
   const KeyNames names_;
+  const std::int64_t capacity_;  // KeyStorage
 };
 
 }  // namespace heddle

@@ -46,7 +46,7 @@ Call checked_call(const Check& check, const TensorView& q, const TensorView& k_n
                 "q_offset and key_offset are not taken: positions are those of the cache");
   Call call;
   AttentionProblem& p = call.problem;
-  p = checked_forward_problem(check, q, k_cache, v_cache, o, lse, options, key_names(lengths_name), outputs);
+  p = checked_forward_problem(check, q, k_cache, v_cache, o, lse, options, {key_names(lengths_name)}, outputs);
   // What an append reads, too.
   check_apart(
       check, std::array{Named{outputs.o, &o}, Named{outputs.lse, &lse}},

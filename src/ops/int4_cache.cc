@@ -98,17 +98,12 @@ AttentionProblem checked_problem(const Check& check, const TensorView& q, const 
   check.require(options.seqused_k.given(), "seqused_k is missing: it says how many keys each sequence has");
   check.require(q.rank == 4, "q has ", q.rank, " dimensions: it must be [B, Sq, H, D]; found q ", q);
   const CheckedCache checked = check_cache(check, cache, {"q", q.device}, q.shape[0]);
-  // To the checks that all calls share, the rings are rows of that many keys.
-  TensorView k = cache.k_tail, v = cache.v_tail;
-  k.shape[1] = v.shape[1] = checked.capacity;
-  k.stride[1] = v.stride[1] = 0;
   AttentionOptions with = options;
   with.cache_batch_idx = cache.row_idx;
-  AttentionProblem p = checked_forward_problem(check, q, k, v, o, lse, with, kInt4Names, outputs);
+  AttentionProblem p = checked_forward_problem(check, q, cache.k_tail, cache.v_tail, o, lse, with,
+                                               {kInt4Names, checked.capacity}, outputs);
   check_apart(check, std::array{Named{outputs.o, &o}, Named{outputs.lse, &lse}},
               std::array{Named{"blocks", &cache.blocks}, Named{"page_table", &cache.page_table}});
-  p.k.stride_s = cache.k_tail.stride[1];
-  p.v.stride_s = cache.v_tail.stride[1];
   p.int4 = checked.blocks;
   p.page_table = {checked.page_table, cache.page_table.given()};
   p.page_table_stride = checked.page_table_stride;

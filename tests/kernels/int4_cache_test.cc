@@ -213,6 +213,11 @@ TEST(Int4Cache, RefusesBadArguments) {
   EXPECT_SAYS(attend([](auto& x) { x.seqused_k = {}; }), "seqused_k is missing");
   EXPECT_SAYS(attend([&](auto& x) { x.page_table = c.page_table.view(); }), "are taken from the cache");
   EXPECT_SAYS(attend([](auto& x) { x.force = "cpu_baseline"; }), "it does not read a cache in 4 bits");
+  // Each slot of the ring is read, not the first alone.
+  TensorView inside = o.view();
+  inside.data = static_cast<std::byte*>(c.cache().k_tail.data) + 5 * c.spec.Hkv * c.spec.D * size_of(c.spec.dtype);
+  EXPECT_SAYS(attention_over_int4_cache(c.q.view(), c.cache(), inside, {}, c.options(), {}),
+              "o shares memory with k_tail");
   const HostTensor longer = Int4Case::indices({896, 0, 0});
   EXPECT_SAYS(attend([&](auto& x) { x.seqused_k = longer.view(); }), "seqused_k[0] is 896: it must be from 0 to");
 }

@@ -222,12 +222,20 @@ def test_what_is_refused():
     refused(ValueError, lambda: merge(os, lses, sink[:3]), "sink is [3]: it must have one logit for each of 4 heads")
     refused(ValueError, lambda: merge(os, lses, out_dtype="float16"), "out_dtype is 'float16': it must be float32")
     refused(ValueError, lambda: merge(os, lses, out=os[1][:, :, :, ::2]), "out is [2, 9, 4, 8]: it must have the shape")
+    halves = [x.half() for x in os]
+    of_arrays = [x.numpy() for x in halves], [x.numpy() for x in lses]
+    for given, out in (((halves, lses), halves[0].clone()), (of_arrays, halves[0].numpy().copy())):
+        refused(
+            ValueError,
+            lambda given=given, out=out: merge(*given, out=out, out_dtype="float32"),
+            "out is float16: it must be float32, which was asked for",
+        )
     refused(TypeError, lambda: merge([os[0], None], lses[:2]), "os[1] is None: it must be a torch tensor")
     os[0].requires_grad_()
     refused(ValueError, lambda: merge(os, lses, out=torch.empty(2, 9, 4, 16)), "os[0] requires a gradient")
 
     call = heddle.attention
-    refused(ValueError, lambda: call(q, k, v, q_offset=-1), "q_offset[0] is -1: it must be at least 0")
+    refused(ValueError, lambda: call(q, k, v, q_offset=-1), "q_offset is -1: positions are from 0 to 2^31 - 1")
     refused(ValueError, lambda: call(q, k, v, key_offset=2**31), "key_offset is 2147483648: positions are from 0")
     refused(TypeError, lambda: call(q, k, v, q_offset=1.5), "q_offset is 1.5: it must be an int or an int32 array [B]")
     refused(ValueError, lambda: call(q, k, v, q_offset=1, causal="bottom_right"), "causal is bottom_right and q_offset")

@@ -274,7 +274,7 @@ TEST(IndexChecks, AttentionWithAppends) {
     const KeyNames names = {.k = IndexName::k_cache, .v = IndexName::v_cache};
     const AttentionOptions options_there = there(options);
     const AttentionProblem attention =
-        checked_forward_problem(check, there(q), there(k), there(v), {}, {}, options_there, names);
+        checked_forward_problem(check, there(q), there(k), there(v), {}, {}, options_there, {names});
     const AppendProblem append =
         checked_append_problem(check, there(k_new), there(v_new), there(k), there(v), options_there.seqused_k,
                                {.rotary = there(rotary),

@@ -51,7 +51,7 @@ def offsets(name: str, value: Any, q: Any, cu_seqlens_q: Any) -> Any:
     except TypeError:
         shown = repr(value) if isinstance(value, (str, float)) else f"a {type(value).__name__}"
         raise TypeError(f"[attention] {name} is {shown}: it must be an int or an int32 array [B]") from None
-    if not -(2**31) <= index < 2**31:
+    if not 0 <= index < 2**31:
         raise ValueError(f"[attention] {name} is {index}: positions are from 0 to 2^31 - 1")
     starts = cu_seqlens_q is not None
     sequences = _first_extent(cu_seqlens_q, "cu_seqlens_q") - 1 if starts else _first_extent(q, "q")

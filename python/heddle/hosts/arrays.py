@@ -316,6 +316,8 @@ def merge_attention(os, lses, sink, float32_out, out=None, lse_out=None):
         raise ValueError(
             f"[merge_attention] os[0] has {len(shape)} dimensions: it must be [B, Sq, H, Dv], or packed [total_q, H, Dv]"
         )
+    if float32_out and out is not None and (found := _heddle.describe(out, "merge_attention", "out")[1]) != _FLOAT32:
+        raise ValueError(f"[merge_attention] out is {_DTYPES[found]}: it must be float32, which was asked for")
     place = _place("merge_attention", "os[0]", os[0], (*os, *lses, sink, out, lse_out))
     with place:
         o = place.memory("out", out, shape, _FLOAT32 if float32_out else code)

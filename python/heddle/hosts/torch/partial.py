@@ -182,6 +182,8 @@ def merge_attention(os, lses, sink, float32_out, out=None, lse_out=None):
             return _MergeForTransforms.apply(float32_out, sink, *os, *lses)
         return torch.ops.heddle.merge_attention(os, lses, sink, float32_out)
     check_tensors("merge_attention", ("out", "lse_out"), (out, lse_out))
+    if float32_out and out is not None and out.dtype != torch.float32:
+        raise ValueError(f"[merge_attention] out is {str(out.dtype)[6:]}: it must be float32, which was asked for")
     if transformed():
         raise ValueError(
             "[merge_attention] out is given inside a transform of torch.func, which cannot write to it: leave it out"
