@@ -28,6 +28,7 @@ from .explanation import (
     explain_sparse_attention,
 )
 from .functional import attention, merge_attention, sdpa
+from .gradients import attention_backward
 from .int4_cache import Int4Cache
 from .kv_cache import append_kv_cache, apply_rotary, attention_with_kv_cache
 from .sparse import sparse_attention
@@ -55,6 +56,7 @@ __all__ = [
     "append_kv_cache",
     "apply_rotary",
     "attention",
+    "attention_backward",
     "attention_with_kv_cache",
     "check_errors",
     "cpu_target",

@@ -55,7 +55,7 @@ void forward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle 
 
 void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle lse, nb::object d_o, nb::handle d_lse,
               nb::handle dq, nb::handle dk, nb::handle dv, nb::handle dbias, nb::handle dsink, const nb::tuple& items,
-              bool heads_first, std::uintptr_t stream) {
+              bool heads_first, bool accumulate, bool merged, std::uintptr_t stream) {
   Arguments arguments("attention_backward", Arguments::Devices::any, stream);
   const auto read = [&](nb::handle x, const char* name) { return rows_first(arguments.read(x, name), heads_first); };
   const auto write = [&](nb::handle x, const char* name) { return rows_first(arguments.write(x, name), heads_first); };
@@ -69,6 +69,8 @@ void backward(nb::handle q, nb::handle k, nb::handle v, nb::handle o, nb::handle
   gradients.dv = write(dv, "dv");
   gradients.dbias = arguments.write(dbias, "dbias");
   gradients.dsink = arguments.write(dsink, "dsink");
+  gradients.accumulate = accumulate;
+  gradients.merged = merged;
   const AttentionOptions options = arguments.options(items);
   CallScratch scratch(arguments);
   nb::gil_scoped_release released;
@@ -143,7 +145,7 @@ void bind_attention(nb::module_& module) {
   module.def("attention_backward", &backward, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("o"), nb::arg("lse"),
              nb::arg("d_o"), nb::arg("d_lse").none(), nb::arg("dq").none(), nb::arg("dk").none(), nb::arg("dv").none(),
              nb::arg("dbias").none(), nb::arg("dsink").none(), nb::arg("options"), nb::arg("heads_first") = false,
-             nb::arg("stream") = 0);
+             nb::arg("accumulate") = false, nb::arg("merged") = false, nb::arg("stream") = 0);
   module.def("explain_attention", &explain, nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("options"),
              nb::arg("backward"), nb::arg("gpu") = "");
   module.def("dropout_mask", &dropout_mask, nb::arg("keep"), nb::arg("p"), nb::arg("seed"));

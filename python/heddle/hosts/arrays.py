@@ -230,6 +230,23 @@ def attention(q, k, v, items, return_lse, out=None, lse_out=None):
     return _attend("attention_forward", call, q, v, (k,), items, return_lse, out, lse_out)
 
 
+def attention_backward(q, k, v, o, lse, d_o, d_lse, gradients, items, accumulate, merged):
+    """See heddle.attention_backward. gradients: dq, dk, dv, dbias and dsink."""
+    if items[DROPOUT_P] != 0 and items[DROPOUT_SEED] is None:
+        raise ValueError(
+            f"[attention_backward] dropout_p is {items[DROPOUT_P]} and dropout_seed is missing: give the forward's"
+        )
+    items = list(items)
+    items[BIAS], items[MASK] = _four(items[BIAS]), _four(items[MASK])
+    gradients = (*gradients[:3], _four(gradients[3]), gradients[4])
+    _check_written("attention_backward", **dict(zip(("dq", "dk", "dv", "dbias", "dsink"), gradients)))
+    place = _place("attention_backward", "q", q, (k, v, o, lse, d_o, d_lse, *gradients, *items))
+    with place:
+        _heddle.attention_backward(
+            q, k, v, o, lse, d_o, d_lse, *gradients, tuple(items), False, accumulate, merged, place.stream
+        )
+
+
 def sparse_attention(q, k, v, lists, items, return_lse, out=None, lse_out=None):
     """See heddle.sparse_attention. lists: blocks, counts, block_size and query_rows."""
 

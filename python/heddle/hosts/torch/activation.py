@@ -89,7 +89,7 @@ def _backward(
         return own.call_boxed(keys, d_o, q, k, v, out, lse, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
     dq, dk, dv = (_like_torchs(x) for x in (q, k, v))
     items = pack(bias=four(attn_mask), causal="top_left" if is_causal else "none", scale=scale)
-    native(_heddle.attention_backward, q, k, v, out, lse, d_o, None, dq, dk, dv, None, None, items, True)
+    native(_heddle.attention_backward, q, k, v, out, lse, d_o, None, dq, dk, dv, None, None, items, True, False, False)
     return dq, dk, dv
 
 

@@ -116,7 +116,23 @@ class _Attention(torch.autograd.Function):
         dbias = torch.empty_like(items[BIAS]) if len(needs) > _BIAS_ARGUMENT and needs[_BIAS_ARGUMENT] else None
         dsink = torch.empty_like(items[SINK]) if len(needs) > _SINK_ARGUMENT and needs[_SINK_ARGUMENT] else None
         native(
-            _heddle.attention_backward, q, k, v, out, lse, d_o, d_lse, dq, dk, dv, dbias, dsink, items, ctx.heads_first
+            _heddle.attention_backward,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            d_o,
+            d_lse,
+            dq,
+            dk,
+            dv,
+            dbias,
+            dsink,
+            items,
+            ctx.heads_first,
+            False,
+            False,
         )
         return (dq, dk, dv, None, None, None, dbias, dsink)[: len(needs)]
 

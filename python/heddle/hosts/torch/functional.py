@@ -36,6 +36,7 @@ from .sparse_operators import SparseForTransforms
 from .transforms import transformed
 
 _forward_operator = torch.ops.heddle.attention_forward.default
+_backward_out_operator = torch.ops.heddle.attention_backward_out.default
 _append_operator = torch.ops.heddle.append_kv_cache.default
 _forward_out_operator = torch.ops.heddle.attention_forward_out.default
 _cached_operator = torch.ops.heddle.attention_with_kv_cache.default
@@ -171,6 +172,35 @@ def attention_into(q, k, v, items, return_lse, out, lse_out):
         raise
     changed(out, lse_out)
     return (out, lse_out) if return_lse else out
+
+
+_GRADIENTS = ("dq", "dk", "dv", "dbias", "dsink")
+
+
+def attention_backward(q, k, v, o, lse, d_o, d_lse, gradients, items, accumulate, merged):
+    """See heddle.attention_backward. gradients: dq, dk, dv, dbias and dsink."""
+    names = (*_OPERANDS, "o", "lse", "d_o", "d_lse", *_GRADIENTS, *ARRAY_NAMES)
+    tensors = (q, k, v, o, lse, d_o, d_lse, *gradients, *items[:ARRAYS])
+    check_operands("attention_backward", names[:6], tensors[:6])
+    check_tensors("attention_backward", names[6:], tensors[6:])
+    if transformed():
+        raise ValueError(
+            "[attention_backward] called inside a transform of torch.func, which cannot write to its outputs: use "
+            "heddle.attention and its gradients"
+        )
+    if items[DROPOUT_P] != 0 and items[DROPOUT_SEED] is None:
+        raise ValueError(
+            f"[attention_backward] dropout_p is {items[DROPOUT_P]} and dropout_seed is missing: give the forward's"
+        )
+    if _grad_enabled() or _forward_ad._current_level >= 0:
+        refuse_gradients("attention_backward", names, tensors, "a call that writes gradients has no backward")
+    if items[BIAS] is not None or items[MASK] is not None:
+        items = replaced(replaced(items, BIAS, four(items[BIAS])), MASK, four(items[MASK]))
+        dbias = gradients[3]
+        gradients = (*gradients[:3], four(dbias), gradients[4])
+    seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
+    items = replaced(items, DROPOUT_SEED, seed)
+    _without_gradients(_backward_out_operator, d_o, d_lse, q, k, v, o, lse, *gradients, accumulate, merged, *items)
 
 
 _LISTED = (*_OPERANDS, "blocks")

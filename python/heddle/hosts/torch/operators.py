@@ -54,6 +54,12 @@ _LIBRARY.define(
     f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
+# What the caller has of the gradients is written, or with accumulate added to.
+_LIBRARY.define(
+    "attention_backward_out(Tensor d_o, Tensor? d_lse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor(a!)? dq, "
+    f"Tensor(b!)? dk, Tensor(c!)? dv, Tensor(d!)? dbias, Tensor(e!)? dsink, bool accumulate, bool merged, {_OPTIONS}) -> ()"
+)
+
 
 def native_items(options):
     """The native module's options tuple: the seed, a tensor here, is a number there."""
@@ -165,8 +171,16 @@ def _backward_fake(d_o, d_lse, q, k, v, o, lse, wanted, *options):
 def _backward_gradients(d_o, d_lse, q, k, v, o, lse, wanted, *options):
     gradients = gradient_buffers(q, k, v, wanted, options)
     written = (x if want else None for x, want in zip(gradients, wanted))
-    native(_heddle.attention_backward, q, k, v, o, lse, d_o, d_lse, *written, native_items(options), False)
+    native(
+        _heddle.attention_backward, q, k, v, o, lse, d_o, d_lse, *written, native_items(options), False, False, False
+    )
     return gradients
+
+
+def _backward_out(d_o, d_lse, q, k, v, o, lse, dq, dk, dv, dbias, dsink, accumulate, merged, *options):
+    written, flags = (dq, dk, dv, dbias, dsink), (False, accumulate, merged)
+    native(_heddle.attention_backward, q, k, v, o, lse, d_o, d_lse, *written, native_items(options), *flags)
+    changed(*written)
 
 
 def save_for_backward(operation, ctx, tensors, options):
@@ -262,5 +276,6 @@ def register(library, name, kernel, fake, without_backward=False):
 register(_LIBRARY, "attention_forward", _forward, _forward_fake)
 register(_LIBRARY, "attention_forward_out", _forward_out, returns_nothing, without_backward=True)
 register(_LIBRARY, "attention_backward", _backward_gradients, _backward_fake)
+register(_LIBRARY, "attention_backward_out", _backward_out, returns_nothing, without_backward=True)
 torch.library.register_autograd("heddle::attention_forward", _backward, setup_context=_save_for_backward, lib=_LIBRARY)
 torch.library.register_autograd("heddle::attention_backward", _no_second_derivative, lib=_LIBRARY)

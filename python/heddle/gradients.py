@@ -1,0 +1,65 @@
+"""Gradients of attention written where the caller says, beside what autograd does by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._options import flag
+from .hosts import arrays, is_torch, torch_host
+from .sparse import options_tuple
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._types import AttentionOptions
+
+
+def attention_backward(
+    q: Any,
+    k: Any,
+    v: Any,
+    o: Any,
+    lse: Any,
+    d_o: Any,
+    d_lse: Any = None,
+    *,
+    dq: Any = None,
+    dk: Any = None,
+    dv: Any = None,
+    dbias: Any = None,
+    dsink: Any = None,
+    accumulate: bool = False,
+    merged: bool = False,
+    **options: Unpack[AttentionOptions],
+) -> None:
+    """Writes gradients of ``attention`` into tensors that the caller has: a step of a ring, over one piece of the keys.
+
+    Autograd needs none of this. It is for whoever runs the pieces of a longer problem himself; docs/partial.md has a ring.
+
+    Args:
+      q, k, v, options: those of the call. dropout_seed is the forward's, an int.
+      o, lse: what it gave.
+      d_o, d_lse: derivatives of a loss with respect to them, of their shapes; d_lse may be None.
+      dq, dk, dv, dbias, dsink: where to write; what is None is not computed. Each has its tensor's shape; dq, dk and dv have
+        q's dtype or float32, dbias the bias's dtype, dsink float32.
+      accumulate: dq, dk and dv, all float32, are added to, each element once by the call's own sum. dbias and dsink are
+        written all the same.
+      merged: o and lse, and d_o, are those of the longer problem of which this call is a piece: dq is what the piece's keys
+        add to the rows', dk and dv what its rows add to the keys'. The sink is the one that the merge had.
+
+    Raises:
+      ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written. Also options that
+        have no meaning in a backward (out, lse_out, paged keys), a tensor that requires a gradient unless torch's gradients
+        are off, and, on GPUs, accumulate, merged and float32 gradients of 16-bit operands.
+      TypeError: as ``attention``.
+    """
+    for name in ("out", "lse_out"):
+        if options.get(name) is not None:
+            raise ValueError(
+                f"[attention_backward] {name} is given: a backward writes gradients, into dq, dk and so on"
+            )
+        options.pop(name, None)  # type: ignore[misc]
+    items = options_tuple(q, dict(options))
+    flags = flag("attention_backward", "accumulate", accumulate), flag("attention_backward", "merged", merged)
+    host = torch_host() if is_torch(q) else arrays
+    host.attention_backward(q, k, v, o, lse, d_o, d_lse, (dq, dk, dv, dbias, dsink), items, *flags)
