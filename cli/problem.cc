@@ -29,6 +29,8 @@ void OptionFlags::add_to(CLI::App& app) {
       ->check(CLI::IsMember({"none", "top_left", "bottom_right"}))
       ->capture_default_str();
   app.add_option("--window", window, "Keys that each row sees to its left and right; -1 is open")->expected(2);
+  app.add_option("--q-step", q_step, "Positions from a row to the next (causal and window are about positions)");
+  app.add_option("--key-step", key_step, "Positions from a key to the next");
   app.add_option("--scale", scale, "Factor of the scores (default: 1 / sqrt(D))");
   app.add_option("--softcap", softcap, "Cap c of the scores: c * tanh(s / c); 0 is none");
   app.add_option("--dropout", dropout, "Probability of dropping a pair");
@@ -48,6 +50,8 @@ void OptionFlags::fill(AttentionOptions& options) const {
     options.window_left = window[0];
     options.window_right = window[1];
   }
+  options.q_step = q_step;
+  options.key_step = key_step;
   if (scale) options.scale = static_cast<float>(*scale);
   options.softcap = static_cast<float>(softcap);
   options.dropout = {static_cast<float>(dropout), dropout_seed, dropout_offset};
@@ -60,6 +64,8 @@ void OptionFlags::fill(AttentionOptions& options) const {
 void OptionFlags::add_to(Json& problem) const {
   problem["causal"] = causal;
   if (!window.empty()) problem["window"] = window;
+  if (q_step != 1) problem["q_step"] = q_step;
+  if (key_step != 1) problem["key_step"] = key_step;
   if (softcap > 0) problem["softcap"] = softcap;
   if (dropout > 0) problem["dropout"] = dropout;
 }
@@ -93,6 +99,8 @@ std::string ProblemFlags::name() const {
   if (!options.window.empty()) {
     text += " window " + std::to_string(options.window[0]) + "," + std::to_string(options.window[1]);
   }
+  if (options.q_step != 1) text += " q step " + std::to_string(options.q_step);
+  if (options.key_step != 1) text += " key step " + std::to_string(options.key_step);
   for (const auto& [given, word] : {std::pair{bias, " bias"},
                                     {mask, " mask"},
                                     {alibi, " alibi"},
@@ -267,7 +275,10 @@ double attended_pairs(const ProblemFlags& f) {
   AttentionProblem p;
   if (!f.options.window.empty()) p.window_left = f.options.window[0], p.window_right = f.options.window[1];
   if (f.options.causal != "none") p.causal = Causal::top_left;
-  const std::int64_t Sq = f.length_q, Sk = f.Sk(), off = f.options.causal == "top_left" ? 0 : Sk - Sq;
+  p.q_step = f.options.q_step;
+  p.key_step = f.options.key_step;
+  const bool from_0 = f.options.causal == "top_left" || p.stepped();
+  const std::int64_t Sq = f.length_q, Sk = f.Sk(), off = from_0 ? 0 : Sk - Sq;
   return attended_pairs(p.band({.sq = Sq, .sk = Sk, .off = off}), Sq);
 }
 

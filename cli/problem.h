@@ -30,6 +30,7 @@ struct CommonFlags {
 struct OptionFlags {
   std::string causal = "none";
   std::vector<std::int64_t> window;
+  std::int64_t q_step = 1, key_step = 1;
   std::optional<double> scale;
   double softcap = 0, dropout = 0;
   std::uint64_t dropout_seed = 0, dropout_offset = 0;

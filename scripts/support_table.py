@@ -77,6 +77,7 @@ QUESTIONS = [
     Question("KV cache, paged, any page size", dict(page_table=np.arange(2 * 3, dtype=INT).reshape(2, 3)), keys=(PAGES, 16)),
     Question("KV cache, left padding", dict(cache_leftpad=np.array([3, 0], INT))),
     Question("piece of a longer problem (`q_offset`, `key_offset`)", dict(q_offset=3, key_offset=5)),
+    Question("rows and keys that stand for several positions (`q_step`, `key_step`)", dict(q_step=2, key_step=3)),
     Question("result in float32 (`out_dtype`) of 16-bit operands", dict(out_dtype="float32"), dtypes=("bfloat16", "bfloat16")),
 ]  # fmt: skip
 COLUMNS = [

@@ -14,8 +14,10 @@
 //   s += bias_ij;  masks then remove pairs;  p = softmax_j(s);  o_i = sum_j dropout(p_ij) v_j;
 //   lse_i = ln(sum_j exp(s_ij) + exp(sink_h)), before dropout.
 // off = 0 for Causal::top_left, else Sk - Sq (lengths as used). In a piece of a longer problem (q_offset, key_offset)
-// off is q_offset - key_offset of the sequence, whatever the lengths. A row without any key gives o = 0 and lse = -inf
-// (with a sink, lse = sink), and no gradient for q, k and v. FlashAttention: Dao et al., arXiv 2205.14135; 2307.08691.
+// off is q_offset - key_offset of the sequence, whatever the lengths. Where rows or keys stand for several positions
+// (q_step, key_step), causality and window have q_step * i for i and key_step * j for j. A row without any key gives
+// o = 0 and lse = -inf (with a sink, lse = sink), and no gradient for q, k and v. FlashAttention: Dao et al., arXiv
+// 2205.14135; 2307.08691.
 #pragma once
 
 #include <cstdint>
@@ -81,6 +83,10 @@ struct AttentionOptions {
   // piece's rows and the longer problem's columns: key j's is key_offset[b] + j, and there are as many as the caller
   // has, the same number for both, or 1. Not beside draft_mask.
   TensorView q_offset, key_offset;
+  // Rows and keys that stand for several positions each (docs/partial.md): row i stands at position q_offset[b] +
+  // q_step * i and key j at key_offset[b] + key_step * j, below 2^31. From 1 on. One above 1 makes the call a piece,
+  // its offsets 0 where they are not given, and is not taken beside alibi_slopes, bias, mask, dropout and draft_mask.
+  std::int64_t q_step = 1, key_step = 1;
   bool float32_out = false;  // o and d_o are f32, whatever q's dtype: o is then not rounded to it
 
   // f32, beside f8e4m3 operands: the shape of q (k, v) without its last extent, each extent that or 1. So [1, 1, 1] is

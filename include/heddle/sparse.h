@@ -34,7 +34,7 @@ struct BlockLists {
   std::int64_t query_rows = 1;   // neighbouring rows that share a list, from a sequence's first on; at least 1
 };
 
-// As attention_forward and its kin. Not with a draft_mask, a method, or a precision other than f32.
+// As attention_forward and its kin. Not with a draft_mask, a key_step above 1, a method, or a precision other than f32.
 std::size_t sparse_attention_forward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                                const BlockLists& lists, const AttentionOptions& options,
                                                const Runtime& runtime = {});

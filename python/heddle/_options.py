@@ -182,6 +182,8 @@ OPTIONS = (
     Option("causal", "int", 0),
     Option("window_left", "SymInt", -1),
     Option("window_right", "SymInt", -1),
+    Option("q_step", "SymInt", 1),
+    Option("key_step", "SymInt", 1),
     Option("softcap", "float", 0.0),
     Option("dropout_p", "float", 0.0),
     Option("dropout_seed", "Tensor?"),

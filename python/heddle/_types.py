@@ -39,6 +39,8 @@ class AttentionOptions(TypedDict, total=False):
     draft_mask: Any
     q_offset: Any
     key_offset: Any
+    q_step: int
+    key_step: int
     q_scale: Any
     k_scale: Any
     v_scale: Any

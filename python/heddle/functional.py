@@ -74,6 +74,8 @@ def attention(
     draft_mask: Any = None,
     q_offset: Any = None,
     key_offset: Any = None,
+    q_step: int = 1,
+    key_step: int = 1,
     q_scale: Any = None,
     k_scale: Any = None,
     v_scale: Any = None,
@@ -127,6 +129,9 @@ def attention(
         (docs/partial.md); one that is None is 0 beside the other. Row i then stands at position q_offset[b] + i and key j at
         key_offset[b] + j, and off is q_offset[b] - key_offset[b]: causality ("top_left", a row's own position and before),
         window, ALiBi and dropout are about positions. Bias and mask have the piece's rows and the longer problem's columns.
+      q_step, key_step: for rows or keys that stand for several positions: row i stands at q_offset[b] + q_step * i and key j
+        at key_offset[b] + key_step * j. With one above 1 offsets that are None are 0, causal is "none" or "top_left", and
+        there are no alibi_slopes, bias, mask, dropout or draft_mask. On the CPU.
       q_scale, k_scale, v_scale: float32, beside float8_e4m3fn: the shape of q (k, v) without its last extent, each extent
         that or 1; a stored x stands for x * scale. 1 if None.
       return_lse: also return the log-sum-exp of each row's scores.
@@ -194,6 +199,8 @@ def attention(
         CAUSAL_CODES[causal] if type(causal) is str and causal in CAUSAL_CODES else causal_code(causal),
         -1 if left is None else left,
         -1 if right is None else right,
+        q_step,
+        key_step,
         softcap,
         dropout_p,
         dropout_seed,

@@ -101,7 +101,7 @@ def sparse_attention(
       query_rows: how many neighbouring rows share a list, counted from a sequence's first on; at least 1.
       return_lse: also return the log-sum-exp of each row's scores.
       out, lse_out: where to write the results, as for ``attention``.
-      options: those of ``attention``, except draft_mask, precision and method. bias, mask, dropout_p and float8_e4m3fn are
+      options: those of ``attention``, except draft_mask, key_step, precision and method. bias, mask, dropout_p and float8_e4m3fn are
         served by ``force="reference"`` alone; so are gradients with alibi_slopes or softcap. Gradients are refused with
         page_table, cache_batch_idx or cache_leftpad.
 

@@ -108,6 +108,8 @@ inline constexpr std::array kOptionItems{
     OptionItem("causal", take_integer<&AttentionOptions::causal>),
     OptionItem("window_left", take_integer<&AttentionOptions::window_left>, "window's left side"),
     OptionItem("window_right", take_integer<&AttentionOptions::window_right>, "window's right side"),
+    OptionItem("q_step", take_integer<&AttentionOptions::q_step>),
+    OptionItem("key_step", take_integer<&AttentionOptions::key_step>),
     OptionItem("softcap", take_number<&AttentionOptions::softcap>),
     OptionItem("dropout_p", take_dropout_p),
     OptionItem("dropout_seed", take_dropout_seed),

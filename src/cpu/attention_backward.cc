@@ -120,7 +120,7 @@ const AttentionBackwardKernel kAttentionBackward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
-    .extras = kPiece | kFloat32Out | kFloat32Gradients,
+    .extras = kPiece | kFloat32Out | kFloat32Gradients | kSteps,
 };
 
 }  // namespace heddle::cpu

@@ -88,7 +88,7 @@ const AttentionForwardKernel kAttentionForwardBaseline = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
-    .extras = kDraftMask | kPiece | kFloat32Out,
+    .extras = kDraftMask | kPiece | kFloat32Out | kSteps,
 };
 
 }  // namespace heddle::cpu

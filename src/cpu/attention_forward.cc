@@ -181,7 +181,7 @@ const AttentionForwardKernel kAttentionForward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
-    .extras = kE4m3 | kDraftMask | kInt4 | kPiece | kFloat32Out,
+    .extras = kE4m3 | kDraftMask | kInt4 | kPiece | kFloat32Out | kSteps,
 };
 
 }  // namespace heddle::cpu

@@ -43,6 +43,8 @@ using Forward = AttentionProblem;
 using Backward = AttentionBackwardProblem;
 
 constexpr Asked<Forward> kOfBoth[] = {
+    {kSteps, [](const Forward& p) { return p.stepped(); },
+     [](const Forward&) -> Refusal { return "it has no q_step and key_step above 1"; }},
     {kPiece, [](const Forward& p) { return p.piece(); },
      [](const Forward&) -> Refusal { return "it has no q_offset and key_offset"; }},
     {kFloat32Out, [](const Forward& p) { return p.float32_out && p.dtype != DType::f32; },

@@ -12,7 +12,7 @@
 namespace heddle {
 
 // The last bit of Extra; attention_choice.cc has a sentence for each up to it.
-constexpr Extra kLastExtra = kFloat32Gradients;
+constexpr Extra kLastExtra = kSteps;
 
 // What estimates are asked for when GPUs' candidates are compared for a call that must not see its batch.
 AttentionProblem as_compared(const AttentionProblem& problem);

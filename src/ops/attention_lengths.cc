@@ -1,5 +1,6 @@
 // How long sequences are and where their keys lie: packed, used up to a length, in rows or pages of a cache.
 #include <algorithm>
+#include <utility>
 
 #include "ops/attention_problem_builder.h"
 #include "ops/validate.h"
@@ -106,16 +107,38 @@ void ProblemBuilder::used(AttentionProblem& p) const {
 
 void ProblemBuilder::offsets(AttentionProblem& p) const {
   const bool rows = options_.q_offset.given(), keys = options_.key_offset.given();
-  if (!rows && !keys) return;
-  const char* const name = rows ? "q_offset" : "key_offset";
-  check_.require(
-      options_.causal != Causal::bottom_right, "causal is bottom_right and ", name,
-      " is given: a piece does not know where the longer problem's keys end; say top_left, whose diagonal is "
-      "where positions are equal");
-  check_.require(!options_.draft_mask.given(), "draft_mask and ", name,
+  steps(p);
+  if (!rows && !keys && !p.stepped()) return;
+  const std::string why = rows ? "q_offset is given" : keys ? "key_offset is given" : step_text(p);
+  check_.require(options_.causal != Causal::bottom_right, "causal is bottom_right and ", why,
+                 ": a piece does not know where the longer problem's keys end; say top_left, whose diagonal is "
+                 "where positions are equal");
+  check_.require(!options_.draft_mask.given(), "draft_mask and ", rows ? "q_offset" : "key_offset",
                  " exclude each other: a draft's keys are the last of the whole problem");
   if (rows) p.q_offset = indices(options_.q_offset, "q_offset", p.B);
   if (keys) p.key_offset = indices(options_.key_offset, "key_offset", p.B);
+  if (!rows && !keys) p.q_offset.given = true;
+}
+
+void ProblemBuilder::steps(AttentionProblem& p) const {
+  for (const auto& [name, step] : {std::pair{"q_step", options_.q_step}, {"key_step", options_.key_step}}) {
+    check_.require(step >= 1 && step <= kPositions, name, " is ", step, ": it must be from 1 to ", kPositions);
+  }
+  p.q_step = options_.q_step;
+  p.key_step = options_.key_step;
+  if (!p.stepped()) return;
+  for (const auto& [name, given] : {std::pair{"alibi_slopes", options_.alibi_slopes.given()},
+                                    {"bias", options_.bias.given()},
+                                    {"mask", options_.mask.given()},
+                                    {"draft_mask", options_.draft_mask.given()},
+                                    {"dropout", options_.dropout.p > 0}}) {
+    check_.require(!given, name, " is given and ", step_text(p),
+                   ": what is said of single positions is not taken where rows or keys stand for several");
+  }
+}
+
+std::string ProblemBuilder::step_text(const AttentionProblem& p) {
+  return p.q_step > 1 ? text("q_step is ", p.q_step) : text("key_step is ", p.key_step);
 }
 
 void ProblemBuilder::positions(const AttentionProblem& p) const {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "core/check.h"
 #include "ops/attention_arguments.h"
@@ -70,6 +71,8 @@ class ProblemBuilder {
   void cache(AttentionProblem& p) const;
   void used(AttentionProblem& p) const;
   void offsets(AttentionProblem& p) const;
+  void steps(AttentionProblem& p) const;
+  static std::string step_text(const AttentionProblem& p);  // "q_step is 4"
   void positions(const AttentionProblem& p) const;
 
   // attention_score_options.cc

@@ -44,6 +44,8 @@ Call checked_call(const Check& check, const TensorView& q, const TensorView& k_n
                 "cu_seqlens_q and cu_seqlens_k are not taken: q is [B, Sq, H, D] and keys are in a cache");
   check.require(!options.q_offset.given() && !options.key_offset.given(),
                 "q_offset and key_offset are not taken: positions are those of the cache");
+  check.require(options.q_step == 1 && options.key_step == 1, "q_step is ", options.q_step, " and key_step is ",
+                options.key_step, ": both must be 1, as positions are those of the cache");
   Call call;
   AttentionProblem& p = call.problem;
   p = checked_forward_problem(check, q, k_cache, v_cache, o, lse, options, {key_names(lengths_name)}, outputs);

@@ -95,6 +95,8 @@ AttentionProblem checked_problem(const Check& check, const TensorView& q, const 
                 "cu_seqlens_q and cu_seqlens_k are not taken: q is [B, Sq, H, D] and keys are in a cache");
   check.require(!options.q_offset.given() && !options.key_offset.given(),
                 "q_offset and key_offset are not taken: positions are those of the cache");
+  check.require(options.q_step == 1 && options.key_step == 1, "q_step is ", options.q_step, " and key_step is ",
+                options.key_step, ": both must be 1, as positions are those of the cache");
   check.require(options.seqused_k.given(), "seqused_k is missing: it says how many keys each sequence has");
   check.require(q.rank == 4, "q has ", q.rank, " dimensions: it must be [B, Sq, H, D]; found q ", q);
   const CheckedCache checked = check_cache(check, cache, {"q", q.device}, q.shape[0]);

@@ -65,6 +65,7 @@ KeyLists checked_lists(const Check& check, const AttentionProblem& p, const Bloc
 // What attention has and attention over lists has not.
 void check_options(const Check& check, const AttentionProblem& p, const AttentionOptions& options) {
   check.require(!p.draft_mask, "draft_mask is given: attention over lists has none");
+  check.require(p.key_step == 1, "key_step is ", p.key_step, ": it must be 1, as lists name blocks of single keys");
   check.require(p.precision == Precision::f32, "precision is not f32: attention over lists has no other");
   check.require(options.method.empty(), "method is '", options.method,
                 "': attention over lists has one; leave it empty, or name a candidate as force");

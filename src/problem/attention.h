@@ -147,9 +147,11 @@ struct AttentionProblem {
   Indices cache_batch_idx, cache_leftpad;
 
   // A piece of a longer problem (piece()): [b], where its rows and keys begin; an absent one is 0.
+  // Where steps alone make it one, q_offset is given and has no data.
   Indices q_offset, key_offset;
-  std::int64_t columns = -1;  // of bias and mask, those of the longer problem; -1: no more than one
-  bool float32_out = false;   // o and d_o are f32, whatever q is
+  std::int64_t q_step = 1, key_step = 1;  // positions from a row, or key, to the next
+  std::int64_t columns = -1;              // of bias and mask, those of the longer problem; -1: no more than one
+  bool float32_out = false;               // o and d_o are f32, whatever q is
 
   // Keys in 4 bits, but for the newest. k and v are then the rings [row, kInt4Tail, head, dim], their rows chosen by
   // cache_batch_idx, and page_table holds blocks.
@@ -228,6 +230,8 @@ struct AttentionProblem {
 
   // Whether rows and keys have positions of their own.
   constexpr bool piece() const { return q_offset.given || key_offset.given; }
+  // Whether some stand for several positions each.
+  constexpr bool stepped() const { return q_step > 1 || key_step > 1; }
 
   // Whether scores depend on pairs in more than their distance.
   bool has_planes() const { return bias || mask || draft_mask; }
@@ -240,14 +244,23 @@ struct AttentionProblem {
 
   // What causality and window leave of the pairs of rows [0, sq) and keys [0, sk).
   constexpr Band band(const Sequence& s) const {
+    Band band = band_without_steps(s);
+    band.row_step = q_step;
+    band.key_step = key_step;
+    return band;
+  }
+  // The keys that row i may attend by them, for kernels that refuse steps above 1, as all of GPUs do, and so do not pay
+  // for the question.
+  constexpr KeyRange key_range(const Sequence& s, std::int64_t i) const { return band_without_steps(s).keys_of(i); }
+
+ private:
+  constexpr Band band_without_steps(const Sequence& s) const {
     Band band{.off = s.off, .rows = s.sq, .keys = s.sk};
     if (window_left >= 0) band.left = window_left;
     if (window_right >= 0) band.right = window_right;
     if (causal != Causal::none && band.right > 0) band.right = 0;
     return band;
   }
-  // The keys that row i may attend by them.
-  constexpr KeyRange key_range(const Sequence& s, std::int64_t i) const { return band(s).keys_of(i); }
 };
 
 // What a backward call adds to the problem it differentiates.
@@ -271,6 +284,7 @@ enum Extra : unsigned {
   kPiece = 32,              // q_offset and key_offset; the backward of what was merged
   kFloat32Out = 64,         // o in f32 beside q of 16 or 8 bits
   kFloat32Gradients = 128,  // dq, dk and dv in f32 beside q of 16 bits, or added to
+  kSteps = 256,             // q_step and key_step above 1
 };
 
 using AttentionForwardKernel = Kernel<AttentionProblem>;

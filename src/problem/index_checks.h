@@ -55,12 +55,13 @@ constexpr BadIndex length_within(IndexRule rule, IndexName tensor, std::int64_t 
   return {.rule = rule, .tensor = tensor, .i = b, .value = value, .limit = limit};
 }
 
-// Positions first .. first + count - 1 of sequence b must lie below `limit`.
+// Positions first, first + step, ... of `count` rows of sequence b must lie below `limit`; count and step are below
+// 2^31.
 constexpr BadIndex positions_within(IndexName tensor, std::int64_t b, std::int64_t first, std::int64_t count,
-                                    std::int64_t limit, IndexName whose) {
-  BadIndex bad{.tensor = tensor, .whose = whose, .i = b, .value = first, .other = count, .limit = limit};
+                                    std::int64_t limit, IndexName whose, std::int64_t step = 1) {
+  BadIndex bad{.tensor = tensor, .whose = whose, .i = b, .value = first, .other = count, .limit = limit, .step = step};
   if (first < 0) bad.rule = IndexRule::not_negative;
-  if (first >= 0 && first + count > limit) bad.rule = IndexRule::fits;
+  if (first >= 0 && first + positions_of_rows(count, step) > limit) bad.rule = IndexRule::fits;
   return bad;
 }
 
@@ -144,11 +145,11 @@ constexpr void check_positions(const AttentionProblem& p, std::int64_t b, FirstB
   const Sequence s = p.sequence(b);
   found.note(place_of(CheckStep::positions, b, 0),
              positions_within(IndexName::q_offset, b, p.q_offset.data ? p.q_offset[b] : 0, s.sq, kPositions,
-                              IndexName::positions_number));
+                              IndexName::positions_number, p.q_step));
   found.note(place_of(CheckStep::positions, b, 1),
              positions_within(IndexName::key_offset, b, p.key_offset.data ? p.key_offset[b] : 0, s.sk,
                               p.columns >= 0 ? p.columns : kPositions,
-                              p.columns >= 0 ? IndexName::columns_number : IndexName::positions_number));
+                              p.columns >= 0 ? IndexName::columns_number : IndexName::positions_number, p.key_step));
 }
 
 // The pages of sequence b that hold its keys in 4 bits.

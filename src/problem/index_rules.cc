@@ -113,8 +113,9 @@ std::string sentence(const BadIndex& bad) {
     case IndexRule::not_negative:
       return text(bad.tensor, "[", bad.i, "] is ", bad.value, ": it must be at least 0");
     case IndexRule::fits:
-      return text(bad.tensor, "[", bad.i, "] is ", bad.value, ": with ", bad.other, " rows sequence ", bad.i,
-                  " ends at position ", bad.value + bad.other, ", and ", bad.whose, " ", bad.limit);
+      return text(bad.tensor, "[", bad.i, "] is ", bad.value, ": with ", bad.other, " rows ",
+                  bad.step > 1 ? text(bad.step, " apart ") : "", "sequence ", bad.i, " ends at position ",
+                  bad.value + positions_of_rows(bad.other, bad.step), ", and ", bad.whose, " ", bad.limit);
     case IndexRule::own_slot:
       return text("position ", bad.value, " of sequence ", bad.i, " and position ", bad.other, " of sequence ", bad.j,
                   " are both slot ", bad.slot, " of ", bad.whose, " ", bad.limit,

@@ -74,10 +74,16 @@ struct BadIndex {
   std::int64_t i = 0, j = -1;          // where: tensor[i], or page_table[i, j]; where two clash, their sequences
   std::int64_t value = 0, other = 0;   // what is there; where two positions clash, both
   std::int64_t limit = 0;              // where two clash, the row or page
+  std::int64_t step = 1;               // of positions, from a row to the next
   std::int64_t slot = 0;
 
   constexpr explicit operator bool() const { return rule != IndexRule::kept; }
 };
+
+// From the first to the last of so many rows, which stand `step` apart.
+constexpr std::int64_t positions_of_rows(std::int64_t count, std::int64_t step) {
+  return count > 0 ? (count - 1) * step + 1 : 0;
+}
 
 // "page_table[1, 1] is 6: it must be from 0 to 5 (k has 6 pages)"
 std::string sentence(const BadIndex& bad);

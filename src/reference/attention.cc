@@ -94,7 +94,7 @@ Probabilities softmax_row(const AttentionProblem& p, int64_t b, int64_t h, const
   Probabilities out;
   Row& scores = out.scores;
   const Row q = load_row(p.q.at(b, s.q_begin + i, h), p.q, p.D, p.q_scale.at(b, s.q_begin + i, h));
-  const auto range = p.key_range(s, i);
+  const auto range = p.band(s).keys_of(i);
   for (int64_t j = range.begin; j < range.end; ++j) {
     if (!listed(p, lists, b, h, s, i, j) || removed(p, b, h, s, i, j)) continue;
     double score = static_cast<double>(p.scale) * dot(q, keys.k[j]);
@@ -350,7 +350,7 @@ const AttentionForwardKernel kAttentionForward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe<AttentionProblem>,
-    .extras = kE4m3 | kDraftMask | kInt4 | kPiece | kFloat32Out,
+    .extras = kE4m3 | kDraftMask | kInt4 | kPiece | kFloat32Out | kSteps,
 };
 const SparseForwardKernel kSparseAttentionForward = {
     .name = "reference",
@@ -373,7 +373,7 @@ const AttentionBackwardKernel kAttentionBackward = {
     .workspace = workspace_backward,
     .launch = launch_backward,
     .describe = describe<AttentionBackwardProblem>,
-    .extras = kPiece | kFloat32Out | kFloat32Gradients,
+    .extras = kPiece | kFloat32Out | kFloat32Gradients | kSteps,
 };
 
 const SparseBackwardKernel kSparseAttentionBackward = {

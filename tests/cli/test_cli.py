@@ -206,6 +206,8 @@ def test_bench_counts_only_attended_pairs():
     assert row["flops"] * row["seconds"] == pytest.approx(5050 * 2 * 16)
     row = run_json("bench", *flags, "--causal", "top_left", "--window", 9, -1)["rows"][0]
     assert row["flops"] * row["seconds"] == pytest.approx((45 + 91 * 10) * 2 * 16)
+    row = run_json("bench", *flags, "--keys", 7, "--causal", "top_left", "--key-step", 16)["rows"][0]
+    assert row["flops"] * row["seconds"] == pytest.approx(sum(t // 16 + 1 for t in range(100)) * 2 * 16)
 
 
 # --------------------------------------------------------------------------------------------------------------- check

@@ -24,6 +24,10 @@ def test_explain_refuses_what_the_operation_refuses():
     assert "head size 257" in run("explain", "--head-size", 257, code=2)
     assert "--heads is -1" in run("explain", "--heads", -1, code=2)
     assert "dtype is 'int7'" in run("explain", "--dtype", "int7", code=2)
+    assert "q_step is 0: it must be from 1 to 2147483647" in run("explain", "--q-step", 0, code=2)
+    stepped = run_json("explain", "--key-step", 16, "--causal", "top_left")
+    assert stepped["problem"]["key_step"] == 16 and [c["name"] for c in stepped["candidates"] if c["chosen"]] == ["cpu"]
+    assert "mask is given and key_step is 16" in run("explain", "--key-step", 16, "--mask", code=2)
 
 
 def chosen_on(gpu, *flags, **environment):

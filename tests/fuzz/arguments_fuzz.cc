@@ -251,6 +251,13 @@ class Call {
       columns += 9 - bytes_.below(3);
       if (options_.causal == Causal::bottom_right && !bytes_.rarely(16)) options_.causal = Causal::top_left;
     }
+    if (bytes_.rarely(8)) {  // rows and keys that stand for several positions
+      static const std::int64_t absurd[] = {0, -1, INT64_MAX, INT64_MIN, INT32_MAX, std::int64_t{1} << 31};
+      for (std::int64_t* step : {&options_.q_step, &options_.key_step}) {
+        if (bytes_.rarely(2)) *step = bytes_.rarely(8) ? absurd[bytes_.below(6)] : 1 + bytes_.below(20);
+      }
+      if (options_.causal == Causal::bottom_right && !bytes_.rarely(16)) options_.causal = Causal::top_left;
+    }
     options_.float32_out = bytes_.rarely(8);
     const auto extent = [&](std::int64_t full) { return bytes_.rarely(4) ? 1 : full; };
     if (bytes_.rarely(4)) {
@@ -261,6 +268,10 @@ class Call {
     if (bytes_.rarely(4)) options_.sink = view({H_}, DType::f32);
     if (bytes_.rarely(4)) options_.dropout = {static_cast<float>(bytes_.below(12)) / 10, bytes_.next(), bytes_.next()};
     if (bytes_.rarely(8)) options_.draft_mask = view({B_, Sq_}, DType::i32);
+    if ((options_.q_step > 1 || options_.key_step > 1) && !bytes_.rarely(8)) {  // beside which these are refused
+      options_.alibi_slopes = options_.bias = options_.mask = options_.draft_mask = {};
+      options_.dropout = {};
+    }
     options_.batch_invariant = bytes_.rarely(2);
     static const std::string methods[] = {"", "flash", "baseline", "other"};
     static const std::string names[] = {"", "cpu", "cpu_baseline", "reference", "other"};

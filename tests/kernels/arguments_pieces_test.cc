@@ -84,6 +84,63 @@ INSTANTIATE_TEST_SUITE_P(
                       c.options.q_offset = c.indices({0, 0});
                     },
                     "draft_mask and q_offset exclude each other: a draft's keys are the last of the whole problem"},
+        BadArgument{"q_step_0", [](Call& c) { c.options.q_step = 0; }, "q_step is 0: it must be from 1 to 2147483647"},
+        BadArgument{"key_step_negative", [](Call& c) { c.options.key_step = -16; },
+                    "key_step is -16: it must be from 1 to 2147483647"},
+        BadArgument{"q_step_beyond_all_positions", [](Call& c) { c.options.q_step = INT64_MAX; },
+                    "q_step is 9223372036854775807: it must be from 1 to 2147483647"},
+        BadArgument{
+            "q_step_far", [](Call& c) { c.options.q_step = 1 << 29; },
+            "q_offset[0] is 0: with 5 rows 536870912 apart sequence 0 ends at position 2147483649, and positions "
+            "number 2147483647"},
+        BadArgument{"key_step_far",
+                    [](Call& c) {
+                      c.options.key_step = 300000000;
+                      c.options.key_offset = c.indices({0, 347483647});
+                    },
+                    "key_offset[1] is 347483647: with 7 rows 300000000 apart sequence 1 ends at position 2147483648, "
+                    "and positions number 2147483647"},
+        BadArgument{"steps_bottom_right",
+                    [](Call& c) {
+                      c.options.causal = Causal::bottom_right;
+                      c.options.key_step = 16;
+                    },
+                    "causal is bottom_right and key_step is 16: a piece does not know where the longer problem's keys "
+                    "end; say top_left, whose diagonal is where positions are equal"},
+        BadArgument{
+            "steps_alibi",
+            [](Call& c) {
+              c.options.q_step = 4;
+              c.options.alibi_slopes = c.floats({4});
+            },
+            "alibi_slopes is given and q_step is 4: what is said of single positions is not taken where rows or "
+            "keys stand for several"},
+        BadArgument{"steps_bias",
+                    [](Call& c) {
+                      c.options.key_step = 16;
+                      c.options.bias = c.floats({1, 4, 5, 7});
+                    },
+                    "bias is given and key_step is 16: what is said of single positions"},
+        BadArgument{"steps_mask",
+                    [](Call& c) {
+                      c.options.q_step = 2, c.options.key_step = 16;
+                      c.options.mask = TensorView(c.bits.data(), DType::boolean, {1, 1, 1, 7});
+                    },
+                    "mask is given and q_step is 2: what is said of single positions"},
+        BadArgument{"steps_draft",
+                    [](Call& c) {
+                      c.options.q_step = 4;
+                      c.options.draft_mask = TensorView(c.index.data() + 32, DType::i32, {2, 5});
+                    },
+                    "draft_mask is given and q_step is 4: what is said of single positions"},
+        BadArgument{"steps_dropout",
+                    [](Call& c) {
+                      c.options.key_step = 4;
+                      c.options.dropout.p = 0.5f;
+                    },
+                    "dropout is given and key_step is 4: what is said of single positions"},
+        BadArgument{"steps_backward", [](Call& c) { c.options.key_step = 0; },
+                    "[attention_backward] key_step is 0: it must be from 1 to 2147483647", true},
         BadArgument{"offsets_backward",
                     [](Call& c) {
                       c.options.q_offset = c.indices({0, -1});
@@ -130,6 +187,10 @@ TEST(PiecesAreRefused, ByKernelsThatDoNotKnowThem) {
   EXPECT_EQ(Forward::missing(kFloat32Out, piece), "it has no q_offset and key_offset");
   EXPECT_EQ(Backward::missing(kFloat32Out, piece), "it has no q_offset and key_offset");
   EXPECT_EQ(Forward::missing(kPiece, piece), "");
+  const auto stepped = with([](auto& x) { x.key_step = 16, x.q_offset.given = true; });
+  EXPECT_EQ(Forward::missing(kPiece, stepped), "it has no q_step and key_step above 1");
+  EXPECT_EQ(Backward::missing(kPiece, stepped), "it has no q_step and key_step above 1");
+  EXPECT_EQ(Forward::missing(kPiece | kSteps, stepped), "");
   const auto wide = with([](auto& x) { x.float32_out = true; });
   EXPECT_EQ(Forward::missing(kPiece, wide), "it does not take o in float32 beside q of bfloat16");
   EXPECT_EQ(Backward::missing(kPiece, wide), "it does not take o in float32 beside q of bfloat16");

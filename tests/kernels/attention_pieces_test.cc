@@ -19,8 +19,8 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Rows of the table: causal from either corner, windows, ALiBi, bias and mask over any extents, softcap, dropout, heads
 // in groups, packed and used lengths, sinks, gradients of lse, rows without keys and keys without rows that hold NaN,
-// few rows against many keys. Sinks in f32: dsink of an o whose P were rounded to 16 bits is off by what that o is, and
-// the rule's bound is found from the reference's.
+// few rows against many keys, rows and keys that stand for several positions. Sinks in f32: dsink of an o whose P were
+// rounded to 16 bits is off by what that o is, and the rule's bound is found from the reference's.
 const char* const kCases[] = {
     "feature_mqa_f32",
     "feature_groups_of_3_f16",
@@ -64,6 +64,12 @@ const char* const kCases[] = {
     "decode_window_f32",
     "decode_bias_mask_f32",
     "decode_packed_f32",
+    "feature_steps_keys_window_f32",
+    "feature_steps_rows_causal_f32",
+    "feature_steps_both_window_f32",
+    "feature_steps_packed_rows_f32",
+    "feature_steps_used_f32",
+    "feature_steps_few_rows_f32",
 };
 
 // o in f32, so that pieces are not rounded before they are merged.

@@ -134,6 +134,9 @@ TEST(CacheStepArguments, BadOnesAreRefusedBeforeAnythingIsWritten) {
   options = options_of(step);
   options.softcap = -1;
   refused(options, "softcap is -1");
+  options = options_of(step);
+  options.key_step = 16;
+  refused(options, "q_step is 1 and key_step is 16: both must be 1, as positions are those of the cache");
 }
 
 }  // namespace

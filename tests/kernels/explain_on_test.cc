@@ -387,6 +387,26 @@ TEST_F(ExplainOn, PiecesAreServedBySm80) {
   }
 }
 
+// Rows and keys that stand for several positions have no kernel of a GPU.
+TEST_F(ExplainOn, StepsAreRefused) {
+  Call c;
+  c.options.key_step = 16;
+  c.options.causal = Causal::top_left;
+  int asked = 0;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    const GpuModel& gpu = gpu_model_named("h100");
+    for (const Candidate& candidate : pass == Pass::forward
+                                          ? explain_attention_on(gpu, c.q(), c.k(), c.k(), c.options)
+                                          : explain_attention_backward_on(gpu, c.q(), c.k(), c.k(), {}, c.options)) {
+      if (candidate.device != Device::cuda) continue;
+      EXPECT_EQ(candidate.reason, "it has no q_step and key_step above 1") << candidate.name;
+      EXPECT_FALSE(candidate.supported) << candidate.name;
+      ++asked;
+    }
+  }
+  EXPECT_GT(asked, 0);
+}
+
 TEST_F(ExplainOn, PiecesWithDropoutOrFarWindowsAreNot) {
   Call dropped, far;
   dropped.options.q_offset = far.options.q_offset = view(DType::i32, {2});

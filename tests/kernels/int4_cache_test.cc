@@ -212,6 +212,7 @@ TEST(Int4Cache, RefusesBadArguments) {
   };
   EXPECT_SAYS(attend([](auto& x) { x.seqused_k = {}; }), "seqused_k is missing");
   EXPECT_SAYS(attend([&](auto& x) { x.page_table = c.page_table.view(); }), "are taken from the cache");
+  EXPECT_SAYS(attend([](auto& x) { x.q_step = 2; }), "q_step is 2 and key_step is 1: both must be 1, as positions are");
   EXPECT_SAYS(attend([](auto& x) { x.force = "cpu_baseline"; }), "it does not read a cache in 4 bits");
   // Each slot of the ring is read, not the first alone.
   TensorView inside = o.view();

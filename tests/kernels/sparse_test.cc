@@ -245,6 +245,8 @@ INSTANTIATE_TEST_SUITE_P(
                 "blocks is on another device than q"},
         Refused{"method", [](BlockLists&, AttentionOptions& o) { o.method = "flash"; },
                 "method is 'flash': attention over lists has one; leave it empty, or name a candidate as force"},
+        Refused{"key_step", [](BlockLists&, AttentionOptions& o) { o.key_step = 16; },
+                "key_step is 16: it must be 1, as lists name blocks of single keys"},
         Refused{"precision", [](BlockLists&, AttentionOptions& o) { o.precision = Precision::tf32; },
                 "precision is not f32: attention over lists has no other"}),
     [](const auto& info) { return std::string(info.param.name); });

@@ -29,6 +29,8 @@ AttentionOptions CaseData::options() const {
   out.cache_leftpad = leftpad.view();
   out.q_offset = q_offset.view();
   out.key_offset = key_offset.view();
+  out.q_step = spec.q_step;
+  out.key_step = spec.key_step;
   out.float32_out = spec.float32_out;
   out.precision = spec.precision;
   out.draft_mask = draft_mask.view();
@@ -78,6 +80,7 @@ std::string CaseData::describe() const {
   }
   if (spec.softcap > 0) out += text(", softcap ", spec.softcap);
   if (spec.dropout > 0) out += text(", dropout ", spec.dropout);
+  if (spec.stepped()) out += text(", steps of ", spec.q_step, " and ", spec.key_step);
   const std::pair<const char*, const HostTensor*> tensors[] = {{"alibi", &alibi},
                                                                {"bias", &bias},
                                                                {"mask", &mask},

@@ -31,7 +31,9 @@ void CaseData::Maker::make() {
   if (c_.seqused_k) data_.seqused_k = indices(k_used);
   if (c_.leftpad) data_.leftpad = indices(left_padding(k_used));
   if (c_.q_offset) data_.q_offset = indices(offsets());
-  if (c_.key_offset) data_.key_offset = indices(offsets());
+  if (c_.key_offset) {
+    data_.key_offset = indices(c_.key_step > 1 ? std::vector<int64_t>(c_.B, c_.key_step - 1) : offsets());
+  }
 
   const int64_t q_total = std::accumulate(q_lengths.begin(), q_lengths.end(), int64_t{0});
   const int64_t k_total = std::accumulate(k_lengths.begin(), k_lengths.end(), int64_t{0});

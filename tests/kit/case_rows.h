@@ -22,5 +22,6 @@ void add_feature(Rows& rows);
 void add_decode(Rows& rows);
 void add_e4m3(Rows& rows);
 void add_partial(Rows& rows);
+void add_steps(Rows& rows);
 
 }  // namespace heddle::kit

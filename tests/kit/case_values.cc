@@ -111,7 +111,7 @@ void CaseData::Maker::make_bias(const AttentionProblem& p) {
     const Sequence s = p.sequence(b);
     for (int64_t h = 0; h < p.H; ++h) {
       for (int64_t i = 0; i < s.sq; ++i) {
-        const auto range = p.key_range(s, i);
+        const auto range = p.band(s).keys_of(i);
         for (int64_t j = range.begin; j < range.end; ++j) {
           if (!c_.mask.given || data_.mask.get(index(mask_shape, b, h, i, s.key_offset + j)) != 0) {
             read[index(shape, b, h, i, s.key_offset + j)] = true;
@@ -136,7 +136,7 @@ void CaseData::Maker::poison_unattended(const AttentionProblem& p) {
     const Sequence s = p.sequence(b);
     for (int64_t h = 0; h < p.H; ++h) {
       for (int64_t i = 0; i < s.sq; ++i) {
-        const auto range = p.key_range(s, i);
+        const auto range = p.band(s).keys_of(i);
         for (int64_t j = range.begin; j < range.end; ++j) {
           if (c_.mask.given && data_.mask.get(index(mask_shape, b, h, i, s.key_offset + j)) == 0) continue;
           if (c_.bias.given && std::isinf(data_.bias.get(index(bias_shape, b, h, i, s.key_offset + j)))) continue;

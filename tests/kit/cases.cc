@@ -59,6 +59,7 @@ const std::vector<AttentionCase>& attention_cases() {
     add_decode(rows);
     add_e4m3(rows);
     add_partial(rows);
+    add_steps(rows);
     return expand(rows);
   }();
   return cases;

@@ -65,6 +65,9 @@ struct AttentionCase {
   std::int64_t page_size = 0;  // 0: not paged
   bool cache_batch_idx = false, leftpad = false;
   bool q_offset = false, key_offset = false;  // a piece of a longer problem
+  // Keys of a step above 1 stand, if they have offsets, where the blocks of key_step positions end: at key_step - 1 and
+  // so on.
+  std::int64_t q_step = 1, key_step = 1;
   bool float32_out = false;
 
   Layout layout_q = Layout::contiguous, layout_k = Layout::contiguous,
@@ -80,6 +83,7 @@ struct AttentionCase {
   DType o_dtype() const { return float32_out ? DType::f32 : dtype == DType::f8e4m3 ? DType::bf16 : dtype; }
   // Of bias and mask: in a piece, those of a problem that is longer at both ends.
   bool piece() const { return q_offset || key_offset; }
+  bool stepped() const { return q_step > 1 || key_step > 1; }
   bool partial() const { return piece() || (float32_out && dtype != DType::f32); }
   std::int64_t columns() const { return piece() ? kMostOffset + Sk + 5 : Sk; }
   static constexpr std::int64_t kMostOffset = 37;

@@ -92,7 +92,7 @@ LongCase::Part LongCase::rows_of(int64_t first, int64_t step, int64_t count) con
   p.Sq = p.q_rows = count;
   const Sequence s = problem_.sequence(0);
   for (int64_t n = 0; n < count; ++n) {
-    const auto range = problem_.key_range(s, first + n * step);
+    const auto range = problem_.band(s).keys_of(first + n * step);
     std::fill(part.mask.begin() + n * p.Sk + range.begin, part.mask.begin() + n * p.Sk + range.end, 1);
   }
   remove_pairs(part);
@@ -107,7 +107,7 @@ LongCase::Part LongCase::keys_of(int64_t first, int64_t step, int64_t count) con
   p.Sk = p.k_rows = count;
   const Sequence s = problem_.sequence(0);
   for (int64_t i = 0; i < p.Sq; ++i) {
-    const auto range = problem_.key_range(s, i);
+    const auto range = problem_.band(s).keys_of(i);
     for (int64_t n = 0; n < count; ++n) {
       const int64_t j = first + n * step;
       part.mask[i * count + n] = j >= range.begin && j < range.end;

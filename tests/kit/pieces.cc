@@ -52,7 +52,8 @@ bool can_be_cut(const CaseData& whole) {
     if (by != 0 && p.dropout.p > 0) return false;
     if (by < 0 && (p.bias || p.mask)) return false;
   }
-  return !p.page_table && !p.cache_batch_idx && !p.cache_leftpad && !p.draft_mask && !p.piece();
+  return !p.page_table && !p.cache_batch_idx && !p.cache_leftpad && !p.draft_mask && p.q_offset.data == nullptr &&
+         p.key_offset.data == nullptr;
 }
 
 Piece::Piece(const CaseData& whole, const Cut& cut) : options(whole.options()), whole_(whole), cut_(cut) {
@@ -69,8 +70,8 @@ Piece::Piece(const CaseData& whole, const Cut& cut) : options(whole.options()), 
     k_starts.push_back(k_starts.back() + keys);
     q_used.push_back(part(s.sq, cut.row_begin, cut.row_end));
     k_used.push_back(part(s.sk, cut.key_begin, cut.key_end));
-    q_offsets.push_back(cut.row_begin + std::max<int64_t>(shift(p, s), 0));
-    key_offsets.push_back(cut.key_begin - std::min<int64_t>(shift(p, s), 0));
+    q_offsets.push_back(c.q_step * cut.row_begin + std::max<int64_t>(shift(p, s), 0));
+    key_offsets.push_back(c.key_step * cut.key_begin - std::min<int64_t>(shift(p, s), 0));
   }
   const int64_t longest = cut.row_end - cut.row_begin, most_keys = cut.key_end - cut.key_begin;
   rows_ = c.packed_q ? std::ssize(row_of) : longest;

@@ -162,7 +162,7 @@ float PlainSoftmax::from_lse(int64_t n, float lse) const {
 PlainSoftmax plain_softmax(const AttentionProblem& p, const Arithmetic& how, const PlainKeys& keys, int64_t b,
                            int64_t h, int64_t i, const Row& row) {
   const Sequence& s = keys.s;
-  const auto range = p.key_range(s, i);
+  const auto range = p.band(s).keys_of(i);
   const int64_t width = range.end - range.begin;
   PlainSoftmax out{.begin = range.begin,
                    .end = range.end,

@@ -5,6 +5,7 @@
 #include "core/check.h"
 #include "heddle/sparse.h"
 #include "kit/case_rows.h"
+#include "kit/under_mask.h"
 #include "kit/yardstick.h"
 #include "ops/sparse.h"
 
@@ -33,7 +34,7 @@ AttentionCase sparse_call(DType dtype, std::int64_t B, std::int64_t H, std::int6
                           std::int64_t Sk, std::int64_t D, void (*change)(AttentionCase&)) {
   AttentionCase c{.name = "sparse", .dtype = dtype, .B = B, .H = H, .Hkv = Hkv, .Sq = Sq, .Sk = Sk, .D = D, .Dv = D};
   if (change != nullptr) change(c);
-  c.mask = kFull;
+  if (!c.stepped()) c.mask = kFull;  // which under_mask() has else
   return c;
 }
 
@@ -92,6 +93,19 @@ const std::vector<SparseCase>& sparse_cases() {
        {.units = 2, .entries = 4},
        sparse_call(f32, 3, 4, 2, 50, 75, 32,
                    [](auto& c) { c.q_offset = c.key_offset = true, c.causal = Causal::top_left, c.window_left = 60; })},
+      {"anchors",
+       {.units = 2, .entries = 4},
+       sparse_call(f32, 2, 4, 2, 50, 200, 32, [](auto& c) { c.q_step = 4, c.causal = Causal::top_left; })},
+      {"anchors_packed",
+       {.block_size = 16, .units = 2, .entries = 4, .counts = true},
+       sparse_call(bf16, 5, 4, 2, 40, 120, 32,
+                   [](auto& c) {
+                     c.packed_q = c.packed_k = c.q_offset = c.sink = true;
+                     c.q_step = 3, c.causal = Causal::top_left, c.window_left = 60;
+                   })},
+      {"anchors_share",
+       {.query_rows = 8, .entries = 5},
+       sparse_call(f16, 2, 2, 1, 30, 700, 48, [](auto& c) { c.q_step = 24, c.window_left = 100, c.window_right = 5; })},
       {"cache_rows",
        {.units = 2, .entries = 4},
        sparse_call(f16, 3, 4, 2, 7, 96, 32, [](auto& c) { c.cache_batch_idx = c.seqused_k = c.leftpad = true; })},
@@ -137,8 +151,15 @@ BackwardOutputs run_sparse_backward(const CaseData& data, const BlockLists& list
 }
 
 SparseRunner::SparseRunner(const SparseCase& spec)
-    : data(spec.call), lists(data, spec.lists), name_(text("sparse_", spec.name)) {
-  lists.write_mask(data);
+    : data(spec.call),
+      lists(data, spec.lists),
+      name_(text("sparse_", spec.name)),
+      masked_(spec.call.stepped() ? under_mask(data) : data) {
+  const HostTensor band = masked_.mask;
+  lists.write_mask(masked_);
+  for (std::int64_t n = 0; data.spec.stepped() && n < band.elements(); ++n) {
+    if (band.get(n) == 0) masked_.mask.set(n, 0);
+  }
 }
 
 SparseProblem SparseRunner::problem() const {
@@ -156,16 +177,17 @@ SparseBackwardProblem SparseRunner::backward_problem(const Gradients& gradients)
 
 const reference::Forward& SparseRunner::forward() {
   if (!forward_) {
-    forward_ = std::make_unique<reference::Forward>(reference::attention_forward(data.problem(), default_executor()));
+    forward_ =
+        std::make_unique<reference::Forward>(reference::attention_forward(masked_.problem(), default_executor()));
   }
   return *forward_;
 }
 
 const reference::Backward& SparseRunner::backward() {
   if (!backward_) {
-    const Gradients none = data.new_gradients();
+    const Gradients none = masked_.new_gradients();
     backward_ = std::make_unique<reference::Backward>(
-        reference::attention_backward(data.backward_problem(none), default_executor()));
+        reference::attention_backward(masked_.backward_problem(none), default_executor()));
   }
   return *backward_;
 }
@@ -187,9 +209,9 @@ std::vector<std::string> SparseRunner::candidates(Pass pass) const {
 }
 
 CaseResult SparseRunner::check(Pass pass, const std::string& candidate, Executor* executor) {
-  const double factor = allowed_factor(data.problem(), forward());
+  const double factor = allowed_factor(masked_.problem(), forward());
   if (pass == Pass::forward) {
-    if (!plain_forward_) plain_forward_ = std::make_unique<PlainForward>(plain_forward(data.problem()));
+    if (!plain_forward_) plain_forward_ = std::make_unique<PlainForward>(plain_forward(masked_.problem()));
     const ForwardOutputs out = run_sparse(data, lists.views, candidate, executor);
     return judged_by({.case_name = name_, .candidate = candidate, .seconds = out.seconds},
                      {{"o", &out.o, &forward().o, &plain_forward_->o, factor},
@@ -198,8 +220,8 @@ CaseResult SparseRunner::check(Pass pass, const std::string& candidate, Executor
   const ForwardOutputs& after = rounded_forward();
   const reference::Backward& exact = backward();
   if (!plain_backward_) {
-    const Gradients none = data.new_gradients();
-    plain_backward_ = std::make_unique<PlainBackward>(plain_backward(data.backward_problem(none), forward()));
+    const Gradients none = masked_.new_gradients();
+    plain_backward_ = std::make_unique<PlainBackward>(plain_backward(masked_.backward_problem(none), forward()));
   }
   const BackwardOutputs out = run_sparse_backward(data, lists.views, after.o, after.lse, candidate, executor);
   const Gradients& g = out.gradients;

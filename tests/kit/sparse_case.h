@@ -16,7 +16,7 @@ namespace heddle::kit {
 struct SparseCase {
   const char* name;
   ListShape lists;
-  AttentionCase call;  // with a mask that CaseLists::write_mask() fills
+  AttentionCase call;  // with a mask that CaseLists::write_mask() fills, unless it has steps, which take none
 
   // Candidates have no gradients with ALiBi or softcap.
   bool has_gradients() const { return call.has_backward() && call.alibi == Alibi::none && call.softcap == 0; }
@@ -54,6 +54,7 @@ class SparseRunner {
 
  private:
   std::string name_;
+  CaseData masked_;  // the call of attention that says the same
   std::unique_ptr<reference::Forward> forward_;
   std::unique_ptr<reference::Backward> backward_;
   std::unique_ptr<ForwardOutputs> rounded_;

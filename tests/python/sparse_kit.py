@@ -19,6 +19,7 @@ CASES = {
     "rows share lists": ({"query_rows": 16, "units": HKV}, {"sink": True}),
     "window": ({"units": HKV, "entries": 4}, {"window": (40, 11)}),
     "offsets": ({}, {"causal": "top_left", "q_offset": 30}),
+    "anchors": ({"units": HKV}, {"causal": "top_left", "q_step": 2, "q_offset": 3}),
     "packed": ({"packed": True, "units": HKV, "counts": True}, {"causal": "bottom_right"}),
     "packed rows share lists": ({"packed": True, "query_rows": 8}, {"sink": True}),
 }
@@ -107,11 +108,24 @@ class Call:
 
     def masked(self, attend):
         """(out, lse) of attend(q, k, v, mask=..., ...), laid out as the call's."""
-        found = [attend(*qkv, mask=mask, sink=self.sink, **self.options) for *qkv, mask in self.sequences()]
+        found = []
+        for *qkv, mask in self.sequences():
+            mask, options = without_steps(mask, self.options)
+            found.append(attend(*qkv, mask=mask, sink=self.sink, **options))
         outs, lses = zip(*found)
         if self.packed:
             return torch.cat([o[0] for o in outs]), torch.cat([x[0] for x in lses], -1)
         return torch.cat(outs), torch.cat(lses)
+
+
+def without_steps(mask, options):
+    """The same said by the mask, beside which attention() takes no steps."""
+    if "q_step" not in options:
+        return mask, options
+    rows, keys = mask.shape[-2:]
+    assert options.keys() == {"causal", "q_step", "q_offset"} and options["causal"] == "top_left"
+    at = options["q_offset"] + options["q_step"] * torch.arange(rows)
+    return mask & (torch.arange(keys) <= at[:, None]), {}
 
 
 def masked_attention(q, k, v, **options):

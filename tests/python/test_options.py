@@ -14,6 +14,8 @@ GIVEN = {
     "scale": (0.5, {"scale": 0.5}),
     "causal": ("bottom_right", {"causal": 2}),
     "window": ((3, None), {"window_left": 3, "window_right": -1}),
+    "q_step": (4, {"q_step": 4}),
+    "key_step": (16, {"key_step": 16}),
     "softcap": (30.0, {"softcap": 30.0}),
     "dropout_p": (0.25, {"dropout_p": 0.25}),
     "dropout_seed": (7, {"dropout_seed": 7}),

@@ -48,6 +48,13 @@ def refusals():
             lambda x: dict(precision="tf32"), ValueError,
             "_forward] precision is not f32: attention over lists has no other",
         ),
+        "key step": (
+            lambda x: dict(key_step=16), ValueError,
+            "_forward] key_step is 16: it must be 1, as lists name blocks of single keys",
+        ),
+        "half a step": (
+            lambda x: dict(q_step=1.5), TypeError, "_forward] q_step is 1.5: it must be an integer of 64 bits"
+        ),
         "mask": (
             lambda x: dict(mask=(x.blocks[0, :, 0, :1] > 9)), ValueError,
             "_forward] no candidate can serve this call; cpu: it takes no bias and no mask beside lists; "

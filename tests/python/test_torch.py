@@ -32,7 +32,7 @@ def arguments(bias=None, sink=None, seed=None, p=0.0, cu=None, longest=0):
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
-@pytest.mark.parametrize("kind", ["plain", "bias and sink", "dropout", "packed"])
+@pytest.mark.parametrize("kind", ["plain", "bias and sink", "dropout", "packed", "steps"])
 def test_opcheck_forward(kind):
     q, k, v = (x.requires_grad_() for x in tensors())
     options = arguments()
@@ -43,6 +43,8 @@ def test_opcheck_forward(kind):
     elif kind == "packed":
         q, k, v = (x.detach().flatten(0, 1).requires_grad_() for x in (q, k, v))
         options = arguments(cu=torch.tensor([0, 4, 18], dtype=torch.int32), longest=14)
+    elif kind == "steps":
+        options = pack(causal="top_left", q_step=3, key_step=2)
     torch.library.opcheck(OPS.attention_forward.default, (q, k, v, *options), test_utils=CHECKS)
 
 

@@ -16,7 +16,7 @@ assert_type(heddle.attention(x, x, x, return_lse=True), tuple[torch.Tensor, torc
 assert_type(heddle.attention(x, x, x, return_lse=said), torch.Tensor | tuple[torch.Tensor, torch.Tensor])
 assert_type(heddle.attention(x, x, x, causal=heddle.Causal.bottom_right, window=(3, None)), torch.Tensor)
 assert_type(heddle.attention(x, x, x, precision="int8_qk", method="flash", sink=x, out=x), torch.Tensor)
-assert_type(heddle.sparse_attention(x, x, x, x, block_size=32, causal="top_left"), torch.Tensor)
+assert_type(heddle.sparse_attention(x, x, x, x, block_size=32, causal="top_left", q_step=4), torch.Tensor)
 assert_type(heddle.sparse_attention(a, a, a, a, a, query_rows=16, return_lse=True), tuple[np.ndarray, np.ndarray])
 assert_type(heddle.sparse_attention(x, x, x, x, return_lse=said), torch.Tensor | tuple[torch.Tensor, torch.Tensor])
 assert_type(heddle.explain_sparse_attention(x, x, x, x, backward=True), heddle.Explanation)
@@ -32,6 +32,7 @@ heddle.attention(x, x, x, causal="bottm_right")  # error: No overload variant
 heddle.attention(x, x, x, causal=True)  # error: No overload variant
 heddle.attention(x, x, x, precision="bf16")  # error: No overload variant
 heddle.attention(x, x, x, method="quick")  # error: No overload variant
+heddle.attention(x, x, x, key_step=1.5)  # error: No overload variant
 heddle.attention(x, x, x, windows=(3, 0))  # error: No overload variant
 heddle.sparse_attention(x, x, x)  # error: No overload variant
 heddle.sparse_attention(x, x, x, x, blocksize=64)  # error: No overload variant

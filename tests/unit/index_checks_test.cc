@@ -167,7 +167,10 @@ TEST(IndexChecks, PackedAttention) {
     const Values q_offset = random.indices(B, 30), key_offset = random.indices(B, 30);
     if (random.one_in(3)) options.q_offset = of(q_offset);
     if (random.one_in(3)) options.key_offset = of(key_offset);
-    if (random.one_in(2) && (options.q_offset.given() || options.key_offset.given())) {
+    if (random.one_in(4)) options.q_step = random.one_in(3) ? 1 << 30 : random.between(2, 5);
+    if (random.one_in(4)) options.key_step = random.one_in(3) ? 1 << 30 : random.between(2, 5);
+    const bool stepped = options.q_step > 1 || options.key_step > 1;
+    if (random.one_in(2) && !stepped && (options.q_offset.given() || options.key_offset.given())) {
       options.bias = floats(3, {1, 1, 1, random.between(2, 40)});
     }
     const TensorView q = floats(0, {rows, 2, 4}), k = floats(1, {keys, 1, 4}), v = floats(2, {keys, 1, 4});

@@ -250,6 +250,14 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"no_causal", "round_s256_d64_causal", [](auto& c) { c.causal = Causal::none; }},
         Mistake{"window_one_wider", "feature_window_left", [](auto& c) { ++c.window_left; }},
         Mistake{"window_one_narrower", "feature_window_both", [](auto& c) { --c.window_right; }},
+        Mistake{"rows_a_position_too_far_apart", "feature_steps_rows_causal", [](auto& c) { ++c.q_step; }},
+        Mistake{"keys_a_position_too_close", "feature_steps_both", [](auto& c) { --c.key_step; }},
+        Mistake{"keys_a_position_early",
+                "feature_steps_keys_far",
+                {},
+                [](CaseData& d) {
+                  for (std::int64_t b = 0; b < d.key_offset.elements(); ++b) d.key_offset.set(b, 14);
+                }},
         Mistake{"no_softcap", "feature_softcap", [](auto& c) { c.softcap = 0; }},
         Mistake{"softcap_twice_as_wide", "feature_softcap_d128", [](auto& c) { c.softcap *= 2; }},
         Mistake{"slopes_of_the_next_head",

@@ -122,6 +122,8 @@ def _options(bias, mask, scale, causal, dropout_p):
         causal,
         -1,
         -1,
+        1,
+        1,
         0.0,
         dropout_p,
         *_NO_SEED,
