@@ -66,8 +66,8 @@ void fill(const Check& check, PoolProblem& p, const TensorView& x, const TensorV
     require_none(check, found);
     for (std::int64_t b = 0; p.seqused && b < p.B; ++b) {
       const std::int64_t keys = packed ? std::int64_t{p.cu_seqlens[b + 1]} - p.cu_seqlens[b] : p.S, used = p.seqused[b];
-      check.require(used >= 0 && used <= keys, "seqused[", b, "] is ", used, ": it must be from 0 to ", keys,
-                    ", the length of its sequence");
+      check.require(used >= 0 && used <= keys, "seqused[", b, "] is ", used,
+                    ": it must be from 0 to the sequence's length, ", keys);
     }
   }
   check.tensor(pooled, names.pooled, x.dtype, p.device, rank, names.x);

@@ -122,8 +122,8 @@ INSTANTIATE_TEST_SUITE_P(
                   c.lengths[1] = 11;
                   c.options.seqused = TensorView(c.lengths.data(), DType::i32, {2});
                 },
-                "seqused[1] is 11: it must be from 0 to 10, the length of its sequence",
-                "seqused[1] is 11: it must be from 0 to 10, the length of its sequence"},
+                "seqused[1] is 11: it must be from 0 to the sequence's length, 10",
+                "seqused[1] is 11: it must be from 0 to the sequence's length, 10"},
         BadPool{"device", [](PoolCall& c) { c.pooled.device = Device::cuda; }, "pooled is on another device than x",
                 "d_pooled is on another device than dx"},
         BadPool{
