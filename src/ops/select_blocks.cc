@@ -120,6 +120,7 @@ void select_blocks_with(const TensorView& q, const TensorView& k_pooled, const T
   const SelectProblem p = checked_select_problem(check, q, k_pooled, lse, blocks, options);
   const int workers = workers_of(runtime);
   const SelectKernel& kernel = choose(check, p, wish_of<SelectProblem>(check, options.force), workers);
+  if (p.slots == 0) return;  // lists without entries may have no address
   const std::size_t needed = kernel.workspace(p, workers);
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};

@@ -384,6 +384,12 @@ TEST(SelectChoice, ListsWhatThereIs) {
   EXPECT_EQ(list[1].reason, "it runs only when it is asked for");
 }
 
+// Lists without entries need no memory, not even workspace.
+TEST(SelectSlots, MayBeNone) {
+  const SelectData data(select_cases()[0]);
+  select_blocks(data.q.view(), data.k.view(), {}, TensorView(nullptr, DType::i32, {2, 300, 2, 0}), data.options, {});
+}
+
 // Workspace does not grow with lengths.
 TEST(SelectWorkspace, IsBounded) {
   const auto bytes = [](int64_t rows, int64_t keys) {
