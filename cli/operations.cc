@@ -10,6 +10,7 @@
 #include "heddle/kv_cache.h"
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
+#include "heddle/nsa.h"
 #include "heddle/partial.h"
 #include "heddle/sparse.h"
 #include "problem.h"
@@ -95,6 +96,20 @@ std::vector<Operation> over_lists() {
   return {forward, backward};
 }
 
+// Keys pooled, the gradient of that, and blocks chosen by their scores.
+std::vector<Operation> pooling() {
+  Operation pool{"pool_keys", {}}, backward{"pool_keys_backward", {}}, select{"select_blocks", {}};
+  for (const Device device : {Device::cpu, Device::cuda}) {
+    StandIns views(device);
+    const TensorView x = views.tensor(DType::f32, {1, 64, 2, 64}), pooled = views.tensor(DType::f32, {1, 1, 2, 64});
+    const TensorView blocks = views.tensor(DType::i32, {1, 64, 2, 16});
+    add(pool, device, explain_pool_keys(x, pooled, {}));
+    add(backward, device, explain_pool_keys_backward(pooled, x, {}));
+    add(select, device, explain_select_blocks(x, pooled, {}, blocks, {}));
+  }
+  return {pool, backward, select};
+}
+
 // Partial results joined, and the gradients of that.
 std::vector<Operation> merges() {
   Operation merge{"merge_attention", {}}, backward{"merge_attention_backward", {}};
@@ -151,6 +166,7 @@ std::vector<Operation> operations() {
   }
   std::vector<Operation> all = {forward, backward};
   for (Operation& operation : over_lists()) all.push_back(std::move(operation));
+  for (Operation& operation : pooling()) all.push_back(std::move(operation));
   for (Operation& operation : merges()) all.push_back(std::move(operation));
   all.insert(all.end(), {linear, linear_backward});
   for (Operation& operation : caches_and_weights()) all.push_back(std::move(operation));

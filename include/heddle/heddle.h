@@ -10,6 +10,7 @@
 #include "heddle/kv_cache.h"
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
+#include "heddle/nsa.h"
 #include "heddle/partial.h"
 #include "heddle/runtime.h"
 #include "heddle/safetensors.h"

@@ -66,6 +66,7 @@ struct DTypeLine {
 };
 constexpr DTypeLine kDTypes[] = {
     {"alibi_slopes", kFloat32},
+    {"blocks", kInt32, "select_blocks"},
     {"blocks", kInt32, "sparse_attention"},
     {"blocks", kUint8, "int4_cache"},
     {"cache_batch_idx", kInt32},
@@ -94,6 +95,7 @@ constexpr DTypeLine kDTypes[] = {
     {"row_idx", kInt32},
     {"scales", kStored},
     {"seqlens", kInt32},
+    {"seqused", kInt32},
     {"seqused_k", kInt32},
     {"seqused_q", kInt32},
     {"sink", kFloat32},

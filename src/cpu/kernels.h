@@ -11,6 +11,8 @@
 #include "cpu/row_ops.h"
 #include "problem/attention.h"
 #include "problem/partial.h"
+#include "problem/pool_keys.h"
+#include "problem/select_blocks.h"
 #include "problem/sparse.h"
 
 namespace heddle::cpu {
@@ -64,6 +66,13 @@ struct Kernels {
   void (*merge_partials)(const MergeProblem&, std::int64_t begin, std::int64_t end);
   void (*merge_partials_backward)(const MergeBackwardProblem&, std::int64_t begin, std::int64_t end);
   void (*merge_sink_gradient)(const MergeBackwardProblem&, std::int64_t h);
+
+  // Pooled rows [begin, end), counted b * N + c, and gradients of keys [begin, end), counted b * S + j.
+  void (*pool_keys)(const PoolProblem&, std::int64_t begin, std::int64_t end);
+  void (*pool_keys_backward)(const PoolBackwardProblem&, std::int64_t begin, std::int64_t end);
+  // The choice of blocks: scratch bytes for tasks of at most so many positions, and one task.
+  std::size_t (*select_scratch)(const SelectProblem&, std::int64_t positions);
+  void (*select_blocks)(const SelectProblem&, const SparseTask&, std::byte* scratch);
 
   RowKernels model_rows;
   LowbitKernels lowbit;

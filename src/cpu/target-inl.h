@@ -15,7 +15,9 @@
 #include "cpu/lowbit_decode-inl.h"
 #include "cpu/lowbit_encode-inl.h"
 #include "cpu/partial-inl.h"
+#include "cpu/pool_keys-inl.h"
 #include "cpu/row_ops-inl.h"
+#include "cpu/select_blocks-inl.h"
 #include "cpu/simd-inl.h"
 #include "cpu/sparse_bwd-inl.h"
 #include "cpu/sparse_fwd-inl.h"
@@ -56,6 +58,10 @@ const Kernels kKernels = {
     .merge_partials = MergePartials,
     .merge_partials_backward = MergePartialsBackward,
     .merge_sink_gradient = MergeSinkGradient,
+    .pool_keys = PoolKeys,
+    .pool_keys_backward = PoolKeysBackward,
+    .select_scratch = SelectScratch,
+    .select_blocks = SelectBlocks,
     .model_rows = kRowKernels,
     .lowbit = {.largest = LargestWeight, .encode = EncodeRow, .decode = DecodeRow},
     .linear = {.scratch = LinearScratch,

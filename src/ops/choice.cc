@@ -4,6 +4,7 @@
 #include "ops/kv_cache_choice.h"
 #include "ops/linear_choice.h"
 #include "ops/lowbit_choice.h"
+#include "ops/nsa_choice.h"
 #include "ops/partial_choice.h"
 #include "ops/sparse_choice.h"
 
@@ -21,7 +22,8 @@ bool any_has(std::string_view name) {
 bool names_a_kernel(std::string_view name) {
   return any_has<AttentionProblem, AttentionBackwardProblem, LinearProblem, LinearBackwardProblem, RotaryProblem,
                  AppendProblem, Int4AppendProblem, lowbit::QuantizeCall, lowbit::DequantizeProblem, UnpackProblem,
-                 MergeProblem, MergeBackwardProblem, SparseProblem, SparseBackwardProblem>(name);
+                 MergeProblem, MergeBackwardProblem, SparseProblem, SparseBackwardProblem, PoolProblem,
+                 PoolBackwardProblem, SelectProblem>(name);
 }
 
 }  // namespace heddle

@@ -70,6 +70,8 @@ const char* name_of(IndexName name) {
       return "key_offset";
     case IndexName::columns_number:
       return "the columns of bias and mask number";
+    case IndexName::k_pooled:
+      return "k_pooled";
     case IndexName::positions_number:
       return "positions number";
   }

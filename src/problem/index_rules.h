@@ -62,6 +62,7 @@ enum class IndexName : std::uint8_t {
   key_offset,
   columns_number,
   positions_number,
+  k_pooled,
 };
 const char* name_of(IndexName name);
 void append(std::string& out, IndexName name);

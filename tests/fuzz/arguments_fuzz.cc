@@ -16,6 +16,7 @@
 #include "heddle/attention.h"
 #include "heddle/error.h"
 #include "heddle/kv_cache.h"
+#include "heddle/nsa.h"
 #include "heddle/partial.h"
 
 namespace {
@@ -28,7 +29,7 @@ class Call {
   Call(const std::uint8_t* data, std::size_t size) : bytes_(data, size) {}
 
   void run() {
-    const std::int64_t kind = bytes_.below(5);
+    const std::int64_t kind = bytes_.below(7);
     choose_sizes();
     try {
       switch (kind) {
@@ -43,6 +44,12 @@ class Call {
           break;
         case 4:
           merge();
+          break;
+        case 5:
+          pool();
+          break;
+        case 6:
+          select();
           break;
         default:
           rotary();
@@ -353,6 +360,64 @@ class Call {
     } else {
       merge_attention(partials, o, lse, {.sink = sink});
     }
+  }
+
+  void pool() {
+    const bool packed = bytes_.rarely(2), backward = bytes_.rarely(2);
+    PoolOptions options;
+    options.stride = 1 + bytes_.below(4);
+    options.block = options.stride + bytes_.below(4);
+    if (bytes_.rarely(32)) options.stride = bytes_.below(3) - 1;
+    if (bytes_.rarely(32)) options.block = bytes_.rarely(2) ? INT64_MAX : bytes_.below(3) - 1;
+    if (packed) options.cu_seqlens = indices(offsets(Sk_), {B_ + 1});
+    if (bytes_.rarely(4)) options.seqused = indices(lengths(packed ? 1 : Sk_), {B_});
+    const std::int64_t stride = std::max<std::int64_t>(options.stride, 1);
+    const std::int64_t rows = packed ? Sk_ / stride : Sk_ < options.block ? 0 : (Sk_ - options.block) / stride + 1;
+    const auto tensor = [&](std::int64_t count, bool output) {
+      return view(packed ? Shape{count, Hkv_, D_} : Shape{B_, count, Hkv_, D_}, dtype_, output);
+    };
+    const TensorView x = tensor(Sk_, backward), pooled = tensor(rows, !backward);
+    static const std::string names[] = {"", "cpu", "reference", "other"};
+    options.force = names[bytes_.below(4)];
+    if (backward) {
+      pool_keys_backward(pooled, x, options);
+      explain_pool_keys_backward(pooled, x, options);
+    } else {
+      pool_keys(x, pooled, options);
+      explain_pool_keys(x, pooled, options);
+    }
+  }
+
+  void select() {
+    packed_q_ = bytes_.rarely(3);
+    packed_k_ = packed_q_ && !bytes_.rarely(2);
+    const TensorView q = view(packed_q_ ? Shape{Sq_, H_, D_} : Shape{B_, Sq_, H_, D_}, dtype_);
+    const TensorView k = view(packed_k_ ? Shape{Sk_, Hkv_, D_} : Shape{B_, Sk_, Hkv_, D_}, dtype_);
+    const TensorView lse = row_values(false);
+    const std::int64_t slots = bytes_.below(9);
+    const TensorView blocks = view(packed_q_ ? Shape{Sq_, Hkv_, slots} : Shape{B_, Sq_, Hkv_, slots}, DType::i32, true);
+    SelectOptions options;
+    options.block_size = 16 << bytes_.below(4);
+    if (bytes_.rarely(2)) options.compression_stride = 1 << bytes_.below(6);
+    if (bytes_.rarely(2)) options.compression_block = (1 + bytes_.below(9)) << bytes_.below(6);
+    if (bytes_.rarely(32)) options.compression_block = bytes_.rarely(2) ? INT64_MAX : bytes_.next() - 9;
+    if (bytes_.rarely(32)) options.compression_stride = bytes_.rarely(2) ? INT64_MIN : bytes_.next() - 9;
+    if (bytes_.rarely(32)) options.block_size = bytes_.next() - 9;
+    options.forced = {.first = !bytes_.rarely(2), .previous = !bytes_.rarely(2), .current = !bytes_.rarely(2)};
+    if (bytes_.rarely(2)) options.q_offset = indices(lengths(255), {B_});
+    if (bytes_.rarely(2)) options.q_step = 1 + bytes_.below(200);
+    if (bytes_.rarely(32)) options.q_step = bytes_.rarely(2) ? INT64_MAX : bytes_.below(3) - 1;
+    if (bytes_.rarely(8)) options.scale = static_cast<float>(bytes_.below(20) - 4) / 4;
+    if (packed_q_) options.cu_seqlens_q = indices(offsets(Sq_), {B_ + 1});
+    if (packed_k_) options.cu_seqlens_k = indices(offsets(Sk_), {B_ + 1});
+    if (bytes_.rarely(4)) options.seqused_k = indices(lengths(packed_k_ ? 1 : Sk_), {B_});
+    if (bytes_.rarely(8)) options.max_seqlen_q = bytes_.below(12) - 1;
+    if (bytes_.rarely(8)) options.max_seqlen_k = bytes_.below(20) - 1;
+    static const std::string names[] = {"", "cpu", "reference", "other"};
+    options.force = names[bytes_.below(4)];
+    const Runtime with = runtime(select_blocks_workspace(q, k, lse, blocks, options));
+    select_blocks(q, k, lse, blocks, options, with);
+    explain_select_blocks(q, k, lse, blocks, options);
   }
 
   void append() {

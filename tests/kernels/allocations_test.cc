@@ -12,11 +12,13 @@
 #include "heddle/attention.h"
 #include "heddle/int4_cache.h"
 #include "heddle/linear.h"
+#include "heddle/nsa.h"
 #include "heddle/partial.h"
 #include "kit/host_tensor.h"
 #include "kit/int4_case.h"
 #include "kit/linear_layer.h"
 #include "ops/kv_cache_choice.h"
+#include "ops/nsa_choice.h"
 #include "ops/partial_choice.h"
 
 namespace {
@@ -154,6 +156,23 @@ TEST(Allocations, OfMergesAndTheirGradientsAreNone) {
                                        runtime);
             }),
             0);
+}
+
+TEST(Allocations, OfPoolingItsGradientAndTheChoiceOfBlocksAreNone) {
+  CallingThread executor;
+  const HostTensor x = filled(DType::bf16, {2, 700, 2, 40}), pooled = filled(DType::bf16, {2, 21, 2, 40}, true),
+                   dx = filled(DType::bf16, {2, 700, 2, 40}, true), q = filled(DType::bf16, {2, 700, 4, 40}),
+                   blocks = HostTensor::output(DType::i32, {2, 700, 2, 6});
+  const PoolOptions pool{.block = 32, .stride = 32};
+  const SelectOptions select{.block_size = 64, .compression_block = 32};
+  Operation<PoolProblem>::candidates(), Operation<PoolBackwardProblem>::candidates();  // as above
+  Operation<SelectProblem>::candidates();
+  Memory memory;
+  Runtime runtime{{}, &executor, nullptr};
+  EXPECT_EQ(allocations_of([&] { pool_keys(x.view(), pooled.view(), pool, runtime); }), 0);
+  EXPECT_EQ(allocations_of([&] { pool_keys_backward(pooled.view(), dx.view(), pool, runtime); }), 0);
+  runtime.workspace = memory.of(select_blocks_workspace(q.view(), pooled.view(), {}, blocks.view(), select, runtime));
+  EXPECT_EQ(allocations_of([&] { select_blocks(q.view(), pooled.view(), {}, blocks.view(), select, runtime); }), 0);
 }
 
 TEST(Allocations, OfLinearLayersAndTheirGradientsAreNone) {

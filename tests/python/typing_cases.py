@@ -2,6 +2,7 @@
 in `# error: TEXT` is to be an error with that text, and no other line is to be one."""
 
 import heddle
+import heddle.nsa
 import numpy as np
 import torch
 from typing_extensions import assert_type
@@ -20,6 +21,8 @@ assert_type(heddle.sparse_attention(x, x, x, x, block_size=32, causal="top_left"
 assert_type(heddle.sparse_attention(a, a, a, a, a, query_rows=16, return_lse=True), tuple[np.ndarray, np.ndarray])
 assert_type(heddle.sparse_attention(x, x, x, x, return_lse=said), torch.Tensor | tuple[torch.Tensor, torch.Tensor])
 assert_type(heddle.explain_sparse_attention(x, x, x, x, backward=True), heddle.Explanation)
+assert_type(heddle.nsa.pool_keys(x, 32, 16, cu_seqlens=x), torch.Tensor)
+assert_type(heddle.nsa.select_blocks(x, x, 16, lse=x, forced=("first",), q_offset=3), torch.Tensor)
 assert_type(heddle.sdpa(x, x, x, is_causal=True), torch.Tensor)
 assert_type(heddle.apply_rotary(a, a, a), np.ndarray)
 packed: heddle.lowbit.PackedTensor = heddle.lowbit.pack(heddle.lowbit.quantize(a))
@@ -36,6 +39,7 @@ heddle.attention(x, x, x, key_step=1.5)  # error: No overload variant
 heddle.attention(x, x, x, windows=(3, 0))  # error: No overload variant
 heddle.sparse_attention(x, x, x)  # error: No overload variant
 heddle.sparse_attention(x, x, x, x, blocksize=64)  # error: No overload variant
+heddle.nsa.select_blocks(x, x)  # error: Missing positional argument "n"
 heddle.explain_merge_attention([x], [x], backward="yes")  # error: incompatible type "str"; expected "bool"
 heddle.attention(x, x, x).half_precision()  # error: "Tensor" has no attribute
 heddle.attention(x, x, x, return_lse=True).sum()  # error: "tuple[Tensor, Tensor]" has no attribute

@@ -68,6 +68,10 @@ def no_head_first(operation: str, head_first: Any) -> None:
 def scale_of(operation: str, scale: Any, q: torch.Tensor) -> float:
     if scale is None:
         return 1 / math.sqrt(q.shape[-1])
+    return given_scale(operation, scale)
+
+
+def given_scale(operation: str, scale: Any) -> float:
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"[{operation}] scale is {shown(scale)}: it must be a number, or None for 1 / sqrt(D)")
     if not math.isfinite(scale):

@@ -1,0 +1,115 @@
+"""What native sparse attention needs beside attention, by Heddle's kernels: pooled keys, and the choice of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ..hosts.torch import nsa_operators
+from . import checks
+from .branches import FORCED
+
+
+def pool_keys(
+    x: torch.Tensor,
+    block: int,
+    stride: int | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    *,
+    seqused: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The means of blocks of keys, or of values: row c is the mean of rows [c * stride, c * stride + block) of a sequence, for
+    each complete block, so N = (S - block) // stride + 1 of S keys, none where S < block.
+
+    Args:
+      x: [B, S, Hkv, D], float32, float16 or bfloat16, any strides; with cu_seqlens [total, Hkv, D].
+      block: keys of a block, at least stride.
+      stride: keys from one block to the next, at least 1; block if None.
+      cu_seqlens: int32 [B + 1], starts of packed sequences, from 0 to total.
+      seqused: int32 [B], how many keys of each sequence are used, the first ones; all if None.
+
+    Returns:
+      [B, N, Hkv, D], of x's dtype; sums are float32. With cu_seqlens [total // stride, Hkv, D], in which sequence b's rows begin
+      at cu_seqlens[b] // stride: ``cu_seqlens // stride`` and each sequence's N are the cu_seqlens_k and seqused_k of attention
+      over them. Rows that no sequence has, and with seqused those behind its own N, are 0. Gradients are autograd's, of any
+      order; keys in no complete block have 0.
+
+    Raises:
+      ValueError: a bad argument; the message names it, its value and the rule. Also tensors on a GPU: there is no kernel yet.
+      TypeError: what is no tensor, or no int.
+      NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
+
+    Source: Yuan et al., arXiv 2502.11089, Eq. 7, with the mean.
+    """
+    name = "pool_keys"
+    block = checks.integer(name, "block", block, 1)
+    stride = block if stride is None else checks.integer(name, "stride", stride, 1)
+    return nsa_operators.pool_keys(x, block, stride, cu_seqlens, seqused)
+
+
+def select_blocks(
+    q: torch.Tensor,
+    k_pooled: torch.Tensor,
+    n: int,
+    *,
+    lse: torch.Tensor | None = None,
+    block_size: int = 64,
+    compression_block: int | None = None,
+    compression_stride: int | None = None,
+    forced: Iterable[str] = FORCED,
+    scale: float | None = None,
+    cu_seqlens_q: torch.Tensor | None = None,
+    cu_seqlens_k: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+    q_offset: torch.Tensor | int | None = None,
+    q_step: int = 1,
+) -> torch.Tensor:
+    """The lists of blocks that naive_nsa_compression makes, for each row and key/value head, for ``heddle.sparse_attention``:
+    forced blocks, then the highest scores, the lower number first among equals, -1 behind the last. Scores are not stored.
+
+    Row i of sequence b stands at position q_offset[b] + q_step * i and sees pooled key c if c * compression_stride +
+    compression_block - 1 is not above it. A pooled key's score is the sum of its probabilities over the heads of the group; a
+    block's the sum of those of the pooled keys that touch it, each as often as strides of the two meet.
+
+    Args:
+      q: [B, Sq, H, D], float32, float16 or bfloat16; with cu_seqlens_q [total_q, H, D].
+      k_pooled: [B, N, Hkv, D], of q's dtype, as pool_keys makes them; with cu_seqlens_k [.., Hkv, D].
+      n: blocks of a list.
+      lse: float32 [B, H, Sq], with cu_seqlens_q [H, total_q]: the log-sum-exp of attention over the pooled keys that each row
+        sees. None: it is found, at the price of a second product.
+      block_size: keys of a block of the lists: 16, 32, 64 or 128.
+      compression_block, compression_stride: keys of a pooled key, and from one to the next; block_size if None, and each other.
+        The stride divides both sizes.
+      forced: which blocks come before all others: "first" (0), "previous" (t // block_size - 1), "current" (t // block_size).
+      scale: of the scores; 1 / sqrt(D) if None.
+      cu_seqlens_q, cu_seqlens_k: int32 [B + 1], where packed rows, and packed pooled keys, of each sequence begin.
+      seqused_k: int32 [B], how many pooled keys each sequence has; all if None.
+      q_offset: int32 [B], or an int for all: the position of the first row; 0 if None. q_step: from a row to the next.
+
+    Returns:
+      int32 [B, Sq, Hkv, n], with cu_seqlens_q [total_q, Hkv, n]; without gradient.
+
+    Raises:
+      ValueError, TypeError: as pool_keys.
+
+    Source: Yuan et al., arXiv 2502.11089, Eq. 8 to 11.
+    """
+    name = "select_blocks"
+    n = checks.integer(name, "n", n, 0)
+    names = checks.some_of(name, "forced", forced, FORCED)
+    bits = sum(1 << k for k, block in enumerate(FORCED) if block in names)
+    if scale is not None:
+        scale = checks.given_scale(name, scale)
+    block_size = checks.integer(name, "block_size", block_size, 1)
+    sizes = [None if x is None else checks.integer(name, what, x, 1)
+             for what, x in (("compression_block", compression_block), ("compression_stride", compression_stride))]  # fmt: skip
+    if q_offset is not None and not isinstance(q_offset, torch.Tensor):
+        q_offset = checks.integer(name, "q_offset", q_offset, 0)
+        if q_offset >= 2**31:
+            raise ValueError(f"[{name}] q_offset is {q_offset}: positions must be below 2^31 - 1")
+    q_step = checks.integer(name, "q_step", q_step, 1)
+    sequences = cu_seqlens_q, cu_seqlens_k, seqused_k
+    return nsa_operators.select_blocks(
+        q, k_pooled, n, lse, (block_size, *sizes), bits, scale, sequences, q_offset, q_step
+    )

@@ -1,0 +1,80 @@
+#include "heddle/nsa.h"
+
+#include <cstdint>
+
+#include "convert.h"
+#include "ops/nsa.h"
+
+namespace heddle::python {
+namespace {
+
+PoolOptions pool_options(Arguments& arguments, nb::handle block, nb::handle stride, nb::handle cu_seqlens,
+                         nb::handle seqused) {
+  return {.block = arguments.integer(block, "block"),
+          .stride = arguments.integer(stride, "stride"),
+          .cu_seqlens = arguments.read(cu_seqlens, "cu_seqlens"),
+          .seqused = arguments.read(seqused, "seqused")};
+}
+
+// stream: the CUDA stream of tensors on a GPU, which is then the current one.
+void pool(nb::handle x, nb::handle pooled, nb::handle block, nb::handle stride, nb::handle cu_seqlens,
+          nb::handle seqused, std::uintptr_t stream) {
+  Arguments arguments("pool_keys", Arguments::Devices::any, stream);
+  const TensorView x_view = arguments.read(x, "x"), pooled_view = arguments.write(pooled, "pooled");
+  const PoolOptions options = pool_options(arguments, block, stride, cu_seqlens, seqused);
+  nb::gil_scoped_release released;
+  pool_keys(x_view, pooled_view, options, arguments.runtime());
+}
+
+void pool_backward(nb::handle d_pooled, nb::handle dx, nb::handle block, nb::handle stride, nb::handle cu_seqlens,
+                   nb::handle seqused, std::uintptr_t stream) {
+  Arguments arguments("pool_keys_backward", Arguments::Devices::any, stream);
+  const TensorView d_pooled_view = arguments.read(d_pooled, "d_pooled"), dx_view = arguments.write(dx, "dx");
+  const PoolOptions options = pool_options(arguments, block, stride, cu_seqlens, seqused);
+  nb::gil_scoped_release released;
+  pool_keys_backward(d_pooled_view, dx_view, options, arguments.runtime());
+}
+
+// forced: bits of the first, the previous and the current block.
+void select(nb::handle q, nb::handle k_pooled, nb::handle lse, nb::handle blocks, nb::handle block_size,
+            nb::handle compression_block, nb::handle compression_stride, unsigned forced, nb::handle scale,
+            nb::handle cu_seqlens_q, nb::handle cu_seqlens_k, nb::handle seqused_k, nb::handle q_offset,
+            nb::handle q_step, std::uintptr_t stream) {
+  Arguments arguments("select_blocks", Arguments::Devices::any, stream);
+  const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k_pooled, "k_pooled");
+  const TensorView lse_view = arguments.read(lse, "lse"), blocks_view = arguments.write(blocks, "blocks");
+  SelectOptions options;
+  options.block_size = arguments.integer(block_size, "block_size");
+  if (!compression_block.is_none()) {
+    options.compression_block = arguments.integer(compression_block, "compression_block");
+  }
+  if (!compression_stride.is_none()) {
+    options.compression_stride = arguments.integer(compression_stride, "compression_stride");
+  }
+  options.forced = {.first = (forced & 1) != 0, .previous = (forced & 2) != 0, .current = (forced & 4) != 0};
+  if (!scale.is_none()) options.scale = static_cast<float>(arguments.number(scale, "scale"));
+  options.cu_seqlens_q = arguments.read(cu_seqlens_q, "cu_seqlens_q");
+  options.cu_seqlens_k = arguments.read(cu_seqlens_k, "cu_seqlens_k");
+  options.seqused_k = arguments.read(seqused_k, "seqused_k");
+  options.q_offset = arguments.read(q_offset, "q_offset");
+  options.q_step = arguments.integer(q_step, "q_step");
+  CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
+  nb::gil_scoped_release released;
+  select_blocks_with(q_view, k_view, lse_view, blocks_view, options, arguments.runtime(),
+                     [&](std::size_t bytes) { return scratch.get(bytes); });
+}
+
+}  // namespace
+
+void bind_nsa(nb::module_& module) {
+  module.def("pool_keys", &pool, nb::arg("x"), nb::arg("pooled"), nb::arg("block"), nb::arg("stride"),
+             nb::arg("cu_seqlens").none(), nb::arg("seqused").none(), nb::arg("stream") = 0);
+  module.def("pool_keys_backward", &pool_backward, nb::arg("d_pooled"), nb::arg("dx"), nb::arg("block"),
+             nb::arg("stride"), nb::arg("cu_seqlens").none(), nb::arg("seqused").none(), nb::arg("stream") = 0);
+  module.def("select_blocks", &select, nb::arg("q"), nb::arg("k_pooled"), nb::arg("lse").none(), nb::arg("blocks"),
+             nb::arg("block_size"), nb::arg("compression_block").none(), nb::arg("compression_stride").none(),
+             nb::arg("forced"), nb::arg("scale").none(), nb::arg("cu_seqlens_q").none(), nb::arg("cu_seqlens_k").none(),
+             nb::arg("seqused_k").none(), nb::arg("q_offset").none(), nb::arg("q_step"), nb::arg("stream") = 0);
+}
+
+}  // namespace heddle::python

@@ -1,0 +1,353 @@
+// The choice of blocks by pooled keys' scores. Positions lie in lanes and the heads of a group come one after the
+// other, so that their probabilities add up, and block scores are compared with the least that is listed, without an
+// operation across lanes, whatever the group size. Only the scores of one tile of pooled keys exist at a time; a row's
+// best blocks so far are a heap, the last of them on top.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "cpu/keys-inl.h"
+#include "cpu/plan.h"
+#include "cpu/rows-inl.h"
+#include "cpu/scratch.h"
+#include "cpu/softmax-inl.h"
+#include "cpu/unit-inl.h"
+#include "problem/select_blocks.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace heddle::cpu::HEDDLE_TARGET {
+
+struct ScoredBlock {
+  float score;
+  std::int32_t block;
+};
+// Whether x stands before y in a list.
+struct StandsBefore {
+  bool operator()(const ScoredBlock& x, const ScoredBlock& y) const {
+    return x.score > y.score || (x.score == y.score && x.block < y.block);
+  }
+};
+
+// A register tile's worth of positions: what each sees, and may list.
+struct SelectLanes {
+  std::int64_t count = 0;            // positions, in lanes
+  std::int64_t least = 0, most = 0;  // pooled keys that one of them sees
+  std::int32_t seen[kGroup], touched[kGroup];
+  float least_listed[kGroup];  // a score must be above it
+  std::int32_t listed[kGroup], room[kGroup];
+  SelectProblem::Forced forced[kGroup];
+};
+
+template <Unit U>
+class SelectTile {
+  using Word = typename U::Word;
+
+ public:
+  SelectTile(const SelectProblem& p, std::int64_t positions, std::byte* memory)
+      : p_(p),
+        depth_(Words<U>(round_up(p.D, U::kPad))),
+        wide_(p.wide()),
+        narrow_(p.narrow()),
+        later_((wide_ + narrow_ - 2) / wide_),
+        entries_(std::min(p.slots, p.touched(p.Sk))),
+        tiles_(ceil_div(positions, kGroup)),
+        scratch_(memory) {
+    const std::int64_t rows = tiles_ * p.G * kGroup;
+    line_ = scratch_.take<float>(kLineRows<U> * round_up(p.D, U::kPad));
+    k_ = scratch_.take<Word>(kKeyBlock * depth_);
+    q_ = scratch_.take<Word>(rows * depth_);
+    lse_ = scratch_.take<float>(rows);
+    if (!p.lse) sum_ = scratch_.take<float>(rows);
+    products_ = scratch_.take<float>(kKeyBlock * kGroup);
+    p_cmp_ = scratch_.take<float>(kKeyBlock * kGroup);
+    if (!same()) p_slc_ = scratch_.take<float>((kKeyBlock / wide_ + later_) * kGroup);
+    begun_ = scratch_.take<float>(tiles_ * later_ * kGroup);
+    heaps_ = scratch_.take<ScoredBlock>(tiles_ * kGroup * entries_);
+    lanes_ = scratch_.take<SelectLanes>(tiles_);
+    rows_ = scratch_.take<GroupRows>(1);
+  }
+  std::size_t bytes() const { return scratch_.used(); }
+
+  void run(const SparseTask& task) {
+    const Sequence s = p_.sequence(task.b);
+    std::int64_t most = 0;
+    for (std::int64_t tile = 0; tile < tiles_; ++tile) {
+      prepare(task, s, tile);
+      most = std::max(most, lanes_[tile].most);
+    }
+    if (!p_.lse) {
+      over_keys(task, s, most, [&]<int N>(std::int64_t tile, KeyRange keys) {
+        for (std::int64_t g = 0; g < p_.G; ++g) find_lse<N>(tile, g, keys);
+      });
+      for (std::int64_t n = 0; n < tiles_ * p_.G * kGroup; ++n) {
+        if (sum_[n] != 0) lse_[n] += static_cast<float>(std::log2(static_cast<double>(sum_[n])));
+      }
+    }
+    over_keys(task, s, most, [&]<int N>(std::int64_t tile, KeyRange keys) { score<N>(tile, keys); });
+    for (std::int64_t tile = 0; tile < tiles_; ++tile) write(task, s, tile);
+  }
+
+ private:
+  // Pooled keys are blocks of the lists.
+  bool same() const { return wide_ == 1 && narrow_ == 1; }
+
+  void prepare(const SparseTask& task, const Sequence& s, std::int64_t tile) {
+    SelectLanes& x = lanes_[tile];
+    const std::int64_t begin = task.row_begin + tile * kGroup;
+    x.count = std::min<std::int64_t>(kGroup, task.row_end - begin);
+    x.least = s.sk, x.most = 0;
+    for (std::int64_t lane = 0; lane < x.count; ++lane) {
+      const std::int64_t t = p_.position(s, begin + lane), seen = p_.seen(s, t);
+      x.least = std::min(x.least, seen);
+      x.most = std::max(x.most, seen);
+      x.seen[lane] = static_cast<std::int32_t>(seen);
+      x.touched[lane] = static_cast<std::int32_t>(p_.touched(seen));
+      x.forced[lane] = p_.forced_at(t);
+      x.listed[lane] = 0;
+      x.room[lane] = static_cast<std::int32_t>(std::clamp<std::int64_t>(p_.slots - x.forced[lane].count, 0, entries_));
+      x.least_listed[lane] = x.room[lane] > 0 ? -kInfinity : kInfinity;
+    }
+    for (std::int64_t lane = x.count; lane < kGroup; ++lane) {
+      x.seen[lane] = x.touched[lane] = 0;
+      x.least_listed[lane] = kInfinity;
+    }
+    std::fill_n(begun_ + tile * later_ * kGroup, later_ * kGroup, 0.0f);
+
+    std::int32_t listed[kGroup];
+    for (std::int64_t lane = 0; lane < x.count; ++lane) listed[lane] = static_cast<std::int32_t>(lane * p_.G);
+    for (std::int64_t g = 0; g < p_.G; ++g) {
+      const std::int64_t at = (tile * p_.G + g) * kGroup;
+      rows_->begin = begin * p_.G + g;
+      rows_->count = x.count;
+      rows_->listed = listed;
+      GatherRowsTransposed<U>(p_, p_.q, p_.D, round_up(p_.D, U::kPad), task.b, s, task.kv_head, *rows_, kGroup,
+                              q_ + at * depth_, kGroup, line_);
+      for (std::int64_t lane = 0; lane < kGroup; ++lane) {
+        if (!p_.lse) {
+          lse_[at + lane] = -kInfinity;
+          sum_[at + lane] = 0.0f;
+        } else if (lane < x.count) {
+          const std::int64_t i = s.q_begin + begin + lane, h = task.kv_head * p_.G + g;
+          const double lse = p_.lse.template as<const float>()[p_.lse.offset(task.b, h, i)];
+          lse_[at + lane] = static_cast<float>(lse / kLn2);
+        } else {
+          lse_[at + lane] = 0.0f;
+        }
+      }
+    }
+  }
+
+  // Calls visit<N>(tile, keys) for each tile of pooled keys and each tile of positions that sees some of it, N vectors
+  // wide.
+  template <class Visit>
+  void over_keys(const SparseTask& task, const Sequence& s, std::int64_t most, const Visit& visit) {
+    for (std::int64_t begin = 0; begin < most; begin += kKeyBlock) {
+      const std::int64_t count = std::min(kKeyBlock, most - begin);
+      PackRows<U>(p_, p_.k, p_.D, round_up(p_.D, U::kPad), task.b, s, task.kv_head, begin, count,
+                  round_up(count, U::kPad), k_);
+      for (std::int64_t tile = 0; tile < tiles_; ++tile) {
+        const KeyRange keys{begin, std::min(begin + kKeyBlock, lanes_[tile].most)};
+        if (keys.empty()) continue;
+        switch (ceil_div(lanes_[tile].count, kLanes)) {
+          case 1:
+            visit.template operator()<1>(tile, keys);
+            break;
+          case 2:
+            visit.template operator()<2>(tile, keys);
+            break;
+          default:
+            visit.template operator()<3>(tile, keys);
+            break;
+        }
+      }
+    }
+  }
+
+  // products[key][lane] of head g.
+  template <int N>
+  HWY_INLINE void multiply(std::int64_t tile, std::int64_t g, KeyRange keys) {
+    const Lanes<Word> q{q_ + (tile * p_.G + g) * kGroup * depth_, kGroup};
+    for (std::int64_t j = 0; j < keys.size(); j += U::kTileM) {
+      U::template Product<N, Sum::kStore>(depth_, {k_ + j * depth_, depth_, 1}, q, products_ + j * kGroup, kGroup);
+    }
+  }
+
+  // Running maxima, in lse_, and sums of head g, logits times log2(e).
+  template <int N>
+  void find_lse(std::int64_t tile, std::int64_t g, KeyRange keys) {
+    const DF d;
+    const DI di;
+    multiply<N>(tile, g, keys);
+    const VF factor = hn::Set(d, p_.scale * kLog2e), minus_infinity = hn::Set(d, -kInfinity);
+    VF top[N], alpha[N];
+    for (int n = 0; n < N; ++n) {
+      const VI seen = hn::LoadU(di, lanes_[tile].seen + n * kLanes);
+      top[n] = minus_infinity;
+      for (std::int64_t j = 0; j < keys.size(); ++j) {
+        float* at = products_ + j * kGroup + n * kLanes;
+        const auto inside = hn::Gt(seen, hn::Set(di, static_cast<std::int32_t>(keys.begin + j)));
+        const VF x = hn::IfThenElse(hn::RebindMask(d, inside), hn::Mul(hn::LoadU(d, at), factor), minus_infinity);
+        hn::StoreU(x, d, at);
+        top[n] = hn::Max(top[n], x);
+      }
+    }
+    const std::int64_t at = (tile * p_.G + g) * kGroup;
+    UpdateMax<N>(lse_ + at, 1.0f, top, alpha);
+    const auto power = [](VF x, VF max) HWY_ATTR { return hn::Sub(x, max); };
+    ExponentiateAs<N>(power, products_, keys.size(), top, alpha, sum_ + at);
+  }
+
+  // p_cmp[key][lane] (+)= exp2(logit - lse) of head g, 0 where a key is not seen.
+  template <int N, bool kMask>
+  HWY_INLINE void add_probabilities(std::int64_t tile, std::int64_t g, KeyRange keys) {
+    const DF d;
+    const DI di;
+    const VF factor = hn::Set(d, p_.scale * kLog2e);
+    VF lse[N];
+    VI seen[N];
+    HWY_UNROLL(kTileN)
+    for (int n = 0; n < N; ++n) {
+      lse[n] = hn::LoadU(d, lse_ + (tile * p_.G + g) * kGroup + n * kLanes);
+      seen[n] = hn::LoadU(di, lanes_[tile].seen + n * kLanes);
+    }
+    for (std::int64_t j = 0; j < keys.size(); ++j) {
+      HWY_UNROLL(kTileN)
+      for (int n = 0; n < N; ++n) {
+        float* to = p_cmp_ + j * kGroup + n * kLanes;
+        VF e = Exp2(hn::MulSub(hn::LoadU(d, products_ + j * kGroup + n * kLanes), factor, lse[n]));
+        if constexpr (kMask) {
+          const auto inside = hn::Gt(seen[n], hn::Set(di, static_cast<std::int32_t>(keys.begin + j)));
+          e = hn::IfThenElseZero(hn::RebindMask(d, inside), e);
+        }
+        hn::StoreU(g == 0 ? e : hn::Add(hn::LoadU(d, to), e), d, to);
+      }
+    }
+  }
+
+  template <int N>
+  void score(std::int64_t tile, KeyRange keys) {
+    const SelectLanes& x = lanes_[tile];
+    const bool mask = x.least < keys.end;
+    for (std::int64_t g = 0; g < p_.G; ++g) {
+      multiply<N>(tile, g, keys);
+      if (mask) {
+        add_probabilities<N, true>(tile, g, keys);
+      } else {
+        add_probabilities<N, false>(tile, g, keys);
+      }
+    }
+    if (same()) return offer<N>(tile, p_cmp_, keys.size(), keys.begin);
+
+    // Blocks that the tile's keys touch: those that earlier ones have begun come first, and `later_` are left open.
+    const std::int64_t own = kKeyBlock / wide_;
+    float* begun = begun_ + tile * later_ * kGroup;
+    std::copy_n(begun, later_ * kGroup, p_slc_);
+    std::fill_n(p_slc_ + later_ * kGroup, own * kGroup, 0.0f);
+    const DF d;
+    for (std::int64_t c = 0; c < keys.size(); ++c) {
+      for (std::int64_t j = c / wide_; j <= (c + narrow_ - 1) / wide_; ++j) {
+        const VF weight = hn::Set(d, static_cast<float>(p_.weight(c - wide_ * j)));
+        HWY_UNROLL(kTileN)
+        for (int n = 0; n < N; ++n) {
+          float* to = p_slc_ + j * kGroup + n * kLanes;
+          hn::StoreU(hn::MulAdd(weight, hn::LoadU(d, p_cmp_ + c * kGroup + n * kLanes), hn::LoadU(d, to)), d, to);
+        }
+      }
+    }
+    std::copy_n(p_slc_ + own * kGroup, later_ * kGroup, begun);
+    const bool last = keys.end == x.most;
+    offer<N>(tile, p_slc_, last ? own + later_ : own, keys.begin / wide_);
+  }
+
+  // Scores of `count` blocks from `first` on, for all lanes.
+  template <int N>
+  void offer(std::int64_t tile, const float* scores, std::int64_t count, std::int64_t first) {
+    const DF d;
+    const DI di;
+    SelectLanes& x = lanes_[tile];
+    for (std::int64_t j = 0; j < count; ++j) {
+      const VI block = hn::Set(di, static_cast<std::int32_t>(first + j));
+      HWY_UNROLL(kTileN)
+      for (int n = 0; n < N; ++n) {
+        const float* at = scores + j * kGroup + n * kLanes;
+        const auto above = hn::Gt(hn::LoadU(d, at), hn::LoadU(d, x.least_listed + n * kLanes));
+        const auto touched = hn::Gt(hn::LoadU(di, x.touched + n * kLanes), block);
+        const auto better = hn::And(above, hn::RebindMask(d, touched));
+        if (HWY_LIKELY(hn::AllFalse(d, better))) continue;
+        std::uint8_t bits[8] = {};
+        hn::StoreMaskBits(d, better, bits);
+        for (int lane = 0; lane < kLanes; ++lane) {
+          if ((bits[lane / 8] >> lane % 8 & 1) != 0)
+            list(tile, n * kLanes + lane, {at[lane], static_cast<std::int32_t>(first + j)});
+        }
+      }
+    }
+  }
+
+  // Blocks come in ascending order, so that one that equals the least of a full list stays out of it.
+  void list(std::int64_t tile, std::int64_t lane, ScoredBlock found) {
+    SelectLanes& x = lanes_[tile];
+    if (x.forced[lane].holds(found.block)) return;
+    ScoredBlock* heap = heaps_ + (tile * kGroup + lane) * entries_;
+    std::int32_t& listed = x.listed[lane];
+    if (listed < x.room[lane]) {
+      heap[listed++] = found;
+    } else {
+      std::pop_heap(heap, heap + listed, StandsBefore());
+      heap[listed - 1] = found;
+    }
+    std::push_heap(heap, heap + listed, StandsBefore());
+    if (listed == x.room[lane]) x.least_listed[lane] = heap[0].score;
+  }
+
+  void write(const SparseTask& task, const Sequence& s, std::int64_t tile) {
+    SelectLanes& x = lanes_[tile];
+    for (std::int64_t lane = 0; lane < x.count; ++lane) {
+      ScoredBlock* heap = heaps_ + (tile * kGroup + lane) * entries_;
+      std::sort_heap(heap, heap + x.listed[lane], StandsBefore());
+      std::int32_t* to = p_.list(task.b, s, task.row_begin + tile * kGroup + lane, task.kv_head);
+      const SelectProblem::Forced& forced = x.forced[lane];
+      for (std::int64_t n = 0; n < p_.slots; ++n) {
+        const std::int64_t other = n - forced.count;
+        to[n] = other < 0                ? static_cast<std::int32_t>(forced.blocks[n])
+                : other < x.listed[lane] ? heap[other].block
+                                         : -1;
+      }
+    }
+  }
+
+  const SelectProblem& p_;
+  const std::int64_t depth_;          // words of a row of q or k
+  const std::int64_t wide_, narrow_;  // as SelectProblem has them
+  const std::int64_t later_;          // blocks behind a tile's own that its keys touch too
+  const std::int64_t entries_;        // of a heap
+  const std::int64_t tiles_;          // of positions
+  Scratch scratch_;
+  float *line_ = nullptr, *lse_ = nullptr, *sum_ = nullptr, *products_ = nullptr, *p_cmp_ = nullptr, *p_slc_ = nullptr,
+        *begun_ = nullptr;
+  Word *k_ = nullptr, *q_ = nullptr;
+  ScoredBlock* heaps_ = nullptr;
+  SelectLanes* lanes_ = nullptr;
+  GroupRows* rows_ = nullptr;
+};
+
+template <class F>
+auto WithSelectTile(const SelectProblem& p, std::int64_t positions, std::byte* memory, const F& f) {
+  return WithUnit(p.dtype == DType::bf16, [&]<Unit U>() {
+    SelectTile<U> tile(p, positions, memory);
+    return f(tile);
+  });
+}
+
+inline std::size_t SelectScratch(const SelectProblem& p, std::int64_t positions) {
+  return WithSelectTile(p, positions, nullptr, [](auto& tile) { return tile.bytes(); });
+}
+inline void SelectBlocks(const SelectProblem& p, const SparseTask& task, std::byte* memory) {
+  WithSelectTile(p, task.row_end - task.row_begin, memory, [&](auto& tile) { tile.run(task); });
+}
+
+}  // namespace heddle::cpu::HEDDLE_TARGET
+HWY_AFTER_NAMESPACE();
