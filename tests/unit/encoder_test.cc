@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -54,7 +55,8 @@ struct Output {
   EncoderTimes times;
 };
 
-Output encode(const Encoder& encoder, const Input& input, Executor* executor = nullptr, bool normalize = true) {
+Output encode(const Encoder& encoder, const Input& input, Executor* executor = nullptr, bool normalize = true,
+              int filling = 0) {
   Output out;
   out.embeddings.resize(input.sequences() * kSmall.hidden);
   out.hidden.resize(input.total() * kSmall.hidden);
@@ -63,6 +65,7 @@ Output encode(const Encoder& encoder, const Input& input, Executor* executor = n
   WorkspaceBuffer scratch;
   const std::size_t bytes = encoder.workspace(input.total(), input.sequences(), input.longest(), runtime);
   runtime.workspace = {scratch.get(bytes).data, bytes};  // no byte more than the query says
+  if (bytes > 0) std::memset(runtime.workspace.data, filling, bytes);
   encoder.encode(TensorView(input.ids.data(), DType::i32, {input.total()}),
                  TensorView(input.cu_seqlens.data(), DType::i32, {input.sequences() + 1}),
                  TensorView(out.embeddings.data(), DType::f32, {input.sequences(), kSmall.hidden}),
@@ -131,7 +134,7 @@ INSTANTIATE_TEST_SUITE_P(Encoder, EncoderAccuracy,
 
 class EncoderBits : public testing::TestWithParam<DType> {};
 
-TEST_P(EncoderBits, DoNotDependOnNeighboursOrThreads) {
+TEST_P(EncoderBits, DoNotDependOnNeighboursThreadsOrTheWorkspace) {
   const ModelFolder folder(kSmall);
   folder.write();
   const Encoder encoder = Encoder::load(folder.path(), {GetParam(), ""});
@@ -139,6 +142,9 @@ TEST_P(EncoderBits, DoNotDependOnNeighboursOrThreads) {
   const auto one = make_thread_pool(1), three = make_thread_pool(3);
   const Output together = encode(encoder, input, one.get());
   EXPECT_EQ(encode(encoder, input, three.get()).hidden, together.hidden);
+  const Output over_nan = encode(encoder, input, one.get(), true, 0xFF);
+  EXPECT_EQ(over_nan.hidden, together.hidden);
+  EXPECT_EQ(over_nan.embeddings, together.embeddings);
   for (std::int64_t i = 0; i < input.sequences(); ++i) {
     Input alone({});
     alone.ids = input.sequence(i);
