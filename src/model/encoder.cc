@@ -12,6 +12,7 @@
 #include "heddle/transformer.h"
 #include "model/encoder_call.h"
 #include "model/packed_lengths.h"
+#include "ops/attention_arguments.h"
 
 namespace heddle {
 namespace {
@@ -355,6 +356,9 @@ void Encoder::encode(const TensorView& token_ids, const TensorView& cu_seqlens, 
     check.require(hidden_states.shape[0] == total && hidden_states.shape[1] == config.hidden, "hidden_states is ",
                   hidden_states, ": it must be [", total, ", ", config.hidden, "], one row a token");
   }
+  const Named outputs[] = {{"embeddings", &embeddings}, {"hidden_states", &hidden_states}};
+  const Named inputs[] = {{"token_ids", &token_ids}, {"cu_seqlens", &cu_seqlens}};
+  check_apart(check, outputs, inputs);
 
   const auto* offsets = static_cast<const std::int32_t*>(cu_seqlens.data);
   check.require(offsets[0] == 0, "cu_seqlens begins with ", offsets[0], ": it must begin with 0");
