@@ -41,7 +41,7 @@ OF_ENCODER = {
     "src/checkpoint/": "read before the clock runs",
     "src/cpu/row_ops.h": "read before the clock runs",
     "src/cuda/model.h": "declarations",
-    "src/ops/validate.h": "runs under HEDDLE_VALIDATE alone",
+    "src/ops/": "checks and choice",
 }
 # Beside those, of a family of rows alone.
 OF_FAMILY = {
