@@ -225,12 +225,13 @@ def lengths(rows):
             ratios.append(other[name] / other["heddle"])
         cells = (us["heddle"], other["tf32"], other["f32"], us["math"])
         lines.append([marked(str(length), [row, half[length]]), *map(short, cells), f"{us['math'] / us['heddle']:.1f}"])
-    python = [microseconds(row)["heddle"] for row in by_length(rows, "python call").values()]
+    python = by_length(rows, "python call")
+    waited = [microseconds(row)["heddle"] for row in python.values()]
     return "\n".join([
         table(lines), "",
         f"- bfloat16 is {span(over['f32'], '{:.1f}')} times as fast as float32 with its own precision and {span(over['tf32'], '{:.1f}')} times as fast as one tf32 product, both within the rows `half`.",
         *(f"- A doubled length, {name}: {', '.join(f'×{b / a:.1f}' for a, b in zip(us, us[1:]))}." for name, us in took.items()),
-        *([f"- A call from Python (H 4, {min(by_length(rows, 'python call'))} to {max(by_length(rows, 'python call'))} keys, launch included): {span(python, '{:.1f}')} µs."] if python else []),
+        *([marked(f"- A call from Python (H 4, {min(python)} to {max(python)} keys, launch included): {span(waited, '{:.1f}')} µs", python.values())] if python else []),
     ])  # fmt: skip
 
 

@@ -237,7 +237,7 @@ class TestGpuTables:
             "| 128 † | 5000 | 12500 | 25000 | 25000 | 5.0 |\n| 256 † | 10000 | 20000 | 50000 | 100000 | 10.0 |" in shown
         )
         assert "is 4.0 to 5.0 times" in shown and "and 2.0 times as fast" in shown
-        assert "bfloat16: ×2.0." in shown and "unfused: ×4.0." in shown and ": 20000.0 µs" in shown
+        assert "bfloat16: ×2.0." in shown and "unfused: ×4.0." in shown and ": 20000.0 µs †" in shown
         del rows["half S256"]
         assert gpu_table.lengths(rows) == ""
 
