@@ -17,72 +17,91 @@ ROOT = Path(__file__).resolve().parent.parent
 STAGED = "sources.json"
 GPU_COMMON = "src/cuda/common"
 
-PLAIN = ("src/cuda/any/bounded_piece.h", "src/cuda/any/operand_dtype.h", "src/cuda/any/options.cuh")
+DROPOUT = ("src/problem/philox.h",)
+PLAIN = ("src/cuda/any/bounded_piece.h", "src/cuda/any/operand_dtype.h", "src/cuda/any/options.cuh", *DROPOUT)
+SM80 = ("src/cuda/sm80/attention", "src/cuda/any/attention_int8_qk", *DROPOUT)
+BACKWARD = ("src/cuda/any/attention_bwd_rows", "src/cuda/any/options.cuh", *DROPOUT)
 
-#: candidate (as heddle.explain names it), whether of gradients -> what it is built from, beside GPU_COMMON
+#: candidate (as heddle.explain names it), whether of gradients -> what it is built from, beside what attention() adds
 ATTENTION = {
     ("sm90", False): ("src/cuda/sm90/attention_fwd", "src/cuda/sm90/attention"),
-    ("sm90", True): ("src/cuda/sm90/attention_bwd", "src/cuda/sm90/attention", "src/cuda/any/attention_bwd_rows"),
+    ("sm90", True): ("src/cuda/sm90/attention_bwd", "src/cuda/sm90/attention", *BACKWARD),
     ("sm90_fp8", False): ("src/cuda/sm90/attention_fwd_fp8", "src/cuda/sm90/attention"),
     ("sm90_decode", False): ("src/cuda/sm90/attention_decode",),
-    ("sm80", False): ("src/cuda/sm80/attention_fwd", "src/cuda/sm80/attention", "src/cuda/any/bounded_piece.h"),
-    ("sm80", True): ("src/cuda/sm80/attention_bwd", "src/cuda/sm80/attention", "src/cuda/any/attention_bwd_rows"),
-    ("sm80_int8", False): ("src/cuda/sm80/attention_fwd", "src/cuda/sm80/attention", "src/cuda/any/attention_int8_qk"),
+    ("sm80", False): ("src/cuda/sm80/attention_fwd", "src/cuda/any/bounded_piece.h", *SM80),
+    ("sm80", True): ("src/cuda/sm80/attention_bwd", *SM80, *BACKWARD),
+    ("sm80_int8", False): ("src/cuda/sm80/attention_fwd", "src/cuda/any/bounded_piece.h", *SM80),
     ("sm80_decode", False): ("src/cuda/sm80/attention_decode",),
     ("baseline_cuda", False): ("src/cuda/any/attention_baseline", *PLAIN),
     ("naive_cuda", False): ("src/cuda/any/naive_attention", *PLAIN),
 }
+#: What kernels of attention are handed.
+ATTENTION_PROBLEM = ("src/problem/attention.h", "src/problem/int4_cache.h", "src/problem/rotary.h")
 WALKS = (
     "src/problem/band.h",
     "src/problem/key_walk.h",
     "src/problem/tile_lists.h",
 )  # what kernels of attention count tiles with
-ATTENTION_GPU = tuple(sorted({path for paths in ATTENTION.values() for path in paths} | {GPU_COMMON, *WALKS}))
+EVERY_ATTENTION = (*ATTENTION_PROBLEM, *WALKS, GPU_COMMON)
+ATTENTION_GPU = tuple(sorted({path for paths in ATTENTION.values() for path in paths} | {*EVERY_ATTENTION}))
+LOWBIT_GPU = ("src/cuda/any/lowbit", "src/lowbit", "src/problem/quantize.*", GPU_COMMON)
+CUBLASLT = ("src/cuda/any/cublaslt", "src/cuda/any/lowbit", "src/cuda/any/linear", "src/lowbit/scale_rules.h", "src/problem/quantize.*")  # fmt: skip
 LINEAR = {
     "sm90_w4a16": ("src/cuda/sm90/linear_w4a16", "src/cuda/sm90/linear", "src/cuda/any/linear"),
     "sm90_w4a8": ("src/cuda/sm90/linear_w4a8", "src/cuda/sm90/linear", "src/cuda/any/linear"),
     "sm80_linear": ("src/cuda/sm80/linear", "src/cuda/any/linear"),
     "sm80_gemv": ("src/cuda/sm80/linear_gemv", "src/cuda/any/linear"),
-    "cublaslt": ("src/cuda/any/cublaslt", "src/cuda/any/lowbit", "src/cuda/any/linear"),
-    "cublaslt_w8a8": ("src/cuda/any/cublaslt", "src/cuda/any/lowbit", "src/cuda/any/linear"),
+    "cublaslt": CUBLASLT,
+    "cublaslt_w8a8": CUBLASLT,
 }
-INT4_CACHE = ("src/cuda/any/int4_cache",)
-LOWBIT_GPU = ("src/cuda/any/lowbit", "src/lowbit")
-PYTHON = ("python/heddle", "python/src")  # of rows that a Python program feels
+EVERY_LINEAR = ("src/problem/linear.h", GPU_COMMON)
+INT4_CACHE = (
+    "src/cuda/any/int4_cache",
+    "src/problem/int4_append.h",
+    "src/problem/int4_cache.h",
+    "src/problem/rotary.h",
+    GPU_COMMON,
+)
+#: Of rows that a Python program feels: what a call of an operation on torch tensors goes through.
+PYTHON = (
+    "python/heddle/_linear_options.py",
+    "python/heddle/_options.py",
+    "python/heddle/functional.py",
+    "python/heddle/hosts/__init__.py",
+    "python/heddle/hosts/gpu.py",
+    "python/heddle/hosts/torch",
+    "python/heddle/lowbit",
+    "python/src",
+)
 ENCODER_GPU = (
     "src/model",
     "src/cuda/any/model",
-    "src/cuda/sm90",
-    "src/cuda/sm80",
-    "src/cuda/any/linear",
-    "src/cuda/any/cublaslt",
+    *ATTENTION["sm90", False],
+    *ATTENTION["sm80", False],
+    *(path for paths in LINEAR.values() for path in paths),
+    *EVERY_ATTENTION,
+    *EVERY_LINEAR,
 )
-LADDER = ("examples/ladder",)
+LADDER = ("examples/ladder", GPU_COMMON)
 TRAINING = (
     *ATTENTION["sm90", False],
     *ATTENTION["sm90", True],
     *ATTENTION["sm80", False],
     *ATTENTION["sm80", True],
-    *WALKS,
-    GPU_COMMON,
+    *EVERY_ATTENTION,
     *PYTHON,
 )
+CPU_TARGETS = ("src/cpu/scratch.h", "src/cpu/simd-inl.h", "src/cpu/unit-inl.h", "src/cpu/units", "src/cpu/targets")
+CPU_CODES = ("src/cpu/lowbit_decode-inl.h", "src/cpu/lowbit_elements-inl.h")
 CPU_ATTENTION = (
     "src/cpu/attention*", "src/cpu/decode*", "src/cpu/gemm-inl.h", "src/cpu/*keys-inl.h", "src/cpu/rows-inl.h", "src/cpu/scores-inl.h",
-    "src/cpu/simd-inl.h", "src/cpu/softmax-inl.h", "src/cpu/bias_gradient-inl.h", "src/cpu/plan.h", "src/cpu/task_walk.h",
-    "src/cpu/unit-inl.h", "src/cpu/units", "src/cpu/targets", "src/problem/band.h", "src/problem/key_walk.h",
+    "src/cpu/softmax-inl.h", "src/cpu/bias_gradient-inl.h", "src/cpu/plan.h", "src/cpu/task_walk.h", "src/cpu/key_gradients.h",
+    "src/cpu/unused_rows.h", "src/problem/band.h", "src/problem/key_walk.h", *CPU_TARGETS, *CPU_CODES, *ATTENTION_PROBLEM, *DROPOUT,
 )  # fmt: skip
-CPU_SPARSE = (*CPU_ATTENTION, "src/cpu/sparse*", "src/cpu/listed_rows.h")
+CPU_SPARSE = (*CPU_ATTENTION, "src/cpu/sparse*", "src/cpu/listed_rows.h", "src/problem/sparse.h")
 CPU_LINEAR = (
-    "src/cpu/linear*",
-    "src/cpu/gemm-inl.h",
-    "src/cpu/lowbit_decode-inl.h",
-    "src/cpu/lowbit_elements-inl.h",
-    "src/cpu/simd-inl.h",
-    "src/cpu/unit-inl.h",
-    "src/cpu/units",
-    "src/cpu/targets",
-)
+    "src/cpu/linear*", "src/cpu/gemm-inl.h", "src/cpu/row_ops*", "src/lowbit/int8_rows.h", "src/problem/linear.h", *CPU_TARGETS, *CPU_CODES,
+)  # fmt: skip
 
 
 def files(root: Path, path: str) -> list[Path]:
@@ -119,29 +138,33 @@ def current(row: dict, root: Path = ROOT) -> bool:
 
 
 def attention(candidate: str, backward: bool = False) -> tuple[str, ...]:
-    return (*ATTENTION[candidate, backward], *WALKS, GPU_COMMON)
+    return (*ATTENTION[candidate, backward], *EVERY_ATTENTION)
 
 
 def linear(candidate: str) -> tuple[str, ...]:
-    return (*LINEAR[candidate], GPU_COMMON)
+    return (*LINEAR[candidate], *EVERY_LINEAR)
+
+
+def families() -> dict[str, tuple[str, ...]]:
+    """Every kind of row by name -> its sources."""
+    return {
+        **{f"{name}{' gradients' * backward}": attention(name, backward) for name, backward in ATTENTION},
+        **{name: linear(name) for name in LINEAR},
+        "cache in 4 bits": INT4_CACHE,
+        "weights to a format": LOWBIT_GPU,
+        "encoder": ENCODER_GPU,
+        "ladder": LADDER,
+        "training": TRAINING,
+        "host": PYTHON,
+        "attention on the CPU": CPU_ATTENTION,
+        "lists on the CPU": CPU_SPARSE,
+        "linear layers on the CPU": CPU_LINEAR,
+    }
 
 
 def known() -> list[str]:
     """Every path that a row may name."""
-    groups = (
-        *ATTENTION.values(),
-        *LINEAR.values(),
-        INT4_CACHE,
-        LOWBIT_GPU,
-        PYTHON,
-        ENCODER_GPU,
-        LADDER,
-        TRAINING,
-        CPU_SPARSE,
-        CPU_LINEAR,
-        (GPU_COMMON,),
-    )
-    return sorted({path for group in groups for path in group})
+    return sorted({path for paths in families().values() for path in paths})
 
 
 def main():

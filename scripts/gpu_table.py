@@ -1,4 +1,4 @@
-"""Writes docs/performance.md's tables of GPU figures from the results of `make bench-gpu`.
+"""Writes docs/performance.md's tables of GPU figures from the results of `make bench-gpu`, and docs/numerics.md's of lengths.
 
   python scripts/gpu_table.py [--check]
 
@@ -159,7 +159,7 @@ def linear(rows):
 
 def cell(row):
     us, (_, ratio) = microseconds(row)["heddle"], rival(row)
-    return f"{us:.{int(us < 100)}f}" + ("" if ratio is None else f" ({ratio:.2f})")
+    return short(us) + ("" if ratio is None else f" ({ratio:.2f})")
 
 
 def coding(rows):
@@ -202,6 +202,41 @@ def calls(rows):
                 ]
             )
     return table(lines)
+
+
+def by_length(rows, family):
+    """S -> the row `family S...`, shortest first."""
+    found = ((re.fullmatch(rf"{family} S(\d+)", name), row) for name, row in rows.items())
+    return dict(sorted((int(match[1]), row) for match, row in found if match))
+
+
+def lengths(rows):
+    """One call at growing lengths, unfused and in each precision; nothing of a GPU without such rows."""
+    unfused, half = by_length(rows, "unfused"), by_length(rows, "half")
+    if not unfused or unfused.keys() != half.keys():
+        return ""
+    lines = [["S", "bfloat16", 'float32, `precision="tf32"`', "float32", "unfused (torch math)", "unfused / bfloat16"]]
+    took, over = {"bfloat16": [], "unfused": []}, {"f32": [], "tf32": []}
+    for length, row in unfused.items():
+        us, other = microseconds(row), microseconds(half[length])
+        took["bfloat16"].append(us["heddle"])
+        took["unfused"].append(us["math"])
+        for name, ratios in over.items():
+            ratios.append(other[name] / other["heddle"])
+        cells = (us["heddle"], other["tf32"], other["f32"], us["math"])
+        lines.append([marked(str(length), [row, half[length]]), *map(short, cells), f"{us['math'] / us['heddle']:.1f}"])
+    python = by_length(rows, "python call")
+    waited = [microseconds(row)["heddle"] for row in python.values()]
+    return "\n".join([
+        table(lines), "",
+        f"- bfloat16 is {span(over['f32'], '{:.1f}')} times as fast as float32 with its own precision and {span(over['tf32'], '{:.1f}')} times as fast as one tf32 product, both within the rows `half`.",
+        *(f"- A doubled length, {name}: {', '.join(f'×{b / a:.1f}' for a, b in zip(us, us[1:]))}." for name, us in took.items()),
+        *([marked(f"- A call from Python (H 4, {min(python)} to {max(python)} keys, launch included): {span(waited, '{:.1f}')} µs", python.values())] if python else []),
+    ])  # fmt: skip
+
+
+def short(us):
+    return f"{us:.{int(us < 100)}f}"
 
 
 def memory(rows):
@@ -299,10 +334,21 @@ def written(files, make):
     return noted("\n\n".join(parts))
 
 
+def written_lengths(files):
+    """The tables of lengths, of each GPU that has the rows."""
+    made = ((gpu, lengths(merged(found))) for gpu, found in by_gpu(files).items())
+    return noted("\n\n".join(f"{gpu}, µs:\n\n{text}" for gpu, text in made if text))
+
+
 def write(check):
     files, page = read("nvidia-*.json"), ROOT / "docs/performance.md"
-    summary = update(page, "measured gpu", written(files, tables), check=check)
-    return update(page, "gpu rows", written(files, every), check=check) and summary
+    blocks = [
+        (page, "measured gpu", written(files, tables)),
+        (page, "gpu rows", written(files, every)),
+        (ROOT / "docs/numerics.md", "lengths", written_lengths(files)),
+    ]
+    current = [update(path, name, text, check=check) for path, name, text in blocks]
+    return all(current)
 
 
 if __name__ == "__main__":

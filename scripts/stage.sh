@@ -44,7 +44,13 @@ if [[ -n $python ]]; then
   mkdir -p "$stage/python/heddle" "$stage/tests/python"
   (cd python && find heddle -name '*.py' -o -name py.typed | xargs cp --parents -t "$stage/python")
   install -s "$build"/python/heddle/_heddle*.so "$stage/python/heddle/"
-  cp tests/python/{,nn_}kit.py tests/python/test_cuda*.py "$stage/tests/python/"
+  cp tests/python/*kit.py tests/python/test_cuda*.py "$stage/tests/python/"
+  for module in $(sed -nE 's/^(from|import) (\w+).*/\2/p' "$stage"/tests/python/*.py | sort -u); do
+    if [[ -e tests/python/$module.py && ! -e $stage/tests/python/$module.py ]]; then
+      echo "stage.sh: a staged test imports $module, which the stage does not have" >&2
+      exit 1
+    fi
+  done
   mkdir -p "$stage"/{bench,examples/train}
   cp examples/train/*.py "$stage/examples/train/"
   # encoder_gpu.py runs over a folder that it prepares elsewhere. What is measured there says which sources it is of, which are here.

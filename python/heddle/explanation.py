@@ -19,13 +19,15 @@ class Candidate:
     """One kernel that could serve a call.
 
     Attributes:
-      name: what ``force`` takes. method: "flash", "baseline", "naive", "merge", "rotary", "append", "quantize", "dequantize",
-        "unpack" or "reference".
+      name: what ``force`` takes. method: "flash", "baseline", "naive", "merge", "rotary", "append", "linear", "quantize",
+        "dequantize", "unpack" or "reference".
       supported: whether it can compute the call at all.
       reason: why it may not run, if it may not.
       seconds: estimated time, workspace: scratch bytes; 0 if not supported.
       chosen: whether the call would run it.
       plan: what it would run, in words (its variant, tiles, how keys are split); empty if not supported.
+      of_16bit: of a linear layer on a GPU, `seconds` over those estimated of cuBLAS with weights in 16 bits: above 1,
+        ``heddle.lowbit.pack``'s keep_16bit would make the call faster. Else 0.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Candidate:
     workspace: int
     chosen: bool
     plan: str = ""
+    of_16bit: float = 0.0
 
 
 class Explanation(list):

@@ -141,7 +141,8 @@ TensorView stand_in(const TensorView& like, DType dtype) {
 nb::list told(const std::vector<Candidate>& candidates) {
   nb::list out;
   for (const Candidate& c : candidates) {
-    out.append(nb::make_tuple(c.name, c.method, c.supported, c.reason, c.seconds, c.workspace, c.chosen, c.plan));
+    out.append(
+        nb::make_tuple(c.name, c.method, c.supported, c.reason, c.seconds, c.workspace, c.chosen, c.plan, c.of_16bit));
   }
   return out;
 }

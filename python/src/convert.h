@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "heddle/attention.h"
@@ -90,6 +91,16 @@ void use_torch(nb::type_object tensor_type, nb::dict dtypes, nb::callable alloca
 // What Explanation takes: for each candidate its name, method, whether it could run, why it does not, seconds, bytes of
 // workspace, chosen, plan.
 nb::list told(const std::vector<Candidate>& candidates);
+
+// The names of an enumeration's members, which count up from 0.
+template <class Member>
+nb::list member_names() {
+  nb::list out;
+  for (int n = 0; std::string_view(name_of(static_cast<Member>(n))) != "unknown"; ++n) {
+    out.append(name_of(static_cast<Member>(n)));
+  }
+  return out;
+}
 
 // A contiguous tensor that is not there, for what explains a call: `like` one that is, of another dtype or not.
 TensorView stand_in(const TensorView& like, DType dtype);

@@ -75,25 +75,14 @@ void forward(nb::handle x, const nb::tuple& packed, nb::handle y, const nb::tupl
       from, weights, to, options, arguments.runtime(), [&](std::size_t bytes) { return scratch.get(bytes); }, "out");
 }
 
-// For each its name, method, whether it could run, why it does not, seconds, bytes of workspace, chosen, seconds over
-// those of a product of 16-bit weights, plan.
-nb::list told_of_layers(const std::vector<Candidate>& candidates) {
-  nb::list out;
-  for (const Candidate& c : candidates) {
-    out.append(
-        nb::make_tuple(c.name, c.method, c.supported, c.reason, c.seconds, c.workspace, c.chosen, c.of_16bit, c.plan));
-  }
-  return out;
-}
-
 // gpu: the name of a GPU that need not be here; "": where the tensors are.
 nb::list explain(nb::handle x, const nb::tuple& packed, const nb::tuple& items, const std::string& gpu) {
   Arguments arguments("explain_linear", Arguments::Devices::any, kNoStream);
   const TensorView from = arguments.read(x, "x");
   const PackedWeights weights = packed_of(arguments, packed);
   const LinearOptions options = options_of(arguments, items);
-  return told_of_layers(gpu.empty() ? explain_linear(from, weights, options)
-                                    : explain_linear_on(gpu_model_named(gpu), from, weights, options));
+  return told(gpu.empty() ? explain_linear(from, weights, options)
+                          : explain_linear_on(gpu_model_named(gpu), from, weights, options));
 }
 
 // The gradients of x and of each vector that is given, of a call that explain() has taken.
@@ -111,8 +100,8 @@ nb::list explain_backward(nb::handle x, const nb::tuple& packed, const nb::tuple
   TensorView dy = from;
   dy.shape[from.rank - 1] = weights.gated ? weights.rows / 2 : weights.rows;
   dy = stand_in(dy, from.dtype);
-  return told_of_layers(gpu.empty() ? explain_linear_backward(dy, from, weights, to, options)
-                                    : explain_linear_backward_on(gpu_model_named(gpu), dy, from, weights, to, options));
+  return told(gpu.empty() ? explain_linear_backward(dy, from, weights, to, options)
+                          : explain_linear_backward_on(gpu_model_named(gpu), dy, from, weights, to, options));
 }
 
 void unpack(nb::handle out, const nb::tuple& packed, std::uintptr_t stream) {
@@ -163,6 +152,8 @@ void bind_linear(nb::module_& module) {
   module.def(
       "packed_part_names", [] { return names_of(kParts); },
       "The parts of packed weights, which heddle._linear_options has too.");
+  module.def("linear_activations", &member_names<Activation>);
+  module.def("linear_norms", &member_names<Norm>);
   module.def("linear_forward", &forward, nb::arg("x").none(), nb::arg("weights"), nb::arg("y").none(),
              nb::arg("options"), nb::arg("stream") = 0);
   module.def("explain_linear", &explain, nb::arg("x").none(), nb::arg("weights"), nb::arg("options"),

@@ -243,6 +243,7 @@ nb::tuple quantize_checkpoint(const std::string& input, const std::string& outpu
 
 void bind_lowbit(nb::module_& module) {
   module.def("lowbit_formats", &lowbit::format_names);
+  module.def("lowbit_rules", &member_names<lowbit::ScaleRule>);
   module.def("lowbit_storage", &storage, nb::arg("format"), nb::arg("rows"), nb::arg("columns"));
   module.def("lowbit_quantize", &quantize, nb::arg("weights").none(), nb::arg("out"), nb::arg("rule"),
              nb::arg("importance").none(), nb::arg("global_scale"), nb::arg("stream") = 0);

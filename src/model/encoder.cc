@@ -12,6 +12,8 @@
 #include "heddle/transformer.h"
 #include "model/encoder_call.h"
 #include "model/packed_lengths.h"
+#include "model/places.h"
+#include "ops/attention_arguments.h"
 
 namespace heddle {
 namespace {
@@ -19,10 +21,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
-
-std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
 // Thread time of the stages that run fused over a block of rows, for one worker.
 struct alignas(64) StageTimes {
@@ -112,23 +110,18 @@ class Encoder::CpuCall : public Call {
  private:
   Arrangement arrange(std::size_t attention_bytes) const {
     Arrangement plan;
-    std::size_t at = 0;
-    const auto place = [&at](std::size_t bytes) {
-      const std::size_t place = at;
-      at += aligned(bytes);
-      return place;
-    };
-    const auto rows = static_cast<std::size_t>(round_up(total_, kLinearRowStep));
+    CpuPlaces places;
+    const auto rows = static_cast<std::size_t>(whole_steps(total_));
     const auto hidden = static_cast<std::size_t>(config_.hidden);
     const auto intermediate = static_cast<std::size_t>(config_.intermediate);
-    plan.x = place(rows * hidden * element_);
-    plan.qkv = place(rows * 3 * hidden * element_);
-    plan.context = place(rows * hidden * element_);
-    plan.attention = place(attention_bytes);
+    plan.x = places.take(rows * hidden * element_);
+    plan.qkv = places.take(rows * 3 * hidden * element_);
+    plan.context = places.take(rows * hidden * element_);
+    plan.attention = places.take(attention_bytes);
     plan.attention_bytes = attention_bytes;
-    plan.workers = at;
+    plan.workers = places.bytes();
 
-    at = 0;
+    CpuPlaces of_worker;
     std::size_t linear_bytes = 0;
     for (const EncoderLayer& layer : weights_.layers) {
       linear_bytes = std::max(linear_bytes, layer.qkv.scratch_bytes());
@@ -136,12 +129,12 @@ class Encoder::CpuCall : public Call {
         linear_bytes = std::max(linear_bytes, linear->scratch_bytes());
       }
     }
-    plan.times = place(sizeof(StageTimes));
-    plan.wide = place(sizeof(float) * kLinearRows * intermediate);
-    plan.projected = place(sizeof(float) * kLinearRows * hidden);
-    plan.activated = dtype_ == DType::f32 ? plan.wide : place(element_ * kLinearRows * intermediate);
-    plan.linear = place(linear_bytes);
-    plan.worker_bytes = at;
+    plan.times = of_worker.take(sizeof(StageTimes));
+    plan.wide = of_worker.take(sizeof(float) * kLinearRows * intermediate);
+    plan.projected = of_worker.take(sizeof(float) * kLinearRows * hidden);
+    plan.activated = dtype_ == DType::f32 ? plan.wide : of_worker.take(element_ * kLinearRows * intermediate);
+    plan.linear = of_worker.take(linear_bytes);
+    plan.worker_bytes = of_worker.bytes();
     plan.bytes = plan.workers + plan.worker_bytes * static_cast<std::size_t>(executor_.workers());
     return plan;
   }
@@ -355,6 +348,9 @@ void Encoder::encode(const TensorView& token_ids, const TensorView& cu_seqlens, 
     check.require(hidden_states.shape[0] == total && hidden_states.shape[1] == config.hidden, "hidden_states is ",
                   hidden_states, ": it must be [", total, ", ", config.hidden, "], one row a token");
   }
+  const Named outputs[] = {{"embeddings", &embeddings}, {"hidden_states", &hidden_states}};
+  const Named inputs[] = {{"token_ids", &token_ids}, {"cu_seqlens", &cu_seqlens}};
+  check_apart(check, outputs, inputs);
 
   const auto* offsets = static_cast<const std::int32_t*>(cu_seqlens.data);
   check.require(offsets[0] == 0, "cu_seqlens begins with ", offsets[0], ": it must begin with 0");

@@ -4,21 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "model/places.h"
+
 namespace heddle {
-
-// Gives out places, one behind the other, at multiples of 256 bytes.
-class GpuPlaces {
- public:
-  std::size_t take(std::size_t bytes) {
-    const std::size_t here = bytes_;
-    bytes_ += (bytes + 255) / 256 * 256;
-    return here;
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::size_t bytes_ = 0;
-};
 
 // Sizes of a Transformer's rows, in elements of `element` bytes.
 struct GpuRowSizes {

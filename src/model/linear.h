@@ -14,6 +14,9 @@ namespace heddle {
 // beyond the count may contain anything.
 constexpr std::int64_t kLinearRows = 64;
 constexpr std::int64_t kLinearRowStep = 16;
+constexpr std::int64_t whole_steps(std::int64_t rows) {
+  return (rows + kLinearRowStep - 1) / kLinearRowStep * kLinearRowStep;
+}
 
 class Linear {
  public:

@@ -14,6 +14,7 @@
 #include "cpu/row_ops.h"
 #include "cuda/model.h"
 #include "model/packed_lengths.h"
+#include "model/places.h"
 #include "model/transformer_block_call.h"
 #include "ops/validate.h"
 
@@ -21,10 +22,6 @@ namespace heddle {
 namespace {
 
 constexpr const char* kWorkspaceAdvice = "TransformerBlock::workspace() says how many always suffice";
-
-std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-std::int64_t round_up(std::int64_t value, std::int64_t step) { return (value + step - 1) / step * step; }
 
 // Where everything lies in the workspace. `rows`: the total, up to whole steps of linear layers.
 struct Arrangement {
@@ -61,32 +58,27 @@ class TransformerBlock::CpuCall {
 
   Arrangement arrange(std::size_t attention_bytes) const {
     Arrangement plan;
-    std::size_t at = 0;
-    const auto place = [&at](std::size_t bytes) {
-      const std::size_t here = at;
-      at += aligned(bytes);
-      return here;
-    };
-    const auto rows = static_cast<std::size_t>(round_up(total_, kLinearRowStep));
+    CpuPlaces places;
+    const auto rows = static_cast<std::size_t>(whole_steps(total_));
     const auto hidden = static_cast<std::size_t>(options_.hidden);
-    plan.x = place(rows * hidden * element_);
-    plan.qkv = place(rows * static_cast<std::size_t>(qkv_columns_) * element_);
-    plan.context = place(rows * hidden * element_);
-    plan.attention = place(attention_bytes);
+    plan.x = places.take(rows * hidden * element_);
+    plan.qkv = places.take(rows * static_cast<std::size_t>(qkv_columns_) * element_);
+    plan.context = places.take(rows * hidden * element_);
+    plan.attention = places.take(attention_bytes);
     plan.attention_bytes = attention_bytes;
-    plan.workers = at;
+    plan.workers = places.bytes();
 
-    at = 0;
+    CpuPlaces of_worker;
     std::size_t linear = 0;
     for (const TransformerLinear* layer : {&weights_.qkv, &weights_.out, &weights_.up, &weights_.down}) {
       linear = std::max(linear, layer->scratch_bytes());
     }
     const auto wide = static_cast<std::size_t>(weights_.up.fused() ? 0 : weights_.up.shape().out);
-    plan.wide = place(sizeof(float) * kLinearRows * wide);
-    plan.activated = place(element_ * kLinearRows * static_cast<std::size_t>(options_.intermediate));
-    plan.sums = place(sizeof(float) * kLinearRows * hidden);
-    plan.linear = place(linear);
-    plan.worker_bytes = at;
+    plan.wide = of_worker.take(sizeof(float) * kLinearRows * wide);
+    plan.activated = of_worker.take(element_ * kLinearRows * static_cast<std::size_t>(options_.intermediate));
+    plan.sums = of_worker.take(sizeof(float) * kLinearRows * hidden);
+    plan.linear = of_worker.take(linear);
+    plan.worker_bytes = of_worker.bytes();
     plan.bytes = plan.workers + plan.worker_bytes * static_cast<std::size_t>(executor_.workers());
     return plan;
   }

@@ -6,11 +6,10 @@
 #include "core/dtypes.h"
 #include "cpu/kernels.h"
 #include "cpu/row_ops.h"
+#include "model/places.h"
 
 namespace heddle {
 namespace {
-
-constexpr std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // Tasks one after the other on the calling thread: callers hand out rows themselves.
 class Inline : public Executor {
@@ -28,9 +27,6 @@ Runtime inline_runtime(Workspace workspace = {}) {
   runtime.executor = &executor;
   return runtime;
 }
-
-// Rows as bf16 pairs see them: always more than eight, so that bits do not depend on how many there are.
-std::int64_t whole_steps(std::int64_t rows) { return (rows + kLinearRowStep - 1) / kLinearRowStep * kLinearRowStep; }
 
 // f32 and bf16 to each other.
 void convert(const std::byte* from, DType dtype, std::int64_t count, std::byte* to) {
@@ -179,6 +175,7 @@ void TransformerLinear::run_library(const std::byte* x, std::byte* y, std::int64
 void TransformerLinear::run_low_bit(const std::byte* x, const std::byte* residual, std::byte* y, std::int64_t y_stride,
                                     std::int64_t rows, std::byte* scratch) const {
   const DType dtype = shape_.dtype;
+  // More than eight, so that bits of bf16 pairs do not depend on how many there are.
   const std::int64_t count = dtype == DType::bf16 ? whole_steps(rows) : rows;
   const bool widened = shape_.role == LinearRole::sum && dtype != DType::f32;
   LinearOptions options = packed_options();

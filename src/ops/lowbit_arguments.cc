@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstdio>
 
 #include "core/dtypes.h"
 #include "core/overlap.h"
@@ -12,7 +13,7 @@
 namespace heddle::lowbit {
 namespace {
 
-void check_device(const Check& check, const TensorView& view, const std::string& name, Device device) {
+void check_device(const Check& check, const TensorView& view, const char* name, Device device) {
   if (device == Device::cpu) {
     check.require(view.device == device, name,
                   " is on a GPU: ", "this operation runs on the CPU, or all of its tensors are on one GPU");
@@ -22,7 +23,7 @@ void check_device(const Check& check, const TensorView& view, const std::string&
 }
 
 // One tensor of a stored matrix against what it must be.
-void check_stored(const Check& check, const TensorView& view, const TensorView& wanted, const std::string& name,
+void check_stored(const Check& check, const TensorView& view, const TensorView& wanted, const char* name,
                   const std::string& format, Device device) {
   if (!wanted.given()) {
     check.require(!view.given(), name, " is given and ", format, " has none");
@@ -35,7 +36,7 @@ void check_stored(const Check& check, const TensorView& view, const TensorView& 
   check.require(view.rank == wanted.rank && view.shape == wanted.shape, name, " is ", view, ": it must be ", wanted,
                 " for ", format);
   check.require(view.elements() == 0 || view.contiguous(), name, " is not contiguous: it must be");
-  check.addressable(view, name.c_str());
+  check.addressable(view, name);
 }
 
 }  // namespace
@@ -51,12 +52,17 @@ Weights checked_weights(const Check& check, const TensorView& view, const char* 
 }
 
 Matrix checked_matrix(const Check& check, const QuantizedMatrix& matrix, const char* name, Device device) {
-  const std::string format = name_of(matrix.format), of = std::string(name) + ".";
+  const std::string format = name_of(matrix.format);
   const QuantizedMatrix wanted = storage(matrix.format, matrix.rows, matrix.columns);
-  check_stored(check, matrix.codes, wanted.codes, of + "codes", format, device);
-  check_stored(check, matrix.scales, wanted.scales, of + "scales", format, device);
-  check_stored(check, matrix.zeros, wanted.zeros, of + "zeros", format, device);
-  check_stored(check, matrix.global_scale, wanted.global_scale, of + "global_scale", format, device);
+  const auto stored = [&](const TensorView& view, const TensorView& needed, const char* part) {
+    char full[32];  // a string of that length would be allocated
+    std::snprintf(full, sizeof full, "%s.%s", name, part);
+    check_stored(check, view, needed, full, format, device);
+  };
+  stored(matrix.codes, wanted.codes, "codes");
+  stored(matrix.scales, wanted.scales, "scales");
+  stored(matrix.zeros, wanted.zeros, "zeros");
+  stored(matrix.global_scale, wanted.global_scale, "global_scale");
   Matrix out;
   out.format = matrix.format;
   out.N = matrix.rows;

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "heddle/kv_cache.h"
 #include "heddle/nsa.h"
 #include "heddle/partial.h"
+#include "heddle/sparse.h"
 
 namespace {
 
@@ -29,7 +31,7 @@ class Call {
   Call(const std::uint8_t* data, std::size_t size) : bytes_(data, size) {}
 
   void run() {
-    const std::int64_t kind = bytes_.below(7);
+    const std::int64_t kind = bytes_.below(8);
     choose_sizes();
     try {
       switch (kind) {
@@ -50,6 +52,9 @@ class Call {
           break;
         case 6:
           select();
+          break;
+        case 7:
+          sparse();
           break;
         default:
           rotary();
@@ -184,7 +189,7 @@ class Call {
       shape = {static_cast<std::int64_t>(values.size())};
     }
     blocks_.push_back(std::make_unique<std::byte[]>(values.size() * 4));
-    std::memcpy(blocks_.back().get(), values.data(), values.size() * 4);
+    if (!values.empty()) std::memcpy(blocks_.back().get(), values.data(), values.size() * 4);
     TensorView out;
     out.data = blocks_.back().get();
     out.dtype = bytes_.rarely(64) ? DType::f32 : DType::i32;
@@ -314,12 +319,7 @@ class Call {
     explain_attention(q_, k_, v_, options_);
   }
 
-  void backward() {
-    tensors();
-    choose_options();
-    const TensorView o = output_like_q(Dv_), lse = row_values(true);
-    attention_forward(q_, k_, v_, o, lse, options_, runtime(attention_forward_workspace(q_, k_, v_, options_)));
-    const TensorView d_o = output_like_q(Dv_), d_lse = row_values(false);
+  AttentionGradients gradients_of_call() {
     AttentionGradients gradients;
     gradients.accumulate = bytes_.rarely(4);
     gradients.merged = bytes_.rarely(4);
@@ -334,8 +334,60 @@ class Call {
     gradients.dv = like(v_, wide);
     gradients.dbias = like(options_.bias, false);
     gradients.dsink = like(options_.sink, false);
+    return gradients;
+  }
+
+  void backward() {
+    tensors();
+    choose_options();
+    const TensorView o = output_like_q(Dv_), lse = row_values(true);
+    attention_forward(q_, k_, v_, o, lse, options_, runtime(attention_forward_workspace(q_, k_, v_, options_)));
+    const TensorView d_o = output_like_q(Dv_), d_lse = row_values(false);
+    const AttentionGradients gradients = gradients_of_call();
     const Runtime with = runtime(attention_backward_workspace(q_, k_, v_, gradients, options_));
     attention_backward(q_, k_, v_, o, lse, d_o, d_lse, gradients, options_, with);
+  }
+
+  // Lists for the rows of q, with entries beyond the blocks that there are.
+  BlockLists block_lists() {
+    BlockLists out;
+    out.block_size = std::array{16, 32, 64, 128}[bytes_.below(4)];
+    if (bytes_.rarely(32)) out.block_size = bytes_.below(200) - 8;
+    out.query_rows = 1 + bytes_.below(4);
+    const std::int64_t heads = std::array{std::int64_t{1}, Hkv_, H_}[bytes_.below(3)], entries = bytes_.below(5);
+    const std::int64_t rows = out.query_rows;
+    const std::int64_t lists = !packed_q_ ? (Sq_ + rows - 1) / rows : rows == 1 ? Sq_ : Sq_ / rows + B_;
+    Shape shape = packed_q_ ? Shape{lists, heads} : Shape{B_, lists, heads};
+    const auto values = [&](std::int64_t each, std::int64_t bound, std::int64_t least) {
+      std::vector<std::int32_t> found;
+      for (std::int64_t n = (packed_q_ ? 1 : B_) * lists * heads * each; n > 0; --n) {
+        found.push_back(static_cast<std::int32_t>(bytes_.below(bound) + least));
+      }
+      return found;
+    };
+    if (bytes_.rarely(2)) out.counts = indices(values(1, entries + 1, 0), shape);
+    shape.push_back(entries);
+    out.blocks = indices(values(entries, 5, -1), shape);
+    if (bytes_.rarely(32)) out.query_rows = bytes_.below(9) - 2;
+    return out;
+  }
+
+  void sparse() {
+    tensors();
+    choose_options();
+    if (!bytes_.rarely(16)) options_.method.clear();  // no method is served
+    const bool backward = bytes_.rarely(2);
+    const BlockLists lists = block_lists();
+    const TensorView o = output_like_q(Dv_), lse = row_values(true);
+    sparse_attention_forward(q_, k_, v_, lists, o, lse, options_,
+                             runtime(sparse_attention_forward_workspace(q_, k_, v_, lists, options_)));
+    explain_sparse_attention(q_, k_, v_, lists, options_);
+    if (!backward) return;
+    const TensorView d_o = output_like_q(Dv_), d_lse = row_values(false);
+    const AttentionGradients gradients = gradients_of_call();
+    const Runtime with = runtime(sparse_attention_backward_workspace(q_, k_, v_, lists, gradients, options_));
+    sparse_attention_backward(q_, k_, v_, lists, o, lse, d_o, d_lse, gradients, options_, with);
+    explain_sparse_attention_backward(q_, k_, v_, lists, gradients, options_);
   }
 
   void merge() {

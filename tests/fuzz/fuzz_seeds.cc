@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
   std::mt19937 random(1);
   for (int seed = 0; seed < 64; ++seed) {
     std::string bytes(160, '\0');
-    bytes[0] = static_cast<char>(seed % 7);
+    bytes[0] = static_cast<char>(seed % 8);
     for (int i = 0; i < seed; ++i) bytes[random() % bytes.size()] = static_cast<char>(random());
     write(root / "arguments" / std::to_string(seed), bytes);
     bytes[0] = static_cast<char>(seed % 13);  // the format

@@ -11,15 +11,24 @@
 
 #include "heddle/attention.h"
 #include "heddle/int4_cache.h"
+#include "heddle/kv_cache.h"
 #include "heddle/linear.h"
+#include "heddle/lowbit.h"
 #include "heddle/nsa.h"
 #include "heddle/partial.h"
+#include "heddle/sparse.h"
+#include "heddle/transformer.h"
+#include "heddle/transformer_block.h"
 #include "kit/host_tensor.h"
 #include "kit/int4_case.h"
 #include "kit/linear_layer.h"
 #include "ops/kv_cache_choice.h"
+#include "ops/lowbit_choice.h"
 #include "ops/nsa_choice.h"
 #include "ops/partial_choice.h"
+#include "ops/sparse_choice.h"
+#include "unit/block_model.h"
+#include "unit/encoder_model.h"
 
 namespace {
 
@@ -130,6 +139,108 @@ TEST(Allocations, OfAttentionAndItsGradientsAreNone) {
               0)
         << rows << " rows";
   }
+}
+
+TEST(Allocations, OfAttentionOverListsAndItsGradientsAreNone) {
+  CallingThread executor;
+  const HostTensor q = filled(DType::bf16, {2, 70, 4, 32}), k = filled(DType::bf16, {2, 300, 2, 32}),
+                   v = filled(DType::bf16, {2, 300, 2, 32}), d_o = filled(DType::bf16, {2, 70, 4, 32}),
+                   o = filled(DType::bf16, {2, 70, 4, 32}, true), lse = filled(DType::f32, {2, 4, 70}, true),
+                   dq = filled(DType::bf16, {2, 70, 4, 32}, true), dk = filled(DType::bf16, {2, 300, 2, 32}, true),
+                   dv = filled(DType::bf16, {2, 300, 2, 32}, true);
+  HostTensor blocks = HostTensor::input(DType::i32, {2, 5, 2, 3});
+  for (std::int64_t n = 0; n < blocks.elements(); ++n) blocks.set(n, static_cast<double>(n % 6 - 1));
+  const BlockLists lists{.blocks = blocks.view(), .counts = {}, .query_rows = 16};
+  const AttentionOptions options;
+  const AttentionGradients gradients{dq.view(), dk.view(), dv.view(), {}, {}};
+  Operation<SparseProblem>::candidates(), Operation<SparseBackwardProblem>::candidates();  // as above
+  Memory memory, more;
+  Runtime runtime{{}, &executor, nullptr};
+  runtime.workspace =
+      memory.of(sparse_attention_forward_workspace(q.view(), k.view(), v.view(), lists, options, runtime));
+  EXPECT_EQ(allocations_of([&] {
+              sparse_attention_forward(q.view(), k.view(), v.view(), lists, o.view(), lse.view(), options, runtime);
+            }),
+            0);
+  runtime.workspace =
+      more.of(sparse_attention_backward_workspace(q.view(), k.view(), v.view(), lists, gradients, options, runtime));
+  EXPECT_EQ(allocations_of([&] {
+              sparse_attention_backward(q.view(), k.view(), v.view(), lists, o.view(), lse.view(), d_o.view(), {},
+                                        gradients, options, runtime);
+            }),
+            0);
+}
+
+TEST(Allocations, OfRotaryEmbeddingAndAppendsAreNone) {
+  CallingThread executor;
+  const Runtime runtime{{}, &executor, nullptr};
+  const HostTensor x = filled(DType::bf16, {2, 5, 4, 32}), out = filled(DType::bf16, {2, 5, 4, 32}, true),
+                   cos = filled(DType::f32, {300, 16}), sin = filled(DType::f32, {300, 16}),
+                   k = filled(DType::bf16, {2, 5, 2, 32}), v = filled(DType::bf16, {2, 5, 2, 24});
+  const std::int32_t lengths[] = {0, 13}, pages[] = {3, 1, 0, 2};
+  const TensorView seqlens(lengths, DType::i32, {2}), table(pages, DType::i32, {2, 2});
+  const Rotary rotary{cos.view(), sin.view()};
+  Operation<RotaryProblem>::candidates(), Operation<AppendProblem>::candidates();
+  EXPECT_EQ(allocations_of([&] { apply_rotary(x.view(), out.view(), rotary, {.offsets = seqlens}, runtime); }), 0);
+  for (const bool paged : {false, true}) {
+    const std::int64_t rows = paged ? 4 : 2, slots = paged ? 16 : 32;
+    const HostTensor k_cache = filled(DType::bf16, {rows, slots, 2, 32}, true),
+                     v_cache = filled(DType::bf16, {rows, slots, 2, 24}, true);
+    const AppendOptions options{.rotary = rotary, .page_table = paged ? table : TensorView{}};
+    EXPECT_EQ(allocations_of([&] {
+                append_kv_cache(k.view(), v.view(), k_cache.view(), v_cache.view(), seqlens, options, runtime);
+              }),
+              0);
+  }
+}
+
+TEST(Allocations, OfQuantisationAndItsUndoingAreNone) {
+  CallingThread executor;
+  const Runtime runtime{{}, &executor, nullptr};
+  const HostTensor weights = filled(DType::bf16, {70, 256}), out = filled(DType::bf16, {70, 256}, true);
+  Operation<lowbit::QuantizeCall>::candidates(), Operation<lowbit::DequantizeProblem>::candidates();
+  for (const auto& [format, rule] : {std::pair{"nvfp4", lowbit::ScaleRule::four_six},
+                                     {"int4_g128_zp", lowbit::ScaleRule::mse},
+                                     {"int8_row", lowbit::ScaleRule::plain}}) {
+    lowbit::QuantizedMatrix matrix = lowbit::storage(lowbit::format_named(format), 70, 256);
+    Memory memory[4];
+    TensorView* parts[] = {&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale};
+    for (int i = 0; i < 4; ++i) {
+      const auto bytes = static_cast<std::size_t>(parts[i]->elements()) * size_of(parts[i]->dtype);
+      if (parts[i]->rank > 0) parts[i]->data = memory[i].of(bytes).data;
+    }
+    const lowbit::QuantizeOptions options{.rule = rule};
+    EXPECT_EQ(allocations_of([&] { lowbit::quantize(weights.view(), options, matrix, runtime); }), 0) << format;
+    EXPECT_EQ(allocations_of([&] { lowbit::dequantize(matrix, out.view(), {}, runtime); }), 0) << format;
+  }
+}
+
+// Of low-bit layers; those in floats are the matrix library's, which allocates.
+TEST(Allocations, OfTheBlockAndTheEncoderAreNone) {
+  CallingThread executor;
+  Runtime runtime{{}, &executor, nullptr};
+  TransformerBlockOptions options = test::block_options();
+  options.layers = {{"*", "int4_g64"}};
+  const TransformerBlock block(options, test::BlockModel(options).weights());
+  const test::BlockInput rows(options, {17, 1, 0, 66});
+  const HostTensor x = rows.tensor(), y = HostTensor::output(rows.dtype, {rows.total(), rows.hidden});
+  Memory memory, more;
+  runtime.workspace = memory.of(block.workspace(rows.total(), rows.sequences(), rows.longest(), runtime));
+  EXPECT_EQ(allocations_of([&] { block.forward(x.view(), rows.offsets(), y.view(), runtime); }), 0);
+
+  test::ModelFolder folder(test::kConfig);
+  folder.write();
+  EncoderOptions packed;
+  packed.layers = {{"*", "int8_row"}};
+  const Encoder encoder = Encoder::load(folder.path(), packed);
+  const test::Input text(test::kLengths);
+  const HostTensor embeddings = HostTensor::output(DType::f32, {text.sequences(), test::kConfig.hidden}),
+                   states = HostTensor::output(DType::f32, {text.total(), test::kConfig.hidden});
+  runtime.workspace = more.of(encoder.workspace(text.total(), text.sequences(), text.longest(), runtime));
+  EXPECT_EQ(allocations_of([&] {
+              encoder.encode(text.id_view(), text.offset_view(), embeddings.view(), states.view(), true, runtime);
+            }),
+            0);
 }
 
 TEST(Allocations, OfMergesAndTheirGradientsAreNone) {

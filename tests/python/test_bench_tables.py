@@ -221,6 +221,26 @@ class TestGpuTables:
         shown = gpu_table.tables(rows)
         assert "| nf4 4096x4096 † | 333333 (1.50) | 10000 (0.37) |" in shown and "M 1 | M 256" in shown
 
+    def test_lengths_set_each_precision_beside_its_own_run(self):
+        rows = {
+            r["name"]: r
+            for r in (
+                raced("unfused S256", "calls/s", heddle=100.0, math=10.0),
+                raced("unfused S128", "calls/s", heddle=200.0, math=40.0),
+                raced("half S128", "calls/s", heddle=160.0, f32=40.0, tf32=80.0),
+                raced("half S256", "calls/s", heddle=100.0, f32=20.0, tf32=50.0),
+                raced("python call S512", "calls/s", heddle=50.0),
+            )
+        }
+        shown = gpu_table.lengths(rows)
+        assert (
+            "| 128 † | 5000 | 12500 | 25000 | 25000 | 5.0 |\n| 256 † | 10000 | 20000 | 50000 | 100000 | 10.0 |" in shown
+        )
+        assert "is 4.0 to 5.0 times" in shown and "and 2.0 times as fast" in shown
+        assert "bfloat16: ×2.0." in shown and "unfused: ×4.0." in shown and ": 20000.0 µs †" in shown
+        del rows["half S256"]
+        assert gpu_table.lengths(rows) == ""
+
     def test_a_row_that_no_table_takes_is_an_error(self):
         with pytest.raises(ValueError, match="no table takes row 'sorting S512'"):
             gpu_table.tables({"sorting S512": raced("sorting S512", "GB/s")})
@@ -309,7 +329,7 @@ def copy(tmp_path_factory):
 
 
 @pytest.mark.parametrize("script, page, block", [
-    ("gpu_table", "docs/performance.md", "measured gpu"), ("gpu_table", "docs/performance.md", "gpu rows"), ("measured_table", "docs/performance.md", "measured"),
+    ("gpu_table", "docs/performance.md", "measured gpu"), ("gpu_table", "docs/performance.md", "gpu rows"), ("gpu_table", "docs/numerics.md", "lengths"), ("measured_table", "docs/performance.md", "measured"),
     ("measured_table", "docs/performance.md", "cpu rows"), ("speed_chart", "README.md", "speed"), ("ladder_tables", "docs/ladder.md", "unfused"), ("ladder_tables", "docs/ladder.md", "times"),
     ("encoder_table", "docs/encoder.md", "gpu"),
 ])  # fmt: skip

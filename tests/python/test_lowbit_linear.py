@@ -153,9 +153,17 @@ def test_unpacked_weights_are_the_dequantised_ones(format):
     assert np.array_equal(found, q.dequantize())
 
 
+def test_names_are_the_librarys():
+    assert lowbit.ACTIVATIONS[0] == "none" and lowbit.ACTIVATIONS[-1] == "swiglu" and len(lowbit.ACTIVATIONS) == 6
+    assert lowbit.NORMS == ("none", "layer_norm", "rms_norm")
+    assert lowbit.RULES == ("plain", "four_six", "mse", "floor", "round_up", "even")
+
+
 def test_explain_names_candidates():
     p = lowbit.pack(lowbit.quantize(normal(16, 32), "mxfp4"))
-    found = {c.name: c for c in lowbit.explain(normal(3, 32), p)}
+    told = lowbit.explain(normal(3, 32), p)
+    assert isinstance(told, heddle.Explanation) and told.chosen.name == "cpu" and told.chosen.plan in str(told)
+    found = {c.name: c for c in told}
     assert found["cpu"].chosen and found["cpu"].of_16bit == 0 and not found["cublaslt"].supported
     reason = "another device" if heddle._heddle.cuda_built() else "built without CUDA"
     assert reason in found["cublaslt"].reason and "cublaslt_w8a8" in found

@@ -27,7 +27,7 @@ assert_type(heddle.sdpa(x, x, x, is_causal=True), torch.Tensor)
 assert_type(heddle.apply_rotary(a, a, a), np.ndarray)
 packed: heddle.lowbit.PackedTensor = heddle.lowbit.pack(heddle.lowbit.quantize(a))
 assert_type(heddle.explain_merge_attention([x], [x], x, out_dtype="float32", backward=True), heddle.Explanation)
-assert_type(heddle.lowbit.explain(x, packed, backward=True), list[heddle.lowbit.LinearCandidate])
+assert_type(heddle.lowbit.explain(x, packed, backward=True), heddle.Explanation)
 assert_type(packed.explain_unpack(torch.float16, gpu="h100"), heddle.Explanation)
 assert_type(heddle.Int4Cache.empty(1, 2, 3, 64).explain_attention(x, x).chosen, heddle.Candidate | None)
 

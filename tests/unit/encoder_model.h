@@ -24,6 +24,15 @@ inline constexpr EncoderConfig kConfig{.hidden = 128,
                                        .positions = 70,
                                        .token_types = 2,
                                        .layer_norm_epsilon = 1e-6f};
+// Sizes that no vector length, block or panel divides.
+inline constexpr EncoderConfig kSmall{.hidden = 36,
+                                      .layers = 2,
+                                      .heads = 3,
+                                      .intermediate = 150,
+                                      .vocabulary = 50,
+                                      .positions = 40,
+                                      .token_types = 2,
+                                      .layer_norm_epsilon = 1e-6f};
 // Whole blocks of 64 rows, blocks with few rows, and none.
 inline const std::vector<int> kLengths = {17, 1, 0, 66, 33, 5, 40};
 

@@ -1,5 +1,4 @@
 // append_kv_cache against a plain loop: the whole cache is compared, bit by bit where nothing may be written.
-#include "core/overlap.h"
 #include "unit/kv_cache_tensors.h"
 
 namespace heddle::kv_cache_tests {
@@ -117,6 +116,43 @@ TEST(AppendKvCache, ManyRowsOnManyThreads) {
   for (int i = 0; i < 60; ++i) c.table.push_back((i * 37) % 60);
   c.seqlens = {0, 33, 40};
   check_append(c);
+}
+
+// The cache's rows of a sequence: again, on other threads, and alone.
+TEST(AppendKvCache, RepeatsAndASequenceAloneHasTheBitsThatItHasInABatch) {
+  for (const DType dtype : kDTypes) {
+    const Tables tables(DType::f32, 60, 9);
+    Tensor k_new(dtype, {3, 5, 2, 23}), v_new(dtype, {3, 5, 2, 19});
+    k_new.randomize(31);
+    v_new.randomize(32);
+    const std::vector<std::int32_t> lengths = {7, 0, 20};
+    const auto append = [&](const Tensor& k, const Tensor& v, Cache& cache, const std::vector<std::int32_t>& seqlens,
+                            int threads) {
+      const auto pool = make_thread_pool(threads);
+      append_kv_cache(k.view(), v.view(), cache.k.view(), cache.v.view(), indices(seqlens),
+                      {.rotary = tables.rotary(false)}, {{}, pool.get(), nullptr});
+    };
+    Cache batch(dtype, 3, 32, 2, 23, 19), again = batch;
+    append(k_new, v_new, batch, lengths, 1);
+    append(k_new, v_new, again, lengths, 3);
+    EXPECT_EQ(batch.k.bytes(), again.k.bytes()) << name_of(dtype);
+    EXPECT_EQ(batch.v.bytes(), again.v.bytes()) << name_of(dtype);
+    for (std::int64_t b = 0; b < 3; ++b) {
+      const auto of_sequence = [b](const Tensor& from, std::int64_t rows, std::int64_t width) {
+        Tensor out(from.dtype(), {1, rows, 2, width});
+        out.for_each([&](const auto& n) { out.set(n, static_cast<float>(from.get({b, n[1], n[2], n[3]}))); });
+        return out;
+      };
+      Cache alone(dtype, 1, 32, 2, 23, 19);
+      append(of_sequence(k_new, 5, 23), of_sequence(v_new, 5, 19), alone, {lengths[static_cast<std::size_t>(b)]}, 1);
+      for (std::int64_t row = lengths[static_cast<std::size_t>(b)], end = row + 5; row < end; ++row) {
+        for (std::int64_t h = 0; h < 2; ++h) {
+          for (std::int64_t d = 0; d < 23; ++d) ASSERT_EQ(alone.k.get({0, row, h, d}), batch.k.get({b, row, h, d}));
+          for (std::int64_t d = 0; d < 19; ++d) ASSERT_EQ(alone.v.get({0, row, h, d}), batch.v.get({b, row, h, d}));
+        }
+      }
+    }
+  }
 }
 
 TEST(AppendKvCache, IntoEightBits) {
@@ -359,22 +395,6 @@ TEST_F(AppendRefuses, ShapesDtypesAndSharedMemory) {
                 append_kv_cache(k_new_.view(), v_new_.view(), k, v, in_cache, {.cache_batch_idx = indices(rows)});
               }),
               "k_cache shares memory with seqlens");
-}
-
-TEST(MayShareMemory, IsExactForSlicesOfOneTensor) {
-  std::vector<float> data(4 * 3 * 2 * 8);
-  const auto slice = [&](std::int64_t part, std::int64_t width) {
-    return TensorView(data.data() + part, DType::f32, {4, 2, width}, {48, 8, 1});
-  };
-  EXPECT_FALSE(may_share_memory(slice(0, 8), slice(16, 8)));
-  EXPECT_FALSE(may_share_memory(slice(0, 3), slice(3, 5)));
-  EXPECT_TRUE(may_share_memory(slice(0, 4), slice(3, 5)));
-  EXPECT_TRUE(may_share_memory(slice(3, 5), slice(0, 4)));
-  EXPECT_TRUE(may_share_memory(slice(0, 1), slice(48, 1)));
-  EXPECT_FALSE(may_share_memory(slice(0, 1), TensorView(data.data() + 1, DType::f32, {4, 2, 0})));
-  const TensorView reversed(data.data() + 7, DType::f32, {8}, {-1});
-  EXPECT_TRUE(may_share_memory(reversed, TensorView(data.data(), DType::f32, {1})));
-  EXPECT_FALSE(may_share_memory(reversed, TensorView(data.data() + 8, DType::f32, {1})));
 }
 
 }  // namespace

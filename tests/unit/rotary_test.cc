@@ -71,6 +71,25 @@ TEST(ApplyRotary, DoesNotDependOnTheThreads) {
   EXPECT_EQ(one.bytes(), four.bytes());
 }
 
+TEST(ApplyRotary, RepeatsAndASequenceAloneHasTheBitsThatItHasInABatch) {
+  for (const DType dtype : kDTypes) {
+    const Tables tables(DType::f32, 60, 17);
+    Tensor x(dtype, {3, 7, 3, 41}), out(dtype, {3, 7, 3, 41}), again(dtype, {3, 7, 3, 41});
+    x.randomize(6);
+    const std::vector<std::int32_t> offsets = {11, 0, 29};
+    apply_rotary(x.view(), out.view(), tables.rotary(false), {.offsets = indices(offsets)});
+    apply_rotary(x.view(), again.view(), tables.rotary(false), {.offsets = indices(offsets)});
+    EXPECT_EQ(out.bytes(), again.bytes()) << name_of(dtype);
+    for (std::int64_t b = 0; b < 3; ++b) {
+      Tensor one(dtype, {1, 7, 3, 41});
+      one.for_each([&](const auto& n) { one.set(n, static_cast<float>(x.get({b, n[1], n[2], n[3]}))); });
+      const std::vector<std::int32_t> offset = {offsets[static_cast<std::size_t>(b)]};
+      apply_rotary(one.view(), one.view(), tables.rotary(false), {.offsets = indices(offset)});
+      one.for_each([&](const auto& n) { ASSERT_EQ(one.get(n), out.get({b, n[1], n[2], n[3]})) << name_of(dtype); });
+    }
+  }
+}
+
 TEST(ApplyRotary, EveryTargetWritesTheSameBits) {
   for (const DType dtype : kDTypes) {
     const Tables tables(dtype, 40, 33);

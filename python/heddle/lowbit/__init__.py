@@ -19,7 +19,7 @@ from .codec import FP4Codec
 from .conversion import LayerReport, QuantizeReport, linear_layer, quantize_checkpoint
 from .explanation import explain_dequantize, explain_quantize
 from .packed import PackedTensor, PackingError, pack
-from .product import ACTIVATIONS, NORMS, LinearCandidate, explain, linear
+from .product import ACTIVATIONS, NORMS, explain, linear
 from .smoothing import smooth
 from .tensor import FORMATS, RULES, QuantizationError, QuantizedTensor, dequantize, quantize
 
@@ -31,7 +31,6 @@ __all__ = [
     "Calibration",
     "FP4Codec",
     "LayerReport",
-    "LinearCandidate",
     "PackedTensor",
     "PackingError",
     "QuantizationError",

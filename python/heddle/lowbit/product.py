@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from .. import _heddle
 from .._linear_options import of_backward, without_norm
 from .._options import flag
-from ..explanation import gpu_name
+from ..explanation import Candidate, Explanation, gpu_name
 from ..hosts import arrays, is_torch, torch_host
 from .packed import PackedTensor
 from .tensor import QuantizedTensor, kind, plain
 
 #: What ``linear`` may apply to its sums.
-ACTIVATIONS: tuple[str, ...] = ("none", "relu", "gelu_erf", "gelu_tanh", "silu", "swiglu")
+ACTIVATIONS: tuple[str, ...] = tuple(_heddle.linear_activations())
 #: What it may do to each row of x before the product.
-NORMS: tuple[str, ...] = ("none", "layer_norm", "rms_norm")
-
-
-@dataclass(frozen=True)
-class LinearCandidate:
-    """A kernel that could serve a call of ``linear``; see ``explain``.
-
-    Attributes:
-      name: as ``force`` takes it. method: "linear" or "reference".
-      supported, reason: whether it could run, and why it does not.
-      seconds, workspace: estimated; bytes.
-      chosen: whether the call would run it.
-      of_16bit: on a GPU, `seconds` over those estimated of cuBLAS with weights in 16 bits: above 1, ``pack``'s keep_16bit
-        would make the call faster.
-      plan: what it would run, in words; empty if it could not.
-    """
-
-    name: str
-    method: str
-    supported: bool
-    reason: str
-    seconds: float
-    workspace: int
-    chosen: bool
-    of_16bit: float
-    plan: str = ""
+NORMS: tuple[str, ...] = tuple(_heddle.linear_norms())
 
 
 def explain(
@@ -60,7 +34,7 @@ def explain(
     force: str = "",
     backward: bool = False,
     gpu: str | None = None,
-) -> list[LinearCandidate]:
+) -> Explanation:
     """The candidates for ``linear`` with these arguments, and which one would run. Nothing is computed.
 
     Args:
@@ -90,7 +64,7 @@ def explain(
         if name or weights.order != "rows16":
             options = without_norm(options)
         found = _heddle.explain_linear_backward(*arguments, of_backward(options), name)
-    return [LinearCandidate(*parts) for parts in found]
+    return Explanation(Candidate(*parts) for parts in found)
 
 
 def _check_packed(operation: str, weights: Any) -> None:

@@ -13,7 +13,7 @@ from ..hosts import is_torch
 #: Names of formats; ``nf4_bN`` and ``fp4_bnb_bN`` with N a power of two from 32 to 4096 are there besides.
 FORMATS: tuple[str, ...] = tuple(_heddle.lowbit_formats())
 #: Names of scale rules; ``quantize`` says which format has which.
-RULES: tuple[str, ...] = ("plain", "four_six", "mse", "floor", "round_up", "even")
+RULES: tuple[str, ...] = tuple(_heddle.lowbit_rules())
 
 # By heddle::DType; numpy has no float8, so that its bits are bytes there.
 _NUMPY = {0: np.float32, 1: np.float16, 5: np.uint8, 6: np.uint8, 7: np.int8}

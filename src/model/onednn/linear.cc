@@ -17,6 +17,7 @@
 #include "core/dtypes.h"
 #include "cpu/row_ops.h"
 #include "heddle/runtime.h"
+#include "model/places.h"
 
 namespace heddle {
 namespace {
@@ -57,8 +58,6 @@ bool native_bf16() {
   constexpr auto kNeeded = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
   return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & kNeeded) == kNeeded;
 }
-
-std::size_t aligned(std::size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 // `columns` output columns, with a primitive for each row count.
 struct Panel {
