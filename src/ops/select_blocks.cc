@@ -81,7 +81,7 @@ SelectProblem checked_select_problem(const Check& check, const TensorView& q, co
                 ": it must be float32, float16 or bfloat16");
   const AttentionOptions attention = attention_options(options);
   const ProblemBuilder builder(check, q, k_pooled, k_pooled, attention,
-                               {.k = IndexName::k_pooled, .v = IndexName::k_pooled});
+                               {{.k = IndexName::k_pooled, .v = IndexName::k_pooled}});
   builder.build(p);
   check.require(k_pooled.dtype == q.dtype, "k_pooled is ", name_of(k_pooled.dtype), ": it must be ", name_of(q.dtype));
   check_sizes(check, p, options);

@@ -16,6 +16,7 @@ from .block import TransformerBlock
 from .calibration import CalibrationReport, LayerCalibration, calibrate
 from .choice import PolicyReport, choose_policy
 from .linear import Linear
+from .native_sparse_attention import NativeSparseAttention
 from .policy import Policy, linear_layers, quantize_model
 from .study import FlashAttention, FusedFP4Linear, OptimizedTransformerBlock
 
@@ -26,6 +27,7 @@ __all__ = [
     "FusedFP4Linear",
     "LayerCalibration",
     "Linear",
+    "NativeSparseAttention",
     "OptimizedTransformerBlock",
     "Policy",
     "PolicyReport",

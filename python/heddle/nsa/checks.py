@@ -173,6 +173,16 @@ def counts(operation: str, block_counts: Any, q: torch.Tensor, k: torch.Tensor) 
     return block_counts.long(), max(0, int(block_counts.max())) if block_counts.numel() else 0
 
 
+def slots_and_counts(
+    operation: str, block_counts: Any, q: torch.Tensor, k: torch.Tensor
+) -> tuple[int, torch.Tensor | None]:
+    """The longest list, and how long each is, int32 [B, Tq, H]; None where all are as long."""
+    if not isinstance(block_counts, torch.Tensor):
+        return integer(operation, "block_counts", block_counts, 0), None
+    found, slots = counts(operation, block_counts, q, k)
+    return slots, found.clamp(min=0).int()
+
+
 def compression(operation: str, block_size: int, block: Any, stride: Any, compress: Any) -> tuple[int, int]:
     """(block, stride) of the compressed keys; both are block_size if not given."""
     block = block_size if block is None else integer(operation, "compression_block", block, 1)
@@ -206,6 +216,14 @@ def _starts(operation: str, name: str, x: Any, length: int, owner: str) -> list[
     return starts
 
 
+def anchor_first(operation: str, owner: str, first: int, query_stride: int) -> None:
+    if first % query_stride != 0:
+        raise ValueError(
+            f"[{operation}] the first row of {owner} stands at position {first}: it must be a multiple of query_stride, "
+            f"{query_stride}, since the row takes from an anchor that is not among the rows"
+        )
+
+
 def spans(operation: str, q: torch.Tensor, k: torch.Tensor, cu_seqlens: Any, query_stride: int) -> list[Span]:
     """The sequences of a call. With a stride, the first row of each is an anchor."""
     if cu_seqlens is None:
@@ -233,9 +251,15 @@ def spans(operation: str, q: torch.Tensor, k: torch.Tensor, cu_seqlens: Any, que
                 f"[{operation}] sequence {n} has {span.rows.stop - span.rows.start} rows of q and "
                 f"{span.keys.stop - span.keys.start} keys: q must not be longer than k, whose last positions its rows are"
             )
-        if span.rows.stop > span.rows.start and span.first % query_stride != 0:
-            raise ValueError(
-                f"[{operation}] the first row of sequence {n} stands at position {span.first}: it must be a multiple of "
-                f"query_stride, {query_stride}, since the row takes from an anchor that is not among the rows"
-            )
+        if span.rows.stop > span.rows.start:
+            anchor_first(operation, f"sequence {n}", span.first, query_stride)
     return found
+
+
+def packed(
+    operation: str, q: torch.Tensor, k: torch.Tensor, cu_seqlens: Any, query_stride: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Starts of the sequences of q and of k, which are read."""
+    spans(operation, q, k, cu_seqlens, query_stride)
+    of_q, of_k = cu_seqlens if isinstance(cu_seqlens, (tuple, list)) else (cu_seqlens, cu_seqlens)
+    return of_q, of_k

@@ -1,0 +1,154 @@
+"""The layer of native sparse attention of heddle.nn, which is its public name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..kv_cache import apply_rotary
+from ..nsa import Cache, SharingOptions, nsa_with_cache, parallel_nsa
+from .linear import Linear
+
+
+class NativeSparseAttention(nn.Module):
+    """Causal self-attention by native sparse attention (Yuan et al., arXiv 2502.11089) over x [B, T, dim], with its
+    projections: ``qkv``, ``gates`` (three for each head, by a sigmoid), ``out``.
+
+    Args:
+      dim, heads, kv_heads, head_dim: the width of x, query heads, key/value heads (heads if None), and a head's size
+        (dim / heads if None).
+      block_size, block_counts, window_size: keys of a block, blocks of a row's list, keys of the window (0: none).
+      compression_block, compression_stride: keys of a pooled key, and from one to the next; block_size if None, and each other.
+      rope_theta: the base of the rotary embedding of q and k, over whole heads; None: none.
+      bias: whether qkv and out have one.
+      sharing: what rows take from the anchor of a query stride: the arguments query_stride, share, share_branches and gate,
+        as ``heddle.nsa.presets`` has them. Not with a cache.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        *,
+        block_size: int = 64,
+        block_counts: int = 16,
+        window_size: int = 512,
+        compression_block: int | None = None,
+        compression_stride: int | None = None,
+        rope_theta: float | None = 10000.0,
+        bias: bool = False,
+        sharing: SharingOptions | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        if heads % kv_heads != 0 or (head_dim is None and dim % heads != 0):
+            raise ValueError(
+                f"[NativeSparseAttention] dim is {dim}, heads {heads}, kv_heads {kv_heads}: kv_heads must divide heads, and "
+                "heads dim where no head_dim is given"
+            )
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads if head_dim is None else head_dim
+        if rope_theta is not None and self.head_dim % 2 != 0:
+            raise ValueError(f"[NativeSparseAttention] head_dim is {self.head_dim}: with rope_theta it must be even")
+        self.block_size, self.block_counts, self.window_size = block_size, block_counts, window_size
+        self.compression_block = block_size if compression_block is None else compression_block
+        self.compression_stride = self.compression_block if compression_stride is None else compression_stride
+        self.rope_theta, self.sharing = rope_theta, sharing
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.head_dim, bias, **made)
+        self.gates = Linear(dim, 3 * heads, True, **made)
+        self.out = Linear(heads * self.head_dim, dim, bias, **made)
+
+    def cache(self, batch: int, capacity: int) -> Cache:
+        """An empty cache for ``batch`` sequences of at most ``capacity`` positions, of the layer's dtype and device."""
+        like = self.gates.bias  # floats, whatever format weights have
+        assert like is not None
+        return Cache(
+            batch,
+            capacity,
+            self.kv_heads,
+            self.head_dim,
+            block=self.compression_block,
+            stride=self.compression_stride,
+            dtype=like.dtype,
+            device=like.device,
+        )
+
+    def forward(
+        self, x: torch.Tensor, *, cu_seqlens: torch.Tensor | None = None, cache: Cache | None = None
+    ) -> torch.Tensor:
+        """
+        Args:
+          x: [B, T, dim]; with cu_seqlens [1, T, dim].
+          cu_seqlens: int32 or int64 [N + 1], starts of packed sequences, from 0 to T.
+          cache: x holds each sequence's next T positions; their keys are appended. Without gradients.
+
+        Returns:
+          [B, T, dim].
+        """
+        if cache is not None and (cu_seqlens is not None or self.sharing is not None):
+            what = "cu_seqlens" if cu_seqlens is not None else "sharing"
+            raise ValueError(
+                f"[NativeSparseAttention] {what} is given beside cache: rows of a cache are batched, each its own"
+            )
+        rows = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_dim))
+        if self.rope_theta is not None:
+            turned, v = rows.split((self.heads + self.kv_heads, self.kv_heads), 2)
+            q, k = self._rotated(turned, cu_seqlens, cache).split((self.heads, self.kv_heads), 2)
+        else:
+            q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), 2)
+        g_cmp, g_slc, g_swa = torch.sigmoid(self.gates(x)).unflatten(-1, (3, self.heads)).unbind(-2)
+        form: dict[str, Any] = {
+            "block_counts": self.block_counts,
+            "block_size": self.block_size,
+            "window_size": self.window_size,
+        }
+        if cache is not None:
+            o = nsa_with_cache(q, k, v, cache, g_cmp, g_slc, g_swa, **form)
+        else:
+            form.update(self.sharing or {})
+            o = parallel_nsa(
+                q,
+                k,
+                v,
+                g_cmp,
+                g_slc,
+                g_swa,
+                cu_seqlens=cu_seqlens,
+                compression_block=self.compression_block,
+                compression_stride=self.compression_stride,
+                **form,
+            )
+        return self.out(o.flatten(2))
+
+    def _rotated(self, x: torch.Tensor, cu_seqlens: torch.Tensor | None, cache: Cache | None) -> torch.Tensor:
+        """x [B, T, heads, head_dim], each row turned by its position."""
+        batch, length = x.shape[:2]
+        assert self.rope_theta is not None
+        inverse = self.rope_theta ** (torch.arange(0, self.head_dim, 2, device=x.device).float() / -self.head_dim)
+        position = torch.arange(length, device=x.device)
+        if cu_seqlens is None and cache is None:
+            angles = position[:, None] * inverse
+            return apply_rotary(x, angles.cos(), angles.sin())
+        if cache is not None:
+            position = cache.lengths[:, None] + position
+        else:
+            assert cu_seqlens is not None
+            sequence = torch.searchsorted(cu_seqlens[1:].contiguous(), position.to(cu_seqlens.dtype), right=True)
+            position = position - cu_seqlens[sequence]
+        # A table row for each row of x, which is then a sequence of its own.
+        angles = position.reshape(-1)[:, None] * inverse
+        own = torch.arange(batch * length, dtype=torch.int32, device=x.device)
+        turned = apply_rotary(x.reshape(batch * length, 1, *x.shape[2:]), angles.cos(), angles.sin(), offsets=own)
+        return turned.view(x.shape)
+
+    def extra_repr(self) -> str:
+        return (
+            f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, block_size={self.block_size}, "
+            f"block_counts={self.block_counts}, window_size={self.window_size}"
+        )

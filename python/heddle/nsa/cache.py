@@ -1,0 +1,158 @@
+"""Native sparse attention over a cache that holds pooled keys beside the keys, so that a step reads few of either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..kv_cache import append_kv_cache
+from . import checks
+from .branches import FORCED
+from .kernels import pool_keys
+from .parallel import attend, checked_form
+from .rows import BatchedRows
+
+
+class Cache:
+    """Keys and values of B sequences, each of a length of its own, and their pooled keys and values.
+
+    Args:
+      batch, capacity: B, and the most keys of a sequence.
+      kv_heads, head_size, v_head_size: H, D, Dv (D if None).
+      block, stride: keys of a pooled one, and from one to the next (block if None): compression_block and
+        compression_stride of the calls that read it.
+
+    Attributes:
+      k, v: [B, capacity, H, D], [B, capacity, H, Dv].
+      k_pooled, v_pooled: [B, N, H, D], [B, N, H, Dv], N = (capacity - block) // stride + 1, of complete blocks alone.
+      lengths: int32 [B], keys there are. Smaller ones forget the keys behind them, and what was pooled of those is
+        replaced when new keys complete the blocks again.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        capacity: int,
+        kv_heads: int,
+        head_size: int,
+        v_head_size: int | None = None,
+        *,
+        block: int = 64,
+        stride: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: Any = None,
+    ) -> None:
+        sizes = {"batch": batch, "capacity": capacity, "kv_heads": kv_heads, "head_size": head_size, "block": block}
+        for name, value in sizes.items():
+            checks.integer("Cache", name, value, 1)
+        stride = block if stride is None else checks.integer("Cache", "stride", stride, 1)
+        if block % stride != 0:
+            raise ValueError(f"[Cache] block is {block}: it must be a multiple of stride, {stride}")
+        widths = (
+            head_size,
+            head_size if v_head_size is None else checks.integer("Cache", "v_head_size", v_head_size, 1),
+        )
+        self.block, self.stride, self.capacity = block, stride, capacity
+        pooled = max(0, (capacity - block) // stride + 1)
+        # Zeros: what lies behind a sequence's end takes part in products, with a weight of 0. The pooled tensors have a
+        # place more, for blocks that are not complete.
+        made: dict[str, Any] = {"dtype": dtype, "device": device}
+        self.k, self.v = (torch.zeros(batch, capacity, kv_heads, width, **made) for width in widths)
+        self._k_pooled, self._v_pooled = (torch.zeros(batch, pooled + 1, kv_heads, width, **made) for width in widths)
+        self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
+
+    @property
+    def k_pooled(self) -> torch.Tensor:
+        return self._k_pooled[:, :-1]
+
+    @property
+    def v_pooled(self) -> torch.Tensor:
+        return self._v_pooled[:, :-1]
+
+    def complete(self, lengths: torch.Tensor) -> torch.Tensor:
+        """How many blocks end within the first ``lengths`` keys."""
+        return (lengths - self.block).clamp(min=-self.stride) // self.stride + 1
+
+    @torch.no_grad()
+    def append(self, k_new: torch.Tensor, v_new: torch.Tensor) -> None:
+        """k_new [B, n, H, D] and v_new [B, n, H, Dv] behind each sequence's keys, and the pooled ones of blocks that end among
+        them.
+
+        Raises:
+          ValueError: a shape or dtype that is not the cache's, or a sequence that would be longer than the capacity.
+        """
+        append_kv_cache(k_new, v_new, self.k, self.v, self.lengths)
+        n = k_new.shape[1]
+        done, now = self.complete(self.lengths)[:, None], self.complete(self.lengths + n)[:, None]
+        number = done + torch.arange(n // self.stride + 1, device=self.lengths.device)  # [B, m]
+        keys = number[..., None] * self.stride + torch.arange(self.block, device=self.lengths.device)
+        keys = keys.clamp(max=self.capacity - 1).flatten(1).long()
+        place = torch.where(number < now, number, self._k_pooled.shape[1] - 1).long()
+        batch = torch.arange(len(keys), device=keys.device)[:, None]
+        for x, pooled in ((self.k, self._k_pooled), (self.v, self._v_pooled)):
+            pooled[batch, place] = pool_keys(x[batch, keys], self.block)
+        self.lengths += n
+
+
+class _CachedRows(BatchedRows):
+    """n new rows, whose keys are the last that the cache has."""
+
+    def __init__(self, rows: int, cache: Cache) -> None:
+        super().__init__(rows, 0)
+        self._lengths = cache.lengths
+
+    def of_q(self, stride: int) -> dict[str, Any]:
+        return {"q_offset": self._lengths - self.rows, "q_step": stride}
+
+    def of_k(self) -> dict[str, Any]:
+        return {"seqused_k": self._lengths}
+
+
+@torch.no_grad()
+def nsa_with_cache(
+    q: torch.Tensor,
+    k_new: torch.Tensor,
+    v_new: torch.Tensor,
+    cache: Cache,
+    g_cmp: torch.Tensor | None,
+    g_slc: torch.Tensor,
+    g_swa: torch.Tensor | None = None,
+    block_counts: torch.Tensor | int = 16,
+    block_size: int = 64,
+    window_size: int = 0,
+    scale: float | None = None,
+    *,
+    forced: Iterable[str] = FORCED,
+) -> torch.Tensor:
+    """Appends k_new and v_new to the cache, then native sparse attention of q's rows, which are the last n positions of each
+    sequence: a step of decoding with n = 1, a chunk of a prefill with more. What ``parallel_nsa`` gives over all keys there
+    are. Without gradients.
+
+    Args:
+      q: [B, n, HQ, D]; k_new, v_new: [B, n, H, D], [B, n, H, Dv], of the cache's dtype.
+      g_cmp, g_slc, g_swa, block_counts, block_size, window_size, scale, forced: as for parallel_nsa. Compressed blocks are
+        the cache's.
+
+    Returns:
+      [B, n, HQ, Dv] of q's dtype.
+
+    Raises:
+      ValueError, TypeError: a bad argument, or a sequence that would be longer than the capacity; the cache is as it was.
+    """
+    name = "nsa_with_cache"
+    if not isinstance(cache, Cache):
+        raise TypeError(f"[{name}] cache is {checks.shown(cache)}: it must be a heddle.nsa.Cache")
+    checks.operands(name, q, k_new, v_new)
+    if q.shape[1] != k_new.shape[1]:
+        raise ValueError(f"[{name}] q has {q.shape[1]} rows and k_new {k_new.shape[1]}: each row comes with its key")
+    gates, form, counts = checked_form(
+        name, q, k_new, (g_cmp, g_slc, g_swa), block_counts, block_size, window_size, scale, forced,
+        cache.block, cache.stride, None, 1, "none", (), "own",
+    )  # fmt: skip
+    cache.append(k_new, v_new)
+    if q.shape[0] * q.shape[1] == 0:
+        return q.new_zeros(*q.shape[:3], v_new.shape[3])
+    keys = (cache.k, cache.v, cache.k, cache.v)
+    return attend(_CachedRows(q.shape[1], cache), q, keys, (cache.k_pooled, cache.v_pooled), gates, None, counts, form)

@@ -1,0 +1,287 @@
+"""Native sparse attention by Heddle's operations: pooled keys, lists of blocks chosen by score, attention over them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..functional import attention
+from ..sparse import sparse_attention
+from . import checks
+from .branches import FORCED, Compress
+from .kernels import pool_keys, select_blocks
+from .rows import BatchedRows, PackedRows, Rows
+from .sequences import Form
+from .sharing import BranchName, GateName, ShareName, Sharing, checked_sharing
+
+Gates = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]  # of cmp, slc and swa
+
+
+def parallel_nsa(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g_cmp: torch.Tensor | None,
+    g_slc: torch.Tensor,
+    g_swa: torch.Tensor | None = None,
+    block_indices: torch.Tensor | None = None,
+    block_counts: torch.Tensor | int = 16,
+    block_size: int = 64,
+    window_size: int = 0,
+    scale: float | None = None,
+    cu_seqlens: Any = None,
+    head_first: bool = False,
+    *,
+    k_cmp: torch.Tensor | None = None,
+    v_cmp: torch.Tensor | None = None,
+    k_swa: torch.Tensor | None = None,
+    v_swa: torch.Tensor | None = None,
+    forced: Iterable[str] = FORCED,
+    compression_block: int | None = None,
+    compression_stride: int | None = None,
+    compress: Compress | None = None,
+    query_stride: int = 1,
+    share: ShareName = "none",
+    share_branches: Iterable[BranchName] = ("slc",),
+    gate: GateName = "own",
+) -> torch.Tensor:
+    """Native sparse attention, ``g_cmp * o_cmp + g_slc * o_slc + g_swa * o_swa``: what naive_nsa_with_compression means, by
+    kernels, forward and backward, in memory that grows with rows and not with rows times blocks.
+
+    Args:
+      q, k, v: [B, Tq, HQ, D], [B, Tk, H, D], [B, Tk, H, Dv], Tq <= Tk (the rows of q are the last positions); float32, float16
+        or bfloat16, D and Dv to 256, HQ any multiple of H. On the CPU; see docs/nsa.md.
+      g_cmp, g_slc, g_swa: [B, Tq, HQ], the branches' gates. Without g_cmp there is no compressed branch, though blocks are
+        still chosen by its scores; g_swa may be None where window_size is 0.
+      block_indices: int32 or int64 [B, Tq, H, S], lists from outside; none are then chosen. A list is a set.
+      block_counts: how many blocks a list has: an int, or [B, Tq, H].
+      block_size: keys of a block: 16, 32, 64 or 128.
+      window_size, scale, cu_seqlens, head_first, k_swa, v_swa, query_stride, share, share_branches, gate: as for naive_nsa.
+      k_cmp, v_cmp, forced, compression_block, compression_stride, compress: as for naive_nsa_with_compression.
+
+    Returns:
+      [B, Tq, HQ, Dv] of q's dtype. Branches are summed in float32 and rounded once.
+
+    Raises:
+      ValueError, TypeError: a bad argument; the message names it, its value and the rule.
+
+    Source: Yuan et al., arXiv 2502.11089.
+    """
+    name = "parallel_nsa"
+    checks.no_head_first(name, head_first)
+    checks.operands(name, q, k, v)
+    k_cmp, v_cmp = checks.like(name, "k_cmp", k_cmp, "k", k), checks.like(name, "v_cmp", v_cmp, "v", v)
+    k_swa, v_swa = checks.like(name, "k_swa", k_swa, "k", k), checks.like(name, "v_swa", v_swa, "v", v)
+    gates, form, counts = checked_form(
+        name, q, k, (g_cmp, g_slc, g_swa), block_counts, block_size, window_size, scale, forced,
+        compression_block, compression_stride, compress, query_stride, share, share_branches, gate,
+    )  # fmt: skip
+    if block_indices is not None:
+        checks.lists(name, block_indices, q, k)
+    shape = (*q.shape[:3], v.shape[3])
+    if q.shape[0] * q.shape[1] == 0:
+        return q.sum().to(q.dtype) + q.new_zeros(shape)
+
+    rows, (q, k, v, k_cmp, v_cmp, k_swa, v_swa, *of_branches, block_indices, counts) = laid_out(
+        name, cu_seqlens, form.sharing.stride, (q, k, v, k_cmp, v_cmp, k_swa, v_swa, *gates, block_indices, counts)
+    )
+    pooled = None
+    if g_cmp is not None or block_indices is None:
+        pooled = pooled_keys(rows, k_cmp, v_cmp, form)
+    g_cmp, g_slc, g_swa = of_branches
+    return attend(rows, q, (k, v, k_swa, v_swa), pooled, (g_cmp, g_slc, g_swa), block_indices, counts, form).reshape(
+        shape
+    )
+
+
+def laid_out(
+    name: str, cu_seqlens: Any, query_stride: int, tensors: tuple[torch.Tensor | None, ...]
+) -> tuple[Rows, tuple[Any, ...]]:
+    """How the rows lie, and the tensors (q, k and more) as operations take them: packed ones without their batch."""
+    q, k = tensors[:2]
+    assert q is not None and k is not None
+    if cu_seqlens is None:
+        rows = BatchedRows(q.shape[1], k.shape[1])
+        checks.anchor_first(name, "q", rows.first, query_stride)
+        return rows, tensors
+    packed = PackedRows(*checks.packed(name, q, k, cu_seqlens, query_stride), q.shape[1])
+    return packed, tuple(None if x is None else x[0] for x in tensors)
+
+
+def checked_form(
+    name: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    gates: Gates,
+    block_counts: torch.Tensor | int,
+    block_size: int,
+    window_size: int,
+    scale: float | None,
+    forced: Iterable[str],
+    compression_block: int | None,
+    compression_stride: int | None,
+    compress: Compress | None,
+    query_stride: int,
+    share: str,
+    share_branches: Iterable[str],
+    gate: str,
+) -> tuple[Gates, Form, torch.Tensor | None]:
+    """The gates that have a branch, what the call is made of, and how long each list is if not all are as long."""
+    g_cmp, g_slc, g_swa = gates
+    block_size = checks.integer(name, "block_size", block_size, 1)
+    window_size = checks.integer(name, "window_size", window_size, 0)
+    checks.gate(name, "g_slc", g_slc, q)
+    if g_cmp is not None:
+        checks.gate(name, "g_cmp", g_cmp, q)
+    if g_swa is not None or window_size > 0:
+        checks.gate(name, "g_swa", g_swa, q)
+    slots, counts = checks.slots_and_counts(name, block_counts, q, k)
+    sharing = checked_sharing(name, query_stride, share, share_branches, gate, window_size)
+    form = Form(
+        block_size,
+        checks.scale_of(name, scale, q),
+        sharing,
+        window_size,
+        slots,
+        checks.some_of(name, "forced", forced, FORCED),
+        checks.compression(name, block_size, compression_block, compression_stride, compress),
+        compress,
+    )
+    return (g_cmp, g_slc, g_swa if window_size > 0 else None), form, counts
+
+
+def attend(
+    rows: Rows,
+    q: torch.Tensor,
+    keys: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    pooled: tuple[torch.Tensor, torch.Tensor] | None,
+    gates: Gates,
+    lists: torch.Tensor | None,
+    counts: torch.Tensor | None,
+    form: Form,
+) -> torch.Tensor:
+    """The gated branches' sum, of q's shape and dtype with v's head size.
+
+    Args:
+      keys: k, v, k_swa, v_swa.
+      pooled: the compressed keys and values; None if there is neither that branch nor a list to choose.
+      gates: of each branch; None where there is none.
+      lists, counts: of all rows; chosen here if there are none.
+    """
+    k, v, k_swa, v_swa = keys
+    g_cmp, g_slc, g_swa = gates
+    sharing, listing = form.sharing, form.sharing.list_stride
+    common: dict[str, Any] = {"causal": "top_left", "scale": form.scale, "out_dtype": torch.float32}
+    outputs: list[torch.Tensor] = []
+    lse, at = None, sharing.output_stride("cmp")
+    if g_cmp is not None:
+        assert pooled is not None
+        block, stride = form.compression
+        o, lse = attention(
+            rows.at(q, at),
+            pooled[0],
+            pooled[1],
+            return_lse=True,
+            key_offset=block - 1,
+            key_step=stride,
+            **common,
+            **rows.of_q(at),
+            **rows.of_pooled(block, stride),
+        )
+        outputs.append(_gated(o, g_cmp, rows, "cmp", sharing))
+        lse = rows.lse_at(lse, listing) if at == 1 else lse if at == listing else None
+    counts = None if counts is None else rows.at(counts, listing)
+    if lists is None:
+        assert pooled is not None
+        lists = chosen_blocks(rows, q, pooled[0], lse, form)
+    else:
+        # What is no block in 64 bits is none in 32.
+        lists = rows.at(lists, listing)[..., : form.slots].clamp(-1, torch.iinfo(torch.int32).max).int()
+    cheap = None
+    if g_swa is not None:
+        at = sharing.output_stride("swa")
+        o = attention(
+            rows.at(q, at), k_swa, v_swa, window=(form.window - 1, None), **common, **rows.of_q(at), **rows.of_k()
+        )
+        cheap = o if sharing.share == "delta" else None
+        outputs.append(_gated(o, g_swa, rows, "swa", sharing))
+    at, query_rows = sharing.output_stride("slc"), 1
+    if sharing.share == "selection":
+        if form.block_size % sharing.stride == 0:
+            query_rows = sharing.stride
+        else:
+            if counts is not None:
+                slot = torch.arange(lists.shape[-1], device=lists.device)
+                lists, counts = lists.masked_fill(slot >= counts[..., None], -1), None
+            lists = rows.with_own_blocks(lists, sharing.stride, form.block_size)
+    o = sparse_attention(
+        rows.at(q, at),
+        k,
+        v,
+        lists,
+        counts,
+        block_size=form.block_size,
+        query_rows=query_rows,
+        **common,
+        **rows.of_q(at),
+        **rows.of_k(),
+    )
+    outputs.append(_gated(o, g_slc, rows, "slc", sharing, cheap))
+    return functools.reduce(torch.add, outputs).to(q.dtype)
+
+
+def pooled_keys(rows: Rows, k: torch.Tensor, v: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor]:
+    block, stride = form.compression
+    if form.compress is not None:
+        return rows.compressed(k, v, block, stride, form.compress)
+    cu_seqlens = rows.cu_seqlens_k
+    return pool_keys(k, block, stride, cu_seqlens=cu_seqlens), pool_keys(v, block, stride, cu_seqlens=cu_seqlens)
+
+
+def chosen_blocks(
+    rows: Rows, q: torch.Tensor, k_pooled: torch.Tensor, lse: torch.Tensor | None, form: Form
+) -> torch.Tensor:
+    """The lists of the rows of list_stride. lse: the compressed branch's at these rows, if it is known."""
+    (block, stride), listing = form.compression, form.sharing.list_stride
+    with torch.no_grad():
+        of_q = rows.of_q(listing)
+        of_q.pop("seqused_q", None)  # lists of places that are nobody's row are not read
+        return select_blocks(
+            rows.at(q, listing),
+            k_pooled,
+            form.slots,
+            lse=lse,
+            block_size=form.block_size,
+            compression_block=block,
+            compression_stride=stride,
+            forced=tuple(form.forced),
+            scale=form.scale,
+            **of_q,
+            **rows.of_pooled(block, stride),
+        )
+
+
+def _gated(
+    o: torch.Tensor,
+    gate: torch.Tensor,
+    rows: Rows,
+    name: str,
+    sharing: Sharing,
+    cheap: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """What a branch adds to the result, float32, from its output at the rows of its output_stride (sharing.branch)."""
+    stride, gate = sharing.output_stride(name), gate.float()[..., None]
+    if stride == 1:
+        return gate * o
+    if sharing.share == "output" and sharing.gate == "anchor":
+        return rows.spread(rows.at(gate, stride) * o, stride)
+    o = rows.spread(o, stride)
+    if sharing.share == "delta":
+        assert cheap is not None
+        o = o + (cheap - rows.spread(rows.at(cheap, stride), stride))
+    if sharing.gate == "anchor":
+        gate = rows.spread(rows.at(gate, stride), stride)
+    return gate * o

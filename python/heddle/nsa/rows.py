@@ -1,0 +1,130 @@
+"""How the rows of a call lie, batched or packed, and which of them are anchors: what operations are told of them.
+
+Tensors have their rows in dimension 1 if batched, [B, T, ...], in dimension 0 if packed, [T, ...]. Of packed sequences the
+anchors with a stride r lie from cu_seqlens[b] // r + b on, which needs no sum over the sequences before: of the
+T // r + B places, some belong to nobody (as the lists of ``heddle.sparse_attention`` with query_rows).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .branches import Compress, compressed_keys
+
+
+class BatchedRows:
+    """Tq rows, the last positions of Tk keys, in each sequence."""
+
+    cu_seqlens_k: torch.Tensor | None = None
+
+    def __init__(self, rows: int, keys: int) -> None:
+        self.rows, self.first = rows, keys - rows
+
+    def at(self, x: torch.Tensor, stride: int) -> torch.Tensor:
+        """Of x, which has all rows, every stride-th."""
+        return x if stride == 1 else x[:, ::stride]
+
+    def lse_at(self, lse: torch.Tensor, stride: int) -> torch.Tensor:
+        return lse if stride == 1 else lse[..., ::stride]
+
+    def spread(self, x: torch.Tensor, stride: int) -> torch.Tensor:
+        """To every row what its anchor has in x."""
+        return x.repeat_interleave(stride, 1)[:, : self.rows]
+
+    def of_q(self, stride: int) -> dict[str, Any]:
+        """Options of an operation on at(q, stride)."""
+        return {"q_offset": self.first, "q_step": stride}
+
+    def of_k(self) -> dict[str, Any]:
+        return {}
+
+    def of_pooled(self, block: int, stride: int) -> dict[str, Any]:
+        return {}
+
+    def compressed(
+        self, k: torch.Tensor, v: torch.Tensor, block: int, stride: int, compress: Compress
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        found = [compressed_keys(*pair, block, stride, compress) for pair in zip(k, v)]
+        return torch.stack([x[0] for x in found]), torch.stack([x[1] for x in found])
+
+    def with_own_blocks(self, lists: torch.Tensor, stride: int, block_size: int) -> torch.Tensor:
+        """Each row's list, its anchor's, with one slot more: the row's block where the anchor stands in another, else -1."""
+        t = self.first + torch.arange(self.rows, device=lists.device)
+        return _with_own(self.spread(lists, stride), t, stride, block_size)
+
+
+class PackedRows:
+    """The rows of sequence b are [cu_q[b], cu_q[b + 1]), the last positions of its keys."""
+
+    def __init__(self, cu_q: torch.Tensor, cu_k: torch.Tensor, total: int) -> None:
+        self.cu_q, self.cu_seqlens_k, self.total = cu_q.int(), cu_k.int(), total
+        self.lengths, self.key_lengths = self.cu_q.diff(), self.cu_seqlens_k.diff()
+        self.first = self.key_lengths - self.lengths
+
+    def _starts(self, stride: int) -> torch.Tensor:
+        """Where the anchors of each sequence lie, [B + 1]."""
+        return self.cu_q // stride + torch.arange(len(self.cu_q), dtype=torch.int32, device=self.cu_q.device)
+
+    def _row_of_place(self, stride: int) -> torch.Tensor:
+        starts = self._starts(stride)
+        place = torch.arange(self.total // stride + len(self.lengths), device=starts.device)
+        sequence = torch.searchsorted(starts[:-1].contiguous(), place.int(), right=True) - 1
+        inside = ((place - starts[sequence]) * stride).minimum(self.lengths[sequence] - 1).clamp(min=0)
+        return (self.cu_q[sequence] + inside).clamp(max=max(self.total - 1, 0)).long()
+
+    def _sequence_and_row(self) -> tuple[torch.Tensor, torch.Tensor]:
+        t = torch.arange(self.total, dtype=torch.int32, device=self.cu_q.device)
+        sequence = torch.searchsorted(self.cu_q[1:].contiguous(), t, right=True)
+        return sequence, t - self.cu_q[sequence]
+
+    def at(self, x: torch.Tensor, stride: int) -> torch.Tensor:
+        return x if stride == 1 else x.index_select(0, self._row_of_place(stride))
+
+    def lse_at(self, lse: torch.Tensor, stride: int) -> torch.Tensor:
+        return lse if stride == 1 else lse.index_select(1, self._row_of_place(stride))
+
+    def spread(self, x: torch.Tensor, stride: int) -> torch.Tensor:
+        sequence, row = self._sequence_and_row()
+        return x.index_select(0, self._starts(stride)[sequence] + row // stride)
+
+    def of_q(self, stride: int) -> dict[str, Any]:
+        if stride == 1:
+            return {"cu_seqlens_q": self.cu_q, "q_offset": self.first, "q_step": 1}
+        return {
+            "cu_seqlens_q": self._starts(stride),
+            "seqused_q": (self.lengths + (stride - 1)) // stride,
+            "q_offset": self.first,
+            "q_step": stride,
+        }
+
+    def of_k(self) -> dict[str, Any]:
+        return {"cu_seqlens_k": self.cu_seqlens_k}
+
+    def of_pooled(self, block: int, stride: int) -> dict[str, Any]:
+        complete = (self.key_lengths - block).clamp(min=-stride) // stride + 1
+        return {"cu_seqlens_k": self.cu_seqlens_k // stride, "seqused_k": complete}
+
+    def compressed(
+        self, k: torch.Tensor, v: torch.Tensor, block: int, stride: int, compress: Compress
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        starts = self.cu_seqlens_k.tolist()
+        parts: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        for begin, end in zip(starts, starts[1:]):
+            for part, x in zip(parts, compressed_keys(k[begin:end], v[begin:end], block, stride, compress)):
+                part.append(torch.nn.functional.pad(x, (0, 0, 0, 0, 0, end // stride - begin // stride - len(x))))
+        return torch.cat(parts[0]), torch.cat(parts[1])
+
+    def with_own_blocks(self, lists: torch.Tensor, stride: int, block_size: int) -> torch.Tensor:
+        sequence, row = self._sequence_and_row()
+        return _with_own(self.spread(lists, stride), self.first[sequence] + row, stride, block_size)
+
+
+def _with_own(lists: torch.Tensor, t: torch.Tensor, stride: int, block_size: int) -> torch.Tensor:
+    own, of_anchor = t // block_size, t // stride * stride // block_size
+    extra = torch.where(own != of_anchor, own, -1).int()[:, None, None]
+    return torch.cat([lists, extra.expand(*lists.shape[:-1], 1)], -1)
+
+
+Rows = BatchedRows | PackedRows

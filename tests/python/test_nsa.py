@@ -1,0 +1,326 @@
+"""parallel_nsa, nsa_with_cache and the layer, which run kernels, against the naive functions in float64."""
+
+import pytest
+from nsa_kit import MODES, nsa, one_thread, operands, torch  # noqa: F401  one_thread is a fixture
+
+SIZE = 16  # the smallest block that kernels take
+
+
+def wide(x):
+    return tuple(y.double().detach().requires_grad_(y.requires_grad) for y in x)
+
+
+def relative(found, expected):
+    return ((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)).item()
+
+
+def check(x, count=3, window=20, tolerance=2e-6, gradients=True, naive_options=None, **options):
+    """Result and gradients, as norms: what is chosen is the same, but for scores that rounding tells apart."""
+    x = [y.detach().requires_grad_(gradients) for y in x]
+    doubles = wide(x)
+    given = {"block_size": SIZE, "window_size": window, **options}
+    o = nsa.parallel_nsa(*x, block_counts=count, **given)
+    expected = nsa.naive_nsa_with_compression(*doubles, count, **given)
+    assert o.dtype == x[0].dtype and o.shape == expected.shape
+    assert relative(o, expected) < tolerance
+    if gradients:
+        d_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+        found = torch.autograd.grad(o, x, d_o.to(o.dtype))
+        for name, f, e in zip(
+            ("q", "k", "v", "g_cmp", "g_slc", "g_swa"), found, torch.autograd.grad(expected, doubles, d_o)
+        ):
+            assert relative(f, e) < 3 * tolerance, name
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 16])
+@pytest.mark.parametrize("rows", [150, 64, 15])
+def test_the_whole_is_the_naive_whole(rows, group):
+    check(operands(rows, batch=2, group=group, size=24, v_size=40, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 8e-3), (torch.float16, 1e-3)])
+def test_16_bits(dtype, tolerance):
+    # Every block is listed: what rounding would choose differently is no matter.
+    check(operands(90, size=32, v_size=32, dtype=dtype), count=6, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("stride", [1, 2, 3, 16, 100])
+def test_sharing(mode, stride):
+    check(operands(150, size=8, v_size=8, dtype=torch.float32), query_stride=stride, **MODES[mode])
+
+
+@pytest.mark.parametrize("mode", ["A", "C", "D", "all branches"])
+@pytest.mark.parametrize("stride", [1, 2, 3, 16])
+@pytest.mark.parametrize("starts", [[0, 49, 128], [0, 15, 205], [0, 1, 14, 37, 53], [0, 0, 9, 9, 90, 91, 91]], ids=str)
+def test_packed(starts, stride, mode):
+    check(
+        operands(starts[-1], size=8, v_size=8, dtype=torch.float32),
+        cu_seqlens=torch.tensor(starts),
+        query_stride=stride,
+        **MODES[mode],
+    )
+
+
+def test_no_row_comes_from_another_document():
+    starts = [0, 15, 205, 300]
+    x = operands(starts[-1], size=8, v_size=8, dtype=torch.float32)
+    for share in (
+        dict(share="output", share_branches=("cmp", "slc", "swa")),
+        dict(share="selection"),
+        dict(share="delta"),
+    ):
+        whole = nsa.parallel_nsa(*x, None, 3, SIZE, 20, cu_seqlens=torch.tensor(starts), query_stride=4, **share)
+        for begin, end in zip(starts, starts[1:]):
+            own = [y[:, begin:end] for y in x]
+            assert (
+                relative(whole[:, begin:end], nsa.parallel_nsa(*own, None, 3, SIZE, 20, query_stride=4, **share)) < 1e-6
+            )
+
+
+def test_rows_are_the_last_positions():
+    x = operands(40, keys=200, size=8, v_size=8, dtype=torch.float32)
+    check(x)
+    check(x, query_stride=4, share="output")
+    check(x, cu_seqlens=(torch.tensor([0, 10, 10, 40]), torch.tensor([0, 75, 80, 200])))
+
+
+def test_paper_form():
+    x = operands(160, size=8, v_size=8, dtype=torch.float32)
+    check(x, block_size=64, compression_block=32, compression_stride=16)
+    check(x, block_size=32, compression_block=64, compression_stride=32)
+    check(x, block_size=64, compression_block=32, compression_stride=16, cu_seqlens=torch.tensor([0, 7, 100, 160]))
+    check(x, forced=())
+    check(x, forced=("current",))
+    others = operands(160, size=8, v_size=8, seed=1, dtype=torch.float32)[1:3]
+    more = operands(160, size=8, v_size=8, seed=2, dtype=torch.float32)[1:3]
+    names = ("k_cmp", "v_cmp", "k_swa", "v_swa")
+    given = dict(zip(names, (*others, *more)))
+    found = nsa.parallel_nsa(*x, None, 3, SIZE, 20, **given)
+    expected = nsa.naive_nsa_with_compression(*wide(x), 3, SIZE, 20, **{name: y.double() for name, y in given.items()})
+    assert relative(found, expected) < 2e-6
+
+
+@pytest.mark.parametrize("starts", [None, [0, 7, 100, 160]])
+def test_learned_compression(starts):
+    class Compress(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weights = torch.nn.Parameter(torch.linspace(0, 1, 32))
+
+        def forward(self, k, v):
+            w = torch.softmax(self.weights.to(k.dtype), 0)[:, None, None]
+            return (k * w).sum(1), (v * w).sum(1)
+
+    x = operands(160, size=8, v_size=8, dtype=torch.float32)
+    given = dict(
+        compression_block=32, compression_stride=16, cu_seqlens=None if starts is None else torch.tensor(starts)
+    )
+    learned = [Compress() for _ in range(2)]
+    found = nsa.parallel_nsa(*x, None, 3, 32, 20, compress=learned[0], **given)
+    expected = nsa.naive_nsa_with_compression(*wide(x), 3, 32, 20, compress=learned[1], **given)
+    assert relative(found, expected) < 2e-6
+    found.sum().backward(), expected.sum().backward()
+    assert relative(learned[0].weights.grad, learned[1].weights.grad) < 1e-4
+
+
+def test_lists_from_outside():
+    q, k, v, g_cmp, g_slc, g_swa = operands(90, size=8, v_size=8, dtype=torch.float32)
+    make = torch.Generator().manual_seed(3)
+    lists = torch.randint(-2, 9, (1, 90, 2, 5), generator=make)
+    lists[0, 5] = 2**40
+    counts = torch.randint(0, 6, (1, 90, 2), generator=make)
+    for block_counts in (5, 2, counts):
+        for sharing in ({}, {"query_stride": 3, "share": "selection"}, {"query_stride": 16, "share": "selection"}):
+            given = dict(block_size=SIZE, window_size=10, **sharing)
+            found = nsa.parallel_nsa(q, k, v, None, g_slc, g_swa, lists, block_counts, **given)
+            expected = nsa.naive_nsa(*wide((q, k, v, g_slc, g_swa)), lists, block_counts, **given)
+            assert relative(found, expected) < 2e-6
+    both = nsa.parallel_nsa(q, k, v, g_cmp, g_slc, g_swa, lists, 5, SIZE, 10)
+    compressed = nsa.naive_nsa_compression(*wide((q, k, v, g_cmp)), 5, SIZE)[1]
+    assert relative(both, nsa.naive_nsa(*wide((q, k, v, g_slc, g_swa)), lists, 5, SIZE, 10) + compressed) < 2e-6
+
+
+def test_counts_for_each_row():
+    counts = torch.randint(0, 6, (1, 90, 2), generator=torch.Generator().manual_seed(3))
+    x = operands(90, size=8, v_size=8, dtype=torch.float32)
+    check(x, counts)
+    check(x, counts, query_stride=3, share="selection")
+    check(x, counts, query_stride=3, share="output")
+
+
+def test_without_a_compressed_branch_blocks_are_chosen_all_the_same():
+    q, k, v, g_cmp, g_slc, g_swa = operands(120, size=8, v_size=8, dtype=torch.float32)
+    whole = nsa.parallel_nsa(q, k, v, torch.zeros_like(g_cmp), g_slc, g_swa, None, 3, SIZE, 20)
+    assert relative(nsa.parallel_nsa(q, k, v, None, g_slc, g_swa, None, 3, SIZE, 20), whole) < 1e-6
+
+
+def test_no_rows():
+    x = [y.requires_grad_() for y in operands(0, keys=20, size=8, v_size=4, dtype=torch.float32)]
+    o = nsa.parallel_nsa(*x, None, 3, SIZE, 5)
+    assert o.shape == (1, 0, 4, 4)
+    o.sum().backward()
+
+
+def test_stride_1_is_plain_to_the_bit():
+    x = operands(90, size=8, v_size=8, dtype=torch.float32)
+    plain = nsa.parallel_nsa(*x, None, 3, SIZE, 20)
+    for options in MODES.values():
+        assert torch.equal(nsa.parallel_nsa(*x, None, 3, SIZE, 20, query_stride=1, **options), plain)
+
+
+@pytest.mark.parametrize("form", [{}, {"block": 32, "stride": 16}])
+@pytest.mark.parametrize("chunks", [[1] * 70, [50, 1, 1, 30, 1], [7, 64, 2]], ids=["steps", "chunks", "few"])
+def test_a_cache_gives_what_the_whole_gives(chunks, form):
+    total, size = sum(chunks), 32
+    q, k, v, *gates = operands(total, batch=2, group=3, size=8, v_size=12, dtype=torch.float32)
+    compression = {"compression_" + name: value for name, value in form.items()}
+    whole = nsa.parallel_nsa(q, k, v, *gates, block_counts=3, block_size=size, window_size=9, **compression)
+    cache = nsa.Cache(2, total + 3, 2, 8, 12, **{"block": size, **form})
+    begin = 0
+    for n in chunks:
+        rows = slice(begin, begin + n)
+        o = nsa.nsa_with_cache(q[:, rows], k[:, rows], v[:, rows], cache, *(g[:, rows] for g in gates), 3, size, 9)
+        assert relative(o, whole[:, rows]) < 2e-6, begin
+        begin += n
+    assert cache.lengths.tolist() == [total, total]
+    assert torch.equal(cache.k_pooled[:, : int(cache.complete(cache.lengths)[0])],
+                       nsa.pool_keys(k, cache.block, cache.stride))  # fmt: skip
+    with pytest.raises(ValueError):
+        nsa.nsa_with_cache(q[:, :4], k[:, :4], v[:, :4], cache, *(g[:, :4] for g in gates), 3, size, 9)
+    assert cache.lengths.tolist() == [total, total]
+
+
+def test_sequences_of_a_cache_have_lengths_of_their_own():
+    q, k, v, *gates = operands(60, batch=2, size=8, v_size=8, dtype=torch.float32)
+    cache = nsa.Cache(2, 80, 2, 8, block=SIZE)
+    nsa.nsa_with_cache(*(x[:, :40] for x in (q, k, v)), cache, *(g[:, :40] for g in gates), 3, SIZE, 9)
+    cache.lengths[1] = 21  # the second forgets what came after
+    for step in range(20):
+        rows = [torch.stack([x[0, 40 + step], x[1, 21 + step]])[:, None] for x in (q, k, v, *gates)]
+        o = nsa.nsa_with_cache(*rows[:3], cache, *rows[3:], 3, SIZE, 9)
+        for b, t in enumerate((40 + step, 21 + step)):
+            whole = [x[b : b + 1, : t + 1] for x in (q, k, v, *gates)]
+            assert relative(o[b], nsa.parallel_nsa(*whole, None, 3, SIZE, 9)[0, t:]) < 2e-6, (b, t)
+
+
+def layer(**options):
+    from heddle import nn
+
+    torch.manual_seed(0)
+    return nn.NativeSparseAttention(48, 6, 2, block_size=SIZE, block_counts=3, window_size=9, **options)
+
+
+def test_the_layer_decodes_what_it_computes_at_once():
+    for options in ({}, {"rope_theta": None}, {"compression_block": 32, "compression_stride": 16}):
+        model = layer(**options)
+        x = torch.randn(2, 70, 48)
+        whole = model(x)
+        cache = model.cache(2, 70)
+        parts = [model(part, cache=cache) for part in x.split([33, 1, 1, 35], 1)]
+        assert relative(torch.cat(parts, 1), whole) < 2e-6
+
+
+def test_the_layer_keeps_documents_apart():
+    from heddle import nsa
+
+    for sharing in (None, nsa.presets(3)["seed"], nsa.presets(3)["fast"]):
+        model = layer(sharing=sharing)
+        x = torch.randn(1, 100, 48)
+        packed = model(x, cu_seqlens=torch.tensor([0, 15, 15, 100]))
+        assert relative(packed[:, :15], model(x[:, :15])) < 2e-6
+        assert relative(packed[:, 15:], model(x[:, 15:])) < 2e-6
+
+
+def test_the_layer_trains():
+    model = layer()
+    x, y = torch.randn(2, 64, 48), torch.randn(2, 64, 48)
+    steps = torch.optim.AdamW(model.parameters(), 1e-2)
+    losses = []
+    for _ in range(8):
+        loss = (model(x) - y).square().mean()
+        steps.zero_grad()
+        loss.backward()
+        steps.step()
+        losses.append(loss.item())
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
+    assert losses[-1] < 0.98 * losses[0]
+
+
+def test_compiled():
+    model = layer()
+    x = torch.randn(1, 64, 48)
+    assert relative(torch.compile(model, fullgraph=True)(x), model(x)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(block_size=24), "block_size"),
+        (dict(query_stride=2), "share"),
+        (dict(window_size=-1), "window_size is -1"),
+        (dict(block_counts=True), "block_counts"),
+        (dict(head_first=True), "head_first"),
+        (dict(query_stride=7, share="output"), "the first row of q stands at position 10"),
+    ],
+)
+def test_refusals(change, message):
+    x = operands(20, keys=30, size=8, v_size=8, dtype=torch.float32)
+    with pytest.raises((ValueError, TypeError), match=message):
+        nsa.parallel_nsa(*x, **{"block_counts": 3, "block_size": SIZE, "window_size": 4, **change})
+    with pytest.raises((ValueError, TypeError), match="g_swa"):
+        nsa.parallel_nsa(*x[:5], None, window_size=4)
+    with pytest.raises(ValueError, match="float64"):
+        nsa.parallel_nsa(*wide(x), None, 3, SIZE)
+    with pytest.raises(ValueError, match="each row comes with its key"):
+        nsa.nsa_with_cache(*x[:3], nsa.Cache(1, 40, 2, 8), *x[3:])
+    with pytest.raises(TypeError, match="cache is None"):
+        nsa.nsa_with_cache(*x[:3], None, *x[3:])
+    with pytest.raises(ValueError, match="block is 64: it must be a multiple of stride, 48"):
+        nsa.Cache(1, 40, 2, 8, stride=48)
+
+
+def test_the_layer_refuses():
+    from heddle import nn, nsa
+
+    model = layer(sharing=nsa.presets(3)["seed"])
+    with pytest.raises(ValueError, match="sharing is given beside cache"):
+        model(torch.randn(1, 4, 48), cache=model.cache(1, 10))
+    with pytest.raises(ValueError, match="kv_heads must divide heads"):
+        nn.NativeSparseAttention(48, 6, 4)
+
+
+def test_sharing_report():
+    x = operands(200, size=8, v_size=8, batch=2, dtype=torch.float32)
+    report = nsa.sharing_report(*x, 3, SIZE, 20, query_stride=4)
+    assert report.rows == 2 * 150
+    for part in (report.similarity, report.own_mass, report.anchor_mass, *report.errors.values()):
+        assert part.shape == (4,) and part.dtype == torch.float64 and part.isfinite().all()
+    assert report.overlap.shape == (2,) and ((report.overlap > 0) & (report.overlap <= 1)).all()
+    assert (report.own_mass > 0).all() and (report.own_mass <= 1).all()
+    for way in ("selection", "output", "output, all branches", "delta"):
+        assert way in str(report)
+    plain = nsa.parallel_nsa(*x, None, 3, SIZE, 20).double()
+    shared = nsa.parallel_nsa(*x, None, 3, SIZE, 20, query_stride=4, share="output").double()
+    others = torch.arange(200) % 4 != 0
+    expected = (shared - plain)[:, others].square().sum((0, 1, 3)).sqrt() / plain[:, others].square().sum(
+        (0, 1, 3)
+    ).sqrt()
+    torch.testing.assert_close(report.errors["output"], expected)
+
+
+def test_rows_that_are_their_anchors_lose_nothing():
+    """Each row's q is its anchor's: lists differ by what became visible between, at a block's end."""
+    q, k, v, *gates = operands(192, size=8, v_size=8, dtype=torch.float32)
+    q = q[:, ::4].repeat_interleave(4, 1)
+    report = nsa.sharing_report(q, k, v, *gates, 12, SIZE, 0, query_stride=4)
+    assert (report.similarity > 1 - 1e-6).all() and (report.overlap == 1).all()
+    torch.testing.assert_close(report.own_mass, torch.ones(4, dtype=torch.float64))
+    assert (report.errors["selection"] < 1e-6).all()
+    starts = torch.tensor([0, 15, 15, 192])
+    packed = nsa.sharing_report(q, k, v, *gates, 12, SIZE, 0, cu_seqlens=starts, query_stride=5, rows=40)
+    assert packed.rows == 192 - 3 - 36 and (packed.own_mass > 1 - 1e-6).all()
+    with pytest.raises(ValueError, match="there is no row that is not an anchor"):
+        nsa.sharing_report(
+            *(y[:, :2] for y in (q, k, v, *gates)), 3, SIZE, query_stride=2, cu_seqlens=torch.tensor([0, 1, 2])
+        )
