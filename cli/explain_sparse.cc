@@ -42,7 +42,7 @@ struct ExplainSparse {
   }
 
   BlockLists lists(StandIns& views, const TensorView& q) const {
-    BlockLists over{.blocks = {}, .counts = {}, .block_size = block_size, .query_rows = query_rows};
+    BlockLists over{.blocks = {}, .counts = {}, .offsets = {}, .block_size = block_size, .query_rows = query_rows};
     const auto view = [&](const std::vector<std::int64_t>& shape) {
       std::int64_t count = 1;
       for (const std::int64_t extent : shape) count *= extent;

@@ -27,9 +27,15 @@ namespace heddle {
 //             cu_seqlens_q[b] / query_rows + b + i / query_rows (N = total_q / query_rows + B; what lies between is
 //             not read)
 // L is 1 (one list for all heads), Hkv (one for a group), or H. Strides are free, but entries of a list are contiguous.
+// Lists of many lengths are better one behind the other (CSR):
+//   batched   blocks [entries]      offsets [B, L, N + 1]
+//   packed    blocks [entries]      offsets [L, N + 1]
+// List n of a head unit is entries offsets[.., n] to offsets[.., n + 1] - 1 of `blocks`, which is contiguous; an offset
+// below the one before it, or beyond the entries, is taken to be that one, or their number.
 struct BlockLists {
   TensorView blocks;
   TensorView counts;             // entries of a list that count, the first ones; not given: all n
+  TensorView offsets;            // int32; not beside counts
   std::int64_t block_size = 64;  // keys: 16, 32, 64 or 128
   std::int64_t query_rows = 1;   // neighbouring rows that share a list, from a sequence's first on; at least 1
 };

@@ -156,6 +156,7 @@ def explain_sparse_attention(
     blocks: Any,
     counts: Any = None,
     *,
+    offsets: Any = None,
     block_size: int = 64,
     query_rows: int = 1,
     backward: bool = False,
@@ -168,7 +169,7 @@ def explain_sparse_attention(
 
     Args:
       q, k, v: arrays as for ``sparse_attention``, or only their shapes as tuples, of dtype `dtype`; see ``explain``.
-      blocks, counts: the same, int32.
+      blocks, counts, offsets: the same, int32.
       block_size, query_rows, options: as ``sparse_attention`` takes them.
       backward: explain the gradient's kernels instead of the forward's.
       dtype: of q, k and v given as shapes; see ``explain``.
@@ -178,10 +179,10 @@ def explain_sparse_attention(
       ValueError: a bad argument, as ``sparse_attention`` would refuse it; a gpu that is not known, listing those that are.
     """
     items = _asked(q, options)
-    if any(map(is_torch, (q, k, v, blocks, counts, *items))):
+    if any(map(is_torch, (q, k, v, blocks, counts, offsets, *items))):
         torch_host()
     shapes = (shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
-    lists = (stand_in(x, _INT32) if isinstance(x, tuple) else x for x in (blocks, counts))
+    lists = (stand_in(x, _INT32) if isinstance(x, tuple) else x for x in (blocks, counts, offsets))
     rest = (block_size, query_rows, items, backward, gpu_name(gpu))
     return _explanation(_heddle.explain_sparse_attention(*shapes, *lists, *rest))
 

@@ -31,6 +31,7 @@ def sparse_attention(
     blocks: Any,
     counts: Any = None,
     *,
+    offsets: Any = None,
     block_size: int = 64,
     query_rows: int = 1,
     return_lse: Literal[False] = False,
@@ -44,6 +45,7 @@ def sparse_attention(
     blocks: Any,
     counts: Any = None,
     *,
+    offsets: Any = None,
     block_size: int = 64,
     query_rows: int = 1,
     return_lse: Literal[True],
@@ -57,6 +59,7 @@ def sparse_attention(
     blocks: Any,
     counts: Any = None,
     *,
+    offsets: Any = None,
     block_size: int = 64,
     query_rows: int = 1,
     return_lse: bool,
@@ -69,6 +72,7 @@ def sparse_attention(
     blocks: Any,
     counts: Any = None,
     *,
+    offsets: Any = None,
     block_size: int = 64,
     query_rows: int = 1,
     return_lse: bool = False,
@@ -97,6 +101,8 @@ def sparse_attention(
         is 1 (N = total_q), else cu_seqlens_q[b] // query_rows + b + i // query_rows (N = total_q // query_rows + B; those
         in between are not read). torch.topk gives int64: ``.int()``.
       counts: int32 [B, N, L], with cu_seqlens_q [N, L]: how many entries of each list count, the first ones; all if None.
+      offsets: int32 [B, L, N + 1], with cu_seqlens_q [L, N + 1]: the lists are one behind the other (CSR), blocks is [entries],
+        and list n of a head unit is blocks[offsets[..., n]:offsets[..., n + 1]]. For lists of many lengths; not beside counts.
       block_size: keys of a block: 16, 32, 64 or 128.
       query_rows: how many neighbouring rows share a list, counted from a sequence's first on; at least 1.
       return_lse: also return the log-sum-exp of each row's scores.
@@ -121,4 +127,6 @@ def sparse_attention(
     check_lse_out("sparse_attention", return_lse, lse_out)
     items = options_tuple(q, options)
     host = torch_host() if is_torch(q) else arrays
-    return host.sparse_attention(q, k, v, (blocks, counts, block_size, query_rows), items, return_lse, out, lse_out)
+    return host.sparse_attention(
+        q, k, v, (blocks, counts, offsets, block_size, query_rows), items, return_lse, out, lse_out
+    )

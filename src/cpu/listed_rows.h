@@ -16,7 +16,7 @@ class ListedRows {
  public:
   ListedRows(const AttentionProblem& p, const KeyLists& lists, std::int64_t positions, Scratch& scratch)
       : p_(p), lists_(lists), blocks_(ceil_div(p.Sk, lists.block_size)) {
-    first_ = scratch.take<std::int32_t>(blocks_ + 2);
+    first_ = scratch.take<std::int64_t>(blocks_ + 2);
     seen_ = scratch.take<std::int64_t>(blocks_);
     rows_ = scratch.take<std::int32_t>(positions * p.G * std::min(lists.entries, blocks_));
   }
@@ -25,11 +25,9 @@ class ListedRows {
     const Band band = p_.band(s);
     // Rows of block c are counted at first_[c + 2]. Summed up, first_[c + 1] is where its next row goes, and at last
     // where they end.
-    std::fill_n(first_, blocks_ + 2, 0);
+    std::fill_n(first_, blocks_ + 2, std::int64_t{0});
     std::fill_n(seen_, blocks_, -1);
-    for_each(s, task, band, [&](std::int64_t c, std::int32_t, std::int64_t heads) {
-      first_[c + 2] += static_cast<std::int32_t>(heads);
-    });
+    for_each(s, task, band, [&](std::int64_t c, std::int32_t, std::int64_t heads) { first_[c + 2] += heads; });
     for (std::int64_t c = 1; c <= blocks_; ++c) first_[c + 1] += first_[c];
     std::fill_n(seen_, blocks_, -1);
     for_each(s, task, band, [&](std::int64_t c, std::int32_t row, std::int64_t heads) {
@@ -64,8 +62,8 @@ class ListedRows {
   const AttentionProblem& p_;
   const KeyLists& lists_;
   const std::int64_t blocks_;
-  std::int32_t *first_ = nullptr, *rows_ = nullptr;
-  std::int64_t* seen_ = nullptr;  // the last list that named a block
+  std::int64_t *first_ = nullptr, *seen_ = nullptr;  // seen_: the last list that named a block
+  std::int32_t* rows_ = nullptr;
 };
 
 }  // namespace heddle::cpu

@@ -18,23 +18,59 @@ std::int64_t lists_of(const AttentionProblem& p, std::int64_t query_rows) {
   return query_rows == 1 ? p.q_rows : p.q_rows / query_rows + p.B;
 }
 
+void check_units(const Check& check, const AttentionProblem& p, const char* name, const TensorView& view,
+                 std::int64_t units) {
+  check.require(units == 1 || units == p.Hkv || units == p.H, name, " is ", view, ": it has lists for ", units,
+                " heads and must have them for 1, for each of ", p.Hkv, " key/value heads or for each of ", p.H,
+                " query heads");
+}
+
+std::string each_list(const BlockLists& lists) {
+  return text("for each ", lists.query_rows == 1 ? text("row") : text(lists.query_rows, " rows"), " of q");
+}
+
+// Lists one behind the other.
+KeyLists checked_csr(const Check& check, const AttentionProblem& p, const BlockLists& lists) {
+  const TensorView &blocks = lists.blocks, &offsets = lists.offsets;
+  const bool packed = static_cast<bool>(p.cu_seqlens_q);
+  const int n = packed ? 0 : 1;  // the extent of head units
+  check.require(!lists.counts.given(), "counts is given beside offsets, which say how long each list is");
+  check.tensor(blocks, "blocks", DType::i32, p.device, 1);
+  check.require(blocks.stride[0] == 1 || blocks.shape[0] <= 1, "blocks must be contiguous beside offsets");
+  check.readable_indices(blocks, "blocks");
+  check.tensor(offsets, "offsets", DType::i32, p.device, n + 2);
+  const std::int64_t wanted = lists_of(p, lists.query_rows);
+  check.require((packed || offsets.shape[0] == p.B) && offsets.shape[n + 1] == wanted + 1, "offsets is ", offsets,
+                ": it must be ", packed ? text("[L, ") : text("[", p.B, ", L, "), wanted + 1,
+                "], where each list begins, one ", each_list(lists), ", and where the last one ends");
+  check_units(check, p, "offsets", offsets, offsets.shape[n]);
+  check.readable_indices(offsets, "offsets");
+  return {.blocks = static_cast<const std::int32_t*>(blocks.data),
+          .offsets = static_cast<const std::int32_t*>(offsets.data),
+          .count_stride_b = packed ? 0 : offsets.stride[0],
+          .count_stride_n = offsets.stride[n + 1],
+          .count_stride_l = offsets.shape[n] == 1 ? 0 : offsets.stride[n],
+          .units = offsets.shape[n],
+          .entries = blocks.shape[0],
+          .block_size = lists.block_size,
+          .query_rows = lists.query_rows};
+}
+
 KeyLists checked_lists(const Check& check, const AttentionProblem& p, const BlockLists& lists) {
   const TensorView &blocks = lists.blocks, &counts = lists.counts;
   check.require(std::ranges::find(kBlockSizes, lists.block_size) != std::end(kBlockSizes), "block_size is ",
                 lists.block_size, ": it must be 16, 32, 64 or 128");
   check.require(lists.query_rows >= 1 && lists.query_rows <= kMostQueryRows, "query_rows is ", lists.query_rows,
                 ": it must be from 1 to ", kMostQueryRows);
+  check.require(blocks.given(), "blocks is missing");
+  if (lists.offsets.given()) return checked_csr(check, p, lists);
   const bool packed = static_cast<bool>(p.cu_seqlens_q);
   const int rank = packed ? 3 : 4, n = rank - 3;  // n: the extent of lists
-  check.require(blocks.given(), "blocks is missing");
   check.tensor(blocks, "blocks", DType::i32, p.device, rank);
   const std::int64_t wanted = lists_of(p, lists.query_rows), units = blocks.shape[n + 1];
   check.require((packed || blocks.shape[0] == p.B) && blocks.shape[n] == wanted, "blocks is ", blocks, ": it must be ",
-                packed ? text("[", wanted) : text("[", p.B, ", ", wanted), ", L, n], a list for each ",
-                lists.query_rows == 1 ? text("row") : text(lists.query_rows, " rows"), " of q");
-  check.require(units == 1 || units == p.Hkv || units == p.H, "blocks is ", blocks, ": it has lists for ", units,
-                " heads and must have them for 1, for each of ", p.Hkv, " key/value heads or for each of ", p.H,
-                " query heads");
+                packed ? text("[", wanted) : text("[", p.B, ", ", wanted), ", L, n], a list ", each_list(lists));
+  check_units(check, p, "blocks", blocks, units);
   const std::int64_t entries = blocks.shape[n + 2];
   check.require(entries <= 1 || blocks.stride[n + 2] == 1, "blocks must have contiguous entries: the last stride is ",
                 blocks.stride[n + 2]);
@@ -81,7 +117,7 @@ SparseProblem checked_sparse_problem(const Check& check, const TensorView& q, co
   check_options(check, p, options);
   p.lists = checked_lists(check, p, lists);
   const Named written[] = {{outputs.o, &o}, {outputs.lse, &lse}};
-  const Named inputs[] = {{"blocks", &lists.blocks}, {"counts", &lists.counts}};
+  const Named inputs[] = {{"blocks", &lists.blocks}, {"counts", &lists.counts}, {"offsets", &lists.offsets}};
   check_apart(check, written, inputs);
   return p;
 }
@@ -101,7 +137,7 @@ SparseBackwardProblem checked_sparse_backward_problem(const Check& check, const 
                            {"dv", &gradients.dv},
                            {"dbias", &gradients.dbias},
                            {"dsink", &gradients.dsink}};
-  const Named inputs[] = {{"blocks", &lists.blocks}, {"counts", &lists.counts}};
+  const Named inputs[] = {{"blocks", &lists.blocks}, {"counts", &lists.counts}, {"offsets", &lists.offsets}};
   check_apart(check, outputs, inputs);
   return p;
 }

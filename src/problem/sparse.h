@@ -11,10 +11,10 @@ namespace heddle {
 
 // Lists as checked; what is in them is not.
 struct KeyLists {
-  const std::int32_t *blocks = nullptr, *counts = nullptr;  // counts: or null
-  std::int64_t stride_b = 0, stride_n = 0, stride_l = 0;    // of lists in `blocks`, elements
-  std::int64_t count_stride_b = 0, count_stride_n = 0, count_stride_l = 0;
-  std::int64_t units = 1, entries = 0;  // L and n
+  const std::int32_t *blocks = nullptr, *counts = nullptr, *offsets = nullptr;  // counts or offsets, or neither
+  std::int64_t stride_b = 0, stride_n = 0, stride_l = 0;                        // of lists in `blocks`, elements
+  std::int64_t count_stride_b = 0, count_stride_n = 0, count_stride_l = 0;      // of counts or offsets
+  std::int64_t units = 1, entries = 0;  // L, and n, or all entries beside offsets
   std::int64_t block_size = 64, query_rows = 1;
 
   // The list of row i of sequence b for head unit l; its entries may be anything.
@@ -23,6 +23,11 @@ struct KeyLists {
     std::int64_t n = i / query_rows;
     if (p.cu_seqlens_q) n += query_rows == 1 ? s.q_begin : s.q_begin / query_rows + b;
     const std::int64_t batch = p.cu_seqlens_q ? 0 : b;
+    if (offsets != nullptr) {
+      const std::int32_t* at = offsets + batch * count_stride_b + n * count_stride_n + l * count_stride_l;
+      const std::int64_t begin = clamped(at[0], 0, entries), end = clamped(at[count_stride_n], begin, entries);
+      return {blocks + begin, static_cast<std::size_t>(end - begin)};
+    }
     std::int64_t count = entries;
     if (counts != nullptr) {
       count = clamped(counts[batch * count_stride_b + n * count_stride_n + l * count_stride_l], 0, entries);

@@ -150,7 +150,7 @@ TEST(Allocations, OfAttentionOverListsAndItsGradientsAreNone) {
                    dv = filled(DType::bf16, {2, 300, 2, 32}, true);
   HostTensor blocks = HostTensor::input(DType::i32, {2, 5, 2, 3});
   for (std::int64_t n = 0; n < blocks.elements(); ++n) blocks.set(n, static_cast<double>(n % 6 - 1));
-  const BlockLists lists{.blocks = blocks.view(), .counts = {}, .query_rows = 16};
+  const BlockLists lists{.blocks = blocks.view(), .counts = {}, .offsets = {}, .query_rows = 16};
   const AttentionOptions options;
   const AttentionGradients gradients{dq.view(), dk.view(), dv.view(), {}, {}};
   Operation<SparseProblem>::candidates(), Operation<SparseBackwardProblem>::candidates();  // as above

@@ -88,6 +88,61 @@ TEST_P(Sparse, BitsDoNotDependOnThreadsOrOnTheOrderOfAList) {
   });
 }
 
+// The same lists one behind the other.
+struct Csr {
+  HostTensor blocks, offsets;
+  BlockLists views;
+
+  explicit Csr(const CaseLists& lists) {
+    const TensorView& padded = lists.blocks.view();
+    const int n = padded.rank - 3;  // the extent of lists
+    const std::int64_t batches = n == 0 ? 1 : padded.shape[0], count = padded.shape[n], units = padded.shape[n + 1],
+                       entries = padded.shape[n + 2];
+    std::vector<std::int64_t> extents{units, count + 1};
+    if (n == 1) extents.insert(extents.begin(), batches);
+    offsets = HostTensor::input(DType::i32, extents);
+    std::vector<double> all;
+    std::int64_t at = 0;
+    for (std::int64_t b = 0; b < batches; ++b) {
+      for (std::int64_t l = 0; l < units; ++l) {
+        for (std::int64_t k = 0; k < count; ++k) {
+          const std::int64_t list = (b * count + k) * units + l;
+          offsets.set(at++, static_cast<double>(all.size()));
+          const double length = lists.counts.given() ? lists.counts.get(list) : static_cast<double>(entries);
+          for (std::int64_t e = 0; e < entries && static_cast<double>(e) < length; ++e) {
+            all.push_back(lists.blocks.get(list * entries + e));
+          }
+        }
+        offsets.set(at++, static_cast<double>(all.size()));
+      }
+    }
+    blocks = HostTensor::input(DType::i32, {static_cast<std::int64_t>(all.size())});
+    for (std::size_t k = 0; k < all.size(); ++k) blocks.set(static_cast<std::int64_t>(k), all[k]);
+    views = {.blocks = blocks.view(),
+             .counts = {},
+             .offsets = offsets.view(),
+             .block_size = lists.views.block_size,
+             .query_rows = lists.views.query_rows};
+  }
+};
+
+TEST_P(Sparse, ListsMayLieOneBehindTheOther) {
+  SparseRunner runner(GetParam());
+  const Csr csr(runner.lists);
+  const auto o = [&](const BlockLists& lists) { return run(runner.data, lists, "reference").o; };
+  EXPECT_TRUE(o(csr.views).same_bits(o(runner.lists.views)));
+  on_each_target([&] {
+    const ForwardOutputs listed = run(runner.data, runner.lists.views, "cpu"),
+                         found = run(runner.data, csr.views, "cpu");
+    EXPECT_TRUE(found.o.same_bits(listed.o) && found.lse.same_bits(listed.lse));
+    if (!GetParam().has_gradients()) return;
+    const Gradients expected = run_backward(runner.data, runner.lists.views, listed),
+                    gradients = run_backward(runner.data, csr.views, listed);
+    EXPECT_TRUE(gradients.dq.same_bits(expected.dq) && gradients.dk.same_bits(expected.dk) &&
+                gradients.dv.same_bits(expected.dv));
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, Sparse, ::testing::ValuesIn(sparse_cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
@@ -175,6 +230,25 @@ TEST(SparseEntries, MayBeAnything) {
   });
 }
 
+// Offsets that fall, or lead out of the entries.
+TEST(SparseEntries, OffsetsStayWithinTheEntries) {
+  CaseData data(sparse_call(DType::f32, 1, 2, 1, 4, 120, 32));
+  HostTensor blocks = HostTensor::input(DType::i32, {5}), offsets = HostTensor::input(DType::i32, {1, 1, 5});
+  for (std::int64_t k = 0; k < 5; ++k) blocks.set(k, static_cast<double>(k));
+  constexpr double kWild[] = {-2147483648.0, 2, 1, 2147483647.0, 3};
+  for (std::int64_t k = 0; k < 5; ++k) offsets.set(k, kWild[k]);
+  const BlockLists wild{.blocks = blocks.view(), .counts = {}, .offsets = offsets.view(), .block_size = 32};
+  // Row by row: [0, 2), [2, 2), [1, 5), [5, 5).
+  HostTensor same = HostTensor::input(DType::i32, {1, 4, 1, 4});
+  constexpr double kSame[] = {0, 1, -1, -1, -1, -1, -1, -1, 1, 2, 3, 4, -1, -1, -1, -1};
+  for (std::int64_t k = 0; k < 16; ++k) same.set(k, kSame[k]);
+  const BlockLists tame{.blocks = same.view(), .counts = {}, .offsets = {}, .block_size = 32};
+  on_each_target([&] {
+    const ForwardOutputs out = run(data, wild, "cpu"), expected = run(data, tame, "cpu");
+    EXPECT_TRUE(out.o.same_bits(expected.o) && out.lse.same_bits(expected.lse));
+  });
+}
+
 // Values that no list names may hold anything.
 TEST(SparseValues, WhatNobodyListsIsNotReadIntoARow) {
   CaseData data(sparse_call(DType::f32, 1, 2, 1, 40, 256, 32));
@@ -239,6 +313,16 @@ INSTANTIATE_TEST_SUITE_P(
                 "query_rows is 0: it must be from 1 to 1048576"},
         Refused{"counts", [](BlockLists& l, AttentionOptions&) { l.counts.shape[2] = 1; },
                 "counts is [2, 6, 1]: it must be a number for each list of blocks, [2, 6, 2, 3]"},
+        Refused{"counts_and_offsets", [](BlockLists& l, AttentionOptions&) { l.offsets = l.counts; },
+                "counts is given beside offsets, which say how long each list is"},
+        Refused{"offsets",
+                [](BlockLists& l, AttentionOptions&) {
+                  l.offsets = l.counts, l.counts = {}, l.blocks.rank = 1, l.blocks.stride[0] = 1;
+                },
+                "offsets is [2, 6, 2]: it must be [2, L, 7], where each list begins, one for each row of q, and where "
+                "the last one ends"},
+        Refused{"blocks_beside_offsets", [](BlockLists& l, AttentionOptions&) { l.offsets = l.counts, l.counts = {}; },
+                "blocks has 4 dimensions: it must have 1; found blocks [2, 6, 2, 3]"},
         Refused{"stride", [](BlockLists& l, AttentionOptions&) { l.blocks.stride[3] = 2; },
                 "blocks must have contiguous entries: the last stride is 2"},
         Refused{"device", [](BlockLists& l, AttentionOptions&) { l.blocks.device = Device::cuda; },

@@ -33,8 +33,11 @@ CaseLists::CaseLists(const CaseData& data, const ListShape& shape, std::uint64_t
   for (std::int64_t k = 0; shape.counts && k < counts.elements(); ++k) {
     counts.set(k, static_cast<double>(random() % static_cast<std::uint64_t>(shape.entries + 4)) - 2);
   }
-  views = {
-      .blocks = blocks.view(), .counts = counts.view(), .block_size = shape.block_size, .query_rows = shape.query_rows};
+  views = {.blocks = blocks.view(),
+           .counts = counts.view(),
+           .offsets = {},
+           .block_size = shape.block_size,
+           .query_rows = shape.query_rows};
 }
 
 bool CaseLists::holds(const CaseData& data, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {

@@ -142,5 +142,5 @@ def sample(call, **options):
     if call.packed:
         options |= {"cu_seqlens_q": ints(0, ROWS[0], sum(ROWS)), "cu_seqlens_k": ints(0, KEYS[0], sum(KEYS))}
         options |= {"max_seqlen_q": max(ROWS), "max_seqlen_k": max(KEYS)}
-    operands = call.q, call.k, call.v, call.blocks, call.counts, call.block_size, call.rows_of_list
+    operands = call.q, call.k, call.v, call.blocks, call.counts, None, call.block_size, call.rows_of_list
     return operands, pack(sink=call.sink, **call.options, **options)

@@ -282,3 +282,41 @@ def test_explain(backward):
         heddle.explain_sparse_attention(*tensors, **{**given, "block_size": 48})
     with pytest.raises(ValueError, match=r"\[explain_sparse_attention\] blocks is int64: it must be int32"):
         heddle.explain_sparse_attention(*tensors[:3], call.blocks.long(), **given)
+
+
+def csr(blocks, counts):
+    """blocks [entries] and offsets of the same lists, one behind the other."""
+    batched = blocks.dim() == 4
+    blocks = blocks.transpose(-3, -2)  # head units before lists
+    there = torch.arange(blocks.shape[-1]) < (
+        torch.full(blocks.shape[:-1], blocks.shape[-1]) if counts is None else counts.transpose(-2, -1)
+    ).unsqueeze(-1)
+    ends = there.sum(-1).flatten().cumsum(0)
+    lead = (blocks.shape[0], blocks.shape[1]) if batched else (blocks.shape[0],)
+    ends = ends.view(*lead, -1)
+    starts = torch.cat([torch.zeros(1, dtype=ends.dtype), ends[..., -1].flatten()[:-1]]).view(*lead, 1)
+    return blocks[there], torch.cat([starts, ends], -1).int()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_lists_one_behind_the_other(name):
+    call = Call(name, requires_grad=True)
+    expected = call(return_lse=True)
+    gradients = torch.autograd.grad(expected[0].sum(), call.inputs)
+    call.blocks, offsets = csr(call.blocks, call.counts)
+    call.counts = None
+    found = call(return_lse=True, offsets=offsets)
+    assert all(map(torch.equal, found, expected))
+    assert all(map(torch.equal, torch.autograd.grad(found[0].sum(), call.inputs), gradients))
+    call = Call(name)
+    call.blocks, offsets = csr(call.blocks, call.counts)
+    call.counts = None
+    torch.compiler.reset()  # else the cases are too many for one function
+    compiled = torch.compile(lambda: call(offsets=offsets), fullgraph=True)
+    assert torch.equal(compiled(), expected[0])
+    assert heddle.explain_sparse_attention(
+        call.q, call.k, call.v, call.blocks, offsets=offsets, block_size=32, query_rows=call.rows_of_list
+    ) if "packed" not in name else True  # fmt: skip
+    call.q, call.k, call.v, call.blocks = (x.numpy() for x in (call.q, call.k, call.v, call.blocks))
+    call.sink = None if call.sink is None else call.sink.numpy()
+    assert (call(offsets=offsets.numpy()) == expected[0].detach().numpy()).all()

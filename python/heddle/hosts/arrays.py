@@ -248,7 +248,7 @@ def attention_backward(q, k, v, o, lse, d_o, d_lse, gradients, items, accumulate
 
 
 def sparse_attention(q, k, v, lists, items, return_lse, out=None, lse_out=None):
-    """See heddle.sparse_attention. lists: blocks, counts, block_size and query_rows."""
+    """See heddle.sparse_attention. lists: blocks, counts, offsets, block_size and query_rows."""
 
     def call(o, lse, items, stream):
         _heddle.sparse_attention_forward(q, k, v, *lists, o, lse, items, stream)
