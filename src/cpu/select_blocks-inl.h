@@ -1,7 +1,6 @@
 // The choice of blocks by pooled keys' scores. Positions lie in lanes and the heads of a group come one after the
-// other, so that their probabilities add up, and block scores are compared with the least that is listed, without an
-// operation across lanes, whatever the group size. Only the scores of one tile of pooled keys exist at a time; a row's
-// best blocks so far are a heap, the last of them on top.
+// other, so that their probabilities add up, and lists are kept in order, without an operation across lanes, whatever
+// the group size. Only the scores of one tile of pooled keys exist at a time.
 #pragma once
 
 #include <algorithm>
@@ -20,25 +19,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
 
-struct ScoredBlock {
-  float score;
-  std::int32_t block;
-};
-// Whether x stands before y in a list.
-struct StandsBefore {
-  bool operator()(const ScoredBlock& x, const ScoredBlock& y) const {
-    return x.score > y.score || (x.score == y.score && x.block < y.block);
-  }
-};
-
 // A register tile's worth of positions: what each sees, and may list.
 struct SelectLanes {
   std::int64_t count = 0;            // positions, in lanes
   std::int64_t least = 0, most = 0;  // pooled keys that one of them sees
   std::int32_t seen[kGroup], touched[kGroup];
-  float least_listed[kGroup];  // a score must be above it
-  std::int32_t listed[kGroup], room[kGroup];
-  SelectProblem::Forced forced[kGroup];
+  std::int32_t forced[3][kGroup];  // blocks that are listed anyway; -1: none
 };
 
 template <Unit U>
@@ -65,7 +51,8 @@ class SelectTile {
     p_cmp_ = scratch_.take<float>(kKeyBlock * kGroup);
     if (!same()) p_slc_ = scratch_.take<float>((kKeyBlock / wide_ + later_) * kGroup);
     begun_ = scratch_.take<float>(tiles_ * later_ * kGroup);
-    heaps_ = scratch_.take<ScoredBlock>(tiles_ * kGroup * entries_);
+    best_ = scratch_.take<float>(tiles_ * entries_ * kGroup);
+    listed_ = scratch_.take<std::int32_t>(tiles_ * entries_ * kGroup);
     lanes_ = scratch_.take<SelectLanes>(tiles_);
     rows_ = scratch_.take<GroupRows>(1);
   }
@@ -105,15 +92,15 @@ class SelectTile {
       x.most = std::max(x.most, seen);
       x.seen[lane] = static_cast<std::int32_t>(seen);
       x.touched[lane] = static_cast<std::int32_t>(p_.touched(seen));
-      x.forced[lane] = p_.forced_at(t);
-      x.listed[lane] = 0;
-      x.room[lane] = static_cast<std::int32_t>(std::clamp<std::int64_t>(p_.slots - x.forced[lane].count, 0, entries_));
-      x.least_listed[lane] = x.room[lane] > 0 ? -kInfinity : kInfinity;
+      const SelectProblem::Forced forced = p_.forced_at(t);
+      for (std::int64_t n = 0; n < 3; ++n) {
+        x.forced[n][lane] = n < forced.count ? static_cast<std::int32_t>(forced.blocks[n]) : -1;
+      }
     }
-    for (std::int64_t lane = x.count; lane < kGroup; ++lane) {
-      x.seen[lane] = x.touched[lane] = 0;
-      x.least_listed[lane] = kInfinity;
-    }
+    std::fill_n(x.seen + x.count, kGroup - x.count, 0);
+    std::fill_n(x.touched + x.count, kGroup - x.count, 0);
+    std::fill_n(best_ + tile * entries_ * kGroup, entries_ * kGroup, -kInfinity);
+    std::fill_n(listed_ + tile * entries_ * kGroup, entries_ * kGroup, -1);
     std::fill_n(begun_ + tile * later_ * kGroup, later_ * kGroup, 0.0f);
 
     std::int32_t listed[kGroup];
@@ -267,55 +254,57 @@ class SelectTile {
   void offer(std::int64_t tile, const float* scores, std::int64_t count, std::int64_t first) {
     const DF d;
     const DI di;
-    SelectLanes& x = lanes_[tile];
-    for (std::int64_t j = 0; j < count; ++j) {
-      const VI block = hn::Set(di, static_cast<std::int32_t>(first + j));
-      HWY_UNROLL(kTileN)
-      for (int n = 0; n < N; ++n) {
-        const float* at = scores + j * kGroup + n * kLanes;
-        const auto above = hn::Gt(hn::LoadU(d, at), hn::LoadU(d, x.least_listed + n * kLanes));
-        const auto touched = hn::Gt(hn::LoadU(di, x.touched + n * kLanes), block);
-        const auto better = hn::And(above, hn::RebindMask(d, touched));
-        if (HWY_LIKELY(hn::AllFalse(d, better))) continue;
-        std::uint8_t bits[8] = {};
-        hn::StoreMaskBits(d, better, bits);
-        for (int lane = 0; lane < kLanes; ++lane) {
-          if ((bits[lane / 8] >> lane % 8 & 1) != 0)
-            list(tile, n * kLanes + lane, {at[lane], static_cast<std::int32_t>(first + j)});
-        }
+    if (entries_ == 0) return;
+    const SelectLanes& x = lanes_[tile];
+    for (int n = 0; n < N; ++n) {
+      const VI touched = hn::LoadU(di, x.touched + n * kLanes), f0 = hn::LoadU(di, x.forced[0] + n * kLanes),
+               f1 = hn::LoadU(di, x.forced[1] + n * kLanes), f2 = hn::LoadU(di, x.forced[2] + n * kLanes);
+      for (std::int64_t j = 0; j < count; ++j) {
+        const VI block = hn::Set(di, static_cast<std::int32_t>(first + j));
+        const auto forced = hn::Or(hn::Eq(block, f0), hn::Or(hn::Eq(block, f1), hn::Eq(block, f2)));
+        const auto open = hn::AndNot(forced, hn::Gt(touched, block));
+        const VF score = hn::IfThenElse(hn::RebindMask(d, open), hn::LoadU(d, scores + j * kGroup + n * kLanes),
+                                        hn::Set(d, -kInfinity));
+        insert(score, block, (tile * entries_) * kGroup + n * kLanes);
       }
     }
   }
 
-  // Blocks come in ascending order, so that one that equals the least of a full list stays out of it.
-  void list(std::int64_t tile, std::int64_t lane, ScoredBlock found) {
-    SelectLanes& x = lanes_[tile];
-    if (x.forced[lane].holds(found.block)) return;
-    ScoredBlock* heap = heaps_ + (tile * kGroup + lane) * entries_;
-    std::int32_t& listed = x.listed[lane];
-    if (listed < x.room[lane]) {
-      heap[listed++] = found;
-    } else {
-      std::pop_heap(heap, heap + listed, StandsBefore());
-      heap[listed - 1] = found;
+  // Where a lane's score is above the last of its list. Blocks come in ascending order, so that one goes behind its
+  // equals. at: the lanes' first entries.
+  HWY_INLINE void insert(VF score, VI block, std::int64_t at) {
+    const DF d;
+    const DI di;
+    float* best = best_ + at + (entries_ - 1) * kGroup;
+    std::int32_t* listed = listed_ + at + (entries_ - 1) * kGroup;
+    auto above = hn::Gt(score, hn::LoadU(d, best));
+    for (std::int64_t left = entries_ - 1; !hn::AllFalse(d, above); --left) {
+      VF moved = hn::IfThenElse(above, score, hn::LoadU(d, best));
+      VI moved_block = hn::IfThenElse(hn::RebindMask(di, above), block, hn::LoadU(di, listed));
+      if (left == 0) {
+        hn::StoreU(moved, d, best);
+        hn::StoreU(moved_block, di, listed);
+        return;
+      }
+      // Where it is above the entry before too, that one moves here.
+      const VF before = hn::LoadU(d, best - kGroup);
+      above = hn::Gt(score, before);
+      hn::StoreU(hn::IfThenElse(above, before, moved), d, best);
+      hn::StoreU(hn::IfThenElse(hn::RebindMask(di, above), hn::LoadU(di, listed - kGroup), moved_block), di, listed);
+      best -= kGroup;
+      listed -= kGroup;
     }
-    std::push_heap(heap, heap + listed, StandsBefore());
-    if (listed == x.room[lane]) x.least_listed[lane] = heap[0].score;
   }
 
   void write(const SparseTask& task, const Sequence& s, std::int64_t tile) {
-    SelectLanes& x = lanes_[tile];
+    const SelectLanes& x = lanes_[tile];
     for (std::int64_t lane = 0; lane < x.count; ++lane) {
-      ScoredBlock* heap = heaps_ + (tile * kGroup + lane) * entries_;
-      std::sort_heap(heap, heap + x.listed[lane], StandsBefore());
       std::int32_t* to = p_.list(task.b, s, task.row_begin + tile * kGroup + lane, task.kv_head);
-      const SelectProblem::Forced& forced = x.forced[lane];
-      for (std::int64_t n = 0; n < p_.slots; ++n) {
-        const std::int64_t other = n - forced.count;
-        to[n] = other < 0                ? static_cast<std::int32_t>(forced.blocks[n])
-                : other < x.listed[lane] ? heap[other].block
-                                         : -1;
-      }
+      const std::int32_t* listed = listed_ + tile * entries_ * kGroup + lane;
+      std::int64_t n = 0;
+      for (int f = 0; f < 3 && n < p_.slots && x.forced[f][lane] >= 0; ++f) to[n++] = x.forced[f][lane];
+      for (std::int64_t k = 0; k < entries_ && n < p_.slots; ++k) to[n++] = listed[k * kGroup];
+      std::fill(to + n, to + p_.slots, -1);
     }
   }
 
@@ -323,13 +312,14 @@ class SelectTile {
   const std::int64_t depth_;          // words of a row of q or k
   const std::int64_t wide_, narrow_;  // as SelectProblem has them
   const std::int64_t later_;          // blocks behind a tile's own that its keys touch too
-  const std::int64_t entries_;        // of a heap
+  const std::int64_t entries_;        // that a list may have beside forced ones
   const std::int64_t tiles_;          // of positions
   Scratch scratch_;
   float *line_ = nullptr, *lse_ = nullptr, *sum_ = nullptr, *products_ = nullptr, *p_cmp_ = nullptr, *p_slc_ = nullptr,
         *begun_ = nullptr;
   Word *k_ = nullptr, *q_ = nullptr;
-  ScoredBlock* heaps_ = nullptr;
+  float* best_ = nullptr;  // [tile][entry][lane]: the scores in order, and the blocks that have them
+  std::int32_t* listed_ = nullptr;
   SelectLanes* lanes_ = nullptr;
   GroupRows* rows_ = nullptr;
 };
