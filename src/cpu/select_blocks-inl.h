@@ -1,6 +1,7 @@
 // The choice of blocks by pooled keys' scores. Positions lie in lanes and the heads of a group come one after the
 // other, so that their probabilities add up, and lists are kept in order, without an operation across lanes, whatever
-// the group size. Only the scores of one tile of pooled keys exist at a time.
+// the group size. Where there are few positions the products have their rows i * G + g in lanes, whose probabilities
+// are added up one by one. Only the scores of one tile of pooled keys exist at a time.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ namespace heddle::cpu::HEDDLE_TARGET {
 struct SelectLanes {
   std::int64_t count = 0;            // positions, in lanes
   std::int64_t least = 0, most = 0;  // pooled keys that one of them sees
-  std::int32_t seen[kGroup], touched[kGroup];
+  std::int32_t touched[kGroup];
   std::int32_t forced[3][kGroup];  // blocks that are listed anyway; -1: none
 };
 
@@ -40,13 +41,16 @@ class SelectTile {
         later_((wide_ + narrow_ - 2) / wide_),
         entries_(std::min(p.slots, p.touched(p.Sk))),
         tiles_(ceil_div(positions, kGroup)),
+        few_(positions <= kLanes / 2),
+        strips_(few_ ? ceil_div(positions * p.G, kGroup) : p.G),
         scratch_(memory) {
-    const std::int64_t rows = tiles_ * p.G * kGroup;
+    const std::int64_t rows = tiles_ * strips_ * kGroup;
     line_ = scratch_.take<float>(kLineRows<U> * round_up(p.D, U::kPad));
     k_ = scratch_.take<Word>(kKeyBlock * depth_);
     q_ = scratch_.take<Word>(rows * depth_);
     lse_ = scratch_.take<float>(rows);
     if (!p.lse) sum_ = scratch_.take<float>(rows);
+    seen_ = scratch_.take<std::int32_t>(rows);
     products_ = scratch_.take<float>(kKeyBlock * kGroup);
     p_cmp_ = scratch_.take<float>(kKeyBlock * kGroup);
     if (!same()) p_slc_ = scratch_.take<float>((kKeyBlock / wide_ + later_) * kGroup);
@@ -67,9 +71,9 @@ class SelectTile {
     }
     if (!p_.lse) {
       over_keys(task, s, most, [&]<int N>(std::int64_t tile, KeyRange keys) {
-        for (std::int64_t g = 0; g < p_.G; ++g) find_lse<N>(tile, g, keys);
+        for (std::int64_t strip = 0; strip < strips_; ++strip) find_lse<N>(tile, strip, keys);
       });
-      for (std::int64_t n = 0; n < tiles_ * p_.G * kGroup; ++n) {
+      for (std::int64_t n = 0; n < tiles_ * strips_ * kGroup; ++n) {
         if (sum_[n] != 0) lse_[n] += static_cast<float>(std::log2(static_cast<double>(sum_[n])));
       }
     }
@@ -90,41 +94,47 @@ class SelectTile {
       const std::int64_t t = p_.position(s, begin + lane), seen = p_.seen(s, t);
       x.least = std::min(x.least, seen);
       x.most = std::max(x.most, seen);
-      x.seen[lane] = static_cast<std::int32_t>(seen);
       x.touched[lane] = static_cast<std::int32_t>(p_.touched(seen));
       const SelectProblem::Forced forced = p_.forced_at(t);
       for (std::int64_t n = 0; n < 3; ++n) {
         x.forced[n][lane] = n < forced.count ? static_cast<std::int32_t>(forced.blocks[n]) : -1;
       }
     }
-    std::fill_n(x.seen + x.count, kGroup - x.count, 0);
     std::fill_n(x.touched + x.count, kGroup - x.count, 0);
     std::fill_n(best_ + tile * entries_ * kGroup, entries_ * kGroup, -kInfinity);
     std::fill_n(listed_ + tile * entries_ * kGroup, entries_ * kGroup, -1);
     std::fill_n(begun_ + tile * later_ * kGroup, later_ * kGroup, 0.0f);
 
-    std::int32_t listed[kGroup];
-    for (std::int64_t lane = 0; lane < x.count; ++lane) listed[lane] = static_cast<std::int32_t>(lane * p_.G);
-    for (std::int64_t g = 0; g < p_.G; ++g) {
-      const std::int64_t at = (tile * p_.G + g) * kGroup;
-      rows_->begin = begin * p_.G + g;
-      rows_->count = x.count;
-      rows_->listed = listed;
-      GatherRowsTransposed<U>(p_, p_.q, p_.D, round_up(p_.D, U::kPad), task.b, s, task.kv_head, *rows_, kGroup,
-                              q_ + at * depth_, kGroup, line_);
-      for (std::int64_t lane = 0; lane < kGroup; ++lane) {
-        if (!p_.lse) {
-          lse_[at + lane] = -kInfinity;
-          sum_[at + lane] = 0.0f;
-        } else if (lane < x.count) {
-          const std::int64_t i = s.q_begin + begin + lane, h = task.kv_head * p_.G + g;
-          const double lse = p_.lse.template as<const float>()[p_.lse.offset(task.b, h, i)];
-          lse_[at + lane] = static_cast<float>(lse / kLn2);
-        } else {
-          lse_[at + lane] = 0.0f;
+    for (std::int64_t strip = 0; strip < strips_; ++strip) {
+      const std::int64_t at = (tile * strips_ + strip) * kGroup;
+      std::int32_t rows[kGroup];  // of those from position `begin` on
+      std::int64_t count = 0;
+      for (; count < kGroup && position_of(strip, count) < x.count; ++count) {
+        rows[count] = static_cast<std::int32_t>(few_ ? strip * kGroup + count : count * p_.G + strip);
+        const Row row = row_at(p_, task.kv_head, begin * p_.G + rows[count]);
+        seen_[at + count] = static_cast<std::int32_t>(p_.seen(s, p_.position(s, row.i)));
+        if (p_.lse) {
+          const double lse = p_.lse.template as<const float>()[p_.lse.offset(task.b, row.h, s.q_begin + row.i)];
+          lse_[at + count] = static_cast<float>(lse / kLn2);
         }
       }
+      std::fill_n(seen_ + at + count, kGroup - count, 0);
+      if (p_.lse) {
+        std::fill_n(lse_ + at + count, kGroup - count, 0.0f);
+      } else {
+        std::fill_n(lse_ + at, kGroup, -kInfinity);
+        std::fill_n(sum_ + at, kGroup, 0.0f);
+      }
+      rows_->begin = begin * p_.G;
+      rows_->count = count;
+      rows_->listed = rows;
+      GatherRowsTransposed<U>(p_, p_.q, p_.D, round_up(p_.D, U::kPad), task.b, s, task.kv_head, *rows_, kGroup,
+                              q_ + at * depth_, kGroup, line_);
     }
+  }
+  // The position of a strip's lane, counted from the tile's first.
+  std::int64_t position_of(std::int64_t strip, std::int64_t lane) const {
+    return few_ ? (strip * kGroup + lane) / p_.G : lane;
   }
 
   // Calls visit<N>(tile, keys) for each tile of pooled keys and each tile of positions that sees some of it, N vectors
@@ -138,7 +148,8 @@ class SelectTile {
       for (std::int64_t tile = 0; tile < tiles_; ++tile) {
         const KeyRange keys{begin, std::min(begin + kKeyBlock, lanes_[tile].most)};
         if (keys.empty()) continue;
-        switch (ceil_div(lanes_[tile].count, kLanes)) {
+        const std::int64_t used = few_ ? std::min<std::int64_t>(kGroup, lanes_[tile].count * p_.G) : lanes_[tile].count;
+        switch (ceil_div(used, kLanes)) {
           case 1:
             visit.template operator()<1>(tile, keys);
             break;
@@ -153,43 +164,44 @@ class SelectTile {
     }
   }
 
-  // products[key][lane] of head g.
+  // products[key][lane] of a strip.
   template <int N>
-  HWY_INLINE void multiply(std::int64_t tile, std::int64_t g, KeyRange keys) {
-    const Lanes<Word> q{q_ + (tile * p_.G + g) * kGroup * depth_, kGroup};
+  HWY_INLINE void multiply(std::int64_t tile, std::int64_t strip, KeyRange keys) {
+    const Lanes<Word> q{q_ + (tile * strips_ + strip) * kGroup * depth_, kGroup};
     for (std::int64_t j = 0; j < keys.size(); j += U::kTileM) {
       U::template Product<N, Sum::kStore>(depth_, {k_ + j * depth_, depth_, 1}, q, products_ + j * kGroup, kGroup);
     }
   }
 
-  // Running maxima, in lse_, and sums of head g, logits times log2(e).
+  // Running maxima, in lse_, and sums of a strip, logits times log2(e).
   template <int N>
-  void find_lse(std::int64_t tile, std::int64_t g, KeyRange keys) {
+  void find_lse(std::int64_t tile, std::int64_t strip, KeyRange keys) {
     const DF d;
     const DI di;
-    multiply<N>(tile, g, keys);
+    multiply<N>(tile, strip, keys);
+    const std::int64_t at = (tile * strips_ + strip) * kGroup;
     const VF factor = hn::Set(d, p_.scale * kLog2e), minus_infinity = hn::Set(d, -kInfinity);
     VF top[N], alpha[N];
     for (int n = 0; n < N; ++n) {
-      const VI seen = hn::LoadU(di, lanes_[tile].seen + n * kLanes);
+      const VI seen = hn::LoadU(di, seen_ + at + n * kLanes);
       top[n] = minus_infinity;
       for (std::int64_t j = 0; j < keys.size(); ++j) {
-        float* at = products_ + j * kGroup + n * kLanes;
+        float* product = products_ + j * kGroup + n * kLanes;
         const auto inside = hn::Gt(seen, hn::Set(di, static_cast<std::int32_t>(keys.begin + j)));
-        const VF x = hn::IfThenElse(hn::RebindMask(d, inside), hn::Mul(hn::LoadU(d, at), factor), minus_infinity);
-        hn::StoreU(x, d, at);
+        const VF x = hn::IfThenElse(hn::RebindMask(d, inside), hn::Mul(hn::LoadU(d, product), factor), minus_infinity);
+        hn::StoreU(x, d, product);
         top[n] = hn::Max(top[n], x);
       }
     }
-    const std::int64_t at = (tile * p_.G + g) * kGroup;
     UpdateMax<N>(lse_ + at, 1.0f, top, alpha);
     const auto power = [](VF x, VF max) HWY_ATTR { return hn::Sub(x, max); };
     ExponentiateAs<N>(power, products_, keys.size(), top, alpha, sum_ + at);
   }
 
-  // p_cmp[key][lane] (+)= exp2(logit - lse) of head g, 0 where a key is not seen.
+  // products[key][lane] of a strip become exp2(logit - lse), 0 where a key is not seen, and are added to
+  // p_cmp[key][position].
   template <int N, bool kMask>
-  HWY_INLINE void add_probabilities(std::int64_t tile, std::int64_t g, KeyRange keys) {
+  HWY_INLINE void add_probabilities(std::int64_t tile, std::int64_t strip, KeyRange keys) {
     const DF d;
     const DI di;
     const VF factor = hn::Set(d, p_.scale * kLog2e);
@@ -197,37 +209,55 @@ class SelectTile {
     VI seen[N];
     HWY_UNROLL(kTileN)
     for (int n = 0; n < N; ++n) {
-      lse[n] = hn::LoadU(d, lse_ + (tile * p_.G + g) * kGroup + n * kLanes);
-      seen[n] = hn::LoadU(di, lanes_[tile].seen + n * kLanes);
+      lse[n] = hn::LoadU(d, lse_ + (tile * strips_ + strip) * kGroup + n * kLanes);
+      seen[n] = hn::LoadU(di, seen_ + (tile * strips_ + strip) * kGroup + n * kLanes);
     }
     for (std::int64_t j = 0; j < keys.size(); ++j) {
       HWY_UNROLL(kTileN)
       for (int n = 0; n < N; ++n) {
-        float* to = p_cmp_ + j * kGroup + n * kLanes;
-        VF e = Exp2(hn::MulSub(hn::LoadU(d, products_ + j * kGroup + n * kLanes), factor, lse[n]));
+        float* product = products_ + j * kGroup + n * kLanes;
+        float* to = few_ ? product : p_cmp_ + j * kGroup + n * kLanes;
+        VF e = Exp2(hn::MulSub(hn::LoadU(d, product), factor, lse[n]));
         if constexpr (kMask) {
           const auto inside = hn::Gt(seen[n], hn::Set(di, static_cast<std::int32_t>(keys.begin + j)));
           e = hn::IfThenElseZero(hn::RebindMask(d, inside), e);
         }
-        hn::StoreU(g == 0 ? e : hn::Add(hn::LoadU(d, to), e), d, to);
+        hn::StoreU(few_ || strip == 0 ? e : hn::Add(hn::LoadU(d, to), e), d, to);
+      }
+    }
+    if (!few_) return;
+    if (strip == 0) std::fill_n(p_cmp_, keys.size() * kGroup, 0.0f);
+    std::int32_t position[kGroup];
+    std::int64_t count = 0;
+    for (; count < kGroup && position_of(strip, count) < lanes_[tile].count; ++count) {
+      position[count] = static_cast<std::int32_t>(position_of(strip, count));
+    }
+    for (std::int64_t j = 0; j < keys.size(); ++j) {
+      for (std::int64_t lane = 0; lane < count; ++lane) {
+        p_cmp_[j * kGroup + position[lane]] += products_[j * kGroup + lane];
       }
     }
   }
 
   template <int N>
   void score(std::int64_t tile, KeyRange keys) {
-    const SelectLanes& x = lanes_[tile];
-    const bool mask = x.least < keys.end;
-    for (std::int64_t g = 0; g < p_.G; ++g) {
-      multiply<N>(tile, g, keys);
+    const bool mask = lanes_[tile].least < keys.end;
+    for (std::int64_t strip = 0; strip < strips_; ++strip) {
+      multiply<N>(tile, strip, keys);
       if (mask) {
-        add_probabilities<N, true>(tile, g, keys);
+        add_probabilities<N, true>(tile, strip, keys);
       } else {
-        add_probabilities<N, false>(tile, g, keys);
+        add_probabilities<N, false>(tile, strip, keys);
       }
     }
-    if (same()) return offer<N>(tile, p_cmp_, keys.size(), keys.begin);
+    if (few_) return rank<1>(tile, keys);
+    rank<N>(tile, keys);
+  }
 
+  // From p_cmp to the lists.
+  template <int N>
+  void rank(std::int64_t tile, KeyRange keys) {
+    if (same()) return offer<N>(tile, p_cmp_, keys.size(), keys.begin);
     // Blocks that the tile's keys touch: those that earlier ones have begun come first, and `later_` are left open.
     const std::int64_t own = kKeyBlock / wide_;
     float* begun = begun_ + tile * later_ * kGroup;
@@ -245,7 +275,7 @@ class SelectTile {
       }
     }
     std::copy_n(p_slc_ + own * kGroup, later_ * kGroup, begun);
-    const bool last = keys.end == x.most;
+    const bool last = keys.end == lanes_[tile].most;
     offer<N>(tile, p_slc_, last ? own + later_ : own, keys.begin / wide_);
   }
 
@@ -314,12 +344,14 @@ class SelectTile {
   const std::int64_t later_;          // blocks behind a tile's own that its keys touch too
   const std::int64_t entries_;        // that a list may have beside forced ones
   const std::int64_t tiles_;          // of positions
+  const bool few_;                    // rows lie in lanes, not positions
+  const std::int64_t strips_;         // products for a tile of positions: one for each head, or lanes full of rows
   Scratch scratch_;
   float *line_ = nullptr, *lse_ = nullptr, *sum_ = nullptr, *products_ = nullptr, *p_cmp_ = nullptr, *p_slc_ = nullptr,
         *begun_ = nullptr;
   Word *k_ = nullptr, *q_ = nullptr;
   float* best_ = nullptr;  // [tile][entry][lane]: the scores in order, and the blocks that have them
-  std::int32_t* listed_ = nullptr;
+  std::int32_t *listed_ = nullptr, *seen_ = nullptr;
   SelectLanes* lanes_ = nullptr;
   GroupRows* rows_ = nullptr;
 };
