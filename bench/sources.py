@@ -68,9 +68,10 @@ PYTHON = (
     "python/heddle/_options.py",
     "python/heddle/functional.py",
     "python/heddle/hosts/__init__.py",
-    "python/heddle/hosts/gpu.py",
     "python/heddle/hosts/torch",
-    "python/heddle/lowbit",
+    "python/heddle/lowbit/packed.py",
+    "python/heddle/lowbit/product.py",
+    "python/heddle/lowbit/tensor.py",
     "python/src",
 )
 ENCODER_GPU = (

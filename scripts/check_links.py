@@ -1,4 +1,5 @@
-"""Checks the links of the repository's Markdown files: each relative link names a file that is there, each #anchor a heading of it."""
+"""Checks the links of the repository's Markdown files: each relative link names a file that is there, each #anchor a heading of it.
+A file of bench/results that is named without a link must be there, too."""
 
 import re
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]\n]*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+RESULTS = re.compile(r"`(bench/results/[^`*]+\.json)`")
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$", re.MULTILINE)
 
 
@@ -39,6 +41,9 @@ def broken_links(path: Path) -> list[str]:
             broken.append(f"{path.relative_to(ROOT)}: {link}: there is no such file")
         elif anchor and target.suffix == ".md" and anchor not in anchors(target):
             broken.append(f"{path.relative_to(ROOT)}: {link}: {target.name} has no such heading")
+    for name in RESULTS.findall(text_of(path)):
+        if not (ROOT / name).exists():
+            broken.append(f"{path.relative_to(ROOT)}: {name}: there is no such file")
     return broken
 
 

@@ -1,24 +1,21 @@
-// A checkpoint quantised, file by file and tensor by tensor: planned whole, then written.
+// A checkpoint quantised as it was planned, file by file and tensor by tensor.
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <iterator>
 #include <limits>
-#include <optional>
-#include <set>
+#include <map>
 #include <utility>
 
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "checkpoint/folder.h"
-#include "checkpoint/layouts.h"
-#include "checkpoint/quantize_rules.h"
+#include "checkpoint/quantize_plan.h"
 #include "checkpoint/write.h"
 #include "core/check.h"
 #include "core/dtypes.h"
-#include "core/in_quotes.h"
 #include "cpu/lowbit.h"
 #include "cpu/row_ops.h"
 #include "lowbit/scale_rules.h"
@@ -30,15 +27,6 @@ namespace {
 using nlohmann::json;
 
 const Check kCheck("quantize_checkpoint");
-constexpr std::string_view kWeight = ".weight";
-constexpr std::pair<const char*, DType> kFloats[] = {{"F32", DType::f32}, {"F16", DType::f16}, {"BF16", DType::bf16}};
-
-// Null for a dtype that is not quantised.
-const DType* float_of(const SafeTensors::Entry& entry) {
-  const auto* found = std::find_if(std::begin(kFloats), std::end(kFloats),
-                                   [&](const auto& known) { return entry.dtype == known.first; });
-  return found != std::end(kFloats) ? &found->second : nullptr;
-}
 
 // Memory of one tensor, kept for the next one.
 struct Bytes {
@@ -57,26 +45,14 @@ void forget(const SafeTensors::Entry& entry) {
   if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
-// One tensor of the input, and what it becomes.
-struct Planned {
-  std::string name, layer;  // layer: "" for what is copied
-  const SafeTensors::Entry* entry = nullptr;
-  std::size_t file = 0;
-  LayerChoice choice;
-  DType dtype = DType::f32;
-  float global_scale = 0;         // of nvfp4
-  std::vector<float> importance;  // [K]; empty: none
-  std::size_t bytes_after = 0;
-};
-
 class Work {
  public:
   Work(const std::string& input, const QuantizeCheckpointOptions& options, const Runtime& runtime)
       : options_(options),
         executor_(runtime.executor != nullptr ? *runtime.executor : default_executor()),
-        model_(ModelFolder::open(input)) {
-    plan();
-  }
+        plan_(input, options),
+        model_(plan_.model),
+        report_(plan_.report) {}
 
   QuantizeReport write(const std::string& output) {
     NewFolder folder(output);
@@ -114,135 +90,11 @@ class Work {
   }
 
  private:
-  std::string where(const Planned& p) const {
-    return text(model_.files[p.file].source(), ": tensor ", in_quotes(p.name));
-  }
-
-  // What `action` throws as "[quantize] weights[3, 5] is nan" is said of which weights.
-  template <class Action>
-  void said_of(const Planned& p, const Action& action) const {
-    try {
-      action();
-    } catch (const Error& error) {
-      const std::string sentence = error.what();
-      throw Error(text("[quantize_checkpoint] ", where(p), ": ", sentence.substr(sentence.find(' ') + 1)));
-    }
-  }
-
-  void plan() {
-    LayerChooser chooser(options_);
-    std::map<std::string, Format> formats;
-    std::set<std::string> weights;  // 2-D, less ".weight"
-    for (std::size_t file = 0; file < model_.files.size(); ++file) {
-      const auto& entries = model_.files[file].entries();
-      for (const auto& [name, entry] : entries) {
-        check_not_quantised(file, name);
-        Planned p{.name = name,
-                  .layer = "",
-                  .entry = &entry,
-                  .file = file,
-                  .choice = {},
-                  .importance = {},
-                  .bytes_after = entry.bytes};
-        report_.bytes_before += entry.bytes;
-        if (name.ends_with(kWeight) && entry.shape.size() == 2) {
-          const std::string layer = name.substr(0, name.size() - kWeight.size());
-          weights.insert(layer);
-          p.choice = chooser.choose(layer);
-          if (p.choice.kind == LayerChoice::Kind::keep) report_.kept.push_back(layer);
-          if (p.choice.kind != LayerChoice::Kind::keep) take(layer, &p);
-          if (p.choice.kind == LayerChoice::Kind::quantized) formats.emplace(layer, p.choice.format);
-          if (p.choice.kind == LayerChoice::Kind::sixteen_bits) report_.kept.push_back(layer);
-        }
-        if (entry.shape.size() == 3 && float_of(entry) != nullptr) {
-          report_.copied_3d.push_back({name, model_.names[file], entry.shape, entry.bytes});
-        }
-        planned_.push_back(std::move(p));
-      }
-    }
-    chooser.require_all_matched();
-    for (const std::string& layer : options_.importance_layers) {
-      kCheck.require(weights.contains(layer), "importance has ", in_quotes(layer), ", which is no layer of ",
-                     model_.folder.string(), ": its names are those of 2-D weights, less .weight");
-    }
-    std::sort(report_.kept.begin(), report_.kept.end());
-    std::sort(report_.copied_3d.begin(), report_.copied_3d.end(),
-              [](const CopiedTensor& a, const CopiedTensor& b) { return a.name < b.name; });
-    kCheck.require(!formats.empty(), model_.folder.string(), " has no layer to quantise: no 2-D weight is a linear ",
-                   "layer of a Transformer by its name, and no rule names one");
-    weigh();
-    // Which formats go together is checked here, before anything is written.
-    report_.dtype = dtype_of_config();
-    report_.quantization_config =
-        quantization_config_of(formats, report_.kept, report_.dtype.empty() ? "float32" : report_.dtype);
-    layers_total_ = static_cast<std::size_t>(
-        std::count_if(planned_.begin(), planned_.end(), [](const Planned& p) { return !p.layer.empty(); }));
-  }
-
-  void check_not_quantised(std::size_t file, const std::string& tensor) const {
-    const SafeTensors& from = model_.files[file];
-    const std::string layer = layer_of_tensor(tensor, [&](const std::string& name) {
-      FoundTensor found;
-      if (const auto place = from.entries().find(name); place != from.entries().end()) found.entry = &place->second;
-      return found;
-    });
-    kCheck.require(layer.empty(), from.source(), ": tensor ", in_quotes(tensor),
-                   " is of a layer that is quantised already");
-  }
-
-  // A layer that is to change: dtype, extents, and the bytes it will have.
-  void take(const std::string& layer, Planned* p) const {
-    const SafeTensors::Entry& entry = *p->entry;
-    const DType* dtype = float_of(entry);
-    kCheck.require(dtype != nullptr, where(*p), " is ", entry.dtype, ": only F32, F16 and BF16 are quantised");
-    p->dtype = *dtype;
-    if (p->choice.kind == LayerChoice::Kind::sixteen_bits) {
-      if (p->dtype != DType::f32) return;
-      p->bytes_after = entry.bytes / 2;
-      p->layer = layer;
-      return;
-    }
-    p->layer = layer;
-    const std::int64_t rows = entry.shape[0], columns = entry.shape[1], group = p->choice.format.group;
-    kCheck.require(rows > 0 && columns > 0, where(*p), " is [", rows, ", ", columns, "]: it is empty");
-    kCheck.require(group == 0 || columns % group == 0, where(*p), " is [", rows, ", ", columns, "]: K = ", columns,
-                   " is no multiple of ", group, ", the group of ", name_of(p->choice.format),
-                   "; give it another format, or keep it, by a rule");
-    kCheck.require(has_rule(p->choice.format, p->choice.rule), where(*p), ": rule is ", name_of(p->choice.rule),
-                   ", which ", name_of(p->choice.format), " does not have");
-    p->bytes_after = 0;
-    for (const auto& tensor : tensors_of_layer(layer, p->choice.format, rows, columns, p->dtype)) {
-      p->bytes_after += tensor.bytes;
-    }
-  }
-
-  // Asks for the importance of each layer that is quantised.
-  void weigh() {
-    if (!options_.importance) return;
-    for (Planned& p : planned_) {
-      if (p.choice.kind != LayerChoice::Kind::quantized) continue;
-      const TensorView importance = options_.importance(p.layer);
-      const std::int64_t K = p.entry->shape[1];
-      said_of(p, [&] {
-        const float* values = checked_importance(kCheck, importance, p.choice.rule, K, Device::cpu);
-        if (values != nullptr) p.importance.assign(values, values + K);
-      });
-    }
-  }
-
-  std::string dtype_of_config() const {
-    for (const char* field : {"dtype", "torch_dtype"}) {
-      const auto found = model_.config.find(field);
-      if (found != model_.config.end() && found->is_string()) return found->get<std::string>();
-    }
-    return "";
-  }
-
   // The global scale of each nvfp4 layer, of those whose products run as one the same.
   void share_global_scales() {
     std::map<std::string, float> scale_of;
     for (const bool write : {false, true}) {
-      for (Planned& p : planned_) {
+      for (PlannedTensor& p : plan_.tensors) {
         if (p.choice.kind != LayerChoice::Kind::quantized || !p.choice.format.global_scale) continue;
         float& scale = scale_of[fused_name(p.layer)];
         if (write) {
@@ -259,15 +111,15 @@ class Work {
     }
   }
 
-  [[noreturn]] void refuse_values(const Planned& p, const TensorView& weights) const {
+  [[noreturn]] void refuse_values(const PlannedTensor& p, const TensorView& weights) const {
     std::int64_t i = 0;
     while (std::isfinite(load_element(weights.data, p.dtype, i))) ++i;
-    throw Error(text("[quantize_checkpoint] ", where(p), " holds ", load_element(weights.data, p.dtype, i), " at [",
-                     i / weights.shape[1], ", ", i % weights.shape[1], "]: weights must be finite"));
+    throw Error(text("[quantize_checkpoint] ", plan_.where(p), " holds ", load_element(weights.data, p.dtype, i),
+                     " at [", i / weights.shape[1], ", ", i % weights.shape[1], "]: weights must be finite"));
   }
 
   // The tensor's data, copied where the file does not align it.
-  TensorView view(const Planned& p) {
+  TensorView view(const PlannedTensor& p) {
     const void* data = p.entry->data;
     if (reinterpret_cast<std::uintptr_t>(data) % size_of(p.dtype) != 0) {
       data = std::memcpy(aligned_.get(p.entry->bytes), data, p.entry->bytes);
@@ -275,7 +127,7 @@ class Work {
     return TensorView(data, p.dtype, {p.entry->shape[0], p.entry->shape[1]});
   }
 
-  void announce(const Planned* next) {
+  void announce(const PlannedTensor* next) {
     if (!options_.progress) return;
     QuantizeProgress progress;
     if (next != nullptr) {
@@ -288,14 +140,14 @@ class Work {
     progress.bytes_done = bytes_done_;
     progress.bytes_total = report_.bytes_before;
     progress.layers_done = report_.layers.size();
-    progress.layers_total = layers_total_;
+    progress.layers_total = plan_.layers;
     options_.progress(progress);
   }
 
   void write_safetensors(std::size_t file, const std::string& path, std::map<std::string, std::string>* file_of,
                          std::size_t* total) {
     std::vector<SafeTensorsWriter::Tensor> tensors;
-    for (const Planned& p : planned_) {
+    for (const PlannedTensor& p : plan_.tensors) {
       if (p.file != file) continue;
       if (p.choice.kind == LayerChoice::Kind::quantized) {
         for (auto& tensor : tensors_of_layer(p.layer, p.choice.format, p.entry->shape[0], p.entry->shape[1], p.dtype)) {
@@ -310,7 +162,7 @@ class Work {
       *total += tensor.bytes;
     }
     SafeTensorsWriter writer(path, std::move(tensors), model_.files[file].metadata());
-    for (const Planned& p : planned_) {
+    for (const PlannedTensor& p : plan_.tensors) {
       if (p.file != file) continue;
       announce(&p);
       if (p.layer.empty()) {
@@ -326,7 +178,7 @@ class Work {
     writer.finish();
   }
 
-  LayerReport report_of(const Planned& p, std::string format, std::string rule) const {
+  LayerReport report_of(const PlannedTensor& p, std::string format, std::string rule) const {
     LayerReport r;
     r.name = p.layer;
     r.file = model_.names[p.file];
@@ -340,7 +192,7 @@ class Work {
     return r;
   }
 
-  void quantise(const Planned& p, SafeTensorsWriter& writer) {
+  void quantise(const PlannedTensor& p, SafeTensorsWriter& writer) {
     QuantizedMatrix matrix = storage(p.choice.format, p.entry->shape[0], p.entry->shape[1]);
     TensorView* parts[] = {&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale};
     for (std::size_t i = 0; i < std::size(parts); ++i) {
@@ -349,7 +201,7 @@ class Work {
     }
     const TensorView weights = view(p);
     LayerReport report = report_of(p, name_of(p.choice.format), name_of(p.choice.rule));
-    said_of(p, [&] {
+    plan_.said_of(p, [&] {
       QuantizeOptions options{.rule = p.choice.rule, .importance = {}, .global_scale = p.global_scale};
       if (!p.importance.empty()) options.importance = TensorView(p.importance.data(), DType::f32, {p.entry->shape[1]});
       Runtime runtime;
@@ -364,7 +216,7 @@ class Work {
   }
 
   // float32 to bfloat16.
-  void round(const Planned& p, SafeTensorsWriter& writer) {
+  void round(const PlannedTensor& p, SafeTensorsWriter& writer) {
     const TensorView weights = view(p);
     const std::int64_t count = weights.elements(), columns = p.entry->shape[1];
     const auto* from = static_cast<const float*>(weights.data);
@@ -374,7 +226,7 @@ class Work {
     double signal = 0, noise = 0, sum = 0, most = -1;
     for (std::int64_t i = 0; i < count; ++i) {
       const double error = std::abs(static_cast<double>(bf16_to_f32(to[i])) - from[i]);
-      kCheck.require(std::isfinite(error), where(p), " holds ", from[i], " at [", i / columns, ", ", i % columns,
+      kCheck.require(std::isfinite(error), plan_.where(p), " holds ", from[i], " at [", i / columns, ", ", i % columns,
                      "]: bfloat16 does not hold it");
       signal += static_cast<double>(from[i]) * from[i];
       noise += error * error;
@@ -394,12 +246,12 @@ class Work {
 
   const QuantizeCheckpointOptions& options_;
   Executor& executor_;
-  ModelFolder model_;
-  std::vector<Planned> planned_;
-  QuantizeReport report_;
+  QuantizePlan plan_;
+  const ModelFolder& model_;
+  QuantizeReport& report_;
   Bytes aligned_, storage_[4];
   WorkspaceBuffer scratch_;
-  std::size_t bytes_done_ = 0, layers_total_ = 0;
+  std::size_t bytes_done_ = 0;
 };
 
 }  // namespace

@@ -2,23 +2,17 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "core/check.h"
-#include "heddle/error.h"
-#include "heddle/transformer_block.h"
-#include "kit/device_mirror.h"
-#include "kit/messages.h"
+#include "gpu/block_on_gpu.h"
 #include "unit/block_expected.h"
-#include "unit/block_model.h"
 
 namespace heddle::kit {
 namespace {
 
-using test::block_options;
 using test::BlockExpected;
 using test::BlockInput;
 using test::BlockModel;
@@ -27,88 +21,6 @@ using test::text_of;
 
 // Odd numbers, one row and none.
 const std::vector<int> kLengths = {17, 1, 0, 66, 5};
-
-TransformerBlockOptions on_gpu(DType dtype, std::vector<lowbit::LayerRule> rules = {}) {
-  TransformerBlockOptions options = block_options();
-  options.dtype = dtype;
-  options.layers = std::move(rules);
-  options.device = Device::cuda;
-  return options;
-}
-
-// Memory on the GPU between two zones that must keep their bytes.
-class Guarded {
- public:
-  Guarded(std::size_t bytes, int fill) : memory_(bytes + 2 * kZone, fill), bytes_(bytes), fill_(fill) {}
-
-  Workspace workspace() const { return {static_cast<std::byte*>(memory_.data()) + kZone, bytes_}; }
-  bool intact() const {
-    std::vector<unsigned char> zones(2 * kZone);
-    memory_.read(0, zones.data(), kZone);
-    memory_.read(kZone + bytes_, zones.data() + kZone, kZone);
-    return std::all_of(zones.begin(), zones.end(), [&](unsigned char byte) { return byte == fill_; });
-  }
-
- private:
-  static constexpr std::size_t kZone = 256;
-  DeviceMemory memory_;
-  std::size_t bytes_;
-  int fill_;
-};
-
-// A call's tensors on the GPU. What y and the workspace held before must not matter.
-class BlockOnGpu {
- public:
-  BlockOnGpu(const TransformerBlock& block, const BlockInput& input, int fill = 0xFF, std::int64_t longest = 0)
-      : block_(block),
-        host_y_(HostTensor::output(input.dtype, {input.total(), input.hidden})),
-        x(input.tensor()),
-        y(host_y_),
-        offsets_(input.cu_seqlens.size() * sizeof(std::int32_t)),
-        cu_seqlens(offsets_.data(), DType::i32, {input.sequences() + 1}),
-        longest(longest > 0 ? longest : input.longest()),
-        scratch(block.workspace(input.total(), input.sequences(), this->longest), fill) {
-    offsets_.write(0, input.cu_seqlens.data(), offsets_.bytes());
-    cu_seqlens.device = Device::cuda;
-    runtime.stream = stream.get();
-    runtime.workspace = scratch.workspace();
-  }
-
-  // Of another input with as many rows and sequences.
-  void write(const BlockInput& input) {
-    x.write(input.tensor());
-    offsets_.write(0, input.cu_seqlens.data(), offsets_.bytes());
-  }
-  void launch() const { block_.forward(x.view(), cu_seqlens, y.view(), runtime, longest); }
-  std::vector<double> read() {
-    stream.synchronize();
-    y.read(host_y_);
-    EXPECT_EQ(host_y_.damage(), "");
-    EXPECT_TRUE(scratch.intact());
-    return host_y_.values();
-  }
-  std::vector<double> run() {
-    launch();
-    return read();
-  }
-
- private:
-  const TransformerBlock& block_;
-  HostTensor host_y_;
-
- public:
-  DeviceTensor x, y;
-
- private:
-  DeviceMemory offsets_;
-
- public:
-  TensorView cu_seqlens;
-  std::int64_t longest;
-  Guarded scratch;
-  DeviceStream stream;
-  Runtime runtime;
-};
 
 void expect_accurate(const BlockModel& model, const BlockInput& input) {
   SCOPED_TRACE(text_of(model.options));
@@ -351,24 +263,6 @@ TEST(GpuTransformerBlockEdges, ReplaysInAGraph) {
   }
 }
 
-TEST(GpuTransformerBlockErrors, Construction) {
-  const BlockModel model(on_gpu(DType::f16));
-  const auto refused = [&](const std::function<void(TransformerBlockWeights&)>& change, const std::string& message) {
-    TransformerBlockWeights weights = model.weights();
-    change(weights);
-    expect_message([&] { TransformerBlock(model.options, weights); }, message);
-  };
-  refused([](auto& w) { w.up.device = Device::cuda; },
-          "[transformer_block] up is on a GPU: a block's weights are given in the CPU's memory");
-  std::vector<float> large(64 * 64, 0.5f);
-  large[65] = 65520;  // rounds to float16's infinity
-  refused(
-      [&](auto& w) {
-        w.out = TensorView(large.data(), DType::f32, {64, 64});
-      },
-      "[transformer_block] out holds 65520 at [1, 1]: weights must be finite in float16");
-}
-
 // In order fragments16 what is less than 2^-29 of a row's largest scale becomes 0.
 TEST(GpuTransformerBlockPacking, SaysWhatItChanged) {
   const TransformerBlockOptions o = on_gpu(DType::bf16, {{"out", "mxfp4"}});
@@ -385,52 +279,6 @@ TEST(GpuTransformerBlockPacking, SaysWhatItChanged) {
     EXPECT_EQ(layer.packing_error.max_row, 3);
     EXPECT_EQ(layer.packing_error.max_column, 32);
   }
-}
-
-// Nothing is launched: y keeps its bytes.
-TEST(GpuTransformerBlockErrors, Forward) {
-  const TransformerBlockOptions o = on_gpu(DType::bf16);
-  const TransformerBlock block(o, BlockModel(o).weights());
-  const BlockInput input(o, {7, 5});
-  BlockOnGpu call(block, input);
-  const HostTensor before = HostTensor::output(o.dtype, {12, 64});
-  struct Arguments {
-    TensorView x, cu_seqlens, y;
-    Runtime runtime;
-    std::int64_t longest;
-  };
-  const auto refused = [&](const std::function<void(Arguments&)>& change, const std::string& message) {
-    Arguments a{call.x.view(), call.cu_seqlens, call.y.view(), call.runtime, call.longest};
-    change(a);
-    expect_message([&] { block.forward(a.x, a.cu_seqlens, a.y, a.runtime, a.longest); }, message);
-    HostTensor after = before;
-    call.stream.synchronize();
-    call.y.read(after);
-    EXPECT_TRUE(after.same_bits(before)) << message;
-  };
-  const std::string here = ": this block was made to run on a GPU";
-  refused([](auto& a) { a.x.device = Device::cpu; }, "[transformer_block] x is on the CPU" + here);
-  refused([](auto& a) { a.y.device = Device::cpu; }, "[transformer_block] y is on the CPU" + here);
-  refused([](auto& a) { a.cu_seqlens.device = Device::cpu; }, "[transformer_block] cu_seqlens is on the CPU" + here);
-  refused([](auto& a) { a.x.dtype = DType::f16; }, "[transformer_block] x is float16");
-  refused([](auto& a) { a.y.shape[0] = 11; }, "[transformer_block] y is [11, 64]: it must be [12, 64], as x");
-  refused([](auto& a) { a.x.data = static_cast<std::byte*>(a.x.data) + 2; },
-          "[transformer_block] x must be aligned to 16 bytes");
-  refused([](auto& a) { a.x.stride[0] = 68; },
-          "[transformer_block] x's rows are 68 elements apart: on a GPU it must be a multiple of 8, and at least 64");
-  refused([](auto& a) { a.x.stride[0] = 0; }, "[transformer_block] x's rows are 0 elements apart");
-  refused([](auto& a) { a.y.stride = {1, 12}; }, "[transformer_block] y's last dimension has stride 12: it must be 1");
-  refused(
-      [](auto& a) { a.longest = 0; },
-      "[transformer_block] longest is 0: cu_seqlens is on a GPU, where lengths are not read, so an upper bound must "
-      "be given");
-  refused([](auto& a) { a.longest = 5; }, "[transformer_block] 2 sequences of at most 5 rows cannot hold 12");
-  refused([](auto& a) { a.longest = -1; }, "[transformer_block] longest is -1: it must not be negative");
-  refused([](auto& a) { a.runtime.workspace.bytes -= 1; },
-          "; TransformerBlock::workspace() says how many always suffice");
-  refused([](auto& a) { a.runtime.workspace.data = nullptr; }, "[transformer_block] the workspace has 0 bytes");
-  refused([](auto& a) { a.runtime.workspace.data = static_cast<std::byte*>(a.runtime.workspace.data) + 4; },
-          "[transformer_block] the workspace must be aligned to 64 bytes");
 }
 
 }  // namespace
