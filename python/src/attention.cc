@@ -9,7 +9,7 @@
 #include "convert.h"
 #include "heddle/error.h"
 #include "heddle/explain.h"
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
 #include "problem/philox.h"
 
 namespace heddle::python {

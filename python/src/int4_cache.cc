@@ -7,7 +7,7 @@
 
 #include "convert.h"
 #include "heddle/explain.h"
-#include "ops/int4_cache.h"
+#include "ops/kv_cache/int4_cache.h"
 
 namespace heddle::python {
 namespace {

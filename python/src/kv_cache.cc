@@ -6,7 +6,7 @@
 #include "convert.h"
 #include "heddle/explain.h"
 #include "heddle/kv_cache.h"
-#include "ops/attention.h"
+#include "ops/attention/attention.h"
 #include "options.h"
 
 namespace heddle::python {

@@ -8,7 +8,7 @@
 #include "convert.h"
 #include "heddle/error.h"
 #include "heddle/explain.h"
-#include "ops/linear.h"
+#include "ops/linear/linear.h"
 #include "options.h"
 
 namespace heddle::python {

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "convert.h"
-#include "ops/nsa.h"
+#include "ops/nsa/nsa.h"
 
 namespace heddle::python {
 namespace {

@@ -8,7 +8,7 @@
 
 #include "convert.h"
 #include "heddle/explain.h"
-#include "ops/partial.h"
+#include "ops/partial/partial.h"
 
 namespace heddle::python {
 namespace {

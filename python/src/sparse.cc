@@ -6,7 +6,7 @@
 
 #include "convert.h"
 #include "heddle/explain.h"
-#include "ops/sparse.h"
+#include "ops/sparse/sparse.h"
 
 namespace heddle::python {
 namespace {

@@ -12,7 +12,7 @@
 #include "core/json.h"
 #include "core/names.h"
 #include "core/overlap.h"
-#include "ops/lowbit_arguments.h"
+#include "ops/lowbit/arguments.h"
 
 namespace heddle::lowbit {
 namespace {

@@ -19,7 +19,7 @@
 #include "cpu/lowbit.h"
 #include "cpu/row_ops.h"
 #include "lowbit/scale_rules.h"
-#include "ops/lowbit_arguments.h"
+#include "ops/lowbit/arguments.h"
 
 namespace heddle::lowbit {
 namespace {

@@ -11,7 +11,7 @@
 #include "checkpoint/write.h"
 #include "core/in_quotes.h"
 #include "lowbit/scale_rules.h"
-#include "ops/lowbit_arguments.h"
+#include "ops/lowbit/arguments.h"
 
 namespace heddle::lowbit {
 namespace {

@@ -21,7 +21,7 @@ constexpr std::int64_t kLeastRows = 64;
 std::int64_t chunk_rows(const AttentionProblem& p, const KeyLists& lists) {
   constexpr std::int64_t kMost = 4096, kCachedFloats = 1 << 18, kRowsOfBlock = 96;
   const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(p.Sk, lists.block_size));
-  const std::int64_t listed = p.G * std::clamp<std::int64_t>(lists.entries, 1, blocks);
+  const std::int64_t listed = p.G * std::clamp<std::int64_t>(lists.typical, 1, blocks);
   const std::int64_t cached = kCachedFloats / (p.G * (p.D + p.Dv)), filling = ceil_div(kRowsOfBlock * blocks, listed);
   const std::int64_t rows = std::clamp(std::max(cached, filling), kLeastRows, kMost);
   return std::min(rows, std::max<std::int64_t>(p.Sq, 1));
@@ -48,7 +48,7 @@ Refusal supports(const SparseProblem& p) {
 // Pairs that are multiplied, at most.
 double pairs_of(const AttentionProblem& p, const KeyLists& lists) {
   const double heads = static_cast<double>(p.B * p.H);
-  const double listed = static_cast<double>(p.Sq) * static_cast<double>(lists.entries * lists.block_size);
+  const double listed = static_cast<double>(p.Sq) * static_cast<double>(lists.typical * lists.block_size);
   return heads * std::min(attended_pairs(p), listed);
 }
 double rate_of(const AttentionProblem& p) { return p.dtype == DType::bf16 ? kernels().bf16_rate : kernels().f32_rate; }

@@ -13,7 +13,7 @@
 #include "model/encoder_call.h"
 #include "model/packed_lengths.h"
 #include "model/places.h"
-#include "ops/attention_arguments.h"
+#include "ops/attention/arguments.h"
 
 namespace heddle {
 namespace {

@@ -1,12 +1,12 @@
 #include "ops/choice.h"
 
-#include "ops/attention_choice.h"
-#include "ops/kv_cache_choice.h"
-#include "ops/linear_choice.h"
-#include "ops/lowbit_choice.h"
-#include "ops/nsa_choice.h"
-#include "ops/partial_choice.h"
-#include "ops/sparse_choice.h"
+#include "ops/attention/choice.h"
+#include "ops/kv_cache/choice.h"
+#include "ops/linear/choice.h"
+#include "ops/lowbit/choice.h"
+#include "ops/nsa/choice.h"
+#include "ops/partial/choice.h"
+#include "ops/sparse/choice.h"
 
 namespace heddle {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "core/check.h"
 #include "cuda/assumed_gpu.h"
-#include "ops/partial.h"
+#include "ops/partial/partial.h"
 
 namespace heddle {
 namespace {

@@ -1,4 +1,4 @@
-// append_int4_cache after its arguments were checked (src/ops/int4_cache.cc).
+// append_int4_cache after its arguments were checked (src/ops/kv_cache/int4_cache.cc).
 #pragma once
 
 #include "problem/attention.h"

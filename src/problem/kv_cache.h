@@ -1,4 +1,4 @@
-// apply_rotary and append_kv_cache after their arguments were checked (src/ops/kv_cache.cc).
+// apply_rotary and append_kv_cache after their arguments were checked (src/ops/kv_cache/kv_cache.cc).
 #pragma once
 
 #include "problem/attention.h"

@@ -1,4 +1,4 @@
-// A linear layer, or its gradients, after its arguments were checked (src/ops/linear_arguments.cc).
+// A linear layer, or its gradients, after its arguments were checked (src/ops/linear/arguments.cc).
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Quantisation and its undoing after their arguments were checked (src/ops/lowbit.cc).
+// Quantisation and its undoing after their arguments were checked (src/ops/lowbit/lowbit.cc).
 #pragma once
 
 #include <cstdint>

@@ -15,6 +15,7 @@ struct KeyLists {
   std::int64_t stride_b = 0, stride_n = 0, stride_l = 0;                        // of lists in `blocks`, elements
   std::int64_t count_stride_b = 0, count_stride_n = 0, count_stride_l = 0;      // of counts or offsets
   std::int64_t units = 1, entries = 0;  // L, and n, or all entries beside offsets
+  std::int64_t typical = 0;             // entries of a list: n, or the mean
   std::int64_t block_size = 64, query_rows = 1;
 
   // The list of row i of sequence b for head unit l; its entries may be anything.

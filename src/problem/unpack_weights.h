@@ -1,4 +1,4 @@
-// unpack_weights after its arguments were checked (src/ops/unpack_weights.cc).
+// unpack_weights after its arguments were checked (src/ops/linear/unpack_weights.cc).
 #pragma once
 
 #include "lowbit/formats.h"

@@ -9,7 +9,7 @@
 #include "gpu/device_matrix.h"
 #include "lowbit/formats.h"
 #include "lowbit/scale_rules.h"
-#include "ops/lowbit_arguments.h"
+#include "ops/lowbit/arguments.h"
 #include "reference/lowbit.h"
 
 namespace heddle::kit {

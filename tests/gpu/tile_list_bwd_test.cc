@@ -8,7 +8,7 @@
 #include "gpu/device_backward.h"
 #include "gpu/tile_list_kernels_bwd.h"
 #include "kit/yardstick.h"
-#include "ops/attention_arguments.h"
+#include "ops/attention/arguments.h"
 
 namespace heddle::kit {
 namespace {

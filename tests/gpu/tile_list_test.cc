@@ -16,7 +16,7 @@
 #include "kit/cases.h"
 #include "kit/device_mirror.h"
 #include "kit/yardstick.h"
-#include "ops/attention_arguments.h"
+#include "ops/attention/arguments.h"
 
 namespace heddle::kit {
 namespace {

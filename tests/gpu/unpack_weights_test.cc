@@ -9,7 +9,7 @@
 #include "heddle/linear.h"
 #include "kit/device_mirror.h"
 #include "kit/linear_layer.h"
-#include "ops/linear_arguments.h"
+#include "ops/linear/arguments.h"
 
 namespace heddle::kit {
 namespace {

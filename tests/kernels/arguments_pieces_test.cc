@@ -1,6 +1,6 @@
 // Bad arguments of pieces of longer problems: offsets, o and gradients in float32.
 #include "kernels/bad_arguments.h"
-#include "ops/attention_choice.h"
+#include "ops/attention/choice.h"
 
 namespace heddle {
 namespace {

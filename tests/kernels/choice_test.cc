@@ -11,11 +11,11 @@
 #include "kernels/linear_cases.h"
 #include "kit/linear_gradients.h"
 #include "kit/messages.h"
-#include "ops/attention_choice.h"
-#include "ops/kv_cache_choice.h"
-#include "ops/linear_choice.h"
-#include "ops/lowbit_choice.h"
-#include "ops/partial_choice.h"
+#include "ops/attention/choice.h"
+#include "ops/kv_cache/choice.h"
+#include "ops/linear/choice.h"
+#include "ops/lowbit/choice.h"
+#include "ops/partial/choice.h"
 
 namespace heddle {
 namespace {
@@ -68,7 +68,7 @@ TEST(Choice, EachCandidateSaysAllThatIsAskedOfIt) {
   });
 }
 
-// A bit behind kLastExtra is one that the choice does not hold to its rows (attention_choice.cc).
+// A bit behind kLastExtra is one that the choice does not hold to its rows (src/ops/attention/choice.cc).
 TEST(Choice, KernelsOfAttentionNameNoExtraBeyondTheLast) {
   const unsigned end = 2u * kLastExtra;
   for (const auto* kernel : Operation<AttentionProblem>::candidates()) EXPECT_LT(kernel->extras, end) << kernel->name;

@@ -11,9 +11,9 @@
 #include "kernels/linear_cases.h"
 #include "kit/linear_layer.h"
 #include "lowbit/packed.h"
-#include "ops/linear_arguments.h"
-#include "ops/linear_choice.h"
-#include "ops/lowbit_arguments.h"
+#include "ops/linear/arguments.h"
+#include "ops/linear/choice.h"
+#include "ops/lowbit/arguments.h"
 #include "reference/lowbit.h"
 
 namespace heddle {

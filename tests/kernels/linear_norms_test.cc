@@ -7,7 +7,7 @@
 #include "kernels/candidates.h"
 #include "kernels/linear_cases.h"
 #include "kit/linear_layer.h"
-#include "ops/linear_choice.h"
+#include "ops/linear/choice.h"
 
 namespace heddle {
 namespace {

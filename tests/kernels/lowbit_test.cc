@@ -10,7 +10,7 @@
 #include "kit/lowbit_weights.h"
 #include "lowbit/formats.h"
 #include "lowbit/scale_rules.h"
-#include "ops/lowbit_arguments.h"
+#include "ops/lowbit/arguments.h"
 #include "reference/lowbit.h"
 
 namespace heddle::lowbit {

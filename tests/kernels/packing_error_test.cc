@@ -12,7 +12,7 @@
 #include "kit/linear_layer.h"
 #include "kit/lowbit_weights.h"
 #include "lowbit/formats.h"
-#include "ops/lowbit_arguments.h"
+#include "ops/lowbit/arguments.h"
 #include "reference/lowbit.h"
 
 namespace heddle {

@@ -14,7 +14,7 @@
 #include "heddle/nsa.h"
 #include "kernels/candidates.h"
 #include "kit/host_tensor.h"
-#include "ops/nsa.h"
+#include "ops/nsa/nsa.h"
 #include "reference/nsa.h"
 
 namespace heddle::kit {

@@ -7,7 +7,7 @@
 
 #include "cpu/kernels.h"
 #include "kernels/candidates.h"
-#include "ops/attention_arguments.h"
+#include "ops/attention/arguments.h"
 
 namespace heddle::kit {
 namespace {

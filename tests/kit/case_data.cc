@@ -2,7 +2,7 @@
 
 #include "core/check.h"
 #include "kit/case_maker.h"
-#include "ops/attention_arguments.h"
+#include "ops/attention/arguments.h"
 
 namespace heddle::kit {
 

@@ -10,7 +10,7 @@
 #include "kit/compare.h"
 #include "kit/host_tensor.h"
 #include "kit/yardstick.h"
-#include "ops/int4_cache.h"
+#include "ops/kv_cache/int4_cache.h"
 #include "problem/int4_cache.h"
 #include "reference/attention.h"
 

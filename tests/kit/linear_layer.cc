@@ -7,7 +7,7 @@
 #include "core/check.h"
 #include "kit/activations.h"
 #include "kit/linear_operands.h"
-#include "ops/lowbit_arguments.h"
+#include "ops/lowbit/arguments.h"
 #include "reference/lowbit.h"
 
 namespace heddle::kit {

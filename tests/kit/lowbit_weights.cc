@@ -8,7 +8,7 @@
 #include "core/dtypes.h"
 #include "lowbit/formats.h"
 #include "lowbit/scale_rules.h"
-#include "ops/lowbit_arguments.h"
+#include "ops/lowbit/arguments.h"
 #include "reference/lowbit.h"
 
 namespace heddle::kit {

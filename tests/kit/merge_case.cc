@@ -7,7 +7,7 @@
 #include <random>
 
 #include "core/check.h"
-#include "ops/partial.h"
+#include "ops/partial/partial.h"
 #include "reference/partial.h"
 
 namespace heddle::kit {

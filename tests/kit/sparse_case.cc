@@ -7,7 +7,7 @@
 #include "kit/case_rows.h"
 #include "kit/under_mask.h"
 #include "kit/yardstick.h"
-#include "ops/sparse.h"
+#include "ops/sparse/sparse.h"
 
 namespace heddle::kit {
 namespace {

@@ -11,9 +11,9 @@
 
 #include "heddle/attention.h"
 #include "heddle/int4_cache.h"
-#include "ops/attention_arguments.h"
-#include "ops/int4_cache.h"
-#include "ops/kv_cache_arguments.h"
+#include "ops/attention/arguments.h"
+#include "ops/kv_cache/arguments.h"
+#include "ops/kv_cache/int4_cache.h"
 #include "problem/call_indices.h"
 
 namespace heddle {

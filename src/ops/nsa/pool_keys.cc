@@ -1,0 +1,140 @@
+// pool_keys and its gradient: check, ask each candidate, choose, launch.
+#include <limits>
+
+#include "ops/attention/arguments.h"
+#include "ops/nsa/choice.h"
+#include "ops/nsa/nsa.h"
+#include "ops/validate.h"
+#include "problem/operand_of.h"
+
+namespace heddle {
+namespace {
+
+constexpr std::int64_t kMaxLength = std::numeric_limits<std::int32_t>::max();  // index data is 32-bit
+
+// What errors call the tensors of keys and of pooled keys.
+struct PoolNames {
+  const char *x, *pooled;
+};
+
+Indices indices_of(const Check& check, const TensorView& view, const char* name, std::int64_t length,
+                   const PoolProblem& p, const PoolNames& names) {
+  check.tensor(view, name, DType::i32, p.device, 1, names.x);
+  check.require(view.shape[0] == length, name, " has ", view.shape[0], " entries: it must have ", length);
+  check.require(view.stride[0] == 1 || view.shape[0] <= 1, name, " must be contiguous");
+  check.readable_indices(view, name);
+  return {static_cast<const std::int32_t*>(view.data), true};
+}
+
+void fill(const Check& check, PoolProblem& p, const TensorView& x, const TensorView& pooled, const PoolOptions& options,
+          const PoolNames& names) {
+  const TensorView& cu = options.cu_seqlens;
+  const bool packed = cu.given();
+  const int rank = packed ? 3 : 4, row = rank - 3;
+  check.require(x.given(), names.x, " is missing");
+  check.require(x.dtype == DType::f32 || x.dtype == DType::f16 || x.dtype == DType::bf16, names.x, " is ",
+                name_of(x.dtype), ": it must be float32, float16 or bfloat16");
+  check.require(x.rank == rank, names.x, " has ", x.rank, " dimensions: it must be ",
+                packed ? "[total, Hkv, D] with cu_seqlens" : "[B, S, Hkv, D]", "; found ", names.x, " ", x);
+  check.addressable(x, names.x);
+  check.require(options.stride >= 1, "stride is ", options.stride, ": it must be at least 1");
+  check.require(options.block >= options.stride && options.block <= kMaxLength, "block is ", options.block,
+                ": it must be from stride, ", options.stride, ", to 2^31 - 1");
+  p.device = x.device;
+  p.S = x.shape[row];
+  p.H = x.shape[row + 1];
+  p.D = x.shape[row + 2];
+  p.block = options.block;
+  p.stride = options.stride;
+  check.require(p.S <= kMaxLength, names.x, " has ", p.S, " rows: lengths must be below 2^31");
+  check.require(p.H >= 1 && p.D >= 1, names.x, " is ", x, ": it must have at least one head and one dimension");
+  if (packed) {
+    check.require(cu.rank == 1 && cu.shape[0] >= 1, "cu_seqlens is ", cu, ": it must be int32 [B + 1]");
+    p.B = cu.shape[0] - 1;
+    p.cu_seqlens = indices_of(check, cu, "cu_seqlens", cu.shape[0], p, names);
+    p.N = p.S / p.stride;
+  } else {
+    p.B = x.shape[0];
+    p.N = p.S < p.block ? 0 : (p.S - p.block) / p.stride + 1;
+  }
+  if (options.seqused.given()) p.seqused = indices_of(check, options.seqused, "seqused", p.B, p, names);
+  // On a GPU index data is not read, because that would wait for the stream.
+  if (p.device == Device::cpu) {
+    FirstBadIndex found;
+    const Offsets offsets{p.cu_seqlens.data, p.B, p.S, 0, IndexName::cu_seqlens, IndexName::x, IndexName::none};
+    for (std::int64_t n = 0; packed && n <= p.B; ++n) check_offset(offsets, n, CheckStep::q_offsets, found);
+    require_none(check, found);
+    for (std::int64_t b = 0; p.seqused && b < p.B; ++b) {
+      const std::int64_t keys = packed ? std::int64_t{p.cu_seqlens[b + 1]} - p.cu_seqlens[b] : p.S, used = p.seqused[b];
+      check.require(used >= 0 && used <= keys, "seqused[", b, "] is ", used,
+                    ": it must be from 0 to the sequence's length, ", keys);
+    }
+  }
+  check.tensor(pooled, names.pooled, x.dtype, p.device, rank, names.x);
+  const std::int64_t wanted[] = {p.B, p.N, p.H, p.D};
+  bool right = true;
+  for (int i = 0; i < rank; ++i) right &= pooled.shape[i] == wanted[4 - rank + i];
+  check.require(right || !packed, names.pooled, " is ", pooled, ": it must be [", p.N, ", ", p.H, ", ", p.D,
+                "], total / stride rows for ", names.x, " ", x);
+  check.require(right, names.pooled, " is ", pooled, ": it must be [", p.B, ", ", p.N, ", ", p.H, ", ", p.D,
+                "], a row for each complete block of ", names.x, " ", x);
+  p.x = operand_of(x);
+  p.pooled = operand_of(pooled);
+}
+
+void check_output(const Check& check, const TensorView& out, const char* name, const TensorView& in,
+                  const char* in_name, const PoolOptions& options) {
+  check.not_overlapping(out, name);
+  const Named outputs[] = {{name, &out}};
+  const Named inputs[] = {{in_name, &in}, {"cu_seqlens", &options.cu_seqlens}, {"seqused", &options.seqused}};
+  check_apart(check, outputs, inputs);
+}
+
+}  // namespace
+
+PoolProblem checked_pool_problem(const Check& check, const TensorView& x, const TensorView& pooled,
+                                 const PoolOptions& options) {
+  PoolProblem p;
+  fill(check, p, x, pooled, options, {.x = "x", .pooled = "pooled"});
+  check_output(check, pooled, "pooled", x, "x", options);
+  return p;
+}
+
+PoolBackwardProblem checked_pool_backward_problem(const Check& check, const TensorView& d_pooled, const TensorView& dx,
+                                                  const PoolOptions& options) {
+  PoolBackwardProblem p;
+  fill(check, p, dx, d_pooled, options, {.x = "dx", .pooled = "d_pooled"});
+  check_output(check, dx, "dx", d_pooled, "d_pooled", options);
+  return p;
+}
+
+void pool_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options, const Runtime& runtime) {
+  const Check check("pool_keys");
+  const PoolProblem p = checked_pool_problem(check, x, pooled, options);
+  run(check, "pool_keys", choose(check, p, wish_of<PoolProblem>(check, options.force), workers_of(runtime)), p, runtime,
+      0);
+}
+
+std::vector<Candidate> explain_pool_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options,
+                                         const Runtime& runtime) {
+  const Check check("explain_pool_keys", Data::to_come);
+  return explained(checked_pool_problem(check, x, pooled, options), wish_of<PoolProblem>(check, options.force),
+                   workers_of(runtime));
+}
+
+void pool_keys_backward(const TensorView& d_pooled, const TensorView& dx, const PoolOptions& options,
+                        const Runtime& runtime) {
+  const Check check("pool_keys_backward");
+  const PoolBackwardProblem p = checked_pool_backward_problem(check, d_pooled, dx, options);
+  run(check, "pool_keys_backward",
+      choose(check, p, wish_of<PoolBackwardProblem>(check, options.force), workers_of(runtime)), p, runtime, 0);
+}
+
+std::vector<Candidate> explain_pool_keys_backward(const TensorView& d_pooled, const TensorView& dx,
+                                                  const PoolOptions& options, const Runtime& runtime) {
+  const Check check("explain_pool_keys_backward", Data::to_come);
+  return explained(checked_pool_backward_problem(check, d_pooled, dx, options),
+                   wish_of<PoolBackwardProblem>(check, options.force), workers_of(runtime));
+}
+
+}  // namespace heddle
