@@ -11,7 +11,7 @@
 #include "cpu/row_ops.h"
 #include "problem/attention.h"
 #include "problem/partial.h"
-#include "problem/pool_keys.h"
+#include "problem/pool.h"
 #include "problem/select_blocks.h"
 #include "problem/sparse.h"
 

@@ -1,7 +1,7 @@
 // The CPU's candidates for pooling keys, its gradient, and the choice of blocks.
 #pragma once
 
-#include "problem/pool_keys.h"
+#include "problem/pool.h"
 #include "problem/select_blocks.h"
 
 namespace heddle::cpu {

@@ -52,7 +52,7 @@ struct ForwardTask {
   std::int64_t partial_head_stride = 0;  // f32 between the partial results of two heads
 };
 
-// Positions [row_begin, row_end) of one kv head: against the blocks that their lists name, or whose lists are made.
+// Positions [row_begin, row_end) of one kv head against the blocks that their lists name.
 struct SparseTask {
   std::int64_t b = 0, kv_head = 0;
   std::int64_t row_begin = 0, row_end = 0;

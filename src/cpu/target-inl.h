@@ -15,7 +15,7 @@
 #include "cpu/lowbit_decode-inl.h"
 #include "cpu/lowbit_encode-inl.h"
 #include "cpu/partial-inl.h"
-#include "cpu/pool_keys-inl.h"
+#include "cpu/pool-inl.h"
 #include "cpu/row_ops-inl.h"
 #include "cpu/select_blocks-inl.h"
 #include "cpu/simd-inl.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "problem/pool_keys.h"
+#include "problem/pool.h"
 #include "problem/select_blocks.h"
 
 namespace heddle::reference {

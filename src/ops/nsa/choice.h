@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/choice.h"
-#include "problem/pool_keys.h"
+#include "problem/pool.h"
 #include "problem/select_blocks.h"
 
 namespace heddle {

@@ -6,7 +6,7 @@
 
 #include "core/check.h"
 #include "heddle/nsa.h"
-#include "problem/pool_keys.h"
+#include "problem/pool.h"
 #include "problem/select_blocks.h"
 
 namespace heddle {

@@ -6,7 +6,7 @@
 
 #include "cpu/plan.h"
 #include "cpu/simd-inl.h"
-#include "problem/pool_keys.h"
+#include "problem/pool.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace heddle::cpu::HEDDLE_TARGET {
