@@ -17,6 +17,7 @@ from collections.abc import Callable
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
 
 import heddle
+import heddle.nsa
 import sources
 import torch
 import torch.nn.functional as F
@@ -173,6 +174,56 @@ def masked(shape, dtype, backward):
     return lambda: torch.autograd.grad(out, (q, k, v), d_o)[0]
 
 
+# Rows whose gradients the naive functions are asked for, the last ones: all do not fit into memory.
+NAIVE_ROWS = 256
+
+
+def nsa_operands(shape, dtype, requires_grad):
+    """q, k, v and two gates of native sparse attention without a window, and d_o."""
+    T, H, Hkv, D, _, _ = shape
+    q, k, v, d_o = (random(1, T, n, D, dtype=DTYPES[dtype], seed=i) for i, n in enumerate((H, Hkv, Hkv, H)))
+    gates = (torch.sigmoid(random(1, T, H, dtype=DTYPES[dtype], seed=i)) for i in (4, 5))
+    return [x.requires_grad_(requires_grad) for x in (q, k, v, *gates)], d_o
+
+
+def nsa(shape, dtype, backward):
+    """Native sparse attention, all of it but a window; Heddle's and torch's dense causal attention beside it."""
+    *_, block, entries = shape
+    operands, d_o = nsa_operands(shape, dtype, backward)
+    q, k, v = operands[:3]
+    ours = lambda: heddle.nsa.parallel_nsa(*operands, None, None, entries, block)  # noqa: E731
+    own = lambda: heddle.attention(q, k, v, causal="top_left")  # noqa: E731
+    heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+    theirs = lambda: F.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=True).transpose(1, 2)  # noqa: E731
+    if not backward:
+        return {"heddle": ours, "heddle dense": own, "torch dense": theirs}, {}
+    out, dense_out, torch_out = ours(), own(), theirs()
+    return {
+        "heddle": lambda: torch.autograd.grad(out, operands, d_o, retain_graph=True)[0],
+        "heddle dense": lambda: torch.autograd.grad(dense_out, (q, k, v), d_o, retain_graph=True)[0],
+        "torch dense": lambda: torch.autograd.grad(torch_out, (q, k, v), d_o, retain_graph=True)[0],
+    }, {"heddle": lambda gradient: gradient[:, -NAIVE_ROWS:]}
+
+
+def naive_nsa(shape, dtype, backward):
+    """What nsa() computes, by the naive functions over the lists that it chose: which of two blocks of nearly the same score is
+    listed is a matter of rounding."""
+    *_, block, entries = shape
+    (q, k, v, g_cmp, g_slc), d_o = nsa_operands(shape, dtype, backward)
+    with torch.no_grad():
+        lists = heddle.nsa.select_blocks(q, heddle.nsa.pool_keys(k, block), entries, block_size=block)
+    if backward:
+        rows = slice(q.shape[1] - NAIVE_ROWS, None)
+        last = [x[:, rows].detach().requires_grad_() for x in (q, g_cmp, g_slc)]
+        o = heddle.nsa.naive_nsa(last[0], k, v, last[2], None, lists[:, rows], block_size=block)
+        o = o + heddle.nsa.naive_nsa_compression(last[0], k, v, last[1], entries, block)[1]
+        return lambda: torch.autograd.grad(o, last[0], d_o[:, rows])[0]
+    with torch.no_grad():
+        o = heddle.nsa.naive_nsa(q, k, v, g_slc, None, lists, block_size=block)
+        o = o + heddle.nsa.naive_nsa_compression(q, k, v, g_cmp, entries, block)[1]
+    return lambda: o
+
+
 class Sgemm:
     """OpenBLAS' sgemm, n x n x n, on `threads` threads."""
 
@@ -218,6 +269,13 @@ def make_row(group, shape, dtype, threads):
         flops = 4.0 * H * D * pairs * (2.5 if backward else 1.0)
         calls = lambda: sparse(shape, dtype, backward)  # noqa: E731
         reference = lambda: masked(shape, dtype, backward)  # noqa: E731
+    elif kind == "nsa":
+        T, H, Hkv, D, block, entries = shape
+        name = f"T{T} H{H}/{Hkv} D{D}, {entries} blocks of {block}"
+        pairs = sum(min(t // block + 1, entries) * block + (t + 1) // block for t in range(T))
+        flops = 4.0 * H * D * pairs * (2.5 if backward else 1.0)
+        calls = lambda: nsa(shape, dtype, backward)  # noqa: E731
+        reference = lambda: naive_nsa(shape, dtype, backward)  # noqa: E731
     elif kind == "decode":
         B, H, Hkv, Sk, D = shape
         name = f"B{B} H{H}/{Hkv} Sk{Sk} D{D}"
@@ -234,4 +292,4 @@ def make_row(group, shape, dtype, threads):
         else:
             calls = lambda: (dense(shape, dtype, causal, backward), {})  # noqa: E731
     return Row(group["name"], f"{group['name']} {name} {dtype}", dtype, flops, goal, shape, calls, reference,
-               kind == "sgemm", group.get("rival"), sources.CPU_SPARSE if kind == "sparse" else sources.CPU_ATTENTION)  # fmt: skip
+               kind == "sgemm", group.get("rival"), {"sparse": sources.CPU_SPARSE, "nsa": sources.CPU_NSA}.get(kind, sources.CPU_ATTENTION))  # fmt: skip

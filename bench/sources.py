@@ -100,6 +100,14 @@ CPU_ATTENTION = (
     "src/cpu/unused_rows.h", "src/problem/band.h", "src/problem/key_walk.h", *CPU_TARGETS, *CPU_CODES, *ATTENTION_PROBLEM, *DROPOUT,
 )  # fmt: skip
 CPU_SPARSE = (*CPU_ATTENTION, "src/cpu/sparse*", "src/cpu/listed_rows.h", "src/problem/sparse.h")
+CPU_NSA = (
+    *CPU_SPARSE,
+    "src/cpu/pool*",
+    "src/cpu/select_blocks*",
+    "src/problem/pool.h",
+    "src/problem/select_blocks.h",
+    "python/heddle/nsa",
+)
 CPU_LINEAR = (
     "src/cpu/linear*", "src/cpu/gemm-inl.h", "src/cpu/row_ops*", "src/lowbit/int8_rows.h", "src/problem/linear.h", *CPU_TARGETS, *CPU_CODES,
 )  # fmt: skip
@@ -159,6 +167,7 @@ def families() -> dict[str, tuple[str, ...]]:
         "host": PYTHON,
         "attention on the CPU": CPU_ATTENTION,
         "lists on the CPU": CPU_SPARSE,
+        "native sparse attention on the CPU": CPU_NSA,
         "linear layers on the CPU": CPU_LINEAR,
     }
 

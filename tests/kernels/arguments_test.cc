@@ -63,6 +63,17 @@ TEST(Arguments, StridesOfSingleElementsSayNothing) {
   }
 }
 
+// k and v without keys may have no address, from which no head is counted.
+TEST(Arguments, GradientsOfABiasWithoutKeys) {
+  Call call;
+  call.k = TensorView(nullptr, DType::f32, {2, 0, 2, 8}), call.v = TensorView(nullptr, DType::f32, {2, 0, 2, 6});
+  call.options.bias = call.floats({2, 4, 5, 1});
+  call.gradients.dk = call.gradients.dv = {};
+  call.gradients.dbias = TensorView(call.written.data() + 1200, DType::f32, {2, 4, 5, 1});
+  call.backward();
+  for (int i = 0; i < 2 * 4 * 5; ++i) EXPECT_EQ(call.written[1200 + i], 0.0f);
+}
+
 TEST(Arguments, WorkspaceTooSmallOrMisalignedIsRefused) {
   Call call;
   call.options.force = "cpu_baseline";
