@@ -30,8 +30,9 @@ namespace heddle {
 // Lists of many lengths are better one behind the other (CSR):
 //   batched   blocks [entries]      offsets [B, L, N + 1]
 //   packed    blocks [entries]      offsets [L, N + 1]
-// List n of a head unit is entries offsets[.., n] to offsets[.., n + 1] - 1 of `blocks`, which is contiguous; an offset
-// below the one before it, or beyond the entries, is taken to be that one, or their number.
+// List n of a head unit is entries offsets[.., n] to offsets[.., n + 1] - 1 of `blocks`, which is contiguous, as far as
+// there are such entries: offsets are taken to lie from 0 to their number, and a list that ends before it begins is
+// empty.
 struct BlockLists {
   TensorView blocks;
   TensorView counts;             // entries of a list that count, the first ones; not given: all n

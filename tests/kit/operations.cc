@@ -115,11 +115,13 @@ class LinearBackwardRow final : public OperationCase {
 template <class Row, class Spec>
 OperationRow row_of(const char* operation, const std::string& name, Purpose purpose, DType dtype, bool backward,
                     const Spec& spec) {
-  OperationRow row{.operation = operation, .name = name, .purpose = purpose, .dtype = dtype, .passes = {Pass::forward}};
-  if (backward) row.passes.push_back(Pass::backward);
-  row.open = [spec](Device device) { return std::make_unique<Row>(spec, device); };
-  row.describe = [spec] { return described(spec); };
-  return row;
+  return {.operation = operation,
+          .name = name,
+          .purpose = purpose,
+          .dtype = dtype,
+          .passes = backward ? std::vector{Pass::forward, Pass::backward} : std::vector{Pass::forward},
+          .open = [spec](Device device) { return std::make_unique<Row>(spec, device); },
+          .describe = [spec] { return described(spec); }};
 }
 
 std::vector<OperationRow> attention_rows(Precision precision) {

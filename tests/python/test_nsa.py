@@ -324,3 +324,57 @@ def test_rows_that_are_their_anchors_lose_nothing():
         nsa.sharing_report(
             *(y[:, :2] for y in (q, k, v, *gates)), 3, SIZE, query_stride=2, cu_seqlens=torch.tensor([0, 1, 2])
         )
+
+
+def test_counts_and_lists_of_any_size_and_layout():
+    q, k, v, g_cmp, g_slc, g_swa = operands(90, size=8, v_size=8, dtype=torch.float32)
+    lists = torch.randint(-2, 9, (1, 90, 5, 2), generator=torch.Generator().manual_seed(3)).transpose(2, 3)
+    expected = nsa.naive_nsa(*wide((q, k, v, g_slc, g_swa)), lists, 5, SIZE, 10)
+    for count in (5, 2**63 - 1, torch.full((1, 90, 2), 2**63 - 1)):
+        assert relative(nsa.parallel_nsa(q, k, v, None, g_slc, g_swa, lists, count, SIZE, 10), expected) < 2e-6
+    everything = nsa.parallel_nsa(q, k, v, g_cmp, g_slc, g_swa, None, 6, SIZE, 10)
+    assert torch.equal(nsa.parallel_nsa(q, k, v, g_cmp, g_slc, g_swa, None, 2**40, SIZE, 10), everything)
+    with pytest.raises(ValueError, match="block_counts is 1180591620717411303424: it must be below 2"):
+        nsa.parallel_nsa(q, k, v, g_cmp, g_slc, g_swa, None, 2**70, SIZE, 10)
+
+
+def test_a_refused_step_leaves_the_cache_as_it_was():
+    x = operands(96, size=8, v_size=8, dtype=torch.float32)
+    cache = nsa.Cache(1, 100, 2, 8, block=48, stride=16)
+    with pytest.raises(ValueError, match="block_size is 48"):
+        nsa.nsa_with_cache(*x[:3], cache, *x[3:], 3, 48, 5)
+    assert cache.lengths.tolist() == [0]
+    o = nsa.nsa_with_cache(*x[:3], cache, *x[3:], 3, SIZE, 5)
+    whole = nsa.parallel_nsa(*x, None, 3, SIZE, 5, compression_block=48, compression_stride=16)
+    assert relative(o, whole) < 2e-6
+
+
+def test_a_report_of_rows_without_lists():
+    x = operands(96, size=8, v_size=8, dtype=torch.float32)
+    report = nsa.sharing_report(*x, 2, SIZE, 0, query_stride=2, forced=())
+    assert report.overlap.isfinite().all() and all(e.isfinite().all() for e in report.errors.values())
+
+
+def test_compiled_with_dynamic_shapes():
+    x = operands(70, size=8, v_size=8, dtype=torch.float32)
+    call = torch.compile(
+        lambda *x: nsa.parallel_nsa(*x, None, 3, SIZE, 9), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    assert relative(call(*x), nsa.parallel_nsa(*x, None, 3, SIZE, 9)) < 1e-6
+
+
+def test_the_layer_decodes_under_autocast():
+    model = layer()
+    x = torch.randn(1, 70, 48)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        whole, cache = model(x), model.cache(1, 70)
+        parts = [model(part, cache=cache) for part in x.split([69, 1], 1)]
+    assert relative(torch.cat(parts, 1), whole) < 2e-2
+    with pytest.raises(TypeError, match="cu_seqlens is a list: it must be a torch tensor"):
+        model(x, cu_seqlens=[0, 70])
+    with torch.no_grad():
+        step = torch.compile(lambda row: model(row, cache=cache), fullgraph=True, backend="aot_eager")
+        cache.lengths.fill_(60)
+        expected = model(x[:, 60:61], cache=cache)
+        cache.lengths.fill_(60)
+        assert relative(step(x[:, 60:61]), expected) < 1e-6

@@ -96,6 +96,10 @@ class NativeSparseAttention(nn.Module):
             raise ValueError(
                 f"[NativeSparseAttention] {what} is given beside cache: rows of a cache are batched, each its own"
             )
+        if cu_seqlens is not None and not isinstance(cu_seqlens, torch.Tensor):
+            raise TypeError(
+                f"[NativeSparseAttention] cu_seqlens is a {type(cu_seqlens).__name__}: it must be a torch tensor"
+            )
         rows = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_dim))
         if self.rope_theta is not None:
             turned, v = rows.split((self.heads + self.kv_heads, self.kv_heads), 2)
@@ -109,6 +113,7 @@ class NativeSparseAttention(nn.Module):
             "window_size": self.window_size,
         }
         if cache is not None:
+            q, k, v = (y.to(cache.k.dtype) for y in (q, k, v))  # autocast may have given others
             o = nsa_with_cache(q, k, v, cache, g_cmp, g_slc, g_swa, **form)
         else:
             form.update(self.sharing or {})

@@ -139,7 +139,7 @@ def nsa_with_cache(
       [B, n, HQ, Dv] of q's dtype.
 
     Raises:
-      ValueError, TypeError: a bad argument, or a sequence that would be longer than the capacity; the cache is as it was.
+      ValueError, TypeError: a bad argument, or a sequence that would be longer than the capacity; the cache has the keys it had.
     """
     name = "nsa_with_cache"
     if not isinstance(cache, Cache):
@@ -151,8 +151,13 @@ def nsa_with_cache(
         name, q, k_new, (g_cmp, g_slc, g_swa), block_counts, block_size, window_size, scale, forced,
         cache.block, cache.stride, None, 1, "none", (), "own",
     )  # fmt: skip
+    before = cache.lengths.clone()
     cache.append(k_new, v_new)
     if q.shape[0] * q.shape[1] == 0:
         return q.new_zeros(*q.shape[:3], v_new.shape[3])
-    keys = (cache.k, cache.v, cache.k, cache.v)
-    return attend(_CachedRows(q.shape[1], cache), q, keys, (cache.k_pooled, cache.v_pooled), gates, None, counts, form)
+    keys, pooled = (cache.k, cache.v, cache.k, cache.v), (cache.k_pooled, cache.v_pooled)
+    try:
+        return attend(_CachedRows(q.shape[1], cache), q, keys, pooled, gates, None, counts, form)
+    except Exception:  # what kernels alone refuse
+        cache.lengths.copy_(before)
+        raise

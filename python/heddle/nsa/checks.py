@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 INDEX_DTYPES = (torch.int32, torch.int64)
+LARGEST, LARGEST_INT64 = torch.iinfo(torch.int32).max, torch.iinfo(torch.int64).max
 
 
 class Span(NamedTuple):
@@ -40,6 +41,8 @@ def integer(operation: str, name: str, value: Any, least: int) -> int:
         raise TypeError(f"[{operation}] {name} is {shown(value)}: it must be an int") from None
     if number < least:
         raise ValueError(f"[{operation}] {name} is {number}: it must be at least {least}")
+    if number > LARGEST_INT64:
+        raise ValueError(f"[{operation}] {name} is {number}: it must be below 2^63")
     return number
 
 
@@ -74,7 +77,7 @@ def scale_of(operation: str, scale: Any, q: torch.Tensor) -> float:
 def given_scale(operation: str, scale: Any) -> float:
     if isinstance(scale, bool) or not isinstance(scale, (int, float)):
         raise TypeError(f"[{operation}] scale is {shown(scale)}: it must be a number, or None for 1 / sqrt(D)")
-    if not math.isfinite(scale):
+    if not -math.inf < scale < math.inf:  # not isfinite(), through which tracing cannot look
         raise ValueError(f"[{operation}] scale is {scale}: it must be finite")
     return float(scale)
 
@@ -180,7 +183,7 @@ def slots_and_counts(
     if not isinstance(block_counts, torch.Tensor):
         return integer(operation, "block_counts", block_counts, 0), None
     found, slots = counts(operation, block_counts, q, k)
-    return slots, found.clamp(min=0).int()
+    return slots, found.clamp(0, LARGEST).int()
 
 
 def compression(operation: str, block_size: int, block: Any, stride: Any, compress: Any) -> tuple[int, int]:

@@ -196,10 +196,10 @@ def attend(
     counts = None if counts is None else rows.at(counts, listing)
     if lists is None:
         assert pooled is not None
-        lists = chosen_blocks(rows, q, pooled[0], lse, form)
+        lists = chosen_blocks(rows, q, k, pooled[0], lse, form)
     else:
         # What is no block in 64 bits is none in 32.
-        lists = rows.at(lists, listing)[..., : form.slots].clamp(-1, torch.iinfo(torch.int32).max).int()
+        lists = rows.at(lists, listing)[..., : form.slots].clamp(-1, checks.LARGEST).int().contiguous()
     cheap = None
     if g_swa is not None:
         at = sharing.output_stride("swa")
@@ -242,7 +242,7 @@ def pooled_keys(rows: Rows, k: torch.Tensor, v: torch.Tensor, form: Form) -> tup
 
 
 def chosen_blocks(
-    rows: Rows, q: torch.Tensor, k_pooled: torch.Tensor, lse: torch.Tensor | None, form: Form
+    rows: Rows, q: torch.Tensor, k: torch.Tensor, k_pooled: torch.Tensor, lse: torch.Tensor | None, form: Form
 ) -> torch.Tensor:
     """The lists of the rows of list_stride. lse: the compressed branch's at these rows, if it is known."""
     (block, stride), listing = form.compression, form.sharing.list_stride
@@ -252,7 +252,7 @@ def chosen_blocks(
         return select_blocks(
             rows.at(q, listing),
             k_pooled,
-            form.slots,
+            min(form.slots, -(-k.shape[-3] // form.block_size)),
             lse=lse,
             block_size=form.block_size,
             compression_block=block,

@@ -21,7 +21,7 @@ class SharingReport:
     Attributes:
       query_stride, rows: the stride, and how many rows were looked at.
       similarity: cosine of a row's q and its anchor's.
-      overlap: of the blocks in a row's list, the part that its anchor's list has too.
+      overlap: of the blocks in a row's list, the part that its anchor's list has too; of rows that have a list.
       own_mass, anchor_mass: the part of dense attention's probability that lies on the blocks of a row's own list, and of its
         anchor's.
       errors: for each way of sharing, ||y - y_plain|| / ||y_plain|| over the rows.
@@ -135,7 +135,7 @@ def sharing_report(
             f"[{name}] q is {list(q.shape)} and query_stride is {stride}: there is no row that is not an anchor"
         )
     plain = whole()
-    size = plain[b, i].square().sum((0, 2))
+    size = plain[b, i].square().sum((0, 2)).clamp(min=torch.finfo(torch.float64).tiny)
     errors = {way: ((whole(**ways[way])[b, i] - plain[b, i]).square().sum((0, 2)) / size).sqrt() for way in ways}
     similarity = torch.cosine_similarity(q[b, i].double(), q[b, a].double(), dim=-1).mean(0)
 
@@ -153,7 +153,7 @@ def sharing_report(
         blocks = -(-len(k_here) // block_size)
         counts = torch.full((len(here), k.shape[2]), slots, device=q.device)
         own, shared = (listed_blocks(of_all[b[here], at[here]], counts, t, blocks, block_size) for at in (i, a))
-        overlap.append((own & shared).sum(-1) / own.sum(-1))
+        overlap.append((own & shared).sum(-1) / own.sum(-1))  # NaN: a row without a list
         number = torch.arange(len(k_here), device=q.device)
         keep = (number <= t[:, None])[:, None]
         p = attend(q[b[here], i[here]].double(), k_here, k_here, keep, checks.scale_of(name, scale, q))[1]
@@ -163,7 +163,7 @@ def sharing_report(
         stride,
         len(b),
         similarity,
-        torch.cat(overlap).double().mean(0),
+        torch.cat(overlap).double().nanmean(0),
         torch.cat(own_mass).mean(0),
         torch.cat(anchor_mass).mean(0),
         errors,
@@ -196,5 +196,5 @@ def _all_lists(
         **form,
     )
     rows, (q_rows, k_rows) = laid_out(name, cu_seqlens, 1, (q, k))
-    lists = chosen_blocks(rows, q_rows, pooled_keys(rows, k_rows, k_rows, plain)[0], None, plain)
-    return lists.view(*q.shape[:2], k.shape[2], slots)
+    lists = chosen_blocks(rows, q_rows, k_rows, pooled_keys(rows, k_rows, k_rows, plain)[0], None, plain)
+    return lists.view(*q.shape[:2], *lists.shape[-2:])
