@@ -102,6 +102,7 @@ CPU_ATTENTION = (
 CPU_SPARSE = (*CPU_ATTENTION, "src/cpu/sparse*", "src/cpu/listed_rows.h", "src/problem/sparse.h")
 CPU_NSA = (
     *CPU_SPARSE,
+    "src/cpu/nsa.h",
     "src/cpu/pool*",
     "src/cpu/select_blocks*",
     "src/problem/pool.h",

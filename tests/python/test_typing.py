@@ -31,7 +31,7 @@ def test_a_type_checker_sees_mistakes():
         for number, line in enumerate(_CASES.read_text().splitlines(), 1)
         if "  # error: " in line
     }
-    assert len(wanted) == 11
+    assert len(wanted) == 12
     assert found.keys() == wanted.keys(), done.stdout
     for number, text in wanted.items():
         assert text in found[number]

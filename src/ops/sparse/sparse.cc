@@ -27,8 +27,9 @@ void check_units(const Check& check, const AttentionProblem& p, const char* name
                 " query heads");
 }
 
-std::string each_list(const BlockLists& lists) {
-  return text("for each ", lists.query_rows == 1 ? text("row") : text(lists.query_rows, " rows"), " of q");
+// Short, so that it costs a call that is right no allocation.
+std::string rows_of_list(const BlockLists& lists) {
+  return lists.query_rows == 1 ? text("row") : text(lists.query_rows, " rows");
 }
 
 // Lists one behind the other.
@@ -44,7 +45,7 @@ KeyLists checked_csr(const Check& check, const AttentionProblem& p, const BlockL
   const std::int64_t wanted = lists_of(p, lists.query_rows);
   check.require((packed || offsets.shape[0] == p.B) && offsets.shape[n + 1] == wanted + 1, "offsets is ", offsets,
                 ": it must be ", packed ? text("[L, ") : text("[", p.B, ", L, "), wanted + 1,
-                "], where each list begins, one ", each_list(lists), ", and where the last one ends");
+                "], where each list begins, one for each ", rows_of_list(lists), " of q, and where the last one ends");
   check_units(check, p, "offsets", offsets, offsets.shape[n]);
   check.readable_indices(offsets, "offsets");
   const std::int64_t all = std::max<std::int64_t>(1, (packed ? 1 : p.B) * offsets.shape[n] * wanted);
@@ -73,7 +74,8 @@ KeyLists checked_lists(const Check& check, const AttentionProblem& p, const Bloc
   check.tensor(blocks, "blocks", DType::i32, p.device, rank);
   const std::int64_t wanted = lists_of(p, lists.query_rows), units = blocks.shape[n + 1];
   check.require((packed || blocks.shape[0] == p.B) && blocks.shape[n] == wanted, "blocks is ", blocks, ": it must be ",
-                packed ? text("[", wanted) : text("[", p.B, ", ", wanted), ", L, n], a list ", each_list(lists));
+                packed ? text("[", wanted) : text("[", p.B, ", ", wanted), ", L, n], a list for each ",
+                rows_of_list(lists), " of q");
   check_units(check, p, "blocks", blocks, units);
   const std::int64_t entries = blocks.shape[n + 2];
   check.require(entries <= 1 || blocks.stride[n + 2] == 1, "blocks must have contiguous entries: the last stride is ",
