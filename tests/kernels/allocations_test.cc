@@ -275,7 +275,8 @@ TEST(Allocations, OfPoolingItsGradientAndTheChoiceOfBlocksAreNone) {
                    dx = filled(DType::bf16, {2, 700, 2, 40}, true), q = filled(DType::bf16, {2, 700, 4, 40}),
                    blocks = HostTensor::output(DType::i32, {2, 700, 2, 6});
   const PoolOptions pool{.block = 32, .stride = 32};
-  const SelectOptions select{.block_size = 64, .compression_block = 32};
+  SelectOptions select;
+  select.block_size = 64, select.compression_block = 32;
   Operation<PoolProblem>::candidates(), Operation<PoolBackwardProblem>::candidates();  // as above
   Operation<SelectProblem>::candidates();
   Memory memory;

@@ -281,7 +281,8 @@ TEST_P(SparseRefuses, InWords) {
   const TensorView q(x.data(), DType::f32, {2, 6, 4, 8}), k(x.data(), DType::f32, {2, 6, 2, 8});
   const TensorView o(out.data(), DType::f32, {2, 6, 4, 8});
   BlockLists lists{.blocks = TensorView(entries.data(), DType::i32, {2, 6, 2, 3}),
-                   .counts = TensorView(counts.data(), DType::i32, {2, 6, 2})};
+                   .counts = TensorView(counts.data(), DType::i32, {2, 6, 2}),
+                   .offsets = {}};
   AttentionOptions options;
   GetParam().spoil(lists, options);
   try {
