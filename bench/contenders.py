@@ -211,7 +211,10 @@ def naive_nsa(shape, dtype, backward):
     *_, block, entries = shape
     (q, k, v, g_cmp, g_slc), d_o = nsa_operands(shape, dtype, backward)
     with torch.no_grad():
-        lists = heddle.nsa.select_blocks(q, heddle.nsa.pool_keys(k, block), entries, block_size=block)
+        k_pooled, v_pooled = (heddle.nsa.pool_keys(x, block) for x in (k, v))
+        steps = {"key_offset": block - 1, "key_step": block}
+        _, lse = heddle.attention(q, k_pooled, v_pooled, causal="top_left", return_lse=True, **steps)
+        lists = heddle.nsa.select_blocks(q, k_pooled, entries, lse=lse, block_size=block)
     if backward:
         rows = slice(q.shape[1] - NAIVE_ROWS, None)
         last = [x[:, rows].detach().requires_grad_() for x in (q, g_cmp, g_slc)]
