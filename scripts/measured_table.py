@@ -18,6 +18,8 @@ WORDS = {
     "decode": "decode, 1 query, 4k to 32k keys, groups of 4",
     "sparse": "forward over lists of 16 blocks of 64 keys, D 128, against Heddle's dense causal",
     "sparse_backward": "its gradients, against Heddle's dense causal",
+    "nsa": "native sparse attention, no window, 8192 keys, 16 blocks of 64, D 128, against Heddle's dense causal",
+    "nsa_backward": "its gradients, against Heddle's dense causal",
     "sgemm": "forward, D 128, against OpenBLAS sgemm",
 }
 
@@ -33,10 +35,19 @@ def title(conditions):
     return f"{conditions['cpu']}, `{simd}`{held}"
 
 
+def runs(content):
+    """Which rows are of which commit and day: of one run, or of several that were merged."""
+    inputs = content.get("inputs", [content["conditions"]])
+    rows = [sum(row.get("input", 0) == number for row in content["rows"]) for number in range(len(inputs))]
+    shown = lambda n: f" ({said(n, 'row')})" if len(inputs) > 1 else ""  # noqa: E731
+    each = (f"commit {c['commit'][:7]}, {c['date'][:10]}{shown(n)}, " for c, n in zip(inputs, rows))
+    return "".join(each)
+
+
 def about(name, content):
     c = content["conditions"]
     return (f"**{title(c)}**: {c['threads']} threads, Heddle's target `{c['heddle_target']}`, torch {c['torch']} ({c['torch_capability']}), on the same machine in the same run, calls in turn, medians; "
-            f"commit {c['commit'][:7]}, {c['date'][:10]}, {said(len(content['rows']), 'row')} in [`{name}`](../bench/results/{name}).")  # fmt: skip
+            f"{runs(content)}{said(len(content['rows']), 'row')} in [`{name}`](../bench/results/{name}).")  # fmt: skip
 
 
 def attention(rows):
