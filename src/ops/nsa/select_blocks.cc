@@ -1,14 +1,12 @@
 // select_blocks: check, ask each candidate, choose, launch.
-#include <algorithm>
-
 #include "ops/attention/problem_builder.h"
 #include "ops/nsa/choice.h"
 #include "ops/nsa/nsa.h"
+#include "ops/sparse/sparse.h"
 
 namespace heddle {
 namespace {
 
-constexpr std::int64_t kBlockSizes[] = {16, 32, 64, 128};
 constexpr std::int64_t kMostCompression = 65536;
 
 // What of the options is attention's too.
@@ -26,8 +24,7 @@ AttentionOptions attention_options(const SelectOptions& options) {
 
 void check_sizes(const Check& check, SelectProblem& p, const SelectOptions& options) {
   p.block_size = options.block_size;
-  check.require(std::ranges::find(kBlockSizes, p.block_size) != std::end(kBlockSizes), "block_size is ", p.block_size,
-                ": it must be 16, 32, 64 or 128");
+  check_block_size(check, p.block_size);
   p.compression_block = options.compression_block == 0 ? p.block_size : options.compression_block;
   check.require(p.compression_block >= 1 && p.compression_block <= kMostCompression, "compression_block is ",
                 p.compression_block, ": it must be from 1 to ", kMostCompression, ", or 0 for block_size");

@@ -11,7 +11,6 @@
 namespace heddle {
 namespace {
 
-constexpr std::int64_t kBlockSizes[] = {16, 32, 64, 128};
 constexpr std::int64_t kMostQueryRows = 1 << 20;
 
 // Lists that a sequence's rows need, over all sequences: N of include/heddle/sparse.h.
@@ -63,8 +62,7 @@ KeyLists checked_csr(const Check& check, const AttentionProblem& p, const BlockL
 
 KeyLists checked_lists(const Check& check, const AttentionProblem& p, const BlockLists& lists) {
   const TensorView &blocks = lists.blocks, &counts = lists.counts;
-  check.require(std::ranges::find(kBlockSizes, lists.block_size) != std::end(kBlockSizes), "block_size is ",
-                lists.block_size, ": it must be 16, 32, 64 or 128");
+  check_block_size(check, lists.block_size);
   check.require(lists.query_rows >= 1 && lists.query_rows <= kMostQueryRows, "query_rows is ", lists.query_rows,
                 ": it must be from 1 to ", kMostQueryRows);
   check.require(blocks.given(), "blocks is missing");

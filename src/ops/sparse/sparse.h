@@ -1,6 +1,7 @@
 // What bindings and tests call beside the public API of attention over lists.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 #include "core/check.h"
@@ -9,6 +10,12 @@
 #include "problem/sparse.h"
 
 namespace heddle {
+
+// Keys of a block that lists name.
+inline void check_block_size(const Check& check, std::int64_t size) {
+  check.require(size == 16 || size == 32 || size == 64 || size == 128, "block_size is ", size,
+                ": it must be 16, 32, 64 or 128");
+}
 
 // o and lse may be absent in queries. Throws Error.
 SparseProblem checked_sparse_problem(const Check& check, const TensorView& q, const TensorView& k, const TensorView& v,
