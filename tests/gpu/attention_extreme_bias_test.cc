@@ -196,6 +196,23 @@ TEST(GpuExtremeSink, WithoutABias) {
   }
 }
 
+// Rows that meet no key: their lse is the sink, however small.
+TEST(GpuExtremeSink, OfRowsWithoutKeys) {
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    for (const double sink : {-kLargest, -1e9, kLargest, -std::numeric_limits<double>::infinity()}) {
+      for (const auto& [rows, keys] : {std::pair<std::int64_t, std::int64_t>(140, 72), {2, 1}}) {
+        SCOPED_TRACE(std::string(name_of(dtype)) + ", sink " + std::to_string(sink) + ", rows " + std::to_string(rows));
+        Call call({"sink", rows, keys, 64}, dtype, DType::f32, true);
+        call.options.bias = {};
+        call.options.causal = Causal::bottom_right;
+        call.sink.set(0, sink);
+        expect_forward_as_doubles(call, dtype == DType::f32 ? 2e-5 : 0.015, 2e-5, 1e-3);
+      }
+    }
+  }
+}
+
 // Scores are off by some of the codes' steps, 1/127 of the largest of a row or a group.
 TEST(GpuExtremeSink, UnderInt8Qk) {
   for (const DType dtype : {DType::bf16, DType::f16}) check_sinks(dtype, Precision::int8_qk, 0.05, 0.05);

@@ -45,8 +45,7 @@ TEST_P(GpuForward, MatchesReference) {
 INSTANTIATE_TEST_SUITE_P(Cases, GpuForward, ::testing::ValuesIn(attention_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Tf32, GpuForward, ::testing::ValuesIn(in_tf32(attention_cases())), case_name);
 
-// Beside q, k and v in f8e4m3 o may be in either 16-bit dtype: the same numbers, rounded otherwise, and in the plain
-// kernels probabilities too.
+// Beside q, k and v in f8e4m3 o may be in either 16-bit dtype: the same numbers, rounded otherwise.
 TEST(GpuForwardOutputs, OInFloat16BesideE4m3) {
   DeviceCase at(attention_case("feature_e4m3_d128_e4m3"));
   const std::vector<std::string> candidates = at.runner.candidates(Pass::forward);
@@ -66,6 +65,37 @@ TEST(GpuForwardOutputs, OInFloat16BesideE4m3) {
     there.read(f16);
     for (std::int64_t n = 0; n < f16.elements(); ++n) {
       ASSERT_NEAR(f16.get(n), bf16.get(n), 0x1p-7 * std::abs(bf16.get(n)) + 0x1p-8) << "element " << n;
+    }
+  }
+}
+
+// Values times their scales may be more than float16 holds where their means are not.
+TEST(GpuForwardOutputs, LargeScalesBesideOInFloat16) {
+  DeviceCase at(attention_case("feature_e4m3_d128_e4m3"));
+  HostTensor scale = at.runner.data().v_scale;
+  ASSERT_GT(scale.elements(), 0);
+  const std::vector<double> v = at.runner.data().v.values();
+  const double largest = std::abs(*std::ranges::max_element(v, {}, [](double x) { return std::abs(x); }));
+  for (std::int64_t n = 0; n < scale.elements(); ++n) scale.set(n, 80000 / largest);
+  const DeviceTensor v_scale(scale);
+  const TensorView& shape = at.host_o.view();
+  HostTensor f16 = HostTensor::output(DType::f16, {shape.shape.begin(), shape.shape.begin() + shape.rank});
+  for (const std::string& candidate : at.runner.candidates(Pass::forward)) {
+    SCOPED_TRACE(candidate);
+    DeviceCall call = at.call;
+    call.options.force = candidate;
+    call.options.v_scale = v_scale.view();
+    at.poison();
+    call.run();
+    const HostTensor bf16 = at.read().o;
+    const DeviceTensor there(f16);
+    call.o = there.view();
+    call.run();
+    there.read(f16);
+    for (std::int64_t n = 0; n < f16.elements(); ++n) {
+      const double x = bf16.get(n);
+      if (std::abs(x) > 65000) continue;  // more than float16 holds after all
+      ASSERT_NEAR(f16.get(n), x, 0x1p-6 * std::abs(x) + 16) << "element " << n;
     }
   }
 }

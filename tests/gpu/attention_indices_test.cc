@@ -146,6 +146,38 @@ TEST(GpuIndices, PackedSequences) {
   }
 }
 
+// Offsets that lie beyond the rows stand for the last one: no row before them is left unwritten.
+TEST(GpuIndices, PackedSequencesBeyondTheEnd) {
+  for (const char* name : {"feature_packed_f16", "feature_packed_causal_bf16", "feature_packed_causal_f32",
+                           "feature_e4m3_packed_causal_e4m3", "decode_packed_f16"}) {
+    SCOPED_TRACE(name);
+    DeviceCase at(attention_case(name));
+    const HostTensor& offsets = at.runner.data().cu_seqlens_q;
+    const std::int64_t last = offsets.elements() - 1;
+    for (std::int64_t first = 1; first <= last; ++first) {
+      HostTensor wild = offsets, clamped = offsets;
+      for (std::int64_t n = first; n <= last; ++n) {
+        wild.set(n, kFar);
+        clamped.set(n, offsets.get(last));
+      }
+      const DeviceTensor there(wild), as(clamped);
+      for (const std::string& candidate : at.runner.candidates(Pass::forward)) {
+        SCOPED_TRACE(candidate);
+        DeviceCall call = at.call;
+        call.options.force = candidate;
+        call.options.cu_seqlens_q = as.view();
+        at.poison();
+        call.run();
+        const ForwardOutputs expected = at.read();
+        call.options.cu_seqlens_q = there.view();
+        at.poison();
+        call.run();
+        EXPECT_TRUE(same_bits(expected, at.read())) << "from offset " << first;
+      }
+    }
+  }
+}
+
 // Positions outside 31 bits, and columns that a bias or mask has not: nothing outside of them is read.
 TEST(GpuIndices, PositionsOfPieces) {
   int asked = 0;

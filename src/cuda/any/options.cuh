@@ -61,13 +61,15 @@ __device__ inline float dropout_factor(const AttentionProblem& p, std::uint32_t 
   return (key % 4 < 2 ? low : high) >= drop_below ? 1.0f / (1.0f - p.dropout.p) : 0.0f;
 }
 
-// Element d of a row of o, which is of T or f32.
-template <class T>
+// Element d of a row of o, whose dtype need not be that of what was multiplied.
 __device__ inline void store_output(const Operand& o, std::byte* row, std::int64_t d, float x) {
+  const std::int64_t at = d * o.stride_d;
   if (o.dtype == DType::f32) {
-    reinterpret_cast<float*>(row)[d * o.stride_d] = x;
+    reinterpret_cast<float*>(row)[at] = x;
+  } else if (o.dtype == DType::f16) {
+    reinterpret_cast<__half*>(row)[at] = static_cast<__half>(x);
   } else {
-    reinterpret_cast<T*>(row)[d * o.stride_d] = static_cast<T>(x);
+    reinterpret_cast<__nv_bfloat16*>(row)[at] = static_cast<__nv_bfloat16>(x);
   }
 }
 

@@ -111,8 +111,8 @@ __global__ void __launch_bounds__(kThreads, 2) output_kernel(const __grid_consta
     if (i >= at.s.q_rows) return;
     std::byte* const o = p.o.at(at.b, at.s.q_begin + i, at.h);
     const bool used = i < at.s.sq;
-    if (d < size) store_output<T>(p.o, o, d, used ? x : 0.0f);
-    if (d + 1 < size) store_output<T>(p.o, o, d + 1, used ? y : 0.0f);
+    if (d < size) store_output(p.o, o, d, used ? x : 0.0f);
+    if (d + 1 < size) store_output(p.o, o, d + 1, used ? y : 0.0f);
   });
 }
 

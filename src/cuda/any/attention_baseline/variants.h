@@ -15,7 +15,7 @@ struct Row {
   std::string_view name;
 };
 
-// Of what is multiplied, and of o where it is not f32 beside that.
+// Of what is multiplied.
 constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16};
 constexpr Row kVariants[] = {
     {.name = "baseline"},

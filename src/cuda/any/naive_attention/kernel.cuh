@@ -94,8 +94,7 @@ __device__ inline void merge_statistics(Partial& all, const Partial& block) {
 }
 
 // 4. Division by the sum, in which a sink takes part. A row without keys is zero.
-template <class T>
-__device__ void normalise(const AttentionProblem& p, const Place& at, const Partial& all) {
+__device__ inline void normalise(const AttentionProblem& p, const Place& at, const Partial& all) {
   const float sink = at.i < at.s.sq ? sink_of(p, at.h) : -INFINITY;
   const float base = base_of(fmaxf(all.maximum, sink)), factor = expf(all.maximum - base);
   const float sum = all.sum * factor + expf(sink - base);
@@ -103,7 +102,7 @@ __device__ void normalise(const AttentionProblem& p, const Place& at, const Part
 #pragma unroll
   for (int c = 0; c < kColumns; ++c) {
     const int d = static_cast<int>(threadIdx.x) + c * kThreads;
-    if (d < p.Dv) store_output<T>(p.o, o, d, sum == 0.0f ? 0.0f : all.o[c] * factor / sum);
+    if (d < p.Dv) store_output(p.o, o, d, sum == 0.0f ? 0.0f : all.o[c] * factor / sum);
   }
   if (threadIdx.x == 0) store_lse(p, at.s, at.b, at.h, at.i, base, sum);
 }
@@ -130,7 +129,7 @@ __global__ void __launch_bounds__(kThreads) naive_attention_kernel(const __grid_
     merge_statistics(all, compute_softmax_and_weighted_values<T>(params, at, first, count, maximum, shared));
     __syncthreads();  // the next block's scores take this one's place
   }
-  normalise<T>(p, at, all);
+  normalise(p, at, all);
 }
 
 }  // namespace heddle::cuda::any::naive_attention

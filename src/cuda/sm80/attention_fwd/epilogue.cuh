@@ -1,6 +1,8 @@
 // The end of a tile: lse, and O normalised, rounded and written.
 #pragma once
 
+#include <cfloat>
+
 #include "cuda/common/attention/exponents.cuh"
 #include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
@@ -27,8 +29,10 @@ __device__ inline void finish_rows(const Params& p, const Work& w, const Consume
         if (i < w.sq) max += p.codes.q_shift.at(w.b, w.q_row + i, w.h) * kLn2;
       }
       if (a.sink.data != nullptr) {
-        // The sink joins the sum. Both are taken relative to the larger logit, so that nothing overflows.
+        // The sink joins the sum. Both are taken relative to the larger logit, so that nothing overflows; without keys
+        // that is the sink, which may be less than what max began with.
         const float sink = reinterpret_cast<const float*>(a.sink.data)[w.h * a.sink.stride_h];
+        if (sum == 0.0f) max = fmaxf(sink, -FLT_MAX);
         const float top = fmaxf(max, sink), factor = exp_of_difference(max, top);
         inverse[g][r] = sum == 0.0f ? 0.0f : keep * factor;
         sum = sum * factor + exp_of_difference(sink, top);

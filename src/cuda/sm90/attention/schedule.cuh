@@ -22,6 +22,12 @@ __device__ inline TileIndex tile_of_batch(const Params& p, int tile) {
   return {p.q_tiles - 1 - rest / units, unit % p.heads, unit / p.heads};
 }
 
+// The rows of packed sequence s among `rows`, whatever the offsets hold.
+__device__ inline Interval<int> packed_rows(const int* cu_seqlens, int s, int rows) {
+  const int begin = min(max(cu_seqlens[s], 0), rows);
+  return {begin, min(max(cu_seqlens[s + 1], begin), rows)};
+}
+
 // Packed sequences: in sections too, of heads and of sequences that follow each other. In each the last rows of the
 // longest first, then those of all its sequences that reach as far, and so on; within a row of tiles by sequence, then
 // by head. The whole warp.
@@ -38,7 +44,7 @@ class PackedTiles {
       for (; q_tile >= 0; --q_tile, chunk = at.begin) {
         for (; chunk < at.end; chunk += 32) {
           const int b = chunk + lane;
-          const bool reaches = b < at.end && p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b] > q_tile * rows;
+          const bool reaches = b < at.end && packed_rows(p.cu_seqlens_q, b, p.q_rows).size() > q_tile * rows;
           const unsigned all = __ballot_sync(0xffffffff, reaches);
           const int count = __popc(all);
           if (rank < before + count) {
@@ -72,16 +78,17 @@ class PackedTiles {
     const bool all = at.end >= p.B;
     const int begin = all ? 0 : at.end, first_head = all ? at.first_head + at.heads : at.first_head;
     if (first_head >= p.heads) return false;
-    const int first_key = p.cu_seqlens_k != nullptr ? p.cu_seqlens_k[begin] : 0;
+    const int first_key = p.cu_seqlens_k != nullptr ? packed_rows(p.cu_seqlens_k, begin, p.k_rows).begin : 0;
     int end = begin, longest = 0, fit = 32;
     while (fit == 32 && end < p.B) {
       const int b = end + lane;
       const bool fits =
-          b < p.B && (b == begin || (p.cu_seqlens_k != nullptr ? p.cu_seqlens_k[b + 1] - first_key <= p.section_rows
-                                                               : b - begin < p.section_rows / max(p.Sk, 1)));
+          b < p.B && (b == begin || (p.cu_seqlens_k != nullptr
+                                         ? packed_rows(p.cu_seqlens_k, b, p.k_rows).end - first_key <= p.section_rows
+                                         : b - begin < p.section_rows / max(p.Sk, 1)));
       const unsigned others = ~__ballot_sync(0xffffffff, fits);
       fit = others == 0 ? 32 : __ffs(static_cast<int>(others)) - 1;
-      if (lane < fit) longest = max(longest, p.cu_seqlens_q[b + 1] - p.cu_seqlens_q[b]);
+      if (lane < fit) longest = max(longest, packed_rows(p.cu_seqlens_q, b, p.q_rows).size());
       end += fit;
     }
     longest = static_cast<int>(__reduce_max_sync(0xffffffff, static_cast<unsigned>(longest)));
@@ -110,12 +117,14 @@ __device__ void describe_tile(const Params& p, const TileIndex& t, TileWork<type
   const int rows = C::kConsumers * p.positions, s = t.sequence;
   int q_row = 0, k_row = 0, stored = p.Sq, keys = p.Sk;
   if (p.cu_seqlens_q != nullptr) {
-    q_row = min(max(p.cu_seqlens_q[s], 0), p.q_rows);
-    stored = min(max(p.cu_seqlens_q[s + 1], q_row), p.q_rows) - q_row;
+    const Interval<int> packed = packed_rows(p.cu_seqlens_q, s, p.q_rows);
+    q_row = packed.begin;
+    stored = packed.end - packed.begin;
   }
   if (p.cu_seqlens_k != nullptr) {
-    k_row = min(max(p.cu_seqlens_k[s], 0), p.k_rows);
-    keys = min(max(p.cu_seqlens_k[s + 1], k_row), p.k_rows) - k_row;
+    const Interval<int> packed = packed_rows(p.cu_seqlens_k, s, p.k_rows);
+    k_row = packed.begin;
+    keys = packed.end - packed.begin;
   }
   if constexpr (C::kOptions != 0) {  // as bounded_sequence() has it
     if (p.bias.data != nullptr || p.mask.data != nullptr) {
