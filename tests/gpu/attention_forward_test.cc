@@ -71,7 +71,7 @@ TEST(GpuForwardOutputs, OInFloat16BesideE4m3) {
 
 // Values times their scales may be more than float16 holds where their means are not.
 TEST(GpuForwardOutputs, LargeScalesBesideOInFloat16) {
-  DeviceCase at(attention_case("feature_e4m3_d128_e4m3"));
+  DeviceCase at(attention_case("feature_e4m3_scaled_one_e4m3"));
   HostTensor scale = at.runner.data().v_scale;
   ASSERT_GT(scale.elements(), 0);
   const std::vector<double> v = at.runner.data().v.values();
