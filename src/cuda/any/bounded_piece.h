@@ -5,18 +5,14 @@
 
 namespace heddle::cuda::any {
 
-// bounded_sequence(), with positions. Columns of a bias or mask are the longer problem's, and no key stands behind
-// them.
+// Columns of a bias or mask are the longer problem's, and no key stands behind them.
 constexpr Sequence bounded_piece(const AttentionProblem& p, std::int64_t b, bool buffers = false) {
-  Sequence s = bounded_sequence(p, b, buffers);
-  if (!p.piece()) return s;
-  s.q_offset = p.q_offset.data != nullptr ? clamped(p.q_offset[b], 0, kPositions) : 0;
-  s.key_offset = p.key_offset.data != nullptr ? clamped(p.key_offset[b], 0, kPositions) : 0;
-  if (p.columns >= 0) {
+  Sequence s = bounded(p, p.sequence(b), buffers);
+  if (p.piece() && p.columns >= 0) {
     s.sk = clamped(s.sk, 0, p.columns);
     s.key_offset = clamped(s.key_offset, 0, p.columns - s.sk);
+    s.off = s.q_offset - s.key_offset;
   }
-  s.off = s.q_offset - s.key_offset;
   return s;
 }
 
