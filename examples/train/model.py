@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import heddle
+import heddle.nsa
 import torch
 from torch import nn
 from torch.nn import functional
@@ -20,7 +22,8 @@ def with_heddle(q, k, v):
 
 def with_torch(q, k, v):
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+    grouped = q.shape[1] != k.shape[1]
+    return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped).transpose(1, 2)
 
 
 def with_torch_math(q, k, v):
@@ -29,7 +32,21 @@ def with_torch_math(q, k, v):
         return with_torch(q, k, v)
 
 
-ATTENTION = {"heddle": with_heddle, "torch": with_torch, "math": with_torch_math}
+SPARSE = {"block_counts": 16, "block_size": 64, "window_size": 512}
+
+
+def with_nsa(q, k, v, *gates, preset=None):
+    """Native sparse attention; gates: of its three branches, [B, S, heads] each. preset: which rows share (docs/nsa.md)."""
+    sharing = {} if preset is None else heddle.nsa.presets(q.shape[2] // k.shape[2])[preset]
+    return heddle.nsa.parallel_nsa(q, k, v, *gates, **SPARSE, **sharing)
+
+
+DENSE = {"heddle": with_heddle, "torch": with_torch, "math": with_torch_math}
+GATED = {
+    "nsa": with_nsa,
+    "nsa_fast": functools.partial(with_nsa, preset="fast"),
+    "nsa_seed": functools.partial(with_nsa, preset="seed"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,26 +55,34 @@ class Shape:
     heads: int = 8
     head_size: int = 64
     context: int = 2048
+    kv_heads: int | None = None  # None: as many as heads
 
     @property
     def width(self):
         return self.heads * self.head_size
 
+    @property
+    def kv_width(self):
+        return (self.kv_heads or self.heads) * self.head_size
+
 
 class Block(nn.Module):
     def __init__(self, shape, attention):
         super().__init__()
-        self.shape, self.attention = shape, attention
+        self.shape, self.attention = shape, DENSE.get(attention) or GATED[attention]
         self.before_attention, self.before_mlp = nn.LayerNorm(shape.width), nn.LayerNorm(shape.width)
-        self.qkv = nn.Linear(shape.width, 3 * shape.width, bias=False)
+        self.qkv = nn.Linear(shape.width, shape.width + 2 * shape.kv_width, bias=False)
+        self.gates = nn.Linear(shape.width, 3 * shape.heads, bias=False) if attention in GATED else None
         self.project = nn.Linear(shape.width, shape.width, bias=False)
         self.up = nn.Linear(shape.width, 4 * shape.width, bias=False)
         self.down = nn.Linear(4 * shape.width, shape.width, bias=False)
 
     def forward(self, x):
-        batch, length, _ = x.shape
-        qkv = self.qkv(self.before_attention(x)).view(batch, length, 3, self.shape.heads, self.shape.head_size)
-        x = x + self.project(self.attention(*qkv.unbind(2)).reshape(batch, length, self.shape.width))
+        normed = self.before_attention(x)
+        widths = [self.shape.width, self.shape.kv_width, self.shape.kv_width]
+        q, k, v = (part.unflatten(2, (-1, self.shape.head_size)) for part in self.qkv(normed).split(widths, dim=2))
+        gates = () if self.gates is None else torch.sigmoid(self.gates(normed)).chunk(3, dim=2)
+        x = x + self.project(self.attention(q, k, v, *gates).flatten(2))
         return x + self.down(functional.gelu(self.up(self.before_mlp(x))))
 
 
@@ -69,7 +94,7 @@ class Model(nn.Module):
         self.checkpointing = checkpointing
         self.bytes = nn.Embedding(BYTES, shape.width)
         self.positions = nn.Embedding(shape.context, shape.width)
-        self.blocks = nn.ModuleList(Block(shape, ATTENTION[attention]) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(Block(shape, attention) for _ in range(shape.layers))
         self.last = nn.LayerNorm(shape.width)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:

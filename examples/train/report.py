@@ -21,6 +21,8 @@ sys.path.insert(0, str(HERE.parents[1] / "scripts"))
 
 from marked_block import table, update  # noqa: E402
 
+from model import DENSE  # noqa: E402
+
 SMOOTHED = 10  # steps: every step has another batch, whose difficulty is the same for all curves
 
 
@@ -91,6 +93,24 @@ def by_length(runs):
     return table(rows)
 
 
+def against_dense(runs):
+    """Of each run what it has of the first, dense one's rate."""
+    dense = next(run for run in runs if run["attention"] in DENSE)
+    rows = [["attention", "validation loss", "more than dense", "tokens/s", "ratio", "peak MiB"]]
+    for run in runs:
+        rows.append([
+            run["attention"], f"{run['validation_loss']:.4f}", f"{run['validation_loss'] - dense['validation_loss']:+.4f}",
+            f"{run['tokens_per_second']:.0f}", f"{run['tokens_per_second'] / dense['tokens_per_second']:.2f}",
+            "" if run["peak_mib"] is None else f"{run['peak_mib']:.0f}",
+        ])  # fmt: skip
+    one = dense
+    what = (
+        f"{one['layers']} layers, {one['heads']} heads over {one['kv_heads']} key/value heads of {one['head_size']}, context "
+        f"{one['context']}, {one['batch']} pieces a step, {one['steps']} steps, {one['precision']}.\n\n"
+    )
+    return what + table(rows)
+
+
 def where(report):
     c = report["conditions"]
     return f"{c['gpu'] or 'CPU'}, torch {c['torch']}, commit {c['commit'][:10]}, {c['date'][:10]}; {c['text']}.\n\n"
@@ -134,6 +154,12 @@ def main(arguments=None):
             + "\n\n![Tokens per second over the length of the text](lengths.svg)"
         )
         update(given.page, "lengths", block, check=False)
+    if report["sparse"]:
+        curves = {run["attention"]: smooth(run["losses"]) for run in report["sparse"]}
+        svg = chart.lines("Training loss, means of 10 steps", "step", "nats per byte", curves)
+        (given.page.parent / "sparse.svg").write_text(svg, encoding="utf-8")
+        block = where(report) + against_dense(report["sparse"]) + "\n\n![Training loss, dense and sparse](sparse.svg)"
+        update(given.page, "sparse", block, check=False)
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ def conditions(corpus):
 
 
 def read(path):
-    return (
-        json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"conditions": {}, "runs": [], "lengths": []}
-    )
+    """Lists of runs by kind: "runs" of train.py, "lengths" of lengths.py, "sparse" of sparse.py."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {"conditions": {}, "runs": [], "lengths": [], "sparse": []} | found
 
 
 def add(path, kind, found, corpus):

@@ -23,7 +23,7 @@ import torch
 from data import batch, gather
 
 from bench import gpu_timing
-from model import ATTENTION, BYTES, Model, Shape
+from model import BYTES, DENSE, GATED, Model, Shape
 
 PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 VALIDATION_BATCHES = 4
@@ -140,7 +140,7 @@ def train(settings, corpus, log_every=0):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--attention", choices=[*ATTENTION, "both", "all"], default="both")
+    parser.add_argument("--attention", choices=[*DENSE, *GATED, "both", "all"], default="both")
     parser.add_argument("--precision", choices=[*PRECISIONS, "all"], default="bf16")
     parser.add_argument(
         "--checkpointing",
@@ -174,7 +174,7 @@ def main(arguments=None):
     corpus = gather()
     print(corpus)
     shape = Shape(given.layers, given.heads, given.head_size, given.context)
-    attentions = {"both": ["heddle", "torch"], "all": list(ATTENTION)}.get(given.attention, [given.attention])
+    attentions = {"both": ["heddle", "torch"], "all": list(DENSE)}.get(given.attention, [given.attention])
     for precision in PRECISIONS if given.precision == "all" else [given.precision]:
         for checkpointing in {"off": [False], "on": [True], "both": [False, True]}[given.checkpointing]:
             for attention in attentions:

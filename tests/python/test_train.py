@@ -17,8 +17,10 @@ import chart  # noqa: E402
 import data  # noqa: E402
 import lengths  # noqa: E402
 import report  # noqa: E402
+import sparse  # noqa: E402
 import train  # noqa: E402
 
+import model  # noqa: E402
 from model import Model, Shape  # noqa: E402
 
 # At this rate the attention decides: without dk the loss would be off by 0.3, with v 1 % too large by 0.006.
@@ -44,6 +46,15 @@ def test_learns_as_torch_does(corpus, precision, tolerance):
     assert ours[0] > 5 and ours[-1] < ours[0] - 2  # from chance, ln 256 = 5.5
     assert max(abs(x - y) for x, y in zip(ours, theirs)) <= tolerance
     assert max(abs(x - y) for x, y in zip(unfused, theirs)) <= tolerance  # what two programs of torch keep to, as well
+
+
+@pytest.mark.parametrize("attention", model.GATED)
+def test_sparse_attention_learns(corpus, attention, monkeypatch):
+    monkeypatch.setattr(model, "SPARSE", {"block_counts": 3, "block_size": 16, "window_size": 24})
+    grouped = dataclasses.replace(SMALL.shape, kv_heads=1)
+    dense, ours = (run(corpus, attention=name, shape=grouped)["losses"] for name in ("heddle", attention))
+    assert ours[0] > 5 and abs(ours[-1] - dense[-1]) < 0.3
+    assert max(abs(x - y) for x, y in zip(ours, dense)) > 1e-3  # another computation
 
 
 def test_scaled_float16(corpus):
@@ -107,11 +118,14 @@ def test_commands_and_their_report(tmp_path, capsys, monkeypatch):
     assert told.count("step 10 of 12: loss ") == 6 and told.count(", validation ") == 6
     found = json.loads(out.read_text())
     assert [len(found[kind]) for kind in ("runs", "lengths")] == [8, 12]
+    nsa = ["--heads", "4", "--context", "128", "--batch", "1", "--steps", "12", "--precision", "fp32"]
+    sparse.main([*small, *nsa, "--attention", "heddle", "nsa"])
     page.write_text((TRAIN / "README.md").read_text())
     report.main([str(out), "--page", str(page)])
     text = page.read_text()
     assert "| fp32, checkpointing | " in text and "| 64 | " in text and "nan" not in text
-    for name in ("loss", "lengths"):
+    assert "| nsa | " in text and "4 heads over 2 key/value heads" in text
+    for name in ("loss", "lengths", "sparse"):
         root = ElementTree.fromstring((tmp_path / f"{name}.svg").read_text())
         assert root.tag.endswith("svg") and "nan" not in ElementTree.tostring(root, "unicode")
 
