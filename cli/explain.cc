@@ -109,6 +109,7 @@ void add_explain(CLI::App& app) {
   self->asked.add_to(*verb);
   add_pass_flag(*verb, self->pass);
   add_explain_sparse(*verb);
+  add_explain_nsa(*verb);
   add_explain_merge(*verb);
   add_explain_linear(*verb);
   add_explain_caches(*verb);

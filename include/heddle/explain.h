@@ -17,6 +17,7 @@
 #include "heddle/kv_cache.h"
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
+#include "heddle/nsa.h"
 #include "heddle/partial.h"
 #include "heddle/sparse.h"
 
@@ -88,6 +89,17 @@ std::vector<Candidate> explain_merge_attention_backward_on(const GpuModel& gpu, 
                                                            std::span<const Partial> gradients, const TensorView& dsink,
                                                            const MergeOptions& options = {},
                                                            const Runtime& runtime = {});
+
+std::vector<Candidate> explain_pool_keys_on(const GpuModel& gpu, const TensorView& x, const TensorView& pooled,
+                                            const PoolOptions& options, const Runtime& runtime = {});
+
+std::vector<Candidate> explain_pool_keys_backward_on(const GpuModel& gpu, const TensorView& d_pooled,
+                                                     const TensorView& dx, const PoolOptions& options,
+                                                     const Runtime& runtime = {});
+
+std::vector<Candidate> explain_select_blocks_on(const GpuModel& gpu, const TensorView& q, const TensorView& k_pooled,
+                                                const TensorView& lse, const TensorView& blocks,
+                                                const SelectOptions& options, const Runtime& runtime = {});
 
 std::vector<Candidate> explain_unpack_weights_on(const GpuModel& gpu, const PackedWeights& weights,
                                                  const TensorView& out, const UnpackOptions& options = {},

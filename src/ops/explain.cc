@@ -48,6 +48,16 @@ BlockLists there(BlockLists lists) {
   return lists;
 }
 
+PoolOptions there(PoolOptions o) {
+  move({&o.cu_seqlens, &o.seqused});
+  return o;
+}
+
+SelectOptions there(SelectOptions o) {
+  move({&o.q_offset, &o.cu_seqlens_q, &o.cu_seqlens_k, &o.seqused_k});
+  return o;
+}
+
 Int4Cache there(Int4Cache cache) {
   move({&cache.blocks, &cache.k_tail, &cache.v_tail, &cache.page_table, &cache.row_idx});
   return cache;
@@ -220,6 +230,26 @@ std::vector<Candidate> explain_merge_attention_backward_on(const GpuModel& gpu, 
   const cuda::AssumedGpu assumed(gpu);
   return explain_merge_attention_backward(there(partials), there(d_o), there(d_lse), there(gradients), there(dsink),
                                           there(options), runtime);
+}
+
+std::vector<Candidate> explain_pool_keys_on(const GpuModel& gpu, const TensorView& x, const TensorView& pooled,
+                                            const PoolOptions& options, const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_pool_keys(there(x), there(pooled), there(options), runtime);
+}
+
+std::vector<Candidate> explain_pool_keys_backward_on(const GpuModel& gpu, const TensorView& d_pooled,
+                                                     const TensorView& dx, const PoolOptions& options,
+                                                     const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_pool_keys_backward(there(d_pooled), there(dx), there(options), runtime);
+}
+
+std::vector<Candidate> explain_select_blocks_on(const GpuModel& gpu, const TensorView& q, const TensorView& k_pooled,
+                                                const TensorView& lse, const TensorView& blocks,
+                                                const SelectOptions& options, const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_select_blocks(there(q), there(k_pooled), there(lse), there(blocks), there(options), runtime);
 }
 
 std::vector<Candidate> explain_unpack_weights_on(const GpuModel& gpu, const PackedWeights& weights,

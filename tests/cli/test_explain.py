@@ -153,9 +153,34 @@ def test_explain_sparse(flags, direction):
     assert "--json" in usage and usage.rstrip().splitlines()[-1].startswith("Example: heddle explain sparse ")
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["pool", "--keys", 300, "--block", 32, "--stride", 16],
+        ["pool", "--keys", 300, "--pass", "backward"],
+        ["pool", "--keys", 40],
+        ["select", "--heads", 6, "--length", 300],
+        ["select", "--length", 3, "--keys", 700, "--block", 32, "--stride", 16, "--without-lse"],
+    ],
+)
+def test_explain_native_sparse_attention(flags):
+    out = run_json("explain", *flags)
+    assert [c["name"] for c in out["candidates"] if c["chosen"]] == ["cpu"]
+    assert out["candidates"][0]["plan"]
+    if flags[0] == "select":
+        blocks = (flags[4] - 64) // 64 + 1 if "--keys" not in flags else (700 - 32) // 16 + 1
+        assert out["problem"]["pooled_keys"] == blocks and f"by {blocks} pooled keys" in run("explain", *flags)
+    there = run_json("explain", *flags, "--gpu", "h100")
+    assert there["assumed"] and there["problem"]["dtype"] == "bfloat16"
+    forced = run_json("explain", *flags, "--force", "reference")["candidates"]
+    assert [c["name"] for c in forced if c["chosen"]] == ["reference"]
+    usage = run("explain", flags[0], "--help")
+    assert usage.rstrip().splitlines()[-1].startswith(f"Example: heddle explain {flags[0]} ")
+
+
 def test_explain_names_every_operation():
     usage = run("explain", "--help")
-    for verb in "sparse merge linear rotary append append-int4 attention-int4 quantize dequantize unpack".split():
+    for verb in "sparse pool select merge linear rotary append append-int4 attention-int4 quantize dequantize unpack".split():
         assert f"\n  {verb} " in usage
 
 
@@ -170,6 +195,9 @@ def test_explain_of_every_operation_refuses_what_the_operation_refuses():
     assert "--keys is 0: it must be at least 1" in run("explain", "attention-int4", "--keys", 0, code=2)
     assert "block_size is 48" in run("explain", "sparse", "--block-size", 48, code=2)
     assert "--entries is 0: it must be at least 1" in run("explain", "sparse", "--entries", 0, code=2)
+    assert "--keys is 0: it must be at least 1" in run("explain", "pool", "--keys", 0, code=2)
+    assert "block is 32: it must be from stride, 40," in run("explain", "pool", "--block", 32, "--stride", 40, code=2)
+    assert "block_size is 48" in run("explain", "select", "--block-size", 48, code=2)
     assert "--parts is 0: it must be at least 1" in run("explain", "merge", "--parts", 0, code=2)
     assert "has head size 257: it must be from 1 to 256" in run("explain", "merge", "--head-size", 257, code=2)
     assert "--pass" in run("explain", "merge", "--pass", "both", code=2)

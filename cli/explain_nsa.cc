@@ -1,0 +1,137 @@
+// heddle explain pool and select: pooled keys, and the blocks that their scores choose.
+#include <memory>
+
+#include "explain.h"
+
+namespace heddle::cli {
+namespace {
+
+// Sequences of the same length.
+struct Sequences {
+  std::int64_t batch = 1, kv_heads = 2, head_size = 64;
+  std::string dtype, force;
+
+  void add_to(CLI::App& verb) {
+    verb.add_option("-b,--batch", batch, "Sequences, B")->capture_default_str();
+    verb.add_option("--kv-heads", kv_heads, "Key/value heads, Hkv")->capture_default_str();
+    verb.add_option("-d,--head-size", head_size, "Head size, D")->capture_default_str();
+    verb.add_option("-t,--dtype", dtype, "f32, f16 or bf16 (default: f32, on a GPU bf16)");
+    verb.add_option("--force", force, "One candidate's name");
+  }
+  void check() const {
+    require_at_least_one(batch, "--batch");
+    require_at_least_one(kv_heads, "--kv-heads");
+    require_at_least_one(head_size, "--head-size");
+  }
+  Json json(DType type, const std::string& device) const {
+    Json problem = {{"batch", batch}, {"kv_heads", kv_heads}, {"head_size", head_size}, {"dtype", name_of(type)}};
+    if (device != "cpu") problem["device"] = device;
+    return problem;
+  }
+};
+
+struct ExplainPool {
+  Explained explained;
+  Sequences of;
+  std::int64_t keys = 1024, block = 64, stride = 0;
+  std::string pass = "forward";
+
+  void run() {
+    of.check();
+    require_at_least_one(keys, "--keys");
+    const GpuModel* const gpu = explained.begin();
+    StandIns views(explained.where());
+    const DType type = dtype_named(dtype_or_default(of.dtype, explained.where()));
+    const PoolOptions options{
+        .block = block, .stride = stride > 0 ? stride : block, .cu_seqlens = {}, .seqused = {}, .force = of.force};
+    const std::int64_t count = keys < block || options.stride < 1 ? 0 : (keys - block) / options.stride + 1;
+    const TensorView x = views.tensor(type, {of.batch, keys, of.kv_heads, of.head_size}),
+                     pooled = views.tensor(type, {of.batch, count, of.kv_heads, of.head_size});
+    const auto candidates = [&] {
+      if (pass == "forward") {
+        return gpu != nullptr ? explain_pool_keys_on(*gpu, x, pooled, options) : explain_pool_keys(x, pooled, options);
+      }
+      const auto &d_pooled = pooled, &dx = x;
+      return gpu != nullptr ? explain_pool_keys_backward_on(*gpu, d_pooled, dx, options)
+                            : explain_pool_keys_backward(d_pooled, dx, options);
+    }();
+    Json problem = of.json(type, explained.device);
+    problem["keys"] = keys, problem["block"] = options.block, problem["stride"] = options.stride;
+    explained.tell("keys " + x.shape_text() + " in blocks of " + std::to_string(options.block) + " every " +
+                       std::to_string(options.stride) + ", " + name_of(type) + ", " + pass,
+                   {{"problem", problem}, {"pass", pass}}, candidates);
+  }
+};
+
+struct ExplainSelect {
+  Explained explained;
+  Sequences of;
+  std::int64_t heads = 8, length = 1024, keys = 0, entries = 16, block_size = 64, block = 0, stride = 0;
+  bool without_lse = false;
+
+  void run() {
+    of.check();
+    require_at_least_one(heads, "--heads");
+    require_at_least_one(length, "--length");
+    require_at_least_one(entries, "--entries");
+    const GpuModel* const gpu = explained.begin();
+    StandIns views(explained.where());
+    const DType type = dtype_named(dtype_or_default(of.dtype, explained.where()));
+    SelectOptions options;
+    options.block_size = block_size;
+    options.compression_block = block > 0 ? block : block_size;
+    options.compression_stride = stride > 0 ? stride : options.compression_block;
+    options.force = of.force;
+    const std::int64_t all = keys > 0 ? keys : length,
+                       count = all < options.compression_block
+                                   ? 0
+                                   : (all - options.compression_block) / options.compression_stride + 1;
+    const TensorView q = views.tensor(type, {of.batch, length, heads, of.head_size}),
+                     k = views.tensor(type, {of.batch, count, of.kv_heads, of.head_size}),
+                     lse = without_lse ? TensorView{} : views.tensor(DType::f32, {of.batch, heads, length}),
+                     blocks = views.tensor(DType::i32, {of.batch, length, of.kv_heads, entries});
+    const auto candidates = gpu != nullptr ? explain_select_blocks_on(*gpu, q, k, lse, blocks, options)
+                                           : explain_select_blocks(q, k, lse, blocks, options);
+    Json problem = of.json(type, explained.device);
+    problem["heads"] = heads, problem["queries"] = length, problem["pooled_keys"] = count, problem["entries"] = entries;
+    problem["block_size"] = block_size;
+    problem["compression_block"] = options.compression_block,
+    problem["compression_stride"] = options.compression_stride;
+    problem["lse"] = !without_lse;
+    explained.tell(std::to_string(entries) + " blocks of " + std::to_string(block_size) + " keys for q " +
+                       q.shape_text() + " by " + std::to_string(count) + " pooled keys, " + name_of(type),
+                   {{"problem", problem}}, candidates);
+  }
+};
+
+}  // namespace
+
+void add_explain_nsa(CLI::App& explain) {
+  CLI::App* verb = explain.add_subcommand("pool", "Means of blocks of keys, or the gradients of that");
+  verb->footer("Example: heddle explain pool --keys 8192 --kv-heads 4 --head-size 128 --block 64 --dtype bf16");
+  const auto pool = std::make_shared<ExplainPool>();
+  pool->explained.add_to(*verb);
+  pool->of.add_to(*verb);
+  verb->add_option("--keys", pool->keys, "Keys of a sequence, S")->capture_default_str();
+  verb->add_option("--block", pool->block, "Keys of a block")->capture_default_str();
+  verb->add_option("--stride", pool->stride, "Keys from one block to the next (default: those of a block)");
+  add_pass_flag(*verb, pool->pass);
+  verb->callback([pool] { pool->run(); });
+
+  verb = explain.add_subcommand("select", "The blocks that the scores of pooled keys choose");
+  verb->footer("Example: heddle explain select --heads 64 --kv-heads 4 --length 8192 --head-size 128 --dtype bf16");
+  const auto select = std::make_shared<ExplainSelect>();
+  select->explained.add_to(*verb);
+  select->of.add_to(*verb);
+  verb->add_option("-n,--heads", select->heads, "Query heads, H")->capture_default_str();
+  verb->add_option("-s,--length", select->length, "Queries of a sequence, Sq")->capture_default_str();
+  verb->add_option("--keys", select->keys, "Keys of a sequence (default: as many as queries)");
+  verb->add_option("--entries", select->entries, "Blocks to choose for a row, n")->capture_default_str();
+  verb->add_option("--block-size", select->block_size, "Keys of a chosen block")->capture_default_str();
+  verb->add_option("--block", select->block, "Keys of a pooled key (default: those of a chosen block)");
+  verb->add_option("--stride", select->stride, "Keys from one pooled key to the next (default: those of one)");
+  verb->add_flag("--without-lse", select->without_lse, "The compressed branch's lse is not there to be read");
+  verb->callback([select] { select->run(); });
+}
+
+}  // namespace heddle::cli
