@@ -39,7 +39,7 @@ void pool_backward(nb::handle d_pooled, nb::handle dx, nb::handle block, nb::han
 void select(nb::handle q, nb::handle k_pooled, nb::handle lse, nb::handle blocks, nb::handle block_size,
             nb::handle compression_block, nb::handle compression_stride, unsigned forced, nb::handle scale,
             nb::handle cu_seqlens_q, nb::handle cu_seqlens_k, nb::handle seqused_k, nb::handle q_offset,
-            nb::handle q_step, std::uintptr_t stream) {
+            nb::handle q_step, nb::handle max_seqlen_q, nb::handle max_seqlen_k, std::uintptr_t stream) {
   Arguments arguments("select_blocks", Arguments::Devices::any, stream);
   const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k_pooled, "k_pooled");
   const TensorView lse_view = arguments.read(lse, "lse"), blocks_view = arguments.write(blocks, "blocks");
@@ -58,6 +58,8 @@ void select(nb::handle q, nb::handle k_pooled, nb::handle lse, nb::handle blocks
   options.seqused_k = arguments.read(seqused_k, "seqused_k");
   options.q_offset = arguments.read(q_offset, "q_offset");
   options.q_step = arguments.integer(q_step, "q_step");
+  options.max_seqlen_q = arguments.integer(max_seqlen_q, "max_seqlen_q");
+  options.max_seqlen_k = arguments.integer(max_seqlen_k, "max_seqlen_k");
   CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
   select_blocks_with(q_view, k_view, lse_view, blocks_view, options, arguments.runtime(),
@@ -74,7 +76,8 @@ void bind_nsa(nb::module_& module) {
   module.def("select_blocks", &select, nb::arg("q"), nb::arg("k_pooled"), nb::arg("lse").none(), nb::arg("blocks"),
              nb::arg("block_size"), nb::arg("compression_block").none(), nb::arg("compression_stride").none(),
              nb::arg("forced"), nb::arg("scale").none(), nb::arg("cu_seqlens_q").none(), nb::arg("cu_seqlens_k").none(),
-             nb::arg("seqused_k").none(), nb::arg("q_offset").none(), nb::arg("q_step"), nb::arg("stream") = 0);
+             nb::arg("seqused_k").none(), nb::arg("q_offset").none(), nb::arg("q_step"), nb::arg("max_seqlen_q"),
+             nb::arg("max_seqlen_k"), nb::arg("stream") = 0);
 }
 
 }  // namespace heddle::python

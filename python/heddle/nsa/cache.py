@@ -107,7 +107,7 @@ class _CachedRows(BatchedRows):
         return {"q_offset": self._lengths - self.rows, "q_step": stride}
 
     def of_k(self) -> dict[str, Any]:
-        return {"seqused_k": self._lengths}
+        return {"seqused_k": self._lengths}  # behind which bottom_right ends
 
 
 @torch.no_grad()
