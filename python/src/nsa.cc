@@ -1,6 +1,10 @@
 #include "heddle/nsa.h"
 
 #include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nanobind/stl/string.h>
 
 #include "convert.h"
 #include "ops/nsa/nsa.h"
@@ -66,6 +70,42 @@ void select(nb::handle q, nb::handle k_pooled, nb::handle lse, nb::handle blocks
                      [&](std::size_t bytes) { return scratch.get(bytes); });
 }
 
+// Sequences of as many arrays; of those that are written each may be None.
+std::vector<GatedBranch> branches(Arguments& arguments, const nb::sequence& os, const nb::sequence& gates,
+                                  bool written) {
+  const std::string prefix = written ? "d_" : "";
+  std::vector<GatedBranch> out(nb::len(os));
+  for (std::size_t n = 0; n < out.size(); ++n) {
+    const std::string at = "s[" + std::to_string(n) + "]", o = prefix + "o" + at, gate = prefix + "gate" + at;
+    const nb::object of_o = os[n], of_gate = gates[n];
+    if (written) {
+      out[n] = {arguments.write(of_o, o.c_str()), arguments.write(of_gate, gate.c_str())};
+    } else {
+      out[n] = {arguments.read(of_o, o.c_str()), arguments.read(of_gate, gate.c_str())};
+    }
+  }
+  return out;
+}
+
+void gate(const nb::sequence& os, const nb::sequence& gates, nb::handle out, const std::string& force,
+          std::uintptr_t stream) {
+  Arguments arguments("gate_branches", Arguments::Devices::any, stream);
+  const std::vector<GatedBranch> read = branches(arguments, os, gates, false);
+  const TensorView out_view = arguments.write(out, "out");
+  nb::gil_scoped_release released;
+  gate_branches(read, out_view, arguments.runtime(), force);
+}
+
+void gate_backward(const nb::sequence& os, const nb::sequence& gates, nb::handle d_out, const nb::sequence& d_os,
+                   const nb::sequence& d_gates, const std::string& force, std::uintptr_t stream) {
+  Arguments arguments("gate_branches_backward", Arguments::Devices::any, stream);
+  const std::vector<GatedBranch> read = branches(arguments, os, gates, false);
+  const TensorView d_out_view = arguments.read(d_out, "d_out");
+  const std::vector<GatedBranch> written = branches(arguments, d_os, d_gates, true);
+  nb::gil_scoped_release released;
+  gate_branches_backward(read, d_out_view, written, arguments.runtime(), force);
+}
+
 }  // namespace
 
 void bind_nsa(nb::module_& module) {
@@ -78,6 +118,10 @@ void bind_nsa(nb::module_& module) {
              nb::arg("forced"), nb::arg("scale").none(), nb::arg("cu_seqlens_q").none(), nb::arg("cu_seqlens_k").none(),
              nb::arg("seqused_k").none(), nb::arg("q_offset").none(), nb::arg("q_step"), nb::arg("max_seqlen_q"),
              nb::arg("max_seqlen_k"), nb::arg("stream") = 0);
+  module.def("gate_branches", &gate, nb::arg("os"), nb::arg("gates"), nb::arg("out"), nb::arg("force"),
+             nb::arg("stream") = 0);
+  module.def("gate_branches_backward", &gate_backward, nb::arg("os"), nb::arg("gates"), nb::arg("d_out"),
+             nb::arg("d_os"), nb::arg("d_gates"), nb::arg("force"), nb::arg("stream") = 0);
 }
 
 }  // namespace heddle::python

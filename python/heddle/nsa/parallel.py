@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from ..functional import attention
+from ..hosts.torch.gate_operators import gate_branches
+from ..hosts.torch.transforms import transformed
 from ..sparse import sparse_attention
 from . import checks
 from .branches import FORCED, Compress
@@ -18,6 +20,7 @@ from .sequences import Form
 from .sharing import BranchName, GateName, ShareName, Sharing, checked_sharing
 
 Gates = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]  # of cmp, slc and swa
+Branch = tuple[torch.Tensor, torch.Tensor | None]  # an output and its gate; None: it is in the output
 
 
 def parallel_nsa(
@@ -190,7 +193,7 @@ def attend(
     sharing, listing = form.sharing, form.sharing.list_stride
     # A GPU writes and reads branches at less than the price of their products only in 16 bits.
     common: dict[str, Any] = {"scale": form.scale, "out_dtype": None if q.is_cuda else torch.float32}
-    outputs: list[torch.Tensor] = []
+    branches: list[Branch] = []
     lse, at = None, sharing.output_stride("cmp")
     if g_cmp is not None:
         assert pooled is not None
@@ -207,7 +210,7 @@ def attend(
             **rows.of_q(at),
             **rows.of_pooled(block, stride),
         )
-        outputs.append(_gated(o, g_cmp, rows, "cmp", sharing))
+        branches.append(_ungated(o, g_cmp, rows, "cmp", sharing))
         lse = rows.lse_at(lse, listing) if at == 1 else lse if at == listing else None
     counts = None if counts is None else rows.at(counts, listing)
     if lists is None:
@@ -222,7 +225,7 @@ def attend(
         window = (form.window - 1, None)
         o = attention(rows.at(q, at), k_swa, v_swa, window=window, **common, **rows.of_q_and_k(at))
         cheap = o if sharing.share == "delta" else None
-        outputs.append(_gated(o, g_swa, rows, "swa", sharing))
+        branches.append(_ungated(o, g_swa, rows, "swa", sharing))
     at, query_rows = sharing.output_stride("slc"), 1
     if sharing.share == "selection":
         if form.block_size % sharing.stride == 0:
@@ -243,8 +246,8 @@ def attend(
         **common,
         **rows.of_q_and_k(at),
     )
-    outputs.append(_gated(o, g_slc, rows, "slc", sharing, cheap))
-    return functools.reduce(torch.add, outputs).to(q.dtype)
+    branches.append(_ungated(o, g_slc, rows, "slc", sharing, cheap))
+    return _sum(branches, q.dtype)
 
 
 def pooled_keys(rows: Rows, k: torch.Tensor, v: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor]:
@@ -278,24 +281,34 @@ def chosen_blocks(
         )
 
 
-def _gated(
+def _ungated(
     o: torch.Tensor,
     gate: torch.Tensor,
     rows: Rows,
     name: str,
     sharing: Sharing,
     cheap: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """What a branch adds to the result, float32, from its output at the rows of its output_stride (sharing.branch)."""
-    stride, gate = sharing.output_stride(name), gate.float()[..., None]
+) -> Branch:
+    """Of a branch, from its output at the rows of its output_stride: what it adds to the result is the product
+    (sharing.branch)."""
+    stride = sharing.output_stride(name)
     if stride == 1:
-        return gate * o
-    if sharing.share == "output" and sharing.gate == "anchor":
-        return rows.spread(rows.at(gate, stride) * o, stride)
+        return o, gate
+    if sharing.share == "output" and sharing.gate == "anchor" and not o.is_cuda:
+        return rows.spread(rows.at(gate.float()[..., None], stride) * o, stride), None
     o = rows.spread(o, stride)
     if sharing.share == "delta":
         assert cheap is not None
-        o = o + (cheap - rows.spread(rows.at(cheap, stride), stride))
+        o = (o.float() + (cheap.float() - rows.spread(rows.at(cheap, stride), stride).float())).to(o.dtype)
     if sharing.gate == "anchor":
         gate = rows.spread(rows.at(gate, stride), stride)
-    return gate * o
+    return o, gate
+
+
+def _sum(branches: list[Branch], dtype: torch.dtype) -> torch.Tensor:
+    first = branches[0][0]
+    if first.is_cuda and not transformed():
+        found = gate_branches([o for o, _ in branches], [gate.float() for _, gate in branches if gate is not None])
+        return found.to(dtype)
+    gated = (o if gate is None else gate.float()[..., None] * o for o, gate in branches)
+    return functools.reduce(torch.add, gated).to(dtype)
