@@ -79,14 +79,15 @@ def test_in_a_graph(call):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = step(x)
-    for y in (x, other, x):
+    first = [z.detach().clone() for z in x]
+    for y in (first, other, first):
         with torch.no_grad():
-            for to, value in zip(x, [z.detach().clone() for z in y]):
+            for to, value in zip(x, y):
                 to.copy_(value)
         graph.replay()
         expected = step([z.detach().clone().requires_grad_() for z in y])
         for name, a, b in zip(("o", *NAMES), found, expected):
-            assert_near(name, a, b, 1e-3)
+            assert_near(name, a, b, 2e-3)  # where kernels add gradients up in any order
         assert torch.equal(found[0], expected[0])
 
 
