@@ -1,10 +1,10 @@
 #include "heddle/nsa.h"
 
+#include <nanobind/stl/string.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include <nanobind/stl/string.h>
 
 #include "convert.h"
 #include "ops/nsa/nsa.h"
