@@ -24,6 +24,7 @@ import gpu_conditions
 import gpu_decode_rows
 import gpu_linear_rows
 import gpu_lowbit_rows
+import gpu_nsa_rows
 import gpu_peers as peers
 import gpu_rows
 import gpu_timing as timing
@@ -31,7 +32,17 @@ import sources
 import torch
 from gpu_reference import distance, from_expected
 
-OWN = ("heddle", "baseline", "f32", "tf32", "sm80", "sm90", "default", "deterministic")  # not rivals: Heddle itself
+OWN = (
+    "heddle",
+    "baseline",
+    "f32",
+    "tf32",
+    "sm80",
+    "sm90",
+    "default",
+    "deterministic",
+    "dense",
+)  # not rivals: Heddle itself
 
 
 class Wrong(Exception):
@@ -77,6 +88,11 @@ def outputs_of(row) -> dict[str, tuple]:
 
 def compared(row, outputs) -> dict[str, float]:
     """contender -> largest relative distance of an output from the reference's and from the first rival's."""
+    if row.agreement is not None:
+        for name, tensors in outputs.items():
+            if not all(x.isfinite().all() for x in tensors if x.is_floating_point()):
+                raise Wrong(f"an output of {name} is not finite")
+        return {name: value for name, value in row.agreement().items() if name in outputs}
     found = {}
     if row.reference is not None:
         expected = row.reference()
@@ -144,9 +160,24 @@ def rates_of(row, milliseconds):
     return {name: 1e3 * row.work / statistics.median(each) for name, each in milliseconds.items()}
 
 
-def timed(row) -> dict:
+def raced(row) -> tuple[dict, dict]:
+    """The times, and calls of a round; a rival that waits for the GPU, and so cannot be timed behind a sleeping one, is absent."""
     race = timing.host_milliseconds if row.how == "host" else timing.race
-    milliseconds, calls = race(contenders(row))
+    ready = contenders(row)
+    try:
+        return race(ready)
+    except timing.TimingError:
+        for name in [name for name in ready if name not in OWN]:
+            try:
+                race({name: ready[name]})
+            except timing.TimingError as error:
+                row.absent[name] = str(error)
+                del ready[name], row.calls[name]
+    return race(ready)
+
+
+def timed(row) -> dict:
+    milliseconds, calls = raced(row)
     rates = rates_of(row, milliseconds)
     out = {"milliseconds": milliseconds, "calls": calls, "rates": rates,
            "spread": {name: timing.spread(each) for name, each in milliseconds.items()}}  # fmt: skip
@@ -200,7 +231,7 @@ def show(row):
 
 
 def known() -> dict:
-    modules = (gpu_rows, gpu_backward_rows, gpu_decode_rows, gpu_linear_rows, gpu_lowbit_rows)
+    modules = (gpu_rows, gpu_backward_rows, gpu_decode_rows, gpu_linear_rows, gpu_lowbit_rows, gpu_nsa_rows)
     return {name: make for module in modules for name, make in module.rows().items()}
 
 
@@ -219,7 +250,11 @@ def main():
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts, i from 0")
     parser.add_argument("--out", type=pathlib.Path, help="the results file (default: bench/results/<gpu>.json)")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no row is begun after so many")
+    parser.add_argument(
+        "--tensors", type=pathlib.Path, help="rows of native sparse attention on the q, k, v of this file of torch.save"
+    )
     arguments = parser.parse_args()
+    gpu_nsa_rows.TENSORS = arguments.tensors
     index, count = (int(part) for part in arguments.shard.split("/"))
     if not torch.cuda.is_available():
         sys.exit("attention_bench_gpu.py: torch sees no GPU")

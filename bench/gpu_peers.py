@@ -89,6 +89,20 @@ def fa3(call: Callable) -> dict[str, Callable]:
     return {"fa3": lambda *arguments: call(module, *arguments)}
 
 
+_FLA = "fla.ops.nsa.parallel"
+
+
+def fla(call: Callable) -> dict[str, Callable]:
+    """{"fla": a call that gets flash-linear-attention's module of native sparse attention}, or nothing where there is none."""
+    if not _there(_FLA):
+        return {}
+    return {"fla": functools.partial(call, _imported(_FLA))}
+
+
+def why_no_fla() -> str:
+    return f"{_FLA} cannot be imported: {str(_imported(_FLA)).splitlines()[0][:200]}"
+
+
 def fa3_dense(q, k, v, *, causal=False, window=(-1, -1), deterministic=False, **descales) -> dict[str, Callable]:
     """descales: q_descale, k_descale, v_descale, float32 [B, Hkv], of e4m3 operands."""
     return fa3(lambda module: module.flash_attn_func(

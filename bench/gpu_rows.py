@@ -31,6 +31,9 @@ class Row:
     rotations: int = 1  # distinct inputs that calls(n) takes in turn, for graphs
     limit: float = LIMIT  # of an output's relative distance from the reference, and from the first rival's
     reference: Callable[[], Expected] | None = None
+    # contender -> the difference of a smaller call of its from what it should be, in place of the timed calls' outputs: those
+    # it does not name compute something else.
+    agreement: Callable[[], dict[str, float]] | None = None
     kernel: str = ""  # Heddle's candidate
     sources: tuple[str, ...] = ()
     absent: dict[str, str] = dataclasses.field(default_factory=dict)  # contender -> why it has no such kernel

@@ -83,6 +83,19 @@ ENCODER_GPU = (
     *EVERY_ATTENTION,
     *EVERY_LINEAR,
 )
+#: Of native sparse attention on a GPU: its steps, and attention over pooled keys and in a window.
+NSA_GPU = (
+    "src/cuda/any/gate_branches",
+    "src/problem/gate_branches.h",
+    *ATTENTION["sm90", False],
+    *ATTENTION["sm90", True],
+    *ATTENTION["sm80", False],
+    *ATTENTION["sm80", True],
+    *EVERY_ATTENTION,
+    "python/heddle/nsa",
+    "python/heddle/sparse.py",
+    *PYTHON,
+)
 LADDER = ("examples/ladder", GPU_COMMON)
 TRAINING = (
     *ATTENTION["sm90", False],
@@ -163,6 +176,7 @@ def families() -> dict[str, tuple[str, ...]]:
         "cache in 4 bits": INT4_CACHE,
         "weights to a format": LOWBIT_GPU,
         "encoder": ENCODER_GPU,
+        "native sparse attention": NSA_GPU,
         "ladder": LADDER,
         "training": TRAINING,
         "host": PYTHON,

@@ -12,9 +12,9 @@ import statistics
 from bench_results import ROOT, marked, merged, noted, read, run, said, span
 from marked_block import table, update
 
-OWN = ("heddle", "baseline", "f32", "tf32", "sm80", "sm90", "default", "deterministic")  # Heddle itself
+OWN = ("heddle", "baseline", "f32", "tf32", "sm80", "sm90", "default", "deterministic", "dense")  # Heddle itself
 NAMES = {"cudnn": "cuDNN", "fa2": "FlashAttention-2", "fa3": "FlashAttention-3", "efficient": "memory-efficient", "math": "torch unfused", "cublas": "cuBLAS bf16",
-         "int4pack": "torch int4", "bitsandbytes": "bitsandbytes", "baseline": "`baseline_cuda`", "f32": "float32", "tf32": "tf32", "sm80": "`sm80`", "sm90": "`sm90`", "default": "default",
+         "int4pack": "torch int4", "bitsandbytes": "bitsandbytes", "baseline": "`baseline_cuda`", "f32": "float32", "tf32": "tf32", "sm80": "`sm80`", "sm90": "`sm90`", "default": "default", "dense": "Heddle, dense", "fla": "flash-linear-attention",
          "deterministic": "deterministic", "heddle": "Heddle"}  # fmt: skip
 # In the names of rows, and what the tables say for them.
 WORDS = [
@@ -26,6 +26,7 @@ WORDS = [
     (r"D(\d+) causal", r"D \1, causal"), (r"\bD(\d+)", r"D \1"),
 ]  # fmt: skip
 KINDS = {  # of rows; the first that matches takes a row
+    "nsa": lambda row: row["name"].startswith("nsa "),
     "memory": lambda row: row["unit"] == "MiB",
     "calls": lambda row: re.match(r"(python|short|unfused|half|linear python)\b", row["name"]),
     "linear": lambda row: row["name"].startswith("linear "),
@@ -65,7 +66,7 @@ def microseconds(row):
 # The tables, in the order of the pages.
 TITLES = {
     "forward": "Forward", "gradients": "Gradients", "decoding": "Decoding", "calls": "Short calls", "memory": "Memory", "linear": "Linear layers",
-    "coding": "Weights to a format and from it",
+    "coding": "Weights to a format and from it", "nsa": "Native sparse attention",
 }  # fmt: skip
 
 
@@ -248,12 +249,30 @@ def memory(rows):
     return table(lines)
 
 
+def nsa(rows):
+    """Milliseconds of a call, or the most memory that it had."""
+    lines = [["native sparse attention, D 128, 16 blocks of 64", "Heddle", "others", "times its own dense attention"]]
+    for row in rows:
+        found = rates(row) if row["unit"] == "MiB" else {name: us / 1000 for name, us in microseconds(row).items()}
+        unit, own = ("MiB" if row["unit"] == "MiB" else "ms"), found.get("heddle")
+        shown = {name: f"{value:.0f}" if unit == "MiB" else f"{value:.3g}" for name, value in found.items()}
+        lines.append(
+            [
+                marked(re.sub(r"^nsa ", "", row["name"]), [row]),
+                f"{shown['heddle']} {unit}" if own else "no kernel",
+                ", ".join(f"{NAMES[name]} {value}" for name, value in shown.items() if name != "heddle"),
+                f"{found['dense'] / own:.2f}" if own and "dense" in found else "",
+            ]
+        )
+    return table(lines)
+
+
 def tables(rows):
     """The summary: what there is of each kind."""
     found = sorted_by_kind(rows)
     made = {
         "forward": lambda some: flops(some, "forward", rows), "gradients": lambda some: flops(some, "gradients", rows),
-        "decoding": decoding, "calls": calls, "memory": memory, "linear": linear, "coding": coding,
+        "decoding": decoding, "calls": calls, "memory": memory, "linear": linear, "coding": coding, "nsa": nsa,
     }  # fmt: skip
     return "\n\n".join(made[kind](some) for kind, some in found.items() if some)
 

@@ -91,7 +91,7 @@ def sparse_attention(
 
     B sequences, H query heads, Hkv key/value heads, Sq and Sk lengths, as for ``attention``; float32, float16 or bfloat16.
     Torch tensors go through a torch operator with gradients of q, k, v and sink, also through the returned lse; no
-    gradient passes through a list. Other arrays are forward only. On the CPU; see ``heddle.explain_sparse_attention``.
+    gradient passes through a list. Other arrays are forward only. What runs, and where: ``heddle.explain_sparse_attention``.
 
     Args:
       q, k, v: as for ``attention``: [B, Sq, H, D], [B, Sk, Hkv, D], [B, Sk, Hkv, Dv]; packed, or k and v in pages.
@@ -117,7 +117,7 @@ def sparse_attention(
 
     Raises:
       ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written. Also a tensor that
-        requires a gradient beside out or lse_out, unless torch's gradients are off; and tensors on a GPU.
+        requires a gradient beside out or lse_out, unless torch's gradients are off.
       TypeError: as ``attention``.
       NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
 

@@ -1,6 +1,10 @@
 #include "heddle/nsa.h"
 
+#include <nanobind/stl/string.h>
+
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "convert.h"
 #include "ops/nsa/nsa.h"
@@ -39,7 +43,7 @@ void pool_backward(nb::handle d_pooled, nb::handle dx, nb::handle block, nb::han
 void select(nb::handle q, nb::handle k_pooled, nb::handle lse, nb::handle blocks, nb::handle block_size,
             nb::handle compression_block, nb::handle compression_stride, unsigned forced, nb::handle scale,
             nb::handle cu_seqlens_q, nb::handle cu_seqlens_k, nb::handle seqused_k, nb::handle q_offset,
-            nb::handle q_step, std::uintptr_t stream) {
+            nb::handle q_step, nb::handle max_seqlen_q, nb::handle max_seqlen_k, std::uintptr_t stream) {
   Arguments arguments("select_blocks", Arguments::Devices::any, stream);
   const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k_pooled, "k_pooled");
   const TensorView lse_view = arguments.read(lse, "lse"), blocks_view = arguments.write(blocks, "blocks");
@@ -58,10 +62,48 @@ void select(nb::handle q, nb::handle k_pooled, nb::handle lse, nb::handle blocks
   options.seqused_k = arguments.read(seqused_k, "seqused_k");
   options.q_offset = arguments.read(q_offset, "q_offset");
   options.q_step = arguments.integer(q_step, "q_step");
+  options.max_seqlen_q = arguments.integer(max_seqlen_q, "max_seqlen_q");
+  options.max_seqlen_k = arguments.integer(max_seqlen_k, "max_seqlen_k");
   CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
   select_blocks_with(q_view, k_view, lse_view, blocks_view, options, arguments.runtime(),
                      [&](std::size_t bytes) { return scratch.get(bytes); });
+}
+
+// Sequences of as many arrays; of those that are written each may be None.
+std::vector<GatedBranch> branches(Arguments& arguments, const nb::sequence& os, const nb::sequence& gates,
+                                  bool written) {
+  const std::string prefix = written ? "d_" : "";
+  std::vector<GatedBranch> out(nb::len(os));
+  for (std::size_t n = 0; n < out.size(); ++n) {
+    const std::string at = "s[" + std::to_string(n) + "]", o = prefix + "o" + at, gate = prefix + "gate" + at;
+    const nb::object of_o = os[n], of_gate = gates[n];
+    if (written) {
+      out[n] = {arguments.write(of_o, o.c_str()), arguments.write(of_gate, gate.c_str())};
+    } else {
+      out[n] = {arguments.read(of_o, o.c_str()), arguments.read(of_gate, gate.c_str())};
+    }
+  }
+  return out;
+}
+
+void gate(const nb::sequence& os, const nb::sequence& gates, nb::handle out, const std::string& force,
+          std::uintptr_t stream) {
+  Arguments arguments("gate_branches", Arguments::Devices::any, stream);
+  const std::vector<GatedBranch> read = branches(arguments, os, gates, false);
+  const TensorView out_view = arguments.write(out, "out");
+  nb::gil_scoped_release released;
+  gate_branches(read, out_view, arguments.runtime(), force);
+}
+
+void gate_backward(const nb::sequence& os, const nb::sequence& gates, nb::handle d_out, const nb::sequence& d_os,
+                   const nb::sequence& d_gates, const std::string& force, std::uintptr_t stream) {
+  Arguments arguments("gate_branches_backward", Arguments::Devices::any, stream);
+  const std::vector<GatedBranch> read = branches(arguments, os, gates, false);
+  const TensorView d_out_view = arguments.read(d_out, "d_out");
+  const std::vector<GatedBranch> written = branches(arguments, d_os, d_gates, true);
+  nb::gil_scoped_release released;
+  gate_branches_backward(read, d_out_view, written, arguments.runtime(), force);
 }
 
 }  // namespace
@@ -74,7 +116,12 @@ void bind_nsa(nb::module_& module) {
   module.def("select_blocks", &select, nb::arg("q"), nb::arg("k_pooled"), nb::arg("lse").none(), nb::arg("blocks"),
              nb::arg("block_size"), nb::arg("compression_block").none(), nb::arg("compression_stride").none(),
              nb::arg("forced"), nb::arg("scale").none(), nb::arg("cu_seqlens_q").none(), nb::arg("cu_seqlens_k").none(),
-             nb::arg("seqused_k").none(), nb::arg("q_offset").none(), nb::arg("q_step"), nb::arg("stream") = 0);
+             nb::arg("seqused_k").none(), nb::arg("q_offset").none(), nb::arg("q_step"), nb::arg("max_seqlen_q"),
+             nb::arg("max_seqlen_k"), nb::arg("stream") = 0);
+  module.def("gate_branches", &gate, nb::arg("os"), nb::arg("gates"), nb::arg("out"), nb::arg("force"),
+             nb::arg("stream") = 0);
+  module.def("gate_branches_backward", &gate_backward, nb::arg("os"), nb::arg("gates"), nb::arg("d_out"),
+             nb::arg("d_os"), nb::arg("d_gates"), nb::arg("force"), nb::arg("stream") = 0);
 }
 
 }  // namespace heddle::python

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "problem/attention.h"
+#include "problem/gate_branches.h"
 #include "problem/int4_append.h"
 #include "problem/kv_cache.h"
 #include "problem/linear.h"
@@ -41,6 +42,9 @@
   /* partial results joined, from Ampere on, and the gradients of that */                                 \
   K(MergeProblem, kMergeAttention, "cuda", "merge", true)                                                 \
   K(MergeBackwardProblem, kMergeAttentionBackward, "cuda", "merge", true)                                 \
+  /* gated branches summed, from Ampere on, and the gradients of that */                                  \
+  K(GateProblem, kGateBranches, "cuda", "gate", true)                                                     \
+  K(GateBackwardProblem, kGateBranchesBackward, "cuda", "gate", true)                                     \
   /* caches, from Ampere on: rows rotated, rows appended, rows appended in 4 bits */                      \
   K(RotaryProblem, kRotary, "cuda", "rotary", true)                                                       \
   K(AppendProblem, kKvCacheAppend, "cuda", "append", true)                                                \

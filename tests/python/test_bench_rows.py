@@ -17,6 +17,7 @@ import attention_bench_gpu as bench  # noqa: E402
 import gpu_backward_rows  # noqa: E402
 import gpu_decode_rows  # noqa: E402
 import gpu_lowbit_rows  # noqa: E402
+import gpu_nsa_rows  # noqa: E402
 import gpu_peers  # noqa: E402
 import gpu_reference  # noqa: E402
 import gpu_rows  # noqa: E402
@@ -81,6 +82,7 @@ def cpu(monkeypatch):
         lambda call, rotations, prepare: gpu_timing.Contender((lambda: call(0)) if rotations > 1 else call, 1, prepare),
     )
     monkeypatch.setattr(gpu_decode_rows, "ROTATED_BYTES", 1 << 16)
+    monkeypatch.setattr(gpu_nsa_rows, "CHECKED", 192)
     for name in ("gemm_tflops", "copy_tbs"):
         monkeypatch.setattr(bench, name, lambda: 1.0)
     for backward in (False, True):
@@ -198,6 +200,18 @@ SMALL = {
     "encode": lambda: gpu_lowbit_rows.encode(128, 256, "nvfp4"),
     "encode, scale given": lambda: gpu_lowbit_rows.encode(128, 256, "nvfp4", "plain", 1e-2),
     "decode weights": lambda: gpu_lowbit_rows.decode(128, 256, "int4_g128_zp"),
+    "nsa": lambda: gpu_nsa_rows.forward(192, 8, 2, 0),
+    "nsa gradients": lambda: gpu_nsa_rows.backward(192, 8, 2, 64),
+    "nsa gradients, no window": lambda: gpu_nsa_rows.backward(192, 8, 2, 0),
+    "nsa shared": lambda: gpu_nsa_rows.shared(192, 8, 2, "fast", "forward"),
+    "nsa shared, gradients": lambda: gpu_nsa_rows.shared(192, 8, 2, "seed", "backward"),
+    "nsa decode": lambda: gpu_nsa_rows.decode(2, 192, 8, 2),
+    **{
+        f"nsa {name}, {direction}": lambda name=name, direction=direction: gpu_nsa_rows.part(192, 8, 2, name, direction)
+        for name in gpu_nsa_rows.PARTS
+        for direction in ("forward", "backward")
+        if (name, direction) != ("selection", "backward")
+    },
 } | {f"option {name}": lambda name=name: gpu_rows.option(name, 256, 800) for name in gpu_rows.OPTIONS}
 
 
@@ -206,6 +220,60 @@ def test_rows_are_made_compared_and_timed(name):
     row = bench.measure(name, SMALL[name])
     assert "wrong" not in row, row["wrong"]
     assert 0 <= row["difference"]["heddle"] <= row["limit"] and row["rates"]["heddle"] > 0 and row["sources"]
+
+
+def test_native_sparse_attention_that_differs_has_no_time(monkeypatch):
+    gpu_nsa_rows.agreement.cache_clear()
+    whole = heddle.nsa.parallel_nsa
+    monkeypatch.setattr(heddle.nsa, "parallel_nsa", lambda *x, **options: 1.1 * whole(*x, **options))
+    assert "heddle differs by 0.1" in bench.measure("r", SMALL["nsa"])["wrong"]
+    gpu_nsa_rows.agreement.cache_clear()
+
+
+@pytest.mark.parametrize("scale, absent", [(1.0, None), (1.2, "its output differs by 0.2")])
+@pytest.mark.parametrize("name", ["nsa", "nsa gradients"])
+def test_flash_linear_attention_is_raced_where_it_can_be_imported(name, scale, absent, monkeypatch):
+    whole = heddle.nsa.parallel_nsa
+
+    def parallel_nsa(q, k, v, g_cmp=None, g_slc=None, g_swa=None, block_indices=None, block_counts=16, block_size=64,
+                     window_size=0, scale=None, cu_seqlens=None):  # fmt: skip
+        assert block_indices is None or block_indices.dtype == torch.int64
+        return factor * whole(q, k, v, g_cmp, g_slc, g_swa, block_indices, block_counts, block_size, window_size)
+
+    factor = scale
+    module = types.SimpleNamespace(parallel_nsa=parallel_nsa)
+    monkeypatch.setitem(sys.modules, "fla.ops.nsa.parallel", module)
+    for cached in (gpu_peers._imported, gpu_nsa_rows.agreement):
+        cached.cache_clear()
+    row = bench.measure("r", SMALL[name])
+    for cached in (gpu_peers._imported, gpu_nsa_rows.agreement):
+        cached.cache_clear()
+    assert "wrong" not in row, row["wrong"]
+    if absent is None:
+        assert row["rates"]["fla"] > 0 and row["difference"]["fla"] <= gpu_nsa_rows.LIMIT and row["rival"] == "fla"
+    else:
+        assert "fla" not in row["rates"] and row["absent"]["fla"].startswith(absent)
+
+
+def test_native_sparse_attention_of_a_file(monkeypatch, tmp_path):
+    x = dict(zip(("q", "k", "v", "g_cmp", "g_slc", "g_swa"), gpu_nsa_rows.operands(1, 128, 4, 2)))
+    monkeypatch.setattr(torch, "load", lambda path, **options: x)
+    monkeypatch.setattr(gpu_nsa_rows, "TENSORS", tmp_path / "layer.pt")
+    made = {name: make for name, make in gpu_nsa_rows.rows().items() if "layer" in name}
+    assert list(made) == [f"nsa layer{w} {d}" for w in ("", " window 512") for d in ("forward", "backward")]
+    row = bench.measure("r", made["nsa layer forward"])
+    assert row["rates"]["heddle"] > 0 and row["absent"].keys() >= {"fla"}
+
+
+def test_a_rival_that_waits_for_the_gpu_is_absent(monkeypatch):
+    def race(contenders):
+        if "fla" in contenders:
+            raise gpu_timing.TimingError("the call waits for the GPU")
+        return {name: [1.0] * 3 for name in contenders}, dict.fromkeys(contenders, 3)
+
+    monkeypatch.setattr(gpu_timing, "race", race)
+    row = bench.measure("r", made({"heddle": lambda: ONES, "fla": lambda: ONES, "cudnn": lambda: ONES}))
+    assert row["absent"] == {"fla": "the call waits for the GPU"} and set(row["rates"]) == {"heddle", "cudnn"}
 
 
 def test_a_reference_knows_causality_from_the_bottom_right_and_groups():

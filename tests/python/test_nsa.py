@@ -363,6 +363,65 @@ def test_compiled_with_dynamic_shapes():
     assert relative(call(*x), nsa.parallel_nsa(*x, None, 3, SIZE, 9)) < 1e-6
 
 
+BOUNDED = {
+    "none": {},
+    "one number": dict(max_seqlen=128),
+    "a pair": dict(max_seqlen=(90, 91)),
+    "output": dict(max_seqlen=90, query_stride=3, share="output", share_branches=("cmp", "slc", "swa")),
+    "selection": dict(max_seqlen=90, query_stride=16, share="selection"),
+}
+
+
+@pytest.mark.parametrize("options", BOUNDED.values(), ids=BOUNDED)
+def test_bounds_of_packed_lengths_change_no_bit_and_nothing_is_read(options):
+    x = operands(128, size=8, v_size=8, dtype=torch.float32)
+    starts = torch.tensor([0, 0, 90, 97, 128], dtype=torch.int32)
+    unbounded = {name: value for name, value in options.items() if name != "max_seqlen"}
+    expected = nsa.parallel_nsa(*x, None, 3, SIZE, 9, cu_seqlens=starts, **unbounded)
+    assert torch.equal(nsa.parallel_nsa(*x, None, 3, SIZE, 9, cu_seqlens=starts, **options), expected)
+    if "max_seqlen" in options:  # which a call that reads them would break
+        call = torch.compile(
+            lambda starts, *x: nsa.parallel_nsa(*x, None, 3, SIZE, 9, cu_seqlens=starts, **options),
+            fullgraph=True,
+            backend="aot_eager",
+        )
+        assert relative(call(starts, *x), expected) < 1e-6
+
+
+def test_a_bound_of_lists_changes_no_bit_and_nothing_is_read():
+    x = operands(90, size=8, v_size=8, dtype=torch.float32)
+    counts = torch.randint(0, 6, (1, 90, 2), generator=torch.Generator().manual_seed(3))
+    expected = nsa.parallel_nsa(*x, None, counts, SIZE, 9)
+    assert torch.equal(nsa.parallel_nsa(*x, None, counts, SIZE, 9, max_block_counts=5), expected)
+    fewer = nsa.parallel_nsa(*x, None, counts.clamp(max=2), SIZE, 9)
+    assert torch.equal(nsa.parallel_nsa(*x, None, counts, SIZE, 9, max_block_counts=2), fewer)
+    call = torch.compile(
+        lambda counts, *x: nsa.parallel_nsa(*x, None, counts, SIZE, 9, max_block_counts=5),
+        fullgraph=True,
+        backend="aot_eager",
+    )
+    assert relative(call(counts, *x), expected) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(max_seqlen=0), r"max_seqlen is 0: it must be at least 1"),
+        (dict(max_seqlen="9"), r"max_seqlen is '9': it must be an int"),
+        (dict(max_seqlen=(20, 20, 20)), r"max_seqlen has 3 elements: it must be an int, or a pair"),
+        (dict(max_seqlen=(20, -1)), r"max_seqlen\[1\] is -1: it must be at least 1"),
+        (dict(max_seqlen=20, cu_seqlens=torch.zeros(1)), r"cu_seqlens is float32 \[1\]: it must be int32 or int64"),
+        (dict(max_seqlen=20, cu_seqlens=(torch.tensor([0, 20]), torch.tensor([0, 9, 20]))), "1 sequences of q and 2 of k"),
+        (dict(max_seqlen=12), "max_seqlen_q is 12"),
+        (dict(max_block_counts=-1), "max_block_counts is -1: it must be at least 0"),
+    ],
+)
+def test_refused_bounds(change, message):
+    x = operands(20, size=8, v_size=8, dtype=torch.float32)
+    with pytest.raises((ValueError, TypeError), match=message):
+        nsa.parallel_nsa(*x, None, 3, SIZE, **{"cu_seqlens": torch.tensor([0, 20]), **change})
+
+
 def test_the_layer_decodes_under_autocast():
     model = layer()
     x = torch.randn(1, 70, 48)

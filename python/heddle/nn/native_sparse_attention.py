@@ -80,12 +80,18 @@ class NativeSparseAttention(nn.Module):
         )
 
     def forward(
-        self, x: torch.Tensor, *, cu_seqlens: torch.Tensor | None = None, cache: Cache | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        cu_seqlens: torch.Tensor | None = None,
+        max_seqlen: int | None = None,
+        cache: Cache | None = None,
     ) -> torch.Tensor:
         """
         Args:
           x: [B, T, dim]; with cu_seqlens [1, T, dim].
           cu_seqlens: int32 or int64 [N + 1], starts of packed sequences, from 0 to T.
+          max_seqlen: no packed sequence is longer; without it cu_seqlens is read, which on a GPU waits for it.
           cache: x holds each sequence's next T positions; their keys are appended. Without gradients.
 
         Returns:
@@ -125,6 +131,7 @@ class NativeSparseAttention(nn.Module):
                 g_slc,
                 g_swa,
                 cu_seqlens=cu_seqlens,
+                max_seqlen=max_seqlen,
                 compression_block=self.compression_block,
                 compression_stride=self.compression_stride,
                 **form,

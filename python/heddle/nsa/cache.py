@@ -107,7 +107,7 @@ class _CachedRows(BatchedRows):
         return {"q_offset": self._lengths - self.rows, "q_step": stride}
 
     def of_k(self) -> dict[str, Any]:
-        return {"seqused_k": self._lengths}
+        return {"seqused_k": self._lengths}  # behind which bottom_right ends
 
 
 @torch.no_grad()
@@ -125,6 +125,7 @@ def nsa_with_cache(
     scale: float | None = None,
     *,
     forced: Iterable[str] = FORCED,
+    max_block_counts: int | None = None,
 ) -> torch.Tensor:
     """Appends k_new and v_new to the cache, then native sparse attention of q's rows, which are the last n positions of each
     sequence: a step of decoding with n = 1, a chunk of a prefill with more. What ``parallel_nsa`` gives over all keys there
@@ -132,8 +133,8 @@ def nsa_with_cache(
 
     Args:
       q: [B, n, HQ, D]; k_new, v_new: [B, n, H, D], [B, n, H, Dv], of the cache's dtype.
-      g_cmp, g_slc, g_swa, block_counts, block_size, window_size, scale, forced: as for parallel_nsa. Compressed blocks are
-        the cache's.
+      g_cmp, g_slc, g_swa, block_counts, block_size, window_size, scale, forced, max_block_counts: as for parallel_nsa.
+        Compressed blocks are the cache's.
 
     Returns:
       [B, n, HQ, Dv] of q's dtype.
@@ -147,9 +148,10 @@ def nsa_with_cache(
     checks.operands(name, q, k_new, v_new)
     if q.shape[1] != k_new.shape[1]:
         raise ValueError(f"[{name}] q has {q.shape[1]} rows and k_new {k_new.shape[1]}: each row comes with its key")
+    most = None if max_block_counts is None else checks.integer(name, "max_block_counts", max_block_counts, 0)
     gates, form, counts = checked_form(
         name, q, k_new, (g_cmp, g_slc, g_swa), block_counts, block_size, window_size, scale, forced,
-        cache.block, cache.stride, None, 1, "none", (), "own",
+        cache.block, cache.stride, None, 1, "none", (), "own", most,
     )  # fmt: skip
     before = cache.lengths.clone()
     cache.append(k_new, v_new)

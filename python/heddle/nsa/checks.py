@@ -166,6 +166,16 @@ def counts(operation: str, block_counts: Any, q: torch.Tensor, k: torch.Tensor) 
     if not isinstance(block_counts, torch.Tensor):
         number = integer(operation, "block_counts", block_counts, 0)
         return torch.full(shape, number, dtype=torch.int64, device=q.device), number
+    checked_counts(operation, block_counts, q, k)
+    return block_counts.long(), _largest(block_counts)
+
+
+def _largest(block_counts: torch.Tensor) -> int:
+    return max(0, int(block_counts.max())) if block_counts.numel() else 0
+
+
+def checked_counts(operation: str, block_counts: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> None:
+    shape = (*q.shape[:2], k.shape[2])
     if block_counts.shape != shape:
         raise ValueError(
             f"[{operation}] block_counts is {list(block_counts.shape)}: it must be an int or [B, T, H], here {list(shape)}"
@@ -173,17 +183,20 @@ def counts(operation: str, block_counts: Any, q: torch.Tensor, k: torch.Tensor) 
     if block_counts.dtype not in INDEX_DTYPES:
         raise ValueError(f"[{operation}] block_counts is {str(block_counts.dtype)[6:]}: it must be int32 or int64")
     _same_device(operation, "block_counts", block_counts, q)
-    return block_counts.long(), max(0, int(block_counts.max())) if block_counts.numel() else 0
 
 
 def slots_and_counts(
-    operation: str, block_counts: Any, q: torch.Tensor, k: torch.Tensor
+    operation: str, block_counts: Any, q: torch.Tensor, k: torch.Tensor, most: int | None = None
 ) -> tuple[int, torch.Tensor | None]:
-    """The longest list, and how long each is, int32 [B, Tq, H]; None where all are as long."""
+    """The longest list, and how long each is, int32 [B, Tq, H]; None where all are as long. most: no list is longer; without
+    it a tensor is read."""
     if not isinstance(block_counts, torch.Tensor):
-        return integer(operation, "block_counts", block_counts, 0), None
-    found, slots = counts(operation, block_counts, q, k)
-    return slots, found.clamp(0, LARGEST).int()
+        slots = integer(operation, "block_counts", block_counts, 0)
+        return slots if most is None else min(slots, most), None
+    checked_counts(operation, block_counts, q, k)
+    if most is None:
+        most = _largest(block_counts)
+    return most, block_counts.clamp(0, min(most, LARGEST)).int()
 
 
 def compression(operation: str, block_size: int, block: Any, stride: Any, compress: Any) -> tuple[int, int]:
@@ -200,12 +213,16 @@ def compression(operation: str, block_size: int, block: Any, stride: Any, compre
     return block, stride
 
 
-def _starts(operation: str, name: str, x: Any, length: int, owner: str) -> list[int]:
+def _is_starts(operation: str, name: str, x: Any) -> None:
     _tensor(operation, name, x)
     if x.dim() != 1 or len(x) < 2 or x.dtype not in INDEX_DTYPES:
         raise ValueError(
             f"[{operation}] {name} is {str(x.dtype)[6:]} {list(x.shape)}: it must be int32 or int64 [N + 1], N at least 1"
         )
+
+
+def _starts(operation: str, name: str, x: Any, length: int, owner: str) -> list[int]:
+    _is_starts(operation, name, x)
     starts: list[int] = x.tolist()
     if starts[0] != 0:
         raise ValueError(f"[{operation}] {name}[0] is {starts[0]}: it must be 0")
@@ -232,20 +249,10 @@ def spans(operation: str, q: torch.Tensor, k: torch.Tensor, cu_seqlens: Any, que
     if cu_seqlens is None:
         found = [Span(b, slice(0, q.shape[1]), slice(0, k.shape[1])) for b in range(q.shape[0])]
     else:
-        if q.shape[0] != 1:
-            raise ValueError(f"[{operation}] q is {list(q.shape)}: with cu_seqlens the batch must be 1")
-        pair = isinstance(cu_seqlens, (tuple, list))
-        if pair and len(cu_seqlens) != 2:
-            raise ValueError(
-                f"[{operation}] cu_seqlens has {len(cu_seqlens)} elements: it must be a tensor, or a pair (of q, of k)"
-            )
-        of_q, of_k = cu_seqlens if pair else (cu_seqlens, cu_seqlens)
-        q_starts = _starts(operation, "cu_seqlens[0]" if pair else "cu_seqlens", of_q, q.shape[1], "q")
-        k_starts = _starts(operation, "cu_seqlens[1]" if pair else "cu_seqlens", of_k, k.shape[1], "k")
-        if len(q_starts) != len(k_starts):
-            raise ValueError(
-                f"[{operation}] cu_seqlens has {len(q_starts) - 1} sequences of q and {len(k_starts) - 1} of k: they must be as many"
-            )
+        (q_name, of_q), (k_name, of_k) = _pair_of_starts(operation, q, cu_seqlens)
+        q_starts = _starts(operation, q_name, of_q, q.shape[1], "q")
+        k_starts = _starts(operation, k_name, of_k, k.shape[1], "k")
+        _as_many(operation, len(q_starts), len(k_starts))
         edges = zip(q_starts, q_starts[1:], k_starts, k_starts[1:])
         found = [Span(0, slice(q0, q1), slice(k0, k1)) for q0, q1, k0, k1 in edges]
     for n, span in enumerate(found):
@@ -259,10 +266,50 @@ def spans(operation: str, q: torch.Tensor, k: torch.Tensor, cu_seqlens: Any, que
     return found
 
 
+def _pair_of_starts(operation: str, q: torch.Tensor, cu_seqlens: Any) -> tuple[tuple[str, Any], tuple[str, Any]]:
+    """What is given for q and for k, and its name."""
+    if q.shape[0] != 1:
+        raise ValueError(f"[{operation}] q is {list(q.shape)}: with cu_seqlens the batch must be 1")
+    if not isinstance(cu_seqlens, (tuple, list)):
+        return ("cu_seqlens", cu_seqlens), ("cu_seqlens", cu_seqlens)
+    if len(cu_seqlens) != 2:
+        raise ValueError(
+            f"[{operation}] cu_seqlens has {len(cu_seqlens)} elements: it must be a tensor, or a pair (of q, of k)"
+        )
+    return ("cu_seqlens[0]", cu_seqlens[0]), ("cu_seqlens[1]", cu_seqlens[1])
+
+
+def _as_many(operation: str, of_q: int, of_k: int) -> None:
+    if of_q != of_k:
+        raise ValueError(
+            f"[{operation}] cu_seqlens has {of_q - 1} sequences of q and {of_k - 1} of k: they must be as many"
+        )
+
+
 def packed(
-    operation: str, q: torch.Tensor, k: torch.Tensor, cu_seqlens: Any, query_stride: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Starts of the sequences of q and of k, which are read."""
-    spans(operation, q, k, cu_seqlens, query_stride)
-    of_q, of_k = cu_seqlens if isinstance(cu_seqlens, (tuple, list)) else (cu_seqlens, cu_seqlens)
-    return of_q, of_k
+    operation: str, q: torch.Tensor, k: torch.Tensor, cu_seqlens: Any, max_seqlen: Any, query_stride: int
+) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
+    """Starts of the sequences of q and of k, and lengths that none of them exceeds. With max_seqlen the starts are not read:
+    on a GPU that would wait for it."""
+    if max_seqlen is None:
+        found = spans(operation, q, k, cu_seqlens, query_stride)
+        longest = (
+            max(span.rows.stop - span.rows.start for span in found),
+            max(span.keys.stop - span.keys.start for span in found),
+        )
+        of_q, of_k = (x for _, x in _pair_of_starts(operation, q, cu_seqlens))
+        return of_q, of_k, longest
+    (q_name, of_q), (k_name, of_k) = _pair_of_starts(operation, q, cu_seqlens)
+    for name, x in ((q_name, of_q), (k_name, of_k)):
+        _is_starts(operation, name, x)
+        _same_device(operation, name, x, q)
+    _as_many(operation, len(of_q), len(of_k))
+    if not isinstance(max_seqlen, (tuple, list)):
+        longest_of_both = integer(operation, "max_seqlen", max_seqlen, 1)
+        return of_q, of_k, (longest_of_both, longest_of_both)
+    if len(max_seqlen) != 2:
+        raise ValueError(
+            f"[{operation}] max_seqlen has {len(max_seqlen)} elements: it must be an int, or a pair (of q, of k)"
+        )
+    of_rows, of_keys = (integer(operation, f"max_seqlen[{n}]", x, 1) for n, x in enumerate(max_seqlen))
+    return of_q, of_k, (of_rows, of_keys)

@@ -36,7 +36,7 @@ def pool_keys(
       order; keys in no complete block have 0.
 
     Raises:
-      ValueError: a bad argument; the message names it, its value and the rule. Also tensors on a GPU: there is no kernel yet.
+      ValueError: a bad argument; the message names it, its value and the rule. Also what no kernel of its device serves.
       TypeError: what is no tensor, or no int.
       NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
 
@@ -64,6 +64,8 @@ def select_blocks(
     seqused_k: torch.Tensor | None = None,
     q_offset: torch.Tensor | int | None = None,
     q_step: int = 1,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
 ) -> torch.Tensor:
     """The lists of blocks that naive_nsa_compression makes, for each row and key/value head, for ``heddle.sparse_attention``:
     forced blocks, then the highest scores, the lower number first among equals, -1 behind the last. Scores are not stored.
@@ -86,6 +88,8 @@ def select_blocks(
       cu_seqlens_q, cu_seqlens_k: int32 [B + 1], where packed rows, and packed pooled keys, of each sequence begin.
       seqused_k: int32 [B], how many pooled keys each sequence has; all if None.
       q_offset: int32 [B], or an int for all: the position of the first row; 0 if None. q_step: from a row to the next.
+      max_seqlen_q, max_seqlen_k: upper bounds of packed rows and pooled keys of a sequence; found from cu_seqlens if None, but
+        to be given on a GPU, whose index data is not read here.
 
     Returns:
       int32 [B, Sq, Hkv, n], with cu_seqlens_q [total_q, Hkv, n]; without gradient.
@@ -110,6 +114,8 @@ def select_blocks(
             raise ValueError(f"[{name}] q_offset is {q_offset}: positions must be below 2^31 - 1")
     q_step = checks.integer(name, "q_step", q_step, 1)
     sequences = cu_seqlens_q, cu_seqlens_k, seqused_k
+    longest = [0 if x is None else checks.integer(name, what, x, 0)
+               for what, x in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k))]  # fmt: skip
     return nsa_operators.select_blocks(
-        q, k_pooled, n, lse, (block_size, *sizes), bits, scale, sequences, q_offset, q_step
+        q, k_pooled, n, lse, (block_size, *sizes), bits, scale, sequences, q_offset, q_step, longest
     )

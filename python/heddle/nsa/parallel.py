@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from ..functional import attention
+from ..hosts.torch.gate_operators import gate_branches
+from ..hosts.torch.transforms import transformed
 from ..sparse import sparse_attention
 from . import checks
 from .branches import FORCED, Compress
@@ -18,6 +20,7 @@ from .sequences import Form
 from .sharing import BranchName, GateName, ShareName, Sharing, checked_sharing
 
 Gates = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]  # of cmp, slc and swa
+Branch = tuple[torch.Tensor, torch.Tensor | None]  # an output and its gate; None: it is in the output
 
 
 def parallel_nsa(
@@ -47,13 +50,15 @@ def parallel_nsa(
     share: ShareName = "none",
     share_branches: Iterable[BranchName] = ("slc",),
     gate: GateName = "own",
+    max_seqlen: int | tuple[int, int] | None = None,
+    max_block_counts: int | None = None,
 ) -> torch.Tensor:
     """Native sparse attention, ``g_cmp * o_cmp + g_slc * o_slc + g_swa * o_swa``: what naive_nsa_with_compression means, by
     kernels, forward and backward, in memory that grows with rows and not with rows times blocks.
 
     Args:
       q, k, v: [B, Tq, HQ, D], [B, Tk, H, D], [B, Tk, H, Dv], Tq <= Tk (the rows of q are the last positions); float32, float16
-        or bfloat16, D and Dv to 256, HQ any multiple of H. On the CPU; see docs/nsa.md.
+        or bfloat16, D and Dv to 256, HQ any multiple of H.
       g_cmp, g_slc, g_swa: [B, Tq, HQ], the branches' gates. Without g_cmp there is no compressed branch, though blocks are
         still chosen by its scores; g_swa may be None where window_size is 0.
       block_indices: int32 or int64 [B, Tq, H, S], lists from outside; none are then chosen. A list is a set.
@@ -61,9 +66,13 @@ def parallel_nsa(
       block_size: keys of a block: 16, 32, 64 or 128.
       window_size, scale, cu_seqlens, head_first, k_swa, v_swa, query_stride, share, share_branches, gate: as for naive_nsa.
       k_cmp, v_cmp, forced, compression_block, compression_stride, compress: as for naive_nsa_with_compression.
+      max_seqlen: no packed sequence is longer: one number, or a pair (of q, of k). Without it cu_seqlens is read, and checked,
+        which on a GPU waits for it; with it nothing is.
+      max_block_counts: no list is longer. Without it, and without block_indices, a block_counts that is a tensor is read.
 
     Returns:
-      [B, Tq, HQ, Dv] of q's dtype. Branches are summed in float32 and rounded once.
+      [B, Tq, HQ, Dv] of q's dtype. Branches are summed in float32 and rounded once; on a GPU branches of 16-bit operands are
+      rounded to 16 bits before.
 
     Raises:
       ValueError, TypeError: a bad argument; the message names it, its value and the rule.
@@ -75,18 +84,24 @@ def parallel_nsa(
     checks.operands(name, q, k, v)
     k_cmp, v_cmp = checks.like(name, "k_cmp", k_cmp, "k", k), checks.like(name, "v_cmp", v_cmp, "v", v)
     k_swa, v_swa = checks.like(name, "k_swa", k_swa, "k", k), checks.like(name, "v_swa", v_swa, "v", v)
-    gates, form, counts = checked_form(
-        name, q, k, (g_cmp, g_slc, g_swa), block_counts, block_size, window_size, scale, forced,
-        compression_block, compression_stride, compress, query_stride, share, share_branches, gate,
-    )  # fmt: skip
+    most = None if max_block_counts is None else checks.integer(name, "max_block_counts", max_block_counts, 0)
     if block_indices is not None:
         checks.lists(name, block_indices, q, k)
+        most = block_indices.shape[3] if most is None else min(most, block_indices.shape[3])
+    gates, form, counts = checked_form(
+        name, q, k, (g_cmp, g_slc, g_swa), block_counts, block_size, window_size, scale, forced,
+        compression_block, compression_stride, compress, query_stride, share, share_branches, gate, most,
+    )  # fmt: skip
     shape = (*q.shape[:3], v.shape[3])
     if q.shape[0] * q.shape[1] == 0:
         return q.sum().to(q.dtype) + q.new_zeros(shape)
 
     rows, (q, k, v, k_cmp, v_cmp, k_swa, v_swa, *of_branches, block_indices, counts) = laid_out(
-        name, cu_seqlens, form.sharing.stride, (q, k, v, k_cmp, v_cmp, k_swa, v_swa, *gates, block_indices, counts)
+        name,
+        cu_seqlens,
+        max_seqlen,
+        form.sharing.stride,
+        (q, k, v, k_cmp, v_cmp, k_swa, v_swa, *gates, block_indices, counts),
     )
     pooled = None
     if g_cmp is not None or block_indices is None:
@@ -98,7 +113,7 @@ def parallel_nsa(
 
 
 def laid_out(
-    name: str, cu_seqlens: Any, query_stride: int, tensors: tuple[torch.Tensor | None, ...]
+    name: str, cu_seqlens: Any, max_seqlen: Any, query_stride: int, tensors: tuple[torch.Tensor | None, ...]
 ) -> tuple[Rows, tuple[Any, ...]]:
     """How the rows lie, and the tensors (q, k and more) as operations take them: packed ones without their batch."""
     q, k = tensors[:2]
@@ -107,7 +122,7 @@ def laid_out(
         rows = BatchedRows(q.shape[1], k.shape[1])
         checks.anchor_first(name, "q", rows.first, query_stride)
         return rows, tensors
-    packed = PackedRows(*checks.packed(name, q, k, cu_seqlens, query_stride), q.shape[1])
+    packed = PackedRows(*checks.packed(name, q, k, cu_seqlens, max_seqlen, query_stride), q.shape[1])
     return packed, tuple(None if x is None else x[0] for x in tensors)
 
 
@@ -128,8 +143,10 @@ def checked_form(
     share: str,
     share_branches: Iterable[str],
     gate: str,
+    most: int | None = None,
 ) -> tuple[Gates, Form, torch.Tensor | None]:
-    """The gates that have a branch, what the call is made of, and how long each list is if not all are as long."""
+    """The gates that have a branch, what the call is made of, and how long each list is if not all are as long. most: no list
+    is longer."""
     g_cmp, g_slc, g_swa = gates
     block_size = checks.integer(name, "block_size", block_size, 1)
     window_size = checks.integer(name, "window_size", window_size, 0)
@@ -138,7 +155,7 @@ def checked_form(
         checks.gate(name, "g_cmp", g_cmp, q)
     if g_swa is not None or window_size > 0:
         checks.gate(name, "g_swa", g_swa, q)
-    slots, counts = checks.slots_and_counts(name, block_counts, q, k)
+    slots, counts = checks.slots_and_counts(name, block_counts, q, k, most)
     sharing = checked_sharing(name, query_stride, share, share_branches, gate, window_size)
     form = Form(
         block_size,
@@ -174,8 +191,9 @@ def attend(
     k, v, k_swa, v_swa = keys
     g_cmp, g_slc, g_swa = gates
     sharing, listing = form.sharing, form.sharing.list_stride
-    common: dict[str, Any] = {"causal": "top_left", "scale": form.scale, "out_dtype": torch.float32}
-    outputs: list[torch.Tensor] = []
+    # A GPU writes and reads branches at less than the price of their products only in 16 bits.
+    common: dict[str, Any] = {"scale": form.scale, "out_dtype": None if q.is_cuda else torch.float32}
+    branches: list[Branch] = []
     lse, at = None, sharing.output_stride("cmp")
     if g_cmp is not None:
         assert pooled is not None
@@ -187,11 +205,12 @@ def attend(
             return_lse=True,
             key_offset=block - 1,
             key_step=stride,
+            causal="top_left",
             **common,
             **rows.of_q(at),
             **rows.of_pooled(block, stride),
         )
-        outputs.append(_gated(o, g_cmp, rows, "cmp", sharing))
+        branches.append(_ungated(o, g_cmp, rows, "cmp", sharing))
         lse = rows.lse_at(lse, listing) if at == 1 else lse if at == listing else None
     counts = None if counts is None else rows.at(counts, listing)
     if lists is None:
@@ -203,11 +222,10 @@ def attend(
     cheap = None
     if g_swa is not None:
         at = sharing.output_stride("swa")
-        o = attention(
-            rows.at(q, at), k_swa, v_swa, window=(form.window - 1, None), **common, **rows.of_q(at), **rows.of_k()
-        )
+        window = (form.window - 1, None)
+        o = attention(rows.at(q, at), k_swa, v_swa, window=window, **common, **rows.of_q_and_k(at))
         cheap = o if sharing.share == "delta" else None
-        outputs.append(_gated(o, g_swa, rows, "swa", sharing))
+        branches.append(_ungated(o, g_swa, rows, "swa", sharing))
     at, query_rows = sharing.output_stride("slc"), 1
     if sharing.share == "selection":
         if form.block_size % sharing.stride == 0:
@@ -226,11 +244,10 @@ def attend(
         block_size=form.block_size,
         query_rows=query_rows,
         **common,
-        **rows.of_q(at),
-        **rows.of_k(),
+        **rows.of_q_and_k(at),
     )
-    outputs.append(_gated(o, g_slc, rows, "slc", sharing, cheap))
-    return functools.reduce(torch.add, outputs).to(q.dtype)
+    branches.append(_ungated(o, g_slc, rows, "slc", sharing, cheap))
+    return _sum(branches, q.dtype)
 
 
 def pooled_keys(rows: Rows, k: torch.Tensor, v: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor]:
@@ -264,24 +281,34 @@ def chosen_blocks(
         )
 
 
-def _gated(
+def _ungated(
     o: torch.Tensor,
     gate: torch.Tensor,
     rows: Rows,
     name: str,
     sharing: Sharing,
     cheap: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """What a branch adds to the result, float32, from its output at the rows of its output_stride (sharing.branch)."""
-    stride, gate = sharing.output_stride(name), gate.float()[..., None]
+) -> Branch:
+    """Of a branch, from its output at the rows of its output_stride: what it adds to the result is the product
+    (sharing.branch)."""
+    stride = sharing.output_stride(name)
     if stride == 1:
-        return gate * o
-    if sharing.share == "output" and sharing.gate == "anchor":
-        return rows.spread(rows.at(gate, stride) * o, stride)
+        return o, gate
+    if sharing.share == "output" and sharing.gate == "anchor" and not o.is_cuda:
+        return rows.spread(rows.at(gate.float()[..., None], stride) * o, stride), None
     o = rows.spread(o, stride)
     if sharing.share == "delta":
         assert cheap is not None
-        o = o + (cheap - rows.spread(rows.at(cheap, stride), stride))
+        o = (o.float() + (cheap.float() - rows.spread(rows.at(cheap, stride), stride).float())).to(o.dtype)
     if sharing.gate == "anchor":
         gate = rows.spread(rows.at(gate, stride), stride)
-    return gate * o
+    return o, gate
+
+
+def _sum(branches: list[Branch], dtype: torch.dtype) -> torch.Tensor:
+    first = branches[0][0]
+    if first.is_cuda and not transformed():
+        found = gate_branches([o for o, _ in branches], [gate.float() for _, gate in branches if gate is not None])
+        return found.to(dtype)
+    gated = (o if gate is None else gate.float()[..., None] * o for o, gate in branches)
+    return functools.reduce(torch.add, gated).to(dtype)

@@ -35,9 +35,18 @@ class BatchedRows:
 
     def of_q(self, stride: int) -> dict[str, Any]:
         """Options of an operation on at(q, stride)."""
-        return {"q_offset": self.first, "q_step": stride}
+        return {"q_offset": self.first or None, "q_step": stride}
 
     def of_k(self) -> dict[str, Any]:
+        return {}
+
+    def of_q_and_k(self, stride: int) -> dict[str, Any]:
+        """Options of causal attention of at(q, stride) over k."""
+        if stride == 1:  # the last rows: offsets would say the same to fewer kernels
+            return {"causal": "bottom_right", **self.of_all_q(), **self.of_k()}
+        return {"causal": "top_left", **self.of_q(stride), **self.of_k()}
+
+    def of_all_q(self) -> dict[str, Any]:
         return {}
 
     def of_pooled(self, block: int, stride: int) -> dict[str, Any]:
@@ -56,10 +65,12 @@ class BatchedRows:
 
 
 class PackedRows:
-    """The rows of sequence b are [cu_q[b], cu_q[b + 1]), the last positions of its keys."""
+    """The rows of sequence b are [cu_q[b], cu_q[b + 1]), the last positions of its keys. Index data stays where it is: what is
+    made of it is made there."""
 
-    def __init__(self, cu_q: torch.Tensor, cu_k: torch.Tensor, total: int) -> None:
+    def __init__(self, cu_q: torch.Tensor, cu_k: torch.Tensor, longest: tuple[int, int], total: int) -> None:
         self.cu_q, self.cu_seqlens_k, self.total = cu_q.int(), cu_k.int(), total
+        self.longest_q, self.longest_k = longest
         self.lengths, self.key_lengths = self.cu_q.diff(), self.cu_seqlens_k.diff()
         self.first = self.key_lengths - self.lengths
 
@@ -91,20 +102,33 @@ class PackedRows:
 
     def of_q(self, stride: int) -> dict[str, Any]:
         if stride == 1:
-            return {"cu_seqlens_q": self.cu_q, "q_offset": self.first, "q_step": 1}
+            return {**self.of_all_q(), "q_offset": self.first, "q_step": 1}
         return {
             "cu_seqlens_q": self._starts(stride),
+            "max_seqlen_q": self.longest_q // stride + 2,  # of places
             "seqused_q": (self.lengths + (stride - 1)) // stride,
             "q_offset": self.first,
             "q_step": stride,
         }
 
     def of_k(self) -> dict[str, Any]:
-        return {"cu_seqlens_k": self.cu_seqlens_k}
+        return {"cu_seqlens_k": self.cu_seqlens_k, "max_seqlen_k": self.longest_k}
+
+    def of_q_and_k(self, stride: int) -> dict[str, Any]:
+        if stride == 1:
+            return {"causal": "bottom_right", **self.of_all_q(), **self.of_k()}
+        return {"causal": "top_left", **self.of_q(stride), **self.of_k()}
+
+    def of_all_q(self) -> dict[str, Any]:
+        return {"cu_seqlens_q": self.cu_q, "max_seqlen_q": self.longest_q}
 
     def of_pooled(self, block: int, stride: int) -> dict[str, Any]:
         complete = (self.key_lengths - block).clamp(min=-stride) // stride + 1
-        return {"cu_seqlens_k": self.cu_seqlens_k // stride, "seqused_k": complete}
+        return {
+            "cu_seqlens_k": self.cu_seqlens_k // stride,
+            "max_seqlen_k": self.longest_k // stride + 1,
+            "seqused_k": complete,
+        }
 
     def compressed(
         self, k: torch.Tensor, v: torch.Tensor, block: int, stride: int, compress: Compress

@@ -195,6 +195,6 @@ def _all_lists(
         gate="own",
         **form,
     )
-    rows, (q_rows, k_rows) = laid_out(name, cu_seqlens, 1, (q, k))
+    rows, (q_rows, k_rows) = laid_out(name, cu_seqlens, None, 1, (q, k))
     lists = chosen_blocks(rows, q_rows, k_rows, pooled_keys(rows, k_rows, k_rows, plain)[0], None, plain)
     return lists.view(*q.shape[:2], *lists.shape[-2:])

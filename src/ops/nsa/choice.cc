@@ -1,6 +1,7 @@
 #include "ops/nsa/choice.h"
 
 #include "cpu/nsa.h"
+#include "reference/gate_branches.h"
 #include "reference/nsa.h"
 
 namespace heddle {
@@ -21,6 +22,18 @@ std::span<const PoolBackwardKernel* const> PlainOperation<PoolBackwardProblem>::
 template <>
 std::span<const SelectKernel* const> PlainOperation<SelectProblem>::candidates() {
   static const auto kernels = with_gpu_kernels<SelectProblem>({&cpu::kSelectBlocks, &reference::kSelectBlocks});
+  return kernels;
+}
+
+template <>
+std::span<const GateKernel* const> PlainOperation<GateProblem>::candidates() {
+  static const auto kernels = with_gpu_kernels<GateProblem>({&reference::kGateBranches});
+  return kernels;
+}
+
+template <>
+std::span<const GateBackwardKernel* const> PlainOperation<GateBackwardProblem>::candidates() {
+  static const auto kernels = with_gpu_kernels<GateBackwardProblem>({&reference::kGateBranchesBackward});
   return kernels;
 }
 

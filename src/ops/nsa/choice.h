@@ -1,7 +1,8 @@
-// The candidates for pooling keys, its gradient, and the choice of blocks.
+// The candidates for pooling keys, its gradient, and the choice of blocks, and sums of gated branches.
 #pragma once
 
 #include "ops/choice.h"
+#include "problem/gate_branches.h"
 #include "problem/pool.h"
 #include "problem/select_blocks.h"
 
@@ -13,6 +14,10 @@ template <>
 std::span<const PoolBackwardKernel* const> PlainOperation<PoolBackwardProblem>::candidates();
 template <>
 std::span<const SelectKernel* const> PlainOperation<SelectProblem>::candidates();
+template <>
+std::span<const GateKernel* const> PlainOperation<GateProblem>::candidates();
+template <>
+std::span<const GateBackwardKernel* const> PlainOperation<GateBackwardProblem>::candidates();
 
 template <>
 struct Operation<PoolProblem> : PlainOperation<PoolProblem> {};
@@ -20,5 +25,9 @@ template <>
 struct Operation<PoolBackwardProblem> : PlainOperation<PoolBackwardProblem> {};
 template <>
 struct Operation<SelectProblem> : PlainOperation<SelectProblem> {};
+template <>
+struct Operation<GateProblem> : PlainOperation<GateProblem> {};
+template <>
+struct Operation<GateBackwardProblem> : PlainOperation<GateBackwardProblem> {};
 
 }  // namespace heddle

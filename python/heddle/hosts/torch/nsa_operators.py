@@ -21,7 +21,7 @@ _LIBRARY.define(f"pool_keys_backward(Tensor d_pooled, SymInt rows, {_SEQUENCES})
 _LIBRARY.define(
     "select_blocks(Tensor q, Tensor k_pooled, SymInt n, Tensor? lse, SymInt block_size, SymInt? compression_block, "
     "SymInt? compression_stride, int forced, float? scale, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "Tensor? seqused_k, Tensor? q_offset, SymInt q_step) -> Tensor"
+    "Tensor? seqused_k, Tensor? q_offset, SymInt q_step, SymInt max_seqlen_q, SymInt max_seqlen_k) -> Tensor"
 )
 
 
@@ -91,7 +91,7 @@ _PoolBackwardForTransforms = for_transforms("pool_keys_backward", _save_for_seco
 
 
 def _select_fake(
-    q, k_pooled, n, lse, block_size, block, stride, forced, scale, cu_q, cu_k, seqused_k, q_offset, q_step
+    q, k_pooled, n, lse, block_size, block, stride, forced, scale, cu_q, cu_k, seqused_k, q_offset, q_step, *longest
 ):
     _check_rank("select_blocks", "q", q, cu_q is not None and "[total_q, H, D] with cu_seqlens_q", "[B, Sq, H, D]")
     _check_rank(
@@ -128,9 +128,9 @@ def pool_keys(x, block, stride, cu_seqlens, seqused):
     return operator(x, block, stride, cu_seqlens, seqused)
 
 
-def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset, q_step):
+def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset, q_step, longest):
     """See heddle.nsa.select_blocks. sizes: block_size, compression_block and compression_stride; sequences: cu_seqlens_q,
-    cu_seqlens_k and seqused_k."""
+    cu_seqlens_k and seqused_k; longest: max_seqlen_q and max_seqlen_k, 0 where not given."""
     check_operands("select_blocks", ("q", "k_pooled"), (q, k_pooled))
     names = ("lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k")
     check_tensors("select_blocks", names, (lse, *sequences))
@@ -140,4 +140,6 @@ def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset
     check_tensors("select_blocks", ("q_offset",), (q_offset,))
     # Lists have no gradient, so autograd is not asked.
     q, k_pooled, lse = (x if x is None else x.detach() for x in (q, k_pooled, lse))
-    return torch.ops.heddle.select_blocks(q, k_pooled, n, lse, *sizes, forced, scale, *sequences, q_offset, q_step)
+    return torch.ops.heddle.select_blocks(
+        q, k_pooled, n, lse, *sizes, forced, scale, *sequences, q_offset, q_step, *longest
+    )

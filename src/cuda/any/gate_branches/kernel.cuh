@@ -1,0 +1,154 @@
+// Sums of gated branches, and their gradients: each element is read once and written once. A group of p.lanes lanes has
+// a row of a head.
+#pragma once
+
+#include "cuda/any/gate_branches/params.h"
+#include "cuda/common/elements.cuh"
+
+namespace heddle::cuda::any::gate_branches {
+
+constexpr unsigned kAll = 0xffffffff;
+
+struct Place {
+  std::int64_t b, i, h;
+
+  __device__ Place(const Params& p, std::int64_t row) {
+    if (p.rows <= UINT32_MAX) {
+      const auto at = static_cast<unsigned>(row), heads = static_cast<unsigned>(p.H), line = at / heads;
+      h = at - line * heads;
+      b = line / static_cast<unsigned>(p.S);
+      i = line - b * p.S;
+    } else {
+      const std::int64_t line = row / p.H;
+      h = row - line * p.H;
+      b = line / p.S;
+      i = line - b * p.S;
+    }
+  }
+  __device__ float* in(const PerRow& x) const { return x.data + (b * x.stride_b + h * x.stride_h + i * x.stride_i); }
+};
+
+// A piece of a row: 16 bytes, in rows that are contiguous and aligned so, or one element.
+template <class T, int kCount>
+struct alignas(kCount * sizeof(T)) Piece {
+  T element[kCount];
+};
+
+template <class T, int kCount>
+__device__ Piece<T, kCount>* piece_at(const Rows& x, const Place& at, int d) {
+  const std::int64_t row = at.b * x.stride_b + at.i * x.stride_i + at.h * x.stride_h;
+  return reinterpret_cast<Piece<T, kCount>*>(reinterpret_cast<T*>(x.data) + row + (kCount > 1 ? d : d * x.stride_d));
+}
+
+// A lane's pieces of a row.
+template <class T, int kCount>
+struct Lane {
+  static constexpr int kPieces = kMaxHeadSize / (kWarp * kCount);
+  Piece<T, kCount> piece[kPieces];
+
+  __device__ void load(const Rows& from, const Place& at, int column, int columns, int size) {
+#pragma unroll
+    for (int k = 0; k < kPieces; ++k) {
+      const int d = column + k * columns;
+      if (d < size) piece[k] = *piece_at<T, kCount>(from, at, d);
+    }
+  }
+};
+
+template <class T, int kCount>
+__global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ Params p) {
+  using L = Lane<T, kCount>;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, slot = lane % p.lanes, rows_of_warp = kWarp / p.lanes;
+  const int column = slot * kCount, columns = p.lanes * kCount;
+  const std::int64_t warp = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+#pragma unroll 1
+  for (std::int64_t row = warp * rows_of_warp + lane / p.lanes; row < p.rows;
+       row += std::int64_t{gridDim.x} * kWarps * rows_of_warp) {
+    const Place at(p, row);
+    float gate[kMost];
+    L o[kMost];
+#pragma unroll
+    for (int n = 0; n < kMost; ++n) {
+      if (n >= p.count) continue;
+      gate[n] = *at.in(p.branch[n].gate);
+      o[n].load(p.branch[n].o, at, column, columns, p.Dv);
+    }
+#pragma unroll
+    for (int k = 0; k < L::kPieces; ++k) {
+      const int d = column + k * columns;
+      if (d >= p.Dv) continue;
+      float sum[kCount] = {};
+#pragma unroll
+      for (int n = 0; n < kMost; ++n) {
+        if (n >= p.count) continue;
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) sum[e] = fmaf(gate[n], static_cast<float>(o[n].piece[k].element[e]), sum[e]);
+      }
+      Piece<T, kCount> out;
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) out.element[e] = static_cast<T>(sum[e]);
+      *piece_at<T, kCount>(p.out, at, d) = out;
+    }
+  }
+}
+
+template <class T, int kCount>
+__global__ void __launch_bounds__(kThreads) gate_backward_kernel(const __grid_constant__ Params p) {
+  using L = Lane<T, kCount>;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, slot = lane % p.lanes, rows_of_warp = kWarp / p.lanes;
+  const int column = slot * kCount, columns = p.lanes * kCount;
+  const std::int64_t warp = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+  // Whole warps go round, as all lanes take part in sums.
+#pragma unroll 1
+  for (std::int64_t begin = warp * rows_of_warp; begin < p.rows;
+       begin += std::int64_t{gridDim.x} * kWarps * rows_of_warp) {
+    const std::int64_t row = begin + lane / p.lanes;
+    const bool there = row < p.rows;
+    const Place at(p, there ? row : p.rows - 1);
+    const int size = there ? p.Dv : 0;
+    L d_out, o[kMost];
+    d_out.load(p.out, at, column, columns, size);
+#pragma unroll
+    for (int n = 0; n < kMost; ++n) {
+      if (n < p.count && p.gradient[n].gate.data != nullptr) {
+        o[n].load(p.branch[n].o, at, column, columns, size);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kMost; ++n) {
+      if (n >= p.count) continue;
+      const Branch& to = p.gradient[n];
+      if (to.o.data != nullptr && there) {
+        const float gate = *at.in(p.branch[n].gate);
+#pragma unroll
+        for (int k = 0; k < L::kPieces; ++k) {
+          const int d = column + k * columns;
+          if (d >= size) continue;
+          Piece<T, kCount> d_o;
+#pragma unroll
+          for (int e = 0; e < kCount; ++e) {
+            d_o.element[e] = static_cast<T>(gate * static_cast<float>(d_out.piece[k].element[e]));
+          }
+          *piece_at<T, kCount>(to.o, at, d) = d_o;
+        }
+      }
+      if (to.gate.data != nullptr) {
+        float dot = 0.0f;
+#pragma unroll
+        for (int k = 0; k < L::kPieces; ++k) {
+          if (column + k * columns >= size) continue;
+#pragma unroll
+          for (int e = 0; e < kCount; ++e) {
+            dot =
+                fmaf(static_cast<float>(d_out.piece[k].element[e]), static_cast<float>(o[n].piece[k].element[e]), dot);
+          }
+        }
+#pragma unroll 1
+        for (int distance = 1; distance < p.lanes; distance *= 2) dot += __shfl_xor_sync(kAll, dot, distance);
+        if (there && slot == 0) *at.in(to.gate) = dot;
+      }
+    }
+  }
+}
+
+}  // namespace heddle::cuda::any::gate_branches
