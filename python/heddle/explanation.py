@@ -107,7 +107,8 @@ def gpu_name(gpu: Any) -> str:
     return gpu or ""
 
 
-def _explanation(found: Any) -> Explanation:
+def explanation(found: Any) -> Explanation:
+    """What the native module tells, as candidates."""
     return Explanation(Candidate(*parts) for parts in found)
 
 
@@ -146,7 +147,7 @@ def explain(
     if any(map(is_torch, (q, k, v, *items))):
         torch_host()
     shapes = (shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
-    return _explanation(_heddle.explain_attention(*shapes, items, backward, gpu_name(gpu)))
+    return explanation(_heddle.explain_attention(*shapes, items, backward, gpu_name(gpu)))
 
 
 def explain_sparse_attention(
@@ -184,7 +185,7 @@ def explain_sparse_attention(
     shapes = (shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
     lists = (stand_in(x, _INT32) if isinstance(x, tuple) else x for x in (blocks, counts, offsets))
     rest = (block_size, query_rows, items, backward, gpu_name(gpu))
-    return _explanation(_heddle.explain_sparse_attention(*shapes, *lists, *rest))
+    return explanation(_heddle.explain_sparse_attention(*shapes, *lists, *rest))
 
 
 def explain_merge_attention(
@@ -208,7 +209,7 @@ def explain_merge_attention(
     backward = flag("explain_merge_attention", "backward", backward)
     if any(map(is_torch, (*os, *lses, sink))):
         torch_host()
-    return _explanation(_heddle.explain_merge_attention(os, lses, sink, float32_out, backward, gpu_name(gpu)))
+    return explanation(_heddle.explain_merge_attention(os, lses, sink, float32_out, backward, gpu_name(gpu)))
 
 
 def explain_apply_rotary(
@@ -227,7 +228,7 @@ def explain_apply_rotary(
     interleaved = flag("explain_apply_rotary", "interleaved", interleaved)
     if any(map(is_torch, (x, cos, sin, offsets))):
         torch_host()
-    return _explanation(_heddle.explain_apply_rotary(x, cos, sin, interleaved, offsets, gpu_name(gpu)))
+    return explanation(_heddle.explain_apply_rotary(x, cos, sin, interleaved, offsets, gpu_name(gpu)))
 
 
 def explain_append_kv_cache(
@@ -260,4 +261,4 @@ def explain_append_kv_cache(
     cache = (k_new, v_new, k_cache, v_cache, seqlens, page_table, cache_batch_idx, rotary_cos, rotary_sin)
     if any(map(is_torch, (*cache, k_scale, v_scale))):
         torch_host()
-    return _explanation(_heddle.explain_append_kv_cache(*cache, interleaved, k_scale, v_scale, gpu_name(gpu)))
+    return explanation(_heddle.explain_append_kv_cache(*cache, interleaved, k_scale, v_scale, gpu_name(gpu)))

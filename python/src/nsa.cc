@@ -2,11 +2,14 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
 #include "convert.h"
+#include "heddle/explain.h"
 #include "ops/nsa/nsa.h"
 
 namespace heddle::python {
@@ -40,13 +43,10 @@ void pool_backward(nb::handle d_pooled, nb::handle dx, nb::handle block, nb::han
 }
 
 // forced: bits of the first, the previous and the current block.
-void select(nb::handle q, nb::handle k_pooled, nb::handle lse, nb::handle blocks, nb::handle block_size,
-            nb::handle compression_block, nb::handle compression_stride, unsigned forced, nb::handle scale,
-            nb::handle cu_seqlens_q, nb::handle cu_seqlens_k, nb::handle seqused_k, nb::handle q_offset,
-            nb::handle q_step, nb::handle max_seqlen_q, nb::handle max_seqlen_k, std::uintptr_t stream) {
-  Arguments arguments("select_blocks", Arguments::Devices::any, stream);
-  const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k_pooled, "k_pooled");
-  const TensorView lse_view = arguments.read(lse, "lse"), blocks_view = arguments.write(blocks, "blocks");
+SelectOptions select_options(Arguments& arguments, nb::handle block_size, nb::handle compression_block,
+                             nb::handle compression_stride, unsigned forced, nb::handle scale, nb::handle cu_seqlens_q,
+                             nb::handle cu_seqlens_k, nb::handle seqused_k, nb::handle q_offset, nb::handle q_step,
+                             nb::handle max_seqlen_q, nb::handle max_seqlen_k) {
   SelectOptions options;
   options.block_size = arguments.integer(block_size, "block_size");
   if (!compression_block.is_none()) {
@@ -64,10 +64,64 @@ void select(nb::handle q, nb::handle k_pooled, nb::handle lse, nb::handle blocks
   options.q_step = arguments.integer(q_step, "q_step");
   options.max_seqlen_q = arguments.integer(max_seqlen_q, "max_seqlen_q");
   options.max_seqlen_k = arguments.integer(max_seqlen_k, "max_seqlen_k");
+  return options;
+}
+
+void select(nb::handle q, nb::handle k_pooled, nb::handle lse, nb::handle blocks, nb::handle block_size,
+            nb::handle compression_block, nb::handle compression_stride, unsigned forced, nb::handle scale,
+            nb::handle cu_seqlens_q, nb::handle cu_seqlens_k, nb::handle seqused_k, nb::handle q_offset,
+            nb::handle q_step, nb::handle max_seqlen_q, nb::handle max_seqlen_k, std::uintptr_t stream) {
+  Arguments arguments("select_blocks", Arguments::Devices::any, stream);
+  const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k_pooled, "k_pooled");
+  const TensorView lse_view = arguments.read(lse, "lse"), blocks_view = arguments.write(blocks, "blocks");
+  const SelectOptions options =
+      select_options(arguments, block_size, compression_block, compression_stride, forced, scale, cu_seqlens_q,
+                     cu_seqlens_k, seqused_k, q_offset, q_step, max_seqlen_q, max_seqlen_k);
   CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
   select_blocks_with(q_view, k_view, lse_view, blocks_view, options, arguments.runtime(),
                      [&](std::size_t bytes) { return scratch.get(bytes); });
+}
+
+// An operand beside x of which a question reads nothing.
+TensorView beside(const TensorView& x, DType dtype, std::initializer_list<std::int64_t> shape) {
+  TensorView view = x;
+  view.rank = static_cast<int>(shape.size());
+  std::ranges::copy(shape, view.shape.begin());
+  return stand_in(view, dtype);
+}
+
+nb::list explain_pool(nb::handle x, nb::handle block, nb::handle stride, bool backward_pass, const std::string& gpu) {
+  Arguments arguments("explain_pool_keys", Arguments::Devices::any, kNoStream);
+  const TensorView keys = arguments.read(x, "x");
+  const PoolOptions options = pool_options(arguments, block, stride, nb::none(), nb::none());
+  const std::int64_t blocks =
+      options.stride < 1 || keys.shape[1] < options.block ? 0 : (keys.shape[1] - options.block) / options.stride + 1;
+  const TensorView pooled = beside(keys, keys.dtype, {keys.shape[0], blocks, keys.shape[2], keys.shape[3]});
+  if (gpu.empty()) {
+    return told(backward_pass ? explain_pool_keys_backward(pooled, keys, options)
+                              : explain_pool_keys(keys, pooled, options));
+  }
+  const GpuModel& model = gpu_model_named(gpu);
+  return told(backward_pass ? explain_pool_keys_backward_on(model, pooled, keys, options)
+                            : explain_pool_keys_on(model, keys, pooled, options));
+}
+
+// with_lse: whether the compressed branch's lse will be there.
+nb::list explain_select(nb::handle q, nb::handle k_pooled, std::int64_t n, bool with_lse, nb::handle block_size,
+                        nb::handle compression_block, nb::handle compression_stride, unsigned forced, nb::handle scale,
+                        nb::handle q_step, const std::string& gpu) {
+  Arguments arguments("explain_select_blocks", Arguments::Devices::any, kNoStream);
+  const TensorView rows = arguments.read(q, "q"), keys = arguments.read(k_pooled, "k_pooled");
+  const nb::int_ unknown(0);
+  const SelectOptions options =
+      select_options(arguments, block_size, compression_block, compression_stride, forced, scale, nb::none(),
+                     nb::none(), nb::none(), nb::none(), q_step, unknown, unknown);
+  const TensorView lse =
+      with_lse ? beside(rows, DType::f32, {rows.shape[0], rows.shape[2], rows.shape[1]}) : TensorView{};
+  const TensorView blocks = beside(rows, DType::i32, {rows.shape[0], rows.shape[1], keys.shape[2], n});
+  return told(gpu.empty() ? explain_select_blocks(rows, keys, lse, blocks, options)
+                          : explain_select_blocks_on(gpu_model_named(gpu), rows, keys, lse, blocks, options));
 }
 
 // Sequences of as many arrays; of those that are written each may be None.
@@ -118,6 +172,12 @@ void bind_nsa(nb::module_& module) {
              nb::arg("forced"), nb::arg("scale").none(), nb::arg("cu_seqlens_q").none(), nb::arg("cu_seqlens_k").none(),
              nb::arg("seqused_k").none(), nb::arg("q_offset").none(), nb::arg("q_step"), nb::arg("max_seqlen_q"),
              nb::arg("max_seqlen_k"), nb::arg("stream") = 0);
+  module.def("explain_pool_keys", &explain_pool, nb::arg("x"), nb::arg("block"), nb::arg("stride"), nb::arg("backward"),
+             nb::arg("gpu") = "");
+  module.def("explain_select_blocks", &explain_select, nb::arg("q"), nb::arg("k_pooled"), nb::arg("n"),
+             nb::arg("with_lse"), nb::arg("block_size"), nb::arg("compression_block").none(),
+             nb::arg("compression_stride").none(), nb::arg("forced"), nb::arg("scale").none(), nb::arg("q_step"),
+             nb::arg("gpu") = "");
   module.def("gate_branches", &gate, nb::arg("os"), nb::arg("gates"), nb::arg("out"), nb::arg("force"),
              nb::arg("stream") = 0);
   module.def("gate_branches_backward", &gate_backward, nb::arg("os"), nb::arg("gates"), nb::arg("d_out"),

@@ -12,6 +12,7 @@
 #include "problem/linear.h"
 #include "problem/partial.h"
 #include "problem/quantize.h"
+#include "problem/sparse.h"
 #include "problem/unpack_weights.h"
 
 // K(problem, symbol, name, method, automatic), in the order in which `explain` lists them.
@@ -39,6 +40,8 @@
   K(LinearProblem, kCublasLtLinear, "cublaslt", "linear", true)                                           \
   K(LinearProblem, kCublasLtLinearW8A8, "cublaslt_w8a8", "linear", true)                                  \
   K(LinearBackwardProblem, kCublasLtLinearBackward, "cublaslt", "linear", true)                           \
+  /* over lists of key blocks, mma.sync, from Ampere on: block by block, partial results joined */        \
+  K(SparseProblem, kSm80SparseForward, "sm80", "flash", true)                                             \
   /* partial results joined, from Ampere on, and the gradients of that */                                 \
   K(MergeProblem, kMergeAttention, "cuda", "merge", true)                                                 \
   K(MergeBackwardProblem, kMergeAttentionBackward, "cuda", "merge", true)                                 \

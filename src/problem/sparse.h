@@ -19,11 +19,11 @@ struct KeyLists {
   std::int64_t block_size = 64, query_rows = 1;
 
   // The list of row i of sequence b for head unit l; its entries may be anything.
-  std::span<const std::int32_t> list(const AttentionProblem& p, std::int64_t b, const Sequence& s, std::int64_t i,
-                                     std::int64_t l) const {
+  constexpr std::span<const std::int32_t> list(const AttentionProblem& p, std::int64_t b, const Sequence& s,
+                                               std::int64_t i, std::int64_t l) const {
     std::int64_t n = i / query_rows;
-    if (p.cu_seqlens_q) n += query_rows == 1 ? s.q_begin : s.q_begin / query_rows + b;
-    const std::int64_t batch = p.cu_seqlens_q ? 0 : b;
+    if (p.cu_seqlens_q.given) n += query_rows == 1 ? s.q_begin : s.q_begin / query_rows + b;
+    const std::int64_t batch = p.cu_seqlens_q.given ? 0 : b;
     if (offsets != nullptr) {
       const std::int32_t* at = offsets + batch * count_stride_b + n * count_stride_n + l * count_stride_l;
       const std::int64_t begin = clamped(at[0], 0, entries), end = clamped(at[count_stride_n], begin, entries);

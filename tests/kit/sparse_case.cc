@@ -109,6 +109,21 @@ const std::vector<SparseCase>& sparse_cases() {
       {"cache_rows",
        {.units = 2, .entries = 4},
        sparse_call(f16, 3, 4, 2, 7, 96, 32, [](auto& c) { c.cache_batch_idx = c.seqused_k = c.leftpad = true; })},
+      {"named_by_all",
+       {.block_size = 64, .units = 1, .entries = 3},
+       sparse_call(bf16, 1, 16, 1, 700, 128, 128, [](auto& c) { c.causal = Causal::bottom_right; })},
+      {"long_lists",
+       {.block_size = 16, .units = 2, .entries = 70},
+       sparse_call(f16, 1, 4, 2, 100, 700, 64, [](auto& c) { c.causal = Causal::bottom_right, c.sink = true; })},
+      {"group_of_7_16_bits",
+       {.block_size = 32, .query_rows = 3, .units = 3, .entries = 5, .counts = true},
+       sparse_call(bf16, 2, 21, 3, 65, 300, 72, [](auto& c) { c.Dv = 88, c.causal = Causal::bottom_right; })},
+      {"list_for_each_head_16_bits",
+       {.block_size = 128, .units = 6, .entries = 3},
+       sparse_call(
+           bf16, 2, 6, 2, 90, 420, 64,
+           [](auto& c) { c.packed_q = c.packed_k = true, c.window_left = 200, c.causal = Causal::bottom_right; })},
+      {"no_entries_16_bits", {.entries = 0}, sparse_call(bf16, 1, 2, 1, 9, 40, 16, [](auto& c) { c.sink = true; })},
       {"no_entries", {.entries = 0}, sparse_call(f32, 1, 2, 1, 9, 40, 16)},
   };  // fmt: skip
   return all;
@@ -208,15 +223,17 @@ std::vector<std::string> SparseRunner::candidates(Pass pass) const {
                         : explain_sparse_attention_backward(q, k, v, lists.views, {}, sparse_options(data)));
 }
 
-CaseResult SparseRunner::check(Pass pass, const std::string& candidate, Executor* executor) {
+CaseResult SparseRunner::judge(const ForwardOutputs& out, const std::string& candidate) {
   const double factor = allowed_factor(masked_.problem(), forward());
-  if (pass == Pass::forward) {
-    if (!plain_forward_) plain_forward_ = std::make_unique<PlainForward>(plain_forward(masked_.problem()));
-    const ForwardOutputs out = run_sparse(data, lists.views, candidate, executor);
-    return judged_by({.case_name = name_, .candidate = candidate, .seconds = out.seconds},
-                     {{"o", &out.o, &forward().o, &plain_forward_->o, factor},
-                      {"lse", &out.lse, &forward().lse, &plain_forward_->lse, factor}});
-  }
+  if (!plain_forward_) plain_forward_ = std::make_unique<PlainForward>(plain_forward(masked_.problem()));
+  return judged_by({.case_name = name_, .candidate = candidate, .seconds = out.seconds},
+                   {{"o", &out.o, &forward().o, &plain_forward_->o, factor},
+                    {"lse", &out.lse, &forward().lse, &plain_forward_->lse, factor}});
+}
+
+CaseResult SparseRunner::check(Pass pass, const std::string& candidate, Executor* executor) {
+  if (pass == Pass::forward) return judge(run_sparse(data, lists.views, candidate, executor), candidate);
+  const double factor = allowed_factor(masked_.problem(), forward());
   const ForwardOutputs& after = rounded_forward();
   const reference::Backward& exact = backward();
   if (!plain_backward_) {

@@ -43,6 +43,8 @@ class SparseRunner {
 
   std::vector<std::string> candidates(Pass pass) const;
   CaseResult check(Pass pass, const std::string& candidate, Executor* executor = nullptr);
+  // What `candidate` wrote, wherever it ran.
+  CaseResult judge(const ForwardOutputs& out, const std::string& candidate);
 
   // Of the call, for gradients in tensors of its own.
   SparseProblem problem() const;

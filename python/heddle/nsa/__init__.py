@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from ..hosts import torch as _needs_torch  # noqa: F401
 from .cache import Cache, nsa_with_cache
+from .explanation import explain_pool_keys, explain_select_blocks
 from .kernels import pool_keys, select_blocks
 from .parallel import parallel_nsa
 from .reference import (
@@ -29,6 +30,8 @@ __all__ = [
     "Cache",
     "SharingOptions",
     "SharingReport",
+    "explain_pool_keys",
+    "explain_select_blocks",
     "naive_nsa",
     "naive_nsa_compression",
     "naive_nsa_compression_varlen",

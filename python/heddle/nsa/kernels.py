@@ -101,13 +101,7 @@ def select_blocks(
     """
     name = "select_blocks"
     n = checks.integer(name, "n", n, 0)
-    names = checks.some_of(name, "forced", forced, FORCED)
-    bits = sum(1 << k for k, block in enumerate(FORCED) if block in names)
-    if scale is not None:
-        scale = checks.given_scale(name, scale)
-    block_size = checks.integer(name, "block_size", block_size, 1)
-    sizes = [None if x is None else checks.integer(name, what, x, 1)
-             for what, x in (("compression_block", compression_block), ("compression_stride", compression_stride))]  # fmt: skip
+    sizes, bits, scale = checked_choice(name, block_size, compression_block, compression_stride, forced, scale)
     if q_offset is not None and not isinstance(q_offset, torch.Tensor):
         q_offset = checks.integer(name, "q_offset", q_offset, 0)
         if q_offset >= 2**31:
@@ -116,6 +110,23 @@ def select_blocks(
     sequences = cu_seqlens_q, cu_seqlens_k, seqused_k
     longest = [0 if x is None else checks.integer(name, what, x, 0)
                for what, x in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k))]  # fmt: skip
-    return nsa_operators.select_blocks(
-        q, k_pooled, n, lse, (block_size, *sizes), bits, scale, sequences, q_offset, q_step, longest
+    return nsa_operators.select_blocks(q, k_pooled, n, lse, sizes, bits, scale, sequences, q_offset, q_step, longest)
+
+
+def checked_choice(
+    name: str,
+    block_size: int,
+    compression_block: int | None,
+    compression_stride: int | None,
+    forced: Iterable[str],
+    scale: float | None,
+) -> tuple[tuple[int, int | None, int | None], int, float | None]:
+    """Sizes (of a block of the lists, of a pooled key, from one of these to the next), the bits of forced blocks, the scale."""
+    names = checks.some_of(name, "forced", forced, FORCED)
+    bits = sum(1 << k for k, block in enumerate(FORCED) if block in names)
+    size = checks.integer(name, "block_size", block_size, 1)
+    block, stride = (
+        None if x is None else checks.integer(name, what, x, 1)
+        for what, x in (("compression_block", compression_block), ("compression_stride", compression_stride))
     )
+    return (size, block, stride), bits, None if scale is None else checks.given_scale(name, scale)
