@@ -249,8 +249,7 @@ struct AttentionProblem {
     band.key_step = key_step;
     return band;
   }
-  // The keys that row i may attend by them, for kernels that refuse steps above 1, as all of GPUs do, and so do not pay
-  // for the question.
+  // The keys that row i may attend by them, for kernels that refuse steps above 1 and so do not pay for the question.
   constexpr KeyRange key_range(const Sequence& s, std::int64_t i) const { return band_without_steps(s).keys_of(i); }
 
  private:

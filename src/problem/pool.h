@@ -16,9 +16,9 @@ struct PoolProblem {
   Operand x, pooled;  // the backward's dx and d_pooled
   Indices cu_seqlens, seqused;
 
-  bool packed() const { return cu_seqlens.given; }
+  constexpr bool packed() const { return cu_seqlens.given; }
   // Of rows that are batched, or all of one batch if packed.
-  std::int64_t batches() const { return packed() ? 1 : B; }
+  constexpr std::int64_t batches() const { return packed() ? 1 : B; }
 
   // One sequence in x and pooled: first rows, keys that are used, pooled rows that it has.
   struct Sequence {

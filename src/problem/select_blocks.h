@@ -60,7 +60,7 @@ struct SelectProblem : AttentionProblem {
     return out;
   }
 
-  std::int32_t* list(std::int64_t b, const Sequence& s, std::int64_t i, std::int64_t kv_head) const {
+  constexpr std::int32_t* list(std::int64_t b, const Sequence& s, std::int64_t i, std::int64_t kv_head) const {
     return blocks + b * blocks_stride_b + (s.q_begin + i) * blocks_stride_n + kv_head * blocks_stride_l;
   }
 };

@@ -23,6 +23,9 @@ Params score_params(const AttentionProblem& p) {
   const Window window = window_of(p);
   params.left = window.left;
   params.right = window.right;
+  params.row_step = static_cast<int>(p.q_step);
+  params.key_step = static_cast<int>(p.key_step);
+  params.stepped = p.stepped();
   params.scale_log2 = p.scale * kLog2e;
   params.bias_pairs = in_pairs(p.bias);
   params.mask_pairs = in_pairs(p.mask);

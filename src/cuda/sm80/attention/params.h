@@ -18,8 +18,9 @@ struct Params {
   Divisor section;        // heads whose keys and values the L2 cache holds together
   Divisor section_tiles;  // section * q_tiles
   Divisor page_size;
-  // Row i attends keys j with i + off - left <= j <= i + off + right.
-  int left, right;
+  // Row i attends keys j with row_step i + off - left <= key_step j <= row_step i + off + right.
+  int left, right, row_step, key_step;
+  bool stepped;                         // one of them is not 1
   float scale_log2;                     // scale * log2(e)
   bool bias_pairs, mask_pairs;          // two columns may be read at once
   bool o_aligned;                       // rows of o may be written in pieces of 16 bytes

@@ -28,8 +28,8 @@ __device__ inline void for_each_score(int row, int key, float (&s)[C::kGroups][C
   }
 }
 
-// Causality, window and lengths: row i attends one run of keys. That is Band::reach(), written out here so that the
-// compiler adds three numbers in one instruction. keys: all that there are, or that the tile's rows meet.
+// Causality, window and lengths: row i attends one run of keys. That is Band::reach(), written out for steps of 1 so
+// that the compiler adds three numbers in one instruction. keys: all that there are, or that the tile's rows meet.
 template <class C>
 __device__ inline void mask_band(const Params& p, const Work& w, Interval<int> keys, int row, int key,
                                  float (&s)[C::kGroups][C::kTileK / 8][4]) {
@@ -38,8 +38,9 @@ __device__ inline void mask_band(const Params& p, const Work& w, Interval<int> k
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int i = row + kGroupRows * g + 8 * r;
-      const int begin = max(i + w.off - p.left, keys.begin),
-                end = i < w.sq ? min(i + w.off + p.right + 1, keys.end) : 0;
+      const Interval<int> reach =
+          p.stepped ? band_of(p, w).reach(i) : Interval<int>{i + w.off - p.left, i + w.off + p.right + 1};
+      const int begin = max(reach.begin, keys.begin), end = i < w.sq ? min(reach.end, keys.end) : 0;
       keep_keys<C::kTileK / 8>(begin, static_cast<unsigned>(max(end - begin, 0)), key,
                                [&](int n) { return &s[g][n][2 * r]; });
     }

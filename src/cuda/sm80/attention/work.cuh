@@ -15,9 +15,15 @@ struct Work {
   const std::byte *k, *v;   // this head's: key 0; in a paged cache, slot 0 of page 0
 };
 
-// Which pairs of the sequence meet. Its steps are constants here, and so cost nothing.
+// Which pairs of the sequence meet.
 __device__ inline BasicBand<int> band_of(const Params& p, const Work& w) {
-  return {.off = w.off, .left = p.left, .right = p.right, .rows = w.sq, .keys = w.sk};
+  return {.off = w.off,
+          .left = p.left,
+          .right = p.right,
+          .rows = w.sq,
+          .keys = w.sk,
+          .row_step = p.row_step,
+          .key_step = p.key_step};
 }
 
 }  // namespace heddle::cuda::sm80::attention

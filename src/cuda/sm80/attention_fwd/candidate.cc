@@ -42,8 +42,9 @@ Refusal supports(const AttentionProblem& p) {
   if (p.Sq > kMaxLength || p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
   if (p.piece()) {
     if (p.dropout.p > 0) return "it has no dropout beside q_offset and key_offset";
-    if (std::max({p.Sq, p.Sk, p.window_left, p.window_right}) > kMaxPiece) {
-      return text("sequences and windows must be no longer than ", kMaxPiece, " beside q_offset and key_offset");
+    if (std::max({p.Sq * p.q_step, p.Sk * p.key_step, p.window_left, p.window_right}) > kMaxPiece) {
+      return text("sequences and windows must be no longer than ", kMaxPiece,
+                  " positions beside q_offset and key_offset");
     }
   }
   if (p.B * p.H > kMaxTiles / std::max<std::int64_t>(q_tiles(p, variant_for(p)), 1)) {
@@ -109,7 +110,7 @@ const AttentionForwardKernel kSm80AttentionForward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
-    .extras = kPiece | kFloat32Out,
+    .extras = kPiece | kFloat32Out | kSteps,
     .costs = kCosts,
 };
 

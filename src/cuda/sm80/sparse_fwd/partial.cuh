@@ -34,7 +34,7 @@ __device__ inline void load_keys(Tile& tile, const Params& p, const Operand& x, 
   for (int n = static_cast<int>(threadIdx.x); n < kTileKeys * Tile::kChunks; n += kThreads) {
     const int row = n / Tile::kChunks, chunk = n % Tile::kChunks;
     const bool exists = row < count && first + row < s.sk && chunk * Tile::kPerChunk < size;
-    const std::byte* const from = exists ? p.problem.key_row(x, b, s, first + row, kv_head) + 16 * chunk : x.data;
+    const std::byte* const from = exists ? x.at(b, s.k_begin + first + row, kv_head) + 16 * chunk : x.data;
     ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, row, chunk), from, exists);
   }
 }

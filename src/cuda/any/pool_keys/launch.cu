@@ -1,0 +1,97 @@
+// The kernels: a thread sums a piece of a row, in the order of the rows that it is made of, as the CPU does.
+#include "core/check.h"
+#include "cuda/any/pool_keys/host.h"
+#include "cuda/common/elements.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/requirements.h"
+
+namespace heddle::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+template <class T, int kCount>
+struct alignas(kCount * sizeof(T)) Piece {
+  T element[kCount];
+};
+
+template <class T, int kCount>
+__device__ Piece<T, kCount>* piece_at(const Operand& x, std::int64_t b, std::int64_t row, std::int64_t h,
+                                      std::int64_t d) {
+  return reinterpret_cast<Piece<T, kCount>*>(reinterpret_cast<T*>(x.at(b, row, h)) + d * (kCount > 1 ? 1 : x.stride_d));
+}
+
+// One row of `to`: rows [first, end) of `from` summed and divided by the block's size.
+struct Sum {
+  std::int64_t batch, row, first, end;
+};
+
+__device__ inline Sum pooled_sum(const PoolProblem& p, std::int64_t at) {
+  const std::int64_t batch = at / p.N, row = at % p.N;
+  const PoolProblem::Sequence s = p.sequence(p.packed() ? p.sequence_of(row, true) : batch);
+  const std::int64_t c = row - s.pooled_begin, first = s.x_begin + c * p.stride;
+  return {batch, row, first, c >= 0 && c < s.pooled ? first + p.block : first};
+}
+
+__device__ inline Sum gradient_sum(const PoolProblem& p, std::int64_t at) {
+  const std::int64_t batch = at / p.S, row = at % p.S;
+  const PoolProblem::Sequence s = p.sequence(p.packed() ? p.sequence_of(row, false) : batch);
+  const std::int64_t j = row - s.x_begin, after = clamped(j / p.stride + 1, 0, s.pooled);
+  const std::int64_t first = clamped(j < p.block ? 0 : (j - p.block) / p.stride + 1, 0, after);
+  return {batch, row, s.pooled_begin + first, s.pooled_begin + (j < 0 ? first : after)};
+}
+
+template <class T, int kCount, bool kGradient>
+__global__ void __launch_bounds__(kThreads)
+    sum_kernel(const __grid_constant__ PoolProblem p, std::int64_t rows, int pieces) {
+  const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, line = thread / pieces;
+  if (line >= rows * p.H) return;
+  const std::int64_t d = (thread - line * pieces) * kCount, at = line / p.H, h = line - at * p.H;
+  const Sum sum = kGradient ? gradient_sum(p, at) : pooled_sum(p, at);
+  const Operand &from = kGradient ? p.pooled : p.x, &to = kGradient ? p.x : p.pooled;
+  float x[kCount] = {};
+#pragma unroll 8
+  for (std::int64_t row = sum.first; row < sum.end; ++row) {
+    const Piece<T, kCount> piece = *piece_at<T, kCount>(from, sum.batch, row, h, d);
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) x[e] += static_cast<float>(piece.element[e]);
+  }
+  Piece<T, kCount> out;
+#pragma unroll
+  for (int e = 0; e < kCount; ++e) out.element[e] = static_cast<T>(x[e] / static_cast<float>(p.block));
+  *piece_at<T, kCount>(to, sum.batch, sum.row, h, d) = out;
+}
+
+std::int64_t wide(const PoolProblem& p) { return 16 / static_cast<std::int64_t>(size_of(p.x.dtype)); }
+bool in_pieces(const PoolProblem& p) {
+  return p.D % wide(p) == 0 && has_rows_of_16_bytes(p.x) && has_rows_of_16_bytes(p.pooled);
+}
+
+template <class T, bool kGradient>
+void start_sums(const char* operation, const PoolProblem& p, cudaStream_t stream) {
+  constexpr int kWide = 16 / sizeof(T);
+  const bool aligned = in_pieces(p);
+  const std::int64_t rows = p.batches() * (kGradient ? p.S : p.N), pieces = p.D / (aligned ? kWide : 1);
+  const std::int64_t blocks = (rows * p.H * pieces + kThreads - 1) / kThreads;
+  start(operation, aligned ? sum_kernel<T, kWide, kGradient> : sum_kernel<T, 1, kGradient>,
+        {static_cast<unsigned>(blocks), kThreads}, stream, p, rows, static_cast<int>(pieces));
+}
+
+template <bool kGradient>
+void start_sums(const char* operation, const PoolProblem& p, void* stream) {
+  const auto to = static_cast<cudaStream_t>(stream);
+  if (p.x.dtype == DType::f32) return start_sums<float, kGradient>(operation, p, to);
+  if (p.x.dtype == DType::f16) return start_sums<__half, kGradient>(operation, p, to);
+  start_sums<__nv_bfloat16, kGradient>(operation, p, to);
+}
+
+}  // namespace
+
+void pool(const PoolProblem& p, void* stream) { start_sums<false>("pool_keys", p, stream); }
+void pool_backward(const PoolBackwardProblem& p, void* stream) { start_sums<true>("pool_keys_backward", p, stream); }
+
+std::string describe_pool(const PoolProblem& p) {
+  return in_pieces(p) ? "a thread for 16 bytes of a row" : "a thread for each element of a row";
+}
+
+}  // namespace heddle::cuda

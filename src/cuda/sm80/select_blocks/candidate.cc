@@ -1,0 +1,73 @@
+// The candidate "sm80" for the choice of blocks: what it takes, and what it costs.
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/check.h"
+#include "cuda/common/device.h"
+#include "cuda/common/requirements.h"
+#include "cuda/kernels.h"
+#include "cuda/sm80/select_blocks/host.h"
+#include "cuda/sm80/select_blocks/params.h"
+
+namespace heddle::cuda {
+namespace {
+
+namespace select = sm80::select_blocks;
+
+Refusal supports(const SelectProblem& p) {
+  if (Refusal reason = refuse_before_ampere(); !reason.empty()) return reason;
+  if (p.dtype != DType::f16 && p.dtype != DType::bf16) {
+    return text("it takes float16 and bfloat16, not ", name_of(p.dtype));
+  }
+  if (p.D > 256 || p.D % 8 != 0) return text("its head sizes are multiples of 8 to 256, not ", p.D);
+  if (p.G > select::kRows) return text("it has no more than ", select::kRows, " query heads to a key/value head");
+  for (const auto& [name, x] : {std::pair{"q", &p.q}, {"k_pooled", &p.k}}) {
+    if (*x && !has_rows_of_16_bytes(*x)) return text(name, " must have contiguous rows at multiples of 16 bytes");
+  }
+  if (p.slots > select::kMostSlots) return text("it lists no more than ", select::kMostSlots, " blocks");
+  if (select::kTileKeys % p.wide() != 0 || p.narrow() > select::kTileKeys) {
+    return text("block_size must be ", select::kTileKeys,
+                " compression strides or a part of that, and "
+                "compression_block no more than that, not ",
+                p.wide(), " and ", p.narrow());
+  }
+  const auto shared = static_cast<std::int64_t>(select::shared_bytes(p));
+  if (shared > current_device().shared_memory) {
+    return text("it needs ", shared, " bytes of shared memory, and this GPU has ", current_device().shared_memory);
+  }
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  const std::int64_t positions = select::positions_of_cta(p);
+  if (p.Sk > kMost / 64 - 64 || p.Sq / positions + 1 > kMost / std::max<std::int64_t>(1, p.B * p.Hkv)) {
+    return text("rows and pooled keys are counted in 31 bits");
+  }
+  return "";
+}
+
+// Products at the rate of mma.sync, of about half of all pairs.
+double estimate(const SelectProblem& p, int /*workers*/) {
+  constexpr double kProducts = 250e12, kFixed = 5e-6;
+  const double pairs = static_cast<double>(p.B * p.H * p.Sq) * static_cast<double>(p.Sk) / 2;
+  return kFixed + pairs * 2.0 * static_cast<double>(p.D) * (p.lse ? 1 : 2) / kProducts;
+}
+
+std::string describe(const SelectProblem& p, int /*workers*/) {
+  return text("tiles of ", select::positions_of_cta(p), " positions by ", select::kTileKeys, " pooled keys, ",
+              p.lse ? "one product" : "two products");
+}
+
+}  // namespace
+
+const SelectKernel kSm80SelectBlocks = {
+    .name = "sm80",
+    .method = "select",
+    .device = Device::cuda,
+    .automatic = true,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = no_workspace,
+    .launch = [](const SelectProblem& p, const Runtime& runtime) { select::launch(p, runtime.stream); },
+    .describe = describe,
+};
+
+}  // namespace heddle::cuda
