@@ -15,6 +15,11 @@ bool in_pairs(const Plane& x) {
 
 }  // namespace
 
+bool has_gaps(const AttentionProblem& p) {
+  const Window window = window_of(p);
+  return p.q_step > std::int64_t{window.left} + window.right + 1;
+}
+
 Params score_params(const AttentionProblem& p) {
   Params params{};
   params.problem = p;
@@ -26,6 +31,7 @@ Params score_params(const AttentionProblem& p) {
   params.row_step = static_cast<int>(p.q_step);
   params.key_step = static_cast<int>(p.key_step);
   params.stepped = p.stepped();
+  params.gaps = has_gaps(p);
   params.scale_log2 = p.scale * kLog2e;
   params.bias_pairs = in_pairs(p.bias);
   params.mask_pairs = in_pairs(p.mask);

@@ -32,6 +32,9 @@ struct Params {
 // What every kernel must know of the scores of p: all but what counts its tiles, and where codes and lists lie.
 Params score_params(const AttentionProblem& p);
 
+// Whether there may be keys between two rows' windows that no row meets.
+bool has_gaps(const AttentionProblem& p);
+
 // Whether float32 operands are rounded to tf32; and how many products of the tensor cores one of elements takes.
 inline bool uses_tf32(const AttentionProblem& p) { return p.dtype == DType::f32 && p.precision == Precision::tf32; }
 inline int products_of(const AttentionProblem& p) { return p.dtype == DType::f32 && !uses_tf32(p) ? 3 : 1; }

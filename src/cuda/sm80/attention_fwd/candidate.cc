@@ -33,7 +33,7 @@ const Variant& variant_for(const AttentionProblem& p) {
   }
   // Plain rows take their maximum before the scale, and multiply -inf by it.
   const bool plain = p.scale >= std::numeric_limits<float>::min() && p.softcap == 0 && !p.alibi && !p.bias && !p.mask &&
-                     p.dropout.p == 0;
+                     p.dropout.p == 0 && !sm80::attention::has_gaps(p);
   return plain ? variants.plain : variants.options;
 }
 

@@ -61,7 +61,7 @@ struct Consumer {
     if (!whole) attention::mask_band<C>(p, w, w.walk.keys(), row, key, s);
     if constexpr (C::kScoreOptions) {
       attended = ~0u;
-      if (p.problem.bias.data != nullptr || p.problem.mask.data != nullptr) {
+      if (p.problem.bias.data != nullptr || p.problem.mask.data != nullptr || p.gaps) {
         attention::add_planes<C>(p, w, whole && w.key_offset % 2 == 0, row, key + w.key_offset, s);
         attended = attention::attended_keys<C>(s);
       }

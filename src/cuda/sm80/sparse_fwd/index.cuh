@@ -26,7 +26,7 @@ static __global__ void __launch_bounds__(kIndexThreads) count_kernel(const __gri
     const auto named = problem.lists.list(problem, w.b, w.s, w.row, unit);
     entries = named.data();
     length = static_cast<int>(named.size());
-    met = problem.band(w.s).keys_of({w.row, w.row + problem.lists.query_rows});
+    met = p.band(w.s).keys_of({w.row, w.row + problem.lists.query_rows});
   }
   const std::int64_t first_block = unit * p.blocks + p.first_block(w.b, w.s);
   for (int base = 0; base < p.slots; base += kWarp) {
@@ -87,10 +87,15 @@ static __global__ void __launch_bounds__(kIndexThreads) order_kernel(const __gri
   const int place = p.place_of[pair];
   if (place < 0) return;
   const int block = p.block_of[pair], first = p.begins[block] + place;
-  p.order[first] = static_cast<int>(pair);
+  const std::int64_t at = pair / p.slots;
+  const Params::Place w = p.place(p.first + at / p.units);
+  p.named[first] = {static_cast<int>(pair), static_cast<int>(w.row)};
   if (place % p.pairs_of_item == 0) {
-    p.items[p.item_begins[block] + place / p.pairs_of_item] = {block, first,
-                                                               min(p.pairs_of_item, p.counts[block] - place)};
+    const std::int64_t unit = at % p.units;
+    p.items[p.item_begins[block] + place / p.pairs_of_item] = {
+        static_cast<int>(w.b), static_cast<int>(unit),
+        static_cast<int>(block - unit * p.blocks - p.first_block(w.b, w.s)), first,
+        min(p.pairs_of_item, p.counts[block] - place)};
   }
 }
 

@@ -43,7 +43,7 @@ void place(Params& params, const Plan& plan, Arrays& arrays) {
   params.items_there = arrays.take<int>(1);
   params.block_of = arrays.take<int>(pairs);
   params.place_of = arrays.take<int>(pairs);
-  params.order = arrays.take<int>(pairs);
+  params.named = arrays.take<Named>(pairs);
   params.items = arrays.take<Item>(plan.item_limit);
   params.statistics = arrays.take<Statistics>(pairs * plan.rows);
   params.partial = arrays.take<__half>(pairs * plan.rows * plan.head);
@@ -89,7 +89,7 @@ Plan plan_of(const SparseProblem& p) {
   const std::int64_t slots = p.lists.entries;
   const std::int64_t bytes_of_list =
       plan.units * std::max<std::int64_t>(slots, 1) *
-      (plan.rows * static_cast<std::int64_t>(plan.head * sizeof(__half) + sizeof(Statistics)) + 12);
+      (plan.rows * static_cast<std::int64_t>(plan.head * sizeof(__half) + sizeof(Statistics)) + 16);
   plan.lists_at_once = std::clamp<std::int64_t>(static_cast<std::int64_t>(kPartialBytes) / bytes_of_list, 1,
                                                 std::max<std::int64_t>(plan.lists, 1));
   plan.pairs_of_item = std::max<std::int64_t>(1, kItemRows / plan.rows);

@@ -15,9 +15,15 @@ namespace heddle::cuda::sm80::sparse_fwd {
 constexpr int kWarp = 32;
 constexpr int kItemRows = 256;  // of an item: rows of q that one CTA multiplies with one block
 
-// One CTA's work: `count` pairs, from order[first] on, that name the block of number `block`.
+// A pair that names a block, and its list's first row in the sequence.
+struct Named {
+  int pair, row;
+};
+
+// One CTA's work: `count` pairs, from named[first] on, that name a block of a sequence.
 struct Item {
-  int block, first, count;
+  int b, unit, block;
+  int first, count;
 };
 
 struct Statistics {
@@ -42,7 +48,7 @@ struct Params {
   int* items_there;        // [1]
   int* block_of;           // [pairs]
   int* place_of;           // [pairs]: among those of its block; -1 for one that says nothing
-  int* order;              // [pairs], by block
+  Named* named;            // [pairs], by block
   Item* items;             // [item_limit]
   Statistics* statistics;  // [pairs, rows]; of a row without keys lse is -inf
   __half* partial;         // [pairs, rows, head size], normalised, in the order of mma's fragments
@@ -77,6 +83,13 @@ struct Params {
     at.s = p.sequence(at.b);
     at.there = at.row >= 0 && at.row < at.s.q_rows;
     return at;
+  }
+
+  // Keys of lists have steps of 1: a constant, so that nothing is divided.
+  constexpr Band band(const Sequence& s) const {
+    Band band = problem.band(s);
+    band.key_step = 1;
+    return band;
   }
 
   // The number, within a head unit, of block 0 of a sequence.

@@ -16,14 +16,14 @@ namespace heddle::cuda::sm80::sparse_fwd {
 
 constexpr int kThreads = 128, kWarps = kThreads / kWarp;
 constexpr int kTileKeys = 64, kTileRows = 16;
+constexpr int kStepKeys = 32;  // whose scores a warp has in registers
 
 template <class T, int kHead>
 struct SharedMemory {
   attention::Tile<T, kTileKeys, kHead> k, v;
-  int pair[kItemRows];
-  std::int64_t row[kItemRows];  // a pair's first row in its sequence
+  Named named[kItemRows];
+  Item item;
   Sequence s;
-  std::int64_t b, block, unit;
 };
 
 // Keys [first, first + count) of a head; zeros behind the last one and behind the head's size.
@@ -45,8 +45,8 @@ struct RowTile {
   std::uint32_t q[kHead / 16][4];
   float o[kHead / 8][4];
   float max[2], sum[2];
-  int begin[2], end[2];   // keys that the row meets, from the block's first one on
-  std::int64_t place[2];  // of its statistics; -1: there is no such row
+  unsigned keys[2];  // that the row meets, from the block's first one on: their begin, and from bit 16 on their end
+  int first;         // of the item's rows
 };
 
 template <class T, int kHead>
@@ -54,22 +54,22 @@ __device__ inline void load_rows(RowTile<T, kHead>& tile, const Params& p, const
                                  int first, int count) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const SparseProblem& problem = p.problem;
-  const std::int64_t block_begin = shared.block * problem.lists.block_size;
+  tile.first = first;
+  const std::int64_t block_begin = shared.item.block * problem.lists.block_size;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = first + lane / 4 + 8 * r, n = row / p.rows, within = row - n * p.rows;
-    const std::int64_t i = n < count ? shared.row[n] + within / p.group : 0;
+    const std::int64_t i = n < count ? shared.named[n].row + within / p.group : 0;
     const bool exists = n < count && i < shared.s.sq;
-    tile.place[r] = exists ? std::int64_t{shared.pair[n]} * p.rows + within : -1;
-    tile.begin[r] = tile.end[r] = 0;
+    tile.keys[r] = 0;
     const std::byte* from = nullptr;
     if (exists) {
-      const KeyRange keys = problem.band(shared.s).keys_of(i);
+      const KeyRange keys = p.band(shared.s).keys_of(i);
       const std::int64_t size = problem.lists.block_size;
-      tile.begin[r] = static_cast<int>(clamped(keys.begin - block_begin, 0, size));
-      tile.end[r] = static_cast<int>(clamped(keys.end - block_begin, 0, size));
-      const std::int64_t head = shared.unit * p.group + within % p.group;
-      from = problem.q.at(shared.b, shared.s.q_begin + i, head) + 4 * (lane % 4);
+      tile.keys[r] = static_cast<unsigned>(clamped(keys.begin - block_begin, 0, size)) |
+                     static_cast<unsigned>(clamped(keys.end - block_begin, 0, size)) << 16;
+      const std::int64_t head = shared.item.unit * p.group + within % p.group;
+      from = problem.q.at(shared.item.b, shared.s.q_begin + i, head) + 4 * (lane % 4);
     }
 #pragma unroll
     for (int k = 0; k < kHead / 16; ++k) {
@@ -89,63 +89,65 @@ __device__ inline void load_rows(RowTile<T, kHead>& tile, const Params& p, const
   }
 }
 
-// The online softmax over one tile of keys, from `first` of the block on.
+// The online softmax over `keys` keys, from `offset` of the tile and `first` of the block on.
 template <class T, int kHead>
-__device__ inline void attend_tile(RowTile<T, kHead>& tile, const Params& p, const SharedMemory<T, kHead>& shared,
-                                   int first, int keys) {
+__device__ __forceinline__ void attend_step(RowTile<T, kHead>& tile, const Params& p,
+                                            const SharedMemory<T, kHead>& shared, int offset, int first, int keys) {
   using Tile = attention::Tile<T, kTileKeys, kHead>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = static_cast<int>(attention::recomputed(threadIdx.x % kWarp, offset));
   const std::uint32_t k_tile = ptx::shared_address(&shared.k), v_tile = ptx::shared_address(&shared.v);
-  float s[kTileKeys / 8][4];
+  float s[kStepKeys / 8][4];
 #pragma unroll
-  for (int n = 0; n < kTileKeys / 8; ++n) {
+  for (int n = 0; n < kStepKeys / 8; ++n) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) s[n][e] = 0.0f;
     if (8 * n < keys) {
 #pragma unroll
       for (int k = 0; k < kHead / 32; ++k) {
         std::uint32_t b[4];  // two steps of 16 columns
-        ptx::load_matrix_x4(b, k_tile + attention::swizzled(Tile::kPitch, 8 * n + lane % 8, 4 * k + lane / 8));
+        ptx::load_matrix_x4(b, k_tile + attention::swizzled(Tile::kPitch, offset + 8 * n + lane % 8, 4 * k + lane / 8));
         ptx::mma_16816<T>(s[n], tile.q[2 * k], b[0], b[1]);
         ptx::mma_16816<T>(s[n], tile.q[2 * k + 1], b[2], b[3]);
       }
     }
   }
-  const int column = 2 * (lane % 4);
-  bool whole = true;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) whole = whole && tile.begin[r] <= first && tile.end[r] >= first + keys;
-  whole = __all_sync(0xffffffff, whole);
+  const int begin[2] = {static_cast<int>(tile.keys[0] & 0xffff), static_cast<int>(tile.keys[1] & 0xffff)};
+  const int end[2] = {static_cast<int>(tile.keys[0] >> 16), static_cast<int>(tile.keys[1] >> 16)};
   float top[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-  for (int n = 0; n < kTileKeys / 8; ++n) {
+  for (int n = 0; n < kStepKeys / 8; ++n) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int key = first + 8 * n + column + e % 2, r = e / 2;
-      const bool met = whole ? 8 * n < keys : key >= tile.begin[r] && key < tile.end[r] && 8 * n < keys;
+      const int key = first + 8 * n + 2 * (lane % 4) + e % 2, r = e / 2;
+      const bool met = 8 * n < keys && key >= begin[r] && key < end[r];
       s[n][e] = met ? s[n][e] * p.scale_log2 : -INFINITY;
       top[r] = fmaxf(top[r], s[n][e]);
     }
   }
-  float base[2];
+  float base[2], keep[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    top[r] = fmaxf(tile.max[r], largest_of_quad(top[r]));
-    base[r] = top[r] == -INFINITY ? 0.0f : top[r];
-    const float keep = ptx::exp2_approx(tile.max[r] - base[r]);
-    tile.max[r] = top[r];
-    tile.sum[r] *= keep;
-    if (first > 0) {
+    top[r] = largest_of_quad(top[r]);
+    const float before = tile.max[r];
+    if (top[r] > before + kRescaleLog2) tile.max[r] = top[r];
+    base[r] = tile.max[r] == -INFINITY ? 0.0f : tile.max[r];
+    keep[r] = ptx::exp2_approx(before - base[r]);
+  }
+  // Also of the first keys, where sums are zero: it costs next to nothing.
+  if (__any_sync(0xffffffff, keep[0] != 1.0f || keep[1] != 1.0f)) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      tile.sum[r] *= keep[r];
 #pragma unroll
       for (int n = 0; n < kHead / 8; ++n) {
-        tile.o[n][2 * r] *= keep;
-        tile.o[n][2 * r + 1] *= keep;
+        tile.o[n][2 * r] *= keep[r];
+        tile.o[n][2 * r + 1] *= keep[r];
       }
     }
   }
   unsigned met = 0;  // bit 2 n + e: some row of the warp meets this lane's column e of block n
 #pragma unroll
-  for (int n = 0; n < kTileKeys / 8; ++n) {
+  for (int n = 0; n < kStepKeys / 8; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       met |= static_cast<unsigned>(s[n][e] != -INFINITY || s[n][2 + e] != -INFINITY) << (2 * n + e);
@@ -158,19 +160,18 @@ __device__ inline void attend_tile(RowTile<T, kHead>& tile, const Params& p, con
   }
   met = any_of_quads(met);
 #pragma unroll
-  for (int step = 0; step < kTileKeys / 16; ++step) {
+  for (int step = 0; step < kStepKeys / 16; ++step) {
     if (16 * step < keys) {
       const std::uint32_t weights[4] = {
           ptx::pack2<T>(s[2 * step][0], s[2 * step][1]), ptx::pack2<T>(s[2 * step][2], s[2 * step][3]),
           ptx::pack2<T>(s[2 * step + 1][0], s[2 * step + 1][1]), ptx::pack2<T>(s[2 * step + 1][2], s[2 * step + 1][3])};
       // What no row meets may be anything, and zero times NaN is not zero.
-      const std::uint32_t low = whole ? ~0u : halves(met >> (4 * step)),
-                          high = whole ? ~0u : halves(met >> (4 * step + 2));
+      const std::uint32_t low = halves(met >> (4 * step)), high = halves(met >> (4 * step + 2));
 #pragma unroll
       for (int n = 0; n < kHead / 16; ++n) {
         std::uint32_t v[4];  // keys 0-7 and 8-15 of 8 columns, then of the next 8
         ptx::load_matrix_x4_transposed(
-            v, v_tile + attention::swizzled(Tile::kPitch, 16 * step + lane % 16, 2 * n + lane / 16));
+            v, v_tile + attention::swizzled(Tile::kPitch, offset + 16 * step + lane % 16, 2 * n + lane / 16));
         ptx::mma_16816<T>(tile.o[2 * n], weights, v[0] & low, v[1] & high);
         ptx::mma_16816<T>(tile.o[2 * n + 1], weights, v[2] & low, v[3] & high);
       }
@@ -181,11 +182,12 @@ __device__ inline void attend_tile(RowTile<T, kHead>& tile, const Params& p, con
 // Each row's halves in pieces of 16 bytes: piece i of lane c of a quad has columns 32 i + 8 t + 2 c and the next, for t
 // from 0 to 3.
 template <class T, int kHead>
-__device__ inline void store_rows(const RowTile<T, kHead>& tile, const Params& p) {
+__device__ inline void store_rows(const RowTile<T, kHead>& tile, const Params& p,
+                                  const SharedMemory<T, kHead>& shared) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float sum = sum_of_quad(tile.sum[r]), inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    const float sum = sum_of_quad(tile.sum[r]), inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
     float largest = 0.0f;
 #pragma unroll
     for (int n = 0; n < kHead / 8; ++n) {
@@ -195,13 +197,14 @@ __device__ inline void store_rows(const RowTile<T, kHead>& tile, const Params& p
     // Relative to the largest, so that halves hold any row; what is not finite stays so by itself.
     const bool finite = largest >= FLT_MIN && largest < INFINITY;
     const float factor = finite ? inverse / largest : inverse;
-    if (tile.place[r] < 0) continue;
+    const int row = tile.first + lane / 4 + 8 * r, n = row / p.rows, within = row - n * p.rows;
+    if (n >= shared.item.count || shared.named[n].row + within / p.group >= shared.s.sq) continue;
+    const std::int64_t place = std::int64_t{shared.named[n].pair} * p.rows + within;
     if (lane % 4 == 0) {
-      p.statistics[tile.place[r]] = {sum == 0.0f ? -INFINITY : tile.max[r] * kLn2 + __logf(sum),
-                                     finite ? largest : 1.0f};
+      p.statistics[place] = {sum == 0.0f ? -INFINITY : tile.max[r] * kLn2 + __logf(sum), finite ? largest : 1.0f};
     }
     if (sum == 0.0f) continue;
-    uint4* const to = reinterpret_cast<uint4*>(p.partial + tile.place[r] * kHead) + lane % 4;
+    uint4* const to = reinterpret_cast<uint4*>(p.partial + place * kHead) + lane % 4;
 #pragma unroll
     for (int i = 0; i < kHead / 32; ++i) {
       std::uint32_t words[4];
@@ -215,49 +218,54 @@ __device__ inline void store_rows(const RowTile<T, kHead>& tile, const Params& p
 }
 
 template <class T, int kHead>
-__global__ void __launch_bounds__(kThreads) partial_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, 3) partial_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<T, kHead>*>(memory);
   if (static_cast<int>(blockIdx.x) >= *p.items_there) return;
-  const Item item = p.items[blockIdx.x];
   const SparseProblem& problem = p.problem;
-  for (int n = static_cast<int>(threadIdx.x); n < item.count; n += kThreads) {
-    const int pair = p.order[item.first + n];
-    const std::int64_t at = pair / p.slots;
-    const Params::Place w = p.place(p.first + at / p.units);
-    shared.pair[n] = pair;
-    shared.row[n] = w.row;
-    if (n == 0) {
-      shared.unit = at % p.units;
-      shared.b = w.b;
-      shared.s = w.s;
-      shared.block = item.block - shared.unit * p.blocks - p.first_block(w.b, w.s);
-    }
+  if (threadIdx.x == 0) {
+    shared.item = p.items[blockIdx.x];
+    shared.s = problem.sequence(shared.item.b);
   }
   __syncthreads();
-  const std::int64_t kv_head = p.units == problem.Hkv ? shared.unit : shared.unit / problem.G;
-  const int size = static_cast<int>(problem.lists.block_size), rows = item.count * p.rows;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int unit = shared.item.unit, count = shared.item.count, rows = count * p.rows;
+  const std::int64_t kv_head = p.units == problem.Hkv ? unit : unit / static_cast<int>(problem.G);
+  const int size = static_cast<int>(problem.lists.block_size), warp = static_cast<int>(threadIdx.x) / kWarp;
+  const auto load = [&](int key) {
+    const std::int64_t from = std::int64_t{shared.item.block} * size + key;
+    const int keys = min(size - key, kTileKeys);
+    load_keys(shared.k, p, problem.k, problem.D, shared.item.b, shared.s, kv_head, from, keys);
+    load_keys(shared.v, p, problem.v, problem.Dv, shared.item.b, shared.s, kv_head, from, keys);
+    ptx::copy_async_commit();
+  };
+  load(0);  // on its way while rows are found
+  for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads)
+    shared.named[n] = p.named[shared.item.first + n];
+  __syncthreads();
   // A block of one tile is loaded once for all rows; one of more tiles goes by for each round of the warps.
+#pragma unroll 1
   for (int first_row = 0; first_row < rows; first_row += kWarps * kTileRows) {
     const int first = first_row + warp * kTileRows;
     RowTile<T, kHead> tile;
-    load_rows(tile, p, shared, first, item.count);
+    load_rows(tile, p, shared, first, count);
 #pragma unroll 1
     for (int key = 0; key < size; key += kTileKeys) {
-      const int keys = min(size - key, kTileKeys);
-      if (first_row == 0 || size > kTileKeys) {
-        __syncthreads();  // all warps have read the tile before
-        const std::int64_t from = shared.block * size + key;
-        load_keys(shared.k, p, problem.k, problem.D, shared.b, shared.s, kv_head, from, keys);
-        load_keys(shared.v, p, problem.v, problem.Dv, shared.b, shared.s, kv_head, from, keys);
-        ptx::copy_async_commit();
+      const bool begins = first_row == 0 && key == 0;
+      if (begins || size > kTileKeys) {
+        if (!begins) {
+          __syncthreads();  // all warps have read the tile before
+          load(key);
+        }
         ptx::copy_async_wait<0>();
         __syncthreads();
       }
-      if (first < rows) attend_tile(tile, p, shared, key, keys);
+      const int keys = min(size - key, kTileKeys);
+#pragma unroll 1
+      for (int offset = 0; offset < keys && first < rows; offset += kStepKeys) {
+        attend_step(tile, p, shared, offset, key + offset, min(keys - offset, kStepKeys));
+      }
     }
-    if (first < rows) store_rows(tile, p);
+    if (first < rows) store_rows(tile, p, shared);
   }
 }
 
