@@ -3,6 +3,8 @@
 // the order of heads; and each position keeps its best blocks.
 #pragma once
 
+#include <climits>
+
 #include "cuda/common/attention/log2.h"
 #include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
@@ -86,28 +88,35 @@ struct Rows {
     }
   }
 
-  // Scores of a tile in log2 units; -inf for keys that a row does not see.
-  __device__ void scores(const Params& p, const KeyTile<T, kHead>& tile, int first,
-                         float (&s)[kTileKeys / 8][4]) const {
+  // Calls use(column, scores) for strips of 16 pooled keys of a tile: scores in log2 units, -inf where a row does not
+  // see the key, as two of mma's fragments. A strip at a time, as registers are scarce.
+  template <class Use>
+  __device__ __forceinline__ void scores(const Params& p, const KeyTile<T, kHead>& tile, int first, Use use) const {
     using Tile = KeyTile<T, kHead>;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const std::uint32_t from = ptx::shared_address(&tile);
 #pragma unroll
-    for (int n = 0; n < kTileKeys / 8; ++n) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) s[n][e] = 0.0f;
+    for (int column = 0; column < kTileKeys; column += 16) {
+      float s[2][4] = {};
 #pragma unroll
       for (int k = 0; k < kHead / 32; ++k) {
-        std::uint32_t b[4];  // two steps of 16 columns
-        ptx::load_matrix_x4(b, from + attention::swizzled(Tile::kPitch, 8 * n + lane % 8, 4 * k + lane / 8));
-        ptx::mma_16816<T>(s[n], q[2 * k], b[0], b[1]);
-        ptx::mma_16816<T>(s[n], q[2 * k + 1], b[2], b[3]);
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          std::uint32_t b[4];  // two steps of 16 columns
+          ptx::load_matrix_x4(b, from + attention::swizzled(Tile::kPitch, column + 8 * n + lane % 8, 4 * k + lane / 8));
+          ptx::mma_16816<T>(s[n], q[2 * k], b[0], b[1]);
+          ptx::mma_16816<T>(s[n], q[2 * k + 1], b[2], b[3]);
+        }
       }
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const bool sees = first + 8 * n + 2 * (lane % 4) + e % 2 < seen[e / 2];
-        s[n][e] = sees ? s[n][e] * p.scale_log2 : -INFINITY;
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const bool sees = first + column + 8 * n + 2 * (lane % 4) + e % 2 < seen[e / 2];
+          s[n][e] = sees ? s[n][e] * p.scale_log2 : -INFINITY;
+        }
       }
+      use(column, s);
     }
   }
 };
@@ -130,78 +139,91 @@ __device__ __forceinline__ void for_each_tile(KeyTile<T, kHead>* tiles, const Pa
   __syncthreads();
 }
 
-// Higher scores have higher keys, and of equal ones the lower number. 0: no block.
-__device__ inline std::uint64_t key_of(float score, int block) {
-  return std::uint64_t{__float_as_uint(score)} << 32 | (0xffffffffu - static_cast<unsigned>(block));
-}
+// A block that may be listed. Of two the one with the higher score is better, and of equal ones the lower number.
+struct Candidate {
+  unsigned score;  // bits of a score, which is not negative, and one more; 0: no block
+  int block;
+
+  __device__ bool better_than(const Candidate& other) const {
+    return score > other.score || (score == other.score && block < other.block);
+  }
+};
+constexpr int kNoBlock = INT_MAX;
 
 // The best blocks of a position, kPerLane of them in a lane, in no order. The whole warp.
 template <int kPerLane>
 struct Best {
-  std::uint64_t entry[kPerLane];
-  std::uint64_t worst;  // of all
+  Candidate entry[kPerLane];
+  Candidate worst;  // of all
 
-  __device__ void load(const std::uint64_t* from, int count) {
+  __device__ __forceinline__ void load(const Candidate* from, int count) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
-    for (int n = 0; n < kPerLane; ++n) entry[n] = lane + kWarp * n < count ? from[lane + kWarp * n] : ~std::uint64_t{0};
+    for (int n = 0; n < kPerLane; ++n) {
+      entry[n] = lane + kWarp * n < count ? from[lane + kWarp * n] : Candidate{~0u, -1};  // never the worst
+    }
     find_worst();
   }
-  __device__ void store(std::uint64_t* to, int count) const {
+  __device__ __forceinline__ void store(Candidate* to, int count) const {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
     for (int n = 0; n < kPerLane; ++n) {
       if (lane + kWarp * n < count) to[lane + kWarp * n] = entry[n];
     }
   }
-  // Each lane's key joins if it is better than the worst, the lowest lane's first.
-  __device__ void join(std::uint64_t key) {
-    unsigned better = __ballot_sync(kAll, key > worst);
+  // Each lane's candidate joins if it is better than the worst, the lowest lane's first.
+  __device__ __forceinline__ void join(const Candidate& mine) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    unsigned better = __ballot_sync(kAll, mine.better_than(worst));
     while (better != 0) {
       const int from = __ffs(static_cast<int>(better)) - 1;
-      const std::uint64_t joins = __shfl_sync(kAll, key, from);
-      bool placed = false;  // keys differ, but several places may be empty: one lane takes one
-      const unsigned holders = __ballot_sync(kAll, mine() == worst);
-      if (static_cast<int>(threadIdx.x) % kWarp == __ffs(static_cast<int>(holders)) - 1) {
+      const Candidate joins{__shfl_sync(kAll, mine.score, from), __shfl_sync(kAll, mine.block, from)};
+      // Several places may be empty: one lane gives one.
+      bool has = false;
 #pragma unroll
-        for (int n = 0; n < kPerLane; ++n) {
-          const bool here = !placed && entry[n] == worst;
-          if (here) entry[n] = joins;
-          placed = placed || here;
+      for (int n = 0; n < kPerLane; ++n) has = has || is_worst(entry[n]);
+      const unsigned holders = __ballot_sync(kAll, has);
+      bool wanted = lane == __ffs(static_cast<int>(holders)) - 1;
+#pragma unroll
+      for (int n = 0; n < kPerLane; ++n) {
+        if (wanted && is_worst(entry[n])) {
+          entry[n] = joins;
+          wanted = false;
         }
       }
       find_worst();
       better &= ~(1u << from);
-      better &= __ballot_sync(kAll, key > worst);
+      better &= __ballot_sync(kAll, mine.better_than(worst));
     }
   }
 
  private:
-  __device__ std::uint64_t mine() const {
-    std::uint64_t least = entry[0];
+  __device__ bool is_worst(const Candidate& x) const { return x.score == worst.score && x.block == worst.block; }
+  __device__ __forceinline__ void find_worst() {
+    unsigned score = entry[0].score;
 #pragma unroll
-    for (int n = 1; n < kPerLane; ++n) least = entry[n] < least ? entry[n] : least;
-    return least;
-  }
-  __device__ void find_worst() {
-    worst = mine();
+    for (int n = 1; n < kPerLane; ++n) score = min(score, entry[n].score);
+    worst.score = __reduce_min_sync(kAll, score);
+    int block = -1;
 #pragma unroll
-    for (int lanes = 1; lanes < kWarp; lanes *= 2) {
-      const std::uint64_t other = __shfl_xor_sync(kAll, worst, lanes);
-      worst = other < worst ? other : worst;
+    for (int n = 0; n < kPerLane; ++n) {
+      if (entry[n].score == worst.score) block = max(block, entry[n].block);
     }
+    worst.block = __reduce_max_sync(kAll, block);
   }
 };
 
 template <class T, int kHead, int kPerLane>
-__global__ void __launch_bounds__(kThreads, 2) select_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
+                                            : kHead == 128 ? 3
+                                                           : 2) select_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
   const SelectProblem& problem = p.problem;
   const Layout at = layout(kHead, static_cast<std::size_t>(p.positions), static_cast<std::size_t>(problem.slots));
   auto* const tiles = reinterpret_cast<KeyTile<T, kHead>*>(memory);
   float* const probabilities = reinterpret_cast<float*>(memory + at.probabilities);
   float* const sums = reinterpret_cast<float*>(memory + at.sums);
-  std::uint64_t* const best = reinterpret_cast<std::uint64_t*>(memory + at.best);
+  Candidate* const best = reinterpret_cast<Candidate*>(memory + at.best);
 
   __shared__ __align__(16) std::byte work[sizeof(Work)];
   Work& w = *reinterpret_cast<Work*>(work);
@@ -233,21 +255,20 @@ __global__ void __launch_bounds__(kThreads, 2) select_kernel(const __grid_consta
   if (problem.lse.data == nullptr) {
     float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
     for_each_tile<T, kHead>(tiles, p, w, (most + kTileKeys - 1) / kTileKeys, [&](const auto& tile, int first) {
-      float s[kTileKeys / 8][4];
-      rows.scores(p, tile, first, s);
+      rows.scores(p, tile, first, [&](int, const float(&s)[2][4]) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float top = max[r];
+        for (int r = 0; r < 2; ++r) {
+          const float top =
+              fmaxf(max[r], fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1])));
+          const float base = top == -INFINITY ? 0.0f : top;
+          sum[r] *= ptx::exp2_approx(max[r] - base);
+          max[r] = top;
 #pragma unroll
-        for (int n = 0; n < kTileKeys / 8; ++n) top = fmaxf(top, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-        const float base = top == -INFINITY ? 0.0f : top;
-        sum[r] *= ptx::exp2_approx(max[r] - base);
-        max[r] = top;
-#pragma unroll
-        for (int n = 0; n < kTileKeys / 8; ++n) {
-          sum[r] += ptx::exp2_approx(s[n][2 * r] - base) + ptx::exp2_approx(s[n][2 * r + 1] - base);
+          for (int n = 0; n < 2; ++n) {
+            sum[r] += ptx::exp2_approx(s[n][2 * r] - base) + ptx::exp2_approx(s[n][2 * r + 1] - base);
+          }
         }
-      }
+      });
     });
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -256,26 +277,24 @@ __global__ void __launch_bounds__(kThreads, 2) select_kernel(const __grid_consta
     }
   }
 
-  for (int n = thread; n < p.positions * slots; n += kThreads) best[n] = 0;
+  for (int n = thread; n < p.positions * slots; n += kThreads) best[n] = {0, kNoBlock};
   for (int n = thread; n < p.positions * 2 * kTileKeys; n += kThreads) sums[n] = 0.0f;
   // Blocks that begin behind the last seen key may overlap it.
   const int count = (touched * p.wide + kTileKeys - 1) / kTileKeys;
   for_each_tile<T, kHead>(tiles, p, w, count, [&](const auto& tile, int first) {
-    {
-      float s[kTileKeys / 8][4];
-      rows.scores(p, tile, first, s);
+    rows.scores(p, tile, first, [&](int column, const float(&s)[2][4]) {
 #pragma unroll
-      for (int n = 0; n < kTileKeys / 8; ++n) {
+      for (int n = 0; n < 2; ++n) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           float2 two;
           two.x = s[n][2 * r] == -INFINITY ? 0.0f : ptx::exp2_approx(s[n][2 * r] - rows.lse[r]);
           two.y = s[n][2 * r + 1] == -INFINITY ? 0.0f : ptx::exp2_approx(s[n][2 * r + 1] - rows.lse[r]);
-          float* const to = probabilities + (16 * warp + lane / 4 + 8 * r) * kPitch + 8 * n + 2 * (lane % 4);
-          *reinterpret_cast<float2*>(to) = two;
+          const int row = 16 * warp + lane / 4 + 8 * r;
+          *reinterpret_cast<float2*>(probabilities + row * kPitch + column + 8 * n + 2 * (lane % 4)) = two;
         }
       }
-    }
+    });
     __syncthreads();
     for (int n = thread; n < w.count * kTileKeys; n += kThreads) {
       const int position = n / kTileKeys, column = n % kTileKeys;
@@ -295,7 +314,7 @@ __global__ void __launch_bounds__(kThreads, 2) select_kernel(const __grid_consta
         list.load(best + position * slots, free);
         for (int base = 0; base < kTileKeys / p.wide; base += kWarp) {
           const int n = base + lane, block = first / p.wide + n;  // p.wide divides the tile
-          std::uint64_t key = 0;
+          Candidate candidate{0, kNoBlock};
           if (n < kTileKeys / p.wide && block < here.touched && block != here.forced[0] && block != here.forced[1] &&
               block != here.forced[2]) {
             float score = 0.0f;
@@ -303,9 +322,9 @@ __global__ void __launch_bounds__(kThreads, 2) select_kernel(const __grid_consta
               const int weight = min(p.narrow, p.wide - offset) - max(0, -offset);
               score = fmaf(static_cast<float>(weight), of[kTileKeys + p.wide * n + offset], score);
             }
-            if (!isnan(score)) key = key_of(score, block);
+            if (!isnan(score)) candidate = {__float_as_uint(score) + 1, block};
           }
-          list.join(key);
+          list.join(candidate);
         }
         list.store(best + position * slots, free);
       }
@@ -322,12 +341,14 @@ __global__ void __launch_bounds__(kThreads, 2) select_kernel(const __grid_consta
     std::int32_t* const list = problem.list(w.b, w.s, i, w.kv_head);
     const int taken = here.taken, free = slots - taken;
     if (lane < min(taken, slots)) list[lane] = here.forced[lane];
-    const std::uint64_t* const from = best + position * slots;
+    const Candidate* const from = best + position * slots;
     for (int n = lane; n < free; n += kWarp) {
-      const std::uint64_t key = from[n];
+      const Candidate mine = from[n];
       int before = 0;  // entries that are better; among places that are empty the first ones
-      for (int other = 0; other < free; ++other) before += from[other] > key || (from[other] == key && other < n);
-      list[taken + before] = key == 0 ? -1 : static_cast<std::int32_t>(0xffffffffu - static_cast<unsigned>(key));
+      for (int other = 0; other < free; ++other) {
+        before += from[other].better_than(mine) || (from[other].score == 0 && mine.score == 0 && other < n);
+      }
+      list[taken + before] = mine.score == 0 ? -1 : mine.block;
     }
   }
 }

@@ -38,7 +38,7 @@ constexpr Layout layout(std::size_t head, std::size_t positions, std::size_t slo
   at.probabilities = 2 * kTileKeys * head * 2;
   at.sums = at.probabilities + kRows * kPitch * sizeof(float);
   at.best = at.sums + positions * 2 * kTileKeys * sizeof(float);
-  at.at = at.best + positions * slots * sizeof(std::uint64_t);
+  at.at = at.best + positions * slots * 2 * sizeof(int);
   at.bytes = at.at + positions * sizeof(Position);
   return at;
 }
