@@ -26,6 +26,7 @@ KINDS = {
     "random": "random normals",
     "alike": f"neighbours alike (each position is {ALIKE} times the one before and a fresh normal)",
 }
+LEAST_CHANGE = 1e-3  # that charts show
 
 
 def page(report: dict) -> str:
@@ -205,6 +206,10 @@ def _laws(fits: list[dict]) -> str:
     return table(["mode", "time grows as", "memory beside grows as"], rows)
 
 
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
 def _changes(report: dict) -> str:
     points = report["changes"]
     drawn = []
@@ -212,23 +217,20 @@ def _changes(report: dict) -> str:
         series = [
             Series(
                 NAMES[mode],
-                [
-                    (p["length"], p["change"])
-                    for p in points
-                    if (p["kind"], p["method"]) == (kind, mode) and p["change"]
-                ],
+                [(p["length"], p["change"]) for p in points if (p["kind"], p["method"]) == (kind, mode)],
                 COLOURS[mode],
             )
             for mode in SHARING
         ]
-        chart = charts.lines(f"What sharing changes, {said}", series, "length", lambda y: f"{100 * y:.3g} %")
+        chart = charts.lines(f"What sharing changes, {said}", series, "length", _percent, floor=LEAST_CHANGE)
         drawn.append(card(said[0].upper() + said[1:], "", chart))
     return section(
         "What sharing changes",
         "‖y − y<sub>NSA</sub>‖ / ‖y<sub>NSA</sub>‖ over all rows of the same tensors, anchors included, which share with nobody "
         "and do not change. No tensors of a model: on random normals a row and its neighbour have nothing in common, the worst "
         "case of copying; the second kind is made so that neighbours resemble each other. Values here change along "
-        "as queries do. A model's own layers are asked with <code>heddle.nsa.sharing_report</code>.",
+        "as queries do. Where the list has room for every block, shared lists change nothing; what is below "
+        f"{_percent(LEAST_CHANGE)} is drawn there. A model's own layers are asked with <code>heddle.nsa.sharing_report</code>.",
         grid(2, *drawn),
     )
 
