@@ -82,10 +82,11 @@ def runner(form: Form, mode: str, direction: str, x: list):
             return attend(form, mode, x)
 
     leaves = [y.detach().requires_grad_() for y in x]
+    do = torch.ones_like(x[0]) if direction == GRADIENTS else None  # an operand, made before: o has the shape of q
 
     def gradients():
         o = attend(form, mode, leaves)
-        return o.detach(), torch.autograd.grad(o, used(mode, leaves), torch.ones_like(o))
+        return o.detach(), torch.autograd.grad(o, used(mode, leaves), do)
 
     return forward if direction == FORWARD else gradients
 
@@ -179,13 +180,14 @@ def _held(form: Form, mode: str, direction: str, length: int) -> dict:
     with isolate.Residence() as residence:
         found = call()
     results = [found] if direction == FORWARD else [found[0], *found[1]]
+    operands = used(mode, x) + ([x[0]] if direction == GRADIENTS else [])  # do is as large as q
     results_bytes = sum(y.numel() * y.element_size() for y in results)
     return {
         "length": length,
         "method": mode,
         "dtype": DTYPE,
         "direction": direction,
-        "inputs": sum(y.numel() * y.element_size() for y in used(mode, x)),
+        "inputs": sum(y.numel() * y.element_size() for y in operands),
         "results": results_bytes,
         "resident": residence.grown,
         "beside": max(0, residence.grown - results_bytes),

@@ -161,8 +161,9 @@ def test_times_and_memory_of_every_mode(timer, direction):
     held = measure._held(form, "nsa", direction, 1024)
     x = measure.inputs(form, 1024)
     o = 4 * x[0].numel()
-    assert held["inputs"] == 4 * sum(y.numel() for y in x)
-    assert held["results"] == o + (held["inputs"] if direction == measure.GRADIENTS else 0)
+    operands, backward = 4 * sum(y.numel() for y in x), direction == measure.GRADIENTS
+    assert held["inputs"] == operands + (o if backward else 0)  # do
+    assert held["results"] == o + (operands if backward else 0)
     assert o < held["beside"] < 20 * o  # three branches' outputs are summed
 
 
