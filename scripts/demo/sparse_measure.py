@@ -173,8 +173,9 @@ def _held(form: Form, mode: str, direction: str, length: int) -> dict:
 
     isolate.fresh_pages()
     torch.set_num_threads(heddle.num_threads())
-    # Code pages, threads and their stacks become resident at the first call; they are not what is asked for.
-    runner(form, mode, direction, inputs(form, 2 * form.block_size))()
+    # Code pages, threads and their stacks become resident at the first call; they are not what is asked for. Workspaces are,
+    # and stay resident, too: two rows need next to none.
+    runner(form, mode, direction, inputs(form, 2))()
     x = inputs(form, length)
     call = runner(form, mode, direction, x)
     with isolate.Residence() as residence:

@@ -371,9 +371,10 @@ def _conditions(report: dict) -> str:
             card(
                 "How it was measured",
                 "",
-                '<ul class="plain"><li>Memory: every point is one call in a process of its own, after a call on a short sequence; '
+                '<ul class="plain"><li>Memory: every point is one call in a process of its own, after a call of two rows; '
                 f"peaks are from {escape(how)}, less what was resident before the call, and less the result or, with "
-                "gradients, the result and all gradients. Large allocations do not use pages again that an earlier one "
+                "gradients, the result and all gradients. The gradient that comes in is an operand. Large "
+                "allocations do not use pages again that an earlier one "
                 "left.</li><li>Times are of the least round: on a machine that others use, differences of a tenth mean "
                 "little.</li><li>Gates are sigmoids of normals.</li></ul>",
                 True,
