@@ -102,7 +102,7 @@ def _tiles(report: dict):
             yield (
                 times_text(ratio),
                 f"the speed of dense attention with {NAMES[fastest]}, the fastest, {TITLES[direction].lower()}, at length "
-                f"{count_text(length)}",
+                f"{count_text(length)}" + ("; what sharing changes stands below" if fastest in SHARING else ""),
             )
     far = _longest(report["memory"], FORWARD)
     if far:
@@ -172,24 +172,29 @@ def _costs(report: dict, direction: str) -> str:
                 memory_chart,
             ),
         ),
-        _table(own, "seconds", "Time", seconds_text),
-        _table([p for p in memory if p["direction"] == direction], "beside", "Memory", bytes_text),
+        _table(own, "seconds", "Time", seconds_text, "dense"),
+        _table([p for p in memory if p["direction"] == direction], "beside", "Memory", bytes_text, "nsa"),
         details("How they grow", _laws(report["laws"][direction])),
     )
 
 
-def _table(points: list[dict], key: str, name: str, text) -> str:
+def _table(points: list[dict], key: str, name: str, text, beside: str) -> str:
+    """The modes' figures, and how many times that of the mode `beside` each is, but for dense attention's."""
     rows = []
     for length in sorted({p["length"] for p in points}):
         own = {p["method"]: p[key] for p in points if p["length"] == length}
-        base = own.get("dense")
+        base = own.get(beside)
         rows.append(
             [count_text(length)]
             + [
                 NOTHING
                 if mode not in own
                 else text(own[mode])
-                + (f"<small>{times_text(own[mode] / base)} of dense</small>" if base and mode != "dense" else "")
+                + (
+                    f"<small>{times_text(own[mode] / base)} of {NAMES[beside]}</small>"
+                    if base and mode not in ("dense", beside)
+                    else ""
+                )
                 for mode in MODES
             ]
         )
