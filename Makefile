@@ -2,10 +2,13 @@
 ACCURACY ?= 1e-2
 BUDGET ?= 570
 
-.PHONY: demo test test-gpu soak-gpu stage bench bench-gpu format setup
+.PHONY: demo demo-sparse test test-gpu soak-gpu stage bench bench-gpu format setup
 
 demo: ## build, run the encoder, in low-bit formats too, and the sweeps, write report/index.html and lowbit.html; ACCURACY: relative error allowed; BUDGET: seconds to measure for, after the build
 	scripts/demo.sh --accuracy $(ACCURACY) --budget $(BUDGET)
+
+demo-sparse: ## build, measure native sparse attention beside dense attention, write report/sparse.html; BUDGET as above
+	scripts/demo.sh --sparse --budget $(BUDGET)
 
 test: ## build from clean and run every test, C++ and Python
 	scripts/test.sh

@@ -63,12 +63,12 @@ def document(title: str, body: list[str]) -> str:
     )
 
 
-def brand(report: dict, here: str) -> str:
-    """Whose page this is, of which commit, and the way to the other one."""
+def brand(report: dict, here: str, among: dict[str, str] = PAGES) -> str:
+    """Whose page this is, of which commit, and the way to the others."""
     m = report["machine"]
     changed = ", with uncommitted changes" if m["commit_changed"] else ""
     pages = " ".join(
-        f"<b>{name}</b>" if page == here else f'<a href="{page}">{name}</a>' for page, name in PAGES.items()
+        f"<b>{name}</b>" if page == here else f'<a href="{page}">{name}</a>' for page, name in among.items()
     )
     return (
         f'<div class="brand">{LOGO}<span><b>Heddle {escape(m["heddle"])}</b> · commit '
@@ -77,15 +77,15 @@ def brand(report: dict, here: str) -> str:
     )
 
 
-def measured(report: dict) -> str:
-    """Where, when and for how long this was measured."""
+def measured(report: dict, pages: str = "both pages") -> str:
+    """Where, when and for how long this was measured, for which `pages`."""
     m, build = report["machine"], report["build_seconds"]
     built = f"; the build before took {build:.0f} s, which is not counted" if build is not None else ""
     return (
         f'<p class="lede">{escape(m["processor"])}, {m["threads"]} threads, {escape(m["cpu_target"])} kernels, '
         f"{bytes_text(m['memory_bytes'])} "
         f"of memory. Measured {escape(report['created'][:16].replace('T', ' '))} UTC, in {report['seconds']:.0f} s for "
-        f"both pages{built}.</p>"
+        f"{pages}{built}.</p>"
     )
 
 

@@ -132,7 +132,7 @@ def disturbed(unequal: list[dict], name) -> str:
     )
 
 
-def left_out_line(items: list[dict], budget: float) -> str:
+def left_out_line(items: list[dict], budget: float, command: str = "make demo") -> str:
     """One line for the top of a page: how much is missing, why, and what brings it; "" if nothing is."""
     if not items:
         return ""
@@ -140,7 +140,7 @@ def left_out_line(items: list[dict], budget: float) -> str:
     for item in items:
         counts[item["why"]] = counts.get(item["why"], 0) + item["count"]
     advice = {
-        OUT_OF_TIME: f"for want of time ({budget:.0f} s were allowed; <code>make demo BUDGET={2 * budget:.0f}</code> "
+        OUT_OF_TIME: f"for want of time ({budget:.0f} s were allowed; <code>{command} BUDGET={2 * budget:.0f}</code> "
         "allows twice that)",
         NO_MEMORY: "because they need more memory than is free here",
     }

@@ -7,6 +7,7 @@ import subprocess
 import pytest
 from report_kit import ROOT
 
+from scripts.demo import sparse
 from scripts.demo.__main__ import arguments
 
 
@@ -16,7 +17,9 @@ def script(path, text):
     path.chmod(0o755)
 
 
-@pytest.mark.parametrize("given", [[], ["--budget", "100", "--accuracy", "1e-3"]])
+@pytest.mark.parametrize(
+    "given", [[], ["--budget", "100", "--accuracy", "1e-3"], ["--sparse"], ["--sparse", "--budget", "100"]]
+)
 def test_the_build_takes_nothing_from_the_budget(tmp_path, given):
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=shutil.ignore_patterns("demo", "__pycache__"))
     script(tmp_path / "scripts" / "setup.sh", "")
@@ -32,9 +35,10 @@ def test_the_build_takes_nothing_from_the_budget(tmp_path, given):
         check=True,
     )
     module, *passed = done.stdout.split()[1:]
-    assert module == "scripts.demo"
-    options = arguments(passed)
-    assert options.budget == (100 if given else 570) and 2 <= options.build_seconds < 60
+    page = sparse if "--sparse" in given else None
+    assert module == ("scripts.demo.sparse" if page else "scripts.demo")
+    options = (page.arguments if page else arguments)(passed)
+    assert options.budget == (100 if "--budget" in given else 570) and 2 <= options.build_seconds < 60
 
 
 def test_make_demo_hands_on_accuracy_and_budget():
