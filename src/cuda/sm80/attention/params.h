@@ -21,6 +21,7 @@ struct Params {
   // Row i attends keys j with row_step i + off - left <= key_step j <= row_step i + off + right.
   int left, right, row_step, key_step;
   bool stepped;                         // one of them is not 1
+  bool gaps;                            // rows stand so far apart that there may be keys between which none meets
   float scale_log2;                     // scale * log2(e)
   bool bias_pairs, mask_pairs;          // two columns may be read at once
   bool o_aligned;                       // rows of o may be written in pieces of 16 bytes
