@@ -180,7 +180,9 @@ def test_explain_native_sparse_attention(flags):
 
 def test_explain_names_every_operation():
     usage = run("explain", "--help")
-    for verb in "sparse pool select merge linear rotary append append-int4 attention-int4 quantize dequantize unpack".split():
+    for (
+        verb
+    ) in "sparse pool select merge linear rotary append append-int4 attention-int4 quantize dequantize unpack".split():
         assert f"\n  {verb} " in usage
 
 

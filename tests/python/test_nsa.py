@@ -411,7 +411,10 @@ def test_a_bound_of_lists_changes_no_bit_and_nothing_is_read():
         (dict(max_seqlen=(20, 20, 20)), r"max_seqlen has 3 elements: it must be an int, or a pair"),
         (dict(max_seqlen=(20, -1)), r"max_seqlen\[1\] is -1: it must be at least 1"),
         (dict(max_seqlen=20, cu_seqlens=torch.zeros(1)), r"cu_seqlens is float32 \[1\]: it must be int32 or int64"),
-        (dict(max_seqlen=20, cu_seqlens=(torch.tensor([0, 20]), torch.tensor([0, 9, 20]))), "1 sequences of q and 2 of k"),
+        (
+            dict(max_seqlen=20, cu_seqlens=(torch.tensor([0, 20]), torch.tensor([0, 9, 20]))),
+            "1 sequences of q and 2 of k",
+        ),
         (dict(max_seqlen=12), "max_seqlen_q is 12"),
         (dict(max_block_counts=-1), "max_block_counts is -1: it must be at least 0"),
     ],
