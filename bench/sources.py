@@ -85,8 +85,14 @@ ENCODER_GPU = (
 )
 #: Of native sparse attention on a GPU: its steps, and attention over pooled keys and in a window.
 NSA_GPU = (
+    "src/cuda/sm80/select_blocks",
+    "src/cuda/sm80/sparse_fwd",
     "src/cuda/any/gate_branches",
+    "src/cuda/any/pool_keys",
     "src/problem/gate_branches.h",
+    "src/problem/pool.h",
+    "src/problem/select_blocks.h",
+    "src/problem/sparse.h",
     *ATTENTION["sm90", False],
     *ATTENTION["sm90", True],
     *ATTENTION["sm80", False],

@@ -10,6 +10,7 @@
 
 #include "heddle/error.h"
 #include "heddle/nsa.h"
+#include "kernels/elsewhere.h"
 
 namespace heddle {
 namespace {
@@ -126,15 +127,12 @@ INSTANTIATE_TEST_SUITE_P(
                 "seqused[1] is 11: it must be from 0 to the sequence's length, 10"},
         BadPool{"device", [](PoolCall& c) { c.pooled.device = Device::cuda; }, "pooled is on another device than x",
                 "d_pooled is on another device than dx"},
-        BadPool{
-            "gpu", [](PoolCall& c) { c.pooled.device = c.x.device = Device::cuda; },
-            "no candidate can serve this call; cpu: it runs on another device than the tensors are on; reference: it "
-            "runs on another device than the tensors are on",
-            "no candidate can serve this call; cpu: it runs on another device than the tensors are on; reference: it "
-            "runs on another device than the tensors are on"},
+        BadPool{"gpu", [](PoolCall& c) { c.pooled.device = c.x.device = Device::cuda, c.options.force = "cpu"; },
+                "force is 'cpu', which cannot serve this call: it runs on another device than the tensors are on",
+                "force is 'cpu', which cannot serve this call: it runs on another device than the tensors are on"},
         BadPool{"force", [](PoolCall& c) { c.options.force = "best"; },
-                "force is 'best': the candidates are cpu, reference",
-                "force is 'best': the candidates are cpu, reference"},
+                "force is 'best': the candidates are cpu, reference, cuda",
+                "force is 'best': the candidates are cpu, reference, cuda"},
         BadPool{
             "shared", [](PoolCall& c) { c.pooled.data = c.data.data() + 80, c.x.data = c.data.data(); },
             "pooled shares memory with x, which is read while it is written; found pooled [2, 4, 2, 4], x [2, 10, 2, "
@@ -246,13 +244,28 @@ INSTANTIATE_TEST_SUITE_P(
             "shared", [](SelectCall& c) { c.blocks.data = c.data.data(); },
             "blocks shares memory with q, which is read while it is written; found blocks [2, 5, 2, 4], q [2, 5, 4, "
             "8]"},
-        BadSelect{
-            "gpu", [](SelectCall& c) { c.q.device = c.k.device = c.blocks.device = Device::cuda; },
-            "no candidate can serve this call; cpu: it runs on another device than the tensors are on; reference: "
-            "it runs on another device than the tensors are on"},
+        BadSelect{"gpu",
+                  [](SelectCall& c) {
+                    c.q.device = c.k.device = c.blocks.device = Device::cuda;
+                    c.options.force = "cpu";
+                  },
+                  "force is 'cpu', which cannot serve this call: it runs on another device than the tensors are on"},
         BadSelect{"force", [](SelectCall& c) { c.options.force = "best"; },
-                  "force is 'best': the candidates are cpu, reference"}),
+                  "force is 'best': the candidates are cpu, reference, sm80"}),
     [](const auto& info) { return std::string(info.param.name); });
+
+TEST(GpuCandidates, RefuseTensorsOnTheCpu) {
+  PoolCall pool;
+  pool.options.force = "cuda";
+  expect_refusal([&] { pool_keys(pool.x, pool.pooled, pool.options); },
+                 "[pool_keys] force is 'cuda', which cannot serve this call: " + refusal_of_cpu_tensors());
+  expect_refusal([&] { pool_keys_backward(pool.pooled, pool.x, pool.options); },
+                 "[pool_keys_backward] force is 'cuda', which cannot serve this call: " + refusal_of_cpu_tensors());
+  SelectCall select;
+  select.options.force = "sm80";
+  expect_refusal([&] { select_blocks(select.q, select.k, {}, select.blocks, select.options, {}); },
+                 "[select_blocks] force is 'sm80', which cannot serve this call: " + refusal_of_cpu_tensors());
+}
 
 TEST(SelectWorkspace, MustSuffice) {
   SelectCall c;

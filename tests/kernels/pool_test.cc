@@ -5,6 +5,7 @@
 
 #include "heddle/nsa.h"
 #include "kernels/candidates.h"
+#include "kernels/elsewhere.h"
 #include "kit/pool_case.h"
 #include "ops/nsa/nsa.h"
 #include "reference/nsa.h"
@@ -104,13 +105,15 @@ TEST(PoolChoice, ListsWhatThereIs) {
   const PoolOptions options{.block = 4, .stride = 4};
   for (const auto& list :
        {explain_pool_keys(keys, blocks, options), explain_pool_keys_backward(blocks, keys, options)}) {
-    ASSERT_EQ(list.size(), 2u);
+    ASSERT_EQ(list.size(), 3u);
     EXPECT_EQ(list[0].name, "cpu");
     EXPECT_EQ(list[0].method, "pool");
     EXPECT_TRUE(list[0].chosen);
     EXPECT_EQ(list[0].workspace, 0u);
     EXPECT_NE(list[0].plan, "");
     EXPECT_EQ(list[1].reason, "it runs only when it is asked for");
+    EXPECT_EQ(list[2].name, "cuda");
+    EXPECT_EQ(list[2].reason, refusal_of_cpu_tensors());
   }
 }
 
