@@ -44,6 +44,7 @@
   K(LinearBackwardProblem, kCublasLtLinearBackward, "cublaslt", "linear", true)                               \
   /* over lists of key blocks, mma.sync, from Ampere on: block by block, partial results joined */            \
   K(SparseProblem, kSm80SparseForward, "sm80", "flash", true)                                                 \
+  K(SparseBackwardProblem, kSm80SparseBackward, "sm80", "flash", true)                                        \
   /* native sparse attention, from Ampere on: means of keys and their gradients, and blocks chosen by them */ \
   K(PoolProblem, kPoolKeys, "cuda", "pool", true)                                                             \
   K(PoolBackwardProblem, kPoolKeysBackward, "cuda", "pool", true)                                             \

@@ -71,7 +71,15 @@ TEST_P(GpuBackward, MatchesReference) {
 INSTANTIATE_TEST_SUITE_P(Cases, GpuBackward, ::testing::ValuesIn(differentiable_cases()), case_name);
 INSTANTIATE_TEST_SUITE_P(Tf32, GpuBackward, ::testing::ValuesIn(in_tf32(differentiable_cases())), case_name);
 
-// What is not served is said, with the sentence that a user would read. Partial results: as of the forward.
+// What sm80 says of pieces of longer problems, and of steps, that it does not serve.
+bool is_known(const std::string& refusals) {
+  return std::ranges::any_of(
+      std::initializer_list<const char*>{"it does not take o in float32", "it has no ALiBi, bias, mask or dropout",
+                                         "it has no deterministic sums"},
+      [&](const char* words) { return refusals.find(words) != std::string::npos; });
+}
+
+// What is not served is said, with the sentence that a user would read.
 TEST(GpuBackwardCoverage, UnservedRowsAreListed) {
   if (!any_candidate()) GTEST_SKIP() << "no candidate of the GPU takes any row";
   for (bool deterministic : {false, true}) {
@@ -80,11 +88,8 @@ TEST(GpuBackwardCoverage, UnservedRowsAreListed) {
     for (const AttentionCase& spec : differentiable_cases()) {
       CaseRunner runner(spec, 1, Device::cuda);
       runner.options().deterministic = deterministic;
-      if (spec.partial() || spec.stepped()) {
-        EXPECT_TRUE(runner.candidates(Pass::backward).empty()) << spec.name << " is served, and is to be counted";
-        continue;
-      }
       if (!runner.candidates(Pass::backward).empty()) continue;
+      if ((spec.partial() || spec.stepped()) && is_known(refusals(runner))) continue;
       unserved[refusals(runner)].push_back(spec.name);
       ++count;
     }

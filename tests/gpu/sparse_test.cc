@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "core/check.h"
-#include "gpu/device_call.h"
+#include "gpu/device_backward.h"
 #include "heddle/sparse.h"
 #include "kit/sparse_case.h"
 
@@ -30,6 +30,68 @@ struct SparseCall {
     sparse_attention_forward(q, k, v, lists, o, lse, options, runtime);
     stream.synchronize();
   }
+};
+
+// Its gradients, of a forward that wrote o and lse.
+struct SparseGradientCall {
+  TensorView q, k, v, o, lse, d_o, d_lse;
+  BlockLists lists;
+  AttentionGradients gradients;
+  AttentionOptions options;
+
+  SparseGradientCall(const CaseRunner& there, const CaseLists& on_host, const TensorView& out,
+                     const TensorView& out_lse, Gradients to)
+      : q(there.inputs().q),
+        k(there.inputs().k),
+        v(there.inputs().v),
+        o(out),
+        lse(out_lse),
+        d_o(there.inputs().d_o),
+        d_lse(there.inputs().d_lse),
+        lists(on_host.views),
+        options(there.inputs().options),
+        blocks_(on_host.blocks),
+        counts_(on_host.counts),
+        host_(std::move(to)),
+        dq_(host_.dq),
+        dk_(host_.dk),
+        dv_(host_.dv),
+        dsink_(host_.dsink) {
+    lists.blocks = blocks_.view();
+    lists.counts = counts_.view();
+    options.mask = {};
+    gradients = {.dq = dq_.view(), .dk = dk_.view(), .dv = dv_.view(), .dsink = dsink_.view()};
+  }
+
+  std::vector<Candidate> explain() const {
+    return explain_sparse_attention_backward(q, k, v, lists, gradients, options);
+  }
+  // fill: what the workspace holds before.
+  Gradients run(int fill) {
+    const std::pair<DeviceTensor*, const HostTensor*> all[] = {
+        {&dq_, &host_.dq}, {&dk_, &host_.dk}, {&dv_, &host_.dv}, {&dsink_, &host_.dsink}};
+    Gradients out = host_;
+    HostTensor* const outs[] = {&out.dq, &out.dk, &out.dv, &out.dsink};
+    for (const auto& [device, poison] : all) {
+      if (poison->given()) device->write(*poison);
+    }
+    const DeviceStream stream;
+    const DeviceMemory memory(sparse_attention_backward_workspace(q, k, v, lists, gradients, options), fill);
+    Runtime runtime;
+    runtime.stream = stream.get();
+    runtime.workspace = {memory.data(), memory.bytes()};
+    sparse_attention_backward(q, k, v, lists, o, lse, d_o, d_lse, gradients, options, runtime);
+    stream.synchronize();
+    for (std::size_t n = 0; n < 4; ++n) {
+      if (outs[n]->given()) all[n].first->read(*outs[n]);
+    }
+    return out;
+  }
+
+ private:
+  const DeviceTensor blocks_, counts_;
+  const Gradients host_;  // poison
+  DeviceTensor dq_, dk_, dv_, dsink_;
 };
 
 // "3, the first one at 17: 0.5 and 0.25"
@@ -87,6 +149,59 @@ TEST_P(GpuSparse, IsAttentionUnderTheMaskThatSaysTheSame) {
   const bool expected = (dtype == DType::bf16 || dtype == DType::f16) && GetParam().call.page_size == 0 &&
                         !GetParam().call.cache_batch_idx;
   EXPECT_EQ(served > 0, expected) << refusals;
+}
+
+TEST_P(GpuSparse, HasTheGradientsOfAttentionUnderTheMask) {
+  if (!GetParam().call.has_backward()) GTEST_SKIP() << "attention has none";
+  SparseRunner host(GetParam());
+  const CaseRunner there(GetParam().call, 1, Device::cuda);
+  const ForwardOutputs& after = host.rounded_forward();
+  const DeviceTensor o(after.o), lse(after.lse);
+  SparseGradientCall call(there, host.lists, o.view(), lse.view(), host.data.new_gradients());
+  std::string refusals;
+  int served = 0;
+  for (const Candidate& candidate : call.explain()) {
+    if (!candidate.supported) {
+      refusals += candidate.name + ": " + candidate.reason + "; ";
+      continue;
+    }
+    ++served;
+    SCOPED_TRACE(candidate.name + ": " + candidate.plan);
+    call.options.force = candidate.name;
+    BackwardOutputs out;
+    Gradients first;
+    for (int round = 0; round < 3; ++round) {
+      out.gradients = call.run(round == 1 ? 0x00 : 0xFF);
+      if (round == 0) {
+        const CaseResult result = host.judge(out, candidate.name);
+        EXPECT_TRUE(result.passed) << result.message();
+        first = out.gradients;
+      }
+      EXPECT_TRUE(same_bits(first, out.gradients))
+          << "round " << round << ": " << differences(first.dq, out.gradients.dq) << " of dq, "
+          << differences(first.dk, out.gradients.dk) << " of dk, " << differences(first.dv, out.gradients.dv)
+          << " of dv";
+    }
+    // Each gradient alone is what it is with the others.
+    const AttentionGradients all = call.gradients;
+    for (TensorView AttentionGradients::*one :
+         {&AttentionGradients::dq, &AttentionGradients::dk, &AttentionGradients::dv, &AttentionGradients::dsink}) {
+      if (!(all.*one).given()) continue;
+      call.gradients = {};
+      call.gradients.*one = all.*one;
+      const Gradients alone = call.run(0xFF);
+      const auto same = [&](TensorView AttentionGradients::*which, const HostTensor& x, const HostTensor& y) {
+        return one != which || x.same_bits(y);
+      };
+      EXPECT_TRUE(same(&AttentionGradients::dq, alone.dq, first.dq) &&
+                  same(&AttentionGradients::dk, alone.dk, first.dk) &&
+                  same(&AttentionGradients::dv, alone.dv, first.dv) &&
+                  same(&AttentionGradients::dsink, alone.dsink, first.dsink));
+    }
+    call.gradients = all;
+  }
+  const DType dtype = GetParam().call.dtype;
+  EXPECT_EQ(served > 0, (dtype == DType::bf16 || dtype == DType::f16) && GetParam().has_gradients()) << refusals;
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, GpuSparse, ::testing::ValuesIn(sparse_cases()),
@@ -153,6 +268,64 @@ TEST(GpuSparseLong, BitsDoNotDependOnTheOtherRows) {
     }
     EXPECT_EQ(other, 0) << "rows " << first << " to " << end;
   }
+}
+
+// Lists that name all blocks, in some order: the gradients of dense attention, by many items a block and several rounds
+// of partial results, the same every time.
+TEST(GpuSparseLong, GradientsOverAllBlocksAreThoseOfDenseAttention) {
+  constexpr std::int64_t kRows = 4096, kHeads = 32, kKvHeads = 2, kSize = 128, kBlock = 64, kEntries = kRows / kBlock;
+  std::mt19937 random(2);
+  std::normal_distribution<float> normal;
+  const auto drawn = [&](std::int64_t heads) {
+    HostTensor x = HostTensor::input(DType::bf16, {1, kRows, heads, kSize});
+    for (std::int64_t n = 0; n < x.elements(); ++n) x.set(n, normal(random));
+    return x;
+  };
+  const DeviceTensor q(drawn(kHeads)), k(drawn(kKvHeads)), v(drawn(kKvHeads)), d_o(drawn(kHeads));
+  HostTensor lists = HostTensor::input(DType::i32, {1, kRows, kKvHeads, kEntries});
+  for (std::int64_t n = 0; n < lists.elements(); ++n) {
+    const std::int64_t row = n / (kKvHeads * kEntries);
+    lists.set(n, static_cast<double>((n % kEntries * 5 + row) % kEntries));  // 5 and 64 have no common factor
+  }
+  const DeviceTensor blocks(lists);
+  const HostTensor poison = HostTensor::output(DType::bf16, {1, kRows, kHeads, kSize}),
+                   key_poison = HostTensor::output(DType::bf16, {1, kRows, kKvHeads, kSize}),
+                   lse_poison = HostTensor::output(DType::f32, {1, kHeads, kRows});
+  const DeviceTensor o(poison), lse(lse_poison);
+  SparseCall forward{q.view(), k.view(), v.view(), o.view(), lse.view(), {}, {}};
+  forward.lists.blocks = blocks.view();
+  forward.lists.block_size = kBlock;
+  forward.options.causal = Causal::top_left;
+  forward.run();
+  const auto gradients = [&](bool dense) {
+    DeviceTensor dq(poison), dk(key_poison), dv(key_poison);
+    const AttentionGradients to{.dq = dq.view(), .dk = dk.view(), .dv = dv.view()};
+    const AttentionOptions& options = forward.options;
+    const DeviceStream stream;
+    const DeviceMemory memory(
+        dense ? attention_backward_workspace(q.view(), k.view(), v.view(), to, options)
+              : sparse_attention_backward_workspace(q.view(), k.view(), v.view(), forward.lists, to, options),
+        0xFF);
+    Runtime runtime;
+    runtime.stream = stream.get();
+    runtime.workspace = {memory.data(), memory.bytes()};
+    if (dense) {
+      attention_backward(q.view(), k.view(), v.view(), o.view(), lse.view(), d_o.view(), {}, to, options, runtime);
+    } else {
+      sparse_attention_backward(q.view(), k.view(), v.view(), forward.lists, o.view(), lse.view(), d_o.view(), {}, to,
+                                options, runtime);
+    }
+    stream.synchronize();
+    Gradients out{.dq = poison, .dk = key_poison, .dv = key_poison};
+    dq.read(out.dq);
+    dk.read(out.dk);
+    dv.read(out.dv);
+    return out;
+  };
+  const Gradients listed = gradients(false), expected = gradients(true);
+  expect_finite(listed);
+  EXPECT_TRUE(close(expected, listed));
+  for (int round = 0; round < 10; ++round) EXPECT_TRUE(same_bits(listed, gradients(false))) << "round " << round;
 }
 
 }  // namespace

@@ -233,16 +233,19 @@ CaseResult SparseRunner::judge(const ForwardOutputs& out, const std::string& can
 
 CaseResult SparseRunner::check(Pass pass, const std::string& candidate, Executor* executor) {
   if (pass == Pass::forward) return judge(run_sparse(data, lists.views, candidate, executor), candidate);
-  const double factor = allowed_factor(masked_.problem(), forward());
   const ForwardOutputs& after = rounded_forward();
+  return judge(run_sparse_backward(data, lists.views, after.o, after.lse, candidate, executor), candidate);
+}
+
+CaseResult SparseRunner::judge(const BackwardOutputs& out, const std::string& candidate) {
+  const double factor = allowed_factor(masked_.problem(), forward());
   const reference::Backward& exact = backward();
   if (!plain_backward_) {
     const Gradients none = masked_.new_gradients();
     plain_backward_ = std::make_unique<PlainBackward>(plain_backward(masked_.backward_problem(none), forward()));
   }
-  const BackwardOutputs out = run_sparse_backward(data, lists.views, after.o, after.lse, candidate, executor);
   const Gradients& g = out.gradients;
-  return judged_by({.case_name = name_, .candidate = candidate, .pass = pass, .seconds = out.seconds},
+  return judged_by({.case_name = name_, .candidate = candidate, .pass = Pass::backward, .seconds = out.seconds},
                    {{"dq", &g.dq, &exact.dq, &plain_backward_->dq, factor},
                     {"dk", &g.dk, &exact.dk, &plain_backward_->dk, factor},
                     {"dv", &g.dv, &exact.dv, &plain_backward_->dv, factor},

@@ -45,6 +45,7 @@ class SparseRunner {
   CaseResult check(Pass pass, const std::string& candidate, Executor* executor = nullptr);
   // What `candidate` wrote, wherever it ran.
   CaseResult judge(const ForwardOutputs& out, const std::string& candidate);
+  CaseResult judge(const BackwardOutputs& out, const std::string& candidate);
 
   // Of the call, for gradients in tensors of its own.
   SparseProblem problem() const;

@@ -38,7 +38,7 @@ __device__ inline void add_tile(const Params& p, const Work& w, int tile, typena
   ptx::copy_async_commit();
   ptx::copy_async_wait<0>();
   __syncthreads();
-  clear_idle_rows<C>(w, tile, shared);
+  clear_idle_rows<C>(w.scores.sq - tile * C::kTileQ, shared);
   if (threadIdx.x / 32 < C::kScoreWarps) {
     typename C::Scores::Sums s, ds;
     compute_pairs<C, false>(p, w, tile, 0, s, ds, shared);

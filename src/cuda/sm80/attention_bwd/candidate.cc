@@ -23,6 +23,7 @@ using any::attention_bwd_rows::rows_per_head;
 using any::attention_bwd_rows::statistics_bytes;
 
 constexpr std::int64_t kMaxLength = kOpen / 2, kMaxTiles = 1 << 30;
+constexpr std::int64_t kMaxPiece = kOpen / 4;  // as in the forward
 
 const Variants& variants_for(const AttentionProblem& p) {
   const int products = sm80::attention::products_of(p);
@@ -32,9 +33,10 @@ const Variants& variants_for(const AttentionProblem& p) {
 
 const Variant& variant_for(const AttentionProblem& p) {
   const Variants& variants = variants_for(p);
-  // Masked scores are -inf before the plain variant multiplies them with the scale.
+  // Masked scores are -inf before the plain variant multiplies them with the scale, and it multiplies all keys between
+  // the first and the last that a row meets.
   const bool plain = p.scale >= std::numeric_limits<float>::min() && p.softcap == 0 && !p.alibi && !p.bias && !p.mask &&
-                     p.dropout.p == 0;
+                     p.dropout.p == 0 && !sm80::attention::has_gaps(p);
   const auto fits = [](const Variant& v) {
     return v.shared_bytes <= static_cast<std::size_t>(current_device().shared_memory);
   };
@@ -51,6 +53,20 @@ std::int64_t tiles(std::int64_t length, std::int64_t tile) { return (length + ti
 Refusal supports(const AttentionBackwardProblem& p) {
   if (Refusal reason = refuse_before_ampere(); !reason.empty()) return reason;
   if (p.Sq > kMaxLength || p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
+  if (p.piece() || p.stepped() || p.merged) {
+    if (p.alibi || p.bias || p.mask || p.dropout.p > 0) {
+      return "it has no ALiBi, bias, mask or dropout beside q_offset, key_offset, steps and merged results";
+    }
+    if (std::max({p.Sq * p.q_step, p.Sk * p.key_step, p.window_left, p.window_right}) > kMaxPiece) {
+      return text("sequences and windows must be no longer than ", kMaxPiece, " positions beside q_offset, key_offset ",
+                  "and steps");
+    }
+    // Each query tile must know how many tiles of keys add to it: all between the first and the last.
+    const Window window = window_of(p);
+    if (p.deterministic && std::max(p.q_step, p.key_step) > std::int64_t{window.left} + window.right + 1) {
+      return "it has no deterministic sums where rows or keys stand farther apart than the window is wide";
+    }
+  }
   const Variant& v = variant_for(p);
   // 16 rows are the fewest that a block of any of the kernels takes.
   if (p.B * p.H > kMaxTiles / std::max<std::int64_t>({tiles(p.Sq, 16), tiles(p.Sk, v.tile_k), 1})) {
@@ -222,6 +238,7 @@ const AttentionBackwardKernel kSm80AttentionBackward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
+    .extras = kPiece | kSteps,
     .costs = kCosts,
 };
 

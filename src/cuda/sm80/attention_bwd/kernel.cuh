@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
     if constexpr (C::kScoreOptions) {
       if (threadIdx.x < 4) shared.attended[1 - parity][threadIdx.x] = 0;
     }
-    clear_idle_rows<C>(w, this_tile, shared);
+    clear_idle_rows<C>(w.scores.sq - this_tile * C::kTileQ, shared);
     if (C::kThreads == 32 * C::kScoreWarps || warp < C::kScoreWarps) {
       typename C::Scores::Sums s, ds;
       compute_pairs<C, true>(p, w, this_tile, parity, s, ds, shared);

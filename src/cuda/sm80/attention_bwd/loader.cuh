@@ -52,9 +52,10 @@ __device__ inline void load_rows(const Params& p, const Work& w, int h, int tile
 
 // Rows without keys may hold anything, which no product may meet: zeros take their place. All threads, of a tile that
 // has landed; nearly always there is no such row.
-template <class C>
-__device__ inline void clear_idle_rows(const Work& w, int tile, SharedMemory<C>& shared) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, existing = w.scores.sq - tile * C::kTileQ;
+// existing: how many of them there are.
+template <class C, class Shared>
+__device__ inline void clear_idle_rows(int existing, Shared& shared) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
   bool idle = false;
 #pragma unroll
   for (int from = 0; from < C::kTileQ; from += 32) {

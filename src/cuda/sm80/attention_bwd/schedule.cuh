@@ -1,7 +1,8 @@
 // Which CTA has which keys.
 #pragma once
 
-#include "cuda/common/bounded_sequence.h"
+#include "cuda/any/bounded_piece.h"
+#include "cuda/common/attention/window.h"
 #include "cuda/sm80/attention_bwd/config.h"
 #include "cuda/sm80/attention_bwd/params.h"
 
@@ -26,14 +27,15 @@ __device__ inline Interval<int> set_walk(const Params& p, const Work& w, int k_t
 template <class C>
 __device__ inline TileWork<typename C::Walk> describe_sequence(const Params& p, int b, int kv_head) {
   const AttentionProblem& a = p.scores.problem;
-  const Sequence s = bounded_sequence(a, b);
+  const Sequence s = any::bounded_piece(a, b);
   TileWork<typename C::Walk> w{};
   w.kv_head = kv_head;
   w.scores.b = b;
   w.scores.h = kv_head * static_cast<int>(p.scores.group.divisor);
   w.scores.q_rows = static_cast<int>(s.q_rows);
   w.scores.sq = static_cast<int>(s.sq);
-  w.scores.off = static_cast<int>(s.off);
+  // Of a piece's row 0 from its key 0: farther than kMaxPiece no pair changes sides.
+  w.scores.off = static_cast<int>(clamped(s.off, -kOpen / 2, kOpen / 2));
   w.scores.q_row = static_cast<int>(s.q_begin);
   w.scores.k_slot = static_cast<int>(s.k_begin);
   w.scores.sk = static_cast<int>(s.sk);
@@ -80,8 +82,9 @@ __device__ inline TileWork<typename C::Walk> describe_work(const Params& p) {
 // and walks over lists must have all of its tiles in them.
 template <class C>
 __device__ inline int turn_of(const Params& p, const Work& w, int q_tile) {
-  const int to = min((q_tile + 1) * C::kTileQ, w.scores.sq) - 1 + w.scores.off;
-  const int end = min(to + p.scores.right + 1, w.scores.sk);
+  const int last = min((q_tile + 1) * C::kTileQ, w.scores.sq) - 1, at = last + w.scores.off;
+  const int end =
+      p.scores.stepped ? band_of(p.scores, w.scores).keys_of(last).end : min(at + p.scores.right + 1, w.scores.sk);
   return (end + C::kTileK - 1) / C::kTileK - 1 - w.first_key / C::kTileK;
 }
 

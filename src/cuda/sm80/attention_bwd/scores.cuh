@@ -58,6 +58,10 @@ __device__ inline float softcap_slope(float x, float to_exponent) {
 template <class C>
 __device__ inline bool attends_wholly(const Params& p, const Work& w, int tile) {
   const int first = tile * C::kTileQ, last = min(first + C::kTileQ, w.scores.sq) - 1, off = w.scores.off;
+  if (p.scores.stepped) {
+    return w.first_key + C::kTileK <= w.scores.sk && first + C::kTileQ <= w.scores.sq &&
+           band_of(p.scores, w.scores).whole({first, last + 1}, {w.first_key, w.first_key + C::kTileK});
+  }
   return w.first_key + C::kTileK <= w.scores.sk && last + off - p.scores.left <= w.first_key &&
          first + off + p.scores.right >= w.first_key + C::kTileK - 1 &&
          (!C::kScoreOptions || first + C::kTileQ <= w.scores.sq);
@@ -210,9 +214,9 @@ __device__ inline void compute_pairs(const Params& p, const Work& w, int tile, i
   pairs.finish_ds(s, ds);
 }
 
-template <class C>
+template <class C, class Shared>
 __device__ inline void store_pairs(const typename C::Scores::Sums& s, const typename C::Scores::Sums& ds, int tile,
-                                   SharedMemory<C>& shared) {
+                                   Shared& shared) {
   const unsigned warp = threadIdx.x / 32, lane = recomputed(threadIdx.x % 32, tile);
   auto *const p = reinterpret_cast<std::byte*>(&shared.p), *const d = reinterpret_cast<std::byte*>(&shared.ds);
 #pragma unroll

@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
   const std::int64_t at = row / p.rows, within = row - at * p.rows;
   if (at >= p.count * p.units) return;
   const std::int64_t unit = at % p.units;
-  const Params::Place w = p.place(p.first + at / p.units);
+  const sparse::Index::Place w = p.place(p.first + at / p.units);
   const std::int64_t i = w.row + within / p.group, h = unit * p.group + within % p.group;
   if (!w.there || i >= w.s.q_rows) return;
   const bool used = i < w.s.sq;

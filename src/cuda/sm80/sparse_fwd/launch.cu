@@ -7,62 +7,30 @@
 #include "cuda/common/requirements.h"
 #include "cuda/sm80/sparse_fwd/combine.cuh"
 #include "cuda/sm80/sparse_fwd/host.h"
-#include "cuda/sm80/sparse_fwd/index.cuh"
 #include "cuda/sm80/sparse_fwd/partial.cuh"
 
 namespace heddle::cuda::sm80::sparse_fwd {
 namespace {
 
+using sparse::Arrays;
+using sparse::blocks_of;
+
 constexpr const char* kOperation = "sparse_attention_forward";
+constexpr std::size_t kPartialBytes = std::size_t{1} << 30;
 
-std::int64_t ceil_div(std::int64_t x, std::int64_t y) { return (x + y - 1) / y; }
-
-// Arrays one behind the other, each from a multiple of 256 bytes on. Without memory it counts.
-class Arrays {
- public:
-  explicit Arrays(void* memory) : memory_(static_cast<std::byte*>(memory)) {}
-
-  template <class T>
-  T* take(std::int64_t count) {
-    const std::size_t at = bytes_;
-    bytes_ += (static_cast<std::size_t>(count) * sizeof(T) + 255) / 256 * 256;
-    return memory_ == nullptr ? nullptr : reinterpret_cast<T*>(memory_ + at);
-  }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* memory_;
-  std::size_t bytes_ = 0;
-};
-
-void place(Params& params, const Plan& plan, Arrays& arrays) {
-  const std::int64_t numbers = plan.units * plan.blocks, pairs = plan.lists_at_once * plan.units * params.slots;
-  params.counts = arrays.take<int>(numbers);
-  params.begins = arrays.take<int>(numbers);
-  params.item_begins = arrays.take<int>(numbers);
-  params.items_there = arrays.take<int>(1);
-  params.block_of = arrays.take<int>(pairs);
-  params.place_of = arrays.take<int>(pairs);
-  params.named = arrays.take<Named>(pairs);
-  params.items = arrays.take<Item>(plan.item_limit);
-  params.statistics = arrays.take<Statistics>(pairs * plan.rows);
-  params.partial = arrays.take<__half>(pairs * plan.rows * plan.head);
-}
-
-unsigned blocks_of(std::int64_t threads, std::int64_t of_block) {
-  return static_cast<unsigned>(ceil_div(threads, of_block));
+Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
+  Params params{sparse::index_of(p, plan, arrays)};
+  params.scale_log2 = p.scale * kLog2e;
+  params.o_pairs = p.o.dtype != DType::f32 && has_rows_of_16_bytes(p.o);
+  params.statistics = arrays.take<Statistics>(plan.pairs * plan.rows);
+  params.partial = arrays.take<__half>(plan.pairs * plan.rows * plan.head);
+  return params;
 }
 
 template <class T, int kHead>
 void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
-  const std::int64_t pairs = params.count * params.units * params.slots;
-  if (pairs > 0) {
-    check(cudaMemsetAsync(params.counts, 0, static_cast<std::size_t>(plan.units * plan.blocks) * sizeof(int), stream),
-          kOperation);
-    start(kOperation, count_kernel, {blocks_of(params.count * params.units * kWarp, kIndexThreads), kIndexThreads},
-          stream, params);
-    start(kOperation, scan_kernel, {1, kScanThreads}, stream, params);
-    start(kOperation, order_kernel, {blocks_of(pairs, kIndexThreads), kIndexThreads}, stream, params);
+  if (params.slots > 0) {
+    launch_index(params, kOperation, stream);
     start(kOperation, partial_kernel<T, kHead>,
           {static_cast<unsigned>(plan.item_limit), kThreads, sizeof(SharedMemory<T, kHead>)}, stream, params);
   }
@@ -78,28 +46,15 @@ void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
 }  // namespace
 
 Plan plan_of(const SparseProblem& p) {
-  Plan plan{};
-  plan.group = p.lists.units == p.Hkv || p.lists.units == 1 ? p.G : 1;
-  plan.units = p.H / plan.group;
-  plan.rows = plan.group * p.lists.query_rows;
-  const std::int64_t share = p.lists.query_rows, size = p.lists.block_size;
-  plan.lists = !p.cu_seqlens_q ? p.B * ceil_div(p.Sq, share) : share == 1 ? p.q_rows : p.q_rows / share + p.B;
-  plan.blocks = p.cu_seqlens_k ? p.k_rows / size + p.B + 1 : p.B * ceil_div(p.Sk, size);
-  plan.head = std::max(p.D, p.Dv) <= 64 ? 64 : 128;
-  const std::int64_t slots = p.lists.entries;
-  const std::int64_t bytes_of_list =
-      plan.units * std::max<std::int64_t>(slots, 1) *
-      (plan.rows * static_cast<std::int64_t>(plan.head * sizeof(__half) + sizeof(Statistics)) + 16);
-  plan.lists_at_once = std::clamp<std::int64_t>(static_cast<std::int64_t>(kPartialBytes) / bytes_of_list, 1,
-                                                std::max<std::int64_t>(plan.lists, 1));
-  plan.pairs_of_item = std::max<std::int64_t>(1, kItemRows / plan.rows);
-  const std::int64_t pairs = plan.lists_at_once * plan.units * slots;
-  // Each block may have one item that is not full.
-  plan.item_limit = pairs / plan.pairs_of_item + std::min(pairs, plan.units * plan.blocks);
-  Params params{};
-  params.slots = static_cast<int>(slots);
+  const std::int64_t head = std::max(p.D, p.Dv) <= 64 ? 64 : 128;
+  Plan plan{sparse::cut_of(p, {.row_bytes = head * static_cast<std::int64_t>(sizeof(__half)) +
+                                    static_cast<std::int64_t>(sizeof(Statistics)),
+                       .bytes = kPartialBytes,
+                       .item_rows = kItemRows,
+                       .item_pairs = kItemRows}),
+            0};
   Arrays arrays(nullptr);
-  place(params, plan, arrays);
+  params_of(p, plan, arrays);
   plan.bytes = arrays.bytes();
   return plan;
 }
@@ -107,18 +62,8 @@ Plan plan_of(const SparseProblem& p) {
 void launch(const SparseProblem& p, void* memory, void* stream) {
   const Plan plan = plan_of(p);
   if (plan.lists == 0 || p.H == 0) return;
-  Params params{};
-  params.problem = p;
-  params.units = static_cast<int>(plan.units);
-  params.group = static_cast<int>(plan.group);
-  params.rows = static_cast<int>(plan.rows);
-  params.slots = static_cast<int>(p.lists.entries);
-  params.pairs_of_item = static_cast<int>(plan.pairs_of_item);
-  params.blocks = plan.blocks;
-  params.scale_log2 = p.scale * kLog2e;
-  params.o_pairs = p.o.dtype != DType::f32 && has_rows_of_16_bytes(p.o);
   Arrays arrays(memory);
-  place(params, plan, arrays);
+  Params params = params_of(p, plan, arrays);
   for (params.first = 0; params.first < plan.lists; params.first += plan.lists_at_once) {
     params.count = std::min(plan.lists_at_once, plan.lists - params.first);
     const auto to = static_cast<cudaStream_t>(stream);

@@ -68,7 +68,7 @@ __device__ inline void load_rows(RowTile<T, kHead>& tile, const Params& p, const
       const std::int64_t size = problem.lists.block_size;
       tile.keys[r] = static_cast<unsigned>(clamped(keys.begin - block_begin, 0, size)) |
                      static_cast<unsigned>(clamped(keys.end - block_begin, 0, size)) << 16;
-      const std::int64_t head = shared.item.unit * p.group + within % p.group;
+      const std::int64_t head = shared.named[n].head + within % p.group;
       from = problem.q.at(shared.item.b, shared.s.q_begin + i, head) + 4 * (lane % 4);
     }
 #pragma unroll
@@ -228,8 +228,8 @@ __global__ void __launch_bounds__(kThreads, 3) partial_kernel(const __grid_const
     shared.s = problem.sequence(shared.item.b);
   }
   __syncthreads();
-  const int unit = shared.item.unit, count = shared.item.count, rows = count * p.rows;
-  const std::int64_t kv_head = p.units == problem.Hkv ? unit : unit / static_cast<int>(problem.G);
+  const int count = shared.item.count, rows = count * p.rows;
+  const std::int64_t kv_head = shared.item.kv_head;
   const int size = static_cast<int>(problem.lists.block_size), warp = static_cast<int>(threadIdx.x) / kWarp;
   const auto load = [&](int key) {
     const std::int64_t from = std::int64_t{shared.item.block} * size + key;

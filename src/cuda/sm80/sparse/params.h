@@ -1,0 +1,98 @@
+// Which rows of q meet which block of keys, as the kernels over lists are told. A (list, head unit, slot) is a pair:
+// the rows of a list meet the block that the slot names. A head unit is what has a list of its own: a kv head with its
+// group of query heads, or one query head.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "problem/sparse.h"
+
+namespace heddle::cuda::sm80::sparse {
+
+constexpr int kWarp = 32;
+
+// A pair that names a block: its list's first row in the sequence, and its first query head.
+struct Named {
+  int pair, row, head;
+};
+
+// One CTA's work: `count` pairs, from named[first] on, that name a block of a sequence.
+struct Item {
+  int b, kv_head, block;
+  int first, count;
+  int nth;  // of the block's items
+};
+
+struct Index {
+  SparseProblem problem;
+  int units, group;  // head units; query heads of each
+  int kv_units;      // head units of a kv head
+  int rows;          // of a pair: group * lists.query_rows
+  int slots;         // of a list
+  int pairs_of_item;
+  int lists_of_tile;    // that one warp counts
+  std::int64_t first;   // list of this launch
+  std::int64_t count;   // of lists
+  std::int64_t blocks;  // of a kv head, over all sequences. Block n of kv head h has the number h * blocks + n
+
+  int* tile_counts;  // [tiles, numbers]: pairs of a tile of lists that name a block; then, of all tiles before it
+  int* counts;       // [numbers]: pairs that name a block
+  int* begins;       // [numbers]: where they begin in `named`
+  int* item_begins;  // [numbers]
+  int* items_there;  // [1]
+  int* block_of;     // [pairs]: number
+  int* place_of;     // [pairs]: among those of its tile that name the same; -1 for one that says nothing
+  Named* named;      // [pairs], by block, and there in the order of pairs
+  Item* items;       // [item_limit]
+
+  constexpr std::int64_t numbers() const { return problem.Hkv * blocks; }
+  constexpr std::int64_t tiles() const { return (count + lists_of_tile - 1) / lists_of_tile; }
+
+  // Of a list: its sequence, and its first row there.
+  struct Place {
+    std::int64_t b = 0, row = 0;
+    Sequence s;
+    bool there = false;  // it has rows that are stored
+  };
+  constexpr Place place(std::int64_t list) const {
+    const SparseProblem& p = problem;
+    const std::int64_t share = p.lists.query_rows;
+    Place at;
+    if (!p.cu_seqlens_q.given) {
+      const std::int64_t of_sequence = (p.Sq + share - 1) / share;
+      at.b = list / of_sequence;
+      at.row = (list - at.b * of_sequence) * share;
+    } else {
+      const auto first_list = [&](std::int64_t b) {
+        const std::int64_t begin = clamped(p.cu_seqlens_q[b], 0, p.q_rows);
+        return share == 1 ? begin : begin / share + b;
+      };
+      std::int64_t low = 0, high = p.B;  // low begins there or before, high does not
+      while (high - low > 1) {
+        const std::int64_t middle = low + (high - low) / 2;
+        (first_list(middle) <= list ? low : high) = middle;
+      }
+      at.b = low;
+      at.row = (list - first_list(low)) * share;
+    }
+    at.s = p.sequence(at.b);
+    at.there = at.row >= 0 && at.row < at.s.q_rows;
+    return at;
+  }
+
+  // Keys of lists have steps of 1: a constant, so that nothing is divided.
+  constexpr Band band(const Sequence& s) const {
+    Band band = problem.band(s);
+    band.key_step = 1;
+    return band;
+  }
+
+  // The number, within a kv head, of block 0 of a sequence.
+  constexpr std::int64_t first_block(std::int64_t b, const Sequence& s) const {
+    const std::int64_t size = problem.lists.block_size;
+    return problem.cu_seqlens_k.given ? s.k_begin / size + b : b * ((problem.Sk + size - 1) / size);
+  }
+};
+
+}  // namespace heddle::cuda::sm80::sparse

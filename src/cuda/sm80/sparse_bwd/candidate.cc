@@ -1,0 +1,59 @@
+// The candidate "sm80" of the backward of attention over lists of key blocks: what it takes, and what it costs.
+#include <utility>
+
+#include "core/check.h"
+#include "cuda/any/moved_bytes.h"
+#include "cuda/common/requirements.h"
+#include "cuda/kernels.h"
+#include "cuda/sm80/sparse_bwd/host.h"
+
+namespace heddle::cuda {
+namespace {
+
+using namespace sm80;
+using namespace sm80::sparse_bwd;
+
+Refusal supports(const SparseBackwardProblem& p) {
+  if (Refusal reason = sparse::refuse(forward_of(p), plan_of(p)); !reason.empty()) return reason;
+  for (const auto& [name, x] :
+       {std::pair{"o", &std::as_const(p.o)}, {"d_o", &p.d_o}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}}) {
+    if (*x && x->dtype != p.dtype) {
+      return text("it does not take ", name, " in ", name_of(x->dtype), " beside q of ", name_of(p.dtype));
+    }
+  }
+  if (p.accumulate) return "it does not add to dq, dk and dv";
+  if (p.d_o && !has_rows_of_16_bytes(p.d_o)) return "d_o must have contiguous rows at multiples of 16 bytes";
+  if (p.Sk > std::numeric_limits<std::int32_t>::max() / 2) return "it counts keys in 30 bits";
+  return "";
+}
+
+// Each pair reads its rows of q and d_o, and writes and reads a partial result.
+double estimate(const SparseBackwardProblem& p, int /*workers*/) {
+  const Plan plan = plan_of(p);
+  const double rows = static_cast<double>(plan.lists * plan.units * plan.rows) * static_cast<double>(p.lists.typical);
+  return any::seconds_of_moving(rows * (2.0 * static_cast<double>(p.D + p.Dv) + 4.0 * plan.head * plan.subs), 1.8e12);
+}
+
+std::string describe(const SparseBackwardProblem& p, int /*workers*/) {
+  const Plan plan = plan_of(p);
+  return text("by blocks of ", p.lists.block_size, " keys, ", plan.tile_keys, " at a time: rows that name one, ",
+              plan.lists_at_once, " of ", plan.lists, " lists at a time, partial results of dq of ", plan.rows,
+              " rows in float16 joined in the order of slots, dk and dv in that of lists");
+}
+
+}  // namespace
+
+const SparseBackwardKernel kSm80SparseBackward = {
+    .name = "sm80",
+    .method = "flash",
+    .device = Device::cuda,
+    .automatic = true,
+    .supports = supports,
+    .estimate = estimate,
+    .workspace = [](const SparseBackwardProblem& p, int) { return plan_of(p).bytes; },
+    .launch = [](const SparseBackwardProblem& p,
+                 const Runtime& runtime) { launch(p, runtime.workspace.data, runtime.stream); },
+    .describe = describe,
+};
+
+}  // namespace heddle::cuda

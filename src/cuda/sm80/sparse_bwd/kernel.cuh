@@ -1,0 +1,312 @@
+// Rows of q and d_o gathered for a tile of keys of a block: dK and dV stay in registers over an item, and of each
+// pair's rows dQ over these keys alone goes to memory. The products are those of the dense backward
+// (cuda/sm80/attention_bwd/kernel.cuh), in the same three ways of dividing a matrix among the warps.
+#pragma once
+
+#include <cfloat>
+
+#include "cuda/common/attention/rows.cuh"
+#include "cuda/common/ptx/memory.cuh"
+#include "cuda/sm80/attention_bwd/loader.cuh"
+#include "cuda/sm80/attention_bwd/scores.cuh"
+#include "cuda/sm80/attention_bwd/variants.h"
+#include "cuda/sm80/sparse_bwd/params.h"
+
+namespace heddle::cuda::sm80::sparse_bwd {
+
+using attention::kGroupRows;
+using attention::recomputed;
+using attention::swizzled;
+using attention::Tile;
+using attention_bwd::clear;
+using attention_bwd::for_each_pair;
+
+// With score options: products leave out keys that no row of a tile meets.
+template <class T, int kHead>
+using Config = attention_bwd::Config<T, 1, kHead, kHead == 64 ? attention_bwd::kD64 : attention_bwd::kD128,
+                                     /*kScoreOptions=*/true>;
+
+// Where a tile's rows are, and what of the tile of keys they meet.
+template <class C>
+struct Rows {
+  const std::byte *q[C::kTileQ], *d_o[C::kTileQ];
+  std::int64_t at[C::kTileQ];  // in lse_log2 and delta
+  int place[C::kTileQ];        // in `partial`; -1: there is no such row
+  unsigned keys[C::kTileQ];    // begin, and from bit 16 on the end
+};
+
+template <class C>
+struct SharedMemory {
+  using T = typename C::Element;
+  Tile<T, kTileKeys, C::kHeadSize> k, v;
+  Tile<T, C::kTileQ, C::kHeadSize> q, d_o;
+  Tile<T, C::kTileQ, C::kPairColumns> p, ds;
+  alignas(16) float lse_log2[C::kTileQ], delta[C::kTileQ];
+  Rows<C> rows[2];               // of even and of odd tiles
+  std::uint32_t attended[2][4];  // as in the dense backward
+  Named named[kItemPairs];
+  Item item;
+  Sequence s;
+};
+
+// Those keys of the tile that any row of the sequence meets; zeros for the others.
+template <class C>
+__device__ inline void load_keys(const Params& p, int sub, SharedMemory<C>& shared) {
+  const SparseProblem& a = p.problem;
+  const std::int64_t first = shared.item.block * a.lists.block_size + sub * kTileKeys;
+  const Band band = p.band(shared.s);
+  const Interval<std::int64_t> met = band.keys_of(band.all_rows()).common({first, first + p.tile_keys});
+  constexpr int kChunks = decltype(shared.k)::kChunks;
+  const auto load = [&](auto& tile, const Operand& x, std::int64_t size) {
+    const std::uint32_t to = ptx::shared_address(&tile);
+#pragma unroll 1
+    for (int n = static_cast<int>(threadIdx.x); n < kTileKeys * kChunks; n += C::kThreads) {
+      const int row = n / kChunks, chunk = n % kChunks;
+      const bool exists = first + row >= met.begin && first + row < met.end && 8 * chunk < size;
+      const std::byte* const from =
+          exists ? x.at(shared.item.b, shared.s.k_begin + first + row, shared.item.kv_head) + 16 * chunk : x.data;
+      ptx::copy_async_16(to + swizzled(C::kPitch, row, chunk), from, exists);
+    }
+  };
+  load(shared.k, a.k, a.D);
+  load(shared.v, a.v, a.Dv);
+}
+
+// Finds the rows of a tile: a thread has one.
+template <class C>
+__device__ inline void find_rows(const Params& p, int tile, int sub, SharedMemory<C>& shared) {
+  static_assert(C::kTileQ <= C::kThreads);
+  if (static_cast<int>(threadIdx.x) >= C::kTileQ) return;
+  const SparseProblem& a = p.problem;
+  Rows<C>& rows = shared.rows[tile % 2];
+  const int thread = static_cast<int>(threadIdx.x), row = tile * C::kTileQ + thread;
+  const int n = row / p.rows, within = row - n * p.rows;
+  rows.place[thread] = -1;
+  rows.keys[thread] = 0;
+  if (n >= shared.item.count) return;
+  const Named named = shared.named[n];
+  const int of_list = within / p.group;
+  const std::int64_t i = named.row + of_list, h = named.head + (within - of_list * p.group);
+  if (i >= shared.s.sq) return;
+  const std::int64_t first = shared.item.block * a.lists.block_size + sub * kTileKeys;
+  const KeyRange keys = p.band(shared.s).keys_of(i);
+  rows.keys[thread] = static_cast<unsigned>(clamped(keys.begin - first, 0, p.tile_keys)) |
+                      static_cast<unsigned>(clamped(keys.end - first, 0, p.tile_keys)) << 16;
+  rows.place[thread] = (named.pair * p.subs + sub) * p.rows + within;
+  rows.at[thread] = h * p.rows_per_head + any::attention_bwd_rows::first_row(a, shared.item.b, shared.s) + i;
+  rows.q[thread] = a.q.at(shared.item.b, shared.s.q_begin + i, h);
+  rows.d_o[thread] = p.d_o.at(shared.item.b, shared.s.q_begin + i, h);
+}
+
+// The rows that find_rows() has found; zeros for those that there are not.
+template <class C>
+__device__ inline void load_rows(const Params& p, int tile, SharedMemory<C>& shared) {
+  const Rows<C>& rows = shared.rows[tile % 2];
+  constexpr int kChunks = decltype(shared.q)::kChunks, kPass = C::kThreads / kChunks;
+  const int thread = static_cast<int>(recomputed(threadIdx.x, tile)), chunk = thread % kChunks;
+  const auto load = [&](auto& to_tile, const std::byte* const(&from)[C::kTileQ], const Operand& x, std::int64_t size) {
+    const std::uint32_t to = ptx::shared_address(&to_tile);
+#pragma unroll 4
+    for (int row = thread / kChunks; row < C::kTileQ; row += kPass) {
+      const bool exists = rows.place[row] >= 0 && 8 * chunk < size;
+      ptx::copy_async_16(to + swizzled(C::kPitch, row, chunk), exists ? from[row] + 16 * chunk : x.data, exists);
+    }
+  };
+  load(shared.q, rows.q, p.problem.q, p.problem.D);
+  if (thread < C::kTileQ) {
+    const bool exists = rows.place[thread] >= 0;
+    const std::int64_t at = exists ? rows.at[thread] : 0;
+    ptx::copy_async_4(ptx::shared_address(shared.lse_log2 + thread), p.lse_log2 + at, exists);
+    ptx::copy_async_4(ptx::shared_address(shared.delta + thread), p.delta + at, exists);
+  }
+  load(shared.d_o, rows.d_o, p.d_o, p.problem.Dv);
+}
+
+// P (in s) and dS, with respect to scale * q . k, of a tile that lies in shared memory. Returns this lane's word of
+// keys that a row of the warp meets.
+template <class C>
+__device__ inline std::uint32_t compute_pairs(const Params& p, int tile, typename C::Scores::Sums& s,
+                                              typename C::Scores::Sums& ds, const SharedMemory<C>& shared) {
+  using Scores = typename C::Scores;
+  const unsigned warp = threadIdx.x / kWarp, lane = recomputed(threadIdx.x % kWarp, tile);
+  const unsigned row0 = Scores::first_row(warp), key0 = Scores::first_column(warp);
+  const Rows<C>& rows = shared.rows[tile % 2];
+  const auto at = [](const auto& of, unsigned row) { return ptx::shared_address(&of) + row * C::kPitch; };
+  clear(s);
+  attention_bwd::multiply_by_transposed<C>(s, at(shared.q, row0), at(shared.k, key0), lane, 0);
+  float lse[Scores::kGroups][2];
+  bool whole = true;
+#pragma unroll
+  for (int g = 0; g < Scores::kGroups; ++g) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const unsigned row = row0 + kGroupRows * g + 8 * r + lane / 4, keys = rows.keys[row];
+      lse[g][r] = shared.lse_log2[row];
+      whole = whole && keys == kTileKeys << 16;
+    }
+  }
+  for_each_pair<C>([&](int g, int n, int i) { s[g][n][i] *= p.scale_log2; });
+  std::uint32_t attended = ~0u;
+  if (!__all_sync(0xffffffff, whole)) {
+#pragma unroll
+    for (int g = 0; g < Scores::kGroups; ++g) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const unsigned keys = rows.keys[row0 + kGroupRows * g + 8 * r + lane / 4];
+        const int begin = static_cast<int>(keys & 0xffff), end = static_cast<int>(keys >> 16);
+        keep_keys<Scores::kBlocks>(begin, static_cast<unsigned>(end - begin), static_cast<int>(key0 + 2 * (lane % 4)),
+                                   [&](int n) { return &s[g][n][2 * r]; });
+      }
+    }
+    attended = attention::attended_keys<typename C::WarpScores>(s);
+  }
+  for_each_pair<C>([&](int g, int n, int i) { s[g][n][i] = ptx::exp2_approx(s[g][n][i] - lse[g][i / 2]); });
+#pragma unroll
+  for (int g = 0; g < Scores::kGroups; ++g) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float delta = shared.delta[row0 + kGroupRows * g + 8 * r + lane / 4];
+#pragma unroll
+      for (int n = 0; n < Scores::kBlocks; ++n) ds[g][n][2 * r] = ds[g][n][2 * r + 1] = -delta;
+    }
+  }
+  attention_bwd::multiply_by_transposed<C>(ds, at(shared.d_o, row0), at(shared.v, key0), lane, 0);
+  // A pair without probability has no gradient, whatever its key and value hold.
+  for_each_pair<C>([&](int g, int n, int i) { ds[g][n][i] = s[g][n][i] == 0.0f ? 0.0f : ds[g][n][i] * s[g][n][i]; });
+  return attended;
+}
+
+// dQ = dS K of a tile, to `partial`, 32 columns at a time. Each row's halves in pieces of 16 bytes: that of lane c of a
+// quad has columns 8 t + 2 c and the next, for t from 0 to 3.
+template <class C>
+__device__ inline void store_dq(const Params& p, int tile, int parity, const SharedMemory<C>& shared) {
+  constexpr int kGroups = C::Rows::kGroups, kPieces = C::Rows::kBlocks / 4;
+  const unsigned warp = threadIdx.x / kWarp, lane = recomputed(threadIdx.x % kWarp, tile);
+  const std::uint32_t attended = shared.attended[parity][lane % 4];
+  const attention_bwd::Left<C, kGroups> left(ptx::shared_address(&shared.ds) + C::Rows::first_row(warp) * C::kPairPitch,
+                                             lane);
+#pragma unroll 1
+  for (int piece = 0; piece < kPieces; ++piece) {
+    const unsigned column = C::Rows::first_column(warp) + 32 * piece;
+    float sums[kGroups][4][4];
+    attention_bwd::multiply<C>(sums, left, ptx::shared_address(&shared.k), column, lane, attended);
+#pragma unroll
+    for (int g = 0; g < kGroups; ++g) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          largest = fmaxf(largest, fmaxf(fabsf(sums[g][n][2 * r]), fabsf(sums[g][n][2 * r + 1])));
+        }
+        largest = largest_of_quad(largest);
+        // So that halves hold any row; what is not finite stays so by itself.
+        const bool finite = largest >= FLT_MIN && largest < INFINITY;
+        const float factor = finite ? __fdividef(1.0f, largest) : 1.0f;
+        const std::int64_t place =
+            shared.rows[tile % 2].place[C::Rows::first_row(warp) + kGroupRows * g + 8 * r + lane / 4];
+        if (place < 0) continue;
+        std::uint32_t words[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          words[n] = ptx::pack2<__half>(sums[g][n][2 * r] * factor, sums[g][n][2 * r + 1] * factor);
+        }
+        reinterpret_cast<uint4*>(p.partial + place * C::kHeadSize + column)[lane % 4] =
+            make_uint4(words[0], words[1], words[2], words[3]);
+        if (lane % 4 == 0) p.scales[place * (C::kHeadSize / 32) + column / 32] = finite ? largest : 1.0f;
+      }
+    }
+  }
+}
+
+// dK or dV of the CTA's keys: added to what is there, or written. Nobody else has these keys in this launch.
+template <class C>
+__device__ inline void store_keys(const typename C::Keys::Sums& sums, float* tile, bool add, int tile_keys) {
+  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int g = 0; g < C::Keys::kGroups; ++g) {
+    const unsigned row = C::Keys::first_row(warp) + kGroupRows * g;
+    if (static_cast<int>(row) >= tile_keys) continue;
+#pragma unroll
+    for (int n = 0; n < C::Keys::kBlocks; ++n) {
+      const unsigned fragment = row / kGroupRows * (C::kHeadSize / 8) + C::Keys::first_column(warp) / 8 + n;
+      float4* const to = reinterpret_cast<float4*>(tile + fragment * 128) + lane;
+      float4 x = {sums[g][n][0], sums[g][n][1], sums[g][n][2], sums[g][n][3]};
+      if (add) {
+        const float4 before = *to;
+        x = {before.x + x.x, before.y + x.y, before.z + x.z, before.w + x.w};
+      }
+      *to = x;
+    }
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) item_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) std::byte memory[];
+  auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
+  const int work = static_cast<int>(blockIdx.x) / p.subs, sub = static_cast<int>(blockIdx.x) - work * p.subs;
+  if (work >= *p.items_there) return;
+  if (threadIdx.x == 0) {
+    shared.item = p.items[work];
+    shared.s = p.problem.sequence(shared.item.b);
+  }
+  if (threadIdx.x < 8) shared.attended[threadIdx.x / 4][threadIdx.x % 4] = 0;
+  __syncthreads();
+  const int count = shared.item.count, tiles = (count * p.rows + C::kTileQ - 1) / C::kTileQ;
+  load_keys<C>(p, sub, shared);
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < count; n += C::kThreads) {
+    shared.named[n] = p.named[shared.item.first + n];
+  }
+  __syncthreads();
+  find_rows<C>(p, 0, sub, shared);
+  __syncthreads();
+  load_rows<C>(p, 0, shared);
+  ptx::copy_async_commit();
+
+  const unsigned warp = threadIdx.x / kWarp;
+  typename C::Keys::Sums dk, dv;
+  clear(dk);
+  clear(dv);
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int parity = tile % 2;
+    ptx::copy_async_wait<0>();
+    __syncthreads();  // the tile is there; all warps are done with the one before, and what was found for it
+    if (tile + 1 < tiles) find_rows<C>(p, tile + 1, sub, shared);
+    if (threadIdx.x < 4) shared.attended[1 - parity][threadIdx.x] = 0;
+    attention_bwd::clear_idle_rows<C>(C::kTileQ, shared);
+    if (C::kThreads == 32 * C::kScoreWarps || warp < C::kScoreWarps) {
+      typename C::Scores::Sums s, ds;
+      const std::uint32_t attended = compute_pairs<C>(p, tile, s, ds, shared);
+      constexpr std::uint32_t kMine = C::Scores::kBlocks < 16 ? (1u << 2 * C::Scores::kBlocks) - 1 : ~0u;
+      const unsigned lane = threadIdx.x % kWarp;
+      if (lane < 4) atomicOr(&shared.attended[parity][lane], (attended & kMine) << C::Scores::first_column(warp) / 4);
+      attention_bwd::store_pairs<C>(s, ds, tile, shared);
+    }
+    __syncthreads();
+
+    const unsigned lane = recomputed(threadIdx.x % kWarp, tile);
+    const unsigned key = C::Keys::first_row(warp), column = C::Keys::first_column(warp);
+    attention_bwd::multiply_transposed<C>(dv, ptx::shared_address(&shared.p), key, ptx::shared_address(&shared.d_o),
+                                          column, lane);
+    attention_bwd::multiply_transposed<C>(dk, ptx::shared_address(&shared.ds), key, ptx::shared_address(&shared.q),
+                                          column, lane);
+    __syncthreads();  // all warps have read q, d_o and P; dS and K stay for dQ
+    if (tile + 1 < tiles) load_rows<C>(p, tile + 1, shared);
+    ptx::copy_async_commit();
+    if (p.dq.data != nullptr) store_dq<C>(p, tile, parity, shared);
+  }
+  if (p.dk.data == nullptr && p.dv.data == nullptr) return;
+  const std::int64_t size = std::int64_t{p.tile_keys} * C::kHeadSize;
+  const bool first = shared.item.nth == 0;
+  const std::int64_t number =
+      shared.item.kv_head * p.blocks + p.first_block(shared.item.b, shared.s) + shared.item.block;
+  float* const to =
+      first ? p.sums + (number * p.subs + sub) * 2 * size : p.others + (p.other(shared.item) * p.subs + sub) * 2 * size;
+  store_keys<C>(dk, to, first, p.tile_keys);
+  store_keys<C>(dv, to + size, first, p.tile_keys);
+}
+
+}  // namespace heddle::cuda::sm80::sparse_bwd
