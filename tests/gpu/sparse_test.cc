@@ -60,7 +60,7 @@ struct SparseGradientCall {
     lists.blocks = blocks_.view();
     lists.counts = counts_.view();
     options.mask = {};
-    gradients = {.dq = dq_.view(), .dk = dk_.view(), .dv = dv_.view(), .dsink = dsink_.view()};
+    gradients = {dq_.view(), dk_.view(), dv_.view(), {}, dsink_.view()};
   }
 
   std::vector<Candidate> explain() const {
@@ -201,7 +201,9 @@ TEST_P(GpuSparse, HasTheGradientsOfAttentionUnderTheMask) {
     call.gradients = all;
   }
   const DType dtype = GetParam().call.dtype;
-  EXPECT_EQ(served > 0, (dtype == DType::bf16 || dtype == DType::f16) && GetParam().has_gradients()) << refusals;
+  EXPECT_EQ(served > 0,
+            (dtype == DType::bf16 || dtype == DType::f16) && GetParam().has_gradients() && !GetParam().call.float32_out)
+      << refusals;
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, GpuSparse, ::testing::ValuesIn(sparse_cases()),
@@ -299,7 +301,7 @@ TEST(GpuSparseLong, GradientsOverAllBlocksAreThoseOfDenseAttention) {
   forward.run();
   const auto gradients = [&](bool dense) {
     DeviceTensor dq(poison), dk(key_poison), dv(key_poison);
-    const AttentionGradients to{.dq = dq.view(), .dk = dk.view(), .dv = dv.view()};
+    const AttentionGradients to{dq.view(), dk.view(), dv.view(), {}, {}};
     const AttentionOptions& options = forward.options;
     const DeviceStream stream;
     const DeviceMemory memory(
@@ -316,7 +318,7 @@ TEST(GpuSparseLong, GradientsOverAllBlocksAreThoseOfDenseAttention) {
                                 options, runtime);
     }
     stream.synchronize();
-    Gradients out{.dq = poison, .dk = key_poison, .dv = key_poison};
+    Gradients out{poison, key_poison, key_poison, {}, {}};
     dq.read(out.dq);
     dk.read(out.dk);
     dv.read(out.dv);

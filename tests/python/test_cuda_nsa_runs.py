@@ -96,6 +96,7 @@ def test_in_a_graph(call):
 def test_compiled(call, backend):
     if backend == "inductor":
         pytest.importorskip("triton")
+    torch._dynamo.reset()
     x = operands(640)
     given = {"block_counts": 4, "block_size": BLOCK, "window_size": WINDOW, **CALLS[call]}
     if "cu_seqlens" in given:

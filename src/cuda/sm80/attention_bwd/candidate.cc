@@ -95,17 +95,31 @@ double estimate(const AttentionBackwardProblem& p, int /*workers*/) {
   return cost.fixed + flops / cost.flops;
 }
 
+// Where keys stand for many positions each, there are few tiles of them, each with many rows: the heads of a group are
+// then shared by as many CTAs. Lengths have no part in it, so that a sequence has the bits that it has alone.
+std::int64_t split_heads(const AttentionProblem& p) {
+  return tiles(p.G, std::clamp<std::int64_t>(p.key_step, 1, std::max<std::int64_t>(p.G, 1)));
+}
+std::int64_t splits(const AttentionProblem& p) { return std::max<std::int64_t>(tiles(p.G, split_heads(p)), 1); }
+
 // Where everything lies in the workspace, in bytes from its begin.
 struct Layout {
-  std::int64_t lse_log2 = 0, delta, largest, dq_sums, turns, bytes;
+  std::int64_t lse_log2 = 0, delta, largest, dq_sums, key_sums, turns, bytes;
 
   Layout(const AttentionBackwardProblem& p, const Variant& v) {
     const std::int64_t rows = p.H * rows_per_head(p), words = sizeof(float);
     delta = lse_log2 + statistics_bytes(p);
     largest = delta + statistics_bytes(p);
     dq_sums = largest + (p.bias ? statistics_bytes(p) : 0);
-    turns = dq_sums + (p.dq ? rows * v.head_size * words : 0);
+    key_sums = dq_sums + (p.dq ? rows * v.head_size * words : 0);
+    turns = key_sums + key_sums_bytes(p, v);
     bytes = turns + turns_bytes(p, v);
+  }
+
+  static std::int64_t key_sums_bytes(const AttentionBackwardProblem& p, const Variant& v) {
+    if (splits(p) == 1 || !(p.dk || p.dv)) return 0;
+    return p.B * p.Hkv * splits(p) * tiles(p.Sk, v.tile_k) * 2 * v.tile_k * v.head_size *
+           static_cast<std::int64_t>(sizeof(float));
   }
 
   // A counter for each query tile of each head, and the ticket.
@@ -131,7 +145,10 @@ Params params_for(const AttentionBackwardProblem& p, const Variant& v, const any
   params.largest = rows.largest;
   params.dq_sums = p.dq ? reinterpret_cast<float*>(rows.sums) : nullptr;
   params.rows_per_head = rows_per_head(p);
-  params.units = static_cast<int>(p.B * p.Hkv);
+  params.units = static_cast<int>(p.B * p.Hkv * splits(p));
+  params.splits = Divisor(static_cast<unsigned>(splits(p)));
+  params.split_heads = static_cast<int>(split_heads(p));
+  params.last_rows_first = splits(p) > 1 && ticket == nullptr;
   params.k_tiles = static_cast<int>(tiles(p.Sk, v.tile_k));
   params.q_tiles = static_cast<int>(tiles(p.Sq, v.tile_q));
   params.kv_heads = Divisor(static_cast<unsigned>(p.Hkv));
@@ -144,7 +161,8 @@ Params params_for(const AttentionBackwardProblem& p, const Variant& v, const any
   const std::int64_t element = static_cast<std::int64_t>(size_of(p.dtype)),
                      row = (p.D + p.Dv) * element + v.head_size * static_cast<std::int64_t>(sizeof(float));
   const std::int64_t heads = std::clamp<std::int64_t>(
-      current_device().l2_bytes / 2 / std::max<std::int64_t>(p.G * p.Sq * row, 1), 1, std::max(params.units, 1));
+      current_device().l2_bytes / 2 / std::max<std::int64_t>(params.split_heads * p.Sq * row, 1), 1,
+      std::max(params.units, 1));
   params.section = Divisor(static_cast<unsigned>(band || params.turns != nullptr ? heads : 1));
   params.section_tiles = Divisor(std::max(params.section.divisor * static_cast<unsigned>(params.k_tiles), 1u));
   const std::int64_t piece = 16 / element;
@@ -208,7 +226,9 @@ void sm80::attention_bwd::launch_call(const AttentionBackwardProblem& p, const V
   }
   Params params = params_for(p, v, rows, ticket);
   params.scores.lists = lists;
+  if (Layout::key_sums_bytes(p, v) > 0) params.key_sums = reinterpret_cast<float*>(memory + layout.key_sums);
   if (p.dq || p.dk || p.dv) v.launch(params, stream);
+  if (params.key_sums != nullptr) v.launch_finish_keys(params, stream);
   if (p.dq) v.launch_finish_dq(params, stream);
   if (p.dbias) launch_bias_gradient(p, rows, stream);
 }

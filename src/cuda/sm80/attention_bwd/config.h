@@ -67,6 +67,8 @@ struct Work {
   // What the functions of sm80/attention/scores.cuh read: the sequence and the head at hand.
   attention::Work scores;
   int kv_head;
+  int unit;                 // of params.h
+  int first_head, heads;    // of the group, that the CTA goes through
   int first_key;            // of the tile
   int k_rows;               // stored keys of the sequence
   Interval<int> met;        // keys that any row of the sequence attends, by causality and window

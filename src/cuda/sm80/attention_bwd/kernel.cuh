@@ -67,9 +67,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
   typename C::Keys::Sums dk, dv;
   clear(dk);
   clear(dv);
-  const int group = static_cast<int>(p.scores.group.divisor);
-  const int begin = w.steps.begin, end = w.steps.end;
-  int h = w.kv_head * group, left = begin < end ? group * (end - begin) : 0, step = begin;
+  const int begin = p.last_rows_first ? w.steps.end - 1 : w.steps.begin;
+  const int end = p.last_rows_first ? w.steps.begin - 1 : w.steps.end;
+  int h = w.first_head, left = w.heads * w.steps.size(), step = begin;
   if (left > 0) {
     load_keys<C>(p, w, shared);
     load_rows<C>(p, w, h, w.walk.index(step), shared);
@@ -81,7 +81,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
     ptx::copy_async_wait<0>();
     if (threadIdx.x == 0) shared.work.scores.h = h;
     __syncthreads();
-    if (++step == end) {
+    step += p.last_rows_first ? -1 : 1;
+    if (step == end) {
       step = begin;
       ++h;
     }
@@ -105,8 +106,32 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
     ptx::copy_async_commit();
     if (p.dq_sums != nullptr) add_dq<C>(p, w, this_h, this_tile, parity, shared);
   }
-  store_keys<C>(p, w, dk, p.dk_scale, p.dk, p.scores.problem.D);
-  store_keys<C>(p, w, dv, p.dv_scale, p.dv, p.scores.problem.Dv);
+  if (p.key_sums != nullptr) {
+    store_key_sums<C>(dk, key_sums_of<C>(p, w.unit, w.first_key, 0));
+    store_key_sums<C>(dv, key_sums_of<C>(p, w.unit, w.first_key, 1));
+  } else {
+    store_keys<C>(p, w, dk, p.dk_scale, p.dk, p.scores.problem.D);
+    store_keys<C>(p, w, dv, p.dv_scale, p.dv, p.scores.problem.Dv);
+  }
+}
+
+// dK or dV of a tile of keys a CTA, from those of its splits in their order.
+template <class C>
+__global__ void __launch_bounds__(C::kThreads) finish_keys_kernel(const __grid_constant__ Params p) {
+  const unsigned tile = blockIdx.x / 2, group = tile / p.k_tiles, b = p.kv_heads.quotient(group);
+  const int which = static_cast<int>(blockIdx.x % 2);
+  Work w = describe_sequence<C>(p, static_cast<int>(b), static_cast<int>(group - b * p.kv_heads.divisor));
+  w.first_key = static_cast<int>(tile - group * p.k_tiles) * C::kTileK;
+  wait_for_previous_grid();
+  if (w.first_key >= w.k_rows) return;
+  typename C::Keys::Sums sums;
+  clear(sums);
+#pragma unroll 1
+  for (unsigned split = 0; split < p.splits.divisor; ++split) {
+    add_key_sums<C>(sums, key_sums_of<C>(p, static_cast<int>(group * p.splits.divisor + split), w.first_key, which));
+  }
+  store_keys<C>(p, w, sums, which == 0 ? p.dk_scale : p.dv_scale, which == 0 ? p.dk : p.dv,
+                which == 0 ? p.scores.problem.D : p.scores.problem.Dv);
 }
 
 // dQ of a query tile a CTA: scaled, rounded and written.

@@ -32,6 +32,13 @@ void launch_finish_dq(const Params& params, cudaStream_t stream) {
 }
 
 template <class C>
+void launch_finish_keys(const Params& params, cudaStream_t stream) {
+  const unsigned tiles = 2 * static_cast<unsigned>(params.k_tiles) * params.units / params.splits.divisor;
+  start(kOperation, finish_keys_kernel<C>, {.blocks = tiles, .threads = C::kThreads, .overlaps = overlaps(params)},
+        stream, params);
+}
+
+template <class C>
 void launch_dbias(const Params& params, cudaStream_t stream) {
   const std::int64_t tiles = params.bias_batch * params.bias_heads * (params.bias_rows == 1 ? 1 : params.q_tiles) *
                              (params.bias_columns == 1 ? 1 : params.k_tiles);
@@ -46,7 +53,8 @@ constexpr Variant variant_of() {
           .head_size = C::kHeadSize,
           .shared_bytes = sizeof(SharedMemory<C>),
           .launch = launch<C>,
-          .launch_finish_dq = launch_finish_dq<C>};
+          .launch_finish_dq = launch_finish_dq<C>,
+          .launch_finish_keys = launch_finish_keys<C>};
 }
 
 template <DType kType, int kRow>

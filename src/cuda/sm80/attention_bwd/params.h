@@ -12,10 +12,14 @@ struct Params {
   const float *lse_log2, *delta, *largest;  // as attention_bwd_rows wrote them
   float* dq_sums;  // [H][rows_per_head][head size of the instantiation], in fragments; null: no dq
   std::int64_t rows_per_head;
-  int units;              // B * Hkv
+  int units;              // B * Hkv * splits
   int k_tiles;            // of the longest sequence
   Divisor kv_heads;       // Hkv
-  Divisor section;        // kv heads whose rows the L2 cache holds together
+  Divisor splits;         // CTAs that share the heads of a group
+  int split_heads;        // of one, but perhaps the last
+  float* key_sums;        // [units, k_tiles, 2, tile_k, head size of the instantiation], dK and dV of splits; null: one
+  bool last_rows_first;   // that a tile of keys goes through
+  Divisor section;        // units whose rows the L2 cache holds together
   Divisor section_tiles;  // section * k_tiles
   bool last_keys_first;
   // Deterministic: how many key tiles have added to each query tile, [H][rows_per_head / tile_q]; null: any order.

@@ -30,8 +30,10 @@ __device__ inline TileWork<typename C::Walk> describe_sequence(const Params& p, 
   const Sequence s = any::bounded_piece(a, b);
   TileWork<typename C::Walk> w{};
   w.kv_head = kv_head;
+  w.first_head = kv_head * static_cast<int>(p.scores.group.divisor);
+  w.heads = static_cast<int>(p.scores.group.divisor);
   w.scores.b = b;
-  w.scores.h = kv_head * static_cast<int>(p.scores.group.divisor);
+  w.scores.h = w.first_head;
   w.scores.q_rows = static_cast<int>(s.q_rows);
   w.scores.sq = static_cast<int>(s.sq);
   // Of a piece's row 0 from its key 0: farther than kMaxPiece no pair changes sides.
@@ -70,9 +72,13 @@ __device__ inline TileWork<typename C::Walk> describe_work(const Params& p) {
   const unsigned section = p.section_tiles.quotient(index), rest = index - section * p.section_tiles.divisor;
   const unsigned from_unit = section * p.section.divisor, units = min(p.section.divisor, p.units - from_unit);
   const unsigned row = units == p.section.divisor ? p.section.quotient(rest) : rest / units;
-  const unsigned unit = from_unit + rest - row * units, b = p.kv_heads.quotient(unit);
+  const unsigned unit = from_unit + rest - row * units, group = p.splits.quotient(unit), b = p.kv_heads.quotient(group);
   TileWork<typename C::Walk> w =
-      describe_sequence<C>(p, static_cast<int>(b), static_cast<int>(unit - b * p.kv_heads.divisor));
+      describe_sequence<C>(p, static_cast<int>(b), static_cast<int>(group - b * p.kv_heads.divisor));
+  const int before = static_cast<int>(unit - group * p.splits.divisor) * p.split_heads;
+  w.unit = static_cast<int>(unit);
+  w.first_head += before;
+  w.heads = min(p.split_heads, w.heads - before);
   const int k_tile = p.last_keys_first ? p.k_tiles - 1 - static_cast<int>(row) : static_cast<int>(row);
   choose_keys<C>(p, k_tile, {0, w.scores.sq}, w);
   return w;

@@ -79,6 +79,44 @@ __device__ inline void store_sums(const Params& p, const typename ShareOfWarp::S
   }
 }
 
+// A split's sums of dK (which = 0) or dV (1) of a tile of keys: of each warp fragments of 128 floats.
+template <class C>
+__device__ inline float* key_sums_of(const Params& p, int unit, int first_key, int which) {
+  const std::int64_t tile = std::int64_t{unit} * p.k_tiles + first_key / C::kTileK;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  return p.key_sums + (2 * tile + which) * (C::kTileK * C::kHeadSize) +
+         warp * (C::Keys::kGroups * C::Keys::kBlocks * 128);
+}
+
+template <class C>
+__device__ inline void store_key_sums(const typename C::Keys::Sums& sums, float* share) {
+  float4* const to = reinterpret_cast<float4*>(share) + threadIdx.x % 32;
+#pragma unroll
+  for (int g = 0; g < C::Keys::kGroups; ++g) {
+#pragma unroll
+    for (int n = 0; n < C::Keys::kBlocks; ++n) {
+      to[32 * (g * C::Keys::kBlocks + n)] = {sums[g][n][0], sums[g][n][1], sums[g][n][2], sums[g][n][3]};
+    }
+  }
+}
+
+template <class C>
+__device__ inline void add_key_sums(typename C::Keys::Sums& sums, const float* share) {
+  const float4* const from = reinterpret_cast<const float4*>(share) + threadIdx.x % 32;
+#pragma unroll
+  for (int g = 0; g < C::Keys::kGroups; ++g) {
+#pragma unroll
+    for (int n = 0; n < C::Keys::kBlocks; ++n) {
+      const float4 x = from[32 * (g * C::Keys::kBlocks + n)];
+      sums[g][n][0] += x.x;
+      sums[g][n][1] += x.y;
+      sums[g][n][2] += x.z;
+      sums[g][n][3] += x.w;
+      if (n % 4 == 3) __syncwarp();  // without it, all loads are on their way at once, and registers run out
+    }
+  }
+}
+
 // dK or dV of the CTA's keys.
 template <class C>
 __device__ inline void store_keys(const Params& p, const Work& w, const typename C::Keys::Sums& sums, float scale,

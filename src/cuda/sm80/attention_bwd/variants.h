@@ -84,8 +84,9 @@ constexpr Row kF32Variants[] = {
 struct Variant {
   int tile_q, tile_k, head_size;
   std::size_t shared_bytes;
-  void (*launch)(const Params& params, cudaStream_t stream);            // dk, dv and the sums of dq
-  void (*launch_finish_dq)(const Params& params, cudaStream_t stream);  // dq
+  void (*launch)(const Params& params, cudaStream_t stream);              // dk, dv or their sums, and the sums of dq
+  void (*launch_finish_dq)(const Params& params, cudaStream_t stream);    // dq
+  void (*launch_finish_keys)(const Params& params, cudaStream_t stream);  // dk and dv of splits
 };
 
 // A row for a type.

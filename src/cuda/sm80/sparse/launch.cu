@@ -97,7 +97,7 @@ Refusal refuse(const SparseProblem& p, const Cut& cut) {
   if (p.lists.entries > kMostSlots) return text("lists must have no more than ", kMostSlots, " entries");
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   const std::int64_t subs = ceil_div(p.lists.block_size, 64);
-  if (cut.rows > kMost / kMostSlots || p.Hkv * cut.blocks > kMost / 2 || cut.item_limit > kMost / 2 ||
+  if (cut.rows > kMost / kMostSlots || p.Hkv * cut.blocks > kMost / 8 || cut.item_limit > kMost / 2 ||
       cut.lists_at_once * cut.units > kMost / 2 / std::max<std::int64_t>(1, p.lists.entries * subs * cut.rows)) {
     return "it counts rows of pairs of lists and blocks in 31 bits";
   }

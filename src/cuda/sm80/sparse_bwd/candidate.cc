@@ -15,10 +15,10 @@ using namespace sm80::sparse_bwd;
 
 Refusal supports(const SparseBackwardProblem& p) {
   if (Refusal reason = sparse::refuse(forward_of(p), plan_of(p)); !reason.empty()) return reason;
-  for (const auto& [name, x] :
-       {std::pair{"o", &std::as_const(p.o)}, {"d_o", &p.d_o}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}}) {
+  if (p.float32_out) return text("it does not take o in float32 beside q of ", name_of(p.dtype));
+  for (const auto& [name, x] : {std::pair{"dq", &std::as_const(p.dq)}, {"dk", &p.dk}, {"dv", &p.dv}}) {
     if (*x && x->dtype != p.dtype) {
-      return text("it does not take ", name, " in ", name_of(x->dtype), " beside q of ", name_of(p.dtype));
+      return text("it does not write ", name, " in ", name_of(x->dtype), " beside q of ", name_of(p.dtype));
     }
   }
   if (p.accumulate) return "it does not add to dq, dk and dv";

@@ -7,20 +7,22 @@
 
 namespace heddle::cuda::sm80::sparse_bwd {
 
-constexpr int kFinishThreads = 256;
+constexpr int kFinishThreads = 256, kAddingBlocks = 8;
 
-// A CTA a block: what its items after the first one have, in their order.
+// Of a block, whose sums kAddingBlocks CTAs share: what its items after the first one have, in their order.
 static __global__ void __launch_bounds__(kFinishThreads)
     add_items_kernel(const __grid_constant__ Params p, std::int64_t floats) {
-  const std::int64_t number = blockIdx.x;
+  const std::int64_t number = blockIdx.x / kAddingBlocks;
+  const int share = static_cast<int>(blockIdx.x % kAddingBlocks);
   const int count = p.counts[number];
   if (count <= p.pairs_of_item) return;
   const int begin = p.begins[number], items = (count + p.pairs_of_item - 1) / p.pairs_of_item;
   float4* const sums = reinterpret_cast<float4*>(p.sums + number * floats);
 #pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x); n < floats / 4; n += kFinishThreads) {
+  for (int n = share * kFinishThreads + static_cast<int>(threadIdx.x); n < floats / 4;
+       n += kAddingBlocks * kFinishThreads) {
     float4 x = sums[n];
-#pragma unroll 1
+#pragma unroll 4
     for (int item = 1; item < items; ++item) {
       const int first = begin + item * p.pairs_of_item;
       const float4 y = reinterpret_cast<const float4*>(p.others + first / p.pairs_of_item * floats)[n];

@@ -55,8 +55,8 @@ void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
           {static_cast<unsigned>(plan.item_limit * plan.subs), C::kThreads, sizeof(SharedMemory<C>)}, stream, params);
     const std::int64_t floats = std::int64_t{plan.subs} * 2 * plan.tile_keys * kHead;
     if (params.dk || params.dv)
-      start(kOperation, add_items_kernel, {static_cast<unsigned>(params.numbers()), kFinishThreads}, stream, params,
-            floats);
+      start(kOperation, add_items_kernel, {static_cast<unsigned>(params.numbers() * kAddingBlocks), kFinishThreads},
+            stream, params, floats);
   }
   if (params.dq) {
     const std::int64_t threads = params.count * params.units * params.rows * (kHead / 8);
