@@ -29,7 +29,7 @@ ATTENTION = {
     ("sm90_fp8", False): ("src/cuda/sm90/attention_fwd_fp8", "src/cuda/sm90/attention"),
     ("sm90_decode", False): ("src/cuda/sm90/attention_decode",),
     ("sm80", False): ("src/cuda/sm80/attention_fwd", "src/cuda/any/bounded_piece.h", *SM80),
-    ("sm80", True): ("src/cuda/sm80/attention_bwd", *SM80, *BACKWARD),
+    ("sm80", True): ("src/cuda/sm80/attention_bwd", "src/cuda/any/bounded_piece.h", *SM80, *BACKWARD),
     ("sm80_int8", False): ("src/cuda/sm80/attention_fwd", "src/cuda/any/bounded_piece.h", *SM80),
     ("sm80_decode", False): ("src/cuda/sm80/attention_decode",),
     ("baseline_cuda", False): ("src/cuda/any/attention_baseline", *PLAIN),
@@ -86,6 +86,8 @@ ENCODER_GPU = (
 #: Of native sparse attention on a GPU: its steps, and attention over pooled keys and in a window.
 NSA_GPU = (
     "src/cuda/sm80/select_blocks",
+    "src/cuda/sm80/sparse",
+    "src/cuda/sm80/sparse_bwd",
     "src/cuda/sm80/sparse_fwd",
     "src/cuda/any/gate_branches",
     "src/cuda/any/pool_keys",

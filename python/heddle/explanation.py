@@ -174,7 +174,7 @@ def explain_sparse_attention(
       block_size, query_rows, options: as ``sparse_attention`` takes them.
       backward: explain the gradient's kernels instead of the forward's.
       dtype: of q, k and v given as shapes; see ``explain``.
-      gpu: answer as a machine with that GPU would, which need not be here; see ``explain``. No GPU has a kernel for this yet.
+      gpu: answer as a machine with that GPU would, which need not be here; see ``explain``.
 
     Raises:
       ValueError: a bad argument, as ``sparse_attention`` would refuse it; a gpu that is not known, listing those that are.

@@ -81,7 +81,7 @@ class PackedRows:
     def _row_of_place(self, stride: int) -> torch.Tensor:
         starts = self._starts(stride)
         place = torch.arange(self.total // stride + len(self.lengths), device=starts.device)
-        sequence = torch.searchsorted(starts[:-1].contiguous(), place.int(), right=True) - 1
+        sequence = (torch.searchsorted(starts, place.int(), right=True) - 1).clamp(max=len(starts) - 2)
         inside = ((place - starts[sequence]) * stride).minimum(self.lengths[sequence] - 1).clamp(min=0)
         return (self.cu_q[sequence] + inside).clamp(max=max(self.total - 1, 0)).long()
 
