@@ -38,10 +38,11 @@ struct Cut {
   std::int64_t lists, lists_at_once;
   std::int64_t blocks;
   std::int64_t pairs, pairs_of_item, item_limit, lists_of_tile;  // pairs: of as many lists
+  int subs, tile_keys;                                           // as in Index
   int head;                                                      // 64 or 128: columns of a row in shared memory
 };
 
-// What a kernel keeps of a pair's row, and how much it gives to a CTA.
+// What a kernel keeps of a pair's row and a tile of keys, and how much it gives to a CTA.
 struct Share {
   std::int64_t row_bytes;
   std::size_t bytes;  // of all partial results in memory at a time

@@ -25,8 +25,11 @@ Cut cut_of(const SparseProblem& p, const Share& share) {
   cut.lists = !p.cu_seqlens_q ? p.B * ceil_div(p.Sq, of_list) : of_list == 1 ? p.q_rows : p.q_rows / of_list + p.B;
   cut.blocks = p.cu_seqlens_k ? p.k_rows / size + p.B + 1 : p.B * ceil_div(p.Sk, size);
   cut.head = std::max(p.D, p.Dv) <= 64 ? 64 : 128;
+  cut.subs = static_cast<int>(ceil_div(size, kTileKeys));
+  cut.tile_keys = static_cast<int>(std::min<std::int64_t>(size, kTileKeys));
   const std::int64_t slots = p.lists.entries;
-  const std::int64_t bytes_of_list = cut.units * std::max<std::int64_t>(slots, 1) * (cut.rows * share.row_bytes + 20);
+  const std::int64_t bytes_of_list =
+      cut.units * std::max<std::int64_t>(slots, 1) * (cut.rows * cut.subs * share.row_bytes + 20);
   cut.lists_at_once = std::clamp<std::int64_t>(static_cast<std::int64_t>(share.bytes) / bytes_of_list, 1,
                                                std::max<std::int64_t>(cut.lists, 1));
   cut.pairs_of_item = std::clamp<std::int64_t>(share.item_rows / cut.rows, 1, share.item_pairs);
@@ -47,6 +50,8 @@ Index index_of(const SparseProblem& p, const Cut& cut, Arrays& arrays) {
   index.kv_units = static_cast<int>(cut.units / std::max<std::int64_t>(p.Hkv, 1));
   index.rows = static_cast<int>(cut.rows);
   index.slots = static_cast<int>(p.lists.entries);
+  index.subs = cut.subs;
+  index.tile_keys = cut.tile_keys;
   index.pairs_of_item = static_cast<int>(cut.pairs_of_item);
   index.lists_of_tile = static_cast<int>(cut.lists_of_tile);
   index.blocks = cut.blocks;
@@ -96,9 +101,8 @@ Refusal refuse(const SparseProblem& p, const Cut& cut) {
   if (p.lists.offsets != nullptr) return "its lists are of one length, not given by offsets";
   if (p.lists.entries > kMostSlots) return text("lists must have no more than ", kMostSlots, " entries");
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  const std::int64_t subs = ceil_div(p.lists.block_size, 64);
   if (cut.rows > kMost / kMostSlots || p.Hkv * cut.blocks > kMost / 8 || cut.item_limit > kMost / 2 ||
-      cut.lists_at_once * cut.units > kMost / 2 / std::max<std::int64_t>(1, p.lists.entries * subs * cut.rows)) {
+      cut.lists_at_once * cut.units > kMost / 2 / std::max<std::int64_t>(1, p.lists.entries * cut.subs * cut.rows)) {
     return "it counts rows of pairs of lists and blocks in 31 bits";
   }
   return "";

@@ -11,6 +11,8 @@
 namespace heddle::cuda::sm80::sparse {
 
 constexpr int kWarp = 32;
+// A block of more keys has several tiles, each of them a CTA's.
+constexpr int kTileKeys = 64;
 
 // A pair that names a block: its list's first row in the sequence, and its first query head.
 struct Named {
@@ -30,6 +32,8 @@ struct Index {
   int kv_units;      // head units of a kv head
   int rows;          // of a pair: group * lists.query_rows
   int slots;         // of a list
+  int subs;          // tiles of a block's keys
+  int tile_keys;     // of one: min(block size, kTileKeys)
   int pairs_of_item;
   int lists_of_tile;    // that one warp counts
   std::int64_t first;   // list of this launch

@@ -8,7 +8,6 @@
 namespace heddle::cuda::sm80::sparse_bwd {
 
 struct Plan : sparse::Cut {
-  int subs, tile_keys;  // as in Params
   std::size_t bytes;
 };
 

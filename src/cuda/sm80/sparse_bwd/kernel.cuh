@@ -10,6 +10,7 @@
 #include "cuda/sm80/attention_bwd/loader.cuh"
 #include "cuda/sm80/attention_bwd/scores.cuh"
 #include "cuda/sm80/attention_bwd/variants.h"
+#include "cuda/sm80/sparse/rows.cuh"
 #include "cuda/sm80/sparse_bwd/params.h"
 
 namespace heddle::cuda::sm80::sparse_bwd {
@@ -49,77 +50,36 @@ struct SharedMemory {
   Sequence s;
 };
 
-// Those keys of the tile that any row of the sequence meets; zeros for the others.
-template <class C>
-__device__ inline void load_keys(const Params& p, int sub, SharedMemory<C>& shared) {
-  const SparseProblem& a = p.problem;
-  const std::int64_t first = shared.item.block * a.lists.block_size + sub * kTileKeys;
-  const Band band = p.band(shared.s);
-  const Interval<std::int64_t> met = band.keys_of(band.all_rows()).common({first, first + p.tile_keys});
-  constexpr int kChunks = decltype(shared.k)::kChunks;
-  const auto load = [&](auto& tile, const Operand& x, std::int64_t size) {
-    const std::uint32_t to = ptx::shared_address(&tile);
-#pragma unroll 1
-    for (int n = static_cast<int>(threadIdx.x); n < kTileKeys * kChunks; n += C::kThreads) {
-      const int row = n / kChunks, chunk = n % kChunks;
-      const bool exists = first + row >= met.begin && first + row < met.end && 8 * chunk < size;
-      const std::byte* const from =
-          exists ? x.at(shared.item.b, shared.s.k_begin + first + row, shared.item.kv_head) + 16 * chunk : x.data;
-      ptx::copy_async_16(to + swizzled(C::kPitch, row, chunk), from, exists);
-    }
-  };
-  load(shared.k, a.k, a.D);
-  load(shared.v, a.v, a.Dv);
-}
-
 // Finds the rows of a tile: a thread has one.
 template <class C>
 __device__ inline void find_rows(const Params& p, int tile, int sub, SharedMemory<C>& shared) {
   static_assert(C::kTileQ <= C::kThreads);
-  if (static_cast<int>(threadIdx.x) >= C::kTileQ) return;
-  const SparseProblem& a = p.problem;
+  const int row = static_cast<int>(threadIdx.x);
+  if (row >= C::kTileQ) return;
+  const sparse::FoundRow found = sparse::find_row(p, shared.item, shared.s, shared.named, tile * C::kTileQ + row, sub);
   Rows<C>& rows = shared.rows[tile % 2];
-  const int thread = static_cast<int>(threadIdx.x), row = tile * C::kTileQ + thread;
-  const int n = row / p.rows, within = row - n * p.rows;
-  rows.place[thread] = -1;
-  rows.keys[thread] = 0;
-  if (n >= shared.item.count) return;
-  const Named named = shared.named[n];
-  const int of_list = within / p.group;
-  const std::int64_t i = named.row + of_list, h = named.head + (within - of_list * p.group);
-  if (i >= shared.s.sq) return;
-  const std::int64_t first = shared.item.block * a.lists.block_size + sub * kTileKeys;
-  const KeyRange keys = p.band(shared.s).keys_of(i);
-  rows.keys[thread] = static_cast<unsigned>(clamped(keys.begin - first, 0, p.tile_keys)) |
-                      static_cast<unsigned>(clamped(keys.end - first, 0, p.tile_keys)) << 16;
-  rows.place[thread] = (named.pair * p.subs + sub) * p.rows + within;
-  rows.at[thread] = h * p.rows_per_head + any::attention_bwd_rows::first_row(a, shared.item.b, shared.s) + i;
-  rows.q[thread] = a.q.at(shared.item.b, shared.s.q_begin + i, h);
-  rows.d_o[thread] = p.d_o.at(shared.item.b, shared.s.q_begin + i, h);
+  rows.place[row] = found.place;
+  rows.keys[row] = found.keys;
+  if (found.place < 0) return;
+  rows.at[row] =
+      found.h * p.rows_per_head + any::attention_bwd_rows::first_row(p.problem, shared.item.b, shared.s) + found.i;
+  rows.q[row] = p.problem.q.at(shared.item.b, shared.s.q_begin + found.i, found.h);
+  rows.d_o[row] = p.d_o.at(shared.item.b, shared.s.q_begin + found.i, found.h);
 }
 
 // The rows that find_rows() has found; zeros for those that there are not.
 template <class C>
 __device__ inline void load_rows(const Params& p, int tile, SharedMemory<C>& shared) {
   const Rows<C>& rows = shared.rows[tile % 2];
-  constexpr int kChunks = decltype(shared.q)::kChunks, kPass = C::kThreads / kChunks;
-  const int thread = static_cast<int>(recomputed(threadIdx.x, tile)), chunk = thread % kChunks;
-  const auto load = [&](auto& to_tile, const std::byte* const(&from)[C::kTileQ], const Operand& x, std::int64_t size) {
-    const std::uint32_t to = ptx::shared_address(&to_tile);
-#pragma unroll 4
-    for (int row = thread / kChunks; row < C::kTileQ; row += kPass) {
-      const bool exists = rows.place[row] >= 0 && 8 * chunk < size;
-      ptx::copy_async_16(to + swizzled(C::kPitch, row, chunk), exists ? from[row] + 16 * chunk : x.data, exists);
-    }
-  };
-  load(shared.q, rows.q, p.problem.q, p.problem.D);
+  const int thread = static_cast<int>(recomputed(threadIdx.x, tile));
+  sparse::load_rows<C::kThreads>(rows.q, rows.place, p.problem.q, p.problem.D, thread, shared.q);
   if (thread < C::kTileQ) {
     const bool exists = rows.place[thread] >= 0;
     const std::int64_t at = exists ? rows.at[thread] : 0;
     ptx::copy_async_4(ptx::shared_address(shared.lse_log2 + thread), p.lse_log2 + at, exists);
     ptx::copy_async_4(ptx::shared_address(shared.delta + thread), p.delta + at, exists);
   }
-  load(shared.d_o, rows.d_o, p.d_o, p.problem.Dv);
+  sparse::load_rows<C::kThreads>(rows.d_o, rows.place, p.d_o, p.problem.Dv, thread, shared.d_o);
 }
 
 // P (in s) and dS, with respect to scale * q . k, of a tile that lies in shared memory. Returns this lane's word of
@@ -254,7 +214,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) item_kernel(const __g
   if (threadIdx.x < 8) shared.attended[threadIdx.x / 4][threadIdx.x % 4] = 0;
   __syncthreads();
   const int count = shared.item.count, tiles = (count * p.rows + C::kTileQ - 1) / C::kTileQ;
-  load_keys<C>(p, sub, shared);
+  sparse::load_keys<C::kThreads>(p, shared.item, shared.s, sub, p.problem.k, p.problem.D, shared.k);
+  sparse::load_keys<C::kThreads>(p, shared.item, shared.s, sub, p.problem.v, p.problem.Dv, shared.v);
 #pragma unroll 1
   for (int n = static_cast<int>(threadIdx.x); n < count; n += C::kThreads) {
     shared.named[n] = p.named[shared.item.first + n];

@@ -28,8 +28,6 @@ Params params_of(const SparseBackwardProblem& p, const Plan& plan, Arrays& array
   params.dv = p.dv;
   params.rows_per_head = any::attention_bwd_rows::rows_per_head(p);
   params.scale_log2 = p.scale * kLog2e;
-  params.subs = plan.subs;
-  params.tile_keys = plan.tile_keys;
   const auto in_pairs = [](const Operand& x) { return !x || has_rows_of_16_bytes(x); };
   params.dq_pairs = in_pairs(p.dq);
   params.key_pairs = in_pairs(p.dk) && in_pairs(p.dv);
@@ -93,14 +91,13 @@ SparseProblem forward_of(const SparseBackwardProblem& p) {
 }
 
 Plan plan_of(const SparseBackwardProblem& p) {
-  const std::int64_t head = std::max(p.D, p.Dv) <= 64 ? 64 : 128, size = p.lists.block_size,
-                     subs = ceil_div(size, kTileKeys);
-  Plan plan{sparse::cut_of(forward_of(p), {.row_bytes = subs * (head * static_cast<std::int64_t>(sizeof(__half)) +
-                                                                head / 32 * static_cast<std::int64_t>(sizeof(float))),
+  const std::int64_t head = std::max(p.D, p.Dv) <= 64 ? 64 : 128;
+  Plan plan{sparse::cut_of(forward_of(p), {.row_bytes = head * static_cast<std::int64_t>(sizeof(__half)) +
+                                                        head / 32 * static_cast<std::int64_t>(sizeof(float)),
                                            .bytes = kPartialBytes,
                                            .item_rows = kItemRows,
                                            .item_pairs = kItemPairs}),
-            static_cast<int>(subs), static_cast<int>(std::min<std::int64_t>(size, kTileKeys)), 0};
+            0};
   Arrays arrays(nullptr);
   params_of(p, plan, arrays);
   plan.bytes = arrays.bytes();

@@ -8,21 +8,18 @@
 namespace heddle::cuda::sm80::sparse_bwd {
 
 using sparse::Item;
+using sparse::kTileKeys;
 using sparse::kWarp;
 using sparse::Named;
 
 // Of an item: rows of q and d_o that one CTA takes through a tile of keys, and pairs.
 constexpr int kItemRows = 2048, kItemPairs = 256;
-// A block of more keys has several tiles, each of them a CTA's.
-constexpr int kTileKeys = 64;
 
 struct Params : sparse::Index {
   Operand d_o, dq, dk, dv;
   const float *lse_log2, *delta;  // as attention_bwd_rows wrote them
   std::int64_t rows_per_head;
   float scale_log2;
-  int subs;                  // tiles of a block
-  int tile_keys;             // of one: min(block size, kTileKeys)
   bool dq_pairs, key_pairs;  // two neighbouring elements of dq, and of dk and dv, may be written at once
 
   // dK and then dV of a tile of keys, in fragments of 16 x 8 as mma.sync has them.

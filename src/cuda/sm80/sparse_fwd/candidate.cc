@@ -24,9 +24,9 @@ double estimate(const SparseProblem& p, int /*workers*/) {
 
 std::string describe(const SparseProblem& p, int /*workers*/) {
   const Plan plan = plan_of(p);
-  return text("by blocks of ", p.lists.block_size, " keys: rows that name one in tiles of 16, ", plan.lists_at_once,
-              " of ", plan.lists, " lists at a time, partial results of ", plan.rows,
-              " rows in float16 joined in the order of slots");
+  return text("by blocks of ", p.lists.block_size, " keys, ", plan.tile_keys,
+              " at a time: rows that name one in tiles of 128, ", plan.lists_at_once, " of ", plan.lists,
+              " lists at a time, partial results of ", plan.rows, " rows in float16 joined in the order of slots");
 }
 
 }  // namespace

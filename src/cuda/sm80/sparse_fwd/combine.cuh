@@ -11,7 +11,7 @@ constexpr int kCombineThreads = 256;
 
 // kHead / 8 lanes have a row, each a piece of it as store_rows() writes them.
 template <class T, int kHead>
-__global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kCombineThreads, 3) combine_kernel(const __grid_constant__ Params p) {
   constexpr int kLanes = kHead / 8, kBatch = 4;
   const SparseProblem& problem = p.problem;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -27,12 +27,15 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
   const float sink = problem.sink.data != nullptr && used
                          ? reinterpret_cast<const float*>(problem.sink.data)[h * problem.sink.stride_h]
                          : -INFINITY;
-  const auto place = [&](int slot) { return (at * p.slots + slot) * p.rows + within; };
-  const auto says = [&](int slot) { return used && p.place_of[at * p.slots + slot] >= 0; };
+  const int parts = p.slots * p.subs;  // each a slot's tile of keys
+  const auto place = [&](int part) { return (at * parts + part) * p.rows + within; };
+  const auto says = [&](int part) {
+    return used && p.place_of[at * p.slots + (p.subs == 1 ? part : part / p.subs)] >= 0;
+  };
 
   float top = sink;
-  for (int slot = lane; slot < p.slots; slot += kLanes) {
-    if (says(slot)) top = fmaxf(top, p.statistics[place(slot)].lse);
+  for (int part = lane; part < parts; part += kLanes) {
+    if (says(part)) top = fmaxf(top, p.lse[place(part)]);
   }
 #pragma unroll
   for (int lanes = 1; lanes < kLanes; lanes *= 2) top = fmaxf(top, __shfl_xor_sync(mine, top, lanes));
@@ -40,26 +43,25 @@ __global__ void __launch_bounds__(kCombineThreads) combine_kernel(const __grid_c
   // A NaN is no maximum, but stays one in the sums.
   const float base = top == -INFINITY ? 0.0f : top;
   float total = 0.0f, o[8] = {};
-  for (int first = 0; first < p.slots; first += kBatch) {
+  for (int first = 0; first < parts; first += kBatch) {
     uint4 piece[kBatch];
-    Statistics of[kBatch];
+    float lse[kBatch], scale[kBatch];
 #pragma unroll
     for (int n = 0; n < kBatch; ++n) {
-      of[n] = {-INFINITY, 0.0f};
+      lse[n] = -INFINITY;
+      scale[n] = 0.0f;
       piece[n] = make_uint4(0, 0, 0, 0);
-      if (first + n < p.slots && says(first + n)) {
-        of[n] = p.statistics[place(first + n)];
-        if (of[n].lse != -INFINITY) {
-          piece[n] = reinterpret_cast<const uint4*>(p.partial + place(first + n) * kHead)[lane];
-        }
+      if (first + n < parts && says(first + n)) {
+        lse[n] = p.lse[place(first + n)];
+        scale[n] = p.scales[place(first + n) * (kHead / 32) + lane / 4];
+        piece[n] = reinterpret_cast<const uint4*>(p.partial + place(first + n) * kHead)[lane];
       }
     }
 #pragma unroll
     for (int n = 0; n < kBatch; ++n) {
-      const float weight = of[n].lse == -INFINITY ? 0.0f : exp_of_difference(of[n].lse, base),
-                  factor = weight * of[n].scale;
+      const float weight = lse[n] == -INFINITY ? 0.0f : exp_of_difference(lse[n], base), factor = weight * scale[n];
       total += weight;
-      if (factor == 0.0f) continue;
+      if (weight == 0.0f) continue;
       const std::uint32_t words[4] = {piece[n].x, piece[n].y, piece[n].z, piece[n].w};
 #pragma unroll
       for (int t = 0; t < 4; ++t) {

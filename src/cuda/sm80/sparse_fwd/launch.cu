@@ -22,8 +22,10 @@ Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
   Params params{sparse::index_of(p, plan, arrays)};
   params.scale_log2 = p.scale * kLog2e;
   params.o_pairs = p.o.dtype != DType::f32 && has_rows_of_16_bytes(p.o);
-  params.statistics = arrays.take<Statistics>(plan.pairs * plan.rows);
-  params.partial = arrays.take<__half>(plan.pairs * plan.rows * plan.head);
+  const std::int64_t rows = plan.pairs * plan.subs * plan.rows;
+  params.partial = arrays.take<__half>(rows * plan.head);
+  params.scales = arrays.take<float>(rows * (plan.head / 32));
+  params.lse = arrays.take<float>(rows);
   return params;
 }
 
@@ -31,8 +33,9 @@ template <class T, int kHead>
 void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
   if (params.slots > 0) {
     launch_index(params, kOperation, stream);
-    start(kOperation, partial_kernel<T, kHead>,
-          {static_cast<unsigned>(plan.item_limit), kThreads, sizeof(SharedMemory<T, kHead>)}, stream, params);
+    using C = Config<T, kHead>;
+    start(kOperation, partial_kernel<C>,
+          {static_cast<unsigned>(plan.item_limit * plan.subs), kThreads, sizeof(SharedMemory<C>)}, stream, params);
   }
   const std::int64_t threads = params.count * params.units * params.rows * (kHead / 8);
   start(kOperation, combine_kernel<T, kHead>, {blocks_of(threads, kCombineThreads), kCombineThreads}, stream, params);
@@ -47,11 +50,11 @@ void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
 
 Plan plan_of(const SparseProblem& p) {
   const std::int64_t head = std::max(p.D, p.Dv) <= 64 ? 64 : 128;
-  Plan plan{sparse::cut_of(p, {.row_bytes = head * static_cast<std::int64_t>(sizeof(__half)) +
-                                    static_cast<std::int64_t>(sizeof(Statistics)),
-                       .bytes = kPartialBytes,
-                       .item_rows = kItemRows,
-                       .item_pairs = kItemRows}),
+  constexpr std::int64_t kFloat = sizeof(float);
+  Plan plan{sparse::cut_of(p, {.row_bytes = head * static_cast<std::int64_t>(sizeof(__half)) + (head / 32 + 1) * kFloat,
+                               .bytes = kPartialBytes,
+                               .item_rows = kItemRows,
+                               .item_pairs = kItemPairs}),
             0};
   Arrays arrays(nullptr);
   params_of(p, plan, arrays);

@@ -11,18 +11,19 @@ using sparse::Item;
 using sparse::kWarp;
 using sparse::Named;
 
-constexpr int kItemRows = 256;  // of an item: rows of q that one CTA multiplies with one block
+using sparse::kTileKeys;
 
-struct Statistics {
-  float lse, scale;  // natural; what the row of halves is multiplied with
-};
+// Of an item: rows of q that one CTA multiplies with one tile of keys, and pairs.
+constexpr int kItemRows = 1024, kItemPairs = 256;
 
 struct Params : sparse::Index {
   float scale_log2;
   bool o_pairs;  // two neighbouring elements of o may be written at once
 
-  Statistics* statistics;  // [pairs, rows]; of a row without keys lse is -inf
-  __half* partial;         // [pairs, rows, head size], normalised, in the order of mma's fragments
+  // Over one tile of keys alone, each 32 columns relative to their largest, in the order of mma's fragments.
+  __half* partial;  // [pairs, subs, rows, head size]
+  float* scales;    // [pairs, subs, rows, head size / 32]: what makes of them the normalised output
+  float* lse;       // [pairs, subs, rows], natural; of a row without keys -inf, and nothing else is read of it
 };
 
 }  // namespace heddle::cuda::sm80::sparse_fwd

@@ -1,271 +1,261 @@
-// Rows of q gathered for a block of keys: of each pair's rows the output over that block alone, normalised, and its
-// lse.
+// Rows of q gathered for a tile of keys of a block: of each pair's rows the output over these keys alone, normalised,
+// and its lse.
 #pragma once
 
 #include <cfloat>
 
-#include "cuda/common/attention/exponents.cuh"
+#include "cuda/common/attention/log2.h"
 #include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/sm80/attention/scores.cuh"
 #include "cuda/sm80/attention/tile.cuh"
+#include "cuda/sm80/sparse/rows.cuh"
 #include "cuda/sm80/sparse_fwd/params.h"
 
 namespace heddle::cuda::sm80::sparse_fwd {
 
+using attention::kGroupRows;
+using attention::recomputed;
+using attention::swizzled;
+
 constexpr int kThreads = 128, kWarps = kThreads / kWarp;
-constexpr int kTileKeys = 64, kTileRows = 16;
-constexpr int kStepKeys = 32;  // whose scores a warp has in registers
 
 template <class T, int kHead>
+struct Config {
+  using Element = T;
+  static constexpr int kTileRows = 128, kTileK = kTileKeys;
+  static constexpr int kGroups = kTileRows / kWarps / kGroupRows, kBlocks = kTileK / 8;  // of a warp's scores
+  static constexpr int kHeadSize = kHead;
+  static constexpr std::uint32_t kPitch = kHead * sizeof(T);
+};
+
+template <class C>
 struct SharedMemory {
-  attention::Tile<T, kTileKeys, kHead> k, v;
-  Named named[kItemRows];
+  using T = typename C::Element;
+  attention::Tile<T, kTileKeys, C::kHeadSize> k, v;
+  attention::Tile<T, C::kTileRows, C::kHeadSize> q;
+  struct Rows {
+    const std::byte* q[C::kTileRows];
+    int place[C::kTileRows];
+    unsigned keys[C::kTileRows];
+  } rows[2];  // of even and of odd tiles
+  Named named[kItemPairs];
   Item item;
   Sequence s;
 };
 
-// Keys [first, first + count) of a head; zeros behind the last one and behind the head's size.
-template <class Tile>
-__device__ inline void load_keys(Tile& tile, const Params& p, const Operand& x, std::int64_t size, std::int64_t b,
-                                 const Sequence& s, std::int64_t kv_head, std::int64_t first, int count) {
-  const std::uint32_t to = ptx::shared_address(&tile);
-  for (int n = static_cast<int>(threadIdx.x); n < kTileKeys * Tile::kChunks; n += kThreads) {
-    const int row = n / Tile::kChunks, chunk = n % Tile::kChunks;
-    const bool exists = row < count && first + row < s.sk && chunk * Tile::kPerChunk < size;
-    const std::byte* const from = exists ? x.at(b, s.k_begin + first + row, kv_head) + 16 * chunk : x.data;
-    ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, row, chunk), from, exists);
-  }
+// Finds the rows of a tile: a thread has one.
+template <class C>
+__device__ inline void find_rows(const Params& p, int tile, int sub, SharedMemory<C>& shared) {
+  static_assert(C::kTileRows == kThreads);
+  const int row = static_cast<int>(threadIdx.x);
+  const sparse::FoundRow found =
+      sparse::find_row(p, shared.item, shared.s, shared.named, tile * C::kTileRows + row, sub);
+  auto& rows = shared.rows[tile % 2];
+  rows.place[row] = found.place;
+  rows.keys[row] = found.keys;
+  if (found.place >= 0) rows.q[row] = p.problem.q.at(shared.item.b, shared.s.q_begin + found.i, found.h);
 }
 
-// A warp's 16 rows.
-template <class T, int kHead>
-struct RowTile {
-  std::uint32_t q[kHead / 16][4];
-  float o[kHead / 8][4];
-  float max[2], sum[2];
-  unsigned keys[2];  // that the row meets, from the block's first one on: their begin, and from bit 16 on their end
-  int first;         // of the item's rows
+// A warp's share of a tile, from scores to weights exp(score - largest): as the second product takes them, with their
+// inverse sum of each row, 0 for one without keys. Writes lse.
+template <class C>
+struct Weights {
+  std::uint32_t of[C::kGroups][C::kTileK / 16][4];
+  float inverse[C::kGroups][2];
+  std::uint32_t attended;  // as attended_keys() has it
+
+  __device__ Weights(const Params& p, int tile, const SharedMemory<C>& shared) {
+    const unsigned warp = threadIdx.x / kWarp, lane = recomputed(threadIdx.x % kWarp, tile);
+    const unsigned row0 = warp * (C::kGroups * kGroupRows);
+    const auto& rows = shared.rows[tile % 2];
+    float s[C::kGroups][C::kBlocks][4] = {};
+    multiply_by_keys(s, ptx::shared_address(&shared.q) + row0 * C::kPitch, ptx::shared_address(&shared.k), lane);
+    bool whole = true;
+#pragma unroll
+    for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        whole = whole && rows.keys[row0 + kGroupRows * g + 8 * r + lane / 4] == kTileKeys << 16;
+#pragma unroll
+        for (int n = 0; n < C::kBlocks; ++n) {
+          s[g][n][2 * r] *= p.scale_log2;
+          s[g][n][2 * r + 1] *= p.scale_log2;
+        }
+      }
+    }
+    attended = ~0u;
+    if (!__all_sync(0xffffffff, whole)) {
+#pragma unroll
+      for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const unsigned keys = rows.keys[row0 + kGroupRows * g + 8 * r + lane / 4];
+          const int begin = static_cast<int>(keys & 0xffff), end = static_cast<int>(keys >> 16);
+          keep_keys<C::kBlocks>(begin, static_cast<unsigned>(end - begin), static_cast<int>(2 * (lane % 4)),
+                                [&](int n) { return &s[g][n][2 * r]; });
+        }
+      }
+      attended = attention::attended_keys<C>(s);
+    }
+#pragma unroll
+    for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float top = -INFINITY, sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < C::kBlocks; ++n) top = fmaxf(top, fmaxf(s[g][n][2 * r], s[g][n][2 * r + 1]));
+        top = largest_of_quad(top);
+        const float base = top == -INFINITY ? 0.0f : top;
+#pragma unroll
+        for (int n = 0; n < C::kBlocks; ++n) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            float& x = s[g][n][2 * r + c];
+            x = ptx::exp2_approx(x - base);
+            sum += x;
+          }
+        }
+        sum = sum_of_quad(sum);
+        inverse[g][r] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
+        const int place = rows.place[row0 + kGroupRows * g + 8 * r + lane / 4];
+        if (place >= 0 && lane % 4 == 0) p.lse[place] = sum == 0.0f ? -INFINITY : top * kLn2 + __logf(sum);
+      }
+#pragma unroll
+      for (int step = 0; step < C::kTileK / 16; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float(&from)[4] = s[g][2 * step + i / 2];
+          of[g][step][i] = ptx::pack2<typename C::Element>(from[i % 2 * 2], from[i % 2 * 2 + 1]);
+        }
+      }
+    }
+  }
+
+ private:
+  // q: the warp's first row; k: the tile's.
+  __device__ static void multiply_by_keys(float (&s)[C::kGroups][C::kBlocks][4], std::uint32_t q, std::uint32_t k,
+                                          unsigned lane) {
+    const std::uint32_t q_at = q + swizzled(C::kPitch, lane % 16, lane / 16);
+    const std::uint32_t k_at = k + swizzled(C::kPitch, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+#pragma unroll
+    for (int step = 0; step < C::kHeadSize / 16; ++step) {
+      std::uint32_t x[C::kGroups][4];
+#pragma unroll
+      for (int g = 0; g < C::kGroups; ++g) {
+        ptx::load_matrix_x4(x[g], (q_at ^ step << 5) + g * kGroupRows * C::kPitch);
+      }
+#pragma unroll
+      for (int n = 0; n < C::kBlocks / 2; ++n) {
+        std::uint32_t y[4];
+        ptx::load_matrix_x4(y, (k_at ^ step << 5) + n * 16 * C::kPitch);
+#pragma unroll
+        for (int g = 0; g < C::kGroups; ++g) {
+          ptx::mma_16816<typename C::Element>(s[g][2 * n], x[g], y[0], y[1]);
+          ptx::mma_16816<typename C::Element>(s[g][2 * n + 1], x[g], y[2], y[3]);
+        }
+      }
+    }
+  }
 };
 
-template <class T, int kHead>
-__device__ inline void load_rows(RowTile<T, kHead>& tile, const Params& p, const SharedMemory<T, kHead>& shared,
-                                 int first, int count) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const SparseProblem& problem = p.problem;
-  tile.first = first;
-  const std::int64_t block_begin = shared.item.block * problem.lists.block_size;
+// O of a warp's rows, 32 columns at a time, each relative to its largest. Each row's halves in pieces of 16 bytes: that
+// of lane c of a quad has columns 8 t + 2 c and the next, for t from 0 to 3.
+template <class C>
+__device__ inline void store_outputs(const Params& p, int tile, const Weights<C>& weights,
+                                     const SharedMemory<C>& shared) {
+  const unsigned warp = threadIdx.x / kWarp, lane = recomputed(threadIdx.x % kWarp, tile);
+  const auto& rows = shared.rows[tile % 2];
+  const std::uint32_t v_at = ptx::shared_address(&shared.v);
+#pragma unroll 1
+  for (unsigned piece = 0; piece < C::kHeadSize / 32; ++piece) {
+    float o[C::kGroups][4][4] = {};
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = first + lane / 4 + 8 * r, n = row / p.rows, within = row - n * p.rows;
-    const std::int64_t i = n < count ? shared.named[n].row + within / p.group : 0;
-    const bool exists = n < count && i < shared.s.sq;
-    tile.keys[r] = 0;
-    const std::byte* from = nullptr;
-    if (exists) {
-      const KeyRange keys = p.band(shared.s).keys_of(i);
-      const std::int64_t size = problem.lists.block_size;
-      tile.keys[r] = static_cast<unsigned>(clamped(keys.begin - block_begin, 0, size)) |
-                     static_cast<unsigned>(clamped(keys.end - block_begin, 0, size)) << 16;
-      const std::int64_t head = shared.named[n].head + within % p.group;
-      from = problem.q.at(shared.item.b, shared.s.q_begin + i, head) + 4 * (lane % 4);
-    }
-#pragma unroll
-    for (int k = 0; k < kHead / 16; ++k) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const bool there = exists && 16 * k + 8 * half < problem.D;
-        tile.q[k][2 * half + r] = there ? *reinterpret_cast<const std::uint32_t*>(from + 32 * k + 16 * half) : 0;
-      }
-    }
-    tile.max[r] = -INFINITY;
-    tile.sum[r] = 0.0f;
-  }
-#pragma unroll
-  for (int n = 0; n < kHead / 8; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) tile.o[n][e] = 0.0f;
-  }
-}
-
-// The online softmax over `keys` keys, from `offset` of the tile and `first` of the block on.
-template <class T, int kHead>
-__device__ __forceinline__ void attend_step(RowTile<T, kHead>& tile, const Params& p,
-                                            const SharedMemory<T, kHead>& shared, int offset, int first, int keys) {
-  using Tile = attention::Tile<T, kTileKeys, kHead>;
-  const int lane = static_cast<int>(attention::recomputed(threadIdx.x % kWarp, offset));
-  const std::uint32_t k_tile = ptx::shared_address(&shared.k), v_tile = ptx::shared_address(&shared.v);
-  float s[kStepKeys / 8][4];
-#pragma unroll
-  for (int n = 0; n < kStepKeys / 8; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] = 0.0f;
-    if (8 * n < keys) {
-#pragma unroll
-      for (int k = 0; k < kHead / 32; ++k) {
-        std::uint32_t b[4];  // two steps of 16 columns
-        ptx::load_matrix_x4(b, k_tile + attention::swizzled(Tile::kPitch, offset + 8 * n + lane % 8, 4 * k + lane / 8));
-        ptx::mma_16816<T>(s[n], tile.q[2 * k], b[0], b[1]);
-        ptx::mma_16816<T>(s[n], tile.q[2 * k + 1], b[2], b[3]);
-      }
-    }
-  }
-  const int begin[2] = {static_cast<int>(tile.keys[0] & 0xffff), static_cast<int>(tile.keys[1] & 0xffff)};
-  const int end[2] = {static_cast<int>(tile.keys[0] >> 16), static_cast<int>(tile.keys[1] >> 16)};
-  float top[2] = {-INFINITY, -INFINITY};
-#pragma unroll
-  for (int n = 0; n < kStepKeys / 8; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int key = first + 8 * n + 2 * (lane % 4) + e % 2, r = e / 2;
-      const bool met = 8 * n < keys && key >= begin[r] && key < end[r];
-      s[n][e] = met ? s[n][e] * p.scale_log2 : -INFINITY;
-      top[r] = fmaxf(top[r], s[n][e]);
-    }
-  }
-  float base[2], keep[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    top[r] = largest_of_quad(top[r]);
-    const float before = tile.max[r];
-    if (top[r] > before + kRescaleLog2) tile.max[r] = top[r];
-    base[r] = tile.max[r] == -INFINITY ? 0.0f : tile.max[r];
-    keep[r] = ptx::exp2_approx(before - base[r]);
-  }
-  // Also of the first keys, where sums are zero: it costs next to nothing.
-  if (__any_sync(0xffffffff, keep[0] != 1.0f || keep[1] != 1.0f)) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      tile.sum[r] *= keep[r];
-#pragma unroll
-      for (int n = 0; n < kHead / 8; ++n) {
-        tile.o[n][2 * r] *= keep[r];
-        tile.o[n][2 * r + 1] *= keep[r];
-      }
-    }
-  }
-  unsigned met = 0;  // bit 2 n + e: some row of the warp meets this lane's column e of block n
-#pragma unroll
-  for (int n = 0; n < kStepKeys / 8; ++n) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      met |= static_cast<unsigned>(s[n][e] != -INFINITY || s[n][2 + e] != -INFINITY) << (2 * n + e);
-    }
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      s[n][e] = ptx::exp2_approx(s[n][e] - base[e / 2]);
-      tile.sum[e / 2] += s[n][e];
-    }
-  }
-  met = any_of_quads(met);
-#pragma unroll
-  for (int step = 0; step < kStepKeys / 16; ++step) {
-    if (16 * step < keys) {
-      const std::uint32_t weights[4] = {
-          ptx::pack2<T>(s[2 * step][0], s[2 * step][1]), ptx::pack2<T>(s[2 * step][2], s[2 * step][3]),
-          ptx::pack2<T>(s[2 * step + 1][0], s[2 * step + 1][1]), ptx::pack2<T>(s[2 * step + 1][2], s[2 * step + 1][3])};
+    for (int step = 0; step < C::kTileK / 16; ++step) {
       // What no row meets may be anything, and zero times NaN is not zero.
-      const std::uint32_t low = halves(met >> (4 * step)), high = halves(met >> (4 * step + 2));
+      const std::uint32_t low = halves(weights.attended >> (4 * step)),
+                          high = halves(weights.attended >> (4 * step + 2));
 #pragma unroll
-      for (int n = 0; n < kHead / 16; ++n) {
+      for (int n = 0; n < 2; ++n) {
         std::uint32_t v[4];  // keys 0-7 and 8-15 of 8 columns, then of the next 8
         ptx::load_matrix_x4_transposed(
-            v, v_tile + attention::swizzled(Tile::kPitch, offset + 16 * step + lane % 16, 2 * n + lane / 16));
-        ptx::mma_16816<T>(tile.o[2 * n], weights, v[0] & low, v[1] & high);
-        ptx::mma_16816<T>(tile.o[2 * n + 1], weights, v[2] & low, v[3] & high);
+            v, v_at + swizzled(C::kPitch, 16 * step + lane % 16, 4 * piece + 2 * n + lane / 16));
+#pragma unroll
+        for (int g = 0; g < C::kGroups; ++g) {
+          ptx::mma_16816<typename C::Element>(o[g][2 * n], weights.of[g][step], v[0] & low, v[1] & high);
+          ptx::mma_16816<typename C::Element>(o[g][2 * n + 1], weights.of[g][step], v[2] & low, v[3] & high);
+        }
+      }
+    }
+#pragma unroll
+    for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float largest = 0.0f;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) largest = fmaxf(largest, fmaxf(fabsf(o[g][n][2 * r]), fabsf(o[g][n][2 * r + 1])));
+        largest = largest_of_quad(largest);
+        // So that halves hold any row; what is not finite stays so by itself.
+        const bool finite = largest >= FLT_MIN && largest < INFINITY;
+        const float factor = finite ? __fdividef(1.0f, largest) : 1.0f;
+        const std::int64_t place = rows.place[warp * (C::kGroups * kGroupRows) + kGroupRows * g + 8 * r + lane / 4];
+        if (place < 0) continue;
+        std::uint32_t words[4];
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          words[n] = ptx::pack2<__half>(o[g][n][2 * r] * factor, o[g][n][2 * r + 1] * factor);
+        }
+        reinterpret_cast<uint4*>(p.partial + place * C::kHeadSize + 32 * piece)[lane % 4] =
+            make_uint4(words[0], words[1], words[2], words[3]);
+        if (lane % 4 == 0) {
+          p.scales[place * (C::kHeadSize / 32) + piece] = (finite ? largest : 1.0f) * weights.inverse[g][r];
+        }
       }
     }
   }
 }
 
-// Each row's halves in pieces of 16 bytes: piece i of lane c of a quad has columns 32 i + 8 t + 2 c and the next, for t
-// from 0 to 3.
-template <class T, int kHead>
-__device__ inline void store_rows(const RowTile<T, kHead>& tile, const Params& p,
-                                  const SharedMemory<T, kHead>& shared) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float sum = sum_of_quad(tile.sum[r]), inverse = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-    float largest = 0.0f;
-#pragma unroll
-    for (int n = 0; n < kHead / 8; ++n) {
-      largest = fmaxf(largest, fmaxf(fabsf(tile.o[n][2 * r]), fabsf(tile.o[n][2 * r + 1])));
-    }
-    largest = largest_of_quad(largest) * inverse;
-    // Relative to the largest, so that halves hold any row; what is not finite stays so by itself.
-    const bool finite = largest >= FLT_MIN && largest < INFINITY;
-    const float factor = finite ? inverse / largest : inverse;
-    const int row = tile.first + lane / 4 + 8 * r, n = row / p.rows, within = row - n * p.rows;
-    if (n >= shared.item.count || shared.named[n].row + within / p.group >= shared.s.sq) continue;
-    const std::int64_t place = std::int64_t{shared.named[n].pair} * p.rows + within;
-    if (lane % 4 == 0) {
-      p.statistics[place] = {sum == 0.0f ? -INFINITY : tile.max[r] * kLn2 + __logf(sum), finite ? largest : 1.0f};
-    }
-    if (sum == 0.0f) continue;
-    uint4* const to = reinterpret_cast<uint4*>(p.partial + place * kHead) + lane % 4;
-#pragma unroll
-    for (int i = 0; i < kHead / 32; ++i) {
-      std::uint32_t words[4];
-#pragma unroll
-      for (int t = 0; t < 4; ++t) {
-        words[t] = ptx::pack2<__half>(tile.o[4 * i + t][2 * r] * factor, tile.o[4 * i + t][2 * r + 1] * factor);
-      }
-      to[4 * i] = make_uint4(words[0], words[1], words[2], words[3]);
-    }
-  }
-}
-
-template <class T, int kHead>
+template <class C>
 __global__ void __launch_bounds__(kThreads, 3) partial_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
-  auto& shared = *reinterpret_cast<SharedMemory<T, kHead>*>(memory);
-  if (static_cast<int>(blockIdx.x) >= *p.items_there) return;
+  auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
+  const int work = static_cast<int>(blockIdx.x) / p.subs, sub = static_cast<int>(blockIdx.x) - work * p.subs;
+  if (work >= *p.items_there) return;
   const SparseProblem& problem = p.problem;
   if (threadIdx.x == 0) {
-    shared.item = p.items[blockIdx.x];
+    shared.item = p.items[work];
     shared.s = problem.sequence(shared.item.b);
   }
   __syncthreads();
-  const int count = shared.item.count, rows = count * p.rows;
-  const std::int64_t kv_head = shared.item.kv_head;
-  const int size = static_cast<int>(problem.lists.block_size), warp = static_cast<int>(threadIdx.x) / kWarp;
-  const auto load = [&](int key) {
-    const std::int64_t from = std::int64_t{shared.item.block} * size + key;
-    const int keys = min(size - key, kTileKeys);
-    load_keys(shared.k, p, problem.k, problem.D, shared.item.b, shared.s, kv_head, from, keys);
-    load_keys(shared.v, p, problem.v, problem.Dv, shared.item.b, shared.s, kv_head, from, keys);
-    ptx::copy_async_commit();
-  };
-  load(0);  // on its way while rows are found
-  for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads)
+  const int count = shared.item.count, tiles = (count * p.rows + C::kTileRows - 1) / C::kTileRows;
+  sparse::load_keys<kThreads>(p, shared.item, shared.s, sub, problem.k, problem.D, shared.k);
+  sparse::load_keys<kThreads>(p, shared.item, shared.s, sub, problem.v, problem.Dv, shared.v);
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads) {
     shared.named[n] = p.named[shared.item.first + n];
+  }
   __syncthreads();
-  // A block of one tile is loaded once for all rows; one of more tiles goes by for each round of the warps.
+  find_rows<C>(p, 0, sub, shared);
+  __syncthreads();
+  const auto load = [&](int tile) {
+    const auto& rows = shared.rows[tile % 2];
+    sparse::load_rows<kThreads>(rows.q, rows.place, problem.q, problem.D,
+                                static_cast<int>(recomputed(threadIdx.x, tile)), shared.q);
+  };
+  load(0);
+  ptx::copy_async_commit();
 #pragma unroll 1
-  for (int first_row = 0; first_row < rows; first_row += kWarps * kTileRows) {
-    const int first = first_row + warp * kTileRows;
-    RowTile<T, kHead> tile;
-    load_rows(tile, p, shared, first, count);
-#pragma unroll 1
-    for (int key = 0; key < size; key += kTileKeys) {
-      const bool begins = first_row == 0 && key == 0;
-      if (begins || size > kTileKeys) {
-        if (!begins) {
-          __syncthreads();  // all warps have read the tile before
-          load(key);
-        }
-        ptx::copy_async_wait<0>();
-        __syncthreads();
-      }
-      const int keys = min(size - key, kTileKeys);
-#pragma unroll 1
-      for (int offset = 0; offset < keys && first < rows; offset += kStepKeys) {
-        attend_step(tile, p, shared, offset, key + offset, min(keys - offset, kStepKeys));
-      }
-    }
-    if (first < rows) store_rows(tile, p, shared);
+  for (int tile = 0; tile < tiles; ++tile) {
+    ptx::copy_async_wait<0>();
+    __syncthreads();  // the tile is there, and all warps are done with what was found for the one before
+    if (tile + 1 < tiles) find_rows<C>(p, tile + 1, sub, shared);
+    const Weights<C> weights(p, tile, shared);
+    __syncthreads();  // all warps have read q, and know the next rows
+    if (tile + 1 < tiles) load(tile + 1);
+    ptx::copy_async_commit();
+    store_outputs<C>(p, tile, weights, shared);
   }
 }
 

@@ -1,0 +1,69 @@
+// From an item to tiles: which rows it has, and its keys on their way to shared memory.
+#pragma once
+
+#include "cuda/common/ptx/memory.cuh"
+#include "cuda/sm80/attention/tile.cuh"
+#include "cuda/sm80/sparse/params.h"
+
+namespace heddle::cuda::sm80::sparse {
+
+// A row of an item, and what it meets of a tile of the block's keys.
+struct FoundRow {
+  int place = -1;             // among partial results, [pairs, subs, rows]; -1: there is no such row
+  unsigned keys = 0;          // of the tile: begin, and from bit 16 on the end
+  std::int64_t i = 0, h = 0;  // position in the sequence, and head
+};
+
+// row: of the item's, count * p.rows. named: the item's pairs. sub: which tile of the block's keys.
+__device__ inline FoundRow find_row(const Index& p, const Item& item, const Sequence& s, const Named* named, int row,
+                                    int sub) {
+  FoundRow found;
+  const int n = row / p.rows, within = row - n * p.rows;
+  if (n >= item.count) return found;
+  const Named of = named[n];
+  const int of_list = within / p.group;
+  found.i = of.row + of_list;
+  found.h = of.head + (within - of_list * p.group);
+  if (found.i >= s.sq) return found;
+  const std::int64_t first = item.block * p.problem.lists.block_size + sub * kTileKeys;
+  const KeyRange keys = p.band(s).keys_of(found.i);
+  found.keys = static_cast<unsigned>(clamped(keys.begin - first, 0, p.tile_keys)) |
+               static_cast<unsigned>(clamped(keys.end - first, 0, p.tile_keys)) << 16;
+  found.place = (of.pair * p.subs + sub) * p.rows + within;
+  return found;
+}
+
+// Those keys of a tile that any row of the sequence meets; zeros for the others, and behind a head's size.
+template <int kThreads, class Tile>
+__device__ inline void load_keys(const Index& p, const Item& item, const Sequence& s, int sub, const Operand& x,
+                                 std::int64_t size, Tile& tile) {
+  const std::int64_t first = item.block * p.problem.lists.block_size + sub * kTileKeys;
+  const Band band = p.band(s);
+  const Interval<std::int64_t> met = band.keys_of(band.all_rows()).common({first, first + p.tile_keys});
+  const std::uint32_t to = ptx::shared_address(&tile);
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < kTileKeys * Tile::kChunks; n += kThreads) {
+    const int row = n / Tile::kChunks, chunk = n % Tile::kChunks;
+    const bool exists = first + row >= met.begin && first + row < met.end && Tile::kPerChunk * chunk < size;
+    const std::byte* const from = exists ? x.at(item.b, s.k_begin + first + row, item.kv_head) + 16 * chunk : x.data;
+    ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, row, chunk), from, exists);
+  }
+}
+
+// Rows of q or d_o to a tile. from: where each begins; exists: by its place.
+template <int kThreads, class T, int kRows, int kColumns>
+__device__ inline void load_rows(const std::byte* const (&from)[kRows], const int (&place)[kRows], const Operand& x,
+                                 std::int64_t size, int thread, attention::Tile<T, kRows, kColumns>& tile) {
+  using Tile = attention::Tile<T, kRows, kColumns>;
+  constexpr int kPass = kThreads / Tile::kChunks;
+  const int chunk = thread % Tile::kChunks;
+  const std::uint32_t to = ptx::shared_address(&tile);
+#pragma unroll 4
+  for (int row = thread / Tile::kChunks; row < kRows; row += kPass) {
+    const bool exists = place[row] >= 0 && Tile::kPerChunk * chunk < size;
+    ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, row, chunk), exists ? from[row] + 16 * chunk : x.data,
+                       exists);
+  }
+}
+
+}  // namespace heddle::cuda::sm80::sparse
