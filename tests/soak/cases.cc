@@ -27,6 +27,12 @@ void Table::int4(std::string_view what, const Int4Subject& s) {
                    [s](std::uint64_t seed) { return make_subject(s, seed); }});
 }
 
+void Table::sparse(std::string_view what, const SparseSubject& s) {
+  cases.push_back({text("sm80 lists ", s.pass == Pass::forward ? "forward " : "backward ", name_of(s.dtype), " d", s.D,
+                        " s", s.S, " blocks of ", s.block, after(what)),
+                   [s](std::uint64_t seed) { return make_subject(s, seed); }});
+}
+
 AttentionSubject many_rows(std::string candidate, DType dtype, int d, int s, bool causal, int kv_heads) {
   AttentionSubject out;
   out.candidate = std::move(candidate);
@@ -50,6 +56,7 @@ std::vector<SoakCase> soak_cases(int compute_major) {
   ampere_attention(table);
   ampere_decode(table);
   plain_attention(table);
+  sparse_attention(table);
   linear_layers(table, hopper);
   return out;
 }

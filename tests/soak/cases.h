@@ -20,6 +20,7 @@ class Table {
   }
   void linear(std::string_view what, const LinearSubject& s);
   void int4(std::string_view what, const Int4Subject& s);
+  void sparse(std::string_view what, const SparseSubject& s);
 
  private:
   void add(const AttentionSubject& s, std::string_view pass, std::string_view what);
@@ -34,6 +35,7 @@ void hopper_decode(Table& table);
 void ampere_attention(Table& table);
 void ampere_decode(Table& table);
 void plain_attention(Table& table);
+void sparse_attention(Table& table);
 void linear_layers(Table& table, bool hopper);
 
 }  // namespace heddle::soak

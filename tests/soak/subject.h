@@ -95,9 +95,18 @@ struct Int4Subject {
   bool batch_invariant = false;
 };
 
+// Over lists of key blocks, causal.
+struct SparseSubject {
+  Pass pass = Pass::forward;
+  DType dtype = DType::bf16;
+  int B, H, Hkv, S, D, block = 64, query_rows = 1;
+  int units, entries;  // lists of a row, and numbers of one
+};
+
 std::unique_ptr<Subject> make_subject(const AttentionSubject& spec, std::uint64_t seed);
 std::unique_ptr<Subject> make_subject(const LinearSubject& spec, std::uint64_t seed);
 std::unique_ptr<Subject> make_subject(const Int4Subject& spec, std::uint64_t seed);
+std::unique_ptr<Subject> make_subject(const SparseSubject& spec, std::uint64_t seed);
 
 // A subject by name: "sm90 bf16 d128 causal s256".
 struct SoakCase {

@@ -1,0 +1,28 @@
+// Attention over lists: items of several tiles, blocks with several items, every width of block.
+#include "soak/cases.h"
+
+namespace heddle::soak {
+
+void sparse_attention(Table& table) {
+  const auto both = [&](const char* what, SparseSubject s) {
+    table.sparse(what, s);
+    s.pass = Pass::backward;
+    table.sparse(what, s);
+  };
+  both("", {.B = 2, .H = 32, .Hkv = 2, .S = 1024, .D = 128, .units = 2, .entries = 8});
+  both("", {.dtype = DType::f16, .B = 3, .H = 16, .Hkv = 4, .S = 1000, .D = 64, .units = 4, .entries = 10});
+  both("two tiles a block", {.B = 2, .H = 16, .Hkv = 2, .S = 900, .D = 128, .block = 128, .units = 2, .entries = 5});
+  both("small blocks", {.B = 2, .H = 8, .Hkv = 8, .S = 1024, .D = 96, .block = 16, .units = 8, .entries = 24});
+  both("lists of 16 rows, of each head", {.dtype = DType::f16,
+                                          .B = 2,
+                                          .H = 16,
+                                          .Hkv = 4,
+                                          .S = 1024,
+                                          .D = 128,
+                                          .block = 32,
+                                          .query_rows = 16,
+                                          .units = 16,
+                                          .entries = 12});
+}
+
+}  // namespace heddle::soak
