@@ -332,11 +332,11 @@ class GpuAppendIndices : public ::testing::TestWithParam<DType> {
         v_cache(stored, {pages, page, kHeads, kSize}), o(dtype, {kB, 1, 4 * kHeads, kSize});
     unsigned seed = 1;
     for (Tensor* x : {&q, &k_new, &v_new, &k_cache, &v_cache}) x->randomize(seed++);
-    const Mirror q_there(q), k_new_there(k_new), v_new_there(v_new), seqlens_there(indices(seqlens));
+    const Mirror q_there(q), k_new_there(k_new), v_new_there(v_new), seqlens_there(kv_cache_tests::indices(seqlens));
     const Mirror table_there(
         table.empty() ? TensorView()
                       : TensorView(table.data(), DType::i32, {kB, static_cast<std::int64_t>(table.size()) / kB})),
-        rows_there(rows.empty() ? TensorView() : indices(rows));
+        rows_there(rows.empty() ? TensorView() : kv_cache_tests::indices(rows));
     AttentionOptions options;
     options.seqused_k = seqlens_there.view();
     options.page_table = table_there.view();

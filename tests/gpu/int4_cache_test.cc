@@ -41,7 +41,7 @@ struct DeviceInt4 {
     return out;
   }
   void append(std::int64_t b, std::int64_t from, std::int64_t count, const Rotary& rotary = {}) const {
-    const DeviceTensor row(Int4Case::indices({host.row_of(b)})), before(Int4Case::indices({from}));
+    const DeviceTensor row(indices({host.row_of(b)})), before(indices({from}));
     const Int4Case::Step s =
         Int4Case::step(k_new.view(), v_new.view(), cache(), row.view(), before.view(), b, from, count);
     const DeviceStream stream;
@@ -135,7 +135,7 @@ TEST(GpuInt4Append, DropsWhatIsOutOfRange) {
   const Int4Case before = c;
   const DeviceInt4 there(c);
   const auto append = [&](std::int64_t row, std::int64_t from, std::int64_t count) {
-    const DeviceTensor rows(Int4Case::indices({row})), lengths(Int4Case::indices({from}));
+    const DeviceTensor rows(indices({row})), lengths(indices({from}));
     const Int4Case::Step s =
         Int4Case::step(there.k_new.view(), there.v_new.view(), there.cache(), rows.view(), lengths.view(), 0, 0, count);
     const DeviceStream stream;

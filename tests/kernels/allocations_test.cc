@@ -85,7 +85,7 @@ TEST(Allocations, OfAppendsInFourBitsAreNone) {
   CallingThread executor;
   Operation<Int4AppendProblem>::candidates();  // their list is made once in a process
   c.fill_cache([&](std::int64_t b, std::int64_t from, std::int64_t count) {
-    const HostTensor row = c.indices({c.row_of(b)}), before = c.indices({from});
+    const HostTensor row = indices({c.row_of(b)}), before = indices({from});
     const auto s = Int4Case::step(c.k_new.view(), c.v_new.view(), c.cache(), row.view(), before.view(), b, from, count);
     const Runtime runtime{{}, &executor, nullptr};
     EXPECT_EQ(allocations_of([&] { append_int4_cache(s.k_new, s.v_new, s.cache, s.seqlens, {}, runtime); }), 0);

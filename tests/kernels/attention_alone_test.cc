@@ -9,6 +9,7 @@
 
 #include "core/check.h"
 #include "kernels/candidates.h"
+#include "kit/indices.h"
 
 namespace heddle::kit {
 namespace {
@@ -48,12 +49,6 @@ struct Kind {
     return out;
   }
 };
-
-HostTensor indices(const std::vector<std::int64_t>& values) {
-  HostTensor out = HostTensor::input(DType::i32, {static_cast<std::int64_t>(values.size())});
-  for (std::size_t n = 0; n < values.size(); ++n) out.set(static_cast<std::int64_t>(n), static_cast<double>(values[n]));
-  return out;
-}
 
 struct Call {
   Call(const Kind& kind, std::vector<std::int64_t> rows, std::vector<std::int64_t> keys)

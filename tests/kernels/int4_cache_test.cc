@@ -168,7 +168,7 @@ TEST(Int4Cache, RefusesBadArguments) {
   const auto append = [&](const Int4Cache& cache, std::vector<std::int64_t> before, std::int64_t count = 3) {
     TensorView k = c.k_new.view(), v = c.v_new.view();
     k.shape[1] = v.shape[1] = count;
-    const HostTensor lengths = Int4Case::indices(before);
+    const HostTensor lengths = indices(before);
     append_int4_cache(k, v, cache, lengths.view(), {}, {});
   };
   Int4Cache cache = c.cache();
@@ -185,10 +185,10 @@ TEST(Int4Cache, RefusesBadArguments) {
   pages.set(0, pages.get(12));
   EXPECT_SAYS(append(cache, {127, 127, 0}), "sequences 0 and 1 both write to page");
   cache = c.cache();
-  const HostTensor rows = Int4Case::indices({0, 2, 0});
+  const HostTensor rows = indices({0, 2, 0});
   cache.row_idx = rows.view();
   EXPECT_SAYS(append(cache, {0, 0, 0}), "sequences 0 and 2 both write to row 0: they must have their own");
-  const HostTensor beyond = Int4Case::indices({0, 3, 1});
+  const HostTensor beyond = indices({0, 3, 1});
   cache.row_idx = beyond.view();
   EXPECT_SAYS(append(cache, {0, 0, 0}), "row_idx[1] is 3: it must be from 0 to 2");
   cache = c.cache();
@@ -219,7 +219,7 @@ TEST(Int4Cache, RefusesBadArguments) {
   inside.data = static_cast<std::byte*>(c.cache().k_tail.data) + 5 * c.spec.Hkv * c.spec.D * size_of(c.spec.dtype);
   EXPECT_SAYS(attention_over_int4_cache(c.q.view(), c.cache(), inside, {}, c.options(), {}),
               "o shares memory with k_tail");
-  const HostTensor longer = Int4Case::indices({896, 0, 0});
+  const HostTensor longer = indices({896, 0, 0});
   EXPECT_SAYS(attend([&](auto& x) { x.seqused_k = longer.view(); }), "seqused_k[0] is 896: it must be from 0 to");
 }
 

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "kit/case_maker.h"
+#include "kit/indices.h"
 
 namespace heddle::kit {
 namespace {
@@ -13,12 +14,6 @@ using std::int64_t;
 constexpr int64_t kSparePages = 3;
 constexpr int64_t kSpareCacheRows = 2;
 constexpr double kGarbageIndex = 0x7FFFFFF0;  // in index slots that nothing may read
-
-HostTensor indices(const std::vector<int64_t>& values) {
-  HostTensor out = HostTensor::input(DType::i32, {static_cast<int64_t>(values.size())});
-  for (std::size_t n = 0; n < values.size(); ++n) out.set(static_cast<int64_t>(n), static_cast<double>(values[n]));
-  return out;
-}
 
 }  // namespace
 

@@ -9,6 +9,7 @@
 
 #include "kit/compare.h"
 #include "kit/host_tensor.h"
+#include "kit/indices.h"
 #include "kit/yardstick.h"
 #include "ops/kv_cache/int4_cache.h"
 #include "problem/int4_cache.h"
@@ -77,13 +78,6 @@ class Int4Case {
 
   const Int4Spec spec;
   HostTensor q, k_new, v_new, k_tail, v_tail, blocks, page_table, row_idx, lengths, leftpad, sink, mask;
-
-  static HostTensor indices(const std::vector<std::int64_t>& values) {
-    HostTensor out = HostTensor::input(DType::i32, {static_cast<std::int64_t>(values.size())});
-    for (std::size_t n = 0; n < values.size(); ++n)
-      out.set(static_cast<std::int64_t>(n), static_cast<double>(values[n]));
-    return out;
-  }
 
   Int4Cache cache() const { return {blocks.view(), k_tail.view(), v_tail.view(), page_table.view(), row_idx.view()}; }
   AttentionOptions options() const {

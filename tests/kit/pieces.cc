@@ -4,16 +4,12 @@
 #include <cmath>
 #include <numeric>
 
+#include "kit/indices.h"
+
 namespace heddle::kit {
 namespace {
 
 using std::int64_t;
-
-HostTensor indices(const std::vector<int64_t>& values) {
-  HostTensor out = HostTensor::input(DType::i32, {std::ssize(values)});
-  for (int64_t n = 0; n < std::ssize(values); ++n) out.set(n, static_cast<double>(values[n]));
-  return out;
-}
 
 // Numbers that each row of x has.
 int64_t width_of(const HostTensor& x, int rows_rank) {
