@@ -56,7 +56,7 @@ class Explanation(list):
                 "*" if c.chosen else "",
                 c.name,
                 c.method,
-                _time(c.seconds) if c.supported else "-",
+                duration(c.seconds) if c.supported else "-",
                 _bytes(c.workspace) if c.supported else "-",
                 c.reason,
             )
@@ -69,7 +69,7 @@ class Explanation(list):
         return "\n".join(lines)
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

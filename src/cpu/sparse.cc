@@ -53,8 +53,12 @@ double pairs_of(const AttentionProblem& p, const KeyLists& lists) {
 }
 double rate_of(const AttentionProblem& p) { return p.dtype == DType::bf16 ? kernels().bf16_rate : kernels().f32_rate; }
 
+// Products of gathered rows, beside those of rows that lie side by side (docs/sparse.md, speed).
+constexpr double kGathered = 0.65, kGatheredBackward = 0.6;
+
 double estimate(const SparseProblem& p, int workers) {
-  return 3e-6 + pairs_of(p, p.lists) * (2.0 * static_cast<double>(p.D + p.Dv) + 16.0) / (rate_of(p) * workers);
+  const double flops = 2.0 * static_cast<double>(p.D + p.Dv) + 16.0;
+  return 3e-6 + pairs_of(p, p.lists) * flops / (kGathered * rate_of(p) * workers);
 }
 
 std::size_t workspace(const SparseProblem& p, int workers) {
@@ -101,7 +105,7 @@ Refusal supports_backward(const Backward& p) {
 
 double estimate_backward(const Backward& p, int workers) {
   const double flops = 6.0 * static_cast<double>(p.D) + 4.0 * static_cast<double>(p.Dv) + 24.0;
-  return 6e-6 + pairs_of(p, p.lists) * flops / (rate_of(p) * workers);
+  return 6e-6 + pairs_of(p, p.lists) * flops / (kGatheredBackward * rate_of(p) * workers);
 }
 
 std::size_t workspace_backward(const Backward& p, int workers) {

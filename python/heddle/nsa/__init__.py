@@ -25,11 +25,14 @@ from .reference import (
 )
 from .sharing import SharingOptions, presets
 from .sharing_report import SharingReport, sharing_report
+from .whole_explanation import ParallelExplanation, explain_parallel_nsa
 
 __all__ = [
     "Cache",
+    "ParallelExplanation",
     "SharingOptions",
     "SharingReport",
+    "explain_parallel_nsa",
     "explain_pool_keys",
     "explain_select_blocks",
     "naive_nsa",
