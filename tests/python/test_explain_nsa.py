@@ -1,0 +1,120 @@
+"""heddle.nsa.explain_pool_keys and explain_select_blocks: what would run, and the operations' own refusals."""
+
+import pytest
+import torch
+from heddle import _heddle, nsa
+
+X, Q, K = (2, 300, 2, 64), (2, 300, 8, 64), (2, 18, 2, 64)
+WITHOUT = "this heddle was built without CUDA: build it with HEDDLE_CUDA=ON"
+ELSEWHERE = "it runs on another device than the tensors are on"
+CALLS = {
+    "pool_keys": ("cuda", "pool", lambda **o: nsa.explain_pool_keys(o.pop("x", X), o.pop("block", 16), **o)),
+    "gradient of pool_keys": (
+        "cuda",
+        "pool",
+        lambda **o: nsa.explain_pool_keys(o.pop("x", X), o.pop("block", 16), backward=True, **o),
+    ),
+    "select_blocks": (
+        "sm80",
+        "select",
+        lambda **o: nsa.explain_select_blocks(
+            o.pop("q", Q), o.pop("k", K), o.pop("n", 4), **{"block_size": 16, "compression_block": 16, **o}
+        ),
+    ),
+}
+every_call = pytest.mark.parametrize("call", CALLS)
+
+
+@every_call
+@pytest.mark.parametrize("dtype", ["float32", "float16", torch.bfloat16])
+def test_candidates_here(call, dtype):
+    on_gpus, method, explain = CALLS[call]
+    found = explain(dtype=dtype)
+    assert [c.name for c in found] == ["cpu", "reference", on_gpus]
+    chosen = found.chosen
+    assert (chosen.name, chosen.method) == ("cpu", method) and chosen.seconds > 0 and chosen.plan
+    assert found[1].reason == "it runs only when it is asked for"
+    assert found[2].reason == (ELSEWHERE if _heddle.cuda_built() else WITHOUT)
+    assert f"cpu: {chosen.plan}" in str(found)
+
+
+@every_call
+def test_candidates_on_a_gpu_that_need_not_be_here(call):
+    on_gpus, _, explain = CALLS[call]
+    there = explain(dtype="bfloat16", gpu="h100")
+    assert (there.chosen and there.chosen.name) == (on_gpus if _heddle.cuda_built() else None)
+    assert {c.reason for c in there if c.name != on_gpus} == {ELSEWHERE}
+    with pytest.raises(ValueError, match="gpu is 'v100': it must be one of"):
+        explain(gpu="v100")
+    with pytest.raises(ValueError, match="gpu is 3: it must be a name"):
+        explain(gpu=3)
+
+
+@pytest.mark.skipif(not _heddle.cuda_built(), reason="the sentence is of a build with CUDA")
+def test_a_gpu_says_what_it_refuses():
+    there = nsa.explain_select_blocks(Q, K, 4, gpu="h100")
+    assert there.chosen is None
+    assert next(c.reason for c in there if c.name == "sm80") == "it takes float16 and bfloat16, not float32"
+
+
+def test_shapes_are_as_good_as_tensors():
+    x, q, k = (torch.empty(shape, dtype=torch.float16) for shape in (X, Q, K))
+    assert nsa.explain_pool_keys(x, 16, 8) == nsa.explain_pool_keys(X, 16, 8, dtype="float16")
+    assert nsa.explain_select_blocks(q, k, 4) == nsa.explain_select_blocks(Q, K, 4, dtype="float16")
+
+
+def test_lse_saves_a_product():
+    with_lse, without = (nsa.explain_select_blocks(Q, K, 4, lse=there).chosen for there in (True, False))
+    assert without.seconds > with_lse.seconds
+    assert "two products" in without.plan and "two products" not in with_lse.plan
+
+
+@every_call
+def test_what_runs_is_what_was_named(call):
+    """Where a call is refused, its explanation is, in the same words."""
+    explain = CALLS[call][2]
+    refusals = {
+        "pool_keys": [
+            (dict(block=0), "block is 0"),
+            (dict(block=16, stride=0), "stride is 0"),
+            (dict(block=16, stride=17), "stride"),
+            (dict(x=(2, 300, 64)), r"x is \[2, 300, 64\]: it must be \[B, S, heads, D\]"),
+            (dict(dtype="float64"), "dtype is 'float64'"),
+        ],
+        "select_blocks": [
+            (dict(n=-1), "n is -1"),
+            (dict(block_size=17), "block_size is 17"),
+            (dict(compression_stride=7), "stride"),
+            (dict(q=(2, 300, 7, 64)), "heads"),
+            (dict(k=(3, 18, 2, 64)), "k_pooled has 3 sequences and q has 2"),
+            (dict(forced=("last",)), "forced"),
+            (dict(q_step=0), "q_step is 0"),
+        ],
+    }
+    for change, words in refusals["select_blocks" if call == "select_blocks" else "pool_keys"]:
+        with pytest.raises(ValueError, match=words):
+            explain(**change)
+
+
+def test_words_are_those_of_the_operations():
+    def words(function, *arguments, **options):
+        with pytest.raises(ValueError) as refused:
+            function(*arguments, **options)
+        return str(refused.value).partition("] ")[2]
+
+    x, q, k = (torch.zeros(shape) for shape in (X, Q, K))
+    for block, stride in ((16, 17), (3, 0)):
+        assert words(nsa.explain_pool_keys, X, block, stride) == words(nsa.pool_keys, x, block, stride)
+    for options in (dict(block_size=17), dict(compression_block=24, compression_stride=7), dict(q_step=0)):
+        assert words(nsa.explain_select_blocks, Q, K, 4, **options) == words(nsa.select_blocks, q, k, 4, **options)
+    heads = (2, 300, 7, 64)
+    assert words(nsa.explain_select_blocks, heads, K, 4) == words(nsa.select_blocks, torch.zeros(heads), k, 4)
+
+
+def test_types():
+    with pytest.raises(TypeError, match="backward is 1"):
+        nsa.explain_pool_keys(X, 16, backward=1.0)
+    with pytest.raises(TypeError, match="block is 1.5"):
+        nsa.explain_pool_keys(X, 1.5)
+    with pytest.raises(TypeError, match="lse is 'no'"):
+        nsa.explain_select_blocks(Q, K, 4, lse="no")
