@@ -109,9 +109,7 @@ def test_bfloat16_by_dlpack():
         given = OnlyDLPack(offset) if offset is at else offset
         lists = nsa.select_blocks(OnlyDLPack(q), pooled, 3, block_size=16, q_offset=given)
         assert np.from_dlpack(lists).dtype == np.int32
-        assert torch.equal(
-            torch.from_dlpack(lists), nsa.select_blocks(q, expected, 3, block_size=16, q_offset=offset)
-        )
+        assert torch.equal(torch.from_dlpack(lists), nsa.select_blocks(q, expected, 3, block_size=16, q_offset=offset))
 
 
 def test_a_library_of_dlpack_alone():
@@ -121,13 +119,6 @@ def test_a_library_of_dlpack_alone():
     assert np.array_equal(np.from_dlpack(pooled), expected)
     lists = nsa.select_blocks(Producer(q), Producer(expected), 2, block_size=16, compression_block=8)
     assert np.array_equal(np.from_dlpack(lists), nsa.select_blocks(q, expected, 2, block_size=16, compression_block=8))
-
-
-def test_a_library_on_a_gpu_that_makes_no_arrays():
-    """There is no out that one could be told to give."""
-    place = arrays._Gpu("pool_keys", "x", Producer(random(1, 8, 1, 2)), (2, 0), ())
-    with pytest.raises(ValueError, match=r"x is a Producer on a GPU, .* of float32 that Heddle could write$"):
-        place.memory("pooled", None, (1, 2, 1, 2), 0)
 
 
 def test_gradients_are_torch_s_alone():

@@ -25,9 +25,7 @@ from .._options import (
 from . import is_torch
 from . import offsets as int_offsets
 
-_FLOAT32, _BFLOAT16, _FLOAT8, _INT32 = (
-    DTYPE_CODES[name] for name in ("float32", "bfloat16", "float8_e4m3fn", "int32")
-)
+_FLOAT32, _BFLOAT16, _FLOAT8, _INT32 = (DTYPE_CODES[name] for name in ("float32", "bfloat16", "float8_e4m3fn", "int32"))
 # Of results that need not have the first array's dtype.
 _NUMPY_DTYPES = {_FLOAT32: np.float32, _INT32: np.int32}
 _DTYPES = {code: name for name, code in DTYPE_CODES.items()}
