@@ -108,6 +108,26 @@ def check_rank(q_shape: Any, packed: bool, operation: str = "attention_forward")
         raise ValueError(f"[{operation}] q has {len(q_shape)} dimensions: {rule}; found q {list(q_shape)}")
 
 
+def check_dimensions(operation: str, name: str, shape: Any, packed: str | None, dense: str) -> None:
+    """Results' shapes are read off it, so this rule comes before the library's own checks. packed: what it must be where
+    sequences are packed, else None."""
+    wanted, rule = (4, dense) if packed is None else (3, packed)
+    if len(shape) != wanted:
+        raise ValueError(f"[{operation}] {name} has {len(shape)} dimensions: it must be {rule}; found {list(shape)}")
+
+
+def check_pooled(shape: Any, packed: bool, operation: str = "pool_keys", name: str = "x") -> None:
+    """check_dimensions() of what pool_keys, or its gradient, is given."""
+    check_dimensions(operation, name, shape, "[total, Hkv, D] with cu_seqlens" if packed else None, "[B, S, Hkv, D]")
+
+
+def check_chosen(q_shape: Any, k_shape: Any, packed_q: bool, packed_k: bool) -> None:
+    """check_dimensions() of select_blocks' q and k_pooled."""
+    name, of_q, of_k = "select_blocks", "[total_q, H, D] with cu_seqlens_q", "[total, Hkv, D] with cu_seqlens_k"
+    check_dimensions(name, "q", q_shape, of_q if packed_q else None, "[B, Sq, H, D]")
+    check_dimensions(name, "k_pooled", k_shape, of_k if packed_k else None, "[B, N, Hkv, D]")
+
+
 def lse_shape(q_shape: Any, packed: bool) -> tuple[int, ...]:
     """[H, total_q] or [B, H, Sq]."""
     return (q_shape[1], q_shape[0]) if packed else (q_shape[0], q_shape[2], q_shape[1])

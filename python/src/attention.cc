@@ -125,8 +125,8 @@ nb::tuple describe(nb::handle object, const std::string& operation, const std::s
 nb::ndarray<nb::array_api> empty(const std::vector<std::int64_t>& shape, int dtype) {
   using Code = nb::dlpack::dtype_code;
   const auto kind = static_cast<DType>(dtype);
-  const nb::dlpack::dtype type{static_cast<std::uint8_t>(kind == DType::bf16 ? Code::Bfloat : Code::Float),
-                               static_cast<std::uint8_t>(8 * size_of(kind)), 1};
+  const Code code = kind == DType::bf16 ? Code::Bfloat : kind == DType::i32 ? Code::Int : Code::Float;
+  const nb::dlpack::dtype type{static_cast<std::uint8_t>(code), static_cast<std::uint8_t>(8 * size_of(kind)), 1};
   std::vector<std::size_t> extents(shape.begin(), shape.end());
   std::size_t bytes = size_of(kind);
   for (const std::size_t extent : extents) bytes *= extent;

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from dlpack_kit import Producer, zeros
-from heddle import _heddle
+from heddle import _heddle, nsa
 from heddle.hosts import arrays
 
 built = pytest.mark.skipif(not _heddle.cuda_built(), reason="a build without CUDA reads no arrays on GPUs")
@@ -79,7 +79,7 @@ def test_refusals_of_devices():
 class Library:
     """An array library on a GPU; `stream` is what it works on."""
 
-    float32, float16 = np.float32, np.float16
+    float32, float16, int32 = np.float32, np.float16, np.int32
 
     def __init__(self, stream):
         self.stream, self.made = stream, []
@@ -149,6 +149,20 @@ def test_a_call_on_a_gpu_is_on_the_library_s_stream(gpu, says, stream):
     assert gpu == [("gpu", 0), ("attention", stream), ("gpu", 3)]
 
 
+def test_pooled_keys_and_lists_are_the_library_s(gpu):
+    def native(wrote):  # the last argument is the stream
+        return lambda *arguments: gpu.append((wrote, arguments[-1]))
+
+    arrays._heddle.pool_keys, arrays._heddle.select_blocks = native("pool"), native("select")
+    library = Library(77)
+    x = library.array(random())
+    pooled, lists = nsa.pool_keys(x, 2), nsa.select_blocks(x, x, 3)
+    assert [pooled, lists] == library.made
+    assert (pooled.array.shape, pooled.array.dtype) == ((1, 2, 2, 8), np.float32)
+    assert (lists.array.shape, lists.array.dtype) == ((1, 5, 2, 3), np.int32)
+    assert gpu == [("gpu", 0), ("pool", 77), ("gpu", 3), ("gpu", 0), ("select", 77), ("gpu", 3)]
+
+
 def test_a_result_that_the_caller_has(gpu):
     alone = [zeros(SHAPE, device=GPU), zeros((1, 2, 5), device=GPU)]
     q = Library(77).array(random())
@@ -181,6 +195,8 @@ def test_results_that_nobody_makes_are_refused(gpu):
         ValueError, match=r"\[attention_forward\] q is a Producer on a GPU, whose library makes no array of float32"
     ):
         heddle.attention(alone, alone, alone)
+    with pytest.raises(ValueError, match=r"\[pool_keys\] x is a Producer .* of float32 that Heddle could write$"):
+        nsa.pool_keys(alone, 2)
     library = Library(77)
     immutable = library.array(random())
     type(immutable).__module__ = "jaxlib._jax"

@@ -17,15 +17,22 @@ from .._options import (
     DTYPE_CODES,
     FLOAT32_OUT,
     MASK,
+    check_chosen,
+    check_pooled,
     check_rank,
     lse_shape,
 )
 from . import is_torch
+from . import offsets as int_offsets
 
-_FLOAT32, _BFLOAT16, _FLOAT8 = (DTYPE_CODES[name] for name in ("float32", "bfloat16", "float8_e4m3fn"))
+_FLOAT32, _BFLOAT16, _FLOAT8, _INT32 = (DTYPE_CODES[name] for name in ("float32", "bfloat16", "float8_e4m3fn", "int32"))
+# Of results that need not have the first array's dtype.
+_NUMPY_DTYPES = {_FLOAT32: np.float32, _INT32: np.int32}
 _DTYPES = {code: name for name, code in DTYPE_CODES.items()}
 _GPUS = (2, 13)  # DLPack's devices: memory of a GPU, and memory that it shares with the host
 _LEGACY_STREAM = 1  # as DLPack numbers streams
+# Operations that write to no memory that a caller gives.
+_WITHOUT_OUT = ("pool_keys", "select_blocks")
 # Whose arrays nobody may write, though DLPack exports them as if one might.
 _IMMUTABLE = ("jax", "jaxlib")
 
@@ -127,7 +134,7 @@ class _Numpy(_Cpu):
         self.operation, self.name, self.model = operation, name, x
 
     def _empty(self, shape: tuple[int, ...], code: int) -> Any:
-        return np.empty(shape, np.float32 if code == _FLOAT32 else self.model.dtype)
+        return np.empty(shape, _NUMPY_DTYPES.get(code, self.model.dtype))
 
     def _owned(self, memory: Any) -> Any:
         return memory
@@ -166,9 +173,10 @@ class _Gpu(_Cpu):
     def _empty(self, shape: tuple[int, ...], code: int) -> Any:
         make, dtype = (getattr(self.namespace, name, None) for name in ("empty", _DTYPES[code]))
         if make is None or dtype is None or _immutable(self.model):
+            instead = "" if self.operation in _WITHOUT_OUT else ": give out, and lse_out for lse"
             raise ValueError(
                 f"[{self.operation}] {self.name} is a {type(self.model).__name__} on a GPU, whose library makes no array of "
-                f"{_DTYPES[code]} that Heddle could write: give out, and lse_out for lse"
+                f"{_DTYPES[code]} that Heddle could write{instead}"
             )
         try:
             return make(shape, dtype=dtype, device=self.model.device)
@@ -254,6 +262,35 @@ def sparse_attention(q, k, v, lists, items, return_lse, out=None, lse_out=None):
         _heddle.sparse_attention_forward(q, k, v, *lists, o, lse, items, stream)
 
     return _attend("sparse_attention_forward", call, q, v, (k, *lists), items, return_lse, out, lse_out)
+
+
+def pool_keys(x, block, stride, cu_seqlens, seqused):
+    """See heddle.nsa.pool_keys."""
+    shape, code = _heddle.describe(x, "pool_keys", "x")
+    packed = cu_seqlens is not None
+    check_pooled(shape, packed)
+    keys = shape[-3]
+    rows = keys // stride if packed else max(0, (keys - block) // stride + 1)
+    place = _place("pool_keys", "x", x, (cu_seqlens, seqused))
+    with place:
+        pooled = place.memory("pooled", None, (*shape[:-3], rows, *shape[-2:]), code)
+        _heddle.pool_keys(x, pooled, block, stride, cu_seqlens, seqused, place.stream)
+    return place.returned(None, pooled)
+
+
+def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset, q_step, longest):
+    """See heddle.nsa.select_blocks; hosts.torch.nsa_operators.select_blocks has what the arguments are."""
+    q_shape, _ = _heddle.describe(q, "select_blocks", "q")
+    k_shape, _ = _heddle.describe(k_pooled, "select_blocks", "k_pooled")
+    check_chosen(q_shape, k_shape, *(starts is not None for starts in sequences[:2]))
+    q_offset = int_offsets("q_offset", q_offset, q, sequences[0])
+    place = _place("select_blocks", "q", q, (k_pooled, lse, *sequences, q_offset))
+    with place:
+        blocks = place.memory("blocks", None, (*q_shape[:-2], k_shape[-2], n), _INT32)
+        _heddle.select_blocks(
+            q, k_pooled, lse, blocks, *sizes, forced, scale, *sequences, q_offset, q_step, *longest, place.stream
+        )
+    return place.returned(None, blocks)
 
 
 def apply_rotary(x, cos, sin, interleaved, offsets, out=None):

@@ -77,7 +77,7 @@ def explain_select_blocks(
 
 def _four(operation: str, name: str, x: Any, dtype: Any) -> Any:
     """A tensor of rank 4, or a view of no data for its shape."""
-    shape = tuple(x if isinstance(x, tuple) else x.shape)
+    shape = x if isinstance(x, tuple) else _heddle.describe(x, operation, name)[0]
     if len(shape) != 4:
         raise ValueError(f"[{operation}] {name} is {list(shape)}: it must be [B, S, heads, D]")
     return shape_only(shape, dtype, operation) if isinstance(x, tuple) else x

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from ..hosts import arrays, is_torch
 from ..hosts.torch import nsa_operators
 from . import checks
 from .branches import FORCED
 
+if TYPE_CHECKING:
+    from .._types import Array
+
 
 def pool_keys(
-    x: torch.Tensor,
+    x: Array,
     block: int,
     stride: int | None = None,
-    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens: Any = None,
     *,
-    seqused: torch.Tensor | None = None,
-) -> torch.Tensor:
+    seqused: Any = None,
+) -> Array:
     """The means of blocks of keys, or of values: row c is the mean of rows [c * stride, c * stride + block) of a sequence, for
     each complete block, so N = (S - block) // stride + 1 of S keys, none where S < block.
+
+    Torch tensors go through a torch operator, with gradients; numpy's and other arrays are forward only.
 
     Args:
       x: [B, S, Hkv, D], float32, float16 or bfloat16, any strides; with cu_seqlens [total, Hkv, D].
@@ -30,14 +35,15 @@ def pool_keys(
       seqused: int32 [B], how many keys of each sequence are used, the first ones; all if None.
 
     Returns:
-      [B, N, Hkv, D], of x's dtype; sums are float32. With cu_seqlens [total // stride, Hkv, D], in which sequence b's rows begin
+      [B, N, Hkv, D], of x's dtype and kind of array; sums are float32. With cu_seqlens [total // stride, Hkv, D], in which sequence b's rows begin
       at cu_seqlens[b] // stride: ``cu_seqlens // stride`` and each sequence's N are the cu_seqlens_k and seqused_k of attention
-      over them. Rows that no sequence has, and with seqused those behind its own N, are 0. Gradients are autograd's, of any
-      order; keys in no complete block have 0.
+      over them. Rows that no sequence has, and with seqused those behind its own N, are 0. Gradients of torch tensors are
+      autograd's, of any order; keys in no complete block have 0.
 
     Raises:
-      ValueError: a bad argument; the message names it, its value and the rule. Also what no kernel of its device serves.
-      TypeError: what is no tensor, or no int.
+      ValueError: a bad argument; the message names it, its value and the rule; what is no array. Also what no kernel of its
+        device serves.
+      TypeError: what is no torch tensor beside one, or no int.
       NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
 
     Source: Yuan et al., arXiv 2502.11089, Eq. 7, with the mean.
@@ -45,28 +51,29 @@ def pool_keys(
     name = "pool_keys"
     block = checks.integer(name, "block", block, 1)
     stride = block if stride is None else checks.integer(name, "stride", stride, 1)
-    return nsa_operators.pool_keys(x, block, stride, cu_seqlens, seqused)
+    host = nsa_operators if is_torch(x) else arrays
+    return host.pool_keys(x, block, stride, cu_seqlens, seqused)
 
 
 def select_blocks(
-    q: torch.Tensor,
-    k_pooled: torch.Tensor,
+    q: Array,
+    k_pooled: Array,
     n: int,
     *,
-    lse: torch.Tensor | None = None,
+    lse: Any = None,
     block_size: int = 64,
     compression_block: int | None = None,
     compression_stride: int | None = None,
     forced: Iterable[str] = FORCED,
     scale: float | None = None,
-    cu_seqlens_q: torch.Tensor | None = None,
-    cu_seqlens_k: torch.Tensor | None = None,
-    seqused_k: torch.Tensor | None = None,
-    q_offset: torch.Tensor | int | None = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    seqused_k: Any = None,
+    q_offset: Any = None,
     q_step: int = 1,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-) -> torch.Tensor:
+) -> Array:
     """The lists of blocks that naive_nsa_compression makes, for each row and key/value head, for ``heddle.sparse_attention``:
     forced blocks, then the highest scores, the lower number first among equals, -1 behind the last. Scores are not stored.
 
@@ -92,7 +99,7 @@ def select_blocks(
         to be given on a GPU, whose index data is not read here.
 
     Returns:
-      int32 [B, Sq, Hkv, n], with cu_seqlens_q [total_q, Hkv, n]; without gradient.
+      int32 [B, Sq, Hkv, n], with cu_seqlens_q [total_q, Hkv, n], of q's kind of array; without gradient.
 
     Raises:
       ValueError, TypeError: as pool_keys.
@@ -102,7 +109,7 @@ def select_blocks(
     name = "select_blocks"
     n = checks.integer(name, "n", n, 0)
     sizes, bits, scale = checked_choice(name, block_size, compression_block, compression_stride, forced, scale)
-    if q_offset is not None and not isinstance(q_offset, torch.Tensor):
+    if q_offset is not None and not hasattr(q_offset, "__dlpack__"):
         q_offset = checks.integer(name, "q_offset", q_offset, 0)
         if q_offset >= 2**31:
             raise ValueError(f"[{name}] q_offset is {q_offset}: positions must be below 2^31 - 1")
@@ -110,7 +117,8 @@ def select_blocks(
     sequences = cu_seqlens_q, cu_seqlens_k, seqused_k
     longest = [0 if x is None else checks.integer(name, what, x, 0)
                for what, x in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k))]  # fmt: skip
-    return nsa_operators.select_blocks(q, k_pooled, n, lse, sizes, bits, scale, sequences, q_offset, q_step, longest)
+    host = nsa_operators if is_torch(q) else arrays
+    return host.select_blocks(q, k_pooled, n, lse, sizes, bits, scale, sequences, q_offset, q_step, longest)
 
 
 def checked_choice(

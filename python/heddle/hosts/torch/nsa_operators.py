@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 
 from ... import _heddle
+from ..._options import check_chosen, check_pooled
 from .checks import check_operands, check_tensors, refuse_tangents
 from .operators import native, register
 from .transforms import for_transforms, transformed
@@ -25,16 +26,9 @@ _LIBRARY.define(
 )
 
 
-def _check_rank(operation, name, x, packed, dense):
-    """Results' shapes are read off it, so this rule comes before the library's own checks."""
-    wanted, shape = (3, packed) if packed else (4, dense)
-    if x.dim() != wanted:
-        raise ValueError(f"[{operation}] {name} has {x.dim()} dimensions: it must be {shape}; found {list(x.shape)}")
-
-
 def _with_rows(operation, name, x, rows, cu_seqlens):
     """A new tensor like x with so many rows."""
-    _check_rank(operation, name, x, cu_seqlens is not None and "[total, Hkv, D] with cu_seqlens", "[B, S, Hkv, D]")
+    check_pooled(x.shape, cu_seqlens is not None, operation, name)
     return torch.empty((*x.shape[:-3], rows, *x.shape[-2:]), dtype=x.dtype, device=x.device)
 
 
@@ -93,14 +87,7 @@ _PoolBackwardForTransforms = for_transforms("pool_keys_backward", _save_for_seco
 def _select_fake(
     q, k_pooled, n, lse, block_size, block, stride, forced, scale, cu_q, cu_k, seqused_k, q_offset, q_step, *longest
 ):
-    _check_rank("select_blocks", "q", q, cu_q is not None and "[total_q, H, D] with cu_seqlens_q", "[B, Sq, H, D]")
-    _check_rank(
-        "select_blocks",
-        "k_pooled",
-        k_pooled,
-        cu_k is not None and "[total, Hkv, D] with cu_seqlens_k",
-        "[B, N, Hkv, D]",
-    )
+    check_chosen(q.shape, k_pooled.shape, cu_q is not None, cu_k is not None)
     if n < 0:
         raise ValueError(f"[select_blocks] n is {n}: it must be at least 0")
     return torch.empty((*q.shape[:-2], k_pooled.shape[-2], n), dtype=torch.int32, device=q.device)
