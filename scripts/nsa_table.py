@@ -28,6 +28,8 @@ COUNTED = (
 
 
 def saved(before, after):
+    if before == 0:
+        return "–"
     share = 1 - after / before
     return "the same" if abs(share) < 0.005 else f"{'−' if share > 0 else '+'}{abs(share):.0%}".replace("%", " %")
 
@@ -42,8 +44,6 @@ def counts(row, what, rows, branches):
     def total(form):
         return sum(of[f"{what} {rows}"] for branch, of in row["counted"][form].items() if branch in branches)
 
-    if total("plain") == 0:
-        return "–"
     size = f"{total('plain') / 1e9:.2f} G{'B' if what == 'bytes' else ''}: "
     return size + both(lambda form: saved(total("plain"), total(form)))
 

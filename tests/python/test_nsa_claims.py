@@ -78,5 +78,6 @@ def test_without_a_file_the_page_says_so(tmp_path, monkeypatch):
 
 
 def test_shares():
+    assert nsa_table.saved(0, 0) == "–"
     assert nsa_table.saved(100, 100.4) == "the same"
     assert nsa_table.saved(100, 60) == "−40 %" and nsa_table.saved(100, 150) == "+50 %"
