@@ -1,6 +1,6 @@
 """Measures what is claimed of sharing in native sparse attention: odd rows that copy even ones (the presets seed and seed_4_3).
 
-PYTHONPATH=build/release/python python bench/nsa_claims.py [--threads 2] [--seconds 20] [--quick] [--out FILE]
+PYTHONPATH=build/release/python python bench/nsa_claims.py [--threads 2] [--seconds 8] [--quick] [--out FILE]
 
 Plain NSA and both presets take turns, call by call, in one process, on the CPU: parallel_nsa (kernels) and the naive functions,
 forward alone (without gradients, as in inference) and forward with backward (as in training). Beside times, which are medians:
@@ -39,6 +39,7 @@ QUICK = {"rows": 100, "heads": 4, "kv_heads": 2, "head_size": 16, "block": 16, "
 WINDOWS = {False: (0, 512), True: (0, 24)}  # by whether shapes are tiny
 PRESETS = ("seed", "seed_4_3")
 LEAST_ROUNDS, MOST_ROUNDS = 3, 9
+PAUSE = 0.005  # s: threads of the call before spin for a few milliseconds, which the next must not pay for
 PATHS = {
     "kernels": ("forward", "training"),
     "naive": ("forward", "training"),
@@ -111,6 +112,7 @@ def seconds_in_turn(calls: dict[str, Callable[[], tuple]], budget: float) -> dic
         if number >= LEAST_ROUNDS and time.perf_counter() - begun > budget:
             break
         for name, call in calls.items():
+            time.sleep(PAUSE)
             start = time.perf_counter()
             call()
             found[name].append(time.perf_counter() - start)
