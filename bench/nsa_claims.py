@@ -1,12 +1,12 @@
 """Measures what is claimed of sharing in native sparse attention: odd rows that copy even ones (the presets seed and seed_4_3).
 
-PYTHONPATH=build/release/python python bench/nsa_claims.py [--threads 2] [--seconds 8] [--quick] [--out FILE]
+PYTHONPATH=build/release/python python bench/nsa_claims.py [--threads 2] [--seconds 6] [--quick] [--out FILE]
 
 Plain NSA and both presets take turns, call by call, in one process, on the CPU: parallel_nsa (kernels) and the naive functions,
 forward alone (without gradients, as in inference) and forward with backward (as in training). Beside times, which are medians:
 
   counted   FLOP, bytes moved and bytes kept, exactly, from shapes, causality and lists (nsa_counts.py)
-  products  FLOP of the matrix products that the naive functions really do, by torch.utils.flop_counter
+  products  FLOP of the matrix products that the naive functions really do forward, by torch.utils.flop_counter
   kept      bytes of the storages that autograd keeps, operands among them, by saved_tensors_hooks
   peak      most bytes of torch's CPU allocator above what was there before the call, by torch.profiler's memory events;
             what Heddle's kernels take for themselves (scratch of threads) is not in it
@@ -103,9 +103,8 @@ def call_of(path: str, mode: str, case: Case, x: Operands, lists: torch.Tensor, 
 
 
 def seconds_in_turn(calls: dict[str, Callable[[], tuple]], budget: float) -> dict[str, list[float]]:
-    """Seconds of each call, one after the other in turn: LEAST_ROUNDS rounds, and up to MOST_ROUNDS while budget [s] lasts."""
-    for call in calls.values():
-        call()
+    """Seconds of each call, one after the other in turn: LEAST_ROUNDS rounds, and up to MOST_ROUNDS while budget [s] lasts.
+    Each was called before."""
     found: dict[str, list[float]] = {name: [] for name in calls}
     begun = time.perf_counter()
     for number in range(MOST_ROUNDS):
@@ -179,13 +178,13 @@ def measured(path: str, case: Case, x: Operands, lists: torch.Tensor, budget: fl
     found: dict[str, dict] = {name: {"seconds": {}, "median_seconds": {}, "peak": {}} for name in variants(case)}
     for mode in PATHS[path]:
         calls = {name: call_of(path, mode, case, x, lists, options) for name, options in variants(case).items()}
-        times = seconds_in_turn(calls, budget)
-        for name, call in calls.items():
-            found[name]["seconds"][mode] = times[name]
-            found[name]["median_seconds"][mode] = statistics.median(times[name])
+        for name, call in calls.items():  # these are the calls that warm up, too
             found[name]["peak"][mode] = peak_bytes(call)
-            if path != "kernels":  # kernels are no products that torch sees
-                found[name].setdefault("products", {})[mode] = products(call)
+            if path != "kernels" and mode == "forward":  # kernels are no products that torch sees
+                found[name]["products"] = products(call)
+        for name, times in seconds_in_turn(calls, budget).items():
+            found[name]["seconds"][mode] = times
+            found[name]["median_seconds"][mode] = statistics.median(times)
     for name, options in variants(case).items():
         if "training" in PATHS[path]:
             found[name]["kept"] = kept_bytes(case, path, x, lists, options)
@@ -235,7 +234,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--seconds", type=float, default=8, help="of rounds for each path and mode, beyond the first three"
+        "--seconds", type=float, default=6, help="of each path's and mode's rounds, of which there are at least 3"
     )
     parser.add_argument("--quick", action="store_true", help="tiny shapes; figures that say nothing")
     parser.add_argument("--out", type=pathlib.Path)

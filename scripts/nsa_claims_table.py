@@ -60,12 +60,13 @@ def kept(part: str = "all") -> Figure:
 
 
 def of_path(path: str, kind: str, mode: str) -> Figure:
-    """kind: "median_seconds", "peak" or "products"."""
+    """kind: "median_seconds" or "peak"."""
     return lambda row, variant: row["measured"][path][variant][kind][mode]
 
 
-def kept_by_autograd(path: str) -> Figure:
-    return lambda row, variant: row["measured"][path][variant]["kept"]
+def of_call(path: str, kind: str) -> Figure:
+    """kind: "products", FLOP forward, or "kept", bytes that autograd keeps."""
+    return lambda row, variant: row["measured"][path][variant][kind]
 
 
 def both(kind: str, mode: str) -> dict[str, Figure]:
@@ -77,7 +78,7 @@ FORWARD, TRAINING = ("forward",), ("forward", "backward")
 CLAIMS = (
     Claim(
         "`naive_nsa`: 17.2 to 8.6 GFLOP, −50 %", "less", 0.5, 0.5,
-        {"counted": flops(FORWARD, ATTENTION), "naive": of_path("naive_nsa", "products", "forward")},
+        {"counted": flops(FORWARD, ATTENTION), "naive": of_call("naive_nsa", "products")},
         "17.2 G are multiply-adds (34.4 GFLOP) of rows that all have 16 full blocks; early rows have fewer keys. Our naive "
         "function multiplies with every key up to the row and masks what is not listed, so it does more in both.",
     ),
@@ -87,7 +88,7 @@ CLAIMS = (
     ),
     Claim(
         "`naive_nsa_compression`: 2.1 GFLOP, unchanged", "less", 0.0, 0.0,
-        {"counted": flops(FORWARD, COMPRESSION), "naive": of_path("naive_nsa_compression", "products", "forward")},
+        {"counted": flops(FORWARD, COMPRESSION), "naive": of_call("naive_nsa_compression", "products")},
         "By these shapes it is at most 1.1 GFLOP: q·k̄ and p·v̄ of 32 blocks. Counted are our kernels, which do not choose the lists that "
         "odd rows would throw away; the proposer's text chooses them.",
     ),
@@ -124,7 +125,7 @@ CLAIMS = (
     Claim("training: −30 % memory", "less", 0.3, 0.3, both("peak", "training"), "The peak, gradients of all operands in it."),
     Claim(
         "the same, of what is kept for the backward", "less", 0.3, 0.3,
-        {"counted": kept(), "kernels": kept_by_autograd("kernels"), "naive": kept_by_autograd("naive")},
+        {"counted": kept(), "kernels": of_call("kernels", "kept"), "naive": of_call("naive", "kept")},
         "Operands are in it, which no sharing makes smaller but q's rows that nothing reads.",
     ),
     Claim(
