@@ -19,6 +19,7 @@ tiny, and without --out nothing is written.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import statistics
@@ -38,6 +39,7 @@ FULL = {"rows": 2048, "heads": 32, "kv_heads": 8, "head_size": 128, "block": 64,
 QUICK = {"rows": 100, "heads": 4, "kv_heads": 2, "head_size": 16, "block": 16, "slots": 3}
 WINDOWS = {False: (0, 512), True: (0, 24)}  # by whether shapes are tiny
 PRESETS = ("seed", "seed_4_3")
+LONG = {False: 65536, True: 1000}
 LEAST_ROUNDS, MOST_ROUNDS = 3, 9
 PAUSE = 0.005  # s: threads of the call before spin for a few milliseconds, which the next must not pay for
 PATHS = {
@@ -173,6 +175,17 @@ def counted(case: Case, lists: torch.Tensor, options: dict) -> dict:
     }
 
 
+def counted_long(case: Case, rows: int) -> dict:
+    """variant -> FLOP forward of one key/value head's group with so many rows."""
+    long = dataclasses.replace(case, rows=rows, heads=case.heads // case.kv_heads, kv_heads=1)
+    lists = nsa_counts.latest_blocks(rows, case.block, case.slots)
+    found: dict = {"rows": rows, "flops": {}}
+    for name, options in variants(case).items():
+        steps = nsa_counts.flops(long, nsa_counts.strides(options), lists)["forward"]
+        found["flops"][name] = sum(parts["all"] for parts in steps.values())
+    return found
+
+
 def measured(path: str, case: Case, x: Operands, lists: torch.Tensor, budget: float) -> dict:
     """variant -> figures of one path."""
     found: dict[str, dict] = {name: {"seconds": {}, "median_seconds": {}, "peak": {}} for name in variants(case)}
@@ -195,7 +208,7 @@ def measured(path: str, case: Case, x: Operands, lists: torch.Tensor, budget: fl
     return found
 
 
-def row_of(shape: dict, window: int, dtype: torch.dtype, paths: list[str], budget: float) -> dict:
+def row_of(shape: dict, window: int, dtype: torch.dtype, paths: list[str], budget: float, long: int) -> dict:
     """All figures of one window and dtype."""
     case = Case(**shape, window=window, element=dtype.itemsize)
     x = operands(case, dtype)
@@ -207,6 +220,7 @@ def row_of(shape: dict, window: int, dtype: torch.dtype, paths: list[str], budge
         "window": window,
         "sources": sources.digests(sources.CPU_NSA),
         "counted": {name: counted(case, lists, options) for name, options in variants(case).items()},
+        "counted_long": counted_long(case, long),
         "measured": {path: measured(path, case, x, lists, budget) for path in paths},
     }
 
@@ -217,7 +231,7 @@ def rows(quick: bool, budget: float) -> list[dict]:
     found = []
     for window in WINDOWS[quick]:
         for dtype, paths in ((torch.float32, list(PATHS)), (torch.bfloat16, ["kernels"])):
-            found.append(row_of(shape, window, dtype, paths, budget))
+            found.append(row_of(shape, window, dtype, paths, budget, LONG[quick]))
             shown(found[-1])
     return found
 

@@ -109,6 +109,13 @@ def flops(case: Case, sharing: Strides, lists: torch.Tensor) -> dict[str, dict[s
     }
 
 
+def latest_blocks(rows: int, block: int, slots: int) -> torch.Tensor:
+    """Lists int32 [rows, 1, slots] of each row's own block and those before it. Every list that has the row's own block and is
+    as full has as many keys."""
+    number = torch.arange(rows)[:, None] // block - torch.arange(slots)
+    return number.clamp(min=-1).to(torch.int32)[:, None]
+
+
 def in_parts(by_row: torch.Tensor) -> dict[str, int]:
     return {part: int(by_row[part_of(len(by_row), part)].sum()) for part in PARTS}
 

@@ -200,6 +200,24 @@ def claims(row: dict, explained: bool) -> str:
     return table(out)
 
 
+def long_words(row: dict) -> str:
+    """Of the claim that longer sequences gain more."""
+    long, rows, each = row["counted_long"], [], []
+    for preset in PRESETS:
+        here, there = (
+            flops(FORWARD)(row, "plain") / flops(FORWARD)(row, preset),
+            long["flops"]["plain"] / long["flops"][preset],
+        )
+        word = "the same" if abs(there - here) < SLACK["times"] else "more" if there > here else "less"
+        rows.append(f"`{preset}` {there:.2f} times fewer, against {here:.2f}: {word}")
+        each.append(word)
+    right = "right" if set(each) == {"more"} else "not right here" if "more" not in each else "right in part"
+    return (
+        f"**Longer sequences gain more** is {right}: forward FLOP counted for {long['rows']} rows, against {row['rows']}, are by "
+        f"{'; by '.join(rows)}. The compressed branch grows with the square of the length."
+    )
+
+
 def apart(row: dict) -> str:
     """Even and odd rows of each variant."""
     variants = ("plain", *PRESETS)
@@ -258,7 +276,13 @@ def section(content: dict) -> str:
     parts = [about]
     full = [row for row in rows if "naive" in row["measured"]]
     for number, row in enumerate(full):
-        parts += [f"{shape_words(row)}:", claims(row, explained=number == 0), "Even and odd rows:", apart(row)]
+        parts += [
+            f"{shape_words(row)}:",
+            claims(row, explained=number == 0),
+            long_words(row),
+            "Even and odd rows:",
+            apart(row),
+        ]
     return "\n\n".join([*parts, "Medians and peaks:", medians(rows)])
 
 

@@ -130,6 +130,17 @@ class TestCounts:
             assert counted["all"] <= measured + case.rows * case.kv_heads * case.slots * 4
 
 
+@pytest.mark.parametrize("case", CASES[:2], ids=lambda case: f"T{case.rows}")
+def test_the_latest_blocks_have_as_many_keys_as_those_that_were_chosen(case):
+    _, lists, _ = case_of(case, "plain")
+    latest = nsa_counts.latest_blocks(case.rows, case.block, case.slots).expand(-1, case.kv_heads, -1)
+    if case.slots > 2:  # with two, the first block and the one before go in front of the row's own
+        assert torch.equal(nsa_counts.listed(case, latest).sum(-1), nsa_counts.listed(case, lists[0]).sum(-1))
+    long = nsa_claims.counted_long(case, case.rows)["flops"]
+    steps = nsa_counts.flops(case, nsa_counts.Strides(), latest)["forward"]
+    assert long["plain"] * case.kv_heads == sum(parts["all"] for parts in steps.values())
+
+
 def test_nothing_but_shared_outputs_is_counted():
     with pytest.raises(ValueError, match="share is 'selection': only 'output' is counted"):
         nsa_counts.strides(dict(heddle.nsa.presets(4)["fast"]))
