@@ -1,227 +1,269 @@
-"""What a document claims of odd rows that copy even ones, beside what is counted and measured (docs/nsa.md, the claims of sharing).
+"""Measures what is claimed of sharing in native sparse attention: odd rows that copy even ones (the presets seed and seed_4_3).
 
-  python bench/nsa_claims.py [--quick] [--out FILE]
+PYTHONPATH=build/release/python python bench/nsa_claims.py [--threads 2] [--seconds 6] [--quick] [--out FILE]
 
-Of native sparse attention plain, with the preset "seed" (odd rows copy the selected branch and the window) and with "seed_4_3"
-(the compressed branch, too): products and traffic are counted from the lists at hand, times are medians of calls in turn in
-one run, memory is what a fresh process grew by at its peak. By Heddle's kernels and by the naive functions in torch.
-The figures go to bench/results/nsa-claims-<model>-<SIMD class>.json.
+Plain NSA and both presets take turns, call by call, in one process, on the CPU: parallel_nsa (kernels) and the naive functions,
+forward alone (without gradients, as in inference) and forward with backward (as in training). Beside times, which are medians:
+
+  counted   FLOP, bytes moved and bytes kept, exactly, from shapes, causality and lists (nsa_counts.py)
+  products  FLOP of the matrix products that the naive functions really do forward, by torch.utils.flop_counter
+  kept      bytes of the storages that autograd keeps, operands among them, by saved_tensors_hooks
+  peak      most bytes of torch's CPU allocator above what was there before the call, by torch.profiler's memory events;
+            what Heddle's kernels take for themselves (scratch of threads) is not in it
+  error     relative RMS difference of the output from plain NSA's, of even and of odd rows, on random normals
+
+The figures and their conditions go to --out, or to bench/results/nsa-claims-<model>-<SIMD class>.json. With --quick shapes are
+tiny, and without --out nothing is written.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import os
+import pathlib
 import statistics
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 
 import cpu_conditions
-import heddle
 import heddle.nsa
+import nsa_counts
 import sources
 import torch
+from nsa_counts import Case
+from torch.utils.flop_counter import FlopCounterMode
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "scripts"))
-from demo import isolate
-
-FORMS = ("plain", "seed", "seed_4_3")
-FUNCTIONS = ("kernels", "naive")
-#: The selected branch over given lists; the whole without gradients; the whole with them.
-STAGES = ("selected", "inference", "training")
-FLOAT = 4  # bytes
-
-
-@dataclass(frozen=True)
-class Case:
-    """The document's shape, but for its window."""
-
-    T: int = 2048
-    H: int = 32
-    Hkv: int = 8
-    D: int = 128
-    blocks: int = 16
-    block: int = 64
-    window: int = 512
-
-    @property
-    def group(self) -> int:
-        return self.H // self.Hkv
-
-    def sharing(self, form: str) -> dict:
-        return {} if form == "plain" else heddle.nsa.presets(self.group)[form]
+FULL = {"rows": 2048, "heads": 32, "kv_heads": 8, "head_size": 128, "block": 64, "slots": 16}
+QUICK = {"rows": 100, "heads": 4, "kv_heads": 2, "head_size": 16, "block": 16, "slots": 3}
+WINDOWS = {False: (0, 512), True: (0, 24)}  # by whether shapes are tiny
+PRESETS = ("seed", "seed_4_3")
+LONG = {False: 65536, True: 1000}
+LEAST_ROUNDS, MOST_ROUNDS = 3, 9
+PAUSE = 0.005  # s: threads of the call before spin for a few milliseconds, which the next must not pay for
+PATHS = {
+    "kernels": ("forward", "training"),
+    "naive": ("forward", "training"),
+    "naive_nsa": ("forward",),
+    "naive_nsa_compression": ("forward",),
+}
+Operands = dict[str, torch.Tensor]
 
 
-QUICK = Case(T=256, H=4, Hkv=2, D=32, blocks=2, block=32, window=64)
+def variants(case: Case) -> dict[str, dict]:
+    """Name -> the arguments of sharing."""
+    presets = heddle.nsa.presets(case.heads // case.kv_heads)
+    return {"plain": {}, **{name: dict(presets[name]) for name in PRESETS}}
 
 
-def operands(case: Case, gradients: bool) -> list[torch.Tensor]:
-    """q, k, v and the gates g_cmp, g_slc, g_swa: random normals, and their sigmoids."""
-    generator = torch.Generator().manual_seed(1)
-    normal = lambda *shape: torch.randn(1, case.T, *shape, generator=generator)  # noqa: E731
-    x = [normal(case.H, case.D), normal(case.Hkv, case.D), normal(case.Hkv, case.D)]
-    x += [torch.sigmoid(normal(case.H)) for _ in range(3)]
-    return [y.requires_grad_() for y in x] if gradients else x
+def operands(case: Case, dtype: torch.dtype) -> Operands:
+    """q, k, v of random normals [1, T, heads, D]; gates float32 [1, T, HQ] from a sigmoid; what the result is multiplied with."""
+    generator = torch.Generator().manual_seed(2502)
+    normal = lambda *shape: torch.randn(1, case.rows, *shape, generator=generator)  # noqa: E731
+    q, d_o = normal(case.heads, case.head_size), normal(case.heads, case.head_size)
+    k, v = normal(case.kv_heads, case.head_size), normal(case.kv_heads, case.head_size)
+    gates = {name: torch.sigmoid(normal(case.heads)) for name in ("g_cmp", "g_slc", "g_swa")}
+    return {name: x.to(dtype) for name, x in (("q", q), ("k", k), ("v", v), ("d_o", d_o))} | gates
 
 
-def chosen(case: Case) -> torch.Tensor:
-    """Each row's list, [1, T, Hkv, blocks]."""
-    q, k = operands(case, False)[:2]
-    return heddle.nsa.select_blocks(q, heddle.nsa.pool_keys(k, case.block), case.blocks, block_size=case.block)
+def chosen_lists(case: Case, x: Operands) -> torch.Tensor:
+    """The lists that parallel_nsa takes, int32 [1, T, H, S]: those of plain NSA, of which shared rows use the anchors'."""
+    return heddle.nsa.select_blocks(x["q"], heddle.nsa.pool_keys(x["k"], case.block), case.slots, block_size=case.block)
 
 
-# ------------------------------------------------------------------------------------------------------------- counted
+def output(path: str, case: Case, x: Operands, lists: torch.Tensor, options: dict) -> torch.Tensor:
+    """One call of a path, [1, T, HQ, D]."""
+    q, k, v, g_cmp, g_slc, g_swa = (x[name] for name in ("q", "k", "v", "g_cmp", "g_slc", "g_swa"))
+    sizes = {"block_counts": case.slots, "block_size": case.block}
+    window = {"window_size": case.window}
+    if path == "kernels":
+        return heddle.nsa.parallel_nsa(q, k, v, g_cmp, g_slc, g_swa, **sizes, **window, **options)
+    if path == "naive":
+        return heddle.nsa.naive_nsa_with_compression(q, k, v, g_cmp, g_slc, g_swa, **sizes, **window, **options)
+    if path == "naive_nsa":
+        return heddle.nsa.naive_nsa(q, k, v, g_slc, g_swa, lists, **sizes, **window, **options)
+    return heddle.nsa.naive_nsa_compression(q, k, v, g_cmp, **sizes, **options)[1]
 
 
-def pairs(case: Case, lists: torch.Tensor) -> dict[str, torch.Tensor]:
-    """branch -> pairs of a query head and a key that each row meets, [T]."""
-    t = torch.arange(case.T)
-    begin = lists[0].long() * case.block
-    keys = ((begin + case.block).clamp(max=t[:, None, None] + 1) - begin).clamp(min=0)
-    selected = torch.where(lists[0] >= 0, keys, 0).sum((1, 2)) * case.group
+def call_of(path: str, mode: str, case: Case, x: Operands, lists: torch.Tensor, options: dict) -> Callable[[], tuple]:
+    """A call without arguments; it returns all that it made, so that this lives until the call has ended."""
+    if mode == "forward":
+
+        def forward():
+            with torch.no_grad():
+                return (output(path, case, x, lists, options),)
+
+        return forward
+    leaves = {name: value.detach().requires_grad_() for name, value in x.items() if name != "d_o"}
+
+    def training():
+        o = output(path, case, leaves, lists, options)
+        return o, *torch.autograd.grad(o, list(leaves.values()), x["d_o"], allow_unused=True)
+
+    return training
+
+
+def seconds_in_turn(calls: dict[str, Callable[[], tuple]], budget: float) -> dict[str, list[float]]:
+    """Seconds of each call, one after the other in turn: LEAST_ROUNDS rounds, and up to MOST_ROUNDS while budget [s] lasts.
+    Each was called before."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    begun = time.perf_counter()
+    for number in range(MOST_ROUNDS):
+        if number >= LEAST_ROUNDS and time.perf_counter() - begun > budget:
+            break
+        for name, call in calls.items():
+            time.sleep(PAUSE)
+            start = time.perf_counter()
+            call()
+            found[name].append(time.perf_counter() - start)
+    return found
+
+
+def peak_bytes(call: Callable[[], tuple]) -> int:
+    """The most that torch's CPU allocator held above what it held before; the call's results are freed behind it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        made = call()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    del made
+    return peak
+
+
+def kept_bytes(case: Case, path: str, x: Operands, lists: torch.Tensor, options: dict) -> int:
+    """Of the storages that autograd keeps for the backward of a call, each once."""
+    storages = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage
+        return tensor
+
+    leaves = {name: value.detach().requires_grad_() for name, value in x.items() if name != "d_o"}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        o = output(path, case, leaves, lists, options)
+    total = sum(storage.nbytes() for storage in storages.values())
+    del o
+    return total
+
+
+def products(call: Callable[[], tuple]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
+def relative_rms(found: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
+    """Of even and of odd rows of [1, T, HQ, D]."""
+    parts = {"even": slice(0, None, 2), "odd": slice(1, None, 2)}
     return {
-        "cmp": (t + 1).div(case.block, rounding_mode="floor") * case.H,
-        "slc": selected,
-        "swa": (t + 1).clamp(max=case.window) * case.H,
+        name: ((found[:, rows].double() - expected[:, rows].double()).norm() / expected[:, rows].double().norm()).item()
+        for name, rows in parts.items()
     }
 
 
-def computed(case: Case, form: str) -> dict[str, torch.Tensor]:
-    """branch -> whether each row computes it, [T]; else it copies."""
-    even = torch.arange(case.T) % 2 == 0
-    copied = case.sharing(form).get("share_branches", ())
-    return {branch: even if branch in copied else torch.ones_like(even) for branch in ("cmp", "slc", "swa")}
+def counted(case: Case, lists: torch.Tensor, options: dict) -> dict:
+    sharing = nsa_counts.strides(options)
+    return {
+        "flops": nsa_counts.flops(case, sharing, lists[0]),
+        "bytes_each_row": nsa_counts.moved(case, sharing, lists[0], each_row=True),
+        "bytes_once": nsa_counts.moved(case, sharing, lists[0], each_row=False),
+        "kept": nsa_counts.kept(case, sharing, lists[0]),
+    }
 
 
-def counted(case: Case, form: str, met: dict[str, torch.Tensor]) -> dict[str, dict[str, float]]:
-    """branch -> FLOPs (two a multiply-add) and bytes of float32, of all, even and odd rows. Traffic: a row that is computed reads
-    its q and the keys and values that it meets, once for each key/value head, and writes its output; one that copies reads
-    an output and writes it."""
-    out = {}
-    row = case.H * case.D * FLOAT
-    for branch, mine in computed(case, form).items():
-        if branch == "swa" and case.window == 0:
-            continue
-        flops = torch.where(mine, met[branch] * 4 * case.D, 0)
-        traffic = torch.where(mine, met[branch] // case.group * 2 * case.D * FLOAT, 0) + 2 * row
-        out[branch] = {
-            f"{what} {rows}": float(x[part].sum())
-            for what, x in (("flops", flops), ("bytes", traffic))
-            for rows, part in (("all", slice(None)), ("even", slice(0, None, 2)), ("odd", slice(1, None, 2)))
-        }
-    return out
+def counted_long(case: Case, rows: int) -> dict:
+    """variant -> FLOP forward of one key/value head's group with so many rows."""
+    long = dataclasses.replace(case, rows=rows, heads=case.heads // case.kv_heads, kv_heads=1)
+    lists = nsa_counts.latest_blocks(rows, case.block, case.slots)
+    found: dict = {"rows": rows, "flops": {}}
+    for name, options in variants(case).items():
+        steps = nsa_counts.flops(long, nsa_counts.strides(options), lists)["forward"]
+        found["flops"][name] = sum(parts["all"] for parts in steps.values())
+    return found
 
 
-# ------------------------------------------------------------------------------------------------------------ measured
+def measured(path: str, case: Case, x: Operands, lists: torch.Tensor, budget: float) -> dict:
+    """variant -> figures of one path."""
+    found: dict[str, dict] = {name: {"seconds": {}, "median_seconds": {}, "peak": {}} for name in variants(case)}
+    for mode in PATHS[path]:
+        calls = {name: call_of(path, mode, case, x, lists, options) for name, options in variants(case).items()}
+        for name, call in calls.items():  # these are the calls that warm up, too
+            found[name]["peak"][mode] = peak_bytes(call)
+            if path != "kernels" and mode == "forward":  # kernels are no products that torch sees
+                found[name]["products"] = products(call)
+        for name, times in seconds_in_turn(calls, budget).items():
+            found[name]["seconds"][mode] = times
+            found[name]["median_seconds"][mode] = statistics.median(times)
+    for name, options in variants(case).items():
+        if "training" in PATHS[path]:
+            found[name]["kept"] = kept_bytes(case, path, x, lists, options)
+    if path in ("kernels", "naive"):
+        outputs = {n: call_of(path, "forward", case, x, lists, o)()[0] for n, o in variants(case).items()}
+        for name in PRESETS:
+            found[name]["error"] = relative_rms(outputs[name], outputs["plain"])
+    return found
 
 
-def call(case: Case, function: str, stage: str, form: str, x: list[torch.Tensor], lists: torch.Tensor):
-    """A call without arguments."""
-    q, k, v, g_cmp, g_slc, g_swa = x
-    rest = dict(block_size=case.block, window_size=case.window, **case.sharing(form))
-    if stage == "selected":
-        if function == "kernels":
-            forward = lambda: heddle.nsa.parallel_nsa(q, k, v, None, g_slc, g_swa, lists, case.blocks, **rest)  # noqa: E731
-        else:
-            forward = lambda: heddle.nsa.naive_nsa(q, k, v, g_slc, g_swa, lists, case.blocks, **rest)  # noqa: E731
-    elif function == "kernels":
-        forward = lambda: heddle.nsa.parallel_nsa(*x, None, case.blocks, **rest)  # noqa: E731
-    else:
-        forward = lambda: heddle.nsa.naive_nsa_with_compression(*x, case.blocks, **rest)  # noqa: E731
-    if stage != "training":
-        return forward
-
-    def both():
-        o = forward()
-        return torch.autograd.grad(o, x, torch.ones_like(o), allow_unused=True)
-
-    return both
+def row_of(shape: dict, window: int, dtype: torch.dtype, paths: list[str], budget: float, long: int) -> dict:
+    """All figures of one window and dtype."""
+    case = Case(**shape, window=window, element=dtype.itemsize)
+    x = operands(case, dtype)
+    lists = chosen_lists(case, x)
+    return {
+        "name": f"nsa claims {str(dtype).removeprefix('torch.')} window {window}",
+        "dtype": str(dtype).removeprefix("torch."),
+        **shape,
+        "window": window,
+        "sources": sources.digests(sources.CPU_NSA),
+        "counted": {name: counted(case, lists, options) for name, options in variants(case).items()},
+        "counted_long": counted_long(case, long),
+        "measured": {path: measured(path, case, x, lists, budget) for path in paths},
+    }
 
 
-def timed(case: Case, function: str, stage: str, lists: torch.Tensor, rounds: int) -> dict[str, float]:
-    """form -> median seconds; forms in turn, after a call of each."""
-    x = operands(case, stage == "training")
-    calls = {form: call(case, function, stage, form, x, lists) for form in FORMS}
-    times: dict[str, list[float]] = {form: [] for form in FORMS}
-    for n in range(rounds + 1):
-        for form in FORMS if n % 2 else FORMS[::-1]:
-            begin = time.perf_counter()
-            calls[form]()
-            if n:
-                times[form].append(time.perf_counter() - begin)
-    return {form: statistics.median(each) for form, each in times.items()}
+def rows(quick: bool, budget: float) -> list[dict]:
+    """float32 by kernels and naive functions; bfloat16 by kernels alone, since naive sums are float32 anyway."""
+    shape = QUICK if quick else FULL
+    found = []
+    for window in WINDOWS[quick]:
+        for dtype, paths in ((torch.float32, list(PATHS)), (torch.bfloat16, ["kernels"])):
+            found.append(row_of(shape, window, dtype, paths, budget, LONG[quick]))
+            shown(found[-1])
+    return found
 
 
-def grown(case: Case, function: str, stage: str, form: str, threads: int) -> int:
-    """Bytes of one call beside its operands, the second of a process of its own."""
-    torch.set_num_threads(threads)
-    heddle.set_num_threads(threads)
-    isolate.fresh_pages()
-    lists = chosen(case)
-    run = call(case, function, stage, form, operands(case, stage == "training"), lists)
-    run()
-    with isolate.Residence() as residence:
-        kept = run()
-    del kept
-    return residence.grown
-
-
-def errors(case: Case, lists: torch.Tensor) -> dict[str, dict[str, float]]:
-    """form -> how far even and odd rows are from those of plain native sparse attention, of their root mean square."""
-    x = operands(case, False)
-    plain = call(case, "kernels", "inference", "plain", x, lists)()
-    out = {}
-    for form in FORMS[1:]:
-        change = call(case, "kernels", "inference", form, x, lists)() - plain
-        parts = {"even": slice(0, None, 2), "odd": slice(1, None, 2)}
-        out[form] = {name: float(change[:, part].norm() / plain[:, part].norm()) for name, part in parts.items()}
-    return out
-
-
-def measure(case: Case, rounds: int, threads: int) -> dict:
-    """A result's row."""
-    lists = chosen(case)
-    met = pairs(case, lists)
-    row: dict = {"name": f"window {case.window}", "case": vars(case), "counted": {}, "seconds": {}, "bytes": {}}
-    row["counted"] = {form: counted(case, form, met) for form in FORMS}
-    for function in FUNCTIONS:
-        for stage in STAGES:
-            name = f"{function} {stage}"
-            row["seconds"][name] = timed(case, function, stage, lists, rounds if function == "kernels" else 2)
-            row["bytes"][name] = {form: isolate.call(grown, case, function, stage, form, threads) for form in FORMS}
-            shown = ", ".join(f"{form} {s:.3f} s {row['bytes'][name][form] / 2**20:.0f} MiB"
-                              for form, s in row["seconds"][name].items())  # fmt: skip
-            print(f"{row['name']}, {name}: {shown}", flush=True)
-    row["errors"] = errors(case, lists)
-    row["sources"] = {path: sources.digest(path) for path in sources.CPU_NSA}
-    return row
+def shown(row: dict) -> None:
+    print(row["name"])
+    for path, found in row["measured"].items():
+        for mode, plain in found["plain"]["median_seconds"].items():
+            ratios = ", ".join(f"{name} {plain / found[name]['median_seconds'][mode]:.2f}" for name in PRESETS)
+            print(f"  {path} {mode}: plain {1e3 * plain:.1f} ms; times as fast: {ratios}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a small case, one round")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--seconds", type=float, default=6, help="of each path's and mode's rounds, of which there are at least 3"
+    )
+    parser.add_argument("--quick", action="store_true", help="tiny shapes; figures that say nothing")
+    parser.add_argument("--out", type=pathlib.Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     heddle.set_num_threads(arguments.threads)
-    conditions = cpu_conditions.conditions(arguments.threads)
+    about = cpu_conditions.conditions(arguments.threads)
+    content = {"conditions": about, "rows": rows(arguments.quick, 0 if arguments.quick else arguments.seconds)}
     out = arguments.out
     if out is None and not arguments.quick:
-        name = cpu_conditions.file_name("nsa-claims", conditions["cpu"], conditions["simd"], conditions["held"])
-        out = sources.ROOT / "bench" / "results" / name
-    case = QUICK if arguments.quick else Case()
-    rows = []
-    for window in (0, case.window):
-        rows.append(measure(Case(**{**vars(case), "window": window}), 1 if arguments.quick else 7, arguments.threads))
-    conditions["load_average_after"] = os.getloadavg()[0]
+        name = cpu_conditions.file_name("nsa-claims", about["cpu"], about["simd"], about["held"])
+        out = pathlib.Path(__file__).parent / "results" / name
     if out is not None:
-        out.write_text(json.dumps({"conditions": conditions, "rows": rows}, indent=1) + "\n", encoding="utf-8")
-        print(f"written to {out}")
+        out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,5 @@
-"""Writes docs/performance.md's figures of CPUs from the results of `make bench` and bench/linear_bench.py.
+"""Writes docs/performance.md's figures of CPUs from the results of `make bench` and bench/linear_bench.py, and docs/nsa.md's
+claims beside measurement from those of bench/nsa_claims.py (nsa_claims_table.py).
 
   python scripts/measured_table.py [--check]
 
@@ -6,6 +7,7 @@ Each file bench/results/cpu-*.json is a section of its own: what one kind of pro
 The page's summary has, for each kind of call, the slowest and the fastest row; then comes every row.
 """
 
+import nsa_claims_table
 from bench_results import ROOT, marked, noted, read, run, said
 from marked_block import table, update
 
@@ -112,8 +114,13 @@ def written(files, make):
 
 def write(check):
     files, page = read("cpu-*.json"), ROOT / "docs/performance.md"
-    summary = update(page, "measured", written(files, short), check=check)
-    return update(page, "cpu rows", written(files, every), check=check) and summary
+    claims = noted(nsa_claims_table.written(read("nsa-claims-*.json")))
+    current = [
+        update(page, "measured", written(files, short), check=check),
+        update(page, "cpu rows", written(files, every), check=check),
+        update(ROOT / "docs/nsa.md", "nsa claims", claims, check=check),
+    ]
+    return all(current)
 
 
 if __name__ == "__main__":
