@@ -220,7 +220,7 @@ def claim(kind, low, high):
 @pytest.mark.parametrize("kind, low, high, value, words", [
     ("times", 1.8, 1.9, 1.76, "as claimed"), ("times", 1.8, 1.9, 1.74, "short of it"), ("times", 1.8, 1.9, 1.96, "beyond it"),
     ("less", 0.3, 0.4, 0.35, "as claimed"), ("less", 0.32, 0.32, 0.28, "short of it"), ("less", 0.5, 0.5, 0.54, "beyond it"),
-    ("less", 0.0, 0.0, 0.2, "saves, too"), ("less", 0.0, 0.0, -0.2, "costs more"), ("times", 1.0, 1.0, 1.04, "as claimed"),
+    ("less", 0.0, 0.0, 0.2, "saves, too"), ("less", 0.0, 0.0, -0.2, "costs more"), ("times", 1.0, 1.0, 1.04, "as claimed"), ("times", 1.0, 1.0, 1.2, "faster"), ("times", 1.0, 1.0, 0.9, "slower"),
 ])  # fmt: skip
 def test_words_follow_the_figures(kind, low, high, value, words):
     assert nsa_claims_table.against(claim(kind, low, high), value) == words
