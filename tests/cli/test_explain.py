@@ -146,7 +146,7 @@ def test_explain_sparse(flags, direction):
     out = run_json("explain", "sparse", *flags)
     assert [c["name"] for c in out["candidates"] if c["chosen"]] == ["cpu"] and out["pass"] == direction
     assert "lists [" in run("explain", "sparse", *flags)
-    there = run_json("explain", "sparse", "--gpu", "h100", *flags)
+    there = run_json("explain", "sparse", "--gpu", "h100", "--dtype", "bfloat16", *flags)
     assert there["assumed"]
     on_gpus = [c for c in there["candidates"] if c["name"] == "sm80"]
     if run_json("info")["gpu"]["kernels"]:

@@ -267,7 +267,7 @@ TEST_F(ExplainOn, PiecesAreServedBySm80) {
                                             : explain_attention_backward_on(gpu, c.q(), c.k(), c.k(), {}, c.options)) {
         if (candidate.device != Device::cuda) continue;
         const bool plain = candidate.name == "naive_cuda" || candidate.name == "baseline_cuda";
-        const bool serves = pass == Pass::forward && candidate.name == "sm80";
+        const bool serves = candidate.name == "sm80" && (pass == Pass::forward || !c.options.float32_out);
         EXPECT_EQ(candidate.reason, serves  ? ""
                                     : plain ? "it runs only when it is asked for"
                                             : words)
@@ -281,8 +281,7 @@ TEST_F(ExplainOn, PiecesAreServedBySm80) {
   }
 }
 
-// Rows and keys that stand for several positions have no kernel of a GPU.
-TEST_F(ExplainOn, StepsAreRefused) {
+TEST_F(ExplainOn, StepsAreServedBySm80) {
   Call c;
   c.options.key_step = 16;
   c.options.causal = Causal::top_left;
@@ -293,8 +292,9 @@ TEST_F(ExplainOn, StepsAreRefused) {
                                           ? explain_attention_on(gpu, c.q(), c.k(), c.k(), c.options)
                                           : explain_attention_backward_on(gpu, c.q(), c.k(), c.k(), {}, c.options)) {
       if (candidate.device != Device::cuda) continue;
-      EXPECT_EQ(candidate.reason, "it has no q_step and key_step above 1") << candidate.name;
-      EXPECT_FALSE(candidate.supported) << candidate.name;
+      const bool serves = candidate.name == "sm80";
+      EXPECT_EQ(candidate.reason, serves ? "" : "it has no q_step and key_step above 1") << candidate.name;
+      EXPECT_EQ(candidate.chosen, serves) << candidate.name;
       ++asked;
     }
   }
@@ -310,7 +310,25 @@ TEST_F(ExplainOn, PiecesWithDropoutOrFarWindowsAreNot) {
     return reason_of(explain_attention_on(gpu_model_named("h100"), c.q(), c.k(), c.k(), c.options), "sm80");
   };
   EXPECT_EQ(said(dropped), "it has no dropout beside q_offset and key_offset");
-  EXPECT_EQ(said(far), "sequences and windows must be no longer than 268435456 beside q_offset and key_offset");
+  EXPECT_EQ(said(far),
+            "sequences and windows must be no longer than 268435456 positions beside q_offset and key_offset");
+}
+
+TEST_F(ExplainOn, GradientsOfPiecesHaveTheirLimits) {
+  const auto said = [](auto change) {
+    Call c;
+    c.options.q_step = 4;
+    c.options.causal = Causal::top_left;
+    change(c.options);
+    return reason_of(explain_attention_backward_on(gpu_model_named("h100"), c.q(), c.k(), c.k(), {}, c.options),
+                     "sm80");
+  };
+  EXPECT_EQ(said([](AttentionOptions& o) { o.deterministic = true; }), "");
+  EXPECT_EQ(said([](AttentionOptions& o) { o.window_left = 2; }), "");
+  EXPECT_EQ(said([](AttentionOptions& o) { o.window_left = 2, o.deterministic = true; }),
+            "it has no deterministic sums where rows or keys stand farther apart than the window is wide");
+  EXPECT_EQ(said([](AttentionOptions& o) { o.window_left = (1 << 28) + 1; }),
+            "sequences and windows must be no longer than 268435456 positions beside q_offset, key_offset and steps");
 }
 
 // Of the driver's answer only what must be: a bound from below, for which no kernel is asked.

@@ -191,7 +191,7 @@ def test_refusals_are_those_of_merges(gpu, backward):
 def test_attention_over_lists_on_a_gpu_that_need_not_be_here(backward):
     q, blocks = (1, 128, 4, 64), (1, 128, 1, 2)
     assert heddle.explain_sparse_attention(q, q, q, blocks, backward=backward).chosen.name == "cpu"
-    there = heddle.explain_sparse_attention(q, q, q, blocks, backward=backward, gpu="h100")
+    there = heddle.explain_sparse_attention(q, q, q, blocks, backward=backward, gpu="h100", dtype="bfloat16")
     if heddle._heddle.cuda_built():
         assert there.chosen.name == "sm80"
     else:
