@@ -112,7 +112,6 @@ __device__ inline void add_key_sums(typename C::Keys::Sums& sums, const float* s
       sums[g][n][1] += x.y;
       sums[g][n][2] += x.z;
       sums[g][n][3] += x.w;
-      if (n % 4 == 3) __syncwarp();  // without it, all loads are on their way at once, and registers run out
     }
   }
 }

@@ -103,7 +103,8 @@ Refusal refuse(const SparseProblem& p, const Cut& cut) {
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   if (cut.rows > kMost / kMostSlots || p.Hkv * cut.blocks > kMost / 8 || cut.item_limit > kMost / 2 ||
       cut.lists_at_once * cut.units > kMost / 2 / std::max<std::int64_t>(1, p.lists.entries * cut.subs * cut.rows)) {
-    return "it counts rows of pairs of lists and blocks in 31 bits";
+    return text("it counts partial results in 31 bits: lists of ", p.lists.entries, " entries have ", cut.rows,
+                " rows each, and keys ", p.Hkv * cut.blocks, " blocks");
   }
   return "";
 }

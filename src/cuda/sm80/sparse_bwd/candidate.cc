@@ -1,4 +1,5 @@
 // The candidate "sm80" of the backward of attention over lists of key blocks: what it takes, and what it costs.
+#include <limits>
 #include <utility>
 
 #include "core/check.h"
@@ -22,8 +23,10 @@ Refusal supports(const SparseBackwardProblem& p) {
     }
   }
   if (p.accumulate) return "it does not add to dq, dk and dv";
+  if (p.merged) return "it has no backward of a piece whose o and lse are merged";
   if (p.d_o && !has_rows_of_16_bytes(p.d_o)) return "d_o must have contiguous rows at multiples of 16 bytes";
-  if (p.Sk > std::numeric_limits<std::int32_t>::max() / 2) return "it counts keys in 30 bits";
+  constexpr std::int64_t kMostKeys = std::numeric_limits<std::int32_t>::max() / 2;
+  if (p.Sk > kMostKeys) return text("k must have no more than ", kMostKeys, " keys, not ", p.Sk);
   return "";
 }
 
