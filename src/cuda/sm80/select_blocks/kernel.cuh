@@ -3,8 +3,6 @@
 // the order of heads; and each position keeps its best blocks.
 #pragma once
 
-#include <climits>
-
 #include "cuda/common/attention/log2.h"
 #include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
@@ -39,12 +37,14 @@ __device__ __forceinline__ Work work_of(const Params& p) {
   return w;
 }
 
+// Of keys, and at first of the CTA's rows of q.
 template <class T, int kHead>
-using KeyTile = attention::Tile<T, kTileKeys, kHead>;
+using Tile = attention::Tile<T, kTileKeys, kHead>;
+static_assert(kRows == kTileKeys);
 
 template <class T, int kHead>
-__device__ inline void load_tile(KeyTile<T, kHead>& tile, const Params& p, const Work& w, int first) {
-  using Tile = KeyTile<T, kHead>;
+__device__ inline void load_tile(Tile<T, kHead>& tile, const Params& p, const Work& w, int first) {
+  using Tile = Tile<T, kHead>;
   const Operand& k = p.problem.k;
   const std::uint32_t to = ptx::shared_address(&tile);
 #pragma unroll 4
@@ -56,6 +56,22 @@ __device__ inline void load_tile(KeyTile<T, kHead>& tile, const Params& p, const
   }
 }
 
+template <class T, int kHead>
+__device__ inline void load_rows(Tile<T, kHead>& tile, const Params& p, const Work& w) {
+  using Tile = Tile<T, kHead>;
+  const Operand& q = p.problem.q;
+  const int group = static_cast<int>(p.problem.G);
+  const std::uint32_t to = ptx::shared_address(&tile);
+#pragma unroll 4
+  for (int n = static_cast<int>(threadIdx.x); n < kRows * Tile::kChunks; n += kThreads) {
+    const int row = n / Tile::kChunks, chunk = n % Tile::kChunks, position = row / group;
+    const bool exists = position < w.count && chunk * Tile::kPerChunk < p.problem.D;
+    const std::byte* const from =
+        exists ? q.at(w.b, w.s.q_begin + w.first + position, w.kv_head * group + row % group) + 16 * chunk : q.data;
+    ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, row, chunk), from, exists);
+  }
+}
+
 // A warp's 16 rows of q, and what each of this lane's two may see.
 template <class T, int kHead>
 struct Rows {
@@ -63,7 +79,8 @@ struct Rows {
   int seen[2];   // pooled keys, the first ones
   float lse[2];  // in log2 units; 0 where it is not given
 
-  __device__ Rows(const Params& p, const Work& w, const Position* positions) {
+  // tile: the CTA's rows of q.
+  __device__ Rows(const Params& p, const Work& w, const Position* positions, const Tile<T, kHead>& tile) {
     const SelectProblem& problem = p.problem;
     const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
     const int group = static_cast<int>(problem.G);
@@ -76,23 +93,20 @@ struct Rows {
                    ? reinterpret_cast<const float*>(problem.lse.data)[problem.lse.offset(w.b, h, i)] * kLog2e
                    : 0.0f;
       seen[r] = there ? positions[position].seen : 0;
-      const std::byte* const from = there ? problem.q.at(w.b, i, h) + 4 * (lane % 4) : nullptr;
+    }
+    const std::uint32_t from = ptx::shared_address(&tile);
 #pragma unroll
-      for (int k = 0; k < kHead / 16; ++k) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const bool exists = there && 16 * k + 8 * half < problem.D;
-          q[k][2 * half + r] = exists ? *reinterpret_cast<const std::uint32_t*>(from + 32 * k + 16 * half) : 0;
-        }
-      }
+    for (int k = 0; k < kHead / 16; ++k) {
+      ptx::load_matrix_x4(q[k],
+                          from + attention::swizzled(Tile<T, kHead>::kPitch, 16 * warp + lane % 16, 2 * k + lane / 16));
     }
   }
 
   // Calls use(column, scores) for strips of 16 pooled keys of a tile: scores in log2 units, -inf where a row does not
   // see the key, as two of mma's fragments. A strip at a time, as registers are scarce.
   template <class Use>
-  __device__ __forceinline__ void scores(const Params& p, const KeyTile<T, kHead>& tile, int first, Use use) const {
-    using Tile = KeyTile<T, kHead>;
+  __device__ __forceinline__ void scores(const Params& p, const Tile<T, kHead>& tile, int first, Use use) const {
+    using Tile = Tile<T, kHead>;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const std::uint32_t from = ptx::shared_address(&tile);
 #pragma unroll
@@ -123,7 +137,7 @@ struct Rows {
 
 // Tiles [0, count) one after the other, each loaded while the one before is used.
 template <class T, int kHead, class Use>
-__device__ __forceinline__ void for_each_tile(KeyTile<T, kHead>* tiles, const Params& p, const Work& w, int count,
+__device__ __forceinline__ void for_each_tile(Tile<T, kHead>* tiles, const Params& p, const Work& w, int count,
                                               Use use) {
   if (count > 0) load_tile<T, kHead>(tiles[0], p, w, 0);
   ptx::copy_async_commit();
@@ -139,77 +153,81 @@ __device__ __forceinline__ void for_each_tile(KeyTile<T, kHead>* tiles, const Pa
   __syncthreads();
 }
 
-// A block that may be listed. Of two the one with the higher score is better, and of equal ones the lower number.
-struct Candidate {
-  unsigned score;  // bits of a score, which is not negative, and one more; 0: no block
-  int block;
+// A block that may be listed: of two keys the larger is better. Above are the bits of a score, which is not negative,
+// and one more; below the block's complement, as of equal scores the lower number is better. 0: no block.
+using Key = unsigned long long;
+__device__ __forceinline__ Key key_of(unsigned score, int block) {
+  return Key{score} << 32 | ~static_cast<unsigned>(block);
+}
+__device__ __forceinline__ unsigned score_of(Key key) { return static_cast<unsigned>(key >> 32); }
+__device__ __forceinline__ int block_of(Key key) { return static_cast<int>(~static_cast<unsigned>(key)); }
 
-  __device__ bool better_than(const Candidate& other) const {
-    return score > other.score || (score == other.score && block < other.block);
+// One step of a bitonic sort over the lanes: of two lanes `stride` apart the first keeps the better where `falling`.
+__device__ __forceinline__ Key exchange(Key mine, unsigned lane, unsigned stride, bool falling) {
+  const Key other = __shfl_xor_sync(kAll, mine, stride);
+  return ((lane & stride) == 0) == falling ? max(mine, other) : min(mine, other);
+}
+// In falling order over the lanes, of a run that rises and falls.
+__device__ __forceinline__ Key merged(Key mine, unsigned lane) {
+#pragma unroll
+  for (unsigned stride = kWarp / 2; stride > 0; stride /= 2) mine = exchange(mine, lane, stride, true);
+  return mine;
+}
+__device__ __forceinline__ Key sorted(Key mine, unsigned lane) {
+#pragma unroll
+  for (unsigned size = 2; size < kWarp; size *= 2) {
+#pragma unroll
+    for (unsigned stride = size / 2; stride > 0; stride /= 2) mine = exchange(mine, lane, stride, (lane & size) == 0);
   }
-};
-constexpr int kNoBlock = INT_MAX;
+  return merged(mine, lane);
+}
 
-// The best blocks of a position, kPerLane of them in a lane, in no order. The whole warp.
+// A position's best blocks: `kept`, the best first, with room for `slots`, and `waiting`, up to one of each lane, which
+// beat the last of them when they came. The whole warp.
 template <int kPerLane>
 struct Best {
-  Candidate entry[kPerLane];
-  Candidate worst;  // of all
+  Key *kept, *waiting;
+  int slots, free;  // free: of them may be listed
+  Position& of;
 
-  __device__ __forceinline__ void load(const Candidate* from, int count) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-#pragma unroll
-    for (int n = 0; n < kPerLane; ++n) {
-      entry[n] = lane + kWarp * n < count ? from[lane + kWarp * n] : Candidate{~0u, -1};  // never the worst
+  // mine: score and one more, 0 for none. Blocks come in rising order, so of equal scores the one that is there stays.
+  __device__ __forceinline__ void join(unsigned mine, int block) const {
+    const unsigned lane = threadIdx.x % kWarp;
+    unsigned better = __ballot_sync(kAll, mine > of.worst);
+    if (better == 0) return;
+    if (of.waiting + __popc(better) > kWarp) {
+      settle();
+      better = __ballot_sync(kAll, mine > of.worst);
     }
-    find_worst();
-  }
-  __device__ __forceinline__ void store(Candidate* to, int count) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-#pragma unroll
-    for (int n = 0; n < kPerLane; ++n) {
-      if (lane + kWarp * n < count) to[lane + kWarp * n] = entry[n];
-    }
-  }
-  // Each lane's candidate joins if it is better than the worst, the lowest lane's first.
-  __device__ __forceinline__ void join(const Candidate& mine) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    unsigned better = __ballot_sync(kAll, mine.better_than(worst));
-    while (better != 0) {
-      const int from = __ffs(static_cast<int>(better)) - 1;
-      const Candidate joins{__shfl_sync(kAll, mine.score, from), __shfl_sync(kAll, mine.block, from)};
-      // Several places may be empty: one lane gives one.
-      bool has = false;
-#pragma unroll
-      for (int n = 0; n < kPerLane; ++n) has = has || is_worst(entry[n]);
-      const unsigned holders = __ballot_sync(kAll, has);
-      bool wanted = lane == __ffs(static_cast<int>(holders)) - 1;
-#pragma unroll
-      for (int n = 0; n < kPerLane; ++n) {
-        if (wanted && is_worst(entry[n])) {
-          entry[n] = joins;
-          wanted = false;
-        }
-      }
-      find_worst();
-      better &= ~(1u << from);
-      better &= __ballot_sync(kAll, mine.better_than(worst));
-    }
+    const int before = of.waiting;
+    if ((better >> lane & 1) != 0) waiting[before + __popc(better & ((1u << lane) - 1))] = key_of(mine, block);
+    __syncwarp();  // all have read how many wait
+    if (lane == 0) of.waiting = before + __popc(better);
+    __syncwarp();
   }
 
- private:
-  __device__ bool is_worst(const Candidate& x) const { return x.score == worst.score && x.block == worst.block; }
-  __device__ __forceinline__ void find_worst() {
-    unsigned score = entry[0].score;
-#pragma unroll
-    for (int n = 1; n < kPerLane; ++n) score = min(score, entry[n].score);
-    worst.score = __reduce_min_sync(kAll, score);
-    int block = -1;
+  // Those that wait are kept, or given up.
+  __device__ __forceinline__ void settle() const {
+    const unsigned lane = threadIdx.x % kWarp;
+    Key comes = sorted(static_cast<int>(lane) < of.waiting ? waiting[lane] : 0, lane);
+    Key last = 0;
 #pragma unroll
     for (int n = 0; n < kPerLane; ++n) {
-      if (entry[n].score == worst.score) block = max(block, entry[n].block);
+      const int place = static_cast<int>(lane) + kWarp * n;
+      const Key here = place < slots ? kept[place] : 0;
+      const Key other = __shfl_sync(kAll, comes, kWarp - 1 - lane);
+      const Key best = merged(max(here, other), lane);
+      comes = merged(min(here, other), lane);
+      if (place < slots) kept[place] = best;
+      const Key at_end = __shfl_sync(kAll, best, (free - 1) % kWarp);
+      if (n == (free - 1) / kWarp) last = at_end;
     }
-    worst.block = __reduce_max_sync(kAll, block);
+    __syncwarp();  // all have read how many wait
+    if (lane == 0) {
+      of.waiting = 0;
+      of.worst = score_of(last);
+    }
+    __syncwarp();
   }
 };
 
@@ -219,17 +237,20 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
                                                            : 2) select_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
   const SelectProblem& problem = p.problem;
-  const Layout at = layout(kHead, static_cast<std::size_t>(p.positions), static_cast<std::size_t>(problem.slots));
-  auto* const tiles = reinterpret_cast<KeyTile<T, kHead>*>(memory);
+  const Layout at = layout(kHead, p.positions, static_cast<int>(problem.slots), p.narrow);
+  auto* const tiles = reinterpret_cast<Tile<T, kHead>*>(memory);
   float* const probabilities = reinterpret_cast<float*>(memory + at.probabilities);
   float* const sums = reinterpret_cast<float*>(memory + at.sums);
-  Candidate* const best = reinterpret_cast<Candidate*>(memory + at.best);
+  Key* const kept = reinterpret_cast<Key*>(memory + at.kept);
+  Key* const waiting = reinterpret_cast<Key*>(memory + at.waiting);
 
   __shared__ __align__(16) std::byte work[sizeof(Work)];
   Work& w = *reinterpret_cast<Work*>(work);
   if (threadIdx.x == 0) w = work_of(p);
   __syncthreads();
   if (w.count == 0) return;
+  load_rows<T, kHead>(tiles[0], p, w);
+  ptx::copy_async_commit();
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
   const int group = static_cast<int>(problem.G), slots = static_cast<int>(problem.slots);
   // Divisions come before rows of q are in registers.
@@ -237,7 +258,7 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
   if (thread < w.count) {
     const std::int64_t t = problem.position(w.s, w.first + thread), seen = problem.seen(w.s, t);
     Position& of = positions[thread];
-    of = {static_cast<int>(seen), static_cast<int>(problem.touched(seen)), {-1, -1, -1}, 0};
+    of = {static_cast<int>(seen), static_cast<int>(problem.touched(seen)), {-1, -1, -1}, 0, 0, 0};
     // SelectProblem::forced_at(), without memory of its own.
     int last = -1;
     const auto add = [&](int block) {
@@ -248,9 +269,22 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
     if (problem.forced.previous) add(current - 1);
     if (problem.forced.current) add(current);
   }
+  for (int n = thread; n < p.positions * slots; n += kThreads) kept[n] = 0;
+  const int width = sum_columns(p.narrow);
+  for (int n = thread; n < p.positions * width; n += kThreads) sums[n] = 0.0f;
+  ptx::copy_async_wait<0>();
   __syncthreads();
-  Rows<T, kHead> rows(p, w, positions);
+  Rows<T, kHead> rows(p, w, positions, tiles[0]);
   const int most = positions[w.count - 1].seen, touched = positions[w.count - 1].touched;
+  // A warp has the lists of some positions: where it has their rows too, it need not wait for the others.
+  const bool own_rows = 16 % group == 0;
+  const int first_position = own_rows ? warp * (16 / group) : warp, step = own_rows ? 1 : kWarps;
+  const int end_position = own_rows ? min(first_position + 16 / group, w.count) : w.count;
+  const auto best_of = [&](int position) {
+    Position& of = positions[position];
+    return Best<kPerLane>{kept + position * slots, waiting + position * kWarp, slots, slots - of.taken, of};
+  };
+  __syncthreads();  // rows of q have been read, and a tile of keys takes their place
 
   if (problem.lse.data == nullptr) {
     float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
@@ -277,8 +311,6 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
     }
   }
 
-  for (int n = thread; n < p.positions * slots; n += kThreads) best[n] = {0, kNoBlock};
-  for (int n = thread; n < p.positions * 2 * kTileKeys; n += kThreads) sums[n] = 0.0f;
   // Blocks that begin behind the last seen key may overlap it.
   const int count = (touched * p.wide + kTileKeys - 1) / kTileKeys;
   for_each_tile<T, kHead>(tiles, p, w, count, [&](const auto& tile, int first) {
@@ -295,60 +327,54 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
         }
       }
     });
-    __syncthreads();
-    for (int n = thread; n < w.count * kTileKeys; n += kThreads) {
-      const int position = n / kTileKeys, column = n % kTileKeys;
-      const float* const from = probabilities + position * group * kPitch + column;
-      float sum = 0.0f;
+    own_rows ? __syncwarp() : __syncthreads();
+    for (int position = first_position; position < end_position; position += step) {
+      const float* from = probabilities + position * group * kPitch + 2 * lane;
+      float2 sum = *reinterpret_cast<const float2*>(from);
 #pragma unroll 4
-      for (int g = 0; g < group; ++g) sum += from[g * kPitch];
-      sums[position * 2 * kTileKeys + kTileKeys + column] = sum;
-    }
-    __syncthreads();
-    for (int position = warp; position < w.count; position += kWarps) {
+      for (int g = 1; g < group; ++g) {
+        from += kPitch;
+        const float2 two = *reinterpret_cast<const float2*>(from);
+        sum.x += two.x;
+        sum.y += two.y;
+      }
+      // Behind those of the tile before, where pooled keys overlap.
+      float* const of = sums + position * width + width - kTileKeys;
+      *reinterpret_cast<float2*>(of + 2 * lane) = sum;
+      __syncwarp();
       const Position& here = positions[position];
-      const int free = slots - here.taken;
-      float* const of = sums + position * 2 * kTileKeys;
-      if (free > 0) {
-        Best<kPerLane> list;
-        list.load(best + position * slots, free);
+      const Best<kPerLane> best = best_of(position);
+      if (best.free > 0) {
         for (int base = 0; base < kTileKeys / p.wide; base += kWarp) {
           const int n = base + lane, block = first / p.wide + n;  // p.wide divides the tile
-          Candidate candidate{0, kNoBlock};
+          unsigned mine = 0;
           if (n < kTileKeys / p.wide && block < here.touched && block != here.forced[0] && block != here.forced[1] &&
               block != here.forced[2]) {
             float score = 0.0f;
             for (int offset = 1 - p.narrow; offset < p.wide; ++offset) {
               const int weight = min(p.narrow, p.wide - offset) - max(0, -offset);
-              score = fmaf(static_cast<float>(weight), of[kTileKeys + p.wide * n + offset], score);
+              score = fmaf(static_cast<float>(weight), of[p.wide * n + offset], score);
             }
-            if (!isnan(score)) candidate = {__float_as_uint(score) + 1, block};
+            if (!isnan(score)) mine = __float_as_uint(score) + 1;
           }
-          list.join(candidate);
+          best.join(mine, block);
         }
-        list.store(best + position * slots, free);
       }
       __syncwarp();
-      if (p.narrow > 1) {
-        for (int column = lane; column < kTileKeys; column += kWarp) of[column] = of[kTileKeys + column];
-      }
+      if (p.narrow > 1) *reinterpret_cast<float2*>(of - kTileKeys + 2 * lane) = sum;
     }
   });
 
-  for (int position = warp; position < w.count; position += kWarps) {
-    const std::int64_t i = w.first + position;
+  for (int position = first_position; position < end_position; position += step) {
     const Position& here = positions[position];
-    std::int32_t* const list = problem.list(w.b, w.s, i, w.kv_head);
-    const int taken = here.taken, free = slots - taken;
-    if (lane < min(taken, slots)) list[lane] = here.forced[lane];
-    const Candidate* const from = best + position * slots;
-    for (int n = lane; n < free; n += kWarp) {
-      const Candidate mine = from[n];
-      int before = 0;  // entries that are better; among places that are empty the first ones
-      for (int other = 0; other < free; ++other) {
-        before += from[other].better_than(mine) || (from[other].score == 0 && mine.score == 0 && other < n);
-      }
-      list[taken + before] = mine.score == 0 ? -1 : mine.block;
+    const Best<kPerLane> best = best_of(position);
+    std::int32_t* const list = problem.list(w.b, w.s, w.first + position, w.kv_head);
+    if (lane < min(here.taken, slots)) list[lane] = here.forced[lane];
+    if (best.free <= 0) continue;
+    best.settle();
+    for (int n = lane; n < best.free; n += kWarp) {
+      const Key key = best.kept[n];
+      list[here.taken + n] = key == 0 ? -1 : block_of(key);
     }
   }
 }

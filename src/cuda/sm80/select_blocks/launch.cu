@@ -26,8 +26,8 @@ auto kernel_of(const SelectProblem& p) {
 std::int64_t positions_of_cta(const SelectProblem& p) { return kRows / p.G; }
 
 std::size_t shared_bytes(const SelectProblem& p) {
-  return layout(static_cast<std::size_t>(head_of(p)), static_cast<std::size_t>(positions_of_cta(p)),
-                static_cast<std::size_t>(p.slots))
+  return layout(head_of(p), static_cast<int>(positions_of_cta(p)), static_cast<int>(p.slots),
+                static_cast<int>(p.narrow()))
       .bytes;
 }
 

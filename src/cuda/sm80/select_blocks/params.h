@@ -22,24 +22,31 @@ struct Params {
   float scale_log2;
 };
 
-// What a position sees and lists anyway.
+// What a position sees and lists anyway, and how its best blocks stand.
 struct Position {
   int seen, touched;  // pooled keys, and blocks that these touch: the first ones
   int forced[3], taken;
+  int waiting;     // blocks that have not joined the list yet
+  unsigned worst;  // score, as keys have it, of the last in the list; 0 while there is room
 };
 
-// Dynamic shared memory: tiles of keys, probabilities of a tile, their sums over the group (of this tile and the one
-// before), and each position's best blocks so far.
+// Of a position's sums: of a tile, and where pooled keys overlap those of the tile before.
+constexpr int sum_columns(int narrow) { return narrow > 1 ? 2 * kTileKeys : kTileKeys; }
+
+// Dynamic shared memory: tiles of keys, probabilities of a tile, their sums over the group, each position's best blocks
+// so far, those that wait to join them, and what is known of it.
 struct Layout {
-  std::size_t probabilities, sums, best, at, bytes;
+  std::size_t probabilities, sums, kept, waiting, at, bytes;
 };
-constexpr Layout layout(std::size_t head, std::size_t positions, std::size_t slots) {
+constexpr Layout layout(int head, int positions, int slots, int narrow) {
+  const auto size = [](int count, std::size_t bytes) { return static_cast<std::size_t>(count) * bytes; };
   Layout at{};
-  at.probabilities = 2 * kTileKeys * head * 2;
-  at.sums = at.probabilities + kRows * kPitch * sizeof(float);
-  at.best = at.sums + positions * 2 * kTileKeys * sizeof(float);
-  at.at = at.best + positions * slots * 2 * sizeof(int);
-  at.bytes = at.at + positions * sizeof(Position);
+  at.probabilities = size(2 * kTileKeys * head, 2);
+  at.sums = at.probabilities + size(kRows * kPitch, sizeof(float));
+  at.kept = at.sums + size(positions * sum_columns(narrow), sizeof(float));
+  at.waiting = at.kept + size(positions * slots, sizeof(std::uint64_t));
+  at.at = at.waiting + size(positions * kWarp, sizeof(std::uint64_t));
+  at.bytes = at.at + size(positions, sizeof(Position));
   return at;
 }
 
