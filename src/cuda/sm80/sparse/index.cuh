@@ -7,7 +7,6 @@
 
 namespace heddle::cuda::sm80::sparse {
 
-constexpr unsigned kAll = 0xffffffff;
 constexpr int kIndexThreads = 256, kScanThreads = 1024;
 
 // A warp has a tile of lists of a kv head, one after the other, and so its row of tile_counts to itself. A pair says
@@ -19,13 +18,12 @@ static __global__ void __launch_bounds__(kIndexThreads) count_kernel(const __gri
   const SparseProblem& problem = p.problem;
   const std::int64_t tile = warp / problem.Hkv, kv_head = warp - tile * problem.Hkv;
   if (tile >= p.tiles()) return;
-  const std::int64_t size = problem.lists.block_size, first_list = tile * p.lists_of_tile;
+  const std::int64_t first_list = tile * p.lists_of_tile;
   int* const counts = p.tile_counts + tile * p.numbers();
 #pragma unroll 1
   for (std::int64_t n = first_list; n < first_list + p.lists_of_tile && n < p.count; ++n) {
     const Index::Place w = p.place(p.first + n);
-    const Interval<std::int64_t> met =
-        w.there ? p.band(w.s).keys_of({w.row, w.row + problem.lists.query_rows}) : Interval<std::int64_t>{};
+    const Interval<std::int64_t> met = p.met(w);
     const std::int64_t first_block = kv_head * p.blocks + p.first_block(w.b, w.s);
 #pragma unroll 1
     for (std::int64_t unit = kv_head * p.kv_units; unit < (kv_head + 1) * p.kv_units; ++unit) {
@@ -41,7 +39,7 @@ static __global__ void __launch_bounds__(kIndexThreads) count_kernel(const __gri
       for (int base = 0; base < p.slots; base += kWarp) {
         const int slot = base + lane;
         const std::int64_t block = slot < length ? entries[slot] : -1;
-        bool says = block >= 0 && block * size < met.end && (block + 1) * size > met.begin;
+        bool says = p.meets(met, block);
         // Of lanes with the same block the first stays; one that says nothing has a number of its own.
         const unsigned same = __match_any_sync(kAll, says ? static_cast<int>(block) : -1 - lane);
         says = says && (same & ((1u << lane) - 1)) == 0;

@@ -42,7 +42,7 @@ Cut cut_of(const SparseProblem& p, const Share& share) {
   return cut;
 }
 
-Index index_of(const SparseProblem& p, const Cut& cut, Arrays& arrays) {
+Index index_of(const SparseProblem& p, const Cut& cut, Arrays& arrays, bool ordered) {
   Index index{};
   index.problem = p;
   index.units = static_cast<int>(cut.units);
@@ -56,6 +56,8 @@ Index index_of(const SparseProblem& p, const Cut& cut, Arrays& arrays) {
   index.lists_of_tile = static_cast<int>(cut.lists_of_tile);
   index.blocks = cut.blocks;
   index.count = cut.lists_at_once;
+  index.place_of = arrays.take<int>(cut.pairs);
+  if (!ordered) return index;
   const std::int64_t numbers = index.numbers();
   index.tile_counts = arrays.take<int>(index.tiles() * numbers);
   index.counts = arrays.take<int>(numbers);
@@ -63,7 +65,6 @@ Index index_of(const SparseProblem& p, const Cut& cut, Arrays& arrays) {
   index.item_begins = arrays.take<int>(numbers);
   index.items_there = arrays.take<int>(1);
   index.block_of = arrays.take<int>(cut.pairs);
-  index.place_of = arrays.take<int>(cut.pairs);
   index.named = arrays.take<Named>(cut.pairs);
   index.items = arrays.take<Item>(cut.item_limit);
   return index;

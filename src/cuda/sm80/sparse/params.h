@@ -11,6 +11,7 @@
 namespace heddle::cuda::sm80::sparse {
 
 constexpr int kWarp = 32;
+constexpr unsigned kAll = 0xffffffff;
 // A block of more keys has several tiles, each of them a CTA's.
 constexpr int kTileKeys = 64;
 
@@ -90,6 +91,15 @@ struct Index {
     Band band = problem.band(s);
     band.key_step = 1;
     return band;
+  }
+
+  // Keys that rows of a list meet, and whether the block has some of them.
+  constexpr Interval<std::int64_t> met(const Place& w) const {
+    return w.there ? band(w.s).keys_of({w.row, w.row + problem.lists.query_rows}) : Interval<std::int64_t>{};
+  }
+  constexpr bool meets(const Interval<std::int64_t>& met, std::int64_t block) const {
+    const std::int64_t size = problem.lists.block_size;
+    return block >= 0 && block * size < met.end && (block + 1) * size > met.begin;
   }
 
   // The number, within a kv head, of block 0 of a sequence.

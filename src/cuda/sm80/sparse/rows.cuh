@@ -1,4 +1,5 @@
-// From an item to tiles: which rows it has, and its keys on their way to shared memory.
+// From an item to tiles: which rows it has, and its keys on their way to shared memory. And from a pair to an item,
+// where there is no index.
 #pragma once
 
 #include "cuda/common/ptx/memory.cuh"
@@ -6,6 +7,31 @@
 #include "cuda/sm80/sparse/params.h"
 
 namespace heddle::cuda::sm80::sparse {
+
+// An item of one pair, if the pair says something; see count_kernel(). A whole warp.
+struct FoundPair {
+  bool says = false;
+  Item item;
+  Named named;
+};
+__device__ inline FoundPair find_pair(const Index& p, int pair) {
+  const SparseProblem& problem = p.problem;
+  const int at = pair / p.slots, slot = pair - at * p.slots, list = at / p.units, unit = at - list * p.units;
+  const Index::Place w = p.place(p.first + list);
+  FoundPair found;
+  if (!w.there) return found;
+  const auto named = problem.lists.list(problem, w.b, w.s, w.row, unit);
+  if (slot >= static_cast<int>(named.size())) return found;
+  const std::int32_t block = named[slot];
+  bool again = false;
+  for (int before = static_cast<int>(threadIdx.x) % kWarp; before < slot; before += kWarp) {
+    again = again || named[before] == block;
+  }
+  found.says = !__any_sync(kAll, again) && p.meets(p.met(w), block);
+  found.item = {static_cast<int>(w.b), unit / p.kv_units, block, 0, 1, 0};
+  found.named = {pair, static_cast<int>(w.row), unit * p.group};
+  return found;
+}
 
 // A row of an item, and what it meets of a tile of the block's keys.
 struct FoundRow {

@@ -24,6 +24,10 @@ double estimate(const SparseProblem& p, int /*workers*/) {
 
 std::string describe(const SparseProblem& p, int /*workers*/) {
   const Plan plan = plan_of(p);
+  if (plan.direct) {
+    return text("each entry by itself, ", plan.rows, " rows and ", plan.tile_keys,
+                " keys at a time, partial results in float16 joined in the order of slots");
+  }
   return text("by blocks of ", p.lists.block_size, " keys, ", plan.tile_keys,
               " at a time: rows that name one in tiles of 128, ", plan.lists_at_once, " of ", plan.lists,
               " lists at a time, partial results of ", plan.rows, " rows in float16 joined in the order of slots");

@@ -8,6 +8,7 @@
 namespace heddle::cuda::sm80::sparse_fwd {
 
 struct Plan : sparse::Cut {
+  bool direct;  // as in Params
   std::size_t bytes;
 };
 

@@ -16,10 +16,13 @@ using sparse::Arrays;
 using sparse::blocks_of;
 
 constexpr const char* kOperation = "sparse_attention_forward";
+// So few tiles are done in the time that an index would take, as in a step of decoding.
+constexpr std::int64_t kMostDirect = 4096;
 constexpr std::size_t kPartialBytes = std::size_t{1} << 30;
 
 Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
-  Params params{sparse::index_of(p, plan, arrays)};
+  Params params{sparse::index_of(p, plan, arrays, !plan.direct)};
+  params.direct = plan.direct;
   params.scale_log2 = p.scale * kLog2e;
   params.o_pairs = p.o.dtype != DType::f32 && has_rows_of_16_bytes(p.o);
   const std::int64_t rows = plan.pairs * plan.subs * plan.rows;
@@ -32,10 +35,11 @@ Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
 template <class T, int kHead>
 void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
   if (params.slots > 0) {
-    launch_index(params, kOperation, stream);
+    if (!plan.direct) launch_index(params, kOperation, stream);
     using C = Config<T, kHead>;
-    start(kOperation, partial_kernel<C>,
-          {static_cast<unsigned>(plan.item_limit * plan.subs), kThreads, sizeof(SharedMemory<C>)}, stream, params);
+    const std::int64_t items = plan.direct ? plan.pairs : plan.item_limit;
+    start(kOperation, partial_kernel<C>, {static_cast<unsigned>(items * plan.subs), kThreads, sizeof(SharedMemory<C>)},
+          stream, params);
   }
   const std::int64_t threads = params.count * params.units * params.rows * (kHead / 8);
   start(kOperation, combine_kernel<T, kHead>, {blocks_of(threads, kCombineThreads), kCombineThreads}, stream, params);
@@ -55,7 +59,8 @@ Plan plan_of(const SparseProblem& p) {
                                .bytes = kPartialBytes,
                                .item_rows = kItemRows,
                                .item_pairs = kItemPairs}),
-            0};
+            false, 0};
+  plan.direct = plan.lists_at_once == plan.lists && plan.pairs * plan.subs <= kMostDirect;
   Arrays arrays(nullptr);
   params_of(p, plan, arrays);
   plan.bytes = arrays.bytes();

@@ -17,6 +17,7 @@ using sparse::kTileKeys;
 constexpr int kItemRows = 1024, kItemPairs = 256;
 
 struct Params : sparse::Index {
+  bool direct;  // each pair is an item, and there is no index
   float scale_log2;
   bool o_pairs;  // two neighbouring elements of o may be written at once
 

@@ -67,7 +67,7 @@ struct Weights {
   float inverse[C::kGroups][2];
   std::uint32_t attended;  // as attended_keys() has it
 
-  __device__ Weights(const Params& p, int tile, const SharedMemory<C>& shared) {
+  __device__ __forceinline__ void find(const Params& p, int tile, const SharedMemory<C>& shared) {
     const unsigned warp = threadIdx.x / kWarp, lane = recomputed(threadIdx.x % kWarp, tile);
     const unsigned row0 = warp * (C::kGroups * kGroupRows);
     const auto& rows = shared.rows[tile % 2];
@@ -222,19 +222,29 @@ __global__ void __launch_bounds__(kThreads, 3) partial_kernel(const __grid_const
   extern __shared__ __align__(1024) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
   const int work = static_cast<int>(blockIdx.x) / p.subs, sub = static_cast<int>(blockIdx.x) - work * p.subs;
-  if (work >= *p.items_there) return;
   const SparseProblem& problem = p.problem;
-  if (threadIdx.x == 0) {
-    shared.item = p.items[work];
-    shared.s = problem.sequence(shared.item.b);
+  if (p.direct) {
+    const sparse::FoundPair found = sparse::find_pair(p, work);
+    if (threadIdx.x == 0) {
+      if (sub == 0) p.place_of[work] = found.says ? 0 : -1;
+      shared.item = found.item;
+      shared.named[0] = found.named;
+    }
+    if (!found.says) return;
+  } else {
+    if (work >= *p.items_there) return;
+    if (threadIdx.x == 0) shared.item = p.items[work];
   }
+  if (threadIdx.x == 0) shared.s = problem.sequence(shared.item.b);
   __syncthreads();
-  const int count = shared.item.count, tiles = (count * p.rows + C::kTileRows - 1) / C::kTileRows;
+  const int count = shared.item.count, rows = count * p.rows, tiles = (rows + C::kTileRows - 1) / C::kTileRows;
   sparse::load_keys<kThreads>(p, shared.item, shared.s, sub, problem.k, problem.D, shared.k);
   sparse::load_keys<kThreads>(p, shared.item, shared.s, sub, problem.v, problem.Dv, shared.v);
+  if (!p.direct) {
 #pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads) {
-    shared.named[n] = p.named[shared.item.first + n];
+    for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads) {
+      shared.named[n] = p.named[shared.item.first + n];
+    }
   }
   __syncthreads();
   find_rows<C>(p, 0, sub, shared);
@@ -251,11 +261,14 @@ __global__ void __launch_bounds__(kThreads, 3) partial_kernel(const __grid_const
     ptx::copy_async_wait<0>();
     __syncthreads();  // the tile is there, and all warps are done with what was found for the one before
     if (tile + 1 < tiles) find_rows<C>(p, tile + 1, sub, shared);
-    const Weights<C> weights(p, tile, shared);
+    const int first_row = tile * C::kTileRows + static_cast<int>(threadIdx.x / kWarp) * (C::kGroups * kGroupRows);
+    const bool has_rows = first_row < rows;  // the warp
+    Weights<C> weights;
+    if (has_rows) weights.find(p, tile, shared);
     __syncthreads();  // all warps have read q, and know the next rows
     if (tile + 1 < tiles) load(tile + 1);
     ptx::copy_async_commit();
-    store_outputs<C>(p, tile, weights, shared);
+    if (has_rows) store_outputs<C>(p, tile, weights, shared);
   }
 }
 
