@@ -56,6 +56,11 @@ std::vector<SelectCase> gpu_select_cases() {
   cases.push_back({"widest_many", bf16, 1, 4, 2, 90, 200, 192, 100, 16, 0, 0, kNone, {3000}});
   cases.push_back({"group_of_64", bf16, 1, 64, 1, 40, 70, 40, 16, 16, 0, 0, {}, {1000}, 3});
   cases.push_back({"paper_long", bf16, 2, 32, 2, 60, 260, 64, 16, 64, 32, 16, {}, {4100, 900}, 1, {}, {}, {}, true});
+  // So few rows that warps share a position's pooled keys.
+  cases.push_back({"one_row_lse", bf16, 2, 32, 2, 1, 200, 128, 16, 64, 0, 0, {}, {12799, 6000}, 1, {}, {}, {}, true});
+  cases.push_back({"few_rows_lse", f16, 2, 6, 2, 5, 700, 64, 32, 16, 0, 0, kNone, {11000, 900}, 40, {}, {}, {}, true});
+  cases.push_back({"few_rows_wide", bf16, 1, 4, 4, 9, 2999, 128, 7, 64, 16, 16, {}, {47900}, 3, {}, {}, {}, true});
+  cases.push_back({"few_rows_early", f16, 3, 8, 2, 7, 40, 72, 3, 32, 0, 0, {}, {0, 30, 1000}, 9, {}, {}, {}, true});
   return cases;
 }
 
@@ -140,9 +145,11 @@ TEST_P(GpuSelectTies, TheLowerNumberComesFirst) {
 
 INSTANTIATE_TEST_SUITE_P(
     Cases, GpuSelectTies,
-    ::testing::Values(SelectCase{"bf16", DType::bf16, 2, 8, 2, 900, 56, 8, 9, 16, 0, 0, kNone},
-                      SelectCase{"f16_far", DType::f16, 1, 3, 1, 40, 180, 8, 70, 16, 0, 0, {}, {2850}},
-                      SelectCase{"one_slot", DType::bf16, 1, 4, 2, 900, 56, 8, 1, 16, 0, 0, kNone}),
+    ::testing::Values(
+        SelectCase{"bf16", DType::bf16, 2, 8, 2, 900, 56, 8, 9, 16, 0, 0, kNone},
+        SelectCase{"f16_far", DType::f16, 1, 3, 1, 40, 180, 8, 70, 16, 0, 0, {}, {2850}},
+        SelectCase{"few_rows", DType::f16, 2, 8, 2, 9, 200, 8, 9, 16, 0, 0, kNone, {3000, 700}, 5, {}, {}, {}, true},
+        SelectCase{"one_slot", DType::bf16, 1, 4, 2, 900, 56, 8, 1, 16, 0, 0, kNone}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace

@@ -73,6 +73,8 @@ class Cache:
 
     def complete(self, lengths: torch.Tensor) -> torch.Tensor:
         """How many blocks end within the first ``lengths`` keys."""
+        if self.stride == self.block:
+            return lengths // self.block
         return (lengths - self.block).clamp(min=-self.stride) // self.stride + 1
 
     @torch.no_grad()
@@ -101,13 +103,19 @@ class _CachedRows(BatchedRows):
 
     def __init__(self, rows: int, cache: Cache) -> None:
         super().__init__(rows, 0)
-        self._lengths = cache.lengths
+        self._cache, self._lengths = cache, cache.lengths
 
     def of_q(self, stride: int) -> dict[str, Any]:
         return {"q_offset": self._lengths - self.rows, "q_step": stride}
 
     def of_k(self) -> dict[str, Any]:
         return {"seqused_k": self._lengths}  # behind which bottom_right ends
+
+    def of_q_and_pooled(self, stride: int, block: int, block_stride: int) -> dict[str, Any]:
+        if self.rows > 1:
+            return super().of_q_and_pooled(stride, block, block_stride)
+        # The last position sees all complete blocks: what kernels of decoding serve.
+        return {"seqused_k": self._cache.complete(self._lengths)}
 
 
 @torch.no_grad()

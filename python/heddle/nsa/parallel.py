@@ -203,12 +203,8 @@ def attend(
             pooled[0],
             pooled[1],
             return_lse=True,
-            key_offset=block - 1,
-            key_step=stride,
-            causal="top_left",
             **common,
-            **rows.of_q(at),
-            **rows.of_pooled(block, stride),
+            **rows.of_q_and_pooled(at, block, stride),
         )
         branches.append(_ungated(o, g_cmp, rows, "cmp", sharing))
         lse = rows.lse_at(lse, listing) if at == 1 else lse if at == listing else None

@@ -52,6 +52,10 @@ class BatchedRows:
     def of_pooled(self, block: int, stride: int) -> dict[str, Any]:
         return {}
 
+    def of_q_and_pooled(self, stride: int, block: int, block_stride: int) -> dict[str, Any]:
+        """Options of attention of at(q, stride) over the pooled keys that each row sees."""
+        return _over_pooled(self, stride, block, block_stride)
+
     def compressed(
         self, k: torch.Tensor, v: torch.Tensor, block: int, stride: int, compress: Compress
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,6 +134,9 @@ class PackedRows:
             "seqused_k": complete,
         }
 
+    def of_q_and_pooled(self, stride: int, block: int, block_stride: int) -> dict[str, Any]:
+        return _over_pooled(self, stride, block, block_stride)
+
     def compressed(
         self, k: torch.Tensor, v: torch.Tensor, block: int, stride: int, compress: Compress
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,6 +150,16 @@ class PackedRows:
     def with_own_blocks(self, lists: torch.Tensor, stride: int, block_size: int) -> torch.Tensor:
         sequence, row = self._sequence_and_row()
         return _with_own(self.spread(lists, stride), self.first[sequence] + row, stride, block_size)
+
+
+def _over_pooled(rows: BatchedRows | PackedRows, stride: int, block: int, block_stride: int) -> dict[str, Any]:
+    return {
+        "causal": "top_left",
+        "key_offset": block - 1,
+        "key_step": block_stride,
+        **rows.of_q(stride),
+        **rows.of_pooled(block, block_stride),
+    }
 
 
 def _with_own(lists: torch.Tensor, t: torch.Tensor, stride: int, block_size: int) -> torch.Tensor:

@@ -32,13 +32,13 @@ Refusal supports(const SelectProblem& p) {
                 "compression_block no more than that, not ",
                 p.wide(), " and ", p.narrow());
   }
-  const auto shared = static_cast<std::int64_t>(select::shared_bytes(p));
+  const select::Cut cut = select::cut_of(p);
+  const auto shared = static_cast<std::int64_t>(cut.bytes);
   if (shared > current_device().shared_memory) {
     return text("it needs ", shared, " bytes of shared memory, and this GPU has ", current_device().shared_memory);
   }
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
-  const std::int64_t positions = select::positions_of_cta(p);
-  if (p.Sk > kMost / 64 - 64 || p.Sq / positions + 1 > kMost / std::max<std::int64_t>(1, p.B * p.Hkv)) {
+  if (p.Sk > kMost / 64 - 64 || p.Sq / cut.positions + 1 > kMost / std::max<std::int64_t>(1, p.B * p.Hkv)) {
     return text("rows and pooled keys are counted in 31 bits");
   }
   return "";
@@ -54,8 +54,10 @@ double estimate(const SelectProblem& p, int /*workers*/) {
 }
 
 std::string describe(const SelectProblem& p, int /*workers*/) {
-  return text("tiles of ", select::positions_of_cta(p), " positions by ", select::kTileKeys, " pooled keys, ",
-              p.lse ? "one product" : "two products");
+  const select::Cut cut = select::cut_of(p);
+  return text("tiles of ", cut.positions, " positions by ", select::kTileKeys, " pooled keys, ",
+              p.lse ? "one product" : "two products",
+              cut.warps > 1 ? text(", ", cut.warps, " warps to a position") : "");
 }
 
 }  // namespace

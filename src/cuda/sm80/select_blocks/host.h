@@ -1,14 +1,19 @@
-// Whether shared memory holds what the choice of blocks keeps there, and the launch.
+// How the choice of blocks is cut, and the launch.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "problem/select_blocks.h"
 
 namespace heddle::cuda::sm80::select_blocks {
 
-std::size_t shared_bytes(const SelectProblem& problem);
-std::int64_t positions_of_cta(const SelectProblem& problem);
+// Positions of a CTA, warps that share one's pooled keys, and bytes of shared memory.
+struct Cut {
+  std::int64_t positions, warps;
+  std::size_t bytes;
+};
+Cut cut_of(const SelectProblem& problem);
 void launch(const SelectProblem& problem, void* stream);
 
 }  // namespace heddle::cuda::sm80::select_blocks

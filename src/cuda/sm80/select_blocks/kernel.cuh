@@ -1,6 +1,8 @@
 // Scores of blocks and the best of them, without storing scores. A CTA has some positions of one kv head: their rows,
 // one for each head of the group, are multiplied with tiles of pooled keys; probabilities are summed over the group in
-// the order of heads; and each position keeps its best blocks.
+// the order of heads; and each position keeps its best blocks. Where there are few positions (kShare), a CTA has one,
+// and each warp a part of the tiles: what is said of positions below is then said of a position's copies, a warp's
+// each.
 #pragma once
 
 #include "cuda/common/attention/log2.h"
@@ -37,6 +39,23 @@ __device__ __forceinline__ Work work_of(const Params& p) {
   return w;
 }
 
+// Positions that are there, or the copies of one.
+__device__ __forceinline__ int lists_of(const Params& p, const Work& w) { return p.copies > 1 ? p.copies : w.count; }
+
+// Which row of q is the CTA's `row`.
+struct RowAt {
+  int position;
+  bool there;
+  std::int64_t i, h;
+
+  __device__ RowAt(const Params& p, const Work& w, int row) : position(row / p.pitch) {
+    const int head = row % p.pitch;
+    there = position < lists_of(p, w) && head < p.problem.G;
+    i = w.s.q_begin + w.first + (p.copies > 1 ? 0 : position);
+    h = w.kv_head * p.problem.G + head;
+  }
+};
+
 // Of keys, and at first of the CTA's rows of q.
 template <class T, int kHead>
 using Tile = attention::Tile<T, kTileKeys, kHead>;
@@ -60,14 +79,13 @@ template <class T, int kHead>
 __device__ inline void load_rows(Tile<T, kHead>& tile, const Params& p, const Work& w) {
   using Tile = Tile<T, kHead>;
   const Operand& q = p.problem.q;
-  const int group = static_cast<int>(p.problem.G);
   const std::uint32_t to = ptx::shared_address(&tile);
 #pragma unroll 4
   for (int n = static_cast<int>(threadIdx.x); n < kRows * Tile::kChunks; n += kThreads) {
-    const int row = n / Tile::kChunks, chunk = n % Tile::kChunks, position = row / group;
-    const bool exists = position < w.count && chunk * Tile::kPerChunk < p.problem.D;
-    const std::byte* const from =
-        exists ? q.at(w.b, w.s.q_begin + w.first + position, w.kv_head * group + row % group) + 16 * chunk : q.data;
+    const int row = n / Tile::kChunks, chunk = n % Tile::kChunks;
+    const RowAt at(p, w, row);
+    const bool exists = at.there && chunk * Tile::kPerChunk < p.problem.D;
+    const std::byte* const from = exists ? q.at(w.b, at.i, at.h) + 16 * chunk : q.data;
     ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, row, chunk), from, exists);
   }
 }
@@ -83,16 +101,13 @@ struct Rows {
   __device__ Rows(const Params& p, const Work& w, const Position* positions, const Tile<T, kHead>& tile) {
     const SelectProblem& problem = p.problem;
     const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-    const int group = static_cast<int>(problem.G);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = 16 * warp + lane / 4 + 8 * r, position = row / group;
-      const bool there = position < w.count;
-      const std::int64_t i = w.s.q_begin + w.first + position, h = w.kv_head * problem.G + row % group;
-      lse[r] = there && problem.lse.data != nullptr
-                   ? reinterpret_cast<const float*>(problem.lse.data)[problem.lse.offset(w.b, h, i)] * kLog2e
+      const RowAt at(p, w, 16 * warp + lane / 4 + 8 * r);
+      lse[r] = at.there && problem.lse.data != nullptr
+                   ? reinterpret_cast<const float*>(problem.lse.data)[problem.lse.offset(w.b, at.h, at.i)] * kLog2e
                    : 0.0f;
-      seen[r] = there ? positions[position].seen : 0;
+      seen[r] = at.there ? positions[at.position].seen : 0;
     }
     const std::uint32_t from = ptx::shared_address(&tile);
 #pragma unroll
@@ -135,19 +150,27 @@ struct Rows {
   }
 };
 
-// Tiles [0, count) one after the other, each loaded while the one before is used.
-template <class T, int kHead, class Use>
+// Tiles [0, count), kShare at a time, loaded while those before are used. A warp uses all, or of each kShare its own.
+template <class T, int kHead, int kShare, class Use>
 __device__ __forceinline__ void for_each_tile(Tile<T, kHead>* tiles, const Params& p, const Work& w, int count,
                                               Use use) {
-  if (count > 0) load_tile<T, kHead>(tiles[0], p, w, 0);
+  static_assert(kShare == 1 || kShare == kWarps);
+  const auto load = [&](int n) {
+#pragma unroll 1
+    for (int m = 0; m < kShare; ++m) {
+      load_tile<T, kHead>(tiles[n % 2 * kShare + m], p, w, (n * kShare + m) * kTileKeys);
+    }
+  };
+  const int turns = (count + kShare - 1) / kShare, mine = kShare == 1 ? 0 : static_cast<int>(threadIdx.x) / kWarp;
+  if (turns > 0) load(0);
   ptx::copy_async_commit();
 #pragma unroll 1
-  for (int n = 0; n < count; ++n) {
+  for (int n = 0; n < turns; ++n) {
     ptx::copy_async_wait<0>();
-    __syncthreads();  // tile n is there, and all have read the one that the next takes the place of
-    if (n + 1 < count) load_tile<T, kHead>(tiles[(n + 1) % 2], p, w, (n + 1) * kTileKeys);
+    __syncthreads();  // the tiles are there, and all have read those that the next take the place of
+    if (n + 1 < turns) load(n + 1);
     ptx::copy_async_commit();
-    use(tiles[n % 2], n * kTileKeys);
+    use(tiles[n % 2 * kShare + mine], (n * kShare + mine) * kTileKeys);
   }
   ptx::copy_async_wait<0>();
   __syncthreads();
@@ -209,7 +232,14 @@ struct Best {
   // Those that wait are kept, or given up.
   __device__ __forceinline__ void settle() const {
     const unsigned lane = threadIdx.x % kWarp;
-    Key comes = sorted(static_cast<int>(lane) < of.waiting ? waiting[lane] : 0, lane);
+    take(sorted(static_cast<int>(lane) < of.waiting ? waiting[lane] : 0, lane));
+    if (lane == 0) of.waiting = 0;
+    __syncwarp();
+  }
+
+  // Keys in falling order over the lanes.
+  __device__ __forceinline__ void take(Key comes) const {
+    const unsigned lane = threadIdx.x % kWarp;
     Key last = 0;
 #pragma unroll
     for (int n = 0; n < kPerLane; ++n) {
@@ -222,22 +252,19 @@ struct Best {
       const Key at_end = __shfl_sync(kAll, best, (free - 1) % kWarp);
       if (n == (free - 1) / kWarp) last = at_end;
     }
-    __syncwarp();  // all have read how many wait
-    if (lane == 0) {
-      of.waiting = 0;
-      of.worst = score_of(last);
-    }
+    __syncwarp();  // all have read what waits, and how many
+    if (lane == 0) of.worst = score_of(last);
     __syncwarp();
   }
 };
 
-template <class T, int kHead, int kPerLane>
+template <class T, int kHead, int kPerLane, int kShare>
 __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
                                             : kHead == 128 ? 3
                                                            : 2) select_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) std::byte memory[];
   const SelectProblem& problem = p.problem;
-  const Layout at = layout(kHead, p.positions, static_cast<int>(problem.slots), p.narrow);
+  const Layout at = layout(p, kHead);
   auto* const tiles = reinterpret_cast<Tile<T, kHead>*>(memory);
   float* const probabilities = reinterpret_cast<float*>(memory + at.probabilities);
   float* const sums = reinterpret_cast<float*>(memory + at.sums);
@@ -255,8 +282,9 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
   const int group = static_cast<int>(problem.G), slots = static_cast<int>(problem.slots);
   // Divisions come before rows of q are in registers.
   Position* const positions = reinterpret_cast<Position*>(memory + at.at);
-  if (thread < w.count) {
-    const std::int64_t t = problem.position(w.s, w.first + thread), seen = problem.seen(w.s, t);
+  const int lists = lists_of(p, w);
+  if (thread < lists) {
+    const std::int64_t t = problem.position(w.s, w.first + (kShare > 1 ? 0 : thread)), seen = problem.seen(w.s, t);
     Position& of = positions[thread];
     of = {static_cast<int>(seen), static_cast<int>(problem.touched(seen)), {-1, -1, -1}, 0, 0, 0};
     // SelectProblem::forced_at(), without memory of its own.
@@ -269,26 +297,26 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
     if (problem.forced.previous) add(current - 1);
     if (problem.forced.current) add(current);
   }
-  for (int n = thread; n < p.positions * slots; n += kThreads) kept[n] = 0;
+  for (int n = thread; n < lists * slots; n += kThreads) kept[n] = 0;
   const int width = sum_columns(p.narrow);
-  for (int n = thread; n < p.positions * width; n += kThreads) sums[n] = 0.0f;
+  for (int n = thread; n < lists * width; n += kThreads) sums[n] = 0.0f;
   ptx::copy_async_wait<0>();
   __syncthreads();
   Rows<T, kHead> rows(p, w, positions, tiles[0]);
   const int most = positions[w.count - 1].seen, touched = positions[w.count - 1].touched;
   // A warp has the lists of some positions: where it has their rows too, it need not wait for the others.
-  const bool own_rows = 16 % group == 0;
-  const int first_position = own_rows ? warp * (16 / group) : warp, step = own_rows ? 1 : kWarps;
-  const int end_position = own_rows ? min(first_position + 16 / group, w.count) : w.count;
+  const bool own_rows = 16 % p.pitch == 0;
+  const int first_position = own_rows ? warp * (16 / p.pitch) : warp, step = own_rows ? 1 : kWarps;
+  const int end_position = own_rows ? min(first_position + 16 / p.pitch, lists) : lists;
   const auto best_of = [&](int position) {
     Position& of = positions[position];
     return Best<kPerLane>{kept + position * slots, waiting + position * kWarp, slots, slots - of.taken, of};
   };
   __syncthreads();  // rows of q have been read, and a tile of keys takes their place
 
-  if (problem.lse.data == nullptr) {
+  if (kShare == 1 && problem.lse.data == nullptr) {
     float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-    for_each_tile<T, kHead>(tiles, p, w, (most + kTileKeys - 1) / kTileKeys, [&](const auto& tile, int first) {
+    for_each_tile<T, kHead, 1>(tiles, p, w, (most + kTileKeys - 1) / kTileKeys, [&](const auto& tile, int first) {
       rows.scores(p, tile, first, [&](int, const float(&s)[2][4]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -313,7 +341,7 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
 
   // Blocks that begin behind the last seen key may overlap it.
   const int count = (touched * p.wide + kTileKeys - 1) / kTileKeys;
-  for_each_tile<T, kHead>(tiles, p, w, count, [&](const auto& tile, int first) {
+  for_each_tile<T, kHead, kShare>(tiles, p, w, count, [&](const auto& tile, int first) {
     rows.scores(p, tile, first, [&](int column, const float(&s)[2][4]) {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
@@ -329,7 +357,7 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
     });
     own_rows ? __syncwarp() : __syncthreads();
     for (int position = first_position; position < end_position; position += step) {
-      const float* from = probabilities + position * group * kPitch + 2 * lane;
+      const float* from = probabilities + position * p.pitch * kPitch + 2 * lane;
       float2 sum = *reinterpret_cast<const float2*>(from);
 #pragma unroll 4
       for (int g = 1; g < group; ++g) {
@@ -366,14 +394,24 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
   });
 
   for (int position = first_position; position < end_position; position += step) {
+    if (const Best<kPerLane> best = best_of(position); best.free > 0) best.settle();
+  }
+  if constexpr (kShare > 1) {
+    __syncthreads();  // the copies' lists are whole
+    if (warp > 0) return;
+    const Best<kPerLane> best = best_of(0);
+    for (int other = 1; other < lists && best.free > 0; ++other) {
+      for (int first = 0; first < slots; first += kWarp) {
+        best.take(first + lane < slots ? kept[other * slots + first + lane] : 0);
+      }
+    }
+  }
+  for (int position = first_position; position < (kShare > 1 ? 1 : end_position); position += step) {
     const Position& here = positions[position];
-    const Best<kPerLane> best = best_of(position);
     std::int32_t* const list = problem.list(w.b, w.s, w.first + position, w.kv_head);
     if (lane < min(here.taken, slots)) list[lane] = here.forced[lane];
-    if (best.free <= 0) continue;
-    best.settle();
-    for (int n = lane; n < best.free; n += kWarp) {
-      const Key key = best.kept[n];
+    for (int n = lane; n < slots - here.taken; n += kWarp) {
+      const Key key = kept[position * slots + n];
       list[here.taken + n] = key == 0 ? -1 : block_of(key);
     }
   }

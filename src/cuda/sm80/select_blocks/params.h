@@ -16,7 +16,9 @@ constexpr int kMostSlots = 128;
 
 struct Params {
   SelectProblem problem;
-  int positions;       // of a CTA: kRows / G
+  int positions;       // of a CTA: kRows / G, or one
+  int copies;          // of a position: 1, or where a CTA has one, one for each warp
+  int pitch;           // rows of a position: G, or where it has copies, a warp's 16
   int position_tiles;  // of the longest sequence
   int wide, narrow;    // strides of pooled keys in a block of the lists, and in a pooled key
   float scale_log2;
@@ -38,15 +40,16 @@ constexpr int sum_columns(int narrow) { return narrow > 1 ? 2 * kTileKeys : kTil
 struct Layout {
   std::size_t probabilities, sums, kept, waiting, at, bytes;
 };
-constexpr Layout layout(int head, int positions, int slots, int narrow) {
+constexpr Layout layout(const Params& p, int head) {
   const auto size = [](int count, std::size_t bytes) { return static_cast<std::size_t>(count) * bytes; };
+  const int lists = p.positions * p.copies, slots = static_cast<int>(p.problem.slots);
   Layout at{};
-  at.probabilities = size(2 * kTileKeys * head, 2);
+  at.probabilities = size(2 * p.copies * kTileKeys * head, 2);
   at.sums = at.probabilities + size(kRows * kPitch, sizeof(float));
-  at.kept = at.sums + size(positions * sum_columns(narrow), sizeof(float));
-  at.waiting = at.kept + size(positions * slots, sizeof(std::uint64_t));
-  at.at = at.waiting + size(positions * kWarp, sizeof(std::uint64_t));
-  at.bytes = at.at + size(positions, sizeof(Position));
+  at.kept = at.sums + size(lists * sum_columns(p.narrow), sizeof(float));
+  at.waiting = at.kept + size(lists * slots, sizeof(std::uint64_t));
+  at.at = at.waiting + size(lists * kWarp, sizeof(std::uint64_t));
+  at.bytes = at.at + size(lists, sizeof(Position));
   return at;
 }
 
