@@ -123,6 +123,30 @@ const std::vector<SparseCase>& sparse_cases() {
        sparse_call(
            bf16, 2, 6, 2, 90, 420, 64,
            [](auto& c) { c.packed_q = c.packed_k = true, c.window_left = 200, c.causal = Causal::bottom_right; })},
+      {"rows_share_16_bits",
+       {.block_size = 64, .query_rows = 16, .units = 2, .entries = 4},
+       sparse_call(bf16, 1, 8, 2, 300, 300, 128, [](auto& c) { c.causal = Causal::top_left; })},
+      {"many_rows_share",
+       {.block_size = 16, .query_rows = 40, .units = 1, .entries = 20, .counts = true},
+       sparse_call(f16, 4, 8, 1, 130, 260, 80,
+                   [](auto& c) {
+                     c.packed_q = c.packed_k = c.sink = true;
+                     c.causal = Causal::bottom_right, c.window_left = 90, c.Dv = 104;
+                   })},
+      {"rows_share_wide_blocks",
+       {.block_size = 128, .query_rows = 8, .units = 2, .entries = 3},
+       sparse_call(f16, 2, 8, 2, 90, 500, 64,
+                   [](auto& c) { c.seqused_q = c.seqused_k = true, c.causal = Causal::bottom_right; })},
+      {"step",
+       {.block_size = 64, .units = 1, .entries = 12},
+       sparse_call(bf16, 3, 16, 1, 1, 1500, 128, [](auto& c) { c.seqused_k = true, c.causal = Causal::bottom_right; })},
+      {"step_of_small_blocks",
+       {.block_size = 16, .units = 3, .entries = 40, .counts = true},
+       sparse_call(f16, 2, 15, 3, 4, 900, 48, [](auto& c) { c.sink = true, c.causal = Causal::bottom_right; })},
+      {"step_of_many_heads",
+       {.block_size = 32, .query_rows = 2, .units = 2, .entries = 15},
+       sparse_call(bf16, 2, 80, 2, 5, 700, 64,
+                   [](auto& c) { c.causal = Causal::bottom_right, c.window_left = 300, c.Dv = 128; })},
       {"no_entries_16_bits", {.entries = 0}, sparse_call(bf16, 1, 2, 1, 9, 40, 16, [](auto& c) { c.sink = true; })},
       {"no_entries", {.entries = 0}, sparse_call(f32, 1, 2, 1, 9, 40, 16)},
   };  // fmt: skip

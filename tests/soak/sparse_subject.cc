@@ -16,15 +16,15 @@ TensorView on_gpu(TensorView view) {
 // Causal attention over lists. The reference sees a mask that says the same.
 class SparseCall : public Subject {
  public:
-  SparseCall(const SparseSubject& spec, std::uint64_t seed) : s(spec) {
-    q = random_tensor({s.B, s.S, s.H, s.D}, seed + 1);
+  SparseCall(const SparseSubject& spec, std::uint64_t seed) : s(spec), sq(spec.rows > 0 ? spec.rows : spec.S) {
+    q = random_tensor({s.B, sq, s.H, s.D}, seed + 1);
     k = random_tensor({s.B, s.S, s.Hkv, s.D}, seed + 2);
     v = random_tensor({s.B, s.S, s.Hkv, s.D}, seed + 3);
     options.causal = Causal::bottom_right;
     options.force = "sm80";
     make_lists(seed);
     describe();
-    const std::int64_t rows = std::int64_t{s.B} * s.S * s.H, keys = std::int64_t{s.B} * s.S * s.Hkv;
+    const std::int64_t rows = std::int64_t{s.B} * sq * s.H, keys = std::int64_t{s.B} * s.S * s.Hkv;
     const double tolerance = s.dtype == DType::f16 ? 0.01 : 0.03;
     if (s.pass == Pass::forward) {
       outputs.emplace_back("o", s.dtype, rows, s.D, tolerance);
@@ -32,9 +32,9 @@ class SparseCall : public Subject {
       scratch = DeviceMemory(sparse_attention_forward_workspace(q, k, v, lists, options));
       reference_forward(reference, outputs[0].reference(), outputs[1].reference());
     } else {
-      d_o = random_tensor({s.B, s.S, s.H, s.D}, seed + 4);
-      forward_o = empty(s.dtype, {s.B, s.S, s.H, s.D});
-      forward_lse = empty(DType::f32, {s.B, s.H, s.S});
+      d_o = random_tensor({s.B, sq, s.H, s.D}, seed + 4);
+      forward_o = empty(s.dtype, {s.B, sq, s.H, s.D});
+      forward_lse = empty(DType::f32, {s.B, s.H, sq});
       const DeviceMemory memory(sparse_attention_forward_workspace(q, k, v, lists, options));
       Runtime runtime;
       runtime.workspace = {memory.data(), memory.bytes()};
@@ -64,7 +64,7 @@ class SparseCall : public Subject {
       sparse_attention_backward(q, k, v, lists, forward_o, forward_lse, d_o, {}, gradients(slot), options, runtime);
       return;
     }
-    const TensorView lse = on_gpu(TensorView(outputs[1].slot(slot), DType::f32, {s.B, s.H, s.S}));
+    const TensorView lse = on_gpu(TensorView(outputs[1].slot(slot), DType::f32, {s.B, s.H, sq}));
     sparse_attention_forward(q, k, v, lists, like(q, 0, slot), lse, options, runtime);
   }
 
@@ -89,15 +89,15 @@ class SparseCall : public Subject {
   // The first block, the row's own, and others, some twice and some that are none.
   void make_lists(std::uint64_t seed) {
     std::mt19937_64 random(seed);
-    const int of_sequence = (s.S + s.query_rows - 1) / s.query_rows, blocks = (s.S + s.block - 1) / s.block;
+    const int of_sequence = (sq + s.query_rows - 1) / s.query_rows, blocks = (s.S + s.block - 1) / s.block;
     std::vector<std::int32_t> entries;
-    std::vector<std::uint8_t> open(static_cast<std::size_t>(s.B) * s.H * s.S * s.S);
+    std::vector<std::uint8_t> open(static_cast<std::size_t>(s.B) * s.H * sq * s.S);
     for (int b = 0; b < s.B; ++b) {
       for (int n = 0; n < of_sequence; ++n) {
         for (int unit = 0; unit < s.units; ++unit) {
           for (int slot = 0; slot < s.entries; ++slot) {
             const int block = slot == 0   ? 0
-                              : slot == 1 ? n * s.query_rows / s.block
+                              : slot == 1 ? (s.S - sq + n * s.query_rows) / s.block
                                           : static_cast<int>(random() % static_cast<unsigned>(blocks + 1)) - 1;
             entries.push_back(block);
             if (block >= 0) open_block(open, b, n, unit, block);
@@ -111,10 +111,10 @@ class SparseCall : public Subject {
     mask = static_cast<const unsigned char*>(upload(open));
   }
   void open_block(std::vector<std::uint8_t>& open, int b, int n, int unit, int block) const {
-    const int heads = s.H / s.units, end = std::min((n + 1) * s.query_rows, s.S);
+    const int heads = s.H / s.units, end = std::min((n + 1) * s.query_rows, sq);
     for (int h = unit * heads; h < (unit + 1) * heads; ++h) {
       for (int i = n * s.query_rows; i < end; ++i) {
-        std::uint8_t* const row = open.data() + ((std::int64_t{b} * s.H + h) * s.S + i) * s.S;
+        std::uint8_t* const row = open.data() + ((std::int64_t{b} * s.H + h) * sq + i) * s.S;
         std::fill(row + block * s.block, row + std::min((block + 1) * s.block, s.S), std::uint8_t{1});
       }
     }
@@ -124,12 +124,12 @@ class SparseCall : public Subject {
     Attention& a = reference;
     a.q = q.data, a.k = k.data, a.v = v.data;
     a.q_dtype = a.k_dtype = s.dtype;
-    a.B = s.B, a.H = s.H, a.Hkv = s.Hkv, a.Sq = a.Sk = s.S, a.D = a.Dv = s.D;
+    a.B = s.B, a.H = s.H, a.Hkv = s.Hkv, a.Sq = sq, a.Sk = s.S, a.D = a.Dv = s.D;
     a.causal = true;
     a.scale = 1.0f / std::sqrt(static_cast<float>(s.D));
     a.mask = mask;
-    const std::int64_t square = std::int64_t{s.S} * s.S;
-    const std::int64_t strides[4] = {s.H * square, square, s.S, 1};
+    const std::int64_t plane = std::int64_t{sq} * s.S;
+    const std::int64_t strides[4] = {s.H * plane, plane, s.S, 1};
     std::copy_n(strides, 4, a.mask_stride);
   }
 
@@ -143,6 +143,7 @@ class SparseCall : public Subject {
   }
 
   const SparseSubject s;
+  const int sq;
   std::vector<std::unique_ptr<DeviceMemory>> held;
   TensorView q, k, v, d_o, forward_o, forward_lse;
   BlockLists lists;

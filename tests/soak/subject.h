@@ -99,8 +99,8 @@ struct Int4Subject {
 struct SparseSubject {
   Pass pass = Pass::forward;
   DType dtype = DType::bf16;
-  int B, H, Hkv, S, D, block = 64, query_rows = 1;
-  int units, entries;  // lists of a row, and numbers of one
+  int B, H, Hkv, S, rows = 0, D, block = 64, query_rows = 1;  // rows: the last positions; 0: all
+  int units, entries;                                         // lists of a row, and numbers of one
 };
 
 std::unique_ptr<Subject> make_subject(const AttentionSubject& spec, std::uint64_t seed);

@@ -61,34 +61,51 @@ template <class T, int kHead>
 using Tile = attention::Tile<T, kTileKeys, kHead>;
 static_assert(kRows == kTileKeys);
 
+// A thread's share of each tile: the same piece of every kPass-th row.
 template <class T, int kHead>
-__device__ inline void load_tile(Tile<T, kHead>& tile, const Params& p, const Work& w, int first) {
+struct Loader {
   using Tile = Tile<T, kHead>;
-  const Operand& k = p.problem.k;
-  const std::uint32_t to = ptx::shared_address(&tile);
-#pragma unroll 4
-  for (int n = static_cast<int>(threadIdx.x); n < kTileKeys * Tile::kChunks; n += kThreads) {
-    const int row = n / Tile::kChunks, chunk = n % Tile::kChunks;
-    const bool exists = first + row < w.s.sk && chunk * Tile::kPerChunk < p.problem.D;
-    const std::byte* const from = exists ? k.at(w.b, w.s.k_begin + first + row, w.kv_head) + 16 * chunk : k.data;
-    ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, row, chunk), from, exists);
-  }
-}
+  static constexpr int kPass = kThreads / Tile::kChunks;
 
-template <class T, int kHead>
-__device__ inline void load_rows(Tile<T, kHead>& tile, const Params& p, const Work& w) {
-  using Tile = Tile<T, kHead>;
-  const Operand& q = p.problem.q;
-  const std::uint32_t to = ptx::shared_address(&tile);
+  // The CTA's rows of q, null where there is none; any: an address to name where nothing is read.
+  __device__ static void load_rows(Tile& tile, const std::byte* const (&rows)[kRows], std::int64_t size,
+                                   const std::byte* any) {
+    const unsigned row = threadIdx.x / Tile::kChunks, chunk = threadIdx.x % Tile::kChunks;
+    const std::uint32_t to = ptx::shared_address(&tile);
 #pragma unroll 4
-  for (int n = static_cast<int>(threadIdx.x); n < kRows * Tile::kChunks; n += kThreads) {
-    const int row = n / Tile::kChunks, chunk = n % Tile::kChunks;
-    const RowAt at(p, w, row);
-    const bool exists = at.there && chunk * Tile::kPerChunk < p.problem.D;
-    const std::byte* const from = exists ? q.at(w.b, at.i, at.h) + 16 * chunk : q.data;
-    ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, row, chunk), from, exists);
+    for (unsigned n = row; n < kRows; n += kPass) {
+      const bool exists = rows[n] != nullptr && chunk * Tile::kPerChunk < size;
+      ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, n, chunk), exists ? rows[n] + 16 * chunk : any, exists);
+    }
   }
-}
+
+  __device__ Loader(const Params& p, const Work& w) {
+    const Operand& k = p.problem.k;
+    const int chunk = static_cast<int>(threadIdx.x) % Tile::kChunks;
+    row = static_cast<int>(threadIdx.x) / Tile::kChunks;
+    keys = chunk * Tile::kPerChunk < p.problem.D ? static_cast<int>(w.s.sk) : 0;
+    pitch = k.stride_s * static_cast<std::int64_t>(sizeof(T));
+    from = k.at(w.b, w.s.k_begin + row, w.kv_head) + 16 * chunk;
+  }
+  // Pooled keys first to first + kTileKeys, zeros for those that are not there.
+  __device__ void operator()(Tile& tile, int first, const std::byte* any) const {
+    const unsigned chunk = threadIdx.x % Tile::kChunks;
+    const std::uint32_t to = ptx::shared_address(&tile);
+    const std::byte* at = from + first * pitch;
+#pragma unroll
+    for (int n = 0; n < kTileKeys; n += kPass) {
+      const bool exists = first + n + row < keys;
+      ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, static_cast<unsigned>(n + row), chunk),
+                         exists ? at : any, exists);
+      at += kPass * pitch;
+    }
+  }
+
+ private:
+  const std::byte* from;  // in memory, of the thread's first row
+  std::int64_t pitch;     // bytes from row to row
+  int row, keys;
+};
 
 // A warp's 16 rows of q, and what each of this lane's two may see.
 template <class T, int kHead>
@@ -117,10 +134,10 @@ struct Rows {
     }
   }
 
-  // Calls use(column, scores) for strips of 16 pooled keys of a tile: scores in log2 units, -inf where a row does not
-  // see the key, as two of mma's fragments. A strip at a time, as registers are scarce.
+  // Calls use(column, products) for strips of 16 pooled keys of a tile, as two of mma's fragments. A strip at a time,
+  // as registers are scarce.
   template <class Use>
-  __device__ __forceinline__ void scores(const Params& p, const Tile<T, kHead>& tile, int first, Use use) const {
+  __device__ __forceinline__ void multiply(const Tile<T, kHead>& tile, Use use) const {
     using Tile = Tile<T, kHead>;
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const std::uint32_t from = ptx::shared_address(&tile);
@@ -137,28 +154,29 @@ struct Rows {
           ptx::mma_16816<T>(s[n], q[2 * k + 1], b[2], b[3]);
         }
       }
-#pragma unroll
-      for (int n = 0; n < 2; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const bool sees = first + column + 8 * n + 2 * (lane % 4) + e % 2 < seen[e / 2];
-          s[n][e] = sees ? s[n][e] * p.scale_log2 : -INFINITY;
-        }
-      }
       use(column, s);
     }
+  }
+  // Element e of the n-th fragment of the strip at `column` of a tile that begins with the pooled key `first`.
+  __device__ __forceinline__ bool sees(int first, int column, int n, int e) const {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    return first + column + 8 * n + 2 * (lane % 4) + e % 2 < seen[e / 2];
+  }
+  // All rows of the warp see the whole tile.
+  __device__ __forceinline__ bool see_all(int first) const {
+    return __all_sync(kAll, first + kTileKeys <= min(seen[0], seen[1]));
   }
 };
 
 // Tiles [0, count), kShare at a time, loaded while those before are used. A warp uses all, or of each kShare its own.
 template <class T, int kHead, int kShare, class Use>
-__device__ __forceinline__ void for_each_tile(Tile<T, kHead>* tiles, const Params& p, const Work& w, int count,
-                                              Use use) {
+__device__ __forceinline__ void for_each_tile(Tile<T, kHead>* tiles, const Params& p, const Loader<T, kHead>& loader,
+                                              int count, Use use) {
   static_assert(kShare == 1 || kShare == kWarps);
   const auto load = [&](int n) {
 #pragma unroll 1
     for (int m = 0; m < kShare; ++m) {
-      load_tile<T, kHead>(tiles[n % 2 * kShare + m], p, w, (n * kShare + m) * kTileKeys);
+      loader(tiles[n % 2 * kShare + m], (n * kShare + m) * kTileKeys, p.problem.k.data);
     }
   };
   const int turns = (count + kShare - 1) / kShare, mine = kShare == 1 ? 0 : static_cast<int>(threadIdx.x) / kWarp;
@@ -213,14 +231,17 @@ struct Best {
   int slots, free;  // free: of them may be listed
   Position& of;
 
-  // mine: score and one more, 0 for none. Blocks come in rising order, so of equal scores the one that is there stays.
-  __device__ __forceinline__ void join(unsigned mine, int block) const {
-    const unsigned lane = threadIdx.x % kWarp;
-    unsigned better = __ballot_sync(kAll, mine > of.worst);
+  // One of each lane, in rising order over the lanes and from call to call: so of equal scores the block that is there
+  // stays. A score that is NaN, and one behind the last block that is touched, is none.
+  __device__ __forceinline__ void join(float score, int block) const {
+    const unsigned lane = threadIdx.x % kWarp, mine = __float_as_uint(score) + 1;
+    const bool may = free > 0 && block < of.touched && !isnan(score) && block != of.forced[0] &&
+                     block != of.forced[1] && block != of.forced[2];
+    unsigned better = __ballot_sync(kAll, may && mine > of.worst);
     if (better == 0) return;
     if (of.waiting + __popc(better) > kWarp) {
       settle();
-      better = __ballot_sync(kAll, mine > of.worst);
+      better = __ballot_sync(kAll, may && mine > of.worst);
     }
     const int before = of.waiting;
     if ((better >> lane & 1) != 0) waiting[before + __popc(better & ((1u << lane) - 1))] = key_of(mine, block);
@@ -276,7 +297,13 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
   if (threadIdx.x == 0) w = work_of(p);
   __syncthreads();
   if (w.count == 0) return;
-  load_rows<T, kHead>(tiles[0], p, w);
+  __shared__ const std::byte* rows_of_q[kRows];
+  if (threadIdx.x < kRows) {
+    const RowAt at(p, w, static_cast<int>(threadIdx.x));
+    rows_of_q[threadIdx.x] = at.there ? problem.q.at(w.b, at.i, at.h) : nullptr;
+  }
+  __syncthreads();
+  Loader<T, kHead>::load_rows(tiles[0], rows_of_q, problem.D, problem.q.data);
   ptx::copy_async_commit();
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
   const int group = static_cast<int>(problem.G), slots = static_cast<int>(problem.slots);
@@ -308,6 +335,7 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
   const bool own_rows = 16 % p.pitch == 0;
   const int first_position = own_rows ? warp * (16 / p.pitch) : warp, step = own_rows ? 1 : kWarps;
   const int end_position = own_rows ? min(first_position + 16 / p.pitch, lists) : lists;
+  const Loader<T, kHead> loader(p, w);
   const auto best_of = [&](int position) {
     Position& of = positions[position];
     return Best<kPerLane>{kept + position * slots, waiting + position * kWarp, slots, slots - of.taken, of};
@@ -316,8 +344,15 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
 
   if (kShare == 1 && problem.lse.data == nullptr) {
     float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
-    for_each_tile<T, kHead, 1>(tiles, p, w, (most + kTileKeys - 1) / kTileKeys, [&](const auto& tile, int first) {
-      rows.scores(p, tile, first, [&](int, const float(&s)[2][4]) {
+    for_each_tile<T, kHead, 1>(tiles, p, loader, (most + kTileKeys - 1) / kTileKeys, [&](const auto& tile, int first) {
+      rows.multiply(tile, [&](int column, float(&s)[2][4]) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            s[n][e] = rows.sees(first, column, n, e) ? s[n][e] * p.scale_log2 : -INFINITY;
+          }
+        }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float top =
@@ -341,15 +376,20 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
 
   // Blocks that begin behind the last seen key may overlap it.
   const int count = (touched * p.wide + kTileKeys - 1) / kTileKeys;
-  for_each_tile<T, kHead, kShare>(tiles, p, w, count, [&](const auto& tile, int first) {
-    rows.scores(p, tile, first, [&](int column, const float(&s)[2][4]) {
+  for_each_tile<T, kHead, kShare>(tiles, p, loader, count, [&](const auto& tile, int first) {
+    const bool all = rows.see_all(first);
+    rows.multiply(tile, [&](int column, const float(&s)[2][4]) {
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           float2 two;
-          two.x = s[n][2 * r] == -INFINITY ? 0.0f : ptx::exp2_approx(s[n][2 * r] - rows.lse[r]);
-          two.y = s[n][2 * r + 1] == -INFINITY ? 0.0f : ptx::exp2_approx(s[n][2 * r + 1] - rows.lse[r]);
+          two.x = ptx::exp2_approx(fmaf(s[n][2 * r], p.scale_log2, -rows.lse[r]));
+          two.y = ptx::exp2_approx(fmaf(s[n][2 * r + 1], p.scale_log2, -rows.lse[r]));
+          if (!all) {
+            if (!rows.sees(first, column, n, 2 * r)) two.x = 0.0f;
+            if (!rows.sees(first, column, n, 2 * r + 1)) two.y = 0.0f;
+          }
           const int row = 16 * warp + lane / 4 + 8 * r;
           *reinterpret_cast<float2*>(probabilities + row * kPitch + column + 8 * n + 2 * (lane % 4)) = two;
         }
@@ -357,39 +397,41 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
     });
     own_rows ? __syncwarp() : __syncthreads();
     for (int position = first_position; position < end_position; position += step) {
-      const float* from = probabilities + position * p.pitch * kPitch + 2 * lane;
-      float2 sum = *reinterpret_cast<const float2*>(from);
+      // Of two columns, over the heads of the group.
+      const float* from = probabilities + position * p.pitch * kPitch + lane;
+      float sum[2] = {from[0], from[kWarp]};
 #pragma unroll 4
       for (int g = 1; g < group; ++g) {
         from += kPitch;
-        const float2 two = *reinterpret_cast<const float2*>(from);
-        sum.x += two.x;
-        sum.y += two.y;
+        sum[0] += from[0];
+        sum[1] += from[kWarp];
+      }
+      const Best<kPerLane> best = best_of(position);
+      if (p.wide == 1 && p.narrow == 1) {
+        best.join(sum[0], first + lane);
+        best.join(sum[1], first + kWarp + lane);
+        continue;
       }
       // Behind those of the tile before, where pooled keys overlap.
       float* const of = sums + position * width + width - kTileKeys;
-      *reinterpret_cast<float2*>(of + 2 * lane) = sum;
+      of[lane] = sum[0];
+      of[kWarp + lane] = sum[1];
       __syncwarp();
-      const Position& here = positions[position];
-      const Best<kPerLane> best = best_of(position);
-      if (best.free > 0) {
-        for (int base = 0; base < kTileKeys / p.wide; base += kWarp) {
-          const int n = base + lane, block = first / p.wide + n;  // p.wide divides the tile
-          unsigned mine = 0;
-          if (n < kTileKeys / p.wide && block < here.touched && block != here.forced[0] && block != here.forced[1] &&
-              block != here.forced[2]) {
-            float score = 0.0f;
-            for (int offset = 1 - p.narrow; offset < p.wide; ++offset) {
-              const int weight = min(p.narrow, p.wide - offset) - max(0, -offset);
-              score = fmaf(static_cast<float>(weight), of[p.wide * n + offset], score);
-            }
-            if (!isnan(score)) mine = __float_as_uint(score) + 1;
-          }
-          best.join(mine, block);
+      const int blocks = kTileKeys / p.wide;  // p.wide divides the tile
+      for (int base = 0; base < blocks; base += kWarp) {
+        const int n = base + lane;
+        float score = n < blocks ? 0.0f : NAN;
+        for (int offset = 1 - p.narrow; offset < p.wide && n < blocks; ++offset) {
+          const int weight = min(p.narrow, p.wide - offset) - max(0, -offset);
+          score = fmaf(static_cast<float>(weight), of[p.wide * n + offset], score);
         }
+        best.join(score, first / p.wide + n);
       }
       __syncwarp();
-      if (p.narrow > 1) *reinterpret_cast<float2*>(of - kTileKeys + 2 * lane) = sum;
+      if (p.narrow > 1) {
+        of[lane - kTileKeys] = sum[0];
+        of[lane + kWarp - kTileKeys] = sum[1];
+      }
     }
   });
 

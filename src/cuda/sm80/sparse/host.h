@@ -51,9 +51,8 @@ struct Share {
 
 Cut cut_of(const SparseProblem& p, const Share& share);
 
-// All of it but first and count. ordered: with what launch_index() writes; else with place_of alone, for pairs that are
-// not gathered by their blocks.
-Index index_of(const SparseProblem& p, const Cut& cut, Arrays& arrays, bool ordered = true);
+// All of it but first and count. pairs: with what launch_index() writes.
+Index index_of(const SparseProblem& p, const Cut& cut, Arrays& arrays, bool pairs = true);
 
 // Writes what Index names, of lists [first, first + count); the same every time.
 void launch_index(const Index& index, std::string_view operation, cudaStream_t stream);

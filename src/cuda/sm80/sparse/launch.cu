@@ -42,13 +42,15 @@ Cut cut_of(const SparseProblem& p, const Share& share) {
   return cut;
 }
 
-Index index_of(const SparseProblem& p, const Cut& cut, Arrays& arrays, bool ordered) {
+Index index_of(const SparseProblem& p, const Cut& cut, Arrays& arrays, bool pairs) {
   Index index{};
   index.problem = p;
   index.units = static_cast<int>(cut.units);
   index.group = static_cast<int>(cut.group);
   index.kv_units = static_cast<int>(cut.units / std::max<std::int64_t>(p.Hkv, 1));
   index.rows = static_cast<int>(cut.rows);
+  index.by_rows = Divisor(static_cast<unsigned>(cut.rows));
+  index.by_group = Divisor(static_cast<unsigned>(cut.group));
   index.slots = static_cast<int>(p.lists.entries);
   index.subs = cut.subs;
   index.tile_keys = cut.tile_keys;
@@ -56,8 +58,7 @@ Index index_of(const SparseProblem& p, const Cut& cut, Arrays& arrays, bool orde
   index.lists_of_tile = static_cast<int>(cut.lists_of_tile);
   index.blocks = cut.blocks;
   index.count = cut.lists_at_once;
-  index.place_of = arrays.take<int>(cut.pairs);
-  if (!ordered) return index;
+  if (!pairs) return index;
   const std::int64_t numbers = index.numbers();
   index.tile_counts = arrays.take<int>(index.tiles() * numbers);
   index.counts = arrays.take<int>(numbers);
@@ -65,6 +66,7 @@ Index index_of(const SparseProblem& p, const Cut& cut, Arrays& arrays, bool orde
   index.item_begins = arrays.take<int>(numbers);
   index.items_there = arrays.take<int>(1);
   index.block_of = arrays.take<int>(cut.pairs);
+  index.place_of = arrays.take<int>(cut.pairs);
   index.named = arrays.take<Named>(cut.pairs);
   index.items = arrays.take<Item>(cut.item_limit);
   return index;

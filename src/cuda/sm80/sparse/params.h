@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/common/divisor.h"
 #include "problem/sparse.h"
 
 namespace heddle::cuda::sm80::sparse {
@@ -32,9 +33,10 @@ struct Index {
   int units, group;  // head units; query heads of each
   int kv_units;      // head units of a kv head
   int rows;          // of a pair: group * lists.query_rows
-  int slots;         // of a list
-  int subs;          // tiles of a block's keys
-  int tile_keys;     // of one: min(block size, kTileKeys)
+  Divisor by_rows, by_group;
+  int slots;      // of a list
+  int subs;       // tiles of a block's keys
+  int tile_keys;  // of one: min(block size, kTileKeys)
   int pairs_of_item;
   int lists_of_tile;    // that one warp counts
   std::int64_t first;   // list of this launch

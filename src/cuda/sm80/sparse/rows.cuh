@@ -8,31 +8,6 @@
 
 namespace heddle::cuda::sm80::sparse {
 
-// An item of one pair, if the pair says something; see count_kernel(). A whole warp.
-struct FoundPair {
-  bool says = false;
-  Item item;
-  Named named;
-};
-__device__ inline FoundPair find_pair(const Index& p, int pair) {
-  const SparseProblem& problem = p.problem;
-  const int at = pair / p.slots, slot = pair - at * p.slots, list = at / p.units, unit = at - list * p.units;
-  const Index::Place w = p.place(p.first + list);
-  FoundPair found;
-  if (!w.there) return found;
-  const auto named = problem.lists.list(problem, w.b, w.s, w.row, unit);
-  if (slot >= static_cast<int>(named.size())) return found;
-  const std::int32_t block = named[slot];
-  bool again = false;
-  for (int before = static_cast<int>(threadIdx.x) % kWarp; before < slot; before += kWarp) {
-    again = again || named[before] == block;
-  }
-  found.says = !__any_sync(kAll, again) && p.meets(p.met(w), block);
-  found.item = {static_cast<int>(w.b), unit / p.kv_units, block, 0, 1, 0};
-  found.named = {pair, static_cast<int>(w.row), unit * p.group};
-  return found;
-}
-
 // A row of an item, and what it meets of a tile of the block's keys.
 struct FoundRow {
   int place = -1;             // among partial results, [pairs, subs, rows]; -1: there is no such row
@@ -40,19 +15,21 @@ struct FoundRow {
   std::int64_t i = 0, h = 0;  // position in the sequence, and head
 };
 
-// row: of the item's, count * p.rows. named: the item's pairs. sub: which tile of the block's keys.
-__device__ inline FoundRow find_row(const Index& p, const Item& item, const Sequence& s, const Named* named, int row,
+// row: of the item's, count * p.rows. band: of its sequence. named: its pairs. sub: which tile of the block's keys.
+__device__ inline FoundRow find_row(const Index& p, const Item& item, const Band& band, const Named* named, int row,
                                     int sub) {
   FoundRow found;
-  const int n = row / p.rows, within = row - n * p.rows;
+  const int n = p.by_rows.quotient(row), within = row - n * p.rows;
   if (n >= item.count) return found;
   const Named of = named[n];
-  const int of_list = within / p.group;
+  const int of_list = p.by_group.quotient(within);
   found.i = of.row + of_list;
   found.h = of.head + (within - of_list * p.group);
-  if (found.i >= s.sq) return found;
+  if (found.i >= band.rows) return found;
   const std::int64_t first = item.block * p.problem.lists.block_size + sub * kTileKeys;
-  const KeyRange keys = p.band(s).keys_of(found.i);
+  Band constant = band;
+  constant.key_step = 1;  // so that nothing is divided
+  const KeyRange keys = constant.keys_of(found.i);
   found.keys = static_cast<unsigned>(clamped(keys.begin - first, 0, p.tile_keys)) |
                static_cast<unsigned>(clamped(keys.end - first, 0, p.tile_keys)) << 16;
   found.place = (of.pair * p.subs + sub) * p.rows + within;

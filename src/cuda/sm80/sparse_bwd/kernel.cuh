@@ -48,6 +48,7 @@ struct SharedMemory {
   Named named[kItemPairs];
   Item item;
   Sequence s;
+  Band band;
 };
 
 // Finds the rows of a tile: a thread has one.
@@ -56,7 +57,8 @@ __device__ inline void find_rows(const Params& p, int tile, int sub, SharedMemor
   static_assert(C::kTileQ <= C::kThreads);
   const int row = static_cast<int>(threadIdx.x);
   if (row >= C::kTileQ) return;
-  const sparse::FoundRow found = sparse::find_row(p, shared.item, shared.s, shared.named, tile * C::kTileQ + row, sub);
+  const sparse::FoundRow found =
+      sparse::find_row(p, shared.item, shared.band, shared.named, tile * C::kTileQ + row, sub);
   Rows<C>& rows = shared.rows[tile % 2];
   rows.place[row] = found.place;
   rows.keys[row] = found.keys;
@@ -210,6 +212,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) item_kernel(const __g
   if (threadIdx.x == 0) {
     shared.item = p.items[work];
     shared.s = p.problem.sequence(shared.item.b);
+    shared.band = p.band(shared.s);
   }
   if (threadIdx.x < 8) shared.attended[threadIdx.x / 4][threadIdx.x % 4] = 0;
   __syncthreads();

@@ -15,18 +15,25 @@ using namespace sm80::sparse_fwd;
 
 Refusal supports(const SparseProblem& p) { return sparse::refuse(p, plan_of(p)); }
 
-// Each pair reads its rows of q, and writes and reads a partial result.
+// By keys each pair reads its rows of q, and writes and reads a partial result; by rows each tile of rows reads the
+// list's keys and values, which the L2 cache has.
 double estimate(const SparseProblem& p, int /*workers*/) {
   const Plan plan = plan_of(p);
-  const double rows = static_cast<double>(plan.lists * plan.units * plan.rows) * static_cast<double>(p.lists.typical);
-  return any::seconds_of_moving(rows * (2.0 * static_cast<double>(p.D) + 4.0 * plan.head), 2.5e12);
+  const double entries = static_cast<double>(p.lists.typical), lists = static_cast<double>(plan.lists * plan.units);
+  if (plan.by_rows) {
+    const double bytes = 2.0 * static_cast<double>(p.lists.block_size * (p.D + p.Dv));
+    return any::seconds_of_moving(lists * plan.row_tiles * entries * bytes, 4.5e12);
+  }
+  const double rows = lists * static_cast<double>(plan.rows) * entries;
+  return any::seconds_of_moving(rows * (2.0 * static_cast<double>(p.D) + 4.0 * plan.head), 2.8e12);
 }
 
 std::string describe(const SparseProblem& p, int /*workers*/) {
   const Plan plan = plan_of(p);
-  if (plan.direct) {
-    return text("each entry by itself, ", plan.rows, " rows and ", plan.tile_keys,
-                " keys at a time, partial results in float16 joined in the order of slots");
+  if (plan.by_rows) {
+    return text("by rows: tiles of ", plan.share > 1 ? 16 : 64, " of the ", plan.rows, " that share a list by 64 keys",
+                plan.share > 1 ? text(", ", plan.share, " warps to a tile") : "",
+                plan.parts > 1 ? text(", a list's keys in ", plan.parts, " parts") : "");
   }
   return text("by blocks of ", p.lists.block_size, " keys, ", plan.tile_keys,
               " at a time: rows that name one in tiles of 128, ", plan.lists_at_once, " of ", plan.lists,

@@ -4,16 +4,16 @@
 #include "cuda/common/attention/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm80/sparse_fwd/params.h"
+#include "cuda/sm80/sparse_fwd/rows_out.cuh"
 
 namespace heddle::cuda::sm80::sparse_fwd {
 
 constexpr int kCombineThreads = 256;
 
-// kHead / 8 lanes have a row, each a piece of it as store_rows() writes them.
+// kHead / 8 lanes have a row, each a piece of it.
 template <class T, int kHead>
 __global__ void __launch_bounds__(kCombineThreads, 3) combine_kernel(const __grid_constant__ Params p) {
   constexpr int kLanes = kHead / 8, kBatch = 4;
-  const SparseProblem& problem = p.problem;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const std::int64_t row = (std::int64_t{blockIdx.x} * kCombineThreads + threadIdx.x) / kLanes;
   const unsigned mine = (kLanes == 32 ? 0xffffffffu : (1u << kLanes) - 1) << (threadIdx.x % kWarp / kLanes * kLanes);
@@ -24,13 +24,12 @@ __global__ void __launch_bounds__(kCombineThreads, 3) combine_kernel(const __gri
   const std::int64_t i = w.row + within / p.group, h = unit * p.group + within % p.group;
   if (!w.there || i >= w.s.q_rows) return;
   const bool used = i < w.s.sq;
-  const float sink = problem.sink.data != nullptr && used
-                         ? reinterpret_cast<const float*>(problem.sink.data)[h * problem.sink.stride_h]
-                         : -INFINITY;
-  const int parts = p.slots * p.subs;  // each a slot's tile of keys
+  const float sink = used ? sink_of(p, h) : -INFINITY;
+  const int parts = p.parts;
   const auto place = [&](int part) { return (at * parts + part) * p.rows + within; };
   const auto says = [&](int part) {
-    return used && p.place_of[at * p.slots + (p.subs == 1 ? part : part / p.subs)] >= 0;
+    if (!used || p.by_rows) return used;
+    return p.place_of[at * p.slots + (p.subs == 1 ? part : part / p.subs)] >= 0;
   };
 
   float top = sink;
@@ -73,27 +72,10 @@ __global__ void __launch_bounds__(kCombineThreads, 3) combine_kernel(const __gri
   }
   if (sink != -INFINITY) total += exp_of_difference(sink, base);
   const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-  if (problem.lse.data != nullptr && lane == 0) {
-    reinterpret_cast<float*>(problem.lse.data)[problem.lse.offset(w.b, h, w.s.q_begin + i)] =
-        total == 0.0f ? -INFINITY : base + __logf(total);
-  }
-  const Operand& to = problem.o;
-  std::byte* const out = to.at(w.b, w.s.q_begin + i, h);
+  if (lane == 0) write_lse(p, w.b, w.s, i, h, total == 0.0f ? -INFINITY : base + __logf(total));
 #pragma unroll
-  for (int t = 0; t < 4; ++t) {
-    const int d = lane / 4 * 32 + 8 * t + 2 * (lane % 4);
-    const float x = inverse == 0.0f ? 0.0f : o[2 * t] * inverse, y = inverse == 0.0f ? 0.0f : o[2 * t + 1] * inverse;
-    if (d >= problem.Dv) continue;  // Dv is a multiple of 8
-    if (to.dtype == DType::f32) {
-      reinterpret_cast<float*>(out)[d * to.stride_d] = x;
-      reinterpret_cast<float*>(out)[(d + 1) * to.stride_d] = y;
-    } else if (p.o_pairs) {
-      *reinterpret_cast<std::uint32_t*>(out + 2 * d) = ptx::pack2<T>(x, y);
-    } else {
-      reinterpret_cast<T*>(out)[d * to.stride_d] = static_cast<T>(x);
-      reinterpret_cast<T*>(out)[(d + 1) * to.stride_d] = static_cast<T>(y);
-    }
-  }
+  for (float& x : o) x = inverse == 0.0f ? 0.0f : x * inverse;
+  write_piece<T>(p, w.b, w.s, i, h, lane, o);
 }
 
 }  // namespace heddle::cuda::sm80::sparse_fwd

@@ -8,7 +8,8 @@
 namespace heddle::cuda::sm80::sparse_fwd {
 
 struct Plan : sparse::Cut {
-  bool direct;  // as in Params
+  bool by_rows;                 // as in Params
+  int parts, row_tiles, share;  // share: warps that have the same rows
   std::size_t bytes;
 };
 

@@ -1,10 +1,13 @@
 // How a call is cut, where its memory lies, and the launches.
 #include <algorithm>
+#include <bit>
 
 #include "cuda/common/attention/log2.h"
+#include "cuda/common/device.h"
 #include "cuda/common/elements.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/requirements.h"
+#include "cuda/sm80/sparse_fwd/by_rows.cuh"
 #include "cuda/sm80/sparse_fwd/combine.cuh"
 #include "cuda/sm80/sparse_fwd/host.h"
 #include "cuda/sm80/sparse_fwd/partial.cuh"
@@ -16,30 +19,55 @@ using sparse::Arrays;
 using sparse::blocks_of;
 
 constexpr const char* kOperation = "sparse_attention_forward";
-// So few tiles are done in the time that an index would take, as in a step of decoding.
-constexpr std::int64_t kMostDirect = 4096;
 constexpr std::size_t kPartialBytes = std::size_t{1} << 30;
 
+// Lists of more rows are quicker by rows, which costs the same for a tile of 64 that is not full: 7 ns a tile of keys,
+// where by keys a row and tile of keys takes 0.28 (an H100, 65536 positions).
+constexpr std::int64_t kMostRowsByKeys = 24;
+// Sequences of so few lists are steps of decoding: an index would take longer than they. Not what the whole call has,
+// as a row's bits differ between the two ways, and must not depend on the other sequences.
+constexpr std::int64_t kMostListsOfStep = 8;
+
+// Sequences of a call may be of any length up to Sq.
+bool goes_by_rows(const SparseProblem& p, const sparse::Cut& cut) {
+  return cut.rows > kMostRowsByKeys || sparse::ceil_div(p.Sq, p.lists.query_rows) <= kMostListsOfStep;
+}
+
+std::int64_t results(const Plan& plan) { return plan.lists_at_once * plan.units * plan.parts * plan.rows; }
+
 Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
-  Params params{sparse::index_of(p, plan, arrays, !plan.direct)};
-  params.direct = plan.direct;
+  Params params{sparse::index_of(p, plan, arrays, !plan.by_rows)};
+  params.by_rows = plan.by_rows;
+  params.parts = plan.parts;
+  params.row_tiles = plan.row_tiles;
+  params.block_log2 = std::bit_width(static_cast<unsigned>(p.lists.block_size)) - 1;
   params.scale_log2 = p.scale * kLog2e;
   params.o_pairs = p.o.dtype != DType::f32 && has_rows_of_16_bytes(p.o);
-  const std::int64_t rows = plan.pairs * plan.subs * plan.rows;
-  params.partial = arrays.take<__half>(rows * plan.head);
-  params.scales = arrays.take<float>(rows * (plan.head / 32));
-  params.lse = arrays.take<float>(rows);
+  if (plan.by_rows && plan.parts == 1) return params;
+  params.partial = arrays.take<__half>(results(plan) * plan.head);
+  params.scales = arrays.take<float>(results(plan) * (plan.head / 32));
+  params.lse = arrays.take<float>(results(plan));
   return params;
+}
+
+template <class C>
+void launch_rows(const Params& params, cudaStream_t stream) {
+  const std::int64_t ctas = params.count * params.units * params.row_tiles * params.parts;
+  start(kOperation, by_rows::rows_kernel<C>,
+        {static_cast<unsigned>(ctas), by_rows::kThreads, sizeof(by_rows::SharedMemory<C>)}, stream, params);
 }
 
 template <class T, int kHead>
 void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
-  if (params.slots > 0) {
-    if (!plan.direct) launch_index(params, kOperation, stream);
+  if (plan.by_rows) {
+    plan.share == 1 ? launch_rows<by_rows::Config<T, kHead, 1>>(params, stream)
+                    : launch_rows<by_rows::Config<T, kHead, by_rows::kWarps>>(params, stream);
+    if (plan.parts == 1) return;
+  } else if (params.slots > 0) {
+    launch_index(params, kOperation, stream);
     using C = Config<T, kHead>;
-    const std::int64_t items = plan.direct ? plan.pairs : plan.item_limit;
-    start(kOperation, partial_kernel<C>, {static_cast<unsigned>(items * plan.subs), kThreads, sizeof(SharedMemory<C>)},
-          stream, params);
+    start(kOperation, partial_kernel<C>,
+          {static_cast<unsigned>(plan.item_limit * plan.subs), kThreads, sizeof(SharedMemory<C>)}, stream, params);
   }
   const std::int64_t threads = params.count * params.units * params.rows * (kHead / 8);
   start(kOperation, combine_kernel<T, kHead>, {blocks_of(threads, kCombineThreads), kCombineThreads}, stream, params);
@@ -59,8 +87,23 @@ Plan plan_of(const SparseProblem& p) {
                                .bytes = kPartialBytes,
                                .item_rows = kItemRows,
                                .item_pairs = kItemPairs}),
-            false, 0};
-  plan.direct = plan.lists_at_once == plan.lists && plan.pairs * plan.subs <= kMostDirect;
+            {}};
+  plan.by_rows = goes_by_rows(p, plan);
+  if (plan.by_rows) {
+    constexpr int kTileRows = by_rows::kWarps * attention::kGroupRows;
+    plan.share = plan.rows <= attention::kGroupRows ? by_rows::kWarps : 1;
+    plan.row_tiles = plan.share > 1 ? 1 : static_cast<int>(sparse::ceil_div(plan.rows, kTileRows));
+    plan.lists_at_once = plan.lists;
+    // As many CTAs as there are multiprocessors, each with some tiles of keys.
+    const std::int64_t ctas = std::max<std::int64_t>(1, plan.lists * plan.units * plan.row_tiles),
+                       tiles = sparse::ceil_div(p.lists.entries * p.lists.block_size, kTileKeys);
+    plan.parts = p.batch_invariant ? 1
+                                   : static_cast<int>(std::clamp<std::int64_t>(
+                                         current_device().multiprocessors / ctas, 1,
+                                         std::max<std::int64_t>(1, sparse::ceil_div(tiles, plan.share))));
+  } else {
+    plan.parts = static_cast<int>(p.lists.entries) * plan.subs;
+  }
   Arrays arrays(nullptr);
   params_of(p, plan, arrays);
   plan.bytes = arrays.bytes();

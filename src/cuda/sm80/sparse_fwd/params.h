@@ -17,14 +17,16 @@ using sparse::kTileKeys;
 constexpr int kItemRows = 1024, kItemPairs = 256;
 
 struct Params : sparse::Index {
-  bool direct;  // each pair is an item, and there is no index
+  bool by_rows;  // rows of a list go through its blocks, and there is no index
+  int parts;  // partial results of a row: each slot's tiles of keys, or by rows, CTAs that share a list; 1: none then
+  int row_tiles, block_log2;  // by rows: of a list; of a block's keys
   float scale_log2;
   bool o_pairs;  // two neighbouring elements of o may be written at once
 
-  // Over one tile of keys alone, each 32 columns relative to their largest, in the order of mma's fragments.
-  __half* partial;  // [pairs, subs, rows, head size]
-  float* scales;    // [pairs, subs, rows, head size / 32]: what makes of them the normalised output
-  float* lse;       // [pairs, subs, rows], natural; of a row without keys -inf, and nothing else is read of it
+  // Over one tile of keys alone, normalised, each 32 columns relative to their scale, in the order of mma's fragments.
+  __half* partial;  // [lists, units, parts, rows, head size]
+  float* scales;    // [lists, units, parts, rows, head size / 32]
+  float* lse;       // [lists, units, parts, rows], natural; of a row without keys -inf, and nothing else is read of it
 };
 
 }  // namespace heddle::cuda::sm80::sparse_fwd

@@ -2,8 +2,6 @@
 // and its lse.
 #pragma once
 
-#include <cfloat>
-
 #include "cuda/common/attention/log2.h"
 #include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
@@ -13,6 +11,7 @@
 #include "cuda/sm80/attention/tile.cuh"
 #include "cuda/sm80/sparse/rows.cuh"
 #include "cuda/sm80/sparse_fwd/params.h"
+#include "cuda/sm80/sparse_fwd/rows_out.cuh"
 
 namespace heddle::cuda::sm80::sparse_fwd {
 
@@ -21,6 +20,7 @@ using attention::recomputed;
 using attention::swizzled;
 
 constexpr int kThreads = 128, kWarps = kThreads / kWarp;
+constexpr unsigned kAllKeys = kTileKeys << 16;  // of a tile, as FoundRow has them
 
 template <class T, int kHead>
 struct Config {
@@ -44,6 +44,8 @@ struct SharedMemory {
   Named named[kItemPairs];
   Item item;
   Sequence s;
+  Band band;
+  float largest[kWarps][C::kHeadSize / 32];  // of the values' columns, as each warp found it
 };
 
 // Finds the rows of a tile: a thread has one.
@@ -52,11 +54,55 @@ __device__ inline void find_rows(const Params& p, int tile, int sub, SharedMemor
   static_assert(C::kTileRows == kThreads);
   const int row = static_cast<int>(threadIdx.x);
   const sparse::FoundRow found =
-      sparse::find_row(p, shared.item, shared.s, shared.named, tile * C::kTileRows + row, sub);
+      sparse::find_row(p, shared.item, shared.band, shared.named, tile * C::kTileRows + row, sub);
   auto& rows = shared.rows[tile % 2];
   rows.place[row] = found.place;
   rows.keys[row] = found.keys;
-  if (found.place >= 0) rows.q[row] = p.problem.q.at(shared.item.b, shared.s.q_begin + found.i, found.h);
+  // One that is not there meets no key and is not written: any will do.
+  rows.q[row] =
+      found.place >= 0 ? p.problem.q.at(shared.item.b, shared.s.q_begin + found.i, found.h) : p.problem.q.data;
+}
+
+template <class C>
+__device__ inline void load_rows(const Params& p, int tile, SharedMemory<C>& shared) {
+  using Tile = attention::Tile<typename C::Element, C::kTileRows, C::kHeadSize>;
+  constexpr unsigned kPass = kThreads / Tile::kChunks;
+  const unsigned thread = recomputed(threadIdx.x, tile), first = thread / Tile::kChunks, chunk = thread % Tile::kChunks;
+  const auto& rows = shared.rows[tile % 2];
+  const bool exists = static_cast<int>(Tile::kPerChunk * chunk) < p.problem.D;
+  const unsigned column = exists ? 16 * chunk : 0;
+  const std::uint32_t to = ptx::shared_address(&shared.q);
+#pragma unroll 8
+  for (unsigned row = first; row < C::kTileRows; row += kPass) {
+    ptx::copy_async_16(to + swizzled(Tile::kPitch, row, chunk), rows.q[row] + column, exists);
+  }
+}
+
+// The largest finite magnitude of each 32 columns of the values, of those that a warp reads.
+template <class C>
+__device__ inline void find_largest(SharedMemory<C>& shared) {
+  using Tile = attention::Tile<typename C::Element, kTileKeys, C::kHeadSize>;
+  constexpr unsigned kPass = kThreads / Tile::kChunks;
+  const unsigned lane = threadIdx.x % kWarp, chunk = threadIdx.x % Tile::kChunks;
+  const std::uint32_t from = ptx::shared_address(&shared.v);
+  float largest = 0.0f;
+#pragma unroll 1
+  for (unsigned row = threadIdx.x / Tile::kChunks; row < kTileKeys; row += kPass) {
+    const uint4 piece = ptx::load_shared_16(from + swizzled(Tile::kPitch, row, chunk));
+#pragma unroll
+    for (const std::uint32_t words : {piece.x, piece.y, piece.z, piece.w}) {
+      const float2 two = ptx::unpack2<typename C::Element>(words);
+      largest = fmaxf(largest, fabsf(two.x) < INFINITY ? fabsf(two.x) : 0.0f);
+      largest = fmaxf(largest, fabsf(two.y) < INFINITY ? fabsf(two.y) : 0.0f);
+    }
+  }
+  // 4 chunks have 32 columns; lanes Tile::kChunks apart have the same.
+#pragma unroll
+  for (unsigned lanes = 1; lanes < kWarp; lanes *= 2) {
+    if (lanes >= 4 && lanes < Tile::kChunks) continue;
+    largest = fmaxf(largest, __shfl_xor_sync(sparse::kAll, largest, lanes));
+  }
+  if (lane < Tile::kChunks && lane % 4 == 0) shared.largest[threadIdx.x / kWarp][lane / 4] = largest;
 }
 
 // A warp's share of a tile, from scores to weights exp(score - largest): as the second product takes them, with their
@@ -65,7 +111,8 @@ template <class C>
 struct Weights {
   std::uint32_t of[C::kGroups][C::kTileK / 16][4];
   float inverse[C::kGroups][2];
-  std::uint32_t attended;  // as attended_keys() has it
+  bool whole;              // each row meets all keys
+  std::uint32_t attended;  // where not: as attended_keys() has it
 
   __device__ __forceinline__ void find(const Params& p, int tile, const SharedMemory<C>& shared) {
     const unsigned warp = threadIdx.x / kWarp, lane = recomputed(threadIdx.x % kWarp, tile);
@@ -73,21 +120,19 @@ struct Weights {
     const auto& rows = shared.rows[tile % 2];
     float s[C::kGroups][C::kBlocks][4] = {};
     multiply_by_keys(s, ptx::shared_address(&shared.q) + row0 * C::kPitch, ptx::shared_address(&shared.k), lane);
-    bool whole = true;
+    bool all = true;
 #pragma unroll
     for (int g = 0; g < C::kGroups; ++g) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        whole = whole && rows.keys[row0 + kGroupRows * g + 8 * r + lane / 4] == kTileKeys << 16;
-#pragma unroll
-        for (int n = 0; n < C::kBlocks; ++n) {
-          s[g][n][2 * r] *= p.scale_log2;
-          s[g][n][2 * r + 1] *= p.scale_log2;
-        }
-      }
+      for (int r = 0; r < 2; ++r) all = all && rows.keys[row0 + kGroupRows * g + 8 * r + lane / 4] == kAllKeys;
     }
-    attended = ~0u;
-    if (!__all_sync(0xffffffff, whole)) {
+    whole = __all_sync(sparse::kAll, all);
+    float scale = p.scale_log2;
+    if (scale <= 0.0f) {  // so that the largest is the one after scaling, and what is masked stays so
+      for_all(s, [&](float& x) { x *= scale; });
+      scale = 1.0f;
+    }
+    if (!whole) {
 #pragma unroll
       for (int g = 0; g < C::kGroups; ++g) {
 #pragma unroll
@@ -107,14 +152,14 @@ struct Weights {
         float top = -INFINITY, sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < C::kBlocks; ++n) top = fmaxf(top, fmaxf(s[g][n][2 * r], s[g][n][2 * r + 1]));
-        top = largest_of_quad(top);
+        top = largest_of_quad(top) * scale;
         const float base = top == -INFINITY ? 0.0f : top;
 #pragma unroll
         for (int n = 0; n < C::kBlocks; ++n) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             float& x = s[g][n][2 * r + c];
-            x = ptx::exp2_approx(x - base);
+            x = ptx::exp2_approx(fmaf(x, scale, -base));
             sum += x;
           }
         }
@@ -135,6 +180,18 @@ struct Weights {
   }
 
  private:
+  template <class Visit>
+  __device__ static void for_all(float (&s)[C::kGroups][C::kBlocks][4], Visit visit) {
+#pragma unroll
+    for (auto& group : s) {
+#pragma unroll
+      for (auto& block : group) {
+#pragma unroll
+        for (float& x : block) visit(x);
+      }
+    }
+  }
+
   // q: the warp's first row; k: the tile's.
   __device__ static void multiply_by_keys(float (&s)[C::kGroups][C::kBlocks][4], std::uint32_t q, std::uint32_t k,
                                           unsigned lane) {
@@ -161,31 +218,67 @@ struct Weights {
   }
 };
 
-// O of a warp's rows, 32 columns at a time, each relative to its largest. Each row's halves in pieces of 16 bytes: that
-// of lane c of a quad has columns 8 t + 2 c and the next, for t from 0 to 3.
+// 32 columns of O of a warp's rows, weights yet to be divided by their sum.
+template <class C, bool kWhole>
+__device__ __forceinline__ void multiply_by_values(float (&o)[C::kGroups][4][4], unsigned piece, unsigned lane,
+                                                   const Weights<C>& weights, std::uint32_t v_at) {
+#pragma unroll
+  for (int step = 0; step < C::kTileK / 16; ++step) {
+    // What no row meets may be anything, and zero times NaN is not zero.
+    const std::uint32_t low = kWhole ? 0 : halves(weights.attended >> (4 * step)),
+                        high = kWhole ? 0 : halves(weights.attended >> (4 * step + 2));
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      std::uint32_t v[4];  // keys 0-7 and 8-15 of 8 columns, then of the next 8
+      ptx::load_matrix_x4_transposed(v,
+                                     v_at + swizzled(C::kPitch, 16 * step + lane % 16, 4 * piece + 2 * n + lane / 16));
+      if constexpr (!kWhole) {
+        v[0] &= low, v[1] &= high;
+        v[2] &= low, v[3] &= high;
+      }
+#pragma unroll
+      for (int g = 0; g < C::kGroups; ++g) {
+        ptx::mma_16816<typename C::Element>(o[g][2 * n], weights.of[g][step], v[0], v[1]);
+        ptx::mma_16816<typename C::Element>(o[g][2 * n + 1], weights.of[g][step], v[2], v[3]);
+      }
+    }
+  }
+}
+
+// O of a warp's rows, 32 columns at a time. Halves are relative to the largest of the values' columns, which no average
+// of them exceeds, and for a row that does not meet all keys, whose bits the others must not change, to its own
+// largest. Each row's halves in pieces of 16 bytes: that of lane c of a quad has columns 8 t + 2 c and the next, for t
+// from 0 to 3.
 template <class C>
 __device__ inline void store_outputs(const Params& p, int tile, const Weights<C>& weights,
                                      const SharedMemory<C>& shared) {
   const unsigned warp = threadIdx.x / kWarp, lane = recomputed(threadIdx.x % kWarp, tile);
   const auto& rows = shared.rows[tile % 2];
+  const unsigned first = warp * (C::kGroups * kGroupRows) + lane / 4;
   const std::uint32_t v_at = ptx::shared_address(&shared.v);
 #pragma unroll 1
   for (unsigned piece = 0; piece < C::kHeadSize / 32; ++piece) {
-    float o[C::kGroups][4][4] = {};
+    float o[C::kGroups][4][4] = {}, unit[C::kGroups][2];
+    float largest = shared.largest[0][piece];
 #pragma unroll
-    for (int step = 0; step < C::kTileK / 16; ++step) {
-      // What no row meets may be anything, and zero times NaN is not zero.
-      const std::uint32_t low = halves(weights.attended >> (4 * step)),
-                          high = halves(weights.attended >> (4 * step + 2));
+    for (int n = 1; n < kWarps; ++n) largest = fmaxf(largest, shared.largest[n][piece]);
+    const float of_tile = unit_of(largest);
+    if (weights.whole) {
+      multiply_by_values<C, true>(o, piece, lane, weights, v_at);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        std::uint32_t v[4];  // keys 0-7 and 8-15 of 8 columns, then of the next 8
-        ptx::load_matrix_x4_transposed(
-            v, v_at + swizzled(C::kPitch, 16 * step + lane % 16, 4 * piece + 2 * n + lane / 16));
+      for (int g = 0; g < C::kGroups; ++g) unit[g][0] = unit[g][1] = of_tile;
+    } else {
+      multiply_by_values<C, false>(o, piece, lane, weights, v_at);
 #pragma unroll
-        for (int g = 0; g < C::kGroups; ++g) {
-          ptx::mma_16816<typename C::Element>(o[g][2 * n], weights.of[g][step], v[0] & low, v[1] & high);
-          ptx::mma_16816<typename C::Element>(o[g][2 * n + 1], weights.of[g][step], v[2] & low, v[3] & high);
+      for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          largest = 0.0f;
+#pragma unroll
+          for (int n = 0; n < 4; ++n) largest = fmaxf(largest, fmaxf(fabsf(o[g][n][2 * r]), fabsf(o[g][n][2 * r + 1])));
+          largest = largest_of_quad(largest) * weights.inverse[g][r];
+          const bool meets_all = rows.keys[first + kGroupRows * g + 8 * r] == kAllKeys;
+          unit[g][r] = meets_all ? of_tile : unit_of(largest < INFINITY ? largest : 1.0f);
         }
       }
     }
@@ -193,25 +286,14 @@ __device__ inline void store_outputs(const Params& p, int tile, const Weights<C>
     for (int g = 0; g < C::kGroups; ++g) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        float largest = 0.0f;
-#pragma unroll
-        for (int n = 0; n < 4; ++n) largest = fmaxf(largest, fmaxf(fabsf(o[g][n][2 * r]), fabsf(o[g][n][2 * r + 1])));
-        largest = largest_of_quad(largest);
-        // So that halves hold any row; what is not finite stays so by itself.
-        const bool finite = largest >= FLT_MIN && largest < INFINITY;
-        const float factor = finite ? __fdividef(1.0f, largest) : 1.0f;
-        const std::int64_t place = rows.place[warp * (C::kGroups * kGroupRows) + kGroupRows * g + 8 * r + lane / 4];
-        if (place < 0) continue;
-        std::uint32_t words[4];
+        const std::int64_t at = rows.place[first + kGroupRows * g + 8 * r];
+        float x[8];
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-          words[n] = ptx::pack2<__half>(o[g][n][2 * r] * factor, o[g][n][2 * r + 1] * factor);
+          x[2 * n] = o[g][n][2 * r];
+          x[2 * n + 1] = o[g][n][2 * r + 1];
         }
-        reinterpret_cast<uint4*>(p.partial + place * C::kHeadSize + 32 * piece)[lane % 4] =
-            make_uint4(words[0], words[1], words[2], words[3]);
-        if (lane % 4 == 0) {
-          p.scales[place * (C::kHeadSize / 32) + piece] = (finite ? largest : 1.0f) * weights.inverse[g][r];
-        }
+        if (at >= 0) write_partial<C::kHeadSize>(p, at, 4 * piece + lane % 4, x, weights.inverse[g][r], unit[g][r]);
       }
     }
   }
@@ -223,50 +305,37 @@ __global__ void __launch_bounds__(kThreads, 3) partial_kernel(const __grid_const
   auto& shared = *reinterpret_cast<SharedMemory<C>*>(memory);
   const int work = static_cast<int>(blockIdx.x) / p.subs, sub = static_cast<int>(blockIdx.x) - work * p.subs;
   const SparseProblem& problem = p.problem;
-  if (p.direct) {
-    const sparse::FoundPair found = sparse::find_pair(p, work);
-    if (threadIdx.x == 0) {
-      if (sub == 0) p.place_of[work] = found.says ? 0 : -1;
-      shared.item = found.item;
-      shared.named[0] = found.named;
-    }
-    if (!found.says) return;
-  } else {
-    if (work >= *p.items_there) return;
-    if (threadIdx.x == 0) shared.item = p.items[work];
+  if (work >= *p.items_there) return;
+  if (threadIdx.x == 0) {
+    shared.item = p.items[work];
+    shared.s = problem.sequence(shared.item.b);
+    shared.band = p.band(shared.s);
   }
-  if (threadIdx.x == 0) shared.s = problem.sequence(shared.item.b);
   __syncthreads();
   const int count = shared.item.count, rows = count * p.rows, tiles = (rows + C::kTileRows - 1) / C::kTileRows;
   sparse::load_keys<kThreads>(p, shared.item, shared.s, sub, problem.k, problem.D, shared.k);
   sparse::load_keys<kThreads>(p, shared.item, shared.s, sub, problem.v, problem.Dv, shared.v);
-  if (!p.direct) {
 #pragma unroll 1
-    for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads) {
-      shared.named[n] = p.named[shared.item.first + n];
-    }
+  for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads) {
+    shared.named[n] = p.named[shared.item.first + n];
   }
   __syncthreads();
   find_rows<C>(p, 0, sub, shared);
   __syncthreads();
-  const auto load = [&](int tile) {
-    const auto& rows = shared.rows[tile % 2];
-    sparse::load_rows<kThreads>(rows.q, rows.place, problem.q, problem.D,
-                                static_cast<int>(recomputed(threadIdx.x, tile)), shared.q);
-  };
-  load(0);
+  load_rows<C>(p, 0, shared);
   ptx::copy_async_commit();
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     ptx::copy_async_wait<0>();
     __syncthreads();  // the tile is there, and all warps are done with what was found for the one before
+    if (tile == 0) find_largest(shared);
     if (tile + 1 < tiles) find_rows<C>(p, tile + 1, sub, shared);
     const int first_row = tile * C::kTileRows + static_cast<int>(threadIdx.x / kWarp) * (C::kGroups * kGroupRows);
     const bool has_rows = first_row < rows;  // the warp
     Weights<C> weights;
     if (has_rows) weights.find(p, tile, shared);
-    __syncthreads();  // all warps have read q, and know the next rows
-    if (tile + 1 < tiles) load(tile + 1);
+    __syncthreads();  // all warps have read q, and know the next rows, and what they found
+    if (tile + 1 < tiles) load_rows<C>(p, tile + 1, shared);
     ptx::copy_async_commit();
     if (has_rows) store_outputs<C>(p, tile, weights, shared);
   }
