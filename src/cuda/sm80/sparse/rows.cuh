@@ -38,18 +38,22 @@ __device__ inline FoundRow find_row(const Index& p, const Item& item, const Band
 
 // Those keys of a tile that any row of the sequence meets; zeros for the others, and behind a head's size.
 template <int kThreads, class Tile>
-__device__ inline void load_keys(const Index& p, const Item& item, const Sequence& s, int sub, const Operand& x,
-                                 std::int64_t size, Tile& tile) {
+__device__ inline void load_keys(const Index& p, const Item& item, const Sequence& s, const Band& band, int sub,
+                                 const Operand& x, std::int64_t size, Tile& tile) {
+  constexpr int kPass = kThreads / Tile::kChunks;
   const std::int64_t first = item.block * p.problem.lists.block_size + sub * kTileKeys;
-  const Band band = p.band(s);
   const Interval<std::int64_t> met = band.keys_of(band.all_rows()).common({first, first + p.tile_keys});
+  const int begin = static_cast<int>(met.begin - first), end = static_cast<int>(met.end - first);
+  const int row0 = static_cast<int>(threadIdx.x) / Tile::kChunks, chunk = static_cast<int>(threadIdx.x) % Tile::kChunks;
+  const bool column = Tile::kPerChunk * chunk < size;
   const std::uint32_t to = ptx::shared_address(&tile);
-#pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x); n < kTileKeys * Tile::kChunks; n += kThreads) {
-    const int row = n / Tile::kChunks, chunk = n % Tile::kChunks;
-    const bool exists = first + row >= met.begin && first + row < met.end && Tile::kPerChunk * chunk < size;
-    const std::byte* const from = exists ? x.at(item.b, s.k_begin + first + row, item.kv_head) + 16 * chunk : x.data;
-    ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, row, chunk), from, exists);
+  const std::byte* from = x.at(item.b, s.k_begin + first + row0, item.kv_head) + 16 * chunk;
+  const std::int64_t step = kPass * x.stride_s * static_cast<std::int64_t>(16 / Tile::kPerChunk);
+#pragma unroll 4
+  for (int row = row0; row < kTileKeys; row += kPass) {
+    const bool exists = column && row >= begin && row < end;
+    ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, row, chunk), exists ? from : x.data, exists);
+    from += step;
   }
 }
 

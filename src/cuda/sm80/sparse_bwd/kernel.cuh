@@ -217,8 +217,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) item_kernel(const __g
   if (threadIdx.x < 8) shared.attended[threadIdx.x / 4][threadIdx.x % 4] = 0;
   __syncthreads();
   const int count = shared.item.count, tiles = (count * p.rows + C::kTileQ - 1) / C::kTileQ;
-  sparse::load_keys<C::kThreads>(p, shared.item, shared.s, sub, p.problem.k, p.problem.D, shared.k);
-  sparse::load_keys<C::kThreads>(p, shared.item, shared.s, sub, p.problem.v, p.problem.Dv, shared.v);
+  sparse::load_keys<C::kThreads>(p, shared.item, shared.s, shared.band, sub, p.problem.k, p.problem.D, shared.k);
+  sparse::load_keys<C::kThreads>(p, shared.item, shared.s, shared.band, sub, p.problem.v, p.problem.Dv, shared.v);
 #pragma unroll 1
   for (int n = static_cast<int>(threadIdx.x); n < count; n += C::kThreads) {
     shared.named[n] = p.named[shared.item.first + n];

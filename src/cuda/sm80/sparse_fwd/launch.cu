@@ -86,7 +86,7 @@ Plan plan_of(const SparseProblem& p) {
   Plan plan{sparse::cut_of(p, {.row_bytes = head * static_cast<std::int64_t>(sizeof(__half)) + (head / 32 + 1) * kFloat,
                                .bytes = kPartialBytes,
                                .item_rows = kItemRows,
-                               .item_pairs = kItemPairs}),
+                               .item_pairs = std::max<std::int64_t>(1, kItemPositions / p.lists.query_rows)}),
             {}};
   plan.by_rows = goes_by_rows(p, plan);
   if (plan.by_rows) {

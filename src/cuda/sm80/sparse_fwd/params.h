@@ -13,8 +13,8 @@ using sparse::Named;
 
 using sparse::kTileKeys;
 
-// Of an item: rows of q that one CTA multiplies with one tile of keys, and pairs.
-constexpr int kItemRows = 1024, kItemPairs = 256;
+// Of an item: rows of q that one CTA multiplies with one tile of keys, and positions that have them.
+constexpr int kItemRows = 1024, kItemPositions = 256;
 
 struct Params : sparse::Index {
   bool by_rows;  // rows of a list go through its blocks, and there is no index

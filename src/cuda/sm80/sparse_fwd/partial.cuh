@@ -41,26 +41,45 @@ struct SharedMemory {
     int place[C::kTileRows];
     unsigned keys[C::kTileRows];
   } rows[2];  // of even and of odd tiles
-  Named named[kItemPairs];
+  // Of the item: its rows at a position, one for each head of the unit. place: of the first; -1 where there is none.
+  struct Position {
+    const std::byte* q;
+    int place;
+    unsigned keys;
+  } positions[kItemPositions];
   Item item;
   Sequence s;
   Band band;
   float largest[kWarps][C::kHeadSize / 32];  // of the values' columns, as each warp found it
 };
 
-// Finds the rows of a tile: a thread has one.
 template <class C>
-__device__ inline void find_rows(const Params& p, int tile, int sub, SharedMemory<C>& shared) {
+__device__ inline void find_positions(const Params& p, int count, int sub, SharedMemory<C>& shared) {
+#pragma unroll 1
+  for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads) {
+    const sparse::FoundRow found =
+        sparse::find_row(p, shared.item, shared.band, p.named + shared.item.first, n * p.group, sub);
+    const std::byte* const q =
+        found.place >= 0 ? p.problem.q.at(shared.item.b, shared.s.q_begin + found.i, found.h) : nullptr;
+    shared.positions[n] = {q, found.place, found.keys};
+  }
+}
+
+// Finds the rows of a tile: a thread has one. count: of positions.
+template <class C>
+__device__ inline void find_rows(const Params& p, int tile, int count, SharedMemory<C>& shared) {
   static_assert(C::kTileRows == kThreads);
-  const int row = static_cast<int>(threadIdx.x);
-  const sparse::FoundRow found =
-      sparse::find_row(p, shared.item, shared.band, shared.named, tile * C::kTileRows + row, sub);
+  const int row = static_cast<int>(threadIdx.x), of_item = tile * C::kTileRows + row;
+  const int n = p.by_group.quotient(of_item), within = of_item - n * p.group;
+  typename SharedMemory<C>::Position at{nullptr, -1, 0};
+  if (n < count) at = shared.positions[n];
+  const bool there = at.place >= 0;
   auto& rows = shared.rows[tile % 2];
-  rows.place[row] = found.place;
-  rows.keys[row] = found.keys;
+  rows.place[row] = there ? at.place + within : -1;
+  rows.keys[row] = at.keys;
   // One that is not there meets no key and is not written: any will do.
-  rows.q[row] =
-      found.place >= 0 ? p.problem.q.at(shared.item.b, shared.s.q_begin + found.i, found.h) : p.problem.q.data;
+  const std::int64_t pitch = p.problem.q.stride_h * static_cast<std::int64_t>(sizeof(typename C::Element));
+  rows.q[row] = there ? at.q + within * pitch : p.problem.q.data;
 }
 
 template <class C>
@@ -247,17 +266,23 @@ __device__ __forceinline__ void multiply_by_values(float (&o)[C::kGroups][4][4],
 
 // O of a warp's rows, 32 columns at a time. Halves are relative to the largest of the values' columns, which no average
 // of them exceeds, and for a row that does not meet all keys, whose bits the others must not change, to its own
-// largest. Each row's halves in pieces of 16 bytes: that of lane c of a quad has columns 8 t + 2 c and the next, for t
-// from 0 to 3.
+// largest.
 template <class C>
 __device__ inline void store_outputs(const Params& p, int tile, const Weights<C>& weights,
                                      const SharedMemory<C>& shared) {
+  constexpr unsigned kPieces = C::kHeadSize / 32;
   const unsigned warp = threadIdx.x / kWarp, lane = recomputed(threadIdx.x % kWarp, tile);
   const auto& rows = shared.rows[tile % 2];
   const unsigned first = warp * (C::kGroups * kGroupRows) + lane / 4;
   const std::uint32_t v_at = ptx::shared_address(&shared.v);
-#pragma unroll 1
-  for (unsigned piece = 0; piece < C::kHeadSize / 32; ++piece) {
+  int place[C::kGroups][2];
+#pragma unroll
+  for (int g = 0; g < C::kGroups; ++g) {
+    place[g][0] = rows.place[first + kGroupRows * g];
+    place[g][1] = rows.place[first + kGroupRows * g + 8];
+  }
+#pragma unroll
+  for (unsigned piece = 0; piece < kPieces; ++piece) {
     float o[C::kGroups][4][4] = {}, unit[C::kGroups][2];
     float largest = shared.largest[0][piece];
 #pragma unroll
@@ -286,14 +311,14 @@ __device__ inline void store_outputs(const Params& p, int tile, const Weights<C>
     for (int g = 0; g < C::kGroups; ++g) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const std::int64_t at = rows.place[first + kGroupRows * g + 8 * r];
         float x[8];
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
           x[2 * n] = o[g][n][2 * r];
           x[2 * n + 1] = o[g][n][2 * r + 1];
         }
-        if (at >= 0) write_partial<C::kHeadSize>(p, at, 4 * piece + lane % 4, x, weights.inverse[g][r], unit[g][r]);
+        if (place[g][r] < 0) continue;
+        write_partial<C::kHeadSize>(p, place[g][r], 4 * piece + lane % 4, x, weights.inverse[g][r], unit[g][r]);
       }
     }
   }
@@ -312,15 +337,13 @@ __global__ void __launch_bounds__(kThreads, 3) partial_kernel(const __grid_const
     shared.band = p.band(shared.s);
   }
   __syncthreads();
-  const int count = shared.item.count, rows = count * p.rows, tiles = (rows + C::kTileRows - 1) / C::kTileRows;
-  sparse::load_keys<kThreads>(p, shared.item, shared.s, sub, problem.k, problem.D, shared.k);
-  sparse::load_keys<kThreads>(p, shared.item, shared.s, sub, problem.v, problem.Dv, shared.v);
-#pragma unroll 1
-  for (int n = static_cast<int>(threadIdx.x); n < count; n += kThreads) {
-    shared.named[n] = p.named[shared.item.first + n];
-  }
+  const int rows = shared.item.count * p.rows, tiles = (rows + C::kTileRows - 1) / C::kTileRows;
+  const int positions = shared.item.count * static_cast<int>(problem.lists.query_rows);
+  sparse::load_keys<kThreads>(p, shared.item, shared.s, shared.band, sub, problem.k, problem.D, shared.k);
+  sparse::load_keys<kThreads>(p, shared.item, shared.s, shared.band, sub, problem.v, problem.Dv, shared.v);
+  find_positions(p, positions, sub, shared);
   __syncthreads();
-  find_rows<C>(p, 0, sub, shared);
+  find_rows<C>(p, 0, positions, shared);
   __syncthreads();
   load_rows<C>(p, 0, shared);
   ptx::copy_async_commit();
@@ -329,7 +352,7 @@ __global__ void __launch_bounds__(kThreads, 3) partial_kernel(const __grid_const
     ptx::copy_async_wait<0>();
     __syncthreads();  // the tile is there, and all warps are done with what was found for the one before
     if (tile == 0) find_largest(shared);
-    if (tile + 1 < tiles) find_rows<C>(p, tile + 1, sub, shared);
+    if (tile + 1 < tiles) find_rows<C>(p, tile + 1, positions, shared);
     const int first_row = tile * C::kTileRows + static_cast<int>(threadIdx.x / kWarp) * (C::kGroups * kGroupRows);
     const bool has_rows = first_row < rows;  // the warp
     Weights<C> weights;
