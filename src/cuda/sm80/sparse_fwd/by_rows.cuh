@@ -115,36 +115,67 @@ __device__ __forceinline__ int position_of(const Params& p, const SharedMemory<C
   return block < shared.count ? (shared.blocks[block] << p.block_log2) + within : INT_MIN / 2;
 }
 
-// A thread's share of a tile: the same piece of every kPass-th row.
+// Positions of a tile of keys, from number `first` on: each 16 side by side, as no block is smaller.
+struct TilePositions {
+  int of[kTileKeys / 16];
+
+  template <class C>
+  __device__ __forceinline__ TilePositions(const Params& p, const SharedMemory<C>& shared, int first) {
+    of[0] = position_of(p, shared, first);
+    const bool one_block = 1 << p.block_log2 >= kTileKeys;
+#pragma unroll
+    for (int n = 1; n < kTileKeys / 16; ++n)
+      of[n] = one_block ? of[0] + 16 * n : position_of(p, shared, first + 16 * n);
+  }
+  __device__ __forceinline__ bool within(Interval<int> range) const {
+    bool all = true;
+#pragma unroll
+    for (const int position : of) all = all && position >= range.begin && position + 16 <= range.end;
+    return all;
+  }
+};
+
+// A thread's share of tiles of keys or of values: the same piece of every kPass-th row.
 template <class C>
 struct Loader {
   using Keys = typename SharedMemory<C>::Keys;
   static constexpr int kPass = C::kLoaders / Keys::kChunks;
-  const std::byte* from;  // its piece of position 0
+  const std::byte* from;  // its piece, and first row of each 16, at position 0
   bool column;            // the piece lies within the head
 
   __device__ Loader(const Operand& x, const Work& w, std::int64_t size) {
-    const int chunk = static_cast<int>(threadIdx.x) % Keys::kChunks;
+    const int thread = static_cast<int>(threadIdx.x) % C::kLoaders, chunk = thread % Keys::kChunks;
     column = chunk * Keys::kPerChunk < size;
-    from = column ? x.at(w.at.b, w.at.s.k_begin, w.kv_head) + 16 * chunk : x.data;
+    from = column ? x.at(w.at.b, w.at.s.k_begin + thread / Keys::kChunks, w.kv_head) + 16 * chunk : x.data;
   }
-  // Keys from number `first` on; zeros for those that no row meets.
-  __device__ __forceinline__ void operator()(const Params& p, const SharedMemory<C>& shared, const Operand& x,
-                                             int first, Keys& to) const {
+  // Zeros for keys that no row meets.
+  __device__ __forceinline__ void operator()(const Operand& x, const TilePositions& positions, Interval<int> met,
+                                             Keys& to) const {
     const std::int64_t pitch = x.stride_s * static_cast<std::int64_t>(sizeof(typename C::Element));
+    if (column && positions.within(met)) {
+      load(x, positions, pitch, to, [](int) { return true; });
+    } else {
+      load(x, positions, pitch, to,
+           [&](int position) { return column && position >= met.begin && position < met.end; });
+    }
+  }
+
+ private:
+  template <class Exists>
+  __device__ __forceinline__ void load(const Operand& x, const TilePositions& positions, std::int64_t pitch, Keys& to,
+                                       Exists exists) const {
     const int thread = static_cast<int>(threadIdx.x) % C::kLoaders;
     const int row = thread / Keys::kChunks, chunk = thread % Keys::kChunks;
     const std::uint32_t at = ptx::shared_address(&to);
-    const Interval<int> met = shared.work.met;
 #pragma unroll
-    for (int group = 0; group < kTileKeys; group += 16) {  // no block is smaller
-      const int position = position_of(p, shared, first + group) + row;
+    for (int group = 0; group < kTileKeys; group += 16) {
+      const int position = positions.of[group / 16];
       const std::byte* source = from + position * pitch;
 #pragma unroll
       for (int n = 0; n < 16; n += kPass) {
-        const bool exists = column && position + n >= met.begin && position + n < met.end;
+        const bool there = exists(position + n + row);
         ptx::copy_async_16(at + swizzled(Keys::kPitch, static_cast<unsigned>(group + n + row), chunk),
-                           exists ? source : x.data, exists);
+                           there ? source : x.data, there);
         source += kPass * pitch;
       }
     }
@@ -162,10 +193,9 @@ struct Rows {
   // The tile's first row of this warp.
   __device__ static int first_row() { return C::kShare == 1 ? static_cast<int>(threadIdx.x) / kWarp * kGroupRows : 0; }
 
-  // q lies in the first tile of keys.
-  __device__ explicit Rows(const SharedMemory<C>& shared) {
+  __device__ explicit Rows(const typename SharedMemory<C>::Keys& q_tile) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const std::uint32_t from = ptx::shared_address(&shared.tiles[0].k);
+    const std::uint32_t from = ptx::shared_address(&q_tile);
 #pragma unroll
     for (int k = 0; k < C::kHeadSize / 16; ++k) {
       ptx::load_matrix_x4(q[k], from + swizzled(C::kPitch, first_row() + lane % 16, 2 * k + lane / 16));
@@ -200,12 +230,7 @@ struct Rows {
       }
       scale = 1.0f;
     }
-    whole = true;
-#pragma unroll
-    for (int group = 0; group < kTileKeys; group += 16) {
-      const int position = position_of(p, shared, first + group);
-      whole = whole && position >= shared.work.each.begin && position + 16 <= shared.work.each.end;
-    }
+    whole = TilePositions(p, shared, first).within(shared.work.each);
     if (!whole) {
       const Interval<int>* const keys = shared.keys + first_row() + lane / 4;
       const Interval<int> met[2] = {keys[0], keys[8]};
@@ -326,7 +351,8 @@ struct Destination {
       if (there) write_piece<typename C::Element>(p, w.at.b, w.at.s, i, h, piece, o);
     } else {
       largest = largest_of_quad(largest);
-      if (there) write_partial<C::kHeadSize>(p, at, piece, o, 1.0f, unit_of(largest < INFINITY ? largest : 1.0f));
+      const float unit = unit_of(largest < INFINITY ? largest : 1.0f);
+      if (there) write_partial<C::kHeadSize>(p, at, piece, o, __fdividef(1.0f, unit), unit);
     }
   }
   __device__ __forceinline__ void write_statistics() const {
@@ -363,29 +389,30 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
                            : problem.q.data;
   }
   __syncthreads();
+  const int tiles = ((shared.count << p.block_log2) + kTileKeys - 1) / kTileKeys;
+  const int each = (tiles + p.parts - 1) / p.parts, begin = min(w.split * each, tiles), end = min(begin + each, tiles);
+  // q lies first where a tile comes that is not among the first.
+  Keys& q_tile = C::kShare == 1 ? shared.tiles[(begin + 1) % 2].k : shared.tiles[0].v;
 #pragma unroll 4
   for (int n = thread; n < C::kTileRows * Keys::kChunks; n += kThreads) {
     const int row = n / Keys::kChunks, chunk = n % Keys::kChunks;
     const bool exists = chunk * Keys::kPerChunk < problem.D;
-    ptx::copy_async_16(ptx::shared_address(&shared.tiles[0].k) + swizzled(Keys::kPitch, row, chunk),
+    ptx::copy_async_16(ptx::shared_address(&q_tile) + swizzled(Keys::kPitch, row, chunk),
                        shared.q[row] + (exists ? 16 * chunk : 0), exists);
   }
   ptx::copy_async_commit();
-  ptx::copy_async_wait<0>();
-  __syncthreads();
-  Rows<C> rows(shared);
   const Loader<C> load_k(problem.k, w, problem.D), load_v(problem.v, w, problem.Dv);
-  __syncthreads();  // rows of q have been read, and keys take their place
-
-  const int tiles = ((shared.count << p.block_log2) + kTileKeys - 1) / kTileKeys;
-  const int each = (tiles + p.parts - 1) / p.parts, begin = min(w.split * each, tiles), end = min(begin + each, tiles);
   if constexpr (C::kShare == 1) {
     const auto load = [&](int tile) {
-      load_k(p, shared, problem.k, tile * kTileKeys, shared.tiles[tile % 2].k);
-      load_v(p, shared, problem.v, tile * kTileKeys, shared.tiles[tile % 2].v);
+      const TilePositions positions(p, shared, tile * kTileKeys);
+      load_k(problem.k, positions, w.met, shared.tiles[tile % 2].k);
+      load_v(problem.v, positions, w.met, shared.tiles[tile % 2].v);
     };
     if (begin < end) load(begin);
     ptx::copy_async_commit();
+    ptx::copy_async_wait<1>();
+    __syncthreads();  // q is there
+    Rows<C> rows(q_tile);
 #pragma unroll 1
     for (int tile = begin; tile < end; ++tile) {
       ptx::copy_async_wait<0>();
@@ -413,10 +440,17 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
     }
   } else {
     auto& tile_of = shared.tiles[warp];
+    const auto load = [&](const Loader<C>& loader, const Operand& x, int tile, Keys& to) {
+      loader(x, TilePositions(p, shared, tile * kTileKeys), w.met, to);
+    };
     int tile = begin + warp;
-    if (tile < end) load_k(p, shared, problem.k, tile * kTileKeys, tile_of.k);
+    if (tile < end) load(load_k, problem.k, tile, tile_of.k);
     ptx::copy_async_commit();
-    if (tile < end) load_v(p, shared, problem.v, tile * kTileKeys, tile_of.v);
+    ptx::copy_async_wait<1>();
+    __syncthreads();  // q is there
+    Rows<C> rows(q_tile);
+    __syncthreads();  // it has been read, and values take its place
+    if (tile < end) load(load_v, problem.v, tile, tile_of.v);
     ptx::copy_async_commit();
 #pragma unroll 1
     for (; tile < end; tile += C::kShare) {
@@ -425,14 +459,14 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
       __syncwarp();  // the keys are there
       rows.meet_keys(p, shared, tile * kTileKeys, ptx::shared_address(&tile_of.k), [&] {
         __syncwarp();  // they have been read
-        if (next < end) load_k(p, shared, problem.k, next * kTileKeys, tile_of.k);
+        if (next < end) load(load_k, problem.k, next, tile_of.k);
         ptx::copy_async_commit();
       });
       ptx::copy_async_wait<1>();
       __syncwarp();  // the values are there
       rows.meet_values(ptx::shared_address(&tile_of.v));
       __syncwarp();  // they have been read
-      if (next < end) load_v(p, shared, problem.v, next * kTileKeys, tile_of.v);
+      if (next < end) load(load_v, problem.v, next, tile_of.v);
       ptx::copy_async_commit();
     }
     ptx::copy_async_wait<0>();

@@ -164,29 +164,41 @@ struct Weights {
       }
       attended = attention::attended_keys<C>(s);
     }
+    // The four rows of a lane side by side: of one alone each instruction would wait for the one before.
+    float top[C::kGroups][2], base[C::kGroups][2], sum[C::kGroups][2] = {};
+    const auto for_rows = [](auto visit) {
+#pragma unroll
+      for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) visit(g, r);
+      }
+    };
+    for_rows([&](int g, int r) { top[g][r] = -INFINITY; });
+#pragma unroll
+    for (int n = 0; n < C::kBlocks; ++n) {
+      for_rows([&](int g, int r) { top[g][r] = fmaxf(top[g][r], fmaxf(s[g][n][2 * r], s[g][n][2 * r + 1])); });
+    }
+    for_rows([&](int g, int r) {
+      top[g][r] = largest_of_quad(top[g][r]) * scale;
+      base[g][r] = top[g][r] == -INFINITY ? 0.0f : top[g][r];
+    });
+#pragma unroll
+    for (int n = 0; n < C::kBlocks; ++n) {
+      for_rows([&](int g, int r) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          float& x = s[g][n][2 * r + c];
+          x = ptx::exp2_approx(fmaf(x, scale, -base[g][r]));
+          sum[g][r] += x;
+        }
+      });
+    }
+    for_rows([&](int g, int r) {
+      sum[g][r] = sum_of_quad(sum[g][r]);
+      inverse[g][r] = sum[g][r] == 0.0f ? 0.0f : __fdividef(1.0f, sum[g][r]);
+    });
 #pragma unroll
     for (int g = 0; g < C::kGroups; ++g) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        float top = -INFINITY, sum = 0.0f;
-#pragma unroll
-        for (int n = 0; n < C::kBlocks; ++n) top = fmaxf(top, fmaxf(s[g][n][2 * r], s[g][n][2 * r + 1]));
-        top = largest_of_quad(top) * scale;
-        const float base = top == -INFINITY ? 0.0f : top;
-#pragma unroll
-        for (int n = 0; n < C::kBlocks; ++n) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            float& x = s[g][n][2 * r + c];
-            x = ptx::exp2_approx(fmaf(x, scale, -base));
-            sum += x;
-          }
-        }
-        sum = sum_of_quad(sum);
-        inverse[g][r] = sum == 0.0f ? 0.0f : __fdividef(1.0f, sum);
-        const int place = rows.place[row0 + kGroupRows * g + 8 * r + lane / 4];
-        if (place >= 0 && lane % 4 == 0) p.lse[place] = sum == 0.0f ? -INFINITY : top * kLn2 + __logf(sum);
-      }
 #pragma unroll
       for (int step = 0; step < C::kTileK / 16; ++step) {
 #pragma unroll
@@ -195,6 +207,12 @@ struct Weights {
           of[g][step][i] = ptx::pack2<typename C::Element>(from[i % 2 * 2], from[i % 2 * 2 + 1]);
         }
       }
+    }
+    if (lane % 4 == 0) {
+      for_rows([&](int g, int r) {
+        const int place = rows.place[row0 + kGroupRows * g + 8 * r + lane / 4];
+        if (place >= 0) p.lse[place] = sum[g][r] == 0.0f ? -INFINITY : top[g][r] * kLn2 + __logf(sum[g][r]);
+      });
     }
   }
 
@@ -283,15 +301,22 @@ __device__ inline void store_outputs(const Params& p, int tile, const Weights<C>
   }
 #pragma unroll
   for (unsigned piece = 0; piece < kPieces; ++piece) {
-    float o[C::kGroups][4][4] = {}, unit[C::kGroups][2];
+    float o[C::kGroups][4][4] = {}, unit[C::kGroups][2], factor[C::kGroups][2];
     float largest = shared.largest[0][piece];
 #pragma unroll
     for (int n = 1; n < kWarps; ++n) largest = fmaxf(largest, shared.largest[n][piece]);
     const float of_tile = unit_of(largest);
     if (weights.whole) {
       multiply_by_values<C, true>(o, piece, lane, weights, v_at);
+      const float inverse = __fdividef(1.0f, of_tile);
 #pragma unroll
-      for (int g = 0; g < C::kGroups; ++g) unit[g][0] = unit[g][1] = of_tile;
+      for (int g = 0; g < C::kGroups; ++g) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          unit[g][r] = of_tile;
+          factor[g][r] = weights.inverse[g][r] * inverse;
+        }
+      }
     } else {
       multiply_by_values<C, false>(o, piece, lane, weights, v_at);
 #pragma unroll
@@ -304,6 +329,7 @@ __device__ inline void store_outputs(const Params& p, int tile, const Weights<C>
           largest = largest_of_quad(largest) * weights.inverse[g][r];
           const bool meets_all = rows.keys[first + kGroupRows * g + 8 * r] == kAllKeys;
           unit[g][r] = meets_all ? of_tile : unit_of(largest < INFINITY ? largest : 1.0f);
+          factor[g][r] = weights.inverse[g][r] * __fdividef(1.0f, unit[g][r]);
         }
       }
     }
@@ -318,7 +344,7 @@ __device__ inline void store_outputs(const Params& p, int tile, const Weights<C>
           x[2 * n + 1] = o[g][n][2 * r + 1];
         }
         if (place[g][r] < 0) continue;
-        write_partial<C::kHeadSize>(p, place[g][r], 4 * piece + lane % 4, x, weights.inverse[g][r], unit[g][r]);
+        write_partial<C::kHeadSize>(p, place[g][r], 4 * piece + lane % 4, x, factor[g][r], unit[g][r]);
       }
     }
   }

@@ -35,11 +35,10 @@ __device__ __forceinline__ void write_piece(const Params& p, std::int64_t b, con
   }
 }
 
-// o * factor, to place `at` among partial results.
+// o * factor, which is in units, to place `at` among partial results.
 template <int kHead>
 __device__ __forceinline__ void write_partial(const Params& p, std::int64_t at, int piece, const float (&o)[8],
                                               float factor, float unit) {
-  factor *= __fdividef(1.0f, unit);
   std::uint32_t words[4];
 #pragma unroll
   for (int t = 0; t < 4; ++t) words[t] = ptx::pack2<__half>(o[2 * t] * factor, o[2 * t + 1] * factor);
