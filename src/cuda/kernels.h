@@ -42,7 +42,8 @@
   K(LinearProblem, kCublasLtLinear, "cublaslt", "linear", true)                                               \
   K(LinearProblem, kCublasLtLinearW8A8, "cublaslt_w8a8", "linear", true)                                      \
   K(LinearBackwardProblem, kCublasLtLinearBackward, "cublaslt", "linear", true)                               \
-  /* over lists of key blocks, mma.sync, from Ampere on: block by block, partial results joined */            \
+  /* over lists of key blocks, wgmma or mma.sync: by blocks, partial results joined, or by rows   */          \
+  K(SparseProblem, kSm90SparseForward, "sm90", "flash", true)                                                 \
   K(SparseProblem, kSm80SparseForward, "sm80", "flash", true)                                                 \
   K(SparseBackwardProblem, kSm80SparseBackward, "sm80", "flash", true)                                        \
   /* native sparse attention, from Ampere on: means of keys and their gradients, and blocks chosen by them */ \

@@ -28,8 +28,8 @@ void Table::int4(std::string_view what, const Int4Subject& s) {
 }
 
 void Table::sparse(std::string_view what, const SparseSubject& s) {
-  cases.push_back({text("sm80 lists ", s.pass == Pass::forward ? "forward " : "backward ", name_of(s.dtype), " d", s.D,
-                        " s", s.S, " blocks of ", s.block, after(what)),
+  cases.push_back({text(s.candidate, " lists ", s.pass == Pass::forward ? "forward " : "backward ", name_of(s.dtype),
+                        " d", s.D, " s", s.S, " blocks of ", s.block, after(what)),
                    [s](std::uint64_t seed) { return make_subject(s, seed); }});
 }
 
@@ -56,7 +56,7 @@ std::vector<SoakCase> soak_cases(int compute_major) {
   ampere_attention(table);
   ampere_decode(table);
   plain_attention(table);
-  sparse_attention(table);
+  sparse_attention(table, hopper);
   linear_layers(table, hopper);
   return out;
 }

@@ -3,9 +3,14 @@
 
 namespace heddle::soak {
 
-void sparse_attention(Table& table) {
-  const auto both = [&](const char* what, SparseSubject s) {
+void sparse_attention(Table& table, bool hopper) {
+  const auto forward = [&](const char* what, SparseSubject s) {
     table.sparse(what, s);
+    s.candidate = "sm90";
+    if (hopper) table.sparse(what, s);
+  };
+  const auto both = [&](const char* what, SparseSubject s) {
+    forward(what, s);
     s.pass = Pass::backward;
     table.sparse(what, s);
   };
@@ -24,22 +29,21 @@ void sparse_attention(Table& table) {
                                           .units = 16,
                                           .entries = 12});
   // By rows: many that share a list, and steps of decoding, whose keys warps and blocks of threads share.
-  table.sparse("lists of 64 rows",
-               {.B = 2, .H = 32, .Hkv = 2, .S = 1024, .D = 128, .query_rows = 4, .units = 2, .entries = 8});
-  table.sparse("lists of 80 rows, small blocks", {.dtype = DType::f16,
-                                                  .B = 2,
-                                                  .H = 10,
-                                                  .Hkv = 1,
-                                                  .S = 1000,
-                                                  .D = 64,
-                                                  .block = 16,
-                                                  .query_rows = 8,
-                                                  .units = 1,
-                                                  .entries = 20});
-  table.sparse("a step", {.B = 8, .H = 64, .Hkv = 4, .S = 4096, .rows = 1, .D = 128, .units = 4, .entries = 16});
-  table.sparse(
-      "a step, groups of 40",
-      {.dtype = DType::f16, .B = 3, .H = 80, .Hkv = 2, .S = 2000, .rows = 3, .D = 64, .units = 2, .entries = 20});
+  forward("lists of 64 rows",
+          {.B = 2, .H = 32, .Hkv = 2, .S = 1024, .D = 128, .query_rows = 4, .units = 2, .entries = 8});
+  forward("lists of 80 rows, small blocks", {.dtype = DType::f16,
+                                             .B = 2,
+                                             .H = 10,
+                                             .Hkv = 1,
+                                             .S = 1000,
+                                             .D = 64,
+                                             .block = 16,
+                                             .query_rows = 8,
+                                             .units = 1,
+                                             .entries = 20});
+  forward("a step", {.B = 8, .H = 64, .Hkv = 4, .S = 4096, .rows = 1, .D = 128, .units = 4, .entries = 16});
+  forward("a step, groups of 40",
+          {.dtype = DType::f16, .B = 3, .H = 80, .Hkv = 2, .S = 2000, .rows = 3, .D = 64, .units = 2, .entries = 20});
 }
 
 }  // namespace heddle::soak

@@ -21,7 +21,7 @@ class SparseCall : public Subject {
     k = random_tensor({s.B, s.S, s.Hkv, s.D}, seed + 2);
     v = random_tensor({s.B, s.S, s.Hkv, s.D}, seed + 3);
     options.causal = Causal::bottom_right;
-    options.force = "sm80";
+    options.force = s.candidate;
     make_lists(seed);
     describe();
     const std::int64_t rows = std::int64_t{s.B} * sq * s.H, keys = std::int64_t{s.B} * s.S * s.Hkv;

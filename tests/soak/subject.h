@@ -97,6 +97,7 @@ struct Int4Subject {
 
 // Over lists of key blocks, causal.
 struct SparseSubject {
+  std::string candidate = "sm80";
   Pass pass = Pass::forward;
   DType dtype = DType::bf16;
   int B, H, Hkv, S, rows = 0, D, block = 64, query_rows = 1;  // rows: the last positions; 0: all

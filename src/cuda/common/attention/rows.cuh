@@ -35,6 +35,24 @@ __device__ inline std::uint32_t any_of_quads(std::uint32_t bits) {
   return bits;
 }
 
+// Which keys any of the warp's rows attends, those whose score is not -inf: bit 2 n + c for this lane's column c of
+// block n. The whole warp.
+template <int kGroups, int kBlocks>
+__device__ inline std::uint32_t attended_keys(const float (&s)[kGroups][kBlocks][4]) {
+  std::uint32_t attended = 0;
+#pragma unroll
+  for (int n = 0; n < kBlocks; ++n) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      bool any = false;
+#pragma unroll
+      for (int g = 0; g < kGroups; ++g) any |= s[g][n][c] != -INFINITY || s[g][n][2 + c] != -INFINITY;
+      attended |= static_cast<std::uint32_t>(any) << (2 * n + c);
+    }
+  }
+  return any_of_quads(attended);
+}
+
 // A word whose low and high half are all ones where bit 0 and bit 1 are set: keeps those of two 16-bit numbers.
 __device__ inline std::uint32_t halves(std::uint32_t bits) {
   return ((bits & 1) != 0 ? 0x0000ffffu : 0) | ((bits & 2) != 0 ? 0xffff0000u : 0);

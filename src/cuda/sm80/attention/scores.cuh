@@ -139,23 +139,6 @@ __device__ inline void add_planes(const Params& p, const Work& w, bool whole, in
   }
 }
 
-// Which keys any of the warp's rows attends: bit 2 n + c for this lane's column c of block n.
-template <class C>
-__device__ inline std::uint32_t attended_keys(const float (&s)[C::kGroups][C::kTileK / 8][4]) {
-  std::uint32_t attended = 0;
-#pragma unroll
-  for (int n = 0; n < C::kTileK / 8; ++n) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      bool any = false;
-#pragma unroll
-      for (int g = 0; g < C::kGroups; ++g) any |= s[g][n][c] != -INFINITY || s[g][n][2 + c] != -INFINITY;
-      attended |= static_cast<std::uint32_t>(any) << (2 * n + c);
-    }
-  }
-  return any_of_quads(attended);
-}
-
 // Which pairs of a block dropout keeps: bit 2 r + c for row i + 8 r and key + c, of this lane. Two lanes side by side
 // hold one quad of keys for two rows each: one draws the random words of the first row, the other those of the second,
 // and they swap halves.

@@ -13,16 +13,19 @@ concept Float32 = sizeof(typename C::Element) == 4;
 
 // Rows of 16-byte chunks; chunk c of row r lies at c ^ (r % 8), so that eight rows of one column meet all banks. Rows
 // of four chunks meet them two by two: c ^ (r / 2 % 4).
+__device__ inline std::uint32_t swizzled(std::uint32_t pitch, unsigned row, unsigned chunk) {
+  return row * pitch + ((chunk ^ (pitch < 128 ? row / 2 % 4 : row % 8)) << 4);
+}
+
 template <class T, int kRows, int kColumns>
 struct alignas(1024) Tile {
   static constexpr std::uint32_t kPitch = kColumns * sizeof(T);
   static constexpr int kPerChunk = 16 / sizeof(T), kChunks = kColumns / kPerChunk;
   T row[kRows][kColumns];
-};
 
-__device__ inline std::uint32_t swizzled(std::uint32_t pitch, unsigned row, unsigned chunk) {
-  return row * pitch + ((chunk ^ (pitch < 128 ? row / 2 % 4 : row % 8)) << 4);
-}
+  // Bytes from the tile's start to a chunk.
+  __device__ static std::uint32_t offset(unsigned row, unsigned chunk) { return swizzled(kPitch, row, chunk); }
+};
 
 // The same value. tile is never negative, so that tile >> 31 is 0; but the compiler does not know, and takes the value
 // for one that changes with the tile. So what is computed from it inside a loop over tiles is computed in each step,

@@ -155,7 +155,7 @@ struct Pairs {
       const AttentionProblem& a = p.scores.problem;
       const bool planes = a.bias.data != nullptr || a.mask.data != nullptr;
       if (planes) attention::add_planes<Warp>(p.scores, w.scores, whole, row, key, s);
-      attended = planes || !whole ? attention::attended_keys<Warp>(s) : ~0u;
+      attended = planes || !whole ? attended_keys(s) : ~0u;
       if (p.largest != nullptr) take_large_rows(s);
     }
     const float scale = C::kScoreOptions ? kLog2e : p.scores.scale_log2;

@@ -63,7 +63,7 @@ struct Consumer {
       attended = ~0u;
       if (p.problem.bias.data != nullptr || p.problem.mask.data != nullptr || p.gaps) {
         attention::add_planes<C>(p, w, whole && w.key_offset % 2 == 0, row, key + w.key_offset, s);
-        attended = attention::attended_keys<C>(s);
+        attended = attended_keys(s);
       }
     }
   }

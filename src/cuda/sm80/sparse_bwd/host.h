@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "cuda/sm80/sparse/host.h"
+#include "cuda/common/sparse/host.h"
 
 namespace heddle::cuda::sm80::sparse_bwd {
 

@@ -7,10 +7,10 @@
 
 #include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/sparse/rows.cuh"
 #include "cuda/sm80/attention_bwd/loader.cuh"
 #include "cuda/sm80/attention_bwd/scores.cuh"
 #include "cuda/sm80/attention_bwd/variants.h"
-#include "cuda/sm80/sparse/rows.cuh"
 #include "cuda/sm80/sparse_bwd/params.h"
 
 namespace heddle::cuda::sm80::sparse_bwd {
@@ -69,19 +69,34 @@ __device__ inline void find_rows(const Params& p, int tile, int sub, SharedMemor
   rows.d_o[row] = p.d_o.at(shared.item.b, shared.s.q_begin + found.i, found.h);
 }
 
+// Rows of q or d_o to a tile. from: where each begins; exists: by its place.
+template <int kThreads, class T, int kRows, int kColumns>
+__device__ inline void load_tile(const std::byte* const (&from)[kRows], const int (&place)[kRows], const Operand& x,
+                                 std::int64_t size, int thread, attention::Tile<T, kRows, kColumns>& tile) {
+  using Tile = attention::Tile<T, kRows, kColumns>;
+  constexpr int kPass = kThreads / Tile::kChunks;
+  const int chunk = thread % Tile::kChunks;
+  const std::uint32_t to = ptx::shared_address(&tile);
+#pragma unroll 4
+  for (int row = thread / Tile::kChunks; row < kRows; row += kPass) {
+    const bool exists = place[row] >= 0 && Tile::kPerChunk * chunk < size;
+    ptx::copy_async_16(to + Tile::offset(row, chunk), exists ? from[row] + 16 * chunk : x.data, exists);
+  }
+}
+
 // The rows that find_rows() has found; zeros for those that there are not.
 template <class C>
 __device__ inline void load_rows(const Params& p, int tile, SharedMemory<C>& shared) {
   const Rows<C>& rows = shared.rows[tile % 2];
   const int thread = static_cast<int>(recomputed(threadIdx.x, tile));
-  sparse::load_rows<C::kThreads>(rows.q, rows.place, p.problem.q, p.problem.D, thread, shared.q);
+  load_tile<C::kThreads>(rows.q, rows.place, p.problem.q, p.problem.D, thread, shared.q);
   if (thread < C::kTileQ) {
     const bool exists = rows.place[thread] >= 0;
     const std::int64_t at = exists ? rows.at[thread] : 0;
     ptx::copy_async_4(ptx::shared_address(shared.lse_log2 + thread), p.lse_log2 + at, exists);
     ptx::copy_async_4(ptx::shared_address(shared.delta + thread), p.delta + at, exists);
   }
-  sparse::load_rows<C::kThreads>(rows.d_o, rows.place, p.d_o, p.problem.Dv, thread, shared.d_o);
+  load_tile<C::kThreads>(rows.d_o, rows.place, p.d_o, p.problem.Dv, thread, shared.d_o);
 }
 
 // P (in s) and dS, with respect to scale * q . k, of a tile that lies in shared memory. Returns this lane's word of
@@ -120,7 +135,7 @@ __device__ inline std::uint32_t compute_pairs(const Params& p, int tile, typenam
                                    [&](int n) { return &s[g][n][2 * r]; });
       }
     }
-    attended = attention::attended_keys<typename C::WarpScores>(s);
+    attended = attended_keys(s);
   }
   for_each_pair<C>([&](int g, int n, int i) { s[g][n][i] = ptx::exp2_approx(s[g][n][i] - lse[g][i / 2]); });
 #pragma unroll

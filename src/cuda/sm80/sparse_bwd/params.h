@@ -3,7 +3,7 @@
 
 #include <cuda_fp16.h>
 
-#include "cuda/sm80/sparse/params.h"
+#include "cuda/common/sparse/params.h"
 
 namespace heddle::cuda::sm80::sparse_bwd {
 

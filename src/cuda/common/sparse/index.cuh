@@ -3,9 +3,9 @@
 #pragma once
 
 #include "cuda/common/prefix_sum.cuh"
-#include "cuda/sm80/sparse/params.h"
+#include "cuda/common/sparse/params.h"
 
-namespace heddle::cuda::sm80::sparse {
+namespace heddle::cuda::sparse {
 
 constexpr int kIndexThreads = 256, kScanThreads = 1024;
 
@@ -132,4 +132,4 @@ static __global__ void __launch_bounds__(kIndexThreads) order_kernel(const __gri
   }
 }
 
-}  // namespace heddle::cuda::sm80::sparse
+}  // namespace heddle::cuda::sparse

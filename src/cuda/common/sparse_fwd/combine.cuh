@@ -3,10 +3,10 @@
 
 #include "cuda/common/attention/exponents.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm80/sparse_fwd/params.h"
-#include "cuda/sm80/sparse_fwd/rows_out.cuh"
+#include "cuda/common/sparse_fwd/params.h"
+#include "cuda/common/sparse_fwd/rows_out.cuh"
 
-namespace heddle::cuda::sm80::sparse_fwd {
+namespace heddle::cuda::sparse_fwd {
 
 constexpr int kCombineThreads = 256;
 
@@ -78,4 +78,4 @@ __global__ void __launch_bounds__(kCombineThreads, 3) combine_kernel(const __gri
   write_piece<T>(p, w.b, w.s, i, h, lane, o);
 }
 
-}  // namespace heddle::cuda::sm80::sparse_fwd
+}  // namespace heddle::cuda::sparse_fwd

@@ -10,27 +10,26 @@
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
-#include "cuda/sm80/attention/scores.cuh"
-#include "cuda/sm80/attention/tile.cuh"
-#include "cuda/sm80/sparse/host.h"
-#include "cuda/sm80/sparse_fwd/params.h"
-#include "cuda/sm80/sparse_fwd/rows_out.cuh"
+#include "cuda/common/ptx/tma.cuh"
+#include "cuda/common/sparse/host.h"
+#include "cuda/common/sparse/tile.cuh"
+#include "cuda/common/sparse_fwd/params.h"
+#include "cuda/common/sparse_fwd/rows_out.cuh"
+#include "cuda/common/wgmma.cuh"
 
-namespace heddle::cuda::sm80::sparse_fwd::by_rows {
-
-using attention::kGroupRows;
-using attention::swizzled;
+namespace heddle::cuda::sparse_fwd::by_rows {
 
 constexpr int kThreads = 128, kWarps = kThreads / kWarp;
 
-// kShare: warps that have the same rows, and each its own of the key tiles. 1: each has rows of its own.
-template <class T, int kHead, int kSharing>
+// kShare: warps that have the same rows, and each its own of the key tiles. 1: each has rows of its own. kWgmma: then
+// products by wgmma, where all rows meet all keys of a tile.
+template <class T, int kHead, int kSharing, bool kHopper>
 struct Config {
   using Element = T;
+  static constexpr bool kWgmma = kHopper && kSharing == 1;
   static constexpr int kShare = kSharing, kTileRows = kWarps / kShare * kGroupRows;
   static constexpr int kTileK = kTileKeys, kGroups = 1, kBlocks = kTileK / 8, kHeadSize = kHead;
   static constexpr int kLoaders = kThreads / kShare;  // threads that load a tile of keys
-  static constexpr std::uint32_t kPitch = kHead * sizeof(T);
 };
 
 struct Work {
@@ -44,7 +43,7 @@ struct Work {
 
 template <class C>
 struct SharedMemory {
-  using Keys = attention::Tile<typename C::Element, kTileKeys, C::kHeadSize>;
+  using Keys = sparse::Tile<typename C::Element, kTileKeys, C::kHeadSize>;
   struct {
     Keys k, v;
   } tiles[C::kShare == 1 ? 2 : C::kShare];  // of even and odd tiles, or of each warp
@@ -174,8 +173,8 @@ struct Loader {
 #pragma unroll
       for (int n = 0; n < 16; n += kPass) {
         const bool there = exists(position + n + row);
-        ptx::copy_async_16(at + swizzled(Keys::kPitch, static_cast<unsigned>(group + n + row), chunk),
-                           there ? source : x.data, there);
+        ptx::copy_async_16(at + Keys::offset(static_cast<unsigned>(group + n + row), chunk), there ? source : x.data,
+                           there);
         source += kPass * pitch;
       }
     }
@@ -186,6 +185,7 @@ struct Loader {
 template <class C>
 struct Rows {
   using T = typename C::Element;
+  using Keys = typename SharedMemory<C>::Keys;
   std::uint32_t q[C::kHeadSize / 16][4];
   float o[C::kHeadSize / 8][4] = {};
   RowState state;
@@ -193,31 +193,45 @@ struct Rows {
   // The tile's first row of this warp.
   __device__ static int first_row() { return C::kShare == 1 ? static_cast<int>(threadIdx.x) / kWarp * kGroupRows : 0; }
 
-  __device__ explicit Rows(const typename SharedMemory<C>::Keys& q_tile) {
+  __device__ explicit Rows(const Keys& q_tile) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const std::uint32_t from = ptx::shared_address(&q_tile);
 #pragma unroll
     for (int k = 0; k < C::kHeadSize / 16; ++k) {
-      ptx::load_matrix_x4(q[k], from + swizzled(C::kPitch, first_row() + lane % 16, 2 * k + lane / 16));
+      ptx::load_matrix_x4(q[k], from + Keys::offset(first_row() + lane % 16, 2 * k + lane / 16));
     }
   }
 
   // Scores of the tile of keys from number `first` on, to weights; O and the statistics follow the new maximum. done:
   // called when the keys have been read.
   template <class Done>
-  __device__ __forceinline__ void meet_keys(const Params& p, const SharedMemory<C>& shared, int first, std::uint32_t k,
+  __device__ __forceinline__ void meet_keys(const Params& p, const SharedMemory<C>& shared, int first, const Keys& k,
                                             Done done) {
     const unsigned lane = threadIdx.x % kWarp;
     float s[1][C::kBlocks][4] = {};
-    const std::uint32_t k_at = k + swizzled(C::kPitch, lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    if constexpr (C::kWgmma) {
+      auto& sums = reinterpret_cast<float(&)[C::kTileK / 2]>(s);
+      const Swizzled128 keys(&k);
+      wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < C::kHeadSize / 16; ++step) {
+      for (int step = 0; step < C::kHeadSize / 16; ++step) {
+        Wgmma<T, C::kTileK>::template registers_shared<false>(
+            sums, q[step], keys.at(step / 4 * Keys::kPanelBytes + step % 4 * 32), step > 0);
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+      keep(sums);
+    } else {
+      const std::uint32_t k_at = ptx::shared_address(&k) + Keys::offset(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
-      for (int n = 0; n < C::kBlocks / 2; ++n) {
-        std::uint32_t y[4];
-        ptx::load_matrix_x4(y, (k_at ^ step << 5) + n * 16 * C::kPitch);
-        ptx::mma_16816<T>(s[0][2 * n], q[step], y[0], y[1]);
-        ptx::mma_16816<T>(s[0][2 * n + 1], q[step], y[2], y[3]);
+      for (int step = 0; step < C::kHeadSize / 16; ++step) {
+#pragma unroll
+        for (int n = 0; n < C::kBlocks / 2; ++n) {
+          std::uint32_t y[4];
+          ptx::load_matrix_x4(y, (k_at ^ step % 4 << 5) + step / 4 * Keys::kPanelBytes + n * 16 * Keys::kRowBytes);
+          ptx::mma_16816<T>(s[0][2 * n], q[step], y[0], y[1]);
+          ptx::mma_16816<T>(s[0][2 * n + 1], q[step], y[2], y[3]);
+        }
       }
     }
     done();
@@ -242,7 +256,7 @@ struct Rows {
           if (position + e % 2 < met[e / 2].begin || position + e % 2 >= met[e / 2].end) s[0][n][e] = -INFINITY;
         }
       }
-      attended = attention::attended_keys<C>(s);
+      attended = attended_keys(s);
     }
     float correction[2];
 #pragma unroll
@@ -282,15 +296,37 @@ struct Rows {
     }
   }
 
-  __device__ __forceinline__ void meet_values(std::uint32_t v) { whole ? add_values<true>(v) : add_values<false>(v); }
+  __device__ __forceinline__ void meet_values(const Keys& v) {
+    if (!whole) {
+      add_values<false>(v);
+    } else if constexpr (C::kWgmma) {
+      add_values_by_wgmma(v);
+    } else {
+      add_values<true>(v);
+    }
+  }
 
  private:
   std::uint32_t weights[C::kTileK / 16][4];
   bool whole;              // each row meets all keys of the tile
   std::uint32_t attended;  // where not: as attended_keys() has it
 
+  __device__ __forceinline__ void add_values_by_wgmma(const Keys& v) {
+    auto& sums = reinterpret_cast<float(&)[C::kHeadSize / 2]>(o);
+    const Swizzled128 values(&v, Keys::kPanelBytes);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < C::kTileK / 16; ++step) {
+      Wgmma<T, C::kHeadSize>::template registers_shared<true>(sums, weights[step],
+                                                              values.at(step * 16 * Keys::kRowBytes), true);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    keep(sums);
+  }
   template <bool kWhole>
-  __device__ __forceinline__ void add_values(std::uint32_t v_at) {
+  __device__ __forceinline__ void add_values(const Keys& values) {
+    const std::uint32_t v_at = ptx::shared_address(&values);
     const unsigned lane = threadIdx.x % kWarp;
 #pragma unroll
     for (int step = 0; step < C::kTileK / 16; ++step) {
@@ -300,7 +336,7 @@ struct Rows {
 #pragma unroll
       for (int n = 0; n < C::kHeadSize / 16; ++n) {
         std::uint32_t v[4];  // keys 0-7 and 8-15 of 8 columns, then of the next 8
-        ptx::load_matrix_x4_transposed(v, v_at + swizzled(C::kPitch, 16 * step + lane % 16, 2 * n + lane / 16));
+        ptx::load_matrix_x4_transposed(v, v_at + Keys::offset(16 * step + lane % 16, 2 * n + lane / 16));
         if constexpr (!kWhole) {
           v[0] &= low, v[1] &= high;
           v[2] &= low, v[3] &= high;
@@ -397,7 +433,7 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
   for (int n = thread; n < C::kTileRows * Keys::kChunks; n += kThreads) {
     const int row = n / Keys::kChunks, chunk = n % Keys::kChunks;
     const bool exists = chunk * Keys::kPerChunk < problem.D;
-    ptx::copy_async_16(ptx::shared_address(&q_tile) + swizzled(Keys::kPitch, row, chunk),
+    ptx::copy_async_16(ptx::shared_address(&q_tile) + Keys::offset(row, chunk),
                        shared.q[row] + (exists ? 16 * chunk : 0), exists);
   }
   ptx::copy_async_commit();
@@ -416,11 +452,12 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
 #pragma unroll 1
     for (int tile = begin; tile < end; ++tile) {
       ptx::copy_async_wait<0>();
+      if constexpr (C::kWgmma) ptx::fence_async_shared();
       __syncthreads();  // the tile is there, and all are done with the one that the next takes the place of
       if (tile + 1 < end) load(tile + 1);
       ptx::copy_async_commit();
-      rows.meet_keys(p, shared, tile * kTileKeys, ptx::shared_address(&shared.tiles[tile % 2].k), [] {});
-      rows.meet_values(ptx::shared_address(&shared.tiles[tile % 2].v));
+      rows.meet_keys(p, shared, tile * kTileKeys, shared.tiles[tile % 2].k, [] {});
+      rows.meet_values(shared.tiles[tile % 2].v);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -457,14 +494,14 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
       const int next = tile + C::kShare;
       ptx::copy_async_wait<1>();
       __syncwarp();  // the keys are there
-      rows.meet_keys(p, shared, tile * kTileKeys, ptx::shared_address(&tile_of.k), [&] {
+      rows.meet_keys(p, shared, tile * kTileKeys, tile_of.k, [&] {
         __syncwarp();  // they have been read
         if (next < end) load(load_k, problem.k, next, tile_of.k);
         ptx::copy_async_commit();
       });
       ptx::copy_async_wait<1>();
       __syncwarp();  // the values are there
-      rows.meet_values(ptx::shared_address(&tile_of.v));
+      rows.meet_values(tile_of.v);
       __syncwarp();  // they have been read
       if (next < end) load(load_v, problem.v, next, tile_of.v);
       ptx::copy_async_commit();
@@ -514,4 +551,4 @@ __global__ void __launch_bounds__(kThreads, C::kShare == 1 ? 3 : 1) rows_kernel(
   }
 }
 
-}  // namespace heddle::cuda::sm80::sparse_fwd::by_rows
+}  // namespace heddle::cuda::sparse_fwd::by_rows

@@ -5,10 +5,10 @@
 #include "core/check.h"
 #include "cuda/common/launch.cuh"
 #include "cuda/common/requirements.h"
-#include "cuda/sm80/sparse/host.h"
-#include "cuda/sm80/sparse/index.cuh"
+#include "cuda/common/sparse/host.h"
+#include "cuda/common/sparse/index.cuh"
 
-namespace heddle::cuda::sm80::sparse {
+namespace heddle::cuda::sparse {
 namespace {
 
 // Counts of tiles are no more than this where tiles may be larger, and tiles of about so many lists are quickest.
@@ -112,4 +112,4 @@ Refusal refuse(const SparseProblem& p, const Cut& cut) {
   return "";
 }
 
-}  // namespace heddle::cuda::sm80::sparse
+}  // namespace heddle::cuda::sparse

@@ -3,15 +3,17 @@
 
 #include <cuda_fp16.h>
 
-#include "cuda/sm80/sparse/params.h"
+#include "cuda/common/sparse/params.h"
 
-namespace heddle::cuda::sm80::sparse_fwd {
+namespace heddle::cuda::sparse_fwd {
 
 using sparse::Item;
 using sparse::kWarp;
 using sparse::Named;
 
 using sparse::kTileKeys;
+
+constexpr int kGroupRows = 16;  // of mma.sync, and of a warp's share of wgmma
 
 // Of an item: rows of q that one CTA multiplies with one tile of keys, and positions that have them.
 constexpr int kItemRows = 1024, kItemPositions = 256;
@@ -29,4 +31,4 @@ struct Params : sparse::Index {
   float* lse;       // [lists, units, parts, rows], natural; of a row without keys -inf, and nothing else is read of it
 };
 
-}  // namespace heddle::cuda::sm80::sparse_fwd
+}  // namespace heddle::cuda::sparse_fwd

@@ -6,9 +6,9 @@
 
 #include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
-#include "cuda/sm80/sparse_fwd/params.h"
+#include "cuda/common/sparse_fwd/params.h"
 
-namespace heddle::cuda::sm80::sparse_fwd {
+namespace heddle::cuda::sparse_fwd {
 
 // What halves are relative to: `largest`, or near it. Up to 2^126, whose inverse is no subnormal number.
 __device__ __forceinline__ float unit_of(float largest) { return largest >= FLT_MIN ? fminf(largest, 0x1p126f) : 1.0f; }
@@ -58,4 +58,4 @@ __device__ __forceinline__ float sink_of(const Params& p, std::int64_t h) {
   return sink.data != nullptr ? reinterpret_cast<const float*>(sink.data)[h * sink.stride_h] : -INFINITY;
 }
 
-}  // namespace heddle::cuda::sm80::sparse_fwd
+}  // namespace heddle::cuda::sparse_fwd

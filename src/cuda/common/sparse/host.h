@@ -7,10 +7,10 @@
 #include <cstdint>
 #include <string_view>
 
-#include "cuda/sm80/sparse/params.h"
+#include "cuda/common/sparse/params.h"
 #include "problem/candidate.h"
 
-namespace heddle::cuda::sm80::sparse {
+namespace heddle::cuda::sparse {
 
 constexpr int kMostSlots = 1024;
 
@@ -65,4 +65,4 @@ constexpr unsigned blocks_of(std::int64_t threads, std::int64_t of_block) {
   return static_cast<unsigned>(ceil_div(threads, of_block));
 }
 
-}  // namespace heddle::cuda::sm80::sparse
+}  // namespace heddle::cuda::sparse

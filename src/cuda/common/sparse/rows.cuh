@@ -3,10 +3,9 @@
 #pragma once
 
 #include "cuda/common/ptx/memory.cuh"
-#include "cuda/sm80/attention/tile.cuh"
-#include "cuda/sm80/sparse/params.h"
+#include "cuda/common/sparse/params.h"
 
-namespace heddle::cuda::sm80::sparse {
+namespace heddle::cuda::sparse {
 
 // A row of an item, and what it meets of a tile of the block's keys.
 struct FoundRow {
@@ -52,25 +51,9 @@ __device__ inline void load_keys(const Index& p, const Item& item, const Sequenc
 #pragma unroll 4
   for (int row = row0; row < kTileKeys; row += kPass) {
     const bool exists = column && row >= begin && row < end;
-    ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, row, chunk), exists ? from : x.data, exists);
+    ptx::copy_async_16(to + Tile::offset(row, chunk), exists ? from : x.data, exists);
     from += step;
   }
 }
 
-// Rows of q or d_o to a tile. from: where each begins; exists: by its place.
-template <int kThreads, class T, int kRows, int kColumns>
-__device__ inline void load_rows(const std::byte* const (&from)[kRows], const int (&place)[kRows], const Operand& x,
-                                 std::int64_t size, int thread, attention::Tile<T, kRows, kColumns>& tile) {
-  using Tile = attention::Tile<T, kRows, kColumns>;
-  constexpr int kPass = kThreads / Tile::kChunks;
-  const int chunk = thread % Tile::kChunks;
-  const std::uint32_t to = ptx::shared_address(&tile);
-#pragma unroll 4
-  for (int row = thread / Tile::kChunks; row < kRows; row += kPass) {
-    const bool exists = place[row] >= 0 && Tile::kPerChunk * chunk < size;
-    ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, row, chunk), exists ? from[row] + 16 * chunk : x.data,
-                       exists);
-  }
-}
-
-}  // namespace heddle::cuda::sm80::sparse
+}  // namespace heddle::cuda::sparse

@@ -9,7 +9,7 @@
 #include "cuda/common/divisor.h"
 #include "problem/sparse.h"
 
-namespace heddle::cuda::sm80::sparse {
+namespace heddle::cuda::sparse {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAll = 0xffffffff;
@@ -111,4 +111,4 @@ struct Index {
   }
 };
 
-}  // namespace heddle::cuda::sm80::sparse
+}  // namespace heddle::cuda::sparse

@@ -1,0 +1,58 @@
+// The launches. kHopper: kernels with wgmma, to be compiled for Hopper.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/common/elements.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/sparse_fwd/by_keys.cuh"
+#include "cuda/common/sparse_fwd/by_rows.cuh"
+#include "cuda/common/sparse_fwd/combine.cuh"
+#include "cuda/common/sparse_fwd/plan.h"
+
+namespace heddle::cuda::sparse_fwd {
+
+constexpr const char* kOperation = "sparse_attention_forward";
+
+template <class C>
+void launch_rows(const Params& params, cudaStream_t stream) {
+  const std::int64_t ctas = params.count * params.units * params.row_tiles * params.parts;
+  start(kOperation, by_rows::rows_kernel<C>,
+        {static_cast<unsigned>(ctas), by_rows::kThreads, sizeof(by_rows::SharedMemory<C>)}, stream, params);
+}
+
+template <class T, int kHead, bool kHopper>
+void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
+  if (plan.by_rows) {
+    plan.share == 1 ? launch_rows<by_rows::Config<T, kHead, 1, kHopper>>(params, stream)
+                    : launch_rows<by_rows::Config<T, kHead, kSharingWarps, kHopper>>(params, stream);
+    if (plan.parts == 1) return;
+  } else if (params.slots > 0) {
+    launch_index(params, kOperation, stream);
+    using C = by_keys::Config<T, kHead, kHopper>;
+    start(kOperation, by_keys::partial_kernel<C>,
+          {static_cast<unsigned>(plan.item_limit * plan.subs), C::kThreads, sizeof(by_keys::SharedMemory<C>)}, stream,
+          params);
+  }
+  const std::int64_t threads = params.count * params.units * params.rows * (kHead / 8);
+  start(kOperation, combine_kernel<T, kHead>, {sparse::blocks_of(threads, kCombineThreads), kCombineThreads}, stream,
+        params);
+}
+
+template <bool kHopper>
+void launch(const SparseProblem& p, void* memory, cudaStream_t stream) {
+  const Plan plan = plan_of(p);
+  if (plan.lists == 0 || p.H == 0) return;
+  sparse::Arrays arrays(memory);
+  Params params = params_of(p, plan, arrays);
+  for (params.first = 0; params.first < plan.lists; params.first += plan.lists_at_once) {
+    params.count = std::min(plan.lists_at_once, plan.lists - params.first);
+    const auto with = [&]<class T>(T) {
+      plan.head == 64 ? launch_lists<T, 64, kHopper>(params, plan, stream)
+                      : launch_lists<T, 128, kHopper>(params, plan, stream);
+    };
+    p.dtype == DType::f16 ? with(__half()) : with(__nv_bfloat16());
+  }
+}
+
+}  // namespace heddle::cuda::sparse_fwd

@@ -1,0 +1,97 @@
+#include "cuda/common/sparse_fwd/plan.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/check.h"
+#include "cuda/common/attention/log2.h"
+#include "cuda/common/device.h"
+#include "cuda/common/requirements.h"
+
+namespace heddle::cuda::sparse_fwd {
+namespace {
+
+using sparse::Arrays;
+using sparse::ceil_div;
+
+constexpr std::size_t kPartialBytes = std::size_t{1} << 30;
+
+// Lists of more rows are quicker by rows, which costs the same for a tile of 64 that is not full: 7 ns a tile of keys,
+// where by keys a row and tile of keys takes 0.28 (an H100, 65536 positions).
+constexpr std::int64_t kMostRowsByKeys = 24;
+// Sequences of so few lists are steps of decoding: an index would take longer than they. Not what the whole call has,
+// as a row's bits differ between the two ways, and must not depend on the other sequences.
+constexpr std::int64_t kMostListsOfStep = 8;
+
+// Sequences of a call may be of any length up to Sq.
+bool goes_by_rows(const SparseProblem& p, const sparse::Cut& cut) {
+  return cut.rows > kMostRowsByKeys || ceil_div(p.Sq, p.lists.query_rows) <= kMostListsOfStep;
+}
+
+}  // namespace
+
+Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
+  Params params{sparse::index_of(p, plan, arrays, !plan.by_rows)};
+  params.by_rows = plan.by_rows;
+  params.parts = plan.parts;
+  params.row_tiles = plan.row_tiles;
+  params.block_log2 = std::bit_width(static_cast<unsigned>(p.lists.block_size)) - 1;
+  params.scale_log2 = p.scale * kLog2e;
+  params.o_pairs = p.o.dtype != DType::f32 && has_rows_of_16_bytes(p.o);
+  if (plan.by_rows && plan.parts == 1) return params;
+  const std::int64_t rows = plan.lists_at_once * plan.units * plan.parts * plan.rows;
+  params.partial = arrays.take<__half>(rows * plan.head);
+  params.scales = arrays.take<float>(rows * (plan.head / 32));
+  params.lse = arrays.take<float>(rows);
+  return params;
+}
+
+Plan plan_of(const SparseProblem& p) {
+  const std::int64_t head = std::max(p.D, p.Dv) <= 64 ? 64 : 128;
+  constexpr std::int64_t kFloat = sizeof(float);
+  Plan plan{sparse::cut_of(p, {.row_bytes = head * static_cast<std::int64_t>(sizeof(__half)) + (head / 32 + 1) * kFloat,
+                               .bytes = kPartialBytes,
+                               .item_rows = kItemRows,
+                               .item_pairs = std::max<std::int64_t>(1, kItemPositions / p.lists.query_rows)}),
+            {}};
+  plan.by_rows = goes_by_rows(p, plan);
+  if (plan.by_rows) {
+    plan.share = plan.rows <= kGroupRows ? kSharingWarps : 1;
+    plan.row_tiles = plan.share > 1 ? 1 : static_cast<int>(ceil_div(plan.rows, kRowTile));
+    plan.lists_at_once = plan.lists;
+    // As many CTAs as there are multiprocessors, each with some tiles of keys.
+    const std::int64_t ctas = std::max<std::int64_t>(1, plan.lists * plan.units * plan.row_tiles),
+                       tiles = ceil_div(p.lists.entries * p.lists.block_size, kTileKeys);
+    const std::int64_t parts = current_device().multiprocessors / ctas;
+    plan.parts = p.batch_invariant ? 1
+                                   : static_cast<int>(std::clamp<std::int64_t>(
+                                         parts, 1, std::max<std::int64_t>(1, ceil_div(tiles, plan.share))));
+  } else {
+    plan.parts = static_cast<int>(p.lists.entries) * plan.subs;
+  }
+  Arrays arrays(nullptr);
+  params_of(p, plan, arrays);
+  plan.bytes = arrays.bytes();
+  return plan;
+}
+
+std::string description(const SparseProblem& p, const Plan& plan) {
+  if (plan.by_rows) {
+    return text("by rows: tiles of ", plan.share > 1 ? kGroupRows : kRowTile, " of the ", plan.rows,
+                " that share a list by 64 keys", plan.share > 1 ? text(", ", plan.share, " warps to a tile") : "",
+                plan.parts > 1 ? text(", a list's keys in ", plan.parts, " parts") : "");
+  }
+  return text("by blocks of ", p.lists.block_size, " keys, ", plan.tile_keys,
+              " at a time: rows that name one in tiles of 128, ", plan.lists_at_once, " of ", plan.lists,
+              " lists at a time, partial results of ", plan.rows, " rows in float16 joined in the order of slots");
+}
+
+double moved_bytes(const SparseProblem& p, const Plan& plan) {
+  const double entries = static_cast<double>(p.lists.typical), lists = static_cast<double>(plan.lists * plan.units);
+  if (plan.by_rows) {
+    return lists * plan.row_tiles * entries * 2.0 * static_cast<double>(p.lists.block_size * (p.D + p.Dv));
+  }
+  return lists * static_cast<double>(plan.rows) * entries * (2.0 * static_cast<double>(p.D) + 4.0 * plan.head);
+}
+
+}  // namespace heddle::cuda::sparse_fwd

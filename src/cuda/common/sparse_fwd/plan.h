@@ -1,0 +1,31 @@
+// How a call over lists is done, and its memory.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "cuda/common/sparse/host.h"
+#include "cuda/common/sparse_fwd/params.h"
+
+namespace heddle::cuda::sparse_fwd {
+
+// Where a CTA has one tile of rows by rows: as many, and the warps that then have the same ones.
+constexpr int kRowTile = 64, kSharingWarps = 4;
+
+struct Plan : sparse::Cut {
+  bool by_rows;                 // as in Params
+  int parts, row_tiles, share;  // share: warps that have the same rows
+  std::size_t bytes;
+};
+
+Plan plan_of(const SparseProblem& problem);
+Params params_of(const SparseProblem& problem, const Plan& plan, sparse::Arrays& arrays);
+
+// In words, for explain.
+std::string description(const SparseProblem& problem, const Plan& plan);
+
+// Bytes that move: by keys each pair reads its rows of q, and writes and reads a partial result; by rows each tile of
+// rows reads the list's keys and values, which the L2 cache has.
+double moved_bytes(const SparseProblem& problem, const Plan& plan);
+
+}  // namespace heddle::cuda::sparse_fwd

@@ -1,0 +1,10 @@
+#include "cuda/common/sparse_fwd/launch.cuh"
+#include "cuda/sm90/sparse_fwd/host.h"
+
+namespace heddle::cuda::sm90::sparse_fwd {
+
+void launch(const SparseProblem& problem, void* memory, void* stream) {
+  cuda::sparse_fwd::launch<true>(problem, memory, static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace heddle::cuda::sm90::sparse_fwd
