@@ -31,7 +31,8 @@ bool goes_by_rows(const SparseProblem& p, const sparse::Cut& cut) {
 }  // namespace
 
 Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
-  Params params{sparse::index_of(p, plan, arrays, !plan.by_rows)};
+  Params params{};
+  static_cast<sparse::Index&>(params) = sparse::index_of(p, plan, arrays, !plan.by_rows);
   params.by_rows = plan.by_rows;
   params.parts = plan.parts;
   params.row_tiles = plan.row_tiles;
@@ -49,11 +50,12 @@ Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
 Plan plan_of(const SparseProblem& p) {
   const std::int64_t head = std::max(p.D, p.Dv) <= 64 ? 64 : 128;
   constexpr std::int64_t kFloat = sizeof(float);
-  Plan plan{sparse::cut_of(p, {.row_bytes = head * static_cast<std::int64_t>(sizeof(__half)) + (head / 32 + 1) * kFloat,
-                               .bytes = kPartialBytes,
-                               .item_rows = kItemRows,
-                               .item_pairs = std::max<std::int64_t>(1, kItemPositions / p.lists.query_rows)}),
-            {}};
+  Plan plan{};
+  static_cast<sparse::Cut&>(plan) =
+      sparse::cut_of(p, {.row_bytes = head * static_cast<std::int64_t>(sizeof(__half)) + (head / 32 + 1) * kFloat,
+                         .bytes = kPartialBytes,
+                         .item_rows = kItemRows,
+                         .item_pairs = std::max<std::int64_t>(1, kItemPositions / p.lists.query_rows)});
   plan.by_rows = goes_by_rows(p, plan);
   if (plan.by_rows) {
     plan.share = plan.rows <= kGroupRows ? kSharingWarps : 1;
