@@ -86,9 +86,11 @@ ENCODER_GPU = (
 #: Of native sparse attention on a GPU: its steps, and attention over pooled keys and in a window.
 NSA_GPU = (
     "src/cuda/sm80/select_blocks",
-    "src/cuda/sm80/sparse",
+    "src/cuda/common/sparse",
+    "src/cuda/common/sparse_fwd",
     "src/cuda/sm80/sparse_bwd",
     "src/cuda/sm80/sparse_fwd",
+    "src/cuda/sm90/sparse_fwd",
     "src/cuda/any/gate_branches",
     "src/cuda/any/pool_keys",
     "src/problem/gate_branches.h",

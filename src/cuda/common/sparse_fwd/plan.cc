@@ -14,7 +14,8 @@ namespace {
 using sparse::Arrays;
 using sparse::ceil_div;
 
-constexpr std::size_t kPartialBytes = std::size_t{1} << 30;
+// Beside the outputs of branches no more than 2 GiB at 65536 positions of 64 heads.
+constexpr std::size_t kPartialBytes = std::size_t{960} << 20;
 
 // Lists of more rows are quicker by rows, which costs the same for a tile of 64 that is not full: 7 ns a tile of keys,
 // where by keys a row and tile of keys takes 0.28 (an H100, 65536 positions).
