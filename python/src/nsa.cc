@@ -33,6 +33,17 @@ void pool(nb::handle x, nb::handle pooled, nb::handle block, nb::handle stride, 
   pool_keys(x_view, pooled_view, options, arguments.runtime());
 }
 
+// Of the keys that are used, the last `appended`.
+void extend_pooled(nb::handle x, nb::handle pooled, nb::handle block, nb::handle stride, nb::handle seqused,
+                   nb::handle appended, std::uintptr_t stream) {
+  Arguments arguments("extend_pooled_keys", Arguments::Devices::any, stream);
+  const TensorView x_view = arguments.read(x, "x"), pooled_view = arguments.write(pooled, "k_pooled");
+  PoolOptions options = pool_options(arguments, block, stride, nb::none(), seqused);
+  options.appended = arguments.integer(appended, "appended");
+  nb::gil_scoped_release released;
+  pool_keys(x_view, pooled_view, options, arguments.runtime());
+}
+
 void pool_backward(nb::handle d_pooled, nb::handle dx, nb::handle block, nb::handle stride, nb::handle cu_seqlens,
                    nb::handle seqused, std::uintptr_t stream) {
   Arguments arguments("pool_keys_backward", Arguments::Devices::any, stream);
@@ -165,6 +176,8 @@ void gate_backward(const nb::sequence& os, const nb::sequence& gates, nb::handle
 void bind_nsa(nb::module_& module) {
   module.def("pool_keys", &pool, nb::arg("x"), nb::arg("pooled"), nb::arg("block"), nb::arg("stride"),
              nb::arg("cu_seqlens").none(), nb::arg("seqused").none(), nb::arg("stream") = 0);
+  module.def("extend_pooled_keys", &extend_pooled, nb::arg("x"), nb::arg("k_pooled"), nb::arg("block"),
+             nb::arg("stride"), nb::arg("seqused"), nb::arg("appended"), nb::arg("stream") = 0);
   module.def("pool_keys_backward", &pool_backward, nb::arg("d_pooled"), nb::arg("dx"), nb::arg("block"),
              nb::arg("stride"), nb::arg("cu_seqlens").none(), nb::arg("seqused").none(), nb::arg("stream") = 0);
   module.def("select_blocks", &select, nb::arg("q"), nb::arg("k_pooled"), nb::arg("lse").none(), nb::arg("blocks"),

@@ -39,13 +39,11 @@ inline void SumRows(const PoolProblem& p, const Operand& from, std::int64_t firs
   }
 }
 
-// Pooled rows [begin, end), counted b * N + c.
+// Rows [begin, end) of those that are written.
 inline void PoolKeys(const PoolProblem& p, std::int64_t begin, std::int64_t end) {
-  for (std::int64_t at = begin; at < end; ++at) {
-    const std::int64_t batch = at / p.N, row = at % p.N;
-    const PoolProblem::Sequence s = p.sequence(p.packed() ? p.sequence_of(row, true) : batch);
-    const std::int64_t c = row - s.pooled_begin, first = s.x_begin + c * p.stride;
-    SumRows(p, p.x, first, c < s.pooled ? first + p.block : first, p.pooled, row, batch);
+  for (std::int64_t n = begin; n < end; ++n) {
+    const PoolProblem::Sum sum = p.written_row(n);
+    if (sum.row >= 0) SumRows(p, p.x, sum.first, sum.end, p.pooled, sum.row, sum.batch);
   }
 }
 

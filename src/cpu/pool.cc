@@ -46,7 +46,7 @@ const PoolKernel kPoolKeys = {
     .launch =
         [](const PoolProblem& p, const Runtime& runtime) {
           const Kernels& k = kernels();
-          for_each_rows(*runtime.executor, p.batches() * p.N, pooled_of_task(p),
+          for_each_rows(*runtime.executor, p.batches() * p.written_rows(), pooled_of_task(p),
                         [&](std::int64_t begin, std::int64_t end) { k.pool_keys(p, begin, end); });
         },
     .describe = [](const PoolProblem& p, int workers) { return in_tasks(pooled_of_task(p), workers); },

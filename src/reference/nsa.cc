@@ -23,11 +23,17 @@ void each_sequence(const PoolProblem& p, const Visit& visit) {
   for (int64_t b = 0; b < p.B; ++b) visit(p.packed() ? 0 : b, p.sequence(b));
 }
 
-// Contiguous values into x, of `rows` rows a batch.
-void store(const PoolProblem& p, const std::vector<double>& values, const Operand& x, int64_t rows) {
+// Contiguous values into x, of `rows` rows a batch; only_new: of them those that keys which were appended complete.
+void store(const PoolProblem& p, const std::vector<double>& values, const Operand& x, int64_t rows,
+           bool only_new = false) {
   std::size_t at = 0;
   for (int64_t b = 0; b < p.batches(); ++b) {
+    const PoolProblem::Sequence s = p.sequence(b);
     for (int64_t i = 0; i < rows; ++i) {
+      if (only_new && (i < s.before || i >= s.pooled)) {
+        at += static_cast<std::size_t>(p.H * p.D);
+        continue;
+      }
       for (int64_t h = 0; h < p.H; ++h) {
         for (int64_t d = 0; d < p.D; ++d, ++at) {
           store_element(x.at(b, i, h), x.dtype, d * x.stride_d, static_cast<float>(values[at]));
@@ -145,7 +151,7 @@ const PoolKernel kPoolKeys = {
     .supports = serves_all,
     .estimate = [](const PoolProblem& p, int) { return p.bytes() / 1e7; },
     .workspace = no_workspace,
-    .launch = [](const PoolProblem& p, const Runtime&) { store(p, pool_keys(p), p.pooled, p.N); },
+    .launch = [](const PoolProblem& p, const Runtime&) { store(p, pool_keys(p), p.pooled, p.N, p.appended > 0); },
     .describe = describe<PoolProblem>,
 };
 

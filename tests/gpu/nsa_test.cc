@@ -40,6 +40,32 @@ TEST_P(GpuPool, HasTheBitsOfTheCpu) {
   EXPECT_EQ(found.damage() + gradient.damage(), "");
 }
 
+// As on the CPU: rows of the blocks that end among the last keys, and no other row.
+TEST_P(GpuPool, RowsOfNewBlocksAloneAreWritten) {
+  if (packed() || s.S < 2) GTEST_SKIP() << "nothing is appended";
+  const HostTensor x = tensor(s.S, false);
+  const DeviceTensor x_there(x);
+  for (const int64_t appended : {int64_t{1}, s.S / 2, s.S}) {
+    HostTensor lengths = HostTensor::input(DType::i32, {s.B});
+    for (int64_t b = 0; b < s.B; ++b) lengths.set(b, static_cast<double>(std::max<int64_t>(0, s.S - 5 * b)));
+    HostTensor expected = tensor(rows(), true), found = tensor(rows(), true);
+    PoolOptions of = options;
+    of.appended = appended;
+    of.seqused = lengths.view();
+    pool_keys(x.view(), expected.view(), of);
+    const DeviceTensor found_there(found), lengths_there(lengths);
+    of.seqused = lengths_there.view();
+    of.force = "cuda";
+    const DeviceStream stream;
+    Runtime runtime;
+    runtime.stream = stream.get();
+    pool_keys(x_there.view(), found_there.view(), of, runtime);
+    stream.synchronize();
+    found_there.read(found);
+    EXPECT_TRUE(found.same_bits(expected)) << appended << " keys appended";
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Cases, GpuPool, ::testing::ValuesIn(pool_cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 

@@ -1,6 +1,9 @@
 // pool_keys and its gradient against the reference in doubles.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <random>
+#include <utility>
 #include <vector>
 
 #include "heddle/nsa.h"
@@ -75,6 +78,47 @@ TEST_P(Pool, BitsDoNotDependOnThreads) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, Pool, ::testing::ValuesIn(pool_cases()),
                          [](const auto& info) { return std::string(info.param.name); });
+
+// A cache that grows: pooled rows are written when keys complete their blocks, once each, with the bits that pooling
+// all keys at once gives; no other row is touched.
+TEST(PoolAppended, RowsOfNewBlocksAloneAreWritten) {
+  constexpr int64_t kCapacity = 90, kHeads = 2, kSize = 24;
+  for (const auto& [block, stride] : {std::pair<int64_t, int64_t>{16, 16}, {16, 4}, {10, 3}, {90, 7}}) {
+    HostTensor x = HostTensor::input(DType::f32, {2, kCapacity, kHeads, kSize});
+    std::mt19937_64 random(7);
+    std::normal_distribution<double> normal;
+    for (int64_t n = 0; n < x.elements(); ++n) x.set(n, normal(random));
+    const int64_t rows = (kCapacity - block) / stride + 1;
+    const HostTensor grown = HostTensor::output(DType::f32, {2, rows, kHeads, kSize}), fresh = grown;
+    HostTensor used = HostTensor::input(DType::i32, {2});
+    PoolOptions options{.block = block, .stride = stride, .seqused = used.view()};
+    int64_t lengths[2] = {0, 30};
+    for (const int64_t appended : {int64_t{1}, int64_t{20}, int64_t{1}, int64_t{13}, int64_t{25}}) {
+      const HostTensor before = grown;
+      for (int b = 0; b < 2; ++b) used.set(b, static_cast<double>(lengths[b] + appended));
+      HostTensor all = HostTensor::output(DType::f32, {2, rows, kHeads, kSize});
+      pool_keys(x.view(), all.view(), options);
+      options.appended = appended;
+      for (const char* candidate : {"reference", "cpu"}) {
+        options.force = candidate;
+        pool_keys(x.view(), grown.view(), options);
+      }
+      options.appended = 0;
+      options.force = "";
+      const auto complete = [&](int64_t keys) { return keys < block ? 0 : (keys - block) / stride + 1; };
+      for (int64_t n = 0; n < grown.elements(); ++n) {
+        const int64_t b = n / (rows * kHeads * kSize), row = n / (kHeads * kSize) % rows;
+        const bool is_new = row >= complete(lengths[b]) && row < complete(lengths[b] + appended);
+        const double found = grown.get(n), expected = is_new ? all.get(n) : before.get(n);
+        ASSERT_TRUE(found == expected || (std::isnan(found) && std::isnan(expected)))
+            << "block " << block << ", row " << row << " of sequence " << b << ": " << found << ", not " << expected;
+      }
+      for (int64_t& length : lengths) length += appended;
+    }
+    EXPECT_EQ(grown.damage(), "");
+    EXPECT_FALSE(grown.same_bits(fresh));
+  }
+}
 
 // A packed sequence's rows are those of the sequence alone, where cu_seqlens / stride says.
 TEST(PoolPacked, ASequenceAloneIsTheSequenceAmongOthers) {

@@ -203,10 +203,47 @@ def test_lists_have_no_gradient():
 # ---------------------------------------------------------------- operators
 
 
+@pytest.mark.parametrize(("block", "stride"), [(16, 16), (10, 3), (48, 7)])
+def test_pooled_keys_of_a_cache_that_grows(block, stride):
+    x = torch.randn(2, 70, 3, 8, generator=torch.Generator().manual_seed(1))
+    every = heddle.nsa.pool_keys(x, block, stride)
+    grown, lengths = torch.full_like(every, torch.nan), ints(0, 9)
+    of_numpy = grown.numpy().copy()
+    for appended in (1, 30, 1, 1, 20, 8):
+        lengths += appended
+        heddle.nsa.extend_pooled_keys(x, grown, block, stride, seqused=lengths, appended=appended)
+        heddle.nsa.extend_pooled_keys(x.numpy(), of_numpy, block, stride, seqused=lengths.numpy(), appended=appended)
+        for b, length in enumerate(lengths.tolist()):
+            complete = max(0, (length - block) // stride + 1)
+            skipped = max(0, (9 * b - block) // stride + 1)  # complete before the first call
+            assert torch.equal(grown[b, skipped:complete], every[b, skipped:complete])
+            assert grown[b, complete:].isnan().all() and grown[b, :skipped].isnan().all()
+    torch.testing.assert_close(torch.from_numpy(of_numpy), grown, rtol=0, atol=0, equal_nan=True)
+
+
+def test_extending_pooled_keys_refuses_in_words():
+    x, pooled = torch.zeros(2, 40, 3, 8), torch.zeros(2, 3, 3, 8)
+    call = heddle.nsa.extend_pooled_keys
+    with pytest.raises(ValueError, match=r"\[extend_pooled_keys\] appended is 0: it must be at least 1"):
+        call(x, pooled, 16, 10, seqused=ints(4, 5), appended=0)
+    with pytest.raises(ValueError, match=r"seqused\[1\] is 41: it must be from 0 to the sequence's length, 40"):
+        call(x, pooled, 16, 10, seqused=ints(4, 41), appended=1)
+    with pytest.raises(ValueError, match=r"pooled is .*: it must be \[2, 3, 3, 8\]"):
+        call(x, pooled[:, :2], 16, 10, seqused=ints(4, 5), appended=1)
+    with pytest.raises(ValueError, match=r"\[extend_pooled_keys\] x requires a gradient"):
+        call(x.clone().requires_grad_(), pooled, 16, 10, seqused=ints(4, 5), appended=1)
+    immutable = pooled.numpy()
+    immutable.flags.writeable = False
+    with pytest.raises(ValueError, match="k_pooled"):
+        call(x.numpy(), immutable, 16, 10, seqused=ints(4, 5).numpy(), appended=1)
+
+
 def test_opcheck():
     x = torch.randn(2, 50, 2, 8, requires_grad=True)
     torch.library.opcheck(OPS.pool_keys.default, (x, 10, 4, None, None), test_utils=CHECKS)
     torch.library.opcheck(OPS.pool_keys.default, (x, 10, 4, None, ints(9, 50)), test_utils=CHECKS)
+    grown = torch.zeros_like(OPS.pool_keys(x.detach(), 10, 4, None, None))
+    torch.library.opcheck(OPS.extend_pooled_keys.default, (x.detach(), grown, 10, 4, ints(9, 50), 6), test_utils=CHECKS)
     packed = torch.randn(50, 2, 8, requires_grad=True)
     torch.library.opcheck(OPS.pool_keys.default, (packed, 10, 4, ints(0, 20, 50), None), test_utils=CHECKS)
     d_pooled = torch.randn(2, 11, 2, 8, requires_grad=True)

@@ -24,6 +24,7 @@ assert_type(heddle.explain_sparse_attention(x, x, x, x, backward=True), heddle.E
 assert_type(heddle.nsa.pool_keys(x, 32, 16, cu_seqlens=x), torch.Tensor)
 assert_type(heddle.nsa.select_blocks(x, x, 16, lse=x, forced=("first",), q_offset=3), torch.Tensor)
 assert_type(heddle.nsa.pool_keys(a, 32, seqused=a), np.ndarray)
+heddle.nsa.extend_pooled_keys(x, x, 32, seqused=x, appended=1)
 assert_type(heddle.nsa.select_blocks(a, a, 16, lse=a, q_offset=a), np.ndarray)
 assert_type(heddle.nsa.parallel_nsa(x, x, x, None, x, block_counts=8, **heddle.nsa.presets(4)["fast"]), torch.Tensor)
 assert_type(heddle.attention_backward(x, x, x, x, x, x, dq=x, merged=True, causal="top_left"), None)

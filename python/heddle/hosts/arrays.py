@@ -278,6 +278,14 @@ def pool_keys(x, block, stride, cu_seqlens, seqused):
     return place.returned(None, pooled)
 
 
+def extend_pooled_keys(x, k_pooled, block, stride, seqused, appended):
+    """See heddle.nsa.extend_pooled_keys."""
+    _check_written("extend_pooled_keys", k_pooled=k_pooled)
+    place = _place("extend_pooled_keys", "k_pooled", k_pooled, (x, seqused))
+    with place:
+        _heddle.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended, place.stream)
+
+
 def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset, q_step, longest):
     """See heddle.nsa.select_blocks; hosts.torch.nsa_operators.select_blocks has what the arguments are."""
     q_shape, _ = _heddle.describe(q, "select_blocks", "q")

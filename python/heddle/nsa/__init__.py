@@ -15,7 +15,7 @@ from __future__ import annotations
 from ..hosts import torch as _needs_torch  # noqa: F401
 from .cache import Cache, nsa_with_cache
 from .explanation import explain_pool_keys, explain_select_blocks
-from .kernels import pool_keys, select_blocks
+from .kernels import extend_pooled_keys, pool_keys, select_blocks
 from .parallel import parallel_nsa
 from .reference import (
     naive_nsa,
@@ -35,6 +35,7 @@ __all__ = [
     "explain_parallel_nsa",
     "explain_pool_keys",
     "explain_select_blocks",
+    "extend_pooled_keys",
     "naive_nsa",
     "naive_nsa_compression",
     "naive_nsa_compression_varlen",

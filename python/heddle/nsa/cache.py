@@ -10,7 +10,7 @@ import torch
 from ..kv_cache import append_kv_cache
 from . import checks
 from .branches import FORCED
-from .kernels import pool_keys
+from .kernels import extend_pooled_keys
 from .parallel import attend, checked_form
 from .rows import BatchedRows
 
@@ -56,20 +56,11 @@ class Cache:
         )
         self.block, self.stride, self.capacity = block, stride, capacity
         pooled = max(0, (capacity - block) // stride + 1)
-        # Zeros: what lies behind a sequence's end takes part in products, with a weight of 0. The pooled tensors have a
-        # place more, for blocks that are not complete.
+        # Zeros: what lies behind a sequence's end takes part in products, with a weight of 0.
         made: dict[str, Any] = {"dtype": dtype, "device": device}
         self.k, self.v = (torch.zeros(batch, capacity, kv_heads, width, **made) for width in widths)
-        self._k_pooled, self._v_pooled = (torch.zeros(batch, pooled + 1, kv_heads, width, **made) for width in widths)
+        self.k_pooled, self.v_pooled = (torch.zeros(batch, pooled, kv_heads, width, **made) for width in widths)
         self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
-
-    @property
-    def k_pooled(self) -> torch.Tensor:
-        return self._k_pooled[:, :-1]
-
-    @property
-    def v_pooled(self) -> torch.Tensor:
-        return self._v_pooled[:, :-1]
 
     def complete(self, lengths: torch.Tensor) -> torch.Tensor:
         """How many blocks end within the first ``lengths`` keys."""
@@ -87,15 +78,11 @@ class Cache:
         """
         append_kv_cache(k_new, v_new, self.k, self.v, self.lengths)
         n = k_new.shape[1]
-        done, now = self.complete(self.lengths)[:, None], self.complete(self.lengths + n)[:, None]
-        number = done + torch.arange(n // self.stride + 1, device=self.lengths.device)  # [B, m]
-        keys = number[..., None] * self.stride + torch.arange(self.block, device=self.lengths.device)
-        keys = keys.clamp(max=self.capacity - 1).flatten(1).long()
-        place = torch.where(number < now, number, self._k_pooled.shape[1] - 1).long()
-        batch = torch.arange(len(keys), device=keys.device)[:, None]
-        for x, pooled in ((self.k, self._k_pooled), (self.v, self._v_pooled)):
-            pooled[batch, place] = pool_keys(x[batch, keys], self.block)
+        if n == 0:
+            return
         self.lengths += n
+        for x, pooled in ((self.k, self.k_pooled), (self.v, self.v_pooled)):
+            extend_pooled_keys(x, pooled, self.block, self.stride, seqused=self.lengths, appended=n)
 
 
 class _CachedRows(BatchedRows):

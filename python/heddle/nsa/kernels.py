@@ -55,6 +55,31 @@ def pool_keys(
     return host.pool_keys(x, block, stride, cu_seqlens, seqused)
 
 
+def extend_pooled_keys(
+    x: Array, k_pooled: Array, block: int, stride: int | None = None, *, seqused: Any, appended: int
+) -> None:
+    """Pools the blocks that new keys complete, in place: what ``pool_keys`` gives, but only those rows of k_pooled are
+    written. So a cache of pooled keys grows with its cache of keys.
+
+    Args:
+      x: [B, S, Hkv, D], the cache of keys, or of values, with the new ones.
+      k_pooled: [B, N, Hkv, D] of x's dtype, N = (S - block) // stride + 1; written.
+      block, stride: as for pool_keys.
+      seqused: int32 [B], how many keys each sequence has, the new ones among them.
+      appended: how many of them are new, the last ones, at least 1.
+
+    Raises:
+      ValueError, TypeError: as pool_keys; a tensor that requires a gradient, unless torch's are off: what is written would
+        have none.
+    """
+    name = "extend_pooled_keys"
+    block = checks.integer(name, "block", block, 1)
+    stride = block if stride is None else checks.integer(name, "stride", stride, 1)
+    appended = checks.integer(name, "appended", appended, 1)
+    host = nsa_operators if is_torch(k_pooled) else arrays
+    host.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended)
+
+
 def select_blocks(
     q: Array,
     k_pooled: Array,

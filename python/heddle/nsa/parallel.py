@@ -194,6 +194,15 @@ def attend(
     # A GPU writes and reads branches at less than the price of their products only in 16 bits.
     common: dict[str, Any] = {"scale": form.scale, "out_dtype": None if q.is_cuda else torch.float32}
     branches: list[Branch] = []
+    if g_swa is not None:
+        at = sharing.output_stride("swa")
+        window = {"window": (form.window - 1, None), **common, **rows.of_q_and_k(at)}
+        beside = _branch_of_graph(q)
+        if beside is None:
+            o_swa = attention(rows.at(q, at), k_swa, v_swa, **window)
+        else:
+            with torch.cuda.stream(beside):
+                o_swa = attention(rows.at(q, at), k_swa, v_swa, **window)
     lse, at = None, sharing.output_stride("cmp")
     if g_cmp is not None:
         assert pooled is not None
@@ -217,11 +226,10 @@ def attend(
         lists = rows.at(lists, listing)[..., : form.slots].clamp(-1, checks.LARGEST).int().contiguous()
     cheap = None
     if g_swa is not None:
-        at = sharing.output_stride("swa")
-        window = (form.window - 1, None)
-        o = attention(rows.at(q, at), k_swa, v_swa, window=window, **common, **rows.of_q_and_k(at))
-        cheap = o if sharing.share == "delta" else None
-        branches.append(_ungated(o, g_swa, rows, "swa", sharing))
+        if beside is not None:
+            torch.cuda.current_stream(q.device).wait_stream(beside)
+        cheap = o_swa if sharing.share == "delta" else None
+        branches.append(_ungated(o_swa, g_swa, rows, "swa", sharing))
     at, query_rows = sharing.output_stride("slc"), 1
     if sharing.share == "selection":
         if form.block_size % sharing.stride == 0:
@@ -244,6 +252,22 @@ def attend(
     )
     branches.append(_ungated(o, g_slc, rows, "slc", sharing, cheap))
     return _sum(branches, q.dtype)
+
+
+def _branch_of_graph(q: torch.Tensor) -> torch.cuda.Stream | None:
+    """Where a CUDA graph is captured without gradients, a stream for what may run beside the rest, as a step of decoding
+    alone does not fill a GPU; it has waited for all before."""
+    if torch.compiler.is_compiling() or not q.is_cuda or torch.is_grad_enabled():
+        return None
+    if not torch.cuda.is_current_stream_capturing():
+        return None
+    # One for each GPU: memory that a stream has freed is used again by that stream alone.
+    stream = _streams.setdefault(q.device, torch.cuda.Stream(q.device))
+    stream.wait_stream(torch.cuda.current_stream(q.device))
+    return stream
+
+
+_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def pooled_keys(rows: Rows, k: torch.Tensor, v: torch.Tensor, form: Form) -> tuple[torch.Tensor, torch.Tensor]:

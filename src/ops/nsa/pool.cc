@@ -1,4 +1,5 @@
 // pool_keys and its gradient: check, ask each candidate, choose, launch.
+#include <algorithm>
 #include <limits>
 
 #include "ops/attention/arguments.h"
@@ -57,6 +58,10 @@ void fill(const Check& check, PoolProblem& p, const TensorView& x, const TensorV
     p.B = x.shape[0];
     p.N = p.S < p.block ? 0 : (p.S - p.block) / p.stride + 1;
   }
+  check.require(options.appended >= 0, "appended is ", options.appended, ": it must be at least 0");
+  check.require(options.appended == 0 || (options.seqused.given() && !packed), "appended is ", options.appended,
+                packed ? ": it must be 0 with cu_seqlens" : ": it must be 0 without seqused");
+  p.appended = std::min(options.appended, p.S);
   if (options.seqused.given()) p.seqused = indices_of(check, options.seqused, "seqused", p.B, p, names);
   // On a GPU index data is not read, because that would wait for the stream.
   if (p.device == Device::cpu) {
@@ -104,6 +109,7 @@ PoolBackwardProblem checked_pool_backward_problem(const Check& check, const Tens
                                                   const PoolOptions& options) {
   PoolBackwardProblem p;
   fill(check, p, dx, d_pooled, options, {.x = "dx", .pooled = "d_pooled"});
+  check.require(options.appended == 0, "appended is ", options.appended, ": it must be 0");
   check_output(check, dx, "dx", d_pooled, "d_pooled", options);
   return p;
 }

@@ -7,8 +7,8 @@ import torch
 
 from ... import _heddle
 from ..._options import check_chosen, check_pooled
-from .checks import check_operands, check_tensors, refuse_tangents
-from .operators import native, register
+from .checks import check_operands, check_tensors, refuse_gradients, refuse_tangents
+from .operators import changed, native, register, returns_nothing
 from .transforms import for_transforms, transformed
 
 _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
@@ -16,6 +16,9 @@ _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
 _SEQUENCES = "SymInt block, SymInt stride, Tensor? cu_seqlens, Tensor? seqused"
 
 _LIBRARY.define(f"pool_keys(Tensor x, {_SEQUENCES}) -> Tensor")
+_LIBRARY.define(
+    "extend_pooled_keys(Tensor x, Tensor(a!) k_pooled, SymInt block, SymInt stride, Tensor seqused, SymInt appended) -> ()"
+)
 # rows: of dx, which has the other extents of d_pooled.
 _LIBRARY.define(f"pool_keys_backward(Tensor d_pooled, SymInt rows, {_SEQUENCES}) -> Tensor")
 # forced: bits of the first, the previous and the current block.
@@ -44,6 +47,11 @@ def _pool(x, block, stride, cu_seqlens, seqused):
     pooled = _pool_fake(x, block, stride, cu_seqlens, seqused)
     native(_heddle.pool_keys, x, pooled, block, stride, cu_seqlens, seqused)
     return pooled
+
+
+def _extend(x, k_pooled, block, stride, seqused, appended):
+    native(_heddle.extend_pooled_keys, x, k_pooled, block, stride, seqused, appended)
+    changed(k_pooled)
 
 
 def _pool_backward_fake(d_pooled, rows, block, stride, cu_seqlens, seqused):
@@ -100,6 +108,7 @@ def _select(q, k_pooled, n, lse, *options):
 
 
 register(_LIBRARY, "pool_keys", _pool, _pool_fake)
+register(_LIBRARY, "extend_pooled_keys", _extend, returns_nothing, without_backward=True)
 register(_LIBRARY, "pool_keys_backward", _pool_gradient, _pool_backward_fake)
 register(_LIBRARY, "select_blocks", _select, _select_fake)
 torch.library.register_autograd("heddle::pool_keys", _backward, setup_context=_save_for_backward, lib=_LIBRARY)
@@ -113,6 +122,15 @@ def pool_keys(x, block, stride, cu_seqlens, seqused):
     refuse_tangents("pool_keys", ("x",), (x,))
     operator = _PoolForTransforms.apply if transformed() else torch.ops.heddle.pool_keys
     return operator(x, block, stride, cu_seqlens, seqused)
+
+
+def extend_pooled_keys(x, k_pooled, block, stride, seqused, appended):
+    """See heddle.nsa.extend_pooled_keys."""
+    name = "extend_pooled_keys"
+    check_operands(name, ("x", "k_pooled"), (x, k_pooled))
+    check_tensors(name, ("seqused",), (seqused,))
+    refuse_gradients(name, ("x", "k_pooled"), (x, k_pooled))
+    torch.ops.heddle.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended)
 
 
 def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset, q_step, longest):

@@ -22,16 +22,7 @@ __device__ Piece<T, kCount>* piece_at(const Operand& x, std::int64_t b, std::int
 }
 
 // One row of `to`: rows [first, end) of `from` summed and divided by the block's size.
-struct Sum {
-  std::int64_t batch, row, first, end;
-};
-
-__device__ inline Sum pooled_sum(const PoolProblem& p, std::int64_t at) {
-  const std::int64_t batch = at / p.N, row = at % p.N;
-  const PoolProblem::Sequence s = p.sequence(p.packed() ? p.sequence_of(row, true) : batch);
-  const std::int64_t c = row - s.pooled_begin, first = s.x_begin + c * p.stride;
-  return {batch, row, first, c >= 0 && c < s.pooled ? first + p.block : first};
-}
+using Sum = PoolProblem::Sum;
 
 __device__ inline Sum gradient_sum(const PoolProblem& p, std::int64_t at) {
   const std::int64_t batch = at / p.S, row = at % p.S;
@@ -47,7 +38,8 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, line = thread / pieces;
   if (line >= rows * p.H) return;
   const std::int64_t d = (thread - line * pieces) * kCount, at = line / p.H, h = line - at * p.H;
-  const Sum sum = kGradient ? gradient_sum(p, at) : pooled_sum(p, at);
+  const Sum sum = kGradient ? gradient_sum(p, at) : p.written_row(at);
+  if (sum.row < 0) return;
   const Operand &from = kGradient ? p.pooled : p.x, &to = kGradient ? p.x : p.pooled;
   float x[kCount] = {};
 #pragma unroll 8
@@ -71,7 +63,7 @@ template <class T, bool kGradient>
 void start_sums(const char* operation, const PoolProblem& p, cudaStream_t stream) {
   constexpr int kWide = 16 / sizeof(T);
   const bool aligned = in_pieces(p);
-  const std::int64_t rows = p.batches() * (kGradient ? p.S : p.N), pieces = p.D / (aligned ? kWide : 1);
+  const std::int64_t rows = p.batches() * (kGradient ? p.S : p.written_rows()), pieces = p.D / (aligned ? kWide : 1);
   const std::int64_t blocks = (rows * p.H * pieces + kThreads - 1) / kThreads;
   start(operation, aligned ? sum_kernel<T, kWide, kGradient> : sum_kernel<T, 1, kGradient>,
         {static_cast<unsigned>(blocks), kThreads}, stream, p, rows, static_cast<int>(pieces));
