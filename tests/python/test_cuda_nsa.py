@@ -98,6 +98,19 @@ def test_rows_are_the_last_positions(dtype):
     check_whole(operands(1, keys=700, batch=3, dtype=dtype))
 
 
+@pytest.mark.parametrize("mode", ["plain", *SHARING])
+def test_no_row_depends_on_a_later_position(mode):
+    options = {"block_counts": EVERY, "block_size": BLOCK, "window_size": WINDOW, **SHARING.get(mode, {})}
+    x = [y.detach() for y in operands()]
+    before = nsa.parallel_nsa(*x, **options)
+    for position in (1, 2, 63, 64, 130, x[0].shape[1] - 1):
+        later = [y.clone() for y in x]
+        for y in later:
+            y[:, position:] = torch.randn_like(y[:, position:]).to(y)
+        after = nsa.parallel_nsa(*later, **options)
+        assert (before[:, :position] - after[:, :position]).abs().max() < 1e-3, position
+
+
 @pytest.mark.parametrize("starts", [[0, 70, 333, 640], [0, 0, 640, 640], [0, 1, 64, 128, 640]], ids=str)
 def test_packed(starts):
     longest = max(b - a for a, b in zip(starts, starts[1:]))

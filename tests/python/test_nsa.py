@@ -78,6 +78,19 @@ def test_no_row_comes_from_another_document():
             )
 
 
+@pytest.mark.parametrize("mode", ["plain", *MODES])
+def test_no_row_depends_on_a_later_position(mode):
+    options = {} if mode == "plain" else {"query_stride": 3, **MODES[mode]}
+    x = operands(130, heads=2, group=2, size=8, dtype=torch.float32)
+    before = nsa.parallel_nsa(*x, block_counts=3, block_size=SIZE, window_size=20, **options)
+    for position in (1, 2, 16, 47, 64, 129):
+        later = tuple(y.clone() for y in x)
+        for y in later:
+            y[:, position:] = torch.rand_like(y[:, position:])
+        after = nsa.parallel_nsa(*later, block_counts=3, block_size=SIZE, window_size=20, **options)
+        assert torch.equal(before[:, :position], after[:, :position]), position
+
+
 def test_rows_are_the_last_positions():
     x = operands(40, keys=200, size=8, v_size=8, dtype=torch.float32)
     check(x)
