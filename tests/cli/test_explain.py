@@ -148,7 +148,7 @@ def test_explain_sparse(flags, direction):
     assert "lists [" in run("explain", "sparse", *flags)
     there = run_json("explain", "sparse", "--gpu", "h100", "--dtype", "bfloat16", *flags)
     assert there["assumed"]
-    on_gpus = [c for c in there["candidates"] if c["name"] == "sm80"]
+    on_gpus = [c for c in there["candidates"] if c["name"] == ("sm90" if direction == "forward" else "sm80")]
     if run_json("info")["gpu"]["kernels"]:
         assert on_gpus[0]["chosen"] and on_gpus[0]["plan"]
     else:
