@@ -36,7 +36,8 @@ tables() {
   for script in support lowbit gpu measured encoder numerics; do
     "$python" "scripts/${script}_table.py" --check || return 1
   done
-  "$python" scripts/ladder_tables.py --check && "$python" scripts/speed_chart.py --check
+  "$python" scripts/ladder_tables.py --check && "$python" scripts/speed_chart.py --check &&
+    "$python" scripts/nsa_chart.py --check
 }
 
 format() {

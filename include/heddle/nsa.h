@@ -23,21 +23,22 @@ struct PoolOptions {
   std::int64_t block = 64, stride = 64;  // keys: block >= stride >= 1
   TensorView cu_seqlens = {};            // int32 [B + 1], packed sequences: they begin at 0 and end at total
   TensorView seqused = {};               // int32 [B], keys of each sequence that are used, the first ones; else all
-  // Above 0, with seqused and without cu_seqlens: of the used keys so many are new, the last ones. Then only the rows
-  // of blocks that end among these are written, as a cache that grows needs it. Not for gradients.
-  std::int64_t appended = 0;
-  std::string force = {};  // a candidate's name
+  std::int64_t appended = 0;             // of extend_pooled_keys alone: keys of each sequence that are new
+  std::string force = {};                // a candidate's name
 };
 
 // The means of blocks of keys, or of values:
 //   batched   x [B, S, Hkv, D]      pooled [B, N, Hkv, D]
 //   packed    x [total, Hkv, D]     pooled [total / stride, Hkv, D]; sequence b's rows begin at cu_seqlens[b] / stride
 // (divisions round down), so that attention over them takes cu_seqlens / stride as cu_seqlens_k and each sequence's N
-// as seqused_k. Rows that no sequence has, and with seqused those behind its own N, are zeros, unless keys are
-// appended: then they stay as they are. f32, f16 or bf16, both the same; any strides; D at least 1. Sums are f32, keys
-// in their order, and are divided by `block`. Throws Error on a bad argument before anything is written. Takes no
-// workspace.
+// as seqused_k. Rows that no sequence has, and with seqused those behind its own N, are zeros. f32, f16 or bf16, both
+// the same; any strides; D at least 1. Sums are f32, keys in their order, and are divided by `block`. Throws Error on a
+// bad argument before anything is written. Takes no workspace.
 void pool_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options, const Runtime& runtime = {});
+// For a cache that grows: x [B, S, Hkv, D] with options.seqused, of whose keys the last options.appended, at least one,
+// are new. Of pooled [B, N, Hkv, D] only the rows of blocks that end among these are written, as pool_keys writes them.
+void extend_pooled_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options,
+                        const Runtime& runtime = {});
 // dx, of x's shape: the sum of d_pooled_c / block over the blocks c that hold the key, in f32, c ascending; 0 for keys
 // in no complete block.
 void pool_keys_backward(const TensorView& d_pooled, const TensorView& dx, const PoolOptions& options,

@@ -41,7 +41,7 @@ void extend_pooled(nb::handle x, nb::handle pooled, nb::handle block, nb::handle
   PoolOptions options = pool_options(arguments, block, stride, nb::none(), seqused);
   options.appended = arguments.integer(appended, "appended");
   nb::gil_scoped_release released;
-  pool_keys(x_view, pooled_view, options, arguments.runtime());
+  extend_pooled_keys(x_view, pooled_view, options, arguments.runtime());
 }
 
 void pool_backward(nb::handle d_pooled, nb::handle dx, nb::handle block, nb::handle stride, nb::handle cu_seqlens,

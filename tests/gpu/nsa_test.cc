@@ -52,14 +52,14 @@ TEST_P(GpuPool, RowsOfNewBlocksAloneAreWritten) {
     PoolOptions of = options;
     of.appended = appended;
     of.seqused = lengths.view();
-    pool_keys(x.view(), expected.view(), of);
+    extend_pooled_keys(x.view(), expected.view(), of);
     const DeviceTensor found_there(found), lengths_there(lengths);
     of.seqused = lengths_there.view();
     of.force = "cuda";
     const DeviceStream stream;
     Runtime runtime;
     runtime.stream = stream.get();
-    pool_keys(x_there.view(), found_there.view(), of, runtime);
+    extend_pooled_keys(x_there.view(), found_there.view(), of, runtime);
     stream.synchronize();
     found_there.read(found);
     EXPECT_TRUE(found.same_bits(expected)) << appended << " keys appended";

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -101,7 +102,7 @@ TEST(PoolAppended, RowsOfNewBlocksAloneAreWritten) {
       options.appended = appended;
       for (const char* candidate : {"reference", "cpu"}) {
         options.force = candidate;
-        pool_keys(x.view(), grown.view(), options);
+        extend_pooled_keys(x.view(), grown.view(), options);
       }
       options.appended = 0;
       options.force = "";
@@ -118,6 +119,34 @@ TEST(PoolAppended, RowsOfNewBlocksAloneAreWritten) {
     EXPECT_EQ(grown.damage(), "");
     EXPECT_FALSE(grown.same_bits(fresh));
   }
+}
+
+TEST(PoolAppended, WhatItRefuses) {
+  const HostTensor x = HostTensor::input(DType::f32, {2, 40, 1, 4}),
+                   pooled = HostTensor::output(DType::f32, {2, 3, 1, 4});
+  HostTensor used = HostTensor::input(DType::i32, {2});
+  used.set(0, 3);
+  used.set(1, 40);
+  const PoolOptions right{.block = 16, .stride = 10, .seqused = used.view(), .appended = 1};
+  const auto refused = [&](PoolOptions options) {
+    try {
+      extend_pooled_keys(x.view(), pooled.view(), options);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(refused(right), "");
+  PoolOptions options = right;
+  options.appended = 0;
+  EXPECT_EQ(refused(options), "[extend_pooled_keys] appended is 0: it must be at least 1");
+  options = right;
+  options.seqused = {};
+  EXPECT_EQ(refused(options), "[extend_pooled_keys] seqused is missing");
+  options = right;
+  options.stride = 8;
+  EXPECT_EQ(refused(options).rfind("[extend_pooled_keys] k_pooled is ", 0), 0) << refused(options);
+  EXPECT_THROW(pool_keys(x.view(), pooled.view(), right), Error);
 }
 
 // A packed sequence's rows are those of the sequence alone, where cu_seqlens / stride says.

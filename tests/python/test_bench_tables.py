@@ -332,6 +332,7 @@ def copy(tmp_path_factory):
     ("gpu_table", "docs/performance.md", "measured gpu"), ("gpu_table", "docs/performance.md", "gpu rows"), ("gpu_table", "docs/numerics.md", "lengths"), ("measured_table", "docs/performance.md", "measured"),
     ("measured_table", "docs/performance.md", "cpu rows"), ("speed_chart", "README.md", "speed"), ("ladder_tables", "docs/ladder.md", "unfused"), ("ladder_tables", "docs/ladder.md", "times"),
     ("encoder_table", "docs/encoder.md", "gpu"), ("measured_table", "docs/nsa.md", "nsa claims"),
+    ("nsa_chart", "docs/nsa.md", "nsa on a gpu"),
 ])  # fmt: skip
 def test_a_page_that_was_changed_by_hand_fails_the_check(copy, script, page, block):
     check = lambda *more: subprocess.run(

@@ -204,6 +204,28 @@ def test_a_cache_gives_what_the_whole_gives(chunks, form):
     assert cache.lengths.tolist() == [total, total]
 
 
+def test_what_a_cache_forgot_is_pooled_again():
+    k, v = torch.randn(2, 60, 2, 8), torch.randn(2, 60, 2, 12)
+    cache = nsa.Cache(2, 60, 2, 8, 12, block=16, stride=8)
+    cache.append(k, v)
+    cache.lengths.copy_(torch.tensor([33, 20]))
+    others = torch.randn(2, 27, 2, 8), torch.randn(2, 27, 2, 12)
+    cache.append(*others)
+    assert cache.lengths.tolist() == [60, 47]
+    for b, kept in enumerate((33, 20)):
+        for x, other, pooled in ((k, others[0], cache.k_pooled), (v, others[1], cache.v_pooled)):
+            now = torch.cat([x[b : b + 1, :kept], other[b : b + 1]], 1)
+            expected = nsa.pool_keys(now, 16, 8)[0]
+            assert torch.equal(pooled[b, : len(expected)], expected)
+
+
+def test_a_cache_of_a_dtype_that_is_not_pooled_keeps_its_lengths():
+    cache = nsa.Cache(1, 64, 2, 16, block=16, dtype=torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"\[extend_pooled_keys\] x is float8_e4m3fn"):
+        cache.append(torch.zeros(1, 20, 2, 16, dtype=torch.bfloat16), torch.zeros(1, 20, 2, 16, dtype=torch.bfloat16))
+    assert cache.lengths.tolist() == [0]
+
+
 def test_sequences_of_a_cache_have_lengths_of_their_own():
     q, k, v, *gates = operands(60, batch=2, size=8, v_size=8, dtype=torch.float32)
     cache = nsa.Cache(2, 80, 2, 8, block=SIZE)

@@ -226,9 +226,11 @@ def test_extending_pooled_keys_refuses_in_words():
     call = heddle.nsa.extend_pooled_keys
     with pytest.raises(ValueError, match=r"\[extend_pooled_keys\] appended is 0: it must be at least 1"):
         call(x, pooled, 16, 10, seqused=ints(4, 5), appended=0)
-    with pytest.raises(ValueError, match=r"seqused\[1\] is 41: it must be from 0 to the sequence's length, 40"):
+    with pytest.raises(
+        ValueError, match=r"\[extend_pooled_keys\] seqused\[1\] is 41: it must be from 0 to the sequence's length, 40"
+    ):
         call(x, pooled, 16, 10, seqused=ints(4, 41), appended=1)
-    with pytest.raises(ValueError, match=r"pooled is .*: it must be \[2, 3, 3, 8\]"):
+    with pytest.raises(ValueError, match=r"\[extend_pooled_keys\] k_pooled is .*: it must be \[2, 3, 3, 8\]"):
         call(x, pooled[:, :2], 16, 10, seqused=ints(4, 5), appended=1)
     with pytest.raises(ValueError, match=r"\[extend_pooled_keys\] x requires a gradient"):
         call(x.clone().requires_grad_(), pooled, 16, 10, seqused=ints(4, 5), appended=1)

@@ -81,8 +81,12 @@ class Cache:
         if n == 0:
             return
         self.lengths += n
-        for x, pooled in ((self.k, self.k_pooled), (self.v, self.v_pooled)):
-            extend_pooled_keys(x, pooled, self.block, self.stride, seqused=self.lengths, appended=n)
+        try:
+            for x, pooled in ((self.k, self.k_pooled), (self.v, self.v_pooled)):
+                extend_pooled_keys(x, pooled, self.block, self.stride, seqused=self.lengths, appended=n)
+        except Exception:  # what kernels alone refuse
+            self.lengths -= n
+            raise
 
 
 class _CachedRows(BatchedRows):

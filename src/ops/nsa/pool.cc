@@ -16,6 +16,7 @@ constexpr std::int64_t kMaxLength = std::numeric_limits<std::int32_t>::max();  /
 // What errors call the tensors of keys and of pooled keys.
 struct PoolNames {
   const char *x, *pooled;
+  bool extends = false;
 };
 
 Indices indices_of(const Check& check, const TensorView& view, const char* name, std::int64_t length,
@@ -58,10 +59,14 @@ void fill(const Check& check, PoolProblem& p, const TensorView& x, const TensorV
     p.B = x.shape[0];
     p.N = p.S < p.block ? 0 : (p.S - p.block) / p.stride + 1;
   }
-  check.require(options.appended >= 0, "appended is ", options.appended, ": it must be at least 0");
-  check.require(options.appended == 0 || (options.seqused.given() && !packed), "appended is ", options.appended,
-                packed ? ": it must be 0 with cu_seqlens" : ": it must be 0 without seqused");
-  p.appended = std::min(options.appended, p.S);
+  if (names.extends) {
+    check.require(!packed, "cu_seqlens is given: a cache that grows has none");
+    check.require(options.seqused.given(), "seqused is missing");
+    check.require(options.appended >= 1, "appended is ", options.appended, ": it must be at least 1");
+    p.appended = std::clamp<std::int64_t>(options.appended, 1, std::max<std::int64_t>(p.S, 1));
+  } else {
+    check.require(options.appended == 0, "appended is ", options.appended, ": it must be 0");
+  }
   if (options.seqused.given()) p.seqused = indices_of(check, options.seqused, "seqused", p.B, p, names);
   // On a GPU index data is not read, because that would wait for the stream.
   if (p.device == Device::cpu) {
@@ -109,7 +114,6 @@ PoolBackwardProblem checked_pool_backward_problem(const Check& check, const Tens
                                                   const PoolOptions& options) {
   PoolBackwardProblem p;
   fill(check, p, dx, d_pooled, options, {.x = "dx", .pooled = "d_pooled"});
-  check.require(options.appended == 0, "appended is ", options.appended, ": it must be 0");
   check_output(check, dx, "dx", d_pooled, "d_pooled", options);
   return p;
 }
@@ -119,6 +123,16 @@ void pool_keys(const TensorView& x, const TensorView& pooled, const PoolOptions&
   const PoolProblem p = checked_pool_problem(check, x, pooled, options);
   run(check, "pool_keys", choose(check, p, wish_of<PoolProblem>(check, options.force), workers_of(runtime)), p, runtime,
       0);
+}
+
+void extend_pooled_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options,
+                        const Runtime& runtime) {
+  const Check check("extend_pooled_keys");
+  PoolProblem p;
+  fill(check, p, x, pooled, options, {.x = "x", .pooled = "k_pooled", .extends = true});
+  check_output(check, pooled, "k_pooled", x, "x", options);
+  run(check, "extend_pooled_keys", choose(check, p, wish_of<PoolProblem>(check, options.force), workers_of(runtime)), p,
+      runtime, 0);
 }
 
 std::vector<Candidate> explain_pool_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options,

@@ -1,0 +1,130 @@
+"""Writes docs/nsa.md's table and pictures of native sparse attention on a GPU, from the results of `make bench-gpu`.
+
+  python scripts/nsa_chart.py [--check]
+
+Times against length, forward and gradients, of the newest bench/results/nvidia-*.json that has such rows: docs/nsa-forward.svg
+and docs/nsa-gradients.svg. A dagger says that the sources of a kernel are others now than those that were measured.
+"""
+
+import statistics
+import sys
+
+from bench_results import DAGGER, ROOT, merged, noted, read, run, span, stale
+from marked_block import table, update
+
+sys.path.insert(0, str(ROOT / "examples" / "train"))
+import chart  # noqa: E402
+
+LENGTHS = (8192, 16384, 32768, 65536)
+PASSES = {"forward": "forward", "gradients": "backward"}  # what the page says, and the rows' names
+# What the table says, and how the rows' names begin.
+FORMS = {
+    "64 / 4 heads": "nsa 64/4",
+    "32 / 8 heads": "nsa 32/8",
+    "64 / 4 heads, window 512": "nsa 64/4 window 512",
+    "the same, `fast`": "nsa 64/4 window 512 fast",
+    "the same, `seed`": "nsa 64/4 window 512 seed",
+}
+# Lines of the pictures: name, rows, contender. Names with the same first word have one colour.
+LINES = (
+    ("dense FA3", "nsa 64/4", "fa3"),
+    ("fla", "nsa 64/4", "fla"),
+    ("sparse", "nsa 64/4", "heddle"),
+    ("window 512", "nsa 64/4 window 512", "heddle"),
+    ("window, fast", "nsa 64/4 window 512 fast", "heddle"),
+    ("window, seed", "nsa 64/4 window 512 seed", "heddle"),
+)
+DECODING = (
+    "nsa decode B16 64/4 65536",
+    "nsa decode B16 32/8 65536",
+    "nsa decode B1 64/4 65536",
+    "nsa decode B1 32/8 65536",
+)
+MEMORY = ("nsa memory of forward and backward 64/4 S65536", "nsa memory of forward and backward 32/8 S65536")
+
+
+def milliseconds(row, contender):
+    return statistics.median(row["milliseconds"][contender])
+
+
+def chosen(files):
+    """name -> row of the newest file that has rows of native sparse attention."""
+    for file in reversed(files):
+        rows = {name: row for name, row in merged([file]).items() if name.startswith("nsa ")}
+        if rows:
+            return rows
+    raise ValueError("no row is of native sparse attention")
+
+
+def drawn(files, words):
+    rows, series = chosen(files), {}
+    for name, form, contender in LINES:
+        points = [
+            (length, milliseconds(row, contender))
+            for length in LENGTHS
+            if (row := rows.get(f"{form} {PASSES[words]} S{length}")) and contender in row["milliseconds"]
+        ]
+        if len(points) > 1:
+            series[name] = points
+    gpu = next(iter(rows.values()))["conditions"]["gpu"] + (DAGGER if stale(rows.values()) else "")
+    return chart.lines(
+        f"Native sparse attention, {words}, 64 / 4 heads, D 128, on one {gpu}", "positions", "ms", series, doubling=True)  # fmt: skip
+
+
+def ratio(rows, name, rival):
+    """Heddle's rate over the rival's in a row, as a cell."""
+    row = rows.get(name)
+    if row is None or rival not in row["milliseconds"]:
+        return "–"
+    return f"{milliseconds(row, rival) / milliseconds(row, 'heddle'):.2f}" + (DAGGER if stale([row]) else "")
+
+
+def told(files):
+    rows = chosen(files)
+    conditions = [row["conditions"] for row in rows.values()]
+    cells = [["times FlashAttention-3's rate, at", *(str(length) for length in LENGTHS), "positions"]]
+    for words, form in FORMS.items():
+        for direction, name in PASSES.items():
+            cells.append([f"{words}, {direction}", *(ratio(rows, f"{form} {name} S{n}", "fa3") for n in LENGTHS), ""])
+    against = "; ".join(
+        f"{direction} " + ", ".join(ratio(rows, f"nsa 64/4 {name} S{n}", "fla") for n in LENGTHS)
+        for direction, name in PASSES.items()
+    )
+    steps = ", ".join(
+        f"{name.split()[2]} {name.split()[3]} {milliseconds(row, 'heddle') * 1000:.0f} µs ({ratio(rows, name, 'fa3')})"
+        for name in DECODING
+        if (row := rows.get(name))
+    )
+    memory = "; ".join(
+        f"{name.split()[-2]} {row['rates']['heddle'] / 1024:.1f} GiB, "
+        + ", ".join(f"{who} {row['rates'][key] / 1024:.1f}" for key, who in (("fla", "flash-linear-attention"), ("fa3", "FlashAttention-3")) if key in row["rates"])
+        for name in MEMORY
+        if (row := rows.get(name))
+    )  # fmt: skip
+    differences = [max(row["difference"].values()) for row in rows.values() if row.get("difference")]
+    return noted(
+        f"{conditions[0]['gpu']}, {span([c['date'][:10] for c in conditions], '{}')}, bfloat16, D 128, 16 blocks of 64, random normals, whose lists hardly overlap.\n\n"
+        + table(cells)
+        + f"\n\nAgainst flash-linear-attention's kernels, 64 / 4 heads without a window, the same: {against}. "
+        + f"A step of decoding with a window of 512 over 65536 keys, in graphs, B sequences (times FlashAttention-3's dense rate): {steps}. "
+        + f"Memory of forward and backward at 65536 positions, beside operands: {memory}. "
+        + f"Results differ from the functions in torch by {span(differences, '{:.1e}')} of their size, no row by more than its limit, 0.03.\n\n"
+        + "\n\n".join(
+            f"![Time against length, {words}, of native sparse and dense attention](nsa-{words}.svg)"
+            for words in PASSES
+        )
+    )
+
+
+def write(check):
+    files, current = read("nvidia-*.json"), True
+    for words in PASSES:
+        picture, new = ROOT / "docs" / f"nsa-{words}.svg", drawn(files, words)
+        if not check:
+            picture.write_text(new, encoding="utf-8")
+        current = current and picture.exists() and picture.read_text(encoding="utf-8") == new
+    return update(ROOT / "docs" / "nsa.md", "nsa on a gpu", told(files), check=check) and current
+
+
+if __name__ == "__main__":
+    run(__doc__, write)
