@@ -47,7 +47,7 @@ Refusal supports(const SelectProblem& p) {
 // Of about half of all pairs: products, and what a position's list costs for each tile of pooled keys. Both measured on
 // an H100 at 65536 positions, with groups of 16 and of 4 heads.
 double estimate(const SelectProblem& p, int /*workers*/) {
-  constexpr double kProducts = 110e12, kTile = 1.6e-9, kFixed = 5e-6;
+  constexpr double kProducts = 168e12, kTile = 0.71e-9, kFixed = 5e-6;
   const double pairs = static_cast<double>(p.B * p.Sq) * static_cast<double>(p.Sk) / 2;
   const double products = pairs * static_cast<double>(p.H * p.D) * (p.lse ? 2.0 : 4.0);
   return kFixed + products / kProducts + pairs * static_cast<double>(p.Hkv) / select::kTileKeys * kTile;
