@@ -307,7 +307,10 @@ class Call : DrawnTensors {
     const TensorView x = tensor(Sk_, backward), pooled = tensor(rows, !backward);
     static const std::string names[] = {"", "cpu", "reference", "other"};
     options.force = names[bytes_.below(4)];
-    if (backward) {
+    if (!backward && bytes_.rarely(3)) {
+      options.appended = bytes_.rarely(16) ? INT64_MAX : static_cast<std::int64_t>(bytes_.below(8));
+      extend_pooled_keys(x, pooled, options);
+    } else if (backward) {
       pool_keys_backward(pooled, x, options);
       explain_pool_keys_backward(pooled, x, options);
     } else {
