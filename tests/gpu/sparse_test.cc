@@ -144,6 +144,16 @@ TEST_P(GpuSparse, IsAttentionUnderTheMaskThatSaysTheSame) {
       EXPECT_TRUE(same_bits(first, out)) << "round " << round << ": " << differences(first.o, out.o) << " of o, "
                                          << differences(first.lse, out.lse) << " of lse";
     }
+    // One CTA then has all of a list, and nothing is joined behind it.
+    call.options.batch_invariant = true;
+    o.write(host.data.new_o());
+    lse.write(host.data.new_lse());
+    call.run();
+    o.read(out.o);
+    lse.read(out.lse);
+    const CaseResult result = host.judge(out, candidate.name);
+    EXPECT_TRUE(result.passed) << "batch_invariant: " << result.message();
+    call.options.batch_invariant = false;
   }
   const DType dtype = GetParam().call.dtype;
   const bool expected = (dtype == DType::bf16 || dtype == DType::f16) && GetParam().call.page_size == 0 &&

@@ -364,9 +364,12 @@ struct Destination {
     h = w.unit * p.group + (within - of_list * p.group);
     at = (static_cast<std::int64_t>(w.list * p.units + w.unit) * p.parts + w.split) * p.rows + within;
     there = row < w.rows && i < w.at.s.q_rows;
+    // A row that is stored and not used was multiplied with the others: it meets no key.
+    const bool used = there && i < w.at.s.sq;
+    if (!used) sum = 0.0f;
     factor = sum == 0.0f ? 0.0f : 1.0f / sum;
     lse = sum == 0.0f ? -INFINITY : top * kLn2 + __logf(sum);
-    if (p.parts == 1 && there && i < w.at.s.sq) {
+    if (p.parts == 1 && used) {
       if (const float sink = sink_of(p, h); sink != -INFINITY) {
         const float base = fmaxf(lse, sink), weight = exp_of_difference(lse, base),
                     total = weight + exp_of_difference(sink, base);
