@@ -195,7 +195,7 @@ void check(const Kind& kind, const std::vector<Length>& lengths) {
 }
 
 TEST(AloneByItself, APrefill) {
-  on_each_target([] {
+  on_each_quick_target([] {
     for (const auto& [dtype, cache] : kTypes) {
       for (const auto& [kv_heads, causal] : {std::pair{1, Causal::bottom_right}, {2, Causal::none}}) {
         check({.dtype = dtype, .cache = cache, .kv_heads = kv_heads, .causal = causal},
@@ -207,7 +207,7 @@ TEST(AloneByItself, APrefill) {
 
 // So many kv heads that no batch changes how the sums of dK and dV are cut, and rows of one tile and of two.
 TEST(AloneByItself, GradientsOfAPrefill) {
-  on_each_target([] {
+  on_each_quick_target([] {
     for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
       for (const auto& [heads, causal] : {std::pair{32, Causal::bottom_right}, {16, Causal::none}}) {
         check({.dtype = dtype, .cache = dtype, .kv_heads = 16, .causal = causal, .gradients = true, .heads = heads},
@@ -218,7 +218,7 @@ TEST(AloneByItself, GradientsOfAPrefill) {
 }
 
 TEST(AloneByItself, ADecode) {
-  on_each_target([] {
+  on_each_quick_target([] {
     for (const auto& [dtype, cache] : kTypes) {
       for (const std::int64_t kv_heads : {1, 2}) {
         check({.dtype = dtype,

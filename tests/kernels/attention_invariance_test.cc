@@ -61,7 +61,7 @@ void expect_same_bits_always(const Run& run, const std::string& candidate) {
 
 TEST_P(AttentionInvariance, Forward) {
   const CaseRunner runner(attention_case(GetParam()));
-  on_each_target([&] {
+  on_each_quick_target([&] {
     for (const std::string& candidate : runner.candidates(Pass::forward)) {
       expect_same_bits_always(
           [&](Executor* executor, int garbage) { return runner.run_forward(candidate, executor, garbage); }, candidate);
@@ -72,7 +72,7 @@ TEST_P(AttentionInvariance, Forward) {
 TEST_P(AttentionInvariance, Backward) {
   CaseRunner runner(attention_case(GetParam()));
   if (!runner.data().spec.has_backward()) GTEST_SKIP() << "this case has no backward";
-  on_each_target([&] {
+  on_each_quick_target([&] {
     for (const std::string& candidate : runner.candidates(Pass::backward)) {
       expect_same_bits_always(
           [&](Executor* executor, int garbage) { return runner.run_backward(candidate, executor, garbage); },
@@ -119,7 +119,7 @@ TEST_P(BatchInvariance, SequencesAlone) {
   const CaseData data(attention_case(GetParam()));
   const CaseRunner runner(data.spec);
   const std::int64_t batch = data.spec.B;
-  on_each_target([&] {
+  on_each_quick_target([&] {
     for (const std::string& candidate : runner.candidates(Pass::forward)) {
       HostTensor o = data.new_o(), lse = data.new_lse(), o_alone = data.new_o(), lse_alone = data.new_lse();
       Call together{data.q.view(), data.k.view(), data.v.view(), o.view(), lse.view(), data.options()};
@@ -186,7 +186,7 @@ TEST(RowInvariance, RowsAlone) {
     spec.causal = Causal::none;  // positions hang on the number of rows otherwise
     const CaseData data(spec);
     const CaseRunner runner(spec);
-    on_each_target([&] {
+    on_each_quick_target([&] {
       for (const std::string& candidate : runner.candidates(Pass::forward)) {
         HostTensor o = data.new_o(), lse = data.new_lse(), o_parts = data.new_o(), lse_parts = data.new_lse();
         const Call whole{data.q.view(), data.k.view(), data.v.view(), o.view(), lse.view(), data.options()};
@@ -213,7 +213,7 @@ TEST(Rounding, OutputsAreRoundedToNearestEven) {
     spec.scale = 0.0f;
     const CaseRunner runner(spec);
     const HostTensor& v = runner.data().v;
-    on_each_target([&] {
+    on_each_quick_target([&] {
       for (const std::string& candidate : runner.candidates(Pass::forward)) {
         const ForwardOutputs out = runner.run_forward(candidate);
         for (std::int64_t n = 0; n < out.o.elements(); ++n) {
@@ -233,7 +233,7 @@ TEST(NonFinite, AttendedValuesShow) {
     AttentionCase spec{.H = 4, .Hkv = 2, .Sq = 20, .Sk = 30, .D = 16, .Dv = 19};
     spec.dtype = dtype;
     const std::int64_t key = 7, kv_head = 1, column = 5;
-    on_each_target([&] {
+    on_each_quick_target([&] {
       for (const double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
         CaseData in_v(spec), in_k(spec);
         in_v.v.set((key * 2 + kv_head) * 19 + column, bad);

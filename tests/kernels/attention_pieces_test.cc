@@ -146,7 +146,7 @@ TEST_P(AttentionPieces, MergedAreTheCall) {
   SCOPED_TRACE(whole_.describe());
   ASSERT_TRUE(can_be_cut(whole_));
   const PlainForward plain = plain_forward(whole_.problem());
-  on_each_target([&] {
+  on_each_quick_target([&] {
     for (const char* candidate : {"cpu", "cpu_baseline", "reference"}) {
       SCOPED_TRACE(candidate);
       std::vector<double> o(exact().o.size()), lse(exact().lse.size());
@@ -263,7 +263,7 @@ TEST_P(AttentionPieces, GradientsOfPiecesAreTheCalls) {
   const AttentionBackwardProblem p = whole_.backward_problem(gradients);
   const reference::Backward exact_gradients = reference::attention_backward(p, default_executor());
   const PlainBackward plain = plain_backward(p, exact());
-  on_each_target([&] {
+  on_each_quick_target([&] {
     for (const char* candidate : {"cpu", "reference"}) {
       for (const auto add : {add_from_merged, add_through_merge}) {
         SCOPED_TRACE(std::string(candidate) + (add == add_from_merged ? ", from merged" : ", through the merge"));
