@@ -9,7 +9,6 @@ namespace heddle::cuda::sparse_fwd {
 
 using sparse::Item;
 using sparse::kWarp;
-using sparse::Named;
 
 using sparse::kTileKeys;
 
