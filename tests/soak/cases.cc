@@ -33,6 +33,13 @@ void Table::sparse(std::string_view what, const SparseSubject& s) {
                    [s](std::uint64_t seed) { return make_subject(s, seed); }});
 }
 
+void Table::nsa(std::string_view what, const NsaSubject& s) {
+  constexpr const char* kNames[] = {"pooled keys", "choice of blocks", "gated branches"};
+  cases.push_back({text(kNames[static_cast<int>(s.what)], s.pass == Pass::backward ? " backward " : " ",
+                        name_of(s.dtype), " d", s.D, " s", s.S, after(what)),
+                   [s](std::uint64_t seed) { return make_subject(s, seed); }});
+}
+
 AttentionSubject many_rows(std::string candidate, DType dtype, int d, int s, bool causal, int kv_heads) {
   AttentionSubject out;
   out.candidate = std::move(candidate);
@@ -57,6 +64,7 @@ std::vector<SoakCase> soak_cases(int compute_major) {
   ampere_decode(table);
   plain_attention(table);
   sparse_attention(table, hopper);
+  beside_sparse_attention(table);
   linear_layers(table, hopper);
   return out;
 }

@@ -21,6 +21,7 @@ class Table {
   void linear(std::string_view what, const LinearSubject& s);
   void int4(std::string_view what, const Int4Subject& s);
   void sparse(std::string_view what, const SparseSubject& s);
+  void nsa(std::string_view what, const NsaSubject& s);
 
  private:
   void add(const AttentionSubject& s, std::string_view pass, std::string_view what);
@@ -36,6 +37,7 @@ void ampere_attention(Table& table);
 void ampere_decode(Table& table);
 void plain_attention(Table& table);
 void sparse_attention(Table& table, bool hopper);
+void beside_sparse_attention(Table& table);
 void linear_layers(Table& table, bool hopper);
 
 }  // namespace heddle::soak

@@ -1,4 +1,5 @@
-// Attention over lists: items of several tiles, blocks with several items, every width of block.
+// Attention over lists: items of several tiles, blocks with several items, every width of block. And what native
+// sparse attention has beside it.
 #include "soak/cases.h"
 
 namespace heddle::soak {
@@ -44,6 +45,26 @@ void sparse_attention(Table& table, bool hopper) {
   forward("a step", {.B = 8, .H = 64, .Hkv = 4, .S = 4096, .rows = 1, .D = 128, .units = 4, .entries = 16});
   forward("a step, groups of 40",
           {.dtype = DType::f16, .B = 3, .H = 80, .Hkv = 2, .S = 2000, .rows = 3, .D = 64, .units = 2, .entries = 20});
+}
+
+void beside_sparse_attention(Table& table) {
+  using enum NsaSubject::What;
+  const auto both = [&](NsaSubject s) {
+    table.nsa("", s);
+    s.pass = Pass::backward;
+    table.nsa("", s);
+  };
+  table.nsa("", {.what = pool, .B = 2, .Hkv = 4, .S = 8192, .D = 128});
+  table.nsa("blocks of 16", {.what = pool, .dtype = DType::f16, .B = 2, .Hkv = 2, .S = 4000, .D = 72, .block = 16});
+  table.nsa("", {.what = select, .B = 1, .H = 64, .Hkv = 4, .S = 4096, .D = 128});
+  table.nsa("blocks of 32, groups of 4",
+            {.what = select, .dtype = DType::f16, .B = 2, .H = 16, .Hkv = 4, .S = 2048, .D = 64, .block = 32});
+  table.nsa("without lse", {.what = select, .B = 2, .H = 32, .Hkv = 2, .S = 2000, .D = 128, .finds_lse = true});
+  table.nsa("a step", {.what = select, .B = 16, .H = 64, .Hkv = 4, .S = 8192, .rows = 1, .D = 128, .finds_lse = true});
+  table.nsa("steps of 3",
+            {.what = select, .dtype = DType::f16, .B = 5, .H = 8, .Hkv = 2, .S = 16384, .rows = 3, .D = 128});
+  both({.what = gate, .B = 2, .H = 16, .S = 4096, .D = 128});
+  both({.what = gate, .dtype = DType::f16, .B = 1, .H = 10, .S = 3001, .D = 72});
 }
 
 }  // namespace heddle::soak

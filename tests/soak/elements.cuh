@@ -27,6 +27,8 @@ __device__ inline double load(const void* data, DType dtype, std::int64_t at) {
       return static_cast<double>(__half2float(static_cast<const __half*>(data)[at]));
     case DType::bf16:
       return static_cast<double>(__bfloat162float(static_cast<const __nv_bfloat16*>(data)[at]));
+    case DType::i32:
+      return static_cast<double>(static_cast<const int*>(data)[at]);
     default:
       return static_cast<double>(static_cast<float>(static_cast<const __nv_fp8_e4m3*>(data)[at]));
   }

@@ -104,10 +104,23 @@ struct SparseSubject {
   int units, entries;                                         // lists of a row, and numbers of one
 };
 
+// What native sparse attention has beside attention, over keys [B, S, Hkv, D].
+struct NsaSubject {
+  enum class What : std::uint8_t { pool, select, gate };
+
+  What what;
+  Pass pass = Pass::forward;  // of gate
+  DType dtype = DType::bf16;
+  int B, H = 1, Hkv = 1, S, rows = 0, D, block = 64;  // rows: the last positions; 0: all
+  int entries = 16;                                   // of a list
+  bool finds_lse = false;                             // select without lse
+};
+
 std::unique_ptr<Subject> make_subject(const AttentionSubject& spec, std::uint64_t seed);
 std::unique_ptr<Subject> make_subject(const LinearSubject& spec, std::uint64_t seed);
 std::unique_ptr<Subject> make_subject(const Int4Subject& spec, std::uint64_t seed);
 std::unique_ptr<Subject> make_subject(const SparseSubject& spec, std::uint64_t seed);
+std::unique_ptr<Subject> make_subject(const NsaSubject& spec, std::uint64_t seed);
 
 // A subject by name: "sm90 bf16 d128 causal s256".
 struct SoakCase {
