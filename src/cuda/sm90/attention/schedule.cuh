@@ -92,6 +92,7 @@ class PackedTiles {
       end += fit;
     }
     longest = static_cast<int>(__reduce_max_sync(0xffffffff, static_cast<unsigned>(longest)));
+    __syncwarp();  // all lanes have read the place: votes and sums across a warp do not order memory
     if (lane == 0) {
       at.first_tile += at.before * at.heads;
       at.first_head = first_head;
