@@ -1,6 +1,6 @@
 """Makes one results file of several: shards of a run, or a run and rows measured again.
 
-  python bench/merge.py --shards bench/results/nvidia-h100-80gb-hbm3.json shard0.json shard1.json
+  python bench/merge.py --shards bench/results/nvidia-h200.json shard0.json shard1.json
 
 With --shards the rows come in the order in which one run would have them, from each file in turn.
 A row of a later file replaces one of the same name; one that came out wrong there takes it away. Files that were not
