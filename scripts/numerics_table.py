@@ -4,8 +4,8 @@ A file keeps, of what `heddle check --json` printed, the largest error of any ca
 and tensor, as a share of what the accuracy rule allows it. Measure on the machine whose files are to be renewed, e.g.
 
     build/release/cli/heddle check --json --all-targets > cpu.json
-    scripts/test_neon.sh    # writes build/neon/results.json
-    scripts/numerics_table.py --keep cpu cpu.json build/neon/results.json
+    scripts/test_neon.sh    # writes build/neon/results.0.json and results.1.json
+    scripts/numerics_table.py --keep cpu cpu.json build/neon/results.?.json
 
 and for a GPU `heddle check --json --device cuda`, with --precision tf32 and int8_qk too. What is kept names commit, date and the
 sources it is of; tables of older sources have a dagger. HEDDLE_COMMIT: the commit, where it is not the tree's. Without arguments the tables are

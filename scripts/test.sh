@@ -67,12 +67,18 @@ hand_overs() {
     xargs -0 "$python" scripts/check_hand_overs.py
 }
 
-# The package as a user installs it, not the one in the build folder.
-package() { "$python" -m pip install --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .; }
+# The package as a user installs it, not the one in the build folder. By CMake's name of the compiler: Python has another for
+# the same one, and ccache would keep its objects apart from the release build's.
+package() { CC=cc CXX=c++ "$python" -m pip install --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .; }
 
-# -O1: the fastest sum of building and running. One thread for each half of the tests.
+# -O1: the fastest sum of building and running. One thread for each half of the tests. Of the processor's targets the one
+# with the fewest lanes and the one with the most: what reads or writes beside its memory does so at a vector's ends.
 sanitize() {
-  cmake --preset sanitize -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1"
+  local widest
+  widest=$(build/release/cli/heddle info --json | "$python" -c 'import json, sys
+runnable = json.load(sys.stdin)["runnable_targets"]
+print(next((name for name in ("avx512_bf16", "avx512", "avx2") if name in runnable), "sse4"))')
+  cmake --preset sanitize -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DHEDDLE_X86_TARGETS="$(printf '%s\n' sse4 "$widest" | sort -u | paste -sd';')"
   cmake --build --preset sanitize --target heddle_tests
   local tests shard pids=()
   tests=$(find build/sanitize -name heddle_tests -type f -executable)
