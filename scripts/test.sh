@@ -80,10 +80,11 @@ runnable = json.load(sys.stdin)["runnable_targets"]
 print(next((name for name in ("avx512_bf16", "avx512", "avx2") if name in runnable), "sse4"))')
   cmake --preset sanitize -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DHEDDLE_X86_TARGETS="$(printf '%s\n' sse4 "$widest" | sort -u | paste -sd';')"
   cmake --build --preset sanitize --target heddle_tests
-  local tests shard pids=()
+  # Without what says whether the accuracy rule bites, and whether many rows keep their bits: others call the same code.
+  local tests shard pids=() without='AloneByItself.GradientsOfAPrefill:CaseTable.*:Kit/*:Int8Qk.KeysFarFromZeroMustBeSmoothed'
   tests=$(find build/sanitize -name heddle_tests -type f -executable)
   for shard in 0 1; do
-    GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=$shard "$tests" --gtest_brief=1 >"build/logs/sanitize.$shard.log" 2>&1 &
+    GTEST_TOTAL_SHARDS=2 GTEST_SHARD_INDEX=$shard "$tests" --gtest_brief=1 --gtest_filter="-$without" >"build/logs/sanitize.$shard.log" 2>&1 &
     pids+=($!)
   done
   local failed=0
