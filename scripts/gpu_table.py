@@ -1,11 +1,10 @@
-"""Writes docs/performance.md's tables of GPU figures from the results of `make bench-gpu`, docs/numerics.md's of lengths, and README's
-sentence of where Heddle is slower.
+"""Writes docs/performance.md's tables of GPU figures from the results of `make bench-gpu`, and docs/numerics.md's of lengths.
 
   python scripts/gpu_table.py [--check]
 
-The files are bench/results/nvidia-*.json (see bench_results.py). The page says where others are faster, its summary has a
-line for each kind of row, then every row has one; a row that no table takes is an error. Ratios are found here, of
-contenders raced in the row's own run.
+The files are bench/results/nvidia-*.json (see bench_results.py). The page's summary has a line for each kind of row, then
+every row has one; a row that no table takes is an error. Ratios are found here, of contenders raced in the row's own run.
+Where others are faster is slower_table.py's.
 """
 
 import re
@@ -355,77 +354,6 @@ def written(files, make):
     return noted("\n\n".join(parts))
 
 
-BEHIND = 0.995  # a ratio that is shown as less than 1
-# Kind of row -> what of a row's name tells it from the others of its line.
-WHERE = {
-    "forward": r"S\d+",
-    "gradients": r"S\d+",
-    "decoding": r"B\d.*",
-    "calls": r"[SM]\d+$",
-    "linear": r"M\d+",
-    "nsa": r"S?\d+$",
-}
-
-
-def line_of(kind, row):
-    """(what a row's line is called, what of the row's name is left)."""
-    name, place = row["name"], re.search(WHERE[kind], row["name"])
-    if kind == "calls":
-        return CALLS[re.sub(r" [SM]\d+$", "", name)], place[0]
-    family = re.sub(rf"^nsa |^linear | ?\b{WHERE[kind]},?", "", name)
-    return words("" if family == "decode" else family), place[0] if place else ""
-
-
-def raced(rows):
-    """kind -> [(row, best rival, ratio)] of the rows that others were raced in."""
-    found = {kind: [(row, *rival(row)) for row in some] for kind, some in sorted_by_kind(rows).items()}
-    return {kind: kept for kind, some in found.items() if (kept := [one for one in some if one[1] is not None])}
-
-
-def slower(rows):
-    """A line for each family that has a row in which somebody is faster."""
-    lines = [["others are faster", "rows", "Heddle's rate over theirs", "where", "who"]]
-    for kind, some in raced(rows).items():
-        groups = {}
-        for row, best, ratio in some:
-            family, place = line_of(kind, row)
-            groups.setdefault(family, []).append((row, best, ratio, place))
-        for family, group in groups.items():
-            behind = [one for one in group if one[2] < BEHIND]
-            if not behind:
-                continue
-            places = (
-                ""
-                if len(group) == 1 and group[0][3] == ""
-                else "everywhere"
-                if len(behind) == len(group)
-                else ", ".join(place for *_, place in behind)
-            )
-            lines.append([
-                marked(": ".join(filter(None, (TITLES[kind], family.strip()))), [row for row, *_ in group]), f"{len(behind)} of {len(group)}",
-                span([ratio for _, _, ratio, _ in behind], "{:.2f}"), places, ", ".join(sorted({NAMES[best] for _, best, *_ in behind})),
-            ])  # fmt: skip
-    return table(lines)
-
-
-def in_short(files):
-    """One sentence for the newest GPU: of each kind, how many rows others are faster in, and by how much at most."""
-    gpu, found = list(by_gpu(files).items())[-1]
-    rows, parts = merged(found), []
-    for kind, some in raced(rows).items():
-        behind = [(ratio, best) for _, best, ratio in some if ratio < BEHIND]
-        if behind:
-            least, best = min(behind)
-            parts.append(
-                f"{TITLES[kind].lower()} {len(behind)} of {len(some)} ({least:.2f} of {NAMES[best]}'s rate at the least)"
-            )
-    return noted(
-        marked(
-            f"Rows on an {gpu} in which somebody else is faster than Heddle: {'; '.join(parts)}.", list(rows.values())
-        )
-    )
-
-
 def written_lengths(files):
     """The tables of lengths, of each GPU that has the rows."""
     made = ((gpu, lengths(merged(found))) for gpu, found in by_gpu(files).items())
@@ -435,12 +363,6 @@ def written_lengths(files):
 def write(check):
     files, page = read("nvidia-*.json"), ROOT / "docs/performance.md"
     blocks = [
-        (
-            page,
-            "slower gpu",
-            noted("\n\n".join(f"On an {gpu}:\n\n{slower(merged(found))}" for gpu, found in by_gpu(files).items())),
-        ),
-        (ROOT / "README.md", "slower", in_short(files)),
         (page, "measured gpu", written(files, tables)),
         (page, "gpu rows", written(files, every)),
         (ROOT / "docs/numerics.md", "lengths", written_lengths(files)),

@@ -33,7 +33,7 @@ step() {
 # What scripts write into pages: from the library's answers, and from the figures in bench/results.
 tables() {
   local script
-  for script in support lowbit gpu measured encoder numerics; do
+  for script in support lowbit gpu slower measured encoder numerics; do
     "$python" "scripts/${script}_table.py" --check || return 1
   done
   "$python" scripts/ladder_tables.py --check && "$python" scripts/speed_chart.py --check &&

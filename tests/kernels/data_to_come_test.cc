@@ -100,7 +100,8 @@ void expect_the_same_answers(const kit::AttentionCase& spec) {
     }
   }
 }
-// One test: a process for each case would take ten times as long.
+
+// One test: a process for each case takes eight times as long.
 TEST(DataToCome, ChangesNoAnswer) {
   for (const kit::AttentionCase& spec : kit::attention_cases()) {
     SCOPED_TRACE(spec.name);

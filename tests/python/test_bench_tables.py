@@ -18,6 +18,7 @@ import gpu_table  # noqa: E402
 import marked_block  # noqa: E402
 import measured_table  # noqa: E402
 import merge  # noqa: E402
+import slower_table  # noqa: E402
 import sources  # noqa: E402
 import speed_chart  # noqa: E402
 
@@ -220,6 +221,39 @@ class TestGpuTables:
         }
         shown = gpu_table.tables(rows)
         assert "| nf4 4096x4096 † | 333333 (1.50) | 10000 (0.37) |" in shown and "M 1 | M 256" in shown
+
+    def test_where_others_are_faster(self):
+        rows = {
+            r["name"]: r
+            for r in (
+                raced("forward D64 none S512", heddle=90.0, cudnn=100.0),
+                raced("forward D64 none S1024", heddle=99.7, fa3=100.0),  # shown as 1.00
+                raced("forward D128 none S512", heddle=101.0, fa3=100.0),
+                raced("decode B1 32/8 1024", "TB/s", heddle=3.0, cudnn=4.0),
+                raced("sm80 decode B1 32/8 1024", "TB/s", heddle=1.0, cudnn=4.0),  # asked for by name
+                raced("linear decoded nf4 4096x4096 M64", heddle=1.0, cublas=4.0),
+                raced("linear decoded nf4 4096x4096 M256", heddle=2.0, cublas=4.0),
+                raced("nsa 64/4 forward S8192", "calls/s", heddle=1.0, dense=9.0, fa3=2.0),
+                raced("short D128 none B8 S512", "calls/s", heddle=4.0, sm80=9.0, cudnn=5.0),
+                raced("backward documents D128 causal", heddle=1.0, fa3=2.0),
+            )
+        }
+        lines = slower_table.slower(rows).splitlines()[2:]
+        assert lines == [
+            "| Forward: D 64, no mask † | 1 of 2 | 0.90 | S512 | cuDNN |",
+            "| Gradients: packed documents of 128 to 8192, D 128, causal † | 1 of 1 | 0.50 |  | FlashAttention-3 |",
+            "| Decoding † | 1 of 1 | 0.75 | B1 32/8 1024 | cuDNN |",
+            f"| Short calls: {gpu_table.CALLS['short D128 none B8']} † | 1 of 1 | 0.80 | S512 | cuDNN |",
+            "| Linear layers: decoded nf4 4096x4096 † | 2 of 2 | 0.25 to 0.50 | everywhere | cuBLAS bf16 |",
+            "| Native sparse attention: 64/4 forward † | 1 of 1 | 0.50 | S8192 | FlashAttention-3 |",
+        ]
+        conditions = {"gpu": "G", "date": "2026-01-01"}
+        told = slower_table.in_short([("a.json", {"conditions": conditions, "rows": list(rows.values())})])
+        assert (
+            "Rows on an G in which" in told
+            and "forward 1 of 3 (0.90 of cuDNN's rate at the least); gradients 1 of 1 (0.50" in told
+        )
+        assert "decoding 1 of 1 (0.75" in told and "linear layers 2 of 2 (0.25 of cuBLAS bf16's" in told
 
     def test_lengths_set_each_precision_beside_its_own_run(self):
         rows = {

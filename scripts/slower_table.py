@@ -1,0 +1,95 @@
+"""Writes where others are faster than Heddle on a GPU: docs/performance.md's table, and README's sentence of it.
+
+  python scripts/slower_table.py [--check]
+
+Of bench/results/nvidia-*.json, by the ratios of gpu_table.py: what a caller gets, so without rows of a kernel that was asked
+for by name.
+"""
+
+import re
+
+from bench_results import ROOT, marked, merged, noted, read, run, span
+from gpu_table import CALLS, NAMES, TITLES, by_gpu, rival, sorted_by_kind, words
+from marked_block import table, update
+
+BEHIND = 0.995  # a ratio that is shown as less than 1
+BY_NAME = re.compile(r"\bsm\d0 ")
+# Kind of row -> what of a row's name tells it from the others of its line. Kinds without a rival are not here.
+PLACES = {
+    "forward": r"S\d+",
+    "gradients": r"S\d+",
+    "decoding": r"B\d.*",
+    "calls": r"[SM]\d+$",
+    "linear": r"M\d+",
+    "nsa": r"S?\d+$",
+}
+
+
+def line_of(kind, row):
+    """(what a row's line is called, what of the row's name is left)."""
+    name, place = row["name"], re.search(PLACES[kind], row["name"])
+    if kind == "calls":
+        return CALLS[re.sub(rf" {PLACES[kind]}", "", name)], place[0]
+    family = re.sub(rf"^nsa |^linear | ?\b{PLACES[kind]},?", "", name).strip()
+    return words("" if family == "decode" else family), place[0] if place else ""
+
+
+def raced(rows):
+    """kind -> [(row, best rival, ratio)] of the rows in which others were raced with what a caller gets."""
+    out = {}
+    for kind, some in sorted_by_kind(rows).items():
+        found = [(row, *rival(row)) for row in some if not BY_NAME.search(row["name"])]
+        if kept := [one for one in found if one[1] is not None]:
+            out[kind] = kept
+    return out
+
+
+def where(group, behind):
+    """The places of these rows of a line, in words."""
+    if len(group) == 1:
+        return group[0][3]
+    return "everywhere" if len(behind) == len(group) else ", ".join(place for *_, place in behind)
+
+
+def slower(rows):
+    """A line for each family that has a row in which somebody is faster."""
+    lines = [["others are faster", "rows", "Heddle's rate over theirs", "where", "who"]]
+    for kind, some in raced(rows).items():
+        families = {}
+        for row, best, ratio in some:
+            family, place = line_of(kind, row)
+            families.setdefault(family, []).append((row, best, ratio, place))
+        for family, group in families.items():
+            if behind := [one for one in group if one[2] < BEHIND]:
+                name = f"{TITLES[kind]}: {family}" if family else TITLES[kind]
+                lines.append([
+                    marked(name, [row for row, *_ in group]), f"{len(behind)} of {len(group)}",
+                    span([ratio for _, _, ratio, _ in behind], "{:.2f}"), where(group, behind),
+                    ", ".join(sorted({NAMES[best] for _, best, *_ in behind})),
+                ])  # fmt: skip
+    return table(lines)
+
+
+def in_short(files):
+    """One sentence for the newest GPU: of each kind, how many rows others are faster in, and by how much at most."""
+    gpu, found = list(by_gpu(files).items())[-1]
+    rows, parts = merged(found), []
+    for kind, some in raced(rows).items():
+        if behind := [(ratio, best) for _, best, ratio in some if ratio < BEHIND]:
+            least, best = min(behind)
+            parts.append(
+                f"{TITLES[kind].lower()} {len(behind)} of {len(some)} ({least:.2f} of {NAMES[best]}'s rate at the least)"
+            )
+    told = f"Rows on an {gpu} in which somebody else is faster: {'; '.join(parts)}."
+    return noted(marked(told, list(rows.values())))
+
+
+def write(check):
+    files = read("nvidia-*.json")
+    tables = (f"On an {gpu}:\n\n{slower(merged(found))}" for gpu, found in by_gpu(files).items())
+    page = update(ROOT / "docs/performance.md", "slower gpu", noted("\n\n".join(tables)), check=check)
+    return update(ROOT / "README.md", "slower", in_short(files), check=check) and page
+
+
+if __name__ == "__main__":
+    run(__doc__, write)
