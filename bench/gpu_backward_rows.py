@@ -141,6 +141,8 @@ def python_call(length):
     """What a Python user waits for forward and backward of a short call, launches included: drop-in for drop-in."""
     leaves = [x.transpose(1, 2).contiguous().detach().requires_grad_() for x in tensors(1, length, 4, 4, 64)]
     forwards = {"heddle": lambda: heddle.sdpa(*leaves)}
+    for name, call in peers.fa3_dense(*(x.transpose(1, 2) for x in leaves)).items():
+        forwards[name] = lambda call=call: call().transpose(1, 2)
     forwards |= {
         name: peers.Chosen(name, lambda: functional.scaled_dot_product_attention(*leaves)) for name in ("cudnn", "fa2")
     }

@@ -44,9 +44,10 @@ def weights(n, k, format, fp8_x):
         heddle.lowbit.PackedTensor(format, (n, k), False, packed.data.clone(), packed.order) for _ in range(turns)
     ]
     rivals = {}
-    if format == "int4_g128":
+    if format in ("int4_g128", "int4_g128_zp"):
         rivals["int4pack"] = peers.int4pack(quantized, turns)
-    if format == "nf4" and (call := peers.bitsandbytes_nf4(drawn(n, k, torch.bfloat16), turns)):
+    kind = {"nf4": "nf4", "fp4_bnb": "fp4"}.get(format)
+    if kind and (call := peers.bitsandbytes(drawn(n, k, torch.bfloat16), kind, turns)):
         rivals["bitsandbytes"] = call
     return of_packed, [plain.clone() for _ in range(max(2, copies(2 * n * k)))], rivals
 

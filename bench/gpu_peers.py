@@ -120,14 +120,16 @@ def fa3_cached(inputs, lengths, page_table=None) -> dict[str, Callable]:
 
 
 def int4pack(quantized, copies: int) -> Callable:
-    """call(x, n): torch's own 4-bit product over the codes and scales of an int4_g128 matrix, of the n-th copy."""
+    """call(x, n): torch's own 4-bit product over the codes, scales and zero points of an int4_g128 or int4_g128_zp matrix, of
+    the n-th copy."""
     n, k = quantized.shape
     codes = quantized.codes.cuda()
     even_high = (codes << 4) | (codes >> 4)  # torch wants column 2j in the high four bits of byte j
     packed = torch.ops.aten._convert_weight_to_int4pack(even_high, 8)  # 8 tiles of 16 columns
     scales = quantized.scales.cuda().to(torch.bfloat16).reshape(n, k // 128)
     # w = (code - 8) * scale + zero; [K / 128, N, 2]
-    both = torch.stack((scales, torch.zeros_like(scales)), dim=-1).transpose(0, 1).contiguous()
+    zeros = torch.zeros_like(scales) if quantized.zeros is None else (8 - quantized.zeros.cuda().float()) * scales
+    both = torch.stack((scales, zeros.to(scales.dtype)), dim=-1).transpose(0, 1).contiguous()
     weights = [(packed.clone(), both.clone()) for _ in range(copies)]
 
     def call(x, i=0):
@@ -137,10 +139,11 @@ def int4pack(quantized, copies: int) -> Callable:
     return call
 
 
-def bitsandbytes_nf4(weights, copies: int) -> Callable | None:
-    """call(x, n): bitsandbytes' linear layer over nf4 weights of its own making, of the n-th copy; None where it is not."""
+def bitsandbytes(weights, kind: str, copies: int) -> Callable | None:
+    """call(x, n): bitsandbytes' linear layer over weights of its own making, of the n-th copy; None where it is not. kind: "nf4"
+    or "fp4"."""
     if not _there("bitsandbytes"):
         return None
     module = _imported("bitsandbytes")
-    made = [module.functional.quantize_4bit(weights, blocksize=64, quant_type="nf4") for _ in range(copies)]
+    made = [module.functional.quantize_4bit(weights, blocksize=64, quant_type=kind) for _ in range(copies)]
     return lambda x, i=0: module.matmul_4bit(x, made[i % copies][0].t(), quant_state=made[i % copies][1])

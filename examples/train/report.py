@@ -1,6 +1,9 @@
-"""Writes the tables of examples/train/README.md and its charts from the file that train.py and lengths.py have written.
+"""Writes the tables of examples/train/README.md and its charts from the files that train.py, lengths.py and sparse.py have written.
 
-  python examples/train/report.py bench/results/train-nvidia-h200.json
+  python examples/train/report.py [--check] [train.json]
+
+Without a file: from bench/results/train-*.json, each table from the newest file that has its runs. --check writes nothing and
+fails where page or charts are not current. Runs of older sources than the tree's have a dagger.
 
 The distance of two loss curves is the root mean square of their difference, step by step. Two programs of one computation
 drift apart as their roundings do; how far is seen among torch's own runs of a precision (kernel and unfused, with and
@@ -10,15 +13,17 @@ without checkpointing), and Heddle's distance from torch's kernel stands beside 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
 import chart
-import results
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "scripts"))
 
+import bench_results  # noqa: E402
+from bench_results import marked, noted  # noqa: E402
 from marked_block import table, update  # noqa: E402
 
 from model import DENSE  # noqa: E402
@@ -66,7 +71,7 @@ def comparison(runs):
         ours, theirs, math = found["heddle"], found["torch"], found.get("math")
         of_torch = noise(runs, theirs)
         rows.append([
-            precision + (", checkpointing" if checkpointing else ""), number(ours["validation_loss"], 4),
+            marked(precision + (", checkpointing" if checkpointing else ""), found.values()), number(ours["validation_loss"], 4),
             number(theirs["validation_loss"], 4), f"{distance(ours['losses'], theirs['losses']):.1e}",
             "" if of_torch is None else f"{of_torch:.1e}", number(ours["tokens_per_second"]),
             number(theirs["tokens_per_second"]), f"{ours['tokens_per_second'] / theirs['tokens_per_second']:.2f}",
@@ -77,6 +82,9 @@ def comparison(runs):
 
 def by_length(runs):
     speed = {(run["attention"], run["precision"], run["context"]): run["tokens_per_second"] for run in runs}
+    of_length = {}
+    for run in runs:
+        of_length.setdefault(run["context"], []).append(run)
     wanted = [(attention, precision) for attention in ("heddle", "torch") for precision in ("fp32", "bf16", "fp16")]
     lengths = [n for n in sorted({run["context"] for run in runs}) if all((*each, n) in speed for each in wanted)]
     rows = [["S", "fp32, tokens/s", "bf16", "fp16", "bf16 / fp32", "fp16 / fp32", "torch, fp32", "bf16", "fp16", "Heddle / torch, fp32", "bf16",
@@ -87,7 +95,7 @@ def by_length(runs):
             for attention in ("heddle", "torch")
         )
         rows.append([
-            str(length), *(f"{x:.0f}" for x in ours), f"{ours[1] / ours[0]:.2f}", f"{ours[2] / ours[0]:.2f}", *(f"{x:.0f}" for x in theirs),
+            marked(str(length), of_length[length]), *(f"{x:.0f}" for x in ours), f"{ours[1] / ours[0]:.2f}", f"{ours[2] / ours[0]:.2f}", *(f"{x:.0f}" for x in theirs),
             *(f"{x / y:.2f}" for x, y in zip(ours, theirs)),
         ])  # fmt: skip
     return table(rows)
@@ -99,7 +107,7 @@ def against_dense(runs):
     rows = [["attention", "validation loss", "more than dense", "tokens/s", "ratio", "peak MiB"]]
     for run in runs:
         rows.append([
-            run["attention"], f"{run['validation_loss']:.4f}", f"{run['validation_loss'] - dense['validation_loss']:+.4f}",
+            marked(run["attention"], [run]), f"{run['validation_loss']:.4f}", f"{run['validation_loss'] - dense['validation_loss']:+.4f}",
             f"{run['tokens_per_second']:.0f}", f"{run['tokens_per_second'] / dense['tokens_per_second']:.2f}",
             "" if run["peak_mib"] is None else f"{run['peak_mib']:.0f}",
         ])  # fmt: skip
@@ -111,55 +119,75 @@ def against_dense(runs):
     return what + table(rows)
 
 
-def where(report):
-    c = report["conditions"]
+def where(c):
     return f"{c['gpu'] or 'CPU'}, torch {c['torch']}, commit {c['commit'][:10]}, {c['date'][:10]}; {c['text']}.\n\n"
+
+
+def loss_chart(runs, key):
+    curves = {run[key]: smooth(run["losses"]) for run in runs}
+    return chart.lines(
+        "Training loss, means of 10 steps", "step", "nats per byte", {n: line for n, line in curves.items() if line}
+    )
+
+
+def lengths_chart(runs):
+    lines = {}
+    for run in runs:
+        lines.setdefault(f"{run['precision']} {run['attention']}", []).append(
+            (run["context"], run["tokens_per_second"])
+        )
+    return chart.lines("Training steps over the length of the text", "context", "tokens/s", lines, doubling=True)
+
+
+# Block of the page, and kind of runs -> its table, what its chart shows, the chart and its file.
+PARTS = {
+    "runs": (
+        comparison,
+        "Training loss",
+        lambda runs: loss_chart([r for r in runs if not r["checkpointing"] and r["attention"] != "math"], "name"),
+        "loss.svg",
+    ),
+    "lengths": (by_length, "Tokens per second over the length of the text", lengths_chart, "lengths.svg"),
+    "sparse": (
+        against_dense,
+        "Training loss, dense and sparse",
+        lambda runs: loss_chart(runs, "attention"),
+        "sparse.svg",
+    ),
+}
+
+
+def write(reports, page, check):
+    """Whether page and charts were what the reports say, oldest first; unless `check`, they are made so."""
+    current = True
+    for kind, (made, words, draw, file) in PARTS.items():
+        having = [report for report in reports if report.get(kind)]
+        if not having:
+            continue
+        runs, svg, path = having[-1][kind], draw(having[-1][kind]), page.parent / file
+        block = where(having[-1]["conditions"]) + noted(made(runs)) + f"\n\n![{words}]({file})"
+        current &= update(page, kind, block, check=check)
+        if check:
+            current &= path.exists() and path.read_text(encoding="utf-8") == svg
+        else:
+            path.write_text(svg, encoding="utf-8")
+    return current
 
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="?")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if page or charts are not current")
     parser.add_argument(
         "--page", type=Path, default=HERE / "README.md", help="the page with the marked blocks; charts go beside it"
     )
     given = parser.parse_args(arguments)
-    report = results.read(given.results)
-    if report["runs"]:
-        curves = {
-            run["name"]: smooth(run["losses"])
-            for run in report["runs"]
-            if not run["checkpointing"] and run["attention"] != "math"
-        }
-        svg = chart.lines(
-            "Training loss, means of 10 steps", "step", "nats per byte", {n: line for n, line in curves.items() if line}
-        )
-        (given.page.parent / "loss.svg").write_text(svg, encoding="utf-8")
-        update(
-            given.page,
-            "runs",
-            where(report) + comparison(report["runs"]) + "\n\n![Training loss](loss.svg)",
-            check=False,
-        )
-    if report["lengths"]:
-        lines = {}
-        for run in report["lengths"]:
-            lines.setdefault(f"{run['precision']} {run['attention']}", []).append(
-                (run["context"], run["tokens_per_second"])
-            )
-        svg = chart.lines("Training steps over the length of the text", "context", "tokens/s", lines, doubling=True)
-        (given.page.parent / "lengths.svg").write_text(svg, encoding="utf-8")
-        block = (
-            where(report)
-            + by_length(report["lengths"])
-            + "\n\n![Tokens per second over the length of the text](lengths.svg)"
-        )
-        update(given.page, "lengths", block, check=False)
-    if report["sparse"]:
-        curves = {run["attention"]: smooth(run["losses"]) for run in report["sparse"]}
-        svg = chart.lines("Training loss, means of 10 steps", "step", "nats per byte", curves)
-        (given.page.parent / "sparse.svg").write_text(svg, encoding="utf-8")
-        block = where(report) + against_dense(report["sparse"]) + "\n\n![Training loss, dense and sparse](sparse.svg)"
-        update(given.page, "sparse", block, check=False)
+    if given.results:
+        reports = [json.loads(given.results.read_text(encoding="utf-8"))]
+    else:
+        reports = [content for _, content in bench_results.read("train-*.json")]
+    if not write(reports, given.page, given.check):
+        sys.exit("report.py: the page is not what its figures say: run examples/train/report.py")
 
 
 if __name__ == "__main__":

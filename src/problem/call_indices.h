@@ -6,6 +6,7 @@
 
 #include "problem/index_checks.h"
 #include "problem/index_clashes.h"
+#include "problem/pool.h"
 
 namespace heddle {
 
@@ -80,6 +81,22 @@ struct OffsetIndices {
   constexpr std::int64_t sequences() const { return offsets.count; }
   constexpr void check(std::int64_t n, const Lane&, FirstBadIndex& found) const {
     check_offset(offsets, n, CheckStep::q_offsets, found);
+  }
+  constexpr std::int64_t pieces() const { return 0; }
+  constexpr void check_piece(std::int64_t, FirstBadIndex&) const {}
+};
+
+struct PoolIndices {
+  PoolProblem p;
+
+  constexpr std::int64_t sequences() const { return p.B; }
+  constexpr void check(std::int64_t n, const Lane&, FirstBadIndex& found) const {
+    const Offsets offsets{p.cu_seqlens.data, p.B, p.S, 0, IndexName::cu_seqlens, IndexName::x, IndexName::none};
+    if (p.cu_seqlens.data) check_offset(offsets, n, CheckStep::q_offsets, found);
+    if (n == p.B || p.seqused.data == nullptr) return;
+    const std::int64_t keys = p.cu_seqlens.data ? std::int64_t{p.cu_seqlens[n + 1]} - p.cu_seqlens[n] : p.S;
+    found.note(place_of(CheckStep::lengths, n),
+               length_within(IndexRule::length, IndexName::seqused, n, p.seqused[n], keys));
   }
   constexpr std::int64_t pieces() const { return 0; }
   constexpr void check_piece(std::int64_t, FirstBadIndex&) const {}

@@ -72,6 +72,8 @@ const char* name_of(IndexName name) {
       return "the columns of bias and mask number";
     case IndexName::k_pooled:
       return "k_pooled";
+    case IndexName::seqused:
+      return "seqused";
     case IndexName::positions_number:
       return "positions number";
   }

@@ -63,6 +63,7 @@ enum class IndexName : std::uint8_t {
   columns_number,
   positions_number,
   k_pooled,
+  seqused,
 };
 const char* name_of(IndexName name);
 void append(std::string& out, IndexName name);

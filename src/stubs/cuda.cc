@@ -82,6 +82,7 @@ template void check_indices(const char*, const AppendIndices&, void*);
 template void check_indices(const char*, const Int4AppendIndices&, void*);
 template void check_indices(const char*, const RotaryIndices&, void*);
 template void check_indices(const char*, const OffsetIndices&, void*);
+template void check_indices(const char*, const PoolIndices&, void*);
 std::string take_bad_index(void*) { return ""; }
 std::string take_bad_indices(int) { return ""; }
 void wait_for(void*) {}

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "kit/device_mirror.h"
+#include "kit/extreme_bias.h"
 #include "kit/int4_case.h"
 
 namespace heddle::kit {
@@ -95,6 +96,37 @@ TEST_P(GpuInt4Cache, AttentionMatchesReference) {
   o_there.read(o);
   lse_there.read(lse);
   EXPECT_EQ(c.verdict(o, lse, true), "");
+}
+
+TEST(GpuInt4ExtremeBias, GivesWhatDoublesGive) {
+  using namespace extreme_bias;
+  for (const std::int64_t rows : {1, 2, 4}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const DType bias_dtype : {DType::f32, dtype}) {
+        for (const double end : {largest(bias_dtype), 1e9}) {
+          SCOPED_TRACE(text(rows, " rows of ", name_of(dtype), ", bias ", name_of(bias_dtype), " to ", end));
+          const Int4Call call(rows, dtype, bias_dtype, end);
+          const DeviceInt4 there(call.data);
+          const DeviceTensor bias(call.bias);
+          AttentionOptions options = there.options();
+          options.bias = bias.view();
+          HostTensor o = call.data.new_o(), lse = call.data.new_lse();
+          const DeviceTensor o_there(o), lse_there(lse);
+          const DeviceMemory memory(attention_over_int4_cache_workspace(there.q.view(), there.cache(), options), 0xFF);
+          const DeviceStream stream;
+          Runtime runtime;
+          runtime.stream = stream.get();
+          runtime.workspace = {memory.data(), memory.bytes()};
+          attention_over_int4_cache(there.q.view(), there.cache(), o_there.view(), lse_there.view(), options, runtime);
+          stream.synchronize();
+          o_there.read(o);
+          lse_there.read(lse);
+          expect_near(o, call.exact_o, 0.015, "o");
+          expect_lse(lse, call.exact_lse, "lse", 1e-5);
+        }
+      }
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Caches, GpuInt4Cache, ::testing::ValuesIn(int4_specs(true)),

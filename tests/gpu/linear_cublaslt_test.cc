@@ -113,6 +113,28 @@ TEST(GpuLinearCublasLt, EveryFormat) {
         false);
 }
 
+// Sums as long as a large model's.
+TEST(GpuLinearCublasLt, LongSums) {
+  for (const std::int64_t K : {8192, 28672}) {
+    for (const std::int64_t rows : {16, 128}) {
+      for (const bool kept : {false, true}) {
+        check({.format = "nvfp4", .rows = {rows}, .N = 256, .K = K, .dtype = DType::bf16, .order = WeightOrder::matrix},
+              kept);
+      }
+      for (const bool int8 : {true, false}) {
+        check({.format = int8 ? "int8_row" : "fp8_row",
+               .rows = {rows},
+               .N = 256,
+               .K = K,
+               .dtype = DType::bf16,
+               .int8_x = int8,
+               .order = int8 ? WeightOrder::matrix : WeightOrder::matrix8},
+              false, "cublaslt_w8a8");
+      }
+    }
+  }
+}
+
 TEST(GpuLinearCublasLt, Epilogues) {
   for (const Activation activation : kActivations) {
     for (const bool kept : {false, true}) {

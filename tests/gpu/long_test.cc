@@ -79,6 +79,11 @@ TEST(GpuLongSums, OfLinearLayers) {
                .dtype = dtype,
                .order = WeightOrder::fragments16},
               "sm80_linear");
+        if (rows <= 8) {
+          check(
+              {.format = "nvfp4", .rows = {rows}, .N = 256, .K = K, .dtype = dtype, .order = WeightOrder::fragments16},
+              "sm80_gemv");
+        }
         if (current_gpu().major != 9) continue;
         check({.format = "nvfp4", .rows = {rows}, .N = 256, .K = K, .dtype = dtype, .order = WeightOrder::fragments16},
               "sm90_w4a16");

@@ -8,6 +8,8 @@
 
 #include "gpu/validate_calls.h"
 #include "heddle/int4_cache.h"
+#include "heddle/nsa.h"
+#include "heddle/sparse.h"
 #include "heddle/transformer_block.h"
 #include "kit/int4_case.h"
 #include "unit/block_model.h"
@@ -41,8 +43,10 @@ void expect_same(const Call& call) {
 
 using Change = std::function<void(Tensors&)>;
 
-TEST(GpuValidate, PackedAttentionForwardAndBackward) {
-  const std::vector<Change> changes = {
+// Mistakes in the offsets and lengths of packed sequences, those in the lengths of rows of q last.
+constexpr int kOfUsedRows = 2;
+std::vector<Change> packed_mistakes() {
+  return {
       [](auto& t) {
         t.cu_q = ints({1, 3, 6});
       },
@@ -64,20 +68,98 @@ TEST(GpuValidate, PackedAttentionForwardAndBackward) {
       [](auto& t) { t.longest_q = 2; },
       [](auto& t) { t.longest_k = 3; },
       [](auto& t) {
+        t.used_k = ints({4, kMost});
+      },
+      [](auto& t) {
         t.used_q = ints({3, 4});
       },
       [](auto& t) {
         t.used_q = ints({-1, 3});
       },
-      [](auto& t) {
-        t.used_k = ints({4, kMost});
-      },
   };
-  for (const Change& change : changes) {
+}
+
+TEST(GpuValidate, PackedAttentionForwardAndBackward) {
+  for (const Change& change : packed_mistakes()) {
     Tensors t = packed();
     change(t);
     expect_same([&](Side& side) { t.forward(side); });
     expect_same([&](Side& side) { t.backward(side); });
+  }
+}
+
+TEST(GpuValidate, AttentionOverLists) {
+  const HostTensor blocks = ints({0, 0, 0, 0, 0, 0}, {6, 1, 1});
+  for (const Change& change : packed_mistakes()) {
+    Tensors t = packed();
+    change(t);
+    const HostTensor dq = HostTensor::output(DType::f16, {6, 2, 64}), dk = HostTensor::output(DType::f16, {8, 1, 64}),
+                     dv = HostTensor::output(DType::f16, {8, 1, 64});
+    expect_same([&](Side& side) {
+      const TensorView q = side(t.q), k = side(t.k), v = side(t.v), o = side(t.o), lse = side(t.lse);
+      const BlockLists lists{.blocks = side(blocks), .block_size = 16};
+      const AttentionOptions with = t.options(side);
+      sparse_attention_forward(q, k, v, lists, o, lse, with,
+                               side.with([&] { return sparse_attention_forward_workspace(q, k, v, lists, with); }));
+    });
+    expect_same([&](Side& side) {
+      const TensorView q = side(t.q), k = side(t.k), v = side(t.v), o = side(t.o), lse = side(t.lse);
+      const BlockLists lists{.blocks = side(blocks), .block_size = 16};
+      const AttentionGradients gradients{side(dq), side(dk), side(dv), {}, {}};
+      const AttentionOptions with = t.options(side);
+      sparse_attention_backward(q, k, v, lists, o, lse, side(t.o), {}, gradients, with, side.with([&] {
+        return sparse_attention_backward_workspace(q, k, v, lists, gradients, with);
+      }));
+    });
+  }
+}
+
+TEST(GpuValidate, TheChoiceOfBlocks) {
+  std::vector<Change> changes = packed_mistakes();
+  changes.resize(changes.size() - kOfUsedRows);
+  for (const Change& change : changes) {
+    Tensors t = packed();
+    change(t);
+    const HostTensor blocks = HostTensor::output(DType::i32, {6, 1, 4});
+    expect_same([&](Side& side) {
+      const TensorView q = side(t.q), k_pooled = side(t.k), lists = side(blocks);
+      SelectOptions with;
+      with.block_size = 16;
+      with.cu_seqlens_q = side(t.cu_q);
+      with.cu_seqlens_k = side(t.cu_k);
+      with.seqused_k = side(t.used_k);
+      with.max_seqlen_q = t.longest_q;
+      with.max_seqlen_k = t.longest_k;
+      select_blocks(q, k_pooled, {}, lists, with,
+                    side.with([&] { return select_blocks_workspace(q, k_pooled, {}, lists, with); }));
+    });
+  }
+}
+
+TEST(GpuValidate, PooledKeys) {
+  const HostTensor x = HostTensor::input(DType::f16, {8, 1, 64}), pooled = HostTensor::output(DType::f16, {4, 1, 64}),
+                   cache = HostTensor::input(DType::f16, {2, 8, 1, 64}),
+                   rows = HostTensor::output(DType::f16, {2, 4, 1, 64}),
+                   dx = HostTensor::output(DType::f16, {8, 1, 64}),
+                   d_pooled = HostTensor::input(DType::f16, {4, 1, 64});
+  const std::pair<HostTensor, HostTensor> mistakes[] = {
+      {ints({1, 3, 8}), {}},          {ints({0, 9, 8}), {}},           {ints({0, 3, 7}), {}},
+      {ints({kLeast, 3, kMost}), {}}, {ints({0, 4, 8}), ints({4, 5})}, {ints({0, 4, 8}), ints({-1, 4})},
+  };
+  const auto none = [] { return std::size_t{0}; };
+  for (const auto& [offsets, used] : mistakes) {
+    const auto options = [&](Side& side) {
+      return PoolOptions{.block = 2, .stride = 2, .cu_seqlens = side(offsets), .seqused = side(used)};
+    };
+    expect_same([&](Side& side) { pool_keys(side(x), side(pooled), options(side), side.with(none)); });
+    expect_same([&](Side& side) { pool_keys_backward(side(d_pooled), side(dx), options(side), side.with(none)); });
+  }
+  for (const std::int64_t used : {std::int64_t{9}, std::int64_t{-1}, kMost}) {
+    const HostTensor lengths = ints({8, used});
+    expect_same([&](Side& side) {
+      extend_pooled_keys(side(cache), side(rows), {.block = 2, .stride = 2, .seqused = side(lengths), .appended = 1},
+                         side.with(none));
+    });
   }
 }
 

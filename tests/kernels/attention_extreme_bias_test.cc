@@ -10,7 +10,6 @@
 #include "core/check.h"
 #include "kernels/candidates.h"
 #include "kit/extreme_bias.h"
-#include "kit/int4_case.h"
 
 namespace heddle::kit {
 namespace {
@@ -120,36 +119,12 @@ TEST(ExtremeBiasInFourBits, GivesWhatDoublesGive) {
       for (const DType bias_dtype : {DType::f32, dtype}) {
         for (const double end : {largest(bias_dtype), 1e9}) {
           SCOPED_TRACE(text(rows, " rows of ", name_of(dtype), ", bias ", name_of(bias_dtype), " to ", end));
-          Int4Spec spec{.name = "extreme_bias", .dtype = dtype, .H = 2, .Hkv = 1, .Sq = rows, .D = 64, .Dv = 64};
-          spec.lengths = rows > 8 ? std::vector{300} : std::vector{700, 191, 600, 600, 600, 600, 600, 600};
-          spec.max_blocks = 10;
-          spec.causal = Causal::none;
-          Int4Case c(spec);
-          c.fill_cache_on_cpu();
-          // As in Call: the scores vanish beside that number anyway.
-          for (std::int64_t n = 0; end == 1e9 && n < c.q.elements(); ++n) c.q.set(n, 1e-6 * c.q.get(n));
-          const std::int64_t keys = spec.max_blocks * kInt4Keys + kInt4Tail - 1;
-          HostTensor bias = HostTensor::input(bias_dtype, {spec.B(), 1, rows, keys});
-          for (std::int64_t n = 0; n < bias.elements(); ++n) {
-            const std::int64_t b = n / (rows * keys), i = n / keys % rows;
-            bias.set(n, bias_at(b + i, n % keys, std::min(end, largest(bias_dtype))));
-          }
-          AttentionOptions options = c.options();
-          options.bias = bias.view();
-          const auto attend = [&](const char* candidate, HostTensor& o, HostTensor& lse) {
-            options.force = candidate;
-            WorkspaceBuffer buffer;
-            Runtime runtime;
-            runtime.workspace = buffer.get(attention_over_int4_cache_workspace(c.q.view(), c.cache(), options));
-            attention_over_int4_cache(c.q.view(), c.cache(), o.view(), lse.view(), options, runtime);
-          };
-          HostTensor exact_o = c.new_o(), exact_lse = c.new_lse();
-          attend("reference", exact_o, exact_lse);
+          const Int4Call call(rows, dtype, bias_dtype, end);
           on_each_target([&] {
-            HostTensor o = c.new_o(), lse = c.new_lse();
-            attend("cpu", o, lse);
-            expect_near(o, exact_o, 0.015, "o");
-            expect_lse(lse, exact_lse, "lse", 1e-5);
+            HostTensor o = call.data.new_o(), lse = call.data.new_lse();
+            call.attend("cpu", o, lse);
+            expect_near(o, call.exact_o, 0.015, "o");
+            expect_lse(lse, call.exact_lse, "lse", 1e-5);
           });
         }
       }

@@ -11,7 +11,10 @@
 
 #include "core/dtypes.h"
 #include "heddle/attention.h"
+#include "heddle/int4_cache.h"
+#include "heddle/runtime.h"
 #include "kit/host_tensor.h"
+#include "kit/int4_case.h"
 
 namespace heddle::kit::extreme_bias {
 
@@ -83,6 +86,45 @@ struct Call {
       sink.set(1, -std::numeric_limits<float>::max());
       options.sink = sink.view();
     }
+  }
+};
+
+// Attention over a cache in 4 bits, which is filled, and what doubles give.
+struct Int4Call {
+  Int4Case data;
+  HostTensor bias, exact_o, exact_lse;
+
+  Int4Call(std::int64_t rows, DType dtype, DType bias_dtype, double end) : data(spec_of(rows, dtype)) {
+    data.fill_cache_on_cpu();
+    // As in Call: the scores vanish beside that number anyway.
+    for (std::int64_t n = 0; end == 1e9 && n < data.q.elements(); ++n) data.q.set(n, 1e-6 * data.q.get(n));
+    const std::int64_t keys = data.spec.max_blocks * kInt4Keys + kInt4Tail - 1;
+    bias = HostTensor::input(bias_dtype, {data.spec.B(), 1, rows, keys});
+    for (std::int64_t n = 0; n < bias.elements(); ++n) {
+      const std::int64_t b = n / (rows * keys), i = n / keys % rows;
+      bias.set(n, bias_at(b + i, n % keys, std::min(end, largest(bias_dtype))));
+    }
+    exact_o = data.new_o(), exact_lse = data.new_lse();
+    attend("reference", exact_o, exact_lse);
+  }
+
+  void attend(const char* candidate, HostTensor& o, HostTensor& lse) const {
+    AttentionOptions options = data.options();
+    options.bias = bias.view();
+    options.force = candidate;
+    WorkspaceBuffer buffer;
+    Runtime runtime;
+    runtime.workspace = buffer.get(attention_over_int4_cache_workspace(data.q.view(), data.cache(), options));
+    attention_over_int4_cache(data.q.view(), data.cache(), o.view(), lse.view(), options, runtime);
+  }
+
+ private:
+  static Int4Spec spec_of(std::int64_t rows, DType dtype) {
+    Int4Spec spec{.name = "extreme_bias", .dtype = dtype, .H = 2, .Hkv = 1, .Sq = rows, .D = 64, .Dv = 64};
+    spec.lengths = rows > 8 ? std::vector{300} : std::vector{700, 191, 600, 600, 600, 600, 600, 600};
+    spec.max_blocks = 10;
+    spec.causal = Causal::none;
+    return spec;
   }
 };
 

@@ -69,17 +69,7 @@ void fill(const Check& check, PoolProblem& p, const TensorView& x, const TensorV
   }
   if (options.seqused.given()) p.seqused = indices_of(check, options.seqused, "seqused", p.B, p, names);
   // On a GPU index data is not read, because that would wait for the stream.
-  if (p.device == Device::cpu) {
-    FirstBadIndex found;
-    const Offsets offsets{p.cu_seqlens.data, p.B, p.S, 0, IndexName::cu_seqlens, IndexName::x, IndexName::none};
-    for (std::int64_t n = 0; packed && n <= p.B; ++n) check_offset(offsets, n, CheckStep::q_offsets, found);
-    require_none(check, found);
-    for (std::int64_t b = 0; p.seqused && b < p.B; ++b) {
-      const std::int64_t keys = packed ? std::int64_t{p.cu_seqlens[b + 1]} - p.cu_seqlens[b] : p.S, used = p.seqused[b];
-      check.require(used >= 0 && used <= keys, "seqused[", b, "] is ", used,
-                    ": it must be from 0 to the sequence's length, ", keys);
-    }
-  }
+  if (p.device == Device::cpu) require_none(check, check_share(PoolIndices{p}, 0, 1, 1));
   check.tensor(pooled, names.pooled, x.dtype, p.device, rank, names.x);
   const std::int64_t wanted[] = {p.B, p.N, p.H, p.D};
   bool right = true;
@@ -98,6 +88,10 @@ void check_output(const Check& check, const TensorView& out, const char* name, c
   const Named outputs[] = {{name, &out}};
   const Named inputs[] = {{in_name, &in}, {"cu_seqlens", &options.cu_seqlens}, {"seqused", &options.seqused}};
   check_apart(check, outputs, inputs);
+}
+
+void validate(const char* operation, const PoolProblem& p, const Runtime& runtime) {
+  if (validates(runtime, p.device)) cuda::check_indices(operation, PoolIndices{p}, runtime.stream);
 }
 
 }  // namespace
@@ -121,8 +115,9 @@ PoolBackwardProblem checked_pool_backward_problem(const Check& check, const Tens
 void pool_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options, const Runtime& runtime) {
   const Check check("pool_keys");
   const PoolProblem p = checked_pool_problem(check, x, pooled, options);
-  run(check, "pool_keys", choose(check, p, wish_of<PoolProblem>(check, options.force), workers_of(runtime)), p, runtime,
-      0);
+  const PoolKernel& kernel = choose(check, p, wish_of<PoolProblem>(check, options.force), workers_of(runtime));
+  validate("pool_keys", p, runtime);
+  run(check, "pool_keys", kernel, p, runtime, 0);
 }
 
 void extend_pooled_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options,
@@ -131,8 +126,9 @@ void extend_pooled_keys(const TensorView& x, const TensorView& pooled, const Poo
   PoolProblem p;
   fill(check, p, x, pooled, options, {.x = "x", .pooled = "k_pooled", .extends = true});
   check_output(check, pooled, "k_pooled", x, "x", options);
-  run(check, "extend_pooled_keys", choose(check, p, wish_of<PoolProblem>(check, options.force), workers_of(runtime)), p,
-      runtime, 0);
+  const PoolKernel& kernel = choose(check, p, wish_of<PoolProblem>(check, options.force), workers_of(runtime));
+  validate("extend_pooled_keys", p, runtime);
+  run(check, "extend_pooled_keys", kernel, p, runtime, 0);
 }
 
 std::vector<Candidate> explain_pool_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options,
@@ -146,8 +142,10 @@ void pool_keys_backward(const TensorView& d_pooled, const TensorView& dx, const 
                         const Runtime& runtime) {
   const Check check("pool_keys_backward");
   const PoolBackwardProblem p = checked_pool_backward_problem(check, d_pooled, dx, options);
-  run(check, "pool_keys_backward",
-      choose(check, p, wish_of<PoolBackwardProblem>(check, options.force), workers_of(runtime)), p, runtime, 0);
+  const PoolBackwardKernel& kernel =
+      choose(check, p, wish_of<PoolBackwardProblem>(check, options.force), workers_of(runtime));
+  validate("pool_keys_backward", p, runtime);
+  run(check, "pool_keys_backward", kernel, p, runtime, 0);
 }
 
 std::vector<Candidate> explain_pool_keys_backward(const TensorView& d_pooled, const TensorView& dx,

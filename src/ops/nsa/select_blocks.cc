@@ -3,11 +3,13 @@
 #include "ops/nsa/choice.h"
 #include "ops/nsa/nsa.h"
 #include "ops/sparse/sparse.h"
+#include "ops/validate.h"
 
 namespace heddle {
 namespace {
 
 constexpr std::int64_t kMostCompression = 65536;
+constexpr KeyNames kPooledKeys{.k = IndexName::k_pooled, .v = IndexName::k_pooled};
 
 // What of the options is attention's too.
 AttentionOptions attention_options(const SelectOptions& options) {
@@ -77,8 +79,7 @@ SelectProblem checked_select_problem(const Check& check, const TensorView& q, co
   check.require(q.dtype == DType::f32 || q.dtype == DType::f16 || q.dtype == DType::bf16, "q is ", name_of(q.dtype),
                 ": it must be float32, float16 or bfloat16");
   const AttentionOptions attention = attention_options(options);
-  const ProblemBuilder builder(check, q, k_pooled, k_pooled, attention,
-                               {{.k = IndexName::k_pooled, .v = IndexName::k_pooled}});
+  const ProblemBuilder builder(check, q, k_pooled, k_pooled, attention, {kPooledKeys});
   builder.build(p);
   check.require(k_pooled.dtype == q.dtype, "k_pooled is ", name_of(k_pooled.dtype), ": it must be ", name_of(q.dtype));
   check_sizes(check, p, options);
@@ -121,6 +122,11 @@ void select_blocks_with(const TensorView& q, const TensorView& k_pooled, const T
   const std::size_t needed = kernel.workspace(p, workers);
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};
+  if (validates(runtime, p.device)) {
+    AttentionIndices indices{p, kPooledKeys};
+    indices.p.q_step = 1;  // as the host looks at them; a step's positions have a rule of their own
+    cuda::check_indices("select_blocks", indices, runtime.stream);
+  }
   run(check, "select_blocks", kernel, p, with, needed);
 }
 

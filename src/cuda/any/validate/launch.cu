@@ -19,5 +19,6 @@ template void check_indices(const char*, const AppendIndices&, void*);
 template void check_indices(const char*, const Int4AppendIndices&, void*);
 template void check_indices(const char*, const RotaryIndices&, void*);
 template void check_indices(const char*, const OffsetIndices&, void*);
+template void check_indices(const char*, const PoolIndices&, void*);
 
 }  // namespace heddle::cuda
