@@ -51,6 +51,11 @@ def merged(results: list[dict], names: list[str], shards: bool = False) -> dict:
     if shards:
         place = {name: n for n, name in enumerate(in_turn(results))}
         rows = dict(sorted(rows.items(), key=lambda item: place[item[0]]))
+    # Conditions that no row is left of go.
+    used = sorted({row["input"] for row in (*rows.values(), *wrong.values())})
+    for row in (*rows.values(), *wrong.values()):
+        row["input"] = used.index(row["input"])
+    inputs = [inputs[n] for n in used] or inputs[-1:]
     latest = max(inputs, key=lambda conditions: conditions["date"])
     out = {"conditions": latest, "inputs": inputs, "rows": list(rows.values())}
     return out | ({"wrong": list(wrong.values())} if wrong else {})

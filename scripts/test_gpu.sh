@@ -3,6 +3,7 @@
 # racecheck may report only what tests/gpu/racecheck_known.txt explains. Runs in the tree, after a build, and in the folder that scripts/stage.sh makes.
 # SHARD=i/n: the i-th of n parts, i from 0. JOBS: processes that share the tests, also under the checkers; most of their time is the references' on the CPU (default: half of its cores, at most 8).
 # SECONDS_TO_SOAK: of the soak (default 60; 0: none).
+# STEPS: of "tests soak ladder memcheck racecheck", those that are to run (default: all), where one sitting is too short for all.
 # FILTER, MEMCHECK_FILTER and RACECHECK_FILTER: other GoogleTest filters than its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,6 +22,12 @@ if [[ -n ${SHARD:-} ]]; then
     { echo "test_gpu.sh: SHARD is $SHARD: it must be i/n with i from 0 to n - 1" >&2; exit 2; }
   export GTEST_SHARD_INDEX=${BASH_REMATCH[1]} GTEST_TOTAL_SHARDS=${BASH_REMATCH[2]}
 fi
+all_steps="tests soak ladder memcheck racecheck"
+steps=${STEPS:-$all_steps}
+for step in $steps; do
+  [[ " $all_steps " == *" $step "* ]] || { echo "test_gpu.sh: STEPS is '$steps': the steps are $all_steps" >&2; exit 2; }
+done
+wanted() { [[ " $steps " == *" $1 "* ]]; }
 logs=${LOGS:-build/logs}
 mkdir -p "$logs"
 rm -f "$logs"/{gpu,memcheck,racecheck}.*.{log,report} "$logs"/{planted,memcheck,racecheck}.log
@@ -40,12 +47,14 @@ share_out() {
   cat "$logs/$name".*.log
   [[ -z $failed ]] || { echo "test_gpu.sh: tests failed; see $logs/$name.*.log" >&2; exit 1; }
 }
-share_out gpu "${FILTER:-*}" env
-# Without a GPU (HEDDLE_ALLOW_NO_GPU), no kernel runs and there is nothing to watch.
-if grep -q 'no test was run' "$logs/gpu.0.log"; then exit 0; fi
+if wanted tests; then
+  share_out gpu "${FILTER:-*}" env
+  # Without a GPU (HEDDLE_ALLOW_NO_GPU), no kernel runs and there is nothing to watch.
+  if grep -q 'no test was run' "$logs/gpu.0.log"; then exit 0; fi
+fi
 
 # Hopper's copies and matrix products are nothing that the tools below follow; their races show as rows that change.
-if ((${SECONDS_TO_SOAK:-60} > 0)); then SECONDS_TO_SOAK=${SECONDS_TO_SOAK:-60} LOGS=$logs scripts/soak_gpu.sh; fi
+if wanted soak && ((${SECONDS_TO_SOAK:-60} > 0)); then SECONDS_TO_SOAK=${SECONDS_TO_SOAK:-60} LOGS=$logs scripts/soak_gpu.sh; fi
 
 # Each rung of the ladder judges its own result. 3: it has no code for this GPU.
 ladder=()
@@ -66,7 +75,7 @@ climb() {  # "$@": what runs a rung
     done
   done
 }
-climb env
+if wanted ladder; then climb env; fi
 
 sanitizer=${COMPUTE_SANITIZER:-$(command -v compute-sanitizer || true)}
 if [[ -z $sanitizer ]]; then
@@ -100,17 +109,20 @@ prove() {
   reports "$@" || { echo "test_gpu.sh: $1 does not report $3; see $logs/planted.log" >&2; exit 1; }
 }
 
-prove memcheck 'Invalid __global__ write' WritesPastItsMemory
-# Not the calls of many thousand rows and keys: the same code as often again, a quarter of the time of all.
-watch memcheck "${MEMCHECK_FILTER:-*-*Addresses.*:*Repeats.*:*RepeatsToTheBit:*GpuLong*:*Coverage.*:*Streams.*:GpuKit.Failures*}" --leak-check no
-if (($(grep -c 'ERROR SUMMARY: 0 errors' "$logs/memcheck.log") != jobs)); then
-  head -n 60 "$logs/memcheck.log" >&2
-  echo "test_gpu.sh: memcheck found errors; all of them are in $logs/memcheck.log" >&2
-  exit 1
+if wanted memcheck; then
+  prove memcheck 'Invalid __global__ write' WritesPastItsMemory
+  # Not the calls of many thousand rows and keys: the same code as often again, a quarter of the time of all.
+  watch memcheck "${MEMCHECK_FILTER:-*-*Addresses.*:*Repeats.*:*RepeatsToTheBit:*GpuLong*:*Coverage.*:*Streams.*:GpuKit.Failures*}" --leak-check no
+  if (($(grep -c 'ERROR SUMMARY: 0 errors' "$logs/memcheck.log") != jobs)); then
+    head -n 60 "$logs/memcheck.log" >&2
+    echo "test_gpu.sh: memcheck found errors; all of them are in $logs/memcheck.log" >&2
+    exit 1
+  fi
+
+  climb "$sanitizer" --tool memcheck --error-exitcode 9 --log-file "$logs/ladder_memcheck.log" >/dev/null
 fi
 
-climb "$sanitizer" --tool memcheck --error-exitcode 9 --log-file "$logs/ladder_memcheck.log" >/dev/null
-
+wanted racecheck || exit 0
 prove racecheck 'Race reported' Races
 # Where it does not take MeetsUnevenly for a race, nothing excuses what it finds in kernels that meet so.
 known=$logs/racecheck_known.txt

@@ -122,7 +122,7 @@ TEST(GpuInt4ExtremeBias, GivesWhatDoublesGive) {
           o_there.read(o);
           lse_there.read(lse);
           expect_near(o, call.exact_o, 0.015, "o");
-          expect_lse(lse, call.exact_lse, "lse", 1e-5);
+          expect_lse(lse, call.exact_lse, "lse", 2e-3);  // keys are rounded to 16 bits
         }
       }
     }

@@ -137,6 +137,12 @@ class TestMerge:
         rows = bench_results.merged([("f", again)])
         assert {name: r["conditions"]["commit"] for name, r in rows.items()} == {"z": "0", "a": "1", "b": "2"}
 
+    def test_conditions_without_rows_go(self):
+        old = result("1", [row("b"), row("a")])
+        found = merge.merged([old, result("2", [row("a")]), result("3", [row("b")])], ["x", "y", "z"])
+        assert [i["commit"] for i in found["inputs"]] == ["2", "3"]
+        assert [(r["name"], r["input"]) for r in found["rows"]] == [("b", 1), ("a", 0)]  # places are the older file's
+
     def test_a_row_that_is_wrong_later_is_not_published(self):
         wrong = {"name": "a", "wrong": "differs"}
         found = merge.merged([result("1", [row("a"), row("b")]), result("2", [], [wrong])], ["x", "y"])
