@@ -38,8 +38,8 @@ Part part_of(const LinearProblem& p) {
 
 std::string supports(const LinearProblem& p) {
   if (!has_kept(p)) {
-    if (p.has_kept) {
-      return text("the kept copy of W is ", name_of(p.kept_dtype), " and x is ", name_of(p.dtype));
+    if (p.kept) {
+      return text("the kept copy of W is ", name_of(p.kept->dtype), " and x is ", name_of(p.dtype));
     }
     // For E2M1 there are kernels as fast, which round no weight; and float16 would not hold every weight that the
     // others' kernel multiplies.
@@ -120,7 +120,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   for (std::int64_t n = 0; n < p.N; n += part.columns) {
     Product product{.in = type_of(p.dtype), .out = type_of(p.dtype), .m = std::min(part.columns, p.N - n), .k = p.K};
     if (has_kept(p)) {
-      product.w = shifted(p.kept, n * p.K);
+      product.w = shifted(p.kept->data, n * p.K);
       product.w_stride = p.K;
     } else {
       decode_weights(p, {.row = n, .rows = product.m, .columns = p.K},

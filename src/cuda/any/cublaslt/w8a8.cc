@@ -61,7 +61,7 @@ struct Place {
   Place(const LinearProblem& p, void* memory) {
     const Part part = part_of(p);
     Arena arena(memory);
-    x = arena.take(rows_of_x(p) * p.matrix.row_bytes);
+    x = arena.take(rows_of_x(p) * p.matrix().row_bytes);
     scales = arena.take<float>(4 * rows_of_x(p));
     sums = arena.take(4 * round_up(part.rows, kRowStep) * round_up(part.columns, 16));
     library = arena.take(kWorkspace);
@@ -83,7 +83,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   const Place place(p, runtime.workspace.data);
   const Part part = part_of(p);
-  const std::int64_t pitch = p.matrix.row_bytes;
+  const std::int64_t pitch = p.matrix().row_bytes;
   (in_int8(p) ? linear::run_rows_pass_to_int8 : linear::run_rows_pass_to_e4m3)(
       linear::rows_pass(p, pitch, place.x, place.scales), stream);
   const std::int64_t y_stride = linear::row_stride(p.y).value_or(0);
@@ -95,7 +95,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
                     .out = in_int8(p) ? CUDA_R_32I : CUDA_R_32F,
                     .m = round_up(columns, 16),  // the weights have as many rows
                     .k = pitch};
-    product.w = p.matrix.codes + n * pitch;
+    product.w = p.matrix().codes + n * pitch;
     product.w_stride = product.x_stride = pitch;
     product.d = place.sums;
     product.d_stride = product.m;
@@ -110,7 +110,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
                        .rows = rows,
                        .columns = columns,
                        .stride = product.d_stride,
-                       .row_scales = static_cast<const float*>(p.matrix.scales) + n,
+                       .row_scales = static_cast<const float*>(p.matrix().scales) + n,
                        .token_scales = place.scales + m,
                        .bias = shifted(p.bias, n),
                        .dtype = p.dtype,

@@ -123,7 +123,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   params.x = normed(p) ? memory : p.x.data;
   params.x_stride = normed(p) ? p.K : row_stride(p.x).value_or(0);
   params.k = static_cast<int>(p.K);
-  params.weights = p.fragment_data + p.fragments.blocks;
+  params.weights = p.fragments().data + p.fragments().layout.blocks;
   params.block_bytes = block.bytes;
   params.group_shift = block.groups == 4 ? 0 : block.groups == 2 ? 1 : 2;
   params.zeros = block.zeros;

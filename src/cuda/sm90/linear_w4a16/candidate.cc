@@ -84,7 +84,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
                                                : TensorMapShape<4>{.extent = {kPanel, p.M, p.K / kPanel, 1},
                                                                    .stride = {stride, kPanel, p.M * stride},
                                                                    .box = {kPanel, params.x_rows, v.x_panels, 1}});
-  params.weights = reinterpret_cast<const lowbit::FragmentBlock*>(p.fragment_data + p.fragments.blocks);
+  params.weights = reinterpret_cast<const lowbit::FragmentBlock*>(p.fragments().data + p.fragments().layout.blocks);
   params.out = sm90::linear::output_of(p);
   params.schedule = schedule_of(p, chosen.plan, memory + x_bytes(p));
   v.launch(params, chosen.plan.grid, stream);

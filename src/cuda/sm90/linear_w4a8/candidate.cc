@@ -41,7 +41,7 @@ auto with_choice(const LinearProblem& p, Visit visit) {
 
 using sm90::linear::aligned;
 
-std::int64_t pitch_of(const LinearProblem& p) { return p.fragments.column_blocks * lowbit::kBlockColumns; }
+std::int64_t pitch_of(const LinearProblem& p) { return p.fragments().layout.column_blocks * lowbit::kBlockColumns; }
 std::size_t x_bytes(const LinearProblem& p) { return aligned(static_cast<std::size_t>(p.M * pitch_of(p))); }
 
 std::string supports(const LinearProblem& p) {
@@ -89,7 +89,7 @@ void launch_chosen(const LinearProblem& p, const Choice<sm90::linear::Variant<Bl
                              TensorMapShape<4>{.extent = {kPanel, p.M, pitch / kPanel, 1},
                                                .stride = {pitch, kPanel, p.M * pitch},
                                                .box = {kPanel, params.x_rows, v.x_panels, 1}});
-  params.weights = reinterpret_cast<const Block*>(p.fragment_data + p.fragments.blocks);
+  params.weights = reinterpret_cast<const Block*>(p.fragments().data + p.fragments().layout.blocks);
   params.out = sm90::linear::output_of(p);
   params.out.token_scales = scales;
   params.schedule = schedule_of(p, chosen.plan, rest);
