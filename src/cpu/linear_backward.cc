@@ -87,7 +87,7 @@ std::size_t workspace(const LinearBackwardProblem& p, int workers) {
 void add_rows(const LinearBackwardProblem& p, const Place& place, const StagedRows* staged, std::int64_t begin,
               Executor& executor) {
   const LinearProblem& f = p.forward;
-  const LinearKernels& kernel = kernels().linear;
+  const LinearFunctions& kernel = kernels().linear;
   const std::size_t scratch = scratch_each();
   const auto mine = [&](int worker) { return place.scratches + scratch * static_cast<std::size_t>(worker); };
   LinearGradientRows g;

@@ -86,6 +86,8 @@ struct LinearProblem : LayerWeights {
   Activation activation = Activation::none;
   RowNorm norm;
   bool int8_x = false, batch_invariant = false;
+
+  bool empty() const { return M == 0 || N == 0; }  // there is nothing to write
 };
 
 struct LinearBackwardProblem {

@@ -18,7 +18,6 @@ constexpr std::int64_t kMostInt8Columns = std::int64_t{1} << 17;
 // Rows of x beyond M that products have for their alignment: nothing reads their sums.
 constexpr std::int64_t kRowStep = 16;
 
-bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
 bool in_int8(const LinearProblem& p) { return p.format.element == lowbit::Element::int8; }
 Part part_of(const LinearProblem& p) { return cublaslt::part_of(p.M, p.N, true, 0); }
 std::int64_t rows_of_x(const LinearProblem& p) { return round_up(p.M, kRowStep); }
@@ -46,7 +45,7 @@ constexpr CostLine<LinearProblem> kW8A8Costs[] = {
 };
 
 double estimate(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return 0.0;
+  if (p.empty()) return 0.0;
   const double sums = static_cast<double>(p.M) * static_cast<double>(p.N);
   // Few rows take its products of 8 bits some 15 us and twice what reading W takes, at 28672 x 8192 as at 8192 x 8192.
   constexpr double kFewRows = 15e-6;
@@ -69,17 +68,17 @@ struct Place {
   }
 };
 
-std::size_t workspace(const LinearProblem& p, int /*workers*/) { return nothing(p) ? 0 : Place(p, nullptr).bytes; }
+std::size_t workspace(const LinearProblem& p, int /*workers*/) { return p.empty() ? 0 : Place(p, nullptr).bytes; }
 
 std::string describe(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return "nothing to launch";
+  if (p.empty()) return "nothing to launch";
   const Part part = part_of(p);
   return text("products in ", in_int8(p) ? "int8" : "e4m3", ", ", part.columns, " rows of W and ", part.rows,
               " of x at a time, after a pass that rounds x, before one that finishes the sums");
 }
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
-  if (nothing(p)) return;
+  if (p.empty()) return;
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   const Place place(p, runtime.workspace.data);
   const Part part = part_of(p);

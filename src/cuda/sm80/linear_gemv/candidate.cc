@@ -45,14 +45,12 @@ std::string supports(const LinearProblem& p) {
   return "";
 }
 
-bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
-
 constexpr CostLine<LinearProblem> kCosts[] = {
     {"sm80_gemv", {2.0e-6, 0, 4.2e12}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 1, 28672, 8192}},
 };
 
 double estimate(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return 0.0;
+  if (p.empty()) return 0.0;
   // Every CTA reads all of x: from the L2 cache, at this rate on an H200.
   constexpr double kX = 2.5e12;
   const auto x = static_cast<double>(ctas_of(p, variant_of(p)) * p.M * p.K) * 2;
@@ -63,13 +61,13 @@ double estimate(const LinearProblem& p, int /*workers*/) {
 std::size_t workspace(const LinearProblem&, int /*workers*/) { return 0; }
 
 std::string describe(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return "nothing to launch";
+  if (p.empty()) return "nothing to launch";
   const Variant& v = variant_of(p);
   return text(ctas_of(p, v), " CTAs of ", v.slabs * kSlabRows, " rows of W, x in shared memory");
 }
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
-  if (nothing(p)) return;
+  if (p.empty()) return;
   const Variant& v = variant_of(p);
   Params params{};
   params.x = p.x.data;
