@@ -76,7 +76,7 @@ struct Kernels {
 
   RowKernels model_rows;
   LowbitKernels lowbit;
-  LinearKernels linear;
+  LinearFunctions linear;
 };
 
 // The target in use; targets built into the library that this processor can run, best first.

@@ -170,7 +170,7 @@ inline float MultiplyTask(const lowbit::Panels& w, const LinearTask& task, const
 
 inline void LinearForward(const LinearProblem& p, const LinearTask& task, std::byte* scratch) {
   const LinearMemory memory(scratch);
-  const float factor = MultiplyTask(p.weights, task, memory);
+  const float factor = MultiplyTask(p.panels(), task, memory);
   WriteOutputs(p, task, memory, factor);
 }
 

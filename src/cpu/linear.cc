@@ -43,7 +43,7 @@ std::string describe(const LinearProblem& p, int workers) {
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
   if (p.M == 0 || p.N == 0) return;
-  const LinearKernels& kernel = kernels().linear;
+  const LinearFunctions& kernel = kernels().linear;
   const std::size_t scratch = scratch_each();
   const StagedRows staged(p, static_cast<std::byte*>(runtime.workspace.data));
   std::byte* scratches = staged.rows + staged.bytes;

@@ -48,7 +48,7 @@ struct Place {
     dz = take(sums * rows * (pairs_of(f) ? 2 : 4));
     if (p.dbias != nullptr) dbias = take_floats(sums);
     if (p.normed() && p.wants_rows()) {
-      normed = take_floats(rows * f.weights.layout.columns);
+      normed = take_floats(rows * f.panels().layout.columns);
       statistics = reinterpret_cast<double*>(take(rows * 16));
       if (p.dnorm_weight != nullptr) dnorm_weight = take_floats(f.K);
       if (p.dnorm_bias != nullptr) dnorm_bias = take_floats(f.K);
@@ -87,7 +87,7 @@ std::size_t workspace(const LinearBackwardProblem& p, int workers) {
 void add_rows(const LinearBackwardProblem& p, const Place& place, const StagedRows* staged, std::int64_t begin,
               Executor& executor) {
   const LinearProblem& f = p.forward;
-  const LinearKernels& kernel = kernels().linear;
+  const LinearFunctions& kernel = kernels().linear;
   const std::size_t scratch = scratch_each();
   const auto mine = [&](int worker) { return place.scratches + scratch * static_cast<std::size_t>(worker); };
   LinearGradientRows g;
@@ -111,12 +111,12 @@ void add_rows(const LinearBackwardProblem& p, const Place& place, const StagedRo
     kernel.sums_gradient(p, part, g, mine(worker));
   });
   if (!p.wants_rows()) return;
-  parallel_for(executor, ceil_div(f.weights.layout.columns, kGradientColumns),
+  parallel_for(executor, ceil_div(f.panels().layout.columns, kGradientColumns),
                [&](std::int64_t block, int worker) { kernel.rows_gradient(p, g, block, mine(worker)); });
   if (!p.normed()) return;
   parallel_for(executor, g.m_count, [&](std::int64_t m, int) {
     std::byte* dx = p.dx.data != nullptr ? p.dx.row(begin + m) : nullptr;
-    kernel.norm_gradient(staged->norm, f.x.row(begin + m), f.dtype, f.K, g.normed + m * f.weights.layout.columns, dx,
+    kernel.norm_gradient(staged->norm, f.x.row(begin + m), f.dtype, f.K, g.normed + m * f.panels().layout.columns, dx,
                          place.statistics + 2 * m);
   });
   if (place.dnorm_weight == nullptr && place.dnorm_bias == nullptr) return;

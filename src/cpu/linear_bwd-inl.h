@@ -169,7 +169,7 @@ inline void SumsGradient(const LinearBackwardProblem& p, const LinearTask& task,
   const bool gated = f.activation == Activation::swiglu;
   const auto size = static_cast<std::int64_t>(size_of(f.dtype));
   const std::int64_t n = task.tile * kLinearTile, count = std::min(kLinearTile, f.N - n);
-  const float factor = p.activated() ? MultiplyTask(f.weights, task, sums) : 1.0f;
+  const float factor = p.activated() ? MultiplyTask(f.panels(), task, sums) : 1.0f;
   if (f.bias != nullptr) LoadRow(f.bias + n * size, f.dtype, 1, count, kLinearTile, sums.bias);
   for (std::int64_t m = 0; m < g.m_count; ++m) {
     const std::byte* dy = p.dy.row(g.m_begin + m) + (gated ? n / 2 : n) * size;
@@ -253,7 +253,7 @@ inline void RowsGradient(const LinearBackwardProblem& p, const LinearGradientRow
   const DF df;
   const LinearGradientMemory memory(scratch);
   const LinearProblem& f = p.forward;
-  const lowbit::Panels& w = f.weights;
+  const lowbit::Panels& w = f.panels();
   const std::int64_t begin = index * kGradientColumns, depth = std::min(kGradientColumns, w.layout.columns - begin);
   const float global = w.format.global_scale ? w.global_scale() : 1.0f;
   float factor = 1.0f;

@@ -55,7 +55,7 @@ struct LinearGradientRows {
   float* normed = nullptr;  // [m_count][columns]: gradients of rows with their norm; null: they are dx
 };
 
-struct LinearKernels {
+struct LinearFunctions {
   std::size_t (*scratch)();  // bytes of one task
   void (*forward)(const LinearProblem&, const LinearTask&, std::byte* scratch);
   // The norm of one row, written as f32 or bf16.

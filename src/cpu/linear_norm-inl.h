@@ -157,7 +157,7 @@ inline void NormParametersGradient(const LinearBackwardProblem& p, const LinearG
   const auto size = static_cast<std::int64_t>(size_of(f.dtype));
   for (std::int64_t m = 0; m < g.m_count; ++m) {
     LoadRow(f.x.row(g.m_begin + m) + begin * size, f.dtype, 1, count, count, x);
-    const float* d = g.normed + m * f.weights.layout.columns + begin;
+    const float* d = g.normed + m * f.panels().layout.columns + begin;
     const double mean = statistics[2 * m], inverse = statistics[2 * m + 1];
     for (std::int64_t i = 0; dnorm_weight != nullptr && i < count; ++i) {
       dnorm_weight[begin + i] += d[i] * static_cast<float>((x[i] - mean) * inverse);

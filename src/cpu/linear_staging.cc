@@ -18,7 +18,7 @@ constexpr std::int64_t kTaskElements = std::int64_t{1} << 15, kNormElements = st
 
 // Bytes of one row of x, widened, or of bf16 as it is, up to whole steps of columns.
 std::size_t row_bytes(const LinearProblem& p, bool pairs) {
-  return static_cast<std::size_t>(p.weights.layout.columns) * (pairs ? 2 : 4);
+  return static_cast<std::size_t>(p.panels().layout.columns) * (pairs ? 2 : 4);
 }
 
 std::int64_t row_step(const LinearProblem& p) {
@@ -32,7 +32,7 @@ bool in_pairs(const LinearProblem& p) {
 }
 
 StagedRows::StagedRows(const LinearProblem& p, std::byte* at) {
-  const lowbit::PanelLayout& l = p.weights.layout;
+  const lowbit::PanelLayout& l = p.panels().layout;
   const std::int64_t count = round_up(std::min(p.M, kLinearChunk), row_step(p));
   std::int64_t end = 0;
   const auto take = [&](std::int64_t size) {
@@ -64,7 +64,7 @@ void StagedRows::prepare(const LinearProblem& p) const {
 
 // f32 to row i of int8, its scale and its totals.
 void StagedRows::stage_int8(const LinearProblem& p, std::int64_t i, const float* x) const {
-  const lowbit::PanelLayout& l = p.weights.layout;
+  const lowbit::PanelLayout& l = p.panels().layout;
   std::int8_t* q = codes_ + i * l.columns;
   scales_[i] = round_to_int8(x, l.columns, q);
   float* total = totals_ + i * int8.spans;
@@ -74,7 +74,7 @@ void StagedRows::stage_int8(const LinearProblem& p, std::int64_t i, const float*
     for (; k < end; ++k) sum += q[k];
     *total++ = static_cast<float>(sum);
   }
-  if (lowbit::bits_of(p.weights.format.element) == 8) return;
+  if (lowbit::bits_of(p.panels().format.element) == 8) return;
   for (std::int64_t k = 0; k < l.columns; k += lowbit::kPanelStep) {
     const std::int8_t eight[8] = {q[k], q[k + 2], q[k + 4], q[k + 6], q[k + 1], q[k + 3], q[k + 5], q[k + 7]};
     std::memcpy(q + k, eight, sizeof eight);
@@ -85,7 +85,7 @@ void StagedRows::stage(const LinearProblem& p, std::int64_t begin, std::int64_t 
   const Kernels& k = kernels();
   const bool pairs = in_pairs(p), normed = norm.kind != Norm::none;
   const std::size_t bytes = row_bytes(p, pairs), used = static_cast<std::size_t>(p.K) * (pairs ? 2 : 4);
-  const std::int64_t columns = p.weights.layout.columns;
+  const std::int64_t columns = p.panels().layout.columns;
   const auto row = [&](std::int64_t i) {
     std::byte* at = rows + static_cast<std::size_t>(i) * bytes;
     if (i >= count) {

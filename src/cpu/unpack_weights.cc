@@ -11,7 +11,7 @@
 namespace heddle::cpu {
 namespace {
 
-bool in_matrix(const LinearProblem& weights) {
+bool in_matrix(const LayerWeights& weights) {
   return weights.order == WeightOrder::matrix || weights.order == WeightOrder::matrix8;
 }
 
@@ -31,14 +31,14 @@ void unpack(const UnpackProblem& p, Executor& executor, const Value& value) {
 }
 
 void launch(const UnpackProblem& p, const Runtime& runtime) {
-  const LinearProblem& w = p.weights;
-  if (in_matrix(w)) return dequantize(w.matrix, p.out, *runtime.executor);
+  const LayerWeights& w = p.weights;
+  if (in_matrix(w)) return dequantize(w.matrix(), p.out, *runtime.executor);
   if (w.order == WeightOrder::fragments8) {
     return unpack(p, *runtime.executor, [&w](std::int64_t n, std::int64_t k) {
-      return lowbit::value8(w.format, w.fragment_data, w.fragments, w.gated, n, k);
+      return lowbit::value8(w.format, w.fragments().data, w.fragments().layout, w.gated, n, k);
     });
   }
-  unpack(p, *runtime.executor, [&w](std::int64_t n, std::int64_t k) { return lowbit::packed_value(w.weights, n, k); });
+  unpack(p, *runtime.executor, [&w](std::int64_t n, std::int64_t k) { return lowbit::packed_value(w.panels(), n, k); });
 }
 
 double estimate(const UnpackProblem& p, int workers) {

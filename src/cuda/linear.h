@@ -14,6 +14,6 @@ struct WeightBlock {
   std::int64_t row = 0, column = 0, rows = 0, columns = 0;
 };
 // Writes a block of W as floats, on the stream. column: a multiple of 128.
-void decode_weights(const LinearProblem& weights, const WeightBlock& block, const lowbit::Weights& out, void* stream);
+void decode_weights(const LayerWeights& weights, const WeightBlock& block, const lowbit::Weights& out, void* stream);
 
 }  // namespace heddle::cuda

@@ -10,9 +10,9 @@
 #include "core/runtime.h"
 #include "cuda/model.h"
 #include "heddle/transformer.h"
+#include "model/cpu_workspace.h"
 #include "model/encoder_call.h"
 #include "model/packed_lengths.h"
-#include "model/places.h"
 #include "ops/attention/arguments.h"
 
 namespace heddle {
@@ -45,19 +45,13 @@ class Laps {
   Clock::time_point last_;
 };
 
-// Where everything lies in the workspace.
-struct Arrangement {
-  std::size_t x = 0;        // dtype [rows, hidden]: the residual stream
-  std::size_t qkv = 0;      // dtype [rows, 3 * hidden]
-  std::size_t context = 0;  // dtype [rows, hidden]: attention's output
-  std::size_t attention = 0, attention_bytes = 0;
-  std::size_t workers = 0, worker_bytes = 0;  // scratch of each worker, at:
-  std::size_t times = 0;                      //   StageTimes
-  std::size_t wide = 0;                       //   f32 [kLinearRows, intermediate]
-  std::size_t projected = 0;                  //   f32 [kLinearRows, hidden]
-  std::size_t activated = 0;                  //   bf16 [kLinearRows, intermediate], or `wide` for f32
-  std::size_t linear = 0;                     //   scratch of a linear layer
-  std::size_t bytes = 0;
+// Where everything lies in the workspace; of each worker:
+struct Arrangement : CpuRowPlaces {
+  std::size_t times = 0;      // StageTimes
+  std::size_t wide = 0;       // f32 [kLinearRows, intermediate]
+  std::size_t projected = 0;  // f32 [kLinearRows, hidden]
+  std::size_t activated = 0;  // bf16 [kLinearRows, intermediate], or `wide` for f32
+  std::size_t linear = 0;     // scratch of a linear layer
 };
 
 }  // namespace
@@ -109,17 +103,9 @@ class Encoder::CpuCall : public Call {
 
  private:
   Arrangement arrange(std::size_t attention_bytes) const {
-    Arrangement plan;
-    CpuPlaces places;
-    const auto rows = static_cast<std::size_t>(whole_steps(total_));
-    const auto hidden = static_cast<std::size_t>(config_.hidden);
+    const std::int64_t hidden = config_.hidden;
+    Arrangement plan{{{.total = total_, .hidden = hidden, .qkv = 3 * hidden, .element = element_}, attention_bytes}};
     const auto intermediate = static_cast<std::size_t>(config_.intermediate);
-    plan.x = places.take(rows * hidden * element_);
-    plan.qkv = places.take(rows * 3 * hidden * element_);
-    plan.context = places.take(rows * hidden * element_);
-    plan.attention = places.take(attention_bytes);
-    plan.attention_bytes = attention_bytes;
-    plan.workers = places.bytes();
 
     CpuPlaces of_worker;
     std::size_t linear_bytes = 0;
@@ -131,11 +117,10 @@ class Encoder::CpuCall : public Call {
     }
     plan.times = of_worker.take(sizeof(StageTimes));
     plan.wide = of_worker.take(sizeof(float) * kLinearRows * intermediate);
-    plan.projected = of_worker.take(sizeof(float) * kLinearRows * hidden);
+    plan.projected = of_worker.take(sizeof(float) * kLinearRows * static_cast<std::size_t>(hidden));
     plan.activated = dtype_ == DType::f32 ? plan.wide : of_worker.take(element_ * kLinearRows * intermediate);
     plan.linear = of_worker.take(linear_bytes);
-    plan.worker_bytes = of_worker.bytes();
-    plan.bytes = plan.workers + plan.worker_bytes * static_cast<std::size_t>(executor_.workers());
+    plan.deal_out(of_worker.bytes(), executor_.workers());
     return plan;
   }
 
@@ -145,18 +130,9 @@ class Encoder::CpuCall : public Call {
     return workspace_ + buffer + static_cast<std::size_t>(index * columns) * element_;
   }
 
-  // Calls block(first row, rows, worker) over all rows. Few rows are split finer, to keep every worker busy.
-  template <class Block>
-  void over_rows(const Block& block) const {
-    const std::int64_t step = total_ >= kLinearRows * executor_.workers() ? kLinearRows : kLinearRowStep;
-    parallel_for(executor_, (total_ + step - 1) / step, [&](std::int64_t index, int worker) {
-      block(index * step, std::min(step, total_ - index * step), worker);
-    });
-  }
-
   void embed(const std::int32_t* ids, const std::int32_t* cu_seqlens) const {
     const std::size_t row_bytes = config_.hidden * element_;
-    over_rows([&](std::int64_t first, std::int64_t rows, int worker) {
+    over_rows(executor_, total_, [&](std::int64_t first, std::int64_t rows, int worker) {
       Laps laps(timed_);
       auto* sums = reinterpret_cast<float*>(worker_at(worker) + plan_.projected);
       // The sequence that the first row is in: the last one that begins at or before it.
@@ -181,7 +157,7 @@ class Encoder::CpuCall : public Call {
   void finish_layer(std::size_t index, const TensorView& hidden_states) const {
     const EncoderLayer& layer = weights_.layers[index];
     const bool last = index + 1 == weights_.layers.size();
-    over_rows([&](std::int64_t first, std::int64_t rows, int worker) {
+    over_rows(executor_, total_, [&](std::int64_t first, std::int64_t rows, int worker) {
       std::byte* scratch = worker_at(worker);
       std::byte* wide = scratch + plan_.wide;
       std::byte* projected = scratch + plan_.projected;

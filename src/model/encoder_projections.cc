@@ -5,8 +5,8 @@
 
 namespace heddle {
 
-EncoderProjections::EncoderProjections(Linear together, DType dtype)
-    : together_(std::make_unique<Linear>(std::move(together))), format_(name_of(dtype)) {}
+EncoderProjections::EncoderProjections(FloatLinear together, DType dtype)
+    : together_(std::make_unique<FloatLinear>(std::move(together))), format_(name_of(dtype)) {}
 
 EncoderProjections::EncoderProjections(std::vector<TransformerLinear> parts) : parts_(std::move(parts)) {}
 

@@ -17,7 +17,7 @@ namespace heddle {
 // encoder's own precision (on a GPU: one part), else as three.
 class EncoderProjections {
  public:
-  EncoderProjections(Linear together, DType dtype);
+  EncoderProjections(FloatLinear together, DType dtype);
   explicit EncoderProjections(std::vector<TransformerLinear> parts);
 
   // Of part 0, 1 or 2.
@@ -36,7 +36,7 @@ class EncoderProjections {
     return parts_[parts_.size() == 1 ? 0 : static_cast<std::size_t>(index)];
   }
 
-  std::unique_ptr<Linear> together_;
+  std::unique_ptr<FloatLinear> together_;
   std::string format_;
   std::vector<TransformerLinear> parts_;
 };

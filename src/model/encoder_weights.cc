@@ -230,7 +230,7 @@ EncoderProjections EncoderLayers::projections(std::int64_t i) {
       whole.emplace_back(shape, matrix.data(), bias.data(), dtype_);
       return EncoderProjections(std::move(whole));
     }
-    return EncoderProjections(Linear(matrix.data(), bias.data(), 3 * hidden, hidden, dtype_, dtype_), dtype_);
+    return EncoderProjections(FloatLinear(matrix.data(), bias.data(), 3 * hidden, hidden, dtype_, dtype_), dtype_);
   }
   std::vector<TransformerLinear> parts;
   for (const char* part : kProjections) parts.push_back(make(prefix(i) + part, hidden, hidden, LinearRole::project));

@@ -8,12 +8,6 @@
 
 namespace heddle {
 
-// Sizes of a Transformer's rows, in elements of `element` bytes.
-struct GpuRowSizes {
-  std::int64_t total = 0, hidden = 0, qkv = 0, intermediate = 0;
-  std::size_t element = 2;
-};
-
 // Where they lie, of one layer after the other.
 struct GpuRowPlaces {
   std::size_t x = 0;                           // [total, hidden]: the residual stream
@@ -21,7 +15,7 @@ struct GpuRowPlaces {
   std::size_t activated = 0;                   // [total, intermediate], where those two were
   std::size_t scratch = 0, scratch_bytes = 0;  // of attention and linear layers
 
-  GpuRowPlaces(const GpuRowSizes& sizes, std::size_t scratch_of_operations, GpuPlaces& places)
+  GpuRowPlaces(const RowSizes& sizes, std::size_t scratch_of_operations, GpuPlaces& places)
       : scratch_bytes(scratch_of_operations) {
     const auto bytes = [&](std::int64_t columns) {
       return static_cast<std::size_t>(sizes.total) * static_cast<std::size_t>(columns) * sizes.element;

@@ -18,15 +18,15 @@ constexpr std::int64_t whole_steps(std::int64_t rows) {
   return (rows + kLinearRowStep - 1) / kLinearRowStep * kLinearRowStep;
 }
 
-class Linear {
+class FloatLinear {
  public:
   // weight [out, in] and bias [out], f32, are copied: repacked, in `dtype` (f32 or bf16), for x of that dtype. y has
   // `y_dtype` (f32, or `dtype`); products are summed in f32 and the bias is kept in f32. Throws RuntimeError if heddle
   // was built without a matrix library.
-  Linear(const float* weight, const float* bias, std::int64_t out, std::int64_t in, DType dtype, DType y_dtype);
-  Linear(Linear&&) noexcept;
-  Linear& operator=(Linear&&) noexcept;
-  ~Linear();
+  FloatLinear(const float* weight, const float* bias, std::int64_t out, std::int64_t in, DType dtype, DType y_dtype);
+  FloatLinear(FloatLinear&&) noexcept;
+  FloatLinear& operator=(FloatLinear&&) noexcept;
+  ~FloatLinear();
 
   // Bytes of weight and bias as held in memory.
   std::size_t weight_bytes() const;

@@ -2,8 +2,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace heddle {
+
+// Sizes of a Transformer's rows, in elements of `element` bytes.
+struct RowSizes {
+  std::int64_t total = 0, hidden = 0, qkv = 0, intermediate = 0;
+  std::size_t element = 2;
+};
 
 // The least multiple of `step` that is not below `bytes`.
 constexpr std::size_t aligned(std::size_t bytes, std::size_t step = 64) { return (bytes + step - 1) / step * step; }

@@ -1,20 +1,13 @@
-// A call, its arguments' checks, and how the CPU runs it: rows through qkv, attention over all of them, rows through
-// the rest, 64 at a time on one thread, so that they stay in its cache from layer to layer.
+// A call and its arguments' checks; transformer_block_{cpu,gpu}.cc run it.
 #include "heddle/transformer_block.h"
 
-#include <algorithm>
-#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "core/check.h"
-#include "core/parallel.h"
 #include "core/runtime.h"
-#include "cpu/kernels.h"
-#include "cpu/row_ops.h"
 #include "cuda/model.h"
 #include "model/packed_lengths.h"
-#include "model/places.h"
 #include "model/transformer_block_call.h"
 #include "ops/validate.h"
 
@@ -23,165 +16,7 @@ namespace {
 
 constexpr const char* kWorkspaceAdvice = "TransformerBlock::workspace() says how many always suffice";
 
-// Where everything lies in the workspace. `rows`: the total, up to whole steps of linear layers.
-struct Arrangement {
-  std::size_t x = 0;        // dtype [rows, hidden]: the residual stream
-  std::size_t qkv = 0;      // dtype [rows, (heads + 2 kv_heads) * head]
-  std::size_t context = 0;  // dtype [rows, hidden]: attention's output
-  std::size_t attention = 0, attention_bytes = 0;
-  std::size_t workers = 0, worker_bytes = 0;  // scratch of each worker, at:
-  std::size_t wide = 0;                       //   f32 [kLinearRows, rows of up], where up is not low-bit
-  std::size_t activated = 0;                  //   dtype [kLinearRows, intermediate]
-  std::size_t sums = 0;                       //   f32 [kLinearRows, hidden]
-  std::size_t linear = 0;                     //   scratch of a linear layer
-  std::size_t bytes = 0;
-};
-
 }  // namespace
-
-class TransformerBlock::CpuCall {
- public:
-  CpuCall(const Weights& weights, std::int64_t total, const Runtime& runtime)
-      : weights_(weights),
-        options_(weights.options),
-        attention_(weights.attention()),
-        element_(size_of(options_.dtype)),
-        qkv_columns_(attention_.columns()),
-        total_(total),
-        executor_(executor_of(runtime)) {}
-
-  std::size_t attention_bytes(std::int64_t rows, const TensorView& cu_seqlens) const {
-    Runtime runtime;
-    runtime.executor = &executor_;
-    return attention_.workspace(rows, cu_seqlens, 0, runtime);
-  }
-
-  Arrangement arrange(std::size_t attention_bytes) const {
-    Arrangement plan;
-    CpuPlaces places;
-    const auto rows = static_cast<std::size_t>(whole_steps(total_));
-    const auto hidden = static_cast<std::size_t>(options_.hidden);
-    plan.x = places.take(rows * hidden * element_);
-    plan.qkv = places.take(rows * static_cast<std::size_t>(qkv_columns_) * element_);
-    plan.context = places.take(rows * hidden * element_);
-    plan.attention = places.take(attention_bytes);
-    plan.attention_bytes = attention_bytes;
-    plan.workers = places.bytes();
-
-    CpuPlaces of_worker;
-    std::size_t linear = 0;
-    for (const TransformerLinear* layer : {&weights_.qkv, &weights_.out, &weights_.up, &weights_.down}) {
-      linear = std::max(linear, layer->scratch_bytes());
-    }
-    const auto wide = static_cast<std::size_t>(weights_.up.fused() ? 0 : weights_.up.shape().out);
-    plan.wide = of_worker.take(sizeof(float) * kLinearRows * wide);
-    plan.activated = of_worker.take(element_ * kLinearRows * static_cast<std::size_t>(options_.intermediate));
-    plan.sums = of_worker.take(sizeof(float) * kLinearRows * hidden);
-    plan.linear = of_worker.take(linear);
-    plan.worker_bytes = of_worker.bytes();
-    plan.bytes = plan.workers + plan.worker_bytes * static_cast<std::size_t>(executor_.workers());
-    return plan;
-  }
-
-  void run(const TensorView& x, const TensorView& cu_seqlens, const TensorView& y, const Arrangement& plan,
-           std::byte* workspace) {
-    plan_ = plan;
-    workspace_ = workspace;
-    over_rows([&](std::int64_t first, std::int64_t rows, int worker) {
-      std::byte* stream = row(plan_.x, first, options_.hidden);
-      for (std::int64_t i = 0; i < rows; ++i) {
-        std::memcpy(stream + row_bytes() * static_cast<std::size_t>(i), outside(x, first + i), row_bytes());
-      }
-      weights_.qkv.run(stream, nullptr, row(plan_.qkv, first, qkv_columns_), qkv_columns_, rows,
-                       worker_at(worker) + plan_.linear);
-    });
-    attend(cu_seqlens);
-    over_rows([&](std::int64_t first, std::int64_t rows, int worker) {
-      std::byte* stream = row(plan_.x, first, options_.hidden);
-      add(weights_.out, weights_.norm1, row(plan_.context, first, options_.hidden), stream, rows, worker);
-      add(weights_.down, weights_.norm2, feed_forward(stream, rows, worker), stream, rows, worker);
-      for (std::int64_t i = 0; i < rows; ++i) {
-        std::memcpy(outside(y, first + i), stream + row_bytes() * static_cast<std::size_t>(i), row_bytes());
-      }
-    });
-  }
-
- private:
-  void attend(const TensorView& cu_seqlens) const {
-    Runtime runtime;
-    runtime.executor = &executor_;
-    runtime.workspace = {workspace_ + plan_.attention, plan_.attention_bytes};
-    attention_.run(total_, cu_seqlens, 0, workspace_ + plan_.qkv, workspace_ + plan_.context, runtime);
-  }
-
-  const std::byte* feed_forward(const std::byte* x, std::int64_t rows, int worker) const {
-    std::byte* scratch = worker_at(worker);
-    std::byte* activated = scratch + plan_.activated;
-    const TransformerLinear& up = weights_.up;
-    if (up.fused()) {
-      up.run(x, nullptr, activated, options_.intermediate, rows, scratch + plan_.linear);
-      return activated;
-    }
-    up.run(x, nullptr, scratch + plan_.wide, up.shape().out, rows, scratch + plan_.linear);
-    const auto* wide = reinterpret_cast<const float*>(scratch + plan_.wide);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      cpu::kernels().linear.activate_row(options_.activation, wide + i * up.shape().out, up.shape().out,
-                                         activated + element_ * static_cast<std::size_t>(i * options_.intermediate),
-                                         options_.dtype);
-    }
-    return activated;
-  }
-
-  // The stream becomes stream + input W^T + b, and its norm where that is behind.
-  void add(const TransformerLinear& layer, const HeldNorm& norm, const std::byte* input, std::byte* stream,
-           std::int64_t rows, int worker) const {
-    std::byte* scratch = worker_at(worker);
-    auto* sums = reinterpret_cast<float*>(scratch + plan_.sums);
-    const std::int64_t hidden = options_.hidden;
-    layer.run(input, stream, scratch + plan_.sums, hidden, rows, scratch + plan_.linear);
-    if (!layer.fused()) accumulate(stream, rows * hidden, options_.dtype, sums);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      const float* from = sums + i * hidden;
-      std::byte* to = stream + row_bytes() * static_cast<std::size_t>(i);
-      if (norm.kind != Norm::none) {
-        cpu::kernels().linear.norm_row(norm.parameters(), reinterpret_cast<const std::byte*>(from), DType::f32, hidden,
-                                       to, options_.dtype);
-      } else {
-        cpu::kernels().store_row(from, hidden, to, options_.dtype, 1);
-      }
-    }
-  }
-
-  std::size_t row_bytes() const { return element_ * static_cast<std::size_t>(options_.hidden); }
-  std::byte* worker_at(int worker) const {
-    return workspace_ + plan_.workers + plan_.worker_bytes * static_cast<std::size_t>(worker);
-  }
-  std::byte* row(std::size_t buffer, std::int64_t index, std::int64_t columns) const {
-    return workspace_ + buffer + static_cast<std::size_t>(index * columns) * element_;
-  }
-  // Row `index` of the caller's x or y.
-  std::byte* outside(const TensorView& view, std::int64_t index) const {
-    return static_cast<std::byte*>(view.data) + index * view.stride[0] * static_cast<std::int64_t>(element_);
-  }
-
-  // Calls block(first row, rows, worker) over all rows. Few rows are split finer, to keep every worker busy.
-  template <class Block>
-  void over_rows(const Block& block) const {
-    const std::int64_t step = total_ >= kLinearRows * executor_.workers() ? kLinearRows : kLinearRowStep;
-    parallel_for(executor_, (total_ + step - 1) / step, [&](std::int64_t index, int worker) {
-      block(index * step, std::min(step, total_ - index * step), worker);
-    });
-  }
-
-  const Weights& weights_;
-  const TransformerBlockOptions& options_;
-  const PackedAttention attention_;
-  const std::size_t element_;
-  const std::int64_t qkv_columns_, total_;
-  Executor& executor_;
-  std::byte* workspace_ = nullptr;
-  Arrangement plan_;
-};
 
 TransformerBlock::TransformerBlock(const TransformerBlockOptions& options, const TransformerBlockWeights& weights)
     : weights_(Weights::make(options, weights)) {}
@@ -244,8 +79,8 @@ std::size_t TransformerBlock::workspace(std::int64_t total, std::int64_t sequenc
     const auto entries = static_cast<std::int64_t>(cu_seqlens.size());
     return call.attention_bytes(cu_seqlens.back(), TensorView(cu_seqlens.data(), DType::i32, {entries}));
   };
-  return call.arrange(most_attention_bytes(total, sequences, longest, executor_of(runtime).workers(), attention_bytes))
-      .bytes;
+  return call.workspace(
+      most_attention_bytes(total, sequences, longest, executor_of(runtime).workers(), attention_bytes));
 }
 
 void TransformerBlock::forward(const TensorView& x, const TensorView& cu_seqlens, const TensorView& y,
@@ -308,9 +143,9 @@ void TransformerBlock::forward(const TensorView& x, const TensorView& cu_seqlens
     return;
   }
   CpuCall call(*weights_, total, runtime);
-  const Arrangement plan = call.arrange(call.attention_bytes(total, cu_seqlens));
-  check_workspace(check, runtime.workspace, plan.bytes, kWorkspaceAdvice);
-  call.run(x, cu_seqlens, y, plan, static_cast<std::byte*>(runtime.workspace.data));
+  const std::size_t attention_bytes = call.attention_bytes(total, cu_seqlens);
+  check_workspace(check, runtime.workspace, call.workspace(attention_bytes), kWorkspaceAdvice);
+  call.run(x, cu_seqlens, y, attention_bytes, static_cast<std::byte*>(runtime.workspace.data));
 }
 
 }  // namespace heddle

@@ -55,8 +55,8 @@ TransformerLinear::TransformerLinear(const Shape& shape, const float* weight, co
   }
   library_y_ = shape.role == LinearRole::project && precision == shape.dtype ? shape.dtype : DType::f32;
   const std::vector<float> zeros(bias == nullptr ? static_cast<std::size_t>(shape.out) : 0);
-  library_ = std::make_unique<Linear>(weight, bias == nullptr ? zeros.data() : bias, shape.out, shape.in, precision,
-                                      library_y_);
+  library_ = std::make_unique<FloatLinear>(weight, bias == nullptr ? zeros.data() : bias, shape.out, shape.in,
+                                           precision, library_y_);
   hold(norm, DType::f32);
   if (precision != shape.dtype || norm_ != Norm::none)
     y_at_ = aligned(size_of(precision) * static_cast<std::size_t>(kLinearRows * shape.in));

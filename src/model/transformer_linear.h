@@ -85,7 +85,7 @@ class TransformerLinear {
   Shape shape_;
   std::string format_;
   // One of both.
-  std::unique_ptr<Linear> library_;
+  std::unique_ptr<FloatLinear> library_;
   DType precision_ = DType::f32, library_y_ = DType::f32;
   PackedWeights packed_;
   PackingError packing_error_;

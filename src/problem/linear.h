@@ -4,6 +4,8 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <variant>
 
 #include "heddle/linear.h"
 #include "lowbit/fragments.h"
@@ -45,28 +47,47 @@ struct LinearExample {
   bool int8_x = false;
 };
 
-struct LinearProblem {
-  using Example = LinearExample;
+// W in an order of fragments, as GPUs read them.
+struct Fragments {
+  lowbit::FragmentLayout layout;
+  const std::byte* data = nullptr;
+};
 
-  std::int64_t M = 0, N = 0, K = 0;
-  std::int64_t outputs = 0;  // columns of y: N, or N / 2
-  DType dtype = DType::f32;  // of x, y, bias and residual
+// W in 16 bits, [N, K].
+struct KeptWeights {
+  const std::byte* data = nullptr;
+  DType dtype = DType::bf16;
+};
+
+// W as a layer has it, packed or plain.
+struct LayerWeights {
+  std::int64_t N = 0, K = 0;
   Device device = Device::cpu;
   lowbit::Format format;
   WeightOrder order = WeightOrder::rows16;
-  bool gated = false;                // as weights are packed
-  lowbit::Panels weights;            // of that order
-  lowbit::FragmentLayout fragments;  // of another, and where they are
-  const std::byte* fragment_data = nullptr;
-  lowbit::Matrix matrix;            // of order matrix or matrix8
-  bool has_kept = false;            // W in 16 bits, beside the format's or in its place
-  const std::byte* kept = nullptr;  // [N, K] of kept_dtype
-  DType kept_dtype = DType::bf16;
+  bool gated = false;  // as weights are packed
+  // What `order` says: panels for rows16, a matrix for matrix and matrix8, nothing for dense, else fragments.
+  std::variant<std::monostate, lowbit::Panels, lowbit::Matrix, Fragments> packed;
+  std::optional<KeptWeights> kept;  // beside the format's, or in its place
+
+  const lowbit::Panels& panels() const { return std::get<lowbit::Panels>(packed); }
+  const lowbit::Matrix& matrix() const { return std::get<lowbit::Matrix>(packed); }
+  const Fragments& fragments() const { return std::get<Fragments>(packed); }
+};
+
+struct LinearProblem : LayerWeights {
+  using Example = LinearExample;
+
+  std::int64_t M = 0;
+  std::int64_t outputs = 0;  // columns of y: N, or N / 2
+  DType dtype = DType::f32;  // of x, y, bias and residual
   RowsOf x, y, residual;
   const std::byte* bias = nullptr;  // [N], or null
   Activation activation = Activation::none;
   RowNorm norm;
   bool int8_x = false, batch_invariant = false;
+
+  bool empty() const { return M == 0 || N == 0; }  // there is nothing to write
 };
 
 struct LinearBackwardProblem {

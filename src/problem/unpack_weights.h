@@ -8,8 +8,8 @@
 namespace heddle {
 
 struct UnpackProblem {
-  LinearProblem weights;  // what a linear layer's says of them
-  lowbit::Weights out;    // [N, K]
+  LayerWeights weights;
+  lowbit::Weights out;  // [N, K]
 
   // Of codes and of `out`, read and written once.
   double bytes() const {

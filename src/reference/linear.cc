@@ -89,7 +89,7 @@ std::vector<double> row_of(const LinearProblem& p, std::int64_t m) {
 
 double sum_of(const LinearProblem& p, const std::vector<double>& x, std::int64_t n) {
   double sum = p.bias != nullptr ? load_element(p.bias, p.dtype, n) : 0.0;
-  for (std::int64_t k = 0; k < p.K; ++k) sum += x[static_cast<std::size_t>(k)] * packed_value(p.weights, n, k);
+  for (std::int64_t k = 0; k < p.K; ++k) sum += x[static_cast<std::size_t>(k)] * packed_value(p.panels(), n, k);
   return sum;
 }
 

@@ -67,7 +67,7 @@ Row gradient_of_rows(const LinearProblem& p, const Row& dz) {
   Row d(static_cast<std::size_t>(p.K));
   for (std::int64_t k = 0; k < p.K; ++k) {
     for (std::int64_t n = 0; n < p.N; ++n) {
-      d[static_cast<std::size_t>(k)] += dz[static_cast<std::size_t>(n)] * packed_value(p.weights, n, k);
+      d[static_cast<std::size_t>(k)] += dz[static_cast<std::size_t>(n)] * packed_value(p.panels(), n, k);
     }
   }
   return d;

@@ -5,17 +5,17 @@
 
 namespace heddle {
 
-struct Linear::Impl {};
+struct FloatLinear::Impl {};
 
-Linear::Linear(const float*, const float*, std::int64_t, std::int64_t, DType, DType) {
+FloatLinear::FloatLinear(const float*, const float*, std::int64_t, std::int64_t, DType, DType) {
   throw RuntimeError(
       "[encoder] this heddle was built without oneDNN, which linear layers need: build it with HEDDLE_ONEDNN=ON");
 }
-Linear::Linear(Linear&&) noexcept = default;
-Linear& Linear::operator=(Linear&&) noexcept = default;
-Linear::~Linear() = default;
-std::size_t Linear::weight_bytes() const { return 0; }
-std::size_t Linear::scratch_bytes() const { return 0; }
-void Linear::run(const void*, void*, std::int64_t, void*) const {}
+FloatLinear::FloatLinear(FloatLinear&&) noexcept = default;
+FloatLinear& FloatLinear::operator=(FloatLinear&&) noexcept = default;
+FloatLinear::~FloatLinear() = default;
+std::size_t FloatLinear::weight_bytes() const { return 0; }
+std::size_t FloatLinear::scratch_bytes() const { return 0; }
+void FloatLinear::run(const void*, void*, std::int64_t, void*) const {}
 
 }  // namespace heddle

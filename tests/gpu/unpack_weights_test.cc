@@ -70,7 +70,7 @@ TEST(GpuUnpackWeights, Blocks) {
       if (gated) c.activation = Activation::swiglu;
       const LinearLayer layer(c);
       const DeviceWeights weights(layer, false);
-      const LinearProblem problem = weights_problem(*weights);
+      const LayerWeights problem = layer_weights(*weights);
       for (const cuda::WeightBlock& block : {cuda::WeightBlock{256, 0, 44, 512}, cuda::WeightBlock{70, 128, 61, 200},
                                              cuda::WeightBlock{0, 384, 300, 128}, cuda::WeightBlock{299, 0, 1, 8}}) {
         HostTensor out = HostTensor::output(DType::f32, {block.rows, block.columns});

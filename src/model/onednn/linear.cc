@@ -86,7 +86,7 @@ auto translate(const Body& body) {
 
 }  // namespace
 
-struct Linear::Impl {
+struct FloatLinear::Impl {
   std::int64_t out, in;
   DType dtype, y_dtype;
   bool widened;  // weights are held in bf16 and multiplied in f32
@@ -200,19 +200,20 @@ struct Linear::Impl {
   }
 };
 
-Linear::Linear(const float* weight, const float* bias, std::int64_t out, std::int64_t in, DType dtype, DType y_dtype)
+FloatLinear::FloatLinear(const float* weight, const float* bias, std::int64_t out, std::int64_t in, DType dtype,
+                         DType y_dtype)
     : impl_(translate([&] { return std::make_unique<Impl>(weight, bias, out, in, dtype, y_dtype); })) {}
-Linear::Linear(Linear&&) noexcept = default;
-Linear& Linear::operator=(Linear&&) noexcept = default;
-Linear::~Linear() = default;
+FloatLinear::FloatLinear(FloatLinear&&) noexcept = default;
+FloatLinear& FloatLinear::operator=(FloatLinear&&) noexcept = default;
+FloatLinear::~FloatLinear() = default;
 
-std::size_t Linear::weight_bytes() const { return impl_->weight_bytes; }
+std::size_t FloatLinear::weight_bytes() const { return impl_->weight_bytes; }
 
-std::size_t Linear::scratch_bytes() const {
+std::size_t FloatLinear::scratch_bytes() const {
   return impl_->library_bytes + impl_->x_bytes + impl_->weight_panel_bytes + impl_->y_bytes;
 }
 
-void Linear::run(const void* x, void* y, std::int64_t rows, void* scratch) const {
+void FloatLinear::run(const void* x, void* y, std::int64_t rows, void* scratch) const {
   translate([&] { impl_->run(x, y, rows, static_cast<std::byte*>(scratch)); });
 }
 

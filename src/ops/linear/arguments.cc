@@ -22,7 +22,7 @@ class LinearChecks {
     const bool for_cpu = weights_.order == WeightOrder::rows16;
     check_.require(for_cpu == (weights_.device == Device::cpu), "weights are in order ", name_of(weights_.order),
                    " on a ", for_cpu ? "GPU" : "CPU", ": order rows16 is for CPUs, the others are for GPUs");
-    LinearProblem p = weights_problem(weights_);
+    LinearProblem p{layer_weights(weights_)};
     if (weights_.kept.given()) check_kept(check_, weights_, "weights.kept");
     check_x();
     p.device = x_.device;
@@ -188,8 +188,8 @@ void check_packed(const Check& check, const PackedWeights& weights, const char* 
   check.require(weights.data.data == nullptr || alignment_of(weights.data) >= 64, data, " must be aligned to 64 bytes");
 }
 
-LinearProblem weights_problem(const PackedWeights& weights) {
-  LinearProblem p;
+LayerWeights layer_weights(const PackedWeights& weights) {
+  LayerWeights p;
   p.format = weights.format;
   p.order = weights.order;
   p.gated = weights.gated;
@@ -199,21 +199,21 @@ LinearProblem weights_problem(const PackedWeights& weights) {
   auto* const data = static_cast<std::byte*>(weights.data.data);
   switch (weights.order) {
     case WeightOrder::rows16:
-      p.weights = panels_of(weights);
+      p.packed = panels_of(weights);
       break;
     case WeightOrder::matrix:
     case WeightOrder::matrix8:
-      p.matrix = lowbit::matrix_at(weights.format, weights.rows, weights.columns, data);
+      p.packed = lowbit::matrix_at(weights.format, weights.rows, weights.columns, data);
       break;
     case WeightOrder::dense:
       break;
     default:
-      p.fragments = lowbit::fragment_layout(weights.format, weights.order, weights.rows, weights.columns);
-      p.fragment_data = data;
+      p.packed =
+          Fragments{lowbit::fragment_layout(weights.format, weights.order, weights.rows, weights.columns), data};
   }
-  p.kept = static_cast<const std::byte*>(weights.kept.data);
-  p.has_kept = weights.kept.given();
-  if (p.has_kept) p.kept_dtype = weights.kept.dtype;
+  if (weights.kept.given()) {
+    p.kept = KeptWeights{static_cast<const std::byte*>(weights.kept.data), weights.kept.dtype};
+  }
   return p;
 }
 

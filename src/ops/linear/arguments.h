@@ -21,7 +21,7 @@ void check_kept(const Check& check, const PackedWeights& weights, const char* na
 // `weights.data` against what packed_storage() says of it.
 void check_packed(const Check& check, const PackedWeights& weights, const char* name);
 // A problem that has what it says of checked weights, and nothing else.
-LinearProblem weights_problem(const PackedWeights& weights);
+LayerWeights layer_weights(const PackedWeights& weights);
 // Of order rows16, checked.
 lowbit::Panels panels_of(const PackedWeights& weights);
 // x may be absent where it is not read.

@@ -17,7 +17,7 @@ UnpackProblem checked_unpack_problem(const Check& check, const PackedWeights& we
                 weights.rows, ", ", weights.columns, "], as weights are");
   check.not_overlapping(out, "out");
   check.require(!may_share_memory(out, weights.data), "out shares memory with weights.data");
-  return {weights_problem(weights), to};
+  return {layer_weights(weights), to};
 }
 
 }  // namespace

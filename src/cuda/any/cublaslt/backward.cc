@@ -94,7 +94,7 @@ void sums_gradient(const LinearBackwardProblem& p, const Place& place, std::int6
   const std::int64_t dy_stride = linear::row_stride(p.dy).value_or(0), pitch = round_up(f.K, 8);
   for (std::int64_t n = 0; n < f.N; n += parts.sums_columns) {
     Product product{.in = type_of(f.dtype), .out = CUDA_R_32F, .m = std::min(parts.sums_columns, f.N - n), .k = f.K};
-    product.w = has_kept(f) ? shifted(f.kept, n * f.K) : place.weights;
+    product.w = has_kept(f) ? shifted(f.kept->data, n * f.K) : place.weights;
     product.w_stride = has_kept(f) ? f.K : pitch;
     if (!has_kept(f)) {
       decode_weights(f, {.row = n, .rows = product.m, .columns = f.K},
@@ -132,7 +132,7 @@ void rows_gradient(const LinearBackwardProblem& p, const Place& place, const std
     Product product{
         .in = type_of(f.dtype), .out = type_of(f.dtype), .m = std::min(columns, f.K - k), .n = rows, .k = f.N};
     product.by_rows = false;
-    product.w = has_kept(f) ? shifted(f.kept, k) : place.weights;
+    product.w = has_kept(f) ? shifted(f.kept->data, k) : place.weights;
     product.w_stride = has_kept(f) ? f.K : round_up(product.m, 8);
     if (!has_kept(f)) {
       decode_weights(f, {.column = k, .rows = f.N, .columns = product.m},

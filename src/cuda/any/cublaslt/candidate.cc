@@ -14,7 +14,6 @@ namespace {
 
 using namespace cublaslt;
 
-bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
 bool normed(const LinearProblem& p) { return p.norm.kind != Norm::none; }
 
 // What cuBLASLt does itself: bias and residual; or, without a residual, which it would add before, bias and then relu,
@@ -38,8 +37,8 @@ Part part_of(const LinearProblem& p) {
 
 std::string supports(const LinearProblem& p) {
   if (!has_kept(p)) {
-    if (p.has_kept) {
-      return text("the kept copy of W is ", name_of(p.kept_dtype), " and x is ", name_of(p.dtype));
+    if (p.kept) {
+      return text("the kept copy of W is ", name_of(p.kept->dtype), " and x is ", name_of(p.dtype));
     }
     // For E2M1 there are kernels as fast, which round no weight; and float16 would not hold every weight that the
     // others' kernel multiplies.
@@ -71,7 +70,7 @@ double seconds_over_16bit(const LinearProblem& p) {
 }
 
 double estimate(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return 0.0;
+  if (p.empty()) return 0.0;
   const double seconds = seconds_over_16bit(p);
   if (has_kept(p)) return seconds;
   // Decoding goes at half of the memory's rate.
@@ -93,10 +92,10 @@ struct Place {
   }
 };
 
-std::size_t workspace(const LinearProblem& p, int /*workers*/) { return nothing(p) ? 0 : Place(p, nullptr).bytes; }
+std::size_t workspace(const LinearProblem& p, int /*workers*/) { return p.empty() ? 0 : Place(p, nullptr).bytes; }
 
 std::string describe(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return "nothing to launch";
+  if (p.empty()) return "nothing to launch";
   const Part part = part_of(p);
   return text(has_kept(p) ? "over W in 16 bits, " : "over W as it is decoded to 16 bits, ", part.columns,
               " rows of W and ", part.rows, " of x at a time", normed(p) ? ", after a pass for the norm" : "",
@@ -104,7 +103,7 @@ std::string describe(const LinearProblem& p, int /*workers*/) {
 }
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
-  if (nothing(p)) return;
+  if (p.empty()) return;
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   const Place place(p, runtime.workspace.data);
   const Part part = part_of(p);
@@ -120,7 +119,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   for (std::int64_t n = 0; n < p.N; n += part.columns) {
     Product product{.in = type_of(p.dtype), .out = type_of(p.dtype), .m = std::min(part.columns, p.N - n), .k = p.K};
     if (has_kept(p)) {
-      product.w = shifted(p.kept, n * p.K);
+      product.w = shifted(p.kept->data, n * p.K);
       product.w_stride = p.K;
     } else {
       decode_weights(p, {.row = n, .rows = product.m, .columns = p.K},
@@ -166,7 +165,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
 }  // namespace
 
 double seconds_of_16bit(const LinearProblem& p) {
-  return current_device().major < 8 || nothing(p) ? 0.0 : seconds_over_16bit(p);
+  return current_device().major < 8 || p.empty() ? 0.0 : seconds_over_16bit(p);
 }
 
 const LinearKernel kCublasLtLinear = {.name = "cublaslt",

@@ -69,7 +69,7 @@ std::string refuse_pass(const LinearProblem& p) {
   return "";
 }
 
-bool has_kept(const LinearProblem& p) { return p.has_kept && p.kept_dtype == p.dtype; }
+bool has_kept(const LinearProblem& p) { return p.kept && p.kept->dtype == p.dtype; }
 
 double memory_seconds(double bytes) {
   const Cost* const tuned = tuned_cost(kCosts[1].name);

@@ -18,7 +18,6 @@ constexpr std::int64_t kMostInt8Columns = std::int64_t{1} << 17;
 // Rows of x beyond M that products have for their alignment: nothing reads their sums.
 constexpr std::int64_t kRowStep = 16;
 
-bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
 bool in_int8(const LinearProblem& p) { return p.format.element == lowbit::Element::int8; }
 Part part_of(const LinearProblem& p) { return cublaslt::part_of(p.M, p.N, true, 0); }
 std::int64_t rows_of_x(const LinearProblem& p) { return round_up(p.M, kRowStep); }
@@ -46,7 +45,7 @@ constexpr CostLine<LinearProblem> kW8A8Costs[] = {
 };
 
 double estimate(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return 0.0;
+  if (p.empty()) return 0.0;
   const double sums = static_cast<double>(p.M) * static_cast<double>(p.N);
   // Few rows take its products of 8 bits some 15 us and twice what reading W takes, at 28672 x 8192 as at 8192 x 8192.
   constexpr double kFewRows = 15e-6;
@@ -61,7 +60,7 @@ struct Place {
   Place(const LinearProblem& p, void* memory) {
     const Part part = part_of(p);
     Arena arena(memory);
-    x = arena.take(rows_of_x(p) * p.matrix.row_bytes);
+    x = arena.take(rows_of_x(p) * p.matrix().row_bytes);
     scales = arena.take<float>(4 * rows_of_x(p));
     sums = arena.take(4 * round_up(part.rows, kRowStep) * round_up(part.columns, 16));
     library = arena.take(kWorkspace);
@@ -69,21 +68,21 @@ struct Place {
   }
 };
 
-std::size_t workspace(const LinearProblem& p, int /*workers*/) { return nothing(p) ? 0 : Place(p, nullptr).bytes; }
+std::size_t workspace(const LinearProblem& p, int /*workers*/) { return p.empty() ? 0 : Place(p, nullptr).bytes; }
 
 std::string describe(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return "nothing to launch";
+  if (p.empty()) return "nothing to launch";
   const Part part = part_of(p);
   return text("products in ", in_int8(p) ? "int8" : "e4m3", ", ", part.columns, " rows of W and ", part.rows,
               " of x at a time, after a pass that rounds x, before one that finishes the sums");
 }
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
-  if (nothing(p)) return;
+  if (p.empty()) return;
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   const Place place(p, runtime.workspace.data);
   const Part part = part_of(p);
-  const std::int64_t pitch = p.matrix.row_bytes;
+  const std::int64_t pitch = p.matrix().row_bytes;
   (in_int8(p) ? linear::run_rows_pass_to_int8 : linear::run_rows_pass_to_e4m3)(
       linear::rows_pass(p, pitch, place.x, place.scales), stream);
   const std::int64_t y_stride = linear::row_stride(p.y).value_or(0);
@@ -95,7 +94,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
                     .out = in_int8(p) ? CUDA_R_32I : CUDA_R_32F,
                     .m = round_up(columns, 16),  // the weights have as many rows
                     .k = pitch};
-    product.w = p.matrix.codes + n * pitch;
+    product.w = p.matrix().codes + n * pitch;
     product.w_stride = product.x_stride = pitch;
     product.d = place.sums;
     product.d_stride = product.m;
@@ -110,7 +109,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
                        .rows = rows,
                        .columns = columns,
                        .stride = product.d_stride,
-                       .row_scales = static_cast<const float*>(p.matrix.scales) + n,
+                       .row_scales = static_cast<const float*>(p.matrix().scales) + n,
                        .token_scales = place.scales + m,
                        .bias = shifted(p.bias, n),
                        .dtype = p.dtype,

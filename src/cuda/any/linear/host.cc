@@ -110,7 +110,7 @@ double activation_seconds(const LinearProblem& p) {
 
 Output output_of(const LinearProblem& p) {
   Output out{};
-  out.row_scales = reinterpret_cast<const float*>(p.fragment_data);
+  out.row_scales = reinterpret_cast<const float*>(p.fragments().data);
   out.bias = p.bias;
   out.residual = p.residual.data;
   out.y = p.y.data;
@@ -125,8 +125,8 @@ Output output_of(const LinearProblem& p) {
 Schedule schedule_of(const LinearProblem& p, const Plan& plan, std::byte* workspace) {
   Schedule s{};
   s.units = plan.units;
-  s.k_blocks = static_cast<int>(p.fragments.column_blocks);
-  s.row_blocks = static_cast<int>(p.fragments.row_blocks);
+  s.k_blocks = static_cast<int>(p.fragments().layout.column_blocks);
+  s.row_blocks = static_cast<int>(p.fragments().layout.row_blocks);
   s.row_tiles = plan.row_tiles;
   s.tiles = plan.tiles;
   s.shared_tiles = plan.shared_tiles;

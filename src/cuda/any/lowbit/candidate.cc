@@ -101,7 +101,7 @@ const UnpackKernel kUnpackWeights = {
     .workspace = no_workspace,
     .launch =
         [](const UnpackProblem& p, const Runtime& runtime) {
-          const LinearProblem& w = p.weights;
+          const LayerWeights& w = p.weights;
           decode_weights(w, {.rows = w.N, .columns = w.K}, p.out, runtime.stream);
         },
     .describe = [](const UnpackProblem& p, int) -> std::string {

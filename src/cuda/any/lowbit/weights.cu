@@ -14,22 +14,22 @@ using namespace any::lowbit;
 namespace lowbit = heddle::lowbit;
 
 template <class Fragments>
-void decode_blocks(const LinearProblem& p, int block_bytes, const Fragments& fragments, const WeightBlock& wanted,
+void decode_blocks(const LayerWeights& p, int block_bytes, const Fragments& fragments, const WeightBlock& wanted,
                    const Weights& out, cudaStream_t stream) {
   const auto columns = static_cast<int>((wanted.columns + Fragments::kColumns - 1) / Fragments::kColumns);
   const std::int64_t begin = wanted.row / lowbit::kBlockRows;
   const std::int64_t end = lowbit::blocks_of_rows(wanted.row + wanted.rows);
   const Grid grid{.blocks = static_cast<unsigned>((end - begin) * columns), .threads = kFragmentThreads};
-  const FragmentData data{.blocks = p.fragment_data + p.fragments.blocks,
-                          .row_scales = reinterpret_cast<const float*>(p.fragment_data),
-                          .column_blocks = p.fragments.column_blocks,
+  const FragmentData data{.blocks = p.fragments().data + p.fragments().layout.blocks,
+                          .row_scales = reinterpret_cast<const float*>(p.fragments().data),
+                          .column_blocks = p.fragments().layout.column_blocks,
                           .block_bytes = block_bytes,
                           .gated = p.gated};
   start("unpack_weights", decode_fragments_kernel<Fragments>, grid, stream, data, fragments, wanted, columns, out,
         is_wide(out));
 }
 
-void decode_fragments16(const LinearProblem& p, const WeightBlock& wanted, const Weights& out, cudaStream_t stream) {
+void decode_fragments16(const LayerWeights& p, const WeightBlock& wanted, const Weights& out, cudaStream_t stream) {
   const lowbit::BlockLayout layout = lowbit::block_layout(p.format);
   const auto codes = [&]<lowbit::Element kElement>() {
     const CodeFragments<kElement> fragments{.groups = layout.groups, .scales = layout.scales, .zeros = layout.zeros};
@@ -51,7 +51,7 @@ void decode_fragments16(const LinearProblem& p, const WeightBlock& wanted, const
   }
 }
 
-void decode_fragments8(const LinearProblem& p, const WeightBlock& wanted, const Weights& out, cudaStream_t stream) {
+void decode_fragments8(const LayerWeights& p, const WeightBlock& wanted, const Weights& out, cudaStream_t stream) {
   if (lowbit::has_scaled_blocks(p.format)) {
     return decode_blocks(p, sizeof(lowbit::ScaledBlock8), ScaledFragments8{}, wanted, out, stream);
   }
@@ -60,12 +60,12 @@ void decode_fragments8(const LinearProblem& p, const WeightBlock& wanted, const 
 
 }  // namespace
 
-void decode_weights(const LinearProblem& p, const WeightBlock& wanted, const Weights& out, void* stream) {
+void decode_weights(const LayerWeights& p, const WeightBlock& wanted, const Weights& out, void* stream) {
   if (wanted.rows == 0 || wanted.columns == 0) return;
   const auto on = static_cast<cudaStream_t>(stream);
   if (p.order == WeightOrder::fragments16) return decode_fragments16(p, wanted, out, on);
   if (p.order == WeightOrder::fragments8) return decode_fragments8(p, wanted, out, on);
-  lowbit::Matrix m = p.matrix;
+  lowbit::Matrix m = p.matrix();
   const auto scale_bytes = static_cast<std::int64_t>(size_of(lowbit::scale_dtype(m.format.scale)));
   const std::int64_t group = m.format.group == 0 ? 0 : wanted.column / m.group;
   const std::int64_t first = wanted.row * m.groups + group;

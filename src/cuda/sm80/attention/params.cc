@@ -1,5 +1,7 @@
 #include "cuda/sm80/attention/params.h"
 
+#include <limits>
+
 #include "cuda/common/attention/log2.h"
 #include "cuda/common/attention/window.h"
 #include "problem/philox.h"
@@ -18,6 +20,11 @@ bool in_pairs(const Plane& x) {
 bool has_gaps(const AttentionProblem& p) {
   const Window window = window_of(p);
   return p.q_step > std::int64_t{window.left} + window.right + 1;
+}
+
+bool plain_scores(const AttentionProblem& p) {
+  return p.scale >= std::numeric_limits<float>::min() && p.softcap == 0 && !p.alibi && !p.bias && !p.mask &&
+         p.dropout.p == 0 && !has_gaps(p);
 }
 
 Params score_params(const AttentionProblem& p) {

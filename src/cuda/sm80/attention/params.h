@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/any/attention_int8_qk/layout.h"
+#include "cuda/common/attention/window.h"
 #include "cuda/common/divisor.h"
 #include "problem/attention.h"
 #include "problem/tile_lists.h"
@@ -32,6 +33,14 @@ struct Params {
 
 // What every kernel must know of the scores of p: all but what counts its tiles, and where codes and lists lie.
 Params score_params(const AttentionProblem& p);
+
+// The longest sequence; and the most positions of sequences and windows of a piece of a longer problem, whose rows and
+// keys may stand 2^31 apart.
+constexpr std::int64_t kMaxLength = kOpen / 2, kMaxPiece = kOpen / 4;
+
+// Whether scores are products times the scale and nothing else, under causality and window that leave each row keys
+// without gaps. Plain rows take their maximum before the scale and multiply -inf by it, so that it must be positive.
+bool plain_scores(const AttentionProblem& p);
 
 // Whether there may be keys between two rows' windows that no row meets.
 bool has_gaps(const AttentionProblem& p);

@@ -45,7 +45,7 @@ struct AlignedRows {
   __device__ static void load(Tile<T, kRows, kColumns>& tile, const Operand&, int size, int first, int begin, int end,
                               MakeSource make_source) {
     constexpr unsigned kChunks = tile.kChunks, kPass = kThreads / kChunks;
-    const unsigned thread = recomputed(threadIdx.x, first), chunk = thread % kChunks, row = thread / kChunks;
+    const unsigned thread = recomputed_by_tile(threadIdx.x, first), chunk = thread % kChunks, row = thread / kChunks;
     const std::uint32_t to = ptx::shared_address(&tile) + swizzled(tile.kPitch, row, chunk);
     const unsigned from_begin = first + row - begin;
     const unsigned length = tile.kPerChunk * static_cast<int>(chunk) < size ? end - begin : 0;

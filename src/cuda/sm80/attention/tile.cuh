@@ -30,6 +30,6 @@ struct alignas(1024) Tile {
 // The same value. tile is never negative, so that tile >> 31 is 0; but the compiler does not know, and takes the value
 // for one that changes with the tile. So what is computed from it inside a loop over tiles is computed in each step,
 // not kept in registers, which are scarcer than instructions.
-__device__ inline unsigned recomputed(unsigned value, int tile) { return value + (tile >> 31); }
+__device__ inline unsigned recomputed_by_tile(unsigned value, int tile) { return value + (tile >> 31); }
 
 }  // namespace heddle::cuda::sm80::attention

@@ -22,8 +22,10 @@ using any::attention_bwd_rows::kRowTile;
 using any::attention_bwd_rows::rows_per_head;
 using any::attention_bwd_rows::statistics_bytes;
 
-constexpr std::int64_t kMaxLength = kOpen / 2, kMaxTiles = 1 << 30;
-constexpr std::int64_t kMaxPiece = kOpen / 4;  // as in the forward
+using sm80::attention::kMaxLength;
+using sm80::attention::kMaxPiece;
+
+constexpr std::int64_t kMaxTiles = 1 << 30;
 
 const Variants& variants_for(const AttentionProblem& p) {
   const int products = sm80::attention::products_of(p);
@@ -33,10 +35,7 @@ const Variants& variants_for(const AttentionProblem& p) {
 
 const Variant& variant_for(const AttentionProblem& p) {
   const Variants& variants = variants_for(p);
-  // Masked scores are -inf before the plain variant multiplies them with the scale, and it multiplies all keys between
-  // the first and the last that a row meets.
-  const bool plain = p.scale >= std::numeric_limits<float>::min() && p.softcap == 0 && !p.alibi && !p.bias && !p.mask &&
-                     p.dropout.p == 0 && !sm80::attention::has_gaps(p);
+  const bool plain = sm80::attention::plain_scores(p);
   const auto fits = [](const Variant& v) {
     return v.shared_bytes <= static_cast<std::size_t>(current_device().shared_memory);
   };

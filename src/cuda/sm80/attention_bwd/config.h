@@ -10,7 +10,7 @@ namespace heddle::cuda::sm80::attention_bwd {
 
 using attention::Float32;
 using attention::kGroupRows;
-using attention::recomputed;
+using attention::recomputed_by_tile;
 using attention::swizzled;
 using attention::Tile;
 

@@ -19,7 +19,7 @@ template <class C>
 __device__ inline void add_dq(const Params& p, const Work& w, int h, int tile, int parity, SharedMemory<C>& shared) {
   constexpr int kGroups = C::Rows::kGroups, kBlocks = Float32<C> ? C::Rows::kBlocks : kDqBlocks;
   constexpr int kPieces = C::Rows::kBlocks / kBlocks;
-  const unsigned warp = threadIdx.x / 32, lane = recomputed(threadIdx.x % 32, tile);
+  const unsigned warp = threadIdx.x / 32, lane = recomputed_by_tile(threadIdx.x % 32, tile);
   const std::uint32_t attended = C::kScoreOptions ? shared.attended[parity][lane % 4] : ~0u;
   int* const turns = w.takes_turns ? p.turns + (h * p.rows_per_head + w.stored_row) / C::kTileQ + tile : nullptr;
   float* const share = dq_sums_of<C>(p, w.stored_row, h, tile);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
     }
     __syncthreads();
 
-    const unsigned lane = recomputed(threadIdx.x % 32, this_tile);
+    const unsigned lane = recomputed_by_tile(threadIdx.x % 32, this_tile);
     const unsigned key = C::Keys::first_row(warp), column = C::Keys::first_column(warp);
     multiply_transposed<C>(dv, ptx::shared_address(&shared.p), key, ptx::shared_address(&shared.d_o), column, lane);
     multiply_transposed<C>(dk, ptx::shared_address(&shared.ds), key, ptx::shared_address(&shared.q), column, lane);

@@ -4,6 +4,7 @@
 
 #include "cuda/any/attention_bwd_rows/large_rows.cuh"
 #include "cuda/common/attention/log2.h"
+#include "cuda/common/attention/softcap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention/scores.cuh"
@@ -48,8 +49,7 @@ __device__ inline float softcap_slope(float x, float to_exponent) {
     const float t = tanhf(x * (to_exponent * (0.5f / kLog2e)));
     return fmaf(-t, t, 1.0f);
   } else {
-    const float r = __fdividef(1.0f, 1.0f + ptx::exp2_approx(x * to_exponent));  // (1 - tanh) / 2
-    return 4.0f * r * (1.0f - r);
+    return slope_of_capped(x, to_exponent);
   }
 }
 
@@ -84,7 +84,7 @@ struct Pairs {
         w(work),
         tile(q_tile),
         warp(threadIdx.x / 32),
-        lane(recomputed(threadIdx.x % 32, q_tile)),
+        lane(recomputed_by_tile(threadIdx.x % 32, q_tile)),
         whole(attends_wholly<C>(p, w, tile)),
         row(tile * C::kTileQ + static_cast<int>(C::Scores::first_row(warp) + lane / 4)),
         key(w.first_key + static_cast<int>(C::Scores::first_column(warp) + 2 * (lane % 4))) {
@@ -217,7 +217,7 @@ __device__ inline void compute_pairs(const Params& p, const Work& w, int tile, i
 template <class C, class Shared>
 __device__ inline void store_pairs(const typename C::Scores::Sums& s, const typename C::Scores::Sums& ds, int tile,
                                    Shared& shared) {
-  const unsigned warp = threadIdx.x / 32, lane = recomputed(threadIdx.x % 32, tile);
+  const unsigned warp = threadIdx.x / 32, lane = recomputed_by_tile(threadIdx.x % 32, tile);
   auto *const p = reinterpret_cast<std::byte*>(&shared.p), *const d = reinterpret_cast<std::byte*>(&shared.ds);
 #pragma unroll
   for (int g = 0; g < C::Scores::kGroups; ++g) {

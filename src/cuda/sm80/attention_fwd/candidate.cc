@@ -31,10 +31,7 @@ const Variant& variant_for(const AttentionProblem& p) {
       !has_rows_of_16_bytes(p.v)) {
     return variants.strided;
   }
-  // Plain rows take their maximum before the scale, and multiply -inf by it.
-  const bool plain = p.scale >= std::numeric_limits<float>::min() && p.softcap == 0 && !p.alibi && !p.bias && !p.mask &&
-                     p.dropout.p == 0 && !sm80::attention::has_gaps(p);
-  return plain ? variants.plain : variants.options;
+  return sm80::attention::plain_scores(p) ? variants.plain : variants.options;
 }
 
 Refusal supports(const AttentionProblem& p) {

@@ -20,7 +20,7 @@ namespace heddle::cuda::sm80::attention_fwd {
 using attention::AlignedRows;
 using attention::Float32;
 using attention::kGroupRows;
-using attention::recomputed;
+using attention::recomputed_by_tile;
 using attention::StridedRows;
 using attention::swizzled;
 using attention::Tile;

@@ -53,7 +53,7 @@ struct Consumer {
   }
 
   __device__ void finish_scores(int tile) {
-    const unsigned lane = recomputed(this->lane, tile);
+    const unsigned lane = recomputed_by_tile(this->lane, tile);
     const int row = w.first + warp_row + lane / 4, key = tile * C::kTileK + 2 * (lane % 4);
     const bool whole = w.walk.whole_tile(tile);
     if constexpr (Int8Qk<C>) find_factors(lane);
@@ -169,7 +169,7 @@ struct Consumer {
       }
     }
     if constexpr (C::kScoreOptions) {
-      const unsigned lane = recomputed(this->lane, tile);
+      const unsigned lane = recomputed_by_tile(this->lane, tile);
       if (p.drop_below > 0)
         attention::drop<C>(p, w, w.first + warp_row + lane / 4, tile * C::kTileK + 2 * (lane % 4), step, s);
     }

@@ -6,9 +6,10 @@
 
 namespace heddle::cuda::sm80::attention_fwd {
 
-constexpr std::int64_t kMaxLength = kOpen / 2, kMaxTiles = 1 << 30;
-// Lengths, and keys of a window, of a piece of a longer problem, whose rows and keys may stand 2^31 apart.
-constexpr std::int64_t kMaxPiece = kOpen / 4;
+using attention::kMaxLength;
+using attention::kMaxPiece;
+
+constexpr std::int64_t kMaxTiles = 1 << 30;
 
 inline std::int64_t q_tiles(const AttentionProblem& p, const Variant& v) { return (p.Sq + v.tile_q - 1) / v.tile_q; }
 

@@ -31,7 +31,7 @@ requires(!Float32<C> && !Int8Qk<C>) __device__ inline void multiply_qk(Consumer<
   using T = typename C::Element;
   // Matrices of k: 8 dimensions of keys 0-7, the next 8, then keys 8-15. A step of 16 dimensions is two chunks further,
   // and the swizzle is an exclusive or.
-  const unsigned lane = recomputed(rows.lane, tile);
+  const unsigned lane = recomputed_by_tile(rows.lane, tile);
   const std::uint32_t k_at =
       ptx::shared_address(&rows.shared.k) + swizzled(C::kPitch, lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
@@ -65,7 +65,7 @@ template <class C>
 requires(!Float32<C>) __device__ inline void multiply_pv(Consumer<C>& rows, int tile) {
   using T = typename C::Element;
   // Matrices of v: 8 columns of keys 0-7 and 8-15, then the next 8.
-  const unsigned lane = recomputed(rows.lane, tile);
+  const unsigned lane = recomputed_by_tile(rows.lane, tile);
   const std::uint32_t v_at = ptx::shared_address(&rows.shared.v) + swizzled(C::kPitch, lane % 16, lane / 16);
 #pragma unroll
   for (int step = 0; step < C::kTileK / 16; ++step) {

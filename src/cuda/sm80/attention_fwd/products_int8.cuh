@@ -12,7 +12,7 @@ namespace heddle::cuda::sm80::attention_fwd {
 template <class C>
 requires Int8Qk<C> __device__ inline void multiply_qk(Consumer<C>& rows, int tile) {
   static_assert(C::kHeadSize <= 128, "sums must stay below 2^22");
-  const unsigned lane = recomputed(rows.lane, tile);
+  const unsigned lane = recomputed_by_tile(rows.lane, tile);
   const std::uint32_t k_at =
       ptx::shared_address(&rows.shared.k) + swizzled(C::kQkPitch, lane % 8 + lane / 16 * 8, lane / 8 % 2);
   const auto multiply = [](float(&s)[4], const std::uint32_t(&q)[4], std::uint32_t k0, std::uint32_t k1, bool first) {

@@ -17,7 +17,7 @@ template <class C>
 requires Float32<C> __device__ inline void multiply_qk(Consumer<C>& rows, int tile) {
   // Matrices of 8 rows and 4 dimensions. q: rows 0-7, rows 8-15, then of the next 4 dimensions. k: 16 dimensions of 8
   // keys.
-  const unsigned lane = recomputed(rows.lane, tile);
+  const unsigned lane = recomputed_by_tile(rows.lane, tile);
   const std::uint32_t q_at =
       ptx::shared_address(&rows.shared.q) + swizzled(C::kPitch, rows.warp_row + lane % 16, lane / 16);
   const std::uint32_t k_at = ptx::shared_address(&rows.shared.k) + swizzled(C::kPitch, lane % 8, lane / 8);
@@ -59,7 +59,7 @@ requires Float32<C> __device__ inline void multiply_qk(Consumer<C>& rows, int ti
 // and block 4 j + m of o has columns 32 j + 4 n + m.
 template <class C>
 requires Float32<C> __device__ inline void multiply_pv(Consumer<C>& rows, int tile) {
-  const unsigned lane = recomputed(rows.lane, tile);
+  const unsigned lane = recomputed_by_tile(rows.lane, tile);
   const std::uint32_t v_at = ptx::shared_address(&rows.shared.v) + swizzled(C::kPitch, lane % 4 * 2, lane / 4);
   const int v_size = static_cast<int>(rows.p.problem.Dv);
 #pragma unroll

@@ -89,8 +89,6 @@ std::string supports(const LinearProblem& p) {
   return refuse(p);
 }
 
-bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
-
 bool normed(const LinearProblem& p) { return p.norm.kind != Norm::none; }
 // Rows after the norm.
 std::size_t x_bytes(const LinearProblem& p) {
@@ -98,22 +96,22 @@ std::size_t x_bytes(const LinearProblem& p) {
 }
 
 double estimate(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return 0.0;
+  if (p.empty()) return 0.0;
   return choice(p).seconds + activation_seconds(p) + (normed(p) ? rows_seconds(p) : 0.0);
 }
 
 std::size_t workspace(const LinearProblem& p, int /*workers*/) {
-  return nothing(p) ? 0 : x_bytes(p) + workspace_of(choice(p).plan);
+  return p.empty() ? 0 : x_bytes(p) + workspace_of(choice(p).plan);
 }
 
 std::string describe(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return "nothing to launch";
+  if (p.empty()) return "nothing to launch";
   const Choice<Variant> chosen = choice(p);
   return words_of(chosen.variant->tile, chosen.plan) + (normed(p) ? ", after a pass for the norm" : "");
 }
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
-  if (nothing(p)) return;
+  if (p.empty()) return;
   const Choice<Variant> chosen = choice(p);
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
@@ -123,7 +121,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   params.x = normed(p) ? memory : p.x.data;
   params.x_stride = normed(p) ? p.K : row_stride(p.x).value_or(0);
   params.k = static_cast<int>(p.K);
-  params.weights = p.fragment_data + p.fragments.blocks;
+  params.weights = p.fragments().data + p.fragments().layout.blocks;
   params.block_bytes = block.bytes;
   params.group_shift = block.groups == 4 ? 0 : block.groups == 2 ? 1 : 2;
   params.zeros = block.zeros;

@@ -1,6 +1,7 @@
 // Tiles, stages and shared memory.
 #pragma once
 
+#include "cuda/any/linear/exchange.h"
 #include "cuda/sm80/linear/variants.h"
 
 namespace heddle::cuda::sm80::linear {
@@ -23,14 +24,6 @@ struct Config {
   static constexpr int kPanelColumns = 64, kPanels = D::kBlockColumns / kPanelColumns;
   static constexpr int kPanelBytes = kTokens * kPanelColumns * 2;
 };
-
-// Sums of the column groups behind the first, on their way to it.
-template <class C, bool kNeeded = (C::kColumnGroups > 1)>
-struct Exchange {
-  float4 sums[C::kRowGroups][C::kColumnGroups - 1][C::kRowBlocks * C::kAccumulators / 4][128];
-};
-template <class C>
-struct Exchange<C, false> {};
 
 // In front of the stages, of which there are as many as the GPU has room for; a decoder's table is behind them.
 template <class C>

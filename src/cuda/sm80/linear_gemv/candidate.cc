@@ -13,7 +13,7 @@ namespace {
 using namespace sm80::linear_gemv;
 
 std::int64_t ctas_of(const LinearProblem& p, const Variant& v) {
-  return (p.fragments.row_blocks * (kBlockRows / kSlabRows) + v.slabs - 1) / v.slabs;
+  return (p.fragments().layout.row_blocks * (kBlockRows / kSlabRows) + v.slabs - 1) / v.slabs;
 }
 
 // With several slabs a CTA less of x is read, if enough CTAs are left.
@@ -25,7 +25,7 @@ const Variant& variant_of(const LinearProblem& p) {
 
 std::size_t shared_bytes(const LinearProblem& p) {
   const Variant& v = variant_of(p);
-  return v.fixed_bytes + static_cast<std::size_t>(p.M * x_pitch(p.fragments.column_blocks, v.block_columns));
+  return v.fixed_bytes + static_cast<std::size_t>(p.M * x_pitch(p.fragments().layout.column_blocks, v.block_columns));
 }
 
 std::string supports(const LinearProblem& p) {
@@ -45,39 +45,37 @@ std::string supports(const LinearProblem& p) {
   return "";
 }
 
-bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
-
 constexpr CostLine<LinearProblem> kCosts[] = {
     {"sm80_gemv", {2.0e-6, 0, 4.2e12}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 1, 28672, 8192}},
 };
 
 double estimate(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return 0.0;
+  if (p.empty()) return 0.0;
   // Every CTA reads all of x: from the L2 cache, at this rate on an H200.
   constexpr double kX = 2.5e12;
   const auto x = static_cast<double>(ctas_of(p, variant_of(p)) * p.M * p.K) * 2;
-  const double seconds = static_cast<double>(p.fragments.bytes) / kCosts[0].cost.bytes + x / kX;
+  const double seconds = static_cast<double>(p.fragments().layout.bytes) / kCosts[0].cost.bytes + x / kX;
   return cost_of(kCosts[0]).fixed + seconds * times_as_long(kCosts[0]);
 }
 
 std::size_t workspace(const LinearProblem&, int /*workers*/) { return 0; }
 
 std::string describe(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return "nothing to launch";
+  if (p.empty()) return "nothing to launch";
   const Variant& v = variant_of(p);
   return text(ctas_of(p, v), " CTAs of ", v.slabs * kSlabRows, " rows of W, x in shared memory");
 }
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
-  if (nothing(p)) return;
+  if (p.empty()) return;
   const Variant& v = variant_of(p);
   Params params{};
   params.x = p.x.data;
   params.x_stride = row_stride(p.x).value_or(0);
   params.k = static_cast<int>(p.K);
-  params.k_blocks = static_cast<int>(p.fragments.column_blocks);
-  params.row_blocks = static_cast<int>(p.fragments.row_blocks);
-  params.weights = p.fragment_data + p.fragments.blocks;
+  params.k_blocks = static_cast<int>(p.fragments().layout.column_blocks);
+  params.row_blocks = static_cast<int>(p.fragments().layout.row_blocks);
+  params.weights = p.fragments().data + p.fragments().layout.blocks;
   params.norm = norm_in_front(p);
   params.out = output_of(p);
   v.launch(params, shared_bytes(p), static_cast<cudaStream_t>(runtime.stream));

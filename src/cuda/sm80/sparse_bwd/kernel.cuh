@@ -16,7 +16,7 @@
 namespace heddle::cuda::sm80::sparse_bwd {
 
 using attention::kGroupRows;
-using attention::recomputed;
+using attention::recomputed_by_tile;
 using attention::swizzled;
 using attention::Tile;
 using attention_bwd::clear;
@@ -88,7 +88,7 @@ __device__ inline void load_tile(const std::byte* const (&from)[kRows], const in
 template <class C>
 __device__ inline void load_rows(const Params& p, int tile, SharedMemory<C>& shared) {
   const Rows<C>& rows = shared.rows[tile % 2];
-  const int thread = static_cast<int>(recomputed(threadIdx.x, tile));
+  const int thread = static_cast<int>(recomputed_by_tile(threadIdx.x, tile));
   load_tile<C::kThreads>(rows.q, rows.place, p.problem.q, p.problem.D, thread, shared.q);
   if (thread < C::kTileQ) {
     const bool exists = rows.place[thread] >= 0;
@@ -105,7 +105,7 @@ template <class C>
 __device__ inline std::uint32_t compute_pairs(const Params& p, int tile, typename C::Scores::Sums& s,
                                               typename C::Scores::Sums& ds, const SharedMemory<C>& shared) {
   using Scores = typename C::Scores;
-  const unsigned warp = threadIdx.x / kWarp, lane = recomputed(threadIdx.x % kWarp, tile);
+  const unsigned warp = threadIdx.x / kWarp, lane = recomputed_by_tile(threadIdx.x % kWarp, tile);
   const unsigned row0 = Scores::first_row(warp), key0 = Scores::first_column(warp);
   const Rows<C>& rows = shared.rows[tile % 2];
   const auto at = [](const auto& of, unsigned row) { return ptx::shared_address(&of) + row * C::kPitch; };
@@ -158,7 +158,7 @@ __device__ inline std::uint32_t compute_pairs(const Params& p, int tile, typenam
 template <class C>
 __device__ inline void store_dq(const Params& p, int tile, int parity, const SharedMemory<C>& shared) {
   constexpr int kGroups = C::Rows::kGroups, kPieces = C::Rows::kBlocks / 4;
-  const unsigned warp = threadIdx.x / kWarp, lane = recomputed(threadIdx.x % kWarp, tile);
+  const unsigned warp = threadIdx.x / kWarp, lane = recomputed_by_tile(threadIdx.x % kWarp, tile);
   const std::uint32_t attended = shared.attended[parity][lane % 4];
   const attention_bwd::Left<C, kGroups> left(ptx::shared_address(&shared.ds) + C::Rows::first_row(warp) * C::kPairPitch,
                                              lane);
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) item_kernel(const __g
     }
     __syncthreads();
 
-    const unsigned lane = recomputed(threadIdx.x % kWarp, tile);
+    const unsigned lane = recomputed_by_tile(threadIdx.x % kWarp, tile);
     const unsigned key = C::Keys::first_row(warp), column = C::Keys::first_column(warp);
     attention_bwd::multiply_transposed<C>(dv, ptx::shared_address(&shared.p), key, ptx::shared_address(&shared.d_o),
                                           column, lane);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/common/overlap.cuh"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/recomputed.cuh"
 #include "cuda/common/ring.cuh"
@@ -106,7 +107,7 @@ __device__ inline bool copies_q(const Params& p) {
 
 // Every thread comes here once: the barriers are made, and what earlier grids wrote is there.
 __device__ inline void start() {
-  ptx::previous_grid_wait();
+  wait_for_previous_grid();
   __syncthreads();
 }
 

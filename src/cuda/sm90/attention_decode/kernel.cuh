@@ -16,7 +16,7 @@ __device__ inline void init_barriers(Control& control, int stages, bool copies_q
   }
   ptx::barrier_init(control.q_requested, kQueryWarps);
   ptx::barrier_init(control.q_ready, copies_q ? 1 : 32 * kQueryWarps);
-  ptx::barrier_init(control.q_free, kConsumers);
+  ptx::barrier_init(control.q_free, kConsumerThreads);
   ptx::barrier_init(control.appended, kQueryWarps);
 #pragma unroll 1
   for (int i = 0; i < stages; ++i) {
@@ -34,12 +34,12 @@ __global__ void __launch_bounds__(kThreads, 1) attention_decode_kernel(const __g
   // Through a shuffle, so that the compiler knows it to be uniform.
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / 32, 0);
 
-  ptx::next_grid_start();
+  let_next_grid_start();
   if (warp < kServiceThreads / 32) {
     ptx::registers_decrease<C::kServiceRegisters>();
     if (warp == 0) {
       // Where this CTA's work lies is found out while the barriers are made.
-      if (!p.equal_lengths || p.problem.cache_batch_idx.data != nullptr) ptx::previous_grid_wait();
+      if (!p.equal_lengths || p.problem.cache_batch_idx.data != nullptr) wait_for_previous_grid();
       Producer<C>(p, shared).run();
     } else {
       if (threadIdx.x == 32) init_barriers(control, p.plan.stages, copies_q<C>(p));

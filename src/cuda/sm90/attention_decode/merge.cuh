@@ -23,7 +23,7 @@ using Partial = PartialRow<false>;
 constexpr std::uint32_t kTagLow = 0x8D3A61C7, kTagHigh = 0xB52F9E04;  // 64 bits that memory does not hold by chance
 
 // All consumer warps have come here.
-__device__ inline void consumers_meet() { ptx::barrier_sync<1, kConsumers>(); }
+__device__ inline void consumers_meet() { ptx::barrier_sync<1, kConsumerThreads>(); }
 
 template <class C>
 class Merger {
@@ -39,7 +39,7 @@ class Merger {
     constexpr int kUnroll = C::kManyRegisters ? 1 : 8;  // O is still in the registers
     const int splits = p.plan.key_splits, items = p.plan.heads * p.plan.row_groups * 8 * kQuads;
 #pragma unroll 1
-    for (int n = thread; n < items; n += kConsumers) {
+    for (int n = thread; n < items; n += kConsumerThreads) {
       const int quad = n % kQuads, in_tile = n / kQuads % 8, group = n / (8 * kQuads);
       const int head = group >> p.plan.row_shift;
       const int unit_row = (group & (p.plan.row_groups - 1)) * (kRowTile * C::kRowTiles) + row + in_tile;
@@ -91,7 +91,7 @@ class Merger {
     const int from = ptx::cluster_rank() * each, to = min(from + each, items), other = thread & ((1 << shift) - 1);
     ptx::cluster_meet();
 #pragma unroll 1
-    for (int begin = from; begin < to; begin += kConsumers >> shift) {
+    for (int begin = from; begin < to; begin += kConsumerThreads >> shift) {
       const int item = begin + (thread >> shift), n = min(item, to - 1);
       const int row = p.plan.by_quads.quotient(n), quad = n - row * quads;
       Partial x;
@@ -140,9 +140,9 @@ class Merger {
   __device__ void merge_parts(const Piece& piece) const {
     const int thread = thread_index(), quads = quad_count(), items = row_count() * quads, count = piece.merge_count;
     const int shift = p.plan.merge_shift, ways = 1 << shift, way = thread & (ways - 1);
-    constexpr int kApart = kConsumers;  // items of a thread that has several, and then shares none
+    constexpr int kApart = kConsumerThreads;  // items of a thread that has several, and then shares none
 #pragma unroll 1
-    for (int begin = 0; begin < items; begin += kItems * (kConsumers >> shift)) {
+    for (int begin = 0; begin < items; begin += kItems * (kConsumerThreads >> shift)) {
       const int item = begin + (thread >> shift);
       Partial x[kItems];
 #pragma unroll 1

@@ -40,8 +40,6 @@ std::string supports(const LinearProblem& p) {
   return sm90::linear::refuse(p);
 }
 
-bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
-
 bool normed(const LinearProblem& p) { return p.norm.kind != Norm::none; }
 std::int64_t pitch_of(const LinearProblem& p) { return (p.K + 7) / 8 * 8; }
 // Rows after the norm.
@@ -50,23 +48,23 @@ std::size_t x_bytes(const LinearProblem& p) {
 }
 
 double estimate(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return 0.0;
+  if (p.empty()) return 0.0;
   return choice(p).seconds + sm90::linear::activation_seconds(p) + (normed(p) ? sm90::linear::rows_seconds(p) : 0.0);
 }
 
 std::size_t workspace(const LinearProblem& p, int /*workers*/) {
-  return nothing(p) ? 0 : x_bytes(p) + sm90::linear::workspace_of(choice(p).plan);
+  return p.empty() ? 0 : x_bytes(p) + sm90::linear::workspace_of(choice(p).plan);
 }
 
 std::string describe(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return "nothing to launch";
+  if (p.empty()) return "nothing to launch";
   const Choice<Variant> chosen = choice(p);
   return words_of(chosen.variant->tile, chosen.plan) + (normed(p) ? ", after a pass for the norm" : "");
 }
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
   constexpr std::int64_t kPanel = 64;  // columns of x in a row of the swizzle
-  if (nothing(p)) return;
+  if (p.empty()) return;
   const Choice<Variant> chosen = choice(p);
   const Variant& v = *chosen.variant;
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
@@ -84,7 +82,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
                                                : TensorMapShape<4>{.extent = {kPanel, p.M, p.K / kPanel, 1},
                                                                    .stride = {stride, kPanel, p.M * stride},
                                                                    .box = {kPanel, params.x_rows, v.x_panels, 1}});
-  params.weights = reinterpret_cast<const lowbit::FragmentBlock*>(p.fragment_data + p.fragments.blocks);
+  params.weights = reinterpret_cast<const lowbit::FragmentBlock*>(p.fragments().data + p.fragments().layout.blocks);
   params.out = sm90::linear::output_of(p);
   params.schedule = schedule_of(p, chosen.plan, memory + x_bytes(p));
   v.launch(params, chosen.plan.grid, stream);

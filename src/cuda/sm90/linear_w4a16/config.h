@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/any/linear/e2m1.cuh"
+#include "cuda/any/linear/exchange.h"
 #include "cuda/common/device.h"
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/sm90/linear/params.h"
@@ -35,14 +36,6 @@ struct Config {
   static constexpr int kOtherRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : kConsumers == 3 ? 160 : 112;
 };
-
-// Sums of the column groups behind the first, on their way to it.
-template <class C, bool kNeeded = (C::kColumnGroups > 1)>
-struct Exchange {
-  float4 sums[C::kRowGroups][C::kColumnGroups - 1][C::kRowBlocks * C::kAccumulators / 4][128];
-};
-template <class C>
-struct Exchange<C, false> {};
 
 template <class C>
 struct SharedMemory {

@@ -41,7 +41,7 @@ auto with_choice(const LinearProblem& p, Visit visit) {
 
 using sm90::linear::aligned;
 
-std::int64_t pitch_of(const LinearProblem& p) { return p.fragments.column_blocks * lowbit::kBlockColumns; }
+std::int64_t pitch_of(const LinearProblem& p) { return p.fragments().layout.column_blocks * lowbit::kBlockColumns; }
 std::size_t x_bytes(const LinearProblem& p) { return aligned(static_cast<std::size_t>(p.M * pitch_of(p))); }
 
 std::string supports(const LinearProblem& p) {
@@ -50,23 +50,21 @@ std::string supports(const LinearProblem& p) {
   return sm90::linear::refuse(p);
 }
 
-bool nothing(const LinearProblem& p) { return p.M == 0 || p.N == 0; }
-
 double estimate(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return 0.0;
+  if (p.empty()) return 0.0;
   return sm90::linear::rows_traffic_seconds(p) + sm90::linear::activation_seconds(p) +
          with_choice(p, [](const auto& chosen) { return chosen.seconds; });
 }
 
 // x in e4m3, its scales, partial sums.
 std::size_t workspace(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return 0;
+  if (p.empty()) return 0;
   return x_bytes(p) + aligned(static_cast<std::size_t>(p.M) * sizeof(float)) +
          with_choice(p, [](const auto& chosen) { return workspace_of(chosen.plan); });
 }
 
 std::string describe(const LinearProblem& p, int /*workers*/) {
-  if (nothing(p)) return "nothing to launch";
+  if (p.empty()) return "nothing to launch";
   return with_choice(p, [](const auto& chosen) { return words_of(chosen.variant->tile, chosen.plan); }) +
          ", after a pass that rounds x to e4m3";
 }
@@ -89,7 +87,7 @@ void launch_chosen(const LinearProblem& p, const Choice<sm90::linear::Variant<Bl
                              TensorMapShape<4>{.extent = {kPanel, p.M, pitch / kPanel, 1},
                                                .stride = {pitch, kPanel, p.M * pitch},
                                                .box = {kPanel, params.x_rows, v.x_panels, 1}});
-  params.weights = reinterpret_cast<const Block*>(p.fragment_data + p.fragments.blocks);
+  params.weights = reinterpret_cast<const Block*>(p.fragments().data + p.fragments().layout.blocks);
   params.out = sm90::linear::output_of(p);
   params.out.token_scales = scales;
   params.schedule = schedule_of(p, chosen.plan, rest);
@@ -97,7 +95,7 @@ void launch_chosen(const LinearProblem& p, const Choice<sm90::linear::Variant<Bl
 }
 
 void launch(const LinearProblem& p, const Runtime& runtime) {
-  if (nothing(p)) return;
+  if (p.empty()) return;
   with_choice(p, [&](const auto& chosen) { launch_chosen(p, chosen, runtime); });
 }
 
