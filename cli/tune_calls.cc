@@ -4,12 +4,14 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <random>
 #include <thread>
 #include <vector>
 
 #include "gpu.h"
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
+#include "heddle/sparse.h"
 #include "kit/device_mirror.h"
 #include "tensors.h"
 
@@ -46,9 +48,9 @@ class Bench {
     view.device = Device::cuda;
     return view;
   }
-  TensorView copy(const void* data, std::int64_t bytes) {
-    const TensorView view = empty({bytes}, DType::u8);
-    memory_.back().write(0, data, static_cast<std::size_t>(bytes));
+  TensorView copy(const void* data, std::initializer_list<std::int64_t> shape, DType dtype) {
+    const TensorView view = empty(shape, dtype);
+    memory_.back().write(0, data, static_cast<std::size_t>(view.elements()) * size_of(dtype));
     return view;
   }
 
@@ -93,9 +95,27 @@ PackedWeights weights_of(const LinearExample& call, Bench& bench) {
   std::size_t room = bytes.size();
   packed.data.data = std::align(64, bytes.size() - 64, data, room);
   pack_weights(matrix, packed);
-  packed.data = bench.copy(packed.data.data, packed.data.shape[0]);
+  packed.data = bench.copy(packed.data.data, {packed.data.shape[0]}, DType::u8);
   packed.device = Device::cuda;
   return packed;
+}
+
+// Each entry of a list is drawn from a part of the blocks of its own.
+BlockLists lists_of(const SparseExample& call, Bench& bench) {
+  std::mt19937 random;
+  const std::int64_t there = (call.S + call.block_size - 1) / call.block_size;
+  std::vector<std::int32_t> entries;
+  for (std::int64_t list = 0; list < call.B * call.lists() * call.Hkv; ++list) {
+    for (std::int64_t n = 0; n < call.entries; ++n) {
+      const std::int64_t begin = there * n / call.entries, end = there * (n + 1) / call.entries;
+      entries.push_back(static_cast<std::int32_t>(begin + static_cast<std::int64_t>(random()) % (end - begin)));
+    }
+  }
+  BlockLists lists;
+  lists.blocks = bench.copy(entries.data(), {call.B, call.lists(), call.Hkv, call.entries}, DType::i32);
+  lists.block_size = call.block_size;
+  lists.query_rows = call.query_rows;
+  return lists;
 }
 
 }  // namespace
@@ -145,6 +165,29 @@ PreparedCall prepared(const char* candidate, const AttentionExample& call, Pass 
           }};
 }
 
+PreparedCall prepared(const char* candidate, const SparseExample& call, Pass) {
+  struct Call {
+    Bench bench = {};
+    AttentionOptions options = {};
+    BlockLists lists = {};
+    TensorView q = {}, k = {}, v = {}, o = {};
+  };
+  const auto c = std::make_shared<Call>();
+  c->options.force = candidate;
+  c->lists = lists_of(call, c->bench);
+  c->q = c->bench.random({call.B, call.S, call.H, call.D}, call.dtype);
+  c->k = c->bench.random({call.B, call.S, call.Hkv, call.D}, call.dtype);
+  c->v = c->bench.random({call.B, call.S, call.Hkv, call.D}, call.dtype);
+  c->o = c->bench.empty({call.B, call.S, call.H, call.D}, call.dtype);
+  return {[c] { return explain_sparse_attention(c->q, c->k, c->v, c->lists, c->options); },
+          [c] {
+            const Runtime runtime =
+                c->bench.runtime(sparse_attention_forward_workspace(c->q, c->k, c->v, c->lists, c->options));
+            return c->bench.median(
+                [&] { sparse_attention_forward(c->q, c->k, c->v, c->lists, c->o, {}, c->options, runtime); });
+          }};
+}
+
 PreparedCall prepared(const char* candidate, const LinearExample& call, Pass pass) {
   struct Call {
     Bench bench = {};
@@ -175,8 +218,14 @@ PreparedCall prepared(const char* candidate, const LinearExample& call, Pass pas
           }};
 }
 
+namespace {
+
+constexpr std::int64_t kFewest = 16;
+
+}  // namespace
+
 AttentionExample small_of(AttentionExample call) {
-  constexpr std::int64_t kFewKeys = 4096, kFewest = 16;
+  constexpr std::int64_t kFewKeys = 4096;
   call.B = 1;
   if (call.Sq == 1) {
     call.Sk = kFewKeys;
@@ -185,6 +234,15 @@ AttentionExample small_of(AttentionExample call) {
   call.H /= call.Hkv;
   call.Hkv = 1;
   call.Sq = call.Sk = kFewest;
+  return call;
+}
+
+SparseExample small_of(SparseExample call) {
+  call.B = 1;
+  call.H /= call.Hkv;
+  call.Hkv = 1;
+  call.S = kFewest * call.query_rows;
+  call.entries = 1;
   return call;
 }
 

@@ -8,13 +8,14 @@
 
 #include "problem/attention.h"
 #include "problem/linear.h"
+#include "problem/sparse.h"
 
 namespace heddle::cli {
 
 template <class Problem>
 constexpr Pass kPass =
-    std::is_same_v<Problem, AttentionProblem> || std::is_same_v<Problem, LinearProblem> ? Pass::forward
-                                                                                        : Pass::backward;
+    std::is_same_v<Problem, AttentionBackwardProblem> || std::is_same_v<Problem, LinearBackwardProblem> ? Pass::backward
+                                                                                                        : Pass::forward;
 
 // A call on the current GPU, of tensors drawn at random.
 struct PreparedCall {
@@ -22,6 +23,7 @@ struct PreparedCall {
   std::function<double()> measure;  // seconds of one call
 };
 PreparedCall prepared(const char* candidate, const AttentionExample& call, Pass pass);
+PreparedCall prepared(const char* candidate, const SparseExample& call, Pass pass);
 PreparedCall prepared(const char* candidate, const LinearExample& call, Pass pass);
 
 // By the candidate of that name.
@@ -47,8 +49,10 @@ class ExampleCall {
   PreparedCall call_;
 };
 
-// With next to nothing to compute. Decoding few keys still shows what splitting and merging them costs.
+// With next to nothing to compute. Decoding few keys still shows what splitting and merging them costs; lists are more
+// than those of a step of decoding, which goes by rows whatever its example goes by.
 AttentionExample small_of(AttentionExample call);
+SparseExample small_of(SparseExample call);
 LinearExample small_of(LinearExample call);
 
 }  // namespace heddle::cli

@@ -1,6 +1,7 @@
 // What the estimates of the GPU's candidates are made of, on the GPU at hand. Candidates bring their own lines
-// (Kernel::costs): of attention as `heddle tune` measured them on an H200; of linear layers, whose kernels bring
-// seconds of each variant's units, what these amount to for the example.
+// (Kernel::costs): of attention as `heddle tune` measured them on an H200; over lists of key blocks as a profiler did
+// on an H100; of linear layers, whose kernels bring seconds of each variant's units, what these amount to for the
+// example.
 #pragma once
 
 #include <string_view>
@@ -9,6 +10,7 @@
 #include "problem/attention.h"
 #include "problem/candidate.h"
 #include "problem/linear.h"
+#include "problem/sparse.h"
 
 namespace heddle::cuda {
 
@@ -61,6 +63,13 @@ struct Work {
 };
 Work work_of(const AttentionExample& call, Pass pass);
 Work work_of(const LinearExample& call, Pass pass);
+// Keys and values of all lists, one after the other: what moves by blocks and what moves by rows both grow as this
+// does.
+inline Work work_of(const SparseExample& call, Pass) {
+  const auto keys = static_cast<double>(call.B * call.Hkv * call.lists() * call.entries * call.block_size);
+  const auto rows = static_cast<double>(call.H / call.Hkv * call.query_rows), size = static_cast<double>(call.D);
+  return {.flops = 4 * rows * keys * size, .bytes = 2 * keys * size * static_cast<double>(size_of(call.dtype))};
+}
 // In the unit of the line's rate.
 template <class Problem>
 double work_of(const CostLine<Problem>& line, const typename Problem::Example& call, Pass pass) {

@@ -79,11 +79,18 @@ void for_each_kernel(Visit visit) {
 #undef HEDDLE_VISIT_KERNEL
 }
 
+// Whether a problem's candidates are compared by costs that are measured. One that inherits another's Example, and has
+// none, says void.
+template <class Problem>
+constexpr bool kHasExample = requires {
+  requires !std::is_void_v<typename Problem::Example>;
+};
+
 // Calls visit(kernel, line) for each line of costs, of those whose problem has examples.
 template <class Visit>
 void for_each_cost(Visit visit) {
   for_each_kernel([&]<class Problem>(const Kernel<Problem>& kernel) {
-    if constexpr (requires { typename Problem::Example; }) {
+    if constexpr (kHasExample<Problem>) {
       for (const CostLine<Problem>& line : kernel.costs) visit(kernel, line);
     }
   });

@@ -37,10 +37,24 @@ struct KeyLists {
   }
 };
 
+// A call without options over sequences of S rows and keys, q, k and v drawn at random; each kv head has lists of its
+// own, of blocks drawn at random, no two of a list the same.
+struct SparseExample {
+  DType dtype;
+  std::int64_t B, H, Hkv, S, D;
+  std::int64_t query_rows, block_size, entries;
+
+  constexpr std::int64_t lists() const { return (S + query_rows - 1) / query_rows; }  // of a kv head in a sequence
+};
+
 struct SparseProblem : AttentionProblem {
+  using Example = SparseExample;
+
   KeyLists lists;
 };
 struct SparseBackwardProblem : AttentionBackwardProblem {
+  using Example = void;  // attention's says nothing of lists, and no GPU has two kernels to compare
+
   KeyLists lists;
 };
 

@@ -84,6 +84,8 @@ def test_tune_writes_a_file_that_is_used(gpu, tmp_path):
         "sm80_bwd f32",
         "sm80_linear int4",
         "sm80_linear int4 few rows",
+        "sm80_sparse by blocks",
+        "sm80_sparse by rows",
     } <= {row["kernel"] for row in rows if "seconds" in row}
     said = run_json("info", HEDDLE_TUNING=str(file))["gpu"]["tuning"]
     assert said.startswith(f"{file}: used, made on {gpu['name']} ")

@@ -53,18 +53,33 @@ def test_explain_for_a_gpu_that_is_not_here():
     assert "NVIDIA L40S, assumed" in text and "it needs a Hopper GPU (compute capability 9.0); this one has 8.9" in text
 
 
+def tuning_file(kernels):
+    made = {"name": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0", "multiprocessors": 132}
+    return json.dumps({"schema": 1, "gpu": made, "version": run_json("info")["version"], "kernels": kernels})
+
+
 def test_a_tuning_file_is_for_the_gpu_it_was_made_on(tmp_path):
     if WITHOUT_CUDA in run("explain"):
         pytest.skip("no kernels to tune")
-    made = {"name": "NVIDIA H100 80GB HBM3", "compute_capability": "9.0", "multiprocessors": 132}
     file = tmp_path / "tuned.json"
-    kernels = {"sm90 d64": {"fixed": 0.25, "flops": 1e15}}
-    version = run_json("info")["version"]
-    file.write_text(json.dumps({"schema": 1, "gpu": made, "version": version, "kernels": kernels}))
+    file.write_text(tuning_file({"sm90 d64": {"fixed": 0.25, "flops": 1e15}}))
     tuned = dict(HEDDLE_TUNING=str(file))
     assert chosen_on("h200", **tuned) == chosen_on("h200")
     assert chosen_on("h100", "--force", "sm90", **tuned)[1]["estimated_seconds"] > 0.25
     assert chosen_on("h100", **tuned)[1]["name"] == "sm80" and chosen_on("h100")[1]["name"] == "sm90"
+
+
+@pytest.mark.parametrize("way, query_rows", [("blocks", 1), ("rows", 64)])
+def test_a_tuning_file_decides_over_lists(tmp_path, way, query_rows):
+    if WITHOUT_CUDA in run("explain"):
+        pytest.skip("no kernels to tune")
+    file = tmp_path / "tuned.json"
+    file.write_text(tuning_file({f"sm90_sparse by {way}": {"bytes": 1e9}}))
+    flags = ["sparse", "--gpu", "h100", "--dtype", "bf16", "--query-rows", query_rows]
+    before, after = (run_json("explain", *flags, **tuned) for tuned in ({}, {"HEDDLE_TUNING": str(file)}))
+    assert [c["name"] for c in before["candidates"] if c["chosen"]] == ["sm90"]
+    chosen = [c for c in after["candidates"] if c["chosen"]]
+    assert [c["name"] for c in chosen] == ["sm80"] and f"by {way}" in chosen[0]["plan"]
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 // and an estimate that reads it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <set>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "cuda/backend.h"
 #include "cuda/cost.h"
@@ -42,6 +44,14 @@ Answer answer(const Kernel<Problem>& kernel, const AttentionExample& c) {
                    kernel.name);
 }
 
+Answer answer(const SparseForwardKernel& kernel, const SparseExample& c) {
+  BlockLists lists{.blocks = view(DType::i32, {c.B, c.lists(), c.Hkv, c.entries}), .counts = {}, .offsets = {}};
+  lists.block_size = c.block_size;
+  lists.query_rows = c.query_rows;
+  const TensorView q = view(c.dtype, {c.B, c.S, c.H, c.D}), k = view(c.dtype, {c.B, c.S, c.Hkv, c.D});
+  return answer_of(explain_sparse_attention_on(h200(), q, k, k, lists, {}), kernel.name);
+}
+
 template <class Problem>
 Answer answer(const Kernel<Problem>& kernel, const LinearExample& c) {
   LinearOptions options;
@@ -67,12 +77,11 @@ Answer answer(const Kernel<Problem>& kernel, const LinearExample& c) {
 TEST(CostLines, HaveNamesAndRates) {
   std::set<std::string_view> names;
   cuda::for_each_kernel([&]<class Problem>(const Kernel<Problem>& kernel) {
-    // Problems that are attention's with something beside it have its examples, but one kernel each, and no choice.
-    constexpr bool examples = requires { typename Problem::Example; };
-    constexpr bool beside = std::is_base_of_v<AttentionProblem, Problem> &&
-                            !std::is_same_v<Problem, AttentionProblem> &&
-                            !std::is_same_v<Problem, AttentionBackwardProblem>;
-    EXPECT_EQ(kernel.costs.empty(), !examples || beside) << kernel.name << ", " << kernel.method;
+    EXPECT_EQ(kernel.costs.empty(), !cuda::kHasExample<Problem>) << kernel.name << ", " << kernel.method;
+    std::vector<const Kernel<Problem>*> all;
+    cuda::add_kernels(all);
+    const bool compared = std::ranges::count(all, true, &Kernel<Problem>::automatic) > 1;
+    EXPECT_TRUE(cuda::kHasExample<Problem> || !compared) << kernel.name << ", " << kernel.method;
   });
   cuda::for_each_cost([&](const auto&, const auto& line) {
     EXPECT_TRUE(names.insert(line.name).second) << line.name << " stands twice";

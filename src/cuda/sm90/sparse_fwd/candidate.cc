@@ -1,7 +1,7 @@
 // The candidate "sm90" of attention over lists of key blocks: what it takes, and what it costs.
-#include "cuda/any/moved_bytes.h"
 #include "cuda/common/requirements.h"
 #include "cuda/common/sparse_fwd/plan.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/sparse_fwd/host.h"
 
@@ -15,10 +15,15 @@ Refusal supports(const SparseProblem& p) {
   return sparse::refuse(p, plan_of(p));
 }
 
-// Rates as measured on an H100 at 65536 positions.
+constexpr CostLine<SparseProblem> kCosts[] = {
+    {"sm90_sparse by blocks", {2e-6, 0, 3.0e12}, {DType::bf16, 1, 64, 4, 65536, 128, 1, 64, 16}},
+    {"sm90_sparse by rows", {2e-6, 0, 5.0e12}, {DType::bf16, 1, 64, 4, 65536, 128, 4, 64, 16}},
+};
+
 double estimate(const SparseProblem& p, int /*workers*/) {
   const sparse_fwd::Plan plan = plan_of(p);
-  return any::seconds_of_moving(moved_bytes(p, plan), plan.by_rows ? 5.0e12 : 3.0e12);
+  const Cost& cost = cost_of(kCosts[plan.by_rows ? 1 : 0]);
+  return cost.fixed + moved_bytes(p, plan) / cost.bytes;
 }
 
 std::string describe(const SparseProblem& p, int /*workers*/) { return description(p, plan_of(p)); }
@@ -36,6 +41,7 @@ const SparseForwardKernel kSm90SparseForward = {
     .launch = [](const SparseProblem& p,
                  const Runtime& runtime) { sm90::sparse_fwd::launch(p, runtime.workspace.data, runtime.stream); },
     .describe = describe,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda
