@@ -128,6 +128,12 @@ def check_chosen(q_shape: Any, k_shape: Any, packed_q: bool, packed_k: bool) -> 
     check_dimensions(name, "k_pooled", k_shape, of_k if packed_k else None, "[B, N, Hkv, D]")
 
 
+def check_list_length(out_shape: Any, n: int) -> None:
+    """Of select_blocks' lists: all else of their shape is the native module's to check, n is not told there."""
+    if len(out_shape) > 0 and out_shape[-1] != n:
+        raise ValueError(f"[select_blocks] out is {list(out_shape)}: its last extent must be {n}")
+
+
 def lse_shape(q_shape: Any, packed: bool) -> tuple[int, ...]:
     """[H, total_q] or [B, H, Sq]."""
     return (q_shape[1], q_shape[0]) if packed else (q_shape[0], q_shape[2], q_shape[1])

@@ -1,6 +1,7 @@
 #include "heddle/nsa.h"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -10,6 +11,7 @@
 
 #include "convert.h"
 #include "heddle/explain.h"
+#include "ops/attention/arguments.h"
 #include "ops/nsa/nsa.h"
 
 namespace heddle::python {
@@ -24,13 +26,13 @@ PoolOptions pool_options(Arguments& arguments, nb::handle block, nb::handle stri
 }
 
 // stream: the CUDA stream of tensors on a GPU, which is then the current one.
-void pool(nb::handle x, nb::handle pooled, nb::handle block, nb::handle stride, nb::handle cu_seqlens,
-          nb::handle seqused, std::uintptr_t stream) {
+void pool(nb::handle x, nb::handle out, nb::handle block, nb::handle stride, nb::handle cu_seqlens, nb::handle seqused,
+          std::uintptr_t stream) {
   Arguments arguments("pool_keys", Arguments::Devices::any, stream);
-  const TensorView x_view = arguments.read(x, "x"), pooled_view = arguments.write(pooled, "pooled");
+  const TensorView x_view = arguments.read(x, "x"), out_view = arguments.write(out, "out");
   const PoolOptions options = pool_options(arguments, block, stride, cu_seqlens, seqused);
   nb::gil_scoped_release released;
-  pool_keys(x_view, pooled_view, options, arguments.runtime());
+  pool_keys(x_view, out_view, options, arguments.runtime(), "out");
 }
 
 // Of the keys that are used, the last `appended`.
@@ -78,20 +80,21 @@ SelectOptions select_options(Arguments& arguments, nb::handle block_size, nb::ha
   return options;
 }
 
-void select(nb::handle q, nb::handle k_pooled, nb::handle lse, nb::handle blocks, nb::handle block_size,
+void select(nb::handle q, nb::handle k_pooled, nb::handle lse, nb::handle out, nb::handle block_size,
             nb::handle compression_block, nb::handle compression_stride, unsigned forced, nb::handle scale,
             nb::handle cu_seqlens_q, nb::handle cu_seqlens_k, nb::handle seqused_k, nb::handle q_offset,
             nb::handle q_step, nb::handle max_seqlen_q, nb::handle max_seqlen_k, std::uintptr_t stream) {
   Arguments arguments("select_blocks", Arguments::Devices::any, stream);
   const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k_pooled, "k_pooled");
-  const TensorView lse_view = arguments.read(lse, "lse"), blocks_view = arguments.write(blocks, "blocks");
+  const TensorView lse_view = arguments.read(lse, "lse"), out_view = arguments.write(out, "out");
   const SelectOptions options =
       select_options(arguments, block_size, compression_block, compression_stride, forced, scale, cu_seqlens_q,
                      cu_seqlens_k, seqused_k, q_offset, q_step, max_seqlen_q, max_seqlen_k);
   CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
-  select_blocks_with(q_view, k_view, lse_view, blocks_view, options, arguments.runtime(),
-                     [&](std::size_t bytes) { return scratch.get(bytes); });
+  select_blocks_with(
+      q_view, k_view, lse_view, out_view, options, arguments.runtime(),
+      [&](std::size_t bytes) { return scratch.get(bytes); }, "out");
 }
 
 // An operand beside x of which a question reads nothing.
@@ -161,6 +164,25 @@ void gate(const nb::sequence& os, const nb::sequence& gates, nb::handle out, con
   gate_branches(read, out_view, arguments.runtime(), force);
 }
 
+// Refuses what an operation that is made of others cannot write its result to: memory that overlaps itself, or what the
+// call has besides. Reads no data.
+void check_out(const std::string& operation, nb::handle out, const std::vector<std::string>& names,
+               const nb::sequence& tensors) {
+  Arguments arguments(operation.c_str(), Arguments::Devices::any, kNoStream);
+  const TensorView out_view = arguments.write(out, "out");
+  std::vector<TensorView> views(names.size());
+  std::vector<Named> inputs;
+  for (std::size_t n = 0; n < names.size(); ++n) {
+    const nb::object tensor = tensors[n];
+    views[n] = arguments.read(tensor, names[n].c_str());
+    inputs.emplace_back(names[n].c_str(), &views[n]);
+  }
+  const Check check(operation);
+  check.not_overlapping(out_view, "out");
+  const Named outputs[] = {{"out", &out_view}};
+  check_apart(check, outputs, inputs);
+}
+
 void gate_backward(const nb::sequence& os, const nb::sequence& gates, nb::handle d_out, const nb::sequence& d_os,
                    const nb::sequence& d_gates, const std::string& force, std::uintptr_t stream) {
   Arguments arguments("gate_branches_backward", Arguments::Devices::any, stream);
@@ -174,13 +196,13 @@ void gate_backward(const nb::sequence& os, const nb::sequence& gates, nb::handle
 }  // namespace
 
 void bind_nsa(nb::module_& module) {
-  module.def("pool_keys", &pool, nb::arg("x"), nb::arg("pooled"), nb::arg("block"), nb::arg("stride"),
+  module.def("pool_keys", &pool, nb::arg("x"), nb::arg("out"), nb::arg("block"), nb::arg("stride"),
              nb::arg("cu_seqlens").none(), nb::arg("seqused").none(), nb::arg("stream") = 0);
   module.def("extend_pooled_keys", &extend_pooled, nb::arg("x"), nb::arg("k_pooled"), nb::arg("block"),
              nb::arg("stride"), nb::arg("seqused"), nb::arg("appended"), nb::arg("stream") = 0);
   module.def("pool_keys_backward", &pool_backward, nb::arg("d_pooled"), nb::arg("dx"), nb::arg("block"),
              nb::arg("stride"), nb::arg("cu_seqlens").none(), nb::arg("seqused").none(), nb::arg("stream") = 0);
-  module.def("select_blocks", &select, nb::arg("q"), nb::arg("k_pooled"), nb::arg("lse").none(), nb::arg("blocks"),
+  module.def("select_blocks", &select, nb::arg("q"), nb::arg("k_pooled"), nb::arg("lse").none(), nb::arg("out"),
              nb::arg("block_size"), nb::arg("compression_block").none(), nb::arg("compression_stride").none(),
              nb::arg("forced"), nb::arg("scale").none(), nb::arg("cu_seqlens_q").none(), nb::arg("cu_seqlens_k").none(),
              nb::arg("seqused_k").none(), nb::arg("q_offset").none(), nb::arg("q_step"), nb::arg("max_seqlen_q"),
@@ -193,6 +215,7 @@ void bind_nsa(nb::module_& module) {
              nb::arg("gpu") = "");
   module.def("gate_branches", &gate, nb::arg("os"), nb::arg("gates"), nb::arg("out"), nb::arg("force"),
              nb::arg("stream") = 0);
+  module.def("check_out", &check_out, nb::arg("operation"), nb::arg("out"), nb::arg("names"), nb::arg("tensors"));
   module.def("gate_branches_backward", &gate_backward, nb::arg("os"), nb::arg("gates"), nb::arg("d_out"),
              nb::arg("d_os"), nb::arg("d_gates"), nb::arg("force"), nb::arg("stream") = 0);
 }

@@ -6,7 +6,7 @@ import heddle
 import numpy as np
 import pytest
 import torch
-from heddle import _heddle, lowbit
+from heddle import _heddle, lowbit, nsa
 
 pytestmark = pytest.mark.skipif(
     not (_heddle.cuda_built() and torch.cuda.is_available()), reason="needs a GPU and a build with CUDA"
@@ -44,6 +44,15 @@ def test_dlpack_alone_writes_to_out(dtype):
     with pytest.raises(ValueError, match="q is a OnlyDLPack on a GPU, whose library makes no array of .*: give out"):
         heddle.attention(*arrays[:3])
     assert torch.cuda.current_device() == 0
+
+
+def test_dlpack_alone_pools_and_chooses():
+    q, k, _ = operands()
+    pooled = nsa.pool_keys(k, 64)
+    lists = nsa.select_blocks(q, pooled, 3)
+    out = [OnlyDLPack(torch.full_like(x, 7)) for x in (pooled, lists)]
+    assert nsa.pool_keys(OnlyDLPack(k), 64, out=out[0]) is out[0] and torch.equal(out[0].tensor, pooled)
+    assert nsa.select_blocks(OnlyDLPack(q), out[0], 3, out=out[1]) is out[1] and torch.equal(out[1].tensor, lists)
 
 
 def test_dlpack_alone_beside_work_on_another_stream():

@@ -4,6 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from heddle import _heddle  # noqa: E402
+from heddle.hosts.torch.gate_operators import gate_branches  # noqa: E402
 
 STEP = {torch.float32: 2**-23, torch.float16: 2**-10, torch.bfloat16: 2**-7}
 
@@ -29,6 +30,23 @@ def test_the_reference_is_the_formula(count, dtype, shape):
         if d_o is not None:
             exact = gate[..., None].double() * d_out.double()
             torch.testing.assert_close(d_o.double(), exact, rtol=STEP[dtype], atol=1e-7)
+
+
+def test_the_sum_goes_where_the_caller_says(monkeypatch):
+    """By the operator of GPUs, with the reference in its kernel's place."""
+    native = _heddle.gate_branches
+    monkeypatch.setattr(
+        _heddle, "gate_branches", lambda os, gates, out, force, *rest: native(os, gates, out, "reference")
+    )
+    os, gates = branches(3, (2, 5, 3, 7), torch.bfloat16)
+    expected, memory = gate_branches(os, gates), torch.zeros(2, 5, 6, 7, dtype=torch.bfloat16)
+    out = memory[:, :, 1:4]
+    version = out._version
+    assert gate_branches(os, gates, out) is out and torch.equal(out, expected) and out._version == version + 1
+    assert not memory[:, :, 0].any() and not memory[:, :, 4:].any()
+    checks = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
+    sample = (os, gates, torch.empty_like(expected))
+    torch.library.opcheck(torch.ops.heddle.gate_branches_out.default, sample, test_utils=checks)
 
 
 def refused():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from dlpack_kit import Producer
-from heddle import lowbit
+from heddle import lowbit, nsa
 from out_kit import HKV, PACKED, B, D, H, S, cache, ints, normal
 
 NOT_GIVEN = object()
@@ -14,6 +14,19 @@ GATED = lowbit.pack(lowbit.quantize(normal(16, 64), "int4_g32"), gated=True)
 
 def linear(x, bias, residual, out=None):
     return lowbit.linear(x, PACKED, activation="relu", bias=bias, residual=residual, norm="rms_norm", out=out)
+
+
+def cache_of_nsa(k, v):
+    """With the first 30 keys."""
+    held = nsa.Cache(B, 60, HKV, D, 6, block=16, stride=8, dtype=k.dtype)
+    held.append(k[:, :30], v[:, :30])
+    return held
+
+
+def step_of_nsa(q, k, v, *gates, held=None, **o):
+    """20 new rows behind 30."""
+    held = cache_of_nsa(k, v) if held is None else held
+    return nsa.nsa_with_cache(q, k[:, 30:], v[:, 30:], held, *gates, 2, 16, 9, **o)
 
 
 # call -> (function of its tensors, tensors, the results' names)
@@ -63,13 +76,52 @@ CALLS = {
         lambda: (normal(2, 1, 4, 64).bfloat16(), cache()[1].blocks, cache()[1].k_tail, cache()[1].v_tail, ints(150, 140)),
         ("out", "lse_out"),
     ),
+    "pooled keys": (
+        lambda x, used, **o: nsa.pool_keys(x, 8, 4, seqused=used, **o),
+        lambda: (normal(B, 40, HKV, D), ints(33, 40)),
+        ("out",),
+    ),
+    "packed pooled keys": (
+        lambda x, cu, **o: nsa.pool_keys(x, 8, 4, cu, **o), lambda: (normal(50, HKV, D), ints(0, 21, 50)), ("out",)
+    ),
+    "chosen blocks": (
+        lambda q, k, at, **o: nsa.select_blocks(q, k, 3, block_size=16, compression_block=8, q_offset=at, **o),
+        lambda: (normal(B, 60, H, D), normal(B, 10, HKV, D, seed=1), ints(20, 0)),
+        ("out",),
+    ),
+    "packed chosen blocks": (
+        lambda q, k, cu, cu_k, **o: nsa.select_blocks(
+            q, k, 3, block_size=16, cu_seqlens_q=cu, cu_seqlens_k=cu_k, max_seqlen_q=70, max_seqlen_k=4, **o
+        ),
+        lambda: (normal(100, H, D), normal(6, HKV, D, seed=1), ints(0, 30, 100), ints(0, 2, 6)),
+        ("out",),
+    ),
+    "native sparse attention": (
+        step_of_nsa,
+        lambda: (
+            normal(B, 20, H, D), normal(B, 50, HKV, D, seed=1), normal(B, 50, HKV, 6, seed=2),
+            *(normal(B, 20, H, seed=i) for i in (3, 4, 5)),
+        ),
+        ("out",),
+    ),
+    "native sparse attention in 16 bits": (
+        lambda *x, **o: step_of_nsa(*(y.bfloat16() for y in x[:3]), None, x[3], x[4], **o),
+        lambda: (
+            normal(B, 20, H, D), normal(B, 50, HKV, D, seed=1), normal(B, 50, HKV, 6, seed=2),
+            *(normal(B, 20, H, seed=i) for i in (3, 4)),
+        ),
+        ("out",),
+    ),
     "linear": (linear, lambda: (normal(3, 5, 64), normal(16), normal(3, 5, 16, seed=1)), ("out",)),
     "gated linear": (
         lambda x, **o: lowbit.linear(x, GATED, activation="swiglu", **o), lambda: (normal(7, 64),), ("out",)
     ),
 }  # fmt: skip
-ARRAYS = [name for name in CALLS if name != "int4 cache"]
-DLPACK = ["attention", "attention without lse", "packed", "sparse", "kv cache", "rotary", "linear", "gated linear"]
+ARRAYS = [name for name in CALLS if name != "int4 cache" and not name.startswith("native")]
+DLPACK = [
+    "attention", "attention without lse", "packed", "sparse", "kv cache", "rotary", "pooled keys", "packed pooled keys",
+    "chosen blocks", "packed chosen blocks", "linear", "gated linear",
+]  # fmt: skip
 
 
 def results(found):
@@ -134,7 +186,7 @@ def test_a_library_of_dlpack_alone(name):
         assert f is outs[n] and np.array_equal(f.array, e)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [name for name in CALLS if not name.startswith("native")])
 def test_compiled(name):
     call, tensors, names = CALLS[name]
     expected = results(call(*tensors()))
@@ -153,6 +205,23 @@ def test_compiled(name):
         assert torch.equal(outs[n], e) and f.data_ptr() == outs[n].data_ptr()
 
 
+@pytest.mark.parametrize("name", [name for name in CALLS if name.startswith("native")])
+def test_compiled_with_a_cache(name):
+    call, tensors, _ = CALLS[name]
+    given = tensors()
+    expected = call(*given)
+    k, v = (x.to(expected.dtype) for x in given[1:3])
+    held, out = cache_of_nsa(k, v), torch.full_like(expected, 7)
+
+    def twice(given, out):
+        return call(*given, held=held, out=out) * 2
+
+    torch._dynamo.reset()
+    doubled = torch.compile(twice, backend="aot_eager", fullgraph=True)(given, out)
+    assert torch.equal(out, expected) and torch.equal(doubled, 2 * expected)
+    assert held.lengths.tolist() == [50, 50]
+
+
 def test_operators():
     q, k, v = (normal(B, S, h, D, seed=h) for h in (H, HKV, HKV))
     checks = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
@@ -167,6 +236,17 @@ def test_operators():
     torch.library.opcheck(torch.ops.heddle.attention_with_kv_cache_out.default, sample, test_utils=checks)
     sample = (q, normal(40, 3), normal(40, 3), False, None, torch.empty_like(q))
     torch.library.opcheck(torch.ops.heddle.apply_rotary_out.default, sample, test_utils=checks)
+    for packed, sample in (
+        (False, (normal(B, 40, HKV, D), 8, 4, None, ints(33, 40))),
+        (True, (normal(50, HKV, D), 8, 4, ints(0, 20, 50), None)),
+    ):
+        out = torch.empty((12, HKV, D) if packed else (B, 9, HKV, D))
+        torch.library.opcheck(torch.ops.heddle.pool_keys_out.default, (*sample, out), test_utils=checks)
+    choice = (16, 8, None, 7, None, None, None, None, ints(20, 0), 1, 0, 0)
+    lists = torch.empty(B, S, HKV, 3, dtype=torch.int32)
+    for lse in (normal(B, H, S), None):
+        sample = (q, normal(B, 10, HKV, D), lse, lists, *choice)
+        torch.library.opcheck(torch.ops.heddle.select_blocks_out.default, sample, test_utils=checks)
 
 
 def test_in_place():
@@ -252,6 +332,24 @@ def test_gradients_are_refused():
         heddle.attention_with_kv_cache(q[:, :1], *new, k, v, at, out=torch.empty(B, 1, H, D).requires_grad_())
     with pytest.raises(ValueError, match="out requires a gradient"):
         lowbit.quantize(normal(16, 64), "nvfp4").dequantize(out=torch.empty(16, 64).requires_grad_())
+    pooled, lists = torch.empty(B, 1, H, D), torch.empty(B, S, H, 1, dtype=torch.int32)
+    for name, x in {"x": q.clone().requires_grad_(), "out": q}.items():
+        out = pooled.clone().requires_grad_(name == "out")
+        with pytest.raises(ValueError, match=rf"\[pool_keys\] {name} {words} {name}"):
+            nsa.pool_keys(x, 8, out=out)
+    with pytest.raises(ValueError, match=rf"\[select_blocks\] k_pooled {words} k_pooled"):
+        nsa.select_blocks(q, pooled.requires_grad_(), 1, out=lists)
+    with torch.no_grad():
+        assert nsa.select_blocks(q, pooled, 1, out=lists) is lists
+    x, out, held = CALLS["native sparse attention"][1](), torch.empty(B, 20, H, 6), nsa.Cache(B, 60, HKV, D, 6)
+    given = dict(cache=held, g_cmp=x[3], g_slc=x[4], g_swa=x[5], k_new=x[1][:, :20], v_new=x[2][:, :20], out=out)
+    with pytest.raises(ValueError, match=rf"\[nsa_with_cache\] g_slc {words} g_slc"):
+        nsa.nsa_with_cache(x[0], **{**given, "g_slc": x[4].clone().requires_grad_()})
+    with pytest.raises(ValueError, match=rf"\[nsa_with_cache\] out {words} out"):
+        nsa.nsa_with_cache(x[0], **{**given, "out": out.clone().requires_grad_()})
+    assert not held.lengths.any()
+    with torch.no_grad():
+        assert nsa.nsa_with_cache(x[0].requires_grad_(), **given) is out
     with torch.inference_mode():
         out = torch.empty_like(q)
         assert heddle.attention(q, k, v, out=out) is out
@@ -273,6 +371,8 @@ def test_transforms_are_refused():
         torch.func.vmap(lambda x: heddle.attention(x, x, x, out=out))(q)
     with pytest.raises(ValueError, match="out is given inside a transform of torch.func"):
         torch.func.vmap(lambda x: lowbit.linear(x, PACKED, out=torch.empty(4, 16)))(normal(3, 4, 64))
+    with pytest.raises(ValueError, match=r"\[pool_keys\] out is given inside a transform of torch.func"):
+        torch.func.vmap(lambda x: nsa.pool_keys(x, 8, out=torch.empty(B, 1, H, D)))(q)
 
 
 def test_autocast_decides_the_dtype():

@@ -18,6 +18,7 @@ from .._options import (
     FLOAT32_OUT,
     MASK,
     check_chosen,
+    check_list_length,
     check_pooled,
     check_rank,
     lse_shape,
@@ -31,8 +32,6 @@ _NUMPY_DTYPES = {_FLOAT32: np.float32, _INT32: np.int32}
 _DTYPES = {code: name for name, code in DTYPE_CODES.items()}
 _GPUS = (2, 13)  # DLPack's devices: memory of a GPU, and memory that it shares with the host
 _LEGACY_STREAM = 1  # as DLPack numbers streams
-# Operations that write to no memory that a caller gives.
-_WITHOUT_OUT = ("pool_keys", "select_blocks")
 # Whose arrays nobody may write, though DLPack exports them as if one might.
 _IMMUTABLE = ("jax", "jaxlib")
 
@@ -173,10 +172,9 @@ class _Gpu(_Cpu):
     def _empty(self, shape: tuple[int, ...], code: int) -> Any:
         make, dtype = (getattr(self.namespace, name, None) for name in ("empty", _DTYPES[code]))
         if make is None or dtype is None or _immutable(self.model):
-            instead = "" if self.operation in _WITHOUT_OUT else ": give out, and lse_out for lse"
             raise ValueError(
                 f"[{self.operation}] {self.name} is a {type(self.model).__name__} on a GPU, whose library makes no array of "
-                f"{_DTYPES[code]} that Heddle could write{instead}"
+                f"{_DTYPES[code]} that Heddle could write: give out, and lse_out for lse"
             )
         try:
             return make(shape, dtype=dtype, device=self.model.device)
@@ -264,18 +262,18 @@ def sparse_attention(q, k, v, lists, items, return_lse, out=None, lse_out=None):
     return _attend("sparse_attention_forward", call, q, v, (k, *lists), items, return_lse, out, lse_out)
 
 
-def pool_keys(x, block, stride, cu_seqlens, seqused):
+def pool_keys(x, block, stride, cu_seqlens, seqused, out=None):
     """See heddle.nsa.pool_keys."""
     shape, code = _heddle.describe(x, "pool_keys", "x")
     packed = cu_seqlens is not None
     check_pooled(shape, packed)
     keys = shape[-3]
     rows = keys // stride if packed else max(0, (keys - block) // stride + 1)
-    place = _place("pool_keys", "x", x, (cu_seqlens, seqused))
+    place = _place("pool_keys", "x", x, (cu_seqlens, seqused, out))
     with place:
-        pooled = place.memory("pooled", None, (*shape[:-3], rows, *shape[-2:]), code)
+        pooled = place.memory("out", out, (*shape[:-3], rows, *shape[-2:]), code)
         _heddle.pool_keys(x, pooled, block, stride, cu_seqlens, seqused, place.stream)
-    return place.returned(None, pooled)
+    return place.returned(out, pooled)
 
 
 def extend_pooled_keys(x, k_pooled, block, stride, seqused, appended):
@@ -286,19 +284,21 @@ def extend_pooled_keys(x, k_pooled, block, stride, seqused, appended):
         _heddle.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended, place.stream)
 
 
-def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset, q_step, longest):
+def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset, q_step, longest, out=None):
     """See heddle.nsa.select_blocks; hosts.torch.nsa_operators.select_blocks has what the arguments are."""
     q_shape, _ = _heddle.describe(q, "select_blocks", "q")
     k_shape, _ = _heddle.describe(k_pooled, "select_blocks", "k_pooled")
     check_chosen(q_shape, k_shape, *(starts is not None for starts in sequences[:2]))
     q_offset = int_offsets("q_offset", q_offset, q, sequences[0])
-    place = _place("select_blocks", "q", q, (k_pooled, lse, *sequences, q_offset))
+    place = _place("select_blocks", "q", q, (k_pooled, lse, *sequences, q_offset, out))
     with place:
-        blocks = place.memory("blocks", None, (*q_shape[:-2], k_shape[-2], n), _INT32)
+        blocks = place.memory("out", out, (*q_shape[:-2], k_shape[-2], n), _INT32)
+        if out is not None:
+            check_list_length(_heddle.describe(out, "select_blocks", "out")[0], n)
         _heddle.select_blocks(
             q, k_pooled, lse, blocks, *sizes, forced, scale, *sequences, q_offset, q_step, *longest, place.stream
         )
-    return place.returned(None, blocks)
+    return place.returned(out, blocks)
 
 
 def apply_rotary(x, cos, sin, interleaved, offsets, out=None):

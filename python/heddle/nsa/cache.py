@@ -109,7 +109,6 @@ class _CachedRows(BatchedRows):
         return {"seqused_k": self._cache.complete(self._lengths)}
 
 
-@torch.no_grad()
 def nsa_with_cache(
     q: torch.Tensor,
     k_new: torch.Tensor,
@@ -125,6 +124,7 @@ def nsa_with_cache(
     *,
     forced: Iterable[str] = FORCED,
     max_block_counts: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Appends k_new and v_new to the cache, then native sparse attention of q's rows, which are the last n positions of each
     sequence: a step of decoding with n = 1, a chunk of a prefill with more. What ``parallel_nsa`` gives over all keys there
@@ -134,12 +134,14 @@ def nsa_with_cache(
       q: [B, n, HQ, D]; k_new, v_new: [B, n, H, D], [B, n, H, Dv], of the cache's dtype.
       g_cmp, g_slc, g_swa, block_counts, block_size, window_size, scale, forced, max_block_counts: as for parallel_nsa.
         Compressed blocks are the cache's.
+      out: where to write the result, as for ``heddle.attention``; it shares no memory with the cache either.
 
     Returns:
       [B, n, HQ, Dv] of q's dtype.
 
     Raises:
       ValueError, TypeError: a bad argument, or a sequence that would be longer than the capacity; the cache has the keys it had.
+        Also a tensor that requires a gradient beside out, unless torch's gradients are off.
     """
     name = "nsa_with_cache"
     if not isinstance(cache, Cache):
@@ -152,13 +154,19 @@ def nsa_with_cache(
         name, q, k_new, (g_cmp, g_slc, g_swa), block_counts, block_size, window_size, scale, forced,
         cache.block, cache.stride, None, 1, "none", (), "own", most,
     )  # fmt: skip
-    before = cache.lengths.clone()
-    cache.append(k_new, v_new)
-    if q.shape[0] * q.shape[1] == 0:
-        return q.new_zeros(*q.shape[:3], v_new.shape[3])
-    keys, pooled = (cache.k, cache.v, cache.k, cache.v), (cache.k_pooled, cache.v_pooled)
-    try:
-        return attend(_CachedRows(q.shape[1], cache), q, keys, pooled, gates, None, counts, form)
-    except Exception:  # what kernels alone refuse
-        cache.lengths.copy_(before)
-        raise
+    if out is not None:
+        read = {"q": q, "k_new": k_new, "v_new": v_new, "g_cmp": g_cmp, "g_slc": g_slc, "g_swa": g_swa}
+        held = ("k", "v", "k_pooled", "v_pooled", "lengths")
+        read |= {f"cache.{part}": getattr(cache, part) for part in held}
+        checks.out(name, out, (*q.shape[:3], v_new.shape[3]), read)
+    with torch.no_grad():
+        before = cache.lengths.clone()
+        cache.append(k_new, v_new)
+        if q.shape[0] * q.shape[1] == 0:
+            return q.new_zeros(*q.shape[:3], v_new.shape[3]) if out is None else out
+        keys, pooled = (cache.k, cache.v, cache.k, cache.v), (cache.k_pooled, cache.v_pooled)
+        try:
+            return attend(_CachedRows(q.shape[1], cache), q, keys, pooled, gates, None, counts, form, out)
+        except Exception:  # what kernels alone refuse
+            cache.lengths.copy_(before)
+            raise

@@ -9,6 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import _heddle
+from .._options import DTYPE_CODES
+from ..hosts.torch import direct
+from ..hosts.torch.checks import WRITES, check_outputs, one_device, refuse_gradients
+
 INDEX_DTYPES = (torch.int32, torch.int64)
 LARGEST, LARGEST_INT64 = torch.iinfo(torch.int32).max, torch.iinfo(torch.int64).max
 
@@ -145,6 +150,26 @@ def gate(operation: str, name: str, x: Any, q: torch.Tensor) -> None:
     if not x.dtype.is_floating_point:
         raise ValueError(f"[{operation}] {name} is {str(x.dtype)[6:]}: it must be a floating-point tensor")
     _same_device(operation, name, x, q)
+
+
+_READABLE = frozenset(getattr(torch, name) for name in DTYPE_CODES)
+
+
+def out(operation: str, x: Any, shape: tuple[int, ...], read: dict[str, torch.Tensor | None]) -> None:
+    """What the caller has for a result of that shape and q's dtype. read: q and the call's other tensors."""
+    check_outputs(operation, x)
+    refuse_gradients(operation, (*read, "out"), (*read.values(), x), WRITES)
+    q = read["q"]
+    assert q is not None
+    if x.shape != shape:
+        raise ValueError(f"[{operation}] out is {list(x.shape)}: it must be [B, n, HQ, Dv], here {list(shape)}")
+    if x.dtype != q.dtype:
+        raise ValueError(f"[{operation}] out is {str(x.dtype)[6:]}: it must be {str(q.dtype)[6:]}, as q is")
+    one_device(operation, ("q", "out"), (q, x))
+    if direct.is_direct(q, x, x):
+        # What has another dtype is converted, and so read, before out is written.
+        there = {name: y for name, y in read.items() if y is not None and direct.plain(y) and y.dtype in _READABLE}
+        _heddle.check_out(operation, x, list(there), list(there.values()))
 
 
 def lists(operation: str, block_indices: Any, q: torch.Tensor, k: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ def pool_keys(
     cu_seqlens: Any = None,
     *,
     seqused: Any = None,
+    out: Any = None,
 ) -> Array:
     """The means of blocks of keys, or of values: row c is the mean of rows [c * stride, c * stride + block) of a sequence, for
     each complete block, so N = (S - block) // stride + 1 of S keys, none where S < block.
@@ -33,6 +34,7 @@ def pool_keys(
       stride: keys from one block to the next, at least 1; block if None.
       cu_seqlens: int32 [B + 1], starts of packed sequences, from 0 to total.
       seqused: int32 [B], how many keys of each sequence are used, the first ones; all if None.
+      out: where to write the result, as for ``heddle.attention``; any strides. Without gradients.
 
     Returns:
       [B, N, Hkv, D], of x's dtype and kind of array; sums are float32. With cu_seqlens [total // stride, Hkv, D], in which sequence b's rows begin
@@ -42,7 +44,7 @@ def pool_keys(
 
     Raises:
       ValueError: a bad argument; the message names it, its value and the rule; what is no array. Also what no kernel of its
-        device serves.
+        device serves, and a tensor that requires a gradient beside out, unless torch's gradients are off.
       TypeError: what is no torch tensor beside one, or no int.
       NotImplementedError: a tensor with a tangent: there are no forward-mode derivatives.
 
@@ -52,7 +54,7 @@ def pool_keys(
     block = checks.integer(name, "block", block, 1)
     stride = block if stride is None else checks.integer(name, "stride", stride, 1)
     host = nsa_operators if is_torch(x) else arrays
-    return host.pool_keys(x, block, stride, cu_seqlens, seqused)
+    return host.pool_keys(x, block, stride, cu_seqlens, seqused, out)
 
 
 def extend_pooled_keys(
@@ -98,6 +100,7 @@ def select_blocks(
     q_step: int = 1,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    out: Any = None,
 ) -> Array:
     """The lists of blocks that naive_nsa_compression makes, for each row and key/value head, for ``heddle.sparse_attention``:
     forced blocks, then the highest scores, the lower number first among equals, -1 behind the last. Scores are not stored.
@@ -122,6 +125,7 @@ def select_blocks(
       q_offset: int32 [B], or an int for all: the position of the first row; 0 if None. q_step: from a row to the next.
       max_seqlen_q, max_seqlen_k: upper bounds of packed rows and pooled keys of a sequence; found from cu_seqlens if None, but
         to be given on a GPU, whose index data is not read here.
+      out: where to write the lists, int32, as for ``heddle.attention``; entries of a list are contiguous, strides are free else.
 
     Returns:
       int32 [B, Sq, Hkv, n], with cu_seqlens_q [total_q, Hkv, n], of q's kind of array; without gradient.
@@ -143,7 +147,7 @@ def select_blocks(
     longest = [0 if x is None else checks.integer(name, what, x, 0)
                for what, x in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k))]  # fmt: skip
     host = nsa_operators if is_torch(q) else arrays
-    return host.select_blocks(q, k_pooled, n, lse, sizes, bits, scale, sequences, q_offset, q_step, longest)
+    return host.select_blocks(q, k_pooled, n, lse, sizes, bits, scale, sequences, q_offset, q_step, longest, out)
 
 
 def checked_choice(

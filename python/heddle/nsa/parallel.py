@@ -179,6 +179,7 @@ def attend(
     lists: torch.Tensor | None,
     counts: torch.Tensor | None,
     form: Form,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The gated branches' sum, of q's shape and dtype with v's head size.
 
@@ -187,6 +188,7 @@ def attend(
       pooled: the compressed keys and values; None if there is neither that branch nor a list to choose.
       gates: of each branch; None where there is none.
       lists, counts: of all rows; chosen here if there are none.
+      out: where the sum is written, without gradients.
     """
     k, v, k_swa, v_swa = keys
     g_cmp, g_slc, g_swa = gates
@@ -251,7 +253,7 @@ def attend(
         **rows.of_q_and_k(at),
     )
     branches.append(_ungated(o, g_slc, rows, "slc", sharing, cheap))
-    return _sum(branches, q.dtype)
+    return _sum(branches, q.dtype, out)
 
 
 def _branch_of_graph(q: torch.Tensor) -> torch.cuda.Stream | None:
@@ -325,10 +327,11 @@ def _ungated(
     return o, gate
 
 
-def _sum(branches: list[Branch], dtype: torch.dtype) -> torch.Tensor:
+def _sum(branches: list[Branch], dtype: torch.dtype, out: torch.Tensor | None) -> torch.Tensor:
     first = branches[0][0]
     if first.is_cuda and not transformed():
-        found = gate_branches([o for o, _ in branches], [gate.float() for _, gate in branches if gate is not None])
+        found = gate_branches([o for o, _ in branches], [gate.float() for _, gate in branches if gate is not None], out)
         return found.to(dtype)
     gated = (o if gate is None else gate.float()[..., None] * o for o, gate in branches)
-    return functools.reduce(torch.add, gated).to(dtype)
+    total = functools.reduce(torch.add, gated)
+    return total.to(dtype) if out is None else out.copy_(total)

@@ -14,18 +14,22 @@
 
 namespace heddle {
 
-// Throw Error.
+// Throw Error. pooled_name, blocks_name: what errors call the result, which Python's callers know as out.
 PoolProblem checked_pool_problem(const Check& check, const TensorView& x, const TensorView& pooled,
-                                 const PoolOptions& options);
+                                 const PoolOptions& options, const char* pooled_name = "pooled");
 PoolBackwardProblem checked_pool_backward_problem(const Check& check, const TensorView& d_pooled, const TensorView& dx,
                                                   const PoolOptions& options);
 SelectProblem checked_select_problem(const Check& check, const TensorView& q, const TensorView& k_pooled,
-                                     const TensorView& lse, const TensorView& blocks, const SelectOptions& options);
+                                     const TensorView& lse, const TensorView& blocks, const SelectOptions& options,
+                                     const char* blocks_name = "blocks");
+
+void pool_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options, const Runtime& runtime,
+               const char* pooled_name);
 
 // select_blocks() with scratch that is asked for when the kernel is chosen (ops/attention/attention.h).
 void select_blocks_with(const TensorView& q, const TensorView& k_pooled, const TensorView& lse,
                         const TensorView& blocks, const SelectOptions& options, const Runtime& runtime,
-                        const std::function<Workspace(std::size_t bytes)>& scratch);
+                        const std::function<Workspace(std::size_t bytes)>& scratch, const char* blocks_name = "blocks");
 
 // A branch of native sparse attention and its gate: it adds gate * o to the result.
 struct GatedBranch {

@@ -97,10 +97,10 @@ void validate(const char* operation, const PoolProblem& p, const Runtime& runtim
 }  // namespace
 
 PoolProblem checked_pool_problem(const Check& check, const TensorView& x, const TensorView& pooled,
-                                 const PoolOptions& options) {
+                                 const PoolOptions& options, const char* pooled_name) {
   PoolProblem p;
-  fill(check, p, x, pooled, options, {.x = "x", .pooled = "pooled"});
-  check_output(check, pooled, "pooled", x, "x", options);
+  fill(check, p, x, pooled, options, {.x = "x", .pooled = pooled_name});
+  check_output(check, pooled, pooled_name, x, "x", options);
   return p;
 }
 
@@ -113,8 +113,13 @@ PoolBackwardProblem checked_pool_backward_problem(const Check& check, const Tens
 }
 
 void pool_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options, const Runtime& runtime) {
+  pool_keys(x, pooled, options, runtime, "pooled");
+}
+
+void pool_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options, const Runtime& runtime,
+               const char* pooled_name) {
   const Check check("pool_keys");
-  const PoolProblem p = checked_pool_problem(check, x, pooled, options);
+  const PoolProblem p = checked_pool_problem(check, x, pooled, options, pooled_name);
   const PoolKernel& kernel = choose(check, p, wish_of<PoolProblem>(check, options.force), workers_of(runtime));
   validate("pool_keys", p, runtime);
   run(check, "pool_keys", kernel, p, runtime, 0);

@@ -54,17 +54,17 @@ void check_positions(const Check& check, SelectProblem& p, const SelectOptions& 
   }
 }
 
-void check_lists(const Check& check, SelectProblem& p, const TensorView& blocks) {
+void check_lists(const Check& check, SelectProblem& p, const TensorView& blocks, const char* name) {
   const bool packed = static_cast<bool>(p.cu_seqlens_q);
   const int rank = packed ? 3 : 4, n = rank - 3;  // n: the extent of rows
-  check.tensor(blocks, "blocks", DType::i32, p.device, rank);
-  check.require((packed || blocks.shape[0] == p.B) && blocks.shape[n] == p.q_rows && blocks.shape[n + 1] == p.Hkv,
-                "blocks is ", blocks, ": it must be ", packed ? text("[") : text("[", p.B, ", "), p.q_rows, ", ", p.Hkv,
+  check.tensor(blocks, name, DType::i32, p.device, rank);
+  check.require((packed || blocks.shape[0] == p.B) && blocks.shape[n] == p.q_rows && blocks.shape[n + 1] == p.Hkv, name,
+                " is ", blocks, ": it must be ", packed ? text("[") : text("[", p.B, ", "), p.q_rows, ", ", p.Hkv,
                 ", n], a list for each row of q and each key/value head");
   p.slots = blocks.shape[n + 2];
-  check.require(p.slots <= 1 || blocks.stride[n + 2] == 1, "blocks must have contiguous entries: the last stride is ",
+  check.require(p.slots <= 1 || blocks.stride[n + 2] == 1, name, " must have contiguous entries: the last stride is ",
                 blocks.stride[n + 2]);
-  check.not_overlapping(blocks, "blocks");
+  check.not_overlapping(blocks, name);
   p.blocks = static_cast<std::int32_t*>(blocks.data);
   p.blocks_stride_b = packed ? 0 : blocks.stride[0];
   p.blocks_stride_n = blocks.stride[n];
@@ -74,7 +74,8 @@ void check_lists(const Check& check, SelectProblem& p, const TensorView& blocks)
 }  // namespace
 
 SelectProblem checked_select_problem(const Check& check, const TensorView& q, const TensorView& k_pooled,
-                                     const TensorView& lse, const TensorView& blocks, const SelectOptions& options) {
+                                     const TensorView& lse, const TensorView& blocks, const SelectOptions& options,
+                                     const char* blocks_name) {
   SelectProblem p;
   check.require(q.dtype == DType::f32 || q.dtype == DType::f16 || q.dtype == DType::bf16, "q is ", name_of(q.dtype),
                 ": it must be float32, float16 or bfloat16");
@@ -85,8 +86,8 @@ SelectProblem checked_select_problem(const Check& check, const TensorView& q, co
   check_sizes(check, p, options);
   check_positions(check, p, options);
   if (lse.given()) p.lse = builder.per_row(p, lse, "lse");
-  check_lists(check, p, blocks);
-  const Named outputs[] = {{"blocks", &blocks}};
+  check_lists(check, p, blocks, blocks_name);
+  const Named outputs[] = {{blocks_name, &blocks}};
   const Named inputs[] = {{"q", &q},
                           {"k_pooled", &k_pooled},
                           {"lse", &lse},
@@ -113,9 +114,9 @@ std::size_t select_blocks_workspace(const TensorView& q, const TensorView& k_poo
 
 void select_blocks_with(const TensorView& q, const TensorView& k_pooled, const TensorView& lse,
                         const TensorView& blocks, const SelectOptions& options, const Runtime& runtime,
-                        const std::function<Workspace(std::size_t bytes)>& scratch) {
+                        const std::function<Workspace(std::size_t bytes)>& scratch, const char* blocks_name) {
   const Check check("select_blocks");
-  const SelectProblem p = checked_select_problem(check, q, k_pooled, lse, blocks, options);
+  const SelectProblem p = checked_select_problem(check, q, k_pooled, lse, blocks, options, blocks_name);
   const int workers = workers_of(runtime);
   const SelectKernel& kernel = choose(check, p, wish_of<SelectProblem>(check, options.force), workers);
   if (p.slots == 0) return;  // lists without entries may have no address

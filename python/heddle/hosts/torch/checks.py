@@ -7,6 +7,7 @@ import sys
 import torch
 
 from ... import _heddle
+from .transforms import transformed
 
 # Of no special kind: memory is what the values are, but for nested and sparse tensors.
 PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -133,3 +134,31 @@ def refuse_gradients(operation, names, tensors, why="this call has no backward")
                     f"[{operation}] {name} requires a gradient: {why}; make it under torch.no_grad(), or detach {name}"
                 )
     refuse_tangents(operation, names, tensors)
+
+
+OUTPUTS = ("out", "lse_out")
+WRITES = "a call that writes to out has no backward"
+
+
+def check_outputs(operation, *outputs):
+    """Of what the caller has for results."""
+    check_tensors(operation, OUTPUTS, outputs)
+    if transformed():
+        raise ValueError(
+            f"[{operation}] out is given inside a transform of torch.func, which cannot write to it: leave it out"
+        )
+
+
+def without_gradients(operator, *arguments):
+    """A call that has refused what requires a gradient, so that autograd need not look."""
+    try:
+        if not _grad_enabled():
+            return operator(*arguments)
+        with torch.no_grad():
+            return operator(*arguments)
+    except RuntimeError:  # of the dispatcher, whose words for what is no tensor are of positions and types
+        schema = operator._schema
+        given = {a.name: x for a, x in zip(schema.arguments, arguments) if "Tensor" in str(a.type)}
+        names = ["seqlens" if name == "seqused_k" else name for name in given]
+        check_tensors(schema.name.removeprefix("heddle::"), names, given.values())
+        raise

@@ -22,12 +22,16 @@ from ..._options import (
 from . import direct as direct
 from .cache_operators import rotary_operator
 from .checks import (
+    OUTPUTS,
+    WRITES,
     blame_subclass,
     check_operands,
+    check_outputs,
     check_tensors,
     one_device,
     refuse_gradients,
     refuse_tangents,
+    without_gradients,
 )
 from .linear import linear, linear_into  # noqa: F401  of this host, too
 from .operators import AttentionForTransforms, changed, empty_lse, empty_out, native, native_items, seed_tensor
@@ -114,18 +118,6 @@ def attention(q, k, v, items, return_lse, heads_first=False):
     return (out, lse) if return_lse else out
 
 
-_OUTPUTS = ("out", "lse_out")
-_WRITES = "a call that writes to out has no backward"
-
-
-def _check_outputs(operation, *outputs):
-    check_tensors(operation, _OUTPUTS, outputs)
-    if transformed():
-        raise ValueError(
-            f"[{operation}] out is given inside a transform of torch.func, which cannot write to it: leave it out"
-        )
-
-
 def _outputs(q, v, packed, items, return_lse, out, lse_out, operation="attention_forward"):
     """What the caller has not brought of out and, if it is wanted, lse."""
     check_rank(q.shape, packed, operation)
@@ -145,21 +137,21 @@ def _is_quick(q, k, v, items, out, lse_out):
 
 def attention_into(q, k, v, items, return_lse, out, lse_out):
     """attention() with an output that the caller has, or two."""
-    names = (*_OPERANDS, *ARRAY_NAMES, *_OUTPUTS)
+    names = (*_OPERANDS, *ARRAY_NAMES, *OUTPUTS)
     quick = _is_quick(q, k, v, items, out, lse_out)
     if not quick:
         check_operands("attention", _OPERANDS, (q, k, v))
         check_tensors("attention", ARRAY_NAMES, items[:ARRAYS])
-        _check_outputs("attention", out, lse_out)
+        check_outputs("attention", out, lse_out)
         if _grad_enabled() or _forward_ad._current_level >= 0:
-            refuse_gradients("attention", names, (q, k, v, *items[:ARRAYS], out, lse_out), _WRITES)
+            refuse_gradients("attention", names, (q, k, v, *items[:ARRAYS], out, lse_out), WRITES)
         q, k, v, items = _cast(q, k, v, items)
     if items[BIAS] is not None or items[MASK] is not None:
         items = replaced(replaced(items, BIAS, four(items[BIAS])), MASK, four(items[MASK]))
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     out, lse_out = _outputs(q, v, items[CU_SEQLENS_Q] is not None, items, return_lse, out, lse_out)
     if not quick:
-        _without_gradients(_forward_out_operator, q, k, v, out, lse_out, *replaced(items, DROPOUT_SEED, seed))
+        without_gradients(_forward_out_operator, q, k, v, out, lse_out, *replaced(items, DROPOUT_SEED, seed))
         return (out, lse_out) if return_lse else out
     try:
         items = items if seed is None else replaced(items, DROPOUT_SEED, int(seed))
@@ -200,7 +192,7 @@ def attention_backward(q, k, v, o, lse, d_o, d_lse, gradients, items, accumulate
         gradients = (*gradients[:3], four(dbias), gradients[4])
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     items = replaced(items, DROPOUT_SEED, seed)
-    _without_gradients(_backward_out_operator, d_o, d_lse, q, k, v, o, lse, *gradients, accumulate, merged, *items)
+    without_gradients(_backward_out_operator, d_o, d_lse, q, k, v, o, lse, *gradients, accumulate, merged, *items)
 
 
 _LISTED = (*_OPERANDS, "blocks")
@@ -214,7 +206,7 @@ def _listed(q, k, v, lists, items, return_lse, out, lse_out):
     try:
         native(_heddle.sparse_attention_forward, q, k, v, *lists, o, lse, native_items(items))
     except ValueError:
-        names = (*_LISTED, *_LISTED_ARRAYS, *_OUTPUTS)
+        names = (*_LISTED, *_LISTED_ARRAYS, *OUTPUTS)
         one_device("sparse_attention_forward", names, (q, k, v, *lists[:3], *items[:ARRAYS], out, lse_out))
         raise
     changed(out, lse_out)
@@ -226,11 +218,11 @@ def sparse_attention(q, k, v, lists, items, return_lse, out=None, lse_out=None):
     operands, arrays = (q, k, v, lists[0]), (*lists[1:3], *items[:ARRAYS])
     check_operands("sparse_attention", _LISTED, operands)
     check_tensors("sparse_attention", _LISTED_ARRAYS, arrays)
-    names, tensors = (*_LISTED, *_LISTED_ARRAYS, *_OUTPUTS), (*operands, *arrays, out, lse_out)
+    names, tensors = (*_LISTED, *_LISTED_ARRAYS, *OUTPUTS), (*operands, *arrays, out, lse_out)
     written = out is not None or lse_out is not None
     if written:
-        _check_outputs("sparse_attention", out, lse_out)
-        refuse_gradients("sparse_attention", names, tensors, _WRITES)
+        check_outputs("sparse_attention", out, lse_out)
+        refuse_gradients("sparse_attention", names, tensors, WRITES)
     else:
         refuse_tangents("sparse_attention", names, tensors)
     q, k, v, items = _cast(q, k, v, items)
@@ -243,7 +235,7 @@ def sparse_attention(q, k, v, lists, items, return_lse, out=None, lse_out=None):
     if written:
         packed = items[CU_SEQLENS_Q] is not None
         out, lse = _outputs(q, v, packed, items, return_lse, out, lse_out, "sparse_attention_forward")
-        _without_gradients(_sparse_out_operator, q, k, v, *lists, out, lse, *items)
+        without_gradients(_sparse_out_operator, q, k, v, *lists, out, lse, *items)
         return (out, lse) if return_lse else out
     operator = SparseForTransforms.apply if transformed() else _sparse_operator
     try:
@@ -271,27 +263,12 @@ def dropout_keep(shape, p, seed, device=_CPU):
 def apply_rotary(x, cos, sin, interleaved, offsets, out=None):
     """See heddle.apply_rotary."""
     if out is not None:
-        _check_outputs("apply_rotary", out)
-        refuse_gradients("apply_rotary", ("x", "cos", "sin", "out"), (x, cos, sin, out), _WRITES)
-        _without_gradients(torch.ops.heddle.apply_rotary_out.default, x, cos, sin, interleaved, offsets, out)
+        check_outputs("apply_rotary", out)
+        refuse_gradients("apply_rotary", ("x", "cos", "sin", "out"), (x, cos, sin, out), WRITES)
+        without_gradients(torch.ops.heddle.apply_rotary_out.default, x, cos, sin, interleaved, offsets, out)
         return out
     refuse_tangents("apply_rotary", ("x", "cos", "sin"), (x, cos, sin))
     return rotary_operator()(x, cos, sin, interleaved, offsets)
-
-
-def _without_gradients(operator, *arguments):
-    """A call that has refused what requires a gradient, so that autograd need not look."""
-    try:
-        if not _grad_enabled():
-            return operator(*arguments)
-        with torch.no_grad():
-            return operator(*arguments)
-    except RuntimeError:  # of the dispatcher, whose words for what is no tensor are of positions and types
-        schema = operator._schema
-        given = {a.name: x for a, x in zip(schema.arguments, arguments) if "Tensor" in str(a.type)}
-        names = ["seqlens" if name == "seqused_k" else name for name in given]
-        check_tensors(schema.name.removeprefix("heddle::"), names, given.values())
-        raise
 
 
 def append_kv_cache(
@@ -301,7 +278,7 @@ def append_kv_cache(
     if _grad_enabled() or _forward_ad._current_level >= 0:
         names = ("k_new", "v_new", "k_cache", "v_cache", "rotary_cos", "rotary_sin", "k_scale", "v_scale")
         refuse_gradients("append_kv_cache", names, (k_new, v_new, k_cache, v_cache, cos, sin, k_scale, v_scale))
-    _without_gradients(
+    without_gradients(
         _append_operator,
         k_new,
         v_new,
@@ -333,18 +310,18 @@ def attention_with_kv_cache(
     q, k_new, v_new, k_cache, v_cache, cos, sin, interleaved, items, return_lse, out=None, lse_out=None
 ):
     """See heddle.attention_with_kv_cache."""
-    names = ("q", "k_new", "v_new", "k_cache", "v_cache", "rotary_cos", "rotary_sin", *_OUTPUTS)
+    names = ("q", "k_new", "v_new", "k_cache", "v_cache", "rotary_cos", "rotary_sin", *OUTPUTS)
     operands = (q, k_new, v_new, k_cache, v_cache, cos, sin)
     _refuse_without_backward("attention_with_kv_cache", names, (*operands, out, lse_out), items)
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     items = replaced(items, DROPOUT_SEED, seed)
     if out is None and lse_out is None:
-        out, lse_out = _without_gradients(_cached_operator, *operands, interleaved, *items)
+        out, lse_out = without_gradients(_cached_operator, *operands, interleaved, *items)
     else:
         check_tensors("attention_with_kv_cache", names, operands)
-        _check_outputs("attention_with_kv_cache", out, lse_out)
+        check_outputs("attention_with_kv_cache", out, lse_out)
         out, lse_out = _outputs(q, v_cache, False, items, return_lse, out, lse_out)
-        _without_gradients(_cached_out_operator, *operands, interleaved, out, lse_out, *items)
+        without_gradients(_cached_out_operator, *operands, interleaved, out, lse_out, *items)
     return (out, lse_out) if return_lse else out
 
 
@@ -352,7 +329,7 @@ def append_int4_cache(k_new, v_new, blocks, k_tail, v_tail, page_table, row_idx,
     """See heddle.Int4Cache."""
     names = ("k_new", "v_new", "k_tail", "v_tail", "rotary_cos", "rotary_sin")
     refuse_gradients("append_int4_cache", names, (k_new, v_new, k_tail, v_tail, cos, sin))
-    _without_gradients(
+    without_gradients(
         torch.ops.heddle.append_int4_cache.default,
         k_new,
         v_new,
@@ -371,14 +348,14 @@ def append_int4_cache(k_new, v_new, blocks, k_tail, v_tail, page_table, row_idx,
 def attention_over_int4_cache(q, cache, items, return_lse, out=None, lse_out=None):
     """See heddle.Int4Cache."""
     names, operands = ("q", "k_tail", "v_tail"), (q, cache[1], cache[2])
-    _refuse_without_backward("attention_over_int4_cache", (*names, *_OUTPUTS), (*operands, out, lse_out), items)
+    _refuse_without_backward("attention_over_int4_cache", (*names, *OUTPUTS), (*operands, out, lse_out), items)
     seed = seed_tensor(items[DROPOUT_SEED]) if items[DROPOUT_P] != 0 else None
     items = replaced(items, DROPOUT_SEED, seed)
     if out is None and lse_out is None:
-        out, lse_out = _without_gradients(_over_int4_operator, q, *cache, *items)
+        out, lse_out = without_gradients(_over_int4_operator, q, *cache, *items)
     else:
         check_tensors("attention_over_int4_cache", names, operands)
-        _check_outputs("attention_over_int4_cache", out, lse_out)
+        check_outputs("attention_over_int4_cache", out, lse_out)
         out, lse_out = _outputs(q, cache[2], False, items, return_lse, out, lse_out)
-        _without_gradients(_over_int4_out_operator, q, *cache, out, lse_out, *items)
+        without_gradients(_over_int4_out_operator, q, *cache, out, lse_out, *items)
     return (out, lse_out) if return_lse else out

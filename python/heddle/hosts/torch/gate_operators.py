@@ -7,13 +7,14 @@ import torch
 
 from ... import _heddle
 from .checks import refuse_tangents
-from .operators import native, register
+from .operators import changed, native, register, returns_nothing
 from .transforms import no_second_derivative
 
 _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
 
 # os: [B, Sq, H, Dv], packed [total_q, H, Dv], of one dtype; gates: float32, without Dv.
 _LIBRARY.define("gate_branches(Tensor[] os, Tensor[] gates) -> Tensor")
+_LIBRARY.define("gate_branches_out(Tensor[] os, Tensor[] gates, Tensor(a!) out) -> ()")
 # wanted: of os, and of gates; what is not wanted has no elements.
 _LIBRARY.define(
     "gate_branches_backward(Tensor d_out, Tensor[] os, Tensor[] gates, bool[2] wanted) -> (Tensor[], Tensor[])"
@@ -28,10 +29,19 @@ def _fake(os, gates):
     return _contiguous(os[0])
 
 
+def _into(os, gates, out):
+    native(lambda first, *rest: _heddle.gate_branches(os, gates, out, "", *rest), os[0])
+
+
 def _gate(os, gates):
     out = _fake(os, gates)
-    native(lambda first, *rest: _heddle.gate_branches(os, gates, out, "", *rest), os[0])
+    _into(os, gates, out)
     return out
+
+
+def _gate_out(os, gates, out):
+    _into(os, gates, out)
+    changed(out)
 
 
 def _backward_fake(d_out, os, gates, wanted):
@@ -62,6 +72,7 @@ def _backward(ctx, d_out):
 
 
 register(_LIBRARY, "gate_branches", _gate, _fake)
+register(_LIBRARY, "gate_branches_out", _gate_out, returns_nothing, without_backward=True)
 register(_LIBRARY, "gate_branches_backward", _backward_gradients, _backward_fake)
 torch.library.register_autograd("heddle::gate_branches", _backward, setup_context=_save_for_backward, lib=_LIBRARY)
 torch.library.register_autograd(
@@ -69,8 +80,12 @@ torch.library.register_autograd(
 )
 
 
-def gate_branches(os, gates):
-    """The sum of gate * o, of os' dtype; sums are float32."""
+def gate_branches(os, gates, out=None):
+    """The sum of gate * o, of os' dtype; sums are float32. out: where it is written, which takes no gradients."""
     refuse_tangents("gate_branches", [f"os[{n}]" for n in range(len(os))], os)
     refuse_tangents("gate_branches", [f"gates[{n}]" for n in range(len(os))], gates)
-    return torch.ops.heddle.gate_branches(os, gates)
+    if out is None:
+        return torch.ops.heddle.gate_branches(os, gates)
+    with torch.no_grad():
+        torch.ops.heddle.gate_branches_out(os, gates, out)
+    return out

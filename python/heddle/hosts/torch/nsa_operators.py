@@ -6,8 +6,16 @@ from __future__ import annotations
 import torch
 
 from ... import _heddle
-from ..._options import check_chosen, check_pooled
-from .checks import check_operands, check_tensors, refuse_gradients, refuse_tangents
+from ..._options import check_chosen, check_list_length, check_pooled
+from .checks import (
+    WRITES,
+    check_operands,
+    check_outputs,
+    check_tensors,
+    refuse_gradients,
+    refuse_tangents,
+    without_gradients,
+)
 from .operators import changed, native, register, returns_nothing
 from .transforms import for_transforms, transformed
 
@@ -16,17 +24,21 @@ _LIBRARY = torch.library.Library("heddle", "FRAGMENT")
 _SEQUENCES = "SymInt block, SymInt stride, Tensor? cu_seqlens, Tensor? seqused"
 
 _LIBRARY.define(f"pool_keys(Tensor x, {_SEQUENCES}) -> Tensor")
+_LIBRARY.define(f"pool_keys_out(Tensor x, {_SEQUENCES}, Tensor(a!) out) -> ()")
 _LIBRARY.define(
     "extend_pooled_keys(Tensor x, Tensor(a!) k_pooled, SymInt block, SymInt stride, Tensor seqused, SymInt appended) -> ()"
 )
 # rows: of dx, which has the other extents of d_pooled.
 _LIBRARY.define(f"pool_keys_backward(Tensor d_pooled, SymInt rows, {_SEQUENCES}) -> Tensor")
 # forced: bits of the first, the previous and the current block.
-_LIBRARY.define(
-    "select_blocks(Tensor q, Tensor k_pooled, SymInt n, Tensor? lse, SymInt block_size, SymInt? compression_block, "
-    "SymInt? compression_stride, int forced, float? scale, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "Tensor? seqused_k, Tensor? q_offset, SymInt q_step, SymInt max_seqlen_q, SymInt max_seqlen_k) -> Tensor"
+_CHOICE = (
+    "SymInt block_size, SymInt? compression_block, SymInt? compression_stride, int forced, float? scale, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? q_offset, SymInt q_step, "
+    "SymInt max_seqlen_q, SymInt max_seqlen_k"
 )
+_LIBRARY.define(f"select_blocks(Tensor q, Tensor k_pooled, SymInt n, Tensor? lse, {_CHOICE}) -> Tensor")
+# Lists are as long as out's.
+_LIBRARY.define(f"select_blocks_out(Tensor q, Tensor k_pooled, Tensor? lse, Tensor(a!) out, {_CHOICE}) -> ()")
 
 
 def _with_rows(operation, name, x, rows, cu_seqlens):
@@ -47,6 +59,11 @@ def _pool(x, block, stride, cu_seqlens, seqused):
     pooled = _pool_fake(x, block, stride, cu_seqlens, seqused)
     native(_heddle.pool_keys, x, pooled, block, stride, cu_seqlens, seqused)
     return pooled
+
+
+def _pool_out(x, block, stride, cu_seqlens, seqused, out):
+    native(_heddle.pool_keys, x, out, block, stride, cu_seqlens, seqused)
+    changed(out)
 
 
 def _extend(x, k_pooled, block, stride, seqused, appended):
@@ -107,18 +124,30 @@ def _select(q, k_pooled, n, lse, *options):
     return blocks
 
 
+def _select_out(q, k_pooled, lse, out, *options):
+    native(_heddle.select_blocks, q, k_pooled, lse, out, *options)
+    changed(out)
+
+
 register(_LIBRARY, "pool_keys", _pool, _pool_fake)
+register(_LIBRARY, "pool_keys_out", _pool_out, returns_nothing, without_backward=True)
 register(_LIBRARY, "extend_pooled_keys", _extend, returns_nothing, without_backward=True)
 register(_LIBRARY, "pool_keys_backward", _pool_gradient, _pool_backward_fake)
 register(_LIBRARY, "select_blocks", _select, _select_fake)
+register(_LIBRARY, "select_blocks_out", _select_out, returns_nothing, without_backward=True)
 torch.library.register_autograd("heddle::pool_keys", _backward, setup_context=_save_for_backward, lib=_LIBRARY)
 torch.library.register_autograd("heddle::pool_keys_backward", _second, setup_context=_save_for_second, lib=_LIBRARY)
 
 
-def pool_keys(x, block, stride, cu_seqlens, seqused):
+def pool_keys(x, block, stride, cu_seqlens, seqused, out=None):
     """See heddle.nsa.pool_keys."""
     check_operands("pool_keys", ("x",), (x,))
     check_tensors("pool_keys", ("cu_seqlens", "seqused"), (cu_seqlens, seqused))
+    if out is not None:
+        check_outputs("pool_keys", out)
+        refuse_gradients("pool_keys", ("x", "out"), (x, out), WRITES)
+        without_gradients(torch.ops.heddle.pool_keys_out.default, x, block, stride, cu_seqlens, seqused, out)
+        return out
     refuse_tangents("pool_keys", ("x",), (x,))
     operator = _PoolForTransforms.apply if transformed() else torch.ops.heddle.pool_keys
     return operator(x, block, stride, cu_seqlens, seqused)
@@ -133,7 +162,7 @@ def extend_pooled_keys(x, k_pooled, block, stride, seqused, appended):
     torch.ops.heddle.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended)
 
 
-def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset, q_step, longest):
+def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset, q_step, longest, out=None):
     """See heddle.nsa.select_blocks. sizes: block_size, compression_block and compression_stride; sequences: cu_seqlens_q,
     cu_seqlens_k and seqused_k; longest: max_seqlen_q and max_seqlen_k, 0 where not given."""
     check_operands("select_blocks", ("q", "k_pooled"), (q, k_pooled))
@@ -143,8 +172,13 @@ def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset
         count = q.shape[0] if sequences[0] is None else sequences[0].numel() - 1
         q_offset = torch.full((count,), q_offset, dtype=torch.int32, device=q.device)
     check_tensors("select_blocks", ("q_offset",), (q_offset,))
+    options = (*sizes, forced, scale, *sequences, q_offset, q_step, *longest)
+    if out is not None:
+        check_outputs("select_blocks", out)
+        check_list_length(out.shape, n)
+        refuse_gradients("select_blocks", ("q", "k_pooled", "lse", "out"), (q, k_pooled, lse, out), WRITES)
+        without_gradients(torch.ops.heddle.select_blocks_out.default, q, k_pooled, lse, out, *options)
+        return out
     # Lists have no gradient, so autograd is not asked.
     q, k_pooled, lse = (x if x is None else x.detach() for x in (q, k_pooled, lse))
-    return torch.ops.heddle.select_blocks(
-        q, k_pooled, n, lse, *sizes, forced, scale, *sequences, q_offset, q_step, *longest
-    )
+    return torch.ops.heddle.select_blocks(q, k_pooled, n, lse, *options)
