@@ -97,14 +97,14 @@ TEST(GpuValidate, AttentionOverLists) {
                      dv = HostTensor::output(DType::f16, {8, 1, 64});
     expect_same([&](Side& side) {
       const TensorView q = side(t.q), k = side(t.k), v = side(t.v), o = side(t.o), lse = side(t.lse);
-      const BlockLists lists{.blocks = side(blocks), .block_size = 16};
+      const BlockLists lists{.blocks = side(blocks), .counts = {}, .offsets = {}, .block_size = 16};
       const AttentionOptions with = t.options(side);
       sparse_attention_forward(q, k, v, lists, o, lse, with,
                                side.with([&] { return sparse_attention_forward_workspace(q, k, v, lists, with); }));
     });
     expect_same([&](Side& side) {
       const TensorView q = side(t.q), k = side(t.k), v = side(t.v), o = side(t.o), lse = side(t.lse);
-      const BlockLists lists{.blocks = side(blocks), .block_size = 16};
+      const BlockLists lists{.blocks = side(blocks), .counts = {}, .offsets = {}, .block_size = 16};
       const AttentionGradients gradients{side(dq), side(dk), side(dv), {}, {}};
       const AttentionOptions with = t.options(side);
       sparse_attention_backward(q, k, v, lists, o, lse, side(t.o), {}, gradients, with, side.with([&] {

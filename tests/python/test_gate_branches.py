@@ -55,7 +55,7 @@ def refused():
     return {
         "there are 0 branches: there must be 1 to 3": ([], [], out),
         "there are 4 branches: there must be 1 to 3": (os * 2, gates * 2, out),
-        "no candidate can serve this call; reference: it runs only when it is asked for; cuda: ": (os, gates, out, ""),
+        "no candidate can serve this call; reference: it runs only when it is asked for$": (os, gates, out, ""),
         r"os\[0\] is missing": ([None], gates[:1], out),
         r"os\[0\] has 2 dimensions": ([os[0][0, 0]], gates[:1], out),
         r"os\[0\] has head size 300": ([torch.zeros(1, 1, 1, 300)], [torch.zeros(1, 1, 1)], out),

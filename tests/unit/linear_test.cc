@@ -36,7 +36,7 @@ TEST_P(LinearLayer, MatchesDoubleForEveryRowCount) {
   std::vector<std::byte> given(x.size() * size_of(dtype));
   for (std::size_t i = 0; i < x.size(); ++i) store_element(given.data(), dtype, i, x[i]);
 
-  const Linear layer(weight.data(), bias.data(), out, in, dtype, y_dtype);
+  const FloatLinear layer(weight.data(), bias.data(), out, in, dtype, y_dtype);
   WorkspaceBuffer scratch;
   void* space = scratch.get(layer.scratch_bytes()).data;
   std::vector<std::byte> all(kLinearRows * out * size_of(y_dtype));

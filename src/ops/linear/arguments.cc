@@ -22,7 +22,8 @@ class LinearChecks {
     const bool for_cpu = weights_.order == WeightOrder::rows16;
     check_.require(for_cpu == (weights_.device == Device::cpu), "weights are in order ", name_of(weights_.order),
                    " on a ", for_cpu ? "GPU" : "CPU", ": order rows16 is for CPUs, the others are for GPUs");
-    LinearProblem p{layer_weights(weights_)};
+    LinearProblem p;
+    static_cast<LayerWeights&>(p) = layer_weights(weights_);
     if (weights_.kept.given()) check_kept(check_, weights_, "weights.kept");
     check_x();
     p.device = x_.device;

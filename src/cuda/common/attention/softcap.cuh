@@ -6,15 +6,6 @@
 
 namespace heddle::cuda {
 
-// tanh(x / softcap).
-__device__ inline float tanh_of_capped(float x, float to_exponent) {
-  return 1.0f - __fdividef(2.0f, ptx::exp2_approx(x * to_exponent) + 1.0f);
-}
-// The derivative of softcap * tanh(x / softcap) with respect to x, which is 4 r (1 - r) with r = (1 - tanh) / 2.
-__device__ inline float slope_of_capped(float x, float to_exponent) {
-  const float r = __fdividef(1.0f, 1.0f + ptx::exp2_approx(x * to_exponent));
-  return 4.0f * r * (1.0f - r);
-}
 // In one fused step after the division. twice: 2 softcap.
 __device__ inline float capped_by_fma(float x, float to_exponent, float softcap) {
   const float inverse = __fdividef(1.0f, ptx::exp2_approx(x * to_exponent) + 1.0f);

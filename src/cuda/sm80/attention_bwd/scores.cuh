@@ -4,7 +4,6 @@
 
 #include "cuda/any/attention_bwd_rows/large_rows.cuh"
 #include "cuda/common/attention/log2.h"
-#include "cuda/common/attention/softcap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/sm80/attention/scores.cuh"
@@ -49,7 +48,8 @@ __device__ inline float softcap_slope(float x, float to_exponent) {
     const float t = tanhf(x * (to_exponent * (0.5f / kLog2e)));
     return fmaf(-t, t, 1.0f);
   } else {
-    return slope_of_capped(x, to_exponent);
+    const float r = __fdividef(1.0f, 1.0f + ptx::exp2_approx(x * to_exponent));  // (1 - tanh) / 2
+    return 4.0f * r * (1.0f - r);
   }
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/any/attention_bwd_rows/large_rows.cuh"
-#include "cuda/common/attention/softcap.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention_bwd/scores.cuh"
 
@@ -81,7 +80,7 @@ __device__ __forceinline__ void take_large_rows(const float* at, float2& base, f
 
 // The logit, in log2 units, of a product that is not masked (-inf), under a softcap; and its derivative.
 __device__ __forceinline__ float cap_softly(const Params& p, float x, float& derivative) {
-  const float tanh = tanh_of_capped(x, p.softcap_inside);
+  const float tanh = 1.0f - __fdividef(2.0f, ptx::exp2_approx(x * p.softcap_inside) + 1.0f);
   derivative = fmaf(-tanh, tanh, 1.0f);
   return x == -INFINITY ? x : p.softcap_log2 * tanh;
 }

@@ -1,7 +1,6 @@
 #include "cuda/sm90/attention_fwd/launch.h"
 
 #include <cmath>
-#include <numbers>
 
 #include "cuda/common/tensor_map.h"
 
@@ -28,7 +27,7 @@ Softcap softcap(const AttentionProblem& p) {
   for (int k = 0; k < 4; ++k) {
     const double c = kSeries[k] * std::pow(inside, 2 * k);
     cap.series[k] = static_cast<float>(c);
-    cap.log2_series[k] = static_cast<float>(c * static_cast<double>(p.scale) * std::numbers::log2e);
+    cap.log2_series[k] = static_cast<float>(c * static_cast<double>(p.scale) * 1.4426950408889634);
   }
   return cap;
 }
