@@ -3,7 +3,7 @@
 #include <memory>
 
 #include "cuda/backend.h"
-#include "heddle/error.h"
+#include "facts.h"
 #include "heddle/heddle.h"
 #include "machine.h"
 #include "operations.h"
@@ -36,32 +36,19 @@ std::vector<TargetFact> targets() {
   return facts;
 }
 
-std::string cuda_version(int number) {
-  return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
-}
-
-// What became of the file that HEDDLE_TUNING names; a bad one is no reason to say nothing else.
-std::string tuning() {
-  try {
-    return cuda::tuning_state();
-  } catch (const Error& error) {
-    return error.what();
-  }
-}
-
 Json gpu_json() {
   const cuda::Gpus seen = cuda::gpus();
   Json out = {{"kernels", cuda::built()}, {"gpus", Json::array()}};
   for (const cuda::Gpu& gpu : seen.list) {
     out["gpus"].push_back({{"name", gpu.name},
-                           {"compute_capability", std::to_string(gpu.major) + "." + std::to_string(gpu.minor)},
+                           {"compute_capability", capability(gpu)},
                            {"multiprocessors", gpu.multiprocessors},
                            {"memory_bytes", gpu.memory}});
   }
   if (!seen.absence.empty()) out["absence"] = seen.absence;
   if (seen.driver > 0) out["driver_cuda"] = cuda_version(seen.driver);
   if (seen.runtime > 0) out["built_with_cuda"] = cuda_version(seen.runtime);
-  if (const std::string state = tuning(); !state.empty()) out["tuning"] = state;
+  if (const std::string state = tuning().state; !state.empty()) out["tuning"] = state;
   return out;
 }
 
@@ -75,12 +62,9 @@ void add_gpu_facts(Table& facts) {
                                   (seen.absence.empty() ? "" : "; " + seen.absence)});
   }
   for (std::size_t i = 0; i < seen.list.size(); ++i) {
-    const cuda::Gpu& gpu = seen.list[i];
-    facts.add({"GPU " + std::to_string(i), gpu.name + ", compute capability " + std::to_string(gpu.major) + "." +
-                                               std::to_string(gpu.minor) + ", " + std::to_string(gpu.multiprocessors) +
-                                               " multiprocessors, " + bytes_text(static_cast<double>(gpu.memory))});
+    facts.add({"GPU " + std::to_string(i), gpu_text(seen.list[i])});
   }
-  if (const std::string state = tuning(); !state.empty()) facts.add({"tuning file", state});
+  if (const std::string state = tuning().state; !state.empty()) facts.add({"tuning file", state});
 }
 
 void print_json(const Machine& here) {
@@ -113,8 +97,7 @@ void print_json(const Machine& here) {
 }
 
 void print_text(const Machine& here) {
-  std::cout << bold("heddle ") << version() << ", built by " << HEDDLE_COMPILER << " (" << HEDDLE_BUILD_TYPE << ") for "
-            << HEDDLE_SYSTEM << "\n\n";
+  std::cout << bold("heddle ") << version() << ", " << build_text() << "\n\n";
   Table facts({{"machine"}, {""}});
   facts.add({"processor", here.model});
   facts.add({"processors", std::to_string(here.processors)});

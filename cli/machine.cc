@@ -38,6 +38,32 @@ std::int64_t kilobytes_of(const char* key) {
   return kilobytes * 1024;
 }
 
+// The least that the group of this process and those around it allow. In a container its own group is the root.
+double processor_time() {
+  double least = 0;
+  const auto take = [&](double quota, double period) {
+    if (quota > 0 && period > 0 && (least == 0 || quota / period < least)) least = quota / period;
+  };
+  const std::string root = "/sys/fs/cgroup";
+  std::string group = value_of("/proc/self/cgroup", "0:");  // "0::/a/b": behind the first colon ":/a/b"
+  group.erase(0, group.find('/'));
+  if (group == "/") group.clear();
+  for (;;) {
+    double quota = 0, period = 0;  // "max 100000" has no quota
+    std::istringstream(first_line(root + group + "/cpu.max")) >> quota >> period;
+    take(quota, period);
+    if (group.empty()) break;
+    group.erase(group.find_last_of('/'));
+  }
+  const auto number = [&](const char* file) {
+    double value = 0;
+    std::istringstream(first_line(root + file)) >> value;
+    return value;
+  };
+  take(number("/cpu/cpu.cfs_quota_us"), number("/cpu/cpu.cfs_period_us"));  // of the older hierarchy
+  return least;
+}
+
 constexpr int kSums = 12;  // enough to hide 4 to 5 cycles of latency on two units
 constexpr std::int64_t kSteps = 1 << 20;
 
@@ -88,6 +114,7 @@ Machine machine() {
   found.processors = sched_getaffinity(0, sizeof(set), &set) == 0
                          ? CPU_COUNT(&set)
                          : static_cast<int>(std::thread::hardware_concurrency());
+  found.processor_time = processor_time();
   for (int index = 0;; ++index) {
     const std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
     const std::string level = first_line(folder + "level"), size = first_line(folder + "size");

@@ -16,6 +16,8 @@ struct Cache {
 struct Machine {
   std::string model;   // "unknown" if the system does not say
   int processors = 0;  // that this process may run on
+  // Of so many processors' time a control group (a container) lets it have; 0 if there is no limit.
+  double processor_time = 0;
   std::vector<Cache> caches;
   std::int64_t memory_total = 0, memory_available = 0;  // bytes; 0 if the system does not say
 };

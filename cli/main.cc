@@ -3,51 +3,66 @@
 #include <algorithm>
 #include <iostream>
 #include <new>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "heddle/error.h"
 #include "heddle/runtime.h"
 #include "verbs.h"
+#include "words.h"
 
 namespace {
 
-// Letters to insert, remove, replace or exchange with their neighbours until one word is the other.
-std::size_t edits(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> before, last(b.size() + 1), row(b.size() + 1);
-  std::iota(last.begin(), last.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      row[j] = std::min({last[j] + 1, row[j - 1] + 1, last[j - 1] + (a[i - 1] != b[j - 1])});
-      const bool exchanged = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-      if (exchanged) row[j] = std::min(row[j], before[j - 2] + 1);
-    }
-    before = last;
-    last = row;
+std::string unknown(const char* kind, const std::string& word, const std::vector<std::string>& names) {
+  return std::string("unknown ") + kind + " '" + word + "'" + heddle::cli::did_you_mean(word, names);
+}
+
+std::vector<std::string> verbs_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
+    names.push_back(verb->get_name());
   }
-  return last[b.size()];
+  return names;
+}
+
+std::vector<std::string> flags_of(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
 }
 
 // Throws CLI::ExtrasError for a first word that names no subcommand, with the one that was probably meant.
 void check_subcommand(const CLI::App& app, int argc, char** argv) {
   char** const word = std::find_if(argv + 1, argv + argc, [](const char* text) { return *text != '-'; });
   if (word == argv + argc) return;
-  constexpr std::size_t kTypos = 2;
-  const CLI::App* nearest = nullptr;
-  std::size_t fewest = kTypos + 1;
-  for (const CLI::App* verb : app.get_subcommands([](const CLI::App*) { return true; })) {
-    const std::size_t found = edits(*word, verb->get_name());
-    if (found == 0) return;
-    if (found < fewest) {
-      fewest = found;
-      nearest = verb;
-    }
+  const std::vector<std::string> verbs = verbs_of(app);
+  if (std::ranges::find(verbs, *word) != verbs.end()) return;
+  throw CLI::ExtrasError(unknown("subcommand", *word, verbs), CLI::ExitCodes::ExtrasError);
+}
+
+// Of a command line that was refused: the flag that its verb has not, or the word where the verb has others below it.
+// "" if all words are known. A misspelt flag may be why another one is missing, so it is told instead of that.
+std::string unknown_word(const CLI::App& app) {
+  const std::vector<std::string> left = app.remaining();
+  for (const std::string& word : left) {
+    if (word.starts_with("--") && word != "--") return unknown("flag", word.substr(0, word.find('=')), flags_of(app));
   }
-  std::string what = std::string("unknown subcommand '") + *word + "'";
-  if (nearest != nullptr) what += "; did you mean " + nearest->get_name() + "?";
-  throw CLI::ExtrasError(what, CLI::ExitCodes::ExtrasError);
+  const std::vector<std::string> verbs = verbs_of(app);
+  // Beside a flag that is unknown a word is its value.
+  if (!left.empty() && !verbs.empty()) return unknown("subcommand", left.front(), verbs);
+  for (const CLI::App* verb : app.get_subcommands()) {
+    if (std::string what = unknown_word(*verb); !what.empty()) return what;
+  }
+  return "";
+}
+
+int refused(const CLI::App& app, const CLI::ParseError& error) {
+  const std::string what = error.get_exit_code() == 0 ? "" : unknown_word(app);
+  if (what.empty()) return app.exit(error) == 0 ? 0 : 2;
+  app.exit(CLI::ExtrasError(what, CLI::ExitCodes::ExtrasError));
+  return 2;
 }
 
 }  // namespace
@@ -56,6 +71,7 @@ int main(int argc, char** argv) {
   CLI::App app("Heddle: exact attention, forward and backward, and low-bit weights", "heddle");
   app.set_version_flag("--version", std::string("heddle ") + heddle::version());
   app.require_subcommand(1);
+  heddle::cli::add_doctor(app);
   heddle::cli::add_info(app);
   heddle::cli::add_run(app);
   heddle::cli::add_bench(app);
@@ -72,7 +88,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::RuntimeError& error) {
     return error.get_exit_code();
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+    return refused(app, error);
   } catch (const heddle::Error& error) {
     std::cerr << "heddle: " << error.what() << '\n';
     return 2;

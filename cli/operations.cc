@@ -19,6 +19,8 @@
 namespace heddle::cli {
 namespace {
 
+constexpr std::int64_t kSize = 1024;  // of linear layers: N and K
+
 using Names = std::initializer_list<std::string_view>;
 
 // Adds what candidates of `device` say of one call to what they said of those before: one that took a call runs here.
@@ -35,23 +37,6 @@ void add(Operation& operation, Device device, const std::vector<Candidate>& aske
     }
   }
 }
-
-// A linear layer.
-struct LinearSample {
-  static constexpr std::int64_t kRows = 1, kSize = 1024;
-  StandIns views;
-  TensorView x, dx;
-  PackedWeights weights;
-
-  LinearSample(Device device, const char* format, WeightOrder order)
-      : views(device),
-        x(views.tensor(DType::bf16, {kRows, kSize})),
-        dx(views.tensor(DType::bf16, {kRows, kSize})),
-        weights(packed_storage(lowbit::format_named(format), kSize, kSize, false, order)) {
-    views.place(weights.data);
-    weights.device = device;
-  }
-};
 
 // Rows into caches, and weights into a format and back.
 std::vector<Operation> caches_and_weights() {
@@ -71,9 +56,9 @@ std::vector<Operation> caches_and_weights() {
     cache.v_tail = rows(kSlots);
     add(int4, device, explain_append_int4_cache(k, v, cache, seqlens));
 
-    LinearSample s(device, "nvfp4", device == Device::cuda ? WeightOrder::fragments16 : WeightOrder::rows16);
-    const TensorView plain = s.views.tensor(DType::bf16, {LinearSample::kSize, LinearSample::kSize});
-    lowbit::QuantizedMatrix matrix = lowbit::storage(s.weights.format, LinearSample::kSize, LinearSample::kSize);
+    LinearSample s(device, "nvfp4", device == Device::cuda ? WeightOrder::fragments16 : WeightOrder::rows16, kSize);
+    const TensorView plain = s.views.tensor(DType::bf16, {kSize, kSize});
+    lowbit::QuantizedMatrix matrix = lowbit::storage(s.weights.format, kSize, kSize);
     for (TensorView* part : {&matrix.codes, &matrix.scales, &matrix.zeros, &matrix.global_scale}) s.views.place(*part);
     add(quantize, device, lowbit::explain_quantize(plain, {}, matrix));
     add(dequantize, device, lowbit::explain_dequantize(matrix, plain));
@@ -125,6 +110,15 @@ std::vector<Operation> merges() {
 
 }  // namespace
 
+LinearSample::LinearSample(Device device, const char* format, WeightOrder order, std::int64_t size)
+    : views(device),
+      x(views.tensor(DType::bf16, {1, size})),
+      dx(views.tensor(DType::bf16, {1, size})),
+      weights(packed_storage(lowbit::format_named(format), size, size, false, order)) {
+  views.place(weights.data);
+  weights.device = device;
+}
+
 std::vector<Operation> operations() {
   Operation forward{"attention_forward", {}}, backward{"attention_backward", {}}, linear{"linear_forward", {}},
       linear_backward{"linear_backward", {}};
@@ -158,7 +152,7 @@ std::vector<Operation> operations() {
                  {Device::cuda, "int4_g64", WeightOrder::matrix, "cublaslt"},
                  {Device::cuda, "fp8_row", WeightOrder::matrix8, "cublaslt_w8a8"}};
   for (const auto& layer : kLayers) {
-    const LinearSample s(layer.device, layer.format, layer.order);
+    const LinearSample s(layer.device, layer.format, layer.order, kSize);
     add(linear, layer.device, explain_linear(s.x, s.weights), {layer.own});
     LinearGradients gradients;
     gradients.dx = s.dx;

@@ -6,6 +6,7 @@
 
 namespace heddle::cli {
 
+void add_doctor(CLI::App& app);
 void add_info(CLI::App& app);
 void add_run(CLI::App& app);
 void add_bench(CLI::App& app);

@@ -10,6 +10,7 @@
 #endif
 
 #include "core/check.h"
+#include "cpu/left_out_targets.h"
 #include "heddle/runtime.h"
 
 namespace heddle::cpu {
@@ -62,12 +63,13 @@ extern const Kernels kKernels;
 namespace {
 
 struct Target {
-  const Kernels* kernels;
+  const char* name;
+  const Kernels* kernels;  // null: left out
   bool runs_here;
 };
 
-// Best first.
-std::vector<Target> built_targets() {
+// Of this architecture, best first.
+std::vector<Target> known_targets() {
   std::vector<Target> targets;
 #if HWY_ARCH_X86
   __builtin_cpu_init();
@@ -84,18 +86,23 @@ std::vector<Target> built_targets() {
   const bool with_bf16 = with_avx512 && has_bf16 && __builtin_cpu_supports("avx512vnni");  // all that have the one
   // Zen 4 multiplies bf16 pairs at twice the rate of f32; on Sapphire Rapids they were measured at 0.6 of it, so
   // Intel's processors widen to f32.
-  const Target wide{kAvx512, with_avx512}, pairs{kAvx512Bf16, with_bf16};
+  const Target wide{"avx512", kAvx512, with_avx512}, pairs{"avx512_bf16", kAvx512Bf16, with_bf16};
   const bool slow_pairs = __builtin_cpu_is("intel");
   targets.push_back(slow_pairs ? wide : pairs);
   targets.push_back(slow_pairs ? pairs : wide);
-  targets.push_back({kAvx2, with_avx2});
-  targets.push_back({kSse4, with_sse4});
+  targets.push_back({"avx2", kAvx2, with_avx2});
+  targets.push_back({"sse4", kSse4, with_sse4});
 #elif HWY_ARCH_ARM
-  targets.push_back({&neon::kKernels, true});
+  targets.push_back({"neon", &neon::kKernels, true});
 #endif
 #ifdef HEDDLE_EMU128
-  targets.push_back({&emu128::kKernels, true});
+  targets.push_back({"emu128", &emu128::kKernels, true});
 #endif
+  return targets;
+}
+
+std::vector<Target> built_targets() {
+  std::vector<Target> targets = known_targets();
   std::erase_if(targets, [](const Target& target) { return target.kernels == nullptr; });
   return targets;
 }
@@ -103,11 +110,11 @@ std::vector<Target> built_targets() {
 const Kernels* find(const std::string& name) {
   std::string known, runs;
   for (const Target& target : built_targets()) {
-    if (name == target.kernels->name) {
+    if (name == target.name) {
       if (!target.runs_here) throw RuntimeError(text("CPU target '", name, "': this processor does not support it"));
       return target.kernels;
     }
-    known += (known.empty() ? "" : ", ") + std::string(target.kernels->name);
+    known += (known.empty() ? "" : ", ") + std::string(target.name);
   }
   throw RuntimeError(text("CPU target '", name, "' is not built into this library; it has ", known));
 }
@@ -133,6 +140,16 @@ const std::vector<const Kernels*>& available_kernels() {
     return found;
   }();
   return list;
+}
+
+std::vector<std::string> better_targets_left_out() {
+  std::vector<std::string> names;
+  for (const Target& target : known_targets()) {
+    if (!target.runs_here) continue;
+    if (target.kernels != nullptr) break;
+    names.emplace_back(target.name);
+  }
+  return names;
 }
 
 const Kernels& kernels() {

@@ -1,5 +1,5 @@
-"""The heddle command as its users call it: text, --json, exit codes. test_explain.py, test_check.py, test_run.py, test_quantize.py,
-test_cli_gpu.py have more."""
+"""The heddle command as its users call it: text, --json, exit codes. test_doctor.py, test_explain.py, test_check.py, test_run.py,
+test_quantize.py, test_cli_gpu.py have more."""
 
 import json
 import os
@@ -15,7 +15,7 @@ pytestmark = needs_command
 # ---------------------------------------------------------------------------------------------------------------- help
 
 
-@pytest.mark.parametrize("verb", ["info", "run", "bench", "check", "tune", "explain", "memory", "quantize"])
+@pytest.mark.parametrize("verb", ["doctor", "info", "run", "bench", "check", "tune", "explain", "memory", "quantize"])
 def test_every_verb_has_help_and_json(verb):
     assert verb in run("--help")
     text = run(verb, "--help")
@@ -43,6 +43,24 @@ def test_wrong_command_lines_exit_with_2(arguments):
 )
 def test_unknown_subcommands_are_named(word, end):
     assert run(word, "--json", code=2).splitlines()[0] == f"unknown subcommand '{word}'{end}"
+
+
+@pytest.mark.parametrize(
+    "words, what",
+    [
+        (["explain", "--lenght", 4], "unknown flag '--lenght'; did you mean --length?"),
+        (["memory", "--lenght=4"], "unknown flag '--lenght'; did you mean --length?"),
+        (["explain", "linear", "--formt", "nvfp4"], "unknown flag '--formt'; did you mean --format?"),
+        (["explain", "--dtpye", "bf16", "linear"], "unknown flag '--dtpye'; did you mean --dtype?"),
+        (["quantize", "model", "--oot", "there"], "unknown flag '--oot'; did you mean --out?"),
+        (["info", "--nonsense"], "unknown flag '--nonsense'"),
+        (["explain", "linaer"], "unknown subcommand 'linaer'; did you mean linear?"),
+        (["explain", "weave"], "unknown subcommand 'weave'"),
+        (["info", "extra"], "The following argument was not expected: extra"),
+    ],
+)
+def test_unknown_flags_and_words_are_named(words, what):
+    assert run(*words, code=2).splitlines()[0] == what
 
 
 def test_no_colours_without_a_terminal():
