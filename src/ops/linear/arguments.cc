@@ -209,8 +209,7 @@ LayerWeights layer_weights(const PackedWeights& weights) {
     case WeightOrder::dense:
       break;
     default:
-      p.packed =
-          Fragments{lowbit::fragment_layout(weights.format, weights.order, weights.rows, weights.columns), data};
+      p.packed = Fragments{lowbit::fragment_layout(weights.format, weights.order, weights.rows, weights.columns), data};
   }
   if (weights.kept.given()) {
     p.kept = KeptWeights{static_cast<const std::byte*>(weights.kept.data), weights.kept.dtype};

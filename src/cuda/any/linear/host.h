@@ -95,7 +95,8 @@ Choice<Variant> choose(const LinearProblem& p, const std::array<Measured<Variant
   for (const Measured<Variant>& v : variants) {
     if (p.batch_invariant && !v.invariant) continue;
     const TileShape& tile = v.variant->tile;
-    Plan plan = plan_of(tile, p.M, p.fragments().layout.row_blocks, p.fragments().layout.column_blocks, multiprocessors);
+    Plan plan =
+        plan_of(tile, p.M, p.fragments().layout.row_blocks, p.fragments().layout.column_blocks, multiprocessors);
     if (p.batch_invariant) plan = unshared(plan, multiprocessors);
     consider(v, plan);
     if constexpr (requires { v.variant->clusters_at_once; }) {
