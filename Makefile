@@ -2,7 +2,7 @@
 ACCURACY ?= 1e-2
 BUDGET ?= 570
 
-.PHONY: demo demo-sparse test test-gpu soak-gpu stage bench bench-gpu format setup
+.PHONY: demo demo-sparse test test-gpu soak-gpu stage bench bench-gpu wheels format setup
 
 demo: ## build, run the encoder, in low-bit formats too, and the sweeps, write report/index.html and lowbit.html; ACCURACY: relative error allowed; BUDGET: seconds to measure for, after the build
 	scripts/demo.sh --accuracy $(ACCURACY) --budget $(BUDGET)
@@ -21,6 +21,9 @@ soak-gpu: ## every GPU kernel's calls again and again, in the search for rows th
 
 stage: ## build/stage, to be copied to a machine with a GPU and no compiler
 	scripts/stage.sh
+
+wheels: ## binary wheels that need no compiler, in dist/cpu and, where there is an nvcc, dist/cuda; those of dist/cpu are installed and tried
+	scripts/wheels.sh
 
 bench: ## benchmarks against torch and OpenBLAS; never part of the tests
 	scripts/bench.sh

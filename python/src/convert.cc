@@ -2,6 +2,9 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <array>
+#include <cstddef>
 #include <string_view>
 #include <utility>
 
@@ -12,16 +15,28 @@ namespace heddle::python {
 namespace {
 
 // What to give instead of an object whose memory is not what it stands for; empty for all others. By the class's name:
-// its module may not be there.
-std::string_view instead_of(PyTypeObject* type) {
-  for (; type != nullptr; type = type->tp_base) {
-    const std::string_view name = type->tp_name;
-    if (name == "CausalBias") {
+// its module may not be there. The stable ABI gives names as Python's strings alone, so classes that passed are
+// remembered, and kept: no other class may come to stand at their addresses.
+std::string_view instead_of(PyTypeObject* given) {
+  static std::array<PyTypeObject*, 8> passed{};
+  static std::size_t oldest = 0;
+  if (std::find(passed.begin(), passed.end(), given) != passed.end()) return {};
+  for (auto* type = given; type != nullptr; type = static_cast<PyTypeObject*>(PyType_GetSlot(type, Py_tp_base))) {
+    const auto name = nb::steal<nb::object>(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__name__"));
+    const char* const words = name.is_valid() ? PyUnicode_AsUTF8AndSize(name.ptr(), nullptr) : nullptr;
+    if (words == nullptr) throw nb::python_error();
+    if (std::string_view(words) == "CausalBias") {
       return "is a CausalBias, whose memory holds no values: say causal='top_left' for causal_upper_left or "
              "causal='bottom_right' for causal_lower_right";
     }
-    if (name == "MaskedArray") return "is a MaskedArray, whose mask would not be read: give its data";
+    if (std::string_view(words) == "MaskedArray") {
+      return "is a MaskedArray, whose mask would not be read: give its data";
+    }
   }
+  Py_INCREF(reinterpret_cast<PyObject*>(given));
+  PyTypeObject* const forgotten = std::exchange(passed[oldest], given);
+  oldest = (oldest + 1) % passed.size();
+  Py_XDECREF(reinterpret_cast<PyObject*>(forgotten));
   return {};
 }
 
@@ -64,7 +79,7 @@ std::int64_t Arguments::integer(nb::handle object, const char* name) const {
 }
 
 const char* Arguments::string(nb::handle object, const char* name) const {
-  const char* found = PyUnicode_AsUTF8(object.ptr());
+  const char* found = PyUnicode_AsUTF8AndSize(object.ptr(), nullptr);
   if (found == nullptr) refuse_kind(object, name, "a string");
   return found;
 }
@@ -85,7 +100,7 @@ TensorView Arguments::view(nb::handle object, const char* name, bool writable) {
   }
   if (PyTuple_CheckExact(object.ptr())) {
     if (PyTuple_Size(object.ptr()) != 4) given.refuse("is a tuple: it must be an array");
-    const auto part = [&](Py_ssize_t i) { return nb::handle(PyTuple_GET_ITEM(object.ptr(), i)); };
+    const auto part = [&](Py_ssize_t i) { return nb::handle(NB_TUPLE_GET_ITEM(object.ptr(), i)); };
     return view_of(part(0), part(1), part(2), part(3), given);
   }
   Seen seen = see(object, given);

@@ -11,7 +11,8 @@ namespace heddle::python {
 namespace {
 
 nb::object call(nb::handle object, nb::handle method) {
-  PyObject* result = PyObject_CallMethodNoArgs(object.ptr(), method.ptr());
+  PyObject* self = object.ptr();
+  PyObject* result = PyObject_VectorcallMethod(method.ptr(), &self, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
   if (result == nullptr) throw nb::python_error();
   return nb::steal(result);
 }

@@ -1,6 +1,8 @@
 """Imports without torch, threads, and forked processes."""
 
 import multiprocessing
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -48,6 +50,26 @@ def test_parts_that_need_torch_say_how_to_install_it():
         "except ImportError as error: print(error)\n"
     )
     assert "pip install 'heddle[torch]'" in out
+
+
+def test_module_without_the_command_says_how_to_get_it(tmp_path):
+    package = os.path.dirname(heddle.__file__)
+    shutil.copy(os.path.join(package, "__main__.py"), tmp_path)  # beside it there is no command then
+    done = subprocess.run(
+        [sys.executable, tmp_path / "__main__.py", "info"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 3
+    assert "built without the command" in done.stderr and "HEDDLE_BUILD_CLI=ON" in done.stderr
+
+
+def test_module_becomes_the_command_beside_it(tmp_path):
+    main, command = tmp_path / "__main__.py", tmp_path / "bin" / "heddle"
+    shutil.copy(os.path.join(os.path.dirname(heddle.__file__), "__main__.py"), main)
+    command.parent.mkdir()
+    command.write_text('#!/bin/sh\necho "$@"\nexit 2\n')
+    command.chmod(0o755)
+    done = subprocess.run([sys.executable, main, "info", "a b"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "info a b\n")
 
 
 def test_importing_does_not_import_torch():
