@@ -235,6 +235,12 @@ def known() -> dict:
     return {name: make for module in modules for name, make in module.rows().items()}
 
 
+def left_of(rows: dict, files) -> dict:
+    """Those of the rows that none of the results files has: a run that time cut off goes on with them."""
+    done = {row["name"] for file in files for row in json.loads(file.read_text(encoding="utf-8"))["rows"]}
+    return {name: make for name, make in rows.items() if name not in done}
+
+
 def summary(results):
     for direction in ("forward", "backward"):
         ratios = [row["ratio"] for row in results if re.match(rf"{direction} D\d", row["name"]) and "ratio" in row]
@@ -249,6 +255,9 @@ def main():
     )
     parser.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts, i from 0")
     parser.add_argument("--out", type=pathlib.Path, help="the results file (default: bench/results/<gpu>.json)")
+    parser.add_argument(
+        "--but", type=pathlib.Path, nargs="+", default=[], help="leave out the rows that these results files have"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="no row is begun after so many")
     parser.add_argument(
         "--tensors", type=pathlib.Path, help="rows of native sparse attention on the q, k, v of this file of torch.save"
@@ -259,7 +268,7 @@ def main():
     if not torch.cuda.is_available():
         sys.exit("attention_bench_gpu.py: torch sees no GPU")
     torch.manual_seed(1)
-    everything = known()
+    everything = left_of(known(), arguments.but)
     chosen = {name: everything[name] for part in arguments.filter.split("|") for name in everything if part in name}
     gpu = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).strip("-")
     out = arguments.out or gpu_conditions.HERE / "results" / f"{gpu}.json"

@@ -1,5 +1,6 @@
 """Rows of the GPU benchmark, on the CPU: what they are compared with, and what becomes of one that is wrong. No time is looked at."""
 
+import json
 import math
 import sys
 import time
@@ -423,3 +424,11 @@ class TestCpuRows:
             )
         else:
             assert wrong in row["wrong"] and "milliseconds" not in row
+
+
+def test_a_run_goes_on_where_another_ended(tmp_path):
+    files = [tmp_path / name for name in ("a.json", "b.json")]
+    for file, names in zip(files, (["one", "three"], ["four"])):
+        file.write_text(json.dumps({"rows": [{"name": name} for name in names]}))
+    rows = dict.fromkeys(("one", "two", "three", "four", "five"), print)
+    assert list(bench.left_of(rows, files)) == ["two", "five"] and bench.left_of(rows, []) == rows
