@@ -140,7 +140,7 @@ template <class Problem>
     const Refusal reason = refusal(*kernel, problem, wish);
     check.require(wish.force != kernel->name, wish.force_name, " is '", wish.force,
                   "', which cannot serve this call: ", reason);
-    if (kernel->device != Operation<Problem>::device(problem)) continue;  // nobody would expect it to
+    if (kernel->device != Operation<Problem>::device(problem)) continue;  // it could not, whatever the call asks for
     if (wish.method.empty() || wish.method == kernel->method) reasons += text("; ", kernel->name, ": ", reason);
   }
   check.require(wish.force.empty(), wish.force_name, " is '", wish.force, "': the candidates are ",

@@ -16,6 +16,14 @@ inline bool validates(const Runtime& runtime, Device device) {
   return device == Device::cuda && (runtime.validate ? *runtime.validate : validates_by_default());
 }
 
+// Puts the checks of a call's attention in front of it, if it asks for them.
+inline void check_attention_indices(const char* operation, const AttentionProblem& problem, const Runtime& runtime,
+                                    const KeyNames& names = {}) {
+  if (validates(runtime, problem.device)) {
+    cuda::check_indices(operation, AttentionIndices{problem, names}, runtime.stream);
+  }
+}
+
 // Throws what was found on the host.
 inline void require_none(const Check& check, const FirstBadIndex& found) {
   if (found) check.require(false, sentence(found.bad));

@@ -51,6 +51,21 @@ struct DeviceInt4 {
     append_int4_cache(s.k_new, s.v_new, s.cache, s.seqlens, {.rotary = rotary}, runtime);
     stream.synchronize();
   }
+  // repeats: over other words in the workspace first, then its own.
+  void attend(const AttentionOptions& options, HostTensor& o, HostTensor& lse, int repeats = 1) const {
+    const DeviceTensor o_there(o), lse_there(lse);
+    const DeviceMemory memory(attention_over_int4_cache_workspace(q.view(), cache(), options), 0xFF);
+    for (int repeat = 0; repeat < repeats; ++repeat) {
+      const DeviceStream stream;
+      Runtime runtime;
+      runtime.stream = stream.get();
+      runtime.workspace = {memory.data(), memory.bytes()};
+      attention_over_int4_cache(q.view(), cache(), o_there.view(), lse_there.view(), options, runtime);
+      stream.synchronize();
+    }
+    o_there.read(o);
+    lse_there.read(lse);
+  }
   void expect_as(const Int4Case& expected) const {
     const std::pair<const DeviceTensor*, const HostTensor*> tensors[] = {
         {&blocks, &expected.blocks}, {&k_tail, &expected.k_tail}, {&v_tail, &expected.v_tail}};
@@ -81,20 +96,8 @@ TEST_P(GpuInt4Cache, AttentionMatchesReference) {
     if (candidate.supported) served += candidate.name;
   }
   ASSERT_EQ(served, "sm80_decode");
-  AttentionOptions options = there.options();
   HostTensor o = c.new_o(), lse = c.new_lse();
-  const DeviceTensor o_there(o), lse_there(lse);
-  for (int repeat = 0; repeat < 2; ++repeat) {  // over other words in the workspace, and its own
-    const DeviceMemory memory(attention_over_int4_cache_workspace(there.q.view(), there.cache(), options), 0xFF);
-    const DeviceStream stream;
-    Runtime runtime;
-    runtime.stream = stream.get();
-    runtime.workspace = {memory.data(), memory.bytes()};
-    attention_over_int4_cache(there.q.view(), there.cache(), o_there.view(), lse_there.view(), options, runtime);
-    stream.synchronize();
-  }
-  o_there.read(o);
-  lse_there.read(lse);
+  there.attend(there.options(), o, lse, 2);
   EXPECT_EQ(c.verdict(o, lse, true), "");
 }
 
@@ -111,16 +114,7 @@ TEST(GpuInt4ExtremeBias, GivesWhatDoublesGive) {
           AttentionOptions options = there.options();
           options.bias = bias.view();
           HostTensor o = call.data.new_o(), lse = call.data.new_lse();
-          const DeviceTensor o_there(o), lse_there(lse);
-          const DeviceMemory memory(attention_over_int4_cache_workspace(there.q.view(), there.cache(), options), 0xFF);
-          const DeviceStream stream;
-          Runtime runtime;
-          runtime.stream = stream.get();
-          runtime.workspace = {memory.data(), memory.bytes()};
-          attention_over_int4_cache(there.q.view(), there.cache(), o_there.view(), lse_there.view(), options, runtime);
-          stream.synchronize();
-          o_there.read(o);
-          lse_there.read(lse);
+          there.attend(options, o, lse);
           expect_near(o, call.exact_o, 0.015, "o");
           expect_lse(lse, call.exact_lse, "lse", 2e-3);  // keys are rounded to 16 bits
         }

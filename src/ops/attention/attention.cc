@@ -8,16 +8,6 @@
 #include "ops/validate.h"
 
 namespace heddle {
-namespace {
-
-void validate(const char* operation, const AttentionProblem& problem, const Runtime& runtime) {
-  if (validates(runtime, problem.device)) {
-    cuda::check_indices(operation, AttentionIndices{problem, KeyNames()}, runtime.stream);
-  }
-}
-
-}  // namespace
-
 std::size_t attention_forward_workspace(const TensorView& q, const TensorView& k, const TensorView& v,
                                         const AttentionOptions& options, const Runtime& runtime) {
   const Check check("attention_forward", Data::to_come);
@@ -43,7 +33,7 @@ void attention_forward_with(const TensorView& q, const TensorView& k, const Tens
   const std::size_t needed = kernel.workspace(problem, workers);
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};
-  validate("attention_forward", problem, with);
+  check_attention_indices("attention_forward", problem, with);
   run(check, "attention_forward", kernel, problem, with, needed);
 }
 
@@ -85,7 +75,7 @@ void attention_backward_with(const TensorView& q, const TensorView& k, const Ten
   const std::size_t needed = kernel.workspace(problem, workers);
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};
-  validate("attention_backward", problem, with);
+  check_attention_indices("attention_backward", problem, with);
   run(check, "attention_backward", kernel, problem, with, needed);
 }
 

@@ -123,11 +123,9 @@ void select_blocks_with(const TensorView& q, const TensorView& k_pooled, const T
   const std::size_t needed = kernel.workspace(p, workers);
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};
-  if (validates(runtime, p.device)) {
-    AttentionIndices indices{p, kPooledKeys};
-    indices.p.q_step = 1;  // as the host looks at them; a step's positions have a rule of their own
-    cuda::check_indices("select_blocks", indices, runtime.stream);
-  }
+  AttentionProblem rows = p;
+  rows.q_step = 1;  // as the host looks at them; a step's positions have a rule of their own
+  check_attention_indices("select_blocks", rows, runtime, kPooledKeys);
   run(check, "select_blocks", kernel, p, with, needed);
 }
 

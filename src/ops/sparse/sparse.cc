@@ -113,13 +113,6 @@ void check_options(const Check& check, const AttentionProblem& p, const Attentio
                 "': attention over lists has one; leave it empty, or name a candidate as force");
 }
 
-// Entries of lists, and where lists begin, may be anything.
-void validate(const char* operation, const AttentionProblem& p, const Runtime& runtime) {
-  if (validates(runtime, p.device)) {
-    cuda::check_indices(operation, AttentionIndices{p, KeyNames()}, runtime.stream);
-  }
-}
-
 }  // namespace
 
 SparseProblem checked_sparse_problem(const Check& check, const TensorView& q, const TensorView& k, const TensorView& v,
@@ -184,7 +177,7 @@ void sparse_attention_forward_with(const TensorView& q, const TensorView& k, con
   const std::size_t needed = kernel.workspace(p, workers);
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};
-  validate("sparse_attention_forward", p, with);
+  check_attention_indices("sparse_attention_forward", p, with);
   run(check, "sparse_attention_forward", kernel, p, with, needed);
 }
 
@@ -230,7 +223,7 @@ void sparse_attention_backward_with(const TensorView& q, const TensorView& k, co
   const std::size_t needed = kernel.workspace(p, workers);
   Runtime with = runtime;
   with.workspace = needed > 0 ? scratch(needed) : Workspace{};
-  validate("sparse_attention_backward", p, with);
+  check_attention_indices("sparse_attention_backward", p, with);
   run(check, "sparse_attention_backward", kernel, p, with, needed);
 }
 
