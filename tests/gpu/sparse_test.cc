@@ -219,9 +219,13 @@ TEST_P(GpuSparse, HasTheGradientsOfAttentionUnderTheMask) {
 INSTANTIATE_TEST_SUITE_P(Cases, GpuSparse, ::testing::ValuesIn(sparse_cases()),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// More pairs than are kept at a time: rows have the bits that calls of some of them have, and that a repeat has.
-TEST(GpuSparseLong, BitsDoNotDependOnTheOtherRows) {
-  constexpr std::int64_t kRows = 8192, kHeads = 64, kKvHeads = 4, kSize = 128, kEntries = 16, kBlock = 64;
+// Rows have the bits that calls of some of them have, and that a repeat has: of groups of 8 by keys, with more pairs
+// than are kept at a time, and of 16, whose neighbours Hopper takes together.
+class GpuSparseRows : public ::testing::TestWithParam<int> {};
+
+TEST_P(GpuSparseRows, BitsDoNotDependOnTheOtherRows) {
+  constexpr std::int64_t kRows = 8192, kKvHeads = 4, kSize = 128, kEntries = 16, kBlock = 64;
+  const std::int64_t heads = kKvHeads * GetParam();
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   const auto drawn = [&](std::vector<std::int64_t> shape) {
@@ -229,7 +233,7 @@ TEST(GpuSparseLong, BitsDoNotDependOnTheOtherRows) {
     for (std::int64_t n = 0; n < x.elements(); ++n) x.set(n, normal(random));
     return x;
   };
-  const DeviceTensor q(drawn({1, kRows, kHeads, kSize})), k(drawn({1, kRows, kKvHeads, kSize})),
+  const DeviceTensor q(drawn({1, kRows, heads, kSize})), k(drawn({1, kRows, kKvHeads, kSize})),
       v(drawn({1, kRows, kKvHeads, kSize}));
   HostTensor lists = HostTensor::input(DType::i32, {1, kRows, kKvHeads, kEntries});
   for (std::int64_t n = 0; n < lists.elements(); ++n) {
@@ -240,8 +244,8 @@ TEST(GpuSparseLong, BitsDoNotDependOnTheOtherRows) {
                                  : static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(current + 1))));
   }
   const DeviceTensor blocks(lists);
-  HostTensor host_o = HostTensor::output(DType::bf16, {1, kRows, kHeads, kSize}),
-             host_lse = HostTensor::output(DType::f32, {1, kHeads, kRows});
+  HostTensor host_o = HostTensor::output(DType::bf16, {1, kRows, heads, kSize}),
+             host_lse = HostTensor::output(DType::f32, {1, heads, kRows});
   const auto outputs = [&](std::int64_t first, std::int64_t end) {
     DeviceTensor o(host_o), lse(host_lse);
     HostTensor offset = HostTensor::input(DType::i32, {1});
@@ -259,8 +263,8 @@ TEST(GpuSparseLong, BitsDoNotDependOnTheOtherRows) {
     call.options.causal = Causal::top_left;
     call.options.q_offset = q_offset.view();
     call.run();
-    ForwardOutputs out{HostTensor::output(DType::bf16, {1, kRows, kHeads, kSize}),
-                       HostTensor::output(DType::f32, {1, kHeads, kRows})};
+    ForwardOutputs out{HostTensor::output(DType::bf16, {1, kRows, heads, kSize}),
+                       HostTensor::output(DType::f32, {1, heads, kRows})};
     o.read(out.o);
     lse.read(out.lse);
     return out;
@@ -273,14 +277,16 @@ TEST(GpuSparseLong, BitsDoNotDependOnTheOtherRows) {
     const ForwardOutputs some = outputs(first, end);
     std::int64_t other = 0;
     for (std::int64_t row = first; row < end; ++row) {
-      for (std::int64_t n = 0; n < kHeads * kSize; ++n) {
-        other += some.o.get(row * kHeads * kSize + n) != all.o.get(row * kHeads * kSize + n);
+      for (std::int64_t n = 0; n < heads * kSize; ++n) {
+        other += some.o.get(row * heads * kSize + n) != all.o.get(row * heads * kSize + n);
       }
-      for (std::int64_t h = 0; h < kHeads; ++h) other += some.lse.get(h * kRows + row) != all.lse.get(h * kRows + row);
+      for (std::int64_t h = 0; h < heads; ++h) other += some.lse.get(h * kRows + row) != all.lse.get(h * kRows + row);
     }
     EXPECT_EQ(other, 0) << "rows " << first << " to " << end;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(GpuSparseLong, GpuSparseRows, ::testing::Values(8, 16));
 
 // Lists that name all blocks, in some order: the gradients of dense attention, by many items a block and several rounds
 // of partial results, the same every time.

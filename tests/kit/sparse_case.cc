@@ -147,6 +147,37 @@ const std::vector<SparseCase>& sparse_cases() {
        {.block_size = 32, .query_rows = 2, .units = 2, .entries = 15},
        sparse_call(bf16, 2, 80, 2, 5, 700, 64,
                    [](auto& c) { c.causal = Causal::bottom_right, c.window_left = 300, c.Dv = 128; })},
+      // Lists of 9 to 16 rows, which Hopper takes together.
+      {"neighbours",
+       {.block_size = 64, .units = 2, .entries = 12},
+       sparse_call(bf16, 1, 32, 2, 500, 2100, 128, [](auto& c) { c.causal = Causal::bottom_right; })},
+      {"neighbours_packed",
+       {.block_size = 64, .units = 2, .entries = 5, .counts = true},
+       sparse_call(bf16, 5, 26, 2, 90, 500, 128,
+                   [](auto& c) {
+                     c.packed_q = c.packed_k = c.sink = true;
+                     c.causal = Causal::bottom_right;
+                   })},
+      {"neighbours_of_three_rows",
+       {.block_size = 128, .query_rows = 3, .units = 2, .entries = 4},
+       sparse_call(f16, 3, 8, 2, 130, 700, 48,
+                   [](auto& c) {
+                     c.seqused_q = c.seqused_k = true;
+                     c.causal = Causal::bottom_right, c.window_left = 300, c.Dv = 64;
+                   })},
+      {"neighbours_in_pieces",
+       {.block_size = 64, .units = 1, .entries = 7},
+       sparse_call(bf16, 2, 10, 1, 150, 640, 72,
+                   [](auto& c) {
+                     c.q_offset = c.key_offset = c.float32_out = true;
+                     c.causal = Causal::top_left, c.window_left = 400, c.Dv = 88;
+                   })},
+      {"neighbours_of_each_head",
+       {.block_size = 128, .query_rows = 16, .units = 6, .entries = 3, .counts = true},
+       sparse_call(f16, 3, 6, 2, 220, 900, 64,
+                   [](auto& c) {
+                     c.packed_q = c.packed_k = true, c.window_left = 500, c.causal = Causal::bottom_right;
+                   })},
       {"no_entries_16_bits", {.entries = 0}, sparse_call(bf16, 1, 2, 1, 9, 40, 16, [](auto& c) { c.sink = true; })},
       {"no_entries", {.entries = 0}, sparse_call(f32, 1, 2, 1, 9, 40, 16)},
   };  // fmt: skip

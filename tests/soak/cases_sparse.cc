@@ -29,6 +29,10 @@ void sparse_attention(Table& table, bool hopper) {
                                           .query_rows = 16,
                                           .units = 16,
                                           .entries = 12});
+  // Neighbours together: rings that go round many times.
+  forward("many blocks", {.B = 1, .H = 32, .Hkv = 2, .S = 6000, .D = 128, .units = 2, .entries = 24});
+  forward("many blocks of two tiles",
+          {.dtype = DType::f16, .B = 2, .H = 24, .Hkv = 2, .S = 2500, .D = 64, .block = 128, .units = 2, .entries = 6});
   // By rows: many that share a list, and steps of decoding, whose keys warps and blocks of threads share.
   forward("lists of 64 rows",
           {.B = 2, .H = 32, .Hkv = 2, .S = 1024, .D = 128, .query_rows = 4, .units = 2, .entries = 8});

@@ -16,13 +16,18 @@ constexpr std::int64_t kMostCounts = 1 << 22, kListsOfTile = 8;
 
 }  // namespace
 
+std::int64_t tiles_of_rows(const SparseProblem& p, std::int64_t share) {
+  if (!p.cu_seqlens_q) return p.B * ceil_div(p.Sq, share);
+  return share == 1 ? p.q_rows : p.q_rows / share + p.B;
+}
+
 Cut cut_of(const SparseProblem& p, const Share& share) {
   Cut cut{};
   cut.group = p.lists.units == p.Hkv || p.lists.units == 1 ? p.G : 1;
   cut.units = p.H / cut.group;
   cut.rows = cut.group * p.lists.query_rows;
-  const std::int64_t of_list = p.lists.query_rows, size = p.lists.block_size;
-  cut.lists = !p.cu_seqlens_q ? p.B * ceil_div(p.Sq, of_list) : of_list == 1 ? p.q_rows : p.q_rows / of_list + p.B;
+  const std::int64_t size = p.lists.block_size;
+  cut.lists = tiles_of_rows(p, p.lists.query_rows);
   cut.blocks = p.cu_seqlens_k ? p.k_rows / size + p.B + 1 : p.B * ceil_div(p.Sk, size);
   cut.head = std::max(p.D, p.Dv) <= 64 ? 64 : 128;
   cut.subs = static_cast<int>(ceil_div(size, kTileKeys));

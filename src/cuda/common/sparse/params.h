@@ -56,32 +56,33 @@ struct Index {
   constexpr std::int64_t numbers() const { return problem.Hkv * blocks; }
   constexpr std::int64_t tiles() const { return (count + lists_of_tile - 1) / lists_of_tile; }
 
-  // Of a list: its sequence, and its first row there.
+  // Of a list, or of a tile of lists: its sequence, and its first row there.
   struct Place {
     std::int64_t b = 0, row = 0;
     Sequence s;
     bool there = false;  // it has rows that are stored
   };
-  constexpr Place place(std::int64_t list) const {
+  constexpr Place place(std::int64_t list) const { return place(list, problem.lists.query_rows); }
+  // Of tile n, where the rows of each sequence are cut into tiles of `share`.
+  constexpr Place place(std::int64_t n, std::int64_t share) const {
     const SparseProblem& p = problem;
-    const std::int64_t share = p.lists.query_rows;
     Place at;
     if (!p.cu_seqlens_q.given) {
       const std::int64_t of_sequence = (p.Sq + share - 1) / share;
-      at.b = list / of_sequence;
-      at.row = (list - at.b * of_sequence) * share;
+      at.b = n / of_sequence;
+      at.row = (n - at.b * of_sequence) * share;
     } else {
-      const auto first_list = [&](std::int64_t b) {
+      const auto first = [&](std::int64_t b) {
         const std::int64_t begin = clamped(p.cu_seqlens_q[b], 0, p.q_rows);
         return share == 1 ? begin : begin / share + b;
       };
       std::int64_t low = 0, high = p.B;  // low begins there or before, high does not
       while (high - low > 1) {
         const std::int64_t middle = low + (high - low) / 2;
-        (first_list(middle) <= list ? low : high) = middle;
+        (first(middle) <= n ? low : high) = middle;
       }
       at.b = low;
-      at.row = (list - first_list(low)) * share;
+      at.row = (n - first(low)) * share;
     }
     at.s = p.sequence(at.b);
     at.there = at.row >= 0 && at.row < at.s.q_rows;

@@ -5,11 +5,11 @@
 #include "cuda/common/attention/exponents.cuh"
 #include "cuda/common/attention/log2.h"
 #include "cuda/common/attention/rows.cuh"
-#include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/common/ptx/tma.cuh"
 #include "cuda/common/sparse_fwd/by_rows_keys.cuh"
+#include "cuda/common/sparse_fwd/online.cuh"
 #include "cuda/common/sparse_fwd/rows_out.cuh"
 #include "cuda/common/wgmma.cuh"
 
@@ -69,15 +69,7 @@ struct Rows {
       }
     }
     done();
-    float scale = p.scale_log2;
-    if (scale <= 0.0f) {  // so that the largest is the one after scaling, and what is masked stays so
-#pragma unroll
-      for (auto& block : s[0]) {
-#pragma unroll
-        for (float& x : block) x *= scale;
-      }
-      scale = 1.0f;
-    }
+    const float scale = positive_scale(s, p.scale_log2);
     whole = TilePositions(p, shared, first).within(shared.work.each);
     if (!whole) {
       const Interval<int>* const keys = shared.keys + first_row() + lane / 4;
@@ -92,51 +84,16 @@ struct Rows {
       }
       attended = attended_keys(s);
     }
-    float correction[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float top = -INFINITY, sum = 0.0f;
-#pragma unroll
-      for (int n = 0; n < C::kBlocks; ++n) top = fmaxf(top, fmaxf(s[0][n][2 * r], s[0][n][2 * r + 1]));
-      top = fmaxf(state.max[r], largest_of_quad(top) * scale);
-      const float base = top == -INFINITY ? 0.0f : top;
-      correction[r] = ptx::exp2_approx(state.max[r] - base);
-      state.max[r] = top;
-#pragma unroll
-      for (int n = 0; n < C::kBlocks; ++n) {
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          float& x = s[0][n][2 * r + c];
-          x = ptx::exp2_approx(fmaf(x, scale, -base));
-          sum += x;
-        }
-      }
-      state.sum[r] = state.sum[r] * correction[r] + sum;
-    }
-    if (__any_sync(sparse::kAll, correction[0] != 1.0f || correction[1] != 1.0f)) {
-#pragma unroll
-      for (auto& x : o) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[e] *= correction[e / 2];
-      }
-    }
-#pragma unroll
-    for (int step = 0; step < C::kTileK / 16; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float(&from)[4] = s[0][2 * step + i / 2];
-        weights[step][i] = ptx::pack2<T>(from[i % 2 * 2], from[i % 2 * 2 + 1]);
-      }
-    }
+    weigh<T>(s, scale, state, o, weights);
   }
 
   __device__ __forceinline__ void meet_values(const Keys& v) {
     if (!whole) {
-      add_values<false>(v);
+      add_values<T, false>(o, weights, attended, v);
     } else if constexpr (C::kWgmma) {
       add_values_by_wgmma(v);
     } else {
-      add_values<true>(v);
+      add_values<T, true>(o, weights, attended, v);
     }
   }
 
@@ -157,28 +114,6 @@ struct Rows {
     wgmma_commit();
     wgmma_wait<0>();
     keep(sums);
-  }
-  template <bool kWhole>
-  __device__ __forceinline__ void add_values(const Keys& values) {
-    const std::uint32_t v_at = ptx::shared_address(&values);
-    const unsigned lane = threadIdx.x % kWarp;
-#pragma unroll
-    for (int step = 0; step < C::kTileK / 16; ++step) {
-      // What no row meets may be anything, and zero times NaN is not zero.
-      const std::uint32_t low = kWhole ? 0 : halves(attended >> (4 * step)),
-                          high = kWhole ? 0 : halves(attended >> (4 * step + 2));
-#pragma unroll
-      for (int n = 0; n < C::kHeadSize / 16; ++n) {
-        std::uint32_t v[4];  // keys 0-7 and 8-15 of 8 columns, then of the next 8
-        ptx::load_matrix_x4_transposed(v, v_at + Keys::offset(16 * step + lane % 16, 2 * n + lane / 16));
-        if constexpr (!kWhole) {
-          v[0] &= low, v[1] &= high;
-          v[2] &= low, v[3] &= high;
-        }
-        ptx::mma_16816<T>(o[2 * n], weights[step], v[0], v[1]);
-        ptx::mma_16816<T>(o[2 * n + 1], weights[step], v[2], v[3]);
-      }
-    }
   }
 };
 

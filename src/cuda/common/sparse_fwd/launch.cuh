@@ -23,7 +23,7 @@ void launch_rows(const Params& params, cudaStream_t stream) {
 
 template <class T, int kHead, bool kHopper>
 void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
-  if (plan.by_rows) {
+  if (plan.way == Way::by_rows) {
     plan.share == 1 ? launch_rows<by_rows::Config<T, kHead, 1, kHopper>>(params, stream)
                     : launch_rows<by_rows::Config<T, kHead, kSharingWarps, kHopper>>(params, stream);
     if (plan.parts == 1) return;
@@ -40,8 +40,7 @@ void launch_lists(const Params& params, const Plan& plan, cudaStream_t stream) {
 }
 
 template <bool kHopper>
-void launch(const SparseProblem& p, void* memory, cudaStream_t stream) {
-  const Plan plan = plan_of(p);
+void launch(const SparseProblem& p, const Plan& plan, void* memory, cudaStream_t stream) {
   if (plan.lists == 0 || p.H == 0) return;
   sparse::Arrays arrays(memory);
   Params params = params_of(p, plan, arrays);

@@ -17,6 +17,10 @@ constexpr int kGroupRows = 16;  // of mma.sync, and of a warp's share of wgmma
 // Of an item: rows of q that one CTA multiplies with one tile of keys, and positions that have them.
 constexpr int kItemRows = 1024, kItemPositions = 256;
 
+// Neighbouring lists of which a warp each goes through the blocks that any of them names, and of how many entries and
+// blocks of a sequence they may be (Hopper).
+constexpr int kListsTogether = 16, kMostEntriesTogether = kWarp, kMostBlocksTogether = 1 << 15;
+
 struct Params : sparse::Index {
   bool by_rows;  // rows of a list go through its blocks, and there is no index
   int parts;  // partial results of a row: each slot's tiles of keys, or by rows, CTAs that share a list; 1: none then

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
+#include <limits>
 
 #include "core/check.h"
 #include "cuda/common/attention/log2.h"
@@ -24,23 +26,35 @@ constexpr std::int64_t kMostRowsByKeys = 24;
 // as a row's bits differ between the two ways, and must not depend on the other sequences.
 constexpr std::int64_t kMostListsOfStep = 8;
 
+// Together a warp has a list's rows, of which fewer than half would be empty.
+constexpr std::int64_t kFewestRowsTogether = kGroupRows / 2 + 1;
+
+bool goes_together(const SparseProblem& p, const sparse::Cut& cut) {
+  const std::int64_t blocks = ceil_div(p.Sk, p.lists.block_size);
+  return cut.rows >= kFewestRowsTogether && cut.rows <= kGroupRows && p.lists.block_size >= kTileKeys &&
+         p.lists.entries > 0 && p.lists.entries <= kMostEntriesTogether && blocks > 0 && p.k_rows > 0 &&
+         blocks <= kMostBlocksTogether && p.k_rows <= std::numeric_limits<int>::max() &&
+         refuse_unmappable("k", p.k).empty() && refuse_unmappable("v", p.v).empty();
+}
+
 // Sequences of a call may be of any length up to Sq.
-bool goes_by_rows(const SparseProblem& p, const sparse::Cut& cut) {
-  return cut.rows > kMostRowsByKeys || ceil_div(p.Sq, p.lists.query_rows) <= kMostListsOfStep;
+Way way_of(const SparseProblem& p, const sparse::Cut& cut, bool hopper) {
+  if (cut.rows > kMostRowsByKeys || ceil_div(p.Sq, p.lists.query_rows) <= kMostListsOfStep) return Way::by_rows;
+  return hopper && goes_together(p, cut) ? Way::together : Way::by_keys;
 }
 
 }  // namespace
 
 Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
   Params params{};
-  static_cast<sparse::Index&>(params) = sparse::index_of(p, plan, arrays, !plan.by_rows);
-  params.by_rows = plan.by_rows;
+  static_cast<sparse::Index&>(params) = sparse::index_of(p, plan, arrays, plan.way == Way::by_keys);
+  params.by_rows = plan.way == Way::by_rows;
   params.parts = plan.parts;
   params.row_tiles = plan.row_tiles;
   params.block_log2 = std::bit_width(static_cast<unsigned>(p.lists.block_size)) - 1;
   params.scale_log2 = p.scale * kLog2e;
   params.o_pairs = p.o.dtype != DType::f32 && has_rows_of_16_bytes(p.o);
-  if (plan.by_rows && plan.parts == 1) return params;
+  if (plan.way != Way::by_keys && plan.parts == 1) return params;
   const std::int64_t rows = plan.lists_at_once * plan.units * plan.parts * plan.rows;
   params.partial = arrays.take<__half>(rows * plan.head);
   params.scales = arrays.take<float>(rows * (plan.head / 32));
@@ -48,7 +62,7 @@ Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
   return params;
 }
 
-Plan plan_of(const SparseProblem& p) {
+Plan plan_of(const SparseProblem& p, bool hopper) {
   const std::int64_t head = std::max(p.D, p.Dv) <= 64 ? 64 : 128;
   constexpr std::int64_t kFloat = sizeof(float);
   Plan plan{};
@@ -57,8 +71,13 @@ Plan plan_of(const SparseProblem& p) {
                          .bytes = kPartialBytes,
                          .item_rows = kItemRows,
                          .item_pairs = std::max<std::int64_t>(1, kItemPositions / p.lists.query_rows)});
-  plan.by_rows = goes_by_rows(p, plan);
-  if (plan.by_rows) {
+  plan.way = way_of(p, plan, hopper);
+  if (plan.way == Way::together) {
+    plan.parts = 1;
+    plan.row_tiles = 1;
+    plan.lists_at_once = plan.lists;
+    plan.tiles_together = sparse::tiles_of_rows(p, kListsTogether * p.lists.query_rows);
+  } else if (plan.way == Way::by_rows) {
     plan.share = plan.rows <= kGroupRows ? kSharingWarps : 1;
     plan.row_tiles = plan.share > 1 ? 1 : static_cast<int>(ceil_div(plan.rows, kRowTile));
     plan.lists_at_once = plan.lists;
@@ -79,7 +98,11 @@ Plan plan_of(const SparseProblem& p) {
 }
 
 std::string description(const SparseProblem& p, const Plan& plan) {
-  if (plan.by_rows) {
+  if (plan.way == Way::together) {
+    return text(kListsTogether, " neighbouring lists together, of ", plan.rows,
+                " rows each: blocks that any of them names, 64 keys at a time");
+  }
+  if (plan.way == Way::by_rows) {
     return text("by rows: tiles of ", plan.share > 1 ? kGroupRows : kRowTile, " of the ", plan.rows,
                 " that share a list by 64 keys", plan.share > 1 ? text(", ", plan.share, " warps to a tile") : "",
                 plan.parts > 1 ? text(", a list's keys in ", plan.parts, " parts") : "");
@@ -91,7 +114,15 @@ std::string description(const SparseProblem& p, const Plan& plan) {
 
 double moved_bytes(const SparseProblem& p, const Plan& plan) {
   const double entries = static_cast<double>(p.lists.typical), lists = static_cast<double>(plan.lists * plan.units);
-  if (plan.by_rows) {
+  if (plan.way == Way::together) {
+    // Of N blocks the lists of a tile name N (1 - (1 - entries / N)^lists), if each draws its own.
+    const double all = static_cast<double>(p.Sk) / static_cast<double>(p.lists.block_size),
+                 blocks = std::max(entries, p.causal == Causal::none ? all : all / 2);
+    const double met = blocks * (1 - std::pow(1 - entries / blocks, kListsTogether));
+    return static_cast<double>(plan.tiles_together * plan.units) * met * 2.0 *
+           static_cast<double>(p.lists.block_size * (p.D + p.Dv));
+  }
+  if (plan.way == Way::by_rows) {
     return lists * plan.row_tiles * entries * 2.0 * static_cast<double>(p.lists.block_size * (p.D + p.Dv));
   }
   return lists * static_cast<double>(plan.rows) * entries * (2.0 * static_cast<double>(p.D) + 4.0 * plan.head);

@@ -12,13 +12,19 @@ namespace heddle::cuda::sparse_fwd {
 // Where a CTA has one tile of rows by rows: as many, and the warps that then have the same ones.
 constexpr int kRowTile = 64, kSharingWarps = 4;
 
+// by_keys: a block's keys meet all rows that name it. by_rows: a list's rows go through its blocks. together: the rows
+// of neighbouring lists go through the blocks that any of them names.
+enum class Way { by_keys, by_rows, together };
+
 struct Plan : sparse::Cut {
-  bool by_rows;                 // as in Params
+  Way way;
   int parts, row_tiles, share;  // share: warps that have the same rows
+  std::int64_t tiles_together;  // of lists, of a head unit
   std::size_t bytes;
 };
 
-Plan plan_of(const SparseProblem& problem);
+// hopper: with the ways that only Hopper's candidate has.
+Plan plan_of(const SparseProblem& problem, bool hopper);
 Params params_of(const SparseProblem& problem, const Plan& plan, sparse::Arrays& arrays);
 
 // In words, for explain.

@@ -10,7 +10,7 @@ namespace {
 
 using sparse_fwd::plan_of;
 
-Refusal supports(const SparseProblem& p) { return sparse::refuse(p, plan_of(p)); }
+Refusal supports(const SparseProblem& p) { return sparse::refuse(p, plan_of(p, false)); }
 
 constexpr CostLine<SparseProblem> kCosts[] = {
     {"sm80_sparse by blocks", {2e-6, 0, 2.8e12}, {DType::bf16, 1, 64, 4, 65536, 128, 1, 64, 16}},
@@ -18,12 +18,12 @@ constexpr CostLine<SparseProblem> kCosts[] = {
 };
 
 double estimate(const SparseProblem& p, int /*workers*/) {
-  const sparse_fwd::Plan plan = plan_of(p);
-  const Cost& cost = cost_of(kCosts[plan.by_rows ? 1 : 0]);
+  const sparse_fwd::Plan plan = plan_of(p, false);
+  const Cost& cost = cost_of(kCosts[static_cast<int>(plan.way)]);
   return cost.fixed + moved_bytes(p, plan) / cost.bytes;
 }
 
-std::string describe(const SparseProblem& p, int /*workers*/) { return description(p, plan_of(p)); }
+std::string describe(const SparseProblem& p, int /*workers*/) { return description(p, plan_of(p, false)); }
 
 }  // namespace
 
@@ -34,7 +34,7 @@ const SparseForwardKernel kSm80SparseForward = {
     .automatic = true,
     .supports = supports,
     .estimate = estimate,
-    .workspace = [](const SparseProblem& p, int) { return plan_of(p).bytes; },
+    .workspace = [](const SparseProblem& p, int) { return plan_of(p, false).bytes; },
     .launch = [](const SparseProblem& p,
                  const Runtime& runtime) { sm80::sparse_fwd::launch(p, runtime.workspace.data, runtime.stream); },
     .describe = describe,
