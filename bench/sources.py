@@ -86,6 +86,7 @@ ENCODER_GPU = (
 #: Of native sparse attention on a GPU: its steps, and attention over pooled keys and in a window.
 NSA_GPU = (
     "src/cuda/sm80/select_blocks",
+    "src/cuda/sm90/nsa_step",
     "src/cuda/common/sparse",
     "src/cuda/common/sparse_fwd",
     "src/cuda/sm80/sparse_bwd",
@@ -94,6 +95,7 @@ NSA_GPU = (
     "src/cuda/any/gate_branches",
     "src/cuda/any/pool_keys",
     "src/problem/gate_branches.h",
+    "src/problem/nsa_step.h",
     "src/problem/pool.h",
     "src/problem/select_blocks.h",
     "src/problem/sparse.h",

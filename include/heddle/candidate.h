@@ -12,7 +12,7 @@ namespace heddle {
 struct Candidate {
   std::string name;  // as `force` takes it
   // "flash", "baseline" or "naive" (attention), "linear", "rotary", "append", "quantize", "dequantize", "unpack",
-  // "merge", "pool", "select" or "reference"
+  // "merge", "pool", "select", "gate", "nsa_step" or "reference"
   std::string method;
   Device device = Device::cpu;
   bool supported = false;

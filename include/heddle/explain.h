@@ -101,6 +101,11 @@ std::vector<Candidate> explain_select_blocks_on(const GpuModel& gpu, const Tenso
                                                 const TensorView& lse, const TensorView& blocks,
                                                 const SelectOptions& options, const Runtime& runtime = {});
 
+std::vector<Candidate> explain_nsa_step_on(const GpuModel& gpu, const TensorView& q, const TensorView& k_new,
+                                           const TensorView& v_new, const NsaCache& cache, const NsaGates& gates,
+                                           const TensorView& out, const NsaStepOptions& options,
+                                           const Runtime& runtime = {});
+
 std::vector<Candidate> explain_unpack_weights_on(const GpuModel& gpu, const PackedWeights& weights,
                                                  const TensorView& out, const UnpackOptions& options = {},
                                                  const Runtime& runtime = {});

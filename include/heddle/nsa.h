@@ -102,4 +102,46 @@ std::vector<Candidate> explain_select_blocks(const TensorView& q, const TensorVi
                                              const TensorView& blocks, const SelectOptions& options,
                                              const Runtime& runtime = {});
 
+// A step of decoding over a cache of B sequences that holds pooled keys beside the keys; rows are contiguous, and other
+// strides free. All of one dtype but the gates and lengths, and all on one device.
+struct NsaCache {
+  TensorView k, v;                // [B, capacity, Hkv, D], [B, capacity, Hkv, Dv]; written
+  TensorView k_pooled, v_pooled;  // [B, N, Hkv, D], [B, N, Hkv, Dv], N = capacity / block_size, means of whole blocks
+  TensorView lengths;             // int32 [B]: keys that each sequence has before the step; read
+};
+
+// g_cmp, g_slc, g_swa [B, 1, H]: f32, f16 or bf16, any strides. Not given: no such branch, though blocks are chosen by
+// the compressed scores all the same. g_slc must be given, and g_swa where window is above 0.
+struct NsaGates {
+  TensorView cmp, slc, swa;
+};
+
+struct NsaStepOptions {
+  std::optional<float> scale;    // of q.k; not given: 1 / sqrt(D)
+  std::int64_t block_size = 64;  // keys of a block of the lists, and of a pooled key: 16, 32, 64 or 128
+  std::int64_t block_count = 16; // blocks of a list, the forced ones among them
+  std::int64_t window = 0;       // keys of the window, the step's own among them; 0: there is none
+  ForcedBlocks forced = {};
+  bool batch_invariant = false;  // a sequence's bits do not depend on how many others there are
+  std::string force = {};        // a candidate's name
+};
+
+// One new row of each sequence, at position lengths[b]: appends its key and value to the cache, and the means of the
+// block that they end, if they end one, as extend_pooled_keys does; then out = cmp o_cmp + slc o_slc + swa o_swa, where
+// o_cmp is attention over the pooled keys of complete blocks, o_slc over the blocks that select_blocks() would list,
+// o_swa over the last `window` keys. Branches are summed in f32 and rounded once; one without keys is 0.
+//   q [B, 1, H, D]     k_new [B, 1, Hkv, D]     v_new [B, 1, Hkv, Dv]     out [B, 1, H, Dv]; f16 or bf16
+// Does not write lengths: the caller adds 1. A length outside [0, capacity) is clamped, and that sequence's key is not
+// written, as append_kv_cache leaves it out on a GPU. Served on Hopper alone. Throws Error on a bad argument before
+// anything is written.
+void nsa_step(const TensorView& q, const TensorView& k_new, const TensorView& v_new, const NsaCache& cache,
+              const NsaGates& gates, const TensorView& out, const NsaStepOptions& options, const Runtime& runtime);
+// Bytes of workspace: 4 for each query head and pooled key of the cache. Reads no data.
+std::size_t nsa_step_workspace(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
+                               const NsaCache& cache, const NsaGates& gates, const TensorView& out,
+                               const NsaStepOptions& options, const Runtime& runtime = {});
+std::vector<Candidate> explain_nsa_step(const TensorView& q, const TensorView& k_new, const TensorView& v_new,
+                                        const NsaCache& cache, const NsaGates& gates, const TensorView& out,
+                                        const NsaStepOptions& options, const Runtime& runtime = {});
+
 }  // namespace heddle

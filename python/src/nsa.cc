@@ -55,7 +55,11 @@ void pool_backward(nb::handle d_pooled, nb::handle dx, nb::handle block, nb::han
   pool_keys_backward(d_pooled_view, dx_view, options, arguments.runtime());
 }
 
-// forced: bits of the first, the previous and the current block.
+// From the bits of the first, the previous and the current block.
+ForcedBlocks forced_blocks(unsigned bits) {
+  return {.first = (bits & 1) != 0, .previous = (bits & 2) != 0, .current = (bits & 4) != 0};
+}
+
 SelectOptions select_options(Arguments& arguments, nb::handle block_size, nb::handle compression_block,
                              nb::handle compression_stride, unsigned forced, nb::handle scale, nb::handle cu_seqlens_q,
                              nb::handle cu_seqlens_k, nb::handle seqused_k, nb::handle q_offset, nb::handle q_step,
@@ -68,7 +72,7 @@ SelectOptions select_options(Arguments& arguments, nb::handle block_size, nb::ha
   if (!compression_stride.is_none()) {
     options.compression_stride = arguments.integer(compression_stride, "compression_stride");
   }
-  options.forced = {.first = (forced & 1) != 0, .previous = (forced & 2) != 0, .current = (forced & 4) != 0};
+  options.forced = forced_blocks(forced);
   if (!scale.is_none()) options.scale = static_cast<float>(arguments.number(scale, "scale"));
   options.cu_seqlens_q = arguments.read(cu_seqlens_q, "cu_seqlens_q");
   options.cu_seqlens_k = arguments.read(cu_seqlens_k, "cu_seqlens_k");
@@ -164,6 +168,63 @@ void gate(const nb::sequence& os, const nb::sequence& gates, nb::handle out, con
   gate_branches(read, out_view, arguments.runtime(), force);
 }
 
+// A step of decoding. cache, gates: k, v, k_pooled, v_pooled and lengths; of cmp, slc and swa, None where there is no
+// branch.
+struct Step {
+  Arguments arguments;
+  TensorView q, k_new, v_new, out;
+  NsaCache cache;
+  NsaGates gates;
+  NsaStepOptions options;
+
+  Step(const char* operation, std::uintptr_t stream) : arguments(operation, Arguments::Devices::any, stream) {}
+  void read(nb::handle of_q, nb::handle of_k, nb::handle of_v, const nb::tuple& of_cache, const nb::tuple& of_gates,
+            nb::handle of_out, nb::handle block_count, nb::handle block_size, nb::handle window, unsigned forced,
+            nb::handle scale, const std::string& force) {
+    q = arguments.read(of_q, "q");
+    k_new = arguments.read(of_k, "k_new");
+    v_new = arguments.read(of_v, "v_new");
+    cache.k = arguments.write(of_cache[0], "cache.k");
+    cache.v = arguments.write(of_cache[1], "cache.v");
+    cache.k_pooled = arguments.write(of_cache[2], "cache.k_pooled");
+    cache.v_pooled = arguments.write(of_cache[3], "cache.v_pooled");
+    cache.lengths = arguments.read(of_cache[4], "cache.lengths");
+    gates.cmp = arguments.read(of_gates[0], "g_cmp");
+    gates.slc = arguments.read(of_gates[1], "g_slc");
+    gates.swa = arguments.read(of_gates[2], "g_swa");
+    out = arguments.write(of_out, "out");
+    options.block_count = arguments.integer(block_count, "block_count");
+    options.block_size = arguments.integer(block_size, "block_size");
+    options.window = arguments.integer(window, "window");
+    options.forced = forced_blocks(forced);
+    if (!scale.is_none()) options.scale = static_cast<float>(arguments.number(scale, "scale"));
+    options.force = force;
+  }
+};
+
+void step(nb::handle q, nb::handle k_new, nb::handle v_new, const nb::tuple& cache, const nb::tuple& gates,
+          nb::handle out, nb::handle block_count, nb::handle block_size, nb::handle window, unsigned forced,
+          nb::handle scale, const std::string& force, std::uintptr_t stream) {
+  Step call("nsa_step", stream);
+  call.read(q, k_new, v_new, cache, gates, out, block_count, block_size, window, forced, scale, force);
+  CallScratch scratch(call.arguments);  // outlives what follows: given back with the GIL held
+  nb::gil_scoped_release released;
+  nsa_step_with(call.q, call.k_new, call.v_new, call.cache, call.gates, call.out, call.options,
+                call.arguments.runtime(), [&](std::size_t bytes) { return scratch.get(bytes); });
+}
+
+nb::list explain_step(nb::handle q, nb::handle k_new, nb::handle v_new, const nb::tuple& cache, const nb::tuple& gates,
+                      nb::handle out, nb::handle block_count, nb::handle block_size, nb::handle window,
+                      unsigned forced, nb::handle scale, const std::string& gpu) {
+  Step call("explain_nsa_step", kNoStream);
+  call.read(q, k_new, v_new, cache, gates, out, block_count, block_size, window, forced, scale, "");
+  const auto answer = [&](const auto& explain, const auto&... model) {
+    return told(explain(model..., call.q, call.k_new, call.v_new, call.cache, call.gates, call.out, call.options,
+                        Runtime{}));
+  };
+  return gpu.empty() ? answer(explain_nsa_step) : answer(explain_nsa_step_on, gpu_model_named(gpu));
+}
+
 // Refuses what an operation that is made of others cannot write its result to: memory that overlaps itself, or what the
 // call has besides. Reads no data.
 void check_out(const std::string& operation, nb::handle out, const std::vector<std::string>& names,
@@ -215,6 +276,13 @@ void bind_nsa(nb::module_& module) {
              nb::arg("gpu") = "");
   module.def("gate_branches", &gate, nb::arg("os"), nb::arg("gates"), nb::arg("out"), nb::arg("force"),
              nb::arg("stream") = 0);
+  const auto step_options = [&](const char* name, auto* function, const auto&... last) {
+    module.def(name, function, nb::arg("q"), nb::arg("k_new"), nb::arg("v_new"), nb::arg("cache"), nb::arg("gates"),
+               nb::arg("out"), nb::arg("block_count"), nb::arg("block_size"), nb::arg("window"), nb::arg("forced"),
+               nb::arg("scale").none(), last...);
+  };
+  step_options("nsa_step", &step, nb::arg("force"), nb::arg("stream") = 0);
+  step_options("explain_nsa_step", &explain_step, nb::arg("gpu") = "");
   module.def("check_out", &check_out, nb::arg("operation"), nb::arg("out"), nb::arg("names"), nb::arg("tensors"));
   module.def("gate_branches_backward", &gate_backward, nb::arg("os"), nb::arg("gates"), nb::arg("d_out"),
              nb::arg("d_os"), nb::arg("d_gates"), nb::arg("force"), nb::arg("stream") = 0);

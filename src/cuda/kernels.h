@@ -10,6 +10,7 @@
 #include "problem/int4_append.h"
 #include "problem/kv_cache.h"
 #include "problem/linear.h"
+#include "problem/nsa_step.h"
 #include "problem/partial.h"
 #include "problem/pool.h"
 #include "problem/quantize.h"
@@ -50,6 +51,8 @@
   K(PoolProblem, kPoolKeys, "cuda", "pool", true)                                                             \
   K(PoolBackwardProblem, kPoolKeysBackward, "cuda", "pool", true)                                             \
   K(SelectProblem, kSm80SelectBlocks, "sm80", "select", true)                                                 \
+  /* a step of decoding of it in one launch, a cluster for each key/value head of a sequence, for Hopper */   \
+  K(NsaStepProblem, kSm90NsaStep, "sm90", "nsa_step", true)                                                   \
   /* partial results joined, from Ampere on, and the gradients of that */                                     \
   K(MergeProblem, kMergeAttention, "cuda", "merge", true)                                                     \
   K(MergeBackwardProblem, kMergeAttentionBackward, "cuda", "merge", true)                                     \

@@ -58,6 +58,10 @@ SelectOptions there(SelectOptions o) {
   return o;
 }
 
+NsaCache there(const NsaCache& c) {
+  return {there(c.k), there(c.v), there(c.k_pooled), there(c.v_pooled), there(c.lengths)};
+}
+NsaGates there(const NsaGates& g) { return {there(g.cmp), there(g.slc), there(g.swa)}; }
 Int4Cache there(Int4Cache cache) {
   move({&cache.blocks, &cache.k_tail, &cache.v_tail, &cache.page_table, &cache.row_idx});
   return cache;
@@ -250,6 +254,15 @@ std::vector<Candidate> explain_select_blocks_on(const GpuModel& gpu, const Tenso
                                                 const SelectOptions& options, const Runtime& runtime) {
   const cuda::AssumedGpu assumed(gpu);
   return explain_select_blocks(there(q), there(k_pooled), there(lse), there(blocks), there(options), runtime);
+}
+
+std::vector<Candidate> explain_nsa_step_on(const GpuModel& gpu, const TensorView& q, const TensorView& k_new,
+                                           const TensorView& v_new, const NsaCache& cache, const NsaGates& gates,
+                                           const TensorView& out, const NsaStepOptions& options,
+                                           const Runtime& runtime) {
+  const cuda::AssumedGpu assumed(gpu);
+  return explain_nsa_step(there(q), there(k_new), there(v_new), there(cache), there(gates), there(out), options,
+                          runtime);
 }
 
 std::vector<Candidate> explain_unpack_weights_on(const GpuModel& gpu, const PackedWeights& weights,

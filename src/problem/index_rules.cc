@@ -74,6 +74,8 @@ const char* name_of(IndexName name) {
       return "k_pooled";
     case IndexName::seqused:
       return "seqused";
+    case IndexName::lengths:
+      return "lengths";
     case IndexName::positions_number:
       return "positions number";
   }

@@ -64,6 +64,7 @@ enum class IndexName : std::uint8_t {
   positions_number,
   k_pooled,
   seqused,
+  lengths,
 };
 const char* name_of(IndexName name);
 void append(std::string& out, IndexName name);

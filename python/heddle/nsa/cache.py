@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..kv_cache import append_kv_cache
-from . import checks
+from . import checks, step
 from .branches import FORCED
 from .kernels import extend_pooled_keys
 from .parallel import attend, checked_form
@@ -128,7 +128,9 @@ def nsa_with_cache(
 ) -> torch.Tensor:
     """Appends k_new and v_new to the cache, then native sparse attention of q's rows, which are the last n positions of each
     sequence: a step of decoding with n = 1, a chunk of a prefill with more. What ``parallel_nsa`` gives over all keys there
-    are. Without gradients.
+    are. Without gradients. On a Hopper GPU a step in 16 bits is one launch, and one that counts it, where block_counts is an
+    int to 32, compressed blocks are block_size keys and as far apart, heads are multiples of 8 to 128, and HQ is no more than
+    16 H; its branches are not rounded before they are summed.
 
     Args:
       q: [B, n, HQ, D]; k_new, v_new: [B, n, H, D], [B, n, H, Dv], of the cache's dtype.
@@ -160,6 +162,8 @@ def nsa_with_cache(
         read |= {f"cache.{part}": getattr(cache, part) for part in held}
         checks.out(name, out, (*q.shape[:3], v_new.shape[3]), read)
     with torch.no_grad():
+        if step.serves(q, k_new, v_new, cache, form, counts):
+            return step.step(q, k_new, v_new, cache, gates, form, out)
         before = cache.lengths.clone()
         cache.append(k_new, v_new)
         if q.shape[0] * q.shape[1] == 0:

@@ -37,4 +37,10 @@ std::span<const GateBackwardKernel* const> PlainOperation<GateBackwardProblem>::
   return kernels;
 }
 
+template <>
+std::span<const NsaStepKernel* const> PlainOperation<NsaStepProblem>::candidates() {
+  static const auto kernels = with_gpu_kernels<NsaStepProblem>({});
+  return kernels;
+}
+
 }  // namespace heddle

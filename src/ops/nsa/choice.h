@@ -1,8 +1,10 @@
-// The candidates for pooling keys, its gradient, and the choice of blocks, and sums of gated branches.
+// The candidates for pooling keys, its gradient, and the choice of blocks, sums of gated branches, and a step of
+// decoding.
 #pragma once
 
 #include "ops/choice.h"
 #include "problem/gate_branches.h"
+#include "problem/nsa_step.h"
 #include "problem/pool.h"
 #include "problem/select_blocks.h"
 
@@ -18,6 +20,8 @@ template <>
 std::span<const GateKernel* const> PlainOperation<GateProblem>::candidates();
 template <>
 std::span<const GateBackwardKernel* const> PlainOperation<GateBackwardProblem>::candidates();
+template <>
+std::span<const NsaStepKernel* const> PlainOperation<NsaStepProblem>::candidates();
 
 template <>
 struct Operation<PoolProblem> : PlainOperation<PoolProblem> {};
@@ -29,5 +33,7 @@ template <>
 struct Operation<GateProblem> : PlainOperation<GateProblem> {};
 template <>
 struct Operation<GateBackwardProblem> : PlainOperation<GateBackwardProblem> {};
+template <>
+struct Operation<NsaStepProblem> : PlainOperation<NsaStepProblem> {};
 
 }  // namespace heddle

@@ -9,6 +9,7 @@
 #include "core/check.h"
 #include "heddle/nsa.h"
 #include "problem/gate_branches.h"
+#include "problem/nsa_step.h"
 #include "problem/pool.h"
 #include "problem/select_blocks.h"
 
@@ -30,6 +31,14 @@ void pool_keys(const TensorView& x, const TensorView& pooled, const PoolOptions&
 void select_blocks_with(const TensorView& q, const TensorView& k_pooled, const TensorView& lse,
                         const TensorView& blocks, const SelectOptions& options, const Runtime& runtime,
                         const std::function<Workspace(std::size_t bytes)>& scratch, const char* blocks_name = "blocks");
+
+NsaStepProblem checked_nsa_step_problem(const Check& check, const TensorView& q, const TensorView& k_new,
+                                        const TensorView& v_new, const NsaCache& cache, const NsaGates& gates,
+                                        const TensorView& out, const NsaStepOptions& options);
+// nsa_step() with scratch that is asked for when the kernel is chosen.
+void nsa_step_with(const TensorView& q, const TensorView& k_new, const TensorView& v_new, const NsaCache& cache,
+                   const NsaGates& gates, const TensorView& out, const NsaStepOptions& options, const Runtime& runtime,
+                   const std::function<Workspace(std::size_t bytes)>& scratch);
 
 // A branch of native sparse attention and its gate: it adds gate * o to the result.
 struct GatedBranch {

@@ -1,0 +1,73 @@
+// How a step is shared out, which instantiation, and the launch.
+#include <algorithm>
+#include <bit>
+
+#include "cuda/assumed_gpu.h"
+#include "cuda/common/attention/log2.h"
+#include "cuda/common/clusters.cuh"
+#include "cuda/common/launch.cuh"
+#include "cuda/common/requirements.h"
+#include "cuda/sm90/nsa_step/host.h"
+#include "cuda/sm90/nsa_step/kernel.cuh"
+
+namespace heddle::cuda::sm90::nsa_step {
+namespace {
+
+using StepKernel = void (*)(Params);
+
+int head_of(const NsaStepProblem& p) { return std::max(p.D, p.Dv) <= 64 ? 64 : kMostHead; }
+
+template <class T>
+StepKernel kernel_of(const NsaStepProblem& p) {
+  return head_of(p) == 64 ? step_kernel<T, 64> : step_kernel<T, kMostHead>;
+}
+std::size_t shared_bytes(const NsaStepProblem& p) {
+  return head_of(p) == 64 ? sizeof(SharedMemory<64>) : sizeof(SharedMemory<kMostHead>);
+}
+
+// Of the kernel that takes most memory: a CTA of any has a multiprocessor of its own.
+int clusters_at_once(int size) {
+  static ClustersAtOnce known;
+  return known.of(size, "nsa_step", step_kernel<__nv_bfloat16, kMostHead>,
+                  {.threads = kThreads, .shared_bytes = sizeof(SharedMemory<kMostHead>)});
+}
+
+int score_pitch(const NsaStepProblem& p) { return static_cast<int>((p.pooled + kTileKeys - 1) / kTileKeys * kTileKeys); }
+
+}  // namespace
+
+// The most that lets all units run at once. Where the cut must not depend on the batch it is one that serves batches.
+int cluster_of(const NsaStepProblem& p) {
+  if (p.batch_invariant) return 2;
+  const std::int64_t units = p.B * p.H;
+  int size = kMostCluster;
+  while (size > 1 && (units * size > current_device().multiprocessors || clusters_held(clusters_at_once, size) < units)) {
+    size /= 2;
+  }
+  return size;
+}
+
+std::size_t workspace_bytes(const NsaStepProblem& p) {
+  return static_cast<std::size_t>(p.B * p.H * p.G) * static_cast<std::size_t>(score_pitch(p)) * sizeof(float);
+}
+
+void launch(const NsaStepProblem& p, const Runtime& runtime) {
+  Params params{};
+  params.problem = p;
+  params.scores = static_cast<float*>(runtime.workspace.data);
+  params.score_pitch = score_pitch(p);
+  params.cluster = cluster_of(p);
+  params.block_log2 = std::countr_zero(static_cast<unsigned>(p.block));
+  params.scale_log2 = p.scale * kLog2e;
+  params.wide_in = has_rows_of_16_bytes(p.q) && has_rows_of_16_bytes(p.k_new) && has_rows_of_16_bytes(p.v_new);
+  params.wide_out = has_rows_of_16_bytes(p.out);
+  start("nsa_step", p.dtype == DType::f16 ? kernel_of<__half>(p) : kernel_of<__nv_bfloat16>(p),
+        {.blocks = static_cast<unsigned>(p.B * p.H * params.cluster),
+         .threads = kThreads,
+         .shared_bytes = shared_bytes(p),
+         .cluster = static_cast<unsigned>(params.cluster),
+         .overlaps = true},
+        static_cast<cudaStream_t>(runtime.stream), params);
+}
+
+}  // namespace heddle::cuda::sm90::nsa_step

@@ -1,0 +1,30 @@
+// What a step of native sparse attention is told. Made on the host.
+#pragma once
+
+#include <cstddef>
+
+#include "problem/nsa_step.h"
+
+namespace heddle::cuda::sm90::nsa_step {
+
+constexpr int kThreads = 256, kWarp = 32, kWarps = kThreads / kWarp;
+constexpr int kRows = 16;      // of a matrix product: query heads of a group
+constexpr int kTileKeys = 16;  // that a warp meets at a time
+constexpr int kMostSlots = kWarp;
+constexpr int kMostCluster = 8;
+constexpr int kMostHead = 128;
+
+enum Branch { kCmp, kSlc, kSwa, kBranches };
+
+struct Params {
+  NsaStepProblem problem;
+  float* scores;        // [units][G][score_pitch], in log2 units
+  int score_pitch;      // pooled keys, whole tiles of them
+  int cluster;          // CTAs of a unit
+  int block_log2;
+  float scale_log2;
+  bool wide_in;         // rows of q, k_new and v_new can be read in pieces of 16 bytes
+  bool wide_out;        // and out's be written so
+};
+
+}  // namespace heddle::cuda::sm90::nsa_step
