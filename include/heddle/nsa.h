@@ -117,10 +117,10 @@ struct NsaGates {
 };
 
 struct NsaStepOptions {
-  std::optional<float> scale;    // of q.k; not given: 1 / sqrt(D)
-  std::int64_t block_size = 64;  // keys of a block of the lists, and of a pooled key: 16, 32, 64 or 128
-  std::int64_t block_count = 16; // blocks of a list, the forced ones among them
-  std::int64_t window = 0;       // keys of the window, the step's own among them; 0: there is none
+  std::optional<float> scale;     // of q.k; not given: 1 / sqrt(D)
+  std::int64_t block_size = 64;   // keys of a block of the lists, and of a pooled key: 16, 32, 64 or 128
+  std::int64_t block_count = 16;  // blocks of a list, the forced ones among them
+  std::int64_t window = 0;        // keys of the window, the step's own among them; 0: there is none
   ForcedBlocks forced = {};
   bool batch_invariant = false;  // a sequence's bits do not depend on how many others there are
   std::string force = {};        // a candidate's name

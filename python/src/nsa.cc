@@ -214,13 +214,13 @@ void step(nb::handle q, nb::handle k_new, nb::handle v_new, const nb::tuple& cac
 }
 
 nb::list explain_step(nb::handle q, nb::handle k_new, nb::handle v_new, const nb::tuple& cache, const nb::tuple& gates,
-                      nb::handle out, nb::handle block_count, nb::handle block_size, nb::handle window,
-                      unsigned forced, nb::handle scale, const std::string& gpu) {
+                      nb::handle out, nb::handle block_count, nb::handle block_size, nb::handle window, unsigned forced,
+                      nb::handle scale, const std::string& gpu) {
   Step call("explain_nsa_step", kNoStream);
   call.read(q, k_new, v_new, cache, gates, out, block_count, block_size, window, forced, scale, "");
   const auto answer = [&](const auto& explain, const auto&... model) {
-    return told(explain(model..., call.q, call.k_new, call.v_new, call.cache, call.gates, call.out, call.options,
-                        Runtime{}));
+    return told(
+        explain(model..., call.q, call.k_new, call.v_new, call.cache, call.gates, call.out, call.options, Runtime{}));
   };
   return gpu.empty() ? answer(explain_nsa_step) : answer(explain_nsa_step_on, gpu_model_named(gpu));
 }

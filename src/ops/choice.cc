@@ -23,8 +23,7 @@ bool names_a_kernel(std::string_view name) {
   return any_has<AttentionProblem, AttentionBackwardProblem, LinearProblem, LinearBackwardProblem, RotaryProblem,
                  AppendProblem, Int4AppendProblem, lowbit::QuantizeCall, lowbit::DequantizeProblem, UnpackProblem,
                  MergeProblem, MergeBackwardProblem, SparseProblem, SparseBackwardProblem, PoolProblem,
-                 PoolBackwardProblem, SelectProblem, GateProblem, GateBackwardProblem,
-                 NsaStepProblem>(name);
+                 PoolBackwardProblem, SelectProblem, GateProblem, GateBackwardProblem, NsaStepProblem>(name);
 }
 
 }  // namespace heddle

@@ -10,21 +10,21 @@
 namespace heddle {
 
 struct NsaStepProblem {
-  std::int64_t B = 0, H = 0, G = 0;         // G query heads to each of H key/value heads
+  std::int64_t B = 0, H = 0, G = 0;  // G query heads to each of H key/value heads
   std::int64_t D = 0, Dv = 0;
-  std::int64_t capacity = 0, pooled = 0;    // rows of the cache, and of pooled keys: capacity / block
-  std::int64_t block = 64;                  // keys of a block of the lists, and of a pooled key
-  std::int64_t slots = 0, window = 0;       // blocks of a list; keys of the window, 0: there is none
+  std::int64_t capacity = 0, pooled = 0;  // rows of the cache, and of pooled keys: capacity / block
+  std::int64_t block = 64;                // keys of a block of the lists, and of a pooled key
+  std::int64_t slots = 0, window = 0;     // blocks of a list; keys of the window, 0: there is none
   ForcedBlocks forced;
   float scale = 1;
   bool batch_invariant = false;
   DType dtype = DType::bf16;
   Device device = Device::cpu;
-  Operand q, out;                           // [B, 1, H G, D | Dv]
-  Operand k_new, v_new;                     // [B, 1, H, D | Dv]
-  Operand k, v, k_pooled, v_pooled;         // [B, capacity | pooled, H, D | Dv]
-  Plane g_cmp, g_slc, g_swa;                // [b, h, i], of any floating-point dtype; not given: no such branch
-  const std::int32_t* lengths = nullptr;    // [B]: keys before the step
+  Operand q, out;                         // [B, 1, H G, D | Dv]
+  Operand k_new, v_new;                   // [B, 1, H, D | Dv]
+  Operand k, v, k_pooled, v_pooled;       // [B, capacity | pooled, H, D | Dv]
+  Plane g_cmp, g_slc, g_swa;              // [b, h, i], of any floating-point dtype; not given: no such branch
+  const std::int32_t* lengths = nullptr;  // [B]: keys before the step
 
   // What a sequence has when its row comes. Nobody has checked lengths on a GPU: they are clamped, so that no row
   // outside the tensors is named, and a row for which there is no room is dropped.

@@ -138,8 +138,12 @@ NsaStepProblem checked_nsa_step_problem(const Check& check, const TensorView& q,
                            {"cache.v", &cache.v},
                            {"cache.k_pooled", &cache.k_pooled},
                            {"cache.v_pooled", &cache.v_pooled}};
-  const Named inputs[] = {{"q", &q},           {"k_new", &k_new},     {"v_new", &v_new},
-                          {"g_cmp", &gates.cmp}, {"g_slc", &gates.slc}, {"g_swa", &gates.swa},
+  const Named inputs[] = {{"q", &q},
+                          {"k_new", &k_new},
+                          {"v_new", &v_new},
+                          {"g_cmp", &gates.cmp},
+                          {"g_slc", &gates.slc},
+                          {"g_swa", &gates.swa},
                           {"cache.lengths", &cache.lengths}};
   check_apart(check, outputs, inputs);
   return p;

@@ -22,11 +22,15 @@ Refusal supports(const NsaStepProblem& p) {
       return text(name, " must be a multiple of 8 to ", step::kMostHead, ", not ", size);
     }
   }
-  if (p.G > step::kRows) return text("it has no more than ", step::kRows, " query heads to a key/value head, not ", p.G);
+  if (p.G > step::kRows)
+    return text("it has no more than ", step::kRows, " query heads to a key/value head, not ", p.G);
   if (p.slots > step::kMostSlots) return text("it lists no more than ", step::kMostSlots, " blocks, not ", p.slots);
-  for (const auto& [name, x] :
-       {std::pair{"cache.k", &p.k}, {"cache.v", &p.v}, {"cache.k_pooled", &p.k_pooled}, {"cache.v_pooled", &p.v_pooled}}) {
-    if (!has_rows_of_16_bytes(*x)) return text(name, " must have contiguous rows at multiples of 16 bytes");
+  for (const auto& [name, x] : {std::pair{"cache.k", &p.k},
+                                {"cache.v", &p.v},
+                                {"cache.k_pooled", &p.k_pooled},
+                                {"cache.v_pooled", &p.v_pooled}}) {
+    const bool empty = p.pooled == 0 && (x == &p.k_pooled || x == &p.v_pooled);
+    if (!empty && !has_rows_of_16_bytes(*x)) return text(name, " must have contiguous rows at multiples of 16 bytes");
   }
   constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
   if (p.capacity > kMost - step::kMostHead || p.B * p.H > kMost / step::kMostCluster) {

@@ -32,7 +32,7 @@ struct Work {
   int unit, b, h;  // h: key/value head
   int rank, ctas;  // of the cluster
   int cmp_tiles, swa_tiles, swa_first;
-  int cmp_warps;   // of each CTA, the first ones; the others have the window
+  int cmp_warps;  // of each CTA, the first ones; the others have the window
 
   __device__ explicit Work(const Params& p) {
     ctas = p.cluster;
@@ -47,9 +47,11 @@ struct Work {
     swa_tiles = p.problem.g_swa.given && p.problem.window > 0 ? divided_up(keys - swa_first, kTileKeys) : 0;
     const std::int64_t tiles = std::int64_t{cmp_tiles} + swa_tiles;
     // Warps in the ratio of tiles, at least one for each branch that has some.
-    cmp_warps = swa_tiles == 0   ? kWarps
-                : cmp_tiles == 0 ? 0
-                                 : max(1, min(kWarps - 1, static_cast<int>((2 * kWarps * std::int64_t{cmp_tiles} + tiles) / (2 * tiles))));
+    cmp_warps =
+        swa_tiles == 0 ? kWarps
+        : cmp_tiles == 0
+            ? 0
+            : max(1, min(kWarps - 1, static_cast<int>((2 * kWarps * std::int64_t{cmp_tiles} + tiles) / (2 * tiles))));
   }
   // All threads of the cluster; what they wrote to shared memory is there for each other.
   __device__ void meet() const {
@@ -72,7 +74,9 @@ struct Share {
   int begin, step, count;
 
   __device__ Share(const Work& w, int warp, int warps, int tiles)
-      : begin(warp * w.ctas + w.rank), step(warps * w.ctas), count(tiles > begin ? divided_up(tiles - begin, step) : 0) {}
+      : begin(warp * w.ctas + w.rank),
+        step(warps * w.ctas),
+        count(tiles > begin ? divided_up(tiles - begin, step) : 0) {}
 };
 
 template <class Element>
@@ -86,29 +90,39 @@ __device__ __forceinline__ float gate_at(const Plane& plane, std::int64_t b, std
                                      : element_at<__nv_bfloat16>(plane, at);
 }
 
+// One group of copies, empty where rows are read by elements.
 template <int kHead>
 __device__ void load_rows_of_q(const Params& p, const Work& w, SharedMemory<kHead>& shared) {
   const NsaStepProblem& problem = p.problem;
   using Tile = Tile<kHead>;
-  const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll 1
-  for (int n = thread; n < kRows * Tile::kChunks; n += kThreads) {
+  for (int n = static_cast<int>(threadIdx.x); n < kRows * Tile::kChunks; n += kThreads) {
     const int row = n / Tile::kChunks, chunk = n % Tile::kChunks;
-    uint4 words = {};
-    if (row < problem.G) {
-      words = load_chunk(problem.q.at(w.b, 0, w.h * problem.G + row), problem.q.stride_d, chunk, problem.D, p.wide_in);
+    const bool there = row < problem.G && chunk * 8 < problem.D;
+    const std::byte* const from = there ? problem.q.at(w.b, 0, w.h * problem.G + row) : problem.q.data;
+    std::byte* const to = shared.q.bytes + Tile::offset(row, chunk);
+    if (p.wide_in) {
+      ptx::copy_async_16(ptx::shared_address(to), from + (there ? 16 * chunk : 0), there);
+    } else {
+      *reinterpret_cast<uint4*>(to) = there ? load_chunk(from, problem.q.stride_d, chunk, problem.D, false) : uint4{};
     }
-    *reinterpret_cast<uint4*>(shared.q.bytes + Tile::offset(row, chunk)) = words;
   }
-  if (thread < kBranches * kRows) {
-    const int branch = thread / kRows, row = thread % kRows;
-    const Plane& gate = branch == kCmp ? problem.g_cmp : branch == kSlc ? problem.g_slc : problem.g_swa;
-    shared.gate[branch][row] = gate.given && row < problem.G ? gate_at(gate, w.b, w.h * problem.G + row) : 0.0f;
+  ptx::copy_async_commit();
+}
+
+// The gates, by the last warps, which have nothing else to fetch; and lists that are empty.
+template <int kHead>
+__device__ void load_gates(const Params& p, const Work& w, SharedMemory<kHead>& shared) {
+  const NsaStepProblem& problem = p.problem;
+  if (threadIdx.x < kMostSlots) {
+    shared.best[threadIdx.x] = 0;
+    shared.list[threadIdx.x] = -1;
   }
-  if (thread < kMostSlots) {
-    shared.best[thread] = 0;
-    shared.list[thread] = -1;
-  }
+  const int n = static_cast<int>(threadIdx.x) - (kThreads - kBranches * kRows);
+  if (n < 0) return;
+  const int branch = n / kRows, row = n % kRows;
+  const Plane& gate = branch == kCmp ? problem.g_cmp : branch == kSlc ? problem.g_slc : problem.g_swa;
+  shared.gate[branch][row] = gate.given && row < problem.G ? gate_at(gate, w.b, w.h * problem.G + row) : 0.0f;
 }
 
 // The step's key and value: into shared memory, from where every tile takes them that has them, and by one CTA into the
@@ -130,8 +144,8 @@ __device__ void append(const Params& p, const Work& w, SharedMemory<kHead>& shar
   }
 }
 
-// The means of the block that the step's key ends, by the CTA that has its tile: sums in the order of keys, as pool_keys
-// has them. Into shared memory for that tile, and among the pooled keys for later launches.
+// The means of the block that the step's key ends, by the CTA that has its tile: sums in the order of keys, as
+// pool_keys has them. Into shared memory for that tile, and among the pooled keys for later launches.
 template <class T, int kHead>
 __device__ void pool(const Params& p, const Work& w, SharedMemory<kHead>& shared) {
   const NsaStepProblem& problem = p.problem;
@@ -357,18 +371,19 @@ __global__ void __launch_bounds__(kThreads, 1) step_kernel(const __grid_constant
     const int first = of_window ? w.swa_first : 0;
     const auto first_row = [&](int n) { return first + (share.begin + n * share.step) * kTileKeys; };
     Walk<T, kHead, decltype(first_row)> walk(problem, shared.ring[warp], from, share.count, first_row);
-    walk.begin();
     load_rows_of_q(p, w, shared);
+    walk.begin();
+    load_gates(p, w, shared);
     append(p, w, shared);
     pool<T>(p, w, shared);
-    __syncthreads();  // 1
+    ptx::copy_async_wait<decltype(walk)::kStages - 1>();  // q is older than the groups of begin()
+    __syncthreads();                                      // 1
     const std::uint32_t q_at = ptx::shared_address(&shared.q);
 #pragma unroll
     for (int n = 0; n < kHead / 16; ++n) {
       ptx::load_matrix_x4(q[n], q_at + Tile<kHead>::offset(lane % 16, 2 * n + lane / 16));
     }
-    walk.run(q, p.scale_log2,
-             {of_window ? nullptr : scores, p.score_pitch, static_cast<int>(problem.G)});
+    walk.run(q, p.scale_log2, {of_window ? nullptr : scores, p.score_pitch, static_cast<int>(problem.G)});
     leave_result(shared, walk);
   }
   __syncthreads();  // 2

@@ -32,7 +32,9 @@ int clusters_at_once(int size) {
                   {.threads = kThreads, .shared_bytes = sizeof(SharedMemory<kMostHead>)});
 }
 
-int score_pitch(const NsaStepProblem& p) { return static_cast<int>((p.pooled + kTileKeys - 1) / kTileKeys * kTileKeys); }
+int score_pitch(const NsaStepProblem& p) {
+  return static_cast<int>((p.pooled + kTileKeys - 1) / kTileKeys * kTileKeys);
+}
 
 }  // namespace
 
@@ -41,7 +43,8 @@ int cluster_of(const NsaStepProblem& p) {
   if (p.batch_invariant) return 2;
   const std::int64_t units = p.B * p.H;
   int size = kMostCluster;
-  while (size > 1 && (units * size > current_device().multiprocessors || clusters_held(clusters_at_once, size) < units)) {
+  while (size > 1 &&
+         (units * size > current_device().multiprocessors || clusters_held(clusters_at_once, size) < units)) {
     size /= 2;
   }
   return size;

@@ -34,10 +34,10 @@ struct SharedMemory {
   Stage ring[kWarps][kStages];
   float4 partial[kBranches][kRows * kPitch / 4];  // the CTA's O of each branch, [kRows][kPitch]
   Tile<kHead> q;
-  uint4 new_key[2][Tile<kHead>::kChunks];     // the step's own key and value
-  uint4 new_pooled[2][Tile<kHead>::kChunks];  // and the means of the block that it ends
-  Key lists[kWarps][kWarp];                   // the best blocks of each warp, then of each CTA of the cluster
-  Key best[kMostSlots];                       // of this CTA, the best first
+  uint4 new_key[2][Tile<kHead>::kChunks];        // the step's own key and value
+  uint4 new_pooled[2][Tile<kHead>::kChunks];     // and the means of the block that it ends
+  Key lists[kWarps][kWarp];                      // the best blocks of each warp, then of each CTA of the cluster
+  Key best[kMostSlots];                          // of this CTA, the best first
   float top[kWarps][kRows], sum[kWarps][kRows];  // of each warp
   float2 statistics[kBranches][kRows];           // of the CTA: the largest score, in log2 units, and the sum
   float lse[kRows];                              // of the compressed branch, log2
@@ -107,8 +107,7 @@ __device__ __forceinline__ void load_tile(const NsaStepProblem& problem, const S
 
 // Puts the fresh row into a tile that has landed and has it. The whole warp.
 template <int kHead>
-__device__ __forceinline__ void add_fresh_row(const Source& from, int first,
-                                              typename SharedMemory<kHead>::Stage& to) {
+__device__ __forceinline__ void add_fresh_row(const Source& from, int first, typename SharedMemory<kHead>::Stage& to) {
   using Tile = Tile<kHead>;
   const int row = from.stored - first;
   if (from.stored >= from.end || row < 0 || row >= kTileKeys) return;

@@ -18,13 +18,13 @@ enum Branch { kCmp, kSlc, kSwa, kBranches };
 
 struct Params {
   NsaStepProblem problem;
-  float* scores;        // [units][G][score_pitch], in log2 units
-  int score_pitch;      // pooled keys, whole tiles of them
-  int cluster;          // CTAs of a unit
+  float* scores;    // [units][G][score_pitch], in log2 units
+  int score_pitch;  // pooled keys, whole tiles of them
+  int cluster;      // CTAs of a unit
   int block_log2;
   float scale_log2;
-  bool wide_in;         // rows of q, k_new and v_new can be read in pieces of 16 bytes
-  bool wide_out;        // and out's be written so
+  bool wide_in;   // rows of q, k_new and v_new can be read in pieces of 16 bytes
+  bool wide_out;  // and out's be written so
 };
 
 }  // namespace heddle::cuda::sm90::nsa_step

@@ -63,8 +63,8 @@ struct Walk {
   }
 
  private:
-  __device__ __forceinline__ void meet(const std::uint32_t (&q)[kHead / 16][4],
-                                       const typename Memory::Stage& tile, int at, float scale, const Scores& scores) {
+  __device__ __forceinline__ void meet(const std::uint32_t (&q)[kHead / 16][4], const typename Memory::Stage& tile,
+                                       int at, float scale, const Scores& scores) {
     const unsigned lane = threadIdx.x % kWarp;
     float s[2][4] = {}, odd[2][4] = {};  // of even and odd steps: two shorter chains of sums
     const std::uint32_t k_at = ptx::shared_address(&tile.k);

@@ -1,0 +1,150 @@
+// A step of native sparse attention on the GPU, against double; what it leaves of the cache, bit for bit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "heddle/nsa.h"
+#include "kit/device_mirror.h"
+#include "kit/nsa_step_case.h"
+
+namespace heddle::kit {
+namespace {
+
+using std::int64_t;
+
+bool on_hopper() { return current_gpu().major == 9; }
+
+// The call's tensors on the GPU.
+struct There {
+  DeviceTensor q, k_new, v_new, k, v, k_pooled, v_pooled, lengths, g_cmp, g_slc, g_swa;
+
+  explicit There(const NsaStepData& data)
+      : q(data.q),
+        k_new(data.k_new),
+        v_new(data.v_new),
+        k(data.k),
+        v(data.v),
+        k_pooled(data.k_pooled),
+        v_pooled(data.v_pooled),
+        lengths(data.lengths),
+        g_cmp(data.g_cmp),
+        g_slc(data.g_slc),
+        g_swa(data.g_swa) {}
+  NsaCache cache() const { return {k.view(), v.view(), k_pooled.view(), v_pooled.view(), lengths.view()}; }
+  NsaGates gates() const { return {g_cmp.view(), g_slc.view(), g_swa.view()}; }
+};
+
+struct Found {
+  HostTensor out, k, v, k_pooled, v_pooled, lengths;
+};
+
+// poison: of each byte of the workspace.
+Found run(const NsaStepData& data, int poison, const NsaStepOptions& options) {
+  const There there(data);
+  Found found{data.out(), data.k, data.v, data.k_pooled, data.v_pooled, data.lengths};
+  const DeviceTensor out(found.out);
+  const DeviceStream stream;
+  Runtime runtime;
+  runtime.stream = stream.get();
+  const std::size_t bytes = nsa_step_workspace(there.q.view(), there.k_new.view(), there.v_new.view(), there.cache(),
+                                               there.gates(), out.view(), options, runtime);
+  const DeviceMemory workspace(bytes, poison);
+  runtime.workspace = {workspace.data(), bytes};
+  nsa_step(there.q.view(), there.k_new.view(), there.v_new.view(), there.cache(), there.gates(), out.view(), options,
+           runtime);
+  stream.synchronize();
+  out.read(found.out);
+  there.k.read(found.k);
+  there.v.read(found.v);
+  there.k_pooled.read(found.k_pooled);
+  there.v_pooled.read(found.v_pooled);
+  there.lengths.read(found.lengths);
+  return found;
+}
+
+class GpuNsaStep : public ::testing::TestWithParam<NsaStepCase> {
+ protected:
+  void SetUp() override {
+    if (!on_hopper()) GTEST_SKIP() << "nsa_step is for Hopper";
+  }
+};
+
+// Each head's row by its norm: operands are the same numbers, so what is left is the rounding of weights and of the
+// result. A key too many or too few of n changes about 1 / sqrt(n) of it.
+void expect_rows(const NsaStepData& data, const HostTensor& out, const std::vector<double>& exact) {
+  const double limit = data.s.dtype == DType::bf16 ? 0x1p-7 : 0x1p-10;
+  for (int64_t row = 0; row < data.B() * data.s.H * data.s.G; ++row) {
+    double error = 0, norm = 0;
+    for (int64_t d = 0; d < data.s.Dv; ++d) {
+      const double right = exact[row * data.s.Dv + d], off = out.get(row * data.s.Dv + d) - right;
+      error += off * off;
+      norm += right * right;
+    }
+    ASSERT_TRUE(std::sqrt(error) <= limit * std::sqrt(norm))
+        << "row " << row << ": " << std::sqrt(error) << " of " << std::sqrt(norm);
+  }
+}
+
+TEST_P(GpuNsaStep, IsRightAndLeavesTheCacheThatAppendingLeaves) {
+  NsaStepData data(GetParam());
+  const Found found = run(data, 0xff, data.options), again = run(data, 0x3f, data.options);
+  EXPECT_TRUE(again.out.same_bits(found.out)) << "bits do not repeat";
+  data.append();
+  EXPECT_TRUE(found.k.same_bits(data.k)) << "k";
+  EXPECT_TRUE(found.v.same_bits(data.v)) << "v";
+  EXPECT_TRUE(found.k_pooled.same_bits(data.k_pooled)) << "k_pooled";
+  EXPECT_TRUE(found.v_pooled.same_bits(data.v_pooled)) << "v_pooled";
+  EXPECT_TRUE(found.lengths.same_bits(data.lengths)) << "lengths";
+  EXPECT_EQ(found.out.damage(), "");
+  expect_rows(data, found.out, data.exact());
+}
+
+TEST_P(GpuNsaStep, BatchInvariantBitsAreThoseOfASequenceAlone) {
+  const NsaStepData data(GetParam());
+  NsaStepOptions options = data.options;
+  options.batch_invariant = true;
+  const Found all = run(data, 0xff, options);
+  for (int64_t b = 0; b < std::min<int64_t>(data.B(), 3); ++b) {
+    const NsaStepData alone(GetParam(), {b});
+    const std::vector<double> one = run(alone, 0xff, options).out.values(), of_all = all.out.values();
+    EXPECT_TRUE(std::equal(one.begin(), one.end(), of_all.begin() + b * static_cast<int64_t>(one.size()))) << b;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, GpuNsaStep, ::testing::ValuesIn(nsa_step_cases()),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// A step of a sequence over a cache that grows: what one leaves is what the next reads.
+TEST(GpuNsaStepCall, StepsInAGraph) {
+  if (!on_hopper()) GTEST_SKIP() << "nsa_step is for Hopper";
+  NsaStepData data({"", DType::bf16, 2, 4, 128, 128, 300, {120, 60}, 64, 3, 100});
+  There there(data);
+  HostTensor out = data.out();
+  const DeviceTensor to(out);
+  const DeviceStream stream;
+  Runtime runtime;
+  runtime.stream = stream.get();
+  const std::size_t bytes = nsa_step_workspace(there.q.view(), there.k_new.view(), there.v_new.view(), there.cache(),
+                                               there.gates(), to.view(), data.options, runtime);
+  const DeviceMemory workspace(bytes, 0xff);
+  runtime.workspace = {workspace.data(), bytes};
+  const DeviceGraph graph(stream, [&] {
+    nsa_step(there.q.view(), there.k_new.view(), there.v_new.view(), there.cache(), there.gates(), to.view(),
+             data.options, runtime);
+  });
+  EXPECT_EQ(graph.nodes(), 1u);
+  for (int step = 0; step < 12; ++step) {
+    graph.replay(stream);
+    stream.synchronize();
+    to.read(out);
+    data.append();
+    expect_rows(data, out, data.exact());
+    for (int64_t b = 0; b < data.B(); ++b) data.lengths.set(b, static_cast<double>(++data.s.lengths[b]));
+    there.lengths.write(data.lengths);
+  }
+}
+
+}  // namespace
+}  // namespace heddle::kit
