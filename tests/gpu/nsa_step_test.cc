@@ -5,9 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "heddle/nsa.h"
-#include "kit/device_mirror.h"
-#include "kit/nsa_step_case.h"
+#include "gpu/nsa_step_on_gpu.h"
 
 namespace heddle::kit {
 namespace {
@@ -16,44 +14,18 @@ using std::int64_t;
 
 bool on_hopper() { return current_gpu().major == 9; }
 
-// The call's tensors on the GPU.
-struct There {
-  DeviceTensor q, k_new, v_new, k, v, k_pooled, v_pooled, lengths, g_cmp, g_slc, g_swa;
-
-  explicit There(const NsaStepData& data)
-      : q(data.q),
-        k_new(data.k_new),
-        v_new(data.v_new),
-        k(data.k),
-        v(data.v),
-        k_pooled(data.k_pooled),
-        v_pooled(data.v_pooled),
-        lengths(data.lengths),
-        g_cmp(data.g_cmp),
-        g_slc(data.g_slc),
-        g_swa(data.g_swa) {}
-  NsaCache cache() const { return {k.view(), v.view(), k_pooled.view(), v_pooled.view(), lengths.view()}; }
-  NsaGates gates() const { return {g_cmp.view(), g_slc.view(), g_swa.view()}; }
-};
-
 struct Found {
   HostTensor out, k, v, k_pooled, v_pooled, lengths;
 };
 
 // poison: of each byte of the workspace.
 Found run(const NsaStepData& data, int poison, const NsaStepOptions& options) {
-  const There there(data);
+  const NsaStepOnGpu there(data);
   Found found{data.out(), data.k, data.v, data.k_pooled, data.v_pooled, data.lengths};
   const DeviceTensor out(found.out);
   const DeviceStream stream;
-  Runtime runtime;
-  runtime.stream = stream.get();
-  const std::size_t bytes = nsa_step_workspace(there.q.view(), there.k_new.view(), there.v_new.view(), there.cache(),
-                                               there.gates(), out.view(), options, runtime);
-  const DeviceMemory workspace(bytes, poison);
-  runtime.workspace = {workspace.data(), bytes};
-  nsa_step(there.q.view(), there.k_new.view(), there.v_new.view(), there.cache(), there.gates(), out.view(), options,
-           runtime);
+  const DeviceMemory workspace(there.workspace(out, options), poison);
+  there.launch(out, options, stream, workspace);
   stream.synchronize();
   out.read(found.out);
   there.k.read(found.k);
@@ -120,20 +92,12 @@ INSTANTIATE_TEST_SUITE_P(Cases, GpuNsaStep, ::testing::ValuesIn(nsa_step_cases()
 TEST(GpuNsaStepCall, StepsInAGraph) {
   if (!on_hopper()) GTEST_SKIP() << "nsa_step is for Hopper";
   NsaStepData data({"", DType::bf16, 2, 4, 128, 128, 300, {120, 60}, 64, 3, 100});
-  There there(data);
+  NsaStepOnGpu there(data);
   HostTensor out = data.out();
   const DeviceTensor to(out);
   const DeviceStream stream;
-  Runtime runtime;
-  runtime.stream = stream.get();
-  const std::size_t bytes = nsa_step_workspace(there.q.view(), there.k_new.view(), there.v_new.view(), there.cache(),
-                                               there.gates(), to.view(), data.options, runtime);
-  const DeviceMemory workspace(bytes, 0xff);
-  runtime.workspace = {workspace.data(), bytes};
-  const DeviceGraph graph(stream, [&] {
-    nsa_step(there.q.view(), there.k_new.view(), there.v_new.view(), there.cache(), there.gates(), to.view(),
-             data.options, runtime);
-  });
+  const DeviceMemory workspace(there.workspace(to, data.options), 0xff);
+  const DeviceGraph graph(stream, [&] { there.launch(to, data.options, stream, workspace); });
   EXPECT_EQ(graph.nodes(), 1u);
   for (int step = 0; step < 12; ++step) {
     graph.replay(stream);

@@ -5,12 +5,14 @@
 #include <array>
 #include <cmath>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/check.h"
 #include "gpu/device_backward.h"
 #include "gpu/late_inputs.h"
 #include "gpu/layer_on_gpu.h"
+#include "gpu/nsa_step_on_gpu.h"
 
 namespace heddle::kit {
 namespace {
@@ -166,6 +168,34 @@ TEST(GpuOverlap, AttentionBackwardWaitsForInputs) {
       expect_waits(at, at.call, late, expected);
     }
   }
+}
+
+// Lengths among the inputs, and the cache, which the grid before still writes when the step may have been started.
+TEST(GpuOverlap, StepsOfNativeSparseAttentionWaitForInputs) {
+  if (current_gpu().major != 9) GTEST_SKIP() << "nsa_step is for Hopper";
+  const NsaStepData data({"", DType::bf16, 2, 16, 128, 128, 1000, {895, 300}, 64, 5, 100});
+  const auto run = [&](bool late) {
+    const NsaStepOnGpu gpu(data);
+    HostTensor out = data.out();
+    const DeviceTensor to(out);
+    LateInputs inputs;
+    for (const DeviceTensor* x : {&gpu.q, &gpu.k_new, &gpu.v_new, &gpu.k, &gpu.v, &gpu.k_pooled, &gpu.v_pooled,
+                                  &gpu.lengths, &gpu.g_cmp, &gpu.g_slc, &gpu.g_swa}) {
+      inputs.add(x->view());
+    }
+    const DeviceStream stream;
+    const DeviceMemory memory(gpu.workspace(to, data.options), 0xFF);
+    if (late) inputs.start(stream);
+    gpu.launch(to, data.options, stream, memory);
+    stream.synchronize();
+    to.read(out);
+    HostTensor k = data.k;
+    gpu.k.read(k);
+    return std::pair(std::move(out), std::move(k));
+  };
+  const auto expected = run(false), found = run(true);
+  EXPECT_TRUE(found.first.same_bits(expected.first));
+  EXPECT_TRUE(found.second.same_bits(expected.second));
 }
 
 }  // namespace

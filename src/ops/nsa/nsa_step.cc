@@ -33,7 +33,7 @@ class StepChecks {
                std::int64_t size) const {
     check_.tensor(view, name, q_.dtype, q_.device, 4);
     const std::int64_t wanted[] = {q_.shape[0], rows, heads, size};
-    const char* const letters[] = {"B", rows < 0 ? "capacity" : "rows", "Hkv", size < 0 ? "Dv" : "D"};
+    const char* const letters[] = {"B", "rows", "Hkv", "head size"};
     for (int n = 0; n < 4; ++n) {
       if (wanted[n] < 0) continue;
       check_.require(view.shape[n] == wanted[n], name, " is ", view, ": its ", letters[n], " must be ", wanted[n]);
