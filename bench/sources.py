@@ -1,6 +1,7 @@
 """Which sources a measured row is about, and a digest of what they say: a figure is as old as its kernel.
 
   python bench/sources.py --write build/stage/sources.json   # for a machine that has no sources
+  python bench/sources.py --refine bench/results/*.json      # after a folder was divided: see refine()
 
 Each path is a folder, a file or a pattern, from the root of the tree. Its digest is the first 12 hex digits of sha256 over
 the sorted relative paths and bytes of its files. In a folder that scripts/stage.sh made, digests come from `sources.json`.
@@ -11,11 +12,15 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
+import subprocess
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGED = "sources.json"
-GPU_COMMON = "src/cuda/common"
+# What all GPU kernels share: not the folders there that attention over lists alone has.
+GPU_COMMON = ("src/cuda/common/*.*", "src/cuda/common/attention", "src/cuda/common/ptx")
 
 DROPOUT = ("src/problem/philox.h",)
 PLAIN = ("src/cuda/any/bounded_piece.h", "src/cuda/any/operand_dtype.h", "src/cuda/any/options.cuh", *DROPOUT)
@@ -42,9 +47,9 @@ WALKS = (
     "src/problem/key_walk.h",
     "src/problem/tile_lists.h",
 )  # what kernels of attention count tiles with
-EVERY_ATTENTION = (*ATTENTION_PROBLEM, *WALKS, GPU_COMMON)
+EVERY_ATTENTION = (*ATTENTION_PROBLEM, *WALKS, *GPU_COMMON)
 ATTENTION_GPU = tuple(sorted({path for paths in ATTENTION.values() for path in paths} | {*EVERY_ATTENTION}))
-LOWBIT_GPU = ("src/cuda/any/lowbit", "src/lowbit", "src/problem/quantize.*", GPU_COMMON)
+LOWBIT_GPU = ("src/cuda/any/lowbit", "src/lowbit", "src/problem/quantize.*", *GPU_COMMON)
 CUBLASLT = ("src/cuda/any/cublaslt", "src/cuda/any/lowbit", "src/cuda/any/linear", "src/lowbit/scale_rules.h", "src/problem/quantize.*")  # fmt: skip
 LINEAR = {
     "sm90_w4a16": ("src/cuda/sm90/linear_w4a16", "src/cuda/sm90/linear", "src/cuda/any/linear"),
@@ -54,13 +59,13 @@ LINEAR = {
     "cublaslt": CUBLASLT,
     "cublaslt_w8a8": CUBLASLT,
 }
-EVERY_LINEAR = ("src/problem/linear.h", GPU_COMMON)
+EVERY_LINEAR = ("src/problem/linear.h", *GPU_COMMON)
 INT4_CACHE = (
     "src/cuda/any/int4_cache",
     "src/problem/int4_append.h",
     "src/problem/int4_cache.h",
     "src/problem/rotary.h",
-    GPU_COMMON,
+    *GPU_COMMON,
 )
 #: Of rows that a Python program feels: what a call of an operation on torch tensors goes through.
 PYTHON = (
@@ -108,7 +113,7 @@ NSA_GPU = (
     "python/heddle/sparse.py",
     *PYTHON,
 )
-LADDER = ("examples/ladder", GPU_COMMON)
+LADDER = ("examples/ladder", *GPU_COMMON)
 TRAINING = (
     *ATTENTION["sm90", False],
     *ATTENTION["sm90", True],
@@ -204,10 +209,41 @@ def known() -> list[str]:
     return sorted({path for paths in families().values() for path in paths})
 
 
+def refine(file: Path) -> None:
+    """Where rows of a result file carry the digest of a folder that they would name by its parts now: the digests of those
+    parts, as they were at a commit of the file's at which the folder was what the rows say."""
+    text = file.read_text(encoding="utf-8")
+    commits = set(re.findall(r'"commit": "([0-9a-f]{7,40})"', text))
+    for path, said in sorted(set(re.findall(r'"([^"]+)": "([0-9a-f]{12})"', text))):
+        parts = [part for part in GPU_COMMON if part.startswith(f"{path}/")]
+        if path in known() or not parts:
+            continue
+        for commit in commits:
+            with tempfile.TemporaryDirectory() as folder:
+                at = Path(folder)
+                packed = subprocess.run(["git", "archive", commit, path], cwd=ROOT, check=True, capture_output=True)
+                subprocess.run(["tar", "x", "-C", folder], input=packed.stdout, check=True)
+                if digest(path, at) != said:
+                    continue
+                lines = [f'"{part}": "{value}"' for part, value in digests(parts, at).items()]
+            text = re.sub(rf'(\s*)"{path}": "{said}"', lambda found: ",".join(found[1] + line for line in lines), text)
+            break
+        else:
+            raise SystemExit(f"{file}: {path} was not {said} at any of its commits")
+    file.write_text(text, encoding="utf-8")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, required=True, help="the file of digests")
-    out = parser.parse_args().write
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--write", type=Path, help="the file of digests")
+    what.add_argument("--refine", type=Path, nargs="+", metavar="FILE", help="result files")
+    options = parser.parse_args()
+    if options.refine:
+        for file in options.refine:
+            refine(file)
+        return
+    out = options.write
     found = {path: digest(path) for path in known()}
     if missing := [path for path, value in found.items() if value is None]:
         parser.error(f"no sources at {', '.join(missing)}")

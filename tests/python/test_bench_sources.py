@@ -64,8 +64,8 @@ def included(file):
 def unnamed(paths, exceptions):
     """Files that what `paths` name includes, or that implement a header of it, and that they do not name -> what led there."""
     named = {file for path in paths for file in sources.files(ROOT, path)}
-    # The folder that all GPU kernels share is named whole; of it, only what is reached is looked into.
-    common = set(sources.files(ROOT, sources.GPU_COMMON))
+    # What all GPU kernels share is named whole; of it, only what is reached is looked into.
+    common = {file for path in sources.GPU_COMMON for file in sources.files(ROOT, path)}
     waiting = [file for file in sorted(named - common) if file.suffix in CODE]
     seen, missing = set(waiting), {}
     while waiting:
