@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
   if (sum.row < 0) return;
   const Operand &from = kGradient ? p.pooled : p.x, &to = kGradient ? p.x : p.pooled;
   float x[kCount] = {};
-#pragma unroll 8
+#pragma unroll 32
   for (std::int64_t row = sum.first; row < sum.end; ++row) {
     const Piece<T, kCount> piece = *piece_at<T, kCount>(from, sum.batch, row, h, d);
 #pragma unroll

@@ -278,8 +278,10 @@ __global__ void __launch_bounds__(kThreads, 1) together_kernel(const __grid_cons
       for (unsigned from = 0; from < kTileKeys; from += C::kKeys) {
         rows.meet(p, p.first_key(shared.named, n), from, shared.q[list], tile.k, tile.v);
       }
+      finish_reads();
+      __syncwarp();
     }
-    release_after_reads(shared.free[stage]);
+    release_after_products(shared.free[stage]);  // which has finished its reads above, if it had any
   }
   const cuda::sparse_fwd::by_rows::Work mine = [&] {
     cuda::sparse_fwd::by_rows::Work mine{};
