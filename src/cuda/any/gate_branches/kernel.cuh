@@ -55,59 +55,39 @@ struct Lane {
   }
 };
 
-// Rows of a thread on their way at a time, where one has a single piece of each: loads of one row alone leave memory
-// idle.
-template <class L>
-constexpr int kAtOnce = L::kPieces == 1 ? 4 : 1;
-
 template <class T, int kCount>
 __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ Params p) {
   using L = Lane<T, kCount>;
-  constexpr int kRows = kAtOnce<L>;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, slot = lane % p.lanes, rows_of_warp = kWarp / p.lanes;
   const int column = slot * kCount, columns = p.lanes * kCount;
-  const std::int64_t warp = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp,
-                     warps = std::int64_t{gridDim.x} * kWarps;
+  const std::int64_t warp = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
 #pragma unroll 1
-  for (std::int64_t begin = warp * rows_of_warp * kRows + lane / p.lanes; begin < p.rows;
-       begin += warps * rows_of_warp * kRows) {
-    float gate[kRows][kMost];
-    L o[kRows][kMost];
+  for (std::int64_t row = warp * rows_of_warp + lane / p.lanes; row < p.rows;
+       row += std::int64_t{gridDim.x} * kWarps * rows_of_warp) {
+    const Place at(p, row);
+    float gate[kMost];
+    L o[kMost];
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const std::int64_t row = begin + r * rows_of_warp;
-      if (row >= p.rows) continue;
-      const Place at(p, row);
+    for (int n = 0; n < kMost; ++n) {
+      if (n >= p.count) continue;
+      gate[n] = *at.in(p.branch[n].gate);
+      o[n].load(p.branch[n].o, at, column, columns, p.Dv);
+    }
+#pragma unroll
+    for (int k = 0; k < L::kPieces; ++k) {
+      const int d = column + k * columns;
+      if (d >= p.Dv) continue;
+      float sum[kCount] = {};
 #pragma unroll
       for (int n = 0; n < kMost; ++n) {
         if (n >= p.count) continue;
-        gate[r][n] = *at.in(p.branch[n].gate);
-        o[r][n].load(p.branch[n].o, at, column, columns, p.Dv);
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) sum[e] = fmaf(gate[n], static_cast<float>(o[n].piece[k].element[e]), sum[e]);
       }
-    }
+      Piece<T, kCount> out;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const std::int64_t row = begin + r * rows_of_warp;
-      if (row >= p.rows) continue;
-      const Place at(p, row);
-#pragma unroll
-      for (int k = 0; k < L::kPieces; ++k) {
-        const int d = column + k * columns;
-        if (d >= p.Dv) continue;
-        float sum[kCount] = {};
-#pragma unroll
-        for (int n = 0; n < kMost; ++n) {
-          if (n >= p.count) continue;
-#pragma unroll
-          for (int e = 0; e < kCount; ++e) {
-            sum[e] = fmaf(gate[r][n], static_cast<float>(o[r][n].piece[k].element[e]), sum[e]);
-          }
-        }
-        Piece<T, kCount> out;
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) out.element[e] = static_cast<T>(sum[e]);
-        *piece_at<T, kCount>(p.out, at, d) = out;
-      }
+      for (int e = 0; e < kCount; ++e) out.element[e] = static_cast<T>(sum[e]);
+      *piece_at<T, kCount>(p.out, at, d) = out;
     }
   }
 }

@@ -55,9 +55,8 @@ Params params_of(const GateProblem& p, bool in_pieces) {
   return out;
 }
 
-// rows: of a thread at a time.
-Grid grid_of(const Params& p, int rows) {
-  const std::int64_t rows_of_block = std::int64_t{kWarps} * (kWarp / p.lanes) * rows;
+Grid grid_of(const Params& p) {
+  const std::int64_t rows_of_block = std::int64_t{kWarps} * (kWarp / p.lanes);
   const std::int64_t blocks = (p.rows + rows_of_block - 1) / rows_of_block;
   return {static_cast<unsigned>(std::min<std::int64_t>(blocks, std::numeric_limits<std::int32_t>::max())), kThreads};
 }
@@ -81,10 +80,8 @@ void sum_gated(const GateProblem& p, void* stream) {
   if (params.rows == 0) return;
   with_type(p.o[0].dtype, [&]<class T>(T) {
     constexpr int kWide = 16 / sizeof(T);
-    const auto launch = [&](auto kernel, int rows) {
-      start("gate_branches", kernel, grid_of(params, rows), static_cast<cudaStream_t>(stream), params);
-    };
-    aligned ? launch(gate_kernel<T, kWide>, kAtOnce<Lane<T, kWide>>) : launch(gate_kernel<T, 1>, kAtOnce<Lane<T, 1>>);
+    start("gate_branches", aligned ? gate_kernel<T, kWide> : gate_kernel<T, 1>, grid_of(params),
+          static_cast<cudaStream_t>(stream), params);
   });
 }
 
@@ -96,7 +93,7 @@ void sum_gated_backward(const GateBackwardProblem& p, void* stream) {
   with_type(p.o[0].dtype, [&]<class T>(T) {
     constexpr int kWide = 16 / sizeof(T);
     start("gate_branches_backward", aligned ? gate_backward_kernel<T, kWide> : gate_backward_kernel<T, 1>,
-          grid_of(params, 1), static_cast<cudaStream_t>(stream), params);
+          grid_of(params), static_cast<cudaStream_t>(stream), params);
   });
 }
 
