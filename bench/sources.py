@@ -226,7 +226,9 @@ def refine(file: Path) -> None:
                 if digest(path, at) != said:
                     continue
                 lines = [f'"{part}": "{value}"' for part, value in digests(parts, at).items()]
-            text = re.sub(rf'(\s*)"{path}": "{said}"', lambda found: ",".join(found[1] + line for line in lines), text)
+            text = re.sub(
+                rf'(\s*)"{path}": "{said}"', lambda found, lines=lines: ",".join(found[1] + x for x in lines), text
+            )
             break
         else:
             raise SystemExit(f"{file}: {path} was not {said} at any of its commits")
