@@ -34,7 +34,7 @@ void Table::sparse(std::string_view what, const SparseSubject& s) {
 }
 
 void Table::nsa(std::string_view what, const NsaSubject& s) {
-  constexpr const char* kNames[] = {"pooled keys", "choice of blocks", "gated branches"};
+  constexpr const char* kNames[] = {"pooled keys", "choice of blocks", "gated branches", "sm90 nsa_step"};
   cases.push_back({text(kNames[static_cast<int>(s.what)], s.pass == Pass::backward ? " backward " : " ",
                         name_of(s.dtype), " d", s.D, " s", s.S, after(what)),
                    [s](std::uint64_t seed) { return make_subject(s, seed); }});
@@ -64,7 +64,7 @@ std::vector<SoakCase> soak_cases(int compute_major) {
   ampere_decode(table);
   plain_attention(table);
   sparse_attention(table, hopper);
-  beside_sparse_attention(table);
+  beside_sparse_attention(table, hopper);
   linear_layers(table, hopper);
   return out;
 }

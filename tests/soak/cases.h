@@ -37,7 +37,7 @@ void ampere_attention(Table& table);
 void ampere_decode(Table& table);
 void plain_attention(Table& table);
 void sparse_attention(Table& table, bool hopper);
-void beside_sparse_attention(Table& table);
+void beside_sparse_attention(Table& table, bool hopper);
 void linear_layers(Table& table, bool hopper);
 
 }  // namespace heddle::soak

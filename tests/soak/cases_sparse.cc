@@ -51,7 +51,7 @@ void sparse_attention(Table& table, bool hopper) {
           {.dtype = DType::f16, .B = 3, .H = 80, .Hkv = 2, .S = 2000, .rows = 3, .D = 64, .units = 2, .entries = 20});
 }
 
-void beside_sparse_attention(Table& table) {
+void beside_sparse_attention(Table& table, bool hopper) {
   using enum NsaSubject::What;
   const auto both = [&](NsaSubject s) {
     table.nsa("", s);
@@ -69,6 +69,13 @@ void beside_sparse_attention(Table& table) {
             {.what = select, .dtype = DType::f16, .B = 5, .H = 8, .Hkv = 2, .S = 16384, .rows = 3, .D = 128});
   both({.what = gate, .B = 2, .H = 16, .S = 4096, .D = 128});
   both({.what = gate, .dtype = DType::f16, .B = 1, .H = 10, .S = 3001, .D = 72});
+  if (!hopper) return;
+  // Clusters of eight CTAs, of two, and single ones; the last ends a block.
+  table.nsa("B 1", {.what = step, .B = 1, .H = 64, .Hkv = 4, .S = 9000, .D = 128, .window = 512});
+  table.nsa("B 16", {.what = step, .B = 16, .H = 64, .Hkv = 4, .S = 4000, .D = 128, .window = 512});
+  table.nsa(
+      "B 40, blocks of 32",
+      {.what = step, .dtype = DType::f16, .B = 40, .H = 12, .Hkv = 3, .S = 2015, .D = 64, .block = 32, .window = 100});
 }
 
 }  // namespace heddle::soak

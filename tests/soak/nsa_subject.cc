@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "gpu/nsa_step_on_gpu.h"
 #include "heddle/nsa.h"
 #include "kit/host_tensor.h"
 #include "ops/nsa/nsa.h"
@@ -218,6 +219,37 @@ class GateCall : public NsaCall {
   DeviceTensor d_out;
 };
 
+// A step over a cache that stays as it was: each launch writes the same row, and the same means where it ends a block.
+class StepCall : public NsaCall {
+ public:
+  StepCall(const NsaSubject& spec, std::uint64_t /*seed*/)
+      : NsaCall(spec), data(case_of(spec)), there(data), options(data.options) {
+    add("out", s.dtype, std::int64_t{s.B} * s.H, s.D, tolerance(), data.exact());
+    scratch = DeviceMemory(nsa_step_workspace(there.q.view(), there.k_new.view(), there.v_new.view(), there.cache(),
+                                              there.gates(), out(0), options, on(nullptr)));
+  }
+  void launch(int slot, void* stream) override {
+    Runtime runtime = on(stream);
+    runtime.workspace = {scratch.data(), scratch.bytes()};
+    nsa_step(there.q.view(), there.k_new.view(), there.v_new.view(), there.cache(), there.gates(), out(slot), options,
+             runtime);
+  }
+
+ private:
+  static kit::NsaStepCase case_of(const NsaSubject& s) {
+    // Sequences of several lengths, none longer than S.
+    std::vector<std::int64_t> lengths;
+    for (int b = 0; b < s.B; ++b) lengths.push_back(s.S - 37 * (s.B - 1 - b));
+    return {"", s.dtype, s.Hkv, s.H / s.Hkv, s.D, s.D, s.S + 100, lengths, s.block, s.entries, s.window};
+  }
+  TensorView out(int slot) const { return slot_view(0, slot, {s.B, 1, s.H, s.D}); }
+
+  const kit::NsaStepData data;
+  kit::NsaStepOnGpu there;
+  const NsaStepOptions options;
+  DeviceMemory scratch;
+};
+
 }  // namespace
 
 std::unique_ptr<Subject> make_subject(const NsaSubject& spec, std::uint64_t seed) {
@@ -226,6 +258,8 @@ std::unique_ptr<Subject> make_subject(const NsaSubject& spec, std::uint64_t seed
       return std::make_unique<PoolCall>(spec, seed);
     case NsaSubject::What::select:
       return std::make_unique<SelectCall>(spec, seed);
+    case NsaSubject::What::step:
+      return std::make_unique<StepCall>(spec, seed);
     default:
       return std::make_unique<GateCall>(spec, seed);
   }

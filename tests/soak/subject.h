@@ -106,14 +106,15 @@ struct SparseSubject {
 
 // What native sparse attention has beside attention, over keys [B, S, Hkv, D].
 struct NsaSubject {
-  enum class What : std::uint8_t { pool, select, gate };
+  enum class What : std::uint8_t { pool, select, gate, step };
 
   What what;
   Pass pass = Pass::forward;  // of gate
   DType dtype = DType::bf16;
-  int B, H = 1, Hkv = 1, S, rows = 0, D, block = 64;  // rows: the last positions; 0: all
+  int B, H = 1, Hkv = 1, S, rows = 0, D, block = 64;  // rows: the last positions; 0: all. step: S keys before it
   int entries = 16;                                   // of a list
   bool finds_lse = false;                             // select without lse
+  int window = 0;                                     // of step
 };
 
 std::unique_ptr<Subject> make_subject(const AttentionSubject& spec, std::uint64_t seed);
