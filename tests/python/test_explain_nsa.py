@@ -118,3 +118,43 @@ def test_types():
         nsa.explain_pool_keys(X, 1.5)
     with pytest.raises(TypeError, match="lse is 'no'"):
         nsa.explain_select_blocks(Q, K, 4, lse="no")
+
+
+class TestAStep:
+    Q, NEW = (16, 1, 64, 128), (16, 1, 4, 128)
+
+    @pytest.mark.skipif(not _heddle.cuda_built(), reason="the answer of a build with CUDA")
+    def test_says_what_a_gpu_would_run(self):
+        found = nsa.explain_nsa_step(self.Q, self.NEW, window_size=512, gpu="h200")
+        assert [c.name for c in found] == ["sm90"] and found.chosen.method == "nsa_step" and found.chosen.seconds > 0
+        for more in (dict(window_size=0), dict(compressed=False), dict(capacity=10), dict(block_counts=32)):
+            assert nsa.explain_nsa_step(self.Q, self.NEW, **more, gpu="h100").chosen, more
+
+    @pytest.mark.skipif(not _heddle.cuda_built(), reason="the sentences of a build with CUDA")
+    @pytest.mark.parametrize(
+        "change, reason",
+        [
+            (dict(block_counts=33), "32"),
+            (dict(k_new=(16, 1, 2, 128)), "16 query heads"),
+            (dict(gpu="a100"), "Hopper"),
+            (dict(gpu=None), "another device"),
+        ],
+        ids=str,
+    )
+    def test_says_why_it_is_none(self, change, reason):
+        call = {"k_new": self.NEW, "gpu": "h100", **change}
+        found = nsa.explain_nsa_step(self.Q, call.pop("k_new"), **call)
+        assert found.chosen is None and reason in found[0].reason
+
+    def test_refuses_what_a_step_refuses(self):
+        with pytest.raises(ValueError, match="one row of each sequence"):
+            nsa.explain_nsa_step((16, 2, 64, 128), (16, 2, 4, 128))
+        with pytest.raises(ValueError, match="capacity is 0"):
+            nsa.explain_nsa_step(self.Q, self.NEW, capacity=0)
+        with pytest.raises(ValueError, match="dtype is float32|float32: a step takes"):
+            nsa.explain_nsa_step(self.Q, self.NEW, dtype="float32")
+
+    def test_shapes_are_as_good_as_tensors(self):
+        rows = [torch.zeros(2, 1, n, 64, dtype=torch.bfloat16) for n in (8, 2)]
+        shapes = [tuple(x.shape) for x in rows]
+        assert str(nsa.explain_nsa_step(*rows, gpu="h100")) == str(nsa.explain_nsa_step(*shapes, gpu="h100"))

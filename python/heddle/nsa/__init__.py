@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from ..hosts import torch as _needs_torch  # noqa: F401
 from .cache import Cache, nsa_with_cache
-from .explanation import explain_pool_keys, explain_select_blocks
+from .explanation import explain_nsa_step, explain_pool_keys, explain_select_blocks
 from .kernels import extend_pooled_keys, pool_keys, select_blocks
 from .parallel import parallel_nsa
 from .reference import (
@@ -32,6 +32,7 @@ __all__ = [
     "ParallelExplanation",
     "SharingOptions",
     "SharingReport",
+    "explain_nsa_step",
     "explain_parallel_nsa",
     "explain_pool_keys",
     "explain_select_blocks",
