@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <limits>
 
 #include "core/check.h"
@@ -30,9 +29,11 @@ constexpr std::int64_t kMostListsOfStep = 8;
 constexpr std::int64_t kFewestRowsTogether = kGroupRows / 2 + 1;
 
 bool goes_together(const SparseProblem& p, const sparse::Cut& cut) {
-  const std::int64_t blocks = ceil_div(p.Sk, p.lists.block_size);
+  // Of all rows that are stored: a sequence may be longer than a packed call says, and its blocks are marked all the
+  // same.
+  const std::int64_t blocks = ceil_div(p.k_rows, p.lists.block_size);
   return cut.rows >= kFewestRowsTogether && cut.rows <= kGroupRows && p.lists.block_size >= kTileKeys &&
-         p.lists.entries > 0 && p.lists.entries <= kMostEntriesTogether && blocks > 0 && p.k_rows > 0 &&
+         p.lists.entries > 0 && p.lists.entries <= kMostEntriesTogether && blocks > 0 &&
          blocks <= kMostBlocksTogether && p.k_rows <= std::numeric_limits<int>::max() &&
          refuse_unmappable("k", p.k).empty() && refuse_unmappable("v", p.v).empty();
 }
@@ -114,14 +115,6 @@ std::string description(const SparseProblem& p, const Plan& plan) {
 
 double moved_bytes(const SparseProblem& p, const Plan& plan) {
   const double entries = static_cast<double>(p.lists.typical), lists = static_cast<double>(plan.lists * plan.units);
-  if (plan.way == Way::together) {
-    // Of N blocks the lists of a tile name N (1 - (1 - entries / N)^lists), if each draws its own.
-    const double all = static_cast<double>(p.Sk) / static_cast<double>(p.lists.block_size),
-                 blocks = std::max(entries, p.causal == Causal::none ? all : all / 2);
-    const double met = blocks * (1 - std::pow(1 - entries / blocks, kListsTogether));
-    return static_cast<double>(plan.tiles_together * plan.units) * met * 2.0 *
-           static_cast<double>(p.lists.block_size * (p.D + p.Dv));
-  }
   if (plan.way == Way::by_rows) {
     return lists * plan.row_tiles * entries * 2.0 * static_cast<double>(p.lists.block_size * (p.D + p.Dv));
   }

@@ -31,7 +31,9 @@ Params params_of(const SparseProblem& problem, const Plan& plan, sparse::Arrays&
 std::string description(const SparseProblem& problem, const Plan& plan);
 
 // Bytes that move: by keys each pair reads its rows of q, and writes and reads a partial result; by rows each tile of
-// rows reads the list's keys and values, which the L2 cache has.
+// rows reads the list's keys and values, which the L2 cache has. Together as by keys, though what moves is the blocks
+// that neighbours name: how many those are follows from the lists and from the other sequences' lengths, and what is
+// chosen must not.
 double moved_bytes(const SparseProblem& problem, const Plan& plan);
 
 }  // namespace heddle::cuda::sparse_fwd

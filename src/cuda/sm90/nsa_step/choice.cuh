@@ -6,29 +6,12 @@
 
 namespace heddle::cuda::sm90::nsa_step {
 
-__device__ __forceinline__ Key key_of(float score, int block) {
-  return Key{__float_as_uint(score) + 1} << 32 | ~static_cast<unsigned>(block);
-}
-__device__ __forceinline__ int block_of(Key key) { return static_cast<int>(~static_cast<unsigned>(key)); }
+using sparse::block_of;
+using sparse::merged;
+using sparse::sorted;
 
-// One step of a bitonic sort over the lanes: of two lanes `stride` apart the first keeps the better where `falling`.
-__device__ __forceinline__ Key exchange(Key mine, unsigned lane, unsigned stride, bool falling) {
-  const Key other = __shfl_xor_sync(kAll, mine, stride);
-  return ((lane & stride) == 0) == falling ? max(mine, other) : min(mine, other);
-}
-// In falling order over the lanes, of a run that rises and falls.
-__device__ __forceinline__ Key merged(Key mine, unsigned lane) {
-#pragma unroll
-  for (unsigned stride = kWarp / 2; stride > 0; stride /= 2) mine = exchange(mine, lane, stride, true);
-  return mine;
-}
-__device__ __forceinline__ Key sorted(Key mine, unsigned lane) {
-#pragma unroll
-  for (unsigned size = 2; size < kWarp; size *= 2) {
-#pragma unroll
-    for (unsigned stride = size / 2; stride > 0; stride /= 2) mine = exchange(mine, lane, stride, (lane & size) == 0);
-  }
-  return merged(mine, lane);
+__device__ __forceinline__ Key key_of(float score, int block) {
+  return sparse::key_of(__float_as_uint(score) + 1, block);
 }
 
 // How many of a list are better than `key`.

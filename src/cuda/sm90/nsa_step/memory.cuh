@@ -2,15 +2,14 @@
 #pragma once
 
 #include "cuda/common/ptx/memory.cuh"
+#include "cuda/common/sparse/best_blocks.cuh"
 #include "cuda/sm90/nsa_step/params.h"
 
 namespace heddle::cuda::sm90::nsa_step {
 
 constexpr unsigned kAll = 0xffffffff;
 
-// A block that may be listed: of two keys the larger is better. Above are the bits of a score, which is not negative,
-// and one more; below the block's complement, as of equal scores the lower number is better. 0: no block.
-using Key = unsigned long long;
+using sparse::Key;
 
 // Rows of 16-byte chunks; chunk c of row r lies at c ^ (r % 8), so that eight rows of one column meet all banks.
 template <int kHead>

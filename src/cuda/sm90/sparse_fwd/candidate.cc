@@ -18,7 +18,7 @@ Refusal supports(const SparseProblem& p) {
 constexpr CostLine<SparseProblem> kCosts[] = {
     {"sm90_sparse by blocks", {2e-6, 0, 3.0e12}, {DType::bf16, 1, 32, 8, 65536, 128, 1, 64, 16}},
     {"sm90_sparse by rows", {2e-6, 0, 5.0e12}, {DType::bf16, 1, 64, 4, 65536, 128, 4, 64, 16}},
-    {"sm90_sparse together", {2e-6, 0, 6e12}, {DType::bf16, 1, 64, 4, 65536, 128, 1, 64, 16}},
+    {"sm90_sparse together", {2e-6, 0, 3.2e12}, {DType::bf16, 1, 64, 4, 65536, 128, 1, 64, 16}},
 };
 
 double estimate(const SparseProblem& p, int /*workers*/) {
