@@ -224,7 +224,9 @@ class StepCall : public NsaCall {
  public:
   StepCall(const NsaSubject& spec, std::uint64_t /*seed*/)
       : NsaCall(spec), data(case_of(spec)), there(data), options(data.options) {
-    add("out", s.dtype, std::int64_t{s.B} * s.H, s.D, tolerance(), data.exact());
+    kit::NsaStepData appended = data;
+    appended.append();
+    add("out", s.dtype, std::int64_t{s.B} * s.H, s.D, tolerance(), appended.exact());
     scratch = DeviceMemory(nsa_step_workspace(there.q.view(), there.k_new.view(), there.v_new.view(), there.cache(),
                                               there.gates(), out(0), options, on(nullptr)));
   }
