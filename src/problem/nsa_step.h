@@ -34,13 +34,15 @@ struct NsaStepProblem {
     std::int64_t complete = 0;  // blocks
     bool completes = false;     // the step's key ends the last of these
   };
-  constexpr Step step(std::int64_t b) const {
+  // block_log2: of `block`, so that nothing is divided.
+  constexpr Step step(std::int64_t b, int block_log2) const {
     const std::int64_t before = lengths[b];
     Step s;
     s.keys = clamped(before + 1, 0, capacity);
     s.appends = before >= 0 && before < capacity;
-    s.complete = s.keys / block < pooled ? s.keys / block : pooled;
-    s.completes = s.appends && s.keys % block == 0;
+    const std::int64_t ended = s.keys >> block_log2;
+    s.complete = ended < pooled ? ended : pooled;
+    s.completes = s.appends && ended << block_log2 == s.keys;
     return s;
   }
 

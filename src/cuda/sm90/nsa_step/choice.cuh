@@ -2,7 +2,8 @@
 // zeros.
 #pragma once
 
-#include "cuda/sm90/nsa_step/memory.cuh"
+#include "cuda/common/ptx/arithmetic.cuh"
+#include "cuda/sm90/nsa_step/work.cuh"
 
 namespace heddle::cuda::sm90::nsa_step {
 
@@ -44,6 +45,7 @@ struct Forced {
     if (problem.forced.previous) add(current - 1);
     if (problem.forced.current) add(current);
   }
+  __device__ int at(int n) const { return n == 0 ? block[0] : n == 1 ? block[1] : block[2]; }
   __device__ bool holds(int other) const { return other == block[0] || other == block[1] || other == block[2]; }
 
  private:
@@ -54,5 +56,66 @@ struct Forced {
     ++count;
   }
 };
+
+// Scores that a CTA's warps have written, of the pooled keys that this warp chooses among: two tiles of the CTA's at a
+// time, a key each lane, of which the next are on their way while those before are used.
+struct ScoresOfWarp {
+  const float* data;  // [G][pitch], in log2 units; global memory, which this CTA wrote, and a barrier has ordered
+  int pitch, group;
+  int tiles, next;  // of the CTA
+  int block;        // of this lane
+  float of[kRows];
+
+  __device__ ScoresOfWarp(const Params& p, const Work& w, const float* data)
+      : data(data),
+        pitch(p.score_pitch),
+        group(static_cast<int>(p.problem.G)),
+        tiles(w.cmp_tiles > w.rank ? divided_up(w.cmp_tiles - w.rank, w.ctas) : 0),
+        next(static_cast<int>(threadIdx.x) / kWarp * 2) {
+    load(w);
+  }
+  __device__ bool any() const { return next < tiles; }
+  __device__ void advance(const Work& w) {
+    next += 2 * kWarps;
+    load(w);
+  }
+
+ private:
+  __device__ __forceinline__ void load(const Work& w) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    block = ((next + lane / kTileKeys) * w.ctas + w.rank) * kTileKeys + lane % kTileKeys;
+#pragma unroll
+    for (int g = 0; g < kRows; ++g) {
+      of[g] = -INFINITY;
+      if (g < group && block < w.complete) of[g] = data[static_cast<std::int64_t>(g) * pitch + block];
+    }
+  }
+};
+
+// The best blocks of a warp's share, over its lanes. lse: [G], log2.
+__device__ __forceinline__ Key best_of(ScoresOfWarp& scores, const Work& w, const float (&lse)[kRows],
+                                       const Forced& forced, int free) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  Key kept = 0, worst = 0;
+  if (free <= 0) return 0;
+#pragma unroll 1
+  while (scores.any()) {
+    const int block = scores.block;
+    float score = 0.0f;
+#pragma unroll
+    for (int g = 0; g < kRows; ++g) {
+      if (g < scores.group) score += ptx::exp2_approx(scores.of[g] - lse[g]);
+    }
+    scores.advance(w);
+    const bool may = block < w.complete && !forced.holds(block) && !isnan(score);
+    const Key comes = may ? key_of(score, block) : 0;
+    if (!__any_sync(kAll, comes > worst)) continue;
+    // The larger of a falling and a rising run, place by place, are the best of both, as a run that rises and falls.
+    const Key rising = __shfl_sync(kAll, sorted(comes, lane), kWarp - 1 - lane);
+    kept = merged(max(kept, rising), lane);
+    worst = __shfl_sync(kAll, kept, free - 1);
+  }
+  return kept;
+}
 
 }  // namespace heddle::cuda::sm90::nsa_step

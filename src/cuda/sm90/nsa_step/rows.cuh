@@ -35,11 +35,12 @@ struct Walk {
                   First first)
       : problem(problem), ring(ring), from(from), count(count), first(first) {}
 
-  // One group of copies for each of the first tiles, empty where there is none.
-  __device__ __forceinline__ void begin() {
+  // One group of copies for each of the first tiles, empty where there is none, and for the first `loaded`, which were
+  // begun before.
+  __device__ __forceinline__ void begin(int loaded = 0) {
 #pragma unroll 1
     for (int n = 0; n < kStages - 1; ++n) {
-      if (n < count) load_tile<kHead>(problem, from, first(n), ring[n]);
+      if (loaded <= n && n < count) load_tile<kHead>(problem, from, first(n), ring[n]);
       ptx::copy_async_commit();
     }
   }
