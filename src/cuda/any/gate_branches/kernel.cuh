@@ -1,5 +1,6 @@
-// Sums of gated branches, and their gradients: each element is read once and written once. A group of p.lanes lanes has
-// a row of a head.
+// Sums of gated branches, and their gradients: each element is read once and written once. A group of lanes has a row
+// of a head. A thread has so little to load that what finds it counts: nothing is divided, and there is no branch among
+// loads.
 #pragma once
 
 #include "cuda/any/gate_branches/params.h"
@@ -13,11 +14,11 @@ struct Place {
   std::int64_t b, i, h;
 
   __device__ Place(const Params& p, std::int64_t row) {
-    if (p.rows <= UINT32_MAX) {
-      const auto at = static_cast<unsigned>(row), heads = static_cast<unsigned>(p.H), line = at / heads;
-      h = at - line * heads;
-      b = line / static_cast<unsigned>(p.S);
-      i = line - b * p.S;
+    if (p.rows <= INT32_MAX) {
+      const auto at = static_cast<unsigned>(row), line = p.of_H.quotient(at), sequence = p.of_S.quotient(line);
+      h = at - line * static_cast<unsigned>(p.H);
+      b = sequence;
+      i = line - sequence * static_cast<unsigned>(p.S);
     } else {
       const std::int64_t line = row / p.H;
       h = row - line * p.H;
@@ -55,32 +56,44 @@ struct Lane {
   }
 };
 
-template <class T, int kCount>
+// Where a thread begins: its first row, how many rows all threads have, and its column of a row's pieces.
+template <int kCount>
+struct Start {
+  std::int64_t row, step;
+  int slot, column, columns;  // slot: of the lanes that share a row
+
+  __device__ explicit Start(const Params& p) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp, rows_log2 = 5 - p.lanes_log2;
+    slot = lane & ((1 << p.lanes_log2) - 1);
+    column = slot * kCount;
+    columns = kCount << p.lanes_log2;
+    const std::int64_t warp = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+    row = (warp << rows_log2) + (lane >> p.lanes_log2);
+    step = std::int64_t{gridDim.x} * kWarps << rows_log2;
+  }
+};
+
+template <class T, int kCount, int kBranches>
 __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ Params p) {
   using L = Lane<T, kCount>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, slot = lane % p.lanes, rows_of_warp = kWarp / p.lanes;
-  const int column = slot * kCount, columns = p.lanes * kCount;
-  const std::int64_t warp = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+  const Start<kCount> start(p);
 #pragma unroll 1
-  for (std::int64_t row = warp * rows_of_warp + lane / p.lanes; row < p.rows;
-       row += std::int64_t{gridDim.x} * kWarps * rows_of_warp) {
+  for (std::int64_t row = start.row; row < p.rows; row += start.step) {
     const Place at(p, row);
-    float gate[kMost];
-    L o[kMost];
+    float gate[kBranches];
+    L o[kBranches];
 #pragma unroll
-    for (int n = 0; n < kMost; ++n) {
-      if (n >= p.count) continue;
+    for (int n = 0; n < kBranches; ++n) {
       gate[n] = *at.in(p.branch[n].gate);
-      o[n].load(p.branch[n].o, at, column, columns, p.Dv);
+      o[n].load(p.branch[n].o, at, start.column, start.columns, p.Dv);
     }
 #pragma unroll
     for (int k = 0; k < L::kPieces; ++k) {
-      const int d = column + k * columns;
+      const int d = start.column + k * start.columns;
       if (d >= p.Dv) continue;
       float sum[kCount] = {};
 #pragma unroll
-      for (int n = 0; n < kMost; ++n) {
-        if (n >= p.count) continue;
+      for (int n = 0; n < kBranches; ++n) {
 #pragma unroll
         for (int e = 0; e < kCount; ++e) sum[e] = fmaf(gate[n], static_cast<float>(o[n].piece[k].element[e]), sum[e]);
       }
@@ -95,14 +108,11 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
 template <class T, int kCount>
 __global__ void __launch_bounds__(kThreads) gate_backward_kernel(const __grid_constant__ Params p) {
   using L = Lane<T, kCount>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, slot = lane % p.lanes, rows_of_warp = kWarp / p.lanes;
-  const int column = slot * kCount, columns = p.lanes * kCount;
-  const std::int64_t warp = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
+  const Start<kCount> start(p);
+  const int column = start.column, columns = start.columns;
   // Whole warps go round, as all lanes take part in sums.
 #pragma unroll 1
-  for (std::int64_t begin = warp * rows_of_warp; begin < p.rows;
-       begin += std::int64_t{gridDim.x} * kWarps * rows_of_warp) {
-    const std::int64_t row = begin + lane / p.lanes;
+  for (std::int64_t row = start.row; __any_sync(kAll, row < p.rows); row += start.step) {
     const bool there = row < p.rows;
     const Place at(p, there ? row : p.rows - 1);
     const int size = there ? p.Dv : 0;
@@ -144,8 +154,9 @@ __global__ void __launch_bounds__(kThreads) gate_backward_kernel(const __grid_co
           }
         }
 #pragma unroll 1
-        for (int distance = 1; distance < p.lanes; distance *= 2) dot += __shfl_xor_sync(kAll, dot, distance);
-        if (there && slot == 0) *at.in(to.gate) = dot;
+        for (int distance = 1; distance >> p.lanes_log2 == 0; distance *= 2)
+          dot += __shfl_xor_sync(kAll, dot, distance);
+        if (there && start.slot == 0) *at.in(to.gate) = dot;
       }
     }
   }

@@ -47,19 +47,31 @@ Params params_of(const GateProblem& p, bool in_pieces) {
   out.rows = p.B * p.S * p.H;
   out.S = p.S;
   out.H = p.H;
+  if (0 < out.rows && out.rows <= std::numeric_limits<std::int32_t>::max()) {
+    out.of_S = Divisor(static_cast<unsigned>(p.S));
+    out.of_H = Divisor(static_cast<unsigned>(p.H));
+  }
   out.Dv = static_cast<int>(p.Dv);
   out.count = p.count;
-  out.lanes = lanes_of(p, in_pieces ? wide(p) : 1);
+  out.lanes_log2 = std::countr_zero(static_cast<unsigned>(lanes_of(p, in_pieces ? wide(p) : 1)));
   for (int n = 0; n < p.count; ++n) out.branch[n] = {rows_of(p.o[n]), per_row(p.gate[n])};
   out.out = rows_of(p.out);
   return out;
 }
 
 Grid grid_of(const Params& p) {
-  const std::int64_t rows_of_block = std::int64_t{kWarps} * (kWarp / p.lanes);
+  const std::int64_t rows_of_block = std::int64_t{kWarps} * kWarp >> p.lanes_log2;
   const std::int64_t blocks = (p.rows + rows_of_block - 1) / rows_of_block;
   return {static_cast<unsigned>(std::min<std::int64_t>(blocks, std::numeric_limits<std::int32_t>::max())), kThreads};
 }
+
+template <class T, int kCount>
+auto kernel_of(int branches) {
+  return branches == 1   ? gate_kernel<T, kCount, 1>
+         : branches == 2 ? gate_kernel<T, kCount, 2>
+                         : gate_kernel<T, kCount, 3>;
+}
+static_assert(kMost == 3);
 
 // Calls visit(T()).
 template <class Visit>
@@ -80,7 +92,7 @@ void sum_gated(const GateProblem& p, void* stream) {
   if (params.rows == 0) return;
   with_type(p.o[0].dtype, [&]<class T>(T) {
     constexpr int kWide = 16 / sizeof(T);
-    start("gate_branches", aligned ? gate_kernel<T, kWide> : gate_kernel<T, 1>, grid_of(params),
+    start("gate_branches", aligned ? kernel_of<T, kWide>(p.count) : kernel_of<T, 1>(p.count), grid_of(params),
           static_cast<cudaStream_t>(stream), params);
   });
 }

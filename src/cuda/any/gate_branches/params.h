@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/common/divisor.h"
 #include "problem/gate_branches.h"
 
 namespace heddle::cuda::any::gate_branches {
@@ -31,9 +32,10 @@ struct Branch {
 
 struct Params {
   std::int64_t rows = 0, S = 0, H = 0;  // B S H rows, numbered (b S + i) H + h
+  Divisor of_S, of_H;                   // for less than 2^31 rows
   int Dv = 0;
-  int count = 0;  // of branches
-  int lanes = 1;  // that share a row: a power of two
+  int count = 0;       // of branches
+  int lanes_log2 = 0;  // of the lanes that share a row
   Branch branch[kMost];
   Rows out;                // d_out in a backward
   Branch gradient[kMost];  // of a backward

@@ -15,22 +15,20 @@ __device__ __forceinline__ Key key_of(float score, int block) {
   return sparse::key_of(__float_as_uint(score) + 1, block);
 }
 
-// How many of a list are better than `key`.
-__device__ __forceinline__ int better_than(const Key (&list)[kWarp], Key key) {
-  int count = 0;
+// The place of a lane's key among those of the first `count` lists, one of which has it at that lane, and whose keys
+// are all different: how many of each list are better. The lists are halved side by side, as each step waits for the
+// one before.
+__device__ __forceinline__ int place_among(const Key (&lists)[kWarps][kWarp], int count, Key key) {
+  int better[kWarps] = {};
 #pragma unroll
   for (int step = kWarp / 2; step > 0; step /= 2) {
-    if (list[count + step - 1] > key) count += step;
+#pragma unroll
+    for (int n = 0; n < kWarps; ++n) better[n] += lists[n][better[n] + step - 1] > key ? step : 0;
   }
-  return count + (list[count] > key ? 1 : 0);  // 31 at most so far
-}
-
-// The place of the key at `lane` of list `of` among those of the first `count` lists, whose keys are all different.
-__device__ __forceinline__ int place_among(const Key (&lists)[kWarps][kWarp], int count, int of, int lane, Key key) {
-  int place = lane;
+  int place = 0;
 #pragma unroll
   for (int n = 0; n < kWarps; ++n) {
-    if (n < count && n != of) place += better_than(lists[n], key);
+    if (n < count) place += better[n] + (lists[n][better[n]] > key ? 1 : 0);  // 31 at most so far
   }
   return place;
 }
@@ -64,7 +62,7 @@ struct ScoresOfWarp {
   int pitch, group;
   int tiles, next;  // of the CTA
   int block;        // of this lane
-  float of[kRows];
+  float of[kRows] = {};
 
   __device__ ScoresOfWarp(const Params& p, const Work& w, const float* data)
       : data(data),
@@ -84,15 +82,19 @@ struct ScoresOfWarp {
   __device__ __forceinline__ void load(const Work& w) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     block = ((next + lane / kTileKeys) * w.ctas + w.rank) * kTileKeys + lane % kTileKeys;
+    if (!any()) return;
+    const float* const from = data + min(block, w.complete - 1);
+    constexpr int kAtOnce = 4;  // without a branch between them
 #pragma unroll
-    for (int g = 0; g < kRows; ++g) {
-      of[g] = -INFINITY;
-      if (g < group && block < w.complete) of[g] = data[static_cast<std::int64_t>(g) * pitch + block];
+    for (int first = 0; first < kRows; first += kAtOnce) {
+      if (first >= group) break;
+#pragma unroll
+      for (int g = first; g < first + kAtOnce; ++g) of[g] = from[min(g, group - 1) * pitch];
     }
   }
 };
 
-// The best blocks of a warp's share, over its lanes. lse: [G], log2.
+// The best blocks of a warp's share, over its lanes. lse: log2, and infinite for rows that are no head of the group.
 __device__ __forceinline__ Key best_of(ScoresOfWarp& scores, const Work& w, const float (&lse)[kRows],
                                        const Forced& forced, int free) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -103,16 +105,15 @@ __device__ __forceinline__ Key best_of(ScoresOfWarp& scores, const Work& w, cons
     const int block = scores.block;
     float score = 0.0f;
 #pragma unroll
-    for (int g = 0; g < kRows; ++g) {
-      if (g < scores.group) score += ptx::exp2_approx(scores.of[g] - lse[g]);
-    }
+    for (int g = 0; g < kRows; ++g) score += ptx::exp2_approx(scores.of[g] - lse[g]);
     scores.advance(w);
     const bool may = block < w.complete && !forced.holds(block) && !isnan(score);
     const Key comes = may ? key_of(score, block) : 0;
     if (!__any_sync(kAll, comes > worst)) continue;
+    const bool first = !__any_sync(kAll, kept != 0);
+    const Key falling = sorted(comes, lane);
     // The larger of a falling and a rising run, place by place, are the best of both, as a run that rises and falls.
-    const Key rising = __shfl_sync(kAll, sorted(comes, lane), kWarp - 1 - lane);
-    kept = merged(max(kept, rising), lane);
+    kept = first ? falling : merged(max(kept, __shfl_sync(kAll, falling, kWarp - 1 - lane)), lane);
     worst = __shfl_sync(kAll, kept, free - 1);
   }
   return kept;

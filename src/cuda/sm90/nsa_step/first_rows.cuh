@@ -30,7 +30,7 @@ struct GateAt {
   }
   __device__ float load(const NsaStepProblem& problem, const Work& w) const {
     if (!there || row >= problem.G) return 0.0f;
-    const Plane& gate = branch == kCmp ? problem.g_cmp : branch == kSlc ? problem.g_slc : problem.g_swa;
+    const Plane& gate = gate_of(problem, branch);
     return gate.given ? gate_at(gate, w.b, w.h * problem.G + row) : 0.0f;
   }
 };

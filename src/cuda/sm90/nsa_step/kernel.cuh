@@ -115,13 +115,13 @@ __global__ void __launch_bounds__(kThreads, 1) step_kernel(const __grid_constant
     ptx::copy_async_commit();
   }
   ScoresOfWarp scores_of_warp(p, w, scores);
-  if (thread < kRows) shared.lse[thread] = lse_of(w, shared, thread);
+  if (thread < kRows) shared.lse[thread] = thread < problem.G ? lse_of(w, shared, thread) : INFINITY;
   __syncthreads();  // 4
   Key mine = best_of(scores_of_warp, w, shared.lse, forced, free);
   shared.lists[warp][lane] = mine;
   __syncthreads();  // 5
   if (mine != 0) {
-    const int place = place_among(shared.lists, kWarps, warp, lane, mine);
+    const int place = place_among(shared.lists, kWarps, mine);
     if (place < free) shared.best[place] = mine;
   }
   w.meet();  // 6
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, 1) step_kernel(const __grid_constant
   }
   __syncthreads();  // 7
   if (warp < w.ctas && mine != 0) {
-    const int place = place_among(shared.lists, w.ctas, warp, lane, mine);
+    const int place = place_among(shared.lists, w.ctas, mine);
     if (place < free) shared.list[taken + place] = block_of(mine);
   }
   if (thread < taken) shared.list[thread] = forced.at(thread);
@@ -149,15 +149,14 @@ __global__ void __launch_bounds__(kThreads, 1) step_kernel(const __grid_constant
     Walk<T, kHead, decltype(first_row)> walk(problem, shared.ring[warp], cache, share.count, first_row);
     walk.begin(loaded);
     // The other branches' sums, while the first tiles come.
-    if (problem.g_cmp.given) result.add(w, shared, kCmp);
-    if (problem.g_swa.given) result.add(w, shared, kSwa);
+    result.add(problem, w, shared, kCmp, kSlc);
     walk.run(q, p.scale_log2, {});
     leave_result(shared, walk);
   }
   __syncthreads();  // 9
   join_warps(shared, kSlc, 0, kWarps);
   w.meet();  // 10
-  result.add(w, shared, kSlc);
+  result.add(problem, w, shared, kSlc, kBranches);
   result.template write<T>(p, w);
   w.meet();  // 11
 }

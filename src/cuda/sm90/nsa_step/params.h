@@ -14,7 +14,7 @@ constexpr int kMostSlots = kWarp;
 constexpr int kMostCluster = 8;
 constexpr int kMostHead = 128;
 
-enum Branch { kCmp, kSlc, kSwa, kBranches };
+enum Branch { kCmp, kSwa, kSlc, kBranches };  // in the order of their sums
 
 struct Params {
   NsaStepProblem problem;

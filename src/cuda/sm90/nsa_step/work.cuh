@@ -8,6 +8,10 @@ namespace heddle::cuda::sm90::nsa_step {
 
 __device__ __forceinline__ int divided_up(int a, int b) { return (a + b - 1) / b; }
 
+__device__ __forceinline__ const Plane& gate_of(const NsaStepProblem& problem, int branch) {
+  return branch == kCmp ? problem.g_cmp : branch == kSwa ? problem.g_swa : problem.g_slc;
+}
+
 struct Work {
   NsaStepProblem::Step step;
   int unit, b, h;  // h: key/value head
