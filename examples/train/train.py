@@ -83,8 +83,11 @@ class Trainer:
         return loss.detach()
 
 
-def train(settings, corpus, log_every=0):
-    """One run: its losses, its speed after the first steps, its peak memory. A line every log_every steps; 0: none."""
+def train(settings, corpus, log_every=0, after=None):
+    """One run: its losses, its speed after the first steps, its peak memory. A line every log_every steps; 0: none.
+
+    after: is called with the trainer and a batch for validation, without gradients, once the model has learnt.
+    """
     trainer, device = Trainer(settings), settings.device
     on_gpu = device == "cuda"
 
@@ -125,6 +128,8 @@ def train(settings, corpus, log_every=0):
     generator.manual_seed(0)  # the same pieces for every run
     with torch.no_grad():
         validation = torch.stack([trainer.loss(*draw(corpus.validation, generator)) for _ in range(VALIDATION_BATCHES)])
+        if after:
+            after(trainer, *draw(corpus.validation, generator))
     return {
         "name": settings.name,
         **{key: value for key, value in dataclasses.asdict(settings).items() if key != "shape"},

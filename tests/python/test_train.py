@@ -119,7 +119,12 @@ def test_commands_and_their_report(tmp_path, capsys, monkeypatch):
     found = json.loads(out.read_text())
     assert [len(found[kind]) for kind in ("runs", "lengths")] == [8, 12]
     nsa = ["--heads", "4", "--context", "128", "--batch", "1", "--steps", "12", "--precision", "fp32"]
-    sparse.main([*small, *nsa, "--attention", "heddle", "nsa"])
+    kept = tmp_path / "trained.pt"
+    sparse.main([*small, *nsa, "--attention", "heddle", "nsa", "--keep", str(kept)])
+    operands = torch.load(kept, weights_only=True)
+    assert {name: x.shape[:3] for name, x in operands.items()} == {
+        name: (1, 128, heads) for name, heads in zip(("q", "k", "v", "g_cmp", "g_slc", "g_swa"), (4, 2, 2, 4, 4, 4))
+    }
     page.write_text((TRAIN / "README.md").read_text())
     report.main([str(out), "--page", str(page)])
     text = page.read_text()
