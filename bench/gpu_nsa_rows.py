@@ -300,8 +300,10 @@ def rows():
                 memory, 65536, heads, kv_heads, window
             )
     if TENSORS is not None:
+        q, k = captured()[:2]
+        form, length = f"nsa {TENSORS.stem} {q.shape[2]}/{k.shape[2]}", q.shape[1]
         for window in (0, WINDOW):
             for direction, make in (("forward", forward_of), ("backward", backward_of)):
-                name = f"nsa {TENSORS.stem}{f' window {window}' if window else ''} {direction}"
+                name = f"{form}{f' window {window}' if window else ''} {direction} S{length}"
                 out[name] = functools.partial(of_file, make, window)
     return out

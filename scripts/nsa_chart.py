@@ -6,6 +6,7 @@ Times against length, forward and gradients, of the newest bench/results/nvidia-
 and docs/nsa-gradients.svg. A dagger says that the sources of a kernel are others now than those that were measured.
 """
 
+import re
 import statistics
 import sys
 
@@ -79,6 +80,28 @@ def ratio(rows, name, rival):
     return f"{milliseconds(row, rival) / milliseconds(row, 'heddle'):.2f}" + (DAGGER if stale([row]) else "")
 
 
+def of_trained(rows):
+    """What rows over a trained model's operands say, if there are such (bench/attention_bench_gpu.py --tensors)."""
+    found = {}
+    for name in rows:
+        if match := re.match(r"nsa trained (\d+)/(\d+) (?:window (\d+) )?(forward|backward) S(\d+)$", name):
+            heads, kv_heads, window, direction, length = match.groups()
+            found.setdefault((heads, kv_heads, length), {})[window, direction] = name
+    words = ""
+    for (heads, kv_heads, length), of in found.items():
+        each = "; ".join(
+            f"{'gradients' if direction == 'backward' else direction}{f', window {window}' if window else ''} "
+            + " and ".join(
+                f"{ratio(rows, name, rival)} of {who}'s"
+                for rival, who in (("fla", "flash-linear-attention"), ("fa3", "FlashAttention-3"))
+                if rival in rows[name]["milliseconds"]
+            )
+            for (window, direction), name in of.items()
+        )
+        words += f"On what a trained model's last layer gets ({heads} / {kv_heads} heads, {length} positions), whose lists overlap, Heddle's rate is {each}. "
+    return words
+
+
 def told(files):
     rows = chosen(files)
     conditions = [row["conditions"] for row in rows.values()]
@@ -106,6 +129,7 @@ def told(files):
         f"{conditions[0]['gpu']}, {span([c['date'][:10] for c in conditions], '{}')}, bfloat16, D 128, 16 blocks of 64, random normals, whose lists hardly overlap.\n\n"
         + table(cells)
         + f"\n\nAgainst flash-linear-attention's kernels, 64 / 4 heads without a window, the same: {against}. "
+        + of_trained(rows)
         + f"A step of decoding with a window of 512 over 65536 keys, in graphs, B sequences (times FlashAttention-3's dense rate): {steps}. "
         + f"Memory of forward and backward at 65536 positions, beside operands: {memory}. "
         + f"Results differ from the functions in torch by {span(differences, '{:.1e}')} of their size, no row by more than its limit, 0.03.\n\n"
