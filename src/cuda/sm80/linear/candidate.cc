@@ -11,6 +11,7 @@
 namespace heddle::cuda {
 namespace {
 
+using namespace linear;
 using namespace sm80::linear;
 
 // Two of each decoder, in the order of Decoder: for many rows and for few.

@@ -6,6 +6,8 @@
 
 namespace heddle::cuda::sm80::linear {
 
+using cuda::linear::Exchange;
+
 // D: what decodes the weights.
 template <class D, Tiles kTiles>
 struct Config {

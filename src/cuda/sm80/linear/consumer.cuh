@@ -8,6 +8,8 @@
 
 namespace heddle::cuda::sm80::linear {
 
+using cuda::linear::Sums;
+
 template <class C>
 class Consumer {
   using D = typename C::Decoder;

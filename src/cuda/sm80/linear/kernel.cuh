@@ -11,6 +11,9 @@
 
 namespace heddle::cuda::sm80::linear {
 
+using cuda::linear::finish, cuda::linear::finish_shared, cuda::linear::gather, cuda::linear::Part,
+    cuda::linear::part_of, cuda::linear::Sums;
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) linear_kernel(const __grid_constant__ Params p) {
   using D = typename C::Decoder;

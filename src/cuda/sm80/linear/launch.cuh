@@ -14,6 +14,8 @@
 
 namespace heddle::cuda::sm80::linear {
 
+using cuda::linear::kSlices;
+
 template <class C>
 void launch(const Params& params, int grid, cudaStream_t stream) {
   const std::size_t shared = sizeof(SharedMemory<C>) + params.stages * sizeof(Stage<C>) +

@@ -8,6 +8,8 @@
 
 namespace heddle::cuda::sm80::linear {
 
+using cuda::linear::Part, cuda::linear::part_of;
+
 // The units of this CTA, one after the other; of each the block of columns that this column group has, if there is one.
 template <class C>
 class Loader {

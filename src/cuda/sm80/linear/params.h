@@ -5,7 +5,7 @@
 
 namespace heddle::cuda::sm80::linear {
 
-using namespace cuda::linear;
+using cuda::linear::Output, cuda::linear::Schedule;
 
 struct Params {
   const void* x;  // [m, k], rows x_stride elements apart and aligned to 16 bytes

@@ -13,6 +13,8 @@
 
 namespace heddle::cuda::sm80::linear {
 
+using cuda::linear::TileShape;
+
 struct Tiles {
   int tokens;         // rows of x, the N of the products
   int row_groups;     // of four warps, with rows of W of their own

@@ -10,6 +10,7 @@
 namespace heddle::cuda {
 namespace {
 
+using namespace linear;
 using namespace sm80::linear_gemv;
 
 std::int64_t ctas_of(const LinearProblem& p, const Variant& v) {

@@ -11,6 +11,9 @@
 
 namespace heddle::cuda::sm80::linear_gemv {
 
+using cuda::linear::Epilogue, cuda::linear::NormedRow, cuda::linear::packed_piece, cuda::linear::kPiece,
+    cuda::linear::this_cta, cuda::linear::this_thread;
+
 // Rows of x, normed, into shared memory, and zeros behind their columns.
 template <class C>
 __device__ inline void stage_x(const Params& p, std::uint32_t to, std::uint32_t pitch) {

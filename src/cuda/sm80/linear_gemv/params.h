@@ -6,7 +6,7 @@
 
 namespace heddle::cuda::sm80::linear_gemv {
 
-using namespace cuda::linear;
+using cuda::linear::NormInFront, cuda::linear::Output, cuda::linear::kBlockRows;
 
 struct Params {
   const void* x;  // [m, k], rows x_stride elements apart and aligned to 16 bytes

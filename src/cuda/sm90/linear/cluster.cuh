@@ -8,6 +8,9 @@
 
 namespace heddle::cuda::sm90::linear {
 
+using cuda::linear::Epilogue, cuda::linear::first_row_of_warp, cuda::linear::kSliceSums, cuda::linear::Part,
+    cuda::linear::part_of, cuda::linear::Sums, cuda::linear::kSlices, cuda::linear::this_thread;
+
 // Warpgroup `group` of those that finish sums, after the CTA's only part.
 template <class C, class Shared>
 __device__ __forceinline__ void finish_in_cluster(const Output& out, const Schedule& s, Shared& shared, int group,

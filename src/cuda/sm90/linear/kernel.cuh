@@ -11,6 +11,9 @@
 
 namespace heddle::cuda::sm90::linear {
 
+using cuda::linear::finish, cuda::linear::finish_shared, cuda::linear::gather, cuda::linear::Part,
+    cuda::linear::part_of, cuda::linear::Sums;
+
 template <class C, class Consumer>
 __global__ void __launch_bounds__(C::kThreads, 1)
     linear_kernel(const __grid_constant__ Params<typename C::WeightBlock> p) {

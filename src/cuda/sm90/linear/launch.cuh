@@ -7,6 +7,8 @@
 
 namespace heddle::cuda::sm90::linear {
 
+using cuda::linear::kSlices;
+
 template <class C, class Consumer>
 void launch(const Params<typename C::WeightBlock>& params, int grid, cudaStream_t stream) {
   static_assert(sizeof(typename Consumer::Memory) <= kHopperSharedBytes, "more shared memory than a block can have");

@@ -8,6 +8,8 @@
 
 namespace heddle::cuda::sm90::linear {
 
+using cuda::linear::TileShape;
+
 template <class WeightBlock>
 struct Variant {
   TileShape tile;

@@ -7,7 +7,7 @@
 
 namespace heddle::cuda::sm90::linear {
 
-using namespace cuda::linear;
+using cuda::linear::Output, cuda::linear::Schedule;
 
 // Rows of x that a stage has: a tile's tokens, or fewer where there are fewer at all. Rows that a copy lacks and fills
 // with zeros take longer than those that exist; those that it leaves out hold anything, and become outputs that nobody

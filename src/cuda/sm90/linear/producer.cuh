@@ -10,6 +10,8 @@
 
 namespace heddle::cuda::sm90::linear {
 
+using cuda::linear::Part, cuda::linear::part_of;
+
 constexpr int kPanelBytes = 128;  // of a row of x, the width of the swizzle
 
 // The units of this CTA, one after the other.

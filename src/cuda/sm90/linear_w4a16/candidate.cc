@@ -13,10 +13,8 @@
 namespace heddle::cuda {
 namespace {
 
+using namespace linear;
 using namespace sm90::linear_w4a16;
-using sm90::linear::Choice;
-using sm90::linear::Measured;
-using sm90::linear::speed_of;
 
 constexpr CostLine<LinearProblem> kCosts[] = {
     {"sm90_w4a16", {3.3e-6, 780e12, 0}, {"nvfp4", WeightOrder::fragments16, DType::bf16, 4096, 8192, 8192}},
@@ -37,23 +35,23 @@ std::string supports(const LinearProblem& p) {
     return text("it takes nvfp4, mxfp4 and e2m1_row, not ", lowbit::name_of(p.format));
   }
   if (std::string reason = refuse_other_than_hopper(); !reason.empty()) return reason;
-  return sm90::linear::refuse(p);
+  return linear::refuse(p);
 }
 
 bool normed(const LinearProblem& p) { return p.norm.kind != Norm::none; }
 std::int64_t pitch_of(const LinearProblem& p) { return (p.K + 7) / 8 * 8; }
 // Rows after the norm.
 std::size_t x_bytes(const LinearProblem& p) {
-  return normed(p) ? sm90::linear::aligned(static_cast<std::size_t>(p.M * pitch_of(p)) * size_of(p.dtype)) : 0;
+  return normed(p) ? linear::aligned(static_cast<std::size_t>(p.M * pitch_of(p)) * size_of(p.dtype)) : 0;
 }
 
 double estimate(const LinearProblem& p, int /*workers*/) {
   if (p.empty()) return 0.0;
-  return choice(p).seconds + sm90::linear::activation_seconds(p) + (normed(p) ? sm90::linear::rows_seconds(p) : 0.0);
+  return choice(p).seconds + linear::activation_seconds(p) + (normed(p) ? linear::rows_seconds(p) : 0.0);
 }
 
 std::size_t workspace(const LinearProblem& p, int /*workers*/) {
-  return p.empty() ? 0 : x_bytes(p) + sm90::linear::workspace_of(choice(p).plan);
+  return p.empty() ? 0 : x_bytes(p) + linear::workspace_of(choice(p).plan);
 }
 
 std::string describe(const LinearProblem& p, int /*workers*/) {
@@ -69,9 +67,9 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
   const Variant& v = *chosen.variant;
   const auto stream = static_cast<cudaStream_t>(runtime.stream);
   auto* const memory = static_cast<std::byte*>(runtime.workspace.data);
-  if (normed(p)) run_rows_pass(sm90::linear::rows_pass(p, pitch_of(p), memory, nullptr), stream);
+  if (normed(p)) run_rows_pass(linear::rows_pass(p, pitch_of(p), memory, nullptr), stream);
   const std::byte* const x = normed(p) ? memory : p.x.data;
-  const std::int64_t stride = p.M > 1 && !normed(p) ? *sm90::linear::row_stride(p.x) : pitch_of(p);
+  const std::int64_t stride = p.M > 1 && !normed(p) ? *linear::row_stride(p.x) : pitch_of(p);
   sm90::linear::Params<lowbit::FragmentBlock> params{};
   params.x_by_panel = p.K % kPanel != 0;
   params.x_rows = sm90::linear::box_rows(v.tile.tokens, p.M);
@@ -83,7 +81,7 @@ void launch(const LinearProblem& p, const Runtime& runtime) {
                                                                    .stride = {stride, kPanel, p.M * stride},
                                                                    .box = {kPanel, params.x_rows, v.x_panels, 1}});
   params.weights = reinterpret_cast<const lowbit::FragmentBlock*>(p.fragments().data + p.fragments().layout.blocks);
-  params.out = sm90::linear::output_of(p);
+  params.out = linear::output_of(p);
   params.schedule = schedule_of(p, chosen.plan, memory + x_bytes(p));
   v.launch(params, chosen.plan.grid, stream);
 }

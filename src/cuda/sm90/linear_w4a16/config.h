@@ -10,7 +10,7 @@
 
 namespace heddle::cuda::sm90::linear_w4a16 {
 
-using namespace cuda::linear;  // decoding
+using cuda::linear::Exchange, cuda::linear::kOperandFactor;
 
 template <class T, Tiles kTiles>
 struct Config {

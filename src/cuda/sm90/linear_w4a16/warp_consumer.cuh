@@ -10,6 +10,8 @@
 
 namespace heddle::cuda::sm90::linear_w4a16 {
 
+using cuda::linear::codes_at, cuda::linear::HalfBlock, cuda::linear::load_half, cuda::linear::scales_at;
+
 template <class C>
 class WarpConsumer {
  public:

@@ -14,10 +14,8 @@
 namespace heddle::cuda {
 namespace {
 
+using namespace linear;
 using namespace sm90::linear_w4a8;
-using sm90::linear::Choice;
-using sm90::linear::Measured;
-using sm90::linear::speed_of;
 
 constexpr CostLine<LinearProblem> kCosts[] = {
     {"sm90_w4a8", {5.8e-6, 1087e12, 0}, {"nvfp4", WeightOrder::fragments8, DType::bf16, 4096, 8192, 8192}},
@@ -39,20 +37,18 @@ auto with_choice(const LinearProblem& p, Visit visit) {
   return lowbit::has_scaled_blocks(p.format) ? visit(choice<ScaledBlock8>(p)) : visit(choice<FragmentBlock8>(p));
 }
 
-using sm90::linear::aligned;
-
 std::int64_t pitch_of(const LinearProblem& p) { return p.fragments().layout.column_blocks * lowbit::kBlockColumns; }
 std::size_t x_bytes(const LinearProblem& p) { return aligned(static_cast<std::size_t>(p.M * pitch_of(p))); }
 
 std::string supports(const LinearProblem& p) {
   if (p.order != WeightOrder::fragments8) return text("it takes weights in order fragments8, not ", name_of(p.order));
   if (std::string reason = refuse_other_than_hopper(); !reason.empty()) return reason;
-  return sm90::linear::refuse(p);
+  return linear::refuse(p);
 }
 
 double estimate(const LinearProblem& p, int /*workers*/) {
   if (p.empty()) return 0.0;
-  return sm90::linear::rows_traffic_seconds(p) + sm90::linear::activation_seconds(p) +
+  return linear::rows_traffic_seconds(p) + linear::activation_seconds(p) +
          with_choice(p, [](const auto& chosen) { return chosen.seconds; });
 }
 
@@ -78,7 +74,7 @@ void launch_chosen(const LinearProblem& p, const Choice<sm90::linear::Variant<Bl
   auto* const x = static_cast<std::byte*>(runtime.workspace.data);
   auto* const scales = reinterpret_cast<float*>(x + x_bytes(p));
   std::byte* const rest = x + x_bytes(p) + aligned(static_cast<std::size_t>(p.M) * sizeof(float));
-  linear::RowsPass pass = sm90::linear::rows_pass(p, pitch, x, scales);
+  linear::RowsPass pass = linear::rows_pass(p, pitch, x, scales);
   pass.interleaved = std::is_same_v<Block, ScaledBlock8>;
   run_rows_pass_to_e4m3(pass, stream);
   sm90::linear::Params<Block> params{};
@@ -88,7 +84,7 @@ void launch_chosen(const LinearProblem& p, const Choice<sm90::linear::Variant<Bl
                                                .stride = {pitch, kPanel, p.M * pitch},
                                                .box = {kPanel, params.x_rows, v.x_panels, 1}});
   params.weights = reinterpret_cast<const Block*>(p.fragments().data + p.fragments().layout.blocks);
-  params.out = sm90::linear::output_of(p);
+  params.out = linear::output_of(p);
   params.out.token_scales = scales;
   params.schedule = schedule_of(p, chosen.plan, rest);
   v.launch(params, chosen.plan.grid, stream);

@@ -6,6 +6,9 @@
 
 namespace heddle::cuda::sm80::linear {
 
+using cuda::linear::codes_at, cuda::linear::HalfBlock, cuda::linear::kOperandFactor, cuda::linear::load_half,
+    cuda::linear::scales_at, cuda::linear::this_thread;
+
 template <class T>
 struct E2M1 {
   using Element = T;
@@ -21,9 +24,9 @@ struct E2M1 {
   __device__ Piece load(std::uint32_t block, int n) const { return load_half(block + codes, block + scales, n); }
   __device__ void decode(const Piece& piece, Group, int pair, std::uint32_t (&a)[2][4]) const {
     if (pair == 0) {
-      linear::decode<T, 0>(piece, a);
+      cuda::linear::decode<T, 0>(piece, a);
     } else {
-      linear::decode<T, 1>(piece, a);
+      cuda::linear::decode<T, 1>(piece, a);
     }
   }
 
