@@ -251,9 +251,9 @@ TEST_F(ExplainOn, NothingCanBeStarted) {
             "[append_kv_cache" + words);
 }
 
-// Positions of its own and an o in float32 has on GPUs the forward of sm80, and what runs when it is asked for; the
-// others say so. No backward has them.
-TEST_F(ExplainOn, PiecesAreServedBySm80) {
+// Positions of its own have on GPUs the forwards of sm80 and sm90, an o in float32 that of sm80, and both what runs
+// when it is asked for; the others say so.
+TEST_F(ExplainOn, PiecesAreServedByFewKernels) {
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     Call piece, wide;
     piece.options.q_offset = view(DType::i32, {2});
@@ -267,13 +267,14 @@ TEST_F(ExplainOn, PiecesAreServedBySm80) {
                                             : explain_attention_backward_on(gpu, c.q(), c.k(), c.k(), {}, c.options)) {
         if (candidate.device != Device::cuda) continue;
         const bool plain = candidate.name == "naive_cuda" || candidate.name == "baseline_cuda";
-        const bool serves = candidate.name == "sm80" && (pass == Pass::forward || !c.options.float32_out);
-        EXPECT_EQ(candidate.reason, serves  ? ""
-                                    : plain ? "it runs only when it is asked for"
-                                            : words)
-            << candidate.name;
+        const bool forward_of_pieces = pass == Pass::forward && !c.options.float32_out;
+        const bool serves = candidate.name == "sm80" ? pass == Pass::forward || !c.options.float32_out
+                                                     : candidate.name == "sm90" && forward_of_pieces;
+        if (!serves) {
+          EXPECT_EQ(candidate.reason, plain ? "it runs only when it is asked for" : words) << candidate.name;
+        }
         EXPECT_EQ(candidate.supported, plain || serves) << candidate.name;
-        EXPECT_EQ(candidate.chosen, serves) << candidate.name;
+        EXPECT_EQ(candidate.chosen, serves && (candidate.name == "sm90" || !forward_of_pieces)) << candidate.name;
         ++asked;
       }
       EXPECT_GT(asked, 0);
@@ -281,7 +282,7 @@ TEST_F(ExplainOn, PiecesAreServedBySm80) {
   }
 }
 
-TEST_F(ExplainOn, StepsAreServedBySm80) {
+TEST_F(ExplainOn, StepsAreServedByFewKernels) {
   Call c;
   c.options.key_step = 16;
   c.options.causal = Causal::top_left;
@@ -292,9 +293,13 @@ TEST_F(ExplainOn, StepsAreServedBySm80) {
                                           ? explain_attention_on(gpu, c.q(), c.k(), c.k(), c.options)
                                           : explain_attention_backward_on(gpu, c.q(), c.k(), c.k(), {}, c.options)) {
       if (candidate.device != Device::cuda) continue;
-      const bool serves = candidate.name == "sm80";
-      EXPECT_EQ(candidate.reason, serves ? "" : "it has no q_step and key_step above 1") << candidate.name;
-      EXPECT_EQ(candidate.chosen, serves) << candidate.name;
+      const std::string chosen = pass == Pass::forward ? "sm90" : "sm80";
+      const bool serves = candidate.name == "sm80" || candidate.name == chosen;
+      EXPECT_EQ(candidate.supported, serves) << candidate.name;
+      if (!serves) {
+        EXPECT_EQ(candidate.reason, "it has no q_step and key_step above 1") << candidate.name;
+      }
+      EXPECT_EQ(candidate.chosen, candidate.name == chosen) << candidate.name;
       ++asked;
     }
   }

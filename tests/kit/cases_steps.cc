@@ -67,6 +67,28 @@ void add_steps(Rows& rows) {
   with("steps_f8_cache", [](auto& c) {
     c.f8_cache = true, c.scaling = Scaling::heads, c.key_step = 2, c.key_offset = true, c.causal = Causal::top_left;
   });
+  // Tiles of Hopper's forward: of rows that meet no key, some and all of a tile's, one tile or several.
+  const auto pooled = [&](const char* name, std::int64_t step, auto change) {
+    with(name, [&](auto& c) {
+      c.B = 1, c.key_step = step, c.key_offset = true, c.causal = Causal::top_left, c.forward_only = true;
+      change(c);
+    });
+  };
+  pooled("steps_pooled_d128", 16,
+         [](auto& c) { c.H = 2, c.Hkv = 1, c.D = c.Dv = 128, c.Sq = 2300, c.Sk = 150, c.poison_keys = true; });
+  pooled("steps_pooled_d64", 32, [](auto& c) { c.H = 16, c.Hkv = 1, c.D = c.Dv = 64, c.Sq = 650, c.Sk = 19; });
+  pooled("steps_pooled_d72", 64, [](auto& c) { c.D = c.Dv = 72, c.Sq = 700, c.Sk = 10, c.poison_rows = true; });
+  pooled("steps_pooled_packed", 128,
+         [](auto& c) { c.B = 5, c.packed_q = c.packed_k = true, c.D = c.Dv = 128, c.Sq = 900, c.Sk = 6; });
+  pooled("steps_pooled_whole_tiles", 2, [](auto& c) { c.H = 2, c.D = c.Dv = 64, c.Sq = 700, c.Sk = 350; });
+  pooled("steps_pooled_used", 3, [](auto& c) {
+    c.B = 3, c.packed_q = c.packed_k = c.seqused_k = c.sink = true, c.D = c.Dv = 128, c.Sq = 500, c.Sk = 160;
+  });
+  pooled("steps_pooled_window", 3,
+         [](auto& c) { c.window_left = 400, c.poison_keys = true, c.H = 2, c.D = c.Dv = 64, c.Sq = 900, c.Sk = 320; });
+  pooled("steps_pooled_both", 4, [](auto& c) {
+    c.q_step = 3, c.q_offset = true, c.window_left = 500, c.H = 2, c.D = c.Dv = 128, c.Sq = 500, c.Sk = 380;
+  });
 }
 
 }  // namespace heddle::kit

@@ -76,6 +76,42 @@ def test_pieces_are_the_call(force, name, dtype, rows):
     torch.testing.assert_close(lse, whole_lse[..., rows[0] : rows[1]], atol=near, rtol=near)
 
 
+# Pooled keys, as native sparse attention has them: by Hopper's forward, many tiles of rows a CTA, as in float32.
+@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 1), (3, 3)])
+@pytest.mark.parametrize("size", [64, 72, 128])
+@pytest.mark.parametrize("step", [1, 16, 32, 64, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_pooled_keys_on_hopper(dtype, step, size, heads, kv_heads):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs a Hopper GPU")
+    make = torch.Generator().manual_seed(7)
+    lengths = [9000, 1, 2 * step + 5, 3333] if step > 1 else [900, 1, 333, 200]
+    starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    total, kept = int(starts[-1]), step // 2  # blocks of step + kept keys
+    pooled = starts // step
+    q = torch.randn(total, heads, size, generator=make).to("cuda", dtype)
+    k, v = (torch.randn(int(pooled[-1]), kv_heads, size, generator=make).to("cuda", dtype) for _ in range(2))
+    used = torch.tensor([max((n - kept) // step, 0) for n in lengths], dtype=torch.int32).cuda()
+    packed = dict(
+        cu_seqlens_q=starts.cuda(), cu_seqlens_k=pooled.cuda(), max_seqlen_q=max(lengths), max_seqlen_k=max(lengths) // step,
+        seqused_k=used,
+    )  # fmt: skip
+    alone = (q[None, : lengths[0]], k[None, : lengths[0] // step], v[None, : lengths[0] // step])
+    for given, more in ((packed, (q, k, v)), ({}, alone)):
+        given = dict(given, causal="top_left", key_step=step, key_offset=step + kept - 1)
+        assert heddle.explain(*more, **given).chosen.name == "sm90"
+        given["return_lse"] = True
+        out, lse = heddle.attention(*more, force="sm90", **given)
+        exact, exact_lse = heddle.attention(*(x.float() for x in more), **given)
+        near = {torch.float16: 3e-3, torch.bfloat16: 2e-2}[dtype]
+        torch.testing.assert_close(out.float(), exact, atol=near, rtol=near)
+        assert torch.equal(lse == -torch.inf, exact_lse == -torch.inf)
+        assert bool((lse == -torch.inf).any()) == (step > 1)
+        torch.testing.assert_close(lse, exact_lse, atol=near, rtol=near)
+        again = heddle.attention(*more, force="sm90", **given)
+        assert torch.equal(out, again[0]) and torch.equal(lse, again[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_float32_results_are_not_rounded(dtype):
     q, k, v, _ = operands(dtype, device="cuda")

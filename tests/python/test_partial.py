@@ -267,8 +267,8 @@ def test_explain_knows_pieces(option, words):
         assert all("built without CUDA" in reason for reason in on_gpus)
         return
     there = heddle.explain(shape, shape, shape, dtype="bfloat16", gpu="h100", **option)
-    assert there.chosen.name == "sm80"
-    assert {c.reason for c in there if c.name.startswith("sm") and c.name != "sm80"} == {words}
+    assert there.chosen.name == ("sm90" if "q_offset" in option else "sm80")
+    assert {c.reason for c in there if c.name.startswith("sm") and not c.supported} == {words}
     for name in ("naive_cuda", "baseline_cuda"):
         assert (
             heddle.explain(shape, shape, shape, dtype="bfloat16", gpu="h100", force=name, **option).chosen.name == name

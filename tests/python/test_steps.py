@@ -122,6 +122,29 @@ def test_explain_knows_steps():
     assert found.chosen.name == "cpu"
     if heddle._heddle.cuda_built():
         there = heddle.explain(shape, shape, shape, dtype="bfloat16", gpu="h100", key_step=16)
-        assert there.chosen.name == "sm80"
-        others = {c.reason for c in there if "cuda" in c.name or c.name.startswith("sm")} - {""}
+        assert there.chosen.name == "sm90"
+        others = {c.reason for c in there if not c.supported and ("cuda" in c.name or c.name.startswith("sm"))}
         assert others == {"it has no q_step and key_step above 1"}
+
+
+@pytest.mark.skipif(not heddle._heddle.cuda_built(), reason="needs a build with CUDA")
+@pytest.mark.parametrize(
+    ("options", "size", "words"),
+    [
+        ({}, 128, ""),
+        ({"q_step": 5, "window": (4, None)}, 64, ""),
+        ({}, 136, "it has no head sizes above 128 beside q_offset and key_offset; found 136 and 136"),
+        ({"softcap": 5.0}, 64, "it has no softcap, ALiBi, bias and mask beside q_offset and key_offset"),
+        ({"scale": -1.0}, 64, "scale must be positive beside q_offset and key_offset; found -1"),
+        ({"q_step": 6, "window": (4, 0)}, 64, "it has no rows that stand farther apart than the window is wide"),
+        (
+            {"window": (2**28 + 1, None)}, 64,
+            "sequences and windows must be no longer than 268435456 positions beside q_offset and key_offset",
+        ),
+    ],
+)  # fmt: skip
+def test_what_hoppers_forward_takes(options, size, words):
+    q, k = (1, 4096, 16, size), (1, 256, 1, size)
+    found = heddle.explain(q, k, k, dtype="bfloat16", gpu="h100", key_step=16, key_offset=15, **options)
+    assert next(c.reason for c in found if c.name == "sm90") == words
+    assert (found.chosen is not None and found.chosen.name == "sm90") == (words == "")

@@ -150,7 +150,8 @@ class AttentionCall : public Subject {
     options.deterministic = s.deterministic;
     options.batch_invariant = s.batch_invariant;
     options.softcap = s.softcap;
-    if (s.causal) options.causal = Causal::bottom_right;
+    if (s.causal) options.causal = s.key_step > 1 ? Causal::top_left : Causal::bottom_right;
+    options.key_step = s.key_step;
     options.window_left = s.window;
     if (s.alibi) options.alibi_slopes = upload(uniform(s.H, 0.01f, 0.1f), DType::f32, {s.H});
     if (s.sink) options.sink = upload(uniform(s.H, -1.0f, 1.0f), DType::f32, {s.H});
@@ -222,6 +223,7 @@ class AttentionCall : public Subject {
     a.k_dtype = k.dtype;
     a.B = s.B, a.H = s.H, a.Hkv = s.Hkv, a.Sq = s.Sq, a.Sk = s.Sk, a.D = a.Dv = s.D;
     a.causal = s.causal;
+    a.key_step = s.key_step;
     a.left = s.window;
     a.scale = 1.0f / std::sqrt(static_cast<float>(s.D));
     a.softcap = s.softcap;

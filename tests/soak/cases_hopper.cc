@@ -36,6 +36,15 @@ void hopper_forward(Table& table) {
     s.B *= 2;
     table.forward("packed", s);
     for (const DType type : {DType::bf16, DType::f16}) {
+      if (d <= 128) {
+        s = plain(type, d, 4096, true, 2);
+        s.Sk = 4096 / 16, s.key_step = 16;
+        table.forward("keys 16 apart", s);
+        s = plain(type, d, 700, true);
+        s.packed = true, s.key_step = 2;
+        s.B *= 2;
+        table.forward("packed, keys 2 apart", s);
+      }
       s = plain(type, d, 400, true);
       s.softcap = 20;
       table.forward("softcap", s);

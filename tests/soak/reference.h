@@ -15,6 +15,7 @@ struct Attention {
   DType q_dtype, k_dtype;
   int B, H, Hkv, Sq, Sk, D, Dv;  // packed: the longest; a cache: its rows' slots
   bool causal = false;           // bottom right
+  int key_step = 1;              // above 1: causal is top left, and key j stands at key_step j
   int left = -1, right = -1;     // the window
   float scale = 1.0f, softcap = 0.0f;
   const float* alibi = nullptr;  // [H]

@@ -29,7 +29,7 @@ __device__ Sequence sequence_of(const Attention& a, std::int64_t row) {
     s.keys = a.used_k != nullptr ? a.used_k[s.b] : a.Sk;
   }
   s.q_row = row;
-  s.off = s.keys - s.rows;
+  s.off = a.key_step > 1 ? 0 : s.keys - s.rows;
   return s;
 }
 
@@ -81,8 +81,9 @@ __device__ double dot(const void* x, DType x_dtype, std::int64_t x_at, const voi
 // The logit of a pair, and its derivative by q . k; -inf if the pair is removed.
 __device__ double logit(const Attention& a, const Sequence& s, int h, int j, double& derivative) {
   derivative = 0;
-  const int at = s.i + s.off;
-  if ((a.causal && j > at) || (a.left >= 0 && j < at - a.left) || (a.right >= 0 && j > at + a.right)) return -INFINITY;
+  const int at = s.i + s.off, key_at = a.key_step * j;
+  if ((a.causal && key_at > at) || (a.left >= 0 && key_at < at - a.left) || (a.right >= 0 && key_at > at + a.right))
+    return -INFINITY;
   if (a.mask != nullptr &&
       a.mask[s.b * a.mask_stride[0] + h * a.mask_stride[1] + s.i * a.mask_stride[2] + j * a.mask_stride[3]] == 0)
     return -INFINITY;

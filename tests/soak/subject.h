@@ -59,7 +59,8 @@ struct AttentionSubject {
   Precision precision = Precision::f32;
   int B = 1, H = 4, Hkv = 4, Sq = 1, Sk = 0, D = 128;  // Sk 0: as Sq
   bool causal = false;
-  int window = -1;  // keys to the left; causal
+  int key_step = 1;  // above 1: causal from the top left
+  int window = -1;   // keys to the left; causal
   float softcap = 0.0f;
   bool alibi = false, sink = false;
   Plane bias = Plane::none, mask = Plane::none;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/common/divisor.h"
 #include "problem/tile_lists.h"
 
 namespace heddle::cuda::sm90::attention {
@@ -32,6 +33,14 @@ struct Softcap {
   float limit;            // of |x|
   float series[4];
   float log2_series[4];  // times scale_log2
+};
+
+// Where rows and keys of a piece of a longer problem stand: row i at q_offset + row_step i, key j at key_offset +
+// key_step j.
+struct Positions {
+  const int *q_offset, *key_offset;  // [B] or null: 0
+  int row_step;
+  Divisor key_step;
 };
 
 struct Params {
@@ -74,6 +83,7 @@ struct Params {
   bool bias_is_float;
   // For kernels whose walk is a ListWalk. Lists are those of head units, whose q_tiles are the longest sequence's.
   TileLists lists;
+  Positions piece;  // for kernels of pieces, whose bands are about these
 };
 
 }  // namespace heddle::cuda::sm90::attention

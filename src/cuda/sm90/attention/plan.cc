@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::int64_t kMaxLength = kOpen / 2;
 constexpr std::int64_t kMaxTiles = 1 << 30;
+constexpr std::int64_t kMaxPiece = kOpen / 4;    // positions of sequences and windows of a piece
 constexpr std::int64_t kFewestRows = 2 * kRows;  // of a tile: no variant has fewer than two warpgroups
 
 }  // namespace
@@ -27,6 +28,18 @@ Refusal refuse_layout(const AttentionProblem& p) {
   // Heads share tiles only where that makes fewer.
   if (p.B * p.H > kMaxTiles / std::max<std::int64_t>((p.Sq + kFewestRows - 1) / kFewestRows, 1)) {
     return text("q has more tiles of ", kFewestRows, " rows than ", kMaxTiles);
+  }
+  return "";
+}
+
+Refusal refuse_positions(const AttentionProblem& p) {
+  if (std::max({p.Sq * p.q_step, p.Sk * p.key_step, p.window_left, p.window_right}) > kMaxPiece) {
+    return text("sequences and windows must be no longer than ", kMaxPiece,
+                " positions beside q_offset and key_offset");
+  }
+  const Window window = window_of(p);
+  if (p.q_step > std::int64_t{window.left} + window.right + 1) {
+    return "it has no rows that stand farther apart than the window is wide";
   }
   return "";
 }
@@ -119,6 +132,10 @@ void fill(Params& params, const AttentionProblem& p, const Plan& plan, int tile_
   params.left = window.left;
   params.right = window.right;
   params.scale_log2 = p.scale * kLog2e;
+  params.piece = {.q_offset = p.q_offset.data,
+                  .key_offset = p.key_offset.data,
+                  .row_step = static_cast<int>(p.q_step),
+                  .key_step = Divisor(static_cast<unsigned>(p.key_step))};
 }
 
 int* new_counter(void* memory, cudaStream_t stream) {

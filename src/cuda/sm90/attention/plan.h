@@ -17,6 +17,10 @@ struct Plan {
 // counted.
 Refusal refuse_layout(const AttentionProblem& p);
 
+// Empty if a piece of a longer problem has positions that 32 bits can tell apart, and no key between the windows of two
+// rows that neither meets: a walk does not know of it, and its value would not be cleared.
+Refusal refuse_positions(const AttentionProblem& p);
+
 // consumers: warpgroups of 64 query rows.
 Plan make_plan(const AttentionProblem& p, int consumers);
 

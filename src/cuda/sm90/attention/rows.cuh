@@ -5,6 +5,7 @@
 #include "cuda/common/attention/rows.cuh"
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/sm90/attention/params.h"
+#include "cuda/sm90/attention/positions.cuh"
 #include "cuda/sm90/attention/tiles.h"
 #include "cuda/sm90/attention/work.cuh"
 
@@ -39,8 +40,17 @@ __device__ inline void mask_band(const Params& p, const Work& w, const ThreadRow
   const int column = k_tile * C::kTileK + 2 * static_cast<int>(threadIdx.x % 4);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int position = rows.position(p, r), i = position + w.off;
-    const int begin = max(i - p.left, 0), end = position < w.used_rows ? min(i + p.right + 1, w.keys) : 0;
+    const int position = rows.position(p, r);
+    int begin, end;
+    if constexpr (C::kIsPiece) {
+      const Interval<int> reach = PieceBand{p, w.off}.reach(min(position, w.used_rows - 1));
+      begin = reach.begin;
+      end = position < w.used_rows ? min(reach.end, w.keys) : 0;
+    } else {
+      const int i = position + w.off;
+      begin = max(i - p.left, 0);
+      end = position < w.used_rows ? min(i + p.right + 1, w.keys) : 0;
+    }
     keep_keys<C::kTileK / 8>(begin, static_cast<unsigned>(max(end - begin, 0)), column,
                              [&](int n) { return &s[4 * n + 2 * r]; });
   }

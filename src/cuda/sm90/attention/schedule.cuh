@@ -4,6 +4,7 @@
 #include "cuda/common/ptx/barrier.cuh"
 #include "cuda/common/ring.cuh"
 #include "cuda/sm90/attention/params.h"
+#include "cuda/sm90/attention/positions.cuh"
 #include "cuda/sm90/attention/work.cuh"
 
 namespace heddle::cuda::sm90::attention {
@@ -135,7 +136,7 @@ __device__ void describe_tile(const Params& p, const TileIndex& t, TileWork<type
   }
   const int used = p.seqused_q != nullptr ? min(max(p.seqused_q[s], 0), stored) : stored;
   if (p.seqused_k != nullptr) keys = min(max(min(p.seqused_k[s], keys) + p.k_appended, 0), keys);
-  const int off = p.top_left ? 0 : keys - used;
+  const int off = C::kIsPiece ? piece_off(p.piece, s) : p.top_left ? 0 : keys - used;
   const int position = t.q_tile * rows;
   w.position = position;
   w.h = t.h;
@@ -148,7 +149,7 @@ __device__ void describe_tile(const Params& p, const TileIndex& t, TileWork<type
   w.careful = w.spoiled = 0;
   // What its first and last row reach is cut to keys that are there once, not row by row: a CTA waits for its first
   // tile.
-  const BasicBand<int> band{.off = off, .left = p.left, .right = p.right};
+  const auto band = band_of<C>(p, off);
   const Interval<int> first = band.reach(position), last = band.reach(min(position + rows, used) - 1);
   const Interval<int> met = Interval<int>{first.begin, last.end}.common({0, position < used ? keys : 0});
   const bool all_used = min(position + rows, stored) <= used;  // else there are rows that meet no key

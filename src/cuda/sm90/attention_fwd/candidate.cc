@@ -17,6 +17,21 @@ using sm90::attention::make_plan;
 using sm90::attention::new_counter;
 using sm90::attention::Plan;
 using sm90::attention::refuse_layout;
+using sm90::attention::refuse_positions;
+
+constexpr std::int64_t kLargestOfPieces = 128;  // of the head sizes
+
+Refusal refuse_piece(const AttentionProblem& p) {
+  if (std::max(p.D, p.Dv) > kLargestOfPieces) {
+    return text("it has no head sizes above ", kLargestOfPieces, " beside q_offset and key_offset; found ", p.D,
+                " and ", p.Dv);
+  }
+  if (p.softcap != 0 || p.alibi || p.bias || p.mask) {
+    return "it has no softcap, ALiBi, bias and mask beside q_offset and key_offset";
+  }
+  if (!(p.scale > 0)) return text("scale must be positive beside q_offset and key_offset; found ", p.scale);
+  return refuse_positions(p);
+}
 
 Refusal supports(const AttentionProblem& p) {
   if (Refusal reason = refuse_other_than_hopper(); !reason.empty()) return reason;
@@ -25,7 +40,7 @@ Refusal supports(const AttentionProblem& p) {
   if (Refusal reason = refuse_layout(p); !reason.empty()) return reason;
   if (p.dropout.p != 0) return "it has no dropout";
   if (p.page_table || p.cache_batch_idx || p.cache_leftpad) return "it has no cached keys";
-  return "";
+  return p.piece() ? refuse_piece(p) : "";
 }
 
 // Two warpgroups with q in registers start sooner, and compute less of few rows and beside a window; three need less of
@@ -41,6 +56,7 @@ bool is_short(const AttentionProblem& p) {
 bool takes(const Variant& v, const AttentionProblem& p) {
   const unsigned o = v.options;
   if (std::max(p.D, p.Dv) > v.tiles.head || (v.short_calls && !is_short(p))) return false;
+  if (((o & kPieces) != 0) != p.piece()) return false;
   if (o == kAllOptions) return true;
   if (!(p.scale > 0)) return false;
   const int pack = p.bias || p.mask ? make_plan(p, v.tiles.consumers).pack : 1;
@@ -90,7 +106,8 @@ std::string describe(const AttentionProblem& p, int /*workers*/) {
                                                            {kAlibiTerms, "ALiBi in the product"},
                                                            {kKeyTerms, "bias or mask by keys in the product"},
                                                            {kTilePlanes, "bias or mask by copies"},
-                                                           {kBulkPlane, "bias or mask in bulk"}};
+                                                           {kBulkPlane, "bias or mask in bulk"},
+                                                           {kPieces, "offsets and steps"}};
     const char* before = ", with ";
     for (const auto& [option, name] : kNames) {
       if ((v.options & option) == 0) continue;
@@ -129,6 +146,7 @@ const AttentionForwardKernel kSm90AttentionForward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
+    .extras = kPiece | kSteps,
     .costs = kCosts,
 };
 

@@ -32,7 +32,8 @@ struct Config {
   static constexpr int kTileK = kTiles.keys;
   static constexpr int kStages = kTiles.stages;
   static constexpr bool kQInRegisters = kTiles.q_in_registers;
-  static constexpr unsigned kOptions = kOptions_;  // of ScoreOption
+  static constexpr bool kIsPiece = (kOptions_ & kPieces) != 0;
+  static constexpr unsigned kOptions = kOptions_ & ~kPieces;  // of ScoreOption, for scores
   static constexpr bool kRemovesPairs =
       (kOptions & (kKeyPlanes | kTilePlanes | kAnyPlanes | kKeyTerms | kBulkPlane)) != 0;
   static constexpr bool kByElement = (kOptions & kAllOptions) != 0;  // what ScoreOptions does

@@ -32,6 +32,7 @@ enum ScoreOption : unsigned {
   kKeyTerms = 32,    // bias or mask by PlaneAccess::keys, as columns of the product
   kAlibiTerms = 64,  // ALiBi, likewise
   kBulkPlane = 128,  // bias or mask by PlaneAccess::bulk
+  kPieces = 256,     // nothing but a band about q_offset, key_offset, q_step and key_step
 };
 
 struct Tiles {
@@ -61,7 +62,7 @@ constexpr Tiles kD192{.head = 192, .keys = 96, .consumers = 2, .stages = 2, .q_i
 constexpr Tiles kD256{.head = 256, .keys = 64, .consumers = 2, .stages = 2, .q_in_registers = false};
 
 // "keys": ALiBi, bias and mask by keys. "planes": bias or mask with rows where they come in bulk. "options":
-// everything, slower.
+// everything, slower. "pieces": of a longer problem, without score options.
 constexpr DType kTypes[] = {DType::bf16, DType::f16};
 constexpr Row kVariants[] = {
     {.name = "d64", .tiles = kD64, .short_calls = true},
@@ -70,6 +71,8 @@ constexpr Row kVariants[] = {
     {.name = "d128", .tiles = kD128},
     {.name = "d192", .tiles = kD192},
     {.name = "d256", .tiles = kD256},
+    {.name = "d64 pieces", .tiles = kD64, .options = kPieces},
+    {.name = "d128 pieces", .tiles = kD128, .options = kPieces},
     {.name = "d64 softcap", .tiles = kD64Wide, .options = kSoftcap},
     {.name = "d64 keys", .tiles = kD64Wide, .options = kKeyTerms | kAlibiTerms},
     {.name = "d64 planes", .tiles = kD64Wide, .options = kBulkPlane},

@@ -40,6 +40,7 @@ struct Config {
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kTransposers = 2;   // warps
   static constexpr unsigned kOptions = 0;  // it has no softcap, ALiBi, bias or mask
+  static constexpr bool kIsPiece = false;
   static constexpr bool kRemovesPairs = false;
   static constexpr bool kRepeatsTiles = true;   // where exponentials overflowed
   static constexpr bool kGuessesMaxima = true;  // see softmax.cuh
