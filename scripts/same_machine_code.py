@@ -29,7 +29,9 @@ def functions(path: Path, cuobjdump: str) -> dict[str, str]:
             architecture = code.split("\n", 1)[0].strip()
             for function in code.split("Function : ")[1:]:
                 name, body = function.split("\n", 1)
-                found[f"{name.strip()} {architecture}"] = "\n".join(re.findall(r"^\s*/\*[^\n]*", body, re.MULTILINE))
+                lines = re.findall(r"^\s*/\*[^\n]*", body, re.MULTILINE)
+                # Columns are as wide as the file's longest line takes.
+                found[f"{name.strip()} {architecture}"] = "\n".join(" ".join(line.split()) for line in lines)
     if not found:
         sys.exit(f"same_machine_code.py: {path} has no machine code of a GPU")
     return found
