@@ -91,6 +91,7 @@ ENCODER_GPU = (
 #: Of native sparse attention on a GPU: its steps, and attention over pooled keys and in a window.
 NSA_GPU = (
     "src/cuda/sm80/select_blocks",
+    "src/cuda/sm90/select_blocks",
     "src/cuda/sm90/nsa_step",
     "src/cuda/common/sparse",
     "src/cuda/common/sparse_fwd",

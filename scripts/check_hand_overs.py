@@ -45,6 +45,11 @@ KNOWN = [
         r"LDS\.128",
         "P from one warpgroup's registers to the other's: stored anew when every reading thread has arrived at p_free",
     ),
+    (
+        "select_blocks",
+        r"LDS(\.64)? R",
+        "words of an item, which a warp stores anew when all that read them have arrived at work_free",
+    ),
     ("linear_w4a16", r"LDS(\.\w+)? ", "weights of the stage behind the one that is given back"),
     ("linear_w4a8", r"LDS(\.\w+)? ", "weights of the stage behind the one that is given back"),
 ]

@@ -50,6 +50,8 @@
   /* native sparse attention, from Ampere on: means of keys and their gradients, and blocks chosen by them */ \
   K(PoolProblem, kPoolKeys, "cuda", "pool", true)                                                             \
   K(PoolBackwardProblem, kPoolKeysBackward, "cuda", "pool", true)                                             \
+  /* with wgmma, for Hopper, where lse is given */                                                            \
+  K(SelectProblem, kSm90SelectBlocks, "sm90", "select", true)                                                 \
   K(SelectProblem, kSm80SelectBlocks, "sm80", "select", true)                                                 \
   /* a step of decoding of it in one launch, a cluster for each key/value head of a sequence, for Hopper */   \
   K(NsaStepProblem, kSm90NsaStep, "sm90", "nsa_step", true)                                                   \

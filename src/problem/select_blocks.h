@@ -12,7 +12,7 @@ namespace heddle {
 
 // k, and v too, are the pooled keys, and Sequence::sk their number; lse, if it is given, is read.
 struct SelectProblem : AttentionProblem {
-  using Example = void;  // attention's says nothing of pooled keys, and no GPU has two kernels to compare
+  using Example = void;  // attention's says nothing of pooled keys
 
   std::int32_t* blocks = nullptr;
   std::int64_t blocks_stride_b = 0, blocks_stride_n = 0, blocks_stride_l = 0;  // of lists, elements

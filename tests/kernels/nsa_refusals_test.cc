@@ -251,7 +251,7 @@ INSTANTIATE_TEST_SUITE_P(
                   },
                   "force is 'cpu', which cannot serve this call: it runs on another device than the tensors are on"},
         BadSelect{"force", [](SelectCall& c) { c.options.force = "best"; },
-                  "force is 'best': the candidates are cpu, reference, sm80"}),
+                  "force is 'best': the candidates are cpu, reference, sm90, sm80"}),
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(GpuCandidates, RefuseTensorsOnTheCpu) {

@@ -138,15 +138,16 @@ TEST(SelectChoice, ListsWhatThereIs) {
   const SelectData data(select_cases()[0]);
   const HostTensor blocks = data.lists();
   const auto list = explain_select_blocks(data.q.view(), data.k.view(), {}, blocks.view(), data.options);
-  ASSERT_EQ(list.size(), 3u);
+  ASSERT_EQ(list.size(), 4u);
   EXPECT_EQ(list[0].name, "cpu");
   EXPECT_EQ(list[0].method, "select");
   EXPECT_TRUE(list[0].chosen);
   EXPECT_GT(list[0].workspace, 0u);
   EXPECT_NE(list[0].plan.find("two products"), std::string::npos) << list[0].plan;
   EXPECT_EQ(list[1].reason, "it runs only when it is asked for");
-  EXPECT_EQ(list[2].name, "sm80");
-  EXPECT_EQ(list[2].reason, refusal_of_cpu_tensors());
+  EXPECT_EQ(list[2].name, "sm90");
+  EXPECT_EQ(list[3].name, "sm80");
+  EXPECT_EQ(list[3].reason, refusal_of_cpu_tensors());
 }
 
 // Lists without entries need no memory, not even workspace.

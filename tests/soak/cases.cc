@@ -35,9 +35,10 @@ void Table::sparse(std::string_view what, const SparseSubject& s) {
 
 void Table::nsa(std::string_view what, const NsaSubject& s) {
   constexpr const char* kNames[] = {"pooled keys", "choice of blocks", "gated branches", "sm90 nsa_step"};
-  cases.push_back({text(kNames[static_cast<int>(s.what)], s.pass == Pass::backward ? " backward " : " ",
-                        name_of(s.dtype), " d", s.D, " s", s.S, after(what)),
-                   [s](std::uint64_t seed) { return make_subject(s, seed); }});
+  cases.push_back(
+      {text(s.candidate, s.candidate.empty() ? "" : " ", kNames[static_cast<int>(s.what)],
+            s.pass == Pass::backward ? " backward " : " ", name_of(s.dtype), " d", s.D, " s", s.S, after(what)),
+       [s](std::uint64_t seed) { return make_subject(s, seed); }});
 }
 
 AttentionSubject many_rows(std::string candidate, DType dtype, int d, int s, bool causal, int kv_heads) {

@@ -60,9 +60,19 @@ void beside_sparse_attention(Table& table, bool hopper) {
   };
   table.nsa("", {.what = pool, .B = 2, .Hkv = 4, .S = 8192, .D = 128});
   table.nsa("blocks of 16", {.what = pool, .dtype = DType::f16, .B = 2, .Hkv = 2, .S = 4000, .D = 72, .block = 16});
-  table.nsa("", {.what = select, .B = 1, .H = 64, .Hkv = 4, .S = 4096, .D = 128});
-  table.nsa("blocks of 32, groups of 4",
+  const auto many_rows = [&](const char* what, NsaSubject s) {
+    s.candidate = "sm80";
+    table.nsa(what, s);
+    s.candidate = "sm90";
+    if (hopper) table.nsa(what, s);
+  };
+  many_rows("", {.what = select, .B = 1, .H = 64, .Hkv = 4, .S = 4096, .D = 128});
+  many_rows("blocks of 32, groups of 4",
             {.what = select, .dtype = DType::f16, .B = 2, .H = 16, .Hkv = 4, .S = 2048, .D = 64, .block = 32});
+  // A ring of pooled keys that goes round often.
+  many_rows("blocks of 16, groups of 8",
+            {.what = select, .B = 1, .H = 32, .Hkv = 4, .S = 16384, .rows = 2000, .D = 72, .block = 16});
+  many_rows("groups of 1", {.what = select, .B = 1, .H = 8, .Hkv = 8, .S = 16384, .rows = 3000, .D = 128, .block = 32});
   table.nsa("without lse", {.what = select, .B = 2, .H = 32, .Hkv = 2, .S = 2000, .D = 128, .finds_lse = true});
   table.nsa("a step", {.what = select, .B = 16, .H = 64, .Hkv = 4, .S = 8192, .rows = 1, .D = 128, .finds_lse = true});
   table.nsa("steps of 3",

@@ -127,6 +127,7 @@ class SelectCall : public NsaCall {
     q_offset = DeviceTensor(offsets);
     options.block_size = s.block;
     options.q_offset = q_offset.view();
+    options.force = s.candidate;
     add("blocks", DType::i32, std::int64_t{s.B} * rows * s.Hkv, s.entries, 1e-9, lists);
     scratch =
         DeviceMemory(select_blocks_workspace(q.view(), k_pooled.view(), given_lse(), blocks(0), options, on(nullptr)));

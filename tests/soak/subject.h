@@ -115,6 +115,7 @@ struct NsaSubject {
   int B, H = 1, Hkv = 1, S, rows = 0, D, block = 64;  // rows: the last positions; 0: all. step: S keys before it
   int entries = 16;                                   // of a list
   bool finds_lse = false;                             // select without lse
+  std::string candidate = {};                         // of select; empty: what is chosen
   int window = 0;                                     // of step
 };
 

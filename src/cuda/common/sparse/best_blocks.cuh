@@ -14,18 +14,22 @@ __device__ __forceinline__ Key key_of(unsigned score, int block) {
 __device__ __forceinline__ unsigned score_of(Key key) { return static_cast<unsigned>(key >> 32); }
 __device__ __forceinline__ int block_of(Key key) { return static_cast<int>(~static_cast<unsigned>(key)); }
 
-// One step of a bitonic sort over the lanes: of two lanes `stride` apart the first keeps the better where `falling`.
-__device__ __forceinline__ Key exchange(Key mine, unsigned lane, unsigned stride, bool falling) {
-  const Key other = __shfl_xor_sync(kAll, mine, stride);
+// One step of a bitonic sort over the lanes, of keys or of scores alone: of two lanes `stride` apart the first keeps
+// the better where `falling`.
+template <class K>
+__device__ __forceinline__ K exchange(K mine, unsigned lane, unsigned stride, bool falling) {
+  const K other = __shfl_xor_sync(kAll, mine, stride);
   return ((lane & stride) == 0) == falling ? max(mine, other) : min(mine, other);
 }
 // In falling order over the lanes, of a run that rises and falls.
-__device__ __forceinline__ Key merged(Key mine, unsigned lane) {
+template <class K>
+__device__ __forceinline__ K merged(K mine, unsigned lane) {
 #pragma unroll
   for (unsigned stride = kWarp / 2; stride > 0; stride /= 2) mine = exchange(mine, lane, stride, true);
   return mine;
 }
-__device__ __forceinline__ Key sorted(Key mine, unsigned lane) {
+template <class K>
+__device__ __forceinline__ K sorted(K mine, unsigned lane) {
 #pragma unroll
   for (unsigned size = 2; size < kWarp; size *= 2) {
 #pragma unroll

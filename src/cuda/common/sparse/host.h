@@ -49,9 +49,6 @@ struct Share {
   std::int64_t item_rows, item_pairs;
 };
 
-// Tiles of `share` rows of each sequence; of packed ones as many as there could be. Index::place() finds one.
-std::int64_t tiles_of_rows(const SparseProblem& p, std::int64_t share);
-
 Cut cut_of(const SparseProblem& p, const Share& share);
 
 // All of it but first and count. pairs: with what launch_index() writes.

@@ -16,11 +16,6 @@ constexpr std::int64_t kMostCounts = 1 << 22, kListsOfTile = 8;
 
 }  // namespace
 
-std::int64_t tiles_of_rows(const SparseProblem& p, std::int64_t share) {
-  if (!p.cu_seqlens_q) return p.B * ceil_div(p.Sq, share);
-  return share == 1 ? p.q_rows : p.q_rows / share + p.B;
-}
-
 Cut cut_of(const SparseProblem& p, const Share& share) {
   Cut cut{};
   cut.group = p.lists.units == p.Hkv || p.lists.units == 1 ? p.G : 1;

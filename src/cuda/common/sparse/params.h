@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/common/divisor.h"
+#include "cuda/common/sparse/place.h"
 #include "problem/sparse.h"
 
 namespace heddle::cuda::sparse {
@@ -56,38 +57,9 @@ struct Index {
   constexpr std::int64_t numbers() const { return problem.Hkv * blocks; }
   constexpr std::int64_t tiles() const { return (count + lists_of_tile - 1) / lists_of_tile; }
 
-  // Of a list, or of a tile of lists: its sequence, and its first row there.
-  struct Place {
-    std::int64_t b = 0, row = 0;
-    Sequence s;
-    bool there = false;  // it has rows that are stored
-  };
+  using Place = sparse::Place;
   constexpr Place place(std::int64_t list) const { return place(list, problem.lists.query_rows); }
-  // Of tile n, where the rows of each sequence are cut into tiles of `share`.
-  constexpr Place place(std::int64_t n, std::int64_t share) const {
-    const SparseProblem& p = problem;
-    Place at;
-    if (!p.cu_seqlens_q.given) {
-      const std::int64_t of_sequence = (p.Sq + share - 1) / share;
-      at.b = n / of_sequence;
-      at.row = (n - at.b * of_sequence) * share;
-    } else {
-      const auto first = [&](std::int64_t b) {
-        const std::int64_t begin = clamped(p.cu_seqlens_q[b], 0, p.q_rows);
-        return share == 1 ? begin : begin / share + b;
-      };
-      std::int64_t low = 0, high = p.B;  // low begins there or before, high does not
-      while (high - low > 1) {
-        const std::int64_t middle = low + (high - low) / 2;
-        (first(middle) <= n ? low : high) = middle;
-      }
-      at.b = low;
-      at.row = (n - first(low)) * share;
-    }
-    at.s = p.sequence(at.b);
-    at.there = at.row >= 0 && at.row < at.s.q_rows;
-    return at;
-  }
+  constexpr Place place(std::int64_t n, std::int64_t share) const { return place_of_tile(problem, n, share); }
 
   // Keys of lists have steps of 1: a constant, so that nothing is divided.
   constexpr Band band(const Sequence& s) const {

@@ -10,7 +10,7 @@
 #include "cuda/common/ptx/arithmetic.cuh"
 #include "cuda/common/ptx/matrix.cuh"
 #include "cuda/common/ptx/memory.cuh"
-#include "cuda/common/sparse/best_blocks.cuh"
+#include "cuda/common/sparse/listing.cuh"
 #include "cuda/sm80/attention/tile.cuh"
 #include "cuda/sm80/select_blocks/params.h"
 
@@ -195,7 +195,6 @@ __device__ __forceinline__ void for_each_tile(Tile<T, kHead>* tiles, const Param
   __syncthreads();
 }
 
-using sparse::block_of;
 using sparse::Key;
 using sparse::key_of;
 using sparse::merged;
@@ -290,18 +289,10 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
   Position* const positions = reinterpret_cast<Position*>(memory + at.at);
   const int lists = lists_of(p, w);
   if (thread < lists) {
-    const std::int64_t t = problem.position(w.s, w.first + (kShare > 1 ? 0 : thread)), seen = problem.seen(w.s, t);
     Position& of = positions[thread];
-    of = {static_cast<int>(seen), static_cast<int>(problem.touched(seen)), {-1, -1, -1}, 0, 0, 0};
-    // SelectProblem::forced_at(), without memory of its own.
-    int last = -1;
-    const auto add = [&](int block) {
-      if (block > last) last = of.forced[of.taken++] = block;
-    };
-    const int current = static_cast<int>(t / problem.block_size);
-    if (problem.forced.first) add(0);
-    if (problem.forced.previous) add(current - 1);
-    if (problem.forced.current) add(current);
+    sparse::find_listing(problem, w.s, w.first + (kShare > 1 ? 0 : thread), of);
+    of.waiting = 0;
+    of.worst = 0;
   }
   for (int n = thread; n < lists * slots; n += kThreads) kept[n] = 0;
   const int width = sum_columns(p.narrow);
@@ -428,13 +419,8 @@ __global__ void __launch_bounds__(kThreads, kHead == 64    ? 4
     }
   }
   for (int position = first_position; position < (kShare > 1 ? 1 : end_position); position += step) {
-    const Position& here = positions[position];
-    std::int32_t* const list = problem.list(w.b, w.s, w.first + position, w.kv_head);
-    if (lane < min(here.taken, slots)) list[lane] = here.forced[lane];
-    for (int n = lane; n < slots - here.taken; n += kWarp) {
-      const Key key = kept[position * slots + n];
-      list[here.taken + n] = key == 0 ? -1 : block_of(key);
-    }
+    sparse::write_list(positions[position], problem.list(w.b, w.s, w.first + position, w.kv_head), slots,
+                       kept + position * slots, lane);
   }
 }
 

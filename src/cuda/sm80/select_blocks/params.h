@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/common/sparse/listing.h"
 #include "problem/select_blocks.h"
 
 namespace heddle::cuda::sm80::select_blocks {
@@ -24,10 +25,8 @@ struct Params {
   float scale_log2;
 };
 
-// What a position sees and lists anyway, and how its best blocks stand.
-struct Position {
-  int seen, touched;  // pooled keys, and blocks that these touch: the first ones
-  int forced[3], taken;
+// A position, and how its best blocks stand.
+struct Position : sparse::Listing {
   int waiting;     // blocks that have not joined the list yet
   unsigned worst;  // score, as keys have it, of the last in the list; 0 while there is room
 };
