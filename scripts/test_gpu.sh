@@ -143,7 +143,7 @@ gradients+=":$back/round_s64_d64_f32:$back/feature_all_scores_f*:$back/feature_p
 some="$rows/round_*:$rows/feature_*_f16:$rows/feature_*_e4m3:$rows/decode_*_bf16:$rows/decode_f8_*:$gradients:GpuLinear.Clusters:GpuLinear.Epilogues:GpuLinear.NormInFront:GpuLinearGemv.*"
 lists=Cases/GpuSparse select=Cases/GpuSelect
 some+=":$lists.*/plain*:$lists.*/causal*:$lists.*/step*:$lists.*/rows*:$lists.*/group*:$lists.*/anchors*:$lists.*/neighbours*"
-some+=":$select.*/plain:$select.*/few*:$select.*/many*:$select.*/paper*:$select.*/step*:Cases/GpuGateBranches.*/bf16:Cases/GpuPool.*/bf16"
+some+=":$select.*/plain:$select.*/few*:$select.*/many*:$select.*/paper*:$select.*/step*:$select.*/tiles*:Cases/GpuGateBranches.*/bf16:Cases/GpuPool.*/bf16"
 some+=":GpuInt8QkValues.*:GpuEncoderEdges.*:GpuTransformerBlockEdges.OneRowAndNone:GpuTransformerBlockEdges.WideRows:GpuUnpackWeights.*"
 watch racecheck "${RACECHECK_FILTER:-$some}" --racecheck-report analysis
 [[ -s $known ]] || echo '(nothing is known)' >"$known"

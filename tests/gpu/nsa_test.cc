@@ -119,8 +119,8 @@ std::vector<SelectCase> gpu_select_cases() {
                    {0, 90, 4, 0, 595},
                    true});
   // Each has more tiles of positions than there are multiprocessors.
-  cases.push_back({"many_rows", bf16, 2, 4, 4, 6000, 4, 8, 3, 16, 0, 0, {}, {}, 1, {}, {}, {}, true});
-  cases.push_back({"many_rows_16", f16, 3, 16, 1, 1000, 60, 8, 16, 16, 0, 0, {}, {}, 1, {}, {}, {}, true});
+  cases.push_back({"rows_6000", bf16, 2, 4, 4, 6000, 4, 8, 3, 16, 0, 0, {}, {}, 1, {}, {}, {}, true});
+  cases.push_back({"rows_1000", f16, 3, 16, 1, 1000, 60, 8, 16, 16, 0, 0, {}, {}, 1, {}, {}, {}, true});
   return cases;
 }
 

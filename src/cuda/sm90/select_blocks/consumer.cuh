@@ -47,6 +47,7 @@ class Consumer {
   using Keys = typename SharedMemory<C>::Keys;
   using Rows = typename SharedMemory<C>::Rows;
   using Product = Wgmma<T, kTileKeys>;
+  static constexpr Cut kCut = C::kCut;
   using Scores = float[kTileKeys / 2];
 
   // Waits until the item at `coming` is announced. False if there is none.
@@ -63,9 +64,9 @@ class Consumer {
     // Not kept in registers from item to item.
     const int thread = recomputed(static_cast<int>(threadIdx.x) - kWarpgroup), lane = thread % kWarp,
               warp = thread / kWarp, chunk = lane % Rows::kChunks;
-    const bool pairs = p.problem.G > 1, column = chunk * Rows::kPerChunk < p.problem.D;
-    const auto position = [&](int low) { return warp * p.of_warp() + (low >> p.halvings); };
-    const auto head = [&](int low) { return low & ((1 << p.halvings) - 1); };
+    const bool pairs = kCut.halvings > 0 || p.problem.G > 1, column = chunk * Rows::kPerChunk < p.problem.D;
+    const auto position = [&](int low) { return warp * kCut.of_warp() + (low >> kCut.halvings); };
+    const auto head = [&](int low) { return low & ((1 << kCut.halvings) - 1); };
     const std::uint32_t to = ptx::shared_address(&shared.q[warp]);
 #pragma unroll
     for (int n = 0; n < kWarpRows / 2; n += kPass) {
@@ -79,8 +80,8 @@ class Consumer {
     if (lane < kWarpRows) {
       const int low = lane % (kWarpRows / 2), high = lane / (kWarpRows / 2);
       const bool exists = position(low) < w.count && (high == 0 || pairs);
-      const float* const from =
-          w.lse + position(low) * p.problem.lse.stride_i + (head(low) + (high << p.halvings)) * p.problem.lse.stride_h;
+      const float* const from = w.lse + position(low) * p.problem.lse.stride_i +
+                                (head(low) + (high << kCut.halvings)) * p.problem.lse.stride_h;
       ptx::copy_async_4(ptx::shared_address(&shared.lse[warp][lane]),
                         exists ? static_cast<const void*>(from) : p.problem.lse.data, exists);
     }
@@ -167,16 +168,16 @@ class Consumer {
     const auto probability = [&](int column, int r) {
       return ptx::exp2_approx(fmaf(s[column / 2 * 4 + 2 * r + column % 2], p.scale_log2, -lse[r]));
     };
-    if (p.problem.G > 1) {
+    if (kCut.halvings > 0 || p.problem.G > 1) {
 #pragma unroll
       for (int i = 0; i < 32; ++i) x[i] = probability(i, 0) + probability(i, 1);
     } else {
 #pragma unroll
       for (int i = 0; i < 32; ++i) x[i] = probability(i, 0);
     }
-    if (p.halvings > 0) halve<0>(x);
-    if (p.halvings > 1) halve<1>(x);
-    if (p.halvings > 2) halve<2>(x);
+    if constexpr (kCut.halvings > 0) halve<0>(x);
+    if constexpr (kCut.halvings > 1) halve<1>(x);
+    if constexpr (kCut.halvings > 2) halve<2>(x);
   }
   // Of the values of two lanes each has the half that is its own, summed.
   template <int kTimes>

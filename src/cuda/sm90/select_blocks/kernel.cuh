@@ -31,8 +31,8 @@ __device__ __forceinline__ void announce(const Params& p, SharedMemory<C>& share
       if (lane == 0) {
         w.kv_head = n / p.tiles;  // its items follow each other: pooled keys stay in the L2 cache
         // The last positions first: they see most.
-        w.at = sparse::place_of_tile(problem, p.tiles - 1 - n % p.tiles, p.of_cta());
-        w.count = w.at.there ? static_cast<int>(clamped(w.at.s.q_rows - w.at.row, 0, p.of_cta())) : 0;
+        w.at = sparse::place_of_tile(problem, p.tiles - 1 - n % p.tiles, C::kCut.of_cta());
+        w.count = w.at.there ? static_cast<int>(clamped(w.at.s.q_rows - w.at.row, 0, C::kCut.of_cta())) : 0;
       }
       __syncwarp();
       more = w.count > 0;

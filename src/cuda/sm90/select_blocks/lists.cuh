@@ -13,26 +13,15 @@ using sparse::merged;
 using sparse::score_of;
 using sparse::sorted;
 
-// A lane's sums of a tile: value i is that of column first_column() + column_of(i).
+// A lane's sums of a tile, the first values() of them: value i is that of column first_column() + column_of(i).
 using Sums = float[32];
 __device__ __forceinline__ constexpr int column_of(int i) { return i / 2 * 8 + i % 2; }
-__device__ __forceinline__ int first_column(const Cut& cut, int lane) {
+template <class C>
+__device__ __forceinline__ int first_column(int lane) {
   int column = lane % 4 * 2;
 #pragma unroll
-  for (int n = 0; n < 3; ++n) {
-    if (n < cut.halvings) column += (lane >> (2 + n) & 1) * (64 >> n);
-  }
+  for (int n = 0; n < C::kCut.halvings; ++n) column += (lane >> (2 + n) & 1) * (64 >> n);
   return column;
-}
-
-// Calls use(i) for each value that a lane has: 4, 8, 16 or 32.
-template <class Use>
-__device__ __forceinline__ void for_values(const Cut& cut, Use use) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    if ((i == 4 || i == 8 || i == 16) && i == cut.values()) break;
-    use(i);
-  }
 }
 
 template <class C>
@@ -42,9 +31,9 @@ class Lists {
 
   // Of an item whose positions nothing is known of yet.
   __device__ __forceinline__ void begin(const Work& w) {
-    const int lane = lane_of_thread(), here = position(lane / p.lanes());
+    const int lane = lane_of_thread(), here = position(lane / kCut.lanes());
 #pragma unroll 1
-    for (int n = 0; n < p.of_warp(); ++n) shared.kept[position(n)][lane] = 0;
+    for (int n = 0; n < kCut.of_warp(); ++n) shared.kept[position(n)][lane] = 0;
     worst = 0;
     waits = 0;
     beaten = here < w.count && free_slots(w, here) > 0 ? -1.0f : INFINITY;
@@ -53,7 +42,7 @@ class Lists {
   // Sums of the tile whose first block is `first`. Most tiles have none that beats the last in its list.
   __device__ __forceinline__ void take(const Work& w, const Sums& x, int first) {
     float most = -1.0f;
-    for_values(p, [&](int i) { most = fmaxf(most, x[i]); });
+    for_values([&](int i) { most = fmaxf(most, x[i]); });
     // Of equal scores the block that is there stays: this one has a higher number.
     if (__any_sync(kAll, most > beaten)) join(w, x, first);
   }
@@ -63,7 +52,7 @@ class Lists {
     settle(w, waits > 0);
     const int slots = static_cast<int>(p.problem.slots), lane = lane_of_thread();
 #pragma unroll 1
-    for (int n = 0; n < p.of_warp(); ++n) {
+    for (int n = 0; n < kCut.of_warp(); ++n) {
       const int at = position(n);
       if (at >= w.count) return;
       sparse::write_list(w.positions[at], w.list + at * p.problem.blocks_stride_n, slots, shared.kept[at], lane);
@@ -71,8 +60,16 @@ class Lists {
   }
 
  private:
+  static constexpr Cut kCut = C::kCut;
+
+  // Calls use(i) for each value that a lane has.
+  template <class Use>
+  __device__ __forceinline__ static void for_values(Use use) {
+#pragma unroll
+    for (int i = 0; i < kCut.values(); ++i) use(i);
+  }
   // Of the CTA's, the warp's n-th.
-  __device__ __forceinline__ int position(int n) const { return consumer_warp() * p.of_warp() + n; }
+  __device__ __forceinline__ int position(int n) const { return consumer_warp() * kCut.of_warp() + n; }
   __device__ __forceinline__ int free_slots(const Work& w, int at) const {
     return static_cast<int>(p.problem.slots) - w.positions[at].taken;
   }
@@ -93,7 +90,7 @@ class Lists {
   // A bit for each value that is better than the worst in the list. NaN is not.
   __device__ __forceinline__ unsigned better(const Sums& x, int first) const {
     unsigned bits = 0;
-    for_values(p, [&](int i) {
+    for_values([&](int i) {
       if (x[i] >= 0 && key_of(score(x[i]), first + column_of(i)) > worst) bits |= 1u << i;
     });
     return bits;
@@ -105,11 +102,10 @@ class Lists {
     int all, before;
   };
   __device__ __forceinline__ Count count_of(unsigned bits) const {
-    const int lanes = p.lanes(), lane = lane_of_thread(), mine = __popc(bits);
+    const int lanes = kCut.lanes(), lane = lane_of_thread(), mine = __popc(bits);
     int through = mine;
 #pragma unroll
-    for (int step = 1; step < kWarp; step *= 2) {
-      if (step == lanes) break;
+    for (int step = 1; step < kCut.lanes(); step *= 2) {
       const int other = __shfl_up_sync(kAll, through, step, lanes);
       if (lane % lanes >= step) through += other;
     }
@@ -118,8 +114,8 @@ class Lists {
 
   // Candidates wait; where more would than there is room for, those that do are merged with the list first.
   __device__ __forceinline__ void join(const Work& w, const Sums& x, int first) {
-    const int lane = recomputed(lane_of_thread()), here = position(lane / p.lanes());
-    first += first_column(p, lane);
+    const int lane = recomputed(lane_of_thread()), here = position(lane / kCut.lanes());
+    first += first_column<C>(lane);
     const unsigned may = beaten == INFINITY ? 0 : may_be_listed(w.positions[here], first);
     unsigned bits;
     Count count;
@@ -141,7 +137,7 @@ class Lists {
     int place = waits + count.before, end = waits + count.all;
     for (;;) {
       int at = place;
-      for_values(p, [&](int i) {
+      for_values([&](int i) {
         if ((bits >> i & 1) == 0) return;
         if (at >= 0 && at < kWarp) shared.waiting[here][at] = key_of(score(x[i]), first + column_of(i));
         ++at;
@@ -157,7 +153,7 @@ class Lists {
   // Calls use(n, lane) for the warp's n-th position where `wanted`, a lane of which is named. Whole warp.
   template <class Use>
   __device__ __forceinline__ void for_positions(bool wanted, Use use) const {
-    const int lanes = p.lanes();
+    const int lanes = kCut.lanes();
     unsigned leaders = __ballot_sync(kAll, wanted && lane_of_thread() % lanes == 0);
 #pragma unroll 1
     for (; leaders != 0; leaders &= leaders - 1) {
@@ -183,7 +179,7 @@ class Lists {
       const Key best = merged(max(shared.kept[at][lane], __shfl_sync(kAll, comes, kWarp - 1 - lane)), lane_number);
       shared.kept[at][lane] = best;
       const Key last = __shfl_sync(kAll, best, free_slots(w, at) - 1);
-      if (lane / p.lanes() == n) {
+      if (lane / kCut.lanes() == n) {
         raise_to(last);
         waits = 0;
       }
@@ -195,15 +191,15 @@ class Lists {
   // no worse than the n-th of these, of n that are free.
   __device__ __forceinline__ void raise(const Work& w, const Sums& x, unsigned bits, bool wanted) {
     unsigned most[8] = {};
-    for_values(p, [&](int i) {
+    for_values([&](int i) {
       if ((bits >> i & 1) != 0) most[i / 4] = max(most[i / 4], score(x[i]));
     });
-    const int lane = lane_of_thread(), warp = consumer_warp(), cells = p.values() / 4;
+    const int lane = lane_of_thread(), warp = consumer_warp(), cells = kCut.values() / 4;
     for_positions(wanted, [&](int n, int) {
-      const bool mine = lane / p.lanes() == n;
+      const bool mine = lane / kCut.lanes() == n;
 #pragma unroll
       for (int cell = 0; cell < 8; ++cell) {
-        if (mine && cell < cells) shared.cells[warp][lane % p.lanes() * cells + cell] = most[cell];
+        if (mine && cell < cells) shared.cells[warp][lane % kCut.lanes() * cells + cell] = most[cell];
       }
       __syncwarp();
       const unsigned all = sorted(shared.cells[warp][lane], static_cast<unsigned>(lane));

@@ -12,10 +12,11 @@ using sparse::kAll;
 using sparse::Key;
 using sparse::kWarp;
 
-template <class T, int kHead>
+template <class T, int kHead, int kHalvings>
 struct Config {
   using Element = T;
   static constexpr int kHeadSize = kHead;
+  static constexpr Cut kCut{kHalvings};
   static constexpr int kStages = kHead == 64 ? 6 : 4;
 };
 

@@ -23,9 +23,8 @@ constexpr int kMostPositions = kWarpRows / 2 * kConsumerWarps;  // of a CTA
 // How the rows of a group lie in a warp: row r is head r % (G / 2) + G / 2 (r / 8) of the warp's position
 // r % 8 / (G / 2), so that the two rows of a lane are heads of one position. A group of 1 has the rows of one of 2, of
 // which the second is not there.
-//   halvings: lanes over which sums of heads are formed, as a power of two, G / 2
 struct Cut {
-  int halvings;
+  int halvings;  // of a tile's columns, while sums of heads are formed over lanes: log2(G / 2)
 
   constexpr int lanes() const { return 4 << halvings; }    // that have sums of one position
   constexpr int values() const { return 32 >> halvings; }  // sums of a tile that a lane has
@@ -33,7 +32,7 @@ struct Cut {
   constexpr int of_cta() const { return of_warp() * kConsumerWarps; }
 };
 
-struct Params : Cut {
+struct Params {
   SelectProblem problem;
   // Pooled keys [B, Sk, Hkv, D], innermost first: D, Sk, Hkv, B. Packed sequences: B = 1, Sk is the total.
   CUtensorMap k;
