@@ -11,6 +11,7 @@
 #include "gpu.h"
 #include "heddle/linear.h"
 #include "heddle/lowbit.h"
+#include "heddle/nsa.h"
 #include "heddle/sparse.h"
 #include "kit/device_mirror.h"
 #include "tensors.h"
@@ -188,6 +189,27 @@ PreparedCall prepared(const char* candidate, const SparseExample& call, Pass) {
           }};
 }
 
+PreparedCall prepared(const char* candidate, const SelectExample& call, Pass) {
+  struct Call {
+    Bench bench = {};
+    SelectOptions options = {};
+    TensorView q = {}, k_pooled = {}, lse = {}, blocks = {};
+  };
+  const auto c = std::make_shared<Call>();
+  c->options.force = candidate;
+  c->options.block_size = call.block_size;
+  c->q = c->bench.random({call.B, call.S, call.H, call.D}, call.dtype);
+  c->k_pooled = c->bench.random({call.B, call.pooled(), call.Hkv, call.D}, call.dtype);
+  c->lse = c->bench.random({call.B, call.H, call.S}, DType::f32);
+  c->blocks = c->bench.empty({call.B, call.S, call.Hkv, call.slots}, DType::i32);
+  return {[c] { return explain_select_blocks(c->q, c->k_pooled, c->lse, c->blocks, c->options); },
+          [c] {
+            const Runtime runtime =
+                c->bench.runtime(select_blocks_workspace(c->q, c->k_pooled, c->lse, c->blocks, c->options));
+            return c->bench.median([&] { select_blocks(c->q, c->k_pooled, c->lse, c->blocks, c->options, runtime); });
+          }};
+}
+
 PreparedCall prepared(const char* candidate, const LinearExample& call, Pass pass) {
   struct Call {
     Bench bench = {};
@@ -243,6 +265,11 @@ SparseExample small_of(SparseExample call) {
   call.Hkv = 1;
   call.S = kFewest * call.query_rows;
   call.entries = 1;
+  return call;
+}
+
+SelectExample small_of(SelectExample call) {
+  call.S = 16 * call.block_size;
   return call;
 }
 

@@ -8,6 +8,7 @@
 
 #include "problem/attention.h"
 #include "problem/linear.h"
+#include "problem/select_blocks.h"
 #include "problem/sparse.h"
 
 namespace heddle::cli {
@@ -24,6 +25,7 @@ struct PreparedCall {
 };
 PreparedCall prepared(const char* candidate, const AttentionExample& call, Pass pass);
 PreparedCall prepared(const char* candidate, const SparseExample& call, Pass pass);
+PreparedCall prepared(const char* candidate, const SelectExample& call, Pass pass);
 PreparedCall prepared(const char* candidate, const LinearExample& call, Pass pass);
 
 // By the candidate of that name.
@@ -53,6 +55,7 @@ class ExampleCall {
 // than those of a step of decoding, which goes by rows whatever its example goes by.
 AttentionExample small_of(AttentionExample call);
 SparseExample small_of(SparseExample call);
+SelectExample small_of(SelectExample call);
 LinearExample small_of(LinearExample call);
 
 }  // namespace heddle::cli

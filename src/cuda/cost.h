@@ -1,7 +1,7 @@
 // What the estimates of the GPU's candidates are made of, on the GPU at hand. Candidates bring their own lines
-// (Kernel::costs): of attention as `heddle tune` measured them on an H200; over lists of key blocks as a profiler did
-// on an H100; of linear layers, whose kernels bring seconds of each variant's units, what these amount to for the
-// example.
+// (Kernel::costs): of attention as `heddle tune` measured them on an H200; over lists of key blocks and of their choice
+// as a profiler did on an H100; of linear layers, whose kernels bring seconds of each variant's units, what these
+// amount to for the example.
 #pragma once
 
 #include <string_view>
@@ -10,6 +10,7 @@
 #include "problem/attention.h"
 #include "problem/candidate.h"
 #include "problem/linear.h"
+#include "problem/select_blocks.h"
 #include "problem/sparse.h"
 
 namespace heddle::cuda {
@@ -69,6 +70,10 @@ inline Work work_of(const SparseExample& call, Pass) {
   const auto keys = static_cast<double>(call.B * call.Hkv * call.lists() * call.entries * call.block_size);
   const auto rows = static_cast<double>(call.H / call.Hkv * call.query_rows), size = static_cast<double>(call.D);
   return {.flops = 4 * rows * keys * size, .bytes = 2 * keys * size * static_cast<double>(size_of(call.dtype))};
+}
+// Products with the half of pooled keys that positions see.
+inline Work work_of(const SelectExample& call, Pass) {
+  return {.flops = static_cast<double>(call.B * call.S * call.pooled()) * static_cast<double>(call.H * call.D)};
 }
 // In the unit of the line's rate.
 template <class Problem>

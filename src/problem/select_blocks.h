@@ -10,9 +10,19 @@
 
 namespace heddle {
 
+// A call over sequences of S rows from position 0 on, with as many pooled keys as they have whole blocks; q, pooled
+// keys and lse drawn at random.
+struct SelectExample {
+  DType dtype;
+  std::int64_t B, H, Hkv, S, D;
+  std::int64_t block_size, slots;
+
+  constexpr std::int64_t pooled() const { return S / block_size; }
+};
+
 // k, and v too, are the pooled keys, and Sequence::sk their number; lse, if it is given, is read.
 struct SelectProblem : AttentionProblem {
-  using Example = void;  // attention's says nothing of pooled keys
+  using Example = SelectExample;
 
   std::int32_t* blocks = nullptr;
   std::int64_t blocks_stride_b = 0, blocks_stride_n = 0, blocks_stride_l = 0;  // of lists, elements

@@ -52,6 +52,15 @@ Answer answer(const SparseForwardKernel& kernel, const SparseExample& c) {
   return answer_of(explain_sparse_attention_on(h200(), q, k, k, lists, {}), kernel.name);
 }
 
+Answer answer(const SelectKernel& kernel, const SelectExample& c) {
+  SelectOptions options;
+  options.block_size = c.block_size;
+  const TensorView q = view(c.dtype, {c.B, c.S, c.H, c.D}), k = view(c.dtype, {c.B, c.pooled(), c.Hkv, c.D});
+  return answer_of(explain_select_blocks_on(h200(), q, k, view(DType::f32, {c.B, c.H, c.S}),
+                                            view(DType::i32, {c.B, c.S, c.Hkv, c.slots}), options),
+                   kernel.name);
+}
+
 template <class Problem>
 Answer answer(const Kernel<Problem>& kernel, const LinearExample& c) {
   LinearOptions options;

@@ -6,6 +6,7 @@
 #include "core/check.h"
 #include "cuda/common/device.h"
 #include "cuda/common/requirements.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/select_blocks/host.h"
 #include "cuda/sm80/select_blocks/params.h"
@@ -44,13 +45,19 @@ Refusal supports(const SelectProblem& p) {
   return "";
 }
 
+constexpr CostLine<SelectProblem> kCosts[] = {
+    {"sm80_select", {5e-6, 168e12, 0}, {DType::bf16, 1, 64, 4, 65536, 128, 64, 16}},
+};
+
 // Of about half of all pairs: products, and what a position's list costs for each tile of pooled keys. Both measured on
 // an H100 at 65536 positions, with groups of 16 and of 4 heads.
 double estimate(const SelectProblem& p, int /*workers*/) {
-  constexpr double kProducts = 168e12, kTile = 0.71e-9, kFixed = 5e-6;
+  constexpr double kTile = 0.71e-9;
+  const CostLine<SelectProblem>& line = kCosts[0];
   const double pairs = static_cast<double>(p.B * p.Sq) * static_cast<double>(p.Sk) / 2;
   const double products = pairs * static_cast<double>(p.H * p.D) * (p.lse ? 2.0 : 4.0);
-  return kFixed + products / kProducts + pairs * static_cast<double>(p.Hkv) / select::kTileKeys * kTile;
+  const double lists = pairs * static_cast<double>(p.Hkv) / select::kTileKeys * kTile;
+  return cost_of(line).fixed + times_as_long(line) * (products / line.cost.flops + lists);
 }
 
 std::string describe(const SelectProblem& p, int /*workers*/) {
@@ -72,6 +79,7 @@ const SelectKernel kSm80SelectBlocks = {
     .workspace = no_workspace,
     .launch = [](const SelectProblem& p, const Runtime& runtime) { select::launch(p, runtime.stream); },
     .describe = describe,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda

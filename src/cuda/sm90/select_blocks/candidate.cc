@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "cuda/common/requirements.h"
+#include "cuda/cost.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/select_blocks/host.h"
 
@@ -44,15 +45,23 @@ Refusal supports(const SelectProblem& p) {
   return "";
 }
 
+// Predicted.
+constexpr CostLine<SelectProblem> kCosts[] = {
+    {"sm90_select", {5e-6, 600e12, 0}, {DType::bf16, 1, 64, 4, 65536, 128, 64, 16}},
+};
+
 // Of about half of all pairs: products or exponentials, whichever take longer, and what lists cost for each tile of
-// pooled keys. Predicted. What a call has of its own is what "sm80" has, so that the choice between the two does not
-// follow from the batch.
+// pooled keys. What a call has of its own is what "sm80" has, so that the choice between the two does not follow from
+// the batch.
 double estimate(const SelectProblem& p, int /*workers*/) {
-  constexpr double kProducts = 600e12, kExponentials = 3e12, kTile = 0.3e-9, kFixed = 5e-6;
+  constexpr double kExponentials = 3e12, kTile = 0.3e-9;
+  const CostLine<SelectProblem>& line = kCosts[0];
   const double pairs = static_cast<double>(p.B * p.Sq) * static_cast<double>(p.Sk) / 2;
   const double scores = pairs * static_cast<double>(std::max(p.H, 2 * p.Hkv));
-  return kFixed + std::max(scores * 2.0 * static_cast<double>(p.D) / kProducts, scores / kExponentials) +
-         pairs * static_cast<double>(p.Hkv) / select::kTileKeys * kTile;
+  const double lists = pairs * static_cast<double>(p.Hkv) / select::kTileKeys * kTile;
+  return cost_of(line).fixed +
+         times_as_long(line) *
+             (std::max(scores * 2.0 * static_cast<double>(p.D) / line.cost.flops, scores / kExponentials) + lists);
 }
 
 std::string describe(const SelectProblem& p, int /*workers*/) {
@@ -72,6 +81,7 @@ const SelectKernel kSm90SelectBlocks = {
     .workspace = no_workspace,
     .launch = [](const SelectProblem& p, const Runtime& runtime) { select::launch(p, runtime.stream); },
     .describe = describe,
+    .costs = kCosts,
 };
 
 }  // namespace heddle::cuda
