@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
   }
 }
 
-template <class T, int kCount>
+template <class T, int kCount, int kBranches>
 __global__ void __launch_bounds__(kThreads) gate_backward_kernel(const __grid_constant__ Params p) {
   using L = Lane<T, kCount>;
   const Start<kCount> start(p);
@@ -116,48 +116,46 @@ __global__ void __launch_bounds__(kThreads) gate_backward_kernel(const __grid_co
     const bool there = row < p.rows;
     const Place at(p, there ? row : p.rows - 1);
     const int size = there ? p.Dv : 0;
-    L d_out, o[kMost];
+    L d_out, o[kBranches];
+    float gate[kBranches], dot[kBranches] = {};
     d_out.load(p.out, at, column, columns, size);
 #pragma unroll
-    for (int n = 0; n < kMost; ++n) {
-      if (n < p.count && p.gradient[n].gate.data != nullptr) {
-        o[n].load(p.branch[n].o, at, column, columns, size);
-      }
+    for (int n = 0; n < kBranches; ++n) {
+      gate[n] = *at.in(p.branch[n].gate);
+      if (p.gradient[n].gate.data != nullptr) o[n].load(p.branch[n].o, at, column, columns, size);
     }
 #pragma unroll
-    for (int n = 0; n < kMost; ++n) {
-      if (n >= p.count) continue;
+    for (int n = 0; n < kBranches; ++n) {
       const Branch& to = p.gradient[n];
-      if (to.o.data != nullptr && there) {
-        const float gate = *at.in(p.branch[n].gate);
 #pragma unroll
-        for (int k = 0; k < L::kPieces; ++k) {
-          const int d = column + k * columns;
-          if (d >= size) continue;
+      for (int k = 0; k < L::kPieces; ++k) {
+        const int d = column + k * columns;
+        if (d >= size) continue;
+        if (to.o.data != nullptr) {
           Piece<T, kCount> d_o;
 #pragma unroll
           for (int e = 0; e < kCount; ++e) {
-            d_o.element[e] = static_cast<T>(gate * static_cast<float>(d_out.piece[k].element[e]));
+            d_o.element[e] = static_cast<T>(gate[n] * static_cast<float>(d_out.piece[k].element[e]));
           }
           *piece_at<T, kCount>(to.o, at, d) = d_o;
         }
-      }
-      if (to.gate.data != nullptr) {
-        float dot = 0.0f;
-#pragma unroll
-        for (int k = 0; k < L::kPieces; ++k) {
-          if (column + k * columns >= size) continue;
+        if (to.gate.data != nullptr) {
 #pragma unroll
           for (int e = 0; e < kCount; ++e) {
-            dot =
-                fmaf(static_cast<float>(d_out.piece[k].element[e]), static_cast<float>(o[n].piece[k].element[e]), dot);
+            dot[n] = fmaf(static_cast<float>(d_out.piece[k].element[e]), static_cast<float>(o[n].piece[k].element[e]),
+                          dot[n]);
           }
         }
-#pragma unroll 1
-        for (int distance = 1; distance >> p.lanes_log2 == 0; distance *= 2)
-          dot += __shfl_xor_sync(kAll, dot, distance);
-        if (there && start.slot == 0) *at.in(to.gate) = dot;
       }
+    }
+#pragma unroll 1
+    for (int distance = 1; distance >> p.lanes_log2 == 0; distance *= 2) {
+#pragma unroll
+      for (int n = 0; n < kBranches; ++n) dot[n] += __shfl_xor_sync(kAll, dot[n], distance);
+    }
+#pragma unroll
+    for (int n = 0; n < kBranches; ++n) {
+      if (p.gradient[n].gate.data != nullptr && there && start.slot == 0) *at.in(p.gradient[n].gate) = dot[n];
     }
   }
 }

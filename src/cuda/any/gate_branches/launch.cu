@@ -66,10 +66,16 @@ Grid grid_of(const Params& p) {
 }
 
 template <class T, int kCount>
-auto kernel_of(int branches) {
+auto forward_of(int branches) {
   return branches == 1   ? gate_kernel<T, kCount, 1>
          : branches == 2 ? gate_kernel<T, kCount, 2>
                          : gate_kernel<T, kCount, 3>;
+}
+template <class T, int kCount>
+auto backward_of(int branches) {
+  return branches == 1   ? gate_backward_kernel<T, kCount, 1>
+         : branches == 2 ? gate_backward_kernel<T, kCount, 2>
+                         : gate_backward_kernel<T, kCount, 3>;
 }
 static_assert(kMost == 3);
 
@@ -92,7 +98,7 @@ void sum_gated(const GateProblem& p, void* stream) {
   if (params.rows == 0) return;
   with_type(p.o[0].dtype, [&]<class T>(T) {
     constexpr int kWide = 16 / sizeof(T);
-    start("gate_branches", aligned ? kernel_of<T, kWide>(p.count) : kernel_of<T, 1>(p.count), grid_of(params),
+    start("gate_branches", aligned ? forward_of<T, kWide>(p.count) : forward_of<T, 1>(p.count), grid_of(params),
           static_cast<cudaStream_t>(stream), params);
   });
 }
@@ -104,7 +110,7 @@ void sum_gated_backward(const GateBackwardProblem& p, void* stream) {
   for (int n = 0; n < p.count; ++n) params.gradient[n] = {rows_of(p.d_o[n]), per_row(p.d_gate[n])};
   with_type(p.o[0].dtype, [&]<class T>(T) {
     constexpr int kWide = 16 / sizeof(T);
-    start("gate_branches_backward", aligned ? gate_backward_kernel<T, kWide> : gate_backward_kernel<T, 1>,
+    start("gate_branches_backward", aligned ? backward_of<T, kWide>(p.count) : backward_of<T, 1>(p.count),
           grid_of(params), static_cast<cudaStream_t>(stream), params);
   });
 }

@@ -159,7 +159,7 @@ class Consumer {
 
   __device__ __forceinline__ void end_item() {
     lists.finish(shared.work[at_hand]);
-    release_to_stores(shared.work_free[at_hand]);
+    ptx::barrier_arrive(shared.work_free[at_hand]);  // every thread has read it by loads, and stores fill it
   }
 
   // Probabilities, and their sums over the heads of a position. The additions of each column are those of every other,

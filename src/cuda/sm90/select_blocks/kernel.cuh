@@ -56,7 +56,7 @@ __device__ __forceinline__ void announce(const Params& p, SharedMemory<C>& share
       }
     }
     __syncwarp();
-    if (lane == 0) ptx::barrier_arrive(shared.work_ready[slot.index]);
+    ptx::barrier_arrive(shared.work_ready[slot.index]);
   }
 }
 
@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kThreads, 1) select_kernel(const __grid_consta
       ptx::barrier_init(shared.free[n], kConsumerWarps);
     }
     for (int n = 0; n < kWorkSlots; ++n) {
-      ptx::barrier_init(shared.work_ready[n], 1);
-      ptx::barrier_init(shared.work_free[n], kConsumerWarps + 1);  // and the thread that brings keys
+      ptx::barrier_init(shared.work_ready[n], kWarp);
+      ptx::barrier_init(shared.work_free[n], kConsumers * kWarpgroup + 1);  // and the thread that brings keys
     }
     ptx::fence_barrier_init();
   }
