@@ -160,3 +160,28 @@ def test_what_is_not_served_is_composed(launched, change):
     q, k, v, *gates = (y[:, 90 : 90 + rows] for y in x)
     o = nsa.nsa_with_cache(q, k, v, cache, *gates, count, 64, 100)
     assert o.isfinite().all() and launched == []
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["phase unknown", "phase known"])
+def test_rows_that_copy_their_anchors_row_are_one_launch(monkeypatch, launched, known):
+    x = operands(420, batch=3, gradients=False)
+    q, k = x[:2]
+    seed_4_3 = nsa.presets(4)["seed_4_3"]
+    made = dict(block=64, query_heads=q.shape[2], dtype=q.dtype, device="cuda", **seed_4_3)
+    caches = [nsa.Cache(3, 420, k.shape[2], 128, **made) for _ in range(2)]
+
+    def step(cache, begin, end, **options):
+        given = [y[:, begin:end] for y in x]
+        return nsa.nsa_with_cache(*given[:3], cache, *given[3:], 32, 64, 100, **options)
+
+    for cache in caches:
+        step(cache, 0, 399)
+    for t in range(399, 420):
+        phase = t % 2 if known else None
+        found = step(caches[0], t, t + 1, phase=phase)
+        expected = composed(monkeypatch, lambda: step(caches[1], t, t + 1, phase=phase))  # noqa: B023
+        assert_near(f"step {t}", found, expected, 1e-2)
+        for part in PARTS:
+            assert torch.equal(getattr(caches[0], part), getattr(caches[1], part)), (t, part)
+        assert caches[0].anchors["position"].tolist() == [t // 2 * 2] * 3
+    assert len(launched) == (10 if known else 21)

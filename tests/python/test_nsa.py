@@ -247,7 +247,8 @@ def layer(**options):
 
 
 def test_the_layer_decodes_what_it_computes_at_once():
-    for options in ({}, {"rope_theta": None}, {"compression_block": 32, "compression_stride": 16}):
+    sharings = [{"sharing": sharing} for sharing in nsa.presets(3).values()]
+    for options in ({}, {"rope_theta": None}, {"compression_block": 32, "compression_stride": 16}, *sharings):
         model = layer(**options)
         x = torch.randn(2, 70, 48)
         whole = model(x)
@@ -319,8 +320,10 @@ def test_the_layer_refuses():
     from heddle import nn, nsa
 
     model = layer(sharing=nsa.presets(3)["seed"])
-    with pytest.raises(ValueError, match="sharing is given beside cache"):
-        model(torch.randn(1, 4, 48), cache=model.cache(1, 10))
+    with pytest.raises(ValueError, match="cache shares otherwise than the layer"):
+        model(torch.randn(1, 4, 48), cache=layer().cache(1, 10))
+    with pytest.raises(ValueError, match="cu_seqlens is given beside cache"):
+        model(torch.randn(1, 4, 48), cache=model.cache(1, 10), cu_seqlens=torch.tensor([0, 4]))
     with pytest.raises(ValueError, match="kv_heads must divide heads"):
         nn.NativeSparseAttention(48, 6, 4)
 

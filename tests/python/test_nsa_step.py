@@ -1,5 +1,7 @@
 """What nsa_with_cache takes for a step in one launch is what the operation's candidate takes."""
 
+from dataclasses import replace
+
 import pytest
 from heddle import _heddle
 from heddle.nsa.sequences import Form
@@ -60,6 +62,8 @@ def test_other_calls_are_composed():
     assert not is_served(q, k_new, v_new, cache, form, torch.ones(2, 1, 2), 9)
     assert not is_served(torch.cat([q, q], 1), k_new, v_new, cache, form, None, 9)
     assert not is_served(q, k_new.float(), v_new, cache, form, None, 9)
+    sharing = checked_sharing("test", 2, "output", ("slc",), "own", 100)
+    assert not is_served(q, k_new, v_new, cache, replace(form, sharing=sharing), None, 9)
     strided = nsa.Cache(2, 300, 2, 64, block=64, stride=32, dtype=q.dtype)
     assert not is_served(q, k_new, v_new, strided, form, None, 9)
     other = nsa.Cache(2, 300, 2, 64, block=32, dtype=q.dtype)

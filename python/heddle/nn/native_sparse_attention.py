@@ -9,6 +9,7 @@ from torch import nn
 
 from ..kv_cache import apply_rotary
 from ..nsa import Cache, SharingOptions, nsa_with_cache, parallel_nsa
+from ..nsa.sharing import Sharing, checked_sharing
 from .linear import Linear
 
 
@@ -24,7 +25,7 @@ class NativeSparseAttention(nn.Module):
       rope_theta: the base of the rotary embedding of q and k, over whole heads; None: none.
       bias: whether qkv and out have one.
       sharing: what rows take from the anchor of a query stride: the arguments query_stride, share, share_branches and gate,
-        as ``heddle.nsa.presets`` has them. Not with a cache.
+        as ``heddle.nsa.presets`` has them.
     """
 
     def __init__(
@@ -64,10 +65,19 @@ class NativeSparseAttention(nn.Module):
         self.gates = Linear(dim, 3 * heads, True, **made)
         self.out = Linear(heads * self.head_dim, dim, bias, **made)
 
+    @property
+    def _sharing(self) -> Sharing:
+        return (
+            Sharing()
+            if self.sharing is None
+            else checked_sharing("NativeSparseAttention", **self.sharing, window_size=None)
+        )
+
     def cache(self, batch: int, capacity: int) -> Cache:
         """An empty cache for ``batch`` sequences of at most ``capacity`` positions, of the layer's dtype and device."""
         like = self.gates.bias  # floats, whatever format weights have
         assert like is not None
+        shared: dict[str, Any] = {**(self.sharing or {})}
         return Cache(
             batch,
             capacity,
@@ -75,6 +85,9 @@ class NativeSparseAttention(nn.Module):
             self.head_dim,
             block=self.compression_block,
             stride=self.compression_stride,
+            query_heads=self.heads,
+            block_counts=self.block_counts,
+            **shared,
             dtype=like.dtype,
             device=like.device,
         )
@@ -86,21 +99,29 @@ class NativeSparseAttention(nn.Module):
         cu_seqlens: torch.Tensor | None = None,
         max_seqlen: int | None = None,
         cache: Cache | None = None,
+        phase: int | None = None,
     ) -> torch.Tensor:
         """
         Args:
           x: [B, T, dim]; with cu_seqlens [1, T, dim].
           cu_seqlens: int32 or int64 [N + 1], starts of packed sequences, from 0 to T.
           max_seqlen: no packed sequence is longer; without it cu_seqlens is read, which on a GPU waits for it.
-          cache: x holds each sequence's next T positions; their keys are appended. Without gradients.
+          cache: x holds each sequence's next T positions; their keys are appended. Without gradients. It shares as the layer
+            does, as ``layer.cache`` makes it.
+          phase: with a cache, cache.lengths modulo the query stride, where all sequences are known to have the same; see
+            ``heddle.nsa.nsa_with_cache``.
 
         Returns:
           [B, T, dim].
         """
-        if cache is not None and (cu_seqlens is not None or self.sharing is not None):
-            what = "cu_seqlens" if cu_seqlens is not None else "sharing"
+        if cache is not None and cu_seqlens is not None:
             raise ValueError(
-                f"[NativeSparseAttention] {what} is given beside cache: rows of a cache are batched, each its own"
+                "[NativeSparseAttention] cu_seqlens is given beside cache: rows of a cache are batched, each its own"
+            )
+        if cache is not None and cache.sharing != self._sharing:
+            raise ValueError(
+                f"[NativeSparseAttention] cache shares otherwise than the layer, {cache.sharing} and not {self._sharing}: make "
+                "it with layer.cache"
             )
         if cu_seqlens is not None and not isinstance(cu_seqlens, torch.Tensor):
             raise TypeError(
@@ -120,7 +141,7 @@ class NativeSparseAttention(nn.Module):
         }
         if cache is not None:
             q, k, v = (y.to(cache.k.dtype) for y in (q, k, v))  # autocast may have given others
-            o = nsa_with_cache(q, k, v, cache, g_cmp, g_slc, g_swa, **form)
+            o = nsa_with_cache(q, k, v, cache, g_cmp, g_slc, g_swa, phase=phase, **form)
         else:
             form.update(self.sharing or {})
             o = parallel_nsa(

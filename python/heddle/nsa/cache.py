@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ import torch
 from ..kv_cache import append_kv_cache
 from . import checks, step
 from .branches import FORCED
+from .cache_rows import CachedRows, StridedRows, kept_of_anchors, known_phase
 from .kernels import extend_pooled_keys
 from .parallel import attend, checked_form
-from .rows import BatchedRows
+from .sequences import Form
+from .sharing import BranchName, GateName, ShareName, Sharing, checked_sharing
 
 
 class Cache:
@@ -23,12 +26,26 @@ class Cache:
       kv_heads, head_size, v_head_size: H, D, Dv (D if None).
       block, stride: keys of a pooled one, and from one to the next (block if None): compression_block and
         compression_stride of the calls that read it.
+      query_stride, share, share_branches, gate: what rows take from their anchor in the calls that read it, as for naive_nsa:
+        ``Cache(..., query_heads=HQ, **heddle.nsa.presets(HQ // H)["seed"])``.
+      query_heads: HQ; needed where rows share outputs.
+      block_counts: where rows share lists, the longest one, S.
 
     Attributes:
       k, v: [B, capacity, H, D], [B, capacity, H, Dv].
       k_pooled, v_pooled: [B, N, H, D], [B, N, H, Dv], N = (capacity - block) // stride + 1, of complete blocks alone.
       lengths: int32 [B], keys there are. Smaller ones forget the keys behind them, and what was pooled of those is
-        replaced when new keys complete the blocks again.
+        replaced when new keys complete the blocks again. With a query stride r, a multiple of r is always right. Another length
+        is, where the next row's anchor is the one that is kept: on a CPU calls check it, on a GPU where ``HEDDLE_VALIDATE`` is
+        set; else rows up to the next anchor mean nothing.
+      anchors: with a query stride, what the last anchor of each sequence has for the rows behind it, by name: "position", int32
+        [B], -1: none yet; "lists", int32 [B, H, S], of share="selection"; of branches that share their output, "cmp", "slc"
+        and "swa", [B, HQ, Dv], of share="delta" "slc" and "swa", and with gate="anchor" "g_cmp", "g_slc" and "g_swa", float32
+        [B, HQ]; but of all three branches with gate="anchor" "sum" alone, [B, HQ, Dv]. Outputs are float32 on a CPU, the sum
+        and on a GPU all of the cache's dtype. Who copies a sequence copies its part of each; {} without a query stride.
+
+    Raises:
+      ValueError, TypeError: a bad argument; the message names it, its value and the rule.
     """
 
     def __init__(
@@ -41,6 +58,12 @@ class Cache:
         *,
         block: int = 64,
         stride: int | None = None,
+        query_stride: int = 1,
+        share: ShareName = "none",
+        share_branches: Iterable[BranchName] = ("slc",),
+        gate: GateName = "own",
+        query_heads: int | None = None,
+        block_counts: int = 16,
         dtype: torch.dtype = torch.float32,
         device: Any = None,
     ) -> None:
@@ -61,6 +84,16 @@ class Cache:
         self.k, self.v = (torch.zeros(batch, capacity, kv_heads, width, **made) for width in widths)
         self.k_pooled, self.v_pooled = (torch.zeros(batch, pooled, kv_heads, width, **made) for width in widths)
         self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.sharing = checked_sharing("Cache", query_stride, share, share_branches, gate, None)
+        slots = checks.integer("Cache", "block_counts", block_counts, 0)
+        heads = 0
+        if query_heads is not None:
+            heads = checks.integer("Cache", "query_heads", query_heads, 1)
+        elif self.sharing.share in ("output", "delta"):
+            raise ValueError(
+                f"[Cache] query_heads is None and share is {share!r}: say how many heads q has, whose outputs are kept"
+            )
+        self.anchors = kept_of_anchors(self.sharing, batch, (heads, kv_heads), widths[1], slots, dtype, self.k.device)
 
     def complete(self, lengths: torch.Tensor) -> torch.Tensor:
         """How many blocks end within the first ``lengths`` keys."""
@@ -71,11 +104,18 @@ class Cache:
     @torch.no_grad()
     def append(self, k_new: torch.Tensor, v_new: torch.Tensor) -> None:
         """k_new [B, n, H, D] and v_new [B, n, H, Dv] behind each sequence's keys, and the pooled ones of blocks that end among
-        them.
+        them. With a query stride, anchors among them have no rows of q here: what follows begins at another.
 
         Raises:
           ValueError: a shape or dtype that is not the cache's, or a sequence that would be longer than the capacity.
         """
+        first = self.lengths.clone()
+        self._append(k_new, v_new)
+        if "position" in self.anchors:
+            position = self.anchors["position"]
+            position.masked_fill_(position >= first, -1)
+
+    def _append(self, k_new: torch.Tensor, v_new: torch.Tensor) -> None:
         append_kv_cache(k_new, v_new, self.k, self.v, self.lengths)
         n = k_new.shape[1]
         if n == 0:
@@ -87,26 +127,6 @@ class Cache:
         except Exception:  # what kernels alone refuse
             self.lengths -= n
             raise
-
-
-class _CachedRows(BatchedRows):
-    """n new rows, whose keys are the last that the cache has."""
-
-    def __init__(self, rows: int, cache: Cache) -> None:
-        super().__init__(rows, 0)
-        self._cache, self._lengths = cache, cache.lengths
-
-    def of_q(self, stride: int) -> dict[str, Any]:
-        return {"q_offset": self._lengths - self.rows, "q_step": stride}
-
-    def of_k(self) -> dict[str, Any]:
-        return {"seqused_k": self._lengths}  # behind which bottom_right ends
-
-    def of_q_and_pooled(self, stride: int, block: int, block_stride: int) -> dict[str, Any]:
-        if self.rows > 1:
-            return super().of_q_and_pooled(stride, block, block_stride)
-        # The last position sees all complete blocks: what kernels of decoding serve.
-        return {"seqused_k": self._cache.complete(self._lengths)}
 
 
 def nsa_with_cache(
@@ -124,18 +144,24 @@ def nsa_with_cache(
     *,
     forced: Iterable[str] = FORCED,
     max_block_counts: int | None = None,
+    phase: int | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Appends k_new and v_new to the cache, then native sparse attention of q's rows, which are the last n positions of each
     sequence: a step of decoding with n = 1, a chunk of a prefill with more. What ``parallel_nsa`` gives over all keys there
-    are. Without gradients. On a Hopper GPU a step in 16 bits is one launch, and one that counts it, where block_counts is an
-    int to 32, compressed blocks are block_size keys and as far apart, heads are multiples of 8 to 128, and HQ is no more than
-    16 H; its branches are not rounded before they are summed.
+    are, with the cache's query stride. Without gradients. On a Hopper GPU a step in 16 bits is one launch, and one that counts
+    it, where block_counts is an int to 32, compressed blocks are block_size keys and as far apart, heads are multiples of 8 to
+    128, and HQ is no more than 16 H; its branches are not rounded before they are summed. With a query stride so is a step in
+    which rows copy all of their anchor's row ("seed_4_3"), beside what copies it; others are composed of operations.
 
     Args:
       q: [B, n, HQ, D]; k_new, v_new: [B, n, H, D], [B, n, H, Dv], of the cache's dtype.
       g_cmp, g_slc, g_swa, block_counts, block_size, window_size, scale, forced, max_block_counts: as for parallel_nsa.
-        Compressed blocks are the cache's.
+        Compressed blocks and what rows share are the cache's. With a query stride they are the same kind in all calls: a branch
+        that is there in one is there in all.
+      phase: cache.lengths modulo the query stride, where the caller knows that all sequences have the same: shared branches are
+        then computed for anchors alone, and a step that has none leaves them out. None: on a CPU lengths are read; on a GPU
+        they are not, so that every step computes shared branches and drops those of rows that are no anchors.
       out: where to write the result, as for ``heddle.attention``; it shares no memory with the cache either.
 
     Returns:
@@ -143,7 +169,8 @@ def nsa_with_cache(
 
     Raises:
       ValueError, TypeError: a bad argument, or a sequence that would be longer than the capacity; the cache has the keys it had.
-        Also a tensor that requires a gradient beside out, unless torch's gradients are off.
+        On a CPU also a phase that is not the sequences', and a row whose anchor's part the cache does not have. Also a tensor
+        that requires a gradient beside out, unless torch's gradients are off.
     """
     name = "nsa_with_cache"
     if not isinstance(cache, Cache):
@@ -152,25 +179,56 @@ def nsa_with_cache(
     if q.shape[1] != k_new.shape[1]:
         raise ValueError(f"[{name}] q has {q.shape[1]} rows and k_new {k_new.shape[1]}: each row comes with its key")
     most = None if max_block_counts is None else checks.integer(name, "max_block_counts", max_block_counts, 0)
+    sharing = cache.sharing
     gates, form, counts = checked_form(
-        name, q, k_new, (g_cmp, g_slc, g_swa), block_counts, block_size, window_size, scale, forced,
-        cache.block, cache.stride, None, 1, "none", (), "own", most,
+        name, q, k_new, (g_cmp, g_slc, g_swa), block_counts, block_size, window_size, scale, forced, cache.block,
+        cache.stride, None, sharing.stride, sharing.share, sharing.branches, sharing.gate, most,
     )  # fmt: skip
+    _check_anchors(name, cache, q, form)
+    phase = known_phase(name, cache, phase)
     if out is not None:
         read = {"q": q, "k_new": k_new, "v_new": v_new, "g_cmp": g_cmp, "g_slc": g_slc, "g_swa": g_swa}
         held = ("k", "v", "k_pooled", "v_pooled", "lengths")
         read |= {f"cache.{part}": getattr(cache, part) for part in held}
+        read |= {f"cache.anchors[{part!r}]": x for part, x in cache.anchors.items()}
         checks.out(name, out, (*q.shape[:3], v_new.shape[3]), read)
     with torch.no_grad():
-        if step.serves(q, k_new, v_new, cache, form, counts):
-            return step.step(q, k_new, v_new, cache, gates, form, out)
+        plain = replace(form, sharing=Sharing())
+        if sharing.stride == 1 or (sharing.whole and phase in (None, 0)):
+            if step.serves(q, k_new, v_new, cache, plain, counts):
+                o = step.step(q, k_new, v_new, cache, gates, plain, out if sharing.stride == 1 else None)
+                return o if sharing.stride == 1 else StridedRows(1, cache, phase).copied(o, out)
         before = cache.lengths.clone()
-        cache.append(k_new, v_new)
+        cache._append(k_new, v_new)
         if q.shape[0] * q.shape[1] == 0:
             return q.new_zeros(*q.shape[:3], v_new.shape[3]) if out is None else out
         keys, pooled = (cache.k, cache.v, cache.k, cache.v), (cache.k_pooled, cache.v_pooled)
         try:
-            return attend(_CachedRows(q.shape[1], cache), q, keys, pooled, gates, None, counts, form, out)
+            if sharing.stride == 1:
+                return attend(CachedRows(q.shape[1], cache), q, keys, pooled, gates, None, counts, form, out)
+            rows = StridedRows(q.shape[1], cache, phase)
+            if not sharing.whole:
+                o = attend(rows, q, keys, pooled, gates, None, counts, form, out)
+                rows.commit()
+                return o
+            o = q.new_empty(q.shape[0], 0, q.shape[2], v_new.shape[3])
+            if rows.has_anchors:
+                of_q, cmp, slc, swa, counts = (
+                    None if x is None else rows.at(x, sharing.stride) for x in (q, *gates, counts)
+                )
+                assert of_q is not None and slc is not None
+                o = attend(rows.anchors(), of_q, keys, pooled, (cmp, slc, swa), None, counts, plain)
+            return rows.copied(o, out)
         except Exception:  # what kernels alone refuse
             cache.lengths.copy_(before)
             raise
+
+
+def _check_anchors(name: str, cache: Cache, q: torch.Tensor, form: Form) -> None:
+    for part, x in cache.anchors.items():
+        if part == "lists" and form.slots > x.shape[2]:
+            raise ValueError(
+                f"[{name}] block_counts has {form.slots} blocks in a list: the cache was made for block_counts {x.shape[2]}"
+            )
+        if x.dim() > 1 and part != "lists" and q.shape[2] != x.shape[1]:
+            raise ValueError(f"[{name}] q has {q.shape[2]} heads: the cache was made for query_heads {x.shape[1]}")

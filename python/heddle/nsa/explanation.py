@@ -90,8 +90,9 @@ def explain_nsa_step(
     dtype: Any = "bfloat16",
     gpu: str | None = None,
 ) -> Explanation:
-    """The candidates for a step of ``nsa_with_cache`` in one launch, over a ``Cache`` of blocks of block_size keys. Where none
-    serves, a step is made of the operations one after the other. No data is read.
+    """The candidates for a step of ``nsa_with_cache`` in one launch, over a ``Cache`` of blocks of block_size keys without a
+    query stride, or of an anchor whose whole row others copy. Where none serves, a step is made of the operations one after
+    the other. No data is read.
 
     Args:
       q, k_new, v_new: tensors [B, 1, HQ, D], [B, 1, H, D], [B, 1, H, Dv], or only their shapes as tuples, of dtype `dtype`;

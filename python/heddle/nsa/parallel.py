@@ -17,7 +17,7 @@ from .branches import FORCED, Compress
 from .kernels import pool_keys, select_blocks
 from .rows import BatchedRows, PackedRows, Rows
 from .sequences import Form
-from .sharing import BranchName, GateName, ShareName, Sharing, checked_sharing
+from .sharing import BRANCHES, BranchName, GateName, ShareName, Sharing, checked_sharing
 
 Gates = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]  # of cmp, slc and swa
 Branch = tuple[torch.Tensor, torch.Tensor | None]  # an output and its gate; None: it is in the output
@@ -196,17 +196,22 @@ def attend(
     # A GPU writes and reads branches at less than the price of their products only in 16 bits.
     common: dict[str, Any] = {"scale": form.scale, "out_dtype": None if q.is_cuda else torch.float32}
     branches: list[Branch] = []
+    computed = {name: rows.has_anchors or sharing.output_stride(name) == 1 for name in BRANCHES}
     if g_swa is not None:
         at = sharing.output_stride("swa")
         window = {"window": (form.window - 1, None), **common, **rows.of_q_and_k(at)}
         beside = _branch_of_graph(q)
-        if beside is None:
+        if not computed["swa"]:
+            o_swa = _of_no_rows(q, v)
+        elif beside is None:
             o_swa = attention(rows.at(q, at), k_swa, v_swa, **window)
         else:
             with torch.cuda.stream(beside):
                 o_swa = attention(rows.at(q, at), k_swa, v_swa, **window)
     lse, at = None, sharing.output_stride("cmp")
-    if g_cmp is not None:
+    if g_cmp is not None and not computed["cmp"]:
+        branches.append(_ungated(_of_no_rows(q, v), g_cmp, rows, "cmp", sharing))
+    elif g_cmp is not None:
         assert pooled is not None
         block, stride = form.compression
         o, lse = attention(
@@ -220,7 +225,9 @@ def attend(
         branches.append(_ungated(o, g_cmp, rows, "cmp", sharing))
         lse = rows.lse_at(lse, listing) if at == 1 else lse if at == listing else None
     counts = None if counts is None else rows.at(counts, listing)
-    if lists is None:
+    if listing > 1 and not rows.has_anchors:
+        lists = _of_no_rows(k, v, torch.int32)
+    elif lists is None:
         assert pooled is not None
         lists = chosen_blocks(rows, q, k, pooled[0], lse, form)
     else:
@@ -234,26 +241,24 @@ def attend(
         branches.append(_ungated(o_swa, g_swa, rows, "swa", sharing))
     at, query_rows = sharing.output_stride("slc"), 1
     if sharing.share == "selection":
-        if form.block_size % sharing.stride == 0:
+        grouped = form.block_size % sharing.stride == 0 and rows.first_is_anchor
+        if counts is not None and (rows.carries or not grouped):
+            slot = torch.arange(lists.shape[-1], device=lists.device)
+            lists, counts = lists.masked_fill(slot >= counts[..., None], -1), None
+        if grouped:
             query_rows = sharing.stride
+            rows.keep(lists, "lists")
         else:
-            if counts is not None:
-                slot = torch.arange(lists.shape[-1], device=lists.device)
-                lists, counts = lists.masked_fill(slot >= counts[..., None], -1), None
             lists = rows.with_own_blocks(lists, sharing.stride, form.block_size)
-    o = sparse_attention(
-        rows.at(q, at),
-        k,
-        v,
-        lists,
-        counts,
-        block_size=form.block_size,
-        query_rows=query_rows,
-        **common,
-        **rows.of_q_and_k(at),
-    )
+    of_lists = {"block_size": form.block_size, "query_rows": query_rows, **common, **rows.of_q_and_k(at)}
+    o = sparse_attention(rows.at(q, at), k, v, lists, counts, **of_lists) if computed["slc"] else _of_no_rows(q, v)
     branches.append(_ungated(o, g_slc, rows, "slc", sharing, cheap))
     return _sum(branches, q.dtype, out)
+
+
+def _of_no_rows(q: torch.Tensor, v: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """What has a row for each anchor, where none is among the rows."""
+    return q.new_empty(q.shape[0], 0, q.shape[2], v.shape[-1], dtype=dtype)
 
 
 def _branch_of_graph(q: torch.Tensor) -> torch.cuda.Stream | None:
@@ -316,14 +321,14 @@ def _ungated(
     stride = sharing.output_stride(name)
     if stride == 1:
         return o, gate
-    if sharing.share == "output" and sharing.gate == "anchor" and not o.is_cuda:
-        return rows.spread(rows.at(gate.float()[..., None], stride) * o, stride), None
-    o = rows.spread(o, stride)
+    if sharing.share == "output" and sharing.gate == "anchor" and not o.is_cuda and not rows.carries:
+        return rows.spread(rows.at(gate.float()[..., None], stride) * o, stride, name), None
+    o = rows.spread(o, stride, name)
     if sharing.share == "delta":
         assert cheap is not None
-        o = (o.float() + (cheap.float() - rows.spread(rows.at(cheap, stride), stride).float())).to(o.dtype)
+        o = (o.float() + (cheap.float() - rows.spread(rows.at(cheap, stride), stride, "swa").float())).to(o.dtype)
     if sharing.gate == "anchor":
-        gate = rows.spread(rows.at(gate, stride), stride)
+        gate = rows.spread(rows.at(gate, stride), stride, "g_" + name)
     return o, gate
 
 

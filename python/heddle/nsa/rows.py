@@ -18,6 +18,8 @@ class BatchedRows:
     """Tq rows, the last positions of Tk keys, in each sequence."""
 
     cu_seqlens_k: torch.Tensor | None = None
+    carries = False  # whether rows may have their anchor in an earlier call
+    first_is_anchor = has_anchors = True  # of the rows, as far as the host knows
 
     def __init__(self, rows: int, keys: int) -> None:
         self.rows, self.first = rows, keys - rows
@@ -29,9 +31,12 @@ class BatchedRows:
     def lse_at(self, lse: torch.Tensor, stride: int) -> torch.Tensor:
         return lse if stride == 1 else lse[..., ::stride]
 
-    def spread(self, x: torch.Tensor, stride: int) -> torch.Tensor:
-        """To every row what its anchor has in x."""
+    def spread(self, x: torch.Tensor, stride: int, what: str) -> torch.Tensor:
+        """To every row what its anchor has in x. what: the name of x where rows carry it from call to call."""
         return x.repeat_interleave(stride, 1)[:, : self.rows]
+
+    def keep(self, x: torch.Tensor, what: str) -> None:
+        """For later calls, where rows carry it."""
 
     def of_q(self, stride: int) -> dict[str, Any]:
         """Options of an operation on at(q, stride)."""
@@ -65,12 +70,14 @@ class BatchedRows:
     def with_own_blocks(self, lists: torch.Tensor, stride: int, block_size: int) -> torch.Tensor:
         """Each row's list, its anchor's, with one slot more: the row's block where the anchor stands in another, else -1."""
         t = self.first + torch.arange(self.rows, device=lists.device)
-        return _with_own(self.spread(lists, stride), t, stride, block_size)
+        return own_blocks(self.spread(lists, stride, "lists"), t, stride, block_size)
 
 
 class PackedRows:
     """The rows of sequence b are [cu_q[b], cu_q[b + 1]), the last positions of its keys. Index data stays where it is: what is
     made of it is made there."""
+
+    carries, first_is_anchor, has_anchors = False, True, True
 
     def __init__(self, cu_q: torch.Tensor, cu_k: torch.Tensor, longest: tuple[int, int], total: int) -> None:
         self.cu_q, self.cu_seqlens_k, self.total = cu_q.int(), cu_k.int(), total
@@ -100,9 +107,12 @@ class PackedRows:
     def lse_at(self, lse: torch.Tensor, stride: int) -> torch.Tensor:
         return lse if stride == 1 else lse.index_select(1, self._row_of_place(stride))
 
-    def spread(self, x: torch.Tensor, stride: int) -> torch.Tensor:
+    def spread(self, x: torch.Tensor, stride: int, what: str) -> torch.Tensor:
         sequence, row = self._sequence_and_row()
         return x.index_select(0, self._starts(stride)[sequence] + row // stride)
+
+    def keep(self, x: torch.Tensor, what: str) -> None:
+        pass
 
     def of_q(self, stride: int) -> dict[str, Any]:
         if stride == 1:
@@ -149,7 +159,8 @@ class PackedRows:
 
     def with_own_blocks(self, lists: torch.Tensor, stride: int, block_size: int) -> torch.Tensor:
         sequence, row = self._sequence_and_row()
-        return _with_own(self.spread(lists, stride), self.first[sequence] + row, stride, block_size)
+        t = self.first[sequence] + row
+        return own_blocks(self.spread(lists, stride, "lists"), t, stride, block_size)
 
 
 def _over_pooled(rows: BatchedRows | PackedRows, stride: int, block: int, block_stride: int) -> dict[str, Any]:
@@ -162,9 +173,10 @@ def _over_pooled(rows: BatchedRows | PackedRows, stride: int, block: int, block_
     }
 
 
-def _with_own(lists: torch.Tensor, t: torch.Tensor, stride: int, block_size: int) -> torch.Tensor:
+def own_blocks(lists: torch.Tensor, t: torch.Tensor, stride: int, block_size: int) -> torch.Tensor:
+    """Lists with one slot more: the block of the row, which stands at t, where its anchor stands in another, else -1."""
     own, of_anchor = t // block_size, t // stride * stride // block_size
-    extra = torch.where(own != of_anchor, own, -1).int()[:, None, None]
+    extra = torch.where(own != of_anchor, own, -1).int()[..., None, None]
     return torch.cat([lists, extra.expand(*lists.shape[:-1], 1)], -1)
 
 

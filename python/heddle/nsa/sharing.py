@@ -73,6 +73,11 @@ class Sharing:
         """Of the rows that have a list of blocks of their own."""
         return self.stride if "slc" in self.branches else 1
 
+    @property
+    def whole(self) -> bool:
+        """Whether a row is its anchor's, all of it."""
+        return self.share == "output" and self.gate == "anchor" and self.branches == set(BRANCHES)
+
     def output_stride(self, branch: str) -> int:
         """Of the rows at which a branch is computed."""
         return self.stride if branch in self.branches and self.share in ("output", "delta") else 1

@@ -39,6 +39,7 @@ def is_served(
         major == 9
         and q.shape[1] == 1
         and counts is None
+        and form.sharing.stride == 1
         and form.slots <= _SLOTS
         and cache.block == cache.stride == form.block_size
         and cache.block in _BLOCKS
