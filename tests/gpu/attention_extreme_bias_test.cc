@@ -160,6 +160,40 @@ TEST_P(GpuExtremeBias, UnderTf32) {
   for (const bool with_sink : {false, true}) check(GetParam(), DType::f32, DType::f32, with_sink, Precision::tf32);
 }
 
+// From an lse that has lost how many keys share the row: what a piece makes of it, P = exp(s - lse), doubles make too.
+TEST_P(GpuExtremeBias, OfMergedRows) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    SCOPED_TRACE(name_of(dtype));
+    const Call call(GetParam(), dtype, DType::f32, false);
+    const Answers given = exact_answers(call);
+    Answers exact(call), found(call);
+    AttentionOptions options = call.options;
+    options.force = "reference";
+    AttentionGradients gradients{exact.dq.view(), exact.dk.view(), exact.dv.view(), exact.dbias.view(), {}};
+    gradients.merged = true;
+    attention_backward(call.q.view(), call.k.view(), call.v.view(), given.o.view(), given.lse.view(), call.d_o.view(),
+                       {}, gradients, options, {});
+    const DeviceTensor q(call.q), k(call.k), v(call.v), d_o(call.d_o), bias(call.bias), o(given.o), lse(given.lse);
+    DeviceTensor dq(found.dq), dk(found.dk), dv(found.dv), dbias(found.dbias);
+    BackwardCall device{{q.view(), k.view(), v.view(), o.view(), lse.view(), options},
+                        d_o.view(),
+                        {},
+                        {dq.view(), dk.view(), dv.view(), dbias.view(), {}}};
+    device.gradients.merged = true;
+    device.forward.options.bias = bias.view();
+    device.forward.options.force = "sm80";
+    device.run();
+    for (const auto& [there, host, wanted, what] : {std::tuple(&dq, &found.dq, &exact.dq, "dq"),
+                                                    {&dk, &found.dk, &exact.dk, "dk"},
+                                                    {&dv, &found.dv, &exact.dv, "dv"},
+                                                    {&dbias, &found.dbias, &exact.dbias, "dbias"}}) {
+      there->read(*host);
+      expect_near(*host, *wanted, dtype == DType::f32 ? 5e-5 : 0.06, what,
+                  GetParam().by_keys ? left_of_delta(call, given, Precision::f32) : 1e-6);
+    }
+  }
+}
+
 // Keys and values in f8e4m3, which have no backward.
 TEST_P(GpuExtremeBias, OverACacheIn8Bits) {
   for (const DType dtype : {DType::bf16, DType::f16}) {

@@ -251,8 +251,8 @@ TEST_F(ExplainOn, NothingCanBeStarted) {
             "[append_kv_cache" + words);
 }
 
-// Positions of its own have on GPUs the forwards of sm80 and sm90, an o in float32 that of sm80, and both what runs
-// when it is asked for; the others say so.
+// Positions of its own have on GPUs the forwards of sm80 and sm90 and the backward of sm80, an o in float32 those of
+// sm80, and both what runs when it is asked for; the others say so.
 TEST_F(ExplainOn, PiecesAreServedByFewKernels) {
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     Call piece, wide;
@@ -268,11 +268,11 @@ TEST_F(ExplainOn, PiecesAreServedByFewKernels) {
         if (candidate.device != Device::cuda) continue;
         const bool plain = candidate.name == "naive_cuda" || candidate.name == "baseline_cuda";
         const bool forward_of_pieces = pass == Pass::forward && !c.options.float32_out;
-        const bool serves = candidate.name == "sm80" ? pass == Pass::forward || !c.options.float32_out
-                                                     : candidate.name == "sm90" && forward_of_pieces;
-        if (!serves) {
-          EXPECT_EQ(candidate.reason, plain ? "it runs only when it is asked for" : words) << candidate.name;
-        }
+        const bool serves = candidate.name == "sm80" || (candidate.name == "sm90" && forward_of_pieces);
+        EXPECT_EQ(candidate.reason, serves  ? ""
+                                    : plain ? "it runs only when it is asked for"
+                                            : words)
+            << candidate.name;
         EXPECT_EQ(candidate.supported, plain || serves) << candidate.name;
         EXPECT_EQ(candidate.chosen, serves && (candidate.name == "sm90" || !forward_of_pieces)) << candidate.name;
         ++asked;

@@ -124,6 +124,25 @@ Piece::Piece(const CaseData& whole, const Cut& cut) : options(whole.options()), 
   }
 }
 
+AttentionOptions Piece::on_gpu(bool sink, std::vector<DeviceTensor>& there) const {
+  AttentionOptions out = options;
+  const auto move = [&](TensorView& view, const HostTensor& host) {
+    there.emplace_back(host);
+    view = there.back().view();
+  };
+  move(out.alibi_slopes, whole_.alibi);
+  move(out.bias, bias_);
+  move(out.mask, mask_);
+  if (sink) move(out.sink, whole_.sink);
+  move(out.cu_seqlens_q, cu_q_);
+  move(out.cu_seqlens_k, cu_k_);
+  move(out.seqused_q, used_q_);
+  move(out.seqused_k, used_k_);
+  move(out.q_offset, q_offset_);
+  move(out.key_offset, key_offset_);
+  return out;
+}
+
 HostTensor Piece::new_o() const {
   const AttentionCase& c = whole_.spec;
   if (c.packed_q) return HostTensor::output(c.o_dtype(), {rows_, c.H, c.Dv});

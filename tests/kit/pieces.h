@@ -6,6 +6,7 @@
 
 #include "heddle/partial.h"
 #include "kit/case_data.h"
+#include "kit/device_mirror.h"
 
 namespace heddle::kit {
 
@@ -25,6 +26,9 @@ struct Piece {
   HostTensor q, k, v, d_o, d_lse;
   // Of each of its rows, and of its keys, in natural order: that of the whole.
   std::vector<std::int64_t> row_of, key_of;
+
+  // The options of the call on a GPU, whose memory `there` holds; `sink`: the whole's.
+  AttentionOptions on_gpu(bool sink, std::vector<DeviceTensor>& there) const;
 
   HostTensor new_o() const;
   HostTensor new_lse() const;

@@ -67,6 +67,38 @@ TEST(AttentionBwdRows, UncheckedLengthsStayInside) {
   }
 }
 
+// Each row of each head has 16-byte pieces of its own, inside of what is set aside.
+TEST(AttentionBwdRows, RoundedGradientsOfOLieApart) {
+  Packed packed({0, 3, 3, 10});
+  AttentionProblem batched;
+  batched.B = 3;
+  batched.Sq = batched.q_rows = 5;
+  for (AttentionProblem p : {packed.problem, batched}) {
+    p.H = 2;
+    p.Dv = 37;
+    p.dtype = DType::bf16;
+    EXPECT_EQ(rounded_d_o_bytes(p), 0);
+    p.float32_out = true;
+    const std::int64_t bytes = rounded_d_o_bytes(p);
+    std::vector<std::byte> memory(static_cast<std::size_t>(bytes));
+    const Operand x = rounded_d_o(p, memory.data());
+    std::vector<bool> taken(static_cast<std::size_t>(bytes));
+    for (std::int64_t b = 0; b < p.B; ++b) {
+      const Sequence s = p.sequence(b);
+      for (std::int64_t i = 0; i < s.q_rows; ++i) {
+        for (std::int64_t h = 0; h < p.H; ++h) {
+          const std::int64_t from = x.at(b, s.q_begin + i, h) - memory.data();
+          ASSERT_EQ(from % 16, 0);
+          for (std::int64_t n = from; n < from + 2 * p.Dv; ++n) {
+            ASSERT_FALSE(taken.at(static_cast<std::size_t>(n)));
+            taken[static_cast<std::size_t>(n)] = true;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(AttentionBwdRows, BatchedSequencesBeginAtTiles) {
   AttentionProblem p;
   p.B = 3;

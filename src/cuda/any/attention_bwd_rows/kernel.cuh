@@ -4,6 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <type_traits>
+
 #include "cuda/any/attention_bwd_rows/large_rows.cuh"
 #include "cuda/any/attention_bwd_rows/params.h"
 #include "cuda/any/options.cuh"
@@ -27,24 +29,44 @@ struct Shares {
   bool any[kRowsAtOnce] = {};
 };
 
+// Neighbouring elements of a row.
+template <class T, int kPiece>
+struct alignas(kPiece * sizeof(T)) Piece {
+  T element[kPiece];
+};
+
+// What dO is rounded to: the group's first row, and how many of its rows exist.
+template <class T>
+struct RoundedRows {
+  T* first;
+  std::int64_t stride;
+  int rows;
+
+  template <class Wide, int kPiece>
+  __device__ void store(int row, int d, const Piece<Wide, kPiece>& x) const {
+    if (row >= rows) return;
+    Piece<T, kPiece> y;
+#pragma unroll
+    for (int n = 0; n < kPiece; ++n) y.element[n] = static_cast<T>(x.element[n]);
+    *reinterpret_cast<Piece<T, kPiece>*>(first + row * stride + d) = y;
+  }
+};
+
 // o, d_o: the group's first row. reads: bit j says whether row j is read. All loads of a piece are on their way before
 // the first is used.
-template <class T, int kPiece>
+template <class T, int kPiece, class Rounded>
 __device__ inline void add_pieces(const AttentionBackwardProblem& p, const T* o, const T* d_o, unsigned reads, int lane,
-                                  int lanes, Shares& shares) {
-  struct alignas(kPiece * sizeof(T)) Piece {
-    T element[kPiece];
-  };
+                                  int lanes, const RoundedRows<Rounded>& rounded, Shares& shares) {
   const int size = static_cast<int>(p.Dv);
 #pragma unroll 1
   for (int d = lane * kPiece; d < size; d += lanes * kPiece) {
-    Piece x[kRowsAtOnce], y[kRowsAtOnce];
+    Piece<T, kPiece> x[kRowsAtOnce], y[kRowsAtOnce];
 #pragma unroll
     for (int j = 0; j < kRowsAtOnce; ++j) {
-      x[j] = y[j] = Piece{};
+      x[j] = y[j] = {};
       if ((reads >> j & 1) == 0) continue;
-      x[j] = *reinterpret_cast<const Piece*>(o + j * p.o.stride_s + d * p.o.stride_d);
-      y[j] = *reinterpret_cast<const Piece*>(d_o + j * p.d_o.stride_s + d * p.d_o.stride_d);
+      x[j] = *reinterpret_cast<const Piece<T, kPiece>*>(o + j * p.o.stride_s + d * p.o.stride_d);
+      y[j] = *reinterpret_cast<const Piece<T, kPiece>*>(d_o + j * p.d_o.stride_s + d * p.d_o.stride_d);
     }
 #pragma unroll
     for (int j = 0; j < kRowsAtOnce; ++j) {
@@ -54,6 +76,7 @@ __device__ inline void add_pieces(const AttentionBackwardProblem& p, const T* o,
         shares.any[j] |= value != 0.0f;
         shares.sum[j] = fmaf(value, static_cast<float>(y[j].element[n]), shares.sum[j]);
       }
+      if constexpr (!std::is_same_v<T, Rounded>) rounded.store(j, d, y[j]);
     }
   }
 }
@@ -98,8 +121,8 @@ __device__ Denominator denominator_of(const AttentionBackwardProblem& p, const S
 }
 
 // A group of lanes has four rows, a block block_rows() neighbouring rows of a head; the heads' blocks of the same rows
-// follow each other, as their rows do in memory.
-template <class T>
+// follow each other, as their rows do in memory. T: of o and d_o; Rounded: another, if d_o is to be rounded to it.
+template <class T, class Rounded = T>
 __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ Params params) {
   let_next_grid_start();
   const AttentionBackwardProblem& p = params.problem;
@@ -126,10 +149,16 @@ __global__ void __launch_bounds__(kThreads) rows_kernel(const __grid_constant__ 
   const unsigned reads = __ballot_sync(0xffffffff, lse != -INFINITY) >> first_lane;
   Shares shares;
   const T *o = reinterpret_cast<const T*>(p.o.at(b, row, h)), *d_o = reinterpret_cast<const T*>(p.d_o.at(b, row, h));
+  RoundedRows<Rounded> rounded{};
+  if constexpr (!std::is_same_v<T, Rounded>) {
+    const Operand& to = params.rows.d_o;
+    rounded = {reinterpret_cast<Rounded*>(to.at(b, row, h)), to.stride_s,
+               static_cast<int>(clamped(s.sq - i, 0, kRowsAtOnce))};
+  }
   if (params.in_pieces) {
-    add_pieces<T, 16 / sizeof(T)>(p, o, d_o, reads, lane, lanes, shares);
+    add_pieces<T, 16 / sizeof(T)>(p, o, d_o, reads, lane, lanes, rounded, shares);
   } else {
-    add_pieces<T, 1>(p, o, d_o, reads, lane, lanes, shares);
+    add_pieces<T, 1>(p, o, d_o, reads, lane, lanes, rounded, shares);
   }
 #pragma unroll 1
   for (int distance = 1; distance < lanes; distance *= 2) {
@@ -175,8 +204,13 @@ __global__ void __launch_bounds__(kThreads) large_rows_kernel(const __grid_const
   const std::int64_t at = h * rows_per_head(p) + first_row(p, b, s) + i;
   bool mine = false;
   if (i < s.sq) {
-    const float lse = fabsf(floats(p.lse)[p.lse.offset(b, h, s.q_begin + i)]);
-    mine = lse >= kLargeLse && lse < INFINITY && params.rows.lse_log2[at] != INFINITY;
+    const float lse = floats(p.lse)[p.lse.offset(b, h, s.q_begin + i)];
+    mine = fabsf(lse) >= kLargeLse && fabsf(lse) < INFINITY && params.rows.lse_log2[at] != INFINITY;
+    if (mine && p.merged) {  // the other keys of the row are not here: P = exp(s - lse), the difference first
+      params.rows.largest[at] = lse;
+      params.rows.lse_log2[at] = mark_of_large_row(0.0f);
+      mine = false;
+    }
   }
 #pragma unroll 1
   for (unsigned left = __ballot_sync(0xffffffff, mine); left != 0; left &= left - 1) {

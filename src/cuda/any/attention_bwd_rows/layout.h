@@ -16,6 +16,25 @@ constexpr std::int64_t rows_per_head(const AttentionProblem& p) {
   return p.cu_seqlens_q.given ? round_up_to_tile(p.q_rows + kRowTile * p.B) : p.B * round_up_to_tile(p.Sq);
 }
 
+// dO that comes in f32 beside operands of 16 bits is rounded to theirs, as products take it.
+constexpr bool rounds_d_o(const AttentionProblem& p) { return p.float32_out && p.dtype != DType::f32; }
+
+// Where it lies then: [H][rows of all sequences][Dv, up to a multiple of 16 bytes].
+inline Operand rounded_d_o(const AttentionProblem& p, std::byte* data) {
+  const std::int64_t row = (p.Dv + 7) / 8 * 8, rows = p.cu_seqlens_q.given ? p.q_rows : p.B * p.Sq;
+  return {.data = data,
+          .dtype = p.dtype,
+          .given = true,
+          .alignment = 16,
+          .stride_b = p.cu_seqlens_q.given ? 0 : p.Sq * row,
+          .stride_s = row,
+          .stride_h = rows * row,
+          .stride_d = 1};
+}
+constexpr std::int64_t rounded_d_o_bytes(const AttentionProblem& p) {
+  return rounds_d_o(p) ? p.H * rounded_d_o(p, nullptr).stride_h * static_cast<std::int64_t>(size_of(p.dtype)) : 0;
+}
+
 // Of sequence b in a head.
 constexpr std::int64_t first_row(const AttentionProblem& p, std::int64_t b, const Sequence& s) {
   return p.cu_seqlens_q.data ? (s.q_begin + kRowTile * b) / kRowTile * kRowTile : b * round_up_to_tile(p.Sq);

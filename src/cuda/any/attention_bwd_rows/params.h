@@ -15,6 +15,7 @@ struct Rows {
   float* largest;   // logit of rows that large_rows.cuh is about; null: there are none, as there is no bias
   uint4* sums;      // cleared: words_per_row words of 16 bytes for each row. May be null
   std::int64_t words_per_row;
+  Operand d_o = {};  // rounded_d_o(), where rounds_d_o() says so: zeros for rows without keys
 };
 
 struct Params {

@@ -19,6 +19,9 @@ namespace {
 
 using namespace sm80::attention_bwd;
 using any::attention_bwd_rows::kRowTile;
+using any::attention_bwd_rows::rounded_d_o;
+using any::attention_bwd_rows::rounded_d_o_bytes;
+using any::attention_bwd_rows::rounds_d_o;
 using any::attention_bwd_rows::rows_per_head;
 using any::attention_bwd_rows::statistics_bytes;
 
@@ -52,7 +55,6 @@ std::int64_t tiles(std::int64_t length, std::int64_t tile) { return (length + ti
 Refusal supports(const AttentionBackwardProblem& p) {
   if (Refusal reason = refuse_before_ampere(); !reason.empty()) return reason;
   if (p.Sq > kMaxLength || p.Sk > kMaxLength) return text("sequences must be no longer than ", kMaxLength);
-  if (p.merged) return "it has no backward of a piece whose o and lse are merged";
   if (p.piece() || p.stepped()) {
     if (p.alibi || p.bias || p.mask || p.dropout.p > 0) {
       return "it has no ALiBi, bias, mask or dropout beside q_offset, key_offset and steps";
@@ -104,7 +106,7 @@ std::int64_t splits(const AttentionProblem& p) { return std::max<std::int64_t>(t
 
 // Where everything lies in the workspace, in bytes from its begin.
 struct Layout {
-  std::int64_t lse_log2 = 0, delta, largest, dq_sums, key_sums, turns, bytes;
+  std::int64_t lse_log2 = 0, delta, largest, dq_sums, key_sums, d_o, turns, bytes;
 
   Layout(const AttentionBackwardProblem& p, const Variant& v) {
     const std::int64_t rows = p.H * rows_per_head(p), words = sizeof(float);
@@ -112,7 +114,8 @@ struct Layout {
     largest = delta + statistics_bytes(p);
     dq_sums = largest + (p.bias ? statistics_bytes(p) : 0);
     key_sums = dq_sums + (p.dq ? rows * v.head_size * words : 0);
-    turns = key_sums + key_sums_bytes(p, v);
+    d_o = key_sums + key_sums_bytes(p, v);
+    turns = d_o + rounded_d_o_bytes(p);
     bytes = turns + turns_bytes(p, v);
   }
 
@@ -136,7 +139,7 @@ Params params_for(const AttentionBackwardProblem& p, const Variant& v, const any
                   int* ticket) {
   Params params{};
   params.scores = sm80::attention::score_params(p);
-  params.d_o = p.d_o;
+  params.d_o = rows.d_o ? rows.d_o : p.d_o;
   params.dq = p.dq;
   params.dk = p.dk;
   params.dv = p.dv;
@@ -169,8 +172,9 @@ Params params_for(const AttentionBackwardProblem& p, const Variant& v, const any
   const bool pieces = p.D % piece == 0 && p.Dv % piece == 0;
   const auto absent_or_aligned = [](const Operand& x) { return !x || has_rows_of_16_bytes(x); };
   params.in_pieces = pieces && has_rows_of_16_bytes(p.q) && has_rows_of_16_bytes(p.k) && has_rows_of_16_bytes(p.v) &&
-                     has_rows_of_16_bytes(p.d_o);
+                     has_rows_of_16_bytes(params.d_o);
   params.out_pieces = pieces && absent_or_aligned(p.dq) && absent_or_aligned(p.dk) && absent_or_aligned(p.dv);
+  params.accumulate = p.accumulate;
   params.keep_scale = 1.0f / (1.0f - p.dropout.p);
   params.dk_scale = p.scale;
   params.dv_scale = params.keep_scale;
@@ -187,7 +191,8 @@ std::string describe(const AttentionBackwardProblem& p, int /*workers*/) {
   const Variant& v = variant_for(p);
   return text(variants.name, ": tiles of ", v.tile_q, " rows x ", v.tile_k, " keys, ",
               &v == &variants.large || &v == &variants.plain ? "without" : "with all", " score options, ",
-              v.shared_bytes, " bytes of shared memory, ", p.B * p.H * tiles(p.Sk, v.tile_k), " tiles of keys");
+              v.shared_bytes, " bytes of shared memory, ", p.B * p.H * tiles(p.Sk, v.tile_k), " tiles of keys",
+              rounds_d_o(p) ? ", d_o rounded first" : "", p.accumulate ? ", added to what is there" : "");
 }
 
 void launch(const AttentionBackwardProblem& p, const Runtime& runtime) { launch_call(p, variant_for(p), {}, runtime); }
@@ -214,6 +219,7 @@ void sm80::attention_bwd::launch_call(const AttentionBackwardProblem& p, const V
       .largest = p.bias ? reinterpret_cast<float*>(memory + layout.largest) : nullptr,
       .sums = p.dq ? reinterpret_cast<uint4*>(memory + layout.dq_sums) : nullptr,
       .words_per_row = v.head_size / 4,
+      .d_o = rounds_d_o(p) ? rounded_d_o(p, memory + layout.d_o) : Operand{},
   };
   if (p.B > 0) launch_rows(p, rows, stream);
   if (p.dsink) launch_sink_gradient(p, rows, stream);
@@ -258,7 +264,7 @@ const AttentionBackwardKernel kSm80AttentionBackward = {
     .workspace = workspace,
     .launch = launch,
     .describe = describe,
-    .extras = kPiece | kSteps,
+    .extras = kPiece | kSteps | kFloat32Out | kFloat32Gradients,
     .costs = kCosts,
 };
 

@@ -110,8 +110,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) attention_bwd_kernel(
     store_key_sums<C>(dk, key_sums_of<C>(p, w.unit, w.first_key, 0));
     store_key_sums<C>(dv, key_sums_of<C>(p, w.unit, w.first_key, 1));
   } else {
-    store_keys<C>(p, w, dk, p.dk_scale, p.dk, p.scores.problem.D);
-    store_keys<C>(p, w, dv, p.dv_scale, p.dv, p.scores.problem.Dv);
+    store_keys<C, 2>(p, w, dk, p.dk_scale, p.dk, p.scores.problem.D);
+    store_keys<C, 2>(p, w, dv, p.dv_scale, p.dv, p.scores.problem.Dv);
   }
 }
 
@@ -130,13 +130,19 @@ __global__ void __launch_bounds__(C::kThreads) finish_keys_kernel(const __grid_c
   for (unsigned split = 0; split < p.splits.divisor; ++split) {
     add_key_sums<C>(sums, key_sums_of<C>(p, static_cast<int>(group * p.splits.divisor + split), w.first_key, which));
   }
-  store_keys<C>(p, w, sums, which == 0 ? p.dk_scale : p.dv_scale, which == 0 ? p.dk : p.dv,
-                which == 0 ? p.scores.problem.D : p.scores.problem.Dv);
+  store_keys<C, 1>(p, w, sums, which == 0 ? p.dk_scale : p.dv_scale, which == 0 ? p.dk : p.dv,
+                   which == 0 ? p.scores.problem.D : p.scores.problem.Dv);
 }
 
-// dQ of a query tile a CTA: scaled, rounded and written.
+// CTAs of finish_dq_kernel on a multiprocessor, as their sums allow: left to itself, code for sm_80 spills.
 template <class C>
-__global__ void __launch_bounds__(C::kThreads) finish_dq_kernel(const __grid_constant__ Params p) {
+constexpr int kFinishing = sizeof(typename C::Rows::Sums) <= 128   ? 9
+                           : sizeof(typename C::Rows::Sums) <= 256 ? 640 / C::kThreads
+                                                                   : 1;
+
+// dQ of a query tile a CTA: scaled, rounded and written, or added.
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, kFinishing<C>) finish_dq_kernel(const __grid_constant__ Params p) {
   wait_for_previous_grid();
   const unsigned tiles = static_cast<unsigned>(p.q_tiles), unit = blockIdx.x / tiles;
   const int tile = static_cast<int>(blockIdx.x - unit * tiles);
@@ -148,10 +154,29 @@ __global__ void __launch_bounds__(C::kThreads) finish_dq_kernel(const __grid_con
   if (rows <= 0) return;
   const std::int64_t stored_row = any::attention_bwd_rows::first_row(a, b, s);
   std::byte* const row0 = p.dq.at(b, s.q_begin + std::int64_t{tile} * C::kTileQ, h);
-  typename C::Rows::Sums sums;
-  for_each_fragment<C>(dq_sums_of<C>(p, stored_row, h, tile), 0, sums,
-                       [](const float* from, float(&x)[4]) { load_fragment(from, threadIdx.x % 32, x); });
-  store_sums<C, typename C::Rows>(p, sums, a.scale, p.dq, row0, rows, a.D);
+  const auto load = [](const float* from, float(&x)[4]) { load_fragment(from, threadIdx.x % 32, x); };
+  float* const share = dq_sums_of<C>(p, stored_row, h, tile);
+  if constexpr (!Float32<C>) {
+    if (p.dq.dtype != DType::f32) {
+      typename C::Rows::Sums sums;
+      for_each_fragment<C>(share, 0, sums, load);
+      store_rounded<C, typename C::Rows>(p, sums, a.scale, p.dq, row0, rows, a.D);
+      return;
+    }
+  }
+  // Some at a time, for the sake of registers: what is added to needs as many.
+  const FloatRows to = float_rows(p, p.dq, row0, rows, a.D);
+  const unsigned warp = threadIdx.x / 32;
+#pragma unroll 1
+  for (int n = 0; n < C::Rows::kGroups * C::Rows::kBlocks; n += 4) {
+    float sums[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) load(share + (n + i) * 128, sums[i]);
+    const int g = n / C::Rows::kBlocks, block = n - g * C::Rows::kBlocks;
+    store_floats<C, 1, true>(sums, a.scale, p.accumulate, to,
+                             static_cast<int>(C::Rows::first_row(warp)) + kGroupRows * g,
+                             static_cast<int>(C::Rows::first_column(warp)) + 8 * block);
+  }
 }
 
 }  // namespace heddle::cuda::sm80::attention_bwd

@@ -27,6 +27,7 @@ struct Params {
   int* ticket;                           // which CTA comes next, beside turns
   bool in_pieces;                        // rows of q, k, v and d_o may be read in pieces of 16 bytes
   bool out_pieces;                       // and those of dq, dk and dv be written so
+  bool accumulate;                       // dq, dk and dv, f32, are added to
   float dk_scale, dv_scale, keep_scale;  // of the sums of dK, of dV; of a dP that dropout keeps
 
   // dbias

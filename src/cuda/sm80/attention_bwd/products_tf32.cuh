@@ -145,11 +145,4 @@ requires Float32<C> __device__ inline void store_pair(std::byte* tile, unsigned 
   *reinterpret_cast<float2*>(tile + swizzled(C::kPairPitch, row, column / 4) + column % 4 * 4) = {x, y};
 }
 
-// 16 bytes of a row of an output: element i of four blocks of sums from `n` on, times `scale`.
-template <class C, int kBlocks>
-requires Float32<C> __device__ inline uint4 piece_of(const float (&sums)[kBlocks][4], int n, int i, int, float scale) {
-  return {__float_as_uint(sums[n][i] * scale), __float_as_uint(sums[n + 1][i] * scale),
-          __float_as_uint(sums[n + 2][i] * scale), __float_as_uint(sums[n + 3][i] * scale)};
-}
-
 }  // namespace heddle::cuda::sm80::attention_bwd
