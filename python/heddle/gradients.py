@@ -49,8 +49,8 @@ def attention_backward(
 
     Raises:
       ValueError: a bad argument; the message names it, its value and the rule. Nothing has been written. Also options that
-        have no meaning in a backward (out, lse_out, paged keys), a tensor that requires a gradient unless torch's gradients
-        are off, and, on GPUs, accumulate, merged and float32 gradients of 16-bit operands.
+        have no meaning in a backward (out, lse_out, paged keys), and a tensor that requires a gradient unless torch's
+        gradients are off.
       TypeError: as ``attention``.
     """
     for name in ("out", "lse_out"):

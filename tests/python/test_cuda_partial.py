@@ -1,6 +1,7 @@
 """Pieces and merges of partial results on a GPU: results, gradients, memory of the caller's, graphs, tracing, other libraries' arrays."""
 
 import re
+from itertools import pairwise
 
 import heddle
 import pytest
@@ -133,6 +134,60 @@ def test_pieces_of_keys_are_the_call():
     found, expected = (torch.autograd.grad((x * w).sum(), (q, k, v)) for x in (out, whole))
     for x, y in zip(found, expected):
         torch.testing.assert_close(x, y, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("cuts", [(0, 70), (0, 30, 70), (0, 1, 64, 70)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_pieces_add_up_to_the_calls(dtype, cuts):
+    q, k, v, sink = operands(DTYPES[dtype], device="cuda")
+    options = {"causal": "top_left", "out_dtype": "float32"}
+    make = torch.Generator().manual_seed(4)
+    d_o, d_lse = torch.randn(2, 70, 4, 24, generator=make).cuda(), torch.randn(2, 4, 70, generator=make).cuda()
+    pieces = [(k[:, a:b], v[:, a:b], {**options, "key_offset": a}) for a, b in pairwise(cuts)]
+
+    def gradients_by(call):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v, sink)]
+        results = call(*leaves)
+        return [x.detach() for x in results], torch.autograd.grad(results, leaves, (d_o, d_lse))
+
+    def through_merge(q, k, v, sink):
+        parts = [
+            heddle.attention(q, k[:, a:b], v[:, a:b], return_lse=True, key_offset=a, **options)
+            for a, b in pairwise(cuts)
+        ]
+        return heddle.merge_attention(*zip(*parts), sink, out_dtype="float32")
+
+    whole, expected = gradients_by(
+        lambda q, k, v, sink: heddle.attention(q, k, v, sink=sink, return_lse=True, **options)
+    )
+    merged_results, by_autograd = gradients_by(through_merge)
+    near = {"f32": 1e-5, "f16": 3e-3, "bf16": 2e-2}[dtype]
+    for x, y in zip(merged_results, whole):
+        torch.testing.assert_close(x, y, atol=near, rtol=near)
+    by_hand = [torch.zeros(x.shape, device="cuda") for x in (q, k, v, sink)]
+    for (a, b), (some_k, some_v, piece) in zip(pairwise(cuts), pieces):
+        to = dict(dq=by_hand[0], dk=by_hand[1][:, a:b], dv=by_hand[2][:, a:b], dsink=by_hand[3])
+        heddle.attention_backward(
+            q, some_k, some_v, *merged_results, d_o, d_lse, sink=sink, accumulate=True, merged=True, **to, **piece
+        )
+    for found in (by_autograd, by_hand):
+        for name, x, y in zip(("dq", "dk", "dv", "dsink"), found, expected):
+            assert (x.float() - y.float()).norm() <= near * y.float().norm(), name
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_accumulate_adds_once(deterministic):
+    q, k, v, _ = operands(torch.bfloat16, device="cuda")
+    o, lse = heddle.attention(q, k, v, return_lse=True)
+    alone, added = ([torch.full(x.shape, 0.3, device="cuda") for x in (q, k, v)] for _ in range(2))
+    for to, accumulate in ((alone, False), (added, True), (added, True)):
+        heddle.attention_backward(
+            q, k, v, o, lse, torch.ones_like(o), **dict(zip(("dq", "dk", "dv"), to)),
+            accumulate=accumulate, deterministic=deterministic,
+        )  # fmt: skip
+    for x, y in zip(alone[0 if deterministic else 1 :], added[0 if deterministic else 1 :]):
+        assert torch.equal(y, torch.full_like(x, 0.3) + x + x)
+    torch.testing.assert_close(added[0], 0.3 + 2 * alone[0], atol=1e-4, rtol=1e-4)
 
 
 def test_derivatives_of_sums_and_views():
