@@ -154,6 +154,38 @@ def test_lists_from_outside():
     assert relative(both, nsa.naive_nsa(*wide((q, k, v, g_slc, g_swa)), lists, 5, SIZE, 10) + compressed) < 2e-6
 
 
+@pytest.mark.parametrize("sharing", [{}, *({"query_stride": 3, **mode} for mode in MODES.values())], ids=str)
+def test_without_gates(sharing):
+    """As flash-linear-attention is called: what is not named has no gate, or is not there."""
+    q, k, v, g_cmp, _, g_swa = x = operands(90, size=8, v_size=8, dtype=torch.float32)
+    ones, make = torch.ones_like(g_cmp), torch.Generator().manual_seed(3)
+    lists, counts = torch.randint(-2, 9, (1, 90, 2, 5), generator=make), torch.randint(0, 6, (1, 90, 2), generator=make)
+    window = 10 if sharing.get("share") == "delta" else 0
+    given = dict(block_indices=lists, block_counts=counts, block_size=SIZE, window_size=window, g_swa=g_swa, **sharing)
+    found = nsa.parallel_nsa(q, k, v, **given)
+    for same in (
+        nsa.naive_nsa(*wide((q, k, v)), **given),
+        nsa.naive_nsa(*wide((q, k, v)), g_slc=ones.double(), **given),
+    ):
+        assert relative(found, same) < 2e-6
+    given = dict(block_size=SIZE, window_size=10, **sharing)
+    leaves = [y.requires_grad_() for y in (q, k, v, g_cmp, g_swa)]
+    found = nsa.parallel_nsa(q, k, v, g_cmp, g_swa=g_swa, block_counts=3, **given)
+    expected = nsa.parallel_nsa(q, k, v, g_cmp, ones, g_swa, block_counts=3, **given)
+    assert relative(found, expected) < 1e-6
+    assert relative(found, nsa.naive_nsa_with_compression(*wide(x[:4]), None, wide(x)[5], 3, **given)) < 2e-6
+    for a, b in zip(torch.autograd.grad(found.sum(), leaves), torch.autograd.grad(expected.sum(), leaves)):
+        assert relative(a, b) < 1e-6
+
+
+def test_gates_alone_are_refused():
+    q, k, v, *gates = operands(20, size=8, v_size=8, dtype=torch.float32)
+    with pytest.raises(TypeError, match="g_swa is None"):
+        nsa.parallel_nsa(q, k, v, window_size=4, block_counts=3)
+    with pytest.raises(TypeError, match="g_slc is None"):
+        nsa.nsa_with_cache(q, k, v, nsa.Cache(1, 40, 2, 8, block=SIZE), gates[0], None, gates[2], 3, SIZE)
+
+
 def test_counts_for_each_row():
     counts = torch.randint(0, 6, (1, 90, 2), generator=torch.Generator().manual_seed(3))
     x = operands(90, size=8, v_size=8, dtype=torch.float32)

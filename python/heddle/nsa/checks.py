@@ -152,6 +152,14 @@ def gate(operation: str, name: str, x: Any, q: torch.Tensor) -> None:
     _same_device(operation, name, x, q)
 
 
+def gate_or_ones(operation: str, name: str, x: Any, q: torch.Tensor) -> torch.Tensor:
+    if x is None:
+        return q.new_ones(()).expand(q.shape[:3])
+    gate(operation, name, x, q)
+    found: torch.Tensor = x
+    return found
+
+
 _READABLE = frozenset(getattr(torch, name) for name in DTYPE_CODES)
 
 
@@ -172,7 +180,7 @@ def out(operation: str, x: Any, shape: tuple[int, ...], read: dict[str, torch.Te
         _heddle.check_out(operation, x, list(there), list(there.values()))
 
 
-def lists(operation: str, block_indices: Any, q: torch.Tensor, k: torch.Tensor) -> None:
+def lists(operation: str, block_indices: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """[B, Tq, H, S]. Any values are taken."""
     _tensor(operation, "block_indices", block_indices)
     if block_indices.dim() != 4 or block_indices.shape[:3] != (*q.shape[:2], k.shape[2]):
@@ -183,6 +191,8 @@ def lists(operation: str, block_indices: Any, q: torch.Tensor, k: torch.Tensor) 
     if block_indices.dtype not in INDEX_DTYPES:
         raise ValueError(f"[{operation}] block_indices is {str(block_indices.dtype)[6:]}: it must be int32 or int64")
     _same_device(operation, "block_indices", block_indices, q)
+    found: torch.Tensor = block_indices
+    return found
 
 
 def counts(operation: str, block_counts: Any, q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -19,7 +19,8 @@ from .rows import BatchedRows, PackedRows, Rows
 from .sequences import Form
 from .sharing import BRANCHES, BranchName, GateName, ShareName, Sharing, checked_sharing
 
-Gates = tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]  # of cmp, slc and swa
+# Of cmp, slc and swa. None: there is no such branch, but for slc, which is then added as it is.
+Gates = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 Branch = tuple[torch.Tensor, torch.Tensor | None]  # an output and its gate; None: it is in the output
 
 
@@ -27,8 +28,8 @@ def parallel_nsa(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    g_cmp: torch.Tensor | None,
-    g_slc: torch.Tensor,
+    g_cmp: torch.Tensor | None = None,
+    g_slc: torch.Tensor | None = None,
     g_swa: torch.Tensor | None = None,
     block_indices: torch.Tensor | None = None,
     block_counts: torch.Tensor | int = 16,
@@ -60,9 +61,10 @@ def parallel_nsa(
       q, k, v: [B, Tq, HQ, D], [B, Tk, H, D], [B, Tk, H, Dv], Tq <= Tk (the rows of q are the last positions); float32, float16
         or bfloat16, D and Dv to 256, HQ any multiple of H.
       g_cmp, g_slc, g_swa: [B, Tq, HQ], the branches' gates. Without g_cmp there is no compressed branch, though blocks are
-        still chosen by its scores; g_swa may be None where window_size is 0.
+        still chosen by its scores; without g_slc the selected branch is added as it is; g_swa may be None where window_size
+        is 0.
       block_indices: int32 or int64 [B, Tq, H, S], lists from outside; none are then chosen. A list is a set.
-      block_counts: how many blocks a list has: an int, or [B, Tq, H].
+      block_counts: how many blocks a list has, those of its first slots: an int, or [B, Tq, H].
       block_size: keys of a block: 16, 32, 64 or 128.
       window_size, scale, cu_seqlens, head_first, k_swa, v_swa, query_stride, share, share_branches, gate: as for naive_nsa.
       k_cmp, v_cmp, forced, compression_block, compression_stride, compress: as for naive_nsa_with_compression.
@@ -90,7 +92,7 @@ def parallel_nsa(
         most = block_indices.shape[3] if most is None else min(most, block_indices.shape[3])
     gates, form, counts = checked_form(
         name, q, k, (g_cmp, g_slc, g_swa), block_counts, block_size, window_size, scale, forced,
-        compression_block, compression_stride, compress, query_stride, share, share_branches, gate, most,
+        compression_block, compression_stride, compress, query_stride, share, share_branches, gate, most, True,
     )  # fmt: skip
     shape = (*q.shape[:3], v.shape[3])
     if q.shape[0] * q.shape[1] == 0:
@@ -144,13 +146,15 @@ def checked_form(
     share_branches: Iterable[str],
     gate: str,
     most: int | None = None,
+    ungated: bool = False,
 ) -> tuple[Gates, Form, torch.Tensor | None]:
     """The gates that have a branch, what the call is made of, and how long each list is if not all are as long. most: no list
-    is longer."""
+    is longer. ungated: g_slc may be None."""
     g_cmp, g_slc, g_swa = gates
     block_size = checks.integer(name, "block_size", block_size, 1)
     window_size = checks.integer(name, "window_size", window_size, 0)
-    checks.gate(name, "g_slc", g_slc, q)
+    if g_slc is not None or not ungated:
+        checks.gate(name, "g_slc", g_slc, q)
     if g_cmp is not None:
         checks.gate(name, "g_cmp", g_cmp, q)
     if g_swa is not None or window_size > 0:
@@ -186,7 +190,7 @@ def attend(
     Args:
       keys: k, v, k_swa, v_swa.
       pooled: the compressed keys and values; None if there is neither that branch nor a list to choose.
-      gates: of each branch; None where there is none.
+      gates: of each branch.
       lists, counts: of all rows; chosen here if there are none.
       out: where the sum is written, without gradients.
     """
@@ -310,7 +314,7 @@ def chosen_blocks(
 
 def _ungated(
     o: torch.Tensor,
-    gate: torch.Tensor,
+    gate: torch.Tensor | None,
     rows: Rows,
     name: str,
     sharing: Sharing,
@@ -321,22 +325,24 @@ def _ungated(
     stride = sharing.output_stride(name)
     if stride == 1:
         return o, gate
-    if sharing.share == "output" and sharing.gate == "anchor" and not o.is_cuda and not rows.carries:
+    copies_gated = sharing.share == "output" and sharing.gate == "anchor" and not o.is_cuda and not rows.carries
+    if gate is not None and copies_gated:
         return rows.spread(rows.at(gate.float()[..., None], stride) * o, stride, name), None
     o = rows.spread(o, stride, name)
     if sharing.share == "delta":
         assert cheap is not None
         o = (o.float() + (cheap.float() - rows.spread(rows.at(cheap, stride), stride, "swa").float())).to(o.dtype)
-    if sharing.gate == "anchor":
+    if gate is not None and sharing.gate == "anchor":
         gate = rows.spread(rows.at(gate, stride), stride, "g_" + name)
     return o, gate
 
 
 def _sum(branches: list[Branch], dtype: torch.dtype, out: torch.Tensor | None) -> torch.Tensor:
-    first = branches[0][0]
-    if first.is_cuda and not transformed():
-        found = gate_branches([o for o, _ in branches], [gate.float() for _, gate in branches if gate is not None], out)
-        return found.to(dtype)
+    first, its_gate = branches[0]
+    alone = len(branches) == 1 and its_gate is None
+    if first.is_cuda and not alone and not transformed():
+        gates = [o.new_ones(o.shape[:-1]).float() if gate is None else gate.float() for o, gate in branches]
+        return gate_branches([o for o, _ in branches], gates, out).to(dtype)
     gated = (o if gate is None else gate.float()[..., None] * o for o, gate in branches)
     total = functools.reduce(torch.add, gated)
     return total.to(dtype) if out is None else out.copy_(total)

@@ -17,9 +17,9 @@ def naive_nsa(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    g_slc: torch.Tensor,
-    g_swa: torch.Tensor | None,
-    block_indices: torch.Tensor,
+    g_slc: torch.Tensor | None = None,
+    g_swa: torch.Tensor | None = None,
+    block_indices: torch.Tensor | None = None,
     block_counts: torch.Tensor | int | None = None,
     block_size: int = 64,
     window_size: int = 0,
@@ -44,9 +44,9 @@ def naive_nsa(
       q: [B, Tq, HQ, D], floating-point; sums are float64 if it is, else float32.
       k: [B, Tk, H, D], HQ a multiple of H. Tq <= Tk: the rows of q are the last Tq positions.
       v: [B, Tk, H, Dv].
-      g_slc, g_swa: [B, Tq, HQ], what the branches are multiplied with: what a sigmoid gave. g_swa may be None where
-        window_size is 0.
-      block_indices: int32 or int64 [B, Tq, H, S], one list for the heads of a group. A list is a set: a block that stands in
+      g_slc, g_swa: [B, Tq, HQ], what the branches are multiplied with: what a sigmoid gave. Without g_slc the selected branch
+        is added as it is; g_swa may be None where window_size is 0.
+      block_indices: to be given: int32 or int64 [B, Tq, H, S], one list for the heads of a group. A list is a set: a block that stands in
         it twice counts once. What is negative, no block of the sequence, or begins behind t is as if it were not there.
       block_counts: how many slots of a list count, from the first: an int or [B, Tq, H]; None: all.
       block_size: keys a block.
@@ -80,10 +80,10 @@ def naive_nsa(
     k_swa, v_swa = checks.like(name, "k_swa", k_swa, "k", k), checks.like(name, "v_swa", v_swa, "v", v)
     block_size = checks.integer(name, "block_size", block_size, 1)
     window_size = checks.integer(name, "window_size", window_size, 0)
-    checks.gate(name, "g_slc", g_slc, q)
+    g_slc = checks.gate_or_ones(name, "g_slc", g_slc, q)
     if g_swa is not None or window_size > 0:
         checks.gate(name, "g_swa", g_swa, q)
-    checks.lists(name, block_indices, q, k)
+    block_indices = checks.lists(name, block_indices, q, k)
     counts, _ = checks.counts(name, block_indices.shape[3] if block_counts is None else block_counts, q, k)
     sharing = checked_sharing(name, query_stride, share, share_branches, gate, window_size)
     form = Form(block_size, checks.scale_of(name, scale, q), sharing, window_size)
@@ -220,7 +220,7 @@ def naive_nsa_with_compression(
     k: torch.Tensor,
     v: torch.Tensor,
     g_cmp: torch.Tensor,
-    g_slc: torch.Tensor,
+    g_slc: torch.Tensor | None,
     g_swa: torch.Tensor | None,
     block_counts: torch.Tensor | int,
     block_size: int = 64,
@@ -263,7 +263,7 @@ def naive_nsa_with_compression(
     block_size = checks.integer(name, "block_size", block_size, 1)
     window_size = checks.integer(name, "window_size", window_size, 0)
     checks.gate(name, "g_cmp", g_cmp, q)
-    checks.gate(name, "g_slc", g_slc, q)
+    g_slc = checks.gate_or_ones(name, "g_slc", g_slc, q)
     if g_swa is not None or window_size > 0:
         checks.gate(name, "g_swa", g_swa, q)
     counts, slots = checks.counts(name, block_counts, q, k)

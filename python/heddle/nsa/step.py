@@ -78,7 +78,7 @@ def step(
     k_new: torch.Tensor,
     v_new: torch.Tensor,
     cache: Cache,
-    gates: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None],
+    gates: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
     form: Form,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
