@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cuda_nsa_kit import BLOCK, EVERY, LIMITS, NAMES, WINDOW, assert_near, both_dtypes, operands, wide
+from cuda_nsa_kit import BLOCK, EVERY, LIMITS, WINDOW, assert_near, both_dtypes, check_call, check_whole, operands
 from heddle import _heddle
 from nsa_kit import MODES, nsa
 
@@ -16,34 +16,6 @@ SHARING = {
     "C, stride 16": dict(query_stride=16, share="selection"),
     "C, no part of a block": dict(query_stride=3, share="selection"),
 }
-
-
-def check_call(x, found, expected, limit, names=NAMES):
-    """found of x against expected of (doubles of x): results and gradients."""
-    doubles = wide(x)
-    o, exact = found(*x), expected(*doubles)
-    assert o.is_cuda and o.dtype == x[0].dtype
-    assert_near("o", o, exact, limit)
-    leaves = [y.requires_grad for y in x]
-    if not any(leaves):
-        return
-    d_o = torch.randn(o.shape, generator=torch.Generator().manual_seed(9)).to(o)
-    gradients = torch.autograd.grad(o, [y for y in x if y.requires_grad], d_o)
-    exact = torch.autograd.grad(exact, [y for y in doubles if y.requires_grad], d_o.double())
-    for name, y, e in zip([n for n, wanted in zip(names, leaves) if wanted], gradients, exact):
-        assert_near("gradient of " + name, y, e, 3 * limit)
-
-
-def check_whole(x, count=EVERY, window=WINDOW, max_seqlen=None, **options):
-    given = {"block_size": BLOCK, "window_size": window, **options}
-    if window == 0:
-        x = [*x[:5], x[5].detach()]
-    check_call(
-        x,
-        lambda *y: nsa.parallel_nsa(*y, block_counts=count, max_seqlen=max_seqlen, **given),
-        lambda *y: nsa.naive_nsa_with_compression(*y, count, **given),
-        LIMITS[x[0].dtype],
-    )
 
 
 def check_lists(x, lists, count, window=WINDOW, **options):

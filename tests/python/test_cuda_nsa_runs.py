@@ -5,6 +5,7 @@ import pytest
 import torch
 from cuda_nsa_kit import BLOCK, EVERY, LIMITS, NAMES, WINDOW, assert_near, both_dtypes, operands
 from heddle import _heddle
+from heddle.hosts.torch import sparse_operators  # noqa: F401  registers the operators
 from nsa_kit import nsa
 
 if not torch.cuda.is_available():
@@ -121,6 +122,43 @@ def test_opcheck():
     torch.library.opcheck(ops.pool_keys_backward.default, (pooled, 130, BLOCK, BLOCK, None, None), test_utils=CHECKS)
     sample = (q, pooled, 3, None, BLOCK, None, None, 7, None, None, None, None, None, 1, 0, 0)
     torch.library.opcheck(ops.select_blocks.default, sample, test_utils=CHECKS)
+
+
+def test_opcheck_of_sums_and_lists():
+    ops = torch.ops.heddle
+    make = lambda: [torch.randn(2, 9, 4, 64).to("cuda", torch.bfloat16) for _ in range(3)]  # noqa: E731
+    os, gates = make(), [torch.rand(2, 9, 4, device="cuda") for _ in range(3)]
+    for wanted in ([True, True], [False, True]):
+        torch.library.opcheck(ops.gate_branches_backward.default, (make()[0], os, gates, wanted), test_utils=CHECKS)
+    leaves = [[x.requires_grad_() for x in tensors] for tensors in (os, gates)]
+    torch.library.opcheck(ops.gate_branches.default, tuple(leaves), test_utils=CHECKS)
+
+    q, k, v = operands(130, gradients=False)[:3]
+    lists = torch.zeros(1, 130, 2, 3, dtype=torch.int32, device="cuda")
+    given, options = (q, k, v, lists, None, None, BLOCK, 1), heddle._options.pack(causal="bottom_right")
+    o, lse = ops.sparse_attention(*given, *options)
+    backward = (torch.randn_like(o), None, *given, o, lse, [True, True, True, False, False], *options)
+    torch.library.opcheck(ops.sparse_attention_backward.default, backward, test_utils=CHECKS)
+    leaves = (*(x.requires_grad_() for x in (q, k, v)), *given[3:])
+    torch.library.opcheck(ops.sparse_attention.default, (*leaves, *options), test_utils=CHECKS)
+
+
+def test_opcheck_of_what_the_caller_has():
+    ops, checks = torch.ops.heddle, ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    q, k, v = operands(130, gradients=False)[:3]
+    pooled = nsa.pool_keys(k, BLOCK)
+    sample = (k, BLOCK, BLOCK, None, None, torch.empty_like(pooled))
+    torch.library.opcheck(ops.pool_keys_out.default, sample, test_utils=checks)
+    used = torch.full((1,), 130, dtype=torch.int32, device="cuda")
+    sample = (k, torch.zeros_like(pooled), BLOCK, BLOCK, used, 6)
+    torch.library.opcheck(ops.extend_pooled_keys.default, sample, test_utils=checks)
+    lists = torch.zeros(1, 130, 2, 3, dtype=torch.int32, device="cuda")
+    sample = (q, pooled, None, lists, BLOCK, None, None, 7, None, None, None, None, None, 1, 0, 0)
+    torch.library.opcheck(ops.select_blocks_out.default, sample, test_utils=checks)
+    options = heddle._options.pack(causal="bottom_right")
+    for lse in (torch.empty(1, 8, 130, device="cuda"), None):
+        sample = (q, k, v, lists, None, None, BLOCK, 1, torch.empty_like(q), lse, *options)
+        torch.library.opcheck(ops.sparse_attention_out.default, sample, test_utils=checks)
 
 
 def test_other_streams_and_gpus():

@@ -139,6 +139,17 @@ def test_compiled(backend):
             assert torch.equal(getattr(caches[0], part), getattr(caches[1], part)), (t, part)
 
 
+@pytest.mark.parametrize("branches", [slice(0, 3), slice(1, 2)], ids=["all", "selected alone"])
+def test_opcheck(branches):
+    x = operands(200, batch=2, gradients=False)
+    cache = filled(x, 191, 64, 300, 128)
+    q, k, v, *gates = (y.contiguous() for y in row(x, 191))
+    gates = [y if n in range(3)[branches] else None for n, y in enumerate(gates)]
+    sample = (q, k, v, *(getattr(cache, part) for part in PARTS), *gates, torch.empty_like(q))
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(torch.ops.heddle.nsa_step.default, (*sample, 3, 64, 100, 7, None), test_utils=checks)
+
+
 def test_what_is_refused_leaves_the_cache():
     x = operands(100, batch=2, gradients=False)
     cache = filled(x, 90, 64, 300, 128)

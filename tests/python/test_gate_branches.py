@@ -32,12 +32,29 @@ def test_the_reference_is_the_formula(count, dtype, shape):
             torch.testing.assert_close(d_o.double(), exact, rtol=STEP[dtype], atol=1e-7)
 
 
-def test_the_sum_goes_where_the_caller_says(monkeypatch):
-    """By the operator of GPUs, with the reference in its kernel's place."""
-    native = _heddle.gate_branches
-    monkeypatch.setattr(
-        _heddle, "gate_branches", lambda os, gates, out, force, *rest: native(os, gates, out, "reference")
-    )
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """The operators of GPUs, with the reference in their kernels' place."""
+    for name in ("gate_branches", "gate_branches_backward"):
+        native = getattr(_heddle, name)
+        at = 3 if name == "gate_branches" else 5  # of force
+        monkeypatch.setattr(_heddle, name, lambda *x, native=native, at=at: native(*x[:at], "reference"))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_opcheck(count, on_the_cpu):
+    """Sums are taken alike, so that tracing changes no bit."""
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    os, gates = branches(count, (2, 5, 3, 8), torch.float32)
+    leaves = [[x.requires_grad_() for x in tensors] for tensors in (os, gates)]
+    torch.library.opcheck(torch.ops.heddle.gate_branches.default, tuple(leaves), test_utils=checks)
+    os, gates = ([x.detach() for x in tensors] for tensors in (os, gates))
+    for wanted in ([True, True], [True, False], [False, True]):
+        sample = (torch.randn(2, 5, 3, 8), os, gates, wanted)
+        torch.library.opcheck(torch.ops.heddle.gate_branches_backward.default, sample, test_utils=checks)
+
+
+def test_the_sum_goes_where_the_caller_says(on_the_cpu):
     os, gates = branches(3, (2, 5, 3, 7), torch.bfloat16)
     expected, memory = gate_branches(os, gates), torch.zeros(2, 5, 6, 7, dtype=torch.bfloat16)
     out = memory[:, :, 1:4]
