@@ -224,7 +224,7 @@ class Call : DrawnTensors {
     attention_backward(q_, k_, v_, o, lse, d_o, d_lse, gradients, options_, with);
   }
 
-  // Lists for the rows of q, with entries beyond the blocks that there are.
+  // Lists for the rows of q.
   BlockLists block_lists() {
     BlockLists out;
     out.block_size = std::array{16, 32, 64, 128}[bytes_.below(4)];
@@ -233,17 +233,29 @@ class Call : DrawnTensors {
     const std::int64_t heads = std::array{std::int64_t{1}, Hkv_, H_}[bytes_.below(3)], entries = bytes_.below(5);
     const std::int64_t rows = out.query_rows;
     const std::int64_t lists = !packed_q_ ? (Sq_ + rows - 1) / rows : rows == 1 ? Sq_ : Sq_ / rows + B_;
+    const std::int64_t units = (packed_q_ ? 1 : B_) * heads;
     Shape shape = packed_q_ ? Shape{lists, heads} : Shape{B_, lists, heads};
-    const auto values = [&](std::int64_t each, std::int64_t bound, std::int64_t least) {
-      std::vector<std::int32_t> found;
-      for (std::int64_t n = (packed_q_ ? 1 : B_) * lists * heads * each; n > 0; --n) {
-        found.push_back(static_cast<std::int32_t>(bytes_.below(bound) + least));
+    if (bytes_.rarely(8)) {  // lists one behind the other, each of its own length
+      std::vector<std::int32_t> at{0}, offsets;
+      for (std::int64_t unit = 0; unit < units; ++unit) {
+        offsets.push_back(at.back());
+        for (std::int64_t n = 0; n < lists; ++n) {
+          at.push_back(at.back() + static_cast<std::int32_t>(bytes_.below(5)));
+          offsets.push_back(at.back());
+        }
       }
-      return found;
-    };
-    if (bytes_.rarely(2)) out.counts = indices(values(1, entries + 1, 0), shape);
-    shape.push_back(entries);
-    out.blocks = indices(values(entries, 5, -1), shape);
+      out.blocks = indices(list_entries(at, Sk_), {at.back()});
+      out.offsets = indices(offsets, packed_q_ ? Shape{heads, lists + 1} : Shape{B_, heads, lists + 1});
+    } else {
+      std::vector<std::int32_t> at{0}, counts;
+      for (std::int64_t n = 0; n < units * lists; ++n) {
+        at.push_back(at.back() + static_cast<std::int32_t>(entries));
+        counts.push_back(static_cast<std::int32_t>(bytes_.below(entries + 1)));
+      }
+      if (bytes_.rarely(2)) out.counts = indices(counts, shape);
+      shape.push_back(entries);
+      out.blocks = indices(list_entries(at, Sk_), shape);
+    }
     if (bytes_.rarely(32)) out.query_rows = bytes_.below(9) - 2;
     return out;
   }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -136,6 +137,31 @@ class DrawnTensors {
     out.rank = static_cast<int>(shape.size());
     std::copy(shape.begin(), shape.end(), out.shape.begin());
     out.stride = contiguous_strides(out.rank, out.shape);
+    return out;
+  }
+
+  // Lists of key blocks. Any number is a block's or none's: the last that there is and the one behind it, positions
+  // taken for blocks, the ends of 32 bits. A list may be in any order and name a block twice. List n has entries
+  // [at[n], at[n + 1]).
+  std::vector<std::int32_t> list_entries(const std::vector<std::int32_t>& at, std::int64_t keys) {
+    const std::array<std::int32_t, 8> numbers = {static_cast<std::int32_t>(keys - 1),
+                                                 static_cast<std::int32_t>(keys),
+                                                 static_cast<std::int32_t>((keys - 1) / 16),
+                                                 static_cast<std::int32_t>((keys - 1) / 16 + 1),
+                                                 INT32_MAX,
+                                                 INT32_MIN,
+                                                 INT32_MAX / 16 + 1,
+                                                 -1};
+    std::vector<std::int32_t> out;
+    for (std::size_t n = 0; n + 1 < at.size(); ++n) {
+      const std::int64_t way = bytes_.below(4);
+      for (std::int32_t i = at[n]; i < at[n + 1]; ++i) {
+        out.push_back(bytes_.rarely(8) ? numbers[bytes_.below(8)] : static_cast<std::int32_t>(bytes_.below(5) - 1));
+        if (way == 1) out.back() = out[at[n]];
+      }
+      if (way >= 2) std::sort(out.begin() + at[n], out.end());
+      if (way == 3) std::reverse(out.begin() + at[n], out.end());
+    }
     return out;
   }
 

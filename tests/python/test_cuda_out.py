@@ -4,6 +4,7 @@ import heddle
 import pytest
 import torch
 from heddle import _heddle, lowbit, nsa
+from out_kit import check_frame, framed
 
 pytestmark = pytest.mark.skipif(
     not (_heddle.cuda_built() and torch.cuda.is_available()), reason="needs a GPU and a build with CUDA"
@@ -14,17 +15,6 @@ def normal(*shape, seed=0, dtype=torch.bfloat16):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to("cuda", dtype)
 
 
-def framed(like):
-    """Memory for a result amid a larger tensor of sevens."""
-    whole = torch.full([n + 8 for n in like.shape], 7.0, dtype=like.dtype, device="cuda")
-    return whole, whole[tuple(slice(0, n) for n in like.shape)]
-
-
-def check(whole, view, expected):
-    assert torch.equal(view, expected)
-    assert int((whole != 7).sum()) <= expected.numel(), "written outside"
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_attention(dtype):
     q, k, v = (normal(2, 300, h, 64, seed=h, dtype=dtype) for h in (8, 2, 2))
@@ -32,8 +22,8 @@ def test_attention(dtype):
     (whole, out), (whole_lse, lse) = map(framed, expected)
     found = heddle.attention(q, k, v, causal="top_left", return_lse=True, out=out, lse_out=lse)
     assert found[0] is out and found[1] is lse
-    check(whole, out, expected[0])
-    check(whole_lse, lse, expected[1])
+    check_frame(whole, out, expected[0])
+    check_frame(whole_lse, lse, expected[1])
     with pytest.raises(ValueError, match="out is on another device than q"):
         heddle.attention(q, k, v, out=torch.empty_like(q, device="cpu"))
     with pytest.raises(ValueError, match="out shares memory with q"):
@@ -48,8 +38,8 @@ def test_caches_and_rotary():
     (whole, out), (whole_lse, lse) = map(framed, expected)
     found = heddle.attention_with_kv_cache(q, new, new, k_cache, v_cache, at, return_lse=True, out=out, lse_out=lse)
     assert found[0] is out and found[1] is lse
-    check(whole, out, expected[0])
-    check(whole_lse, lse, expected[1])
+    check_frame(whole, out, expected[0])
+    check_frame(whole_lse, lse, expected[1])
     cos, sin = normal(256, 32, seed=4), normal(256, 32, seed=5)
     expected = heddle.apply_rotary(q, cos, sin, offsets=at)
     assert heddle.apply_rotary(q, cos, sin, offsets=at, out=q) is q and torch.equal(q, expected)
@@ -97,17 +87,17 @@ def test_native_sparse_attention():
     pooled = nsa.pool_keys(k, 64, 32)
     whole, out = framed(pooled)
     assert nsa.pool_keys(k, 64, 32, out=out) is out
-    check(whole, out, pooled)
+    check_frame(whole, out, pooled)
     sizes = dict(block_size=64, compression_block=64, compression_stride=32)
     lists = nsa.select_blocks(q, pooled, 4, **sizes)
     whole, out = framed(lists)
     assert nsa.select_blocks(q, pooled, 4, **sizes, out=out) is out
-    check(whole, out, lists)
+    check_frame(whole, out, lists)
     caches, rows = steps_of_nsa(1)
     expected = step_of_nsa(caches[0], *rows[0])
     whole, out = framed(expected)
     assert step_of_nsa(caches[1], *rows[0], out=out) is out
-    check(whole, out, expected)
+    check_frame(whole, out, expected)
     with pytest.raises(ValueError, match="out is on another device than x"):
         nsa.pool_keys(k, 64, 32, out=pooled.cpu())
     with pytest.raises(ValueError, match="out shares memory with q"):
@@ -123,7 +113,7 @@ def test_gated_sums():
     expected = torch.ops.heddle.gate_branches(os, gates)
     whole, out = framed(expected)
     torch.ops.heddle.gate_branches_out(os, gates, out)
-    check(whole, out, expected)
+    check_frame(whole, out, expected)
     checks = ["test_schema", "test_faketensor", "test_aot_dispatch_dynamic"]
     sample = (os, gates, torch.empty_like(expected))
     torch.library.opcheck(torch.ops.heddle.gate_branches_out.default, sample, test_utils=checks)
