@@ -41,7 +41,7 @@ inline void add_pass_flag(CLI::App& verb, std::string& pass) {
 void add_explain_linear(CLI::App& explain);
 void add_explain_merge(CLI::App& explain);
 void add_explain_sparse(CLI::App& explain);
-// pool, select
+// pool, select, step
 void add_explain_nsa(CLI::App& explain);
 // rotary, append, append-int4, attention-int4
 void add_explain_caches(CLI::App& explain);

@@ -1,4 +1,4 @@
-// heddle explain pool and select: pooled keys, and the blocks that their scores choose.
+// heddle explain pool, select and step: pooled keys, the blocks that their scores choose, and a step of decoding.
 #include <memory>
 
 #include "explain.h"
@@ -10,12 +10,13 @@ namespace {
 struct Sequences {
   std::int64_t batch = 1, kv_heads = 2, head_size = 64;
   std::string dtype, force;
+  const char* dtypes = "f32, f16 or bf16 (default: f32, on a GPU bf16)";
 
   void add_to(CLI::App& verb) {
     verb.add_option("-b,--batch", batch, "Sequences, B")->capture_default_str();
     verb.add_option("--kv-heads", kv_heads, "Key/value heads, Hkv")->capture_default_str();
     verb.add_option("-d,--head-size", head_size, "Head size, D")->capture_default_str();
-    verb.add_option("-t,--dtype", dtype, "f32, f16 or bf16 (default: f32, on a GPU bf16)");
+    verb.add_option("-t,--dtype", dtype, dtypes);
     verb.add_option("--force", force, "One candidate's name");
   }
   void check() const {
@@ -104,6 +105,50 @@ struct ExplainSelect {
   }
 };
 
+struct ExplainStep {
+  Explained explained;
+  Sequences of;
+  std::int64_t heads = 8, v_head_size = 0, capacity = 65536, entries = 16, block_size = 64, window = 0;
+  bool without_compressed = false;
+
+  ExplainStep() { of.dtype = "bf16", of.dtypes = "f16 or bf16 (default: bf16)"; }
+  void run() {
+    of.check();
+    require_at_least_one(heads, "--heads");
+    require_at_least_one(capacity, "--capacity");
+    require_at_least_one(block_size, "--block-size");
+    const GpuModel* const gpu = explained.begin();
+    StandIns views(explained.where());
+    const DType type = dtype_named(of.dtype);
+    const std::int64_t size = of.head_size, v_size = v_head_size > 0 ? v_head_size : size;
+    const auto rows = [&](std::int64_t count, std::int64_t kv_heads, std::int64_t width) {
+      return views.tensor(type, {of.batch, count, kv_heads, width});
+    };
+    const TensorView q = rows(1, heads, size), k_new = rows(1, of.kv_heads, size), v_new = rows(1, of.kv_heads, v_size),
+                     out = rows(1, heads, v_size), gate = views.tensor(DType::f32, {of.batch, 1, heads});
+    const NsaCache cache{.k = rows(capacity, of.kv_heads, size),
+                         .v = rows(capacity, of.kv_heads, v_size),
+                         .k_pooled = rows(capacity / block_size, of.kv_heads, size),
+                         .v_pooled = rows(capacity / block_size, of.kv_heads, v_size),
+                         .lengths = views.tensor(DType::i32, {of.batch})};
+    const NsaGates gates{
+        .cmp = without_compressed ? TensorView{} : gate, .slc = gate, .swa = window > 0 ? gate : TensorView{}};
+    NsaStepOptions options;
+    options.block_size = block_size, options.block_count = entries, options.window = window;
+    options.force = of.force;
+    const auto candidates = gpu != nullptr ? explain_nsa_step_on(*gpu, q, k_new, v_new, cache, gates, out, options)
+                                           : explain_nsa_step(q, k_new, v_new, cache, gates, out, options);
+    Json problem = of.json(type, explained.device);
+    problem["heads"] = heads, problem["v_head_size"] = v_size, problem["capacity"] = capacity;
+    problem["entries"] = entries, problem["block_size"] = block_size, problem["window"] = window;
+    problem["compressed"] = !without_compressed;
+    explained.tell("a step of q " + q.shape_text() + " over caches of " + std::to_string(capacity) + " keys, " +
+                       std::to_string(entries) + " blocks of " + std::to_string(block_size) + " and a window of " +
+                       std::to_string(window) + ", " + name_of(type),
+                   {{"problem", problem}}, candidates);
+  }
+};
+
 }  // namespace
 
 void add_explain_nsa(CLI::App& explain) {
@@ -132,6 +177,21 @@ void add_explain_nsa(CLI::App& explain) {
   verb->add_option("--stride", select->stride, "Keys from one pooled key to the next (default: those of one)");
   verb->add_flag("--without-lse", select->without_lse, "The compressed branch's lse is not there to be read");
   verb->callback([select] { select->run(); });
+
+  verb = explain.add_subcommand("step", "A step of decoding of native sparse attention, in one launch");
+  verb->footer("Example: heddle explain step --heads 64 --kv-heads 4 --head-size 128 --window 512 --gpu h100");
+  const auto step = std::make_shared<ExplainStep>();
+  step->explained.add_to(*verb);
+  step->of.add_to(*verb);
+  verb->add_option("-n,--heads", step->heads, "Query heads, H")->capture_default_str();
+  verb->add_option("--v-head-size", step->v_head_size, "Head size of v (default: that of q and k)");
+  verb->add_option("--capacity", step->capacity, "Keys that a sequence of the cache has room for")
+      ->capture_default_str();
+  verb->add_option("--entries", step->entries, "Blocks that a row chooses")->capture_default_str();
+  verb->add_option("--block-size", step->block_size, "Keys of a block, and of a pooled key")->capture_default_str();
+  verb->add_option("--window", step->window, "Keys of the window; 0: none")->capture_default_str();
+  verb->add_flag("--without-compressed", step->without_compressed, "There is no compressed branch");
+  verb->callback([step] { step->run(); });
 }
 
 }  // namespace heddle::cli

@@ -197,11 +197,33 @@ def test_explain_native_sparse_attention(flags):
     assert usage.rstrip().splitlines()[-1].startswith(f"Example: heddle explain {flags[0]} ")
 
 
+def test_explain_a_step_of_native_sparse_attention():
+    rest = ["step", "--batch", 2, "--kv-heads", 4, "--head-size", 128, "--window", 512]
+    flags = [*rest, "--heads", 64]
+    out = run_json("explain", *flags, "--v-head-size", 64, "--without-compressed", "--gpu", "h100")
+    problem = out["problem"]
+    assert problem["dtype"] == "bfloat16" and problem["v_head_size"] == 64 and not problem["compressed"]
+    assert "a step of q [2, 1, 64, 128] over caches of 65536 keys" in run("explain", *flags)
+    assert [c["name"] for c in run_json("explain", *flags)["candidates"] if c["chosen"]] == []
+    if run_json("info")["gpu"]["kernels"]:
+        assert [c["name"] for c in out["candidates"] if c["chosen"]] == ["sm90"] and out["candidates"][0]["plan"]
+        for gpu, call, reason in [
+            ("a100", flags, "it needs a Hopper GPU"),
+            ("h100", [*flags, "--entries", 33], "it lists no more than 32 blocks, not 33"),
+            ("h100", [*rest, "--heads", 68], "it has no more than 16 query heads to a key/value head, not 17"),
+        ]:
+            candidates = run_json("explain", *call, "--gpu", gpu)["candidates"]
+            assert not any(c["chosen"] for c in candidates) and reason in candidates[0]["reason"]
+    assert "q is float32: a step takes float16 or bfloat16" in run("explain", "step", "--dtype", "f32", code=2)
+    assert "--capacity is 0: it must be at least 1" in run("explain", "step", "--capacity", 0, code=2)
+    usage = run("explain", "step", "--help")
+    assert usage.rstrip().splitlines()[-1].startswith("Example: heddle explain step ")
+
+
 def test_explain_names_every_operation():
     usage = run("explain", "--help")
-    for (
-        verb
-    ) in "sparse pool select merge linear rotary append append-int4 attention-int4 quantize dequantize unpack".split():
+    names = "sparse pool select step merge linear rotary append append-int4 attention-int4 quantize dequantize unpack"
+    for verb in names.split():
         assert f"\n  {verb} " in usage
 
 
