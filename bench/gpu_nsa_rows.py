@@ -61,7 +61,7 @@ def fla(x, window, lists=None) -> dict[str, Callable]:
             warnings.simplefilter("ignore")  # it warns of lists that are given
             return module.parallel_nsa(*x, lists, BLOCKS, BLOCK, window)
 
-    return peers.fla(call)
+    return peers.fla(call, window)
 
 
 def leaves(x):
@@ -125,9 +125,9 @@ def cache_agreement(heads: int, kv_heads: int) -> dict[str, float]:
     return {"heddle": distance(o, expected)}
 
 
-def row(calls, agrees, **more):
+def row(calls, agrees, window=0, **more):
     about = {"work": 1, "unit": "calls/s", "limit": LIMIT, "kernel": "nsa", "sources": sources.NSA_GPU}
-    absent = {} if "fla" in calls or "fla" in more.get("absent", {}) else {"fla": peers.why_no_fla()}
+    absent = {} if "fla" in calls or "fla" in more.get("absent", {}) else {"fla": peers.why_no_fla(window)}
     return Row(calls, agreement=agrees, **{**about, **more, "absent": {**absent, **more.get("absent", {})}})
 
 
@@ -141,9 +141,9 @@ def forwards(x, window):
     return {"heddle": lambda: mine(x, window), **fla(x, window), **dense(*x[:3])}
 
 
-def forward_of(x, heads, kv_heads, window):
+def forward_of(x, heads, kv_heads, window, **more):
     x = without_window(x, window)
-    return row(forwards(x, window), functools.partial(agreement, heads, kv_heads, window, False))
+    return row(forwards(x, window), functools.partial(agreement, heads, kv_heads, window, False), window, **more)
 
 
 def backward_of(x, heads, kv_heads, window, make=gradients, **more):
@@ -157,7 +157,7 @@ def backward_of(x, heads, kv_heads, window, make=gradients, **more):
             if name in ("heddle", "dense"):
                 raise
             absent[name] = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-    return row(calls, functools.partial(agreement, heads, kv_heads, window, True), absent=absent, **more)
+    return row(calls, functools.partial(agreement, heads, kv_heads, window, True), window, absent=absent, **more)
 
 
 def forward(length, heads, kv_heads, window):
@@ -168,23 +168,31 @@ def backward(length, heads, kv_heads, window):
     return backward_of(operands(1, length, heads, kv_heads), heads, kv_heads, window)
 
 
-def memory(length, heads, kv_heads, window):
-    """The most that forward and backward have beside their operands: o, its branches, gradients and scratch memory."""
-    x = operands(1, length, heads, kv_heads)
-    return backward_of(x, heads, kv_heads, window, both, unit="MiB", how="memory")
+def memory(length, heads, kv_heads, window, backward=True):
+    """The most that a forward, or forward and backward, have beside their operands: o, its branches, gradients and scratch
+    memory."""
+    x, how = operands(1, length, heads, kv_heads), {"unit": "MiB", "how": "memory"}
+    if not backward:
+        return forward_of(x, heads, kv_heads, window, **how)
+    return backward_of(x, heads, kv_heads, window, both, **how)
 
 
-def shared(length, heads, kv_heads, preset, direction):
-    """With `preset`, beside "default": without sharing."""
+def shared(length, heads, kv_heads, preset, direction, window=WINDOW, beside_fla=False):
+    """With `preset`, beside "default": without sharing. beside_fla: a forward, beside flash-linear-attention's, which has no
+    sharing and is held to what it computes."""
     sharing = heddle.nsa.presets(heads // kv_heads)[preset]
-    x = operands(1, length, heads, kv_heads)
+    x = without_window(operands(1, length, heads, kv_heads), window)
     if direction == "backward":
         x = leaves(x)
-    calls = {"heddle": lambda: mine(x, WINDOW, **sharing), "default": lambda: mine(x, WINDOW), **dense(*x[:3])}
+    calls = {"heddle": lambda: mine(x, window, **sharing), "default": lambda: mine(x, window), **dense(*x[:3])}
     if direction == "backward":
-        calls = {name: gradients(call, x if name in ("heddle", "default") else x[:3]) for name, call in calls.items()}
-    agrees = functools.partial(agreement, heads, kv_heads, WINDOW, direction == "backward", preset)
-    return row(calls, agrees, absent={"fla": "it has no sharing"})
+        calls = {
+            name: gradients(call, there(x) if name in ("heddle", "default") else x[:3]) for name, call in calls.items()
+        }
+    agrees = functools.partial(agreement, heads, kv_heads, window, direction == "backward", preset)
+    if not beside_fla:
+        return row(calls, agrees, absent={"fla": "it has no sharing"})
+    return row({**calls, **fla(x, window)}, lambda: agreement(heads, kv_heads, window, False) | agrees(), window)
 
 
 PARTS = ("pooled keys", "compressed", "selection", "selected", "window")
@@ -299,6 +307,14 @@ def rows():
             out[f"nsa memory of forward and backward {form} S65536"] = functools.partial(
                 memory, 65536, heads, kv_heads, window
             )
+            if not window:
+                out[f"nsa memory of forward {form} S65536"] = functools.partial(
+                    memory, 65536, heads, kv_heads, 0, backward=False
+                )
+    out["nsa 64/4 fast forward S65536"] = functools.partial(shared, 65536, 64, 4, "fast", "forward", 0, beside_fla=True)
+    for direction in ("forward", "backward"):
+        name = f"nsa 64/4 window {WINDOW} seed_4_3 {direction} S65536"
+        out[name] = functools.partial(shared, 65536, 64, 4, "seed_4_3", direction)
     if TENSORS is not None:
         q, k = captured()[:2]
         form, length = f"nsa {TENSORS.stem} {q.shape[2]}/{k.shape[2]}", q.shape[1]

@@ -92,15 +92,28 @@ def fa3(call: Callable) -> dict[str, Callable]:
 _FLA = "fla.ops.nsa.parallel"
 
 
-def fla(call: Callable) -> dict[str, Callable]:
-    """{"fla": a call that gets flash-linear-attention's module of native sparse attention}, or nothing where there is none."""
-    if not _there(_FLA):
+def fla(call: Callable, window: int = 0) -> dict[str, Callable]:
+    """{"fla": a call that gets flash-linear-attention's module of native sparse attention}, or nothing where there is none.
+
+    Its window is a call of flash_attn's function, whose place FlashAttention-3's takes where that is here: it has the same
+    arguments, and is the quicker. FlashAttention-3 then computes that branch.
+    """
+    if why_no_fla(window):
         return {}
-    return {"fla": functools.partial(call, _imported(_FLA))}
+    module = _imported(_FLA)
+    if window and _there("flash_attn_interface"):
+        module.flash_attn_func = _imported("flash_attn_interface").flash_attn_func
+    return {"fla": functools.partial(call, module)}
 
 
-def why_no_fla() -> str:
-    return f"{_FLA} cannot be imported: {str(_imported(_FLA)).splitlines()[0][:200]}"
+def why_no_fla(window: int = 0) -> str | None:
+    """None: it is here, with its window if it needs one."""
+    module = _imported(_FLA)
+    if isinstance(module, Exception):
+        return f"{_FLA} cannot be imported: {str(module).splitlines()[0][:200]}"
+    if window and not _there("flash_attn_interface") and getattr(module, "flash_attn_func", None) is None:
+        return "its window needs flash_attn or FlashAttention-3, which are not here"
+    return None
 
 
 def fa3_dense(q, k, v, *, causal=False, window=(-1, -1), deterministic=False, **descales) -> dict[str, Callable]:

@@ -41,7 +41,9 @@ DECODING = (
     "nsa decode B1 64/4 65536",
     "nsa decode B1 32/8 65536",
 )
-MEMORY = ("nsa memory of forward and backward 64/4 S65536", "nsa memory of forward and backward 32/8 S65536")
+MEMORY = ("forward and backward", "forward")
+HEADS = ("64/4", "32/8")
+CLAIMED = {"seed": "1.8 to 1.9 times, and 1.7 to 1.8 in training", "seed_4_3": "the same", "fast": None}
 
 
 def milliseconds(row, contender):
@@ -80,6 +82,53 @@ def ratio(rows, name, rival):
     return f"{milliseconds(row, rival) / milliseconds(row, 'heddle'):.2f}" + (DAGGER if stale([row]) else "")
 
 
+def ratios(rows, form, rival):
+    """Of each direction at every length that is there, in words; "" without any."""
+    found = {
+        direction: [
+            f"{cell} at {n}" for n in LENGTHS if (cell := ratio(rows, f"{form} {name} S{n}", rival)) != "–"
+        ]
+        for direction, name in PASSES.items()
+    }  # fmt: skip
+    return "; ".join(f"{direction} {', '.join(cells)}" for direction, cells in found.items() if cells)
+
+
+def of_sharing(rows):
+    """Each preset beside the same call without sharing, in the same row, and what its proposer claims."""
+    parts = []
+    for preset, claim in CLAIMED.items():
+        if found := ratios(rows, f"nsa 64/4 window 512 {preset}", "default"):
+            parts.append(f"`{preset}` {found}" + (f" (claimed: {claim})" if claim else ""))
+    if parts:
+        yield f"Sharing, 64 / 4 heads, window 512, times the rate without: {'. '.join(parts)}."
+    if found := ratios(rows, "nsa 64/4 fast", "fla"):
+        yield f"`fast` without a window, times flash-linear-attention's rate, which shares nothing: {found}."
+
+
+def of_fla(rows):
+    against = "; ".join(
+        f"{direction} " + ", ".join(ratio(rows, f"nsa 64/4 {name} S{n}", "fla") for n in LENGTHS)
+        for direction, name in PASSES.items()
+    )
+    yield f"Against flash-linear-attention's kernels, 64 / 4 heads without a window, the same: {against}."
+    if found := ratios(rows, "nsa 64/4 window 512", "fla"):
+        yield f"Against them with a window of 512, which FlashAttention-3 computes for them: {found}."
+
+
+def of_memory(rows, what):
+    found = "; ".join(
+        f"{heads} {row['rates']['heddle'] / 1024:.1f} GiB"
+        + "".join(
+            f", {who} {row['rates'][key] / 1024:.1f}"
+            for key, who in (("fla", "flash-linear-attention"), ("fa3", "FlashAttention-3"))
+            if key in row["rates"]
+        )
+        for heads in HEADS
+        if (row := rows.get(f"nsa memory of {what} {heads} S65536"))
+    )
+    return f"Memory of {what} at 65536 positions, beside operands: {found}." if found else ""
+
+
 def of_trained(rows):
     """What rows over a trained model's operands say, if there are such (bench/attention_bench_gpu.py --tensors)."""
     found = {}
@@ -109,30 +158,26 @@ def told(files):
     for words, form in FORMS.items():
         for direction, name in PASSES.items():
             cells.append([f"{words}, {direction}", *(ratio(rows, f"{form} {name} S{n}", "fa3") for n in LENGTHS), ""])
-    against = "; ".join(
-        f"{direction} " + ", ".join(ratio(rows, f"nsa 64/4 {name} S{n}", "fla") for n in LENGTHS)
-        for direction, name in PASSES.items()
-    )
     steps = ", ".join(
         f"{name.split()[2]} {name.split()[3]} {milliseconds(row, 'heddle') * 1000:.0f} µs ({ratio(rows, name, 'fa3')})"
         for name in DECODING
         if (row := rows.get(name))
     )
-    memory = "; ".join(
-        f"{name.split()[-2]} {row['rates']['heddle'] / 1024:.1f} GiB, "
-        + ", ".join(f"{who} {row['rates'][key] / 1024:.1f}" for key, who in (("fla", "flash-linear-attention"), ("fa3", "FlashAttention-3")) if key in row["rates"])
-        for name in MEMORY
-        if (row := rows.get(name))
-    )  # fmt: skip
     differences = [max(row["difference"].values()) for row in rows.values() if row.get("difference")]
+    lines = [
+        *of_fla(rows),
+        *of_sharing(rows),
+        of_trained(rows),
+        f"A step of decoding with a window of 512 over 65536 keys, in graphs, B sequences (times FlashAttention-3's dense rate): {steps}.",
+        *(of_memory(rows, what) for what in MEMORY),
+        f"Results differ from the functions in torch by {span(differences, '{:.1e}')} of their size, no row by more than its limit, 0.03.",
+    ]
     return noted(
         f"{conditions[0]['gpu']}, {span([c['date'][:10] for c in conditions], '{}')}, bfloat16, D 128, 16 blocks of 64, random normals, whose lists hardly overlap.\n\n"
         + table(cells)
-        + f"\n\nAgainst flash-linear-attention's kernels, 64 / 4 heads without a window, the same: {against}. "
-        + of_trained(rows)
-        + f"A step of decoding with a window of 512 over 65536 keys, in graphs, B sequences (times FlashAttention-3's dense rate): {steps}. "
-        + f"Memory of forward and backward at 65536 positions, beside operands: {memory}. "
-        + f"Results differ from the functions in torch by {span(differences, '{:.1e}')} of their size, no row by more than its limit, 0.03.\n\n"
+        + "\n\n"
+        + "\n".join(f"- {line.strip()}" for line in lines if line)
+        + "\n\n"
         + "\n\n".join(
             f"![Time against length, {words}, of native sparse and dense attention](nsa-{words}.svg)"
             for words in PASSES

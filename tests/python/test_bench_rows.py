@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import time
 import types
@@ -206,6 +207,7 @@ SMALL = {
     "nsa gradients, no window": lambda: gpu_nsa_rows.backward(192, 8, 2, 0),
     "nsa shared": lambda: gpu_nsa_rows.shared(192, 8, 2, "fast", "forward"),
     "nsa shared, gradients": lambda: gpu_nsa_rows.shared(192, 8, 2, "seed", "backward"),
+    "nsa shared, no window": lambda: gpu_nsa_rows.shared(192, 8, 2, "fast", "forward", 0, beside_fla=True),
     "nsa decode": lambda: gpu_nsa_rows.decode(2, 192, 8, 2),
     **{
         f"nsa {name}, {direction}": lambda name=name, direction=direction: gpu_nsa_rows.part(192, 8, 2, name, direction)
@@ -227,13 +229,25 @@ def test_native_sparse_attention_that_differs_has_no_time(monkeypatch):
     gpu_nsa_rows.agreement.cache_clear()
     whole = heddle.nsa.parallel_nsa
     monkeypatch.setattr(heddle.nsa, "parallel_nsa", lambda *x, **options: 1.1 * whole(*x, **options))
-    assert "heddle differs by 0.1" in bench.measure("r", SMALL["nsa"])["wrong"]
+    wrong = bench.measure("r", SMALL["nsa"])["wrong"]
+    assert float(re.search("heddle differs by ([0-9.]+),", wrong)[1]) == pytest.approx(0.1, abs=0.01), wrong
     gpu_nsa_rows.agreement.cache_clear()
 
 
-@pytest.mark.parametrize("scale, absent", [(1.0, None), (1.2, "its output differs by 0.2")])
-@pytest.mark.parametrize("name", ["nsa", "nsa gradients"])
-def test_flash_linear_attention_is_raced_where_it_can_be_imported(name, scale, absent, monkeypatch):
+@pytest.fixture
+def forgotten():
+    """What is imported, and agreed, is asked anew before and after."""
+    caches = (gpu_peers._imported, gpu_nsa_rows.agreement)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+@pytest.mark.parametrize("scale, absent", [(1.0, None), (1.2, "its output differs by ")])
+@pytest.mark.parametrize("name", ["nsa", "nsa gradients", "nsa shared, no window"])
+def test_flash_linear_attention_is_raced_where_it_can_be_imported(name, scale, absent, forgotten, monkeypatch):
     whole = heddle.nsa.parallel_nsa
 
     def parallel_nsa(q, k, v, g_cmp=None, g_slc=None, g_swa=None, block_indices=None, block_counts=16, block_size=64,
@@ -242,13 +256,9 @@ def test_flash_linear_attention_is_raced_where_it_can_be_imported(name, scale, a
         return factor * whole(q, k, v, g_cmp, g_slc, g_swa, block_indices, block_counts, block_size, window_size)
 
     factor = scale
-    module = types.SimpleNamespace(parallel_nsa=parallel_nsa)
+    module = types.SimpleNamespace(parallel_nsa=parallel_nsa, flash_attn_func=lambda: None)
     monkeypatch.setitem(sys.modules, "fla.ops.nsa.parallel", module)
-    for cached in (gpu_peers._imported, gpu_nsa_rows.agreement):
-        cached.cache_clear()
     row = bench.measure("r", SMALL[name])
-    for cached in (gpu_peers._imported, gpu_nsa_rows.agreement):
-        cached.cache_clear()
     assert "wrong" not in row, row["wrong"]
     if absent is None:
         assert row["rates"]["fla"] > 0 and row["difference"]["fla"] <= gpu_nsa_rows.LIMIT and row["rival"] == "fla"
@@ -256,13 +266,38 @@ def test_flash_linear_attention_is_raced_where_it_can_be_imported(name, scale, a
         assert "fla" not in row["rates"] and row["absent"]["fla"].startswith(absent)
 
 
+def test_flash_linear_attentions_window_is_flashattention_3s(forgotten, monkeypatch):
+    module = types.SimpleNamespace(parallel_nsa=lambda *x: "called", flash_attn_func=None)
+    monkeypatch.setitem(sys.modules, "fla.ops.nsa.parallel", module)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
+    x = gpu_nsa_rows.operands(1, 128, 4, 2)
+    assert gpu_nsa_rows.fla(x, 64) == {} and gpu_nsa_rows.fla(x, 0)["fla"]() == "called"
+    row = bench.measure("r", SMALL["nsa gradients"])
+    assert row["absent"]["fla"] == "its window needs flash_attn or FlashAttention-3, which are not here"
+    gpu_peers._imported.cache_clear()
+    of_fa3 = types.SimpleNamespace(flash_attn_func=lambda: None)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", of_fa3)
+    assert gpu_nsa_rows.fla(x, 0)["fla"]() == "called" and module.flash_attn_func is None
+    assert gpu_nsa_rows.fla(x, 64)["fla"]() == "called" and module.flash_attn_func is of_fa3.flash_attn_func
+
+
+def test_native_sparse_attention_remembers_memory_of_the_forward(monkeypatch):
+    monkeypatch.setattr(bench, "peak_mib", lambda call: call().numel())
+    row = bench.measure("r", lambda: gpu_nsa_rows.memory(192, 8, 2, 0, backward=False))
+    assert row["unit"] == "MiB" and row["rates"]["heddle"] == 192 * 8 * 128 and "milliseconds" not in row
+    names = gpu_nsa_rows.rows()
+    for name in ("memory of forward 64/4", "memory of forward 32/8", "64/4 fast forward",
+                 "64/4 window 512 seed_4_3 forward", "64/4 window 512 seed_4_3 backward"):  # fmt: skip
+        assert f"nsa {name} S65536" in names
+
+
 def test_native_sparse_attention_of_a_file(monkeypatch, tmp_path):
     x = dict(zip(("q", "k", "v", "g_cmp", "g_slc", "g_swa"), gpu_nsa_rows.operands(1, 128, 4, 2)))
     monkeypatch.setattr(torch, "load", lambda path, **options: x)
     monkeypatch.setattr(gpu_nsa_rows, "TENSORS", tmp_path / "layer.pt")
     made = {name: make for name, make in gpu_nsa_rows.rows().items() if "layer" in name}
-    assert list(made) == [f"nsa layer{w} {d}" for w in ("", " window 512") for d in ("forward", "backward")]
-    row = bench.measure("r", made["nsa layer forward"])
+    assert list(made) == [f"nsa layer 4/2{w} {d} S128" for w in ("", " window 512") for d in ("forward", "backward")]
+    row = bench.measure("r", made["nsa layer 4/2 forward S128"])
     assert row["rates"]["heddle"] > 0 and row["absent"].keys() >= {"fla"}
 
 

@@ -18,6 +18,7 @@ import gpu_table  # noqa: E402
 import marked_block  # noqa: E402
 import measured_table  # noqa: E402
 import merge  # noqa: E402
+import nsa_chart  # noqa: E402
 import slower_table  # noqa: E402
 import sources  # noqa: E402
 import speed_chart  # noqa: E402
@@ -386,6 +387,33 @@ def test_a_page_that_was_changed_by_hand_fails_the_check(copy, script, page, blo
     assert "better figures" in path.read_text(encoding="utf-8")  # a check writes nothing
     assert check().returncode == 0
     assert path.read_text(encoding="utf-8") == right
+
+
+class TestNativeSparseAttention:
+    def told(self, *rows):
+        conditions = {"gpu": "G", "date": "2026-01-01"}
+        rows = [row | {"difference": {"heddle": 0.001}} for row in rows]
+        return nsa_chart.told([("nvidia-g.json", {"conditions": conditions, "rows": rows})])
+
+    def test_sharing_is_beside_its_default_and_its_claim(self):
+        told = self.told(
+            raced("nsa 64/4 window 512 seed forward S8192", "calls/s", heddle=3.0, default=2.0, fa3=1.0),
+            raced("nsa 64/4 window 512 seed_4_3 forward S65536", "calls/s", heddle=7.0, default=4.0),
+            raced("nsa 64/4 fast forward S65536", "calls/s", heddle=6.0, fla=2.0, default=3.0),
+        )
+        assert "`seed` forward 1.50 † at 8192 (claimed: 1.8 to 1.9 times" in told
+        assert "`seed_4_3` forward 1.75 † at 65536 (claimed: the same)" in told
+        assert "which shares nothing: forward 3.00 † at 65536." in told and "window of 512, which" not in told
+
+    def test_memory_and_the_window_of_flash_linear_attention(self):
+        memory = {"rates": {"heddle": 2048.0, "fla": 1024.0, "fa3": 512.0}, "unit": "MiB"}
+        told = self.told(
+            raced("nsa 64/4 window 512 forward S8192", "calls/s", heddle=3.0, fla=2.0, fa3=1.0),
+            raced("nsa memory of forward 64/4 S65536", heddle=1.0) | memory,
+        )
+        assert "of 512, which FlashAttention-3 computes for them: forward 1.50 † at 8192." in told
+        words = "Memory of forward at 65536 positions, beside operands: 64/4 2.0 GiB, flash-linear-attention 1.0, "
+        assert words + "FlashAttention-3 0.5." in told and "Memory of forward and backward" not in told
 
 
 class TestSpeedChart:
