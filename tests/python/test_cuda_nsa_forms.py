@@ -159,5 +159,6 @@ def test_sharing_report(starts):
     for part in ("similarity", "overlap", "own_mass", "anchor_mass"):
         assert_near(part, getattr(found, part).cpu(), getattr(expected, part), 1e-5)
     for way, error in found.errors.items():
-        assert_near("error of " + way, error.cpu(), expected.errors[way], 2e-2)
+        # Of their own size 16 bits leave 0.4 %: an error of that order is none.
+        torch.testing.assert_close(error.cpu(), expected.errors[way], rtol=2e-2, atol=8e-3, msg="error of " + way)
     assert "query stride 4" in str(found)

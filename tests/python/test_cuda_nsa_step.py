@@ -147,7 +147,11 @@ def test_opcheck(branches):
     gates = [y if n in range(3)[branches] else None for n, y in enumerate(gates)]
     sample = (q, k, v, *(getattr(cache, part) for part in PARTS), *gates, torch.empty_like(q))
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(torch.ops.heddle.nsa_step.default, (*sample, 3, 64, 100, 7, None), test_utils=checks)
+    torch.library.opcheck(
+        torch.ops.heddle.nsa_step.default,
+        (*sample, 3, 64, 100 if gates[2] is not None else 0, 7, None),
+        test_utils=checks,
+    )
 
 
 def test_what_is_refused_leaves_the_cache():
