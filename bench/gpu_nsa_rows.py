@@ -83,7 +83,12 @@ def agreement(heads: int, kv_heads: int, window: int, backward: bool, preset: st
     wide = leaves([None if y is None else y.double() for y in x])
     q, k, v, g_cmp, g_slc, g_swa = wide
     exact = heddle.nsa.naive_nsa(q, k, v, g_slc, g_swa, lists, BLOCKS, BLOCK, window, **sharing)
-    exact = exact + heddle.nsa.naive_nsa_compression(q, k, v, g_cmp, BLOCKS, BLOCK)[1]
+    compressed = heddle.nsa.naive_nsa_compression(q, k, v, g_cmp, BLOCKS, BLOCK)[1]
+    if "cmp" in sharing.get("share_branches", ()):  # copied from anchors, with their gates
+        assert sharing["gate"] == "anchor"
+        stride = sharing["query_stride"]
+        compressed = compressed[:, ::stride].repeat_interleave(stride, 1)[:, :CHECKED]
+    exact = exact + compressed
     weight = random(*exact.shape)
     expected = [exact.detach()]
     if backward:

@@ -206,6 +206,7 @@ SMALL = {
     "nsa gradients": lambda: gpu_nsa_rows.backward(192, 8, 2, 64),
     "nsa gradients, no window": lambda: gpu_nsa_rows.backward(192, 8, 2, 0),
     "nsa shared": lambda: gpu_nsa_rows.shared(192, 8, 2, "fast", "forward"),
+    "nsa shared, compression too": lambda: gpu_nsa_rows.shared(192, 8, 2, "seed_4_3", "backward"),
     "nsa shared, gradients": lambda: gpu_nsa_rows.shared(192, 8, 2, "seed", "backward"),
     "nsa shared, no window": lambda: gpu_nsa_rows.shared(192, 8, 2, "fast", "forward", 0, beside_fla=True),
     "nsa decode": lambda: gpu_nsa_rows.decode(2, 192, 8, 2),
