@@ -59,9 +59,10 @@ class AttentionCall : public Subject {
     } else {
       d_o = of_rows(s.dtype, seed + 4, s.Sq, s.H);
       make_forward();
-      outputs.emplace_back("dq", s.dtype, heads, s.D, tolerance);
-      outputs.emplace_back("dk", s.dtype, keys() * s.Hkv, s.D, tolerance);
-      outputs.emplace_back("dv", s.dtype, keys() * s.Hkv, s.D, tolerance);
+      const DType of_gradients = s.pieces ? DType::f32 : s.dtype;
+      outputs.emplace_back("dq", of_gradients, heads, s.D, tolerance);
+      outputs.emplace_back("dk", of_gradients, keys() * s.Hkv, s.D, tolerance);
+      outputs.emplace_back("dv", of_gradients, keys() * s.Hkv, s.D, tolerance);
       for (Output& output : outputs) output.exact = s.deterministic;
       scratch = DeviceMemory(workspace());
       reference_forward(reference, o_data, lse_data);
@@ -76,7 +77,13 @@ class AttentionCall : public Subject {
     Runtime runtime;
     runtime.stream = stream;
     runtime.workspace = {scratch.data(), scratch.bytes()};
-    if (s.pass == Pass::backward) {
+    if (s.pieces) {
+      for (const Output& output : outputs) fill_bytes(output.slot(slot), 0, output.first.bytes(), stream);
+      for (const int half : {0, 1}) {
+        attention_backward(q, half_of(k, half), half_of(v, half), forward_o, forward_lse, d_o, {},
+                           gradients_of_half(slot, half), options_of_half(half), runtime);
+      }
+    } else if (s.pass == Pass::backward) {
       attention_backward(q, k, v, forward_o, forward_lse, d_o, {}, gradients(slot), options, runtime);
     } else if (appended) {
       attention_with_kv_cache(q, appended->k_new, appended->v_new, k, v, like(q, 0, slot), lse_view(slot),
@@ -153,6 +160,12 @@ class AttentionCall : public Subject {
     if (s.causal) options.causal = s.key_step > 1 ? Causal::top_left : Causal::bottom_right;
     options.key_step = s.key_step;
     options.window_left = s.window;
+    if (s.pieces) {
+      const auto of_all = [&](int position) {
+        return upload(std::vector<std::int32_t>(static_cast<std::size_t>(s.B), position), DType::i32, {s.B});
+      };
+      no_keys_before = of_all(0), half_before = of_all(s.Sk / 2);
+    }
     if (s.alibi) options.alibi_slopes = upload(uniform(s.H, 0.01f, 0.1f), DType::f32, {s.H});
     if (s.sink) options.sink = upload(uniform(s.H, -1.0f, 1.0f), DType::f32, {s.H});
     if (s.bias != Plane::none) {
@@ -271,6 +284,9 @@ class AttentionCall : public Subject {
   }
 
   std::size_t workspace() const {
+    if (s.pieces) {
+      return attention_backward_workspace(q, half_of(k, 0), half_of(v, 0), gradients_of_half(0, 0), options_of_half(0));
+    }
     if (s.pass == Pass::backward) return attention_backward_workspace(q, k, v, gradients(0), options);
     if (appended) {
       return attention_with_kv_cache_workspace(q, appended->k_new, appended->v_new, k, v, appended->rotary, options);
@@ -291,12 +307,31 @@ class AttentionCall : public Subject {
   AttentionGradients gradients(int slot) const {
     return {like(q, 0, slot), like(k, 1, slot), like(v, 2, slot), {}, {}};
   }
+  // Keys [half Sk / 2, (half + 1) Sk / 2) of each sequence of [B, Sk, Hkv, D].
+  TensorView half_of(TensorView x, int half) const {
+    x.shape[1] /= 2;
+    x.data =
+        static_cast<std::byte*>(x.data) + static_cast<std::size_t>(half * x.shape[1] * x.stride[1]) * size_of(x.dtype);
+    return x;
+  }
+  AttentionGradients gradients_of_half(int slot, int half) const {
+    AttentionGradients out = gradients(slot);
+    out.dk = half_of(out.dk, half), out.dv = half_of(out.dv, half);
+    out.accumulate = out.merged = true;
+    return out;
+  }
+  AttentionOptions options_of_half(int half) const {
+    AttentionOptions out = options;
+    out.key_offset = half == 0 ? no_keys_before : half_before;
+    return out;
+  }
 
   AttentionSubject s;
   std::mt19937_64 random;
   std::vector<std::unique_ptr<DeviceMemory>> held;
   std::int64_t total = 0;  // rows, when packed
   TensorView q, k, v, d_o, forward_o, forward_lse, used_keys;
+  TensorView no_keys_before, half_before;  // key_offset of either half
   AttentionOptions options;
   Attention reference{};
   std::optional<AppendedRows> appended;

@@ -87,6 +87,9 @@ void ampere_attention(Table& table) {
         table.backward("tf32", s);
       }
       s.precision = Precision::f32;
+      s.pieces = true;
+      table.backward("in pieces", s);
+      s.pieces = false;
       s.deterministic = false;
       table.backward("sums in any order", s);
     }

@@ -75,6 +75,8 @@ struct AttentionSubject {
   bool scales = false, scales_by_token = false;  // of f8e4m3 operands
   bool batch_invariant = false;
   bool deterministic = true;
+  // A backward of two halves of the keys, one after the other, from the o and lse of all: in f32, added to zeros.
+  bool pieces = false;
 };
 
 struct LinearSubject {
