@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 try:
-    import torch  # noqa: F401
+    import torch
+    import torch.nn.attention
 except ImportError as error:
     raise ImportError(
         f"this part of heddle needs torch, which cannot be imported ({error}): pip install 'heddle[torch]'"
@@ -22,19 +23,24 @@ __all__ = ["activate"]
 
 
 def activate() -> _Activation:
-    """Has models that call ``torch.nn.functional.scaled_dot_product_attention`` run on Heddle, unchanged, on the CPU.
+    """Has models that call torch's own attention run on Heddle, unchanged.
 
     >>> with heddle.hosts.torch.activate():
     ...     loss = model(x).sum()       # or: handle = activate(); ...; handle.deactivate()
 
-    It takes the place of the kernels that torch runs for calls with one head size for query, key and value, without dropout and
-    without a gradient of attn_mask, and of their backward, for the whole process and all threads; also under autograd,
-    ``torch.compile`` and ``torch.autocast``. Whatever else those kernels take (float64, head sizes above 256) goes to torch's
-    own kernel, as before, and so do the calls that never get to them: with dropout, with another head size of value, with a
-    mask that requires a gradient. Results of rows that meet no key are 0, as torch's. A backward may come after the end.
+    Heddle takes the place of torch's kernels, forward and backward, for the whole process and all threads; also under autograd,
+    ``torch.compile`` and ``torch.autocast``:
 
-    On a GPU nothing changes: torch's hook there (``torch.nn.attention.register_flash_attention_impl``) is not used. heddle.sdpa
-    serves both.
+      on the CPU: of those behind ``torch.nn.functional.scaled_dot_product_attention``, for calls with one head size for query,
+        key and value, without dropout and without a gradient of attn_mask; and of those behind ``torch.nn.attention.varlen``,
+        which torch itself does not have there.
+      on NVIDIA GPUs: of flash attention, which ``scaled_dot_product_attention`` without a mask chooses in float16 and bfloat16,
+        and ``torch.nn.attention.varlen`` and jagged tensors always. Also by the name "heddle" of
+        ``torch.nn.attention.activate_flash_attention_impl``.
+
+    Whatever else those kernels are asked for (dropout, float64, head sizes above 256) goes to torch's own, as before, and so do
+    the calls that never get to them: where torch chooses another backend of its own, on the CPU with another head size of value
+    or a mask that requires a gradient. Rows that meet no key give what torch gives. A backward may come after the end.
 
     Returns:
       an Activation: ``deactivate()``, or the end of a ``with``, gives torch its own kernels back, when it is the last.
@@ -45,3 +51,13 @@ def activate() -> _Activation:
     from .activation import activate
 
     return activate()
+
+
+def _activate_for_flash_hook() -> _Activation:
+    from .activation import activate_for_flash_hook
+
+    return activate_for_flash_hook()
+
+
+if hasattr(torch.nn.attention, "register_flash_attention_impl"):  # later torches
+    torch.nn.attention.register_flash_attention_impl("heddle", register_fn=_activate_for_flash_hook)
