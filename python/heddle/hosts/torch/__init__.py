@@ -6,7 +6,7 @@ that are of no use without it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 try:
     import torch
@@ -19,7 +19,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from .activation import Activation as _Activation
 
-__all__ = ["activate"]
+__all__ = ["activate", "lists_of_block_mask"]
 
 
 def activate() -> _Activation:
@@ -51,6 +51,51 @@ def activate() -> _Activation:
     from .activation import activate
 
     return activate()
+
+
+def lists_of_block_mask(
+    block_mask: Any,
+    *,
+    causal: Any = "none",
+    window: Any = (-1, -1),
+    cu_seqlens: torch.Tensor | None = None,
+    batch: int | None = None,
+    block_size: int | None = None,
+    query_rows: int | None = None,
+) -> dict[str, Any]:
+    """FlexAttention's BlockMask as arguments of ``heddle.sparse_attention``: lists of key blocks, and what the call applies inside
+    them.
+
+    >>> block_mask = create_block_mask(lambda b, h, q, k: (q >= k) & (q // 128 - k // 128 < 4), None, None, 1024, 1024)
+    >>> lists = heddle.hosts.torch.lists_of_block_mask(block_mask, causal="top_left")
+    >>> out = heddle.sparse_attention(q, k, v, **lists)  # q [B, S, H, D]; FlexAttention's is [B, H, S, D]
+
+    A call knows causality, a window and packed sequences inside the blocks that its lists name, and no mask_mod. So mask_mod is
+    asked about every pair of the listed blocks, and the lists are made only if they and the call say the same of all of them.
+
+    Args:
+      block_mask: a torch.nn.attention.flex_attention.BlockMask over [B or 1, H or 1, Sq, Sk].
+      causal, window: as for ``attention``: what the call is to apply. FlexAttention's ``q >= k`` is "top_left".
+      cu_seqlens: int32 [documents + 1], from 0 to Sq = Sk: the documents that block_mask keeps apart are packed sequences of the
+        call, whose q is [Sq, H, D].
+      batch: sequences of the call, where block_mask has one for all of them.
+      block_size: keys of a block: 16, 32, 64 or 128. block_mask's, or the largest of these that divides it.
+      query_rows: rows that share a list, at least 1. block_mask's. Smaller blocks and fewer rows are exact for more masks.
+
+    Returns:
+      blocks, int32 [B, N, H or 1, n] (packed: [N, H or 1, n]), -1 behind a list's end; block_size, query_rows, causal, window;
+      and with cu_seqlens cu_seqlens_q and cu_seqlens_k. On the device of block_mask, whose values are read: it waits for a GPU.
+
+    Raises:
+      ValueError: a block where block_mask and the call differ, named with the first row and key; block sizes that there are no
+        kernels for; cu_seqlens that do not go from 0 to Sq; a batch that block_mask has not.
+      TypeError: what is no BlockMask.
+
+    Source of the format: Dong et al., arXiv 2412.05496.
+    """
+    from .block_mask import lists_of_block_mask
+
+    return lists_of_block_mask(block_mask, causal, window, cu_seqlens, batch, block_size, query_rows)
 
 
 def _activate_for_flash_hook() -> _Activation:
