@@ -21,6 +21,7 @@ from flash_kit import (
 )
 from heddle.hosts.torch import activation, flash_operators
 from heddle.hosts.torch.flash_operators import FLASH, NotServed
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 if not hasattr(torch.library, "get_kernel"):
     pytest.skip("this torch does not give its own kernels out", allow_module_level=True)
@@ -313,3 +314,30 @@ def test_from_many_threads():
     assert failures == []
     with pytest.raises(NotImplementedError):
         _varlen(operands)
+
+
+def test_what_an_earlier_call_left_behind_is_no_refusal(monkeypatch):
+    """native() raises it in place of the call, and torch's own kernel would hide it."""
+
+    def native(function, *arguments):
+        raise ValueError("[attention_forward] cu_seqlens_q[0] is 1: it must be 0")
+
+    monkeypatch.setattr(flash_operators, "native", native)
+    arguments, options = _asked()
+    with pytest.raises(ValueError, match="cu_seqlens_q.0. is 1"):
+        flash_operators.flash_attention_forward(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    "dtype, changes, words",
+    [
+        (torch.float32, {}, "query is torch.float32 on a GPU"),
+        (torch.bfloat16, dict(is_causal=True, alibi_slopes=torch.ones(HEADS)), "alibi_slopes is given"),
+    ],
+)
+def test_what_is_for_torchs_own_kernel_on_a_gpu(dtype, changes, words):
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.empty(1, 9, HEADS, 16, dtype=dtype, device="cuda")
+        options = dict(dropout_p=0.0, is_causal=False, return_debug_mask=False) | changes
+        with pytest.raises(NotServed, match=words):
+            flash_operators.flash_attention_forward(q, q, q, None, None, 9, 9, **options)

@@ -87,17 +87,14 @@ _OURS: dict[str, dict[str, Callable[..., Any]]] = {
 }
 
 
-def _torchs_kernel(name: str, device: str) -> Any:
-    """torch's own kernel of an operator on a device; None if it has none there, as for packed sequences on the CPU."""
-    key = torch._C.DispatchKey.__members__[device]
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
-        return None
-    return torch.library.get_kernel(f"aten::{name}", device)
+def _torch_has(name: str, device: str) -> bool:
+    """Whether torch has a kernel of its own: not for packed sequences on the CPU, nor on GPUs that it was not built for."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", device)
 
 
 def _standing_in(name: str, device: str, ours: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel that serves what it can and hands torch's own the rest."""
-    own = _torchs_kernel(name, device)
+    own = torch.library.get_kernel(f"aten::{name}", device) if _torch_has(name, device) else None
 
     def instead(keys: Any, *arguments: Any, **named: Any) -> Any:
         try:
@@ -131,8 +128,8 @@ def install(device: str) -> torch.library.Library:
 
 def serves_gpus() -> bool:
     """Whether both torch and Heddle have kernels of flash attention on GPUs."""
-    name = "_scaled_dot_product_flash_attention"
-    return _heddle.cuda_built() and torch.version.cuda is not None and _torchs_kernel(name, "CUDA") is not None
+    built = _heddle.cuda_built() and torch.version.cuda is not None
+    return built and _torch_has("_scaled_dot_product_flash_attention", "CUDA")
 
 
 class Activation:
