@@ -29,11 +29,15 @@ from .explanation import (
 )
 from .functional import attention, merge_attention, sdpa
 from .gradients import attention_backward
+from .hosts import count_flops as _count_flops
+from .hosts.when_imported import when_imported as _when_imported
 from .int4_cache import Int4Cache
 from .kv_cache import append_kv_cache, apply_rotary, attention_with_kv_cache
 from .sparse import sparse_attention
 
 __version__: str = _version()
+
+_when_imported("torch.utils.flop_counter", _count_flops)
 
 
 def __getattr__(name):

@@ -34,6 +34,11 @@ def torch_host() -> Any:
     return _torch
 
 
+def count_flops(counter: Any) -> None:
+    """Hands torch.utils.flop_counter the formulas of the operators on torch tensors."""
+    torch_host().flops.register(counter)
+
+
 def _first_extent(x: Any, name: str) -> Any:
     """Of an array, or of a shape."""
     if isinstance(x, tuple):

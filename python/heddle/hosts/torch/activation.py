@@ -1,10 +1,10 @@
-"""Heddle in the place of torch's own kernel behind ``scaled_dot_product_attention`` on the CPU. heddle.hosts.torch.activate is
-the public name."""
+"""Heddle in the place of torch's own kernels of attention. heddle.hosts.torch.activate is the public name."""
 
 from __future__ import annotations
 
 import threading
 import warnings
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,32 +12,21 @@ import torch
 
 from ... import _heddle
 from ..._options import pack
+from .flash_operators import FLASH, PACKED, NotServed, check
 from .functional import four
 from .operators import native
 
-_FORWARD = "_scaled_dot_product_flash_attention_for_cpu"
-_BACKWARD = f"{_FORWARD}_backward"
-_DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
-_MAX_HEAD_SIZE = 256
-
 _lock = threading.Lock()
 _active: list[Activation] = []
-_library: torch.library.Library | None = None
+_libraries: dict[str, torch.library.Library] = {}  # by device
 
 
-def _serves(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float, mask: torch.Tensor | None) -> bool:
-    """Whether there are kernels for this call of torch's operator."""
-    return (
-        q.dtype in _DTYPES
-        and q.dtype is k.dtype is v.dtype
-        and q.numel() > 0
-        and k.numel() > 0
-        and v.numel() > 0
-        and max(q.shape[-1], v.shape[-1]) <= _MAX_HEAD_SIZE
-        and q.shape[-1] == v.shape[-1]
-        and dropout_p == 0.0
-        and (mask is None or mask.dtype in (torch.float32, q.dtype))
-    )
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float, mask: torch.Tensor | None) -> None:
+    check(q, k, v, dropout_p)
+    if q.numel() == 0 or k.numel() == 0 or v.numel() == 0:
+        raise NotServed("an operand has no elements")
+    if mask is not None and mask.dtype not in (torch.float32, q.dtype):
+        raise NotServed(f"attn_mask is {mask.dtype}")
 
 
 def _like_torchs(x: torch.Tensor) -> torch.Tensor:
@@ -46,8 +35,6 @@ def _like_torchs(x: torch.Tensor) -> torch.Tensor:
 
 
 def _forward(
-    own: Any,
-    keys: Any,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -58,8 +45,7 @@ def _forward(
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """torch's operator: q [B, H, S, D], k and v [B, Hkv, Sk, D], attn_mask added to the scores -> (out, lse [B, H, S])."""
-    if not _serves(q, k, v, dropout_p, attn_mask):
-        return own.call_boxed(keys, q, k, v, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    _check(q, k, v, dropout_p, attn_mask)
     out = torch.empty_like(q)
     batch, heads, rows, _ = q.shape
     lse = torch.empty((batch, rows, heads), dtype=torch.float32).transpose(1, 2)
@@ -71,8 +57,6 @@ def _forward(
 
 
 def _backward(
-    own: Any,
-    keys: Any,
     d_o: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -85,15 +69,49 @@ def _backward(
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if not _serves(q, k, v, dropout_p, attn_mask):
-        return own.call_boxed(keys, d_o, q, k, v, out, lse, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)
+    _check(q, k, v, dropout_p, attn_mask)
     dq, dk, dv = (_like_torchs(x) for x in (q, k, v))
     items = pack(bias=four(attn_mask), causal="top_left" if is_causal else "none", scale=scale)
     native(_heddle.attention_backward, q, k, v, out, lse, d_o, None, dq, dk, dv, None, None, items, True, False, False)
     return dq, dk, dv
 
 
-def _install() -> torch.library.Library:
+#: By device: what stands in for which operator of torch's.
+_OURS: dict[str, dict[str, Callable[..., Any]]] = {
+    "CPU": {
+        "_scaled_dot_product_flash_attention_for_cpu": _forward,
+        "_scaled_dot_product_flash_attention_for_cpu_backward": _backward,
+        **{name: FLASH[name] for name in PACKED},
+    },
+    "CUDA": FLASH,
+}
+
+
+def _torch_has(name: str, device: str) -> bool:
+    """Whether torch has a kernel of its own: not for packed sequences on the CPU, nor on GPUs that it was not built for."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", device)
+
+
+def _standing_in(name: str, device: str, ours: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel that serves what it can and hands torch's own the rest."""
+    own = torch.library.get_kernel(f"aten::{name}", device) if _torch_has(name, device) else None
+
+    def instead(keys: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return ours(*arguments, **named)
+        except NotServed as reason:
+            if own is None:
+                said = reason.__cause__ or NotImplementedError(
+                    f"[{name}] {reason}: Heddle does not serve that, and torch has no kernel of its own on {device}"
+                )
+                raise said from None
+        return own.call_boxed(keys, *arguments, **named)
+
+    return instead
+
+
+def install(device: str) -> torch.library.Library:
+    """Puts Heddle's functions in the place of torch's kernels on "CPU" or "CUDA", until the library is destroyed."""
     if not hasattr(torch.library, "get_kernel"):
         raise RuntimeError(
             f"[activate] torch {torch.__version__} has no torch.library.get_kernel, by which its own kernels stay within reach: a "
@@ -102,28 +120,34 @@ def _install() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"(?s).*Overriding a previously registered kernel")
-        for name, ours in ((_FORWARD, _forward), (_BACKWARD, _backward)):
-            own = torch.library.get_kernel(f"aten::{name}", "CPU")
-
-            def instead(keys: Any, *arguments: Any, own: Any = own, ours: Any = ours, **named: Any) -> Any:
-                return ours(own, keys, *arguments, **named)
-
-            library.impl(name, instead, "CPU", with_keyset=True)
+        for name, ours in _OURS[device].items():
+            if hasattr(torch.ops.aten, name):  # earlier torches have not all of them
+                library.impl(name, _standing_in(name, device, ours), device, with_keyset=True)
     return library
+
+
+def serves_gpus() -> bool:
+    """Whether both torch and Heddle have kernels of flash attention on GPUs."""
+    built = _heddle.cuda_built() and torch.version.cuda is not None
+    return built and _torch_has("_scaled_dot_product_flash_attention", "CUDA")
 
 
 class Activation:
     """What activate() returns: ``deactivate()`` ends it, and so does leaving a ``with``."""
 
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._devices = devices
+
     def deactivate(self) -> None:
         """Gives torch its own kernels back, unless another activation is not yet ended. Again: nothing."""
-        global _library
         with _lock:
             if self in _active:
                 _active.remove(self)
-            if not _active and _library is not None:
-                _library._destroy()
-                _library = None
+            for device in self._devices:
+                if device in _libraries and not any(device in other._devices for other in _active):
+                    _libraries.pop(device)._destroy()
+
+    remove = deactivate  # as the handles of torch.nn.attention.activate_flash_attention_impl call it
 
     def __enter__(self) -> Activation:
         return self
@@ -134,11 +158,23 @@ class Activation:
         self.deactivate()
 
 
-def activate() -> Activation:
-    """See heddle.hosts.torch.activate."""
-    global _library
+def activate(devices: Sequence[str] | None = None) -> Activation:
+    """See heddle.hosts.torch.activate. devices: "CPU", "CUDA"; None: all that there are kernels for."""
+    if devices is None:
+        devices = ("CPU", "CUDA") if serves_gpus() else ("CPU",)
     with _lock:
-        if _library is None:
-            _library = _install()
-        _active.append(handle := Activation())
+        for device in devices:
+            if device not in _libraries:
+                _libraries[device] = install(device)
+        _active.append(handle := Activation(devices))
     return handle
+
+
+def activate_for_flash_hook() -> Activation:
+    """What ``torch.nn.attention.activate_flash_attention_impl("heddle")`` calls."""
+    if not serves_gpus():
+        which = "this build of Heddle" if torch.version.cuda is not None else f"torch {torch.__version__}"
+        raise RuntimeError(
+            f"[activate] {which} has no GPU kernels, which torch's flash hook is for: heddle.hosts.torch.activate() serves the CPU"
+        )
+    return activate(("CUDA",))

@@ -43,6 +43,12 @@ def causal_of(bias, rows, keys):
     return 1 if variant == sys.modules["torch.nn.attention.bias"].CausalVariant.UPPER_LEFT else 2
 
 
+def is_distributed(x):
+    """Whether x is a DTensor."""
+    distributed = sys.modules.get("torch.distributed.tensor")  # who has such a tensor has imported it
+    return distributed is not None and isinstance(x, distributed.DTensor)
+
+
 def check_tensors(operation, names, tensors):
     """Refuses what is no tensor whose values lie in its memory, on a device that there are kernels for. None passes."""
     for name, x in zip(names, tensors):
@@ -65,8 +71,13 @@ def check_tensors(operation, names, tensors):
             )
         if x.is_nested:
             raise TypeError(
-                f"[{operation}] {name} is a {type(x).__name__} of nested sequences: it must be a tensor of one shape; "
-                "heddle.attention takes packed sequences with cu_seqlens_q and cu_seqlens_k"
+                f"[{operation}] {name} is a {type(x).__name__} of nested sequences: it must be a tensor of one shape; give "
+                f"{name}.values(), for attention with {name}.offsets().int() as cu_seqlens_q and cu_seqlens_k"
+            )
+        if is_distributed(x):
+            raise TypeError(
+                f"[{operation}] {name} is a DTensor, which is spread over processes: Heddle's operators have no rules for that; "
+                f"give each process its own part, {name}.to_local(), for attention of whole sequences"
             )
         if x.layout is not _strided:
             raise TypeError(

@@ -20,6 +20,7 @@ from ..._options import (
     replaced,
 )
 from . import direct as direct
+from . import flops  # noqa: F401  of this host, too
 from .cache_operators import rotary_operator
 from .checks import (
     OUTPUTS,
@@ -267,6 +268,8 @@ def apply_rotary(x, cos, sin, interleaved, offsets, out=None):
         refuse_gradients("apply_rotary", ("x", "cos", "sin", "out"), (x, cos, sin, out), WRITES)
         without_gradients(torch.ops.heddle.apply_rotary_out.default, x, cos, sin, interleaved, offsets, out)
         return out
+    check_operands("apply_rotary", ("x", "cos", "sin"), (x, cos, sin))
+    check_tensors("apply_rotary", ("offsets",), (offsets,))
     refuse_tangents("apply_rotary", ("x", "cos", "sin"), (x, cos, sin))
     return rotary_operator()(x, cos, sin, interleaved, offsets)
 
