@@ -23,8 +23,10 @@ struct PoolOptions {
   std::int64_t block = 64, stride = 64;  // keys: block >= stride >= 1
   TensorView cu_seqlens = {};            // int32 [B + 1], packed sequences: they begin at 0 and end at total
   TensorView seqused = {};               // int32 [B], keys of each sequence that are used, the first ones; else all
-  std::int64_t appended = 0;             // of extend_pooled_keys alone: keys of each sequence that are new
-  std::string force = {};                // a candidate's name
+  // Of extend_pooled_keys alone: keys of each sequence that are new, and where its pages are, int32 [B, pages of one].
+  std::int64_t appended = 0;
+  TensorView page_table = {};
+  std::string force = {};  // a candidate's name
 };
 
 // The means of blocks of keys, or of values:
@@ -37,6 +39,9 @@ struct PoolOptions {
 void pool_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options, const Runtime& runtime = {});
 // For a cache that grows: x [B, S, Hkv, D] with options.seqused, of whose keys the last options.appended, at least one,
 // are new. Of pooled [B, N, Hkv, D] only the rows of blocks that end among these are written, as pool_keys writes them.
+// With options.page_table the cache is in pages: x [pages, page_size, Hkv, D] and pooled [pages, page_size / stride,
+// Hkv, D], whose page_size is a multiple of stride. Page page_table[b][n] has keys [n page_size, (n + 1) page_size) of
+// sequence b and the pooled keys of the blocks that begin there; a block may end in the next page.
 void extend_pooled_keys(const TensorView& x, const TensorView& pooled, const PoolOptions& options,
                         const Runtime& runtime = {});
 // dx, of x's shape: the sum of d_pooled_c / block over the blocks c that hold the key, in f32, c ascending; 0 for keys
@@ -69,6 +74,8 @@ struct SelectOptions {
   // Packed rows, int32 [B + 1]; packed pooled keys, int32 [B + 1], where each sequence's begin; and how many each
   // sequence has, int32 [B].
   TensorView cu_seqlens_q = {}, cu_seqlens_k = {}, seqused_k = {};
+  // k_pooled lies in pages, [pages, page_size, Hkv, D]: int32 [B, pages of a sequence]; not beside cu_seqlens_k.
+  TensorView page_table = {};
   std::int64_t max_seqlen_q = 0, max_seqlen_k = 0;  // bounds of packed lengths; 0: read from cu_seqlens, on the CPU
   std::string force = {};                           // a candidate's name
 };

@@ -37,11 +37,12 @@ void pool(nb::handle x, nb::handle out, nb::handle block, nb::handle stride, nb:
 
 // Of the keys that are used, the last `appended`.
 void extend_pooled(nb::handle x, nb::handle pooled, nb::handle block, nb::handle stride, nb::handle seqused,
-                   nb::handle appended, std::uintptr_t stream) {
+                   nb::handle appended, nb::handle page_table, std::uintptr_t stream) {
   Arguments arguments("extend_pooled_keys", Arguments::Devices::any, stream);
   const TensorView x_view = arguments.read(x, "x"), pooled_view = arguments.write(pooled, "k_pooled");
   PoolOptions options = pool_options(arguments, block, stride, nb::none(), seqused);
   options.appended = arguments.integer(appended, "appended");
+  options.page_table = arguments.read(page_table, "page_table");
   nb::gil_scoped_release released;
   extend_pooled_keys(x_view, pooled_view, options, arguments.runtime());
 }
@@ -62,8 +63,8 @@ ForcedBlocks forced_blocks(unsigned bits) {
 
 SelectOptions select_options(Arguments& arguments, nb::handle block_size, nb::handle compression_block,
                              nb::handle compression_stride, unsigned forced, nb::handle scale, nb::handle cu_seqlens_q,
-                             nb::handle cu_seqlens_k, nb::handle seqused_k, nb::handle q_offset, nb::handle q_step,
-                             nb::handle max_seqlen_q, nb::handle max_seqlen_k) {
+                             nb::handle cu_seqlens_k, nb::handle seqused_k, nb::handle page_table, nb::handle q_offset,
+                             nb::handle q_step, nb::handle max_seqlen_q, nb::handle max_seqlen_k) {
   SelectOptions options;
   options.block_size = arguments.integer(block_size, "block_size");
   if (!compression_block.is_none()) {
@@ -77,6 +78,7 @@ SelectOptions select_options(Arguments& arguments, nb::handle block_size, nb::ha
   options.cu_seqlens_q = arguments.read(cu_seqlens_q, "cu_seqlens_q");
   options.cu_seqlens_k = arguments.read(cu_seqlens_k, "cu_seqlens_k");
   options.seqused_k = arguments.read(seqused_k, "seqused_k");
+  options.page_table = arguments.read(page_table, "page_table");
   options.q_offset = arguments.read(q_offset, "q_offset");
   options.q_step = arguments.integer(q_step, "q_step");
   options.max_seqlen_q = arguments.integer(max_seqlen_q, "max_seqlen_q");
@@ -86,14 +88,15 @@ SelectOptions select_options(Arguments& arguments, nb::handle block_size, nb::ha
 
 void select(nb::handle q, nb::handle k_pooled, nb::handle lse, nb::handle out, nb::handle block_size,
             nb::handle compression_block, nb::handle compression_stride, unsigned forced, nb::handle scale,
-            nb::handle cu_seqlens_q, nb::handle cu_seqlens_k, nb::handle seqused_k, nb::handle q_offset,
-            nb::handle q_step, nb::handle max_seqlen_q, nb::handle max_seqlen_k, std::uintptr_t stream) {
+            nb::handle cu_seqlens_q, nb::handle cu_seqlens_k, nb::handle seqused_k, nb::handle page_table,
+            nb::handle q_offset, nb::handle q_step, nb::handle max_seqlen_q, nb::handle max_seqlen_k,
+            std::uintptr_t stream) {
   Arguments arguments("select_blocks", Arguments::Devices::any, stream);
   const TensorView q_view = arguments.read(q, "q"), k_view = arguments.read(k_pooled, "k_pooled");
   const TensorView lse_view = arguments.read(lse, "lse"), out_view = arguments.write(out, "out");
   const SelectOptions options =
       select_options(arguments, block_size, compression_block, compression_stride, forced, scale, cu_seqlens_q,
-                     cu_seqlens_k, seqused_k, q_offset, q_step, max_seqlen_q, max_seqlen_k);
+                     cu_seqlens_k, seqused_k, page_table, q_offset, q_step, max_seqlen_q, max_seqlen_k);
   CallScratch scratch(arguments);  // outlives what follows: given back with the GIL held
   nb::gil_scoped_release released;
   select_blocks_with(
@@ -134,7 +137,7 @@ nb::list explain_select(nb::handle q, nb::handle k_pooled, std::int64_t n, bool 
   const nb::int_ unknown(0);
   const SelectOptions options =
       select_options(arguments, block_size, compression_block, compression_stride, forced, scale, nb::none(),
-                     nb::none(), nb::none(), nb::none(), q_step, unknown, unknown);
+                     nb::none(), nb::none(), nb::none(), nb::none(), q_step, unknown, unknown);
   const TensorView lse =
       with_lse ? beside(rows, DType::f32, {rows.shape[0], rows.shape[2], rows.shape[1]}) : TensorView{};
   const TensorView blocks = beside(rows, DType::i32, {rows.shape[0], rows.shape[1], keys.shape[2], n});
@@ -260,14 +263,15 @@ void bind_nsa(nb::module_& module) {
   module.def("pool_keys", &pool, nb::arg("x"), nb::arg("out"), nb::arg("block"), nb::arg("stride"),
              nb::arg("cu_seqlens").none(), nb::arg("seqused").none(), nb::arg("stream") = 0);
   module.def("extend_pooled_keys", &extend_pooled, nb::arg("x"), nb::arg("k_pooled"), nb::arg("block"),
-             nb::arg("stride"), nb::arg("seqused"), nb::arg("appended"), nb::arg("stream") = 0);
+             nb::arg("stride"), nb::arg("seqused"), nb::arg("appended"), nb::arg("page_table").none(),
+             nb::arg("stream") = 0);
   module.def("pool_keys_backward", &pool_backward, nb::arg("d_pooled"), nb::arg("dx"), nb::arg("block"),
              nb::arg("stride"), nb::arg("cu_seqlens").none(), nb::arg("seqused").none(), nb::arg("stream") = 0);
   module.def("select_blocks", &select, nb::arg("q"), nb::arg("k_pooled"), nb::arg("lse").none(), nb::arg("out"),
              nb::arg("block_size"), nb::arg("compression_block").none(), nb::arg("compression_stride").none(),
              nb::arg("forced"), nb::arg("scale").none(), nb::arg("cu_seqlens_q").none(), nb::arg("cu_seqlens_k").none(),
-             nb::arg("seqused_k").none(), nb::arg("q_offset").none(), nb::arg("q_step"), nb::arg("max_seqlen_q"),
-             nb::arg("max_seqlen_k"), nb::arg("stream") = 0);
+             nb::arg("seqused_k").none(), nb::arg("page_table").none(), nb::arg("q_offset").none(), nb::arg("q_step"),
+             nb::arg("max_seqlen_q"), nb::arg("max_seqlen_k"), nb::arg("stream") = 0);
   module.def("explain_pool_keys", &explain_pool, nb::arg("x"), nb::arg("block"), nb::arg("stride"), nb::arg("backward"),
              nb::arg("gpu") = "");
   module.def("explain_select_blocks", &explain_select, nb::arg("q"), nb::arg("k_pooled"), nb::arg("n"),

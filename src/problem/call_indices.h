@@ -90,13 +90,22 @@ struct PoolIndices {
   PoolProblem p;
 
   constexpr std::int64_t sequences() const { return p.B; }
-  constexpr void check(std::int64_t n, const Lane&, FirstBadIndex& found) const {
+  constexpr void check(std::int64_t n, const Lane& lane, FirstBadIndex& found) const {
     const Offsets offsets{p.cu_seqlens.data, p.B, p.S, 0, IndexName::cu_seqlens, IndexName::x, IndexName::none};
     if (p.cu_seqlens.data) check_offset(offsets, n, CheckStep::q_offsets, found);
     if (n == p.B || p.seqused.data == nullptr) return;
     const std::int64_t keys = p.cu_seqlens.data ? std::int64_t{p.cu_seqlens[n + 1]} - p.cu_seqlens[n] : p.S;
     found.note(place_of(CheckStep::lengths, n),
                length_within(IndexRule::length, IndexName::seqused, n, p.seqused[n], keys));
+    if (p.page_table.data == nullptr) return;
+    const PoolProblem::Sequence s = p.sequence(n);
+    const std::int64_t end = s.pooled > s.before ? (s.pooled - 1) * p.stride + p.block : 0;  // of what is read
+    for (std::int64_t page = s.before * p.stride / p.page_size + lane.index; page * p.page_size < end;
+         page += lane.count) {
+      found.note(place_of(CheckStep::lengths, n, 1, page),
+                 below(IndexRule::among_pages, IndexName::page_table, n, page,
+                       p.page_table[n * p.page_table_stride + page], p.pages, IndexName::x));
+    }
   }
   constexpr std::int64_t pieces() const { return 0; }
   constexpr void check_piece(std::int64_t, FirstBadIndex&) const {}

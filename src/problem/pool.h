@@ -17,6 +17,24 @@ struct PoolProblem {
   Device device = Device::cpu;
   Operand x, pooled;  // the backward's dx and d_pooled
   Indices cu_seqlens, seqused;
+  // Of a cache in pages, [B, ...]: x and pooled are then [page, row of it, head, dim], and S and N count the rows of
+  // all pages of a sequence.
+  Indices page_table;
+  std::int64_t page_table_stride = 0, pages = 0;
+  std::int64_t page_size = 0;  // rows of x in a page; of pooled: pooled_page_size()
+
+  constexpr std::int64_t pooled_page_size() const { return page_size / stride; }
+
+  // Where row `row` of batch b is, in pages of so many rows: the page and the row in it. Pages are clamped, as lengths
+  // are; without pages it is where it says.
+  struct Place {
+    std::int64_t batch, row;
+  };
+  constexpr Place place(std::int64_t b, std::int64_t row, std::int64_t rows_of_page) const {
+    if (!page_table.data) return {b, row};
+    const std::int64_t n = row / rows_of_page;
+    return {clamped(page_table[b * page_table_stride + n], 0, pages - 1), row - n * rows_of_page};
+  }
 
   constexpr bool packed() const { return cu_seqlens.given; }
   // Of rows that are batched, or all of one batch if packed.

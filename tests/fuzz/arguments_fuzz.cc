@@ -302,6 +302,15 @@ class Call : DrawnTensors {
     }
   }
 
+  static constexpr std::int64_t kPages = 4;
+  // [B, columns], now and then with a page that is not there.
+  TensorView pages_of(std::int64_t columns) {
+    std::vector<std::int32_t> table;
+    for (std::int64_t i = 0; i < B_ * columns; ++i) table.push_back(static_cast<std::int32_t>(bytes_.below(kPages)));
+    if (!table.empty() && bytes_.rarely(8)) table[bytes_.below(table.size())] = bytes_.rarely(2) ? INT32_MAX : -1;
+    return indices(table, {B_, columns});
+  }
+
   void pool() {
     const bool packed = bytes_.rarely(2), backward = bytes_.rarely(2);
     PoolOptions options;
@@ -321,7 +330,17 @@ class Call : DrawnTensors {
     options.force = names[bytes_.below(4)];
     if (!backward && bytes_.rarely(3)) {
       options.appended = bytes_.rarely(16) ? INT64_MAX : static_cast<std::int64_t>(bytes_.below(8));
-      extend_pooled_keys(x, pooled, options);
+      if (packed || bytes_.rarely(2)) {
+        extend_pooled_keys(x, pooled, options);
+        return;
+      }
+      const std::int64_t size = stride * (1 + bytes_.below(3)), columns = bytes_.below(4);
+      options.page_table = pages_of(columns);
+      options.seqused = indices(lengths(columns * size), {B_});
+      const auto in_pages = [&](std::int64_t count, bool output) {
+        return view(Shape{kPages, count, Hkv_, D_}, dtype_, output);
+      };
+      extend_pooled_keys(in_pages(size, false), in_pages(size / stride, true), options);
     } else if (backward) {
       pool_keys_backward(pooled, x, options);
       explain_pool_keys_backward(pooled, x, options);
@@ -335,11 +354,18 @@ class Call : DrawnTensors {
     packed_q_ = bytes_.rarely(3);
     packed_k_ = packed_q_ && !bytes_.rarely(2);
     const TensorView q = view(packed_q_ ? Shape{Sq_, H_, D_} : Shape{B_, Sq_, H_, D_}, dtype_);
-    const TensorView k = view(packed_k_ ? Shape{Sk_, Hkv_, D_} : Shape{B_, Sk_, Hkv_, D_}, dtype_);
+    SelectOptions options;
+    Shape k_shape = packed_k_ ? Shape{Sk_, Hkv_, D_} : Shape{B_, Sk_, Hkv_, D_};
+    if (!packed_k_ && bytes_.rarely(3)) {
+      const std::int64_t size = 1 + bytes_.below(5), columns = bytes_.below(4);
+      options.page_table = pages_of(columns);
+      k_shape = {kPages, size, Hkv_, D_};
+      Sk_ = columns * size;
+    }
+    const TensorView k = view(k_shape, dtype_);
     const TensorView lse = row_values(false);
     const std::int64_t slots = bytes_.below(9);
     const TensorView blocks = view(packed_q_ ? Shape{Sq_, Hkv_, slots} : Shape{B_, Sq_, Hkv_, slots}, DType::i32, true);
-    SelectOptions options;
     options.block_size = 16 << bytes_.below(4);
     if (bytes_.rarely(2)) options.compression_stride = 1 << bytes_.below(6);
     if (bytes_.rarely(2)) options.compression_block = (1 + bytes_.below(9)) << bytes_.below(6);

@@ -120,7 +120,7 @@ def test_opcheck():
     pooled = nsa.pool_keys(k, BLOCK)
     torch.library.opcheck(ops.pool_keys.default, (k, BLOCK, BLOCK, None, None), test_utils=CHECKS)
     torch.library.opcheck(ops.pool_keys_backward.default, (pooled, 130, BLOCK, BLOCK, None, None), test_utils=CHECKS)
-    sample = (q, pooled, 3, None, BLOCK, None, None, 7, None, None, None, None, None, 1, 0, 0)
+    sample = (q, pooled, 3, None, BLOCK, None, None, 7, None, None, None, None, None, None, 1, 0, 0)
     torch.library.opcheck(ops.select_blocks.default, sample, test_utils=CHECKS)
 
 
@@ -153,7 +153,7 @@ def test_opcheck_of_what_the_caller_has():
     sample = (k, torch.zeros_like(pooled), BLOCK, BLOCK, used, 6)
     torch.library.opcheck(ops.extend_pooled_keys.default, sample, test_utils=checks)
     lists = torch.zeros(1, 130, 2, 3, dtype=torch.int32, device="cuda")
-    sample = (q, pooled, None, lists, BLOCK, None, None, 7, None, None, None, None, None, 1, 0, 0)
+    sample = (q, pooled, None, lists, BLOCK, None, None, 7, None, None, None, None, None, None, 1, 0, 0)
     torch.library.opcheck(ops.select_blocks_out.default, sample, test_utils=checks)
     options = heddle._options.pack(causal="bottom_right")
     for lse in (torch.empty(1, 8, 130, device="cuda"), None):

@@ -251,7 +251,7 @@ def test_opcheck():
     d_pooled = torch.randn(2, 11, 2, 8, requires_grad=True)
     torch.library.opcheck(OPS.pool_keys_backward.default, (d_pooled, 50, 10, 4, None, None), test_utils=CHECKS)
     q, k = torch.randn(2, 50, 4, 8), torch.randn(2, 3, 2, 8)
-    sample = (q, k, 4, None, 16, None, None, 7, None, None, None, None, ints(0, 9), 1, 0, 0)
+    sample = (q, k, 4, None, 16, None, None, 7, None, None, None, None, None, ints(0, 9), 1, 0, 0)
     torch.library.opcheck(OPS.select_blocks.default, sample, test_utils=CHECKS)
 
 

@@ -276,12 +276,12 @@ def pool_keys(x, block, stride, cu_seqlens, seqused, out=None):
     return place.returned(out, pooled)
 
 
-def extend_pooled_keys(x, k_pooled, block, stride, seqused, appended):
+def extend_pooled_keys(x, k_pooled, block, stride, seqused, appended, page_table):
     """See heddle.nsa.extend_pooled_keys."""
     _check_written("extend_pooled_keys", k_pooled=k_pooled)
-    place = _place("extend_pooled_keys", "k_pooled", k_pooled, (x, seqused))
+    place = _place("extend_pooled_keys", "k_pooled", k_pooled, (x, seqused, page_table))
     with place:
-        _heddle.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended, place.stream)
+        _heddle.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended, page_table, place.stream)
 
 
 def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset, q_step, longest, out=None):

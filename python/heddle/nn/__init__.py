@@ -13,6 +13,7 @@ from __future__ import annotations
 from ..hosts import torch as _needs_torch  # noqa: F401
 from ..lowbit import FP4Codec
 from .block import TransformerBlock
+from .block_compression import BlockCompression
 from .calibration import CalibrationReport, LayerCalibration, calibrate
 from .choice import PolicyReport, choose_policy
 from .linear import Linear
@@ -21,6 +22,7 @@ from .policy import Policy, linear_layers, quantize_model
 from .study import FlashAttention, FusedFP4Linear, OptimizedTransformerBlock
 
 __all__ = [
+    "BlockCompression",
     "CalibrationReport",
     "FP4Codec",
     "FlashAttention",

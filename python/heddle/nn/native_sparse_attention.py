@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..kv_cache import apply_rotary
-from ..nsa import Cache, SharingOptions, nsa_with_cache, parallel_nsa
+from ..nsa import Cache, SharingOptions, checks, nsa_with_cache, parallel_nsa
+from ..nsa.cache import OWN_KEYS
 from ..nsa.sharing import Sharing, checked_sharing
+from .block_compression import BlockCompression
 from .linear import Linear
 
 
@@ -22,6 +25,8 @@ class NativeSparseAttention(nn.Module):
         (dim / heads if None).
       block_size, block_counts, window_size: keys of a block, blocks of a row's list, keys of the window (0: none).
       compression_block, compression_stride: keys of a pooled key, and from one to the next; block_size if None, and each other.
+      compression: "mean", or "learned" by a ``heddle.nn.BlockCompression``, which is then ``compress``.
+      own_keys: which of the branches "cmp" and "swa" have keys and values of their own, of qkv; the paper's form is both.
       rope_theta: the base of the rotary embedding of q and k, over whole heads; None: none.
       bias: whether qkv and out have one.
       sharing: what rows take from the anchor of a query stride: the arguments query_stride, share, share_branches and gate,
@@ -40,6 +45,8 @@ class NativeSparseAttention(nn.Module):
         window_size: int = 512,
         compression_block: int | None = None,
         compression_stride: int | None = None,
+        compression: str = "mean",
+        own_keys: Iterable[str] = (),
         rope_theta: float | None = 10000.0,
         bias: bool = False,
         sharing: SharingOptions | None = None,
@@ -60,10 +67,22 @@ class NativeSparseAttention(nn.Module):
         self.compression_block = block_size if compression_block is None else compression_block
         self.compression_stride = self.compression_block if compression_stride is None else compression_stride
         self.rope_theta, self.sharing = rope_theta, sharing
+        checks.one_of("NativeSparseAttention", "compression", compression, ("mean", "learned"))
+        own = checks.some_of("NativeSparseAttention", "own_keys", own_keys, OWN_KEYS)
+        self.own_keys = tuple(branch for branch in OWN_KEYS if branch in own)
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.head_dim, bias, **made)
+        # Rows of q, of every branch's k, then of every branch's v: those of the lists, then of own_keys.
+        self.qkv = Linear(dim, (heads + 2 * self._sets * kv_heads) * self.head_dim, bias, **made)
+        self.compress = None
+        if compression == "learned":
+            self.compress = BlockCompression(self.head_dim, self.compression_block, **made)
         self.gates = Linear(dim, 3 * heads, True, **made)
         self.out = Linear(heads * self.head_dim, dim, bias, **made)
+
+    @property
+    def _sets(self) -> int:
+        """Of keys and values."""
+        return 1 + len(self.own_keys)
 
     @property
     def _sharing(self) -> Sharing:
@@ -87,6 +106,8 @@ class NativeSparseAttention(nn.Module):
             stride=self.compression_stride,
             query_heads=self.heads,
             block_counts=self.block_counts,
+            compress=self.compress,
+            own_keys=self.own_keys,
             **shared,
             dtype=like.dtype,
             device=like.device,
@@ -127,12 +148,18 @@ class NativeSparseAttention(nn.Module):
             raise TypeError(
                 f"[NativeSparseAttention] cu_seqlens is a {type(cu_seqlens).__name__}: it must be a torch tensor"
             )
-        rows = self.qkv(x).unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_dim))
+        of_keys = self._sets * self.kv_heads
+        turned, of_v = (
+            self.qkv(x)
+            .unflatten(-1, (self.heads + 2 * of_keys, self.head_dim))
+            .split((self.heads + of_keys, of_keys), 2)
+        )
         if self.rope_theta is not None:
-            turned, v = rows.split((self.heads + self.kv_heads, self.kv_heads), 2)
-            q, k = self._rotated(turned, cu_seqlens, cache).split((self.heads, self.kv_heads), 2)
-        else:
-            q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), 2)
+            turned = self._rotated(turned, cu_seqlens, cache)
+        q, of_k = turned.split((self.heads, of_keys), 2)
+        (k, *own_k), (v, *own_v) = (y.split(self.kv_heads, 2) for y in (of_k, of_v))
+        own = {f"k_{branch}": y for branch, y in zip(self.own_keys, own_k)}
+        own |= {f"v_{branch}": y for branch, y in zip(self.own_keys, own_v)}
         g_cmp, g_slc, g_swa = torch.sigmoid(self.gates(x)).unflatten(-1, (3, self.heads)).unbind(-2)
         form: dict[str, Any] = {
             "block_counts": self.block_counts,
@@ -140,8 +167,10 @@ class NativeSparseAttention(nn.Module):
             "window_size": self.window_size,
         }
         if cache is not None:
-            q, k, v = (y.to(cache.k.dtype) for y in (q, k, v))  # autocast may have given others
-            o = nsa_with_cache(q, k, v, cache, g_cmp, g_slc, g_swa, phase=phase, **form)
+            dtype = cache.k.dtype  # autocast may have given others
+            q, k, v = (y.to(dtype) for y in (q, k, v))
+            own = {name: y.to(dtype) for name, y in own.items()}
+            o = nsa_with_cache(q, k, v, cache, g_cmp, g_slc, g_swa, phase=phase, **own, **form)
         else:
             form.update(self.sharing or {})
             o = parallel_nsa(
@@ -155,6 +184,8 @@ class NativeSparseAttention(nn.Module):
                 max_seqlen=max_seqlen,
                 compression_block=self.compression_block,
                 compression_stride=self.compression_stride,
+                compress=self.compress,
+                **own,
                 **form,
             )
         return self.out(o.flatten(2))

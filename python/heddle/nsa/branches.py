@@ -48,6 +48,13 @@ def compressed_keys(
     k_blocks, v_blocks = (x.unfold(0, block, stride).movedim(-1, 1) for x in (k, v))
     if compress is None:
         return k_blocks.mean(1), v_blocks.mean(1)
+    return compressed_of_blocks(k_blocks, v_blocks, compress)
+
+
+def compressed_of_blocks(
+    k_blocks: torch.Tensor, v_blocks: torch.Tensor, compress: Compress
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ``compress`` makes of blocks [N, block, H, D] and [N, block, H, Dv]: [N, H, D], [N, H, Dv] of their dtypes."""
     found = compress(k_blocks, v_blocks)
     for name, x, blocks in zip(("k", "v"), found, (k_blocks, v_blocks)):
         wanted = (blocks.shape[0], *blocks.shape[2:])
@@ -55,7 +62,7 @@ def compressed_keys(
             raise ValueError(
                 f"[compress] its {name} is {list(x.shape)} for blocks {list(blocks.shape)}: it must be {list(wanted)}"
             )
-    return found[0].to(k.dtype), found[1].to(v.dtype)  # under autocast a module may give 16 bits
+    return found[0].to(k_blocks.dtype), found[1].to(v_blocks.dtype)  # under autocast a module may give 16 bits
 
 
 def visible_blocks(t: torch.Tensor, block: int, stride: int) -> torch.Tensor:

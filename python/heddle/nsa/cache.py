@@ -10,12 +10,14 @@ import torch
 
 from ..kv_cache import append_kv_cache
 from . import checks, step
-from .branches import FORCED
+from .branches import FORCED, Compress, compressed_of_blocks
 from .cache_rows import CachedRows, StridedRows, kept_of_anchors, known_phase
 from .kernels import extend_pooled_keys
 from .parallel import attend, checked_form
 from .sequences import Form
 from .sharing import BranchName, GateName, ShareName, Sharing, checked_sharing
+
+OWN_KEYS = ("cmp", "swa")
 
 
 class Cache:
@@ -30,10 +32,20 @@ class Cache:
         ``Cache(..., query_heads=HQ, **heddle.nsa.presets(HQ // H)["seed"])``.
       query_heads: HQ; needed where rows share outputs.
       block_counts: where rows share lists, the longest one, S.
+      page_size, pages: where the cache is in pages: keys of one, a multiple of stride of which capacity is one, and how many
+        there are. On the CPU.
+      compress: what makes a key and a value of a block in place of the mean, as for parallel_nsa; not in pages.
+      own_keys: which of the branches "cmp" and "swa" have keys and values of their own.
 
     Attributes:
       k, v: [B, capacity, H, D], [B, capacity, H, Dv].
+      k_cmp, v_cmp, k_swa, v_swa: the same of the compressed branch, not yet pooled, and of the window; k and v where a branch
+        has none of its own.
       k_pooled, v_pooled: [B, N, H, D], [B, N, H, Dv], N = (capacity - block) // stride + 1, of complete blocks alone.
+      page_table: None, or with page_size int32 [B, capacity // page_size], which page has keys n * page_size and on of sequence
+        b, -1: none yet. The caller writes it, before the call that needs the page; pages that a call appends to are one
+        sequence's alone, others may be in the tables of several. Then k, v are [pages, page_size, H, D or Dv] and k_pooled,
+        v_pooled [pages, page_size // stride, H, D or Dv].
       lengths: int32 [B], keys there are. Smaller ones forget the keys behind them, and what was pooled of those is
         replaced when new keys complete the blocks again. With a query stride r, a multiple of r is always right. Another length
         is, where the next row's anchor is the one that is kept: on a CPU calls check it, on a GPU where ``HEDDLE_VALIDATE`` is
@@ -64,6 +76,10 @@ class Cache:
         gate: GateName = "own",
         query_heads: int | None = None,
         block_counts: int = 16,
+        page_size: int | None = None,
+        pages: int | None = None,
+        compress: Compress | None = None,
+        own_keys: Iterable[str] = (),
         dtype: torch.dtype = torch.float32,
         device: Any = None,
     ) -> None:
@@ -78,11 +94,29 @@ class Cache:
             head_size if v_head_size is None else checks.integer("Cache", "v_head_size", v_head_size, 1),
         )
         self.block, self.stride, self.capacity = block, stride, capacity
-        pooled = max(0, (capacity - block) // stride + 1)
+        rows = batch, capacity
+        of_pooled = batch, max(0, (capacity - block) // stride + 1)
+        self.page_table: torch.Tensor | None = None
+        if page_size is not None:
+            rows, of_pooled = _of_pages(capacity, stride, page_size, pages)
+            table = torch.full((batch, capacity // rows[1]), -1, dtype=torch.int32, device=device)
+            self.page_table = table
+        elif pages is not None:
+            raise ValueError(
+                f"[Cache] pages is {checks.shown(pages)} and page_size is None: say how many keys a page has"
+            )
         # Zeros: what lies behind a sequence's end takes part in products, with a weight of 0.
         made: dict[str, Any] = {"dtype": dtype, "device": device}
-        self.k, self.v = (torch.zeros(batch, capacity, kv_heads, width, **made) for width in widths)
-        self.k_pooled, self.v_pooled = (torch.zeros(batch, pooled, kv_heads, width, **made) for width in widths)
+        self.k, self.v = (torch.zeros(*rows, kv_heads, width, **made) for width in widths)
+        self.own_keys = checks.some_of("Cache", "own_keys", own_keys, OWN_KEYS)
+        self._own = {f"k_{branch}": torch.zeros_like(self.k) for branch in self.own_keys}
+        self._own |= {f"v_{branch}": torch.zeros_like(self.v) for branch in self.own_keys}
+        if compress is not None and page_size is not None:
+            raise ValueError(
+                "[Cache] compress is given beside page_size: blocks in pages are compressed by their means"
+            )
+        self.compress = compress
+        self.k_pooled, self.v_pooled = (torch.zeros(*of_pooled, kv_heads, width, **made) for width in widths)
         self.lengths = torch.zeros(batch, dtype=torch.int32, device=device)
         self.sharing = checked_sharing("Cache", query_stride, share, share_branches, gate, None)
         slots = checks.integer("Cache", "block_counts", block_counts, 0)
@@ -95,6 +129,22 @@ class Cache:
             )
         self.anchors = kept_of_anchors(self.sharing, batch, (heads, kv_heads), widths[1], slots, dtype, self.k.device)
 
+    @property
+    def k_cmp(self) -> torch.Tensor:
+        return self._own.get("k_cmp", self.k)
+
+    @property
+    def v_cmp(self) -> torch.Tensor:
+        return self._own.get("v_cmp", self.v)
+
+    @property
+    def k_swa(self) -> torch.Tensor:
+        return self._own.get("k_swa", self.k)
+
+    @property
+    def v_swa(self) -> torch.Tensor:
+        return self._own.get("v_swa", self.v)
+
     def complete(self, lengths: torch.Tensor) -> torch.Tensor:
         """How many blocks end within the first ``lengths`` keys."""
         if self.stride == self.block:
@@ -102,31 +152,92 @@ class Cache:
         return (lengths - self.block).clamp(min=-self.stride) // self.stride + 1
 
     @torch.no_grad()
-    def append(self, k_new: torch.Tensor, v_new: torch.Tensor) -> None:
+    def append(
+        self,
+        k_new: torch.Tensor,
+        v_new: torch.Tensor,
+        *,
+        k_cmp: torch.Tensor | None = None,
+        v_cmp: torch.Tensor | None = None,
+        k_swa: torch.Tensor | None = None,
+        v_swa: torch.Tensor | None = None,
+    ) -> None:
         """k_new [B, n, H, D] and v_new [B, n, H, Dv] behind each sequence's keys, and the pooled ones of blocks that end among
-        them. With a query stride, anchors among them have no rows of q here: what follows begins at another.
+        them; k_cmp, v_cmp, k_swa, v_swa of branches with keys of their own, the same shapes. With a query stride, anchors among them have no rows of q here: what follows begins at another.
 
         Raises:
           ValueError: a shape or dtype that is not the cache's, or a sequence that would be longer than the capacity.
         """
         first = self.lengths.clone()
-        self._append(k_new, v_new)
+        self._append("Cache.append", {"k_new": k_new, "v_new": v_new}, k_cmp, v_cmp, k_swa, v_swa)
         if "position" in self.anchors:
             position = self.anchors["position"]
             position.masked_fill_(position >= first, -1)
 
-    def _append(self, k_new: torch.Tensor, v_new: torch.Tensor) -> None:
-        append_kv_cache(k_new, v_new, self.k, self.v, self.lengths)
-        n = k_new.shape[1]
+    def _append(
+        self,
+        operation: str,
+        new: dict[str, torch.Tensor],
+        k_cmp: torch.Tensor | None,
+        v_cmp: torch.Tensor | None,
+        k_swa: torch.Tensor | None,
+        v_swa: torch.Tensor | None,
+    ) -> None:
+        own = {"cmp": (k_cmp, v_cmp), "swa": (k_swa, v_swa)}
+        appended = [(*new.values(), self.k, self.v)]
+        for branch, pair in own.items():
+            k, v = (
+                checks.of_branch(operation, f"{part}_{branch}", x, name, like, branch in self.own_keys)
+                for part, x, (name, like) in zip("kv", pair, new.items())
+            )
+            if k is not None and v is not None:
+                appended.append((k, v, getattr(self, "k_" + branch), getattr(self, "v_" + branch)))
+        for k, v, k_cache, v_cache in appended:
+            append_kv_cache(k, v, k_cache, v_cache, self.lengths, page_table=self.page_table)
+        n = next(iter(new.values())).shape[1]
         if n == 0:
             return
         self.lengths += n
         try:
-            for x, pooled in ((self.k, self.k_pooled), (self.v, self.v_pooled)):
-                extend_pooled_keys(x, pooled, self.block, self.stride, seqused=self.lengths, appended=n)
+            if self.compress is not None:
+                self._compress(n, self.compress)
+                return
+            for x, pooled in ((self.k_cmp, self.k_pooled), (self.v_cmp, self.v_pooled)):
+                extend_pooled_keys(
+                    x, pooled, self.block, self.stride, seqused=self.lengths, appended=n, page_table=self.page_table
+                )
         except Exception:  # what kernels alone refuse
             self.lengths -= n
             raise
+
+    def _compress(self, appended: int, compress: Compress) -> None:
+        """What the blocks become that the last ``appended`` keys complete."""
+        rows = self.k_pooled.shape[1]
+        if rows == 0:
+            return
+        before, after = self.complete(self.lengths - appended), self.complete(self.lengths)
+        count = min(rows, (appended - 1) // self.stride + 1)
+        # [B, count]. What is no row is the last one: if that one is written, then with what is written there anyway.
+        number = (before[:, None] + torch.arange(count, device=before.device)).clamp(max=rows - 1)
+        sequence = torch.arange(len(before), device=before.device)[:, None]
+        keys = number[..., None] * self.stride + torch.arange(self.block, device=before.device)
+        k_blocks, v_blocks = (x[sequence[..., None], keys].flatten(0, 1) for x in (self.k_cmp, self.v_cmp))
+        complete = (number < after[:, None])[..., None, None]
+        for x, pooled in zip(compressed_of_blocks(k_blocks, v_blocks, compress), (self.k_pooled, self.v_pooled)):
+            pooled[sequence, number] = torch.where(complete, x.unflatten(0, number.shape), pooled[sequence, number])
+
+
+def _of_pages(capacity: int, stride: int, page_size: Any, pages: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Pages and rows of one, of keys and of pooled keys."""
+    page_size = checks.integer("Cache", "page_size", page_size, 1)
+    if page_size % stride != 0 or capacity % page_size != 0:
+        raise ValueError(
+            f"[Cache] page_size is {page_size}: it must be a multiple of stride, {stride}, and capacity, {capacity}, one of it"
+        )
+    if pages is None:
+        raise ValueError("[Cache] pages is None: say how many pages of page_size keys there are")
+    pages = checks.integer("Cache", "pages", pages, 1)
+    return (pages, page_size), (pages, page_size // stride)
 
 
 def nsa_with_cache(
@@ -142,6 +253,11 @@ def nsa_with_cache(
     window_size: int = 0,
     scale: float | None = None,
     *,
+    block_indices: torch.Tensor | None = None,
+    k_cmp: torch.Tensor | None = None,
+    v_cmp: torch.Tensor | None = None,
+    k_swa: torch.Tensor | None = None,
+    v_swa: torch.Tensor | None = None,
     forced: Iterable[str] = FORCED,
     max_block_counts: int | None = None,
     phase: int | None = None,
@@ -156,8 +272,9 @@ def nsa_with_cache(
 
     Args:
       q: [B, n, HQ, D]; k_new, v_new: [B, n, H, D], [B, n, H, Dv], of the cache's dtype.
-      g_cmp, g_slc, g_swa, block_counts, block_size, window_size, scale, forced, max_block_counts: as for parallel_nsa.
-        Compressed blocks and what rows share are the cache's. With a query stride they are the same kind in all calls: a branch
+      g_cmp, g_slc, g_swa, block_indices, block_counts, block_size, window_size, scale, forced, max_block_counts: as for
+        parallel_nsa, with a list for each of q's rows. k_cmp, v_cmp, k_swa, v_swa: like k_new and v_new, of the branches whose
+        keys are their own in the cache. Compressed blocks and what rows share are the cache's. With a query stride they are the same kind in all calls: a branch
         that is there in one is there in all.
       phase: cache.lengths modulo the query stride, where the caller knows that all sequences have the same: shared branches are
         then computed for anchors alone, and a step that has none leaves them out. None: on a CPU lengths are read; on a GPU
@@ -179,6 +296,9 @@ def nsa_with_cache(
     if q.shape[1] != k_new.shape[1]:
         raise ValueError(f"[{name}] q has {q.shape[1]} rows and k_new {k_new.shape[1]}: each row comes with its key")
     most = None if max_block_counts is None else checks.integer(name, "max_block_counts", max_block_counts, 0)
+    if block_indices is not None:
+        checks.lists(name, block_indices, q, k_new)
+        most = block_indices.shape[3] if most is None else min(most, block_indices.shape[3])
     sharing = cache.sharing
     gates, form, counts = checked_form(
         name, q, k_new, (g_cmp, g_slc, g_swa), block_counts, block_size, window_size, scale, forced, cache.block,
@@ -188,36 +308,37 @@ def nsa_with_cache(
     phase = known_phase(name, cache, phase)
     if out is not None:
         read = {"q": q, "k_new": k_new, "v_new": v_new, "g_cmp": g_cmp, "g_slc": g_slc, "g_swa": g_swa}
-        held = ("k", "v", "k_pooled", "v_pooled", "lengths")
-        read |= {f"cache.{part}": getattr(cache, part) for part in held}
+        read |= {"k_cmp": k_cmp, "v_cmp": v_cmp, "k_swa": k_swa, "v_swa": v_swa}
+        held = ("k", "v", "k_cmp", "v_cmp", "k_swa", "v_swa", "k_pooled", "v_pooled", "lengths", "page_table")
+        read |= {"block_indices": block_indices, **{f"cache.{part}": getattr(cache, part) for part in held}}
         read |= {f"cache.anchors[{part!r}]": x for part, x in cache.anchors.items()}
         checks.out(name, out, (*q.shape[:3], v_new.shape[3]), read)
     with torch.no_grad():
         plain = replace(form, sharing=Sharing())
         if sharing.stride == 1 or (sharing.whole and phase in (None, 0)):
-            if step.serves(q, k_new, v_new, cache, plain, counts):
+            if block_indices is None and step.serves(q, k_new, v_new, cache, plain, counts):
                 o = step.step(q, k_new, v_new, cache, gates, plain, out if sharing.stride == 1 else None)
                 return o if sharing.stride == 1 else StridedRows(1, cache, phase).copied(o, out)
         before = cache.lengths.clone()
-        cache._append(k_new, v_new)
+        cache._append(name, {"k_new": k_new, "v_new": v_new}, k_cmp, v_cmp, k_swa, v_swa)
         if q.shape[0] * q.shape[1] == 0:
             return q.new_zeros(*q.shape[:3], v_new.shape[3]) if out is None else out
-        keys, pooled = (cache.k, cache.v, cache.k, cache.v), (cache.k_pooled, cache.v_pooled)
+        keys, pooled = (cache.k, cache.v, cache.k_swa, cache.v_swa), (cache.k_pooled, cache.v_pooled)
         try:
             if sharing.stride == 1:
-                return attend(CachedRows(q.shape[1], cache), q, keys, pooled, gates, None, counts, form, out)
+                return attend(CachedRows(q.shape[1], cache), q, keys, pooled, gates, block_indices, counts, form, out)
             rows = StridedRows(q.shape[1], cache, phase)
             if not sharing.whole:
-                o = attend(rows, q, keys, pooled, gates, None, counts, form, out)
+                o = attend(rows, q, keys, pooled, gates, block_indices, counts, form, out)
                 rows.commit()
                 return o
             o = q.new_empty(q.shape[0], 0, q.shape[2], v_new.shape[3])
             if rows.has_anchors:
-                of_q, cmp, slc, swa, counts = (
-                    None if x is None else rows.at(x, sharing.stride) for x in (q, *gates, counts)
+                of_q, cmp, slc, swa, lists, counts = (
+                    None if x is None else rows.at(x, sharing.stride) for x in (q, *gates, block_indices, counts)
                 )
                 assert of_q is not None and slc is not None
-                o = attend(rows.anchors(), of_q, keys, pooled, (cmp, slc, swa), None, counts, plain)
+                o = attend(rows.anchors(), of_q, keys, pooled, (cmp, slc, swa), lists, counts, plain)
             return rows.copied(o, out)
         except Exception:  # what kernels alone refuse
             cache.lengths.copy_(before)

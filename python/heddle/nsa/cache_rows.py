@@ -21,18 +21,26 @@ class CachedRows(BatchedRows):
     def __init__(self, rows: int, cache: Cache) -> None:
         super().__init__(rows, 0)
         self._cache, self._lengths = cache, cache.lengths
+        self._pages = {} if cache.page_table is None else {"page_table": cache.page_table}
 
     def of_q(self, stride: int) -> dict[str, Any]:
         return {"q_offset": self._lengths - self.rows, "q_step": stride}
 
     def of_k(self) -> dict[str, Any]:
-        return {"seqused_k": self._lengths}  # behind which bottom_right ends
+        return {"seqused_k": self._lengths, **self._pages}  # behind which bottom_right ends
+
+    def keys(self, k: torch.Tensor) -> int:
+        return self._cache.capacity
+
+    def of_pooled(self, block: int, stride: int) -> dict[str, Any]:
+        # Pages behind a sequence's end may not be there.
+        return {"seqused_k": self._cache.complete(self._lengths), **self._pages} if self._pages else {}
 
     def of_q_and_pooled(self, stride: int, block: int, block_stride: int) -> dict[str, Any]:
         if self.rows > 1:
             return super().of_q_and_pooled(stride, block, block_stride)
         # The last position sees all complete blocks: what kernels of decoding serve.
-        return {"seqused_k": self._cache.complete(self._lengths)}
+        return {"seqused_k": self._cache.complete(self._lengths), **self._pages}
 
 
 class StridedRows(CachedRows):
@@ -158,6 +166,12 @@ class _Anchors(BatchedRows):
 
     def of_q_and_k(self, stride: int) -> dict[str, Any]:
         return self._rows.of_q_and_k(self._stride)
+
+    def of_pooled(self, block: int, stride: int) -> dict[str, Any]:
+        return self._rows.of_pooled(block, stride)
+
+    def keys(self, k: torch.Tensor) -> int:
+        return self._rows.keys(k)
 
     def of_q_and_pooled(self, stride: int, block: int, block_stride: int) -> dict[str, Any]:
         return self._rows.of_q_and_pooled(self._stride, block, block_stride)

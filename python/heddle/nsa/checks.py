@@ -139,6 +139,19 @@ def like(operation: str, name: str, x: Any, model_name: str, model: torch.Tensor
     return x
 
 
+def of_branch(
+    operation: str, name: str, x: Any, model_name: str, model: torch.Tensor, own: bool
+) -> torch.Tensor | None:
+    """New keys or values of a branch that has its own in a cache, or has none there."""
+    if not own:
+        if x is not None:
+            raise ValueError(f"[{operation}] {name} is given: the cache was made without such keys in own_keys")
+        return None
+    if x is None:
+        raise ValueError(f"[{operation}] {name} is None: the cache was made with such keys in own_keys")
+    return like(operation, name, x, model_name, model)
+
+
 def gate(operation: str, name: str, x: Any, q: torch.Tensor) -> None:
     """[B, Tq, HQ], any floating-point dtype."""
     _tensor(operation, name, x)

@@ -58,7 +58,14 @@ def pool_keys(
 
 
 def extend_pooled_keys(
-    x: Array, k_pooled: Array, block: int, stride: int | None = None, *, seqused: Any, appended: int
+    x: Array,
+    k_pooled: Array,
+    block: int,
+    stride: int | None = None,
+    *,
+    seqused: Any,
+    appended: int,
+    page_table: Any = None,
 ) -> None:
     """Pools the blocks that new keys complete, in place: what ``pool_keys`` gives, but only those rows of k_pooled are
     written. So a cache of pooled keys grows with its cache of keys.
@@ -69,6 +76,9 @@ def extend_pooled_keys(
       block, stride: as for pool_keys.
       seqused: int32 [B], how many keys each sequence has, the new ones among them.
       appended: how many of them are new, the last ones, at least 1.
+      page_table: int32 [B, pages of a sequence], of a cache in pages: x is then [pages, page_size, Hkv, D] and k_pooled [pages,
+        page_size // stride, Hkv, D], with page_size a multiple of stride. Page page_table[b, n] has keys n * page_size and on of
+        sequence b, and the pooled keys of the blocks that begin there. On the CPU.
 
     Raises:
       ValueError, TypeError: as pool_keys; a tensor that requires a gradient, unless torch's are off: what is written would
@@ -79,7 +89,7 @@ def extend_pooled_keys(
     stride = block if stride is None else checks.integer(name, "stride", stride, 1)
     appended = checks.integer(name, "appended", appended, 1)
     host = nsa_operators if is_torch(k_pooled) else arrays
-    host.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended)
+    host.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended, page_table)
 
 
 def select_blocks(
@@ -96,6 +106,7 @@ def select_blocks(
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     seqused_k: Any = None,
+    page_table: Any = None,
     q_offset: Any = None,
     q_step: int = 1,
     max_seqlen_q: int | None = None,
@@ -122,6 +133,8 @@ def select_blocks(
       scale: of the scores; 1 / sqrt(D) if None.
       cu_seqlens_q, cu_seqlens_k: int32 [B + 1], where packed rows, and packed pooled keys, of each sequence begin.
       seqused_k: int32 [B], how many pooled keys each sequence has; all if None.
+      page_table: int32 [B, pages of a sequence]: k_pooled is [pages, page_size, Hkv, D], as extend_pooled_keys fills it. On the
+        CPU.
       q_offset: int32 [B], or an int for all: the position of the first row; 0 if None. q_step: from a row to the next.
       max_seqlen_q, max_seqlen_k: upper bounds of packed rows and pooled keys of a sequence; found from cu_seqlens if None, but
         to be given on a GPU, whose index data is not read here.
@@ -143,7 +156,7 @@ def select_blocks(
         if q_offset >= 2**31:
             raise ValueError(f"[{name}] q_offset is {q_offset}: positions must be below 2^31 - 1")
     q_step = checks.integer(name, "q_step", q_step, 1)
-    sequences = cu_seqlens_q, cu_seqlens_k, seqused_k
+    sequences = cu_seqlens_q, cu_seqlens_k, seqused_k, page_table
     longest = [0 if x is None else checks.integer(name, what, x, 0)
                for what, x in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k))]  # fmt: skip
     host = nsa_operators if is_torch(q) else arrays

@@ -230,7 +230,7 @@ def attend(
         lse = rows.lse_at(lse, listing) if at == 1 else lse if at == listing else None
     counts = None if counts is None else rows.at(counts, listing)
     if listing > 1 and not rows.has_anchors:
-        lists = _of_no_rows(k, v, torch.int32)
+        lists = q.new_empty(q.shape[0], 0, k.shape[2], form.slots, dtype=torch.int32)
     elif lists is None:
         assert pooled is not None
         lists = chosen_blocks(rows, q, k, pooled[0], lse, form)
@@ -260,9 +260,9 @@ def attend(
     return _sum(branches, q.dtype, out)
 
 
-def _of_no_rows(q: torch.Tensor, v: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+def _of_no_rows(q: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """What has a row for each anchor, where none is among the rows."""
-    return q.new_empty(q.shape[0], 0, q.shape[2], v.shape[-1], dtype=dtype)
+    return q.new_empty(q.shape[0], 0, q.shape[2], v.shape[-1])
 
 
 def _branch_of_graph(q: torch.Tensor) -> torch.cuda.Stream | None:
@@ -300,7 +300,7 @@ def chosen_blocks(
         return select_blocks(
             rows.at(q, listing),
             k_pooled,
-            min(form.slots, -(-k.shape[-3] // form.block_size)),
+            min(form.slots, -(-rows.keys(k) // form.block_size)),
             lse=lse,
             block_size=form.block_size,
             compression_block=block,

@@ -45,6 +45,10 @@ class BatchedRows:
     def of_k(self) -> dict[str, Any]:
         return {}
 
+    def keys(self, k: torch.Tensor) -> int:
+        """The most that a sequence has."""
+        return k.shape[1]
+
     def of_q_and_k(self, stride: int) -> dict[str, Any]:
         """Options of causal attention of at(q, stride) over k."""
         if stride == 1:  # the last rows: offsets would say the same to fewer kernels
@@ -127,6 +131,9 @@ class PackedRows:
 
     def of_k(self) -> dict[str, Any]:
         return {"cu_seqlens_k": self.cu_seqlens_k, "max_seqlen_k": self.longest_k}
+
+    def keys(self, k: torch.Tensor) -> int:
+        return k.shape[0]
 
     def of_q_and_k(self, stride: int) -> dict[str, Any]:
         if stride == 1:

@@ -39,6 +39,9 @@ def is_served(
         major == 9
         and q.shape[1] == 1
         and counts is None
+        and cache.page_table is None
+        and cache.compress is None
+        and not cache.own_keys
         and form.sharing.stride == 1
         and form.slots <= _SLOTS
         and cache.block == cache.stride == form.block_size

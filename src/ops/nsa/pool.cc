@@ -28,6 +28,25 @@ Indices indices_of(const Check& check, const TensorView& view, const char* name,
   return {static_cast<const std::int32_t*>(view.data), true};
 }
 
+void fill_pages(const Check& check, PoolProblem& p, const TensorView& x, const TensorView& table,
+                const PoolNames& names) {
+  check.tensor(table, "page_table", DType::i32, p.device, 2, names.x);
+  check.require(table.stride[1] == 1 || table.shape[1] <= 1, "page_table's rows must be contiguous");
+  check.readable_indices(table, "page_table");
+  p.pages = x.shape[0];
+  p.page_size = x.shape[1];
+  check.require(p.page_size >= 1 && p.page_size % p.stride == 0, names.x, " has pages of ", p.page_size,
+                " keys: it must be a multiple of stride, ", p.stride);
+  check.require(table.shape[1] <= kMaxLength / p.page_size, "page_table has ", table.shape[1], " pages of ",
+                p.page_size, " keys for a sequence: it must have fewer than 2^31 keys");
+  p.B = table.shape[0];
+  check.require(p.pages > 0 || table.elements() == 0, names.x, " is ", x, ": page_table names pages and there is none");
+  p.S = table.shape[1] * p.page_size;
+  p.N = table.shape[1] * p.pooled_page_size();
+  p.page_table = {static_cast<const std::int32_t*>(table.data), true};
+  p.page_table_stride = table.stride[0];
+}
+
 void fill(const Check& check, PoolProblem& p, const TensorView& x, const TensorView& pooled, const PoolOptions& options,
           const PoolNames& names) {
   const TensorView& cu = options.cu_seqlens;
@@ -59,6 +78,8 @@ void fill(const Check& check, PoolProblem& p, const TensorView& x, const TensorV
     p.B = x.shape[0];
     p.N = p.S < p.block ? 0 : (p.S - p.block) / p.stride + 1;
   }
+  check.require(names.extends || !options.page_table.given(), "page_table is given: only a cache that grows has pages");
+  if (options.page_table.given()) fill_pages(check, p, x, options.page_table, names);
   if (names.extends) {
     check.require(!packed, "cu_seqlens is given: a cache that grows has none");
     check.require(options.seqused.given(), "seqused is missing");
@@ -71,13 +92,14 @@ void fill(const Check& check, PoolProblem& p, const TensorView& x, const TensorV
   // On a GPU index data is not read, because that would wait for the stream.
   if (p.device == Device::cpu) require_none(check, check_share(PoolIndices{p}, 0, 1, 1));
   check.tensor(pooled, names.pooled, x.dtype, p.device, rank, names.x);
-  const std::int64_t wanted[] = {p.B, p.N, p.H, p.D};
+  const bool paged = p.page_table.given;
+  const std::int64_t wanted[] = {paged ? p.pages : p.B, paged ? p.pooled_page_size() : p.N, p.H, p.D};
   bool right = true;
   for (int i = 0; i < rank; ++i) right &= pooled.shape[i] == wanted[4 - rank + i];
   check.require(right || !packed, names.pooled, " is ", pooled, ": it must be [", p.N, ", ", p.H, ", ", p.D,
                 "], total / stride rows for ", names.x, " ", x);
-  check.require(right, names.pooled, " is ", pooled, ": it must be [", p.B, ", ", p.N, ", ", p.H, ", ", p.D,
-                "], a row for each complete block of ", names.x, " ", x);
+  check.require(right, names.pooled, " is ", pooled, ": it must be [", wanted[0], ", ", wanted[1], ", ", p.H, ", ", p.D,
+                "], a row for each ", paged ? "stride of a page" : "complete block", " of ", names.x, " ", x);
   p.x = operand_of(x);
   p.pooled = operand_of(pooled);
 }
@@ -86,7 +108,10 @@ void check_output(const Check& check, const TensorView& out, const char* name, c
                   const char* in_name, const PoolOptions& options) {
   check.not_overlapping(out, name);
   const Named outputs[] = {{name, &out}};
-  const Named inputs[] = {{in_name, &in}, {"cu_seqlens", &options.cu_seqlens}, {"seqused", &options.seqused}};
+  const Named inputs[] = {{in_name, &in},
+                          {"cu_seqlens", &options.cu_seqlens},
+                          {"seqused", &options.seqused},
+                          {"page_table", &options.page_table}};
   check_apart(check, outputs, inputs);
 }
 

@@ -19,6 +19,7 @@ AttentionOptions attention_options(const SelectOptions& options) {
   out.cu_seqlens_q = options.cu_seqlens_q;
   out.cu_seqlens_k = options.cu_seqlens_k;
   out.seqused_k = options.seqused_k;
+  out.page_table = options.page_table;
   out.max_seqlen_q = options.max_seqlen_q;
   out.max_seqlen_k = options.max_seqlen_k;
   return out;
@@ -94,6 +95,7 @@ SelectProblem checked_select_problem(const Check& check, const TensorView& q, co
                           {"cu_seqlens_q", &options.cu_seqlens_q},
                           {"cu_seqlens_k", &options.cu_seqlens_k},
                           {"seqused_k", &options.seqused_k},
+                          {"page_table", &options.page_table},
                           {"q_offset", &options.q_offset}};
   check_apart(check, outputs, inputs);
   return p;

@@ -26,14 +26,15 @@ _SEQUENCES = "SymInt block, SymInt stride, Tensor? cu_seqlens, Tensor? seqused"
 _LIBRARY.define(f"pool_keys(Tensor x, {_SEQUENCES}) -> Tensor")
 _LIBRARY.define(f"pool_keys_out(Tensor x, {_SEQUENCES}, Tensor(a!) out) -> ()")
 _LIBRARY.define(
-    "extend_pooled_keys(Tensor x, Tensor(a!) k_pooled, SymInt block, SymInt stride, Tensor seqused, SymInt appended) -> ()"
+    "extend_pooled_keys(Tensor x, Tensor(a!) k_pooled, SymInt block, SymInt stride, Tensor seqused, SymInt appended, "
+    "Tensor? page_table=None) -> ()"
 )
 # rows: of dx, which has the other extents of d_pooled.
 _LIBRARY.define(f"pool_keys_backward(Tensor d_pooled, SymInt rows, {_SEQUENCES}) -> Tensor")
 # forced: bits of the first, the previous and the current block.
 _CHOICE = (
     "SymInt block_size, SymInt? compression_block, SymInt? compression_stride, int forced, float? scale, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? q_offset, SymInt q_step, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? seqused_k, Tensor? page_table, Tensor? q_offset, SymInt q_step, "
     "SymInt max_seqlen_q, SymInt max_seqlen_k"
 )
 _LIBRARY.define(f"select_blocks(Tensor q, Tensor k_pooled, SymInt n, Tensor? lse, {_CHOICE}) -> Tensor")
@@ -66,8 +67,8 @@ def _pool_out(x, block, stride, cu_seqlens, seqused, out):
     changed(out)
 
 
-def _extend(x, k_pooled, block, stride, seqused, appended):
-    native(_heddle.extend_pooled_keys, x, k_pooled, block, stride, seqused, appended)
+def _extend(x, k_pooled, block, stride, seqused, appended, page_table=None):
+    native(_heddle.extend_pooled_keys, x, k_pooled, block, stride, seqused, appended, page_table)
     changed(k_pooled)
 
 
@@ -109,9 +110,7 @@ _PoolForTransforms = for_transforms("pool_keys", _save_for_backward, _backward)
 _PoolBackwardForTransforms = for_transforms("pool_keys_backward", _save_for_second, _second)
 
 
-def _select_fake(
-    q, k_pooled, n, lse, block_size, block, stride, forced, scale, cu_q, cu_k, seqused_k, q_offset, q_step, *longest
-):
+def _select_fake(q, k_pooled, n, lse, block_size, block, stride, forced, scale, cu_q, cu_k, *rest):
     check_chosen(q.shape, k_pooled.shape, cu_q is not None, cu_k is not None)
     if n < 0:
         raise ValueError(f"[select_blocks] n is {n}: it must be at least 0")
@@ -153,20 +152,20 @@ def pool_keys(x, block, stride, cu_seqlens, seqused, out=None):
     return operator(x, block, stride, cu_seqlens, seqused)
 
 
-def extend_pooled_keys(x, k_pooled, block, stride, seqused, appended):
+def extend_pooled_keys(x, k_pooled, block, stride, seqused, appended, page_table):
     """See heddle.nsa.extend_pooled_keys."""
     name = "extend_pooled_keys"
     check_operands(name, ("x", "k_pooled"), (x, k_pooled))
-    check_tensors(name, ("seqused",), (seqused,))
+    check_tensors(name, ("seqused", "page_table"), (seqused, page_table))
     refuse_gradients(name, ("x", "k_pooled"), (x, k_pooled))
-    torch.ops.heddle.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended)
+    torch.ops.heddle.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended, page_table)
 
 
 def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset, q_step, longest, out=None):
     """See heddle.nsa.select_blocks. sizes: block_size, compression_block and compression_stride; sequences: cu_seqlens_q,
-    cu_seqlens_k and seqused_k; longest: max_seqlen_q and max_seqlen_k, 0 where not given."""
+    cu_seqlens_k, seqused_k and page_table; longest: max_seqlen_q and max_seqlen_k, 0 where not given."""
     check_operands("select_blocks", ("q", "k_pooled"), (q, k_pooled))
-    names = ("lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k")
+    names = ("lse", "cu_seqlens_q", "cu_seqlens_k", "seqused_k", "page_table")
     check_tensors("select_blocks", names, (lse, *sequences))
     if isinstance(q_offset, int) and q.dim() > 0:
         count = q.shape[0] if sequences[0] is None else sequences[0].numel() - 1

@@ -22,6 +22,7 @@ Refusal supports(const SelectProblem& p) {
   if (p.dtype != DType::f16 && p.dtype != DType::bf16) {
     return text("it takes float16 and bfloat16, not ", name_of(p.dtype));
   }
+  if (p.page_table) return "it takes no page_table";
   if (p.D > select::kMostHead || p.D % 8 != 0) {
     return text("its head sizes are multiples of 8 to ", select::kMostHead, ", not ", p.D);
   }
