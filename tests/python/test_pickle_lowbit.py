@@ -133,7 +133,9 @@ def test_states_that_are_refused():
     with pytest.raises(ValueError, match="state has no layer in a format: load_state_dict takes states in floats"):
         nn.load_quantized(model, Model().state_dict())
     stray = {f"gone.{name.removeprefix('up.')}" if name.startswith("up.") else name: x for name, x in state.items()}
-    with pytest.raises(ValueError, match="state has 'gone' in a format, where the module has no linear layer: names are"):
+    with pytest.raises(
+        ValueError, match="state has 'gone' in a format, where the module has no linear layer: names are"
+    ):
         nn.load_quantized(model, stray)
     assert type(model.up) is torch.nn.Linear and model.own.format is None
     with pytest.raises(RuntimeError, match="Missing key.*norm.weight"):
