@@ -160,6 +160,32 @@ def test_experts_stay_and_come_back(tmp_path):
     assert same_state(again, model) and torch.equal(logits_of(again, "mixtral"), logits_of(model, "mixtral"))
 
 
+@pytest.mark.parametrize("kept", ["gate_proj", "up_proj"])
+def test_weights_that_files_have_in_one(kept, tmp_path):
+    """DINOv2's gate and up projection, with a bias each: cut apart on load, joined on saving where they are floats."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    sizes = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, image_size=28, patch_size=14)
+    torch.manual_seed(0)
+    model = transformers.Dinov2WithRegistersModel(
+        transformers.Dinov2WithRegistersConfig(**sizes, use_swiglu_ffn=True, num_register_tokens=1)
+    ).eval()
+    model.save_pretrained(tmp_path / "floats")
+    assert "encoder.layer.0.mlp.weights_in.weight" in safetensors.load_file(tmp_path / "floats" / "model.safetensors")
+    config = HeddleConfig("nvfp4", modules_to_not_convert=[kept, "down_proj"])
+    load = transformers.AutoModel.from_pretrained
+    loaded = load(tmp_path / "floats", quantization_config=config)
+    quantize_model(model, config)
+    assert same_state(loaded, model) and [name[-7:] for name in heddle.nn.linear_layers(loaded)] == [
+        kept[-7:],
+        "wn_proj",
+    ]
+    for number, each in enumerate((loaded, model)):
+        each.save_pretrained(tmp_path / str(number))
+        names = safetensors.load_file(tmp_path / str(number) / "model.safetensors").keys()
+        assert not any("weights_in" in name for name in names)
+        assert same_state(load(tmp_path / str(number)), each)
+
+
 def test_heads_come_and_go(tmp_path):
     """A folder that one class saved, loaded by another of the family: its new head is drawn, and stays in floats."""
     model = quantize_model(family_of("llama"), "nvfp4")

@@ -116,6 +116,8 @@ class HeddleQuantizer(HfQuantizer):
         replace_layers(model, {name: layer}, {name: new})
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_: Any) -> PreTrainedModel:
+        if not self.pre_quantized:
+            self._put_the_rest(model)
         for name, module in model.named_modules():
             if not isinstance(module, nn.Linear):
                 continue
@@ -132,6 +134,14 @@ class HeddleQuantizer(HfQuantizer):
         self._formats = {}
         self.quantization_config.layers = _formats_of(model)
         return model
+
+    def _put_the_rest(self, model: PreTrainedModel) -> None:
+        """Layers whose weight was cut from one with another's, which is not quantised: get_quantize_ops was not asked. What
+        the checkpoint lacked, and transformers has drawn, stays."""
+        for name in self._formats:
+            layer: Any = model.get_submodule(name)
+            if not isinstance(layer, nn.Linear) and getattr(layer.weight, "_is_hf_initialized", False):
+                self.put(model, name, layer.weight.detach())
 
     def _check_read(self, name: str, layer: nn.Linear) -> None:
         tensors = layer.state_dict(keep_vars=True)
