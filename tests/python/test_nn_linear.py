@@ -8,7 +8,7 @@ import heddle
 import pytest
 import torch
 from heddle import lowbit, nn
-from heddle.nn.weights import _PACKED_BY
+from heddle.lowbit.packed import PACKED_BY
 from nn_kit import relative, tensor
 from torch.nn import functional as F
 
@@ -205,7 +205,7 @@ LAYOUT = {
 
 @pytest.mark.parametrize("order", LAYOUT)
 def test_packed_bytes_are_those_of_the_layout(order):
-    """Where this fails, packed bytes mean something else: _PACKED_BY needs the next layout number, and this the new sums."""
+    """Where this fails, packed bytes mean something else: PACKED_BY needs the next layout number, and this the new sums."""
     weights = ((torch.arange(96 * 256) * 37 % 101 - 50) / 16.0).reshape(96, 256)
     found = {}
     for format in LAYOUT[order]:
@@ -222,7 +222,7 @@ def test_weights_packed_for_a_gpu_wait_for_one():
     packed = torch.empty(heddle._heddle.lowbit_packed_bytes("nvfp4", 32, 64, True, "fragments16"), dtype=torch.uint8)
     heddle._heddle.lowbit_pack(matrix._parts(), True, "fragments16", packed)
     state = {
-        "format_name": text("nvfp4"), "packed": packed, "packed_by": text(_PACKED_BY),
+        "format_name": text("nvfp4"), "packed": packed, "packed_by": text(PACKED_BY),
         "packed_as": text("fragments16 gated"),
     }  # fmt: skip
     layer = nn.Linear(64, 32, bias=False, activation="swiglu")

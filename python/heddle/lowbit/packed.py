@@ -11,7 +11,22 @@ import numpy as np
 from .. import _heddle
 from ..explanation import UINT8, Candidate, Explanation, gpu_name, shape_only, stand_in
 from ..hosts.gpu import gpu_of
-from .tensor import QuantizedTensor, kind, on_cpu, write_weights
+from .tensor import QuantizedTensor, kind, on_cpu, torch_of, write_weights
+
+# Who wrote packed bytes, and how: the number changes with what their bits mean (test_packed_bytes_are_those_of_the_layout).
+PACKED_BY = f"{_heddle.version()}, layout 2"
+
+
+def _aligned(torch: Any, count: int) -> Any:
+    """uint8 [count] in CPU memory that begins at a multiple of 64 bytes, which is what kernels ask of packed weights."""
+    memory: Any
+    if torch is None:
+        memory = np.empty(count + 63, np.uint8)
+        address = memory.ctypes.data
+    else:
+        memory = torch.empty(count + 63, dtype=torch.uint8)
+        address = memory.data_ptr()
+    return memory[-address % 64 :][:count]
 
 
 @dataclass(frozen=True)
@@ -32,7 +47,7 @@ class PackedTensor:
       format, shape: those of the quantised matrix.
       gated: whether its rows are gates and ups, for "swiglu".
       data: uint8 [bytes], numpy or torch, aligned to 64 bytes. The order may change with any version: store what
-        ``quantize`` gives and pack it on load.
+        ``quantize`` gives and pack it on load. What another version pickled is refused.
       order: "rows16" for CPUs, "fragments16", "fragments8", "matrix" or "matrix8" for GPUs.
       kept: the weights in 16 bits, [N, K], beside data, for calls of many rows (``pack``'s keep_16bit), or None.
       error: what packing changed of the weights, a PackingError; None if nobody said.
@@ -50,6 +65,27 @@ class PackedTensor:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_described", (self.format, *map(int, self.shape), self.gated, self.order))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init} | {"packed_by": PACKED_BY}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        by = state.get("packed_by")
+        if by != PACKED_BY:
+            raise ValueError(
+                f"[PackedTensor] weights were packed by Heddle {by}, this is {PACKED_BY}: pickle the QuantizedTensor instead"
+            )
+        for f in dataclasses.fields(self):
+            if f.init:
+                object.__setattr__(self, f.name, state[f.name])
+        torch = torch_of(self.data)
+        if torch is None or self.data.is_cpu:  # memory of a copy or of a file begins anywhere
+            address = self.data.ctypes.data if torch is None else self.data.data_ptr()
+            if address % 64 != 0:
+                data = _aligned(torch, self.data.shape[0])
+                data[:] = self.data
+                object.__setattr__(self, "data", data)
+        self.__post_init__()
 
     @property
     def nbytes(self) -> int:
@@ -155,14 +191,7 @@ def pack(
     if gpu and str(device) != "meta":  # where a layer may be before it is loaded
         device = gpu_of("pack_weights", device)
     count = _heddle.lowbit_packed_bytes(matrix.format, rows, columns, gated, order)
-    memory: Any
-    if torch is None:
-        memory = np.empty(count + 63, np.uint8)
-        address = memory.ctypes.data
-    else:
-        memory = torch.empty(count + 63, dtype=torch.uint8)
-        address = memory.data_ptr()
-    data = memory[-address % 64 :][:count]
+    data = _aligned(torch, count)
     changed, largest, *at = _heddle.lowbit_pack(on_cpu(matrix)._parts(), gated, order, data, exact)
     error = PackingError(changed, largest, tuple(at))
     packed = PackedTensor(matrix.format, (rows, columns), gated, data.to(device) if gpu else data, order, error=error)

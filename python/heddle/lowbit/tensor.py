@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,22 @@ class QuantizedTensor:
     scales: Any
     zeros: Any = None
     global_scale: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without float8, which torch's tensors cannot be pickled in but by torch.save."""
+        state = dict(self.__dict__)
+        for name in ("codes", "scales"):
+            if str(getattr(state[name], "dtype", "")) == "torch.float8_e4m3fn":
+                state[name] = state[name].view(torch_of(state[name]).uint8)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        for each in fields(self):
+            object.__setattr__(self, each.name, state[each.name])
+        for name, described in zip(("codes", "scales"), _heddle.lowbit_storage(self.format, *map(int, self.shape))):
+            torch = torch_of(state[name])
+            if torch is not None and described is not None and _TORCH[described[1]] == "float8_e4m3fn":
+                object.__setattr__(self, name, state[name].view(torch.float8_e4m3fn))
 
     @property
     def nbytes(self) -> int:

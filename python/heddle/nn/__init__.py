@@ -10,16 +10,20 @@ docs/nn.md has the whole of it. Imports torch.
 
 from __future__ import annotations
 
-from ..hosts import torch as _needs_torch  # noqa: F401
-from ..lowbit import FP4Codec
+from ..hosts.torch import torch as _torch  # says how to install it
+from ..lowbit import FP4Codec, PackedTensor, PackingError, QuantizedTensor
 from .block import TransformerBlock
 from .block_compression import BlockCompression
 from .calibration import CalibrationReport, LayerCalibration, calibrate
 from .choice import PolicyReport, choose_policy
 from .linear import Linear
 from .native_sparse_attention import NativeSparseAttention
-from .policy import Policy, linear_layers, quantize_model
+from .policy import Policy, linear_layers, load_quantized, quantize_model
+from .report import StoredWeight, WeightsReport, weights_report
 from .study import FlashAttention, FusedFP4Linear, OptimizedTransformerBlock
+
+# Plain data, which is checked where it is used, for torch.load(weights_only=True).
+_torch.serialization.add_safe_globals([QuantizedTensor, PackedTensor, PackingError])
 
 __all__ = [
     "BlockCompression",
@@ -33,9 +37,13 @@ __all__ = [
     "OptimizedTransformerBlock",
     "Policy",
     "PolicyReport",
+    "StoredWeight",
     "TransformerBlock",
+    "WeightsReport",
     "calibrate",
     "choose_policy",
     "linear_layers",
+    "load_quantized",
     "quantize_model",
+    "weights_report",
 ]

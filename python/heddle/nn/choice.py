@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from .linear import Linear
-from .policy import FloatLayer, Policy, Replacement, check_format, converted, linear_layers
+from .policy import FloatLayer, Policy, Replacement, check_format, converted, linear_layers, literal
 
 
 @dataclass(frozen=True)
@@ -173,11 +172,6 @@ def choose_policy(
     while (reached := found_error()) > error:
         promote()
     weights = {name: layer.weight.numel() for name, layer in layers.items()}
-    policy = Policy([(_literal(name), chosen(name)[2]) for name in layers], scale_rule=scale_rule)
+    policy = Policy([(literal(name), chosen(name)[2]) for name in layers], scale_rule=scale_rule)
     bits = sum(chosen(name)[0] for name in layers) / max(sum(weights.values()), 1)
     return PolicyReport(policy, reached, predicted(), sensitivity, bits, weights)
-
-
-def _literal(name: str) -> str:
-    """A pattern that matches that name alone."""
-    return re.sub(r"([*?[])", r"[\1]", name)

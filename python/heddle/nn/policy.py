@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .. import _heddle
-from ..lowbit.tensor import FORMATS
+from ..lowbit.tensor import FORMATS, default_rule, quantize
 from .linear import Linear
 from .weights import refuse_x
 
@@ -29,6 +29,18 @@ def with_x(format: str, layer: nn.Module) -> str:
     if format in _FLOATS or "+" in format or not isinstance(layer, Linear):
         return format
     return format + ("+int8_x" if layer.int8_x else "+fp8_x" if layer.fp8_x else "")
+
+
+def format_of(layer: nn.Module) -> str:
+    """What a policy says to have a layer as this one is: "nvfp4+int8_x"; "float32" of one in floats of more than 16 bits."""
+    if not isinstance(layer, Linear) or (layer.format is None and layer.weight.element_size() > 2):
+        return "float32"
+    return "16bit" if layer.format is None else with_x(layer.format, layer)
+
+
+def literal(name: str) -> str:
+    """A pattern that matches that name alone."""
+    return re.sub(r"([*?[])", r"[\1]", name)
 
 
 def check_format(format: str) -> str:
@@ -78,6 +90,10 @@ class Policy:
     def _rule_of(self, name: str) -> int | None:
         return next((i for i, (pattern, _) in enumerate(self.rules) if _heddle.layer_matches(pattern, name)), None)
 
+    def names(self, name: str) -> bool:
+        """Whether a pattern matches the layer's name."""
+        return self._rule_of(name) is not None
+
     def check_names(self, operation: str, names: Iterable[str]) -> None:
         """Raises ValueError for a pattern that decides over none of these layers, as a misspelt one does."""
         names = list(names)
@@ -102,7 +118,7 @@ def _shown(names: list[str]) -> str:
     return "names are " + ", ".join(map(repr, names[:4])) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _is_float_layer(module: nn.Module) -> bool:
+def _is_float_layer(module: nn.Module | None) -> bool:
     # Not subclasses: whoever made them may read their weights (torch's attention does).
     return type(module) is nn.Linear or (isinstance(module, Linear) and module.format is None)
 
@@ -116,21 +132,36 @@ def linear_layers(module: nn.Module) -> dict[str, FloatLayer]:
     return {name: found for name, found in module.named_modules() if _is_float_layer(found)}
 
 
-def converted(name: str, layer: FloatLayer, format: str, rule: str | None, importance: Any) -> nn.Module:
-    """Another layer, which shares what floats it keeps."""
+def converted(
+    name: str,
+    layer: FloatLayer,
+    format: str,
+    rule: str | None,
+    importance: Any,
+    *,
+    pack: bool = True,
+    empty: bool = False,
+) -> Linear:
+    """Another layer, which shares what floats it keeps. pack: now, or by its first call. empty: on the meta device, of a
+    layer there, for a loader that brings what its state has."""
     options = {}
     if isinstance(layer, Linear):
         options = {name: getattr(layer, name) for name in ("activation", "int8_x", "fp8_x", "keep_16bit")}
     format, x = weights_and_x(format)
     options |= x
     try:
-        if format in _FLOATS:
-            found = Linear.from_linear(layer, **options)
-            if format == "16bit" and layer.weight.element_size() > 2:
-                weight = layer.weight.detach().to(torch.bfloat16)
-                found.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
-            return found
-        return Linear.from_linear(layer, format, rule=rule, importance=importance, **options)
+        if format not in _FLOATS and pack:
+            return Linear.from_linear(layer, format, rule=rule, importance=importance, **options)
+        found = Linear.from_linear(layer, **options)
+        if empty and format not in _FLOATS:
+            found.await_state(format, "meta")
+        elif format not in _FLOATS:
+            rule = default_rule(format) if rule is None else rule
+            found.hold(quantize(layer.weight, format, rule=rule, importance=importance))
+        elif format == "16bit" and layer.weight.element_size() > 2:
+            weight = layer.weight.detach().to(torch.bfloat16)
+            found.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
+        return found
     except ValueError as error:
         raise ValueError(
             f"[quantize_model] layer '{name}', [{layer.out_features}, {layer.in_features}]: {error}"
@@ -149,6 +180,17 @@ class Replacement:
     def put(self, old: nn.Module, new: nn.Module) -> None:
         for parent, name in self.places[id(old)]:
             setattr(parent, name, new)
+
+
+def replace_layers(module: nn.Module, layers: Mapping[str, nn.Module], new: Mapping[str, nn.Module]) -> None:
+    """Puts new layers where those of the same names in `layers` stand."""
+    replacement = Replacement(module)
+    for name, layer in new.items():
+        replacement.put(layers[name], layer)
+    for parent in module.modules():
+        # Its fast path in inference reads the weights of its layers past their forward.
+        if isinstance(parent, nn.TransformerEncoderLayer) and isinstance(parent.linear1, Linear):
+            parent.activation_relu_or_gelu = 0
 
 
 def quantize_model(
@@ -186,11 +228,48 @@ def quantize_model(
     }
     if "" in layers:
         return new.get("", module)
-    replacement = Replacement(module)
-    for name, layer in new.items():
-        replacement.put(layers[name], layer)
-    for parent in module.modules():
-        # Its fast path in inference reads the weights of its layers past their forward.
-        if isinstance(parent, nn.TransformerEncoderLayer) and isinstance(parent.linear1, Linear):
-            parent.activation_relu_or_gelu = 0
+    replace_layers(module, layers, new)
+    return module
+
+
+def load_quantized(module: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool = True) -> nn.Module:
+    """Loads the state of a quantised model into one in floats: linear layers that the state has in a format are replaced,
+    in place, and then ``load_state_dict`` does the rest.
+
+    >>> torch.save(model.state_dict(), "model.pt")          # of a model that quantize_model changed
+    >>> heddle.nn.load_quantized(Model(), torch.load("model.pt", weights_only=True))
+
+    Args:
+      module: built as the saved one was before it was quantised; on the meta device too, whose parameters are then the
+        state's own tensors. A linear layer itself stays one only if it is a ``heddle.nn.Linear``.
+      state: of plain and packed layers alike. Whether x is rounded to 8 bits is no part of it: set ``int8_x`` or ``fp8_x``
+        of the layers.
+      strict: as for ``load_state_dict``.
+
+    Returns:
+      module.
+
+    Raises:
+      ValueError: a state without a quantised layer, or with one where the module has no linear layer; nothing has been
+        replaced. RuntimeError: as ``load_state_dict`` raises it.
+    """
+    modules = dict(module.named_modules(remove_duplicate=False))
+    stored = [name.removesuffix("format_name").rstrip(".") for name in state if name.split(".")[-1] == "format_name"]
+    if not stored:
+        raise ValueError("[load_quantized] state has no layer in a format: load_state_dict takes states in floats")
+    for name in stored:
+        if not _is_float_layer(found := modules.get(name)) and not isinstance(found, Linear):
+            raise ValueError(
+                f"[load_quantized] state has '{name}' in a format, where the module has no linear layer: "
+                f"{_shown(list(linear_layers(module)))}"
+            )
+    meta = any(tensor.is_meta for tensor in module.state_dict().values())
+    once = {id(modules[name]): name for name in stored if not isinstance(modules[name], Linear)}
+    new = {name: Linear.from_linear(modules[name]) for name in once.values()}
+    if "" in new:
+        raise ValueError(
+            "[load_quantized] module is a torch.nn.Linear, which cannot be replaced in itself: heddle.nn.Linear"
+        )
+    replace_layers(module, modules, new)
+    module.load_state_dict(state, strict=strict, assign=meta)
     return module

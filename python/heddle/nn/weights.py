@@ -10,12 +10,10 @@ import torch
 from torch import nn
 
 from .. import _heddle
-from ..lowbit.packed import PackedTensor, PackingError, pack
+from ..lowbit.packed import PACKED_BY, PackedTensor, PackingError, pack
 from ..lowbit.tensor import QuantizedTensor, empty
 
 _PLAIN = ("codes", "scales", "zeros", "global_scale")
-# Who wrote packed bytes, and how: the number changes with what their bits mean (test_packed_bytes_are_those_of_the_layout).
-_PACKED_BY = f"{_heddle.version()}, layout 2"
 
 
 def _text(name: str, device: Any) -> torch.Tensor:
@@ -98,13 +96,18 @@ class StoredWeights(nn.Module):
         if not hasattr(self, "codes"):
             raise ValueError(f"[Linear.{operation}] plain storage was dropped: load the state that was saved before")
 
+    def _empty(self, format, device="cpu"):
+        """A matrix of the layer's shape whose memory was not written."""
+        shape = (self.out_features, self.in_features)
+        tensors = [empty(torch, described, device) for described in _heddle.lowbit_storage(format, *shape)]
+        return QuantizedTensor(format, shape, *tensors)
+
     def _zeros(self, format):
-        shapes = _heddle.lowbit_storage(format, self.out_features, self.in_features)
-        tensors = [empty(torch, described) for described in shapes]
-        for tensor in tensors:
+        matrix = self._empty(format)
+        for tensor in (getattr(matrix, name) for name in _PLAIN):
             if tensor is not None:
                 tensor.view(torch.uint8).zero_()
-        return QuantizedTensor(format, (self.out_features, self.in_features), *tensors)
+        return matrix
 
     def _check_columns(self, order):
         shape = [self.in_features]
@@ -121,18 +124,34 @@ class StoredWeights(nn.Module):
             self._check_columns(column_order)
         order = self._order(matrix.format, matrix.codes.is_cpu)
         packed = self._pack(matrix, order)  # first: what it refuses leaves the layer as it was
-        self._begin(matrix.format, order, packed.data.device, column_order)
-        self.packing_error = packed.error
+        self.hold(matrix, column_order)
+        self._packed_order, self.packed, self.packing_error = order, packed.data, packed.error
+
+    def hold(self, matrix: QuantizedTensor, column_order: Any = None) -> None:
+        """matrix into buffers, which the first call packs and which that call checks: for loaders."""
+        self._begin(matrix.format, "", matrix.codes.device, column_order)
         for name in _PLAIN:
             tensor = getattr(matrix, name)
             self.register_buffer(name, None if tensor is None else tensor.detach().view(torch.uint8))
-        self.register_buffer("packed", packed.data, persistent=False)
+        self.register_buffer("packed", None, persistent=False)
+        self.packing_error = None
+
+    def pack_now(self) -> None:
+        """Packs plain storage where it is not yet, since it was read or the layer has moved: what a call does first."""
+        if self.packed is None:
+            self._packed_order = self._order(self.format, self.codes.is_cpu)
+            packed = self._pack(self.quantized(), self._packed_order)
+            self.packed, self.packing_error = packed.data, packed.error
+
+    def await_state(self, format: str, device: Any) -> None:
+        """Buffers of a format whose memory was not written, for a loader that assigns to each what it read."""
+        self.hold(self._empty(format, device))
 
     def _take_packed(self, format, packed, order, column_order):
         """Packed weights alone."""
         self._begin(format, order, packed.device, column_order)
         self.register_buffer("packed", packed)
-        self.register_buffer("packed_by", _text(_PACKED_BY, packed.device))
+        self.register_buffer("packed_by", _text(PACKED_BY, packed.device))
         gated = " gated" if self.activation == "swiglu" else ""  # gates and ups lie in an order of their own
         self.register_buffer("packed_as", _text(order + gated, packed.device))
 
@@ -172,10 +191,7 @@ class StoredWeights(nn.Module):
     def _packed_weights(self, dtype=None):
         """dtype: of x, for the copy that keep_16bit wants."""
         shape, gated = (self.out_features, self.in_features), self.activation == "swiglu"
-        if self.packed is None:  # since the layer has moved
-            self._packed_order = self._order(self.format, self.codes.is_cpu)
-            packed = self._pack(self.quantized(), self._packed_order)
-            self.packed, self.packing_error = packed.data, packed.error
+        self.pack_now()
         cpu = self.packed.is_cpu
         if cpu != (self._packed_order == "rows16"):
             here, there = ("a CPU", "GPUs") if cpu else ("a GPU", "CPUs")
@@ -207,6 +223,22 @@ class StoredWeights(nn.Module):
                 self.packed = self.packing_error = None  # devices have orders of their own: packed anew when next used
         return self
 
+    def __getstate__(self):
+        return self.__dict__ | {"packed_by": PACKED_BY}  # of a layer that is pickled whole, packed weights and all
+
+    def __setstate__(self, state):
+        state = dict(state)
+        by = state.pop("packed_by", None)
+        super().__setstate__(state)
+        if by == PACKED_BY or self.format is None:
+            return
+        if not hasattr(self, "codes"):
+            raise ValueError(
+                f"[Linear] weights were packed by Heddle {by}, this is {PACKED_BY}, and plain storage was dropped: save the "
+                "state of a layer that has it"
+            )
+        self.packed, self._kept, self.packing_error = None, {}, None  # packed anew when next used
+
     def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing, unexpected, errors):
         stored = state_dict.get(prefix + "format_name")
         if stored is not None:
@@ -225,10 +257,8 @@ class StoredWeights(nn.Module):
         columns = None if columns is None else columns.detach().to(device, torch.int32, copy=True)
         if prefix + "packed" in state_dict:
             by = _of_text(state_dict[prefix + "packed_by"])
-            if by != _PACKED_BY:
-                raise ValueError(
-                    f"weights were packed by Heddle {by}, this is {_PACKED_BY}: save plain storage instead"
-                )
+            if by != PACKED_BY:
+                raise ValueError(f"weights were packed by Heddle {by}, this is {PACKED_BY}: save plain storage instead")
             order, *gated = _of_text(state_dict[prefix + "packed_as"]).split(" ")
             if bool(gated) != (self.activation == "swiglu"):
                 raise ValueError(

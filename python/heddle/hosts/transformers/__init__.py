@@ -3,6 +3,13 @@
 >>> import heddle.hosts.transformers
 >>> heddle.hosts.transformers.register()
 >>> model = AutoModelForCausalLM.from_pretrained(..., attn_implementation="heddle")
+
+and with their linear layers in 4 and 8 bits; importing this module makes both known to ``from_pretrained``:
+
+>>> config = heddle.hosts.transformers.HeddleConfig("nvfp4")
+>>> model = AutoModelForCausalLM.from_pretrained(..., quantization_config=config)
+>>> model.save_pretrained("small")
+>>> model = AutoModelForCausalLM.from_pretrained("small")
 """
 
 from __future__ import annotations
@@ -23,8 +30,10 @@ except ImportError as error:
     ) from error
 
 from .kernel_folder import write_kernel_folder
+from .quantization_config import HeddleConfig
+from .quantizer import HeddleQuantizer, quantize_model
 
-__all__ = ["register", "write_kernel_folder"]
+__all__ = ["HeddleConfig", "HeddleQuantizer", "quantize_model", "register", "write_kernel_folder"]
 
 _MASKS: dict[str, Any] = {"limits": _mask, "boolean": _sdpa_mask}
 
