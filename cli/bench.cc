@@ -1,11 +1,13 @@
-// heddle bench: how fast attention runs here.
+// heddle bench: how fast attention runs here; linear layers are a verb below it.
+#include "bench.h"
+
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
 
+#include "choices.h"
 #include "gpu.h"
 #include "heddle/error.h"
 #include "machine.h"
@@ -18,11 +20,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-struct Timing {
-  double median = 0, low = 0, high = 0;  // seconds; low and high are the 10th and 90th percentile
-  int runs = 0;
-};
-
 // Calls `round`, which returns the seconds of a call, for at least `seconds`, but at least 5 times.
 template <class Round>
 Timing measure(const Round& round, double seconds) {
@@ -34,22 +31,6 @@ Timing measure(const Round& round, double seconds) {
   std::sort(times.begin(), times.end());
   const std::size_t n = times.size();
   return {times[n / 2], times[n / 10], times[n - 1 - n / 10], static_cast<int>(n)};
-}
-
-// After one run to warm up.
-Timing measure_call(const std::function<void()>& call, double seconds, const Gpu* gpu) {
-  if (gpu != nullptr) {
-    const GpuTimer timer(*gpu, call);
-    return measure([&] { return timer.round(); }, seconds);
-  }
-  call();
-  return measure(
-      [&] {
-        const auto begin = Clock::now();
-        call();
-        return std::chrono::duration<double>(Clock::now() - begin).count();
-      },
-      seconds);
 }
 
 struct Row {
@@ -218,24 +199,48 @@ struct Bench {
 
 }  // namespace
 
+Timing measure_call(const std::function<void()>& call, double seconds, const Gpu* gpu) {
+  if (gpu != nullptr) {
+    const GpuTimer timer(*gpu, call);
+    return measure([&] { return timer.round(); }, seconds);
+  }
+  call();
+  return measure(
+      [&] {
+        const auto begin = Clock::now();
+        call();
+        return std::chrono::duration<double>(Clock::now() - begin).count();
+      },
+      seconds);
+}
+
+void add_seconds_flag(CLI::App& verb, double& seconds) {
+  verb.add_option("--seconds", seconds, "Time to spend on each row")
+      ->capture_default_str()
+      ->check(CLI::Range(0.0, 600.0));
+}
+
 void add_bench(CLI::App& app) {
-  CLI::App* verb = app.add_subcommand("bench", "Time attention for one shape, or for the built-in table");
-  verb->footer(
-      "Example: heddle bench --heads 32 --kv-heads 8 --length 4096 --head-size 128 --causal top_left --dtype bf16");
+  CLI::App* verb =
+      app.add_subcommand("bench", "Time attention for one shape, or for the built-in table; or linear layers");
+  examples(*verb,
+           {"heddle bench --heads 8 --kv-heads 2 --length 512 --head-size 128 --causal top_left --dtype f32 bf16",
+            "heddle bench linear --rows 1 64 --format int4_g64",
+            "heddle bench --heads 32 --length 4096 --head-size 128 --pass both --device cuda --dtype bf16"});
   const auto self = std::make_shared<Bench>();
   self->verb = verb;
   self->common.add_to(*verb);
   self->problem.add_to(*verb);
   add_device_flag(*verb, self->problem.device);
   verb->remove_option(verb->get_option("--dtype"));
-  verb->add_option("-t,--dtype", self->dtypes, "f32, f16 or bf16, one or more (default: f32; of the table: f32 bf16)");
-  verb->add_option("--pass", self->pass, "forward, backward or both")
-      ->check(CLI::IsMember({"forward", "backward", "both"}))
-      ->capture_default_str();
-  verb->add_option("--seconds", self->seconds, "Time to spend on each row")
-      ->capture_default_str()
-      ->check(CLI::Range(0.0, 600.0));
-  verb->callback([self] { self->run(); });
+  add_dtype_flag(*verb, self->dtypes, "Of q, k and v, one or more (default: f32; of the table: f32 bf16)");
+  add_pass_flag(*verb, self->pass, /*with_both=*/true);
+  add_seconds_flag(*verb, self->seconds);
+  add_bench_linear(*verb);
+  verb->require_subcommand(0, 1);
+  verb->callback([self] {
+    if (self->verb->get_subcommands().empty()) self->run();
+  });
 }
 
 }  // namespace heddle::cli

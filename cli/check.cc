@@ -4,6 +4,7 @@
 #include <limits>
 #include <memory>
 
+#include "choices.h"
 #include "core/check.h"
 #include "core/files.h"
 #include "heddle/error.h"
@@ -36,6 +37,10 @@ struct Verdict {
   }
 };
 
+DType dtype_or_e4m3(const std::string& name) {
+  return name == "e4m3" || name == name_of(DType::f8e4m3) ? DType::f8e4m3 : dtype_named(name);
+}
+
 struct CheckVerb {
   CommonFlags common;
   std::vector<std::string> operations = {"attention"}, purposes, names, candidates, dtypes;
@@ -45,9 +50,7 @@ struct CheckVerb {
 
   std::vector<kit::OperationRow> selection() const {
     std::vector<DType> wanted;
-    for (const std::string& dtype : dtypes) {
-      wanted.push_back(dtype == "e4m3" || dtype == name_of(DType::f8e4m3) ? DType::f8e4m3 : dtype_named(dtype));
-    }
+    for (const std::string& dtype : dtypes) wanted.push_back(dtype_or_e4m3(dtype));
     const Precision kind = precision == "tf32"      ? Precision::tf32
                            : precision == "int8_qk" ? Precision::int8_qk
                                                     : Precision::f32;
@@ -221,33 +224,35 @@ struct CheckVerb {
 
 void add_check(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("check", "Candidates against the reference, over the case tables");
-  verb->footer("Example: heddle check --name causal --candidate cpu --all-targets");
+  examples(*verb,
+           {"heddle check --name causal_odd --candidate cpu --all-targets", "heddle check --operation linear --list",
+            "heddle check --name causal_odd --device cuda --dtype bf16"});
   const auto self = std::make_shared<CheckVerb>();
   self->common.add_to(*verb);
   std::vector<std::string> choices = kit::operation_names();
   choices.emplace_back("all");
-  verb->add_option("--operation", self->operations,
-                   "The operations whose cases are taken; others than attention on the CPU")
-      ->check(CLI::IsMember(choices))
+  one_of(verb->add_option("--operation", self->operations,
+                          "The operations whose cases are taken; others than attention on the CPU"),
+         choices)
       ->capture_default_str();
-  verb->add_option("--purpose", self->purposes, "Only cases of these purposes: round, odd, corner, feature, decode")
-      ->check(CLI::IsMember({"round", "odd", "corner", "feature", "decode"}));
+  one_of(verb->add_option("--purpose", self->purposes, "Only cases of these purposes"),
+         {"round", "odd", "corner", "feature", "decode"});
   verb->add_option("--name", self->names, "Only cases whose name contains one of these");
-  verb->add_option("--dtype", self->dtypes, "Only cases of these dtypes: f32, f16, bf16, e4m3 (on a GPU)");
-  verb->add_option("--candidate", self->candidates, "Only these candidates (default: all but the reference)");
-  verb->add_option("--pass", self->pass, "forward, backward or both")
-      ->check(CLI::IsMember({"forward", "backward", "both"}))
-      ->capture_default_str();
-  verb->add_option("--device", self->device, "Candidates of the CPU or of the current GPU")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
-  verb->add_option("--precision", self->precision,
-                   "tf32: the rows in float32, multiplied in tf32; int8_qk: those in 16 bits, q k^T in int8 (on a GPU)")
-      ->check(CLI::IsMember({"f32", "tf32", "int8_qk"}))
+  one_of(verb->add_option("--dtype", self->dtypes, "Only cases of these dtypes; e4m3 on a GPU"),
+         {"f32", "f16", "bf16", "e4m3"}, dtype_or_e4m3);
+  one_of(verb->add_option("--candidate", self->candidates, "Only these candidates (default: all but the reference)"),
+         kernel_names());
+  add_pass_flag(*verb, self->pass, /*with_both=*/true);
+  add_device_flag(*verb, self->device);
+  one_of(verb->add_option("--precision", self->precision,
+                          "tf32: the rows in float32, multiplied in tf32; int8_qk: those in 16 bits, q k^T in int8 "
+                          "(on a GPU)"),
+         {"f32", "tf32", "int8_qk"})
       ->capture_default_str();
   verb->add_option("--digest", self->digest,
                    "A file for a hash of every result's bits, a line for each case, pass, candidate and tensor; with "
-                   "--operation all, of every operation");
+                   "--operation all, of every operation")
+      ->type_name(kFile);
   verb->add_flag("--all-targets", self->all_targets, "With every SIMD target that runs here, one after the other");
   verb->add_flag("--list", self->list, "List the cases and run none");
   verb->callback([self] { self->run(); });

@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "choices.h"
 #include "output.h"
 #include "verbs.h"
 
@@ -81,7 +82,7 @@ void examine(bool as_json) {
 
 void add_doctor(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("doctor", "What is installed, what will run, what is slow and why");
-  verb->footer("Example: heddle doctor --json");
+  examples(*verb, {"heddle doctor", "HEDDLE_CPU_TARGET=sse4 heddle doctor --json"});
   const auto common = std::make_shared<CommonFlags>();
   common->add_to(*verb, /*runs_kernels=*/false);
   verb->callback([common] { examine(common->json); });

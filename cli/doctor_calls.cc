@@ -6,6 +6,7 @@
 #include "doctor.h"
 #include "heddle/error.h"
 #include "operations.h"
+#include "ops/choice.h"
 #include "output.h"
 
 namespace heddle::cli {
@@ -64,6 +65,12 @@ Finding examine(const Call& call, Device device, const char* quickest) {
   Finding out{std::string(call.name) + (gpu ? ", GPU" : ", CPU"), Verdict::ok, ""};
   const std::string ask = std::string("heddle explain ") + call.flags + (gpu ? " --device cuda" : "");
   out.more = {{"call", call.name}, {"device", gpu ? "cuda" : "cpu"}, {"ask", ask}};
+  if (const std::string forced = setting("HEDDLE_KERNEL"); !forced.empty() && !names_a_kernel(forced)) {
+    out.verdict = Verdict::problem;
+    out.found = "refused: HEDDLE_KERNEL names no kernel";
+    out.advice = "see the line of HEDDLE_KERNEL above.";
+    return out;
+  }
   std::vector<Candidate> candidates;
   try {
     candidates = call.candidates(device);

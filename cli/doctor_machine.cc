@@ -62,7 +62,7 @@ Finding processor(const Machine& here) {
                                   : "take HEDDLE_CPU_TARGET away, or give it one of " + listed(runnable) + ".";
     return out;
   }
-  out.found += "; target " + used + ", of " + listed(runnable);
+  out.found += "; target " + used + ", of those that run here: " + listed(runnable);
   if (used != runnable.front()) {
     out.verdict = Verdict::note;
     out.found += "; HEDDLE_CPU_TARGET is '" + given + "'";

@@ -5,9 +5,9 @@
 #include <cstdlib>
 #include <exception>
 
-#include "cuda/kernels.h"
+#include "choices.h"
 #include "doctor.h"
-#include "ops/attention/choice.h"
+#include "ops/choice.h"
 #include "ops/validate.h"
 #include "words.h"
 
@@ -18,19 +18,12 @@ namespace {
 const std::vector<std::string> kVariables = {"HEDDLE_CPU_TARGET", "HEDDLE_NUM_THREADS", "HEDDLE_KERNEL",
                                              "HEDDLE_TUNING", "HEDDLE_VALIDATE"};
 
-std::vector<std::string> names_of_kernels() {
-  std::vector<std::string> names;
-  for (const AttentionForwardKernel* kernel : Operation<AttentionProblem>::candidates()) names.push_back(kernel->name);
-  cuda::for_each_kernel([&](const auto& kernel) { names.push_back(kernel.name); });
-  return names;
-}
-
 Finding forced_kernel(const std::string& name) {
   Finding out{"HEDDLE_KERNEL", Verdict::note, "'" + name + "': operations that have it run nothing else",
               "take it away where you did not mean to compare: the library chooses by itself."};
   if (names_a_kernel(name)) return out;
   out.verdict = Verdict::problem;
-  out.found = "'" + name + "', which no operation has" + did_you_mean(name, names_of_kernels());
+  out.found = "'" + name + "', which no operation has" + did_you_mean(name, kernel_names());
   out.advice = "give it a name that `heddle explain` lists, or take it away: every call is refused.";
   return out;
 }

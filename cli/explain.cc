@@ -53,9 +53,9 @@ Json json_of(const Candidate& c) {
 void Explained::add_to(CLI::App& verb) {
   common.add_to(verb);
   add_device_flag(verb, device);
-  std::string known;
-  for (const GpuModel& model : gpu_models()) known += (known.empty() ? "" : ", ") + std::string(model.name);
-  verb.add_option("--gpu", gpu, "Candidates of a GPU that need not be here, by costs of an H200: " + known);
+  std::vector<std::string> known;
+  for (const GpuModel& model : gpu_models()) known.emplace_back(model.name);
+  one_of(verb.add_option("--gpu", gpu, "Candidates of a GPU that need not be here, by costs of an H200"), known);
 }
 
 const GpuModel* Explained::begin() {
@@ -103,7 +103,9 @@ void Explained::tell(const std::string& line, Json call, const std::vector<Candi
 void add_explain(CLI::App& app) {
   CLI::App* verb =
       app.add_subcommand("explain", "Say which kernel would run for a call, and why: of attention, or ...");
-  verb->footer("Example: heddle explain --heads 32 --kv-heads 8 --length 1 --keys 8192 --head-size 128");
+  examples(*verb, {"heddle explain --heads 32 --kv-heads 8 --length 1 --keys 8192 --head-size 128",
+                   "heddle explain --length 4096 --head-size 128 --dtype bf16 --pass backward --gpu h100",
+                   "heddle explain linear --format int4_g64"});
   const auto self = std::make_shared<ExplainAttention>();
   self->explained.add_to(*verb);
   self->asked.add_to(*verb);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "choices.h"
 #include "heddle/explain.h"
 #include "problem.h"
 
@@ -29,13 +30,6 @@ struct Explained {
 // --dtype, where none is given.
 inline std::string dtype_or_default(const std::string& dtype, Device device) {
   return !dtype.empty() ? dtype : device == Device::cuda ? "bf16" : "f32";
-}
-
-// --pass, of operations that have gradients.
-inline void add_pass_flag(CLI::App& verb, std::string& pass) {
-  verb.add_option("--pass", pass, "forward or backward")
-      ->check(CLI::IsMember({"forward", "backward"}))
-      ->capture_default_str();
 }
 
 void add_explain_linear(CLI::App& explain);

@@ -39,8 +39,8 @@ struct CacheRows {
     verb.add_option("-s,--length", length, "New rows of a sequence")->capture_default_str();
     verb.add_option(heads_flag, kv_heads, "Heads of a row")->capture_default_str();
     verb.add_option("-d,--head-size", head_size, "Head size, D")->capture_default_str();
-    verb.add_option("-t,--dtype", dtype, "f32, f16 or bf16 (default: f32, on a GPU bf16)");
-    verb.add_option("--force", force, "One candidate's name");
+    add_dtype_flag(verb, dtype, "Of the rows (default: f32, on a GPU bf16)");
+    add_force_flag(verb, force);
   }
   void add_keys_to(CLI::App& verb) {
     verb.add_option("--keys", keys, "Keys that each sequence has before")->capture_default_str();
@@ -189,14 +189,16 @@ struct ExplainInt4Attention {
 void add_explain_caches(CLI::App& explain) {
   {
     CLI::App* verb = explain.add_subcommand("rotary", "Rotary embedding, in place");
-    verb->footer("Example: heddle explain rotary --heads 32 --length 4096 --gpu h100");
+    examples(*verb, {"heddle explain rotary --heads 32 --length 4096",
+                     "heddle explain rotary --heads 32 --batch 64 --gpu h100"});
     const auto self = std::make_shared<ExplainRotary>();
     self->add_to(*verb);
     verb->callback([self] { self->run(); });
   }
   {
     CLI::App* verb = explain.add_subcommand("append", "An append to a cache of keys and values");
-    verb->footer("Example: heddle explain append --batch 64 --page-size 16 --rotary --gpu h100");
+    examples(*verb, {"heddle explain append --batch 64 --page-size 16 --rotary --gpu h100",
+                     "heddle explain append --e4m3 --scales --dtype bf16"});
     const auto self = std::make_shared<ExplainAppend>();
     self->add_to(*verb);
     self->add_keys_to(*verb);
@@ -208,7 +210,8 @@ void add_explain_caches(CLI::App& explain) {
   }
   {
     CLI::App* verb = explain.add_subcommand("append-int4", "An append to a cache in 4 bits");
-    verb->footer("Example: heddle explain append-int4 --batch 64 --keys 8192 --gpu h100");
+    examples(*verb, {"heddle explain append-int4 --batch 64 --keys 8192 --gpu h100",
+                     "heddle explain append-int4 --length 128 --rotary"});
     const auto self = std::make_shared<ExplainInt4Append>();
     self->add_to(*verb);
     self->add_keys_to(*verb);
@@ -216,7 +219,8 @@ void add_explain_caches(CLI::App& explain) {
     verb->callback([self] { self->run(); });
   }
   CLI::App* verb = explain.add_subcommand("attention-int4", "Attention over a cache in 4 bits");
-  verb->footer("Example: heddle explain attention-int4 --batch 64 --heads 32 --kv-heads 8 --keys 8192 --gpu h100");
+  examples(*verb, {"heddle explain attention-int4 --batch 64 --heads 32 --kv-heads 8 --keys 8192 --gpu h100",
+                   "heddle explain attention-int4 --length 4 --causal bottom_right"});
   const auto self = std::make_shared<ExplainInt4Attention>();
   self->explained.add_to(*verb);
   verb->add_option("-b,--batch", self->batch, "Sequences, B")->capture_default_str();
@@ -225,7 +229,7 @@ void add_explain_caches(CLI::App& explain) {
   verb->add_option("-s,--length", self->length, "Queries of a sequence, Sq")->capture_default_str();
   verb->add_option("--keys", self->keys, "Keys that each sequence has")->capture_default_str();
   verb->add_option("-d,--head-size", self->head_size, "Head size, D")->capture_default_str();
-  verb->add_option("-t,--dtype", self->dtype, "Of q and of the keys in 16 bits: f16 or bf16 (default: bf16)");
+  add_dtype_flag(*verb, self->dtype, "Of q and of the keys in 16 bits (default: bf16)", /*narrow=*/true);
   self->flags.add_to(*verb);
   verb->callback([self] { self->run(); });
 }

@@ -3,6 +3,7 @@
 
 #include "explain.h"
 #include "heddle/error.h"
+#include "ops/linear/names.h"
 
 namespace heddle::cli {
 namespace {
@@ -97,27 +98,27 @@ struct ExplainLinear {
 
 void add_explain_linear(CLI::App& explain) {
   CLI::App* verb = explain.add_subcommand("linear", "A linear layer over packed weights, or its gradients");
-  verb->footer("Example: heddle explain linear --rows 16 --outputs 14336 --format mxfp4 --gpu h100");
+  examples(*verb, {"heddle explain linear --rows 16 --outputs 14336 --format mxfp4 --gpu h100",
+                   "heddle explain linear --rows 512 --norm rms_norm --activation swiglu --bias --pass backward"});
   const auto self = std::make_shared<ExplainLinear>();
   self->explained.add_to(*verb);
   verb->add_option("--rows", self->rows, "Rows of x, M")->capture_default_str();
   verb->add_option("--outputs", self->outputs, "Rows of W, N")->capture_default_str();
   verb->add_option("--inputs", self->inputs, "Columns of W, K")->capture_default_str();
-  verb->add_option("--format", self->format, "The weights' format, as heddle quantize has them")->capture_default_str();
-  verb->add_option("--order", self->order,
-                   "rows16, fragments16, fragments8, matrix, matrix8, or dense: W in 16 bits, not quantised "
-                   "(default: as weights are packed for the device)");
-  verb->add_option("-t,--dtype", self->dtype, "Of x and y: f32, f16 or bf16 (default: f32, on a GPU bf16)");
-  verb->add_option("--activation", self->activation, "none, relu, gelu_erf, gelu_tanh, silu, or swiglu")
-      ->capture_default_str();
-  verb->add_option("--norm", self->norm, "Of each row of x: none, layer_norm or rms_norm")->capture_default_str();
+  add_format_flag(*verb, self->format, "The weights' format");
+  add_order_flag(
+      *verb, self->order,
+      "Of packed weights; dense: W in 16 bits, not quantised (default: as weights are packed for the device)");
+  add_dtype_flag(*verb, self->dtype, "Of x and y (default: f32, on a GPU bf16)");
+  one_of(verb->add_option("--activation", self->activation, "Of y"), activation_names())->capture_default_str();
+  one_of(verb->add_option("--norm", self->norm, "Of each row of x"), norm_names())->capture_default_str();
   verb->add_flag("--bias", self->bias, "With a bias [N]");
   verb->add_flag("--residual", self->residual, "With a residual, added to y");
   verb->add_flag("--keep-16bit", self->kept, "On a GPU, with W in 16 bits beside");
   verb->add_flag("--int8-x", self->int8_x, "x is rounded to 8 bits");
   verb->add_flag("--fp8-x", self->fp8_x, "On a GPU, weights are packed for x in e4m3");
   verb->add_flag("--batch-invariant", self->batch_invariant, "A row's bits do not depend on the other rows");
-  verb->add_option("--force", self->force, "One candidate's name");
+  add_force_flag(*verb, self->force);
   add_pass_flag(*verb, self->pass);
   verb->callback([self] { self->run(); });
 }

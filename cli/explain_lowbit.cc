@@ -16,9 +16,9 @@ struct WeightMatrix {
     explained.add_to(verb);
     verb.add_option("--outputs", outputs, "Rows, N")->capture_default_str();
     verb.add_option("--inputs", inputs, "Columns, K")->capture_default_str();
-    verb.add_option("--format", format, "As heddle quantize has them")->capture_default_str();
-    verb.add_option("-t,--dtype", dtype, "Of plain weights: f32, f16 or bf16 (default: f32, on a GPU bf16)");
-    verb.add_option("--force", force, "One candidate's name");
+    add_format_flag(verb, format, "Of the quantised matrix");
+    add_dtype_flag(verb, dtype, "Of plain weights (default: f32, on a GPU bf16)");
+    add_force_flag(verb, force);
   }
   const GpuModel* begin() {
     require_at_least_one(outputs, "--outputs");
@@ -108,26 +108,27 @@ struct ExplainUnpack : WeightMatrix {
 void add_explain_lowbit(CLI::App& explain) {
   {
     CLI::App* verb = explain.add_subcommand("quantize", "A matrix of weights into 4 or 8 bits");
-    verb->footer("Example: heddle explain quantize --outputs 14336 --rule mse --gpu h100");
+    examples(*verb, {"heddle explain quantize --outputs 14336 --rule mse --gpu h100",
+                     "heddle explain quantize --format int4_g64 --rule mse --importance"});
     const auto self = std::make_shared<ExplainQuantize>();
     self->add_to(*verb);
-    verb->add_option("--rule", self->rule, "How scales are chosen: plain, mse, four_six, floor, round_up, even")
-        ->capture_default_str();
+    add_rule_flag(*verb, self->rule);
     verb->add_flag("--importance", self->importance, "With importances of columns [K]");
     verb->callback([self] { self->run(); });
   }
   {
     CLI::App* verb = explain.add_subcommand("dequantize", "A quantised matrix as plain weights");
-    verb->footer("Example: heddle explain dequantize --format int4_g64 --gpu a100");
+    examples(*verb, {"heddle explain dequantize --format int4_g64", "heddle explain dequantize --gpu a100"});
     const auto self = std::make_shared<ExplainDequantize>();
     self->add_to(*verb);
     verb->callback([self] { self->run(); });
   }
   CLI::App* verb = explain.add_subcommand("unpack", "Packed weights as plain ones");
-  verb->footer("Example: heddle explain unpack --format mxfp4 --order fragments8 --gpu h100");
+  examples(*verb, {"heddle explain unpack --format mxfp4 --dtype bf16",
+                   "heddle explain unpack --format mxfp4 --order fragments8 --gpu h100"});
   const auto self = std::make_shared<ExplainUnpack>();
   self->add_to(*verb);
-  verb->add_option("--order", self->order, "Of the packed weights (default: as they are packed for the device)");
+  add_order_flag(*verb, self->order, "Of the packed weights (default: as they are packed for the device)");
   verb->callback([self] { self->run(); });
 }
 

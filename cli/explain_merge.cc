@@ -62,7 +62,8 @@ struct ExplainMerge {
 
 void add_explain_merge(CLI::App& explain) {
   CLI::App* verb = explain.add_subcommand("merge", "Partial results of attention joined, or the gradients of that");
-  verb->footer("Example: heddle explain merge --parts 4 --heads 32 --length 8192 --head-size 128 --dtype bf16");
+  examples(*verb, {"heddle explain merge --parts 4 --heads 32 --length 8192 --head-size 128 --dtype bf16",
+                   "heddle explain merge --packed --pass backward --gpu a100"});
   const auto self = std::make_shared<ExplainMerge>();
   self->explained.add_to(*verb);
   verb->add_option("--parts", self->parts, "Partial results of the same rows")->capture_default_str();
@@ -70,11 +71,11 @@ void add_explain_merge(CLI::App& explain) {
   verb->add_option("-n,--heads", self->heads, "Query heads, H")->capture_default_str();
   verb->add_option("-s,--length", self->length, "Queries of a sequence, Sq")->capture_default_str();
   verb->add_option("-d,--head-size", self->head_size, "Head size of v and o, Dv")->capture_default_str();
-  verb->add_option("-t,--dtype", self->dtype, "Of the partial results: f32, f16 or bf16 (default: f32, on a GPU bf16)");
+  add_dtype_flag(*verb, self->dtype, "Of the partial results (default: f32, on a GPU bf16)");
   verb->add_flag("--packed", self->packed, "Results packed without padding");
   verb->add_flag("--sink", self->sink, "With an attention sink [H]");
   verb->add_flag("--float32-out", self->float32_out, "The joined result in f32, whatever the partial ones are");
-  verb->add_option("--force", self->force, "One candidate's name");
+  add_force_flag(*verb, self->force);
   add_pass_flag(*verb, self->pass);
   verb->callback([self] { self->run(); });
 }

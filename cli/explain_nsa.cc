@@ -10,14 +10,14 @@ namespace {
 struct Sequences {
   std::int64_t batch = 1, kv_heads = 2, head_size = 64;
   std::string dtype, force;
-  const char* dtypes = "f32, f16 or bf16 (default: f32, on a GPU bf16)";
+  bool narrow = false;  // rows in 16 bits alone
 
   void add_to(CLI::App& verb) {
     verb.add_option("-b,--batch", batch, "Sequences, B")->capture_default_str();
     verb.add_option("--kv-heads", kv_heads, "Key/value heads, Hkv")->capture_default_str();
     verb.add_option("-d,--head-size", head_size, "Head size, D")->capture_default_str();
-    verb.add_option("-t,--dtype", dtype, dtypes);
-    verb.add_option("--force", force, "One candidate's name");
+    add_dtype_flag(verb, dtype, narrow ? "Of rows (default: bf16)" : "Of rows (default: f32, on a GPU bf16)", narrow);
+    add_force_flag(verb, force);
   }
   void check() const {
     require_at_least_one(batch, "--batch");
@@ -111,7 +111,7 @@ struct ExplainStep {
   std::int64_t heads = 8, v_head_size = 0, capacity = 65536, entries = 16, block_size = 64, window = 0;
   bool without_compressed = false;
 
-  ExplainStep() { of.dtype = "bf16", of.dtypes = "f16 or bf16 (default: bf16)"; }
+  ExplainStep() { of.dtype = "bf16", of.narrow = true; }
   void run() {
     of.check();
     require_at_least_one(heads, "--heads");
@@ -153,7 +153,8 @@ struct ExplainStep {
 
 void add_explain_nsa(CLI::App& explain) {
   CLI::App* verb = explain.add_subcommand("pool", "Means of blocks of keys, or the gradients of that");
-  verb->footer("Example: heddle explain pool --keys 8192 --kv-heads 4 --head-size 128 --block 64 --dtype bf16");
+  examples(*verb, {"heddle explain pool --keys 8192 --kv-heads 4 --head-size 128 --block 64 --dtype bf16",
+                   "heddle explain pool --keys 8192 --block 32 --stride 16 --pass backward --gpu h100"});
   const auto pool = std::make_shared<ExplainPool>();
   pool->explained.add_to(*verb);
   pool->of.add_to(*verb);
@@ -164,7 +165,8 @@ void add_explain_nsa(CLI::App& explain) {
   verb->callback([pool] { pool->run(); });
 
   verb = explain.add_subcommand("select", "The blocks that the scores of pooled keys choose");
-  verb->footer("Example: heddle explain select --heads 64 --kv-heads 4 --length 8192 --head-size 128 --dtype bf16");
+  examples(*verb, {"heddle explain select --heads 64 --kv-heads 4 --length 8192 --head-size 128 --dtype bf16",
+                   "heddle explain select --length 1 --keys 8192 --without-lse --gpu h100"});
   const auto select = std::make_shared<ExplainSelect>();
   select->explained.add_to(*verb);
   select->of.add_to(*verb);
@@ -179,7 +181,8 @@ void add_explain_nsa(CLI::App& explain) {
   verb->callback([select] { select->run(); });
 
   verb = explain.add_subcommand("step", "A step of decoding of native sparse attention, in one launch");
-  verb->footer("Example: heddle explain step --heads 64 --kv-heads 4 --head-size 128 --window 512 --gpu h100");
+  examples(*verb, {"heddle explain step --heads 64 --kv-heads 4 --head-size 128 --window 512 --gpu h100",
+                   "heddle explain step --heads 32 --batch 8 --capacity 8192 --without-compressed"});
   const auto step = std::make_shared<ExplainStep>();
   step->explained.add_to(*verb);
   step->of.add_to(*verb);

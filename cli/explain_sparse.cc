@@ -66,7 +66,8 @@ struct ExplainSparse {
 
 void add_explain_sparse(CLI::App& explain) {
   CLI::App* verb = explain.add_subcommand("sparse", "Attention over lists of key blocks, or its gradients");
-  verb->footer("Example: heddle explain sparse --heads 32 --kv-heads 8 --length 4096 --list-heads 8 --entries 16");
+  examples(*verb, {"heddle explain sparse --heads 32 --kv-heads 8 --length 4096 --list-heads 8 --entries 16",
+                   "heddle explain sparse --query-rows 64 --packed --counts --pass backward --dtype bf16 --gpu h100"});
   const auto self = std::make_shared<ExplainSparse>();
   self->explained.add_to(*verb);
   self->asked.add_to(*verb);

@@ -2,6 +2,7 @@
 #include <iostream>
 #include <memory>
 
+#include "choices.h"
 #include "cuda/backend.h"
 #include "facts.h"
 #include "heddle/heddle.h"
@@ -14,9 +15,6 @@
 namespace heddle::cli {
 namespace {
 
-// Every target that some build may contain, best first within each architecture.
-constexpr const char* kTargets[] = {"avx512_bf16", "avx512", "avx2", "sse4", "neon", "emu128"};
-
 struct TargetFact {
   std::string name, state;  // "chosen", "runs here" or why not
 };
@@ -24,7 +22,7 @@ struct TargetFact {
 std::vector<TargetFact> targets() {
   const std::string chosen = cpu_target();
   std::vector<TargetFact> facts;
-  for (const char* name : kTargets) {
+  for (const std::string& name : target_names()) {
     try {
       set_cpu_target(name);
       facts.push_back({name, name == chosen ? "chosen" : "runs here"});
@@ -128,7 +126,7 @@ void print_text(const Machine& here) {
 
 void add_info(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("info", "What this build contains and what this machine can run");
-  verb->footer("Example: heddle info --json");
+  examples(*verb, {"heddle info", "heddle info --threads 4 --json"});
   const auto common = std::make_shared<CommonFlags>();
   common->add_to(*verb);
   verb->callback([common] {

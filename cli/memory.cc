@@ -2,6 +2,7 @@
 #include <iostream>
 #include <memory>
 
+#include "choices.h"
 #include "cuda/backend.h"
 #include "heddle/error.h"
 #include "machine.h"
@@ -175,16 +176,13 @@ struct MemoryVerb {
 
 void add_memory(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("memory", "What a problem needs before it is run");
-  verb->footer(
-      "Example: heddle memory --heads 32 --kv-heads 8 --length 8192 --head-size 128 --dtype bf16 --layers 32 --limit "
-      "16GiB");
+  examples(*verb, {"heddle memory --heads 32 --kv-heads 8 --length 8192 --head-size 128 --dtype bf16 --layers 32",
+                   "heddle memory --length 2048 --pass backward --limit 16GiB --json"});
   const auto self = std::make_shared<MemoryVerb>();
   self->common.add_to(*verb);
   self->problem.add_to(*verb);
   add_device_flag(*verb, self->problem.device);
-  verb->add_option("--pass", self->pass, "forward or backward")
-      ->check(CLI::IsMember({"forward", "backward"}))
-      ->capture_default_str();
+  add_pass_flag(*verb, self->pass);
   verb->add_option("--limit", self->limit,
                    "Memory that may be used, such as 2GiB (default: what is available now, or all that the GPU has)");
   verb->add_option("--layers", self->layers, "Layers that keep a KV cache")->capture_default_str();

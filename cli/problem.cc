@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "choices.h"
 #include "cuda/backend.h"
+#include "facts.h"
 #include "heddle/error.h"
 #include "heddle/runtime.h"
 #include "problem/attended_pairs.h"
@@ -15,8 +17,7 @@ void CommonFlags::add_to(CLI::App& app, bool runs_kernels) {
   if (!runs_kernels) return;
   app.add_option("--threads", threads, "Threads (default: HEDDLE_NUM_THREADS, or all processors)")
       ->check(CLI::Range(1, kMaxThreads));
-  app.add_option("--target", target,
-                 "SIMD target, as `heddle info` lists them (default: HEDDLE_CPU_TARGET, or the best)");
+  one_of(app.add_option("--target", target, "SIMD target (default: HEDDLE_CPU_TARGET, or the best)"), target_names());
 }
 
 void CommonFlags::apply() const {
@@ -25,8 +26,7 @@ void CommonFlags::apply() const {
 }
 
 void OptionFlags::add_to(CLI::App& app) {
-  app.add_option("--causal", causal, "Causal mask, aligned with a corner")
-      ->check(CLI::IsMember({"none", "top_left", "bottom_right"}))
+  one_of(app.add_option("--causal", causal, "Causal mask, aligned with a corner"), {"none", "top_left", "bottom_right"})
       ->capture_default_str();
   app.add_option("--window", window, "Keys that each row sees to its left and right; -1 is open")->expected(2);
   app.add_option("--q-step", q_step, "Positions from a row to the next (causal and window are about positions)");
@@ -36,8 +36,8 @@ void OptionFlags::add_to(CLI::App& app) {
   app.add_option("--dropout", dropout, "Probability of dropping a pair");
   app.add_option("--dropout-seed", dropout_seed, "Seed of dropout");
   app.add_option("--dropout-offset", dropout_offset, "Offset of dropout's counter");
-  app.add_option("--method", method, "flash or baseline (default: free choice)");
-  app.add_option("--force", force, "One candidate's name, as `heddle explain` lists them");
+  one_of(app.add_option("--method", method, "Only candidates of this method"), {"flash", "baseline"});
+  add_force_flag(app, force);
   app.add_flag("--batch-invariant", batch_invariant, "A row's bits do not depend on the rest of the batch");
   app.add_flag("--deterministic", deterministic, "Backward: bitwise repeatable");
 }
@@ -78,7 +78,7 @@ void ProblemFlags::add_to(CLI::App& app) {
   app.add_option("--keys", length_k, "Keys of a sequence, Sk (default: Sq)");
   app.add_option("-d,--head-size", head_size, "Head size of q and k, D")->capture_default_str();
   app.add_option("--head-size-v", head_size_v, "Head size of v and o, Dv (default: D)");
-  app.add_option("-t,--dtype", dtype, "f32, f16 or bf16")->capture_default_str();
+  add_dtype_flag(app, dtype, "Of q, k and v")->capture_default_str();
   app.add_flag("--bias", bias, "With an additive bias [1, H, Sq, Sk]");
   app.add_flag("--mask", mask, "With a boolean mask [B, 1, Sq, Sk]");
   app.add_flag("--alibi", alibi, "With ALiBi slopes [H]");
@@ -242,12 +242,6 @@ void ProblemTensors::move_to_gpu(Gpu* gpu) {
     view->device = Device::cuda;
   }
   if (gpu != nullptr) owned_.clear();
-}
-
-void add_device_flag(CLI::App& app, std::string& device) {
-  app.add_option("--device", device, "Candidates of the CPU or of the current GPU")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
-      ->capture_default_str();
 }
 
 void require_device(const char* verb, const std::string& device) {

@@ -85,8 +85,6 @@ class ProblemTensors {
 // Throws Error "--flag is ...: it must be at least 1" for less.
 void require_at_least_one(std::int64_t value, const char* flag);
 
-// The flag --device of a verb.
-void add_device_flag(CLI::App& app, std::string& device);
 // Throws RuntimeError, "[verb] --device is cuda: ...", where `device` is that and there is no GPU.
 void require_device(const char* verb, const std::string& device);
 // "2 threads, avx512", or the GPU's name: where a call runs.

@@ -12,6 +12,8 @@
 #include <string_view>
 
 #include "checkpoint/folder.h"
+#include "checkpoint/quantize_rules.h"
+#include "choices.h"
 #include "heddle/checkpoint.h"
 #include "heddle/error.h"
 #include "npy.h"
@@ -145,6 +147,22 @@ class Importance {
   HostTensor last_;
 };
 
+// Throws Error for what is no format of a checkpoint.
+void check_format(const std::string& name) { lowbit::choice_of(name, lowbit::ScaleRule::plain); }
+
+std::vector<std::string> names_of_formats() {
+  std::vector<std::string> names = lowbit::format_names();
+  std::erase_if(names, [](const std::string& name) {
+    try {
+      check_format(name);
+      return false;
+    } catch (const Error&) {
+      return true;
+    }
+  });
+  return names;
+}
+
 struct QuantizeVerb {
   CommonFlags common;
   std::string input, output, importance;
@@ -275,17 +293,18 @@ struct QuantizeVerb {
 
 void add_quantize(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("quantize", "Write a checkpoint with its linear layers in 4 or 8 bits");
-  verb->footer("Example: heddle quantize Llama-3.2-1B --format int4_g64 --layers '*.down_proj=int8_row' -o small");
+  examples(*verb, {"heddle quantize Llama-3.2-1B",
+                   "heddle quantize Llama-3.2-1B --format int4_g64 --layers '*.down_proj=int8_row' -o small",
+                   "heddle quantize model.safetensors --format mxfp4 --rule even --keep '*embed*' --json"});
   const auto self = std::make_shared<QuantizeVerb>();
   self->common.add_to(*verb);
-  verb->add_option("input", self->input, "A safetensors file, or a model's folder")->required();
-  verb->add_option("-o,--out", self->output, "The folder to make (default: input-format, beside it)");
-  verb->add_option("--format", self->format,
-                   "nvfp4, mxfp4, int4_g32, int4_g64, int4_g128 (and ..._zp), int8_row, "
-                   "fp8_row, nf4, fp4_bnb")
+  verb->add_option("input", self->input, "A safetensors file, or a model's folder")->type_name(kFile)->required();
+  verb->add_option("-o,--out", self->output, "The folder to make (default: input-format, beside it)")
+      ->type_name(kFolder);
+  one_of(verb->add_option("--format", self->format, "Of layers that no pattern names"), names_of_formats(),
+         check_format)
       ->capture_default_str();
-  verb->add_option("--rule", self->rule, "How scales are chosen: plain, mse, four_six, floor, round_up, even")
-      ->capture_default_str();
+  add_rule_flag(*verb, self->rule);
   verb->add_option("--layers", self->layers,
                    "PATTERN=FORMAT, PATTERN=FORMAT:RULE, PATTERN=16bit or PATTERN=keep; the first that matches decides")
       ->allow_extra_args(false)
@@ -294,7 +313,8 @@ void add_quantize(CLI::App& app) {
       ->allow_extra_args(false)
       ->take_all();
   verb->add_option("--importance", self->importance,
-                   "Folder of LAYER.npy, float32 [K]: mean squares of the layer's inputs, which weigh its errors");
+                   "Folder of LAYER.npy, float32 [K]: mean squares of the layer's inputs, which weigh its errors")
+      ->type_name(kFolder);
   verb->callback([self] { self->run(); });
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 
+#include "choices.h"
 #include "core/files.h"
 #include "gpu.h"
 #include "heddle/error.h"
@@ -52,14 +53,16 @@ class Run {
   void add_to(CLI::App& app) {
     common_.add_to(app);
     app.add_option("--tensors", tensors_file_,
-                   "safetensors file with tensors named q, k, v, bias, ... as the flags below");
+                   "safetensors file with tensors named q, k, v, bias, ... as the flags below")
+        ->type_name(kFile);
     for (std::size_t i = 0; i < std::size(kInputs); ++i) {
       app.add_option(flag_of(kInputs[i].name), files_[i], std::string(kInputs[i].help) + "; .npy file")
+          ->type_name(kFile)
           ->group("Tensors");
     }
-    app.add_option("-t,--dtype", dtype_, "Convert q, k and v to f32, f16 or bf16 first (default: as they are)");
-    app.add_option("-o,--out", out_, "Where o goes, .npy (bf16 is written as f32)")->required();
-    app.add_option("--lse", lse_, "Where the log-sum-exp goes, .npy f32");
+    add_dtype_flag(app, dtype_, "Convert q, k and v first (default: as they are)");
+    app.add_option("-o,--out", out_, "Where o goes, .npy (bf16 is written as f32)")->type_name(kFile)->required();
+    app.add_option("--lse", lse_, "Where the log-sum-exp goes, .npy f32")->type_name(kFile);
     options_.add_to(app);
     add_device_flag(app, device_);
   }
@@ -200,7 +203,9 @@ class Run {
 
 void add_run(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("run", "Attention over q, k and v in .npy or safetensors files");
-  verb->footer("Example: heddle run --q q.npy --k k.npy --v v.npy --causal bottom_right -o o.npy");
+  examples(*verb, {"heddle run --q q.npy --k k.npy --v v.npy --causal bottom_right -o o.npy",
+                   "heddle run --tensors qkv.safetensors --dtype f32 -o o.npy --lse lse.npy --json",
+                   "heddle run --q q.npy --k k.npy --v v.npy --device cuda -o o.npy"});
   const auto self = std::make_shared<Run>();
   self->add_to(*verb);
   verb->callback([self] { self->run(); });

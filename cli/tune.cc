@@ -4,6 +4,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "choices.h"
 #include "core/files.h"
 #include "cuda/backend.h"
 #include "cuda/common/tuning.h"
@@ -113,10 +114,10 @@ struct Tune {
 
 void add_tune(CLI::App& app) {
   CLI::App* verb = app.add_subcommand("tune", "Measure, on the current GPU, what the choice among candidates rests on");
-  verb->footer("Example: heddle tune --out h200.json && HEDDLE_TUNING=h200.json heddle info");
+  examples(*verb, {"heddle tune", "heddle tune --out h200.json && HEDDLE_TUNING=h200.json heddle info"});
   const auto self = std::make_shared<Tune>();
   self->common.add_to(*verb, /*runs_kernels=*/false);
-  verb->add_option("--out", self->out, "A file for HEDDLE_TUNING to name");
+  verb->add_option("--out", self->out, "A file for HEDDLE_TUNING to name")->type_name(kFile);
   verb->callback([self] { self->run(); });
 }
 

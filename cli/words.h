@@ -8,7 +8,7 @@
 namespace heddle::cli {
 
 // The name of the fewest edits from `word`, of which there may be two: letters inserted, removed, replaced or exchanged
-// with their neighbours. "" if there is none; a name as short as its edits is none.
+// with their neighbours. "" if there is none; a name of which that is half is none.
 std::string nearest(std::string_view word, const std::vector<std::string>& names);
 
 // "; did you mean NAME?", or nothing if there is none near.

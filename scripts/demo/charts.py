@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 
+from markupsafe import Markup
+
 from .units import count_text
 
 HEIGHT = 300  # of the plot, in pixels
@@ -115,7 +117,7 @@ def _frame(name: str, x: Axis, y: Axis, drawn: list[str], beside: str = "", ends
         if t in shown
     )
     y_labels = "".join(f'<span style="top:{y.at(t):.1f}px">{y.text(t)}</span>' for t in y.ticks)
-    return (
+    return Markup(
         f'<div class="chart{"" if ends else " alone"}" role="img" aria-label="{escape(name, quote=True)}"><div '
         f'class="ys">{y_labels}</div><div class="plot"><svg width="100%" '
         f'height="{HEIGHT}">{grid}{"".join(drawn)}</svg>{beside}</div><div class="ends">{ends}</div><div '
@@ -254,9 +256,9 @@ def _bar(label: str, note: str, drawn: str, value: str) -> str:
 
 
 def _bars(name: str, drawn: list[str]) -> str:
-    return (
-        f'<div class="bars" role="img" aria-label="{escape(name, quote=True)}">{"".join(drawn)}</div>' if drawn else ""
-    )
+    if not drawn:
+        return ""
+    return Markup(f'<div class="bars" role="img" aria-label="{escape(name, quote=True)}">{"".join(drawn)}</div>')
 
 
 def histogram(name: str, bins: list[list[int]], x_label: str) -> str:
@@ -272,7 +274,7 @@ def histogram(name: str, bins: list[list[int]], x_label: str) -> str:
     ticks = "".join(
         f'<span style="left:{100 * i / len(bins):.2f}%">{low}</span>' for i, (low, _) in enumerate(bins) if i % 4 == 0
     )
-    return (
+    return Markup(
         f'<div class="histogram" role="img" aria-label="{escape(name, quote=True)}"><div class="columns">{drawn}</div>'
         f'<div class="xs">{ticks}</div><div class="x-name">{escape(x_label)}</div></div>'
     )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from . import charts, encode
 from .charts import Series
-from .parts import card, disturbed, grid, rounds_text, section, table
-from .units import bytes_text, count_text, seconds_text, times_text
+from .parts import disturbed, rounds_text
+from .units import bytes_text, times_text
 
 
 def runs_of(report: dict) -> list[dict]:
@@ -30,30 +28,22 @@ def speed(run: dict, base: dict) -> str:
     return times_text(run["pieces_per_second"] / base["pieces_per_second"])
 
 
-def formats(report: dict) -> str:
+def formats(report: dict) -> dict | None:
     runs, base = runs_of(report), base_of(report)
     if not base:
-        return ""
-    chosen = next((r for r in runs if "allowed" in r), None)
-    said = (
-        f" The last was chosen by measured sensitivity for an error of {100 * chosen['allowed']:g} %: "
-        f"{100 * chosen['sample_error']:.2f} % on {chosen['sample']} sample pieces, {100 * chosen['error']:.2f} % on "
-        f"all of these; choosing took {seconds_text(chosen['choosing_seconds'])}."
-        if chosen
-        else ""
-    )
-    return section(
-        "The encoder, format by format",
-        f"all-MiniLM-L6-v2 over {base['pieces']} pieces of real text, {count_text(base['tokens'])} tokens. Linear "
-        "layers are quantised on load and multiplied as they are packed; embeddings and norms stay. Activations are "
-        "bfloat16, and float32 with the float32 weights and the chosen formats. What is compared is each piece's "
-        f"embedding with that in float32.{said}",
-        disturbed(encode.unequal(runs, ("attention",)), lambda i: label(runs[i])),
-        grid(2, *_bars(runs)),
-        _costs(runs, base),
-        _near(runs, base),
-        grid(2, _trade(runs), _which(runs)),
-    )
+        return None
+    speeds, peaks = _bars(runs)
+    return {
+        "base": base,
+        "chosen": next((r for r in runs if "allowed" in r), None),
+        "runs": runs,
+        "disturbed": disturbed(encode.unequal(runs, ("attention",)), lambda i: label(runs[i])),
+        "speed": speeds,
+        "memory": peaks,
+        "costs": _costs(runs, base),
+        "near": _near(runs),
+        "trade": _trade(runs),
+    }
 
 
 def _colour(run: dict) -> str:
@@ -72,53 +62,26 @@ def _bars(runs: list[dict]) -> tuple[str, str]:
         return f"linear layers {bytes_text(run['linear_bytes'])} of {bytes_text(run['weight_bytes'])} weights"
 
     return (
-        card(
-            "Speed",
-            "The best of up to three passes over the text.",
-            drawn("Speed", "pieces_per_second", lambda v: f"{v:.1f} pieces/s", rounds),
-        ),
-        card(
-            "Peak memory while encoding",
-            "Resident growth of a fresh process: weights, workspace and results.",
-            drawn("Peak memory", "peak", bytes_text, share),
-        ),
+        drawn("Speed", "pieces_per_second", lambda v: f"{v:.1f} pieces/s", rounds),
+        drawn("Peak memory", "peak", bytes_text, share),
     )
 
 
-def _costs(runs: list[dict], base: dict) -> str:
-    head = [
-        "",
-        "linear layers",
-        "saved",
-        "all weights",
-        "resident loaded",
-        "peak loading",
-        "peak encoding",
-        "pieces/s",
-        "over float32",
-    ]
-    rows = [
+def _costs(runs: list[dict], base: dict) -> list[list[str]]:
+    return [
         [
-            escape(label(r)), bytes_text(r["linear_bytes"]), f"{100 * saved(r, base):.0f} %",
+            label(r), bytes_text(r["linear_bytes"]), f"{100 * saved(r, base):.0f} %",
             bytes_text(r["weight_bytes"]), bytes_text(r["held"]), bytes_text(r["loading"]), bytes_text(r["peak"]),
             f"{r['pieces_per_second']:.1f}", speed(r, base),
         ]
         for r in runs
     ]  # fmt: skip
-    return card(
-        "What they cost",
-        "Linear layers as packed, with biases. Resident growth of a fresh process.",
-        table(head, rows),
-        True,
-    )
 
 
-def _near(runs: list[dict], base: dict) -> str:
-    most = base["retrieval"]["neighbours"]
-    head = ["", "mean cosine", "worst", "error", f"top {most}", "worst", "nearest", "Spearman", "worst"]
-    rows = [
+def _near(runs: list[dict]) -> list[list[str]]:
+    return [
         [
-            escape(label(r)), f"{r['cosine']['cosine_mean']:.5f}", f"{r['cosine']['cosine_least']:.5f}",
+            label(r), f"{r['cosine']['cosine_mean']:.5f}", f"{r['cosine']['cosine_least']:.5f}",
             f"{100 * r['error']:.2f} %",
             f"{100 * r['retrieval']['overlap_mean']:.1f} %", f"{100 * r['retrieval']['overlap_least']:.1f} %",
             f"{100 * r['retrieval']['nearest_same']:.1f} %", f"{r['retrieval']['spearman_mean']:.4f}",
@@ -126,14 +89,6 @@ def _near(runs: list[dict], base: dict) -> str:
         ]
         for r in runs
     ]  # fmt: skip
-    return card(
-        "What they keep",
-        f"Each piece in turn is a query over the others: top {most} is how much of its nearest {most} stays the same, "
-        "nearest how often the first does, Spearman the correlation of the whole ranking. The error is √(Σ|e − f|² / "
-        "Σ|f|²) over embeddings, f in float32.",
-        table(head, rows),
-        True,
-    )
 
 
 def _trade(runs: list[dict]) -> str:
@@ -150,31 +105,6 @@ def _trade(runs: list[dict]) -> str:
     ]
     if len(series) < 2:
         return ""
-    chart = charts.dots(
+    return charts.dots(
         "Error against bytes", series, "bytes of linear layers", lambda v: f"{100 * v:.3g} %", bytes_text
     )
-    return card(
-        "What bytes buy",
-        "The error of the embeddings against the bytes of linear layers. Both axes are logarithmic.",
-        chart,
-    )
-
-
-def _which(runs: list[dict]) -> str:
-    rows = [[escape(r["name"]), _rules(r), r["dtype"]] for r in runs]
-    return card(
-        "Which layers have which format",
-        "The first pattern that matches a layer's name decides.",
-        table(["", "layers", "activations"], rows, 3),
-    )
-
-
-def _rules(run: dict) -> str:
-    """Which layers have which format; of many patterns how many have each."""
-    rules = run["rules"]
-    if not rules:
-        return "as in the file"
-    if len(rules) <= 3:
-        return "<br>".join(f"<code>{escape(pattern)}</code> {escape(format)}" for pattern, format in rules.items())
-    formats = list(rules.values())
-    return ", ".join(f"{formats.count(format)} × {escape(format)}" for format in dict.fromkeys(formats))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from . import charts, html
 from .charts import Series
-from .parts import NOTHING, card, details, grid, left_out_card, left_out_line, section, spread_text, table, tiles, words
+from .parts import NOTHING, Cell, by_reason, missing, spread_text, stages
 from .sparse_measure import ALIKE, EXACT_ROWS, FORWARD, GRADIENTS, MODES, SHARING
 from .units import bytes_text, count_text, error_text, seconds_text, times_text
 
@@ -31,41 +29,28 @@ LEAST_CHANGE = 1e-3  # that charts show
 
 def page(report: dict) -> str:
     """The whole document; `report` as sparse.run returns it. A section without a measurement is left out."""
-    body = [
-        _header(report),
-        *(_costs(report, direction) for direction in (FORWARD, GRADIENTS)),
-        _changes(report),
-        _recall(report),
-        _rounding(report),
-        _gpu(report),
-        _conditions(report),
-    ]
-    return html.document(f"Heddle: native sparse attention on {escape(report['machine']['processor'])}", body)
-
-
-def _header(report: dict) -> str:
     form = report["form"]
-    left_out = left_out_line(report["left_out"], report["settings"]["budget_seconds"], "make demo-sparse")
-    said = html.measured(report, "this page") + left_out
-    said += (
-        "<p class='lede'><b>Native sparse attention is another function than dense attention</b>, made for models that are "
-        "trained with it: how far its results are from dense ones is no error, and no such figure stands here. "
-        "Errors below are of rounding; what sharing changes is measured against NSA without sharing. "
-        "What a model loses, no figure on this page says.</p>"
+    return html.document(
+        SPARSE,
+        "native sparse attention",
+        report,
+        PAGES,
+        title=_title(report),
+        tiles_of_page=list(_tiles(report)),
+        missing=missing(report["left_out"], report["settings"]["budget_seconds"]),
+        left_out=by_reason(report["left_out"]),
+        shared_rows=max(1, 64 // (form["heads"] // form["kv_heads"])),
+        modes=list(NAMES.values()),
+        costs=[_costs(report, direction) for direction in (FORWARD, GRADIENTS)],
+        changes=_changes(report["changes"]),
+        least_change=_percent(LEAST_CHANGE),
+        recall=_recall(report["recall"]),
+        exact_rows=EXACT_ROWS,
+        rounding=_rounding(report["rounding"]),
+        gpus=[_gpu(report["gpu"], gpu) for gpu in dict.fromkeys(row["gpu"] for row in report["gpu"])],
+        stages=stages(report),
+        resident_how=next((p["resident_how"] for p in report["memory"]), "VmHWM"),
     )
-    said += words(
-        {
-            "dense": "<code>heddle.attention</code> under a causal mask.",
-            "NSA": f"<code>heddle.nsa.parallel_nsa</code>: three gated branches: pooled blocks, {form['blocks']} chosen blocks of "
-            f"{form['block_size']} keys, and a window of {form['window']}.",
-            "seed, seed_4_3": "NSA in which odd rows copy even ones' gated output: in the chosen blocks and the window, or "
-            "in all three branches.",
-            "fast": f"NSA in which each {max(1, 64 // (form['heads'] // form['kv_heads']))} rows share the chosen blocks and nothing else.",
-            "shapes": f"float32, batch 1, {form['heads']} query heads over {form['kv_heads']} key/value heads, head size "
-            f"{form['head_size']}.",
-        }
-    )
-    return f"<header>{html.brand(report, SPARSE, PAGES)}<h1>{_title(report)}</h1>{said}{tiles(list(_tiles(report)))}</header>"
 
 
 def _at(points: list[dict], direction: str) -> dict:
@@ -83,13 +68,12 @@ def _longest(points: list[dict], direction: str) -> tuple[int, dict] | None:
     return max(both.items(), key=lambda pair: pair[0]) if both else None
 
 
-def _title(report: dict) -> str:
+def _title(report: dict) -> dict | None:
     far = _longest(report["times"], FORWARD)
     if not far:
-        return "Native sparse attention, measured here"
+        return None
     length, modes = far
-    ratio = modes["dense"]["seconds"] / modes["nsa"]["seconds"]
-    return f"At length {count_text(length)}, native sparse attention has <em>{times_text(ratio)} the speed</em> of dense attention"
+    return {"length": length, "ratio": modes["dense"]["seconds"] / modes["nsa"]["seconds"]}
 
 
 def _tiles(report: dict):
@@ -130,93 +114,69 @@ def _line(points: list[dict], key: str, direction: str, note) -> list[Series]:
     return found
 
 
-def _costs(report: dict, direction: str) -> str:
+def _costs(report: dict, direction: str) -> dict:
     """Time and memory against length."""
-    times, memory = report["times"], report["memory"]
     title = TITLES[direction]
-    time_chart = charts.lines(
-        f"{title}: seconds against length",
-        _line(times, "seconds", direction, lambda p: f"least of {p['rounds']}, median {seconds_text(p['median'])}"),
-        "length",
-        seconds_text,
-    )
-    memory_chart = charts.lines(
-        f"{title}: bytes beside operands and results against length",
-        _line(
-            memory,
-            "beside",
-            direction,
-            lambda p: f"operands {bytes_text(p['inputs'])}, results {bytes_text(p['results'])}",
+    times, memory = ([p for p in report[what] if p["direction"] == direction] for what in ("times", "memory"))
+    return {
+        "title": title,
+        "gradients": direction == GRADIENTS,
+        "spread": spread_text(times),
+        "time": charts.lines(
+            f"{title}: seconds against length",
+            _line(times, "seconds", direction, lambda p: f"least of {p['rounds']}, median {seconds_text(p['median'])}"),
+            "length",
+            seconds_text,
         ),
-        "length",
-        bytes_text,
-        base=2,
-    )
-    gates = " NSA's gradients are of the gates, too." if direction == GRADIENTS else ""
-    own = [p for p in times if p["direction"] == direction]
-    return section(
-        title,
-        spread_text(own),
-        grid(
-            2,
-            card(
-                "Time",
-                "Least of several rounds, the modes in turn; a whisker reaches to the median." + gates,
-                time_chart,
+        "memory": charts.lines(
+            f"{title}: bytes beside operands and results against length",
+            _line(
+                memory,
+                "beside",
+                direction,
+                lambda p: f"operands {bytes_text(p['inputs'])}, results {bytes_text(p['results'])}",
             ),
-            card(
-                "Memory",
-                "By which a call's resident memory grew at its peak, less the results: kernels' workspaces, the branches' "
-                "outputs, copies of torch"
-                + (", and what is kept for the gradients." if direction == GRADIENTS else "."),
-                memory_chart,
-            ),
+            "length",
+            bytes_text,
+            base=2,
         ),
-        _table(own, "seconds", "Time", seconds_text, "dense"),
-        _table([p for p in memory if p["direction"] == direction], "beside", "Memory", bytes_text, "nsa"),
-        details("How they grow", _laws(report["laws"][direction])),
-    )
+        "times": _rows(times, "seconds", seconds_text, "dense"),
+        "bytes": _rows(memory, "beside", bytes_text, "nsa"),
+        "laws": _laws(report["laws"][direction]),
+    }
 
 
-def _table(points: list[dict], key: str, name: str, text, beside: str) -> str:
+def _rows(points: list[dict], key: str, text, beside: str) -> list[list]:
     """The modes' figures, and how many times that of the mode `beside` each is, but for dense attention's."""
     rows = []
     for length in sorted({p["length"] for p in points}):
         own = {p["method"]: p[key] for p in points if p["length"] == length}
         base = own.get(beside)
-        rows.append(
-            [count_text(length)]
-            + [
-                NOTHING
-                if mode not in own
-                else text(own[mode])
-                + (
-                    f"<small>{times_text(own[mode] / base)} of {NAMES[beside]}</small>"
-                    if base and mode not in ("dense", beside)
-                    else ""
-                )
-                for mode in MODES
-            ]
-        )
-    return details(f"{name} in figures", table(["length", *NAMES.values()], rows))
+        cells = []
+        for mode in MODES:
+            note = ""
+            if mode in own and base and mode not in ("dense", beside):
+                note = f"{times_text(own[mode] / base)} of {NAMES[beside]}"
+            cells.append(Cell(text(own[mode]), note) if mode in own else NOTHING)
+        rows.append([count_text(length), *cells])
+    return rows
 
 
-def _laws(fits: list[dict]) -> str:
-    rows = [
+def _laws(fits: list[dict]) -> list[list]:
+    return [
         [NAMES[f["method"]]]
         + [f"T^{f[key]['exponent']:.2f}" if f[key] else NOTHING for key in ("seconds", "workspace")]
         for f in fits
         if f["seconds"] or f["workspace"]
     ]
-    return table(["mode", "time grows as", "memory beside grows as"], rows)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _changes(report: dict) -> str:
-    points = report["changes"]
+def _changes(points: list[dict]) -> list[tuple[str, str]]:
+    """Kinds of tensors, and a chart of each."""
     drawn = []
     for kind, said in KINDS.items():
         series = [
@@ -228,49 +188,21 @@ def _changes(report: dict) -> str:
             for mode in SHARING
         ]
         chart = charts.lines(f"What sharing changes, {said}", series, "length", _percent, floor=LEAST_CHANGE)
-        drawn.append(card(said[0].upper() + said[1:], "", chart))
-    return section(
-        "What sharing changes",
-        "‖y − y<sub>NSA</sub>‖ / ‖y<sub>NSA</sub>‖ over all rows of the same tensors, anchors included, which share with nobody "
-        "and do not change. No tensors of a model: on random normals a row and its neighbour have nothing in common, the worst "
-        "case of copying; the second kind is made so that neighbours resemble each other. Values here change along "
-        "as queries do. Where the list has room for every block, shared lists change nothing; what is below "
-        f"{_percent(LEAST_CHANGE)} is drawn there. A model's own layers are asked with <code>heddle.nsa.sharing_report</code>.",
-        grid(2, *drawn),
-    )
+        drawn.append((said, chart))
+    return drawn
 
 
-def _recall(report: dict) -> str:
-    rows = [
+def _recall(points: list[dict]) -> list[list[str]]:
+    return [
         [
             count_text(p["length"]), KINDS[p["kind"]], f"{p['similarity']:.2f}", f"{100 * p['overlap']:.1f} %",
             f"{100 * p['own_mass']:.1f} %", f"{100 * p['anchor_mass']:.1f} %",
         ]
-        for p in report["recall"]
+        for p in points
     ]  # fmt: skip
-    if not rows:
-        return ""
-    first = report["recall"][0]
-    return section(
-        "How much of dense attention's mass the chosen blocks have",
-        f"Means over heads and {first['rows']} rows that are no anchors, with a query stride of {first['stride']}: of "
-        "dense attention's probability, what lies on the blocks that a row chose for itself, and on its anchor's. "
-        "It describes these tensors, and is no measure of quality.",
-        card(
-            "heddle.nsa.sharing_report",
-            "",
-            table(
-                ["length", "tensors", "cosine of q and its anchor's", "own blocks in the anchor's list", "mass on the own list", "mass on the anchor's"],
-                rows,
-                2,
-            ),
-            True,
-        ),
-    )  # fmt: skip
 
 
-def _rounding(report: dict) -> str:
-    points = report["rounding"]
+def _rounding(points: list[dict]) -> dict:
     lengths = sorted({p["length"] for p in points})
     found = {(p["method"], p["length"]): p["error"] for p in points}
     rows = [
@@ -278,44 +210,21 @@ def _rounding(report: dict) -> str:
         for mode in MODES
         if any((mode, s) in found for s in lengths)
     ]
-    return section(
-        "Rounding errors",
-        f"Relative (Frobenius), on random normals. Dense: against float64 on {EXACT_ROWS} rows of all heads. NSA and its ways "
-        "of sharing: each against the naive function of the same meaning in float64, on all rows of one key/value head, at "
-        "short lengths, since that function is slow; a block that was chosen otherwise for the scores' rounding would count "
-        "as error.",
-        card("Against float64", "", table(["", *map(count_text, lengths)], rows), True),
-    )
+    return {"lengths": [count_text(s) for s in lengths], "rows": rows}
 
 
-def _gpu(report: dict) -> str:
-    title, rows = "On GPUs", report["gpu"]
-    if not rows:
-        return (
-            f"<h2>{title}</h2><p class='sub'>Not measured: no result file of a GPU in <code>bench/results</code> has rows of "
-            "native sparse attention. <code>make bench-gpu</code> writes them.</p>"
-        )
-    sections = []
-    for gpu in dict.fromkeys(row["gpu"] for row in rows):
-        own = [row for row in rows if row["gpu"] == gpu]
-        files = ", ".join(
-            f"<code>{escape(file)}</code> ({escape(date)})"
-            for file, date in dict.fromkeys((row["file"], row["date"][:10]) for row in own)
-        )
-        older = " † measured on older sources." if any(row["older"] for row in own) else ""
-        sections.append(
-            section(
-                f"{title}: {escape(gpu)}",
-                f"Not measured by this page: rows of bench/results: {files}. bfloat16, head size 128. Backward rows are of "
-                f"gradients alone, without the forward.{older}",
-                grid(2, *_gpu_charts(own)),
-                details("Every row", _gpu_table(own)),
-            )
-        )
-    return "".join(sections)
+def _gpu(rows: list[dict], gpu: str) -> dict:
+    own = [row for row in rows if row["gpu"] == gpu]
+    return {
+        "name": gpu,
+        "files": list(dict.fromkeys((row["file"], row["date"][:10]) for row in own)),
+        "older": any(row["older"] for row in own),
+        "charts": _gpu_charts(own),
+        "rows": [_gpu_row(row) for row in own],
+    }
 
 
-def _gpu_charts(rows: list[dict]) -> list[str]:
+def _gpu_charts(rows: list[dict]) -> list[tuple[str, str]]:
     """Time against length: a chart for each form and direction, ways of sharing in it."""
     whole = [row for row in rows if "form" in row and row["unit"] == "ms"]
     drawn = []
@@ -333,60 +242,24 @@ def _gpu_charts(rows: list[dict]) -> list[str]:
                 points.setdefault(kind, []).append((row["length"], ms / 1e3))
         series = [Series(name, found, colour) for (name, colour), found in points.items()]
         chart = charts.lines(f"{form}, {direction}: time against length", series, "length", seconds_text)
-        drawn.append(card(f"{direction.capitalize()}, {escape(form)}", "", chart))
+        drawn.append((f"{direction.capitalize()}, {form}", chart))
     return drawn
 
 
-def _gpu_table(rows: list[dict]) -> str:
-    listed = []
-    for row in rows:
-        own = row["figures"].get("heddle")
-        others = [
-            f"{escape(CONTENDERS.get(name, (name, ''))[0])} {_figure(value, row['unit'])}"
-            for name, value in row["figures"].items()
-            if name != "heddle"
-        ]
-        others += [
-            f"{escape(CONTENDERS.get(name, (name, ''))[0])}: {escape(why)}" for name, why in row["absent"].items()
-        ]
-        listed.append(
-            [
-                escape(row["name"]) + (" †" if row["older"] else ""),
-                _figure(own, row["unit"]) if own is not None else NOTHING,
-                "<br>".join(others) or NOTHING,
-            ]
-        )
-    return table(["row", "Heddle", "others"], listed, 3, text=True)
+def _gpu_row(row: dict) -> dict:
+    own = row["figures"].get("heddle")
+    others = [
+        f"{CONTENDERS.get(name, (name, ''))[0]} {_figure(value, row['unit'])}"
+        for name, value in row["figures"].items()
+        if name != "heddle"
+    ]
+    others += [f"{CONTENDERS.get(name, (name, ''))[0]}: {why}" for name, why in row["absent"].items()]
+    return {
+        "name": row["name"] + (" †" if row["older"] else ""),
+        "heddle": _figure(own, row["unit"]) if own is not None else NOTHING,
+        "others": others,
+    }
 
 
 def _figure(value: float, unit: str) -> str:
     return bytes_text(value * 2**20) if unit == "MiB" else seconds_text(value / 1e3)
-
-
-def _conditions(report: dict) -> str:
-    how = next((p["resident_how"] for p in report["memory"]), "VmHWM")
-    stages = [[escape(s["name"]), f"{s['seconds']:.0f} s", f"{s['allowed']:.0f} s"] for s in report["stages"]]
-    stages.append(["measuring, in all", f"{report['seconds']:.0f} s", f"{report['settings']['budget_seconds']:.0f} s"])
-    if report["build_seconds"] is not None:
-        stages.append(["building, before it", f"{report['build_seconds']:.0f} s", "not counted"])
-    return (
-        section(
-            "Conditions",
-            "",
-            card(
-                "How it was measured",
-                "",
-                '<ul class="plain"><li>Memory: every point is one call in a process of its own, after a call of two rows; '
-                f"peaks are from {escape(how)}, less what was resident before the call, and less the result or, with "
-                "gradients, the result and all gradients. The gradient that comes in is an operand. Large "
-                "allocations do not use pages again that an earlier one "
-                "left.</li><li>Times are of the least round: on a machine that others use, differences of a tenth mean "
-                "little.</li><li>Gates are sigmoids of normals.</li></ul>",
-                True,
-            ),
-            card("Where the time went", "", table(["stage", "took", "was allowed"], stages), True),
-            left_out_card(report["left_out"]),
-        )
-        + f"<footer>All figures are in <code>sparse.json</code> beside this page. <a href='{html.INDEX}'>Dense attention</a> "
-        f"and <a href='{html.LOWBIT}'>low-bit weights</a> have pages of their own, which <code>make demo</code> writes.</footer>"
-    )

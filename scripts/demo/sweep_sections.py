@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from . import charts
 from .charts import Series
 from .laws import FIT_FROM, LEAST_LENGTHS
-from .parts import DTYPE, NOTHING, card, details, grid, kind_text, rounds_text, section, spread_text, table, verdict
+from .parts import DTYPE, NOTHING, Cell, kind_text, rounds_text, spread_text, verdict
 from .units import bytes_text, count_text, error_text, seconds_text, times_text
 
 
-def legend(torch: bool = False, law: bool = False) -> str:
-    kinds = [(m, d) for m in ("flash", "baseline") + (("torch",) if torch else ()) for d in ("float32", "bfloat16")]
-    entries = [
-        f'<span><i class="c-{m}{" dash" if d != "float32" else ""}"></i>{kind_text(m, d)}</span>' for m, d in kinds
-    ]
-    if law:
-        entries.append('<span><i class="c-law dash"></i>the law 4·B·H·S²</span>')
-    return f'<div class="legend">{"".join(entries)}</div>'
+@dataclass
+class Curves:
+    """A chart, and its figures in a fold below it."""
+
+    title: str
+    chart: str  # "" if nothing was measured
+    fold: str
+    head: list[str]
+    rows: list[list]
+    left: int = 1
 
 
 def _kinds(points: list[dict]) -> list[tuple[str, str]]:
@@ -41,50 +45,46 @@ def _rounds(point: dict) -> str:
     return f"{rounds_text(point['median'], point['rounds'])}\n{point['gflops']:.0f} GFLOP/s"
 
 
-def _pivot(points: list[dict], row: str, value: str, head: str) -> str:
+def _pivot(points: list[dict], row: str, value: str, head: str) -> tuple[list[str], list[list]]:
     """A line for each value of `row`, a column for each kind; the least is marked, and times have their median."""
     kinds, rows = _kinds(points), []
     for at in sorted({p[row] for p in points}):
         own = {(p["method"], p["dtype"]): p for p in points if p[row] == at}
         least = min(p[value] for p in own.values())
-        cells = [
-            ("!" if own[k][value] == least else "") + _value(own[k], value) if k in own else NOTHING for k in kinds
-        ]
+        cells = [replace(_value(own[k], value), best=own[k][value] == least) if k in own else NOTHING for k in kinds]
         rows.append([count_text(at), *cells])
-    return table([head, *(kind_text(*k) for k in kinds)], rows)
+    return [head, *(kind_text(*k) for k in kinds)], rows
 
 
-def _value(point: dict, value: str) -> str:
+def _value(point: dict, value: str) -> Cell:
     if value != "seconds":
-        return bytes_text(point[value])
-    return f"{seconds_text(point['seconds'])}<small>{rounds_text(point['median'], point['rounds'])}</small>"
+        return Cell(bytes_text(point[value]))
+    return Cell(seconds_text(point["seconds"]), rounds_text(point["median"], point["rounds"]))
 
 
-def length(report: dict) -> str:
-    shape, points = report["sweep"]["shape"], report["sweep"]["length"]
-    cards = grid(2, _time(points), *_memory(report), _errors(report["errors"]))
-    sub = (
-        f"Batch 1, {shape['heads']} heads, head size {shape['head_size']} for time and error; one head for memory. "
-        "Both axes are logarithmic, so a power law is a straight line."
-    )
-    keys = legend(torch=True, law=bool(report["laws"]["score_buffer"]["rows"]))
-    return section("Against length", sub, cards and keys + cards, _ratios(report), _laws(report))
+def length(report: dict) -> dict:
+    points = report["sweep"]["length"]
+    workspace, resident = _memory(report)
+    return {
+        "time": _time(points),
+        "spread": spread_text(points),
+        "workspace": workspace,
+        "resident": resident,
+        "errors": _errors(report["errors"]),
+        "has_law": bool(report["laws"]["score_buffer"]["rows"]),
+        "ratios": _ratios(report),
+        "laws": _laws(report),
+    }
 
 
-def _time(points: list[dict]) -> str:
+def _time(points: list[dict]) -> Curves:
     chart = charts.lines(
         "Time of one call against length", _series(points, "length", "seconds", _rounds), "length", seconds_text
     )
-    sub = (
-        "The least of several rounds, all methods in turn in every round; a stroke reaches up to the median. "
-        + spread_text(points)
-    )
-    return card(
-        "Time of one call", sub, chart and chart + details("Times", _pivot(points, "length", "seconds", "length"))
-    )
+    return Curves("Time of one call", chart, "Times", *_pivot(points, "length", "seconds", "length"))
 
 
-def _memory(report: dict) -> tuple[str, str]:
+def _memory(report: dict) -> tuple[Curves, Curves]:
     memory = report["memory"]
     buffer = [r for r in report["laws"]["score_buffer"]["rows"] if r["dtype"] == "float32"]
     law = Series("4·B·H·S²", [(r["length"], r["law"]) for r in buffer], "c-law", True)
@@ -106,22 +106,14 @@ def _memory(report: dict) -> tuple[str, str]:
         ]
         for p in memory
     ]  # fmt: skip
-    held = table(["length", "method", "q, k, v", "output", "workspace", "allocated", "resident"], rows, 2)
+    head = ["length", "method", "q, k, v", "output", "workspace", "allocated", "resident"]
     return (
-        card(
-            "Workspace",
-            "Scratch that a call allocates besides its tensors.",
-            chart and chart + details("Workspace", _pivot(memory, "length", "workspace", "length")),
-        ),
-        card(
-            "Resident growth",
-            "By how much the process's peak rose during the call: output and workspace.",
-            resident and resident + details("Memory, allocated and resident", held),
-        ),
+        Curves("Workspace", chart, "Workspace", *_pivot(memory, "length", "workspace", "length")),
+        Curves("Resident growth", resident, "Memory, allocated and resident", head, rows, 2),
     )
 
 
-def _errors(errors: list[dict]) -> str:
+def _errors(errors: list[dict]) -> Curves:
     series = _series(errors, "length", "own", lambda p: f"plain torch: {error_text(p['plain'])}")
     chart = charts.lines("Relative error against length", series, "length", error_text)
     rows = [
@@ -133,14 +125,10 @@ def _errors(errors: list[dict]) -> str:
         for e in errors
     ]  # fmt: skip
     head = ["length", "method", "error", "plain torch", "ratio", "largest element", "with rounding of q, k, v"]
-    return card(
-        "Error",
-        "Against a float64 computation on the same operands, relative (Frobenius).",
-        chart and chart + details("Errors, beside plain torch in the same dtype", table(head, rows, 2)),
-    )
+    return Curves("Error", chart, "Errors, beside plain torch in the same dtype", head, rows, 2)
 
 
-def _ratios(report: dict) -> str:
+def _ratios(report: dict) -> dict:
     ratio_of = {(r["length"], r["dtype"]): r for r in report["ratios"]}
     dtypes = [d for d in DTYPE if any(r["dtype"] == d for r in report["ratios"])]
     keys = {
@@ -154,15 +142,14 @@ def _ratios(report: dict) -> str:
         for s in sorted({s for s, _ in ratio_of})
     ]
     head = ["length", *(f"{words}, {DTYPE[d]}" for words in keys.values() for d in dtypes)]
-    sub = f"Time with {report['sweep']['shape']['heads']} heads, memory with one; less than the baseline."
-    return card("How many times faster and smaller flash is", sub, table(head, rows), True)
+    return {"head": head, "rows": rows}
 
 
-def _ratio(row: dict | None, key: str) -> str:
+def _ratio(row: dict | None, key: str) -> str | Cell:
     return times_text(row[key]) if row and row[key] else NOTHING
 
 
-def _laws(report: dict) -> str:
+def _laws(report: dict) -> dict:
     checked = report["laws"]["score_buffer"]
     rows = [
         [
@@ -184,78 +171,51 @@ def _laws(report: dict) -> str:
         ]
         for r in checked["rows"]
     ]  # fmt: skip
-    fitted = table(["", "time", "time, one head", "workspace", "resident"], rows)
-    return card(
-        "The laws",
-        f"Exponents of the length, fitted on logarithms over lengths from {FIT_FROM}, at least {LEAST_LENGTHS} of "
-        "them. 2 means that twice the length takes four times as much.",
-        fitted
-        and fitted
-        + f"<p class='judged'>The baseline's score buffer is 4·B·H·S² bytes: {verdict(checked['baseline_holds'])} (it "
-        "must within 1 % at each of these lengths). Flash's workspace does not grow as S²: "
-        f"{verdict(checked['flash_holds'])} (it must grow less than the length "
-        f"does{': ' + growth if growth else ''}).</p>"
-        + details(
-            "The score buffer, law and measured",
-            table(["length", "dtype", "4·B·H·S²", "scores", "ratio", "scratch", "workspace"], buffer, 2),
-        ),
-        True,
-    )
-
-
-def _fit(fit: dict | None) -> str:
-    if not fit:
-        return '<span class="none">not measured</span>'
-    return f"{fit['exponent']:.2f}<small>R² {fit['r2']:.3f}, {fit['points']} lengths</small>"
-
-
-def axes(report: dict) -> str:
-    found, shape = report["sweep"], report["sweep"]["shape"]
-    base = f"length {count_text(shape['middle'])}"
-    names = {
-        "batch": ("Batch", f"{shape['heads']} heads, {base}"),
-        "heads": ("Heads", f"batch 1, {base}"),
-        "head_size": ("Head size", f"{shape['heads']} heads, {base}"),
+    return {
+        "fit_from": FIT_FROM,
+        "least_lengths": LEAST_LENGTHS,
+        "rows": rows,
+        "baseline": verdict(checked["baseline_holds"]),
+        "flash": verdict(checked["flash_holds"]),
+        "growth": growth,
+        "buffer": buffer,
     }
-    cards = []
-    for key, (title, sub) in names.items():
+
+
+def _fit(fit: dict | None) -> Cell:
+    if not fit:
+        return Cell("not measured", look="none")
+    return Cell(f"{fit['exponent']:.2f}", f"R² {fit['r2']:.3f}, {fit['points']} lengths")
+
+
+def axes(report: dict) -> dict:
+    found = report["sweep"]
+    curves = {}
+    for key, title in {"batch": "Batch", "heads": "Heads", "head_size": "Head size"}.items():
         chart = charts.lines(title, _series(found[key], key, "seconds", _rounds), title.lower(), seconds_text)
-        cards.append(
-            card(title, sub, chart and chart + details("Times", _pivot(found[key], key, "seconds", title.lower())))
-        )
-    drawn = grid(3, *cards)
-    return section(
-        "One thing at a time",
-        f"From {shape['heads']} heads, {base}, head size {shape['head_size']}, one extent changes.",
-        drawn and legend() + drawn,
-        grid(2, *_batches(found)),
-    )
+        curves[key] = Curves(title, chart, "Times", *_pivot(found[key], key, "seconds", title.lower()))
+    return curves | {"throughput": _throughput(found["batches"]), "best_batches": _best_batches(found["best_batch"])}
 
 
-def _batches(found: dict) -> tuple[str, str]:
-    flash = [p for p in found["batches"] if (p["method"], p["dtype"]) == ("flash", "float32")]
-    lengths = sorted({p["length"] for p in flash})
-    throughput = [
+def _throughput(batches: list[dict]) -> str:
+    flash = [p for p in batches if (p["method"], p["dtype"]) == ("flash", "float32")]
+    series = [
         Series(
             f"length {s}",
             [(p["batch"], p["batch"] * p["length"] / p["seconds"]) for p in flash if p["length"] == s],
             "c-flash",
         )
-        for s in lengths
+        for s in sorted({p["length"] for p in flash})
     ]
-    rows = [
+    return charts.lines("Tokens per second against batch, flash fp32", series, "batch", lambda v: count_text(v) + "/s")
+
+
+def _best_batches(best: list[dict]) -> list[list[str]]:
+    return [
         [
             count_text(b["length"]), kind_text(b["method"], b["dtype"]), str(b["batch"]),
             count_text(b["tokens_per_second"]),
             times_text(b["gain_over_batch_1"]), str(b["largest_tried"]),
         ]
-        for b in found["best_batch"]
+        for b in best
     ]  # fmt: skip
-    chart = charts.lines(
-        "Tokens per second against batch, flash fp32", throughput, "batch", lambda v: count_text(v) + "/s"
-    )
-    head = ["length", "method", "best batch", "tokens/s", "over batch 1", "largest tried"]
-    return (
-        card("Tokens per second against batch", "flash fp32; one line a length.", chart),
-        card("Best batch size", "The smallest batch within 3 % of the most tokens per second.", table(head, rows, 2)),
-    )

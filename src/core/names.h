@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/check.h"
 
@@ -25,6 +26,13 @@ Value value_named(const NamedValue<Value> (&table)[kCount], std::string_view nam
     known += (known.empty() ? "" : ", ") + std::string(named.name);
   }
   throw Error(text("[", operation, "] ", what, " is '", name, "': it must be one of ", known));
+}
+
+template <class Value, std::size_t kCount>
+std::vector<std::string> names_in(const NamedValue<Value> (&table)[kCount]) {
+  std::vector<std::string> names;
+  for (const NamedValue<Value>& named : table) names.emplace_back(named.name);
+  return names;
 }
 
 template <class Value, std::size_t kCount>

@@ -5,6 +5,7 @@
 
 #include "core/check.h"
 #include "core/names.h"
+#include "lowbit/rules.h"
 #include "lowbit/scale_rules.h"
 
 namespace heddle::lowbit {
@@ -78,12 +79,9 @@ std::string name_of(const Format& format) {
   throw Error("[lowbit] format is none that has a name: take one from format_named()");
 }
 
-std::vector<std::string> format_names() {
-  std::vector<std::string> names;
-  for (const NamedValue<Format>& named : kFormats) names.emplace_back(named.name);
-  return names;
-}
+std::vector<std::string> format_names() { return names_in(kFormats); }
 
+std::vector<std::string> rule_names() { return names_in(kRules); }
 ScaleRule rule_named(std::string_view name) { return value_named(kRules, name, "lowbit", "rule"); }
 const char* name_of(ScaleRule rule) { return name_in(kRules, rule); }
 

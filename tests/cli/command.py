@@ -31,8 +31,18 @@ def run_json(*arguments, **environment):
     return json.loads(run(*arguments, "--json", **environment))
 
 
+def examples(*verb):
+    """The lines of a verb's help that show how it is used."""
+    text = run(*verb, "--help")
+    assert "--json" in text or verb == ("completion",), text
+    lines = text.split("\nExamples:\n")[1].splitlines()
+    assert 2 <= len(lines) <= 3 and all(line.startswith("  ") for line in lines)
+    assert all(f"heddle {' '.join(verb)}" in line or verb == ("explain",) for line in lines), lines
+    return [line.strip() for line in lines]
+
+
 def built_with_cases():
-    return subprocess.run([CLI, "check", "--list"], capture_output=True).returncode == 0
+    return "(not in this build)" not in run("--help")
 
 
 def softmax_attention(q, k, v, *, causal=False, bias=None, mask=None):

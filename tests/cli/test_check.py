@@ -99,5 +99,6 @@ def test_check_lists_every_operation():
 def test_check_refuses_an_empty_choice():
     if built_with_cases():
         assert "no case of the table is left" in run("check", "--name", "nonesuch", code=2)
-        assert "none of the chosen cases has a candidate" in run("check", "--name", "s64_d64_f32", "--candidate", "x",
-                                                                 code=2)  # fmt: skip
+        asked = ["check", "--name", "s64_d64_f32", "--candidate"]
+        assert "none of the chosen cases has a candidate" in run(*asked, "naive_cuda", code=2)
+        assert "--candidate is 'x': it must be one of cpu, " in run(*asked, "x", code=2)

@@ -6,8 +6,10 @@ import os
 import resource
 import subprocess
 
+import numpy as np
 import pytest
-from command import CLI, WITHOUT_CUDA, needs_command, run, run_json
+from command import CLI, WITHOUT_CUDA, built_with_cases, examples, needs_command, run, run_json, save
+from safetensors.numpy import save_file
 
 pytestmark = needs_command
 
@@ -15,12 +17,56 @@ pytestmark = needs_command
 # ---------------------------------------------------------------------------------------------------------------- help
 
 
-@pytest.mark.parametrize("verb", ["doctor", "info", "run", "bench", "check", "tune", "explain", "memory", "quantize"])
-def test_every_verb_has_help_and_json(verb):
-    assert verb in run("--help")
-    text = run(verb, "--help")
-    assert "--json" in text and "Usage: heddle " + verb in text
-    assert text.rstrip().splitlines()[-1].startswith(f"Example: heddle {verb} ")
+VERBS = ["doctor", "info", "run", "bench", "check", "tune", "explain", "memory", "quantize", "completion"]
+BELOW = {
+    "bench": "linear",
+    "explain": "sparse pool select step merge linear rotary append append-int4 attention-int4 quantize dequantize unpack",
+}
+ALL = [(verb,) for verb in VERBS] + [(verb, sub) for verb, below in BELOW.items() for sub in below.split()]
+
+
+def test_help_names_every_verb():
+    for path in [(), *((verb,) for verb in BELOW)]:
+        names = run(*path, "--help").split("Subcommands:\n")[1].split("\n\n")[0]
+        assert [line.split()[0] for line in names.splitlines()] == [p[-1] for p in ALL if p[:-1] == path]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """One that has what examples name."""
+    random = np.random.default_rng(7)
+    tensors = {name: random.standard_normal((1, 33, 2, 16)).astype(np.float32) for name in "qkv"}
+    save(tmp_path, **tensors)
+    save_file(tensors, tmp_path / "qkv.safetensors")
+    weights = {
+        f"model.layers.0.{name}.weight": random.standard_normal((64, 128)).astype(np.float32)
+        for name in ("mlp.up_proj", "mlp.down_proj", "embed")
+    }
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "Llama-3.2-1B").mkdir()
+    save_file(weights, tmp_path / "Llama-3.2-1B" / "model.safetensors")
+    for home in (".local/share/bash-completion/completions", ".zfunc", ".config/fish/completions"):
+        (tmp_path / home).mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("verb", ALL, ids=" ".join)
+def test_examples_of_help_run(folder, verb):
+    (folder / "heddle").symlink_to(CLI)
+    if verb[0] in ("check", "tune") and not built_with_cases():
+        pytest.skip("this build has no cases")
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    gpus = run_json("info")["gpu"]["gpus"]
+    for line in examples(*verb):
+        if gpus and (verb == ("tune",) or "cuda" in line):
+            continue  # they take minutes there; the tests on a GPU run their kin
+        quick = line + " --seconds 0" if verb[0] == "bench" else line
+        done = subprocess.run(
+            ["bash", "-c", quick], cwd=folder, capture_output=True, text=True, timeout=300,
+            env={**os.environ, "PATH": path, "HOME": str(folder)},
+        )  # fmt: skip
+        absent = verb == ("tune",) or "--device cuda" in line
+        assert done.returncode == (3 if absent else 0), f"{quick}\n{done.stdout}\n{done.stderr}"
 
 
 def test_version():
@@ -57,10 +103,42 @@ def test_unknown_subcommands_are_named(word, end):
         (["explain", "linaer"], "unknown subcommand 'linaer'; did you mean linear?"),
         (["explain", "weave"], "unknown subcommand 'weave'"),
         (["info", "extra"], "The following argument was not expected: extra"),
+        (["bench", "linaer"], "unknown subcommand 'linaer'; did you mean linear?"),
     ],
 )
 def test_unknown_flags_and_words_are_named(words, what):
     assert run(*words, code=2).splitlines()[0] == what
+
+
+@pytest.mark.parametrize(
+    "words, flag, value, meant",
+    [
+        (["explain", "--dtype", "bf61"], "--dtype", "bf61", "bf16"),
+        (["explain", "--causal", "topleft"], "--causal", "topleft", "top_left"),
+        (["explain", "--method=flahs"], "--method", "flahs", "flash"),
+        (["explain", "--force", "sm9O"], "--force", "sm9O", "sm90"),
+        (["explain", "--gpu", "H100"], "--gpu", "H100", "h100"),
+        (["explain", "--pass", "bakward"], "--pass", "bakward", "backward"),
+        (["explain", "linear", "--format", "nvpf4"], "--format", "nvpf4", "nvfp4"),
+        (["explain", "linear", "--activation", "gelu_ref"], "--activation", "gelu_ref", "gelu_erf"),
+        (["explain", "linear", "--norm", "rmsnorm"], "--norm", "rmsnorm", "rms_norm"),
+        (["explain", "unpack", "--order", "row16"], "--order", "row16", "rows16"),
+        (["bench", "--dtype", "f32", "bf61"], "--dtype", "bf61", "bf16"),
+        (["quantize", "model", "--rule", "foursix"], "--rule", "foursix", "four_six"),
+        (["info", "--target", "avx3"], "--target", "avx3", "avx2"),
+        (["completion", "bahs"], "shell", "bahs", "bash"),
+        (["memory", "--dtype", "complex"], "--dtype", "complex", None),
+    ],
+)
+def test_unknown_values_are_named(words, flag, value, meant):
+    said = run(*words, code=2)
+    assert said.startswith(f"heddle: {flag} is '{value}': it must be one of ")
+    assert said.rstrip().endswith(f"; did you mean {meant}?") if meant else "did you mean" not in said
+
+
+def test_values_have_other_names_too():
+    assert run_json("explain", "--dtype", "bfloat16")["problem"] == run_json("explain", "--dtype", "bf16")["problem"]
+    assert run_json("explain", "quantize", "--format", "nf4_b128")["problem"]["format"] == "nf4_b128"
 
 
 def test_no_colours_without_a_terminal():
@@ -167,8 +245,11 @@ def test_threads_that_cannot_be_started_are_an_error():
     assert "'4097'" in run("info", HEDDLE_NUM_THREADS="4097", code=3)
 
 
-def test_unknown_target_exits_with_3():
-    assert "nonesuch" in run("info", "--target", "nonesuch", code=3)
+def test_a_target_that_does_not_run_here_exits_with_3():
+    info = run_json("info")
+    other = next(target for target in info["targets"] if target not in info["runnable_targets"])
+    assert f"CPU target '{other}'" in run("info", "--target", other, code=3)
+    assert "--target is 'nonesuch'" in run("info", "--target", "nonesuch", code=2)
 
 
 # --------------------------------------------------------------------------------------------------- memory and bench
@@ -233,6 +314,30 @@ def test_bench_counts_only_attended_pairs():
     assert row["flops"] * row["seconds"] == pytest.approx((45 + 91 * 10) * 2 * 16)
     row = run_json("bench", *flags, "--keys", 7, "--causal", "top_left", "--key-step", 16)["rows"][0]
     assert row["flops"] * row["seconds"] == pytest.approx(sum(t // 16 + 1 for t in range(100)) * 2 * 16)
+
+
+@pytest.mark.parametrize(
+    "format, flags", [("nvfp4", []), ("int4_g64_zp", ["--dtype", "bf16"]), ("int8_row", ["--int8-x"])]
+)
+def test_bench_of_linear_layers(format, flags):
+    flags = ["linear", "--rows", 1, 9, "--outputs", 96, "--inputs", 128, "--format", format, "--seconds", 0, *flags]
+    out = run_json("bench", *flags, "--threads", 1)
+    assert [(r["problem"]["rows"], r["problem"]["format"], r["candidate"]) for r in out["rows"]] == [
+        (1, format, "cpu"),
+        (9, format, "cpu"),
+    ]
+    for row in out["rows"]:
+        assert 0 < row["seconds_p10"] <= row["seconds"] <= row["seconds_p90"] and row["runs"] >= 5
+        assert row["flops"] * row["seconds"] == pytest.approx(2 * row["problem"]["rows"] * 96 * 128)
+        assert 96 * 128 / 2 < row["weights_bytes"] < 2 * 96 * 128
+    assert "GB/s of weights" in run("bench", *flags)
+
+
+def test_bench_of_linear_layers_refuses_what_they_refuse():
+    assert "--rows is 0: it must be at least 1" in run("bench", "linear", "--rows", 0, code=2)
+    assert "K is 65: nvfp4 needs a multiple of its group" in run("bench", "linear", "--inputs", 65, code=2)
+    assert "fp8_x is set and the format is nf4" in run("bench", "linear", "--format", "nf4", "--fp8-x", code=2)
+    assert "which cannot serve this call" in run("bench", "linear", "--force", "sm90_w4a8", "--outputs", 16, "--inputs", 16, code=2)  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------------------------------- check

@@ -12,7 +12,7 @@ pytestmark = needs_command
 @pytest.mark.parametrize(
     "arguments",
     [*([verb, "--device", "cuda"] for verb in ("explain", "memory", "bench")), ["run", "--device", "cuda", "-o", "o.npy"],
-     ["tune"], ["tune", "--json", "--out", "tuned.json"]],
+     ["bench", "linear", "--device", "cuda"], ["tune"], ["tune", "--json", "--out", "tuned.json"]],
 )  # fmt: skip
 def test_without_a_gpu_its_verbs_say_so(arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -97,3 +97,14 @@ def test_tune_writes_a_file_that_is_used(gpu, tmp_path):
     assert "'schema' is missing" in run(
         "explain", "--device", "cuda", "--dtype", "bf16", code=2, HEDDLE_TUNING=str(file)
     )
+
+
+@pytest.mark.parametrize(
+    "flags", [["--format", "nvfp4"], ["--format", "int8_row", "--int8-x"], ["--format", "fp8_row", "--fp8-x"]]
+)
+def test_bench_of_linear_layers_on_a_gpu(gpu, flags):
+    shape = ["--rows", 1, 64, "--outputs", 1024, "--inputs", 512, "--seconds", 0.01]
+    out = run_json("bench", "linear", *shape, *flags, "--device", "cuda")
+    assert out["gpu"] == gpu["name"] and [row["problem"]["rows"] for row in out["rows"]] == [1, 64]
+    for row in out["rows"]:
+        assert row["candidate"] not in ("", "cpu") and row["problem"]["dtype"] == "bfloat16" and row["seconds"] > 0

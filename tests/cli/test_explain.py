@@ -105,9 +105,7 @@ def test_explain_of_every_operation(verb, flags, method):
     assert all(c["supported"] or c["reason"] for c in out["candidates"]) and len(out["candidates"]) > 1
     text = run("explain", verb, *flags)
     assert "chosen" in text and f"cpu: {chosen[0]['plan']}" in text
-    assert run_json("explain", verb, *flags, "--force", "sm9O")["candidates"][0]["chosen"] is False
-    usage = run("explain", verb, "--help")
-    assert "--json" in usage and usage.rstrip().splitlines()[-1].startswith(f"Example: heddle explain {verb} ")
+    assert run_json("explain", verb, *flags, "--force", "naive_cuda")["candidates"][0]["chosen"] is False
 
     there = run_json("explain", verb, "--gpu", "h100", *([] if "--dtype" in flags else ["--dtype", "bf16"]), *flags)
     assert there["assumed"] and there["problem"]["device"] == "cuda"
@@ -134,8 +132,6 @@ def test_explain_merge(flags, direction):
     assert f", {direction}, " in text and f"cpu: {out['candidates'][0]['plan']}" in text
     forced = run_json("explain", "merge", *flags, "--force", "reference")["candidates"]
     assert [c["name"] for c in forced if c["chosen"]] == ["reference"]
-    usage = run("explain", "merge", "--help")
-    assert "--json" in usage and usage.rstrip().splitlines()[-1].startswith("Example: heddle explain merge ")
 
     there = run_json("explain", "merge", "--gpu", "h100", *flags)
     assert there["assumed"] and there["problem"]["device"] == "cuda" and there["problem"]["dtype"] == "bfloat16"
@@ -168,8 +164,6 @@ def test_explain_sparse(flags, direction):
         assert on_gpus[0]["chosen"] and on_gpus[0]["plan"]
     else:
         assert not any(c["chosen"] for c in there["candidates"])
-    usage = run("explain", "sparse", "--help")
-    assert "--json" in usage and usage.rstrip().splitlines()[-1].startswith("Example: heddle explain sparse ")
 
 
 @pytest.mark.parametrize(
@@ -193,8 +187,6 @@ def test_explain_native_sparse_attention(flags):
     assert there["assumed"] and there["problem"]["dtype"] == "bfloat16"
     forced = run_json("explain", *flags, "--force", "reference")["candidates"]
     assert [c["name"] for c in forced if c["chosen"]] == ["reference"]
-    usage = run("explain", flags[0], "--help")
-    assert usage.rstrip().splitlines()[-1].startswith(f"Example: heddle explain {flags[0]} ")
 
 
 def test_explain_a_step_of_native_sparse_attention():
@@ -216,8 +208,6 @@ def test_explain_a_step_of_native_sparse_attention():
             assert not any(c["chosen"] for c in candidates) and reason in candidates[0]["reason"]
     assert "q is float32: a step takes float16 or bfloat16" in run("explain", "step", "--dtype", "f32", code=2)
     assert "--capacity is 0: it must be at least 1" in run("explain", "step", "--capacity", 0, code=2)
-    usage = run("explain", "step", "--help")
-    assert usage.rstrip().splitlines()[-1].startswith("Example: heddle explain step ")
 
 
 def test_explain_names_every_operation():

@@ -85,8 +85,8 @@ class Page(HTMLParser):
             assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
 
     def handle_data(self, data):
-        if self.open[-1:] not in (["style"], ["script"]):
-            self.text.append(data)
+        if self.open[-1:] not in (["style"], ["script"]) and (data.strip() or "\n" not in data):
+            self.text.append(re.sub(r"\s+", " ", data))
 
 
 def check_page(content):

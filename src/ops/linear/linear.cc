@@ -7,6 +7,7 @@
 #include "ops/linear/arguments.h"
 #include "ops/linear/choice.h"
 #include "ops/linear/linear.h"
+#include "ops/linear/names.h"
 
 namespace heddle {
 namespace {
@@ -20,9 +21,11 @@ constexpr NamedValue<Norm> kNorms[] = {
 
 }  // namespace
 
+std::vector<std::string> activation_names() { return names_in(kActivations); }
 Activation activation_named(std::string_view name) { return value_named(kActivations, name, "linear", "activation"); }
 const char* name_of(Activation activation) { return name_in(kActivations, activation); }
 
+std::vector<std::string> norm_names() { return names_in(kNorms); }
 Norm norm_named(std::string_view name) { return value_named(kNorms, name, "linear", "norm"); }
 const char* name_of(Norm norm) { return name_in(kNorms, norm); }
 

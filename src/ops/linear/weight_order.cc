@@ -8,6 +8,7 @@
 #include "heddle/linear.h"
 #include "lowbit/fragments.h"
 #include "lowbit/packed.h"
+#include "ops/linear/names.h"
 
 namespace heddle {
 namespace {
@@ -37,6 +38,7 @@ bool whole_vectors(std::int64_t rows, std::int64_t columns, bool gated) {
 
 }  // namespace
 
+std::vector<std::string> weight_order_names() { return names_in(kOrders); }
 WeightOrder weight_order_named(std::string_view name) { return value_named(kOrders, name, "linear", "order"); }
 const char* name_of(WeightOrder order) { return name_in(kOrders, order); }
 
