@@ -49,6 +49,9 @@ class Service:
 
     def embed(self, texts):
         """Embeddings of unit length, float32 [hidden] each."""
+        for text in texts:
+            if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
+                raise BadRequest("a text has a lone surrogate, which is no character")
         ids = [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
         return [future.result() for future in self.batcher.submit(ids)]
 
@@ -115,6 +118,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(400, {"error": str(error)})
         except Full:
             return self.answer(503, {"error": "too many texts are waiting: try again later"}, ("Retry-After", "1"))
+        except Exception:
+            self.answer(500, {"error": "the server failed; its log says why"})
+            raise
 
     def embed(self, body):
         (texts,) = fields_of(body, texts=list)
