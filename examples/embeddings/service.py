@@ -102,15 +102,16 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/metrics":
             self.answer(200, self.service.metrics())
         else:
-            self.answer(404, {"error": "there are GET /health and /metrics, POST /embed and /search"})
+            self.nowhere()
 
     def do_POST(self):
         routes = {"/embed": self.embed, "/search": self.search}
         if self.path not in routes:
-            return self.do_GET()
+            self.close_connection = True  # a body stays unread
+            return self.nowhere()
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > MOST_BYTES:
-            self.close_connection = True  # the body stays unread
+            self.close_connection = True
             return self.answer(400, {"error": f"Content-Length is {length!r}: it must be from 0 to {MOST_BYTES}"})
         try:
             return self.answer(200, routes[self.path](self.rfile.read(int(length))))
@@ -135,6 +136,9 @@ class Handler(BaseHTTPRequestHandler):
                 f"top is {top}: it must be from 1 to {len(self.service.sentences)}, the number of sentences"
             )
         return {"found": self.service.search(query, top)}
+
+    def nowhere(self):
+        self.answer(404, {"error": "there are GET /health and /metrics, POST /embed and /search"})
 
     def answer(self, status, body, *headers):
         data = json.dumps(body).encode() + b"\n"
