@@ -38,9 +38,10 @@ class Adapted(nn.Module):
 def adapt(model, format, rank):
     """Quantises the model's linear layers, freezes all that it has, and puts an adapter over each layer; in place. Gradients reach
     the adapters through the layers in 4 bits."""
+    names = list(heddle.nn.linear_layers(model))
     heddle.nn.quantize_model(model, format)
     model.requires_grad_(False)
-    for name in heddle.nn.linear_layers(model):
+    for name in names:
         layer = model.get_submodule(name)
         layer.drop_plain()  # the packed weights serve the forward and the backward
         parent, _, child = name.rpartition(".")
