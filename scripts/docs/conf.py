@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from sphinx.util import inspect  # noqa: E402
 from text import ROOT, escaped  # noqa: E402
 
 project = "Heddle"
@@ -24,7 +25,7 @@ primary_domain = "py"
 myst_heading_anchors = 6
 
 autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
+autodoc_typehints = "none"  # whole_signature() has them
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = cpp_maximum_signature_line_length = 90
 napoleon_numpy_docstring = False
@@ -36,6 +37,7 @@ html_theme = "furo"
 html_title = f"Heddle {release}"
 html_static_path = ["static"]
 html_css_files = ["heddle.css"]
+html_extra_path = ["index.html"]
 html_copy_source = html_show_sourcelink = html_show_sphinx = False
 copybutton_prompt_text = ">>> "
 
@@ -61,13 +63,19 @@ def add_navigation(app, page, source):
         sections = {"": ["docs/README"], **pages_by_section()}
         sections["Reference"] += [f"build/reference/{page}" for page in ("python/index", "cpp/index", "command")]
         for heading, listed in sections.items():
-            source[0] += "\n".join(["\n```{toctree}", ":hidden:", *([f":caption: {heading}"] if heading else []), "", *listed, "```\n"])
+            source[0] += "\n".join(
+                ["\n```{toctree}", ":hidden:", *([f":caption: {heading}"] if heading else []), "", *listed, "```\n"]
+            )
     elif page == "docs/kernels/README":
         source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*\n```\n"
 
 
 def escape_docstring(app, what, name, value, options, lines):
-    """Docstrings are plain text with literals. Their examples stay as they are."""
+    """Docstrings are plain text with literals. Their examples stay as they are; names of arguments that go on in the next line are
+    joined, as napoleon wants them."""
+    for i in reversed(range(len(lines) - 1)):
+        if re.fullmatch(r"\s+(\w+, )+\w+,", lines[i]):
+            lines[i : i + 2] = [f"{lines[i]} {lines[i + 1].strip()}"]
     example = False
     for i, line in enumerate(lines):
         example = bool(line.strip()) and (example or line.lstrip().startswith(">>>"))
@@ -75,16 +83,19 @@ def escape_docstring(app, what, name, value, options, lines):
             lines[i] = escaped(line)
 
 
-def without_any(app, what, name, value, options, arguments, returned):
-    """`Any` says nothing that a reader could use."""
-
-    def bare(text):
-        return text and re.sub(r": Any(?= =|[,)]| \|)(?! \|)", "", text).replace(" = None", "=None")
-
-    return bare(arguments), None if returned == "Any" else returned
+def whole_signature(app, what, name, value, options, arguments, returned):
+    """A function's own arguments and types, and not those of its overloads; `Any` says nothing that a reader could use."""
+    if not callable(value) or not arguments:
+        return None
+    found = inspect.signature(value)
+    bound = [one for one in found.parameters.values() if one.name not in ("self", "cls")]
+    text = inspect.stringify_signature(found.replace(parameters=bound), unqualified_typehints=True)
+    arguments, _, returned = re.sub(r": Any(?=[ ,)])(?! \|)", "", text).rpartition(")")
+    returned = returned.removeprefix(" -> ")
+    return arguments + ")", None if returned == "Any" else returned
 
 
 def setup(app):
     app.connect("source-read", add_navigation)
     app.connect("autodoc-process-docstring", escape_docstring, priority=100)  # before napoleon
-    app.connect("autodoc-process-signature", without_any)
+    app.connect("autodoc-process-signature", whole_signature)

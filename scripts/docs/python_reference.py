@@ -7,7 +7,6 @@ import pkgutil
 from pathlib import Path
 
 from sphinx.pycode import ModuleAnalyzer
-from sphinx.util.inspect import signature, stringify_signature
 from text import escaped
 
 #: Of a page: title, and for each heading (none: no heading) the module and its names; all names of __all__ where none are given.
@@ -90,11 +89,15 @@ def _entry(module: str, name: str, documented: set[int]) -> list[str]:
         again = ["   :no-index:"] if id(value) in documented else []  # under another public name
         documented.add(id(value))
         return [f".. autoclass:: {full}", "   :members:", *again, ""]
-    if inspect.isfunction(value):  # its own arguments, and not those of its overloads
-        return [f".. autofunction:: {full}{stringify_signature(signature(value))}", ""]
     if callable(value):
         return [f".. autofunction:: {full}", ""]
-    return [f".. py:data:: {full}", f"   :value: {value!r}", "", *(f"   {escaped(s)}" for s in _comment_of(module, name)), ""]
+    return [
+        f".. py:data:: {full}",
+        f"   :value: {value!r}",
+        "",
+        *(f"   {escaped(s)}" for s in _comment_of(module, name)),
+        "",
+    ]
 
 
 def _heading(text: str, mark: str) -> list[str]:
@@ -122,6 +125,8 @@ def write(folder: Path) -> None:
     for module, names in placed.items():
         public = {one for one in importlib.import_module(module).__all__ if one != "lowbit"}
         if names != public:
-            raise ValueError(f"scripts/docs/python_reference.py: names of {module} without a place: {sorted(names ^ public)}")
+            raise ValueError(
+                f"scripts/docs/python_reference.py: names of {module} without a place: {sorted(names ^ public)}"
+            )
     index = [*_heading("Python", "="), ".. automodule:: heddle", "", ".. toctree::", "   :maxdepth: 1", ""]
     (folder / "index.rst").write_text("\n".join([*index, *(f"   {name}" for name in PAGES), ""]), encoding="utf-8")

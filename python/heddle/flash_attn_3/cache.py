@@ -48,9 +48,9 @@ def flash_attn_with_kvcache(
     """Attention over a cache, after appending k and v to it in place. For inference: no gradient.
 
     Args:
-      q, k_cache, v_cache, k, v: as ``heddle.flash_attn.flash_attn_with_kvcache``.
-      rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, cache_batch_idx, cache_leftpad: the same.
-      softmax_scale, causal, window_size, softcap, num_splits: the same.
+      q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, rotary_interleaved, cache_seqlens, cache_batch_idx,
+        cache_leftpad, softmax_scale, causal, window_size, softcap, num_splits: as
+        ``heddle.flash_attn.flash_attn_with_kvcache``.
       page_table: int32 [B, max_pages]; k_cache and v_cache are then pages [pages, page_size, Hkv, D or Dv], of any page
         size.
       cu_seqlens_q: int32 [B + 1]: q is packed, [total_q, H, D]; then without k and v. max_seqlen_q: the longest, to be

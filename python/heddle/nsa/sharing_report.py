@@ -77,8 +77,8 @@ def sharing_report(
     has them. It does not say what a model loses that was trained to share.
 
     Args:
-      q, k, v, g_cmp, g_slc, g_swa, block_counts, block_size, window_size, scale, cu_seqlens: as for parallel_nsa.
-      forced, compression_block, compression_stride, compress: the same.
+      q, k, v, g_cmp, g_slc, g_swa, block_counts, block_size, window_size, scale, cu_seqlens, forced, compression_block,
+        compression_stride, compress: as for parallel_nsa.
       query_stride: r >= 2.
       rows: at most so many rows, evenly spaced among those that are no anchors, are compared with dense attention, at the
         cost of a dense row each; errors are of all rows.
