@@ -90,9 +90,9 @@ def whole_signature(app, what, name, value, options, arguments, returned):
     found = inspect.signature(value)
     bound = [one for one in found.parameters.values() if one.name not in ("self", "cls")]
     text = inspect.stringify_signature(found.replace(parameters=bound), unqualified_typehints=True)
-    arguments, _, returned = re.sub(r": Any(?=[ ,)])(?! \|)", "", text).rpartition(")")
+    arguments, _, returned = re.sub(r": Any(?=[ ,)])(?! \|)", "", text.replace("~typing.", "")).rpartition(")")
     returned = returned.removeprefix(" -> ")
-    return arguments + ")", None if returned == "Any" else returned
+    return arguments + ")", None if returned == "Any" or inspect.isclass(value) else returned
 
 
 def setup(app):
