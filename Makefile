@@ -2,7 +2,7 @@
 ACCURACY ?= 1e-2
 BUDGET ?= 570
 
-.PHONY: demo demo-sparse test test-gpu soak-gpu stage bench bench-gpu wheels format setup
+.PHONY: demo demo-sparse test test-gpu soak-gpu stage bench bench-gpu wheels docs format setup
 
 demo: ## build, run the encoder, in low-bit formats too, and the sweeps, write report/index.html and lowbit.html; ACCURACY: relative error allowed; BUDGET: seconds to measure for, after the build
 	scripts/demo.sh --accuracy $(ACCURACY) --budget $(BUDGET)
@@ -30,6 +30,9 @@ bench: ## benchmarks against torch and OpenBLAS; never part of the tests
 
 bench-gpu: ## benchmarks on a GPU against what torch brings, and FlashAttention-3 where it can be imported; SHARD=i/n runs a part
 	scripts/bench_gpu.sh
+
+docs: ## build/docs/index.html, a site of the pages with the reference of Python, C++ and the command, after a build; warnings are errors
+	scripts/docs.sh
 
 format: ## clang-format over the C++ and CUDA sources, ruff over Python's
 	.venv/bin/ruff check --fix .

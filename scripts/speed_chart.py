@@ -1,4 +1,4 @@
-"""Writes docs/speed.svg, README's picture of speed over length, and the lines under it, from the results of `make bench-gpu`.
+"""Writes docs/speed.svg, README's picture of speed over length, and the table under it, from the results of `make bench-gpu`.
 
   python scripts/speed_chart.py [--check]
 
@@ -9,8 +9,8 @@ that took every length. A dagger says that the sources of a kernel are others no
 import re
 import sys
 
-from bench_results import DAGGER, ROOT, merged, noted, read, run, span, stale
-from marked_block import update
+from bench_results import DAGGER, ROOT, merged, read, run, span, stale
+from marked_block import table, update
 
 sys.path.insert(0, str(ROOT / "examples" / "train"))
 import chart  # noqa: E402
@@ -57,20 +57,22 @@ def drawn(files):
 
 
 def told(files):
-    """What stands under the picture: when it was measured, and Heddle's rate over each rival's, from the least to the largest."""
+    """What stands under the picture: when it was measured, and Heddle's rate over each rival's, from the least to the largest. What
+    a dagger is stands once in README, under slower_table.py's rows, among which these are."""
     rows = chosen(files)
     conditions = next(row for found in rows.values() for _, row in found)["conditions"]
-    parts = []
+    rivals = [who for who in FULL if any(took_all(found, who) for found in rows.values())]
+    lines = [
+        ["Heddle's rate over that of", *(f"{FULL[who]} ({CONTENDERS[who]})".replace(" (cuDNN)", "") for who in rivals)]
+    ]
     for words, found in rows.items():
         ratios = {
-            name: span([row["rates"]["heddle"] / row["rates"][who] for _, row in found], "{:.2f}")
-            for who, name in FULL.items()
+            who: [row["rates"]["heddle"] / row["rates"][who] for _, row in found]
+            for who in rivals
             if took_all(found, who)
         }
-        parts.append(f"{words}: " + ", ".join(f"{ratio} of {name}'s" for name, ratio in ratios.items()))
-    return noted(
-        f"{shown(rows)}, {conditions['date'][:10]}, all in one run (FA3 and FA2 are FlashAttention-3 and -2). Heddle's rate, {'; '.join(parts)}."
-    )
+        lines.append([words, *(span(ratios[who], "{:.2f}") if who in ratios else "" for who in rivals)])
+    return f"{table(lines)}\n\n{shown(rows)}, {conditions['date'][:10]}, all in one run."
 
 
 def write(check):

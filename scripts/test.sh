@@ -118,6 +118,7 @@ step consumer "users' projects: find_package, pkg-config, add_subdirectory" scri
 step sanitize "the C++ tests under the address and undefined-behaviour sanitizers" sanitize
 step fuzz "fuzzers of files, arguments and low-bit weights, a minute" fuzz
 step neon "NEON kernels over the smaller cases of the table, under an emulator" scripts/test_neon.sh
+step docs "the site of the pages and of the reference: no link, anchor, page or public name is lost" scripts/docs.sh --check
 step package "pip install of the package" package
 step tables "tables of the pages are what the library and the results files say" tables
 

@@ -13,9 +13,9 @@ GPUs too, and torch tensors (with autograd and ``torch.compile``); torch is not 
 from __future__ import annotations
 
 from . import lowbit
-from ._heddle import cpu_target, cpu_targets, num_threads, set_cpu_target, set_num_threads
 from ._heddle import version as _version
 from ._options import Causal
+from ._runtime import cpu_target, cpu_targets, num_threads, set_cpu_target, set_num_threads
 from ._validate import check_errors
 from .encoder import Encoder, EncoderLayer, PrecisionChoice, PrecisionTrial
 from .explanation import (

@@ -256,11 +256,18 @@ class TestGpuTables:
         ]
         conditions = {"gpu": "G", "date": "2026-01-01"}
         told = slower_table.in_short([("a.json", {"conditions": conditions, "rows": list(rows.values())})])
-        assert (
-            "Rows on an G in which" in told
-            and "forward 1 of 3 (0.90 of cuDNN's rate at the least); gradients 1 of 1 (0.50" in told
-        )
-        assert "decoding 1 of 1 (0.75" in told and "linear layers 2 of 2 (0.25 of cuBLAS bf16's" in told
+        assert told.splitlines() == [
+            "| On an G † | others are faster in | Heddle's rate at the least |",
+            "| --- | --- | --- |",
+            "| forward | 1 of 3 rows | 0.90 of cuDNN's |",
+            "| gradients | 1 of 1 rows | 0.50 of FlashAttention-3's |",
+            "| decoding | 1 of 1 rows | 0.75 of cuDNN's |",
+            "| short calls | 1 of 1 rows | 0.80 of cuDNN's |",
+            "| linear layers | 2 of 2 rows | 0.25 of cuBLAS bf16's |",
+            "| native sparse attention | 1 of 1 rows | 0.50 of FlashAttention-3's |",
+            "",
+            "† measured on older sources of this kernel.",
+        ]
 
     def test_lengths_set_each_precision_beside_its_own_run(self):
         rows = {
@@ -432,6 +439,23 @@ class TestSpeedChart:
         names = re.findall(r">(\w+ (?:forward|gradients))<", shown)
         assert names == ["Heddle forward", "FA3 forward", "Heddle gradients", "cuDNN gradients"]
         assert shown.count("<polyline") == 4 and "one G †:" in shown  # rows that do not say what they measured
+
+    def test_the_table_under_it(self):
+        rows = (
+            raced("forward D128 causal S512", heddle=300.0, fa3=300.0, cudnn=250.0),
+            raced("forward D128 causal S1024", heddle=400.0, fa3=500.0, cudnn=320.0),
+            raced("backward D128 causal S512", heddle=200.0, cudnn=100.0),
+        )
+        assert speed_chart.told(
+            [("nvidia-g.json", {"conditions": self.CONDITIONS, "rows": list(rows)})]
+        ).splitlines() == [
+            "| Heddle's rate over that of | FlashAttention-3 (FA3) | cuDNN |",
+            "| --- | --- | --- |",
+            "| forward | 0.80 to 1.00 | 1.20 to 1.25 |",
+            "| gradients |  | 2.00 |",
+            "",
+            "G †, 2026-01-01, all in one run.",
+        ]
 
     def test_without_such_rows_there_is_no_picture(self):
         with pytest.raises(ValueError, match="no row is of attention at head size 128 under a causal mask"):
