@@ -1,8 +1,9 @@
 """What `make bench-gpu` times of native sparse attention (docs/nsa.md): the whole operation, forward and backward, beside
 flash-linear-attention's and beside dense attention; its parts; ways of sharing; decoding; memory.
 
-Dense attention computes something else, so its outputs are not compared; those of native sparse attention are, once for each
-form, at 2048 keys over lists that all are given, with the naive functions in float64.
+Dense attention computes something else, so its outputs are not compared; those of native sparse attention are, over lists that
+all are given, with the naive functions in float64: gradients and few keys once for each form at 2048 keys, forwards of more keys
+at their own number, in the last rows.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from gpu_rows import Row, random
 SIZE, BLOCK, BLOCKS, WINDOW = 128, 64, 16, 512
 LENGTHS = (8192, 16384, 32768, 65536)
 HEADS = ((64, 4), (32, 8))
-CHECKED = 2048
+CHECKED, LAST = 2048, 64  # keys; rows that are compared where there are more keys
 # Of results' and gradients' norms, in bf16: probabilities, branches and results are each rounded.
 LIMIT = 0.03
 #: A file of torch.save: q, k, v [B, T, heads, D], and maybe g_cmp, g_slc, g_swa [B, T, heads], of a model's layer (--tensors).
@@ -73,21 +74,24 @@ def there(x):
 
 
 @functools.cache
-def agreement(heads: int, kv_heads: int, window: int, backward: bool, preset: str | None = None) -> dict[str, float]:
+def agreement(
+    heads: int, kv_heads: int, window: int, backward: bool, preset: str | None = None, length: int = CHECKED
+) -> dict[str, float]:
     """contender -> its largest distance from the naive functions in float64, over the same lists, at two key/value heads."""
-    group = heads // kv_heads
+    group, length = heads // kv_heads, CHECKED if backward else max(length, CHECKED)
     sharing = heddle.nsa.presets(group)[preset] if preset else {}
-    x = leaves(without_window(operands(1, CHECKED, 2 * group, 2), window))
+    x = leaves(without_window(operands(1, length, 2 * group, 2), window))
     with torch.no_grad():
         lists = heddle.nsa.select_blocks(x[0], heddle.nsa.pool_keys(x[1], BLOCK), BLOCKS, block_size=BLOCK)
+    rows = slice(length - LAST if length > CHECKED else 0, None)
     wide = leaves([None if y is None else y.double() for y in x])
-    q, k, v, g_cmp, g_slc, g_swa = wide
-    exact = heddle.nsa.naive_nsa(q, k, v, g_slc, g_swa, lists, BLOCKS, BLOCK, window, **sharing)
+    q, k, v, g_cmp, g_slc, g_swa = (y if y is None or n in (1, 2) else y[:, rows] for n, y in enumerate(wide))
+    exact = heddle.nsa.naive_nsa(q, k, v, g_slc, g_swa, lists[:, rows], BLOCKS, BLOCK, window, **sharing)
     compressed = heddle.nsa.naive_nsa_compression(q, k, v, g_cmp, BLOCKS, BLOCK)[1]
     if "cmp" in sharing.get("share_branches", ()):  # copied from anchors, with their gates
         assert sharing["gate"] == "anchor"
         stride = sharing["query_stride"]
-        compressed = compressed[:, ::stride].repeat_interleave(stride, 1)[:, :CHECKED]
+        compressed = compressed[:, ::stride].repeat_interleave(stride, 1)[:, : exact.shape[1]]
     exact = exact + compressed
     weight = random(*exact.shape)
     expected = [exact.detach()]
@@ -100,7 +104,7 @@ def agreement(heads: int, kv_heads: int, window: int, backward: bool, preset: st
     for name, call in calls.items():
         try:
             o = call()
-            outputs = [o.detach(), *(torch.autograd.grad(o, there(x), weight) if backward else ())]
+            outputs = [o.detach()[:, rows], *(torch.autograd.grad(o, there(x), weight) if backward else ())]
         except Exception as error:  # another's, whatever it is: outputs_of() says of the timed call
             if name == "heddle":
                 raise
@@ -148,7 +152,8 @@ def forwards(x, window):
 
 def forward_of(x, heads, kv_heads, window, **more):
     x = without_window(x, window)
-    return row(forwards(x, window), functools.partial(agreement, heads, kv_heads, window, False), window, **more)
+    agrees = functools.partial(agreement, heads, kv_heads, window, False, length=x[0].shape[1])
+    return row(forwards(x, window), agrees, window, **more)
 
 
 def backward_of(x, heads, kv_heads, window, make=gradients, **more):
@@ -182,22 +187,30 @@ def memory(length, heads, kv_heads, window, backward=True):
     return backward_of(x, heads, kv_heads, window, both, **how)
 
 
-def shared(length, heads, kv_heads, preset, direction, window=WINDOW, beside_fla=False):
+def memory_shared(length, heads, kv_heads, preset):
+    """Of forward and backward, with a window."""
+    return shared(length, heads, kv_heads, preset, "backward", make=both, unit="MiB", how="memory")
+
+
+def shared(length, heads, kv_heads, preset, direction, window=WINDOW, beside_fla=False, make=gradients, **more):
     """With `preset`, beside "default": without sharing. beside_fla: a forward, beside flash-linear-attention's, which has no
-    sharing and is held to what it computes."""
+    sharing and is held to what it computes. make: of a backward, as for backward_of."""
     sharing = heddle.nsa.presets(heads // kv_heads)[preset]
     x = without_window(operands(1, length, heads, kv_heads), window)
     if direction == "backward":
         x = leaves(x)
     calls = {"heddle": lambda: mine(x, window, **sharing), "default": lambda: mine(x, window), **dense(*x[:3])}
     if direction == "backward":
-        calls = {
-            name: gradients(call, there(x) if name in ("heddle", "default") else x[:3]) for name, call in calls.items()
-        }
-    agrees = functools.partial(agreement, heads, kv_heads, window, direction == "backward", preset)
+        calls = {name: make(call, there(x) if name in ("heddle", "default") else x[:3]) for name, call in calls.items()}
+    agrees = functools.partial(agreement, heads, kv_heads, window, direction == "backward", preset, length)
     if not beside_fla:
-        return row(calls, agrees, absent={"fla": "it has no sharing"})
-    return row({**calls, **fla(x, window)}, lambda: agreement(heads, kv_heads, window, False) | agrees(), window)
+        return row(calls, agrees, absent={"fla": "it has no sharing"}, **more)
+    return row(
+        {**calls, **fla(x, window)},
+        lambda: agreement(heads, kv_heads, window, False, length=length) | agrees(),
+        window,
+        **more,
+    )
 
 
 PARTS = ("pooled keys", "compressed", "selection", "selected", "window")
@@ -316,6 +329,12 @@ def rows():
                 out[f"nsa memory of forward {form} S65536"] = functools.partial(
                     memory, 65536, heads, kv_heads, 0, backward=False
                 )
+    # Against length.
+    for length in LENGTHS:
+        name = f"nsa memory of forward and backward 64/4 window {WINDOW}"
+        out[f"{name} S{length}"] = functools.partial(memory, length, 64, 4, WINDOW)
+        for preset in ("fast", "seed"):
+            out[f"{name} {preset} S{length}"] = functools.partial(memory_shared, length, 64, 4, preset)
     out["nsa 64/4 fast forward S65536"] = functools.partial(shared, 65536, 64, 4, "fast", "forward", 0, beside_fla=True)
     for direction in ("forward", "backward"):
         name = f"nsa 64/4 window {WINDOW} seed_4_3 {direction} S65536"
