@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from .. import _heddle
+from .._types import Kind
 from ..explanation import UINT8, Candidate, Explanation, gpu_name, shape_only, stand_in
 from ..hosts.gpu import gpu_of
 from .tensor import QuantizedTensor, kind, on_cpu, write_weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from .._types import FloatDType, FormatName, GpuName, LibraryDType, OrderName
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,7 @@ class PackingError:
 
 
 @dataclass(frozen=True, eq=False)
-class PackedTensor:
+class PackedTensor(Generic[Kind]):
     """Weights of a linear layer in the order that a device's kernels read; ``pack`` makes them.
 
     Attributes:
@@ -38,12 +44,12 @@ class PackedTensor:
       error: what packing changed of the weights, a PackingError; None if nobody said.
     """
 
-    format: str
+    format: FormatName
     shape: tuple[int, int]
     gated: bool
-    data: Any
-    order: str = "rows16"
-    kept: Any = None
+    data: Kind
+    order: OrderName = "rows16"
+    kept: Kind | None = None
     error: PackingError | None = None
 
     _described: tuple[Any, ...] = field(init=False, repr=False)  # what calls say of it
@@ -56,12 +62,12 @@ class PackedTensor:
         """Bytes of data, and of what is kept beside it."""
         return self.data.nbytes + (0 if self.kept is None else self.kept.nbytes)
 
-    def unpack(self, dtype: Any = None, *, out: Any = None) -> Any:
+    def unpack(self, dtype: LibraryDType | None = None, *, out: Kind | None = None) -> Kind:
         """The weights [N, K] that the packed data stands for, where it is; dtype, out: see ``dequantize``."""
         torch = kind(self.data, "unpack_weights", "data")
         return write_weights("unpack_weights", torch, _heddle.unpack_weights, self, self.data, dtype, out)
 
-    def explain_unpack(self, dtype: Any = "float32", *, gpu: str | None = None) -> Explanation:
+    def explain_unpack(self, dtype: FloatDType = "float32", *, gpu: GpuName | None = None) -> Explanation:
         """The candidates for ``unpack`` to weights [N, K] of a dtype and which one would run. Nothing is read.
 
         Args:
@@ -99,15 +105,15 @@ class PackedTensor:
 
 
 def pack(
-    matrix: QuantizedTensor,
+    matrix: QuantizedTensor[Kind],
     *,
     gated: bool = False,
-    device: Any = "cpu",
+    device: torch.device | str = "cpu",
     fp8_x: bool = False,
-    keep_16bit: Any = False,
-    order: str | None = None,
+    keep_16bit: bool | torch.dtype = False,
+    order: OrderName | None = None,
     exact: bool = False,
-) -> PackedTensor:
+) -> PackedTensor[Kind]:
     """A quantised matrix in the order that linear layers read on a device. Where that order cannot hold every weight
     (mxfp4 on GPUs, nvfp4 with fp8_x), the result's ``error`` says how many were changed.
 
@@ -163,8 +169,8 @@ def pack(
         memory = torch.empty(count + 63, dtype=torch.uint8)
         address = memory.data_ptr()
     data = memory[-address % 64 :][:count]
-    changed, largest, *at = _heddle.lowbit_pack(on_cpu(matrix)._parts(), gated, order, data, exact)
-    error = PackingError(changed, largest, tuple(at))
+    changed, largest, row, column = _heddle.lowbit_pack(on_cpu(matrix)._parts(), gated, order, data, exact)
+    error = PackingError(changed, largest, (row, column))
     packed = PackedTensor(matrix.format, (rows, columns), gated, data.to(device) if gpu else data, order, error=error)
     if keep_16bit is False:
         return packed

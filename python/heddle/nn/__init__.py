@@ -37,3 +37,7 @@ __all__ = [
     "linear_layers",
     "quantize_model",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -14,24 +14,27 @@ from ..lowbit.tensor import FORMATS
 from .linear import Linear
 from .weights import refuse_x
 
+if TYPE_CHECKING:
+    from .._types import PolicyName, RuleName
+
 _FLOATS = ("float32", "16bit")
 _BLOCKED = re.compile(r"(nf4|fp4_bnb)_b(32|64|128|256|512|1024|2048|4096)")
 
 
-def weights_and_x(format: str) -> tuple[str, dict[str, bool]]:
+def weights_and_x(format: str) -> tuple[Any, dict[str, bool]]:
     """Of "nvfp4+fp8_x": "nvfp4", and what it says of x."""
     weights, plus, x = format.partition("+")
     return weights, {"int8_x": x == "int8_x", "fp8_x": x == "fp8_x"} if plus else {}
 
 
-def with_x(format: str, layer: nn.Module) -> str:
+def with_x(format: PolicyName, layer: nn.Module) -> str:
     """The format with what the layer's own options say of x, where it says nothing itself and quantises."""
     if format in _FLOATS or "+" in format or not isinstance(layer, Linear):
         return format
     return format + ("+int8_x" if layer.int8_x else "+fp8_x" if layer.fp8_x else "")
 
 
-def check_format(format: str) -> str:
+def check_format(format: str) -> PolicyName:
     weights, x = weights_and_x(format)
     if weights not in (*FORMATS, *_FLOATS) and not _BLOCKED.fullmatch(weights):
         raise ValueError(f"[Policy] format is '{format}': it must be one of {', '.join((*FORMATS, *_FLOATS))}")
@@ -42,7 +45,7 @@ def check_format(format: str) -> str:
             raise ValueError(f"[Policy] format is '{format}': the format is {weights}, beside which x is not rounded")
         if reason := refuse_x(weights, **x):
             raise ValueError(f"[Policy] format is '{format}': {reason}")
-    return format
+    return cast("PolicyName", format)
 
 
 class Policy:
@@ -62,7 +65,10 @@ class Policy:
     """
 
     def __init__(
-        self, rules: Mapping[str, str] | Iterable[tuple[str, str]] | str, *, scale_rule: str | None = None
+        self,
+        rules: Mapping[str, str] | Iterable[tuple[str, str]] | PolicyName,
+        *,
+        scale_rule: RuleName | None = None,
     ) -> None:
         if isinstance(rules, str):
             rules = {"*": rules}
@@ -70,7 +76,7 @@ class Policy:
         self.rules = tuple((pattern, check_format(format)) for pattern, format in pairs)
         self.scale_rule = scale_rule
 
-    def format_of(self, name: str) -> str:
+    def format_of(self, name: str) -> PolicyName:
         """The format of the layer of that name."""
         rule = self._rule_of(name)
         return "float32" if rule is None else self.rules[rule][1]
@@ -108,29 +114,29 @@ def _is_float_layer(module: nn.Module) -> bool:
 
 
 #: torch's Linear or heddle.nn's, with weights in floats.
-FloatLayer: TypeAlias = Any
+FloatLayer: TypeAlias = "nn.Linear | Linear"
 
 
 def linear_layers(module: nn.Module) -> dict[str, FloatLayer]:
     """The layers of a module that can be quantised, by name; "" is the module itself."""
-    return {name: found for name, found in module.named_modules() if _is_float_layer(found)}
+    return {name: cast(FloatLayer, found) for name, found in module.named_modules() if _is_float_layer(found)}
 
 
-def converted(name: str, layer: FloatLayer, format: str, rule: str | None, importance: Any) -> nn.Module:
+def converted(name: str, layer: FloatLayer, format: str, rule: RuleName | None, importance: Any) -> FloatLayer:
     """Another layer, which shares what floats it keeps."""
-    options = {}
+    options: dict[str, Any] = {}
     if isinstance(layer, Linear):
         options = {name: getattr(layer, name) for name in ("activation", "int8_x", "fp8_x", "keep_16bit")}
-    format, x = weights_and_x(format)
+    weights, x = weights_and_x(format)
     options |= x
     try:
-        if format in _FLOATS:
+        if weights in _FLOATS:
             found = Linear.from_linear(layer, **options)
-            if format == "16bit" and layer.weight.element_size() > 2:
+            if weights == "16bit" and layer.weight.element_size() > 2:
                 weight = layer.weight.detach().to(torch.bfloat16)
                 found.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
             return found
-        return Linear.from_linear(layer, format, rule=rule, importance=importance, **options)
+        return Linear.from_linear(layer, weights, rule=rule, importance=importance, **options)
     except ValueError as error:
         raise ValueError(
             f"[quantize_model] layer '{name}', [{layer.out_features}, {layer.in_features}]: {error}"
@@ -152,7 +158,10 @@ class Replacement:
 
 
 def quantize_model(
-    module: nn.Module, policy: Policy | Mapping[str, str] | str, *, importance: Mapping[str, Any] | None = None
+    module: nn.Module,
+    policy: Policy | Mapping[str, str] | PolicyName,
+    *,
+    importance: Mapping[str, torch.Tensor] | None = None,
 ) -> nn.Module:
     """Replaces the torch.nn.Linear (and float heddle.nn.Linear) layers of any module, in place, as a policy says.
 

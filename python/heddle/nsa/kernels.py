@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..hosts import arrays, is_torch
 from ..hosts.torch import nsa_operators
@@ -11,17 +11,17 @@ from . import checks
 from .branches import FORCED
 
 if TYPE_CHECKING:
-    from .._types import Array
+    from .._types import AnyArray, Array, ForcedName
 
 
 def pool_keys(
     x: Array,
     block: int,
     stride: int | None = None,
-    cu_seqlens: Any = None,
+    cu_seqlens: AnyArray | None = None,
     *,
-    seqused: Any = None,
-    out: Any = None,
+    seqused: AnyArray | None = None,
+    out: AnyArray | None = None,
 ) -> Array:
     """The means of blocks of keys, or of values: row c is the mean of rows [c * stride, c * stride + block) of a sequence, for
     each complete block, so N = (S - block) // stride + 1 of S keys, none where S < block.
@@ -58,7 +58,7 @@ def pool_keys(
 
 
 def extend_pooled_keys(
-    x: Array, k_pooled: Array, block: int, stride: int | None = None, *, seqused: Any, appended: int
+    x: Array, k_pooled: Array, block: int, stride: int | None = None, *, seqused: AnyArray, appended: int
 ) -> None:
     """Pools the blocks that new keys complete, in place: what ``pool_keys`` gives, but only those rows of k_pooled are
     written. So a cache of pooled keys grows with its cache of keys.
@@ -87,20 +87,20 @@ def select_blocks(
     k_pooled: Array,
     n: int,
     *,
-    lse: Any = None,
+    lse: AnyArray | None = None,
     block_size: int = 64,
     compression_block: int | None = None,
     compression_stride: int | None = None,
-    forced: Iterable[str] = FORCED,
+    forced: Iterable[ForcedName] = FORCED,
     scale: float | None = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    seqused_k: Any = None,
-    q_offset: Any = None,
+    cu_seqlens_q: AnyArray | None = None,
+    cu_seqlens_k: AnyArray | None = None,
+    seqused_k: AnyArray | None = None,
+    q_offset: AnyArray | int | None = None,
     q_step: int = 1,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-    out: Any = None,
+    out: AnyArray | None = None,
 ) -> Array:
     """The lists of blocks that naive_nsa_compression makes, for each row and key/value head, for ``heddle.sparse_attention``:
     forced blocks, then the highest scores, the lower number first among equals, -1 behind the last. Scores are not stored.
@@ -155,7 +155,7 @@ def checked_choice(
     block_size: int,
     compression_block: int | None,
     compression_stride: int | None,
-    forced: Iterable[str],
+    forced: Iterable[ForcedName],
     scale: float | None,
 ) -> tuple[tuple[int, int | None, int | None], int, float | None]:
     """Sizes (of a block of the lists, of a pooled key, from one of these to the next), the bits of forced blocks, the scale."""

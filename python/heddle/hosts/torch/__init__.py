@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["activate"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def activate() -> _Activation:
     """Has models that call ``torch.nn.functional.scaled_dot_product_attention`` run on Heddle, unchanged, on the CPU.
 

@@ -26,6 +26,11 @@ from .kernel_folder import write_kernel_folder
 
 __all__ = ["register", "write_kernel_folder"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _MASKS: dict[str, Any] = {"limits": _mask, "boolean": _sdpa_mask}
 
 
