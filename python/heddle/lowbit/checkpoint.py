@@ -94,7 +94,7 @@ def load(
     gptq_version: int | None = None,
     reorder_columns: bool = False,
     framework: Literal["numpy"] = "numpy",
-) -> QuantizedTensor[np.ndarray[Any, Any]]: ...
+) -> QuantizedTensor[np.ndarray]: ...
 @overload
 def load(
     paths: Paths,
