@@ -152,11 +152,8 @@ class Encoder(Generic[Kind]):
             self._gpu = gpu_of("encoder_load", device)
             self.device = str(self._gpu)
         folder = _model_folder("encoder_load", folder)
-        rules = (
-            [("*", layers)]
-            if isinstance(layers, str)
-            else list(layers.items() if isinstance(layers, Mapping) else layers)
-        )
+        pairs: Any = layers.items() if isinstance(layers, Mapping) else layers
+        rules = [("*", layers)] if isinstance(layers, str) else list(pairs)
         with self._current():
             self._native = _heddle.Encoder.load(folder, dtype_name(dtype), method or "", rules, self._gpu is not None)
         self.config: dict[str, Any] = self._native.config

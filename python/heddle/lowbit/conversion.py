@@ -100,7 +100,8 @@ def quantize_checkpoint(
         written then.
     """
     rules = [(pattern, "keep") for pattern in ([keep] if isinstance(keep, str) else keep)]
-    rules += list(layers.items() if isinstance(layers, Mapping) else layers)
+    pairs: Any = layers.items() if isinstance(layers, Mapping) else layers
+    rules += list(pairs)
 
     def of_layer(name: str) -> Any:
         found = (importance or {}).get(name)

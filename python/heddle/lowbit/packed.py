@@ -174,6 +174,7 @@ def pack(
     packed = PackedTensor(matrix.format, (rows, columns), gated, data.to(device) if gpu else data, order, error=error)
     if keep_16bit is False:
         return packed
+    assert torch is not None  # on a GPU
     dtype = torch.bfloat16 if keep_16bit is True else keep_16bit
     if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(

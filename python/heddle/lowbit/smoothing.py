@@ -69,7 +69,7 @@ def smooth(weights: AnyArray | Sequence[AnyArray], x_absmax: Kind, alpha: float 
     used = (largest_x > 0) & (largest_w > 0)
     exponent = np.zeros_like(largest_x)
     exponent[used] = np.rint(alpha * np.log2(largest_x[used]) - (1 - alpha) * np.log2(largest_w[used]))
-    factors = np.exp2(np.clip(exponent, -126, 126)).astype(np.float32)
+    factors: Any = np.exp2(np.clip(exponent, -126, 126)).astype(np.float32)
     torch = torch_of(x_absmax)
     beside: Any = x_absmax
     return factors if torch is None else torch.from_numpy(factors).to(beside.device)

@@ -65,7 +65,8 @@ class TransformerBlock(nn.Module):
         if norm not in _NORMS:
             raise ValueError(f"[TransformerBlock] norm is '{norm}': it must be one of {', '.join(_NORMS)}")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
-        self.norm_first, self.causal, self.checkpointing = norm_first, causal, checkpointing
+        self.norm_first, self.checkpointing = norm_first, checkpointing
+        self.causal: CausalName = causal
         self.dropout = dropout
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         norm_made = made | ({"bias": bias} if norm == "layer_norm" else {})

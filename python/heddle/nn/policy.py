@@ -72,9 +72,11 @@ class Policy:
     ) -> None:
         if isinstance(rules, str):
             rules = {"*": rules}
-        pairs = rules.items() if isinstance(rules, Mapping) else rules
-        self.rules = tuple((pattern, check_format(format)) for pattern, format in pairs)
-        self.scale_rule = scale_rule
+        pairs: Any = rules.items() if isinstance(rules, Mapping) else rules
+        self.rules: tuple[tuple[str, PolicyName], ...] = tuple(
+            (pattern, check_format(format)) for pattern, format in pairs
+        )
+        self.scale_rule: RuleName | None = scale_rule
 
     def format_of(self, name: str) -> PolicyName:
         """The format of the layer of that name."""

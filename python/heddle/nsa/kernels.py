@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..hosts import arrays, is_torch
 from ..hosts.torch import nsa_operators
@@ -53,7 +53,7 @@ def pool_keys(
     name = "pool_keys"
     block = checks.integer(name, "block", block, 1)
     stride = block if stride is None else checks.integer(name, "stride", stride, 1)
-    host = nsa_operators if is_torch(x) else arrays
+    host: Any = nsa_operators if is_torch(x) else arrays
     return host.pool_keys(x, block, stride, cu_seqlens, seqused, out)
 
 
@@ -78,7 +78,7 @@ def extend_pooled_keys(
     block = checks.integer(name, "block", block, 1)
     stride = block if stride is None else checks.integer(name, "stride", stride, 1)
     appended = checks.integer(name, "appended", appended, 1)
-    host = nsa_operators if is_torch(k_pooled) else arrays
+    host: Any = nsa_operators if is_torch(k_pooled) else arrays
     host.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended)
 
 
@@ -146,7 +146,7 @@ def select_blocks(
     sequences = cu_seqlens_q, cu_seqlens_k, seqused_k
     longest = [0 if x is None else checks.integer(name, what, x, 0)
                for what, x in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k))]  # fmt: skip
-    host = nsa_operators if is_torch(q) else arrays
+    host: Any = nsa_operators if is_torch(q) else arrays
     return host.select_blocks(q, k_pooled, n, lse, sizes, bits, scale, sequences, q_offset, q_step, longest, out)
 
 

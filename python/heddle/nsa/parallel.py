@@ -108,6 +108,7 @@ def parallel_nsa(
         form.sharing.stride,
         (q, k, v, k_cmp, v_cmp, k_swa, v_swa, *gates, block_indices, counts),
     )
+    assert k_cmp is not None and v_cmp is not None and k_swa is not None and v_swa is not None
     pooled = None
     if g_cmp is not None or block_indices is None:
         pooled = pooled_keys(rows, k_cmp, v_cmp, form)

@@ -94,7 +94,7 @@ def checked_sharing(
     stride = integer(operation, "query_stride", query_stride, 1)
     one_of(operation, "share", share, SHARES)
     one_of(operation, "gate", gate, GATES)
-    branches = some_of(operation, "share_branches", share_branches, BRANCHES)
+    branches: frozenset[BranchName] = some_of(operation, "share_branches", share_branches, BRANCHES)
     if share in ("selection", "delta") and branches != {"slc"}:
         reason = "has a list to share" if share == "selection" else "is corrected by the window"
         raise ValueError(
