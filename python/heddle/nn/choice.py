@@ -129,7 +129,7 @@ def choose_policy(
     for name, layer in layers.items():
         sensitivity[name] = {}
         found: list[tuple[float, float, PolicyName]] = [(_bits(layer), 0.0, "float32")]
-        wanted: dict[PolicyName, Any] = dict.fromkeys(map(check_format, formats))
+        wanted: dict[PolicyName, None] = {check_format(format): None for format in formats}
         for format in wanted:
             if format == "float32" or (format == "16bit" and layer.weight.element_size() <= 2):
                 continue
