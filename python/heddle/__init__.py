@@ -12,6 +12,8 @@ GPUs too, and torch tensors (with autograd and ``torch.compile``); torch is not 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from . import lowbit
 from ._heddle import version as _version
 from ._options import Causal
@@ -38,14 +40,6 @@ from .sparse import sparse_attention
 __version__: str = _version()
 
 _when_imported("torch.utils.flop_counter", _count_flops)
-
-
-def __getattr__(name):
-    if name in ("flash_attn", "flash_attn_3", "nn", "nsa"):  # which import torch
-        import importlib
-
-        return importlib.import_module(f".{name}", __name__)
-    raise AttributeError(f"module 'heddle' has no attribute {name!r}")
 
 
 __all__ = [
@@ -78,3 +72,24 @@ __all__ = [
     "set_num_threads",
     "sparse_attention",
 ]
+
+_NEED_TORCH = ("flash_attn", "flash_attn_3", "nn", "nsa")  # imported when asked for
+
+if TYPE_CHECKING:
+    from . import flash_attn as flash_attn
+    from . import flash_attn_3 as flash_attn_3
+    from . import hosts as hosts
+    from . import nn as nn
+    from . import nsa as nsa
+else:  # a type checker would take any name to be there
+
+    def __getattr__(name):
+        if name in _NEED_TORCH:
+            import importlib
+
+            return importlib.import_module(f".{name}", __name__)
+        raise AttributeError(f"module 'heddle' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_NEED_TORCH, "__version__", "hosts"})

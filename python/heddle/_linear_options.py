@@ -48,15 +48,15 @@ check_names(_heddle.linear_option_names(), list(INDEX))
 _BOTH_WAYS = ("cpu", "reference", "cublaslt")
 
 
-def changed(options: tuple, **values: Any) -> tuple:
+def changed(options: tuple[Any, ...], **values: Any) -> tuple[Any, ...]:
     """The options with some of them replaced."""
     return tuple(values.get(option.name, item) for option, item in zip(OPTIONS, options))
 
 
-def without_norm(options: tuple) -> tuple:
+def without_norm(options: tuple[Any, ...]) -> tuple[Any, ...]:
     return changed(options, norm="none", norm_weight=None, norm_bias=None)
 
 
-def of_backward(options: tuple) -> tuple:
+def of_backward(options: tuple[Any, ...]) -> tuple[Any, ...]:
     """The options of a forward as its backward takes them."""
     return changed(options, residual=None, force=options[_FORCE] if options[_FORCE] in _BOTH_WAYS else "")

@@ -152,7 +152,7 @@ def precision_code(precision: Any) -> int:
     return code
 
 
-def parts_of(operation: str, os: Any, lses: Any) -> tuple[tuple, tuple]:
+def parts_of(operation: str, os: Any, lses: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The results that a merge joins, and their lse: as many of each."""
     os, lses = tuple(os), tuple(lses)
     if len(os) == 0 or len(os) != len(lses):
@@ -276,7 +276,7 @@ def schema(written: dict[str, str] | None = None, options: Sequence[Option] = OP
     return ", ".join(f"{o.schema.replace('Tensor', 'Tensor' + aliases.get(o.name, ''))} {o.name}" for o in options)
 
 
-def replaced(items: tuple, index: int, value: Any) -> tuple:
+def replaced(items: tuple[Any, ...], index: int, value: Any) -> tuple[Any, ...]:
     """The options tuple with one item replaced."""
     return (*items[:index], value, *items[index + 1 :])
 
@@ -294,7 +294,7 @@ def pack(
     method: str | None = None,
     force: str | None = None,
     **others: Any,
-) -> tuple:
+) -> tuple[Any, ...]:
     """The options tuple of arguments as heddle.attention takes them."""
     left, right = pair(window)
     given = others | {

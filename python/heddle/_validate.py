@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 from . import _heddle
 
+if TYPE_CHECKING:
+    import torch
 
-def check_errors(device: Any = None) -> None:
+
+def check_errors(device: torch.device | str | int | None = None) -> None:
     """Waits for all work on a GPU and raises what validate mode has found wrong with index data there.
 
     On the CPU, index data (``cu_seqlens_*``, ``seqused_*``, ``seqlens``, ``page_table``, ``cache_batch_idx``,

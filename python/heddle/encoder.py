@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, overload
 
 import numpy as np
 
 from . import _heddle
 from ._files import existing
 from ._options import dtype_name
+from ._types import Kind
 from .hosts import torch_host
 from .hosts.gpu import gpu_of
 from .lowbit.packed import PackingError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._types import AnyArray, FloatDType, MethodName, Rules
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class EncoderLayer:
     packing_error: PackingError | None = None
 
 
-def _check_out(name: str, dtype: str, found: tuple, contiguous: bool, shape: tuple[int, int]) -> None:
+def _check_out(name: str, dtype: str, found: tuple[int, ...], contiguous: bool, shape: tuple[int, int]) -> None:
     if dtype != "float32" or found != shape or not contiguous:
         strides = "" if contiguous else " and not contiguous"
         raise ValueError(
@@ -38,7 +44,7 @@ def _check_out(name: str, dtype: str, found: tuple, contiguous: bool, shape: tup
         )
 
 
-def _numpy_out(name: str, given: Any, shape: tuple[int, int]) -> Any:
+def _numpy_out(name: str, given: Any, shape: tuple[int, int]) -> np.ndarray:
     """A result of an encoder on the CPU that the caller has."""
     if not isinstance(given, np.ndarray):
         raise TypeError(f"[encode] {name} is a {type(given).__name__}: it must be a numpy array")
@@ -84,21 +90,41 @@ def _model_folder(operation: str, folder: Any) -> str:
     return text
 
 
-class Encoder:
+class Encoder(Generic[Kind]):
     """Sentence embeddings of packed token sequences.
 
     Post-norm Transformer, learned positions, GELU (Devlin et al., arXiv 1810.04805); embeddings are the mean of the last
     layer's rows (Reimers and Gurevych, arXiv 1908.10084).
     """
 
+    @overload
+    def __init__(
+        self: Encoder[np.ndarray],
+        folder: str | os.PathLike[str],
+        *,
+        dtype: FloatDType = "float32",
+        device: Literal["cpu"] = "cpu",
+        method: MethodName | None = None,
+        layers: str | Rules = (),
+    ) -> None: ...
+    @overload
     def __init__(
         self,
         folder: str | os.PathLike[str],
         *,
-        dtype: str = "float32",
-        device: Any = "cpu",
-        method: str | None = None,
-        layers: str | Mapping[str, str] | Iterable[tuple[str, str]] = (),
+        dtype: FloatDType = "float32",
+        device: torch.device | str,
+        method: MethodName | None = None,
+        layers: str | Rules = (),
+    ) -> None: ...
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        dtype: FloatDType = "float32",
+        device: torch.device | str = "cpu",
+        method: MethodName | None = None,
+        layers: str | Rules = (),
     ) -> None:
         """Loads ``config.json`` and ``model.safetensors`` of a Hugging Face BERT-family folder.
 
@@ -126,11 +152,8 @@ class Encoder:
             self._gpu = gpu_of("encoder_load", device)
             self.device = str(self._gpu)
         folder = _model_folder("encoder_load", folder)
-        rules = (
-            [("*", layers)]
-            if isinstance(layers, str)
-            else list(layers.items() if isinstance(layers, Mapping) else layers)
-        )
+        pairs: Any = layers.items() if isinstance(layers, Mapping) else layers
+        rules = [("*", layers)] if isinstance(layers, str) else list(pairs)
         with self._current():
             self._native = _heddle.Encoder.load(folder, dtype_name(dtype), method or "", rules, self._gpu is not None)
         self.config: dict[str, Any] = self._native.config
@@ -161,8 +184,8 @@ class Encoder:
     @staticmethod
     def choose_precisions(
         folder: str | os.PathLike[str],
-        token_ids: Any,
-        cu_seqlens: Any,
+        token_ids: AnyArray | Sequence[int],
+        cu_seqlens: AnyArray | Sequence[int],
         *,
         error: float = 0.05,
         formats: Iterable[str] = ("nvfp4:mse", "int4_g32:mse", "int8_row", "bfloat16"),
@@ -208,15 +231,48 @@ class Encoder:
         with self._current():
             return self._native.workspace(total, sequences, longest)
 
+    @overload
     def encode(
         self,
-        token_ids: Any,
-        cu_seqlens: Any,
+        token_ids: AnyArray | Sequence[int],
+        cu_seqlens: AnyArray | Sequence[int],
+        *,
+        normalize: bool = True,
+        return_hidden_states: Literal[False] = False,
+        out: Kind | None = None,
+        hidden_states_out: Kind | None = None,
+    ) -> Kind: ...
+    @overload
+    def encode(
+        self,
+        token_ids: AnyArray | Sequence[int],
+        cu_seqlens: AnyArray | Sequence[int],
+        *,
+        normalize: bool = True,
+        return_hidden_states: Literal[True],
+        out: Kind | None = None,
+        hidden_states_out: Kind | None = None,
+    ) -> tuple[Kind, Kind]: ...
+    @overload
+    def encode(
+        self,
+        token_ids: AnyArray | Sequence[int],
+        cu_seqlens: AnyArray | Sequence[int],
+        *,
+        normalize: bool = True,
+        return_hidden_states: bool,
+        out: Kind | None = None,
+        hidden_states_out: Kind | None = None,
+    ) -> Kind | tuple[Kind, Kind]: ...
+    def encode(
+        self,
+        token_ids: AnyArray | Sequence[int],
+        cu_seqlens: AnyArray | Sequence[int],
         *,
         normalize: bool = True,
         return_hidden_states: bool = False,
-        out: Any = None,
-        hidden_states_out: Any = None,
+        out: Kind | None = None,
+        hidden_states_out: Kind | None = None,
     ) -> Any:
         """Embeds sequences packed one after another, without padding.
 
@@ -255,8 +311,8 @@ class Encoder:
         hidden = self.config["hidden"]
         longest = int(np.diff(lengths).max(initial=0))
 
-        def outputs(empty, check):
-            def memory(name, given, shape):
+        def outputs(empty: Callable[[Any], Any], check: Callable[[str, Any, tuple[int, int]], Any]) -> tuple[Any, Any]:
+            def memory(name: str, given: Any, shape: tuple[int, int]) -> Any:
                 return empty(shape) if given is None else check(name, given, shape)
 
             embeddings = memory("out", out, (lengths.size - 1, hidden))

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _heddle
 from ._options import BIAS, DROPOUT_SEED, DTYPE_CODES, MASK, dtype_name, flag, parts_of, wants_float32
 from .hosts import is_torch, torch_host
 from .sparse import options_tuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from typing_extensions import Unpack
+
+    from ._types import AnyArray, Float32, FloatDType, GpuName, QuestionOptions
 
 _FLOATS = ("float32", "float16", "bfloat16")
 _INT32, UINT8 = DTYPE_CODES["int32"], DTYPE_CODES["uint8"]
@@ -41,7 +48,7 @@ class Candidate:
     of_16bit: float = 0.0
 
 
-class Explanation(list):
+class Explanation(list[Candidate]):
     """A list of ``Candidate``; prints as a table, and the plan of the one that is chosen below it."""
 
     @property
@@ -83,7 +90,7 @@ def _bytes(count: int) -> str:
     return f"{count} B"
 
 
-def shape_only(shape: tuple[int, ...], dtype: Any, operation: str = "explain") -> tuple:
+def shape_only(shape: tuple[int, ...], dtype: Any, operation: str = "explain") -> tuple[Any, ...]:
     """A view of no data, of a dtype by its name, or torch's or numpy's."""
     name = dtype_name(dtype)
     if not isinstance(name, str) or name not in _FLOATS:
@@ -91,7 +98,7 @@ def shape_only(shape: tuple[int, ...], dtype: Any, operation: str = "explain") -
     return stand_in(shape, DTYPE_CODES[name])
 
 
-def stand_in(shape: tuple[int, ...], code: int) -> tuple:
+def stand_in(shape: tuple[int, ...], code: int) -> tuple[Any, ...]:
     """A view for an operation that does not read the data: no address of anything, aligned as an allocator's."""
     strides, step = [], 1
     for extent in reversed(shape):
@@ -112,7 +119,7 @@ def explanation(found: Any) -> Explanation:
     return Explanation(Candidate(*parts) for parts in found)
 
 
-def _asked(q: Any, options: dict[str, Any]) -> tuple:
+def _asked(q: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     """The options tuple of a question."""
     items = list(options_tuple(q, options))
     for i in (BIAS, MASK):
@@ -124,7 +131,14 @@ def _asked(q: Any, options: dict[str, Any]) -> tuple:
 
 
 def explain(
-    q: Any, k: Any, v: Any, *, backward: bool = False, dtype: Any = "float32", gpu: str | None = None, **options: Any
+    q: AnyArray | tuple[int, ...],
+    k: AnyArray | tuple[int, ...],
+    v: AnyArray | tuple[int, ...],
+    *,
+    backward: bool = False,
+    dtype: FloatDType = "float32",
+    gpu: GpuName | None = None,
+    **options: Unpack[QuestionOptions],
 ) -> Explanation:
     """The candidates for ``heddle.attention(q, k, v, **options)`` and which one would run.
 
@@ -143,27 +157,28 @@ def explain(
     Raises:
       ValueError: a bad argument, as ``attention`` would refuse it; a gpu that is not known, listing those that are.
     """
-    items = _asked(q, options)
+    items = _asked(q, dict(options))
     if any(map(is_torch, (q, k, v, *items))):
         torch_host()
-    shapes = (shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
-    return explanation(_heddle.explain_attention(*shapes, items, backward, gpu_name(gpu)))
+    views: list[Any] = [shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v)]
+    q, k, v = views
+    return explanation(_heddle.explain_attention(q, k, v, items, backward, gpu_name(gpu)))
 
 
 def explain_sparse_attention(
-    q: Any,
-    k: Any,
-    v: Any,
-    blocks: Any,
-    counts: Any = None,
+    q: AnyArray | tuple[int, ...],
+    k: AnyArray | tuple[int, ...],
+    v: AnyArray | tuple[int, ...],
+    blocks: AnyArray | tuple[int, ...],
+    counts: AnyArray | tuple[int, ...] | None = None,
     *,
-    offsets: Any = None,
+    offsets: AnyArray | tuple[int, ...] | None = None,
     block_size: int = 64,
     query_rows: int = 1,
     backward: bool = False,
-    dtype: Any = "float32",
-    gpu: str | None = None,
-    **options: Any,
+    dtype: FloatDType = "float32",
+    gpu: GpuName | None = None,
+    **options: Unpack[QuestionOptions],
 ) -> Explanation:
     """The candidates for ``heddle.sparse_attention`` with these arguments and which one would run. Data is not read, except
     index data; that of lists is not.
@@ -179,17 +194,25 @@ def explain_sparse_attention(
     Raises:
       ValueError: a bad argument, as ``sparse_attention`` would refuse it; a gpu that is not known, listing those that are.
     """
-    items = _asked(q, options)
+    items = _asked(q, dict(options))
     if any(map(is_torch, (q, k, v, blocks, counts, offsets, *items))):
         torch_host()
-    shapes = (shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v))
-    lists = (stand_in(x, _INT32) if isinstance(x, tuple) else x for x in (blocks, counts, offsets))
-    rest = (block_size, query_rows, items, backward, gpu_name(gpu))
-    return explanation(_heddle.explain_sparse_attention(*shapes, *lists, *rest))
+    name = gpu_name(gpu)
+    views: list[Any] = [shape_only(x, dtype) if isinstance(x, tuple) else x for x in (q, k, v)]
+    views += (stand_in(x, _INT32) if isinstance(x, tuple) else x for x in (blocks, counts, offsets))
+    q, k, v, blocks, counts, offsets = views
+    lists = (blocks, counts, offsets, block_size, query_rows)
+    return explanation(_heddle.explain_sparse_attention(q, k, v, *lists, items, backward, name))
 
 
 def explain_merge_attention(
-    os: Any, lses: Any, sink: Any = None, *, out_dtype: Any = None, backward: bool = False, gpu: str | None = None
+    os: Iterable[AnyArray],
+    lses: Iterable[AnyArray],
+    sink: AnyArray | None = None,
+    *,
+    out_dtype: Float32 | None = None,
+    backward: bool = False,
+    gpu: GpuName | None = None,
 ) -> Explanation:
     """The candidates for ``heddle.merge_attention`` with these arguments and which one would run. No data is read.
 
@@ -213,7 +236,13 @@ def explain_merge_attention(
 
 
 def explain_apply_rotary(
-    x: Any, cos: Any, sin: Any, *, interleaved: bool = False, offsets: Any = None, gpu: str | None = None
+    x: AnyArray,
+    cos: AnyArray,
+    sin: AnyArray,
+    *,
+    interleaved: bool = False,
+    offsets: AnyArray | None = None,
+    gpu: GpuName | None = None,
 ) -> Explanation:
     """The candidates for ``heddle.apply_rotary`` with these arguments and which one would run. Data is not read, except
     index data on the CPU.
@@ -232,20 +261,20 @@ def explain_apply_rotary(
 
 
 def explain_append_kv_cache(
-    k_new: Any,
-    v_new: Any,
-    k_cache: Any,
-    v_cache: Any,
-    seqlens: Any,
+    k_new: AnyArray,
+    v_new: AnyArray,
+    k_cache: AnyArray,
+    v_cache: AnyArray,
+    seqlens: AnyArray,
     *,
-    page_table: Any = None,
-    cache_batch_idx: Any = None,
-    rotary_cos: Any = None,
-    rotary_sin: Any = None,
+    page_table: AnyArray | None = None,
+    cache_batch_idx: AnyArray | None = None,
+    rotary_cos: AnyArray | None = None,
+    rotary_sin: AnyArray | None = None,
     interleaved: bool = False,
-    k_scale: Any = None,
-    v_scale: Any = None,
-    gpu: str | None = None,
+    k_scale: AnyArray | None = None,
+    v_scale: AnyArray | None = None,
+    gpu: GpuName | None = None,
 ) -> Explanation:
     """The candidates for ``heddle.append_kv_cache`` with these arguments and which one would run. Nothing is written, and
     data is not read, except index data on the CPU.

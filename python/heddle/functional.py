@@ -18,9 +18,12 @@ from ._options import (
 from .hosts import arrays, is_torch, offsets, torch_host
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
     from typing_extensions import Unpack
 
-    from ._types import Array, AttentionOptions, CausalName, MethodName, PrecisionName
+    from ._types import AnyArray, Array, AttentionOptions, CausalName, Float32, MethodName, PrecisionName
 
 _loaded_sdpa = None
 
@@ -56,33 +59,33 @@ def attention(
     causal: CausalName = "none",
     window: tuple[int | None, int | None] = (-1, -1),
     softcap: float = 0.0,
-    alibi_slopes: Any = None,
-    bias: Any = None,
-    mask: Any = None,
-    sink: Any = None,
+    alibi_slopes: AnyArray | None = None,
+    bias: AnyArray | None = None,
+    mask: AnyArray | None = None,
+    sink: AnyArray | None = None,
     dropout_p: float = 0.0,
-    dropout_seed: Any = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
+    dropout_seed: AnyArray | int | None = None,
+    cu_seqlens_q: AnyArray | None = None,
+    cu_seqlens_k: AnyArray | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-    seqused_q: Any = None,
-    seqused_k: Any = None,
-    page_table: Any = None,
-    cache_batch_idx: Any = None,
-    cache_leftpad: Any = None,
-    draft_mask: Any = None,
-    q_offset: Any = None,
-    key_offset: Any = None,
+    seqused_q: AnyArray | None = None,
+    seqused_k: AnyArray | None = None,
+    page_table: AnyArray | None = None,
+    cache_batch_idx: AnyArray | None = None,
+    cache_leftpad: AnyArray | None = None,
+    draft_mask: AnyArray | None = None,
+    q_offset: AnyArray | int | None = None,
+    key_offset: AnyArray | int | None = None,
     q_step: int = 1,
     key_step: int = 1,
-    q_scale: Any = None,
-    k_scale: Any = None,
-    v_scale: Any = None,
+    q_scale: AnyArray | None = None,
+    k_scale: AnyArray | None = None,
+    v_scale: AnyArray | None = None,
     return_lse: bool = False,
-    out_dtype: Any = None,
-    out: Any = None,
-    lse_out: Any = None,
+    out_dtype: Float32 | None = None,
+    out: AnyArray | None = None,
+    lse_out: AnyArray | None = None,
     batch_invariant: bool = False,
     deterministic: bool | None = None,
     precision: PrecisionName = "f32",
@@ -224,15 +227,15 @@ def attention(
 
 
 def sdpa(
-    query: Array,
-    key: Array,
-    value: Array,
-    attn_mask: Any = None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> Array:
+) -> torch.Tensor:
     """``torch.nn.functional.scaled_dot_product_attention`` on Heddle's kernels: same signature, shapes and rules.
 
     Args:
@@ -270,8 +273,14 @@ def sdpa(
 
 
 def merge_attention(
-    os: Any, lses: Any, sink: Any = None, *, out_dtype: Any = None, out: Any = None, lse_out: Any = None
-) -> Any:
+    os: Iterable[Array],
+    lses: Iterable[Array],
+    sink: AnyArray | None = None,
+    *,
+    out_dtype: Float32 | None = None,
+    out: AnyArray | None = None,
+    lse_out: AnyArray | None = None,
+) -> tuple[Array, Array]:
     """Joins results of ``attention`` over parts of a row's keys: together they are the call over all of them.
 
     ``lse = ln(sum_p exp(lse_p) + exp(sink))`` and ``out = sum_p exp(lse_p - lse) o_p``, summed in the order of the parts.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._options import flag
 from .hosts import arrays, is_torch, torch_host
@@ -11,23 +11,23 @@ from .sparse import options_tuple
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._types import AttentionOptions
+    from ._types import AnyArray, AttentionOptions
 
 
 def attention_backward(
-    q: Any,
-    k: Any,
-    v: Any,
-    o: Any,
-    lse: Any,
-    d_o: Any,
-    d_lse: Any = None,
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    o: AnyArray,
+    lse: AnyArray,
+    d_o: AnyArray,
+    d_lse: AnyArray | None = None,
     *,
-    dq: Any = None,
-    dk: Any = None,
-    dv: Any = None,
-    dbias: Any = None,
-    dsink: Any = None,
+    dq: AnyArray | None = None,
+    dk: AnyArray | None = None,
+    dv: AnyArray | None = None,
+    dbias: AnyArray | None = None,
+    dsink: AnyArray | None = None,
     accumulate: bool = False,
     merged: bool = False,
     **options: Unpack[AttentionOptions],

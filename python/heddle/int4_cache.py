@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from . import _heddle
 from ._options import DROPOUT_SEED, check_lse_out, flag, pack
 from .explanation import Candidate, Explanation, gpu_name
 from .hosts import is_torch, torch_host
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Unpack
+
+    from ._types import GpuName, Int4CacheOptions
 
 TAIL = 128  # slots of a ring
 
@@ -30,11 +36,11 @@ class Int4Cache:
       row_idx: int32 [B], the row of the rings (and of blocks without a table) that each sequence has; b if None.
     """
 
-    blocks: Any
-    k_tail: Any
-    v_tail: Any
-    page_table: Any = None
-    row_idx: Any = None
+    blocks: torch.Tensor
+    k_tail: torch.Tensor
+    v_tail: torch.Tensor
+    page_table: torch.Tensor | None = None
+    row_idx: torch.Tensor | None = None
 
     @staticmethod
     def block_bytes(head_size: int, value_size: int | None = None) -> int:
@@ -54,8 +60,8 @@ class Int4Cache:
         kv_heads: int,
         head_size: int,
         value_size: int | None = None,
-        dtype: Any = None,
-        device: Any = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | int | None = None,
     ) -> Int4Cache:
         """A cache without pages for sequences of up to max_keys keys; dtype: of the rings, bfloat16 if None."""
         import torch
@@ -69,12 +75,12 @@ class Int4Cache:
 
     def append(
         self,
-        k_new: Any,
-        v_new: Any,
-        seqlens: Any,
+        k_new: torch.Tensor,
+        v_new: torch.Tensor,
+        seqlens: torch.Tensor,
         *,
-        rotary_cos: Any = None,
-        rotary_sin: Any = None,
+        rotary_cos: torch.Tensor | None = None,
+        rotary_sin: torch.Tensor | None = None,
         interleaved: bool = False,
     ) -> None:
         """Appends k_new [B, Sn, Hkv, D] and v_new [B, Sn, Hkv, Dv] behind the seqlens[b] keys (int32 [B], not changed) that
@@ -104,14 +110,14 @@ class Int4Cache:
 
     def explain_append(
         self,
-        k_new: Any,
-        v_new: Any,
-        seqlens: Any,
+        k_new: torch.Tensor,
+        v_new: torch.Tensor,
+        seqlens: torch.Tensor,
         *,
-        rotary_cos: Any = None,
-        rotary_sin: Any = None,
+        rotary_cos: torch.Tensor | None = None,
+        rotary_sin: torch.Tensor | None = None,
         interleaved: bool = False,
-        gpu: str | None = None,
+        gpu: GpuName | None = None,
     ) -> Explanation:
         """The candidates for ``append`` with these arguments and which one would run; nothing is written. gpu: answer as a
         machine with that GPU would, which need not be here; see ``heddle.explain``."""
@@ -121,7 +127,9 @@ class Int4Cache:
         found = _heddle.explain_append_int4_cache(k_new, v_new, *self._tensors(), seqlens, *rotary, gpu_name(gpu))
         return Explanation(Candidate(*parts) for parts in found)
 
-    def explain_attention(self, q: Any, seqlens: Any, *, gpu: str | None = None, **options: Any) -> Explanation:
+    def explain_attention(
+        self, q: torch.Tensor, seqlens: torch.Tensor, *, gpu: GpuName | None = None, **options: Unpack[Int4CacheOptions]
+    ) -> Explanation:
         """The candidates for ``attention`` of q [B, Sq, H, D] with these arguments and which one would run. Data is not read,
         except index data on the CPU.
 
@@ -133,20 +141,53 @@ class Int4Cache:
           ValueError: a bad argument, as ``attention`` would refuse it; a gpu that is not known, listing those that are.
         """
         torch_host()
-        items = list(_attention_items(seqlens, options))
+        items = list(_attention_items(seqlens, dict(options)))
         if is_torch(items[DROPOUT_SEED]):
             items[DROPOUT_SEED] = None  # its value chooses nothing
         found = _heddle.explain_attention_over_int4_cache(q, *self._tensors(), tuple(items), gpu_name(gpu))
         return Explanation(Candidate(*parts) for parts in found)
 
+    @overload
     def attention(
         self,
-        q: Any,
-        seqlens: Any,
+        q: torch.Tensor,
+        seqlens: torch.Tensor,
+        *,
+        return_lse: Literal[False] = False,
+        out: torch.Tensor | None = None,
+        lse_out: torch.Tensor | None = None,
+        **options: Unpack[Int4CacheOptions],
+    ) -> torch.Tensor: ...
+    @overload
+    def attention(
+        self,
+        q: torch.Tensor,
+        seqlens: torch.Tensor,
+        *,
+        return_lse: Literal[True],
+        out: torch.Tensor | None = None,
+        lse_out: torch.Tensor | None = None,
+        **options: Unpack[Int4CacheOptions],
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    @overload
+    def attention(
+        self,
+        q: torch.Tensor,
+        seqlens: torch.Tensor,
+        *,
+        return_lse: bool,
+        out: torch.Tensor | None = None,
+        lse_out: torch.Tensor | None = None,
+        **options: Unpack[Int4CacheOptions],
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+    def attention(
+        self,
+        q: torch.Tensor,
+        seqlens: torch.Tensor,
         *,
         return_lse: bool = False,
-        out: Any = None,
-        lse_out: Any = None,
+        out: torch.Tensor | None = None,
+        lse_out: torch.Tensor | None = None,
         **options: Any,
     ) -> Any:
         """``heddle.attention`` of q [B, Sq, H, D] over the seqlens[b] keys (int32 [B]) that each sequence has.
@@ -159,7 +200,7 @@ class Int4Cache:
         items = _attention_items(seqlens, options)
         return torch_host().attention_over_int4_cache(q, self._tensors(), items, return_lse, out, lse_out)
 
-    def _tensors(self) -> tuple[Any, ...]:
+    def _tensors(self) -> tuple[Any, Any, Any, Any, Any]:
         return self.blocks, self.k_tail, self.v_tail, self.page_table, self.row_idx
 
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ._options import check_lse_out, flag, pack
 from .hosts import arrays, is_torch, torch_host
 
 if TYPE_CHECKING:
-    from ._types import Array
+    from typing_extensions import Unpack
+
+    from ._types import AnyArray, Array, CacheOptions
 
 
 def apply_rotary(
-    x: Array, cos: Any, sin: Any, *, interleaved: bool = False, offsets: Any = None, out: Array | None = None
+    x: Array,
+    cos: AnyArray,
+    sin: AnyArray,
+    *,
+    interleaved: bool = False,
+    offsets: AnyArray | None = None,
+    out: Array | None = None,
 ) -> Array:
     """Rotary position embedding (Su et al., arXiv 2104.09864).
 
@@ -38,19 +46,19 @@ def apply_rotary(
 
 
 def append_kv_cache(
-    k_new: Any,
-    v_new: Any,
-    k_cache: Any,
-    v_cache: Any,
-    seqlens: Any,
+    k_new: AnyArray,
+    v_new: AnyArray,
+    k_cache: AnyArray,
+    v_cache: AnyArray,
+    seqlens: AnyArray,
     *,
-    page_table: Any = None,
-    cache_batch_idx: Any = None,
-    rotary_cos: Any = None,
-    rotary_sin: Any = None,
+    page_table: AnyArray | None = None,
+    cache_batch_idx: AnyArray | None = None,
+    rotary_cos: AnyArray | None = None,
+    rotary_sin: AnyArray | None = None,
     interleaved: bool = False,
-    k_scale: Any = None,
-    v_scale: Any = None,
+    k_scale: AnyArray | None = None,
+    v_scale: AnyArray | None = None,
 ) -> None:
     """Writes new keys and values into a cache, in place, at positions seqlens[b] .. seqlens[b] + Sn - 1.
 
@@ -101,20 +109,71 @@ def append_kv_cache(
     )
 
 
+@overload
+def attention_with_kv_cache(
+    q: Array,
+    k_new: AnyArray,
+    v_new: AnyArray,
+    k_cache: AnyArray,
+    v_cache: AnyArray,
+    seqlens: AnyArray,
+    *,
+    rotary_cos: AnyArray | None = None,
+    rotary_sin: AnyArray | None = None,
+    interleaved: bool = False,
+    return_lse: Literal[False] = False,
+    out: AnyArray | None = None,
+    lse_out: AnyArray | None = None,
+    **options: Unpack[CacheOptions],
+) -> Array: ...
+@overload
+def attention_with_kv_cache(
+    q: Array,
+    k_new: AnyArray,
+    v_new: AnyArray,
+    k_cache: AnyArray,
+    v_cache: AnyArray,
+    seqlens: AnyArray,
+    *,
+    rotary_cos: AnyArray | None = None,
+    rotary_sin: AnyArray | None = None,
+    interleaved: bool = False,
+    return_lse: Literal[True],
+    out: AnyArray | None = None,
+    lse_out: AnyArray | None = None,
+    **options: Unpack[CacheOptions],
+) -> tuple[Array, Array]: ...
+@overload
+def attention_with_kv_cache(
+    q: Array,
+    k_new: AnyArray,
+    v_new: AnyArray,
+    k_cache: AnyArray,
+    v_cache: AnyArray,
+    seqlens: AnyArray,
+    *,
+    rotary_cos: AnyArray | None = None,
+    rotary_sin: AnyArray | None = None,
+    interleaved: bool = False,
+    return_lse: bool,
+    out: AnyArray | None = None,
+    lse_out: AnyArray | None = None,
+    **options: Unpack[CacheOptions],
+) -> Array | tuple[Array, Array]: ...
 def attention_with_kv_cache(
     q: Any,
-    k_new: Any,
-    v_new: Any,
-    k_cache: Any,
-    v_cache: Any,
-    seqlens: Any,
+    k_new: AnyArray,
+    v_new: AnyArray,
+    k_cache: AnyArray,
+    v_cache: AnyArray,
+    seqlens: AnyArray,
     *,
-    rotary_cos: Any = None,
-    rotary_sin: Any = None,
+    rotary_cos: AnyArray | None = None,
+    rotary_sin: AnyArray | None = None,
     interleaved: bool = False,
     return_lse: bool = False,
-    out: Any = None,
-    lse_out: Any = None,
+    out: AnyArray | None = None,
+    lse_out: AnyArray | None = None,
     **options: Any,
 ) -> Any:
     """One step of decoding: ``append_kv_cache``, rotary embedding of q, and ``attention`` over the longer cache.

@@ -10,10 +10,10 @@ from .hosts import arrays, is_torch, offsets, torch_host
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ._types import Array, AttentionOptions
+    from ._types import AnyArray, Array, AttentionOptions
 
 
-def options_tuple(q: Any, options: dict[str, Any]) -> tuple:
+def options_tuple(q: Any, options: dict[str, Any]) -> tuple[Any, ...]:
     """pack(), of the options of a call on q: offsets may be ints."""
     for name in ("q_offset", "key_offset"):
         if name in options:
@@ -28,10 +28,10 @@ def sparse_attention(
     q: Array,
     k: Array,
     v: Array,
-    blocks: Any,
-    counts: Any = None,
+    blocks: AnyArray,
+    counts: AnyArray | None = None,
     *,
-    offsets: Any = None,
+    offsets: AnyArray | None = None,
     block_size: int = 64,
     query_rows: int = 1,
     return_lse: Literal[False] = False,
@@ -42,10 +42,10 @@ def sparse_attention(
     q: Array,
     k: Array,
     v: Array,
-    blocks: Any,
-    counts: Any = None,
+    blocks: AnyArray,
+    counts: AnyArray | None = None,
     *,
-    offsets: Any = None,
+    offsets: AnyArray | None = None,
     block_size: int = 64,
     query_rows: int = 1,
     return_lse: Literal[True],
@@ -56,10 +56,10 @@ def sparse_attention(
     q: Array,
     k: Array,
     v: Array,
-    blocks: Any,
-    counts: Any = None,
+    blocks: AnyArray,
+    counts: AnyArray | None = None,
     *,
-    offsets: Any = None,
+    offsets: AnyArray | None = None,
     block_size: int = 64,
     query_rows: int = 1,
     return_lse: bool,
@@ -69,15 +69,15 @@ def sparse_attention(
     q: Any,
     k: Any,
     v: Any,
-    blocks: Any,
-    counts: Any = None,
+    blocks: AnyArray,
+    counts: AnyArray | None = None,
     *,
-    offsets: Any = None,
+    offsets: AnyArray | None = None,
     block_size: int = 64,
     query_rows: int = 1,
     return_lse: bool = False,
-    out: Any = None,
-    lse_out: Any = None,
+    out: AnyArray | None = None,
+    lse_out: AnyArray | None = None,
     **options: Any,
 ) -> Any:
     """Attention over lists of key blocks: each row attends the keys of the blocks that its list names and no other.

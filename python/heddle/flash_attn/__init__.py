@@ -24,7 +24,7 @@ Source of the interface: Dao, arXiv 2307.08691, and the package flash_attn 2.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..hosts import torch as _needs_torch  # noqa: F401
 from .cache import flash_attn_with_kvcache
@@ -49,6 +49,30 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
+# fmt: off
+@overload
+def flash_attn_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ..., deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def flash_attn_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ..., deterministic: bool = ..., *, return_attn_probs: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def flash_attn_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+# fmt: on
 def flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -95,6 +119,26 @@ def flash_attn_func(
     )
 
 
+# fmt: off
+@overload
+def flash_attn_kvpacked_func(
+    q: torch.Tensor, kv: torch.Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: tuple[int, int] = ..., softcap: float = ..., alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def flash_attn_kvpacked_func(
+    q: torch.Tensor, kv: torch.Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: tuple[int, int] = ..., softcap: float = ..., alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ..., *, return_attn_probs: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def flash_attn_kvpacked_func(
+    q: torch.Tensor, kv: torch.Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: tuple[int, int] = ..., softcap: float = ..., alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: bool = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+# fmt: on
 def flash_attn_kvpacked_func(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -114,6 +158,26 @@ def flash_attn_kvpacked_func(
     )
 
 
+# fmt: off
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: tuple[int, int] = ..., softcap: float = ..., alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: tuple[int, int] = ..., softcap: float = ..., alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ..., *, return_attn_probs: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: tuple[int, int] = ..., softcap: float = ..., alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: bool = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+# fmt: on
 def flash_attn_qkvpacked_func(
     qkv: torch.Tensor,
     dropout_p: float = 0.0,

@@ -3,7 +3,7 @@ heddle.flash_attn_3 are the public names."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -16,7 +16,7 @@ from .run import alignment
 _NAME = "flash_attn_with_kvcache"
 
 
-def _check(k, v, rotary_cos, rotary_sin, cache_seqlens, num_splits):
+def _check(k: Any, v: Any, rotary_cos: Any, rotary_sin: Any, cache_seqlens: Any, num_splits: int) -> None:
     if not num_splits >= 0:
         raise ValueError(f"[{_NAME}] num_splits is {num_splits}: it must be at least 0 (0: free choice)")
     if (k is None) != (v is None):
@@ -30,27 +30,28 @@ def _check(k, v, rotary_cos, rotary_sin, cache_seqlens, num_splits):
 
 
 def attend_over_cache(
-    q,
-    k_cache,
-    v_cache,
-    k,
-    v,
-    rotary_cos,
-    rotary_sin,
-    cache_seqlens,
-    causal,
-    rotary_interleaved,
-    num_splits,
-    return_softmax_lse,
-    **options,
-):
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    rotary_cos: torch.Tensor | None,
+    rotary_sin: torch.Tensor | None,
+    cache_seqlens: int | torch.Tensor | None,
+    causal: bool,
+    rotary_interleaved: bool,
+    num_splits: int,
+    return_softmax_lse: bool,
+    **options: Any,
+) -> Any:
     """The call, by FlashAttention's names; options: what heddle.attention has besides, by its names."""
     _check(k, v, rotary_cos, rotary_sin, cache_seqlens, num_splits)
     if rotary_interleaved is not True:
         rotary_interleaved = flag(_NAME, "rotary_interleaved", rotary_interleaved)
     if return_softmax_lse is not False:
         return_softmax_lse = flag(_NAME, "return_softmax_lse", return_softmax_lse)
-    names, tensors = ("q", "k_cache", "v_cache", "alibi_slopes"), (q, k_cache, v_cache, options.get("alibi_slopes"))
+    names: tuple[str, ...] = ("q", "k_cache", "v_cache", "alibi_slopes")
+    tensors: tuple[Any, ...] = (q, k_cache, v_cache, options.get("alibi_slopes"))
     if k is not None:
         names, tensors = (*names, "k", "v", "rotary_cos", "rotary_sin"), (*tensors, k, v, rotary_cos, rotary_sin)
     refuse_gradients(_NAME, names, tensors)
@@ -61,9 +62,42 @@ def attend_over_cache(
     if k is None:
         return attention(q, k_cache, v_cache, seqused_k=cache_seqlens, **options)
     options.update(rotary_cos=rotary_cos, rotary_sin=rotary_sin, interleaved=rotary_interleaved)
+    assert v is not None and cache_seqlens is not None  # as _check() found
     return attention_with_kv_cache(q, k, v, k_cache, v_cache, cache_seqlens, **options)
 
 
+# fmt: off
+@overload
+def flash_attn_with_kvcache(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = ...,
+    v: torch.Tensor | None = ..., rotary_cos: torch.Tensor | None = ..., rotary_sin: torch.Tensor | None = ...,
+    cache_seqlens: int | torch.Tensor | None = ..., cache_batch_idx: torch.Tensor | None = ...,
+    cache_leftpad: torch.Tensor | None = ..., block_table: torch.Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    rotary_interleaved: bool = ..., alibi_slopes: torch.Tensor | None = ..., num_splits: int = ...,
+    return_softmax_lse: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def flash_attn_with_kvcache(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = ...,
+    v: torch.Tensor | None = ..., rotary_cos: torch.Tensor | None = ..., rotary_sin: torch.Tensor | None = ...,
+    cache_seqlens: int | torch.Tensor | None = ..., cache_batch_idx: torch.Tensor | None = ...,
+    cache_leftpad: torch.Tensor | None = ..., block_table: torch.Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    rotary_interleaved: bool = ..., alibi_slopes: torch.Tensor | None = ..., num_splits: int = ..., *,
+    return_softmax_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def flash_attn_with_kvcache(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = ...,
+    v: torch.Tensor | None = ..., rotary_cos: torch.Tensor | None = ..., rotary_sin: torch.Tensor | None = ...,
+    cache_seqlens: int | torch.Tensor | None = ..., cache_batch_idx: torch.Tensor | None = ...,
+    cache_leftpad: torch.Tensor | None = ..., block_table: torch.Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    rotary_interleaved: bool = ..., alibi_slopes: torch.Tensor | None = ..., num_splits: int = ...,
+    return_softmax_lse: bool = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+# fmt: on
 def flash_attn_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,

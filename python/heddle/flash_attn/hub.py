@@ -104,7 +104,7 @@ def flash_attn_with_kvcache(
     num_splits: int = 0,
     return_softmax_lse: bool = False,
     s_aux: torch.Tensor | None = None,
-) -> Any:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """``heddle.flash_attn.flash_attn_with_kvcache``; s_aux as of flash_attn_func, without a gradient."""
     return attend_over_cache(
         q,

@@ -10,6 +10,7 @@ import torch
 from .._options import flag
 from ..functional import attention
 from ..hosts.torch import functional as _torch
+from ..hosts.torch.operators import seed_tensor
 
 if TYPE_CHECKING:
     from .._types import CausalName
@@ -42,9 +43,18 @@ def _local_positions(cu_seqlens: torch.Tensor, total: int) -> tuple[torch.Tensor
     return sequence, torch.arange(total, device=cu_seqlens.device) - cu_seqlens.long()[sequence]
 
 
-def _dropout_matrix(q, k, seed, drop, options, max_seqlen_q=None, max_seqlen_k=None):
+def _dropout_matrix(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    seed: torch.Tensor,
+    drop: float,
+    options: dict[str, Any],
+    max_seqlen_q: Any = None,
+    max_seqlen_k: Any = None,
+) -> torch.Tensor:
     """S_dmask: softmax probabilities, negative where dropped. Attention over v = identity gives its columns."""
-    cu_q, cu_k = options.get("cu_seqlens_q"), options.get("cu_seqlens_k")
+    cu_q: Any = options.get("cu_seqlens_q")
+    cu_k: Any = options.get("cu_seqlens_k")
     with torch.no_grad():
         if cu_k is None:
             batch, rows, heads, keys = q.shape[0], q.shape[1], q.shape[2], k.shape[1]
@@ -69,7 +79,9 @@ def _dropout_matrix(q, k, seed, drop, options, max_seqlen_q=None, max_seqlen_k=N
         return torch.where(kept, probabilities, -probabilities)
 
 
-def with_probabilities(q, k, v, dropout_p, return_attn_probs, **options):
+def with_probabilities(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float, return_attn_probs: bool, **options: Any
+) -> Any:
     """attention(), with FlashAttention 2's three results if asked for."""
     if return_attn_probs is not True and not flag("flash_attn", "return_attn_probs", return_attn_probs):
         return attention(q, k, v, dropout_p=dropout_p, **options)
@@ -80,7 +92,7 @@ def with_probabilities(q, k, v, dropout_p, return_attn_probs, **options):
         raise ValueError(
             "[flash_attn] return_attn_probs with dropout does not take a block_table: gather the keys first"
         )
-    seed = _torch.seed_tensor(None)
+    seed = seed_tensor(None)
     out, lse = attention(q, k, v, dropout_p=dropout_p, dropout_seed=seed, return_lse=True, **options)
     longest = (options["max_seqlen_q"], options["max_seqlen_k"]) if "max_seqlen_q" in options else ()
     return out, lse, _dropout_matrix(q, k, seed, dropout_p, options, *longest)

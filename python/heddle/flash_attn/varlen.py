@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
 from .run import alignment, repeatable, with_probabilities
 
 
+# fmt: off
+@overload
+def flash_attn_varlen_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ..., deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
+    block_table: torch.Tensor | None = ...,
+) -> torch.Tensor: ...
+@overload
+def flash_attn_varlen_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ..., deterministic: bool = ..., *, return_attn_probs: Literal[True],
+    block_table: torch.Tensor | None = ...,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def flash_attn_varlen_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int, max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+    block_table: torch.Tensor | None = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+# fmt: on
 def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -59,6 +85,29 @@ def flash_attn_varlen_func(
     return with_probabilities(q, k, v, dropout_p, return_attn_probs, **options)
 
 
+# fmt: off
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor, kv: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: tuple[int, int] = ..., softcap: float = ..., alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor, kv: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: tuple[int, int] = ..., softcap: float = ..., alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ..., *, return_attn_probs: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: torch.Tensor, kv: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, dropout_p: float = ..., softmax_scale: float | None = ..., causal: bool = ...,
+    window_size: tuple[int, int] = ..., softcap: float = ..., alibi_slopes: torch.Tensor | None = ...,
+    deterministic: bool = ..., return_attn_probs: bool = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+# fmt: on
 def flash_attn_varlen_kvpacked_func(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -96,6 +145,26 @@ def flash_attn_varlen_kvpacked_func(
     )
 
 
+# fmt: off
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, dropout_p: float = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ..., deterministic: bool = ..., return_attn_probs: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, dropout_p: float = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ..., deterministic: bool = ..., *, return_attn_probs: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int, dropout_p: float = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., window_size: tuple[int, int] = ..., softcap: float = ...,
+    alibi_slopes: torch.Tensor | None = ..., deterministic: bool = ..., return_attn_probs: bool = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor, torch.Tensor]: ...
+# fmt: on
 def flash_attn_varlen_qkvpacked_func(
     qkv: torch.Tensor,
     cu_seqlens: torch.Tensor,

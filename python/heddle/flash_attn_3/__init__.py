@@ -22,7 +22,7 @@ Source of the interface: Shah et al., arXiv 2407.08608, and its module flash_att
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from .._options import flag
 from ..flash_attn.run import alignment, repeatable
@@ -45,6 +45,36 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
+# fmt: off
+@overload
+def flash_attn_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = ..., causal: bool = ...,
+    qv: None = ..., q_descale: torch.Tensor | None = ..., k_descale: torch.Tensor | None = ...,
+    v_descale: torch.Tensor | None = ..., window_size: tuple[int, int] = ..., attention_chunk: int = ...,
+    softcap: float = ..., num_splits: int = ..., pack_gqa: bool | None = ..., deterministic: bool = ...,
+    sm_margin: int = ..., return_attn_probs: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def flash_attn_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = ..., causal: bool = ...,
+    qv: None = ..., q_descale: torch.Tensor | None = ..., k_descale: torch.Tensor | None = ...,
+    v_descale: torch.Tensor | None = ..., window_size: tuple[int, int] = ..., attention_chunk: int = ...,
+    softcap: float = ..., num_splits: int = ..., pack_gqa: bool | None = ..., deterministic: bool = ...,
+    sm_margin: int = ..., *, return_attn_probs: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def flash_attn_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, softmax_scale: float | None = ..., causal: bool = ...,
+    qv: None = ..., q_descale: torch.Tensor | None = ..., k_descale: torch.Tensor | None = ...,
+    v_descale: torch.Tensor | None = ..., window_size: tuple[int, int] = ..., attention_chunk: int = ...,
+    softcap: float = ..., num_splits: int = ..., pack_gqa: bool | None = ..., deterministic: bool = ...,
+    sm_margin: int = ..., return_attn_probs: bool = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+# fmt: on
 def flash_attn_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -92,6 +122,29 @@ def flash_attn_func(
     )
 
 
+# fmt: off
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor, softmax_scale: float | None = ..., causal: bool = ..., q_descale: torch.Tensor | None = ...,
+    k_descale: torch.Tensor | None = ..., v_descale: torch.Tensor | None = ..., window_size: tuple[int, int] = ...,
+    attention_chunk: int = ..., softcap: float = ..., deterministic: bool = ..., num_heads_q: int | None = ...,
+    sm_margin: int = ..., return_attn_probs: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor, softmax_scale: float | None = ..., causal: bool = ..., q_descale: torch.Tensor | None = ...,
+    k_descale: torch.Tensor | None = ..., v_descale: torch.Tensor | None = ..., window_size: tuple[int, int] = ...,
+    attention_chunk: int = ..., softcap: float = ..., deterministic: bool = ..., num_heads_q: int | None = ...,
+    sm_margin: int = ..., *, return_attn_probs: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: torch.Tensor, softmax_scale: float | None = ..., causal: bool = ..., q_descale: torch.Tensor | None = ...,
+    k_descale: torch.Tensor | None = ..., v_descale: torch.Tensor | None = ..., window_size: tuple[int, int] = ...,
+    attention_chunk: int = ..., softcap: float = ..., deterministic: bool = ..., num_heads_q: int | None = ...,
+    sm_margin: int = ..., return_attn_probs: bool = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+# fmt: on
 def flash_attn_qkvpacked_func(
     qkv: torch.Tensor,
     softmax_scale: float | None = None,
@@ -137,6 +190,35 @@ def flash_attn_qkvpacked_func(
     )
 
 
+# fmt: off
+@overload
+def flash_attn_varlen_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int, max_seqlen_k: int, seqused_q: torch.Tensor | None = ..., seqused_k: torch.Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., qv: None = ..., q_descale: torch.Tensor | None = ...,
+    k_descale: torch.Tensor | None = ..., v_descale: torch.Tensor | None = ..., window_size: tuple[int, int] = ...,
+    attention_chunk: int = ..., softcap: float = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
+    deterministic: bool = ..., sm_margin: int = ..., return_attn_probs: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def flash_attn_varlen_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int, max_seqlen_k: int, seqused_q: torch.Tensor | None = ..., seqused_k: torch.Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., qv: None = ..., q_descale: torch.Tensor | None = ...,
+    k_descale: torch.Tensor | None = ..., v_descale: torch.Tensor | None = ..., window_size: tuple[int, int] = ...,
+    attention_chunk: int = ..., softcap: float = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
+    deterministic: bool = ..., sm_margin: int = ..., *, return_attn_probs: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def flash_attn_varlen_func(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int, max_seqlen_k: int, seqused_q: torch.Tensor | None = ..., seqused_k: torch.Tensor | None = ...,
+    softmax_scale: float | None = ..., causal: bool = ..., qv: None = ..., q_descale: torch.Tensor | None = ...,
+    k_descale: torch.Tensor | None = ..., v_descale: torch.Tensor | None = ..., window_size: tuple[int, int] = ...,
+    attention_chunk: int = ..., softcap: float = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
+    deterministic: bool = ..., sm_margin: int = ..., return_attn_probs: bool = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+# fmt: on
 def flash_attn_varlen_func(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -197,7 +279,16 @@ def flash_attn_varlen_func(
     )
 
 
-def _attend(operation, q, k, v, descales, others, return_attn_probs, **options):
+def _attend(
+    operation: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    descales: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None],
+    others: dict[str, Any],
+    return_attn_probs: bool,
+    **options: Any,
+) -> Any:
     refuse_unserved(operation, **others)
     cu_q, cu_k = options.get("cu_seqlens_q"), options.get("cu_seqlens_k")
     if any(scale is not None for scale in descales):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -13,6 +13,47 @@ from .rules import refuse_unserved
 _NAME = "flash_attn_with_kvcache"
 
 
+# fmt: off
+@overload
+def flash_attn_with_kvcache(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = ...,
+    v: torch.Tensor | None = ..., qv: None = ..., rotary_cos: torch.Tensor | None = ...,
+    rotary_sin: torch.Tensor | None = ..., cache_seqlens: int | torch.Tensor | None = ...,
+    cache_batch_idx: torch.Tensor | None = ..., cache_leftpad: torch.Tensor | None = ...,
+    page_table: torch.Tensor | None = ..., cu_seqlens_q: torch.Tensor | None = ..., cu_seqlens_k_new: None = ...,
+    max_seqlen_q: int | None = ..., rotary_seqlens: None = ..., q_descale: torch.Tensor | None = ...,
+    k_descale: torch.Tensor | None = ..., v_descale: torch.Tensor | None = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: tuple[int, int] = ..., attention_chunk: int = ..., softcap: float = ...,
+    rotary_interleaved: bool = ..., scheduler_metadata: None = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
+    sm_margin: int = ..., return_softmax_lse: Literal[False] = ...,
+) -> torch.Tensor: ...
+@overload
+def flash_attn_with_kvcache(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = ...,
+    v: torch.Tensor | None = ..., qv: None = ..., rotary_cos: torch.Tensor | None = ...,
+    rotary_sin: torch.Tensor | None = ..., cache_seqlens: int | torch.Tensor | None = ...,
+    cache_batch_idx: torch.Tensor | None = ..., cache_leftpad: torch.Tensor | None = ...,
+    page_table: torch.Tensor | None = ..., cu_seqlens_q: torch.Tensor | None = ..., cu_seqlens_k_new: None = ...,
+    max_seqlen_q: int | None = ..., rotary_seqlens: None = ..., q_descale: torch.Tensor | None = ...,
+    k_descale: torch.Tensor | None = ..., v_descale: torch.Tensor | None = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: tuple[int, int] = ..., attention_chunk: int = ..., softcap: float = ...,
+    rotary_interleaved: bool = ..., scheduler_metadata: None = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
+    sm_margin: int = ..., *, return_softmax_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def flash_attn_with_kvcache(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, k: torch.Tensor | None = ...,
+    v: torch.Tensor | None = ..., qv: None = ..., rotary_cos: torch.Tensor | None = ...,
+    rotary_sin: torch.Tensor | None = ..., cache_seqlens: int | torch.Tensor | None = ...,
+    cache_batch_idx: torch.Tensor | None = ..., cache_leftpad: torch.Tensor | None = ...,
+    page_table: torch.Tensor | None = ..., cu_seqlens_q: torch.Tensor | None = ..., cu_seqlens_k_new: None = ...,
+    max_seqlen_q: int | None = ..., rotary_seqlens: None = ..., q_descale: torch.Tensor | None = ...,
+    k_descale: torch.Tensor | None = ..., v_descale: torch.Tensor | None = ..., softmax_scale: float | None = ...,
+    causal: bool = ..., window_size: tuple[int, int] = ..., attention_chunk: int = ..., softcap: float = ...,
+    rotary_interleaved: bool = ..., scheduler_metadata: None = ..., num_splits: int = ..., pack_gqa: bool | None = ...,
+    sm_margin: int = ..., return_softmax_lse: bool = ...,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+# fmt: on
 def flash_attn_with_kvcache(
     q: torch.Tensor,
     k_cache: torch.Tensor,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from ..flash_attn.run import sequences_of
 
 
-def _check(operation, name, scale, data_name, data, sequences, kv_heads):
+def _check(
+    operation: str, name: str, scale: Any, data_name: str, data: torch.Tensor, sequences: int, kv_heads: int
+) -> None:
     if not isinstance(scale, torch.Tensor):
         raise TypeError(f"[{operation}] {name} is a {type(scale).__name__}: it must be a torch tensor")
     if data.dtype != torch.float8_e4m3fn:
@@ -21,12 +25,21 @@ def _check(operation, name, scale, data_name, data, sequences, kv_heads):
         )
 
 
-def _for_all_sequences(scale):
+def _for_all_sequences(scale: torch.Tensor) -> torch.Tensor | None:
     """[1, Hkv] where one row was expanded over all sequences, or there is one; else None."""
     return scale[:1] if scale.shape[0] == 1 or scale.stride(0) == 0 else None
 
 
-def descale_by_sequence(operation, name, scale, data_name, data, heads, kv_heads, cu_seqlens=None):
+def descale_by_sequence(
+    operation: str,
+    name: str,
+    scale: torch.Tensor | None,
+    data_name: str,
+    data: torch.Tensor,
+    heads: int,
+    kv_heads: int,
+    cu_seqlens: torch.Tensor | None = None,
+) -> torch.Tensor | None:
     """Of q, or of k and v that are no cache: [B, S, heads, D], or with cu_seqlens packed [total, heads, D]."""
     if scale is None:
         return None
@@ -40,7 +53,16 @@ def descale_by_sequence(operation, name, scale, data_name, data, heads, kv_heads
     return by_head[sequences_of(cu_seqlens, data.shape[0])]
 
 
-def descale_of_cache(operation, name, scale, cache_name, cache, sequences, moved, appends):
+def descale_of_cache(
+    operation: str,
+    name: str,
+    scale: torch.Tensor | None,
+    cache_name: str,
+    cache: torch.Tensor,
+    sequences: int,
+    moved: str | None,
+    appends: bool,
+) -> torch.Tensor | None:
     """Of a cache [.., .., Hkv, D]. moved: the argument that says which rows or pages of it are a sequence's, or
     None."""
     if scale is None:

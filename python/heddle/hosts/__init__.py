@@ -12,6 +12,10 @@ import numpy as np
 from .. import _heddle
 
 
+def __dir__() -> list[str]:
+    return ["torch", "transformers"]  # what is public, imported or not
+
+
 def is_torch(x: Any) -> bool:
     """Whether x is a torch tensor, of any subclass. Does not import torch."""
     # By name: looking torch up in sys.modules, torch.compile would trace that dictionary, which grows meanwhile.

@@ -236,7 +236,9 @@ def attention(q, k, v, items, return_lse, out=None, lse_out=None):
     return _attend("attention_forward", call, q, v, (k,), items, return_lse, out, lse_out)
 
 
-def attention_backward(q, k, v, o, lse, d_o, d_lse, gradients, items, accumulate, merged):
+def attention_backward(
+    q, k, v, o, lse, d_o, d_lse, gradients: tuple[Any, Any, Any, Any, Any], items, accumulate, merged
+):
     """See heddle.attention_backward. gradients: dq, dk, dv, dbias and dsink."""
     if items[DROPOUT_P] != 0 and items[DROPOUT_SEED] is None:
         raise ValueError(
@@ -253,7 +255,7 @@ def attention_backward(q, k, v, o, lse, d_o, d_lse, gradients, items, accumulate
         )
 
 
-def sparse_attention(q, k, v, lists, items, return_lse, out=None, lse_out=None):
+def sparse_attention(q, k, v, lists: tuple[Any, Any, Any, Any, Any], items, return_lse, out=None, lse_out=None):
     """See heddle.sparse_attention. lists: blocks, counts, offsets, block_size and query_rows."""
 
     def call(o, lse, items, stream):
@@ -284,7 +286,20 @@ def extend_pooled_keys(x, k_pooled, block, stride, seqused, appended, page_table
         _heddle.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended, page_table, place.stream)
 
 
-def select_blocks(q, k_pooled, n, lse, sizes, forced, scale, sequences, q_offset, q_step, longest, out=None):
+def select_blocks(
+    q,
+    k_pooled,
+    n,
+    lse,
+    sizes: tuple[Any, Any, Any],
+    forced,
+    scale,
+    sequences: tuple[Any, Any, Any],
+    q_offset,
+    q_step,
+    longest: tuple[Any, Any],
+    out=None,
+):
     """See heddle.nsa.select_blocks; hosts.torch.nsa_operators.select_blocks has what the arguments are."""
     q_shape, _ = _heddle.describe(q, "select_blocks", "q")
     k_shape, _ = _heddle.describe(k_pooled, "select_blocks", "k_pooled")

@@ -52,3 +52,7 @@ __all__ = [
     "quantize_checkpoint",
     "smooth",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

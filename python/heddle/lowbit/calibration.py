@@ -5,23 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
+from .._types import Kind
 from .smoothing import smooth
 from .tensor import default_rule, kind, plain, quantize, torch_of
+
+if TYPE_CHECKING:
+    from .._types import CalibrationMethod, FormatName, RuleName
 
 # Rules whose search takes an importance.
 _SEARCHES = ("mse", "four_six")
 # Whose scales are tried.
-METHODS = ("awq", "smoothquant")
+METHODS: tuple[CalibrationMethod, ...] = ("awq", "smoothquant")
 # Columns whose mean is less than this part of the largest count as having that.
 _LEAST_MEAN = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
-class Calibration:
+class Calibration(Generic[Kind]):
     """What ``calibrate`` found. Errors are relative errors of the output, |x (Q - W)^T| / |x W^T|.
 
     Attributes:
@@ -34,10 +38,10 @@ class Calibration:
       plain_errors, errors: the same of each.
     """
 
-    scales: Any = field(repr=False)
+    scales: Kind = field(repr=False)
     method: str
     alpha: float
-    importance: Any = field(repr=False)
+    importance: Kind | None = field(repr=False)
     plain_error: float
     error: float
     plain_errors: tuple[float, ...]
@@ -100,19 +104,19 @@ def _relative(error: float, size: float) -> float:
 
 
 def calibrate(
-    weights: Any,
-    x: Any = None,
+    weights: Kind | Sequence[Kind],
+    x: Kind | None = None,
     *,
-    format: str = "nvfp4",
-    rule: str | None = None,
+    format: FormatName = "nvfp4",
+    rule: RuleName | None = None,
     int8_x: bool = False,
     fp8_x: bool = False,
-    absmean: Any = None,
-    absmax: Any = None,
-    moment: Any = None,
-    methods: Sequence[str] | None = None,
+    absmean: Kind | None = None,
+    absmax: Kind | None = None,
+    moment: Kind | None = None,
+    methods: Sequence[CalibrationMethod] | None = None,
     steps: int = 20,
-) -> Calibration:
+) -> Calibration[Kind]:
     """Column scales s [K] for AWQ: with x / s and Q(W * s) instead of x and Q(W) a layer's output errs less, because columns
     that meet large inputs are rounded in smaller steps.
 
@@ -169,12 +173,12 @@ def calibrate(
     if in_8_bits and x is None:
         raise ValueError("[calibrate] x must be given where it is rounded to 8 bits: its moments do not say how")
     mean, square, output = _statistics(columns, x, absmean, moment)
-    largest = _largest(output.x, absmax, columns) if "smoothquant" in methods else None
+    largest: Any = _largest(output.x, absmax, columns) if "smoothquant" in methods else None
     rule = default_rule(format) if rule is None else rule
     sizes = [output.square(w) for w in matrices]
-    exact = [output.x @ w.T for w in matrices] if in_8_bits else None
+    exact = [output.x @ w.T for w in matrices] if in_8_bits else []
 
-    def errors(scales, importance):
+    def errors(scales: Any, importance: Any) -> list[float]:
         found = []
         rounded = _rounded(output.x if scales is None else output.x / scales, int8_x) if in_8_bits else None
         for i, w in enumerate(matrices):

@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import numpy as np
 
 from .. import _heddle
 from .._files import existing
 from .tensor import QuantizedTensor, empty
+
+if TYPE_CHECKING:
+    import torch
+
+    from .._types import FormatName, FrameworkName
+
+#: A file or folder, or several.
+Paths: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +44,15 @@ class StoredLayer:
     name: str
     layout: str | None
     reason: str
-    format: str | None
+    format: FormatName | None
     shape: tuple[int, int]
     experts: int
     gate_up_interleaved: bool
-    column_order: np.ndarray | None
+    column_order: np.ndarray[Any, np.dtype[np.int32]] | None
     refusal: str
 
 
-def _open(paths: Any, gptq_version: int | None) -> Any:
+def _open(paths: Any, gptq_version: int | None) -> _heddle.Checkpoint:
     one = isinstance(paths, (str, os.PathLike))
     found = [existing("checkpoint", "paths", path) for path in ([paths] if one else paths)]
     return _heddle.Checkpoint.open(found, gptq_version or 0)
@@ -56,9 +64,7 @@ def _stored(parts: tuple[Any, ...]) -> StoredLayer:
     return StoredLayer(name, layout, reason, format, (rows, columns), experts, interleaved, column_order, refusal)
 
 
-def layers(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, gptq_version: int | None = None
-) -> dict[str, StoredLayer]:
+def layers(paths: Paths, *, gptq_version: int | None = None) -> dict[str, StoredLayer]:
     """The low-bit layers of a checkpoint by name, those that cannot be loaded too: see their ``refusal``.
 
     Args:
@@ -74,22 +80,50 @@ def layers(
     return {parts[0]: _stored(parts) for parts in _open(paths, gptq_version).layers()}
 
 
-def layout_of(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], name: str, *, gptq_version: int | None = None
-) -> StoredLayer:
+def layout_of(paths: Paths, name: str, *, gptq_version: int | None = None) -> StoredLayer:
     """One layer of ``layers``, for example "model.layers.0.mlp.down_proj"; ValueError if it is not there or is refused."""
     return _stored(_open(paths, gptq_version).layer(name))
 
 
+@overload
 def load(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    paths: Paths,
     name: str,
     *,
     expert: int | None = None,
     gptq_version: int | None = None,
     reorder_columns: bool = False,
-    framework: str = "numpy",
-) -> QuantizedTensor:
+    framework: Literal["numpy"] = "numpy",
+) -> QuantizedTensor[np.ndarray]: ...
+@overload
+def load(
+    paths: Paths,
+    name: str,
+    *,
+    expert: int | None = None,
+    gptq_version: int | None = None,
+    reorder_columns: bool = False,
+    framework: Literal["torch"],
+) -> QuantizedTensor[torch.Tensor]: ...
+@overload
+def load(
+    paths: Paths,
+    name: str,
+    *,
+    expert: int | None = None,
+    gptq_version: int | None = None,
+    reorder_columns: bool = False,
+    framework: FrameworkName,
+) -> QuantizedTensor[Any]: ...
+def load(
+    paths: Paths,
+    name: str,
+    *,
+    expert: int | None = None,
+    gptq_version: int | None = None,
+    reorder_columns: bool = False,
+    framework: FrameworkName = "numpy",
+) -> QuantizedTensor[Any]:
     """Reads a low-bit layer that another tool wrote: its bits are moved, nothing is quantised again.
 
     Args:
@@ -111,12 +145,13 @@ def load(
     torch: Any = None
     if framework == "torch":
         # torch by way of its host, which says how to install it.
-        from ..hosts.torch import operators, torch  # type: ignore[no-redef]  # noqa: F401
+        from ..hosts.torch import operators, torch  # noqa: F401
     checkpoint = _open(paths, gptq_version)
     layer = _stored(checkpoint.layer(name))
     if expert is None and layer.experts > 0:
         raise ValueError(f"[load] expert is None: layer {name!r} has {layer.experts} of them, from 0")
-    tensors = [empty(torch, described) for described in _heddle.lowbit_storage(layer.format, *layer.shape)]
-    out = QuantizedTensor(str(layer.format), layer.shape, *tensors)
+    assert layer.format is not None  # what is refused was raised
+    tensors: Any = [empty(torch, described) for described in _heddle.lowbit_storage(layer.format, *layer.shape)]
+    out = QuantizedTensor(layer.format, layer.shape, *tensors)
     checkpoint.load(name, out._parts(), expert or 0, reorder_columns)
     return out

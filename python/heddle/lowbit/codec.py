@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .tensor import QuantizedTensor, quantize, torch_of
+
+if TYPE_CHECKING:
+    import torch
 
 
 class FP4Codec:
@@ -18,7 +21,7 @@ class FP4Codec:
     FP4_TABLE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
     @staticmethod
-    def encode(tensor: Any) -> tuple[Any, Any]:
+    def encode(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """packed int8 [..., (K + 1) // 2], column 2j in the high four bits, and scale float32 [...] = max(amax / 6, 1e-8).
 
         Raises:
@@ -32,7 +35,7 @@ class FP4Codec:
         return q.codes.view(torch.int8).reshape(*lead, (columns + 1) // 2), q.scales.reshape(lead)
 
     @staticmethod
-    def decode(packed: Any, scale: Any, original_size: int) -> Any:
+    def decode(packed: torch.Tensor, scale: torch.Tensor, original_size: int) -> torch.Tensor:
         """float32 [..., original_size] from what encode() returned; packed may be uint8 too."""
         torch = torch_of(packed)
         if torch is None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import _heddle
 from .._files import existing
 from .tensor import plain
+
+if TYPE_CHECKING:
+    from .._types import AnyArray, FormatName, RuleName, Rules
 
 
 @dataclass(frozen=True)
@@ -67,11 +70,11 @@ def quantize_checkpoint(
     input: str | os.PathLike[str],
     output: str | os.PathLike[str],
     *,
-    format: str = "nvfp4",
-    rule: str = "mse",
-    layers: Mapping[str, str] | Iterable[tuple[str, str]] = (),
+    format: FormatName = "nvfp4",
+    rule: RuleName = "mse",
+    layers: Rules = (),
     keep: str | Iterable[str] = (),
-    importance: Mapping[str, Any] | None = None,
+    importance: Mapping[str, AnyArray | Sequence[float]] | None = None,
     progress: Callable[[str, str, int, int, int, int], None] | None = None,
 ) -> QuantizeReport:
     """Quantises the linear layers of a checkpoint into a new folder that Hugging Face's tools load and ``load`` reads back to
@@ -97,7 +100,8 @@ def quantize_checkpoint(
         written then.
     """
     rules = [(pattern, "keep") for pattern in ([keep] if isinstance(keep, str) else keep)]
-    rules += list(layers.items() if isinstance(layers, Mapping) else layers)
+    pairs: Any = layers.items() if isinstance(layers, Mapping) else layers
+    rules += list(pairs)
 
     def of_layer(name: str) -> Any:
         found = (importance or {}).get(name)

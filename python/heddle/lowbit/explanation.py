@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _heddle
 from ..explanation import Candidate, Explanation, gpu_name, shape_only
 from .tensor import QuantizedTensor, kind, plain
 
+if TYPE_CHECKING:
+    from .._types import AnyArray, FloatDType, FormatName, GpuName, RuleName
+
 
 def explain_quantize(
-    weights: Any,
-    format: str = "nvfp4",
+    weights: AnyArray,
+    format: FormatName = "nvfp4",
     *,
-    rule: str = "plain",
-    importance: Any = None,
+    rule: RuleName = "plain",
+    importance: AnyArray | None = None,
     global_scale: float | None = None,
-    gpu: str | None = None,
+    gpu: GpuName | None = None,
 ) -> Explanation:
     """The candidates for ``quantize`` with these arguments and which one would run. No weight is read.
 
@@ -32,7 +35,9 @@ def explain_quantize(
     return Explanation(Candidate(*parts) for parts in _heddle.explain_quantize(*arguments))
 
 
-def explain_dequantize(matrix: QuantizedTensor, dtype: Any = "float32", *, gpu: str | None = None) -> Explanation:
+def explain_dequantize(
+    matrix: QuantizedTensor[Any], dtype: FloatDType = "float32", *, gpu: GpuName | None = None
+) -> Explanation:
     """The candidates for ``dequantize`` of a matrix to weights of a dtype, "float32", "float16" or "bfloat16" (or torch's or
     numpy's of that name), and which one would run. Nothing is read. gpu: as for ``explain_quantize``."""
     out = shape_only(tuple(map(int, matrix.shape)), dtype, "explain_dequantize")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from .. import _heddle
+from .._types import Kind
 from ..explanation import UINT8, Candidate, Explanation, gpu_name, shape_only, stand_in
 from ..hosts.gpu import gpu_of
 from .tensor import QuantizedTensor, kind, on_cpu, torch_of, write_weights
@@ -29,6 +30,12 @@ def _aligned(torch: Any, count: int) -> Any:
     return memory[-address % 64 :][:count]
 
 
+if TYPE_CHECKING:
+    import torch
+
+    from .._types import FloatDType, FormatName, GpuName, LibraryDType, OrderName
+
+
 @dataclass(frozen=True)
 class PackingError:
     """What packing changed of the weights: how many, the largest abs(packed - stored) / abs(stored), which is 1 for a weight
@@ -40,7 +47,7 @@ class PackingError:
 
 
 @dataclass(frozen=True, eq=False)
-class PackedTensor:
+class PackedTensor(Generic[Kind]):
     """Weights of a linear layer in the order that a device's kernels read; ``pack`` makes them.
 
     Attributes:
@@ -53,12 +60,12 @@ class PackedTensor:
       error: what packing changed of the weights, a PackingError; None if nobody said.
     """
 
-    format: str
+    format: FormatName
     shape: tuple[int, int]
     gated: bool
-    data: Any
-    order: str = "rows16"
-    kept: Any = None
+    data: Kind
+    order: OrderName = "rows16"
+    kept: Kind | None = None
     error: PackingError | None = None
 
     _described: tuple[Any, ...] = field(init=False, repr=False)  # what calls say of it
@@ -78,12 +85,13 @@ class PackedTensor:
         for f in dataclasses.fields(self):
             if f.init:
                 object.__setattr__(self, f.name, state[f.name])
-        torch = torch_of(self.data)
-        if torch is None or self.data.is_cpu:  # memory of a copy or of a file begins anywhere
-            address = self.data.ctypes.data if torch is None else self.data.data_ptr()
+        held: Any = self.data
+        torch = torch_of(held)
+        if torch is None or held.is_cpu:  # memory of a copy or of a file begins anywhere
+            address = held.ctypes.data if torch is None else held.data_ptr()
             if address % 64 != 0:
-                data = _aligned(torch, self.data.shape[0])
-                data[:] = self.data
+                data = _aligned(torch, held.shape[0])
+                data[:] = held
                 object.__setattr__(self, "data", data)
         self.__post_init__()
 
@@ -92,12 +100,12 @@ class PackedTensor:
         """Bytes of data, and of what is kept beside it."""
         return self.data.nbytes + (0 if self.kept is None else self.kept.nbytes)
 
-    def unpack(self, dtype: Any = None, *, out: Any = None) -> Any:
+    def unpack(self, dtype: LibraryDType | None = None, *, out: Kind | None = None) -> Kind:
         """The weights [N, K] that the packed data stands for, where it is; dtype, out: see ``dequantize``."""
         torch = kind(self.data, "unpack_weights", "data")
         return write_weights("unpack_weights", torch, _heddle.unpack_weights, self, self.data, dtype, out)
 
-    def explain_unpack(self, dtype: Any = "float32", *, gpu: str | None = None) -> Explanation:
+    def explain_unpack(self, dtype: FloatDType = "float32", *, gpu: GpuName | None = None) -> Explanation:
         """The candidates for ``unpack`` to weights [N, K] of a dtype and which one would run. Nothing is read.
 
         Args:
@@ -135,15 +143,15 @@ class PackedTensor:
 
 
 def pack(
-    matrix: QuantizedTensor,
+    matrix: QuantizedTensor[Kind],
     *,
     gated: bool = False,
-    device: Any = "cpu",
+    device: torch.device | str = "cpu",
     fp8_x: bool = False,
-    keep_16bit: Any = False,
-    order: str | None = None,
+    keep_16bit: bool | torch.dtype = False,
+    order: OrderName | None = None,
     exact: bool = False,
-) -> PackedTensor:
+) -> PackedTensor[Kind]:
     """A quantised matrix in the order that linear layers read on a device. Where that order cannot hold every weight
     (mxfp4 on GPUs, nvfp4 with fp8_x), the result's ``error`` says how many were changed.
 
@@ -192,11 +200,12 @@ def pack(
         device = gpu_of("pack_weights", device)
     count = _heddle.lowbit_packed_bytes(matrix.format, rows, columns, gated, order)
     data = _aligned(torch, count)
-    changed, largest, *at = _heddle.lowbit_pack(on_cpu(matrix)._parts(), gated, order, data, exact)
-    error = PackingError(changed, largest, tuple(at))
+    changed, largest, row, column = _heddle.lowbit_pack(on_cpu(matrix)._parts(), gated, order, data, exact)
+    error = PackingError(changed, largest, (row, column))
     packed = PackedTensor(matrix.format, (rows, columns), gated, data.to(device) if gpu else data, order, error=error)
     if keep_16bit is False:
         return packed
+    assert torch is not None  # on a GPU
     dtype = torch.bfloat16 if keep_16bit is True else keep_16bit
     if dtype not in (torch.bfloat16, torch.float16):
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _heddle
 from .._linear_options import of_backward, without_norm
@@ -12,6 +12,9 @@ from ..hosts import arrays, is_torch, torch_host
 from .packed import PackedTensor
 from .tensor import QuantizedTensor, kind, plain
 
+if TYPE_CHECKING:
+    from .._types import ActivationName, AnyArray, Array, GpuName, NormName
+
 #: What ``linear`` may apply to its sums.
 ACTIVATIONS: tuple[str, ...] = tuple(_heddle.linear_activations())
 #: What it may do to each row of x before the product.
@@ -19,21 +22,21 @@ NORMS: tuple[str, ...] = tuple(_heddle.linear_norms())
 
 
 def explain(
-    x: Any,
-    weights: PackedTensor,
+    x: AnyArray,
+    weights: PackedTensor[Any],
     *,
-    activation: str = "none",
-    bias: Any = None,
-    residual: Any = None,
-    norm: str = "none",
-    norm_weight: Any = None,
-    norm_bias: Any = None,
+    activation: ActivationName = "none",
+    bias: AnyArray | None = None,
+    residual: AnyArray | None = None,
+    norm: NormName = "none",
+    norm_weight: AnyArray | None = None,
+    norm_bias: AnyArray | None = None,
     eps: float = 1e-5,
     int8_x: bool = False,
     batch_invariant: bool = False,
     force: str = "",
     backward: bool = False,
-    gpu: str | None = None,
+    gpu: GpuName | None = None,
 ) -> Explanation:
     """The candidates for ``linear`` with these arguments, and which one would run. Nothing is computed.
 
@@ -77,21 +80,21 @@ def _check_packed(operation: str, weights: Any) -> None:
 
 
 def linear(
-    x: Any,
-    weights: PackedTensor,
+    x: Array,
+    weights: PackedTensor[Any],
     *,
-    activation: str = "none",
-    bias: Any = None,
-    residual: Any = None,
-    norm: str = "none",
-    norm_weight: Any = None,
-    norm_bias: Any = None,
+    activation: ActivationName = "none",
+    bias: AnyArray | None = None,
+    residual: AnyArray | None = None,
+    norm: NormName = "none",
+    norm_weight: AnyArray | None = None,
+    norm_bias: AnyArray | None = None,
     eps: float = 1e-5,
-    out: Any = None,
+    out: Array | None = None,
     int8_x: bool = False,
     batch_invariant: bool = False,
     force: str = "",
-) -> Any:
+) -> Array:
     """activation(norm(x) @ W.T + bias) + residual, W decoded inside the product.
 
     torch tensors have gradients of x, bias, residual, norm_weight and norm_bias, not of the weights: adapters train over

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .tensor import torch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._types import AnyArray, Kind
 
 
 def _array(x: Any, name: str) -> np.ndarray:
@@ -17,7 +22,7 @@ def _array(x: Any, name: str) -> np.ndarray:
     return found.astype(np.float64)
 
 
-def smooth(weights: Any, x_absmax: Any, alpha: float = 0.5) -> Any:
+def smooth(weights: AnyArray | Sequence[AnyArray], x_absmax: Kind, alpha: float = 0.5) -> Kind:
     """Factors s [K] for SmoothQuant: with x / s and W * s instead of x and W a layer computes the same, and its inputs have
     columns of more equal size, which one scale a row (``int8_x``) rounds better.
 
@@ -64,6 +69,7 @@ def smooth(weights: Any, x_absmax: Any, alpha: float = 0.5) -> Any:
     used = (largest_x > 0) & (largest_w > 0)
     exponent = np.zeros_like(largest_x)
     exponent[used] = np.rint(alpha * np.log2(largest_x[used]) - (1 - alpha) * np.log2(largest_w[used]))
-    factors = np.exp2(np.clip(exponent, -126, 126)).astype(np.float32)
+    factors: Any = np.exp2(np.clip(exponent, -126, 126)).astype(np.float32)
     torch = torch_of(x_absmax)
-    return factors if torch is None else torch.from_numpy(factors).to(x_absmax.device)
+    beside: Any = x_absmax
+    return factors if torch is None else torch.from_numpy(factors).to(beside.device)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 import numpy as np
 
 from .. import _heddle
+from .._types import Kind
 from ..hosts import is_torch
+
+if TYPE_CHECKING:
+    from .._types import FormatName, LibraryDType, RuleName
 
 #: Names of formats; ``nf4_bN`` and ``fp4_bnb_bN`` with N a power of two from 32 to 4096 are there besides.
 FORMATS: tuple[str, ...] = tuple(_heddle.lowbit_formats())
@@ -81,7 +85,7 @@ def _size(x: Any) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizationError:
+class QuantizationError(Generic[Kind]):
     """Of d = dequantised - weight: sqnr in dB (10 log10(sum w^2 / sum d^2)), mean and max of abs(d), where the first
     largest is, and of each row sqnr and max, float32 [N]."""
 
@@ -89,12 +93,12 @@ class QuantizationError:
     mean: float
     max: float
     max_at: tuple[int, int]
-    row_sqnr: Any
-    row_max: Any
+    row_sqnr: Kind
+    row_max: Kind
 
 
 @dataclass(frozen=True, eq=False)
-class QuantizedTensor:
+class QuantizedTensor(Generic[Kind]):
     """A quantised matrix in plain storage; numpy arrays, or torch tensors on the CPU or a GPU, all contiguous.
 
     Attributes:
@@ -111,12 +115,12 @@ class QuantizedTensor:
     was found and what the format has.
     """
 
-    format: str
+    format: FormatName
     shape: tuple[int, int]
-    codes: Any
-    scales: Any
-    zeros: Any = None
-    global_scale: Any = None
+    codes: Kind
+    scales: Kind
+    zeros: Kind | None = None
+    global_scale: Kind | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Without float8, which torch's tensors cannot be pickled in but by torch.save."""
@@ -144,14 +148,14 @@ class QuantizedTensor:
         """8 * nbytes / (N * K)."""
         return 8 * self.nbytes / max(self.shape[0] * self.shape[1], 1)
 
-    def dequantize(self, dtype: Any = None, *, out: Any = None) -> Any:
+    def dequantize(self, dtype: LibraryDType | None = None, *, out: Kind | None = None) -> Kind:
         """See ``dequantize``."""
         return dequantize(self, dtype, out=out)
 
-    def error(self, weights: Any) -> QuantizationError:
+    def error(self, weights: Kind) -> QuantizationError[Kind]:
         """The error of this matrix against the weights [N, K] that it was made of."""
         torch = kind(weights, "quantization_error", "weights")
-        rows = [empty(torch, (tuple(weights.shape[:1]), 0)) for _ in range(2)]
+        rows: Any = [empty(torch, (tuple(weights.shape[:1]), 0)) for _ in range(2)]
         sqnr, mean, largest, row, column = _heddle.lowbit_error(plain(weights), self._parts(), *rows)
         return QuantizationError(sqnr, mean, largest, (row, column), *rows)
 
@@ -164,12 +168,12 @@ class QuantizedTensor:
         return f"QuantizedTensor({self.format}, [{rows}, {columns}], {self.bits_per_weight:.3f} bits per weight)"
 
 
-def default_rule(format: str) -> str:
+def default_rule(format: FormatName) -> RuleName:
     """The rule of a layer that is told none: the search for 4 bits, where it pays, "plain" for 8."""
     return "plain" if format in ("int8_row", "fp8_row") else "mse"
 
 
-def on_cpu(matrix: QuantizedTensor) -> QuantizedTensor:
+def on_cpu(matrix: QuantizedTensor[Any]) -> QuantizedTensor[Any]:
     """The matrix, or a copy of it, in CPU memory."""
     if torch_of(matrix.codes) is None or matrix.codes.is_cpu:
         return matrix
@@ -178,14 +182,14 @@ def on_cpu(matrix: QuantizedTensor) -> QuantizedTensor:
 
 
 def quantize(
-    weights: Any,
-    format: str = "nvfp4",
+    weights: Kind,
+    format: FormatName = "nvfp4",
     *,
-    rule: str = "plain",
-    importance: Any = None,
+    rule: RuleName = "plain",
+    importance: Kind | None = None,
     global_scale: float | None = None,
-    out: QuantizedTensor | None = None,
-) -> QuantizedTensor:
+    out: QuantizedTensor[Kind] | None = None,
+) -> QuantizedTensor[Kind]:
     """Quantises a weight matrix where it is, on the CPU or, of torch, on a GPU: the same bytes. On a GPU the current stream is
     waited for once.
 
@@ -218,7 +222,8 @@ def quantize(
         raise ValueError(f"[quantize] weights has {len(weights.shape)} dimensions: it must be [N, K]")
     rows, columns = map(int, weights.shape)
     if out is None:
-        device = "cpu" if torch is None else weights.device
+        beside: Any = weights
+        device = "cpu" if torch is None else beside.device
         tensors = [empty(torch, described, device) for described in _heddle.lowbit_storage(format, rows, columns)]
         out = QuantizedTensor(format, (rows, columns), *tensors)
     else:
@@ -240,7 +245,7 @@ def _check_out(operation: str, out: Any, format: str, shape: tuple[int, int]) ->
         )
 
 
-def dequantize(matrix: QuantizedTensor, dtype: Any = None, *, out: Any = None) -> Any:
+def dequantize(matrix: QuantizedTensor[Kind], dtype: LibraryDType | None = None, *, out: Kind | None = None) -> Kind:
     """The weights [N, K] that a quantised matrix stands for, a numpy array or a torch tensor as its codes are.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,10 @@ from torch.utils.checkpoint import checkpoint
 from ..functional import attention
 from .linear import Linear
 
-_NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
+if TYPE_CHECKING:
+    from .._types import ActivationName, BlockNormName, CausalName
+
+_NORMS: dict[str, Any] = {"layer_norm": nn.LayerNorm, "rms_norm": nn.RMSNorm}
 
 
 class TransformerBlock(nn.Module):
@@ -41,15 +44,15 @@ class TransformerBlock(nn.Module):
         hidden: int,
         *,
         kv_heads: int | None = None,
-        norm: str = "layer_norm",
+        norm: BlockNormName = "layer_norm",
         eps: float = 1e-5,
         norm_first: bool = True,
-        activation: str = "gelu_erf",
+        activation: ActivationName = "gelu_erf",
         bias: bool = True,
         dropout: float = 0.0,
-        causal: str = "none",
+        causal: CausalName = "none",
         checkpointing: bool = False,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -62,11 +65,13 @@ class TransformerBlock(nn.Module):
         if norm not in _NORMS:
             raise ValueError(f"[TransformerBlock] norm is '{norm}': it must be one of {', '.join(_NORMS)}")
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, dim // heads
-        self.norm_first, self.causal, self.checkpointing = norm_first, causal, checkpointing
+        self.norm_first, self.checkpointing = norm_first, checkpointing
+        self.causal: CausalName = causal
         self.dropout = dropout
-        made = {"device": device, "dtype": dtype}
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
         norm_made = made | ({"bias": bias} if norm == "layer_norm" else {})
-        self.norm1, self.norm2 = (_NORMS[norm](dim, eps=eps, **norm_made) for _ in range(2))
+        self.norm1: nn.LayerNorm | nn.RMSNorm = _NORMS[norm](dim, eps=eps, **norm_made)
+        self.norm2: nn.LayerNorm | nn.RMSNorm = _NORMS[norm](dim, eps=eps, **norm_made)
         self.qkv = Linear(dim, (heads + 2 * kv_heads) * self.head_dim, bias, **made)
         self.out = Linear(dim, dim, bias, **made)
         rows = 2 * hidden if activation == "swiglu" else hidden
@@ -80,7 +85,7 @@ class TransformerBlock(nn.Module):
         attend = layer.self_attn
         if not isinstance(layer.norm1, nn.LayerNorm):
             raise ValueError("[TransformerBlock.from_torch] the layer has no LayerNorm")
-        names: dict[Any, str] = {F.relu: "relu", torch.relu: "relu", F.gelu: "gelu_erf", F.silu: "silu"}
+        names: dict[Any, ActivationName] = {F.relu: "relu", torch.relu: "relu", F.gelu: "gelu_erf", F.silu: "silu"}
         activation = names.get(layer.activation)
         if isinstance(layer.activation, nn.GELU):
             activation = "gelu_tanh" if layer.activation.approximate == "tanh" else "gelu_erf"
@@ -129,28 +134,28 @@ class TransformerBlock(nn.Module):
             return checkpoint(self._block, x, mask, use_reentrant=False)
         return self._block(x, mask)
 
-    def _block(self, x, mask):
+    def _block(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         if self.norm_first:
             x = self._attend(x, self.norm1, mask)
             return self._feed_forward(x, self.norm2)
         x = self.norm1(self._attend(x, None, mask))
         return self.norm2(self._feed_forward(x, None))
 
-    def _attend(self, x, norm, mask):
+    def _attend(self, x: torch.Tensor, norm: nn.Module | None, mask: torch.Tensor | None) -> torch.Tensor:
         rows = self.qkv(x, norm=norm).unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_dim))
         q, k, v = rows.split((self.heads, self.kv_heads, self.kv_heads), dim=2)
         p = self.dropout if self.training else 0.0
         return self._add(self.out, attention(q, k, v, causal=self.causal, mask=mask, dropout_p=p).flatten(2), x)
 
-    def _feed_forward(self, x, norm):
+    def _feed_forward(self, x: torch.Tensor, norm: nn.Module | None) -> torch.Tensor:
         return self._add(self.down, self._dropped(self.up(x, norm=norm)), x)
 
-    def _add(self, layer, inner, x):
+    def _add(self, layer: Linear, inner: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         if self.dropout > 0 and self.training:
             return x + self._dropped(layer(inner))
         return layer(inner, residual=x)
 
-    def _dropped(self, x):
+    def _dropped(self, x: torch.Tensor) -> torch.Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout > 0 else x
 
     def extra_repr(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,6 +12,9 @@ from torch import nn
 from ..lowbit.calibration import calibrate as calibrate_matrices
 from .groups import Group, Recorder, check_sample, groups_of
 from .policy import _FLOATS, Policy, linear_layers, weights_and_x, with_x
+
+if TYPE_CHECKING:
+    from .._types import CalibrationMethod, PolicyName
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,11 @@ class CalibrationReport:
 def calibrate(
     module: nn.Module,
     sample_inputs: Any,
-    policy: Policy | Mapping[str, str] | str,
+    policy: Policy | Mapping[str, str] | PolicyName,
     *,
     groups: Sequence[tuple[str, Sequence[str]]] = (),
     rows: int = 2048,
-    methods: Sequence[str] | None = None,
+    methods: Sequence[CalibrationMethod] | None = None,
     steps: int = 20,
 ) -> CalibrationReport:
     """Prepares a model's float layers for ``quantize_model`` by what they meet on sample inputs.

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .linear import Linear
 from .policy import FloatLayer, Policy, Replacement, check_format, converted, linear_layers, literal
+
+if TYPE_CHECKING:
+    from .._types import PolicyName, RuleName
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,8 @@ def choose_policy(
     sample_inputs: Any,
     *,
     error: float,
-    formats: Iterable[str] = ("nvfp4", "int8_row", "16bit"),
-    scale_rule: str | None = None,
+    formats: Iterable[PolicyName] = ("nvfp4", "int8_row", "16bit"),
+    scale_rule: RuleName | None = None,
 ) -> PolicyReport:
     """The formats that meet an error with few bits, found by measuring each layer.
 
@@ -101,7 +104,7 @@ def choose_policy(
     samples = sample_inputs if isinstance(sample_inputs, list) else [sample_inputs]
     calls = [sample if isinstance(sample, tuple) else (sample,) for sample in samples]
 
-    def outputs():
+    def outputs() -> list[torch.Tensor]:
         return [t.double() for call in calls for t in _tensors(module(*call)) if t.is_floating_point()]
 
     exact = outputs()
@@ -110,7 +113,7 @@ def choose_policy(
         raise ValueError(f"[choose_policy] the output's norm is {size}: errors relative to it have no meaning")
     replacement = Replacement(module)
 
-    def measured(changes):
+    def measured(changes: Mapping[str, nn.Module]) -> float:
         """The error with other layers in the places of some."""
         try:
             for name, layer in changes.items():
@@ -121,11 +124,12 @@ def choose_policy(
                 replacement.put(layers[name], layers[name])
 
     sensitivity: dict[str, dict[str, float]] = {}
-    options: dict[str, list[tuple[float, float, str]]] = {}  # bits, error, format; more bits and less error each
+    options: dict[str, list[tuple[float, float, PolicyName]]] = {}  # bits, error, format; more bits and less error each
     for name, layer in layers.items():
         sensitivity[name] = {}
-        found = [(_bits(layer), 0.0, "float32")]
-        for format in dict.fromkeys(map(check_format, formats)):
+        found: list[tuple[float, float, PolicyName]] = [(_bits(layer), 0.0, "float32")]
+        wanted: dict[PolicyName, None] = {check_format(format): None for format in formats}
+        for format in wanted:
             if format == "float32" or (format == "16bit" and layer.weight.element_size() <= 2):
                 continue
             try:
@@ -142,14 +146,14 @@ def choose_policy(
 
     level = dict.fromkeys(layers, 0)
 
-    def chosen(name):
+    def chosen(name: str) -> tuple[float, float, PolicyName]:
         return options[name][level[name]]
 
-    def predicted():
+    def predicted() -> float:
         return math.sqrt(sum(chosen(name)[1] ** 2 for name in layers))
 
-    def promote():
-        def gain(name):
+    def promote() -> None:
+        def gain(name: str) -> float:
             (bits, now, _), (more, then, _) = options[name][level[name] : level[name] + 2]
             return (now**2 - then**2) / (more - bits)
 
@@ -158,7 +162,7 @@ def choose_policy(
 
     made: dict[str, tuple[str, nn.Module]] = {}
 
-    def found_error():
+    def found_error() -> float:
         for name in layers:
             format = chosen(name)[2]
             if format == "float32":

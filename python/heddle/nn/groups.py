@@ -53,7 +53,7 @@ def _of_blocks(module: nn.Module, names: Mapping[int, str]) -> list[Group]:
     for block in module.modules():
         if not isinstance(block, TransformerBlock):
             continue
-        pairs = [(block.up, block.down)]
+        pairs: list[tuple[nn.Module, Linear]] = [(block.up, block.down)]
         if block.norm_first:  # else the norm's result is the residual too
             pairs += [(block.norm1, block.qkv), (block.norm2, block.up)]
         for source, layer in pairs:
@@ -136,9 +136,9 @@ class Recorder:
         ]
 
     def _hook(self, name: str) -> Any:
-        def record(layer, arguments, options):
-            x = arguments[0] if arguments else options.get("x", options.get("input"))
-            norm = options.get("norm")
+        def record(layer: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+            x: Any = arguments[0] if arguments else options.get("x", options.get("input"))
+            norm: Any = options.get("norm")
             x = (x if norm is None else norm(x)).detach()
             x = x.reshape(-1, x.shape[-1])
             if x.shape[0] == 0:

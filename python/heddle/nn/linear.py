@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,14 @@ from ..lowbit.product import ACTIVATIONS, linear
 from ..lowbit.tensor import QuantizedTensor, default_rule, quantize
 from .weights import StoredWeights, refuse_x
 
-_ACTIVATE = {
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from typing_extensions import Self, Unpack
+
+    from .._types import ActivationName, AnyArray, FormatName, LinearOptions, RuleName
+
+_ACTIVATE: dict[ActivationName, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda z: z,
     "relu": torch.relu,
     "gelu_erf": F.gelu,
@@ -30,7 +37,7 @@ def norm_arguments(norm: Any, columns: int, dtype: torch.dtype) -> dict[str, Any
     if type(norm) not in (nn.LayerNorm, nn.RMSNorm) or tuple(norm.normalized_shape) != (columns,):
         return None
 
-    def cast(parameter):
+    def cast(parameter: torch.Tensor | None) -> torch.Tensor | None:
         return None if parameter is None else parameter.to(dtype)
 
     if type(norm) is nn.LayerNorm:
@@ -66,18 +73,20 @@ class Linear(StoredWeights):
         in floats, between a move to another device and the next call, and where a state brought packed weights.
     """
 
+    bias: nn.Parameter | None
+
     def __init__(
         self,
         in_features: int,
         out_features: int,
         bias: bool = True,
         *,
-        format: str | None = None,
-        activation: str = "none",
+        format: FormatName | None = None,
+        activation: ActivationName = "none",
         int8_x: bool = False,
         fp8_x: bool = False,
         keep_16bit: bool = False,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -109,12 +118,12 @@ class Linear(StoredWeights):
     @classmethod
     def from_linear(
         cls,
-        layer: nn.Module,
-        format: str | None = None,
+        layer: nn.Linear | Linear,
+        format: FormatName | None = None,
         *,
-        rule: str | None = None,
-        importance: Any = None,
-        **options: Any,
+        rule: RuleName | None = None,
+        importance: torch.Tensor | None = None,
+        **options: Unpack[LinearOptions],
     ) -> Linear:
         """Of a torch.nn.Linear, whose weight (in floats) and bias parameters it shares. options: activation, int8_x, fp8_x
         and keep_16bit."""
@@ -125,7 +134,12 @@ class Linear(StoredWeights):
 
     @classmethod
     def from_quantized(
-        cls, matrix: QuantizedTensor, bias: torch.Tensor | None = None, *, column_order: Any = None, **options: Any
+        cls,
+        matrix: QuantizedTensor[torch.Tensor],
+        bias: torch.Tensor | None = None,
+        *,
+        column_order: torch.Tensor | Sequence[int] | AnyArray | None = None,
+        **options: Unpack[LinearOptions],
     ) -> Linear:
         """Of a quantised matrix of torch tensors, as ``heddle.lowbit.quantize`` and ``load`` give it. column_order: [K], of a
         matrix that was loaded with ``reorder_columns`` the ``StoredLayer.column_order``: column i of the matrix meets column
@@ -141,12 +155,24 @@ class Linear(StoredWeights):
         return found
 
     @classmethod
-    def _shell(cls, in_features, out_features, bias, *, activation="none", int8_x=False, fp8_x=False, keep_16bit=False):
+    def _shell(
+        cls,
+        in_features: int,
+        out_features: int,
+        bias: Any,
+        *,
+        activation: ActivationName = "none",
+        int8_x: bool = False,
+        fp8_x: bool = False,
+        keep_16bit: bool = False,
+    ) -> Linear:
         found = Linear(0, 0, False, activation=activation, int8_x=int8_x, fp8_x=fp8_x, keep_16bit=keep_16bit)
         found.in_features, found.out_features, found.bias = in_features, out_features, bias
         return found
 
-    def quantize(self, format: str, *, rule: str | None = None, importance: Any = None) -> Linear:
+    def quantize(
+        self, format: FormatName, *, rule: RuleName | None = None, importance: torch.Tensor | None = None
+    ) -> Self:
         """Replaces W by W in a format; see ``heddle.lowbit.quantize``. rule: "mse" for 4 bits and "plain" for 8 if None."""
         if self.format is not None:
             raise ValueError(f"[Linear.quantize] the weights are {self.format} already: quantise the floats")
@@ -195,7 +221,7 @@ class Linear(StoredWeights):
             y = y.reshape(*lead, y.shape[-1])
         return y if residual is None or inside else y + residual
 
-    def _in_floats(self, x):
+    def _in_floats(self, x: torch.Tensor) -> torch.Tensor:
         z = F.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
         return _ACTIVATE[self.activation](z if self.bias is None else z + self.bias.to(x.dtype))
 

@@ -50,7 +50,7 @@ class NativeSparseAttention(nn.Module):
         rope_theta: float | None = 10000.0,
         bias: bool = False,
         sharing: SharingOptions | None = None,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()

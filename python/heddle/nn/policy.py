@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -14,28 +14,31 @@ from ..lowbit.tensor import FORMATS, default_rule, quantize
 from .linear import Linear
 from .weights import refuse_x
 
+if TYPE_CHECKING:
+    from .._types import PolicyName, RuleName
+
 _FLOATS = ("float32", "16bit")
 _BLOCKED = re.compile(r"(nf4|fp4_bnb)_b(32|64|128|256|512|1024|2048|4096)")
 
 
-def weights_and_x(format: str) -> tuple[str, dict[str, bool]]:
+def weights_and_x(format: str) -> tuple[Any, dict[str, bool]]:
     """Of "nvfp4+fp8_x": "nvfp4", and what it says of x."""
     weights, plus, x = format.partition("+")
     return weights, {"int8_x": x == "int8_x", "fp8_x": x == "fp8_x"} if plus else {}
 
 
-def with_x(format: str, layer: nn.Module) -> str:
+def with_x(format: PolicyName, layer: nn.Module) -> str:
     """The format with what the layer's own options say of x, where it says nothing itself and quantises."""
     if format in _FLOATS or "+" in format or not isinstance(layer, Linear):
         return format
     return format + ("+int8_x" if layer.int8_x else "+fp8_x" if layer.fp8_x else "")
 
 
-def format_of(layer: nn.Module) -> str:
+def format_of(layer: nn.Module) -> PolicyName:
     """What a policy says to have a layer as this one is: "nvfp4+int8_x"; "float32" of one in floats of more than 16 bits."""
     if not isinstance(layer, Linear) or (layer.format is None and layer.weight.element_size() > 2):
         return "float32"
-    return "16bit" if layer.format is None else with_x(layer.format, layer)
+    return "16bit" if layer.format is None else cast("PolicyName", with_x(layer.format, layer))
 
 
 def literal(name: str) -> str:
@@ -43,7 +46,7 @@ def literal(name: str) -> str:
     return re.sub(r"([*?[])", r"[\1]", name)
 
 
-def check_format(format: str) -> str:
+def check_format(format: str) -> PolicyName:
     weights, x = weights_and_x(format)
     if weights not in (*FORMATS, *_FLOATS) and not _BLOCKED.fullmatch(weights):
         raise ValueError(f"[Policy] format is '{format}': it must be one of {', '.join((*FORMATS, *_FLOATS))}")
@@ -54,7 +57,7 @@ def check_format(format: str) -> str:
             raise ValueError(f"[Policy] format is '{format}': the format is {weights}, beside which x is not rounded")
         if reason := refuse_x(weights, **x):
             raise ValueError(f"[Policy] format is '{format}': {reason}")
-    return format
+    return cast("PolicyName", format)
 
 
 class Policy:
@@ -74,15 +77,20 @@ class Policy:
     """
 
     def __init__(
-        self, rules: Mapping[str, str] | Iterable[tuple[str, str]] | str, *, scale_rule: str | None = None
+        self,
+        rules: Mapping[str, str] | Iterable[tuple[str, str]] | PolicyName,
+        *,
+        scale_rule: RuleName | None = None,
     ) -> None:
         if isinstance(rules, str):
             rules = {"*": rules}
-        pairs = rules.items() if isinstance(rules, Mapping) else rules
-        self.rules = tuple((pattern, check_format(format)) for pattern, format in pairs)
-        self.scale_rule = scale_rule
+        pairs: Any = rules.items() if isinstance(rules, Mapping) else rules
+        self.rules: tuple[tuple[str, PolicyName], ...] = tuple(
+            (pattern, check_format(format)) for pattern, format in pairs
+        )
+        self.scale_rule: RuleName | None = scale_rule
 
-    def format_of(self, name: str) -> str:
+    def format_of(self, name: str) -> PolicyName:
         """The format of the layer of that name."""
         rule = self._rule_of(name)
         return "float32" if rule is None else self.rules[rule][1]
@@ -124,19 +132,19 @@ def _is_float_layer(module: nn.Module | None) -> bool:
 
 
 #: torch's Linear or heddle.nn's, with weights in floats.
-FloatLayer: TypeAlias = Any
+FloatLayer: TypeAlias = "nn.Linear | Linear"
 
 
 def linear_layers(module: nn.Module) -> dict[str, FloatLayer]:
     """The layers of a module that can be quantised, by name; "" is the module itself."""
-    return {name: found for name, found in module.named_modules() if _is_float_layer(found)}
+    return {name: cast(FloatLayer, found) for name, found in module.named_modules() if _is_float_layer(found)}
 
 
 def converted(
     name: str,
     layer: FloatLayer,
     format: str,
-    rule: str | None,
+    rule: RuleName | None,
     importance: Any,
     *,
     pack: bool = True,
@@ -144,21 +152,21 @@ def converted(
 ) -> Linear:
     """Another layer, which shares what floats it keeps. pack: now, or by its first call. empty: on the meta device, of a
     layer there, for a loader that brings what its state has."""
-    options = {}
+    options: dict[str, Any] = {}
     if isinstance(layer, Linear):
         options = {name: getattr(layer, name) for name in ("activation", "int8_x", "fp8_x", "keep_16bit")}
-    format, x = weights_and_x(format)
+    weights, x = weights_and_x(format)
     options |= x
     try:
-        if format not in _FLOATS and pack:
-            return Linear.from_linear(layer, format, rule=rule, importance=importance, **options)
+        if weights not in _FLOATS and pack:
+            return Linear.from_linear(layer, weights, rule=rule, importance=importance, **options)
         found = Linear.from_linear(layer, **options)
-        if empty and format not in _FLOATS:
-            found.await_state(format, "meta")
-        elif format not in _FLOATS:
-            rule = default_rule(format) if rule is None else rule
-            found.hold(quantize(layer.weight, format, rule=rule, importance=importance))
-        elif format == "16bit" and layer.weight.element_size() > 2:
+        if empty and weights not in _FLOATS:
+            found.await_state(weights, "meta")
+        elif weights not in _FLOATS:
+            rule = default_rule(weights) if rule is None else rule
+            found.hold(quantize(layer.weight, weights, rule=rule, importance=importance))
+        elif weights == "16bit" and layer.weight.element_size() > 2:
             weight = layer.weight.detach().to(torch.bfloat16)
             found.weight = nn.Parameter(weight, requires_grad=layer.weight.requires_grad)
         return found
@@ -194,7 +202,10 @@ def replace_layers(module: nn.Module, layers: Mapping[str, nn.Module], new: Mapp
 
 
 def quantize_model(
-    module: nn.Module, policy: Policy | Mapping[str, str] | str, *, importance: Mapping[str, Any] | None = None
+    module: nn.Module,
+    policy: Policy | Mapping[str, str] | PolicyName,
+    *,
+    importance: Mapping[str, torch.Tensor] | None = None,
 ) -> nn.Module:
     """Replaces the torch.nn.Linear (and float heddle.nn.Linear) layers of any module, in place, as a policy says.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -10,6 +10,11 @@ from torch.utils.checkpoint import checkpoint
 
 from ..functional import attention
 from .linear import Linear
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from .._types import ActivationName, FormatName, RuleName
 
 
 class FusedFP4Linear(Linear):
@@ -19,11 +24,22 @@ class FusedFP4Linear(Linear):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, activation: str = "gelu", use_triton: bool = True
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        activation: Literal["gelu"] | ActivationName = "gelu",
+        use_triton: bool = True,
     ) -> None:
         super().__init__(in_features, out_features, bias, activation="gelu_erf" if activation == "gelu" else activation)
 
-    def quantize(self, format: str = "e2m1_row", *, rule: str | None = None, importance: Any = None) -> FusedFP4Linear:
+    def quantize(
+        self,
+        format: FormatName = "e2m1_row",
+        *,
+        rule: RuleName | None = None,
+        importance: torch.Tensor | None = None,
+    ) -> Self:
         """rule: "plain" for the study's own format if None. A layer that is quantised stays as it is."""
         if self.format is None:
             rule = "plain" if rule is None and format == "e2m1_row" else rule
@@ -69,7 +85,7 @@ class OptimizedTransformerBlock(nn.Module):
         self.use_checkpoint = use_checkpoint
         self.attn = FlashAttention(d_model, n_heads, dropout)
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
-        layer = FusedFP4Linear if use_fp4 else lambda k, n, activation: Linear(k, n, activation=activation)
+        layer: Any = FusedFP4Linear if use_fp4 else lambda k, n, activation: Linear(k, n, activation=activation)
         activation = "gelu" if use_fp4 else "gelu_erf"
         self.ffn = nn.Sequential(layer(d_model, d_ff, activation=activation), layer(d_ff, d_model, activation="none"))
         self.dropout = nn.Dropout(dropout)
@@ -79,7 +95,7 @@ class OptimizedTransformerBlock(nn.Module):
             return checkpoint(self._block, x, mask, use_reentrant=False)
         return self._block(x, mask)
 
-    def _block(self, x, mask):
+    def _block(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         x = x + self.dropout(self.attn(self.norm1(x), mask))
         up, down = self.ffn
         return x + self.dropout(down(up(x, norm=self.norm2)))

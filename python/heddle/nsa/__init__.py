@@ -48,3 +48,7 @@ __all__ = [
     "select_blocks",
     "sharing_report",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

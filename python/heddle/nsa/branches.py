@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
 Compress = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-FORCED = ("first", "previous", "current")
+if TYPE_CHECKING:
+    from .._types import ForcedName
+
+FORCED: tuple[ForcedName, ...] = ("first", "previous", "current")
 
 # Rows at a time: scores are [ROWS, HQ, keys], never [n, HQ, keys].
 ROWS = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,7 +15,10 @@ from .cache_rows import CachedRows, StridedRows, kept_of_anchors, known_phase
 from .kernels import extend_pooled_keys
 from .parallel import attend, checked_form
 from .sequences import Form
-from .sharing import BranchName, GateName, ShareName, Sharing, checked_sharing
+from .sharing import Sharing, checked_sharing
+
+if TYPE_CHECKING:
+    from .._types import BranchName, ForcedName, GateName, ShareName
 
 OWN_KEYS = ("cmp", "swa")
 
@@ -81,7 +84,7 @@ class Cache:
         compress: Compress | None = None,
         own_keys: Iterable[str] = (),
         dtype: torch.dtype = torch.float32,
-        device: Any = None,
+        device: torch.device | str | int | None = None,
     ) -> None:
         sizes = {"batch": batch, "capacity": capacity, "kv_heads": kv_heads, "head_size": head_size, "block": block}
         for name, value in sizes.items():
@@ -258,7 +261,7 @@ def nsa_with_cache(
     v_cmp: torch.Tensor | None = None,
     k_swa: torch.Tensor | None = None,
     v_swa: torch.Tensor | None = None,
-    forced: Iterable[str] = FORCED,
+    forced: Iterable[ForcedName] = FORCED,
     max_block_counts: int | None = None,
     phase: int | None = None,
     out: torch.Tensor | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from ..hosts.torch.checks import WRITES, check_outputs, one_device, refuse_gradi
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 LARGEST, LARGEST_INT64 = torch.iinfo(torch.int32).max, torch.iinfo(torch.int64).max
+
+_Name = TypeVar("_Name", bound=str)
 
 
 class Span(NamedTuple):
@@ -56,7 +58,7 @@ def one_of(operation: str, name: str, value: Any, names: tuple[str, ...]) -> Non
         raise ValueError(f"[{operation}] {name} is {shown(value)}: it must be one of {', '.join(map(repr, names))}")
 
 
-def some_of(operation: str, name: str, values: Iterable[str], names: tuple[str, ...]) -> frozenset[str]:
+def some_of(operation: str, name: str, values: Iterable[_Name], names: tuple[_Name, ...]) -> frozenset[_Name]:
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise TypeError(f"[{operation}] {name} is {shown(values)}: it must be a tuple of {', '.join(map(repr, names))}")
     values = tuple(values)

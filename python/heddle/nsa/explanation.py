@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import _heddle
-from .._options import flag
-from ..explanation import DTYPE_CODES, Explanation, explanation, gpu_name, shape_only, stand_in
+from .._options import DTYPE_CODES, flag
+from ..explanation import Explanation, explanation, gpu_name, shape_only, stand_in
 from . import checks
 from .branches import FORCED
 from .kernels import checked_choice
 
+if TYPE_CHECKING:
+    import torch
+
+    from .._types import AnyArray, FloatDType, ForcedName, GpuName
+
 
 def explain_pool_keys(
-    x: Any,
+    x: AnyArray | tuple[int, ...],
     block: int,
     stride: int | None = None,
     *,
     backward: bool = False,
-    dtype: Any = "float32",
-    gpu: str | None = None,
+    dtype: FloatDType = "float32",
+    gpu: GpuName | None = None,
 ) -> Explanation:
     """The candidates for ``pool_keys(x, block, stride)`` and which one would run. No data is read.
 
@@ -42,19 +47,19 @@ def explain_pool_keys(
 
 
 def explain_select_blocks(
-    q: Any,
-    k_pooled: Any,
+    q: AnyArray | tuple[int, ...],
+    k_pooled: AnyArray | tuple[int, ...],
     n: int,
     *,
     lse: bool = True,
     block_size: int = 64,
     compression_block: int | None = None,
     compression_stride: int | None = None,
-    forced: Iterable[str] = FORCED,
+    forced: Iterable[ForcedName] = FORCED,
     scale: float | None = None,
     q_step: int = 1,
-    dtype: Any = "float32",
-    gpu: str | None = None,
+    dtype: FloatDType = "float32",
+    gpu: GpuName | None = None,
 ) -> Explanation:
     """The candidates for ``select_blocks(q, k_pooled, n, ...)`` and which one would run. No data is read.
 
@@ -70,15 +75,15 @@ def explain_select_blocks(
     name = "explain_select_blocks"
     n = checks.integer(name, "n", n, 0)
     sizes, bits, scale = checked_choice(name, block_size, compression_block, compression_stride, forced, scale)
-    views = [_four(name, what, x, dtype) for what, x in (("q", q), ("k_pooled", k_pooled))]
+    given: tuple[Any, Any] = (_four(name, "q", q, dtype), _four(name, "k_pooled", k_pooled, dtype))
     lse, step = flag(name, "lse", lse), checks.integer(name, "q_step", q_step, 1)
-    return explanation(_heddle.explain_select_blocks(*views, n, lse, *sizes, bits, scale, step, gpu_name(gpu)))
+    return explanation(_heddle.explain_select_blocks(*given, n, lse, *sizes, bits, scale, step, gpu_name(gpu)))
 
 
 def explain_nsa_step(
-    q: Any,
-    k_new: Any,
-    v_new: Any = None,
+    q: torch.Tensor | tuple[int, ...],
+    k_new: torch.Tensor | tuple[int, ...],
+    v_new: torch.Tensor | tuple[int, ...] | None = None,
     capacity: int = 65536,
     block_counts: int = 16,
     block_size: int = 64,
@@ -86,9 +91,9 @@ def explain_nsa_step(
     scale: float | None = None,
     *,
     compressed: bool = True,
-    forced: Iterable[str] = FORCED,
-    dtype: Any = "bfloat16",
-    gpu: str | None = None,
+    forced: Iterable[ForcedName] = FORCED,
+    dtype: FloatDType = "bfloat16",
+    gpu: GpuName | None = None,
 ) -> Explanation:
     """The candidates for a step of ``nsa_with_cache`` in one launch, over a ``Cache`` of blocks of block_size keys without a
     query stride, or of an anchor whose whole row others copy. Where none serves, a step is made of the operations one after

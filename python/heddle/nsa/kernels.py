@@ -11,17 +11,17 @@ from . import checks
 from .branches import FORCED
 
 if TYPE_CHECKING:
-    from .._types import Array
+    from .._types import AnyArray, Array, ForcedName
 
 
 def pool_keys(
     x: Array,
     block: int,
     stride: int | None = None,
-    cu_seqlens: Any = None,
+    cu_seqlens: AnyArray | None = None,
     *,
-    seqused: Any = None,
-    out: Any = None,
+    seqused: AnyArray | None = None,
+    out: AnyArray | None = None,
 ) -> Array:
     """The means of blocks of keys, or of values: row c is the mean of rows [c * stride, c * stride + block) of a sequence, for
     each complete block, so N = (S - block) // stride + 1 of S keys, none where S < block.
@@ -53,7 +53,7 @@ def pool_keys(
     name = "pool_keys"
     block = checks.integer(name, "block", block, 1)
     stride = block if stride is None else checks.integer(name, "stride", stride, 1)
-    host = nsa_operators if is_torch(x) else arrays
+    host: Any = nsa_operators if is_torch(x) else arrays
     return host.pool_keys(x, block, stride, cu_seqlens, seqused, out)
 
 
@@ -63,9 +63,9 @@ def extend_pooled_keys(
     block: int,
     stride: int | None = None,
     *,
-    seqused: Any,
+    seqused: AnyArray,
     appended: int,
-    page_table: Any = None,
+    page_table: AnyArray | None = None,
 ) -> None:
     """Pools the blocks that new keys complete, in place: what ``pool_keys`` gives, but only those rows of k_pooled are
     written. So a cache of pooled keys grows with its cache of keys.
@@ -88,7 +88,7 @@ def extend_pooled_keys(
     block = checks.integer(name, "block", block, 1)
     stride = block if stride is None else checks.integer(name, "stride", stride, 1)
     appended = checks.integer(name, "appended", appended, 1)
-    host = nsa_operators if is_torch(k_pooled) else arrays
+    host: Any = nsa_operators if is_torch(k_pooled) else arrays
     host.extend_pooled_keys(x, k_pooled, block, stride, seqused, appended, page_table)
 
 
@@ -97,21 +97,21 @@ def select_blocks(
     k_pooled: Array,
     n: int,
     *,
-    lse: Any = None,
+    lse: AnyArray | None = None,
     block_size: int = 64,
     compression_block: int | None = None,
     compression_stride: int | None = None,
-    forced: Iterable[str] = FORCED,
+    forced: Iterable[ForcedName] = FORCED,
     scale: float | None = None,
-    cu_seqlens_q: Any = None,
-    cu_seqlens_k: Any = None,
-    seqused_k: Any = None,
-    page_table: Any = None,
-    q_offset: Any = None,
+    cu_seqlens_q: AnyArray | None = None,
+    cu_seqlens_k: AnyArray | None = None,
+    seqused_k: AnyArray | None = None,
+    page_table: AnyArray | None = None,
+    q_offset: AnyArray | int | None = None,
     q_step: int = 1,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
-    out: Any = None,
+    out: AnyArray | None = None,
 ) -> Array:
     """The lists of blocks that naive_nsa_compression makes, for each row and key/value head, for ``heddle.sparse_attention``:
     forced blocks, then the highest scores, the lower number first among equals, -1 behind the last. Scores are not stored.
@@ -159,7 +159,7 @@ def select_blocks(
     sequences = cu_seqlens_q, cu_seqlens_k, seqused_k, page_table
     longest = [0 if x is None else checks.integer(name, what, x, 0)
                for what, x in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k))]  # fmt: skip
-    host = nsa_operators if is_torch(q) else arrays
+    host: Any = nsa_operators if is_torch(q) else arrays
     return host.select_blocks(q, k_pooled, n, lse, sizes, bits, scale, sequences, q_offset, q_step, longest, out)
 
 
@@ -168,7 +168,7 @@ def checked_choice(
     block_size: int,
     compression_block: int | None,
     compression_stride: int | None,
-    forced: Iterable[str],
+    forced: Iterable[ForcedName],
     scale: float | None,
 ) -> tuple[tuple[int, int | None, int | None], int, float | None]:
     """Sizes (of a block of the lists, of a pooled key, from one of these to the next), the bits of forced blocks, the scale."""

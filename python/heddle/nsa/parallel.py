@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +17,10 @@ from .branches import FORCED, Compress
 from .kernels import pool_keys, select_blocks
 from .rows import BatchedRows, PackedRows, Rows
 from .sequences import Form
-from .sharing import BRANCHES, BranchName, GateName, ShareName, Sharing, checked_sharing
+from .sharing import BRANCHES, Sharing, checked_sharing
+
+if TYPE_CHECKING:
+    from .._types import BranchName, ForcedName, GateName, ShareName
 
 # Of cmp, slc and swa. None: there is no such branch, but for slc, which is then added as it is.
 Gates = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
@@ -36,14 +39,14 @@ def parallel_nsa(
     block_size: int = 64,
     window_size: int = 0,
     scale: float | None = None,
-    cu_seqlens: Any = None,
+    cu_seqlens: torch.Tensor | Sequence[torch.Tensor] | None = None,
     head_first: bool = False,
     *,
     k_cmp: torch.Tensor | None = None,
     v_cmp: torch.Tensor | None = None,
     k_swa: torch.Tensor | None = None,
     v_swa: torch.Tensor | None = None,
-    forced: Iterable[str] = FORCED,
+    forced: Iterable[ForcedName] = FORCED,
     compression_block: int | None = None,
     compression_stride: int | None = None,
     compress: Compress | None = None,
@@ -105,6 +108,7 @@ def parallel_nsa(
         form.sharing.stride,
         (q, k, v, k_cmp, v_cmp, k_swa, v_swa, *gates, block_indices, counts),
     )
+    assert k_cmp is not None and v_cmp is not None and k_swa is not None and v_swa is not None
     pooled = None
     if g_cmp is not None or block_indices is None:
         pooled = pooled_keys(rows, k_cmp, v_cmp, form)
@@ -137,14 +141,14 @@ def checked_form(
     block_size: int,
     window_size: int,
     scale: float | None,
-    forced: Iterable[str],
+    forced: Iterable[ForcedName],
     compression_block: int | None,
     compression_stride: int | None,
     compress: Compress | None,
     query_stride: int,
-    share: str,
-    share_branches: Iterable[str],
-    gate: str,
+    share: ShareName,
+    share_branches: Iterable[BranchName],
+    gate: GateName,
     most: int | None = None,
     ungated: bool = False,
 ) -> tuple[Gates, Form, torch.Tensor | None]:

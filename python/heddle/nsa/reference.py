@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import checks
 from .branches import FORCED, Compress
 from .sequences import Form, compression, selection_and_window
-from .sharing import BranchName, GateName, ShareName, checked_sharing
+from .sharing import checked_sharing
+
+if TYPE_CHECKING:
+    from .._types import BranchName, ForcedName, GateName, ShareName
 
 
 def naive_nsa(
@@ -24,7 +27,7 @@ def naive_nsa(
     block_size: int = 64,
     window_size: int = 0,
     scale: float | None = None,
-    cu_seqlens: Any = None,
+    cu_seqlens: torch.Tensor | Sequence[torch.Tensor] | None = None,
     head_first: bool = False,
     *,
     k_swa: torch.Tensor | None = None,
@@ -101,7 +104,7 @@ def naive_nsa_compression(
     scale: float | None = None,
     head_first: bool = False,
     *,
-    forced: Iterable[str] = FORCED,
+    forced: Iterable[ForcedName] = FORCED,
     compression_block: int | None = None,
     compression_stride: int | None = None,
     compress: Compress | None = None,
@@ -152,10 +155,10 @@ def naive_nsa_compression_varlen(
     block_counts: torch.Tensor | int,
     block_size: int = 64,
     scale: float | None = None,
-    cu_seqlens: Any = None,
+    cu_seqlens: torch.Tensor | Sequence[torch.Tensor] | None = None,
     head_first: bool = False,
     *,
-    forced: Iterable[str] = FORCED,
+    forced: Iterable[ForcedName] = FORCED,
     compression_block: int | None = None,
     compression_stride: int | None = None,
     compress: Compress | None = None,
@@ -186,14 +189,14 @@ def _compression(
     scale: float | None,
     cu_seqlens: Any,
     head_first: bool,
-    forced: Iterable[str],
+    forced: Iterable[ForcedName],
     compression_block: int | None,
     compression_stride: int | None,
     compress: Compress | None,
     query_stride: int,
-    share: str,
-    share_branches: Iterable[str],
-    gate: str,
+    share: ShareName,
+    share_branches: Iterable[BranchName],
+    gate: GateName,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     checks.no_head_first(name, head_first)
     checks.operands(name, q, k, v)
@@ -226,14 +229,14 @@ def naive_nsa_with_compression(
     block_size: int = 64,
     window_size: int = 0,
     scale: float | None = None,
-    cu_seqlens: Any = None,
+    cu_seqlens: torch.Tensor | Sequence[torch.Tensor] | None = None,
     head_first: bool = False,
     *,
     k_cmp: torch.Tensor | None = None,
     v_cmp: torch.Tensor | None = None,
     k_swa: torch.Tensor | None = None,
     v_swa: torch.Tensor | None = None,
-    forced: Iterable[str] = FORCED,
+    forced: Iterable[ForcedName] = FORCED,
     compression_block: int | None = None,
     compression_stride: int | None = None,
     compress: Compress | None = None,

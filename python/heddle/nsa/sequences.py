@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +20,9 @@ from .branches import (
 from .checks import Span
 from .sharing import Sharing, at_anchors, branch, from_anchors
 
+if TYPE_CHECKING:
+    from .._types import ForcedName
+
 
 @dataclass(frozen=True)
 class Form:
@@ -29,7 +33,7 @@ class Form:
     sharing: Sharing
     window: int = 0
     slots: int = 0  # of a list
-    forced: frozenset[str] = frozenset()
+    forced: frozenset[ForcedName] = frozenset()
     compression: tuple[int, int] = (0, 0)  # keys a compressed block, and from one to the next
     compress: Compress | None = None
 

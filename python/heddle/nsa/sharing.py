@@ -8,19 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 
 from .checks import integer, one_of, some_of
 
-ShareName = Literal["none", "selection", "output", "delta"]
-BranchName = Literal["cmp", "slc", "swa"]
-GateName = Literal["own", "anchor"]
+if TYPE_CHECKING:
+    from .._types import BranchName, GateName, ShareName
 
-SHARES = ("none", "selection", "output", "delta")
-BRANCHES = ("cmp", "slc", "swa")
-GATES = ("own", "anchor")
+SHARES: tuple[ShareName, ...] = ("none", "selection", "output", "delta")
+BRANCHES: tuple[BranchName, ...] = ("cmp", "slc", "swa")
+GATES: tuple[GateName, ...] = ("own", "anchor")
 
 
 class SharingOptions(TypedDict):
@@ -64,9 +63,9 @@ class Sharing:
     """Checked arguments. As it stands, plain NSA: no row takes anything from another."""
 
     stride: int = 1
-    share: str = "none"
-    branches: frozenset[str] = frozenset()
-    gate: str = "own"
+    share: ShareName = "none"
+    branches: frozenset[BranchName] = frozenset()
+    gate: GateName = "own"
 
     @property
     def list_stride(self) -> int:
@@ -84,13 +83,18 @@ class Sharing:
 
 
 def checked_sharing(
-    operation: str, query_stride: int, share: str, share_branches: Iterable[str], gate: str, window_size: int | None
+    operation: str,
+    query_stride: int,
+    share: ShareName,
+    share_branches: Iterable[BranchName],
+    gate: GateName,
+    window_size: int | None,
 ) -> Sharing:
     """window_size: None where the operation has no window branch to ask for."""
     stride = integer(operation, "query_stride", query_stride, 1)
     one_of(operation, "share", share, SHARES)
     one_of(operation, "gate", gate, GATES)
-    branches = some_of(operation, "share_branches", share_branches, BRANCHES)
+    branches: frozenset[BranchName] = some_of(operation, "share_branches", share_branches, BRANCHES)
     if share in ("selection", "delta") and branches != {"slc"}:
         reason = "has a list to share" if share == "selection" else "is corrected by the window"
         raise ValueError(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,6 +12,9 @@ from . import checks
 from .branches import FORCED, Compress, attend, listed_blocks
 from .parallel import checked_form, chosen_blocks, laid_out, parallel_nsa, pooled_keys
 from .sharing import SharingOptions
+
+if TYPE_CHECKING:
+    from .._types import ForcedName
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,11 @@ def sharing_report(
     block_size: int = 64,
     window_size: int = 0,
     scale: float | None = None,
-    cu_seqlens: Any = None,
+    cu_seqlens: torch.Tensor | Sequence[torch.Tensor] | None = None,
     *,
     query_stride: int = 2,
     rows: int = 256,
-    forced: Iterable[str] = FORCED,
+    forced: Iterable[ForcedName] = FORCED,
     compression_block: int | None = None,
     compression_stride: int | None = None,
     compress: Compress | None = None,

@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..explanation import Explanation, duration, explain, explain_sparse_attention
 from . import checks
 from .branches import FORCED
 from .explanation import explain_pool_keys, explain_select_blocks
 from .sharing import checked_sharing
+
+if TYPE_CHECKING:
+    import torch
+
+    from .._types import BranchName, Float32, FloatDType, ForcedName, GateName, GpuName, ShareName
 
 LONGEST = 1 << 20
 
@@ -55,23 +60,23 @@ class ParallelExplanation:
 
 
 def explain_parallel_nsa(
-    q: Any,
-    k: Any,
-    v: Any = None,
+    q: torch.Tensor | tuple[int, ...],
+    k: torch.Tensor | tuple[int, ...],
+    v: torch.Tensor | tuple[int, ...] | None = None,
     block_counts: int = 16,
     block_size: int = 64,
     window_size: int = 0,
     *,
-    forced: Iterable[str] = FORCED,
+    forced: Iterable[ForcedName] = FORCED,
     compression_block: int | None = None,
     compression_stride: int | None = None,
     query_stride: int = 1,
-    share: str = "none",
-    share_branches: Iterable[str] = ("slc",),
-    gate: str = "own",
+    share: ShareName = "none",
+    share_branches: Iterable[BranchName] = ("slc",),
+    gate: GateName = "own",
     backward: bool = False,
-    dtype: Any = "float32",
-    gpu: str | None = None,
+    dtype: FloatDType = "float32",
+    gpu: GpuName | None = None,
 ) -> ParallelExplanation:
     """The candidates for each step of ``parallel_nsa`` with these arguments, all branches there, and which would run. No data
     is read.
@@ -118,12 +123,12 @@ class _Call:
     slots: int
     block_size: int
     window: int
-    forced: tuple[str, ...]
+    forced: tuple[ForcedName, ...]
     compression: tuple[int, int]
     sharing: Any
     about: dict[str, Any]
     backward: bool
-    out_dtype: str | None
+    out_dtype: Float32 | None
 
     def dense(self, rows: int, keys: int) -> Explanation:
         q, k, v = self._operands(rows, keys)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 try:
-    import torch
+    import torch as torch
     import torch.nn.attention
 except ImportError as error:
     raise ImportError(
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from .activation import Activation as _Activation
 
 __all__ = ["activate", "lists_of_block_mask"]
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def activate() -> _Activation:

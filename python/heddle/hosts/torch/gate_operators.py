@@ -52,8 +52,8 @@ def _backward_fake(d_out, os, gates, wanted):
 
 def _backward_gradients(d_out, os, gates, wanted):
     gradients = _backward_fake(d_out, os, gates, wanted)
-    written = (found if want else [None] * len(os) for found, want in zip(gradients, wanted))
-    native(lambda first, *rest: _heddle.gate_branches_backward(os, gates, first, *written, "", *rest), d_out)
+    d_os, d_gates = (found if want else [None] * len(os) for found, want in zip(gradients, wanted))
+    native(lambda first, *rest: _heddle.gate_branches_backward(os, gates, first, d_os, d_gates, "", *rest), d_out)
     return gradients
 
 

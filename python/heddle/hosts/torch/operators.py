@@ -111,7 +111,7 @@ def native(function, q, *arguments):
     if not q.is_cuda or _raw_stream is None:
         return function(q, *arguments, 0)
     gpu = q.get_device()
-    if gpu != _current_gpu():
+    if gpu != _current_gpu():  # type: ignore[misc]  # there where _raw_stream is
         with torch.cuda.device(gpu):
             return native(function, q, *arguments)
     stream = _raw_stream(gpu)

@@ -35,6 +35,11 @@ from .quantizer import HeddleQuantizer, quantize_model
 
 __all__ = ["HeddleConfig", "HeddleQuantizer", "quantize_model", "register", "write_kernel_folder"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _MASKS: dict[str, Any] = {"limits": _mask, "boolean": _sdpa_mask}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
@@ -15,6 +15,9 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from ... import _heddle, nn
 from ...lowbit import linear_layer
 from ...nn.policy import check_format, weights_and_x
+
+if TYPE_CHECKING:
+    from ..._types import PolicyName, RuleName
 
 METHOD = "heddle"
 # GPT-2's names are those of Conv1D, which stores W the other way round, only where nobody knows a layer's class.
@@ -45,7 +48,7 @@ class HeddleConfig(QuantizationConfigMixin):
         *,
         policy: nn.Policy | Mapping[str, str] | Iterable[tuple[str, str]] | None = None,
         modules_to_not_convert: Iterable[str] | None = None,
-        scale_rule: str | None = None,
+        scale_rule: RuleName | None = None,
         layers: Mapping[str, str] | None = None,
     ) -> None:
         if policy is not None and not isinstance(policy, nn.Policy):
@@ -68,7 +71,7 @@ class HeddleConfig(QuantizationConfigMixin):
         config_dict = {name: value for name, value in config_dict.items() if name != "quant_method"}
         return super().from_dict(config_dict, return_unused_kwargs, **kwargs)
 
-    def chosen(self, model: PreTrainedModel) -> dict[str, str]:
+    def chosen(self, model: PreTrainedModel) -> dict[str, PolicyName]:
         """The format of each layer of a model in floats that is to have another one.
 
         Raises:
@@ -90,7 +93,7 @@ class HeddleConfig(QuantizationConfigMixin):
             end.removesuffix(".weight") for pair in getattr(model, "all_tied_weights_keys", {}).items() for end in pair
         }
         floats = _in_float32(model)
-        found = {}
+        found: dict[str, PolicyName] = {}
         for name in open_:
             if policy.names(name):
                 format = policy.format_of(name)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
@@ -17,6 +17,9 @@ from transformers.quantizers import HfQuantizer, register_quantizer
 from ... import _heddle, nn
 from ...nn.policy import converted, format_of, literal, replace_layers, weights_and_x
 from .quantization_config import METHOD, HeddleConfig, check_fit
+
+if TYPE_CHECKING:
+    from ..._types import PolicyName
 
 _BYTES = {0: 4, 1: 2, 2: 2}  # of heddle::DType, of scales and codes; the others have 1
 
@@ -50,7 +53,7 @@ class HeddleQuantizer(HfQuantizer):
 
     def __init__(self, quantization_config: HeddleConfig, **kwargs: Any) -> None:
         super().__init__(copy.deepcopy(quantization_config), **kwargs)  # of this model alone
-        self._formats: dict[str, str] = {}  # by layer of the model that is being loaded
+        self._formats: dict[str, PolicyName] = {}  # by layer of the model that is being loaded
 
     def validate_environment(self, device_map: Any = None, **_: Any) -> None:
         devices = {str(device) for device in device_map.values()} if isinstance(device_map, dict) else set()
@@ -106,7 +109,7 @@ class HeddleQuantizer(HfQuantizer):
 
     def put(self, model: PreTrainedModel, name: str, weight: torch.Tensor) -> None:
         """A layer in its format, of the weight that was read, in the place of the one in floats."""
-        layer = model.get_submodule(name)
+        layer: Any = model.get_submodule(name)
         layer.weight = torch.nn.Parameter(weight, requires_grad=False)
         new = converted(name, layer, self._formats[name], self.quantization_config.scale_rule, None, pack=False)
         if new.format is not None:
@@ -204,7 +207,7 @@ def _stand_in(layer: nn.Linear, tensor: torch.Tensor) -> None:
     layer.register_buffer("weight", tensor)
 
 
-def _formats_of(model: PreTrainedModel) -> dict[str, str]:
+def _formats_of(model: PreTrainedModel) -> dict[str, PolicyName]:
     """The format of each layer of Heddle's in a model."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     return {name: format for name, layer in layers.items() if (format := format_of(layer)) != "float32"}
