@@ -80,6 +80,8 @@ void examples(CLI::App& verb, const std::vector<std::string>& lines) {
   verb.footer(text);
 }
 
+std::vector<std::string> target_names() { return {"avx512_bf16", "avx512", "avx2", "sse4", "neon", "emu128"}; }
+
 std::vector<std::string> kernel_names() {
   std::vector<std::string> names;
   const auto add = [&](std::string_view name) {

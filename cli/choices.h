@@ -36,6 +36,9 @@ CLI::Option* add_order_flag(CLI::App& app, std::string& order, const std::string
 // The end of a verb's help. A line each, as it would be typed.
 void examples(CLI::App& verb, const std::vector<std::string>& lines);
 
+// Every target that some build may contain, best first within each architecture.
+std::vector<std::string> target_names();
+
 // Names of all kernels, of whatever operation.
 std::vector<std::string> kernel_names();
 

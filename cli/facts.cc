@@ -10,8 +10,6 @@ std::string build_text() {
   return std::string("built by ") + HEDDLE_COMPILER + " (" + HEDDLE_BUILD_TYPE + ") for " + HEDDLE_SYSTEM;
 }
 
-std::vector<std::string> target_names() { return {"avx512_bf16", "avx512", "avx2", "sse4", "neon", "emu128"}; }
-
 std::string cuda_version(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
 }

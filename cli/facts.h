@@ -11,9 +11,6 @@ namespace heddle::cli {
 // "built by GNU 12.2.0 (Release) for Linux x86_64"
 std::string build_text();
 
-// Every target that some build may contain, best first within each architecture.
-std::vector<std::string> target_names();
-
 // 13000 -> "13.0"
 std::string cuda_version(int number);
 // "9.0"

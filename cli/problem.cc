@@ -5,7 +5,6 @@
 
 #include "choices.h"
 #include "cuda/backend.h"
-#include "facts.h"
 #include "heddle/error.h"
 #include "heddle/runtime.h"
 #include "problem/attended_pairs.h"
