@@ -36,7 +36,7 @@ const OneDnnModule* open_module() {
       refuse(why, ". It is a part of heddle, and must be beside ", here.string(),
              " or where the loader looks (LD_LIBRARY_PATH)");
     }
-    refuse(why, ". Install what is missing: on Debian, oneDNN is the package libdnnl2");
+    refuse(why, ". Install what is missing: on Debian 12, oneDNN is the package libdnnl2");
   }
   const auto* found = static_cast<const OneDnnModule*>(dlsym(module, kOneDnnModuleSymbol));
   if (found == nullptr || std::string_view(found->heddle_version) != version()) {
