@@ -34,7 +34,7 @@ def write_model(folder):
         shapes |= {f"{name}.LayerNorm.{part}": (HIDDEN,) for part in ("weight", "bias")}
     rng, header, data = np.random.default_rng(1), {}, b""
     for name, shape in shapes.items():
-        values = rng.standard_normal(shape, dtype=np.float32).tobytes()
+        values = (0.2 * rng.standard_normal(shape, dtype=np.float32)).tobytes()
         header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [len(data), len(data) + len(values)]}
         data += values
     words = json.dumps(header).encode()

@@ -1,5 +1,4 @@
-// What differs from one operating system to the next. linux.cc; macos.cc is its twin, compiled and run by nobody so
-// far.
+// What differs from one operating system to the next. linux.cc; macos.cc is its twin, which nobody has compiled so far.
 #pragma once
 
 #include <cstddef>
