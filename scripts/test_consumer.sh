@@ -31,6 +31,12 @@ for kind in static shared; do
     echo "these installed files name the source folder" >&2
     exit 1
   fi
+  for file in "$build/prefix-$kind"/lib*/libheddle.so; do  # where there is one
+    if [[ -e $file ]] && readelf -d "$file" | grep -E 'NEEDED.*lib(dnnl|OpenCL|gomp)'; then
+      echo "$file needs what only libheddle_onednn.so may" >&2
+      exit 1
+    fi
+  done
   consume "find_package-$kind" -DCMAKE_PREFIX_PATH="$build/prefix-$kind"
 
   pc=$(dirname "$(find "$build/prefix-$kind" -name heddle.pc)")
