@@ -88,7 +88,7 @@ for candidate in "${candidates[@]}"; do
   [[ -n $wheel ]] || continue
   env=$work/$version bin=$work/$version/bin
   "$candidate" -m venv "$env"
-  install=("$bin/python" -m pip install -qq --disable-pip-version-check --only-binary=:all:)
+  install=("$bin/python" -m pip install -qq --disable-pip-version-check --no-compile --only-binary=:all:)
   bare "$bin" "${install[@]}" numpy
   bare "$bin" "${install[@]}" --no-index --no-deps "$wheel"
   bare "$bin" "$bin/python" numpy_alone.py
