@@ -74,7 +74,7 @@ package() {
   local pip=("$python" -m pip install --disable-pip-version-check --no-deps)
   DIST=build/dist PYTHONS=$PWD/$python scripts/wheels.sh cpu
   "${pip[@]}" --force-reinstall build/dist/cpu/*.whl
-  CC=cc CXX=c++ "${pip[@]}" -v --no-build-isolation --target build/installed . | tee build/logs/pip_install.log
+  CC=cc CXX=c++ "${pip[@]}" -v --no-build-isolation --target build/installed . 2>&1 | tee build/logs/pip_install.log
   PYTHONPATH=build/installed "$python" tests/python/float_layers.py | grep -x runs
   grep 'gets no GPU kernels, since nobody asked for them' build/logs/pip_install.log
 }
