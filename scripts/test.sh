@@ -72,7 +72,7 @@ hand_overs() {
 # has another for the same one, and ccache would keep its objects apart from the release build's.
 package() {
   local pip=("$python" -m pip install --disable-pip-version-check --no-deps)
-  DIST=build/dist PYTHONS=$PWD/$python scripts/wheels.sh cpu
+  DIST=build/dist PYTHONS=$PWD/$python PACKAGES_OF=$PWD/$python scripts/wheels.sh cpu
   "${pip[@]}" --force-reinstall build/dist/cpu/*.whl
   CC=cc CXX=c++ "${pip[@]}" -v --no-build-isolation --target build/installed . 2>&1 | tee build/logs/pip_install.log
   PYTHONPATH=build/installed "$python" tests/python/float_layers.py | grep -x runs

@@ -2,6 +2,8 @@
 # Installs the wheels of dist/cpu, or those given, as a machine without a compiler would: into empty environments of every
 # interpreter here that takes them, without torch, with `false` for a compiler; then one of them beside torch, where the pages'
 # Python and the example that needs no GPU run, too. `make wheels` and `make test` run it. PYTHONS: interpreters to try.
+# PACKAGES_OF: an interpreter of one of these versions whose numpy and torch are taken in place of installing them, which takes
+# a minute and an index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -43,9 +45,12 @@ else:
 assert "torch" not in sys.modules
 EOF
 cat >"$work/beside_torch.py" <<'EOF'
+import sys
+
 import heddle
 import torch
 
+assert heddle.__file__.startswith(sys.prefix), heddle.__file__
 q, k, v = torch.randn(3, 1, 8, 100, 64, requires_grad=True).unbind()
 ours, theirs = (f(q, k, v, is_causal=True) for f in (heddle.sdpa, torch.nn.functional.scaled_dot_product_attention))
 assert (ours - theirs).abs().max() < 1e-5
@@ -89,7 +94,13 @@ for candidate in "${candidates[@]}"; do
   env=$work/$version bin=$work/$version/bin
   "$candidate" -m venv "$env"
   install=("$bin/python" -m pip install -qq --disable-pip-version-check --no-compile --only-binary=:all:)
-  bare "$bin" "${install[@]}" numpy
+  packages=$(echo "$env"/lib/python*/site-packages)
+  if [[ -n ${PACKAGES_OF:-} ]]; then
+    theirs=$("$PACKAGES_OF" -c 'import os, numpy; print(os.path.dirname(os.path.dirname(numpy.__file__)))')
+    ln -s "$theirs"/numpy* "$packages/"
+  else
+    bare "$bin" "${install[@]}" numpy
+  fi
   bare "$bin" "${install[@]}" --no-index --no-deps "$wheel"
   bare "$bin" "$bin/python" numpy_alone.py
   bare "$bin" heddle info >"$work/info"
@@ -111,7 +122,14 @@ for candidate in "${candidates[@]}"; do
   with=''
   requirement=$(grep '^torch==' scripts/requirements.txt)
   # Once: it takes most of the time. Where there is no torch for an interpreter, another one's has to do.
-  if [[ -z $torch ]] && bare "$bin" "${install[@]}" "$requirement" 2>"$work/torch.log"; then
+  if [[ -z $torch && -n ${PACKAGES_OF:-} ]]; then
+    echo "$theirs" >"$packages/torch.pth"  # behind the environment's own packages
+    bare "$bin" "$bin/python" -c "import torch; assert torch.__version__.split('+')[0] == '${requirement#*==}', torch.__version__"
+    torch=ready
+  elif [[ -z $torch ]] && bare "$bin" "${install[@]}" "$requirement" 2>"$work/torch.log"; then
+    torch=ready
+  fi
+  if [[ $torch == ready ]]; then
     bare "$bin" "$bin/python" beside_torch.py
     bare "$bin" "$bin/python" pages.py "$root"/{README,docs/start}.md
     bare "$bin" "$bin/python" "$root/examples/train/train.py" --device cpu --layers 1 --heads 2 --head-size 16 \
