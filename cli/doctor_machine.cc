@@ -1,7 +1,6 @@
 // The build, the processor, threads; GPUs, and what their kernels need.
 #include <dlfcn.h>
 
-#include <array>
 #include <cmath>
 #include <exception>
 #include <filesystem>
@@ -13,7 +12,6 @@
 #include "heddle/linear.h"
 #include "heddle/runtime.h"
 #include "machine.h"
-#include "model/linear.h"
 #include "output.h"
 #include "tensors.h"
 
@@ -36,16 +34,13 @@ Finding build(const cuda::Gpus& seen) {
   return out;
 }
 
-// A layer is made, as whether there is a library is known to its own file alone.
-Finding matrix_library() {
-  const std::array<float, 16> zeros{};
-  try {
-    const FloatLinear layer(zeros.data(), zeros.data(), 4, 4, DType::f32, DType::f32);
-    return {"oneDNN", Verdict::ok, "built in, for float linear layers of the encoder and the Transformer block"};
-  } catch (const RuntimeError& absence) {
-    return {"oneDNN", Verdict::note, absence.what(),
-            "attention and low-bit layers do without; build with HEDDLE_ONEDNN=ON for the encoder in floats."};
+Finding float_layers() {
+  const MatrixLibraryFact library = matrix_library_fact();
+  if (library.loaded) {
+    return {"oneDNN", Verdict::ok, library.state + ", for float layers of the encoder and the Transformer block"};
   }
+  return {"oneDNN", Verdict::note, library.state,
+          "needed by the encoder and the Transformer block alone, with layers in float32 or bfloat16 on the CPU."};
 }
 
 Finding processor(const Machine& here) {
@@ -210,7 +205,7 @@ Finding tuning_file(const cuda::Gpu* gpu) {
 
 Findings examine_machine(const cuda::Gpus& seen) {
   const Machine here = machine();
-  return {build(seen), matrix_library(), processor(here), threads(here)};
+  return {build(seen), float_layers(), processor(here), threads(here)};
 }
 
 Findings examine_gpus(const cuda::Gpus& seen) {

@@ -2,6 +2,8 @@
 
 #include <exception>
 
+#include "heddle/error.h"
+#include "model/linear.h"
 #include "output.h"
 
 namespace heddle::cli {
@@ -19,6 +21,14 @@ std::string capability(const cuda::Gpu& gpu) { return std::to_string(gpu.major) 
 std::string gpu_text(const cuda::Gpu& gpu) {
   return gpu.name + ", compute capability " + capability(gpu) + ", " + std::to_string(gpu.multiprocessors) +
          " multiprocessors, " + bytes_text(static_cast<double>(gpu.memory));
+}
+
+MatrixLibraryFact matrix_library_fact() {
+  try {
+    return {matrix_library(), true};
+  } catch (const RuntimeError& absence) {
+    return {absence.what(), false};
+  }
 }
 
 TuningFact tuning() {

@@ -18,6 +18,13 @@ std::string capability(const cuda::Gpu& gpu);
 // "NVIDIA H200, compute capability 9.0, 132 multiprocessors, 139.81 GiB"
 std::string gpu_text(const cuda::Gpu& gpu);
 
+// What float layers on the CPU run by, which this loads: "oneDNN 2.6.3", or why there is none.
+struct MatrixLibraryFact {
+  std::string state;
+  bool loaded = false;
+};
+MatrixLibraryFact matrix_library_fact();
+
 // What became of the file that HEDDLE_TUNING names; a bad one is no reason to say nothing else.
 struct TuningFact {
   std::string state;     // "" where it names none

@@ -70,13 +70,15 @@ void print_json(const Machine& here) {
               {"build", {{"compiler", HEDDLE_COMPILER}, {"type", HEDDLE_BUILD_TYPE}, {"system", HEDDLE_SYSTEM}}}};
   out["machine"] = {{"processor", here.model},
                     {"processors", here.processors},
-                    {"memory_bytes", here.memory_total},
-                    {"memory_available_bytes", here.memory_available},
+                    {"memory_bytes", here.memory.total},
+                    {"memory_available_bytes", here.memory.available},
                     {"caches", Json::array()}};
-  for (const Cache& cache : here.caches) {
+  for (const os::Cache& cache : here.caches) {
     out["machine"]["caches"].push_back({{"level", cache.level}, {"kind", cache.kind}, {"bytes", cache.bytes}});
   }
   out["gpu"] = gpu_json();
+  const MatrixLibraryFact layers = matrix_library_fact();
+  out["float_layers"] = {{"runs", layers.loaded}, {layers.loaded ? "library" : "reason", layers.state}};
   out["threads"] = num_threads();
   out["target"] = cpu_target();
   out["runnable_targets"] = cpu_targets();
@@ -99,12 +101,13 @@ void print_text(const Machine& here) {
   Table facts({{"machine"}, {""}});
   facts.add({"processor", here.model});
   facts.add({"processors", std::to_string(here.processors)});
-  for (const Cache& cache : here.caches) {
+  for (const os::Cache& cache : here.caches) {
     facts.add({"L" + std::to_string(cache.level) + " " + cache.kind, bytes_text(static_cast<double>(cache.bytes))});
   }
-  facts.add({"memory", bytes_text(static_cast<double>(here.memory_total)) + ", " +
-                           bytes_text(static_cast<double>(here.memory_available)) + " available"});
+  facts.add({"memory", bytes_text(static_cast<double>(here.memory.total)) + ", " +
+                           bytes_text(static_cast<double>(here.memory.available)) + " available"});
   facts.add({"threads", std::to_string(num_threads())});
+  facts.add({"float layers, CPU", matrix_library_fact().state});
   add_gpu_facts(facts);
   facts.print();
   std::cout << '\n';

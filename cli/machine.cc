@@ -1,68 +1,12 @@
 #include "machine.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <sstream>
-#include <thread>
 
 #include "heddle/runtime.h"
 
 namespace heddle::cli {
 namespace {
-
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-// "key : value" or "key: 123 kB" in a file of such lines.
-std::string value_of(const char* path, const std::string& key) {
-  std::ifstream file(path);
-  for (std::string line; std::getline(file, line);) {
-    const auto colon = line.find(':');
-    if (line.compare(0, key.size(), key) != 0 || colon == std::string::npos) continue;
-    const auto begin = line.find_first_not_of(" \t", colon + 1);
-    return begin == std::string::npos ? "" : line.substr(begin);
-  }
-  return "";
-}
-
-std::int64_t kilobytes_of(const char* key) {
-  std::int64_t kilobytes = 0;
-  std::istringstream(value_of("/proc/meminfo", key)) >> kilobytes;
-  return kilobytes * 1024;
-}
-
-// The least that the group of this process and those around it allow. In a container its own group is the root.
-double processor_time() {
-  double least = 0;
-  const auto take = [&](double quota, double period) {
-    if (quota > 0 && period > 0 && (least == 0 || quota / period < least)) least = quota / period;
-  };
-  const std::string root = "/sys/fs/cgroup";
-  std::string group = value_of("/proc/self/cgroup", "0:");  // "0::/a/b": behind the first colon ":/a/b"
-  group.erase(0, group.find('/'));
-  if (group == "/") group.clear();
-  for (;;) {
-    double quota = 0, period = 0;  // "max 100000" has no quota
-    std::istringstream(first_line(root + group + "/cpu.max")) >> quota >> period;
-    take(quota, period);
-    if (group.empty()) break;
-    group.erase(group.find_last_of('/'));
-  }
-  const auto number = [&](const char* file) {
-    double value = 0;
-    std::istringstream(first_line(root + file)) >> value;
-    return value;
-  };
-  take(number("/cpu/cpu.cfs_quota_us"), number("/cpu/cpu.cfs_period_us"));  // of the older hierarchy
-  return least;
-}
 
 constexpr int kSums = 12;  // enough to hide 4 to 5 cycles of latency on two units
 constexpr std::int64_t kSteps = 1 << 20;
@@ -108,22 +52,12 @@ Loop widest_loop() {
 
 Machine machine() {
   Machine found;
-  found.model = value_of("/proc/cpuinfo", "model name");
+  found.model = os::processor_name();
   if (found.model.empty()) found.model = "unknown";
-  cpu_set_t set;
-  found.processors = sched_getaffinity(0, sizeof(set), &set) == 0
-                         ? CPU_COUNT(&set)
-                         : static_cast<int>(std::thread::hardware_concurrency());
-  found.processor_time = processor_time();
-  for (int index = 0;; ++index) {
-    const std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(index) + "/";
-    const std::string level = first_line(folder + "level"), size = first_line(folder + "size");
-    if (level.empty() || size.empty()) break;
-    const std::int64_t unit = size.back() == 'K' ? 1024 : size.back() == 'M' ? 1 << 20 : 1;
-    found.caches.push_back({std::stoi(level), first_line(folder + "type"), std::stoll(size) * unit});
-  }
-  found.memory_total = kilobytes_of("MemTotal");
-  found.memory_available = kilobytes_of("MemAvailable");
+  found.processors = os::processors();
+  found.processor_time = os::processor_time();
+  found.caches = os::caches();
+  found.memory = os::memory();
   return found;
 }
 

@@ -5,21 +5,17 @@
 #include <string>
 #include <vector>
 
-namespace heddle::cli {
+#include "core/os/os.h"
 
-struct Cache {
-  int level = 0;
-  std::string kind;  // "Data", "Instruction" or "Unified"
-  std::int64_t bytes = 0;
-};
+namespace heddle::cli {
 
 struct Machine {
   std::string model;   // "unknown" if the system does not say
   int processors = 0;  // that this process may run on
   // Of so many processors' time a control group (a container) lets it have; 0 if there is no limit.
   double processor_time = 0;
-  std::vector<Cache> caches;
-  std::int64_t memory_total = 0, memory_available = 0;  // bytes; 0 if the system does not say
+  std::vector<os::Cache> caches;
+  os::Memory memory;
 };
 
 Machine machine();

@@ -84,7 +84,7 @@ struct MemoryVerb {
 
   // Bytes that are free here, or all of the current GPU's.
   double available() const {
-    if (problem.device != "cuda") return static_cast<double>(machine().memory_available);
+    if (problem.device != "cuda") return static_cast<double>(machine().memory.available);
     const cuda::Gpus seen = cuda::gpus();
     return static_cast<double>(seen.list.at(seen.current).memory);
   }

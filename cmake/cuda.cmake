@@ -20,6 +20,13 @@ if(NOT HEDDLE_CUDA STREQUAL "OFF")
       "put it on the PATH, or name it with CUDACXX or CMAKE_CUDA_COMPILER")
   endif()
 endif()
+if(SKBUILD AND NOT HEDDLE_CUDA_FOUND)
+  find_program(heddle_nvcc nvcc HINTS "$ENV{CUDA_HOME}/bin" /usr/local/cuda/bin NO_CACHE)
+  if(heddle_nvcc)
+    message(STATUS "${heddle_nvcc} was found, but the package gets no GPU kernels, since nobody asked for them: "
+      "pip install . --config-settings=cmake.define.HEDDLE_CUDA=ON")
+  endif()
+endif()
 # How kernels are compiled: refused when they spill, through the same cache as C++ where there is one.
 set(heddle_cuda_launcher ${PROJECT_SOURCE_DIR}/cmake/strict_ptxas.sh ${CMAKE_CXX_COMPILER_LAUNCHER})
 message(STATUS "GPU kernels: ${HEDDLE_CUDA_FOUND}")

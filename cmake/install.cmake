@@ -10,7 +10,11 @@ set(heddle_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/heddle)
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/heddle DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
   FILES_MATCHING PATTERN "*.h")
-install(TARGETS heddle EXPORT heddleTargets
+set(heddle_installed heddle)
+if(HEDDLE_ONEDNN)
+  list(APPEND heddle_installed heddle_onednn)
+endif()
+install(TARGETS ${heddle_installed} EXPORT heddleTargets
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
@@ -26,14 +30,10 @@ endif()
 get_target_property(heddle_type heddle TYPE)
 set(heddle_dependencies "find_dependency(Threads)\n")
 set(heddle_pc_libs "-lheddle")
-set(heddle_pc_libs_private "-lstdc++ -lm -pthread")
-if(heddle_type STREQUAL STATIC_LIBRARY AND HEDDLE_ONEDNN)
-  string(APPEND heddle_dependencies "find_dependency(dnnl CONFIG)\nfind_dependency(OpenMP COMPONENTS CXX)\n")
-  string(APPEND heddle_pc_libs_private " -ldnnl ${OpenMP_CXX_FLAGS}")
-endif()
+set(heddle_pc_libs_private "-lstdc++ -lm -pthread -ldl")
 if(heddle_type STREQUAL STATIC_LIBRARY AND HEDDLE_CUDA_FOUND)
   string(APPEND heddle_dependencies "find_dependency(CUDAToolkit)\n")
-  string(APPEND heddle_pc_libs_private " -lcudart_static -ldl -lrt")  # from wherever CUDA is on that machine
+  string(APPEND heddle_pc_libs_private " -lcudart_static -lrt")  # from wherever CUDA is on that machine
 endif()
 # pkg-config asks for Libs.private only with --static, which would also ask for a static C library.
 if(heddle_type STREQUAL STATIC_LIBRARY)

@@ -67,9 +67,17 @@ hand_overs() {
     xargs -0 "$python" scripts/check_hand_overs.py
 }
 
-# The package as a user installs it, not the one in the build folder. By CMake's name of the compiler: Python has another for
-# the same one, and ccache would keep its objects apart from the release build's.
-package() { CC=cc CXX=c++ "$python" -m pip install --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall .; }
+# The package as a user installs it, not the one in the build folder: a wheel, tried in empty environments and then put into
+# .venv, for the Python tests; and what `pip install .` builds, of the wheel's objects. By CMake's name of the compiler: Python
+# has another for the same one, and ccache would keep its objects apart from the release build's.
+package() {
+  local pip=("$python" -m pip install --disable-pip-version-check --no-deps)
+  DIST=build/dist PYTHONS=$PWD/$python PACKAGES_OF=$PWD/$python scripts/wheels.sh cpu
+  "${pip[@]}" --force-reinstall build/dist/cpu/*.whl
+  CC=cc CXX=c++ "${pip[@]}" -v --no-build-isolation --target build/installed . 2>&1 | tee build/logs/pip_install.log
+  PYTHONPATH=build/installed "$python" tests/python/float_layers.py | grep -x runs
+  grep 'gets no GPU kernels, since nobody asked for them' build/logs/pip_install.log
+}
 
 # -O1: the fastest sum of building and running. One thread for each half of the tests. Of the processor's targets the one
 # with the fewest lanes and the one with the most: what reads or writes beside its memory does so at a vector's ends.
@@ -119,7 +127,7 @@ step sanitize "the C++ tests under the address and undefined-behaviour sanitizer
 step fuzz "fuzzers of files, arguments and low-bit weights, a minute" fuzz
 step neon "NEON kernels over the smaller cases of the table, under an emulator" scripts/test_neon.sh
 step docs "the site of the pages and of the reference: no link, anchor, page or public name is lost" scripts/docs.sh --check
-step package "pip install of the package" package
+step package "the wheel in empty environments, without torch and beside it; pip install of the sources" package
 step tables "tables of the pages are what the library and the results files say" tables
 
 echo "Now the C++ tests, then the Python tests; build/logs has what the steps above printed."

@@ -10,13 +10,20 @@ rm -rf "$build" "$build"-*
 options=(-G Ninja -DCMAKE_BUILD_TYPE=Release)
 if command -v ccache >/dev/null; then options+=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
 
+# $1: name, rest: a program. Prints what it prints, and fails as it does, which it would not within an echo.
+say() {
+  local printed
+  printed=$("${@:2}")
+  echo "$1: $printed"
+}
+
 # $1: name, rest: arguments of cmake. Configures, builds and runs the user's project.
 consume() {
   local name=$1
   shift
   cmake -S tests/consumer -B "$build-$name" "${options[@]}" "$@" >"$build/$name.log"
   cmake --build "$build-$name" >>"$build/$name.log" || { cat "$build/$name.log"; exit 1; }
-  echo "$name: $("$build-$name/consumer")"
+  say "$name" "$build-$name/consumer"
 }
 
 mkdir -p "$build"
@@ -31,6 +38,12 @@ for kind in static shared; do
     echo "these installed files name the source folder" >&2
     exit 1
   fi
+  for file in "$build/prefix-$kind"/lib*/libheddle.so; do  # where there is one
+    if [[ -e $file ]] && readelf -d "$file" | grep -E 'NEEDED.*lib(dnnl|OpenCL|gomp)'; then
+      echo "$file needs what only libheddle_onednn.so may" >&2
+      exit 1
+    fi
+  done
   consume "find_package-$kind" -DCMAKE_PREFIX_PATH="$build/prefix-$kind"
 
   pc=$(dirname "$(find "$build/prefix-$kind" -name heddle.pc)")
@@ -38,7 +51,7 @@ for kind in static shared; do
   if [[ $flags == *cudart_static* ]]; then flags+=" -L$(scripts/nvcc.sh)/../lib64 -L/usr/local/cuda/lib64"; fi
   # shellcheck disable=SC2086  # the flags are words
   "${CXX:-g++}" tests/consumer/main.cc -o "$build/pkg-config-$kind" $flags
-  echo "pkg-config-$kind: $(LD_LIBRARY_PATH=$(dirname "$pc") "$build/pkg-config-$kind")"
+  say "pkg-config-$kind" env LD_LIBRARY_PATH="$(dirname "$pc")" "$build/pkg-config-$kind"
 done
 # README's example, with the flags that pkg-config last gave.
 sed -n '/^```cpp$/,/^```$/{/^```/d;p}' README.md >"$build/readme.cc"

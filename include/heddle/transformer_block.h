@@ -54,7 +54,7 @@ class TransformerBlock {
   // Weights are copied, quantised and packed; nothing of the caller's is kept. Throws Error for a tensor that is
   // missing, has another shape than the options say, is on a GPU or holds what is not finite, for a format that a
   // layer does not fit, and for a pattern that decides over no layer; RuntimeError for a layer in floats on the CPU
-  // where heddle was built without a matrix library, and where there is no GPU to copy to.
+  // where there is no matrix library, and where there is no GPU to copy to.
   TransformerBlock(const TransformerBlockOptions& options, const TransformerBlockWeights& weights);
   TransformerBlock(TransformerBlock&&) noexcept;
   TransformerBlock& operator=(TransformerBlock&&) noexcept;

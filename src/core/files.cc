@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "core/check.h"
+#include "core/os/os.h"
 
 namespace heddle {
 namespace {
@@ -143,7 +144,7 @@ void OutputFile::fail(const char* what) const {
 }
 
 void OutputFile::reserve(std::uint64_t bytes) {
-  errno = ::posix_fallocate(fd_, 0, static_cast<off_t>(bytes));
+  errno = os::reserve(fd_, bytes);
   if (errno != 0) fail("make room for");
 }
 

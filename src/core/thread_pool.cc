@@ -11,10 +11,10 @@
 #include <utility>
 
 #include <hwy/cache_control.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include "core/check.h"
+#include "core/os/os.h"
 #include "heddle/runtime.h"
 
 namespace heddle {
@@ -159,15 +159,9 @@ class ThreadPool final : public Executor {
 thread_local const ThreadPool* ThreadPool::inside_ = nullptr;
 thread_local int ThreadPool::inside_worker_ = 0;
 
-int processors() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
-}
-
 int threads_from_environment() {
   const char* value = std::getenv("HEDDLE_NUM_THREADS");
-  if (value == nullptr || *value == '\0') return std::min(processors(), kMaxThreads);
+  if (value == nullptr || *value == '\0') return std::min(os::processors(), kMaxThreads);
   char* end = nullptr;
   const long threads = std::strtol(value, &end, 10);
   if (*end != '\0' || threads < 1 || threads > kMaxThreads) {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "heddle/tensor.h"
 
@@ -18,11 +19,15 @@ constexpr std::int64_t whole_steps(std::int64_t rows) {
   return (rows + kLinearRowStep - 1) / kLinearRowStep * kLinearRowStep;
 }
 
+// The matrix library and its version, "oneDNN 2.6.3", loaded if no call has done so before. Throws RuntimeError where
+// heddle was built without one, or where it cannot be loaded, with what is missing.
+std::string matrix_library();
+
 class FloatLinear {
  public:
   // weight [out, in] and bias [out], f32, are copied: repacked, in `dtype` (f32 or bf16), for x of that dtype. y has
-  // `y_dtype` (f32, or `dtype`); products are summed in f32 and the bias is kept in f32. Throws RuntimeError if heddle
-  // was built without a matrix library.
+  // `y_dtype` (f32, or `dtype`); products are summed in f32 and the bias is kept in f32. Throws RuntimeError as
+  // matrix_library() does.
   FloatLinear(const float* weight, const float* bias, std::int64_t out, std::int64_t in, DType dtype, DType y_dtype);
   FloatLinear(FloatLinear&&) noexcept;
   FloatLinear& operator=(FloatLinear&&) noexcept;

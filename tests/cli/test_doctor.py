@@ -63,6 +63,9 @@ def test_a_machine_without_settings():
     assert f"target {info['runnable_targets'][0]}" in found["processor"]["found"]
     assert f"on {info['machine']['processors']} processors" in found["threads"]["found"]
     assert {"build", "oneDNN", "processor", "threads"} <= set(found)
+    layers = info["float_layers"]
+    assert layers["runs"] == (found["oneDNN"]["verdict"] == "ok")
+    assert layers["library" if layers["runs"] else "reason"] in found["oneDNN"]["found"]
     for number, gpu in enumerate(info["gpu"]["gpus"]):
         assert gpu["name"] in found[f"GPU {number}"]["found"]
     assert ("GPUs" in found) == (not info["gpu"]["gpus"])
@@ -203,6 +206,17 @@ def test_a_driver_without_kernels_to_run(tmp_path):
     gpus = doctor(LD_LIBRARY_PATH=str(tmp_path))[0]["GPUs"]
     assert gpus["verdict"] == "note" and "(libcuda.so.1), and no kernel runs on it: " in gpus["found"]
     assert ("HEDDLE_CUDA=ON" in gpus["advice"]) == (not info["kernels"])
+
+
+@needs_health
+def test_onednn_that_cannot_be_loaded(tmp_path):
+    if not run_json("info")["float_layers"]["runs"]:
+        pytest.skip("this heddle has no oneDNN to hide")
+    for soname in ("libdnnl.so.2", "libdnnl.so.3"):
+        (tmp_path / soname).write_bytes(b"")
+    found, calls = doctor(LD_LIBRARY_PATH=str(tmp_path))
+    assert found["oneDNN"]["verdict"] == "note" and "cannot be loaded: " in found["oneDNN"]["found"]
+    assert all(call["verdict"] == "ok" for call in calls.values() if call["subject"].endswith("CPU"))
 
 
 def test_its_flags():

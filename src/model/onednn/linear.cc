@@ -1,85 +1,66 @@
-// Linear layers by oneDNN. Weights are repacked once into the layout its kernel asks for; every call is one matmul
-// primitive of a fixed row count, so that nothing is compiled at run time and a row's bits do not depend on the others.
+// Linear layers by the module over oneDNN, which is opened here.
 #include "model/linear.h"
 
-#include <algorithm>
-#include <array>
-#include <cstring>
-#include <exception>
-#include <unordered_map>
-#include <utility>
-#include <vector>
+#include <dlfcn.h>
 
-#include <omp.h>
-#include <oneapi/dnnl/dnnl.hpp>
+#include <exception>
+#include <filesystem>
+#include <new>
 
 #include "core/check.h"
-#include "core/dtypes.h"
+#include "core/os/os.h"
 #include "cpu/row_ops.h"
 #include "heddle/runtime.h"
-#include "model/places.h"
+#include "model/onednn/module.h"
 
 namespace heddle {
 namespace {
 
-using dnnl::memory;
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... why) {
+  throw RuntimeError(text("[linear] float32 and bfloat16 layers on the CPU need oneDNN, which cannot be loaded: ",
+                          why..., "; attention, layers in 8 and 4 bits and GPUs do without"));
+}
 
-constexpr std::array<std::int64_t, 2> kRowCounts = {kLinearRows, kLinearRowStep};
-// Columns of bf16 weights that are widened together: the f32 panel stays in the second-level cache up to 2,000 inputs.
-constexpr std::int64_t kPanel = 128;
-
-// oneDNN sizes its loops by the calling thread's OpenMP setting, which belongs to the host: it is put back.
-class OneOmpThread {
- public:
-  OneOmpThread() : before_(omp_get_max_threads()) {
-    if (before_ != 1) omp_set_num_threads(1);
+// Beside the file that holds this code; or else, as where that is a program with the library linked in, wherever the
+// system's loader looks.
+const OneDnnModule* open_module() {
+  const std::filesystem::path here = os::file_of(reinterpret_cast<const void*>(&open_module));
+  std::error_code ignored;
+  const std::filesystem::path beside = here.parent_path() / kOneDnnModuleFile;
+  const bool is_beside = !here.empty() && std::filesystem::exists(beside, ignored);
+  void* const module = dlopen(is_beside ? beside.c_str() : kOneDnnModuleFile, RTLD_NOW | RTLD_LOCAL);
+  if (module == nullptr) {
+    const std::string why = dlerror();
+    if (why.starts_with(kOneDnnModuleFile)) {  // itself, and not what it needs
+      refuse(why, ". It is a part of heddle, and must be beside ", here.string(),
+             " or where the loader looks (LD_LIBRARY_PATH)");
+    }
+    refuse(why, ". Install what is missing: on Debian 12, oneDNN is the package libdnnl2");
   }
-  ~OneOmpThread() {
-    if (before_ != 1) omp_set_num_threads(before_);
+  const auto* found = static_cast<const OneDnnModule*>(dlsym(module, kOneDnnModuleSymbol));
+  if (found == nullptr || std::string_view(found->heddle_version) != version()) {
+    refuse(is_beside ? beside.string() : kOneDnnModuleFile, " is of heddle ",
+           found == nullptr ? "?" : found->heddle_version, ", and the library that opens it of ", version(),
+           ": both must be of one build");
   }
-  OneOmpThread(const OneOmpThread&) = delete;
-  OneOmpThread& operator=(const OneOmpThread&) = delete;
-
- private:
-  int before_;
-};
-
-const dnnl::engine& engine() {
-  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
-  return cpu;
+  return found;
 }
 
-memory::data_type onednn_type(DType dtype) {
-  return dtype == DType::bf16 ? memory::data_type::bf16 : memory::data_type::f32;
+// Opened once, by one thread; tried again after a failure, and never closed: the process may end while others use it.
+const OneDnnModule& module() {
+  static const OneDnnModule* const opened = open_module();
+  return *opened;
 }
 
-// oneDNN multiplies bf16 faster than f32 only with the instructions for it.
-bool native_bf16() {
-  constexpr auto kNeeded = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
-  return (static_cast<unsigned>(dnnl::get_effective_cpu_isa()) & kNeeded) == kNeeded;
-}
-
-// `columns` output columns, with a primitive for each row count.
-struct Panel {
-  std::int64_t first = 0, columns = 0;
-  memory::desc weight_desc;
-  struct Step {
-    memory::desc x, y, scratch;
-    dnnl::matmul primitive;
-  };
-  std::array<Step, kRowCounts.size()> steps;
-  memory bias;
-  std::vector<float> bias_data;
-  std::unique_ptr<WorkspaceBuffer> weight_data = std::make_unique<WorkspaceBuffer>();
-  memory weight;  // over weight_data, unless it holds bf16 to be widened
-};
-
+// oneDNN's own exceptions are unknown outside of the module, but std::exception, which they are, is known.
 template <class Body>
 auto translate(const Body& body) {
   try {
-    const OneOmpThread one_thread;
     return body();
-  } catch (const dnnl::error& error) {
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const std::exception& error) {
     throw RuntimeError(text("[linear] oneDNN failed: ", error.what()));
   }
 }
@@ -87,134 +68,32 @@ auto translate(const Body& body) {
 }  // namespace
 
 struct FloatLinear::Impl {
-  std::int64_t out, in;
-  DType dtype, y_dtype;
-  bool widened;  // weights are held in bf16 and multiplied in f32
-  std::vector<Panel> panels;
-  std::size_t weight_bytes = 0;
-  // Parts of a call's scratch, each a multiple of 64 bytes; all but the first only when widened.
-  std::size_t library_bytes = 0, x_bytes = 0, weight_panel_bytes = 0, y_bytes = 0;
-
-  Impl(const float* weight, const float* bias, std::int64_t out, std::int64_t in, DType dtype, DType y_dtype)
-      : out(out), in(in), dtype(dtype), y_dtype(y_dtype), widened(dtype == DType::bf16 && !native_bf16()) {
-    const std::int64_t width = widened ? kPanel : out;
-    for (std::int64_t first = 0; first < out; first += width) {
-      add_panel(weight, bias, first, std::min(width, out - first));
-    }
-    if (widened) {
-      x_bytes = aligned(sizeof(float) * kLinearRows * in);
-      y_bytes = aligned(sizeof(float) * kLinearRows * std::min(kPanel, out));
-    }
-  }
-
-  void add_panel(const float* weight, const float* bias, std::int64_t first, std::int64_t columns) {
-    Panel panel;
-    panel.first = first;
-    panel.columns = columns;
-    const auto type = widened ? memory::data_type::f32 : onednn_type(dtype);
-    const auto y_type = widened ? memory::data_type::f32 : onednn_type(y_dtype);
-    const memory::desc bias_desc({1, columns}, memory::data_type::f32, memory::format_tag::ab);
-    memory::desc weight_desc({in, columns}, type, memory::format_tag::any);
-    dnnl::primitive_attr attributes;
-    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    for (std::size_t i = 0; i < kRowCounts.size(); ++i) {
-      const memory::desc x({kRowCounts[i], in}, type, memory::format_tag::ab);
-      const memory::desc y({kRowCounts[i], columns}, y_type, memory::format_tag::ab);
-      const dnnl::matmul::primitive_desc choice({x, weight_desc, bias_desc, y}, attributes, engine());
-      weight_desc = choice.weights_desc();  // the first choice binds the others
-      panel.steps[i] = {x, y, choice.scratchpad_desc(), dnnl::matmul(choice)};
-      library_bytes = std::max(library_bytes, aligned(choice.scratchpad_desc().get_size()));
-    }
-    panel.weight_desc = weight_desc;
-    panel.bias_data.assign(bias + first, bias + first + columns);
-    panel.bias = memory(bias_desc, engine(), panel.bias_data.data());
-    weight_bytes += sizeof(float) * columns + pack(weight + first * in, panel);
-    panels.push_back(std::move(panel));
-  }
-
-  // Repacks [columns, in] into the panel; returns its bytes.
-  std::size_t pack(const float* weight, Panel& panel) {
-    const std::size_t packed_bytes = panel.weight_desc.get_size();
-    const memory::desc given({in, panel.columns}, memory::data_type::f32, memory::format_tag::ba);
-    memory source(given, engine(), const_cast<float*>(weight));
-    dnnl::stream stream(engine());
-    if (!widened) {
-      panel.weight = memory(panel.weight_desc, engine(), panel.weight_data->get(packed_bytes).data);
-      dnnl::reorder(source, panel.weight).execute(stream, source, panel.weight);
-      stream.wait();
-      return packed_bytes;
-    }
-    // bf16 in the order of the packed f32 layout, so that widening is one straight pass.
-    WorkspaceBuffer packed;
-    memory target(panel.weight_desc, engine(), packed.get(packed_bytes).data);
-    dnnl::reorder(source, target).execute(stream, source, target);
-    stream.wait();
-    const auto count = static_cast<std::int64_t>(packed_bytes / sizeof(float));
-    auto* held = static_cast<std::uint16_t*>(panel.weight_data->get(2 * count).data);
-    narrow(static_cast<const float*>(target.get_data_handle()), count, held);
-    weight_panel_bytes = std::max(weight_panel_bytes, aligned(packed_bytes));
-    return 2 * count;
-  }
-
-  static void multiply(const Panel& panel, const memory& weight, const void* x, void* y, std::size_t x_row_bytes,
-                       std::size_t y_row_bytes, std::int64_t rows, void* scratch) {
-    dnnl::stream stream(engine());
-    for (std::int64_t row = 0; row < rows;) {
-      const Panel::Step& step = panel.steps[rows - row == kLinearRows ? 0 : 1];
-      auto* from = const_cast<std::byte*>(static_cast<const std::byte*>(x) + row * x_row_bytes);
-      auto* to = static_cast<std::byte*>(y) + row * y_row_bytes;
-      step.primitive.execute(stream, {{DNNL_ARG_SRC, memory(step.x, engine(), from)},
-                                      {DNNL_ARG_WEIGHTS, weight},
-                                      {DNNL_ARG_BIAS, panel.bias},
-                                      {DNNL_ARG_DST, memory(step.y, engine(), to)},
-                                      {DNNL_ARG_SCRATCHPAD, memory(step.scratch, engine(), scratch)}});
-      row += step.x.dims()[0];
-    }
-    stream.wait();
-  }
-
-  void run(const void* x, void* y, std::int64_t rows, std::byte* scratch) const {
-    if (!widened) {
-      multiply(panels[0], panels[0].weight, x, y, in * size_of(dtype), out * size_of(y_dtype), rows, scratch);
-      return;
-    }
-    auto* wide_x = reinterpret_cast<float*>(scratch + library_bytes);
-    auto* wide_weight = reinterpret_cast<float*>(scratch + library_bytes + x_bytes);
-    auto* wide_y = reinterpret_cast<float*>(scratch + library_bytes + x_bytes + weight_panel_bytes);
-    widen(static_cast<const std::uint16_t*>(x), rows * in, wide_x);
-    for (const Panel& panel : panels) {
-      const auto count = static_cast<std::int64_t>(panel.weight_desc.get_size() / sizeof(float));
-      widen(static_cast<const std::uint16_t*>(panel.weight_data->get(0).data), count, wide_weight);
-      const memory weight(panel.weight_desc, engine(), wide_weight);
-      multiply(panel, weight, wide_x, wide_y, in * sizeof(float), panel.columns * sizeof(float), rows, scratch);
-      for (std::int64_t row = 0; row < rows; ++row) {
-        const float* from = wide_y + row * panel.columns;
-        const std::int64_t to = row * out + panel.first;
-        if (y_dtype == DType::bf16) {
-          narrow(from, panel.columns, static_cast<std::uint16_t*>(y) + to);
-        } else {
-          std::memcpy(static_cast<float*>(y) + to, from, sizeof(float) * panel.columns);
-        }
-      }
-    }
-  }
+  std::unique_ptr<OneDnnLayer> layer;
 };
 
 FloatLinear::FloatLinear(const float* weight, const float* bias, std::int64_t out, std::int64_t in, DType dtype,
-                         DType y_dtype)
-    : impl_(translate([&] { return std::make_unique<Impl>(weight, bias, out, in, dtype, y_dtype); })) {}
+                         DType y_dtype) {
+  const OneDnnModule& onednn = module();
+  impl_ = translate([&] {
+    return std::make_unique<Impl>(
+        onednn.make({.widen = widen, .narrow = narrow}, {out, in, dtype, y_dtype}, weight, bias));
+  });
+}
 FloatLinear::FloatLinear(FloatLinear&&) noexcept = default;
 FloatLinear& FloatLinear::operator=(FloatLinear&&) noexcept = default;
 FloatLinear::~FloatLinear() = default;
 
-std::size_t FloatLinear::weight_bytes() const { return impl_->weight_bytes; }
-
-std::size_t FloatLinear::scratch_bytes() const {
-  return impl_->library_bytes + impl_->x_bytes + impl_->weight_panel_bytes + impl_->y_bytes;
-}
+std::size_t FloatLinear::weight_bytes() const { return impl_->layer->weight_bytes(); }
+std::size_t FloatLinear::scratch_bytes() const { return impl_->layer->scratch_bytes(); }
 
 void FloatLinear::run(const void* x, void* y, std::int64_t rows, void* scratch) const {
-  translate([&] { impl_->run(x, y, rows, static_cast<std::byte*>(scratch)); });
+  translate([&] { impl_->layer->run(x, y, rows, static_cast<std::byte*>(scratch)); });
+}
+
+std::string matrix_library() {
+  int major = 0, minor = 0, patch = 0;
+  module().onednn_version(&major, &minor, &patch);
+  return text("oneDNN ", major, ".", minor, ".", patch);
 }
 
 }  // namespace heddle
