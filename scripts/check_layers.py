@@ -11,6 +11,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,11 +56,22 @@ def target(name: str, file: Path) -> str | None:
     return None
 
 
+def run_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """A tree's nodes without those that type checkers alone see."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
+            for after in child.orelse:
+                yield from run_nodes(after)
+        else:
+            yield from run_nodes(child)
+
+
 def imports(file: Path) -> list[tuple[str, str | None]]:
-    """What a file of the package imports of the package: how it says so, and the path from the root; None: there is no such
-    module."""
+    """What a file of the package imports of the package when it runs: how it says so, and the path from the root; None: there is
+    no such module."""
     found: list[tuple[str, str | None]] = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in run_nodes(ast.parse(file.read_text(encoding="utf-8"))):
         if not isinstance(node, ast.ImportFrom) or node.level == 0:
             continue
         folder = file.parents[node.level - 1].joinpath(*(node.module or "").split("."))
