@@ -41,8 +41,8 @@ PAGES: dict[str, tuple[str, list[tuple[str, str, list[str]]]]] = {
     "nn": (
         "heddle.nn: torch modules",
         [
-            ("Modules", "heddle.nn", ["Linear", "TransformerBlock", "NativeSparseAttention"]),
-            ("Precision of a model", "heddle.nn", ["quantize_model", "linear_layers", "Policy", "choose_policy", "PolicyReport", "calibrate", "CalibrationReport", "LayerCalibration"]),
+            ("Modules", "heddle.nn", ["Linear", "TransformerBlock", "NativeSparseAttention", "BlockCompression"]),
+            ("Precision of a model", "heddle.nn", ["quantize_model", "load_quantized", "linear_layers", "weights_report", "WeightsReport", "StoredWeight", "Policy", "choose_policy", "PolicyReport", "calibrate", "CalibrationReport", "LayerCalibration"]),
             ("An early study's names", "heddle.nn", ["FlashAttention", "FP4Codec", "FusedFP4Linear", "OptimizedTransformerBlock"]),
         ],
     ),
