@@ -114,6 +114,7 @@ class Cache:
         self.own_keys = checks.some_of("Cache", "own_keys", own_keys, OWN_KEYS)
         self._own = {f"k_{branch}": torch.zeros_like(self.k) for branch in self.own_keys}
         self._own |= {f"v_{branch}": torch.zeros_like(self.v) for branch in self.own_keys}
+        checks.callable_or_none("Cache", compress)
         if compress is not None and page_size is not None:
             raise ValueError(
                 "[Cache] compress is given beside page_size: blocks in pages are compressed by their means"
