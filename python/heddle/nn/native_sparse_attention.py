@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,6 +14,11 @@ from ..nsa.cache import OWN_KEYS
 from ..nsa.sharing import Sharing, checked_sharing
 from .block_compression import BlockCompression
 from .linear import Linear
+
+if TYPE_CHECKING:
+    from .._types import CompressionName, OwnKeyName
+
+COMPRESSIONS: tuple[CompressionName, ...] = ("mean", "learned")
 
 
 class NativeSparseAttention(nn.Module):
@@ -45,8 +50,8 @@ class NativeSparseAttention(nn.Module):
         window_size: int = 512,
         compression_block: int | None = None,
         compression_stride: int | None = None,
-        compression: str = "mean",
-        own_keys: Iterable[str] = (),
+        compression: CompressionName = "mean",
+        own_keys: Iterable[OwnKeyName] = (),
         rope_theta: float | None = 10000.0,
         bias: bool = False,
         sharing: SharingOptions | None = None,
@@ -67,7 +72,7 @@ class NativeSparseAttention(nn.Module):
         self.compression_block = block_size if compression_block is None else compression_block
         self.compression_stride = self.compression_block if compression_stride is None else compression_stride
         self.rope_theta, self.sharing = rope_theta, sharing
-        checks.one_of("NativeSparseAttention", "compression", compression, ("mean", "learned"))
+        checks.one_of("NativeSparseAttention", "compression", compression, COMPRESSIONS)
         own = checks.some_of("NativeSparseAttention", "own_keys", own_keys, OWN_KEYS)
         self.own_keys = tuple(branch for branch in OWN_KEYS if branch in own)
         made: dict[str, Any] = {"device": device, "dtype": dtype}

@@ -18,9 +18,9 @@ from .sequences import Form
 from .sharing import Sharing, checked_sharing
 
 if TYPE_CHECKING:
-    from .._types import BranchName, ForcedName, GateName, ShareName
+    from .._types import BranchName, ForcedName, GateName, OwnKeyName, ShareName
 
-OWN_KEYS = ("cmp", "swa")
+OWN_KEYS: tuple[OwnKeyName, ...] = ("cmp", "swa")
 
 
 class Cache:
@@ -82,7 +82,7 @@ class Cache:
         page_size: int | None = None,
         pages: int | None = None,
         compress: Compress | None = None,
-        own_keys: Iterable[str] = (),
+        own_keys: Iterable[OwnKeyName] = (),
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | int | None = None,
     ) -> None:
