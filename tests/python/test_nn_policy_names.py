@@ -105,6 +105,7 @@ def test_what_is_no_policy_and_no_state():
         (r"\[load_quantized\] state is a ModuleDict: it must be a mapping", TypeError, lambda: nn.load_quantized(model(), model())),
         (r"\[load_quantized\] state is a str: it must be a mapping", TypeError, lambda: nn.load_quantized(model(), "model.pt")),
         (r"\[load_quantized\] state is a NoneType: it must be a mapping", TypeError, lambda: nn.load_quantized(model(), None)),
+        (r"lm_head.: a state of \\xff+\\xff.* it must be one of nvfp4", RuntimeError, lambda: nn.load_quantized(model(), {**state, "lm_head.format_name": torch.full((2,), 255, dtype=torch.uint8)})),
         (r"\[load_quantized\] state has a str for 'lm_head.format_name'", TypeError, lambda: nn.load_quantized(model(), dict.fromkeys(state, "x") | {"layers.0.q_proj.format_name": state["lm_head.format_name"], "layers.1.q_proj.format_name": state["lm_head.format_name"], "layers.2.q_proj.format_name": state["lm_head.format_name"]})),
     ]:  # fmt: skip
         with pytest.raises(error, match=match):
