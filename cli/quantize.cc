@@ -200,7 +200,7 @@ struct QuantizeVerb {
       progress.show(at);
     };
     // So that what is written so far is removed.
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, [](int) { interrupted = 1; });
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) std::signal(signal, [](int) { interrupted = 1; });
     const lowbit::QuantizeReport report = lowbit::quantize_checkpoint(input, target, what);
     if (common.json) {
       print_json(report, target);

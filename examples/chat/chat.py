@@ -4,6 +4,7 @@ import argparse
 import inspect
 import sys
 import time
+from pathlib import Path
 
 import heddle.hosts.transformers
 import heddle.lowbit
@@ -165,6 +166,13 @@ def options(arguments):
     found = parser.parse_args(arguments)
     if found.tokens < 1:
         parser.error(f"--tokens is {found.tokens}: it must be at least 1")
+    if found.model is not None and not Path(found.model).is_dir():
+        parser.error(f"--model is {found.model!r}: there is no such folder, and nothing is downloaded")
+    if found.quantize:
+        try:
+            heddle.nn.Policy(found.quantize)
+        except ValueError as error:
+            parser.error(f"--quantize: {error}")
     if found.compare and (found.dtype != "float32" or found.temperature):
         parser.error(
             "--compare is about the likeliest tokens in float32: it takes neither another --dtype nor --temperature"

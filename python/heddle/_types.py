@@ -121,6 +121,8 @@ FrameworkName = Literal["numpy", "torch"]
 # Of native sparse attention: what rows take from their anchor, in which branches, whose gate, and blocks chosen before others.
 ShareName = Literal["none", "selection", "output", "delta"]
 BranchName = Literal["cmp", "slc", "swa"]
+OwnKeyName = Literal["cmp", "swa"]
+CompressionName = Literal["mean", "learned"]
 GateName = Literal["own", "anchor"]
 ForcedName = Literal["first", "previous", "current"]
 

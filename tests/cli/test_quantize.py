@@ -213,3 +213,21 @@ def test_quantize_leaves_nothing_when_it_is_interrupted(tmp_path):
     _, rest = process.communicate(timeout=300)
     assert process.returncode == 3 and "interrupted" in rest
     assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_quantize_leaves_nothing_when_nobody_reads_on(tmp_path):
+    """As of `heddle quantize ... 2>&1 | head -1`."""
+    random = np.random.default_rng(5)
+    weights = random.standard_normal((512, 1024))
+    write_safetensors(tmp_path / "model.safetensors", **{f"h.{i}.fc1.weight": weights for i in range(24)})
+    process = subprocess.Popen(
+        [CLI, "quantize", tmp_path / "model.safetensors", "--format", "nf4", "--threads", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert "[1/24]" in process.stderr.readline()
+    process.stderr.close()
+    process.stdout.close()
+    assert process.wait(timeout=300) == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["model.safetensors"]

@@ -118,6 +118,8 @@ def test_takes_a_folder_and_says_what_it_does(tmp_path, capsys):
     for wrong, sentence in (
         (["--compare", "--dtype", "bfloat16"], "--compare is about the likeliest tokens in float32"),
         (["--tokens", "0"], "--tokens is 0: it must be at least 1"),
+        (["--model", "nowhere/at/all"], "--model is 'nowhere/at/all': there is no such folder"),
+        (["--quantize", "nvfp5"], "--quantize: [Policy] format is 'nvfp5': it must be one of"),
     ):
         with pytest.raises(SystemExit):
             example.main([*small, *wrong])

@@ -196,3 +196,18 @@ def test_arguments_are_refused_by_name():
         lists_of_block_mask(two, cu_seqlens=bounds(LENGTHS))
     with pytest.raises(ValueError, match="causal is 'left': it must be 'none', 'top_left' or 'bottom_right'"):
         lists_of_block_mask(two, causal="left")
+    one = flex.create_block_mask(causal, None, None, S, S, device="cpu", BLOCK_SIZE=64)
+    for words, error, given in [
+        ("batch is 0: it must be at least 1", ValueError, dict(batch=0)),
+        ("batch is -1: it must be at least 1", ValueError, dict(batch=-1)),
+        ("batch is '2': it must be an int", TypeError, dict(batch="2")),
+        ("block_size is '64': it must be an int", TypeError, dict(block_size="64")),
+        ("block_size is 64.0: it must be an int", TypeError, dict(block_size=64.0)),
+        ("query_rows is 1.5: it must be an int", TypeError, dict(query_rows=1.5)),
+        ("a side of window is 'a': it must be an int", TypeError, dict(window=("a", 1))),
+        ("cu_seqlens is a list: it must be a torch tensor", TypeError, dict(cu_seqlens=[0, S])),
+        (r"cu_seqlens is int64 \[2\]: it must be int32", ValueError, dict(cu_seqlens=torch.tensor([0, S]))),
+        (r"cu_seqlens\[2\] is 60: it must be at least the one before, 90", ValueError, dict(cu_seqlens=torch.tensor([0, 90, 60, S], dtype=torch.int32))),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=r"\[lists_of_block_mask\] " + words):
+            lists_of_block_mask(one, **{"causal": "top_left", **given})

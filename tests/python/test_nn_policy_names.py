@@ -92,3 +92,21 @@ def test_importance_of_what_is_no_layer():
     plain = nn.quantize_model(model(), {"layers.*": "nvfp4"})
     assert not torch.equal(m["layers"][0]["q_proj"].codes, plain["layers"][0]["q_proj"].codes)
     assert torch.equal(m["layers"][1]["q_proj"].codes, plain["layers"][1]["q_proj"].codes)
+
+
+def test_what_is_no_policy_and_no_state():
+    state = nn.quantize_model(model(), "nvfp4").state_dict()
+    for match, error, call in [
+        (r"\[Policy\] scale_rule is 'msee': it must be one of plain", ValueError, lambda: nn.Policy("nvfp4", scale_rule="msee")),
+        (r"\[Policy\] rules is 7: it must be a mapping or pairs", TypeError, lambda: nn.Policy(7)),
+        (r"\[Policy\] a pattern is 3: it must be a string", TypeError, lambda: nn.Policy({3: "nvfp4"})),
+        (r"\[Policy\] format is 3: it must be the name of one", TypeError, lambda: nn.quantize_model(model(), {"*": 3})),
+        (r"\[load_quantized\] module is a NoneType", TypeError, lambda: nn.load_quantized(None, state)),
+        (r"\[load_quantized\] state is a ModuleDict: it must be a mapping", TypeError, lambda: nn.load_quantized(model(), model())),
+        (r"\[load_quantized\] state is a str: it must be a mapping", TypeError, lambda: nn.load_quantized(model(), "model.pt")),
+        (r"\[load_quantized\] state is a NoneType: it must be a mapping", TypeError, lambda: nn.load_quantized(model(), None)),
+        (r"lm_head.: a state of \\xff+\\xff.* it must be one of nvfp4", RuntimeError, lambda: nn.load_quantized(model(), {**state, "lm_head.format_name": torch.full((2,), 255, dtype=torch.uint8)})),
+        (r"\[load_quantized\] state has a str for 'lm_head.format_name'", TypeError, lambda: nn.load_quantized(model(), dict.fromkeys(state, "x") | {"layers.0.q_proj.format_name": state["lm_head.format_name"], "layers.1.q_proj.format_name": state["lm_head.format_name"], "layers.2.q_proj.format_name": state["lm_head.format_name"]})),
+    ]:  # fmt: skip
+        with pytest.raises(error, match=match):
+            call()

@@ -127,11 +127,28 @@ def test_refusals():
         (r"an element of own_keys is 'slc': it must be one of|own_keys", ValueError, dict(own_keys=("slc",))),
         (r"own_keys is 'cmp': it must be a tuple", TypeError, dict(own_keys="cmp")),
         (r"compress is given beside page_size", ValueError, dict(compress=learned(), page_size=16, pages=3)),
+        (r"\[Cache\] compress is 'learned': it must be callable", TypeError, dict(compress="learned")),
+        (r"\[Cache\] compress is a type: it must be callable", TypeError, dict(compress=nn.BlockCompression)),
     ]:
         with pytest.raises(error, match=words):
             nsa.Cache(1, 32, 2, 8, block=16, **given)
     with pytest.raises(ValueError, match="compression is 'mlp'"):
         nn.NativeSparseAttention(48, 6, 2, compression="mlp")
+    for words, error, given in [
+        ("head_size is 0: it must be at least 1", ValueError, (0, 16)),
+        ("block is -1: it must be at least 1", ValueError, (8, -1)),
+        ("head_size is '8': it must be an int", TypeError, ("8", 16)),
+        ("v_head_size is 0: it must be at least 1", ValueError, (8, 16, 0)),
+    ]:
+        with pytest.raises(error, match=r"\[BlockCompression\] " + words):
+            nn.BlockCompression(*given)
+    with pytest.raises(ValueError, match="hidden is 0: it must be at least 1"):
+        nn.BlockCompression(8, 16, hidden=0)
+    with pytest.raises(TypeError, match="k_blocks is None: it must be a torch tensor"):
+        learned()(None, None)
+    for given, what in [(None, "a NoneType"), (x[1], "a Tensor"), ((x[1],), "a tuple")]:
+        with pytest.raises(TypeError, match=rf"\[compress\] it gave {what}: it must give a pair"):
+            nsa.parallel_nsa(*x, None, SLOTS, SIZE, compress=lambda k, v, given=given: given)
     cache = nsa.Cache(1, 32, 2, 8, block=SIZE, own_keys=("swa",))
     for words, given in [
         (r"\[nsa_with_cache\] k_swa is None: the cache was made with such keys in own_keys", {}),
@@ -143,3 +160,23 @@ def test_refusals():
         assert cache.lengths.tolist() == [0]
     with pytest.raises(ValueError, match=r"\[Cache.append\] k_swa is None"):
         cache.append(*x[1:3])
+
+
+def test_a_layer_refuses_a_cache_that_compresses_otherwise():
+    def layer(**options):
+        return nn.NativeSparseAttention(48, 6, 2, block_size=16, window_size=0, **options)
+
+    own, other, mean = layer(compression="learned"), layer(compression="learned"), layer()
+    apart = layer(compression_block=16, compression_stride=8)
+    x = torch.randn(1, 4, 48)
+    for one, cache, words in [
+        (mean, own.cache(1, 32), "compressed by a BlockCompression of its own, and the layer .* by their means"),
+        (own, mean.cache(1, 32), "compressed by their means, and the layer .* by a BlockCompression of its own"),
+        (own, other.cache(1, 32), "compressed by a BlockCompression of its own, and the layer .* BlockCompression"),
+        (mean, apart.cache(1, 32), "cache has blocks of 16 keys, every 8, .* and the layer of 16, every 16"),
+    ]:
+        with torch.no_grad(), pytest.raises(ValueError, match=words):
+            one(x, cache=cache)
+        assert cache.lengths.tolist() == [0]
+    with torch.no_grad():
+        assert own(x, cache=own.cache(1, 32)).shape == x.shape

@@ -302,11 +302,22 @@ def test_what_is_refused(tmp_path):
         ("has 'downproj', which matches no module", lambda: quantize_model(floats, HeddleConfig(modules_to_not_convert=["downproj"]))),
         ("format is 'nvfp5'", lambda: HeddleConfig("nvfp5")),
         ("format and policy are None", lambda: HeddleConfig(None)),
+        ("scale_rule is 'msee': it must be one of plain, ", lambda: HeddleConfig("nvfp4", scale_rule="msee")),
         ("K is 32: int4_g128", lambda: load(tmp_path / "floats", quantization_config=HeddleConfig("int4_g128"))),
     ]:  # fmt: skip
         with pytest.raises(ValueError, match=match):
             call()
     assert not low(floats) and not hasattr(floats.config, "quantization_config")
+    for match, given in [
+        ("format is 5: it must be the name of one", dict(format=5)),
+        ("rules is 7: it must be a mapping or pairs", dict(policy=7)),
+        ("a pattern is 3: it must be a string", dict(policy={3: "nvfp4"})),
+        ("modules_to_not_convert is 5: it must be a list of strings", dict(modules_to_not_convert=5)),
+        (r"modules_to_not_convert is \[5\]: it must be a list of strings", dict(modules_to_not_convert=[5])),
+        (r"layers is \['a'\]: it must be a mapping", dict(layers=["a"])),
+    ]:
+        with pytest.raises(TypeError, match=match):
+            HeddleConfig(**given)
     with pytest.raises(TypeError, match="model is a Linear: it must be a PreTrainedModel"):
         quantize_model(torch.nn.Linear(32, 32), "nvfp4")
     quantize_model(floats, "nvfp4")

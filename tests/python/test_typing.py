@@ -15,8 +15,8 @@ import pytest
 import torch
 from heddle import _heddle, _options, _types, lowbit, nn
 from heddle.lowbit import calibration
-from heddle.nn import block, policy
-from heddle.nsa import branches, sharing
+from heddle.nn import block, native_sparse_attention, policy
+from heddle.nsa import branches, cache, sharing
 
 _CASES = Path(__file__).with_name("typing_cases.py")
 _ROOT = Path(__file__).parents[2]
@@ -65,6 +65,8 @@ def test_options_of_linear_are_those_of_from_linear():
         (_types.ShareName, list(sharing.SHARES)),
         (_types.BranchName, list(sharing.BRANCHES)),
         (_types.GateName, list(sharing.GATES)),
+        (_types.OwnKeyName, list(cache.OWN_KEYS)),
+        (_types.CompressionName, list(native_sparse_attention.COMPRESSIONS)),
         (_types.ForcedName, list(branches.FORCED)),
     ],
 )
@@ -201,7 +203,7 @@ def test_a_type_checker_sees_mistakes():
         for number, line in enumerate(_CASES.read_text().splitlines(), 1)
         if "  # error: " in line
     }
-    assert len(wanted) == 33
+    assert len(wanted) == 36
     assert found.keys() == wanted.keys(), done.stdout
     for number, text in wanted.items():
         assert text in found[number]

@@ -111,6 +111,9 @@ flash_attn.flash_attn_func(x, x, x, causal="none")  # error: No overload variant
 flash_attn.flash_attn_func(x, x, x, return_attn_probs=True).sum()  # error: has no attribute "sum"
 heddle.nsa.parallel_nsa(x, x, x, share="outputs")  # error: incompatible type
 heddle.nsa.select_blocks(x, x, 4, forced=("last",))  # error: incompatible type
+heddle.nsa.Cache(1, 64, 2, 8, own_keys=("slc",))  # error: incompatible type
+nn.NativeSparseAttention(64, 8, 2, compression="learnt")  # error: incompatible type
+nn.NativeSparseAttention(64, 8, 2, own_keys=("slc",))  # error: incompatible type
 lowbit.quantize(x, "nvfp5")  # error: incompatible type
 lowbit.quantize(x, rule="best")  # error: incompatible type
 lowbit.linear(x, packed, activation="gelu")  # error: incompatible type

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..nsa import checks
 from .linear import Linear
 
 
@@ -22,6 +23,9 @@ class BlockCompression(nn.Module):
       head_size, block: D, and keys of a block.
       v_head_size: Dv; D if None.
       hidden: width between the two layers; block * head_size / 4, rounded up, if None.
+
+    Raises:
+      ValueError, TypeError: a size that is no int from 1 up.
     """
 
     def __init__(
@@ -35,8 +39,16 @@ class BlockCompression(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.block, self.head_size = block, head_size
-        self.v_head_size = head_size if v_head_size is None else v_head_size
+        v_head_size = head_size if v_head_size is None else v_head_size
+        sizes = {
+            "head_size": head_size,
+            "block": block,
+            "v_head_size": v_head_size,
+            "hidden": 1 if hidden is None else hidden,
+        }
+        for name, value in sizes.items():
+            checks.integer("BlockCompression", name, value, 1)
+        self.block, self.head_size, self.v_head_size = block, head_size, v_head_size
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.keys = _OfRows(self.head_size, block, hidden, made)
         self.values = _OfRows(self.v_head_size, block, hidden, made)
@@ -50,9 +62,11 @@ class BlockCompression(nn.Module):
           [N, Hkv, D], [N, Hkv, Dv].
 
         Raises:
-          ValueError: blocks of another size than the module's.
+          ValueError: blocks of another size than the module's. TypeError: what is no tensor.
         """
         for name, x, size in (("k_blocks", k_blocks, self.head_size), ("v_blocks", v_blocks, self.v_head_size)):
+            if not isinstance(x, torch.Tensor):
+                raise TypeError(f"[BlockCompression] {name} is {checks.shown(x)}: it must be a torch tensor")
             if x.dim() != 4 or x.shape[1] != self.block or x.shape[3] != size:
                 raise ValueError(
                     f"[BlockCompression] {name} is {list(x.shape)}: it must be [N, {self.block}, Hkv, {size}]"

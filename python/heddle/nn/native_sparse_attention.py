@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,6 +14,11 @@ from ..nsa.cache import OWN_KEYS
 from ..nsa.sharing import Sharing, checked_sharing
 from .block_compression import BlockCompression
 from .linear import Linear
+
+if TYPE_CHECKING:
+    from .._types import CompressionName, OwnKeyName
+
+COMPRESSIONS: tuple[CompressionName, ...] = ("mean", "learned")
 
 
 class NativeSparseAttention(nn.Module):
@@ -45,8 +50,8 @@ class NativeSparseAttention(nn.Module):
         window_size: int = 512,
         compression_block: int | None = None,
         compression_stride: int | None = None,
-        compression: str = "mean",
-        own_keys: Iterable[str] = (),
+        compression: CompressionName = "mean",
+        own_keys: Iterable[OwnKeyName] = (),
         rope_theta: float | None = 10000.0,
         bias: bool = False,
         sharing: SharingOptions | None = None,
@@ -67,7 +72,7 @@ class NativeSparseAttention(nn.Module):
         self.compression_block = block_size if compression_block is None else compression_block
         self.compression_stride = self.compression_block if compression_stride is None else compression_stride
         self.rope_theta, self.sharing = rope_theta, sharing
-        checks.one_of("NativeSparseAttention", "compression", compression, ("mean", "learned"))
+        checks.one_of("NativeSparseAttention", "compression", compression, COMPRESSIONS)
         own = checks.some_of("NativeSparseAttention", "own_keys", own_keys, OWN_KEYS)
         self.own_keys = tuple(branch for branch in OWN_KEYS if branch in own)
         made: dict[str, Any] = {"device": device, "dtype": dtype}
@@ -144,6 +149,8 @@ class NativeSparseAttention(nn.Module):
                 f"[NativeSparseAttention] cache shares otherwise than the layer, {cache.sharing} and not {self._sharing}: make "
                 "it with layer.cache"
             )
+        if cache is not None:
+            self._check_blocks(cache)
         if cu_seqlens is not None and not isinstance(cu_seqlens, torch.Tensor):
             raise TypeError(
                 f"[NativeSparseAttention] cu_seqlens is a {type(cu_seqlens).__name__}: it must be a torch tensor"
@@ -190,6 +197,16 @@ class NativeSparseAttention(nn.Module):
             )
         return self.out(o.flatten(2))
 
+    def _check_blocks(self, cache: Cache) -> None:
+        """A cache compresses blocks itself, as it goes: one of another layer would do it by that one's weights."""
+        blocks = self.compression_block, self.compression_stride
+        if (cache.block, cache.stride) != blocks or cache.compress is not self.compress:
+            raise ValueError(
+                f"[NativeSparseAttention] cache has blocks of {cache.block} keys, every {cache.stride}, compressed "
+                f"{_compressed_by(cache.compress)}, and the layer of {blocks[0]}, every {blocks[1]}, "
+                f"{_compressed_by(self.compress)}: make it with this layer's cache()"
+            )
+
     def _rotated(self, x: torch.Tensor, cu_seqlens: torch.Tensor | None, cache: Cache | None) -> torch.Tensor:
         """x [B, T, heads, head_dim], each row turned by its position."""
         batch, length = x.shape[:2]
@@ -216,3 +233,7 @@ class NativeSparseAttention(nn.Module):
             f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, block_size={self.block_size}, "
             f"block_counts={self.block_counts}, window_size={self.window_size}"
         )
+
+
+def _compressed_by(compress: Any) -> str:
+    return "by their means" if compress is None else f"by a {type(compress).__name__} of its own"

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .. import _heddle
-from ..lowbit.tensor import FORMATS, default_rule, quantize
+from ..lowbit.tensor import FORMATS, RULES, default_rule, quantize
 from .linear import Linear
 from .weights import refuse_x
 
@@ -47,6 +47,8 @@ def literal(name: str) -> str:
 
 
 def check_format(format: str) -> PolicyName:
+    if not isinstance(format, str):
+        raise TypeError(f"[Policy] format is {format!r}: it must be the name of one")
     weights, x = weights_and_x(format)
     if weights not in (*FORMATS, *_FLOATS) and not _BLOCKED.fullmatch(weights):
         raise ValueError(f"[Policy] format is '{format}': it must be one of {', '.join((*FORMATS, *_FLOATS))}")
@@ -58,6 +60,11 @@ def check_format(format: str) -> PolicyName:
         if reason := refuse_x(weights, **x):
             raise ValueError(f"[Policy] format is '{format}': {reason}")
     return cast("PolicyName", format)
+
+
+def check_rule(rule: RuleName | None) -> None:
+    if rule is not None and rule not in RULES:
+        raise ValueError(f"[Policy] scale_rule is {rule!r}: it must be one of {', '.join(RULES)}")
 
 
 class Policy:
@@ -84,7 +91,16 @@ class Policy:
     ) -> None:
         if isinstance(rules, str):
             rules = {"*": rules}
-        pairs: Any = rules.items() if isinstance(rules, Mapping) else rules
+        try:
+            pairs = [(pattern, format) for pattern, format in (rules.items() if isinstance(rules, Mapping) else rules)]
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"[Policy] rules is {rules!r}: it must be a mapping or pairs, from pattern to format, or one format"
+            ) from None
+        for pattern, _ in pairs:
+            if not isinstance(pattern, str):
+                raise TypeError(f"[Policy] a pattern is {pattern!r}: it must be a string")
+        check_rule(scale_rule)
         self.rules: tuple[tuple[str, PolicyName], ...] = tuple(
             (pattern, check_format(format)) for pattern, format in pairs
         )
@@ -262,8 +278,17 @@ def load_quantized(module: nn.Module, state: Mapping[str, torch.Tensor], *, stri
 
     Raises:
       ValueError: a state without a quantised layer, or with one where the module has no linear layer; nothing has been
-        replaced. RuntimeError: as ``load_state_dict`` raises it.
+        replaced. TypeError: no module, or no state of one. RuntimeError: as ``load_state_dict`` raises it.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"[load_quantized] module is a {type(module).__name__}: it must be a torch.nn.Module")
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise TypeError(
+            f"[load_quantized] state is a {type(state).__name__}: it must be a mapping from name to tensor, as state_dict() gives it"
+        )
+    for name, value in state.items():
+        if name.split(".")[-1] == "format_name" and not isinstance(value, torch.Tensor):
+            raise TypeError(f"[load_quantized] state has a {type(value).__name__} for '{name}': it must be a tensor")
     modules = dict(module.named_modules(remove_duplicate=False))
     stored = [name.removesuffix("format_name").rstrip(".") for name in state if name.split(".")[-1] == "format_name"]
     if not stored:

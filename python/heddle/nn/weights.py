@@ -28,7 +28,7 @@ def _text(name: str, device: Any) -> torch.Tensor:
 
 
 def _of_text(buffer: torch.Tensor) -> Any:
-    return bytes(buffer.tolist()).decode()
+    return bytes(buffer.tolist()).decode(errors="backslashreplace")  # what is no name is refused as one
 
 
 def refuse_x(format: str, int8_x: bool, fp8_x: bool) -> str:

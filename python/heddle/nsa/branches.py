@@ -60,6 +60,10 @@ def compressed_of_blocks(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What ``compress`` makes of blocks [N, block, H, D] and [N, block, H, Dv]: [N, H, D], [N, H, Dv] of their dtypes."""
     found = compress(k_blocks, v_blocks)
+    if not isinstance(found, (tuple, list)) or [isinstance(x, torch.Tensor) for x in found] != [True, True]:
+        raise TypeError(
+            f"[compress] it gave a {type(found).__name__}: it must give a pair, a key and a value of each block"
+        )
     for name, x, blocks in zip(("k", "v"), found, (k_blocks, v_blocks)):
         wanted = (blocks.shape[0], *blocks.shape[2:])
         if x.shape != wanted:

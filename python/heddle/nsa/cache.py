@@ -18,9 +18,9 @@ from .sequences import Form
 from .sharing import Sharing, checked_sharing
 
 if TYPE_CHECKING:
-    from .._types import BranchName, ForcedName, GateName, ShareName
+    from .._types import BranchName, ForcedName, GateName, OwnKeyName, ShareName
 
-OWN_KEYS = ("cmp", "swa")
+OWN_KEYS: tuple[OwnKeyName, ...] = ("cmp", "swa")
 
 
 class Cache:
@@ -82,7 +82,7 @@ class Cache:
         page_size: int | None = None,
         pages: int | None = None,
         compress: Compress | None = None,
-        own_keys: Iterable[str] = (),
+        own_keys: Iterable[OwnKeyName] = (),
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | int | None = None,
     ) -> None:
@@ -114,6 +114,7 @@ class Cache:
         self.own_keys = checks.some_of("Cache", "own_keys", own_keys, OWN_KEYS)
         self._own = {f"k_{branch}": torch.zeros_like(self.k) for branch in self.own_keys}
         self._own |= {f"v_{branch}": torch.zeros_like(self.v) for branch in self.own_keys}
+        checks.callable_or_none("Cache", compress)
         if compress is not None and page_size is not None:
             raise ValueError(
                 "[Cache] compress is given beside page_size: blocks in pages are compressed by their means"

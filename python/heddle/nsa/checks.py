@@ -256,11 +256,18 @@ def compression(operation: str, block_size: int, block: Any, stride: Any, compre
     for name, size in (("compression_block", block), ("block_size", block_size)):
         if size % stride != 0:
             raise ValueError(f"[{operation}] {name} is {size}: it must be a multiple of compression_stride, {stride}")
-    if compress is not None and not callable(compress):
-        raise TypeError(
-            f"[{operation}] compress is {shown(compress)}: it must be callable, or None for the mean of a block"
-        )
+    callable_or_none(operation, compress)
     return block, stride
+
+
+def callable_or_none(operation: str, compress: Any) -> None:
+    if compress is None:
+        return
+    if not callable(compress) or isinstance(compress, type):
+        raise TypeError(
+            f"[{operation}] compress is {shown(compress)}: it must be callable (a heddle.nn.BlockCompression(D, block), say), "
+            "or None for the mean of a block"
+        )
 
 
 def _is_starts(operation: str, name: str, x: Any) -> None:

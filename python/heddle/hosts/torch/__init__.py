@@ -93,7 +93,7 @@ def lists_of_block_mask(
     Raises:
       ValueError: a block where block_mask and the call differ, named with the first row and key; block sizes that there are no
         kernels for; cu_seqlens that do not go from 0 to Sq; a batch that block_mask has not.
-      TypeError: what is no BlockMask.
+      TypeError: what is no BlockMask, no tensor, no int.
 
     Source of the format: Dong et al., arXiv 2412.05496.
     """

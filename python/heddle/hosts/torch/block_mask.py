@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
@@ -11,6 +12,7 @@ from ..._options import causal_code, pair
 
 _NAME = "lists_of_block_mask"
 _BLOCK_SIZES = (128, 64, 32, 16)
+LARGEST = torch.iinfo(torch.int32).max
 
 
 class _Applied(NamedTuple):
@@ -97,6 +99,9 @@ def _sequences(cu_seqlens: torch.Tensor | None, truth: _Truth) -> Iterator[tuple
             f"[{_NAME}] cu_seqlens goes from {bounds[:1]} to {bounds[-1:]} and block_mask is over {truth.rows} rows and "
             f"{truth.keys} keys: it must go from 0 to their number"
         )
+    for n, (begin, end) in enumerate(zip(bounds, bounds[1:])):
+        if end < begin:
+            raise ValueError(f"[{_NAME}] cu_seqlens[{n + 1}] is {end}: it must be at least the one before, {begin}")
     for begin, end in zip(bounds, bounds[1:]):
         yield begin, end, begin, end
 
@@ -146,6 +151,18 @@ def _listed(
     return listed[..., :blocks]
 
 
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"[{_NAME}] {name} is {value!r}: it must be an int") from None
+    if number < least:
+        raise ValueError(f"[{_NAME}] {name} is {number}: it must be at least {least}")
+    return number
+
+
 def lists_of_block_mask(
     block_mask: Any,
     causal: Any,
@@ -160,19 +177,25 @@ def lists_of_block_mask(
 
     if not isinstance(block_mask, BlockMask):
         raise TypeError(f"[{_NAME}] block_mask is a {type(block_mask).__name__}: it must be a BlockMask")
-    truth, applied = _Truth(block_mask), _Applied(causal, *pair(window))
     causal_code(causal)
-    query_rows = truth.query_rows if query_rows is None else query_rows
+    left, right = (_whole("a side of window", side, -LARGEST) for side in pair(window))
+    if cu_seqlens is not None and not isinstance(cu_seqlens, torch.Tensor):
+        raise TypeError(f"[{_NAME}] cu_seqlens is a {type(cu_seqlens).__name__}: it must be a torch tensor")
+    if cu_seqlens is not None and (cu_seqlens.dim() != 1 or cu_seqlens.dtype != torch.int32):
+        raise ValueError(
+            f"[{_NAME}] cu_seqlens is {str(cu_seqlens.dtype)[6:]} {list(cu_seqlens.shape)}: it must be int32 [documents + 1]"
+        )
+    batch = None if batch is None else _whole("batch", batch, 1)
+    truth, applied = _Truth(block_mask), _Applied(causal, left, right)
+    query_rows = truth.query_rows if query_rows is None else _whole("query_rows", query_rows, 1)
     if block_size is None:
         block_size = next((size for size in _BLOCK_SIZES if truth.block_size % size == 0), None)
         if block_size is None:
             raise ValueError(
                 f"[{_NAME}] block_mask has blocks of {truth.block_size} keys: give block_size, 16, 32, 64 or 128"
             )
-    if block_size not in _BLOCK_SIZES:
+    if _whole("block_size", block_size, 1) not in _BLOCK_SIZES:
         raise ValueError(f"[{_NAME}] block_size is {block_size}: it must be 16, 32, 64 or 128")
-    if query_rows < 1:
-        raise ValueError(f"[{_NAME}] query_rows is {query_rows}: it must be at least 1")
     if batch is not None and (cu_seqlens is not None or truth.batch not in (1, batch)):
         raise ValueError(
             f"[{_NAME}] batch is {batch} and block_mask has {truth.batch} sequences: it must have as many, or one for all, "

@@ -53,15 +53,17 @@ def register(name: str = "heddle", masks: str = "limits") -> None:
         model that changes masks on their way to its layers.
 
     Raises:
-      ValueError: a bad name or kind of mask.
+      ValueError: a bad name or kind of mask. TypeError: a name that is no string.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"[register] name is {name!r}: it must be a string")
     if masks not in _MASKS:
         raise ValueError(f"[register] masks is {masks!r}: it must be 'limits' or 'boolean'")
     known = _AttentionInterface._global_mapping.get(name)
-    if "flash" in name or "/" in name or name == "eager" or (known is not None and known is not _attention):
+    if not name or "flash" in name or "/" in name or name == "eager" or (known is not None and known is not _attention):
         raise ValueError(
-            f"[register] name is {name!r}: it must not be one of transformers' own, nor have 'flash' or '/' in it, which mean a "
-            "kernel of the Hub"
+            f"[register] name is {name!r}: it must not be empty or one of transformers' own, nor have 'flash' or '/' in it, which "
+            "mean a kernel of the Hub"
         )
     _AttentionInterface.register(name, _attention)
     _AttentionMaskInterface.register(name, _MASKS[masks])

@@ -14,7 +14,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ... import _heddle, nn
 from ...lowbit import linear_layer
-from ...nn.policy import check_format, weights_and_x
+from ...nn.policy import check_format, check_rule, weights_and_x
 
 if TYPE_CHECKING:
     from ..._types import PolicyName, RuleName
@@ -39,7 +39,8 @@ class HeddleConfig(QuantizationConfigMixin):
       layers: format by layer, of a model that was saved; save_pretrained writes it.
 
     Raises:
-      ValueError: a format that there is not, or neither format nor policy.
+      ValueError: a format or a rule that there is not, or neither format nor policy. TypeError: what is no name of a format,
+        no rules, or no names of layers.
     """
 
     def __init__(
@@ -57,12 +58,22 @@ class HeddleConfig(QuantizationConfigMixin):
             scale_rule = policy.scale_rule
         if format is None and policy is None:
             raise ValueError("[HeddleConfig] format and policy are None: one of them must say what is quantised")
+        check_rule(scale_rule)
+        if isinstance(modules_to_not_convert, str):
+            modules_to_not_convert = [modules_to_not_convert]
+        if modules_to_not_convert is not None:
+            entries = list(modules_to_not_convert) if isinstance(modules_to_not_convert, Iterable) else [None]
+            if not all(isinstance(entry, str) for entry in entries):
+                raise TypeError(
+                    f"[HeddleConfig] modules_to_not_convert is {modules_to_not_convert!r}: it must be a list of strings"
+                )
+            modules_to_not_convert = entries
+        if layers is not None and not isinstance(layers, Mapping):
+            raise TypeError(f"[HeddleConfig] layers is {layers!r}: it must be a mapping from layer to format")
         self.quant_method = METHOD  # type: ignore[assignment]  # transformers' own are an enumeration
         self.format = None if format is None else check_format(format)
         self.policy = None if policy is None else [list(rule) for rule in policy.rules]
-        if isinstance(modules_to_not_convert, str):
-            modules_to_not_convert = [modules_to_not_convert]
-        self.modules_to_not_convert = None if modules_to_not_convert is None else list(modules_to_not_convert)
+        self.modules_to_not_convert = modules_to_not_convert
         self.scale_rule = scale_rule
         self.layers = None if layers is None else {name: check_format(each) for name, each in layers.items()}
 
