@@ -1,7 +1,7 @@
 """Native sparse attention over a cache in pages: what it gives over rows of its own, bit for bit."""
 
 import pytest
-from heddle import sparse_attention
+from heddle import nn, sparse_attention
 from nsa_kit import MODES, nsa, one_thread, operands, torch  # noqa: F401  one_thread is a fixture
 
 SIZE, SLOTS, WINDOW = 16, 3, 9
@@ -180,3 +180,16 @@ def test_a_page_that_is_not_there_leaves_the_cache_as_it_was():
     cache.page_table[0, 1] = 0
     call(x, cache, 10, 20)
     assert cache.lengths.tolist() == [20]
+
+
+def test_a_layer_over_pages_and_gradients_over_a_cache():
+    torch.manual_seed(0)
+    layer = nn.NativeSparseAttention(48, 6, 2, block_size=SIZE, block_counts=3, window_size=9)
+    x, paged = torch.randn(1, 40, 48), layer.cache(1, 64, page_size=32, pages=3)
+    paged.page_table.copy_(ints([2, 0]))
+    with torch.no_grad():
+        assert torch.equal(layer(x, cache=paged), layer(x, cache=layer.cache(1, 64)))
+    with pytest.raises(
+        ValueError, match=r"\[nsa_with_cache\] q requires a gradient: a call over a cache has no backward"
+    ):
+        layer(x, cache=layer.cache(1, 64))

@@ -97,8 +97,9 @@ class NativeSparseAttention(nn.Module):
             else checked_sharing("NativeSparseAttention", **self.sharing, window_size=None)
         )
 
-    def cache(self, batch: int, capacity: int) -> Cache:
-        """An empty cache for ``batch`` sequences of at most ``capacity`` positions, of the layer's dtype and device."""
+    def cache(self, batch: int, capacity: int, *, page_size: int | None = None, pages: int | None = None) -> Cache:
+        """An empty cache for ``batch`` sequences of at most ``capacity`` positions, of the layer's dtype and device; in pages as
+        ``heddle.nsa.Cache`` has them."""
         like = self.gates.bias  # floats, whatever format weights have
         assert like is not None
         shared: dict[str, Any] = {**(self.sharing or {})}
@@ -113,6 +114,8 @@ class NativeSparseAttention(nn.Module):
             block_counts=self.block_counts,
             compress=self.compress,
             own_keys=self.own_keys,
+            page_size=page_size,
+            pages=pages,
             **shared,
             dtype=like.dtype,
             device=like.device,

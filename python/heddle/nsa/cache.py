@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..hosts.torch.checks import refuse_gradients
 from ..kv_cache import append_kv_cache
 from . import checks, step
 from .branches import FORCED, Compress, compressed_of_blocks
@@ -291,7 +292,7 @@ def nsa_with_cache(
     Raises:
       ValueError, TypeError: a bad argument, or a sequence that would be longer than the capacity; the cache has the keys it had.
         On a CPU also a phase that is not the sequences', and a row whose anchor's part the cache does not have. Also a tensor
-        that requires a gradient beside out, unless torch's gradients are off.
+        that requires a gradient, unless torch's gradients are off.
     """
     name = "nsa_with_cache"
     if not isinstance(cache, Cache):
@@ -304,6 +305,9 @@ def nsa_with_cache(
         checks.lists(name, block_indices, q, k_new)
         most = block_indices.shape[3] if most is None else min(most, block_indices.shape[3])
     sharing = cache.sharing
+    given = {"q": q, "k_new": k_new, "v_new": v_new, "g_cmp": g_cmp, "g_slc": g_slc, "g_swa": g_swa}
+    given |= {"k_cmp": k_cmp, "v_cmp": v_cmp, "k_swa": k_swa, "v_swa": v_swa}
+    refuse_gradients(name, given, given.values(), "a call over a cache has no backward")
     gates, form, counts = checked_form(
         name, q, k_new, (g_cmp, g_slc, g_swa), block_counts, block_size, window_size, scale, forced, cache.block,
         cache.stride, None, sharing.stride, sharing.share, sharing.branches, sharing.gate, most,
@@ -311,10 +315,8 @@ def nsa_with_cache(
     _check_anchors(name, cache, q, form)
     phase = known_phase(name, cache, phase)
     if out is not None:
-        read = {"q": q, "k_new": k_new, "v_new": v_new, "g_cmp": g_cmp, "g_slc": g_slc, "g_swa": g_swa}
-        read |= {"k_cmp": k_cmp, "v_cmp": v_cmp, "k_swa": k_swa, "v_swa": v_swa}
         held = ("k", "v", "k_cmp", "v_cmp", "k_swa", "v_swa", "k_pooled", "v_pooled", "lengths", "page_table")
-        read |= {"block_indices": block_indices, **{f"cache.{part}": getattr(cache, part) for part in held}}
+        read = {**given, "block_indices": block_indices, **{f"cache.{part}": getattr(cache, part) for part in held}}
         read |= {f"cache.anchors[{part!r}]": x for part, x in cache.anchors.items()}
         checks.out(name, out, (*q.shape[:3], v_new.shape[3]), read)
     with torch.no_grad():
