@@ -242,7 +242,7 @@ def test_operators():
     ):
         out = torch.empty((12, HKV, D) if packed else (B, 9, HKV, D))
         torch.library.opcheck(torch.ops.heddle.pool_keys_out.default, (*sample, out), test_utils=checks)
-    choice = (16, 8, None, 7, None, None, None, None, ints(20, 0), 1, 0, 0)
+    choice = (16, 8, None, 7, None, None, None, None, None, ints(20, 0), 1, 0, 0)
     lists = torch.empty(B, S, HKV, 3, dtype=torch.int32)
     for lse in (normal(B, H, S), None):
         sample = (q, normal(B, 10, HKV, D), lse, lists, *choice)
