@@ -315,10 +315,15 @@ def test_one_row_of_positions_for_a_batch():
     assert not ((found - expected).abs().max() > 1e-5)
 
 
-@pytest.mark.parametrize("name", ["flash_heddle", "heddle/attention", "sdpa", "eager"])
+@pytest.mark.parametrize("name", ["flash_heddle", "heddle/attention", "sdpa", "eager", ""])
 def test_refuses_names_that_mean_something_else(name):
-    with pytest.raises(ValueError, match="must not be one of transformers' own, nor have 'flash'"):
+    with pytest.raises(ValueError, match="must not be empty or one of transformers' own, nor have 'flash'"):
         heddle.hosts.transformers.register(name)
+
+
+def test_refuses_what_is_no_name():
+    with pytest.raises(TypeError, match=r"\[register\] name is 5: it must be a string"):
+        heddle.hosts.transformers.register(5)
 
 
 def test_refuses_an_unknown_kind_of_masks():
