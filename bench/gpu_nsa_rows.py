@@ -80,11 +80,12 @@ def agreement(
     """contender -> its largest distance from the naive functions in float64, over the same lists, at two key/value heads."""
     group, length = heads // kv_heads, CHECKED if backward else max(length, CHECKED)
     sharing = heddle.nsa.presets(group)[preset] if preset else {}
-    x = leaves(without_window(operands(1, length, 2 * group, 2), window))
+    prepared = leaves if backward else list  # a graph of so many keys would take the GPU's memory
+    x = prepared(without_window(operands(1, length, 2 * group, 2), window))
     with torch.no_grad():
         lists = heddle.nsa.select_blocks(x[0], heddle.nsa.pool_keys(x[1], BLOCK), BLOCKS, block_size=BLOCK)
     rows = slice(length - LAST if length > CHECKED else 0, None)
-    wide = leaves([None if y is None else y.double() for y in x])
+    wide = prepared([None if y is None else y.double() for y in x])
     q, k, v, g_cmp, g_slc, g_swa = (y if y is None or n in (1, 2) else y[:, rows] for n, y in enumerate(wide))
     exact = heddle.nsa.naive_nsa(q, k, v, g_slc, g_swa, lists[:, rows], BLOCKS, BLOCK, window, **sharing)
     compressed = heddle.nsa.naive_nsa_compression(q, k, v, g_cmp, BLOCKS, BLOCK)[1]

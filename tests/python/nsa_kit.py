@@ -38,6 +38,10 @@ def operands(rows, keys=None, batch=1, heads=2, group=2, size=4, v_size=3, seed=
     return tuple(x.to(dtype) for x in (q, k, v, *gates))
 
 
+def relative(found, expected):
+    return ((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)).item()
+
+
 # ---------------------------------------------------------------- the loop
 
 

@@ -6,7 +6,7 @@ import pytest
 from heddle.nsa import cache as cache_module
 from heddle.nsa import parallel
 from heddle.nsa.cache_rows import CachedRows
-from nsa_kit import MODES, nsa, one_thread, operands, torch  # noqa: F401  one_thread is a fixture
+from nsa_kit import MODES, nsa, one_thread, operands, relative, torch  # noqa: F401  one_thread is a fixture
 
 SIZE, WINDOW, SLOTS = 32, 9, 3
 CHUNKS = {"steps": [1] * 70, "chunks": [50, 1, 1, 30, 1], "few": [7, 64, 2], "grouped": [64, 3, 40]}
@@ -28,10 +28,6 @@ def as_on_a_gpu(monkeypatch):
             yield
 
     return patched
-
-
-def relative(found, expected):
-    return ((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-30)).item()
 
 
 def rows_of(x, begin, end, b=slice(None)):
