@@ -37,12 +37,20 @@ struct BadRequest : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// "tokens is -3: it must be ". Of what holds more, which may be nested to any depth, its kind.
+std::string wrong(const std::string& name, const json& value) {
+  constexpr std::size_t kMost = 40;  // bytes of it; all are ASCII
+  std::string shown = value.is_structured() ? std::string("an ") + value.type_name() : value.dump(-1, ' ', true);
+  if (shown.size() > kMost) shown = shown.substr(0, kMost) + "...";
+  return name + " is " + shown + ": it must be ";
+}
+
 std::int64_t integer(const json& value, const char* name, std::int64_t least) {
   // Unsigned numbers above int64's would come out negative.
   const bool fits =
       value.is_number_integer() && (!value.is_number_unsigned() || value.get<std::uint64_t>() < 1ull << 63);
   if (!fits || value.get<std::int64_t>() < least) {
-    throw BadRequest(std::string(name) + " must be an integer of at least " + std::to_string(least));
+    throw BadRequest(wrong(name, value) + "an integer of at least " + std::to_string(least));
   }
   return value.get<std::int64_t>();
 }
@@ -50,11 +58,11 @@ std::int64_t integer(const json& value, const char* name, std::int64_t least) {
 // A string, or bytes that need not be UTF-8.
 std::string prompt_of(const json& value) {
   if (value.is_string()) return value.get<std::string>();
-  if (!value.is_array()) throw BadRequest("prompt must be a string or an array of bytes");
+  if (!value.is_array()) throw BadRequest(wrong("prompt", value) + "a string or an array of bytes");
   std::string bytes;
   for (const json& byte : value) {
     if (!byte.is_number_unsigned() || byte.get<std::uint64_t>() > 255) {
-      throw BadRequest("prompt[" + std::to_string(bytes.size()) + "] must be an integer from 0 to 255");
+      throw BadRequest(wrong("prompt[" + std::to_string(bytes.size()) + "]", byte) + "an integer from 0 to 255");
     }
     bytes.push_back(static_cast<char>(byte.get<std::uint64_t>()));
   }
@@ -75,7 +83,7 @@ example::Request parse(const std::string& body) {
     } else if (name == "temperature") {
       if (value.is_number()) request.temperature = value.get<double>();
       if (!value.is_number() || !(request.temperature >= 0 && request.temperature <= 100)) {
-        throw BadRequest("temperature must be a number from 0 to 100");
+        throw BadRequest(wrong("temperature", value) + "a number from 0 to 100");
       }
     } else {
       throw BadRequest("there is no field '" + name + "': there are prompt, tokens, temperature and seed");

@@ -203,19 +203,23 @@ BAD = {
     + b"]" * 10000
     + b"}": "there is no field 'x': there are prompt, tokens, temperature and seed",
     b'{"tokens": 1}': "prompt is missing or empty: it must have at least one byte",
-    b'{"prompt": 5, "tokens": 1}': "prompt must be a string or an array of bytes",
-    b'{"prompt": [1, 256], "tokens": 1}': "prompt[1] must be an integer from 0 to 255",
-    b'{"prompt": [-1], "tokens": 1}': "prompt[0] must be an integer from 0 to 255",
+    b'{"prompt": 5, "tokens": 1}': "prompt is 5: it must be a string or an array of bytes",
+    b'{"prompt": [1, 256], "tokens": 1}': "prompt[1] is 256: it must be an integer from 0 to 255",
+    b'{"prompt": [-1], "tokens": 1}': "prompt[0] is -1: it must be an integer from 0 to 255",
     b'{"prompt": "a"}': "tokens is missing: it says how many to make, at least 1",
-    b'{"prompt": "a", "tokens": -3}': "tokens must be an integer of at least 1",
-    b'{"prompt": "a", "tokens": 0}': "tokens must be an integer of at least 1",
-    b'{"prompt": "a", "tokens": 1.5}': "tokens must be an integer of at least 1",
-    b'{"prompt": "a", "tokens": 18446744073709551615}': "tokens must be an integer of at least 1",
+    b'{"prompt": "a", "tokens": -3}': "tokens is -3: it must be an integer of at least 1",
+    b'{"prompt": "a", "tokens": 0}': "tokens is 0: it must be an integer of at least 1",
+    b'{"prompt": "a", "tokens": 1.5}': "tokens is 1.5: it must be an integer of at least 1",
+    b'{"prompt": "a", "tokens": 18446744073709551615}': "tokens is 18446744073709551615: it must be an integer of at least 1",
     b'{"prompt": "a", "tokens": 9223372036854775807}': "prompt has 1 bytes and tokens is 9223372036854775807: together they "
     "must be at most the context, 1024",
-    b'{"prompt": "a", "tokens": 1, "temperature": -1}': "temperature must be a number from 0 to 100",
-    b'{"prompt": "a", "tokens": 1, "temperature": "hot"}': "temperature must be a number from 0 to 100",
-    b'{"prompt": "a", "tokens": 1, "seed": -1}': "seed must be an integer of at least 0",
+    b'{"prompt": "a", "tokens": 1, "temperature": -1}': "temperature is -1: it must be a number from 0 to 100",
+    b'{"prompt": "a", "tokens": 1, "temperature": "hot"}': 'temperature is "hot": it must be a number from 0 to 100',
+    b'{"prompt": "a", "tokens": 1, "seed": -1}': "seed is -1: it must be an integer of at least 0",
+    b'{"tokens": 1, "prompt": '
+    + b"[" * 30000
+    + b"]" * 30000
+    + b"}": "prompt[0] is an array: it must be an integer from 0 to 255",
     json.dumps(
         {"prompt": "a" * 2000, "tokens": 1}
     ).encode(): "prompt has 2000 bytes and tokens is 1: together they must be at most the context, 1024",
