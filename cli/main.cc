@@ -4,6 +4,7 @@
 #include <iostream>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "heddle/error.h"
@@ -58,8 +59,19 @@ std::string unknown_word(const CLI::App& app) {
   return "";
 }
 
+// Of "Could not convert: --length = x", as CLI11 says it of what is no number: the flag, its value and the rule.
+std::string no_number(const CLI::ParseError& error) {
+  constexpr std::string_view kBefore = "Could not convert: ", kBetween = " = ";
+  const std::string said = error.what();
+  const auto between = said.find(kBetween);
+  if (!said.starts_with(kBefore) || between == std::string::npos) return "";
+  return said.substr(kBefore.size(), between - kBefore.size()) + " is '" + said.substr(between + kBetween.size()) +
+         "': it must be a number that fits";
+}
+
 int refused(const CLI::App& app, const CLI::ParseError& error) {
-  const std::string what = error.get_exit_code() == 0 ? "" : unknown_word(app);
+  std::string what = error.get_exit_code() == 0 ? "" : unknown_word(app);
+  if (what.empty()) what = no_number(error);
   if (what.empty()) return app.exit(error) == 0 ? 0 : 2;
   app.exit(CLI::ExtrasError(what, CLI::ExitCodes::ExtrasError));
   return 2;

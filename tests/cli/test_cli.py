@@ -110,6 +110,12 @@ def test_unknown_flags_and_words_are_named(words, what):
     assert run(*words, code=2).splitlines()[0] == what
 
 
+@pytest.mark.parametrize("value", ["x", "4.5"])
+def test_what_is_no_number_is_named(value):
+    said = run("explain", "--length", value, code=2).splitlines()[0]
+    assert said == f"--length is '{value}': it must be a number that fits"
+
+
 @pytest.mark.parametrize(
     "words, flag, value, meant",
     [
