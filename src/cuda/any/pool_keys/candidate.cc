@@ -11,10 +11,7 @@ const PoolKernel kPoolKeys = {
     .method = "pool",
     .device = Device::cuda,
     .automatic = true,
-    .supports = [](const PoolProblem& p) -> Refusal {
-      if (p.page_table) return "it takes no page_table";
-      return refuse_before_ampere();
-    },
+    .supports = [](const PoolProblem&) { return refuse_before_ampere(); },
     .estimate = [](const PoolProblem& p, int) { return any::seconds_of_moving(p.bytes()); },
     .workspace = no_workspace,
     .launch = [](const PoolProblem& p, const Runtime& runtime) { pool(p, runtime.stream); },

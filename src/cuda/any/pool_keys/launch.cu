@@ -32,7 +32,8 @@ __device__ inline Sum gradient_sum(const PoolProblem& p, std::int64_t at) {
   return {batch, row, s.pooled_begin + first, s.pooled_begin + (j < 0 ? first : after)};
 }
 
-template <class T, int kCount, bool kGradient>
+// kPaged: of a cache in pages.
+template <class T, int kCount, bool kGradient, bool kPaged = false>
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(const __grid_constant__ PoolProblem p, std::int64_t rows, int pieces) {
   const std::int64_t thread = std::int64_t{blockIdx.x} * kThreads + threadIdx.x, line = thread / pieces;
@@ -42,16 +43,31 @@ __global__ void __launch_bounds__(kThreads)
   if (sum.row < 0) return;
   const Operand &from = kGradient ? p.pooled : p.x, &to = kGradient ? p.x : p.pooled;
   float x[kCount] = {};
+  const auto add = [&](std::int64_t batch, std::int64_t first, std::int64_t end) {
 #pragma unroll 32
-  for (std::int64_t row = sum.first; row < sum.end; ++row) {
-    const Piece<T, kCount> piece = *piece_at<T, kCount>(from, sum.batch, row, h, d);
+    for (std::int64_t row = first; row < end; ++row) {
+      const Piece<T, kCount> piece = *piece_at<T, kCount>(from, batch, row, h, d);
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) x[e] += static_cast<float>(piece.element[e]);
+      for (int e = 0; e < kCount; ++e) x[e] += static_cast<float>(piece.element[e]);
+    }
+  };
+  PoolProblem::Place place{sum.batch, sum.row};
+  if constexpr (kPaged) {
+    static_assert(!kGradient);
+    for (std::int64_t row = sum.first; row < sum.end;) {
+      const PoolProblem::Place at = p.place(sum.batch, row, p.page_size);
+      const std::int64_t count = min(sum.end - row, p.page_size - at.row);
+      add(at.batch, at.row, at.row + count);
+      row += count;
+    }
+    place = p.place(sum.batch, sum.row, p.pooled_page_size());
+  } else {
+    add(sum.batch, sum.first, sum.end);
   }
   Piece<T, kCount> out;
 #pragma unroll
   for (int e = 0; e < kCount; ++e) out.element[e] = static_cast<T>(x[e] / static_cast<float>(p.block));
-  *piece_at<T, kCount>(to, sum.batch, sum.row, h, d) = out;
+  *piece_at<T, kCount>(to, place.batch, place.row, h, d) = out;
 }
 
 std::int64_t wide(const PoolProblem& p) { return 16 / static_cast<std::int64_t>(size_of(p.x.dtype)); }
@@ -65,8 +81,11 @@ void start_sums(const char* operation, const PoolProblem& p, cudaStream_t stream
   const bool aligned = in_pieces(p);
   const std::int64_t rows = p.batches() * (kGradient ? p.S : p.written_rows()), pieces = p.D / (aligned ? kWide : 1);
   const std::int64_t blocks = (rows * p.H * pieces + kThreads - 1) / kThreads;
-  start(operation, aligned ? sum_kernel<T, kWide, kGradient> : sum_kernel<T, 1, kGradient>,
-        {static_cast<unsigned>(blocks), kThreads}, stream, p, rows, static_cast<int>(pieces));
+  auto kernel = aligned ? sum_kernel<T, kWide, kGradient> : sum_kernel<T, 1, kGradient>;
+  if constexpr (!kGradient) {
+    if (p.page_table) kernel = aligned ? sum_kernel<T, kWide, false, true> : sum_kernel<T, 1, false, true>;
+  }
+  start(operation, kernel, {static_cast<unsigned>(blocks), kThreads}, stream, p, rows, static_cast<int>(pieces));
 }
 
 template <bool kGradient>

@@ -99,7 +99,10 @@ Refusal refuse(const SparseProblem& p, const Cut& cut) {
   }
   if (p.softcap != 0 || p.alibi || p.bias || p.mask) return "it has no softcap, ALiBi, bias or mask";
   if (p.dropout.p > 0) return "it has no dropout";
-  if (p.page_table || p.cache_batch_idx || p.cache_leftpad || p.int4) return "it reads no caches but plain ones";
+  if (p.cache_batch_idx || p.cache_leftpad || p.int4) return "it reads no caches but plain ones and pages";
+  if (p.page_table && p.page_size % p.lists.block_size != 0) {
+    return text("pages must hold whole blocks of ", p.lists.block_size, " keys, not ", p.page_size, " keys");
+  }
   if (p.append) return "it does not append keys";
   if (p.lists.offsets != nullptr) return "its lists are of one length, not given by offsets";
   if (p.lists.entries > kMostSlots) return text("lists must have no more than ", kMostSlots, " entries");

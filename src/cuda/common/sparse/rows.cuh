@@ -46,7 +46,8 @@ __device__ inline void load_keys(const Index& p, const Item& item, const Sequenc
   const int row0 = static_cast<int>(threadIdx.x) / Tile::kChunks, chunk = static_cast<int>(threadIdx.x) % Tile::kChunks;
   const bool column = Tile::kPerChunk * chunk < size;
   const std::uint32_t to = ptx::shared_address(&tile);
-  const std::byte* from = x.at(item.b, s.k_begin + first + row0, item.kv_head) + 16 * chunk;
+  const AttentionProblem::Slot slot = p.problem.key_slot(item.b, s, first);  // a tile lies in one page
+  const std::byte* from = x.at(slot.batch, slot.row + row0, item.kv_head) + 16 * chunk;
   const std::int64_t step = kPass * x.stride_s * static_cast<std::int64_t>(16 / Tile::kPerChunk);
 #pragma unroll 4
   for (int row = row0; row < kTileKeys; row += kPass) {

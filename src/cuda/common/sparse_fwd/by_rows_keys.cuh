@@ -132,37 +132,51 @@ template <class C>
 struct Loader {
   using Keys = typename SharedMemory<C>::Keys;
   static constexpr int kPass = C::kLoaders / Keys::kChunks;
-  const std::byte* from;  // its piece, and first row of each 16, at position 0
-  bool column;            // the piece lies within the head
+  const std::byte* from;      // its piece, and first row of each 16, at position 0, or of page 0
+  const std::int32_t* pages;  // of the sequence; null: its keys are side by side
+  bool column;                // the piece lies within the head
 
-  __device__ Loader(const Operand& x, const Work& w, std::int64_t size) {
+  __device__ Loader(const Params& p, const Operand& x, const Work& w, std::int64_t size) {
     const int thread = static_cast<int>(threadIdx.x) % C::kLoaders, chunk = thread % Keys::kChunks;
+    const std::int32_t* const table = p.problem.page_table.data;
+    pages = table == nullptr ? nullptr : table + w.at.b * p.problem.page_table_stride;
     column = chunk * Keys::kPerChunk < size;
-    from = column ? x.at(w.at.b, w.at.s.k_begin + thread / Keys::kChunks, w.kv_head) + 16 * chunk : x.data;
+    const int row = thread / Keys::kChunks;
+    from = column ? x.at(pages == nullptr ? w.at.b : 0, (pages == nullptr ? w.at.s.k_begin : 0) + row, w.kv_head) +
+                        16 * chunk
+                  : x.data;
+  }
+  // From `from` to the row of a position, in elements.
+  __device__ __forceinline__ std::int64_t row_at(const Params& p, const Operand& x, int position) const {
+    if (pages == nullptr) return position * x.stride_s;
+    if (position < 0) return 0;  // there is none
+    const int page = p.by_page.quotient(position);
+    return clamped(pages[page], 0, p.problem.k_batches - 1) * x.stride_b +
+           (position - page * static_cast<int>(p.by_page.divisor)) * x.stride_s;
   }
   // Zeros for keys that no row meets.
-  __device__ __forceinline__ void operator()(const Operand& x, const TilePositions& positions, Interval<int> met,
-                                             Keys& to) const {
+  __device__ __forceinline__ void operator()(const Params& p, const Operand& x, const TilePositions& positions,
+                                             Interval<int> met, Keys& to) const {
     const std::int64_t pitch = x.stride_s * static_cast<std::int64_t>(sizeof(typename C::Element));
     if (column && positions.within(met)) {
-      load(x, positions, pitch, to, [](int) { return true; });
+      load(p, x, positions, pitch, to, [](int) { return true; });
     } else {
-      load(x, positions, pitch, to,
+      load(p, x, positions, pitch, to,
            [&](int position) { return column && position >= met.begin && position < met.end; });
     }
   }
 
  private:
   template <class Exists>
-  __device__ __forceinline__ void load(const Operand& x, const TilePositions& positions, std::int64_t pitch, Keys& to,
-                                       Exists exists) const {
+  __device__ __forceinline__ void load(const Params& p, const Operand& x, const TilePositions& positions,
+                                       std::int64_t pitch, Keys& to, Exists exists) const {
     const int thread = static_cast<int>(threadIdx.x) % C::kLoaders;
     const int row = thread / Keys::kChunks, chunk = thread % Keys::kChunks;
     const std::uint32_t at = ptx::shared_address(&to);
 #pragma unroll
     for (int group = 0; group < kTileKeys; group += 16) {
       const int position = positions.of[group / 16];
-      const std::byte* source = from + position * pitch;
+      const std::byte* source = from + row_at(p, x, position) * static_cast<std::int64_t>(sizeof(typename C::Element));
 #pragma unroll
       for (int n = 0; n < 16; n += kPass) {
         const bool there = exists(position + n + row);

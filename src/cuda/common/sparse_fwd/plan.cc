@@ -32,6 +32,7 @@ bool goes_together(const SparseProblem& p, const sparse::Cut& cut) {
   // Of all rows that are stored: a sequence may be longer than a packed call says, and its blocks are marked all the
   // same.
   const std::int64_t blocks = ceil_div(p.k_rows, p.lists.block_size);
+  if (p.page_table) return false;  // keys are read by their numbers in k
   return cut.rows >= kFewestRowsTogether && cut.rows <= kGroupRows && p.lists.block_size >= kTileKeys &&
          p.lists.entries > 0 && p.lists.entries <= kMostEntriesTogether && blocks > 0 &&
          blocks <= kMostBlocksTogether && p.k_rows <= std::numeric_limits<int>::max() &&
@@ -53,6 +54,7 @@ Params params_of(const SparseProblem& p, const Plan& plan, Arrays& arrays) {
   params.parts = plan.parts;
   params.row_tiles = plan.row_tiles;
   params.block_log2 = std::bit_width(static_cast<unsigned>(p.lists.block_size)) - 1;
+  if (p.page_table) params.by_page = Divisor(static_cast<unsigned>(p.page_size));
   params.scale_log2 = p.scale * kLog2e;
   params.o_pairs = p.o.dtype != DType::f32 && has_rows_of_16_bytes(p.o);
   if (plan.way != Way::by_keys && plan.parts == 1) return params;

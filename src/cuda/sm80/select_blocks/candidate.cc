@@ -21,7 +21,6 @@ Refusal supports(const SelectProblem& p) {
   if (p.dtype != DType::f16 && p.dtype != DType::bf16) {
     return text("it takes float16 and bfloat16, not ", name_of(p.dtype));
   }
-  if (p.page_table) return "it takes no page_table";
   if (p.D > 256 || p.D % 8 != 0) return text("its head sizes are multiples of 8 to 256, not ", p.D);
   if (p.G > select::kRows) return text("it has no more than ", select::kRows, " query heads to a key/value head");
   for (const auto& [name, x] : {std::pair{"q", &p.q}, {"k_pooled", &p.k}}) {

@@ -86,12 +86,32 @@ struct Loader {
     row = static_cast<int>(threadIdx.x) / Tile::kChunks;
     keys = chunk * Tile::kPerChunk < p.problem.D ? static_cast<int>(w.s.sk) : 0;
     pitch = k.stride_s * static_cast<std::int64_t>(sizeof(T));
-    from = k.at(w.b, w.s.k_begin + row, w.kv_head) + 16 * chunk;
+    const std::int32_t* const table = p.problem.page_table.data;
+    pages = table == nullptr ? nullptr : table + w.b * p.problem.page_table_stride;
+    from = (pages == nullptr ? k.at(w.b, w.s.k_begin + row, w.kv_head) : k.at(0, 0, w.kv_head)) + 16 * chunk;
   }
   // Pooled keys first to first + kTileKeys, zeros for those that are not there.
-  __device__ void operator()(Tile& tile, int first, const std::byte* any) const {
+  __device__ void operator()(Tile& tile, int first, const Params& p) const {
     const unsigned chunk = threadIdx.x % Tile::kChunks;
     const std::uint32_t to = ptx::shared_address(&tile);
+    const std::byte* const any = p.problem.k.data;
+    if (pages != nullptr) {
+#pragma unroll 1
+      for (int n = 0; n < kTileKeys; n += kPass) {
+        const int key = first + n + row;
+        const std::byte* at = any;
+        if (key < keys) {
+          const int page = p.by_page.quotient(key);
+          at = from +
+               clamped(pages[page], 0, p.problem.k_batches - 1) * p.problem.k.stride_b *
+                   static_cast<std::int64_t>(sizeof(T)) +
+               (key - page * static_cast<int>(p.by_page.divisor)) * pitch;
+        }
+        ptx::copy_async_16(to + attention::swizzled(Tile::kPitch, static_cast<unsigned>(n + row), chunk), at,
+                           key < keys);
+      }
+      return;
+    }
     const std::byte* at = from + first * pitch;
 #pragma unroll
     for (int n = 0; n < kTileKeys; n += kPass) {
@@ -103,8 +123,9 @@ struct Loader {
   }
 
  private:
-  const std::byte* from;  // in memory, of the thread's first row
-  std::int64_t pitch;     // bytes from row to row
+  const std::byte* from;      // in memory, of the thread's first row, or of the first row of page 0
+  const std::int32_t* pages;  // of the sequence; null: its pooled keys are side by side
+  std::int64_t pitch;         // bytes from row to row
   int row, keys;
 };
 
@@ -177,7 +198,7 @@ __device__ __forceinline__ void for_each_tile(Tile<T, kHead>* tiles, const Param
   const auto load = [&](int n) {
 #pragma unroll 1
     for (int m = 0; m < kShare; ++m) {
-      loader(tiles[n % 2 * kShare + m], (n * kShare + m) * kTileKeys, p.problem.k.data);
+      loader(tiles[n % 2 * kShare + m], (n * kShare + m) * kTileKeys, p);
     }
   };
   const int turns = (count + kShare - 1) / kShare, mine = kShare == 1 ? 0 : static_cast<int>(threadIdx.x) / kWarp;

@@ -20,6 +20,7 @@ Params params_of(const SelectProblem& p, bool copies) {
   params.position_tiles = static_cast<int>((p.Sq + params.positions - 1) / params.positions);
   params.wide = static_cast<int>(p.wide());
   params.narrow = static_cast<int>(p.narrow());
+  if (p.page_table) params.by_page = Divisor(static_cast<unsigned>(p.page_size));
   params.scale_log2 = p.scale * kLog2e;
   return params;
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/common/divisor.h"
 #include "cuda/common/sparse/listing.h"
 #include "problem/select_blocks.h"
 
@@ -21,6 +22,7 @@ struct Params {
   int copies;          // of a position: 1, or where a CTA has one, one for each warp
   int pitch;           // rows of a position: G, or where it has copies, a warp's 16
   int position_tiles;  // of the longest sequence
+  Divisor by_page;     // of pooled keys in pages: those of a page
   int wide, narrow;    // strides of pooled keys in a block of the lists, and in a pooled key
   float scale_log2;
 };
