@@ -115,6 +115,9 @@ struct NsaCache {
   TensorView k, v;                // [B, capacity, Hkv, D], [B, capacity, Hkv, Dv]; written
   TensorView k_pooled, v_pooled;  // [B, N, Hkv, D], [B, N, Hkv, Dv], N = capacity / block_size, means of whole blocks
   TensorView lengths;             // int32 [B]: keys that each sequence has before the step; read
+  // Int32 [B, pages of a sequence]: the cache is in pages, k and v [pages, page_size, Hkv, D or Dv], pooled ones
+  // [pages, page_size / block_size, Hkv, D or Dv], as extend_pooled_keys has it; not given: it is not.
+  TensorView page_table = {};
 };
 
 // g_cmp, g_slc, g_swa [B, 1, H]: f32, f16 or bf16, any strides. Not given: no such branch, though blocks are chosen by

@@ -171,8 +171,8 @@ void gate(const nb::sequence& os, const nb::sequence& gates, nb::handle out, con
   gate_branches(read, out_view, arguments.runtime(), force);
 }
 
-// A step of decoding. cache, gates: k, v, k_pooled, v_pooled and lengths; of cmp, slc and swa, None where there is no
-// branch.
+// A step of decoding. cache, gates: k, v, k_pooled, v_pooled, lengths and page_table, None where there are no pages; of
+// cmp, slc and swa, None where there is no branch.
 struct Step {
   Arguments arguments;
   TensorView q, k_new, v_new, out;
@@ -192,6 +192,7 @@ struct Step {
     cache.k_pooled = arguments.write(of_cache[2], "cache.k_pooled");
     cache.v_pooled = arguments.write(of_cache[3], "cache.v_pooled");
     cache.lengths = arguments.read(of_cache[4], "cache.lengths");
+    cache.page_table = arguments.read(of_cache[5], "cache.page_table");
     gates.cmp = arguments.read(of_gates[0], "g_cmp");
     gates.slc = arguments.read(of_gates[1], "g_slc");
     gates.swa = arguments.read(of_gates[2], "g_swa");

@@ -59,7 +59,7 @@ SelectOptions there(SelectOptions o) {
 }
 
 NsaCache there(const NsaCache& c) {
-  return {there(c.k), there(c.v), there(c.k_pooled), there(c.v_pooled), there(c.lengths)};
+  return {there(c.k), there(c.v), there(c.k_pooled), there(c.v_pooled), there(c.lengths), there(c.page_table)};
 }
 NsaGates there(const NsaGates& g) { return {there(g.cmp), there(g.slc), there(g.swa)}; }
 Int4Cache there(Int4Cache cache) {

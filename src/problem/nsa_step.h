@@ -25,6 +25,9 @@ struct NsaStepProblem {
   Operand k, v, k_pooled, v_pooled;       // [B, capacity | pooled, H, D | Dv]
   Plane g_cmp, g_slc, g_swa;              // [b, h, i], of any floating-point dtype; not given: no such branch
   const std::int32_t* lengths = nullptr;  // [B]: keys before the step
+  // Of a cache in pages, [B, ...]; k, v [pages, page_size, H, D | Dv] and the pooled [pages, page_size / block, ...].
+  const std::int32_t* page_table = nullptr;
+  std::int64_t page_table_stride = 0, page_size = 0, pages = 0;
 
   // What a sequence has when its row comes. Nobody has checked lengths on a GPU: they are clamped, so that no row
   // outside the tensors is named, and a row for which there is no room is dropped.

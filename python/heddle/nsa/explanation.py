@@ -141,7 +141,7 @@ def explain_nsa_step(
             q,
             k_new,
             v_new,
-            tuple(held[:5]),
+            (*held[:5], None),
             (g_cmp, g_slc, g_swa),
             out,
             slots,

@@ -34,12 +34,14 @@ def is_served(
     sizes = q.shape[3], v_new.shape[3]
     heads = k_new.shape[2]
     held = cache.k, cache.v, cache.k_pooled, cache.v_pooled
-    rows = cache.capacity, cache.capacity, cache.capacity // cache.block, cache.capacity // cache.block
+    batch, keys = q.shape[0], cache.capacity
+    if cache.page_table is not None:
+        batch, keys = cache.k.shape[:2]
+    rows = keys, keys, keys // cache.block, keys // cache.block
     return (
         major == 9
         and q.shape[1] == 1
         and counts is None
-        and cache.page_table is None
         and cache.compress is None
         and not cache.own_keys
         and form.sharing.stride == 1
@@ -52,7 +54,7 @@ def is_served(
         and all(x.dtype == q.dtype for x in (k_new, v_new, *held))
         and all(x.device == q.device for x in (k_new, v_new, *held, cache.lengths))
         and all(
-            x.shape == (q.shape[0], n, heads, size)
+            x.shape == (batch, n, heads, size)
             and x.stride(3) == 1
             and all(stride % 8 == 0 for stride in x.stride()[:3])
             for x, n, size in zip(held, rows, (*sizes, *sizes))
@@ -60,6 +62,15 @@ def is_served(
         and cache.lengths.shape == (q.shape[0],)
         and cache.lengths.is_contiguous()
         and cache.lengths.dtype == torch.int32
+        and (
+            cache.page_table is None
+            or (
+                keys % cache.block == 0
+                and cache.page_table.shape == (q.shape[0], cache.capacity // keys)
+                and cache.page_table.device == q.device
+                and cache.page_table.is_contiguous()
+            )
+        )
     )
 
 
@@ -91,7 +102,7 @@ def step(
     forced = sum(1 << n for n, block in enumerate(FORCED) if block in form.forced)
     torch.ops.heddle.nsa_step(
         q, k_new, v_new, cache.k, cache.v, cache.k_pooled, cache.v_pooled, cache.lengths, *gates, out,
-        form.slots, form.block_size, form.window, forced, form.scale,
+        form.slots, form.block_size, form.window, forced, form.scale, cache.page_table,
     )  # fmt: skip
     cache.lengths += 1
     return out

@@ -28,21 +28,21 @@ class StepChecks {
     check_.require(q_.shape[2] >= 1 && q_.shape[3] >= 1, "q is ", q_,
                    ": it must have at least one head and one dimension");
   }
-  // Of q's dtype, [B, rows, heads, size]; -1: any.
-  Operand rows(const TensorView& view, const char* name, std::int64_t rows, std::int64_t heads,
+  // Of q's dtype, [batches, rows, heads, size]; -1: any.
+  Operand rows(const TensorView& view, const char* name, std::int64_t batches, std::int64_t rows, std::int64_t heads,
                std::int64_t size) const {
     check_.tensor(view, name, q_.dtype, q_.device, 4);
-    const std::int64_t wanted[] = {q_.shape[0], rows, heads, size};
-    const char* const letters[] = {"B", "rows", "Hkv", "head size"};
+    const std::int64_t wanted[] = {batches, rows, heads, size};
+    const char* const letters[] = {batches == q_.shape[0] ? "B" : "pages", "rows", "Hkv", "head size"};
     for (int n = 0; n < 4; ++n) {
       if (wanted[n] < 0) continue;
       check_.require(view.shape[n] == wanted[n], name, " is ", view, ": its ", letters[n], " must be ", wanted[n]);
     }
     return operand_of(view);
   }
-  Operand written(const TensorView& view, const char* name, std::int64_t rows, std::int64_t heads,
+  Operand written(const TensorView& view, const char* name, std::int64_t batches, std::int64_t rows, std::int64_t heads,
                   std::int64_t size) const {
-    const Operand x = this->rows(view, name, rows, heads, size);
+    const Operand x = this->rows(view, name, batches, rows, heads, size);
     check_.not_overlapping(view, name);
     return x;
   }
@@ -78,6 +78,25 @@ void check_options(const Check& check, NsaStepProblem& p, const NsaStepOptions& 
   p.batch_invariant = options.batch_invariant;
 }
 
+void fill_pages(const Check& check, NsaStepProblem& p, const NsaCache& cache) {
+  const TensorView& table = cache.page_table;
+  check.tensor(table, "cache.page_table", DType::i32, p.device, 2);
+  check.require(table.shape[0] == p.B, "cache.page_table is ", table, ": it must have one row for each of ", p.B,
+                " sequences");
+  check.require(table.stride[1] == 1 || table.shape[1] <= 1, "cache.page_table's rows must be contiguous");
+  p.pages = cache.k.shape[0];
+  p.page_size = cache.k.shape[1];
+  check.require(p.page_size >= 1 && p.page_size % p.block == 0, "cache.k has pages of ", p.page_size,
+                " keys: it must be a multiple of block_size, ", p.block);
+  check.require(p.pages >= 1 || table.elements() == 0, "cache.k is ", cache.k,
+                ": cache.page_table names pages and there is none");
+  check.require(table.shape[1] <= std::numeric_limits<std::int32_t>::max() / p.page_size, "cache.page_table has ",
+                table.shape[1], " pages of ", p.page_size, " keys for a sequence: it must have fewer than 2^31 keys");
+  p.capacity = table.shape[1] * p.page_size;
+  p.page_table = static_cast<const std::int32_t*>(table.data);
+  p.page_table_stride = table.stride[0];
+}
+
 void check_indices(const NsaStepProblem& p, const Runtime& runtime) {
   if (!validates(runtime, p.device)) return;
   AppendProblem rows;  // as lengths concern it
@@ -86,6 +105,12 @@ void check_indices(const NsaStepProblem& p, const Runtime& runtime) {
   rows.capacity = p.capacity;
   rows.pages = p.B;
   rows.seqlens = p.lengths;
+  if (p.page_table != nullptr) {
+    rows.pages = p.pages;
+    rows.page_table = p.page_table;
+    rows.page_table_stride = p.page_table_stride;
+    rows.page_size = p.page_size;
+  }
   cuda::check_indices("nsa_step", AppendIndices{rows, IndexName::lengths}, runtime.stream);
 }
 
@@ -104,28 +129,31 @@ NsaStepProblem checked_nsa_step_problem(const Check& check, const TensorView& q,
   p.q = operand_of(q);
   check_options(check, p, options);
 
-  p.k_new = checks.rows(k_new, "k_new", 1, -1, p.D);
+  p.k_new = checks.rows(k_new, "k_new", p.B, 1, -1, p.D);
   p.H = k_new.shape[2];
   check.require(p.H >= 1 && q.shape[2] % p.H == 0, "q has ", q.shape[2], " heads and k_new ", p.H,
                 ": the former must be a multiple of the latter");
   p.G = q.shape[2] / p.H;
-  p.v_new = checks.rows(v_new, "v_new", 1, p.H, -1);
+  p.v_new = checks.rows(v_new, "v_new", p.B, 1, p.H, -1);
   p.Dv = v_new.shape[3];
   check.require(p.Dv >= 1, "v_new is ", v_new, ": it must have at least one dimension");
-  p.k = checks.written(cache.k, "cache.k", -1, p.H, p.D);
-  p.capacity = cache.k.shape[1];
+  const bool paged = cache.page_table.given();
+  p.k = checks.written(cache.k, "cache.k", paged ? -1 : p.B, -1, p.H, p.D);
+  const std::int64_t batches = cache.k.shape[0], rows = cache.k.shape[1];
+  p.capacity = rows;
+  if (paged) fill_pages(check, p, cache);
   check.require(p.capacity <= std::numeric_limits<std::int32_t>::max(), "cache.k has ", p.capacity,
                 " rows: lengths must be below 2^31");
-  p.v = checks.written(cache.v, "cache.v", p.capacity, p.H, p.Dv);
+  p.v = checks.written(cache.v, "cache.v", batches, rows, p.H, p.Dv);
   p.pooled = p.capacity / p.block;
-  p.k_pooled = checks.written(cache.k_pooled, "cache.k_pooled", p.pooled, p.H, p.D);
-  p.v_pooled = checks.written(cache.v_pooled, "cache.v_pooled", p.pooled, p.H, p.Dv);
+  p.k_pooled = checks.written(cache.k_pooled, "cache.k_pooled", batches, rows / p.block, p.H, p.D);
+  p.v_pooled = checks.written(cache.v_pooled, "cache.v_pooled", batches, rows / p.block, p.H, p.Dv);
   check.tensor(cache.lengths, "cache.lengths", DType::i32, p.device, 1);
   check.require(cache.lengths.shape[0] == p.B, "cache.lengths has ", cache.lengths.shape[0], " entries: it must have ",
                 p.B);
   check.require(cache.lengths.stride[0] == 1 || p.B <= 1, "cache.lengths must be contiguous");
   p.lengths = static_cast<const std::int32_t*>(cache.lengths.data);
-  p.out = checks.written(out, "out", 1, q.shape[2], p.Dv);
+  p.out = checks.written(out, "out", p.B, 1, q.shape[2], p.Dv);
 
   check.require(gates.slc.given(), "g_slc is missing");
   p.g_slc = checks.gate(gates.slc, "g_slc");
@@ -144,7 +172,8 @@ NsaStepProblem checked_nsa_step_problem(const Check& check, const TensorView& q,
                           {"g_cmp", &gates.cmp},
                           {"g_slc", &gates.slc},
                           {"g_swa", &gates.swa},
-                          {"cache.lengths", &cache.lengths}};
+                          {"cache.lengths", &cache.lengths},
+                          {"cache.page_table", &cache.page_table}};
   check_apart(check, outputs, inputs);
   return p;
 }

@@ -78,14 +78,16 @@ __device__ void append(const Params& p, const Work& w, const SharedMemory<kHead>
   const bool of_v = thread >= kChunks;
   const int chunk = thread % kChunks;
   const Operand& to = of_v ? problem.v : problem.k;
+  const auto [batch, row] = p.place(w.b, w.keys - 1, p.by_page);
   if (chunk * 8 >= (of_v ? problem.Dv : problem.D)) return;
-  *reinterpret_cast<uint4*>(to.at(w.b, w.keys - 1, w.h) + 16 * chunk) = shared.new_key[of_v][chunk];
+  *reinterpret_cast<uint4*>(to.at(batch, row, w.h) + 16 * chunk) = shared.new_key[of_v][chunk];
 }
 
 // The rows of the block that the step's key ends, on their way to the rings' last stages, a tile to a warp: Walk::begin
 // leaves those free. cache: without the step's own row.
-template <int kHead>
-__device__ void copy_ended_block(const Params& p, const Work& w, const Source& cache, SharedMemory<kHead>& shared) {
+template <int kHead, bool kPaged>
+__device__ void copy_ended_block(const Params& p, const Work& w, const Source<kPaged>& cache,
+                                 SharedMemory<kHead>& shared) {
   const int warp = static_cast<int>(threadIdx.x) / kWarp, first = w.keys - (1 << p.block_log2) + warp * kTileKeys;
   if (w.pools() && first < w.keys) {
     load_tile<kHead>(p.problem, cache, first, shared.ring[warp][SharedMemory<kHead>::kStages - 1]);
@@ -125,7 +127,8 @@ __device__ void pool(const Params& p, const Work& w, SharedMemory<kHead>& shared
     const std::uint32_t mean = there ? ptx::pack2<T>(sum.x / keys, sum.y / keys) : 0;
     reinterpret_cast<std::uint32_t*>(&shared.new_pooled[of_v][chunk])[word] = mean;
     const Operand& to = of_v ? problem.v_pooled : problem.k_pooled;
-    if (there) reinterpret_cast<std::uint32_t*>(to.at(w.b, w.complete - 1, w.h))[pair] = mean;
+    const auto [batch, row] = p.place(w.b, w.complete - 1, p.by_pooled_page);
+    if (there) reinterpret_cast<std::uint32_t*>(to.at(batch, row, w.h))[pair] = mean;
   }
 }
 

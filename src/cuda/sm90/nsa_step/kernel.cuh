@@ -26,7 +26,8 @@
 
 namespace heddle::cuda::sm90::nsa_step {
 
-template <class T, int kHead>
+// kPaged: over a cache in pages.
+template <class T, int kHead, bool kPaged>
 __global__ void __launch_bounds__(kThreads, 1) step_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(128) std::byte memory[];
   auto& shared = *reinterpret_cast<SharedMemory<kHead>*>(memory);
@@ -45,33 +46,44 @@ __global__ void __launch_bounds__(kThreads, 1) step_kernel(const __grid_constant
       p.scores + static_cast<std::int64_t>(w.unit) * static_cast<std::int64_t>(problem.G) * p.score_pitch;
 
   // Keys of the cache; the step's own is fresh.
-  const Source cache{problem.k.at(w.b, 0, w.h),
-                     problem.v.at(w.b, 0, w.h),
-                     problem.k.stride_s * 2,
-                     problem.v.stride_s * 2,
-                     w.step.appends ? w.keys - 1 : w.keys,
-                     w.keys,
-                     shared.new_key[0],
-                     shared.new_key[1]};
+  const std::int64_t batch = kPaged ? 0 : w.b;
+  const auto pages = [&](const Divisor& rows, const Operand& k, const Operand& v) {
+    if constexpr (kPaged) {
+      return Pages{problem.page_table + w.b * problem.page_table_stride, rows, problem.pages, k.stride_b * 2,
+                   v.stride_b * 2};
+    } else {
+      return NoPages{};
+    }
+  };
+  const Source<kPaged> cache{problem.k.at(batch, 0, w.h),
+                             problem.v.at(batch, 0, w.h),
+                             problem.k.stride_s * 2,
+                             problem.v.stride_s * 2,
+                             w.step.appends ? w.keys - 1 : w.keys,
+                             w.keys,
+                             shared.new_key[0],
+                             shared.new_key[1],
+                             pages(p.by_page, problem.k, problem.v)};
   copy_ended_block(p, w, cache, shared);
   ptx::copy_async_commit();
   std::uint32_t q[kHead / 16][4];
   {
-    const Source pooled{problem.k_pooled.at(w.b, 0, w.h),
-                        problem.g_cmp.given ? problem.v_pooled.at(w.b, 0, w.h) : nullptr,
-                        problem.k_pooled.stride_s * 2,
-                        problem.v_pooled.stride_s * 2,
-                        w.step.completes ? w.complete - 1 : w.complete,
-                        w.complete,
-                        shared.new_pooled[0],
-                        shared.new_pooled[1]};
+    const Source<kPaged> pooled{problem.k_pooled.at(batch, 0, w.h),
+                                problem.g_cmp.given ? problem.v_pooled.at(batch, 0, w.h) : nullptr,
+                                problem.k_pooled.stride_s * 2,
+                                problem.v_pooled.stride_s * 2,
+                                w.step.completes ? w.complete - 1 : w.complete,
+                                w.complete,
+                                shared.new_pooled[0],
+                                shared.new_pooled[1],
+                                pages(p.by_pooled_page, problem.k_pooled, problem.v_pooled)};
     const bool of_window = warp >= w.cmp_warps;
-    const Source from = of_window ? cache : pooled;
+    const Source<kPaged> from = of_window ? cache : pooled;
     const Share share = of_window ? Share(w, warp - w.cmp_warps, kWarps - w.cmp_warps, w.swa_tiles)
                                   : Share(w, warp, w.cmp_warps, w.cmp_tiles);
     const int first = of_window ? w.swa_first : 0;
     const auto first_row = [&](int n) { return first + (share.begin + n * share.step) * kTileKeys; };
-    Walk<T, kHead, decltype(first_row)> walk(problem, shared.ring[warp], from, share.count, first_row);
+    Walk<T, kHead, kPaged, decltype(first_row)> walk(problem, shared.ring[warp], from, share.count, first_row);
     walk.begin();
     if (gate_at.there) shared.gate[gate_at.branch][gate_at.row] = gate;
     if (thread < kMostSlots) {
@@ -146,7 +158,7 @@ __global__ void __launch_bounds__(kThreads, 1) step_kernel(const __grid_constant
       const int tile = share.begin + n * share.step;
       return row_of(shared.list[tile >> tiles_log2], tile);
     };
-    Walk<T, kHead, decltype(first_row)> walk(problem, shared.ring[warp], cache, share.count, first_row);
+    Walk<T, kHead, kPaged, decltype(first_row)> walk(problem, shared.ring[warp], cache, share.count, first_row);
     walk.begin(loaded);
     // The other branches' sums, while the first tiles come.
     result.add(problem, w, shared, kCmp, kSlc);

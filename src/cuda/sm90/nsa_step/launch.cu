@@ -17,9 +17,13 @@ using StepKernel = void (*)(Params);
 
 int head_of(const NsaStepProblem& p) { return std::max(p.D, p.Dv) <= 64 ? 64 : kMostHead; }
 
+template <class T, bool kPaged>
+StepKernel kernel_of(const NsaStepProblem& p) {
+  return head_of(p) == 64 ? step_kernel<T, 64, kPaged> : step_kernel<T, kMostHead, kPaged>;
+}
 template <class T>
 StepKernel kernel_of(const NsaStepProblem& p) {
-  return head_of(p) == 64 ? step_kernel<T, 64> : step_kernel<T, kMostHead>;
+  return p.page_table == nullptr ? kernel_of<T, false>(p) : kernel_of<T, true>(p);
 }
 std::size_t shared_bytes(const NsaStepProblem& p) {
   return head_of(p) == 64 ? sizeof(SharedMemory<64>) : sizeof(SharedMemory<kMostHead>);
@@ -28,7 +32,7 @@ std::size_t shared_bytes(const NsaStepProblem& p) {
 // Of the kernel that takes most memory: a CTA of any has a multiprocessor of its own.
 int clusters_at_once(int size) {
   static ClustersAtOnce known;
-  return known.of(size, "nsa_step", step_kernel<__nv_bfloat16, kMostHead>,
+  return known.of(size, "nsa_step", step_kernel<__nv_bfloat16, kMostHead, false>,
                   {.threads = kThreads, .shared_bytes = sizeof(SharedMemory<kMostHead>)});
 }
 
@@ -62,6 +66,10 @@ void launch(const NsaStepProblem& p, const Runtime& runtime) {
   params.cluster = cluster_of(p);
   params.block_log2 = std::countr_zero(static_cast<unsigned>(p.block));
   params.scale_log2 = p.scale * kLog2e;
+  if (p.page_table != nullptr) {
+    params.by_page = Divisor(static_cast<unsigned>(p.page_size));
+    params.by_pooled_page = Divisor(static_cast<unsigned>(p.page_size / p.block));
+  }
   params.wide_in = has_rows_of_16_bytes(p.q) && has_rows_of_16_bytes(p.k_new) && has_rows_of_16_bytes(p.v_new);
   params.wide_out = has_rows_of_16_bytes(p.out);
   start("nsa_step", p.dtype == DType::f16 ? kernel_of<__half>(p) : kernel_of<__nv_bfloat16>(p),

@@ -1,6 +1,8 @@
 // A CTA's shared memory, and rows on their way into it.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/common/ptx/memory.cuh"
 #include "cuda/common/sparse/best_blocks.cuh"
 #include "cuda/sm90/nsa_step/params.h"
@@ -69,18 +71,43 @@ __device__ inline uint4 load_chunk(const std::byte* row, std::int64_t stride_d, 
   return {word[0], word[1], word[2], word[3]};
 }
 
+// Where a sequence's rows of the cache are, if it is in pages; a row is then found by its page.
+struct Pages {
+  const std::int32_t* table;
+  Divisor rows;                   // of a page
+  std::int64_t count;             // of pages: entries are clamped
+  std::int64_t k_pitch, v_pitch;  // bytes from page to page
+
+  __device__ __forceinline__ std::int64_t offset(int row, std::int64_t page_pitch, std::int64_t pitch) const {
+    const int page = rows.quotient(row);
+    return clamped(table[page], 0, count - 1) * page_pitch + (row - page * static_cast<int>(rows.divisor)) * pitch;
+  }
+};
+struct NoPages {};
+
 // The keys and values of a branch, of this unit: rows [0, stored) lie in memory, and row `stored`, where it is below
 // `end`, in shared memory, as this step makes it.
+template <bool kPaged>
 struct Source {
-  const std::byte *k, *v;  // row 0; v null: no values are wanted
+  const std::byte *k, *v;  // row 0, or that of page 0; v null: no values are wanted
   std::int64_t k_pitch, v_pitch;
   int stored, end;
   const uint4 *fresh_k, *fresh_v;
+  std::conditional_t<kPaged, Pages, NoPages> pages;
+
+  __device__ __forceinline__ const std::byte* k_row(int row) const {
+    if constexpr (kPaged) return k + pages.offset(row, pages.k_pitch, k_pitch);
+    return k + row * k_pitch;
+  }
+  __device__ __forceinline__ const std::byte* v_row(int row) const {
+    if constexpr (kPaged) return v + pages.offset(row, pages.v_pitch, v_pitch);
+    return v + row * v_pitch;
+  }
 };
 
 // Rows [first, first + kTileKeys) into a stage, zeros for those that are not stored. A warp.
-template <int kHead>
-__device__ __forceinline__ void load_tile(const NsaStepProblem& problem, const Source& from, int first,
+template <int kHead, bool kPaged>
+__device__ __forceinline__ void load_tile(const NsaStepProblem& problem, const Source<kPaged>& from, int first,
                                           typename SharedMemory<kHead>::Stage& to) {
   using Tile = Tile<kHead>;
   constexpr int kPass = kWarp / Tile::kChunks;
@@ -89,24 +116,23 @@ __device__ __forceinline__ void load_tile(const NsaStepProblem& problem, const S
   const std::uint32_t k_to = ptx::shared_address(&to.k), v_to = ptx::shared_address(&to.v);
 #pragma unroll
   for (int n = 0; n < kTileKeys; n += kPass) {
-    const std::int64_t at = first + n + row;
+    const int at = first + n + row;
     const bool there = at < from.stored && k_column;
-    ptx::copy_async_16(k_to + Tile::offset(n + row, chunk), there ? from.k + at * from.k_pitch + 16 * chunk : from.k,
-                       there);
+    ptx::copy_async_16(k_to + Tile::offset(n + row, chunk), there ? from.k_row(at) + 16 * chunk : from.k, there);
   }
   if (from.v == nullptr) return;
 #pragma unroll
   for (int n = 0; n < kTileKeys; n += kPass) {
-    const std::int64_t at = first + n + row;
+    const int at = first + n + row;
     const bool there = at < from.stored && v_column;
-    ptx::copy_async_16(v_to + Tile::offset(n + row, chunk), there ? from.v + at * from.v_pitch + 16 * chunk : from.v,
-                       there);
+    ptx::copy_async_16(v_to + Tile::offset(n + row, chunk), there ? from.v_row(at) + 16 * chunk : from.v, there);
   }
 }
 
 // Puts the fresh row into a tile that has landed and has it. The whole warp.
-template <int kHead>
-__device__ __forceinline__ void add_fresh_row(const Source& from, int first, typename SharedMemory<kHead>::Stage& to) {
+template <int kHead, bool kPaged>
+__device__ __forceinline__ void add_fresh_row(const Source<kPaged>& from, int first,
+                                              typename SharedMemory<kHead>::Stage& to) {
   using Tile = Tile<kHead>;
   const int row = from.stored - first;
   if (from.stored >= from.end || row < 0 || row >= kTileKeys) return;

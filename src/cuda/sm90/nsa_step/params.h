@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "cuda/common/divisor.h"
 #include "problem/nsa_step.h"
 
 namespace heddle::cuda::sm90::nsa_step {
@@ -23,8 +24,17 @@ struct Params {
   int cluster;      // CTAs of a unit
   int block_log2;
   float scale_log2;
-  bool wide_in;   // rows of q, k_new and v_new can be read in pieces of 16 bytes
-  bool wide_out;  // and out's be written so
+  Divisor by_page, by_pooled_page;  // of a cache in pages: keys, and pooled keys, of a page
+  bool wide_in;                     // rows of q, k_new and v_new can be read in pieces of 16 bytes
+  bool wide_out;                    // and out's be written so
+
+  // Where row `row` of sequence b is: the page, or the sequence, and the row there.
+  constexpr AttentionProblem::Slot place(std::int64_t b, int row, const Divisor& of_page) const {
+    if (problem.page_table == nullptr) return {b, row};
+    const int page = of_page.quotient(row);
+    return {clamped(problem.page_table[b * problem.page_table_stride + page], 0, problem.pages - 1),
+            row - page * static_cast<int>(of_page.divisor)};
+  }
 };
 
 }  // namespace heddle::cuda::sm90::nsa_step

@@ -17,7 +17,7 @@ struct Scores {
 
 // A warp's tiles: `count` of them, the n-th from row first(n) on. begin() starts the first loads, and run() meets all:
 // between the two nobody else may touch the warp's ring.
-template <class T, int kHead, class First>
+template <class T, int kHead, bool kPaged, class First>
 struct Walk {
   using Memory = SharedMemory<kHead>;
   using Tile = Tile<kHead>;
@@ -25,14 +25,14 @@ struct Walk {
 
   const NsaStepProblem& problem;
   typename Memory::Stage (&ring)[kStages];
-  const Source& from;
+  const Source<kPaged>& from;
   int count;
   First first;
   float o[kHead / 8][4] = {};
   RowState state;
 
-  __device__ Walk(const NsaStepProblem& problem, typename Memory::Stage (&ring)[kStages], const Source& from, int count,
-                  First first)
+  __device__ Walk(const NsaStepProblem& problem, typename Memory::Stage (&ring)[kStages], const Source<kPaged>& from,
+                  int count, First first)
       : problem(problem), ring(ring), from(from), count(count), first(first) {}
 
   // One group of copies for each of the first tiles, empty where there is none, and for the first `loaded`, which were
